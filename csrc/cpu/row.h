@@ -1,0 +1,107 @@
+#pragma once
+// One vocabulary row: its law under the sampling parameters, and draws from it.
+#include <vector>
+
+#include "cpu/tile.h"
+#include "specdec/parallel.h"
+#include "specdec/philox.h"
+#include "specdec/sampling.h"
+
+namespace specdec {
+
+// The parameters of one sequence.
+struct Params {
+  float temperature;
+  int64_t top_k;
+  float top_p;
+  float min_p;
+
+  bool valid() const;
+  bool filters(int64_t vocab) const;
+};
+
+Params params_of(const SamplingParams& sampling, int64_t sequence);
+
+// min(1/T, largest float): a temperature under 1/FLT_MAX must not make 0 * inf at the maximum.
+float inverse_temperature(float temperature);
+
+// V elements, read tile by tile as floats.
+class RowView {
+ public:
+  RowView() = default;
+  // as_log: the elements are probabilities and their logarithms are wanted.
+  RowView(const Rows& rows, int64_t sequence, int64_t row, int64_t vocab, bool as_log = false);
+  int64_t vocab() const { return vocab_; }
+  int64_t tiles() const { return (vocab_ + kTile - 1) / kTile; }
+  int64_t tile_size(int64_t t) const;
+  // The tile itself, or its conversion in scratch [kTile].
+  const float* tile(int64_t t, float* scratch) const;
+  float at(int64_t index) const;
+
+ private:
+  const float* read(int64_t begin, int64_t n, float* scratch) const;
+  const void* data_ = nullptr;
+  int64_t vocab_ = 0;
+  DType dtype_ = DType::kFloat32;
+  bool as_log_ = false;
+};
+
+struct Law {
+  bool finite = false;
+  bool point = false;   // all mass on argmax
+  bool direct = false;  // the row holds the probabilities; nothing else here is used
+  int64_t argmax = -1;  // found only where it is needed
+  float max = 0;
+  float inv_t = 1;
+  float threshold = 0;  // in raw logits
+  double log_sum = 0;   // of exp((l - max) * inv_t) over survivors
+
+  double logprob(const RowView& row, int64_t index) const;
+  // Weights that sum to 1.
+  Shape shape() const;
+};
+
+// Reused from row to row: O(tiles) floats, the only memory an op allocates.
+struct Scratch {
+  std::vector<float> sums;     // [tiles], of the last row measured or summed
+  std::vector<float> maxima;   // [tiles]
+  std::vector<float> blocks;   // [V / kBlock], only with top-k
+  std::vector<Histogram> histogram;  // one, only with top-k or top-p
+};
+
+// Reads the row once without filters; fills scratch.sums relative to law.max.
+Law measure(const RowView& row, const Params& params, const Parallel& parallel, Scratch& scratch);
+
+// Inverse CDF of `fill(tile, out)` weights whose tile sums are given; -1 if no weight is left.
+template <class Fill>
+int64_t draw(const RowView& row, const std::vector<float>& sums, double uniform, Fill&& fill) {
+  const int64_t tiles = row.tiles();
+  double total = 0;
+  for (int64_t t = 0; t < tiles; ++t) total += static_cast<double>(sums[t]);
+  if (!(total > 0)) return -1;
+  const double target = uniform * total;
+  int64_t chosen = -1;
+  double prefix = 0, before = 0;
+  for (int64_t t = 0; t < tiles; ++t) {
+    if (!(sums[t] > 0)) continue;
+    chosen = t;
+    before = prefix;
+    prefix += static_cast<double>(sums[t]);
+    if (prefix > target) break;
+  }
+  float weights[kTile];
+  fill(chosen, weights);
+  const int64_t index = tile_kernels().pick(weights, row.tile_size(chosen), before, target);
+  return index < 0 ? -1 : chosen * kTile + index;
+}
+
+// A token of a measured law; scratch as measure left it.
+int64_t draw(const RowView& row, const Law& law, const Scratch& scratch, double uniform);
+
+// argmax(log P + G); G is the noise of (seed, position, stream).
+int64_t race(const RowView& row, const Law& law, const RaceNoise& noise, const Parallel& parallel);
+
+// Lowest index of the largest entry; scratch.maxima as measure left it.
+int64_t argmax(const RowView& row, float max, const std::vector<float>& maxima);
+
+}  // namespace specdec

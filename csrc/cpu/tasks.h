@@ -1,0 +1,28 @@
+#pragma once
+#include <atomic>
+
+#include "specdec/parallel.h"
+
+namespace specdec {
+
+// Runs f(i, inner) for i in [0, n): whole sequences side by side when there are enough of them,
+// each on whichever thread is free (they stop at different rows), else one after the other with
+// all threads inside. Both orders compute the same numbers.
+template <class State, class F>
+void each_sequence(const Parallel& parallel, int64_t n, F&& f) {
+  if (2 * n < parallel.threads || n == 1) {
+    State state;
+    for (int64_t i = 0; i < n; ++i) f(i, parallel, state);
+    return;
+  }
+  std::atomic<int64_t> next{0};
+  const int64_t workers = n < parallel.threads ? n : parallel.threads;
+  parallel(workers, [&](int64_t begin, int64_t end) {
+    for (int64_t w = begin; w < end; ++w) {
+      State state;
+      for (int64_t i; (i = next.fetch_add(1)) < n;) f(i, serial(), state);
+    }
+  });
+}
+
+}  // namespace specdec

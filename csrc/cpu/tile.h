@@ -1,0 +1,81 @@
+#pragma once
+// Arithmetic on one tile of a row: at most kTile floats that sit in the first-level cache. Built
+// once per instruction set from one source; all of them add in the same order.
+#include <cstdint>
+
+#include "specdec/sampling.h"
+
+namespace specdec {
+
+constexpr int64_t kBlock = 64;     // entries behind one block maximum
+constexpr int kRadixBins = 2048;   // 11 bits of the ordered key at a time
+
+struct Peak {
+  float max;
+  bool nan;
+};
+
+struct Best {
+  float score;
+  int64_t index;  // -1: nothing survived
+};
+
+// exp((l - offset) * inv_t) * scale where l >= threshold, else 0.
+struct Shape {
+  float offset;
+  float inv_t;
+  float threshold;
+  float scale;
+};
+
+struct RaceNoise {
+  uint64_t seed;
+  uint64_t position;
+  uint32_t stream;
+};
+
+struct Histogram {
+  uint32_t low, high;  // ordered keys, both inclusive
+  int shift;
+  uint32_t mask;
+  uint32_t counts[kRadixBins];
+  double masses[kRadixBins];
+};
+
+struct TileKernels {
+  const char* isa;
+  void (*from_bfloat16)(const uint16_t* in, int64_t n, float* out);
+  void (*from_float16)(const uint16_t* in, int64_t n, float* out);
+  void (*log)(const float* in, int64_t n, float* out);
+  // blocks: maximum of each kBlock entries, may be null.
+  Peak (*peak)(const float* tile, int64_t n, float* blocks);
+  float (*sum_exp)(const float* tile, int64_t n, const Shape& shape);
+  void (*weights)(const float* tile, int64_t n, const Shape& shape, float* out);
+  void (*subtract)(float* p, const float* q, int64_t n);  // p = max(p - q, 0)
+  float (*sum)(const float* tile, int64_t n);
+  bool (*is_law)(const float* tile, int64_t n);  // every entry finite and not negative
+  // First index whose running sum (from prefix) passes target; else the last with weight; else -1.
+  int64_t (*pick)(const float* weights, int64_t n, double prefix, double target);
+  Best (*race)(const float* tile, int64_t n, int64_t first_token, const Shape& shape,
+               const RaceNoise& noise);
+  void (*histogram)(const float* tile, int64_t n, const Shape& shape, Histogram& h);
+};
+
+// The widest instruction set this processor runs.
+const TileKernels& tile_kernels();
+
+// Unsigned order of the keys is the order of the floats.
+inline uint32_t ordered_key(float value) {
+  uint32_t bits;
+  __builtin_memcpy(&bits, &value, 4);
+  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
+inline float from_ordered_key(uint32_t key) {
+  const uint32_t bits = key & 0x80000000u ? key ^ 0x80000000u : ~key;
+  float value;
+  __builtin_memcpy(&value, &bits, 4);
+  return value;
+}
+
+}  // namespace specdec

@@ -1,0 +1,26 @@
+#include "cpu/tile.h"
+
+namespace specdec {
+
+extern const TileKernels tile_kernels_plain;
+#ifdef SPECDEC_X86
+extern const TileKernels tile_kernels_avx2;
+extern const TileKernels tile_kernels_avx512;
+#endif
+
+const TileKernels& tile_kernels() {
+  static const TileKernels& chosen = []() -> const TileKernels& {
+#ifdef SPECDEC_X86
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
+      return tile_kernels_avx512;
+    }
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return tile_kernels_avx2;
+#endif
+    return tile_kernels_plain;
+  }();
+  return chosen;
+}
+
+}  // namespace specdec

@@ -1,0 +1,27 @@
+#pragma once
+// One fused sampling pass over R rows of logits.
+#include "specdec/parallel.h"
+#include "specdec/philox.h"
+#include "specdec/sampling.h"
+
+namespace specdec {
+
+struct SampleParams {
+  Rows logits;                // [R, V]; stride_sequence steps from row to row
+  SamplingParams sampling;    // [R] each
+  const int64_t* seeds;       // [R]
+  const int64_t* positions;   // [R]
+  int64_t* tokens;            // [R]
+  float* logprobs;            // [R]
+  double* logsumexp;          // [R]
+  float* threshold;           // [R]
+  int32_t* status;            // [R]
+  int64_t num_rows;
+  int64_t vocab;
+  uint32_t stream;
+  bool race;
+};
+
+void sample_cpu(const SampleParams& p, const Parallel& parallel);
+
+}  // namespace specdec

@@ -1,0 +1,40 @@
+#pragma once
+// What the rows of every op have in common: dtypes, sampling parameters, the status word.
+#include <cstdint>
+
+namespace specdec {
+
+enum class DType : int32_t { kFloat32, kBFloat16, kFloat16 };
+
+// One bit per data fault; see Verdict in specdec_kernels/chain.py.
+enum Status : int32_t {
+  kTargetNotFinite = 1,
+  kDraftNotFinite = 2,
+  kEmptyResidual = 4,
+  kDraftOutOfRange = 8,
+  kBadParameter = 16,
+};
+
+// Fixed, so that neither the batch nor the number of threads changes a sum.
+constexpr int64_t kTile = 4096;
+
+struct Rows {
+  const void* data;  // rows of V elements, contiguous in the last dimension
+  DType dtype;
+  int64_t stride_sequence;  // elements from one sequence to the next
+  int64_t stride_row;       // elements from one row to the next
+};
+
+// One value for all, or one a sequence. The vectors may be null: then the scalar holds.
+struct SamplingParams {
+  const float* temperatures;  // [B], may be null
+  const int32_t* top_ks;      // [B], may be null
+  const float* top_ps;        // [B], may be null
+  const float* min_ps;        // [B], may be null
+  float temperature;
+  int64_t top_k;
+  float top_p;
+  float min_p;
+};
+
+}  // namespace specdec

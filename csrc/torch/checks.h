@@ -1,0 +1,59 @@
+#pragma once
+// The argument checks of specdec_kernels/_checks.py in C++, word for word.
+#include <cmath>
+#include <optional>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+
+#include "specdec/sampling.h"
+
+namespace specdec {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+// Throws a message of its parts alone: what the user did, without our file and line in front.
+template <class... Parts>
+void check(bool condition, const Parts&... parts) {
+  if (condition) return;
+  std::ostringstream out;
+  (out << ... << parts);
+  throw std::runtime_error(out.str());
+}
+
+std::string dtype_name(ScalarType dtype);
+std::string shape_of(const Tensor& t);
+std::string device_name(const Tensor& t);
+
+void check_same_device(const std::string& name, const Tensor& t, const Tensor& of_tensor,
+                       const char* of);
+void check_vector(const std::string& name, const Tensor& t, int64_t n, ScalarType dtype,
+                  const Tensor& of_tensor, const char* of);
+// A tensor whose last dimension is one vocabulary row.
+void check_rows(const char* name, const Tensor& t);
+
+DType row_dtype(const Tensor& t);
+Tensor dense(const Tensor& t);  // itself if contiguous
+
+// The eight sampling arguments of the ops. Holds the tensors that `params` points into.
+struct SamplingArgs {
+  std::optional<Tensor> temperatures;
+  double temperature;
+  std::optional<Tensor> top_ks;
+  int64_t top_k;
+  std::optional<Tensor> top_ps;
+  double top_p;
+  std::optional<Tensor> min_ps;
+  double min_p;
+
+  void check_all(int64_t n, const Tensor& of_tensor, const char* of) const;
+  SamplingParams params();
+};
+
+}  // namespace specdec

@@ -1,0 +1,29 @@
+#pragma once
+// The ops as the dispatcher sees them; schemas are in registration.cpp.
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include <torch/csrc/stable/tensor.h>
+
+namespace specdec {
+
+using torch::stable::Tensor;
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> sample(
+    Tensor logits, std::optional<Tensor> temperatures, double temperature,
+    std::optional<Tensor> top_ks, int64_t top_k, std::optional<Tensor> top_ps, double top_p,
+    std::optional<Tensor> min_ps, double min_p, Tensor seeds, Tensor positions, std::string stream,
+    std::string method);
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> verify_chain(
+    Tensor target, Tensor draft_tokens, std::optional<Tensor> draft,
+    std::optional<Tensor> draft_logsumexp, std::optional<Tensor> draft_threshold,
+    std::optional<Tensor> draft_temperatures, double draft_temperature, std::string kind,
+    std::string rule, std::optional<Tensor> temperatures, double temperature,
+    std::optional<Tensor> top_ks, int64_t top_k, std::optional<Tensor> top_ps, double top_p,
+    std::optional<Tensor> min_ps, double min_p, Tensor seeds, Tensor positions,
+    std::optional<Tensor> cu_rows, std::optional<Tensor> uniforms);
+
+}  // namespace specdec

@@ -1,0 +1,53 @@
+"""Drives CMake. Metadata is in pyproject.toml; the build is in CMakeLists.txt."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shlex
+import subprocess
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_ext import build_ext
+
+ROOT = Path(__file__).parent.resolve()
+
+
+def torch_root() -> Path:
+    """Found, never imported: importing torch costs seconds and a build needs only its files."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        raise SystemExit("torch is not installed: install it, then build with --no-build-isolation")
+    return Path(spec.origin).parent
+
+
+class CMakeBuild(build_ext):
+    def build_extension(self, ext: Extension) -> None:
+        out = Path(self.get_ext_fullpath(ext.name)).parent.resolve()
+        build = Path(self.build_temp).resolve()
+        configure = [
+            *("cmake", "-S", str(ROOT), "-B", str(build), "-G", "Ninja"),
+            "-DCMAKE_BUILD_TYPE=Release",
+            f"-DTORCH_ROOT={torch_root()}",
+            f"-DSPECDEC_CUDA={os.environ.get('SPECDEC_CUDA', 'auto')}",
+            *shlex.split(os.environ.get("CMAKE_ARGS", "")),
+        ]
+        subprocess.run(configure, check=True)
+        subprocess.run(["cmake", "--build", str(build)], check=True)
+        subprocess.run(["cmake", "--install", str(build), "--prefix", str(out)], check=True)
+
+    def get_ext_filename(self, name: str) -> str:
+        return name.replace(".", "/") + ".so"  # no CPython tag: the library has no Python in it
+
+
+class AnyPython(bdist_wheel):
+    def get_tag(self) -> tuple[str, str, str]:
+        return "py3", "none", super().get_tag()[2]
+
+
+setup(
+    ext_modules=[Extension("specdec_kernels._C", sources=[])],
+    cmdclass={"build_ext": CMakeBuild, "bdist_wheel": AnyPython},
+)

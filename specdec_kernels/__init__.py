@@ -1,0 +1,21 @@
+"""Verification of drafted tokens as fused PyTorch ops: exact, portable, fast."""
+
+from specdec_kernels._ops import cpu_capability, has_cuda_kernels, providers
+from specdec_kernels.chain import SampledDraft, Verdict, verify_chain
+from specdec_kernels.kv import kv_append_, kv_truncate_
+from specdec_kernels.sample import Sampled, sample
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Sampled",
+    "SampledDraft",
+    "Verdict",
+    "cpu_capability",
+    "has_cuda_kernels",
+    "kv_append_",
+    "kv_truncate_",
+    "providers",
+    "sample",
+    "verify_chain",
+]

@@ -1,0 +1,287 @@
+"""Argument checks shared by the fake kernels, the Triton provider and the reference.
+
+The C++ binding (csrc/torch/checks.h) makes the same checks with the same words; the error table in
+tests/test_errors.py holds the two together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+RULES = ("token", "greedy", "match")
+KINDS = ("logits", "probs")
+STREAMS = {"residual": 1, "draft": 2, "shared": 3}
+METHODS = ("cdf", "race")
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+IDS = (torch.int32, torch.int64)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def shape(t: Tensor) -> str:
+    return "[" + ", ".join(str(n) for n in t.shape) + "]"
+
+
+def require(condition: bool, message: str) -> None:
+    if not condition:
+        raise RuntimeError(message)
+
+
+def one_of(name: str, value: str, allowed: Sequence[str]) -> None:
+    require(value in allowed, f"{name} must be one of {', '.join(allowed)}, got {value}")
+
+
+def same_device(name: str, t: Tensor, device: torch.device, of: str) -> None:
+    require(
+        t.device.type == device.type,
+        f"{name} must be on the device of {of}, {device.type}, got {t.device.type}",
+    )
+
+
+def vector(name: str, t: Tensor, n: int, dtype: torch.dtype, device: torch.device, of: str) -> None:
+    """[n] of one dtype; any stride."""
+    require(t.dim() == 1 and t.shape[0] == n, f"{name} must be [{n}], got {shape(t)}")
+    require(
+        t.dtype == dtype, f"{name} must be {dtype_name(dtype)}, got {dtype_name(t.dtype)}"
+    )
+    same_device(name, t, device, of)
+
+
+def rows(name: str, t: Tensor) -> None:
+    """A tensor whose last dimension is one vocabulary row."""
+    require(
+        t.dtype in FLOATS,
+        f"{name} must be float32, bfloat16 or float16, got {dtype_name(t.dtype)}",
+    )
+    size = t.shape[-1]
+    require(
+        1 <= size < 2**31,
+        f"{name} must have a vocabulary of 1 to 2147483647 entries, got {shape(t)}",
+    )
+    require(
+        t.stride(-1) == 1 or size == 1,
+        f"{name} must have a contiguous last dimension, got stride {t.stride(-1)}",
+    )
+
+
+def sampling(
+    n: int,
+    device: torch.device,
+    of: str,
+    temperatures: Tensor | None,
+    temperature: float,
+    top_ks: Tensor | None,
+    top_k: int,
+    top_ps: Tensor | None,
+    top_p: float,
+    min_ps: Tensor | None,
+    min_p: float,
+) -> None:
+    """A tensor wins over its scalar; scalars are range checked, tensor values are data."""
+    if temperatures is not None:
+        vector("temperature", temperatures, n, torch.float32, device, of)
+    else:
+        require(
+            math.isfinite(temperature) and temperature >= 0,
+            f"temperature must be finite and at least 0, got {temperature:g}",
+        )
+    if top_ks is not None:
+        vector("top_k", top_ks, n, torch.int32, device, of)
+    else:
+        require(top_k >= 0, f"top_k must be at least 0 (0 keeps every token), got {top_k}")
+    if top_ps is not None:
+        vector("top_p", top_ps, n, torch.float32, device, of)
+    else:
+        require(0 < top_p <= 1, f"top_p must be in (0, 1], got {top_p:g}")
+    if min_ps is not None:
+        vector("min_p", min_ps, n, torch.float32, device, of)
+    else:
+        require(0 <= min_p <= 1, f"min_p must be in [0, 1], got {min_p:g}")
+
+
+def sample(
+    logits: Tensor,
+    temperatures: Tensor | None,
+    temperature: float,
+    top_ks: Tensor | None,
+    top_k: int,
+    top_ps: Tensor | None,
+    top_p: float,
+    min_ps: Tensor | None,
+    min_p: float,
+    seeds: Tensor,
+    positions: Tensor,
+    stream: str,
+    method: str,
+) -> None:
+    require(logits.dim() == 2, f"logits must be [R, V], got {shape(logits)}")
+    rows("logits", logits)
+    n, dev = logits.shape[0], logits.device
+    sampling(
+        n, dev, "logits", temperatures, temperature, top_ks, top_k, top_ps, top_p, min_ps, min_p
+    )
+    vector("seeds", seeds, n, torch.int64, dev, "logits")
+    vector("positions", positions, n, torch.int64, dev, "logits")
+    one_of("stream", stream, tuple(STREAMS))
+    one_of("method", method, METHODS)
+    require(
+        stream != "shared" or method == "race",
+        "method must be race when stream is shared, got cdf",
+    )
+
+
+def verify_chain(
+    target: Tensor,
+    draft_tokens: Tensor,
+    draft: Tensor | None,
+    draft_logsumexp: Tensor | None,
+    draft_threshold: Tensor | None,
+    draft_temperatures: Tensor | None,
+    draft_temperature: float,
+    kind: str,
+    rule: str,
+    temperatures: Tensor | None,
+    temperature: float,
+    top_ks: Tensor | None,
+    top_k: int,
+    top_ps: Tensor | None,
+    top_p: float,
+    min_ps: Tensor | None,
+    min_p: float,
+    seeds: Tensor,
+    positions: Tensor,
+    cu_rows: Tensor | None,
+    uniforms: Tensor | None,
+) -> None:
+    one_of("kind", kind, KINDS)
+    one_of("rule", rule, RULES)
+    require(
+        draft_tokens.dim() == 2, f"draft_tokens must be [B, gamma], got {shape(draft_tokens)}"
+    )
+    require(
+        draft_tokens.dtype in IDS,
+        f"draft_tokens must be int32 or int64, got {dtype_name(draft_tokens.dtype)}",
+    )
+    b, gamma = draft_tokens.shape
+    dev = target.device
+    if cu_rows is None:
+        require(
+            target.dim() == 3 and target.shape[0] == b and target.shape[1] == gamma + 1,
+            f"target must be [B, gamma+1, V] = [{b}, {gamma + 1}, V], got {shape(target)}",
+        )
+    else:
+        require(
+            target.dim() == 2, f"target must be [N, V] when cu_rows is given, got {shape(target)}"
+        )
+        vector("cu_rows", cu_rows, b + 1, torch.int32, dev, "target")
+    rows("target", target)
+    v = target.shape[-1]
+    same_device("draft_tokens", draft_tokens, dev, "target")
+    if draft is not None:
+        if cu_rows is not None and draft.dim() == 2:
+            n = target.shape[0] - b
+            require(
+                draft.shape[0] == n and draft.shape[1] == v,
+                f"draft must be [N-B, V] = [{n}, {v}], got {shape(draft)}",
+            )
+        else:
+            require(
+                draft.dim() == 3
+                and draft.shape[0] == b
+                and draft.shape[1] == gamma
+                and draft.shape[2] == v,
+                f"draft must be [B, gamma, V] = [{b}, {gamma}, {v}], got {shape(draft)}",
+            )
+        rows("draft", draft)
+        same_device("draft", draft, dev, "target")
+    require(
+        (draft_logsumexp is None) == (draft_threshold is None)
+        and (draft_logsumexp is None or draft is not None),
+        "draft_logsumexp and draft_threshold must come together and with draft",
+    )
+    if draft_logsumexp is not None and draft_threshold is not None:
+        for name, t, dtype in (
+            ("draft_logsumexp", draft_logsumexp, torch.float64),
+            ("draft_threshold", draft_threshold, torch.float32),
+        ):
+            require(
+                t.dim() == 2 and t.shape[0] == b and t.shape[1] == gamma,
+                f"{name} must be [B, gamma] = [{b}, {gamma}], got {shape(t)}",
+            )
+            require(
+                t.dtype == dtype,
+                f"{name} must be {dtype_name(dtype)}, got {dtype_name(t.dtype)}",
+            )
+            same_device(name, t, dev, "target")
+    if draft_temperatures is not None:
+        vector("draft temperature", draft_temperatures, b, torch.float32, dev, "target")
+    else:
+        require(
+            math.isfinite(draft_temperature) and draft_temperature >= 0,
+            f"draft temperature must be finite and at least 0, got {draft_temperature:g}",
+        )
+    sampling(
+        b, dev, "target", temperatures, temperature, top_ks, top_k, top_ps, top_p, min_ps, min_p
+    )
+    vector("seeds", seeds, b, torch.int64, dev, "target")
+    vector("positions", positions, b, torch.int64, dev, "target")
+    if uniforms is not None:
+        require(
+            uniforms.dim() == 2 and uniforms.shape[0] == b and uniforms.shape[1] == gamma + 1,
+            f"uniforms must be [B, gamma+1] = [{b}, {gamma + 1}], got {shape(uniforms)}",
+        )
+        require(
+            uniforms.dtype == torch.float64,
+            f"uniforms must be float64, got {dtype_name(uniforms.dtype)}",
+        )
+        same_device("uniforms", uniforms, dev, "target")
+        require(rule != "match", "uniforms must be None when rule is match")
+
+
+def caches(name: str, tensors: Sequence[Tensor], b: int, device: torch.device) -> None:
+    for i, t in enumerate(tensors):
+        require(
+            t.dim() == 4 and t.shape[0] == b,
+            f"{name}[{i}] must be [B, H, S, D] with B = {b}, got {shape(t)}",
+        )
+        require(
+            t.stride(-1) == 1 or t.shape[-1] <= 1,
+            f"{name}[{i}] must have a contiguous last dimension, got stride {t.stride(-1)}",
+        )
+        same_device(f"{name}[{i}]", t, device, "positions or lengths")
+
+
+def kv_append_(cache_list: Sequence[Tensor], entries: Sequence[Tensor], positions: Tensor) -> None:
+    require(positions.dim() == 1, f"positions must be [B], got {shape(positions)}")
+    b = positions.shape[0]
+    vector("positions", positions, b, torch.int64, positions.device, "positions")
+    require(
+        len(cache_list) == len(entries),
+        f"entries must have one tensor for each of the {len(cache_list)} caches, got {len(entries)}",
+    )
+    caches("caches", cache_list, b, positions.device)
+    caches("entries", entries, b, positions.device)
+    for i, (c, e) in enumerate(zip(cache_list, entries, strict=True)):
+        require(
+            e.shape[1] == c.shape[1] and e.shape[3] == c.shape[3],
+            f"entries[{i}] must be [B, H, n, D] = [{b}, {c.shape[1]}, n, {c.shape[3]}], "
+            f"got {shape(e)}",
+        )
+        require(
+            e.dtype == c.dtype,
+            f"entries[{i}] must be {dtype_name(c.dtype)} like its cache, got {dtype_name(e.dtype)}",
+        )
+
+
+def kv_truncate_(cache_list: Sequence[Tensor], lengths: Tensor, new_lengths: Tensor) -> None:
+    require(lengths.dim() == 1, f"lengths must be [B], got {shape(lengths)}")
+    b = lengths.shape[0]
+    vector("lengths", lengths, b, torch.int64, lengths.device, "lengths")
+    vector("new_lengths", new_lengths, b, torch.int64, lengths.device, "lengths")
+    caches("caches", cache_list, b, lengths.device)
