@@ -7,7 +7,8 @@ from pathlib import Path
 
 import torch
 
-NAMESPACE = "specdec_kernels"
+from specdec_kernels import triton as _triton
+
 _LIBRARY = Path(__file__).with_name("_C.so")
 
 
@@ -26,6 +27,8 @@ def _load() -> None:
 
 
 _load()
+if importlib.util.find_spec("triton"):
+    _triton.register()
 
 OPS = ("sample", "verify_chain", "kv_append_", "kv_truncate_")
 

