@@ -66,4 +66,4 @@ def pytest_terminal_summary(config):
             f"{info['eager_us']:.0f}",
             f"{info['ratio_to_eager']:.1f}",
         )
-    Console().print(table)
+    Console(width=150).print(table)

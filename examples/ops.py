@@ -1,0 +1,27 @@
+"""Verify five drafted tokens for two sequences: `python examples/ops.py`."""
+
+import torch
+from specdec_kernels import SampledDraft, sample, verify_chain
+
+batch, gamma, vocab = 2, 5, 32000
+seeds, positions = torch.tensor([1, 2]), torch.tensor([10, 20])
+torch.manual_seed(0)
+target = 4 * torch.randn(batch, gamma + 1, vocab)
+draft = target[:, :gamma] + 0.3 * torch.randn(batch, gamma, vocab)
+
+rows = (draft.reshape(-1, vocab), seeds.repeat_interleave(gamma))
+steps = (positions[:, None] + torch.arange(gamma)).reshape(-1)
+drafted = sample(rows[0], temperature=0.8, top_k=50, seeds=rows[1], positions=steps)
+law = SampledDraft(
+    draft, drafted.logsumexp.view(batch, gamma), drafted.threshold.view(batch, gamma), 0.8
+)
+verdict = verify_chain(
+    target,
+    drafted.tokens.view(batch, gamma),
+    law,
+    temperature=0.8,
+    top_k=50,
+    seeds=seeds,
+    positions=positions,
+)
+print(verdict.tokens, verdict.num_accepted)
