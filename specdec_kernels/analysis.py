@@ -14,6 +14,7 @@ from torch import Tensor
 Verify = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 _TOP = 1 - 2.0**-53
+_NEAR = 2.0**-22
 
 
 def acceptance_rate(p: Tensor, q: Tensor) -> Tensor:
@@ -85,7 +86,7 @@ def optimal_gamma(
     verification: time of a verification of gamma drafts; None takes 1 for all.
 
     >>> optimal_gamma(0.8, 0.02), optimal_gamma(0.1, 0.5)
-    (9, 0)
+    (11, 0)
     """
 
     def factor(gamma: int) -> float:
@@ -158,7 +159,12 @@ def mean_accepted(draft: Sequence[Tensor], target: Sequence[Tensor]) -> float:
 
 
 def enumerate_law(
-    verify: Verify, draft: Sequence[Tensor], target: Sequence[Tensor], *, steps: int = 36
+    verify: Verify,
+    draft: Sequence[Tensor],
+    target: Sequence[Tensor],
+    *,
+    steps: int = 36,
+    like: Verify | None = None,
 ) -> RealizedLaw:
     """The exact law that a verifier realises, from every cell of its random inputs.
 
@@ -174,6 +180,8 @@ def enumerate_law(
         draft: gamma conditionals, draft[i] [V] * (i + 1) float64, the law the drafts come from.
         target: gamma + 1 conditionals of the same form.
         steps: bisection steps; an edge is known to 2^-steps.
+        like: a faster verifier to learn the edges from. `verify` is then tried 2^-22 below and
+            above each of them, and bisected only if it does not turn there.
 
     Raises:
         ValueError: an inner point of a cell gives another answer.
@@ -182,8 +190,8 @@ def enumerate_law(
     weights = joint_law(draft).expand((v,) * gamma)
     drafts = weights.nonzero() if gamma else torch.zeros(1, 0, dtype=torch.int64)
 
-    drafts, lows, highs = _coin_cells(verify, drafts, steps)
-    drafts, lows, highs = _token_cells(verify, drafts, lows, highs, v, steps)
+    drafts, lows, highs = _coin_cells(verify, like, drafts, steps)
+    drafts, lows, highs = _token_cells(verify, like, drafts, lows, highs, v, steps)
 
     volume = (highs - lows).prod(-1) * weights[tuple(drafts.T)] if gamma else (highs - lows)[:, 0]
     tokens, accepted = verify(drafts, (lows + highs) / 2)
@@ -210,9 +218,17 @@ def enumerate_law(
     return RealizedLaw(joint, by_count, len(tokens))
 
 
-def _bisect(inside: Callable[[Tensor], Tensor], n: int, steps: int) -> Tensor:
+def _bisect(
+    inside: Callable[[Tensor], Tensor], n: int, steps: int, guess: Tensor | None = None
+) -> Tensor:
     """[n] float64: the end of the interval from 0 on which `inside` holds; 1 where it never ends."""
     low, high = torch.zeros(n, dtype=torch.float64), torch.full((n,), _TOP, dtype=torch.float64)
+    if guess is not None:
+        near, far = (guess - _NEAR).clamp(min=0), (guess + _NEAR).clamp(max=_TOP)
+        turns_after = inside(near) | (guess < _NEAR)
+        turns_before = ~inside(far) | (guess > 1 - _NEAR)
+        if bool((turns_after & turns_before).all()):
+            return guess
     starts, ends = inside(low), inside(high)
     for _ in range(steps):
         middle = (low + high) / 2
@@ -222,7 +238,7 @@ def _bisect(inside: Callable[[Tensor], Tensor], n: int, steps: int) -> Tensor:
 
 
 def _coin_cells(
-    verify: Verify, drafts: Tensor, steps: int
+    verify: Verify, like: Verify | None, drafts: Tensor, steps: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Every draft tuple times every cell of its coins: drafts [C, gamma], lows and highs alike."""
     n, gamma = drafts.shape
@@ -232,9 +248,11 @@ def _coin_cells(
     # An edge of coin i may show only when the other coins have a certain outcome.
     contexts = torch.cartesian_prod(*[torch.tensor([0.0, _TOP], dtype=torch.float64)] * gamma)
     contexts = contexts.reshape(-1, gamma)
-    edges = [
-        _coin_edges(verify, drafts, contexts[contexts[:, i] == 0], i, steps) for i in range(gamma)
-    ]
+    edges = []
+    for i in range(gamma):
+        others = contexts[contexts[:, i] == 0]
+        guess = _coin_edges(like, drafts, others, i, steps) if like else None
+        edges.append(_coin_edges(verify, drafts, others, i, steps, guess))
     out: list[tuple[Tensor, Tensor, Tensor]] = []
     for t in range(n):
         cuts = [torch.cat([torch.tensor([0.0, 1.0]).double(), e[t]]).unique() for e in edges]
@@ -246,7 +264,14 @@ def _coin_cells(
     return tuples, low, high
 
 
-def _coin_edges(verify: Verify, drafts: Tensor, contexts: Tensor, i: int, steps: int) -> Tensor:
+def _coin_edges(
+    verify: Verify,
+    drafts: Tensor,
+    contexts: Tensor,
+    i: int,
+    steps: int,
+    guess: Tensor | None = None,
+) -> Tensor:
     """[n, contexts] float64: where the number of accepted drafts changes with coin i."""
     n, gamma = drafts.shape
     uniforms = torch.full((n, len(contexts), gamma + 1), 0.5, dtype=torch.float64)
@@ -259,11 +284,18 @@ def _coin_edges(verify: Verify, drafts: Tensor, contexts: Tensor, i: int, steps:
         return verify(repeated, uniforms)[1]
 
     at_zero = accepted(torch.zeros(len(repeated), dtype=torch.float64))
-    return _bisect(lambda u: accepted(u) == at_zero, len(repeated), steps).view(n, -1)
+    guess = None if guess is None else guess.flatten()
+    return _bisect(lambda u: accepted(u) == at_zero, len(repeated), steps, guess).view(n, -1)
 
 
 def _token_cells(
-    verify: Verify, drafts: Tensor, lows: Tensor, highs: Tensor, v: int, steps: int
+    verify: Verify,
+    like: Verify | None,
+    drafts: Tensor,
+    lows: Tensor,
+    highs: Tensor,
+    v: int,
+    steps: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Splits every cell of the coins at the steps of the last token."""
     n = len(drafts)
@@ -272,12 +304,13 @@ def _token_cells(
     uniforms = uniforms.repeat_interleave(v, 0)
     ids = torch.arange(v).repeat(n)
 
-    def at_most(u: Tensor) -> Tensor:
+    def at_most(u: Tensor, verifier: Verify = verify) -> Tensor:
         uniforms[:, -1] = u
-        tokens, accepted = verify(repeated, uniforms)
+        tokens, accepted = verifier(repeated, uniforms)
         return tokens.gather(1, accepted.long()[:, None])[:, 0] <= ids
 
-    edges = _bisect(at_most, n * v, steps).view(n, v)
+    guess = _bisect(lambda u: at_most(u, like), n * v, steps) if like else None
+    edges = _bisect(at_most, n * v, steps, guess).view(n, v)
     left = torch.cat([torch.zeros(n, 1, dtype=torch.float64), edges[:, :-1]], -1).flatten()
     right = edges.flatten()
     wide = right - left > 2.0 ** (2 - steps)

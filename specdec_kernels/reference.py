@@ -84,9 +84,11 @@ class Law:
             self.logprobs[int(logits.argmax())] = 0.0
         else:
             self.threshold = threshold(logits, temperature, top_k, top_p, min_p)
-            scaled = torch.where(logits >= self.threshold, logits / temperature, -math.inf)
-            self.logsumexp = float(scaled.logsumexp(0))
-            self.logprobs = scaled - self.logsumexp
+            # About the maximum: the sum of equals at 3e38 would vanish beside them.
+            above = torch.where(logits >= self.threshold, (logits - top) / temperature, -math.inf)
+            total = float(above.logsumexp(0))
+            self.logsumexp = top / temperature + total
+            self.logprobs = above - total
         self.probs = self.logprobs.exp()
 
 

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import importlib
 import importlib.util
 import os
@@ -34,15 +36,25 @@ class Case:
     op: str
     id: str
     build: Callable[[Generator], Args]
-    heavy: bool = False  # too large for the reference's Python loops and for an interpreter
+    rows: int = 0  # vocabulary rows, and their entries
+    vocabulary: int = 0
+
+    @property
+    def heavy(self) -> bool:
+        """Too large for the races of the reference and for an interpreter."""
+        return self.vocabulary >= 2**16
 
     def args(self, device: str | torch.device = "cpu") -> Args:
         """Arguments in the order of the op's schema."""
-        generator = torch.Generator().manual_seed(zlib.crc32(self.id.encode()))
-        return tuple(_to(a, device) for a in self.build(generator))
+        return tuple(_to(a, device) for a in copy.deepcopy(_built(self)))
 
     def __str__(self) -> str:
         return self.id
+
+
+@functools.cache
+def _built(case: Case) -> Args:
+    return case.build(torch.Generator().manual_seed(zlib.crc32(case.id.encode())))
 
 
 def _to(value: Any, device: str | torch.device) -> Any:
@@ -143,7 +155,6 @@ def sample_case(
     stream: str = "draft",
     method: str = "cdf",
     layout: str = "dense",
-    heavy: bool = False,
 ) -> Case:
     """A case of `sample` with r rows of v logits."""
 
@@ -156,7 +167,7 @@ def sample_case(
 
     words = [f"R{r}", f"V{v}", _SHORT[dtype], stream, method]
     words += [w for w in (filters, layout) if w not in ("off", "dense")]
-    return Case("sample", "-".join(words), build, heavy)
+    return Case("sample", "-".join(words), build, r, v)
 
 
 def chain_case(
@@ -172,7 +183,6 @@ def chain_case(
     layout: str = "dense",
     ids: torch.dtype = torch.int64,
     acceptance: float = 0.8,
-    heavy: bool = False,
 ) -> Case:
     """A case of `verify_chain`.
 
@@ -236,7 +246,7 @@ def chain_case(
     hidden = ("logits", "full", "off", "dense")
     words = words[:5] + [w for w in words[5:] if w not in hidden]
     words += ["i32"] if ids == torch.int32 else []
-    return Case("verify_chain", "-".join(words), build, heavy)
+    return Case("verify_chain", "-".join(words), build, b * (gamma + 1), v)
 
 
 def _stack(rows: list[Tensor], v: int) -> Tensor:
@@ -306,8 +316,8 @@ CASES: tuple[Case, ...] = (
     sample_case(3, 1),
     sample_case(3, 1, filters="scalar", stream="shared", method="race"),
     sample_case(2, 4097, bf16, filters="scalar"),
-    sample_case(1, 131073, bf16, heavy=True),
-    sample_case(2, 151936, filters="scalar", heavy=True),
+    sample_case(1, 131073, bf16),
+    sample_case(2, 151936, filters="scalar"),
     chain_case(3, 5, 1031),
     chain_case(3, 5, 1031, bf16),
     chain_case(3, 5, 1031, f16, layout="sliced"),
@@ -338,8 +348,16 @@ CASES: tuple[Case, ...] = (
     chain_case(4, 3, 1),
     chain_case(4, 3, 1, rule="match", draft="none"),
     chain_case(2, 2, 4097, bf16, filters="scalar"),
-    chain_case(1, 3, 131073, bf16, heavy=True),
-    chain_case(2, 4, 151936, filters="scalar", acceptance=0.7, heavy=True),
+    chain_case(2, 2, 67),
+    chain_case(1, 2, 67, f16, draft="sampled", filters="scalar"),
+    chain_case(1, 2, 67, kind="probs", filters="topp"),
+    chain_case(2, 2, 67, bf16, kind="probs", layout="sliced", ids=torch.int32),
+    chain_case(2, 1, 67, draft="none", filters="tensor", layout="ragged"),
+    chain_case(2, 2, 67, rule="greedy", draft="none", layout="ragged-padded"),
+    chain_case(2, 2, 67, rule="match", draft="none", filters="warm"),
+    chain_case(1, 1, 4097, draft="none", filters="topk"),
+    chain_case(1, 3, 131073, bf16),
+    chain_case(2, 4, 151936, filters="scalar", acceptance=0.7),
     append_case(3, 9, 4),
     append_case(2, 7, 3, bf16, "sliced"),
     append_case(2, 5, 1, torch.int8),
@@ -353,6 +371,10 @@ CASES: tuple[Case, ...] = (
 )
 
 
-def cases(op: str, *, heavy: bool = False) -> list[Case]:
-    """The cases of one op; the heavy ones only when asked for."""
-    return [c for c in CASES if c.op == op and (heavy or not c.heavy)]
+def cases(op: str, *, heavy: bool = False, rows: int | None = None) -> list[Case]:
+    """The cases of one op; the heavy ones only when asked for, and at most so many rows."""
+    return [
+        c
+        for c in CASES
+        if c.op == op and (heavy or not c.heavy) and (rows is None or c.rows <= rows)
+    ]

@@ -97,8 +97,7 @@ class Sequence {
       const Draft draft = draft_law(i, x);
       const double coin = p_.uniforms ? p_.uniforms[b_ * (p_.gamma + 1) + i]
                                       : uniform(seed, position, kAcceptStream);
-      // u * Q(x) < P(x), strict; -inf - -inf is NaN: P = 0 is never accepted.
-      if (!draft.fault && std::log(coin) < law.logprob(row, x) - draft.logprob) {
+      if (!draft.fault && accepts(coin, row, law, draft, x)) {
         write(i, x, law.logprob(row, x));
         return true;
       }
@@ -113,6 +112,18 @@ class Sequence {
     }
     write(i, y, law.logprob(row, y));
     return false;
+  }
+
+  // u * Q(x) < P(x), strict. Probabilities are compared as they are: a tie is a tie. Of logits the
+  // difference is, without underflow; -inf - -inf is NaN there: P = 0 is never accepted.
+  static bool accepts(double coin, const RowView& row, const Law& law, const Draft& draft,
+                      int64_t x) {
+    if (law.direct) {
+      const double q =
+          draft.direct ? static_cast<double>(draft.row.at(x)) : std::exp(draft.logprob);
+      return coin * q < static_cast<double>(row.at(x));
+    }
+    return std::log(coin) < law.logprob(row, x) - draft.logprob;
   }
 
   int64_t after_rejection(const RowView& row, const Law& law, const Draft& draft, int64_t x,
@@ -192,8 +203,7 @@ class Sequence {
     const bool sampled = p_.draft_logsumexp != nullptr;
     float temperature = params_.temperature;
     if (sampled) {
-      temperature =
-          p_.draft_temperatures ? p_.draft_temperatures[b_] : p_.draft_temperature;
+      temperature = p_.draft_temperatures ? p_.draft_temperatures[b_] : p_.draft_temperature;
     }
     if (p_.draft.data == nullptr || temperature == 0) return d;
     d.point = false;
@@ -215,8 +225,7 @@ class Sequence {
       d.fault = !(std::isfinite(at) && at >= 0);
       d.logprob = std::log(static_cast<double>(at));
     } else {
-      const Law law =
-          measure(d.row, {temperature, 0, 1.0f, 0.0f}, parallel_, scratch_.draft);
+      const Law law = measure(d.row, {temperature, 0, 1.0f, 0.0f}, parallel_, scratch_.draft);
       d.fault = !law.finite;
       d.shape = law.shape();
       if (law.finite) d.logprob = law.logprob(d.row, x);
@@ -282,13 +291,14 @@ class Sequence {
   Params params_{};
   bool point_ = false;   // temperature 0: the law is a point mass
   bool direct_ = false;  // the target's rows are the law as they are
-  int64_t begin_ = 0;  // first row of a ragged sequence
+  int64_t begin_ = 0;    // first row of a ragged sequence
 };
 
 }  // namespace
 
 void verify_chain_cpu(const ChainParams& p, const Parallel& parallel) {
-  each_sequence<Scratches>(parallel, p.batch,
+  const int64_t work = p.batch * (p.gamma + 1) * p.vocab;
+  each_sequence<Scratches>(parallel, p.batch, work,
                            [&](int64_t b, const Parallel& inner, Scratches& scratch) {
                              Sequence(p, b, inner, scratch).verify();
                            });

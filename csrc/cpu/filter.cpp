@@ -62,7 +62,9 @@ struct Selection {
 float filter_threshold(const RowView& row, const Params& params, float max, Scratch& scratch) {
   float keep = -INFINITY;
   if (scratch.histogram.empty()) scratch.histogram.resize(1);
-  Selection s{row, scratch.maxima, {max, inverse_temperature(params.temperature), -INFINITY, 1.0f},
+  Selection s{row,
+              scratch.maxima,
+              {max, inverse_temperature(params.temperature), -INFINITY, 1.0f},
               scratch.histogram[0]};
 
   if (params.top_k > 0 && params.top_k < row.vocab()) {

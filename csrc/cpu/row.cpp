@@ -22,9 +22,7 @@ Params params_of(const SamplingParams& s, int64_t b) {
           s.top_ps ? s.top_ps[b] : s.top_p, s.min_ps ? s.min_ps[b] : s.min_p};
 }
 
-float inverse_temperature(float temperature) {
-  return std::min(1.0f / temperature, FLT_MAX);
-}
+float inverse_temperature(float temperature) { return std::min(1.0f / temperature, FLT_MAX); }
 
 RowView::RowView(const Rows& rows, int64_t sequence, int64_t row, int64_t vocab, bool as_log)
     : vocab_(vocab), dtype_(rows.dtype), as_log_(as_log) {
@@ -71,9 +69,7 @@ double Law::logprob(const RowView& row, int64_t index) const {
   return (static_cast<double>(l) - max) * inv_t - log_sum;
 }
 
-Shape Law::shape() const {
-  return {max, inv_t, threshold, static_cast<float>(std::exp(-log_sum))};
-}
+Shape Law::shape() const { return {max, inv_t, threshold, static_cast<float>(std::exp(-log_sum))}; }
 
 int64_t argmax(const RowView& row, float max, const std::vector<float>& maxima) {
   for (int64_t t = 0; t < row.tiles(); ++t) {
@@ -140,9 +136,11 @@ Law measure(const RowView& row, const Params& params, const Parallel& parallel, 
     });
   } else {
     for (int64_t t = 0; t < tiles; ++t) {
-      sums[t] = std::isfinite(maxima[t])
-                    ? static_cast<float>(sums[t] * std::exp((static_cast<double>(maxima[t]) - law.max) * law.inv_t))
-                    : 0.0f;
+      sums[t] =
+          std::isfinite(maxima[t])
+              ? static_cast<float>(sums[t] *
+                                   std::exp((static_cast<double>(maxima[t]) - law.max) * law.inv_t))
+              : 0.0f;
     }
   }
   double total = 0;

@@ -63,9 +63,9 @@ struct Law {
 
 // Reused from row to row: O(tiles) floats, the only memory an op allocates.
 struct Scratch {
-  std::vector<float> sums;     // [tiles], of the last row measured or summed
-  std::vector<float> maxima;   // [tiles]
-  std::vector<float> blocks;   // [V / kBlock], only with top-k
+  std::vector<float> sums;           // [tiles], of the last row measured or summed
+  std::vector<float> maxima;         // [tiles]
+  std::vector<float> blocks;         // [V / kBlock], only with top-k
   std::vector<Histogram> histogram;  // one, only with top-k or top-p
 };
 

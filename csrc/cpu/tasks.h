@@ -7,10 +7,13 @@ namespace specdec {
 
 // Runs f(i, inner) for i in [0, n): whole sequences side by side when there are enough of them,
 // each on whichever thread is free (they stop at different rows), else one after the other with
-// all threads inside. Both orders compute the same numbers.
+// all threads inside. Little work, in row entries, is not worth waking a thread. Every order
+// computes the same numbers.
 template <class State, class F>
-void each_sequence(const Parallel& parallel, int64_t n, F&& f) {
-  if (2 * n < parallel.threads || n == 1) {
+void each_sequence(const Parallel& threads, int64_t n, int64_t work, F&& f) {
+  constexpr int64_t kWorthwhile = 32768;
+  const Parallel parallel = work < kWorthwhile ? serial() : threads;
+  if (parallel.threads == 1 || 2 * n < parallel.threads || n == 1) {
     State state;
     for (int64_t i = 0; i < n; ++i) f(i, parallel, state);
     return;

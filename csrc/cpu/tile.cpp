@@ -158,9 +158,7 @@ inline void convert(const uint16_t* in, int64_t n, float* out, Convert&& one) {
 }
 
 void from_bfloat16(const uint16_t* in, int64_t n, float* out) {
-  convert(in, n, out, [](H h) {
-    return as<F>(__builtin_convertvector(h, U) << 16);
-  });
+  convert(in, n, out, [](H h) { return as<F>(__builtin_convertvector(h, U) << 16); });
 }
 
 void from_float16(const uint16_t* in, int64_t n, float* out) {
@@ -338,8 +336,18 @@ void histogram(const float* tile, int64_t n, const Shape& shape, Histogram& h) {
 }  // namespace
 
 extern const TileKernels SPECDEC_CAT(tile_kernels_, SPECDEC_ISA);
-const TileKernels SPECDEC_CAT(tile_kernels_, SPECDEC_ISA) = {
-    SPECDEC_STR(SPECDEC_ISA), from_bfloat16, from_float16, log_tile, peak, sum_exp,  weights,
-    subtract,                 sum,           is_law,       pick,     race, histogram};
+const TileKernels SPECDEC_CAT(tile_kernels_, SPECDEC_ISA) = {SPECDEC_STR(SPECDEC_ISA),
+                                                             from_bfloat16,
+                                                             from_float16,
+                                                             log_tile,
+                                                             peak,
+                                                             sum_exp,
+                                                             weights,
+                                                             subtract,
+                                                             sum,
+                                                             is_law,
+                                                             pick,
+                                                             race,
+                                                             histogram};
 
 }  // namespace specdec

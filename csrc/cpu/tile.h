@@ -7,8 +7,8 @@
 
 namespace specdec {
 
-constexpr int64_t kBlock = 64;     // entries behind one block maximum
-constexpr int kRadixBins = 2048;   // 11 bits of the ordered key at a time
+constexpr int64_t kBlock = 64;    // entries behind one block maximum
+constexpr int kRadixBins = 2048;  // 11 bits of the ordered key at a time
 
 struct Peak {
   float max;

@@ -41,33 +41,33 @@ std::string shape_of(const Tensor& t) {
   return out.str();
 }
 
-std::string device_name(const Tensor& t) { return t.is_cuda() ? "cuda" : t.is_cpu() ? "cpu" : "other"; }
+std::string device_name(const Tensor& t) {
+  return t.is_cuda() ? "cuda" : t.is_cpu() ? "cpu" : "other";
+}
 
 void check_same_device(const std::string& name, const Tensor& t, const Tensor& of_tensor,
                        const char* of) {
-  check(t.device().type() == of_tensor.device().type(), name,
-                  " must be on the device of ", of, ", ", device_name(of_tensor), ", got ",
-                  device_name(t));
+  check(t.device().type() == of_tensor.device().type(), name, " must be on the device of ", of,
+        ", ", device_name(of_tensor), ", got ", device_name(t));
 }
 
 void check_vector(const std::string& name, const Tensor& t, int64_t n, ScalarType dtype,
                   const Tensor& of_tensor, const char* of) {
   check(t.dim() == 1 && t.size(0) == n, name, " must be [", n, "], got ", shape_of(t));
   check(t.scalar_type() == dtype, name, " must be ", dtype_name(dtype), ", got ",
-                  dtype_name(t.scalar_type()));
+        dtype_name(t.scalar_type()));
   check_same_device(name, t, of_tensor, of);
 }
 
 void check_rows(const char* name, const Tensor& t) {
   const ScalarType dtype = t.scalar_type();
-  check(dtype == ScalarType::Float || dtype == ScalarType::BFloat16 ||
-                      dtype == ScalarType::Half,
-                  name, " must be float32, bfloat16 or float16, got ", dtype_name(dtype));
+  check(dtype == ScalarType::Float || dtype == ScalarType::BFloat16 || dtype == ScalarType::Half,
+        name, " must be float32, bfloat16 or float16, got ", dtype_name(dtype));
   const int64_t size = t.size(t.dim() - 1), stride = t.stride(t.dim() - 1);
   check(size >= 1 && size < (int64_t{1} << 31), name,
-                  " must have a vocabulary of 1 to 2147483647 entries, got ", shape_of(t));
-  check(stride == 1 || size == 1, name,
-                  " must have a contiguous last dimension, got stride ", stride);
+        " must have a vocabulary of 1 to 2147483647 entries, got ", shape_of(t));
+  check(stride == 1 || size == 1, name, " must have a contiguous last dimension, got stride ",
+        stride);
 }
 
 DType row_dtype(const Tensor& t) {
@@ -88,7 +88,7 @@ void SamplingArgs::check_all(int64_t n, const Tensor& of_tensor, const char* of)
     check_vector("temperature", *temperatures, n, ScalarType::Float, of_tensor, of);
   } else {
     check(std::isfinite(temperature) && temperature >= 0,
-                    "temperature must be finite and at least 0, got ", temperature);
+          "temperature must be finite and at least 0, got ", temperature);
   }
   if (top_ks) {
     check_vector("top_k", *top_ks, n, ScalarType::Int, of_tensor, of);

@@ -1,15 +1,15 @@
 #pragma once
 // The argument checks of specdec_kernels/_checks.py in C++, word for word.
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+
 #include <cmath>
 #include <optional>
 #include <sstream>
 #include <stdexcept>
 #include <string>
-
-#include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
-#include <torch/csrc/stable/tensor.h>
-#include <torch/headeronly/core/ScalarType.h>
 
 #include "specdec/sampling.h"
 

@@ -1,11 +1,11 @@
 #pragma once
 // The ops as the dispatcher sees them; schemas are in registration.cpp.
+#include <torch/csrc/stable/tensor.h>
+
 #include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
-
-#include <torch/csrc/stable/tensor.h>
 
 namespace specdec {
 

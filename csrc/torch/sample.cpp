@@ -10,8 +10,7 @@ namespace {
 uint32_t stream_number(const std::string& stream) {
   if (stream == "residual") return kResidualStream;
   if (stream == "draft") return kDraftStream;
-  check(stream == "shared", "stream must be one of residual, draft, shared, got ",
-                  stream);
+  check(stream == "shared", "stream must be one of residual, draft, shared, got ", stream);
   return kSharedStream;
 }
 
@@ -30,10 +29,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> sample(
   check_vector("seeds", seeds, n, ScalarType::Long, logits, "logits");
   check_vector("positions", positions, n, ScalarType::Long, logits, "logits");
   const uint32_t number = stream_number(stream);
-  check(method == "cdf" || method == "race", "method must be one of cdf, race, got ",
-                  method);
+  check(method == "cdf" || method == "race", "method must be one of cdf, race, got ", method);
   check(number != kSharedStream || method == "race",
-                  "method must be race when stream is shared, got cdf");
+        "method must be race when stream is shared, got cdf");
 
   const auto output = [&](ScalarType dtype) {
     return torch::stable::new_empty(logits, {n}, dtype);

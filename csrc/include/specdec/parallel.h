@@ -17,7 +17,9 @@ struct Parallel {
       if (n > 0) f(int64_t{0}, n);
       return;
     }
-    run(self, n, [](void* context, int64_t begin, int64_t end) { (*static_cast<F*>(context))(begin, end); },
+    run(
+        self, n,
+        [](void* context, int64_t begin, int64_t end) { (*static_cast<F*>(context))(begin, end); },
         &f);
   }
 };

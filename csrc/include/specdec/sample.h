@@ -7,15 +7,15 @@
 namespace specdec {
 
 struct SampleParams {
-  Rows logits;                // [R, V]; stride_sequence steps from row to row
-  SamplingParams sampling;    // [R] each
-  const int64_t* seeds;       // [R]
-  const int64_t* positions;   // [R]
-  int64_t* tokens;            // [R]
-  float* logprobs;            // [R]
-  double* logsumexp;          // [R]
-  float* threshold;           // [R]
-  int32_t* status;            // [R]
+  Rows logits;               // [R, V]; stride_sequence steps from row to row
+  SamplingParams sampling;   // [R] each
+  const int64_t* seeds;      // [R]
+  const int64_t* positions;  // [R]
+  int64_t* tokens;           // [R]
+  float* logprobs;           // [R]
+  double* logsumexp;         // [R]
+  float* threshold;          // [R]
+  int32_t* status;           // [R]
   int64_t num_rows;
   int64_t vocab;
   uint32_t stream;

@@ -1,0 +1,7 @@
+#pragma once
+// For inline functions that host and device code share.
+#ifdef __CUDACC__
+#define SPECDEC_HD __host__ __device__
+#else
+#define SPECDEC_HD
+#endif

@@ -1,0 +1,439 @@
+"""Command line: ``python -m specdec_hf generate | demo | info``."""
+
+# ruff: noqa: PLC0415  # torch and transformers load inside the commands: --help stays quick, and an
+# import that fails (a missing native library) still gets its one line.
+from __future__ import annotations
+
+import functools
+import json
+import platform
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from specdec_hf.prompts import Prompt, PromptError, read_prompts, shipped_prompts
+
+if TYPE_CHECKING:
+    from specdec_hf.compare import Turn
+
+DEMO_TOKENS = 128
+ERROR_EXIT = 2
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
+console = Console(highlight=False)
+errors = Console(stderr=True, highlight=False, soft_wrap=True)
+Command = TypeVar("Command", bound=Callable[..., None])
+
+
+def fail(message: str) -> NoReturn:
+    """One clear line on stderr, exit code 2."""
+    errors.print(f"error: {' '.join(message.split())}", markup=False)
+    raise typer.Exit(ERROR_EXIT)
+
+
+def no_traceback(command: Command) -> Command:
+    """Turn the errors a user can cause into one line."""
+
+    @functools.wraps(command)
+    def wrapped(*args: Any, **kwargs: Any) -> None:
+        try:
+            command(*args, **kwargs)
+        except (ValueError, RuntimeError, OSError, ImportError) as error:
+            if isinstance(error, typer.Exit):
+                raise
+            fail(str(error) or type(error).__name__)
+        except KeyboardInterrupt:
+            fail("interrupted")
+
+    return wrapped  # type: ignore[return-value]
+
+
+PromptText = Annotated[str | None, typer.Option("--prompt", help="One prompt.")]
+PromptFile = Annotated[
+    Path | None, typer.Option("--prompts", help='JSON lines with "turns" (Spec-Bench format).')
+]
+ModelFolder = Annotated[
+    str, typer.Option("--model", help="embedded (SmolLM2-135M-Instruct), or a model folder.")
+]
+DrafterName = Annotated[
+    str,
+    typer.Option(
+        "--drafter",
+        help="prompt_lookup, none, layers:N (the model's first N layers), or a model folder.",
+    ),
+]
+Gamma = Annotated[
+    int, typer.Option("--num-assistant-tokens", "--gamma", help="Tokens to draft per round.")
+]
+GammaPolicyName = Annotated[str, typer.Option("--gamma-policy", help="constant or heuristic.")]
+MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", help="Per answer.")]
+Temperature = Annotated[float, typer.Option("--temperature", help="0 is greedy.")]
+TopK = Annotated[int, typer.Option("--top-k", help="0 keeps all.")]
+TopP = Annotated[float, typer.Option("--top-p", help="In (0, 1].")]
+MinP = Annotated[float, typer.Option("--min-p", help="In [0, 1].")]
+Seed = Annotated[int, typer.Option("--seed")]
+Rule = Annotated[str, typer.Option("--rule", help="auto, token, greedy or match.")]
+Limit = Annotated[int | None, typer.Option("--limit", help="Only the first N prompts.")]
+Compare = Annotated[
+    bool, typer.Option("--compare/--no-compare", help="Also run without speculation.")
+]
+JsonFile = Annotated[
+    Path | None, typer.Option("--json", help="Write texts, times and counts here.")
+]
+
+
+@app.command("generate")
+@no_traceback
+def generate_command(
+    prompt: PromptText = None,
+    prompts: PromptFile = None,
+    model: ModelFolder = "embedded",
+    drafter: DrafterName = "prompt_lookup",
+    gamma: Gamma = 7,
+    gamma_policy: GammaPolicyName = "constant",
+    max_new_tokens: MaxNewTokens = 128,
+    temperature: Temperature = 0.0,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
+    min_p: MinP = 0.0,
+    seed: Seed = 0,
+    rule: Rule = "auto",
+    limit: Limit = None,
+    compare: Compare = True,
+    json_file: JsonFile = None,
+) -> None:
+    """Generate text with and without speculation, in colour, with figures."""
+    if (prompt is None) == (prompts is None):
+        fail("give either --prompt TEXT or --prompts FILE")
+    if prompt is not None and not prompt.strip():
+        fail("empty prompt")
+    chosen = (
+        [Prompt("prompt", "", [prompt])] if prompt is not None else read_prompts(prompts or Path())
+    )
+    _run(
+        chosen, model, drafter, gamma, gamma_policy, max_new_tokens,
+        {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p},
+        seed, rule, limit, compare, json_file,
+    )  # fmt: skip
+
+
+@app.command("demo")
+@no_traceback
+def demo_command(
+    prompts: PromptFile = None,
+    max_new_tokens: MaxNewTokens = DEMO_TOKENS,
+    limit: Limit = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Greedy generation over the shipped prompts: embedded model, prompt lookup, defaults."""
+    chosen = read_prompts(prompts or shipped_prompts())
+    _run(
+        chosen, "embedded", "prompt_lookup", 7, "constant", max_new_tokens,
+        {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0},
+        0, "auto", limit, True, json_file,
+    )  # fmt: skip
+
+
+@app.command("info")
+@no_traceback
+def info_command(
+    json_file: JsonFile = None,
+) -> None:
+    """Versions, the provider of each op, the instruction set, the GPU."""
+    facts = collect_info()
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    for name, value in facts["versions"].items():
+        table.add_row(name, value)
+    for op, by_device in facts["providers"].items():
+        table.add_row(op, ", ".join(f"{device}: {name}" for device, name in by_device.items()))
+    table.add_row("cpu instructions", facts["cpu_capability"])
+    table.add_row("threads", str(facts["threads"]))
+    table.add_row("gpu", facts["gpu"])
+    console.print(table)
+    _write_json(json_file, facts)
+
+
+def collect_info() -> dict[str, Any]:
+    """What `info` prints, as plain values."""
+    import torch
+
+    import specdec_kernels
+
+    versions = {"python": platform.python_version(), "specdec-kernels": specdec_kernels.__version__}
+    for package in ("torch", "transformers", "triton", "numpy"):
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            versions[package] = "not installed"
+    return {
+        "versions": versions,
+        "providers": specdec_kernels.providers(),
+        "cpu_capability": specdec_kernels.cpu_capability(),
+        "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
+    }
+
+
+def _run(
+    prompts: list[Prompt],
+    model_name: str,
+    drafter_name: str,
+    gamma: int,
+    gamma_policy: str,
+    max_new_tokens: int,
+    sampling: dict[str, Any],
+    seed: int,
+    rule: str,
+    limit: int | None,
+    compare: bool,
+    json_file: Path | None,
+) -> None:
+    _check_ranges(sampling, max_new_tokens, limit, json_file)
+    with _progress() as progress:
+        task = progress.add_task("importing", total=None)
+        say = functools.partial(_describe, progress, task)
+        from specdec_hf.compare import run_turn
+        from specdec_hf.loop import SpeculativeDecoder
+
+        model, tokenizer = _load_model(model_name, say)
+        drafter = _load_drafter(drafter_name, model)
+        decoder = SpeculativeDecoder(
+            drafter,
+            num_assistant_tokens=gamma,
+            gamma_policy=gamma_policy,
+            acceptance=rule,
+            seed=seed,
+        )
+        settings: dict[str, Any] = {"do_sample": sampling["temperature"] > 0}
+        if settings["do_sample"]:
+            settings |= sampling
+        say("warming up")
+        warm = tokenizer("Hello there, hello there", return_tensors="pt").to(model.device)
+        run_turn(model, dict(warm), decoder, {**settings, "max_new_tokens": 4}, compare=compare)
+        settings["max_new_tokens"] = max_new_tokens
+
+    chosen = prompts[:limit]
+    report: list[dict[str, Any]] = []
+    turns: list[Turn] = []
+    for number, prompt in enumerate(chosen, start=1):
+        chat: list[dict[str, str]] = []
+        made: list[Turn] = []
+        for text in prompt.turns:
+            chat.append({"role": "user", "content": text})
+            inputs = _encode(tokenizer, chat, model.device)
+            with _progress() as progress:
+                total = max_new_tokens * (2 if compare else 1)
+                task = progress.add_task(f"prompt {number} of {len(chosen)}", total=total)
+                try:
+                    turn = run_turn(
+                        model, inputs, decoder, settings, compare=compare,
+                        on_tokens=functools.partial(_advance, progress, task),
+                    )  # fmt: skip
+                except ValueError as error:
+                    raise PromptError(f"prompt {prompt.name}: {error}") from error
+            answer = tokenizer.decode(turn.tokens, skip_special_tokens=True)
+            chat.append({"role": "assistant", "content": answer})
+            _print_turn(tokenizer, prompt, text, turn)
+            made.append(turn)
+        turns += made
+        report.append(
+            {
+                "question_id": prompt.name,
+                "category": prompt.category,
+                "turns": [turn.to_dict(tokenizer) for turn in made],
+            }
+        )
+    summary = summarize(turns, greedy=not settings["do_sample"], rule=turns[0].stats.rule)
+    _print_summary(summary)
+    _write_json(
+        json_file,
+        {
+            "info": collect_info(),
+            "model": model_name,
+            "device": str(model.device),
+            "drafter": drafter_name,
+            "num_assistant_tokens": gamma,
+            "gamma_policy": gamma_policy,
+            "max_new_tokens": max_new_tokens,
+            "sampling": sampling,
+            "seed": seed,
+            "rule": turns[0].stats.rule,
+            "summary": summary,
+            "prompts": report,
+        },
+    )
+
+
+def summarize(turns: list[Turn], *, greedy: bool, rule: str) -> dict[str, Any]:
+    """Figures over all answers together."""
+    tokens = sum(len(turn.tokens) for turn in turns)
+    seconds = sum(turn.seconds for turn in turns)
+    drafted = sum(turn.stats.drafted for turn in turns)
+    accepted = sum(turn.stats.accepted for turn in turns)
+    rounds = sum(turn.stats.rounds for turn in turns)
+    summary: dict[str, Any] = {
+        "answers": len(turns),
+        "tokens": tokens,
+        "tokens_per_second": tokens / seconds,
+        "mean_acceptance_length": 1 + accepted / rounds,
+        "draft_acceptance_rate": accepted / drafted if drafted else 0.0,
+        "drafted": drafted,
+        "accepted": accepted,
+        "rounds": rounds,
+        "notes": sorted({note.split(": ", 1)[-1] for turn in turns for note in turn.stats.notes}),
+    }
+    if turns[0].baseline:
+        plain_seconds = sum(turn.baseline_seconds for turn in turns)
+        plain_tokens = sum(len(turn.baseline_tokens) for turn in turns)
+        summary["baseline"] = turns[0].baseline
+        summary["baseline_tokens_per_second"] = plain_tokens / plain_seconds
+        summary["ratio"] = summary["tokens_per_second"] / summary["baseline_tokens_per_second"]
+        if greedy or rule == "match":
+            name = "greedy_outputs_identical" if greedy else "sampled_outputs_identical"
+            summary[name] = all(turn.identical for turn in turns)
+    return summary
+
+
+def _print_turn(tokenizer: Any, prompt: Prompt, text: str, turn: Turn) -> None:
+    from specdec_hf.trace import render
+
+    title = " ".join(text.split())
+    title = title if len(title) <= 100 else title[:99] + "…"
+    console.rule(f"{prompt.category or prompt.name}", align="left", style="dim")
+    console.print(title, style="bold", markup=False)
+    console.print(render(tokenizer, turn.steps))
+    figures = f"{len(turn.tokens)} tokens, {turn.tokens_per_second:.1f} tokens/s"
+    if turn.baseline:
+        figures += (
+            f" with speculation, {turn.baseline_tokens_per_second:.1f} without ({turn.ratio:.2f}x)"
+        )
+    figures += (
+        f"; {turn.stats.mean_acceptance_length:.2f} tokens a round, "
+        f"{turn.stats.draft_acceptance_rate:.0%} of drafts accepted"
+    )
+    console.print(figures, style="dim", markup=False)
+    for note in turn.stats.notes:
+        console.print(f"note: {note}", style="dim", markup=False)
+
+
+def _print_summary(summary: dict[str, Any]) -> None:
+    from specdec_hf.trace import legend
+
+    console.rule("summary", align="left", style="dim")
+    console.print(legend())
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_row("tokens/s with speculation", f"{summary['tokens_per_second']:.1f}")
+    if "baseline" in summary:
+        table.add_row(
+            "tokens/s without",
+            f"{summary['baseline_tokens_per_second']:.1f} ({summary['baseline']})",
+        )
+        table.add_row("ratio", f"{summary['ratio']:.2f}x")
+    table.add_row("tokens per round", f"{summary['mean_acceptance_length']:.2f}")
+    table.add_row(
+        "drafts accepted",
+        f"{summary['draft_acceptance_rate']:.0%} ({summary['accepted']} of {summary['drafted']})",
+    )
+    for name in ("greedy", "sampled"):
+        identical = summary.get(f"{name}_outputs_identical")
+        if identical is not None:
+            table.add_row(f"{name} outputs identical", "yes" if identical else "NO")
+    console.print(table)
+
+
+def _load_model(name: str, say: Callable[[str], None]) -> tuple[Any, Any]:
+    import torch
+
+    from specdec_hf.weights import load_embedded, load_folder
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "embedded":
+        return load_embedded(device=device, progress=say)
+    say(f"loading {name}")
+    return load_folder(name, device=device)
+
+
+def _load_drafter(name: str, model: Any) -> Any:
+    from specdec_hf.weights import load_folder, with_fewer_layers
+
+    if name in ("none", ""):
+        return None
+    if name == "prompt_lookup":
+        return name
+    if name.startswith("layers:"):
+        layers = name.removeprefix("layers:")
+        if not layers.isdecimal():
+            fail(f"--drafter layers:N needs a number, got {name}")
+        return with_fewer_layers(model, int(layers))
+    if not Path(name).is_dir():
+        fail(f"--drafter must be prompt_lookup, none, layers:N or a model folder, got {name}")
+    return load_folder(name, device=model.device)[0]
+
+
+def _encode(tokenizer: Any, chat: list[dict[str, str]], device: Any) -> dict[str, Any]:
+    if tokenizer.chat_template is None:
+        return dict(tokenizer(chat[-1]["content"], return_tensors="pt").to(device))
+    encoded = tokenizer.apply_chat_template(
+        chat, add_generation_prompt=True, return_tensors="pt", return_dict=True
+    )
+    return {name: encoded[name].to(device) for name in ("input_ids", "attention_mask")}
+
+
+def _check_ranges(
+    sampling: dict[str, Any], max_new_tokens: int, limit: int | None, json_file: Path | None
+) -> None:
+    """Say what is wrong before a model is loaded."""
+    if not 0 <= sampling["temperature"] < float("inf"):
+        fail(f"--temperature must be finite and >= 0, got {sampling['temperature']}")
+    if sampling["top_k"] < 0:
+        fail(f"--top-k must be >= 0, got {sampling['top_k']}")
+    if not 0 < sampling["top_p"] <= 1:
+        fail(f"--top-p must be in (0, 1], got {sampling['top_p']}")
+    if not 0 <= sampling["min_p"] <= 1:
+        fail(f"--min-p must be in [0, 1], got {sampling['min_p']}")
+    if max_new_tokens < 1:
+        fail(f"--max-new-tokens must be >= 1, got {max_new_tokens}")
+    if limit is not None and limit < 1:
+        fail(f"--limit must be >= 1, got {limit}")
+    if json_file is not None and not json_file.absolute().parent.is_dir():
+        fail(f"--json: folder {json_file.parent} does not exist")
+
+
+def _write_json(path: Path | None, content: dict[str, Any]) -> None:
+    if path is not None:
+        path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        console.print(f"wrote {path}", style="dim", markup=False)
+
+
+def _progress() -> Progress:
+    return Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TimeElapsedColumn(),
+        console=errors,
+        transient=True,
+    )
+
+
+def _describe(progress: Progress, task: Any, text: str) -> None:
+    progress.update(task, description=text)
+
+
+def _advance(progress: Progress, task: Any, count: int) -> None:
+    progress.advance(task, count)
+
+
+def main() -> None:
+    """Entry point of ``python -m specdec_hf``."""
+    app(prog_name="python -m specdec_hf")
+
+
+if __name__ == "__main__":
+    main()

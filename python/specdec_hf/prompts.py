@@ -1,0 +1,70 @@
+"""Prompts from a file in the Spec-Bench format: JSON lines with ``turns``."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+SHIPPED = Path("examples") / "prompts.jsonl"
+
+
+class PromptError(ValueError):
+    """A prompt or prompt file that cannot be used; the message says which and why."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One conversation: the user's turns, in order."""
+
+    name: str
+    category: str
+    turns: list[str]
+
+
+def shipped_prompts() -> Path:
+    """The prompt file of the repository: under the working folder, or beside the sources."""
+    for root in (Path.cwd(), Path(__file__).resolve().parents[2]):
+        if (root / SHIPPED).is_file():
+            return root / SHIPPED
+    raise PromptError(f"{SHIPPED} not found: run from the repository root, or pass --prompts FILE")
+
+
+def read_prompts(path: Path) -> list[Prompt]:
+    """All prompts of a JSON lines file.
+
+    Raises:
+        PromptError: file unreadable or empty, or a bad line, by number.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise PromptError(f"cannot read prompt file {path}: {reason}") from error
+    prompts = [
+        _parse_line(path, number, line)
+        for number, line in enumerate(text.splitlines(), start=1)
+        if line.strip()
+    ]
+    if not prompts:
+        raise PromptError(f"prompt file {path} holds no prompts")
+    return prompts
+
+
+def _parse_line(path: Path, number: int, line: str) -> Prompt:
+    where = f"{path} line {number}"
+    try:
+        entry: Any = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise PromptError(
+            f"{where}: not valid JSON ({error.msg} at column {error.colno})"
+        ) from error
+    turns = entry.get("turns") if isinstance(entry, dict) else None
+    if not isinstance(turns, list) or not turns or not all(isinstance(t, str) for t in turns):
+        raise PromptError(f'{where}: needs "turns", a list of strings')
+    if not all(turn.strip() for turn in turns):
+        raise PromptError(f"{where}: empty prompt")
+    return Prompt(
+        str(entry.get("question_id", number)), str(entry.get("category", "")), list(turns)
+    )

@@ -1,0 +1,100 @@
+"""What the two ops need on the host to launch: tiles, the schedule, packed arguments."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+TILE = 4096  # part of the contract: results depend on it
+CHUNK = 1024  # threshold passes keep one accumulator per pivot and position of a chunk
+# No contraction: a product and a sum round apart on every device, as they do in the interpreter.
+OPTIONS = {"num_warps": 8, "enable_fp_fusion": False}
+
+# None: by batch size. Tests set it to compare the schedules.
+force_row_parallel: bool | None = None
+
+
+class Tiling(NamedTuple):
+    tiles: int
+    block: int  # tiles that one scan step takes
+    log_tiles: int
+
+
+@functools.lru_cache(maxsize=256)
+def tiling(v: int) -> Tiling:
+    tiles = -(-v // TILE)
+    log_tiles = (tiles - 1).bit_length()
+    return Tiling(tiles, min(max(1 << log_tiles, 16), 1024), log_tiles)
+
+
+@functools.lru_cache(maxsize=64)
+def _processors(index: int) -> int:
+    return torch.cuda.get_device_properties(index).multi_processor_count
+
+
+def row_parallel(t: Tensor, batch: int, tiles: int) -> bool:
+    """Whether a grid over (row, tile) should come first: too few sequences to fill the device."""
+    if force_row_parallel is not None:
+        return force_row_parallel
+    if t.device.type != "cuda" or tiles == 1:
+        return False
+    return batch < 2 * _processors(t.device.index)
+
+
+@contextlib.contextmanager
+def on_device_of(t: Tensor) -> Iterator[None]:
+    if t.device.type == "cuda":
+        with torch.cuda.device(t.device):
+            yield
+    else:
+        # The interpreter's NumPy warns of the infinities that the kernels count on.
+        with np.errstate(all="ignore"):
+            yield
+
+
+def float32(value: float) -> float:
+    """The float32 nearest to a scalar, so that it and a filled tensor give the same result."""
+    try:
+        return struct.unpack("f", struct.pack("f", value))[0]
+    except OverflowError:
+        return float("inf")
+
+
+def packed(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+    """Small per-sequence tensors, contiguous: kernels then need no stride for each."""
+    return tuple(t if t is None or t.is_contiguous() else t.contiguous() for t in tensors)
+
+
+def filters(
+    v: int,
+    top_ks: Tensor | None,
+    top_k: int,
+    top_ps: Tensor | None,
+    top_p: float,
+    min_ps: Tensor | None,
+    min_p: float,
+) -> tuple[Tensor | float | None, ...]:
+    """The six filter arguments of a kernel; a top_k of V or more keeps every token."""
+    top_ks, top_ps, min_ps = packed(top_ks, top_ps, min_ps)
+    return top_ks, min(top_k, v), top_ps, float32(top_p), min_ps, float32(min_p)
+
+
+def filtering(
+    v: int,
+    top_ks: Tensor | None,
+    top_k: int,
+    top_ps: Tensor | None,
+    top_p: float,
+    min_ps: Tensor | None,
+    min_p: float,
+) -> bool:
+    """Whether some sequence may have a filter; values on the device are not looked at."""
+    tensors = any(t is not None for t in (top_ks, top_ps, min_ps))
+    return tensors or 0 < top_k < v or top_p < 1 or min_p > 0

@@ -1,0 +1,79 @@
+"""Philox4x32-10 (Salmon et al. 2011) and the two ways the ops use its words."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+ROUND_A = tl.constexpr(0xD2511F53)
+ROUND_B = tl.constexpr(0xCD9E8D57)
+KEY_A = tl.constexpr(0x9E3779B9)
+KEY_B = tl.constexpr(0xBB67AE85)
+TAIL = tl.constexpr(256)
+
+ACCEPT = tl.constexpr(0)
+RESIDUAL = tl.constexpr(1)
+SHARED = tl.constexpr(3)
+
+
+@triton.jit
+def philox(c0, c1, c2, c3, k0, k1):
+    """Ten rounds over uint32 tensors of one shape; the key may be scalar."""
+    for _ in tl.static_range(10):
+        high_a = tl.umulhi(c0, tl.full(c0.shape, ROUND_A, tl.uint32))
+        high_b = tl.umulhi(c2, tl.full(c2.shape, ROUND_B, tl.uint32))
+        low_a = c0 * tl.full(c0.shape, ROUND_A, tl.uint32)
+        low_b = c2 * tl.full(c2.shape, ROUND_B, tl.uint32)
+        c0, c1, c2, c3 = high_b ^ c1 ^ k0, low_b, high_a ^ c3 ^ k1, low_a
+        k0 = k0 + tl.full(k0.shape, KEY_A, tl.uint32)
+        k1 = k1 + tl.full(k1.shape, KEY_B, tl.uint32)
+    return c0, c1, c2, c3
+
+
+@triton.jit
+def words(lane, seed, position, stream: tl.constexpr):
+    """Four words of each lane (uint32, any shape); seed and position int64 scalars."""
+    zero = lane * 0
+    low = (position & 0xFFFFFFFF).to(tl.uint32)
+    high = ((position >> 32) & 0xFFFFFFFF).to(tl.uint32)
+    k0 = (seed & 0xFFFFFFFF).to(tl.uint32)
+    k1 = ((seed >> 32) & 0xFFFFFFFF).to(tl.uint32)
+    return philox(lane, zero + low, zero + high, zero + stream, k0, k1)
+
+
+@triton.jit
+def uniform(seed, position, stream: tl.constexpr):
+    """53 bits in [0, 1), a float64 scalar."""
+    w0, w1, _, _ = words(tl.full([], 0, tl.uint32), seed, position, stream)
+    # In int64 the pair shifted by 11 is at most 53 bits and converts exactly.
+    pair = (w0.to(tl.int64) >> 11) | (w1.to(tl.int64) << 21)
+    return pair.to(tl.float64) * (1.0 / 9007199254740992.0)
+
+
+@triton.jit
+def tile_words(tile, seed, position, stream: tl.constexpr, TILE: tl.constexpr):
+    """[TILE] uint32: word v % 4 of lane v // 4 for the tokens v of one tile."""
+    lane = (tile * (TILE // 4) + tl.arange(0, TILE // 4)).to(tl.uint32)
+    w0, w1, w2, w3 = words(lane, seed, position, stream)
+    return tl.interleave(tl.interleave(w0, w2), tl.interleave(w1, w3))
+
+
+@triton.jit
+def tile_exponentials(tile, seed, position, stream: tl.constexpr, TILE: tl.constexpr):
+    """[TILE] float32 unit exponentials -log1p(-u), u in (2^-65, 1) (ALGORITHMS section 4)."""
+    x = tile_words(tile, seed, position, stream, TILE)
+    tail = x < 256
+    half = tl.full([TILE], 0.5, tl.float32)
+    # One tile in 4096 needs more bits: the branch is nearly free.
+    if tl.max(tail.to(tl.int32), 0) > 0:
+        more = tile_words(tile, seed, position, stream + TAIL, TILE)
+        fraction = (more.to(tl.float32) + 0.5) * (1.0 / 4294967296.0)
+        half = tl.where(tail, fraction, half)
+    u = (x.to(tl.float32) + half) * (1.0 / 4294967296.0)
+    # 1 - u, exact to its own last bit: u rounds to 1 where x is near 2^32.
+    flipped = x ^ tl.full([TILE], 0xFFFFFFFF, tl.uint32)
+    rest = (flipped.to(tl.float32) + 0.5) * (1.0 / 4294967296.0)
+    # Below 1/16 the logarithm of a number near 1 has no relative precision; the series has.
+    series = 1.0 / 5 + u * (1.0 / 6 + u * (1.0 / 7))
+    series = u * (1.0 + u * (0.5 + u * (1.0 / 3 + u * (0.25 + u * series))))
+    return tl.where(x < 268435456, series, -tl.log(rest))

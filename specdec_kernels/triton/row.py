@@ -1,0 +1,223 @@
+"""One vocabulary row in fixed tiles: masses, totals, the inverse CDF, the race.
+
+Masses are integers. A tile's weights are scaled by its own maximum, cut to 50 bits and summed in
+int64; tiles are then rescaled in float64 and summed in int64 again. An integer sum has no order:
+neither the layout the compiler picks for a kernel, nor the alignment of a row, nor the schedule,
+nor the warp size can change a bit of a total or of a prefix sum, and the cut (2^-50 of the largest
+weight) is finer than any float32 sum.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+INF = tl.constexpr(float("inf"))
+FLT_MAX = tl.constexpr(3.4028234663852886e38)
+LAW_UNIT = tl.constexpr(float(2**50))
+LINEAR_UNIT = tl.constexpr(float(2**48))
+# Tiles on their way from memory while one is worked on.
+STAGES = tl.constexpr(3)
+
+
+@triton.jit
+def parameter(pointer, scalar, b):
+    """A per-sequence tensor [B] or a scalar, as float64."""
+    if pointer is None:
+        value = tl.full([], 0.0, tl.float64) + scalar
+    else:
+        value = tl.load(pointer + b).to(tl.float64)
+    return value
+
+
+@triton.jit
+def count_parameter(pointer, scalar, b):
+    """The same for an int32 parameter."""
+    if pointer is None:
+        value = tl.full([], 0, tl.int32) + scalar
+    else:
+        value = tl.load(pointer + b).to(tl.int32)
+    return value
+
+
+@triton.jit
+def valid(temperature, k, p, min_p):
+    """Comparisons with NaN are false, so NaN is out of range everywhere."""
+    shape = (temperature >= 0) & (temperature < INF) & (k >= 0)
+    return shape & (p > 0) & (p <= 1) & (min_p >= 0) & (min_p <= 1)
+
+
+@triton.jit
+def inverse(temperature):
+    """min(1 / T, FLT_MAX) in float32; T float64, may be 0."""
+    return tl.minimum(1.0 / tl.maximum(temperature, 1e-300), FLT_MAX).to(tl.float32)
+
+
+@triton.jit
+def load_tile(row, tile, v, other: tl.constexpr, TILE: tl.constexpr):
+    """[TILE] float32 of `row` (a pointer to its first entry); `other` past its end."""
+    start = tile * TILE
+    index = tl.arange(0, TILE)
+    return tl.load(row + start + index, mask=index < v - start, other=other).to(tl.float32)
+
+
+@triton.jit
+def as_logits(raw, PROBS: tl.constexpr):
+    """Logits of a loaded tile; every value a row may not hold becomes +inf, which its max shows."""
+    if PROBS:
+        good = (raw >= 0) & (raw < INF)
+        logits = tl.where(good, tl.log(tl.where(good & (raw > 0), raw, 1.0)), INF)
+        logits = tl.where(raw == 0, -INF, logits)
+    else:
+        logits = tl.where(raw < INF, raw, INF)
+    return logits
+
+
+@triton.jit
+def load_logits(row, tile, v, PROBS: tl.constexpr, TILE: tl.constexpr):
+    if PROBS:
+        raw = load_tile(row, tile, v, 0.0, TILE)
+    else:
+        raw = load_tile(row, tile, v, float("-inf"), TILE)
+    return as_logits(raw, PROBS)
+
+
+@triton.jit
+def finite(top):
+    return (top < INF) & (top > -INF)
+
+
+@triton.jit
+def law_weights(logits, top, threshold, inv_t):
+    """Weights of one tile in units of its maximum `top`, float32 in [0, 1]."""
+    base = tl.where(top == -INF, 0.0, top)
+    keep = (logits >= threshold) & (logits < INF)
+    return tl.where(keep, tl.exp((logits - base) * inv_t), 0.0)
+
+
+@triton.jit
+def law_units(weights):
+    return (weights * LAW_UNIT).to(tl.int64)
+
+
+@triton.jit
+def linear_units(weights):
+    """Non-negative weights [TILE] -> (a power of two near their maximum, int64 multiples of it)."""
+    weights = tl.where(weights < INF, weights, 0.0)
+    exponent = tl.max(weights, 0).to(tl.int32, bitcast=True) & 0x7F800000
+    # 2^-e must be a normal float32 too.
+    exponent = tl.minimum(tl.maximum(exponent, 0x00800000), 0x7E800000)
+    scale = exponent.to(tl.float32, bitcast=True)
+    inverse_scale = (0x7F000000 - exponent).to(tl.float32, bitcast=True)
+    return scale, (weights * inverse_scale * LINEAR_UNIT).to(tl.int64)
+
+
+@triton.jit
+def row_top(tops, tiles, BLOCK: tl.constexpr):
+    """Maximum of tops [tiles] (float32); +inf says that the row holds what it may not."""
+    top = tl.full([], float("-inf"), tl.float32)
+    for t in range(0, tiles, BLOCK):
+        index = t + tl.arange(0, BLOCK)
+        part = tl.load(tops + index, mask=index < tiles, other=float("-inf"))
+        top = tl.maximum(top, tl.max(part, 0))
+    return top
+
+
+@triton.jit
+def block_mass(
+    tops, sums, t, tiles, top, inv_t, LINEAR: tl.constexpr, LOG_TILES: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """[BLOCK] int64 masses of the tiles from t on, and the float64 factors they were scaled by.
+
+    `tops` holds the maxima of logits, or with LINEAR the scales of linear weights.
+    """
+    index = t + tl.arange(0, BLOCK)
+    inside = index < tiles
+    units = tl.load(sums + index, mask=inside, other=0).to(tl.float64)
+    if LINEAR:
+        own = tl.load(tops + index, mask=inside, other=0.0)
+        factors = own.to(tl.float64) / top.to(tl.float64)
+    else:
+        own = tl.load(tops + index, mask=inside, other=float("-inf"))
+        factors = tl.exp((own.to(tl.float64) - top.to(tl.float64)) * inv_t.to(tl.float64))
+    # The rows' totals stay below 2^63: each tile's sum is at most 2^62.
+    return (units * (factors * (1.0 / (1 << LOG_TILES)))).to(tl.int64), factors
+
+
+@triton.jit
+def row_total(
+    tops, sums, tiles, top, inv_t, LINEAR: tl.constexpr, LOG_TILES: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """int64 mass of the row in units of 2^(LOG_TILES - 50) of its largest weight."""
+    total = tl.full([], 0, tl.int64)
+    for t in range(0, tiles, BLOCK):
+        mass, _ = block_mass(tops, sums, t, tiles, top, inv_t, LINEAR, LOG_TILES, BLOCK)
+        total += tl.sum(mass, 0)
+    return total
+
+
+@triton.jit
+def choose_tile(
+    tops, sums, tiles, top, inv_t, target, LINEAR: tl.constexpr, LOG_TILES: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """First tile whose prefix mass exceeds `target`, else the last with mass.
+
+    Returns its index and the part of `target` that falls into it, in units of its own sum.
+    """
+    chosen = tl.full([], -1, tl.int32)
+    rest = tl.full([], 0.0, tl.float64)
+    found = tl.full([], 0, tl.int32)
+    before = tl.full([], 0, tl.int64)
+    for t in range(0, tiles, BLOCK):
+        if found == 0:
+            mass, factors = block_mass(tops, sums, t, tiles, top, inv_t, LINEAR, LOG_TILES, BLOCK)
+            index = tl.arange(0, BLOCK)
+            prefix = before + tl.cumsum(mass, 0)
+            first = tl.min(tl.where(prefix.to(tl.float64) > target, index, BLOCK), 0)
+            last = tl.max(tl.where(mass > 0, index, -1), 0)
+            found = (first < BLOCK).to(tl.int32)
+            pick = tl.where(found > 0, first, last)
+            if pick >= 0:
+                here = index == pick
+                start = tl.sum(tl.where(here, prefix - mass, 0), 0)
+                factor = tl.sum(tl.where(here, factors, 0.0), 0)
+                chosen = (t + pick).to(tl.int32)
+                rest = (target - start.to(tl.float64)) / (factor * (1.0 / (1 << LOG_TILES)))
+            before += tl.sum(mass, 0)
+    return chosen, rest
+
+
+@triton.jit
+def choose_in_tile(units, target, TILE: tl.constexpr):
+    """First index of [TILE] int64 weights whose prefix sum exceeds target, else the last > 0."""
+    index = tl.arange(0, TILE)
+    prefix = tl.cumsum(units, 0)
+    hit = (prefix.to(tl.float64) > target) & (units > 0)
+    first = tl.min(tl.where(hit, index, TILE), 0)
+    last = tl.max(tl.where(units > 0, index, 0), 0)
+    return tl.where(first < TILE, first, last)
+
+
+@triton.jit
+def first_tile(tops, tiles, top, BLOCK: tl.constexpr):
+    """Index of the first tile whose maximum is `top`."""
+    chosen = tl.full([], 0x7FFFFFFF, tl.int32)
+    for t in range(0, tiles, BLOCK):
+        index = t + tl.arange(0, BLOCK)
+        part = tl.load(tops + index, mask=index < tiles, other=float("-inf"))
+        hit = (part == top) & (index < tiles)
+        chosen = tl.minimum(chosen, tl.min(tl.where(hit, index, 0x7FFFFFFF), 0))
+    return chosen
+
+
+@triton.jit
+def row_argmax(row, v, tops, tiles, top, PROBS: tl.constexpr, TILE: tl.constexpr,
+               BLOCK: tl.constexpr):  # fmt: skip
+    """Lowest id of the maximum."""
+    tile = first_tile(tops, tiles, top, BLOCK)
+    logits = load_logits(row, tile, v, PROBS, TILE)
+    index = tl.arange(0, TILE)
+    return tile * TILE + tl.min(tl.where(logits == top, index, TILE), 0)

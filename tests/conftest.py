@@ -1,0 +1,18 @@
+"""Set up before anything imports triton."""
+
+import os
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def _global_state():
+    """No test leaves a thread count or a mode behind."""
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(False)
+    torch.utils.deterministic.fill_uninitialized_memory = True

@@ -1,0 +1,338 @@
+"""DESIGN section 2, for every op of the namespace: registration, invariances, memory."""
+
+import importlib.util
+import subprocess
+import sys
+import textwrap
+from dataclasses import replace
+
+import pytest
+import torch
+import torch._dynamo.testing
+from providers import REAL, identical, provider, sample, verify, worst
+from specdec_kernels import (
+    SampledDraft,
+    _ops,
+    kv_append_,
+    kv_truncate_,
+    reference,
+    testing,
+)
+from specdec_kernels import sample as public_sample
+from specdec_kernels import verify_chain as public_verify_chain
+
+HELPERS = {"built_with_cuda", "cpu_capability"}
+NAMES = sorted(
+    {
+        name.split("::")[1].split(".")[0]
+        for name in torch._C._dispatch_get_all_op_names()
+        if name.startswith("specdec_kernels::")
+    }
+    - HELPERS
+)
+LIGHT = [c for c in testing.CASES if not c.heavy]
+PURE = [c for c in LIGHT if c.op in ("sample", "verify_chain")]
+
+
+def run(case, name="cpp"):
+    """Outputs of an implementation, or its arguments where it works in place."""
+    args = case.args()
+    out = provider(case.op, name)(*args)
+    if out is not None:
+        return list(out)
+    return [t for a in args for t in (a if isinstance(a, list) else [a]) if torch.is_tensor(t)]
+
+
+def same(got, want):
+    for i, (g, w) in enumerate(zip(got, want, strict=True)):
+        worst(f"output {i}", g, w)
+
+
+def test_every_op_is_listed_and_has_cases_a_fake_a_kernel_and_a_reference():
+    assert set(NAMES) == set(_ops.OPS)
+    for name in NAMES:
+        assert len(testing.cases(name)) >= 5, f"{name} has too few cases"
+        assert callable(getattr(reference, name)), f"{name} has no reference"
+        for key in ("CPU", "Meta"):
+            has = torch._C._dispatch_has_kernel_for_dispatch_key(f"specdec_kernels::{name}", key)
+            assert has, f"{name} has no {key} kernel"
+
+
+def test_case_names_are_unique_and_cases_repeat_exactly():
+    assert len({(c.op, c.id) for c in testing.CASES}) == len(testing.CASES)
+    for case in PURE:
+        again = replace(case, build=lambda g, case=case: case.build(g))
+        for a, b in zip(case.args(), again.args(), strict=True):
+            assert torch.equal(a, b) if torch.is_tensor(a) else a == b
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="Triton is not installed")
+def test_triton_is_among_the_providers_where_it_is_installed():
+    assert {op for op in NAMES if "triton" in testing.providers(op)} == {"sample", "verify_chain"}
+
+
+def test_providers_are_named_for_every_op_and_device():
+    assert set(_ops.providers()) == set(NAMES)
+    assert all(p["cpu"] == "cpp" for p in _ops.providers().values())
+
+
+@pytest.mark.parametrize("case", LIGHT, ids=lambda c: f"{c.op}-{c}")
+def test_opcheck(case):
+    op = getattr(torch.ops.specdec_kernels, case.op).default
+    torch.library.opcheck(op, case.args())
+
+
+def test_opcheck_rejects_an_op_whose_fake_is_wrong():
+    """The control: a fake that forgets the bonus token."""
+    with torch.library._scoped_library("specdec_control", "DEF") as lib:
+        lib.define("longer(Tensor x) -> Tensor")
+        lib.impl("longer", lambda x: x.new_zeros(len(x) + 1), "CPU")
+        torch.library.register_fake("specdec_control::longer", torch.empty_like, lib=lib)
+        with pytest.raises(torch.testing._internal.optests.generate_tests.OpCheckError):
+            torch.library.opcheck(torch.ops.specdec_control.longer.default, (torch.zeros(3),))
+
+
+# Compiled without a graph break, with dynamic shapes; the sizes of the second call differ.
+
+
+def draft_and_verify(target, logits, seeds, positions, temperature):
+    """A round of the loop: draft with `sample`, verify with what it left behind."""
+    b, gamma, v = logits.shape
+    flat = logits.reshape(b * gamma, v)
+    at = (positions[:, None] + torch.arange(gamma)).flatten()
+    drawn = public_sample(flat, temperature=0.8, top_k=5, top_p=0.9,
+                          seeds=seeds.repeat_interleave(gamma), positions=at)  # fmt: skip
+    left = SampledDraft(logits, drawn.logsumexp.view(b, gamma), drawn.threshold.view(b, gamma), 0.8)
+    verdict = public_verify_chain(
+        target, drawn.tokens.view(b, gamma), left, temperature=temperature, top_p=0.95, min_p=0.01,
+        seeds=seeds, positions=positions,
+    )  # fmt: skip
+    return (*verdict, drawn.tokens)
+
+
+def round_inputs(b, gamma, v):
+    g = torch.Generator().manual_seed(b)
+    target = 2 * torch.randn(b, gamma + 1, v, generator=g)
+    logits = target[:, :gamma] + torch.randn(b, gamma, v, generator=g)
+    return target, logits, torch.arange(b), torch.arange(b) * 9, torch.rand(b, generator=g)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_round_compiles_as_one_graph_for_all_sizes(backend):
+    torch._dynamo.reset()
+    counter = torch._dynamo.testing.CompileCounterWithBackend(backend)
+    compiled = torch.compile(draft_and_verify, fullgraph=True, backend=counter, dynamic=True)
+    for sizes in ((3, 4, 61), (5, 2, 130), (4, 3, 97)):
+        args = round_inputs(*sizes)
+        same(compiled(*args), draft_and_verify(*args))
+    assert counter.frame_count == 1
+
+
+def greedy_and_match(target, tokens, seeds, positions, cu_rows):
+    kw = dict(seeds=seeds, positions=positions)
+    return (
+        *public_verify_chain(target, tokens, rule="greedy", cu_rows=cu_rows, **kw),
+        *public_verify_chain(target, tokens, rule="match", cu_rows=cu_rows, **kw),
+        *public_verify_chain(target.softmax(-1), tokens, kind="probs", cu_rows=cu_rows, **kw),
+    )
+
+
+def test_ragged_rules_compile_as_one_graph():
+    torch._dynamo.reset()
+    compiled = torch.compile(greedy_and_match, fullgraph=True, backend="aot_eager", dynamic=True)
+    target = torch.randn(7, 40, generator=torch.Generator().manual_seed(1))
+    args = (target, torch.tensor([[1, 2, 3], [4, 5, 6]]), torch.arange(2), torch.arange(2),
+            torch.tensor([0, 4, 7], dtype=torch.int32))  # fmt: skip
+    same(compiled(*args), greedy_and_match(*args))
+
+
+def cache_round(keys, values, new, positions, lengths, cut):
+    kv_append_([keys, values], [new, new], positions)
+    kv_truncate_([keys, values], lengths, cut, zero_fill=True)
+    return keys.sum() + values.sum()
+
+
+def test_cache_ops_compile_as_one_graph_and_write_in_place():
+    torch._dynamo.reset()
+    compiled = torch.compile(cache_round, fullgraph=True, backend="aot_eager", dynamic=True)
+    states = []
+    for f in (cache_round, compiled):
+        state = [torch.zeros(2, 3, 9, 4), torch.zeros(2, 3, 9, 4), torch.ones(2, 3, 4, 4),
+                 torch.tensor([2, 5]), torch.tensor([6, 9]), torch.tensor([4, 7])]  # fmt: skip
+        total = f(*state)
+        states.append([*state, total])
+    same(*states)
+    assert float(states[0][-1]) == 2 * 2 * 2 * 12
+
+
+# A result depends on (seed, position), the rows and the parameters of its own sequence alone.
+
+INVARIANT = [
+    testing.chain_case(6, 3, 257),
+    testing.chain_case(6, 3, 257, draft="sampled", filters="tensor"),
+    testing.chain_case(6, 3, 131, torch.bfloat16, rule="match", filters="tensor"),
+    testing.chain_case(6, 3, 257, kind="probs", draft="none"),
+]
+PAIRS = [("cpp", c) for c in INVARIANT] + [
+    (n, c) for n in REAL if n != "cpp" for c in (INVARIANT[0], testing.chain_case(6, 3, 67, rule="match"))
+]
+PAIRS = [pytest.param(n, c, id=f"{n}-{c}") for n, c in PAIRS]
+PER_SEQUENCE = (0, 1, 2, 3, 4, 5, 9, 11, 13, 15, 17, 18)
+
+
+def select(args, rows):
+    """The arguments of `verify_chain` for some sequences of a padded batch."""
+    return [
+        a[rows] if i in PER_SEQUENCE and torch.is_tensor(a) else a for i, a in enumerate(args)
+    ]
+
+
+@pytest.mark.parametrize(("name", "case"), PAIRS)
+def test_batch_slot_and_batch_size_change_no_bit(name, case):
+    op, args = provider("verify_chain", name), case.args()
+    whole = op(*args)
+    order = torch.tensor([4, 2, 5, 0, 3, 1])
+    identical("verify_chain", op(*select(args, order)), [x[order] for x in whole])
+    for b in range(2 if name == "triton" else 6):
+        identical("verify_chain", op(*select(args, [b])), [x[b : b + 1] for x in whole])
+
+
+@pytest.mark.parametrize(("name", "case"), PAIRS)
+def test_padding_with_missing_drafts_changes_no_bit(name, case):
+    """gamma = 2 alone, and as the head of gamma = 3 whose last draft is missing."""
+    op = provider("verify_chain", name)
+    args = case.args()
+    args[1][:, 2] = -1
+    longer = op(*args)
+    short = list(args)
+    short[0] = args[0][:, :3]
+    short[1:5] = [a[:, :2] if torch.is_tensor(a) else a for a in args[1:5]]
+    got = op(*short)
+    identical("verify_chain", got, [x[:, :3] if x.dim() == 2 else x for x in longer])
+    assert (longer[0][:, 3] == -1).all()
+
+
+@pytest.mark.parametrize(("name", "case"), PAIRS)
+def test_a_chain_that_starts_later_continues_the_same_decisions(name, case):
+    """Where draft 0 stood, the rest equals a call that starts at draft 1, one position on."""
+    op = provider("verify_chain", name)
+    args = list(case.args())
+    whole = op(*args)
+    later = list(args)
+    later[0] = args[0][:, 1:]
+    later[1:5] = [a[:, 1:] if torch.is_tensor(a) else a for a in args[1:5]]
+    later[18] = args[18] + 1
+    got = op(*later)
+    stood = whole[1] > 0
+    assert stood.any()
+    worst("tokens", got[0][stood], whole[0][stood, 1:])
+    worst("num_accepted", got[1][stood] + 1, whole[1][stood])
+
+
+@pytest.mark.parametrize("method", ["cdf", "race"])
+@pytest.mark.parametrize("name", REAL)
+def test_a_row_of_sample_does_not_see_its_neighbours(name, method):
+    logits = 2 * torch.randn(5, 257, generator=torch.Generator().manual_seed(9))
+    kw = dict(method=method, top_p=0.9, temperature=0.8)
+    op = provider("sample", name)
+    whole = sample(op, logits, seeds=torch.arange(5), positions=torch.arange(5), **kw)
+    for r in range(5):
+        alone = sample(op, logits[r : r + 1], seeds=r, positions=r, **kw)
+        identical("sample", alone, [x[r : r + 1] for x in whole])
+
+
+THREADED = [c for c in testing.CASES if c.heavy or c.op.startswith("kv_")] + [
+    testing.sample_case(1, 50_001, filters="scalar", stream="shared", method="race"),
+    testing.sample_case(3, 50_001, filters="tensor"),
+    testing.chain_case(1, 2, 50_001, rule="match", filters="scalar"),
+    testing.chain_case(1, 2, 50_001, kind="probs"),
+    testing.chain_case(5, 2, 10_001, draft="sampled", layout="ragged"),
+]
+
+
+@pytest.mark.parametrize("case", THREADED, ids=lambda c: f"{c.op}-{c}")
+def test_the_number_of_threads_changes_no_bit(case):
+    torch.set_num_threads(1)
+    alone = run(case)
+    for threads in (2, 3):
+        torch.set_num_threads(threads)
+        same(run(case), alone)
+
+
+@pytest.mark.parametrize("case", LIGHT, ids=lambda c: f"{c.op}-{c}")
+def test_inputs_stay_as_they_were_and_a_second_call_gives_the_same(case):
+    args, before = case.args(), case.args()
+    op = provider(case.op, "cpp")
+    first = op(*args)
+    if case.op.startswith("kv_"):
+        untouched = [(args[-2], before[-2])] if case.op == "kv_truncate_" else []
+        untouched += list(zip(args[1], before[1], strict=True)) if "append" in case.op else []
+        same(*zip(*untouched, strict=True)) if untouched else None
+        return
+    for a, b in zip(args, before, strict=True):
+        if torch.is_tensor(a):
+            worst("input", a, b)
+    identical(case.op, op(*args), first)
+
+
+@pytest.mark.parametrize("name", REAL)
+@pytest.mark.parametrize("op", ["sample", "verify_chain"])
+def test_outputs_are_written_everywhere(op, name):
+    """New memory is filled with NaN and with the largest integer; none of it comes out."""
+    torch.use_deterministic_algorithms(True)
+    assert torch.empty(3).isnan().all()
+    for case in testing.cases(op, rows=3 if name == "triton" else None):
+        got = run(case, name)
+        for x in got:
+            bad = x.isnan() if x.is_floating_point() else x == torch.iinfo(x.dtype).max
+            assert not bad.any(), f"{case}: not written at {bad.nonzero()[0].tolist()}"
+
+
+BAD_ROWS = [torch.nan, torch.inf, -torch.inf]
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_outputs_are_written_everywhere_for_faulty_rows(name):
+    torch.use_deterministic_algorithms(True)
+    target = torch.zeros(4, 3, 50)
+    for b, value in enumerate(BAD_ROWS):
+        target[b] = value
+    drafts = torch.full((4, 2), 999)
+    for rule in ("token", "greedy", "match"):
+        got = verify(provider("verify_chain", name), target, drafts, rule=rule)
+        want = verify(reference.verify_chain, target, drafts, rule=rule)
+        worst("tokens", got[0], want[0])
+        worst("status", got[2], want[2])
+        assert not got[3].isnan().any()
+        assert (got[3][:3] == 0).all()
+    got = sample(provider("sample", name), target[:, 0])
+    for x in got[:4]:
+        assert x[:3].tolist() == ([-1] * 3 if x.dtype == torch.int64 else [0.0] * 3)
+
+
+def test_no_temporary_of_the_size_of_the_rows():
+    """Peak memory of a fresh process while 48,617 kB of bfloat16 rows are verified and sampled."""
+    program = """
+    import resource, torch, specdec_kernels as sk
+    b, gamma, v = 32, 4, 151_936
+    peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    target = torch.zeros(b, gamma + 1, v, dtype=torch.bfloat16)
+    target[..., ::7] = 2.0
+    draft = target[:, :gamma]
+    tokens = torch.zeros(b, gamma, dtype=torch.int64)
+    at = torch.arange(b)
+    def calls(n):
+        for filters in ({}, dict(top_k=50, top_p=0.9, min_p=0.01, temperature=0.7)):
+            for rule in ("token", "greedy", "match"):
+                kw = dict(rule=rule, seeds=at[:n], positions=at[:n], **filters)
+                sk.verify_chain(target[:n], tokens[:n], draft[:n], **kw)
+            sk.sample(target[:n, 0], seeds=at[:n], positions=at[:n], **filters)
+    calls(2)
+    before = peak()
+    calls(b)
+    print(peak() - before)
+    """
+    out = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True
+    )
+    assert int(out.stdout) < 6_000  # kB; one bfloat16 copy of the rows is 48,617

@@ -1,0 +1,432 @@
+"""The law of the emitted tokens, through the real kernels: every cell of every random input.
+
+The negative controls at the end are verifiers that are wrong in the ways others shipped; the same
+machinery must reject each.
+"""
+
+import numpy as np
+import pytest
+import torch
+from providers import (
+    EVERY,
+    NATIVE,
+    NEVER,
+    REAL,
+    chi_square,
+    philox_words,
+    provider,
+    sample,
+    uniforms_of,
+    verify,
+    worst,
+)
+from scipy import stats
+from specdec_kernels import analysis, reference
+
+TOLERANCE = 1e-6
+
+
+def tables(generator, v, rows, scale=1.5, holes=False):
+    """`rows` conditionals on the prefix as float32 logits: [v] * (i + 1), some -inf if asked."""
+    out = []
+    for i in range(rows):
+        t = scale * torch.randn((v,) * (i + 1), generator=generator)
+        if holes:
+            dead = torch.rand(t.shape, generator=generator) < 0.35
+            dead[..., torch.randint(0, v, (1,), generator=generator)] = False
+            t = t.masked_fill(dead, -torch.inf)
+        out.append(t)
+    return out
+
+
+def laws(logit_tables, **filters):
+    """The exact law of each row of each table."""
+    return [
+        torch.stack([analysis.filtered_law(r, **filters) for r in t.reshape(-1, t.shape[-1])]).view(
+            t.shape
+        )
+        for t in logit_tables
+    ]
+
+
+def rows_of(conditionals, drafts):
+    """[N, rows, V]: the row that follows each prefix of each draft tuple."""
+    return torch.stack([t[tuple(drafts[:, :i].T)] if i else t.expand(len(drafts), -1)
+                        for i, t in enumerate(conditionals)], 1)  # fmt: skip
+
+
+class Setting:
+    """Tables, and the arguments an implementation of `verify_chain` gets for a draft tuple."""
+
+    def __init__(self, v=3, gamma=2, *, seed=0, draft="full", kind="logits", dtype=torch.float32,
+                 holes=False, same=False, rule="token", target=None, drafted=None):  # fmt: skip
+        generator = torch.Generator().manual_seed(seed)
+        self.gamma, self.draft, self.kind, self.rule = gamma, draft, kind, rule
+        self.target_filters = target or {}
+        self.draft_filters = drafted or {}
+        p = [t.to(dtype) for t in tables(generator, v, gamma + 1, holes=holes)]
+        q = p[:gamma] if same else tables(generator, v, gamma, holes=holes)
+        q = [t.to(dtype) for t in q]
+        self.p_law = laws(p, **self.target_filters)
+        temperature = {k: x for k, x in self.target_filters.items() if k == "temperature"}
+        self.q_law = laws(q, **(self.draft_filters or temperature))
+        if draft == "none":
+            self.q_law = [torch.nn.functional.one_hot(t.argmax(-1), v).double() for t in q]
+        if kind == "probs":
+            p, q = ([t.float().softmax(-1) for t in x] for x in (p, q))
+            self.p_law = [t.double() / t.double().sum(-1, keepdim=True) for t in p]
+            self.q_law = [t.double() for t in q]
+        self.p, self.q = p, q
+
+    def arguments(self, drafts, provider_name):
+        """Keyword arguments of `providers.verify` for these draft tuples."""
+        target = rows_of(self.p, drafts)
+        draft = None if self.draft == "none" else self._draft_rows(drafts, target)
+        sampled = None
+        if self.draft == "sampled":
+            filters = {"temperature": 1.0, **self.draft_filters}
+            flat = draft.reshape(-1, draft.shape[-1])
+            out = sample(provider("sample", provider_name), flat, **filters)
+            shape = draft.shape[:2]
+            sampled = (out[2].view(shape), out[3].view(shape), filters["temperature"])
+        return dict(target=target, draft=draft, sampled=sampled, kind=self.kind, rule=self.rule,
+                    **self.target_filters)  # fmt: skip
+
+    def _draft_rows(self, drafts, target):
+        return rows_of(self.q, drafts) if self.gamma else target[:, :0]
+
+    def verifier(self, name, change=lambda arguments: arguments):
+        op = provider("verify_chain", name)
+
+        def run(drafts, uniforms):
+            arguments = change(self.arguments(drafts, name))
+            out = verify(op, tokens=drafts, uniforms=uniforms, **arguments)
+            assert not out[2].any()
+            return out[0], out[1]
+
+        return run
+
+    def realized(self, name, steps=36, change=lambda arguments: arguments):
+        return analysis.enumerate_law(
+            self.verifier(name, change), self.q_law, self.p_law, steps=steps
+        )
+
+
+def holds(law, setting, tolerance=TOLERANCE):
+    """The joint law of the emitted tokens is the target's."""
+    assert float(law.accepted.sum()) == pytest.approx(1, abs=1e-7)
+    worst("P(y1, y2, ..)", law.joint, analysis.joint_law(setting.p_law), atol=tolerance)
+
+
+LOSSLESS = {
+    "logits": dict(),
+    "gamma0": dict(gamma=0),
+    "gamma1-V5": dict(v=5, gamma=1),
+    "gamma3-V2": dict(v=2, gamma=3),
+    "bf16": dict(dtype=torch.bfloat16),
+    "f16": dict(dtype=torch.float16),
+    "zeros": dict(v=4, holes=True),
+    "equal": dict(same=True),
+    "probs": dict(kind="probs"),
+    "probs-zeros": dict(kind="probs", holes=True),
+    "point-mass": dict(draft="none"),
+    "point-mass-filtered": dict(v=4, draft="none", target=dict(temperature=0.7, top_p=0.8)),
+    "sampled": dict(v=4, draft="sampled", drafted=dict(temperature=0.6, top_k=2)),
+    "sampled-top-p": dict(v=4, draft="sampled", drafted=dict(temperature=1.8, top_p=0.7)),
+    "sampled-both": dict(v=4, draft="sampled", drafted=dict(temperature=1.8, top_k=3, min_p=0.1),
+                         target=dict(temperature=0.8, top_k=3, top_p=0.9, min_p=0.05)),
+    "sampled-greedy": dict(draft="sampled", drafted=dict(temperature=0.0)),
+    "hot": dict(target=dict(temperature=2.5)),
+    "top-k": dict(v=4, target=dict(top_k=2)),
+    "top-p": dict(v=4, target=dict(top_p=0.75)),
+    "min-p": dict(v=4, target=dict(min_p=0.3)),
+    "greedy": dict(rule="greedy", target=dict(temperature=0.0)),
+    "temperature-zero": dict(target=dict(temperature=0.0)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("setting", LOSSLESS)
+@pytest.mark.parametrize("name", NATIVE)
+def test_the_emitted_law_is_the_targets(name, setting):
+    setting = Setting(**LOSSLESS[setting])
+    law = setting.realized(name, steps=28 if name == "reference" else 36)
+    holds(law, setting)
+    if setting.draft != "none" and setting.rule == "token":
+        want = analysis.mean_accepted(setting.q_law, setting.p_law)
+        assert law.mean_accepted == pytest.approx(want, abs=TOLERANCE)
+
+
+SMALL = {
+    "logits": dict(),
+    "probs-zeros": dict(kind="probs", holes=True),
+    "point-mass-filtered": dict(draft="none", target=dict(temperature=0.8, top_k=2)),
+    "sampled": dict(draft="sampled", drafted=dict(temperature=0.6, top_k=2)),
+}
+
+
+@pytest.mark.skipif("triton" not in REAL, reason="Triton is not installed")
+@pytest.mark.parametrize("setting", SMALL)
+def test_the_emitted_law_is_the_targets_in_the_interpreter(setting):
+    setting = Setting(**{**SMALL[setting], "gamma": 1})
+    run, like = (setting.verifier(name) for name in ("triton", "cpp"))
+    holds(analysis.enumerate_law(run, setting.q_law, setting.p_law, steps=24, like=like), setting)
+
+
+def test_edges_learnt_from_another_verifier_are_not_believed():
+    """A wrong teacher: the edges of the verifier itself are measured all the same."""
+    setting, other = Setting(gamma=1), Setting(gamma=1, seed=99)
+    law = analysis.enumerate_law(
+        setting.verifier("cpp"), setting.q_law, setting.p_law, like=other.verifier("cpp")
+    )
+    holds(law, setting)
+
+
+def test_cells_are_the_products_they_should_be():
+    """gamma = 2, V = 3, dense tables: 9 drafts, at most 4 coin cells and 3 tokens each."""
+    law = Setting().realized("cpp")
+    assert 9 * 3 <= law.cells <= 9 * 4 * 3
+
+
+def with_decoys(run):
+    """Doubles the batch: every other sequence has other tables, filters and temperature 0."""
+
+    def doubled(arguments):
+        n = len(arguments["target"])
+        both = {k: torch.stack([arguments[k], arguments[k].flip(0)], 1).flatten(0, 1)
+                for k in ("target", "draft")}  # fmt: skip
+        mixed = {
+            "temperature": torch.tensor([0.7, 0.0]).repeat(n),
+            "top_k": torch.tensor([3, 1], dtype=torch.int32).repeat(n),
+            "top_p": torch.tensor([0.9, 0.2]).repeat(n),
+            "min_p": torch.tensor([0.02, 0.9]).repeat(n),
+        }
+        return run({**arguments, **both, **mixed})
+
+    return doubled
+
+
+def test_parameters_of_one_sequence_leave_its_neighbours_law_alone():
+    setting = Setting(v=4, target=dict(temperature=0.7, top_k=3, top_p=0.9, min_p=0.02))
+    op = provider("verify_chain", "cpp")
+
+    def run(drafts, uniforms):
+        def call(arguments):
+            twice = (x.repeat_interleave(2, 0) for x in (drafts, uniforms))
+            tokens, coins = twice
+            return verify(op, tokens=tokens, uniforms=coins, **arguments)
+
+        out = with_decoys(call)(setting.arguments(drafts, "cpp"))
+        return out[0][::2], out[1][::2]
+
+    holds(analysis.enumerate_law(run, setting.q_law, setting.p_law), setting)
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_law_survives_a_missing_draft_and_a_draft_row_that_is_not_finite(name):
+    setting = Setting()
+    last = setting.gamma - 1
+    op = provider("verify_chain", name)
+    for poison in (False, True):
+
+        def run(drafts, uniforms, poison=poison):
+            arguments = setting.arguments(drafts, name)
+            tokens = drafts.clone()
+            if poison:
+                arguments["draft"][:, last] = torch.nan
+            else:
+                tokens[:, last] = -1
+            return verify(op, tokens=tokens, uniforms=uniforms, **arguments)[:2]
+
+        holds(analysis.enumerate_law(run, setting.q_law, setting.p_law, steps=23), setting)
+
+
+EDGES = {  # target row, draft row, coin, whether draft 0 stands
+    "P=0 is never accepted": ([0.0, 1.0], [0.5, 0.5], 0.0, False),
+    "P=Q is always accepted": ([0.3, 0.7], [0.3, 0.7], 1 - 2.0**-53, True),
+    "Q=0<P is always accepted": ([0.1, 0.9], [0.0, 1.0], 1 - 2.0**-53, True),
+    "P=Q=0 is rejected": ([0.0, 1.0], [0.0, 1.0], 0.0, False),
+    "equality is rejected": ([0.25, 0.75], [0.5, 0.5], 0.5, False),
+    "below equality is accepted": ([0.25, 0.75], [0.5, 0.5], 0.5 - 2.0**-20, True),
+}
+
+
+def edge_stands(op, p, q, coin, kind):
+    p, q = torch.tensor(p), torch.tensor(q)
+    if kind == "logits":
+        p, q = p.log(), q.log()
+    out = verify(
+        op, torch.stack([p, p])[None], torch.zeros(1, 1, dtype=torch.int64), q[None, None],
+        kind=kind, uniforms=torch.tensor([[coin, 0.5]], dtype=torch.float64),
+    )  # fmt: skip
+    return bool(out[1][0])
+
+
+# The logarithms of logits are rounded, so equality is tried on probabilities only.
+BOTH = [(e, k) for e in EDGES for k in ("probs", "logits") if (e[:8], k) != ("equality", "logits")]
+
+
+@pytest.mark.parametrize(("edge", "kind"), BOTH)
+@pytest.mark.parametrize("name", EVERY)
+def test_the_test_is_strict(name, edge, kind):
+    p, q, coin, stands = EDGES[edge]
+    assert edge_stands(provider("verify_chain", name), p, q, coin, kind) == stands
+
+
+def test_rule_match_accepts_as_often_as_its_formula():
+    """Shared noise: alpha = sum_x 1 / sum_y max(P_y/P_x, Q_y/Q_x)."""
+    n, v = 200_000, 7
+    p, q = tables(torch.Generator().manual_seed(4), v, 1)[0], torch.linspace(0, 2, v)
+    positions = torch.arange(n)
+    draft = sample(provider("sample", "cpp"), q.expand(n, v), positions=positions, stream="shared")
+    got = verify(
+        provider("verify_chain", "cpp"), p.expand(n, 2, v), draft[0][:, None], rule="match",
+        positions=positions,
+    )  # fmt: skip
+    alpha = float(analysis.match_acceptance(*(x.double().softmax(-1) for x in (p, q))))
+    hits = int(got[1].sum())
+    assert stats.binomtest(hits, n, alpha).pvalue > NEVER
+    assert chi_square(got[0][:, 0], p.double().softmax(-1)) > NEVER
+
+
+def drawn_drafts(n, q, positions):
+    """Drafts from the draft stream of the library's own sampler."""
+    return sample(provider("sample", "cpp"), q.expand(n, len(q)), positions=positions)[0]
+
+
+def streams_law(n=100_000, v=6):
+    generator = torch.Generator().manual_seed(8)
+    p, q = 1.5 * torch.randn(2, v, generator=generator)
+    return n, p, q, torch.arange(n)
+
+
+def test_own_streams_draft_accept_and_residual_give_the_target_law():
+    n, p, q, positions = streams_law()
+    got = verify(
+        provider("verify_chain", "cpp"), p.expand(n, 2, -1), drawn_drafts(n, q, positions)[:, None],
+        q.expand(n, 1, -1), positions=positions,
+    )  # fmt: skip
+    assert chi_square(got[0][:, 0], p.double().softmax(-1)) > NEVER
+    both = (got[1] == 1).nonzero()[:, 0]
+    assert chi_square(got[0][both, 1], p.double().softmax(-1)) > NEVER
+
+
+# Negative controls.
+
+
+def toy(accept=None, residual=None):
+    """Rule `token` in float64 for probabilities; `accept` and `residual` replace its two parts."""
+    accept = accept or (lambda u, p, q: u * q < p)
+    residual = residual or (lambda p, q: (p - q).clamp(min=0))
+
+    def run(target, tokens, draft, lse, thr, ts, t, kind, rule, *rest):
+        uniforms = rest[-1]
+        n, gamma = tokens.shape
+        out = torch.full((n, gamma + 1), -1)
+        accepted = torch.zeros(n, dtype=torch.int32)
+        p, q = (x.double() for x in (target, draft))
+        for b in range(n):
+            i = 0
+            while i < gamma:
+                x = int(tokens[b, i])
+                if not accept(uniforms[b, i], p[b, i, x], q[b, i, x]):
+                    break
+                out[b, i] = x
+                i += 1
+            weights = p[b, i] if i == gamma else residual(p[b, i], q[b, i])
+            weights = weights if weights.sum() > 0 else p[b, i]
+            out[b, i] = reference.pick(weights, float(uniforms[b, -1]))
+            accepted[b] = i
+        return out, accepted, torch.zeros(n, dtype=torch.int32), torch.zeros(n, gamma + 1)
+
+    return run
+
+
+WRONG = {
+    "residual from P itself": dict(residual=lambda p, q: p),
+    "residual without the clamp": dict(residual=lambda p, q: (p - q).abs()),
+    "residual of Q - P": dict(residual=lambda p, q: (q - p).clamp(min=0)),
+    "acceptance P": dict(accept=lambda u, p, q: u < p),
+    "acceptance off by 1e-4": dict(accept=lambda u, p, q: u * q < p * (1 - 1e-4)),
+    "acceptance of the likelier": dict(accept=lambda u, p, q: q <= p),
+}
+
+
+def toy_law(**parts):
+    setting = Setting(gamma=1, kind="probs")
+    run = toy(**parts)
+
+    def call(drafts, uniforms):
+        return verify(run, tokens=drafts, uniforms=uniforms, **setting.arguments(drafts, "cpp"))[:2]
+
+    return analysis.enumerate_law(call, setting.q_law, setting.p_law, steps=26), setting
+
+
+def test_the_machinery_passes_a_correct_toy():
+    holds(*toy_law())
+
+
+def rejected(law, setting):
+    with pytest.raises(AssertionError, match="P\\(y1"):
+        holds(law, setting)
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_the_machinery_rejects(wrong):
+    rejected(*toy_law(**WRONG[wrong]))
+
+
+def test_the_edge_table_rejects_a_comparison_that_is_not_strict():
+    loose = toy(accept=lambda u, p, q: u * q <= p)
+    wrong = [e for e, (p, q, u, ok) in EDGES.items() if edge_stands(loose, p, q, u, "probs") != ok]
+    assert set(wrong) == {"P=0 is never accepted", "P=Q=0 is rejected", "equality is rejected"}
+
+
+def test_rejects_raw_logits_as_q_where_filtered_ones_were_drawn():
+    setting = Setting(v=4, draft="sampled", drafted=dict(temperature=0.6, top_k=2))
+    rejected(setting.realized("cpp", change=lambda a: {**a, "sampled": None}), setting)
+
+
+def test_rejects_a_full_q_for_argmax_drafts():
+    setting = Setting(draft="none")
+    full = Setting()
+    law = setting.realized("cpp", change=lambda a: {**a, "draft": torch.zeros(1).expand(
+        len(a["target"]), full.gamma, 3).contiguous()})  # fmt: skip
+    rejected(law, setting)
+
+
+def test_rejects_a_q_that_was_not_renormalised():
+    setting = Setting(kind="probs")
+    rejected(setting.realized("cpp", change=lambda a: {**a, "draft": 0.8 * a["draft"]}), setting)
+
+
+def test_rejects_a_draft_temperature_that_is_not_the_one_sampled_with():
+    setting = Setting(draft="sampled", drafted=dict(temperature=0.6))
+    wrong = setting.realized("cpp", change=lambda a: {**a, "sampled": (*a["sampled"][:2], 0.7)})
+    rejected(wrong, setting)
+
+
+@pytest.mark.parametrize("fault", ["coin of the draft's noise", "residual of the draft's uniform"])
+def test_rejects_noise_that_draft_and_verifier_share(fault):
+    n, p, q, positions = streams_law()
+    if fault.startswith("coin"):
+        # The draft is drawn by the race; its own noise then decides whether it stands.
+        drawn = sample(provider("sample", "cpp"), q[None].expand(n, -1).contiguous(),
+                       positions=positions, stream="shared")[0]  # fmt: skip
+        noise = shared_noise(n, len(q)).gather(1, drawn[:, None])[:, 0]
+        uniforms = torch.stack([1 - (-noise).exp(), torch.rand(n).double()], 1)
+    else:
+        drawn = drawn_drafts(n, q, positions)
+        same = torch.from_numpy(uniforms_of(0, positions.numpy(), 2))
+        coin = torch.from_numpy(uniforms_of(0, positions.numpy(), 0))
+        uniforms = torch.stack([coin, same], 1)
+    got = verify(
+        provider("verify_chain", "cpp"), p.expand(n, 2, -1), drawn[:, None], q.expand(n, 1, -1),
+        uniforms=uniforms,
+    )  # fmt: skip
+    assert chi_square(got[0][:, 0], p.double().softmax(-1)) < NEVER
+
+
+def shared_noise(n, v):
+    words = philox_words(0, np.arange((v + 3) // 4), np.arange(n)[:, None], 3)
+    words = words.reshape(n, -1)[:, :v]
+    return torch.from_numpy(-np.log1p(-(words + 0.5) * 2.0**-32))

@@ -1,0 +1,151 @@
+"""Compile every Triton kernel ahead of time for devices that are not here.
+
+    python tests/triton_aot.py [cuda:90 hip:gfx942 ...]
+
+Prints a line a kernel and target: variant, seconds, and where cuobjdump is at hand, registers and
+bytes spilled. `test_triton.py` runs it in a process of its own, since the interpreter and the
+compiler exclude each other in one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+os.environ.pop("TRITON_INTERPRET", None)
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from specdec_kernels.triton import chain, launch, sample
+
+TARGETS = {
+    "cuda:80": GPUTarget("cuda", 80, 32),
+    "cuda:90": GPUTarget("cuda", 90, 32),
+    "cuda:100": GPUTarget("cuda", 100, 32),
+    "hip:gfx942": GPUTarget("hip", "gfx942", 64),
+}
+ENTRIES = (sample.sample_tiles, sample.sample_rows, chain.chain_tiles, chain.chain_sequences)
+
+# Argument types by name; a name that a variant holds is a compile-time constant (None: no tensor).
+TYPES = {
+    "fp32": ["temperature", "top_p", "min_p", "draft_temperature"],
+    "i32": ["top_k", "gamma", "v", "n_rows", "n_draft", "tiles", "draft_slots", "residual_slots"],
+    "i64": [
+        "row_stride", "target_stride_b", "target_stride_i", "draft_stride_b", "draft_stride_i",
+    ],
+    "*fp32": [
+        "temperatures", "top_ps", "min_ps", "tops", "logprobs", "thresholds", "draft_threshold",
+        "draft_temperatures",
+    ],
+    "*fp64": ["uniforms", "logsumexps", "draft_logsumexp"],
+    "*i32": ["top_ks", "cu_rows", "num_accepted", "status"],
+    "*i64": ["seeds", "positions", "sums", "tokens", "draft_tokens"],
+}  # fmt: skip
+TYPE_OF = {name: kind for kind, names in TYPES.items() for name in names}
+# As the launcher finds them for a vocabulary of 128,000.
+ALIGNED = {"v", "row_stride", "target_stride_b", "target_stride_i", "draft_stride_b",
+           "draft_stride_i"}  # fmt: skip
+
+SCALARS = dict.fromkeys(
+    ("temperatures", "top_ks", "top_ps", "min_ps", "draft_temperatures", "cu_rows", "uniforms")
+)
+SHAPE = {"TILE": launch.TILE, "CHUNK": launch.CHUNK, "BLOCK": 32, "LOG_TILES": 5}
+PLAIN = {"PLANES": 1, "RAGGED_DRAFT": False, "PROBS": False, "GREEDY": False, "WHAT": 1, "DRAFT": 0}
+NO_DRAFT = dict.fromkeys(("draft_logsumexp", "draft_threshold", "draft_temperatures"))
+
+
+def variants() -> list[tuple[str, object, dict[str, object]]]:
+    """(name, kernel, its row dtype and constants)."""
+    out = []
+    for name, what in (("cdf", 1), ("race", 2)):
+        base = {"rows": "bf16", "STREAM": 2, "WHAT": what, **SHAPE}
+        out += [
+            (f"{name}-tiles", sample.sample_tiles, base | SCALARS),
+            (f"{name}-lazy", sample.sample_rows, base | SCALARS | {"PRE": False, "FILTERS": False}),
+            (f"{name}-split-filters", sample.sample_rows, base | {"PRE": True, "FILTERS": True}),
+        ]
+    token = PLAIN | SHAPE | {"rows": "bf16"}
+    law, raw, sampled = ({"DRAFT": n} for n in (1, 2, 3))
+    match = {"WHAT": 2, "PLANES": 2}
+    greedy = {"WHAT": 0, "GREEDY": True}
+    ragged = {"RAGGED_DRAFT": True}
+    lazy = {"PRE": False, "FILTERS": False}
+    tiles, walk = chain.chain_tiles, chain.chain_sequences
+    return [
+        *out,
+        ("law-tiles", tiles, token | SCALARS | law),
+        ("ragged-law-tiles", tiles, token | law | ragged | {"rows": "fp32"}),
+        ("match-tiles", tiles, token | SCALARS | match),
+        ("probs-tiles", tiles, token | raw | {"PROBS": True}),
+        ("point-lazy", walk, token | SCALARS | NO_DRAFT | lazy),
+        ("law-lazy", walk, token | SCALARS | NO_DRAFT | law | lazy | {"rows": "fp32"}),
+        ("law-split-filters", walk, token | NO_DRAFT | law | {"PRE": True, "FILTERS": True}),
+        ("probs-lazy", walk, token | SCALARS | NO_DRAFT | raw | lazy | {"PROBS": True}),
+        ("probs-ragged-filters", walk, token | NO_DRAFT | raw | ragged
+         | {"PROBS": True, "PRE": False, "FILTERS": True, "rows": "fp16"}),
+        ("sampled-lazy-filters", walk, token | sampled | ragged | {"PRE": False, "FILTERS": True}),
+        ("match-lazy-filters", walk, token | NO_DRAFT | match | {"PRE": False, "FILTERS": True}),
+        ("greedy-split", walk, token | SCALARS | NO_DRAFT | greedy | {"PRE": True,
+                                                                      "FILTERS": False}),
+    ]  # fmt: skip
+
+
+def compiled(kernel: object, constants: dict[str, object], target: GPUTarget) -> object:
+    rows = "*" + str(constants["rows"])
+    signature, values, attributes = {}, {}, {}
+    for i, name in enumerate(kernel.arg_names):
+        if name in constants:
+            signature[name], values[(i,)] = "constexpr", constants[name]
+            continue
+        kind = rows if name in ("logits", "target", "draft") else TYPE_OF[name]
+        signature[name] = kind
+        if kind[0] == "*" or name in ALIGNED:
+            attributes[(i,)] = [["tt.divisibility", 16]]
+    source = ASTSource(kernel, signature, values, attributes)
+    return triton.compile(source, target=target, options=dict(launch.OPTIONS))
+
+
+def resources(binary: bytes) -> str:
+    """ "157 registers, 0 bytes of stack", from the CUDA binary; empty without cuobjdump."""
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    if not tool.exists():
+        return ""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(binary)
+        file.flush()
+        text = subprocess.run(
+            [tool, "-res-usage", file.name], capture_output=True, text=True, check=False
+        ).stdout
+    used = dict(re.findall(r"(REG|STACK|LOCAL):(\d+)", text))
+    if "REG" not in used:
+        return ""
+    return f"{used['REG']} registers, {int(used['STACK']) + int(used['LOCAL'])} bytes of stack"
+
+
+def main(names: list[str]) -> int:
+    listed = variants()
+    if missing := set(ENTRIES) - {kernel for _, kernel, _ in listed}:
+        print("no variant of", ", ".join(k.__name__ for k in missing))
+        return 1
+    for target in names or list(TARGETS):
+        for name, kernel, constants in listed:
+            start = time.perf_counter()
+            made = compiled(kernel, constants, TARGETS[target])
+            seconds = time.perf_counter() - start
+            binary = made.asm.get("cubin")
+            extra = resources(binary) if binary else ""
+            print(f"{target:11} {kernel.__name__:16} {name:22} {seconds:5.1f} s  {extra}",
+                  flush=True)  # fmt: skip
+    print(f"compiled {len(listed)} variants for {', '.join(names or TARGETS)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
