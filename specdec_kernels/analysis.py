@@ -221,7 +221,7 @@ def enumerate_law(
 def _bisect(
     inside: Callable[[Tensor], Tensor], n: int, steps: int, guess: Tensor | None = None
 ) -> Tensor:
-    """[n] float64: the end of the interval from 0 on which `inside` holds; 1 where it never ends."""
+    """[n] float64: where the interval from 0 on which `inside` holds ends, else 1."""
     low, high = torch.zeros(n, dtype=torch.float64), torch.full((n,), _TOP, dtype=torch.float64)
     if guess is not None:
         near, far = (guess - _NEAR).clamp(min=0), (guess + _NEAR).clamp(max=_TOP)

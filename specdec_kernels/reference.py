@@ -45,14 +45,14 @@ def exponentials(seed: int, position: int, stream: int, size: int) -> Tensor:
         x = philox(seed, v // 4, position, stream)[v % 4]
         u = (x + 0.5) * 2.0**-32
         if x < 256:
-            u = (x * 2.0**32 + philox(seed, v // 4, position, stream + TAIL)[v % 4] + 0.5) * 2.0**-64
+            u = (
+                x * 2.0**32 + philox(seed, v // 4, position, stream + TAIL)[v % 4] + 0.5
+            ) * 2.0**-64
         out[v] = -math.log1p(-u)
     return out
 
 
-def threshold(
-    logits: Tensor, temperature: float, top_k: int, top_p: float, min_p: float
-) -> float:
+def threshold(logits: Tensor, temperature: float, top_k: int, top_p: float, min_p: float) -> float:
     """Smallest surviving logit of one float64 row [V]: top-k, top-p of the rest, min-p."""
     v = logits.numel()
     keep = -math.inf
@@ -306,8 +306,10 @@ def verify_chain(
                 else:
                     whole = True
                 accepted = not fault and coin * float(q[x]) < float(p[x])
-                if not accepted and direct and not bool(
-                    row.isfinite().all() and (row >= 0).all() and row.sum() > 0
+                if (
+                    not accepted
+                    and direct
+                    and not bool(row.isfinite().all() and (row >= 0).all() and row.sum() > 0)
                 ):
                     status[b] |= TARGET_NOT_FINITE
                     break

@@ -6,6 +6,7 @@ import copy
 from functools import cache, lru_cache
 from typing import Any
 
+import pytest
 import torch
 from specdec_hf.weights import load_embedded, with_fewer_layers
 from transformers import (
@@ -22,6 +23,17 @@ from transformers import (
 )
 
 VOCAB = 67
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """For the modules that import it: tiny models on several threads mostly wait for each other.
+
+    The thread count is put back in conftest.py.
+    """
+    torch.set_num_threads(1)
+
+
 PAD = 0
 NAMES = ("llama", "gpt2", "qwen2", "qwen3", "gemma2")
 
@@ -81,7 +93,7 @@ def tiny(name: str, seed: int = 0) -> Any:
     return build(name, seed)
 
 
-@lru_cache(maxsize=None)
+@cache
 def perturbed(name: str, amount: float = 0.05) -> Any:
     """A drafter that agrees with ``tiny(name)`` often, not always."""
     drafter = copy.deepcopy(tiny(name))

@@ -218,6 +218,7 @@ def _lengths(s):
     pairs = [
         *((s, s - 2), (s, s), (s - 1, s + 3), (3, 0), (0, 0), (2, -5), (-3, 1), (-3, -9)),
         *((s + 4, s - 1), (s + 4, s + 1), (HUGE, 1), (-HUGE - 1, HUGE), (HUGE, -HUGE - 1)),
+        (HUGE, HUGE - 1),
     ]
     return [list(v) for v in zip(*pairs, strict=True)]
 

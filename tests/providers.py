@@ -1,4 +1,4 @@
-"""What several test files share: comparisons that name the worst element, and defaults of the ops."""
+"""What several test files share: comparisons that name the worst element, and shorter calls."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
+
 from specdec_kernels import testing
 
 OUTPUTS = {

@@ -1,11 +1,15 @@
-"""One table of bad inputs: the real kernel, the fake kernel, Triton and the reference say the same."""
+"""One table of bad inputs; real kernel, fake kernel, Triton and reference say the same of each."""
 
+import ast
 import re
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 from providers import provider, shaping
-from specdec_kernels import reference, testing
+
+from specdec_kernels import _checks, testing
 
 VECTOR = ("temperature", "top_k", "top_p", "min_p")
 
@@ -200,7 +204,9 @@ def name_of(row):
 
 
 @pytest.mark.parametrize("where", WHERE)
-@pytest.mark.parametrize(("op", "bad", "message"), TABLE, ids=[f"{r[0]}-{name_of(r)}" for r in TABLE])
+@pytest.mark.parametrize(
+    ("op", "bad", "message"), TABLE, ids=[f"{r[0]}-{name_of(r)}" for r in TABLE]
+)
 def test_names_the_argument_the_rule_and_the_value(op, bad, message, where):
     args = BUILD[op](**bad)
     if where == "meta":
@@ -210,18 +216,36 @@ def test_names_the_argument_the_rule_and_the_value(op, bad, message, where):
     assert re.fullmatch(message, text), f"{text!r} is not {message!r}"
 
 
-def test_the_table_covers_every_check():
-    """Every message of _checks.py for these ops occurs in the table."""
-    from inspect import getsource
+def check_sites():
+    """(first line, last line) of every `require` in the checks of the two ops."""
+    functions = {"sample", "verify_chain", "sampling", "rows", "vector", "one_of"}
+    tree = ast.parse(Path(_checks.__file__).read_text())
+    return {
+        (node.lineno, node.end_lineno)
+        for f in tree.body
+        if isinstance(f, ast.FunctionDef) and f.name in functions
+        for node in ast.walk(f)
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "require"
+    }
 
-    from specdec_kernels import _checks
 
-    functions = (_checks.sample, _checks.verify_chain, _checks.sampling, _checks.rows)
-    written = "".join(getsource(f) for f in functions)
-    stems = set(re.findall(r'f?"(?:\{name\}|)([^"{]{8,}?)(?:, got|\{|")', written))
-    table = " ".join(re.sub(r"\\", "", m) for _, _, m in TABLE)
-    missing = {s for s in stems if s.strip() not in table}
-    assert not {m for m in missing if " must " in m}
+def test_the_table_trips_every_check(monkeypatch):
+    """A check that no row of the table fails has no test."""
+    tripped = set()
+
+    def require(condition, message):
+        if not condition:
+            line = sys._getframe(1).f_lineno
+            tripped.update(site for site in sites if site[0] <= line <= site[1])
+            raise RuntimeError(message)
+
+    sites = check_sites()
+    assert len(sites) > 20
+    monkeypatch.setattr(_checks, "require", require)
+    for op, bad, _ in TABLE:
+        with pytest.raises(RuntimeError):
+            getattr(_checks, op)(*BUILD[op](**bad))
+    assert not sites - tripped
 
 
 DEVICES = [
@@ -243,7 +267,7 @@ def test_devices_are_checked(op, first, name, given, message):
     text = says(provider(op, "cpp"), args)
     assert text.startswith(message), text
     assert text.endswith("meta, got cpu"), text
-    checks = says(getattr(reference._checks, op), args)
+    checks = says(getattr(_checks, op), args)
     assert checks == text
 
 

@@ -3,14 +3,14 @@
 import hf_models
 import numpy as np
 import pytest
-import torch
-from transformers import DynamicCache
-
 import specdec_hf.cache as cache_module
+import torch
+from hf_models import one_thread  # noqa: F401  # autouse here
 from specdec_hf import SpecCache, generate, loop
 from specdec_hf.cache import make_cache
 from specdec_hf.forward import forward_window
 from specdec_hf.settings import prepare_call
+from transformers import DynamicCache
 
 NEW = 16
 RAGGED = (9, 4, 12)

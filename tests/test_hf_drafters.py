@@ -4,7 +4,7 @@ import hf_models
 import numpy as np
 import pytest
 import torch
-
+from hf_models import one_thread  # noqa: F401  # autouse here
 from specdec_hf import BenefitGuard, ModelDrafter, PromptLookupDrafter, RowStats, generate
 from specdec_hf.drafters import History
 from specdec_hf.drafters.prompt_lookup import lookup
@@ -194,9 +194,7 @@ def test_the_loop_stops_drafting_when_it_does_not_pay():
     assert any("drafting stopped" in note for note in out.stats.notes)
     assert out.stats.gammas.count(0) > NEW / 2
     seeded = {"do_sample": True, "seed": 3, "return_dict_in_generate": True}
-    out = generate(
-        model, **inputs, drafter=Useless(), max_new_tokens=NEW, clock=clock, **seeded
-    )
+    out = generate(model, **inputs, drafter=Useless(), max_new_tokens=NEW, clock=clock, **seeded)
     assert any("drafting goes on" in note for note in out.stats.notes)
 
 

@@ -3,10 +3,10 @@
 import hf_models
 import pytest
 import torch
-from transformers import StoppingCriteria, StoppingCriteriaList
-
+from hf_models import one_thread  # noqa: F401  # autouse here
 from specdec_hf import generate
 from specdec_hf.drafters import Draft, Drafter
+from transformers import StoppingCriteria, StoppingCriteriaList
 
 NEW = 24
 RAGGED = (9, 4, 12)
@@ -162,7 +162,9 @@ def test_the_context_ends_generation(name):
     assert {row.stop_reason for row in got.stats.rows} == {"context"}
     assert "stopped at the model's context length" in got.stats.notes
     long = model.generate(
-        **{key: value[:1, -20:] for key, value in inputs.items()}, max_new_tokens=12, do_sample=False
+        **{key: value[:1, -20:] for key, value in inputs.items()},
+        max_new_tokens=12,
+        do_sample=False,
     )
     assert got.sequences[0, -12:].tolist() == long[0, -12:].tolist()
 

@@ -21,6 +21,7 @@ from providers import (
     worst,
 )
 from scipy import stats
+
 from specdec_kernels import analysis, reference
 
 TOLERANCE = 1e-6

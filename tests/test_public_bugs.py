@@ -13,12 +13,13 @@ from providers import (
     chi_square,
     identical,
     provider,
-    sample,
     same_outputs,
+    sample,
     uniforms_of,
     verify,
     worst,
 )
+
 from specdec_kernels import SampledDraft, reference, testing, verify_chain
 from specdec_kernels import sample as public_sample
 from specdec_kernels.analysis import filtered_law
@@ -339,7 +340,9 @@ def test_the_candidate_sets_of_target_and_draft_may_differ():
 
 def far_rows(rows, v, stride):
     """[rows, v] float16 with `stride` elements between rows, in memory that was never touched."""
-    return torch.empty((rows - 1) * stride + v, dtype=torch.float16).as_strided((rows, v), (stride, 1))
+    return torch.empty((rows - 1) * stride + v, dtype=torch.float16).as_strided(
+        (rows, v), (stride, 1)
+    )
 
 
 @pytest.mark.parametrize("name", REAL)

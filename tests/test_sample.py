@@ -20,6 +20,7 @@ from providers import (
     worst,
 )
 from scipy import stats
+
 from specdec_kernels import analysis, reference, testing
 
 NUMBER = {"residual": 1, "draft": 2, "shared": 3}
@@ -45,7 +46,7 @@ def test_the_token_is_the_inverse_cdf_of_the_uniform_of_its_stream(name, stream)
 
 def test_agreement_with_the_specification_on_thousands_of_rows():
     """A draw may differ only where its uniform falls within rounding of a step of the cdf."""
-    n, v = 2000, 300
+    n, v = 1500, 257
     generator = torch.Generator().manual_seed(6)
     logits = testing.zipf_logits(n, v, generator)
     filters = dict(

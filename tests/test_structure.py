@@ -10,8 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
-import specdec_kernels
 import torch
+
+import specdec_kernels
 
 ROOT = Path(__file__).resolve().parents[1]
 CSRC = ROOT / "csrc"
@@ -118,7 +119,9 @@ def test_the_loop_uses_the_public_api_and_never_the_raw_ops():
 
 def test_importing_the_ops_loads_no_transformers():
     program = "import sys, specdec_kernels; print('transformers' in sys.modules)"
-    out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    out = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert out.stdout.strip() == "False"
 
 
@@ -153,7 +156,9 @@ needs_nm = pytest.mark.skipif(not shutil.which("nm"), reason="binutils are not i
 
 def nm(*flags):
     out = subprocess.run(["nm", "-D", *flags, LIBRARY], capture_output=True, text=True, check=True)
-    return [line.split()[-1] if "--demangle" not in flags else line for line in out.stdout.splitlines()]
+    return [
+        line.split()[-1] if "--demangle" not in flags else line for line in out.stdout.splitlines()
+    ]
 
 
 # Shims of the stable ABI at the floor, torch 2.10 (torch/csrc/stable, aoti_torch/c/shim.h).
@@ -185,7 +190,9 @@ def test_the_library_needs_only_shims_that_the_floor_has():
         inside = []  # versions of the #if blocks around a line
         for line in header.read_text().splitlines():
             if re.match(r"\s*#\s*if", line):
-                version = re.search(r"TORCH_FEATURE_VERSION\s*>=\s*TORCH_VERSION_(\d+)_(\d+)_", line)
+                version = re.search(
+                    r"TORCH_FEATURE_VERSION\s*>=\s*TORCH_VERSION_(\d+)_(\d+)_", line
+                )
                 inside.append(tuple(map(int, version.groups())) if version else (0, 0))
             elif re.match(r"\s*#\s*endif", line):
                 inside.pop()
@@ -229,7 +236,9 @@ ARCHITECTURES = {"sm_80", "sm_90", "sm_100", "sm_120"}
 def test_a_build_with_cuda_has_code_for_every_architecture():
     tool = shutil.which("cuobjdump")
     if tool:
-        out = subprocess.run([tool, "--list-elf", LIBRARY], capture_output=True, text=True, check=True)
+        out = subprocess.run(
+            [tool, "--list-elf", LIBRARY], capture_output=True, text=True, check=True
+        )
         found = set(re.findall(r"sm_\d+", out.stdout))
     else:  # every cubin names its target in its own note, the fat binary may be compressed
         build = (ROOT / "CMakeLists.txt").read_text()

@@ -9,25 +9,27 @@ namespace {
 
 Kind kind_of(const std::string& kind) {
   if (kind == "logits") return Kind::kLogits;
-  check(kind == "probs", "kind must be one of logits, probs, got ", kind);
+  SPECDEC_CHECK(kind == "probs", "kind must be one of logits, probs, got ", kind);
   return Kind::kProbs;
 }
 
 Rule rule_of(const std::string& rule) {
   if (rule == "token") return Rule::kToken;
   if (rule == "greedy") return Rule::kGreedy;
-  check(rule == "match", "rule must be one of token, greedy, match, got ", rule);
+  SPECDEC_CHECK(rule == "match", "rule must be one of token, greedy, match, got ", rule);
   return Rule::kMatch;
 }
 
 void check_target(const Tensor& target, const std::optional<Tensor>& cu_rows, int64_t b,
                   int64_t gamma) {
   if (cu_rows) {
-    check(target.dim() == 2, "target must be [N, V] when cu_rows is given, got ", shape_of(target));
+    SPECDEC_CHECK(target.dim() == 2, "target must be [N, V] when cu_rows is given, got ",
+                  shape_of(target));
     check_vector("cu_rows", *cu_rows, b + 1, ScalarType::Int, target, "target");
   } else {
-    check(target.dim() == 3 && target.size(0) == b && target.size(1) == gamma + 1,
-          "target must be [B, gamma+1, V] = [", b, ", ", gamma + 1, ", V], got ", shape_of(target));
+    SPECDEC_CHECK(target.dim() == 3 && target.size(0) == b && target.size(1) == gamma + 1,
+                  "target must be [B, gamma+1, V] = [", b, ", ", gamma + 1, ", V], got ",
+                  shape_of(target));
   }
   check_rows("target", target);
 }
@@ -36,11 +38,12 @@ void check_draft(const Tensor& draft, const Tensor& target, bool ragged, int64_t
   const int64_t v = target.size(target.dim() - 1);
   if (ragged) {
     const int64_t n = target.size(0) - b;
-    check(draft.size(0) == n && draft.size(1) == v, "draft must be [N-B, V] = [", n, ", ", v,
-          "], got ", shape_of(draft));
+    SPECDEC_CHECK(draft.size(0) == n && draft.size(1) == v, "draft must be [N-B, V] = [", n, ", ",
+                  v, "], got ", shape_of(draft));
   } else {
-    check(draft.dim() == 3 && draft.size(0) == b && draft.size(1) == gamma && draft.size(2) == v,
-          "draft must be [B, gamma, V] = [", b, ", ", gamma, ", ", v, "], got ", shape_of(draft));
+    SPECDEC_CHECK(
+        draft.dim() == 3 && draft.size(0) == b && draft.size(1) == gamma && draft.size(2) == v,
+        "draft must be [B, gamma, V] = [", b, ", ", gamma, ", ", v, "], got ", shape_of(draft));
   }
   check_rows("draft", draft);
   check_same_device("draft", draft, target, "target");
@@ -48,10 +51,10 @@ void check_draft(const Tensor& draft, const Tensor& target, bool ragged, int64_t
 
 void check_sampled(const char* name, const Tensor& t, ScalarType dtype, const Tensor& target,
                    int64_t b, int64_t gamma) {
-  check(t.dim() == 2 && t.size(0) == b && t.size(1) == gamma, name, " must be [B, gamma] = [", b,
-        ", ", gamma, "], got ", shape_of(t));
-  check(t.scalar_type() == dtype, name, " must be ", dtype_name(dtype), ", got ",
-        dtype_name(t.scalar_type()));
+  SPECDEC_CHECK(t.dim() == 2 && t.size(0) == b && t.size(1) == gamma, name,
+                " must be [B, gamma] = [", b, ", ", gamma, "], got ", shape_of(t));
+  SPECDEC_CHECK(t.scalar_type() == dtype, name, " must be ", dtype_name(dtype), ", got ",
+                dtype_name(t.scalar_type()));
   check_same_device(name, t, target, "target");
 }
 
@@ -68,17 +71,19 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> verify_chain(
   ChainParams p{};
   p.kind = kind_of(kind);
   p.rule = rule_of(rule);
-  check(draft_tokens.dim() == 2, "draft_tokens must be [B, gamma], got ", shape_of(draft_tokens));
+  SPECDEC_CHECK(draft_tokens.dim() == 2, "draft_tokens must be [B, gamma], got ",
+                shape_of(draft_tokens));
   const ScalarType ids = draft_tokens.scalar_type();
-  check(ids == ScalarType::Int || ids == ScalarType::Long,
-        "draft_tokens must be int32 or int64, got ", dtype_name(ids));
+  SPECDEC_CHECK(ids == ScalarType::Int || ids == ScalarType::Long,
+                "draft_tokens must be int32 or int64, got ", dtype_name(ids));
   const int64_t b = draft_tokens.size(0), gamma = draft_tokens.size(1);
   check_target(target, cu_rows, b, gamma);
   check_same_device("draft_tokens", draft_tokens, target, "target");
   p.draft_ragged = draft && cu_rows && draft->dim() == 2;
   if (draft) check_draft(*draft, target, p.draft_ragged, b, gamma);
-  check(draft_logsumexp.has_value() == draft_threshold.has_value() && (!draft_logsumexp || draft),
-        "draft_logsumexp and draft_threshold must come together and with draft");
+  SPECDEC_CHECK(
+      draft_logsumexp.has_value() == draft_threshold.has_value() && (!draft_logsumexp || draft),
+      "draft_logsumexp and draft_threshold must come together and with draft");
   if (draft_logsumexp) {
     check_sampled("draft_logsumexp", *draft_logsumexp, ScalarType::Double, target, b, gamma);
     check_sampled("draft_threshold", *draft_threshold, ScalarType::Float, target, b, gamma);
@@ -86,20 +91,21 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> verify_chain(
   if (draft_temperatures) {
     check_vector("draft temperature", *draft_temperatures, b, ScalarType::Float, target, "target");
   } else {
-    check(std::isfinite(draft_temperature) && draft_temperature >= 0,
-          "draft temperature must be finite and at least 0, got ", draft_temperature);
+    SPECDEC_CHECK(std::isfinite(draft_temperature) && draft_temperature >= 0,
+                  "draft temperature must be finite and at least 0, got ", draft_temperature);
   }
   SamplingArgs sampling{temperatures, temperature, top_ks, top_k, top_ps, top_p, min_ps, min_p};
   sampling.check_all(b, target, "target");
   check_vector("seeds", seeds, b, ScalarType::Long, target, "target");
   check_vector("positions", positions, b, ScalarType::Long, target, "target");
   if (uniforms) {
-    check(uniforms->dim() == 2 && uniforms->size(0) == b && uniforms->size(1) == gamma + 1,
-          "uniforms must be [B, gamma+1] = [", b, ", ", gamma + 1, "], got ", shape_of(*uniforms));
-    check(uniforms->scalar_type() == ScalarType::Double, "uniforms must be float64, got ",
-          dtype_name(uniforms->scalar_type()));
+    SPECDEC_CHECK(uniforms->dim() == 2 && uniforms->size(0) == b && uniforms->size(1) == gamma + 1,
+                  "uniforms must be [B, gamma+1] = [", b, ", ", gamma + 1, "], got ",
+                  shape_of(*uniforms));
+    SPECDEC_CHECK(uniforms->scalar_type() == ScalarType::Double, "uniforms must be float64, got ",
+                  dtype_name(uniforms->scalar_type()));
     check_same_device("uniforms", *uniforms, target, "target");
-    check(p.rule != Rule::kMatch, "uniforms must be None when rule is match");
+    SPECDEC_CHECK(p.rule != Rule::kMatch, "uniforms must be None when rule is match");
   }
 
   Tensor tokens = torch::stable::new_empty(draft_tokens, {b, gamma + 1}, ids);

@@ -45,29 +45,29 @@ std::string device_name(const Tensor& t) {
   return t.is_cuda() ? "cuda" : t.is_cpu() ? "cpu" : "other";
 }
 
-void check_same_device(const std::string& name, const Tensor& t, const Tensor& of_tensor,
-                       const char* of) {
-  check(t.device().type() == of_tensor.device().type(), name, " must be on the device of ", of,
-        ", ", device_name(of_tensor), ", got ", device_name(t));
+void check_same_device(const char* name, const Tensor& t, const Tensor& of_tensor, const char* of) {
+  SPECDEC_CHECK(t.device().type() == of_tensor.device().type(), name, " must be on the device of ",
+                of, ", ", device_name(of_tensor), ", got ", device_name(t));
 }
 
-void check_vector(const std::string& name, const Tensor& t, int64_t n, ScalarType dtype,
+void check_vector(const char* name, const Tensor& t, int64_t n, ScalarType dtype,
                   const Tensor& of_tensor, const char* of) {
-  check(t.dim() == 1 && t.size(0) == n, name, " must be [", n, "], got ", shape_of(t));
-  check(t.scalar_type() == dtype, name, " must be ", dtype_name(dtype), ", got ",
-        dtype_name(t.scalar_type()));
+  SPECDEC_CHECK(t.dim() == 1 && t.size(0) == n, name, " must be [", n, "], got ", shape_of(t));
+  SPECDEC_CHECK(t.scalar_type() == dtype, name, " must be ", dtype_name(dtype), ", got ",
+                dtype_name(t.scalar_type()));
   check_same_device(name, t, of_tensor, of);
 }
 
 void check_rows(const char* name, const Tensor& t) {
   const ScalarType dtype = t.scalar_type();
-  check(dtype == ScalarType::Float || dtype == ScalarType::BFloat16 || dtype == ScalarType::Half,
-        name, " must be float32, bfloat16 or float16, got ", dtype_name(dtype));
+  SPECDEC_CHECK(
+      dtype == ScalarType::Float || dtype == ScalarType::BFloat16 || dtype == ScalarType::Half,
+      name, " must be float32, bfloat16 or float16, got ", dtype_name(dtype));
   const int64_t size = t.size(t.dim() - 1), stride = t.stride(t.dim() - 1);
-  check(size >= 1 && size < (int64_t{1} << 31), name,
-        " must have a vocabulary of 1 to 2147483647 entries, got ", shape_of(t));
-  check(stride == 1 || size == 1, name, " must have a contiguous last dimension, got stride ",
-        stride);
+  SPECDEC_CHECK(size >= 1 && size < (int64_t{1} << 31), name,
+                " must have a vocabulary of 1 to 2147483647 entries, got ", shape_of(t));
+  SPECDEC_CHECK(stride == 1 || size == 1, name,
+                " must have a contiguous last dimension, got stride ", stride);
 }
 
 DType row_dtype(const Tensor& t) {
@@ -87,23 +87,23 @@ void SamplingArgs::check_all(int64_t n, const Tensor& of_tensor, const char* of)
   if (temperatures) {
     check_vector("temperature", *temperatures, n, ScalarType::Float, of_tensor, of);
   } else {
-    check(std::isfinite(temperature) && temperature >= 0,
-          "temperature must be finite and at least 0, got ", temperature);
+    SPECDEC_CHECK(std::isfinite(temperature) && temperature >= 0,
+                  "temperature must be finite and at least 0, got ", temperature);
   }
   if (top_ks) {
     check_vector("top_k", *top_ks, n, ScalarType::Int, of_tensor, of);
   } else {
-    check(top_k >= 0, "top_k must be at least 0 (0 keeps every token), got ", top_k);
+    SPECDEC_CHECK(top_k >= 0, "top_k must be at least 0 (0 keeps every token), got ", top_k);
   }
   if (top_ps) {
     check_vector("top_p", *top_ps, n, ScalarType::Float, of_tensor, of);
   } else {
-    check(top_p > 0 && top_p <= 1, "top_p must be in (0, 1], got ", top_p);
+    SPECDEC_CHECK(top_p > 0 && top_p <= 1, "top_p must be in (0, 1], got ", top_p);
   }
   if (min_ps) {
     check_vector("min_p", *min_ps, n, ScalarType::Float, of_tensor, of);
   } else {
-    check(min_p >= 0 && min_p <= 1, "min_p must be in [0, 1], got ", min_p);
+    SPECDEC_CHECK(min_p >= 0 && min_p <= 1, "min_p must be in [0, 1], got ", min_p);
   }
 }
 

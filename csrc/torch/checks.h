@@ -18,22 +18,26 @@ namespace specdec {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-// Throws a message of its parts alone: what the user did, without our file and line in front.
+// The message alone: what the user did, without our file and line in front.
 template <class... Parts>
-void check(bool condition, const Parts&... parts) {
-  if (condition) return;
+[[noreturn]] void fail(const Parts&... parts) {
   std::ostringstream out;
   (out << ... << parts);
   throw std::runtime_error(out.str());
 }
 
+// A macro, so that the parts of a message cost nothing while all is well.
+#define SPECDEC_CHECK(condition, ...)               \
+  do {                                              \
+    if (!(condition)) ::specdec::fail(__VA_ARGS__); \
+  } while (0)
+
 std::string dtype_name(ScalarType dtype);
 std::string shape_of(const Tensor& t);
 std::string device_name(const Tensor& t);
 
-void check_same_device(const std::string& name, const Tensor& t, const Tensor& of_tensor,
-                       const char* of);
-void check_vector(const std::string& name, const Tensor& t, int64_t n, ScalarType dtype,
+void check_same_device(const char* name, const Tensor& t, const Tensor& of_tensor, const char* of);
+void check_vector(const char* name, const Tensor& t, int64_t n, ScalarType dtype,
                   const Tensor& of_tensor, const char* of);
 // A tensor whose last dimension is one vocabulary row.
 void check_rows(const char* name, const Tensor& t);

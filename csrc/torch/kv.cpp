@@ -2,8 +2,6 @@
 
 #include <torch/csrc/stable/accelerator.h>
 
-#include <string>
-
 #include "specdec/kv.h"
 #include "torch/checks.h"
 #include "torch/cuda_stream.h"
@@ -14,17 +12,6 @@ namespace {
 
 using torch::headeronly::DeviceType;
 
-// A part of a message that is put together only when the check fails: a call checks many tensors.
-template <class F>
-struct Late {
-  F text;
-  friend std::ostream& operator<<(std::ostream& out, const Late& late) {
-    return out << late.text();
-  }
-};
-template <class F>
-Late(F) -> Late<F>;
-
 // On one device, not only on one kind of it: one launch serves them all.
 void check_caches(const char* name, const std::vector<Tensor>& tensors, const Tensor& of) {
   const int64_t batch = of.size(0);
@@ -32,16 +19,16 @@ void check_caches(const char* name, const std::vector<Tensor>& tensors, const Te
   const int32_t index = of.get_device_index();
   for (size_t i = 0; i < tensors.size(); ++i) {
     const Tensor& t = tensors[i];
-    const Late item{[&] { return std::string(name) + "[" + std::to_string(i) + "]"; }};
-    check(t.dim() == 4 && t.size(0) == batch, item, " must be [B, H, S, D] with B = ", batch,
-          ", got ", Late{[&] { return shape_of(t); }});
-    check(t.stride(3) == 1 || t.size(3) <= 1, item,
-          " must have a contiguous last dimension, got stride ", t.stride(3));
-    check(t.device().type() == type, item, " must be on the device of positions or lengths, ",
-          Late{[&] { return device_name(of); }}, ", got ", Late{[&] { return device_name(t); }});
-    check(t.get_device_index() == index, item,
-          " must be on the device of positions or lengths, cuda:", index,
-          ", got cuda:", t.get_device_index());
+    SPECDEC_CHECK(t.dim() == 4 && t.size(0) == batch, name, "[", i,
+                  "] must be [B, H, S, D] with B = ", batch, ", got ", shape_of(t));
+    SPECDEC_CHECK(t.stride(3) == 1 || t.size(3) <= 1, name, "[", i, "]",
+                  " must have a contiguous last dimension, got stride ", t.stride(3));
+    SPECDEC_CHECK(t.device().type() == type, name, "[", i,
+                  "] must be on the device of positions or lengths, ", device_name(of), ", got ",
+                  device_name(t));
+    SPECDEC_CHECK(t.get_device_index() == index, name, "[", i, "]",
+                  " must be on the device of positions or lengths, cuda:", index,
+                  ", got cuda:", t.get_device_index());
   }
 }
 
@@ -88,30 +75,30 @@ void run(const Tensor& of, const Params& p, void (*cpu)(const Params&, const Par
   const int32_t device = of.get_device_index();
   const torch::stable::accelerator::DeviceGuard guard(device);
   const int status = launch(p, current_cuda_stream(device));
-  check(status == 0, "the CUDA kernels did not start, cudaError_t ", status);
+  SPECDEC_CHECK(status == 0, "the CUDA kernels did not start, cudaError_t ", status);
 #else
-  check(false, "specdec_kernels was built without CUDA kernels");
+  SPECDEC_CHECK(false, "specdec_kernels was built without CUDA kernels");
 #endif
 }
 
 }  // namespace
 
 void kv_append_(std::vector<Tensor> caches, std::vector<Tensor> entries, Tensor positions) {
-  check(positions.dim() == 1, "positions must be [B], got ", shape_of(positions));
+  SPECDEC_CHECK(positions.dim() == 1, "positions must be [B], got ", shape_of(positions));
   const int64_t batch = positions.size(0);
   check_vector("positions", positions, batch, ScalarType::Long, positions, "positions");
-  check(caches.size() == entries.size(), "entries must have one tensor for each of the ",
-        caches.size(), " caches, got ", entries.size());
+  SPECDEC_CHECK(caches.size() == entries.size(), "entries must have one tensor for each of the ",
+                caches.size(), " caches, got ", entries.size());
   check_caches("caches", caches, positions);
   check_caches("entries", entries, positions);
   for (size_t i = 0; i < caches.size(); ++i) {
     const Tensor &cache = caches[i], &entry = entries[i];
-    check(entry.size(1) == cache.size(1) && entry.size(3) == cache.size(3), "entries[", i,
-          "] must be [B, H, n, D] = [", batch, ", ", cache.size(1), ", n, ", cache.size(3),
-          "], got ", Late{[&] { return shape_of(entry); }});
-    check(entry.scalar_type() == cache.scalar_type(), "entries[", i, "] must be ",
-          Late{[&] { return dtype_name(cache.scalar_type()); }}, " like its cache, got ",
-          Late{[&] { return dtype_name(entry.scalar_type()); }});
+    SPECDEC_CHECK(entry.size(1) == cache.size(1) && entry.size(3) == cache.size(3), "entries[", i,
+                  "] must be [B, H, n, D] = [", batch, ", ", cache.size(1), ", n, ", cache.size(3),
+                  "], got ", shape_of(entry));
+    SPECDEC_CHECK(entry.scalar_type() == cache.scalar_type(), "entries[", i, "] must be ",
+                  dtype_name(cache.scalar_type()), " like its cache, got ",
+                  dtype_name(entry.scalar_type()));
   }
   const std::vector<KvTensor> tensors = kv_tensors(caches, &entries);
   const KvAppendParams p = {tensors.data(),
@@ -122,7 +109,7 @@ void kv_append_(std::vector<Tensor> caches, std::vector<Tensor> entries, Tensor 
 }
 
 void kv_truncate_(std::vector<Tensor> caches, Tensor lengths, Tensor new_lengths, bool zero_fill) {
-  check(lengths.dim() == 1, "lengths must be [B], got ", shape_of(lengths));
+  SPECDEC_CHECK(lengths.dim() == 1, "lengths must be [B], got ", shape_of(lengths));
   const int64_t batch = lengths.size(0);
   check_vector("lengths", lengths, batch, ScalarType::Long, lengths, "lengths");
   check_vector("new_lengths", new_lengths, batch, ScalarType::Long, lengths, "lengths");

@@ -10,7 +10,7 @@ namespace {
 uint32_t stream_number(const std::string& stream) {
   if (stream == "residual") return kResidualStream;
   if (stream == "draft") return kDraftStream;
-  check(stream == "shared", "stream must be one of residual, draft, shared, got ", stream);
+  SPECDEC_CHECK(stream == "shared", "stream must be one of residual, draft, shared, got ", stream);
   return kSharedStream;
 }
 
@@ -21,7 +21,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> sample(
     std::optional<Tensor> top_ks, int64_t top_k, std::optional<Tensor> top_ps, double top_p,
     std::optional<Tensor> min_ps, double min_p, Tensor seeds, Tensor positions, std::string stream,
     std::string method) {
-  check(logits.dim() == 2, "logits must be [R, V], got ", shape_of(logits));
+  SPECDEC_CHECK(logits.dim() == 2, "logits must be [R, V], got ", shape_of(logits));
   check_rows("logits", logits);
   const int64_t n = logits.size(0);
   SamplingArgs sampling{temperatures, temperature, top_ks, top_k, top_ps, top_p, min_ps, min_p};
@@ -29,9 +29,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> sample(
   check_vector("seeds", seeds, n, ScalarType::Long, logits, "logits");
   check_vector("positions", positions, n, ScalarType::Long, logits, "logits");
   const uint32_t number = stream_number(stream);
-  check(method == "cdf" || method == "race", "method must be one of cdf, race, got ", method);
-  check(number != kSharedStream || method == "race",
-        "method must be race when stream is shared, got cdf");
+  SPECDEC_CHECK(method == "cdf" || method == "race", "method must be one of cdf, race, got ",
+                method);
+  SPECDEC_CHECK(number != kSharedStream || method == "race",
+                "method must be race when stream is shared, got cdf");
 
   const auto output = [&](ScalarType dtype) {
     return torch::stable::new_empty(logits, {n}, dtype);

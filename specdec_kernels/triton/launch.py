@@ -14,6 +14,7 @@ from torch import Tensor
 
 TILE = 4096  # part of the contract: results depend on it
 CHUNK = 1024  # threshold passes keep one accumulator per pivot and position of a chunk
+MAX_BLOCK = 1024
 # No contraction: a product and a sum round apart on every device, as they do in the interpreter.
 OPTIONS = {"num_warps": 8, "enable_fp_fusion": False}
 
@@ -31,7 +32,7 @@ class Tiling(NamedTuple):
 def tiling(v: int) -> Tiling:
     tiles = -(-v // TILE)
     log_tiles = (tiles - 1).bit_length()
-    return Tiling(tiles, min(max(1 << log_tiles, 16), 1024), log_tiles)
+    return Tiling(tiles, min(max(1 << log_tiles, 16), MAX_BLOCK), log_tiles)
 
 
 @functools.lru_cache(maxsize=64)

@@ -69,7 +69,7 @@ SPECDEC_HD inline int64_t truncated_length(int64_t length, int64_t new_length) {
 SPECDEC_HD inline KvRange dropped_slots(int64_t length, int64_t new_length, int64_t slots) {
   const int64_t begin = truncated_length(length, new_length);
   const int64_t end = length < slots ? length : slots;
-  return {begin, end > begin ? end - begin : 0};
+  return end > begin ? KvRange{begin, end - begin} : KvRange{0, 0};
 }
 
 void kv_append_cpu(const KvAppendParams& p, const Parallel& parallel);

@@ -1,6 +1,7 @@
 #pragma once
 // How a torch-free kernel gets its threads. Which thread runs what never changes a result.
 #include <cstdint>
+#include <type_traits>
 
 namespace specdec {
 
@@ -19,7 +20,9 @@ struct Parallel {
     }
     run(
         self, n,
-        [](void* context, int64_t begin, int64_t end) { (*static_cast<F*>(context))(begin, end); },
+        [](void* context, int64_t begin, int64_t end) {
+          (*static_cast<std::remove_reference_t<F>*>(context))(begin, end);
+        },
         &f);
   }
 };

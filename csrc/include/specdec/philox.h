@@ -2,11 +2,7 @@
 // Philox4x32-10 (Salmon et al. 2011) and the uniforms of the contract. Shared by every native room.
 #include <cstdint>
 
-#ifdef __CUDACC__
-#define SPECDEC_HD __host__ __device__
-#else
-#define SPECDEC_HD
-#endif
+#include "specdec/host_device.h"
 
 namespace specdec {
 

@@ -1,0 +1,376 @@
+"""The Triton provider in the interpreter, and its kernels compiled for devices that are not here.
+
+What every provider must do is in test_sample, test_chain, test_law and test_contract; here is what
+is Triton's own: the noise in its kernels, schedules, tiles and scan blocks, and random calls against
+the specification.
+"""
+
+import itertools
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+os.environ["TRITON_INTERPRET"] = "1"  # before any kernel is decorated
+
+import torch
+import triton
+import triton.language as tl
+from providers import identical, same_outputs, shaping, worst
+
+from specdec_kernels import reference
+from specdec_kernels.triton import chain, launch, philox, sample
+
+ROOT = Path(__file__).parents[1]
+DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+
+
+@pytest.fixture
+def small_tiles(monkeypatch):
+    """Tiles of 64 and scan blocks of 16, so that a small row has several of each."""
+    monkeypatch.setattr(launch, "TILE", 64)
+    monkeypatch.setattr(launch, "CHUNK", 64)
+    monkeypatch.setattr(launch, "MAX_BLOCK", 16)
+    launch.tiling.cache_clear()
+    yield
+    launch.tiling.cache_clear()
+
+
+def both_schedules(op, args, monkeypatch):
+    out = []
+    for split in (False, True):
+        monkeypatch.setattr(launch, "force_row_parallel", split)
+        out.append(op(*args))
+    return out
+
+
+# Noise.
+
+
+@triton.jit
+def _philox(counters, keys, out):
+    c0, c1, c2, c3 = philox.philox(
+        tl.load(counters), tl.load(counters + 1), tl.load(counters + 2), tl.load(counters + 3),
+        tl.load(keys), tl.load(keys + 1),
+    )  # fmt: skip
+    tl.store(out, c0)
+    tl.store(out + 1, c1)
+    tl.store(out + 2, c2)
+    tl.store(out + 3, c3)
+
+
+@triton.jit
+def _exponentials(seed, position, tile, out, TILE: tl.constexpr):
+    noise = philox.tile_exponentials(tile, tl.load(seed), tl.load(position), philox.SHARED, TILE)
+    tl.store(out + tl.arange(0, TILE), noise)
+
+
+@triton.jit
+def _uniforms(seeds, positions, out, STREAM: tl.constexpr):
+    i = tl.program_id(0)
+    tl.store(out + i, philox.uniform(tl.load(seeds + i), tl.load(positions + i), STREAM))
+
+
+@pytest.mark.parametrize(
+    ("counter", "key", "words"),
+    [
+        ([0] * 4, [0] * 2, [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]),
+        ([0xFFFFFFFF] * 4, [0xFFFFFFFF] * 2, [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]),
+        (
+            [0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344],
+            [0xA4093822, 0x299F31D0],
+            [0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1],
+        ),
+    ],
+    ids=["zeros", "ones", "pi"],
+)
+def test_known_answers_of_random123(counter, key, words):
+    out = torch.zeros(4, dtype=torch.uint32)
+    _philox[(1,)](torch.tensor(counter, dtype=torch.uint32), torch.tensor(key, dtype=torch.uint32),
+                  out)  # fmt: skip
+    assert out.tolist() == words
+
+
+@pytest.mark.parametrize("stream", [0, 1, 2])
+def test_uniforms_are_those_of_the_specification(stream):
+    seeds = torch.tensor([0, 1, -1, 2**62 + 12345, -(2**63), 2**63 - 1])
+    positions = torch.tensor([0, 2**32 - 1, 2**32, 2**45 + 3, -1, 17])
+    out = torch.empty(6, dtype=torch.float64)
+    _uniforms[(6,)](seeds, positions, out, STREAM=stream)
+    want = [reference.uniform(s, p, stream) for s, p in zip(seeds.tolist(), positions.tolist(),
+                                                            strict=True)]  # fmt: skip
+    assert out.tolist() == want
+
+
+@pytest.mark.parametrize(
+    ("position", "tile", "index"),
+    [(3, 0, None), (23, 494, 3499), (5, 412, 3048)],
+    ids=["usual", "word39-has-a-tail", "word110-has-a-tail"],
+)
+def test_exponentials_keep_their_precision_and_their_tail(position, tile, index):
+    out = torch.empty(4096)
+    one = torch.tensor
+    _exponentials[(1,)](one([7]), one([position]), tile, out, TILE=4096)
+    # The specification, at the tokens of this tile only.
+    picked = range(4096) if index is None else range(index - 4, index + 5)
+    for i in picked:
+        v = tile * 4096 + i
+        x = reference.philox(7, v // 4, position, reference.SHARED)[v % 4]
+        if i == index:
+            assert x < 256
+            tail = reference.philox(7, v // 4, position, reference.SHARED + reference.TAIL)[v % 4]
+            want = (x * 2.0**32 + tail + 0.5) * 2.0**-64
+        else:
+            u = torch.tensor((x + 0.5) * 2.0**-32, dtype=torch.float64)
+            want = float(-torch.log1p(-u))
+        assert float(out[i]) == pytest.approx(want, rel=3e-7), (v, x)
+
+
+# Random calls against the specification.
+
+
+def logits(rows, v, generator, dtype):
+    return (3 * torch.randn(*rows, v, generator=generator)).to(dtype)
+
+
+def poison(t, rnd):
+    """One entry no row may hold, or one that only a point mass may."""
+    if t.numel():
+        t.view(-1)[rnd.randrange(t.numel())] = rnd.choice(
+            [float("nan"), float("inf"), float("-inf"), -1.0]
+        )
+
+
+def per_sequence(rnd, n, values, dtype=torch.float32):
+    return torch.tensor([rnd.choice(values) for _ in range(n)], dtype=dtype)
+
+
+def random_shaping(rnd, n, v):
+    """The eight sampling arguments: scalars and tensors, some of them out of range."""
+    out = [None, rnd.choice([1.0, 1.0, 0.7, 0.0, 1e-30, 1e30]), None, rnd.choice([0, 0, 3, 50]),
+           None, rnd.choice([1.0, 1.0, 0.9, 0.3]), None, rnd.choice([0.0, 0.0, 0.05, 1.0])]  # fmt: skip
+    if rnd.random() < 0.4:
+        out[0] = per_sequence(rnd, n, [1.0, 0.7, 0.0, 2.0, -1.0])
+    if rnd.random() < 0.3:
+        out[2] = per_sequence(rnd, n, [0, 4, -1, v], torch.int32)
+    if rnd.random() < 0.3:
+        out[4] = per_sequence(rnd, n, [1.0, 0.5, 1.0, 0.0])
+    if rnd.random() < 0.3:
+        out[6] = per_sequence(rnd, n, [0.0, 0.01, 0.0])
+    return out
+
+
+def sampled_law(draft, cu, lengths, gamma, rnd):
+    """(logsumexp, threshold) [B, gamma] float64 and float32 of a draft, and its temperature."""
+    temperature = rnd.choice([1.0, 0.8, 0.0])
+    total = (draft.float().double() / (temperature or 1)).logsumexp(-1)
+    if draft.dim() == 2:
+        flat, total = total, torch.zeros(len(lengths), gamma, dtype=torch.float64)
+        for b, n in enumerate(lengths):
+            first = int(cu[b]) - b
+            total[b, : n - 1] = flat[first : first + n - 1]
+    cut = rnd.choice([float("-inf"), 0.0])
+    return total, torch.full(total.shape, cut), temperature
+
+
+def random_chain(seed):
+    """Arguments of `verify_chain`, of every kind it takes."""
+    rnd, g = random.Random(seed), torch.Generator().manual_seed(seed)
+    v, gamma, n = rnd.choice([1, 5, 37, 1031, 5000, 9000]), rnd.randrange(4), rnd.randrange(1, 4)
+    kind, rule = (
+        rnd.choice(["logits", "logits", "probs"]),
+        rnd.choice(["token", "token", "token", "match", "greedy"]),
+    )
+    dtype, form = rnd.choice(list(DTYPES.values())), rnd.choice(["none", "plain", "sampled"])
+    cu, lengths = None, [gamma + 1] * n
+    if rnd.random() < 0.4:
+        lengths = [rnd.randrange(1, gamma + 2) for _ in range(n)]
+        cu = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32)
+    target = logits((n, gamma + 1) if cu is None else (sum(lengths),), v, g, torch.float32)
+    flat = cu is not None and rnd.random() < 0.5
+    draft = logits((sum(lengths) - n,) if flat else (n, gamma), v, g, torch.float32)
+    if cu is None and rnd.random() < 0.5:
+        draft = target[:, :gamma] + 0.5 * draft
+    if kind == "probs":
+        target = target.softmax(-1)
+        draft = draft if form == "sampled" else draft.softmax(-1)
+    target, draft = target.to(dtype), draft.to(dtype)
+    for rows in (target, draft):
+        if rnd.random() < 0.2:
+            poison(rows, rnd)
+    total = cut = q_temperatures = None
+    q_temperature = 1.0
+    if form == "sampled":
+        total, cut, q_temperature = sampled_law(draft, cu, lengths, gamma, rnd)
+        if rnd.random() < 0.5:
+            q_temperatures = torch.full((n,), q_temperature)
+    tokens = torch.randint(0, v, (n, gamma), generator=g)
+    if cu is None and rnd.random() < 0.6:
+        tokens = target[:, :gamma].float().nan_to_num().argmax(-1)
+    if tokens.numel() and rnd.random() < 0.2:
+        tokens.view(-1)[rnd.randrange(tokens.numel())] = rnd.choice([-1, -5, v])
+    uniforms = None
+    if rule != "match" and rnd.random() < 0.5:
+        uniforms = torch.rand(n, gamma + 1, generator=g, dtype=torch.float64)
+    return (
+        target, tokens.to(rnd.choice([torch.int32, torch.int64])),
+        None if form == "none" else draft, total, cut, q_temperatures, q_temperature, kind, rule,
+        *random_shaping(rnd, n, v),
+        torch.randint(-(2**62), 2**62, (n,), generator=g),
+        torch.randint(0, 2**40, (n,), generator=g), cu, uniforms,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("batch", range(8))
+def test_random_chains_equal_the_specification_in_both_schedules(batch, monkeypatch):
+    for seed in range(6 * batch, 6 * batch + 6):
+        args = random_chain(seed)
+        want = reference.verify_chain(*args)
+        lazy, split = both_schedules(chain.verify_chain, args, monkeypatch)
+        identical("verify_chain", split, lazy)
+        for name, got, spec in zip(("tokens", "accepted", "status"), lazy, want, strict=False):
+            worst(f"seed {seed}: {name}", got, spec)
+        worst(f"seed {seed}: logprobs", lazy[3], want[3], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("method", ["cdf", "race"])
+@pytest.mark.parametrize("v", [1, 5, 37, 1031, 5000])
+def test_random_rows_equal_the_specification_in_both_schedules(v, method, monkeypatch):
+    rnd, g = random.Random(v), torch.Generator().manual_seed(v)
+    for dtype in DTYPES.values():
+        rows = logits((4,), v, g, dtype)
+        if rnd.random() < 0.5:
+            poison(rows, rnd)
+        args = (
+            rows, *random_shaping(rnd, 4, v), torch.randint(-(2**62), 2**62, (4,), generator=g),
+            torch.randint(0, 2**40, (4,), generator=g), rnd.choice(["draft", "residual"]), method,
+        )  # fmt: skip
+        want = reference.sample(*args)
+        lazy, split = both_schedules(sample.sample, args, monkeypatch)
+        identical("sample", split, lazy)
+        # Tiny temperatures: the log-sum-exp is of the size of logits / temperature.
+        same_outputs("sample", lazy, want)
+
+
+# Tiles, scan blocks, views, launches.
+
+
+@pytest.mark.parametrize("rule", ["token", "match", "greedy"])
+@pytest.mark.parametrize("filters", [{}, {"top_k": 40, "top_p": 0.9}], ids=["plain", "filtered"])
+def test_many_tiles_and_scan_blocks(rule, filters, small_tiles, monkeypatch):
+    """V = 2600 is 41 tiles of 64 in 3 scan blocks; drawn tokens fall into all of them."""
+    g = torch.Generator().manual_seed(5)
+    n, v = 6, 2600
+    target = torch.randn(n, 3, v, generator=g)
+    draft = target[:, :2] + 0.1 * torch.randn(n, 2, v, generator=g)
+    args = (
+        target, torch.randint(0, v, (n, 2), generator=g), draft, None, None, None, 1.0, "logits",
+        rule, *shaping(**filters), torch.arange(n), torch.arange(n), None, None,
+    )  # fmt: skip
+    want = reference.verify_chain(*args)
+    lazy, split = both_schedules(chain.verify_chain, args, monkeypatch)
+    identical("verify_chain", split, lazy)
+    same_outputs("verify_chain", lazy, want)
+    assert len({int(t) // 1024 for t in want[0].flatten() if t >= 0}) > 1
+
+
+def test_entries_beside_a_row_are_never_read(monkeypatch):
+    """Rows cut out of wider tensors of NaN, unaligned, give what their copies give, bit for bit."""
+    g = torch.Generator().manual_seed(6)
+    n, gamma, v = 3, 2, 4099
+    wide = torch.full((n, gamma + 3, v + 13), float("nan"))
+    wide_draft = torch.full((n + 1, gamma, v + 6), float("nan"))
+    target, draft = wide[:, 1 : gamma + 2, 5 : v + 5], wide_draft[1:, :, 3 : v + 3]
+    target.copy_(torch.randn(target.shape, generator=g))
+    draft.copy_(target[:, :gamma] + 0.3 * torch.randn(draft.shape, generator=g))
+    seeds = torch.arange(2 * n)[::2]  # strided vectors too
+    rest = (torch.randint(0, v, (gamma, n), generator=g).T, None)
+    for rule in ("token", "match", "greedy"):
+        tail = (None, None, None, 1.0, "logits", rule, *shaping(top_p=0.8), seeds, seeds, None,
+                None)  # fmt: skip
+        cut = chain.verify_chain(target, rest[0], draft, *tail)
+        whole = chain.verify_chain(target.contiguous(), rest[0].contiguous(), draft.contiguous(),
+                                   *tail)  # fmt: skip
+        identical("verify_chain", cut, whole)
+        assert not cut[2].any()
+
+
+def test_a_sequence_alone_is_the_same_as_in_a_batch(monkeypatch):
+    g = torch.Generator().manual_seed(8)
+    n, gamma, v = 4, 2, 5000
+    target = torch.randn(n, gamma + 1, v, generator=g)
+    draft = target[:, :gamma] + 0.3 * torch.randn(n, gamma, v, generator=g)
+    tokens = draft.argmax(-1)
+    seeds, positions = torch.arange(n) + 3, torch.arange(n) * 7
+
+    def run(index):
+        return chain.verify_chain(
+            target[index], tokens[index], draft[index], None, None, None, 1.0, "logits", "token",
+            *shaping(temperature=0.8, min_p=0.001), seeds[index], positions[index], None, None,
+        )  # fmt: skip
+
+    together = run(torch.arange(n))
+    order = torch.tensor([2, 0, 3, 1])
+    identical("verify_chain", run(order), [t[order] for t in together])
+    for b in range(n):
+        identical("verify_chain", run(torch.tensor([b])), [t[b : b + 1] for t in together])
+
+
+@pytest.mark.parametrize("rule", ["token", "match", "greedy"])
+def test_scratch_is_a_few_numbers_a_tile(rule, monkeypatch):
+    """Nothing of the size of the rows is ever allocated."""
+    sizes = []
+    empty = torch.Tensor.new_empty
+    monkeypatch.setattr(
+        torch.Tensor, "new_empty", lambda t, size, **k: sizes.append(size) or empty(t, size, **k)
+    )
+    n, gamma, v = 2, 3, 9000
+    target = torch.zeros(n, gamma + 1, v)
+    draft = torch.zeros(n, gamma, v)
+    zeros = torch.zeros(n, dtype=torch.int64)
+    args = (target, torch.zeros(n, gamma, dtype=torch.int64), draft, None, None, None, 1.0,
+            "logits", rule, *shaping(), zeros, zeros, None, None)  # fmt: skip
+    both_schedules(chain.verify_chain, args, monkeypatch)
+    assert max(torch.Size(s).numel() for s in sizes) <= 3 * n * (gamma + 1) * launch.tiling(v).tiles
+
+
+def test_a_sparse_call_launches_nothing_for_an_empty_batch():
+    none = torch.zeros(0, dtype=torch.int64)
+    out = chain.verify_chain(
+        torch.zeros(0, 3, 7), torch.zeros(0, 2, dtype=torch.int32), None, None, None, None, 1.0,
+        "logits", "token", *shaping(), none, none, None, None,
+    )  # fmt: skip
+    assert [tuple(t.shape) for t in out] == [(0, 3), (0,), (0,), (0, 3)]
+    assert out[0].dtype == torch.int32
+    assert sample.sample(torch.zeros(0, 5), *shaping(), none, none, "draft", "cdf")[0].shape == (0,)
+
+
+# The compiler, and the import.
+
+
+def run_python(*args):
+    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    return subprocess.run(
+        [sys.executable, *map(str, args)], cwd=ROOT, env=env, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("target", ["cuda:80", "cuda:90", "cuda:100", "hip:gfx942"])
+def test_every_kernel_compiles_ahead_of_time(target):
+    done = run_python(ROOT / "tests" / "triton_aot.py", target)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    assert "compiled" in done.stdout
+    print(done.stdout)
+
+
+def test_importing_the_package_does_not_import_triton():
+    done = run_python(
+        "-c", "import sys, torch; before = 'triton' in sys.modules; import specdec_kernels; "
+        "sys.exit('triton' in sys.modules and not before)"
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
