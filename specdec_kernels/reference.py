@@ -234,9 +234,11 @@ def verify_chain(
             status[b] = TARGET_NOT_FINITE
             continue
         target_rows = target[b] if cu_rows is None else target[begin : begin + rows]
-        draft_rows = draft
-        if draft is not None:
-            draft_rows = draft[b] if draft.dim() == 3 else draft[begin - b : begin - b + rows - 1]
+        draft_rows, first = draft, 0
+        if draft is not None and draft.dim() == 3:
+            draft_rows = draft[b]
+        elif draft is not None:
+            first = begin - b
         q_temperature = params[0]
         if draft_logsumexp is not None:
             q_temperature = _at(draft_temperatures, draft_temperature, b)
@@ -286,7 +288,8 @@ def verify_chain(
                 q[x] = 1.0
                 fault = False
                 if draft_rows is not None and q_temperature != 0:
-                    d = draft_rows[i].double()
+                    exists = 0 <= first + i < draft_rows.shape[0]
+                    d = draft_rows[first + i].double() if exists else torch.full((v,), math.nan)
                     if draft_logsumexp is not None and draft_threshold is not None:
                         total = float(draft_logsumexp[b, i])
                         seen = d[x]

@@ -71,12 +71,12 @@ class Setting:
         self.p_law = laws(p, **self.target_filters)
         temperature = {k: x for k, x in self.target_filters.items() if k == "temperature"}
         self.q_law = laws(q, **(self.draft_filters or temperature))
-        if draft == "none":
-            self.q_law = [torch.nn.functional.one_hot(t.argmax(-1), v).double() for t in q]
         if kind == "probs":
             p, q = ([t.float().softmax(-1) for t in x] for x in (p, q))
-            self.p_law = [t.double() / t.double().sum(-1, keepdim=True) for t in p]
+            self.p_law = laws([t.double().log() for t in p], **self.target_filters)
             self.q_law = [t.double() for t in q]
+        if draft == "none":
+            self.q_law = [torch.nn.functional.one_hot(t.argmax(-1), v).double() for t in q]
         self.p, self.q = p, q
 
     def arguments(self, drafts, provider_name):
@@ -130,6 +130,8 @@ LOSSLESS = {
     "equal": dict(same=True),
     "probs": dict(kind="probs"),
     "probs-zeros": dict(kind="probs", holes=True),
+    "probs-filtered": dict(v=4, kind="probs", target=dict(temperature=0.7, top_p=0.8)),
+    "probs-point-mass": dict(v=4, kind="probs", draft="none"),
     "point-mass": dict(draft="none"),
     "point-mass-filtered": dict(v=4, draft="none", target=dict(temperature=0.7, top_p=0.8)),
     "sampled": dict(v=4, draft="sampled", drafted=dict(temperature=0.6, top_k=2)),

@@ -190,20 +190,46 @@ def test_ids_stay_in_the_vocabulary_for_rows_of_every_kind():
         same_outputs("verify_chain", got, want)
 
 
-def test_uniforms_reach_neither_one_nor_stop_at_2_to_the_24():
-    """Elsewhere: floats in (0, 1] or multiples of 2^-24. A cell of width 2^-30 must be hit.
-
-    The position was found by search: its residual uniform is under 2^-22.
-    """
-    u = uniforms_of(0, np.arange(2_000_000), 1)
+@pytest.mark.parametrize("stream", [0, 1], ids=["coin", "residual"])
+def test_small_uniforms_keep_their_bits(stream):
+    """Elsewhere: floats in (0, 1], or multiples of 2^-24. The smallest of two million decides."""
+    u = uniforms_of(0, np.arange(2_000_000), stream)
+    assert u.max() < 1
     position = int(u.argmin())
-    assert 0 < u[position] < 2.0**-18
-    p = torch.tensor([[[float(u[position]) * 0.5, 1.0]], [[float(u[position]) * 2, 1.0]]]).log()
-    got = verify(provider("verify_chain", "cpp"), p, torch.empty(2, 0, dtype=torch.int64),
-                 positions=position)  # fmt: skip
-    assert got[0].flatten().tolist() == [1, 0]
-    coin = uniforms_of(0, np.arange(2_000_000), 0)
-    assert coin.max() < 1
+    edges = torch.tensor([u[position] * (1 - 1e-4), u[position] * (1 + 1e-4)]).double()
+    assert abs(round(u[position] * 2**24) / (u[position] * 2**24) - 1) > 1e-3
+    p = torch.stack([edges, 1 - edges], -1).log().float()[:, None].repeat(1, 2, 1)
+    q = torch.tensor([0.0, -torch.inf]).repeat(2, 1, 1)
+    draft = torch.tensor([[0], [0]]) if stream == 0 else torch.tensor([[-1], [-1]])
+    got = verify(provider("verify_chain", "cpp"), p, draft, q, positions=position)
+    assert got[0][:, 0].tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("bad", [NAN, INF, -0.25], ids=["nan", "inf", "negative"])
+@pytest.mark.parametrize("at", [0, 4096, 4999])
+@pytest.mark.parametrize("kind", ["logits", "probs", "sampled"])
+@pytest.mark.parametrize("name", EVERY)
+def test_a_bad_entry_beside_the_drafted_one_makes_the_draft_row_unusable(name, kind, at, bad):
+    """It could only bend the residual: after a rejection the target is sampled instead."""
+    if kind != "probs" and bad == -0.25:
+        bad = INF
+    v = 5000
+    p = torch.full((1, 2, v), 1 / v)
+    q = torch.full((1, 1, v), 1 / v)
+    q[..., 7] = 0.25
+    if kind != "probs":
+        p, q = p.log(), q.log()
+    sampled = (q.double().logsumexp(-1), torch.full((1, 1), -INF), 1.0)
+    q[..., at] = bad
+    uniforms = torch.tensor([[0.5, 7.5 / v]]).double()  # of the target: the drafted token itself
+    got = verify(
+        provider("verify_chain", name), p, torch.tensor([[7]]), q, uniforms=uniforms,
+        kind="probs" if kind == "probs" else "logits",
+        sampled=sampled if kind == "sampled" else None,
+    )  # fmt: skip
+    assert int(got[2]) == DRAFT
+    assert got[0].tolist() == [[7, -1]]
+    assert not got[1].any()
 
 
 def test_the_coin_of_each_position_is_its_own():

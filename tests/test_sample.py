@@ -12,6 +12,7 @@ from providers import (
     TIE_PER_DRAW,
     agreeing,
     chi_square,
+    identical,
     philox_words,
     provider,
     same_outputs,
@@ -99,6 +100,14 @@ def test_temperature_zero_takes_the_lowest_id_of_the_largest(name):
     assert got[0].tolist() == [37, 0]
     assert got[3].tolist() == [4.0, -1.0]
     assert got[1].tolist() == got[2].tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("top_k", [64, 65, 2**31 - 1, 2**40])
+@pytest.mark.parametrize("name", REAL)
+def test_a_top_k_of_the_vocabulary_or_more_keeps_every_token(name, top_k):
+    logits = torch.randn(2, 64, generator=torch.Generator().manual_seed(5))
+    op = provider("sample", name)
+    identical("sample", sample(op, logits, top_k=top_k), sample(op, logits))
 
 
 @pytest.mark.parametrize("name", EVERY)

@@ -1,8 +1,7 @@
 """The Triton provider in the interpreter, and its kernels compiled for devices that are not here.
 
 What every provider must do is in test_sample, test_chain, test_law and test_contract; here is what
-is Triton's own: the noise in its kernels, schedules, tiles and scan blocks, and random calls against
-the specification.
+is Triton's own: noise, schedules, tiles, scan blocks, and random calls against the specification.
 """
 
 import itertools
@@ -31,9 +30,9 @@ DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 
 @pytest.fixture
 def small_tiles(monkeypatch):
-    """Tiles of 64 and scan blocks of 16, so that a small row has several of each."""
-    monkeypatch.setattr(launch, "TILE", 64)
-    monkeypatch.setattr(launch, "CHUNK", 64)
+    """Tiles of 256 and scan blocks of 16, so that a small row has several of each."""
+    monkeypatch.setattr(launch, "TILE", 256)
+    monkeypatch.setattr(launch, "CHUNK", 256)
     monkeypatch.setattr(launch, "MAX_BLOCK", 16)
     launch.tiling.cache_clear()
     yield
@@ -127,7 +126,7 @@ def test_exponentials_keep_their_precision_and_their_tail(position, tile, index)
         else:
             u = torch.tensor((x + 0.5) * 2.0**-32, dtype=torch.float64)
             want = float(-torch.log1p(-u))
-        assert float(out[i]) == pytest.approx(want, rel=3e-7), (v, x)
+        assert float(out[i]) == pytest.approx(want, rel=6e-7), (v, x)
 
 
 # Random calls against the specification.
@@ -151,8 +150,10 @@ def per_sequence(rnd, n, values, dtype=torch.float32):
 
 def random_shaping(rnd, n, v):
     """The eight sampling arguments: scalars and tensors, some of them out of range."""
-    out = [None, rnd.choice([1.0, 1.0, 0.7, 0.0, 1e-30, 1e30]), None, rnd.choice([0, 0, 3, 50]),
-           None, rnd.choice([1.0, 1.0, 0.9, 0.3]), None, rnd.choice([0.0, 0.0, 0.05, 1.0])]  # fmt: skip
+    out = [
+        None, rnd.choice([1.0, 1.0, 0.7, 0.0, 1e-30, 1e30]), None, rnd.choice([0, 0, 3, 50]),
+        None, rnd.choice([1.0, 1.0, 0.9, 0.3]), None, rnd.choice([0.0, 0.0, 0.05, 1.0]),
+    ]  # fmt: skip
     if rnd.random() < 0.4:
         out[0] = per_sequence(rnd, n, [1.0, 0.7, 0.0, 2.0, -1.0])
     if rnd.random() < 0.3:
@@ -262,20 +263,22 @@ def test_random_rows_equal_the_specification_in_both_schedules(v, method, monkey
 @pytest.mark.parametrize("rule", ["token", "match", "greedy"])
 @pytest.mark.parametrize("filters", [{}, {"top_k": 40, "top_p": 0.9}], ids=["plain", "filtered"])
 def test_many_tiles_and_scan_blocks(rule, filters, small_tiles, monkeypatch):
-    """V = 2600 is 41 tiles of 64 in 3 scan blocks; drawn tokens fall into all of them."""
+    """V = 4500 is 18 tiles of 256 in 2 scan blocks; drawn tokens fall into both."""
     g = torch.Generator().manual_seed(5)
-    n, v = 6, 2600
-    target = torch.randn(n, 3, v, generator=g)
-    draft = target[:, :2] + 0.1 * torch.randn(n, 2, v, generator=g)
+    n, v = 4, 4500
+    target = torch.randn(n, 2, v, generator=g)
+    draft = target[:, :1] + 0.1 * torch.randn(n, 1, v, generator=g)
+    target[:2, :, 4096:] += 3
+    target[2:, :, :4096] += 3
     args = (
-        target, torch.randint(0, v, (n, 2), generator=g), draft, None, None, None, 1.0, "logits",
+        target, torch.randint(0, v, (n, 1), generator=g), draft, None, None, None, 1.0, "logits",
         rule, *shaping(**filters), torch.arange(n), torch.arange(n), None, None,
     )  # fmt: skip
     want = reference.verify_chain(*args)
     lazy, split = both_schedules(chain.verify_chain, args, monkeypatch)
     identical("verify_chain", split, lazy)
     same_outputs("verify_chain", lazy, want)
-    assert len({int(t) // 1024 for t in want[0].flatten() if t >= 0}) > 1
+    assert {int(t) >= 4096 for t in want[0].flatten() if t >= 0} == {False, True}
 
 
 def test_entries_beside_a_row_are_never_read(monkeypatch):
@@ -325,9 +328,13 @@ def test_scratch_is_a_few_numbers_a_tile(rule, monkeypatch):
     """Nothing of the size of the rows is ever allocated."""
     sizes = []
     empty = torch.Tensor.new_empty
-    monkeypatch.setattr(
-        torch.Tensor, "new_empty", lambda t, size, **k: sizes.append(size) or empty(t, size, **k)
-    )
+
+    def counted(t, size, **options):
+        if size != 0:  # the interpreter's own views
+            sizes.append(torch.Size(size).numel())
+        return empty(t, size, **options)
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", counted)
     n, gamma, v = 2, 3, 9000
     target = torch.zeros(n, gamma + 1, v)
     draft = torch.zeros(n, gamma, v)
@@ -335,10 +342,37 @@ def test_scratch_is_a_few_numbers_a_tile(rule, monkeypatch):
     args = (target, torch.zeros(n, gamma, dtype=torch.int64), draft, None, None, None, 1.0,
             "logits", rule, *shaping(), zeros, zeros, None, None)  # fmt: skip
     both_schedules(chain.verify_chain, args, monkeypatch)
-    assert max(torch.Size(s).numel() for s in sizes) <= 3 * n * (gamma + 1) * launch.tiling(v).tiles
+    assert max(sizes) <= 3 * n * (gamma + 1) * launch.tiling(v).tiles
 
 
-def test_a_sparse_call_launches_nothing_for_an_empty_batch():
+@pytest.mark.parametrize("cu", [[0, 2, 2], [0, 0, 3], [-5, 2, 99]], ids=str)
+@pytest.mark.parametrize("form", ["logits", "probs", "sampled"])
+def test_a_ragged_draft_without_the_row_is_as_no_draft(cu, form, monkeypatch):
+    """cu_rows is data: no index of it may reach outside the rows."""
+    g = torch.Generator().manual_seed(9)
+    rows, v = min(max(cu), 3), 11
+    kind = "probs" if form == "probs" else "logits"
+    target = torch.randn(rows, v, generator=g).softmax(-1)
+    draft = torch.full((rows - 2, v), 1 / v)
+    sampled = (torch.zeros(2, 2, dtype=torch.float64), torch.zeros(2, 2))
+    zeros = torch.zeros(2, dtype=torch.int64)
+    args = (
+        target, torch.full((2, 2), 4), draft, *(sampled if form == "sampled" else (None, None)),
+        None, 1.0, kind, "token", *shaping(), zeros, zeros, torch.tensor(cu, dtype=torch.int32),
+        torch.full((2, 3), 0.999, dtype=torch.float64),
+    )  # fmt: skip
+    lazy, split = both_schedules(chain.verify_chain, args, monkeypatch)
+    identical("verify_chain", split, lazy)
+    tokens, _, status, _ = lazy
+    for b in range(2):
+        begin, end = (min(max(n, 0), rows) for n in cu[b : b + 2])
+        # The first draft of a sequence is row begin - b of the draft, if it is a row at all.
+        missing = end - begin > 1 and not 0 <= begin - b < len(draft)
+        assert bool(status[b] & 2) == missing
+        assert (0 <= int(tokens[b, 0]) < v) == (end > begin)
+
+
+def test_an_empty_batch_launches_nothing():
     none = torch.zeros(0, dtype=torch.int64)
     out = chain.verify_chain(
         torch.zeros(0, 3, 7), torch.zeros(0, 2, dtype=torch.int32), None, None, None, None, 1.0,

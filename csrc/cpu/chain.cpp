@@ -205,10 +205,16 @@ class Sequence {
     if (sampled) {
       temperature = p_.draft_temperatures ? p_.draft_temperatures[b_] : p_.draft_temperature;
     }
-    if (p_.draft.data == nullptr || temperature == 0) return d;
+    if (p_.point_mass || temperature == 0) return d;
     d.point = false;
-    d.row = p_.draft_ragged ? RowView(p_.draft, 0, begin_ - b_ + i, p_.vocab)
-                            : RowView(p_.draft, b_, i, p_.vocab);
+    if (p_.draft_ragged) {
+      const int64_t at = begin_ - b_ + i;  // cu_rows is data: it may point anywhere
+      d.fault = at < 0 || at >= p_.num_draft_rows;
+      if (d.fault) return d;
+      d.row = RowView(p_.draft, 0, at, p_.vocab);
+    } else {
+      d.row = RowView(p_.draft, b_, i, p_.vocab);
+    }
     const float at = d.row.at(x);
     if (sampled) {
       const double total = p_.draft_logsumexp[b_ * p_.gamma + i];

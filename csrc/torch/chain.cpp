@@ -130,6 +130,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> verify_chain(
     p.draft = {draft->const_data_ptr(), row_dtype(*draft), p.draft_ragged ? 0 : draft->stride(0),
                draft->stride(p.draft_ragged ? 0 : 1)};
   }
+  p.point_mass = !draft.has_value();
+  if (p.draft_ragged) p.num_draft_rows = draft->size(0);
   p.draft_tokens = draft_tokens.const_data_ptr();
   p.stride_token_sequence = draft_tokens.stride(0);
   p.stride_token = draft_tokens.stride(1);

@@ -45,7 +45,7 @@ def no_traceback(command: Command) -> Command:
         try:
             command(*args, **kwargs)
         except (ValueError, RuntimeError, OSError, ImportError) as error:
-            if isinstance(error, typer.Exit):
+            if isinstance(error, typer.Exit | typer.Abort):
                 raise
             fail(str(error) or type(error).__name__)
         except KeyboardInterrupt:

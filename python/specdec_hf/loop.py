@@ -408,8 +408,10 @@ def propose(session: Session) -> Draft | None:
     draft = s.drafter.propose(history, gamma) if gamma > 0 else None
     if draft is None:
         return None
-    if draft.tokens.ndim != 2 or not 0 < draft.tokens.shape[1] <= gamma or (
-        draft.tokens.shape[0] != len(limits)
+    if (
+        draft.tokens.ndim != 2
+        or not 0 < draft.tokens.shape[1] <= gamma
+        or (draft.tokens.shape[0] != len(limits))
     ):
         raise ValueError(
             f"{type(s.drafter).__name__}.propose must return tokens [{len(limits)}, 1..{gamma}], "

@@ -79,7 +79,6 @@ def draft_index(b, i, begin, n_draft, RAGGED_DRAFT: tl.constexpr):
         at = begin - b + i
         there = (at >= 0) & (at < n_draft)
         place = b * 0
-        at = tl.where(there, at, 0)
     else:
         there = i >= 0
         place = b
@@ -231,9 +230,10 @@ def chain_sequences(
                 q_logsumexp = tl.full([], 0.0, tl.float64)
                 q_threshold = tl.full([], float("-inf"), tl.float32)
                 mode = tl.where(x < 0, KEEP, REMOVE).to(tl.int32)
-                if DRAFT != POINT:  # noqa: SIM102  (compile time, then run time)
-                    if (x >= 0) & (q_temp != 0):
-                        place, at, there = draft_index(b, i, begin, n_draft, RAGGED_DRAFT)
+                if DRAFT != POINT:
+                    place, at, there = draft_index(b, i, begin, n_draft, RAGGED_DRAFT)
+                    sound = there
+                    if (x >= 0) & (q_temp != 0) & there:
                         draft_at = draft + place * draft_stride_b + at * draft_stride_i
                         d = tl.load(draft_at + x).to(tl.float64)
                         if DRAFT == LAW:
@@ -243,19 +243,20 @@ def chain_sequences(
                                 False, seed, position, SHARED, MASS, PRE, False, False, TILE,
                                 CHUNK, BLOCK, LOG_TILES,
                             )  # fmt: skip
-                            sound = finite(q_top) & there
+                            sound = finite(q_top)
                             log_q_x = d / temp - q_logsumexp
                         elif DRAFT == RAW:
-                            sound = (d >= 0) & (d < INF) & there
+                            sound = (d >= 0) & (d < INF)
                             q_x = d
                             log_q_x = log64(d)
                         else:
                             q_logsumexp = tl.load(draft_logsumexp + b * gamma + i)
                             q_threshold = tl.load(draft_threshold + b * gamma + i)
-                            sound = (tl.abs(q_logsumexp) < INF) & (d < INF) & there
+                            sound = (tl.abs(q_logsumexp) < INF) & (d < INF)
                             log_q_x = tl.where(
                                 d >= q_threshold.to(tl.float64), d / q_temp - q_logsumexp, -INF
                             )
+                    if (x >= 0) & (q_temp != 0):
                         mode = tl.where(sound, SUBTRACT, KEEP).to(tl.int32)
                         flags |= tl.where(sound, 0, DRAFT_NOT_FINITE).to(tl.int32)
                 if mode != KEEP:

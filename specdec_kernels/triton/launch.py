@@ -8,7 +8,6 @@ import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -55,6 +54,8 @@ def on_device_of(t: Tensor) -> Iterator[None]:
         with torch.cuda.device(t.device):
             yield
     else:
+        import numpy as np  # noqa: PLC0415 - only the interpreter needs it
+
         # The interpreter's NumPy warns of the infinities that the kernels count on.
         with np.errstate(all="ignore"):
             yield

@@ -10,8 +10,9 @@ enum class Rule : int32_t { kToken, kGreedy, kMatch };
 enum class Kind : int32_t { kLogits, kProbs };
 
 struct ChainParams {
-  Rows target;  // [B, gamma+1, V], or ragged [N, V]: then stride_sequence is unused
-  Rows draft;   // [B, gamma, V], or ragged [N-B, V]; data may be null: a point mass
+  Rows target;      // [B, gamma+1, V], or ragged [N, V]: then stride_sequence is unused
+  Rows draft;       // [B, gamma, V], or ragged [N-B, V]
+  bool point_mass;  // no draft row: each drafted token was certain
   bool draft_ragged;
   const int32_t* cu_rows;           // [B+1], may be null: padded
   const void* draft_tokens;         // [B, gamma], strides below
@@ -29,7 +30,8 @@ struct ChainParams {
   int64_t batch;
   int64_t gamma;
   int64_t vocab;
-  int64_t num_rows;  // N, of the ragged form
+  int64_t num_rows;        // N, of the ragged form
+  int64_t num_draft_rows;  // N-B, of the ragged draft
   int64_t stride_token_sequence, stride_token;
   float draft_temperature;
   bool ids_are_int64;

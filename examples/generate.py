@@ -1,0 +1,14 @@
+"""The decoding loop in ten lines: prompt lookup on the embedded model, step by step."""
+
+from specdec_hf import SpeculativeDecoder
+from specdec_hf.weights import load_embedded
+
+model, tokenizer = load_embedded()
+question = "Repeat this twice: the cat sat on the mat and the dog lay by the door."
+inputs = tokenizer.apply_chat_template(
+    [{"role": "user", "content": question}],
+    add_generation_prompt=True, return_tensors="pt", return_dict=True,
+)  # fmt: skip
+decoder = SpeculativeDecoder(drafter="prompt_lookup", num_assistant_tokens=7)
+for step in decoder.stream(model, **inputs, max_new_tokens=48, do_sample=False):
+    print(f"{sum(step.from_draft)} accepted: {tokenizer.decode(step.tokens)!r}")
