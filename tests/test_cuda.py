@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import kv_cases
 import pytest
 import torch
@@ -9,6 +14,8 @@ from kv_cases import KvCase, check_append, check_truncate
 
 import specdec_kernels as sk
 from specdec_kernels import reference
+
+HERE = Path(__file__).parent
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
@@ -129,3 +136,16 @@ def test_opcheck():
     index = [torch.tensor(v, device="cuda") for v in ([4, -1], [4, 2], [1, 3])]
     torch.library.opcheck(append, (caches, entries, index[0]))
     torch.library.opcheck(truncate, (caches, index[1], index[2], True))
+
+
+def test_triton_ops_on_the_device():
+    """sample and verify_chain through Triton's compiler, in a process without its interpreter."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:randomly", str(HERE / "on_device.py")],
+        env={**os.environ, "TRITON_INTERPRET": "0"},
+        cwd=HERE.parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-8000:]

@@ -232,7 +232,7 @@ class DynamicRow:
 
     def __init__(self, model: Any, cache: DynamicCache | None = None) -> None:
         self.cache = DynamicCache(config=model.config) if cache is None else cache
-        self.cache.activate_past_recording()  # type: ignore[no-untyped-call]
+        self.cache.activate_past_recording()
         self.device: torch.device = model.device
         self.lengths: Lengths = np.array([self.cache.get_seq_length()], dtype=np.int64)
 
