@@ -5,6 +5,7 @@ from __future__ import annotations
 import eager
 import pytest
 import torch
+
 from specdec_kernels import verify_chain
 from specdec_kernels.testing import noisy_draft, zipf_logits
 

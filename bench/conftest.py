@@ -21,7 +21,7 @@ def seconds(f: Callable[[], Any]) -> float:
 
 @pytest.fixture
 def compare(benchmark):
-    """compare(ours, eager, touched=bytes): pytest-benchmark over `ours`, the ratio in extra_info."""
+    """compare(ours, eager, touched=bytes): times `ours`, the ratio goes to extra_info."""
 
     def run(
         ours: Callable[[], Any], eager: Callable[[], Any], *, touched: int, rounds: int = 30

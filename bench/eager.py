@@ -1,4 +1,4 @@
-"""The eager PyTorch rules that the ops are measured against: short, batched, as users write them."""
+"""The eager PyTorch rules that the ops are measured against, batched, as users write them."""
 
 from __future__ import annotations
 

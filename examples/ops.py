@@ -1,6 +1,7 @@
 """Verify five drafted tokens for two sequences: `python examples/ops.py`."""
 
 import torch
+
 from specdec_kernels import SampledDraft, sample, verify_chain
 
 batch, gamma, vocab = 2, 5, 32000

@@ -47,9 +47,7 @@ def same_device(name: str, t: Tensor, device: torch.device, of: str) -> None:
 def vector(name: str, t: Tensor, n: int, dtype: torch.dtype, device: torch.device, of: str) -> None:
     """[n] of one dtype; any stride."""
     require(t.dim() == 1 and t.shape[0] == n, f"{name} must be [{n}], got {shape(t)}")
-    require(
-        t.dtype == dtype, f"{name} must be {dtype_name(dtype)}, got {dtype_name(t.dtype)}"
-    )
+    require(t.dtype == dtype, f"{name} must be {dtype_name(dtype)}, got {dtype_name(t.dtype)}")
     same_device(name, t, device, of)
 
 
@@ -161,9 +159,7 @@ def verify_chain(
 ) -> None:
     one_of("kind", kind, KINDS)
     one_of("rule", rule, RULES)
-    require(
-        draft_tokens.dim() == 2, f"draft_tokens must be [B, gamma], got {shape(draft_tokens)}"
-    )
+    require(draft_tokens.dim() == 2, f"draft_tokens must be [B, gamma], got {shape(draft_tokens)}")
     require(
         draft_tokens.dtype in IDS,
         f"draft_tokens must be int32 or int64, got {dtype_name(draft_tokens.dtype)}",
@@ -263,7 +259,8 @@ def kv_append_(cache_list: Sequence[Tensor], entries: Sequence[Tensor], position
     vector("positions", positions, b, torch.int64, positions.device, "positions")
     require(
         len(cache_list) == len(entries),
-        f"entries must have one tensor for each of the {len(cache_list)} caches, got {len(entries)}",
+        f"entries must have one tensor for each of the {len(cache_list)} caches, "
+        f"got {len(entries)}",
     )
     caches("caches", cache_list, b, positions.device)
     caches("entries", entries, b, positions.device)

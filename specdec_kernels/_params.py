@@ -17,9 +17,7 @@ def split(value: Param, dtype: torch.dtype, off: float) -> tuple[Tensor | None, 
 
 def sampling(
     temperature: Param, top_k: int | Tensor, top_p: Param, min_p: Param
-) -> tuple[
-    Tensor | None, float, Tensor | None, int, Tensor | None, float, Tensor | None, float
-]:
+) -> tuple[Tensor | None, float, Tensor | None, int, Tensor | None, float, Tensor | None, float]:
     """The eight sampling arguments of the ops, in schema order."""
     t, t0 = split(temperature, torch.float32, 1.0)
     k, k0 = split(top_k, torch.int32, 0)

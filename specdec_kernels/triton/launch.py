@@ -6,7 +6,7 @@ import contextlib
 import functools
 import struct
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -64,12 +64,15 @@ def on_device_of(t: Tensor) -> Iterator[None]:
 def float32(value: float) -> float:
     """The float32 nearest to a scalar, so that it and a filled tensor give the same result."""
     try:
-        return struct.unpack("f", struct.pack("f", value))[0]
+        return float(struct.unpack("f", struct.pack("f", value))[0])
     except OverflowError:
         return float("inf")
 
 
-def packed(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+Filters = tuple[Tensor | None, int, Tensor | None, float, Tensor | None, float]
+
+
+def packed(*tensors: Any) -> tuple[Any, ...]:
     """Small per-sequence tensors, contiguous: kernels then need no stride for each."""
     return tuple(t if t is None or t.is_contiguous() else t.contiguous() for t in tensors)
 
@@ -82,7 +85,7 @@ def filters(
     top_p: float,
     min_ps: Tensor | None,
     min_p: float,
-) -> tuple[Tensor | float | None, ...]:
+) -> Filters:
     """The six filter arguments of a kernel; a top_k of V or more keeps every token."""
     top_ks, top_ps, min_ps = packed(top_ks, top_ps, min_ps)
     return top_ks, min(top_k, v), top_ps, float32(top_p), min_ps, float32(min_p)

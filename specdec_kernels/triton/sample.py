@@ -109,7 +109,7 @@ def sample(
     positions: Tensor,
     stream: str,
     method: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """`reference.sample` on a CUDA device; CPU tensors with TRITON_INTERPRET=1."""
     _checks.sample(
         logits, temperatures, temperature, top_ks, top_k, top_ps, top_p, min_ps, min_p,
