@@ -11,4 +11,6 @@ inputs = tokenizer.apply_chat_template(
 )  # fmt: skip
 decoder = SpeculativeDecoder(drafter="prompt_lookup", num_assistant_tokens=7)
 for step in decoder.stream(model, **inputs, max_new_tokens=48, do_sample=False):
-    print(f"{sum(step.from_draft)} accepted: {tokenizer.decode(step.tokens)!r}")
+    print(
+        f"{sum(step.from_draft)} accepted: {tokenizer.decode(step.tokens, skip_special_tokens=True)!r}"
+    )

@@ -230,6 +230,37 @@ def test_row_offsets_out_of_range_are_clamped(name, cu_rows):
     identical("verify_chain", got, want)
 
 
+FAULTY = [
+    [0.0] * 4,
+    [0.5, 0.5, float("nan"), 0.0],
+    [0.5, 0.75, -0.25, 0.0],
+    [0.5, 0.5, 0.0, torch.inf],
+]
+
+
+@pytest.mark.parametrize("rule", ["token", "greedy", "match"])
+@pytest.mark.parametrize("row", FAULTY, ids=["zero", "nan", "negative", "inf"])
+@pytest.mark.parametrize("name", EVERY)
+def test_probabilities_that_are_none_emit_nothing_where_the_row_is_needed(name, row, rule):
+    target = torch.tensor([[row, [0.25] * 4]])
+    for draft in (-1, 3):
+        got = verify(provider("verify_chain", name), target, torch.tensor([[draft]]), None,
+                     kind="probs", rule=rule)  # fmt: skip
+        assert [x.tolist() for x in got] == [[[-1, -1]], [0], [1], [[0.0, 0.0]]]
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_of_probabilities_only_the_entries_that_are_visited_count(name):
+    """An accepted draft reads one entry of its row; a rejected one reads it all."""
+    target = torch.tensor([[[0.5, float("nan"), 0.5, 0.0], [0.0, 0.0, 0.0, 1.0]]])
+    q = torch.tensor([[[1.0, 0.0, 0.0, 0.0]]])
+    for coin, tokens, status in ((0.4, [0, 3], 0), (0.6, [-1, -1], 1)):
+        uniforms = torch.tensor([[coin, 0.5]]).double()
+        got = verify(provider("verify_chain", name), target, torch.tensor([[0]]), q, kind="probs",
+                     uniforms=uniforms)  # fmt: skip
+        assert (got[0].tolist(), int(got[2])) == ([tokens], status)
+
+
 @pytest.mark.parametrize("ids", [torch.int32, torch.int64])
 @pytest.mark.parametrize("name", EVERY)
 def test_ids_come_back_in_their_dtype(name, ids):

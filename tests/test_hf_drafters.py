@@ -22,8 +22,8 @@ def slow_lookup(tokens, gamma, max_ngram, min_ngram):
                 copied = list(tokens)
                 for i in range(gamma):
                     copied.append(copied[start + size + i])
-                return copied[len(tokens) :], size
-    return [], 0
+                return copied[len(tokens) :]
+    return []
 
 
 def test_lookup_equals_its_definition():
@@ -34,33 +34,19 @@ def test_lookup_equals_its_definition():
         gamma, longest = int(generator.integers(1, 7)), int(generator.integers(1, 6))
         shortest = int(generator.integers(1, longest + 1))
         expected = slow_lookup(tokens.tolist(), gamma, longest, shortest)
-        copied, size = lookup(tokens, gamma, longest, shortest)
-        assert (copied.tolist(), size) == expected
-        found += size > 0
+        assert lookup(tokens, gamma, longest, shortest).tolist() == expected
+        found += bool(expected)
     assert 100 < found < 500
 
 
 def test_prompt_lookup_keeps_rows_apart():
     tokens = np.array([[1, 2, 3, 1, 2, 0], [4, 5, 6, 7, 8, 9], [1, 1, 1, 0, 0, 0]])
     history = History(tokens, np.array([5, 6, 3]), np.array([True, True, False]))
-    draft = PromptLookupDrafter(3, 1, min_expected=0).propose(history, 4)
+    draft = PromptLookupDrafter(3, 1).propose(history, 4)
     assert draft.tokens.tolist() == [[3, 1, 2, 3], [-1] * 4, [-1] * 4]
     assert draft.counts.tolist() == [4, 0, 0]
     history.active[0] = False
     assert PromptLookupDrafter().propose(history, 4) is None
-
-
-def test_prompt_lookup_passes_where_nothing_is_accepted():
-    history = History(np.array([[1, 2, 3, 1, 2]] * 2), np.array([5, 5]), np.array([True, True]))
-    drafter = PromptLookupDrafter()
-    counts = []
-    for _ in range(12):
-        draft = drafter.propose(history, 3)
-        counts.append(draft.counts.tolist())
-        drafter.commit(history.lengths, np.array([3, 0]))
-    assert [row for row, _ in counts] == [3] * 12
-    assert [row for _, row in counts[:3]] == [3, 3, 0]
-    assert 3 in [row for _, row in counts[3:]], "a passed match is tried again"
 
 
 def test_prompt_lookup_arguments():
@@ -196,7 +182,7 @@ def test_the_loop_stops_drafting_when_it_does_not_pay():
             tokens = torch.full((len(history.lengths), gamma), 1)
             return type(super().propose(history, gamma) or draft)(tokens)
 
-    draft = PromptLookupDrafter(min_ngram=1, min_expected=0).propose(
+    draft = PromptLookupDrafter(min_ngram=1).propose(
         History(np.array([[1, 1]]), np.array([2]), np.array([True])), 1
     )
     expected = model.generate(**inputs, max_new_tokens=NEW, do_sample=False)

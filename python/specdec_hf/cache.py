@@ -132,6 +132,8 @@ class SpecCache(Cache):
         super().__init__(layers=list(self.rows))
         self.lengths: Lengths = np.zeros(batch_size, dtype=np.int64)
         self.device: torch.device = model.device
+        # The same on the device, where kernels read it; the host's copy spares a read per round.
+        self.device_lengths = torch.zeros(batch_size, dtype=torch.int64, device=self.device)
         self._context: int | None = getattr(config, "max_position_embeddings", None)
         self._sliding_window: int | None = getattr(config, "sliding_window", None)
         self._mask_types: list[str] | None = (
@@ -164,7 +166,8 @@ class SpecCache(Cache):
             # Only rows that are finished or out of drafts run past the context; see loop.py.
             np.minimum(positions, self._context - 1, out=positions)
         position_ids = torch.from_numpy(positions).to(self.device, non_blocking=True)
-        np.maximum(self.lengths, starts + size, out=self.lengths)
+        self.lengths = np.maximum(self.lengths, starts + size)
+        self.device_lengths = torch.maximum(self.device_lengths, self._cursor.starts + size)
         return {
             "past_key_values": self,
             "position_ids": position_ids,
@@ -175,11 +178,8 @@ class SpecCache(Cache):
         """Keep the first ``lengths[b]`` tokens of each row. Raises when a row would grow."""
         if (lengths > self.lengths).any():
             raise ValueError(f"truncate cannot grow a row: have {self.lengths}, asked {lengths}")
-        kept = torch.from_numpy(self.lengths)
-        buffers = self.buffers()
-        if buffers:
-            kept = kept.to(self.device)
-            kv_truncate_(buffers, kept, torch.from_numpy(lengths.copy()).to(self.device))
+        new_lengths = torch.from_numpy(lengths.copy()).to(self.device, non_blocking=True)
+        kv_truncate_(self.buffers(), self.device_lengths, new_lengths)
         self.lengths = lengths.astype(np.int64, copy=True)
 
     def buffers(self) -> list[torch.Tensor]:
@@ -192,6 +192,7 @@ class SpecCache(Cache):
         for layer, (keys, values) in zip(self.rows, entries, strict=True):
             layer.update(keys, values)
         self.lengths = lengths
+        self.device_lengths = torch.from_numpy(lengths.copy()).to(self.device)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return int(self.lengths.max()) if self.lengths.size else 0
