@@ -11,6 +11,5 @@ inputs = tokenizer.apply_chat_template(
 )  # fmt: skip
 decoder = SpeculativeDecoder(drafter="prompt_lookup", num_assistant_tokens=7)
 for step in decoder.stream(model, **inputs, max_new_tokens=48, do_sample=False):
-    print(
-        f"{sum(step.from_draft)} accepted: {tokenizer.decode(step.tokens, skip_special_tokens=True)!r}"
-    )
+    text = tokenizer.decode(step.tokens, skip_special_tokens=True)
+    print(f"{sum(step.from_draft)} accepted: {text!r}")

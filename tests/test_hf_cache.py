@@ -6,7 +6,7 @@ import pytest
 import specdec_hf.cache as cache_module
 import torch
 from hf_models import one_thread  # noqa: F401  # autouse here
-from specdec_hf import SpecCache, generate, loop
+from specdec_hf import SpecCache, generate, rounds
 from specdec_hf.cache import make_cache
 from specdec_hf.forward import forward_window
 from specdec_hf.settings import prepare_call
@@ -18,7 +18,7 @@ RAGGED = (9, 4, 12)
 
 def begin(model, inputs, **options):
     call = prepare_call(model, **inputs, max_new_tokens=NEW, do_sample=False)
-    return loop.begin(model, call, loop.Options(guard=False, **options))
+    return rounds.begin(model, call, rounds.Options(guard=False, **options))
 
 
 @pytest.mark.parametrize("drafter", ["prompt_lookup", "model"])
@@ -26,7 +26,7 @@ def test_one_device_read_per_round(drafter, monkeypatch):
     model, inputs = hf_models.tiny("llama"), hf_models.prompts(RAGGED)
     session = begin(model, inputs, drafter=hf_models.drafter_for("llama", drafter))
     packed, other = [], []
-    original = loop.read_round
+    original = rounds.read_round
     allowed = []
 
     def read_round(verdict):
@@ -37,7 +37,7 @@ def test_one_device_read_per_round(drafter, monkeypatch):
         finally:
             allowed.pop()
 
-    monkeypatch.setattr(loop, "read_round", read_round)
+    monkeypatch.setattr(rounds, "read_round", read_round)
     reads = ("item", "tolist", "cpu", "numpy", "nonzero", "__bool__", "__int__", "__float__")
     for name in reads:
         method = getattr(torch.Tensor, name)
@@ -49,7 +49,7 @@ def test_one_device_read_per_round(drafter, monkeypatch):
 
         monkeypatch.setattr(torch.Tensor, name, spied)
     while not session.done:
-        loop.step(session)
+        rounds.step(session)
     monkeypatch.undo()
     assert other == []
     assert len(packed) == session.stats.rounds == session.stats.device_reads > 1
@@ -61,7 +61,7 @@ def test_lengths_count_committed_tokens(drafter):
     session = begin(model, inputs, drafter=hf_models.drafter_for("gemma2", drafter))
     while not session.done:
         before, active = session.history.lengths.copy(), session.history.active.copy()
-        steps = loop.step(session)
+        steps = rounds.step(session)
         assert (session.cache.lengths == session.history.lengths - 1).all()
         assert session.cache.device_lengths.tolist() == session.cache.lengths.tolist()
         grown = session.history.lengths - before
@@ -166,7 +166,7 @@ def test_cache_grows():
     session.history.tokens = np.pad(session.history.tokens, ((0, 0), (0, 60)))
     session.call.max_new_tokens = 60
     while not session.done:
-        loop.step(session)
+        rounds.step(session)
     assert session.sequences.tolist() == expected.tolist()
 
 

@@ -13,8 +13,9 @@ from specdec_hf.drafters import (
     ModelDrafter,
     PromptLookupDrafter,
 )
-from specdec_hf.loop import SpecOutput, SpeculativeDecoder, generate
+from specdec_hf.loop import SpeculativeDecoder, generate
 from specdec_hf.policies import BenefitGuard
+from specdec_hf.rounds import SpecOutput
 from specdec_hf.stats import RowStats, SpecStats
 from specdec_hf.streaming import Step
 
