@@ -15,7 +15,7 @@ from specdec_hf.drafters import (
 )
 from specdec_hf.loop import SpeculativeDecoder, generate
 from specdec_hf.policies import BenefitGuard
-from specdec_hf.rounds import SpecOutput
+from specdec_hf.session import SpecOutput
 from specdec_hf.stats import RowStats, SpecStats
 from specdec_hf.streaming import Step
 

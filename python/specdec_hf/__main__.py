@@ -5,10 +5,7 @@
 from __future__ import annotations
 
 import functools
-import json
-import platform
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
@@ -18,6 +15,14 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Table
 
 from specdec_hf.prompts import Prompt, PromptError, read_prompts, shipped_prompts
+from specdec_hf.report import (
+    collect_info,
+    console,
+    print_summary,
+    print_turn,
+    summarize,
+    write_json,
+)
 
 if TYPE_CHECKING:
     from specdec_hf.compare import Turn
@@ -26,7 +31,6 @@ DEMO_TOKENS = 128
 ERROR_EXIT = 2
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
-console = Console(highlight=False)
 errors = Console(stderr=True, highlight=False, soft_wrap=True)
 Command = TypeVar("Command", bound=Callable[..., None])
 
@@ -109,15 +113,10 @@ def generate_command(
     json_file: JsonFile = None,
 ) -> None:
     """Generate text with and without speculation, in colour, with figures."""
-    if (prompt is None) == (prompts is None):
+    if prompt is None and prompts is None:
         fail("give either --prompt TEXT or --prompts FILE")
-    if prompt is not None and not prompt.strip():
-        fail("empty prompt")
-    chosen = (
-        [Prompt("prompt", "", [prompt])] if prompt is not None else read_prompts(prompts or Path())
-    )
     _run(
-        chosen, model, drafter, gamma, gamma_policy, max_new_tokens,
+        _chosen(prompt, prompts), model, drafter, gamma, gamma_policy, max_new_tokens,
         {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p},
         seed, rule, limit, compare, json_file,
     )  # fmt: skip
@@ -126,15 +125,15 @@ def generate_command(
 @app.command("demo")
 @no_traceback
 def demo_command(
+    prompt: PromptText = None,
     prompts: PromptFile = None,
     max_new_tokens: MaxNewTokens = DEMO_TOKENS,
     limit: Limit = None,
     json_file: JsonFile = None,
 ) -> None:
     """Greedy generation over the shipped prompts: embedded model, prompt lookup, defaults."""
-    chosen = read_prompts(prompts or shipped_prompts())
     _run(
-        chosen, "embedded", "prompt_lookup", 7, "constant", max_new_tokens,
+        _chosen(prompt, prompts), "embedded", "prompt_lookup", 7, "constant", max_new_tokens,
         {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0},
         0, "auto", limit, True, json_file,
     )  # fmt: skip
@@ -156,28 +155,17 @@ def info_command(
     table.add_row("threads", str(facts["threads"]))
     table.add_row("gpu", facts["gpu"])
     console.print(table)
-    _write_json(json_file, facts)
+    write_json(json_file, facts)
 
 
-def collect_info() -> dict[str, Any]:
-    """What `info` prints, as plain values."""
-    import torch
-
-    import specdec_kernels
-
-    versions = {"python": platform.python_version(), "specdec-kernels": specdec_kernels.__version__}
-    for package in ("torch", "transformers", "triton", "numpy"):
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            versions[package] = "not installed"
-    return {
-        "versions": versions,
-        "providers": specdec_kernels.providers(),
-        "cpu_capability": specdec_kernels.cpu_capability(),
-        "threads": torch.get_num_threads(),
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
-    }
+def _chosen(prompt: str | None, prompts: Path | None) -> list[Prompt]:
+    if prompt is None:
+        return read_prompts(prompts or shipped_prompts())
+    if prompts is not None:
+        fail("give either --prompt TEXT or --prompts FILE, not both")
+    if not prompt.strip():
+        fail("empty prompt")
+    return [Prompt("prompt", "", [prompt])]
 
 
 def _run(
@@ -239,7 +227,7 @@ def _run(
                     raise PromptError(f"prompt {prompt.name}: {error}") from error
             answer = tokenizer.decode(turn.tokens, skip_special_tokens=True)
             chat.append({"role": "assistant", "content": answer})
-            _print_turn(tokenizer, prompt, text, turn)
+            print_turn(tokenizer, prompt, text, turn)
             made.append(turn)
         turns += made
         report.append(
@@ -250,8 +238,8 @@ def _run(
             }
         )
     summary = summarize(turns, greedy=not settings["do_sample"], rule=turns[0].stats.rule)
-    _print_summary(summary)
-    _write_json(
+    print_summary(summary)
+    write_json(
         json_file,
         {
             "info": collect_info(),
@@ -268,83 +256,9 @@ def _run(
             "prompts": report,
         },
     )
-
-
-def summarize(turns: list[Turn], *, greedy: bool, rule: str) -> dict[str, Any]:
-    """Figures over all answers together."""
-    tokens = sum(len(turn.tokens) for turn in turns)
-    seconds = sum(turn.seconds for turn in turns)
-    drafted = sum(turn.stats.drafted for turn in turns)
-    accepted = sum(turn.stats.accepted for turn in turns)
-    rounds = sum(turn.stats.rounds for turn in turns)
-    summary: dict[str, Any] = {
-        "answers": len(turns),
-        "tokens": tokens,
-        "tokens_per_second": tokens / seconds,
-        "mean_acceptance_length": 1 + accepted / rounds,
-        "draft_acceptance_rate": accepted / drafted if drafted else 0.0,
-        "drafted": drafted,
-        "accepted": accepted,
-        "rounds": rounds,
-        "notes": sorted({note.split(": ", 1)[-1] for turn in turns for note in turn.stats.notes}),
-    }
-    if turns[0].baseline:
-        plain_seconds = sum(turn.baseline_seconds for turn in turns)
-        plain_tokens = sum(len(turn.baseline_tokens) for turn in turns)
-        summary["baseline"] = turns[0].baseline
-        summary["baseline_tokens_per_second"] = plain_tokens / plain_seconds
-        summary["ratio"] = summary["tokens_per_second"] / summary["baseline_tokens_per_second"]
-        if greedy or rule == "match":
-            name = "greedy_outputs_identical" if greedy else "sampled_outputs_identical"
-            summary[name] = all(turn.identical for turn in turns)
-    return summary
-
-
-def _print_turn(tokenizer: Any, prompt: Prompt, text: str, turn: Turn) -> None:
-    from specdec_hf.trace import render
-
-    title = " ".join(text.split())
-    title = title if len(title) <= 100 else title[:99] + "…"
-    console.rule(f"{prompt.category or prompt.name}", align="left", style="dim")
-    console.print(title, style="bold", markup=False)
-    console.print(render(tokenizer, turn.steps))
-    figures = f"{len(turn.tokens)} tokens, {turn.tokens_per_second:.1f} tokens/s"
-    if turn.baseline:
-        figures += (
-            f" with speculation, {turn.baseline_tokens_per_second:.1f} without ({turn.ratio:.2f}x)"
-        )
-    figures += (
-        f"; {turn.stats.mean_acceptance_length:.2f} tokens a round, "
-        f"{turn.stats.draft_acceptance_rate:.0%} of drafts accepted"
-    )
-    console.print(figures, style="dim", markup=False)
-    for note in turn.stats.notes:
-        console.print(f"note: {note}", style="dim", markup=False)
-
-
-def _print_summary(summary: dict[str, Any]) -> None:
-    from specdec_hf.trace import legend
-
-    console.rule("summary", align="left", style="dim")
-    console.print(legend())
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    table.add_row("tokens/s with speculation", f"{summary['tokens_per_second']:.1f}")
-    if "baseline" in summary:
-        table.add_row(
-            "tokens/s without",
-            f"{summary['baseline_tokens_per_second']:.1f} ({summary['baseline']})",
-        )
-        table.add_row("ratio", f"{summary['ratio']:.2f}x")
-    table.add_row("tokens per round", f"{summary['mean_acceptance_length']:.2f}")
-    table.add_row(
-        "drafts accepted",
-        f"{summary['draft_acceptance_rate']:.0%} ({summary['accepted']} of {summary['drafted']})",
-    )
-    for name in ("greedy", "sampled"):
-        identical = summary.get(f"{name}_outputs_identical")
-        if identical is not None:
-            table.add_row(f"{name} outputs identical", "yes" if identical else "NO")
-    console.print(table)
+    if summary.get("greedy_outputs_identical") is False:
+        errors.print("error: greedy output with speculation differs from model.generate")
+        raise typer.Exit(1)
 
 
 def _load_model(name: str, say: Callable[[str], None]) -> tuple[Any, Any]:
@@ -403,12 +317,6 @@ def _check_ranges(
         fail(f"--limit must be >= 1, got {limit}")
     if json_file is not None and not json_file.absolute().parent.is_dir():
         fail(f"--json: folder {json_file.parent} does not exist")
-
-
-def _write_json(path: Path | None, content: dict[str, Any]) -> None:
-    if path is not None:
-        path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        console.print(f"wrote {path}", style="dim", markup=False)
 
 
 def _progress() -> Progress:

@@ -14,7 +14,8 @@ import torch
 from transformers import StopStringCriteria
 
 from specdec_hf.policies import BenefitGuard
-from specdec_hf.rounds import DEFAULT_GAMMA, Options, Session, SpecOutput, begin, finish, step
+from specdec_hf.rounds import begin, finish, step
+from specdec_hf.session import DEFAULT_GAMMA, Options, Session, SpecOutput
 from specdec_hf.settings import call_from_hugging_face, prepare_call
 from specdec_hf.streaming import Step, Streamer, put_step
 

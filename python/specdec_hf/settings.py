@@ -15,14 +15,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
-from transformers.generation.logits_process import (
-    MinPLogitsWarper,
-    RepetitionPenaltyLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
+
+from specdec_hf.support import (
+    for_row,
+    instead,
+    is_per_row,
+    refuse_unsupported,
+    row_processor,
+    warper_value,
+)
 
 
 class Parameter(NamedTuple):
@@ -40,41 +42,6 @@ PARAMETERS = {
     "min_p": Parameter(0.0, "in [0, 1]", lambda x: 0 <= x <= 1),
 }
 RULES = ("token", "greedy", "match")
-
-# Name of the GenerationConfig field and its neutral values; anything else is refused by name.
-UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "num_beams": (None, 1),
-    "num_beam_groups": (None, 1),
-    "num_return_sequences": (None, 1),
-    "penalty_alpha": (None, 0, 0.0),
-    "dola_layers": (None,),
-    "constraints": (None,),
-    "force_words_ids": (None,),
-    "guidance_scale": (None, 1, 1.0),
-    "watermarking_config": (None,),
-    "token_healing": (None, False),
-    "cache_implementation": (None,),
-    "output_scores": (None, False),
-    "output_logits": (None, False),
-    "output_attentions": (None, False),
-    "output_hidden_states": (None, False),
-    "prompt_lookup_num_tokens": (None,),
-    "assistant_early_exit": (None,),
-    "use_mtp": (None, False),
-    "use_cache": (None, True),
-    "prefill_chunk_size": (None,),
-}
-UNSUPPORTED_SAMPLING: dict[str, tuple[Any, ...]] = {
-    "typical_p": (None, 1, 1.0),
-    "epsilon_cutoff": (None, 0, 0.0),
-    "eta_cutoff": (None, 0, 0.0),
-    "top_h": (None,),
-}
-INSTEAD = {
-    "assistant_model": "pass drafter=",
-    "prompt_lookup_num_tokens": "pass drafter='prompt_lookup' and num_assistant_tokens=",
-    "num_return_sequences": "repeat the prompt and give one seed per row",
-}
 
 
 @dataclass
@@ -144,11 +111,11 @@ def prepare_call(
     """
     ids = check_input_ids(model, input_ids)
     batch_size, columns = ids.shape
-    per_row = {name: kwargs.pop(name) for name in PARAMETERS if _is_per_row(kwargs.get(name))}
+    per_row = {name: kwargs.pop(name) for name in PARAMETERS if is_per_row(kwargs.get(name))}
     kwargs = {name: value for name, value in kwargs.items() if value is not None}
     for name in ("assistant_model", "negative_prompt_ids", "synced_gpus", "inputs_embeds"):
         if kwargs.pop(name, False) is not False:
-            raise ValueError(f"{name} is not supported" + _instead(name))
+            raise ValueError(f"{name} is not supported" + instead(name))
     kwargs.pop("trust_remote_code", None)
     has_default_max_length = (
         all(
@@ -160,7 +127,7 @@ def prepare_call(
     config, unknown = model._prepare_generation_config(generation_config, **kwargs)
     if unknown:
         raise ValueError(f"unknown or unsupported arguments: {', '.join(sorted(unknown))}")
-    _refuse_unsupported(config)
+    refuse_unsupported(config)
     model._prepare_special_tokens(
         config, attention_mask is not None, device="cpu", batch_size=batch_size
     )
@@ -188,7 +155,7 @@ def prepare_call(
             generation_config=config,
             input_ids_seq_length=columns,
             encoder_input_ids=ids[b : b + 1].to(model.device),
-            prefix_allowed_tokens_fn=_for_row(prefix_allowed_tokens_fn, b),
+            prefix_allowed_tokens_fn=for_row(prefix_allowed_tokens_fn, b),
             logits_processor=LogitsProcessorList(logits_processor or []),
             device=model.device,
             model_kwargs={"attention_mask": torch.from_numpy(mask[b : b + 1]).to(model.device)},
@@ -219,7 +186,7 @@ def call_from_hugging_face(
 ) -> Call:
     """The same `Call` from what ``model.generate`` hands to a ``custom_generate`` callable."""
     ids = check_input_ids(model, input_ids)
-    _refuse_unsupported(generation_config)
+    refuse_unsupported(generation_config)
     mask = np.ones(tuple(ids.shape), dtype=bool)
     if model_kwargs.get("attention_mask") is not None:
         mask = model_kwargs["attention_mask"].cpu().numpy() != 0
@@ -229,14 +196,14 @@ def call_from_hugging_face(
     for processor in logits_processor:
         # generate() has built warpers from the config: those are the ops' parameters. One that
         # differs from the config is the user's own and stays a processor, its parameter neutral.
-        warper = _warper_value(processor)
+        warper = warper_value(processor)
         if warper is None:
             kept.append(processor)
         elif warper[1] != getattr(generation_config, warper[0]):
             kept.append(processor)
             per_row[warper[0]] = PARAMETERS[warper[0]].neutral
     processors = [
-        LogitsProcessorList(_row_processor(p, b) for p in kept) for b in range(ids.shape[0])
+        LogitsProcessorList(row_processor(p, b) for p in kept) for b in range(ids.shape[0])
     ]
     past = model_kwargs.get("past_key_values")
     if past is not None and past.get_seq_length() == 0:
@@ -384,18 +351,6 @@ def resolve_rule(acceptance: str, do_sample: bool) -> str:
     return acceptance
 
 
-def _refuse_unsupported(config: GenerationConfig) -> None:
-    table = {**UNSUPPORTED, **(UNSUPPORTED_SAMPLING if config.do_sample else {})}
-    for name, neutral in table.items():
-        value = getattr(config, name, None)
-        if not any(value is n or value == n for n in neutral):
-            raise ValueError(f"{name}={value!r} is not supported" + _instead(name))
-
-
-def _instead(name: str) -> str:
-    return f"; {INSTEAD[name]}" if name in INSTEAD else ""
-
-
 def _check_mask(
     model: Any, ids: torch.Tensor, attention_mask: torch.Tensor | None, config: GenerationConfig
 ) -> NDArray[np.bool_]:
@@ -414,39 +369,3 @@ def _check_mask(
 def _check_rows(mask: NDArray[np.bool_]) -> None:
     for b in np.flatnonzero(~mask.any(axis=1)):
         raise ValueError(f"row {b} of input_ids is empty: attention_mask hides all of it")
-
-
-def _is_per_row(value: Any) -> bool:
-    if isinstance(value, torch.Tensor | np.ndarray):
-        return value.ndim == 1
-    return isinstance(value, list | tuple)
-
-
-def _for_row(function: Any, row: int) -> Any:
-    if function is None:
-        return None
-    return lambda _, ids: function(row, ids)
-
-
-def _warper_value(processor: Any) -> tuple[str, Any] | None:
-    kind = type(processor)
-    if kind is TemperatureLogitsWarper:
-        return "temperature", processor.temperature
-    if kind is TopKLogitsWarper:
-        return "top_k", processor.top_k
-    if kind is TopPLogitsWarper:
-        return "top_p", processor.top_p
-    if kind is MinPLogitsWarper:
-        return "min_p", processor.min_p
-    return None
-
-
-def _row_processor(processor: Any, row: int) -> Any:
-    """generate() built this one for the whole batch; give it this row's share."""
-    if type(processor) is RepetitionPenaltyLogitsProcessor and isinstance(
-        processor.prompt_ignore_length, torch.Tensor
-    ):
-        return RepetitionPenaltyLogitsProcessor(
-            processor.penalty, prompt_ignore_length=processor.prompt_ignore_length[row : row + 1]
-        )
-    return processor
