@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib.util
 import os
 import shlex
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -34,9 +36,17 @@ class CMakeBuild(build_ext):
             f"-DSPECDEC_CUDA={os.environ.get('SPECDEC_CUDA', 'auto')}",
             *shlex.split(os.environ.get("CMAKE_ARGS", "")),
         ]
-        subprocess.run(configure, check=True)
-        subprocess.run(["cmake", "--build", str(build)], check=True)
-        subprocess.run(["cmake", "--install", str(build), "--prefix", str(out)], check=True)
+        # cmake and ninja of this environment count even where it is not activated.
+        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+        cmake = shutil.which("cmake", path=path)
+        if cmake is None:
+            raise SystemExit("cmake is not installed: pip install cmake ninja")
+        for command in (
+            configure,
+            ["cmake", "--build", str(build)],
+            ["cmake", "--install", str(build), "--prefix", str(out)],
+        ):
+            subprocess.run([cmake, *command[1:]], check=True, env={**os.environ, "PATH": path})
 
     def get_ext_filename(self, name: str) -> str:
         return name.replace(".", "/") + ".so"  # no CPython tag: the library has no Python in it

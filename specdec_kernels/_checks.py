@@ -7,6 +7,7 @@ tests/test_errors.py holds the two together.
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Sequence
 
 import torch
@@ -24,6 +25,14 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def float32(value: float) -> float:
+    """The float32 nearest to a scalar: what the kernels compute with, and so what is judged."""
+    try:
+        return float(struct.unpack("f", struct.pack("f", value))[0])
+    except OverflowError:
+        return math.copysign(math.inf, value)
+
+
 def shape(t: Tensor) -> str:
     return "[" + ", ".join(str(n) for n in t.shape) + "]"
 
@@ -37,10 +46,15 @@ def one_of(name: str, value: str, allowed: Sequence[str]) -> None:
     require(value in allowed, f"{name} must be one of {', '.join(allowed)}, got {value}")
 
 
+def device_name(device: torch.device) -> str:
+    """cpu, cuda:1; other devices by their type."""
+    return f"cuda:{device.index}" if device.type == "cuda" else device.type
+
+
 def same_device(name: str, t: Tensor, device: torch.device, of: str) -> None:
     require(
-        t.device.type == device.type,
-        f"{name} must be on the device of {of}, {device.type}, got {t.device.type}",
+        t.device == device,
+        f"{name} must be on the device of {of}, {device_name(device)}, got {device_name(t.device)}",
     )
 
 
@@ -82,6 +96,7 @@ def sampling(
     min_p: float,
 ) -> None:
     """A tensor wins over its scalar; scalars are range checked, tensor values are data."""
+    temperature, top_p, min_p = (float32(x) for x in (temperature, top_p, min_p))
     if temperatures is not None:
         vector("temperature", temperatures, n, torch.float32, device, of)
     else:
@@ -215,6 +230,7 @@ def verify_chain(
                 f"{name} must be {dtype_name(dtype)}, got {dtype_name(t.dtype)}",
             )
             same_device(name, t, dev, "target")
+    draft_temperature = float32(draft_temperature)
     if draft_temperatures is not None:
         vector("draft temperature", draft_temperatures, b, torch.float32, dev, "target")
     else:

@@ -99,7 +99,9 @@ def verify_chain(
     if isinstance(draft, SampledDraft):
         logsumexp = draft.logsumexp.to(torch.float64)
         threshold = draft.threshold
-        draft_temperatures, draft_temperature = _params.split(draft.temperature, torch.float32, 1.0)
+        draft_temperatures, draft_temperature = _params.split(
+            draft.temperature, "draft temperature", 1.0
+        )
         draft = draft.logits
     return Verdict(
         *torch.ops.specdec_kernels.verify_chain.default(

@@ -220,6 +220,12 @@ def verify_chain(
         if not _valid(*params):
             status[b] = BAD_PARAMETER
             continue
+        q_temperature = 0.0 if rule == "greedy" else params[0]
+        if rule == "token" and draft_logsumexp is not None:
+            q_temperature = _at(draft_temperatures, draft_temperature, b)
+            if not (math.isfinite(q_temperature) and q_temperature >= 0):
+                status[b] = BAD_PARAMETER
+                continue
         if rule == "greedy":
             params = (0.0, 0, 1.0, 0.0)
         # Probabilities that need no shaping are the law itself; only visited entries are judged.
@@ -239,9 +245,6 @@ def verify_chain(
             draft_rows = draft[b]
         elif draft is not None:
             first = begin - b
-        q_temperature = params[0]
-        if draft_logsumexp is not None:
-            q_temperature = _at(draft_temperatures, draft_temperature, b)
 
         for i in range(rows):
             x = int(draft_tokens[b, i]) if i < min(gamma, rows - 1) else -1
@@ -293,8 +296,9 @@ def verify_chain(
                     if draft_logsumexp is not None and draft_threshold is not None:
                         total = float(draft_logsumexp[b, i])
                         seen = d[x]
-                        fault = not math.isfinite(total) or not seen < math.inf
-                        survives = d >= float(draft_threshold[b, i])
+                        bound = float(draft_threshold[b, i])
+                        fault = not math.isfinite(total) or not seen < math.inf or math.isnan(bound)
+                        survives = d >= bound
                         q = torch.where(survives, (d / q_temperature - total).exp(), 0.0)
                         whole = finite(d)
                     elif kind == "probs":

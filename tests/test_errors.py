@@ -9,6 +9,7 @@ import pytest
 import torch
 from providers import provider, shaping
 
+import specdec_kernels
 from specdec_kernels import _checks, testing
 
 VECTOR = ("temperature", "top_k", "top_p", "min_p")
@@ -276,3 +277,46 @@ def test_good_inputs_raise_nothing():
         for where in WHERE:
             args = build() if where != "meta" else on_meta(build())
             assert provider(op, "cpp" if where == "meta" else where)(*args)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error", "message"),
+    [
+        ("top_k", 0.5, ValueError, "top_k must be an integer or a tensor, got 0.5"),
+        ("top_k", torch.tensor([2.9]), ValueError, "top_k must be int32 or int64"),
+        ("top_k", -1, RuntimeError, "top_k must be at least 0"),
+        (
+            "temperature",
+            [0.5],
+            ValueError,
+            r"temperature must be a number or a tensor, got \[0.5\]",
+        ),
+        ("temperature", torch.tensor(0.5), ValueError, "got a 0-dim tensor"),
+        ("temperature", 1e39, RuntimeError, "temperature must be finite and at least 0, got inf"),
+        ("temperature", -1, RuntimeError, "temperature must be finite and at least 0, got -1"),
+        ("top_p", 1e-46, RuntimeError, r"top_p must be in \(0, 1\], got 0"),
+        ("top_p", 0, RuntimeError, r"top_p must be in \(0, 1\], got 0"),
+        ("min_p", "a", ValueError, "min_p must be a number or a tensor, got 'a'"),
+    ],
+)
+def test_public_sampling_parameters_are_named(name, value, error, message):
+    one = torch.zeros(1, dtype=torch.int64)
+    with pytest.raises(error, match=message):
+        specdec_kernels.sample(torch.zeros(1, 3), seeds=one, positions=one, **{name: value})
+
+
+def test_a_count_beyond_int32_keeps_every_token():
+    one = torch.zeros(1, dtype=torch.int64)
+    logits = torch.arange(5.0)[None]
+    for k in (2**63, torch.tensor([2**40 + 1])):
+        out = specdec_kernels.sample(logits, top_k=k, seeds=one, positions=one)
+        assert out.threshold.tolist() == [-torch.inf]
+
+
+def test_devices_of_one_kind_are_told_apart():
+    """The checks of the fakes; two CUDA devices need not exist for their names."""
+    meta = torch.zeros(1, 2, device="meta")
+    with pytest.raises(RuntimeError, match="the device of logits, cuda:0, got cpu"):
+        _checks.same_device("seeds", torch.zeros(1), torch.device("cuda:0"), "logits")
+    _checks.same_device("seeds", meta, meta.device, "logits")
+    assert _checks.device_name(torch.device("cuda:1")) == "cuda:1"

@@ -238,7 +238,8 @@ REFUSED = {
     ),
     "unknown": ({"max_new_token": 3}, "unknown or unsupported arguments: max_new_token"),
     "tree": ({"tree": 3}, "tree drafting is not supported"),
-    "gamma": ({"gamma": -1}, "num_assistant_tokens must be an integer >= 0, got -1"),
+    "gamma": ({"gamma": -1}, "num_assistant_tokens must be an integer in [0, 1024]"),
+    "huge gamma": ({"gamma": 10**20}, "num_assistant_tokens must be an integer in [0, 1024]"),
     "gammas": ({"gamma": 2, "num_assistant_tokens": 3}, "are the same argument"),
     "policy": ({"gamma_policy": "best", "drafter": "prompt_lookup"}, "gamma_policy must be"),
     "acceptance": ({"acceptance": "typical"}, "acceptance must be 'auto'"),
@@ -248,6 +249,8 @@ REFUSED = {
     ),
     "drafter": ({"drafter": "ngram"}, "drafter must be None, 'prompt_lookup'"),
     "seed": ({"seed": [1, 2]}, "seed must be an int or have 1 entries, got 2"),
+    "huge seed": ({"seed": 2**63}, "seed must be in [-2**63, 2**63), got 9223"),
+    "hot": ({"temperature": "hot", "do_sample": True}, "temperature must be finite and >= 0"),
     "temperature": ({"temperature": -0.5, "do_sample": True}, "temperature must be finite"),
     "temperatures": (
         {"temperature": [0.5, 0.5], "do_sample": True},

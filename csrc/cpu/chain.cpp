@@ -38,6 +38,11 @@ class Sequence {
  private:
   int32_t decide() {
     if (!params_.valid()) return kBadParameter;
+    draft_temperature_ = params_.temperature;
+    if (p_.rule == Rule::kToken && p_.draft_logsumexp != nullptr) {
+      draft_temperature_ = p_.draft_temperatures ? p_.draft_temperatures[b_] : p_.draft_temperature;
+      if (!(std::isfinite(draft_temperature_) && draft_temperature_ >= 0)) return kBadParameter;
+    }
     if (p_.rule == Rule::kGreedy) params_ = {0.0f, 0, 1.0f, 0.0f};
     point_ = params_.temperature == 0;
     direct_ = p_.kind == Kind::kProbs && p_.rule == Rule::kToken && params_.temperature == 1 &&
@@ -201,10 +206,7 @@ class Sequence {
   Draft draft_law(int64_t i, int64_t x) {
     Draft d;
     const bool sampled = p_.draft_logsumexp != nullptr;
-    float temperature = params_.temperature;
-    if (sampled) {
-      temperature = p_.draft_temperatures ? p_.draft_temperatures[b_] : p_.draft_temperature;
-    }
+    const float temperature = draft_temperature_;
     if (p_.point_mass || temperature == 0) return d;
     d.point = false;
     if (p_.draft_ragged) {
@@ -219,7 +221,7 @@ class Sequence {
     if (sampled) {
       const double total = p_.draft_logsumexp[b_ * p_.gamma + i];
       const float threshold = p_.draft_threshold[b_ * p_.gamma + i];
-      d.fault = !std::isfinite(total) || !(at < INFINITY);
+      d.fault = !std::isfinite(total) || !(at < INFINITY) || std::isnan(threshold);
       const float inv_t = inverse_temperature(temperature);
       // exp(d / T - total) about a point near the maximum, where float32 subtracts exactly.
       const auto offset = static_cast<float>(total / inv_t);
@@ -295,6 +297,7 @@ class Sequence {
   const Parallel& parallel_;
   Scratches& scratch_;
   Params params_{};
+  float draft_temperature_ = 1;
   bool point_ = false;   // temperature 0: the law is a point mass
   bool direct_ = false;  // the target's rows are the law as they are
   int64_t begin_ = 0;    // first row of a ragged sequence

@@ -136,11 +136,9 @@ Law measure(const RowView& row, const Params& params, const Parallel& parallel, 
     });
   } else {
     for (int64_t t = 0; t < tiles; ++t) {
-      sums[t] =
-          std::isfinite(maxima[t])
-              ? static_cast<float>(sums[t] *
-                                   std::exp((static_cast<double>(maxima[t]) - law.max) * law.inv_t))
-              : 0.0f;
+      const double gap = (static_cast<double>(maxima[t]) - law.max) * law.inv_t;
+      // Where a tile's weights vanish when it is read again, so must its sum.
+      sums[t] = gap < kSmallestExponent ? 0.0f : static_cast<float>(sums[t] * std::exp(gap));
     }
   }
   double total = 0;

@@ -102,7 +102,7 @@ inline F exp(F x) {
   p = p * r + 5.0000001201e-1f;
   p = p * (r * r) + r + 1.0f;
   const I exponent = (__builtin_convertvector(n, I) + 127) << 23;
-  return x < -87.0f ? F{} : p * as<F>(exponent);
+  return x < kSmallestExponent ? F{} : p * as<F>(exponent);
 }
 
 // 1 unit in the last place; log(0) = -inf, log(inf) = inf, NaN below 0.
@@ -319,7 +319,7 @@ Best race(const float* tile, int64_t n, int64_t first_token, const Shape& shape,
 void histogram(const float* tile, int64_t n, const Shape& shape, Histogram& h) {
   const Shape s = shape;
   each(tile, n, -kInf, [&](int64_t i, F l) {
-    const U bits = as<U>(l);
+    const U bits = as<U>(l + 0.0f);  // -0 is 0: they tie
     const U negative = as<U>(as<I>(bits) >> 31);
     const U key = bits ^ (negative | 0x80000000u);
     if (!any((key >= h.low) & (key <= h.high))) return;

@@ -1,6 +1,7 @@
 #pragma once
 // Arithmetic on one tile of a row: at most kTile floats that sit in the first-level cache. Built
-// once per instruction set from one source; all of them add in the same order.
+// once per instruction set from one source; all of them add in the same order, and AVX2 and AVX-512
+// agree bit for bit (the plain build has no fused multiply-add).
 #include <cstdint>
 
 #include "specdec/sampling.h"
@@ -9,6 +10,8 @@ namespace specdec {
 
 constexpr int64_t kBlock = 64;    // entries behind one block maximum
 constexpr int kRadixBins = 2048;  // 11 bits of the ordered key at a time
+
+constexpr float kSmallestExponent = -87.0f;  // below it exp is 0
 
 struct Peak {
   float max;
@@ -66,6 +69,7 @@ const TileKernels& tile_kernels();
 
 // Unsigned order of the keys is the order of the floats.
 inline uint32_t ordered_key(float value) {
+  value += 0.0f;  // -0 is 0: they tie
   uint32_t bits;
   __builtin_memcpy(&bits, &value, 4);
   return bits & 0x80000000u ? ~bits : bits | 0x80000000u;

@@ -91,6 +91,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> verify_chain(
   if (draft_temperatures) {
     check_vector("draft temperature", *draft_temperatures, b, ScalarType::Float, target, "target");
   } else {
+    draft_temperature = static_cast<float>(draft_temperature);
     SPECDEC_CHECK(std::isfinite(draft_temperature) && draft_temperature >= 0,
                   "draft temperature must be finite and at least 0, got ", draft_temperature);
   }

@@ -42,12 +42,13 @@ std::string shape_of(const Tensor& t) {
 }
 
 std::string device_name(const Tensor& t) {
-  return t.is_cuda() ? "cuda" : t.is_cpu() ? "cpu" : "other";
+  if (t.is_cpu()) return "cpu";
+  return t.is_cuda() ? "cuda:" + std::to_string(t.get_device_index()) : "other";
 }
 
 void check_same_device(const char* name, const Tensor& t, const Tensor& of_tensor, const char* of) {
-  SPECDEC_CHECK(t.device().type() == of_tensor.device().type(), name, " must be on the device of ",
-                of, ", ", device_name(of_tensor), ", got ", device_name(t));
+  SPECDEC_CHECK(t.device() == of_tensor.device(), name, " must be on the device of ", of, ", ",
+                device_name(of_tensor), ", got ", device_name(t));
 }
 
 void check_vector(const char* name, const Tensor& t, int64_t n, ScalarType dtype,
@@ -84,6 +85,9 @@ DType row_dtype(const Tensor& t) {
 Tensor dense(const Tensor& t) { return t.is_contiguous() ? t : torch::stable::contiguous(t); }
 
 void SamplingArgs::check_all(int64_t n, const Tensor& of_tensor, const char* of) const {
+  // Judged as the float32 that the kernels compute with.
+  const auto temperature = static_cast<float>(this->temperature);
+  const auto top_p = static_cast<float>(this->top_p), min_p = static_cast<float>(this->min_p);
   if (temperatures) {
     check_vector("temperature", *temperatures, n, ScalarType::Float, of_tensor, of);
   } else {

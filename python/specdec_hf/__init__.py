@@ -4,20 +4,26 @@
 >>> out = generate(model, **inputs, drafter="prompt_lookup", max_new_tokens=64)  # doctest: +SKIP
 """
 
-from specdec_hf.cache import SpecCache
-from specdec_hf.drafters import (
-    Draft,
-    DraftContext,
-    Drafter,
-    History,
-    ModelDrafter,
-    PromptLookupDrafter,
-)
-from specdec_hf.loop import SpeculativeDecoder, generate
-from specdec_hf.policies import BenefitGuard
-from specdec_hf.session import SpecOutput
-from specdec_hf.stats import RowStats, SpecStats
-from specdec_hf.streaming import Step
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from specdec_hf.cache import SpecCache
+    from specdec_hf.drafters import (
+        Draft,
+        DraftContext,
+        Drafter,
+        History,
+        ModelDrafter,
+        PromptLookupDrafter,
+    )
+    from specdec_hf.loop import SpeculativeDecoder, generate
+    from specdec_hf.policies import BenefitGuard
+    from specdec_hf.session import SpecOutput
+    from specdec_hf.stats import RowStats, SpecStats
+    from specdec_hf.streaming import Step
 
 __all__ = [
     "BenefitGuard",
@@ -35,3 +41,34 @@ __all__ = [
     "Step",
     "generate",
 ]
+
+# Loaded at first use, so that the command line answers --help without torch and transformers.
+_MODULES = {
+    "cache": ("SpecCache",),
+    "drafters": (
+        "Draft",
+        "DraftContext",
+        "Drafter",
+        "History",
+        "ModelDrafter",
+        "PromptLookupDrafter",
+    ),
+    "loop": ("SpeculativeDecoder", "generate"),
+    "policies": ("BenefitGuard",),
+    "session": ("SpecOutput",),
+    "stats": ("RowStats", "SpecStats"),
+    "streaming": ("Step",),
+}
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
 import typer
+from click import ClickException
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from specdec_hf.prompts import Prompt, PromptError, read_prompts, shipped_prompts
+from specdec_hf.prompts import Prompt, read_prompts, shipped_prompts
 from specdec_hf.report import (
     collect_info,
     console,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 DEMO_TOKENS = 128
 ERROR_EXIT = 2
+MAX_GAMMA = 1024  # as in session.py, which loads torch
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
 errors = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -54,6 +56,10 @@ def no_traceback(command: Command) -> Command:
             fail(str(error) or type(error).__name__)
         except KeyboardInterrupt:
             fail("interrupted")
+        except Exception as error:
+            if isinstance(error, ClickException):
+                raise
+            fail(f"unexpected {type(error).__name__}: {error}")
 
     return wrapped  # type: ignore[return-value]
 
@@ -145,6 +151,7 @@ def info_command(
     json_file: JsonFile = None,
 ) -> None:
     """Versions, the provider of each op, the instruction set, the GPU."""
+    _check_json(json_file)
     facts = collect_info()
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     for name, value in facts["versions"].items():
@@ -182,7 +189,7 @@ def _run(
     compare: bool,
     json_file: Path | None,
 ) -> None:
-    _check_ranges(sampling, max_new_tokens, limit, json_file)
+    _check_ranges(sampling, max_new_tokens, gamma, seed, limit, json_file)
     with _progress() as progress:
         task = progress.add_task("importing", total=None)
         say = functools.partial(_describe, progress, task)
@@ -201,42 +208,42 @@ def _run(
         settings: dict[str, Any] = {"do_sample": sampling["temperature"] > 0}
         if settings["do_sample"]:
             settings |= sampling
+        chosen = prompts[:limit]
+        _check_prompts(model, tokenizer, chosen)
         say("warming up")
         warm = tokenizer("Hello there, hello there", return_tensors="pt").to(model.device)
         run_turn(model, dict(warm), decoder, {**settings, "max_new_tokens": 4}, compare=compare)
         settings["max_new_tokens"] = max_new_tokens
 
-    chosen = prompts[:limit]
     report: list[dict[str, Any]] = []
     turns: list[Turn] = []
-    for number, prompt in enumerate(chosen, start=1):
-        chat: list[dict[str, str]] = []
-        made: list[Turn] = []
-        for text in prompt.turns:
-            chat.append({"role": "user", "content": text})
-            inputs = _encode(tokenizer, chat, model.device)
-            with _progress() as progress:
-                total = max_new_tokens * (2 if compare else 1)
-                task = progress.add_task(f"prompt {number} of {len(chosen)}", total=total)
-                try:
+    failure = ""
+    try:
+        for number, prompt in enumerate(chosen, start=1):
+            made: list[dict[str, Any]] = []
+            entry = {"question_id": prompt.name, "category": prompt.category, "turns": made}
+            chat: list[dict[str, str]] = []
+            for text in prompt.turns:
+                chat.append({"role": "user", "content": text})
+                inputs = _encode(tokenizer, chat, model.device)
+                with _progress() as progress:
+                    total = max_new_tokens * (2 if compare else 1)
+                    task = progress.add_task(f"prompt {number} of {len(chosen)}", total=total)
                     turn = run_turn(
                         model, inputs, decoder, settings, compare=compare,
                         on_tokens=functools.partial(_advance, progress, task),
                     )  # fmt: skip
-                except ValueError as error:
-                    raise PromptError(f"prompt {prompt.name}: {error}") from error
-            answer = tokenizer.decode(turn.tokens, skip_special_tokens=True)
-            chat.append({"role": "assistant", "content": answer})
-            print_turn(tokenizer, prompt, text, turn)
-            made.append(turn)
-        turns += made
-        report.append(
-            {
-                "question_id": prompt.name,
-                "category": prompt.category,
-                "turns": [turn.to_dict(tokenizer) for turn in made],
-            }
-        )
+                answer = tokenizer.decode(turn.tokens, skip_special_tokens=True)
+                chat.append({"role": "assistant", "content": answer})
+                print_turn(tokenizer, prompt, text, turn)
+                turns.append(turn)
+                made.append(turn.to_dict(tokenizer))
+                if len(made) == 1:
+                    report.append(entry)
+    except (Exception, KeyboardInterrupt) as error:  # what was done is still shown and written
+        failure = f"prompt {prompt.name}: {str(error) or type(error).__name__}"
+        if not turns:
+            fail(failure)
     summary = summarize(turns, greedy=not settings["do_sample"], rule=turns[0].stats.rule)
     print_summary(summary)
     write_json(
@@ -254,8 +261,11 @@ def _run(
             "rule": turns[0].stats.rule,
             "summary": summary,
             "prompts": report,
+            "error": failure or None,
         },
     )
+    if failure:
+        fail(failure)
     if summary.get("greedy_outputs_identical") is False:
         errors.print("error: greedy output with speculation differs from model.generate")
         raise typer.Exit(1)
@@ -300,23 +310,50 @@ def _encode(tokenizer: Any, chat: list[dict[str, str]], device: Any) -> dict[str
 
 
 def _check_ranges(
-    sampling: dict[str, Any], max_new_tokens: int, limit: int | None, json_file: Path | None
+    sampling: dict[str, Any],
+    max_new_tokens: int,
+    gamma: int,
+    seed: int,
+    limit: int | None,
+    json_file: Path | None,
 ) -> None:
     """Say what is wrong before a model is loaded."""
     if not 0 <= sampling["temperature"] < float("inf"):
         fail(f"--temperature must be finite and >= 0, got {sampling['temperature']}")
-    if sampling["top_k"] < 0:
-        fail(f"--top-k must be >= 0, got {sampling['top_k']}")
+    if not 0 <= sampling["top_k"] < 2**31:
+        fail(f"--top-k must be in [0, 2**31), got {sampling['top_k']}")
     if not 0 < sampling["top_p"] <= 1:
         fail(f"--top-p must be in (0, 1], got {sampling['top_p']}")
     if not 0 <= sampling["min_p"] <= 1:
         fail(f"--min-p must be in [0, 1], got {sampling['min_p']}")
-    if max_new_tokens < 1:
-        fail(f"--max-new-tokens must be >= 1, got {max_new_tokens}")
+    if not 1 <= max_new_tokens < 2**31:
+        fail(f"--max-new-tokens must be in [1, 2**31), got {max_new_tokens}")
+    if not 0 <= gamma <= MAX_GAMMA:
+        fail(f"--num-assistant-tokens must be in [0, {MAX_GAMMA}], got {gamma}")
+    if not -(2**63) <= seed < 2**63:
+        fail(f"--seed must be in [-2**63, 2**63), got {seed}")
     if limit is not None and limit < 1:
         fail(f"--limit must be >= 1, got {limit}")
-    if json_file is not None and not json_file.absolute().parent.is_dir():
-        fail(f"--json: folder {json_file.parent} does not exist")
+    _check_json(json_file)
+
+
+def _check_json(path: Path | None) -> None:
+    if path is not None and path.is_dir():
+        fail(f"--json must name a file, {path} is a folder")
+    if path is not None and not path.absolute().parent.is_dir():
+        fail(f"--json: folder {path.parent} does not exist")
+
+
+def _check_prompts(model: Any, tokenizer: Any, prompts: list[Prompt]) -> None:
+    """Refuse prompts beyond the context before the first of them runs."""
+    from specdec_hf.cache import context_of
+
+    context = context_of(model)
+    for prompt in prompts if context is not None else ():
+        first = _encode(tokenizer, [{"role": "user", "content": prompt.turns[0]}], "cpu")
+        tokens = first["input_ids"].shape[1]
+        if tokens >= context:
+            fail(f"prompt {prompt.name} has {tokens} tokens, but the model's context is {context}")
 
 
 def _progress() -> Progress:

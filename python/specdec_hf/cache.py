@@ -20,7 +20,7 @@ from transformers.cache_utils import (
     get_layer_types_and_kwargs,
 )
 
-from specdec_kernels import kv_append_, kv_truncate_
+from specdec_kernels import kv_append_
 
 Lengths = NDArray[np.int64]
 
@@ -74,7 +74,9 @@ class SpecLayer(CacheLayerMixin):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         keys, values = self.buffers
-        kv_append_([keys, values], [key_states, value_states], self.cursor.starts)
+        # Layers may live on several devices; to() is free where the positions already are.
+        starts = self.cursor.starts.to(key_states.device)
+        kv_append_([keys, values], [key_states, value_states], starts)
         visible = self.cursor.visible
         return keys[:, :, :visible], values[:, :, :visible]
 
@@ -132,9 +134,7 @@ class SpecCache(Cache):
         super().__init__(layers=list(self.rows))
         self.lengths: Lengths = np.zeros(batch_size, dtype=np.int64)
         self.device: torch.device = model.device
-        # The same on the device, where kernels read it; the host's copy spares a read per round.
-        self.device_lengths = torch.zeros(batch_size, dtype=torch.int64, device=self.device)
-        self._context: int | None = getattr(config, "max_position_embeddings", None)
+        self._context = context_of(model)
         self._sliding_window: int | None = getattr(config, "sliding_window", None)
         self._mask_types: list[str] | None = (
             sorted(set(config.layer_types)) if getattr(config, "layer_types", None) else None
@@ -163,11 +163,10 @@ class SpecCache(Cache):
         self._cursor.visible = visible
         positions = np.maximum(starts[:, None] + np.arange(size), 0)
         if self._context is not None:
-            # Only rows that are finished or out of drafts run past the context; see loop.py.
+            # Only rows that are finished or out of drafts run past the context; see rounds.py.
             np.minimum(positions, self._context - 1, out=positions)
         position_ids = torch.from_numpy(positions).to(self.device, non_blocking=True)
         self.lengths = np.maximum(self.lengths, starts + size)
-        self.device_lengths = torch.maximum(self.device_lengths, self._cursor.starts + size)
         return {
             "past_key_values": self,
             "position_ids": position_ids,
@@ -178,13 +177,8 @@ class SpecCache(Cache):
         """Keep the first ``lengths[b]`` tokens of each row. Raises when a row would grow."""
         if (lengths > self.lengths).any():
             raise ValueError(f"truncate cannot grow a row: have {self.lengths}, asked {lengths}")
-        new_lengths = torch.from_numpy(lengths.copy()).to(self.device, non_blocking=True)
-        kv_truncate_(self.buffers(), self.device_lengths, new_lengths)
+        # The mask hides the slots beyond a row's length, and the next window overwrites them.
         self.lengths = lengths.astype(np.int64, copy=True)
-
-    def buffers(self) -> list[torch.Tensor]:
-        """All key and value buffers [B, H, S, D], layer by layer."""
-        return [x for layer in self.rows if layer.is_initialized for x in layer.buffers]
 
     def fill(self, entries: list[tuple[torch.Tensor, torch.Tensor]], lengths: Lengths) -> None:
         """Start from given keys and values [B, H, n, D] per layer, ``lengths[b]`` of them real."""
@@ -192,7 +186,6 @@ class SpecCache(Cache):
         for layer, (keys, values) in zip(self.rows, entries, strict=True):
             layer.update(keys, values)
         self.lengths = lengths
-        self.device_lengths = torch.from_numpy(lengths.copy()).to(self.device)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return int(self.lengths.max()) if self.lengths.size else 0
@@ -265,6 +258,13 @@ class DynamicRow:
             # Outside inference mode a clone is a normal tensor again, the user's to write into.
             layer.keys, layer.values = layer.keys.clone(), layer.values.clone()
         return self.cache
+
+
+def context_of(model: Any) -> int | None:
+    """Most tokens the model has positions for, None when its config does not say."""
+    config = model.config.get_text_config(decoder=True)
+    context: int | None = getattr(config, "max_position_embeddings", None)
+    return context
 
 
 def unsupported_reason(model: Any) -> str | None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from specdec_hf.cache import context_of
 from specdec_hf.loop import SpeculativeDecoder
 from specdec_hf.stats import SpecStats
 from specdec_hf.streaming import Step
@@ -122,12 +123,20 @@ def run_turn(
             on_tokens(len(step.tokens))
         turn.baseline = "plain decoding in this library"
     else:
-        sequences = model.generate(**inputs, **settings, streamer=_Counter(on_tokens))
+        limited = {**settings, "max_new_tokens": _room(model, turn.prompt_tokens, settings)}
+        sequences = model.generate(**inputs, **limited, streamer=_Counter(on_tokens))
         turn.baseline_tokens = sequences[0, inputs["input_ids"].shape[1] :].tolist()
         turn.baseline = "model.generate"
     _synchronize(model)
     turn.baseline_seconds = time.perf_counter() - began
     return turn
+
+
+def _room(model: Any, prompt_tokens: int, settings: dict[str, Any]) -> int:
+    """New tokens that fit the context; ``model.generate`` itself would go on past it."""
+    wanted: int = settings["max_new_tokens"]
+    context = context_of(model)
+    return wanted if context is None else min(wanted, context - prompt_tokens)
 
 
 class _Counter:

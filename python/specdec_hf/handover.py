@@ -95,7 +95,9 @@ def export_cache(model: Any, cache: RowCache, mask: NDArray[np.bool_]) -> Dynami
         entries = [
             x[:, :, :columns]
             if aligned
-            else x.gather(2, slots[:, None, :, None].expand(*x.shape[:2], columns, x.shape[3]))
+            else x.gather(
+                2, slots.to(x.device)[:, None, :, None].expand(*x.shape[:2], columns, x.shape[3])
+            )
             for x in source.buffers
         ]
         if isinstance(target, DynamicSlidingWindowLayer):

@@ -15,7 +15,7 @@ from transformers import StopStringCriteria
 
 from specdec_hf.policies import BenefitGuard
 from specdec_hf.rounds import begin, finish, step
-from specdec_hf.session import DEFAULT_GAMMA, Options, Session, SpecOutput
+from specdec_hf.session import DEFAULT_GAMMA, MAX_GAMMA, Options, Session, SpecOutput
 from specdec_hf.settings import call_from_hugging_face, prepare_call
 from specdec_hf.streaming import Step, Streamer, put_step
 
@@ -46,7 +46,8 @@ def generate(
     ``min_p`` (scalar, or one per row), ``logits_processor``, ``stopping_criteria``,
     ``stop_strings`` with ``tokenizer``, ``eos_token_id``, ``pad_token_id``, ``past_key_values``,
     ``generation_config``, ``return_dict_in_generate``, penalties. Defaults come from
-    ``model.generation_config``. Processors and criteria are called one row at a time.
+    ``model.generation_config``. Processors and criteria are called one row at a time, possibly with
+    tokens that are then rejected: they must be pure functions of their arguments.
 
     Args:
         model: causal LM, left on its device and in its dtype.
@@ -186,7 +187,7 @@ def resolve_gamma(*values: int | None) -> int:
     """The one of the aliases that was given.
 
     Raises:
-        ValueError: two aliases disagree, or not an integer >= 0.
+        ValueError: two aliases disagree, or not an integer in [0, `MAX_GAMMA`].
     """
     given = {value for value in values if value is not None}
     if len(given) > 1:
@@ -195,8 +196,10 @@ def resolve_gamma(*values: int | None) -> int:
             f"got {sorted(given)}"
         )
     gamma = given.pop() if given else DEFAULT_GAMMA
-    if not isinstance(gamma, int) or isinstance(gamma, bool) or gamma < 0:
-        raise ValueError(f"num_assistant_tokens must be an integer >= 0, got {gamma!r}")
+    if not isinstance(gamma, int) or isinstance(gamma, bool) or not 0 <= gamma <= MAX_GAMMA:
+        raise ValueError(
+            f"num_assistant_tokens must be an integer in [0, {MAX_GAMMA}], got {gamma!r}"
+        )
     return gamma
 
 

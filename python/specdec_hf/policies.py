@@ -51,11 +51,9 @@ def make_policy(policy: str, gamma: int) -> GammaPolicy:
     Raises:
         ValueError: unknown name.
     """
-    if policy == "constant" or gamma == 0:
-        return ConstantPolicy(gamma)
-    if policy == "heuristic":
-        return HeuristicPolicy(gamma)
-    raise ValueError(f"gamma_policy must be 'constant' or 'heuristic', got {policy!r}")
+    if policy not in ("constant", "heuristic"):
+        raise ValueError(f"gamma_policy must be 'constant' or 'heuristic', got {policy!r}")
+    return ConstantPolicy(gamma) if policy == "constant" or gamma == 0 else HeuristicPolicy(gamma)
 
 
 class BenefitGuard:

@@ -38,13 +38,14 @@ def read_prompts(path: Path) -> list[Prompt]:
         PromptError: file unreadable or empty, or a bad line, by number.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise PromptError(f"cannot read prompt file {path}: {reason}") from error
     prompts = [
-        _parse_line(path, number, line)
-        for number, line in enumerate(text.splitlines(), start=1)
+        _parse_line(path, number, line.strip("\r"))
+        # Not splitlines(): JSON strings may hold U+2028 and other breaks as they are.
+        for number, line in enumerate(text.split("\n"), start=1)
         if line.strip()
     ]
     if not prompts:
@@ -60,11 +61,17 @@ def _parse_line(path: Path, number: int, line: str) -> Prompt:
         raise PromptError(
             f"{where}: not valid JSON ({error.msg} at column {error.colno})"
         ) from error
+    except (ValueError, RecursionError) as error:  # a number too long, brackets too deep
+        raise PromptError(f"{where}: not usable JSON ({error})") from error
     turns = entry.get("turns") if isinstance(entry, dict) else None
     if not isinstance(turns, list) or not turns or not all(isinstance(t, str) for t in turns):
         raise PromptError(f'{where}: needs "turns", a list of strings')
     if not all(turn.strip() for turn in turns):
         raise PromptError(f"{where}: empty prompt")
-    return Prompt(
-        str(entry.get("question_id", number)), str(entry.get("category", "")), list(turns)
-    )
+    name, category = str(entry.get("question_id", number)), str(entry.get("category", ""))
+    for text in (name, category, *turns):
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise PromptError(f"{where}: lone surrogate {text[error.start]!a}") from error
+    return Prompt(name, category, list(turns))

