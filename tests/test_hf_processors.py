@@ -1,5 +1,7 @@
 """Processors in speculative decoding see only prefixes that plain decoding could have made."""
 
+from itertools import pairwise
+
 import hf_models
 import numpy as np
 import pytest
@@ -29,7 +31,7 @@ def test_a_grammar_never_sees_a_forbidden_prefix(lengths, sampled):
 
     def allowed(row, ids):
         made = ids[columns:].tolist()
-        for before, after in zip(made, made[1:], strict=False):
+        for before, after in pairwise(made):
             if after != (before + 1) % hf_models.VOCAB:
                 raise KeyError(f"no state after {made}")
         last = int(ids[-1])
