@@ -39,7 +39,7 @@ class Sequence {
   int32_t decide() {
     if (!params_.valid()) return kBadParameter;
     draft_temperature_ = params_.temperature;
-    if (p_.rule == Rule::kToken && p_.draft_logsumexp != nullptr) {
+    if (p_.reads_draft() && p_.draft_logsumexp != nullptr) {
       draft_temperature_ = p_.draft_temperatures ? p_.draft_temperatures[b_] : p_.draft_temperature;
       if (!(std::isfinite(draft_temperature_) && draft_temperature_ >= 0)) return kBadParameter;
     }
@@ -207,7 +207,7 @@ class Sequence {
     Draft d;
     const bool sampled = p_.draft_logsumexp != nullptr;
     const float temperature = draft_temperature_;
-    if (p_.point_mass || temperature == 0) return d;
+    if (p_.draft_form == DraftForm::kPointMass || temperature == 0) return d;
     d.point = false;
     if (p_.draft_ragged) {
       const int64_t at = begin_ - b_ + i;  // cu_rows is data: it may point anywhere
