@@ -41,30 +41,43 @@ ENTRIES = (sample.sample_tiles, sample.sample_rows, chain.chain_tiles, chain.cha
 
 # Argument types by name; a name that a variant holds is a compile-time constant (None: no tensor).
 TYPES = {
-    "fp32": ["temperature", "top_p", "min_p", "draft_temperature"],
-    "i32": ["top_k", "gamma", "v", "n_rows", "n_draft", "tiles", "draft_slots", "residual_slots"],
+    "fp32": [
+        "temperature", "top_p", "min_p", "draft_temperature", "lenience", "typical_epsilon",
+        "typical_delta",
+    ],
+    "i32": [
+        "top_k", "gamma", "v", "d", "n_rows", "n_draft", "tiles", "d_tiles", "slot_size",
+        "draft_slots", "residual_slots", "id_limit", "num_eos",
+    ],
     "i64": [
         "row_stride", "target_stride_b", "target_stride_i", "draft_stride_b", "draft_stride_i",
     ],
     "*fp32": [
         "temperatures", "top_ps", "min_ps", "tops", "logprobs", "thresholds", "draft_threshold",
-        "draft_temperatures",
+        "draft_temperatures", "synthetic_rates", "acceptance",
     ],
-    "*fp64": ["uniforms", "logsumexps", "draft_logsumexp"],
-    "*i32": ["top_ks", "cu_rows", "num_accepted", "status"],
-    "*i64": ["seeds", "positions", "sums", "tokens", "draft_tokens"],
+    "*fp64": ["uniforms", "logsumexps", "draft_logsumexp", "marks"],
+    "*i32": ["top_ks", "cu_rows", "num_accepted", "status", "draft_columns"],
+    "*i64": [
+        "seeds", "positions", "sums", "tokens", "draft_tokens", "draft_ids", "eos_ids", "max_emit",
+    ],
 }  # fmt: skip
 TYPE_OF = {name: kind for kind, names in TYPES.items() for name in names}
 # As the launcher finds them for a vocabulary of 128,000.
-ALIGNED = {"v", "row_stride", "target_stride_b", "target_stride_i", "draft_stride_b",
+ALIGNED = {"v", "d", "row_stride", "target_stride_b", "target_stride_i", "draft_stride_b",
            "draft_stride_i"}  # fmt: skip
 
 SCALARS = dict.fromkeys(
-    ("temperatures", "top_ks", "top_ps", "min_ps", "draft_temperatures", "cu_rows", "uniforms")
-)
-SHAPE = {"TILE": launch.TILE, "CHUNK": launch.CHUNK, "BLOCK": 32, "LOG_TILES": 5}
-PLAIN = {"PLANES": 1, "RAGGED_DRAFT": False, "PROBS": False, "GREEDY": False, "WHAT": 1, "DRAFT": 0}
-NO_DRAFT = dict.fromkeys(("draft_logsumexp", "draft_threshold", "draft_temperatures"))
+    (
+        "temperatures", "top_ks", "top_ps", "min_ps", "draft_temperatures", "cu_rows", "uniforms",
+        "eos_ids", "max_emit", "acceptance",
+    )
+)  # fmt: skip
+SHAPE = {"TILE": launch.TILE, "CHUNK": launch.CHUNK, "BLOCK": 32, "LOG_TILES": 5, "WIDTH": 64}
+NO_LAW = dict.fromkeys(("draft_logsumexp", "draft_threshold", "draft_temperatures"))
+# Rule token without a draft law, and what each rule and form changes.
+PLAIN = {"RULE": 0, "WHAT": 1, "DRAFT": 0, "RAGGED_DRAFT": False, "BEYOND": False, "PROBS": False,
+         "synthetic_rates": None, "draft_ids": None, "draft_columns": None, "marks": None}  # fmt: skip
 
 
 def variants() -> list[tuple[str, object, dict[str, object]]]:
@@ -78,29 +91,35 @@ def variants() -> list[tuple[str, object, dict[str, object]]]:
             (f"{name}-split-filters", sample.sample_rows, base | {"PRE": True, "FILTERS": True}),
         ]
     token = PLAIN | SHAPE | {"rows": "bf16"}
-    law, raw, sampled = ({"DRAFT": n} for n in (1, 2, 3))
-    match = {"WHAT": 2, "PLANES": 2}
-    greedy = {"WHAT": 0, "GREEDY": True}
-    ragged = {"RAGGED_DRAFT": True}
-    lazy = {"PRE": False, "FILTERS": False}
+    point, law, raw = (NO_LAW | {"DRAFT": n} for n in (0, 1, 2))
+    sampled = {"DRAFT": 3}
+    sparse = {"DRAFT": 4, **NO_LAW}
+    greedy, match = {"RULE": 2, "WHAT": 0, **NO_LAW}, {"RULE": 3, "WHAT": 2, **NO_LAW}
+    ragged, probs = {"RAGGED_DRAFT": True}, {"PROBS": True}
+    lazy, split = {"PRE": False, "FILTERS": False}, {"PRE": True, "FILTERS": False}
+    lazy_filters, split_filters = lazy | {"FILTERS": True}, split | {"FILTERS": True}
     tiles, walk = chain.chain_tiles, chain.chain_sequences
     return [
         *out,
         ("law-tiles", tiles, token | SCALARS | law),
         ("ragged-law-tiles", tiles, token | law | ragged | {"rows": "fp32"}),
         ("match-tiles", tiles, token | SCALARS | match),
-        ("probs-tiles", tiles, token | raw | {"PROBS": True}),
-        ("point-lazy", walk, token | SCALARS | NO_DRAFT | lazy),
-        ("law-lazy", walk, token | SCALARS | NO_DRAFT | law | lazy | {"rows": "fp32"}),
-        ("law-split-filters", walk, token | NO_DRAFT | law | {"PRE": True, "FILTERS": True}),
-        ("probs-lazy", walk, token | SCALARS | NO_DRAFT | raw | lazy | {"PROBS": True}),
-        ("probs-ragged-filters", walk, token | NO_DRAFT | raw | ragged
-         | {"PROBS": True, "PRE": False, "FILTERS": True, "rows": "fp16"}),
-        ("sampled-lazy-filters", walk, token | sampled | ragged | {"PRE": False, "FILTERS": True}),
-        ("match-lazy-filters", walk, token | NO_DRAFT | match | {"PRE": False, "FILTERS": True}),
-        ("greedy-split", walk, token | SCALARS | NO_DRAFT | greedy | {"PRE": True,
-                                                                      "FILTERS": False}),
+        ("probs-tiles", tiles, token | raw | probs),
+        ("point-lazy", walk, token | SCALARS | point | lazy),
+        ("law-lazy", walk, token | SCALARS | law | lazy | {"rows": "fp32"}),
+        ("law-split-filters", walk, token | law | split_filters),
+        ("probs-lazy", walk, token | SCALARS | raw | lazy | probs),
+        ("probs-ragged-filters", walk, token | raw | ragged | lazy_filters | probs
+         | {"rows": "fp16"}),
+        ("sampled-lazy-filters", walk, token | sampled | ragged | lazy_filters),
+        ("match-lazy-filters", walk, token | match | lazy_filters),
+        ("greedy-split", walk, token | SCALARS | greedy | split),
+        *new_variants(token, walk),
     ]  # fmt: skip
+
+
+def new_variants(token, walk) -> list[tuple[str, object, dict[str, object]]]:
+    return []
 
 
 def compiled(kernel: object, constants: dict[str, object], target: GPUTarget) -> object:

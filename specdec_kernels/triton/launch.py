@@ -36,6 +36,11 @@ def tiling(v: int) -> Tiling:
     return Tiling(tiles, min(max(1 << log_tiles, 16), MAX_BLOCK), log_tiles)
 
 
+def width(k: int) -> int:
+    """Entries of a sparse draft that one step takes."""
+    return min(max(1 << max(k - 1, 0).bit_length(), 16), 1024)
+
+
 @functools.lru_cache(maxsize=64)
 def _processors(index: int) -> int:
     return torch.cuda.get_device_properties(index).multi_processor_count

@@ -139,6 +139,23 @@ def race(tops, sums, tiles, inv_t, TILE: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def entropy(
+    row, v, tiles, tops, sums, top, threshold, inv_t, PROBS: tl.constexpr, TILE: tl.constexpr,
+    BLOCK: tl.constexpr, LOG_TILES: tl.constexpr,
+):  # fmt: skip
+    """H(P) of a filled slot, float64: log sum w + sum w d / sum w, d = -log w above the top."""
+    total = row_total(tops, sums, tiles, top, inv_t, False, LOG_TILES, BLOCK).to(tl.float64)
+    spread = tl.full([], 0, tl.int64)
+    unit = tl.full([], 2.0 ** (50 - LOG_TILES), tl.float32)
+    for t in tl.range(0, tiles, num_stages=STAGES):
+        logits = load_logits(row, t, v, PROBS, TILE)
+        weights = law_weights(logits, top, threshold, inv_t)
+        part = tl.where(weights > 0, weights * ((top - logits) * inv_t), 0.0)
+        spread += tl.sum((part * unit).to(tl.int64), 0)
+    return tl.log(total * (2.0 ** (LOG_TILES - 50))) + spread.to(tl.float64) / total
+
+
+@triton.jit
 def density_constants(logsumexp, temperature):
     """(c, r) with log P = (l - c) / T - r: c carries the size, so that l - c keeps its digits."""
     c = logsumexp * temperature

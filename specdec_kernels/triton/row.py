@@ -41,6 +41,12 @@ def count_parameter(pointer, scalar, b):
 
 
 @triton.jit
+def flag(value):
+    """An int32 scalar of a constexpr, which `tl.full` takes for an object in the interpreter."""
+    return tl.full([], 0, tl.int32) + value
+
+
+@triton.jit
 def valid(temperature, k, p, min_p):
     """Comparisons with NaN are false, so NaN is out of range everywhere."""
     shape = (temperature >= 0) & (temperature < INF) & (k >= 0)
@@ -80,6 +86,26 @@ def load_logits(row, tile, v, PROBS: tl.constexpr, TILE: tl.constexpr):
     else:
         raw = load_tile(row, tile, v, float("-inf"), TILE)
     return as_logits(raw, PROBS)
+
+
+@triton.jit
+def log64(x):
+    """log of a float64 scalar >= 0."""
+    return tl.where(x > 0, tl.log(tl.where(x > 0, x, 1.0)), -INF)
+
+
+@triton.jit
+def log_probability(
+    row, token, inside, direct, temperature, logsumexp, threshold, PROBS: tl.constexpr
+):
+    """log P of tokens of one row, float64; -inf where not `inside`."""
+    raw = tl.load(row + token, mask=inside, other=0).to(tl.float32)
+    logit = as_logits(raw, PROBS)
+    exact = logit.to(tl.float64)
+    if PROBS:
+        # A shaped law was computed from float32 logarithms: its own rounding must cancel.
+        exact = tl.where(direct, log64(raw.to(tl.float64)), exact)
+    return tl.where(inside & (logit >= threshold), exact / temperature - logsumexp, -INF)
 
 
 @triton.jit
