@@ -119,7 +119,34 @@ def variants() -> list[tuple[str, object, dict[str, object]]]:
 
 
 def new_variants(token, walk) -> list[tuple[str, object, dict[str, object]]]:
-    return []
+    NO_LAW_=NO_LAW
+    point, law, raw = (NO_LAW_ | {"DRAFT": n} for n in (0, 1, 2))
+    sampled = {"DRAFT": 3}
+    sparse = {"DRAFT": 4, **NO_LAW_, "draft_ids": "*i64"}
+    sparse.pop("draft_ids")
+    tok2 = {k: v for k, v in token.items() if k != "draft_ids"}
+    tokm = {k: v for k, v in token.items() if k != "marks"}
+    toks = {k: v for k, v in tokm.items() if k != "draft_ids"}
+    tokc = {k: v for k, v in tokm.items() if k != "draft_columns"}
+    tokr = {k: v for k, v in token.items() if k != "synthetic_rates"}
+    ragged, probs = {"RAGGED_DRAFT": True}, {"PROBS": True}
+    lazy, split = {"PRE": False, "FILTERS": False}, {"PRE": True, "FILTERS": False}
+    lazy_filters, split_filters = lazy | {"FILTERS": True}, split | {"FILTERS": True}
+    blk = {"RULE": 1}
+    return [
+        ("block-law-lazy", walk, tokm | SCALARS | law | lazy | blk),
+        ("block-law-split-filters", walk, tokm | law | split_filters | blk),
+        ("block-mapped-sampled", walk, tokc | sampled | lazy_filters | blk | {"BEYOND": True}),
+        ("block-mapped-raw", walk, tokc | raw | lazy_filters | blk | probs| ragged | {"BEYOND": True}),
+        ("block-point", walk, tokm | point | lazy_filters | blk | probs),
+        ("block-sparse", walk, toks | sparse | lazy_filters | blk | probs | ragged),
+        ("block-sparse-split", walk, toks | sparse | split | blk),
+        ("lenient-sparse", walk, tok2 | sparse | lazy_filters | {"RULE": 5}),
+        ("lenient-law", walk, token | law | lazy_filters | {"RULE": 5} | {"BEYOND": True}),
+        ("typical", walk, token | SCALARS | point | lazy_filters | {"RULE": 4}),
+        ("typical-split", walk, token | SCALARS | point | split | {"RULE": 4}),
+        ("synthetic", walk, tokr | point | split | {"RULE": 6} | probs),
+    ]
 
 
 def compiled(kernel: object, constants: dict[str, object], target: GPUTarget) -> object:

@@ -117,13 +117,13 @@ def running(
         x = tl.load(draft_tokens + i).to(tl.int64)
         row = row_0 + i * row_stride
         slot = (slot_0 + i) if PRE else slot_0
-        p_x, _, threshold, logsumexp, alive = target_row(
+        p_x, _top, threshold, logsumexp, alive = target_row(
             row, x, v, tiles, tops + slot * slot_size, sums + slot * slot_size, shaping, noise, i,
             MASS, PRE, FILTERS, PROBS, TILE, CHUNK, BLOCK, LOG_TILES,
         )  # fmt: skip
         if alive > 0:
             to = (draft_slots + slot) * slot_size
-            q_x, log_q_x, q_logsumexp, _, mode = draft_entry(
+            q_x, log_q_x, q_logsumexp, _cut, mode = draft_entry(
                 drafts, i, x, temp, inv_t, tops + to, sums + to, d_tiles, DRAFT, RAGGED_DRAFT, PRE,
                 TILE, CHUNK, BLOCK, LOG_TILES, WIDTH,
             )  # fmt: skip
@@ -186,7 +186,7 @@ def block(
     temp, _, _, _, _, _, direct = shaping
     tops, sums, slot_0, _, slot_size, residual_at = scratch
     tokens, logprobs, acceptance = out
-    gathered: tl.constexpr = DRAFT in (POINT, SPARSE)
+    gathered: tl.constexpr = DRAFT == POINT or DRAFT == SPARSE  # noqa: SIM109, PLR1714
     one = tl.full([], 1.0, tl.float32)
     end, fault = running(
         rows, draft_tokens, count, drafts, shaping, noise, scratch, marks, logprobs, v, tiles,

@@ -119,14 +119,6 @@ def chain_tiles(
             )  # fmt: skip
 
 
-@triton.jit
-def given_row(pointer, offset):
-    """`pointer` moved by `offset`; None stays."""
-    if pointer is not None:
-        pointer += offset
-    return pointer
-
-
 @triton.jit(
     do_not_specialize=[
         "gamma", "n_rows", "n_draft", "tiles", "d_tiles", "slot_size", "draft_slots",
@@ -161,7 +153,9 @@ def chain_sequences(
         temp = tl.full([], 0.0, tl.float64)
     # Probabilities that need no shaping are the law itself; the ratio test then reads one entry of
     # each accepted row.
-    ratio_rule: tl.constexpr = RULE in (TOKEN, BLOCK_RULE, LENIENT)
+    ratio_rule: tl.constexpr = (
+        RULE == TOKEN or RULE == BLOCK_RULE or RULE == LENIENT  # noqa: SIM109, PLR1714
+    )
     direct = (temp == 1) & (shaped == 0) & (PROBS and ratio_rule)
     # Only a SampledDraft has a temperature of its own.
     q_temp = temp
@@ -171,8 +165,15 @@ def chain_sequences(
     begin, rows = sequence(cu_rows, b, gamma, n_rows)
     draft_tokens += b * gamma
     tokens += b * (gamma + 1)
-    logprobs = given_row(logprobs, b * (gamma + 1))
-    acceptance = given_row(acceptance, b * gamma)
+    if logprobs is not None:
+        logprobs += b * (gamma + 1)
+    if acceptance is not None:
+        acceptance += b * gamma
+    if uniforms is not None:
+        uniforms += b * (gamma + 1)
+    if draft_logsumexp is not None:
+        draft_logsumexp += b * gamma
+        draft_threshold += b * gamma
 
     count = b * 0
     stood = tl.full([], 0, tl.int32)
@@ -186,13 +187,10 @@ def chain_sequences(
         )  # fmt: skip
         drafts = (
             draft, draft_stride_b, draft_stride_i, draft_ids, d, draft_columns,
-            given_row(draft_logsumexp, b * gamma), given_row(draft_threshold, b * gamma), q_temp,
-            b, begin, gamma, n_draft,
+            draft_logsumexp, draft_threshold, q_temp, b, begin, gamma, n_draft,
         )  # fmt: skip
         shaping = (temp, inverse(temp), k, p, least, shaped & (temp > 0), direct)
-        noise = (
-            tl.load(seeds + b), tl.load(positions + b), given_row(uniforms, b * (gamma + 1)),
-        )  # fmt: skip
+        noise = (tl.load(seeds + b), tl.load(positions + b), uniforms)
         scratch = (
             tops, sums, (b * (gamma + 1)) if PRE else b, draft_slots, slot_size,
             (residual_slots + b) * slot_size,
@@ -200,15 +198,19 @@ def chain_sequences(
         out = (tokens, logprobs, acceptance)
         zero = tl.full([], 0.0, tl.float64)
         judge = (zero + lenience, zero + typical_epsilon, zero + typical_delta, synthetic_rates)
-        if (RULE == BLOCK_RULE) and (temp != 0):
-            stood, written, more = block(
-                target_rows, draft_tokens, count, cut, drafts, shaping, noise, scratch,
-                marks + b * (gamma + 1) * MARKS, out, gamma, v, tiles, d_tiles,
-                RULE, PRE, FILTERS, PROBS, DRAFT, RAGGED_DRAFT, BEYOND, TILE, CHUNK, BLOCK,
-                LOG_TILES, WIDTH,
-            )  # fmt: skip
-            looked = tl.full([], 0, tl.int32) + gamma
-        else:
+        walking = tl.full([], 1, tl.int32)
+        if RULE == BLOCK_RULE:  # noqa: SIM102  (compiled in for this rule only)
+            if temp != 0:
+                walking = tl.full([], 0, tl.int32)
+                looked = tl.full([], 0, tl.int32) + gamma
+                stood, written, more = block(
+                    target_rows, draft_tokens, count, cut, drafts, shaping, noise, scratch,
+                    marks + b * (gamma + 1) * MARKS, out, gamma, v, tiles, d_tiles,
+                    RULE, PRE, FILTERS, PROBS, DRAFT, RAGGED_DRAFT, BEYOND, TILE, CHUNK, BLOCK,
+                    LOG_TILES, WIDTH,
+                )  # fmt: skip
+                flags |= more
+        if walking > 0:
             stood, written, more = walk(
                 target_rows, draft_tokens, count, cut, drafts, shaping, noise, scratch, judge, out,
                 gamma, v, tiles, d_tiles,
@@ -216,7 +218,7 @@ def chain_sequences(
                 LOG_TILES, WIDTH,
             )  # fmt: skip
             looked = written
-        flags |= more
+            flags |= more
 
     tl.store(num_accepted + b, stood)
     tl.store(status + b, flags)

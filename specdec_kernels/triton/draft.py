@@ -107,7 +107,7 @@ def draft_entry(
                     sound = (q_x >= 0) & (q_x < INF)
                     log_q_x = log64(q_x)
                 elif DRAFT == LAW:
-                    q_top, _, logsumexp = row_law(
+                    q_top, _cut, logsumexp = row_law(
                         row, d, d_tiles, tops, sums, temp, inv_t, 0, 1.0, 0.0, False, x, x, SHARED,
                         MASS, PRE, False, False, TILE, CHUNK, BLOCK, LOG_TILES,
                     )  # fmt: skip

@@ -120,7 +120,7 @@ def fill_residual(
 @triton.jit
 def unsound(mode, q_top, DRAFT: tl.constexpr):
     """Whether a scanned draft row holds what it may not; logits alone were judged before."""
-    if DRAFT in (RAW, SAMPLED):
+    if DRAFT == RAW or DRAFT == SAMPLED:  # noqa: SIM109, PLR1714
         bad = (mode == SUBTRACT) & ((q_top == INF) | (q_top == -INF))
     else:
         bad = mode < 0
@@ -160,7 +160,7 @@ def following(
     masses, but in rule block, where it is filled here.
     """
     row, v, direct, _, _, _, inv_t = p
-    temp, _, k, top_p, min_p, filtered, _ = shaping
+    temp, k, top_p, min_p, filtered = shaping[0], shaping[2], shaping[3], shaping[4], shaping[5]
     top, threshold, logsumexp = law
     token = tl.full([], -1, tl.int64)
     logprob = tl.full([], 0.0, tl.float64)
@@ -174,7 +174,7 @@ def following(
     while work > 0:
         work = tl.full([], 0, tl.int32)
         if filled == 0:
-            p_top, q_top, _, _ = fill_residual(
+            p_top, q_top, _more, _less = fill_residual(
                 p, q, tiles, mode, share, lenience, tops, sums, RULE, PROBS, DRAFT, BEYOND, TILE,
                 WIDTH,
             )  # fmt: skip
