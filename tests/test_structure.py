@@ -31,7 +31,7 @@ LONG = {
     "tests/test_law.py": "one table of settings and its negative controls read together",
 }
 PUBLIC = [
-    "_ops", "analysis", "chain", "enumeration", "kv", "sample", "testing", "reference",
+    "_ops", "analysis", "chain", "enumeration", "estimates", "kv", "sample", "testing", "reference",
 ]  # fmt: skip
 
 pytestmark = pytest.mark.skipif(not CSRC.is_dir(), reason="the sources are not beside the tests")
