@@ -17,8 +17,8 @@
 #define __align__(bytes) alignas(bytes)
 // Empty, because the C++ library spells its own attributes with this name.
 #define __noinline__
-#define __shared__ static_shared_memory_is_not_in_the_shim_use_dynamic
-#define __cluster_dims__(...) give_the_cluster_as_cudaLaunchAttributeClusterDimension
+#define __shared__ _Pragma("GCC error \"static shared memory is not in the shim\"")
+#define __cluster_dims__(...) _Pragma("GCC error \"give the cluster as a launch attribute\"")
 
 #include "atomics.h"
 #include "barrier.h"

@@ -150,7 +150,7 @@ class Scheduler {
 
  private:
   static constexpr uint64_t kPatience = 4096;     // atomics before another thread has its turn
-  static constexpr uint64_t kStalled = 1u << 27;  // atomics while nobody returns or is released
+  static constexpr uint64_t kStalled = 1u << 25;  // atomics while nobody returns or is released
 
   static void enter(Fiber& self);
 
