@@ -39,6 +39,7 @@ def built(tmp_path_factory):
     library = ctypes.CDLL(str(out))
     library.error_string.restype = ctypes.c_char_p
     library.set_order.argtypes = [ctypes.c_bool, ctypes.c_uint64]
+    library.active_blocks.argtypes = [ctypes.c_int, ctypes.c_size_t]
     library.run_empty.argtypes = [ctypes.c_uint] * 3 + [ctypes.c_size_t]
     return library
 
@@ -145,6 +146,47 @@ def test_a_cooperative_grid_meets(library):
     sums, out = np.zeros(20, np.int32), np.zeros(20, np.int32)
     assert library.run_grid(pointer(x), pointer(sums), pointer(out), 20) == 0
     np.testing.assert_array_equal(out, np.full(20, x.sum()))
+
+
+class Totals(ctypes.Structure):
+    """As in runtime.cpp."""
+
+    _fields_ = [
+        *((name, ctypes.c_int) for name in ("sum", "least", "most")),
+        *((name, ctypes.c_uint) for name in ("bits", "ticket")),
+        *((name, ctypes.c_ulonglong) for name in ("swaps", "greatest")),
+        ("real", ctypes.c_double),
+    ]
+
+
+@pytest.mark.usefixtures("order")
+def test_atomics(library):
+    x = integers(3 * 64)
+    totals = Totals(swaps=1)
+    assert library.run_atomics(pointer(x), 3, ctypes.byref(totals)) == 0
+    assert (totals.sum, totals.least, totals.most) == (x.sum(), x.min(), x.max())
+    assert totals.bits == np.bitwise_or.reduce(1 << (x.astype(np.int64) & 31))
+    assert totals.ticket == 192 % 100
+    assert totals.swaps == math.prod((1, 3, 5, 7)[i & 3] for i in x.tolist()) % 2**64
+    assert totals.greatest == int((x & 0xFF).max()) << 40
+    assert totals.real == x.sum() / 2
+
+
+@pytest.mark.usefixtures("order")
+@pytest.mark.parametrize("cluster", [1, 3])
+def test_shared_memory_starts_poisoned(library, cluster):
+    out = np.zeros(6 * 64, np.uint32)
+    assert library.run_poison(pointer(out), 6, cluster) == 0
+    assert (out == 0xFFFFFFFF).all()
+
+
+@pytest.mark.usefixtures("order")
+def test_lanes_see_each_other_after_syncwarp(library):
+    out = np.zeros(32, np.int32)
+    assert library.run_neighbour(pointer(out), True) == 0
+    np.testing.assert_array_equal(out, np.arange(32) ^ 1)
+    assert library.run_neighbour(pointer(out), False) == 0
+    assert (out == -1).sum() == 16  # whoever came first found poison
 
 
 @pytest.mark.usefixtures("order")
@@ -284,6 +326,18 @@ def test_limits_of_a_launch(library):
     assert empty(shared=232448, cluster=16, grid=16, block=1024) == 0
     library.set_device(1, 8)
     assert empty(cluster=2) == INVALID_CLUSTER
+    library.set_device(4, 9)
+
+
+def test_what_the_device_says(library):
+    major, minor, optin, multiprocessors = 75, 76, 97, 16
+    library.set_device(132, 9)
+    ids = (major, minor, optin, multiprocessors)
+    assert [library.attribute(i) for i in ids] == [9, 0, 232448, 132]
+    assert library.active_blocks(1024, 0) == 2
+    assert library.active_blocks(32, 0) == 32
+    assert library.active_blocks(128, 50_000) == 4
+    assert library.active_clusters(1024, 8) == 33
     library.set_device(4, 9)
 
 

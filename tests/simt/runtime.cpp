@@ -175,6 +175,53 @@ __global__ void scalars_kernel(const uint4* in, uint4* out) {
                       __float_as_uint(exp2f(0 - p)), __float_as_uint(__fdiv_rn(q, 3)));
 }
 
+__constant__ const int kFactors[4] = {1, 3, 5, 7};
+
+struct Totals {
+  int sum, least, most;
+  unsigned bits, ticket;
+  unsigned long long swaps, greatest;
+  double real;
+};
+
+__device__ __noinline__ void multiply(unsigned long long* address, unsigned long long factor) {
+  unsigned long long seen = *address, was;
+  do {
+    was = seen;
+    seen = atomicCAS(address, was, was * factor);
+  } while (seen != was);
+}
+
+__global__ void atomics_kernel(const int* __restrict__ in, Totals* t) {
+  cudaGridDependencySynchronize();
+  const int x = __ldcs(&in[blockIdx.x * blockDim.x + threadIdx.x]);
+  atomicAdd(&t->sum, x);
+  atomicMin(&t->least, x);
+  atomicMax(&t->most, x);
+  atomicOr(&t->bits, 1u << (x & 31));
+  atomicInc(&t->ticket, 99u);
+  multiply(&t->swaps, kFactors[x & 3]);
+  atomicMax(&t->greatest, static_cast<unsigned long long>(x & 0xFF) << 40);
+  atomicAdd(&t->real, 0.5 * x);
+  cudaTriggerProgrammaticLaunchCompletion();
+}
+
+// What a block finds in its shared memory, which it then fills.
+__global__ void poison_kernel(unsigned* out) {
+  unsigned* const s = shared<unsigned>();
+  __stcs(&out[blockIdx.x * blockDim.x + threadIdx.x], s[threadIdx.x]);
+  s[threadIdx.x] = threadIdx.x;
+}
+
+// The neighbour's entry, which needs a meeting of the warp.
+template <bool Barrier>
+__global__ void neighbour_kernel(int* out) {
+  int* const s = shared<int>();
+  s[threadIdx.x] = static_cast<int>(threadIdx.x);
+  if (Barrier) __syncwarp();
+  out[threadIdx.x] = s[threadIdx.x ^ 1];
+}
+
 enum Fault : int {
   kNone,
   kDivergentBarrier,
@@ -276,6 +323,16 @@ int run_lanes(const unsigned* in, unsigned long long* out) {
 int run_scalars(const uint4* in, uint4* out) {
   return launch(scalars_kernel, 1, 256, 1, 0, false, in, out);
 }
+int run_atomics(const int* in, unsigned grid, void* totals) {
+  return launch(atomics_kernel, grid, 64, 1, 0, false, in, static_cast<Totals*>(totals));
+}
+int run_poison(unsigned* out, unsigned grid, unsigned cluster) {
+  return launch(poison_kernel, grid, 64, cluster, 256, false, out);
+}
+int run_neighbour(int* out, bool barrier) {
+  return launch(barrier ? neighbour_kernel<true> : neighbour_kernel<false>, 1, 32, 1, 128, false,
+                out);
+}
 int run_fault(int fault, unsigned threads) {
   unsigned flag = 0;
   return launch(fault_kernel, 2, threads, 2, 64, false, fault, &flag);
@@ -288,6 +345,31 @@ int allow(bool large_cluster, int shared_bytes) {
   cudaFuncSetAttribute(fault_kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, large_cluster);
   return cudaFuncSetAttribute(fault_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                               shared_bytes);
+}
+int attribute(int id) {
+  int device = -1, value = -1;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&value, static_cast<cudaDeviceAttr>(id), device);
+  return value;
+}
+int active_blocks(int threads, size_t shared_bytes) {
+  int blocks = -1;
+  cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, fault_kernel, threads, shared_bytes);
+  return blocks;
+}
+int active_clusters(unsigned threads, unsigned cluster) {
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim.x = cluster;
+  attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(cluster);
+  config.blockDim = dim3(threads);
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  int clusters = -1;
+  cudaOccupancyMaxActiveClusters(&clusters, fault_kernel, &config);
+  return clusters;
 }
 int last_error() { return cudaGetLastError(); }
 const char* error_string(int status) {
