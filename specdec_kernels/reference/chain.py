@@ -137,13 +137,14 @@ class _Sequence:
         most = rows if a.max_emit is None else max(0, int(a.max_emit[b]))
         ends = set(a.eos_ids.tolist()) if a.eos_ids is not None else set()
         self.drafts: list[int] = []
+        self.missing = 0  # status of the position after them
         self.cut = most == 0
         for i in range(rows - 1):
             x = int(a.draft_tokens[b, i])
             if self.cut or x == -1:
                 break
             if not 0 <= x < a.id_limit:
-                self.status |= DRAFT_OUT_OF_RANGE
+                self.missing = DRAFT_OUT_OF_RANGE
                 break
             self.drafts.append(x)
             self.cut = len(self.drafts) == most or x in ends
@@ -222,13 +223,15 @@ class _Sequence:
     def _walk(self) -> None:
         """Every rule that judges its drafts from the first one on."""
         for i, x in enumerate([*self.drafts, -1]):
-            if x < 0 and self.cut:
-                return
+            if x < 0:
+                if self.cut:
+                    return
+                self.status |= self.missing
             row = self._target(i, x)
             if row.fault:
                 self.status |= TARGET_NOT_FINITE
                 return
-            if self.params[0] == 0 or self.a.rule == "match":
+            if self.a.rule == "match" or (self.params[0] == 0 and self.a.rule != "synthetic"):
                 y = self._answer(i, row)
                 stands = x >= 0 and (x == y or self._near_the_top(i, x))
                 if x >= 0:
@@ -277,9 +280,9 @@ class _Sequence:
             self.acceptance[i] = float(stands)
         elif rule == "synthetic":
             assert self.a.synthetic_rates is not None
-            rate = float(self.a.synthetic_rates[i])
+            rate = min(max(0.0, float(self.a.synthetic_rates[i])), 1.0)  # NaN is 0
             stands = coin < rate
-            self.acceptance[i] = min(max(rate, 0.0), 1.0)
+            self.acceptance[i] = rate
         else:
             draft = self._draft(i, x)
             q_x = self.lenience * draft.q_x
@@ -346,16 +349,16 @@ class _Sequence:
         self.accepted = tau
         for i in range(tau):
             self._emit(rows[i], self.drafts[i])
-        if tau == end and not fault and self.cut:
-            return
-        if tau == end and fault == TARGET_NOT_FINITE:
-            self.status |= fault
-            return
+        if tau == end:
+            if not fault and self.cut:
+                return
+            self.status |= fault or self.missing
+            if fault == TARGET_NOT_FINITE:
+                return
         row = self._target(tau)
         if row.fault:
             self.status |= TARGET_NOT_FINITE
         elif tau == end:
-            self.status |= fault
             self._emit(row, self._pick(tau, row.p))
         else:
             self._emit(row, self._residual(tau, row.p, drafts[tau], c[tau], 1.0))
