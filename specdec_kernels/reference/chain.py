@@ -365,7 +365,10 @@ class _Sequence:
 
 
 def _block_acceptance(c: float, p: Tensor, draft: _Draft) -> float:
-    """h_i from the two one-sided differences, so that rows need not sum to 1 exactly."""
+    """h_i from the two one-sided differences, so that rows need not sum to 1 exactly.
+
+    Nothing of Q above cP means cP = Q, and so c = 1; or a row that is no law.
+    """
     more = float((c * p - draft.q).clamp(min=0).sum())
     less = float((draft.q - c * p).clamp(min=0).sum()) + draft.beyond
-    return min(1.0, more / less) if less > 0 else 1.0
+    return min(1.0, more / less) if less > 0 else c
