@@ -139,6 +139,7 @@ CASES: tuple[Case, ...] = (
     chain_case(1, 2, 67, rule="lenient", limits=True),
     chain_case(2, 2, 67, bf16, rule="lenient", filters="zero"),
     chain_case(2, 2, 67, rule="synthetic", draft="none", limits=True, id_dtype=torch.int32),
+    chain_case(2, 2, 67, rule="synthetic", filters="zero"),
     chain_case(7, 4, 517, rule="block"),
     chain_case(5, 4, 517, rule="block", filters="tensor", layout="ragged"),
     chain_case(5, 4, 517, bf16, rule="block", kind="probs", layout="sliced"),

@@ -231,11 +231,14 @@ class _Sequence:
             if row.fault:
                 self.status |= TARGET_NOT_FINITE
                 return
-            if self.a.rule == "match" or (self.params[0] == 0 and self.a.rule != "synthetic"):
+            if self.params[0] == 0 or self.a.rule == "match":
                 y = self._answer(i, row)
-                stands = x >= 0 and (x == y or self._near_the_top(i, x))
-                if x >= 0:
-                    self.acceptance[i] = float(stands)
+                if self.a.rule == "synthetic":
+                    stands = x >= 0 and self._at_its_rate(i)
+                else:
+                    stands = x >= 0 and (x == y or self._near_the_top(i, x))
+                    if x >= 0:
+                        self.acceptance[i] = float(stands)
                 token = x if stands else y
                 self.emitted.append((token, 0.0 if self.params[0] == 0 else float(row.lp[token])))
             elif x < 0:
@@ -265,9 +268,16 @@ class _Sequence:
             return float(row[x]) >= self.lenience * float(row.max())
         return float(row[x] - row.max()) >= math.log(self.lenience)
 
+    def _at_its_rate(self, i: int) -> bool:
+        """Rule synthetic, at every temperature."""
+        assert self.a.synthetic_rates is not None
+        rate = float(self.a.synthetic_rates[i])
+        self.acceptance[i] = min(max(rate, 0.0), 1.0)
+        return self._coin(i) < rate
+
     def _judge(self, i: int, x: int, row: _Row) -> bool:
         """Accepts draft x, or emits the token that follows instead."""
-        coin, rule = self._coin(i), self.a.rule
+        rule = self.a.rule
         p_x = float(row.p[x]) if x < self.v else 0.0
         draft = None
         if rule == "typical":
@@ -279,14 +289,11 @@ class _Sequence:
             stands = p_x > bound
             self.acceptance[i] = float(stands)
         elif rule == "synthetic":
-            assert self.a.synthetic_rates is not None
-            rate = min(max(0.0, float(self.a.synthetic_rates[i])), 1.0)  # NaN is 0
-            stands = coin < rate
-            self.acceptance[i] = rate
+            stands = self._at_its_rate(i)
         else:
             draft = self._draft(i, x)
             q_x = self.lenience * draft.q_x
-            stands = not draft.fault and coin * q_x < p_x
+            stands = not draft.fault and self._coin(i) * q_x < p_x
             if not draft.fault:
                 self.acceptance[i] = 0.0 if p_x == 0 else min(1.0, p_x / q_x) if q_x else 1.0
         if stands:
