@@ -75,7 +75,7 @@ class Sequence : SequenceView {
       const int64_t x = draft_token(drafts_);
       if (x == -1) return;
       if (x < 0 || x >= p_.id_limit()) {
-        status_ |= kDraftOutOfRange;
+        missing_ = kDraftOutOfRange;
         return;
       }
       ++drafts_;
@@ -86,6 +86,7 @@ class Sequence : SequenceView {
   // Every rule that judges its drafts from the first one on.
   void walk() {
     for (int64_t i = 0; i < drafts_ || (i == drafts_ && !cut_); ++i) {
+      if (i == drafts_) status_ |= missing_;
       if (!step(i, i < drafts_ ? draft_token(i) : -1)) return;
       ++p_.num_accepted[b_];
     }
@@ -130,7 +131,11 @@ class Sequence : SequenceView {
       const double at = row.at(x), top = law.max, l = p_.lenience;
       stands |= p_.kind == Kind::kProbs ? at >= l * top : at - top >= std::log(l);
     }
-    if (x >= 0) chance(i, stands);
+    if (p_.rule == Rule::kSynthetic) {
+      stands = x >= 0 && at_its_rate(i);
+    } else if (x >= 0) {
+      chance(i, stands);
+    }
     write(i, stands ? x : y, point_ ? 0.0 : law.logprob(row, y));
     return stands;
   }
@@ -151,13 +156,16 @@ class Sequence : SequenceView {
     return std::log(u) < log_p - log_q;
   }
 
+  // Rule synthetic, at every temperature.
+  bool at_its_rate(int64_t i) {
+    const float rate = p_.synthetic_rates[i];
+    chance(i, std::isnan(rate) ? NAN : std::max(rate, 0.0f));
+    return coin(i) < rate;
+  }
+
   // The rules that ask the target alone, or nobody.
   bool likely(int64_t i, int64_t x, const RowView& row, const Law& law) {
-    if (p_.rule == Rule::kSynthetic) {
-      const float rate = p_.synthetic_rates[i];
-      chance(i, std::isnan(rate) ? NAN : std::max(rate, 0.0f));
-      return coin(i) < rate;
-    }
+    if (p_.rule == Rule::kSynthetic) return at_its_rate(i);
     const double p_x = std::exp(law.logprob(row, x)), epsilon = p_.typical_epsilon;
     // The smaller bound needs the entropy, which is a pass over the row.
     const bool stands =
@@ -227,22 +235,20 @@ class Sequence : SequenceView {
       const int64_t x = draft_token(i);
       write(i, x, laws[i].direct ? std::log(row.at(x)) : laws[i].logprob(row, x));
     }
-    if (tau == end && ((cut_ && fault == 0) || fault == kTargetNotFinite)) {
-      status_ |= fault;
-      return;
-    }
-    follow(tau, tau == end, fault);
+    const bool whole = tau == end;
+    if (whole && fault == 0 && cut_) return;
+    if (whole) status_ |= fault != 0 ? fault : missing_;
+    if (!whole || fault != kTargetNotFinite) follow(tau, whole);
   }
 
   // The token after a block of tau drafts.
-  void follow(int64_t tau, bool whole, int32_t fault) {
+  void follow(int64_t tau, bool whole) {
     const RowView row = target_row(tau);
     const bool known = !whole && !(direct_ && tau == 0);  // that row was only touched so far
     const Law law = known ? scratch_.laws[tau] : measure_target(row);
     if (!law.finite) {
       status_ |= kTargetNotFinite;
     } else if (whole) {
-      status_ |= fault;
       emit_from_target(tau, row, law);
     } else {
       emit_residual(tau, row, law, scratch_.drafts[tau], std::exp(scratch_.log_c[tau]));
@@ -345,6 +351,7 @@ class Sequence : SequenceView {
   float q_temperature_ = 1;
   bool cut_ = false;  // nothing follows the last draft
   int64_t drafts_ = 0;
+  int32_t missing_ = 0;  // status of the position after the drafts
   int32_t status_ = 0;
 };
 
