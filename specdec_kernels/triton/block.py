@@ -173,8 +173,8 @@ def marked_laws(
 
 @triton.jit
 def block(
-    rows, draft_tokens, count, cut, drafts, shaping, noise, scratch, marks, out, gamma, v, tiles,
-    d_tiles,
+    rows, draft_tokens, count, cut, missing, drafts, shaping, noise, scratch, marks, out, gamma, v,
+    tiles, d_tiles,
     RULE: tl.constexpr, PRE: tl.constexpr, FILTERS: tl.constexpr, PROBS: tl.constexpr,
     DRAFT: tl.constexpr, RAGGED_DRAFT: tl.constexpr, BEYOND: tl.constexpr, TILE: tl.constexpr,
     CHUNK: tl.constexpr, BLOCK: tl.constexpr, LOG_TILES: tl.constexpr, WIDTH: tl.constexpr,
@@ -215,8 +215,6 @@ def block(
                     p, q, tiles, mode, h.to(tl.float32), one, tops + residual_at,
                     sums + residual_at, RULE, PROBS, DRAFT, BEYOND, TILE, WIDTH,
                 )  # fmt: skip
-                # A certain draft that no token of the target is.
-                less += tl.where((mode == 1) & (q[4] >= v), 1.0, 0.0)
             if direct & ((p_top == 0) | (p_top == INF)):
                 end = tau
                 fault = flag(TARGET_NOT_FINITE)
@@ -224,7 +222,8 @@ def block(
                 end = tau
                 fault = flag(DRAFT_NOT_FINITE)
             else:
-                h = tl.where(less > 0, tl.minimum(more / tl.where(less > 0, less, 1.0), 1.0), 1.0)
+                # Nothing of Q above cP: they are one, and so c = 1; or a row is no law.
+                h = tl.where(less > 0, tl.minimum(more / tl.where(less > 0, less, 1.0), 1.0), h)
         if tau == 0:
             going = tl.full([], 0, tl.int32)
         else:
@@ -264,7 +263,7 @@ def block(
             tops + residual_at, sums + residual_at, number(noise, tau, gamma, RESIDUAL), RULE, PRE,
             FILTERS, PROBS, DRAFT, BEYOND, TILE, CHUNK, BLOCK, LOG_TILES, WIDTH,
         )  # fmt: skip
-        flags |= tl.where(token >= 0, tl.where(at_end, fault, 0), 0).to(tl.int32)
+        flags |= tl.where(at_end, tl.where(fault > 0, fault, missing), 0)
         tl.store(tokens + tau, token.to(tokens.dtype.element_ty))
         if logprobs is not None:
             tl.debug_barrier()

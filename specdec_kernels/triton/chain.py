@@ -53,7 +53,7 @@ def sequence(cu_rows, b, gamma, n_rows):
 
 @triton.jit
 def limit(draft_tokens, rows, id_limit, eos_ids, num_eos, max_emit, b):
-    """(how many drafts are judged, whether nothing follows when all stand, status).
+    """(how many drafts are judged, whether nothing follows when all stand, status of what follows).
 
     Nothing follows an end-of-sequence token or the last token that may be emitted.
     """
@@ -181,7 +181,7 @@ def chain_sequences(
     looked = tl.full([], 0, tl.int32)
     flags = tl.where(good, tl.where(rows > 0, 0, TARGET_NOT_FINITE), BAD_PARAMETER).to(tl.int32)
     if flags == 0:
-        count, cut, flags = limit(draft_tokens, rows, id_limit, eos_ids, num_eos, max_emit, b)
+        count, cut, missing = limit(draft_tokens, rows, id_limit, eos_ids, num_eos, max_emit, b)
         target_rows = (
             target + b * target_stride_b + begin * target_stride_i, target_stride_i,
         )  # fmt: skip
@@ -204,7 +204,7 @@ def chain_sequences(
                 walking = tl.full([], 0, tl.int32)
                 looked = tl.full([], 0, tl.int32) + gamma
                 stood, written, more = block(
-                    target_rows, draft_tokens, count, cut, drafts, shaping, noise, scratch,
+                    target_rows, draft_tokens, count, cut, missing, drafts, shaping, noise, scratch,
                     marks + b * (gamma + 1) * MARKS, out, gamma, v, tiles, d_tiles,
                     RULE, PRE, FILTERS, PROBS, DRAFT, RAGGED_DRAFT, BEYOND, TILE, CHUNK, BLOCK,
                     LOG_TILES, WIDTH,
@@ -212,8 +212,8 @@ def chain_sequences(
                 flags |= more
         if walking > 0:
             stood, written, more = walk(
-                target_rows, draft_tokens, count, cut, drafts, shaping, noise, scratch, judge, out,
-                gamma, v, tiles, d_tiles,
+                target_rows, draft_tokens, count, cut, missing, drafts, shaping, noise, scratch,
+                judge, out, gamma, v, tiles, d_tiles,
                 RULE, WHAT, PRE, FILTERS, PROBS, DRAFT, RAGGED_DRAFT, BEYOND, TILE, CHUNK, BLOCK,
                 LOG_TILES, WIDTH,
             )  # fmt: skip

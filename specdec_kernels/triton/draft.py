@@ -143,7 +143,7 @@ def sparse_tile(row, ids, d, tile, mode, TILE: tl.constexpr, WIDTH: tl.constexpr
     """Q of one tile, float32 [TILE]: a step for each of its tokens."""
     index = tile * TILE + tl.arange(0, TILE)
     q = tl.zeros([TILE], tl.float32)
-    after = (tile * TILE - 1).to(tl.int64)
+    after = tl.full([], -1, tl.int64) + tile * TILE
     end = after + TILE + 1
     going = (mode == SUBTRACT).to(tl.int32)
     while going > 0:

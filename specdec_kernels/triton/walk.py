@@ -117,8 +117,8 @@ def by_rate(noise, i, rates):
 
 @triton.jit
 def walk(
-    rows, draft_tokens, count, cut, drafts, shaping, noise, scratch, judge, out, gamma, v, tiles,
-    d_tiles,
+    rows, draft_tokens, count, cut, missing, drafts, shaping, noise, scratch, judge, out, gamma, v,
+    tiles, d_tiles,
     RULE: tl.constexpr, WHAT: tl.constexpr, PRE: tl.constexpr, FILTERS: tl.constexpr,
     PROBS: tl.constexpr, DRAFT: tl.constexpr, RAGGED_DRAFT: tl.constexpr, BEYOND: tl.constexpr,
     TILE: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, LOG_TILES: tl.constexpr,
@@ -144,6 +144,7 @@ def walk(
             PROBS, TILE, CHUNK, BLOCK, LOG_TILES,
         )  # fmt: skip
         flags |= tl.where(alive > 0, 0, TARGET_NOT_FINITE).to(tl.int32)
+        flags |= tl.where(i < count, 0, missing)
 
         token = tl.full([], -1, tl.int64)
         logprob = tl.full([], 0.0, tl.float64)
@@ -157,6 +158,11 @@ def walk(
                 token = tl.where(hit, x, token)
             accepted = hit.to(tl.int32)
             chance = tl.where(x >= 0, accepted.to(tl.float64), chance)
+            if RULE == SYNTHETIC:  # noqa: SIM102  (compiled in for this rule only)
+                if x >= 0:
+                    hit, chance = by_rate(noise, i, rates)
+                    accepted = hit.to(tl.int32)
+                    token = tl.where(hit, x, token)
         elif alive > 0:
             if WHAT == RACE:
                 token = race(tops + law_at, sums + law_at, tiles, inv_t, TILE, BLOCK).to(tl.int64)
