@@ -35,7 +35,7 @@ TARGETS = {
 }
 BRIEF = {
     "cdf-tiles", "race-split-filters", "ragged-law-tiles", "match-tiles", "law-split-filters",
-    "sampled-lazy-filters", "greedy-split",
+    "sampled-lazy-filters", "greedy-split", "block-law-lazy", "block-sparse-split",
 }  # fmt: skip
 ENTRIES = (sample.sample_tiles, sample.sample_rows, chain.chain_tiles, chain.chain_sequences)
 
@@ -75,9 +75,42 @@ SCALARS = dict.fromkeys(
 )  # fmt: skip
 SHAPE = {"TILE": launch.TILE, "CHUNK": launch.CHUNK, "BLOCK": 32, "LOG_TILES": 5, "WIDTH": 64}
 NO_LAW = dict.fromkeys(("draft_logsumexp", "draft_threshold", "draft_temperatures"))
-# Rule token without a draft law, and what each rule and form changes.
-PLAIN = {"RULE": 0, "WHAT": 1, "DRAFT": 0, "RAGGED_DRAFT": False, "BEYOND": False, "PROBS": False,
-         "synthetic_rates": None, "draft_ids": None, "draft_columns": None, "marks": None}  # fmt: skip
+# Of the tensors that only some rule or form has, what a variant without them passes.
+ABSENT = dict.fromkeys(
+    ("draft_logsumexp", "draft_threshold", "draft_temperatures", "draft_ids", "draft_columns",
+     "synthetic_rates", "marks")
+)  # fmt: skip
+PLAIN = {"WHAT": 1, "RAGGED_DRAFT": False, "BEYOND": False, "PROBS": False, "FILTERS": False}
+RULES = {
+    "token": {"RULE": 0}, "block": {"RULE": 1}, "greedy": {"RULE": 2, "WHAT": 0},
+    "match": {"RULE": 3, "WHAT": 2}, "typical": {"RULE": 4}, "lenient": {"RULE": 5},
+    "synthetic": {"RULE": 6},
+}  # fmt: skip
+FORMS = {"point": 0, "law": 1, "raw": 2, "sampled": 3, "sparse": 4}
+OWN = {"block": ("marks",), "synthetic": ("synthetic_rates",), "sparse": ("draft_ids",),
+       "sampled": ("draft_logsumexp", "draft_threshold", "draft_temperatures"),
+       "mapped": ("draft_columns",)}  # fmt: skip
+SPLIT = {"PRE": True}
+FILTERS = {"FILTERS": True}
+PROBS = {"PROBS": True}
+RAGGED = {"RAGGED_DRAFT": True}
+BEYOND = {"BEYOND": True}
+
+
+def walk(name: str, rule: str, form: str, *switches: str | dict[str, object],
+         rows: str = "bf16") -> tuple[str, object, dict[str, object]]:  # fmt: skip
+    """A variant of `chain_sequences`; "mapped" among the switches gives the draft columns."""
+    owned = {t for key in (rule, form, *switches) if isinstance(key, str) for t in OWN.get(key, ())}
+    constants = PLAIN | SHAPE | RULES[rule] | {"DRAFT": FORMS[form], "PRE": False, "rows": rows}
+    constants |= {name: None for name in ABSENT if name not in owned}
+    for switch in switches:
+        constants |= switch if isinstance(switch, dict) else {}
+    return name, chain.chain_sequences, constants
+
+
+def tiles(name: str, rule: str, form: str, *switches: dict[str, object],
+          rows: str = "bf16") -> tuple[str, object, dict[str, object]]:  # fmt: skip
+    return name, chain.chain_tiles, walk(name, rule, form, *switches, rows=rows)[2]
 
 
 def variants() -> list[tuple[str, object, dict[str, object]]]:
@@ -90,62 +123,29 @@ def variants() -> list[tuple[str, object, dict[str, object]]]:
             (f"{name}-lazy", sample.sample_rows, base | SCALARS | {"PRE": False, "FILTERS": False}),
             (f"{name}-split-filters", sample.sample_rows, base | {"PRE": True, "FILTERS": True}),
         ]
-    token = PLAIN | SHAPE | {"rows": "bf16"}
-    point, law, raw = (NO_LAW | {"DRAFT": n} for n in (0, 1, 2))
-    sampled = {"DRAFT": 3}
-    sparse = {"DRAFT": 4, **NO_LAW}
-    greedy, match = {"RULE": 2, "WHAT": 0, **NO_LAW}, {"RULE": 3, "WHAT": 2, **NO_LAW}
-    ragged, probs = {"RAGGED_DRAFT": True}, {"PROBS": True}
-    lazy, split = {"PRE": False, "FILTERS": False}, {"PRE": True, "FILTERS": False}
-    lazy_filters, split_filters = lazy | {"FILTERS": True}, split | {"FILTERS": True}
-    tiles, walk = chain.chain_tiles, chain.chain_sequences
     return [
         *out,
-        ("law-tiles", tiles, token | SCALARS | law),
-        ("ragged-law-tiles", tiles, token | law | ragged | {"rows": "fp32"}),
-        ("match-tiles", tiles, token | SCALARS | match),
-        ("probs-tiles", tiles, token | raw | probs),
-        ("point-lazy", walk, token | SCALARS | point | lazy),
-        ("law-lazy", walk, token | SCALARS | law | lazy | {"rows": "fp32"}),
-        ("law-split-filters", walk, token | law | split_filters),
-        ("probs-lazy", walk, token | SCALARS | raw | lazy | probs),
-        ("probs-ragged-filters", walk, token | raw | ragged | lazy_filters | probs
-         | {"rows": "fp16"}),
-        ("sampled-lazy-filters", walk, token | sampled | ragged | lazy_filters),
-        ("match-lazy-filters", walk, token | match | lazy_filters),
-        ("greedy-split", walk, token | SCALARS | greedy | split),
-        *new_variants(token, walk),
-    ]  # fmt: skip
-
-
-def new_variants(token, walk) -> list[tuple[str, object, dict[str, object]]]:
-    NO_LAW_=NO_LAW
-    point, law, raw = (NO_LAW_ | {"DRAFT": n} for n in (0, 1, 2))
-    sampled = {"DRAFT": 3}
-    sparse = {"DRAFT": 4, **NO_LAW_, "draft_ids": "*i64"}
-    sparse.pop("draft_ids")
-    tok2 = {k: v for k, v in token.items() if k != "draft_ids"}
-    tokm = {k: v for k, v in token.items() if k != "marks"}
-    toks = {k: v for k, v in tokm.items() if k != "draft_ids"}
-    tokc = {k: v for k, v in tokm.items() if k != "draft_columns"}
-    tokr = {k: v for k, v in token.items() if k != "synthetic_rates"}
-    ragged, probs = {"RAGGED_DRAFT": True}, {"PROBS": True}
-    lazy, split = {"PRE": False, "FILTERS": False}, {"PRE": True, "FILTERS": False}
-    lazy_filters, split_filters = lazy | {"FILTERS": True}, split | {"FILTERS": True}
-    blk = {"RULE": 1}
-    return [
-        ("block-law-lazy", walk, tokm | SCALARS | law | lazy | blk),
-        ("block-law-split-filters", walk, tokm | law | split_filters | blk),
-        ("block-mapped-sampled", walk, tokc | sampled | lazy_filters | blk | {"BEYOND": True}),
-        ("block-mapped-raw", walk, tokc | raw | lazy_filters | blk | probs| ragged | {"BEYOND": True}),
-        ("block-point", walk, tokm | point | lazy_filters | blk | probs),
-        ("block-sparse", walk, toks | sparse | lazy_filters | blk | probs | ragged),
-        ("block-sparse-split", walk, toks | sparse | split | blk),
-        ("lenient-sparse", walk, tok2 | sparse | lazy_filters | {"RULE": 5}),
-        ("lenient-law", walk, token | law | lazy_filters | {"RULE": 5} | {"BEYOND": True}),
-        ("typical", walk, token | SCALARS | point | lazy_filters | {"RULE": 4}),
-        ("typical-split", walk, token | SCALARS | point | split | {"RULE": 4}),
-        ("synthetic", walk, tokr | point | split | {"RULE": 6} | probs),
+        tiles("law-tiles", "token", "law", SCALARS),
+        tiles("ragged-law-tiles", "token", "law", RAGGED, rows="fp32"),
+        tiles("match-tiles", "match", "point", SCALARS),
+        tiles("probs-tiles", "token", "raw", PROBS),
+        walk("point-lazy", "token", "point", SCALARS),
+        walk("law-lazy", "token", "law", SCALARS, rows="fp32"),
+        walk("law-split-filters", "token", "law", SPLIT, FILTERS),
+        walk("probs-ragged-filters", "token", "raw", RAGGED, FILTERS, PROBS, rows="fp16"),
+        walk("sampled-lazy-filters", "token", "sampled", RAGGED, FILTERS),
+        walk("match-lazy-filters", "match", "point", FILTERS),
+        walk("greedy-split", "greedy", "point", SCALARS, SPLIT),
+        walk("block-law-lazy", "block", "law", SCALARS),
+        walk("block-wide-law-split-filters", "block", "law", SPLIT, FILTERS, BEYOND, rows="fp32"),
+        walk("block-mapped-sampled-filters", "block", "sampled", "mapped", FILTERS, BEYOND),
+        walk("block-probs-ragged", "block", "raw", "mapped", RAGGED, PROBS, BEYOND, rows="fp16"),
+        walk("block-probs-point", "block", "point", PROBS),
+        walk("block-probs-sparse", "block", "sparse", SCALARS, PROBS, RAGGED),
+        walk("block-sparse-split", "block", "sparse", SPLIT),
+        walk("lenient-sparse-filters", "lenient", "sparse", FILTERS),
+        walk("typical-filters", "typical", "point", FILTERS),
+        walk("synthetic-split", "synthetic", "point", SCALARS, SPLIT),
     ]
 
 
