@@ -5,17 +5,21 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from law_settings import TOLERANCE, Setting, holds, joint_close, rejected
-from providers import EVERY, provider, verify, worst
-from test_rules import (
+from law_settings import (
     RATES,
+    TOLERANCE,
+    Setting,
     chain_law,
     exact_counts,
+    holds,
+    joint_close,
     law_by,
     lenient_parts,
+    rejected,
     rejection,
     typical_parts,
 )
+from providers import EVERY, provider, verify, worst
 
 from specdec_kernels import enumeration, reference, testing
 from specdec_kernels._chain_arguments import ChainArguments
