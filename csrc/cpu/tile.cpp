@@ -3,6 +3,10 @@
 // function of a shared header: the linker would keep one build of it for all processors.
 #include "cpu/tile.h"
 
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
 #define SPECDEC_CAT_(a, b) a##b
 #define SPECDEC_CAT(a, b) SPECDEC_CAT_(a, b)
 #define SPECDEC_STR_(a) #a
@@ -15,10 +19,16 @@ constexpr int kWidth = 16;
 typedef float F __attribute__((vector_size(kWidth * 4)));
 typedef int32_t I __attribute__((vector_size(kWidth * 4)));
 typedef uint32_t U __attribute__((vector_size(kWidth * 4)));
-typedef uint64_t L __attribute__((vector_size(kWidth * 8)));
+typedef uint64_t L __attribute__((vector_size(kWidth * 4)));  // half as many lanes
 typedef uint16_t H __attribute__((vector_size(kWidth * 2)));
 
+struct Floats {
+  float lane[kWidth];
+};
+
 constexpr float kInf = __builtin_inff();
+constexpr float kLargest = __FLT_MAX__;
+constexpr float kLog2e = 1.44269504088896341f;
 
 using Size = decltype(sizeof 0);
 
@@ -73,36 +83,58 @@ inline float horizontal_sum(F v) {
   return v[0];
 }
 
-inline float horizontal_max(F v) {
-  float best = v[0];
-  for (int i = 1; i < kWidth; ++i) best = v[i] > best ? v[i] : best;
-  return best;
+template <int Lanes>
+inline float max_of(const float* v) {
+  typedef float Half __attribute__((vector_size(Lanes * 2)));
+  Half low, high;
+  __builtin_memcpy(&low, v, sizeof low);
+  __builtin_memcpy(&high, v + Lanes / 2, sizeof high);
+  low = low > high ? low : high;
+  float half[Lanes / 2];
+  __builtin_memcpy(half, &low, sizeof low);
+  return max_of<Lanes / 2>(half);
 }
 
-inline bool any(I mask) {
-  uint64_t words[kWidth / 2];
-  __builtin_memcpy(words, &mask, sizeof mask);
-  uint64_t all = 0;
-  for (uint64_t w : words) all |= w;
-  return all != 0;
+template <>
+inline float max_of<2>(const float* v) {
+  return v[0] > v[1] ? v[0] : v[1];
 }
 
-// 1.5 units in the last place on [-87, 88]; 0 below; NaN stays NaN. Cody-Waite and a degree-6
-// minimax polynomial.
-inline F exp(F x) {
-  constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
-  const F n = (x * 1.44269504088896341f + kRound) - kRound;
-  F r = x - n * 0.693359375f;
-  r = r - n * -2.12194440e-4f;
-  F p = fill(1.9875691500e-4f);
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * (r * r) + r + 1.0f;
-  const I exponent = (__builtin_convertvector(n, I) + 127) << 23;
-  return x < kSmallestExponent ? F{} : p * as<F>(exponent);
+inline float horizontal_max(F v) { return max_of<kWidth>(as<Floats>(v).lane); }
+
+// One bit a lane.
+inline uint32_t bits(I mask) {
+#if defined(__AVX512DQ__)
+  return _mm512_movepi32_mask(reinterpret_cast<__m512i>(mask));
+#elif defined(__AVX2__)
+  __m256 half[2];
+  __builtin_memcpy(half, &mask, sizeof mask);
+  return static_cast<uint32_t>(_mm256_movemask_ps(half[0]) | _mm256_movemask_ps(half[1]) << 8);
+#else
+  uint32_t all = 0;
+  for (int i = 0; i < kWidth; ++i) all |= static_cast<uint32_t>(mask[i] & 1) << i;
+  return all;
+#endif
+}
+
+inline bool any(I mask) { return bits(mask) != 0; }
+
+// Of the low 32 bits of each lane.
+inline L multiply(L a, uint32_t b) {
+#if defined(__AVX512F__)
+  // The unmasked form trips -Wmaybe-uninitialized in GCC 12.
+  const L wide = L{} + b;
+  return reinterpret_cast<L>(_mm512_maskz_mul_epu32(0xff, reinterpret_cast<__m512i>(a),
+                                                    reinterpret_cast<__m512i>(wide)));
+#elif defined(__AVX2__)
+  __m256i half[2];
+  __builtin_memcpy(half, &a, sizeof a);
+  for (__m256i& h : half) h = _mm256_mul_epu32(h, _mm256_set1_epi64x(static_cast<int64_t>(b)));
+  __builtin_memcpy(&a, half, sizeof a);
+  return a;
+#else
+  return (a & 0xffffffffu) * b;
+#endif
 }
 
 // 1 unit in the last place; log(0) = -inf, log(inf) = inf, NaN below 0.
@@ -137,10 +169,31 @@ inline F log(F x) {
   return (x < 0.0f) | (x != x) ? fill(__builtin_nanf("")) : y;
 }
 
-inline F shaped(F l, const Shape& s) {
-  const F w = exp((l - s.offset) * s.inv_t) * s.scale;
-  return l >= s.threshold ? w : F{};
-}
+// The weight of a logit, 2 units in the last place beside its product by inv_t: a power of two and
+// a degree-5 minimax polynomial of the rest, 1 at 0.
+struct Weight {
+  explicit Weight(const Shape& s) : offset(s.offset), rate(s.inv_t * kLog2e), floor(weight_floor(s)) {
+    if (rate > kLargest) rate = kLargest;
+  }
+
+  F operator()(F l) const {
+    constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
+    const F d = l - offset;
+    const F shifted = d * rate + kRound;
+    const F n = shifted - kRound;
+    const F r = d * rate - n;
+    F p = fill(0x1.5bba14p-10f);
+    p = p * r + 0x1.3cea88p-7f;
+    p = p * r + 0x1.c6b752p-5f;
+    p = p * r + 0x1.ebf9bcp-3f;
+    p = p * r + 0x1.62e42ap-1f;
+    p = p * r + 1.0f;
+    const F w = as<F>(as<I>(p) + (as<I>(shifted) << 23));
+    return l >= floor ? w : F{};
+  }
+
+  float offset, rate, floor;
+};
 
 template <class Convert>
 inline void convert(const uint16_t* in, int64_t n, float* out, Convert&& one) {
@@ -177,17 +230,18 @@ void log_tile(const float* in, int64_t n, float* out) {
 
 Peak peak(const float* tile, int64_t n, float* blocks) {
   F best = fill(-kInf);
-  I nan{};
+  I magnitude{};  // of the bits: NaN lies above infinity
   for (int64_t begin = 0; begin < n; begin += kBlock) {
     F block = fill(-kInf);
     each(tile + begin, n - begin < kBlock ? n - begin : kBlock, -kInf, [&](int64_t, F l) {
       block = l > block ? l : block;
-      nan |= l != l;
+      const I m = as<I>(l) & 0x7fffffff;
+      magnitude = m > magnitude ? m : magnitude;
     });
     if (blocks != nullptr) blocks[begin / kBlock] = horizontal_max(block);
     best = block > best ? block : best;
   }
-  return {horizontal_max(best), any(nan)};
+  return {horizontal_max(best), any(magnitude > 0x7f800000)};
 }
 
 template <class Value>
@@ -205,13 +259,13 @@ inline float sum_of(const float* tile, int64_t n, float rest, Value&& value) {
 }
 
 float sum_exp(const float* tile, int64_t n, const Shape& shape) {
-  const Shape s = shape;
-  return sum_of(tile, n, -kInf, [&](F l) { return shaped(l, s); });
+  const Weight weight(shape);
+  return sum_of(tile, n, -kInf, [&](F l) { return weight(l); });
 }
 
 void weights(const float* tile, int64_t n, const Shape& shape, float* out) {
-  const Shape s = shape;
-  map(tile, n, out, [&](F l) { return shaped(l, s); });
+  const Weight weight(shape);
+  map(tile, n, out, [&](F l) { return weight(l) * shape.scale; });
 }
 
 void subtract(float* p, const float* q, int64_t n) {
@@ -229,37 +283,94 @@ bool is_law(const float* tile, int64_t n) {
 }
 
 int64_t pick(const float* weights, int64_t n, double prefix, double target) {
+  int64_t begin = 0, last = -1;
   double running = prefix;
-  int64_t last = -1;
-  for (int64_t i = 0; i < n; ++i) {
+  for (; begin < n; begin += kBlock) {
+    const float block = sum(weights + begin, n - begin < kBlock ? n - begin : kBlock);
+    if (!(block > 0.0f)) continue;
+    prefix = running;
+    running += static_cast<double>(block);
+    last = begin;
+    if (running > target) break;
+  }
+  if (last < 0) return -1;
+  begin = last;
+  running = prefix;
+  for (int64_t i = begin; i < n && i < begin + kBlock; ++i) {
     if (!(weights[i] > 0.0f)) continue;
     running += static_cast<double>(weights[i]);
     last = i;
-    if (running > target) return i;
+    if (running > target) break;
   }
   return last;
 }
 
+int64_t count(const float* values, int64_t n, float floor) {
+  I found{};
+  each(values, n, -kInf, [&](int64_t, F v) { found -= v >= floor; });
+  int64_t total = 0;
+  for (int i = 0; i < kWidth; ++i) total += found[i];
+  // Padding counts where everything does.
+  return total < n ? total : n;
+}
+
+float mass(const float* values, const float* weights, int64_t n, float floor) {
+  F a{};
+  each(values, n, -kInf, [&](int64_t i, F v) {
+    const F w = n - i < kWidth ? load_part(weights + i, n - i, 0.0f) : load(weights + i);
+    a += v >= floor ? w : F{};
+  });
+  return horizontal_sum(a);
+}
+
+int64_t gather(const float* tile, int64_t n, int64_t first, float floor, float* values,
+               int32_t* ids) {
+  int64_t found = 0;
+  each(tile, n, -kInf, [&](int64_t i, F l) {
+    for (uint32_t left = bits(l >= floor); left != 0; left &= left - 1) {
+      const int64_t at = i + __builtin_ctz(left);
+      if (at >= n) return;
+      values[found] = tile[at];
+      ids[found++] = static_cast<int32_t>(first + at);
+    }
+  });
+  return found;
+}
+
 struct Lanes {
-  U word[4];
+  L word[4];  // in the low half of each
 };
 
-// Philox4x32-10 on sixteen lanes at once; csrc/include/specdec/philox.h is the scalar form.
-inline Lanes philox_lanes(const RaceNoise& noise, U lane, uint32_t stream) {
-  U c0 = lane, c1 = U{} + static_cast<uint32_t>(noise.position),
-    c2 = U{} + static_cast<uint32_t>(noise.position >> 32), c3 = U{} + stream;
+// Philox4x32-10; csrc/include/specdec/philox.h is the scalar form.
+inline Lanes philox(const RaceNoise& noise, L lane, uint32_t stream) {
+  L c0 = lane, c1 = L{} + noise.position, c2 = L{} + (noise.position >> 32), c3 = L{} + stream;
   uint32_t k0 = static_cast<uint32_t>(noise.seed), k1 = static_cast<uint32_t>(noise.seed >> 32);
   for (int round = 0; round < 10; ++round) {
-    const L a = __builtin_convertvector(c0, L) * uint64_t{0xD2511F53u};
-    const L b = __builtin_convertvector(c2, L) * uint64_t{0xCD9E8D57u};
-    c0 = __builtin_convertvector(b >> 32, U) ^ c1 ^ k0;
-    c2 = __builtin_convertvector(a >> 32, U) ^ c3 ^ k1;
-    c1 = __builtin_convertvector(b, U);
-    c3 = __builtin_convertvector(a, U);
+    const L a = multiply(c0, 0xD2511F53u), b = multiply(c2, 0xCD9E8D57u);
+    c0 = (b >> 32) ^ c1 ^ k0;
+    c2 = (a >> 32) ^ c3 ^ k1;
+    c1 = b;
+    c3 = a;
     k0 += 0x9E3779B9u;
     k1 += 0xBB67AE85u;
   }
   return {{c0, c1, c2, c3}};
+}
+
+constexpr int kLanes = kWidth / 2;
+constexpr int kGroup = 4 * kLanes;  // tokens behind one call
+
+// Words of kGroup consecutive tokens, the first a multiple of 4.
+inline void noise_words(const RaceNoise& noise, int64_t first_token, uint32_t* out) {
+  L lane;
+  for (int i = 0; i < kLanes; ++i) lane[i] = static_cast<uint64_t>(first_token / 4 + i);
+  const Lanes x = philox(noise, lane, noise.stream);
+  const L even = (x.word[0] & 0xffffffffu) | x.word[1] << 32;
+  const L odd = (x.word[2] & 0xffffffffu) | x.word[3] << 32;
+  for (int i = 0; i < kLanes; ++i) {
+    const uint64_t pair[2] = {even[i], odd[i]};
+    __builtin_memcpy(out + 4 * i, pair, sizeof pair);
+  }
 }
 
 // -log(E), E = -log1p(-u), u = (x + 1/2) / 2^32: each half of the range keeps its relative
@@ -277,53 +388,97 @@ inline F gumbel(U x) {
   return F{} - log(upper ? e : small);
 }
 
-Best race(const float* tile, int64_t n, int64_t first_token, const Shape& shape,
-          const RaceNoise& noise) {
-  Best best{-kInf, -1};
-  U lane_step;
-  for (int i = 0; i < kWidth; ++i) lane_step[i] = static_cast<uint32_t>(i);
-  for (int64_t begin = 0; begin < n; begin += 4 * kWidth) {
-    const U lane = lane_step + static_cast<uint32_t>((first_token + begin) / 4);
-    const Lanes lanes = philox_lanes(noise, lane, noise.stream);
-    uint32_t words[4 * kWidth];
-    for (int j = 0; j < 4; ++j) {
-      for (int i = 0; i < kWidth; ++i) words[4 * i + j] = lanes.word[j][i];
+// Race of up to sixteen tokens against the best so far.
+struct Race {
+  Race(const Shape& shape, const RaceNoise& noise, float floor)
+      : shape(shape), noise(noise), rate(shape.inv_t * kUnit), best{floor, -1} {
+    if (rate > kLargest) rate = kLargest;
+  }
+
+  // A score beats the best only if u < exp(l' - best), l' the scaled logit, as E >= u: most tokens
+  // need no logarithm. The exponential is interpolated between powers of two, never below.
+  bool hopeless(F l, U x) const {
+    constexpr float kOne = 1065353216.0f;  // the bits of 1
+    constexpr float kMargin = 1e-3f;       // all rounding below
+    const float bias = kOne + (kMargin - best.score) * kUnit;
+    F bound = (l - shape.offset) * rate + bias;
+    bound = bound > 0.0f ? bound : F{};
+    bound = bound < 2 * kOne ? bound : fill(2 * kOne);
+    bound = l >= shape.threshold ? as<F>(__builtin_convertvector(bound, I)) : F{};
+    const F u = __builtin_convertvector(as<I>(x >> 1), F) * 0x1p-31f;
+    return !any(u < bound);
+  }
+
+  template <class Token>
+  void run(F l, U x, int64_t at, Token&& token) {
+    if (hopeless(l, x)) return;
+    F g = gumbel(x);
+    for (uint32_t left = bits(as<I>(x < 256u)); left != 0; left &= left - 1) {
+      const int i = __builtin_ctz(left);
+      const auto v = static_cast<uint64_t>(token(i));
+      const Lanes tail = philox(noise, L{} + v / 4, noise.stream + 256u);
+      const double u = (x[i] * 0x1p32 + static_cast<uint32_t>(tail.word[v % 4][0]) + 0.5) * 0x1p-64;
+      // u < 2^-24: -log1p(-u) = u to the last bit of a float.
+      g[i] = static_cast<float>(-__builtin_log(u));
     }
-    for (int64_t k = 0; k < 4 && begin + k * kWidth < n; ++k) {
-      const int64_t at = begin + k * kWidth;
-      const F l = n - at >= kWidth ? load(tile + at) : load_part(tile + at, n - at, -kInf);
-      U x;
-      __builtin_memcpy(&x, words + k * kWidth, sizeof x);
-      F g = gumbel(x);
-      if (any(x < 256u)) {
-        const Lanes tail = philox_lanes(noise, lane, noise.stream + 256u);
-        for (int i = 0; i < kWidth; ++i) {
-          if (x[i] >= 256u) continue;
-          const int64_t token = k * kWidth + i;  // within this group of lanes
-          const uint32_t more = tail.word[token % 4][token / 4];
-          const double u = (x[i] * 0x1p32 + more + 0.5) * 0x1p-64;
-          // u < 2^-24: -log1p(-u) = u to the last bit of a float.
-          g[i] = static_cast<float>(-__builtin_log(u));
-        }
-      }
-      const F score = l >= shape.threshold ? (l - shape.offset) * shape.inv_t + g : fill(-kInf);
-      if (!any(score > best.score)) continue;
-      for (int i = 0; i < kWidth; ++i) {
-        if (score[i] > best.score) best = {score[i], at + i};
-      }
+    const F score = l >= shape.threshold ? (l - shape.offset) * shape.inv_t + g : fill(-kInf);
+    for (uint32_t left = bits(score > best.score); left != 0; left &= left - 1) {
+      const int i = __builtin_ctz(left);
+      if (score[i] > best.score) best = {score[i], at + i};
     }
   }
-  return best;
+
+  static constexpr float kUnit = 8388608.0f * kLog2e;  // a factor e, in bits
+  const Shape shape;
+  const RaceNoise noise;
+  float rate;
+  Best best;
+};
+
+Best race(const float* tile, int64_t n, int64_t first_token, const Shape& shape,
+          const RaceNoise& noise, float floor) {
+  Race race(shape, noise, floor);
+  for (int64_t begin = 0; begin < n; begin += kGroup) {
+    uint32_t words[kGroup];
+    noise_words(noise, first_token + begin, words);
+    const int64_t end = begin + kGroup < n ? begin + kGroup : n;
+    each(tile + begin, end - begin, -kInf, [&](int64_t i, F l) {
+      U x;
+      __builtin_memcpy(&x, words + i, sizeof x);
+      race.run(l, x, begin + i, [&](int lane) { return first_token + begin + i + lane; });
+    });
+  }
+  return race.best;
+}
+
+Best race_among(const float* values, const int32_t* ids, int64_t n, const Shape& shape,
+                const RaceNoise& noise) {
+  Race race(shape, noise, -kInf);
+  each(values, n, -kInf, [&](int64_t i, F l) {
+    uint32_t token[kWidth] = {};
+    __builtin_memcpy(token, ids + i, static_cast<Size>(n - i < kWidth ? n - i : kWidth) * 4);
+    U x;
+    for (int half = 0; half < kWidth; half += kLanes) {
+      L lane;
+      for (int j = 0; j < kLanes; ++j) lane[j] = token[half + j] / 4;
+      const Lanes words = philox(noise, lane, noise.stream);
+      for (int j = 0; j < kLanes; ++j) {
+        x[half + j] = static_cast<uint32_t>(words.word[token[half + j] % 4][j]);
+      }
+    }
+    race.run(l, x, i, [&](int j) { return token[j]; });
+  });
+  return race.best;
 }
 
 void histogram(const float* tile, int64_t n, const Shape& shape, Histogram& h) {
-  const Shape s = shape;
+  const Weight weight(shape);
   each(tile, n, -kInf, [&](int64_t i, F l) {
-    const U bits = as<U>(l + 0.0f);  // -0 is 0: they tie
-    const U negative = as<U>(as<I>(bits) >> 31);
-    const U key = bits ^ (negative | 0x80000000u);
+    const U raw = as<U>(l + 0.0f);  // -0 is 0: they tie
+    const U negative = as<U>(as<I>(raw) >> 31);
+    const U key = raw ^ (negative | 0x80000000u);
     if (!any((key >= h.low) & (key <= h.high))) return;
-    const F w = shaped(l, s);
+    const F w = weight(l);
     for (int j = 0; j < kWidth && i + j < n; ++j) {
       if (key[j] < h.low || key[j] > h.high) continue;
       const uint32_t bin = (key[j] >> h.shift) & h.mask;
@@ -347,7 +502,11 @@ const TileKernels SPECDEC_CAT(tile_kernels_, SPECDEC_ISA) = {SPECDEC_STR(SPECDEC
                                                              sum,
                                                              is_law,
                                                              pick,
+                                                             count,
+                                                             mass,
+                                                             gather,
                                                              race,
+                                                             race_among,
                                                              histogram};
 
 }  // namespace specdec
