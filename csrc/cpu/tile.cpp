@@ -22,10 +22,6 @@ typedef uint32_t U __attribute__((vector_size(kWidth * 4)));
 typedef uint64_t L __attribute__((vector_size(kWidth * 4)));  // half as many lanes
 typedef uint16_t H __attribute__((vector_size(kWidth * 2)));
 
-struct Floats {
-  float lane[kWidth];
-};
-
 constexpr float kInf = __builtin_inff();
 constexpr float kLargest = __FLT_MAX__;
 constexpr float kLog2e = 1.44269504088896341f;
@@ -83,24 +79,18 @@ inline float horizontal_sum(F v) {
   return v[0];
 }
 
-template <int Lanes>
-inline float max_of(const float* v) {
-  typedef float Half __attribute__((vector_size(Lanes * 2)));
-  Half low, high;
-  __builtin_memcpy(&low, v, sizeof low);
-  __builtin_memcpy(&high, v + Lanes / 2, sizeof high);
-  low = low > high ? low : high;
-  float half[Lanes / 2];
-  __builtin_memcpy(half, &low, sizeof low);
-  return max_of<Lanes / 2>(half);
+inline float horizontal_max(F v) {
+  typedef float Half __attribute__((vector_size(32)));
+  typedef float Quarter __attribute__((vector_size(16)));
+  Half a = __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7);
+  const Half b = __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
+  a = a > b ? a : b;
+  Quarter c = __builtin_shufflevector(a, a, 0, 1, 2, 3);
+  const Quarter d = __builtin_shufflevector(a, a, 4, 5, 6, 7);
+  c = c > d ? c : d;
+  const float low = c[0] > c[1] ? c[0] : c[1], high = c[2] > c[3] ? c[2] : c[3];
+  return low > high ? low : high;
 }
-
-template <>
-inline float max_of<2>(const float* v) {
-  return v[0] > v[1] ? v[0] : v[1];
-}
-
-inline float horizontal_max(F v) { return max_of<kWidth>(as<Floats>(v).lane); }
 
 // One bit a lane.
 inline uint32_t bits(I mask) {
@@ -228,20 +218,40 @@ void log_tile(const float* in, int64_t n, float* out) {
   map(in, n, out, [](F x) { return log(x); });
 }
 
-Peak peak(const float* tile, int64_t n, float* blocks) {
+template <bool kBlocks>
+inline Peak peak_of(const float* tile, int64_t n, float* blocks) {
   F best = fill(-kInf);
   I magnitude{};  // of the bits: NaN lies above infinity
-  for (int64_t begin = 0; begin < n; begin += kBlock) {
+  const auto higher = [](F a, F b) { return a > b ? a : b; };
+  const auto larger = [](F a, F b) {
+    const I x = as<I>(a) & 0x7fffffff, y = as<I>(b) & 0x7fffffff;
+    return x > y ? x : y;
+  };
+  int64_t i = 0;
+  for (; i + kBlock <= n; i += kBlock) {
+    const F a = load(tile + i), b = load(tile + i + kWidth), c = load(tile + i + 2 * kWidth),
+            d = load(tile + i + 3 * kWidth);
+    const I x = larger(a, b), y = larger(c, d), z = x > y ? x : y;
+    magnitude = z > magnitude ? z : magnitude;
+    const F block = higher(higher(a, b), higher(c, d));
+    best = higher(block, best);
+    if (kBlocks) blocks[i / kBlock] = horizontal_max(block);
+  }
+  if (i < n) {
     F block = fill(-kInf);
-    each(tile + begin, n - begin < kBlock ? n - begin : kBlock, -kInf, [&](int64_t, F l) {
-      block = l > block ? l : block;
-      const I m = as<I>(l) & 0x7fffffff;
-      magnitude = m > magnitude ? m : magnitude;
+    each(tile + i, n - i, -kInf, [&](int64_t, F l) {
+      block = higher(l, block);
+      const I x = larger(l, l);
+      magnitude = x > magnitude ? x : magnitude;
     });
-    if (blocks != nullptr) blocks[begin / kBlock] = horizontal_max(block);
-    best = block > best ? block : best;
+    best = higher(block, best);
+    if (kBlocks) blocks[i / kBlock] = horizontal_max(block);
   }
   return {horizontal_max(best), any(magnitude > 0x7f800000)};
+}
+
+Peak peak(const float* tile, int64_t n, float* blocks) {
+  return blocks != nullptr ? peak_of<true>(tile, n, blocks) : peak_of<false>(tile, n, blocks);
 }
 
 template <class Value>
