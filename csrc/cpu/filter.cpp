@@ -120,9 +120,8 @@ float threshold_of_list(const Params& params, int64_t vocab, float floor, double
   const TileKernels& k = tile_kernels();
   float keep = floor;
   if (limits(params, vocab)) {
-    keep = last_to_reach(floor, law.max, [&](float low) {
-      return k.count(s.values, s.count, low) >= params.top_k;
-    });
+    keep = last_to_reach(
+        floor, law.max, [&](float low) { return k.count(s.values, s.count, low) >= params.top_k; });
     drop_below(keep, s);
   }
   if (params.top_p < 1) {
@@ -177,9 +176,8 @@ void filter(const RowView& row, const Params& params, double total, Law& law, Sc
   Survivors& s = *scratch.survivors;
   const float floor = floor_of(row, params, law.max, scratch.blocks);
   law.listed = list(row, floor, scratch, s);
-  law.threshold = law.listed
-                      ? threshold_of_list(params, row.vocab(), floor, total, law, s)
-                      : threshold_by_radix(row, params, floor, total, law, scratch);
+  law.threshold = law.listed ? threshold_of_list(params, row.vocab(), floor, total, law, s)
+                             : threshold_by_radix(row, params, floor, total, law, scratch);
   law.threshold =
       std::max(law.threshold, min_p_threshold(law.max, params.temperature, params.min_p));
   if (law.listed) drop_below(law.threshold, s);

@@ -190,8 +190,7 @@ int64_t draw(const RowView& row, const Law& law, const Scratch& scratch, double 
     const Survivors& s = *scratch.survivors;
     float weights[kTile];
     tile_kernels().weights(s.values, s.count, {law.max, law.inv_t, law.threshold, 1.0f}, weights);
-    const int64_t index =
-        tile_kernels().pick(weights, s.count, 0, uniform * std::exp(law.log_sum));
+    const int64_t index = tile_kernels().pick(weights, s.count, 0, uniform * std::exp(law.log_sum));
     return index < 0 ? -1 : s.ids[index];
   }
   return draw(row, scratch.sums, uniform, [&](int64_t t, float* out) {
