@@ -193,12 +193,10 @@ int64_t gather(const float* tile, int64_t n, int64_t first, float floor, float* 
                int32_t* ids) {
   int64_t found = 0;
   each(tile, n, -kInf, [&](int64_t i, const F& l) {
-    for (uint32_t left = bits(l >= floor); left != 0; left &= left - 1) {
-      const int64_t at = i + __builtin_ctz(left);
-      if (at >= n) return;
-      values[found] = tile[at];
-      ids[found++] = static_cast<int32_t>(first + at);
-    }
+    uint32_t set = bits(l >= floor);
+    if (n - i < kWidth) set &= (1u << (n - i)) - 1;
+    if (set == 0) return;
+    found += compress(set, l, static_cast<int32_t>(first + i), values + found, ids + found);
   });
   return found;
 }

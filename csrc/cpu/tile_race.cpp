@@ -29,22 +29,24 @@ inline Lanes philox(const RaceNoise& noise, const L& lane, uint32_t stream) {
 }
 
 constexpr int kLanes = kWidth / 2;
-constexpr int kGroup = 4 * kLanes;  // tokens behind one call
+constexpr int kGroup = 4 * kWidth;  // tokens that one branch decides on
 
 constexpr uint64_t kCount[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7};
 
 // Words of kGroup consecutive tokens, the first a multiple of 4.
 inline void noise_words(const RaceNoise& noise, int64_t first_token, uint32_t* out) {
-  const L lane = load(kCount) + static_cast<uint64_t>(first_token / 4);
-  const Lanes x = philox(noise, lane, noise.stream);
-  uint64_t even[kLanes], odd[kLanes], pairs[2 * kLanes];
-  store(even, (x.word[0] & 0xffffffffu) | x.word[1] << 32);
-  store(odd, (x.word[2] & 0xffffffffu) | x.word[3] << 32);
-  for (int i = 0; i < kLanes; ++i) {
-    pairs[2 * i] = even[i];
-    pairs[2 * i + 1] = odd[i];
+  for (int group = 0; group < kGroup; group += 4 * kLanes) {
+    const L lane = load(kCount) + static_cast<uint64_t>((first_token + group) / 4);
+    const Lanes x = philox(noise, lane, noise.stream);
+    uint64_t even[kLanes], odd[kLanes], pairs[2 * kLanes];
+    store(even, (x.word[0] & 0xffffffffu) | x.word[1] << 32);
+    store(odd, (x.word[2] & 0xffffffffu) | x.word[3] << 32);
+    for (int i = 0; i < kLanes; ++i) {
+      pairs[2 * i] = even[i];
+      pairs[2 * i + 1] = odd[i];
+    }
+    __builtin_memcpy(out + group, pairs, sizeof pairs);
   }
-  __builtin_memcpy(out, pairs, sizeof pairs);
 }
 
 // -log(E), E = -log1p(-u), u = (x + 1/2) / 2^32: each half of the range keeps its relative
@@ -72,7 +74,7 @@ struct Race {
 
   // A score beats the best only if u < exp(l' - best), l' the scaled logit, as E >= u: most tokens
   // need no logarithm. The exponential is interpolated between powers of two, never below.
-  bool hopeless(const F& l, const U& x) const {
+  I hopes(const F& l, const U& x) const {
     constexpr float kOne = 1065353216.0f;  // the bits of 1
     constexpr float kMargin = 1e-3f;       // all rounding below
     const float bias = kOne + (kMargin - best.score) * kUnit;
@@ -80,12 +82,12 @@ struct Race {
     bound = select(bound < 2 * kOne, bound, F(2 * kOne));
     bound = select(l >= shape.threshold, as<F>(convert<I>(bound)), F(0.0f));
     const F u = convert<F>(as<I>(x >> 1)) * 0x1p-31f;
-    return !any(u < bound);
+    return u < bound;
   }
 
   template <class Token>
   void run(const F& l, const U& x, int64_t at, Token&& token) {
-    if (hopeless(l, x)) return;
+    if (!any(hopes(l, x))) return;
     float g[kWidth], score[kWidth];
     store(g, gumbel(x));
     for (uint32_t left = bits(x < 256u); left != 0; left &= left - 1) {
@@ -125,8 +127,15 @@ Best SPECDEC_CAT(race_, SPECDEC_ISA)(const float* tile, int64_t n, int64_t first
   for (int64_t begin = 0; begin < n; begin += kGroup) {
     uint32_t words[kGroup];
     noise_words(noise, first_token + begin, words);
-    const int64_t end = begin + kGroup < n ? begin + kGroup : n;
-    each(tile + begin, end - begin, -kInf, [&](int64_t i, const F& l) {
+    const int64_t group = n - begin < kGroup ? n - begin : kGroup;
+    if (group == kGroup) {
+      I hopes = 0;
+      for (int i = 0; i < kGroup; i += kWidth) {
+        hopes = hopes | race.hopes(load(tile + begin + i), load(words + i));
+      }
+      if (!any(hopes)) continue;
+    }
+    each(tile + begin, group, -kInf, [&](int64_t i, const F& l) {
       race.run(l, load(words + i), begin + i,
                [&](int lane) { return first_token + begin + i + lane; });
     });

@@ -215,6 +215,33 @@ inline uint32_t bits(const I& mask) {
 
 inline bool any(const I& mask) { return bits(mask) != 0; }
 
+constexpr int32_t kIndices[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+
+// Writes the lanes whose bits are set, in order, and their indices; returns how many. May write
+// sixteen.
+inline int compress(uint32_t set, const F& v, int32_t first, float* values, int32_t* ids) {
+#if defined(__AVX512F__)
+  const auto mask = static_cast<__mmask16>(set);
+  F pressed;
+  pressed.part[0] = (F::Part)_mm512_maskz_compress_ps(mask, (__m512)v.part[0]);
+  I index = load(kIndices) + first;
+  index.part[0] = (I::Part)_mm512_maskz_compress_epi32(mask, (__m512i)index.part[0]);
+  store(values, pressed);
+  store(ids, index);
+  return __builtin_popcount(set);
+#else
+  float lanes[kWidth];
+  store(lanes, v);
+  int found = 0;
+  for (; set != 0; set &= set - 1) {
+    const int i = __builtin_ctz(set);
+    values[found] = lanes[i];
+    ids[found++] = first + i;
+  }
+  return found;
+#endif
+}
+
 // Of the low 32 bits of each lane.
 inline L multiply(const L& a, uint32_t b) {
   L out;
