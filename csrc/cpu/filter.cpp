@@ -76,19 +76,28 @@ float last_to_reach(float low, float high, Reaches&& reaches) {
 }
 
 // No survivor of top-k, or else of top-p, or else of min-p, lies below.
-float floor_of(const RowView& row, const Params& params, float max,
-               const std::vector<float>& blocks) {
+float floor_of(const RowView& row, const Params& params, double total, const Law& law,
+               Scratch& scratch) {
+  const TileKernels& k = tile_kernels();
+  const float* blocks = scratch.blocks.data();
+  const auto n = static_cast<int64_t>(scratch.blocks.size());
   if (limits(params, row.vocab())) {
     // The k-th largest block maximum: at least k entries reach it.
-    const auto n = static_cast<int64_t>(blocks.size());
-    return last_to_reach(-INFINITY, max, [&](float floor) {
-      return tile_kernels().count(blocks.data(), n, floor) >= params.top_k;
+    return last_to_reach(-INFINITY, law.max, [&](float floor) {
+      return k.count(blocks, n, floor) >= params.top_k;
     });
   }
-  if (params.top_p == 1) return min_p_threshold(max, params.temperature, params.min_p);
-  // Entries under (1-p)/V of the largest weight hold less than 1-p of the mass together.
+  if (params.top_p == 1) return min_p_threshold(law.max, params.temperature, params.min_p);
+  // Entries under (1-p)/V of the largest weight hold less than 1-p of the mass together. Higher, if
+  // the maxima of the blocks alone hold p.
   const double gap = params.temperature * std::log((1.0 - params.top_p) / row.vocab());
-  return static_cast<float>(max + gap);
+  std::vector<float>& weights = scratch.block_weights;
+  weights.resize(scratch.blocks.size());
+  k.weights(blocks, n, {law.max, law.inv_t, -INFINITY, 1.0f}, weights.data());
+  const double goal = params.top_p * total;
+  return last_to_reach(static_cast<float>(law.max + gap), law.max, [&](float floor) {
+    return static_cast<double>(k.mass(blocks, weights.data(), n, floor)) >= goal;
+  });
 }
 
 // False if there are too many.
@@ -174,7 +183,7 @@ bool needs_total(const Params& params, int64_t vocab) {
 void filter(const RowView& row, const Params& params, double total, Law& law, Scratch& scratch) {
   if (scratch.survivors == nullptr) scratch.survivors.reset(new Survivors);
   Survivors& s = *scratch.survivors;
-  const float floor = floor_of(row, params, law.max, scratch.blocks);
+  const float floor = floor_of(row, params, total, law, scratch);
   law.listed = list(row, floor, scratch, s);
   law.threshold = law.listed ? threshold_of_list(params, row.vocab(), floor, total, law, s)
                              : threshold_by_radix(row, params, floor, total, law, scratch);

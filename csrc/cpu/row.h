@@ -78,6 +78,7 @@ struct Scratch {
   std::vector<float> sums;               // [tiles], of the last row measured or summed
   std::vector<float> maxima;             // [tiles]
   std::vector<float> blocks;             // [V / kBlock], only with filters
+  std::vector<float> block_weights;      // the same, only with top-p
   std::unique_ptr<Survivors> survivors;  // only with filters
   std::unique_ptr<Histogram> histogram;  // only where the survivors are too many to list
 };
