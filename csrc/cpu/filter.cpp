@@ -83,9 +83,8 @@ float floor_of(const RowView& row, const Params& params, double total, const Law
   const auto n = static_cast<int64_t>(scratch.blocks.size());
   if (limits(params, row.vocab())) {
     // The k-th largest block maximum: at least k entries reach it.
-    return last_to_reach(-INFINITY, law.max, [&](float floor) {
-      return k.count(blocks, n, floor) >= params.top_k;
-    });
+    return last_to_reach(-INFINITY, law.max,
+                         [&](float floor) { return k.count(blocks, n, floor) >= params.top_k; });
   }
   if (params.top_p == 1) return min_p_threshold(law.max, params.temperature, params.min_p);
   // Entries under (1-p)/V of the largest weight hold less than 1-p of the mass together. Higher, if

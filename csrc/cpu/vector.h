@@ -11,7 +11,7 @@
 namespace specdec {
 namespace {
 
-#if defined(__AVX512F__) && defined(__AVX512DQ__)
+#if defined(__AVX512DQ__)
 constexpr int kRegister = 64;  // bytes
 #elif defined(__AVX2__)
 constexpr int kRegister = 32;
@@ -179,7 +179,7 @@ inline float horizontal_max(const F& v) {
   typedef float Quarter __attribute__((vector_size(16)));
 #if defined(__AVX2__)
   typedef float Half __attribute__((vector_size(32)));
-#if defined(__AVX512F__)
+#if defined(__AVX512DQ__)
   const Half x = __builtin_shufflevector(v.part[0], v.part[0], 0, 1, 2, 3, 4, 5, 6, 7);
   const Half y = __builtin_shufflevector(v.part[0], v.part[0], 8, 9, 10, 11, 12, 13, 14, 15);
 #else
@@ -220,7 +220,7 @@ constexpr int32_t kIndices[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14
 // Writes the lanes whose bits are set, in order, and their indices; returns how many. May write
 // sixteen.
 inline int compress(uint32_t set, const F& v, int32_t first, float* values, int32_t* ids) {
-#if defined(__AVX512F__)
+#if defined(__AVX512DQ__)
   const auto mask = static_cast<__mmask16>(set);
   F pressed;
   pressed.part[0] = (F::Part)_mm512_maskz_compress_ps(mask, (__m512)v.part[0]);
@@ -247,7 +247,7 @@ inline L multiply(const L& a, uint32_t b) {
   L out;
   const L wide(b);
   for (int i = 0; i < kParts; ++i) {
-#if defined(__AVX512F__)
+#if defined(__AVX512DQ__)
     // The unmasked form trips -Wmaybe-uninitialized in GCC 12.
     out.part[i] = (L::Part)_mm512_maskz_mul_epu32(0xff, (__m512i)a.part[i], (__m512i)wide.part[i]);
 #elif defined(__AVX2__)
