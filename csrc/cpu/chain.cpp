@@ -124,7 +124,7 @@ class Sequence : SequenceView {
   // The target says y, by its maximum or by shared noise.
   bool compare(int64_t i, int64_t x, const RowView& row, const Law& law) {
     const RaceNoise noise = {seed(), position(i), kSharedStream};
-    const int64_t y = race(row, law, noise, parallel_);
+    const int64_t y = race(row, law, scratch_.target, noise, parallel_);
     bool stands = x == y;
     if (p_.rule == Rule::kLenient && x >= 0 && x < p_.vocab) {
       // P(x) >= lenience * max P at temperature 1; the row holds what was given.
