@@ -89,11 +89,11 @@ def spaced(x: Tensor) -> Tensor:
     return x.repeat_interleave(2)[::2]
 
 
-def seeds(n: int, g: Generator) -> Tensor:
+def any_seeds(n: int, g: Generator) -> Tensor:
     return torch.randint(-(2**63), 2**63 - 1, (n,), generator=g)
 
 
-def positions(n: int, g: Generator) -> Tensor:
+def any_positions(n: int, g: Generator) -> Tensor:
     return torch.randint(0, 2**34, (n,), generator=g)
 
 
@@ -136,7 +136,7 @@ def sample_case(
 
     def build(g: Generator) -> Args:
         logits = zipf_logits(r, v, g).to(dtype)
-        seeds, positions = seeds(r, g), positions(r, g)
+        seeds, positions = any_seeds(r, g), any_positions(r, g)
         if layout == "sliced":
             logits, seeds, positions = sliced(logits), spaced(seeds), spaced(positions)
         return (logits, *sampling(filters, r, v, g), seeds, positions, stream, method)

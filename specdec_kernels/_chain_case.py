@@ -11,10 +11,10 @@ from specdec_kernels._cases import (
     SHORT,
     Args,
     Case,
+    any_positions,
+    any_seeds,
     noisy_draft,
-    positions,
     sampling,
-    seeds,
     sliced,
     spaced,
     zipf_logits,
@@ -82,7 +82,7 @@ def chain_case(
             made.ids = made.ids.to(id_dtype)
         if kind == "probs":
             target = target.float().softmax(-1).to(dtype)
-        at = [seeds(b, g), positions(b, g)]
+        at = [any_seeds(b, g), any_positions(b, g)]
         cu_rows = None
         if layout.startswith("ragged"):
             target, cu_rows = _ragged(target, made, g, rows=layout == "ragged")

@@ -7,6 +7,7 @@ from providers import provider, sample, verify, worst
 from specdec_kernels import analysis
 
 TOLERANCE = 1e-6
+RATES = torch.tensor([0.75, 0.3])  # of rule synthetic
 TEACHER = "cpp"  # whose edges the slower providers are tried at
 
 
@@ -159,3 +160,82 @@ def holds(law, setting, tolerance=TOLERANCE):
 def rejected(law, setting):
     with pytest.raises(AssertionError, match="P\\(y1"):
         holds(law, setting)
+
+
+# What each rule does, by its formulas (ALGORITHMS section 1).
+
+
+def exact_counts(setting, rule):
+    """[gamma + 1] law of the accepted count: a sum over draft tuples of products of chances."""
+    counts = torch.zeros(setting.gamma + 1, dtype=torch.float64)
+    weights = analysis.joint_law(setting.q_law)
+    for drafts in weights.nonzero():
+        x = tuple(drafts.tolist())
+        p = [setting.p_law[i][x[:i]] for i in range(len(x))]
+        q = [setting.q_law[i][x[:i]] for i in range(len(x))]
+        left = float(weights[x])
+        if rule == "token":
+            for i, token in enumerate(x):
+                stands = min(1.0, float(p[i][token] / q[i][token]))
+                counts[i] += left * (1 - stands)
+                left *= stands
+            counts[-1] += left
+            continue
+        for i, h in reversed(list(enumerate(block_chances(p, q, x), 1))):
+            counts[i] += left * h
+            left *= 1 - h
+        counts[0] += left
+    return counts
+
+
+def block_chances(p, q, x):
+    """h_1 .. h_gamma of rule block (ALGORITHMS section 1)."""
+    c = [1.0]
+    for i, token in enumerate(x):
+        c.append(min(1.0, c[-1] * float(p[i][token] / q[i][token])))
+    out = []
+    for i in range(1, len(x)):
+        common = float(torch.minimum(c[i] * p[i], q[i]).sum())
+        out.append((c[i] - common) / (1 - common) if common < 1 - 1e-15 else 1.0)
+    return [*out, c[-1]]
+
+
+def chain_law(accept, reject, p):
+    """Joint law when row i accepts with mass accept[i] and says something with reject[i] instead.
+
+    Tables [V] * (i + 1); the target goes on after a rejection.
+    """
+
+    def follow(table, rows):
+        for row in rows:
+            table = table.unsqueeze(-1) * row
+        return table
+
+    total, alive = 0, torch.ones((), dtype=torch.float64)
+    for i, (a, r) in enumerate(zip(accept, reject, strict=True)):
+        total = total + follow(alive.unsqueeze(-1) * r, p[i + 1 :])
+        alive = alive.unsqueeze(-1) * a
+    return total + follow(alive, p[len(accept) :])
+
+
+def rejection(accept, law):
+    """The mass that was not accepted, spread by a law."""
+    return (1 - accept.sum(-1, keepdim=True)) * law
+
+
+def lenient_parts(p, q, lenience, of_token=False):
+    accept = torch.minimum(q, p / lenience)
+    left = (p - (1.0 if of_token else lenience) * q).clamp(min=0)
+    total = left.sum(-1, keepdim=True)
+    return accept, rejection(accept, torch.where(total > 0, left / total, p))
+
+
+def typical_parts(p, q, epsilon, delta, unfiltered=None):
+    h = -torch.special.xlogy(*[unfiltered if unfiltered is not None else p] * 2).sum(-1, True)
+    accept = torch.where(p > (delta * (-h).exp()).clamp(max=epsilon), q, 0.0)
+    return accept, rejection(accept, p)
+
+
+def law_by(setting, parts, **given):
+    made = [parts(p, q, **given) for p, q in zip(setting.p_law, setting.q_law, strict=False)]
+    return chain_law([a for a, _ in made], [r for _, r in made], setting.p_law)

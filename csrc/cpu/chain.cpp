@@ -17,7 +17,7 @@ struct Scratches {
   // Of rule block, one a judged draft.
   std::vector<Law> laws;
   std::vector<DraftLaw> drafts;
-  std::vector<double> log_c;  // one more
+  std::vector<double> carried;  // c, one more
 };
 
 // Verdict on one sequence.
@@ -124,7 +124,7 @@ class Sequence : SequenceView {
   // The target says y, by its maximum or by shared noise.
   bool compare(int64_t i, int64_t x, const RowView& row, const Law& law) {
     const RaceNoise noise = {seed(), position(i), kSharedStream};
-    const int64_t y = race(row, law, noise, parallel_);
+    const int64_t y = race(row, law, scratch_.target, noise, parallel_);
     bool stands = x == y;
     if (p_.rule == Rule::kLenient && x >= 0 && x < p_.vocab) {
       // P(x) >= lenience * max P at temperature 1; the row holds what was given.
@@ -174,14 +174,21 @@ class Sequence : SequenceView {
     return stands;
   }
 
+  // P(x) / Q(x): of probabilities as they are, so that a tie is a tie; of logits without underflow.
+  static double ratio_of(const RowView& row, const Law& law, int64_t x, const DraftLaw& draft) {
+    if (law.direct) return row.at(x) > 0 ? static_cast<double>(row.at(x)) / draft.q_x : 0;
+    const double log_p = law.logprob(row, x);
+    return log_p > -INFINITY ? std::exp(log_p - draft.log_q_x) : 0;
+  }
+
   // Rule block (Sun et al. 2024): the last i with u < h_i, from the end; only the rows that it
   // passes are scanned. A faulty row ends the block before it, as if nothing had been drafted from
   // there on.
   void block() {
-    auto& [target, draft, difference, entropies, laws, drafts, log_c] = scratch_;
+    auto& [target, draft, difference, entropies, laws, drafts, carried] = scratch_;
     laws.clear();
     drafts.clear();
-    log_c.assign(1, 0.0);
+    carried.assign(1, 1.0);
     int64_t end = drafts_;
     int32_t fault = 0;
     for (int64_t i = 0; i < drafts_; ++i) {
@@ -197,14 +204,13 @@ class Sequence : SequenceView {
         end = i;
         break;
       }
-      const double log_p = x < p_.vocab ? laws[i].logprob(row, x) : -INFINITY;
-      const double c = log_c[i] + log_p;  // -inf stays, whatever Q is
-      log_c.push_back(c == -INFINITY ? c : std::min(0.0, c - drafts[i].log_q_x));
+      const double ratio = x < p_.vocab ? ratio_of(row, laws[i], x, drafts[i]) : 0;
+      carried.push_back(ratio > 0 && carried[i] > 0 ? std::min(1.0, carried[i] * ratio) : 0);
     }
 
     int64_t tau = end;
     for (; tau > 0; --tau) {
-      const double c = std::exp(log_c[tau]);
+      const double c = carried[tau];
       double h = c;
       if (tau < end) {
         if (direct_) laws[tau] = measure_target(target_row(tau));
@@ -251,7 +257,7 @@ class Sequence : SequenceView {
     } else if (whole) {
       emit_from_target(tau, row, law);
     } else {
-      emit_residual(tau, row, law, scratch_.drafts[tau], std::exp(scratch_.log_c[tau]));
+      emit_residual(tau, row, law, scratch_.drafts[tau], scratch_.carried[tau]);
     }
   }
 
@@ -261,14 +267,22 @@ class Sequence : SequenceView {
     Difference& d = scratch_.difference;
     const Pair pair{row, law, draft, c, p_.lenience};
     d.lawful = !draft.fault;
-    if (d.lawful) scan(pair, false, parallel_, d);
-    if (!d.lawful || !(d.more > 0)) {
+    int64_t y = -1;
+    if (d.lawful && law.listed && p_.rule != Rule::kBlock) {  // which measured other rows since
+      d.lawful = draft.whole_row_lawful(parallel_);
+      if (d.lawful) y = draw_among(pair, *scratch_.target.survivors, last(i));
+    } else if (d.lawful) {
+      scan(pair, false, parallel_, d);
+      if (d.lawful && d.more > 0) {
+        y = draw(row, d.sums, last(i),
+                 [&](int64_t t, float* out) { pair.residual(t, out, nullptr); });
+      }
+    }
+    if (y < 0) {
       status_ |= d.lawful ? kEmptyResidual : kDraftNotFinite;
       if (p_.rule == Rule::kBlock) measure_target(row);  // its tile sums are another row's by now
       return emit_from_target(i, row, law);
     }
-    const int64_t y =
-        draw(row, d.sums, last(i), [&](int64_t t, float* out) { pair.residual(t, out, nullptr); });
     write(i, y, law.logprob(row, y));
     return false;
   }
