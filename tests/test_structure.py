@@ -26,8 +26,6 @@ PYTHON = sorted(
 LIMIT = 400
 # Files that may be longer, each with its reason.
 LONG = {
-    "specdec_kernels/triton/chain.py": "one kernel that the compiler wants whole, and its launch",
-    "tests/test_triton.py": "random calls share one generator of cases",
     "tests/test_law.py": "one table of settings and its negative controls read together",
 }
 PUBLIC = [

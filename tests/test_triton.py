@@ -19,13 +19,15 @@ os.environ["TRITON_INTERPRET"] = "1"  # before any kernel is decorated
 import torch
 import triton
 import triton.language as tl
-from providers import identical, same_outputs, shaping, worst
+from providers import identical, same_outputs, shaping, verify, worst
+from triton_random import DTYPES, logits, poison, random_chain, random_shaping
 
 from specdec_kernels import reference
+from specdec_kernels.reference import law
 from specdec_kernels.triton import chain, launch, philox, sample
 
 ROOT = Path(__file__).parents[1]
-DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+FILTERS = {"top_k": 40, "top_p": 0.9}
 
 
 @pytest.fixture
@@ -40,11 +42,18 @@ def small_tiles(monkeypatch):
 
 
 def both_schedules(op, args, monkeypatch):
+    """What `op` gives, after the two schedules gave the same bits."""
     out = []
     for split in (False, True):
         monkeypatch.setattr(launch, "force_row_parallel", split)
         out.append(op(*args))
-    return out
+    identical("sample" if op is sample.sample else "verify_chain", *out)
+    return out[0]
+
+
+def judged(monkeypatch, *args, **options):
+    """`verify_chain` of both schedules."""
+    return verify(lambda *a: both_schedules(chain.verify_chain, a, monkeypatch), *args, **options)
 
 
 # Noise.
@@ -118,10 +127,10 @@ def test_exponentials_keep_their_precision_and_their_tail(position, tile, index)
     picked = range(4096) if index is None else range(index - 4, index + 5)
     for i in picked:
         v = tile * 4096 + i
-        x = reference.philox(7, v // 4, position, reference.SHARED)[v % 4]
+        x = law.philox(7, v // 4, position, law.SHARED)[v % 4]
         if i == index:
             assert x < 256
-            tail = reference.philox(7, v // 4, position, reference.SHARED + reference.TAIL)[v % 4]
+            tail = law.philox(7, v // 4, position, law.SHARED + law.TAIL)[v % 4]
             want = (x * 2.0**32 + tail + 0.5) * 2.0**-64
         else:
             u = torch.tensor((x + 0.5) * 2.0**-32, dtype=torch.float64)
@@ -132,110 +141,16 @@ def test_exponentials_keep_their_precision_and_their_tail(position, tile, index)
 # Random calls against the specification.
 
 
-def logits(rows, v, generator, dtype):
-    return (3 * torch.randn(*rows, v, generator=generator)).to(dtype)
-
-
-def poison(t, rnd):
-    """One entry no row may hold, or one that only a point mass may."""
-    if t.numel():
-        t.view(-1)[rnd.randrange(t.numel())] = rnd.choice(
-            [float("nan"), float("inf"), float("-inf"), -1.0]
-        )
-
-
-def per_sequence(rnd, n, values, dtype=torch.float32):
-    return torch.tensor([rnd.choice(values) for _ in range(n)], dtype=dtype)
-
-
-def random_shaping(rnd, n, v):
-    """The eight sampling arguments: scalars and tensors, some of them out of range."""
-    out = [
-        None, rnd.choice([1.0, 1.0, 0.7, 0.0, 1e-30, 1e30]), None, rnd.choice([0, 0, 3, 50]),
-        None, rnd.choice([1.0, 1.0, 0.9, 0.3]), None, rnd.choice([0.0, 0.0, 0.05, 1.0]),
-    ]  # fmt: skip
-    if rnd.random() < 0.4:
-        out[0] = per_sequence(rnd, n, [1.0, 0.7, 0.0, 2.0, -1.0])
-    if rnd.random() < 0.3:
-        out[2] = per_sequence(rnd, n, [0, 4, -1, v], torch.int32)
-    if rnd.random() < 0.3:
-        out[4] = per_sequence(rnd, n, [1.0, 0.5, 1.0, 0.0])
-    if rnd.random() < 0.3:
-        out[6] = per_sequence(rnd, n, [0.0, 0.01, 0.0])
-    return out
-
-
-def sampled_law(draft, cu, lengths, gamma, rnd):
-    """(logsumexp, threshold) [B, gamma] float64 and float32 of a draft, and its temperature."""
-    temperature = rnd.choice([1.0, 0.8, 0.0])
-    total = (draft.float().double() / (temperature or 1)).logsumexp(-1)
-    if draft.dim() == 2:
-        flat, total = total, torch.zeros(len(lengths), gamma, dtype=torch.float64)
-        for b, n in enumerate(lengths):
-            first = int(cu[b]) - b
-            total[b, : n - 1] = flat[first : first + n - 1]
-    cut = rnd.choice([float("-inf"), 0.0])
-    return total, torch.full(total.shape, cut), temperature
-
-
-def random_chain(seed):
-    """Arguments of `verify_chain`, of every kind it takes."""
-    rnd, g = random.Random(seed), torch.Generator().manual_seed(seed)
-    v, gamma, n = rnd.choice([1, 5, 37, 1031, 5000, 9000]), rnd.randrange(4), rnd.randrange(1, 4)
-    kind, rule = (
-        rnd.choice(["logits", "logits", "probs"]),
-        rnd.choice(["token", "token", "token", "match", "greedy"]),
-    )
-    dtype, form = rnd.choice(list(DTYPES.values())), rnd.choice(["none", "plain", "sampled"])
-    cu, lengths = None, [gamma + 1] * n
-    if rnd.random() < 0.4:
-        lengths = [rnd.randrange(1, gamma + 2) for _ in range(n)]
-        cu = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32)
-    target = logits((n, gamma + 1) if cu is None else (sum(lengths),), v, g, torch.float32)
-    flat = cu is not None and rnd.random() < 0.5
-    draft = logits((sum(lengths) - n,) if flat else (n, gamma), v, g, torch.float32)
-    if cu is None and rnd.random() < 0.5:
-        draft = target[:, :gamma] + 0.5 * draft
-    if kind == "probs":
-        target = target.softmax(-1)
-        draft = draft if form == "sampled" else draft.softmax(-1)
-    target, draft = target.to(dtype), draft.to(dtype)
-    for rows in (target, draft):
-        if rnd.random() < 0.2:
-            poison(rows, rnd)
-    total = cut = q_temperatures = None
-    q_temperature = 1.0
-    if form == "sampled":
-        total, cut, q_temperature = sampled_law(draft, cu, lengths, gamma, rnd)
-        if rnd.random() < 0.5:
-            q_temperatures = torch.full((n,), q_temperature)
-    tokens = torch.randint(0, v, (n, gamma), generator=g)
-    if cu is None and rnd.random() < 0.6:
-        tokens = target[:, :gamma].float().nan_to_num().argmax(-1)
-    if tokens.numel() and rnd.random() < 0.2:
-        tokens.view(-1)[rnd.randrange(tokens.numel())] = rnd.choice([-1, -5, v])
-    uniforms = None
-    if rule != "match" and rnd.random() < 0.5:
-        uniforms = torch.rand(n, gamma + 1, generator=g, dtype=torch.float64)
-    return (
-        target, tokens.to(rnd.choice([torch.int32, torch.int64])),
-        None if form == "none" else draft, total, cut, q_temperatures, q_temperature, kind, rule,
-        *random_shaping(rnd, n, v),
-        torch.randint(-(2**62), 2**62, (n,), generator=g),
-        torch.randint(0, 2**40, (n,), generator=g), cu, uniforms,
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize("batch", range(8))
 def test_random_chains_equal_the_specification_in_both_schedules(batch, monkeypatch):
-    for seed in range(6 * batch, 6 * batch + 6):
+    for seed in range(8 * batch, 8 * batch + 8):
         args = random_chain(seed)
         want = reference.verify_chain(*args)
-        lazy, split = both_schedules(chain.verify_chain, args, monkeypatch)
-        identical("verify_chain", split, lazy)
-        for name, got, spec in zip(("tokens", "accepted", "status"), lazy, want, strict=False):
-            worst(f"seed {seed}: {name}", got, spec)
-        worst(f"seed {seed}: logprobs", lazy[3], want[3], atol=1e-4, rtol=1e-4)
+        got = both_schedules(chain.verify_chain, args, monkeypatch)
+        for name, g, w in zip(("tokens", "accepted", "status"), got, want, strict=False):
+            worst(f"seed {seed}: {name}", g, w)
+        for name, g, w in zip(("logprobs", "acceptance"), got[3:], want[3:], strict=True):
+            worst(f"seed {seed}: {name}", g, w, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("method", ["cdf", "race"])
@@ -251,17 +166,22 @@ def test_random_rows_equal_the_specification_in_both_schedules(v, method, monkey
             torch.randint(0, 2**40, (4,), generator=g), rnd.choice(["draft", "residual"]), method,
         )  # fmt: skip
         want = reference.sample(*args)
-        lazy, split = both_schedules(sample.sample, args, monkeypatch)
-        identical("sample", split, lazy)
         # Tiny temperatures: the log-sum-exp is of the size of logits / temperature.
-        same_outputs("sample", lazy, want)
+        same_outputs("sample", both_schedules(sample.sample, args, monkeypatch), want)
 
 
 # Tiles, scan blocks, views, launches.
 
 
-@pytest.mark.parametrize("rule", ["token", "match", "greedy"])
-@pytest.mark.parametrize("filters", [{}, {"top_k": 40, "top_p": 0.9}], ids=["plain", "filtered"])
+@pytest.mark.parametrize(
+    ("rule", "filters"),
+    [
+        *itertools.product(["token", "block", "match", "greedy"], [{}, FILTERS]),
+        ("lenient", {}),
+        ("typical", {}),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "filtered" if x else "plain",
+)
 def test_many_tiles_and_scan_blocks(rule, filters, small_tiles, monkeypatch):
     """V = 4500 is 18 tiles of 256 in 2 scan blocks; drawn tokens fall into both."""
     g = torch.Generator().manual_seed(5)
@@ -270,18 +190,35 @@ def test_many_tiles_and_scan_blocks(rule, filters, small_tiles, monkeypatch):
     draft = target[:, :1] + 0.1 * torch.randn(n, 1, v, generator=g)
     target[:2, :, 4096:] += 3
     target[2:, :, :4096] += 3
-    args = (
-        target, torch.randint(0, v, (n, 1), generator=g), draft, None, None, None, 1.0, "logits",
-        rule, *shaping(**filters), torch.arange(n), torch.arange(n), None, None,
-    )  # fmt: skip
-    want = reference.verify_chain(*args)
-    lazy, split = both_schedules(chain.verify_chain, args, monkeypatch)
-    identical("verify_chain", split, lazy)
-    same_outputs("verify_chain", lazy, want)
+    rest = (target, torch.randint(0, v, (n, 1), generator=g), draft)
+    options = dict(rule=rule, seeds=torch.arange(n), positions=torch.arange(n), **filters)
+    want = verify(reference.verify_chain, *rest, **options)
+    same_outputs("verify_chain", judged(monkeypatch, *rest, **options), want)
     assert {int(t) >= 4096 for t in want[0].flatten() if t >= 0} == {False, True}
 
 
-def test_entries_beside_a_row_are_never_read(monkeypatch):
+@pytest.mark.parametrize("form", ["wide", "mapped", "sparse"])
+def test_many_tiles_of_a_draft_with_a_vocabulary_of_its_own(form, small_tiles, monkeypatch):
+    """More tiles than the target's, columns in a random order, more ids than one step takes."""
+    g = torch.Generator().manual_seed(11)
+    n, v, d = 2, 600, {"wide": 900, "mapped": 300, "sparse": 40}[form]
+    target = torch.randn(n, 3, v, generator=g)
+    draft, ids, columns = torch.randn(n, 2, d, generator=g), None, None
+    tokens = torch.randint(0, v, (n, 2), generator=g)
+    if form == "mapped":
+        columns = torch.randperm(v, generator=g).to(torch.int32)  # half of them are no column
+    if form == "sparse":
+        monkeypatch.setattr(launch, "width", lambda k: 16)
+        ids = torch.randint(-1, v, draft.shape, generator=g)
+        draft = draft.softmax(-1)
+        tokens = ids[..., 7].clamp(min=0)
+    for rule in ("token", "block"):
+        options = dict(rule=rule, ids=ids, columns=columns, seeds=torch.arange(n))
+        want = verify(reference.verify_chain, target, tokens, draft, **options)
+        same_outputs("verify_chain", judged(monkeypatch, target, tokens, draft, **options), want)
+
+
+def test_entries_beside_a_row_are_never_read():
     """Rows cut out of wider tensors of NaN, unaligned, give what their copies give, bit for bit."""
     g = torch.Generator().manual_seed(6)
     n, gamma, v = 3, 2, 4099
@@ -291,18 +228,18 @@ def test_entries_beside_a_row_are_never_read(monkeypatch):
     target.copy_(torch.randn(target.shape, generator=g))
     draft.copy_(target[:, :gamma] + 0.3 * torch.randn(draft.shape, generator=g))
     seeds = torch.arange(2 * n)[::2]  # strided vectors too
-    rest = (torch.randint(0, v, (gamma, n), generator=g).T, None)
-    for rule in ("token", "match", "greedy"):
-        tail = (None, None, None, 1.0, "logits", rule, *shaping(top_p=0.8), seeds, seeds, None,
-                None)  # fmt: skip
-        cut = chain.verify_chain(target, rest[0], draft, *tail)
-        whole = chain.verify_chain(target.contiguous(), rest[0].contiguous(), draft.contiguous(),
-                                   *tail)  # fmt: skip
+    tokens = torch.randint(0, v, (gamma, n), generator=g).T
+    for rule in ("token", "block", "match", "greedy"):
+        options = dict(rule=rule, seeds=seeds, positions=seeds, top_p=0.8)
+        cut = verify(chain.verify_chain, target, tokens, draft, **options)
+        whole = verify(chain.verify_chain, target.contiguous(), tokens.contiguous(),
+                       draft.contiguous(), **options)  # fmt: skip
         identical("verify_chain", cut, whole)
         assert not cut[2].any()
 
 
-def test_a_sequence_alone_is_the_same_as_in_a_batch(monkeypatch):
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_a_sequence_alone_is_the_same_as_in_a_batch(rule):
     g = torch.Generator().manual_seed(8)
     n, gamma, v = 4, 2, 5000
     target = torch.randn(n, gamma + 1, v, generator=g)
@@ -311,9 +248,9 @@ def test_a_sequence_alone_is_the_same_as_in_a_batch(monkeypatch):
     seeds, positions = torch.arange(n) + 3, torch.arange(n) * 7
 
     def run(index):
-        return chain.verify_chain(
-            target[index], tokens[index], draft[index], None, None, None, 1.0, "logits", "token",
-            *shaping(temperature=0.8, min_p=0.001), seeds[index], positions[index], None, None,
+        return verify(
+            chain.verify_chain, target[index], tokens[index], draft[index], rule=rule,
+            seeds=seeds[index], positions=positions[index], temperature=0.8, min_p=0.001,
         )  # fmt: skip
 
     together = run(torch.arange(n))
@@ -323,7 +260,7 @@ def test_a_sequence_alone_is_the_same_as_in_a_batch(monkeypatch):
         identical("verify_chain", run(torch.tensor([b])), [t[b : b + 1] for t in together])
 
 
-@pytest.mark.parametrize("rule", ["token", "match", "greedy"])
+@pytest.mark.parametrize("rule", ["token", "block", "match", "greedy"])
 def test_scratch_is_a_few_numbers_a_tile(rule, monkeypatch):
     """Nothing of the size of the rows is ever allocated."""
     sizes = []
@@ -336,49 +273,44 @@ def test_scratch_is_a_few_numbers_a_tile(rule, monkeypatch):
 
     monkeypatch.setattr(torch.Tensor, "new_empty", counted)
     n, gamma, v = 2, 3, 9000
-    target = torch.zeros(n, gamma + 1, v)
-    draft = torch.zeros(n, gamma, v)
-    zeros = torch.zeros(n, dtype=torch.int64)
-    args = (target, torch.zeros(n, gamma, dtype=torch.int64), draft, None, None, None, 1.0,
-            "logits", rule, *shaping(), zeros, zeros, None, None)  # fmt: skip
-    both_schedules(chain.verify_chain, args, monkeypatch)
+    tokens = torch.zeros(n, gamma, dtype=torch.int64)
+    judged(monkeypatch, torch.zeros(n, gamma + 1, v), tokens, torch.zeros(n, gamma, v), rule=rule)
     assert max(sizes) <= 3 * n * (gamma + 1) * launch.tiling(v).tiles
 
 
 @pytest.mark.parametrize("cu", [[0, 2, 2], [0, 0, 3], [-5, 2, 99]], ids=str)
-@pytest.mark.parametrize("form", ["logits", "probs", "sampled"])
+@pytest.mark.parametrize("form", ["logits", "probs", "sampled", "sparse"])
 def test_a_ragged_draft_without_the_row_is_as_no_draft(cu, form, monkeypatch):
     """cu_rows is data: no index of it may reach outside the rows."""
     g = torch.Generator().manual_seed(9)
     rows, v = min(max(cu), 3), 11
-    kind = "probs" if form == "probs" else "logits"
     target = torch.randn(rows, v, generator=g).softmax(-1)
     draft = torch.full((rows - 2, v), 1 / v)
-    sampled = (torch.zeros(2, 2, dtype=torch.float64), torch.zeros(2, 2))
-    zeros = torch.zeros(2, dtype=torch.int64)
-    args = (
-        target, torch.full((2, 2), 4), draft, *(sampled if form == "sampled" else (None, None)),
-        None, 1.0, kind, "token", *shaping(), zeros, zeros, torch.tensor(cu, dtype=torch.int32),
-        torch.full((2, 3), 0.999, dtype=torch.float64),
-    )  # fmt: skip
-    lazy, split = both_schedules(chain.verify_chain, args, monkeypatch)
-    identical("verify_chain", split, lazy)
-    tokens, _, status, _ = lazy
-    for b in range(2):
-        begin, end = (min(max(n, 0), rows) for n in cu[b : b + 2])
-        # The first draft of a sequence is row begin - b of the draft, if it is a row at all.
-        missing = end - begin > 1 and not 0 <= begin - b < len(draft)
-        assert bool(status[b] & 2) == missing
-        assert (0 <= int(tokens[b, 0]) < v) == (end > begin)
+    sampled = (torch.zeros(2, 2, dtype=torch.float64), torch.zeros(2, 2), 1.0)
+    for rule in ("token", "block"):
+        tokens, _, status, _, _ = judged(
+            monkeypatch, target, torch.full((2, 2), 4), draft, rule=rule,
+            ids=torch.arange(v).expand(rows - 2, v) if form == "sparse" else None,
+            sampled=sampled if form == "sampled" else None,
+            kind="probs" if form == "probs" else "logits",
+            cu_rows=torch.tensor(cu, dtype=torch.int32),
+            uniforms=torch.full((2, 3), 0.999, dtype=torch.float64),
+        )  # fmt: skip
+        for b in range(2):
+            begin, end = (min(max(n, 0), rows) for n in cu[b : b + 2])
+            # The first draft of a sequence is row begin - b of the draft, if it is a row at all.
+            missing = end - begin > 1 and not 0 <= begin - b < len(draft)
+            assert bool(status[b] & 2) == missing
+            assert (0 <= int(tokens[b, 0]) < v) == (end > begin)
 
 
 def test_an_empty_batch_launches_nothing():
     none = torch.zeros(0, dtype=torch.int64)
-    out = chain.verify_chain(
-        torch.zeros(0, 3, 7), torch.zeros(0, 2, dtype=torch.int32), None, None, None, None, 1.0,
-        "logits", "token", *shaping(), none, none, None, None,
+    out = verify(
+        chain.verify_chain, torch.zeros(0, 3, 7), torch.zeros(0, 2, dtype=torch.int32),
+        acceptance=False,
     )  # fmt: skip
-    assert [tuple(t.shape) for t in out] == [(0, 3), (0,), (0,), (0, 3)]
+    assert [tuple(t.shape) for t in out] == [(0, 3), (0,), (0,), (0, 3), (0, 0)]
     assert out[0].dtype == torch.int32
     assert sample.sample(torch.zeros(0, 5), *shaping(), none, none, "draft", "cdf")[0].shape == (0,)
 

@@ -186,7 +186,7 @@ def block(
     temp, _, _, _, _, _, direct = shaping
     tops, sums, slot_0, _, slot_size, residual_at = scratch
     tokens, logprobs, acceptance = out
-    gathered: tl.constexpr = DRAFT == POINT or DRAFT == SPARSE  # noqa: SIM109, PLR1714
+    gathered: tl.constexpr = DRAFT == POINT or DRAFT == SPARSE  # noqa: PLR1714
     one = tl.full([], 1.0, tl.float32)
     end, fault = running(
         rows, draft_tokens, count, drafts, shaping, noise, scratch, marks, logprobs, v, tiles,

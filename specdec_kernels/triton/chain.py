@@ -154,7 +154,7 @@ def chain_sequences(
     # Probabilities that need no shaping are the law itself; the ratio test then reads one entry of
     # each accepted row.
     ratio_rule: tl.constexpr = (
-        RULE == TOKEN or RULE == BLOCK_RULE or RULE == LENIENT  # noqa: SIM109, PLR1714
+        RULE == TOKEN or RULE == BLOCK_RULE or RULE == LENIENT  # noqa: PLR1714
     )
     direct = (temp == 1) & (shaped == 0) & (PROBS and ratio_rule)
     # Only a SampledDraft has a temperature of its own.

@@ -32,7 +32,7 @@ from specdec_kernels.triton.rules import (
 def number(noise, i, column, STREAM: tl.constexpr):
     """A uniform of row i, or the given one of `column`."""
     seed, position, uniforms = noise
-    if uniforms is None:
+    if uniforms is None:  # noqa: SIM108  (a choice of the compiler)
         u = uniform(seed, position + i, STREAM)
     else:
         u = tl.load(uniforms + column)
