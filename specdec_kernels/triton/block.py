@@ -57,15 +57,17 @@ def sparse_law(row, ids, d, start, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def sparse_sides(p, q, share, total, temp, logsumexp, PROBS: tl.constexpr, WIDTH: tl.constexpr):
+def sparse_sides(
+    p, q, ids, share, total, temp, logsumexp, PROBS: tl.constexpr, WIDTH: tl.constexpr
+):
     """(S+, S-) with a sparse draft: P at its ids, and the rest of P in one piece."""
     row, v, direct, threshold, _, _, _ = p
-    q_row, ids, d, _, _, _, _, _, _ = q
+    q_row, first_id, d = q[0], q[1], q[2]
     held = tl.full([], 0.0, tl.float64)
     more = tl.full([], 0.0, tl.float64)
     less = tl.full([], 0.0, tl.float64)
     for start in range(0, d, WIDTH):
-        token, law, first = sparse_law(q_row, ids, d, start, WIDTH)
+        token, law, first = sparse_law(q_row, ids + first_id, d, start, WIDTH)
         known = first & (token < v)
         likely = tl.exp(
             log_probability(row, token, known, direct, temp, logsumexp, threshold, PROBS)
@@ -81,8 +83,8 @@ def sparse_sides(p, q, share, total, temp, logsumexp, PROBS: tl.constexpr, WIDTH
 
 @triton.jit
 def sides(
-    p, q, p_x, tiles, share, temp, logsumexp, PROBS: tl.constexpr, DRAFT: tl.constexpr,
-    TILE: tl.constexpr, WIDTH: tl.constexpr,
+    p, q, keys, p_x, tiles, share, temp, logsumexp, PROBS: tl.constexpr,
+    DRAFT: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """(top of the target, S+, S-) of a draft of a few tokens, without a scan of a law."""
     total = tl.full([], 1.0, tl.float64)
@@ -91,7 +93,7 @@ def sides(
         if p[2]:
             total, top = raw_total(p, tiles, PROBS, TILE)
     if DRAFT == SPARSE:
-        more, less = sparse_sides(p, q, share, total, temp, logsumexp, PROBS, WIDTH)
+        more, less = sparse_sides(p, q, keys[0], share, total, temp, logsumexp, PROBS, WIDTH)
     else:
         more = share * tl.maximum(total - p_x, 0.0) + tl.maximum(share * p_x - 1, 0.0)
         less = tl.maximum(1 - share * p_x, 0.0)
@@ -155,7 +157,7 @@ def marked_laws(
 ):  # fmt: skip
     """(p, q, what to take off P, the target's logsumexp and threshold) of a judged row."""
     temp, inv_t, _, _, _, _, direct = shaping
-    _, _, _, _, _, _, _, thresholds, q_temp, _, _, _, _ = drafts
+    thresholds, q_temp = drafts[6], drafts[7]
     x = tl.load(draft_tokens + i, mask=i < count, other=-1).to(tl.int64)
     logsumexp = tl.load(marks + i * MARKS + 1)
     threshold = tl.load(marks + i * MARKS + 2).to(tl.float32)
@@ -204,15 +206,15 @@ def block(
             )
             if gathered:
                 p_x = tl.exp(log_probability(
-                    p[0], q[4], q[4] < v, direct, temp, logsumexp, threshold, PROBS
+                    p[0], q[3], q[3] < v, direct, temp, logsumexp, threshold, PROBS
                 ))  # fmt: skip
                 p_top, more, less = sides(
-                    p, q, p_x, tiles, h, temp, logsumexp, PROBS, DRAFT, TILE, WIDTH
+                    p, q, drafts[3], p_x, tiles, h, temp, logsumexp, PROBS, DRAFT, TILE, WIDTH
                 )
                 q_top = one
             else:
                 p_top, q_top, more, less = fill_residual(
-                    p, q, tiles, mode, h.to(tl.float32), one, tops + residual_at,
+                    p, q, drafts[3], tiles, mode, h.to(tl.float32), one, tops + residual_at,
                     sums + residual_at, RULE, PROBS, DRAFT, BEYOND, TILE, WIDTH,
                 )  # fmt: skip
             if direct & ((p_top == 0) | (p_top == INF)):
@@ -258,7 +260,7 @@ def block(
         slot = (slot_0 + tau) if PRE else slot_0
         law_at = slot * slot_size
         token, logprob, flags = following(
-            p, q, mode, share, one, (at_end == 0).to(tl.int32) * (0 if gathered else 1),
+            p, q, drafts[3], mode, share, one, (at_end == 0).to(tl.int32) * (0 if gathered else 1),
             (one, threshold, logsumexp), shaping, tiles, tops + law_at, sums + law_at,
             tops + residual_at, sums + residual_at, number(noise, tau, gamma, RESIDUAL), RULE, PRE,
             FILTERS, PROBS, DRAFT, BEYOND, TILE, CHUNK, BLOCK, LOG_TILES, WIDTH,

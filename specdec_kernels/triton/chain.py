@@ -186,7 +186,7 @@ def chain_sequences(
             target + b * target_stride_b + begin * target_stride_i, target_stride_i,
         )  # fmt: skip
         drafts = (
-            draft, draft_stride_b, draft_stride_i, draft_ids, d, draft_columns,
+            draft, draft_stride_b, draft_stride_i, (draft_ids, draft_columns), d,
             draft_logsumexp, draft_threshold, q_temp, b, begin, gamma, n_draft,
         )  # fmt: skip
         shaping = (temp, inverse(temp), k, p, least, shaped & (temp > 0), direct)
@@ -234,13 +234,16 @@ def chain_sequences(
 
 def form_of(a: ChainArguments) -> int:
     """What the draft is to the rule."""
+    form = LAW
     if a.rule not in RATIO_RULES or a.draft is None:
-        return POINT.value
-    if a.draft_ids is not None:
-        return SPARSE.value
-    if a.draft_logsumexp is not None:
-        return SAMPLED.value
-    return RAW.value if a.kind == "probs" else LAW.value
+        form = POINT
+    elif a.draft_ids is not None:
+        form = SPARSE
+    elif a.draft_logsumexp is not None:
+        form = SAMPLED
+    elif a.kind == "probs":
+        form = RAW
+    return int(form.value)
 
 
 def verify_chain(*args: Any) -> tuple[Tensor, ...]:

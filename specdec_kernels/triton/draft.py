@@ -1,8 +1,10 @@
 """The draft's law at one row: its probability of the drafted token, and its tiles.
 
-A draft row is the tuple q = (row, ids, d, columns, x, threshold, c, r, inv_t): d entries at `row`
-(of a sparse draft at `ids` too), the drafted token x, and what `density` needs of a law in logits.
-Token v stands in column columns[v], or v; a column outside [0, d) is no column.
+A draft row is the tuple q = (row, first, d, x, threshold, c, r, inv_t): d entries at `row`, the
+drafted token x, and what `density` needs of a law in logits. Which tokens the entries are of is in
+keys = (ids, columns), None where not given: a sparse draft has its d ids at ids + first, and of
+others token v stands in column columns[v], or v; a column outside [0, d) is no column. Both are
+the same for all rows, and apart from q because a function cannot return a None.
 """
 
 from __future__ import annotations
@@ -46,12 +48,10 @@ def draft_index(b, i, begin, n_draft, RAGGED_DRAFT: tl.constexpr):
 
 @triton.jit
 def draft_row(drafts, i, RAGGED_DRAFT: tl.constexpr):
-    """(its row, its ids, whether it exists) of draft i."""
-    draft, stride_b, stride_i, ids, d, _, _, _, _, b, begin, gamma, n_draft = drafts
+    """(its row, where its ids start, whether it exists) of draft i."""
+    draft, stride_b, stride_i, _, d, _, _, _, b, begin, gamma, n_draft = drafts
     place, at, there = draft_index(b, i, begin, n_draft, RAGGED_DRAFT)
-    if ids is not None:
-        ids += (place * gamma + at) * d
-    return draft + place * stride_b + at * stride_i, ids, there
+    return draft + place * stride_b + at * stride_i, (place * gamma + at) * d, there
 
 
 @triton.jit
@@ -95,12 +95,13 @@ def draft_entry(
     threshold = tl.full([], float("-inf"), tl.float32)
     mode = tl.where(x < 0, KEEP, REMOVE).to(tl.int32)
     if DRAFT != POINT:
-        _, _, _, _, d, columns, logsumexps, thresholds, q_temp, _, _, _, _ = drafts
-        row, ids, sound = draft_row(drafts, i, RAGGED_DRAFT)
+        _, _, _, keys, d, logsumexps, thresholds, q_temp, _, _, _, _ = drafts
+        ids, columns = keys
+        row, first, sound = draft_row(drafts, i, RAGGED_DRAFT)
         if (x >= 0) & (q_temp != 0):
             if sound:
                 if DRAFT == SPARSE:
-                    q_x, sound = sparse_entry(row, ids, d, x, WIDTH)
+                    q_x, sound = sparse_entry(row, ids + first, d, x, WIDTH)
                     log_q_x = log64(q_x)
                 elif DRAFT == RAW:
                     q_x = row_entry(row, d, columns, x, 0.0)
@@ -154,16 +155,19 @@ def sparse_tile(row, ids, d, tile, mode, TILE: tl.constexpr, WIDTH: tl.constexpr
 
 
 @triton.jit
-def draft_tile(q, tile, v, mode, DRAFT: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr):
+def draft_tile(
+    q, keys, tile, v, mode, DRAFT: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr
+):
     """(Q of one tile of the target's vocabulary, float32 [TILE]; its top, +inf if bad)."""
-    row, ids, d, columns, x, threshold, c, r, inv_t = q
+    row, first, d, x, threshold, c, r, inv_t = q
+    ids, columns = keys
     index = tile * TILE + tl.arange(0, TILE)
     gone = tl.where(mode == REMOVE, x, -1)
     top = tl.full([], 0.0, tl.float32)
     if DRAFT == POINT:
         law = tl.where(index == gone, 1.0, 0.0)
     elif DRAFT == SPARSE:
-        law = sparse_tile(row, ids, d, tile, mode, TILE, WIDTH)
+        law = sparse_tile(row, ids + first, d, tile, mode, TILE, WIDTH)
     else:
         inside = index < tl.where(mode == SUBTRACT, v, 0)
         column = index
@@ -191,12 +195,13 @@ def density_of(entries, inside, threshold, c, r, inv_t, DRAFT: tl.constexpr):
 
 
 @triton.jit
-def draft_beyond(q, v, DRAFT: tl.constexpr, TILE: tl.constexpr):
+def draft_beyond(q, keys, v, DRAFT: tl.constexpr, TILE: tl.constexpr):
     """(mass of the columns that no token of the target has, their top).
 
     With `columns` a token may stand anywhere: the top is that of the row, and the mass is none.
     """
-    row, _, d, columns, _, threshold, c, r, inv_t = q
+    row, _, d, _, threshold, c, r, inv_t = q
+    columns = keys[1]
     first = v
     if columns is not None:
         first = 0

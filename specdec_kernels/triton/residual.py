@@ -62,12 +62,12 @@ def target_tile(p, tile, PROBS: tl.constexpr, TILE: tl.constexpr):
 
 @triton.jit
 def tile_residual(
-    p, q, tile, mode, share, lenience, RULE: tl.constexpr, PROBS: tl.constexpr,
+    p, q, keys, tile, mode, share, lenience, RULE: tl.constexpr, PROBS: tl.constexpr,
     DRAFT: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """(share * P - lenience * Q, float32 [TILE]; the tops of both rows)."""
     law, p_top = target_tile(p, tile, PROBS, TILE)
-    taken, q_top = draft_tile(q, tile, p[1], mode, DRAFT, TILE, WIDTH)
+    taken, q_top = draft_tile(q, keys, tile, p[1], mode, DRAFT, TILE, WIDTH)
     if RULE == BLOCK_RULE:
         law = law * share
     if RULE == LENIENT:
@@ -82,7 +82,7 @@ def positive(x):
 
 @triton.jit
 def fill_residual(
-    p, q, tiles, mode, share, lenience, scales, sums,
+    p, q, keys, tiles, mode, share, lenience, scales, sums,
     RULE: tl.constexpr, PROBS: tl.constexpr, DRAFT: tl.constexpr, BEYOND: tl.constexpr,
     TILE: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
@@ -97,7 +97,7 @@ def fill_residual(
     tl.debug_barrier()
     for t in tl.range(0, tiles, num_stages=STAGES):
         difference, p_tile, q_tile = tile_residual(
-            p, q, t, mode, share, lenience, RULE, PROBS, DRAFT, TILE, WIDTH
+            p, q, keys, t, mode, share, lenience, RULE, PROBS, DRAFT, TILE, WIDTH
         )
         p_top = tl.maximum(p_top, p_tile)
         q_top = tl.maximum(q_top, q_tile)
@@ -111,7 +111,7 @@ def fill_residual(
     tl.debug_barrier()
     if BEYOND:  # noqa: SIM102  (compiled in only where the draft has columns of its own)
         if mode == SUBTRACT:
-            mass, top = draft_beyond(q, p[1], DRAFT, TILE)
+            mass, top = draft_beyond(q, keys, p[1], DRAFT, TILE)
             q_top = tl.maximum(q_top, top)
             less += mass
     return p_top, q_top, more, less
@@ -129,7 +129,7 @@ def unsound(mode, q_top, DRAFT: tl.constexpr):
 
 @triton.jit
 def draw_residual(
-    p, q, tiles, mode, share, lenience, scales, sums, scale, u,
+    p, q, keys, tiles, mode, share, lenience, scales, sums, scale, u,
     RULE: tl.constexpr, PROBS: tl.constexpr, DRAFT: tl.constexpr, TILE: tl.constexpr,
     BLOCK: tl.constexpr, LOG_TILES: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
@@ -140,7 +140,7 @@ def draw_residual(
         scales, sums, tiles, scale, inv_t, u * total.to(tl.float64), True, LOG_TILES, BLOCK
     )
     difference, _, _ = tile_residual(
-        p, q, tile, mode, share, lenience, RULE, PROBS, DRAFT, TILE, WIDTH
+        p, q, keys, tile, mode, share, lenience, RULE, PROBS, DRAFT, TILE, WIDTH
     )
     _, units = linear_units(positive(difference))
     return tile * TILE + choose_in_tile(units, rest, TILE)
@@ -148,7 +148,8 @@ def draw_residual(
 
 @triton.jit
 def following(
-    p, q, mode, share, lenience, filled, law, shaping, tiles, law_tops, law_sums, tops, sums, u,
+    p, q, keys, mode, share, lenience, filled, law, shaping, tiles, law_tops, law_sums, tops, sums,
+    u,
     RULE: tl.constexpr, PRE: tl.constexpr, FILTERS: tl.constexpr, PROBS: tl.constexpr,
     DRAFT: tl.constexpr, BEYOND: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr,
     BLOCK: tl.constexpr, LOG_TILES: tl.constexpr, WIDTH: tl.constexpr,
@@ -175,8 +176,8 @@ def following(
         work = tl.full([], 0, tl.int32)
         if filled == 0:
             p_top, q_top, _more, _less = fill_residual(
-                p, q, tiles, mode, share, lenience, tops, sums, RULE, PROBS, DRAFT, BEYOND, TILE,
-                WIDTH,
+                p, q, keys, tiles, mode, share, lenience, tops, sums, RULE, PROBS, DRAFT, BEYOND,
+                TILE, WIDTH,
             )  # fmt: skip
         filled = tl.full([], 0, tl.int32)
         if direct & ((p_top == 0) | (p_top == INF)):
@@ -194,8 +195,8 @@ def following(
                 work = linear
     if (alive > 0) & (linear > 0):
         token = draw_residual(
-            p, q, tiles, mode, share, lenience, tops, sums, scale, u, RULE, PROBS, DRAFT, TILE,
-            BLOCK, LOG_TILES, WIDTH,
+            p, q, keys, tiles, mode, share, lenience, tops, sums, scale, u, RULE, PROBS, DRAFT,
+            TILE, BLOCK, LOG_TILES, WIDTH,
         ).to(tl.int64)  # fmt: skip
     elif alive > 0:
         if RULE == BLOCK_RULE:

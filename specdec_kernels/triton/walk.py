@@ -82,15 +82,15 @@ def laws(
     DRAFT: tl.constexpr, RAGGED_DRAFT: tl.constexpr,
 ):  # fmt: skip
     """(p, q): a target row and its draft row as the residual takes them."""
-    _, _, _, _, d, columns, _, _, q_temp, _, _, _, _ = drafts
+    _, _, _, _, d, _, _, q_temp, _, _, _, _ = drafts
     c, r = density_constants(logsumexp, temp)
     p = (p_row, v, direct, threshold, c, r, inv_t)
     if DRAFT == POINT:
-        q = (p_row, None, d, None, x, threshold, c, r, inv_t)
+        q = (p_row, i, d, x, threshold, c, r, inv_t)
     else:
-        q_row, ids, _ = draft_row(drafts, i, RAGGED_DRAFT)
+        q_row, first, _there = draft_row(drafts, i, RAGGED_DRAFT)
         q_c, q_r = density_constants(q_logsumexp, q_temp)
-        q = (q_row, ids, d, columns, x, q_threshold, q_c, q_r, inverse(q_temp))
+        q = (q_row, first, d, x, q_threshold, q_c, q_r, inverse(q_temp))
     return p, q
 
 
@@ -221,8 +221,9 @@ def walk(
                         q_threshold, q_logsumexp, DRAFT, RAGGED_DRAFT,
                     )  # fmt: skip
                     token, logprob, more = following(
-                        p, q, mode, tl.full([], 1.0, tl.float32), lenience.to(tl.float32),
-                        tl.full([], 0, tl.int32), (top, threshold, logsumexp), shaping, tiles,
+                        p, q, drafts[3], mode, tl.full([], 1.0, tl.float32),
+                        lenience.to(tl.float32), tl.full([], 0, tl.int32),
+                        (top, threshold, logsumexp), shaping, tiles,
                         tops + law_at, sums + law_at, tops + residual_at, sums + residual_at,
                         number(noise, i, gamma, RESIDUAL), RULE, PRE, FILTERS, PROBS, DRAFT,
                         BEYOND, TILE, CHUNK, BLOCK, LOG_TILES, WIDTH,
