@@ -40,7 +40,9 @@ from specdec_kernels.triton.rules import (
     DRAFT_NOT_FINITE,
     EMPTY_RESIDUAL,
     LENIENT,
+    SYNTHETIC,
     TARGET_NOT_FINITE,
+    TYPICAL,
 )
 
 
@@ -120,7 +122,7 @@ def fill_residual(
 @triton.jit
 def unsound(mode, q_top, DRAFT: tl.constexpr):
     """Whether a scanned draft row holds what it may not; logits alone were judged before."""
-    if DRAFT == RAW or DRAFT == SAMPLED:  # noqa: SIM109, PLR1714
+    if DRAFT == RAW or DRAFT == SAMPLED:  # noqa: SIM109, PLR1714  (no `in` in Triton)
         bad = (mode == SUBTRACT) & ((q_top == INF) | (q_top == -INF))
     else:
         bad = mode < 0
@@ -170,35 +172,38 @@ def following(
     scale = tl.full([], 0.0, tl.float32)
     p_top = tl.full([], 1.0, tl.float32)
     q_top = tl.full([], 1.0, tl.float32)
-    linear = (direct | (mode != KEEP)).to(tl.int32)
-    work = linear
-    while work > 0:
-        work = tl.full([], 0, tl.int32)
-        if filled == 0:
-            p_top, q_top, _more, _less = fill_residual(
-                p, q, keys, tiles, mode, share, lenience, tops, sums, RULE, PROBS, DRAFT, BEYOND,
-                TILE, WIDTH,
-            )  # fmt: skip
-        filled = tl.full([], 0, tl.int32)
-        if direct & ((p_top == 0) | (p_top == INF)):
-            alive = tl.full([], 0, tl.int32)
-        else:
-            scale = row_top(tops, tiles, BLOCK)
-            total = row_total(tops, sums, tiles, scale, inv_t, True, LOG_TILES, BLOCK)
-            bad = unsound(mode, q_top, DRAFT)
-            if (mode != KEEP) & (bad | (total == 0)):
-                # Nothing to take off: sample from the target.
-                flags |= tl.where(bad, DRAFT_NOT_FINITE, EMPTY_RESIDUAL).to(tl.int32)
-                mode = flag(KEEP)
-                share = tl.full([], 1.0, tl.float32)
-                linear = direct.to(tl.int32)
-                work = linear
-    if (alive > 0) & (linear > 0):
-        token = draw_residual(
-            p, q, keys, tiles, mode, share, lenience, tops, sums, scale, u, RULE, PROBS, DRAFT,
-            TILE, BLOCK, LOG_TILES, WIDTH,
-        ).to(tl.int64)  # fmt: skip
-    elif alive > 0:
+    linear = tl.full([], 0, tl.int32)
+    # Other rules draw from P alone, and dead code is more than some versions of Triton can analyse.
+    if RULE != TYPICAL and RULE != SYNTHETIC:  # noqa: PLR1714  (no `in` in Triton)
+        linear = (direct | (mode != KEEP)).to(tl.int32)
+        work = linear
+        while work > 0:
+            work = tl.full([], 0, tl.int32)
+            if filled == 0:
+                p_top, q_top, _more, _less = fill_residual(
+                    p, q, keys, tiles, mode, share, lenience, tops, sums, RULE, PROBS, DRAFT,
+                    BEYOND, TILE, WIDTH,
+                )  # fmt: skip
+            filled = tl.full([], 0, tl.int32)
+            if direct & ((p_top == 0) | (p_top == INF)):
+                alive = tl.full([], 0, tl.int32)
+            else:
+                scale = row_top(tops, tiles, BLOCK)
+                total = row_total(tops, sums, tiles, scale, inv_t, True, LOG_TILES, BLOCK)
+                bad = unsound(mode, q_top, DRAFT)
+                if (mode != KEEP) & (bad | (total == 0)):
+                    # Nothing to take off: sample from the target.
+                    flags |= tl.where(bad, DRAFT_NOT_FINITE, EMPTY_RESIDUAL).to(tl.int32)
+                    mode = flag(KEEP)
+                    share = tl.full([], 1.0, tl.float32)
+                    linear = direct.to(tl.int32)
+                    work = linear
+        if (alive > 0) & (linear > 0):
+            token = draw_residual(
+                p, q, keys, tiles, mode, share, lenience, tops, sums, scale, u, RULE, PROBS, DRAFT,
+                TILE, BLOCK, LOG_TILES, WIDTH,
+            ).to(tl.int64)  # fmt: skip
+    if (alive > 0) & (linear == 0):
         if RULE == BLOCK_RULE:
             top, threshold, logsumexp = row_law(
                 row, v, tiles, law_tops, law_sums, temp, inv_t, k, top_p, min_p, filtered, token,
