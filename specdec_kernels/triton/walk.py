@@ -116,6 +116,35 @@ def by_rate(noise, i, rates):
 
 
 @triton.jit
+def by_ratio(
+    u, p_x, q_x, logprob, log_q_x, direct, lenience, RULE: tl.constexpr, PROBS: tl.constexpr,
+    DRAFT: tl.constexpr,
+):  # fmt: skip
+    """Rules token and lenient -> (whether u * l * Q(x) < P(x), how likely that was)."""
+    if RULE == LENIENT:
+        q_x = lenience * q_x
+        log_q_x += tl.log(lenience)
+    hit = log64(u) < logprob - log_q_x
+    if PROBS and DRAFT != SAMPLED:
+        hit = tl.where(direct, u * q_x < p_x, hit)
+    return hit, tl.minimum(1.0, ratio(p_x, q_x, logprob, log_q_x, direct, PROBS, DRAFT))
+
+
+@triton.jit
+def likely_enough(
+    logprob, epsilon, delta, row, v, tiles, tops, sums, top, threshold, inv_t,
+    PROBS: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr, LOG_TILES: tl.constexpr,
+):  # fmt: skip
+    """Rule typical: P(x) > min(epsilon, delta * exp(-H)); H is a pass over the row."""
+    likely = tl.exp(logprob)
+    bound = epsilon
+    if (likely > 0) & (likely <= epsilon):
+        h = entropy(row, v, tiles, tops, sums, top, threshold, inv_t, PROBS, TILE, BLOCK, LOG_TILES)
+        bound = tl.minimum(epsilon, delta * tl.exp(-h))
+    return likely > bound
+
+
+@triton.jit
 def walk(
     rows, draft_tokens, count, cut, missing, drafts, shaping, noise, scratch, judge, out, gamma, v,
     tiles, d_tiles,
@@ -185,14 +214,11 @@ def walk(
                         accepted = hit.to(tl.int32)
                 elif RULE == TYPICAL:
                     if x >= 0:
-                        likely = tl.exp(logprob)
-                        bound = epsilon
-                        if (likely > 0) & (likely <= epsilon):
-                            bound = tl.minimum(epsilon, delta * tl.exp(-entropy(
-                                row, v, tiles, tops + law_at, sums + law_at, top, threshold, inv_t,
-                                PROBS, TILE, BLOCK, LOG_TILES,
-                            )))  # fmt: skip
-                        accepted = (likely > bound).to(tl.int32)
+                        hit = likely_enough(
+                            logprob, epsilon, delta, row, v, tiles, tops + law_at, sums + law_at,
+                            top, threshold, inv_t, PROBS, TILE, BLOCK, LOG_TILES,
+                        )  # fmt: skip
+                        accepted = hit.to(tl.int32)
                         chance = accepted.to(tl.float64)
                 else:
                     to = (draft_slots + slot) * slot_size
@@ -201,17 +227,11 @@ def walk(
                         RAGGED_DRAFT, PRE, TILE, CHUNK, BLOCK, LOG_TILES, WIDTH,
                     )  # fmt: skip
                     if mode != KEEP:
-                        if RULE == LENIENT:
-                            q_x = lenience * q_x
-                            log_q_x += tl.log(lenience)
-                        u = number(noise, i, i, ACCEPT)
-                        hit = log64(u) < logprob - log_q_x
-                        if PROBS and DRAFT != SAMPLED:
-                            hit = tl.where(direct, u * q_x < p_x, hit)
+                        hit, chance = by_ratio(
+                            number(noise, i, i, ACCEPT), p_x, q_x, logprob, log_q_x, direct,
+                            lenience, RULE, PROBS, DRAFT,
+                        )  # fmt: skip
                         accepted = hit.to(tl.int32)
-                        chance = tl.minimum(
-                            1.0, ratio(p_x, q_x, logprob, log_q_x, direct, PROBS, DRAFT)
-                        )
                     elif x >= 0:
                         faults = flag(DRAFT_NOT_FINITE)
                 token = x
