@@ -143,7 +143,7 @@ def test_exponentials_keep_their_precision_and_their_tail(position, tile, index)
 
 @pytest.mark.parametrize("batch", range(8))
 def test_random_chains_equal_the_specification_in_both_schedules(batch, monkeypatch):
-    for seed in range(8 * batch, 8 * batch + 8):
+    for seed in range(6 * batch, 6 * batch + 6):
         args = random_chain(seed)
         want = reference.verify_chain(*args)
         got = both_schedules(chain.verify_chain, args, monkeypatch)
