@@ -267,7 +267,16 @@ class Sequence : SequenceView {
     Difference& d = scratch_.difference;
     const Pair pair{row, law, draft, c, p_.lenience};
     d.lawful = !draft.fault;
-    if (d.lawful) scan(pair, false, parallel_, d);
+    // Rule block has measured other rows since.
+    if (law.listed && draft.checked && p_.rule != Rule::kBlock) {
+      const int64_t y = draw_among(pair, *scratch_.target.survivors, last(i));
+      if (y >= 0) {
+        write(i, y, law.logprob(row, y));
+        return false;
+      }
+      d.more = 0;
+    } else if (d.lawful)
+      scan(pair, false, parallel_, d);
     if (!d.lawful || !(d.more > 0)) {
       status_ |= d.lawful ? kEmptyResidual : kDraftNotFinite;
       if (p_.rule == Rule::kBlock) measure_target(row);  // its tile sums are another row's by now

@@ -58,6 +58,19 @@ void scan(const Pair& pair, bool both, const Parallel& parallel, Difference& d) 
   d.lawful = pair.draft.rest(pair.row.vocab(), d.less) && !std::isnan(d.less);
 }
 
+int64_t draw_among(const Pair& pair, const Survivors& s, double uniform) {
+  const TileKernels& k = tile_kernels();
+  float p[kTile], q[kTile];
+  Shape shape = pair.law.shape();
+  shape.scale = static_cast<float>(shape.scale * pair.c);
+  k.weights(s.values, s.count, shape, p);
+  pair.draft.weights_of(s.ids, s.count, q);
+  for (int64_t j = 0; j < s.count; ++j) q[j] *= pair.lenience;
+  k.subtract(p, q, s.count);
+  const double total = k.sum(p, s.count);
+  return total > 0 ? s.ids[k.pick(p, s.count, 0, uniform * total)] : -1;
+}
+
 void look_up(const Pair& pair, Difference& d) {
   const DraftLaw& draft = pair.draft;
   d.lawful = true;

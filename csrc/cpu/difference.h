@@ -29,6 +29,10 @@ struct Pair {
 // Reads both rows once; reuses the memory of `d`.
 void scan(const Pair& pair, bool both, const Parallel& parallel, Difference& d);
 
+// Y ~ norm(max(cP - lQ, 0)) where these are all that P has and the whole draft row is known to be
+// lawful; -1 if nothing is left.
+int64_t draw_among(const Pair& pair, const Survivors& survivors, double uniform);
+
 // The same of a draft that is few tokens, by looking these up; the target's row sums to 1.
 void look_up(const Pair& pair, Difference& d);
 

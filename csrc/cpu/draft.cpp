@@ -78,6 +78,16 @@ bool DraftLaw::weights(int64_t begin, int64_t n, float* out) const {
   return true;
 }
 
+void DraftLaw::weights_of(const int32_t* ids, int64_t n, float* out) const {
+  int32_t mapped[kTile];
+  if (columns != nullptr) {
+    for (int64_t j = 0; j < n; ++j) mapped[j] = columns[ids[j]];
+    ids = mapped;
+  }
+  row.gather(ids, n, probs ? 0.0f : -INFINITY, out);
+  if (!probs) tile_kernels().weights(out, n, shape, out);
+}
+
 bool DraftLaw::rest(int64_t vocab, double& beyond) const {
   if (form == DraftForm::kPointMass) {
     if (token >= vocab) beyond += 1;
