@@ -2,7 +2,18 @@
 
 import pytest
 import torch
-from providers import EVERY, NATIVE, provider, same_outputs, verify, worst
+from providers import (
+    EVERY,
+    NATIVE,
+    NEVER,
+    chi_square,
+    identical,
+    provider,
+    same_outputs,
+    sample,
+    verify,
+    worst,
+)
 
 from specdec_kernels import reference, testing
 
@@ -23,7 +34,7 @@ def certain(b=4, gamma=3, v=70, token=5):
     return target, torch.full((b, gamma), token), target[:, :gamma].clone()
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", ["block", "typical", "lenient", "synthetic"])
 @pytest.mark.parametrize("value", [NAN, INF, -INF], ids=["nan", "inf", "minus-inf"])
 @pytest.mark.parametrize("name", EVERY)
 def test_a_target_row_that_is_not_finite_keeps_what_stood(name, value, rule):
@@ -197,3 +208,99 @@ def test_ids_stay_in_the_vocabulary_for_data_of_every_kind(rule, kind, form):
     assert (got[0][emitted] >= 0).all()
     assert not got[3].isnan().any()
     same_outputs("verify_chain", got, reference.verify_chain(*args))
+
+
+# Faults that others shipped (PEERS section 3).
+
+
+@pytest.mark.parametrize("rule", ["token", "block", "match"])
+@pytest.mark.parametrize("name", NATIVE)
+def test_one_end_of_sequence_does_not_end_the_batch(name, rule):
+    target, drafts, q = testing.chain_case(5, 3, 67, rule=rule).args()[:3]
+    op = provider("verify_chain", name)
+    drafts[drafts == 66] = 65
+    drafts[1, 0] = 66
+    target[1, 0, 66] = 90.0
+    ends = dict(eos_ids=torch.tensor([66]), rule=rule)
+    got, want = verify(op, target, drafts, q, **ends), verify(op, target, drafts, q, rule=rule)
+    others = torch.tensor([0, 2, 3, 4])
+    identical("verify_chain", [x[others] for x in got], [x[others] for x in want])
+    assert got[0][1].tolist() == [66, -1, -1, -1]
+    for b in (0, 1):
+        alone = verify(op, target[b : b + 1], drafts[b : b + 1], q[b : b + 1], **ends)
+        identical("verify_chain", alone, [x[b : b + 1] for x in got])
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("name", EVERY)
+def test_missing_drafts_count_neither_as_accepted_nor_as_judged(name, rule):
+    target, drafts, q = certain(3)
+    drafts[0, 1:] = drafts[1] = -1
+    got = verify(provider("verify_chain", name), target, drafts, q, **options(rule))
+    assert got[1].tolist() == [1, 0, 3]
+    judged = ~got[4].isnan()
+    if rule == "block":  # the last draft stood, and nothing before it was looked at
+        assert judged.tolist() == [[True, False, False], [False] * 3, [False, False, True]]
+    else:
+        assert judged.tolist() == [[True, False, False], [False] * 3, [True] * 3]
+    worst("acceptance", got[4][judged], torch.ones(int(judged.sum())), atol=1e-6)
+
+
+@pytest.mark.parametrize("ids_dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("name", NATIVE)
+def test_ids_above_16_bits_are_not_cut(name, ids_dtype):
+    v, token = 70_000, 66_000
+    target = torch.zeros(1, 3, v)
+    target[..., token] = 200.0
+    drafts = torch.full((1, 2), token, dtype=ids_dtype)
+    sparse = torch.tensor([[[464, token, -1]] * 2], dtype=ids_dtype)  # 464 is its lower half
+    op = provider("verify_chain", name)
+    for rule in RATIO:
+        got = verify(op, target, drafts, torch.tensor([[[0.5, 0.5, 0.0]] * 2]), ids=sparse,
+                     rule=rule)  # fmt: skip
+        assert got[0].tolist() == [[token] * 3]
+    columns = torch.full((v,), -1, dtype=torch.int32)
+    columns[token] = 1
+    q = torch.zeros(1, 2, 3)
+    for rule in RATIO:
+        got = verify(op, target, drafts, q, columns=columns, rule=rule)
+        assert got[0].tolist() == [[token] * 3]
+
+
+@pytest.mark.parametrize(
+    ("parameter", "values"),
+    [("temperature", [0.1, 1.0, 4.0]), ("top_k", [1, 3, 50]), ("top_p", [0.05, 0.6, 1.0]),
+     ("min_p", [1.0, 0.2, 0.0]), ("max_emit", [0, 1, 3])],
+)  # fmt: skip
+@pytest.mark.parametrize("rule", ["block", "typical", "lenient"])
+def test_parameters_of_each_request_are_the_ones_used(parameter, values, rule):
+    """Strided vectors too; the neighbours' values change nothing."""
+    dtypes = {"top_k": torch.int32, "max_emit": torch.int64}
+    values = torch.tensor(values, dtype=dtypes.get(parameter))
+    target, drafts, q = testing.chain_case(3, 2, 300, rule=rule).args()[:3]
+    op = provider("verify_chain", "cpp")
+    wide = values.repeat_interleave(3)
+    for given in (values, wide[::3]):
+        got = verify(op, target, drafts, q, rule=rule, **{parameter: given})
+        for b in range(3):
+            one = slice(b, b + 1)
+            alone = verify(op, target[one], drafts[one], q[one], rule=rule,
+                           **{parameter: values[one]})  # fmt: skip
+            identical("verify_chain", [x[one] for x in got], alone)
+
+
+def test_own_streams_give_a_block_the_target_law():
+    """Drafts by the draft stream, coins and residual by theirs: no noise is used twice."""
+    n, v = 60_000, 6
+    generator = torch.Generator().manual_seed(8)
+    p, q = 1.5 * torch.randn(2, v, generator=generator)
+    positions = torch.arange(n) * 3
+    at = (positions[:, None] + torch.arange(2)).flatten()
+    drawn = sample(provider("sample", "cpp"), q.expand(2 * n, v), positions=at)[0].view(n, 2)
+    got = verify(provider("verify_chain", "cpp"), p.expand(n, 3, v), drawn, q.expand(n, 2, v),
+                 rule="block", positions=positions)  # fmt: skip
+    law = p.double().softmax(-1)
+    after = torch.multinomial(law, 3 * n, replacement=True, generator=generator).view(n, 3)
+    tokens = torch.where(got[0] >= 0, got[0], after)  # the target goes on by itself
+    joint = (law[:, None, None] * law[:, None] * law).flatten()
+    assert chi_square(tokens @ torch.tensor([v * v, v, 1]), joint) > NEVER
