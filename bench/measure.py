@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import gc
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -110,8 +111,8 @@ def capture(f: Call, variants: int) -> Call:
         with torch.cuda.graph(graph):
             f()
         graphs.append(graph)
-    turn = iter(range(10**9))
-    return lambda: graphs[next(turn) % variants].replay()
+    turns = itertools.cycle(graphs)
+    return lambda: next(turns).replay()
 
 
 def device_activity(f: Call, calls: int) -> tuple[float, float]:
