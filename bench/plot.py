@@ -5,7 +5,6 @@ python -m bench.plot RESULTS.json [--out FOLDER]
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -40,53 +39,54 @@ def _title(rest: tuple[Any, ...]) -> str:
     return ", ".join(words)
 
 
-def draw(run: Run, rows: list[Row], axis: str, title: str, path: Path) -> None:
-    """One panel of time from the host; where graphs were replayed, one more of their replay."""
-    kinds = [("us", "a call from the host")]
-    if any(row.graph_us for row in rows):
-        kinds.append(("graph_us", "its replay as a CUDA graph"))
-    figure, panels = plt.subplots(
-        1, len(kinds), figsize=(6.5 * len(kinds), 4.6), squeeze=False, sharey=True
-    )
-    for panel, (kind, name) in zip(panels[0], kinds, strict=True):
-        for provider in dict.fromkeys(row.provider for row in rows):
-            ordered = sorted(
-                (row for row in rows if row.provider == provider and getattr(row, kind)),
-                key=lambda row: row.point[axis],
-            )
-            x = [row.point[axis] for row in ordered]
-            line = panel.plot(x, [getattr(r, kind) for r in ordered], marker="o", label=provider)
-            low, high = ([getattr(r, f"{kind}_{end}") for r in ordered] for end in ("low", "high"))
-            panel.fill_between(x, low, high, alpha=0.2, color=line[0].get_color())
-        floor = sorted({row.point[axis]: row.floor_us for row in rows}.items())
-        panel.plot(*zip(*floor, strict=True), "k--", label="byte floor")
-        panel.set(xscale="log", yscale="log", xlabel=AXES[axis], ylabel="microseconds", title=name)
-        panel.set_xticks([x for x, _ in floor], [str(x) for x, _ in floor], rotation=45)
-        panel.minorticks_off()
-        panel.grid(alpha=0.3)
-        panel.legend(fontsize="small")
-    bandwidth = run.machine["bandwidth"] / 1e9
-    figure.suptitle(f"{run.machine['device']} ({bandwidth:.0f} GB/s read): {title}", fontsize=9)
+def _panel(panel: Any, rows: list[Row], axis: str, kind: str, title: str) -> None:
+    for provider in dict.fromkeys(row.provider for row in rows):
+        ordered = sorted(
+            (row for row in rows if row.provider == provider and getattr(row, kind)),
+            key=lambda row: row.point[axis],
+        )
+        x = [row.point[axis] for row in ordered]
+        line = panel.plot(x, [getattr(r, kind) for r in ordered], marker="o", label=provider)
+        low, high = ([getattr(r, f"{kind}_{end}") for r in ordered] for end in ("low", "high"))
+        panel.fill_between(x, low, high, alpha=0.2, color=line[0].get_color())
+    floor = sorted({row.point[axis]: row.floor_us for row in rows}.items())
+    panel.plot(*zip(*floor, strict=True), "k--", label="byte floor")
+    panel.set(xscale="log", yscale="log", xlabel=AXES[axis], ylabel="microseconds")
+    panel.set_title(title, fontsize=8)
+    panel.minorticks_off()
+    panel.set_xticks([x for x, _ in floor], [str(x) for x, _ in floor], rotation=45)
+    panel.grid(alpha=0.3)
+    panel.legend(fontsize="x-small")
+
+
+def draw(run: Run, axis: str, path: Path) -> bool:
+    """A row of panels a series: a call from the host and, if any was replayed, its CUDA graph."""
+    found = series(run, axis)
+    if not found:
+        return False
+    kinds = {"us": "call from the host", "graph_us": "replay as a CUDA graph"}
+    if not any(row.graph_us for row in run.rows):
+        del kinds["graph_us"]
+    size = (6.5 * len(kinds), 4.4 * len(found) + 0.4)
+    figure, panels = plt.subplots(len(found), len(kinds), figsize=size, squeeze=False, sharey="row")
+    for line, (rest, rows) in zip(panels, found.items(), strict=True):
+        for panel, (kind, name) in zip(line, kinds.items(), strict=True):
+            _panel(panel, rows, axis, kind, f"{_title(rest)}: {name}")
+    machine = run.machine
+    figure.suptitle(f"{machine['device']}, {machine['bandwidth'] / 1e9:.0f} GB/s read", fontsize=10)
     figure.tight_layout()
     figure.savefig(path)
     plt.close(figure)
+    return True
 
 
 def plots(path: Path, folder: Path) -> list[Path]:
-    """Every series of a results file as an SVG file in the folder."""
-    run, made = read(path), []
+    """A figure against B and one against V, as SVG files in the folder."""
+    run = read(path)
     folder.mkdir(parents=True, exist_ok=True)
     mpl.rcParams["svg.hashsalt"] = path.stem
-    for axis in AXES:
-        count: Counter[str] = Counter()
-        for rest, rows in series(run, axis).items():
-            values = dict(rest)
-            name = f"{path.stem}-{axis}-{values['filters']}-{values['start']}"
-            count[name] += 1
-            suffix = f"-{count[name]}" if count[name] > 1 else ""
-            made.append(folder / f"{name}{suffix}.svg")
-            draw(run, rows, axis, _title(rest), made[-1])
-    return made
+    made = [(axis, folder / f"{path.stem}-{axis}.svg") for axis in AXES]
+    return [file for axis, file in made if draw(run, axis, file)]
 
 
 def main(

@@ -6,6 +6,7 @@ import dataclasses
 import datetime
 import importlib.util
 import json
+import os
 import platform
 import subprocess
 from dataclasses import dataclass, field
@@ -97,8 +98,10 @@ def _cpu_name() -> str:
 
 
 def commit() -> str | None:
-    """The checked-out commit, marked where tracked files differ from it; None outside a clone."""
-    return _output("git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty")
+    """SPECDEC_COMMIT, or the checked-out commit, marked where tracked files differ; or None."""
+    return os.environ.get("SPECDEC_COMMIT") or _output(
+        "git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"
+    )
 
 
 def machine(device: str) -> dict[str, Any]:
