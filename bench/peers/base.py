@@ -17,7 +17,8 @@ class Unsupported(Exception):
 
 
 def _second(result: Any) -> Tensor:
-    return result[1]
+    accepted: Tensor = result[1]
+    return accepted
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,8 @@ def build(inputs: Inputs) -> Callable[[], Any]:
     torch._dynamo.reset()  # a compilation for each point, without symbolic sizes
     turns = itertools.cycle(inputs.turns)
     if inputs.point.start == "probs":
-        rule = torch.compile(eager.verify_probs, dynamic=False)
-        return lambda: rule(inputs.target, next(turns).tokens, inputs.draft)
+        from_probs = torch.compile(eager.verify_probs, dynamic=False)
+        return lambda: from_probs(inputs.target, next(turns).tokens, inputs.draft)
     rule = torch.compile(eager.verify_chain, dynamic=False)
     parameters = (inputs.temperature, inputs.top_k, inputs.top_p)
     return lambda: rule(inputs.target, next(turns).tokens, inputs.draft, *parameters)
