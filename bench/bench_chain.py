@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bench.peers import PEERS, Unsupported
-from bench.points import SHOWS, TURNS, Point, build, floor_bytes, touched_bytes
+from bench.points import FILTERS, SHOWS, TURNS, Point, build, floor_bytes, touched_bytes
 
 SIZES = (Point(), Point(batch=1), Point(batch=1, vocabulary=128256))
 POINTS = dict.fromkeys(
@@ -17,7 +17,7 @@ POINTS = dict.fromkeys(
         *(
             dataclasses.replace(size, dtype=dtype, filters=filters)
             for dtype in ("float32", "bfloat16")
-            for filters in ("off", "t.8", "t.8-k50-p.9")
+            for filters in FILTERS
             for size in SIZES
         ),
     ]

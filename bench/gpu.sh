@@ -124,7 +124,7 @@ if sanitizer=$(command -v compute-sanitizer || command -v /usr/local/cuda/bin/co
 then
   for tool in memcheck racecheck; do
     # Without PyTorch's own allocator, an access past the end of a tensor is one past its allocation.
-    part "$tool" 60 140 env PYTORCH_NO_CUDA_MEMORY_CACHING=1 \
+    part "$tool" 75 120 env PYTORCH_NO_CUDA_MEMORY_CACHING=1 \
       "$sanitizer" --tool "$tool" --error-exitcode 9 "$python" -m bench.sanitize
   done
 else

@@ -99,16 +99,22 @@ def rounds(
 
 
 def capture(f: Call, variants: int) -> Call:
-    """Replays of f as CUDA graphs, one after another: as many as there are batches of seeds."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        f()
-    torch.cuda.current_stream().wait_stream(side)
-    graphs = []
+    """Replays of f as CUDA graphs, one after another: as many as there are turns to go through."""
+    stream, side = torch.cuda.current_stream(), torch.cuda.Stream()
+    side.wait_stream(stream)
+    # A capture that fails leaves generator and allocator unusable: whoever waits is refused before.
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with torch.cuda.stream(side):
+            f()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+        stream.wait_stream(side)
+    # One pool, as they never run at the same time and nobody reads what they leave.
+    pool, graphs = torch.cuda.graph_pool_handle(), []
     for _ in range(variants):
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, pool=pool):
             f()
         graphs.append(graph)
     turns = itertools.cycle(graphs)

@@ -13,7 +13,12 @@ from bench import eager
 from specdec_kernels.testing import noisy_draft, zipf_logits
 
 # Name -> temperature, top-k, top-p of the target.
-FILTERS = {"off": (1.0, 0, 1.0), "t.8": (0.8, 0, 1.0), "t.8-k50-p.9": (0.8, 50, 0.9)}
+FILTERS = {
+    "off": (1.0, 0, 1.0),
+    "t.8": (0.8, 0, 1.0),
+    "t.8-p.9": (0.8, 0, 0.9),
+    "t.8-k50-p.9": (0.8, 50, 0.9),
+}
 STARTS = ("logits", "sampled", "probs")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _SHORT = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}

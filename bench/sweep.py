@@ -69,6 +69,7 @@ def _short(error: Exception) -> str:
 
 def free_bytes(device: str) -> int:
     if device == "cuda":
+        torch.cuda.empty_cache()
         return int(torch.cuda.mem_get_info()[0])
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):

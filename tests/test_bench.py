@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
+import typer
+from typer.testing import CliRunner
 
 from bench import eager, measure, results, sanitize, sweep
 from bench.peers import PEERS, Unsupported
@@ -247,6 +249,34 @@ def test_a_spent_budget_leaves_points_out_by_name(monkeypatch):
     assert done.skipped == [
         {"point": SMALL.id, "provider": "all", "reason": "the budget of 0 s was spent"}
     ]
+
+
+@pytest.fixture
+def command(monkeypatch, tmp_path):
+    """`python -m bench.sweep` on one small point."""
+    monkeypatch.setattr(measure, "read_bandwidth", lambda device: 1e10)
+    monkeypatch.setattr(sweep, "grid", lambda device, quick: [SMALL])
+    app = typer.Typer()
+    app.command()(sweep.main)
+    return lambda *words: CliRunner().invoke(app, ["--out", str(tmp_path), *words])
+
+
+def test_the_command_writes_a_file_and_says_what_is_absent(command, tmp_path):
+    done = command("--only", "cpp", "--only", "eager", "--budget", "5")
+    assert done.exit_code == 0, done.output
+    (path,) = tmp_path.glob("cpu-*.json")
+    assert {row.provider for row in results.read(path).rows} == {"cpp", "eager"}
+    assert "absent: flashinfer: not asked for" in done.output
+    assert SMALL.id in done.output
+
+
+@pytest.mark.parametrize(
+    "words", [("--device", "tpu"), ("--only", "vllm-v3"), ("--device", "cuda")], ids=" ".join
+)
+def test_the_command_refuses_what_it_does_not_know(command, words):
+    if words == ("--device", "cuda") and torch.cuda.is_available():
+        pytest.skip("a device is there")
+    assert command(*words).exit_code == 2
 
 
 def test_the_commit_can_be_named(monkeypatch):

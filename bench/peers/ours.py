@@ -16,13 +16,14 @@ from bench.peers.base import Peer
 from bench.points import Inputs, Turn
 
 
-def _call(inputs: Inputs, turn: Turn) -> sk.Verdict:
-    draft: Any = inputs.draft
-    if inputs.logsumexp is not None:
-        nothing_cut = torch.full(
-            inputs.logsumexp.shape, -torch.inf, dtype=torch.float32, device=draft.device
-        )
-        draft = sk.SampledDraft(draft, inputs.logsumexp, nothing_cut, inputs.temperature)
+def _draft(inputs: Inputs) -> Any:
+    if inputs.logsumexp is None:
+        return inputs.draft
+    nothing_cut = torch.full_like(inputs.logsumexp, -torch.inf, dtype=torch.float32)
+    return sk.SampledDraft(inputs.draft, inputs.logsumexp, nothing_cut, inputs.temperature)
+
+
+def _call(inputs: Inputs, draft: Any, turn: Turn) -> sk.Verdict:
     return sk.verify_chain(
         inputs.target,
         turn.tokens,
@@ -52,15 +53,15 @@ class _Arguments(TorchDispatchMode):
 
 
 def _dispatched(inputs: Inputs) -> Callable[[], Any]:
-    turns = itertools.cycle(inputs.turns)
-    return lambda: _call(inputs, next(turns))
+    draft, turns = _draft(inputs), itertools.cycle(inputs.turns)
+    return lambda: _call(inputs, draft, next(turns))
 
 
 def _triton(inputs: Inputs) -> Callable[[], Any]:
     from specdec_kernels.triton.chain import verify_chain  # noqa: PLC0415
 
     with _Arguments() as arguments:
-        _call(inputs, inputs.turns[0])
+        _call(inputs, _draft(inputs), inputs.turns[0])
     schema = torch.ops.specdec_kernels.verify_chain.default._schema
     names = [argument.name for argument in schema.arguments]
     tokens_at, seeds_at = names.index("draft_tokens"), names.index("seeds")
