@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from bench import measure
 
@@ -65,7 +65,8 @@ def pytest_terminal_summary(config):
     if not rows:
         return
     table = Table(
-        *("case", "us", "IQR", "launches", "MB touched", "MB floor", "x floor", "peak extra KB"),
+        Column("case", no_wrap=True),
+        *("us", "IQR", "launches", "MB touched", "MB floor", "x floor", "peak extra KB"),
         *("times faster than (us)",),
         title=f"memory is read at {measure.read_bandwidth('cpu') / 1e9:.1f} GB/s",
     )
@@ -86,4 +87,4 @@ def pytest_terminal_summary(config):
                 for name, ratio in info["times_faster"].items()
             ),
         )
-    Console(width=170).print(table)
+    Console(width=190).print(table)

@@ -357,7 +357,8 @@ def test_the_gpu_script_passes_when_every_part_does(gpu):
 def test_the_gpu_script_keeps_to_its_budget(gpu):
     status, said = gpu(CLEAN="1", SLOW="1", BUDGET="248")
     assert status == 1
-    assert "CUDA tests: stopped after" in said
+    # the second on a machine so slow that too little was left to begin
+    assert "CUDA tests: stopped after" in said or "CUDA tests: no time left" in said
     assert "passed   sweep" in said
 
 
