@@ -246,7 +246,7 @@ def test_probabilities_that_are_none_emit_nothing_where_the_row_is_needed(name, 
     for draft in (-1, 3):
         got = verify(provider("verify_chain", name), target, torch.tensor([[draft]]), None,
                      kind="probs", rule=rule)  # fmt: skip
-        assert [x.tolist() for x in got] == [[[-1, -1]], [0], [1], [[0.0, 0.0]]]
+        assert [x.tolist() for x in got[:4]] == [[[-1, -1]], [0], [1], [[0.0, 0.0]]]
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -267,7 +267,7 @@ def test_ids_come_back_in_their_dtype(name, ids):
     p, q = fixed()
     got = verify(provider("verify_chain", name), p, torch.tensor([[1, 2]], dtype=ids), q)
     assert got[0].dtype == ids
-    assert [x.dtype for x in got[1:]] == [torch.int32, torch.int32, torch.float32]
+    assert [x.dtype for x in got[1:]] == [torch.int32] * 2 + [torch.float32] * 2
 
 
 def test_shaping_helper_is_the_public_one():
