@@ -124,7 +124,7 @@ class Sequence : SequenceView {
   // The target says y, by its maximum or by shared noise.
   bool compare(int64_t i, int64_t x, const RowView& row, const Law& law) {
     const RaceNoise noise = {seed(), position(i), kSharedStream};
-    const int64_t y = race(row, law, noise, parallel_);
+    const int64_t y = race(row, law, scratch_.target, noise, parallel_);
     bool stands = x == y;
     if (p_.rule == Rule::kLenient && x >= 0 && x < p_.vocab) {
       // P(x) >= lenience * max P at temperature 1; the row holds what was given.
@@ -267,23 +267,22 @@ class Sequence : SequenceView {
     Difference& d = scratch_.difference;
     const Pair pair{row, law, draft, c, p_.lenience};
     d.lawful = !draft.fault;
-    // Rule block has measured other rows since.
-    if (law.listed && draft.checked && p_.rule != Rule::kBlock) {
-      const int64_t y = draw_among(pair, *scratch_.target.survivors, last(i));
-      if (y >= 0) {
-        write(i, y, law.logprob(row, y));
-        return false;
-      }
-      d.more = 0;
-    } else if (d.lawful)
+    int64_t y = -1;
+    if (d.lawful && law.listed && p_.rule != Rule::kBlock) {  // which measured other rows since
+      d.lawful = draft.whole_row_lawful(parallel_);
+      if (d.lawful) y = draw_among(pair, *scratch_.target.survivors, last(i));
+    } else if (d.lawful) {
       scan(pair, false, parallel_, d);
-    if (!d.lawful || !(d.more > 0)) {
+      if (d.lawful && d.more > 0) {
+        y = draw(row, d.sums, last(i),
+                 [&](int64_t t, float* out) { pair.residual(t, out, nullptr); });
+      }
+    }
+    if (y < 0) {
       status_ |= d.lawful ? kEmptyResidual : kDraftNotFinite;
       if (p_.rule == Rule::kBlock) measure_target(row);  // its tile sums are another row's by now
       return emit_from_target(i, row, law);
     }
-    const int64_t y =
-        draw(row, d.sums, last(i), [&](int64_t t, float* out) { pair.residual(t, out, nullptr); });
     write(i, y, law.logprob(row, y));
     return false;
   }
