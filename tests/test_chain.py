@@ -37,20 +37,38 @@ def test_the_cases_accept_reject_and_finish():
     assert {0, 1, 2, 4} <= set(accepted.tolist())
 
 
-@pytest.mark.parametrize(
-    ("draft", "kind"),
-    [("full", "logits"), ("full", "probs"), ("none", "logits"), ("none", "probs"),
-     ("sampled", "logits")],
-)  # fmt: skip
-def test_agreement_with_the_specification_on_thousands_of_rows(draft, kind):
+MANY = [
+    ("token", "full", "logits", "off"),
+    ("token", "full", "probs", "off"),
+    ("token", "none", "logits", "off"),
+    ("token", "none", "probs", "off"),
+    ("token", "sampled", "logits", "tensor"),
+    ("token", "sparse", "probs", "tensor"),
+    ("token", "wide", "logits", "tensor"),
+    ("block", "full", "logits", "off"),
+    ("block", "full", "probs", "off"),
+    ("block", "full", "logits", "tensor"),
+    ("block", "none", "logits", "tensor"),
+    ("block", "sampled", "logits", "tensor"),
+    ("block", "sparse", "logits", "tensor"),
+    ("block", "mapped", "probs", "tensor"),
+    ("block", "wide-sampled", "logits", "off"),
+    ("lenient", "narrow", "logits", "tensor"),
+    ("lenient", "mapped-sampled", "logits", "off"),
+    ("typical", "none", "logits", "tensor"),
+]
+
+
+@pytest.mark.parametrize(("rule", "draft", "kind", "filters"), MANY)
+def test_agreement_with_the_specification_on_thousands_of_rows(rule, draft, kind, filters):
     """They may differ only where a uniform falls within rounding of an edge."""
-    filters = "tensor" if draft == "sampled" else "off"
-    b, gamma = (120 if draft == "sampled" else 300), 4
-    case = testing.chain_case(b, gamma, 257, kind=kind, draft=draft, filters=filters)
+    b, gamma = 120 if (filters, draft) != ("off", "full") else 300, 4
+    case = testing.chain_case(b, gamma, 257, rule=rule, kind=kind, draft=draft, filters=filters)
     got, want = (provider("verify_chain", n)(*case.args()) for n in ("cpp", "reference"))
     differ = (got[0] != want[0]).any(-1) | (got[1] != want[1]) | (got[2] != want[2])
     assert int(differ.sum()) <= b * (gamma + 1) * TIE_PER_DRAW + 1
     worst("logprobs", got[3][~differ], want[3][~differ], atol=1e-4)
+    worst("acceptance", got[4][~differ], want[4][~differ], atol=1e-4)
 
 
 def fixed(v=5):

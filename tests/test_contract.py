@@ -279,6 +279,9 @@ THREADED = [c for c in testing.CASES if c.heavy or c.op.startswith("kv_")] + [
     testing.sample_case(3, 50_001, filters="tensor"),
     testing.chain_case(1, 2, 50_001, rule="match", filters="scalar"),
     testing.chain_case(1, 2, 50_001, kind="probs"),
+    testing.chain_case(1, 2, 50_001, rule="block", draft="sampled", filters="scalar"),
+    testing.chain_case(1, 2, 50_001, rule="block", kind="probs", draft="mapped"),
+    testing.chain_case(1, 2, 50_001, rule="typical", filters="topp"),
     testing.chain_case(5, 2, 10_001, draft="sampled", layout="ragged"),
 ]
 
