@@ -12,7 +12,9 @@ import torch._dynamo.testing
 from providers import REAL, identical, provider, sample, verify, worst
 
 from specdec_kernels import (
+    DraftMap,
     SampledDraft,
+    SparseDraft,
     _ops,
     kv_append_,
     kv_truncate_,
@@ -21,7 +23,7 @@ from specdec_kernels import (
 )
 from specdec_kernels import sample as public_sample
 from specdec_kernels import verify_chain as public_verify_chain
-from specdec_kernels._chain_arguments import ChainArguments
+from specdec_kernels._chain_arguments import RULES, ChainArguments
 
 HELPERS = {"built_with_cuda", "cpu_capability"}
 NAMES = sorted(
@@ -134,9 +136,16 @@ def test_a_round_compiles_as_one_graph_for_all_sizes(backend):
     assert frames == frames[:1] * 3
 
 
-def greedy_and_match(target, tokens, seeds, positions, cu_rows):
+def ragged_rules(target, tokens, seeds, positions, cu_rows):
     kw = dict(seeds=seeds, positions=positions)
+    few = SparseDraft(tokens[..., None], torch.ones(tokens.shape)[..., None])
+    columns = DraftMap(torch.arange(target.shape[1], dtype=torch.int32))
+    own = target[: len(target) - len(tokens)]
+    limits = dict(eos_ids=tokens[0, :1], max_emit=positions + 2, with_acceptance=True)
     return (
+        *public_verify_chain(target, tokens, few, rule="block", cu_rows=cu_rows, **kw, **limits),
+        *public_verify_chain(target, tokens, own, draft_map=columns, cu_rows=cu_rows, **kw),
+        *public_verify_chain(target, tokens, rule="typical", cu_rows=cu_rows, **kw),
         *public_verify_chain(target, tokens, rule="greedy", cu_rows=cu_rows, **kw),
         *public_verify_chain(target, tokens, rule="match", cu_rows=cu_rows, **kw),
         *public_verify_chain(target.softmax(-1), tokens, kind="probs", cu_rows=cu_rows, **kw),
@@ -145,11 +154,11 @@ def greedy_and_match(target, tokens, seeds, positions, cu_rows):
 
 def test_ragged_rules_compile_as_one_graph():
     torch._dynamo.reset()
-    compiled = torch.compile(greedy_and_match, fullgraph=True, backend="aot_eager", dynamic=True)
+    compiled = torch.compile(ragged_rules, fullgraph=True, backend="aot_eager", dynamic=True)
     target = torch.randn(7, 40, generator=torch.Generator().manual_seed(1))
     args = (target, torch.tensor([[1, 2, 3], [4, 5, 6]]), torch.arange(2), torch.arange(2),
             torch.tensor([0, 4, 7], dtype=torch.int32))  # fmt: skip
-    same(compiled(*args), greedy_and_match(*args))
+    same(compiled(*args), ragged_rules(*args))
 
 
 def cache_round(keys, values, new, positions, lengths, cut):
@@ -270,6 +279,9 @@ THREADED = [c for c in testing.CASES if c.heavy or c.op.startswith("kv_")] + [
     testing.sample_case(3, 50_001, filters="tensor"),
     testing.chain_case(1, 2, 50_001, rule="match", filters="scalar"),
     testing.chain_case(1, 2, 50_001, kind="probs"),
+    testing.chain_case(1, 2, 50_001, rule="block", draft="sampled", filters="scalar"),
+    testing.chain_case(1, 2, 50_001, rule="block", kind="probs", draft="mapped"),
+    testing.chain_case(1, 2, 50_001, rule="typical", filters="topp"),
     testing.chain_case(5, 2, 10_001, draft="sampled", layout="ragged"),
 ]
 
@@ -325,9 +337,10 @@ def test_outputs_are_written_everywhere_for_faulty_rows(name):
     for b, value in enumerate(BAD_ROWS):
         target[b] = value
     drafts = torch.full((4, 2), 999)
-    for rule in ("token", "greedy", "match"):
-        got = verify(provider("verify_chain", name), target, drafts, rule=rule)
-        want = verify(reference.verify_chain, target, drafts, rule=rule)
+    for rule in RULES:
+        kw = dict(rule=rule, rates=torch.ones(2) if rule == "synthetic" else None)
+        got = verify(provider("verify_chain", name), target, drafts, **kw)
+        want = verify(reference.verify_chain, target, drafts, **kw)
         worst("tokens", got[0], want[0])
         worst("status", got[2], want[2])
         assert not got[3].isnan().any()
@@ -350,7 +363,7 @@ def test_no_temporary_of_the_size_of_the_rows():
     at = torch.arange(b)
     def calls(n):
         for filters in ({}, dict(top_k=50, top_p=0.9, min_p=0.01, temperature=0.7)):
-            for rule in ("token", "greedy", "match"):
+            for rule in ("token", "block", "greedy", "match", "typical", "lenient"):
                 kw = dict(rule=rule, seeds=at[:n], positions=at[:n], **filters)
                 sk.verify_chain(target[:n], tokens[:n], draft[:n], **kw)
             sk.sample(target[:n, 0], seeds=at[:n], positions=at[:n], **filters)

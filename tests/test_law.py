@@ -130,9 +130,10 @@ def test_parameters_of_one_sequence_leave_its_neighbours_law_alone():
     holds(analysis.enumerate_law(run, setting.q_law, setting.p_law), setting)
 
 
+@pytest.mark.parametrize("rule", ["token", "block"])
 @pytest.mark.parametrize("name", NATIVE)
-def test_law_survives_a_missing_draft_and_a_draft_row_that_is_not_finite(name):
-    setting = Setting()
+def test_law_survives_a_missing_draft_and_a_draft_row_that_is_not_finite(name, rule):
+    setting = Setting(rule=rule)
     last = setting.gamma - 1
     op = provider("verify_chain", name)
     for poison in (False, True):

@@ -121,12 +121,12 @@ def test_the_toy_model_of_the_paper(name, rule, mean):
 
 SMALL = {
     "block": dict(rule="block"),
-    "block-sparse": dict(rule="block", draft="sparse"),
+    "block-sparse": dict(rule="block", draft="sparse", gamma=1),
     "block-wide": dict(rule="block", draft="wide", gamma=1),
     "block-mapped": dict(rule="block", draft="mapped", gamma=1),
     "token-sparse": dict(draft="sparse", gamma=1),
     "token-wide": dict(draft="wide", gamma=1),
-    "token-mapped-sampled": dict(v=4, draft="mapped-sampled", gamma=1, drafted=dict(top_k=2)),
+    "token-mapped": dict(draft="mapped", gamma=1),
 }
 
 
