@@ -1,0 +1,68 @@
+#pragma once
+// Barriers of a block, a cluster and a cooperative grid. Stricter than a device, which forgets a
+// thread that has returned: here every thread of the group has to arrive.
+#include <vector>
+
+#include "schedule.h"
+
+namespace simt {
+
+inline std::vector<Thread*> released;
+
+// The number of threads whose predicate was not zero.
+inline unsigned arrive(Barrier& barrier, const char* name, bool predicate = false) {
+  const Thread& self = *scheduler.current;
+  if (barrier.returned > 0) {
+    scheduler.fail(text(self) + " is at " + name + ", which " + std::to_string(barrier.returned) +
+                   " threads have missed by returning");
+  }
+  if (barrier.arrived == 0) {
+    barrier.name = name;
+    barrier.nonzero = 0;
+  } else if (barrier.name != name) {
+    scheduler.fail(text(self) + " is at " + name + ", others of the same barrier at " +
+                   barrier.name);
+  }
+  barrier.nonzero += predicate;
+  if (++barrier.arrived == barrier.threads) {
+    barrier.arrived = 0;
+    barrier.result = barrier.nonzero;
+    released.clear();
+    for (unsigned i = 0; i < barrier.threads; ++i) released.push_back(barrier.first + i);
+    scheduler.release(released);
+  }
+  scheduler.wait(name);
+  return barrier.result;
+}
+
+// A thread of the group has returned.
+inline void leave(Barrier& barrier, const Thread& self) {
+  ++barrier.returned;
+  if (barrier.arrived > 0) {
+    scheduler.fail(text(self) + " returned while " + std::to_string(barrier.arrived) +
+                   " others wait for it at " + barrier.name);
+  }
+}
+
+inline constexpr char kSyncThreads[] = "__syncthreads";
+inline constexpr char kSyncThreadsOr[] = "__syncthreads_or";
+inline constexpr char kSyncThreadsAnd[] = "__syncthreads_and";
+inline constexpr char kSyncThreadsCount[] = "__syncthreads_count";
+inline constexpr char kSyncCluster[] = "this_cluster().sync";
+inline constexpr char kSyncGrid[] = "this_grid().sync";
+
+inline Barrier& block_barrier() { return scheduler.current->block->barrier; }
+
+}  // namespace simt
+
+inline void __syncthreads() { simt::arrive(simt::block_barrier(), simt::kSyncThreads); }
+inline int __syncthreads_or(int predicate) {
+  return simt::arrive(simt::block_barrier(), simt::kSyncThreadsOr, predicate != 0) > 0;
+}
+inline int __syncthreads_and(int predicate) {
+  return simt::arrive(simt::block_barrier(), simt::kSyncThreadsAnd, predicate == 0) == 0;
+}
+inline int __syncthreads_count(int predicate) {
+  return static_cast<int>(
+      simt::arrive(simt::block_barrier(), simt::kSyncThreadsCount, predicate != 0));
+}

@@ -1,0 +1,35 @@
+#pragma once
+// The groups of CUDA's cooperative_groups that the kernels use.
+#include "cuda_runtime.h"
+
+namespace cooperative_groups {
+
+class cluster_group {
+ public:
+  void sync() const { simt::arrive(cluster().barrier, simt::kSyncCluster); }
+  unsigned block_rank() const { return simt::scheduler.current->block->rank; }
+  unsigned num_blocks() const { return cluster().size; }
+
+  // The address of the same variable in the shared memory of another block.
+  template <class T>
+  T* map_shared_rank(T* variable, int rank) const {
+    return reinterpret_cast<T*>(simt::remote_shared(variable, static_cast<unsigned>(rank)));
+  }
+
+ private:
+  static simt::Cluster& cluster() { return *simt::scheduler.current->block->cluster; }
+};
+
+class grid_group {
+ public:
+  void sync() const {
+    if (!simt::cooperative)
+      simt::scheduler.fail("this_grid().sync in a launch without cooperation");
+    simt::arrive(simt::running->grid(), simt::kSyncGrid);
+  }
+};
+
+inline cluster_group this_cluster() { return {}; }
+inline grid_group this_grid() { return {}; }
+
+}  // namespace cooperative_groups

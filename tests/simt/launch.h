@@ -1,0 +1,192 @@
+#pragma once
+// A launch: checked as a device would, then one wave of blocks after the other.
+#include <vector>
+
+#include "barrier.h"
+#include "host.h"
+#include "shared.h"
+#include "warp.h"
+
+namespace simt {
+
+struct Shape {
+  dim3 grid, block, cluster;
+  size_t shared;
+  bool cooperative;
+};
+
+inline uint64_t volume(const dim3& d) { return uint64_t{d.x} * d.y * d.z; }
+inline dim3 place(uint64_t i, const dim3& size) {
+  return dim3(static_cast<unsigned>(i % size.x), static_cast<unsigned>(i / size.x % size.y),
+              static_cast<unsigned>(i / size.x / size.y));
+}
+
+inline Shape shape_of(const cudaLaunchConfig_t& config) {
+  Shape shape = {config.gridDim, config.blockDim, dim3(), config.dynamicSmemBytes, false};
+  for (unsigned i = 0; i < config.numAttrs; ++i) {
+    const cudaLaunchAttribute& attribute = config.attrs[i];
+    if (attribute.id == cudaLaunchAttributeClusterDimension) {
+      const auto& c = attribute.val.clusterDim;
+      shape.cluster = dim3(c.x, c.y, c.z);
+    }
+    if (attribute.id == cudaLaunchAttributeCooperative) {
+      shape.cooperative = attribute.val.cooperative != 0;
+    }
+  }
+  return shape;
+}
+
+inline int blocks_at_once(const Shape& shape) {
+  int blocks = 0;
+  cudaOccupancyMaxActiveBlocksPerMultiprocessor(
+      &blocks, shape_of, static_cast<int>(volume(shape.block)), shape.shared);
+  return blocks * multiprocessors;
+}
+
+inline cudaError_t check(const Shape& s, const FunctionLimits& limits, size_t parameter_bytes) {
+  const uint64_t threads = volume(s.block), cluster = volume(s.cluster);
+  if (volume(s.grid) == 0 || threads == 0 || threads > 1024 || s.block.z > 64 ||
+      s.grid.x >= 1u << 31 || s.grid.y > 65535 || s.grid.z > 65535 || parameter_bytes > 32764) {
+    return cudaErrorInvalidConfiguration;
+  }
+  if (s.shared > static_cast<size_t>(limits.shared)) return cudaErrorInvalidValue;
+  if (cluster == 0 || cluster > (limits.large_cluster ? 16 : 8) ||
+      (cluster > 1 && capability_major < 9)) {
+    return cudaErrorInvalidClusterSize;
+  }
+  if (s.grid.x % s.cluster.x || s.grid.y % s.cluster.y || s.grid.z % s.cluster.z) {
+    return cudaErrorInvalidClusterSize;
+  }
+  if (s.cooperative && volume(s.grid) > static_cast<uint64_t>(blocks_at_once(s))) {
+    return cudaErrorCooperativeLaunchTooLarge;
+  }
+  return cudaSuccess;
+}
+
+// The blocks that run at the same time.
+class Wave {
+ public:
+  explicit Wave(const Shape& shape)
+      : shape_(shape),
+        clusters_of_grid_(shape.grid.x / shape.cluster.x, shape.grid.y / shape.cluster.y,
+                          shape.grid.z / shape.cluster.z),
+        clusters_(shape.cooperative ? volume(clusters_of_grid_) : 1),
+        blocks_(clusters_.size() * volume(shape.cluster)),
+        warps_(blocks_.size() * warps_per_block()) {
+    scheduler.threads.assign(blocks_.size() * volume(shape.block), Thread{});
+    Thread* thread = scheduler.threads.data();
+    grid_.first = thread;
+    grid_.threads = static_cast<unsigned>(scheduler.threads.size());
+    shared_pool.prepare(blocks_, shape.shared);
+    for (size_t b = 0; b < blocks_.size(); ++b) {
+      blocks_[b].warps = &warps_[b * warps_per_block()];
+      for (unsigned t = 0; t < volume(shape.block); ++t) {
+        *thread++ = {&blocks_[b], nullptr, nullptr, place(t, shape.block), t};
+      }
+    }
+  }
+
+  uint64_t count() const { return volume(clusters_of_grid_) / clusters_.size(); }
+  Barrier& grid() { return grid_; }
+
+  // `number` counts the waves of a launch.
+  void place_at(uint64_t number) {
+    const unsigned threads = static_cast<unsigned>(volume(shape_.block));
+    const unsigned size = static_cast<unsigned>(volume(shape_.cluster));
+    for (size_t c = 0; c < clusters_.size(); ++c) {
+      const dim3 cluster = place(number + c, clusters_of_grid_);
+      Thread* const first = &scheduler.threads[c * size * threads];
+      clusters_[c] = {{first, size * threads}, &blocks_[c * size], size};
+      for (unsigned rank = 0; rank < size; ++rank) {
+        const dim3 inner = place(rank, shape_.cluster);
+        Block& block = blocks_[c * size + rank];
+        block.barrier = {first + rank * threads, threads};
+        block.cluster = &clusters_[c];
+        block.rank = rank;
+        block.index =
+            dim3(cluster.x * shape_.cluster.x + inner.x, cluster.y * shape_.cluster.y + inner.y,
+                 cluster.z * shape_.cluster.z + inner.z);
+        for (unsigned t = 0; t < threads; t += 32) {
+          Warp& warp = block.warps[t / 32];
+          warp.first = block.barrier.first + t;
+          warp.alive = threads - t < 32 ? (1u << (threads - t)) - 1 : ~0u;
+          warp.waiting = 0;
+        }
+      }
+    }
+  }
+
+  std::string run(Scheduler::Body body, const void* context) {
+    if (!scheduler.run(body, context)) return scheduler.failure;
+    return shared_pool.written_too_late(blocks_);
+  }
+
+ private:
+  size_t warps_per_block() const { return (volume(shape_.block) + 31) / 32; }
+
+  const Shape shape_;
+  const dim3 clusters_of_grid_;
+  std::vector<Cluster> clusters_;
+  std::vector<Block> blocks_;
+  std::vector<Warp> warps_;
+  Barrier grid_ = {};
+};
+
+inline Wave* running = nullptr;
+inline bool cooperative = false;
+
+inline void thread_returned(Thread& t) {
+  Block& block = *t.block;
+  leave(warp_of(t), t);
+  leave(block.barrier, t);
+  leave(block.cluster->barrier, t);
+  if (cooperative) leave(running->grid(), t);
+  if (block.barrier.returned == block.barrier.threads) shared_pool.close(block);
+}
+
+inline cudaError_t run(const Shape& shape, Scheduler::Body body, const void* context) {
+  ++launches;
+  gridDim = shape.grid;
+  blockDim = shape.block;
+  scheduler.seed(shuffle_seed);
+  scheduler.returned = thread_returned;
+  scheduler.failure.clear();
+  Wave wave(shape);
+  running = &wave;
+  cooperative = shape.cooperative;
+  std::vector<uint64_t> shuffled(shuffle_seed ? wave.count() : 0);
+  for (uint64_t i = 0; i < shuffled.size(); ++i) shuffled[i] = i;
+  scheduler.shuffle(shuffled);
+  for (uint64_t i = 0; i < wave.count(); ++i) {
+    wave.place_at(shuffle_seed ? shuffled[i] : reverse ? wave.count() - 1 - i : i);
+    message = wave.run(body, context);
+    if (!message.empty()) return cudaErrorLaunchFailure;
+  }
+  return cudaSuccess;
+}
+
+}  // namespace simt
+
+template <class... Params, class... Args>
+cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Params...),
+                               Args&&... args) {
+  const simt::Shape shape = simt::shape_of(*config);
+  const cudaError_t status =
+      simt::check(shape, simt::function_limits[reinterpret_cast<const void*>(kernel)],
+                  (sizeof(Params) + ... + 0));
+  if (status != cudaSuccess) return simt::report(status);
+  const auto body = [&] { kernel(args...); };
+  using Body = decltype(body);
+  return simt::report(simt::run(shape, [](const void* f) { (*static_cast<Body*>(f))(); }, &body));
+}
+
+template <class F>
+cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, F* function,
+                                           const cudaLaunchConfig_t* config) {
+  const simt::Shape shape = simt::shape_of(*config);
+  const cudaError_t status =
+      simt::check(shape, simt::function_limits[reinterpret_cast<const void*>(function)], 0);
+  if (status != cudaSuccess) return simt::report(status);
+  *clusters = simt::blocks_at_once(shape) / static_cast<int>(simt::volume(shape.cluster));
+  return cudaSuccess;
+}
