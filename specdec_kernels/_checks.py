@@ -13,8 +13,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-RULES = ("token", "greedy", "match")
-KINDS = ("logits", "probs")
 STREAMS = {"residual": 1, "draft": 2, "shared": 3}
 METHODS = ("cdf", "race")
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -147,113 +145,6 @@ def sample(
         stream != "shared" or method == "race",
         "method must be race when stream is shared, got cdf",
     )
-
-
-def verify_chain(
-    target: Tensor,
-    draft_tokens: Tensor,
-    draft: Tensor | None,
-    draft_logsumexp: Tensor | None,
-    draft_threshold: Tensor | None,
-    draft_temperatures: Tensor | None,
-    draft_temperature: float,
-    kind: str,
-    rule: str,
-    temperatures: Tensor | None,
-    temperature: float,
-    top_ks: Tensor | None,
-    top_k: int,
-    top_ps: Tensor | None,
-    top_p: float,
-    min_ps: Tensor | None,
-    min_p: float,
-    seeds: Tensor,
-    positions: Tensor,
-    cu_rows: Tensor | None,
-    uniforms: Tensor | None,
-) -> None:
-    one_of("kind", kind, KINDS)
-    one_of("rule", rule, RULES)
-    require(draft_tokens.dim() == 2, f"draft_tokens must be [B, gamma], got {shape(draft_tokens)}")
-    require(
-        draft_tokens.dtype in IDS,
-        f"draft_tokens must be int32 or int64, got {dtype_name(draft_tokens.dtype)}",
-    )
-    b, gamma = draft_tokens.shape
-    dev = target.device
-    if cu_rows is None:
-        require(
-            target.dim() == 3 and target.shape[0] == b and target.shape[1] == gamma + 1,
-            f"target must be [B, gamma+1, V] = [{b}, {gamma + 1}, V], got {shape(target)}",
-        )
-    else:
-        require(
-            target.dim() == 2, f"target must be [N, V] when cu_rows is given, got {shape(target)}"
-        )
-        vector("cu_rows", cu_rows, b + 1, torch.int32, dev, "target")
-    rows("target", target)
-    v = target.shape[-1]
-    same_device("draft_tokens", draft_tokens, dev, "target")
-    if draft is not None:
-        if cu_rows is not None and draft.dim() == 2:
-            n = target.shape[0] - b
-            require(
-                draft.shape[0] == n and draft.shape[1] == v,
-                f"draft must be [N-B, V] = [{n}, {v}], got {shape(draft)}",
-            )
-        else:
-            require(
-                draft.dim() == 3
-                and draft.shape[0] == b
-                and draft.shape[1] == gamma
-                and draft.shape[2] == v,
-                f"draft must be [B, gamma, V] = [{b}, {gamma}, {v}], got {shape(draft)}",
-            )
-        rows("draft", draft)
-        same_device("draft", draft, dev, "target")
-    require(
-        (draft_logsumexp is None) == (draft_threshold is None)
-        and (draft_logsumexp is None or draft is not None),
-        "draft_logsumexp and draft_threshold must come together and with draft",
-    )
-    if draft_logsumexp is not None and draft_threshold is not None:
-        for name, t, dtype in (
-            ("draft_logsumexp", draft_logsumexp, torch.float64),
-            ("draft_threshold", draft_threshold, torch.float32),
-        ):
-            require(
-                t.dim() == 2 and t.shape[0] == b and t.shape[1] == gamma,
-                f"{name} must be [B, gamma] = [{b}, {gamma}], got {shape(t)}",
-            )
-            require(
-                t.dtype == dtype,
-                f"{name} must be {dtype_name(dtype)}, got {dtype_name(t.dtype)}",
-            )
-            same_device(name, t, dev, "target")
-    draft_temperature = float32(draft_temperature)
-    if draft_temperatures is not None:
-        vector("draft temperature", draft_temperatures, b, torch.float32, dev, "target")
-    else:
-        require(
-            math.isfinite(draft_temperature) and draft_temperature >= 0,
-            f"draft temperature must be finite and at least 0, got {draft_temperature:g}",
-        )
-    sampling(
-        b, dev, "target", temperatures, temperature, top_ks, top_k, top_ps, top_p, min_ps, min_p
-    )
-    vector("seeds", seeds, b, torch.int64, dev, "target")
-    vector("positions", positions, b, torch.int64, dev, "target")
-    if uniforms is not None:
-        require(
-            uniforms.dim() == 2 and uniforms.shape[0] == b and uniforms.shape[1] == gamma + 1,
-            f"uniforms must be [B, gamma+1] = [{b}, {gamma + 1}], got {shape(uniforms)}",
-        )
-        require(
-            uniforms.dtype == torch.float64,
-            f"uniforms must be float64, got {dtype_name(uniforms.dtype)}",
-        )
-        same_device("uniforms", uniforms, dev, "target")
-        require(rule != "match", "uniforms must be None when rule is match")
 
 
 def caches(name: str, tensors: Sequence[Tensor], b: int, device: torch.device) -> None:

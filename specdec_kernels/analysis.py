@@ -1,20 +1,47 @@
-"""What speculative decoding is worth, and the exact law that a verifier realises.
+"""What speculative decoding is worth: how often drafts stand, and what is emitted instead.
 
-Formulas of Leviathan et al. 2023 (arXiv 2211.17192), section 3, unless said otherwise.
+Formulas of Leviathan et al. 2023 (arXiv 2211.17192), section 3, unless said otherwise. p is the
+target's law and q the draft's, the one that the draft was really drawn from: probabilities
+[..., V] of any floating dtype on any device. Sums and results are float64, and no function of
+tensors waits for their device.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-Verify = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+from specdec_kernels.enumeration import RealizedLaw, Verify, enumerate_law, joint_law
+from specdec_kernels.estimates import AcceptanceEstimate, wilson_interval
 
-_TOP = 1 - 2.0**-53
-_NEAR = 2.0**-22
+__all__ = [
+    "AcceptanceEstimate",
+    "RealizedLaw",
+    "Verify",
+    "acceptance_bound",
+    "acceptance_rate",
+    "accepted_law",
+    "accepted_mass",
+    "block_acceptance",
+    "enumerate_law",
+    "expected_tokens",
+    "filtered_law",
+    "joint_law",
+    "lenient_acceptance",
+    "lenient_law",
+    "match_acceptance",
+    "mean_accepted",
+    "operations_factor",
+    "optimal_gamma",
+    "residual",
+    "typical_acceptance",
+    "typical_law",
+    "typical_set",
+    "walltime_factor",
+    "wilson_interval",
+]
 
 
 def acceptance_rate(p: Tensor, q: Tensor) -> Tensor:
@@ -23,22 +50,237 @@ def acceptance_rate(p: Tensor, q: Tensor) -> Tensor:
     Theorem 3.5.
 
     >>> acceptance_rate(torch.tensor([0.5, 0.5]), torch.tensor([0.75, 0.25]))
-    tensor(0.7500)
+    tensor(0.7500, dtype=torch.float64)
     """
-    return torch.minimum(p, q).sum(-1)
+    return accepted_mass(p, q).sum(-1)
 
 
 def match_acceptance(p: Tensor, q: Tensor) -> Tensor:
-    """Probability that rule `match` accepts: both draw [V] with the same noise.
+    """Probability that rule `match` accepts, [..., V] -> [...]: both draw with the same noise.
 
-    `sum_x 1 / sum_y max(p_y/p_x, q_y/q_x)`, Daliri et al. 2024 (arXiv 2408.07978).
+    `sum_x 1 / sum_y max(p_y/p_x, q_y/q_x)`, Daliri et al. 2024 (arXiv 2408.07978), by one sort.
 
-    >>> match_acceptance(torch.tensor([0.5, 0.5]), torch.tensor([0.5, 0.5]))
-    tensor(1.)
+    >>> match_acceptance(torch.tensor([0.5, 0.5]), torch.tensor([0.75, 0.25]))
+    tensor(0.7500, dtype=torch.float64)
     """
-    both = (p > 0) & (q > 0)
-    ratios = torch.maximum(p / p[both, None], q / q[both, None])
-    return (1 / ratios.sum(-1)).sum()
+    return accepted_mass(p, q, "match").sum(-1)
+
+
+def lenient_acceptance(p: Tensor, q: Tensor, lenience: float) -> Tensor:
+    """Probability that rule `lenient` accepts: `sum(min(p / lenience, q))`, [..., V] -> [...].
+
+    Appendix A.5.
+
+    Raises:
+        ValueError: lenience is outside (0, 1].
+
+    >>> lenient_acceptance(torch.tensor([0.5, 0.5]), torch.tensor([0.75, 0.25]), 0.8)
+    tensor(0.8750, dtype=torch.float64)
+    """
+    return accepted_mass(p, q, "lenient", lenience=lenience).sum(-1)
+
+
+def typical_acceptance(p: Tensor, q: Tensor, epsilon: float = 0.09, delta: float = 0.3) -> Tensor:
+    """Probability that rule `typical` accepts: q of the typical set of p, [..., V] -> [...].
+
+    >>> typical_acceptance(torch.tensor([0.95, 0.05]), torch.tensor([0.75, 0.25]))
+    tensor(0.7500, dtype=torch.float64)
+    """
+    return accepted_mass(p, q, "typical", epsilon=epsilon, delta=delta).sum(-1)
+
+
+def typical_set(p: Tensor, epsilon: float = 0.09, delta: float = 0.3) -> Tensor:
+    """[..., V] bool: where `p > min(epsilon, delta * exp(-H(p)))`, Medusa (arXiv 2401.10774).
+
+    >>> typical_set(torch.tensor([0.9, 0.1, 0.0]))
+    tensor([ True,  True, False])
+    """
+    entropy = torch.special.entr(p.double()).sum(-1, keepdim=True)
+    return p.double() > (delta * torch.exp(-entropy)).clamp(max=epsilon)
+
+
+def accepted_mass(
+    p: Tensor,
+    q: Tensor,
+    rule: str = "token",
+    *,
+    lenience: float = 1.0,
+    epsilon: float = 0.09,
+    delta: float = 0.3,
+) -> Tensor:
+    """[..., V] float64: probability that x is drafted and accepted, by a rule that goes row by row.
+
+    Args:
+        rule: `token`, `match`, `greedy`, `typical` (epsilon, delta) or `lenient` (lenience).
+
+    Raises:
+        ValueError: another rule, `block` too, for it looks beyond the row; lenience outside (0, 1].
+
+    >>> accepted_mass(torch.tensor([0.5, 0.5]), torch.tensor([0.75, 0.25]))
+    tensor([0.5000, 0.2500], dtype=torch.float64)
+    """
+    p, q = p.double(), q.double()
+    if rule == "token":
+        return torch.minimum(p, q)
+    if rule == "match":
+        return _agreement(p, q)
+    if rule == "greedy":
+        ids = torch.arange(p.shape[-1], device=p.device)
+        return torch.where(ids == p.argmax(-1, keepdim=True), q, 0.0)
+    if rule == "typical":
+        return torch.where(typical_set(p, epsilon, delta), q, 0.0)
+    if rule == "lenient":
+        if not 0 < lenience <= 1:
+            raise ValueError(f"lenience must be in (0, 1], got {lenience}")
+        return torch.minimum(p / lenience, q)
+    raise ValueError(f"rule must be token, match, greedy, typical or lenient, got {rule!r}")
+
+
+def _agreement(p: Tensor, q: Tensor) -> Tensor:
+    # max(p_y/p_x, q_y/q_x) is the first where p_y/q_y >= p_x/q_x and the second elsewhere: two
+    # prefix sums in the order of p/q. Where both are 0 the NaN goes anywhere with weight 0.
+    p, q = torch.broadcast_tensors(p, q)
+    order = (p / q).argsort(-1, descending=True)
+    p, q = p.gather(-1, order), q.gather(-1, order)
+    later = q.flip(-1).cumsum(-1).flip(-1) - q
+    mass = torch.where((p > 0) & (q > 0), 1 / (p.cumsum(-1) / p + later / q), 0.0)
+    return torch.empty_like(mass).scatter_(-1, order, mass)
+
+
+def residual(p: Tensor, q: Tensor, scale: float | Tensor = 1.0) -> Tensor:
+    """[..., V] float64: `norm(max(scale * p - q, 0))`, what is drawn from after a rejection.
+
+    Where nothing is left it is p itself, as the ops have it (status bit 2).
+
+    Args:
+        scale: a number or [...]; 1 for rule `token`, c_tau for `block`, 1 / lenience for `lenient`.
+
+    >>> residual(torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.9, 0.1, 0.0]))
+    tensor([0.0000, 0.5000, 0.5000], dtype=torch.float64)
+    """
+    p, q = p.double(), q.double()
+    factor = scale.double()[..., None] if isinstance(scale, Tensor) else scale
+    left = (factor * p - q).clamp(min=0)
+    total = left.sum(-1, keepdim=True)
+    return torch.where(total > 0, left / total, p)
+
+
+def lenient_law(p: Tensor, q: Tensor, lenience: float) -> Tensor:
+    """[..., V] float64: law of the token emitted at one position under rule `lenient`.
+
+    Appendix A.5; nowhere above p / lenience.
+
+    >>> lenient_law(torch.tensor([0.5, 0.5]), torch.tensor([0.75, 0.25]), 0.8)
+    tensor([0.6250, 0.3750], dtype=torch.float64)
+    """
+    mass = accepted_mass(p, q, "lenient", lenience=lenience)
+    return mass + _rejected(mass) * residual(p, q, 1 / lenience)
+
+
+def typical_law(p: Tensor, q: Tensor, epsilon: float = 0.09, delta: float = 0.3) -> Tensor:
+    """[..., V] float64: law of the token emitted at one position under rule `typical`.
+
+    After a rejection it is drawn from p (not from a residual).
+
+    >>> typical_law(torch.tensor([0.95, 0.05]), torch.tensor([0.5, 0.5]))
+    tensor([0.9750, 0.0250], dtype=torch.float64)
+    """
+    mass = accepted_mass(p, q, "typical", epsilon=epsilon, delta=delta)
+    return mass + _rejected(mass) * p.double()
+
+
+def _rejected(mass: Tensor) -> Tensor:
+    return (1 - mass.sum(-1, keepdim=True)).clamp(min=0)
+
+
+def acceptance_bound(p: Tensor, q: Tensor, drafts: int = 1) -> Tensor:
+    """Most that a lossless rule can accept of independent drafts from q, [..., V] -> [...].
+
+    `1 + min_S [p(S) - q(S)^drafts]`: the probability that one of the drafts is emitted. The
+    minimum is at a set of largest q/p, so one sort finds it. One draft: `acceptance_rate`.
+
+    >>> acceptance_bound(torch.tensor([0.5, 0.5]), torch.tensor([0.75, 0.25]), drafts=2)
+    tensor(0.9375, dtype=torch.float64)
+    """
+    p, q = torch.broadcast_tensors(p.double(), q.double())
+    order = (p / q).argsort(-1)
+    within = q.gather(-1, order).cumsum(-1)
+    # A float32 row sums to 1 only nearly, and what q lacks would count as missed.
+    missed = (within / within[..., -1:]) ** drafts
+    return 1 + (p.gather(-1, order).cumsum(-1) - missed).amin(-1).clamp(max=0)
+
+
+def block_acceptance(p: Tensor, q: Tensor) -> Tensor:
+    """Probability that rule `block` keeps the first i drafts, given what they are: c_1 to c_gamma.
+
+    `c_i = min(1, c_(i-1) * p_i / q_i)`, Sun et al. 2024 (arXiv 2403.10444). The mean of their sum
+    over drafts is the mean number of accepted drafts: an estimate without the noise of the coins.
+
+    Args:
+        p, q: [..., gamma], target's and draft's probability of each drafted token.
+
+    Returns:
+        [..., gamma] float64.
+
+    >>> block_acceptance(torch.tensor([0.1, 0.9]), torch.tensor([0.2, 0.6]))
+    tensor([0.5000, 0.7500], dtype=torch.float64)
+    """
+    p, q = torch.broadcast_tensors(p.double(), q.double())
+    kept, c = torch.empty_like(p), p.new_ones(p.shape[:-1])
+    for i in range(p.shape[-1]):
+        grown = c * p[..., i]
+        c = torch.where(grown < q[..., i], grown / q[..., i], (grown > 0).double())
+        kept[..., i] = c
+    return kept
+
+
+def accepted_law(
+    draft: Sequence[Tensor], target: Sequence[Tensor], rule: str = "token", **parameters: float
+) -> Tensor:
+    """[gamma + 1] float64: exact law of the number of accepted drafts.
+
+    From the mass of every draft prefix that stands. Rule `block` keeps x_1..x_n with mass
+    `m_n = min(q(x_1..x_n), m_(n-1) * p(x_n | x_1..x_(n-1)))`, the others with a product over rows.
+
+    Args:
+        draft: gamma conditionals, draft[i] [V] * (i + 1), the law the drafts come from.
+        target: gamma conditionals of the same form, or more.
+        rule: `block`, or one that `accepted_mass` knows.
+        parameters: those of `accepted_mass`.
+
+    Raises:
+        ValueError: as `accepted_mass`.
+
+    >>> p, q = torch.tensor([0.25, 0.75]), torch.tensor([0.75, 0.25])
+    >>> accepted_law([q, q.expand(2, 2)], [p, p.expand(2, 2)])
+    tensor([0.5000, 0.2500, 0.2500], dtype=torch.float64)
+    >>> accepted_law([q, q.expand(2, 2)], [p, p.expand(2, 2)], "block")
+    tensor([0.5000, 0.1250, 0.3750], dtype=torch.float64)
+    """
+    device = draft[0].device if draft else None
+    drafted = mass = torch.ones((), dtype=torch.float64, device=device)
+    reach = [mass]
+    for p, q in zip(target, draft, strict=False):
+        if rule == "block":
+            drafted = drafted[..., None] * q
+            mass = torch.minimum(drafted, mass[..., None] * p)
+        else:
+            mass = mass[..., None] * accepted_mass(p, q, rule, **parameters)
+        reach.append(mass.sum())
+    return torch.stack(reach) - torch.stack([*reach[1:], torch.zeros_like(mass.sum())])
+
+
+def mean_accepted(
+    draft: Sequence[Tensor], target: Sequence[Tensor], rule: str = "token", **parameters: float
+) -> float:
+    """Expected accepted drafts for conditionals that depend on the prefix; see `accepted_law`.
+
+    >>> p, q = torch.tensor([0.25, 0.75]), torch.tensor([0.75, 0.25])
+    >>> [mean_accepted([q, q.expand(2, 2)], [p, p.expand(2, 2)], r) for r in ("token", "block")]
+    [0.75, 0.875]
+    """
+    law = accepted_law(draft, target, rule, **parameters)
+    return float((law * torch.arange(len(law), device=law.device)).sum())
 
 
 def expected_tokens(alpha: float, gamma: int) -> float:
@@ -123,197 +365,3 @@ def filtered_law(
     keep &= p >= min_p * p.max()
     p = torch.where(keep, p, 0.0)
     return p / p.sum()
-
-
-@dataclass(frozen=True)
-class RealizedLaw:
-    """What a verifier emits, drafts drawn from the draft law and coins uniform.
-
-    joint: [V] * (gamma + 1) float64, law of the first gamma + 1 tokens, when decoding goes on with
-        the target's own law after the tokens that were emitted.
-    accepted: [gamma + 1] float64, law of the number of accepted drafts.
-    cells: number of cells that were evaluated.
-    """
-
-    joint: Tensor
-    accepted: Tensor
-    cells: int
-
-    @property
-    def mean_accepted(self) -> float:
-        return float((self.accepted * torch.arange(len(self.accepted))).sum())
-
-
-def joint_law(tables: Sequence[Tensor]) -> Tensor:
-    """Product of conditionals `tables[i]` [V] * (i + 1), the last dimension the next token."""
-    joint = torch.ones((), dtype=torch.float64)
-    for table in tables:
-        joint = joint.unsqueeze(-1) * table
-    return joint
-
-
-def mean_accepted(draft: Sequence[Tensor], target: Sequence[Tensor]) -> float:
-    """Expected accepted drafts of rule `token` for conditionals that depend on the prefix."""
-    overlaps = [torch.minimum(p, q) for p, q in zip(target, draft, strict=False)]
-    return sum(float(joint_law(overlaps[:i]).sum()) for i in range(1, len(draft) + 1))
-
-
-def enumerate_law(
-    verify: Verify,
-    draft: Sequence[Tensor],
-    target: Sequence[Tensor],
-    *,
-    steps: int = 36,
-    like: Verify | None = None,
-) -> RealizedLaw:
-    """The exact law that a verifier realises, from every cell of its random inputs.
-
-    Every draft tuple, weighted by its probability, times every cell of the coins, times every
-    cell of the uniform that draws the last token. The edges of the cells are measured on the
-    verifier itself by bisection, so that an acceptance probability that is wrong shows as a cell
-    of the wrong width. Cells are then evaluated at three inner points, which must agree.
-
-    Args:
-        verify: (draft_tokens [N, gamma], uniforms [N, gamma + 1]) -> (tokens [N, gamma + 1],
-            num_accepted [N]). Decisions are step functions of each uniform, and the last token
-            grows with the last uniform.
-        draft: gamma conditionals, draft[i] [V] * (i + 1) float64, the law the drafts come from.
-        target: gamma + 1 conditionals of the same form.
-        steps: bisection steps; an edge is known to 2^-steps.
-        like: a faster verifier to learn the edges from. `verify` is then tried 2^-22 below and
-            above each of them, and bisected only if it does not turn there.
-
-    Raises:
-        ValueError: an inner point of a cell gives another answer.
-    """
-    gamma, v = len(draft), target[0].shape[-1]
-    weights = joint_law(draft).expand((v,) * gamma)
-    drafts = weights.nonzero() if gamma else torch.zeros(1, 0, dtype=torch.int64)
-
-    drafts, lows, highs = _coin_cells(verify, like, drafts, steps)
-    drafts, lows, highs = _token_cells(verify, like, drafts, lows, highs, v, steps)
-
-    volume = (highs - lows).prod(-1) * weights[tuple(drafts.T)] if gamma else (highs - lows)[:, 0]
-    tokens, accepted = verify(drafts, (lows + highs) / 2)
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(2):
-        inner = 0.001 + 0.998 * torch.rand(lows.shape, generator=generator, dtype=torch.float64)
-        again, _ = verify(drafts, lows + inner * (highs - lows))
-        wrong = (again != tokens).any(-1).nonzero()
-        if len(wrong):
-            c = int(wrong[0])
-            raise ValueError(
-                f"not constant in a cell: draft {drafts[c].tolist()}, coins from "
-                f"{lows[c].tolist()} to {highs[c].tolist()}: {tokens[c].tolist()} and "
-                f"{again[c].tolist()}"
-            )
-
-    joint = torch.zeros((v,) * (gamma + 1), dtype=torch.float64)
-    for row, n, w in zip(tokens.tolist(), accepted.tolist(), volume.tolist(), strict=True):
-        prefix = tuple(row[: n + 1])
-        # What follows the emitted tokens is the target's own continuation.
-        joint[prefix] += w * joint_law([table[prefix] for table in target[n + 1 :]])
-    by_count = torch.zeros(gamma + 1, dtype=torch.float64)
-    by_count.index_add_(0, accepted.long(), volume)
-    return RealizedLaw(joint, by_count, len(tokens))
-
-
-def _bisect(
-    inside: Callable[[Tensor], Tensor], n: int, steps: int, guess: Tensor | None = None
-) -> Tensor:
-    """[n] float64: where the interval from 0 on which `inside` holds ends, else 1."""
-    low, high = torch.zeros(n, dtype=torch.float64), torch.full((n,), _TOP, dtype=torch.float64)
-    if guess is not None:
-        near, far = (guess - _NEAR).clamp(min=0), (guess + _NEAR).clamp(max=_TOP)
-        turns_after = inside(near) | (guess < _NEAR)
-        turns_before = ~inside(far) | (guess > 1 - _NEAR)
-        if bool((turns_after & turns_before).all()):
-            return guess
-    starts, ends = inside(low), inside(high)
-    for _ in range(steps):
-        middle = (low + high) / 2
-        here = inside(middle)
-        low, high = torch.where(here, middle, low), torch.where(here, high, middle)
-    return torch.where(starts, torch.where(ends, 1.0, high), 0.0)
-
-
-def _coin_cells(
-    verify: Verify, like: Verify | None, drafts: Tensor, steps: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Every draft tuple times every cell of its coins: drafts [C, gamma], lows and highs alike."""
-    n, gamma = drafts.shape
-    if gamma == 0:
-        empty = torch.zeros(n, 0, dtype=torch.float64)
-        return drafts, empty, empty
-    # An edge of coin i may show only when the other coins have a certain outcome.
-    contexts = torch.cartesian_prod(*[torch.tensor([0.0, _TOP], dtype=torch.float64)] * gamma)
-    contexts = contexts.reshape(-1, gamma)
-    edges = []
-    for i in range(gamma):
-        others = contexts[contexts[:, i] == 0]
-        guess = _coin_edges(like, drafts, others, i, steps) if like else None
-        edges.append(_coin_edges(verify, drafts, others, i, steps, guess))
-    out: list[tuple[Tensor, Tensor, Tensor]] = []
-    for t in range(n):
-        cuts = [torch.cat([torch.tensor([0.0, 1.0]).double(), e[t]]).unique() for e in edges]
-        low = torch.cartesian_prod(*[c[:-1] for c in cuts]).reshape(-1, gamma)
-        high = torch.cartesian_prod(*[c[1:] for c in cuts]).reshape(-1, gamma)
-        wide = (high - low).min(-1).values > 2.0 ** (2 - steps)
-        out.append((drafts[t].expand(int(wide.sum()), gamma), low[wide], high[wide]))
-    tuples, low, high = (torch.cat(parts) for parts in zip(*out, strict=True))
-    return tuples, low, high
-
-
-def _coin_edges(
-    verify: Verify,
-    drafts: Tensor,
-    contexts: Tensor,
-    i: int,
-    steps: int,
-    guess: Tensor | None = None,
-) -> Tensor:
-    """[n, contexts] float64: where the number of accepted drafts changes with coin i."""
-    n, gamma = drafts.shape
-    uniforms = torch.full((n, len(contexts), gamma + 1), 0.5, dtype=torch.float64)
-    uniforms[..., :gamma] = contexts
-    uniforms = uniforms.flatten(0, 1)
-    repeated = drafts.repeat_interleave(len(contexts), 0)
-
-    def accepted(u: Tensor) -> Tensor:
-        uniforms[:, i] = u
-        return verify(repeated, uniforms)[1]
-
-    at_zero = accepted(torch.zeros(len(repeated), dtype=torch.float64))
-    guess = None if guess is None else guess.flatten()
-    return _bisect(lambda u: accepted(u) == at_zero, len(repeated), steps, guess).view(n, -1)
-
-
-def _token_cells(
-    verify: Verify,
-    like: Verify | None,
-    drafts: Tensor,
-    lows: Tensor,
-    highs: Tensor,
-    v: int,
-    steps: int,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Splits every cell of the coins at the steps of the last token."""
-    n = len(drafts)
-    repeated = drafts.repeat_interleave(v, 0)
-    uniforms = torch.cat([(lows + highs) / 2, torch.zeros(n, 1, dtype=torch.float64)], -1)
-    uniforms = uniforms.repeat_interleave(v, 0)
-    ids = torch.arange(v).repeat(n)
-
-    def at_most(u: Tensor, verifier: Verify = verify) -> Tensor:
-        uniforms[:, -1] = u
-        tokens, accepted = verifier(repeated, uniforms)
-        return tokens.gather(1, accepted.long()[:, None])[:, 0] <= ids
-
-    guess = _bisect(lambda u: at_most(u, like), n * v, steps) if like else None
-    edges = _bisect(at_most, n * v, steps, guess).view(n, v)
-    left = torch.cat([torch.zeros(n, 1, dtype=torch.float64), edges[:, :-1]], -1).flatten()
-    right = edges.flatten()
-    wide = right - left > 2.0 ** (2 - steps)
-    low = torch.cat([lows.repeat_interleave(v, 0), left[:, None]], -1)[wide]
-    high = torch.cat([highs.repeat_interleave(v, 0), right[:, None]], -1)[wide]
-    return repeated[wide], low, high

@@ -7,11 +7,12 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from specdec_kernels import _checks, _params
+from specdec_kernels import _params
+from specdec_kernels._chain_arguments import ChainArguments
 from specdec_kernels._params import Param
 
 Kind = Literal["logits", "probs"]
-Rule = Literal["token", "greedy", "match"]
+Rule = Literal["token", "block", "greedy", "match", "typical", "lenient", "synthetic"]
 
 
 class SampledDraft(NamedTuple):
@@ -29,28 +30,82 @@ class SampledDraft(NamedTuple):
     temperature: Param = 1.0
 
 
+class SparseDraft(NamedTuple):
+    """A draft law on a few tokens: what a drafter with top-k really drew from.
+
+    ids: [B, gamma, K] (or ragged [N-B, K]) int32 or int64, in any order, negative where unused;
+        probabilities of an id that comes twice add up.
+    probs: of the same shape, float32, bfloat16 or float16; each law sums to 1.
+    """
+
+    ids: Tensor
+    probs: Tensor
+
+
+class DraftMap(NamedTuple):
+    """Where a draft model with a smaller vocabulary keeps each token of the target.
+
+    columns: [V] int32, the draft's column of each target id, -1 where it has none.
+    """
+
+    columns: Tensor
+
+    @classmethod
+    def of(cls, ids: Tensor, vocab: int) -> DraftMap:
+        """From the target id of each draft column (EAGLE-3's `d2t` plus its index).
+
+        Made once and kept: it reads `ids` on the host.
+
+        Args:
+            ids: [D] int32 or int64, distinct, in [0, vocab).
+            vocab: V, the last dimension of the target rows.
+
+        Raises:
+            ValueError: an id out of range or twice.
+
+        >>> DraftMap.of(torch.tensor([3, 0]), 4).columns
+        tensor([ 1, -1, -1,  0], dtype=torch.int32)
+        """
+        if ids.dim() != 1 or ids.dtype not in (torch.int32, torch.int64):
+            raise ValueError(f"ids must be [D] int32 or int64, got {list(ids.shape)} {ids.dtype}")
+        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < vocab:
+            raise ValueError(
+                f"ids must be in [0, {vocab}), got {int(ids.min())} to {int(ids.max())}"
+            )
+        if len(ids.unique()) != len(ids):
+            raise ValueError("ids must be distinct, got one twice")
+        columns = torch.full((vocab,), -1, dtype=torch.int32, device=ids.device)
+        columns[ids.long()] = torch.arange(len(ids), dtype=torch.int32, device=ids.device)
+        return cls(columns)
+
+
 class Verdict(NamedTuple):
     """What `verify_chain` returns.
 
-    tokens: [B, gamma+1] in the dtype of draft_tokens: accepted drafts, one more token, then -1.
+    tokens: [B, gamma+1] in the dtype of draft_tokens: accepted drafts, one more token (none after
+        an end-of-sequence token or at `max_emit`), then -1.
     num_accepted: [B] int32.
     status: [B] int32; bit 0 target row not finite (no token emitted there), bit 1 draft row not
         finite (treated as no draft), bit 2 empty residual (sampled from the target), bit 3 draft
         id out of range (treated as -1), bit 4 sampling parameter out of range (nothing emitted).
     logprobs: [B, gamma+1] float32, of emitted tokens under the filtered target; 0 at temperature
-        0 and where nothing was emitted.
+        0 and where nothing was emitted. Empty if not asked for.
+    acceptance: [B, gamma] float32, the probability with which each draft was to be accepted, given
+        that it was reached: `min(1, P/Q)` of rule token, `h_i` of rule block, 0 or 1 where nothing
+        is random; NaN where the rule did not look. Empty if not asked for.
     """
 
     tokens: Tensor
     num_accepted: Tensor
     status: Tensor
     logprobs: Tensor
+    acceptance: Tensor
 
 
 def verify_chain(
     target: Tensor,
     draft_tokens: Tensor,
-    draft: Tensor | SampledDraft | None = None,
+    draft: Tensor | SampledDraft | SparseDraft | None = None,
     *,
     kind: Kind = "logits",
     rule: Rule = "token",
@@ -62,6 +117,15 @@ def verify_chain(
     positions: Tensor,
     cu_rows: Tensor | None = None,
     uniforms: Tensor | None = None,
+    draft_map: DraftMap | None = None,
+    lenience: float = 1.0,
+    typical_epsilon: float = 0.09,
+    typical_delta: float = 0.3,
+    synthetic_rates: Tensor | None = None,
+    eos_ids: Tensor | None = None,
+    max_emit: Tensor | None = None,
+    with_logprobs: bool = True,
+    with_acceptance: bool = False,
 ) -> Verdict:
     """Decide which drafted tokens stand and sample the one token that follows them.
 
@@ -69,12 +133,17 @@ def verify_chain(
         target: [B, gamma+1, V] float32, bfloat16 or float16, or ragged [N, V] with `cu_rows`; row
             i judges draft i, the last one gives the bonus token. The last dimension is contiguous.
         draft_tokens: [B, gamma] int32 or int64; -1 means no draft from here on.
-        draft: None (the draft is a point mass), a tensor [B, gamma, V] (or ragged [N-B, V]) of
-            what `kind` says, unfiltered and at the target's temperature, or a `SampledDraft`.
+        draft: None (the draft is a point mass), a tensor [B, gamma, D] (or ragged [N-B, D]) of
+            what `kind` says, unfiltered and at the target's temperature, a `SampledDraft` or a
+            `SparseDraft`. D need not be V: without a `draft_map`, column v is token v, tokens
+            from D on have no probability, and columns from V on are never accepted.
         kind: "logits" or "probs": what the target and a plain-tensor draft hold. Probabilities at
             temperature 1 without filters are used as they are; only visited entries are read.
-        rule: "token" (lossless rejection sampling), "match" (lossless, shared noise: the output
-            equals `sample(stream="shared")`), "greedy" (argmax, temperature ignored).
+        rule: lossless are "token" (rejection sampling, draft by draft), "block" (the drafts
+            together: accepts as many or more), "match" (shared noise: the output equals
+            `sample(stream="shared")`) and "greedy" (argmax, temperature ignored). Lossy are
+            "typical" (the draft is likely enough) and "lenient" (P against lenience * Q).
+            "synthetic" accepts at given rates, whatever the rows say: for benchmarks of servers.
         temperature, top_k, top_p, min_p: scalar or [B], as in `sample`; they shape the target.
         seeds: [B] int64.
         positions: [B] int64, the absolute index of the first drafted token; row i draws with
@@ -82,11 +151,23 @@ def verify_chain(
         cu_rows: [B+1] int32, row cu_rows[b]+i belongs to draft i of sequence b.
         uniforms: [B, gamma+1] float64 in [0, 1), for tests: column i < gamma is the coin of draft
             i, the last one draws the token that follows.
+        draft_map: for rows over the draft's own, reduced vocabulary; drafted ids are the target's.
+        lenience: in (0, 1], for rule lenient. At temperature 0 it accepts drafts whose probability
+            (at temperature 1) is at least lenience times the largest.
+        typical_epsilon, typical_delta: rule typical accepts `P(x) > min(epsilon, delta * exp(-H))`
+            with H the entropy of P.
+        synthetic_rates: [gamma] float32, for rule synthetic: with which probability draft i stands
+            if it is reached.
+        eos_ids: [E] int64; nothing is emitted after one of them.
+        max_emit: [B] int64, at most so many tokens; 0 or less emits nothing.
+        with_logprobs, with_acceptance: which optional outputs to compute.
 
     Raises:
         RuntimeError: a shape, dtype, device or scalar out of range, with its name and value.
 
-    Source: Leviathan et al. 2023, Algorithm 1; Chen et al. 2023; Daliri et al. 2024 (`match`).
+    Source: token: Leviathan et al. 2023, Algorithm 1; Chen et al. 2023. block: Sun et al. 2024,
+    arXiv 2403.10444. match: Daliri et al. 2024, arXiv 2408.07978. typical: Cai et al. 2024
+    (Medusa). lenient: Leviathan et al. 2023, A.5.
 
     >>> target = torch.tensor([[[0.0, 9.0], [9.0, 0.0]]])
     >>> one = torch.zeros(1, dtype=torch.int64)
@@ -94,7 +175,7 @@ def verify_chain(
     >>> v.tokens, v.num_accepted
     (tensor([[1, 0]]), tensor([1], dtype=torch.int32))
     """
-    logsumexp = threshold = draft_temperatures = None
+    ids = logsumexp = threshold = draft_temperatures = None
     draft_temperature = 1.0
     if isinstance(draft, SampledDraft):
         logsumexp = draft.logsumexp.to(torch.float64)
@@ -103,11 +184,15 @@ def verify_chain(
             draft.temperature, "draft temperature", 1.0
         )
         draft = draft.logits
+    elif isinstance(draft, SparseDraft):
+        ids, draft = draft
     return Verdict(
         *torch.ops.specdec_kernels.verify_chain.default(
             target,
             draft_tokens,
             draft,
+            ids,
+            None if draft_map is None else draft_map.columns,
             logsumexp,
             threshold,
             draft_temperatures,
@@ -119,17 +204,20 @@ def verify_chain(
             positions,
             cu_rows,
             uniforms,
+            lenience,
+            typical_epsilon,
+            typical_delta,
+            synthetic_rates,
+            eos_ids,
+            max_emit,
+            with_logprobs,
+            with_acceptance,
         )
     )
 
 
 @torch.library.register_fake("specdec_kernels::verify_chain")
-def _(target: Tensor, draft_tokens: Tensor, *args: Any) -> tuple[Tensor, ...]:
-    _checks.verify_chain(target, draft_tokens, *args)
-    b, gamma = draft_tokens.shape
-    return (
-        draft_tokens.new_empty((b, gamma + 1)),
-        draft_tokens.new_empty((b,), dtype=torch.int32),
-        draft_tokens.new_empty((b,), dtype=torch.int32),
-        draft_tokens.new_empty((b, gamma + 1), dtype=torch.float32),
-    )
+def _(*args: Any) -> tuple[Tensor, ...]:
+    arguments = ChainArguments(*args)
+    arguments.check()
+    return arguments.new_outputs()

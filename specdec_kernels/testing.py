@@ -181,8 +181,9 @@ def chain_case(
     draft: str = "full",
     filters: str = "off",
     layout: str = "dense",
-    ids: torch.dtype = torch.int64,
+    id_dtype: torch.dtype = torch.int64,
     acceptance: float = 0.8,
+    limits: bool = False,
 ) -> Case:
     """A case of `verify_chain`.
 
@@ -190,6 +191,7 @@ def chain_case(
         threshold, at temperatures of its own).
     layout: "dense", "sliced" (views into wider tensors) or "ragged" (with "ragged-padded", the
         draft stays [B, gamma, V]).
+    limits: some sequences end by an end-of-sequence token or at `max_emit`.
     """
 
     def build(g: Generator) -> Args:
@@ -199,7 +201,7 @@ def chain_case(
         target = rows.to(dtype)
         q_temperature = 1.0
         q = d.double().softmax(-1)
-        logsumexp = threshold = temperatures = None
+        logsumexp = threshold = temperatures = ids = columns = None
         if draft == "sampled":
             temperatures = 0.5 + torch.rand(b, generator=g)
             laws = [
@@ -220,7 +222,7 @@ def chain_case(
             tokens = drawn.view(b, gamma) if len(flat_q) else torch.zeros(b, gamma).long()
         if b >= 3 and gamma >= 2:
             tokens[2, gamma // 2 :] = -1
-        tokens = tokens.to(ids)
+        tokens = tokens.to(id_dtype)
         if kind == "probs":
             target, d = target.float().softmax(-1).to(dtype), d.float().softmax(-1).to(dtype)
         seeds, positions = _seeds(b, g), _positions(b, g)
@@ -237,15 +239,23 @@ def chain_case(
             target, d, tokens = sliced(target), sliced(d), sliced(tokens)
             seeds, positions = _spaced(seeds), _spaced(positions)
         given = None if draft == "none" else d
+        rates = torch.rand(gamma, generator=g) if rule == "synthetic" else None
+        lenience = 0.6 if rule == "lenient" else 1.0
+        eos_ids = max_emit = None
+        if limits:
+            eos_ids = tokens[-1:, :1].reshape(-1).long().clamp(min=0)
+            max_emit = torch.randint(0, gamma + 2, (b,), generator=g)
         return (
-            *(target, tokens, given, logsumexp, threshold, temperatures, q_temperature),
-            *(kind, rule, *_filters(filters, b, v, g), seeds, positions, cu_rows, None),
+            *(target, tokens, given, ids, columns, logsumexp, threshold, temperatures),
+            *(q_temperature, kind, rule, *_filters(filters, b, v, g), seeds, positions, cu_rows),
+            *(None, lenience, 0.09, 0.3, rates, eos_ids, max_emit, True, True),
         )
 
     words = [f"B{b}", f"g{gamma}", f"V{v}", _SHORT[dtype], rule, kind, draft, filters, layout]
     hidden = ("logits", "full", "off", "dense")
     words = words[:5] + [w for w in words[5:] if w not in hidden]
-    words += ["i32"] if ids == torch.int32 else []
+    words += ["i32"] if id_dtype == torch.int32 else []
+    words += ["limits"] if limits else []
     return Case("verify_chain", "-".join(words), build, b * (gamma + 1), v)
 
 
@@ -325,19 +335,19 @@ CASES: tuple[Case, ...] = (
     chain_case(4, 3, 517, bf16, kind="probs", layout="ragged"),
     chain_case(4, 3, 517, kind="probs", filters="scalar"),
     chain_case(4, 3, 517, kind="probs", draft="none"),
-    chain_case(5, 4, 517, draft="none", ids=torch.int32),
+    chain_case(5, 4, 517, draft="none", id_dtype=torch.int32),
     chain_case(5, 4, 517, draft="none", filters="tensor", layout="ragged"),
     chain_case(4, 3, 517, draft="sampled"),
     chain_case(4, 3, 517, bf16, draft="sampled", filters="scalar"),
     chain_case(5, 3, 517, draft="sampled", filters="tensor", layout="ragged"),
     chain_case(5, 3, 517, f16, draft="sampled", layout="ragged-padded"),
-    chain_case(5, 4, 517, layout="ragged", ids=torch.int32),
+    chain_case(5, 4, 517, layout="ragged", id_dtype=torch.int32),
     chain_case(7, 4, 517, filters="tensor"),
     chain_case(3, 4, 517, filters="warm"),
     chain_case(3, 4, 517, filters="zero"),
     chain_case(4, 4, 517, rule="greedy"),
     chain_case(4, 4, 517, bf16, rule="greedy", draft="none", layout="ragged"),
-    chain_case(3, 4, 517, kind="probs", rule="greedy", ids=torch.int32),
+    chain_case(3, 4, 517, kind="probs", rule="greedy", id_dtype=torch.int32),
     chain_case(3, 4, 131, rule="match", draft="none"),
     chain_case(5, 3, 131, bf16, rule="match", draft="none", filters="tensor"),
     chain_case(4, 3, 131, rule="match", layout="ragged"),
@@ -351,7 +361,7 @@ CASES: tuple[Case, ...] = (
     chain_case(2, 2, 67),
     chain_case(1, 2, 67, f16, draft="sampled", filters="scalar"),
     chain_case(1, 2, 67, kind="probs", filters="topp"),
-    chain_case(2, 2, 67, bf16, kind="probs", layout="sliced", ids=torch.int32),
+    chain_case(2, 2, 67, bf16, kind="probs", layout="sliced", id_dtype=torch.int32),
     chain_case(2, 1, 67, draft="none", filters="tensor", layout="ragged"),
     chain_case(2, 2, 67, rule="greedy", draft="none", layout="ragged-padded"),
     chain_case(2, 2, 67, rule="match", draft="none", filters="warm"),

@@ -11,7 +11,7 @@ from specdec_kernels import testing
 
 OUTPUTS = {
     "sample": ("tokens", "logprobs", "logsumexp", "threshold", "status"),
-    "verify_chain": ("tokens", "num_accepted", "status", "logprobs"),
+    "verify_chain": ("tokens", "num_accepted", "status", "logprobs", "acceptance"),
 }
 # A draw lands on another token only if its uniform is this close to a step of the cdf.
 TIE_PER_DRAW = 2e-5
@@ -55,7 +55,9 @@ def worst(name, got, want, atol=0.0, rtol=0.0):
 def same_outputs(op, got, want):
     """Ids, counts and status exactly, float outputs to rounding of float32."""
     for name, g, w in zip(OUTPUTS[op], got, want, strict=True):
-        tolerance = {"logprobs": 1e-5, "logsumexp": 2e-6, "threshold": 1e-6}.get(name, 0.0)
+        tolerance = {
+            "logprobs": 1e-5, "logsumexp": 2e-6, "threshold": 1e-6, "acceptance": 2e-5
+        }.get(name, 0.0)  # fmt: skip
         worst(name, g, w, atol=tolerance, rtol=tolerance)
 
 
@@ -85,18 +87,22 @@ def sample(op, logits, *, seeds=0, positions=0, stream="draft", method=None, **f
     return op(logits, *args)
 
 
-def verify(op, target, tokens, draft=None, *, sampled=None, kind="logits", rule="token",
-           seeds=0, positions=0, cu_rows=None, uniforms=None, **filters):  # fmt: skip
+def verify(op, target, tokens, draft=None, *, sampled=None, ids=None, columns=None, kind="logits",
+           rule="token", seeds=0, positions=0, cu_rows=None, uniforms=None, lenience=1.0,
+           epsilon=0.09, delta=0.3, rates=None, eos_ids=None, max_emit=None, logprobs=True,
+           acceptance=True, **filters):  # fmt: skip
     """An implementation of `verify_chain`, called as the public function is.
 
-    sampled: (logsumexp, threshold, temperature) of a SampledDraft.
+    sampled: (logsumexp, threshold, temperature) of a SampledDraft. ids: of a SparseDraft, whose
+    probabilities are `draft`. columns: of a DraftMap.
     """
     n = len(tokens)
     logsumexp, threshold, t = sampled or (None, None, 1.0)
     ts, t = (t, 1.0) if isinstance(t, torch.Tensor) else (None, t)
     return op(
-        target, tokens, draft, logsumexp, threshold, ts, t, kind, rule, *shaping(**filters),
-        vector(seeds, n), vector(positions, n), cu_rows, uniforms,
+        target, tokens, draft, ids, columns, logsumexp, threshold, ts, t, kind, rule,
+        *shaping(**filters), vector(seeds, n), vector(positions, n), cu_rows, uniforms, lenience,
+        epsilon, delta, rates, eos_ids, max_emit, logprobs, acceptance,
     )  # fmt: skip
 
 

@@ -2,7 +2,6 @@
 
 import math
 from fractions import Fraction
-from itertools import product
 
 import numpy as np
 import pytest
@@ -157,61 +156,3 @@ def test_rule_token_keeps_the_target_law_in_rationals():
         rejected = 1 - sum(accepted)
         assert rejected == sum(residual)
         assert [a + r for a, r in zip(accepted, residual, strict=True)] == p
-
-
-def chain_counts(p, q, gamma):
-    """[gamma + 1] law of the accepted count for i.i.d. rows, by enumeration of drafts."""
-    counts = [Fraction(0)] * (gamma + 1)
-    for drafts in product(range(len(p)), repeat=gamma):
-        reach = Fraction(1)
-        for i, x in enumerate(drafts):
-            accept = min(Fraction(1), p[x] / q[x]) if q[x] else Fraction(0)
-            counts[i] += reach * q[x] * (1 - accept) * math.prod(q[y] for y in drafts[i + 1 :])
-            reach *= q[x] * accept
-        counts[gamma] += reach
-    return counts
-
-
-def test_expected_tokens_is_the_rational_enumeration():
-    p, q = law_of([3, 1, 2]), law_of([1, 4, 2])
-    counts = chain_counts(p, q, 3)
-    assert sum(counts) == 1
-    rows = (torch.tensor([float(x) for x in row], dtype=torch.float64) for row in (p, q))
-    alpha = float(analysis.acceptance_rate(*rows))
-    mean = float(sum(n * c for n, c in enumerate(counts)))
-    assert analysis.expected_tokens(alpha, 3) == pytest.approx(1 + mean, rel=1e-12)
-
-
-def test_expected_tokens_of_the_toy_model():
-    """P = (1/3, 2/3), Q = (2/3, 1/3), gamma = 2: 10/9 accepted (ALGORITHMS.md, rule block)."""
-    counts = chain_counts(law_of([1, 2]), law_of([2, 1]), 2)
-    assert sum(n * c for n, c in enumerate(counts)) == Fraction(10, 9)
-    assert analysis.expected_tokens(2 / 3, 2) == pytest.approx(1 + 10 / 9)
-
-
-def test_factors_are_leviathans():
-    """Table 1 of the paper: operations and speed for c = c-hat = 0.01."""
-    for alpha, gamma, operations, speed in [
-        (0.6, 2, 1.53, 1.96), (0.7, 3, 1.58, 2.53), (0.8, 2, 1.23, 2.44), (0.8, 5, 1.63, 3.69),
-        (0.9, 2, 1.11, 2.71), (0.9, 10, 1.60, 6.86),
-    ]:  # fmt: skip
-        assert analysis.operations_factor(alpha, gamma, 0.0) == pytest.approx(operations, abs=6e-3)
-        assert analysis.walltime_factor(alpha, gamma, 0.0) == pytest.approx(speed, abs=6e-3)
-
-
-def test_optimal_gamma_is_the_best_of_all_and_zero_when_drafting_costs_more_than_it_gives():
-    for alpha, cost in product((0.3, 0.6, 0.9), (0.01, 0.1, 0.5)):
-        best = analysis.optimal_gamma(alpha, cost)
-        factor = analysis.walltime_factor(alpha, best, cost)
-        assert all(factor >= analysis.walltime_factor(alpha, g, cost) for g in range(65))
-        assert (best > 0) == (alpha > cost)
-    assert analysis.optimal_gamma(0.9, 0.0, verification=lambda g: 1 + 3 * g) == 0
-
-
-def test_match_acceptance_lies_between_its_bound_and_rule_token():
-    generator = torch.Generator().manual_seed(2)
-    for _ in range(50):
-        p, q = torch.randn(2, 6, generator=generator).double().mul(1.5).softmax(-1)
-        alpha = float(analysis.match_acceptance(p, q))
-        tv = float((p - q).abs().sum() / 2)
-        assert (1 - tv) / (1 + tv) - 1e-12 <= alpha <= 1 - tv + 1e-12

@@ -30,7 +30,9 @@ LONG = {
     "tests/test_triton.py": "random calls share one generator of cases",
     "tests/test_law.py": "one table of settings and its negative controls read together",
 }
-PUBLIC = ["_ops", "analysis", "chain", "kv", "sample", "testing", "reference"]
+PUBLIC = [
+    "_ops", "analysis", "chain", "enumeration", "estimates", "kv", "sample", "testing", "reference",
+]  # fmt: skip
 
 pytestmark = pytest.mark.skipif(not CSRC.is_dir(), reason="the sources are not beside the tests")
 

@@ -61,6 +61,12 @@ float RowView::at(int64_t index) const {
   return *read(index, 1, &one);
 }
 
+void RowView::gather(const int32_t* columns, int64_t n, float rest, float* out) const {
+  for (int64_t j = 0; j < n; ++j) {
+    out[j] = columns[j] >= 0 && columns[j] < vocab_ ? at(columns[j]) : rest;
+  }
+}
+
 double Law::logprob(const RowView& row, int64_t index) const {
   if (point) return index == argmax ? 0.0 : -INFINITY;
   const float l = row.at(index);

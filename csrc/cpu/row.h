@@ -37,9 +37,12 @@ class RowView {
   // The tile itself, or its conversion in scratch [kTile].
   const float* tile(int64_t t, float* scratch) const;
   float at(int64_t index) const;
+  // Elements [begin, begin + n), n <= kTile; in scratch [kTile] if they need conversion.
+  const float* read(int64_t begin, int64_t n, float* scratch) const;
+  // out[j] = element columns[j], or `rest` where that is none of the row.
+  void gather(const int32_t* columns, int64_t n, float rest, float* out) const;
 
  private:
-  const float* read(int64_t begin, int64_t n, float* scratch) const;
   const void* data_ = nullptr;
   int64_t vocab_ = 0;
   DType dtype_ = DType::kFloat32;

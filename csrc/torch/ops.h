@@ -17,13 +17,17 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> sample(
     std::optional<Tensor> min_ps, double min_p, Tensor seeds, Tensor positions, std::string stream,
     std::string method);
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> verify_chain(
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> verify_chain(
     Tensor target, Tensor draft_tokens, std::optional<Tensor> draft,
+    std::optional<Tensor> draft_ids, std::optional<Tensor> draft_columns,
     std::optional<Tensor> draft_logsumexp, std::optional<Tensor> draft_threshold,
     std::optional<Tensor> draft_temperatures, double draft_temperature, std::string kind,
     std::string rule, std::optional<Tensor> temperatures, double temperature,
     std::optional<Tensor> top_ks, int64_t top_k, std::optional<Tensor> top_ps, double top_p,
     std::optional<Tensor> min_ps, double min_p, Tensor seeds, Tensor positions,
-    std::optional<Tensor> cu_rows, std::optional<Tensor> uniforms);
+    std::optional<Tensor> cu_rows, std::optional<Tensor> uniforms, double lenience,
+    double typical_epsilon, double typical_delta, std::optional<Tensor> synthetic_rates,
+    std::optional<Tensor> eos_ids, std::optional<Tensor> max_emit, bool with_logprobs,
+    bool with_acceptance);
 
 }  // namespace specdec

@@ -6,12 +6,15 @@ row, sequence) first fills the slots of all rows (`chain_tiles`), and the same w
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from specdec_kernels import _checks
+from specdec_kernels._chain_arguments import ChainArguments
 from specdec_kernels.triton import launch
 from specdec_kernels.triton.law import (
     MASS,
@@ -340,35 +343,15 @@ def chain_sequences(
         tl.store(logprobs + b * (gamma + 1) + j, 0.0)
 
 
-def verify_chain(
-    target: Tensor,
-    draft_tokens: Tensor,
-    draft: Tensor | None,
-    draft_logsumexp: Tensor | None,
-    draft_threshold: Tensor | None,
-    draft_temperatures: Tensor | None,
-    draft_temperature: float,
-    kind: str,
-    rule: str,
-    temperatures: Tensor | None,
-    temperature: float,
-    top_ks: Tensor | None,
-    top_k: int,
-    top_ps: Tensor | None,
-    top_p: float,
-    min_ps: Tensor | None,
-    min_p: float,
-    seeds: Tensor,
-    positions: Tensor,
-    cu_rows: Tensor | None,
-    uniforms: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def verify_chain(*args: Any) -> tuple[Tensor, ...]:
     """`reference.verify_chain` on a CUDA device; CPU tensors with TRITON_INTERPRET=1."""
-    _checks.verify_chain(
-        target, draft_tokens, draft, draft_logsumexp, draft_threshold, draft_temperatures,
+    a = ChainArguments(*args)
+    a.check()
+    (
+        target, draft_tokens, draft, _, _, draft_logsumexp, draft_threshold, draft_temperatures,
         draft_temperature, kind, rule, temperatures, temperature, top_ks, top_k, top_ps, top_p,
-        min_ps, min_p, seeds, positions, cu_rows, uniforms,
-    )  # fmt: skip
+        min_ps, min_p, seeds, positions, cu_rows, uniforms, *_,
+    ) = a  # fmt: skip
     batch, gamma = draft_tokens.shape
     v = target.shape[-1]
     tokens = draft_tokens.new_empty((batch, gamma + 1))

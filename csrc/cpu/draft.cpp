@@ -1,0 +1,147 @@
+#include "cpu/draft.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace specdec {
+namespace {
+
+bool probability(float value) { return value >= 0 && std::isfinite(value); }
+
+bool lawful(const DraftLaw& d, const float* values, int64_t n) {
+  if (d.probs) return tile_kernels().is_law(values, n);
+  const Peak peak = tile_kernels().peak(values, n, nullptr);
+  return !peak.nan && peak.max < INFINITY;
+}
+
+void look_up_sparse(DraftLaw& d, int64_t x) {
+  for (int64_t k = 0; k < d.row.vocab(); ++k) {
+    d.fault |= d.id(k) >= 0 && !probability(d.row.at(k));
+  }
+  d.q_x = d.mass(x);
+  d.log_q_x = std::log(d.q_x);
+}
+
+void look_up_row(DraftLaw& d, const Law& law, int64_t x) {
+  const int64_t column = d.columns != nullptr ? d.columns[x] : x;
+  const bool inside = column >= 0 && column < d.row.vocab();
+  const float at = inside ? d.row.at(column) : 0;
+  if (d.probs) {
+    d.fault = inside && !probability(at);
+    d.q_x = at;
+    d.log_q_x = std::log(d.q_x);
+  } else {
+    d.fault |= inside && !(at < INFINITY);
+    d.log_q_x = inside ? law.logprob(d.row, column) : -INFINITY;
+    d.q_x = std::exp(d.log_q_x);
+  }
+}
+
+}  // namespace
+
+double DraftLaw::mass(int64_t token) const {
+  double sum = 0;
+  for (int64_t k = 0; k < row.vocab(); ++k) {
+    if (id(k) == token) sum += static_cast<double>(row.at(k));
+  }
+  return sum;
+}
+
+bool DraftLaw::weights(int64_t begin, int64_t n, float* out) const {
+  if (few()) {
+    std::fill(out, out + n, 0.0f);
+    if (form == DraftForm::kPointMass) {
+      if (token >= begin && token < begin + n) out[token - begin] = 1;
+      return true;
+    }
+    for (int64_t k = 0; k < row.vocab(); ++k) {
+      if (id(k) >= begin && id(k) < begin + n) out[id(k) - begin] += row.at(k);
+    }
+    return true;
+  }
+  if (columns != nullptr) {
+    row.gather(columns + begin, n, probs ? 0.0f : -INFINITY, out);
+    if (!probs) tile_kernels().weights(out, n, shape, out);
+    return true;  // `rest` judges the row
+  }
+  const int64_t known = std::clamp<int64_t>(row.vocab() - begin, 0, n);
+  std::fill(out + known, out + n, 0.0f);
+  if (known == 0) return true;
+  float buffer[kTile];
+  const float* values = row.read(begin, known, buffer);
+  if (!checked && !lawful(*this, values, known)) return false;
+  if (probs) {
+    std::copy(values, values + known, out);
+  } else {
+    tile_kernels().weights(values, known, shape, out);
+  }
+  return true;
+}
+
+bool DraftLaw::rest(int64_t vocab, double& beyond) const {
+  if (form == DraftForm::kPointMass) {
+    if (token >= vocab) beyond += 1;
+    return true;
+  }
+  if (form == DraftForm::kSparse) {
+    for (int64_t k = 0; k < row.vocab(); ++k) {
+      if (id(k) >= vocab) beyond += static_cast<double>(row.at(k));
+    }
+    return true;
+  }
+  float buffer[kTile], law[kTile];
+  for (int64_t begin = columns != nullptr ? 0 : vocab; begin < row.vocab(); begin += kTile) {
+    const int64_t n = std::min(kTile, row.vocab() - begin);
+    const float* values = row.read(begin, n, buffer);
+    if (!checked && !lawful(*this, values, n)) return false;
+    if (columns != nullptr) continue;
+    if (!probs) tile_kernels().weights(values, n, shape, law);
+    beyond += static_cast<double>(tile_kernels().sum(probs ? values : law, n));
+  }
+  return true;
+}
+
+DraftLaw draft_law(const ChainParams& p, int64_t b, int64_t i, int64_t first_row, int64_t x,
+                   float temperature, const Parallel& parallel, Scratch& scratch) {
+  DraftLaw d;
+  d.token = x;
+  if (p.draft_form == DraftForm::kPointMass || temperature == 0) return d;
+  d.form = p.draft_form;
+  const int64_t at = p.draft_ragged ? first_row - b + i : b * p.gamma + i;
+  if (p.draft_ragged && (at < 0 || at >= p.num_draft_rows)) {  // cu_rows is data
+    d.fault = true;
+    return d;
+  }
+  d.row = p.draft_ragged ? RowView(p.draft, 0, at, p.draft_vocab)
+                         : RowView(p.draft, b, i, p.draft_vocab);
+  d.columns = p.draft_columns;
+  d.ids_are_int64 = p.draft_ids_are_int64;
+  if (d.form == DraftForm::kSparse) {
+    d.probs = true;
+    d.ids = static_cast<const char*>(p.draft_ids) + at * p.draft_vocab * (d.ids_are_int64 ? 8 : 4);
+    look_up_sparse(d, x);
+    return d;
+  }
+  Law law;
+  if (d.form == DraftForm::kSampled) {
+    const double total = p.draft_logsumexp[b * p.gamma + i];
+    law.threshold = p.draft_threshold[b * p.gamma + i];
+    law.inv_t = inverse_temperature(temperature);
+    d.fault = !std::isfinite(total) || std::isnan(law.threshold);
+    // exp(d / T - total) about a point near the maximum, where float32 subtracts exactly.
+    law.max = static_cast<float>(total / law.inv_t);
+    law.log_sum = total - static_cast<double>(law.max) * law.inv_t;
+    d.shape = law.shape();
+  } else if (p.kind == Kind::kProbs) {
+    d.probs = true;
+  } else {
+    law = measure(d.row, {temperature, 0, 1.0f, 0.0f}, parallel, scratch);
+    d.fault = !law.finite;
+    d.checked = law.finite;
+    if (law.finite) d.shape = law.shape();
+  }
+  if (!d.fault || d.probs) look_up_row(d, law, x);
+  return d;
+}
+
+}  // namespace specdec

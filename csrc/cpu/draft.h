@@ -1,0 +1,43 @@
+#pragma once
+// The draft's conditional Q of one row, on the target's vocabulary, whatever form it came in.
+#include "cpu/row.h"
+#include "specdec/chain.h"
+
+namespace specdec {
+
+struct DraftLaw {
+  bool fault = false;  // seen where the drafted token was looked up
+  double q_x = 1;      // of the drafted token; its logarithm is exact where q_x underflows
+  double log_q_x = 0;
+
+  // Probabilities of the tokens [begin, begin + n), n <= kTile. False if what was read is no law.
+  bool weights(int64_t begin, int64_t n, float* out) const;
+  // Whether the columns that no token has are lawful; their mass is added to `beyond`.
+  bool rest(int64_t vocab, double& beyond) const;
+  // Whether a scan of all tokens says nothing that a few lookups do not.
+  bool few() const { return form == DraftForm::kPointMass || form == DraftForm::kSparse; }
+
+  // Which law; fields of other forms are unused.
+  DraftForm form = DraftForm::kPointMass;
+  int64_t token = -1;    // point mass
+  RowView row;           // rows, sampled; probabilities of a sparse law
+  Shape shape{};         // of logits
+  bool probs = false;    // the row holds probabilities
+  bool checked = false;  // the whole row is known to be finite
+  const int32_t* columns = nullptr;
+  const void* ids = nullptr;  // sparse, at this row
+  bool ids_are_int64 = false;
+
+  int64_t id(int64_t k) const {
+    return ids_are_int64 ? static_cast<const int64_t*>(ids)[k]
+                         : static_cast<const int32_t*>(ids)[k];
+  }
+  // Probability of a token of a sparse law: ids that come twice add up.
+  double mass(int64_t token) const;
+};
+
+// Q of draft i of sequence b, at the drafted token x. `first_row`: of a ragged sequence.
+DraftLaw draft_law(const ChainParams& p, int64_t b, int64_t i, int64_t first_row, int64_t x,
+                   float temperature, const Parallel& parallel, Scratch& scratch);
+
+}  // namespace specdec

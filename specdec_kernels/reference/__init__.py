@@ -1,0 +1,22 @@
+"""The specification in code: each op, one row at a time, in float64.
+
+Same signatures as the ops of `torch.ops.specdec_kernels`; CPU tensors. Slow and short on purpose.
+"""
+
+from specdec_kernels.reference.chain import verify_chain
+from specdec_kernels.reference.kv import kv_append_, kv_truncate_
+from specdec_kernels.reference.law import TAIL, Law, exponentials, philox, pick, uniform
+from specdec_kernels.reference.sample import sample
+
+__all__ = [
+    "TAIL",
+    "Law",
+    "exponentials",
+    "kv_append_",
+    "kv_truncate_",
+    "philox",
+    "pick",
+    "sample",
+    "uniform",
+    "verify_chain",
+]
