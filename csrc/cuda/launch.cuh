@@ -56,6 +56,7 @@ inline CudaPlan make_plan(const CudaRequest& request, const Device& device, int6
   const int64_t room = int64_t{kBlocksPerProcessor} * device.processors;
   const int64_t whole_row = (spans + kWarps - 1) / kWarps;  // blocks that one step of a row keeps busy
   CudaPlan plan = {};
+  if (sequences * rows == 0) return plan;
   const int most = device.clusters ? kMaxTeam : 1;
   const auto fitting = [&](int64_t blocks) {
     int team = 1;
@@ -67,7 +68,7 @@ inline CudaPlan make_plan(const CudaRequest& request, const Device& device, int6
   if (plan.parallel) {
     plan.team = wide ? fitting(whole_row) : 1;
   } else {
-    plan.team = fitting(std::min(whole_row, room / std::max<int64_t>(sequences, 1)));
+    plan.team = fitting(std::min(whole_row, room / sequences));
   }
   if (request.team > 0) plan.team = std::min(request.team, most);
   if (!plan.parallel) {
