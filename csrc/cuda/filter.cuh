@@ -146,7 +146,7 @@ class Selection {
           if (at < kCandidates) s.candidates[at] = key;
           add(key);
         }
-        turn(values);
+        rotate(values);
       }
     }
   }
@@ -160,9 +160,11 @@ class Selection {
   int shift_ = 0;
 };
 
-// Sets the threshold of a law without one; its slot holds all masses, and is free after this.
+// Sets the threshold of a law without one. The slot holds all masses, and is filled again with what
+// survives.
 inline __device__ void filter_law(Team& team, const RowView& row, const Slot& slot,
-                                  const Params& params, Law& law) {
+                                  const Params& params, Want want,
+                                  const RaceNoise& noise, Law& law) {
   const uint32_t high = ordered_key(law.max);
   uint32_t low = ordered_key(-INFINITY);
   Selection selection(team, row, slot, {law.max, rate_of(law.inv_t), -INFINITY});
@@ -190,6 +192,8 @@ inline __device__ void filter_law(Team& team, const RowView& row, const Slot& sl
   }
   const float keep = from_ordered_key(low);
   law.threshold = fmaxf(keep, min_p_threshold(law.max, params.temperature, params.min_p));
+  team.sync();
+  filter_slot(team, row, slot, want, law.inv_t, law.threshold, noise);
   team.sync();
 }
 

@@ -8,9 +8,9 @@ namespace specdec {
 
 // Statistics of the spans of one row, in global memory.
 struct Slot {
-  int64_t* units;  // [spans], mass relative to the span's own maximum
+  int64_t* units;  // [spans], mass relative to the span's own maximum or scale
   uint64_t* best;  // [spans], ranked: of the race, or the place of the maximum
-  float* maxima;   // [spans], NaN if an entry is
+  float* maxima;   // [spans], of logits, or scales of weights; NaN if the span holds a fault
 };
 
 // Slots of `spans` entries one after the other; `best` only where the call needs it.
@@ -61,22 +61,38 @@ inline __device__ float inverse_temperature(float temperature) {
 inline __device__ bool is_finite(float x) { return x >= -kLargest && x <= kLargest; }
 inline __device__ bool is_finite(double x) { return fabs(x) < INFINITY; }
 
-// What a row is read for.
-enum class Want : int32_t { kMass, kRace, kArgmax };
+// What a row is read for. kLinear: mass of weights that are given as they are.
+enum class Want : int32_t { kMass, kRace, kArgmax, kLinear };
 
 struct Law {
   float max;
   float inv_t;
   float threshold;  // in raw logits
+  bool sound;       // the row has a law
   bool point;       // all mass on the maximum
+  bool direct;      // the row holds the probabilities; nothing above is used
   double log_sum;   // of exp((l - max) * inv_t) over survivors
 
-  __device__ bool sound() const { return is_finite(max); }
   __device__ double logprob(float l) const {
+    if (direct) return log(static_cast<double>(l));
     if (!(l >= threshold)) return -INFINITY;
     return point ? 0.0 : (static_cast<double>(l) - max) * inv_t - log_sum;
   }
 };
+
+// Units of non-negative weights; leaves their scale in `top`, which is their maximum before, and NaN
+// where that is not finite. Consumes the weights.
+inline __device__ int64_t linear_units(float (&w)[kPerLane], float& top) {
+  if (!is_finite(top)) {
+    top = NAN;
+    return 0;
+  }
+  top = scale_of(top);
+  const float inverse = inverse_scale(top);
+#pragma unroll
+  for (int j = 0; j < kPerLane; ++j) w[j] *= inverse;
+  return warp_sum(lane_units(w));
+}
 
 // Fills `part` of `parts` of a slot.
 inline __device__ void fill_slot(const Team& team, const RowView& row, const Slot& slot, Want want,
@@ -84,24 +100,26 @@ inline __device__ void fill_slot(const Team& team, const RowView& row, const Slo
                                  int parts = 1) {
   const float rate = rate_of(inv_t);
   each_span(team, row, part, parts, [&](int64_t span, float(&values)[kPerLane]) {
-    const float top = span_max(values);
+    float top = span_max(values);
     uint64_t best = 0;
     int64_t units = 0;
-    if (want == Want::kArgmax) {
+    if (want == Want::kLinear) {
+      units = linear_units(values, top);
+    } else if (want == Want::kArgmax) {
       int first = -1;
 #pragma unroll
       for (int j = kPerLane - 1; j >= 0; --j) first = values[j] == top ? j : first;
-      best = warp_best(first < 0 ? 0 : ranked(1.0f, place(row.dtype, first)));
+      best = warp_best(first < 0 ? 0 : ranked(1.0f, place(row.wide(), first)));
     } else if (is_finite(top)) {
 #pragma unroll
       for (int j = 0; j < kPerLane; ++j) values[j] = exp2_fast((values[j] - top) * rate);
       units = warp_sum(lane_units(values));
-      if (want == Want::kRace) best = span_race(values, row.dtype, span, noise);
+      if (want == Want::kRace) best = span_race(values, row.wide(), span, noise);
     }
     if (lane_id() != 0) return;
     slot.maxima[span] = top;
     if (want != Want::kArgmax) slot.units[span] = units;
-    if (want != Want::kMass) slot.best[span] = best;
+    if (want == Want::kRace || want == Want::kArgmax) slot.best[span] = best;
   });
 }
 
@@ -117,11 +135,9 @@ inline __device__ void filter_slot(const Team& team, const RowView& row, const S
     if (top >= threshold) {
       float values[kPerLane];
       read_span(row, span, values);
-      const Shape shape{top, rate_of(inv_t), threshold};
-#pragma unroll
-      for (int j = 0; j < kPerLane; ++j) values[j] = shape.weight(values[j]);
+      weigh(values, {top, rate_of(inv_t), threshold});
       units = warp_sum(lane_units(values));
-      if (want == Want::kRace) best = span_race(values, row.dtype, span, noise);
+      if (want == Want::kRace) best = span_race(values, row.wide(), span, noise);
     }
     if (lane_id() != 0) continue;
     slot.units[span] = units;
@@ -160,7 +176,9 @@ class SpanMasses {
 
   // In units of 2^-50 / unit of the largest weight.
   __device__ int64_t total() const { return total_; }
-  __device__ double sum() const { return static_cast<double>(total_) * (0x1p-50 / unit_); }
+  __device__ double sum() const {
+    return static_cast<double>(total_) * (0x1p-50 / unit_) * (linear_ ? max_ : 1.0);
+  }
 
   // The span where the cumulated mass passes u of the total, and the rest in units of this span.
   __device__ int64_t choose(const Team& team, double u, int64_t& rest) const {
@@ -197,17 +215,15 @@ class SpanMasses {
   int64_t begin_, end_, mine_, before_, total_;
 };
 
-// A token of the law whose masses these are; known in every lane of every warp.
-inline __device__ int64_t draw(const Team& team, const RowView& row, const Slot& slot,
-                               const SpanMasses& masses, const Law& law, double u) {
-  int64_t rest;
-  const int64_t span = masses.choose(team, u, rest);
-  float values[kPerLane];
-  read_span(row, span, values);
-  const Shape shape{slot.maxima[span], rate_of(law.inv_t), law.threshold};
-#pragma unroll
-  for (int j = 0; j < kPerLane; ++j) values[j] = shape.weight(values[j]);
-  return span * kSpan + span_pick(values, row.dtype, rest);
+// The law of a row without filters, from its slot. Temperature 0 leaves the maximum alone.
+inline __device__ Law slot_law(Team& team, const Slot& slot, int64_t spans, float temperature) {
+  Law law = {};
+  law.max = slot_max(team, slot.maxima, spans);
+  law.inv_t = inverse_temperature(temperature);
+  law.point = temperature == 0;
+  law.threshold = law.point ? law.max : -INFINITY;
+  law.sound = is_finite(law.max);
+  return law;
 }
 
 // Best of the spans' ranked scores times their factor; the lowest id of equals.

@@ -43,29 +43,35 @@ __device__ void write(const Team& team, const SampleParams& p, int64_t r, int64_
   p.status[r] = status;
 }
 
+__device__ int64_t draw(const Team& team, const SampleTask& task, const SpanMasses& masses,
+                        const Law& law, double u) {
+  int64_t rest;
+  const int64_t span = masses.choose(team, u, rest);
+  float values[kPerLane];
+  read_span(task.row, span, values);
+  weigh(values, {task.slot.maxima[span], rate_of(law.inv_t), law.threshold});
+  return span * kSpan + span_pick(values, task.row.wide(), rest);
+}
+
 // The slot is filled.
 __device__ void finish(Team& team, const SampleParams& p, int64_t r) {
   const SampleTask& task = team.task<SampleTask>();
   if (!task.params.valid()) return write(team, p, r, -1, 0, 0, 0, kBadParameter);
   const int64_t spans = task.row.spans();
-  Law law{slot_max(team, task.slot.maxima, spans), inverse_temperature(task.params.temperature),
-          -INFINITY, task.params.temperature == 0, 0};
-  if (!law.sound()) return write(team, p, r, -1, 0, 0, 0, kTargetNotFinite);
+  Law law = slot_law(team, task.slot, spans, task.params.temperature);
+  if (!law.sound) return write(team, p, r, -1, 0, 0, 0, kTargetNotFinite);
   if (law.point) {
     return write(team, p, r, argmax(team, task.slot, spans, law.max), 0, 0, law.max, 0);
   }
   if (task.filtered) {
-    filter_law(team, task.row, task.slot, task.params, law);
-    filter_slot(team, task.row, task.slot, want(p, task), law.inv_t, law.threshold, task.noise);
-    team.sync();
+    filter_law(team, task.row, task.slot, task.params, want(p, task), task.noise, law);
   }
   const SpanMasses masses(team, task.slot, spans, law.max, law.inv_t);
   law.log_sum = log(masses.sum());
   const RaceNoise& noise = task.noise;
   const int64_t token =
       p.race ? race_winner(team, task.slot, spans, law)
-             : draw(team, task.row, task.slot, masses, law,
-                    uniform(noise.seed, noise.position, noise.stream));
+             : draw(team, task, masses, law, uniform(noise.seed, noise.position, noise.stream));
   write(team, p, r, token, law.logprob(at(task.row, token)),
         static_cast<double>(law.max) * law.inv_t + law.log_sum, law.threshold, 0);
 }

@@ -29,7 +29,7 @@ struct Shared {
   uint32_t last;
   // What a kernel knows of the sequence it works on. Here and not in registers, which the loops over
   // entries need.
-  alignas(16) unsigned char task[512];
+  alignas(16) unsigned char task[768];
 };
 
 inline __device__ Shared* shared_memory() {
@@ -146,6 +146,14 @@ struct Team {
       all += part;
     }
     return before + upto - value;
+  }
+
+  // The same of doubles, always in one order.
+  __device__ double sum(double value) {
+    for (int step = kLanes / 2; step > 0; step /= 2) {
+      value += __shfl_xor_sync(kAllLanes, value, step);
+    }
+    return fold_warps(value, [](double a, double b) { return a + b; });
   }
 
   // The largest of a block's keys, unsigned.

@@ -17,36 +17,59 @@ static_assert(kTile % kSpan == 0, "spans divide tiles");
 constexpr float kLargest = 3.402823466e38f;
 constexpr float kLog2E = 1.44269504088896341f;
 
-// V elements. as_log: they are probabilities and their logarithms are wanted.
+// What the elements of a row are, and what of them is wanted. A negative probability becomes NaN.
+enum class Read : int32_t { kLogits, kProbs, kLogOfProbs };
+
 struct RowView {
   const void* data;
   int64_t vocab;
   DType dtype;
-  bool as_log;
+  Read read;
 
   RowView() = default;
   __device__ RowView(const Rows& rows, int64_t sequence, int64_t row, int64_t vocab,
-                     bool as_log = false)
-      : vocab(vocab), dtype(rows.dtype), as_log(as_log) {
-    const int64_t bytes = rows.dtype == DType::kFloat32 ? 4 : 2;
-    data = static_cast<const char*>(rows.data) +
-           bytes * (sequence * rows.stride_sequence + row * rows.stride_row);
+                     Read read = Read::kLogits)
+      : vocab(vocab), dtype(rows.dtype), read(read) {
+    data = address(rows.data, sequence * rows.stride_sequence + row * rows.stride_row);
+  }
+
+  // The same row without its first `skip` elements, and no longer than `size`.
+  __device__ RowView part(int64_t skip, int64_t size) const {
+    RowView out = *this;
+    out.data = address(data, skip);
+    out.vocab = vocab - skip < size ? vocab - skip : size;
+    return out;
   }
 
   __device__ int64_t spans() const { return (vocab + kSpan - 1) / kSpan; }
   __device__ bool aligned() const { return reinterpret_cast<uintptr_t>(data) % 16 == 0; }
+  __device__ bool wide() const { return dtype == DType::kFloat32; }
+
+ private:
+  __device__ const void* address(const void* from, int64_t elements) const {
+    return static_cast<const char*>(from) + elements * (wide() ? 4 : 2);
+  }
 };
+
+// The lane that holds entry `index` of a span, and the element it is there.
+inline __device__ int holder(bool wide, int index) {
+  return wide ? index % 128 / 4 : index % 256 / 8;
+}
+inline __device__ int element(bool wide, int index) {
+  return wide ? index / 128 * 4 + index % 4 : index / 256 * 8 + index % 8;
+}
 
 // Elements of a lane as they lie in memory; the 16-bit dtypes fill half of it.
 struct Packed {
   uint32_t word[kPerLane];
 };
 
-// Where element j of this lane stands in its span: four or eight at a time are neighbours.
-inline __device__ int place(DType dtype, int j) {
-  return dtype == DType::kFloat32 ? j / 4 * 128 + lane_id() * 4 + j % 4
-                                  : j / 8 * 256 + lane_id() * 8 + j % 8;
+// Where element j of this lane stands in its span: four neighbours of float32, eight of the 16-bit
+// dtypes.
+inline __device__ int place(bool wide, int j) {
+  return wide ? j / 4 * 128 + lane_id() * 4 + j % 4 : j / 8 * 256 + lane_id() * 8 + j % 8;
 }
+inline __device__ int first_of_quad(bool wide, int quad) { return place(wide, quad * 4); }
 
 inline __device__ float from_bfloat16(uint32_t h) { return bits_as<float>(h << 16); }
 
@@ -57,6 +80,11 @@ inline __device__ float from_float16(uint32_t h) {
   return bits_as<float>(bits_as<uint32_t>(magnitude) | special | (h & 0x8000u) << 16);
 }
 
+inline __device__ float as_wanted(Read read, float value) {
+  if (read == Read::kLogOfProbs) return logf(value);
+  return read == Read::kProbs && !(value >= 0) ? NAN : value;
+}
+
 inline __device__ float at(const RowView& row, int64_t index) {
   float value;
   if (row.dtype == DType::kFloat32) {
@@ -65,7 +93,7 @@ inline __device__ float at(const RowView& row, int64_t index) {
     const uint32_t h = static_cast<const uint16_t*>(row.data)[index];
     value = row.dtype == DType::kBFloat16 ? from_bfloat16(h) : from_float16(h);
   }
-  return row.as_log ? logf(value) : value;
+  return as_wanted(row.read, value);
 }
 
 // Sixteen bytes a load where the row allows it; else one element a load, to the same lanes. `fill`
@@ -108,8 +136,8 @@ inline __device__ void load_elements(const RowView& row, int64_t begin, uint32_t
 }
 
 // Beyond the end stands what has no weight: -inf, or probability 0.
-inline __device__ void load_span(const RowView& row, int64_t span, bool probabilities,
-                                 Packed& out) {
+inline __device__ void load_span(const RowView& row, int64_t span, Packed& out) {
+  const bool probabilities = row.read != Read::kLogits;
   const int64_t begin = span * kSpan;
   if (row.dtype == DType::kFloat32) {
     load_elements<float>(row, begin, probabilities ? 0 : 0xff800000u, out);
@@ -131,40 +159,42 @@ inline __device__ void unpack(const RowView& row, const Packed& in, float (&out)
     }
   } else {
 #pragma unroll
-    for (int j = 0; j < kPerLane; ++j) out[j] = from_float16(in.word[j / 2] >> (j % 2 * 16) & 0xffffu);
+    for (int j = 0; j < kPerLane; ++j) {
+      out[j] = from_float16(in.word[j / 2] >> (j % 2 * 16) & 0xffffu);
+    }
   }
-  if (row.as_log) {
+  if (row.read != Read::kLogits) {
 #pragma unroll
-    for (int j = 0; j < kPerLane; ++j) out[j] = logf(out[j]);
+    for (int j = 0; j < kPerLane; ++j) out[j] = as_wanted(row.read, out[j]);
   }
 }
 
 inline __device__ void read_span(const RowView& row, int64_t span, float (&out)[kPerLane]) {
   Packed packed;
-  load_span(row, span, row.as_log, packed);
+  load_span(row, span, packed);
   unpack(row, packed, out);
 }
 
-// The next quad to the front: a loop that turns its values needs the registers of one quad's work,
-// not of four.
-inline __device__ void turn(float (&values)[kPerLane]) {
+// The next quad to the front, the first one to the end: a loop that rotates its values needs the
+// registers of one quad's work, not of four.
+inline __device__ void rotate(float (&values)[kPerLane]) {
+  const float first[4] = {values[0], values[1], values[2], values[3]};
 #pragma unroll
-  for (int j = 0; j + 4 < kPerLane; ++j) values[j] = values[j + 4];
+  for (int j = 0; j < kPerLane; ++j) values[j] = j + 4 < kPerLane ? values[j + 4] : first[j % 4];
 }
 
 // f(span, values) for the spans of this warp; the loads of the next one are under way meanwhile.
 template <class F>
 inline __device__ void each_span(const Team& team, const RowView& row, int part, int parts, F f) {
-  const bool raw = row.as_log;
   const int64_t spans = row.spans(), step = team.span_step(parts);
   int64_t span = team.first_span(part);
   if (span >= spans) return;
   Packed next;
-  load_span(row, span, raw, next);
+  load_span(row, span, next);
   for (; span < spans; span += step) {
     float values[kPerLane];
     unpack(row, next, values);
-    if (span + step < spans) load_span(row, span + step, raw, next);
+    if (span + step < spans) load_span(row, span + step, next);
     f(span, values);
   }
 }
@@ -234,6 +264,11 @@ struct Shape {
   }
 };
 
+inline __device__ void weigh(float (&values)[kPerLane], const Shape& shape) {
+#pragma unroll
+  for (int j = 0; j < kPerLane; ++j) values[j] = shape.weight(values[j]);
+}
+
 inline __device__ float rate_of(float inverse_temperature) {
   return fminf(inverse_temperature * kLog2E, kLargest);
 }
@@ -253,6 +288,17 @@ inline __device__ int64_t lane_units(const float (&w)[kPerLane]) {
 #pragma unroll
   for (int q = 0; q < kQuads; ++q) sum += quad_units(w, q);
   return sum;
+}
+
+// A power of two near the largest of non-negative weights, and its inverse: both normal floats.
+inline __device__ float scale_of(float top) {
+  const uint32_t exponent = bits_as<uint32_t>(top) & 0x7f800000u;
+  return bits_as<float>(exponent < 0x00800000u   ? 0x00800000u
+                        : exponent > 0x7e800000u ? 0x7e800000u
+                                                 : exponent);
+}
+inline __device__ float inverse_scale(float scale) {
+  return bits_as<float>(0x7f000000u - bits_as<uint32_t>(scale));
 }
 
 inline __device__ int64_t warp_sum(int64_t value) {
@@ -304,13 +350,13 @@ inline __device__ float exponential(uint32_t x, int word, const RaceNoise& noise
   return upper ? -logf(h) : -log1pf(-h);
 }
 
-// The best of w / E in a span, ranked; 0 if nothing has weight. Consumes the weights.
-inline __device__ uint64_t span_race(float (&w)[kPerLane], DType dtype, int64_t span,
+// The best of w / E in a span, ranked; 0 if nothing has weight.
+inline __device__ uint64_t span_race(float (&w)[kPerLane], bool wide, int64_t span,
                                      const RaceNoise& noise) {
   uint64_t best = 0;
 #pragma unroll 1
   for (int q = 0; q < kQuads; ++q) {
-    const int first = place(dtype, q * 4);
+    const int first = first_of_quad(wide, q);
     const auto lane = static_cast<uint32_t>((span * kSpan + first) / 4);
     const Words x = philox(noise.seed, lane, noise.position, noise.stream);
 #pragma unroll
@@ -320,15 +366,15 @@ inline __device__ uint64_t span_race(float (&w)[kPerLane], DType dtype, int64_t 
         best = rank > best ? rank : best;
       }
     }
-    turn(w);
+    rotate(w);
   }
   return warp_best(best);
 }
 
 // Index in the span of the first entry whose running sum of units passes `target`; else of the last
 // one with weight. In every lane.
-inline __device__ int span_pick(const float (&w)[kPerLane], DType dtype, int64_t target) {
-  const bool pair = dtype != DType::kFloat32;  // two quads of a lane are neighbours
+inline __device__ int span_pick(const float (&w)[kPerLane], bool wide, int64_t target) {
+  const bool pair = !wide;  // two quads of a lane are neighbours
   int64_t running = 0;
   int chosen = -1, last = -1;  // elements of this lane
 #pragma unroll
@@ -356,10 +402,10 @@ inline __device__ int span_pick(const float (&w)[kPerLane], DType dtype, int64_t
     if (!pair || q % 2) running += all;
   }
   const int none = kSpan;
-  const int mine = chosen < 0 ? none : place(dtype, chosen);
+  const int mine = chosen < 0 ? none : place(wide, chosen);
   const auto found = static_cast<int>(~warp_max(~static_cast<uint32_t>(mine)));
   if (found < none) return found;
-  const int end = last < 0 ? 0 : place(dtype, last) + 1;
+  const int end = last < 0 ? 0 : place(wide, last) + 1;
   return static_cast<int>(warp_max(static_cast<uint32_t>(end))) - 1;
 }
 
