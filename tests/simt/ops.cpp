@@ -1,5 +1,7 @@
 // The ops as csrc/torch binds them, served by the CUDA source on CPU tensors, under a name of their
 // own; for tests/test_simt_ops.py.
+#include "../../csrc/torch/chain.cpp"
+#include "../../csrc/torch/chain_arguments.cpp"
 #include "../../csrc/torch/checks.cpp"
 #include "../../csrc/torch/provider.cpp"
 #include "../../csrc/torch/sample.cpp"
@@ -26,6 +28,10 @@ void sample_cpu(const SampleParams& p, const Parallel&) {
   run_in_shim(p, plan_sample_cuda, sample_cuda);
 }
 
+void verify_chain_cpu(const ChainParams& p, const Parallel&) {
+  run_in_shim(p, plan_verify_chain_cuda, verify_chain_cuda);
+}
+
 Parallel torch_parallel() { return serial(); }
 
 }  // namespace specdec
@@ -42,11 +48,13 @@ extern "C" __attribute__((visibility("default"))) void simt_device(int multiproc
 
 STABLE_TORCH_LIBRARY(specdec_kernels_simt, m) {
   m.def(specdec::kSampleSchema);
+  m.def(specdec::kVerifyChainSchema);
   m.def("set_cuda_schedule(str schedule, int team) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(specdec_kernels_simt, CPU, m) {
   m.impl("sample", TORCH_BOX(&specdec::sample));
+  m.impl("verify_chain", TORCH_BOX(&specdec::verify_chain));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(specdec_kernels_simt, CompositeExplicitAutograd, m) {
