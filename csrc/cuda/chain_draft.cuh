@@ -35,8 +35,17 @@ struct DraftLaw {
   __device__ float weight(float value) const {
     return probs ? value : shape.weight(value) * scale;
   }
-  // Of a value of the row, before it becomes a weight.
-  __device__ bool lawful(float value) const { return checked || value < INFINITY; }
+  // What the row says to Q; returns the largest value there, NaN if one is.
+  __device__ float weigh_all(float (&values)[kPerLane]) const {
+    float top = values[0];
+#pragma unroll
+    for (int j = 1; j < kPerLane; ++j) top = max_or_nan(top, values[j]);
+    if (probs) return top;
+    weigh(values, shape);
+#pragma unroll
+    for (int j = 0; j < kPerLane; ++j) values[j] *= scale;
+    return top;
+  }
 
   __device__ void look_up(const Law& law) {
     const int64_t column = columns != nullptr ? columns[token] : token;
@@ -63,16 +72,16 @@ struct DraftLaw {
 
 // Q of draft i of sequence b, at the drafted token x: all of it but what has to be measured or, of
 // a sparse law, looked up by the whole block. For one thread.
-inline __device__ DraftLaw draft_law(const ChainParams& p, int64_t b, int64_t i, int64_t first_row,
-                                     int64_t x, float temperature) {
-  DraftLaw d = {};
+inline __device__ void open_draft(const ChainParams& p, int64_t b, int64_t i, int64_t first_row,
+                                  int64_t x, float temperature, DraftLaw& d) {
+  d = {};
   d.form = temperature == 0 ? DraftForm::kPointMass : p.draft_form;
   d.token = x;
   d.q_x = 1;
-  if (d.form == DraftForm::kPointMass) return d;
+  if (d.form == DraftForm::kPointMass) return;
   const int64_t at_row = p.draft_ragged ? first_row - b + i : b * p.gamma + i;
   d.fault = p.draft_ragged && (at_row < 0 || at_row >= p.num_draft_rows);  // cu_rows is data
-  if (d.fault) return d;
+  if (d.fault) return;
   d.probs = d.form == DraftForm::kSparse || (d.form == DraftForm::kRows && p.kind == Kind::kProbs);
   const Read read = d.probs ? Read::kProbs : Read::kLogits;
   d.row = p.draft_ragged ? RowView(p.draft, 0, at_row, p.draft_vocab, read)
@@ -94,16 +103,10 @@ inline __device__ DraftLaw draft_law(const ChainParams& p, int64_t b, int64_t i,
     law.log_sum = total - static_cast<double>(law.max) * law.inv_t;
     d.set(law);
   }
-  return d;
 }
 
-// What a block sums over the ids of a sparse law: thread t takes every id from t on.
-struct SparseSums {
-  double x = 0;  // of the drafted token; ids that come twice add up
-  double more = 0, less = 0, covered = 0;
-};
-
-// Mass of the drafted token and whether anything is no probability; for the whole block.
+// Mass of the drafted token, where ids that come twice add up, and whether anything is no
+// probability; for the whole block.
 inline __device__ void look_up_sparse(Team& team, DraftLaw& d) {
   double mass = 0;
   int64_t faults = 0;
@@ -142,20 +145,18 @@ inline __device__ bool subtract_draft(const DraftLaw& d, float factor, int64_t v
     }
     return true;
   }
-  bool lawful = true;
   if (d.columns == nullptr && d.row.wide() == wide) {
     const RowView known = d.row.part(0, vocab);
     if (begin >= known.vocab) return true;
     float q[kPerLane];
     read_span(known, span, q);
+    const float top = d.weigh_all(q);
 #pragma unroll
-    for (int j = 0; j < kPerLane; ++j) {
-      lawful &= d.lawful(q[j]);
-      values[j] -= d.weight(q[j]) * factor;
-    }
-    return lawful;
+    for (int j = 0; j < kPerLane; ++j) values[j] -= q[j] * factor;
+    return top < INFINITY;
   }
   // One element at a time: by column, or spread in another way than the target is.
+  float top = -INFINITY;
 #pragma unroll 1
   for (int quad = 0; quad < kQuads; ++quad) {
     const int64_t token = begin + first_of_quad(wide, quad);
@@ -169,13 +170,13 @@ inline __device__ bool subtract_draft(const DraftLaw& d, float factor, int64_t v
       }
       if (column >= 0 && column < d.row.vocab) {
         const float q = at(d.row, column);
-        lawful &= d.lawful(q);
+        top = max_or_nan(top, q);
         values[j] -= d.weight(q) * factor;
       }
     }
     rotate(values);
   }
-  return lawful;
+  return top < INFINITY;
 }
 
 }  // namespace specdec

@@ -46,7 +46,7 @@ class Judge {
     t_.gather = t_.direct && t_.x >= 0;
     t_.has_draft = t_.x >= 0 && p_.reads_draft() && !t_.point;
     t_.prefilled = job_.plan.parallel;
-    if (t_.has_draft) t_.draft = draft_law(p_, t_.b, i, t_.begin, t_.x, t_.q_temperature);
+    if (t_.has_draft) open_draft(p_, t_.b, i, t_.begin, t_.x, t_.q_temperature, t_.draft);
     t_.action = Action::kMeasure;
   }
 

@@ -78,7 +78,10 @@ class ChainWalk {
       return few_differences();
     }
     const Slot more = extra_slot(0), less = extra_slot(1);
-    each_span(team_, t_.row, 0, 1, [&](int64_t span, float(&values)[kPerLane]) {
+    const int64_t spans = t_.row.spans(), step = team_.span_step(1);
+    for (int64_t span = team_.first_span(0); span < spans; span += step) {
+      float values[kPerLane];
+      read_span(t_.row, span, values);
       if (t_.direct) fill_direct(span, values);
       bool lawful = true;
       if (entropy) {
@@ -92,9 +95,9 @@ class ChainWalk {
         lawful = subtract(span, values);
       }
       lawful = __all_sync(kAllLanes, lawful);
-      store(less, span, values, -1.0f, true);
+      if (job_.p.rule == Rule::kBlock) store(less, span, values, -1.0f, true);
       store(more, span, values, 1.0f, lawful);
-    });
+    }
     rest_of_draft();
     team_.sync();
     add_up(entropy);
@@ -203,13 +206,8 @@ class ChainWalk {
     for (int64_t span = team_.first_span(0); span < rest.spans(); span += step) {
       float values[kPerLane];
       read_span(rest, span, values);
-      bool lawful = true;
-#pragma unroll
-      for (int j = 0; j < kPerLane; ++j) {
-        lawful &= d.lawful(values[j]);
-        values[j] = d.weight(values[j]);
-      }
-      store(slot, span, values, 1.0f, __all_sync(kAllLanes, lawful));
+      const float top = d.weigh_all(values);
+      store(slot, span, values, 1.0f, __all_sync(kAllLanes, top < INFINITY));
     }
   }
 
@@ -227,7 +225,10 @@ class ChainWalk {
       const int64_t n = which == 2 ? rest : spans;
       const float max = slot_max(team_, slot.maxima, n);
       const double sum = is_finite(max) ? SpanMasses(team_, slot, n, max, 1.0f, true).sum() : NAN;
-      (which == 0 ? more : which == 1 ? less : which == 2 ? beyond : whole) = sum;
+      if (which == 0) more = sum;
+      if (which == 1) less = sum;
+      if (which == 2) beyond = sum;
+      if (which == 3) whole = sum;
     }
     if (!entropy && t_.draft.form == DraftForm::kSparse) beyond = sparse_beyond();
     if (threadIdx.x != 0) return;
@@ -273,7 +274,9 @@ class ChainWalk {
       if (again) continue;
       const double p = id < t_.row.vocab ? exp(t_.law.logprob(at(t_.row, id))) : 0;
       covered += p;
-      (t_.c * p > q ? more : less) += fabs(t_.c * p - q);
+      const double gap = t_.c * p - q;
+      more += fmax(gap, 0.0);
+      less += fmax(-gap, 0.0);
     }
     more = team_.sum(more);
     less = team_.sum(less);

@@ -147,6 +147,14 @@ inline __device__ void load_span(const RowView& row, int64_t span, Packed& out) 
   }
 }
 
+// The next quad to the front, the first one to the end: a loop that rotates its values needs the
+// registers of one quad's work, not of four.
+inline __device__ void rotate(float (&values)[kPerLane]) {
+  const float first[4] = {values[0], values[1], values[2], values[3]};
+#pragma unroll
+  for (int j = 0; j < kPerLane; ++j) values[j] = j + 4 < kPerLane ? values[j + 4] : first[j % 4];
+}
+
 inline __device__ void unpack(const RowView& row, const Packed& in, float (&out)[kPerLane]) {
   if (row.dtype == DType::kFloat32) {
 #pragma unroll
@@ -163,9 +171,16 @@ inline __device__ void unpack(const RowView& row, const Packed& in, float (&out)
       out[j] = from_float16(in.word[j / 2] >> (j % 2 * 16) & 0xffffu);
     }
   }
-  if (row.read != Read::kLogits) {
+  if (row.read == Read::kLogOfProbs) {
+#pragma unroll 1
+    for (int quad = 0; quad < kQuads; ++quad) {
 #pragma unroll
-    for (int j = 0; j < kPerLane; ++j) out[j] = as_wanted(row.read, out[j]);
+      for (int j = 0; j < 4; ++j) out[j] = logf(out[j]);
+      rotate(out);
+    }
+  } else if (row.read == Read::kProbs) {
+#pragma unroll
+    for (int j = 0; j < kPerLane; ++j) out[j] = out[j] >= 0 ? out[j] : NAN;
   }
 }
 
@@ -173,14 +188,6 @@ inline __device__ void read_span(const RowView& row, int64_t span, float (&out)[
   Packed packed;
   load_span(row, span, packed);
   unpack(row, packed, out);
-}
-
-// The next quad to the front, the first one to the end: a loop that rotates its values needs the
-// registers of one quad's work, not of four.
-inline __device__ void rotate(float (&values)[kPerLane]) {
-  const float first[4] = {values[0], values[1], values[2], values[3]};
-#pragma unroll
-  for (int j = 0; j < kPerLane; ++j) values[j] = j + 4 < kPerLane ? values[j + 4] : first[j % 4];
 }
 
 // f(span, values) for the spans of this warp; the loads of the next one are under way meanwhile.
