@@ -11,7 +11,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
   wait_for_inputs();
   Team team = Team::mine();
   const ChainJob& job = team.keep(parameters);
-  if (threadIdx.x == 0) team.task<ChainTask>().turn = 0;
+  if (thread_id() == 0) team.task<ChainTask>().turn = 0;
   __syncthreads();
   // Row-parallel: a team has a part of one row of one sequence, and at most goes on with that one.
   const bool parallel = job.plan.parallel;

@@ -110,7 +110,7 @@ inline __device__ void open_draft(const ChainParams& p, int64_t b, int64_t i, in
 inline __device__ void look_up_sparse(Team& team, DraftLaw& d) {
   double mass = 0;
   int64_t faults = 0;
-  for (int64_t k = threadIdx.x; k < d.row.vocab; k += kThreads) {
+  for (int64_t k = thread_id(); k < d.row.vocab; k += kThreads) {
     const int64_t id = d.id(k);
     if (id < 0) continue;
     const float value = at(d.row, k);
@@ -119,7 +119,7 @@ inline __device__ void look_up_sparse(Team& team, DraftLaw& d) {
   }
   mass = team.sum(mass);
   faults = team.sum(faults);
-  if (threadIdx.x == 0) {
+  if (thread_id() == 0) {
     d.fault = faults > 0;
     d.q_x = mass;
     d.log_q_x = log(mass);

@@ -141,7 +141,7 @@ inline __device__ void limit_drafts(const ChainParams& p, int64_t rows, ChainTas
 // Nothing emitted, nothing judged.
 inline __device__ void clear_outputs(const Team& team, const ChainParams& p, int64_t b) {
   if (team.rank != 0) return;
-  for (int64_t i = threadIdx.x; i <= p.gamma; i += kThreads) {
+  for (int64_t i = thread_id(); i <= p.gamma; i += kThreads) {
     const int64_t at = b * (p.gamma + 1) + i;
     if (p.ids_are_int64) {
       static_cast<int64_t*>(p.tokens)[at] = -1;

@@ -56,7 +56,7 @@ class ChainWalk {
         law.log_sum = log(sum);
         if (job_.p.rule == Rule::kMatch) token = race_winner(team_, slot, spans, law);
       }
-      if (threadIdx.x != 0) continue;
+      if (thread_id() != 0) continue;
       if (which == 0) {
         t_.law = law;
         t_.token = token;
@@ -124,7 +124,7 @@ class ChainWalk {
       for (int j = 0; j < kPerLane; ++j) values[j] = values[j] > 0 ? values[j] * inverse : 0.0f;
     }
     const int64_t token = span * kSpan + span_pick(values, t_.row.wide(), rest);
-    if (threadIdx.x == 0) t_.token = token;
+    if (thread_id() == 0) t_.token = token;
   }
 
  private:
@@ -231,7 +231,7 @@ class ChainWalk {
       if (which == 3) whole = sum;
     }
     if (!entropy && t_.draft.form == DraftForm::kSparse) beyond = sparse_beyond();
-    if (threadIdx.x != 0) return;
+    if (thread_id() != 0) return;
     if (entropy) {
       t_.entropy = t_.law.log_sum + t_.law.inv_t * more * exp(-t_.law.log_sum);
       return;
@@ -250,7 +250,7 @@ class ChainWalk {
 
   __device__ double sparse_beyond() {
     double mass = 0;
-    for (int64_t k = threadIdx.x; k < t_.draft.row.vocab; k += kThreads) {
+    for (int64_t k = thread_id(); k < t_.draft.row.vocab; k += kThreads) {
       if (t_.draft.id(k) >= t_.row.vocab) mass += static_cast<double>(at(t_.draft.row, k));
     }
     return team_.sum(mass);
@@ -262,7 +262,7 @@ class ChainWalk {
     const bool point = d.form == DraftForm::kPointMass;
     const int64_t n = point ? 1 : d.row.vocab;
     double more = 0, less = 0, covered = 0;
-    for (int64_t k = threadIdx.x; k < n; k += kThreads) {
+    for (int64_t k = thread_id(); k < n; k += kThreads) {
       const int64_t id = point ? d.token : d.id(k);
       double q = point ? 1 : 0;
       bool again = id < 0;
@@ -281,7 +281,7 @@ class ChainWalk {
     more = team_.sum(more);
     less = team_.sum(less);
     covered = team_.sum(covered);
-    if (threadIdx.x != 0) return;
+    if (thread_id() != 0) return;
     t_.more = more + t_.c * fmax(0.0, 1 - covered);
     t_.less = less;
     t_.lawful = true;
@@ -330,7 +330,7 @@ __forceinline__ __device__ void verify(Team& team, const ChainJob& job, int64_t 
       filling = false;
       clear_outputs(team, job.p, b);
       __syncthreads();
-      if (threadIdx.x == 0) judge.begin();
+      if (thread_id() == 0) judge.begin();
       __syncthreads();
       continue;
     }
@@ -350,10 +350,10 @@ __forceinline__ __device__ void verify(Team& team, const ChainJob& job, int64_t 
         break;
     }
     __syncthreads();
-    if (threadIdx.x == 0) judge.go_on();
+    if (thread_id() == 0) judge.go_on();
     __syncthreads();
   }
-  if (team.rank != 0 || threadIdx.x != 0) return;
+  if (team.rank != 0 || thread_id() != 0) return;
   job.p.num_accepted[b] = t.accepted;
   job.p.status[b] = t.status;
 }

@@ -11,14 +11,14 @@ inline __device__ void merge_bins(const Team& team) {
   team.sync();
   if (team.size == 1) return;
   const unsigned slice = kBins / team.size;
-  for (unsigned i = threadIdx.x; i < slice; i += kThreads) {
+  for (unsigned i = thread_id(); i < slice; i += kThreads) {
     const unsigned bin = team.rank * slice + i;
     uint64_t sum = 0;
     for (unsigned r = 0; r < team.size; ++r) sum += team.remote(bins, r)[bin];
     bins[bin] = sum;
   }
   team.sync();
-  for (unsigned bin = threadIdx.x; bin < kBins; bin += kThreads) {
+  for (unsigned bin = thread_id(); bin < kBins; bin += kThreads) {
     const unsigned owner = bin / slice;
     if (owner != team.rank) bins[bin] = team.remote(bins, owner)[bin];
   }
@@ -30,7 +30,7 @@ inline __device__ void merge_bins(const Team& team) {
 inline __device__ int reach(Team& team, int64_t& need) {
   constexpr int kRun = kBins / kThreads;
   const unsigned long long* const bins = team.shared->bins;
-  const int top = kBins - 1 - static_cast<int>(threadIdx.x) * kRun;
+  const int top = kBins - 1 - static_cast<int>(thread_id()) * kRun;
   int64_t mine = 0, all;
   for (int i = 0; i < kRun; ++i) mine += static_cast<int64_t>(bins[top - i]);
   int64_t running = team.sum_before(mine, all);
@@ -65,7 +65,7 @@ class Selection {
       shift_ = width > 11 ? width - 11 : 0;
       low_ = low;
       high_ = high;
-      for (int i = threadIdx.x; i < kBins; i += kThreads) bins[i] = 0;
+      for (int i = thread_id(); i < kBins; i += kThreads) bins[i] = 0;
       __syncthreads();
       count();
       if (stage == Stage::kFloor) {
@@ -75,7 +75,7 @@ class Selection {
       }
       if (first) {
         int64_t mine = 0;
-        for (int i = threadIdx.x; i < kBins; i += kThreads) mine += static_cast<int64_t>(bins[i]);
+        for (int i = thread_id(); i < kBins; i += kThreads) mine += static_cast<int64_t>(bins[i]);
         const int64_t all = team_.sum(mine);
         if (need == 0) need = static_cast<int64_t>(ceil(share * static_cast<double>(all)));
         // Rounding may leave a need unreached by a hair: then all that was seen survives.
@@ -110,18 +110,18 @@ class Selection {
     if (stage_ == Stage::kFloor) {
       // Every block goes through all maxima by itself.
       const int64_t spans = row_.spans();
-      for (int64_t i = threadIdx.x; i < spans; i += kThreads) add(ordered_key(slot_.maxima[i]));
+      for (int64_t i = thread_id(); i < spans; i += kThreads) add(ordered_key(slot_.maxima[i]));
       return;
     }
     Shared& s = *team_.shared;
     // What one pass over the row has seen is kept as long as it fits; a narrower interval is
     // answered from there.
     if (kept_low_ <= low_ && high_ <= kept_high_ && s.num_candidates <= kCandidates) {
-      for (uint32_t i = threadIdx.x; i < s.num_candidates; i += kThreads) add(s.candidates[i]);
+      for (uint32_t i = thread_id(); i < s.num_candidates; i += kThreads) add(s.candidates[i]);
       return;
     }
     __syncthreads();  // every thread has judged the old number
-    if (threadIdx.x == 0) s.num_candidates = 0;
+    if (thread_id() == 0) s.num_candidates = 0;
     __syncthreads();
     kept_low_ = low_;
     kept_high_ = high_;

@@ -148,7 +148,7 @@ inline __device__ void filter_slot(const Team& team, const RowView& row, const S
 // The largest entry of a filled slot; NaN if one is.
 inline __device__ float slot_max(Team& team, const float* maxima, int64_t spans) {
   uint32_t best = 0;
-  for (int64_t i = threadIdx.x; i < spans; i += kThreads) {
+  for (int64_t i = thread_id(); i < spans; i += kThreads) {
     const uint32_t key = ordered_key(maxima[i]);
     best = key > best ? key : best;
   }
@@ -166,7 +166,7 @@ class SpanMasses {
       : slot_(slot), max_(max), inv_t_(inv_t), linear_(linear),
         unit_(1.0 / static_cast<double>(int64_t{1} << ceil_log2(spans))) {
     const int64_t run = (spans + kThreads - 1) / kThreads;
-    begin_ = threadIdx.x * run < spans ? threadIdx.x * run : spans;
+    begin_ = thread_id() * run < spans ? thread_id() * run : spans;
     end_ = begin_ + run < spans ? begin_ + run : spans;
     int64_t mine = 0;
     for (int64_t i = begin_; i < end_; ++i) mine += mass(i);
@@ -231,7 +231,7 @@ inline __device__ int64_t race_winner(Team& team, const Slot& slot, int64_t span
                                       const Law& law) {
   double best = 0;
   int64_t winner = 0;
-  for (int64_t i = threadIdx.x; i < spans; i += kThreads) {
+  for (int64_t i = thread_id(); i < spans; i += kThreads) {
     const uint64_t rank = slot.best[i];
     if (rank == 0) continue;
     const double gap = static_cast<double>(slot.maxima[i]) - law.max;
@@ -249,7 +249,7 @@ inline __device__ int64_t race_winner(Team& team, const Slot& slot, int64_t span
 // Lowest id of the maximum.
 inline __device__ int64_t argmax(Team& team, const Slot& slot, int64_t spans, float max) {
   uint64_t first = 0;
-  for (int64_t i = threadIdx.x; i < spans; i += kThreads) {
+  for (int64_t i = thread_id(); i < spans; i += kThreads) {
     if (slot.maxima[i] != max) continue;
     first = ~static_cast<uint64_t>(i);
     break;

@@ -35,7 +35,7 @@ __device__ Want want(const SampleParams& p, const SampleTask& task) {
 
 __device__ void write(const Team& team, const SampleParams& p, int64_t r, int64_t token,
                       double logprob, double logsumexp, float threshold, int32_t status) {
-  if (team.rank != 0 || threadIdx.x != 0) return;
+  if (team.rank != 0 || thread_id() != 0) return;
   p.tokens[r] = token;
   p.logprobs[r] = static_cast<float>(logprob);
   p.logsumexp[r] = logsumexp;
@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
   for (int64_t r = first / parts; r < job.p.num_rows; r += teams) {
     SampleTask& task = team.task<SampleTask>();
     __syncthreads();
-    if (threadIdx.x == 0) task = SampleTask(job.p, r, job.slots[slot]);
+    if (thread_id() == 0) task = SampleTask(job.p, r, job.slots[slot]);
     __syncthreads();
     if (task.params.valid()) {
       fill_slot(team, task.row, task.slot, task.filtered ? Want::kMass : want(job.p, task),

@@ -41,8 +41,18 @@ inline __device__ Shared* shared_memory() {
 #endif
 }
 
-inline __device__ int lane_id() { return static_cast<int>(threadIdx.x % kLanes); }
-inline __device__ int warp_id() { return static_cast<int>(threadIdx.x / kLanes); }
+// Read anew at every use: what is derived from it would otherwise be kept in registers throughout.
+inline __device__ int thread_id() {
+#ifdef __CUDA_ARCH__
+  int id;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(id));
+  return id;
+#else
+  return static_cast<int>(threadIdx.x);
+#endif
+}
+inline __device__ int lane_id() { return thread_id() % kLanes; }
+inline __device__ int warp_id() { return thread_id() / kLanes; }
 
 template <class To, class From>
 inline __device__ To bits_as(From from) {
@@ -106,7 +116,7 @@ struct Team {
   __device__ const T& keep(const T& parameters) const {
     static_assert(sizeof(T) <= sizeof shared->job && sizeof(T) % 8 == 0, "fits");
     T* const copy = reinterpret_cast<T*>(shared->job);
-    if (threadIdx.x == 0) *copy = parameters;
+    if (thread_id() == 0) *copy = parameters;
     return *copy;
   }
 
@@ -210,7 +220,7 @@ inline __device__ bool last_team(Team& team, unsigned long long* ticket, uint64_
                                  unsigned count) {
   __threadfence();
   team.sync();
-  if (team.rank == 0 && threadIdx.x == 0) {
+  if (team.rank == 0 && thread_id() == 0) {
     const bool last = arrive(ticket, launch, count);
     for (unsigned r = 0; r < team.size; ++r) *team.remote(&team.shared->last, r) = last;
   }

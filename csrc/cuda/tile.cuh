@@ -102,6 +102,9 @@ template <class T>
 inline __device__ void load_elements(const RowView& row, int64_t begin, uint32_t fill,
                                      Packed& out) {
   constexpr int kPerLoad = 16 / sizeof(T), kPerWord = 4 / sizeof(T);
+  // Else the unused half is undefined, and would hold its registers from one span to the next.
+#pragma unroll
+  for (int w = kPerLane / kPerWord; w < kPerLane; ++w) out.word[w] = 0;
   const T* const data = static_cast<const T*>(row.data) + begin + lane_id() * kPerLoad;
   const int64_t left = row.vocab - begin - lane_id() * kPerLoad;
   if (row.aligned() && row.vocab - begin >= kSpan) {
