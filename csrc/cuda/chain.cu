@@ -7,10 +7,9 @@ namespace specdec {
 namespace {
 
 __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
-    chain_kernel(const __grid_constant__ ChainJob parameters) {
+    chain_kernel(const __grid_constant__ ChainJob job) {
   wait_for_inputs();
   Team team = Team::mine();
-  const ChainJob& job = team.keep(parameters);
   if (thread_id() == 0) team.task<ChainTask>().turn = 0;
   __syncthreads();
   // Row-parallel: a team has a part of one row of one sequence, and at most goes on with that one.

@@ -27,9 +27,8 @@ struct Shared {
   int64_t broadcast[2];
   uint32_t num_candidates;
   uint32_t last;
-  // What a kernel was asked for and what it knows of the sequence it works on. Here and not in
-  // registers, which the loops over entries need: the compiler would keep all that it can derive.
-  alignas(16) unsigned char job[640];
+  // What a kernel knows of the sequence it works on. Here and not in registers, which the loops over
+  // entries need.
   alignas(16) unsigned char task[768];
 };
 
@@ -109,15 +108,6 @@ struct Team {
   __device__ T& task() const {
     static_assert(sizeof(T) <= sizeof shared->task, "fits");
     return *reinterpret_cast<T*>(shared->task);
-  }
-
-  // A copy of the launch's parameters; needs a barrier before it is read.
-  template <class T>
-  __device__ const T& keep(const T& parameters) const {
-    static_assert(sizeof(T) <= sizeof shared->job && sizeof(T) % 8 == 0, "fits");
-    T* const copy = reinterpret_cast<T*>(shared->job);
-    if (thread_id() == 0) *copy = parameters;
-    return *copy;
   }
 
   // The same place in the shared memory of another block.
