@@ -37,7 +37,8 @@ lint: $(STAMP)
 	$(BIN)/clang-format --dry-run --Werror $(NATIVE)
 
 bench: $(STAMP)
-	$(BIN)/python -m pytest bench --benchmark-only $(ARGS)
+	$(BIN)/python -m pytest bench --benchmark-only --benchmark-sort=name \
+	  --benchmark-columns=median,iqr,rounds $(ARGS)
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .

@@ -1,56 +1,44 @@
-"""`verify_chain` from float32 logits against the eager rule on the same inputs."""
+"""`verify_chain` from raw logits against the eager rule and, at B=1, transformers."""
 
 from __future__ import annotations
 
-import eager
+import contextlib
+import dataclasses
+
 import pytest
 import torch
 
-from specdec_kernels import verify_chain
-from specdec_kernels.testing import noisy_draft, zipf_logits
+from bench.peers import PEERS, Unsupported
+from bench.points import FILTERS, SHOWS, TURNS, Point, build, floor_bytes, touched_bytes
 
-FILTERS = {
-    "plain": {},
-    "topk50-topp.9": {"temperature": 0.8, "top_k": 50, "top_p": 0.9},
-    "topp.9": {"temperature": 0.8, "top_p": 0.9},
-}
+SIZES = (Point(), Point(batch=1), Point(batch=1, vocabulary=128256))
+POINTS = dict.fromkeys(
+    [
+        *SHOWS["cpu"],
+        *(
+            dataclasses.replace(size, dtype=dtype, filters=filters)
+            for dtype in ("float32", "bfloat16")
+            for filters in FILTERS
+            for size in SIZES
+        ),
+    ]
+)
+BY_NAME = {peer.name: peer for peer in PEERS}
+OURS = BY_NAME["cpp"]
 
 
-def bytes_visited(b: int, gamma: int, v: int, accepted: float, element: int) -> int:
-    """Rows read once for their law, the last one again for the draw: the least any rule can."""
-    rows = accepted + 1
-    return int(b * v * element * (2 * rows))
-
-
-@pytest.mark.parametrize("filters", FILTERS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
-@pytest.mark.parametrize(("b", "gamma", "v"), [(8, 5, 49152), (1, 5, 49152), (1, 5, 128256)])
-def test_verify_chain(compare, b, gamma, v, dtype, filters):
-    g = torch.Generator().manual_seed(0)
-    full = zipf_logits(b * (gamma + 1), v, g).reshape(b, gamma + 1, v)
-    drafted = noisy_draft(full[:, :gamma].reshape(-1, v), 0.8, g)
-    tokens = torch.multinomial(drafted.softmax(-1), 1, generator=g).reshape(b, gamma)
-    target, draft = full.to(dtype), drafted.reshape(b, gamma, v).to(dtype)
-    state = {"seeds": torch.arange(b), "accepted": [], "positions": torch.full((b,), 100)}
-    options = FILTERS[filters]
-
-    def ours():
-        state["seeds"] = state["seeds"] + b
-        verdict = verify_chain(
-            target,
-            tokens,
-            draft,
-            seeds=state["seeds"],
-            positions=state["positions"],
-            **options,
-        )
-        state["accepted"].append(verdict.num_accepted)
-
-    for _ in range(50):
-        ours()
-    accepted = torch.cat(state["accepted"]).float().mean().item()
+@pytest.mark.parametrize("point", POINTS, ids=lambda point: point.id)
+def test_verify_chain(compare, point):
+    inputs = build(point)
+    peers = {}
+    for name in ("eager", "transformers"):
+        with contextlib.suppress(Unsupported):
+            peers[name] = BY_NAME[name].build(inputs)
+    ours = OURS.build(inputs)
+    accepted = torch.stack([OURS.accepted(ours()) for _ in range(TURNS)])
     compare(
         ours,
-        lambda: eager.verify_chain(target, tokens, draft, **options),
-        touched=bytes_visited(b, gamma, v, accepted, target.element_size()),
+        peers,
+        floor=floor_bytes(point, accepted),
+        touched=touched_bytes(point, accepted),
     )

@@ -1,69 +1,90 @@
-"""Every benchmark runs its peer before each of its own rounds, so that a ratio compares neighbours
+"""Every benchmark runs its peers before each of its own rounds, so that a ratio compares neighbours
 in time, and prints one table at the end."""
 
 from __future__ import annotations
 
 import statistics
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
-
-def seconds(f: Callable[[], Any]) -> float:
-    begin = time.perf_counter()
-    f()
-    return time.perf_counter() - begin
+from bench import measure
 
 
 @pytest.fixture
 def compare(benchmark):
-    """compare(ours, eager, touched=bytes): times `ours`, the ratio goes to extra_info."""
+    """compare(ours, {name: peer}, floor=bytes): times `ours`, the rest goes to extra_info.
+
+    floor: bytes that no exact implementation can do without. touched: those that ours reads and
+    writes, where they are more.
+    """
 
     def run(
-        ours: Callable[[], Any], eager: Callable[[], Any], *, touched: int, rounds: int = 30
-    ) -> float:
-        for _ in range(3):
-            eager()
-            ours()
-        peers: list[float] = []
+        ours: Callable[[], Any],
+        peers: Mapping[str, Callable[[], Any]],
+        *,
+        floor: float,
+        touched: float | None = None,
+        rounds: int = 20,
+    ) -> None:
+        for _ in range(2):
+            for f in (*peers.values(), ours):
+                f()
         own: list[float] = []
-        benchmark.pedantic(
-            lambda: own.append(seconds(ours)),
-            setup=lambda: peers.append(seconds(eager)),
-            rounds=rounds,
-        )
-        ratio = statistics.median(p / o for p, o in zip(peers, own, strict=True))
+        others: dict[str, list[float]] = {name: [] for name in peers}
+
+        def before() -> None:
+            for name, f in peers.items():
+                others[name].append(measure.seconds(f))
+
+        benchmark.pedantic(lambda: own.append(measure.seconds(ours)), setup=before, rounds=rounds)
         median = statistics.median(own)
         benchmark.extra_info.update(
-            bytes_touched=touched,
-            gigabytes_per_second=touched / median / 1e9,
-            eager_us=statistics.median(peers) * 1e6,
-            ratio_to_eager=ratio,
+            launches=measure.dispatched(ours)[0],
+            bytes_touched=floor if touched is None else touched,
+            bytes_floor=floor,
+            ratio_to_floor=median / (floor / measure.read_bandwidth("cpu")),
+            peak_extra_bytes=measure.peak_extra(ours, "cpu"),
+            peer_us={name: statistics.median(s) * 1e6 for name, s in others.items()},
+            times_faster={
+                name: statistics.median(p / o for p, o in zip(s, own, strict=True))
+                for name, s in others.items()
+            },
         )
-        return ratio
 
     return run
 
 
+@pytest.hookimpl(trylast=True)  # below the plug-in's own
 def pytest_terminal_summary(config):
     session = getattr(config, "_benchmarksession", None)
-    rows = [b for b in getattr(session, "benchmarks", []) if "ratio_to_eager" in b.extra_info]
+    rows = [b for b in getattr(session, "benchmarks", []) if "bytes_floor" in b.extra_info]
     if not rows:
         return
-    table = Table("case", "us", "IQR", "MB touched", "GB/s", "eager us", "times faster")
+    table = Table(
+        Column("case", no_wrap=True),
+        *("us", "IQR", "launches", "MB touched", "MB floor", "x floor", "peak extra KB"),
+        *("times faster than (us)",),
+        title=f"memory is read at {measure.read_bandwidth('cpu') / 1e9:.1f} GB/s",
+    )
     for b in sorted(rows, key=lambda b: b.name):
         info = b.extra_info
+        extra = info["peak_extra_bytes"]
         table.add_row(
             b.name.removeprefix("test_"),
             f"{b.stats.median * 1e6:.0f}",
             f"{b.stats.iqr * 1e6:.0f}",
+            str(info["launches"]),
             f"{info['bytes_touched'] / 1e6:.2f}",
-            f"{info['gigabytes_per_second']:.1f}",
-            f"{info['eager_us']:.0f}",
-            f"{info['ratio_to_eager']:.1f}",
+            f"{info['bytes_floor'] / 1e6:.2f}",
+            f"{info['ratio_to_floor']:.1f}",
+            "-" if extra is None else f"{extra / 1024:.0f}",
+            ", ".join(
+                f"{name} {ratio:.1f} ({info['peer_us'][name]:.0f})"
+                for name, ratio in info["times_faster"].items()
+            ),
         )
-    Console(width=150).print(table)
+    Console(width=190).print(table)

@@ -6,16 +6,35 @@ import torch
 from torch import Tensor
 
 
-def filtered(logits: Tensor, temperature: float, top_k: int, top_p: float) -> Tensor:
+def _broadcast(parameter: Tensor | float, logits: Tensor) -> Tensor | float:
+    """A parameter [B] against logits [B, ..., V]."""
+    if isinstance(parameter, Tensor):
+        return parameter.view(-1, *[1] * (logits.dim() - 1))
+    return parameter
+
+
+def _kth(logits: Tensor, top_k: Tensor | int) -> Tensor:
+    if isinstance(top_k, Tensor):
+        last = top_k.long().view(-1, *[1] * (logits.dim() - 1)) - 1
+        ordered = logits.sort(dim=-1, descending=True).values
+        return ordered.gather(-1, last.expand(*logits.shape[:-1], 1))
+    return logits.topk(top_k, dim=-1).values[..., -1:]
+
+
+def filtered(
+    logits: Tensor,
+    temperature: Tensor | float,
+    top_k: Tensor | int,
+    top_p: Tensor | float,
+) -> Tensor:
     """Probabilities [..., V] after temperature, top-k and top-p, by sorting."""
-    logits = logits.float() / temperature
-    if top_k:
-        kth = logits.topk(top_k, dim=-1).values[..., -1:]
-        logits = logits.masked_fill(logits < kth, -torch.inf)
-    if top_p < 1:
+    logits = logits.float() / _broadcast(temperature, logits)
+    if isinstance(top_k, Tensor) or top_k:
+        logits = logits.masked_fill(logits < _kth(logits, top_k), -torch.inf)
+    if isinstance(top_p, Tensor) or top_p < 1:
         ordered, order = logits.sort(dim=-1, descending=True)
         mass = ordered.softmax(-1).cumsum(-1)
-        drop = mass - ordered.softmax(-1) >= top_p
+        drop = mass - ordered.softmax(-1) >= _broadcast(top_p, logits)
         logits = logits.masked_fill(drop.scatter(-1, order, drop), -torch.inf)
     return logits.softmax(-1)
 
@@ -29,18 +48,22 @@ def verify_chain(
     target: Tensor,
     tokens: Tensor,
     draft: Tensor,
-    temperature: float = 1.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
+    temperature: Tensor | float = 1.0,
+    top_k: Tensor | int = 0,
+    top_p: Tensor | float = 1.0,
 ) -> tuple[Tensor, Tensor]:
     """Leviathan's Algorithm 1 over a batch: tokens [B, gamma+1] and accepted counts [B]."""
-    b, gamma = tokens.shape
     p = filtered(target, temperature, top_k, top_p)
-    q = filtered(draft, temperature, 0, 1.0)
+    return verify_probs(p, tokens, filtered(draft, temperature, 0, 1.0))
+
+
+def verify_probs(p: Tensor, tokens: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
+    """The same from probabilities p [B, gamma+1, V] and q [B, gamma, V]."""
+    gamma = tokens.shape[1]
     p_x = p[:, :gamma].gather(-1, tokens[..., None]).squeeze(-1)
     q_x = q.gather(-1, tokens[..., None]).squeeze(-1)
     accepted = (torch.rand_like(p_x) * q_x < p_x).long().cumprod(-1).sum(-1)
-    rows = torch.arange(b, device=tokens.device)
+    rows = torch.arange(len(tokens), device=tokens.device)
     residual = p[rows, accepted]
     rejected = accepted < gamma
     residual = torch.where(

@@ -121,7 +121,9 @@ def _bisect(
         turns_after = inside(near) | (guess < _NEAR)
         turns_before = ~inside(far) | (guess > 1 - _NEAR)
         if bool((turns_after & turns_before).all()):
-            return guess
+            # So near to an end the teacher's rounding is not tried: no cell there.
+            guess = torch.where(guess < _NEAR, 0.0, guess)
+            return torch.where(guess > 1 - _NEAR, 1.0, guess)
     starts, ends = inside(low), inside(high)
     for _ in range(steps):
         middle = (low + high) / 2

@@ -95,13 +95,20 @@ def test_a_drafter_serves_one_call_after_another():
 
 def test_a_perfect_drafter_is_always_accepted():
     model, inputs = hf_models.tiny("llama"), hf_models.prompts((9, 4))
-    for acceptance, sampled in (("greedy", False), ("match", True), ("token", True)):
+    for acceptance, sampled in (
+        ("greedy", False),
+        ("match", True),
+        ("token", True),
+        ("block", True),
+    ):
         out = generate(
             model, **inputs, drafter=model, gamma=3, max_new_tokens=16, do_sample=sampled, seed=2,
             acceptance=acceptance, temperature=0.8, top_k=0, return_dict_in_generate=True,
         )  # fmt: skip
-        # Float rounding between batch shapes may turn a rare coin under "token".
-        assert out.stats.draft_acceptance_rate > (0.9 if acceptance == "token" else 0.999)
+        # Float rounding between batch shapes may turn a rare coin of a ratio rule.
+        assert out.stats.draft_acceptance_rate > (
+            0.9 if acceptance in ("token", "block") else 0.999
+        )
         assert out.stats.mean_acceptance_length > 3.5
 
 

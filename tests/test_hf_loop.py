@@ -51,7 +51,7 @@ def test_match_equals_plain_sampling(name, lengths, cache, drafter):
         torch.testing.assert_close(got.logprobs, plain.logprobs, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("acceptance", ["token", "match"])
+@pytest.mark.parametrize("acceptance", ["token", "block", "match"])
 @pytest.mark.parametrize("drafter", ["prompt_lookup", "model"])
 def test_a_row_does_not_depend_on_its_batch(drafter, acceptance):
     model = hf_models.tiny("llama")

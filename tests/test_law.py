@@ -7,6 +7,7 @@ machinery must reject each.
 import numpy as np
 import pytest
 import torch
+from law_settings import TOLERANCE, Setting, holds, rejected, tables
 from providers import (
     EVERY,
     NATIVE,
@@ -18,106 +19,11 @@ from providers import (
     sample,
     uniforms_of,
     verify,
-    worst,
 )
 from scipy import stats
 
 from specdec_kernels import analysis, reference
-
-TOLERANCE = 1e-6
-
-
-def tables(generator, v, rows, scale=1.5, holes=False):
-    """`rows` conditionals on the prefix as float32 logits: [v] * (i + 1), some -inf if asked."""
-    out = []
-    for i in range(rows):
-        t = scale * torch.randn((v,) * (i + 1), generator=generator)
-        if holes:
-            dead = torch.rand(t.shape, generator=generator) < 0.35
-            dead[..., torch.randint(0, v, (1,), generator=generator)] = False
-            t = t.masked_fill(dead, -torch.inf)
-        out.append(t)
-    return out
-
-
-def laws(logit_tables, **filters):
-    """The exact law of each row of each table."""
-    return [
-        torch.stack([analysis.filtered_law(r, **filters) for r in t.reshape(-1, t.shape[-1])]).view(
-            t.shape
-        )
-        for t in logit_tables
-    ]
-
-
-def rows_of(conditionals, drafts):
-    """[N, rows, V]: the row that follows each prefix of each draft tuple."""
-    return torch.stack([t[tuple(drafts[:, :i].T)] if i else t.expand(len(drafts), -1)
-                        for i, t in enumerate(conditionals)], 1)  # fmt: skip
-
-
-class Setting:
-    """Tables, and the arguments an implementation of `verify_chain` gets for a draft tuple."""
-
-    def __init__(self, v=3, gamma=2, *, seed=0, draft="full", kind="logits", dtype=torch.float32,
-                 holes=False, same=False, rule="token", target=None, drafted=None):  # fmt: skip
-        generator = torch.Generator().manual_seed(seed)
-        self.gamma, self.draft, self.kind, self.rule = gamma, draft, kind, rule
-        self.target_filters = target or {}
-        self.draft_filters = drafted or {}
-        p = [t.to(dtype) for t in tables(generator, v, gamma + 1, holes=holes)]
-        q = p[:gamma] if same else tables(generator, v, gamma, holes=holes)
-        q = [t.to(dtype) for t in q]
-        self.p_law = laws(p, **self.target_filters)
-        temperature = {k: x for k, x in self.target_filters.items() if k == "temperature"}
-        self.q_law = laws(q, **(self.draft_filters or temperature))
-        if kind == "probs":
-            p, q = ([t.float().softmax(-1) for t in x] for x in (p, q))
-            self.p_law = laws([t.double().log() for t in p], **self.target_filters)
-            self.q_law = [t.double() for t in q]
-        if draft == "none":
-            self.q_law = [torch.nn.functional.one_hot(t.argmax(-1), v).double() for t in q]
-        self.p, self.q = p, q
-
-    def arguments(self, drafts, provider_name):
-        """Keyword arguments of `providers.verify` for these draft tuples."""
-        target = rows_of(self.p, drafts)
-        draft = None if self.draft == "none" else self._draft_rows(drafts, target)
-        sampled = None
-        if self.draft == "sampled":
-            filters = {"temperature": 1.0, **self.draft_filters}
-            flat = draft.reshape(-1, draft.shape[-1])
-            out = sample(provider("sample", provider_name), flat, **filters)
-            shape = draft.shape[:2]
-            sampled = (out[2].view(shape), out[3].view(shape), filters["temperature"])
-        return dict(target=target, draft=draft, sampled=sampled, kind=self.kind, rule=self.rule,
-                    **self.target_filters)  # fmt: skip
-
-    def _draft_rows(self, drafts, target):
-        return rows_of(self.q, drafts) if self.gamma else target[:, :0]
-
-    def verifier(self, name, change=lambda arguments: arguments):
-        op = provider("verify_chain", name)
-
-        def run(drafts, uniforms):
-            arguments = change(self.arguments(drafts, name))
-            out = verify(op, tokens=drafts, uniforms=uniforms, **arguments)
-            assert not out[2].any()
-            return out[0], out[1]
-
-        return run
-
-    def realized(self, name, steps=36, change=lambda arguments: arguments):
-        return analysis.enumerate_law(
-            self.verifier(name, change), self.q_law, self.p_law, steps=steps
-        )
-
-
-def holds(law, setting, tolerance=TOLERANCE):
-    """The joint law of the emitted tokens is the target's."""
-    assert float(law.accepted.sum()) == pytest.approx(1, abs=1e-7)
-    worst("P(y1, y2, ..)", law.joint, analysis.joint_law(setting.p_law), atol=tolerance)
-
+from specdec_kernels._chain_arguments import ChainArguments
 
 LOSSLESS = {
     "logits": dict(),
@@ -224,9 +130,10 @@ def test_parameters_of_one_sequence_leave_its_neighbours_law_alone():
     holds(analysis.enumerate_law(run, setting.q_law, setting.p_law), setting)
 
 
+@pytest.mark.parametrize("rule", ["token", "block"])
 @pytest.mark.parametrize("name", NATIVE)
-def test_law_survives_a_missing_draft_and_a_draft_row_that_is_not_finite(name):
-    setting = Setting()
+def test_law_survives_a_missing_draft_and_a_draft_row_that_is_not_finite(name, rule):
+    setting = Setting(rule=rule)
     last = setting.gamma - 1
     op = provider("verify_chain", name)
     for poison in (False, True):
@@ -321,12 +228,13 @@ def toy(accept=None, residual=None):
     accept = accept or (lambda u, p, q: u * q < p)
     residual = residual or (lambda p, q: (p - q).clamp(min=0))
 
-    def run(target, tokens, draft, lse, thr, ts, t, kind, rule, *rest):
-        uniforms = rest[-1]
+    def run(*args):
+        a = ChainArguments(*args)
+        tokens, uniforms = a.draft_tokens, a.uniforms
         n, gamma = tokens.shape
         out = torch.full((n, gamma + 1), -1)
         accepted = torch.zeros(n, dtype=torch.int32)
-        p, q = (x.double() for x in (target, draft))
+        p, q = (x.double() for x in (a.target, a.draft))
         for b in range(n):
             i = 0
             while i < gamma:
@@ -366,11 +274,6 @@ def toy_law(**parts):
 
 def test_the_machinery_passes_a_correct_toy():
     holds(*toy_law())
-
-
-def rejected(law, setting):
-    with pytest.raises(AssertionError, match="P\\(y1"):
-        holds(law, setting)
 
 
 @pytest.mark.parametrize("wrong", WRONG)

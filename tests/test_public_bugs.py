@@ -386,10 +386,9 @@ def test_element_offsets_beyond_32_bits_do_not_wrap(name):
         sample(provider("sample", name), near, positions=positions),
     )
     op = provider("verify_chain", name)
-    op = provider("verify_chain", name)
     drafts = near[:4].float().argmax(-1)[None]
     cu_rows = torch.tensor([0, 5], dtype=torch.int32)
-    for rule in ("token", "match", "greedy"):
+    for rule in ("token", "block", "match", "greedy"):
         far = verify(op, rows[None], drafts, rows[None, :4], rule=rule)
         identical("verify_chain", far, verify(op, near[None], drafts, near[None, :4], rule=rule))
         assert int(far[1]) > 0

@@ -9,6 +9,7 @@ import torch
 from providers import EVERY, philox_words, provider, uniforms_of, verify, worst
 
 from specdec_kernels import analysis, reference
+from specdec_kernels.reference import law
 
 ONES = 0xFFFFFFFF
 
@@ -55,7 +56,7 @@ def test_noise_of_a_token_is_its_word_of_its_lane():
 
 def test_noise_takes_32_more_bits_below_2_to_the_24(monkeypatch):
     words = {3: (255, 0, 256, 1), 3 + reference.TAIL: (7, 0, 9, ONES)}
-    monkeypatch.setattr(reference, "philox", lambda s, lane, p, stream: words[stream])
+    monkeypatch.setattr(law, "philox", lambda s, lane, p, stream: words[stream])
     u = [(255 << 32) + 7.5, 0.5, (256 << 32) + 2.0**31, (1 << 32) + ONES + 0.5]
     want = torch.tensor([-math.log1p(-x * 2.0**-64) for x in u], dtype=torch.float64)
     worst("noise", reference.exponentials(0, 0, 3, 4), want, rtol=1e-15)
@@ -87,8 +88,8 @@ def test_thresholds_give_the_filters_of_the_definition(filters):
         logits = logits.round() if ties else logits
         logits[::9] = -torch.inf
         full = {**dict(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0), **filters}
-        law = reference.Law(logits.double(), **full)
-        worst("law", law.probs, analysis.filtered_law(logits, **full), atol=1e-14)
+        got = reference.Law(logits.double(), **full)
+        worst("law", got.probs, analysis.filtered_law(logits, **full), atol=1e-14)
 
 
 def law_of(weights):

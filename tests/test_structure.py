@@ -28,7 +28,6 @@ LIMIT = 400
 LONG = {
     "specdec_kernels/triton/chain.py": "one kernel that the compiler wants whole, and its launch",
     "tests/test_triton.py": "random calls share one generator of cases",
-    "tests/test_law.py": "one table of settings and its negative controls read together",
 }
 PUBLIC = [
     "_ops", "analysis", "chain", "enumeration", "estimates", "kv", "sample", "testing", "reference",

@@ -1,6 +1,7 @@
 #include "cpu/draft.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 
 namespace specdec {
@@ -76,6 +77,34 @@ bool DraftLaw::weights(int64_t begin, int64_t n, float* out) const {
     tile_kernels().weights(values, known, shape, out);
   }
   return true;
+}
+
+bool DraftLaw::whole_row_lawful(const Parallel& parallel) const {
+  if (few() || checked) return true;
+  std::atomic<bool> all{true};
+  parallel(row.tiles(), [&](int64_t begin, int64_t end) {
+    float buffer[kTile];
+    for (int64_t t = begin; t < end && all; ++t) {
+      if (!lawful(*this, row.tile(t, buffer), row.tile_size(t))) all = false;
+    }
+  });
+  return all;
+}
+
+void DraftLaw::weights_of(const int32_t* ids, int64_t n, float* out) const {
+  if (few()) {
+    for (int64_t j = 0; j < n; ++j) {
+      out[j] = form == DraftForm::kSparse ? static_cast<float>(mass(ids[j])) : ids[j] == token;
+    }
+    return;
+  }
+  int32_t mapped[kTile];
+  if (columns != nullptr) {
+    for (int64_t j = 0; j < n; ++j) mapped[j] = columns[ids[j]];
+    ids = mapped;
+  }
+  row.gather(ids, n, probs ? 0.0f : -INFINITY, out);
+  if (!probs) tile_kernels().weights(out, n, shape, out);
 }
 
 bool DraftLaw::rest(int64_t vocab, double& beyond) const {

@@ -12,6 +12,9 @@ struct DraftLaw {
 
   // Probabilities of the tokens [begin, begin + n), n <= kTile. False if what was read is no law.
   bool weights(int64_t begin, int64_t n, float* out) const;
+  // The same of scattered tokens, of a row known to be lawful.
+  void weights_of(const int32_t* ids, int64_t n, float* out) const;
+  bool whole_row_lawful(const Parallel& parallel) const;
   // Whether the columns that no token has are lawful; their mass is added to `beyond`.
   bool rest(int64_t vocab, double& beyond) const;
   // Whether a scan of all tokens says nothing that a few lookups do not.

@@ -3,8 +3,12 @@
 
 namespace specdec {
 
-// The smallest surviving logit: top-k, top-p of what is left, min-p; ties survive. Exact selection
-// by radix on the ordered bits, no sort. scratch.blocks as measure left it.
-float filter_threshold(const RowView& row, const Params& params, float max, Scratch& scratch);
+// Whether top-p needs the mass of the whole row.
+bool needs_total(const Params& params, int64_t vocab);
+
+// Sets law.threshold, the smallest surviving logit: top-k, top-p of what is left, min-p; ties
+// survive. Lists the survivors if they fit; no sort. scratch as the tiles were read, total if
+// needed.
+void filter(const RowView& row, const Params& params, double total, Law& law, Scratch& scratch);
 
 }  // namespace specdec

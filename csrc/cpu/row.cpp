@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cfloat>
 #include <cmath>
+#include <cstring>
 
 #include "cpu/filter.h"
 
@@ -23,6 +24,11 @@ Params params_of(const SamplingParams& s, int64_t b) {
 }
 
 float inverse_temperature(float temperature) { return std::min(1.0f / temperature, FLT_MAX); }
+
+float weight_floor(const Shape& s) {
+  const float reach = std::min(-kSmallestExponent / s.inv_t, FLT_MAX);
+  return std::max({s.threshold, s.offset - reach, -FLT_MAX});
+}
 
 RowView::RowView(const Rows& rows, int64_t sequence, int64_t row, int64_t vocab, bool as_log)
     : vocab_(vocab), dtype_(rows.dtype), as_log_(as_log) {
@@ -87,74 +93,106 @@ int64_t argmax(const RowView& row, float max, const std::vector<float>& maxima) 
   return -1;
 }
 
-Law measure(const RowView& row, const Params& params, const Parallel& parallel, Scratch& scratch) {
-  const TileKernels& k = tile_kernels();
-  const int64_t tiles = row.tiles();
-  scratch.sums.resize(tiles);
-  scratch.maxima.resize(tiles);
-  const bool point = params.temperature == 0;
-  const bool filtered = !point && params.filters(row.vocab());
-  const bool blocks = filtered && params.top_k > 0;
-  if (blocks) scratch.blocks.resize((row.vocab() + kBlock - 1) / kBlock);
+namespace {
 
-  Law law;
-  law.point = point;
-  law.threshold = -INFINITY;
-  if (!point) law.inv_t = inverse_temperature(params.temperature);
-  float* sums = scratch.sums.data();
-  float* maxima = scratch.maxima.data();
-  parallel(tiles, [&](int64_t begin, int64_t end) {
+// The tiles' maxima, those of their blocks if asked for, and their sums relative to their maxima.
+void read_tiles(const RowView& row, float inv_t, bool blocks, bool sums, const Parallel& parallel,
+                Scratch& scratch) {
+  const TileKernels& k = tile_kernels();
+  scratch.sums.resize(row.tiles());
+  scratch.maxima.resize(row.tiles());
+  if (blocks) scratch.blocks.resize((row.vocab() + kBlock - 1) / kBlock);
+  parallel(row.tiles(), [&](int64_t begin, int64_t end) {
     float buffer[kTile];
     for (int64_t t = begin; t < end; ++t) {
       const float* tile = row.tile(t, buffer);
       const int64_t n = row.tile_size(t);
       const Peak peak =
           k.peak(tile, n, blocks ? scratch.blocks.data() + t * (kTile / kBlock) : nullptr);
-      maxima[t] = peak.nan ? NAN : peak.max;
-      if (!point && !filtered && std::isfinite(peak.max)) {
-        sums[t] = k.sum_exp(tile, n, {peak.max, law.inv_t, -INFINITY, 1.0f});
+      scratch.maxima[t] = peak.nan ? NAN : peak.max;
+      if (sums && std::isfinite(peak.max)) {
+        scratch.sums[t] = k.sum_exp(tile, n, {peak.max, inv_t, -INFINITY, 1.0f});
       }
     }
   });
+}
+
+// From the tiles' maxima to the row's; returns the total.
+double join_sums(const Law& law, Scratch& scratch) {
+  const float floor = weight_floor({law.max, law.inv_t, -INFINITY, 1.0f});
+  double total = 0;
+  for (size_t t = 0; t < scratch.sums.size(); ++t) {
+    const double gap = (static_cast<double>(scratch.maxima[t]) - law.max) * law.inv_t;
+    // Where a tile's weights vanish when it is read again, so must its sum.
+    scratch.sums[t] =
+        scratch.maxima[t] < floor ? 0.0f : static_cast<float>(scratch.sums[t] * std::exp(gap));
+    total += static_cast<double>(scratch.sums[t]);
+  }
+  return total;
+}
+
+double sum_survivors(const RowView& row, const Law& law, const Parallel& parallel,
+                     Scratch& scratch) {
+  const TileKernels& k = tile_kernels();
+  const Shape shape{law.max, law.inv_t, law.threshold, 1.0f};
+  if (law.listed) {
+    const Survivors& s = *scratch.survivors;
+    return static_cast<double>(k.sum_exp(s.values, s.count, shape));
+  }
+  parallel(row.tiles(), [&](int64_t begin, int64_t end) {
+    float buffer[kTile];
+    for (int64_t t = begin; t < end; ++t) {
+      scratch.sums[t] = scratch.maxima[t] >= law.threshold
+                            ? k.sum_exp(row.tile(t, buffer), row.tile_size(t), shape)
+                            : 0.0f;
+    }
+  });
+  double total = 0;
+  for (float sum : scratch.sums) total += static_cast<double>(sum);
+  return total;
+}
+
+}  // namespace
+
+Law measure(const RowView& row, const Params& params, const Parallel& parallel, Scratch& scratch) {
+  Law law;
+  law.point = params.temperature == 0;
+  law.threshold = -INFINITY;
+  if (!law.point) law.inv_t = inverse_temperature(params.temperature);
+  const bool filtered = !law.point && params.filters(row.vocab());
+  const bool sums = !law.point && (!filtered || needs_total(params, row.vocab()));
+  read_tiles(row, law.inv_t, filtered, sums, parallel, scratch);
   law.max = -INFINITY;
   bool nan = false;
-  for (int64_t t = 0; t < tiles; ++t) {
-    nan |= std::isnan(maxima[t]);
-    law.max = std::max(law.max, maxima[t]);
+  for (float max : scratch.maxima) {
+    nan |= std::isnan(max);
+    law.max = std::max(law.max, max);
   }
   law.finite = !nan && std::isfinite(law.max);
   if (!law.finite) return law;
-  if (point) {
+  if (law.point) {
     law.argmax = argmax(row, law.max, scratch.maxima);
     law.threshold = law.max;
     return law;
   }
+  double total = sums ? join_sums(law, scratch) : 0;
   if (filtered) {
-    law.threshold = filter_threshold(row, params, law.max, scratch);
-    const Shape shape{law.max, law.inv_t, law.threshold, 1.0f};
-    parallel(tiles, [&](int64_t begin, int64_t end) {
-      float buffer[kTile];
-      for (int64_t t = begin; t < end; ++t) {
-        sums[t] = maxima[t] >= law.threshold
-                      ? k.sum_exp(row.tile(t, buffer), row.tile_size(t), shape)
-                      : 0.0f;
-      }
-    });
-  } else {
-    for (int64_t t = 0; t < tiles; ++t) {
-      const double gap = (static_cast<double>(maxima[t]) - law.max) * law.inv_t;
-      // Where a tile's weights vanish when it is read again, so must its sum.
-      sums[t] = gap < kSmallestExponent ? 0.0f : static_cast<float>(sums[t] * std::exp(gap));
-    }
+    filter(row, params, total, law, scratch);
+    total = sum_survivors(row, law, parallel, scratch);
   }
-  double total = 0;
-  for (int64_t t = 0; t < tiles; ++t) total += static_cast<double>(sums[t]);
   law.log_sum = std::log(total);
   return law;
 }
 
 int64_t draw(const RowView& row, const Law& law, const Scratch& scratch, double uniform) {
   if (law.point) return law.argmax;
+  if (law.listed) {
+    const Survivors& s = *scratch.survivors;
+    float weights[kTile];
+    tile_kernels().weights(s.values, s.count, {law.max, law.inv_t, law.threshold, 1.0f}, weights);
+    const int64_t index = tile_kernels().pick(weights, s.count, 0, uniform * std::exp(law.log_sum));
+    return index < 0 ? -1 : s.ids[index];
+  }
   return draw(row, scratch.sums, uniform, [&](int64_t t, float* out) {
     float buffer[kTile];
     tile_kernels().weights(row.tile(t, buffer), row.tile_size(t),
@@ -162,14 +200,28 @@ int64_t draw(const RowView& row, const Law& law, const Scratch& scratch, double 
   });
 }
 
+int64_t race(const RowView& row, const Law& law, const Scratch& scratch, const RaceNoise& noise,
+             const Parallel& parallel) {
+  if (law.point) return law.argmax;
+  const Shape shape{law.max, law.inv_t, law.threshold, 1.0f};
+  if (law.listed) {
+    const Survivors& s = *scratch.survivors;
+    const Best best = tile_kernels().race_among(s.values, s.ids, s.count, shape, noise);
+    return best.index < 0 ? -1 : s.ids[best.index];
+  }
+  return race(row, law, noise, parallel);
+}
+
 int64_t race(const RowView& row, const Law& law, const RaceNoise& noise, const Parallel& parallel) {
   if (law.point) return law.argmax;
   std::vector<Best> best(row.tiles());
   const Shape shape{law.max, law.inv_t, law.threshold, 1.0f};
   parallel(row.tiles(), [&](int64_t begin, int64_t end) {
-    float buffer[kTile];
+    float buffer[kTile], floor = -INFINITY;
     for (int64_t t = begin; t < end; ++t) {
-      best[t] = tile_kernels().race(row.tile(t, buffer), row.tile_size(t), t * kTile, shape, noise);
+      best[t] = tile_kernels().race(row.tile(t, buffer), row.tile_size(t), t * kTile, shape, noise,
+                                    floor);
+      floor = std::max(floor, best[t].score);
     }
   });
   int64_t winner = -1;

@@ -1,5 +1,6 @@
 #pragma once
 // One vocabulary row: its law under the sampling parameters, and draws from it.
+#include <memory>
 #include <vector>
 
 #include "cpu/tile.h"
@@ -53,6 +54,7 @@ struct Law {
   bool finite = false;
   bool point = false;   // all mass on argmax
   bool direct = false;  // the row holds the probabilities; nothing else here is used
+  bool listed = false;  // scratch.survivors is all that has mass
   int64_t argmax = -1;  // found only where it is needed
   float max = 0;
   float inv_t = 1;
@@ -64,15 +66,25 @@ struct Law {
   Shape shape() const;
 };
 
-// Reused from row to row: O(tiles) floats, the only memory an op allocates.
-struct Scratch {
-  std::vector<float> sums;           // [tiles], of the last row measured or summed
-  std::vector<float> maxima;         // [tiles]
-  std::vector<float> blocks;         // [V / kBlock], only with top-k
-  std::vector<Histogram> histogram;  // one, only with top-k or top-p
+// What filters left of a row, in the order of the ids.
+struct Survivors {
+  int64_t count;
+  float values[kTile];
+  int32_t ids[kTile];
 };
 
-// Reads the row once without filters; fills scratch.sums relative to law.max.
+// Reused from row to row: O(tiles) floats and one tile, the only memory an op allocates.
+struct Scratch {
+  std::vector<float> sums;               // [tiles], of the last row measured or summed
+  std::vector<float> maxima;             // [tiles]
+  std::vector<float> blocks;             // [V / kBlock], only with filters
+  std::vector<float> block_weights;      // the same, only with top-p
+  std::unique_ptr<Survivors> survivors;  // only with filters
+  std::unique_ptr<Histogram> histogram;  // only where the survivors are too many to list
+};
+
+// Reads the row once, and again where filters leave more than a tile. Fills scratch.survivors, or
+// scratch.sums relative to law.max.
 Law measure(const RowView& row, const Params& params, const Parallel& parallel, Scratch& scratch);
 
 // Inverse CDF of `fill(tile, out)` weights whose tile sums are given; -1 if no weight is left.
@@ -102,6 +114,10 @@ int64_t draw(const RowView& row, const std::vector<float>& sums, double uniform,
 int64_t draw(const RowView& row, const Law& law, const Scratch& scratch, double uniform);
 
 // argmax(log P + G); G is the noise of (seed, position, stream).
+int64_t race(const RowView& row, const Law& law, const Scratch& scratch, const RaceNoise& noise,
+             const Parallel& parallel);
+
+// The same from the row alone.
 int64_t race(const RowView& row, const Law& law, const RaceNoise& noise, const Parallel& parallel);
 
 // Lowest index of the largest entry; scratch.maxima as measure left it.

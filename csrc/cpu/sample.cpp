@@ -29,7 +29,7 @@ void sample_cpu(const SampleParams& p, const Parallel& parallel) {
         }
         const auto seed = static_cast<uint64_t>(p.seeds[r]);
         const auto position = static_cast<uint64_t>(p.positions[r]);
-        const int64_t token = p.race ? race(row, law, {seed, position, p.stream}, inner)
+        const int64_t token = p.race ? race(row, law, scratch, {seed, position, p.stream}, inner)
                                      : draw(row, law, scratch, uniform(seed, position, p.stream));
         p.tokens[r] = token;
         p.logprobs[r] = static_cast<float>(law.logprob(row, token));

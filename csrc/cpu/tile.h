@@ -31,6 +31,9 @@ struct Shape {
   float scale;
 };
 
+// The smallest logit with a weight: the threshold, or where the exponential is taken for 0.
+float weight_floor(const Shape& shape);
+
 struct RaceNoise {
   uint64_t seed;
   uint64_t position;
@@ -52,15 +55,24 @@ struct TileKernels {
   void (*log)(const float* in, int64_t n, float* out);
   // blocks: maximum of each kBlock entries, may be null.
   Peak (*peak)(const float* tile, int64_t n, float* blocks);
-  float (*sum_exp)(const float* tile, int64_t n, const Shape& shape);
+  float (*sum_exp)(const float* tile, int64_t n, const Shape& shape);  // as if scale were 1
   void (*weights)(const float* tile, int64_t n, const Shape& shape, float* out);
   void (*subtract)(float* p, const float* q, int64_t n);  // p = max(p - q, 0)
   float (*sum)(const float* tile, int64_t n);
   bool (*is_law)(const float* tile, int64_t n);  // every entry finite and not negative
   // First index whose running sum (from prefix) passes target; else the last with weight; else -1.
   int64_t (*pick)(const float* weights, int64_t n, double prefix, double target);
+  int64_t (*count)(const float* values, int64_t n, float floor);  // of values >= floor
+  float (*mass)(const float* values, const float* weights, int64_t n, float floor);  // of the same
+  // Entries >= floor, in order; ids count from first.
+  int64_t (*gather)(const float* tile, int64_t n, int64_t first, float floor, float* values,
+                    int32_t* ids);
+  // Only scores over the floor.
   Best (*race)(const float* tile, int64_t n, int64_t first_token, const Shape& shape,
-               const RaceNoise& noise);
+               const RaceNoise& noise, float floor);
+  // The same noise for scattered tokens; index is into values.
+  Best (*race_among)(const float* values, const int32_t* ids, int64_t n, const Shape& shape,
+                     const RaceNoise& noise);
   void (*histogram)(const float* tile, int64_t n, const Shape& shape, Histogram& h);
 };
 

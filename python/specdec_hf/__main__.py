@@ -88,7 +88,7 @@ TopK = Annotated[int, typer.Option("--top-k", help="0 keeps all.")]
 TopP = Annotated[float, typer.Option("--top-p", help="In (0, 1].")]
 MinP = Annotated[float, typer.Option("--min-p", help="In [0, 1].")]
 Seed = Annotated[int, typer.Option("--seed")]
-Rule = Annotated[str, typer.Option("--rule", help="auto, token, greedy or match.")]
+Rule = Annotated[str, typer.Option("--rule", help="auto, token, block, greedy or match.")]
 Limit = Annotated[int | None, typer.Option("--limit", help="Only the first N prompts.")]
 Compare = Annotated[
     bool, typer.Option("--compare/--no-compare", help="Also run without speculation.")

@@ -58,14 +58,16 @@ def generate(
         num_assistant_tokens: tokens to draft per round; ``gamma`` and ``num_speculative_tokens``
             are aliases.
         gamma_policy: "constant", or "heuristic" (+2 after full acceptance, else -1).
-        acceptance: "auto" (greedy without sampling, token with it), "token", "greedy", or "match",
-            whose sampled output equals plain decoding with the same seed.
+        acceptance: "token", "block", "greedy", or "match", whose sampled output equals plain
+            decoding with the same seed. "auto" is greedy without sampling; with it, block for the
+            drafts of a model and token for others.
         tree: reserved; chains only for now.
         cache: "auto", "spec" (static, ragged rows) or "dynamic" (one row).
         seed: an int, or one per row. Noise depends on (seed, position) alone, so equal rows with
             equal seeds give equal text. None is 0.
-        guard: whether drafting stops while it measurably does not pay. None: yes, except for rule
-            "token" with an explicit seed, whose text would depend on timing; there it only notes.
+        guard: whether drafting stops while it measurably does not pay. None: yes, except for rules
+            token and block with an explicit seed, whose text would depend on timing; there it only
+            notes.
         clock: seconds, for tests.
         streamer: Hugging Face streamer; one row only.
 

@@ -18,6 +18,7 @@ from specdec_hf.drafters import (
     ModelDrafter,
     PromptLookupDrafter,
 )
+from specdec_hf.drafters.base import RATIO_RULES
 from specdec_hf.forward import forward_window
 from specdec_hf.handover import export_cache, import_cache
 from specdec_hf.policies import BenefitGuard, make_policy
@@ -37,7 +38,8 @@ def begin(model: Any, call: Call, options: Options) -> Session:
     Raises:
         ValueError: prompt longer than the context, drafter that does not fit, bad option.
     """
-    rule = resolve_rule(options.acceptance, call.do_sample)
+    drafter = resolve_drafter(options.drafter)
+    rule = resolve_rule(options.acceptance, call.do_sample, isinstance(drafter, ModelDrafter))
     batch_size, columns = call.mask.shape
     lengths = call.mask.sum(axis=1).astype(np.int64)
     budgets = np.full(batch_size, call.max_new_tokens, dtype=np.int64)
@@ -57,7 +59,6 @@ def begin(model: Any, call: Call, options: Options) -> Session:
     sequences[:, :columns] = call.input_ids
 
     gamma = options.num_assistant_tokens
-    drafter = resolve_drafter(options.drafter)
     seeds = torch.tensor(
         row_seeds(0 if options.seed is None else options.seed, batch_size), device=model.device
     )
@@ -358,7 +359,7 @@ def _resolve_guard(options: Options, rule: str, drafter: Drafter | None) -> Bene
         return options.guard
     if drafter is None or options.guard is False:
         return None
-    # With rule "token" the text depends on where drafting happened, hence on time; a caller who
+    # With these rules the text depends on where drafting happened, hence on time; a caller who
     # names a seed asks for the same text every time.
-    stops = options.guard is True or rule != "token" or options.seed is None
+    stops = options.guard is True or rule not in RATIO_RULES or options.seed is None
     return BenefitGuard(stops=stops)

@@ -42,7 +42,7 @@ PARAMETERS = {
     "top_p": Parameter(1.0, "in (0, 1]", lambda x: 0 < x <= 1),
     "min_p": Parameter(0.0, "in [0, 1]", lambda x: 0 <= x <= 1),
 }
-RULES = ("token", "greedy", "match")
+RULES = ("token", "block", "greedy", "match")
 
 
 @dataclass
@@ -342,14 +342,15 @@ def row_seeds(seed: Any, batch_size: int) -> list[int]:
     return [int(s) for s in listed] * (1 if per_row else batch_size)
 
 
-def resolve_rule(acceptance: str, do_sample: bool) -> str:
-    """The acceptance rule: "auto" is greedy without sampling and token with it.
+def resolve_rule(acceptance: str, do_sample: bool, sampled_drafts: bool) -> str:
+    """The acceptance rule: "auto" is greedy without sampling, and with it the rule that accepts
+    most: block where drafts are drawn from a law, token where each was certain.
 
     Raises:
         ValueError: unknown rule, or greedy acceptance of sampled text, which would not be lossless.
     """
     if acceptance == "auto":
-        return "token" if do_sample else "greedy"
+        return ("block" if sampled_drafts else "token") if do_sample else "greedy"
     if acceptance not in RULES:
         raise ValueError(
             f"acceptance must be 'auto', {', '.join(map(repr, RULES))}, got {acceptance!r}"

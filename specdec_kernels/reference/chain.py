@@ -137,13 +137,14 @@ class _Sequence:
         most = rows if a.max_emit is None else max(0, int(a.max_emit[b]))
         ends = set(a.eos_ids.tolist()) if a.eos_ids is not None else set()
         self.drafts: list[int] = []
+        self.missing = 0  # status of the position after them
         self.cut = most == 0
         for i in range(rows - 1):
             x = int(a.draft_tokens[b, i])
             if self.cut or x == -1:
                 break
             if not 0 <= x < a.id_limit:
-                self.status |= DRAFT_OUT_OF_RANGE
+                self.missing = DRAFT_OUT_OF_RANGE
                 break
             self.drafts.append(x)
             self.cut = len(self.drafts) == most or x in ends
@@ -222,17 +223,22 @@ class _Sequence:
     def _walk(self) -> None:
         """Every rule that judges its drafts from the first one on."""
         for i, x in enumerate([*self.drafts, -1]):
-            if x < 0 and self.cut:
-                return
+            if x < 0:
+                if self.cut:
+                    return
+                self.status |= self.missing
             row = self._target(i, x)
             if row.fault:
                 self.status |= TARGET_NOT_FINITE
                 return
             if self.params[0] == 0 or self.a.rule == "match":
                 y = self._answer(i, row)
-                stands = x >= 0 and (x == y or self._near_the_top(i, x))
-                if x >= 0:
-                    self.acceptance[i] = float(stands)
+                if self.a.rule == "synthetic":
+                    stands = x >= 0 and self._at_its_rate(i)
+                else:
+                    stands = x >= 0 and (x == y or self._near_the_top(i, x))
+                    if x >= 0:
+                        self.acceptance[i] = float(stands)
                 token = x if stands else y
                 self.emitted.append((token, 0.0 if self.params[0] == 0 else float(row.lp[token])))
             elif x < 0:
@@ -262,9 +268,16 @@ class _Sequence:
             return float(row[x]) >= self.lenience * float(row.max())
         return float(row[x] - row.max()) >= math.log(self.lenience)
 
+    def _at_its_rate(self, i: int) -> bool:
+        """Rule synthetic, at every temperature."""
+        assert self.a.synthetic_rates is not None
+        rate = float(self.a.synthetic_rates[i])
+        self.acceptance[i] = min(max(rate, 0.0), 1.0)
+        return self._coin(i) < rate
+
     def _judge(self, i: int, x: int, row: _Row) -> bool:
         """Accepts draft x, or emits the token that follows instead."""
-        coin, rule = self._coin(i), self.a.rule
+        rule = self.a.rule
         p_x = float(row.p[x]) if x < self.v else 0.0
         draft = None
         if rule == "typical":
@@ -276,14 +289,11 @@ class _Sequence:
             stands = p_x > bound
             self.acceptance[i] = float(stands)
         elif rule == "synthetic":
-            assert self.a.synthetic_rates is not None
-            rate = float(self.a.synthetic_rates[i])
-            stands = coin < rate
-            self.acceptance[i] = min(max(rate, 0.0), 1.0)
+            stands = self._at_its_rate(i)
         else:
             draft = self._draft(i, x)
             q_x = self.lenience * draft.q_x
-            stands = not draft.fault and coin * q_x < p_x
+            stands = not draft.fault and self._coin(i) * q_x < p_x
             if not draft.fault:
                 self.acceptance[i] = 0.0 if p_x == 0 else min(1.0, p_x / q_x) if q_x else 1.0
         if stands:
@@ -346,16 +356,16 @@ class _Sequence:
         self.accepted = tau
         for i in range(tau):
             self._emit(rows[i], self.drafts[i])
-        if tau == end and not fault and self.cut:
-            return
-        if tau == end and fault == TARGET_NOT_FINITE:
-            self.status |= fault
-            return
+        if tau == end:
+            if not fault and self.cut:
+                return
+            self.status |= fault or self.missing
+            if fault == TARGET_NOT_FINITE:
+                return
         row = self._target(tau)
         if row.fault:
             self.status |= TARGET_NOT_FINITE
         elif tau == end:
-            self.status |= fault
             self._emit(row, self._pick(tau, row.p))
         else:
             self._emit(row, self._residual(tau, row.p, drafts[tau], c[tau], 1.0))

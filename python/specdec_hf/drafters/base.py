@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 from specdec_kernels import SampledDraft
 
+RATIO_RULES = ("token", "block")  # they compare with the law that the drafts were drawn from
+
 
 @dataclass
 class History:

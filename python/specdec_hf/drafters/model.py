@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from specdec_hf.cache import make_cache
-from specdec_hf.drafters.base import Draft, DraftContext, Drafter, History
+from specdec_hf.drafters.base import RATIO_RULES, Draft, DraftContext, Drafter, History
 from specdec_hf.forward import forward_window
 from specdec_kernels import SampledDraft, sample
 
@@ -116,4 +116,4 @@ class ModelDrafter(Drafter):
 
     @property
     def _needs_law(self) -> bool:
-        return self._context.rule == "token"
+        return self._context.rule in RATIO_RULES

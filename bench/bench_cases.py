@@ -1,0 +1,16 @@
+"""The cases that correctness is tested on, timed as they are: a quick look at every form."""
+
+from __future__ import annotations
+
+import pytest
+
+from specdec_kernels import testing
+
+CASES = [case for op in ("sample", "verify_chain") for case in testing.cases(op, heavy=True)]
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.op}-{case}")
+def test_case(benchmark, case):
+    args = case.args()
+    benchmark.pedantic(testing.providers(case.op)["cpp"], args, warmup_rounds=2, rounds=10)

@@ -1,0 +1,153 @@
+#!/usr/bin/env bash
+# Tests, sanitizes and measures the CUDA side on a machine with an NVIDIA GPU and torch >= 2.10.
+#
+#   bench/gpu.sh            # PYTHON= another interpreter, BUDGET= seconds (480), OUT= a folder
+#
+# Needs no network. Uses specdec_kernels/_C.so if it loads and holds CUDA kernels, else builds it.
+# Every part runs whatever became of the others; the exit status is 0 only if all of them passed.
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit 1
+
+readonly OUT="${OUT:-bench/results}"
+readonly END=$((SECONDS + ${BUDGET:-480}))
+readonly PACKAGES=(numpy pytest scipy typer rich matplotlib)
+export PYTHONPATH="$PWD:$PWD/python:$PWD/tests${PYTHONPATH:+:$PYTHONPATH}"
+export PYTHONUNBUFFERED=1
+mkdir -p "$OUT"
+summary=()
+failures=0
+
+note() {
+  summary+=("$1")
+  echo "== $1"
+}
+
+fail() {
+  failures=$((failures + 1))
+  note "FAILED   $1"
+}
+
+# part NAME LIMIT RESERVE COMMAND...: at most LIMIT seconds, RESERVE of the budget left to others.
+part() {
+  local name=$1 limit=$2 reserve=$3 begin=$SECONDS left status
+  shift 3
+  left=$((END - SECONDS - reserve))
+  if ((left < limit)); then limit=$left; fi
+  if ((limit < 5)); then
+    fail "$name: no time left"
+    return 1
+  fi
+  echo "== $name: at most $limit s"
+  timeout --kill-after=10 "$limit" "$@"
+  status=$?
+  if ((status == 0)); then
+    note "passed   $name ($((SECONDS - begin)) s)"
+  elif ((status == 124 || status == 137)); then
+    fail "$name: stopped after $limit s"
+  else
+    fail "$name: exit status $status ($((SECONDS - begin)) s)"
+  fi
+  return "$status"
+}
+
+usable() {
+  "$1" - <<'PYTHON' 2>/dev/null
+import sys
+import torch
+
+version = tuple(int(n) for n in torch.__version__.split("+")[0].split(".")[:2])
+sys.exit(version < (2, 10) or not torch.cuda.is_available())
+PYTHON
+}
+
+find_python() {
+  local candidate
+  for candidate in ${PYTHON:+"$PYTHON"} .venv/bin/python python3 python; do
+    if command -v "$candidate" >/dev/null && usable "$candidate"; then
+      command -v "$candidate"
+      return
+    fi
+  done
+  return 1
+}
+
+with_cuda_kernels() {
+  "$python" -c 'import sys, specdec_kernels as s; sys.exit(not s.has_cuda_kernels())'
+}
+
+# shellcheck disable=SC2329  # run by bash -c, so that timeout can stop it
+build() {
+  local torch
+  torch=$("$python" -c 'import os, torch; print(os.path.dirname(torch.__file__))') || return 1
+  cmake -S . -B build/gpu -DCMAKE_BUILD_TYPE=Release -DTORCH_ROOT="$torch" -DSPECDEC_CUDA=on \
+    -DCMAKE_CUDA_ARCHITECTURES=native &&
+    cmake --build build/gpu --parallel && cp build/gpu/_C.so specdec_kernels/_C.so
+}
+
+python=$(find_python) || {
+  echo "bench/gpu.sh: no Python here has torch >= 2.10 that sees a CUDA device" >&2
+  exit 2
+}
+exec > >(tee "$OUT/gpu.log") 2>&1
+readonly log=$!
+began=$(mktemp)
+readonly python
+export python
+export -f build
+PATH="$(dirname "$python"):$PATH"
+
+nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader
+"$python" -c 'import sys, torch; print("python", sys.version.split()[0], "torch", torch.__version__)'
+missing=()
+for package in "${PACKAGES[@]}"; do
+  "$python" -c "import $package" 2>/dev/null || missing+=("$package")
+done
+if ((${#missing[@]})); then fail "packages missing, and with them some parts: ${missing[*]}"; fi
+
+if with_cuda_kernels 2>/dev/null; then
+  note "passed   _C.so built elsewhere loads"
+else
+  part build 200 240 bash -c build
+fi
+with_cuda_kernels || fail "_C.so has no CUDA kernels: their tests are skipped"
+
+# Neither a plug-in nor the options that need one.
+pytest=("$python" -m pytest -q -o addopts= -p no:randomly -p no:cacheprovider -rs)
+several=()
+if "$python" -c 'import xdist' 2>/dev/null; then several=(-n 8); fi
+part "CUDA tests" 120 240 "${pytest[@]}" tests/test_cuda.py \
+  --deselect tests/test_cuda.py::test_triton_ops_on_the_device
+part "ops on the device" 150 200 \
+  env TRITON_INTERPRET=0 "${pytest[@]}" "${several[@]}" tests/on_device.py
+
+if sanitizer=$(command -v compute-sanitizer || command -v /usr/local/cuda/bin/compute-sanitizer)
+then
+  for tool in memcheck racecheck; do
+    # Without PyTorch's own allocator, an access past the end of a tensor is one past its allocation.
+    part "$tool" 75 120 env PYTORCH_NO_CUDA_MEMORY_CACHING=1 \
+      "$sanitizer" --tool "$tool" --error-exitcode 9 "$python" -m bench.sanitize
+  done
+else
+  note "ABSENT   compute-sanitizer: memcheck and racecheck were not run"
+fi
+
+sweep_seconds=$((END - SECONDS - 30))
+part sweep $((sweep_seconds + 10)) 15 "$python" -m bench.sweep --device cuda --quick \
+  --budget $((sweep_seconds > 40 ? sweep_seconds - 20 : 20)) --out "$OUT"
+newest=$(find "$OUT" -maxdepth 1 -name 'cuda-*.json' -newer "$began" | sort | tail -n 1)
+if [[ -n $newest ]]; then
+  part plots 30 0 "$python" -m bench.plot "$newest"
+else
+  fail "plots: the sweep left no results"
+fi
+
+printf '\nSummary after %d s\n' "$SECONDS"
+printf '  %s\n' "${summary[@]}"
+rm -f "$began"
+exec >&- 2>&-
+# A process that outlived its part may still hold the log open.
+for _ in 1 2 3 4 5; do
+  kill -0 "$log" 2>/dev/null || break
+  sleep 0.5
+done
+exit $((failures > 0))

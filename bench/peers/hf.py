@@ -1,0 +1,60 @@
+"""transformers' `_speculative_sampling`, with the warpers that its generation loop applies first.
+
+The loop warps each target row in turn and brings the logits to float32; the draft's logits reach
+it warped by the assistant, so that their temperature is not charged here.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from bench.peers.base import Peer, Unsupported, importable
+from bench.points import FILTERS, Inputs
+
+
+def build(inputs: Inputs) -> Callable[[], Any]:
+    from transformers.generation import logits_process, utils  # noqa: PLC0415
+
+    point = inputs.point
+    if point.batch != 1:
+        raise Unsupported("takes one sequence")
+    if point.start == "probs":
+        raise Unsupported("starts from logits")
+    temperature, top_k, top_p = FILTERS[point.filters]
+    warpers: list[Any] = []
+    if temperature != 1:
+        warpers.append(logits_process.TemperatureLogitsWarper(temperature))
+    if top_k:
+        warpers.append(logits_process.TopKLogitsWarper(top_k))
+    if top_p < 1:
+        warpers.append(logits_process.TopPLogitsWarper(top_p))
+    turns = itertools.cycle(inputs.turns)
+    draft = inputs.draft.float() / temperature
+    parameters = inspect.signature(utils._speculative_sampling).parameters
+    extra = {"is_done_candidate": False} if "is_done_candidate" in parameters else {}
+
+    def once() -> Any:
+        ids = next(turns).tokens
+        logits = inputs.target.to(torch.float32, copy=bool(warpers))
+        for i in range(point.gamma + 1) if warpers else ():
+            for warp in warpers:
+                logits[:, i] = warp(ids, logits[:, i])
+        return utils._speculative_sampling(ids, draft, point.gamma, logits, **extra)
+
+    return once
+
+
+PEERS = (
+    Peer(
+        "transformers",
+        lambda device: importable("transformers"),
+        build,
+        accepted=lambda result: torch.as_tensor(result[1]).reshape(1),
+        reads=True,
+    ),
+)

@@ -1,0 +1,78 @@
+"""vLLM's V2 rejection sampler, from raw logits.
+
+As its model runner does: where a request has a temperature or a filter, the target's logits are
+first copied to float32, divided and masked; then `rejection_sample`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from bench.peers.base import Peer, Unsupported, importable
+from bench.points import FILTERS, Inputs
+
+
+def _available(device: str) -> str:
+    return importable("vllm") if device == "cuda" else "its kernels are Triton's: runs on cuda"
+
+
+def build(inputs: Inputs) -> Callable[[], Any]:
+    from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p  # noqa: PLC0415
+    from vllm.v1.worker.gpu.sample.gumbel import apply_temperature  # noqa: PLC0415
+    from vllm.v1.worker.gpu.spec_decode.rejection_sampler_utils import (  # noqa: PLC0415
+        rejection_sample,
+    )
+
+    point, device = inputs.point, inputs.target.device
+    if point.start == "probs":
+        raise Unsupported("starts from logits")
+    b, gamma, v = point.batch, point.gamma, point.vocabulary
+    temperature, top_k, top_p = FILTERS[point.filters]
+    rows = b * (gamma + 1)
+    index = torch.arange(b, dtype=torch.int32, device=device)
+    expanded = index.repeat_interleave(gamma + 1)
+    local = torch.arange(gamma + 1, dtype=torch.int32, device=device).repeat(b)
+    cu_rows = torch.arange(b + 1, dtype=torch.int32, device=device) * (gamma + 1)
+    # Row i holds the token before draft i: the last one sampled, then the drafts.
+    turns = itertools.cycle(
+        [
+            (torch.nn.functional.pad(turn.tokens, (1, 0)).int().flatten(), turn.seeds)
+            for turn in inputs.turns
+        ]
+    )
+    positions = (inputs.positions[:, None] + local.view(b, gamma + 1)).flatten()
+    temperatures = torch.full((b,), temperature, device=device)
+    k = torch.full((rows,), top_k, dtype=torch.int32, device=device) if top_k else None
+    p = torch.full((rows,), top_p, device=device) if top_p < 1 else None
+    logits = inputs.target.view(-1, v)
+
+    def once() -> Any:
+        sampled, seeds = next(turns)
+        processed = logits
+        if temperature != 1 or k is not None or p is not None:
+            processed = torch.empty_like(logits, dtype=torch.float32).copy_(logits)
+            if temperature != 1:
+                apply_temperature(processed, expanded, temperatures)
+            processed = apply_top_k_top_p(processed, k, p)
+        return rejection_sample(
+            processed,
+            inputs.draft,
+            sampled,
+            cu_rows,
+            positions,
+            index,
+            expanded,
+            local,
+            temperatures,
+            seeds,
+            gamma,
+        )
+
+    return once
+
+
+PEERS = (Peer("vllm-v2", _available, build, accepted=lambda result: result[1] - 1),)

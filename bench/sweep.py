@@ -1,0 +1,325 @@
+"""Times every implementation over the grid and writes one JSON file.
+
+    python -m bench.sweep [--device cpu|cuda] [--quick] [--out FOLDER] [--budget SECONDS]
+
+A missing implementation, a point left out and a measurement that failed are all in the file.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from bench import measure
+from bench.measure import Spread
+from bench.peers import PEERS, Peer, Unsupported
+from bench.points import (
+    SHOWS,
+    TURNS,
+    Inputs,
+    Point,
+    build,
+    floor_bytes,
+    grid,
+    touched_bytes,
+)
+from bench.results import Row, Run, machine
+
+WARM = 1.5  # seconds of calls before a peer is timed
+GRAPHS = 16  # captured calls, each with a draft and seeds of its own
+# Eager filters keep about so many float32 copies of every row.
+COPIES = 8
+T = TypeVar("T")
+
+
+@dataclass
+class Entrant:
+    """An implementation at a point, and what was found out about it."""
+
+    peer: Peer
+    call: Callable[[], Any]
+    us: list[float] = field(default_factory=list)
+    graph_us: list[float] = field(default_factory=list)
+    accepted: torch.Tensor | None = None
+    notes: list[str] = field(default_factory=list)
+
+    def attempt(self, what: str, f: Callable[[], T]) -> T | None:
+        """f(), or None and a note of what went wrong: one failure does not end a sweep."""
+        try:
+            return f()
+        except Exception as error:
+            self.notes.append(f"{what}: {_short(error)}")
+            return None
+
+
+def _short(error: Exception) -> str:
+    lines = str(error).splitlines()
+    return f"{type(error).__name__}: {lines[0][:200] if lines else ''}"
+
+
+def free_bytes(device: str) -> int:
+    if device == "cuda":
+        torch.cuda.empty_cache()
+        return int(torch.cuda.mem_get_info()[0])
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    raise OSError("/proc/meminfo has no MemAvailable")
+
+
+def needed_bytes(point: Point) -> int:
+    rows = point.batch * (2 * point.gamma + 1)
+    return point.input_bytes + COPIES * rows * point.vocabulary * 4
+
+
+def _enter(peer: Peer, inputs: Inputs, run: Run, device: str) -> Entrant | None:
+    """Builds a peer and calls it, once for every turn if it is fast: warm, its acceptance known."""
+    try:
+        call = peer.build(inputs)
+        accepted = [peer.accepted(call())]
+        measure.sync(device)
+        begin = time.monotonic()
+        while len(accepted) < TURNS and (peer.ours or time.monotonic() - begin < WARM):
+            accepted.append(peer.accepted(call()))
+            measure.sync(device)
+    except Unsupported as reason:
+        run.skip(inputs.point.id, peer.name, str(reason))
+    except Exception as error:
+        run.skip(inputs.point.id, peer.name, f"failed: {_short(error)}")
+    else:
+        return Entrant(peer, call, accepted=torch.stack(accepted).cpu())
+    return None
+
+
+def _time(entrants: list[Entrant], device: str, seconds: float) -> None:
+    calls = {e.peer.name: e.call for e in entrants}
+    for name, us in measure.rounds(calls, device, budget=seconds).items():
+        next(e for e in entrants if e.peer.name == name).us = us
+    if device != "cuda":
+        return
+    graphs = {}
+    for e in entrants:
+        if e.peer.reads:
+            e.notes.append("graph: reads the device from the host")
+            continue
+        replay = e.attempt("graph", partial(measure.capture, e.call, GRAPHS))
+        if replay is not None:
+            graphs[e.peer.name] = replay
+        torch.cuda.synchronize()
+    for name, us in measure.rounds(graphs, device, budget=seconds).items():
+        next(e for e in entrants if e.peer.name == name).graph_us = us
+
+
+def _ratios(own: list[float], others: dict[str, list[float]]) -> dict[str, float]:
+    return {
+        name: statistics.median(o / u for o, u in zip(us, own, strict=True))
+        for name, us in others.items()
+        if own and us
+    }
+
+
+def _suspect(accepted: torch.Tensor, judged: torch.Tensor) -> str:
+    """A note if a peer accepts another share of drafts: it may be answering another question."""
+    own, ours = accepted.double().flatten(), judged.double().flatten()
+    error = float((own.var() / len(own) + ours.var() / len(ours)).nan_to_num().sqrt())
+    if abs(float(own.mean() - ours.mean())) <= 5 * error + 0.05:
+        return ""
+    return f"suspect: accepts {own.mean():.2f} drafts where ours accepts {ours.mean():.2f}"
+
+
+def _row(
+    e: Entrant, entrants: list[Entrant], inputs: Inputs, judged: torch.Tensor, device: str
+) -> Row:
+    point = inputs.point
+    us = Spread.of(e.us)
+    least = floor_bytes(point, judged)
+    floor_us = least / measure.read_bandwidth(device) * 1e6
+    graph = Spread.of(e.graph_us) if e.graph_us else None
+    launches: float | None = None
+    kernel_us: float | None = None
+    touched: float | None = None
+    if device == "cuda":
+        activity = e.attempt("profiler", lambda: measure.device_activity(e.call, GRAPHS))
+        launches, kernel_us = activity or (None, None)
+    elif e.peer.compiles:
+        e.notes.append("launches: compiled code dispatches no ops")
+    elif counted := e.attempt("launches", lambda: measure.dispatched(e.call)):
+        launches, touched = counted
+    if e.peer.ours:
+        touched = touched_bytes(point, judged)
+    times = [t for t in (us.median, graph.median if graph else None, kernel_us) if t]
+    peers = [other for other in entrants if other is not e]
+    assert e.accepted is not None
+    if suspicion := _suspect(e.accepted, judged):
+        e.notes.append(suspicion)
+    return Row(
+        provider=e.peer.name,
+        point=point.as_dict(),
+        us=us.median,
+        us_low=us.low,
+        us_high=us.high,
+        rounds=len(e.us),
+        mean_accepted=float(e.accepted.double().mean()),
+        floor_bytes=least,
+        floor_us=floor_us,
+        ratio_to_floor=min(times) / floor_us,
+        bytes_touched=touched,
+        launches=launches,
+        graph_us=graph.median if graph else None,
+        graph_us_low=graph.low if graph else None,
+        graph_us_high=graph.high if graph else None,
+        kernel_us=kernel_us,
+        peak_extra_bytes=e.attempt("memory", lambda: measure.peak_extra(e.call, device)),
+        times_faster=_ratios(e.us, {o.peer.name: o.us for o in peers}),
+        times_faster_graph=_ratios(e.graph_us, {o.peer.name: o.graph_us for o in peers}),
+        notes=e.notes,
+    )
+
+
+def measure_point(
+    point: Point, peers: list[Peer], run: Run, device: str, *, seconds: float, compiled: bool
+) -> list[Row]:
+    """Rows of every peer that takes the point; the others go to `run.skipped`."""
+    inputs = build(point, device)
+    entrants = []
+    for peer in peers:
+        if peer.compiles and not compiled:
+            run.skip(point.id, peer.name, "compiled for few points only")
+        elif entrant := _enter(peer, inputs, run, device):
+            entrants.append(entrant)
+    if not entrants:
+        return []
+    _time(entrants, device, seconds)
+    # The floor is that of the exact rule's own verdicts; the first provider of ours gives them.
+    judged = next((e for e in entrants if e.peer.ours), entrants[0]).accepted
+    assert judged is not None
+    return [_row(e, entrants, inputs, judged, device) for e in entrants]
+
+
+def sweep(
+    points: list[Point],
+    device: str,
+    *,
+    budget: float,
+    only: list[str] | None = None,
+    compiled: tuple[Point, ...] = (),
+    progress: Callable[[list[Row]], None] = lambda rows: None,
+) -> Run:
+    """Measures the points in order until the budget of seconds is spent.
+
+    compiled: the points that peers with a long compilation take part in.
+    """
+    begin = time.monotonic()
+    run = Run(machine(device))
+    present = []
+    for peer in PEERS:
+        reason = "not asked for" if only and peer.name not in only else peer.available(device)
+        if reason:
+            run.absent[peer.name] = reason
+        else:
+            present.append(peer)
+    run.machine["bandwidth"] = measure.read_bandwidth(device)
+    for i, point in enumerate(points):
+        left = budget - (time.monotonic() - begin)
+        if left <= 0:
+            run.skip(point.id, "all", f"the budget of {budget:g} s was spent")
+        elif (need := needed_bytes(point)) > 0.9 * free_bytes(device):
+            run.skip(point.id, "all", f"needs {need / 2**30:.1f} GiB")
+        else:
+            # Inputs, warming and counting take about as long again as the timing.
+            share = left / (len(points) - i) / 4
+            rows = measure_point(
+                point, present, run, device, seconds=share, compiled=point in compiled
+            )
+            run.rows += rows
+            progress(rows)
+    run.machine["seconds"] = round(time.monotonic() - begin, 1)
+    return run
+
+
+def _number(value: float | None, form: str = ".1f") -> str:
+    return "-" if value is None else format(value, form)
+
+
+def table(rows: list[Row]) -> Table:
+    """The rows of one point."""
+    out = Table(
+        *("provider", "us", "IQR", "graph us", "kernel us", "launches", "MB touched", "MB floor"),
+        *("x floor", "peak extra KB", "ours is faster"),
+        title=f"{rows[0].point['id']}  floor {rows[0].floor_us:.1f} us",
+    )
+    ours = rows[0].times_faster
+    for row in rows:
+        touched = None if row.bytes_touched is None else row.bytes_touched / 1e6
+        extra = None if row.peak_extra_bytes is None else row.peak_extra_bytes / 1024
+        out.add_row(
+            row.provider,
+            _number(row.us),
+            _number(row.us_high - row.us_low),
+            _number(row.graph_us),
+            _number(row.kernel_us),
+            _number(row.launches, ".0f"),
+            _number(touched, ".2f"),
+            _number(row.floor_bytes / 1e6, ".2f"),
+            _number(row.ratio_to_floor, ".2f"),
+            _number(extra, ".0f"),
+            _number(ours.get(row.provider), ".1f") if row is not rows[0] else "",
+        )
+    return out
+
+
+def main(
+    device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
+    quick: Annotated[bool, typer.Option(help="A small grid.")] = False,
+    out: Annotated[Path, typer.Option(help="Folder of the JSON file and plots.")] = Path(
+        "bench/results"
+    ),
+    budget: Annotated[float, typer.Option(help="Seconds; what is left out is listed.")] = 0.0,
+    only: Annotated[list[str] | None, typer.Option(help="Providers; all by default.")] = None,
+    threads: Annotated[int, typer.Option(help="CPU threads; 0 leaves PyTorch's.")] = 0,
+) -> None:
+    """Time verify_chain and its peers over the grid."""
+    console = Console(width=170)
+    if device not in SHOWS:
+        raise typer.BadParameter(f"device must be cpu or cuda, got {device}")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise typer.BadParameter("torch sees no CUDA device")
+    unknown = set(only or ()) - {peer.name for peer in PEERS}
+    if unknown:
+        raise typer.BadParameter(f"unknown providers: {', '.join(sorted(unknown))}")
+    if threads:
+        torch.set_num_threads(threads)
+    seconds = budget or (120.0 if quick else 1800.0)
+    points = grid(device, quick=quick)
+    run = sweep(
+        points,
+        device,
+        budget=seconds,
+        only=only,
+        compiled=SHOWS[device][: 1 if quick else None],
+        progress=lambda rows: console.print(table(rows)) if rows else None,
+    )
+    path = run.write(out)
+    console.print(f"{run.machine['device']}: {run.machine['bandwidth'] / 1e9:.1f} GB/s read")
+    for name, reason in run.absent.items():
+        console.print(f"absent: {name}: {reason}")
+    for row in run.rows:
+        for note in row.notes:
+            console.print(f"note: {row.point['id']} {row.provider}: {note}")
+    for left in run.skipped:
+        console.print(f"left out: {left['point']} {left['provider']}: {left['reason']}")
+    console.print(f"{len(run.rows)} rows in {path}", soft_wrap=True)
+
+
+if __name__ == "__main__":
+    typer.run(main)

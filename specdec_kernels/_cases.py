@@ -1,0 +1,185 @@
+"""What builds the inputs in `testing`: rows like a model's, layouts, and cases of each op."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+Args = tuple[Any, ...]
+
+SHORT = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
+_OFF = (None, 1.0, None, 0, None, 1.0, None, 0.0)
+
+
+@dataclass(frozen=True)
+class Case:
+    """Inputs of one op. `args` makes them anew, so that an op in place spoils nothing."""
+
+    op: str
+    id: str
+    build: Callable[[Generator], Args]
+    rows: int = 0  # vocabulary rows, and their entries
+    vocabulary: int = 0
+
+    @property
+    def heavy(self) -> bool:
+        """Too large for the races of the reference and for an interpreter."""
+        return self.vocabulary >= 2**16
+
+    def args(self, device: str | torch.device = "cpu") -> Args:
+        """Arguments in the order of the op's schema."""
+        return tuple(_to(a, device) for a in copy.deepcopy(_built(self)))
+
+    def __str__(self) -> str:
+        return self.id
+
+
+@functools.cache
+def _built(case: Case) -> Args:
+    return case.build(torch.Generator().manual_seed(zlib.crc32(case.id.encode())))
+
+
+def _to(value: Any, device: str | torch.device) -> Any:
+    if isinstance(value, list):
+        return [_to(v, device) for v in value]
+    return value.to(device) if isinstance(value, Tensor) else value
+
+
+def zipf_logits(n: int, v: int, generator: Generator, exponent: float = 1.5) -> Tensor:
+    """[n, v] float32: Zipf's law over a random order of the tokens, with noise, as a model's."""
+    ranks = torch.stack([torch.randperm(v, generator=generator) for _ in range(n)] or [_none(v)])
+    logits = -exponent * torch.log1p(ranks.float())
+    return (logits + 0.5 * torch.randn(logits.shape, generator=generator))[:n]
+
+
+def _none(v: int) -> Tensor:
+    return torch.zeros(v, dtype=torch.int64)
+
+
+def noisy_draft(target: Tensor, acceptance: float, generator: Generator) -> Tensor:
+    """Logits [n, v] whose `sum(min(P, Q))` against the target's is about `acceptance`."""
+    noise = torch.randn(target.shape, generator=generator)
+    some, some_noise = target[:4].double(), noise[:4].double()
+    p = some.softmax(-1)
+    low, high = 0.0, 16.0
+    for _ in range(20 if len(target) else 0):
+        sigma = (low + high) / 2
+        overlap = torch.minimum(p, (some + sigma * some_noise).softmax(-1)).sum(-1).mean()
+        low, high = (sigma, high) if overlap > acceptance else (low, sigma)
+    return target + (low + high) / 2 * noise
+
+
+def sliced(x: Tensor) -> Tensor:
+    """The same values as a view into a wider, filled tensor: only the last stride is 1."""
+    wide = torch.full((*(n + 1 for n in x.shape[:-1]), x.shape[-1] + 5), 7, dtype=x.dtype)
+    view = wide[(*(slice(0, n) for n in x.shape[:-1]), slice(2, 2 + x.shape[-1]))]
+    view.copy_(x)
+    return view
+
+
+def spaced(x: Tensor) -> Tensor:
+    """A vector with stride 2."""
+    return x.repeat_interleave(2)[::2]
+
+
+def any_seeds(n: int, g: Generator) -> Tensor:
+    return torch.randint(-(2**63), 2**63 - 1, (n,), generator=g)
+
+
+def any_positions(n: int, g: Generator) -> Tensor:
+    return torch.randint(0, 2**34, (n,), generator=g)
+
+
+def sampling(how: str, n: int, v: int, g: Generator) -> Args:
+    """The eight sampling arguments: off, scalar, tensor (with greedy rows) or one filter alone."""
+    k = max(1, v // 20)
+    if how == "scalar":
+        return (None, 0.8, None, k, None, 0.9, None, 0.02)
+    if how == "tensor":
+        temperature = 0.5 + torch.rand(n, generator=g)
+        temperature[1::3] = 0.0
+        return (
+            *(temperature, 1.0),
+            *(torch.randint(0, k + 1, (n,), generator=g, dtype=torch.int32), 0),
+            *(1 - 0.4 * torch.rand(n, generator=g), 1.0),
+            *(0.1 * torch.rand(n, generator=g), 0.0),
+        )
+    alone: dict[str, Args] = {
+        "off": _OFF,
+        "warm": (None, 1.7, *_OFF[2:]),
+        "zero": (None, 0.0, *_OFF[2:]),
+        "topk": (None, 1.0, None, k, *_OFF[4:]),
+        "topp": (None, 1.0, None, 0, None, 0.8, None, 0.0),
+        "minp": (*_OFF[:6], None, 0.05),
+    }
+    return alone[how]
+
+
+def sample_case(
+    r: int,
+    v: int,
+    dtype: torch.dtype = torch.float32,
+    *,
+    filters: str = "off",
+    stream: str = "draft",
+    method: str = "cdf",
+    layout: str = "dense",
+) -> Case:
+    """A case of `sample` with r rows of v logits."""
+
+    def build(g: Generator) -> Args:
+        logits = zipf_logits(r, v, g).to(dtype)
+        seeds, positions = any_seeds(r, g), any_positions(r, g)
+        if layout == "sliced":
+            logits, seeds, positions = sliced(logits), spaced(seeds), spaced(positions)
+        return (logits, *sampling(filters, r, v, g), seeds, positions, stream, method)
+
+    words = [f"R{r}", f"V{v}", SHORT[dtype], stream, method]
+    words += [w for w in (filters, layout) if w not in ("off", "dense")]
+    return Case("sample", "-".join(words), build, r, v)
+
+
+def _caches(
+    layers: int, b: int, s: int, dtype: torch.dtype, layout: str, g: Generator
+) -> list[Tensor]:
+    heads = [2 + i % 2 for i in range(layers)]
+    made = [torch.randint(-100, 100, (b, h, s + h, 12), generator=g).to(dtype) for h in heads]
+    return [sliced(c) for c in made] if layout == "sliced" else made
+
+
+def append_case(
+    b: int, s: int, n: int, dtype: torch.dtype = torch.float32, layout: str = "dense"
+) -> Case:
+    """A case of `kv_append_`: four caches, some slots outside [0, S)."""
+
+    def build(g: Generator) -> Args:
+        caches = _caches(4, b, s, dtype, layout, g)
+        entries = [
+            torch.randint(-100, 100, (b, c.shape[1], n, 12), generator=g).to(dtype) for c in caches
+        ]
+        entries = [sliced(e) for e in entries] if layout == "sliced" else entries
+        return caches, entries, torch.randint(-n, s + 1, (b,), generator=g)
+
+    name = f"B{b}-S{s}-n{n}-{str(dtype).removeprefix('torch.')}-{layout}"
+    return Case("kv_append_", name, build)
+
+
+def truncate_case(
+    b: int, s: int, dtype: torch.dtype = torch.float32, *, fill: bool, layout: str = "dense"
+) -> Case:
+    """A case of `kv_truncate_`: new lengths below, at and above the old ones."""
+
+    def build(g: Generator) -> Args:
+        lengths = torch.randint(0, s + 1, (b,), generator=g)
+        new = lengths + torch.randint(-4, 2, (b,), generator=g)
+        return _caches(3, b, s, dtype, layout, g), lengths, new, fill
+
+    name = f"B{b}-S{s}-{str(dtype).removeprefix('torch.')}-{'fill' if fill else 'keep'}-{layout}"
+    return Case("kv_truncate_", name, build)

@@ -1,0 +1,229 @@
+"""Cases of `verify_chain`: every form of the draft, with tokens drawn from its law."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor
+
+from specdec_kernels._cases import (
+    SHORT,
+    Args,
+    Case,
+    any_positions,
+    any_seeds,
+    noisy_draft,
+    sampling,
+    sliced,
+    spaced,
+    zipf_logits,
+)
+from specdec_kernels._chain_arguments import RATIO_RULES
+from specdec_kernels.reference import Law
+
+
+@dataclass
+class _Draft:
+    """The draft of one case: what `verify_chain` gets of it, and tokens drawn from its law."""
+
+    tokens: Tensor  # [B, gamma]
+    rows: Tensor | None = None  # [B, gamma, D]
+    ids: Tensor | None = None
+    columns: Tensor | None = None
+    logsumexp: Tensor | None = None
+    threshold: Tensor | None = None
+    temperatures: Tensor | None = None
+
+
+def chain_case(
+    b: int,
+    gamma: int,
+    v: int,
+    dtype: torch.dtype = torch.float32,
+    rule: str = "token",
+    *,
+    kind: str = "logits",
+    draft: str = "full",
+    filters: str = "off",
+    layout: str = "dense",
+    id_dtype: torch.dtype = torch.int64,
+    acceptance: float = 0.8,
+    limits: bool = False,
+    bare: bool = False,
+) -> Case:
+    """A case of `verify_chain`.
+
+    draft: "full" (a tensor), "none" (point mass), "sampled" (filtered, with its logsumexp and
+        threshold, at temperatures of its own), "sparse" (the most likely ids, one of them twice,
+        some slots unused), "mapped" (over part of the vocabulary, in an order of its own), "wide"
+        and "narrow" (more or fewer columns than the target's); the last three also "-sampled".
+    layout: "dense", "sliced" (views into wider tensors) or "ragged" (with "ragged-padded", the
+        draft stays [B, gamma, D]).
+    limits: some sequences end by an end-of-sequence token or at `max_emit`.
+    bare: without the optional outputs.
+    """
+
+    def build(g: Generator) -> Args:
+        target = zipf_logits(b * (gamma + 1), v, g).view(b, gamma + 1, v)
+        near = noisy_draft(target[:, :gamma].reshape(-1, v), acceptance, g).view(b, gamma, v)
+        target = target.to(dtype)
+        shaping = sampling(filters, b, v, g)
+        if draft == "none":
+            made = _Draft(_likely(target, acceptance, g))
+        else:
+            made = _make_draft(draft, near.to(dtype), kind, _temperatures(shaping, b), g)
+            if rule not in RATIO_RULES:
+                made.tokens = _likely(target, acceptance, g)
+        if b >= 3 and gamma >= 2:
+            made.tokens[2, gamma // 2 :] = -1
+        made.tokens = made.tokens.to(id_dtype)
+        if made.ids is not None:
+            made.ids = made.ids.to(id_dtype)
+        if kind == "probs":
+            target = target.float().softmax(-1).to(dtype)
+        at = [any_seeds(b, g), any_positions(b, g)]
+        cu_rows = None
+        if layout.startswith("ragged"):
+            target, cu_rows = _ragged(target, made, g, rows=layout == "ragged")
+        if layout == "sliced":
+            target = sliced(target)
+            _slice(made)
+            at = [spaced(x) for x in at]
+        rates = torch.rand(gamma, generator=g) if rule == "synthetic" else None
+        lenience = 0.6 if rule == "lenient" else 1.0
+        eos_ids = max_emit = None
+        if limits:
+            eos_ids = torch.cat([made.tokens[-1:, :1].reshape(-1).long().clamp(min=0), _NEVER])
+            max_emit = torch.randint(0, gamma + 2, (b,), generator=g)
+            max_emit[1::2] = 2**40
+        return (
+            *(target, made.tokens, made.rows, made.ids, made.columns),
+            *(made.logsumexp, made.threshold, made.temperatures, 1.0, kind, rule, *shaping, *at),
+            *(cu_rows, None, lenience, 0.09, 0.3, rates, eos_ids, max_emit, not bare, not bare),
+        )
+
+    words = [f"B{b}", f"g{gamma}", f"V{v}", SHORT[dtype], rule, kind, draft, filters, layout]
+    hidden = ("logits", "full", "off", "dense")
+    words = words[:5] + [w for w in words[5:] if w not in hidden]
+    words += ["i32"] if id_dtype == torch.int32 else []
+    words += ["limits"] if limits else []
+    words += ["bare"] if bare else []
+    return Case("verify_chain", "-".join(words), build, b * (gamma + 1), v)
+
+
+_NEVER = torch.tensor([-7])  # no token: an end that does not come
+
+
+def _temperatures(shaping: Args, b: int) -> Tensor:
+    given, scalar = shaping[:2]
+    return torch.full((b,), scalar) if given is None else given
+
+
+def _likely(target: Tensor, acceptance: float, g: Generator) -> Tensor:
+    """[B, gamma] argmax of the target, with some tokens wrong."""
+    rows = target[:, :-1].float()
+    wrong = torch.rand(rows.shape[:2], generator=g) > acceptance
+    other = torch.randint(0, rows.shape[-1], rows.shape[:2], generator=g)
+    return torch.where(wrong, other, rows.argmax(-1))
+
+
+def _make_draft(form: str, near: Tensor, kind: str, temperatures: Tensor, g: Generator) -> _Draft:
+    """near: [B, gamma, V] logits near the target's, in the dtype of the rows."""
+    form, _, left = form.partition("-")
+    if form == "sparse":
+        return _sparse_draft(near, temperatures, g)
+    ids = torch.arange(near.shape[-1])
+    columns = None
+    rows = near
+    if form == "mapped":
+        ids = torch.randperm(len(ids), generator=g)[: max(1, 2 * len(ids) // 3)]
+        columns = torch.full((near.shape[-1],), -1, dtype=torch.int32)
+        columns[ids] = torch.arange(len(ids), dtype=torch.int32)
+        rows = near[..., ids]
+    elif form == "narrow":
+        rows = near[..., : max(1, len(ids) - len(ids) // 8)].contiguous()
+    elif form == "wide":
+        rows = _widen(near, len(ids) // 8 + 1, g)
+        ids = torch.arange(rows.shape[-1])
+    made = _Draft(torch.empty(0), rows, columns=columns)
+    if "sampled" in (form, left):
+        law = _leave_behind(made, rows, g)
+    elif kind == "probs":
+        made.rows = rows.float().softmax(-1).to(rows.dtype)
+        law = made.rows
+    else:
+        law = _softmax(rows, temperatures)
+    made.tokens = ids[_draw(law, g)]
+    return made
+
+
+def _softmax(rows: Tensor, temperatures: Tensor) -> Tensor:
+    t = temperatures.clamp(min=1e-4)  # so small that the largest entry is all
+    return (rows.double() / t[:, None, None]).softmax(-1)
+
+
+def _draw(law: Tensor, g: Generator) -> Tensor:
+    """[B, gamma] columns."""
+    flat = law.flatten(0, 1).float()
+    if len(flat) == 0:
+        return torch.zeros(law.shape[:2], dtype=torch.int64)
+    return torch.multinomial(flat, 1, generator=g).view(law.shape[:2])
+
+
+def _widen(near: Tensor, extra: int, g: Generator) -> Tensor:
+    """Columns that the target does not have, with about a seventh of the mass together."""
+    b, gamma, _ = near.shape
+    level = near.double().logsumexp(-1, keepdim=True) - 1.8
+    noise = torch.randn(b, gamma, extra, generator=g).double()
+    more = level + noise.log_softmax(-1) if extra else noise
+    return torch.cat([near, more.to(near.dtype)], -1)
+
+
+def _leave_behind(made: _Draft, rows: Tensor, g: Generator) -> Tensor:
+    """What `sample` leaves behind of filtered rows, and their law [B, gamma, D]."""
+    b, gamma, d = rows.shape
+    made.temperatures = 0.5 + torch.rand(b, generator=g)
+    laws = [
+        Law(row.double(), float(made.temperatures[i]), max(1, d // 4), 0.95, 0.0)
+        for i in range(b)
+        for row in rows[i]
+    ]
+    made.logsumexp = torch.tensor([x.logsumexp for x in laws], dtype=torch.float64).view(b, gamma)
+    made.threshold = torch.tensor([x.threshold for x in laws]).view(b, gamma)
+    return torch.stack([x.probs for x in laws] or [torch.empty(0, d)]).view(b, gamma, d)
+
+
+def _sparse_draft(near: Tensor, temperatures: Tensor, g: Generator) -> _Draft:
+    top = _softmax(near, temperatures).topk(min(near.shape[-1], 8), -1)
+    law = top.values / top.values.sum(-1, keepdim=True)
+    # The likeliest id comes in two halves, two slots stay unused.
+    half = law[..., :1] / 2
+    unused = torch.zeros_like(half)
+    law = torch.cat([half, law[..., 1:], half, unused, unused], -1)
+    none = torch.full_like(top.indices[..., :1], -1)
+    ids = torch.cat([top.indices, top.indices[..., :1], none, none - 6], -1)
+    order = torch.rand(law.shape, generator=g).argsort(-1)
+    law, ids = law.gather(-1, order).to(near.dtype), ids.gather(-1, order)
+    tokens = ids.gather(-1, _draw(law, g)[..., None])[..., 0]
+    return _Draft(tokens, law, ids)
+
+
+def _ragged(target: Tensor, made: _Draft, g: Generator, *, rows: bool) -> tuple[Tensor, Tensor]:
+    """The rows that sequences of random lengths have; of the draft too if `rows`."""
+    b, gamma = made.tokens.shape
+    lengths = torch.randint(0, gamma + 1, (b,), generator=g)
+    lengths[:1] = gamma
+    used = torch.arange(gamma + 1) <= lengths[:, None]
+    if rows and made.rows is not None:
+        made.rows = made.rows[used[:, 1:]]
+        made.ids = None if made.ids is None else made.ids[used[:, 1:]]
+    cu_rows = torch.cat([torch.zeros(1), (lengths + 1).cumsum(0)]).to(torch.int32)
+    return target[used], cu_rows
+
+
+def _slice(made: _Draft) -> None:
+    made.tokens = sliced(made.tokens)
+    made.rows = None if made.rows is None else sliced(made.rows)
+    made.ids = None if made.ids is None else sliced(made.ids)
+    made.columns = None if made.columns is None else spaced(made.columns)
