@@ -16,7 +16,7 @@ class Judge {
     if (p_.rule != Rule::kBlock || t_.point) return next_row(0);
     t_.state = State::kBlockRows;
     t_.end = t_.drafts;
-    record(0).log_c = 0;
+    record(0).carried = 1;
     t_.drafts > 0 ? take_row(0) : walk_back(0);
   }
 
@@ -69,6 +69,7 @@ class Judge {
 
   __device__ void next_row(int64_t i) {
     if (i > t_.drafts || (i == t_.drafts && t_.cut)) return finish();
+    if (i == t_.drafts) t_.status |= t_.missing;
     take_row(i);
   }
 
@@ -90,14 +91,17 @@ class Judge {
     if (t_.point || p_.rule == Rule::kMatch) return compare();
     if (t_.x < 0) return draw(false);
     if (p_.reads_draft()) return accepts() ? stand() : reject();
-    if (p_.rule == Rule::kSynthetic) {
-      const float rate = p_.synthetic_rates[t_.i];
-      chance(t_.i, rate != rate ? NAN : fmaxf(rate, 0.0f));
-      return coin(t_.i) < rate ? stand() : draw(false);
-    }
+    if (p_.rule == Rule::kSynthetic) return at_its_rate() ? stand() : draw(false);
     const double p_x = exp(target_logprob(t_.x));
     if (p_x > p_.typical_epsilon || !(p_x > 0)) return typical(p_x > 0);
     t_.action = Action::kEntropy;  // the smaller bound needs a pass over the row
+  }
+
+  // Rule synthetic, at every temperature.
+  __device__ bool at_its_rate() const {
+    const float rate = p_.synthetic_rates[t_.i];
+    chance(t_.i, rate != rate ? NAN : fmaxf(rate, 0.0f));
+    return coin(t_.i) < rate;
   }
 
   __device__ void likely() {
@@ -117,7 +121,11 @@ class Judge {
       const double value = at(t_.row, t_.x), top = t_.law.max, l = p_.lenience;
       stands |= p_.kind == Kind::kProbs ? value >= l * top : value - top >= log(l);
     }
-    if (t_.x >= 0) chance(t_.i, stands);
+    if (p_.rule == Rule::kSynthetic) {
+      stands = t_.x >= 0 && at_its_rate();
+    } else if (t_.x >= 0) {
+      chance(t_.i, stands);
+    }
     write(t_.i, stands ? t_.x : t_.token, t_.point ? 0.0 : target_logprob(t_.token));
     if (!stands) return finish();
     ++t_.accepted;
@@ -175,7 +183,6 @@ class Judge {
       return finish();
     }
     if (t_.state == State::kRejected) t_.status |= kDraftNotFinite;
-    t_.status |= t_.fault;
     draw(false);
   }
 
@@ -204,15 +211,20 @@ class Judge {
     now.law = t_.law;
     now.draft = t_.draft;
     now.logprob = target_logprob(t_.x);
-    const double c = now.log_c + now.logprob;  // -inf stays, whatever Q is
-    record(i + 1).log_c = c == -INFINITY ? c : fmin(0.0, c - t_.draft.log_q_x);
+    // P(x) / Q(x): of probabilities as they are, so that a tie is a tie; of logits without underflow.
+    double ratio = 0;
+    if (t_.x < p_.vocab && now.logprob > -INFINITY) {
+      ratio = t_.direct ? static_cast<double>(at(t_.row, t_.x)) / t_.draft.q_x
+                        : exp(now.logprob - t_.draft.log_q_x);
+    }
+    record(i + 1).carried = ratio > 0 && now.carried > 0 ? fmin(1.0, now.carried * ratio) : 0;
     i + 1 < t_.drafts ? take_row(i + 1) : walk_back(i + 1);
   }
 
   __device__ void walk_back(int64_t tau) {
     t_.tau = tau;
     for (; t_.tau > 0; --t_.tau) {
-      const double c = exp(record(t_.tau).log_c);
+      const double c = record(t_.tau).carried;
       if (t_.tau < t_.end) {
         t_.state = State::kBlockBack;
         take_record(t_.tau);
@@ -252,20 +264,18 @@ class Judge {
     for (int64_t i = 0; i < tau; ++i) write(i, draft_token(p_, t_.b, i), record(i).logprob);
     t_.state = State::kBlockFollow;
     if (tau == t_.end) {
-      if ((t_.cut && t_.fault == 0) || t_.fault == kTargetNotFinite) {
-        t_.status |= t_.fault;
-        return finish();
-      }
+      if (t_.fault == 0 && t_.cut) return finish();
+      t_.status |= t_.fault != 0 ? t_.fault : t_.missing;
+      if (t_.fault == kTargetNotFinite) return finish();
       t_.i = tau;
       measure_whole(State::kBlockFollow);
       // Nothing has touched the slot of a bonus row.
       t_.prefilled = job_.plan.parallel && tau == t_.drafts;
       return;
     }
-    t_.fault = 0;
     if (known && !scans_less()) return after_difference();
     take_record(tau);
-    subtract(exp(record(tau).log_c));
+    subtract(record(tau).carried);
   }
 
  public:

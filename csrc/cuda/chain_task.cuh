@@ -21,7 +21,7 @@ enum class State : int32_t {
 struct ChainRecord {
   Law law;
   DraftLaw draft;
-  double log_c;
+  double carried;  // c
   double logprob;
 };
 
@@ -32,6 +32,7 @@ struct ChainTask {
   Params params;
   float q_temperature;
   int32_t status, accepted;
+  int32_t missing;  // status of the position after the drafts
   bool point;     // temperature 0: the law is a point mass
   bool direct;    // the target's rows are the law as they are
   bool filtered;  // and nothing of this is true when the sequence is over before it began
@@ -135,7 +136,7 @@ inline __device__ void limit_drafts(const ChainParams& p, int64_t rows, ChainTas
   if (lane_id() != 0) return;
   t.drafts = drafts;
   t.cut = cut;
-  if (outside) t.status |= kDraftOutOfRange;
+  t.missing = outside ? kDraftOutOfRange : 0;
 }
 
 // Nothing emitted, nothing judged.
