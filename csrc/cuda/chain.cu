@@ -1,7 +1,6 @@
-#include "specdec/chain.h"
-
 #include "cuda/chain_walk.cuh"
 #include "cuda/launch.cuh"
+#include "specdec/chain.h"
 
 namespace specdec {
 namespace {

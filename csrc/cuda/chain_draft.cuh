@@ -32,9 +32,7 @@ struct DraftLaw {
     return ids_are_int64 ? static_cast<const int64_t*>(ids)[k]
                          : static_cast<const int32_t*>(ids)[k];
   }
-  __device__ float weight(float value) const {
-    return probs ? value : shape.weight(value) * scale;
-  }
+  __device__ float weight(float value) const { return probs ? value : shape.weight(value) * scale; }
   // What the row says to Q; returns the largest value there, NaN if one is.
   __device__ float weigh_all(float (&values)[kPerLane]) const {
     float top = values[0];
@@ -89,7 +87,8 @@ inline __device__ void open_draft(const ChainParams& p, int64_t b, int64_t i, in
   d.columns = p.draft_columns;
   if (d.form == DraftForm::kSparse) {
     d.ids_are_int64 = p.draft_ids_are_int64;
-    d.ids = static_cast<const char*>(p.draft_ids) + at_row * p.draft_vocab * (d.ids_are_int64 ? 8 : 4);
+    d.ids =
+        static_cast<const char*>(p.draft_ids) + at_row * p.draft_vocab * (d.ids_are_int64 ? 8 : 4);
   } else if (d.probs) {
     d.look_up({});
   } else if (d.form == DraftForm::kSampled) {

@@ -211,7 +211,8 @@ class Judge {
     now.law = t_.law;
     now.draft = t_.draft;
     now.logprob = target_logprob(t_.x);
-    // P(x) / Q(x): of probabilities as they are, so that a tie is a tie; of logits without underflow.
+    // P(x) / Q(x): of probabilities as they are, so that a tie is a tie; of logits without
+    // underflow.
     double ratio = 0;
     if (t_.x < p_.vocab && now.logprob > -INFINITY) {
       ratio = t_.direct ? static_cast<double>(at(t_.row, t_.x)) / t_.draft.q_x

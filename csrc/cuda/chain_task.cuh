@@ -33,10 +33,10 @@ struct ChainTask {
   float q_temperature;
   int32_t status, accepted;
   int32_t missing;  // status of the position after the drafts
-  bool point;     // temperature 0: the law is a point mass
-  bool direct;    // the target's rows are the law as they are
-  bool filtered;  // and nothing of this is true when the sequence is over before it began
-  bool cut;       // nothing follows the last draft
+  bool point;       // temperature 0: the law is a point mass
+  bool direct;      // the target's rows are the law as they are
+  bool filtered;    // and nothing of this is true when the sequence is over before it began
+  bool cut;         // nothing follows the last draft
   bool over;
   // Of rule block.
   int64_t end, tau;
@@ -44,13 +44,13 @@ struct ChainTask {
   // Of the row at hand.
   State state;
   Action action;
-  int64_t i, x;      // x: drafted token, -1: none
-  bool gather;       // judged at the drafted token alone
-  bool has_draft;    // its draft law is asked for
-  bool prefilled;    // the slots are filled
-  bool residual;     // what a draw is from
-  bool lawful;       // of the draft, in the difference
-  int turn;          // which of two slots a row takes
+  int64_t i, x;    // x: drafted token, -1: none
+  bool gather;     // judged at the drafted token alone
+  bool has_draft;  // its draft law is asked for
+  bool prefilled;  // the slots are filled
+  bool residual;   // what a draw is from
+  bool lawful;     // of the draft, in the difference
+  int turn;        // which of two slots a row takes
   RowView row;
   Slot slot, draft_slot;
   Law law;

@@ -1,6 +1,6 @@
 #pragma once
-// The actions of a team. Each is written once, and the kernel calls it at one place: what is inlined
-// twice costs registers.
+// The actions of a team. Each is written once, and the kernel calls it at one place: what is
+// inlined twice costs registers.
 #include "cuda/chain_judge.cuh"
 #include "cuda/filter.cuh"
 
@@ -18,10 +18,10 @@ class ChainWalk {
 #pragma unroll 1
     for (int which = 0; which < 2; ++which) {
       if (which == 0 ? t_.gather : !measures_draft()) continue;
-      const Want want = which == 1       ? Want::kMass
-                        : t_.direct      ? Want::kLinear
-                        : t_.point       ? Want::kArgmax
-                        : t_.filtered    ? Want::kMass
+      const Want want = which == 1               ? Want::kMass
+                        : t_.direct              ? Want::kLinear
+                        : t_.point               ? Want::kArgmax
+                        : t_.filtered            ? Want::kMass
                         : p.rule == Rule::kMatch ? Want::kRace
                                                  : Want::kMass;
       fill_slot(team_, which == 0 ? t_.row : t_.draft.row, which == 0 ? t_.slot : t_.draft_slot,
@@ -170,8 +170,8 @@ class ChainWalk {
   }
 
   // The positive part of `sign` times the values.
-  __device__ void store(const Slot& slot, int64_t span, const float (&values)[kPerLane],
-                        float sign, bool lawful) const {
+  __device__ void store(const Slot& slot, int64_t span, const float (&values)[kPerLane], float sign,
+                        bool lawful) const {
     float w[kPerLane];
     uint32_t best = 0;
 #pragma unroll
@@ -296,7 +296,7 @@ class ChainWalk {
 // Verdict on sequence b. With `parallel`, first the slots of row `row`, or a part of it; the last
 // team to have filled its own goes on.
 __forceinline__ __device__ void verify(Team& team, const ChainJob& job, int64_t b, int64_t context,
-                              int64_t row, int part) {
+                                       int64_t row, int part) {
   ChainTask& t = team.task<ChainTask>();
   ChainWalk walk(team, job, context);
   Judge judge(job, t, context, team.rank);

@@ -36,7 +36,8 @@ inline __device__ int reach(Team& team, int64_t& need) {
   int64_t running = team.sum_before(mine, all);
   if (running < need && need <= running + mine) {
     int bin = top;
-    for (; running + static_cast<int64_t>(bins[bin]) < need; --bin) running += static_cast<int64_t>(bins[bin]);
+    for (; running + static_cast<int64_t>(bins[bin]) < need; --bin)
+      running += static_cast<int64_t>(bins[bin]);
     team.shared->broadcast[0] = bin;
     team.shared->broadcast[1] = need - running;
   }
@@ -100,7 +101,8 @@ class Selection {
     if (key < low_ || key > high_) return;
     unsigned long long* const bin = team_.shared->bins + ((key - low_) >> shift_);
     if (stage_ == Stage::kTopP) {
-      atomicAdd(bin, static_cast<unsigned long long>(shape_.weight(from_ordered_key(key)) * unit()));
+      atomicAdd(bin,
+                static_cast<unsigned long long>(shape_.weight(from_ordered_key(key)) * unit()));
     } else {
       atomicAdd(reinterpret_cast<unsigned*>(bin), 1u);  // its lower half
     }
@@ -163,8 +165,8 @@ class Selection {
 // Sets the threshold of a law without one. The slot holds all masses, and is filled again with what
 // survives.
 inline __device__ void filter_law(Team& team, const RowView& row, const Slot& slot,
-                                  const Params& params, Want want,
-                                  const RaceNoise& noise, Law& law) {
+                                  const Params& params, Want want, const RaceNoise& noise,
+                                  Law& law) {
   const uint32_t high = ordered_key(law.max);
   uint32_t low = ordered_key(-INFINITY);
   Selection selection(team, row, slot, {law.max, rate_of(law.inv_t), -INFINITY});

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <utility>
 
 #include "cuda/row.cuh"
 #include "specdec/cuda.h"
@@ -19,34 +18,33 @@ struct Device {
   bool clusters;  // thread-block clusters, programmatic dependent launch
 };
 
-// `kernel` tells whether the code that runs here was compiled for clusters too.
+// The virtual architecture that the code for the current device was compiled from. Asked once a
+// device, because it is the one answer that takes the driver long.
+template <class Kernel>
+cudaError_t compiled_for(Kernel* kernel, int device, int* version) {
+  constexpr int kKnown = 64;
+  static std::atomic<int> known[kKnown];
+  if (device < kKnown && (*version = known[device]) != 0) return cudaSuccess;
+  cudaFuncAttributes attributes = {};
+  const cudaError_t status =
+      cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel));
+  *version = attributes.ptxVersion;
+  if (device < kKnown) known[device] = attributes.ptxVersion;
+  return status;
+}
+
 template <class Kernel>
 cudaError_t current_device(Kernel* kernel, Device* out) {
-  static Device known[64];
-  static std::atomic<bool> ready[64];
-  int index = 0;
+  int index = 0, major = 0, version = 0;
   cudaError_t status = cudaGetDevice(&index);
   if (status != cudaSuccess) return status;
-  if (index < 64 && ready[index]) {
-    *out = known[index];
-    return cudaSuccess;
-  }
-  int major = 0;
-  cudaFuncAttributes attributes = {};
   status = cudaDeviceGetAttribute(&out->processors, cudaDevAttrMultiProcessorCount, index);
-  if (status == cudaSuccess) {
-    status = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index);
-  }
-  if (status == cudaSuccess) {
-    status = cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel));
-  }
   if (status != cudaSuccess) return status;
-  out->clusters = major >= 9 && attributes.ptxVersion >= 90;
-  if (index < 64) {
-    known[index] = *out;
-    ready[index] = true;
-  }
-  return cudaSuccess;
+  status = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index);
+  if (status != cudaSuccess) return status;
+  status = compiled_for(kernel, index, &version);
+  out->clusters = major >= 9 && version >= 90;
+  return status;
 }
 
 // `rows` of `spans` each for every one of `sequences`. wide: the walk of the last team reads rows
@@ -54,7 +52,8 @@ cudaError_t current_device(Kernel* kernel, Device* out) {
 inline CudaPlan make_plan(const CudaRequest& request, const Device& device, int64_t sequences,
                           int64_t rows, int64_t spans, bool wide) {
   const int64_t room = int64_t{kBlocksPerProcessor} * device.processors;
-  const int64_t whole_row = (spans + kWarps - 1) / kWarps;  // blocks that one step of a row keeps busy
+  const int64_t whole_row =
+      (spans + kWarps - 1) / kWarps;  // blocks that one step of a row keeps busy
   CudaPlan plan = {};
   if (sequences * rows == 0) return plan;
   const int most = device.clusters ? kMaxTeam : 1;

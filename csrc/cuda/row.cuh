@@ -1,7 +1,7 @@
 #pragma once
 // One row: statistics of its spans in a slot, its law under the sampling parameters, draws from it.
 // Every block of a team reads the whole slot and comes to the same numbers by itself.
-#include "cuda/tile.cuh"
+#include "cuda/weights.cuh"
 #include "specdec/filters.h"
 
 namespace specdec {
@@ -80,8 +80,8 @@ struct Law {
   }
 };
 
-// Units of non-negative weights; leaves their scale in `top`, which is their maximum before, and NaN
-// where that is not finite. Consumes the weights.
+// Units of non-negative weights; leaves their scale in `top`, which is their maximum before, and
+// NaN where that is not finite. Consumes the weights.
 inline __device__ int64_t linear_units(float (&w)[kPerLane], float& top) {
   if (!is_finite(top)) {
     top = NAN;
@@ -96,10 +96,9 @@ inline __device__ int64_t linear_units(float (&w)[kPerLane], float& top) {
 
 // Fills `part` of `parts` of a slot.
 inline __device__ void fill_slot(const Team& team, const RowView& row, const Slot& slot, Want want,
-                                 float inv_t, const RaceNoise& noise, int part = 0,
-                                 int parts = 1) {
+                                 float inv_t, const RaceNoise& noise, int part = 0, int parts = 1) {
   const float rate = rate_of(inv_t);
-  each_span(team, row, part, parts, [&](int64_t span, float(&values)[kPerLane]) {
+  each_span(team, row, part, parts, [&](int64_t span, float (&values)[kPerLane]) {
     float top = span_max(values);
     uint64_t best = 0;
     int64_t units = 0;
@@ -163,7 +162,10 @@ class SpanMasses {
   // Relative to exp(max / T), or with `linear` to the power of two `max`.
   __device__ SpanMasses(Team& team, const Slot& slot, int64_t spans, float max, float inv_t,
                         bool linear = false)
-      : slot_(slot), max_(max), inv_t_(inv_t), linear_(linear),
+      : slot_(slot),
+        max_(max),
+        inv_t_(inv_t),
+        linear_(linear),
         unit_(1.0 / static_cast<double>(int64_t{1} << ceil_log2(spans))) {
     const int64_t run = (spans + kThreads - 1) / kThreads;
     begin_ = thread_id() * run < spans ? thread_id() * run : spans;
@@ -227,8 +229,7 @@ inline __device__ Law slot_law(Team& team, const Slot& slot, int64_t spans, floa
 }
 
 // Best of the spans' ranked scores times their factor; the lowest id of equals.
-inline __device__ int64_t race_winner(Team& team, const Slot& slot, int64_t spans,
-                                      const Law& law) {
+inline __device__ int64_t race_winner(Team& team, const Slot& slot, int64_t spans, const Law& law) {
   double best = 0;
   int64_t winner = 0;
   for (int64_t i = thread_id(); i < spans; i += kThreads) {

@@ -1,7 +1,6 @@
-#include "specdec/sample.h"
-
 #include "cuda/filter.cuh"
 #include "cuda/launch.cuh"
+#include "specdec/sample.h"
 
 namespace specdec {
 namespace {
@@ -23,7 +22,9 @@ struct SampleTask {
   bool filtered;
 
   __device__ SampleTask(const SampleParams& p, int64_t r, const Slot& slot)
-      : params(params_of(p.sampling, r)), row(p.logits, r, 0, p.vocab), slot(slot),
+      : params(params_of(p.sampling, r)),
+        row(p.logits, r, 0, p.vocab),
+        slot(slot),
         noise{static_cast<uint64_t>(p.seeds[r]), static_cast<uint64_t>(p.positions[r]), p.stream},
         filtered(params.temperature > 0 && params.filters(p.vocab)) {}
 };

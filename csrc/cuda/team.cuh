@@ -27,8 +27,8 @@ struct Shared {
   int64_t broadcast[2];
   uint32_t num_candidates;
   uint32_t last;
-  // What a kernel knows of the sequence it works on. Here and not in registers, which the loops over
-  // entries need.
+  // What a kernel knows of the sequence it works on. Here and not in registers, which the loops
+  // over entries need.
   alignas(16) unsigned char task[768];
 };
 
@@ -191,9 +191,9 @@ struct Team {
   }
 };
 
-// A counter of arrivals that needs no clearing launch: the upper 48 bits name the launch, and a word
-// that does not name this one counts as zero, whatever memory held before. The last arrival leaves
-// zero, for a CUDA graph that replays the same launch.
+// A counter of arrivals that needs no clearing launch: the upper 48 bits name the launch, and a
+// word that does not name this one counts as zero, whatever memory held before. The last arrival
+// leaves zero, for a CUDA graph that replays the same launch.
 inline __device__ bool arrive(unsigned long long* ticket, uint64_t launch, unsigned count) {
   unsigned long long seen = *static_cast<volatile unsigned long long*>(ticket);
   for (;;) {

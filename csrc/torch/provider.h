@@ -28,8 +28,7 @@ void run_where(const Tensor& of, const Params& p, const Launchers<Params>& launc
   CudaPlan plan = {};
   int status = launchers.plan(p, cuda_request(), &plan);
   if (status == 0) {
-    Tensor workspace =
-        torch::stable::new_empty(of, {plan.workspace_bytes}, ScalarType::Byte);
+    Tensor workspace = torch::stable::new_empty(of, {plan.workspace_bytes}, ScalarType::Byte);
     status = launchers.cuda(p, plan, workspace.mutable_data_ptr(), current_cuda_stream(device));
   }
   SPECDEC_CHECK(status == 0, "the CUDA kernels did not start, cudaError_t ", status);

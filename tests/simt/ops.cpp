@@ -20,8 +20,8 @@ void run_in_shim(const Params& p, int (*plan)(const Params&, const CudaRequest&,
   unsigned char* const end = workspace.data() + how.workspace_bytes;
   if (status == 0) status = launch(p, how, workspace.data(), nullptr);
   for (int i = 0; i < 16; ++i) SPECDEC_CHECK(end[i] == 0xff, "written beyond the workspace");
-  SPECDEC_CHECK(status == 0, "the launch failed: ",
-                cudaGetErrorString(static_cast<cudaError_t>(status)));
+  SPECDEC_CHECK(status == 0,
+                "the launch failed: ", cudaGetErrorString(static_cast<cudaError_t>(status)));
 }
 
 void sample_cpu(const SampleParams& p, const Parallel&) {
@@ -41,7 +41,8 @@ extern "C" __attribute__((visibility("default"))) void simt_order(bool reverse, 
   simt::shuffle_seed = seed;
 }
 
-extern "C" __attribute__((visibility("default"))) void simt_device(int multiprocessors, int capability) {
+extern "C" __attribute__((visibility("default"))) void simt_device(int multiprocessors,
+                                                                   int capability) {
   simt::multiprocessors = multiprocessors;
   simt::capability_major = capability;
 }

@@ -63,7 +63,7 @@ struct ChainParams {
   SPECDEC_HD int64_t id_limit() const {
     const bool own = draft_form == DraftForm::kRows || draft_form == DraftForm::kSampled;
     return reads_draft() && own && draft_columns == nullptr && draft_vocab > vocab ? draft_vocab
-                                                                                  : vocab;
+                                                                                   : vocab;
   }
 };
 
