@@ -31,6 +31,15 @@ bool needs_ranks(const ChainParams& p) {
          p.sampling.temperature == 0;
 }
 
+// Rows of given probabilities are touched at single entries: there is nothing to fill beforehand.
+bool only_touches(const ChainParams& p) {
+  const SamplingParams& s = p.sampling;
+  const bool vectors = s.temperatures != nullptr || s.top_ks != nullptr || s.top_ps != nullptr ||
+                       s.min_ps != nullptr;
+  return p.kind == Kind::kProbs && p.reads_draft() && !vectors && s.temperature == 1 &&
+         (s.top_k == 0 || s.top_k >= p.vocab) && s.top_p == 1 && s.min_p == 0;
+}
+
 int64_t round_up(int64_t bytes) { return (bytes + 15) / 16 * 16; }
 
 // Where things are in the workspace, all of them after the tickets.
@@ -55,7 +64,9 @@ int plan_verify_chain_cuda(const ChainParams& p, const CudaRequest& request, Cud
   Device device;
   const cudaError_t status = current_device(chain_kernel, &device);
   if (status != cudaSuccess) return status;
-  *plan = make_plan(request, device, p.batch, p.gamma + 1, spans_of(p), true);
+  CudaRequest wanted = request;
+  if (wanted.schedule == Schedule::kAuto && only_touches(p)) wanted.schedule = Schedule::kLazy;
+  *plan = make_plan(wanted, device, p.batch, p.gamma + 1, spans_of(p), true);
   ChainJob job = {};
   job.p = p;
   job.plan = *plan;

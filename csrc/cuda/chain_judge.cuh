@@ -13,7 +13,12 @@ class Judge {
   __device__ void begin() {
     t_.state = State::kWalk;
     if (t_.over) return finish();
-    if (p_.rule != Rule::kBlock || t_.point) return next_row(0);
+    if (p_.rule != Rule::kBlock || t_.point) {
+      const bool touch = t_.direct && t_.drafts > 1 && p_.draft_form != DraftForm::kSparse;
+      if (!touch) return next_row(0);
+      t_.action = Action::kTouch;
+      return;
+    }
     t_.state = State::kBlockRows;
     t_.end = t_.drafts;
     record(0).carried = 1;
@@ -23,6 +28,10 @@ class Judge {
   // After the action.
   __device__ void go_on() {
     if (t_.action == Action::kDraw) return drawn();
+    if (t_.action == Action::kTouch) {
+      t_.accepted = static_cast<int32_t>(t_.touched);
+      return next_row(t_.touched);
+    }
     switch (t_.state) {
       case State::kWalk:
         return t_.action == Action::kMeasure   ? judge_row()
@@ -39,6 +48,21 @@ class Judge {
     }
   }
 
+  // Whether draft i stands, of given probabilities; `emit` writes it. For any thread: a row that is
+  // judged at one entry needs no other row's verdict, so all of them are judged at once.
+  __device__ bool touch(int64_t i, bool emit) const {
+    const int64_t x = draft_token(p_, t_.b, i);
+    DraftLaw draft;
+    open_draft(p_, t_.b, i, t_.begin, x, t_.q_temperature, draft);
+    const double p_x = x < p_.vocab ? at(target_row(i), x) : 0.0f, q_x = lenience() * draft.q_x;
+    const bool stands = !draft.fault && p_x < INFINITY && coin(i) * q_x < p_x;
+    if (stands && emit) {
+      chance(i, p_x / q_x);
+      write(i, x, log(p_x));
+    }
+    return stands;
+  }
+
   // Row i and its draft, to be measured.
   __device__ void take_row(int64_t i) {
     open_row(i);
@@ -51,13 +75,17 @@ class Judge {
   }
 
  private:
-  __device__ void open_row(int64_t i) {
-    t_.i = i;
+  __device__ RowView target_row(int64_t i) const {
     const Read read = p_.kind == Kind::kLogits ? Read::kLogits
                       : t_.direct || t_.point  ? Read::kProbs
                                                : Read::kLogOfProbs;
-    t_.row = p_.cu_rows != nullptr ? RowView(p_.target, 0, t_.begin + i, p_.vocab, read)
-                                   : RowView(p_.target, t_.b, i, p_.vocab, read);
+    return p_.cu_rows != nullptr ? RowView(p_.target, 0, t_.begin + i, p_.vocab, read)
+                                 : RowView(p_.target, t_.b, i, p_.vocab, read);
+  }
+
+  __device__ void open_row(int64_t i) {
+    t_.i = i;
+    t_.row = target_row(i);
     // A block that is ahead fills one slot while others still read the other.
     t_.turn ^= 1;
     const int64_t at = context_ * job_.context_slots() + (job_.plan.parallel ? i : t_.turn);

@@ -6,7 +6,7 @@ namespace specdec {
 
 // What all threads of a team do together. Between two actions one thread of each block judges; all
 // blocks come to the same verdict.
-enum class Action : int32_t { kMeasure, kEntropy, kDifference, kDraw, kDone };
+enum class Action : int32_t { kTouch, kMeasure, kEntropy, kDifference, kDraw, kDone };
 
 // What the judge waits for.
 enum class State : int32_t {
@@ -38,6 +38,7 @@ struct ChainTask {
   bool filtered;    // and nothing of this is true when the sequence is over before it began
   bool cut;         // nothing follows the last draft
   bool over;
+  int64_t touched;  // leading drafts that stand without a look at anything but their entries
   // Of rule block.
   int64_t end, tau;
   int32_t fault;

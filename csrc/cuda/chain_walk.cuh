@@ -11,6 +11,19 @@ class ChainWalk {
   __device__ ChainWalk(Team& team, const ChainJob& job, int64_t context)
       : team_(team), job_(job), t_(team.task<ChainTask>()), context_(context) {}
 
+  // The drafts before the first that does not stand, a thread a draft.
+  __device__ void touch(const Judge& judge) {
+    int64_t first = t_.drafts;
+#pragma unroll 1
+    for (int emit = 0; emit < 2; ++emit) {
+      for (int64_t i = thread_id(); i < first; i += kThreads) {
+        if (!judge.touch(i, emit != 0)) first = i;
+      }
+      if (emit == 0) first = static_cast<int64_t>(~team_.max(~static_cast<uint64_t>(first)));
+    }
+    if (thread_id() == 0) t_.touched = first;
+  }
+
   // Fills the slots of the row at hand.
   __device__ void fill(int part, int parts) const {
     const ChainParams& p = job_.p;
@@ -335,6 +348,9 @@ __forceinline__ __device__ void verify(Team& team, const ChainJob& job, int64_t 
       continue;
     }
     switch (t.action) {
+      case Action::kTouch:
+        walk.touch(judge);
+        break;
       case Action::kMeasure:
         if (!t.prefilled) team.sync();
         walk.measure();
