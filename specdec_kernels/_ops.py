@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import warnings
 from pathlib import Path
 
 import torch
@@ -27,8 +29,6 @@ def _load() -> None:
 
 
 _load()
-if importlib.util.find_spec("triton"):
-    _triton.register()
 
 OPS = ("sample", "verify_chain", "kv_append_", "kv_truncate_")
 
@@ -38,6 +38,35 @@ def has_cuda_kernels() -> bool:
     return bool(torch.ops.specdec_kernels.built_with_cuda.default())
 
 
+def _cuda_provider() -> str:
+    """Who serves `sample` and `verify_chain` on CUDA devices: cuda, triton or none.
+
+    SPECDEC_CUDA_PROVIDER asks for one; else it is the CUDA kernels where `_C.so` has them.
+    """
+    asked = os.environ.get("SPECDEC_CUDA_PROVIDER", "")
+    there = {"cuda": has_cuda_kernels(), "triton": importlib.util.find_spec("triton") is not None}
+    if asked:
+        if asked not in there:
+            raise ImportError(
+                f"SPECDEC_CUDA_PROVIDER must be one of {', '.join(there)}, got {asked}"
+            )
+        if not there[asked]:
+            lacks = {"cuda": "_C.so has no CUDA kernels", "triton": "triton is not installed"}
+            raise ImportError(f"SPECDEC_CUDA_PROVIDER is {asked}, but {lacks[asked]}")
+        return asked
+    return next((name for name, is_there in there.items() if is_there), "none")
+
+
+_CUDA_PROVIDER = _cuda_provider()
+if _CUDA_PROVIDER == "triton":
+    with warnings.catch_warnings():
+        # That it takes the place of the CUDA kernels is what was asked for.
+        warnings.filterwarnings(
+            "ignore", message=".*[Oo]verriding a previously registered kernel.*"
+        )
+        _triton.register()
+
+
 def cpu_capability() -> str:
     """The instruction set the CPU kernels run on here: avx512, avx2 or plain."""
     return str(torch.ops.specdec_kernels.cpu_capability.default())
@@ -45,6 +74,7 @@ def cpu_capability() -> str:
 
 def providers() -> dict[str, dict[str, str]]:
     """Op name -> device type -> provider ("cpp", "cuda", "triton" or "none")."""
-    triton = "triton" if importlib.util.find_spec("triton") else "none"
-    cuda = "cuda" if has_cuda_kernels() else "none"
-    return {op: {"cpu": "cpp", "cuda": cuda if op.startswith("kv_") else triton} for op in OPS}
+    cache = "cuda" if has_cuda_kernels() else "none"
+    return {
+        op: {"cpu": "cpp", "cuda": cache if op.startswith("kv_") else _CUDA_PROVIDER} for op in OPS
+    }

@@ -93,7 +93,17 @@ def compile_report(source: Path, folder: Path, targets: list[str], *flags: str) 
     ]
     done = subprocess.run(
         [
-            *(NVCC, "-std=c++17", "-O3", "-t", "2", "-Xptxas", "-v", "-DSPECDEC_WITH_CUDA"),
+            *(
+                NVCC,
+                "-std=c++17",
+                "-O3",
+                "-fmad=false",
+                "-t",
+                "2",
+                "-Xptxas",
+                "-v",
+                "-DSPECDEC_WITH_CUDA",
+            ),
             *("-I", ROOT / "csrc/include", "-I", ROOT / "csrc", *code, *flags),
             *("-fatbin", "-o", folder / f"{source.stem}.fatbin", source),
         ],

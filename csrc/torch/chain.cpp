@@ -2,7 +2,7 @@
 
 #include "torch/chain_arguments.h"
 #include "torch/ops.h"
-#include "torch/parallel.h"
+#include "torch/provider.h"
 
 namespace specdec {
 
@@ -44,7 +44,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> verify_chain(
                    with_acceptance};
   a.check();
   const ChainOutputs out = a.new_outputs();
-  verify_chain_cpu(a.params(out), torch_parallel());
+  run_where<ChainParams>(target, a.params(out), SPECDEC_LAUNCHERS(verify_chain));
   return out;
 }
 

@@ -30,4 +30,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> verify_chain(
     std::optional<Tensor> eos_ids, std::optional<Tensor> max_emit, bool with_logprobs,
     bool with_acceptance);
 
+// How the CUDA kernels share work out from now on; no result depends on it.
+void set_cuda_schedule(std::string schedule, int64_t team);
+
 }  // namespace specdec

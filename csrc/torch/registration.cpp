@@ -5,6 +5,8 @@
 #include "cpu/tile.h"
 #include "torch/kv.h"
 #include "torch/ops.h"
+#include "torch/provider.h"
+#include "torch/schemas.h"
 
 namespace specdec {
 namespace {
@@ -23,27 +25,15 @@ std::string cpu_capability() { return tile_kernels().isa; }
 }  // namespace specdec
 
 STABLE_TORCH_LIBRARY(specdec_kernels, m) {
-  m.def(
-      "sample(Tensor logits, Tensor? temperatures, float temperature, Tensor? top_ks, int top_k, "
-      "Tensor? top_ps, float top_p, Tensor? min_ps, float min_p, Tensor seeds, Tensor positions, "
-      "str stream, str method) -> (Tensor tokens, Tensor logprobs, Tensor logsumexp, "
-      "Tensor threshold, Tensor status)");
-  m.def(
-      "verify_chain(Tensor target, Tensor draft_tokens, Tensor? draft, Tensor? draft_ids, "
-      "Tensor? draft_columns, Tensor? draft_logsumexp, Tensor? draft_threshold, "
-      "Tensor? draft_temperatures, float draft_temperature, str kind, str rule, "
-      "Tensor? temperatures, float temperature, Tensor? top_ks, int top_k, Tensor? top_ps, "
-      "float top_p, Tensor? min_ps, float min_p, Tensor seeds, Tensor positions, "
-      "Tensor? cu_rows, Tensor? uniforms, float lenience, float typical_epsilon, "
-      "float typical_delta, Tensor? synthetic_rates, Tensor? eos_ids, Tensor? max_emit, "
-      "bool with_logprobs, bool with_acceptance) -> (Tensor tokens, Tensor num_accepted, "
-      "Tensor status, Tensor logprobs, Tensor acceptance)");
+  m.def(specdec::kSampleSchema);
+  m.def(specdec::kVerifyChainSchema);
   m.def("kv_append_(Tensor(a!)[] caches, Tensor[] entries, Tensor positions) -> ()");
   m.def(
       "kv_truncate_(Tensor(a!)[] caches, Tensor(b!) lengths, Tensor new_lengths, "
       "bool zero_fill) -> ()");
   m.def("built_with_cuda() -> bool");
   m.def("cpu_capability() -> str");
+  m.def("set_cuda_schedule(str schedule, int team) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CPU, m) {
@@ -55,6 +45,8 @@ STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CPU, m) {
 
 #ifdef SPECDEC_WITH_CUDA
 STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CUDA, m) {
+  m.impl("sample", TORCH_BOX(&specdec::sample));
+  m.impl("verify_chain", TORCH_BOX(&specdec::verify_chain));
   m.impl("kv_append_", TORCH_BOX(&specdec::kv_append_));
   m.impl("kv_truncate_", TORCH_BOX(&specdec::kv_truncate_));
 }
@@ -63,4 +55,5 @@ STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CUDA, m) {
 STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CompositeExplicitAutograd, m) {
   m.impl("built_with_cuda", TORCH_BOX(&specdec::built_with_cuda));
   m.impl("cpu_capability", TORCH_BOX(&specdec::cpu_capability));
+  m.impl("set_cuda_schedule", TORCH_BOX(&specdec::set_cuda_schedule));
 }

@@ -2,7 +2,7 @@
 
 #include "torch/checks.h"
 #include "torch/ops.h"
-#include "torch/parallel.h"
+#include "torch/provider.h"
 
 namespace specdec {
 namespace {
@@ -56,7 +56,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> sample(
   p.vocab = logits.size(1);
   p.stream = number;
   p.race = method == "race";
-  sample_cpu(p, torch_parallel());
+  run_where<SampleParams>(logits, p, SPECDEC_LAUNCHERS(sample));
   return {tokens, logprobs, logsumexp, threshold, status};
 }
 

@@ -168,6 +168,16 @@ cudaError_t cudaFuncSetAttribute(F* function, cudaFuncAttribute attribute, int v
   return cudaSuccess;
 }
 
+struct cudaFuncAttributes {
+  int ptxVersion, binaryVersion;
+};
+
+inline cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {
+  const int version = simt::capability_major * 10 + simt::capability_minor;
+  *attributes = {version, version};
+  return cudaSuccess;
+}
+
 template <class F>
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, F*, int threads,
                                                           size_t shared) {

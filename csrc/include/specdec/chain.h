@@ -1,5 +1,7 @@
 #pragma once
 // Verification of a chain of drafted tokens.
+#include "specdec/cuda.h"
+#include "specdec/host_device.h"
 #include "specdec/parallel.h"
 #include "specdec/philox.h"
 #include "specdec/sampling.h"
@@ -53,18 +55,22 @@ struct ChainParams {
   Kind kind;
   Rule rule;
 
-  bool reads_draft() const {
+  SPECDEC_HD bool reads_draft() const {
     return rule == Rule::kToken || rule == Rule::kBlock || rule == Rule::kLenient;
   }
   // Drafted ids below it are judged: a draft with a larger vocabulary may propose what the target
   // cannot say, and that is a rejection like any other.
-  int64_t id_limit() const {
+  SPECDEC_HD int64_t id_limit() const {
     const bool own = draft_form == DraftForm::kRows || draft_form == DraftForm::kSampled;
     return reads_draft() && own && draft_columns == nullptr && draft_vocab > vocab ? draft_vocab
-                                                                                  : vocab;
+                                                                                   : vocab;
   }
 };
 
 void verify_chain_cpu(const ChainParams& p, const Parallel& parallel);
+
+// A cudaError_t as int, so that this header needs no CUDA toolkit; `stream` is a cudaStream_t.
+int plan_verify_chain_cuda(const ChainParams& p, const CudaRequest& request, CudaPlan* plan);
+int verify_chain_cuda(const ChainParams& p, const CudaPlan& plan, void* workspace, void* stream);
 
 }  // namespace specdec

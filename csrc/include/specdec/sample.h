@@ -1,5 +1,6 @@
 #pragma once
 // One fused sampling pass over R rows of logits.
+#include "specdec/cuda.h"
 #include "specdec/parallel.h"
 #include "specdec/philox.h"
 #include "specdec/sampling.h"
@@ -23,5 +24,9 @@ struct SampleParams {
 };
 
 void sample_cpu(const SampleParams& p, const Parallel& parallel);
+
+// A cudaError_t as int, so that this header needs no CUDA toolkit; `stream` is a cudaStream_t.
+int plan_sample_cuda(const SampleParams& p, const CudaRequest& request, CudaPlan* plan);
+int sample_cuda(const SampleParams& p, const CudaPlan& plan, void* workspace, void* stream);
 
 }  // namespace specdec

@@ -1,0 +1,181 @@
+#pragma once
+// The draft's conditional Q of one row, on the target's vocabulary, whatever form it came in.
+#include "cuda/row.cuh"
+#include "specdec/chain.h"
+
+namespace specdec {
+
+struct DraftLaw {
+  DraftForm form;
+  bool fault;    // seen where the drafted token was looked up
+  bool probs;    // the row holds probabilities
+  bool checked;  // the whole row is known to be finite
+  bool ids_are_int64;
+  int64_t token;  // drafted
+  double q_x;     // of the drafted token; its logarithm is exact where q_x underflows
+  double log_q_x;
+  RowView row;             // rows, sampled; probabilities of a sparse law
+  Shape shape;             // of logits
+  float scale;             // of the shape's weights
+  const int32_t* columns;  // of tokens, may be null
+  const void* ids;         // sparse, at this row
+
+  // Whether a scan of all tokens says nothing that a few lookups do not.
+  __device__ bool few() const {
+    return form == DraftForm::kPointMass || form == DraftForm::kSparse;
+  }
+  // Whether its row must be measured before a token of it can be judged.
+  __device__ bool unmeasured() const {
+    return form == DraftForm::kRows && !probs && !fault && !checked;
+  }
+  __device__ int64_t id(int64_t k) const {
+    return ids_are_int64 ? static_cast<const int64_t*>(ids)[k]
+                         : static_cast<const int32_t*>(ids)[k];
+  }
+  __device__ float weight(float value) const { return probs ? value : shape.weight(value) * scale; }
+  // What the row says to Q; returns the largest value there, NaN if one is.
+  __device__ float weigh_all(float (&values)[kPerLane]) const {
+    float top = values[0];
+#pragma unroll
+    for (int j = 1; j < kPerLane; ++j) top = max_or_nan(top, values[j]);
+    if (probs) return top;
+    weigh(values, shape);
+#pragma unroll
+    for (int j = 0; j < kPerLane; ++j) values[j] *= scale;
+    return top;
+  }
+
+  __device__ void look_up(const Law& law) {
+    const int64_t column = columns != nullptr ? columns[token] : token;
+    const bool inside = column >= 0 && column < row.vocab;
+    const float value = inside ? at(row, column) : 0;
+    fault |= inside && !(value < INFINITY);
+    if (probs) {
+      q_x = value;
+      log_q_x = log(q_x);
+    } else {
+      log_q_x = inside ? law.logprob(value) : -INFINITY;
+      q_x = exp(log_q_x);
+    }
+  }
+
+  // Logits with the law that was measured.
+  __device__ void set(const Law& law) {
+    fault |= !law.sound;
+    shape = {law.max, rate_of(law.inv_t), law.threshold};
+    scale = static_cast<float>(exp(-law.log_sum));
+    if (!fault) look_up(law);
+  }
+};
+
+// Q of draft i of sequence b, at the drafted token x: all of it but what has to be measured or, of
+// a sparse law, looked up by the whole block. For one thread.
+inline __device__ void open_draft(const ChainParams& p, int64_t b, int64_t i, int64_t first_row,
+                                  int64_t x, float temperature, DraftLaw& d) {
+  d = {};
+  d.form = temperature == 0 ? DraftForm::kPointMass : p.draft_form;
+  d.token = x;
+  d.q_x = 1;
+  if (d.form == DraftForm::kPointMass) return;
+  const int64_t at_row = p.draft_ragged ? first_row - b + i : b * p.gamma + i;
+  d.fault = p.draft_ragged && (at_row < 0 || at_row >= p.num_draft_rows);  // cu_rows is data
+  if (d.fault) return;
+  d.probs = d.form == DraftForm::kSparse || (d.form == DraftForm::kRows && p.kind == Kind::kProbs);
+  const Read read = d.probs ? Read::kProbs : Read::kLogits;
+  d.row = p.draft_ragged ? RowView(p.draft, 0, at_row, p.draft_vocab, read)
+                         : RowView(p.draft, b, i, p.draft_vocab, read);
+  d.columns = p.draft_columns;
+  if (d.form == DraftForm::kSparse) {
+    d.ids_are_int64 = p.draft_ids_are_int64;
+    d.ids =
+        static_cast<const char*>(p.draft_ids) + at_row * p.draft_vocab * (d.ids_are_int64 ? 8 : 4);
+  } else if (d.probs) {
+    d.look_up({});
+  } else if (d.form == DraftForm::kSampled) {
+    const double total = p.draft_logsumexp[b * p.gamma + i];
+    Law law = {};
+    law.threshold = p.draft_threshold[b * p.gamma + i];
+    law.inv_t = inverse_temperature(temperature);
+    law.sound = is_finite(total) && law.threshold == law.threshold;
+    // exp(d / T - total) about a point near the maximum, where float32 subtracts exactly.
+    law.max = static_cast<float>(total / law.inv_t);
+    law.log_sum = total - static_cast<double>(law.max) * law.inv_t;
+    d.set(law);
+  }
+}
+
+// Mass of the drafted token, where ids that come twice add up, and whether anything is no
+// probability; for the whole block.
+inline __device__ void look_up_sparse(Team& team, DraftLaw& d) {
+  double mass = 0;
+  int64_t faults = 0;
+  for (int64_t k = thread_id(); k < d.row.vocab; k += kThreads) {
+    const int64_t id = d.id(k);
+    if (id < 0) continue;
+    const float value = at(d.row, k);
+    faults += !(value < INFINITY);
+    if (id == d.token) mass += static_cast<double>(value);
+  }
+  mass = team.sum(mass);
+  faults = team.sum(faults);
+  if (thread_id() == 0) {
+    d.fault = faults > 0;
+    d.q_x = mass;
+    d.log_q_x = log(mass);
+  }
+  __syncthreads();
+}
+
+// Subtracts Q of a span of `vocab` target tokens, times `factor`, from values that are spread as a
+// row of the target's dtype is. False in some lane if what was read is no law.
+inline __device__ bool subtract_draft(const DraftLaw& d, float factor, int64_t vocab, bool wide,
+                                      int64_t span, float (&values)[kPerLane]) {
+  const int64_t begin = span * kSpan;
+  if (d.few()) {
+    const int64_t n = d.form == DraftForm::kPointMass ? 1 : d.row.vocab;
+    for (int64_t k = 0; k < n; ++k) {
+      const int64_t index = (n == 1 && d.ids == nullptr ? d.token : d.id(k)) - begin;
+      if (index < 0 || index >= kSpan || index + begin >= vocab) continue;
+      if (holder(wide, static_cast<int>(index)) != lane_id()) continue;
+      const int mine = element(wide, static_cast<int>(index));
+      const float q = (d.ids == nullptr ? 1.0f : at(d.row, k)) * factor;
+#pragma unroll
+      for (int j = 0; j < kPerLane; ++j) values[j] -= j == mine ? q : 0.0f;
+    }
+    return true;
+  }
+  if (d.columns == nullptr && d.row.wide() == wide) {
+    const RowView known = d.row.part(0, vocab);
+    if (begin >= known.vocab) return true;
+    float q[kPerLane];
+    read_span(known, span, q);
+    const float top = d.weigh_all(q);
+#pragma unroll
+    for (int j = 0; j < kPerLane; ++j) values[j] -= q[j] * factor;
+    return top < INFINITY;
+  }
+  // One element at a time: by column, or spread in another way than the target is.
+  float top = -INFINITY;
+#pragma unroll 1
+  for (int quad = 0; quad < kQuads; ++quad) {
+    const int64_t token = begin + first_of_quad(wide, quad);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      int64_t column = token + j;
+      if (column >= vocab) {
+        column = -1;
+      } else if (d.columns != nullptr) {
+        column = d.columns[column];
+      }
+      if (column >= 0 && column < d.row.vocab) {
+        const float q = at(d.row, column);
+        top = max_or_nan(top, q);
+        values[j] -= d.weight(q) * factor;
+      }
+    }
+    rotate(values);
+  }
+  return top < INFINITY;
+}
+
+}  // namespace specdec

@@ -1,0 +1,158 @@
+#pragma once
+// What the blocks of a team know of the sequence they verify, each in its own shared memory.
+#include "cuda/chain_draft.cuh"
+
+namespace specdec {
+
+// What all threads of a team do together. Between two actions one thread of each block judges; all
+// blocks come to the same verdict.
+enum class Action : int32_t { kTouch, kMeasure, kEntropy, kDifference, kDraw, kDone };
+
+// What the judge waits for.
+enum class State : int32_t {
+  kWalk,        // the law of the next row
+  kRejected,    // the law of a row that was only touched, or that was measured before
+  kBlockRows,   // rule block: the laws of all rows
+  kBlockBack,   // the difference at a row, from the end on
+  kBlockFollow  // the row after the block
+};
+
+// One a drafted row, of rule block.
+struct ChainRecord {
+  Law law;
+  DraftLaw draft;
+  double carried;  // c
+  double logprob;
+};
+
+struct ChainTask {
+  // Of the sequence.
+  int64_t b, begin, drafts;  // drafts: how many are judged
+  uint64_t seed, position;
+  Params params;
+  float q_temperature;
+  int32_t status, accepted;
+  int32_t missing;  // status of the position after the drafts
+  bool point;       // temperature 0: the law is a point mass
+  bool direct;      // the target's rows are the law as they are
+  bool filtered;    // and nothing of this is true when the sequence is over before it began
+  bool cut;         // nothing follows the last draft
+  bool over;
+  int64_t touched;  // leading drafts that stand without a look at anything but their entries
+  // Of rule block.
+  int64_t end, tau;
+  int32_t fault;
+  // Of the row at hand.
+  State state;
+  Action action;
+  int64_t i, x;    // x: drafted token, -1: none
+  bool gather;     // judged at the drafted token alone
+  bool has_draft;  // its draft law is asked for
+  bool prefilled;  // the slots are filled
+  bool residual;   // what a draw is from
+  bool lawful;     // of the draft, in the difference
+  int turn;        // which of two slots a row takes
+  RowView row;
+  Slot slot, draft_slot;
+  Law law;
+  DraftLaw draft;
+  double c;           // factor of P in the difference
+  double more, less;  // sums of max(cP - lQ, 0) and max(lQ - cP, 0)
+  double entropy;
+  int64_t token;  // what the target says, or what was drawn
+};
+
+struct ChainJob {
+  ChainParams p;
+  CudaPlan plan;
+  Slots slots;
+  ChainRecord* records;         // [contexts, team, gamma+1], rule block
+  unsigned long long* tickets;  // [B], row-parallel
+  uint64_t launch;
+
+  // Slots of one context: target rows, their drafts, then three for a difference.
+  SPECDEC_HD int64_t row_slots() const { return plan.parallel ? p.gamma + 1 : 2; }
+  SPECDEC_HD int64_t context_slots() const { return 2 * row_slots() + 3; }
+};
+
+inline __device__ int64_t draft_token(const ChainParams& p, int64_t b, int64_t i) {
+  const int64_t at = b * p.stride_token_sequence + i * p.stride_token;
+  return p.ids_are_int64 ? static_cast<const int64_t*>(p.draft_tokens)[at]
+                         : static_cast<const int32_t*>(p.draft_tokens)[at];
+}
+
+inline __device__ int64_t clamp(int64_t x, int64_t low, int64_t high) {
+  return x < low ? low : x > high ? high : x;
+}
+
+// Parameters and rows of sequence b; returns how many rows it has. For one thread.
+inline __device__ int64_t open_sequence(const ChainParams& p, int64_t b, ChainTask& t) {
+  t.b = b;
+  t.begin = t.drafts = t.accepted = t.status = t.fault = 0;
+  t.seed = static_cast<uint64_t>(p.seeds[b]);
+  t.position = static_cast<uint64_t>(p.positions[b]);
+  t.params = params_of(p.sampling, b);
+  t.q_temperature = t.params.temperature;
+  if (p.reads_draft() && p.draft_form == DraftForm::kSampled) {
+    t.q_temperature = p.draft_temperatures ? p.draft_temperatures[b] : p.draft_temperature;
+  }
+  const bool valid = t.params.valid() && t.q_temperature >= 0 && t.q_temperature <= kLargest;
+  if (p.rule == Rule::kGreedy) t.params = {0.0f, 0, 1.0f, 0.0f};
+  t.point = t.params.temperature == 0;
+  t.filtered = !t.point && t.params.filters(p.vocab);
+  t.direct = p.kind == Kind::kProbs && p.reads_draft() && t.params.temperature == 1 && !t.filtered;
+  int64_t rows = p.gamma + 1;
+  if (p.cu_rows != nullptr) {
+    t.begin = clamp(p.cu_rows[b], 0, p.num_rows);
+    rows = clamp(p.cu_rows[b + 1], t.begin, p.num_rows) - t.begin;
+  }
+  t.over = !valid || rows == 0;
+  if (t.over) t.status = valid ? kTargetNotFinite : kBadParameter;
+  const int64_t most = p.max_emit != nullptr ? clamp(p.max_emit[b], 0, rows) : rows;
+  t.cut = most == 0;
+  return t.over || t.cut ? 0 : rows < p.gamma + 1 ? rows : p.gamma + 1;
+}
+
+// How many drafts are judged, and whether nothing follows when all of them stand: nothing follows
+// an end-of-sequence token or the last token that may be emitted. For one warp, a lane a draft.
+inline __device__ void limit_drafts(const ChainParams& p, int64_t rows, ChainTask& t) {
+  const int64_t most = p.max_emit != nullptr ? p.max_emit[t.b] : rows;
+  int64_t drafts = rows > 0 ? rows - 1 : 0;
+  bool cut = t.cut, outside = false;
+  for (int64_t first = 0; first < drafts; first += kLanes) {
+    const int64_t i = first + lane_id();
+    const int64_t x = i < drafts ? draft_token(p, t.b, i) : 0;
+    const bool before = i < drafts && (x < 0 || x >= p.id_limit());
+    bool after = i < drafts && i + 1 >= most;
+    for (int64_t e = 0; e < p.num_eos; ++e) after |= i < drafts && x == p.eos_ids[e];
+    const unsigned stops = __ballot_sync(kAllLanes, before || after);
+    if (stops == 0) continue;
+    const int lane = __ffs(static_cast<int>(stops)) - 1;
+    const bool in_front = __shfl_sync(kAllLanes, static_cast<int>(before), lane) != 0;
+    outside = __shfl_sync(kAllLanes, static_cast<int>(before && x != -1), lane) != 0;
+    drafts = first + lane + (in_front ? 0 : 1);
+    cut = !in_front;
+  }
+  __syncwarp();
+  if (lane_id() != 0) return;
+  t.drafts = drafts;
+  t.cut = cut;
+  t.missing = outside ? kDraftOutOfRange : 0;
+}
+
+// Nothing emitted, nothing judged.
+inline __device__ void clear_outputs(const Team& team, const ChainParams& p, int64_t b) {
+  if (team.rank != 0) return;
+  for (int64_t i = thread_id(); i <= p.gamma; i += kThreads) {
+    const int64_t at = b * (p.gamma + 1) + i;
+    if (p.ids_are_int64) {
+      static_cast<int64_t*>(p.tokens)[at] = -1;
+    } else {
+      static_cast<int32_t*>(p.tokens)[at] = -1;
+    }
+    if (p.logprobs != nullptr) p.logprobs[at] = 0;
+    if (p.acceptance != nullptr && i < p.gamma) p.acceptance[b * p.gamma + i] = NAN;
+  }
+}
+
+}  // namespace specdec

@@ -1,0 +1,377 @@
+#pragma once
+// The actions of a team. Each is written once, and the kernel calls it at one place: what is
+// inlined twice costs registers.
+#include "cuda/chain_judge.cuh"
+#include "cuda/filter.cuh"
+
+namespace specdec {
+
+class ChainWalk {
+ public:
+  __device__ ChainWalk(Team& team, const ChainJob& job, int64_t context)
+      : team_(team), job_(job), t_(team.task<ChainTask>()), context_(context) {}
+
+  // The drafts before the first that does not stand, a thread a draft.
+  __device__ void touch(const Judge& judge) {
+    int64_t first = t_.drafts;
+#pragma unroll 1
+    for (int emit = 0; emit < 2; ++emit) {
+      for (int64_t i = thread_id(); i < first; i += kThreads) {
+        if (!judge.touch(i, emit != 0)) first = i;
+      }
+      if (emit == 0) first = static_cast<int64_t>(~team_.max(~static_cast<uint64_t>(first)));
+    }
+    if (thread_id() == 0) t_.touched = first;
+  }
+
+  // Fills the slots of the row at hand.
+  __device__ void fill(int part, int parts) const {
+    const ChainParams& p = job_.p;
+    const RaceNoise noise{t_.seed, t_.position + t_.i, kSharedStream};
+#pragma unroll 1
+    for (int which = 0; which < 2; ++which) {
+      if (which == 0 ? t_.gather : !measures_draft()) continue;
+      const Want want = which == 1               ? Want::kMass
+                        : t_.direct              ? Want::kLinear
+                        : t_.point               ? Want::kArgmax
+                        : t_.filtered            ? Want::kMass
+                        : p.rule == Rule::kMatch ? Want::kRace
+                                                 : Want::kMass;
+      fill_slot(team_, which == 0 ? t_.row : t_.draft.row, which == 0 ? t_.slot : t_.draft_slot,
+                want, inverse_temperature(which == 0 ? t_.params.temperature : t_.q_temperature),
+                noise, part, parts);
+    }
+  }
+
+  // The laws from the filled slots.
+  __device__ void measure() {
+#pragma unroll 1
+    for (int which = 0; which < 2; ++which) {
+      if (which == 0 ? t_.gather : !measures_draft()) continue;
+      const Slot& slot = which == 0 ? t_.slot : t_.draft_slot;
+      const int64_t spans = which == 0 ? t_.row.spans() : t_.draft.row.spans();
+      const bool linear = which == 0 && t_.direct;
+      Law law = slot_law(team_, slot, spans, which == 0 ? t_.params.temperature : t_.q_temperature);
+      // A row of nothing but zeros is no law either.
+      if (law.point && t_.row.read == Read::kProbs) law.sound &= law.max > 0;
+      int64_t token = -1;
+      if (law.sound && law.point) {
+        token = argmax(team_, slot, spans, law.max);
+      } else if (law.sound) {
+        if (which == 0 && t_.filtered) {
+          const bool match = job_.p.rule == Rule::kMatch;
+          filter_law(team_, t_.row, slot, t_.params, match ? Want::kRace : Want::kMass,
+                     {t_.seed, t_.position + t_.i, kSharedStream}, law);
+        }
+        const double sum = SpanMasses(team_, slot, spans, law.max, law.inv_t, linear).sum();
+        law.direct = linear;
+        law.sound = sum > 0;
+        law.log_sum = log(sum);
+        if (job_.p.rule == Rule::kMatch) token = race_winner(team_, slot, spans, law);
+      }
+      if (thread_id() != 0) continue;
+      if (which == 0) {
+        t_.law = law;
+        t_.token = token;
+      } else {
+        t_.draft.checked = law.sound;
+        t_.draft.set(law);
+      }
+    }
+    if (t_.has_draft && t_.draft.form == DraftForm::kSparse && !t_.draft.fault) {
+      look_up_sparse(team_, t_.draft);
+    }
+  }
+
+  // Sums of max(cP - lQ, 0) and max(lQ - cP, 0) over the row; the first stays in a slot, to draw
+  // from. Or, for `entropy`, of P log P.
+  __device__ void difference(bool entropy) {
+    team_.sync();  // nobody reads these slots any more
+    if (!entropy && t_.state == State::kBlockBack && t_.draft.few() && !t_.direct) {
+      return few_differences();
+    }
+    const Slot more = extra_slot(0), less = extra_slot(1);
+    const int64_t spans = t_.row.spans(), step = team_.span_step(1);
+    for (int64_t span = team_.first_span(0); span < spans; span += step) {
+      float values[kPerLane];
+      read_span(t_.row, span, values);
+      if (t_.direct) fill_direct(span, values);
+      bool lawful = true;
+      if (entropy) {
+        const Shape shape{t_.law.max, rate_of(t_.law.inv_t), t_.law.threshold};
+#pragma unroll
+        for (int j = 0; j < kPerLane; ++j) {
+          const float w = shape.weight(values[j]);
+          values[j] = w > 0 ? w * (t_.law.max - values[j]) : 0.0f;
+        }
+      } else {
+        lawful = subtract(span, values);
+      }
+      lawful = __all_sync(kAllLanes, lawful);
+      if (job_.p.rule == Rule::kBlock) store(less, span, values, -1.0f, true);
+      store(more, span, values, 1.0f, lawful);
+    }
+    rest_of_draft();
+    team_.sync();
+    add_up(entropy);
+  }
+
+  __device__ void draw() {
+    const Slot slot = t_.residual ? extra_slot(0) : t_.slot;
+    const int64_t spans = t_.row.spans();
+    const bool linear = t_.residual || t_.law.direct;
+    const float max = linear ? slot_max(team_, slot.maxima, spans) : t_.law.max;
+    const SpanMasses masses(team_, slot, spans, max, t_.law.inv_t, linear);
+    int64_t rest;
+    const int64_t span = masses.choose(team_, last_uniform(), rest);
+    float values[kPerLane];
+    read_span(t_.row, span, values);
+    if (t_.residual) {
+      subtract(span, values);
+    } else if (!linear) {
+      weigh(values, {slot.maxima[span], rate_of(t_.law.inv_t), t_.law.threshold});
+    }
+    if (linear) {
+      const float inverse = inverse_scale(slot.maxima[span]);
+#pragma unroll
+      for (int j = 0; j < kPerLane; ++j) values[j] = values[j] > 0 ? values[j] * inverse : 0.0f;
+    }
+    const int64_t token = span * kSpan + span_pick(values, t_.row.wide(), rest);
+    if (thread_id() == 0) t_.token = token;
+  }
+
+ private:
+  __device__ bool measures_draft() const { return t_.has_draft && t_.draft.unmeasured(); }
+
+  __device__ double last_uniform() const {
+    const ChainParams& p = job_.p;
+    return p.uniforms != nullptr ? p.uniforms[t_.b * (p.gamma + 1) + p.gamma]
+                                 : uniform(t_.seed, t_.position + t_.i, kResidualStream);
+  }
+
+  __device__ Slot extra_slot(int i) const {
+    return job_.slots[context_ * job_.context_slots() + 2 * job_.row_slots() + i];
+  }
+
+  __device__ float lenience() const {
+    return job_.p.rule == Rule::kLenient ? job_.p.lenience : 1.0f;
+  }
+
+  // cP - lQ of a span.
+  __device__ bool subtract(int64_t span, float (&values)[kPerLane]) const {
+    if (t_.direct) {
+#pragma unroll
+      for (int j = 0; j < kPerLane; ++j) values[j] = static_cast<float>(t_.c * values[j]);
+    } else {
+      weigh(values, {t_.law.max, rate_of(t_.law.inv_t), t_.law.threshold});
+      const auto scale = static_cast<float>(exp(-t_.law.log_sum) * t_.c);
+#pragma unroll
+      for (int j = 0; j < kPerLane; ++j) values[j] *= scale;
+    }
+    return subtract_draft(t_.draft, lenience(), t_.row.vocab, t_.row.wide(), span, values);
+  }
+
+  // A row that was only touched so far is measured on the way.
+  __device__ void fill_direct(int64_t span, const float (&values)[kPerLane]) const {
+    float top = span_max(values), w[kPerLane];
+#pragma unroll
+    for (int j = 0; j < kPerLane; ++j) w[j] = values[j];
+    const int64_t units = linear_units(w, top);
+    if (lane_id() != 0) return;
+    t_.slot.maxima[span] = top;
+    t_.slot.units[span] = units;
+  }
+
+  // The positive part of `sign` times the values.
+  __device__ void store(const Slot& slot, int64_t span, const float (&values)[kPerLane], float sign,
+                        bool lawful) const {
+    float w[kPerLane];
+    uint32_t best = 0;
+#pragma unroll
+    for (int j = 0; j < kPerLane; ++j) {
+      w[j] = fmaxf(sign * values[j], 0.0f);  // 0 of NaN
+      const auto bits = bits_as<uint32_t>(w[j]);
+      best = bits > best ? bits : best;
+    }
+    float top = bits_as<float>(warp_max(best));
+    const int64_t units = linear_units(w, top);
+    if (lane_id() != 0) return;
+    slot.maxima[span] = lawful ? top : NAN;
+    slot.units[span] = units;
+  }
+
+  // Columns of a draft row that no token of the target has. With a map, all of it: the scan has not
+  // seen the columns without a token.
+  __device__ int64_t rest_size() const {
+    const DraftLaw& d = t_.draft;
+    if (d.few()) return 0;
+    if (d.columns != nullptr) return d.checked ? 0 : d.row.vocab;
+    return d.row.vocab > t_.row.vocab ? d.row.vocab - t_.row.vocab : 0;
+  }
+
+  __device__ void rest_of_draft() const {
+    const DraftLaw& d = t_.draft;
+    const int64_t size = t_.action == Action::kEntropy ? 0 : rest_size();
+    if (size == 0) return;
+    const Slot slot = extra_slot(2);
+    const RowView rest = d.row.part(d.row.vocab - size, size);
+    const int64_t step = team_.span_step(1);
+    for (int64_t span = team_.first_span(0); span < rest.spans(); span += step) {
+      float values[kPerLane];
+      read_span(rest, span, values);
+      const float top = d.weigh_all(values);
+      store(slot, span, values, 1.0f, __all_sync(kAllLanes, top < INFINITY));
+    }
+  }
+
+  __device__ void add_up(bool entropy) {
+    const int64_t spans = t_.row.spans();
+    const int64_t rest = entropy ? 0 : (rest_size() + kSpan - 1) / kSpan;
+    double more = 0, less = 0, beyond = 0, whole = 0;
+#pragma unroll 1
+    for (int which = 0; which < 4; ++which) {
+      if ((which == 1 && job_.p.rule != Rule::kBlock) || (which == 2 && rest == 0) ||
+          (which == 3 && !t_.direct)) {
+        continue;
+      }
+      const Slot slot = which == 3 ? t_.slot : extra_slot(which);
+      const int64_t n = which == 2 ? rest : spans;
+      const float max = slot_max(team_, slot.maxima, n);
+      const double sum = is_finite(max) ? SpanMasses(team_, slot, n, max, 1.0f, true).sum() : NAN;
+      if (which == 0) more = sum;
+      if (which == 1) less = sum;
+      if (which == 2) beyond = sum;
+      if (which == 3) whole = sum;
+    }
+    if (!entropy && t_.draft.form == DraftForm::kSparse) beyond = sparse_beyond();
+    if (thread_id() != 0) return;
+    if (entropy) {
+      t_.entropy = t_.law.log_sum + t_.law.inv_t * more * exp(-t_.law.log_sum);
+      return;
+    }
+    if (t_.direct) {
+      t_.law = {};
+      t_.law.direct = true;
+      t_.law.sound = whole > 0;
+    }
+    if (t_.draft.form == DraftForm::kPointMass && t_.draft.token >= t_.row.vocab) beyond = 1;
+    // With a map the rest of the row is looked through, and all its tokens were counted already.
+    t_.lawful = is_finite(more) && is_finite(beyond);
+    t_.more = more;
+    t_.less = less + (t_.draft.columns != nullptr && !t_.draft.few() ? 0.0 : beyond);
+  }
+
+  __device__ double sparse_beyond() {
+    double mass = 0;
+    for (int64_t k = thread_id(); k < t_.draft.row.vocab; k += kThreads) {
+      if (t_.draft.id(k) >= t_.row.vocab) mass += static_cast<double>(at(t_.draft.row, k));
+    }
+    return team_.sum(mass);
+  }
+
+  // Of a point mass or a sparse law the sums need P at its ids alone; the rest of P is above Q.
+  __device__ void few_differences() {
+    const DraftLaw& d = t_.draft;
+    const bool point = d.form == DraftForm::kPointMass;
+    const int64_t n = point ? 1 : d.row.vocab;
+    double more = 0, less = 0, covered = 0;
+    for (int64_t k = thread_id(); k < n; k += kThreads) {
+      const int64_t id = point ? d.token : d.id(k);
+      double q = point ? 1 : 0;
+      bool again = id < 0;
+      for (int64_t j = 0; j < n && !point; ++j) {
+        if (d.id(j) != id) continue;
+        again |= j < k;
+        q += static_cast<double>(at(d.row, j));
+      }
+      if (again) continue;
+      const double p = id < t_.row.vocab ? exp(t_.law.logprob(at(t_.row, id))) : 0;
+      covered += p;
+      const double gap = t_.c * p - q;
+      more += fmax(gap, 0.0);
+      less += fmax(-gap, 0.0);
+    }
+    more = team_.sum(more);
+    less = team_.sum(less);
+    covered = team_.sum(covered);
+    if (thread_id() != 0) return;
+    t_.more = more + t_.c * fmax(0.0, 1 - covered);
+    t_.less = less;
+    t_.lawful = true;
+  }
+
+  Team& team_;
+  const ChainJob& job_;
+  ChainTask& t_;
+  const int64_t context_;
+};
+
+// Verdict on sequence b. With `parallel`, first the slots of row `row`, or a part of it; the last
+// team to have filled its own goes on.
+__forceinline__ __device__ void verify(Team& team, const ChainJob& job, int64_t b, int64_t context,
+                                       int64_t row, int part) {
+  ChainTask& t = team.task<ChainTask>();
+  ChainWalk walk(team, job, context);
+  Judge judge(job, t, context, team.rank);
+  bool filling = job.plan.parallel;
+  if (!filling) clear_outputs(team, job.p, b);
+  __syncthreads();
+  if (warp_id() == 0) {
+    if (lane_id() == 0) t.end = open_sequence(job.p, b, t);
+    __syncwarp();
+    limit_drafts(job.p, t.end, t);
+    __syncwarp();
+    if (lane_id() == 0) {
+      t.action = Action::kDone;
+      if (!filling) {
+        judge.begin();
+      } else if (!t.over && (row < t.drafts || (row == t.drafts && !t.cut))) {
+        judge.take_row(row);
+        t.prefilled = false;
+      }
+    }
+  }
+  __syncthreads();
+  while (filling || t.action != Action::kDone) {
+    if (t.action == Action::kMeasure && !t.prefilled) {
+      if (!filling && job.plan.parallel) team.sync();  // nobody reads this slot any more
+      walk.fill(filling ? part : 0, filling ? job.plan.parts : 1);
+    }
+    if (filling) {
+      const auto count = static_cast<unsigned>((job.p.gamma + 1) * job.plan.parts);
+      if (!last_team(team, job.tickets + b, job.launch, count)) return;
+      filling = false;
+      clear_outputs(team, job.p, b);
+      __syncthreads();
+      if (thread_id() == 0) judge.begin();
+      __syncthreads();
+      continue;
+    }
+    switch (t.action) {
+      case Action::kTouch:
+        walk.touch(judge);
+        break;
+      case Action::kMeasure:
+        if (!t.prefilled) team.sync();
+        walk.measure();
+        break;
+      case Action::kEntropy:
+      case Action::kDifference:
+        walk.difference(t.action == Action::kEntropy);
+        break;
+      case Action::kDraw:
+        walk.draw();
+        break;
+      case Action::kDone:
+        break;
+    }
+    __syncthreads();
+    if (thread_id() == 0) judge.go_on();
+    __syncthreads();
+  }
+  if (team.rank != 0 || thread_id() != 0) return;
+  job.p.num_accepted[b] = t.accepted;
+  job.p.status[b] = t.status;
+}
+
+}  // namespace specdec

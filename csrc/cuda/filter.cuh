@@ -1,0 +1,202 @@
+#pragma once
+// The smallest surviving logit of a row: top-k, top-p of what is left, min-p; ties survive. Exact
+// selection on the ordered bits: an interval of keys is split into 2048 bins a pass.
+#include "cuda/row.cuh"
+
+namespace specdec {
+
+// The histograms of all blocks added up in each: a block adds one slice, then all copy.
+inline __device__ void merge_bins(const Team& team) {
+  unsigned long long* const bins = team.shared->bins;
+  team.sync();
+  if (team.size == 1) return;
+  const unsigned slice = kBins / team.size;
+  for (unsigned i = thread_id(); i < slice; i += kThreads) {
+    const unsigned bin = team.rank * slice + i;
+    uint64_t sum = 0;
+    for (unsigned r = 0; r < team.size; ++r) sum += team.remote(bins, r)[bin];
+    bins[bin] = sum;
+  }
+  team.sync();
+  for (unsigned bin = thread_id(); bin < kBins; bin += kThreads) {
+    const unsigned owner = bin / slice;
+    if (owner != team.rank) bins[bin] = team.remote(bins, owner)[bin];
+  }
+  team.sync();
+}
+
+// From the top, the bin in which the running sum reaches `need`; `need` becomes what of it is left
+// for this bin. `need` is at most the sum of all.
+inline __device__ int reach(Team& team, int64_t& need) {
+  constexpr int kRun = kBins / kThreads;
+  const unsigned long long* const bins = team.shared->bins;
+  const int top = kBins - 1 - static_cast<int>(thread_id()) * kRun;
+  int64_t mine = 0, all;
+  for (int i = 0; i < kRun; ++i) mine += static_cast<int64_t>(bins[top - i]);
+  int64_t running = team.sum_before(mine, all);
+  if (running < need && need <= running + mine) {
+    int bin = top;
+    for (; running + static_cast<int64_t>(bins[bin]) < need; --bin)
+      running += static_cast<int64_t>(bins[bin]);
+    team.shared->broadcast[0] = bin;
+    team.shared->broadcast[1] = need - running;
+  }
+  __syncthreads();
+  need = team.shared->broadcast[1];
+  const auto bin = static_cast<int>(team.shared->broadcast[0]);
+  __syncthreads();
+  return bin;
+}
+
+enum class Stage : int32_t { kFloor, kTopK, kTopP };
+
+// Largest key whose upper set weighs enough.
+class Selection {
+ public:
+  __device__ Selection(Team& team, const RowView& row, const Slot& slot, const Shape& shape)
+      : team_(team), row_(row), slot_(slot), shape_(shape) {}
+
+  // Of keys in [low, high]. `need` is a number of entries, or of units of mass; if 0, then `share`
+  // of the mass from low on.
+  __device__ uint32_t select(Stage stage, uint32_t low, uint32_t high, int64_t need, double share) {
+    unsigned long long* const bins = team_.shared->bins;
+    stage_ = stage;
+    for (bool first = true; low < high; first = false) {
+      const int width = 32 - __clz(static_cast<int>(high - low));
+      shift_ = width > 11 ? width - 11 : 0;
+      low_ = low;
+      high_ = high;
+      for (int i = thread_id(); i < kBins; i += kThreads) bins[i] = 0;
+      __syncthreads();
+      count();
+      if (stage == Stage::kFloor) {
+        __syncthreads();
+      } else {
+        merge_bins(team_);
+      }
+      if (first) {
+        int64_t mine = 0;
+        for (int i = thread_id(); i < kBins; i += kThreads) mine += static_cast<int64_t>(bins[i]);
+        const int64_t all = team_.sum(mine);
+        if (need == 0) need = static_cast<int64_t>(ceil(share * static_cast<double>(all)));
+        // Rounding may leave a need unreached by a hair: then all that was seen survives.
+        need = need > all ? all : need;
+      }
+      const auto bin = static_cast<uint32_t>(reach(team_, need));
+      low += bin << shift_;
+      const uint32_t last = low + ((1u << shift_) - 1);
+      high = last < high ? last : high;
+    }
+    return low;
+  }
+
+  // Mass units of the largest weight: the sum over the row stays below 2^63.
+  __device__ float unit() const {
+    const int bits = 62 - ceil_log2(row_.vocab);
+    return static_cast<float>(int64_t{1} << (bits < 50 ? bits : 50));
+  }
+
+ private:
+  __device__ void add(uint32_t key) const {
+    if (key < low_ || key > high_) return;
+    unsigned long long* const bin = team_.shared->bins + ((key - low_) >> shift_);
+    if (stage_ == Stage::kTopP) {
+      atomicAdd(bin,
+                static_cast<unsigned long long>(shape_.weight(from_ordered_key(key)) * unit()));
+    } else {
+      atomicAdd(reinterpret_cast<unsigned*>(bin), 1u);  // its lower half
+    }
+  }
+
+  __device__ void count() {
+    if (stage_ == Stage::kFloor) {
+      // Every block goes through all maxima by itself.
+      const int64_t spans = row_.spans();
+      for (int64_t i = thread_id(); i < spans; i += kThreads) add(ordered_key(slot_.maxima[i]));
+      return;
+    }
+    Shared& s = *team_.shared;
+    // What one pass over the row has seen is kept as long as it fits; a narrower interval is
+    // answered from there.
+    if (kept_low_ <= low_ && high_ <= kept_high_ && s.num_candidates <= kCandidates) {
+      for (uint32_t i = thread_id(); i < s.num_candidates; i += kThreads) add(s.candidates[i]);
+      return;
+    }
+    __syncthreads();  // every thread has judged the old number
+    if (thread_id() == 0) s.num_candidates = 0;
+    __syncthreads();
+    kept_low_ = low_;
+    kept_high_ = high_;
+    read_row();
+  }
+
+  __device__ void read_row() const {
+    Shared& s = *team_.shared;
+    const int64_t spans = row_.spans(), step = team_.span_step(1);
+    for (int64_t span = team_.first_span(0); span < spans; span += step) {
+      if (ordered_key(slot_.maxima[span]) < low_) continue;
+      float values[kPerLane];
+      read_span(row_, span, values);
+      // What stands beyond the end has the lowest key: it can make no other one the answer.
+#pragma unroll 1
+      for (int q = 0; q < kQuads; ++q) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const uint32_t key = ordered_key(values[j]);
+          if (key < low_ || key > high_) continue;
+          const uint32_t at = atomicAdd(&s.num_candidates, 1u);
+          if (at < kCandidates) s.candidates[at] = key;
+          add(key);
+        }
+        rotate(values);
+      }
+    }
+  }
+
+  Team& team_;
+  const RowView& row_;
+  const Slot& slot_;
+  const Shape shape_;
+  Stage stage_ = Stage::kFloor;
+  uint32_t low_ = 0, high_ = 0, kept_low_ = ~0u, kept_high_ = 0;
+  int shift_ = 0;
+};
+
+// Sets the threshold of a law without one. The slot holds all masses, and is filled again with what
+// survives.
+inline __device__ void filter_law(Team& team, const RowView& row, const Slot& slot,
+                                  const Params& params, Want want, const RaceNoise& noise,
+                                  Law& law) {
+  const uint32_t high = ordered_key(law.max);
+  uint32_t low = ordered_key(-INFINITY);
+  Selection selection(team, row, slot, {law.max, rate_of(law.inv_t), -INFINITY});
+  const bool top_k = params.top_k > 0 && params.top_k < row.vocab;
+#pragma unroll 1
+  for (int i = 0; i < 3; ++i) {
+    const auto stage = static_cast<Stage>(i);
+    int64_t need = params.top_k;
+    if (stage == Stage::kTopP) {
+      if (!(params.top_p < 1)) continue;
+      need = 0;
+      if (low == ordered_key(-INFINITY)) {
+        // Entries under (1-p)/V of the largest weight hold less than 1-p of the mass together.
+        const double share = (1.0 - params.top_p) / static_cast<double>(row.vocab);
+        const double cut = law.max + params.temperature * log(share);
+        low = ordered_key(fmaxf(static_cast<float>(cut), -kLargest));
+        const double sum = SpanMasses(team, slot, row.spans(), law.max, law.inv_t).sum();
+        need = static_cast<int64_t>(ceil(params.top_p * sum * selection.unit()));
+      }
+    } else if (!top_k || (stage == Stage::kFloor && params.top_k > row.spans())) {
+      // The k-th largest maximum is a floor, because at least k entries reach it.
+      continue;
+    }
+    low = selection.select(stage, low, high, need, params.top_p);
+  }
+  const float keep = from_ordered_key(low);
+  law.threshold = fmaxf(keep, min_p_threshold(law.max, params.temperature, params.min_p));
+  team.sync();
+  filter_slot(team, row, slot, want, law.inv_t, law.threshold, noise);
+  team.sync();
+}
+
+}  // namespace specdec

@@ -1,0 +1,262 @@
+#pragma once
+// One row: statistics of its spans in a slot, its law under the sampling parameters, draws from it.
+// Every block of a team reads the whole slot and comes to the same numbers by itself.
+#include "cuda/weights.cuh"
+#include "specdec/filters.h"
+
+namespace specdec {
+
+// Statistics of the spans of one row, in global memory.
+struct Slot {
+  int64_t* units;  // [spans], mass relative to the span's own maximum or scale
+  uint64_t* best;  // [spans], ranked: of the race, or the place of the maximum
+  float* maxima;   // [spans], of logits, or scales of weights; NaN if the span holds a fault
+};
+
+// Slots of `spans` entries one after the other; `best` only where the call needs it.
+struct Slots {
+  char* memory;
+  int64_t spans;
+  bool ranked;
+
+  static SPECDEC_HD int64_t bytes(int64_t spans, bool ranked) {
+    return (spans * (ranked ? 20 : 12) + 15) / 16 * 16;
+  }
+  __device__ Slot operator[](int64_t i) const {
+    char* const at = memory + i * bytes(spans, ranked);
+    Slot s;
+    s.units = reinterpret_cast<int64_t*>(at);
+    s.best = reinterpret_cast<uint64_t*>(s.units + spans);
+    s.maxima = reinterpret_cast<float*>(s.best + (ranked ? spans : 0));
+    return s;
+  }
+};
+
+// The parameters of one sequence.
+struct Params {
+  float temperature;
+  int64_t top_k;
+  float top_p;
+  float min_p;
+
+  __device__ bool valid() const {
+    return temperature >= 0 && temperature <= kLargest && top_k >= 0 && top_p > 0 && top_p <= 1 &&
+           min_p >= 0 && min_p <= 1;
+  }
+  __device__ bool filters(int64_t vocab) const {
+    return (top_k > 0 && top_k < vocab) || top_p < 1 || min_p > 0;
+  }
+};
+
+inline __device__ Params params_of(const SamplingParams& s, int64_t b) {
+  return {s.temperatures ? s.temperatures[b] : s.temperature, s.top_ks ? s.top_ks[b] : s.top_k,
+          s.top_ps ? s.top_ps[b] : s.top_p, s.min_ps ? s.min_ps[b] : s.min_p};
+}
+
+// min(1/T, largest float): a temperature under 1/FLT_MAX must not make 0 * inf at the maximum.
+inline __device__ float inverse_temperature(float temperature) {
+  return fminf(1.0f / temperature, kLargest);
+}
+
+inline __device__ bool is_finite(float x) { return x >= -kLargest && x <= kLargest; }
+inline __device__ bool is_finite(double x) { return fabs(x) < INFINITY; }
+
+// What a row is read for. kLinear: mass of weights that are given as they are.
+enum class Want : int32_t { kMass, kRace, kArgmax, kLinear };
+
+struct Law {
+  float max;
+  float inv_t;
+  float threshold;  // in raw logits
+  bool sound;       // the row has a law
+  bool point;       // all mass on the maximum
+  bool direct;      // the row holds the probabilities; nothing above is used
+  double log_sum;   // of exp((l - max) * inv_t) over survivors
+
+  __device__ double logprob(float l) const {
+    if (direct) return log(static_cast<double>(l));
+    if (!(l >= threshold)) return -INFINITY;
+    return point ? 0.0 : (static_cast<double>(l) - max) * inv_t - log_sum;
+  }
+};
+
+// Units of non-negative weights; leaves their scale in `top`, which is their maximum before, and
+// NaN where that is not finite. Consumes the weights.
+inline __device__ int64_t linear_units(float (&w)[kPerLane], float& top) {
+  if (!is_finite(top)) {
+    top = NAN;
+    return 0;
+  }
+  top = scale_of(top);
+  const float inverse = inverse_scale(top);
+#pragma unroll
+  for (int j = 0; j < kPerLane; ++j) w[j] *= inverse;
+  return warp_sum(lane_units(w));
+}
+
+// Fills `part` of `parts` of a slot.
+inline __device__ void fill_slot(const Team& team, const RowView& row, const Slot& slot, Want want,
+                                 float inv_t, const RaceNoise& noise, int part = 0, int parts = 1) {
+  const float rate = rate_of(inv_t);
+  each_span(team, row, part, parts, [&](int64_t span, float (&values)[kPerLane]) {
+    float top = span_max(values);
+    uint64_t best = 0;
+    int64_t units = 0;
+    if (want == Want::kLinear) {
+      units = linear_units(values, top);
+    } else if (want == Want::kArgmax) {
+      int first = -1;
+#pragma unroll
+      for (int j = kPerLane - 1; j >= 0; --j) first = values[j] == top ? j : first;
+      best = warp_best(first < 0 ? 0 : ranked(1.0f, place(row.wide(), first)));
+    } else if (is_finite(top)) {
+#pragma unroll
+      for (int j = 0; j < kPerLane; ++j) values[j] = exp2_fast((values[j] - top) * rate);
+      units = warp_sum(lane_units(values));
+      if (want == Want::kRace) best = span_race(values, row.wide(), span, noise);
+    }
+    if (lane_id() != 0) return;
+    slot.maxima[span] = top;
+    if (want != Want::kArgmax) slot.units[span] = units;
+    if (want == Want::kRace || want == Want::kArgmax) slot.best[span] = best;
+  });
+}
+
+// The masses again, of the survivors alone. Spans without any are not read.
+inline __device__ void filter_slot(const Team& team, const RowView& row, const Slot& slot,
+                                   Want want, float inv_t, float threshold,
+                                   const RaceNoise& noise) {
+  const int64_t spans = row.spans(), step = team.span_step(1);
+  for (int64_t span = team.first_span(0); span < spans; span += step) {
+    const float top = slot.maxima[span];
+    uint64_t best = 0;
+    int64_t units = 0;
+    if (top >= threshold) {
+      float values[kPerLane];
+      read_span(row, span, values);
+      weigh(values, {top, rate_of(inv_t), threshold});
+      units = warp_sum(lane_units(values));
+      if (want == Want::kRace) best = span_race(values, row.wide(), span, noise);
+    }
+    if (lane_id() != 0) continue;
+    slot.units[span] = units;
+    if (want == Want::kRace) slot.best[span] = best;
+  }
+}
+
+// The largest entry of a filled slot; NaN if one is.
+inline __device__ float slot_max(Team& team, const float* maxima, int64_t spans) {
+  uint32_t best = 0;
+  for (int64_t i = thread_id(); i < spans; i += kThreads) {
+    const uint32_t key = ordered_key(maxima[i]);
+    best = key > best ? key : best;
+  }
+  return from_ordered_key(static_cast<uint32_t>(team.max(best)));
+}
+
+inline __device__ int ceil_log2(int64_t n) { return n <= 1 ? 0 : 64 - __clzll(n - 1); }
+
+// Masses of the spans of a row on one scale; each thread of a block holds a run of them.
+class SpanMasses {
+ public:
+  // Relative to exp(max / T), or with `linear` to the power of two `max`.
+  __device__ SpanMasses(Team& team, const Slot& slot, int64_t spans, float max, float inv_t,
+                        bool linear = false)
+      : slot_(slot),
+        max_(max),
+        inv_t_(inv_t),
+        linear_(linear),
+        unit_(1.0 / static_cast<double>(int64_t{1} << ceil_log2(spans))) {
+    const int64_t run = (spans + kThreads - 1) / kThreads;
+    begin_ = thread_id() * run < spans ? thread_id() * run : spans;
+    end_ = begin_ + run < spans ? begin_ + run : spans;
+    int64_t mine = 0;
+    for (int64_t i = begin_; i < end_; ++i) mine += mass(i);
+    mine_ = mine;
+    before_ = team.sum_before(mine, total_);
+  }
+
+  // In units of 2^-50 / unit of the largest weight.
+  __device__ int64_t total() const { return total_; }
+  __device__ double sum() const {
+    return static_cast<double>(total_) * (0x1p-50 / unit_) * (linear_ ? max_ : 1.0);
+  }
+
+  // The span where the cumulated mass passes u of the total, and the rest in units of this span.
+  __device__ int64_t choose(const Team& team, double u, int64_t& rest) const {
+    auto target = static_cast<int64_t>(u * static_cast<double>(total_));
+    if (target >= total_) target = total_ - 1;
+    if (before_ <= target && target < before_ + mine_) {
+      int64_t running = before_, i = begin_;
+      for (; running + mass(i) <= target; ++i) running += mass(i);
+      team.shared->broadcast[0] = i;
+      team.shared->broadcast[1] =
+          static_cast<int64_t>(static_cast<double>(target - running) / factor(i));
+    }
+    __syncthreads();
+    rest = team.shared->broadcast[1];
+    const int64_t chosen = team.shared->broadcast[0];
+    __syncthreads();
+    return chosen;
+  }
+
+ private:
+  __device__ double factor(int64_t i) const {
+    const double own = slot_.maxima[i];
+    return unit_ * (linear_ ? own / max_ : exp((own - max_) * inv_t_));
+  }
+  __device__ int64_t mass(int64_t i) const {
+    const int64_t units = slot_.units[i];
+    return units == 0 ? 0 : static_cast<int64_t>(static_cast<double>(units) * factor(i));
+  }
+
+  const Slot slot_;
+  const double max_, inv_t_;
+  const bool linear_;
+  const double unit_;
+  int64_t begin_, end_, mine_, before_, total_;
+};
+
+// The law of a row without filters, from its slot. Temperature 0 leaves the maximum alone.
+inline __device__ Law slot_law(Team& team, const Slot& slot, int64_t spans, float temperature) {
+  Law law = {};
+  law.max = slot_max(team, slot.maxima, spans);
+  law.inv_t = inverse_temperature(temperature);
+  law.point = temperature == 0;
+  law.threshold = law.point ? law.max : -INFINITY;
+  law.sound = is_finite(law.max);
+  return law;
+}
+
+// Best of the spans' ranked scores times their factor; the lowest id of equals.
+inline __device__ int64_t race_winner(Team& team, const Slot& slot, int64_t spans, const Law& law) {
+  double best = 0;
+  int64_t winner = 0;
+  for (int64_t i = thread_id(); i < spans; i += kThreads) {
+    const uint64_t rank = slot.best[i];
+    if (rank == 0) continue;
+    const double gap = static_cast<double>(slot.maxima[i]) - law.max;
+    const double score = score_of(rank) * exp(gap * law.inv_t);
+    if (!(score > best)) continue;
+    best = score;
+    winner = i;
+  }
+  const uint64_t high = team.max(bits_as<uint64_t>(best));
+  const bool mine = best > 0 && bits_as<uint64_t>(best) == high;
+  winner = static_cast<int64_t>(~team.max(mine ? ~static_cast<uint64_t>(winner) : 0));
+  return winner * kSpan + index_of(slot.best[winner]);
+}
+
+// Lowest id of the maximum.
+inline __device__ int64_t argmax(Team& team, const Slot& slot, int64_t spans, float max) {
+  uint64_t first = 0;
+  for (int64_t i = thread_id(); i < spans; i += kThreads) {
+    if (slot.maxima[i] != max) continue;
+    first = ~static_cast<uint64_t>(i);
+    break;
+  }
+  const auto span = static_cast<int64_t>(~team.max(first));
+  return span * kSpan + index_of(slot.best[span]);
+}
+
+}  // namespace specdec

@@ -1,0 +1,46 @@
+#pragma once
+// Which room runs an op whose launcher wants scratch memory: the CPU's, or CUDA's.
+#include <torch/csrc/stable/accelerator.h>
+
+#include "specdec/cuda.h"
+#include "torch/checks.h"
+#include "torch/cuda_stream.h"
+#include "torch/parallel.h"
+
+namespace specdec {
+
+// What the CUDA launchers are asked for; the tests and benchmarks change it.
+CudaRequest& cuda_request();
+
+template <class Params>
+struct Launchers {
+  void (*cpu)(const Params&, const Parallel&);
+  int (*plan)(const Params&, const CudaRequest&, CudaPlan*);
+  int (*cuda)(const Params&, const CudaPlan&, void* workspace, void* stream);
+};
+
+template <class Params>
+void run_where(const Tensor& of, const Params& p, const Launchers<Params>& launchers) {
+  if (of.is_cpu()) return launchers.cpu(p, torch_parallel());
+#ifdef SPECDEC_WITH_CUDA
+  const int32_t device = of.get_device_index();
+  const torch::stable::accelerator::DeviceGuard guard(device);
+  CudaPlan plan = {};
+  int status = launchers.plan(p, cuda_request(), &plan);
+  if (status == 0) {
+    Tensor workspace = torch::stable::new_empty(of, {plan.workspace_bytes}, ScalarType::Byte);
+    status = launchers.cuda(p, plan, workspace.mutable_data_ptr(), current_cuda_stream(device));
+  }
+  SPECDEC_CHECK(status == 0, "the CUDA kernels did not start, cudaError_t ", status);
+#else
+  SPECDEC_CHECK(false, "specdec_kernels was built without CUDA kernels");
+#endif
+}
+
+#ifdef SPECDEC_WITH_CUDA
+#define SPECDEC_LAUNCHERS(op) {specdec::op##_cpu, specdec::plan_##op##_cuda, specdec::op##_cuda}
+#else
+#define SPECDEC_LAUNCHERS(op) {specdec::op##_cpu, nullptr, nullptr}
+#endif
+
+}  // namespace specdec

@@ -1,0 +1,128 @@
+"""The CUDA source of `sample` and `verify_chain` on the CPU, through the binding users call.
+
+Every case against the C++ CPU kernels; then the same bits from every way to share the work out, and
+from every order in which threads may run.
+"""
+
+from __future__ import annotations
+
+import pytest
+import simt_ops
+import torch
+from providers import identical, same_outputs
+
+from specdec_kernels import testing
+from specdec_kernels.testing import chain_case, sample_case
+
+pytestmark = pytest.mark.skipif(
+    not simt_ops.available, reason="needs g++ and the sources of the CUDA kernels"
+)
+
+OPS = ("sample", "verify_chain")
+CASES = [case for op in OPS for case in testing.cases(op, heavy=True)]
+# More spans than eight blocks take at once, a last one that is cut, rows at odd addresses.
+V = 40_001
+LARGE = [
+    sample_case(2, V, filters="tensor", layout="sliced"),
+    sample_case(1, V, torch.bfloat16, filters="topp"),
+    sample_case(1, V, stream="shared", method="race", filters="topk"),
+    chain_case(2, 2, V, torch.bfloat16, filters="tensor"),
+    chain_case(1, 2, V, kind="probs", layout="sliced"),
+    chain_case(1, 3, V, rule="block", draft="sampled", layout="ragged"),
+    chain_case(1, 2, V, torch.float16, rule="block", draft="mapped"),
+    chain_case(1, 2, V, rule="typical", draft="none", filters="warm"),
+    chain_case(1, 2, V, rule="match", draft="none"),
+]
+# A few of each op and rule, small enough to run in every order.
+SMALL = [
+    case
+    for op in OPS
+    for case in testing.cases(op, rows=6)
+    if case.vocabulary in {67, 131} or (op == "sample" and case.vocabulary == 1031)
+]
+
+
+@pytest.fixture(scope="module")
+def simt(tmp_path_factory):
+    return simt_ops.library(tmp_path_factory)
+
+
+def outputs(simt, case, args=None, **sharing):
+    with simt.sharing(**sharing):
+        return simt.op(case.op)(*(args or case.args()))
+
+
+@pytest.mark.parametrize("case", CASES + LARGE, ids=str)
+def test_agrees_with_the_cpu_kernels(simt, case):
+    same_outputs(case.op, outputs(simt, case), testing.providers(case.op)["cpp"](*case.args()))
+
+
+@pytest.mark.parametrize("case", CASES[::3] + LARGE, ids=str)
+def test_no_schedule_and_no_team_changes_a_bit(simt, case):
+    args = case.args()
+    want = outputs(simt, case, args, schedule="lazy", team=1)
+    for schedule, team in list(simt_ops.SHARES.values())[1:]:
+        identical(case.op, outputs(simt, case, args, schedule=schedule, team=team), want)
+
+
+@pytest.mark.parametrize("case", LARGE[::2], ids=str)
+def test_a_device_without_clusters_gives_the_same_bits(simt, case):
+    identical(case.op, outputs(simt, case, capability=8), outputs(simt, case))
+
+
+@pytest.mark.parametrize("order", list(simt_ops.ORDERS)[1:])
+@pytest.mark.parametrize("case", SMALL[::2], ids=str)
+def test_no_order_of_threads_changes_a_bit(simt, case, order):
+    args = case.args()
+    for schedule, team in (("lazy", 2), ("parallel", 2)):
+        share = {"schedule": schedule, "team": team}
+        want = outputs(simt, case, args, **share)
+        identical(case.op, outputs(simt, case, args, **share, order=order), want)
+
+
+@pytest.mark.parametrize("order", ["reverse", "seed-1"])
+@pytest.mark.parametrize("case", [LARGE[0], LARGE[3], LARGE[5]], ids=str)
+def test_no_order_of_threads_changes_a_bit_of_a_large_row(simt, case, order):
+    share = {"schedule": "parallel", "team": 8}
+    identical(case.op, outputs(simt, case, **share, order=order), outputs(simt, case, **share))
+
+
+def _places(op, args, offset):
+    """The same rows at another address: every tensor of rows moved by `offset` elements."""
+    moved = []
+    for value in args:
+        if isinstance(value, torch.Tensor) and value.is_floating_point() and value.dim() >= 2:
+            room = torch.full((value.numel() + offset + 16,), 7, dtype=value.dtype)
+            moved.append(room[offset : offset + value.numel()].view(value.shape).copy_(value))
+        else:
+            moved.append(value)
+    return moved
+
+
+@pytest.mark.parametrize("offset", [1, 2, 4])
+@pytest.mark.parametrize("case", [LARGE[1], LARGE[3], LARGE[4]], ids=str)
+def test_the_alignment_of_rows_changes_nothing(simt, case, offset):
+    args = case.args()
+    want = outputs(simt, case, _places(case.op, args, 0))
+    identical(case.op, outputs(simt, case, _places(case.op, args, offset)), want)
+
+
+@pytest.mark.parametrize("schedule", ["lazy", "parallel"])
+def test_neither_the_batch_nor_the_place_in_it_matters(simt, schedule):
+    case = chain_case(7, 4, 517, rule="block")
+    whole = outputs(simt, case, schedule=schedule)
+    for b in (0, 3, 6):
+        alone = [
+            a[b : b + 1] if isinstance(a, torch.Tensor) and a.shape[:1] == (7,) else a
+            for a in case.args()
+        ]
+        got = outputs(simt, case, alone, schedule=schedule)
+        identical(case.op, got, [t[b : b + 1] for t in whole])
+
+
+def test_what_is_asked_for_is_checked(simt):
+    share = torch.ops.specdec_kernels_simt.set_cuda_schedule.default
+    with pytest.raises(RuntimeError, match="schedule must be one of auto, lazy, parallel"):
+        share("fast", 0)
+    with pytest.raises(RuntimeError, match=r"team must be 0 \(by size\), 1, 2, 4 or 8, got 3"):
+        share("auto", 3)
