@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import simt_ops
 import torch
 from scipy import stats
 
@@ -17,9 +18,10 @@ OUTPUTS = {
 TIE_PER_DRAW = 2e-5
 NEVER = 1e-6  # p-value under which a statistical test of fixed seeds fails
 
-REAL = [name for name in ("cpp", "triton") if name in testing.providers("verify_chain")]
+SHIM = ["cuda"] if simt_ops.available else []  # the CUDA source on the CPU
+REAL = [n for n in ("cpp", "triton") if n in testing.providers("verify_chain")] + SHIM
 EVERY = ["reference", *REAL]
-NATIVE = ["reference", "cpp"]  # the interpreter takes 0.05 to 1 s for each row
+NATIVE = ["reference", "cpp", *SHIM]  # the interpreter takes 0.05 to 1 s for each row
 
 
 def agreeing(op):
@@ -31,7 +33,7 @@ def agreeing(op):
 
 
 def provider(op, name):
-    return testing.providers(op)[name]
+    return simt_ops.library().op(op) if name == "cuda" else testing.providers(op)[name]
 
 
 def worst(name, got, want, atol=0.0, rtol=0.0):

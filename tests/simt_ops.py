@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import hashlib
 import shutil
 import subprocess
-import sys
+import tempfile
 from pathlib import Path
 
 import torch
@@ -92,12 +93,8 @@ def build(folder: Path) -> Library:
     return Library(out)
 
 
-_library: Library | None = None
-
-
-def library(tmp_path_factory) -> Library:
+@functools.cache
+def library() -> Library:
     """One a process: an op's namespace can be taken only once."""
-    module = sys.modules[__name__]
-    if module._library is None:
-        module._library = build(tmp_path_factory.mktemp("simt-ops"))
-    return module._library
+    with tempfile.TemporaryDirectory() as folder:
+        return build(Path(folder))

@@ -43,8 +43,8 @@ SMALL = [
 
 
 @pytest.fixture(scope="module")
-def simt(tmp_path_factory):
-    return simt_ops.library(tmp_path_factory)
+def simt():
+    return simt_ops.library()
 
 
 def outputs(simt, case, args=None, **sharing):
