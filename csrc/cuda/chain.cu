@@ -9,7 +9,10 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
     chain_kernel(const __grid_constant__ ChainJob job) {
   wait_for_inputs();
   Team team = Team::mine();
-  if (thread_id() == 0) team.task<ChainTask>().turn = 0;
+  if (thread_id() == 0) {
+    team.task<ChainTask>().turn = 0;
+    team.task<ChainTask>().used = false;
+  }
   __syncthreads();
   // Row-parallel: a team has a part of one row of one sequence, and at most goes on with that one.
   const bool parallel = job.plan.parallel;

@@ -71,7 +71,7 @@ class Judge {
     t_.has_draft = t_.x >= 0 && p_.reads_draft() && !t_.point;
     t_.prefilled = job_.plan.parallel;
     if (t_.has_draft) open_draft(p_, t_.b, i, t_.begin, t_.x, t_.q_temperature, t_.draft);
-    t_.action = Action::kMeasure;
+    measure(!t_.prefilled && (!t_.gather || (t_.has_draft && t_.draft.unmeasured())));
   }
 
  private:
@@ -86,11 +86,19 @@ class Judge {
   __device__ void open_row(int64_t i) {
     t_.i = i;
     t_.row = target_row(i);
-    // A block that is ahead fills one slot while others still read the other.
-    t_.turn ^= 1;
+    // A block that is ahead fills one slot while others still read the other. Between two fills is
+    // a barrier of the team; between two rows need not be, so a slot that was not filled stays.
+    if (t_.used) t_.turn ^= 1;
+    t_.used = false;
     const int64_t at = context_ * job_.context_slots() + (job_.plan.parallel ? i : t_.turn);
     t_.slot = job_.slots[at];
     t_.draft_slot = job_.slots[at + job_.row_slots()];
+  }
+
+  __device__ void measure(bool fills) {
+    t_.fills = fills;
+    t_.used |= fills;
+    t_.action = Action::kMeasure;
   }
 
   __device__ void finish() { t_.action = Action::kDone; }
@@ -107,7 +115,7 @@ class Judge {
     t_.x = -1;
     t_.gather = t_.has_draft = t_.prefilled = false;
     t_.state = state;
-    t_.action = Action::kMeasure;
+    measure(true);
   }
 
   __device__ void judge_row() {
@@ -190,6 +198,7 @@ class Judge {
 
   __device__ void subtract(double c) {
     t_.c = c;
+    t_.used |= t_.direct;
     t_.action = Action::kDifference;
   }
 
@@ -300,6 +309,7 @@ class Judge {
       measure_whole(State::kBlockFollow);
       // Nothing has touched the slot of a bonus row.
       t_.prefilled = job_.plan.parallel && tau == t_.drafts;
+      t_.fills = !t_.prefilled;
       return;
     }
     if (known && !scans_less()) return after_difference();

@@ -49,9 +49,11 @@ struct ChainTask {
   bool gather;     // judged at the drafted token alone
   bool has_draft;  // its draft law is asked for
   bool prefilled;  // the slots are filled
+  bool fills;      // the action fills them
   bool residual;   // what a draw is from
   bool lawful;     // of the draft, in the difference
   int turn;        // which of two slots a row takes
+  bool used;       // it was filled since it was taken
   RowView row;
   Slot slot, draft_slot;
   Law law;

@@ -327,13 +327,13 @@ __forceinline__ __device__ void verify(Team& team, const ChainJob& job, int64_t 
         judge.begin();
       } else if (!t.over && (row < t.drafts || (row == t.drafts && !t.cut))) {
         judge.take_row(row);
-        t.prefilled = false;
+        t.fills = true;
       }
     }
   }
   __syncthreads();
   while (filling || t.action != Action::kDone) {
-    if (t.action == Action::kMeasure && !t.prefilled) {
+    if (t.action == Action::kMeasure && t.fills) {
       if (!filling && job.plan.parallel) team.sync();  // nobody reads this slot any more
       walk.fill(filling ? part : 0, filling ? job.plan.parts : 1);
     }
@@ -352,7 +352,7 @@ __forceinline__ __device__ void verify(Team& team, const ChainJob& job, int64_t 
         walk.touch(judge);
         break;
       case Action::kMeasure:
-        if (!t.prefilled) team.sync();
+        if (t.fills) team.sync();
         walk.measure();
         break;
       case Action::kEntropy:
