@@ -25,7 +25,7 @@ from specdec_kernels import sample as public_sample
 from specdec_kernels import verify_chain as public_verify_chain
 from specdec_kernels._chain_arguments import RULES, ChainArguments
 
-HELPERS = {"built_with_cuda", "cpu_capability"}
+HELPERS = {"built_with_cuda", "cpu_capability", "set_cuda_schedule"}
 NAMES = sorted(
     {
         name.split("::")[1].split(".")[0]
