@@ -99,13 +99,17 @@ class Selection {
  private:
   __device__ void add(uint32_t key) const {
     if (key < low_ || key > high_) return;
-    unsigned long long* const bin = team_.shared->bins + ((key - low_) >> shift_);
-    if (stage_ == Stage::kTopP) {
-      atomicAdd(bin,
-                static_cast<unsigned long long>(shape_.weight(from_ordered_key(key)) * unit()));
-    } else {
-      atomicAdd(reinterpret_cast<unsigned*>(bin), 1u);  // its lower half
+    // A shared atomic of 64 bits is a loop on the device, one of 32 bits is not.
+    auto* const halves = reinterpret_cast<unsigned*>(team_.shared->bins + ((key - low_) >> shift_));
+    if (stage_ != Stage::kTopP) {
+      atomicAdd(halves, 1u);
+      return;
     }
+    const auto mass = static_cast<uint64_t>(shape_.weight(from_ordered_key(key)) * unit());
+    const auto low = static_cast<unsigned>(mass);
+    const unsigned before = atomicAdd(halves, low);
+    const unsigned high = static_cast<unsigned>(mass >> 32) + (before + low < before ? 1 : 0);
+    if (high != 0) atomicAdd(halves + 1, high);
   }
 
   __device__ void count() {
