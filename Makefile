@@ -6,7 +6,7 @@ TORCH  ?= torch==2.13.0
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.specdec-installed
 SOURCES := pyproject.toml setup.py CMakeLists.txt $(wildcard csrc/*/*.* csrc/include/specdec/*)
-NATIVE := $(wildcard csrc/*/*.cpp csrc/*/*.cu csrc/*/*.h csrc/include/specdec/*.h)
+NATIVE := $(wildcard csrc/*/*.cpp csrc/*/*.cu csrc/*/*.cuh csrc/*/*.h csrc/include/specdec/*.h tests/simt/*.h tests/simt/*.cpp)
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
 .PHONY: demo test lint bench format clean setup
