@@ -219,7 +219,7 @@ class Sequence : SequenceView {
         if (fault == 0) {
           const RowView row = target_row(tau);
           const Pair pair{row, laws[tau], drafts[tau], c, 1.0f};
-          if (drafts[tau].few() && !direct_) {
+          if (worth_looking_up(drafts[tau]) && !direct_) {
             look_up(pair, d);
           } else {
             scan(pair, true, parallel_, d);

@@ -33,6 +33,12 @@ void scan(const Pair& pair, bool both, const Parallel& parallel, Difference& d);
 // lawful; -1 if nothing is left.
 int64_t draw_among(const Pair& pair, const Survivors& survivors, double uniform);
 
+// Whether `look_up` is cheaper than a scan: it compares every id with every other.
+inline bool worth_looking_up(const DraftLaw& draft) {
+  constexpr int64_t kMost = 128;
+  return draft.few() && draft.row.vocab() <= kMost;
+}
+
 // The same of a draft that is few tokens, by looking these up; the target's row sums to 1.
 void look_up(const Pair& pair, Difference& d);
 

@@ -17,7 +17,7 @@ struct DraftLaw {
   bool whole_row_lawful(const Parallel& parallel) const;
   // Whether the columns that no token has are lawful; their mass is added to `beyond`.
   bool rest(int64_t vocab, double& beyond) const;
-  // Whether a scan of all tokens says nothing that a few lookups do not.
+  // No row of the vocabulary's size.
   bool few() const { return form == DraftForm::kPointMass || form == DraftForm::kSparse; }
 
   // Which law; fields of other forms are unused.
