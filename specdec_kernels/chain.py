@@ -68,17 +68,7 @@ class DraftMap(NamedTuple):
         tensor([ 1, -1, -1,  0], dtype=torch.int32)
         """
         _check_ids("ids", ids)
-        if vocab < 1:
-            raise ValueError(f"vocab must be at least 1, got {vocab}")
-        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < vocab:
-            raise ValueError(
-                f"ids must be in [0, {vocab}), got {int(ids.min())} to {int(ids.max())}"
-            )
-        if len(ids.unique()) != len(ids):
-            raise ValueError("ids must be distinct, got one twice")
-        columns = torch.full((vocab,), -1, dtype=torch.int32, device=ids.device)
-        columns[ids.long()] = torch.arange(len(ids), dtype=torch.int32, device=ids.device)
-        return cls(columns)
+        return cls(_inverse("ids", ids, vocab))
 
     @classmethod
     def from_offsets(cls, d2t: Tensor, vocab: int) -> DraftMap:
@@ -97,13 +87,29 @@ class DraftMap(NamedTuple):
         tensor([ 0, -1, -1,  1], dtype=torch.int32)
         """
         _check_ids("d2t", d2t)
-        return cls.of(d2t + torch.arange(len(d2t), device=d2t.device), vocab)
+        ids = d2t + torch.arange(len(d2t), device=d2t.device)
+        return cls(_inverse("i + d2t[i]", ids, vocab))
 
 
 def _check_ids(name: str, ids: Tensor) -> None:
     _params.tensor(ids, name)
     if ids.dim() != 1 or ids.dtype not in (torch.int32, torch.int64):
         raise ValueError(f"{name} must be [D] int32 or int64, got {list(ids.shape)} {ids.dtype}")
+
+
+def _inverse(name: str, ids: Tensor, vocab: int) -> Tensor:
+    """[vocab] int32: where each id stands in `ids`, else -1."""
+    if vocab < 1:
+        raise ValueError(f"vocab must be at least 1, got {vocab}")
+    if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < vocab:
+        raise ValueError(
+            f"{name} must be in [0, {vocab}), got {int(ids.min())} to {int(ids.max())}"
+        )
+    if len(ids.unique()) != len(ids):
+        raise ValueError(f"{name} must be distinct, got one twice")
+    columns = torch.full((vocab,), -1, dtype=torch.int32, device=ids.device)
+    columns[ids.long()] = torch.arange(len(ids), dtype=torch.int32, device=ids.device)
+    return columns
 
 
 class Verdict(NamedTuple):

@@ -173,10 +173,12 @@ def test_draft_maps_are_checked_once_when_they_are_made(ids, message):
         (lambda: specdec_kernels.DraftMap.from_offsets(torch.zeros(2), 5),
          r"d2t must be \[D\] int32 or int64, got \[2\] torch.float32"),
         (lambda: specdec_kernels.DraftMap.from_offsets(torch.tensor([0, 4]), 5),
-         r"ids must be in \[0, 5\), got 0 to 5"),
+         r"i \+ d2t\[i\] must be in \[0, 5\), got 0 to 5"),
+        (lambda: specdec_kernels.DraftMap.from_offsets(torch.tensor([1, 0]), 5),
+         r"i \+ d2t\[i\] must be distinct, got one twice"),
     ],
 )  # fmt: skip
-def test_draft_maps_name_arguments_that_are_none(make, message):
+def test_draft_maps_name_what_they_cannot_take(make, message):
     with pytest.raises(ValueError, match=message):
         make()
 
