@@ -1,7 +1,7 @@
 """The arguments of `specdec_kernels::verify_chain` by name, and their checks.
 
-csrc/torch/chain_arguments.cpp makes the same checks with the same words; the error table in
-tests/test_errors.py holds the two together.
+csrc/torch/chain_arguments.cpp makes the same checks with the same words; tests/test_errors.py holds
+the two together by the table in tests/error_table.py.
 """
 
 from __future__ import annotations
@@ -173,20 +173,30 @@ class ChainArguments(NamedTuple):
 
     def _check_draft_rows(self, draft: Tensor) -> None:
         b, gamma = self.draft_tokens.shape
-        last = "K" if self.draft_ids is not None else "D"
+        sparse = self.draft_ids is not None
+        name, last = ("draft probabilities", "K") if sparse else ("draft", "D")
         if self.ragged_draft:
             n = self.target.shape[0] - b
             require(
+                n >= 0,
+                f"target must be [N, V] with N >= B = {b} when draft is [N-B, {last}], "
+                f"got {shape(self.target)}",
+            )
+            require(
                 draft.shape[0] == n,
-                f"draft must be [N-B, {last}] = [{n}, {last}], got {shape(draft)}",
+                f"{name} must be [N-B, {last}] = [{n}, {last}], got {shape(draft)}",
             )
         else:
             require(
                 draft.dim() == 3 and draft.shape[0] == b and draft.shape[1] == gamma,
-                f"draft must be [B, gamma, {last}] = [{b}, {gamma}, {last}], got {shape(draft)}",
+                f"{name} must be [B, gamma, {last}] = [{b}, {gamma}, {last}], got {shape(draft)}",
             )
-        rows("draft", draft)
-        same_device("draft", draft, self.target.device, "target")
+        require(
+            not sparse or draft.shape[-1] >= 1,
+            f"{name} must have K >= 1 entries, got {shape(draft)}",
+        )
+        rows(name, draft)
+        same_device(name, draft, self.target.device, "target")
 
     def _check_uniforms(self) -> None:
         u, (b, gamma) = self.uniforms, self.draft_tokens.shape

@@ -1,7 +1,8 @@
 """Argument checks shared by the fake kernels, the Triton provider and the reference.
 
-The C++ binding (csrc/torch/checks.h) makes the same checks with the same words; the error table in
-tests/test_errors.py holds the two together.
+Those of `verify_chain` stand in _chain_arguments.py. The C++ binding (csrc/torch/checks.h, kv.cpp)
+makes the same checks with the same words; tests/test_errors.py holds the two together by the table
+in tests/error_table.py.
 """
 
 from __future__ import annotations

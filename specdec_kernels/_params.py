@@ -11,6 +11,11 @@ Param = float | Tensor
 _INT32 = 2**31 - 1
 
 
+def tensor(value: object, name: str) -> None:
+    if not isinstance(value, Tensor):
+        raise ValueError(f"{name} must be a tensor, got {value!r}")
+
+
 def split(value: Param, name: str, off: float) -> tuple[Tensor | None, float]:
     """A scalar, or a float32 vector and the scalar that is unused then."""
     if isinstance(value, Tensor):
@@ -21,11 +26,14 @@ def split(value: Param, name: str, off: float) -> tuple[Tensor | None, float]:
 
 
 def split_int(value: int | Tensor, name: str, off: int) -> tuple[Tensor | None, int]:
-    """The same for counts; what exceeds int32 keeps every token anyway."""
+    """The same for counts; beyond int32 every token is kept, and a negative one stays so."""
     if isinstance(value, Tensor):
         if value.dtype not in (torch.int32, torch.int64):
             raise ValueError(f"{name} must be int32 or int64, got {value.dtype}")
-        return _vector(value, name).clamp(max=_INT32).to(torch.int32), off
+        value = _vector(value, name)
+        if value.dtype == torch.int64:
+            value = value.clamp(-_INT32 - 1, _INT32).to(torch.int32)
+        return value, off
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise ValueError(f"{name} must be an integer or a tensor, got {value!r}")
     return None, min(int(value), _INT32)

@@ -3,11 +3,12 @@
 Formulas of Leviathan et al. 2023 (arXiv 2211.17192), section 3, unless said otherwise. p is the
 target's law and q the draft's, the one that the draft was really drawn from: probabilities
 [..., V] of any floating dtype on any device. Sums and results are float64, and no function of
-tensors waits for their device.
+tensors waits for their device but `mean_accepted`, which gives a Python float.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -246,10 +247,11 @@ def accepted_law(
         draft: gamma conditionals, draft[i] [V] * (i + 1), the law the drafts come from.
         target: gamma conditionals of the same form, or more.
         rule: `block`, or one that `accepted_mass` knows.
-        parameters: those of `accepted_mass`.
+        parameters: those of `accepted_mass` that belong to the rule.
 
     Raises:
-        ValueError: as `accepted_mass`.
+        ValueError: another rule, a parameter of another rule, fewer conditionals of the target
+            than of the draft, lenience outside (0, 1].
 
     >>> p, q = torch.tensor([0.25, 0.75]), torch.tensor([0.75, 0.25])
     >>> accepted_law([q, q.expand(2, 2)], [p, p.expand(2, 2)])
@@ -257,6 +259,9 @@ def accepted_law(
     >>> accepted_law([q, q.expand(2, 2)], [p, p.expand(2, 2)], "block")
     tensor([0.5000, 0.1250, 0.3750], dtype=torch.float64)
     """
+    _check_rule(rule, parameters)
+    if len(target) < len(draft):
+        raise ValueError(f"target must have {len(draft)} conditionals or more, got {len(target)}")
     device = draft[0].device if draft else None
     drafted = mass = torch.ones((), dtype=torch.float64, device=device)
     reach = [mass]
@@ -268,6 +273,18 @@ def accepted_law(
             mass = mass[..., None] * accepted_mass(p, q, rule, **parameters)
         reach.append(mass.sum())
     return torch.stack(reach) - torch.stack([*reach[1:], torch.zeros_like(mass.sum())])
+
+
+_RULES = ("token", "block", "match", "greedy", "typical", "lenient")
+_RULE_OF = {"epsilon": "typical", "delta": "typical", "lenience": "lenient"}
+
+
+def _check_rule(rule: str, parameters: dict[str, float]) -> None:
+    if rule not in _RULES:
+        raise ValueError(f"rule must be one of {', '.join(_RULES)}, got {rule!r}")
+    for name, value in parameters.items():
+        if _RULE_OF.get(name) != rule:
+            raise ValueError(f"{name} must not be given with rule {rule}, got {value}")
 
 
 def mean_accepted(
@@ -327,9 +344,15 @@ def optimal_gamma(
 
     verification: time of a verification of gamma drafts; None takes 1 for all.
 
+    Raises:
+        ValueError: limit is negative.
+
     >>> optimal_gamma(0.8, 0.02), optimal_gamma(0.1, 0.5)
     (11, 0)
     """
+
+    if limit < 0:
+        raise ValueError(f"limit must be at least 0, got {limit}")
 
     def factor(gamma: int) -> float:
         return walltime_factor(alpha, gamma, cost, verification(gamma) if verification else 1.0)
@@ -349,9 +372,14 @@ def filtered_law(
     A token stands if fewer than top_k tokens are larger, if the larger survivors hold less than
     top_p of the survivors' mass, and if it has at least min_p of the largest probability.
 
+    Raises:
+        ValueError: temperature is negative or not finite.
+
     >>> filtered_law(torch.tensor([0.0, 0.0, -1.0]), top_k=1)
     tensor([0.5000, 0.5000, 0.0000], dtype=torch.float64)
     """
+    if not 0 <= temperature < math.inf:
+        raise ValueError(f"temperature must be finite and at least 0, got {temperature}")
     x = logits.double()
     if temperature == 0:
         return torch.nn.functional.one_hot(x.argmax(), len(x)).double()

@@ -21,20 +21,21 @@ class SampledDraft(NamedTuple):
     logits: [B, gamma, V] (or ragged [N-B, V]), as they were given to `sample`.
     logsumexp: [B, gamma], `Sampled.logsumexp` of each row.
     threshold: [B, gamma], `Sampled.threshold` of each row.
-    temperature: scalar or [B], as given to `sample`; 0 makes the draft a point mass.
+    temperature: scalar or [B], as given to `sample`; 0 makes the draft a point mass. Another one
+        than was sampled with is another law, and the output no longer the target's.
     """
 
     logits: Tensor
     logsumexp: Tensor
     threshold: Tensor
-    temperature: Param = 1.0
+    temperature: Param
 
 
 class SparseDraft(NamedTuple):
     """A draft law on a few tokens: what a drafter with top-k really drew from.
 
-    ids: [B, gamma, K] (or ragged [N-B, K]) int32 or int64, in any order, negative where unused;
-        probabilities of an id that comes twice add up.
+    ids: [B, gamma, K] (or ragged [N-B, K]) int32 or int64, K >= 1: tokens of the target, in any
+        order, negative where unused; probabilities of an id that comes twice add up.
     probs: of the same shape, float32, bfloat16 or float16; each law sums to 1.
     """
 
@@ -52,7 +53,7 @@ class DraftMap(NamedTuple):
 
     @classmethod
     def of(cls, ids: Tensor, vocab: int) -> DraftMap:
-        """From the target id of each draft column (EAGLE-3's `d2t` plus its index).
+        """From the target id of each draft column.
 
         Made once and kept: it reads `ids` on the host.
 
@@ -61,38 +62,72 @@ class DraftMap(NamedTuple):
             vocab: V, the last dimension of the target rows.
 
         Raises:
-            ValueError: an id out of range or twice.
+            ValueError: no such tensor, vocab below 1, an id out of range or twice.
 
         >>> DraftMap.of(torch.tensor([3, 0]), 4).columns
         tensor([ 1, -1, -1,  0], dtype=torch.int32)
         """
-        if ids.dim() != 1 or ids.dtype not in (torch.int32, torch.int64):
-            raise ValueError(f"ids must be [D] int32 or int64, got {list(ids.shape)} {ids.dtype}")
-        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < vocab:
-            raise ValueError(
-                f"ids must be in [0, {vocab}), got {int(ids.min())} to {int(ids.max())}"
-            )
-        if len(ids.unique()) != len(ids):
-            raise ValueError("ids must be distinct, got one twice")
-        columns = torch.full((vocab,), -1, dtype=torch.int32, device=ids.device)
-        columns[ids.long()] = torch.arange(len(ids), dtype=torch.int32, device=ids.device)
-        return cls(columns)
+        _check_ids("ids", ids)
+        return cls(_inverse("ids", ids, vocab))
+
+    @classmethod
+    def from_offsets(cls, d2t: Tensor, vocab: int) -> DraftMap:
+        """From the `d2t` of an EAGLE-3 file: column i is target id `i + d2t[i]`.
+
+        Made once and kept, as `of` is.
+
+        Args:
+            d2t: [D] int32 or int64.
+            vocab: V, the last dimension of the target rows.
+
+        Raises:
+            ValueError: as `of`.
+
+        >>> DraftMap.from_offsets(torch.tensor([0, 2]), 4).columns
+        tensor([ 0, -1, -1,  1], dtype=torch.int32)
+        """
+        _check_ids("d2t", d2t)
+        ids = d2t + torch.arange(len(d2t), device=d2t.device)
+        return cls(_inverse("i + d2t[i]", ids, vocab))
+
+
+def _check_ids(name: str, ids: Tensor) -> None:
+    _params.tensor(ids, name)
+    if ids.dim() != 1 or ids.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"{name} must be [D] int32 or int64, got {list(ids.shape)} {ids.dtype}")
+
+
+def _inverse(name: str, ids: Tensor, vocab: int) -> Tensor:
+    """[vocab] int32: where each id stands in `ids`, else -1."""
+    if vocab < 1:
+        raise ValueError(f"vocab must be at least 1, got {vocab}")
+    if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < vocab:
+        raise ValueError(
+            f"{name} must be in [0, {vocab}), got {int(ids.min())} to {int(ids.max())}"
+        )
+    if len(ids.unique()) != len(ids):
+        raise ValueError(f"{name} must be distinct, got one twice")
+    columns = torch.full((vocab,), -1, dtype=torch.int32, device=ids.device)
+    columns[ids.long()] = torch.arange(len(ids), dtype=torch.int32, device=ids.device)
+    return columns
 
 
 class Verdict(NamedTuple):
     """What `verify_chain` returns.
 
     tokens: [B, gamma+1] in the dtype of draft_tokens: accepted drafts, one more token (none after
-        an end-of-sequence token or at `max_emit`), then -1.
-    num_accepted: [B] int32.
+        an end-of-sequence token or at `max_emit`), then -1. `(tokens >= 0).sum(-1)` are emitted.
+    num_accepted: [B] int32, drafts that stand. Not the tokens emitted less one: nothing follows an
+        end-of-sequence token, `max_emit` or a fault.
     status: [B] int32; bit 0 target row not finite (no token emitted there), bit 1 draft row not
         finite (treated as no draft), bit 2 empty residual (sampled from the target), bit 3 draft
         id out of range (treated as -1), bit 4 sampling parameter out of range (nothing emitted).
     logprobs: [B, gamma+1] float32, of emitted tokens under the filtered target; 0 at temperature
         0 and where nothing was emitted. Empty if not asked for.
     acceptance: [B, gamma] float32, the probability with which each draft was to be accepted, given
-        that it was reached: `min(1, P/Q)` of rule token, `h_i` of rule block, 0 or 1 where nothing
-        is random; NaN where the rule did not look. Empty if not asked for.
+        that it was reached: `min(1, P/Q)` of rule token, `min(1, P/(lenience Q))` of lenient, the
+        rate of synthetic, 0 or 1 where nothing is random. `h_i` of rule block is conditional on
+        every later draft having failed. NaN where the rule did not look. Empty if not asked for.
     """
 
     tokens: Tensor
@@ -129,19 +164,28 @@ def verify_chain(
 ) -> Verdict:
     """Decide which drafted tokens stand and sample the one token that follows them.
 
+    Not differentiable: no gradient flows from the outputs. At temperature 0 every rule is greedy
+    but synthetic, whose rates hold, and lenient, which takes what is near the top.
+
     Args:
         target: [B, gamma+1, V] float32, bfloat16 or float16, or ragged [N, V] with `cu_rows`; row
             i judges draft i, the last one gives the bonus token. The last dimension is contiguous.
         draft_tokens: [B, gamma] int32 or int64; -1 means no draft from here on.
-        draft: None (the draft is a point mass), a tensor [B, gamma, D] (or ragged [N-B, D]) of
-            what `kind` says, unfiltered and at the target's temperature, a `SampledDraft` or a
-            `SparseDraft`. D need not be V: without a `draft_map`, column v is token v, tokens
-            from D on have no probability, and columns from V on are never accepted.
-        kind: "logits" or "probs": what the target and a plain-tensor draft hold. Probabilities at
-            temperature 1 without filters are used as they are; only visited entries are read.
+        draft: None (the draft is a point mass), a tensor [B, gamma, D] of what `kind` says, a
+            `SampledDraft` or a `SparseDraft`. Logits are raw: the op divides them by the target's
+            temperature and filters nothing. Probabilities are the final law that the drafts were
+            drawn from. Ragged, [N-B, D], row cu_rows[b]-b+i is of draft i, and every sequence has
+            at least one target row. D need not be V: without a `draft_map`, column v is token v,
+            tokens from D on have no probability, and columns from V on are never accepted. A
+            drafted id outside its own law (Q = 0 < P) is always accepted, as the rule says: a
+            drafter wired to the wrong rows shows as an acceptance of 1.
+        kind: "logits" or "probs": what the target and a plain-tensor draft hold. Rules token,
+            block and lenient take target probabilities at temperature 1 without filters as they
+            are, and read and check the entries they visit only.
         rule: lossless are "token" (rejection sampling, draft by draft), "block" (the drafts
             together: accepts as many or more), "match" (shared noise: the output equals
-            `sample(stream="shared")`) and "greedy" (argmax, temperature ignored). Lossy are
+            `sample(stream="shared")`; drafts stand often only if the drafter called that with the
+            same seeds and positions) and "greedy" (argmax, temperature ignored). Lossy are
             "typical" (the draft is likely enough) and "lenient" (P against lenience * Q).
             "synthetic" accepts at given rates, whatever the rows say: for benchmarks of servers.
         temperature, top_k, top_p, min_p: scalar or [B], as in `sample`; they shape the target.
@@ -164,6 +208,7 @@ def verify_chain(
 
     Raises:
         RuntimeError: a shape, dtype, device or scalar out of range, with its name and value.
+        ValueError: an argument of a wrong type.
 
     Source: token: Leviathan et al. 2023, Algorithm 1; Chen et al. 2023. block: Sun et al. 2024,
     arXiv 2403.10444. match: Daliri et al. 2024, arXiv 2408.07978. typical: Cai et al. 2024
@@ -175,28 +220,24 @@ def verify_chain(
     >>> v.tokens, v.num_accepted
     (tensor([[1, 0]]), tensor([1], dtype=torch.int32))
     """
-    ids = logsumexp = threshold = draft_temperatures = None
-    draft_temperature = 1.0
-    if isinstance(draft, SampledDraft):
-        logsumexp = draft.logsumexp.to(torch.float64)
-        threshold = draft.threshold
-        draft_temperatures, draft_temperature = _params.split(
-            draft.temperature, "draft temperature", 1.0
-        )
-        draft = draft.logits
-    elif isinstance(draft, SparseDraft):
-        ids, draft = draft
+    rows, ids, *law = _split_draft(draft)
+    for name, value in (
+        ("cu_rows", cu_rows),
+        ("uniforms", uniforms),
+        ("synthetic_rates", synthetic_rates),
+        ("eos_ids", eos_ids),
+        ("max_emit", max_emit),
+    ):
+        if value is not None:
+            _params.tensor(value, name)
     return Verdict(
         *torch.ops.specdec_kernels.verify_chain.default(
             target,
             draft_tokens,
-            draft,
+            rows,
             ids,
-            None if draft_map is None else draft_map.columns,
-            logsumexp,
-            threshold,
-            draft_temperatures,
-            draft_temperature,
+            _columns(draft_map),
+            *law,
             kind,
             rule,
             *_params.sampling(temperature, top_k, top_p, min_p),
@@ -214,6 +255,37 @@ def verify_chain(
             with_acceptance,
         )
     )
+
+
+def _split_draft(
+    draft: Tensor | SampledDraft | SparseDraft | None,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None, float]:
+    """Rows, ids, logsumexp, threshold and the two forms of the temperature."""
+    if draft is None or isinstance(draft, Tensor):
+        return draft, None, None, None, None, 1.0
+    if isinstance(draft, SampledDraft):
+        logits, logsumexp, threshold, temperature = draft
+        _params.tensor(logits, "draft logits")
+        _params.tensor(logsumexp, "draft logsumexp")
+        _params.tensor(threshold, "draft threshold")
+        split = _params.split(temperature, "draft temperature", 1.0)
+        return logits, None, logsumexp.to(torch.float64), threshold, *split
+    if isinstance(draft, SparseDraft):
+        _params.tensor(draft.ids, "draft ids")
+        _params.tensor(draft.probs, "draft probabilities")
+        return draft.probs, draft.ids, None, None, None, 1.0
+    raise ValueError(
+        f"draft must be None, a tensor, a SampledDraft or a SparseDraft, got {type(draft).__name__}"
+    )
+
+
+def _columns(draft_map: DraftMap | None) -> Tensor | None:
+    if draft_map is None:
+        return None
+    if not isinstance(draft_map, DraftMap):
+        raise ValueError(f"draft_map must be a DraftMap or None, got {type(draft_map).__name__}")
+    _params.tensor(draft_map.columns, "draft_map columns")
+    return draft_map.columns
 
 
 @torch.library.register_fake("specdec_kernels::verify_chain")

@@ -71,7 +71,11 @@ class AcceptanceEstimate(NamedTuple):
 
         Args:
             num_accepted: [B], accepted drafts of each sequence, at most `drafted`.
-            drafted: [B] or a number, drafts of each sequence; None means gamma. 0 leaves it out.
+            drafted: [B] or a number, drafts of each sequence that could be judged; None means
+                gamma, 0 leaves the sequence out. None is judged from the first -1 on, after an
+                end-of-sequence token or from `max_emit` on, and without this argument the first of
+                them counts as rejected. Give the drafts before the first -1, and num_accepted where
+                nothing followed the accepted drafts: `(tokens >= 0).sum(-1) == num_accepted`.
         """
         position = torch.arange(len(self.visits), device=self.visits.device)
         count = num_accepted[:, None]

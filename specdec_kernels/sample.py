@@ -46,7 +46,7 @@ def sample(
     stream: Stream = "draft",
     method: Method | None = None,
 ) -> Sampled:
-    """Sample one token a row from filtered logits.
+    """Sample one token a row from filtered logits. Not differentiable.
 
     Args:
         logits: [R, V] float32, bfloat16 or float16; the last dimension contiguous.
@@ -62,6 +62,7 @@ def sample(
 
     Raises:
         RuntimeError: a shape, dtype, device or scalar out of range, with its name and value.
+        ValueError: a sampling parameter of a wrong type.
 
     Source: inverse CDF in two levels; Gumbel race as in Daliri et al., arXiv 2408.07978.
 

@@ -176,11 +176,27 @@ CHAIN = [
     ),
     (
         dict(draft=torch.zeros(3, 5, 2), ids=i64(3, 5, 2)),
-        r"draft must be \[B, gamma, K\] = \[3, 4, K\], got \[3, 5, 2\]",
+        r"draft probabilities must be \[B, gamma, K\] = \[3, 4, K\], got \[3, 5, 2\]",
     ),
     (
         dict(target=torch.zeros(9, 7), cu_rows=i64(4).int(), draft=Q2[0, :1], ids=i64(1, 2)),
-        r"draft must be \[N-B, K\] = \[6, K\], got \[1, 2\]",
+        r"draft probabilities must be \[N-B, K\] = \[6, K\], got \[1, 2\]",
+    ),
+    (
+        dict(draft=torch.zeros(3, 4, 0), ids=i64(3, 4, 0)),
+        r"draft probabilities must have K >= 1 entries, got \[3, 4, 0\]",
+    ),
+    (
+        dict(draft=f64(3, 4, 2), ids=i64(3, 4, 2)),
+        "draft probabilities must be float32, bfloat16 or float16, got float64",
+    ),
+    (
+        dict(target=torch.zeros(2, 7), cu_rows=i64(4).int(), draft=torch.zeros(0, 7)),
+        r"target must be \[N, V\] with N >= B = 3 when draft is \[N-B, D\], got \[2, 7\]",
+    ),
+    (
+        dict(target=torch.zeros(2, 7), cu_rows=i64(4).int(), draft=Q2[0, :0], ids=i64(0, 2)),
+        r"target must be \[N, V\] with N >= B = 3 when draft is \[N-B, K\], got \[2, 7\]",
     ),
     (
         dict(ids=i64(3, 4, 2)),

@@ -251,6 +251,21 @@ def test_errors_name_argument_rule_and_value():
             analysis.lenient_law(p, p, lenience)
     with pytest.raises(ValueError, match=r"^rule must be token, match, greedy, .*, got 'block'$"):
         analysis.accepted_mass(p, p, "block")
+    with pytest.raises(ValueError, match=r"^limit must be at least 0, got -1$"):
+        analysis.optimal_gamma(0.5, 0.1, limit=-1)
+    for temperature in (-1.0, math.inf, math.nan):
+        with pytest.raises(
+            ValueError, match=rf"^temperature must be finite .*, got {temperature}$"
+        ):
+            analysis.filtered_law(torch.zeros(2), temperature=temperature)
+    for count in (analysis.accepted_law, analysis.mean_accepted):
+        with pytest.raises(ValueError, match=r"^rule must be one of token, .*, got 'tokens'$"):
+            count([], [], "tokens")
+        with pytest.raises(ValueError, match=r"^target must have 1 conditionals or more, got 0$"):
+            count([p], [])
+        for rule, name in (("token", "lenience"), ("block", "epsilon"), ("lenient", "delta")):
+            with pytest.raises(ValueError, match=rf"^{name} must not .* rule {rule}, got 0.5$"):
+                count([p], [p], rule, **{name: 0.5})
     with pytest.raises(ValueError, match=r"^decay must be in \(0, 1\], got 0$"):
         analysis.AcceptanceEstimate.empty(2, decay=0)
 

@@ -163,12 +163,89 @@ def test_draft_maps_are_checked_once_when_they_are_made(ids, message):
         specdec_kernels.DraftMap.of(ids, 5)
 
 
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: specdec_kernels.DraftMap.of([0, 1], 5), r"ids must be a tensor, got \[0, 1\]"),
+        (lambda: specdec_kernels.DraftMap.of(i64(0), 0), "vocab must be at least 1, got 0"),
+        (lambda: specdec_kernels.DraftMap.from_offsets([0], 5),
+         r"d2t must be a tensor, got \[0\]"),
+        (lambda: specdec_kernels.DraftMap.from_offsets(torch.zeros(2), 5),
+         r"d2t must be \[D\] int32 or int64, got \[2\] torch.float32"),
+        (lambda: specdec_kernels.DraftMap.from_offsets(torch.tensor([0, 4]), 5),
+         r"i \+ d2t\[i\] must be in \[0, 5\), got 0 to 5"),
+        (lambda: specdec_kernels.DraftMap.from_offsets(torch.tensor([1, 0]), 5),
+         r"i \+ d2t\[i\] must be distinct, got one twice"),
+    ],
+)  # fmt: skip
+def test_draft_maps_name_what_they_cannot_take(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_a_draft_map_from_offsets_is_the_one_from_ids():
+    d2t = torch.tensor([3, 0, 2], dtype=torch.int32)
+    want = specdec_kernels.DraftMap.of(torch.tensor([3, 1, 4]), 6).columns
+    assert torch.equal(specdec_kernels.DraftMap.from_offsets(d2t, 6).columns, want)
+
+
+SAMPLED = specdec_kernels.SampledDraft(torch.zeros(1, 1, 3), f64(1, 1), torch.zeros(1, 1), 1.0)
+SPARSE = specdec_kernels.SparseDraft(i64(1, 1, 2), torch.zeros(1, 1, 2))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (dict(draft=[0.5]),
+         "draft must be None, a tensor, a SampledDraft or a SparseDraft, got list"),
+        (dict(draft=tuple(SPARSE)),
+         "draft must be None, a tensor, a SampledDraft or a SparseDraft, got tuple"),
+        (dict(draft=SAMPLED._replace(logits=None)), "draft logits must be a tensor, got None"),
+        (dict(draft=SAMPLED._replace(logsumexp=None)),
+         "draft logsumexp must be a tensor, got None"),
+        (dict(draft=SAMPLED._replace(threshold=0.5)), "draft threshold must be a tensor, got 0.5"),
+        (dict(draft=SAMPLED._replace(temperature=None)),
+         "draft temperature must be a number or a tensor, got None"),
+        (dict(draft=SPARSE._replace(ids=None)), "draft ids must be a tensor, got None"),
+        (dict(draft=SPARSE._replace(probs=None)), "draft probabilities must be a tensor, got None"),
+        (dict(draft_map=i64(3)), "draft_map must be a DraftMap or None, got Tensor"),
+        (dict(draft_map=specdec_kernels.DraftMap(None)),
+         "draft_map columns must be a tensor, got None"),
+        (dict(cu_rows=[0, 2]), r"cu_rows must be a tensor, got \[0, 2\]"),
+        (dict(uniforms=0.5), "uniforms must be a tensor, got 0.5"),
+        (dict(rule="synthetic", synthetic_rates=[0.5]),
+         r"synthetic_rates must be a tensor, got \[0.5\]"),
+        (dict(eos_ids=2), "eos_ids must be a tensor, got 2"),
+        (dict(max_emit=4), "max_emit must be a tensor, got 4"),
+    ],
+)  # fmt: skip
+def test_verify_chain_names_arguments_of_a_wrong_type(given, message):
+    one = i64(1)
+    with pytest.raises(ValueError, match=message):
+        specdec_kernels.verify_chain(
+            torch.zeros(1, 2, 3), i64(1, 1), seeds=one, positions=one, **given
+        )
+
+
+def test_a_draft_temperature_is_never_assumed():
+    with pytest.raises(TypeError, match="temperature"):
+        specdec_kernels.SampledDraft(*SAMPLED[:3])
+
+
 def test_a_count_beyond_int32_keeps_every_token():
     one = torch.zeros(1, dtype=torch.int64)
     logits = torch.arange(5.0)[None]
     for k in (2**63, torch.tensor([2**40 + 1])):
         out = specdec_kernels.sample(logits, top_k=k, seeds=one, positions=one)
         assert out.threshold.tolist() == [-torch.inf]
+
+
+def test_a_count_below_int32_is_out_of_range_and_not_wrapped():
+    one = torch.zeros(1, dtype=torch.int64)
+    out = specdec_kernels.sample(
+        torch.arange(5.0)[None], top_k=torch.tensor([-(2**40)]), seeds=one, positions=one
+    )
+    assert (out.tokens.tolist(), out.status.tolist()) == ([-1], [16])
 
 
 def test_devices_of_one_kind_are_told_apart():

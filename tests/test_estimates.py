@@ -4,6 +4,7 @@ import pytest
 import torch
 from scipy import stats
 
+from specdec_kernels import verify_chain
 from specdec_kernels.estimates import AcceptanceEstimate, wilson_interval
 
 
@@ -25,6 +26,23 @@ def test_positions_that_were_not_drafted_are_not_visited():
     same = AcceptanceEstimate.empty(5).update(torch.tensor([0, 2, 1]), 2)
     assert same.visits.tolist() == [3, 2, 0, 0, 0]
     assert same.by_position.isnan().tolist() == [False, False, True, True, True]
+
+
+def test_drafts_that_were_never_judged_are_told_from_the_verdict():
+    """Certain rows: all drafts stand up to a missing one, an end of sequence or `max_emit`."""
+    one = torch.zeros(4, dtype=torch.int64)
+    target = torch.tensor([0.0, 90.0, 0.0]).repeat(4, 4, 1)
+    target[1, 1] = torch.tensor([0.0, 0.0, 90.0])
+    drafts = torch.tensor([[1, 1, -1], [1, 2, 1], [1, 1, 1], [1, 0, 1]])
+    verdict = verify_chain(target, drafts, seeds=one, positions=one, eos_ids=torch.tensor([2]),
+                           max_emit=torch.tensor([9, 9, 1, 9]))  # fmt: skip
+    accepted = verdict.num_accepted
+    given = (drafts != -1).long().cumprod(-1).sum(-1)
+    cut = (verdict.tokens >= 0).sum(-1) == accepted
+    seen = AcceptanceEstimate.empty(3).update(accepted, torch.where(cut, accepted, given))
+    assert accepted.tolist() == [2, 2, 1, 1]
+    assert seen.visits.tolist() == [4, 3, 0]
+    assert seen.accepted.tolist() == [4, 2, 0]
 
 
 def test_what_was_not_seen_is_not_a_number():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from law_settings import Setting, joint_close
-from providers import EVERY, NATIVE, identical, provider, verify, worst
+from providers import EVERY, NATIVE, REAL, identical, provider, verify, worst
 
 from specdec_kernels import analysis, enumeration, reference, testing
 
@@ -83,6 +83,15 @@ def test_up_to_max_emit_the_law_is_the_targets(name, rule, most):
     law = realized(setting, name, setting.p_law, max_emit=most)
     joint_close(law, analysis.joint_law(setting.p_law))
     assert float(law.accepted[most + 1 :].sum()) == 0
+
+
+@pytest.mark.skipif("triton" not in REAL, reason="Triton is not installed")
+@pytest.mark.parametrize("limit", [dict(eos_ids=[EOS]), dict(max_emit=1)], ids=["eos", "max_emit"])
+def test_the_law_is_the_targets_in_the_interpreter(limit):
+    setting = Setting(v=2, gamma=1)
+    p = ending(setting.p_law) if "eos_ids" in limit else setting.p_law
+    law = realized(setting, "triton", p, **limit)
+    joint_close(law, analysis.joint_law(p))
 
 
 def test_rejects_an_end_of_sequence_that_is_ignored():

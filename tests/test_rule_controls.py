@@ -7,6 +7,7 @@ import pytest
 import torch
 from law_settings import (
     RATES,
+    TEACHER,
     TOLERANCE,
     Setting,
     chain_law,
@@ -19,7 +20,7 @@ from law_settings import (
     rejection,
     typical_parts,
 )
-from providers import EVERY, provider, verify, worst
+from providers import EVERY, NATIVE, provider, verify, worst
 
 from specdec_kernels import enumeration, reference, testing
 from specdec_kernels._chain_arguments import ChainArguments
@@ -263,34 +264,41 @@ CALLS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("call", CALLS)
-def test_rejects(call, rule):
-    options, change = CALLS[call]
-    setting = Setting(**options, rule=rule)
-    right = setting.verifier("cpp")
-    op = provider("verify_chain", "cpp")
+def wrong_call(setting, name, change):
+    op = provider("verify_chain", name)
 
     def run(drafts, uniforms):
         a = change({"tokens": drafts, **setting.arguments(drafts, "cpp")})
-        out = verify(op, uniforms=uniforms, **a)
         # A wide id that the wrong call does not know is out of range.
-        return out[0], out[1]
+        return verify(op, uniforms=uniforms, **a)[:2]
 
-    holds(enumeration.enumerate_law(right, setting.q_law, setting.p_law), setting)
-    rejected(enumeration.enumerate_law(run, setting.q_law, setting.p_law), setting)
+    return run
 
 
-def test_rejects_a_lenient_rule_with_the_residual_of_token():
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("name", NATIVE)
+def test_rejects(name, call, rule):
+    options, change = CALLS[call]
+    setting = Setting(**options, rule=rule)
+    holds(setting.realized(name), setting)
+    run, like = (wrong_call(setting, n, change) for n in (name, TEACHER))
+    law = enumeration.enumerate_law(run, setting.q_law, setting.p_law, steps=24, like=like)
+    rejected(law, setting)
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_rejects_a_lenient_rule_with_the_residual_of_token(name):
     setting = Setting(rule="lenient", lenience=0.5)
-    law = setting.realized("cpp")
+    law = setting.realized(name)
     joint_close(law, law_by(setting, lenient_parts, lenience=0.5))
     wrong = law_by(setting, lenient_parts, lenience=0.5, of_token=True)
     with pytest.raises(AssertionError, match="P\\(y1"):
         joint_close(law, wrong)
 
 
-def test_rejects_a_typical_rule_with_the_entropy_of_the_unfiltered_law():
+@pytest.mark.parametrize("name", NATIVE)
+def test_rejects_a_typical_rule_with_the_entropy_of_the_unfiltered_law(name):
     filters = dict(temperature=1.3, top_k=2)
     setting = Setting(v=4, rule="typical", epsilon=0.9, delta=1.1, target=filters)
     full = Setting(v=4, target=dict(temperature=1.3))
@@ -298,18 +306,19 @@ def test_rejects_a_typical_rule_with_the_entropy_of_the_unfiltered_law():
     rows = zip(setting.p_law, setting.q_law, full.p_law, strict=False)
     parts = [typical_parts(p, q, **kw, unfiltered=u) for p, q, u in rows]
     wrong = chain_law([a for a, _ in parts], [r for _, r in parts], setting.p_law)
-    law = setting.realized("cpp")
+    law = setting.realized(name)
     joint_close(law, law_by(setting, typical_parts, **kw))
     with pytest.raises(AssertionError, match="P\\(y1"):
         joint_close(law, wrong)
 
 
-def test_rejects_a_synthetic_rule_with_the_coin_of_token():
+@pytest.mark.parametrize("name", NATIVE)
+def test_rejects_a_synthetic_rule_with_the_coin_of_token(name):
     setting = Setting(rule="synthetic", rates=RATES)
-    wrong = Setting(rule="token").realized("cpp")
+    wrong = Setting(rule="token").realized(name)
     a, b = RATES.double().tolist()
     want = torch.tensor([1 - a, a * (1 - b), a * b], dtype=torch.float64)
-    worst("accepted", setting.realized("cpp").accepted, want, atol=TOLERANCE)
+    worst("accepted", setting.realized(name).accepted, want, atol=TOLERANCE)
     with pytest.raises(AssertionError, match="accepted"):
         worst("accepted", wrong.accepted, want, atol=TOLERANCE)
     accept = [r * q for r, q in zip((a, b), setting.q_law, strict=True)]

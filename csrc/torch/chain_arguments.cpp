@@ -116,18 +116,23 @@ void ChainArguments::check_draft() const {
 
 void ChainArguments::check_draft_rows() const {
   const int64_t b = draft_tokens.size(0), gamma = draft_tokens.size(1);
+  const char* name = draft_ids ? "draft probabilities" : "draft";
   const char* last = draft_ids ? "K" : "D";
   if (ragged_draft()) {
     const int64_t n = target.size(0) - b;
-    SPECDEC_CHECK(draft->size(0) == n, "draft must be [N-B, ", last, "] = [", n, ", ", last,
+    SPECDEC_CHECK(n >= 0, "target must be [N, V] with N >= B = ", b, " when draft is [N-B, ", last,
+                  "], got ", shape_of(target));
+    SPECDEC_CHECK(draft->size(0) == n, name, " must be [N-B, ", last, "] = [", n, ", ", last,
                   "], got ", shape_of(*draft));
   } else {
-    SPECDEC_CHECK(draft->dim() == 3 && draft->size(0) == b && draft->size(1) == gamma,
-                  "draft must be [B, gamma, ", last, "] = [", b, ", ", gamma, ", ", last, "], got ",
+    SPECDEC_CHECK(draft->dim() == 3 && draft->size(0) == b && draft->size(1) == gamma, name,
+                  " must be [B, gamma, ", last, "] = [", b, ", ", gamma, ", ", last, "], got ",
                   shape_of(*draft));
   }
-  check_rows("draft", *draft);
-  check_same_device("draft", *draft, target, "target");
+  SPECDEC_CHECK(!draft_ids || draft->size(draft->dim() - 1) >= 1, name,
+                " must have K >= 1 entries, got ", shape_of(*draft));
+  check_rows(name, *draft);
+  check_same_device(name, *draft, target, "target");
 }
 
 void ChainArguments::check_uniforms() const {
