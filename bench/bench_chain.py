@@ -31,7 +31,7 @@ OURS = BY_NAME["cpp"]
 def test_verify_chain(compare, point):
     inputs = build(point)
     peers = {}
-    for name in ("eager", "transformers"):
+    for name in ("eager", "eager-topk", "transformers"):
         with contextlib.suppress(Unsupported):
             peers[name] = BY_NAME[name].build(inputs)
     ours = OURS.build(inputs)

@@ -18,8 +18,8 @@ from bench import measure
 def compare(benchmark):
     """compare(ours, {name: peer}, floor=bytes): times `ours`, the rest goes to extra_info.
 
-    floor: bytes that no exact implementation can do without. touched: those that ours reads and
-    writes, where they are more.
+    floor: bytes that no exact implementation can do without. touched: bytes that ours reads, where
+    that is more than the floor.
     """
 
     def run(
