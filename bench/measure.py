@@ -227,6 +227,15 @@ def peak_extra(f: Call, device: str) -> int | None:
 
 
 @functools.cache
+def seconds_per_exp() -> float:
+    """Seconds that torch.exp takes for a float32 in the CPU's cache: the best of many calls."""
+    x = torch.linspace(-20, 0, 2**16 * torch.get_num_threads())
+    out = torch.empty_like(x)
+    calls: dict[str, Call] = {"exp": lambda: torch.exp(x, out=out)}
+    return min(rounds(calls, "cpu", budget=1, most=2000)["exp"]) / 1e6 / x.numel()
+
+
+@functools.cache
 def read_bandwidth(device: str) -> float:
     """Bytes a second that this machine reads from memory in this run: the best of many sums."""
     if device == "cuda":
