@@ -1,7 +1,7 @@
 """Peak extra memory of a call: nothing that grows with rows times vocabulary.
 
-One process for each size makes every call: a buffer that is kept from an earlier call was charged
-to that one, the first to need it. The high-water mark of the resident set counts PyTorch's
+One process makes every call: a buffer that is kept from an earlier call was charged to that one,
+the first to need it or to need so much. The high-water mark of the resident set counts PyTorch's
 allocations and those of C++ alike.
 """
 
@@ -89,13 +89,14 @@ def plain_rule(logits):
     tokens = likely_tokens(target)
     return lambda: eager.verify_chain(target, tokens, target[:, :GAMMA])
 
-peaks = {}
-for name, call in json.loads(sys.argv[1]).items():
-    make = eval("lambda x: " + call)
+calls, sizes, v = map(json.loads, sys.argv[1:])
+makers = {name: eval("lambda x: " + call) for name, call in calls.items()}
+for make in makers.values():
     make(rows(8, 4096 * 3))()
-    f = make(rows(*map(int, sys.argv[2:])))
-    peaks[name] = measure.peak_extra(f, "cpu")
-print(json.dumps(peaks))
+print(json.dumps([
+    {name: measure.peak_extra(make(rows(n, v)), "cpu") for name, make in makers.items()}
+    for n in sizes
+]))
 """
 
 CALLS = {
@@ -117,11 +118,12 @@ CALLS = {
 
 
 @functools.cache
-def peaks(rows, eager=False):
-    """Call -> bytes, each measured once in a process of their own."""
+def peaks(sizes, eager=False):
+    """Rows -> call -> bytes, measured in one process."""
     calls = {"eager": "plain_rule(x)"} if eager else CALLS
+    words = map(json.dumps, (calls, sizes, V))
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, json.dumps(calls), str(rows), str(V)],
+        [sys.executable, "-c", PROGRAM, *words],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -129,21 +131,21 @@ def peaks(rows, eager=False):
     )
     assert done.returncode == 0, done.stderr[-4000:]
     found = json.loads(done.stdout)
-    if None in found.values():
+    if any(None in by_call.values() for by_call in found):
         pytest.skip("the system does not reset the resident set's high-water mark")
-    return found
+    return dict(zip(sizes, found, strict=True))
 
 
 @pytest.mark.parametrize("rows", SIZES)
 @pytest.mark.parametrize("call", CALLS)
 def test_no_term_in_rows_times_vocabulary(call, rows):
-    extra = peaks(rows)[call]
+    extra = peaks(SIZES)[rows][call]
     assert extra < LIMIT, f"{extra / MIB:.1f} MiB beside {rows * V * 2 / MIB:.0f} MiB of logits"
 
 
 def test_the_eager_rule_is_seen_to_copy_every_row():
     rows = SIZES[0] // 4
-    assert peaks(rows, eager=True)["eager"] > 2 * rows * V * 4
+    assert peaks((rows,), eager=True)[rows]["eager"] > 2 * rows * V * 4
 
 
 def test_a_buffer_the_call_frees_is_seen():
