@@ -23,8 +23,11 @@ def test_sample(compare, rows, v, filters):
     seeds, positions = torch.arange(rows), torch.zeros(rows, dtype=torch.int64)
     options = FILTERS[filters]
     peer = {name: value for name, value in options.items() if name != "method"}
+    peers = {"eager": lambda: eager.sample(logits, **peer)}
+    if "top_k" in peer:
+        peers["eager-topk"] = lambda: eager.sample_candidates(logits, **peer)
     compare(
         lambda: sample(logits, seeds=seeds, positions=positions, **options),
-        {"eager": lambda: eager.sample(logits, **peer)},
+        peers,
         floor=logits.numel() * logits.element_size(),
     )

@@ -18,8 +18,9 @@ from bench import measure
 def compare(benchmark):
     """compare(ours, {name: peer}, floor=bytes): times `ours`, the rest goes to extra_info.
 
-    floor: bytes that no exact implementation can do without. touched: those that ours reads and
-    writes, where they are more.
+    floor: bytes that no exact implementation can do without. touched: bytes that ours reads, where
+    that is more than the floor. exps: exponentials that no exact implementation can do without; 0
+    where they are not counted.
     """
 
     def run(
@@ -28,6 +29,7 @@ def compare(benchmark):
         *,
         floor: float,
         touched: float | None = None,
+        exps: float = 0,
         rounds: int = 20,
     ) -> None:
         for _ in range(2):
@@ -42,11 +44,14 @@ def compare(benchmark):
 
         benchmark.pedantic(lambda: own.append(measure.seconds(ours)), setup=before, rounds=rounds)
         median = statistics.median(own)
+        read = floor / measure.read_bandwidth("cpu")
+        both = read + exps * measure.seconds_per_exp() if exps else None
         benchmark.extra_info.update(
             launches=measure.dispatched(ours)[0],
             bytes_touched=floor if touched is None else touched,
             bytes_floor=floor,
-            ratio_to_floor=median / (floor / measure.read_bandwidth("cpu")),
+            ratio_to_floor=median / read,
+            ratio_to_read_and_exp=both and median / both,
             peak_extra_bytes=measure.peak_extra(ours, "cpu"),
             peer_us={name: statistics.median(s) * 1e6 for name, s in others.items()},
             times_faster={
@@ -66,13 +71,16 @@ def pytest_terminal_summary(config):
         return
     table = Table(
         Column("case", no_wrap=True),
-        *("us", "IQR", "launches", "MB touched", "MB floor", "x floor", "peak extra KB"),
+        *("us", "IQR", "launches", "MB touched", "MB floor", "x floor", "x (read + exp)"),
+        "peak extra KB",
         *("times faster than (us)",),
-        title=f"memory is read at {measure.read_bandwidth('cpu') / 1e9:.1f} GB/s",
+        title=f"memory is read at {measure.read_bandwidth('cpu') / 1e9:.1f} GB/s, "
+        f"exp takes {measure.seconds_per_exp() * 1e9:.2f} ns",
     )
     for b in sorted(rows, key=lambda b: b.name):
         info = b.extra_info
         extra = info["peak_extra_bytes"]
+        both = info["ratio_to_read_and_exp"]
         table.add_row(
             b.name.removeprefix("test_"),
             f"{b.stats.median * 1e6:.0f}",
@@ -81,6 +89,7 @@ def pytest_terminal_summary(config):
             f"{info['bytes_touched'] / 1e6:.2f}",
             f"{info['bytes_floor'] / 1e6:.2f}",
             f"{info['ratio_to_floor']:.1f}",
+            "-" if both is None else f"{both:.2f}",
             "-" if extra is None else f"{extra / 1024:.0f}",
             ", ".join(
                 f"{name} {ratio:.1f} ({info['peer_us'][name]:.0f})"

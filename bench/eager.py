@@ -33,15 +33,43 @@ def filtered(
         logits = logits.masked_fill(logits < _kth(logits, top_k), -torch.inf)
     if isinstance(top_p, Tensor) or top_p < 1:
         ordered, order = logits.sort(dim=-1, descending=True)
-        mass = ordered.softmax(-1).cumsum(-1)
-        drop = mass - ordered.softmax(-1) >= _broadcast(top_p, logits)
+        drop = _beyond(ordered.softmax(-1), _broadcast(top_p, logits))
         logits = logits.masked_fill(drop.scatter(-1, order, drop), -torch.inf)
     return logits.softmax(-1)
+
+
+def _beyond(law: Tensor, top_p: Tensor | float) -> Tensor:
+    """Entries of a falling law that come after a mass of top_p."""
+    return law.cumsum(-1) - law >= top_p
+
+
+def _candidates(
+    logits: Tensor, temperature: Tensor | float, top_k: int, top_p: Tensor | float
+) -> tuple[Tensor, Tensor]:
+    """Probabilities and ids [..., top_k]. Of tokens that tie with the last one, some are left."""
+    kept, ids = logits.topk(top_k, dim=-1)
+    kept = kept.float() / _broadcast(temperature, logits)
+    drop = _beyond(kept.softmax(-1), _broadcast(top_p, logits))
+    return kept.masked_fill(drop, -torch.inf).softmax(-1), ids
+
+
+def filtered_candidates(
+    logits: Tensor, temperature: Tensor | float, top_k: int, top_p: Tensor | float
+) -> Tensor:
+    """`filtered` without a sort of the row: top-k first, top-p inside its candidates."""
+    law, ids = _candidates(logits, temperature, top_k, top_p)
+    return torch.zeros_like(logits, dtype=torch.float32).scatter_(-1, ids, law)
 
 
 def sample(logits: Tensor, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0) -> Tensor:
     """One token a row [R]."""
     return torch.multinomial(filtered(logits, temperature, top_k, top_p), 1)[:, 0]
+
+
+def sample_candidates(logits: Tensor, temperature: float, top_k: int, top_p: float) -> Tensor:
+    """`sample` from the top-k candidates alone."""
+    law, ids = _candidates(logits, temperature, top_k, top_p)
+    return ids.gather(-1, torch.multinomial(law, 1))[:, 0]
 
 
 def verify_chain(
@@ -54,6 +82,19 @@ def verify_chain(
 ) -> tuple[Tensor, Tensor]:
     """Leviathan's Algorithm 1 over a batch: tokens [B, gamma+1] and accepted counts [B]."""
     p = filtered(target, temperature, top_k, top_p)
+    return verify_probs(p, tokens, filtered(draft, temperature, 0, 1.0))
+
+
+def verify_chain_candidates(
+    target: Tensor,
+    tokens: Tensor,
+    draft: Tensor,
+    temperature: Tensor | float,
+    top_k: int,
+    top_p: Tensor | float,
+) -> tuple[Tensor, Tensor]:
+    """`verify_chain` with the target's filters by `filtered_candidates`."""
+    p = filtered_candidates(target, temperature, top_k, top_p)
     return verify_probs(p, tokens, filtered(draft, temperature, 0, 1.0))
 
 

@@ -8,7 +8,7 @@ import gc
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 Call = Callable[[], Any]
-# No sampler xors: its name tells the kernel that empties the cache from those being measured.
-_FLUSH_KERNEL = "bitwisexor"
+# No sampler xors or seeks both extremes: the names of the kernels that empty the cache, the first
+# and the last, tell them from those being measured.
+_FLUSH_BEGINS, _FLUSH_ENDS = "bitwisexor", "minmaxops"
 
 
 @dataclass(frozen=True)
@@ -45,14 +46,22 @@ def sync(device: str) -> None:
 
 
 @functools.cache
-def _flush_buffer() -> Tensor:
+def _flush_buffers() -> tuple[Tensor, Tensor]:
     size = 2 * torch.cuda.get_device_properties().L2_cache_size
-    return torch.zeros(size // 4, dtype=torch.int32, device="cuda")
+    first, second = torch.zeros(2, size // 4, dtype=torch.int32, device="cuda")
+    return first, second
 
 
 def flush() -> None:
-    """Writes twice the L2 cache, so that no call finds its inputs there."""
-    _flush_buffer().bitwise_xor_(1)
+    """Writes twice the L2 cache, so that no call finds its inputs there, and reads as much.
+
+    Without the reading a call would pay for the write-back of the lines left behind. The event
+    keeps a launch that may overlap its predecessor out of this one.
+    """
+    written, read = _flush_buffers()
+    written.bitwise_xor_(1)
+    read.aminmax()
+    torch.cuda.Event().record()
 
 
 def seconds(f: Call) -> float:
@@ -124,7 +133,7 @@ def capture(f: Call, variants: int) -> Call:
 def device_activity(f: Call, calls: int) -> tuple[float, float]:
     """Launches (kernels, copies and fills) and microseconds on the device, mean of so many calls.
 
-    Every call finds an empty cache; the kernel that empties it is not counted.
+    Every call finds an empty cache; what empties it is not counted.
     """
     flush()
     torch.cuda.synchronize()
@@ -134,14 +143,30 @@ def device_activity(f: Call, calls: int) -> tuple[float, float]:
             flush()
             f()
         torch.cuda.synchronize()
+    kept = _without_flushes(profile.events(), calls)
+    return len(kept) / calls, sum(event.time_range.elapsed_us() for event in kept) / calls
+
+
+def _without_flushes(events: Iterable[Any], flushes: int) -> list[Any]:
+    """The events on the device that belong to no flush. An error if they cannot be told apart."""
     on_device = [
         event
-        for event in profile.events()
-        if event.device_type.name == "CUDA"
-        and _FLUSH_KERNEL not in event.name.lower().replace("_", "")
+        for event in events
+        if event.device_type.name == "CUDA" and not event.is_user_annotation
     ]
-    total = sum(event.time_range.elapsed_us() for event in on_device)
-    return len(on_device) / calls, total / calls
+    kept, seen, inside = [], 0, False
+    for event in sorted(on_device, key=lambda event: event.time_range.start):
+        name = event.name.lower().replace("_", "")
+        inside = inside or _FLUSH_BEGINS in name
+        if not inside:
+            kept.append(event)
+        elif _FLUSH_ENDS in name:
+            seen, inside = seen + 1, False
+    if seen != flushes or inside:
+        raise RuntimeError(f"the profiler shows {seen} of {flushes} flushes of the cache")
+    if not kept:
+        raise RuntimeError("the profiler shows no work of the calls on the device")
+    return kept
 
 
 class Operands(TorchDispatchMode):
@@ -199,6 +224,15 @@ def peak_extra(f: Call, device: str) -> int | None:
         return None
     f()
     return _resident("VmHWM") - before
+
+
+@functools.cache
+def seconds_per_exp() -> float:
+    """Seconds that torch.exp takes for a float32 in the CPU's cache: the best of many calls."""
+    x = torch.linspace(-20, 0, 2**16 * torch.get_num_threads())
+    out = torch.empty_like(x)
+    calls: dict[str, Call] = {"exp": lambda: torch.exp(x, out=out)}
+    return min(rounds(calls, "cpu", budget=1, most=2000)["exp"]) / 1e6 / x.numel()
 
 
 @functools.cache

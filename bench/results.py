@@ -74,7 +74,10 @@ class Run:
         folder.mkdir(parents=True, exist_ok=True)
         stamp = self.machine["date"].replace(":", "").replace("-", "")[:15]
         path = folder / f"{self.machine['device_type']}-{stamp}.json"
-        path.write_text(json.dumps(dataclasses.asdict(self), indent=1, allow_nan=False) + "\n")
+        text = json.dumps(dataclasses.asdict(self), indent=1, allow_nan=False) + "\n"
+        unfinished = path.with_suffix(".part")
+        unfinished.write_text(text)
+        unfinished.replace(path)  # a sweep that is stopped leaves the last whole file
         return path
 
 

@@ -213,11 +213,12 @@ def sweep(
     budget: float,
     only: list[str] | None = None,
     compiled: tuple[Point, ...] = (),
-    progress: Callable[[list[Row]], None] = lambda rows: None,
+    progress: Callable[[Run, list[Row]], None] = lambda run, rows: None,
 ) -> Run:
     """Measures the points in order until the budget of seconds is spent.
 
-    compiled: the points that peers with a long compilation take part in.
+    compiled: the points that peers with a long compilation take part in. progress: called after
+    each point with the run so far and the point's rows.
     """
     begin = time.monotonic()
     run = Run(machine(device))
@@ -242,7 +243,8 @@ def sweep(
                 point, present, run, device, seconds=share, compiled=point in compiled
             )
             run.rows += rows
-            progress(rows)
+            run.machine["seconds"] = round(time.monotonic() - begin, 1)
+            progress(run, rows)
     run.machine["seconds"] = round(time.monotonic() - begin, 1)
     return run
 
@@ -301,13 +303,19 @@ def main(
         torch.set_num_threads(threads)
     seconds = budget or (120.0 if quick else 1800.0)
     points = grid(device, quick=quick)
+
+    def keep(run: Run, rows: list[Row]) -> None:
+        run.write(out)
+        if rows:
+            console.print(table(rows))
+
     run = sweep(
         points,
         device,
         budget=seconds,
         only=only,
         compiled=SHOWS[device][: 1 if quick else None],
-        progress=lambda rows: console.print(table(rows)) if rows else None,
+        progress=keep,
     )
     path = run.write(out)
     console.print(f"{run.machine['device']}: {run.machine['bandwidth'] / 1e9:.1f} GB/s read")

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -88,13 +89,15 @@ def test_every_provider_accepts_as_many_drafts(filters, start):
     point = Point(batch=1, gamma=3, vocabulary=521, filters=filters, start=start)
     inputs = build(point)
     means = {}
-    for name in ("cpp", "eager", "transformers"):
+    refusing = {"transformers": start == "probs"}
+    refusing["eager-topk"] = start == "probs" or not FILTERS[filters][1]
+    for name in ("cpp", "eager", "eager-topk", "transformers"):
         peer = BY_NAME[name]
-        try:
-            call = peer.build(inputs)
-        except Unsupported:
-            assert (name, start) == ("transformers", "probs")
+        if refusing.get(name):
+            with pytest.raises(Unsupported):
+                peer.build(inputs)
             continue
+        call = peer.build(inputs)
         torch.manual_seed(0)
         # ours repeats its turns: the other two draw anew, and their spread decides
         count = len(inputs.turns) * (1 if peer.ours else 12)
@@ -103,8 +106,19 @@ def test_every_provider_accepts_as_many_drafts(filters, start):
         means[name] = float(drafts.double().mean())
     # standard errors: 1.2 / sqrt(32) of ours, 1.2 / sqrt(384) of a coin on the same drafts
     assert abs(means["cpp"] - means["eager"]) < 0.75
-    if "transformers" in means:
-        assert abs(means["transformers"] - means["eager"]) < 0.3
+    for name in means.keys() - {"cpp", "eager"}:
+        assert abs(means[name] - means["eager"]) < 0.3
+
+
+def test_candidates_of_top_k_have_the_law_of_the_sorted_rule():
+    logits = testing.zipf_logits(6, 521, torch.Generator().manual_seed(0)).view(2, 3, 521)
+    for temperature in (0.8, torch.tensor([0.8, 1.2])):
+        want = eager.filtered(logits, temperature, 50, 0.9)
+        got = eager.filtered_candidates(logits, temperature, 50, 0.9)
+        torch.testing.assert_close(got, want)
+    torch.manual_seed(0)
+    drawn = torch.stack([eager.sample_candidates(logits[0], 0.8, 50, 0.9) for _ in range(50)])
+    assert (eager.filtered(logits[0], 0.8, 50, 0.9).gather(-1, drawn.T) > 0).all()
 
 
 def test_a_batch_is_not_for_transformers():
@@ -129,6 +143,30 @@ def test_dispatched_ops_and_their_operands_are_counted():
     assert measure.dispatched(lambda: x.add_(1)) == (1, 2 * 4000)
     ours = BY_NAME["cpp"].build(build(SMALL))
     assert measure.dispatched(ours)[0] == 1
+
+
+def _event(name, start, device="CUDA", annotation=False):
+    return SimpleNamespace(
+        name=name,
+        device_type=SimpleNamespace(name=device),
+        is_user_annotation=annotation,
+        time_range=SimpleNamespace(start=start),
+    )
+
+
+def test_the_profile_of_a_call_leaves_out_what_empties_the_cache():
+    xor = "void at::native::vectorized_elementwise_kernel<4, at::native::BitwiseXorFunctor<int>>"
+    extremes = "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<int, MinMaxOps<int>>>"
+    flush = [(xor, 0), ("Memset (Device)", 1), (extremes, 2)]
+    call = [("Memset (Device)", 3), ("chain_kernel", 4), ("reduce_kernel<MaxOps<float>>", 5)]
+    events = [_event(name, at + 10 * i) for i in (1, 0) for name, at in flush + call]
+    events += [_event("step", 0, annotation=True), _event("aten::sum", 4, device="CPU")]
+    kept = measure._without_flushes(events, 2)
+    assert [event.name for event in kept] == [name for name, _ in call] * 2
+    with pytest.raises(RuntimeError, match="2 of 3 flushes"):
+        measure._without_flushes(events, 3)
+    with pytest.raises(RuntimeError, match="no work of the calls"):
+        measure._without_flushes([_event(*pair) for pair in flush], 1)
 
 
 def test_rounds_alternate_and_stop_at_the_budget():
@@ -268,6 +306,21 @@ def test_the_command_writes_a_file_and_says_what_is_absent(command, tmp_path):
     assert {row.provider for row in results.read(path).rows} == {"cpp", "eager"}
     assert "absent: flashinfer: not asked for" in done.output
     assert SMALL.id in done.output
+
+
+def test_a_sweep_that_is_stopped_keeps_the_points_before(command, monkeypatch, tmp_path):
+    def stopped(point, *rest, **options):
+        if point != SMALL:
+            raise KeyboardInterrupt
+        return measured(point, *rest, **options)
+
+    measured = sweep.measure_point
+    monkeypatch.setattr(sweep, "measure_point", stopped)
+    points = [SMALL, dataclasses.replace(SMALL, batch=1)]
+    monkeypatch.setattr(sweep, "grid", lambda device, quick: points)
+    assert command("--only", "cpp", "--budget", "5").exit_code != 0
+    (path,) = tmp_path.iterdir()
+    assert [row.point["id"] for row in results.read(path).rows] == [SMALL.id]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The batched rule in eager PyTorch."""
+"""The batched rule in eager PyTorch: filters by sorting, and by torch.topk first."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from bench import eager
-from bench.peers.base import Peer
-from bench.points import Inputs
+from bench.peers.base import Peer, Unsupported
+from bench.points import FILTERS, Inputs
 
 
 def build(inputs: Inputs) -> Callable[[], Any]:
@@ -19,4 +19,17 @@ def build(inputs: Inputs) -> Callable[[], Any]:
     return lambda: eager.verify_chain(inputs.target, next(turns).tokens, inputs.draft, *parameters)
 
 
-PEERS = (Peer("eager", lambda device: "", build),)
+def build_topk(inputs: Inputs) -> Callable[[], Any]:
+    top_k = FILTERS[inputs.point.filters][1]
+    if inputs.point.start == "probs" or not top_k:
+        raise Unsupported("takes raw logits and a top-k")
+    turns = itertools.cycle(inputs.turns)
+    parameters = (inputs.temperature, top_k, inputs.top_p)
+    rule = eager.verify_chain_candidates
+    return lambda: rule(inputs.target, next(turns).tokens, inputs.draft, *parameters)
+
+
+PEERS = (
+    Peer("eager", lambda device: "", build),
+    Peer("eager-topk", lambda device: "", build_topk),
+)
