@@ -87,6 +87,24 @@ def test_no_order_of_threads_changes_a_bit_of_a_large_row(simt, case, order):
     identical(case.op, outputs(simt, case, **share, order=order), outputs(simt, case, **share))
 
 
+def test_no_small_integer_is_a_ticket(simt):
+    numbers = [simt.next_launch() for _ in range(10_000)]
+    assert len(set(numbers)) == len(numbers)
+    assert all(2**40 <= n < 255 * 2**40 for n in numbers)
+
+
+# Integers that reused memory may hold: tickets, if launches were numbered from 1; and other words.
+@pytest.mark.parametrize(
+    "fill", [70_000, 131_073, 151_643, 0, simt_ops.ALL_ONES, 0x3F80_3F80_3F80_3F80]
+)
+@pytest.mark.parametrize("case", [LARGE[0], LARGE[3], LARGE[5]], ids=str)
+def test_the_workspace_may_hold_anything(simt, case, fill):
+    args = case.args()
+    want = outputs(simt, case, args, schedule="lazy", team=1)
+    for schedule, team in (("lazy", 2), ("parallel", 1), ("parallel", 8)):
+        identical(case.op, outputs(simt, case, args, schedule=schedule, team=team, fill=fill), want)
+
+
 def _places(op, args, offset):
     """The same rows at another address: every tensor of rows moved by `offset` elements."""
     moved = []

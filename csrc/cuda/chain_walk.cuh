@@ -45,6 +45,7 @@ class ChainWalk {
 
   // The laws from the filled slots.
   __device__ void measure() {
+    const bool sparse = t_.has_draft && t_.draft.form == DraftForm::kSparse && !t_.draft.fault;
 #pragma unroll 1
     for (int which = 0; which < 2; ++which) {
       if (which == 0 ? t_.gather : !measures_draft()) continue;
@@ -78,9 +79,7 @@ class ChainWalk {
         t_.draft.set(law);
       }
     }
-    if (t_.has_draft && t_.draft.form == DraftForm::kSparse && !t_.draft.fault) {
-      look_up_sparse(team_, t_.draft);
-    }
+    if (sparse) look_up_sparse(team_, t_.draft);
   }
 
   // Sums of max(cP - lQ, 0) and max(lQ - cP, 0) over the row; the first stays in a slot, to draw

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <random>
 
 #include "cuda/row.cuh"
 #include "specdec/cuda.h"
@@ -82,9 +83,22 @@ inline CudaPlan make_plan(const CudaRequest& request, const Device& device, int6
   return plan;
 }
 
+// The finaliser of SplitMix64 (Steele, Lea and Flood 2014), a bijection.
+inline uint64_t mixed(uint64_t x) {
+  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+  return x ^ x >> 31;
+}
+
+// 48 bits that memory does not hold by chance: they start anywhere, and their upper byte is none of
+// a small integer's.
 inline uint64_t next_launch() {
-  static std::atomic<uint64_t> count{0};
-  return (count.fetch_add(1) + 1) & ((uint64_t{1} << 48) - 1);
+  static std::atomic<uint64_t> count{uint64_t{std::random_device()()} << 32 ^
+                                     std::random_device()()};
+  for (;;) {
+    const uint64_t launch = mixed(count.fetch_add(1)) >> 16;
+    if (launch >> 40 != 0 && launch >> 40 != 0xff) return launch;
+  }
 }
 
 template <class Job>
