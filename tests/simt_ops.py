@@ -80,6 +80,13 @@ class Library:
             self._native.simt_order(*ORDERS["forward"])
             self._native.simt_workspace(ALL_ONES)
 
+    def plan(self, device, sequences: int, rows: int, spans: int) -> Plan:
+        """`device`: multiprocessors, then how many teams of 1, 2, 4 and 8 blocks run at once."""
+        out = (ctypes.c_int64 * 5)()
+        sizes = [ctypes.c_int64(n) for n in (sequences, rows, spans)]
+        self._native.simt_plan((ctypes.c_int32 * 5)(*device), *sizes, out)
+        return Plan(*out)
+
     def next_launch(self) -> int:
         return self._native.simt_next_launch()
 

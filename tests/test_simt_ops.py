@@ -87,6 +87,37 @@ def test_no_order_of_threads_changes_a_bit_of_a_large_row(simt, case, order):
     identical(case.op, outputs(simt, case, **share, order=order), outputs(simt, case, **share))
 
 
+# Multiprocessors, and teams of 1, 2, 4 and 8 blocks at once.
+H200 = (132, 264, 132, 64, 30)
+A100 = (108, 216, 0, 0, 0)
+
+
+def test_rows_are_shared_where_few_sequences_leave_the_device_idle(simt):
+    spans = 297
+    assert [b for b in range(1, 65) if simt.plan(H200, b, 6, spans).parallel] == list(range(1, 9))
+    one = simt.plan(H200, 1, 6, spans)
+    assert one.teams * one.team <= 264
+    # No more teams than run at once.
+    assert [simt.plan(H200, b, 6, spans).team for b in (16, 30, 31, 64, 65, 133)] == [
+        8,
+        8,
+        4,
+        4,
+        2,
+        1,
+    ]
+    assert simt.plan(H200, 1000, 6, spans).teams == 264
+    assert simt.plan(A100, 32, 6, spans) == (0, 32, 1, 1, 0)
+
+
+def test_no_ticket_counts_past_its_bits(simt):
+    with simt.sharing("parallel"):
+        assert simt.plan(H200, 1, 65_536, 297).parallel == 0
+        plan = simt.plan((132_000, 264_000, 132_000, 64_000, 300_000), 1, 16_383, 297)
+    assert plan.parallel
+    assert 16_383 * plan.parts < 65_536
+
+
 def test_no_small_integer_is_a_ticket(simt):
     numbers = [simt.next_launch() for _ in range(10_000)]
     assert len(set(numbers)) == len(numbers)

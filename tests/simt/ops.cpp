@@ -62,9 +62,8 @@ extern "C" __attribute__((visibility("default"))) void simt_workspace(uint64_t w
   specdec::workspace_word = word;
 }
 
-// Of the last launch: bytes of the workspace, teams, blocks a team, teams a row, row-parallel.
-extern "C" __attribute__((visibility("default"))) void simt_last_plan(int64_t* out) {
-  const specdec::CudaPlan& plan = specdec::last_plan;
+// Bytes of the workspace, teams, blocks a team, teams a row, row-parallel.
+static void write_plan(const specdec::CudaPlan& plan, int64_t* out) {
   out[0] = plan.workspace_bytes;
   out[1] = plan.teams;
   out[2] = plan.team;
@@ -72,8 +71,21 @@ extern "C" __attribute__((visibility("default"))) void simt_last_plan(int64_t* o
   out[4] = plan.parallel;
 }
 
+extern "C" __attribute__((visibility("default"))) void simt_last_plan(int64_t* out) {
+  write_plan(specdec::last_plan, out);
+}
+
 extern "C" __attribute__((visibility("default"))) uint64_t simt_next_launch() {
   return specdec::next_launch();
+}
+
+// What a device would be asked for: multiprocessors, how many teams of 1, 2, 4 and 8 blocks it
+// runs.
+extern "C" __attribute__((visibility("default"))) void simt_plan(const int32_t* device,
+                                                                 int64_t sequences, int64_t rows,
+                                                                 int64_t spans, int64_t* out) {
+  specdec::Device d = {device[0], device[2] > 0, {device[1], device[2], device[3], device[4]}};
+  write_plan(specdec::make_plan(specdec::cuda_request(), d, sequences, rows, spans, true), out);
 }
 
 STABLE_TORCH_LIBRARY(specdec_kernels_simt, m) {
