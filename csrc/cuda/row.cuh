@@ -112,7 +112,7 @@ inline __device__ void fill_slot(const Team& team, const RowView& row, const Slo
     } else if (is_finite(top)) {
 #pragma unroll
       for (int j = 0; j < kPerLane; ++j) values[j] = exp2_fast((values[j] - top) * rate);
-      units = warp_sum(lane_units(values));
+      units = warp_mass(lane_units(values));
       if (want == Want::kRace) best = span_race(values, row.wide(), span, noise);
     }
     if (lane_id() != 0) return;
@@ -135,7 +135,7 @@ inline __device__ void filter_slot(const Team& team, const RowView& row, const S
       float values[kPerLane];
       read_span(row, span, values);
       weigh(values, {top, rate_of(inv_t), threshold});
-      units = warp_sum(lane_units(values));
+      units = warp_mass(lane_units(values));
       if (want == Want::kRace) best = span_race(values, row.wide(), span, noise);
     }
     if (lane_id() != 0) continue;
