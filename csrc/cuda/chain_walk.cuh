@@ -91,9 +91,15 @@ class ChainWalk {
     }
     const Slot more = extra_slot(0), less = extra_slot(1);
     const int64_t spans = t_.row.spans(), step = team_.span_step(1);
-    for (int64_t span = team_.first_span(0); span < spans; span += step) {
+    // Both rows of the next span are on their way while this one is weighed.
+    Packed next, next_draft = {};
+    int64_t span = team_.first_span(0);
+    if (span < spans) load_both(span, entropy, next, next_draft);
+    for (; span < spans; span += step) {
       float values[kPerLane];
-      read_span(t_.row, span, values);
+      unpack(t_.row, next, values);
+      const Packed draft = next_draft;
+      if (span + step < spans) load_both(span + step, entropy, next, next_draft);
       if (t_.direct) fill_direct(span, values);
       bool lawful = true;
       if (entropy) {
@@ -104,7 +110,7 @@ class ChainWalk {
           values[j] = w > 0 ? w * (t_.law.max - values[j]) : 0.0f;
         }
       } else {
-        lawful = subtract(span, values);
+        lawful = subtract(span, draft, values);
       }
       lawful = __all_sync(kAllLanes, lawful);
       if (job_.p.rule == Rule::kBlock) store(less, span, values, -1.0f, true);
@@ -124,9 +130,11 @@ class ChainWalk {
     int64_t rest;
     const int64_t span = masses.choose(team_, last_uniform(), rest);
     float values[kPerLane];
-    read_span(t_.row, span, values);
+    Packed row, draft = {};
+    load_both(span, !t_.residual, row, draft);
+    unpack(t_.row, row, values);
     if (t_.residual) {
-      subtract(span, values);
+      subtract(span, draft, values);
     } else if (!linear) {
       weigh(values, {slot.maxima[span], rate_of(t_.law.inv_t), t_.law.threshold});
     }
@@ -156,8 +164,14 @@ class ChainWalk {
     return job_.p.rule == Rule::kLenient ? job_.p.lenience : 1.0f;
   }
 
-  // cP - lQ of a span.
-  __device__ bool subtract(int64_t span, float (&values)[kPerLane]) const {
+  // A span of the target, and of the draft unless the target's is all that is asked for.
+  __device__ void load_both(int64_t span, bool target_alone, Packed& target, Packed& draft) const {
+    load_span(t_.row, span, target);
+    if (!target_alone) load_draft(t_.draft, t_.row.vocab, t_.row.wide(), span, draft);
+  }
+
+  // cP - lQ of a span; values hold the row, `draft` what was loaded of the other.
+  __device__ bool subtract(int64_t span, const Packed& draft, float (&values)[kPerLane]) const {
     if (t_.direct) {
 #pragma unroll
       for (int j = 0; j < kPerLane; ++j) values[j] = static_cast<float>(t_.c * values[j]);
@@ -167,7 +181,7 @@ class ChainWalk {
 #pragma unroll
       for (int j = 0; j < kPerLane; ++j) values[j] *= scale;
     }
-    return subtract_draft(t_.draft, lenience(), t_.row.vocab, t_.row.wide(), span, values);
+    return subtract_draft(t_.draft, lenience(), t_.row.vocab, t_.row.wide(), span, draft, values);
   }
 
   // A row that was only touched so far is measured on the way.
