@@ -87,6 +87,37 @@ def test_no_order_of_threads_changes_a_bit_of_a_large_row(simt, case, order):
     identical(case.op, outputs(simt, case, **share, order=order), outputs(simt, case, **share))
 
 
+@pytest.mark.parametrize("schedule", ["lazy", "parallel"])
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_the_workspace_holds_statistics_of_spans_alone(simt, schedule, rule):
+    # Twenty bytes a span of 512 entries at most, rounded up to sixteen; no row is copied.
+    b, gamma, team = 5, 2, 2
+    rows, contexts = gamma + 1, b if schedule == "parallel" else simt_ops.MULTIPROCESSORS
+    slots = 2 * (rows if schedule == "parallel" else 2) + 3
+    rest = 16 * b + (contexts * team * rows * 256 if rule == "block" else 0)
+    for v in (4096, 40_001):
+        sizes = set()
+        for dtype in (torch.float32, torch.bfloat16):
+            outputs(simt, chain_case(b, gamma, v, dtype, rule=rule), schedule=schedule, team=team)
+            sizes.add(simt.last_plan().workspace_bytes)
+        assert len(sizes) == 1
+        assert sizes.pop() <= contexts * slots * (20 * -(-v // 512) + 15) + rest
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_row_of_equal_logits_has_all_its_mass(simt, dtype):
+    # The largest mass a span can have: every weight is 1.
+    for case in (sample_case(2, 4096, dtype), chain_case(2, 2, 4096, dtype)):
+        args = [
+            torch.zeros_like(a)
+            if isinstance(a, torch.Tensor) and a.dtype == dtype and a.dim() >= 2
+            else a
+            for a in case.args()
+        ]
+        want = testing.providers(case.op)["cpp"](*args)
+        same_outputs(case.op, outputs(simt, case, args), want)
+
+
 # Multiprocessors, and teams of 1, 2, 4 and 8 blocks at once.
 H200 = (132, 264, 132, 64, 30)
 A100 = (108, 216, 0, 0, 0)
