@@ -6,6 +6,8 @@
 
 namespace specdec {
 
+constexpr int64_t kLawsAtHand = sizeof(Shared::bins) / (sizeof(Law));
+
 class ChainWalk {
  public:
   __device__ ChainWalk(Team& team, const ChainJob& job, int64_t context)
@@ -43,12 +45,36 @@ class ChainWalk {
     }
   }
 
+  // The laws of all rows that were filled beforehand, a warp a row. Of a draft's row that could not
+  // be filled comes out what nobody asks for.
+  __device__ void measure_ahead() {
+    const ChainParams& p = job_.p;
+    if (!t_.ahead) return;
+    const int64_t targets = t_.drafts + (t_.cut ? 0 : 1);
+    const int64_t drafts = p.reads_draft() && p.draft_form == DraftForm::kRows ? t_.drafts : 0;
+    for (int64_t i = warp_id(); i < targets + drafts; i += kWarps) {
+      const bool of_draft = i >= targets;
+      const int64_t at = of_draft ? job_.row_slots() + i - targets : i;
+      const Slot slot = job_.slots[context_ * job_.context_slots() + at];
+      const int64_t vocab = of_draft ? p.draft_vocab : p.vocab;
+      const Law law = warp_law(slot, (vocab + kSpan - 1) / kSpan,
+                               of_draft ? t_.q_temperature : t_.params.temperature);
+      if (lane_id() == 0) laws()[at] = law;
+    }
+  }
+
   // The laws from the filled slots.
   __device__ void measure() {
     const bool sparse = t_.has_draft && t_.draft.form == DraftForm::kSparse && !t_.draft.fault;
 #pragma unroll 1
     for (int which = 0; which < 2; ++which) {
       if (which == 0 ? t_.gather : !measures_draft()) continue;
+      if (t_.prefilled && t_.ahead) {
+        if (thread_id() == 0) {
+          set_law(which, laws()[t_.i + (which == 0 ? 0 : job_.row_slots())], -1);
+        }
+        continue;
+      }
       const Slot& slot = which == 0 ? t_.slot : t_.draft_slot;
       const int64_t spans = which == 0 ? t_.row.spans() : t_.draft.row.spans();
       const bool linear = which == 0 && t_.direct;
@@ -70,14 +96,7 @@ class ChainWalk {
         law.log_sum = log(sum);
         if (job_.p.rule == Rule::kMatch) token = race_winner(team_, slot, spans, law);
       }
-      if (thread_id() != 0) continue;
-      if (which == 0) {
-        t_.law = law;
-        t_.token = token;
-      } else {
-        t_.draft.checked = law.sound;
-        t_.draft.set(law);
-      }
+      if (thread_id() == 0) set_law(which, law, token);
     }
     if (sparse) look_up_sparse(team_, t_.draft);
   }
@@ -162,6 +181,19 @@ class ChainWalk {
 
   __device__ float lenience() const {
     return job_.p.rule == Rule::kLenient ? job_.p.lenience : 1.0f;
+  }
+
+  // Of rows and their drafts, in memory that a selection would take.
+  __device__ Law* laws() const { return reinterpret_cast<Law*>(team_.shared->bins); }
+
+  __device__ void set_law(int which, const Law& law, int64_t token) {
+    if (which == 0) {
+      t_.law = law;
+      t_.token = token;
+      return;
+    }
+    t_.draft.checked = law.sound;
+    t_.draft.set(law);
   }
 
   // A span of the target, and of the draft unless the target's is all that is asked for.
@@ -318,73 +350,5 @@ class ChainWalk {
   ChainTask& t_;
   const int64_t context_;
 };
-
-// Verdict on sequence b. With `parallel`, first the slots of row `row`, or a part of it; the last
-// team to have filled its own goes on.
-__forceinline__ __device__ void verify(Team& team, const ChainJob& job, int64_t b, int64_t context,
-                                       int64_t row, int part) {
-  ChainTask& t = team.task<ChainTask>();
-  ChainWalk walk(team, job, context);
-  Judge judge(job, t, context, team.rank);
-  bool filling = job.plan.parallel;
-  if (!filling) clear_outputs(team, job.p, b);
-  __syncthreads();
-  if (warp_id() == 0) {
-    if (lane_id() == 0) t.end = open_sequence(job.p, b, t);
-    __syncwarp();
-    limit_drafts(job.p, t.end, t);
-    __syncwarp();
-    if (lane_id() == 0) {
-      t.action = Action::kDone;
-      if (!filling) {
-        judge.begin();
-      } else if (!t.over && (row < t.drafts || (row == t.drafts && !t.cut))) {
-        judge.take_row(row);
-        t.fills = true;
-      }
-    }
-  }
-  __syncthreads();
-  while (filling || t.action != Action::kDone) {
-    if (t.action == Action::kMeasure && t.fills) {
-      if (!filling && job.plan.parallel) team.sync();  // nobody reads this slot any more
-      walk.fill(filling ? part : 0, filling ? job.plan.parts : 1);
-    }
-    if (filling) {
-      const auto count = static_cast<unsigned>((job.p.gamma + 1) * job.plan.parts);
-      if (!last_team(team, job.tickets + b, job.launch, count)) return;
-      filling = false;
-      clear_outputs(team, job.p, b);
-      __syncthreads();
-      if (thread_id() == 0) judge.begin();
-      __syncthreads();
-      continue;
-    }
-    switch (t.action) {
-      case Action::kTouch:
-        walk.touch(judge);
-        break;
-      case Action::kMeasure:
-        if (t.fills) team.sync();
-        walk.measure();
-        break;
-      case Action::kEntropy:
-      case Action::kDifference:
-        walk.difference(t.action == Action::kEntropy);
-        break;
-      case Action::kDraw:
-        walk.draw();
-        break;
-      case Action::kDone:
-        break;
-    }
-    __syncthreads();
-    if (thread_id() == 0) judge.go_on();
-    __syncthreads();
-  }
-  if (team.rank != 0 || thread_id() != 0) return;
-  job.p.num_accepted[b] = t.accepted;
-  job.p.status[b] = t.status;
-}
 
 }  // namespace specdec
