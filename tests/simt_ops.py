@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -27,6 +28,7 @@ COMPILE = (
 # Few multiprocessors, so that small cases fill them; and orders in which threads run.
 MULTIPROCESSORS = 4
 ORDERS = {"forward": (False, 0), "reverse": (True, 0), "seed-1": (False, 1), "seed-2": (False, 2)}
+ALL_ONES = 2**64 - 1
 # How work is shared out: schedule and blocks a team.
 SHARES = {
     "lazy-1": ("lazy", 1),
@@ -40,6 +42,16 @@ SHARES = {
 available = bool(shutil.which("g++")) and all((ROOT / s).exists() for s in SOURCES)
 
 
+class Plan(NamedTuple):
+    """How a launch shared its work out."""
+
+    workspace_bytes: int
+    teams: int
+    team: int
+    parts: int
+    parallel: int
+
+
 class Library:
     """The built library: its ops by name, and what a test may turn."""
 
@@ -47,21 +59,42 @@ class Library:
         torch.ops.load_library(path)
         self._native = ctypes.CDLL(str(path))
         self._native.simt_order.argtypes = [ctypes.c_bool, ctypes.c_uint64]
+        self._native.simt_workspace.argtypes = [ctypes.c_uint64]
+        self._native.simt_next_launch.restype = ctypes.c_uint64
 
     def op(self, name: str):
         return getattr(torch.ops.specdec_kernels_simt, name).default
 
     @contextlib.contextmanager
-    def sharing(self, schedule="auto", team=0, *, order="forward", capability=9):
+    def sharing(self, schedule="auto", team=0, *, order="forward", capability=9, fill=ALL_ONES):
+        """`fill`: the word that the workspace holds before a launch, over and over."""
         share = torch.ops.specdec_kernels_simt.set_cuda_schedule.default
         share(schedule, team)
         self._native.simt_order(*ORDERS[order])
         self._native.simt_device(MULTIPROCESSORS, capability)
+        self._native.simt_workspace(fill)
         try:
             yield
         finally:
             share("auto", 0)
             self._native.simt_order(*ORDERS["forward"])
+            self._native.simt_workspace(ALL_ONES)
+
+    def plan(self, device, sequences: int, rows: int, spans: int) -> Plan:
+        """`device`: multiprocessors, then how many teams of 1, 2, 4 and 8 blocks run at once."""
+        out = (ctypes.c_int64 * 5)()
+        sizes = [ctypes.c_int64(n) for n in (sequences, rows, spans)]
+        self._native.simt_plan((ctypes.c_int32 * 5)(*device), *sizes, out)
+        return Plan(*out)
+
+    def next_launch(self) -> int:
+        return self._native.simt_next_launch()
+
+    def last_plan(self) -> Plan:
+        """Of the last launch."""
+        out = (ctypes.c_int64 * 5)()
+        self._native.simt_last_plan(out)
+        return Plan(*out)
 
 
 def build(folder: Path) -> Library:

@@ -87,6 +87,86 @@ def test_no_order_of_threads_changes_a_bit_of_a_large_row(simt, case, order):
     identical(case.op, outputs(simt, case, **share, order=order), outputs(simt, case, **share))
 
 
+@pytest.mark.parametrize("schedule", ["lazy", "parallel"])
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_the_workspace_holds_statistics_of_spans_alone(simt, schedule, rule):
+    # Twenty bytes a span of 512 entries at most, rounded up to sixteen; no row is copied.
+    b, gamma, team = 5, 2, 2
+    rows, contexts = gamma + 1, b if schedule == "parallel" else simt_ops.MULTIPROCESSORS
+    slots = 2 * (rows if schedule == "parallel" else 2) + 3
+    rest = 16 * b + (contexts * team * rows * 256 if rule == "block" else 0)
+    for v in (4096, 40_001):
+        sizes = set()
+        for dtype in (torch.float32, torch.bfloat16):
+            outputs(simt, chain_case(b, gamma, v, dtype, rule=rule), schedule=schedule, team=team)
+            sizes.add(simt.last_plan().workspace_bytes)
+        assert len(sizes) == 1
+        assert sizes.pop() <= contexts * slots * (20 * -(-v // 512) + 15) + rest
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_row_of_equal_logits_has_all_its_mass(simt, dtype):
+    # The largest mass a span can have: every weight is 1.
+    for case in (sample_case(2, 4096, dtype), chain_case(2, 2, 4096, dtype)):
+        args = [
+            torch.zeros_like(a)
+            if isinstance(a, torch.Tensor) and a.dtype == dtype and a.dim() >= 2
+            else a
+            for a in case.args()
+        ]
+        want = testing.providers(case.op)["cpp"](*args)
+        same_outputs(case.op, outputs(simt, case, args), want)
+
+
+# Multiprocessors, and teams of 1, 2, 4 and 8 blocks at once.
+H200 = (132, 264, 132, 64, 30)
+A100 = (108, 216, 0, 0, 0)
+
+
+def test_rows_are_shared_where_few_sequences_leave_the_device_idle(simt):
+    spans = 297
+    assert [b for b in range(1, 65) if simt.plan(H200, b, 6, spans).parallel] == list(range(1, 9))
+    one = simt.plan(H200, 1, 6, spans)
+    assert one.teams * one.team <= 264
+    # No more teams than run at once.
+    assert [simt.plan(H200, b, 6, spans).team for b in (16, 30, 31, 64, 65, 133)] == [
+        8,
+        8,
+        4,
+        4,
+        2,
+        1,
+    ]
+    assert simt.plan(H200, 1000, 6, spans).teams == 264
+    assert simt.plan(A100, 32, 6, spans) == (0, 32, 1, 1, 0)
+
+
+def test_no_ticket_counts_past_its_bits(simt):
+    with simt.sharing("parallel"):
+        assert simt.plan(H200, 1, 65_536, 297).parallel == 0
+        plan = simt.plan((132_000, 264_000, 132_000, 64_000, 300_000), 1, 16_383, 297)
+    assert plan.parallel
+    assert 16_383 * plan.parts < 65_536
+
+
+def test_no_small_integer_is_a_ticket(simt):
+    numbers = [simt.next_launch() for _ in range(10_000)]
+    assert len(set(numbers)) == len(numbers)
+    assert all(2**40 <= n < 255 * 2**40 for n in numbers)
+
+
+# Integers that reused memory may hold: tickets, if launches were numbered from 1; and other words.
+@pytest.mark.parametrize(
+    "fill", [70_000, 131_073, 151_643, 0, simt_ops.ALL_ONES, 0x3F80_3F80_3F80_3F80]
+)
+@pytest.mark.parametrize("case", [LARGE[0], LARGE[3], LARGE[5]], ids=str)
+def test_the_workspace_may_hold_anything(simt, case, fill):
+    args = case.args()
+    want = outputs(simt, case, args, schedule="lazy", team=1)
+    for schedule, team in (("lazy", 2), ("parallel", 1), ("parallel", 8)):
+        identical(case.op, outputs(simt, case, args, schedule=schedule, team=team, fill=fill), want)
+
+
 def _places(op, args, offset):
     """The same rows at another address: every tensor of rows moved by `offset` elements."""
     moved = []

@@ -1,4 +1,4 @@
-#include "cuda/chain_walk.cuh"
+#include "cuda/chain_verify.cuh"
 #include "cuda/launch.cuh"
 #include "specdec/chain.h"
 

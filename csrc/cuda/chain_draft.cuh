@@ -28,6 +28,10 @@ struct DraftLaw {
   __device__ bool unmeasured() const {
     return form == DraftForm::kRows && !probs && !fault && !checked;
   }
+  // Whether a lane holds the same entries of a span of the row as of the target's.
+  __device__ bool pairs(bool wide) const {
+    return !few() && columns == nullptr && row.wide() == wide;
+  }
   __device__ int64_t id(int64_t k) const {
     return ids_are_int64 ? static_cast<const int64_t*>(ids)[k]
                          : static_cast<const int32_t*>(ids)[k];
@@ -126,10 +130,17 @@ inline __device__ void look_up_sparse(Team& team, DraftLaw& d) {
   __syncthreads();
 }
 
+// What subtract_draft wants to have been loaded of a span of `vocab` target tokens.
+inline __device__ void load_draft(const DraftLaw& d, int64_t vocab, bool wide, int64_t span,
+                                  Packed& out) {
+  if (d.pairs(wide)) load_span(d.row.part(0, vocab), span, out);
+}
+
 // Subtracts Q of a span of `vocab` target tokens, times `factor`, from values that are spread as a
 // row of the target's dtype is. False in some lane if what was read is no law.
 inline __device__ bool subtract_draft(const DraftLaw& d, float factor, int64_t vocab, bool wide,
-                                      int64_t span, float (&values)[kPerLane]) {
+                                      int64_t span, const Packed& loaded,
+                                      float (&values)[kPerLane]) {
   const int64_t begin = span * kSpan;
   if (d.few()) {
     const int64_t n = d.form == DraftForm::kPointMass ? 1 : d.row.vocab;
@@ -144,11 +155,9 @@ inline __device__ bool subtract_draft(const DraftLaw& d, float factor, int64_t v
     }
     return true;
   }
-  if (d.columns == nullptr && d.row.wide() == wide) {
-    const RowView known = d.row.part(0, vocab);
-    if (begin >= known.vocab) return true;
+  if (d.pairs(wide)) {
     float q[kPerLane];
-    read_span(known, span, q);
+    unpack(d.row, loaded, q);
     const float top = d.weigh_all(q);
 #pragma unroll
     for (int j = 0; j < kPerLane; ++j) values[j] -= q[j] * factor;

@@ -38,6 +38,7 @@ struct ChainTask {
   bool filtered;    // and nothing of this is true when the sequence is over before it began
   bool cut;         // nothing follows the last draft
   bool over;
+  bool ahead;       // row-parallel: all laws are found before the first verdict
   int64_t touched;  // leading drafts that stand without a look at anything but their entries
   // Of rule block.
   int64_t end, tau;

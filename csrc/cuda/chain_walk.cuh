@@ -6,6 +6,8 @@
 
 namespace specdec {
 
+constexpr int64_t kLawsAtHand = sizeof(Shared::bins) / (sizeof(Law));
+
 class ChainWalk {
  public:
   __device__ ChainWalk(Team& team, const ChainJob& job, int64_t context)
@@ -43,11 +45,36 @@ class ChainWalk {
     }
   }
 
+  // The laws of all rows that were filled beforehand, a warp a row. Of a draft's row that could not
+  // be filled comes out what nobody asks for.
+  __device__ void measure_ahead() {
+    const ChainParams& p = job_.p;
+    if (!t_.ahead) return;
+    const int64_t targets = t_.drafts + (t_.cut ? 0 : 1);
+    const int64_t drafts = p.reads_draft() && p.draft_form == DraftForm::kRows ? t_.drafts : 0;
+    for (int64_t i = warp_id(); i < targets + drafts; i += kWarps) {
+      const bool of_draft = i >= targets;
+      const int64_t at = of_draft ? job_.row_slots() + i - targets : i;
+      const Slot slot = job_.slots[context_ * job_.context_slots() + at];
+      const int64_t vocab = of_draft ? p.draft_vocab : p.vocab;
+      const Law law = warp_law(slot, (vocab + kSpan - 1) / kSpan,
+                               of_draft ? t_.q_temperature : t_.params.temperature);
+      if (lane_id() == 0) laws()[at] = law;
+    }
+  }
+
   // The laws from the filled slots.
   __device__ void measure() {
+    const bool sparse = t_.has_draft && t_.draft.form == DraftForm::kSparse && !t_.draft.fault;
 #pragma unroll 1
     for (int which = 0; which < 2; ++which) {
       if (which == 0 ? t_.gather : !measures_draft()) continue;
+      if (t_.prefilled && t_.ahead) {
+        if (thread_id() == 0) {
+          set_law(which, laws()[t_.i + (which == 0 ? 0 : job_.row_slots())], -1);
+        }
+        continue;
+      }
       const Slot& slot = which == 0 ? t_.slot : t_.draft_slot;
       const int64_t spans = which == 0 ? t_.row.spans() : t_.draft.row.spans();
       const bool linear = which == 0 && t_.direct;
@@ -69,18 +96,9 @@ class ChainWalk {
         law.log_sum = log(sum);
         if (job_.p.rule == Rule::kMatch) token = race_winner(team_, slot, spans, law);
       }
-      if (thread_id() != 0) continue;
-      if (which == 0) {
-        t_.law = law;
-        t_.token = token;
-      } else {
-        t_.draft.checked = law.sound;
-        t_.draft.set(law);
-      }
+      if (thread_id() == 0) set_law(which, law, token);
     }
-    if (t_.has_draft && t_.draft.form == DraftForm::kSparse && !t_.draft.fault) {
-      look_up_sparse(team_, t_.draft);
-    }
+    if (sparse) look_up_sparse(team_, t_.draft);
   }
 
   // Sums of max(cP - lQ, 0) and max(lQ - cP, 0) over the row; the first stays in a slot, to draw
@@ -92,9 +110,15 @@ class ChainWalk {
     }
     const Slot more = extra_slot(0), less = extra_slot(1);
     const int64_t spans = t_.row.spans(), step = team_.span_step(1);
-    for (int64_t span = team_.first_span(0); span < spans; span += step) {
+    // Both rows of the next span are on their way while this one is weighed.
+    Packed next, next_draft = {};
+    int64_t span = team_.first_span(0);
+    if (span < spans) load_both(span, entropy, next, next_draft);
+    for (; span < spans; span += step) {
       float values[kPerLane];
-      read_span(t_.row, span, values);
+      unpack(t_.row, next, values);
+      const Packed draft = next_draft;
+      if (span + step < spans) load_both(span + step, entropy, next, next_draft);
       if (t_.direct) fill_direct(span, values);
       bool lawful = true;
       if (entropy) {
@@ -105,7 +129,7 @@ class ChainWalk {
           values[j] = w > 0 ? w * (t_.law.max - values[j]) : 0.0f;
         }
       } else {
-        lawful = subtract(span, values);
+        lawful = subtract(span, draft, values);
       }
       lawful = __all_sync(kAllLanes, lawful);
       if (job_.p.rule == Rule::kBlock) store(less, span, values, -1.0f, true);
@@ -125,9 +149,11 @@ class ChainWalk {
     int64_t rest;
     const int64_t span = masses.choose(team_, last_uniform(), rest);
     float values[kPerLane];
-    read_span(t_.row, span, values);
+    Packed row, draft = {};
+    load_both(span, !t_.residual, row, draft);
+    unpack(t_.row, row, values);
     if (t_.residual) {
-      subtract(span, values);
+      subtract(span, draft, values);
     } else if (!linear) {
       weigh(values, {slot.maxima[span], rate_of(t_.law.inv_t), t_.law.threshold});
     }
@@ -157,8 +183,27 @@ class ChainWalk {
     return job_.p.rule == Rule::kLenient ? job_.p.lenience : 1.0f;
   }
 
-  // cP - lQ of a span.
-  __device__ bool subtract(int64_t span, float (&values)[kPerLane]) const {
+  // Of rows and their drafts, in memory that a selection would take.
+  __device__ Law* laws() const { return reinterpret_cast<Law*>(team_.shared->bins); }
+
+  __device__ void set_law(int which, const Law& law, int64_t token) {
+    if (which == 0) {
+      t_.law = law;
+      t_.token = token;
+      return;
+    }
+    t_.draft.checked = law.sound;
+    t_.draft.set(law);
+  }
+
+  // A span of the target, and of the draft unless the target's is all that is asked for.
+  __device__ void load_both(int64_t span, bool target_alone, Packed& target, Packed& draft) const {
+    load_span(t_.row, span, target);
+    if (!target_alone) load_draft(t_.draft, t_.row.vocab, t_.row.wide(), span, draft);
+  }
+
+  // cP - lQ of a span; values hold the row, `draft` what was loaded of the other.
+  __device__ bool subtract(int64_t span, const Packed& draft, float (&values)[kPerLane]) const {
     if (t_.direct) {
 #pragma unroll
       for (int j = 0; j < kPerLane; ++j) values[j] = static_cast<float>(t_.c * values[j]);
@@ -168,7 +213,7 @@ class ChainWalk {
 #pragma unroll
       for (int j = 0; j < kPerLane; ++j) values[j] *= scale;
     }
-    return subtract_draft(t_.draft, lenience(), t_.row.vocab, t_.row.wide(), span, values);
+    return subtract_draft(t_.draft, lenience(), t_.row.vocab, t_.row.wide(), span, draft, values);
   }
 
   // A row that was only touched so far is measured on the way.
@@ -305,73 +350,5 @@ class ChainWalk {
   ChainTask& t_;
   const int64_t context_;
 };
-
-// Verdict on sequence b. With `parallel`, first the slots of row `row`, or a part of it; the last
-// team to have filled its own goes on.
-__forceinline__ __device__ void verify(Team& team, const ChainJob& job, int64_t b, int64_t context,
-                                       int64_t row, int part) {
-  ChainTask& t = team.task<ChainTask>();
-  ChainWalk walk(team, job, context);
-  Judge judge(job, t, context, team.rank);
-  bool filling = job.plan.parallel;
-  if (!filling) clear_outputs(team, job.p, b);
-  __syncthreads();
-  if (warp_id() == 0) {
-    if (lane_id() == 0) t.end = open_sequence(job.p, b, t);
-    __syncwarp();
-    limit_drafts(job.p, t.end, t);
-    __syncwarp();
-    if (lane_id() == 0) {
-      t.action = Action::kDone;
-      if (!filling) {
-        judge.begin();
-      } else if (!t.over && (row < t.drafts || (row == t.drafts && !t.cut))) {
-        judge.take_row(row);
-        t.fills = true;
-      }
-    }
-  }
-  __syncthreads();
-  while (filling || t.action != Action::kDone) {
-    if (t.action == Action::kMeasure && t.fills) {
-      if (!filling && job.plan.parallel) team.sync();  // nobody reads this slot any more
-      walk.fill(filling ? part : 0, filling ? job.plan.parts : 1);
-    }
-    if (filling) {
-      const auto count = static_cast<unsigned>((job.p.gamma + 1) * job.plan.parts);
-      if (!last_team(team, job.tickets + b, job.launch, count)) return;
-      filling = false;
-      clear_outputs(team, job.p, b);
-      __syncthreads();
-      if (thread_id() == 0) judge.begin();
-      __syncthreads();
-      continue;
-    }
-    switch (t.action) {
-      case Action::kTouch:
-        walk.touch(judge);
-        break;
-      case Action::kMeasure:
-        if (t.fills) team.sync();
-        walk.measure();
-        break;
-      case Action::kEntropy:
-      case Action::kDifference:
-        walk.difference(t.action == Action::kEntropy);
-        break;
-      case Action::kDraw:
-        walk.draw();
-        break;
-      case Action::kDone:
-        break;
-    }
-    __syncthreads();
-    if (thread_id() == 0) judge.go_on();
-    __syncthreads();
-  }
-  if (team.rank != 0 || thread_id() != 0) return;
-  job.p.num_accepted[b] = t.accepted;
-  job.p.status[b] = t.status;
-}
 
 }  // namespace specdec

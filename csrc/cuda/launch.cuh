@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <mutex>
+#include <random>
 
 #include "cuda/row.cuh"
 #include "specdec/cuda.h"
@@ -13,100 +15,158 @@ namespace specdec {
 constexpr int kMaxTeam = 8;
 constexpr int kBlocksPerProcessor = 2;
 
+constexpr int kTeamSizes = 4;  // 1, 2, 4, 8
+
 struct Device {
   int processors;
   bool clusters;  // thread-block clusters, programmatic dependent launch
+  // How many teams of 1 << i blocks run at once. Less than the processors say: a cluster stays
+  // within one group of them, and what is left over of a group is too small for another.
+  int teams[kTeamSizes];
 };
 
-// The virtual architecture that the code for the current device was compiled from. Asked once a
-// device, because it is the one answer that takes the driver long.
-template <class Kernel>
-cudaError_t compiled_for(Kernel* kernel, int device, int* version) {
-  constexpr int kKnown = 64;
-  static std::atomic<int> known[kKnown];
-  if (device < kKnown && (*version = known[device]) != 0) return cudaSuccess;
-  cudaFuncAttributes attributes = {};
-  const cudaError_t status =
-      cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel));
-  *version = attributes.ptxVersion;
-  if (device < kKnown) known[device] = attributes.ptxVersion;
-  return status;
-}
+// A launch of teams, but for its grid.
+struct TeamConfig {
+  cudaLaunchAttribute attributes[2] = {};
+  cudaLaunchConfig_t config = {};
+
+  TeamConfig(int team, bool clusters) {
+    config.blockDim = dim3(kThreads);
+    config.dynamicSmemBytes = sizeof(Shared);
+    config.attrs = attributes;
+    if (!clusters) return;
+    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[0].val.programmaticStreamSerializationAllowed = 1;
+    attributes[1].id = cudaLaunchAttributeClusterDimension;
+    attributes[1].val.clusterDim.x = static_cast<unsigned>(team);
+    attributes[1].val.clusterDim.y = 1;
+    attributes[1].val.clusterDim.z = 1;
+    config.numAttrs = 2;
+  }
+  TeamConfig(const TeamConfig&) = delete;
+};
 
 template <class Kernel>
-cudaError_t current_device(Kernel* kernel, Device* out) {
-  int index = 0, major = 0, version = 0;
-  cudaError_t status = cudaGetDevice(&index);
-  if (status != cudaSuccess) return status;
-  status = cudaDeviceGetAttribute(&out->processors, cudaDevAttrMultiProcessorCount, index);
+cudaError_t ask_device(Kernel* kernel, int index, Device* out) {
+  *out = {};
+  int major = 0;
+  cudaError_t status =
+      cudaDeviceGetAttribute(&out->processors, cudaDevAttrMultiProcessorCount, index);
   if (status != cudaSuccess) return status;
   status = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index);
   if (status != cudaSuccess) return status;
-  status = compiled_for(kernel, index, &version);
-  out->clusters = major >= 9 && version >= 90;
-  return status;
+  // The virtual architecture that the code for this device was compiled from counts too.
+  cudaFuncAttributes attributes = {};
+  status = cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel));
+  if (status != cudaSuccess) return status;
+  out->clusters = major >= 9 && attributes.ptxVersion >= 90;
+  const int room = kBlocksPerProcessor * out->processors;
+  out->teams[0] = room;
+  for (int i = 1; i < kTeamSizes && out->clusters; ++i) {
+    TeamConfig launch(1 << i, true);
+    launch.config.gridDim = dim3(1u << i);
+    status = cudaOccupancyMaxActiveClusters(&out->teams[i], kernel, &launch.config);
+    if (status != cudaSuccess) return status;
+    out->teams[i] = std::min(out->teams[i], room >> i);
+  }
+  return cudaSuccess;
+}
+
+// Asked once a device and kernel: the answers take the driver long.
+template <class Kernel>
+cudaError_t current_device(Kernel* kernel, Device* out) {
+  constexpr int kKnown = 64;
+  static Device known[kKnown];
+  static std::atomic<bool> asked[kKnown];
+  static std::mutex asking;
+  int index = 0;
+  cudaError_t status = cudaGetDevice(&index);
+  if (status != cudaSuccess) return status;
+  if (index >= kKnown) return ask_device(kernel, index, out);
+  if (!asked[index]) {
+    const std::lock_guard<std::mutex> lock(asking);
+    if (!asked[index]) {
+      status = ask_device(kernel, index, &known[index]);
+      if (status != cudaSuccess) return status;
+      asked[index] = true;
+    }
+  }
+  *out = known[index];
+  return cudaSuccess;
+}
+
+// Row-parallel reads all rows of a sequence, of which row-lazy passes half or so; but row-lazy has
+// at most eight blocks a sequence. So the first is for sequences that leave half of the device or
+// more to nobody: up to 8 on 132 multiprocessors, where what is read in vain is a few microseconds.
+// Where there is one row a sequence, nothing is read in vain.
+inline bool shares_rows(const Device& device, int64_t sequences, int64_t rows) {
+  const int64_t busy = sequences * kMaxTeam;
+  return rows == 1 ? busy < kBlocksPerProcessor * device.processors : busy * 2 <= device.processors;
 }
 
 // `rows` of `spans` each for every one of `sequences`. wide: the walk of the last team reads rows
 // again, so that a larger team pays in the row-parallel schedule too.
 inline CudaPlan make_plan(const CudaRequest& request, const Device& device, int64_t sequences,
                           int64_t rows, int64_t spans, bool wide) {
-  const int64_t room = int64_t{kBlocksPerProcessor} * device.processors;
-  const int64_t whole_row =
-      (spans + kWarps - 1) / kWarps;  // blocks that one step of a row keeps busy
+  // Blocks that one step of a row keeps busy.
+  const int64_t whole_row = (spans + kWarps - 1) / kWarps;
   CudaPlan plan = {};
   if (sequences * rows == 0) return plan;
-  const int most = device.clusters ? kMaxTeam : 1;
-  const auto fitting = [&](int64_t blocks) {
-    int team = 1;
-    while (team < most && team * 2 <= blocks) team *= 2;
-    return team;
+  const auto largest_team = [&](int64_t sequences_at_once) {
+    int i = 0;
+    while (i + 1 < kTeamSizes && 2 << i <= whole_row &&
+           device.teams[i + 1] >= std::max<int64_t>(1, sequences_at_once)) {
+      ++i;
+    }
+    return i;
   };
-  plan.parallel = request.schedule == Schedule::kParallel ||
-                  (request.schedule == Schedule::kAuto && whole_row > 1 && sequences * most < room);
-  if (plan.parallel) {
-    plan.team = wide ? fitting(whole_row) : 1;
-  } else {
-    plan.team = fitting(std::min(whole_row, room / sequences));
+  // A ticket counts the teams of a sequence in 16 bits.
+  const int64_t most_parts = kMostArrivals / rows;
+  plan.parallel = most_parts > 0 && (request.schedule == Schedule::kParallel ||
+                                     (request.schedule == Schedule::kAuto && whole_row > 1 &&
+                                      shares_rows(device, sequences, rows)));
+  int size = plan.parallel ? wide ? largest_team(1) : 0 : largest_team(sequences);
+  if (request.team > 0) {
+    for (size = 0; 2 << size <= request.team && device.teams[size + 1] > 0;) ++size;
   }
-  if (request.team > 0) plan.team = std::min(request.team, most);
+  plan.team = 1 << size;
+  const int64_t room = std::max(1, device.teams[size]);
   if (!plan.parallel) {
     plan.parts = 1;
-    plan.teams = std::max<int64_t>(1, std::min(sequences, room / plan.team));
+    plan.teams = std::min(sequences, room);
     return plan;
   }
-  const int64_t share = std::max<int64_t>(1, room / (sequences * rows * plan.team));
-  const int64_t useful = std::max<int64_t>(1, whole_row / plan.team);
-  plan.parts = static_cast<int32_t>(std::min(share, useful));
+  const int64_t share = room / (sequences * rows), useful = whole_row / plan.team;
+  plan.parts = static_cast<int32_t>(std::max<int64_t>(1, std::min({share, useful, most_parts})));
   plan.teams = sequences * rows * plan.parts;
   return plan;
 }
 
+// The finaliser of SplitMix64 (Steele, Lea and Flood 2014), a bijection.
+inline uint64_t mixed(uint64_t x) {
+  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+  return x ^ x >> 31;
+}
+
+// 48 bits that memory does not hold by chance: they start anywhere, and their upper byte is none of
+// a small integer's.
 inline uint64_t next_launch() {
-  static std::atomic<uint64_t> count{0};
-  return (count.fetch_add(1) + 1) & ((uint64_t{1} << 48) - 1);
+  static std::atomic<uint64_t> count{uint64_t{std::random_device()()} << 32 ^
+                                     std::random_device()()};
+  for (;;) {
+    const uint64_t launch = mixed(count.fetch_add(1)) >> 16;
+    if (launch >> 40 != 0 && launch >> 40 != 0xff) return launch;
+  }
 }
 
 template <class Job>
 cudaError_t launch_teams(void (*kernel)(Job), const Job& job, const CudaPlan& plan,
                          const Device& device, void* stream) {
-  cudaLaunchAttribute attributes[2] = {};
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(plan.teams * plan.team));
-  config.blockDim = dim3(kThreads);
-  config.dynamicSmemBytes = sizeof(Shared);
-  config.stream = static_cast<cudaStream_t>(stream);
-  config.attrs = attributes;
-  if (device.clusters) {
-    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[0].val.programmaticStreamSerializationAllowed = 1;
-    attributes[1].id = cudaLaunchAttributeClusterDimension;
-    attributes[1].val.clusterDim.x = static_cast<unsigned>(plan.team);
-    attributes[1].val.clusterDim.y = 1;
-    attributes[1].val.clusterDim.z = 1;
-    config.numAttrs = 2;
-  }
-  return cudaLaunchKernelEx(&config, kernel, job);
+  TeamConfig launch(plan.team, device.clusters);
+  launch.config.gridDim = dim3(static_cast<unsigned>(plan.teams * plan.team));
+  launch.config.stream = static_cast<cudaStream_t>(stream);
+  return cudaLaunchKernelEx(&launch.config, kernel, job);
 }
 
 }  // namespace specdec

@@ -112,7 +112,7 @@ inline __device__ void fill_slot(const Team& team, const RowView& row, const Slo
     } else if (is_finite(top)) {
 #pragma unroll
       for (int j = 0; j < kPerLane; ++j) values[j] = exp2_fast((values[j] - top) * rate);
-      units = warp_sum(lane_units(values));
+      units = warp_mass(lane_units(values));
       if (want == Want::kRace) best = span_race(values, row.wide(), span, noise);
     }
     if (lane_id() != 0) return;
@@ -135,7 +135,7 @@ inline __device__ void filter_slot(const Team& team, const RowView& row, const S
       float values[kPerLane];
       read_span(row, span, values);
       weigh(values, {top, rate_of(inv_t), threshold});
-      units = warp_sum(lane_units(values));
+      units = warp_mass(lane_units(values));
       if (want == Want::kRace) best = span_race(values, row.wide(), span, noise);
     }
     if (lane_id() != 0) continue;
@@ -156,51 +156,21 @@ inline __device__ float slot_max(Team& team, const float* maxima, int64_t spans)
 
 inline __device__ int ceil_log2(int64_t n) { return n <= 1 ? 0 : 64 - __clzll(n - 1); }
 
-// Masses of the spans of a row on one scale; each thread of a block holds a run of them.
-class SpanMasses {
+// Masses of the spans of a row on one scale.
+class SpanScale {
  public:
   // Relative to exp(max / T), or with `linear` to the power of two `max`.
-  __device__ SpanMasses(Team& team, const Slot& slot, int64_t spans, float max, float inv_t,
-                        bool linear = false)
+  __device__ SpanScale(const Slot& slot, int64_t spans, float max, float inv_t, bool linear)
       : slot_(slot),
         max_(max),
         inv_t_(inv_t),
         linear_(linear),
-        unit_(1.0 / static_cast<double>(int64_t{1} << ceil_log2(spans))) {
-    const int64_t run = (spans + kThreads - 1) / kThreads;
-    begin_ = thread_id() * run < spans ? thread_id() * run : spans;
-    end_ = begin_ + run < spans ? begin_ + run : spans;
-    int64_t mine = 0;
-    for (int64_t i = begin_; i < end_; ++i) mine += mass(i);
-    mine_ = mine;
-    before_ = team.sum_before(mine, total_);
-  }
+        unit_(1.0 / static_cast<double>(int64_t{1} << ceil_log2(spans))) {}
 
-  // In units of 2^-50 / unit of the largest weight.
-  __device__ int64_t total() const { return total_; }
-  __device__ double sum() const {
-    return static_cast<double>(total_) * (0x1p-50 / unit_) * (linear_ ? max_ : 1.0);
+  // Of a total in units of 2^-50 / unit of the largest weight.
+  __device__ double sum(int64_t total) const {
+    return static_cast<double>(total) * (0x1p-50 / unit_) * (linear_ ? max_ : 1.0);
   }
-
-  // The span where the cumulated mass passes u of the total, and the rest in units of this span.
-  __device__ int64_t choose(const Team& team, double u, int64_t& rest) const {
-    auto target = static_cast<int64_t>(u * static_cast<double>(total_));
-    if (target >= total_) target = total_ - 1;
-    if (before_ <= target && target < before_ + mine_) {
-      int64_t running = before_, i = begin_;
-      for (; running + mass(i) <= target; ++i) running += mass(i);
-      team.shared->broadcast[0] = i;
-      team.shared->broadcast[1] =
-          static_cast<int64_t>(static_cast<double>(target - running) / factor(i));
-    }
-    __syncthreads();
-    rest = team.shared->broadcast[1];
-    const int64_t chosen = team.shared->broadcast[0];
-    __syncthreads();
-    return chosen;
-  }
-
- private:
   __device__ double factor(int64_t i) const {
     const double own = slot_.maxima[i];
     return unit_ * (linear_ ? own / max_ : exp((own - max_) * inv_t_));
@@ -210,10 +180,50 @@ class SpanMasses {
     return units == 0 ? 0 : static_cast<int64_t>(static_cast<double>(units) * factor(i));
   }
 
+ private:
   const Slot slot_;
   const double max_, inv_t_;
   const bool linear_;
   const double unit_;
+};
+
+// The same, of which each thread of a block holds a run.
+class SpanMasses {
+ public:
+  __device__ SpanMasses(Team& team, const Slot& slot, int64_t spans, float max, float inv_t,
+                        bool linear = false)
+      : scale_(slot, spans, max, inv_t, linear) {
+    const int64_t run = (spans + kThreads - 1) / kThreads;
+    begin_ = thread_id() * run < spans ? thread_id() * run : spans;
+    end_ = begin_ + run < spans ? begin_ + run : spans;
+    int64_t mine = 0;
+    for (int64_t i = begin_; i < end_; ++i) mine += scale_.mass(i);
+    mine_ = mine;
+    before_ = team.sum_before(mine, total_);
+  }
+
+  __device__ double sum() const { return scale_.sum(total_); }
+
+  // The span where the cumulated mass passes u of the total, and the rest in units of this span.
+  __device__ int64_t choose(const Team& team, double u, int64_t& rest) const {
+    auto target = static_cast<int64_t>(u * static_cast<double>(total_));
+    if (target >= total_) target = total_ - 1;
+    if (before_ <= target && target < before_ + mine_) {
+      int64_t running = before_, i = begin_;
+      for (; running + scale_.mass(i) <= target; ++i) running += scale_.mass(i);
+      team.shared->broadcast[0] = i;
+      team.shared->broadcast[1] =
+          static_cast<int64_t>(static_cast<double>(target - running) / scale_.factor(i));
+    }
+    __syncthreads();
+    rest = team.shared->broadcast[1];
+    const int64_t chosen = team.shared->broadcast[0];
+    __syncthreads();
+    return chosen;
+  }
+
+ private:
+  const SpanScale scale_;
   int64_t begin_, end_, mine_, before_, total_;
 };
 
@@ -225,6 +235,28 @@ inline __device__ Law slot_law(Team& team, const Slot& slot, int64_t spans, floa
   law.point = temperature == 0;
   law.threshold = law.point ? law.max : -INFINITY;
   law.sound = is_finite(law.max);
+  return law;
+}
+
+// The law of a row without filters, from its slot, by one warp; to the bit what a block finds. In
+// every lane.
+inline __device__ Law warp_law(const Slot& slot, int64_t spans, float temperature) {
+  uint32_t best = 0;
+  for (int64_t i = lane_id(); i < spans; i += kLanes) {
+    const uint32_t key = ordered_key(slot.maxima[i]);
+    best = key > best ? key : best;
+  }
+  Law law = {};
+  law.max = from_ordered_key(warp_max(best));
+  law.inv_t = inverse_temperature(temperature);
+  law.threshold = -INFINITY;
+  if (!is_finite(law.max)) return law;
+  const SpanScale scale(slot, spans, law.max, law.inv_t, false);
+  int64_t mass = 0;
+  for (int64_t i = lane_id(); i < spans; i += kLanes) mass += scale.mass(i);
+  const double sum = scale.sum(warp_sum(mass));
+  law.sound = sum > 0;
+  law.log_sum = log(sum);
   return law;
 }
 

@@ -192,12 +192,15 @@ struct Team {
 };
 
 // A counter of arrivals that needs no clearing launch: the upper 48 bits name the launch, and a
-// word that does not name this one counts as zero, whatever memory held before. The last arrival
-// leaves zero, for a CUDA graph that replays the same launch.
+// word that this launch cannot have left counts as zero, whatever memory held before. The last
+// arrival leaves zero, for a CUDA graph that replays the same launch.
+constexpr int64_t kMostArrivals = 0xffff;
+
 inline __device__ bool arrive(unsigned long long* ticket, uint64_t launch, unsigned count) {
   unsigned long long seen = *static_cast<volatile unsigned long long*>(ticket);
   for (;;) {
-    const uint64_t arrived = (seen >> 16 == launch ? seen & 0xffff : 0) + 1;
+    const bool ours = seen >> 16 == launch && (seen & 0xffff) < count;
+    const uint64_t arrived = (ours ? seen & 0xffff : 0) + 1;
     const unsigned long long next = arrived == count ? 0 : launch << 16 | arrived;
     const unsigned long long old = atomicCAS(ticket, seen, next);
     if (old == seen) return arrived == count;
@@ -208,9 +211,9 @@ inline __device__ bool arrive(unsigned long long* ticket, uint64_t launch, unsig
 // Whether this team is the last of `count` to come here; what the others wrote is then visible.
 inline __device__ bool last_team(Team& team, unsigned long long* ticket, uint64_t launch,
                                  unsigned count) {
-  __threadfence();
   team.sync();
   if (team.rank == 0 && thread_id() == 0) {
+    __threadfence();  // of all that the barrier has brought here
     const bool last = arrive(ticket, launch, count);
     for (unsigned r = 0; r < team.size; ++r) *team.remote(&team.shared->last, r) = last;
   }

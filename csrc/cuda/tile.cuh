@@ -84,9 +84,9 @@ inline __device__ float as_wanted(Read read, float value) {
 inline __device__ float at(const RowView& row, int64_t index) {
   float value;
   if (row.dtype == DType::kFloat32) {
-    value = static_cast<const float*>(row.data)[index];
+    value = __ldg(static_cast<const float*>(row.data) + index);
   } else {
-    const uint32_t h = static_cast<const uint16_t*>(row.data)[index];
+    const uint32_t h = __ldg(static_cast<const uint16_t*>(row.data) + index);
     value = row.dtype == DType::kBFloat16 ? from_bfloat16(h) : from_float16(h);
   }
   return as_wanted(row.read, value);
@@ -106,7 +106,7 @@ inline __device__ void load_elements(const RowView& row, int64_t begin, uint32_t
   if (row.aligned() && row.vocab - begin >= kSpan) {
 #pragma unroll
     for (int load = 0; load < kPerLane / kPerLoad; ++load) {
-      const uint4 v = *reinterpret_cast<const uint4*>(data + load * kLanes * kPerLoad);
+      const uint4 v = __ldg(reinterpret_cast<const uint4*>(data + load * kLanes * kPerLoad));
       out.word[load * 4] = v.x;
       out.word[load * 4 + 1] = v.y;
       out.word[load * 4 + 2] = v.z;
@@ -123,9 +123,9 @@ inline __device__ void load_elements(const RowView& row, int64_t begin, uint32_t
       uint32_t bits = fill;
       if (first + j < left) {
         if constexpr (kPerWord == 1) {
-          bits = bits_as<uint32_t>(data[first]);
+          bits = bits_as<uint32_t>(__ldg(data + first));
         } else {
-          bits = data[first + j];
+          bits = __ldg(data + first + j);
         }
       }
       word |= bits << (j * 16);

@@ -117,6 +117,17 @@ inline __device__ int64_t warp_sum(int64_t value) {
   return value;
 }
 
+// Of a span whose largest weight is 1: the sum is above 0 and at most 2^59, a lane's at most 2^54.
+// Two limbs, of which 32 stay within 32 bits; only the largest sum of all wraps, to 0.
+inline __device__ int64_t warp_mass(int64_t units) {
+  constexpr int kLimb = 27;
+  const auto low = static_cast<unsigned>(units) & ((1u << kLimb) - 1);
+  const uint64_t lows = __reduce_add_sync(kAllLanes, low);
+  const uint64_t highs = __reduce_add_sync(kAllLanes, static_cast<unsigned>(units >> kLimb));
+  const uint64_t sum = (highs << kLimb) + lows;
+  return static_cast<int64_t>(sum != 0 ? sum : uint64_t{1} << 59);
+}
+
 // A value that is larger for a better score, then for a lower index; scores are not negative.
 inline __device__ uint64_t ranked(float score, int index) {
   return uint64_t{bits_as<uint32_t>(score)} << 32 | static_cast<uint32_t>(kSpan - 1 - index);
