@@ -113,27 +113,39 @@ with_cuda_kernels || fail "_C.so has no CUDA kernels: their tests are skipped"
 
 # Neither a plug-in nor the options that need one.
 pytest=("$python" -m pytest -q -o addopts= -p no:randomly -p no:cacheprovider -rs)
+on_device=(env TRITON_INTERPRET=0)
 several=()
-if "$python" -c 'import xdist' 2>/dev/null; then several=(-n 8); fi
-part "CUDA tests" 120 240 "${pytest[@]}" tests/test_cuda.py \
+if "$python" -c 'import xdist' 2>/dev/null; then
+  on_device+=(OMP_NUM_THREADS=2)  # a pool of every core in each worker would wait busily
+  several=(-n 8)
+fi
+on_device+=("${pytest[@]}" "${several[@]}" tests/on_device.py)
+part "CUDA tests" 90 240 "${pytest[@]}" tests/test_cuda.py \
   --deselect tests/test_cuda.py::test_triton_ops_on_the_device
-part "ops on the device" 150 200 \
-  env TRITON_INTERPRET=0 "${pytest[@]}" "${several[@]}" tests/on_device.py
+part "CUDA ops on the device" 100 200 "${on_device[@]}" -k cuda
+if "$python" -c 'import triton' 2>/dev/null; then
+  part "Triton ops on the device" 100 170 "${on_device[@]}" -k triton
+else
+  note "ABSENT   triton: its ops were not run"
+fi
 
-if sanitizer=$(command -v compute-sanitizer || command -v /usr/local/cuda/bin/compute-sanitizer)
+if ! sanitizer=$(command -v compute-sanitizer || command -v /usr/local/cuda/bin/compute-sanitizer)
 then
+  note "ABSENT   compute-sanitizer: memcheck and racecheck were not run"
+elif ! timeout --kill-after=5 30 "$sanitizer" --tool memcheck --error-exitcode 9 \
+  "$python" -c 'import torch; torch.zeros(1, device="cuda").cpu()'; then
+  note "ABSENT   compute-sanitizer does not run on this device: no memcheck, no racecheck"
+else
   for tool in memcheck racecheck; do
     # Without PyTorch's own allocator, an access past the end of a tensor is one past its allocation.
-    part "$tool" 75 120 env PYTORCH_NO_CUDA_MEMORY_CACHING=1 \
+    part "$tool" 60 90 env PYTORCH_NO_CUDA_MEMORY_CACHING=1 \
       "$sanitizer" --tool "$tool" --error-exitcode 9 "$python" -m bench.sanitize
   done
-else
-  note "ABSENT   compute-sanitizer: memcheck and racecheck were not run"
 fi
 
 sweep_seconds=$((END - SECONDS - 30))
 part sweep $((sweep_seconds + 10)) 15 "$python" -m bench.sweep --device cuda --quick \
-  --budget $((sweep_seconds > 40 ? sweep_seconds - 20 : 20)) --out "$OUT"
+  --budget $((sweep_seconds > 50 ? sweep_seconds - 30 : 20)) --out "$OUT"
 newest=$(find "$OUT" -maxdepth 1 -name 'cuda-*.json' -newer "$began" | sort | tail -n 1)
 if [[ -n $newest ]]; then
   part plots 30 0 "$python" -m bench.plot "$newest"

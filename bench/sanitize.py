@@ -13,8 +13,21 @@ import specdec_kernels as sk
 from specdec_kernels import testing
 
 # Past one tile of 4096 entries; more only costs time under the sanitizer.
-MOST_ENTRIES = 4200
-SHARE = 3  # every third case: each op, form and filter still comes by
+TILE, MOST_ENTRIES = 4096, 4200
+# By size, or a team of eight blocks a row. Every SHARE-th case comes by under one of them, those of
+# more than one tile under all.
+SCHEDULES = (("auto", 0), ("lazy", 8), ("parallel", 8))
+SHARE = 3
+SCHEDULED = ("sample", "verify_chain")
+
+
+def _chosen(op: str, turn: int) -> list[testing.Case]:
+    """The cases of an op under one of the schedules."""
+    cases = [c for c in testing.cases(op) if c.vocabulary <= MOST_ENTRIES]
+    small = [c for c in cases if c.vocabulary <= TILE]
+    if op not in SCHEDULED:
+        return small[::SHARE] if turn == 0 else []
+    return small[turn * SHARE :: SHARE * len(SCHEDULES)] + [c for c in cases if c not in small]
 
 
 def main(device: str = "cuda") -> int:
@@ -24,10 +37,12 @@ def main(device: str = "cuda") -> int:
         if provider[device] == "none":
             print(f"{op}: no provider on {device}")
             continue
-        cases = [c for c in testing.cases(op) if c.vocabulary <= MOST_ENTRIES]
-        for case in cases[::SHARE]:
-            getattr(torch.ops.specdec_kernels, op).default(*case.args(device))
-            calls += 1
+        for turn, schedule in enumerate(SCHEDULES):
+            torch.ops.specdec_kernels.set_cuda_schedule(*schedule)
+            for case in _chosen(op, turn):
+                getattr(torch.ops.specdec_kernels, op).default(*case.args(device))
+                calls += 1
+    torch.ops.specdec_kernels.set_cuda_schedule("auto", 0)
     if device == "cuda":
         torch.cuda.synchronize()
     return calls
