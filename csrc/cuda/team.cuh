@@ -191,11 +191,11 @@ struct Team {
   }
 };
 
+constexpr int64_t kMostArrivals = 0xffff;
+
 // A counter of arrivals that needs no clearing launch: the upper 48 bits name the launch, and a
 // word that this launch cannot have left counts as zero, whatever memory held before. The last
 // arrival leaves zero, for a CUDA graph that replays the same launch.
-constexpr int64_t kMostArrivals = 0xffff;
-
 inline __device__ bool arrive(unsigned long long* ticket, uint64_t launch, unsigned count) {
   unsigned long long seen = *static_cast<volatile unsigned long long*>(ticket);
   for (;;) {
