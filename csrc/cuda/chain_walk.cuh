@@ -6,7 +6,8 @@
 
 namespace specdec {
 
-constexpr int64_t kLawsAtHand = sizeof(Shared::bins) / (sizeof(Law));
+constexpr size_t kBinBytes = sizeof(Shared::bins);
+constexpr int64_t kLawsAtHand = kBinBytes / sizeof(Law);
 
 class ChainWalk {
  public:
