@@ -53,7 +53,8 @@ def sampled(target):
     draft = near(target)
     zeros = torch.zeros(draft.shape[:2].numel(), dtype=torch.int64)
     left = sk.sample(draft.flatten(0, 1), seeds=zeros, positions=zeros, top_k=100)
-    return sk.SampledDraft(draft, *(t.view(draft.shape[:2]) for t in (left[2], left[3])))
+    left = (t.view(draft.shape[:2]) for t in (left[2], left[3]))
+    return sk.SampledDraft(draft, *left, temperature=1.0)
 
 def sparse(target):
     likely = target[0, 0].topk(64)
