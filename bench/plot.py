@@ -94,8 +94,11 @@ def main(
     out: Annotated[Path | None, typer.Option(help="Folder; beside the file by default.")] = None,
 ) -> None:
     """Draw a results file."""
-    for path in plots(results, out or results.parent):
+    made = plots(results, out or results.parent)
+    for path in made:
         typer.echo(path)
+    if not made:
+        typer.echo(f"{results} has no three points that differ in B or V alone: nothing to draw")
 
 
 if __name__ == "__main__":
