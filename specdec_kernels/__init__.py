@@ -4,6 +4,7 @@ from specdec_kernels._ops import cpu_capability, has_cuda_kernels, providers
 from specdec_kernels.chain import DraftMap, SampledDraft, SparseDraft, Verdict, verify_chain
 from specdec_kernels.kv import kv_append_, kv_truncate_
 from specdec_kernels.sample import Sampled, sample
+from specdec_kernels.tree_layout import TreeAttention, tree_attention
 
 __version__ = "0.1.0"
 
@@ -12,6 +13,7 @@ __all__ = [
     "Sampled",
     "SampledDraft",
     "SparseDraft",
+    "TreeAttention",
     "Verdict",
     "cpu_capability",
     "has_cuda_kernels",
@@ -19,5 +21,6 @@ __all__ = [
     "kv_truncate_",
     "providers",
     "sample",
+    "tree_attention",
     "verify_chain",
 ]

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from specdec_kernels import reference
+from specdec_kernels import _tree_layout_cases, reference
 from specdec_kernels._cases import (
     Case,
     append_case,
@@ -184,6 +184,7 @@ CASES: tuple[Case, ...] = (
     truncate_case(3, 6, bf16, fill=True, layout="sliced"),
     truncate_case(3, 6, torch.int8, fill=True),
     truncate_case(0, 6, fill=True),
+    *_tree_layout_cases.CASES,
 )
 
 

@@ -13,6 +13,7 @@ from specdec_kernels import testing
 OUTPUTS = {
     "sample": ("tokens", "logprobs", "logsumexp", "threshold", "status"),
     "verify_chain": ("tokens", "num_accepted", "status", "logprobs", "acceptance"),
+    "tree_attention": ("mask", "positions"),
 }
 # A draw lands on another token only if its uniform is this close to a step of the cdf.
 TIE_PER_DRAW = 2e-5

@@ -7,6 +7,7 @@
 #include "torch/ops.h"
 #include "torch/provider.h"
 #include "torch/schemas.h"
+#include "torch/tree_layout.h"
 
 namespace specdec {
 namespace {
@@ -31,6 +32,9 @@ STABLE_TORCH_LIBRARY(specdec_kernels, m) {
   m.def(
       "kv_truncate_(Tensor(a!)[] caches, Tensor(b!) lengths, Tensor new_lengths, "
       "bool zero_fill) -> ()");
+  m.def(
+      "tree_attention(Tensor parents, Tensor lengths, SymInt slots, int window) -> "
+      "(Tensor mask, Tensor positions)");
   m.def("built_with_cuda() -> bool");
   m.def("cpu_capability() -> str");
   m.def("set_cuda_schedule(str schedule, int team) -> ()");
@@ -41,6 +45,7 @@ STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CPU, m) {
   m.impl("verify_chain", TORCH_BOX(&specdec::verify_chain));
   m.impl("kv_append_", TORCH_BOX(&specdec::kv_append_));
   m.impl("kv_truncate_", TORCH_BOX(&specdec::kv_truncate_));
+  m.impl("tree_attention", TORCH_BOX(&specdec::tree_attention));
 }
 
 #ifdef SPECDEC_WITH_CUDA

@@ -7,6 +7,7 @@ from specdec_kernels.reference.chain import verify_chain
 from specdec_kernels.reference.kv import kv_append_, kv_truncate_
 from specdec_kernels.reference.law import TAIL, Law, exponentials, philox, pick, uniform
 from specdec_kernels.reference.sample import sample
+from specdec_kernels.reference.tree_layout import tree_attention
 
 __all__ = [
     "TAIL",
@@ -17,6 +18,7 @@ __all__ = [
     "philox",
     "pick",
     "sample",
+    "tree_attention",
     "uniform",
     "verify_chain",
 ]
