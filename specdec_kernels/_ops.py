@@ -68,7 +68,12 @@ if _CUDA_PROVIDER == "triton":
         warnings.filterwarnings(
             "ignore", message=".*[Oo]verriding a previously registered kernel.*"
         )
-        _triton.register()
+        _triton.register("sample")
+        _triton.register("verify_chain")
+
+if _HAS_TRITON:
+    for _op in _TRITON_ONLY:
+        _triton.register(_op)
 
 
 def cpu_capability() -> str:
