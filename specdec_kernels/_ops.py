@@ -30,7 +30,11 @@ def _load() -> None:
 
 _load()
 
-_TRITON_ONLY = ("tree_attention",)
+_TRITON_ONLY = (
+    "tree_attention",
+    "rerank_tree",
+    "build_trie",
+)
 OPS = ("sample", "verify_chain", "kv_append_", "kv_truncate_", *_TRITON_ONLY)
 
 
@@ -72,7 +76,7 @@ if _CUDA_PROVIDER == "triton":
         _triton.register("verify_chain")
 
 if _HAS_TRITON:
-    for _op in _TRITON_ONLY:
+    for _op in _TRITON_ONLY[:1]:
         _triton.register(_op)
 
 

@@ -53,6 +53,55 @@ def attention_case(
     return Case("tree_attention", "-".join(words), build)
 
 
+def rerank_case(
+    b: int,
+    m: int,
+    size: int,
+    dtype: torch.dtype = i64,
+    *,
+    shape: str = "random",
+    levels: int = 0,
+    layout: str = "dense",
+) -> Case:
+    """A case of `rerank_tree`, with absent nodes; `levels` distinct scores make ties."""
+
+    def build(g: Generator) -> Args:
+        tokens = torch.randint(0, 1000, (b, m), generator=g)
+        scores = -torch.rand(b, m, generator=g)
+        if levels:
+            scores = (scores * levels).floor()
+        kind = torch.rand(b, m, generator=g)
+        tokens[kind < 0.05] = -1
+        scores[kind > 0.97] = -torch.inf
+        scores[(kind > 0.95) & (kind < 0.96)] = torch.nan
+        tensors = tokens.to(dtype), random_parents(b, m, g, shape).to(dtype), scores
+        return *(_spread(t, layout) for t in tensors), size
+
+    words = [f"B{b}", f"M{m}", f"N{size}", str(dtype)[6:], shape, f"t{levels}", layout]
+    return Case("rerank_tree", "-".join(words), build)
+
+
+def trie_case(
+    b: int,
+    k: int,
+    length: int,
+    size: int,
+    dtype: torch.dtype = i64,
+    *,
+    merge: bool = True,
+    layout: str = "dense",
+) -> Case:
+    """A case of `build_trie`: few tokens, so that prefixes coincide; -1 ends some sequences."""
+
+    def build(g: Generator) -> Args:
+        sequences = torch.randint(0, 3, (b, k, length), generator=g)
+        sequences[torch.rand(b, k, length, generator=g) < 0.1] = -1
+        return _spread(sequences.to(dtype), layout), size, merge
+
+    words = [f"B{b}", f"K{k}", f"L{length}", f"N{size}", str(dtype)[6:]]
+    return Case("build_trie", "-".join([*words, "merged" if merge else "apart", layout]), build)
+
+
 CASES: tuple[Case, ...] = (
     attention_case(3, 7, 20),
     attention_case(2, 7, 20, i32, window=4),
@@ -63,4 +112,23 @@ CASES: tuple[Case, ...] = (
     attention_case(2, 0, 5),
     attention_case(1, 1, 0),
     attention_case(2, 300, 517, i32),
+    rerank_case(3, 13, 5),
+    rerank_case(3, 13, 6, i32, levels=3, layout="transposed"),
+    rerank_case(2, 9, 4, shape="faulty", levels=2, layout="sliced"),
+    rerank_case(2, 9, 4, i32, shape="chain"),
+    rerank_case(2, 9, 12, shape="wide"),
+    rerank_case(2, 9, 0),
+    rerank_case(2, 0, 3),
+    rerank_case(0, 5, 3),
+    rerank_case(2, 331, 60, levels=20),
+    trie_case(3, 4, 5, 20),
+    trie_case(3, 4, 5, 7, i32, layout="transposed"),
+    trie_case(2, 3, 4, 9, merge=False, layout="sliced"),
+    trie_case(2, 3, 4, 30, i32, merge=False),
+    trie_case(2, 1, 6, 6),
+    trie_case(0, 3, 4, 5),
+    trie_case(2, 0, 4, 3),
+    trie_case(2, 3, 0, 3),
+    trie_case(2, 3, 4, 0),
+    trie_case(2, 40, 9, 300),
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specdec_kernels._checks import IDS, dtype_name, require, shape, vector
+from specdec_kernels._checks import IDS, dtype_name, require, same_device, shape, vector
 
 
 def ids(name: str, t: Tensor) -> None:
@@ -21,3 +21,36 @@ def tree_attention(parents: Tensor, lengths: Tensor, slots: int, window: int) ->
     vector("lengths", lengths, parents.shape[0], torch.int64, parents.device, "parents")
     require(slots >= 0, f"slots must be at least 0, got {slots}")
     require(window >= 0, f"window must be at least 0 (0 sees every key), got {window}")
+
+
+def beside(name: str, t: Tensor, tokens: Tensor) -> None:
+    require(
+        t.dim() == 2 and t.shape == tokens.shape,
+        f"{name} must be [B, M] = {shape(tokens)}, got {shape(t)}",
+    )
+
+
+def float32(name: str, t: Tensor) -> None:
+    require(t.dtype == torch.float32, f"{name} must be float32, got {dtype_name(t.dtype)}")
+
+
+def places(size: int) -> None:
+    require(0 <= size < 2**31, f"size must be in [0, 2147483647], got {size}")
+
+
+def rerank_tree(tokens: Tensor, parents: Tensor, scores: Tensor, size: int) -> None:
+    require(tokens.dim() == 2, f"tokens must be [B, M], got {shape(tokens)}")
+    ids("tokens", tokens)
+    beside("parents", parents, tokens)
+    ids("parents", parents)
+    same_device("parents", parents, tokens.device, "tokens")
+    beside("scores", scores, tokens)
+    float32("scores", scores)
+    same_device("scores", scores, tokens.device, "tokens")
+    places(size)
+
+
+def build_trie(sequences: Tensor, size: int) -> None:
+    require(sequences.dim() == 3, f"sequences must be [B, K, L], got {shape(sequences)}")
+    ids("sequences", sequences)
+    places(size)

@@ -28,6 +28,34 @@ class TreeAttention(NamedTuple):
     positions: Tensor
 
 
+class RankedTree(NamedTuple):
+    """What `rerank_tree` returns: a tree of `size` nodes.
+
+    tokens: [B, size], -1 where there is no node.
+    parents: [B, size], among the chosen nodes, in the dtype given.
+    nodes: [B, size], the index of each among the candidates or -1, in the dtype of parents.
+    """
+
+    tokens: Tensor
+    parents: Tensor
+    nodes: Tensor
+
+
+class Trie(NamedTuple):
+    """What `build_trie` returns: a tree of N nodes.
+
+    tokens: [B, N], -1 from `num_nodes` on, in the dtype given.
+    parents: [B, N] int32.
+    nodes: [B, K, L] int32, the node of each token of each sequence; -1 where there is none.
+    num_nodes: [B] int32.
+    """
+
+    tokens: Tensor
+    parents: Tensor
+    nodes: Tensor
+    num_nodes: Tensor
+
+
 def tree_attention(
     parents: Tensor, lengths: Tensor, *, slots: int, window: int = 0
 ) -> TreeAttention:
@@ -63,6 +91,60 @@ def tree_attention(
     )
 
 
+def rerank_tree(tokens: Tensor, parents: Tensor, scores: Tensor, *, size: int) -> RankedTree:
+    """The best nodes of a tree of candidates, as a tree: the re-rank of EAGLE-2.
+
+    A node counts with the smallest score on its way to the root, so that what is chosen hangs
+    together; ties go to the lower index. The chosen nodes keep their order. A node is never chosen
+    if its token is -1, its score NaN or -inf, or one above it is such a node.
+
+    Args:
+        tokens: [B, M] int32 or int64.
+        parents: [B, M] int32 or int64.
+        scores: [B, M] float32, as `expand_tree` gives them.
+        size: nodes to choose; where there are fewer, the rest are absent.
+
+    Raises:
+        RuntimeError: a shape, dtype, device or size out of range, with its name and value.
+
+    Source: EAGLE-2 (arXiv 2406.16858, section 4.2).
+
+    >>> tokens, parents = torch.tensor([[5, 6, 7]]), torch.tensor([[-1, -1, 1]])
+    >>> rerank_tree(tokens, parents, torch.tensor([[-3.0, -1.0, -2.0]]), size=2)
+    RankedTree(tokens=tensor([[6, 7]]), parents=tensor([[-1,  0]]), nodes=tensor([[1, 2]]))
+    """
+    return RankedTree(*torch.ops.specdec_kernels.rerank_tree.default(tokens, parents, scores, size))
+
+
+def build_trie(sequences: Tensor, *, size: int | None = None, merge: bool = True) -> Trie:
+    """One prefix tree of several drafted sequences.
+
+    Nodes are numbered in order of first appearance, sequence by sequence: sequence 0 is a chain at
+    the front. Where there is no room for a node, the rest of its sequence is dropped.
+
+    Args:
+        sequences: [B, K, L] int32 or int64, K sequences of up to L tokens; -1 ends one.
+        size: N, the nodes to make room for; None is K * L, which always suffices.
+        merge: sequences share the nodes of a common prefix. False keeps each as a chain of its own,
+            for sampled drafts: a token that was drawn twice is two trials.
+
+    Raises:
+        RuntimeError: a shape, dtype or size out of range, with its name and value.
+
+    Source: SpecInfer (arXiv 2305.09781, section 3), REST (arXiv 2311.08252, section 3.2).
+
+    >>> trie = build_trie(torch.tensor([[[5, 6], [5, 7]]]))
+    >>> trie.tokens, trie.parents
+    (tensor([[ 5,  6,  7, -1]]), tensor([[-1,  0,  0, -1]], dtype=torch.int32))
+    >>> trie.nodes
+    tensor([[[0, 1],
+             [0, 2]]], dtype=torch.int32)
+    """
+    if size is None:
+        size = sequences.shape[-2] * sequences.shape[-1] if sequences.dim() == 3 else 0
+    return Trie(*torch.ops.specdec_kernels.build_trie.default(sequences, size, merge))
+
+
 @torch.library.register_fake("specdec_kernels::tree_attention")
 def _(parents: Tensor, lengths: Tensor, slots: int, window: int) -> tuple[Tensor, ...]:
     _checks.tree_attention(parents, lengths, slots, window)
@@ -70,4 +152,23 @@ def _(parents: Tensor, lengths: Tensor, slots: int, window: int) -> tuple[Tensor
     return (
         parents.new_empty((b, n + 1, slots), dtype=torch.bool),
         parents.new_empty((b, n + 1), dtype=torch.int64),
+    )
+
+
+@torch.library.register_fake("specdec_kernels::rerank_tree")
+def _(tokens: Tensor, parents: Tensor, scores: Tensor, size: int) -> tuple[Tensor, ...]:
+    _checks.rerank_tree(tokens, parents, scores, size)
+    b = tokens.shape[0]
+    return tuple(t.new_empty((b, size)) for t in (tokens, parents, parents))
+
+
+@torch.library.register_fake("specdec_kernels::build_trie")
+def _(sequences: Tensor, size: int, merge: bool) -> tuple[Tensor, ...]:
+    _checks.build_trie(sequences, size)
+    b = sequences.shape[0]
+    return (
+        sequences.new_empty((b, size)),
+        sequences.new_empty((b, size), dtype=torch.int32),
+        sequences.new_empty(sequences.shape, dtype=torch.int32),
+        sequences.new_empty((b,), dtype=torch.int32),
     )

@@ -14,6 +14,8 @@ OUTPUTS = {
     "sample": ("tokens", "logprobs", "logsumexp", "threshold", "status"),
     "verify_chain": ("tokens", "num_accepted", "status", "logprobs", "acceptance"),
     "tree_attention": ("mask", "positions"),
+    "rerank_tree": ("tokens", "parents", "nodes"),
+    "build_trie": ("tokens", "parents", "nodes", "num_nodes"),
 }
 # A draw lands on another token only if its uniform is this close to a step of the cdf.
 TIE_PER_DRAW = 2e-5

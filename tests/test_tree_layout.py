@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from providers import identical, provider
-from tree_cases import attention_oracle, path
+import torch._dynamo.testing
+from providers import identical, provider, worst
+from tree_cases import attention_oracle, check_trie, path, rerank_oracle
 
 import specdec_kernels as sk
 from specdec_kernels import testing
 from specdec_kernels._tree_layout_cases import random_parents
 
-NAMES = [n for n in ("reference", "cpp", "triton") if n in testing.providers("tree_attention")]
+NAMES = [n for n in ("reference", "cpp") if n in testing.providers("tree_attention")]
 
 
 def checked(op, name):
@@ -20,7 +21,7 @@ def checked(op, name):
     return provider(op, name)
 
 
-def agree(op, oracle):
+def agree(op):
     """(provider, case) pairs; the interpreter takes only the small ones."""
     return [
         pytest.param(n, c, id=f"{n}-{c}")
@@ -30,7 +31,7 @@ def agree(op, oracle):
     ]
 
 
-@pytest.mark.parametrize(("name", "case"), agree("tree_attention", attention_oracle))
+@pytest.mark.parametrize(("name", "case"), agree("tree_attention"))
 def test_attention_is_that_of_the_walk_to_the_root(name, case):
     args = case.args()
     identical("tree_attention", checked("tree_attention", name)(*args), attention_oracle(*args))
@@ -141,3 +142,146 @@ def test_the_public_function_names_its_outputs():
     out = sk.tree_attention(torch.tensor([[-1]]), torch.tensor([2]), slots=4)
     assert out.mask.tolist() == [[[True, True, True, False], [True, True, True, True]]]
     assert out.positions.tolist() == [[2, 3]]
+
+
+@pytest.mark.parametrize(("name", "case"), agree("rerank_tree"))
+def test_the_best_nodes_are_chosen(name, case):
+    args = case.args()
+    identical("rerank_tree", checked("rerank_tree", name)(*args), rerank_oracle(*args))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_random_candidates(name):
+    op = checked("rerank_tree", name)
+    g = torch.Generator().manual_seed(4)
+    for seed in range(6 if name == "triton" else 100):
+        b, m, size = (int(torch.randint(0, k, (), generator=g)) for k in (4, 14, 12))
+        parents = random_parents(b, m, g, ("random", "faulty", "wide", "chain")[seed % 4])
+        tokens = torch.randint(-1, 9, (b, m), generator=g)
+        scores = torch.randint(-4, 2, (b, m), generator=g).float() * (-0.0 if seed == 7 else 1.0)
+        odd = torch.tensor([torch.nan, torch.inf, -torch.inf])
+        scores[torch.rand(b, m, generator=g) < 0.1] = odd[seed % 3]
+        args = (tokens, parents.int() if seed % 2 else parents, scores, size)
+        identical("rerank_tree", op(*args), rerank_oracle(*args))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_chosen_tree_spells_the_same_texts(name):
+    """A path of the chosen tree is the path of the same node among the candidates."""
+    g = torch.Generator().manual_seed(11)
+    parents = random_parents(2, 25, g)
+    tokens, scores = torch.randint(0, 9, (2, 25), generator=g), -torch.rand(2, 25, generator=g)
+    chosen = sk.RankedTree(*checked("rerank_tree", name)(tokens, parents, scores, 11))
+    for b in range(2):
+        for n in range(11):
+            ours = path(chosen.parents, b, n)
+            theirs = path(parents, b, int(chosen.nodes[b, n]))
+            assert [int(chosen.nodes[b, i]) for i in ours] == theirs
+            assert [int(chosen.tokens[b, i]) for i in ours] == [int(tokens[b, i]) for i in theirs]
+
+
+def test_the_oracle_rejects_a_choice_that_leaves_a_parent_out():
+    """Negative control: the best by their own score alone."""
+    tokens, parents = torch.arange(3)[None], torch.tensor([[-1, 0, -1]])
+    scores = torch.tensor([[-3.0, -1.0, -2.0]])
+    wrong = torch.tensor([[1, 2]]), torch.tensor([[-1, -1]]), torch.tensor([[1, 2]])
+    with pytest.raises(AssertionError, match="tokens"):
+        identical("rerank_tree", wrong, rerank_oracle(tokens, parents, scores, 2))
+
+
+@pytest.mark.parametrize(("name", "case"), agree("build_trie"))
+def test_a_trie_spells_its_sequences(name, case):
+    sequences, size, merge = case.args()
+    got = checked("build_trie", name)(sequences, size, merge)
+    check_trie(sequences, size, merge, got)
+    identical("build_trie", got, testing.providers("build_trie")["reference"](*case.args()))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_random_sequences(name):
+    op = checked("build_trie", name)
+    g = torch.Generator().manual_seed(6)
+    for seed in range(6 if name == "triton" else 100):
+        b, k, length, size = (int(torch.randint(0, n, (), generator=g)) for n in (4, 6, 6, 25))
+        sequences = torch.randint(-1, 1 + seed % 4, (b, k, length), generator=g)
+        merge = seed % 3 > 0
+        got = op(sequences.int() if seed % 2 else sequences, size, merge)
+        check_trie(sequences, size, merge, got)
+        assert got[0].dtype == (torch.int32 if seed % 2 else torch.int64)
+
+
+def wrong_tries():
+    """(name, sequences, size, merge, outputs) that are no trie of the sequences."""
+    sequences = torch.tensor([[[5, 6], [5, 7]]])
+    right = [t.clone() for t in sk.build_trie(sequences)]
+    for i, (at, value) in enumerate([((0, 2), 9), ((0, 2), 1), ((0, 1, 1), 1), ((0,), 2)]):
+        wrong = [t.clone() for t in right]
+        wrong[i][at] = value
+        yield f"output {i}", sequences, 4, True, wrong
+    yield "not merged", sequences, 4, True, sk.build_trie(sequences, merge=False)
+    yield "merged", sequences, 4, False, right
+    yield "dropped", sequences, 4, True, sk.build_trie(sequences[:, :, :1], size=4)
+
+
+@pytest.mark.parametrize("wrong", [pytest.param(w[1:], id=w[0]) for w in wrong_tries()])
+def test_the_oracle_rejects_what_is_no_trie(wrong):
+    """Negative controls."""
+    sequences, size, merge, got = wrong
+    if got[2].shape != sequences.shape:
+        got = (*got[:2], torch.cat([got[2], torch.full_like(got[2], -1)], -1), got[3])
+    with pytest.raises(AssertionError):
+        check_trie(sequences, size, merge, got)
+
+
+def test_a_trie_makes_room_for_every_token_by_default():
+    sequences = torch.arange(12).view(1, 3, 4)
+    trie = sk.build_trie(sequences)
+    assert trie.tokens.flatten().tolist() == list(range(12))
+    assert trie.num_nodes.tolist() == [12]
+
+
+@pytest.mark.parametrize("op", ["rerank_tree", "build_trie"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_sequence_is_the_same_alone_and_on_every_thread(name, op):
+    case = testing.cases(op)[0 if name == "triton" else -1]
+    *tensors, last = case.args() if op == "rerank_tree" else (case.args()[0], case.args()[1:])
+    rest = last if isinstance(last, tuple) else (last,)
+    run = checked(op, name)
+    torch.set_num_threads(1)
+    want = run(*tensors, *rest)
+    torch.set_num_threads(3)
+    many = [t.repeat(20, *[1] * (t.dim() - 1)) for t in tensors]
+    n = len(tensors[0])
+    got = run(*many, *rest) if name != "triton" else [torch.cat([t, t]) for t in want]
+    identical(op, [t[n : 2 * n] for t in got], want)
+    identical(op, run(*(t[1:2] for t in tensors), *rest), [t[1:2] for t in want])
+
+
+def layout_of_a_round(tokens, parents, scores, sequences, lengths, size):
+    """A re-ranked tree and a trie, each with its mask."""
+    chosen = sk.rerank_tree(tokens, parents, scores, size=size)
+    trie = sk.build_trie(sequences)
+    slots = 2 * size + 50
+    return (
+        *chosen, *sk.tree_attention(chosen.parents, lengths, slots=slots, window=7),
+        *trie, *sk.tree_attention(trie.parents, lengths, slots=slots),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_the_layout_of_a_round_compiles_as_one_graph_for_all_sizes(backend):
+    torch._dynamo.reset()
+    counter = torch._dynamo.testing.CompileCounterWithBackend(backend)
+    compiled = torch.compile(layout_of_a_round, fullgraph=True, backend=counter, dynamic=True)
+    frames = []
+    for b, m, k, length, size in ((3, 20, 4, 5, 9), (2, 33, 3, 6, 11), (5, 17, 6, 4, 8)):
+        g = torch.Generator().manual_seed(b)
+        args = (
+            torch.randint(0, 9, (b, m), generator=g), random_parents(b, m, g),
+            -torch.rand(b, m, generator=g), torch.randint(0, 3, (b, k, length), generator=g),
+            torch.randint(0, 30, (b,), generator=g), size,
+        )  # fmt: skip
+        for got, want in zip(compiled(*args), layout_of_a_round(*args), strict=True):
+            worst("output", got, want)
+        frames.append(counter.frame_count)
+    assert frames == frames[:1] * 3

@@ -35,3 +35,53 @@ def attention_oracle(parents, lengths, slots, window):
                 if slot < slots and (window == 0 or at > position - window):
                     mask[b, row, slot] = True
     return mask, positions
+
+
+def rerank_oracle(tokens, parents, scores, size):
+    """(tokens, parents, nodes), by sorting the nodes that may be taken."""
+    out = [t.new_full((len(tokens), size), -1) for t in (tokens, parents, parents)]
+    for b in range(len(tokens)):
+        ranked = []
+        for m in range(tokens.shape[1]):
+            way = path(parents, b, m)
+            score = min((float(scores[b, n]) for n in way), default=0.0)
+            there = all(tokens[b, n] >= 0 and scores[b, n] > -torch.inf for n in way)
+            if there:
+                ranked.append((-score, m))
+        chosen = sorted(m for _, m in sorted(ranked)[:size])
+        place = {-1: -1} | {m: i for i, m in enumerate(chosen)}
+        for m, i in place.items():
+            if m >= 0:
+                out[0][b, i] = tokens[b, m]
+                out[1][b, i] = place[parent(parents, b, m)]
+                out[2][b, i] = m
+    return out
+
+
+def check_trie(sequences, size, merge, got):
+    """What a prefix tree of the sequences is, said of its outputs; fails where one is not true."""
+    tokens, parents, nodes, num_nodes = got
+    for b in range(len(sequences)):
+        count = int(num_nodes[b])
+        first = list(dict.fromkeys(int(n) for n in nodes[b].flatten() if n >= 0))
+        assert first == list(range(count)), "nodes are numbered in order of first appearance"
+        assert (tokens[b, count:] == -1).all(), "tokens are -1 behind the last node"
+        assert (parents[b, count:] == -1).all(), "parents are -1 behind the last node"
+        texts = [tuple(int(tokens[b, i]) for i in reversed(path(parents, b, n))) for n in first]
+        assert not merge or len(set(texts)) == count, "one node for what has one prefix"
+        used = 0
+        for k, sequence in enumerate(sequences[b].tolist()):
+            length = sequence.index(-1) if -1 in sequence else len(sequence)
+            row = [int(n) for n in nodes[b, k]]
+            kept = row.index(-1) if -1 in row else len(row)
+            assert set(row[kept:]) <= {-1}, "nothing follows a token without a node"
+            for j in range(kept):
+                assert texts[row[j]] == tuple(sequence[: j + 1]), "a node spells its prefix"
+            if not merge:
+                assert row[:kept] == list(range(used, used + kept)), "a chain of its own"
+            used = max([used, *(n + 1 for n in row)])
+            if kept < length:
+                assert used == size, "a token has no node although there is room"
+                known = {texts[n] for n in range(used)}
+                assert not merge or tuple(sequence[: kept + 1]) not in known, "its node is there"
+            assert kept <= length, "a node behind the end"

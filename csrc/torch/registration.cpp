@@ -35,6 +35,12 @@ STABLE_TORCH_LIBRARY(specdec_kernels, m) {
   m.def(
       "tree_attention(Tensor parents, Tensor lengths, SymInt slots, int window) -> "
       "(Tensor mask, Tensor positions)");
+  m.def(
+      "rerank_tree(Tensor tokens, Tensor parents, Tensor scores, SymInt size) -> "
+      "(Tensor tokens_out, Tensor parents_out, Tensor nodes)");
+  m.def(
+      "build_trie(Tensor sequences, SymInt size, bool merge) -> "
+      "(Tensor tokens, Tensor parents, Tensor nodes, Tensor num_nodes)");
   m.def("built_with_cuda() -> bool");
   m.def("cpu_capability() -> str");
   m.def("set_cuda_schedule(str schedule, int team) -> ()");
@@ -46,6 +52,8 @@ STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CPU, m) {
   m.impl("kv_append_", TORCH_BOX(&specdec::kv_append_));
   m.impl("kv_truncate_", TORCH_BOX(&specdec::kv_truncate_));
   m.impl("tree_attention", TORCH_BOX(&specdec::tree_attention));
+  m.impl("rerank_tree", TORCH_BOX(&specdec::rerank_tree));
+  m.impl("build_trie", TORCH_BOX(&specdec::build_trie));
 }
 
 #ifdef SPECDEC_WITH_CUDA

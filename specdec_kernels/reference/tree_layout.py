@@ -41,3 +41,57 @@ def tree_attention(
     if window:
         mask &= key_positions[:, None] > positions[..., None] - window
     return mask, positions
+
+
+def rerank_tree(
+    tokens: Tensor, parents: Tensor, scores: Tensor, size: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Specification of `specdec_kernels::rerank_tree`."""
+    _checks.rerank_tree(tokens, parents, scores, size)
+    b, m = tokens.shape
+    above = valid_parents(parents)
+    score = torch.where((tokens < 0) | scores.isnan(), -torch.inf, scores)
+    for i in range(m):
+        of_parent = score.gather(1, above[:, i : i + 1].clamp(min=0))[:, 0]
+        of_parent = torch.where(above[:, i] < 0, torch.inf, of_parent)
+        score[:, i] = torch.minimum(score[:, i], of_parent)
+    ranked, order = score.sort(descending=True, stable=True)
+    nodes = torch.where(ranked > -torch.inf, order, m)[:, :size].sort().values
+    nodes = torch.cat([nodes, nodes.new_full((b, size - nodes.shape[1]), m)], 1)
+    chosen = torch.zeros(b, m + 1, dtype=torch.int64).scatter_(1, nodes, 1)[:, :m]
+    place = torch.nn.functional.pad(chosen.cumsum(1) - 1, (0, 1), value=-1)  # of none: -1
+
+    def pick(of_nodes: Tensor) -> Tensor:
+        return torch.nn.functional.pad(of_nodes, (0, 1), value=-1).gather(1, nodes)
+
+    up = pick(above)
+    return (
+        pick(tokens),
+        place.gather(1, torch.where(up < 0, m, up)).to(parents.dtype),
+        torch.where(nodes < m, nodes, -1).to(parents.dtype),
+    )
+
+
+def build_trie(sequences: Tensor, size: int, merge: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Specification of `specdec_kernels::build_trie`."""
+    _checks.build_trie(sequences, size)
+    b = sequences.shape[0]
+    tokens = sequences.new_full((b, size), -1)
+    parents = torch.full((b, size), -1, dtype=torch.int32)
+    nodes = torch.full(sequences.shape, -1, dtype=torch.int32)
+    num_nodes = torch.zeros(b, dtype=torch.int32)
+    for i in range(b):
+        node_of: dict[tuple[int, ...], int] = {}
+        for k, sequence in enumerate(sequences[i].tolist()):
+            node = -1
+            for j, token in enumerate(sequence):
+                prefix = tuple(sequence[: j + 1]) if merge else (k, j)
+                if token < 0 or (prefix not in node_of and len(node_of) == size):
+                    break
+                if prefix not in node_of:
+                    n = node_of[prefix] = len(node_of)
+                    tokens[i, n], parents[i, n] = token, node
+                node = node_of[prefix]
+                nodes[i, k, j] = node
+        num_nodes[i] = len(node_of)
+    return tokens, parents, nodes, num_nodes

@@ -50,6 +50,34 @@ struct TreeAttentionParams {
   int64_t window;  // 0: every key
 };
 
+struct RerankTreeParams {
+  Ids tokens;           // [B, M]
+  Ids parents;          // [B, M]
+  const float* scores;  // [B, M]
+  int64_t score_stride_sequence, score_stride;
+  IdsOut out_tokens;   // [B, size]
+  IdsOut out_parents;  // [B, size]
+  IdsOut nodes;        // [B, size], among the candidates
+  int64_t batch;
+  int64_t candidates;
+  int64_t size;
+};
+
+struct BuildTrieParams {
+  Ids sequences;       // [B, K, L]
+  IdsOut tokens;       // [B, size]
+  int32_t* parents;    // [B, size]
+  int32_t* nodes;      // [B, K, L]
+  int32_t* num_nodes;  // [B]
+  int64_t batch;
+  int64_t branches;  // K
+  int64_t length;    // L
+  int64_t size;
+  bool merge;  // one node for what has one prefix
+};
+
 void tree_attention_cpu(const TreeAttentionParams& p, const Parallel& parallel);
+void rerank_tree_cpu(const RerankTreeParams& p, const Parallel& parallel);
+void build_trie_cpu(const BuildTrieParams& p, const Parallel& parallel);
 
 }  // namespace specdec
