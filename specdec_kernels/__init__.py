@@ -2,6 +2,7 @@
 
 from specdec_kernels._ops import cpu_capability, has_cuda_kernels, providers
 from specdec_kernels.chain import DraftMap, SampledDraft, SparseDraft, Verdict, verify_chain
+from specdec_kernels.expand_tree import Expansion, expand_tree
 from specdec_kernels.kv import kv_append_, kv_truncate_
 from specdec_kernels.sample import Sampled, sample
 from specdec_kernels.tree_layout import (
@@ -17,6 +18,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "DraftMap",
+    "Expansion",
     "RankedTree",
     "Sampled",
     "SampledDraft",
@@ -26,6 +28,7 @@ __all__ = [
     "Verdict",
     "build_trie",
     "cpu_capability",
+    "expand_tree",
     "has_cuda_kernels",
     "kv_append_",
     "kv_truncate_",

@@ -34,6 +34,7 @@ _TRITON_ONLY = (
     "tree_attention",
     "rerank_tree",
     "build_trie",
+    "expand_tree",
 )
 OPS = ("sample", "verify_chain", "kv_append_", "kv_truncate_", *_TRITON_ONLY)
 

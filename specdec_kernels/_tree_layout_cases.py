@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Generator, Tensor
 
-from specdec_kernels._cases import Args, Case, sliced
+from specdec_kernels._cases import SHORT, Args, Case, sliced, zipf_logits
 
 i32, i64 = torch.int32, torch.int64
 
@@ -102,6 +102,40 @@ def trie_case(
     return Case("build_trie", "-".join([*words, "merged" if merge else "apart", layout]), build)
 
 
+def expand_case(
+    b: int,
+    f: int,
+    v: int,
+    width: int,
+    dtype: torch.dtype = torch.float32,
+    *,
+    temperature: str = "one",
+    rows: str = "zipf",
+    layout: str = "dense",
+) -> Case:
+    """A case of `expand_tree`. rows: "zipf", "ties" (few distinct logits) or "faulty" (rows that
+    are not finite or partly -inf, absent nodes). temperature: "one", "warm", "zero" or "tensor"."""
+
+    def build(g: Generator) -> Args:
+        logits = zipf_logits(b * f, v, g).view(b, f, v)
+        scores = -3 * torch.rand(b, f, generator=g)
+        if rows == "ties":
+            logits, scores = logits.round(), torch.zeros(b, f)
+        if rows == "faulty":
+            flat = logits.view(b * f, v)
+            for i, value in enumerate((torch.nan, torch.inf, -torch.inf)):
+                flat[1 + i :: 7, v // 2] = value
+            flat[4::7], flat[5::7, 1:] = -torch.inf, -torch.inf
+            scores[:, f // 2] = -torch.inf
+        logits = _spread(logits.to(dtype), layout)
+        scalar = {"warm": 1.7, "zero": 0.0}.get(temperature, 1.0)
+        vector = torch.rand(b, generator=g) * (torch.rand(b, generator=g) < 0.8)
+        return logits, scores, width, vector if temperature == "tensor" else None, scalar
+
+    words = [f"B{b}", f"F{f}", f"V{v}", f"K{width}", SHORT[dtype], rows, temperature, layout]
+    return Case("expand_tree", "-".join(words), build, b * f, v)
+
+
 CASES: tuple[Case, ...] = (
     attention_case(3, 7, 20),
     attention_case(2, 7, 20, i32, window=4),
@@ -112,6 +146,21 @@ CASES: tuple[Case, ...] = (
     attention_case(2, 0, 5),
     attention_case(1, 1, 0),
     attention_case(2, 300, 517, i32),
+    expand_case(2, 3, 131, 4),
+    expand_case(2, 3, 131, 4, torch.bfloat16, layout="sliced"),
+    expand_case(3, 2, 517, 10, torch.float16, temperature="tensor"),
+    expand_case(2, 3, 67, 6, rows="ties", temperature="warm"),
+    expand_case(3, 5, 70, 8, rows="faulty"),
+    expand_case(2, 4, 70, 8, torch.bfloat16, rows="faulty", temperature="tensor"),
+    expand_case(2, 2, 5, 8, temperature="zero"),
+    expand_case(2, 3, 1, 1),
+    expand_case(1, 2, 1, 64),
+    expand_case(0, 3, 17, 4),
+    expand_case(1, 2, 4097, 3, torch.bfloat16),
+    expand_case(1, 1, 9001, 64),
+    expand_case(1, 2, 9001, 5, rows="ties"),
+    expand_case(1, 3, 131073, 10, torch.bfloat16),
+    expand_case(2, 8, 151936, 10, temperature="warm"),
     rerank_case(3, 13, 5),
     rerank_case(3, 13, 6, i32, levels=3, layout="transposed"),
     rerank_case(2, 9, 4, shape="faulty", levels=2, layout="sliced"),

@@ -8,7 +8,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specdec_kernels._checks import IDS, dtype_name, require, same_device, shape, vector
+from specdec_kernels._checks import (
+    IDS,
+    dtype_name,
+    require,
+    rows,
+    same_device,
+    sampling,
+    shape,
+    vector,
+)
+
+MAX_WIDTH = 64
 
 
 def ids(name: str, t: Tensor) -> None:
@@ -54,3 +65,21 @@ def build_trie(sequences: Tensor, size: int) -> None:
     require(sequences.dim() == 3, f"sequences must be [B, K, L], got {shape(sequences)}")
     ids("sequences", sequences)
     places(size)
+
+
+def expand_tree(
+    logits: Tensor, scores: Tensor, width: int, temperatures: Tensor | None, temperature: float
+) -> None:
+    require(logits.dim() == 3, f"logits must be [B, F, V], got {shape(logits)}")
+    rows("logits", logits)
+    b, f = logits.shape[:2]
+    require(f >= 1, f"logits must have a frontier of at least one node, got {shape(logits)}")
+    require(
+        scores.dim() == 2 and scores.shape == logits.shape[:2],
+        f"scores must be [B, F] = [{b}, {f}], got {shape(scores)}",
+    )
+    float32("scores", scores)
+    same_device("scores", scores, logits.device, "logits")
+    require(1 <= width <= MAX_WIDTH, f"width must be in [1, {MAX_WIDTH}], got {width}")
+    off = (None, 0, None, 1.0, None, 0.0)
+    sampling(b, logits.device, "logits", temperatures, temperature, *off)

@@ -15,6 +15,7 @@ OUTPUTS = {
     "verify_chain": ("tokens", "num_accepted", "status", "logprobs", "acceptance"),
     "tree_attention": ("mask", "positions"),
     "rerank_tree": ("tokens", "parents", "nodes"),
+    "expand_tree": ("tokens", "scores", "frontier"),
     "build_trie": ("tokens", "parents", "nodes", "num_nodes"),
 }
 # A draw lands on another token only if its uniform is this close to a step of the cdf.

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import torch
+from providers import worst
 
 
 def parent(parents, b, n):
@@ -85,3 +89,35 @@ def check_trie(sequences, size, merge, got):
                 known = {texts[n] for n in range(used)}
                 assert not merge or tuple(sequence[: kept + 1]) not in known, "its node is there"
             assert kept <= length, "a node behind the end"
+
+
+def check_expansion(args, got):
+    """Ids exactly; scores to rounding of float32; the frontier by the scores that were given."""
+    logits, before, width, temperatures, temperature = args
+    tokens, scores, frontier = got
+    b, f, v = logits.shape
+    assert (tokens.dtype, scores.dtype, frontier.dtype) == (torch.int64, torch.float32, torch.int64)
+    assert tokens.shape == scores.shape == (b, f, width)
+    for i in range(b):
+        t = temperature if temperatures is None else float(temperatures[i])
+        for j in range(f):
+            row = logits[i, j].double()
+            ranked = row.numpy()
+            order = np.lexsort((np.arange(v), -ranked))[:width]
+            t_here = 1.0 if t == 0 else float(np.float32(t))
+            sound = math.isfinite(before[i, j]) and math.isfinite(row.max())
+            if not (sound and math.isfinite(t) and t >= 0):
+                order = order[:0]
+            order = order[ranked[order] > -math.inf]
+            law = (row - row.max()) / t_here
+            law = (
+                float(before[i, j]) + law - math.log(float(law.exp().sum())) if len(order) else law
+            )
+            want = law[torch.from_numpy(order.copy())]
+            n = len(order)
+            assert tokens[i, j].tolist() == [*order, *[-1] * (width - n)], (i, j)
+            assert (scores[i, j, n:] == -math.inf).all(), (i, j)
+            worst(f"scores[{i}, {j}]", scores[i, j, :n].double(), want, atol=4e-6, rtol=1e-6)
+        flat = scores[i].flatten().tolist()
+        best = sorted(range(len(flat)), key=lambda n, flat=flat: (-flat[n], n))[:width]
+        assert frontier[i].tolist() == best, i

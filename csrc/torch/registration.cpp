@@ -3,6 +3,7 @@
 #include <torch/csrc/stable/library.h>
 
 #include "cpu/tile.h"
+#include "torch/expand_tree.h"
 #include "torch/kv.h"
 #include "torch/ops.h"
 #include "torch/provider.h"
@@ -41,6 +42,9 @@ STABLE_TORCH_LIBRARY(specdec_kernels, m) {
   m.def(
       "build_trie(Tensor sequences, SymInt size, bool merge) -> "
       "(Tensor tokens, Tensor parents, Tensor nodes, Tensor num_nodes)");
+  m.def(
+      "expand_tree(Tensor logits, Tensor scores, int width, Tensor? temperatures, "
+      "float temperature) -> (Tensor tokens, Tensor scores_out, Tensor frontier)");
   m.def("built_with_cuda() -> bool");
   m.def("cpu_capability() -> str");
   m.def("set_cuda_schedule(str schedule, int team) -> ()");
@@ -53,6 +57,7 @@ STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CPU, m) {
   m.impl("kv_truncate_", TORCH_BOX(&specdec::kv_truncate_));
   m.impl("tree_attention", TORCH_BOX(&specdec::tree_attention));
   m.impl("rerank_tree", TORCH_BOX(&specdec::rerank_tree));
+  m.impl("expand_tree", TORCH_BOX(&specdec::expand_tree));
   m.impl("build_trie", TORCH_BOX(&specdec::build_trie));
 }
 

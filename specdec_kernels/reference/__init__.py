@@ -4,6 +4,7 @@ Same signatures as the ops of `torch.ops.specdec_kernels`; CPU tensors. Slow and
 """
 
 from specdec_kernels.reference.chain import verify_chain
+from specdec_kernels.reference.expand_tree import expand_tree
 from specdec_kernels.reference.kv import kv_append_, kv_truncate_
 from specdec_kernels.reference.law import TAIL, Law, exponentials, philox, pick, uniform
 from specdec_kernels.reference.sample import sample
@@ -13,6 +14,7 @@ __all__ = [
     "TAIL",
     "Law",
     "build_trie",
+    "expand_tree",
     "exponentials",
     "kv_append_",
     "kv_truncate_",
