@@ -77,7 +77,7 @@ if _CUDA_PROVIDER == "triton":
         _triton.register("verify_chain")
 
 if _HAS_TRITON:
-    for _op in _TRITON_ONLY[:1]:
+    for _op in _TRITON_ONLY:
         _triton.register(_op)
 
 

@@ -16,7 +16,7 @@ from specdec_kernels import testing
 from specdec_kernels._tree_layout_cases import expand_case
 
 OP = "expand_tree"
-NAMES = ["reference", "cpp"]
+NAMES = [n for n in ("reference", "cpp", "triton") if n in testing.providers(OP)]
 
 
 def run(name, *args):

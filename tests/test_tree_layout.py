@@ -12,7 +12,7 @@ import specdec_kernels as sk
 from specdec_kernels import testing
 from specdec_kernels._tree_layout_cases import random_parents
 
-NAMES = [n for n in ("reference", "cpp") if n in testing.providers("tree_attention")]
+NAMES = [n for n in ("reference", "cpp", "triton") if n in testing.providers("tree_attention")]
 
 
 def checked(op, name):

@@ -18,6 +18,9 @@ MODULES = {
     "sample": "sample",
     "verify_chain": "chain",
     "tree_attention": "tree_layout",
+    "rerank_tree": "rerank_tree",
+    "build_trie": "build_trie",
+    "expand_tree": "expand_tree",
 }
 
 _libraries: dict[str, torch.library.Library] = {}
