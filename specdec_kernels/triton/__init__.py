@@ -18,8 +18,8 @@ MODULES = {
     "sample": "sample",
     "verify_chain": "chain",
     "tree_attention": "tree_layout",
-    "rerank_tree": "rerank_tree",
-    "build_trie": "build_trie",
+    "rerank_tree": "tree_layout",
+    "build_trie": "tree_layout",
     "expand_tree": "expand_tree",
 }
 

@@ -70,16 +70,16 @@ def used_temperature(temperatures, temperature, b):
     return tl.where(value == 0, 1.0, value)
 
 
-@triton.jit(do_not_specialize=["nodes", "tiles", "width"])
+@triton.jit(do_not_specialize=["num_nodes", "tiles", "width"])
 def expand_tiles(
-    logits, logits_stride_b, logits_stride_f, v, nodes, tiles, width, temperatures, temperature,
+    logits, logits_stride_b, logits_stride_f, v, num_nodes, tiles, width, temperatures, temperature,
     tops, sums, found, TILE: tl.constexpr, PLACES: tl.constexpr,
 ):  # fmt: skip
     """Grid (B * F, tiles): the maximum, the mass and the best entries of one tile."""
     r = tl.program_id(0).to(tl.int64)
     tile = tl.program_id(1)
-    b = r // nodes
-    row = logits + b * logits_stride_b + r % nodes * logits_stride_f
+    b = r // num_nodes
+    row = logits + b * logits_stride_b + r % num_nodes * logits_stride_f
     values = load_logits(row, tile, v, False, TILE)
     top = tl.max(values, 0)
     inv_t = inverse(used_temperature(temperatures, temperature, b))
@@ -93,16 +93,16 @@ def expand_tiles(
     tl.store(found + (r * tiles + tile) * width + place, best, mask=place < width)
 
 
-@triton.jit(do_not_specialize=["nodes", "tiles", "width"])
+@triton.jit(do_not_specialize=["num_nodes", "tiles", "width"])
 def expand_rows(
-    scores, score_stride_b, score_stride_f, nodes, tiles, width, temperatures, temperature,
+    scores, score_stride_b, score_stride_f, num_nodes, tiles, width, temperatures, temperature,
     tops, sums, found, out_tokens, out_scores,
     BLOCK: tl.constexpr, LOG_TILES: tl.constexpr, CHUNK: tl.constexpr, PLACES: tl.constexpr,
 ):  # fmt: skip
     """Grid (B * F,): the children of one node from those of its tiles."""
     r = tl.program_id(0).to(tl.int64)
-    b = r // nodes
-    before = tl.load(scores + b * score_stride_b + r % nodes * score_stride_f)
+    b = r // num_nodes
+    before = tl.load(scores + b * score_stride_b + r % num_nodes * score_stride_f)
     temp = used_temperature(temperatures, temperature, b)
     place = tl.arange(0, PLACES)
     token = tl.full([PLACES], -1, tl.int64)
