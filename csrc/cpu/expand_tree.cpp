@@ -1,6 +1,7 @@
 #include "specdec/expand_tree.h"
 
 #include <algorithm>
+#include <cfloat>
 #include <cmath>
 #include <numeric>
 #include <vector>
@@ -86,20 +87,37 @@ double log_sum(const RowScratch& scratch, float max, double temperature) {
   return std::log(total);
 }
 
-// Reads again only the blocks whose maximum is above what has been found before them.
-void find_largest(const RowView& row, const RowScratch& scratch, Largest& largest) {
-  constexpr int64_t kBlocks = kTile / kBlock;
-  for (int64_t t = 0; t < row.tiles(); ++t) {
-    if (!(scratch.maxima[t] > largest.floor())) continue;
-    const int64_t end = (row.tile_size(t) + kBlock - 1) / kBlock;
-    for (int64_t i = t * kBlocks; i < t * kBlocks + end; ++i) {
-      if (!(scratch.blocks[i] > largest.floor())) continue;
-      float buffer[kBlock];
-      const int64_t begin = i * kBlock, n = std::min(kBlock, row.vocab() - begin);
-      const float* block = row.read(begin, n, buffer);
-      for (int64_t j = 0; j < n; ++j) {
-        if (block[j] > largest.floor()) largest.take(block[j], begin + j);
-      }
+// A logit that at least `width` blocks reach, and few more: no less can be among the largest.
+float common_floor(const std::vector<float>& blocks, int64_t width, float max) {
+  const auto n = static_cast<int64_t>(blocks.size());
+  if (n < width) return -INFINITY;
+  float floor = -INFINITY;
+  uint32_t low = ordered_key(-FLT_MAX), high = ordered_key(max);
+  while (low < high) {
+    const uint32_t middle = low + (high - low + 1) / 2;
+    const int64_t reached = tile_kernels().count(blocks.data(), n, from_ordered_key(middle));
+    if (reached < width) {
+      high = middle - 1;
+      continue;
+    }
+    low = middle;
+    floor = from_ordered_key(middle);
+    if (reached <= 2 * width) break;
+  }
+  return floor;
+}
+
+// Reads again only the blocks that may hold one of the largest.
+void find_largest(const RowView& row, const RowScratch& scratch, float floor, Largest& largest) {
+  for (int64_t i = 0; i < static_cast<int64_t>(scratch.blocks.size()); ++i) {
+    if (!(scratch.blocks[i] >= floor && scratch.blocks[i] > largest.floor())) continue;
+    const int64_t begin = i * kBlock, n = std::min(kBlock, row.vocab() - begin);
+    float buffer[kBlock], values[kBlock];
+    int32_t tokens[kBlock];
+    const int64_t count = tile_kernels().gather(row.read(begin, n, buffer), n, begin,
+                                                std::max(floor, largest.floor()), values, tokens);
+    for (int64_t j = 0; j < count; ++j) {
+      if (values[j] > largest.floor()) largest.take(values[j], tokens[j]);
     }
   }
 }
@@ -122,7 +140,7 @@ void expand_node(const ExpandTreeParams& p, int64_t r, const Parallel& parallel,
   if (max == -INFINITY) return;
   const double total = log_sum(scratch, max, temperature);
   Largest largest(p.width);
-  find_largest(row, scratch, largest);
+  find_largest(row, scratch, common_floor(scratch.blocks, p.width, max), largest);
   for (int64_t j = 0; j < p.width && largest.token(j) >= 0; ++j) {
     const double gap = (static_cast<double>(largest.value(j)) - max) / temperature;
     const auto child = static_cast<float>(score + (gap - total));
