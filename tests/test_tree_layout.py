@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 import torch._dynamo.testing
@@ -242,19 +247,20 @@ def test_a_trie_makes_room_for_every_token_by_default():
 
 @pytest.mark.parametrize("op", ["rerank_tree", "build_trie"])
 @pytest.mark.parametrize("name", NAMES)
-def test_a_sequence_is_the_same_alone_and_on_every_thread(name, op):
+def test_batch_slot_and_threads_change_nothing(name, op):
     case = testing.cases(op)[0 if name == "triton" else -1]
-    *tensors, last = case.args() if op == "rerank_tree" else (case.args()[0], case.args()[1:])
-    rest = last if isinstance(last, tuple) else (last,)
-    run = checked(op, name)
+    args, run = case.args(), checked(op, name)
     torch.set_num_threads(1)
-    want = run(*tensors, *rest)
+    want = run(*args)
     torch.set_num_threads(3)
-    many = [t.repeat(20, *[1] * (t.dim() - 1)) for t in tensors]
-    n = len(tensors[0])
-    got = run(*many, *rest) if name != "triton" else [torch.cat([t, t]) for t in want]
-    identical(op, [t[n : 2 * n] for t in got], want)
-    identical(op, run(*(t[1:2] for t in tensors), *rest), [t[1:2] for t in want])
+
+    def chosen(rows):
+        return [a[rows] if torch.is_tensor(a) else a for a in args]
+
+    alone = torch.tensor([1])
+    identical(op, run(*chosen(alone)), [t[alone] for t in want])
+    order = torch.tensor([1, 0] if name == "triton" else [1, 0] * 40)
+    identical(op, run(*chosen(order)), [t[order] for t in want])
 
 
 def layout_of_a_round(tokens, parents, scores, sequences, lengths, size):
@@ -285,3 +291,18 @@ def test_the_layout_of_a_round_compiles_as_one_graph_for_all_sizes(backend):
             worst("output", got, want)
         frames.append(counter.frame_count)
     assert frames == frames[:1] * 3
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
+def test_the_tree_ops_on_the_device():
+    """Through Triton's compiler, in a process without its interpreter."""
+    here = Path(__file__).parent
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:randomly", here / "trees_on_device.py"],
+        env={**os.environ, "TRITON_INTERPRET": "0"},
+        cwd=here.parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-8000:]
