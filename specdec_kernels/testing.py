@@ -41,7 +41,7 @@ __all__ = [
 
 Op = Callable[..., Any]
 
-_TRITON = {"sample": "sample", "verify_chain": "chain"}
+_TRITON = {"sample": "sample", "verify_chain": "chain", "verify_tree": "tree"}
 
 
 def providers(op: str) -> dict[str, Op]:

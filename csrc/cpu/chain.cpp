@@ -38,8 +38,8 @@ class Sequence : SequenceView {
  private:
   void decide() {
     q_temperature_ = params_.temperature;
-    if (p_.reads_draft() && p_.draft_form == DraftForm::kSampled) {
-      q_temperature_ = p_.draft_temperatures ? p_.draft_temperatures[b_] : p_.draft_temperature;
+    if (p_.reads_draft() && p_.draft.form == DraftForm::kSampled) {
+      q_temperature_ = p_.draft.temperatures ? p_.draft.temperatures[b_] : p_.draft.temperature;
     }
     if (!params_.valid() || !(std::isfinite(q_temperature_) && q_temperature_ >= 0)) {
       status_ = kBadParameter;
@@ -233,7 +233,7 @@ class Sequence : SequenceView {
         }
       }
       chance(tau - 1, h);
-      if (coin(tau - 1) < h) break;
+      if (coin_of_block(tau - 1) < h) break;
     }
     p_.num_accepted[b_] = static_cast<int32_t>(tau);
     for (int64_t i = 0; i < tau; ++i) {
@@ -318,7 +318,9 @@ class Sequence : SequenceView {
   }
 
   DraftLaw draft_of(int64_t i, int64_t x) {
-    return draft_law(p_, b_, i, begin_, x, q_temperature_, parallel_, scratch_.draft);
+    const int64_t row = p_.draft.flat ? begin_ - b_ + i : i;
+    return draft_law(p_.draft, b_, row, b_ * p_.gamma + i, x, q_temperature_, parallel_,
+                     scratch_.draft);
   }
 
   // A row that holds the law is judged at the drafted token alone.

@@ -130,38 +130,37 @@ bool DraftLaw::rest(int64_t vocab, double& beyond) const {
   return true;
 }
 
-DraftLaw draft_law(const ChainParams& p, int64_t b, int64_t i, int64_t first_row, int64_t x,
+DraftLaw draft_law(const DraftSource& source, int64_t b, int64_t row, int64_t statistic, int64_t x,
                    float temperature, const Parallel& parallel, Scratch& scratch) {
   DraftLaw d;
   d.token = x;
-  if (p.draft_form == DraftForm::kPointMass || temperature == 0) return d;
-  d.form = p.draft_form;
-  const int64_t at = p.draft_ragged ? first_row - b + i : b * p.gamma + i;
-  if (p.draft_ragged && (at < 0 || at >= p.num_draft_rows)) {  // cu_rows is data
+  if (source.form == DraftForm::kPointMass || temperature == 0) return d;
+  d.form = source.form;
+  if (row < 0 || row >= source.num_rows) {  // which row it is may be data
     d.fault = true;
     return d;
   }
-  d.row = p.draft_ragged ? RowView(p.draft, 0, at, p.draft_vocab)
-                         : RowView(p.draft, b, i, p.draft_vocab);
-  d.columns = p.draft_columns;
-  d.ids_are_int64 = p.draft_ids_are_int64;
+  d.row = RowView(source.rows, source.flat ? 0 : b, row, source.vocab);
+  d.columns = source.columns;
+  d.ids_are_int64 = source.ids_are_int64;
   if (d.form == DraftForm::kSparse) {
     d.probs = true;
-    d.ids = static_cast<const char*>(p.draft_ids) + at * p.draft_vocab * (d.ids_are_int64 ? 8 : 4);
+    const int64_t at = source.flat ? row : b * source.num_rows + row;
+    d.ids = static_cast<const char*>(source.ids) + at * source.vocab * (d.ids_are_int64 ? 8 : 4);
     look_up_sparse(d, x);
     return d;
   }
   Law law;
   if (d.form == DraftForm::kSampled) {
-    const double total = p.draft_logsumexp[b * p.gamma + i];
-    law.threshold = p.draft_threshold[b * p.gamma + i];
+    const double total = source.logsumexp[statistic];
+    law.threshold = source.threshold[statistic];
     law.inv_t = inverse_temperature(temperature);
     d.fault = !std::isfinite(total) || std::isnan(law.threshold);
     // exp(d / T - total) about a point near the maximum, where float32 subtracts exactly.
     law.max = static_cast<float>(total / law.inv_t);
     law.log_sum = total - static_cast<double>(law.max) * law.inv_t;
     d.shape = law.shape();
-  } else if (p.kind == Kind::kProbs) {
+  } else if (source.kind == Kind::kProbs) {
     d.probs = true;
   } else {
     law = measure(d.row, {temperature, 0, 1.0f, 0.0f}, parallel, scratch);

@@ -1,7 +1,7 @@
 #pragma once
 // The draft's conditional Q of one row, on the target's vocabulary, whatever form it came in.
 #include "cpu/row.h"
-#include "specdec/chain.h"
+#include "specdec/draft.h"
 
 namespace specdec {
 
@@ -39,8 +39,9 @@ struct DraftLaw {
   double mass(int64_t token) const;
 };
 
-// Q of draft i of sequence b, at the drafted token x. `first_row`: of a ragged sequence.
-DraftLaw draft_law(const ChainParams& p, int64_t b, int64_t i, int64_t first_row, int64_t x,
+// Q at the drafted token x: row `row` of sequence b, or of all when the source is flat; `statistic`
+// is where what `sample` left behind of that row stands.
+DraftLaw draft_law(const DraftSource& source, int64_t b, int64_t row, int64_t statistic, int64_t x,
                    float temperature, const Parallel& parallel, Scratch& scratch);
 
 }  // namespace specdec

@@ -191,25 +191,26 @@ ChainParams ChainArguments::params(const ChainOutputs& out) {
   p.target = {target.const_data_ptr(), row_dtype(target), cu_rows ? 0 : target.stride(0),
               target.stride(cu_rows ? 0 : 1)};
   if (draft) {
-    p.draft_form = draft_ids         ? DraftForm::kSparse
+    p.draft.form = draft_ids         ? DraftForm::kSparse
                    : draft_logsumexp ? DraftForm::kSampled
                                      : DraftForm::kRows;
-    p.draft_ragged = ragged_draft();
-    p.draft_vocab = draft->size(draft->dim() - 1);
-    p.draft = {draft->const_data_ptr(), row_dtype(*draft), p.draft_ragged ? 0 : draft->stride(0),
-               draft->stride(p.draft_ragged ? 0 : 1)};
-    if (p.draft_ragged) p.num_draft_rows = draft->size(0);
+    p.draft.flat = ragged_draft();
+    p.draft.num_rows = draft->size(p.draft.flat ? 0 : 1);
+    p.draft.vocab = draft->size(draft->dim() - 1);
+    p.draft.rows = {draft->const_data_ptr(), row_dtype(*draft), p.draft.flat ? 0 : draft->stride(0),
+                    draft->stride(p.draft.flat ? 0 : 1)};
   }
+  p.draft.kind = p.kind;
   if (draft_ids) {
     draft_ids = dense(*draft_ids);
-    p.draft_ids = draft_ids->const_data_ptr();
-    p.draft_ids_are_int64 = draft_ids->scalar_type() == ScalarType::Long;
+    p.draft.ids = draft_ids->const_data_ptr();
+    p.draft.ids_are_int64 = draft_ids->scalar_type() == ScalarType::Long;
   }
-  p.draft_columns = pointer<int32_t>(draft_columns);
-  p.draft_logsumexp = pointer<double>(draft_logsumexp);
-  p.draft_threshold = pointer<float>(draft_threshold);
-  p.draft_temperatures = pointer<float>(draft_temperatures);
-  p.draft_temperature = static_cast<float>(draft_temperature);
+  p.draft.columns = pointer<int32_t>(draft_columns);
+  p.draft.logsumexp = pointer<double>(draft_logsumexp);
+  p.draft.threshold = pointer<float>(draft_threshold);
+  p.draft.temperatures = pointer<float>(draft_temperatures);
+  p.draft.temperature = static_cast<float>(draft_temperature);
   p.draft_tokens = draft_tokens.const_data_ptr();
   p.stride_token_sequence = draft_tokens.stride(0);
   p.stride_token = draft_tokens.stride(1);

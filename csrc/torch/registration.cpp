@@ -27,6 +27,7 @@ std::string cpu_capability() { return tile_kernels().isa; }
 STABLE_TORCH_LIBRARY(specdec_kernels, m) {
   m.def(specdec::kSampleSchema);
   m.def(specdec::kVerifyChainSchema);
+  m.def(specdec::kVerifyTreeSchema);
   m.def("kv_append_(Tensor(a!)[] caches, Tensor[] entries, Tensor positions) -> ()");
   m.def(
       "kv_truncate_(Tensor(a!)[] caches, Tensor(b!) lengths, Tensor new_lengths, "

@@ -7,6 +7,7 @@ from specdec_kernels.reference.chain import verify_chain
 from specdec_kernels.reference.kv import kv_append_, kv_truncate_
 from specdec_kernels.reference.law import TAIL, Law, exponentials, philox, pick, uniform
 from specdec_kernels.reference.sample import sample
+from specdec_kernels.reference.tree import verify_tree
 
 __all__ = [
     "TAIL",
@@ -19,4 +20,5 @@ __all__ = [
     "sample",
     "uniform",
     "verify_chain",
+    "verify_tree",
 ]
