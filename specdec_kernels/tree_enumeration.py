@@ -383,9 +383,7 @@ def _agrees(verify: TreeVerify, cells: _Cells, path: Tensor, tokens: Tensor) -> 
             rows.append(here)
             points.append(point)
     index = torch.cat(rows)
-    wrong = _differs(
-        verify(cells.drafts[index], torch.cat(points)), path[index], tokens[index]
-    )
+    wrong = _differs(verify(cells.drafts[index], torch.cat(points)), path[index], tokens[index])
     return not bool(wrong.any())
 
 
