@@ -16,22 +16,36 @@ from torch import Tensor
 
 from specdec_kernels.enumeration import RealizedLaw, Verify, enumerate_law, joint_law
 from specdec_kernels.estimates import AcceptanceEstimate, wilson_interval
+from specdec_kernels.tree_enumeration import (
+    RealizedTreeLaw,
+    TreeVerify,
+    Trials,
+    drawn_trees,
+    enumerate_tree_law,
+    lineage,
+)
 
 __all__ = [
     "AcceptanceEstimate",
     "RealizedLaw",
+    "RealizedTreeLaw",
+    "TreeVerify",
+    "Trials",
     "Verify",
     "acceptance_bound",
     "acceptance_rate",
     "accepted_law",
     "accepted_mass",
     "block_acceptance",
+    "drawn_trees",
     "enumerate_law",
+    "enumerate_tree_law",
     "expected_tokens",
     "filtered_law",
     "joint_law",
     "lenient_acceptance",
     "lenient_law",
+    "lineage",
     "match_acceptance",
     "mean_accepted",
     "operations_factor",
