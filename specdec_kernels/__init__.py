@@ -5,6 +5,7 @@ from specdec_kernels.chain import DraftMap, SampledDraft, SparseDraft, Verdict, 
 from specdec_kernels.expand_tree import Expansion, expand_tree
 from specdec_kernels.kv import kv_append_, kv_truncate_
 from specdec_kernels.sample import Sampled, sample
+from specdec_kernels.tree import Tree, TreeVerdict, verify_tree
 from specdec_kernels.tree_layout import (
     RankedTree,
     TreeAttention,
@@ -23,7 +24,9 @@ __all__ = [
     "Sampled",
     "SampledDraft",
     "SparseDraft",
+    "Tree",
     "TreeAttention",
+    "TreeVerdict",
     "Trie",
     "Verdict",
     "build_trie",
@@ -37,4 +40,5 @@ __all__ = [
     "sample",
     "tree_attention",
     "verify_chain",
+    "verify_tree",
 ]

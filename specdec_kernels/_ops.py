@@ -36,8 +36,14 @@ _TRITON_ONLY = (
     "build_trie",
     "expand_tree",
 )
-OPS = ("sample", "verify_chain", "kv_append_", "kv_truncate_", *_TRITON_ONLY)
-
+OPS = (
+    "sample",
+    "verify_chain",
+    "verify_tree",
+    "kv_append_",
+    "kv_truncate_",
+    *_TRITON_ONLY,
+)
 
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
 

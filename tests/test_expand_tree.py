@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch._dynamo.testing
 from providers import provider, worst
-from tree_cases import check_expansion
+from tree_layout_oracles import check_expansion
 
 import specdec_kernels as sk
 from specdec_kernels import testing

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch._dynamo.testing
 from providers import identical, provider, worst
-from tree_cases import attention_oracle, check_trie, path, rerank_oracle
+from tree_layout_oracles import attention_oracle, check_trie, path, rerank_oracle
 
 import specdec_kernels as sk
 from specdec_kernels import testing
@@ -298,7 +298,15 @@ def test_the_tree_ops_on_the_device():
     """Through Triton's compiler, in a process without its interpreter."""
     here = Path(__file__).parent
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:randomly", here / "trees_on_device.py"],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:randomly",
+            here / "tree_layout_on_device.py",
+        ],
         env={**os.environ, "TRITON_INTERPRET": "0"},
         cwd=here.parent,
         capture_output=True,

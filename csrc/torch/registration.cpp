@@ -29,6 +29,7 @@ std::string cpu_capability() { return tile_kernels().isa; }
 STABLE_TORCH_LIBRARY(specdec_kernels, m) {
   m.def(specdec::kSampleSchema);
   m.def(specdec::kVerifyChainSchema);
+  m.def(specdec::kVerifyTreeSchema);
   m.def("kv_append_(Tensor(a!)[] caches, Tensor[] entries, Tensor positions) -> ()");
   m.def(
       "kv_truncate_(Tensor(a!)[] caches, Tensor(b!) lengths, Tensor new_lengths, "
@@ -53,6 +54,7 @@ STABLE_TORCH_LIBRARY(specdec_kernels, m) {
 STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CPU, m) {
   m.impl("sample", TORCH_BOX(&specdec::sample));
   m.impl("verify_chain", TORCH_BOX(&specdec::verify_chain));
+  m.impl("verify_tree", TORCH_BOX(&specdec::verify_tree));
   m.impl("kv_append_", TORCH_BOX(&specdec::kv_append_));
   m.impl("kv_truncate_", TORCH_BOX(&specdec::kv_truncate_));
   m.impl("tree_attention", TORCH_BOX(&specdec::tree_attention));

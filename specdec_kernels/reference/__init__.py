@@ -8,6 +8,7 @@ from specdec_kernels.reference.expand_tree import expand_tree
 from specdec_kernels.reference.kv import kv_append_, kv_truncate_
 from specdec_kernels.reference.law import TAIL, Law, exponentials, philox, pick, uniform
 from specdec_kernels.reference.sample import sample
+from specdec_kernels.reference.tree import verify_tree
 from specdec_kernels.reference.tree_layout import build_trie, rerank_tree, tree_attention
 
 __all__ = [
@@ -25,4 +26,5 @@ __all__ = [
     "tree_attention",
     "uniform",
     "verify_chain",
+    "verify_tree",
 ]

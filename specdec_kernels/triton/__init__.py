@@ -17,6 +17,7 @@ __all__ = ["MODULES", "register"]
 MODULES = {
     "sample": "sample",
     "verify_chain": "chain",
+    "verify_tree": "tree",
     "tree_attention": "tree_layout",
     "rerank_tree": "tree_layout",
     "build_trie": "tree_layout",

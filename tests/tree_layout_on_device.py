@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 from providers import identical
-from tree_cases import check_expansion
+from tree_layout_oracles import check_expansion
 
 import specdec_kernels as sk
 from specdec_kernels import testing
