@@ -30,7 +30,18 @@ def _load() -> None:
 
 _load()
 
-OPS = ("sample", "verify_chain", "kv_append_", "kv_truncate_")
+# Bytes move: served by C++ and CUDA alone.
+CACHE_OPS = (
+    "kv_append_",
+    "kv_truncate_",
+    "kv_compact_",
+    "paged_compact_",
+)
+OPS = (
+    "sample",
+    "verify_chain",
+    *CACHE_OPS,
+)
 
 
 def has_cuda_kernels() -> bool:
@@ -75,6 +86,4 @@ def cpu_capability() -> str:
 def providers() -> dict[str, dict[str, str]]:
     """Op name -> device type -> provider ("cpp", "cuda", "triton" or "none")."""
     cache = "cuda" if has_cuda_kernels() else "none"
-    return {
-        op: {"cpu": "cpp", "cuda": cache if op.startswith("kv_") else _CUDA_PROVIDER} for op in OPS
-    }
+    return {op: {"cpu": "cpp", "cuda": cache if op in CACHE_OPS else _CUDA_PROVIDER} for op in OPS}

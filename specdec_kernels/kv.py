@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from specdec_kernels import _checks
+from specdec_kernels import _kv_checks
 
 
 def kv_append_(caches: Sequence[Tensor], entries: Sequence[Tensor], positions: Tensor) -> None:
@@ -56,11 +56,41 @@ def kv_truncate_(
     torch.ops.specdec_kernels.kv_truncate_.default(list(caches), lengths, new_lengths, zero_fill)
 
 
+def kv_compact_(caches: Sequence[Tensor], base: Tensor, path: Tensor) -> None:
+    """Move the accepted path of a token tree to the end of the committed prefix.
+
+    The token in slot `base[b] + path[b, j]` moves to slot `base[b] + j`, in order; what is in place
+    already is not touched, and slots behind the path keep what they hold. A path ends at the first
+    entry that is negative or not larger than the one before it, or whose slot lies outside [0, S).
+
+    Args:
+        caches: tensors [B, H, S, D] (keys, values, scales, of any layers; H, S, D and the dtype may
+            differ), any dtype; the last dimension contiguous, changed in place.
+        base: [B] int64, the slot of node 0, the root of the tree.
+        path: [B, P] int32 or int64, node ids in increasing order, then -1, as `verify_tree` returns
+            them.
+
+    Raises:
+        RuntimeError: a shape, dtype or device that does not fit, with its name and value.
+
+    >>> cache = torch.arange(6.0).view(1, 1, 6, 1)
+    >>> kv_compact_([cache], torch.tensor([1]), torch.tensor([[0, 2, 4, -1]]))
+    >>> cache.flatten()
+    tensor([0., 1., 3., 5., 4., 5.])
+    """
+    torch.ops.specdec_kernels.kv_compact_.default(list(caches), base, path)
+
+
 @torch.library.register_fake("specdec_kernels::kv_append_")
 def _(caches: Sequence[Tensor], entries: Sequence[Tensor], positions: Tensor) -> None:
-    _checks.kv_append_(caches, entries, positions)
+    _kv_checks.kv_append_(caches, entries, positions)
 
 
 @torch.library.register_fake("specdec_kernels::kv_truncate_")
 def _(caches: Sequence[Tensor], lengths: Tensor, new_lengths: Tensor, zero_fill: bool) -> None:
-    _checks.kv_truncate_(caches, lengths, new_lengths)
+    _kv_checks.kv_truncate_(caches, lengths, new_lengths)
+
+
+@torch.library.register_fake("specdec_kernels::kv_compact_")
+def _(caches: Sequence[Tensor], base: Tensor, path: Tensor) -> None:
+    _kv_checks.kv_compact_(caches, base, path)

@@ -31,6 +31,8 @@ STABLE_TORCH_LIBRARY(specdec_kernels, m) {
   m.def(
       "kv_truncate_(Tensor(a!)[] caches, Tensor(b!) lengths, Tensor new_lengths, "
       "bool zero_fill) -> ()");
+  m.def("kv_compact_(Tensor(a!)[] caches, Tensor base, Tensor path) -> ()");
+  m.def("paged_compact_(Tensor(a!)[] caches, Tensor block_tables, Tensor base, Tensor path) -> ()");
   m.def("built_with_cuda() -> bool");
   m.def("cpu_capability() -> str");
   m.def("set_cuda_schedule(str schedule, int team) -> ()");
@@ -41,6 +43,8 @@ STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CPU, m) {
   m.impl("verify_chain", TORCH_BOX(&specdec::verify_chain));
   m.impl("kv_append_", TORCH_BOX(&specdec::kv_append_));
   m.impl("kv_truncate_", TORCH_BOX(&specdec::kv_truncate_));
+  m.impl("kv_compact_", TORCH_BOX(&specdec::kv_compact_));
+  m.impl("paged_compact_", TORCH_BOX(&specdec::paged_compact_));
 }
 
 #ifdef SPECDEC_WITH_CUDA
@@ -49,6 +53,8 @@ STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CUDA, m) {
   m.impl("verify_chain", TORCH_BOX(&specdec::verify_chain));
   m.impl("kv_append_", TORCH_BOX(&specdec::kv_append_));
   m.impl("kv_truncate_", TORCH_BOX(&specdec::kv_truncate_));
+  m.impl("kv_compact_", TORCH_BOX(&specdec::kv_compact_));
+  m.impl("paged_compact_", TORCH_BOX(&specdec::paged_compact_));
 }
 #endif
 

@@ -4,8 +4,13 @@ Same signatures as the ops of `torch.ops.specdec_kernels`; CPU tensors. Slow and
 """
 
 from specdec_kernels.reference.chain import verify_chain
-from specdec_kernels.reference.kv import kv_append_, kv_truncate_
+from specdec_kernels.reference.kv import (
+    kv_append_,
+    kv_compact_,
+    kv_truncate_,
+)
 from specdec_kernels.reference.law import TAIL, Law, exponentials, philox, pick, uniform
+from specdec_kernels.reference.paged import paged_compact_
 from specdec_kernels.reference.sample import sample
 
 __all__ = [
@@ -13,7 +18,9 @@ __all__ = [
     "Law",
     "exponentials",
     "kv_append_",
+    "kv_compact_",
     "kv_truncate_",
+    "paged_compact_",
     "philox",
     "pick",
     "sample",

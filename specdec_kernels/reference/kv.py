@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
-from specdec_kernels import _checks
+from specdec_kernels import _kv_checks
 
 
 def kv_append_(caches: Sequence[Tensor], entries: Sequence[Tensor], positions: Tensor) -> None:
     """Specification of `specdec_kernels::kv_append_`."""
-    _checks.kv_append_(caches, entries, positions)
+    _kv_checks.kv_append_(caches, entries, positions)
     for cache, new in zip(caches, entries, strict=True):
         for b in range(cache.shape[0]):
             for j in range(new.shape[2]):
@@ -24,10 +24,29 @@ def kv_truncate_(
     caches: Sequence[Tensor], lengths: Tensor, new_lengths: Tensor, zero_fill: bool
 ) -> None:
     """Specification of `specdec_kernels::kv_truncate_`."""
-    _checks.kv_truncate_(caches, lengths, new_lengths)
+    _kv_checks.kv_truncate_(caches, lengths, new_lengths)
     for b in range(lengths.shape[0]):
         old = int(lengths[b])
         new = max(0, min(old, int(new_lengths[b])))
         lengths[b] = new
         for cache in caches if zero_fill else ():
             cache[b, :, new : max(old, 0)] = 0
+
+
+def path_moves(base: int, path: list[int], slots: int) -> Iterator[tuple[int, int]]:
+    """(from, to) of each token of an accepted path, up to the first entry that is none."""
+    last = -1
+    for j, node in enumerate(path):
+        if node <= last or not 0 <= base < slots - node:
+            return
+        yield base + node, base + j
+        last = node
+
+
+def kv_compact_(caches: Sequence[Tensor], base: Tensor, path: Tensor) -> None:
+    """Specification of `specdec_kernels::kv_compact_`."""
+    _kv_checks.kv_compact_(caches, base, path)
+    for cache in caches:
+        for b in range(cache.shape[0]):
+            for source, to in path_moves(int(base[b]), path[b].tolist(), cache.shape[2]):
+                cache[b, :, to] = cache[b, :, source]
