@@ -5,10 +5,15 @@ from specdec_kernels.chain import DraftMap, SampledDraft, SparseDraft, Verdict, 
 from specdec_kernels.kv import (
     kv_append_,
     kv_compact_,
+    kv_realign_,
     kv_truncate_,
+    ring_truncate_,
+    state_select_,
 )
 from specdec_kernels.paged import (
+    Freed,
     paged_compact_,
+    paged_truncate_,
 )
 from specdec_kernels.sample import Sampled, sample
 
@@ -16,6 +21,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "DraftMap",
+    "Freed",
     "Sampled",
     "SampledDraft",
     "SparseDraft",
@@ -24,9 +30,13 @@ __all__ = [
     "has_cuda_kernels",
     "kv_append_",
     "kv_compact_",
+    "kv_realign_",
     "kv_truncate_",
     "paged_compact_",
+    "paged_truncate_",
     "providers",
+    "ring_truncate_",
     "sample",
+    "state_select_",
     "verify_chain",
 ]

@@ -116,3 +116,52 @@ def paged_compact_case(
 
     name = f"B{b}-M{m}-{size}-P{p}-{_name(dtype)}-{_name(id_dtype)}-{layout}"
     return Case("paged_compact_", name, build)
+
+
+def paged_truncate_case(b: int, m: int, size: int, *, layout: str = "dense") -> Case:
+    """A case of `paged_truncate_`: cuts across several block edges, tables with -1 in them."""
+
+    def build(g: Generator) -> Args:
+        tables = _blocks(b, m, g)
+        lengths = torch.randint(-1, m * size + 3, (b,), generator=g)
+        new = lengths - torch.randint(-2, 3 * size, (b,), generator=g)
+        if layout == "sliced":
+            tables, lengths = sliced(tables), spaced(lengths)
+        return tables, lengths, new, size
+
+    return Case("paged_truncate_", f"B{b}-M{m}-{size}-{layout}", build)
+
+
+def realign_case(
+    b: int, s: int, dtype: torch.dtype = torch.float32, *, fill: bool, layout: str = "dense"
+) -> Case:
+    """A case of `kv_realign_`: both directions, some of it outside [0, S)."""
+
+    def build(g: Generator) -> Args:
+        starts = torch.randint(-2, s, (b,), generator=g)
+        lengths = torch.randint(0, s + 1, (b,), generator=g)
+        shifts = torch.randint(-s // 2, s // 2 + 1, (b,), generator=g)
+        return _caches(3, b, s, dtype, layout, g), starts, lengths, shifts, fill
+
+    name = f"B{b}-S{s}-{_name(dtype)}-{'fill' if fill else 'keep'}-{layout}"
+    return Case("kv_realign_", name, build)
+
+
+def ring_case(
+    b: int,
+    s: int,
+    window: int,
+    dtype: torch.dtype = torch.float32,
+    *,
+    fill: bool,
+    layout: str = "dense",
+) -> Case:
+    """A case of `ring_truncate_`: rings that went round and some that did not."""
+
+    def build(g: Generator) -> Args:
+        lengths = torch.randint(0, 4 * s, (b,), generator=g)
+        new = lengths - torch.randint(-1, s + 3, (b,), generator=g)
+        return _caches(3, b, s, dtype, layout, g), lengths, new, window, fill
+
+    name = f"B{b}-S{s}-W{window}-{_name(dtype)}-{'fill' if fill else 'keep'}-{layout}"
+    return Case("ring_truncate_", name, build)

@@ -114,3 +114,53 @@ def paged_compact_(
     _path(path, b, base.device)
     block_table(block_tables, b, base.device, "base")
     paged_caches(cache_list, base.device)
+
+
+def paged_truncate_(
+    block_tables: Tensor, lengths: Tensor, new_lengths: Tensor, block_size: int
+) -> None:
+    b = batch("lengths", lengths)
+    vector("new_lengths", new_lengths, b, torch.int64, lengths.device, "lengths")
+    block_table(block_tables, b, lengths.device, "lengths")
+    require(block_size >= 1, f"block_size must be at least 1, got {block_size}")
+
+
+def kv_realign_(
+    cache_list: Sequence[Tensor], starts: Tensor, lengths: Tensor, shifts: Tensor
+) -> None:
+    b = batch("starts", starts)
+    vector("lengths", lengths, b, torch.int64, starts.device, "starts")
+    vector("shifts", shifts, b, torch.int64, starts.device, "starts")
+    caches("caches", cache_list, b, starts.device, "starts")
+
+
+def ring_truncate_(
+    cache_list: Sequence[Tensor], lengths: Tensor, new_lengths: Tensor, window: int
+) -> None:
+    b = batch("lengths", lengths)
+    vector("new_lengths", new_lengths, b, torch.int64, lengths.device, "lengths")
+    caches("caches", cache_list, b, lengths.device, "lengths")
+    require(window >= 1, f"window must be at least 1, got {window}")
+    for i, t in enumerate(cache_list):
+        require(
+            window <= t.shape[2],
+            f"window must be at most the slots of caches[{i}], {t.shape[2]}, got {window}",
+        )
+
+
+def state_select_(states: Sequence[Tensor], index: Tensor) -> None:
+    """Traced where the function is compiled: a message is built only where it is raised."""
+    if index.dim() != 1:
+        raise RuntimeError(f"index must be [B], got {shape(index)}")
+    if index.dtype not in IDS:
+        raise RuntimeError(f"index must be int32 or int64, got {dtype_name(index.dtype)}")
+    b = index.shape[0]
+    for i, t in enumerate(states):
+        if t.dim() < 2 or t.shape[0] != b:
+            raise RuntimeError(f"states[{i}] must be [B, S, ...] with B = {b}, got {shape(t)}")
+        if t.numel() > 0 and not t[0, 0].is_contiguous():
+            raise RuntimeError(
+                f"states[{i}] must have contiguous trailing dimensions, got {t.stride()}"
+            )
+        if t.device != index.device:
+            same_device(f"states[{i}]", t, index.device, "index")

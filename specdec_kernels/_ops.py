@@ -36,6 +36,9 @@ CACHE_OPS = (
     "kv_truncate_",
     "kv_compact_",
     "paged_compact_",
+    "paged_truncate_",
+    "kv_realign_",
+    "ring_truncate_",
 )
 OPS = (
     "sample",

@@ -26,6 +26,9 @@ from specdec_kernels._kv_case import (
     append_case,
     compact_case,
     paged_compact_case,
+    paged_truncate_case,
+    realign_case,
+    ring_case,
     truncate_case,
 )
 
@@ -38,7 +41,10 @@ __all__ = [
     "compact_case",
     "noisy_draft",
     "paged_compact_case",
+    "paged_truncate_case",
     "providers",
+    "realign_case",
+    "ring_case",
     "sample_case",
     "sliced",
     "truncate_case",
@@ -203,6 +209,21 @@ CASES: tuple[Case, ...] = (
     paged_compact_case(0, 2, 4, 3),
     paged_compact_case(2, 0, 4, 3),
     paged_compact_case(2, 2, 4, 0),
+    paged_truncate_case(5, 6, 4),
+    paged_truncate_case(4, 40, 3, layout="sliced"),
+    paged_truncate_case(3, 5, 1),
+    paged_truncate_case(0, 5, 4),
+    paged_truncate_case(3, 0, 4),
+    realign_case(6, 9, fill=False),
+    realign_case(6, 9, fill=True),
+    realign_case(5, 7, bf16, fill=True, layout="sliced"),
+    realign_case(4, 6, torch.int8, fill=False),
+    realign_case(0, 6, fill=True),
+    ring_case(6, 7, 3, fill=True),
+    ring_case(6, 7, 7, fill=False),
+    ring_case(5, 6, 4, bf16, fill=True, layout="sliced"),
+    ring_case(4, 5, 1, torch.int8, fill=True),
+    ring_case(0, 6, 4, fill=True),
 )
 
 

@@ -3,9 +3,6 @@
 namespace specdec {
 namespace {
 
-// How many slots truncation drops is known on the device alone; a round drops a few.
-constexpr int64_t kTypicalDrop = 8;
-
 // Grid: x over the lanes of one sequence, y over caches, z over sequences.
 template <int Capacity>
 __global__ void __launch_bounds__(kThreads)
@@ -74,7 +71,7 @@ int kv_append_cuda(const KvAppendParams& p, void* stream) {
 int kv_truncate_cuda(const KvTruncateParams& p, void* stream) {
   if (p.batch == 0) return cudaSuccess;
   if (p.zero_fill) {
-    const auto rows = [](const KvTensor& t) { return std::min(t.slots, kTypicalDrop); };
+    const auto rows = [](const KvTensor& t) { return std::min(t.slots, kTypicalRows); };
     const KvVector<const int64_t> lengths = {p.lengths.data, p.lengths.stride};
     const cudaError_t status =
         p.num_tensors <= kSmallTable

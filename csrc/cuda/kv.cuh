@@ -12,6 +12,10 @@ constexpr int kThreads = 256;
 // Enough blocks for any device; what is left over, the grid-stride loop takes.
 constexpr int64_t kMaxBlocksPerSequence = 1024;
 constexpr int64_t kMaxGridZ = 65535;
+// How many slots are dropped or left is known on the device alone; a round drops a few.
+constexpr int64_t kTypicalRows = 8;
+// Tokens that a thread holds at once: their loads do not wait for one another.
+constexpr int kHeld = 4;
 
 struct Job {
   KvTensor tensor;

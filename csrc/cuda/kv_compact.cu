@@ -4,9 +4,6 @@
 namespace specdec {
 namespace {
 
-// Tokens that a thread holds at once: their loads do not wait for one another.
-constexpr int kHeld = 4;
-
 // Moves one lane of every token of a path. To load ahead of the stores is safe, because no slot is
 // read after it was written.
 template <class Lane, class Slots>

@@ -27,12 +27,13 @@ std::string cpu_capability() { return tile_kernels().isa; }
 STABLE_TORCH_LIBRARY(specdec_kernels, m) {
   m.def(specdec::kSampleSchema);
   m.def(specdec::kVerifyChainSchema);
-  m.def("kv_append_(Tensor(a!)[] caches, Tensor[] entries, Tensor positions) -> ()");
-  m.def(
-      "kv_truncate_(Tensor(a!)[] caches, Tensor(b!) lengths, Tensor new_lengths, "
-      "bool zero_fill) -> ()");
-  m.def("kv_compact_(Tensor(a!)[] caches, Tensor base, Tensor path) -> ()");
-  m.def("paged_compact_(Tensor(a!)[] caches, Tensor block_tables, Tensor base, Tensor path) -> ()");
+  m.def(specdec::kKvAppendSchema);
+  m.def(specdec::kKvTruncateSchema);
+  m.def(specdec::kKvCompactSchema);
+  m.def(specdec::kPagedCompactSchema);
+  m.def(specdec::kPagedTruncateSchema);
+  m.def(specdec::kKvRealignSchema);
+  m.def(specdec::kRingTruncateSchema);
   m.def("built_with_cuda() -> bool");
   m.def("cpu_capability() -> str");
   m.def("set_cuda_schedule(str schedule, int team) -> ()");
@@ -45,6 +46,9 @@ STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CPU, m) {
   m.impl("kv_truncate_", TORCH_BOX(&specdec::kv_truncate_));
   m.impl("kv_compact_", TORCH_BOX(&specdec::kv_compact_));
   m.impl("paged_compact_", TORCH_BOX(&specdec::paged_compact_));
+  m.impl("paged_truncate_", TORCH_BOX(&specdec::paged_truncate_));
+  m.impl("kv_realign_", TORCH_BOX(&specdec::kv_realign_));
+  m.impl("ring_truncate_", TORCH_BOX(&specdec::ring_truncate_));
 }
 
 #ifdef SPECDEC_WITH_CUDA
@@ -55,6 +59,9 @@ STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CUDA, m) {
   m.impl("kv_truncate_", TORCH_BOX(&specdec::kv_truncate_));
   m.impl("kv_compact_", TORCH_BOX(&specdec::kv_compact_));
   m.impl("paged_compact_", TORCH_BOX(&specdec::paged_compact_));
+  m.impl("paged_truncate_", TORCH_BOX(&specdec::paged_truncate_));
+  m.impl("kv_realign_", TORCH_BOX(&specdec::kv_realign_));
+  m.impl("ring_truncate_", TORCH_BOX(&specdec::ring_truncate_));
 }
 #endif
 

@@ -7,10 +7,12 @@ from specdec_kernels.reference.chain import verify_chain
 from specdec_kernels.reference.kv import (
     kv_append_,
     kv_compact_,
+    kv_realign_,
     kv_truncate_,
+    ring_truncate_,
 )
 from specdec_kernels.reference.law import TAIL, Law, exponentials, philox, pick, uniform
-from specdec_kernels.reference.paged import paged_compact_
+from specdec_kernels.reference.paged import paged_compact_, paged_truncate_
 from specdec_kernels.reference.sample import sample
 
 __all__ = [
@@ -19,10 +21,13 @@ __all__ = [
     "exponentials",
     "kv_append_",
     "kv_compact_",
+    "kv_realign_",
     "kv_truncate_",
     "paged_compact_",
+    "paged_truncate_",
     "philox",
     "pick",
+    "ring_truncate_",
     "sample",
     "uniform",
     "verify_chain",
