@@ -21,10 +21,6 @@ struct Taken {
   double at(int64_t token) const;
   // Sums `rest`; false if the row is no law.
   bool sum_rest(int64_t vocab, const Parallel& parallel, std::vector<float>& sums);
-
- private:
-  double beyond_tried(int64_t vocab, double beyond) const;
-  friend class Left;
 };
 
 // Reused from point to point: [tiles] each.
