@@ -145,6 +145,19 @@ class Sequence : TreeView {
     }
     return kept;
   }
+  // Of those of one parent and one law, which were drawn together.
+  const std::vector<int64_t>& distinct_draws() {
+    std::vector<int64_t>& kept = scratch_.distinct;
+    kept.clear();
+    for (int64_t n : scratch_.children) {
+      const bool again = std::any_of(kept.begin(), kept.end(), [&](int64_t m) {
+        return token(m) == token(n) && nodes_.parents[m] == nodes_.parents[n] &&
+               law_row(m) == law_row(n);
+      });
+      if (!again) kept.push_back(n);
+    }
+    return kept;
+  }
   int64_t find(const std::vector<int64_t>& nodes, int64_t x) const {
     for (int64_t n : nodes) {
       if (token(n) == x) return n;
@@ -206,7 +219,7 @@ class Sequence : TreeView {
     const bool replaced = p_.rule == TreeRule::kMultiDraft;
     Left left = whole(point);
     int64_t lane = -1;
-    for (int64_t n : replaced ? scratch_.children : distinct()) {
+    for (int64_t n : replaced ? scratch_.children : distinct_draws()) {
       ++lane;
       const int64_t x = token(n);
       Taken& taken = law_of(left, n, x);
@@ -411,10 +424,14 @@ class Sequence : TreeView {
     return Left(point.row, point.law, 1.0, listed(point.law), parallel_, scratch_.left);
   }
 
-  // Of siblings with one row the law is read once.
+  // Of siblings with one row the law is read once. Without replacement, what was drawn of it counts
+  // for the siblings of one parent.
   Taken& law_of(Left& left, int64_t node, int64_t x) {
     const bool certain = p_.draft.form == DraftForm::kPointMass || q_temperature_ == 0;
-    Taken& taken = left.taken(certain ? x : law_row(node), [&] { return draft_of(node); });
+    const bool replaced = p_.rule != TreeRule::kMultiDraftWor;
+    const int64_t key = !certain ? law_row(node) : replaced ? x : node;
+    Taken& taken = left.taken(replaced ? kRoot : nodes_.parents[node], key,
+                              [&] { return draft_of(node); });
     taken.draft.look_up(x);
     return taken;
   }

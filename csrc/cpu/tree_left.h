@@ -10,7 +10,7 @@ namespace specdec {
 
 // A law that siblings were drawn from.
 struct Taken {
-  int64_t key;                   // its row, or the token of a point mass
+  int64_t parent, key;           // what it is known by: siblings drawn together share it
   DraftLaw draft;
   double scale = 0;              // how often it was taken from the target so far
   std::vector<int64_t> without;  // tokens at which it counts for nothing
@@ -47,13 +47,13 @@ class Left {
   Law law;
   double mass = 1;  // scale of the next sibling's law
 
-  // The law of a key, made by `make` where it is new. References stay valid.
+  // The law known by these, made by `make` where it is new. References stay valid.
   template <class Make>
-  Taken& taken(int64_t key, Make&& make) {
+  Taken& taken(int64_t parent, int64_t key, Make&& make) {
     for (Taken& t : taken_) {
-      if (t.key == key) return t;
+      if (t.parent == parent && t.key == key) return t;
     }
-    taken_.push_back(Taken{key, make(), 0, {}, 1});
+    taken_.push_back(Taken{parent, key, make(), 0, {}, 1});
     return taken_.back();
   }
 
