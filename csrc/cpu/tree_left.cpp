@@ -94,7 +94,7 @@ void Left::restore(Taken& taken) {
 }
 
 Left::Step Left::weigh(Taken& next, double scale, bool both) {
-  scanned_ = false;
+  scanned_ = summed_ = false;
   if (worth_looking_up(next)) return look_up(next, scale);
   if (listed_ == nullptr) return scan(next, scale, both);
   Step step;
@@ -109,6 +109,7 @@ Left::Step Left::weigh(Taken& next, double scale, bool both) {
 void Left::take(Taken& taken, double scale) {
   taken.scale += scale;
   newest_ = &taken;
+  summed_ = scanned_;
 }
 
 int64_t Left::draw(double uniform) {
@@ -118,10 +119,9 @@ int64_t Left::draw(double uniform) {
     if (!(mass > 0)) return -1;
     return listed_->ids[tile_kernels().pick(left, listed_->count, 0, uniform * mass)];
   }
-  if (!scanned_) scan(*newest_, 0, false);
-  return specdec::draw(row, memory_->more, uniform, [&](int64_t t, float* out) {
-    tile(t, *newest_, 0, out, nullptr, nullptr);
-  });
+  if (!summed_) scan(*newest_, 0, false);
+  return specdec::draw(row, memory_->more, uniform,
+                       [&](int64_t t, float* out) { tile(t, *newest_, 0, out, nullptr, nullptr); });
 }
 
 bool Left::worth_looking_up(const Taken& next) const {

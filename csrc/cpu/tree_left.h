@@ -10,7 +10,7 @@ namespace specdec {
 
 // A law that siblings were drawn from.
 struct Taken {
-  int64_t parent, key;           // what it is known by: siblings drawn together share it
+  int64_t parent, key;  // what it is known by: siblings drawn together share it
   DraftLaw draft;
   double scale = 0;              // how often it was taken from the target so far
   std::vector<int64_t> without;  // tokens at which it counts for nothing
@@ -60,9 +60,9 @@ class Left {
   bool untouched() const { return newest_ == nullptr; }
   double scale() const { return c_; }  // of P
   double at(int64_t token) const;
-  // What another `scale` of a law would leave; nothing changes but what `draw` finds.
+  // What another `scale` of a law would leave.
   Step weigh(Taken& taken, double scale, bool both);
-  // Takes it.
+  // Takes what was weighed last.
   void take(Taken& taken, double scale);
   // Nothing is left of a token, and its law counts for nothing there.
   void remove(Taken& taken, int64_t token);
@@ -85,7 +85,8 @@ class Left {
   std::deque<Taken> taken_;
   std::vector<int64_t> removed_;
   Taken* newest_ = nullptr;  // taken last, and so subtracted last
-  bool scanned_ = false;     // memory_->more is of what `weigh` saw
+  bool scanned_ = false;     // memory_->more is of what `weigh` saw,
+  bool summed_ = false;      // and that was taken
 };
 
 }  // namespace specdec

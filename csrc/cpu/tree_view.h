@@ -41,8 +41,8 @@ class TreeView {
     nodes_.next.assign(n, kNone);
     nodes_.first.assign(n + 1, kNone);
     while (--n >= 0) {
-      const int64_t x = id(p_.tokens_in, p_.ids_are_int64,
-                           b_ * p_.stride_token_sequence + n * p_.stride_token);
+      const int64_t x =
+          id(p_.tokens_in, p_.ids_are_int64, b_ * p_.stride_token_sequence + n * p_.stride_token);
       const int64_t parent = id(p_.parents, p_.parents_are_int64,
                                 b_ * p_.stride_parent_sequence + n * p_.stride_parent);
       if (parent < kRoot || parent >= n || x < kNone || x >= p_.id_limit()) {
