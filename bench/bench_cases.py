@@ -6,7 +6,11 @@ import pytest
 
 from specdec_kernels import testing
 
-CASES = [case for op in ("sample", "verify_chain") for case in testing.cases(op, heavy=True)]
+CASES = [
+    case
+    for op in ("sample", "verify_chain", "verify_tree")
+    for case in testing.cases(op, heavy=True)
+]
 
 
 @pytest.mark.quick
