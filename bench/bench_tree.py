@@ -1,4 +1,4 @@
-"""`verify_tree` against eager PyTorch, with a softmax of all rows and of those on the path alone."""
+"""`verify_tree` against eager PyTorch: a softmax of all rows, or of those on the path alone."""
 
 from __future__ import annotations
 
