@@ -256,9 +256,13 @@ def floor_bytes(point: TreePoint, seen: Visits) -> float:
 
 
 def touched_bytes(point: TreePoint, seen: Visits) -> float:
-    """Bytes our kernels read without filters: target and draft once more for each rejection."""
+    """Bytes our kernels read without filters: target and draft once more for each rejection.
+
+    Without replacement the draft a third time, for its mass off the tokens that were tried.
+    """
     row = point.vocabulary * point.element
-    rows = seen.targets + seen.drafts + 2 * seen.rejected
+    again = 3 if point.rule == "multi_draft_wor" else 2
+    rows = seen.targets + seen.drafts + again * seen.rejected
     return float((row * rows).double().sum(-1).mean())
 
 

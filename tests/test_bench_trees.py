@@ -72,6 +72,8 @@ def test_floor_counts_each_visited_row_once():
     seen = Visits(*(torch.tensor([n]) for n in ([2, 0], [3, 1], [3, 1], [4, 2], [2, 2])))
     assert tree_points.floor_bytes(point, seen) == 2000 * (4 + 4)
     assert tree_points.touched_bytes(point, seen) == 2000 * (4 + 4 + 2 * 4)
+    without = dataclasses.replace(point, rule="multi_draft_wor")
+    assert tree_points.touched_bytes(without, seen) == 2000 * (4 + 4 + 3 * 4)
     probs = dataclasses.replace(point, rule="target_only", start="probs")
     assert tree_points.floor_bytes(probs, seen) == 2 * 4000 + 4 * 6
 
