@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from specdec_kernels import reference
+from specdec_kernels import _tree_layout_cases, reference
 from specdec_kernels._cases import (
     Case,
     append_case,
@@ -24,6 +24,7 @@ from specdec_kernels._cases import (
     zipf_logits,
 )
 from specdec_kernels._chain_case import chain_case
+from specdec_kernels.triton import MODULES
 
 __all__ = [
     "CASES",
@@ -50,9 +51,9 @@ def providers(op: str) -> dict[str, Op]:
         "reference": getattr(reference, op),
         "cpp": getattr(torch.ops.specdec_kernels, op).default,
     }
-    name = f"specdec_kernels.triton.{_TRITON.get(op)}"
+    name = f"specdec_kernels.triton.{MODULES.get(op)}"
     interpreted = os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton")
-    if op in _TRITON and interpreted and importlib.util.find_spec(name):
+    if op in MODULES and interpreted and importlib.util.find_spec(name):
         found["triton"] = getattr(importlib.import_module(name), op)
     return found
 
@@ -184,6 +185,7 @@ CASES: tuple[Case, ...] = (
     truncate_case(3, 6, bf16, fill=True, layout="sliced"),
     truncate_case(3, 6, torch.int8, fill=True),
     truncate_case(0, 6, fill=True),
+    *_tree_layout_cases.CASES,
 )
 
 
