@@ -36,12 +36,21 @@ _TRITON_ONLY = (
     "build_trie",
     "expand_tree",
 )
+# Bytes move: served by C++ and CUDA alone.
+CACHE_OPS = (
+    "kv_append_",
+    "kv_truncate_",
+    "kv_compact_",
+    "paged_compact_",
+    "paged_truncate_",
+    "kv_realign_",
+    "ring_truncate_",
+)
 OPS = (
     "sample",
     "verify_chain",
     "verify_tree",
-    "kv_append_",
-    "kv_truncate_",
+    *CACHE_OPS,
     *_TRITON_ONLY,
 )
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
@@ -95,6 +104,6 @@ def providers() -> dict[str, dict[str, str]]:
     """Op name -> device type -> provider ("cpp", "cuda", "triton" or "none")."""
     cache = "cuda" if has_cuda_kernels() else "none"
     on_cuda = dict.fromkeys(OPS, _CUDA_PROVIDER)
-    on_cuda |= {op: cache for op in OPS if op.startswith("kv_")}
+    on_cuda |= dict.fromkeys(CACHE_OPS, cache)
     on_cuda |= dict.fromkeys(_TRITON_ONLY, "triton" if _HAS_TRITON else "none")
     return {op: {"cpu": "cpp", "cuda": on_cuda[op]} for op in OPS}

@@ -27,6 +27,7 @@ LIMIT = 400
 PUBLIC = [
     "_ops", "analysis", "chain", "enumeration", "estimates", "kv", "sample", "testing", "reference",
     "expand_tree", "tree_layout",
+    "paged",
 ]  # fmt: skip
 
 pytestmark = pytest.mark.skipif(not CSRC.is_dir(), reason="the sources are not beside the tests")
