@@ -61,9 +61,9 @@ def generate(
         acceptance: "token", "block", "greedy", or "match", whose sampled output equals plain
             decoding with the same seed. "auto" is greedy without sampling; with it, block for the
             drafts of a model and token for others. With ``tree`` the lossless rules of
-            `specdec_kernels.verify_tree`, and "auto" of sampling is multi_draft_wor for one draft
-            model, multi_draft for several, target_only for trees that are not drawn; how children
-            are drawn follows the rule.
+            `specdec_kernels.verify_tree`, and "auto" of sampling is multi_draft_wor for a
+            tree of draft models, multi_draft where each brings a sequence (`TrieTree`), target_only
+            for trees that are not drawn; how children are drawn follows the rule.
         tree: None for chains; a `TreeSpec` or a tuple of branchings, such as (4, 2, 1), drafted by
             one or more draft models (prompt lookup fills as many nodes); an `EagleTree`, by one
             draft model; a `TrieTree`, by any drafters. The target judges it in one pass; needs the

@@ -188,12 +188,12 @@ class TreeSpec:
         for p in listed[: min(widest, size)]:
             chances.append(missed * p)
             missed *= 1 - p
-        if not chances[0] > 0:
+        if not max(chances) > 0:
             return cls((-1,))
         splits = _best_splits(chances, size, deepest)
         parents: list[int] = []
         level = [(-1, size)]
-        for left in range(deepest, 0, -1):
+        for left in range(len(splits), 0, -1):
             below: list[tuple[int, int]] = []
             for node, room in level:
                 rest = room
@@ -358,6 +358,8 @@ def _best_splits(chances: list[float], size: int, depth: int) -> dict[int, list[
             after = best
             picked.insert(0, share)
         splits[d] = picked
+        if np.array_equal(after, worth):
+            break  # deeper trees of so few nodes are no better
         worth = after
     return splits
 

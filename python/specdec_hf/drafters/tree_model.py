@@ -23,12 +23,11 @@ from specdec_hf.drafters.draft_model import DraftModel
 from specdec_hf.trees import Forest, TreeSpec
 from specdec_kernels import SampledDraft
 
-ONE_MODEL = (
-    "multi_draft_wor", "multi_draft", "top_k_plus_one", "k_seq", "traversal", "target_only",
-    "match", "greedy",
+SEVERAL_MODELS = (
+    "multi_draft_wor", "multi_draft", "traversal", "target_only", "match", "greedy",
 )  # fmt: skip
-# Two models may draw the same token: that is two trials, each with a law of its own.
-SEVERAL_MODELS = ("multi_draft", "traversal", "target_only", "match", "greedy")
+# These have no trial for siblings of different laws.
+ONE_MODEL = (*SEVERAL_MODELS[:2], "top_k_plus_one", "k_seq", *SEVERAL_MODELS[2:])
 
 
 class TreeModelDrafter(TreeDrafter):
