@@ -143,6 +143,7 @@ else
   done
 fi
 
+part compaction 30 60 "$python" -m bench.compact --device cuda
 sweep_seconds=$((END - SECONDS - 30))
 part sweep $((sweep_seconds + 10)) 15 "$python" -m bench.sweep --device cuda --quick \
   --budget $((sweep_seconds > 50 ? sweep_seconds - 30 : 20)) --out "$OUT"

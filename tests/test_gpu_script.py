@@ -71,6 +71,7 @@ def test_the_gpu_script_goes_on_after_a_failure_and_reports_it(gpu):
         "CUDA tests",
         "CUDA ops on the device",
         "Triton ops on the device",
+        "compaction",
         "sweep",
         "plots",
     ):
