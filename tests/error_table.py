@@ -1,11 +1,9 @@
-"""Bad inputs of `sample` and `verify_chain`, each with the message that names what is wrong."""
+"""Bad inputs of the ops, each with the message that names what is wrong."""
 
+import kv_error_table
 import torch
+from kv_error_table import f64, i64
 from providers import shaping
-
-
-def i64(*shape):
-    return torch.zeros(shape, dtype=torch.int64)
 
 
 def sample_args(logits=None, seeds=None, positions=None, stream="draft", method="cdf", **filters):
@@ -32,10 +30,6 @@ def chain_args(target=None, tokens=None, draft=None, ids=None, columns=None, lse
         i64(3) if positions is None else positions,
         *(cu_rows, uniforms, lenience, epsilon, delta, rates, eos_ids, max_emit, True, True),
     )
-
-
-def f64(*shape):
-    return torch.zeros(shape, dtype=torch.float64)
 
 
 Q, Q2 = torch.zeros(3, 4, 7), torch.zeros(3, 4, 2)
@@ -258,6 +252,7 @@ CHAIN = [
     (dict(max_emit=i64(4)), r"max_emit must be \[3\], got \[4\]"),
     (dict(max_emit=i64(3).int()), "max_emit must be int64, got int32"),
 ]
-BUILD = {"sample": sample_args, "verify_chain": chain_args}
-TABLE = [(op, bad, m) for op, rows in (("sample", SAMPLE), ("verify_chain", CHAIN))
-         for bad, m in rows]  # fmt: skip
+
+BUILD = {"sample": sample_args, "verify_chain": chain_args, **kv_error_table.BUILD}
+ROWS = {"sample": SAMPLE, "verify_chain": CHAIN, **kv_error_table.ROWS}
+TABLE = [(op, bad, m) for op, rows in ROWS.items() for bad, m in rows]

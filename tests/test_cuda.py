@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import kv_cases
+import kv_moves
 import pytest
 import torch
 from kv_cases import KvCase, check_append, check_truncate
@@ -50,6 +51,17 @@ def test_many_rows():
     lengths = [[900, 700, 3], [1, 699, 3]]
     case = KvCase("many-rows-cut", 3, [(8, 900, 0, 128)], lengths, torch.bfloat16, "transposed")
     check_truncate(truncate, case, zero_fill=True, device="cuda")
+
+
+@pytest.mark.parametrize("case", kv_moves.every_case(), ids=str)
+def test_moves(case):
+    kv_moves.check(getattr(torch.ops.specdec_kernels, case.op).default, case, "cuda")
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_moves(seed):
+    for case in (kv_moves.random_compact(seed), kv_moves.random_paged(seed)):
+        kv_moves.check(getattr(torch.ops.specdec_kernels, case.op).default, case, "cuda")
 
 
 def test_more_than_2_to_the_31_elements_apart():
@@ -128,6 +140,21 @@ def test_graph_replay(count):
         for i, (got, cache) in enumerate(zip(caches, want, strict=True)):
             kv_cases.same(f"caches[{i}]", got, cache)
         assert lengths.tolist() == now.tolist()
+
+
+def test_graph_replay_of_a_compaction():
+    """The path changes on the device between replays."""
+    caches = [torch.randn(3, 2, 30, 16, device="cuda").half() for _ in range(70)]
+    base = torch.tensor([0, 7, 14], device="cuda")
+    path = torch.zeros(3, 5, dtype=torch.int32, device="cuda")
+    graph = _capture(lambda: sk.kv_compact_(caches, base, path))
+    want = [c.cpu() for c in caches]
+    for nodes in ([[0, 2, 5, 9, 11], [1, 2, -1, -1, -1], [0, 1, 2, 3, 15]], [[3, 4, 8, 9, -1]] * 3):
+        path.copy_(torch.tensor(nodes))
+        graph.replay()
+        reference.kv_compact_(want, base.cpu(), torch.tensor(nodes))
+        for i, (got, cache) in enumerate(zip(caches, want, strict=True)):
+            kv_cases.same(f"caches[{i}]", got, cache)
 
 
 def test_opcheck():

@@ -184,9 +184,11 @@ def _large(op, *vectors):
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_threads_share_the_work(threads):
     torch.set_num_threads(threads)
-    path = [list(range(0, 850, 2)), list(range(1, 426)), [0, *range(2, 426)]]
-    case = _large("kv_compact_", [0, 400, 3], path)
-    check(torch.ops.specdec_kernels.kv_compact_.default, case)
+    for length in (425, 1300):  # the longer one is where large moves go around the caches
+        path = [list(range(0, 850, 2)), list(range(1, 426)), [0, *range(2, 426)]]
+        path = [row + [-1] * (length - len(row)) for row in path]
+        case = _large("kv_compact_", [0, 400, 3], path)
+        check(torch.ops.specdec_kernels.kv_compact_.default, case)
     moves = [0, 30, 3], [700, 850, 900], [150, -7, 1]
     case = _large("kv_realign_", *moves)
     case = MoveCase(case.op, case.id, lambda g, make=case.make: (*make(g), True))
