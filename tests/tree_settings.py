@@ -10,7 +10,8 @@ from providers import provider, sample, verify_tree, worst
 from specdec_kernels import analysis
 from specdec_kernels.analysis import lineage
 
-TEACHER = "cpp"  # whose cells the other providers are tried in
+import os
+TEACHER = os.environ.get("TT", "cpp") or None  # whose cells the other providers are tried in
 
 # The way the children of a node are drawn, for each lossless rule that reads uniforms.
 DRAWN = {
@@ -103,7 +104,8 @@ class TreeSetting:
             self.q_law = [[torch.nn.functional.one_hot(t.argmax(-1), v).double() for t in x]
                           for x in self.q_law]  # fmt: skip
         self.p, self.q = p, q
-        self.drafts, self.weights = analysis.drawn_trees(self.parents, self.draw)
+        self.drafts, weights = analysis.drawn_trees(self.parents, self.draw)
+        self.weights = weights / weights.sum()  # of float32 probabilities
 
     def draw(self, path, nodes):
         """The law of a node's children: independent between models."""
