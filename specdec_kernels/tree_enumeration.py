@@ -94,7 +94,7 @@ def enumerate_tree_law(
     target: Sequence[Tensor],
     *,
     upward: bool = False,
-    steps: int = 36,
+    steps: int = 32,
     like: TreeVerify | None = None,
 ) -> RealizedTreeLaw:
     """The exact law that a verifier of trees realises, from every cell of its random inputs.
@@ -161,13 +161,11 @@ def _joint(tokens: Tensor, volume: Tensor, target: Sequence[Tensor]) -> Tensor:
     joint = torch.zeros((), dtype=torch.float64)
     for length in range(len(target) + 1):
         here = emitted == length
-        mass = torch.zeros((v,) * length, dtype=torch.float64)
-        prefix = tuple(tokens[here, :length].long().T)
-        if prefix:
-            mass.index_put_(prefix, volume[here], accumulate=True)
-        else:
-            mass += volume[here].sum()
-        joint = joint + mass
+        code = torch.zeros_like(tokens[here, 0])
+        for i in range(min(length, tokens.shape[1])):
+            code = code * v + tokens[here, i]
+        mass = torch.zeros(v**length, dtype=torch.float64).index_add_(0, code, volume[here])
+        joint = joint + mass.view((v,) * length)
         if length < len(target):
             joint = joint[..., None] * target[length]
     return joint
@@ -227,7 +225,8 @@ class _Walk:
         self, verify: TreeVerify, parents: Sequence[int], v: int, upward: bool, steps: int
     ) -> None:
         self.verify, self.v, self.upward, self.steps = verify, v, upward, steps
-        self.narrow = 2.0 ** (2 - steps)
+        # Of a cell narrower than this an evaluation in float64 may not find the inside.
+        self.narrow = max(2.0 ** (2 - steps), 2.0**-28)
         self.parents = torch.tensor(list(parents), dtype=torch.int64)
         self.depths = torch.tensor([len(lineage(parents, n)) - 1 for n in range(len(parents))])
         # Of several nodes that can be next, the one of lowest turn is.

@@ -10,8 +10,7 @@ from providers import provider, sample, verify_tree, worst
 from specdec_kernels import analysis
 from specdec_kernels.analysis import lineage
 
-import os
-TEACHER = os.environ.get("TT", "cpp") or None  # whose cells the other providers are tried in
+TEACHER = "cpp"  # whose cells the other providers are tried in
 
 # The way the children of a node are drawn, for each lossless rule that reads uniforms.
 DRAWN = {
@@ -174,7 +173,7 @@ class TreeSetting:
 
         return run
 
-    def realized(self, name, steps=36, change=lambda arguments: arguments):
+    def realized(self, name, steps=32, change=lambda arguments: arguments):
         like = self.verifier(TEACHER, change) if TEACHER and name != TEACHER else None
         return analysis.enumerate_tree_law(
             self.verifier(name, change), self.parents, self.drafts, self.weights, self.p_law,
