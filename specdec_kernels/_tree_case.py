@@ -148,7 +148,7 @@ def _column(
         return weights.argmax()
     if rule == "" and float(torch.rand((), generator=g)) < 0.6:
         return weights.argmax()
-    return torch.multinomial(weights.float(), 1, generator=g)[0]
+    return torch.multinomial(weights, 1, generator=g)[0]
 
 
 def _flatten(made: Draft, laws: Tensor) -> Tensor:

@@ -5,9 +5,9 @@
 namespace specdec {
 namespace {
 
-constexpr std::array<const char*, 9> kRules = {
-    "greedy",         "match", "target_only", "multi_draft", "multi_draft_wor",
-    "top_k_plus_one", "k_seq", "traversal",   "typical"};
+constexpr std::array<const char*, 9> kRules = {"greedy",      "match",           "target_only",
+                                               "multi_draft", "multi_draft_wor", "top_k_plus_one",
+                                               "k_seq",       "traversal",       "typical"};
 
 TreeRule rule_of(const std::string& rule) {
   return static_cast<TreeRule>(one_of("rule", rule, kRules.data(), kRules.size()));
