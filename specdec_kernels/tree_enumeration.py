@@ -137,10 +137,10 @@ def enumerate_tree_law(
     if like is not None:
         cells, trials = _Walk(like, parents, v, upward, steps).run(drafts)
         path, tokens = like(cells.drafts, cells.middle())
-    if like is None or not _agrees(verify, cells, path, tokens):
+    if like is None or not _agrees(verify, cells, path, tokens, steps):
         cells, trials = _Walk(verify, parents, v, upward, steps).run(drafts)
         path, tokens = verify(cells.drafts, cells.middle())
-        _check_inner_points(verify, cells, path, tokens)
+        _check_inner_points(verify, cells, path, tokens, steps)
     volume = (cells.high - cells.low).prod(-1) * weights[cells.origin]
     counts = (path >= 0).sum(-1)
     accepted = torch.zeros(len(target), dtype=torch.float64).index_add_(0, counts, volume)
@@ -366,7 +366,7 @@ def _differs(answer: tuple[Tensor, Tensor], path: Tensor, tokens: Tensor) -> Ten
     return (answer[0] != path).any(-1) | (answer[1] != tokens).any(-1)
 
 
-def _agrees(verify: TreeVerify, cells: _Cells, path: Tensor, tokens: Tensor) -> bool:
+def _agrees(verify: TreeVerify, cells: _Cells, path: Tensor, tokens: Tensor, steps: int) -> bool:
     """Whether a verifier gives these answers in the middle of cells and near all their faces."""
     generator = torch.Generator().manual_seed(0)
     s, columns = cells.low.shape
@@ -377,7 +377,7 @@ def _agrees(verify: TreeVerify, cells: _Cells, path: Tensor, tokens: Tensor) -> 
             inside = (cells.low[:, column] < near) & (near < cells.high[:, column])
             inside &= (face[:, column] > 0) & (face[:, column] < 1)
             here = inside.nonzero()[:, 0]
-            point = _inner(cells, generator)[here]
+            point = _inner(cells, generator, steps)[here]
             point[:, column] = near[here]
             rows.append(here)
             points.append(point)
@@ -386,15 +386,20 @@ def _agrees(verify: TreeVerify, cells: _Cells, path: Tensor, tokens: Tensor) -> 
     return not bool(wrong.any())
 
 
-def _inner(cells: _Cells, generator: torch.Generator) -> Tensor:
-    inner = 0.001 + 0.998 * torch.rand(cells.low.shape, generator=generator, dtype=torch.float64)
-    return cells.low + inner * (cells.high - cells.low)
+def _inner(cells: _Cells, generator: torch.Generator, steps: int) -> Tensor:
+    """[S, 2N+1]: points inside, farther from the faces than the faces are uncertain."""
+    inner = torch.rand(cells.low.shape, generator=generator, dtype=torch.float64)
+    width = cells.high - cells.low
+    margin = (0.001 * width).clamp(min=2.0**-steps)
+    return cells.low + margin + inner * (width - 2 * margin)
 
 
-def _check_inner_points(verify: TreeVerify, cells: _Cells, path: Tensor, tokens: Tensor) -> None:
+def _check_inner_points(
+    verify: TreeVerify, cells: _Cells, path: Tensor, tokens: Tensor, steps: int
+) -> None:
     generator = torch.Generator().manual_seed(0)
     for _ in range(2):
-        answer = verify(cells.drafts, _inner(cells, generator))
+        answer = verify(cells.drafts, _inner(cells, generator, steps))
         wrong = _differs(answer, path, tokens).nonzero()
         if len(wrong):
             c = int(wrong[0])

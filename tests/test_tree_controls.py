@@ -50,11 +50,11 @@ def pick(weights, u):
 def one_by_one(point, wrong, without_replacement):
     """multi_draft and multi_draft_wor: the child that stands, and what else is drawn from."""
     p, changed, seen = point.p, {}, set()
-    for n, x, group, q in point.children:
+    for n, x, group, full in point.children:
         if wrong == "duplicates dropped" and x in seen:
             continue
         seen.add(x)
-        q = changed.get(group, q)
+        q = changed.get(group, full)
         coin = point.coin(point.children[0][0] if wrong == "one coin for siblings" else n)
         if coin * q[x] < p[x]:
             return n, p
@@ -62,9 +62,9 @@ def one_by_one(point, wrong, without_replacement):
         if sum(left) > 0 and wrong != "P itself goes on":
             p = left if wrong == "P not renormalised" else normalised(left)
         if without_replacement:
-            if wrong != "Q keeps what was tried":
-                q = [0.0 if v == x else w for v, w in enumerate(q)]
-            changed[group] = q if wrong == "Q not renormalised" else normalised(q)
+            keep = wrong == "Q keeps what was tried"
+            rest = [0.0 if v == x and not keep else w for v, w in enumerate(q)]
+            changed[group] = rest if wrong == "Q not renormalised" else normalised(rest)
     return None, p
 
 

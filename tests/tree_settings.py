@@ -173,7 +173,7 @@ class TreeSetting:
 
         return run
 
-    def realized(self, name, steps=32, change=lambda arguments: arguments):
+    def realized(self, name, steps=28, change=lambda arguments: arguments):
         like = self.verifier(TEACHER, change) if TEACHER and name != TEACHER else None
         return analysis.enumerate_tree_law(
             self.verifier(name, change), self.parents, self.drafts, self.weights, self.p_law,
