@@ -24,6 +24,7 @@ from specdec_kernels._checks import (
     shape,
     vector,
 )
+from specdec_kernels._draft_arguments import DraftArguments, Sizes
 
 RULES = ("token", "block", "greedy", "match", "typical", "lenient", "synthetic")
 KINDS = ("logits", "probs")
@@ -75,16 +76,14 @@ class ChainArguments(NamedTuple):
         return self.draft is not None and self.cu_rows is not None and self.draft.dim() == 2
 
     @property
-    def id_limit(self) -> int:
-        """Drafted ids below it are judged.
+    def law(self) -> DraftArguments:
+        return DraftArguments(*self[2:9])
 
-        A draft with a larger vocabulary than the target may propose what the target cannot say:
-        a rejection like any other.
-        """
+    @property
+    def id_limit(self) -> int:
+        """Drafted ids below it are judged."""
         v = self.target.shape[-1]
-        if self.draft is None or self.draft_ids is not None or self.draft_columns is not None:
-            return v
-        return max(v, self.draft.shape[-1]) if self.rule in RATIO_RULES else v
+        return self.law.id_limit(v) if self.rule in RATIO_RULES else v
 
     def check(self) -> None:
         """Raises RuntimeError naming the argument, the rule and the value."""
@@ -124,79 +123,18 @@ class ChainArguments(NamedTuple):
 
     def _check_draft(self) -> None:
         b, gamma = self.draft_tokens.shape
-        draft, dev, v = self.draft, self.target.device, self.target.shape[-1]
-        if draft is not None:
-            self._check_draft_rows(draft)
-        if self.draft_ids is not None:
-            ids = self.draft_ids
-            require(
-                draft is not None and ids.shape == draft.shape,
-                f"draft ids must be like the draft probabilities, "
-                f"{shape(draft) if draft is not None else 'None'}, got {shape(ids)}",
-            )
-            require(
-                ids.dtype in IDS, f"draft ids must be int32 or int64, got {dtype_name(ids.dtype)}"
-            )
-            same_device("draft ids", ids, dev, "target")
-        if self.draft_columns is not None:
-            vector("draft_map columns", self.draft_columns, v, torch.int32, dev, "target")
-            require(
-                draft is not None and self.draft_ids is None,
-                "draft_map must be None unless draft holds rows over a vocabulary of its own",
-            )
-        pair = (self.draft_logsumexp, self.draft_threshold)
-        require(
-            (pair[0] is None) == (pair[1] is None)
-            and (pair[0] is None or (draft is not None and self.draft_ids is None)),
-            "draft_logsumexp and draft_threshold must come together and with draft",
-        )
-        names = ("draft_logsumexp", "draft_threshold")
-        for name, t, dtype in zip(names, pair, (torch.float64, torch.float32), strict=True):
-            if t is None:
-                continue
-            require(
-                t.dim() == 2 and t.shape[0] == b and t.shape[1] == gamma,
-                f"{name} must be [B, gamma] = [{b}, {gamma}], got {shape(t)}",
-            )
-            require(
-                t.dtype == dtype, f"{name} must be {dtype_name(dtype)}, got {dtype_name(t.dtype)}"
-            )
-            same_device(name, t, dev, "target")
-        if self.draft_temperatures is not None:
-            vector("draft temperature", self.draft_temperatures, b, torch.float32, dev, "target")
-        else:
-            t0 = float32(self.draft_temperature)
-            require(
-                math.isfinite(t0) and t0 >= 0,
-                f"draft temperature must be finite and at least 0, got {t0:g}",
-            )
-
-    def _check_draft_rows(self, draft: Tensor) -> None:
-        b, gamma = self.draft_tokens.shape
-        sparse = self.draft_ids is not None
-        name, last = ("draft probabilities", "K") if sparse else ("draft", "D")
+        each = (("B", b), ("gamma", gamma))
+        sizes: Sizes = each
         if self.ragged_draft:
             n = self.target.shape[0] - b
+            last = "D" if self.draft_ids is None else "K"
             require(
                 n >= 0,
                 f"target must be [N, V] with N >= B = {b} when draft is [N-B, {last}], "
                 f"got {shape(self.target)}",
             )
-            require(
-                draft.shape[0] == n,
-                f"{name} must be [N-B, {last}] = [{n}, {last}], got {shape(draft)}",
-            )
-        else:
-            require(
-                draft.dim() == 3 and draft.shape[0] == b and draft.shape[1] == gamma,
-                f"{name} must be [B, gamma, {last}] = [{b}, {gamma}, {last}], got {shape(draft)}",
-            )
-        require(
-            not sparse or draft.shape[-1] >= 1,
-            f"{name} must have K >= 1 entries, got {shape(draft)}",
-        )
-        rows(name, draft)
-        same_device(name, draft, self.target.device, "target")
+            sizes = (("N-B", n),)
+        self.law.check(self.target, b, sizes, each)
 
     def _check_uniforms(self) -> None:
         u, (b, gamma) = self.uniforms, self.draft_tokens.shape

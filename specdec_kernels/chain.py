@@ -220,7 +220,7 @@ def verify_chain(
     >>> v.tokens, v.num_accepted
     (tensor([[1, 0]]), tensor([1], dtype=torch.int32))
     """
-    rows, ids, *law = _split_draft(draft)
+    rows, ids, *law = split_draft(draft)
     for name, value in (
         ("cu_rows", cu_rows),
         ("uniforms", uniforms),
@@ -236,7 +236,7 @@ def verify_chain(
             draft_tokens,
             rows,
             ids,
-            _columns(draft_map),
+            map_columns(draft_map),
             *law,
             kind,
             rule,
@@ -257,7 +257,7 @@ def verify_chain(
     )
 
 
-def _split_draft(
+def split_draft(
     draft: Tensor | SampledDraft | SparseDraft | None,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None, float]:
     """Rows, ids, logsumexp, threshold and the two forms of the temperature."""
@@ -279,7 +279,7 @@ def _split_draft(
     )
 
 
-def _columns(draft_map: DraftMap | None) -> Tensor | None:
+def map_columns(draft_map: DraftMap | None) -> Tensor | None:
     if draft_map is None:
         return None
     if not isinstance(draft_map, DraftMap):

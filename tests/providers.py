@@ -13,6 +13,11 @@ from specdec_kernels import testing
 OUTPUTS = {
     "sample": ("tokens", "logprobs", "logsumexp", "threshold", "status"),
     "verify_chain": ("tokens", "num_accepted", "status", "logprobs", "acceptance"),
+    "verify_tree": ("path", "tokens", "num_accepted", "status", "logprobs", "acceptance"),
+    "tree_attention": ("mask", "positions"),
+    "rerank_tree": ("tokens", "parents", "nodes"),
+    "expand_tree": ("tokens", "scores", "frontier"),
+    "build_trie": ("tokens", "parents", "nodes", "num_nodes"),
 }
 # A draw lands on another token only if its uniform is this close to a step of the cdf.
 TIE_PER_DRAW = 2e-5
@@ -58,7 +63,8 @@ def same_outputs(op, got, want):
     """Ids, counts and status exactly, float outputs to rounding of float32."""
     for name, g, w in zip(OUTPUTS[op], got, want, strict=True):
         tolerance = {
-            "logprobs": 1e-5, "logsumexp": 2e-6, "threshold": 1e-6, "acceptance": 2e-5
+            "logprobs": 1e-5, "logsumexp": 2e-6, "threshold": 1e-6, "acceptance": 2e-5,
+            "scores": 4e-6,
         }.get(name, 0.0)  # fmt: skip
         worst(name, g, w, atol=tolerance, rtol=tolerance)
 
@@ -105,6 +111,22 @@ def verify(op, target, tokens, draft=None, *, sampled=None, ids=None, columns=No
         target, tokens, draft, ids, columns, logsumexp, threshold, ts, t, kind, rule,
         *shaping(**filters), vector(seeds, n), vector(positions, n), cu_rows, uniforms, lenience,
         epsilon, delta, rates, eos_ids, max_emit, logprobs, acceptance,
+    )  # fmt: skip
+
+
+def verify_tree(op, target, tokens, parents, draft=None, *, rule, sampled=None, ids=None,
+                columns=None, draft_rows=None, kind="logits", seeds=0, positions=0, cu_rows=None,
+                uniforms=None, epsilon=0.09, delta=0.3, eos_ids=None, max_emit=None,
+                max_depth=None, logprobs=True, acceptance=True, **filters):  # fmt: skip
+    """An implementation of `verify_tree`, called as the public function is; see `verify`."""
+    b, n = tokens.shape
+    logsumexp, threshold, t = sampled or (None, None, 1.0)
+    ts, t = (t, 1.0) if isinstance(t, torch.Tensor) else (None, t)
+    return op(
+        target, tokens, parents, draft, ids, columns, logsumexp, threshold, ts, t, draft_rows, kind,
+        rule, *shaping(**filters), vector(seeds, b), vector(positions, b), cu_rows, uniforms,
+        epsilon, delta, eos_ids, max_emit, n if max_depth is None else max_depth, logprobs,
+        acceptance,
     )  # fmt: skip
 
 

@@ -32,6 +32,12 @@ class SequenceView {
     return p_.uniforms != nullptr ? p_.uniforms[b_ * (p_.gamma + 1) + i]
                                   : uniform(seed(), position(i), kAcceptStream);
   }
+  // Of a rule that looks ahead, where a coin may have shaped what was emitted before its position:
+  // the next round must not meet it again, so it belongs to where this round began.
+  double coin_of_block(int64_t i) const {
+    if (p_.uniforms != nullptr) return coin(i);
+    return uniform(seed(), position(0), kAcceptStream, static_cast<uint32_t>(i));
+  }
   double last(int64_t i) const {
     return p_.uniforms != nullptr ? p_.uniforms[b_ * (p_.gamma + 1) + p_.gamma]
                                   : uniform(seed(), position(i), kResidualStream);

@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
 }
 
 int64_t spans_of(const ChainParams& p) {
-  return (std::max(p.vocab, p.draft_vocab) + kSpan - 1) / kSpan;
+  return (std::max(p.vocab, p.draft.vocab) + kSpan - 1) / kSpan;
 }
 
 bool needs_ranks(const ChainParams& p) {

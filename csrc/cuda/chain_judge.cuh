@@ -14,7 +14,7 @@ class Judge {
     t_.state = State::kWalk;
     if (t_.over) return finish();
     if (p_.rule != Rule::kBlock || t_.point) {
-      const bool touch = t_.direct && t_.drafts > 1 && p_.draft_form != DraftForm::kSparse;
+      const bool touch = t_.direct && t_.drafts > 1 && p_.draft.form != DraftForm::kSparse;
       if (!touch) return next_row(0);
       t_.action = Action::kTouch;
       return;
@@ -53,7 +53,7 @@ class Judge {
   __device__ bool touch(int64_t i, bool emit) const {
     const int64_t x = draft_token(p_, t_.b, i);
     DraftLaw draft;
-    open_draft(p_, t_.b, i, t_.begin, x, t_.q_temperature, draft);
+    open_draft(p_, t_, i, x, draft);
     const double p_x = x < p_.vocab ? at(target_row(i), x) : 0.0f, q_x = lenience() * draft.q_x;
     const bool stands = !draft.fault && p_x < INFINITY && coin(i) * q_x < p_x;
     if (stands && emit) {
@@ -70,7 +70,7 @@ class Judge {
     t_.gather = t_.direct && t_.x >= 0;
     t_.has_draft = t_.x >= 0 && p_.reads_draft() && !t_.point;
     t_.prefilled = job_.plan.parallel;
-    if (t_.has_draft) open_draft(p_, t_.b, i, t_.begin, t_.x, t_.q_temperature, t_.draft);
+    if (t_.has_draft) open_draft(p_, t_, i, t_.x, t_.draft);
     measure(!t_.prefilled && (!t_.gather || (t_.has_draft && t_.draft.unmeasured())));
   }
 
@@ -286,7 +286,7 @@ class Judge {
 
   __device__ bool stops_at(double h) const {
     chance(t_.tau - 1, h);
-    return coin(t_.tau - 1) < h;
+    return coin_of_block(t_.tau - 1) < h;
   }
 
   __device__ void take_record(int64_t i) {
@@ -344,6 +344,12 @@ class Judge {
   __device__ double coin(int64_t i) const {
     return p_.uniforms != nullptr ? p_.uniforms[t_.b * (p_.gamma + 1) + i]
                                   : uniform(t_.seed, t_.position + i, kAcceptStream);
+  }
+
+  // csrc/cpu/sequence.h says why it is another one.
+  __device__ double coin_of_block(int64_t i) const {
+    if (p_.uniforms != nullptr) return coin(i);
+    return uniform(t_.seed, t_.position, kAcceptStream, static_cast<uint32_t>(i));
   }
 
   __device__ void write(int64_t i, int64_t token, double logprob) const {

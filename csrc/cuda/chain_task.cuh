@@ -1,6 +1,7 @@
 #pragma once
 // What the blocks of a team know of the sequence they verify, each in its own shared memory.
-#include "cuda/chain_draft.cuh"
+#include "cuda/draft.cuh"
+#include "specdec/chain.h"
 
 namespace specdec {
 
@@ -88,6 +89,13 @@ inline __device__ int64_t clamp(int64_t x, int64_t low, int64_t high) {
   return x < low ? low : x > high ? high : x;
 }
 
+// Q of draft i, at the drafted token x; see draft.cuh.
+inline __device__ void open_draft(const ChainParams& p, const ChainTask& t, int64_t i, int64_t x,
+                                  DraftLaw& d) {
+  const int64_t row = p.draft.flat ? t.begin - t.b + i : i;
+  open_draft(p.draft, t.b, row, t.b * p.gamma + i, x, t.q_temperature, d);
+}
+
 // Parameters and rows of sequence b; returns how many rows it has. For one thread.
 inline __device__ int64_t open_sequence(const ChainParams& p, int64_t b, ChainTask& t) {
   t.b = b;
@@ -96,8 +104,8 @@ inline __device__ int64_t open_sequence(const ChainParams& p, int64_t b, ChainTa
   t.position = static_cast<uint64_t>(p.positions[b]);
   t.params = params_of(p.sampling, b);
   t.q_temperature = t.params.temperature;
-  if (p.reads_draft() && p.draft_form == DraftForm::kSampled) {
-    t.q_temperature = p.draft_temperatures ? p.draft_temperatures[b] : p.draft_temperature;
+  if (p.reads_draft() && p.draft.form == DraftForm::kSampled) {
+    t.q_temperature = p.draft.temperatures ? p.draft.temperatures[b] : p.draft.temperature;
   }
   const bool valid = t.params.valid() && t.q_temperature >= 0 && t.q_temperature <= kLargest;
   if (p.rule == Rule::kGreedy) t.params = {0.0f, 0, 1.0f, 0.0f};

@@ -52,12 +52,12 @@ class ChainWalk {
     const ChainParams& p = job_.p;
     if (!t_.ahead) return;
     const int64_t targets = t_.drafts + (t_.cut ? 0 : 1);
-    const int64_t drafts = p.reads_draft() && p.draft_form == DraftForm::kRows ? t_.drafts : 0;
+    const int64_t drafts = p.reads_draft() && p.draft.form == DraftForm::kRows ? t_.drafts : 0;
     for (int64_t i = warp_id(); i < targets + drafts; i += kWarps) {
       const bool of_draft = i >= targets;
       const int64_t at = of_draft ? job_.row_slots() + i - targets : i;
       const Slot slot = job_.slots[context_ * job_.context_slots() + at];
-      const int64_t vocab = of_draft ? p.draft_vocab : p.vocab;
+      const int64_t vocab = of_draft ? p.draft.vocab : p.vocab;
       const Law law = warp_law(slot, (vocab + kSpan - 1) / kSpan,
                                of_draft ? t_.q_temperature : t_.params.temperature);
       if (lane_id() == 0) laws()[at] = law;

@@ -20,14 +20,20 @@ from specdec_kernels.reference.law import (
     RESIDUAL,
     SHARED,
     TARGET_NOT_FINITE,
-    Law,
     at,
     exponentials,
-    finite,
     pick,
     race,
     uniform,
     valid,
+)
+from specdec_kernels.reference.rows import (
+    Draft,
+    Row,
+    draft_row,
+    point_mass,
+    sparse_row,
+    target_row,
 )
 
 
@@ -51,30 +57,6 @@ def verify_chain(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         for i, probability in sequence.acceptance.items() if a.with_acceptance else ():
             acceptance[b, i] = probability
     return tokens, num_accepted, status, logprobs, acceptance
-
-
-@dataclass
-class _Row:
-    """P of one target row: probabilities [V] and their logarithms, or a fault."""
-
-    p: Tensor
-    lp: Tensor
-    fault: bool = False
-
-
-@dataclass
-class _Draft:
-    """Q of one draft row, on the target's vocabulary [V]; `q_x` of the drafted token.
-
-    fault: seen where the drafted token is looked up. whole: nothing wrong anywhere in the row.
-    beyond: mass on what the target's vocabulary does not hold.
-    """
-
-    q: Tensor
-    q_x: float
-    fault: bool = False
-    whole: bool = True
-    beyond: float = 0.0
 
 
 @dataclass
@@ -149,67 +131,42 @@ class _Sequence:
             self.drafts.append(x)
             self.cut = len(self.drafts) == most or x in ends
 
-    def _target(self, i: int, x: int = -1) -> _Row:
+    def _target(self, i: int, x: int = -1) -> Row:
         """P of row i. With a drafted token a `direct` row is judged at that entry alone."""
         a = self.a
         row = (a.target[self.b, i] if a.cu_rows is None else a.target[self.begin + i]).double()
         if self.direct and x >= 0:
             p_x = float(row[x]) if x < self.v else 0.0
-            return _Row(row, row.log(), not (math.isfinite(p_x) and p_x >= 0))
-        if a.kind == "probs":
-            fault = not bool(row.isfinite().all() and (row >= 0).all() and row.sum() > 0)
-            if fault or self.direct:
-                return _Row(row, row.log(), fault)
-            row = row.log()
-        elif not finite(row):
-            return _Row(row, row, True)
-        law = Law(row, *self.params)
-        return _Row(law.probs, law.logprobs)
+            return Row(row, row.log(), not (math.isfinite(p_x) and p_x >= 0))
+        return target_row(row, a.kind, self.params, self.direct)
 
-    def _draft(self, i: int, x: int) -> _Draft:
+    def _draft(self, i: int, x: int) -> Draft:
         """Q of draft i. A point mass on x unless a draft row says otherwise."""
         a = self.a
-        q = torch.zeros(self.v, dtype=torch.float64)
         if a.draft is None or self.q_temperature == 0:
-            if x < self.v:
-                q[x] = 1.0
-            return _Draft(q, 1.0)
+            return point_mass(x, x, self.v)
         at_row = self.begin - self.b + i  # a ragged draft has no row for a bonus token
         if a.ragged_draft and not 0 <= at_row < a.draft.shape[0]:
-            return _Draft(q, 0.0, fault=True)
+            return Draft(torch.zeros(self.v), 0.0, fault=True)
         row = (a.draft[at_row] if a.ragged_draft else a.draft[self.b, i]).double()
         if a.draft_ids is not None:
             ids = (a.draft_ids[at_row] if a.ragged_draft else a.draft_ids[self.b, i]).long()
-            fault = not bool((row.isfinite() & (row >= 0))[ids >= 0].all())
-            inside = (ids >= 0) & (ids < self.v)
-            q.index_add_(0, ids[inside], row[inside])
-            return _Draft(q, float(q[x]), fault, beyond=float(row[ids >= self.v].sum()))
-        fault, whole = False, finite(row)
-        column = x if a.draft_columns is None else int(a.draft_columns[x])
-        inside_row = 0 <= column < len(row)
+            return sparse_row(row, ids, x, self.v)
+        left = None
         if a.draft_logsumexp is not None and a.draft_threshold is not None:
-            total = float(a.draft_logsumexp[self.b, i])
-            bound = float(a.draft_threshold[self.b, i])
-            fault = not math.isfinite(total) or math.isnan(bound)
-            fault |= inside_row and not float(row[column]) < math.inf
-            law = torch.where(row >= bound, (row / self.q_temperature - total).exp(), 0.0)
-        elif a.kind == "probs":
-            whole = bool((row.isfinite() & (row >= 0)).all())
-            fault = inside_row and not 0 <= float(row[column]) < math.inf
-            law = row
-        else:
-            fault = not whole
-            law = row if fault else Law(row, self.q_temperature, 0, 1.0, 0.0).probs
-        columns = torch.arange(self.v) if a.draft_columns is None else a.draft_columns.long()
-        known = (columns >= 0) & (columns < len(row))
-        q[known] = law[columns[known]]
-        beyond = float(law[self.v :].sum()) if a.draft_columns is None else 0.0
-        return _Draft(q, float(law[column]) if inside_row else 0.0, fault, whole, beyond)
+            left = float(a.draft_logsumexp[self.b, i]), float(a.draft_threshold[self.b, i])
+        return draft_row(row, x, self.v, a.kind, left, a.draft_columns, self.q_temperature)
 
     def _coin(self, i: int) -> float:
         if self.a.uniforms is not None:
             return float(self.a.uniforms[self.b, i])
         return uniform(int(self.a.seeds[self.b]), int(self.a.positions[self.b]) + i, ACCEPT)
+
+    def _block_coin(self, i: int) -> float:
+        """A coin of this round alone: it may have shaped what was emitted before its position."""
+        if self.a.uniforms is not None:
+            return self._coin(i)
+        return uniform(int(self.a.seeds[self.b]), int(self.a.positions[self.b]), ACCEPT, i)
 
     def _pick(self, i: int, weights: Tensor) -> int:
         if self.a.uniforms is not None:
@@ -217,7 +174,7 @@ class _Sequence:
         seed, position = int(self.a.seeds[self.b]), int(self.a.positions[self.b]) + i
         return pick(weights, uniform(seed, position, RESIDUAL))
 
-    def _emit(self, row: _Row, token: int) -> None:
+    def _emit(self, row: Row, token: int) -> None:
         self.emitted.append((token, float(row.lp[token])))
 
     def _walk(self) -> None:
@@ -250,7 +207,7 @@ class _Sequence:
                 return
             self.accepted += 1
 
-    def _answer(self, i: int, row: _Row) -> int:
+    def _answer(self, i: int, row: Row) -> int:
         """The token that the target itself says at temperature 0 or under shared noise."""
         if self.params[0] == 0:
             return int(row.lp.argmax())
@@ -275,7 +232,7 @@ class _Sequence:
         self.acceptance[i] = min(max(rate, 0.0), 1.0)
         return self._coin(i) < rate
 
-    def _judge(self, i: int, x: int, row: _Row) -> bool:
+    def _judge(self, i: int, x: int, row: Row) -> bool:
         """Accepts draft x, or emits the token that follows instead."""
         rule = self.a.rule
         p_x = float(row.p[x]) if x < self.v else 0.0
@@ -308,7 +265,7 @@ class _Sequence:
             self._emit(row, self._residual(i, row.p, draft, 1.0, self.lenience))
         return False
 
-    def _residual(self, i: int, p: Tensor, draft: _Draft, c: float, lenience: float) -> int:
+    def _residual(self, i: int, p: Tensor, draft: Draft, c: float, lenience: float) -> int:
         """A draw from norm(max(c * P - lenience * Q, 0)), or from P where there is none."""
         if draft.fault or not draft.whole:
             self.status |= DRAFT_NOT_FINITE
@@ -325,8 +282,8 @@ class _Sequence:
         A faulty row ends the block before it, as if nothing had been drafted from there on.
         """
         c = [1.0]
-        rows: list[_Row] = []
-        drafts: list[_Draft] = []
+        rows: list[Row] = []
+        drafts: list[Draft] = []
         end, fault = len(self.drafts), 0
         for i, x in enumerate(self.drafts):
             row, draft = self._target(i, x), self._draft(i, x)
@@ -349,7 +306,7 @@ class _Sequence:
                 else:
                     h = _block_acceptance(c[tau], whole.p, drafts[tau])
             self.acceptance[tau - 1] = h
-            if self._coin(tau - 1) < h:
+            if self._block_coin(tau - 1) < h:
                 break
             tau -= 1
 
@@ -371,7 +328,7 @@ class _Sequence:
             self._emit(row, self._residual(tau, row.p, drafts[tau], c[tau], 1.0))
 
 
-def _block_acceptance(c: float, p: Tensor, draft: _Draft) -> float:
+def _block_acceptance(c: float, p: Tensor, draft: Draft) -> float:
     """h_i from the two one-sided differences, so that rows need not sum to 1 exactly.
 
     Nothing of Q above cP means cP = Q, and so c = 1; or a row that is no law.

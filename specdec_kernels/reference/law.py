@@ -26,9 +26,9 @@ def philox(seed: int, lane: int, position: int, stream: int) -> tuple[int, int, 
     return c[0], c[1], c[2], c[3]
 
 
-def uniform(seed: int, position: int, stream: int) -> float:
-    """53 bits in [0, 1) from words 0 (low) and 1 (high) of lane 0."""
-    words = philox(seed, 0, position, stream)
+def uniform(seed: int, position: int, stream: int, lane: int = 0) -> float:
+    """53 bits in [0, 1) from words 0 (low) and 1 (high) of a lane."""
+    words = philox(seed, lane, position, stream)
     return ((words[0] | words[1] << 32) >> 11) * 2.0**-53
 
 

@@ -14,7 +14,7 @@ from specdec_kernels.triton.draft import (
     linear_sum,
 )
 from specdec_kernels.triton.law import MASS
-from specdec_kernels.triton.philox import ACCEPT, RESIDUAL
+from specdec_kernels.triton.philox import ACCEPT, RESIDUAL, lane_uniform
 from specdec_kernels.triton.residual import (
     fill_residual,
     following,
@@ -174,6 +174,17 @@ def marked_laws(
 
 
 @triton.jit
+def coin_of_block(noise, i):
+    """A coin of this round alone: it may have shaped what was emitted before its position."""
+    seed, position, uniforms = noise
+    if uniforms is None:
+        u = lane_uniform(i.to(tl.uint32), seed, position, ACCEPT)
+    else:
+        u = tl.load(uniforms + i)
+    return u
+
+
+@triton.jit
 def block(
     rows, draft_tokens, count, cut, missing, drafts, shaping, noise, scratch, marks, out, gamma, v,
     tiles, d_tiles,
@@ -231,7 +242,7 @@ def block(
         else:
             if acceptance is not None:
                 tl.store(acceptance + tau - 1, h.to(tl.float32))
-            if number(noise, tau - 1, tau - 1, ACCEPT) < h:
+            if coin_of_block(noise, tau - 1) < h:
                 going = tl.full([], 0, tl.int32)
             else:
                 tau -= 1

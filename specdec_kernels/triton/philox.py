@@ -44,7 +44,13 @@ def words(lane, seed, position, stream: tl.constexpr):
 @triton.jit
 def uniform(seed, position, stream: tl.constexpr):
     """53 bits in [0, 1), a float64 scalar."""
-    w0, w1, _, _ = words(tl.full([], 0, tl.uint32), seed, position, stream)
+    return lane_uniform(tl.full([], 0, tl.uint32), seed, position, stream)
+
+
+@triton.jit
+def lane_uniform(lane, seed, position, stream: tl.constexpr):
+    """The same of another lane (uint32 scalar)."""
+    w0, w1, _, _ = words(lane, seed, position, stream)
     # In int64 the pair shifted by 11 is at most 53 bits and converts exactly.
     pair = (w0.to(tl.int64) >> 11) | (w1.to(tl.int64) << 21)
     return pair.to(tl.float64) * (1.0 / 9007199254740992.0)

@@ -39,8 +39,9 @@ SPECDEC_HD inline Words philox(uint64_t seed, uint32_t lane, uint64_t position, 
 }
 
 // In [0, 1), on the grid of 2^-53.
-SPECDEC_HD inline double uniform(uint64_t seed, uint64_t position, uint32_t stream) {
-  const Words w = philox(seed, 0, position, stream);
+SPECDEC_HD inline double uniform(uint64_t seed, uint64_t position, uint32_t stream,
+                                 uint32_t lane = 0) {
+  const Words w = philox(seed, lane, position, stream);
   const uint64_t pair = uint64_t{w.word[0]} | uint64_t{w.word[1]} << 32;
   return static_cast<double>(pair >> 11) * 0x1p-53;
 }

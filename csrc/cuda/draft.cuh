@@ -1,7 +1,7 @@
 #pragma once
 // The draft's conditional Q of one row, on the target's vocabulary, whatever form it came in.
 #include "cuda/row.cuh"
-#include "specdec/chain.h"
+#include "specdec/draft.h"
 
 namespace specdec {
 
@@ -72,33 +72,34 @@ struct DraftLaw {
   }
 };
 
-// Q of draft i of sequence b, at the drafted token x: all of it but what has to be measured or, of
-// a sparse law, looked up by the whole block. For one thread.
-inline __device__ void open_draft(const ChainParams& p, int64_t b, int64_t i, int64_t first_row,
-                                  int64_t x, float temperature, DraftLaw& d) {
+// Q at the drafted token x: all of it but what has to be measured or, of a sparse law, looked up by
+// the whole block. `row` is of sequence b, or of all when the source is flat; `statistic` is where
+// what `sample` left behind of it stands. For one thread.
+inline __device__ void open_draft(const DraftSource& source, int64_t b, int64_t row,
+                                  int64_t statistic, int64_t x, float temperature, DraftLaw& d) {
   d = {};
-  d.form = temperature == 0 ? DraftForm::kPointMass : p.draft_form;
+  d.form = temperature == 0 ? DraftForm::kPointMass : source.form;
   d.token = x;
   d.q_x = 1;
   if (d.form == DraftForm::kPointMass) return;
-  const int64_t at_row = p.draft_ragged ? first_row - b + i : b * p.gamma + i;
-  d.fault = p.draft_ragged && (at_row < 0 || at_row >= p.num_draft_rows);  // cu_rows is data
+  d.fault = row < 0 || row >= source.num_rows;  // which row it is may be data
   if (d.fault) return;
-  d.probs = d.form == DraftForm::kSparse || (d.form == DraftForm::kRows && p.kind == Kind::kProbs);
-  const Read read = d.probs ? Read::kProbs : Read::kLogits;
-  d.row = p.draft_ragged ? RowView(p.draft, 0, at_row, p.draft_vocab, read)
-                         : RowView(p.draft, b, i, p.draft_vocab, read);
-  d.columns = p.draft_columns;
+  d.probs =
+      d.form == DraftForm::kSparse || (d.form == DraftForm::kRows && source.kind == Kind::kProbs);
+  d.row = RowView(source.rows, source.flat ? 0 : b, row, source.vocab,
+                  d.probs ? Read::kProbs : Read::kLogits);
+  d.columns = source.columns;
   if (d.form == DraftForm::kSparse) {
-    d.ids_are_int64 = p.draft_ids_are_int64;
+    const int64_t at_row = source.flat ? row : b * source.num_rows + row;
+    d.ids_are_int64 = source.ids_are_int64;
     d.ids =
-        static_cast<const char*>(p.draft_ids) + at_row * p.draft_vocab * (d.ids_are_int64 ? 8 : 4);
+        static_cast<const char*>(source.ids) + at_row * source.vocab * (d.ids_are_int64 ? 8 : 4);
   } else if (d.probs) {
     d.look_up({});
   } else if (d.form == DraftForm::kSampled) {
-    const double total = p.draft_logsumexp[b * p.gamma + i];
+    const double total = source.logsumexp[statistic];
     Law law = {};
-    law.threshold = p.draft_threshold[b * p.gamma + i];
+    law.threshold = source.threshold[statistic];
     law.inv_t = inverse_temperature(temperature);
     law.sound = is_finite(total) && law.threshold == law.threshold;
     // exp(d / T - total) about a point near the maximum, where float32 subtracts exactly.
