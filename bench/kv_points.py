@@ -70,7 +70,7 @@ def build(point: KvPoint, device: str = "cpu") -> KvInputs:
     base = torch.randint(0, point.slots - point.nodes + 1, (point.batch,), generator=g)
     size = (point.batch, point.heads, point.slots, point.head_dim)
     caches = [
-        torch.ones(size, dtype=DTYPES[point.dtype], device=device) for _ in range(2 * point.layers)
+        torch.zeros(size, dtype=DTYPES[point.dtype], device=device) for _ in range(2 * point.layers)
     ]
     return KvInputs(point, caches, base.to(device), path.to(device))
 
@@ -81,6 +81,6 @@ def floor_bytes(point: KvPoint) -> float:
 
 
 def grid(device: str, *, quick: bool = False) -> list[KvPoint]:
-    """One cache; on the CPU with fewer slots, to fit."""
+    """One cache; on the CPU with slots that fit."""
     del quick
     return [KvPoint() if device == "cuda" else KvPoint(slots=128)]

@@ -170,11 +170,11 @@ def test_no_thread_relies_on_one_before_it(order):
             check(library.op("paged_compact_"), kv_moves.random_paged(seed))
 
 
-def _large(op, *vectors):
+def _large(op, *vectors, count=3):
     """Above the size from which the CPU kernels use threads."""
 
     def make(g):
-        caches = [strided((3, 3, 900, 64), torch.float32, "transposed", g) for _ in range(3)]
+        caches = [strided((3, 3, 900, 64), torch.float32, "transposed", g) for _ in range(count)]
         caches.append(strided((3, 2, 850, 65), torch.float32, "sliced", g))
         return (caches, *(kv_moves.numbers(v, torch.tensor(v).shape) for v in vectors))
 
@@ -184,10 +184,9 @@ def _large(op, *vectors):
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_threads_share_the_work(threads):
     torch.set_num_threads(threads)
-    for length in (425, 1300):  # the longer one is where large moves go around the caches
-        path = [list(range(0, 850, 2)), list(range(1, 426)), [0, *range(2, 426)]]
-        path = [row + [-1] * (length - len(row)) for row in path]
-        case = _large("kv_compact_", [0, 400, 3], path)
+    path = [list(range(0, 850, 2)), list(range(1, 426)), [0, *range(2, 426)]]
+    for count in (3, 12):  # the larger one, 11 MB, moves around the caches
+        case = _large("kv_compact_", [0, 400, 3], path, count=count)
         check(torch.ops.specdec_kernels.kv_compact_.default, case)
     moves = [0, 30, 3], [700, 850, 900], [150, -7, 1]
     case = _large("kv_realign_", *moves)

@@ -76,10 +76,17 @@ void move_rows(const KvTensor& t, const std::vector<KvMove>& moves) {
 
 template <class Slots>
 void compact(const KvCompactParams& p, const Slots& slots, const Parallel& parallel) {
-  int64_t bytes = 0;
-  for (int64_t i = 0; i < p.num_tensors; ++i) {
-    bytes += p.batch * p.path.length * p.tensors[i].heads * p.tensors[i].row_bytes;
+  if (p.num_tensors == 0) return;
+  // As many tokens in every cache, but in those that are too short.
+  int64_t tokens = 0, token_bytes = 0;
+  for (int64_t b = 0; b < p.batch; ++b) {
+    PathMoves<Slots> walk(slots, p.path, p.tensors[0], b, p.base[b]);
+    for (KvMove move; walk.next(&move);) ++tokens;
   }
+  for (int64_t i = 0; i < p.num_tensors; ++i) {
+    token_bytes += p.tensors[i].heads * p.tensors[i].row_bytes;
+  }
+  const int64_t bytes = tokens * token_bytes;
   const Parallel threads = worth_threads(bytes) ? parallel : serial();
   threads(p.num_tensors * p.batch, [&](int64_t begin, int64_t end) {
     std::vector<KvMove> moves;
