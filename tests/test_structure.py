@@ -28,6 +28,7 @@ PUBLIC = [
     "_ops", "analysis", "chain", "enumeration", "estimates", "kv", "sample", "testing", "reference",
     "expand_tree", "tree_layout",
     "paged",
+    "tree",
 ]  # fmt: skip
 
 pytestmark = pytest.mark.skipif(not CSRC.is_dir(), reason="the sources are not beside the tests")
@@ -286,7 +287,7 @@ def test_doctests_run(name):
     module = importlib.import_module(f"specdec_kernels.{name}")
     result = doctest.testmod(module, extraglobs={"torch": torch})
     assert result.failed == 0
-    if name in ("analysis", "chain", "kv", "sample"):
+    if name in ("analysis", "chain", "kv", "sample", "tree"):
         assert result.attempted >= 3
 
 
