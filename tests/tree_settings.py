@@ -168,7 +168,8 @@ class TreeSetting:
         def run(drafts, uniforms):
             arguments = change(self.arguments(drafts, name if isinstance(name, str) else "cpp"))
             out = verify_tree(op, **{"tokens": drafts, "uniforms": uniforms, **arguments})
-            assert not out[3].any()
+            # A coin of almost 1 may reject where nothing is left: an empty residual, bit 2.
+            assert not (out[3] & ~4).any()
             return out[outputs]
 
         return run
