@@ -10,7 +10,6 @@ from law_settings import TOLERANCE, Setting
 from providers import (
     NATIVE,
     NEVER,
-    REAL,
     SHIM,
     chi_square,
     identical,
@@ -22,7 +21,7 @@ from providers import (
 )
 from tree_settings import DRAWN, TreeSetting, holds
 
-from specdec_kernels import analysis
+from specdec_kernels import analysis, testing
 from specdec_kernels.analysis import lineage
 
 RATIO = ["multi_draft", "multi_draft_wor", "top_k_plus_one", "k_seq", "traversal"]
@@ -90,7 +89,9 @@ def test_the_emitted_law_of_the_reference_is_the_targets(rule, setting):
     holds(setting.realized("reference", steps=28), setting)
 
 
-@pytest.mark.skipif("triton" not in REAL, reason="Triton is not installed")
+@pytest.mark.skipif(
+    "triton" not in testing.providers("verify_tree"), reason="Triton has no verify_tree here"
+)
 @pytest.mark.parametrize("rule", DRAWN)
 def test_the_emitted_law_is_the_targets_in_the_interpreter(rule):
     filters = dict(temperature=0.0) if rule == "greedy" else {}
