@@ -11,7 +11,7 @@ from torch import Tensor
 Verify = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 TOP = 1 - 2.0**-53
-NEAR = 2.0**-22
+_NEAR = 2.0**-22
 
 
 @dataclass(frozen=True)
@@ -117,13 +117,13 @@ def bisect(
     """[n] float64: where the interval from 0 on which `inside` holds ends, else 1."""
     low, high = torch.zeros(n, dtype=torch.float64), torch.full((n,), TOP, dtype=torch.float64)
     if guess is not None:
-        near, far = (guess - NEAR).clamp(min=0), (guess + NEAR).clamp(max=TOP)
-        turns_after = inside(near) | (guess < NEAR)
-        turns_before = ~inside(far) | (guess > 1 - NEAR)
+        near, far = (guess - _NEAR).clamp(min=0), (guess + _NEAR).clamp(max=TOP)
+        turns_after = inside(near) | (guess < _NEAR)
+        turns_before = ~inside(far) | (guess > 1 - _NEAR)
         if bool((turns_after & turns_before).all()):
             # So near to an end the teacher's rounding is not tried: no cell there.
-            guess = torch.where(guess < NEAR, 0.0, guess)
-            return torch.where(guess > 1 - NEAR, 1.0, guess)
+            guess = torch.where(guess < _NEAR, 0.0, guess)
+            return torch.where(guess > 1 - _NEAR, 1.0, guess)
     starts, ends = inside(low), inside(high)
     for _ in range(steps):
         middle = (low + high) / 2

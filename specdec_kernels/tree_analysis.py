@@ -138,11 +138,11 @@ def _subset_bound(p: Tensor, q: Tensor, drafts: int) -> Tensor:
     tuples = list(itertools.permutations(range(v), drafts))
     drawn = q.new_ones(*q.shape[:-1], len(tuples))
     index = torch.tensor(tuples, device=q.device).reshape(len(tuples), drafts)
-    left = q.sum(-1, keepdim=True).expand_as(drawn)
+    off = torch.ones(len(tuples), v, dtype=torch.float64, device=q.device)
     for j in range(drafts):
         chance = q[..., index[:, j]]
-        drawn = drawn * torch.where(chance > 0, chance / left, 0.0)
-        left = left - chance
+        drawn = drawn * torch.where(chance > 0, chance / (q @ off.T), 0.0)
+        off.scatter_(1, index[:, j : j + 1], 0.0)
     subsets = (torch.arange(2**v, device=q.device)[:, None] >> torch.arange(v, device=q.device)) & 1
     inside = subsets[:, index].prod(-1).double()  # [2^V, tuples]
     return 1 + (p @ subsets.double().T - drawn @ inside.T).amin(-1)

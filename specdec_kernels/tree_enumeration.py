@@ -8,10 +8,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from specdec_kernels.enumeration import NEAR, TOP, RealizedLaw, bisect
+from specdec_kernels.enumeration import TOP, RealizedLaw, bisect
 
 TreeVerify = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 SiblingDraw = Callable[[tuple[int, ...], list[int]], tuple[Tensor, Tensor]]
+
+_NEAR = 2.0**-22
 
 
 @dataclass(frozen=True)
@@ -117,8 +119,8 @@ def enumerate_tree_law(
             after those below it, and nothing follows the draw.
         steps: bisection steps; an edge is known to 2^-steps.
         like: a faster verifier to learn the cells from. `verify` is then tried in the middle of
-            each cell and 2^-22 from each of its faces, and its own cells are measured if it
-            differs anywhere.
+            each cell and near each of its faces, where a mass of 2^-22 is cut off, and its own
+            cells are measured if it differs anywhere.
 
     Raises:
         ValueError: a coin decides only for some values of uniforms that come later, or an inner
@@ -369,16 +371,20 @@ def _differs(answer: tuple[Tensor, Tensor], path: Tensor, tokens: Tensor) -> Ten
 def _agrees(verify: TreeVerify, cells: _Cells, path: Tensor, tokens: Tensor, steps: int) -> bool:
     """Whether a verifier gives these answers in the middle of cells and near all their faces."""
     generator = torch.Generator().manual_seed(0)
-    s, columns = cells.low.shape
-    rows, points = [torch.arange(s)], [cells.middle()]
+    columns = cells.low.shape[1]
+    rows, points = [], []
+    width = cells.high - cells.low
+    # A face that is misplaced so far moves so little mass.
+    volume = width.prod(-1, keepdim=True)
+    off = torch.minimum(_NEAR * width / volume, width / 4)
+    large = volume[:, 0] > _NEAR  # one verifier's rounding makes smaller ones, another's does not
+    rows.append(large.nonzero()[:, 0])
+    points.append(cells.middle()[large])
     for column in range(columns):
-        for face, inward in ((cells.low, NEAR), (cells.high, -NEAR)):
-            near = face[:, column] + inward
-            inside = (cells.low[:, column] < near) & (near < cells.high[:, column])
-            inside &= (face[:, column] > 0) & (face[:, column] < 1)
-            here = inside.nonzero()[:, 0]
+        for face, inward in ((cells.low, off), (cells.high, -off)):
+            here = (large & (face[:, column] > 0) & (face[:, column] < 1)).nonzero()[:, 0]
             point = _inner(cells, generator, steps)[here]
-            point[:, column] = near[here]
+            point[:, column] = (face + inward)[here, column]
             rows.append(here)
             points.append(point)
     index = torch.cat(rows)

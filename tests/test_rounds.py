@@ -30,8 +30,8 @@ def target_law():
 
 
 def chain(rule, target, tokens, draft, starts, uniforms):
-    out = verify(provider("verify_chain", "cpp"), target, tokens, draft, rule=rule, uniforms=uniforms,
-                 seeds=torch.arange(N), positions=starts)  # fmt: skip
+    out = verify(provider("verify_chain", "cpp"), target, tokens, draft, rule=rule,
+                 seeds=torch.arange(N), positions=starts, uniforms=uniforms)  # fmt: skip
     return out[0], out[1]
 
 

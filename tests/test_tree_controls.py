@@ -261,7 +261,19 @@ def test_the_machinery_rejects(rule, wrong, options):
 @pytest.mark.parametrize("rule", ["multi_draft", "multi_draft_wor"])
 def test_the_machinery_rejects_a_coin_that_siblings_share(rule):
     with pytest.raises(ValueError, match="not constant in a cell"):
-        toy_law(rule, made(rule, "one coin for siblings"))
+        toy_law(rule, made(rule, "one coin for siblings"), tree="3", v=4)
+
+
+# Drawn in other ways than the rule is for, and lossless all the same: a repeated draft is none,
+# and any tokens will do for the top.
+LOSSLESS = [("multi_draft_wor", "independent"), ("top_k_plus_one", "without_replacement"),
+            ("target_only", "independent")]  # fmt: skip
+
+
+@pytest.mark.parametrize(("rule", "how"), LOSSLESS)
+def test_passes_other_drafts_that_a_rule_is_lossless_for(rule, how):
+    setting = TreeSetting(rule, tree="3", v=4, how=how, seed=2)
+    holds(setting.realized("cpp"), setting)
 
 
 # Wrong calls of right kernels: drafts that were drawn in another way, laws that are not theirs.
@@ -270,11 +282,9 @@ CALLS = {
     "multi_draft of drafts without replacement": (
         "multi_draft", dict(how="without_replacement")),
     "multi_draft of the likeliest": ("multi_draft", dict(how="top")),
-    "multi_draft_wor of independent drafts": ("multi_draft_wor", dict(how="independent")),
     "k_seq of drafts without replacement": ("k_seq", dict(how="without_replacement")),
     "k_seq of two laws": ("k_seq", dict(drafters=2)),
-    "top_k_plus_one of drafts without replacement": (
-        "top_k_plus_one", dict(how="without_replacement")),
+    "top_k_plus_one of the likeliest": ("top_k_plus_one", dict(how="top")),
     "traversal of drafts without replacement": ("traversal", dict(how="without_replacement")),
     "greedy where tokens are sampled": ("greedy", {}),
     "typical": ("typical", dict(how="top")),
@@ -292,7 +302,7 @@ def test_rejects(name, call):
 @pytest.mark.parametrize("rule", ["multi_draft", "multi_draft_wor", "traversal"])
 @pytest.mark.parametrize("name", NATIVE)
 def test_rejects_one_law_for_the_drafts_of_two_models(name, rule):
-    setting = TreeSetting(rule, tree="21", drafters=2, seed=3)
+    setting = TreeSetting(rule, tree=[-1, -1], v=4, drafters=2, seed=2)
 
     def change(arguments):
         rows = arguments["draft_rows"]

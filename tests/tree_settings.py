@@ -68,18 +68,27 @@ def one_after_another(law, k):
     return torch.tensor(rows), torch.tensor(weights, dtype=torch.float64)
 
 
+def whole(law, generator):
+    """The same shape [.., V] of a law drawn from another, in sixteenths."""
+    rows = law.reshape(-1, law.shape[-1])
+    drawn = torch.multinomial(rows, 16, replacement=True, generator=generator)
+    counts = torch.nn.functional.one_hot(drawn, law.shape[-1]).sum(-2)
+    return (counts / 16).view(law.shape).float()
+
+
 class TreeSetting:
     """Tables, and the arguments an implementation of `verify_tree` gets for a tuple of drafts.
 
     drafters: the number of draft models, of which sibling j is drawn from model j % drafters; those
     of one model together, as `how` says. draft: "full", "sampled" (its rows with what `sample` left
     behind) or "none" (its argmax). missing: absent nodes. ragged: the last node has no row.
-    options: more keyword arguments.
+    sixteenths: probabilities are whole multiples of 1/16. options: more keyword arguments.
     """
 
     def __init__(self, rule, tree="221", v=3, *, seed=0, draft="full", kind="logits", how=None,
                  dtype=torch.float32, holes=False, same=False, drafters=1, target=None,
-                 drafted=None, missing=(), ragged=False, **options):  # fmt: skip
+                 drafted=None, missing=(), ragged=False, sixteenths=False,
+                 **options):  # fmt: skip
         generator = torch.Generator().manual_seed(seed)
         self.rule, self.v, self.kind, self.options = rule, v, kind, options
         self.parents = TREES[tree] if isinstance(tree, str) else tree
@@ -98,6 +107,10 @@ class TreeSetting:
         if kind == "probs":
             p, *q = ([t.float().softmax(-1) for t in x] for x in (p, *q))
             self.p_law = laws([t.double().log() for t in p], **self.target_filters)
+            self.q_law = [[t.double() for t in x] for x in q]
+        if sixteenths:
+            p, *q = ([whole(t, generator) for t in x] for x in (p, *q))
+            self.p_law = [t.double() for t in p]
             self.q_law = [[t.double() for t in x] for x in q]
         if draft == "none":
             self.q_law = [[torch.nn.functional.one_hot(t.argmax(-1), v).double() for t in x]
@@ -168,7 +181,8 @@ class TreeSetting:
         def run(drafts, uniforms):
             arguments = change(self.arguments(drafts, name if isinstance(name, str) else "cpp"))
             out = verify_tree(op, **{"tokens": drafts, "uniforms": uniforms, **arguments})
-            assert not out[3].any()
+            # A coin of almost 1 may reject where nothing is left: an empty residual, bit 2.
+            assert not (out[3] & ~4).any()
             return out[outputs]
 
         return run
