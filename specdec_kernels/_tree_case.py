@@ -62,8 +62,11 @@ def tree_case(
             made = make_draft(draft, near.to(dtype), kind, temperatures_of(shaping, b), g)
         laws_of = torch.arange(n).expand(b, n) if laws == "each" else parents + 1
         drawn = rule in TREE_RATIO_RULES and draft != "none"
-        law = (made.law, made.names) if drawn else (target.float().softmax(-1), torch.arange(v))
-        tokens = _tokens(rule if drawn else "", parents, laws_of if drawn else parents + 1, *law, g)
+        law, names = target.float().softmax(-1), torch.arange(v)
+        if drawn and made.law is not None and made.names is not None:
+            law, names = made.law, made.names
+        of = laws_of if drawn else parents + 1
+        tokens = _tokens(rule if drawn else "", parents, of, law, names, g)
         if b >= 3:
             tokens[2, n // 2 :: 3] = -1
         made.tokens = tokens.to(id_dtype)
