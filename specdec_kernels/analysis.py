@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from specdec_kernels.drawn_trees import drawn_trees, lineage
 from specdec_kernels.enumeration import RealizedLaw, Verify, enumerate_law, joint_law
 from specdec_kernels.estimates import AcceptanceEstimate, wilson_interval
 from specdec_kernels.tree_analysis import k_seq_factor, tree_acceptance, tree_acceptance_bound
@@ -21,9 +22,7 @@ from specdec_kernels.tree_enumeration import (
     RealizedTreeLaw,
     TreeVerify,
     Trials,
-    drawn_trees,
     enumerate_tree_law,
-    lineage,
 )
 from specdec_kernels.walltime import (
     expected_tokens,

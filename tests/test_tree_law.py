@@ -27,7 +27,7 @@ from specdec_kernels.analysis import lineage
 RATIO = ["multi_draft", "multi_draft_wor", "top_k_plus_one", "k_seq", "traversal"]
 EVERY_RULE = [r for r in DRAWN if r != "greedy"]
 
-# The rules each stands for, and the setting. The reference takes the ones of TINY.
+# The rules each stands for, and the setting. Slower providers take the ones of TINY.
 LOSSLESS = {
     "221": ([r for r in EVERY_RULE if r != "k_seq"], dict(tree="221")),
     "312": ([r for r in EVERY_RULE if r != "k_seq"], dict(tree="312", seed=1)),
@@ -70,23 +70,23 @@ TINY = {
     "3-V3-zeros": dict(tree="3", holes=True, seed=2),
     "sampled": dict(tree=[-1, -1], draft="sampled", drafted=dict(temperature=0.6, top_k=2)),
 }
-CASES = [pytest.param(n, r, s, id=f"{n}-{r}-{s}")
-         for n in ("cpp", *SHIM) for s, (rules, _) in LOSSLESS.items() for r in rules]  # fmt: skip
+CASES = [pytest.param(r, s, id=f"{r}-{s}") for s, (rules, _) in LOSSLESS.items() for r in rules]
 
 
-@pytest.mark.parametrize(("name", "rule", "setting"), CASES)
-def test_the_emitted_law_is_the_targets(name, rule, setting):
+@pytest.mark.parametrize(("rule", "setting"), CASES)
+def test_the_emitted_law_is_the_targets(rule, setting):
     setting = TreeSetting(rule, **LOSSLESS[setting][1])
-    holds(setting.realized(name), setting)
+    holds(setting.realized("cpp"), setting)
 
 
 @pytest.mark.parametrize(
     ("rule", "setting"),
     [(r, s) for r in EVERY_RULE for s in TINY if r != "k_seq" or s in ("21-V2", "sampled")],
 )
-def test_the_emitted_law_of_the_reference_is_the_targets(rule, setting):
+@pytest.mark.parametrize("name", ["reference", *SHIM])
+def test_the_emitted_law_of_slower_providers_is_the_targets(name, rule, setting):
     setting = TreeSetting(rule, **TINY[setting])
-    holds(setting.realized("reference", steps=28), setting)
+    holds(setting.realized(name), setting)
 
 
 @pytest.mark.skipif(
