@@ -1,9 +1,15 @@
 """A verdict on a tree depends on its own rows alone, on those that it needs, and on no layout."""
 
+import subprocess
+import sys
+import textwrap
+
 import pytest
 import torch
+import torch._dynamo.testing
 from providers import TREE_REAL, identical, provider, worst
 
+import specdec_kernels
 from specdec_kernels import testing
 from specdec_kernels._tree_arguments import TREE_RULES, TreeArguments
 
@@ -145,6 +151,35 @@ def test_rows_off_the_path_are_not_read(name, rule, filters):
     identical("verify_tree", op(*a), want)
 
 
+def tree_rules(target, tokens, parents, draft, seeds, positions):
+    tree, kw = specdec_kernels.Tree(tokens, parents), dict(seeds=seeds, positions=positions)
+    verify = specdec_kernels.verify_tree
+    return (
+        *verify(target, tree, draft, rule="multi_draft", with_acceptance=True, **kw),
+        *verify(target, tree, draft, rule="k_seq", draft_rows=parents.int() + 1, **kw),
+        *verify(target, tree, draft, rule="traversal", temperature=0.7, top_k=9, **kw),
+        *verify(target, tree, rule="typical", max_depth=1, max_emit=positions + 1, **kw),
+    )
+
+
+def test_rules_compile_as_one_graph_for_all_sizes():
+    torch._dynamo.reset()
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(tree_rules, fullgraph=True, backend=counter, dynamic=True)
+    frames = []
+    for b, n, v in ((3, 4, 61), (5, 2, 130), (4, 3, 97)):
+        g = torch.Generator().manual_seed(b)
+        args = (
+            torch.randn(b, n + 1, v, generator=g), torch.randint(0, v, (b, n), generator=g),
+            torch.arange(-1, n - 1).repeat(b, 1), torch.randn(b, n, v, generator=g),
+            torch.arange(b), torch.arange(b) * 9,
+        )  # fmt: skip
+        for i, (got, want) in enumerate(zip(compiled(*args), tree_rules(*args), strict=True)):
+            worst(f"output {i}", got, want)
+        frames.append(counter.frame_count)
+    assert frames == frames[:1] * 3
+
+
 THREADED = [
     testing.tree_case(1, 5, 50_001, rule=r, laws="shared", filters=f)
     for r, f in (
@@ -184,3 +219,33 @@ def test_outputs_are_written_everywhere_for_faulty_rows(name, rule):
     assert 0 <= int(got[1][3, 0]) < 67
     assert not got[4].isnan().any()
     assert got[5].isnan().all()
+
+
+def test_no_temporary_of_the_size_of_the_rows():
+    """Peak memory of a fresh process while 48,617 kB of bfloat16 rows are verified."""
+    program = """
+    import resource, torch, specdec_kernels as sk
+    b, n, v = 32, 4, 151_936
+    peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    target = torch.zeros(b, n + 1, v, dtype=torch.bfloat16)
+    target[..., ::7] = 2.0
+    draft = target[:, :n]
+    tree = sk.Tree(torch.arange(n).repeat(b, 1), torch.tensor([-1, -1, 1, 1]).repeat(b, 1))
+    rows = torch.tensor([0, 0, 2, 2], dtype=torch.int32).repeat(b, 1)
+    at = torch.arange(b)
+    def calls(k):
+        part = sk.Tree(tree.tokens[:k], tree.parents[:k])
+        for filters in ({}, dict(top_k=50, top_p=0.9, min_p=0.01, temperature=0.7)):
+            for rule in RULES:
+                kw = dict(rule=rule, draft_rows=rows[:k], seeds=at[:k], positions=at[:k])
+                sk.verify_tree(target[:k], part, draft[:k], **kw, **filters)
+    calls(2)
+    before = peak()
+    calls(b)
+    print(peak() - before)
+    """
+    program = textwrap.dedent(program).replace("RULES", repr(TREE_RULES))
+    out = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert int(out.stdout) < 6_000  # kB; one bfloat16 copy of the rows is 48,617
