@@ -1,4 +1,4 @@
-"""Triton provider of `sample` and `verify_chain` for CUDA devices (and the CPU interpreter).
+"""Triton provider of `sample`, `verify_chain` and `verify_tree` for CUDA devices (and the CPU interpreter).
 
 Nothing here imports triton until an op is first called: the import costs about a second.
 """
@@ -27,6 +27,12 @@ def _verify_chain(*args: Any) -> tuple[Tensor, ...]:
     return verify_chain(*args)
 
 
+def _verify_tree(*args: Any) -> tuple[Tensor, ...]:
+    from specdec_kernels.triton.tree import verify_tree  # noqa: PLC0415
+
+    return verify_tree(*args)
+
+
 def register(dispatch_key: str = "CUDA") -> None:
     """Serve the ops on `dispatch_key`; the schemas must be there. A second call changes nothing."""
     if _libraries:
@@ -34,5 +40,6 @@ def register(dispatch_key: str = "CUDA") -> None:
     library = torch.library.Library("specdec_kernels", "IMPL")
     library.impl("sample", _sample, dispatch_key)
     library.impl("verify_chain", _verify_chain, dispatch_key)
+    library.impl("verify_tree", _verify_tree, dispatch_key)
     # The registrations live as long as the object that made them.
     _libraries.append(library)
