@@ -147,6 +147,8 @@ def test_a_chain_gets_the_same_bits_as_from_verify_chain(rule, as_chain, form, c
     target = torch.randn(b, n + 1, v, generator=g)
     draft = target[:, :n] + torch.randn(b, n, v, generator=g)
     tokens = torch.distributions.Categorical(logits=draft).sample()
+    if form in ("none", "sparse"):  # whose tokens would hardly stand
+        target.scatter_add_(-1, tokens[..., None], torch.full((b, n, 1), 3.0))
     parents = torch.arange(-1, n - 1).expand(b, n)
     options = {"seeds": torch.arange(b), "positions": torch.arange(b) * 9, "top_k": 30}
     if form == "none":
@@ -162,13 +164,8 @@ def test_a_chain_gets_the_same_bits_as_from_verify_chain(rule, as_chain, form, c
     given = {}, {}
     if coins == "given":
         u = torch.rand(b, 2 * n + 1, generator=g, dtype=torch.float64)
-        given = [{"uniforms": u}, {}]
-        if rule == "multi_draft":  # verify_chain has one draw a sequence, whatever its depth
-            u[:, n:] = u[:, n:][:, :1]
-            given[1] = {"uniforms": u[:, : n + 1].contiguous()}
-        else:
-            u[:, n:] = u[:, n:][:, :1]
-            given[1] = {"uniforms": u[:, : n + 1].contiguous()}
+        u[:, n:] = u[:, n : n + 1]  # verify_chain has one draw a sequence, whatever its depth
+        given = {"uniforms": u}, {"uniforms": u[:, : n + 1].contiguous()}
     got = verify_tree(
         tree.verify_tree, target, tokens, parents, draft, rule=rule, **given[0], **options
     )
@@ -254,6 +251,7 @@ def test_many_siblings_of_several_rows_in_many_tiles(rule, monkeypatch):
     v, n = 600, 7
     target, draft = torch.randn(1, n + 1, v, generator=g), torch.randn(1, 3, 700, generator=g)
     tokens = torch.tensor([[1, 300, 599, 300, 2, 650, 3]])
+    draft[..., tokens[0]] += 5
     rows = torch.tensor([[0, 0, 1, 0, 1, 2, 2]], dtype=torch.int32)
     u = torch.full((1, 2 * n + 1), 0.9999, dtype=torch.float64)
     u[:, n:] = 0.37

@@ -61,9 +61,7 @@ def no_outputs(out, nodes, max_depth, NODES: tl.constexpr):
     if logprobs is not None:
         tl.store(logprobs + index, tl.zeros([NODES], tl.float32), mask=index <= max_depth)
     if acceptance is not None:
-        tl.store(
-            acceptance + index, tl.full([NODES], float("nan"), tl.float32), mask=index < nodes
-        )
+        tl.store(acceptance + index, tl.full([NODES], float("nan"), tl.float32), mask=index < nodes)
     tl.debug_barrier()
 
 

@@ -9,7 +9,7 @@ from specdec_kernels.triton.draft import RAW, SAMPLED, SUBTRACT, draft_tile, lin
 from specdec_kernels.triton.philox import RESIDUAL
 from specdec_kernels.triton.residual import target_tile
 from specdec_kernels.triton.row import INF, STAGES, flag, log64
-from specdec_kernels.triton.rules import DRAFT_NOT_FINITE, TOKEN
+from specdec_kernels.triton.rules import DRAFT_NOT_FINITE
 from specdec_kernels.triton.tree_left import (
     BEFORE,
     ENTRY,
@@ -21,8 +21,8 @@ from specdec_kernels.triton.tree_left import (
     first_node,
     note_law,
 )
-from specdec_kernels.triton.tree_siblings import coin, draft_at, statistics, target_at
-from specdec_kernels.triton.walk import by_ratio, number
+from specdec_kernels.triton.tree_siblings import at_first, coin, draft_at, statistics, target_at
+from specdec_kernels.triton.walk import number
 
 PASSES = tl.constexpr(24)  # over two rows, at most; four to eight are usual
 # Roots are aimed at from above, by less than rho may be too large.
@@ -56,7 +56,7 @@ def overlap(
         beta_b += linear_sum(tl.minimum(taken, part))
         below_b += linear_sum(tl.where(taken < part, taken, 0.0))
     bad = flag(0)
-    if DRAFT == RAW or DRAFT == SAMPLED:  # noqa: PLR1714  (no `in` in Triton)
+    if DRAFT == RAW or DRAFT == SAMPLED:  # noqa: SIM109, PLR1714  (no `in` in Triton)
         if BEYOND:
             if mode == SUBTRACT:
                 _mass, top = beyond(q, drafts[3], p[1], tokens, tokens * 0, DRAFT, TILE, WIDTH)
@@ -202,9 +202,9 @@ def k_seq(
                     drafts, draft, x, certain, mode, shaping, q_logsumexp, q_threshold, DRAFT, WIDTH
                 )
                 p_x, logprob = target_at(p, x, logsumexp, shaping[0], PROBS)
-                hit, chance = by_ratio(
+                hit, chance = at_first(
                     coin(noise, m, depth, lane), p_x, rho * q_x, logprob, log_q_x + log64(rho),
-                    p[2], one, TOKEN, PROBS, DRAFT,
+                    p[2], PROBS, DRAFT,
                 )  # fmt: skip
                 if acceptance is not None:
                     tl.store(acceptance + m, chance.to(tl.float32))

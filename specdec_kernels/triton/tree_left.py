@@ -259,16 +259,14 @@ def fill_left(
             less += last * mass_beyond
             rest += mass_beyond
     bad = flag(0)
-    if DRAFT == RAW or DRAFT == SAMPLED:  # noqa: PLR1714  (no `in` in Triton)
+    if DRAFT == RAW or DRAFT == SAMPLED:  # noqa: SIM109, PLR1714  (no `in` in Triton)
         scanned = (count > 0) & (mode == SUBTRACT)
         bad = (scanned & ((q_top == INF) | (q_top == -INF))).to(tl.int32)
     return p_top, bad, more, less, rest
 
 
 @triton.jit
-def left_at(
-    p_x, x, left, drafts, temp, DRAFT: tl.constexpr, WIDTH: tl.constexpr
-):
+def left_at(p_x, x, left, drafts, temp, DRAFT: tl.constexpr, WIDTH: tl.constexpr):
     """What is left of one token, float64; p_x is c * P(x)."""
     entries, head, count, _, mode, _ = left
     e = head
@@ -284,7 +282,7 @@ def left_at(
                     tl.load(entry + LOGSUMEXP), tl.load(entry + THRESHOLD).to(tl.float32), DRAFT,
                     True, WIDTH,
                 )  # fmt: skip
-                if DRAFT == LAW or DRAFT == SAMPLED:  # noqa: PLR1714  (no `in` in Triton)
+                if DRAFT == LAW or DRAFT == SAMPLED:  # noqa: SIM109, PLR1714  (no `in` in Triton)
                     q_x = tl.exp(log_q_x)
         p_x = tl.maximum(p_x - scale * q_x, 0.0)
         e = tl.load(entry + NEXT).to(tl.int32)

@@ -17,7 +17,7 @@ from specdec_kernels.triton.draft import (
     linear_sum,
 )
 from specdec_kernels.triton.philox import ACCEPT, RESIDUAL, lane_uniform
-from specdec_kernels.triton.row import INF, STAGES, flag, log_probability
+from specdec_kernels.triton.row import INF, flag, log_probability
 from specdec_kernels.triton.rules import DRAFT_NOT_FINITE, EMPTY_RESIDUAL, TOKEN
 from specdec_kernels.triton.tree_left import (
     DRAFT_ROW,
@@ -105,7 +105,7 @@ def draft_at(
                 drafts, draft.to(tl.int64), x, shaping[0], logsumexp, threshold, DRAFT, True, WIDTH
             )
             sound = there.to(tl.int32)
-            if DRAFT == LAW or DRAFT == SAMPLED:  # noqa: PLR1714  (no `in` in Triton)
+            if DRAFT == LAW or DRAFT == SAMPLED:  # noqa: SIM109, PLR1714  (no `in` in Triton)
                 q_x = tl.exp(log_q_x)
     return q_x, log_q_x, sound
 
@@ -115,6 +115,15 @@ def against(u, p_x, q_x):
     """(whether u * Q(x) < P(x), how likely that was)."""
     chance = tl.where(q_x > 0, tl.minimum(p_x / tl.where(q_x > 0, q_x, 1.0), 1.0), 1.0)
     return u * q_x < p_x, tl.where(p_x > 0, chance, 0.0)
+
+
+@triton.jit
+def at_first(u, p_x, q_x, logprob, log_q_x, direct, PROBS: tl.constexpr, DRAFT: tl.constexpr):
+    """The same for the whole target, by rule token's own comparison; P(x) = 0 never stands."""
+    hit, chance = by_ratio(
+        u, p_x, q_x, logprob, log_q_x, direct, tl.full([], 1.0, tl.float32), TOKEN, PROBS, DRAFT
+    )
+    return hit & (p_x > 0), tl.where(p_x > 0, chance, 0.0)
 
 
 @triton.jit
@@ -181,9 +190,7 @@ def one_by_one(
             u = coin(noise, n, depth, lane)
             p_x, logprob = target_at(p, x, logsumexp, shaping[0], PROBS)
             if count == 0:
-                hit, chance = by_ratio(
-                    u, p_x, q_x, logprob, log_q_x, p[2], one, TOKEN, PROBS, DRAFT
-                )
+                hit, chance = at_first(u, p_x, q_x, logprob, log_q_x, p[2], PROBS, DRAFT)
             else:
                 left_x = left_at(
                     p_x, x, (entries, head, count, one, mode, barred), drafts, shaping[0], DRAFT,
@@ -198,9 +205,7 @@ def one_by_one(
                 work = flag(0)
             else:
                 note_law(entries, n, x, draft, q_logsumexp, q_threshold)
-                head, tail, count, shared = push(
-                    entries, head, tail, count, n, draft, mass / rest
-                )
+                head, tail, count, shared = push(entries, head, tail, count, n, draft, mass / rest)
                 if RULE == MULTI_DRAFT_WOR:
                     tried = tl.where(index == n, 1, tried)
                     barred = tried * tl.where(laws == draft, FROM_BOTH, FROM_DRAFT)
@@ -261,7 +266,7 @@ def mass_off(
             q_top = tl.maximum(q_top, top)
             mass += more
     bad = flag(0)
-    if DRAFT == RAW or DRAFT == SAMPLED:  # noqa: PLR1714  (no `in` in Triton)
+    if DRAFT == RAW or DRAFT == SAMPLED:  # noqa: SIM109, PLR1714  (no `in` in Triton)
         bad = ((mode == SUBTRACT) & ((q_top == INF) | (q_top == -INF))).to(tl.int32)
     return mass, bad
 

@@ -68,9 +68,7 @@ def saved_law(row, v, state, shaping):
 
 
 @triton.jit
-def emit_path(
-    node, depth, tree, rows, v, states, shaping, out, PROBS: tl.constexpr
-):
+def emit_path(node, depth, tree, rows, v, states, shaping, out, PROBS: tl.constexpr):
     """The accepted nodes, their tokens and log-probabilities, from the last one up."""
     path_out, tokens_out, logprobs_out, _ = out
     tokens, parents, _, _ = tree
@@ -164,7 +162,7 @@ def traversal(
     row_0, row_stride = rows
     temp, direct = shaping[0], shaping[6]
     tops, sums, slot_size = scratch
-    tokens, parents, laws, nodes = tree
+    tokens, parents, laws, _nodes = tree
     most, max_depth, eos_ids, num_eos = limits
     acceptance = out[3]
     gathered: tl.constexpr = DRAFT == POINT or DRAFT == SPARSE  # noqa: PLR1714
@@ -203,9 +201,7 @@ def traversal(
                     fault = flag(TARGET_NOT_FINITE)
                     remaining = remaining * 0
             save_law(state, share, logsumexp, threshold)
-            save(
-                state, share, tl.full([], 1.0, tl.float64), flag(-1), flag(-1), flag(0)
-            )
+            save(state, share, tl.full([], 1.0, tl.float64), flag(-1), flag(-1), flag(0))
         else:
             over = flag(0)
         p, logsumexp = saved_law(row, v, state, shaping)
@@ -272,7 +268,7 @@ def traversal(
                 p_x, logprob = target_at(p, x, logsumexp, temp, PROBS)
                 if count == 0:
                     step = ratio(p_x, q_x, logprob, log_q_x, direct, PROBS, DRAFT)
-                    share = tl.where((c > 0) & (step > 0), tl.minimum(c * step, 1.0), 0.0)
+                    share = tl.where((c * p_x > 0) & (step > 0), tl.minimum(c * step, 1.0), 0.0)
                 else:
                     left_x = left_at(
                         c * p_x, x, (entries, head, count, c.to(tl.float32), mode, tokens), drafts,

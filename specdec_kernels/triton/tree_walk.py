@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from specdec_kernels.triton.block import raw_total
-from specdec_kernels.triton.law import RACE, density_constants, draw, entropy, race
+from specdec_kernels.triton.law import density_constants, draw, entropy, race
 from specdec_kernels.triton.philox import RESIDUAL
 from specdec_kernels.triton.row import INF, flag, log_probability, row_argmax
 from specdec_kernels.triton.rules import TARGET_NOT_FINITE
