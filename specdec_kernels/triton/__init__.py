@@ -1,4 +1,4 @@
-"""Triton provider of `sample`, `verify_chain` and `verify_tree` for CUDA devices (and the CPU interpreter).
+"""Triton provider of the ops that draw, for CUDA devices (and the CPU interpreter).
 
 Nothing here imports triton until an op is first called: the import costs about a second.
 """

@@ -57,7 +57,7 @@ def overlap(
         below_b += linear_sum(tl.where(taken < part, taken, 0.0))
     bad = flag(0)
     if DRAFT == RAW or DRAFT == SAMPLED:  # noqa: SIM109, PLR1714  (no `in` in Triton)
-        if BEYOND:
+        if BEYOND:  # noqa: SIM102  (compiled in only where the draft has columns of its own)
             if mode == SUBTRACT:
                 _mass, top = beyond(q, drafts[3], p[1], tokens, tokens * 0, DRAFT, TILE, WIDTH)
                 q_top = tl.maximum(q_top, top)
