@@ -25,11 +25,13 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from specdec_kernels._tree_arguments import TREE_RULES
 from specdec_kernels.triton import (
     chain,
     expand_tree,
     launch,
     sample,
+    tree,
     tree_layout,
 )
 
@@ -44,12 +46,14 @@ BRIEF = {
     "sampled-lazy-filters", "greedy-split", "block-law-lazy", "block-sparse-split",
     "attention", "rerank-score", "rerank-choose", "rerank-place", "trie-compare", "trie-number",
     "expand-tiles", "expand-rows", "expand-frontier",
+    "tree-wor-law", "tree-traversal-sampled",
 }  # fmt: skip
 ENTRIES = (
     sample.sample_tiles,
     sample.sample_rows,
     chain.chain_tiles,
     chain.chain_sequences,
+    tree.tree_sequences,
     tree_layout.attention_rows,
     tree_layout.score_nodes,
     tree_layout.choose_nodes,
@@ -72,6 +76,7 @@ TYPES = {
         "draft_slots", "residual_slots", "id_limit", "num_eos",
         "num_rows", "slots", "window", "m", "size", "branches", "length", "num_nodes", "width",
         "children",
+        "max_depth",
     ],
     "i64": [
         "row_stride", "target_stride_b", "target_stride_i", "draft_stride_b", "draft_stride_i",
@@ -86,11 +91,11 @@ TYPES = {
     ],
     "*fp64": ["uniforms", "logsumexps", "draft_logsumexp", "marks"],
     "*i32": ["top_ks", "cu_rows", "num_accepted", "status", "draft_columns", "chosen",
-             "first", "shared", "owned"],
+             "first", "shared", "owned", "draft_rows"],
     "*i64": [
         "seeds", "positions", "sums", "tokens", "draft_tokens", "draft_ids", "eos_ids", "max_emit",
         "parents", "lengths", "entries", "places", "out_tokens", "out_parents", "nodes", "ends",
-        "sequences", "found", "frontier",
+        "sequences", "found", "frontier", "tree_tokens", "path",
     ],
 }  # fmt: skip
 TYPE_OF = {name: kind for kind, names in TYPES.items() for name in names}
@@ -120,7 +125,7 @@ RULES = {
 FORMS = {"point": 0, "law": 1, "raw": 2, "sampled": 3, "sparse": 4}
 OWN = {"block": ("marks",), "synthetic": ("synthetic_rates",), "sparse": ("draft_ids",),
        "sampled": ("draft_logsumexp", "draft_threshold", "draft_temperatures"),
-       "mapped": ("draft_columns",)}  # fmt: skip
+       "mapped": ("draft_columns",), "shared": ("draft_rows",)}  # fmt: skip
 SPLIT = {"PRE": True}
 FILTERS = {"FILTERS": True}
 PROBS = {"PROBS": True}
@@ -163,6 +168,19 @@ def tree_variants() -> list[tuple[str, object, dict[str, object]]]:
     ]
 
 
+def paths(name: str, rule: str, form: str, *switches: str | dict[str, object],
+          rows: str = "bf16") -> tuple[str, object, dict[str, object]]:  # fmt: skip
+    """A variant of `tree_sequences`, made like those of `walk`; "shared" gives the draft rows."""
+    owned = {t for key in (form, *switches) if isinstance(key, str) for t in OWN.get(key, ())}
+    own = {"RULE": TREE_RULES.index(rule), "DRAFT": FORMS[form], "FLAT_DRAFT": "shared" in switches,
+           "WHAT": {"greedy": 0, "match": 2}.get(rule, 1), "NODES": 64, "rows": rows}  # fmt: skip
+    constants = PLAIN | SHAPE | own
+    constants |= {name: None for name in (*ABSENT, "draft_rows") if name not in owned | {"marks"}}
+    for switch in switches:
+        constants |= switch if isinstance(switch, dict) else {}
+    return name, tree.tree_sequences, constants
+
+
 def variants() -> list[tuple[str, object, dict[str, object]]]:
     """(name, kernel, its row dtype and constants)."""
     out = []
@@ -196,6 +214,20 @@ def variants() -> list[tuple[str, object, dict[str, object]]]:
         walk("typical-lazy", "typical", "point", SCALARS),
         walk("synthetic-split", "synthetic", "point", SCALARS, SPLIT),
         *tree_variants(),
+        paths("tree-greedy", "greedy", "point", SCALARS),
+        paths("tree-match-filters", "match", "point", FILTERS),
+        paths("tree-target-only", "target_only", "point", SCALARS, PROBS),
+        paths("tree-typical", "typical", "point", SCALARS, rows="fp16"),
+        paths("tree-multi-point", "multi_draft", "point", SCALARS),
+        paths("tree-multi-law", "multi_draft", "law", BEYOND, "mapped"),
+        paths("tree-wor-law", "multi_draft_wor", "law", FILTERS, BEYOND, "shared"),
+        paths("tree-wor-sparse", "multi_draft_wor", "sparse", SCALARS, BEYOND, "shared"),
+        paths("tree-top-raw", "top_k_plus_one", "raw", PROBS, "mapped", BEYOND, rows="fp32"),
+        paths("tree-seq-sampled", "k_seq", "sampled", FILTERS, BEYOND),
+        paths("tree-seq-law", "k_seq", "law", SCALARS, "shared"),
+        paths("tree-traversal-point", "traversal", "point", SCALARS, PROBS),
+        paths("tree-traversal-sparse", "traversal", "sparse", SCALARS, BEYOND),
+        paths("tree-traversal-sampled", "traversal", "sampled", FILTERS, BEYOND),
     ]
 
 

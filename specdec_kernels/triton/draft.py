@@ -80,6 +80,61 @@ def row_entry(row, d, columns, x, other: tl.constexpr):
 
 
 @triton.jit
+def draft_statistics(
+    drafts, i, temp, inv_t, tops, sums, d_tiles,
+    DRAFT: tl.constexpr, RAGGED_DRAFT: tl.constexpr, PRE: tl.constexpr, TILE: tl.constexpr,
+    CHUNK: tl.constexpr, BLOCK: tl.constexpr, LOG_TILES: tl.constexpr,
+):  # fmt: skip
+    """(logsumexp, threshold, whether it is there and has a law) of draft row i."""
+    _, _, _, _, d, logsumexps, thresholds, _, _, _, _, _ = drafts
+    row, _first, sound = draft_row(drafts, i, RAGGED_DRAFT)
+    logsumexp = tl.full([], 0.0, tl.float64)
+    threshold = tl.full([], float("-inf"), tl.float32)
+    if sound:
+        if DRAFT == LAW:
+            q_top, _cut, logsumexp = row_law(
+                row, d, d_tiles, tops, sums, temp, inv_t, 0, 1.0, 0.0, False, i, i, SHARED, MASS,
+                PRE, False, False, TILE, CHUNK, BLOCK, LOG_TILES,
+            )  # fmt: skip
+            sound = finite(q_top)
+        elif DRAFT == SAMPLED:
+            logsumexp = tl.load(logsumexps + i)
+            threshold = tl.load(thresholds + i)
+            sound = (tl.abs(logsumexp) < INF) & (threshold >= -INF)  # not NaN
+    return logsumexp, threshold, sound
+
+
+@triton.jit
+def draft_probability(
+    drafts, i, x, temp, logsumexp, threshold, DRAFT: tl.constexpr, RAGGED_DRAFT: tl.constexpr,
+    WIDTH: tl.constexpr,
+):  # fmt: skip
+    """(Q(x), log Q(x), whether what was read is what it may be) of a draft row that is there.
+
+    Of a law in logits Q(x) is left out, and 1.
+    """
+    _, _, _, keys, d, _, _, q_temp, _, _, _, _ = drafts
+    ids, columns = keys
+    row, first, sound = draft_row(drafts, i, RAGGED_DRAFT)
+    q_x = tl.full([], 1.0, tl.float64)
+    log_q_x = tl.full([], 0.0, tl.float64)
+    if DRAFT == SPARSE:
+        q_x, sound = sparse_entry(row, ids + first, d, x, WIDTH)
+        log_q_x = log64(q_x)
+    elif DRAFT == RAW:
+        q_x = row_entry(row, d, columns, x, 0.0)
+        sound = (q_x >= 0) & (q_x < INF)
+        log_q_x = log64(q_x)
+    elif DRAFT == LAW:
+        log_q_x = row_entry(row, d, columns, x, float("-inf")) / temp - logsumexp
+    elif DRAFT == SAMPLED:
+        entry = row_entry(row, d, columns, x, float("-inf"))
+        sound = entry < INF
+        log_q_x = tl.where(entry >= threshold.to(tl.float64), entry / q_temp - logsumexp, -INF)
+    return q_x, log_q_x, sound
+
+
+@triton.jit
 def draft_entry(
     drafts, i, x, temp, inv_t, tops, sums, d_tiles,
     DRAFT: tl.constexpr, RAGGED_DRAFT: tl.constexpr, PRE: tl.constexpr, TILE: tl.constexpr,
@@ -94,35 +149,16 @@ def draft_entry(
     logsumexp = tl.full([], 0.0, tl.float64)
     threshold = tl.full([], float("-inf"), tl.float32)
     mode = tl.where(x < 0, KEEP, REMOVE).to(tl.int32)
-    if DRAFT != POINT:
-        _, _, _, keys, d, logsumexps, thresholds, q_temp, _, _, _, _ = drafts
-        ids, columns = keys
-        row, first, sound = draft_row(drafts, i, RAGGED_DRAFT)
-        if (x >= 0) & (q_temp != 0):
+    if DRAFT != POINT:  # noqa: SIM102  (compiled in only where there are rows)
+        if (x >= 0) & (drafts[7] != 0):
+            logsumexp, threshold, sound = draft_statistics(
+                drafts, i, temp, inv_t, tops, sums, d_tiles, DRAFT, RAGGED_DRAFT, PRE, TILE, CHUNK,
+                BLOCK, LOG_TILES,
+            )  # fmt: skip
             if sound:
-                if DRAFT == SPARSE:
-                    q_x, sound = sparse_entry(row, ids + first, d, x, WIDTH)
-                    log_q_x = log64(q_x)
-                elif DRAFT == RAW:
-                    q_x = row_entry(row, d, columns, x, 0.0)
-                    sound = (q_x >= 0) & (q_x < INF)
-                    log_q_x = log64(q_x)
-                elif DRAFT == LAW:
-                    q_top, _cut, logsumexp = row_law(
-                        row, d, d_tiles, tops, sums, temp, inv_t, 0, 1.0, 0.0, False, x, x, SHARED,
-                        MASS, PRE, False, False, TILE, CHUNK, BLOCK, LOG_TILES,
-                    )  # fmt: skip
-                    sound = finite(q_top)
-                    log_q_x = row_entry(row, d, columns, x, float("-inf")) / temp - logsumexp
-                else:
-                    entry = row_entry(row, d, columns, x, float("-inf"))
-                    logsumexp = tl.load(logsumexps + i)
-                    threshold = tl.load(thresholds + i)
-                    sound = (tl.abs(logsumexp) < INF) & (entry < INF)
-                    sound = sound & (threshold >= -INF)  # not NaN
-                    log_q_x = tl.where(
-                        entry >= threshold.to(tl.float64), entry / q_temp - logsumexp, -INF
-                    )
+                q_x, log_q_x, sound = draft_probability(
+                    drafts, i, x, temp, logsumexp, threshold, DRAFT, RAGGED_DRAFT, WIDTH
+                )
             mode = tl.where(sound, SUBTRACT, KEEP).to(tl.int32)
     return q_x, log_q_x, logsumexp, threshold, mode
 

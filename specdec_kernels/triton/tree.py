@@ -1,0 +1,244 @@
+"""`specdec_kernels::verify_tree` in Triton: one program a sequence.
+
+The nodes of a sequence are vectors over the next power of two; a set of nodes is a mask.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from specdec_kernels._checks import float32
+from specdec_kernels._tree_arguments import TREE_RATIO_RULES, TREE_RULES, TreeArguments
+from specdec_kernels.triton import launch
+from specdec_kernels.triton.chain import sequence
+from specdec_kernels.triton.draft import LAW, POINT, RAW, REMOVE, SAMPLED, SPARSE, SUBTRACT
+from specdec_kernels.triton.law import MASS, RACE, TOPS
+from specdec_kernels.triton.row import (
+    INF,
+    count_parameter,
+    flag,
+    inverse,
+    parameter,
+    valid,
+)
+from specdec_kernels.triton.rules import BAD_PARAMETER, DRAFT_OUT_OF_RANGE, TARGET_NOT_FINITE
+from specdec_kernels.triton.tree_left import ENTRY
+from specdec_kernels.triton.tree_rules import GREEDY, MULTI_DRAFT, TRAVERSAL
+from specdec_kernels.triton.tree_traversal import STATE, traversal
+from specdec_kernels.triton.tree_walk import tree_walk
+
+
+@triton.jit
+def read_tree(tree_tokens, parents, draft_rows, nodes, rows, id_limit, point, NODES: tl.constexpr):
+    """((tokens, -1 where absent, parents, draft rows, N), status)."""
+    index = tl.arange(0, NODES)
+    inside = index < tl.minimum(nodes, rows - 1)
+    x = tl.load(tree_tokens + index, mask=inside, other=-1).to(tl.int64)
+    parent = tl.load(parents + index, mask=inside, other=-1).to(tl.int64)
+    lawful = (parent >= -1) & (parent < index) & (x >= -1) & (x < id_limit)
+    wrong = tl.max((inside & (lawful == 0)).to(tl.int32), 0)
+    laws = index
+    if draft_rows is not None:
+        laws = tl.load(draft_rows + index, mask=inside, other=0)
+        laws = tl.where(point, index, laws)  # a point mass is a law of its own
+    tree = (tl.where(lawful, x, -1), parent.to(tl.int32), laws, nodes)
+    return tree, tl.where(wrong > 0, DRAFT_OUT_OF_RANGE, 0).to(tl.int32)
+
+
+@triton.jit
+def no_outputs(out, nodes, max_depth, NODES: tl.constexpr):
+    """What stands where nothing is written."""
+    path, tokens, logprobs, acceptance = out
+    index = tl.arange(0, NODES)
+    nothing = tl.full([NODES], -1, tl.int32)
+    tl.store(path + index, nothing.to(path.dtype.element_ty), mask=index < max_depth)
+    tl.store(tokens + index, nothing.to(tokens.dtype.element_ty), mask=index <= max_depth)
+    if logprobs is not None:
+        tl.store(logprobs + index, tl.zeros([NODES], tl.float32), mask=index <= max_depth)
+    if acceptance is not None:
+        tl.store(acceptance + index, tl.full([NODES], float("nan"), tl.float32), mask=index < nodes)
+    tl.debug_barrier()
+
+
+@triton.jit(
+    do_not_specialize=[
+        "num_nodes", "max_depth", "n_rows", "n_draft", "tiles", "d_tiles", "slot_size", "id_limit",
+        "num_eos",
+    ]
+)  # fmt: skip
+def tree_sequences(
+    target, target_stride_b, target_stride_i, tree_tokens, parents,
+    draft, draft_stride_b, draft_stride_i, draft_ids, draft_columns, draft_logsumexp,
+    draft_threshold, draft_temperatures, draft_temperature, draft_rows,
+    cu_rows, temperatures, temperature, top_ks, top_k, top_ps, top_p, min_ps, min_p,
+    seeds, positions, uniforms, typical_epsilon, typical_delta, eos_ids, max_emit,
+    tops, sums, marks,
+    path, tokens, num_accepted, status, logprobs, acceptance,
+    num_nodes, max_depth, v, d, n_rows, n_draft, tiles, d_tiles, slot_size, id_limit, num_eos,
+    RULE: tl.constexpr, WHAT: tl.constexpr, FILTERS: tl.constexpr, PROBS: tl.constexpr,
+    DRAFT: tl.constexpr, FLAT_DRAFT: tl.constexpr, BEYOND: tl.constexpr, NODES: tl.constexpr,
+    TILE: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, LOG_TILES: tl.constexpr,
+    WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Grid (B,): the verdict on one sequence."""
+    b = tl.program_id(0).to(tl.int64)
+    temp = parameter(temperatures, temperature, b)
+    k = count_parameter(top_ks, top_k, b)
+    p = parameter(top_ps, top_p, b)
+    least = parameter(min_ps, min_p, b)
+    good = valid(temp, k, p, least)
+    shaped = ((k > 0) & (k < v)) | (p < 1) | (least > 0)
+    if RULE == GREEDY:
+        temp = tl.full([], 0.0, tl.float64)
+    # Probabilities that need no shaping are the law itself to the rules that read Q.
+    ratio_rule: tl.constexpr = RULE >= MULTI_DRAFT and RULE <= TRAVERSAL
+    direct = (temp == 1) & (shaped == 0) & (PROBS and ratio_rule)
+    # Only a SampledDraft has a temperature of its own.
+    q_temp = temp
+    if DRAFT == SAMPLED:
+        q_temp = parameter(draft_temperatures, draft_temperature, b)
+        good = good & (q_temp >= 0) & (q_temp < INF)
+    begin, rows = sequence(cu_rows, b, num_nodes, n_rows)
+    tree_tokens += b * num_nodes
+    parents += b * num_nodes
+    if draft_rows is not None:
+        draft_rows += b * num_nodes
+    if not FLAT_DRAFT:
+        draft += b * draft_stride_b
+        if draft_ids is not None:
+            draft_ids += b * n_draft * d
+        if draft_logsumexp is not None:
+            draft_logsumexp += b * n_draft
+            draft_threshold += b * n_draft
+    path += b * max_depth
+    tokens += b * (max_depth + 1)
+    if logprobs is not None:
+        logprobs += b * (max_depth + 1)
+    if acceptance is not None:
+        acceptance += b * num_nodes
+    if uniforms is not None:
+        uniforms += b * (2 * num_nodes + 1)
+    no_outputs((path, tokens, logprobs, acceptance), num_nodes, max_depth, NODES)
+
+    stood = flag(0)
+    flags = tl.where(good, tl.where(rows > 0, 0, TARGET_NOT_FINITE), BAD_PARAMETER).to(tl.int32)
+    if flags == 0:
+        point = (q_temp == 0) | (DRAFT == POINT)
+        mode = tl.where(point, REMOVE, SUBTRACT).to(tl.int32)
+        tree, flags = read_tree(
+            tree_tokens, parents, draft_rows, num_nodes, rows, id_limit, point, NODES
+        )
+        most = rows
+        if max_emit is not None:
+            most = tl.maximum(tl.load(max_emit + b), 0)
+        if most > 0:
+            target_rows = (
+                target + b * target_stride_b + begin * target_stride_i, target_stride_i,
+            )  # fmt: skip
+            # A ragged draft of no sequence before this one: row i is row i.
+            drafts = (
+                draft, draft_stride_b, draft_stride_i, (draft_ids, draft_columns), d,
+                draft_logsumexp, draft_threshold, q_temp, b * 0, b * 0, n_draft, n_draft,
+            )  # fmt: skip
+            shaping = (temp, inverse(temp), k, p, least, shaped & (temp > 0), direct)
+            noise = (tl.load(seeds + b), tl.load(positions + b), uniforms)
+            at = 3 * b * slot_size
+            scratch = (tops + at, sums + at, slot_size)
+            states = marks + b * ((num_nodes + 1) * STATE + num_nodes * ENTRY)
+            entries = states + (num_nodes + 1) * STATE
+            zero = tl.full([], 0.0, tl.float64)
+            judge = (zero + typical_epsilon, zero + typical_delta, temp)
+            limits = (most, max_depth, eos_ids, num_eos)
+            out = (path, tokens, logprobs, acceptance)
+            walking = flag(1)
+            if RULE == TRAVERSAL:  # noqa: SIM102  (compiled in for this rule only)
+                if temp != 0:
+                    walking = flag(0)
+                    stood, more = traversal(
+                        target_rows, tree, drafts, mode, shaping, noise, scratch, entries, states,
+                        limits, out, v, tiles, d_tiles, RULE, FILTERS, PROBS, DRAFT, BEYOND, TILE,
+                        CHUNK, BLOCK, LOG_TILES, WIDTH,
+                    )  # fmt: skip
+                    flags |= more
+            if walking > 0:
+                stood, more = tree_walk(
+                    target_rows, tree, drafts, mode, shaping, noise, scratch, entries, judge,
+                    limits, out, v, tiles, d_tiles, RULE, WHAT, FILTERS, PROBS, DRAFT, BEYOND,
+                    TILE, CHUNK, BLOCK, LOG_TILES, WIDTH,
+                )  # fmt: skip
+                flags |= more
+    tl.store(num_accepted + b, stood)
+    tl.store(status + b, flags)
+
+
+def form_of(a: TreeArguments) -> int:
+    """What the draft is to the rule."""
+    form = LAW
+    if a.rule not in TREE_RATIO_RULES or a.draft is None:
+        form = POINT
+    elif a.draft_ids is not None:
+        form = SPARSE
+    elif a.draft_logsumexp is not None:
+        form = SAMPLED
+    elif a.kind == "probs":
+        form = RAW
+    return int(form.value)
+
+
+def verify_tree(*args: Any) -> tuple[Tensor, ...]:
+    """`reference.verify_tree` on a CUDA device; CPU tensors with TRITON_INTERPRET=1."""
+    a = TreeArguments(*args)
+    a.check()
+    out = a.new_outputs()
+    batch, nodes = a.tree_tokens.shape
+    if batch == 0:
+        return out
+    target, v, form = a.target, a.target.shape[-1], form_of(a)
+    own = form != POINT.value
+    draft = a.draft if own and a.draft is not None else target  # never read as target
+    d = draft.shape[-1]
+    columns = a.draft_columns if own else None
+    scanned = form in (RAW.value, SAMPLED.value) if columns is not None else d > v
+    beyond = own and (scanned or form == SPARSE.value)
+
+    what = {"match": RACE, "greedy": TOPS}.get(a.rule, MASS).value
+    filters = launch.filters(v, a.top_ks, a.top_k, a.top_ps, a.top_p, a.min_ps, a.min_p)
+    shape = launch.tiling(v)
+    most = launch.tiling(max(v, d)) if form == LAW.value else shape
+    # Slots: the target row, a draft row's statistics, what is left of the target.
+    slot_size = most.tiles * (2 if a.rule == "match" else 1)
+    tops = target.new_empty((3 * batch * slot_size,), dtype=torch.float32)
+    sums = target.new_empty((3 * batch * slot_size,), dtype=torch.int64)
+    numbers = (nodes + 1) * STATE.value + nodes * ENTRY.value
+    marks = target.new_empty((batch * numbers,), dtype=torch.float64)
+    with launch.on_device_of(target):
+        tree_sequences[(batch,)](
+            target, 0 if a.cu_rows is not None else target.stride(0), target.stride(-2),
+            *launch.packed(a.tree_tokens, a.parents),
+            draft, 0 if draft.dim() == 2 else draft.stride(0), draft.stride(-2),
+            *launch.packed(
+                a.draft_ids if own else None, columns, a.draft_logsumexp if own else None,
+                a.draft_threshold if own else None, a.draft_temperatures if own else None,
+            ),
+            float32(a.draft_temperature), *launch.packed(a.draft_rows if own else None, a.cu_rows),
+            *launch.packed(a.temperatures), float32(a.temperature), *filters,
+            *launch.packed(a.seeds, a.positions, a.uniforms), float32(a.typical_epsilon),
+            float32(a.typical_delta), *launch.packed(a.eos_ids, a.max_emit), tops, sums, marks,
+            *out[:4], out[4] if a.with_logprobs else None, out[5] if a.with_acceptance else None,
+            nodes, a.max_depth, v, d,
+            target.shape[0] if a.cu_rows is not None else batch * (nodes + 1), draft.shape[-2],
+            shape.tiles, launch.tiling(d).tiles if form == LAW.value else 0, slot_size, a.id_limit,
+            0 if a.eos_ids is None else len(a.eos_ids),
+            RULE=TREE_RULES.index(a.rule), WHAT=what,
+            FILTERS=a.rule != "greedy" and launch.filtering(v, *filters), PROBS=a.kind == "probs",
+            DRAFT=form, FLAT_DRAFT=own and a.flat_draft, BEYOND=beyond,
+            NODES=1 << nodes.bit_length(), TILE=launch.TILE, CHUNK=launch.CHUNK, BLOCK=most.block,
+            LOG_TILES=most.log_tiles,
+            WIDTH=launch.width(d) if form == SPARSE.value else 16, **launch.OPTIONS,
+        )  # fmt: skip
+    return out
