@@ -55,11 +55,9 @@ def encode(tokenizer: Any, questions: list[str]) -> dict[str, torch.Tensor]:
 
 def layouts(nodes: int, acceptance: list[float]) -> dict[str, tuple[dict[str, Any], int]]:
     """Name -> arguments of `generate`, and the tokens drafted."""
-    wide = TreeSpec.branching((nodes // 4, 1, 1, 1))
     best = TreeSpec.sequoia(acceptance, nodes)
     return {
         f"chain of {nodes}": ({"num_assistant_tokens": nodes}, nodes),
-        f"{wide.leaves} chains of {wide.depth}": ({"tree": wide}, wide.size),
         f"Sequoia's tree, {best.leaves} leaves, depth {best.depth}": ({"tree": best}, best.size),
         "EAGLE-2's tree": ({"tree": EagleTree(4, 6, nodes)}, nodes),
     }
@@ -68,7 +66,7 @@ def layouts(nodes: int, acceptance: list[float]) -> dict[str, tuple[dict[str, An
 def main(
     bits: Annotated[int, typer.Option(help="Of the draft model's weights.")] = 4,
     limit: Annotated[int, typer.Option(help="Prompts to count; as many again measure.")] = 4,
-    tokens: Annotated[int, typer.Option(help="New tokens of each prompt.")] = 48,
+    tokens: Annotated[int, typer.Option(help="New tokens of each prompt.")] = 32,
     prompts: Annotated[
         Path | None, typer.Option(help='JSON lines with "turns" (Spec-Bench format).')
     ] = None,
