@@ -1,8 +1,8 @@
 """Tokens a round of chains and of trees with as many drafted tokens, on SmolLM2-135M-Instruct.
 
-    python -m bench.tree_acceptance [--bits N] [--limit PROMPTS] [--tokens N] [--prompts FILE]
+    python -m bench.tree_acceptance [--steps N] [--limit PROMPTS] [--tokens N] [--prompts FILE]
 
-The draft model is the target with the weights of its layers rounded to a few bits: a stand-in for
+The draft model is the target with the weights of its layers rounded to a few values: a stand-in for
 a smaller model that agrees with it about as often. Sequoia's trees come from acceptance vectors
 measured on prompts that are not counted. Nothing here is timed.
 """
@@ -16,7 +16,6 @@ from typing import Annotated, Any
 import torch
 import typer
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 from specdec_hf import EagleTree, SpecStats, TreeSpec, generate
 from specdec_hf.prompts import read_prompts, shipped_prompts
@@ -31,14 +30,13 @@ MODES: dict[str, dict[str, Any]] = {
 console = Console(highlight=False)
 
 
-def rounded(model: Any, bits: int) -> Any:
-    """A copy whose layers' matrices hold integers of so many bits times a scale a row."""
+def rounded(model: Any, steps: int) -> Any:
+    """A copy whose layers' matrices hold integers in [-steps, steps] times a scale a row."""
     draft = copy.deepcopy(model)
-    most = 2 ** (bits - 1) - 1
     with torch.no_grad():
         for module in draft.model.layers.modules():
             if isinstance(module, torch.nn.Linear):
-                scale = module.weight.abs().amax(dim=1, keepdim=True) / most
+                scale = module.weight.abs().amax(dim=1, keepdim=True) / steps
                 module.weight.copy_((module.weight / scale).round() * scale)
     return draft
 
@@ -55,27 +53,25 @@ def encode(tokenizer: Any, questions: list[str]) -> dict[str, torch.Tensor]:
 
 def layouts(nodes: int, acceptance: list[float]) -> dict[str, tuple[dict[str, Any], int]]:
     """Name -> arguments of `generate`, and the tokens drafted."""
-    wide = TreeSpec.branching((nodes // 4, 1, 1, 1))
     best = TreeSpec.sequoia(acceptance, nodes)
     return {
         f"chain of {nodes}": ({"num_assistant_tokens": nodes}, nodes),
-        f"{wide.leaves} chains of {wide.depth}": ({"tree": wide}, wide.size),
         f"Sequoia's tree, {best.leaves} leaves, depth {best.depth}": ({"tree": best}, best.size),
         "EAGLE-2's tree": ({"tree": EagleTree(4, 6, nodes)}, nodes),
     }
 
 
 def main(
-    bits: Annotated[int, typer.Option(help="Of the draft model's weights.")] = 4,
+    steps: Annotated[int, typer.Option(help="Of the draft's weights on each side of 0.")] = 6,
     limit: Annotated[int, typer.Option(help="Prompts to count; as many again measure.")] = 4,
-    tokens: Annotated[int, typer.Option(help="New tokens of each prompt.")] = 48,
+    tokens: Annotated[int, typer.Option(help="New tokens of each prompt.")] = 32,
     prompts: Annotated[
         Path | None, typer.Option(help='JSON lines with "turns" (Spec-Bench format).')
     ] = None,
 ) -> None:
     """Print mean acceptance lengths of chains and trees."""
     target, tokenizer = load_embedded()
-    draft = rounded(target, bits)
+    draft = rounded(target, steps)
     questions = [p.turns[0] for p in read_prompts(prompts or shipped_prompts())]
     counted, spare = questions[0 : 2 * limit : 2], questions[1 : 2 * limit : 2]
 
@@ -88,7 +84,7 @@ def main(
 
     table = Table(
         "decoding", "drafted a round", "layout", "rule", "tokens a round", "against the chain",
-        title=f"SmolLM2-135M, drafted by itself with its layers in {bits} bits; {len(counted)} "
+        title=f"SmolLM2-135M, drafted by itself with weights of {2 * steps + 1} values; {len(counted)} "
         f"prompts, {tokens} tokens each",
     )  # fmt: skip
     for mode, settings in MODES.items():
@@ -96,12 +92,11 @@ def main(
         console.print(f"{mode}: acceptance by rank {', '.join(f'{a:.2f}' for a in acceptance)}")
         for nodes in NODES:
             chain = 0.0
-            for name, (layout, size) in track(
-                layouts(nodes, acceptance).items(), f"{mode}, {nodes} tokens", transient=True
-            ):
+            for name, (layout, size) in layouts(nodes, acceptance).items():
                 stats = run(counted, **layout, **settings)
                 length = stats.mean_acceptance_length
                 chain = chain or length
+                console.print(f"{mode}, {name}: {length:.2f} tokens a round")
                 table.add_row(
                     mode, str(size), name, stats.rule, f"{length:.2f}", f"{length / chain:.2f}"
                 )

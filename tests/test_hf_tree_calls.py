@@ -287,3 +287,14 @@ def test_drafts_of_the_wrong_shape_are_refused():
 
     with pytest.raises(ValueError, match=r"TooMany.propose must return tokens \[1, 1..5\], got"):
         run(model, inputs, drafter=TooMany(), tree=TrieTree())
+
+
+def test_logits_that_are_not_finite_name_row_and_position():
+    model = hf_models.build("llama")
+    inputs = hf_models.prompts((9, 4))
+    poison = int(model.generate(**inputs, max_new_tokens=3, do_sample=False)[1, -1])
+    with torch.no_grad():
+        model.model.embed_tokens.weight[poison] = float("nan")
+    inputs["input_ids"][inputs["input_ids"] == poison] = (poison + 1) % hf_models.VOCAB
+    with pytest.raises(RuntimeError, match=r"logits of row \d at position \d+ are not finite"):
+        run(model, inputs, drafter=hf_models.tiny("llama"), tree=(2, 2))

@@ -94,9 +94,8 @@ LAWS = [
 ]
 
 
-@pytest.mark.parametrize(("tree", "rule"), LAWS, ids=str)
-def test_the_law_of_the_text_is_the_targets(tree, rule):
-    """The first three tokens of many rows, over round after round, against their exact law."""
+def law_fits(tree, rule):
+    """p-value of the first three tokens of many rows, over round after round, under the law."""
     tokens, rows, shaping = 6, 6000, {"temperature": 1.3, "top_k": 5}
     model = hf_models.build("llama", vocab_size=tokens)
     small = [hf_models.build("llama", vocab_size=tokens, seed=seed) for seed in (1, 2)]
@@ -112,24 +111,37 @@ def test_the_law_of_the_text_is_the_targets(tree, rule):
     one, two, three = law.unbind(dim=1)
     here = torch.arange(len(prefixes))
     exact = (one[here, prefixes[:, 0]] * two[here, prefixes[:, 1]])[:, None] * three
-
     got = run(
         model,
         {"input_ids": prompt.expand(rows, -1), "attention_mask": torch.ones(rows, 3, dtype=int)},
-        drafter=drafter, tree=layout, gamma=None if layout else 3, acceptance=rule,
-        do_sample=True, seed=list(range(rows)), max_new_tokens=3, **shaping,
+        drafter=drafter, tree=layout, gamma=None if layout else 4, acceptance=rule,
+        do_sample=True, seed=list(range(rows)), max_new_tokens=4, **shaping,
     )  # fmt: skip
     assert got.stats.accepted > 0
-    a, b, c = got.sequences[:, 3:].unbind(dim=1)
+    a, b, c = got.sequences[:, 3:6].unbind(dim=1)
     seen = torch.bincount((a * tokens + b) * tokens + c, minlength=tokens**3)
     expected = exact.flatten() * rows
     assert not seen[expected == 0].any()
     likely = expected >= 5
-    rest = expected[~likely].sum(), seen[~likely].sum()
-    cells = torch.cat([expected[likely], rest[0][None]])
-    counts = torch.cat([seen[likely], rest[1][None]])
-    result = chisquare(counts.numpy(), cells.numpy() * rows / cells.sum().item())
-    assert result.pvalue > NEVER
+    cells = torch.cat([expected[likely], expected[~likely].sum()[None]])
+    counts = torch.cat([seen[likely], seen[~likely].sum()[None]])
+    return chisquare(counts.numpy(), cells.numpy() * rows / cells.sum().item()).pvalue
+
+
+@pytest.mark.parametrize(("tree", "rule"), LAWS, ids=str)
+def test_the_law_of_the_text_is_the_targets(tree, rule):
+    assert law_fits(tree, rule) > NEVER
+
+
+@pytest.mark.parametrize("rule", ["multi_draft", "traversal"])
+def test_noise_that_belongs_to_a_position_is_found_out(rule, monkeypatch):
+    """Negative control: siblings that share their noise, and draw with it again next round."""
+
+    def shared(self, children):
+        return (self.start[:, None] + self.depth - 1).expand(-1, len(children))
+
+    monkeypatch.setattr("specdec_hf.drafters.children._Level.noise", shared)
+    assert law_fits((2, 2), rule) < NEVER
 
 
 def test_rules_for_auto():

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
         History,
         ModelDrafter,
         PromptLookupDrafter,
-        TreeDraft,
-        TreeDrafter,
     )
     from specdec_hf.loop import SpeculativeDecoder, generate
     from specdec_hf.policies import BenefitGuard
@@ -49,8 +47,6 @@ __all__ = [
     "SpecStats",
     "SpeculativeDecoder",
     "Step",
-    "TreeDraft",
-    "TreeDrafter",
     "TreeSpec",
     "TrieTree",
     "generate",
@@ -68,8 +64,6 @@ _MODULES = {
         "History",
         "ModelDrafter",
         "PromptLookupDrafter",
-        "TreeDraft",
-        "TreeDrafter",
     ),
     "loop": ("SpeculativeDecoder", "generate"),
     "policies": ("BenefitGuard",),

@@ -72,8 +72,8 @@ def generate(
         seed: an int, or one per row. Noise depends on (seed, position) alone, so equal rows with
             equal seeds give equal text. None is 0.
         guard: whether drafting stops while it measurably does not pay. None: yes, except for rules
-            token and block with an explicit seed, whose text would depend on timing; there it only
-            notes.
+            that compare with the draft's law (token, block, most of trees) with an explicit seed:
+            their text would depend on timing; there it only notes.
         clock: seconds, for tests.
         streamer: Hugging Face streamer; one row only.
 

@@ -103,6 +103,7 @@ class DraftModel:
                 torch.from_numpy(np.where(run, path, -1)).to(self.device, non_blocking=True),
             )
         self.truncate(lengths + run.sum(axis=1))
+        self._fed = 0
 
     def truncate(self, lengths: Lengths) -> None:
         """Keep ``lengths[b]`` tokens of each row, or fewer where it was not fed so many."""
