@@ -30,7 +30,13 @@ def _load() -> None:
 
 _load()
 
-OPS = ("sample", "verify_chain", "kv_append_", "kv_truncate_")
+OPS = (
+    "sample",
+    "verify_chain",
+    "verify_tree",
+    "kv_append_",
+    "kv_truncate_",
+)
 
 
 def has_cuda_kernels() -> bool:

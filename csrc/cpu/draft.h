@@ -6,10 +6,12 @@
 namespace specdec {
 
 struct DraftLaw {
-  bool fault = false;  // seen where the drafted token was looked up
-  double q_x = 1;      // of the drafted token; its logarithm is exact where q_x underflows
+  bool fault = false;  // seen where a token was looked up
+  double q_x = 1;      // of that token; its logarithm is exact where q_x underflows
   double log_q_x = 0;
 
+  // Q at another token: fault, q_x and log_q_x.
+  void look_up(int64_t x);
   // Probabilities of the tokens [begin, begin + n), n <= kTile. False if what was read is no law.
   bool weights(int64_t begin, int64_t n, float* out) const;
   // The same of scattered tokens, of a row known to be lawful.
@@ -22,9 +24,11 @@ struct DraftLaw {
 
   // Which law; fields of other forms are unused.
   DraftForm form = DraftForm::kPointMass;
+  bool broken = false;   // no law, whatever the token
   int64_t token = -1;    // point mass
   RowView row;           // rows, sampled; probabilities of a sparse law
-  Shape shape{};         // of logits
+  Law law;               // of logits
+  Shape shape{};         // the same
   bool probs = false;    // the row holds probabilities
   bool checked = false;  // the whole row is known to be finite
   const int32_t* columns = nullptr;
