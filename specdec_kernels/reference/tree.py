@@ -115,7 +115,7 @@ class _Sequence:
     def _read_tree(self, nodes: int) -> None:
         """The children of each node, absent ones left out."""
         tokens, parents = self.a.tree_tokens[self.b].tolist(), self.a.parents[self.b].tolist()
-        self.tokens = tokens
+        self.tokens, self.parents = tokens, parents
         self.children: dict[int, list[int]] = {n: [] for n in range(ROOT, nodes)}
         for n in range(nodes):
             lawful = -1 <= parents[n] < n and -1 <= tokens[n] < self.a.id_limit
@@ -137,6 +137,10 @@ class _Sequence:
     def _law_of(self, node: int) -> int:
         """The row of the law that a node was drawn from."""
         return node if self.a.draft_rows is None else int(self.a.draft_rows[self.b, node])
+
+    def _group(self, node: int) -> tuple[int, int]:
+        """Nodes of one parent and one law were drawn together."""
+        return self.parents[node], self._law_of(node)
 
     def _draft(self, node: int, token: int | None = None) -> Draft:
         """Q of a node, at its token or another one."""
@@ -216,7 +220,10 @@ class _Sequence:
         if rule == "k_seq":
             return self._k_seq(depth, row, children)
         replacement = rule == "multi_draft"
-        return self._one_by_one(depth, row, children if replacement else distinct, replacement)
+        if not replacement:
+            once = {(self._group(n), self.tokens[n]): n for n in reversed(children)}
+            children = sorted(once.values())
+        return self._one_by_one(depth, row, children, replacement)
 
     def _answer(self, depth: int, row: Row) -> int:
         """The token that the target itself says."""
@@ -248,15 +255,17 @@ class _Sequence:
     ) -> tuple[int | None, int]:
         """multi_draft and multi_draft_wor, whose later siblings' Q lacks the tokens before them.
 
+        Without replacement, a token that came from another law before is tried in vain, and what
+        is left is reduced by its law all the same.
+
         After j rejections P' = (P - sum of a_i Q_i)+ / a_{j+1} with a_{i+1} the mass of what the
         first i leave of P, and a_1 = 1.
         """
         left = Left(row.p)
-        tried: dict[int, dict[int, float]] = {}  # of each law, without replacement
+        tried: dict[tuple[int, int], dict[int, float]] = {}  # of each group, without replacement
         for lane, n in enumerate(children):
-            x, law = self.tokens[n], self._law_of(n)
-            draft = self._draft(n)
-            before = {} if replacement else tried.setdefault(law, {})
+            x, draft = self.tokens[n], self._draft(n)
+            before = {} if replacement else tried.setdefault(self._group(n), {})
             rest = without(draft, before)
             if draft.fault:
                 self.status |= DRAFT_NOT_FINITE
