@@ -111,14 +111,16 @@ class TreeChildren {
     return team_.sum(found);  // and a barrier
   }
 
+  // Without replacement a token may come once from each law.
   __device__ bool first_of_token(int64_t n, const uint32_t* candidates) const {
+    const bool by_law = p_.rule == TreeRule::kMultiDraftWor && !t_.point;
     const int64_t x = token(n);
     for (int64_t w = 0; w <= n / kLanes; ++w) {
       uint32_t word = candidates[w];
       for (; word != 0; word &= word - 1) {
         const int64_t m = w * kLanes + __ffs(static_cast<int>(word)) - 1;
         if (m >= n) return true;
-        if (token(m) == x) return false;
+        if (token(m) == x && (!by_law || same_law(p_, t_.b, n, m))) return false;
       }
     }
     return true;

@@ -150,7 +150,7 @@ class TreeWalkJudge : public TreePoint {
   __device__ void reject() {
     append(t_.child, t_.mass / t_.rest);
     if (!without_replacement()) return scan(Scan::kLeft, TreeState::kSubtract);
-    tried_[t_.num_tried++] = {t_.x, law_row(p_, t_.b, t_.child)};
+    tried_[t_.num_tried++] = {t_.x, t_.child};
     scan(Scan::kOff, TreeState::kSubtract);
   }
 
@@ -181,12 +181,12 @@ class TreeWalkJudge : public TreePoint {
   __device__ void try_last() {
     int64_t last = -1;
     for (int64_t n = children_.next(-1, false); n >= 0; n = children_.next(n, false)) last = n;
-    const int64_t x = tree_token(p_, t_.b, last), law = law_row(p_, t_.b, last);
+    const int64_t x = tree_token(p_, t_.b, last);
     bool among = false;
     for (int64_t n = children_.next(-1, true); n >= 0; n = children_.next(n, true)) {
       if (n == last) continue;
       const int64_t token = tree_token(p_, t_.b, n);
-      tried_[t_.num_tried++] = {token, law};
+      tried_[t_.num_tried++] = {token, last};
       among |= token == x;
     }
     if (among) return draw(false);

@@ -102,9 +102,8 @@ class TreePoint {
   __device__ int32_t twin_of(int64_t n) const {
     int32_t found = kNone;
     if (p_.draft_rows == nullptr || t_.draft.form == DraftForm::kPointMass) return found;
-    const int64_t law = law_row(p_, t_.b, n);
     for (int32_t e = t_.first; e >= 0; e = records_[e].next) {
-      if (law_row(p_, t_.b, e) == law) found = e;
+      if (same_law(p_, t_.b, e, n)) found = e;
     }
     return found;
   }
@@ -194,9 +193,8 @@ class TreePoint {
     if (t_.first == t_.last || p_.draft_rows == nullptr) return;
     TreeRecord& last = records_[t_.last];
     if (last.draft.form == DraftForm::kPointMass) return;
-    const int64_t law = law_row(p_, t_.b, t_.last);
     for (int32_t e = t_.first; e != t_.last; e = records_[e].next) {
-      if (law_row(p_, t_.b, e) != law) continue;
+      if (!same_law(p_, t_.b, e, t_.last)) continue;
       records_[e].scale += last.scale;
       records_[e].rest = last.rest;
       return remove_last();

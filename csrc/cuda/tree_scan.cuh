@@ -166,7 +166,6 @@ class TreeScan {
 
   // Elements of this lane that are tokens tried; and of them those of the last entry's law.
   __device__ void mark_tried(int64_t span, uint32_t& gone, uint32_t& off) const {
-    const int64_t law = law_row(job_.p, t_.b, t_.last);
     gone = off = 0;
     for (int32_t k = 0; k < t_.num_tried; ++k) {
       const int64_t index = tried_[k].token - span * kSpan;
@@ -175,7 +174,7 @@ class TreeScan {
       if (holder(t_.row.wide(), i) != lane_id()) continue;
       const uint32_t bit = 1u << element(t_.row.wide(), i);
       gone |= bit;
-      if (tried_[k].law == law) off |= bit;
+      if (of_last_law(k)) off |= bit;
     }
   }
 
@@ -252,7 +251,7 @@ class TreeScan {
   }
 
   __device__ bool of_last_law(int32_t k) const {
-    return tried_[k].law == law_row(job_.p, t_.b, t_.last);
+    return same_law(job_.p, t_.b, tried_[k].node, t_.last);
   }
 
   __device__ void add_up() {

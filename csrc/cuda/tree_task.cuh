@@ -58,9 +58,10 @@ struct TreeRecord {
   bool measured, over;
 };
 
+// A token that was tried in vain, and the node that it was.
 struct Tried {
   int64_t token;
-  int64_t law;
+  int64_t node;
 };
 
 struct TreeTask {
@@ -147,6 +148,12 @@ inline __device__ bool child_of(const TreeParams& p, int64_t b, int64_t n, int64
 // The row of the law that node n was drawn from.
 inline __device__ int64_t law_row(const TreeParams& p, int64_t b, int64_t n) {
   return p.draft_rows != nullptr ? p.draft_rows[b * p.nodes + n] : n;
+}
+
+// Whether two nodes were drawn from one law; without replacement also together, below one node.
+inline __device__ bool same_law(const TreeParams& p, int64_t b, int64_t n, int64_t m) {
+  return law_row(p, b, n) == law_row(p, b, m) &&
+         (p.rule != TreeRule::kMultiDraftWor || parent_of(p, b, n) == parent_of(p, b, m));
 }
 
 // Q of node n, at the token x; see draft.cuh. A point mass is on the node's own token.
