@@ -9,10 +9,18 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
     tree_kernel(const __grid_constant__ TreeJob job) {
   wait_for_inputs();
   Team team = Team::mine();
-  if (thread_id() == 0) team.task<TreeTask>().turn = team.task<TreeTask>().draft_turn = 0;
+  if (thread_id() == 0) {
+    TreeTask& t = team.task<TreeTask>();
+    t.turn = t.draft_turn = 0;
+    t.rank = team.rank;
+    t.context = blockIdx.x / team.size;
+    t.records = job.records + blockIdx.x * (job.p.nodes + 1);
+    t.tried = job.tried + blockIdx.x * job.p.nodes;
+    t.sets = job.sets + blockIdx.x * 3 * job.words();
+  }
   __syncthreads();
-  const int64_t teams = gridDim.x / team.size, first = blockIdx.x / team.size;
-  for (int64_t b = first; b < job.p.batch; b += teams) verify(team, job, b, first);
+  const int64_t teams = gridDim.x / team.size;
+  for (int64_t b = blockIdx.x / team.size; b < job.p.batch; b += teams) verify(team, job, b);
 }
 
 int64_t spans_of(const TreeParams& p) {

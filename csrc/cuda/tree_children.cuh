@@ -6,43 +6,26 @@ namespace specdec {
 
 class TreeChildren {
  public:
-  __device__ TreeChildren(Team& team, const TreeJob& job, int64_t block)
-      : team_(team),
-        p_(job.p),
-        t_(team.task<TreeTask>()),
-        words_(job.words()),
-        members_(job.sets + block * 3 * words_) {}
-
-  // Whether n is a candidate; one whose token no earlier one has.
-  __device__ bool candidate(int64_t n) const { return has(members_ + words_, n); }
-  __device__ bool distinct(int64_t n) const { return has(members_ + 2 * words_, n); }
-
-  // The first candidate after n, or -1. For one thread.
-  __device__ int64_t next(int64_t n, bool distinct) const {
-    const uint32_t* const set = members_ + (distinct ? 2 : 1) * words_;
-    for (++n; n < t_.nodes; n = (n / kLanes + 1) * kLanes) {
-      const uint32_t word = set[n / kLanes] >> (n % kLanes);
-      if (word != 0) return n + __ffs(static_cast<int>(word)) - 1;
-    }
-    return -1;
-  }
+  __device__ TreeChildren(Team& team, const TreeJob& job)
+      : team_(team), job_(job), p_(job.p), t_(team.task<TreeTask>()) {}
 
   // The children of all nodes that spell the path so far: those of the last candidates whose token
   // is t.x; at the root, of the root.
   __device__ void gather() const {
-    uint32_t *const candidates = members_ + words_, *const distinct = candidates + words_;
+    uint32_t *const members = t_.sets, *const candidates = members + job_.words();
     const bool root = t_.here < 0;
     if (!root) {
-      each([&](int64_t n) { return has(candidates, n) && token(n) == t_.x; }, members_);
+      each([&](int64_t n) { return has(candidates, n) && token(n) == t_.x; }, members);
     }
     const int64_t found = each(
         [&](int64_t n) {
           const int64_t parent = parent_of(p_, t_.b, n);
           return child_of(p_, t_.b, n, parent) &&
-                 (parent < 0 ? root : !root && has(members_, parent));
+                 (parent < 0 ? root : !root && has(members, parent));
         },
         candidates);
-    each([&](int64_t n) { return has(candidates, n) && first_of_token(n, candidates); }, distinct);
+    each([&](int64_t n) { return has(candidates, n) && first_of_token(n, candidates); },
+         candidates + job_.words());
     if (thread_id() == 0) t_.num_children = found;
   }
 
@@ -63,7 +46,7 @@ class TreeChildren {
     uint64_t best = 0;
     const bool typical = p_.rule == TreeRule::kTypical && !t_.point;
     for (int64_t n = thread_id(); n < t_.nodes; n += kThreads) {
-      if (!distinct(n) || n == but) continue;
+      if (!has(t_.sets + 2 * job_.words(), n) || n == but) continue;
       const int64_t x = token(n);
       bool stands = x == t_.token;
       uint32_t score = 1;
@@ -127,10 +110,9 @@ class TreeChildren {
   }
 
   Team& team_;
+  const TreeJob& job_;
   const TreeParams& p_;
   TreeTask& t_;
-  const int64_t words_;
-  uint32_t* const members_;  // then the candidates, then those with a token of their own
 };
 
 }  // namespace specdec

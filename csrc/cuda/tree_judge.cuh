@@ -9,10 +9,10 @@ class TreeWalkJudge : public TreePoint {
  public:
   using TreePoint::TreePoint;
 
-  __device__ void begin() { arrive(kNone, 0); }
+  __forceinline__ __device__ void begin() { arrive(kNone, 0); }
 
   // After the action.
-  __device__ void go_on() {
+  __forceinline__ __device__ void go_on() {
     switch (t_.state) {
       case TreeState::kArrived:
         return judge_point();
@@ -38,10 +38,12 @@ class TreeWalkJudge : public TreePoint {
   }
 
  private:
-  __device__ bool without_replacement() const { return p_.rule == TreeRule::kMultiDraftWor; }
-  __device__ bool top() const { return p_.rule == TreeRule::kTopKPlusOne; }
+  __forceinline__ __device__ bool without_replacement() const {
+    return p_.rule == TreeRule::kMultiDraftWor;
+  }
+  __forceinline__ __device__ bool top() const { return p_.rule == TreeRule::kTopKPlusOne; }
 
-  __device__ void arrive(int64_t node, int64_t depth) {
+  __forceinline__ __device__ void arrive(int64_t node, int64_t depth) {
     t_.here = node;
     t_.depth = depth;
     t_.accepted = static_cast<int32_t>(depth);
@@ -58,13 +60,13 @@ class TreeWalkJudge : public TreePoint {
     measure(TreeState::kArrived);
   }
 
-  __device__ void stand(int64_t node) {
+  __forceinline__ __device__ void stand(int64_t node) {
     t_.x = tree_token(p_, t_.b, node);
     write(t_.depth, node, t_.x, target_logprob(t_.x));
     arrive(node, t_.depth + 1);
   }
 
-  __device__ void judge_point() {
+  __forceinline__ __device__ void judge_point() {
     if (!t_.law.sound) {
       t_.status |= kTargetNotFinite;
       return finish();
@@ -74,36 +76,36 @@ class TreeWalkJudge : public TreePoint {
     if (t_.num_children == 0 || p_.rule == TreeRule::kTargetOnly) return draw(false);
     if (p_.rule == TreeRule::kTypical) return scan(Scan::kEntropy, TreeState::kEntropy);
     if (top()) return try_last();
-    if (p_.rule == TreeRule::kKSeq) return candidate(children_.next(-1, false));
+    if (p_.rule == TreeRule::kKSeq) return candidate(next(-1, false));
     next_trial();
   }
 
-  __device__ void survey() {
+  __forceinline__ __device__ void survey() {
     if (t_.num_children == 0) return end(t_.token);
     t_.state = TreeState::kSurveyed;
     t_.action = TreeAction::kSurvey;
   }
 
-  __device__ void surveyed() {
+  __forceinline__ __device__ void surveyed() {
     if (t_.child >= 0) return stand(t_.child);
     p_.rule == TreeRule::kTypical && !t_.point ? draw(false) : end(t_.token);
   }
 
-  __device__ void drawn() {
+  __forceinline__ __device__ void drawn() {
     if (!top() && p_.rule != TreeRule::kTargetOnly) return end(t_.token);
     // Of the weights that were drawn from; those of the top are P's.
     t_.bound = t_.residual ? t_.more : top() && t_.direct ? exp(t_.law.log_sum) : 1.0;
     survey();
   }
 
-  __device__ void judge_typical() {
+  __forceinline__ __device__ void judge_typical() {
     const double entropy = t_.law.log_sum + t_.law.inv_t * t_.more * exp(-t_.law.log_sum);
     t_.bound = fmin(static_cast<double>(p_.typical_epsilon), p_.typical_delta * exp(-entropy));
     t_.state = TreeState::kSurveyed;
     t_.action = TreeAction::kSurvey;
   }
 
-  __device__ void candidate(int64_t n) {
+  __forceinline__ __device__ void candidate(int64_t n) {
     t_.child = n;
     t_.x = tree_token(p_, t_.b, n);
     ++t_.lane;
@@ -111,7 +113,7 @@ class TreeWalkJudge : public TreePoint {
     asks() ? measure(TreeState::kCandidate) : judge_candidate();
   }
 
-  __device__ void judge_candidate() {
+  __forceinline__ __device__ void judge_candidate() {
     if (p_.rule == TreeRule::kKSeq) return t_.first < 0 ? find_factor() : judge_drawn();
     if (t_.draft.fault) return give_up();
     if (top()) {
@@ -125,36 +127,36 @@ class TreeWalkJudge : public TreePoint {
   }
 
   // multi_draft and multi_draft_wor: one by one.
-  __device__ void next_trial() {
+  __forceinline__ __device__ void next_trial() {
     int64_t n = t_.child;
     for (;;) {
-      n = children_.next(n, without_replacement());
+      n = next(n, without_replacement());
       if (n < 0) return t_.first < 0 ? draw(false) : draw(true);
       t_.rest = 1;
       if (!without_replacement() || t_.first < 0) break;
       const int32_t twin = twin_of(n);
-      if (twin >= 0) t_.rest = records_[twin].rest;
+      if (twin >= 0) t_.rest = t_.records[twin].rest;
       if (t_.rest > 0) break;
       ++t_.lane;  // nothing was left to draw this one from
     }
     candidate(n);
   }
 
-  __device__ void judge_left() {
+  __forceinline__ __device__ void judge_left() {
     const double q_x = t_.mass * t_.draft.q_x / t_.rest;
     chance(t_.child, t_.left == 0 ? 0 : q_x > 0 ? t_.left / q_x : 1);
     const bool stands = coin(t_.position + t_.depth, t_.lane) * q_x < t_.left;
     stands ? stand(t_.child) : reject();
   }
 
-  __device__ void reject() {
+  __forceinline__ __device__ void reject() {
     append(t_.child, t_.mass / t_.rest);
     if (!without_replacement()) return scan(Scan::kLeft, TreeState::kSubtract);
-    tried_[t_.num_tried++] = {t_.x, t_.child};
+    t_.tried[t_.num_tried++] = {t_.x, t_.child};
     scan(Scan::kOff, TreeState::kSubtract);
   }
 
-  __device__ void subtracted() {
+  __forceinline__ __device__ void subtracted() {
     if (!t_.lawful) {
       remove_last();
       if (without_replacement()) --t_.num_tried;
@@ -167,26 +169,26 @@ class TreeWalkJudge : public TreePoint {
     }
     if (top() || p_.rule == TreeRule::kKSeq) return draw(true);
     t_.mass = t_.more;
-    records_[t_.child].rest = t_.second;
+    t_.records[t_.child].rest = t_.second;
     next_trial();
   }
 
   // A candidate whose law cannot be read: what is left is drawn from.
-  __device__ void give_up() {
+  __forceinline__ __device__ void give_up() {
     t_.status |= kDraftNotFinite;
     draw(t_.first >= 0);
   }
 
   // top_k_plus_one: the last candidate was drawn off the tokens of the others.
-  __device__ void try_last() {
+  __forceinline__ __device__ void try_last() {
     int64_t last = -1;
-    for (int64_t n = children_.next(-1, false); n >= 0; n = children_.next(n, false)) last = n;
+    for (int64_t n = next(-1, false); n >= 0; n = next(n, false)) last = n;
     const int64_t x = tree_token(p_, t_.b, last);
     bool among = false;
-    for (int64_t n = children_.next(-1, true); n >= 0; n = children_.next(n, true)) {
+    for (int64_t n = next(-1, true); n >= 0; n = next(n, true)) {
       if (n == last) continue;
       const int64_t token = tree_token(p_, t_.b, n);
-      tried_[t_.num_tried++] = {token, last};
+      t_.tried[t_.num_tried++] = {token, last};
       among |= token == x;
     }
     if (among) return draw(false);
@@ -194,7 +196,7 @@ class TreeWalkJudge : public TreePoint {
     candidate(last);
   }
 
-  __device__ void judge_last() {
+  __forceinline__ __device__ void judge_last() {
     const double rest = t_.num_tried == 0 ? 1.0 : t_.second;
     remove_all();
     if (!t_.lawful) return give_up();
@@ -205,7 +207,7 @@ class TreeWalkJudge : public TreePoint {
   }
 
   // k_seq: the smallest factor of Q with which every candidate may be tried against P.
-  __device__ void find_factor() {
+  __forceinline__ __device__ void find_factor() {
     if (t_.draft.fault) return give_up();
     append(t_.child, 1);
     const auto k = static_cast<double>(t_.num_children);
@@ -215,7 +217,7 @@ class TreeWalkJudge : public TreePoint {
     ask_factors(1, 1 + (k - 1) / 8, 1 + (k - 1) / 2, k);
   }
 
-  __device__ void ask_factors(double a, double b, double c, double d) {
+  __forceinline__ __device__ void ask_factors(double a, double b, double c, double d) {
     t_.rho[0] = a;
     t_.rho[1] = b;
     t_.rho[2] = c;
@@ -224,13 +226,13 @@ class TreeWalkJudge : public TreePoint {
   }
 
   // Probability that one of k trials stands.
-  __device__ double hit(double beta) const {
-    return 1 - pow(1 - beta, static_cast<double>(t_.num_children));
+  __forceinline__ __device__ double hit(double beta) const {
+    return -expm1(static_cast<double>(t_.num_children) * log1p(-beta));
   }
 
   // The smallest factor that is large enough lies in (low, high]; high always is. Four more are
   // looked at in each pass: two around the root of the secant, two between them and the ends.
-  __device__ void narrow() {
+  __forceinline__ __device__ void narrow() {
     if (!t_.lawful) {
       remove_all();
       return give_up();
@@ -256,14 +258,14 @@ class TreeWalkJudge : public TreePoint {
     ask_factors((t_.low + a) / 2, a, b, (b + t_.high) / 2);
   }
 
-  __device__ void begin_trials() {
+  __forceinline__ __device__ void begin_trials() {
     t_.child = t_.lane = -1;
     try_drawn();
   }
 
-  __device__ void try_drawn() {
+  __forceinline__ __device__ void try_drawn() {
     for (;;) {
-      const int64_t n = children_.next(t_.child, false);
+      const int64_t n = next(t_.child, false);
       if (n < 0) return leave_accepted();
       t_.child = n;
       t_.x = tree_token(p_, t_.b, n);
@@ -275,11 +277,13 @@ class TreeWalkJudge : public TreePoint {
     }
   }
 
-  __device__ void judge_drawn() { accepts(t_.high) ? stand(t_.child) : try_drawn(); }
+  __forceinline__ __device__ void judge_drawn() {
+    accepts(t_.high) ? stand(t_.child) : try_drawn();
+  }
 
-  __device__ void leave_accepted() {
+  __forceinline__ __device__ void leave_accepted() {
     const double part = t_.num_children == 1 ? 1 : t_.beta > 0 ? hit(t_.beta) / t_.beta : 0;
-    records_[t_.first].scale = static_cast<float>(part);
+    t_.records[t_.first].scale = static_cast<float>(part);
     scan(Scan::kAccepted, TreeState::kSubtract);
   }
 };

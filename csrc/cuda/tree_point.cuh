@@ -1,28 +1,28 @@
 #pragma once
 // What verdicts on trees are made of, by one thread of each block.
-#include "cuda/tree_children.cuh"
+#include "cuda/tree_task.cuh"
 
 namespace specdec {
 
 class TreePoint {
  public:
-  // `context`: which slots this team has; `block`: which records.
-  __device__ TreePoint(const TreeJob& job, TreeTask& task, const TreeChildren& children,
-                       int64_t context, int64_t block, unsigned rank)
-      : job_(job),
-        p_(job.p),
-        t_(task),
-        children_(children),
-        context_(context),
-        records_(job.records + block * (job.p.nodes + 1)),
-        tried_(job.tried + block * job.p.nodes),
-        rank_(rank) {}
+  __device__ TreePoint(const TreeJob& job, TreeTask& task) : job_(job), p_(job.p), t_(task) {}
 
  protected:
-  __device__ void finish() { t_.action = TreeAction::kDone; }
+  __forceinline__ __device__ void finish() { t_.action = TreeAction::kDone; }
+
+  // The first candidate after n, or -1; one whose token no earlier one has.
+  __forceinline__ __device__ int64_t next(int64_t n, bool distinct) const {
+    const uint32_t* const set = t_.sets + (distinct ? 2 : 1) * job_.words();
+    for (++n; n < t_.nodes; n = (n / kLanes + 1) * kLanes) {
+      const uint32_t word = set[n / kLanes] >> (n % kLanes);
+      if (word != 0) return n + __ffs(static_cast<int>(word)) - 1;
+    }
+    return -1;
+  }
 
   // Whether nothing follows the node at hand.
-  __device__ bool over() const {
+  __forceinline__ __device__ bool over() const {
     if (t_.depth >= t_.most) return true;
     const int64_t x = t_.here < 0 ? -1 : tree_token(p_, t_.b, t_.here);
     bool ends = false;
@@ -30,7 +30,7 @@ class TreePoint {
     return ends;
   }
 
-  __device__ void take_row() {
+  __forceinline__ __device__ void take_row() {
     const Read read = p_.kind == Kind::kLogits ? Read::kLogits
                       : t_.direct || t_.point  ? Read::kProbs
                                                : Read::kLogOfProbs;
@@ -39,47 +39,47 @@ class TreePoint {
   }
 
   // Two slots take turns: a block that is ahead fills one while others still read the other.
-  __device__ void fill_target() {
+  __forceinline__ __device__ void fill_target() {
     take_row();
     t_.turn ^= 1;
-    t_.slot = job_.slots[context_ * job_.context_slots() + t_.turn];
+    t_.slot = job_.slots[t_.context * job_.context_slots() + t_.turn];
     t_.measures = true;
   }
 
-  __device__ void measure(TreeState state) {
+  __forceinline__ __device__ void measure(TreeState state) {
     t_.state = state;
     t_.action = TreeAction::kMeasure;
     if (!t_.has_draft || !t_.draft.unmeasured()) return;
     t_.draft_turn ^= 1;
-    t_.draft_slot = job_.slots[context_ * job_.context_slots() + 2 + t_.draft_turn];
+    t_.draft_slot = job_.slots[t_.context * job_.context_slots() + 2 + t_.draft_turn];
   }
 
   // The whole row again, to draw from it.
-  __device__ void measure_whole() {
+  __forceinline__ __device__ void measure_whole() {
     fill_target();
     t_.has_draft = t_.gathers = false;
     measure(TreeState::kWhole);
   }
 
-  __device__ void scan(Scan what, TreeState state) {
+  __forceinline__ __device__ void scan(Scan what, TreeState state) {
     t_.scan = what;
     t_.state = state;
     t_.action = TreeAction::kScan;
   }
 
-  __device__ void look(TreeState state) {
+  __forceinline__ __device__ void look(TreeState state) {
     t_.state = state;
     t_.action = TreeAction::kLook;
   }
 
-  __device__ void draw(bool residual) {
+  __forceinline__ __device__ void draw(bool residual) {
     t_.residual = residual;
     t_.state = TreeState::kAnswer;
     t_.action = TreeAction::kDraw;
   }
 
   // Q of node n at the token x; as it was measured, if an entry has its law.
-  __device__ void open(int64_t n, int64_t x) {
+  __forceinline__ __device__ void open(int64_t n, int64_t x) {
     open_draft(p_, t_, n, x, t_.draft);
     t_.has_draft = true;
     const int32_t twin = twin_of(n);
@@ -87,55 +87,55 @@ class TreePoint {
   }
 
   // The law that an entry was measured to have.
-  __device__ void reuse(int32_t entry) {
-    t_.q_law = records_[entry].q_law;
+  __forceinline__ __device__ void reuse(int32_t entry) {
+    t_.q_law = t_.records[entry].q_law;
     t_.draft.checked = true;
     t_.draft.set(t_.q_law);
   }
 
   // Whether an action is needed before the candidate can be judged.
-  __device__ bool asks() const {
+  __forceinline__ __device__ bool asks() const {
     return t_.draft.unmeasured() || (t_.draft.form == DraftForm::kSparse && !t_.draft.fault);
   }
 
   // The last entry that has the law of node n, or none.
-  __device__ int32_t twin_of(int64_t n) const {
+  __forceinline__ __device__ int32_t twin_of(int64_t n) const {
     int32_t found = kNone;
     if (p_.draft_rows == nullptr || t_.draft.form == DraftForm::kPointMass) return found;
-    for (int32_t e = t_.first; e >= 0; e = records_[e].next) {
+    for (int32_t e = t_.first; e >= 0; e = t_.records[e].next) {
       if (same_law(p_, t_.b, e, n)) found = e;
     }
     return found;
   }
 
   // One more entry. The one before it stood apart from another of its law, and joins it now.
-  __device__ void append(int64_t n, double scale) {
+  __forceinline__ __device__ void append(int64_t n, double scale) {
     join_last();
     TreeRecord& r = keep_draft(n);
     r.scale = static_cast<float>(scale);
     r.next = kNone;
-    (t_.first < 0 ? t_.first : records_[t_.last].next) = static_cast<int32_t>(n);
+    (t_.first < 0 ? t_.first : t_.records[t_.last].next) = static_cast<int32_t>(n);
     t_.last = static_cast<int32_t>(n);
   }
 
-  __device__ TreeRecord& keep_draft(int64_t n) {
-    TreeRecord& r = records_[n];
+  __forceinline__ __device__ TreeRecord& keep_draft(int64_t n) {
+    TreeRecord& r = t_.records[n];
     r.draft = t_.draft;
     r.q_law = t_.q_law;
     return r;
   }
 
-  __device__ void remove_last() {
+  __forceinline__ __device__ void remove_last() {
     int32_t before = kNone;
-    for (int32_t e = t_.first; e != t_.last; e = records_[e].next) before = e;
-    (before < 0 ? t_.first : records_[before].next) = kNone;
+    for (int32_t e = t_.first; e != t_.last; e = t_.records[e].next) before = e;
+    (before < 0 ? t_.first : t_.records[before].next) = kNone;
     t_.last = before;
   }
 
-  __device__ void remove_all() { t_.first = t_.last = kNone; }
+  __forceinline__ __device__ void remove_all() { t_.first = t_.last = kNone; }
 
   // u * l * Q(x) < P(x), strict; as rule token of verify_chain says it.
-  __device__ bool accepts(double l) const {
+  __forceinline__ __device__ bool accepts(double l) const {
     const DraftLaw& draft = t_.draft;
     const double u = coin(t_.position + t_.depth, t_.lane);
     if (t_.direct) {
@@ -148,33 +148,34 @@ class TreePoint {
     return log(u) < log_p - log_q;
   }
 
-  __device__ double target_logprob(int64_t token) const {
+  __forceinline__ __device__ double target_logprob(int64_t token) const {
     return token < p_.vocab ? t_.law.logprob(at(t_.row, token)) : -INFINITY;
   }
 
   // Of the candidate.
-  __device__ double coin(uint64_t position, int64_t lane) const {
+  __forceinline__ __device__ double coin(uint64_t position, int64_t lane) const {
     return p_.uniforms != nullptr
                ? p_.uniforms[t_.b * (2 * p_.nodes + 1) + t_.child]
                : uniform(t_.seed, position, kAcceptStream, static_cast<uint32_t>(lane));
   }
 
   // The probability with which a node was to stand.
-  __device__ void chance(int64_t n, double probability) const {
-    if (rank_ != 0 || p_.acceptance == nullptr) return;
+  __forceinline__ __device__ void chance(int64_t n, double probability) const {
+    if (t_.rank != 0 || p_.acceptance == nullptr) return;
     p_.acceptance[t_.b * p_.nodes + n] = static_cast<float>(probability > 1 ? 1.0 : probability);
   }
 
   // The token at a depth, and the node that it is.
-  __device__ void write(int64_t depth, int64_t node, int64_t token, double logprob) const {
-    if (rank_ != 0) return;
+  __forceinline__ __device__ void write(int64_t depth, int64_t node, int64_t token,
+                                        double logprob) const {
+    if (t_.rank != 0) return;
     const int64_t at = t_.b * (p_.max_depth + 1) + depth;
     put(p_.tokens, p_.ids_are_int64, at, token);
     if (node >= 0) put(p_.path, p_.parents_are_int64, t_.b * p_.max_depth + depth, node);
     if (p_.logprobs != nullptr) p_.logprobs[at] = static_cast<float>(t_.point ? 0.0 : logprob);
   }
 
-  __device__ void end(int64_t token) {
+  __forceinline__ __device__ void end(int64_t token) {
     write(t_.depth, kNone, token, target_logprob(token));
     finish();
   }
@@ -182,21 +183,16 @@ class TreePoint {
   const TreeJob& job_;
   const TreeParams& p_;
   TreeTask& t_;
-  const TreeChildren& children_;
-  const int64_t context_;
-  TreeRecord* const records_;
-  Tried* const tried_;
-  const unsigned rank_;
 
  private:
-  __device__ void join_last() {
+  __forceinline__ __device__ void join_last() {
     if (t_.first == t_.last || p_.draft_rows == nullptr) return;
-    TreeRecord& last = records_[t_.last];
+    TreeRecord& last = t_.records[t_.last];
     if (last.draft.form == DraftForm::kPointMass) return;
-    for (int32_t e = t_.first; e != t_.last; e = records_[e].next) {
+    for (int32_t e = t_.first; e != t_.last; e = t_.records[e].next) {
       if (!same_law(p_, t_.b, e, t_.last)) continue;
-      records_[e].scale += last.scale;
-      records_[e].rest = last.rest;
+      t_.records[e].scale += last.scale;
+      t_.records[e].rest = last.rest;
       return remove_last();
     }
   }

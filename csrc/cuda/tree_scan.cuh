@@ -6,13 +6,8 @@ namespace specdec {
 
 class TreeScan {
  public:
-  __device__ TreeScan(Team& team, const TreeJob& job, int64_t context, int64_t block)
-      : team_(team),
-        job_(job),
-        t_(team.task<TreeTask>()),
-        context_(context),
-        records_(job.records + block * (job.p.nodes + 1)),
-        tried_(job.tried + block * job.p.nodes) {}
+  __device__ TreeScan(Team& team, const TreeJob& job)
+      : team_(team), job_(job), t_(team.task<TreeTask>()) {}
 
   // Of all spans, to slots and then to sums; or of the one that holds the candidate's token, or a
   // drawn one.
@@ -49,47 +44,47 @@ class TreeScan {
   }
 
   __device__ Slot extra_slot(int i) const {
-    return job_.slots[context_ * job_.context_slots() + 4 + i];
+    return job_.slots[t_.context * job_.context_slots() + 4 + i];
   }
 
   // Of an entry, or of the target's row.
   __device__ void load(int32_t entry, int64_t span, Packed& out) const {
-    if (entry < 0) {
-      load_span(t_.row, span, out);
-    } else {
-      load_draft(records_[entry].draft, t_.row.vocab, t_.row.wide(), span, out);
-    }
+    const bool target = entry < 0;
+    if (!target && !t_.records[entry].draft.pairs(t_.row.wide())) return;
+    load_span(target ? t_.row : t_.records[entry].draft.row.part(0, t_.row.vocab), span, out);
   }
 
-  // What follows is on its way while one row of one span is weighed.
+  // Row by row of one span, then the next span. What follows is on its way while a row is weighed.
   __device__ void pass(int64_t span, int64_t step, int64_t end, int64_t rest) const {
+    constexpr int32_t kNothing = kNone - 1;
+    int32_t at = kNothing, next_at = kNone;
+    int64_t next_span = span;
     Packed next = {};
-    if (span < end) load(kNone, span, next);
-    while (span < end) {
-      float values[kPerLane];
-      int32_t entry = first_entry();
-      bool lawful = true;
+    float values[kPerLane];
+    bool lawful = true;
 #pragma unroll 1
-      for (int32_t now_at = kNone;;) {
-        const Packed now = next;
-        const int64_t next_span = entry < 0 ? span + step : span;
-        if (next_span < end) load(entry, next_span, next);
-        if (now_at < 0) {
-          unpack(t_.row, now, values);
-          weigh_target(span, values);
+    while (at != kNothing || next_span < end) {
+      const Packed now = next;
+      if (next_span < end) load(next_at, next_span, next);
+      if (at == kNone) {
+        unpack(t_.row, now, values);
+        weigh_target(span, values);
+        lawful = true;
+      } else if (at >= 0) {
+        lawful &= subtract(at, span, now, values);
+      }
+      if (at != kNothing && next_at == kNone) {
+        if (t_.action == TreeAction::kScan) {
+          store(span, values, __all_sync(kAllLanes, lawful));
         } else {
-          lawful &= subtract(now_at, span, now, values);
+          pick(span, values, rest);
         }
-        if (entry < 0) break;
-        now_at = entry;
-        entry = records_[entry].next;
+        if (next_span >= end) return;
       }
-      if (t_.action == TreeAction::kScan) {
-        store(span, values, __all_sync(kAllLanes, lawful));
-      } else {
-        pick(span, values, rest);
-      }
-      span += step;
+      at = next_at;
+      span = next_span;
+      next_at = at < 0 ? first_entry() : t_.records[at].next;
+      if (next_at < 0) next_span += step;
     }
   }
 
@@ -121,7 +116,7 @@ class TreeScan {
   // The values less an entry. The last one is subtracted from what the others leave.
   __device__ bool subtract(int32_t entry, int64_t span, const Packed& loaded,
                            float (&values)[kPerLane]) const {
-    const TreeRecord& r = records_[entry];
+    const TreeRecord& r = t_.records[entry];
     const bool last = entry == t_.last;
     if (last) {
 #pragma unroll
@@ -168,7 +163,7 @@ class TreeScan {
   __device__ void mark_tried(int64_t span, uint32_t& gone, uint32_t& off) const {
     gone = off = 0;
     for (int32_t k = 0; k < t_.num_tried; ++k) {
-      const int64_t index = tried_[k].token - span * kSpan;
+      const int64_t index = t_.tried[k].token - span * kSpan;
       if (index < 0 || index >= kSpan) continue;
       const auto i = static_cast<int>(index);
       if (holder(t_.row.wide(), i) != lane_id()) continue;
@@ -224,7 +219,7 @@ class TreeScan {
   // Q where the target has no token; tokens tried there are left out.
   __device__ void rest_of_draft() const {
     if (t_.last < 0 || t_.scan == Scan::kEntropy) return;
-    const DraftLaw& d = records_[t_.last].draft;
+    const DraftLaw& d = t_.records[t_.last].draft;
     const int64_t size = rest_size(d, t_.row.vocab);
     if (size == 0) return;
     const int64_t skip = d.row.vocab - size;
@@ -241,7 +236,7 @@ class TreeScan {
 
   __device__ void leave_out_tried(bool wide, int64_t begin, float (&values)[kPerLane]) const {
     for (int32_t k = 0; k < t_.num_tried; ++k) {
-      const int64_t index = tried_[k].token - begin;
+      const int64_t index = t_.tried[k].token - begin;
       if (index < 0 || index >= kSpan || !of_last_law(k)) continue;
       const auto i = static_cast<int>(index);
       const int mine = holder(wide, i) == lane_id() ? element(wide, i) : -1;
@@ -251,7 +246,7 @@ class TreeScan {
   }
 
   __device__ bool of_last_law(int32_t k) const {
-    return same_law(job_.p, t_.b, tried_[k].node, t_.last);
+    return same_law(job_.p, t_.b, t_.tried[k].node, t_.last);
   }
 
   __device__ void add_up() {
@@ -268,7 +263,7 @@ class TreeScan {
     }
     const bool off = t_.scan == Scan::kOff || t_.scan == Scan::kRest;
     const bool entry = t_.last >= 0 && t_.scan != Scan::kEntropy;
-    const int64_t size = entry ? rest_size(records_[t_.last].draft, t_.row.vocab) : 0;
+    const int64_t size = entry ? rest_size(t_.records[t_.last].draft, t_.row.vocab) : 0;
     double more = 0, second = 0, beyond = 0;
 #pragma unroll 1
     for (int which = 0; which < 3; ++which) {
@@ -280,12 +275,12 @@ class TreeScan {
       if (which == 1) second = sum;
       if (which == 2) beyond = sum;
     }
-    if (entry && records_[t_.last].draft.few()) beyond = few_beyond(records_[t_.last].draft);
+    if (entry && t_.records[t_.last].draft.few()) beyond = few_beyond(t_.records[t_.last].draft);
     if (thread_id() != 0) return;
     t_.lawful = is_finite(more) && is_finite(second) && is_finite(beyond);
     t_.more = more;
     // With a map the rest of the row is looked through, and all its tokens were counted already.
-    if (entry && records_[t_.last].draft.columns != nullptr && size > 0) beyond = 0;
+    if (entry && t_.records[t_.last].draft.columns != nullptr && size > 0) beyond = 0;
     t_.second = second + (off ? 1.0 : t_.mass) * beyond;
   }
 
@@ -296,7 +291,7 @@ class TreeScan {
       const int64_t id = d.id(k);
       if (id < t_.row.vocab) continue;
       bool out = false;
-      for (int32_t i = 0; i < t_.num_tried; ++i) out |= tried_[i].token == id && of_last_law(i);
+      for (int32_t i = 0; i < t_.num_tried; ++i) out |= t_.tried[i].token == id && of_last_law(i);
       if (!out) mass += static_cast<double>(at(d.row, k));
     }
     return team_.sum(mass);
@@ -305,9 +300,6 @@ class TreeScan {
   Team& team_;
   const TreeJob& job_;
   TreeTask& t_;
-  const int64_t context_;
-  TreeRecord* const records_;
-  const Tried* const tried_;
 };
 
 }  // namespace specdec

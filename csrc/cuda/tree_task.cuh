@@ -65,6 +65,12 @@ struct Tried {
 };
 
 struct TreeTask {
+  // Of the team and of this block.
+  int64_t context;      // which slots
+  TreeRecord* records;  // [N+1], rules that read the draft
+  Tried* tried;         // [N], the same
+  uint32_t* sets;       // three of nodes
+  unsigned rank;
   // Of the sequence.
   int64_t b, begin, nodes;  // nodes: how many have a row
   uint64_t seed, position;

@@ -1,6 +1,7 @@
 #pragma once
 // One tree from its first row to its verdict: judge, act.
 #include "cuda/filter.cuh"
+#include "cuda/tree_children.cuh"
 #include "cuda/tree_judge.cuh"
 #include "cuda/tree_scan.cuh"
 #include "cuda/tree_visit.cuh"
@@ -69,12 +70,11 @@ class TreeTeam {
 };
 
 // Verdict on sequence b.
-__forceinline__ __device__ void verify(Team& team, const TreeJob& job, int64_t b, int64_t context) {
+__forceinline__ __device__ void verify(Team& team, const TreeJob& job, int64_t b) {
   TreeTask& t = team.task<TreeTask>();
-  const int64_t block = context * job.plan.team + team.rank;
-  const TreeChildren children(team, job, block);
-  TreeWalkJudge walk(job, t, children, context, block, team.rank);
-  TreeVisitJudge visit(job, t, children, context, block, team.rank);
+  const TreeChildren children(team, job);
+  TreeWalkJudge walk(job, t);
+  TreeVisitJudge visit(job, t);
   clear_outputs(team, job.p, b);
   if (thread_id() == 0) open_sequence(job.p, b, t);
   __syncthreads();
@@ -105,10 +105,12 @@ __forceinline__ __device__ void verify(Team& team, const TreeJob& job, int64_t b
         if (thread_id() == 0) t.lawful = true;
         break;
       default:
-        TreeScan(team, job, context, block).run();
+        TreeScan(team, job).run();
     }
     __syncthreads();
-    if (thread_id() == 0) visits ? visit.go_on() : walk.go_on();
+    if (thread_id() == 0) {
+      visits ? visit.go_on() : walk.go_on();
+    }
     __syncthreads();
   }
   if (team.rank != 0 || thread_id() != 0) return;

@@ -9,7 +9,7 @@ class TreeVisitJudge : public TreePoint {
  public:
   using TreePoint::TreePoint;
 
-  __device__ void begin() {
+  __forceinline__ __device__ void begin() {
     t_.depth = 0;
     t_.num_tried = 0;
     t_.gathers = t_.measures = t_.has_draft = false;
@@ -17,7 +17,7 @@ class TreeVisitJudge : public TreePoint {
   }
 
   // After the action.
-  __device__ void go_on() {
+  __forceinline__ __device__ void go_on() {
     switch (t_.state) {
       case TreeState::kVisit:
         return t_.child < 0 ? settle() : try_child();
@@ -38,10 +38,12 @@ class TreeVisitJudge : public TreePoint {
 
  private:
   // Of the row behind a node.
-  __device__ TreeRecord& behind(int64_t node) const { return records_[node < 0 ? p_.nodes : node]; }
+  __forceinline__ __device__ TreeRecord& behind(int64_t node) const {
+    return t_.records[node < 0 ? p_.nodes : node];
+  }
 
   // A node that was accepted so far with probability c.
-  __device__ void enter(int64_t node, double c) {
+  __forceinline__ __device__ void enter(int64_t node, double c) {
     t_.here = node;
     t_.child = kNone;
     t_.known = false;
@@ -56,13 +58,13 @@ class TreeVisitJudge : public TreePoint {
     seek();
   }
 
-  __device__ void seek() {
+  __forceinline__ __device__ void seek() {
     t_.state = TreeState::kVisit;
     t_.action = TreeAction::kSeek;
   }
 
   // The row at hand again, and what of it is left.
-  __device__ void restore() {
+  __forceinline__ __device__ void restore() {
     const TreeRecord& r = behind(t_.here);
     take_row();
     t_.law = r.law;
@@ -73,7 +75,7 @@ class TreeVisitJudge : public TreePoint {
     t_.scan = Scan::kLeft;
   }
 
-  __device__ void try_child() {
+  __forceinline__ __device__ void try_child() {
     restore();
     t_.x = tree_token(p_, t_.b, t_.child);
     open(t_.child, t_.x);
@@ -82,7 +84,7 @@ class TreeVisitJudge : public TreePoint {
     t_.measures || asks() ? measure(TreeState::kCandidate) : judge_child();
   }
 
-  __device__ void measured() {
+  __forceinline__ __device__ void measured() {
     TreeRecord& r = behind(t_.here);
     if (t_.measures && !t_.law.sound) {
       r.status = kTargetNotFinite;
@@ -94,7 +96,7 @@ class TreeVisitJudge : public TreePoint {
     judge_child();
   }
 
-  __device__ void judge_child() {
+  __forceinline__ __device__ void judge_child() {
     if (t_.draft.fault) {
       behind(t_.here).status = kDraftNotFinite;
       return settle();
@@ -112,11 +114,11 @@ class TreeVisitJudge : public TreePoint {
     visit(ratio > 0 && t_.c > 0 ? fmin(1.0, t_.c * ratio) : 0);
   }
 
-  __device__ void descend(double p_x, double q_x) {
+  __forceinline__ __device__ void descend(double p_x, double q_x) {
     visit(p_x > 0 ? q_x > 0 ? fmin(1.0, p_x / q_x) : 1.0 : 0.0);
   }
 
-  __device__ void visit(double c) {
+  __forceinline__ __device__ void visit(double c) {
     const int64_t child = t_.child;
     behind(child).parent = t_.here;
     ++t_.depth;
@@ -124,7 +126,7 @@ class TreeVisitJudge : public TreePoint {
   }
 
   // Whether the node at hand stands; else what is left behind its parent is told.
-  __device__ void settle() {
+  __forceinline__ __device__ void settle() {
     if (t_.here >= 0) {
       t_.child = t_.here;
       const double h = behind(t_.here).stands;
@@ -134,19 +136,19 @@ class TreeVisitJudge : public TreePoint {
     accept();
   }
 
-  __device__ void go_back() {
+  __forceinline__ __device__ void go_back() {
     t_.here = behind(t_.child).parent;
     --t_.depth;
     restore();
-    t_.draft = records_[t_.child].draft;
-    t_.q_law = records_[t_.child].q_law;
+    t_.draft = t_.records[t_.child].draft;
+    t_.q_law = t_.records[t_.child].q_law;
     append(t_.child, t_.mass);
     scan(Scan::kLeft, TreeState::kBack);
     t_.known = t_.direct || !t_.draft.few() || t_.first != t_.last;
     if (!t_.known) t_.action = TreeAction::kFew;
   }
 
-  __device__ void judge_back() {
+  __forceinline__ __device__ void judge_back() {
     TreeRecord& r = behind(t_.here);
     const bool ends = !t_.lawful || !(t_.second > 0);
     if (ends && (!t_.lawful || t_.first != t_.last)) {
@@ -163,12 +165,12 @@ class TreeVisitJudge : public TreePoint {
   }
 
   // The path to the node at hand, and one token more.
-  __device__ void accept() {
+  __forceinline__ __device__ void accept() {
     const TreeRecord& r = behind(t_.here);
     t_.accepted = static_cast<int32_t>(t_.depth);
     int64_t depth = t_.depth;
     for (int64_t n = t_.here; n >= 0; n = behind(n).parent) {
-      write(--depth, n, tree_token(p_, t_.b, n), records_[n].logprob);
+      write(--depth, n, tree_token(p_, t_.b, n), t_.records[n].logprob);
     }
     if (r.over) return finish();
     t_.status |= r.status;
@@ -178,13 +180,13 @@ class TreeVisitJudge : public TreePoint {
     t_.known ? draw_left() : scan(Scan::kLeft, TreeState::kAgain);
   }
 
-  __device__ void draw_left() {
+  __forceinline__ __device__ void draw_left() {
     if (t_.more > 0) return draw(true);
     t_.status |= kEmptyResidual;
     measure_whole();
   }
 
-  __device__ void draw_whole() {
+  __forceinline__ __device__ void draw_whole() {
     if (t_.law.sound) return draw(false);
     t_.status |= kTargetNotFinite;
     finish();
