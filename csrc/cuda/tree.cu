@@ -19,8 +19,11 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
     t.sets = job.sets + blockIdx.x * 3 * job.words();
   }
   __syncthreads();
-  const int64_t teams = gridDim.x / team.size;
-  for (int64_t b = blockIdx.x / team.size; b < job.p.batch; b += teams) verify(team, job, b);
+  int64_t b = blockIdx.x / team.size;
+  while (b < job.p.batch) {
+    verify(team, job, b);
+    b = team.task<TreeTask>().b + gridDim.x / team.size;
+  }
 }
 
 int64_t spans_of(const TreeParams& p) {

@@ -9,46 +9,72 @@ class TreeWalkJudge : public TreePoint {
  public:
   using TreePoint::TreePoint;
 
-  __forceinline__ __device__ void begin() { arrive(kNone, 0); }
+  __forceinline__ __device__ void begin() {
+    t_.here = kNone;
+    t_.depth = 0;
+    t_.state = TreeState::kEnter;
+    go_on();
+  }
 
   // After the action.
   __forceinline__ __device__ void go_on() {
+    do {
+      t_.action = TreeAction::kThink;
+      step();
+    } while (t_.action == TreeAction::kThink);
+  }
+
+ private:
+  __forceinline__ __device__ void step() {
     switch (t_.state) {
+      case TreeState::kEnter:
+        return arrive();
       case TreeState::kArrived:
         return judge_point();
-      case TreeState::kAnswer:
-        return drawn();
-      case TreeState::kSurveyed:
-        return surveyed();
-      case TreeState::kEntropy:
-        return judge_typical();
+      case TreeState::kNext:
+        return next_trial();
+      case TreeState::kOpen:
+        open(k_seq() ? t_.first : kNone);
+        return asks() ? measure(TreeState::kCandidate) : think(TreeState::kCandidate);
       case TreeState::kCandidate:
         return judge_candidate();
+      case TreeState::kVerdict:
+        return think(accepts(t_.factor) ? TreeState::kStand : TreeState::kReject);
       case TreeState::kLeft:
         return judge_left();
+      case TreeState::kReject:
+        return reject();
+      case TreeState::kStand:
+        return stand();
       case TreeState::kSubtract:
         return subtracted();
       case TreeState::kRest:
         return judge_last();
       case TreeState::kFactor:
         return narrow();
+      case TreeState::kEntropy:
+        return judge_typical();
+      case TreeState::kSurveyed:
+        return surveyed();
+      case TreeState::kAnswer:
+        return drawn();
+      case TreeState::kEnd:
+        return end(t_.token);
       default:
         return draw(true);
     }
   }
 
- private:
   __forceinline__ __device__ bool without_replacement() const {
     return p_.rule == TreeRule::kMultiDraftWor;
   }
+  __forceinline__ __device__ bool k_seq() const { return p_.rule == TreeRule::kKSeq; }
   __forceinline__ __device__ bool top() const { return p_.rule == TreeRule::kTopKPlusOne; }
 
-  __forceinline__ __device__ void arrive(int64_t node, int64_t depth) {
-    t_.here = node;
-    t_.depth = depth;
-    t_.accepted = static_cast<int32_t>(depth);
+  __forceinline__ __device__ void arrive() {
+    t_.accepted = static_cast<int32_t>(t_.depth);
     if (over()) return finish();
-    t_.gathers = depth < p_.max_depth;
+    t_.gathers = t_.depth < p_.max_depth;
     t_.num_children = 0;
     t_.child = t_.lane = t_.but = -1;
     t_.c = t_.mass = t_.bound = 1;
@@ -60,10 +86,12 @@ class TreeWalkJudge : public TreePoint {
     measure(TreeState::kArrived);
   }
 
-  __forceinline__ __device__ void stand(int64_t node) {
-    t_.x = tree_token(p_, t_.b, node);
-    write(t_.depth, node, t_.x, target_logprob(t_.x));
-    arrive(node, t_.depth + 1);
+  __forceinline__ __device__ void stand() {
+    t_.x = tree_token(p_, t_.b, t_.child);
+    write(t_.depth, t_.child, t_.x, target_logprob(t_.x));
+    t_.here = t_.child;
+    ++t_.depth;
+    think(TreeState::kEnter);
   }
 
   __forceinline__ __device__ void judge_point() {
@@ -76,23 +104,23 @@ class TreeWalkJudge : public TreePoint {
     if (t_.num_children == 0 || p_.rule == TreeRule::kTargetOnly) return draw(false);
     if (p_.rule == TreeRule::kTypical) return scan(Scan::kEntropy, TreeState::kEntropy);
     if (top()) return try_last();
-    if (p_.rule == TreeRule::kKSeq) return candidate(next(-1, false));
-    next_trial();
+    if (k_seq()) return candidate(next(-1, false));
+    think(TreeState::kNext);
   }
 
   __forceinline__ __device__ void survey() {
-    if (t_.num_children == 0) return end(t_.token);
+    if (t_.num_children == 0) return think(TreeState::kEnd);
     t_.state = TreeState::kSurveyed;
     t_.action = TreeAction::kSurvey;
   }
 
   __forceinline__ __device__ void surveyed() {
-    if (t_.child >= 0) return stand(t_.child);
-    p_.rule == TreeRule::kTypical && !t_.point ? draw(false) : end(t_.token);
+    if (t_.child >= 0) return think(TreeState::kStand);
+    p_.rule == TreeRule::kTypical && !t_.point ? draw(false) : think(TreeState::kEnd);
   }
 
   __forceinline__ __device__ void drawn() {
-    if (!top() && p_.rule != TreeRule::kTargetOnly) return end(t_.token);
+    if (!top() && p_.rule != TreeRule::kTargetOnly) return think(TreeState::kEnd);
     // Of the weights that were drawn from; those of the top are P's.
     t_.bound = t_.residual ? t_.more : top() && t_.direct ? exp(t_.law.log_sum) : 1.0;
     survey();
@@ -107,31 +135,31 @@ class TreeWalkJudge : public TreePoint {
 
   __forceinline__ __device__ void candidate(int64_t n) {
     t_.child = n;
-    t_.x = tree_token(p_, t_.b, n);
     ++t_.lane;
-    open(n, t_.x);
-    asks() ? measure(TreeState::kCandidate) : judge_candidate();
+    think(TreeState::kOpen);
   }
 
   __forceinline__ __device__ void judge_candidate() {
-    if (p_.rule == TreeRule::kKSeq) return t_.first < 0 ? find_factor() : judge_drawn();
+    t_.factor = k_seq() ? t_.high : 1.0;
+    if (k_seq() && t_.first >= 0) return think(TreeState::kVerdict);
     if (t_.draft.fault) return give_up();
+    if (k_seq()) return find_factor();
     if (top()) {
       append(t_.child, 1);
       return scan(Scan::kRest, TreeState::kRest);
     }
-    if (t_.first < 0) return accepts(1) ? stand(t_.child) : reject();
+    if (t_.first < 0) return think(TreeState::kVerdict);
     if (t_.x < p_.vocab) return look(TreeState::kLeft);
     t_.left = 0;
-    judge_left();
+    think(TreeState::kLeft);
   }
 
-  // multi_draft and multi_draft_wor: one by one.
+  // The next candidate that is tried.
   __forceinline__ __device__ void next_trial() {
     int64_t n = t_.child;
     for (;;) {
       n = next(n, without_replacement());
-      if (n < 0) return t_.first < 0 ? draw(false) : draw(true);
+      if (n < 0) return k_seq() ? leave_accepted() : draw(t_.first >= 0);
       t_.rest = 1;
       if (!without_replacement() || t_.first < 0) break;
       const int32_t twin = twin_of(n);
@@ -146,14 +174,15 @@ class TreeWalkJudge : public TreePoint {
     const double q_x = t_.mass * t_.draft.q_x / t_.rest;
     chance(t_.child, t_.left == 0 ? 0 : q_x > 0 ? t_.left / q_x : 1);
     const bool stands = coin(t_.position + t_.depth, t_.lane) * q_x < t_.left;
-    stands ? stand(t_.child) : reject();
+    think(stands ? TreeState::kStand : TreeState::kReject);
   }
 
   __forceinline__ __device__ void reject() {
-    append(t_.child, t_.mass / t_.rest);
-    if (!without_replacement()) return scan(Scan::kLeft, TreeState::kSubtract);
-    t_.tried[t_.num_tried++] = {t_.x, t_.child};
-    scan(Scan::kOff, TreeState::kSubtract);
+    if (k_seq()) return think(TreeState::kNext);
+    append(t_.child, top() ? t_.factor : t_.mass / t_.rest);
+    if (without_replacement()) t_.tried[t_.num_tried++] = {t_.x, t_.child};
+    const bool off = top() || without_replacement();
+    scan(off ? Scan::kOff : Scan::kLeft, TreeState::kSubtract);
   }
 
   __forceinline__ __device__ void subtracted() {
@@ -167,10 +196,10 @@ class TreeWalkJudge : public TreePoint {
       t_.status |= kEmptyResidual;
       return draw(false);
     }
-    if (top() || p_.rule == TreeRule::kKSeq) return draw(true);
+    if (top() || k_seq()) return draw(true);
     t_.mass = t_.more;
     t_.records[t_.child].rest = t_.second;
-    next_trial();
+    think(TreeState::kNext);
   }
 
   // A candidate whose law cannot be read: what is left is drawn from.
@@ -201,14 +230,12 @@ class TreeWalkJudge : public TreePoint {
     remove_all();
     if (!t_.lawful) return give_up();
     if (!(rest > 0)) return draw(false);
-    if (accepts(1 / rest)) return stand(t_.child);
-    append(t_.child, 1 / rest);
-    scan(Scan::kOff, TreeState::kSubtract);
+    t_.factor = 1 / rest;
+    think(TreeState::kVerdict);
   }
 
   // k_seq: the smallest factor of Q with which every candidate may be tried against P.
   __forceinline__ __device__ void find_factor() {
-    if (t_.draft.fault) return give_up();
     append(t_.child, 1);
     const auto k = static_cast<double>(t_.num_children);
     t_.low = 1;
@@ -260,25 +287,7 @@ class TreeWalkJudge : public TreePoint {
 
   __forceinline__ __device__ void begin_trials() {
     t_.child = t_.lane = -1;
-    try_drawn();
-  }
-
-  __forceinline__ __device__ void try_drawn() {
-    for (;;) {
-      const int64_t n = next(t_.child, false);
-      if (n < 0) return leave_accepted();
-      t_.child = n;
-      t_.x = tree_token(p_, t_.b, n);
-      ++t_.lane;
-      open_draft(p_, t_, t_.first, t_.x, t_.draft);
-      if (t_.draft.unmeasured()) reuse(t_.first);
-      if (asks()) return measure(TreeState::kCandidate);
-      if (accepts(t_.high)) return stand(n);
-    }
-  }
-
-  __forceinline__ __device__ void judge_drawn() {
-    accepts(t_.high) ? stand(t_.child) : try_drawn();
+    think(TreeState::kNext);
   }
 
   __forceinline__ __device__ void leave_accepted() {

@@ -54,11 +54,10 @@ class TreePoint {
     t_.draft_slot = job_.slots[t_.context * job_.context_slots() + 2 + t_.draft_turn];
   }
 
-  // The whole row again, to draw from it.
-  __forceinline__ __device__ void measure_whole() {
-    fill_target();
-    t_.has_draft = t_.gathers = false;
-    measure(TreeState::kWhole);
+  // Goes on without an action.
+  __forceinline__ __device__ void think(TreeState state) {
+    t_.state = state;
+    t_.action = TreeAction::kThink;
   }
 
   __forceinline__ __device__ void scan(Scan what, TreeState state) {
@@ -78,17 +77,14 @@ class TreePoint {
     t_.action = TreeAction::kDraw;
   }
 
-  // Q of node n at the token x; as it was measured, if an entry has its law.
-  __forceinline__ __device__ void open(int64_t n, int64_t x) {
-    open_draft(p_, t_, n, x, t_.draft);
+  // Q of the candidate, or of an entry at its token; as it was measured, if an entry has its law.
+  __forceinline__ __device__ void open(int32_t entry = kNone) {
+    t_.x = tree_token(p_, t_.b, t_.child);
+    open_draft(p_, t_, entry < 0 ? t_.child : entry, t_.x, t_.draft);
     t_.has_draft = true;
-    const int32_t twin = twin_of(n);
-    if (t_.draft.unmeasured() && twin >= 0) reuse(twin);
-  }
-
-  // The law that an entry was measured to have.
-  __forceinline__ __device__ void reuse(int32_t entry) {
-    t_.q_law = t_.records[entry].q_law;
+    const int32_t twin = entry < 0 ? twin_of(t_.child) : entry;
+    if (!t_.draft.unmeasured() || twin < 0) return;
+    copy(t_.q_law, t_.records[twin].q_law);
     t_.draft.checked = true;
     t_.draft.set(t_.q_law);
   }
@@ -120,8 +116,8 @@ class TreePoint {
 
   __forceinline__ __device__ TreeRecord& keep_draft(int64_t n) {
     TreeRecord& r = t_.records[n];
-    r.draft = t_.draft;
-    r.q_law = t_.q_law;
+    copy(r.draft, t_.draft);
+    copy(r.q_law, t_.q_law);
     return r;
   }
 

@@ -5,25 +5,44 @@
 
 namespace specdec {
 
-// What all threads of a team do together; see chain_task.cuh. The actions from kScan on go through
-// spans of the target and of drafts together.
-enum class TreeAction : int32_t { kMeasure, kSeek, kSurvey, kFew, kDone, kScan, kLook, kDraw };
+// What all threads of a team do together; see chain_task.cuh. kThink is nothing: the judge goes on.
+// The actions from kScan on go through spans of the target and of drafts together.
+enum class TreeAction : int32_t {
+  kThink,
+  kMeasure,
+  kSeek,
+  kSurvey,
+  kFew,
+  kDone,
+  kScan,
+  kLook,
+  kDraw
+};
 
-// What the judge waits for.
+// Where the judge is. What several verdicts lead to stands at one place in the code.
 enum class TreeState : int32_t {
-  kArrived,    // the law of the row at hand
-  kAnswer,     // the token that the target says
-  kCandidate,  // the law of a candidate's draft
-  kLeft,       // what is left at a candidate's token
-  kSubtract,   // what is left after a rejection
-  kRest,       // the mass that a draft has off the tokens tried
-  kFactor,     // rule k_seq: what is accepted with some factors
+  kEnter,      // a node, or the root
+  kArrived,    // the law of its row is known
+  kNext,       // the next candidate
+  kOpen,       // a candidate
+  kCandidate,  // the law of its draft is known
+  kVerdict,    // against P and a multiple of Q
+  kLeft,       // what is left at its token is known
+  kReject,
+  kStand,
+  kSubtract,  // what is left after a rejection is known
+  kRest,      // the mass that a draft has off the tokens tried
+  kFactor,    // rule k_seq: what is accepted with some factors
   kEntropy,
   kSurveyed,
-  kVisit,  // rule traversal: the first or next child
-  kBack,   // what is left after a child
-  kAgain,  // what is left, scanned again to draw from it
-  kWhole   // the row again, to draw from it
+  kSettle,  // rule traversal: all below a node is judged
+  kAccept,
+  kBack,    // what is left after a child is known
+  kAgain,   // what is left, scanned again to draw from it
+  kRow,     // the row again, to draw from it
+  kWhole,   // its law is known
+  kAnswer,  // a token was drawn
+  kEnd
 };
 
 // What a scan makes of P and Q.
@@ -111,8 +130,19 @@ struct TreeTask {
   double rho[kFactorsAtOnce], accepted_at[kFactorsAtOnce];
   double low, high, low_gap, high_gap, beta;  // of rule k_seq
   int passes;
+  double factor;  // of Q in a verdict
   int64_t token;  // what the target says, or what was drawn
 };
+
+// A copy a word at a time: a wide one would take the registers of all of it at once.
+template <class T>
+inline __device__ void copy(T& to, const T& from) {
+  constexpr size_t kWord = sizeof(uint32_t);
+  auto* const out = reinterpret_cast<unsigned char*>(&to);
+  const auto* const in = reinterpret_cast<const unsigned char*>(&from);
+#pragma unroll 1
+  for (size_t i = 0; i < sizeof(T); i += kWord) memcpy(out + i, in + i, kWord);
+}
 
 struct TreeJob {
   TreeParams p;

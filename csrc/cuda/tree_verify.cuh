@@ -69,22 +69,33 @@ class TreeTeam {
   TreeTask& t_;
 };
 
+// The first verdict, or the one after an action; for one thread. Out of line: it needs none of the
+// registers that the loops over entries do.
+template <class Judge>
+__noinline__ __device__ void judge_by(const TreeJob& job, bool begins) {
+  Judge judge(job, *reinterpret_cast<TreeTask*>(shared_memory()->task));
+  begins ? judge.begin() : judge.go_on();
+}
+
+inline __device__ void judge(const TreeJob& job, const TreeTask& t, bool begins) {
+  const bool visits = job.p.rule == TreeRule::kTraversal && !t.point;
+  visits ? judge_by<TreeVisitJudge>(job, begins) : judge_by<TreeWalkJudge>(job, begins);
+}
+
 // Verdict on sequence b.
 __forceinline__ __device__ void verify(Team& team, const TreeJob& job, int64_t b) {
   TreeTask& t = team.task<TreeTask>();
   const TreeChildren children(team, job);
-  TreeWalkJudge walk(job, t);
-  TreeVisitJudge visit(job, t);
   clear_outputs(team, job.p, b);
+  __syncthreads();
   if (thread_id() == 0) open_sequence(job.p, b, t);
   __syncthreads();
   check_nodes(team, job.p, t);
-  const bool visits = job.p.rule == TreeRule::kTraversal && !t.point;
   if (thread_id() == 0) {
     if (t.over || t.most == 0) {
       t.action = TreeAction::kDone;
     } else {
-      visits ? visit.begin() : walk.begin();
+      judge(job, t, true);
     }
   }
   __syncthreads();
@@ -109,13 +120,13 @@ __forceinline__ __device__ void verify(Team& team, const TreeJob& job, int64_t b
     }
     __syncthreads();
     if (thread_id() == 0) {
-      visits ? visit.go_on() : walk.go_on();
+      judge(job, t, false);
     }
     __syncthreads();
   }
   if (team.rank != 0 || thread_id() != 0) return;
-  job.p.num_accepted[b] = t.accepted;
-  job.p.status[b] = t.status;
+  job.p.num_accepted[t.b] = t.accepted;
+  job.p.status[t.b] = t.status;
 }
 
 }  // namespace specdec

@@ -10,25 +10,50 @@ class TreeVisitJudge : public TreePoint {
   using TreePoint::TreePoint;
 
   __forceinline__ __device__ void begin() {
+    t_.here = kNone;
     t_.depth = 0;
     t_.num_tried = 0;
     t_.gathers = t_.measures = t_.has_draft = false;
-    enter(kNone, 1);
+    behind(kNone).c = 1;
+    t_.state = TreeState::kEnter;
+    go_on();
   }
 
   // After the action.
   __forceinline__ __device__ void go_on() {
+    do {
+      t_.action = TreeAction::kThink;
+      step();
+    } while (t_.action == TreeAction::kThink);
+  }
+
+ private:
+  __forceinline__ __device__ void step() {
     switch (t_.state) {
-      case TreeState::kVisit:
-        return t_.child < 0 ? settle() : try_child();
-      case TreeState::kCandidate:
+      case TreeState::kEnter:
+        return enter();
+      case TreeState::kNext:
+        return t_.child < 0 ? think(TreeState::kSettle) : try_child();
+      case TreeState::kArrived:
         return measured();
+      case TreeState::kCandidate:
+        return judge_child();
       case TreeState::kLeft:
-        return descend(t_.left / t_.mass, t_.draft.q_x);
+        return visit(t_.left / t_.mass / t_.draft.q_x, t_.left > 0);
+      case TreeState::kSettle:
+        return settle();
+      case TreeState::kReject:
+        return go_back();
       case TreeState::kBack:
         return judge_back();
+      case TreeState::kAccept:
+        return accept();
       case TreeState::kAgain:
         return draw_left();
+      case TreeState::kRow:
+        t_.has_draft = false;
+        fill_target();
+        return measure(TreeState::kWhole);
       case TreeState::kWhole:
         return draw_whole();
       default:
@@ -36,30 +61,26 @@ class TreeVisitJudge : public TreePoint {
     }
   }
 
- private:
   // Of the row behind a node.
   __forceinline__ __device__ TreeRecord& behind(int64_t node) const {
     return t_.records[node < 0 ? p_.nodes : node];
   }
 
-  // A node that was accepted so far with probability c.
-  __forceinline__ __device__ void enter(int64_t node, double c) {
-    t_.here = node;
+  __forceinline__ __device__ void enter() {
     t_.child = kNone;
     t_.known = false;
-    TreeRecord& r = behind(node);
-    r.c = r.stands = c;
+    TreeRecord& r = behind(t_.here);
+    r.stands = r.c;
     r.mass = 1;
     r.first = r.last = kNone;
     r.status = 0;
     r.measured = false;
     r.over = over();
-    if (r.over || t_.depth >= p_.max_depth) return settle();
-    seek();
+    r.over || t_.depth >= p_.max_depth ? think(TreeState::kSettle) : seek();
   }
 
   __forceinline__ __device__ void seek() {
-    t_.state = TreeState::kVisit;
+    t_.state = TreeState::kNext;
     t_.action = TreeAction::kSeek;
   }
 
@@ -67,7 +88,7 @@ class TreeVisitJudge : public TreePoint {
   __forceinline__ __device__ void restore() {
     const TreeRecord& r = behind(t_.here);
     take_row();
-    t_.law = r.law;
+    copy(t_.law, r.law);
     t_.c = r.c;
     t_.mass = r.mass;
     t_.first = r.first;
@@ -77,71 +98,68 @@ class TreeVisitJudge : public TreePoint {
 
   __forceinline__ __device__ void try_child() {
     restore();
-    t_.x = tree_token(p_, t_.b, t_.child);
-    open(t_.child, t_.x);
+    open();
     t_.measures = !behind(t_.here).measured;
     if (t_.measures) fill_target();
-    t_.measures || asks() ? measure(TreeState::kCandidate) : judge_child();
+    t_.measures || asks() ? measure(TreeState::kArrived) : think(TreeState::kCandidate);
   }
 
   __forceinline__ __device__ void measured() {
     TreeRecord& r = behind(t_.here);
     if (t_.measures && !t_.law.sound) {
       r.status = kTargetNotFinite;
-      return settle();
+      return think(TreeState::kSettle);
     }
-    if (t_.measures) r.law = t_.law;
+    if (t_.measures) copy(r.law, t_.law);
     t_.measures = false;
     r.measured = true;
-    judge_child();
+    think(TreeState::kCandidate);
   }
 
   __forceinline__ __device__ void judge_child() {
     if (t_.draft.fault) {
       behind(t_.here).status = kDraftNotFinite;
-      return settle();
+      return think(TreeState::kSettle);
     }
     TreeRecord& r = keep_draft(t_.child);
     r.logprob = target_logprob(t_.x);
     if (t_.first >= 0 && t_.x < p_.vocab) return look(TreeState::kLeft);
     // P(x) / Q(x): of probabilities as they are, so that a tie is a tie; of logits without
     // underflow.
+    const bool possible = t_.first < 0 && r.logprob > -INFINITY && t_.c > 0;
     double ratio = 0;
-    if (t_.first < 0 && t_.x < p_.vocab && r.logprob > -INFINITY) {
+    if (possible) {
       ratio = t_.direct ? static_cast<double>(at(t_.row, t_.x)) / t_.draft.q_x
                         : exp(r.logprob - t_.draft.log_q_x);
     }
-    visit(ratio > 0 && t_.c > 0 ? fmin(1.0, t_.c * ratio) : 0);
+    visit(t_.c * ratio, possible);
   }
 
-  __forceinline__ __device__ void descend(double p_x, double q_x) {
-    visit(p_x > 0 ? q_x > 0 ? fmin(1.0, p_x / q_x) : 1.0 : 0.0);
-  }
-
-  __forceinline__ __device__ void visit(double c) {
-    const int64_t child = t_.child;
-    behind(child).parent = t_.here;
+  // The candidate, accepted so far with probability c if that is possible at all.
+  __forceinline__ __device__ void visit(double c, bool possible) {
+    TreeRecord& r = behind(t_.child);
+    r.parent = t_.here;
+    r.c = possible ? fmin(1.0, c) : 0;
+    t_.here = t_.child;
     ++t_.depth;
-    enter(child, c);
+    think(TreeState::kEnter);
   }
 
   // Whether the node at hand stands; else what is left behind its parent is told.
   __forceinline__ __device__ void settle() {
-    if (t_.here >= 0) {
-      t_.child = t_.here;
-      const double h = behind(t_.here).stands;
-      chance(t_.here, h);
-      if (!(coin(t_.position, t_.here) < h)) return go_back();
-    }
-    accept();
+    t_.child = t_.here;
+    if (t_.here < 0) return think(TreeState::kAccept);
+    const double h = behind(t_.here).stands;
+    chance(t_.here, h);
+    think(coin(t_.position, t_.here) < h ? TreeState::kAccept : TreeState::kReject);
   }
 
   __forceinline__ __device__ void go_back() {
     t_.here = behind(t_.child).parent;
     --t_.depth;
     restore();
-    t_.draft = t_.records[t_.child].draft;
-    t_.q_law = t_.records[t_.child].q_law;
+    copy(t_.draft, t_.records[t_.child].draft);
+    copy(t_.q_law, t_.records[t_.child].q_law);
     append(t_.child, t_.mass);
     scan(Scan::kLeft, TreeState::kBack);
     t_.known = t_.direct || !t_.draft.few() || t_.first != t_.last;
@@ -161,7 +179,7 @@ class TreeVisitJudge : public TreePoint {
     }
     r.first = t_.first;
     r.last = t_.last;
-    ends ? settle() : seek();
+    ends ? think(TreeState::kSettle) : seek();
   }
 
   // The path to the node at hand, and one token more.
@@ -175,15 +193,15 @@ class TreeVisitJudge : public TreePoint {
     if (r.over) return finish();
     t_.status |= r.status;
     if (r.status == kTargetNotFinite) return finish();
-    if (r.first < 0) return measure_whole();
+    if (r.first < 0) return think(TreeState::kRow);
     restore();
-    t_.known ? draw_left() : scan(Scan::kLeft, TreeState::kAgain);
+    t_.known ? think(TreeState::kAgain) : scan(Scan::kLeft, TreeState::kAgain);
   }
 
   __forceinline__ __device__ void draw_left() {
     if (t_.more > 0) return draw(true);
     t_.status |= kEmptyResidual;
-    measure_whole();
+    think(TreeState::kRow);
   }
 
   __forceinline__ __device__ void draw_whole() {
