@@ -19,6 +19,7 @@ class TreeScan {
       pass(team_.first_span(0), team_.span_step(1), spans, 0);
       rest_of_draft();
       team_.sync();
+      team_.turn = 0;
       return add_up();
     }
     int64_t span = t_.x / kSpan, rest = 0;

@@ -22,7 +22,8 @@ class TreeTeam {
                 first_want(want(which), filters(which), which == 0 && t_.point),
                 inverse_temperature(params(which).temperature), noise());
     }
-    if (measures(0) || measures(1)) team_.sync();
+    measures(0) || measures(1) ? team_.sync() : __syncthreads();
+    team_.turn = 0;
 #pragma unroll 1
     for (int which = 0; which < 2; ++which) {
       if (!measures(which)) continue;
@@ -90,6 +91,7 @@ __forceinline__ __device__ void verify(Team& team, const TreeJob& job, int64_t b
   __syncthreads();
   if (thread_id() == 0) open_sequence(job.p, b, t);
   __syncthreads();
+  team.turn = 0;
   check_nodes(team, job.p, t);
   if (thread_id() == 0) {
     if (t.over || t.most == 0) {
@@ -100,6 +102,8 @@ __forceinline__ __device__ void verify(Team& team, const TreeJob& job, int64_t b
   }
   __syncthreads();
   while (t.action != TreeAction::kDone) {
+    // Behind a barrier either buffer will do: whose turn it is need not be kept in a register.
+    team.turn = 0;
     switch (t.action) {
       case TreeAction::kMeasure:
         if (t.gathers) children.gather();
