@@ -35,7 +35,7 @@ class TreeWalkJudge : public TreePoint {
         return next_trial();
       case TreeState::kOpen:
         open(k_seq() ? t_.first : kNone);
-        return asks() ? measure(TreeState::kCandidate) : think(TreeState::kCandidate);
+        return measure_draft(TreeState::kCandidate);
       case TreeState::kCandidate:
         return judge_candidate();
       case TreeState::kVerdict:
@@ -80,10 +80,8 @@ class TreeWalkJudge : public TreePoint {
     t_.c = t_.mass = t_.bound = 1;
     t_.num_tried = 0;
     t_.scan = Scan::kLeft;
-    t_.has_draft = false;
     remove_all();
-    fill_target();
-    measure(TreeState::kArrived);
+    measure_target(TreeState::kArrived);
   }
 
   __forceinline__ __device__ void stand() {
@@ -99,7 +97,7 @@ class TreeWalkJudge : public TreePoint {
       t_.status |= kTargetNotFinite;
       return finish();
     }
-    t_.measures = t_.gathers = false;
+    t_.gathers = false;
     if (t_.point || p_.rule == TreeRule::kMatch) return survey();
     if (t_.num_children == 0 || p_.rule == TreeRule::kTargetOnly) return draw(false);
     if (p_.rule == TreeRule::kTypical) return scan(Scan::kEntropy, TreeState::kEntropy);

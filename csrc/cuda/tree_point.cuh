@@ -39,19 +39,30 @@ class TreePoint {
   }
 
   // Two slots take turns: a block that is ahead fills one while others still read the other.
-  __forceinline__ __device__ void fill_target() {
+  __forceinline__ __device__ void measure_target(TreeState state) {
     take_row();
     t_.turn ^= 1;
     t_.slot = job_.slots[t_.context * job_.context_slots() + t_.turn];
-    t_.measures = true;
-  }
-
-  __forceinline__ __device__ void measure(TreeState state) {
+    t_.source = t_.row;
+    t_.sink = t_.slot;
+    t_.of_draft = false;
     t_.state = state;
     t_.action = TreeAction::kMeasure;
-    if (!t_.has_draft || !t_.draft.unmeasured()) return;
+  }
+
+  // What the candidate's draft is asked for, if anything.
+  __forceinline__ __device__ void measure_draft(TreeState state) {
+    t_.state = state;
+    if (!t_.draft.unmeasured()) {
+      const bool looks_up = t_.draft.form == DraftForm::kSparse && !t_.draft.fault;
+      t_.action = looks_up ? TreeAction::kLookUp : TreeAction::kThink;
+      return;
+    }
     t_.draft_turn ^= 1;
-    t_.draft_slot = job_.slots[t_.context * job_.context_slots() + 2 + t_.draft_turn];
+    t_.source = t_.draft.row;
+    t_.sink = job_.slots[t_.context * job_.context_slots() + 2 + t_.draft_turn];
+    t_.of_draft = true;
+    t_.action = TreeAction::kMeasure;
   }
 
   // Goes on without an action.
@@ -81,17 +92,11 @@ class TreePoint {
   __forceinline__ __device__ void open(int32_t entry = kNone) {
     t_.x = tree_token(p_, t_.b, t_.child);
     open_draft(p_, t_, entry < 0 ? t_.child : entry, t_.x, t_.draft);
-    t_.has_draft = true;
     const int32_t twin = entry < 0 ? twin_of(t_.child) : entry;
     if (!t_.draft.unmeasured() || twin < 0) return;
     copy(t_.q_law, t_.records[twin].q_law);
     t_.draft.checked = true;
     t_.draft.set(t_.q_law);
-  }
-
-  // Whether an action is needed before the candidate can be judged.
-  __forceinline__ __device__ bool asks() const {
-    return t_.draft.unmeasured() || (t_.draft.form == DraftForm::kSparse && !t_.draft.fault);
   }
 
   // The last entry that has the law of node n, or none.

@@ -9,7 +9,8 @@ namespace specdec {
 // The actions from kScan on go through spans of the target and of drafts together.
 enum class TreeAction : int32_t {
   kThink,
-  kMeasure,
+  kMeasure,  // one row
+  kLookUp,   // a sparse draft
   kSeek,
   kSurvey,
   kFew,
@@ -108,17 +109,18 @@ struct TreeTask {
   int64_t lane;      // number of the candidate in the list
   int64_t but;       // candidate that is no answer
   int64_t num_children;
-  bool gathers;    // finds the children first
-  bool measures;   // the target's row
-  bool has_draft;  // the candidate's law is asked for
-  bool residual;   // what a draw is from
-  bool known;      // the difference at hand is that of the last scan
-  bool lawful;     // of the drafts, in the last scan
+  bool gathers;   // finds the children first
+  bool residual;  // what a draw is from
+  bool known;     // the difference at hand is that of the last scan
+  bool lawful;    // of the drafts, in the last scan
   int turn, draft_turn;
   int32_t first, last;  // entries
   int32_t num_tried;
   RowView row;
-  Slot slot, draft_slot;
+  Slot slot;
+  RowView source;  // what is measured
+  Slot sink;
+  bool of_draft;
   Law law, q_law;
   DraftLaw draft;
   double c;             // factor of P

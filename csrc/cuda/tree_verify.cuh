@@ -13,56 +13,36 @@ class TreeTeam {
   __device__ TreeTeam(Team& team, const TreeJob& job)
       : team_(team), job_(job), t_(team.task<TreeTask>()) {}
 
-  // The laws of the target's row and of the candidate's draft.
+  // The law of one row: the target's, or the candidate's draft.
   __device__ void measure() {
-#pragma unroll 1
-    for (int which = 0; which < 2; ++which) {
-      if (!measures(which)) continue;
-      fill_slot(team_, row(which), slot(which),
-                first_want(want(which), filters(which), which == 0 && t_.point),
-                inverse_temperature(params(which).temperature), noise());
-    }
-    measures(0) || measures(1) ? team_.sync() : __syncthreads();
+    const RaceNoise noise{t_.seed, t_.position + t_.depth, kSharedStream};
+    fill_slot(team_, t_.source, t_.sink, first_want(want(), filters(), !t_.of_draft && t_.point),
+              inverse_temperature(params().temperature), noise);
+    team_.sync();
     team_.turn = 0;
-#pragma unroll 1
-    for (int which = 0; which < 2; ++which) {
-      if (!measures(which)) continue;
-      int64_t token;
-      const Law law = read_law(team_, row(which), slot(which), params(which), filters(which),
-                               want(which), noise(), token);
-      if (thread_id() == 0) set(which, law, token);
-    }
-    if (t_.has_draft && t_.draft.form == DraftForm::kSparse && !t_.draft.fault) {
-      look_up_sparse(team_, t_.draft);
+    int64_t token;
+    const Law law = read_law(team_, t_.source, t_.sink, params(), filters(), want(), noise, token);
+    if (thread_id() != 0) return;
+    if (t_.of_draft) {
+      t_.q_law = law;
+      t_.draft.checked = law.sound;
+      t_.draft.set(law);
+    } else {
+      t_.law = law;
+      t_.token = token;
     }
   }
 
  private:
-  __device__ bool measures(int which) const {
-    return which == 0 ? t_.measures : t_.has_draft && t_.draft.unmeasured();
+  __device__ bool filters() const { return !t_.of_draft && t_.filtered; }
+  __device__ Params params() const {
+    return t_.of_draft ? Params{t_.q_temperature, 0, 1, 0} : t_.params;
   }
-  __device__ bool filters(int which) const { return which == 0 && t_.filtered; }
-  __device__ const RowView& row(int which) const { return which == 0 ? t_.row : t_.draft.row; }
-  __device__ const Slot& slot(int which) const { return which == 0 ? t_.slot : t_.draft_slot; }
-  __device__ Params params(int which) const {
-    return which == 0 ? t_.params : Params{t_.q_temperature, 0, 1, 0};
-  }
-  __device__ Want want(int which) const {
-    return which == 1                        ? Want::kMass
+  __device__ Want want() const {
+    return t_.of_draft                       ? Want::kMass
            : t_.direct                       ? Want::kLinear
            : job_.p.rule == TreeRule::kMatch ? Want::kRace
                                              : Want::kMass;
-  }
-  __device__ RaceNoise noise() const { return {t_.seed, t_.position + t_.depth, kSharedStream}; }
-  __device__ void set(int which, const Law& law, int64_t token) {
-    if (which == 0) {
-      t_.law = law;
-      t_.token = token;
-      return;
-    }
-    t_.q_law = law;
-    t_.draft.checked = law.sound;
-    t_.draft.set(law);
   }
 
   Team& team_;
@@ -108,6 +88,9 @@ __forceinline__ __device__ void verify(Team& team, const TreeJob& job, int64_t b
       case TreeAction::kMeasure:
         if (t.gathers) children.gather();
         TreeTeam(team, job).measure();
+        break;
+      case TreeAction::kLookUp:
+        look_up_sparse(team, t.draft);
         break;
       case TreeAction::kSeek:
         children.seek();

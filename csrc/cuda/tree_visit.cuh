@@ -13,7 +13,7 @@ class TreeVisitJudge : public TreePoint {
     t_.here = kNone;
     t_.depth = 0;
     t_.num_tried = 0;
-    t_.gathers = t_.measures = t_.has_draft = false;
+    t_.gathers = false;
     behind(kNone).c = 1;
     t_.state = TreeState::kEnter;
     go_on();
@@ -36,6 +36,9 @@ class TreeVisitJudge : public TreePoint {
         return t_.child < 0 ? think(TreeState::kSettle) : try_child();
       case TreeState::kArrived:
         return measured();
+      case TreeState::kOpen:
+        open();
+        return measure_draft(TreeState::kCandidate);
       case TreeState::kCandidate:
         return judge_child();
       case TreeState::kLeft:
@@ -51,9 +54,7 @@ class TreeVisitJudge : public TreePoint {
       case TreeState::kAgain:
         return draw_left();
       case TreeState::kRow:
-        t_.has_draft = false;
-        fill_target();
-        return measure(TreeState::kWhole);
+        return measure_target(TreeState::kWhole);
       case TreeState::kWhole:
         return draw_whole();
       default:
@@ -98,22 +99,15 @@ class TreeVisitJudge : public TreePoint {
 
   __forceinline__ __device__ void try_child() {
     restore();
-    open();
-    t_.measures = !behind(t_.here).measured;
-    if (t_.measures) fill_target();
-    t_.measures || asks() ? measure(TreeState::kArrived) : think(TreeState::kCandidate);
+    behind(t_.here).measured ? think(TreeState::kOpen) : measure_target(TreeState::kArrived);
   }
 
   __forceinline__ __device__ void measured() {
     TreeRecord& r = behind(t_.here);
-    if (t_.measures && !t_.law.sound) {
-      r.status = kTargetNotFinite;
-      return think(TreeState::kSettle);
-    }
-    if (t_.measures) copy(r.law, t_.law);
-    t_.measures = false;
-    r.measured = true;
-    think(TreeState::kCandidate);
+    r.measured = t_.law.sound;
+    copy(r.law, t_.law);
+    if (!r.measured) r.status = kTargetNotFinite;
+    think(r.measured ? TreeState::kOpen : TreeState::kSettle);
   }
 
   __forceinline__ __device__ void judge_child() {
