@@ -22,13 +22,15 @@ NEVER = 1e-6  # p-value under which a statistical test of fixed seeds fails
 SHIM = ["cuda"] if simt_ops.available else []  # the CUDA source on the CPU
 REAL = [n for n in ("cpp", "triton") if n in testing.providers("verify_chain")] + SHIM
 EVERY = ["reference", *REAL]
+TREE_SHIM = [n for n in SHIM if "csrc/cuda/tree.cu" in simt_ops.SOURCES]
+TREE_REAL = [n for n in ("cpp", "triton") if n in testing.providers("verify_tree")] + TREE_SHIM
 NATIVE = ["reference", "cpp", *SHIM]  # the interpreter takes 0.05 to 1 s for each row
 
 
 def agreeing(op):
     """(provider, case) pairs to compare with the specification."""
     pairs = [("cpp", c) for c in testing.cases(op, heavy=True)]
-    if "triton" in REAL:
+    if "triton" in testing.providers(op):
         pairs += [("triton", c) for c in testing.cases(op, rows=6)]
     return [pytest.param(n, c, id=f"{n}-{c}") for n, c in pairs]
 

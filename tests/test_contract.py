@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch._dynamo.testing
-from providers import REAL, identical, provider, sample, verify, worst
+from providers import REAL, TREE_REAL, identical, provider, sample, verify, worst
 
 from specdec_kernels import (
     DraftMap,
@@ -24,6 +24,7 @@ from specdec_kernels import (
 from specdec_kernels import sample as public_sample
 from specdec_kernels import verify_chain as public_verify_chain
 from specdec_kernels._chain_arguments import RULES, ChainArguments
+from specdec_kernels._tree_arguments import TreeArguments
 
 HELPERS = {"built_with_cuda", "cpu_capability", "set_cuda_schedule"}
 NAMES = sorted(
@@ -35,7 +36,8 @@ NAMES = sorted(
     - HELPERS
 )
 LIGHT = [c for c in testing.CASES if not c.heavy]
-PURE = [c for c in LIGHT if c.op in ("sample", "verify_chain")]
+ARGUMENTS = {"verify_chain": ChainArguments, "verify_tree": TreeArguments}
+PURE = [c for c in LIGHT if not c.op.startswith("kv_")]
 
 
 def run(case, name="cpp"):
@@ -83,8 +85,8 @@ def test_providers_are_named_for_every_op_and_device():
 @pytest.mark.parametrize("case", LIGHT, ids=lambda c: f"{c.op}-{c}")
 def test_opcheck(case):
     op, args = getattr(torch.ops.specdec_kernels, case.op).default, case.args()
-    if case.op == "verify_chain" and op(*args)[4].isnan().any():
-        args = ChainArguments(*args)._replace(with_acceptance=False)  # to opcheck NaN is not NaN
+    if case.op in ARGUMENTS and op(*args)[-1].isnan().any():  # to opcheck NaN is not NaN
+        args = ARGUMENTS[case.op](*args)._replace(with_acceptance=False)
     torch.library.opcheck(op, tuple(args))
 
 
@@ -312,15 +314,17 @@ def test_inputs_stay_as_they_were_and_a_second_call_gives_the_same(case):
 
 
 @pytest.mark.parametrize("name", REAL)
-@pytest.mark.parametrize("op", ["sample", "verify_chain"])
+@pytest.mark.parametrize("op", ["sample", "verify_chain", "verify_tree"])
 def test_outputs_are_written_everywhere(op, name):
     """New memory is filled with NaN and with the largest integer; none of it comes out."""
+    if op == "verify_tree" and name not in TREE_REAL:
+        pytest.skip(f"{name} has no verify_tree")
     torch.use_deterministic_algorithms(True)
     assert torch.empty(3).isnan().all()
     for case in testing.cases(op, rows=3 if name == "triton" else None):
         got = run(case, name)
-        if op == "verify_chain":  # NaN says there where the rule did not look
-            want = reference.verify_chain(*case.args())[4]
+        if op in ARGUMENTS:  # NaN says there where the rule did not look
+            want = getattr(reference, op)(*case.args())[-1]
             worst("acceptance", got.pop(), want, atol=2e-5)
         for x in got:
             bad = x.isnan() if x.is_floating_point() else x == torch.iinfo(x.dtype).max

@@ -26,6 +26,7 @@ PYTHON = sorted(
 LIMIT = 400
 PUBLIC = [
     "_ops", "analysis", "chain", "enumeration", "estimates", "kv", "sample", "testing", "reference",
+    "tree",
 ]  # fmt: skip
 
 pytestmark = pytest.mark.skipif(not CSRC.is_dir(), reason="the sources are not beside the tests")
@@ -272,7 +273,7 @@ def test_all_is_what_the_package_offers():
 
 
 def test_public_functions_have_docstrings_with_shapes_errors_and_an_example():
-    for name in ("sample", "verify_chain", "kv_append_", "kv_truncate_"):
+    for name in ("sample", "verify_chain", "verify_tree", "kv_append_", "kv_truncate_"):
         text = getattr(specdec_kernels, name).__doc__
         for part in ("Args:", "Raises:", ">>>", "[B" if name != "sample" else "[R"):
             assert part in text, f"{name} lacks {part}"
@@ -283,7 +284,7 @@ def test_doctests_run(name):
     module = importlib.import_module(f"specdec_kernels.{name}")
     result = doctest.testmod(module, extraglobs={"torch": torch})
     assert result.failed == 0
-    if name in ("analysis", "chain", "kv", "sample"):
+    if name in ("analysis", "chain", "kv", "sample", "tree"):
         assert result.attempted >= 3
 
 

@@ -169,7 +169,9 @@ class Sequence : SequenceView {
     const double p_x = std::exp(law.logprob(row, x)), epsilon = p_.typical_epsilon;
     // The smaller bound needs the entropy, which is a pass over the row.
     const bool stands =
-        p_x > epsilon || (p_x > 0 && p_x > p_.typical_delta * std::exp(-entropy(row, law, parallel_, scratch_.entropies)));
+        p_x > epsilon ||
+        (p_x > 0 &&
+         p_x > p_.typical_delta * std::exp(-entropy(row, law, parallel_, scratch_.entropies)));
     chance(i, stands);
     return stands;
   }

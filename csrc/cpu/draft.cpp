@@ -17,6 +17,16 @@ bool lawful(const DraftLaw& d, const float* values, int64_t n) {
 
 }  // namespace
 
+bool holds(const std::vector<int64_t>& tokens, int64_t x) {
+  return std::find(tokens.begin(), tokens.end(), x) != tokens.end();
+}
+
+void clear(const std::vector<int64_t>& tokens, int64_t begin, int64_t n, float* out) {
+  for (int64_t x : tokens) {
+    if (x >= begin && x < begin + n) out[x - begin] = 0;
+  }
+}
+
 void DraftLaw::look_up(int64_t x) {
   fault = broken;
   if (few()) {
@@ -106,14 +116,14 @@ void DraftLaw::weights_of(const int32_t* ids, int64_t n, float* out) const {
   if (!probs) tile_kernels().weights(out, n, shape, out);
 }
 
-bool DraftLaw::rest(int64_t vocab, double& beyond) const {
+bool DraftLaw::rest(int64_t vocab, double& beyond, const std::vector<int64_t>& without) const {
   if (form == DraftForm::kPointMass) {
-    if (token >= vocab) beyond += 1;
+    if (token >= vocab && !holds(without, token)) beyond += 1;
     return true;
   }
   if (form == DraftForm::kSparse) {
     for (int64_t k = 0; k < row.vocab(); ++k) {
-      if (id(k) >= vocab) beyond += static_cast<double>(row.at(k));
+      if (id(k) >= vocab && !holds(without, id(k))) beyond += static_cast<double>(row.at(k));
     }
     return true;
   }
@@ -124,8 +134,13 @@ bool DraftLaw::rest(int64_t vocab, double& beyond) const {
     const float* values = row.read(begin, n, buffer);
     if (!checked && !lawful(*this, values, n)) return false;
     if (columns != nullptr) continue;
-    if (!probs) tile_kernels().weights(values, n, shape, weights);
-    beyond += static_cast<double>(tile_kernels().sum(probs ? values : weights, n));
+    if (probs) {
+      std::copy(values, values + n, weights);
+    } else {
+      tile_kernels().weights(values, n, shape, weights);
+    }
+    clear(without, begin, n, weights);
+    beyond += static_cast<double>(tile_kernels().sum(weights, n));
   }
   return true;
 }

@@ -17,8 +17,9 @@ struct DraftLaw {
   // The same of scattered tokens, of a row known to be lawful.
   void weights_of(const int32_t* ids, int64_t n, float* out) const;
   bool whole_row_lawful(const Parallel& parallel) const;
-  // Whether the columns that no token has are lawful; their mass is added to `beyond`.
-  bool rest(int64_t vocab, double& beyond) const;
+  // Whether the columns that no token has are lawful; their mass is added to `beyond`, that of the
+  // tokens of `without` left out.
+  bool rest(int64_t vocab, double& beyond, const std::vector<int64_t>& without = {}) const;
   // No row of the vocabulary's size.
   bool few() const { return form == DraftForm::kPointMass || form == DraftForm::kSparse; }
 
@@ -42,6 +43,11 @@ struct DraftLaw {
   // Probability of a token of a sparse law: ids that come twice add up.
   double mass(int64_t token) const;
 };
+
+bool holds(const std::vector<int64_t>& tokens, int64_t x);
+
+// Zeroes out[x - begin] of the tokens that lie in [begin, begin + n).
+void clear(const std::vector<int64_t>& tokens, int64_t begin, int64_t n, float* out);
 
 // Q at the drafted token x: row `row` of sequence b, or of all when the source is flat; `statistic`
 // is where what `sample` left behind of that row stands.

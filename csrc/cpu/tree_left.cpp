@@ -8,23 +8,13 @@
 namespace specdec {
 namespace {
 
-bool holds(const std::vector<int64_t>& tokens, int64_t x) {
-  return std::find(tokens.begin(), tokens.end(), x) != tokens.end();
-}
-
 void scale_by(double scale, int64_t n, float* q) {
   const float s = static_cast<float>(scale);
   if (s == 1) return;
   for (int64_t j = 0; j < n; ++j) q[j] *= s;
 }
 
-void clear(const std::vector<int64_t>& tokens, int64_t begin, int64_t n, float* out) {
-  for (int64_t x : tokens) {
-    if (x >= begin && x < begin + n) out[x - begin] = 0;
-  }
-}
-
-// The same of scattered tokens in ascending order.
+// Zeroes what these tokens have among the survivors, whose ids ascend.
 void clear(const std::vector<int64_t>& tokens, const Survivors& s, float* out) {
   for (int64_t x : tokens) {
     const int32_t* end = s.ids + s.count;
@@ -54,17 +44,6 @@ double Taken::at(int64_t token) const {
   return there.q_x;
 }
 
-// Mass on tokens that the target does not have, off those that count for nothing.
-double Taken::beyond_tried(int64_t vocab, double beyond) const {
-  for (int64_t x : without) {
-    if (x < vocab) continue;
-    DraftLaw there = draft;
-    there.look_up(x);
-    beyond -= there.q_x;
-  }
-  return beyond;
-}
-
 bool Taken::sum_rest(int64_t vocab, const Parallel& parallel, std::vector<float>& sums) {
   if (!std::isnan(rest)) return true;
   if (draft.form == DraftForm::kPointMass) {
@@ -87,12 +66,9 @@ bool Taken::sum_rest(int64_t vocab, const Parallel& parallel, std::vector<float>
       sums[t] = weights(t * kTile, n, q) ? tile_kernels().sum(q, n) : NAN;
     }
   });
-  double beyond = 0;
-  if (!draft.rest(vocab, beyond)) return false;
-  const double inside = total(sums);
-  if (std::isnan(inside)) return false;
+  rest = total(sums);
+  if (!draft.rest(vocab, rest, without) || std::isnan(rest)) return false;
   draft.checked = true;
-  rest = inside + beyond_tried(vocab, beyond);
   return true;
 }
 
@@ -118,7 +94,7 @@ void Left::restore(Taken& taken) {
 }
 
 Left::Step Left::weigh(Taken& next, double scale, bool both) {
-  scanned_ = false;
+  scanned_ = summed_ = false;
   if (worth_looking_up(next)) return look_up(next, scale);
   if (listed_ == nullptr) return scan(next, scale, both);
   Step step;
@@ -133,6 +109,7 @@ Left::Step Left::weigh(Taken& next, double scale, bool both) {
 void Left::take(Taken& taken, double scale) {
   taken.scale += scale;
   newest_ = &taken;
+  summed_ = scanned_;
 }
 
 int64_t Left::draw(double uniform) {
@@ -142,10 +119,9 @@ int64_t Left::draw(double uniform) {
     if (!(mass > 0)) return -1;
     return listed_->ids[tile_kernels().pick(left, listed_->count, 0, uniform * mass)];
   }
-  if (!scanned_) scan(*newest_, 0, false);
-  return specdec::draw(row, memory_->more, uniform, [&](int64_t t, float* out) {
-    tile(t, *newest_, 0, out, nullptr, nullptr);
-  });
+  if (!summed_) scan(*newest_, 0, false);
+  return specdec::draw(row, memory_->more, uniform,
+                       [&](int64_t t, float* out) { tile(t, *newest_, 0, out, nullptr, nullptr); });
 }
 
 bool Left::worth_looking_up(const Taken& next) const {
@@ -222,7 +198,7 @@ bool Left::tile(int64_t t, const Taken& next, double scale, float* out, float* l
 
 Left::Step Left::scan(Taken& next, double scale, bool both) {
   const TileKernels& k = tile_kernels();
-  auto& [more, less, mass] = *memory_;
+  std::vector<float>&more = memory_->more, &less = memory_->less, &mass = memory_->mass;
   const int64_t tiles = row.tiles();
   more.assign(tiles, 0.0f);
   less.assign(tiles, 0.0f);
@@ -244,10 +220,10 @@ Left::Step Left::scan(Taken& next, double scale, bool both) {
   step.more = total(more);
   step.less = total(less);
   double beyond = 0;
-  step.lawful = next.draft.rest(row.vocab(), beyond) && !std::isnan(step.less);
+  step.lawful = next.draft.rest(row.vocab(), beyond, next.without) && !std::isnan(step.less);
   if (!step.lawful) return step;
   next.draft.checked = scanned_ = true;
-  if (rest) next.rest = total(mass) + next.beyond_tried(row.vocab(), beyond);
+  if (rest) next.rest = total(mass) + beyond;
   step.less += scale * beyond;
   return step;
 }

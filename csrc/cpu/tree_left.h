@@ -10,7 +10,7 @@ namespace specdec {
 
 // A law that siblings were drawn from.
 struct Taken {
-  int64_t key;                   // its row, or the token of a point mass
+  int64_t parent, key;  // what it is known by: siblings drawn together share it
   DraftLaw draft;
   double scale = 0;              // how often it was taken from the target so far
   std::vector<int64_t> without;  // tokens at which it counts for nothing
@@ -21,15 +21,12 @@ struct Taken {
   double at(int64_t token) const;
   // Sums `rest`; false if the row is no law.
   bool sum_rest(int64_t vocab, const Parallel& parallel, std::vector<float>& sums);
-
- private:
-  double beyond_tried(int64_t vocab, double beyond) const;
-  friend class Left;
 };
 
 // Reused from point to point: [tiles] each.
 struct LeftMemory {
   std::vector<float> more, less, mass;
+  std::vector<Overlap> overlaps;  // of rule k_seq, a few a tile
 };
 
 double total(const std::vector<float>& sums);
@@ -51,22 +48,22 @@ class Left {
   Law law;
   double mass = 1;  // scale of the next sibling's law
 
-  // The law of a key, made by `make` where it is new. References stay valid.
+  // The law known by these, made by `make` where it is new. References stay valid.
   template <class Make>
-  Taken& taken(int64_t key, Make&& make) {
+  Taken& taken(int64_t parent, int64_t key, Make&& make) {
     for (Taken& t : taken_) {
-      if (t.key == key) return t;
+      if (t.parent == parent && t.key == key) return t;
     }
-    taken_.push_back(Taken{key, make(), 0, {}, 1});
+    taken_.push_back(Taken{parent, key, make(), 0, {}, 1});
     return taken_.back();
   }
 
   bool untouched() const { return newest_ == nullptr; }
   double scale() const { return c_; }  // of P
   double at(int64_t token) const;
-  // What another `scale` of a law would leave; nothing changes but what `draw` finds.
+  // What another `scale` of a law would leave.
   Step weigh(Taken& taken, double scale, bool both);
-  // Takes it.
+  // Takes what was weighed last.
   void take(Taken& taken, double scale);
   // Nothing is left of a token, and its law counts for nothing there.
   void remove(Taken& taken, int64_t token);
@@ -89,7 +86,8 @@ class Left {
   std::deque<Taken> taken_;
   std::vector<int64_t> removed_;
   Taken* newest_ = nullptr;  // taken last, and so subtracted last
-  bool scanned_ = false;     // memory_->more is of what `weigh` saw
+  bool scanned_ = false;     // memory_->more is of what `weigh` saw,
+  bool summed_ = false;      // and that was taken
 };
 
 }  // namespace specdec

@@ -13,9 +13,10 @@ constexpr int64_t kRoot = -1, kNone = -1;
 
 // The nodes of one sequence that can be judged; siblings in the order of their numbers.
 struct Nodes {
-  std::vector<int64_t> tokens;  // [N]
-  std::vector<int64_t> first;   // [N+1], of node n at n+1: its first child
-  std::vector<int64_t> next;    // [N], the sibling after it
+  std::vector<int64_t> tokens;   // [N]
+  std::vector<int64_t> parents;  // [N]
+  std::vector<int64_t> first;    // [N+1], of node n at n+1: its first child
+  std::vector<int64_t> next;     // [N], the sibling after it
 
   int64_t first_child(int64_t node) const { return first[node + 1]; }
 };
@@ -36,17 +37,19 @@ class TreeView {
   bool read_nodes(int64_t n) {
     bool lawful = true;
     nodes_.tokens.assign(n, kNone);
+    nodes_.parents.assign(n, kNone);
     nodes_.next.assign(n, kNone);
     nodes_.first.assign(n + 1, kNone);
     while (--n >= 0) {
-      const int64_t x = id(p_.tokens_in, p_.ids_are_int64,
-                           b_ * p_.stride_token_sequence + n * p_.stride_token);
+      const int64_t x =
+          id(p_.tokens_in, p_.ids_are_int64, b_ * p_.stride_token_sequence + n * p_.stride_token);
       const int64_t parent = id(p_.parents, p_.parents_are_int64,
                                 b_ * p_.stride_parent_sequence + n * p_.stride_parent);
       if (parent < kRoot || parent >= n || x < kNone || x >= p_.id_limit()) {
         lawful = false;
       } else if (x != kNone) {
         nodes_.tokens[n] = x;
+        nodes_.parents[n] = parent;
         nodes_.next[n] = nodes_.first[parent + 1];
         nodes_.first[parent + 1] = n;
       }

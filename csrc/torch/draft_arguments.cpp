@@ -65,8 +65,8 @@ void DraftArguments::check_rows_of(const Tensor& target, const DraftSizes& sizes
 
 void DraftArguments::check_ids(const Tensor& target) const {
   SPECDEC_CHECK(rows && shape_of(*ids) == shape_of(*rows),
-                "draft ids must be like the draft probabilities, ",
-                rows ? shape_of(*rows) : "None", ", got ", shape_of(*ids));
+                "draft ids must be like the draft probabilities, ", rows ? shape_of(*rows) : "None",
+                ", got ", shape_of(*ids));
   SPECDEC_CHECK(is_id(ids->scalar_type()), "draft ids must be int32 or int64, got ",
                 dtype_name(ids->scalar_type()));
   check_same_device("draft ids", *ids, target, "target");
