@@ -13,18 +13,26 @@ from typing import Any
 
 import torch
 
-from specdec_kernels import reference
+from specdec_kernels import _tree_layout_cases, reference
 from specdec_kernels._cases import (
     Case,
-    append_case,
     noisy_draft,
     sample_case,
     sliced,
-    truncate_case,
     zipf_logits,
 )
 from specdec_kernels._chain_case import chain_case
+from specdec_kernels._kv_case import (
+    append_case,
+    compact_case,
+    paged_compact_case,
+    paged_truncate_case,
+    realign_case,
+    ring_case,
+    truncate_case,
+)
 from specdec_kernels._tree_case import tree_case
+from specdec_kernels.triton import MODULES
 
 __all__ = [
     "CASES",
@@ -32,8 +40,13 @@ __all__ = [
     "append_case",
     "cases",
     "chain_case",
+    "compact_case",
     "noisy_draft",
+    "paged_compact_case",
+    "paged_truncate_case",
     "providers",
+    "realign_case",
+    "ring_case",
     "sample_case",
     "sliced",
     "tree_case",
@@ -43,8 +56,6 @@ __all__ = [
 
 Op = Callable[..., Any]
 
-_TRITON = {"sample": "sample", "verify_chain": "chain", "verify_tree": "tree"}
-
 
 def providers(op: str) -> dict[str, Op]:
     """Every implementation of an op on the CPU, with the op's own signature."""
@@ -52,9 +63,9 @@ def providers(op: str) -> dict[str, Op]:
         "reference": getattr(reference, op),
         "cpp": getattr(torch.ops.specdec_kernels, op).default,
     }
-    name = f"specdec_kernels.triton.{_TRITON.get(op)}"
+    name = f"specdec_kernels.triton.{MODULES.get(op)}"
     interpreted = os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton")
-    if op in _TRITON and interpreted and importlib.util.find_spec(name):
+    if op in MODULES and interpreted and importlib.util.find_spec(name):
         found["triton"] = getattr(importlib.import_module(name), op)
     return found
 
@@ -251,6 +262,35 @@ CASES: tuple[Case, ...] = (
     truncate_case(3, 6, bf16, fill=True, layout="sliced"),
     truncate_case(3, 6, torch.int8, fill=True),
     truncate_case(0, 6, fill=True),
+    *_tree_layout_cases.CASES,
+    compact_case(5, 9, 4),
+    compact_case(3, 11, 5, bf16, layout="sliced", id_dtype=torch.int32),
+    compact_case(4, 7, 6, torch.int8, id_dtype=torch.int32),
+    compact_case(2, 5, 3, torch.float64),
+    compact_case(0, 5, 3),
+    compact_case(3, 5, 0),
+    paged_compact_case(3, 4, 4, 5),
+    paged_compact_case(4, 3, 3, 6, bf16, layout="HND", id_dtype=torch.int32),
+    paged_compact_case(2, 5, 1, 4, f16, layout="sliced"),
+    paged_compact_case(3, 2, 5, 7, torch.int8, id_dtype=torch.int32),
+    paged_compact_case(0, 2, 4, 3),
+    paged_compact_case(2, 0, 4, 3),
+    paged_compact_case(2, 2, 4, 0),
+    paged_truncate_case(5, 6, 4),
+    paged_truncate_case(4, 40, 3, layout="sliced"),
+    paged_truncate_case(3, 5, 1),
+    paged_truncate_case(0, 5, 4),
+    paged_truncate_case(3, 0, 4),
+    realign_case(6, 9, fill=False),
+    realign_case(6, 9, fill=True),
+    realign_case(5, 7, bf16, fill=True, layout="sliced"),
+    realign_case(4, 6, torch.int8, fill=False),
+    realign_case(0, 6, fill=True),
+    ring_case(6, 7, 3, fill=True),
+    ring_case(6, 7, 7, fill=False),
+    ring_case(5, 6, 4, bf16, fill=True, layout="sliced"),
+    ring_case(4, 5, 1, torch.int8, fill=True),
+    ring_case(0, 6, 4, fill=True),
 )
 
 

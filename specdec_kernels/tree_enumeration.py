@@ -94,7 +94,7 @@ def enumerate_tree_law(
     target: Sequence[Tensor],
     *,
     upward: bool = False,
-    steps: int = 36,
+    steps: int = 32,
     like: TreeVerify | None = None,
 ) -> RealizedTreeLaw:
     """The exact law that a verifier of trees realises, from every cell of its random inputs.
@@ -137,10 +137,10 @@ def enumerate_tree_law(
     if like is not None:
         cells, trials = _Walk(like, parents, v, upward, steps).run(drafts)
         path, tokens = like(cells.drafts, cells.middle())
-    if like is None or not _agrees(verify, cells, path, tokens):
+    if like is None or not _agrees(verify, cells, path, tokens, steps):
         cells, trials = _Walk(verify, parents, v, upward, steps).run(drafts)
         path, tokens = verify(cells.drafts, cells.middle())
-        _check_inner_points(verify, cells, path, tokens)
+        _check_inner_points(verify, cells, path, tokens, steps)
     volume = (cells.high - cells.low).prod(-1) * weights[cells.origin]
     counts = (path >= 0).sum(-1)
     accepted = torch.zeros(len(target), dtype=torch.float64).index_add_(0, counts, volume)
@@ -161,13 +161,11 @@ def _joint(tokens: Tensor, volume: Tensor, target: Sequence[Tensor]) -> Tensor:
     joint = torch.zeros((), dtype=torch.float64)
     for length in range(len(target) + 1):
         here = emitted == length
-        mass = torch.zeros((v,) * length, dtype=torch.float64)
-        prefix = tuple(tokens[here, :length].long().T)
-        if prefix:
-            mass.index_put_(prefix, volume[here], accumulate=True)
-        else:
-            mass += volume[here].sum()
-        joint = joint + mass
+        code = torch.zeros_like(tokens[here, 0])
+        for i in range(min(length, tokens.shape[1])):
+            code = code * v + tokens[here, i]
+        mass = torch.zeros(v**length, dtype=torch.float64).index_add_(0, code, volume[here])
+        joint = joint + mass.view((v,) * length)
         if length < len(target):
             joint = joint[..., None] * target[length]
     return joint
@@ -227,7 +225,8 @@ class _Walk:
         self, verify: TreeVerify, parents: Sequence[int], v: int, upward: bool, steps: int
     ) -> None:
         self.verify, self.v, self.upward, self.steps = verify, v, upward, steps
-        self.narrow = 2.0 ** (2 - steps)
+        # Of a cell narrower than this an evaluation in float64 may not find the inside.
+        self.narrow = max(2.0 ** (2 - steps), 2.0**-28)
         self.parents = torch.tensor(list(parents), dtype=torch.int64)
         self.depths = torch.tensor([len(lineage(parents, n)) - 1 for n in range(len(parents))])
         # Of several nodes that can be next, the one of lowest turn is.
@@ -367,7 +366,7 @@ def _differs(answer: tuple[Tensor, Tensor], path: Tensor, tokens: Tensor) -> Ten
     return (answer[0] != path).any(-1) | (answer[1] != tokens).any(-1)
 
 
-def _agrees(verify: TreeVerify, cells: _Cells, path: Tensor, tokens: Tensor) -> bool:
+def _agrees(verify: TreeVerify, cells: _Cells, path: Tensor, tokens: Tensor, steps: int) -> bool:
     """Whether a verifier gives these answers in the middle of cells and near all their faces."""
     generator = torch.Generator().manual_seed(0)
     s, columns = cells.low.shape
@@ -378,7 +377,7 @@ def _agrees(verify: TreeVerify, cells: _Cells, path: Tensor, tokens: Tensor) -> 
             inside = (cells.low[:, column] < near) & (near < cells.high[:, column])
             inside &= (face[:, column] > 0) & (face[:, column] < 1)
             here = inside.nonzero()[:, 0]
-            point = _inner(cells, generator)[here]
+            point = _inner(cells, generator, steps)[here]
             point[:, column] = near[here]
             rows.append(here)
             points.append(point)
@@ -387,15 +386,20 @@ def _agrees(verify: TreeVerify, cells: _Cells, path: Tensor, tokens: Tensor) -> 
     return not bool(wrong.any())
 
 
-def _inner(cells: _Cells, generator: torch.Generator) -> Tensor:
-    inner = 0.001 + 0.998 * torch.rand(cells.low.shape, generator=generator, dtype=torch.float64)
-    return cells.low + inner * (cells.high - cells.low)
+def _inner(cells: _Cells, generator: torch.Generator, steps: int) -> Tensor:
+    """[S, 2N+1]: points inside, farther from the faces than the faces are uncertain."""
+    inner = torch.rand(cells.low.shape, generator=generator, dtype=torch.float64)
+    width = cells.high - cells.low
+    margin = (0.001 * width).clamp(min=2.0**-steps)
+    return cells.low + margin + inner * (width - 2 * margin)
 
 
-def _check_inner_points(verify: TreeVerify, cells: _Cells, path: Tensor, tokens: Tensor) -> None:
+def _check_inner_points(
+    verify: TreeVerify, cells: _Cells, path: Tensor, tokens: Tensor, steps: int
+) -> None:
     generator = torch.Generator().manual_seed(0)
     for _ in range(2):
-        answer = verify(cells.drafts, _inner(cells, generator))
+        answer = verify(cells.drafts, _inner(cells, generator, steps))
         wrong = _differs(answer, path, tokens).nonzero()
         if len(wrong):
             c = int(wrong[0])

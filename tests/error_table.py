@@ -1,11 +1,9 @@
-"""Bad inputs of the ops that draw, each with the message that names what is wrong."""
+"""Bad inputs of the ops, each with the message that names what is wrong."""
 
+import kv_error_table
 import torch
+from kv_error_table import f64, i64
 from providers import shaping
-
-
-def i64(*shape):
-    return torch.zeros(shape, dtype=torch.int64)
 
 
 def sample_args(logits=None, seeds=None, positions=None, stream="draft", method="cdf", **filters):
@@ -48,10 +46,6 @@ def tree_args(target=None, tokens=None, parents=None, draft=None, ids=None, colu
         i64(3) if positions is None else positions,
         *(cu_rows, uniforms, epsilon, delta, eos_ids, max_emit, max_depth, True, True),
     )
-
-
-def f64(*shape):
-    return torch.zeros(shape, dtype=torch.float64)
 
 
 Q, Q2 = torch.zeros(3, 4, 7), torch.zeros(3, 4, 2)
@@ -365,6 +359,12 @@ TREE = [
     (dict(max_depth=-1), r"max_depth must be in \[0, N\] = \[0, 4\], got -1"),
     (dict(max_depth=5), r"max_depth must be in \[0, N\] = \[0, 4\], got 5"),
 ]
-BUILD = {"sample": sample_args, "verify_chain": chain_args, "verify_tree": tree_args}
-TABLES = {"sample": SAMPLE, "verify_chain": CHAIN, "verify_tree": TREE}
-TABLE = [(op, bad, m) for op, rows in TABLES.items() for bad, m in rows]
+
+BUILD = {
+    "sample": sample_args,
+    "verify_chain": chain_args,
+    "verify_tree": tree_args,
+    **kv_error_table.BUILD,
+}
+ROWS = {"sample": SAMPLE, "verify_chain": CHAIN, "verify_tree": TREE, **kv_error_table.ROWS}
+TABLE = [(op, bad, m) for op, rows in ROWS.items() for bad, m in rows]

@@ -19,7 +19,8 @@ from specdec_kernels import testing
 out = {
     case.id: [t.float() if t.dtype == torch.bfloat16 else t for t in
               testing.providers(case.op)["cpp"](*case.args())]
-    for op in ("sample", "verify_chain") for case in testing.cases(op, heavy=True)
+    for op in ("sample", "verify_chain", "expand_tree")
+    for case in testing.cases(op, heavy=True)
 }
 pickle.dump((specdec_kernels.cpu_capability(), out), sys.stdout.buffer)
 """
@@ -40,7 +41,8 @@ def results():
 
 
 def cases():
-    return [case for op in ("sample", "verify_chain") for case in testing.cases(op, heavy=True)]
+    ops = ("sample", "verify_chain", "expand_tree")
+    return [case for op in ops for case in testing.cases(op, heavy=True)]
 
 
 def test_a_narrower_set_can_be_asked_for(results):

@@ -41,12 +41,16 @@ PURE = [c for c in LIGHT if not c.op.startswith("kv_")]
 
 
 def run(case, name="cpp"):
-    """Outputs of an implementation, or its arguments where it works in place."""
+    """Outputs of an implementation, and its arguments where it works in place."""
     args = case.args()
-    out = provider(case.op, name)(*args)
-    if out is not None:
-        return list(out)
-    return [t for a in args for t in (a if isinstance(a, list) else [a]) if torch.is_tensor(t)]
+    out = tensors([provider(case.op, name)(*args)])
+    return out + tensors(args) if case.op in _ops.CACHE_OPS else out
+
+
+def tensors(values):
+    """Those among values and in lists and tuples of them."""
+    flat = [t for v in values for t in (v if isinstance(v, (list, tuple)) else [v])]
+    return [t for t in flat if torch.is_tensor(t)]
 
 
 def same(got, want):
@@ -74,7 +78,8 @@ def test_case_names_are_unique_and_cases_repeat_exactly():
 
 @pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="Triton is not installed")
 def test_triton_is_among_the_providers_where_it_is_installed():
-    assert {op for op in NAMES if "triton" in testing.providers(op)} == {"sample", "verify_chain"}
+    has = {op for op in NAMES if "triton" in testing.providers(op)}
+    assert has == {op for op in NAMES if not op.startswith("kv_")} - {"verify_tree"}
 
 
 def test_providers_are_named_for_every_op_and_device():
@@ -276,7 +281,7 @@ def test_a_row_of_sample_does_not_see_its_neighbours(name, method):
         identical("sample", alone, [x[r : r + 1] for x in whole])
 
 
-THREADED = [c for c in testing.CASES if c.heavy or c.op.startswith("kv_")] + [
+THREADED = [c for c in testing.CASES if c.heavy or c.op in _ops.CACHE_OPS] + [
     testing.sample_case(1, 50_001, filters="scalar", stream="shared", method="race"),
     testing.sample_case(3, 50_001, filters="tensor"),
     testing.chain_case(1, 2, 50_001, rule="match", filters="scalar"),
@@ -302,10 +307,11 @@ def test_inputs_stay_as_they_were_and_a_second_call_gives_the_same(case):
     args, before = case.args(), case.args()
     op = provider(case.op, "cpp")
     first = op(*args)
-    if case.op.startswith("kv_"):
-        untouched = [(args[-2], before[-2])] if case.op == "kv_truncate_" else []
-        untouched += list(zip(args[1], before[1], strict=True)) if "append" in case.op else []
-        same(*zip(*untouched, strict=True)) if untouched else None
+    if case.op in _ops.CACHE_OPS:
+        schema = getattr(torch.ops.specdec_kernels, case.op).default._schema
+        for argument, a, b in zip(schema.arguments, args, before, strict=True):
+            if argument.alias_info is None:
+                same(tensors([a]), tensors([b]))
         return
     for a, b in zip(args, before, strict=True):
         if torch.is_tensor(a):

@@ -103,7 +103,8 @@ class TreeSetting:
             self.q_law = [[torch.nn.functional.one_hot(t.argmax(-1), v).double() for t in x]
                           for x in self.q_law]  # fmt: skip
         self.p, self.q = p, q
-        self.drafts, self.weights = analysis.drawn_trees(self.parents, self.draw)
+        self.drafts, weights = analysis.drawn_trees(self.parents, self.draw)
+        self.weights = weights / weights.sum()  # of float32 probabilities
 
     def draw(self, path, nodes):
         """The law of a node's children: independent between models."""
@@ -172,7 +173,7 @@ class TreeSetting:
 
         return run
 
-    def realized(self, name, steps=36, change=lambda arguments: arguments):
+    def realized(self, name, steps=28, change=lambda arguments: arguments):
         like = self.verifier(TEACHER, change) if TEACHER and name != TEACHER else None
         return analysis.enumerate_tree_law(
             self.verifier(name, change), self.parents, self.drafts, self.weights, self.p_law,
