@@ -1,4 +1,4 @@
-# make demo | test | lint | bench | format | clean. Each sets up what it needs.
+# make demo | test | lint | bench | bench-trees | format | clean. Each sets up what it needs.
 PYTHON ?= python3
 VENV   ?= .venv
 # Any torch >= 2.10 serves; set TORCH= to install another.
@@ -9,7 +9,7 @@ SOURCES := pyproject.toml setup.py CMakeLists.txt $(wildcard csrc/*/*.* csrc/inc
 NATIVE := $(wildcard csrc/*/*.cpp csrc/*/*.cu csrc/*/*.cuh csrc/*/*.h csrc/include/specdec/*.h tests/simt/*.h tests/simt/*.cpp)
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo test lint bench format clean setup
+.PHONY: demo test lint bench bench-trees format clean setup
 
 setup: $(STAMP)
 
@@ -39,6 +39,9 @@ lint: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python -m pytest bench --benchmark-only --benchmark-sort=name \
 	  --benchmark-columns=median,iqr,rounds $(ARGS)
+
+bench-trees: $(STAMP)
+	$(BIN)/python -m bench.tree_acceptance $(ARGS)
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .

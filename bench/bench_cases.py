@@ -6,7 +6,8 @@ import pytest
 
 from specdec_kernels import testing
 
-CASES = [case for op in ("sample", "verify_chain") for case in testing.cases(op, heavy=True)]
+OPS = ("sample", "verify_chain", "verify_tree")
+CASES = [case for op in OPS for case in testing.cases(op, heavy=True)]
 
 
 @pytest.mark.quick

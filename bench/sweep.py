@@ -1,12 +1,13 @@
 """Times every implementation over the grid and writes one JSON file.
 
-    python -m bench.sweep [--device cpu|cuda] [--quick] [--out FOLDER] [--budget SECONDS]
+    python -m bench.sweep [--op verify_tree] [--device cuda] [--quick] [--out FOLDER] [--budget S]
 
 A missing implementation, a point left out and a measurement that failed are all in the file.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 import time
 from collections.abc import Callable
@@ -22,23 +23,13 @@ from rich.table import Table
 
 from bench import measure
 from bench.measure import Spread
-from bench.peers import PEERS, Peer, Unsupported
-from bench.points import (
-    SHOWS,
-    TURNS,
-    Inputs,
-    Point,
-    build,
-    floor_bytes,
-    grid,
-    touched_bytes,
-)
+from bench.peers import Peer, Unsupported
+from bench.points import TURNS
 from bench.results import Row, Run, machine
+from bench.workloads import WORKLOADS, Cost, Workload
 
 WARM = 1.5  # seconds of calls before a peer is timed
 GRAPHS = 16  # captured calls, each with a draft and seeds of its own
-# Eager filters keep about so many float32 copies of every row.
-COPIES = 8
 T = TypeVar("T")
 
 
@@ -77,12 +68,7 @@ def free_bytes(device: str) -> int:
     raise OSError("/proc/meminfo has no MemAvailable")
 
 
-def needed_bytes(point: Point) -> int:
-    rows = point.batch * (2 * point.gamma + 1)
-    return point.input_bytes + COPIES * rows * point.vocabulary * 4
-
-
-def _enter(peer: Peer, inputs: Inputs, run: Run, device: str) -> Entrant | None:
+def _enter(peer: Peer, inputs: Any, run: Run, device: str) -> Entrant | None:
     """Builds a peer and calls it, once for every turn if it is fast: warm, its acceptance known."""
     try:
         call = peer.build(inputs)
@@ -138,12 +124,10 @@ def _suspect(accepted: torch.Tensor, judged: torch.Tensor) -> str:
 
 
 def _row(
-    e: Entrant, entrants: list[Entrant], inputs: Inputs, judged: torch.Tensor, device: str
+    e: Entrant, entrants: list[Entrant], point: Any, judged: torch.Tensor, cost: Cost, device: str
 ) -> Row:
-    point = inputs.point
     us = Spread.of(e.us)
-    least = floor_bytes(point, judged)
-    floor_us = least / measure.read_bandwidth(device) * 1e6
+    floor_us = cost.floor / measure.read_bandwidth(device) * 1e6
     graph = Spread.of(e.graph_us) if e.graph_us else None
     launches: float | None = None
     kernel_us: float | None = None
@@ -156,7 +140,7 @@ def _row(
     elif counted := e.attempt("launches", lambda: measure.dispatched(e.call)):
         launches, touched = counted
     if e.peer.ours:
-        touched = touched_bytes(point, judged)
+        touched = cost.touched
     times = [t for t in (us.median, graph.median if graph else None, kernel_us) if t]
     peers = [other for other in entrants if other is not e]
     assert e.accepted is not None
@@ -170,7 +154,7 @@ def _row(
         us_high=us.high,
         rounds=len(e.us),
         mean_accepted=float(e.accepted.double().mean()),
-        floor_bytes=least,
+        floor_bytes=cost.floor,
         floor_us=floor_us,
         ratio_to_floor=min(times) / floor_us,
         bytes_touched=touched,
@@ -187,12 +171,12 @@ def _row(
 
 
 def measure_point(
-    point: Point, peers: list[Peer], run: Run, device: str, *, seconds: float, compiled: bool
+    point: Any, work: Workload, run: Run, device: str, *, seconds: float, compiled: bool
 ) -> list[Row]:
     """Rows of every peer that takes the point; the others go to `run.skipped`."""
-    inputs = build(point, device)
+    inputs = work.build(point, device)
     entrants = []
-    for peer in peers:
+    for peer in work.peers:
         if peer.compiles and not compiled:
             run.skip(point.id, peer.name, "compiled for few points only")
         elif entrant := _enter(peer, inputs, run, device):
@@ -203,16 +187,18 @@ def measure_point(
     # The floor is that of the exact rule's own verdicts; the first provider of ours gives them.
     judged = next((e for e in entrants if e.peer.ours), entrants[0]).accepted
     assert judged is not None
-    return [_row(e, entrants, inputs, judged, device) for e in entrants]
+    cost = work.cost(inputs, judged)
+    return [_row(e, entrants, point, judged, cost, device) for e in entrants]
 
 
 def sweep(
-    points: list[Point],
+    points: list[Any],
     device: str,
+    op: str = "verify_chain",
     *,
     budget: float,
     only: list[str] | None = None,
-    compiled: tuple[Point, ...] = (),
+    compiled: tuple[Any, ...] = (),
     progress: Callable[[Run, list[Row]], None] = lambda run, rows: None,
 ) -> Run:
     """Measures the points in order until the budget of seconds is spent.
@@ -221,26 +207,27 @@ def sweep(
     each point with the run so far and the point's rows.
     """
     begin = time.monotonic()
-    run = Run(machine(device))
+    run = Run({**machine(device), "op": op})
     present = []
-    for peer in PEERS:
+    for peer in WORKLOADS[op].peers:
         reason = "not asked for" if only and peer.name not in only else peer.available(device)
         if reason:
             run.absent[peer.name] = reason
         else:
             present.append(peer)
+    work = dataclasses.replace(WORKLOADS[op], peers=tuple(present))
     run.machine["bandwidth"] = measure.read_bandwidth(device)
     for i, point in enumerate(points):
         left = budget - (time.monotonic() - begin)
         if left <= 0:
             run.skip(point.id, "all", f"the budget of {budget:g} s was spent")
-        elif (need := needed_bytes(point)) > 0.9 * free_bytes(device):
+        elif (need := point.needed_bytes) > 0.9 * free_bytes(device):
             run.skip(point.id, "all", f"needs {need / 2**30:.1f} GiB")
         else:
             # Inputs, warming and counting take about as long again as the timing.
             share = left / (len(points) - i) / 4
             rows = measure_point(
-                point, present, run, device, seconds=share, compiled=point in compiled
+                point, work, run, device, seconds=share, compiled=point in compiled
             )
             run.rows += rows
             run.machine["seconds"] = round(time.monotonic() - begin, 1)
@@ -281,6 +268,7 @@ def table(rows: list[Row]) -> Table:
 
 
 def main(
+    op: Annotated[str, typer.Option(help=f"One of {', '.join(WORKLOADS)}.")] = "verify_chain",
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
     quick: Annotated[bool, typer.Option(help="A small grid.")] = False,
     out: Annotated[Path, typer.Option(help="Folder of the JSON file and plots.")] = Path(
@@ -290,19 +278,22 @@ def main(
     only: Annotated[list[str] | None, typer.Option(help="Providers; all by default.")] = None,
     threads: Annotated[int, typer.Option(help="CPU threads; 0 leaves PyTorch's.")] = 0,
 ) -> None:
-    """Time verify_chain and its peers over the grid."""
+    """Time an op and its peers over its grid."""
     console = Console(width=170)
-    if device not in SHOWS:
+    if op not in WORKLOADS:
+        raise typer.BadParameter(f"op must be one of {', '.join(WORKLOADS)}, got {op}")
+    if device not in ("cpu", "cuda"):
         raise typer.BadParameter(f"device must be cpu or cuda, got {device}")
     if device == "cuda" and not torch.cuda.is_available():
         raise typer.BadParameter("torch sees no CUDA device")
-    unknown = set(only or ()) - {peer.name for peer in PEERS}
+    work = WORKLOADS[op]
+    unknown = set(only or ()) - {peer.name for peer in work.peers}
     if unknown:
         raise typer.BadParameter(f"unknown providers: {', '.join(sorted(unknown))}")
     if threads:
         torch.set_num_threads(threads)
     seconds = budget or (120.0 if quick else 1800.0)
-    points = grid(device, quick=quick)
+    points = work.grid(device, quick=quick)
 
     def keep(run: Run, rows: list[Row]) -> None:
         run.write(out)
@@ -312,9 +303,10 @@ def main(
     run = sweep(
         points,
         device,
+        op,
         budget=seconds,
         only=only,
-        compiled=SHOWS[device][: 1 if quick else None],
+        compiled=work.compiled(device)[: 1 if quick else None],
         progress=keep,
     )
     path = run.write(out)

@@ -2,26 +2,62 @@
 
 from specdec_kernels._ops import cpu_capability, has_cuda_kernels, providers
 from specdec_kernels.chain import DraftMap, SampledDraft, SparseDraft, Verdict, verify_chain
-from specdec_kernels.kv import kv_append_, kv_truncate_
+from specdec_kernels.expand_tree import Expansion, expand_tree
+from specdec_kernels.kv import (
+    kv_append_,
+    kv_compact_,
+    kv_realign_,
+    kv_truncate_,
+    ring_truncate_,
+    state_select_,
+)
+from specdec_kernels.paged import (
+    Freed,
+    paged_compact_,
+    paged_truncate_,
+)
 from specdec_kernels.sample import Sampled, sample
 from specdec_kernels.tree import Tree, TreeVerdict, verify_tree
+from specdec_kernels.tree_layout import (
+    RankedTree,
+    TreeAttention,
+    Trie,
+    build_trie,
+    rerank_tree,
+    tree_attention,
+)
 
 __version__ = "0.1.0"
 
 __all__ = [
     "DraftMap",
+    "Expansion",
+    "Freed",
+    "RankedTree",
     "Sampled",
     "SampledDraft",
     "SparseDraft",
     "Tree",
+    "TreeAttention",
     "TreeVerdict",
+    "Trie",
     "Verdict",
+    "build_trie",
     "cpu_capability",
+    "expand_tree",
     "has_cuda_kernels",
     "kv_append_",
+    "kv_compact_",
+    "kv_realign_",
     "kv_truncate_",
+    "paged_compact_",
+    "paged_truncate_",
     "providers",
+    "rerank_tree",
+    "ring_truncate_",
     "sample",
+    "state_select_",
+    "tree_attention",
     "verify_chain",
     "verify_tree",
 ]

@@ -24,7 +24,7 @@ from specdec_kernels.reference import Law
 
 
 @dataclass
-class _Draft:
+class Draft:
     """The draft of one case: what `verify_chain` gets of it, and tokens drawn from its law."""
 
     tokens: Tensor  # [B, gamma]
@@ -34,6 +34,8 @@ class _Draft:
     logsumexp: Tensor | None = None
     threshold: Tensor | None = None
     temperatures: Tensor | None = None
+    law: Tensor | None = None  # [B, gamma, D] what tokens are drawn from, by columns
+    names: Tensor | None = None  # the token of each column: [D] or [B, gamma, D]
 
 
 def chain_case(
@@ -70,9 +72,9 @@ def chain_case(
         target = target.to(dtype)
         shaping = sampling(filters, b, v, g)
         if draft == "none":
-            made = _Draft(_likely(target, acceptance, g))
+            made = Draft(_likely(target, acceptance, g))
         else:
-            made = _make_draft(draft, near.to(dtype), kind, _temperatures(shaping, b), g)
+            made = make_draft(draft, near.to(dtype), kind, temperatures_of(shaping, b), g)
             if rule not in RATIO_RULES:
                 made.tokens = _likely(target, acceptance, g)
         if b >= 3 and gamma >= 2:
@@ -88,13 +90,13 @@ def chain_case(
             target, cu_rows = _ragged(target, made, g, rows=layout == "ragged")
         if layout == "sliced":
             target = sliced(target)
-            _slice(made)
+            slice_draft(made)
             at = [spaced(x) for x in at]
         rates = torch.rand(gamma, generator=g) if rule == "synthetic" else None
         lenience = 0.6 if rule == "lenient" else 1.0
         eos_ids = max_emit = None
         if limits:
-            eos_ids = torch.cat([made.tokens[-1:, :1].reshape(-1).long().clamp(min=0), _NEVER])
+            eos_ids = torch.cat([made.tokens[-1:, :1].reshape(-1).long().clamp(min=0), NEVER])
             max_emit = torch.randint(0, gamma + 2, (b,), generator=g)
             max_emit[1::2] = 2**40
         return (
@@ -112,10 +114,10 @@ def chain_case(
     return Case("verify_chain", "-".join(words), build, b * (gamma + 1), v)
 
 
-_NEVER = torch.tensor([-7])  # no token: an end that does not come
+NEVER = torch.tensor([-7])  # no token: an end that does not come
 
 
-def _temperatures(shaping: Args, b: int) -> Tensor:
+def temperatures_of(shaping: Args, b: int) -> Tensor:
     given, scalar = shaping[:2]
     return torch.full((b,), scalar) if given is None else given
 
@@ -128,7 +130,7 @@ def _likely(target: Tensor, acceptance: float, g: Generator) -> Tensor:
     return torch.where(wrong, other, rows.argmax(-1))
 
 
-def _make_draft(form: str, near: Tensor, kind: str, temperatures: Tensor, g: Generator) -> _Draft:
+def make_draft(form: str, near: Tensor, kind: str, temperatures: Tensor, g: Generator) -> Draft:
     """near: [B, gamma, V] logits near the target's, in the dtype of the rows."""
     form, _, left = form.partition("-")
     if form == "sparse":
@@ -146,7 +148,7 @@ def _make_draft(form: str, near: Tensor, kind: str, temperatures: Tensor, g: Gen
     elif form == "wide":
         rows = _widen(near, len(ids) // 8 + 1, g)
         ids = torch.arange(rows.shape[-1])
-    made = _Draft(torch.empty(0), rows, columns=columns)
+    made = Draft(torch.empty(0), rows, columns=columns)
     if "sampled" in (form, left):
         law = _leave_behind(made, rows, g)
     elif kind == "probs":
@@ -154,6 +156,7 @@ def _make_draft(form: str, near: Tensor, kind: str, temperatures: Tensor, g: Gen
         law = made.rows
     else:
         law = _softmax(rows, temperatures)
+    made.law, made.names = law, ids[: law.shape[-1]]
     made.tokens = ids[_draw(law, g)]
     return made
 
@@ -180,7 +183,7 @@ def _widen(near: Tensor, extra: int, g: Generator) -> Tensor:
     return torch.cat([near, more.to(near.dtype)], -1)
 
 
-def _leave_behind(made: _Draft, rows: Tensor, g: Generator) -> Tensor:
+def _leave_behind(made: Draft, rows: Tensor, g: Generator) -> Tensor:
     """What `sample` leaves behind of filtered rows, and their law [B, gamma, D]."""
     b, gamma, d = rows.shape
     made.temperatures = 0.5 + torch.rand(b, generator=g)
@@ -194,7 +197,7 @@ def _leave_behind(made: _Draft, rows: Tensor, g: Generator) -> Tensor:
     return torch.stack([x.probs for x in laws] or [torch.empty(0, d)]).view(b, gamma, d)
 
 
-def _sparse_draft(near: Tensor, temperatures: Tensor, g: Generator) -> _Draft:
+def _sparse_draft(near: Tensor, temperatures: Tensor, g: Generator) -> Draft:
     top = _softmax(near, temperatures).topk(min(near.shape[-1], 8), -1)
     law = top.values / top.values.sum(-1, keepdim=True)
     # The likeliest id comes in two halves, two slots stay unused.
@@ -206,10 +209,10 @@ def _sparse_draft(near: Tensor, temperatures: Tensor, g: Generator) -> _Draft:
     order = torch.rand(law.shape, generator=g).argsort(-1)
     law, ids = law.gather(-1, order).to(near.dtype), ids.gather(-1, order)
     tokens = ids.gather(-1, _draw(law, g)[..., None])[..., 0]
-    return _Draft(tokens, law, ids)
+    return Draft(tokens, law, ids, law=law, names=ids)
 
 
-def _ragged(target: Tensor, made: _Draft, g: Generator, *, rows: bool) -> tuple[Tensor, Tensor]:
+def _ragged(target: Tensor, made: Draft, g: Generator, *, rows: bool) -> tuple[Tensor, Tensor]:
     """The rows that sequences of random lengths have; of the draft too if `rows`."""
     b, gamma = made.tokens.shape
     lengths = torch.randint(0, gamma + 1, (b,), generator=g)
@@ -222,7 +225,7 @@ def _ragged(target: Tensor, made: _Draft, g: Generator, *, rows: bool) -> tuple[
     return target[used], cu_rows
 
 
-def _slice(made: _Draft) -> None:
+def slice_draft(made: Draft) -> None:
     made.tokens = sliced(made.tokens)
     made.rows = None if made.rows is None else sliced(made.rows)
     made.ids = None if made.ids is None else sliced(made.ids)

@@ -1,8 +1,8 @@
 """Argument checks shared by the fake kernels, the Triton provider and the reference.
 
-Those of `verify_chain` stand in _chain_arguments.py. The C++ binding (csrc/torch/checks.h, kv.cpp)
-makes the same checks with the same words; tests/test_errors.py holds the two together by the table
-in tests/error_table.py.
+Those of `verify_chain` stand in _chain_arguments.py, those of the cache ops in _kv_checks.py. The
+C++ binding (csrc/torch/checks.h, kv_caches.h) makes the same checks with the same words;
+tests/test_errors.py holds the two together by the table in tests/error_table.py.
 """
 
 from __future__ import annotations
@@ -146,47 +146,3 @@ def sample(
         stream != "shared" or method == "race",
         "method must be race when stream is shared, got cdf",
     )
-
-
-def caches(name: str, tensors: Sequence[Tensor], b: int, device: torch.device) -> None:
-    for i, t in enumerate(tensors):
-        require(
-            t.dim() == 4 and t.shape[0] == b,
-            f"{name}[{i}] must be [B, H, S, D] with B = {b}, got {shape(t)}",
-        )
-        require(
-            t.stride(-1) == 1 or t.shape[-1] <= 1,
-            f"{name}[{i}] must have a contiguous last dimension, got stride {t.stride(-1)}",
-        )
-        same_device(f"{name}[{i}]", t, device, "positions or lengths")
-
-
-def kv_append_(cache_list: Sequence[Tensor], entries: Sequence[Tensor], positions: Tensor) -> None:
-    require(positions.dim() == 1, f"positions must be [B], got {shape(positions)}")
-    b = positions.shape[0]
-    vector("positions", positions, b, torch.int64, positions.device, "positions")
-    require(
-        len(cache_list) == len(entries),
-        f"entries must have one tensor for each of the {len(cache_list)} caches, "
-        f"got {len(entries)}",
-    )
-    caches("caches", cache_list, b, positions.device)
-    caches("entries", entries, b, positions.device)
-    for i, (c, e) in enumerate(zip(cache_list, entries, strict=True)):
-        require(
-            e.shape[1] == c.shape[1] and e.shape[3] == c.shape[3],
-            f"entries[{i}] must be [B, H, n, D] = [{b}, {c.shape[1]}, n, {c.shape[3]}], "
-            f"got {shape(e)}",
-        )
-        require(
-            e.dtype == c.dtype,
-            f"entries[{i}] must be {dtype_name(c.dtype)} like its cache, got {dtype_name(e.dtype)}",
-        )
-
-
-def kv_truncate_(cache_list: Sequence[Tensor], lengths: Tensor, new_lengths: Tensor) -> None:
-    require(lengths.dim() == 1, f"lengths must be [B], got {shape(lengths)}")
-    b = lengths.shape[0]
-    vector("lengths", lengths, b, torch.int64, lengths.device, "lengths")
-    vector("new_lengths", new_lengths, b, torch.int64, lengths.device, "lengths")
-    caches("caches", cache_list, b, lengths.device)

@@ -30,7 +30,31 @@ def _load() -> None:
 
 _load()
 
-OPS = ("sample", "verify_chain", "kv_append_", "kv_truncate_")
+_TRITON_ONLY = (
+    "tree_attention",
+    "rerank_tree",
+    "build_trie",
+    "expand_tree",
+)
+# Bytes move: served by C++ and CUDA alone.
+CACHE_OPS = (
+    "kv_append_",
+    "kv_truncate_",
+    "kv_compact_",
+    "paged_compact_",
+    "paged_truncate_",
+    "kv_realign_",
+    "ring_truncate_",
+)
+OPS = (
+    "sample",
+    "verify_chain",
+    "verify_tree",
+    *CACHE_OPS,
+    *_TRITON_ONLY,
+)
+
+_HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
 def has_cuda_kernels() -> bool:
@@ -44,7 +68,7 @@ def _cuda_provider() -> str:
     SPECDEC_CUDA_PROVIDER asks for one; else it is the CUDA kernels where `_C.so` has them.
     """
     asked = os.environ.get("SPECDEC_CUDA_PROVIDER", "")
-    there = {"cuda": has_cuda_kernels(), "triton": importlib.util.find_spec("triton") is not None}
+    there = {"cuda": has_cuda_kernels(), "triton": _HAS_TRITON}
     if asked:
         if asked not in there:
             raise ImportError(
@@ -64,7 +88,12 @@ if _CUDA_PROVIDER == "triton":
         warnings.filterwarnings(
             "ignore", message=".*[Oo]verriding a previously registered kernel.*"
         )
-        _triton.register()
+        _triton.register("sample")
+        _triton.register("verify_chain")
+
+if _HAS_TRITON:
+    for _op in _TRITON_ONLY:
+        _triton.register(_op)
 
 
 def cpu_capability() -> str:
@@ -75,6 +104,7 @@ def cpu_capability() -> str:
 def providers() -> dict[str, dict[str, str]]:
     """Op name -> device type -> provider ("cpp", "cuda", "triton" or "none")."""
     cache = "cuda" if has_cuda_kernels() else "none"
-    return {
-        op: {"cpu": "cpp", "cuda": cache if op.startswith("kv_") else _CUDA_PROVIDER} for op in OPS
-    }
+    on_cuda = dict.fromkeys(OPS, _CUDA_PROVIDER)
+    on_cuda |= dict.fromkeys(CACHE_OPS, cache)
+    on_cuda |= dict.fromkeys(_TRITON_ONLY, "triton" if _HAS_TRITON else "none")
+    return {op: {"cpu": "cpp", "cuda": on_cuda[op]} for op in OPS}

@@ -10,7 +10,7 @@ from torch import Tensor
 
 Verify = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
-_TOP = 1 - 2.0**-53
+TOP = 1 - 2.0**-53
 _NEAR = 2.0**-22
 
 
@@ -111,13 +111,13 @@ def enumerate_law(
     return RealizedLaw(joint, by_count, len(tokens))
 
 
-def _bisect(
+def bisect(
     inside: Callable[[Tensor], Tensor], n: int, steps: int, guess: Tensor | None = None
 ) -> Tensor:
     """[n] float64: where the interval from 0 on which `inside` holds ends, else 1."""
-    low, high = torch.zeros(n, dtype=torch.float64), torch.full((n,), _TOP, dtype=torch.float64)
+    low, high = torch.zeros(n, dtype=torch.float64), torch.full((n,), TOP, dtype=torch.float64)
     if guess is not None:
-        near, far = (guess - _NEAR).clamp(min=0), (guess + _NEAR).clamp(max=_TOP)
+        near, far = (guess - _NEAR).clamp(min=0), (guess + _NEAR).clamp(max=TOP)
         turns_after = inside(near) | (guess < _NEAR)
         turns_before = ~inside(far) | (guess > 1 - _NEAR)
         if bool((turns_after & turns_before).all()):
@@ -141,7 +141,7 @@ def _coin_cells(
         empty = torch.zeros(n, 0, dtype=torch.float64)
         return drafts, empty, empty
     # An edge of coin i may show only when the other coins have a certain outcome.
-    contexts = torch.cartesian_prod(*[torch.tensor([0.0, _TOP], dtype=torch.float64)] * gamma)
+    contexts = torch.cartesian_prod(*[torch.tensor([0.0, TOP], dtype=torch.float64)] * gamma)
     contexts = contexts.reshape(-1, gamma)
     edges = []
     for i in range(gamma):
@@ -180,7 +180,7 @@ def _coin_edges(
 
     at_zero = accepted(torch.zeros(len(repeated), dtype=torch.float64))
     guess = None if guess is None else guess.flatten()
-    return _bisect(lambda u: accepted(u) == at_zero, len(repeated), steps, guess).view(n, -1)
+    return bisect(lambda u: accepted(u) == at_zero, len(repeated), steps, guess).view(n, -1)
 
 
 def _token_cells(
@@ -204,8 +204,8 @@ def _token_cells(
         tokens, accepted = verifier(repeated, uniforms)
         return tokens.gather(1, accepted.long()[:, None])[:, 0] <= ids
 
-    guess = _bisect(lambda u: at_most(u, like), n * v, steps) if like else None
-    edges = _bisect(at_most, n * v, steps, guess).view(n, v)
+    guess = bisect(lambda u: at_most(u, like), n * v, steps) if like else None
+    edges = bisect(at_most, n * v, steps, guess).view(n, v)
     left = torch.cat([torch.zeros(n, 1, dtype=torch.float64), edges[:, :-1]], -1).flatten()
     right = edges.flatten()
     wide = right - left > 2.0 ** (2 - steps)

@@ -13,17 +13,26 @@ from typing import Any
 
 import torch
 
-from specdec_kernels import reference
+from specdec_kernels import _tree_layout_cases, reference
 from specdec_kernels._cases import (
     Case,
-    append_case,
     noisy_draft,
     sample_case,
     sliced,
-    truncate_case,
     zipf_logits,
 )
 from specdec_kernels._chain_case import chain_case
+from specdec_kernels._kv_case import (
+    append_case,
+    compact_case,
+    paged_compact_case,
+    paged_truncate_case,
+    realign_case,
+    ring_case,
+    truncate_case,
+)
+from specdec_kernels._tree_case import tree_case
+from specdec_kernels.triton import MODULES
 
 __all__ = [
     "CASES",
@@ -31,17 +40,21 @@ __all__ = [
     "append_case",
     "cases",
     "chain_case",
+    "compact_case",
     "noisy_draft",
+    "paged_compact_case",
+    "paged_truncate_case",
     "providers",
+    "realign_case",
+    "ring_case",
     "sample_case",
     "sliced",
+    "tree_case",
     "truncate_case",
     "zipf_logits",
 ]
 
 Op = Callable[..., Any]
-
-_TRITON = {"sample": "sample", "verify_chain": "chain", "verify_tree": "tree"}
 
 
 def providers(op: str) -> dict[str, Op]:
@@ -50,14 +63,78 @@ def providers(op: str) -> dict[str, Op]:
         "reference": getattr(reference, op),
         "cpp": getattr(torch.ops.specdec_kernels, op).default,
     }
-    name = f"specdec_kernels.triton.{_TRITON.get(op)}"
+    name = f"specdec_kernels.triton.{MODULES.get(op)}"
     interpreted = os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton")
-    if op in _TRITON and interpreted and importlib.util.find_spec(name):
+    if op in MODULES and interpreted and importlib.util.find_spec(name):
         found["triton"] = getattr(importlib.import_module(name), op)
     return found
 
 
 f32, bf16, f16 = torch.float32, torch.bfloat16, torch.float16
+
+i32 = torch.int32
+
+TREE_CASES: tuple[Case, ...] = (
+    tree_case(3, 7, 517, rule="greedy", draft="none"),
+    tree_case(4, 9, 131, bf16, rule="greedy", layout="ragged", id_dtype=i32, limits=True),
+    tree_case(3, 7, 131, rule="match", draft="none"),
+    tree_case(5, 6, 131, bf16, rule="match", draft="none", filters="tensor", layout="sliced"),
+    tree_case(2, 2, 67, rule="match", draft="none", kind="probs", parent_dtype=i32),
+    tree_case(5, 9, 517, rule="target_only", draft="none"),
+    tree_case(4, 7, 517, bf16, rule="target_only", draft="none", filters="scalar", layout="ragged"),
+    tree_case(3, 5, 67, f16, rule="target_only", kind="probs", draft="none", limits=True),
+    tree_case(5, 9, 517),
+    tree_case(3, 7, 517, bf16, laws="shared", id_dtype=i32),
+    tree_case(4, 9, 517, f16, laws="flat", filters="tensor", layout="ragged", parent_dtype=i32),
+    tree_case(3, 9, 517, draft="none", filters="scalar", layout="sliced"),
+    tree_case(3, 9, 131, kind="probs", laws="shared", layout="sliced"),
+    tree_case(3, 7, 131, kind="probs", draft="none"),
+    tree_case(4, 9, 517, draft="sampled", laws="shared", filters="tensor"),
+    tree_case(4, 9, 131, bf16, draft="sparse", laws="flat", id_dtype=i32, limits=True),
+    tree_case(3, 7, 131, draft="mapped", laws="shared", filters="topk"),
+    tree_case(3, 7, 131, draft="wide", filters="warm"),
+    tree_case(4, 5, 67, draft="narrow-sampled", laws="flat", bare=True),
+    tree_case(3, 9, 23, laws="shared", acceptance=0.3),  # many siblings of one token
+    tree_case(3, 4, 131, chain=True),
+    tree_case(2, 4, 67, filters="zero"),
+    tree_case(5, 9, 517, rule="multi_draft_wor", laws="shared"),
+    tree_case(4, 9, 131, bf16, rule="multi_draft_wor", laws="flat", filters="scalar"),
+    tree_case(3, 9, 131, rule="multi_draft_wor", kind="probs", laws="shared", layout="sliced"),
+    tree_case(3, 7, 131, rule="multi_draft_wor", draft="sparse", laws="shared", layout="ragged"),
+    tree_case(3, 7, 67, rule="multi_draft_wor", draft="mapped-sampled", laws="shared", limits=True),
+    tree_case(3, 6, 67, rule="multi_draft_wor", draft="none", filters="tensor", id_dtype=i32),
+    tree_case(4, 9, 517, rule="top_k_plus_one", laws="shared"),
+    tree_case(4, 7, 131, bf16, rule="top_k_plus_one", laws="flat", filters="tensor"),
+    tree_case(3, 7, 131, rule="top_k_plus_one", kind="probs", draft="wide", laws="shared"),
+    tree_case(3, 5, 67, rule="top_k_plus_one", draft="sampled", laws="shared", limits=True),
+    tree_case(4, 9, 517, rule="k_seq", laws="shared"),
+    tree_case(4, 9, 131, bf16, rule="k_seq", laws="flat", filters="tensor", layout="ragged"),
+    tree_case(3, 7, 131, rule="k_seq", kind="probs", laws="shared", layout="sliced"),
+    tree_case(3, 6, 67, rule="k_seq", draft="sparse", laws="shared", parent_dtype=i32),
+    tree_case(3, 6, 67, f16, rule="k_seq", draft="mapped-sampled", laws="shared", limits=True),
+    tree_case(5, 9, 517, rule="traversal", laws="shared"),
+    tree_case(4, 7, 131, bf16, rule="traversal", filters="tensor", layout="ragged"),
+    tree_case(3, 9, 131, rule="traversal", kind="probs", laws="flat", layout="sliced"),
+    tree_case(3, 7, 131, rule="traversal", draft="sparse", laws="shared", id_dtype=i32),
+    tree_case(3, 6, 67, rule="traversal", draft="none", filters="scalar"),
+    tree_case(3, 6, 67, rule="traversal", draft="mapped-sampled", limits=True),
+    tree_case(3, 5, 67, f16, rule="traversal", draft="wide", laws="shared", chain=True),
+    tree_case(5, 9, 517, rule="typical", draft="none"),
+    tree_case(4, 7, 131, bf16, rule="typical", kind="probs", draft="none", layout="ragged"),
+    tree_case(3, 5, 67, rule="typical", draft="none", filters="scalar", limits=True),
+    *(tree_case(0, 5, 17, rule=r, laws="shared") for r in ("multi_draft", "traversal")),
+    *(tree_case(3, 0, 131, rule=r, laws="shared") for r in ("k_seq", "traversal", "target_only")),
+    *(tree_case(3, 4, 1, rule=r, laws="shared") for r in ("multi_draft", "multi_draft_wor")),
+    *(tree_case(3, 4, 1, rule=r, laws="shared") for r in ("top_k_plus_one", "k_seq", "traversal")),
+    tree_case(3, 3, 1, rule="match", draft="none"),
+    tree_case(2, 4, 4097, bf16, laws="shared"),
+    tree_case(2, 4, 4097, rule="traversal", filters="scalar"),
+    tree_case(2, 3, 4097, bf16, rule="k_seq", draft="wide", laws="shared"),
+    tree_case(1, 5, 131073, bf16, laws="shared"),
+    tree_case(1, 4, 131073, rule="traversal", laws="shared"),
+    tree_case(1, 4, 131073, bf16, rule="k_seq", laws="shared", filters="topp"),
+    tree_case(1, 4, 131073, rule="multi_draft_wor", laws="shared", filters="topk"),
+)
 
 CASES: tuple[Case, ...] = (
     sample_case(5, 1031),
@@ -174,6 +251,7 @@ CASES: tuple[Case, ...] = (
     chain_case(3, 2, 1, rule="block", draft="sparse"),
     chain_case(1, 3, 131073, bf16, rule="block"),
     chain_case(2, 4, 151936, rule="block", draft="sparse", filters="scalar", limits=True),
+    *TREE_CASES,
     append_case(3, 9, 4),
     append_case(2, 7, 3, bf16, "sliced"),
     append_case(2, 5, 1, torch.int8),
@@ -184,6 +262,35 @@ CASES: tuple[Case, ...] = (
     truncate_case(3, 6, bf16, fill=True, layout="sliced"),
     truncate_case(3, 6, torch.int8, fill=True),
     truncate_case(0, 6, fill=True),
+    *_tree_layout_cases.CASES,
+    compact_case(5, 9, 4),
+    compact_case(3, 11, 5, bf16, layout="sliced", id_dtype=torch.int32),
+    compact_case(4, 7, 6, torch.int8, id_dtype=torch.int32),
+    compact_case(2, 5, 3, torch.float64),
+    compact_case(0, 5, 3),
+    compact_case(3, 5, 0),
+    paged_compact_case(3, 4, 4, 5),
+    paged_compact_case(4, 3, 3, 6, bf16, layout="HND", id_dtype=torch.int32),
+    paged_compact_case(2, 5, 1, 4, f16, layout="sliced"),
+    paged_compact_case(3, 2, 5, 7, torch.int8, id_dtype=torch.int32),
+    paged_compact_case(0, 2, 4, 3),
+    paged_compact_case(2, 0, 4, 3),
+    paged_compact_case(2, 2, 4, 0),
+    paged_truncate_case(5, 6, 4),
+    paged_truncate_case(4, 40, 3, layout="sliced"),
+    paged_truncate_case(3, 5, 1),
+    paged_truncate_case(0, 5, 4),
+    paged_truncate_case(3, 0, 4),
+    realign_case(6, 9, fill=False),
+    realign_case(6, 9, fill=True),
+    realign_case(5, 7, bf16, fill=True, layout="sliced"),
+    realign_case(4, 6, torch.int8, fill=False),
+    realign_case(0, 6, fill=True),
+    ring_case(6, 7, 3, fill=True),
+    ring_case(6, 7, 7, fill=False),
+    ring_case(5, 6, 4, bf16, fill=True, layout="sliced"),
+    ring_case(4, 5, 1, torch.int8, fill=True),
+    ring_case(0, 6, 4, fill=True),
 )
 
 

@@ -91,8 +91,8 @@ def verify_tree(
     Every rule but traversal walks down from the root and reads only the rows of the nodes it
     accepts; to it, nodes whose tokens spell the same path are one node with the children of all of
     them. Rules multi_draft and k_seq try siblings of the same token one after the other, for each
-    was drawn by itself; to the other rules they are one. Not differentiable. At temperature 0 every
-    rule is greedy.
+    was drawn by itself, and multi_draft_wor those of different parents or rows of `draft`; to the
+    other rules they are one. Not differentiable. At temperature 0 every rule is greedy.
 
     Args:
         target: [B, N+1, V] float32, bfloat16 or float16, or ragged [R, V] with `cu_rows`; row 0

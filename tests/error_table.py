@@ -1,11 +1,9 @@
-"""Bad inputs of `sample` and `verify_chain`, each with the message that names what is wrong."""
+"""Bad inputs of the ops, each with the message that names what is wrong."""
 
+import kv_error_table
 import torch
+from kv_error_table import f64, i64
 from providers import shaping
-
-
-def i64(*shape):
-    return torch.zeros(shape, dtype=torch.int64)
 
 
 def sample_args(logits=None, seeds=None, positions=None, stream="draft", method="cdf", **filters):
@@ -34,12 +32,24 @@ def chain_args(target=None, tokens=None, draft=None, ids=None, columns=None, lse
     )
 
 
-def f64(*shape):
-    return torch.zeros(shape, dtype=torch.float64)
+def tree_args(target=None, tokens=None, parents=None, draft=None, ids=None, columns=None, lse=None,
+              threshold=None, ts=None, t=1.0, draft_rows=None, kind="logits", rule="multi_draft",
+              seeds=None, positions=None, cu_rows=None, uniforms=None, epsilon=0.09, delta=0.3,
+              eos_ids=None, max_emit=None, max_depth=4, **filters):  # fmt: skip
+    return (
+        torch.zeros(3, 5, 7) if target is None else target,
+        i64(3, 4) if tokens is None else tokens,
+        torch.full((3, 4), -1) if parents is None else parents,
+        *(draft, ids, columns, lse, threshold, ts, t, draft_rows, kind, rule),
+        *shaping(**filters),
+        i64(3) if seeds is None else seeds,
+        i64(3) if positions is None else positions,
+        *(cu_rows, uniforms, epsilon, delta, eos_ids, max_emit, max_depth, True, True),
+    )
 
 
 Q, Q2 = torch.zeros(3, 4, 7), torch.zeros(3, 4, 2)
-FILTERS = [  # of both ops
+FILTERS = [  # of every op here
     (dict(temperature=-1.0), "temperature must be finite and at least 0, got -1"),
     (dict(temperature=float("nan")), "temperature must be finite and at least 0, got nan"),
     (dict(temperature=float("inf")), "temperature must be finite and at least 0, got inf"),
@@ -258,6 +268,103 @@ CHAIN = [
     (dict(max_emit=i64(4)), r"max_emit must be \[3\], got \[4\]"),
     (dict(max_emit=i64(3).int()), "max_emit must be int64, got int32"),
 ]
-BUILD = {"sample": sample_args, "verify_chain": chain_args}
-TABLE = [(op, bad, m) for op, rows in (("sample", SAMPLE), ("verify_chain", CHAIN))
-         for bad, m in rows]  # fmt: skip
+# Of the draft, those of verify_chain whose words do not depend on the op.
+SAME = ("draft_map", "draft ids", "draft temperature", "draft_logsumexp and")
+DRAFT_ROWS = i64(3, 4).int()
+TREE = [
+    *FILTERS,
+    *((bad, m) for bad, m in CHAIN if m.startswith(SAME) and "target" not in bad),
+    *((bad, m) for bad, m in CHAIN if m.startswith(("typical", "eos_ids", "max_emit", "kind"))),
+    (
+        dict(rule="token"),
+        "rule must be one of greedy, match, target_only, multi_draft, multi_draft_wor, "
+        "top_k_plus_one, k_seq, traversal, typical, got token",
+    ),
+    (dict(tokens=i64(3)), r"tree tokens must be \[B, N\], got \[3\]"),
+    (dict(tokens=torch.zeros(3, 4)), "tree tokens must be int32 or int64, got float32"),
+    (dict(parents=i64(3, 5)), r"tree parents must be \[B, N\] = \[3, 4\], got \[3, 5\]"),
+    (dict(parents=i64(12)), r"tree parents must be \[B, N\] = \[3, 4\], got \[12\]"),
+    (dict(parents=i64(3, 4).short()), "tree parents must be int32 or int64, got int16"),
+    (
+        dict(target=torch.zeros(3, 4, 7)),
+        r"target must be \[B, N\+1, V\] = \[3, 5, V\], got \[3, 4, 7\]",
+    ),
+    (
+        dict(target=torch.zeros(15, 7)),
+        r"target must be \[B, N\+1, V\] = \[3, 5, V\], got \[15, 7\]",
+    ),
+    (dict(cu_rows=i64(4).int()), r"target must be \[R, V\] when cu_rows is given, got \[3, 5, 7\]"),
+    (dict(target=torch.zeros(9, 7), cu_rows=i64(3).int()), r"cu_rows must be \[4\], got \[3\]"),
+    (dict(target=f64(3, 5, 7)), "target must be float32, bfloat16 or float16, got float64"),
+    (
+        dict(target=torch.zeros(3, 5, 0)),
+        r"target must have a vocabulary of 1 to 2147483647 entries, got \[3, 5, 0\]",
+    ),
+    (
+        dict(draft=Q, draft_rows=i64(3, 5).int()),
+        r"draft_rows must be \[B, N\] = \[3, 4\], got \[3, 5\]",
+    ),
+    (dict(draft=Q, draft_rows=i64(3, 4)), "draft_rows must be int32, got int64"),
+    (
+        dict(draft=torch.zeros(12, 7)),
+        r"draft must be \[B, N, D\] unless draft_rows is given, got two dimensions",
+    ),
+    (dict(rule="k_seq"), "draft must be given when rule is k_seq, got None"),
+    (
+        dict(draft=torch.zeros(3, 5, 7)),
+        r"draft must be \[B, N, D\] = \[3, 4, D\], got \[3, 5, 7\]",
+    ),
+    (
+        dict(draft=torch.zeros(2, 6, 7), draft_rows=DRAFT_ROWS),
+        r"draft must be \[B, M, D\] = \[3, M, D\], got \[2, 6, 7\]",
+    ),
+    (
+        dict(draft=torch.zeros(7), draft_rows=DRAFT_ROWS),
+        r"draft must be \[B, M, D\] = \[3, M, D\], got \[7\]",
+    ),
+    (
+        dict(draft=torch.zeros(3, 5, 2), ids=i64(3, 5, 2)),
+        r"draft probabilities must be \[B, N, K\] = \[3, 4, K\], got \[3, 5, 2\]",
+    ),
+    (
+        dict(draft=torch.zeros(6, 0), ids=i64(6, 0), draft_rows=DRAFT_ROWS),
+        r"draft probabilities must have K >= 1 entries, got \[6, 0\]",
+    ),
+    (dict(draft=i64(3, 4, 7)), "draft must be float32, bfloat16 or float16, got int64"),
+    (
+        dict(draft=Q, lse=f64(3, 5), threshold=torch.zeros(3, 4)),
+        r"draft_logsumexp must be \[B, N\] = \[3, 4\], got \[3, 5\]",
+    ),
+    (
+        dict(draft=Q, lse=f64(3, 4), threshold=torch.zeros(3, 5), draft_rows=DRAFT_ROWS),
+        r"draft_threshold must be \[B, M\] = \[3, 4\], got \[3, 5\]",
+    ),
+    (
+        dict(
+            draft=torch.zeros(6, 7), lse=f64(3, 4), threshold=torch.zeros(6), draft_rows=DRAFT_ROWS
+        ),
+        r"draft_logsumexp must be \[M\] = \[6\], got \[3, 4\]",
+    ),
+    (
+        dict(draft=Q, lse=torch.zeros(3, 4), threshold=torch.zeros(3, 4)),
+        "draft_logsumexp must be float64, got float32",
+    ),
+    (
+        dict(draft=Q, lse=f64(3, 4), threshold=f64(3, 4)),
+        "draft_threshold must be float32, got float64",
+    ),
+    (dict(uniforms=f64(3, 5)), r"uniforms must be \[B, 2N\+1\] = \[3, 9\], got \[3, 5\]"),
+    (dict(uniforms=torch.zeros(3, 9)), "uniforms must be float64, got float32"),
+    (dict(uniforms=f64(3, 9), rule="match"), "uniforms must be None when rule is match"),
+    (dict(max_depth=-1), r"max_depth must be in \[0, N\] = \[0, 4\], got -1"),
+    (dict(max_depth=5), r"max_depth must be in \[0, N\] = \[0, 4\], got 5"),
+]
+
+BUILD = {
+    "sample": sample_args,
+    "verify_chain": chain_args,
+    "verify_tree": tree_args,
+    **kv_error_table.BUILD,
+}
+ROWS = {"sample": SAMPLE, "verify_chain": CHAIN, "verify_tree": TREE, **kv_error_table.ROWS}
+TABLE = [(op, bad, m) for op, rows in ROWS.items() for bad, m in rows]

@@ -19,6 +19,7 @@ from providers import OUTPUTS, same_outputs, sample, verify, worst
 import specdec_kernels as sk
 from specdec_kernels import testing
 from specdec_kernels.testing import chain_case, sample_case
+from specdec_kernels.triton import MODULES
 
 OPS = ("sample", "verify_chain")
 WIDE = 131073  # 33 tiles: several blocks or teams share a row
@@ -70,8 +71,7 @@ def implementation(name, op):
     if name == "cuda":
         assert sk.providers()[op]["cuda"] == "cuda"
         return getattr(torch.ops.specdec_kernels, op).default
-    module = {"sample": "sample", "verify_chain": "chain"}[op]
-    return getattr(importlib.import_module(f"specdec_kernels.triton.{module}"), op)
+    return getattr(importlib.import_module(f"specdec_kernels.triton.{MODULES[op]}"), op)
 
 
 def on_device(name, case, device="cuda"):

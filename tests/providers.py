@@ -14,6 +14,10 @@ OUTPUTS = {
     "sample": ("tokens", "logprobs", "logsumexp", "threshold", "status"),
     "verify_chain": ("tokens", "num_accepted", "status", "logprobs", "acceptance"),
     "verify_tree": ("path", "tokens", "num_accepted", "status", "logprobs", "acceptance"),
+    "tree_attention": ("mask", "positions"),
+    "rerank_tree": ("tokens", "parents", "nodes"),
+    "expand_tree": ("tokens", "scores", "frontier"),
+    "build_trie": ("tokens", "parents", "nodes", "num_nodes"),
 }
 # A draw lands on another token only if its uniform is this close to a step of the cdf.
 TIE_PER_DRAW = 2e-5
@@ -22,13 +26,15 @@ NEVER = 1e-6  # p-value under which a statistical test of fixed seeds fails
 SHIM = ["cuda"] if simt_ops.available else []  # the CUDA source on the CPU
 REAL = [n for n in ("cpp", "triton") if n in testing.providers("verify_chain")] + SHIM
 EVERY = ["reference", *REAL]
+TREE_SHIM = [n for n in SHIM if "csrc/cuda/tree.cu" in simt_ops.SOURCES]
+TREE_REAL = [n for n in ("cpp", "triton") if n in testing.providers("verify_tree")] + TREE_SHIM
 NATIVE = ["reference", "cpp", *SHIM]  # the interpreter takes 0.05 to 1 s for each row
 
 
 def agreeing(op):
     """(provider, case) pairs to compare with the specification."""
     pairs = [("cpp", c) for c in testing.cases(op, heavy=True)]
-    if "triton" in REAL:
+    if "triton" in testing.providers(op):
         pairs += [("triton", c) for c in testing.cases(op, rows=6)]
     return [pytest.param(n, c, id=f"{n}-{c}") for n, c in pairs]
 
@@ -59,7 +65,8 @@ def same_outputs(op, got, want):
     """Ids, counts and status exactly, float outputs to rounding of float32."""
     for name, g, w in zip(OUTPUTS[op], got, want, strict=True):
         tolerance = {
-            "logprobs": 1e-5, "logsumexp": 2e-6, "threshold": 1e-6, "acceptance": 2e-5
+            "logprobs": 1e-5, "logsumexp": 2e-6, "threshold": 1e-6, "acceptance": 2e-5,
+            "scores": 4e-6,
         }.get(name, 0.0)  # fmt: skip
         worst(name, g, w, atol=tolerance, rtol=tolerance)
 

@@ -11,6 +11,7 @@ import torch
 import typer
 from typer.testing import CliRunner
 
+import specdec_kernels as sk
 from bench import eager, measure, results, sanitize, sweep
 from bench.peers import PEERS, Unsupported
 from bench.peers.base import importable
@@ -26,6 +27,7 @@ from bench.points import (
     grid,
     touched_bytes,
 )
+from bench.workloads import WORKLOADS
 from specdec_kernels import testing
 
 SMALL = Point(batch=4, gamma=3, vocabulary=521)
@@ -176,6 +178,13 @@ def test_rounds_alternate_and_stop_at_the_budget():
     assert (spread.low, spread.median, spread.high) == (2.0, 3.0, 4.0)
 
 
+def replaced(monkeypatch, **fields):
+    """The workload of verify_chain with other fields, in its place."""
+    work = dataclasses.replace(WORKLOADS["verify_chain"], **fields)
+    monkeypatch.setitem(WORKLOADS, "verify_chain", work)
+    return work
+
+
 @pytest.fixture
 def run(monkeypatch):
     """A sweep of small points, with a peer that fails and one that is not there."""
@@ -188,7 +197,7 @@ def run(monkeypatch):
         *(peer for peer in PEERS if peer.name != "compiled"),
         sweep.Peer("broken", lambda device: "", broken),
     )
-    monkeypatch.setattr(sweep, "PEERS", peers)
+    replaced(monkeypatch, peers=peers)
     points = [
         dataclasses.replace(SMALL, batch=b, vocabulary=v)
         for b, v in ((1, 521), (2, 521), (4, 521), (4, 1031), (4, 4099))
@@ -249,11 +258,11 @@ def test_a_device_gets_graphs_and_kernel_times(monkeypatch):
     }.items():
         monkeypatch.setattr(measure, name, stand_in)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(sweep, "build", lambda point, device: build(point))
     point = dataclasses.replace(SMALL, batch=1)
-    peers = [BY_NAME[name] for name in ("cpp", "eager", "transformers")]
+    peers = tuple(BY_NAME[name] for name in ("cpp", "eager", "transformers"))
+    work = replaced(monkeypatch, peers=peers, build=lambda point, device: build(point))
     run = results.Run({})
-    rows = sweep.measure_point(point, peers, run, "cuda", seconds=0.1, compiled=False)
+    rows = sweep.measure_point(point, work, run, "cuda", seconds=0.1, compiled=False)
     ours, _, synced = rows
     assert [row.graph_us is None for row in rows] == [False, False, True]
     assert set(ours.times_faster_graph) == {"eager"}
@@ -262,7 +271,8 @@ def test_a_device_gets_graphs_and_kernel_times(monkeypatch):
     assert ours.ratio_to_floor == pytest.approx(2.5 / ours.floor_us)
 
     monkeypatch.setattr(measure, "capture", refuse)
-    rows = sweep.measure_point(point, peers[:1], run, "cuda", seconds=0.1, compiled=False)
+    work = dataclasses.replace(work, peers=peers[:1])
+    rows = sweep.measure_point(point, work, run, "cuda", seconds=0.1, compiled=False)
     assert rows[0].notes == [
         "graph: RuntimeError: operation not permitted when stream is capturing"
     ]
@@ -288,7 +298,7 @@ def test_a_spent_budget_leaves_points_out_by_name(monkeypatch):
 def command(monkeypatch, tmp_path):
     """`python -m bench.sweep` on one small point."""
     monkeypatch.setattr(measure, "read_bandwidth", lambda device: 1e10)
-    monkeypatch.setattr(sweep, "grid", lambda device, quick: [SMALL])
+    replaced(monkeypatch, grid=lambda device, quick: [SMALL])
     app = typer.Typer()
     app.command()(sweep.main)
     return lambda *words: CliRunner().invoke(app, ["--out", str(tmp_path), *words])
@@ -312,14 +322,16 @@ def test_a_sweep_that_is_stopped_keeps_the_points_before(command, monkeypatch, t
     measured = sweep.measure_point
     monkeypatch.setattr(sweep, "measure_point", stopped)
     points = [SMALL, dataclasses.replace(SMALL, batch=1)]
-    monkeypatch.setattr(sweep, "grid", lambda device, quick: points)
+    replaced(monkeypatch, grid=lambda device, quick: points)
     assert command("--only", "cpp", "--budget", "5").exit_code != 0
     (path,) = tmp_path.iterdir()
     assert [row.point["id"] for row in results.read(path).rows] == [SMALL.id]
 
 
 @pytest.mark.parametrize(
-    "words", [("--device", "tpu"), ("--only", "vllm-v3"), ("--device", "cuda")], ids=" ".join
+    "words",
+    [("--device", "tpu"), ("--only", "vllm-v3"), ("--device", "cuda"), ("--op", "sample")],
+    ids=" ".join,
 )
 def test_the_command_refuses_what_it_does_not_know(command, words):
     if words == ("--device", "cuda") and torch.cuda.is_available():
@@ -333,7 +345,10 @@ def test_the_commit_can_be_named(monkeypatch):
 
 
 def test_the_sanitizer_s_program_calls_every_op():
-    assert sanitize.main("cpu") >= len(testing.cases("verify_chain")) // sanitize.SHARE
+    calls = sanitize.main("cpu")
+    for op in sk.providers():
+        if cases := testing.cases(op):
+            assert calls[op] >= max(1, len(cases) // sanitize.SHARE // 2), op
     for turn in range(len(sanitize.SCHEDULES)):
         wide = [c.id for c in sanitize._chosen("verify_chain", turn) if c.vocabulary > 4096]
         assert any(c.endswith("scalar") for c in wide), wide

@@ -17,12 +17,13 @@ CODE = """
 import pickle, sys, torch, specdec_kernels
 from specdec_kernels import testing
 out = {
-    case.id: [t.float() if t.dtype == torch.bfloat16 else t for t in
+    (case.op, case.id): [t.float() if t.dtype == torch.bfloat16 else t for t in
               testing.providers(case.op)["cpp"](*case.args())]
-    for op in ("sample", "verify_chain") for case in testing.cases(op, heavy=True)
+    for op in OPS for case in testing.cases(op, heavy=True)
 }
 pickle.dump((specdec_kernels.cpu_capability(), out), sys.stdout.buffer)
 """
+OPS = ("sample", "verify_chain", "verify_tree", "expand_tree")
 LEVELS = ["plain", "avx2", "avx512"]
 
 
@@ -32,7 +33,7 @@ def results():
     for level in LEVELS:
         env = {**os.environ, "SPECDEC_CPU_CAPABILITY": level, "TRITON_INTERPRET": "0"}
         done = subprocess.run(
-            [sys.executable, "-c", CODE], env=env, capture_output=True, check=True
+            [sys.executable, "-c", f"OPS = {OPS}\n{CODE}"], env=env, capture_output=True, check=True
         )
         capability, outputs = pickle.loads(done.stdout)
         found[capability] = outputs
@@ -40,7 +41,7 @@ def results():
 
 
 def cases():
-    return [case for op in ("sample", "verify_chain") for case in testing.cases(op, heavy=True)]
+    return [case for op in OPS for case in testing.cases(op, heavy=True)]
 
 
 def test_a_narrower_set_can_be_asked_for(results):
@@ -51,11 +52,12 @@ def test_a_narrower_set_can_be_asked_for(results):
 def test_plain_agrees_with_the_widest(results):
     widest = results[specdec_kernels.cpu_capability()]
     for case in cases():
-        same_outputs(case.op, results["plain"][case.id], widest[case.id])
+        same_outputs(case.op, results["plain"][case.op, case.id], widest[case.op, case.id])
 
 
 def test_avx2_and_avx512_agree_bit_for_bit(results):
     if "avx512" not in results:
         pytest.skip("this processor has no AVX-512")
     for case in cases():
-        identical(case.op, results["avx2"][case.id], results["avx512"][case.id])
+        at = (case.op, case.id)
+        identical(case.op, results["avx2"][at], results["avx512"][at])

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch._dynamo.testing
-from providers import REAL, identical, provider, sample, verify, worst
+from providers import REAL, TREE_REAL, identical, provider, sample, verify, worst
 
 from specdec_kernels import (
     DraftMap,
@@ -24,6 +24,7 @@ from specdec_kernels import (
 from specdec_kernels import sample as public_sample
 from specdec_kernels import verify_chain as public_verify_chain
 from specdec_kernels._chain_arguments import RULES, ChainArguments
+from specdec_kernels._tree_arguments import TreeArguments
 
 HELPERS = {"built_with_cuda", "cpu_capability", "set_cuda_schedule"}
 NAMES = sorted(
@@ -35,16 +36,21 @@ NAMES = sorted(
     - HELPERS
 )
 LIGHT = [c for c in testing.CASES if not c.heavy]
-PURE = [c for c in LIGHT if c.op in ("sample", "verify_chain")]
+ARGUMENTS = {"verify_chain": ChainArguments, "verify_tree": TreeArguments}
+PURE = [c for c in LIGHT if c.op in ("sample", *ARGUMENTS)]
 
 
 def run(case, name="cpp"):
-    """Outputs of an implementation, or its arguments where it works in place."""
+    """Outputs of an implementation, and its arguments where it works in place."""
     args = case.args()
-    out = provider(case.op, name)(*args)
-    if out is not None:
-        return list(out)
-    return [t for a in args for t in (a if isinstance(a, list) else [a]) if torch.is_tensor(t)]
+    out = tensors([provider(case.op, name)(*args)])
+    return out + tensors(args) if case.op in _ops.CACHE_OPS else out
+
+
+def tensors(values):
+    """Those among values and in lists and tuples of them."""
+    flat = [t for v in values for t in (v if isinstance(v, (list, tuple)) else [v])]
+    return [t for t in flat if torch.is_tensor(t)]
 
 
 def same(got, want):
@@ -72,7 +78,8 @@ def test_case_names_are_unique_and_cases_repeat_exactly():
 
 @pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="Triton is not installed")
 def test_triton_is_among_the_providers_where_it_is_installed():
-    assert {op for op in NAMES if "triton" in testing.providers(op)} == {"sample", "verify_chain"}
+    has = {op for op in NAMES if "triton" in testing.providers(op)}
+    assert has == {op for op in NAMES if not op.startswith("kv_")} - {"verify_tree"}
 
 
 def test_providers_are_named_for_every_op_and_device():
@@ -83,8 +90,8 @@ def test_providers_are_named_for_every_op_and_device():
 @pytest.mark.parametrize("case", LIGHT, ids=lambda c: f"{c.op}-{c}")
 def test_opcheck(case):
     op, args = getattr(torch.ops.specdec_kernels, case.op).default, case.args()
-    if case.op == "verify_chain" and op(*args)[4].isnan().any():
-        args = ChainArguments(*args)._replace(with_acceptance=False)  # to opcheck NaN is not NaN
+    if case.op in ARGUMENTS and op(*args)[-1].isnan().any():  # to opcheck NaN is not NaN
+        args = ARGUMENTS[case.op](*args)._replace(with_acceptance=False)
     torch.library.opcheck(op, tuple(args))
 
 
@@ -274,7 +281,7 @@ def test_a_row_of_sample_does_not_see_its_neighbours(name, method):
         identical("sample", alone, [x[r : r + 1] for x in whole])
 
 
-THREADED = [c for c in testing.CASES if c.heavy or c.op.startswith("kv_")] + [
+THREADED = [c for c in testing.CASES if c.heavy or c.op in _ops.CACHE_OPS] + [
     testing.sample_case(1, 50_001, filters="scalar", stream="shared", method="race"),
     testing.sample_case(3, 50_001, filters="tensor"),
     testing.chain_case(1, 2, 50_001, rule="match", filters="scalar"),
@@ -300,10 +307,11 @@ def test_inputs_stay_as_they_were_and_a_second_call_gives_the_same(case):
     args, before = case.args(), case.args()
     op = provider(case.op, "cpp")
     first = op(*args)
-    if case.op.startswith("kv_"):
-        untouched = [(args[-2], before[-2])] if case.op == "kv_truncate_" else []
-        untouched += list(zip(args[1], before[1], strict=True)) if "append" in case.op else []
-        same(*zip(*untouched, strict=True)) if untouched else None
+    if case.op in _ops.CACHE_OPS:
+        schema = getattr(torch.ops.specdec_kernels, case.op).default._schema
+        for argument, a, b in zip(schema.arguments, args, before, strict=True):
+            if argument.alias_info is None:
+                same(tensors([a]), tensors([b]))
         return
     for a, b in zip(args, before, strict=True):
         if torch.is_tensor(a):
@@ -312,15 +320,17 @@ def test_inputs_stay_as_they_were_and_a_second_call_gives_the_same(case):
 
 
 @pytest.mark.parametrize("name", REAL)
-@pytest.mark.parametrize("op", ["sample", "verify_chain"])
+@pytest.mark.parametrize("op", ["sample", "verify_chain", "verify_tree"])
 def test_outputs_are_written_everywhere(op, name):
     """New memory is filled with NaN and with the largest integer; none of it comes out."""
+    if op == "verify_tree" and name not in TREE_REAL:
+        pytest.skip(f"{name} has no verify_tree")
     torch.use_deterministic_algorithms(True)
     assert torch.empty(3).isnan().all()
     for case in testing.cases(op, rows=3 if name == "triton" else None):
         got = run(case, name)
-        if op == "verify_chain":  # NaN says there where the rule did not look
-            want = reference.verify_chain(*case.args())[4]
+        if op in ARGUMENTS:  # NaN says there where the rule did not look
+            want = getattr(reference, op)(*case.args())[-1]
             worst("acceptance", got.pop(), want, atol=2e-5)
         for x in got:
             bad = x.isnan() if x.is_floating_point() else x == torch.iinfo(x.dtype).max

@@ -8,12 +8,15 @@ import sys
 from pathlib import Path
 
 import kv_cases
+import kv_moves
 import pytest
 import torch
 from kv_cases import KvCase, check_append, check_truncate
+from torch.utils._pytree import tree_leaves
 
 import specdec_kernels as sk
-from specdec_kernels import reference
+from specdec_kernels import reference, testing
+from specdec_kernels._ops import CACHE_OPS
 
 HERE = Path(__file__).parent
 
@@ -24,6 +27,10 @@ pytestmark = [
 
 append = torch.ops.specdec_kernels.kv_append_.default
 truncate = torch.ops.specdec_kernels.kv_truncate_.default
+
+
+def _named(case):
+    return f"{case.op}-{case}"
 
 
 @pytest.mark.parametrize("case", kv_cases.append_cases(), ids=str)
@@ -50,6 +57,17 @@ def test_many_rows():
     lengths = [[900, 700, 3], [1, 699, 3]]
     case = KvCase("many-rows-cut", 3, [(8, 900, 0, 128)], lengths, torch.bfloat16, "transposed")
     check_truncate(truncate, case, zero_fill=True, device="cuda")
+
+
+@pytest.mark.parametrize("case", kv_moves.every_case(), ids=str)
+def test_moves(case):
+    kv_moves.check(getattr(torch.ops.specdec_kernels, case.op).default, case, "cuda")
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_moves(seed):
+    for case in (kv_moves.random_compact(seed), kv_moves.random_paged(seed)):
+        kv_moves.check(getattr(torch.ops.specdec_kernels, case.op).default, case, "cuda")
 
 
 def test_more_than_2_to_the_31_elements_apart():
@@ -130,6 +148,21 @@ def test_graph_replay(count):
         assert lengths.tolist() == now.tolist()
 
 
+def test_graph_replay_of_a_compaction():
+    """The path changes on the device between replays."""
+    caches = [torch.randn(3, 2, 30, 16, device="cuda").half() for _ in range(70)]
+    base = torch.tensor([0, 7, 14], device="cuda")
+    path = torch.zeros(3, 5, dtype=torch.int32, device="cuda")
+    graph = _capture(lambda: sk.kv_compact_(caches, base, path))
+    want = [c.cpu() for c in caches]
+    for nodes in ([[0, 2, 5, 9, 11], [1, 2, -1, -1, -1], [0, 1, 2, 3, 15]], [[3, 4, 8, 9, -1]] * 3):
+        path.copy_(torch.tensor(nodes))
+        graph.replay()
+        reference.kv_compact_(want, base.cpu(), torch.tensor(nodes))
+        for i, (got, cache) in enumerate(zip(caches, want, strict=True)):
+            kv_cases.same(f"caches[{i}]", got, cache)
+
+
 def test_opcheck():
     caches = [torch.zeros(2, 2, 6, 3, device="cuda"), torch.zeros(2, 1, 4, 5, device="cuda")]
     entries = [torch.ones(2, 2, 3, 3, device="cuda"), torch.ones(2, 1, 1, 5, device="cuda")]
@@ -138,10 +171,22 @@ def test_opcheck():
     torch.library.opcheck(truncate, (caches, index[1], index[2], True))
 
 
-def test_triton_ops_on_the_device():
-    """sample and verify_chain through Triton's compiler, in a process without its interpreter."""
+@pytest.mark.parametrize("case", [c for op in CACHE_OPS for c in testing.cases(op)], ids=_named)
+def test_cache_ops_agree_with_the_cpu(case):
+    """Of every op all arguments, of which some are changed, and what it returns."""
+    op = getattr(torch.ops.specdec_kernels, case.op).default
+    got, want = case.args("cuda"), case.args()
+    found, wanted = tree_leaves((got, op(*got))), tree_leaves((want, op(*want)))
+    for i, (x, y) in enumerate(zip(found, wanted, strict=True)):
+        if isinstance(y, torch.Tensor):
+            kv_cases.same(f"tensor {i}", x.cpu(), y)
+
+
+@pytest.mark.parametrize("file", ["on_device.py", "trees_on_device.py"])
+def test_triton_ops_on_the_device(file):
+    """Every op of logits through Triton's compiler, in a process without its interpreter."""
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:randomly", str(HERE / "on_device.py")],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:randomly", str(HERE / file)],
         env={**os.environ, "TRITON_INTERPRET": "0"},
         cwd=HERE.parent,
         capture_output=True,

@@ -11,11 +11,22 @@ from error_table import BUILD, Q2, TABLE, Q, f64, i64
 from providers import provider
 
 import specdec_kernels
-from specdec_kernels import _chain_arguments, _checks, testing
+from specdec_kernels import (
+    _chain_arguments,
+    _checks,
+    _draft_arguments,
+    _kv_checks,
+    _tree_arguments,
+    reference,
+    testing,
+)
 from specdec_kernels._chain_arguments import ChainArguments
+from specdec_kernels._tree_arguments import TreeArguments
 
 # Where it is raised: `meta` runs the fake kernel.
-WHERE = [*(n for n in ("reference", "cpp", "triton") if n in testing.providers("sample")), "meta"]
+WHERE = {op: [*testing.providers(op), "meta"] for op in BUILD}
+ARGUMENTS = {"verify_chain": ChainArguments, "verify_tree": TreeArguments}
+MODULES = (_checks, _chain_arguments, _draft_arguments, _tree_arguments, _kv_checks)
 
 
 def says(op, args):
@@ -26,19 +37,30 @@ def says(op, args):
 
 
 def on_meta(args):
-    return tuple(a.to("meta") if isinstance(a, torch.Tensor) else a for a in args)
+    def moved(a):
+        if isinstance(a, list):
+            return [moved(x) for x in a]
+        return a.to("meta") if isinstance(a, torch.Tensor) else a
+
+    return tuple(moved(a) for a in args)
 
 
 def name_of(row):
     return re.sub(r"[^a-zA-Z0-9.-]+", "_", row[2].replace("\\", ""))[:70]
 
 
-@pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize(
-    ("op", "bad", "message"), TABLE, ids=[f"{r[0]}-{name_of(r)}" for r in TABLE]
+    ("op", "bad", "message", "where"),
+    [
+        pytest.param(*row, where, id=f"{row[0]}-{name_of(row)}-{where}")
+        for row in TABLE
+        for where in WHERE[row[0]]
+    ],
 )
 def test_names_the_argument_the_rule_and_the_value(op, bad, message, where):
     args = BUILD[op](**bad)
+    if where not in (*testing.providers(op), "meta"):
+        pytest.skip(f"{where} does not serve {op}")
     if where == "meta":
         text = says(provider(op, "cpp"), on_meta(args))
     else:
@@ -47,11 +69,12 @@ def test_names_the_argument_the_rule_and_the_value(op, bad, message, where):
 
 
 def check_sites():
-    """(file, first line, last line) of every `require` in the checks of the two ops."""
+    """(file, first line, last line) of every `require` in the checks of the ops of the table."""
     functions = {"sample", "sampling", "rows", "vector", "one_of"}
-    for module in (_checks, _chain_arguments):
+    for module in MODULES:
         for f in ast.walk(ast.parse(Path(module.__file__).read_text())):
-            ours = module is _chain_arguments or getattr(f, "name", "") in functions
+            name = getattr(f, "name", "")
+            ours = name in functions if module is _checks else name != "kv_append_"
             if isinstance(f, ast.FunctionDef) and ours:
                 for node in ast.walk(f):
                     if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "require":
@@ -60,7 +83,9 @@ def check_sites():
 
 def check(op):
     """The checks that the fakes and the reference make."""
-    return _checks.sample if op == "sample" else lambda *a: ChainArguments(*a).check()
+    if op in ARGUMENTS:
+        return lambda *a: ARGUMENTS[op](*a).check()
+    return _checks.sample if op == "sample" else getattr(reference, op)
 
 
 def test_the_table_trips_every_check(monkeypatch):
@@ -75,7 +100,7 @@ def test_the_table_trips_every_check(monkeypatch):
             tripped.update(s for s in sites if s[0] == file and s[1] <= line <= s[2])
             raise RuntimeError(message)
 
-    for module in (_checks, _chain_arguments):
+    for module in MODULES:
         monkeypatch.setattr(module, "require", require)
     for op, bad, _ in TABLE:
         with pytest.raises(RuntimeError):
@@ -99,6 +124,22 @@ DEVICES = [
     ("verify_chain", "eos_ids", dict(eos_ids=i64(2)), "eos_ids must be on the device of target"),
     ("verify_chain", "max_emit", dict(max_emit=i64(3)),
      "max_emit must be on the device of target"),
+    ("kv_compact_", "path", {}, "path must be on the device of base"),
+    ("kv_compact_", "caches", {}, "caches[0] must be on the device of base"),
+    ("paged_compact_", "block_tables", {}, "block_tables must be on the device of base"),
+    ("paged_compact_", "caches", {}, "caches[0] must be on the device of base"),
+    ("paged_truncate_", "block_tables", {}, "block_tables must be on the device of lengths"),
+    ("kv_realign_", "shifts", {}, "shifts must be on the device of starts"),
+    ("ring_truncate_", "caches", {}, "caches[0] must be on the device of lengths"),
+    ("verify_tree", "tree_tokens", {}, "tree tokens must be on the device of target"),
+    ("verify_tree", "parents", {}, "tree parents must be on the device of target"),
+    ("verify_tree", "draft_rows", dict(draft=Q, draft_rows=i64(3, 4).int()),
+     "draft_rows must be on the device of target"),
+    ("verify_tree", "draft_logsumexp",
+     dict(draft=Q, lse=f64(3, 4), threshold=torch.zeros(3, 4)),
+     "draft_logsumexp must be on the device of target"),
+    ("verify_tree", "uniforms", dict(uniforms=f64(3, 9)),
+     "uniforms must be on the device of target"),
 ]  # fmt: skip
 
 
@@ -106,7 +147,9 @@ DEVICES = [
 def test_devices_are_checked(op, name, given, message):
     """One argument stays on the CPU, all the others are on another device."""
     args = list(on_meta(BUILD[op](**given)))
-    at = {"seeds": -4, "top_p": 5}[name] if op == "sample" else ChainArguments._fields.index(name)
+    schema = getattr(torch.ops.specdec_kernels, op).default._schema
+    at = {"top_p": "top_ps"}.get(name, name)
+    at = [argument.name for argument in schema.arguments].index(at)
     args[at] = BUILD[op](**given)[at]
     text = says(provider(op, "cpp"), args)
     assert text.startswith(message), text
@@ -117,9 +160,9 @@ def test_devices_are_checked(op, name, given, message):
 
 def test_good_inputs_raise_nothing():
     for op, build in BUILD.items():
-        for where in WHERE:
+        for where in WHERE[op]:
             args = build() if where != "meta" else on_meta(build())
-            assert provider(op, "cpp" if where == "meta" else where)(*args)
+            provider(op, "cpp" if where == "meta" else where)(*args)
 
 
 @pytest.mark.parametrize(
@@ -225,6 +268,32 @@ def test_verify_chain_names_arguments_of_a_wrong_type(given, message):
         specdec_kernels.verify_chain(
             torch.zeros(1, 2, 3), i64(1, 1), seeds=one, positions=one, **given
         )
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (dict(tree=(i64(1, 1), i64(1, 1))), "tree must be a Tree, got tuple"),
+        (dict(tree=specdec_kernels.Tree(i64(1, 1), [[0]])),
+         r"tree parents must be a tensor, got \[\[0\]\]"),
+        (dict(tree=specdec_kernels.Tree(None, i64(1, 1))),
+         "tree tokens must be a tensor, got None"),
+        (dict(draft=[0.5]),
+         "draft must be None, a tensor, a SampledDraft or a SparseDraft, got list"),
+        (dict(draft_rows=[0]), r"draft_rows must be a tensor, got \[0\]"),
+        (dict(draft_map=i64(3)), "draft_map must be a DraftMap or None, got Tensor"),
+        (dict(cu_rows=[0, 2]), r"cu_rows must be a tensor, got \[0, 2\]"),
+        (dict(uniforms=0.5), "uniforms must be a tensor, got 0.5"),
+        (dict(eos_ids=2), "eos_ids must be a tensor, got 2"),
+        (dict(max_emit=4), "max_emit must be a tensor, got 4"),
+    ],
+)  # fmt: skip
+def test_verify_tree_names_arguments_of_a_wrong_type(given, message):
+    one = i64(1)
+    tree = specdec_kernels.Tree(i64(1, 1), torch.full((1, 1), -1))
+    kw = dict(tree=tree, rule="greedy", seeds=one, positions=one)
+    with pytest.raises(ValueError, match=message):
+        specdec_kernels.verify_tree(torch.zeros(1, 2, 3), **(kw | given))
 
 
 def test_a_draft_temperature_is_never_assumed():

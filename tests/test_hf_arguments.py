@@ -237,7 +237,7 @@ REFUSED = {
         "assistant_model is not supported; pass drafter=",
     ),
     "unknown": ({"max_new_token": 3}, "unknown or unsupported arguments: max_new_token"),
-    "tree": ({"tree": 3}, "tree drafting is not supported"),
+    "tree": ({"tree": 3}, "tree must be a TreeSpec, EagleTree, TrieTree or a tuple"),
     "gamma": ({"gamma": -1}, "num_assistant_tokens must be an integer in [0, 1024]"),
     "huge gamma": ({"gamma": 10**20}, "num_assistant_tokens must be an integer in [0, 1024]"),
     "gammas": ({"gamma": 2, "num_assistant_tokens": 3}, "are the same argument"),

@@ -70,7 +70,7 @@ def test_lengths_count_committed_tokens(drafter):
             assert made.finished or grown[made.row] == accepted + 1
         assert (grown[~active] == 0).all()
         if drafter == "model":
-            trailing = session.history.lengths - session.drafter._cache.lengths
+            trailing = session.history.lengths - session.drafter._draft.cache.lengths
             full = [m.row for m in steps if len(m.tokens) == 6 and m.kinds[-1] == "bonus"]
             assert (trailing[active] >= 1).all()
             assert all(trailing[row] == 2 for row in full)

@@ -65,6 +65,24 @@ def test_generate_with_sampling_and_a_model_drafter(tmp_path):
     assert "Say no." in result.output
 
 
+def test_generate_with_a_tree(tmp_path):
+    path = tmp_path / "out.json"
+    result = invoke(
+        "generate", "--prompt", "Say: one two one two one", "--max-new-tokens", 6, "--drafter",
+        "layers:4", "--tree", "2,2", "--json", path,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert says(result, "greedy outputs identical yes")
+    report = json.loads(path.read_text())
+    assert report["tree"] == [2, 2]
+    assert report["prompts"][0]["turns"][0]["stats"]["drafted"] > 0
+    result = invoke(
+        "generate", "--prompt", "Say", "--max-new-tokens", 4, "--temperature", 0.8, "--tree", "3",
+        "--rule", "match",
+    )  # fmt: skip
+    assert says(result, "sampled outputs identical yes")
+
+
 def test_no_compare_runs_once(tmp_path):
     path = tmp_path / "out.json"
     result = invoke(
@@ -116,6 +134,11 @@ def test_info(tmp_path):
         (["--prompt", "a", "--rule", "best"], "acceptance must be 'auto'"),
         (["--prompt", "a", "--rule", "greedy", "--temperature", "1"], "needs do_sample=False"),
         (["--prompt", "a", "--gamma", "-1"], "--num-assistant-tokens must be in"),
+        (["--prompt", "a", "--tree", "2,x"], "--tree must be numbers of children such as 4,2,1"),
+        (["--prompt", "a", "--tree", "2,0"], "branching must be an integer in [1, 1024], got 0"),
+        (["--prompt", "a", "--tree", "99,99"], "branching must have at most 1024 nodes"),
+        (["--prompt", "a", "--tree", "2", "--gamma", "3"], "must not be given with tree"),
+        (["--prompt", "a", "--tree", "2", "--drafter", "none"], "drafter must be given with tree"),
         (["--prompt", "a", "--gamma-policy", "x"], "gamma_policy must be"),
         (["--prompt", "a", "--gamma-policy", "x", "--gamma", "0"], "gamma_policy must be"),
         (["--prompt", "word " * 9000], "tokens, but the model's context is 8192"),

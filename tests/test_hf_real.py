@@ -4,7 +4,7 @@ import hf_models
 import pytest
 import torch
 from hf_models import one_thread  # noqa: F401  # autouse here
-from specdec_hf import SpeculativeDecoder, generate
+from specdec_hf import EagleTree, SpeculativeDecoder, generate
 from specdec_hf.weights import (
     MissingModelError,
     embedded_gguf,
@@ -52,6 +52,33 @@ def test_greedy_equals_model_generate(smollm, drafter):
         if drafter == "prompt_lookup":
             assert got.stats.rounds * 2 < got.stats.new_tokens
             assert "Lindholm" in tokenizer.decode(got.sequences[0, inputs["input_ids"].shape[1] :])
+
+
+@pytest.mark.parametrize("tree", [(3, 2), EagleTree(3, 3, 6)], ids=str)
+def test_greedy_trees_equal_model_generate(smollm, tree):
+    model, tokenizer, small = smollm
+    inputs = encode(tokenizer, *QUESTIONS[1:])
+    expected = model.generate(**inputs, max_new_tokens=12, do_sample=False)
+    got = generate(
+        model, **inputs, max_new_tokens=12, do_sample=False, drafter=small, tree=tree, guard=False,
+        return_dict_in_generate=True,
+    )  # fmt: skip
+    assert got.sequences.tolist() == expected.tolist()
+    assert got.stats.drafted > 0
+
+
+def test_sampled_trees_of_prompt_lookup_change_nothing(smollm):
+    model, tokenizer, _ = smollm
+    inputs = encode(tokenizer, COPY)
+    kwargs = {"max_new_tokens": 24, "do_sample": True, "temperature": 0.3, "seed": 1}
+    plain = generate(model, **inputs, **kwargs)
+    got = generate(
+        model, **inputs, **kwargs, drafter="prompt_lookup", tree=(3, 1, 1, 1), guard=False,
+        return_dict_in_generate=True,
+    )  # fmt: skip
+    assert got.sequences.tolist() == plain.tolist()
+    assert got.stats.rule == "target_only"
+    assert got.stats.accepted > 5
 
 
 def test_greedy_batch_equals_model_generate(smollm):

@@ -26,6 +26,9 @@ PYTHON = sorted(
 LIMIT = 400
 PUBLIC = [
     "_ops", "analysis", "chain", "enumeration", "estimates", "kv", "sample", "testing", "reference",
+    "expand_tree", "tree_layout",
+    "paged",
+    "tree",
 ]  # fmt: skip
 
 pytestmark = pytest.mark.skipif(not CSRC.is_dir(), reason="the sources are not beside the tests")
@@ -135,14 +138,15 @@ def test_files_stay_short():
 
 
 def test_one_op_has_the_same_base_name_in_each_room():
-    for base in ("sample", "chain", "kv"):
+    for base in ("sample", "chain", "kv", "tree_layout", "expand_tree"):
         wanted = [f"include/specdec/{base}.h", f"cpu/{base}.cpp", f"torch/{base}.cpp"]
         missing = [w for w in wanted if not (CSRC / w).exists()]
         assert not missing
         assert (PACKAGE / f"{base}.py").exists()
         assert (ROOT / f"tests/test_{base}.py").exists()
-        assert (CSRC / f"cuda/{base}.cu").exists()
-    assert all((PACKAGE / f"triton/{base}.py").exists() for base in ("sample", "chain"))
+    assert all((CSRC / f"cuda/{base}.cu").exists() for base in ("sample", "chain", "kv"))
+    bases = ("sample", "chain", "tree_layout", "expand_tree")
+    assert all((PACKAGE / f"triton/{base}.py").exists() for base in bases)
 
 
 def test_every_schema_is_given_in_registration():
@@ -272,7 +276,7 @@ def test_all_is_what_the_package_offers():
 
 
 def test_public_functions_have_docstrings_with_shapes_errors_and_an_example():
-    for name in ("sample", "verify_chain", "kv_append_", "kv_truncate_"):
+    for name in specdec_kernels._ops.OPS:
         text = getattr(specdec_kernels, name).__doc__
         for part in ("Args:", "Raises:", ">>>", "[B" if name != "sample" else "[R"):
             assert part in text, f"{name} lacks {part}"
@@ -283,7 +287,7 @@ def test_doctests_run(name):
     module = importlib.import_module(f"specdec_kernels.{name}")
     result = doctest.testmod(module, extraglobs={"torch": torch})
     assert result.failed == 0
-    if name in ("analysis", "chain", "kv", "sample"):
+    if name in ("analysis", "chain", "kv", "sample", "tree"):
         assert result.attempted >= 3
 
 

@@ -26,7 +26,14 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from specdec_kernels._tree_arguments import TREE_RULES
-from specdec_kernels.triton import chain, launch, sample, tree
+from specdec_kernels.triton import (
+    chain,
+    expand_tree,
+    launch,
+    sample,
+    tree,
+    tree_layout,
+)
 
 TARGETS = {
     "cuda:80": GPUTarget("cuda", 80, 32),
@@ -37,10 +44,25 @@ TARGETS = {
 BRIEF = {
     "cdf-tiles", "race-split-filters", "ragged-law-tiles", "match-tiles", "law-split-filters",
     "sampled-lazy-filters", "greedy-split", "block-law-lazy", "block-sparse-split",
-    "tree-wor-law", "tree-traversal-sampled",
+    "attention", "rerank-score", "rerank-choose", "rerank-place", "trie-compare", "trie-number",
+    "expand-tiles", "expand-rows", "expand-frontier", "tree-wor-law", "tree-traversal-sampled",
 }  # fmt: skip
-ENTRIES = (sample.sample_tiles, sample.sample_rows, chain.chain_tiles, chain.chain_sequences,
-           tree.tree_sequences)  # fmt: skip
+ENTRIES = (
+    sample.sample_tiles,
+    sample.sample_rows,
+    chain.chain_tiles,
+    chain.chain_sequences,
+    tree_layout.attention_rows,
+    tree_layout.score_nodes,
+    tree_layout.choose_nodes,
+    tree_layout.place_nodes,
+    tree_layout.compare_sequences,
+    tree_layout.number_nodes,
+    expand_tree.expand_tiles,
+    expand_tree.expand_rows,
+    expand_tree.choose_frontier,
+    tree.tree_sequences,
+)
 
 # Argument types by name; a name that a variant holds is a compile-time constant (None: no tensor).
 TYPES = {
@@ -50,26 +72,34 @@ TYPES = {
     ],
     "i32": [
         "top_k", "gamma", "v", "d", "n_rows", "n_draft", "tiles", "d_tiles", "slot_size",
-        "draft_slots", "residual_slots", "id_limit", "num_eos", "nodes", "max_depth",
+        "draft_slots", "residual_slots", "id_limit", "num_eos", "max_depth",
+        "num_rows", "slots", "window", "m", "size", "branches", "length", "num_nodes", "width",
+        "children",
     ],
     "i64": [
         "row_stride", "target_stride_b", "target_stride_i", "draft_stride_b", "draft_stride_i",
+        "parent_stride_b", "parent_stride_n", "parent_stride_m", "token_stride_b", "token_stride_m",
+        "score_stride_b", "score_stride_m", "score_stride_f", "stride_b", "stride_k", "stride_l",
+        "logits_stride_b", "logits_stride_f",
     ],
+    "*i1": ["mask"],
     "*fp32": [
         "temperatures", "top_ps", "min_ps", "tops", "logprobs", "thresholds", "draft_threshold",
-        "draft_temperatures", "synthetic_rates", "acceptance",
+        "draft_temperatures", "synthetic_rates", "acceptance", "scores", "out_scores",
     ],
     "*fp64": ["uniforms", "logsumexps", "draft_logsumexp", "marks"],
-    "*i32": ["top_ks", "cu_rows", "num_accepted", "status", "draft_columns", "draft_rows"],
+    "*i32": ["top_ks", "cu_rows", "num_accepted", "status", "draft_columns", "draft_rows", "chosen",
+             "first", "shared", "owned"],
     "*i64": [
         "seeds", "positions", "sums", "tokens", "draft_tokens", "draft_ids", "eos_ids", "max_emit",
-        "tree_tokens", "parents", "path",
+        "parents", "lengths", "entries", "places", "out_tokens", "out_parents", "nodes", "ends",
+        "sequences", "found", "frontier", "tree_tokens", "path",
     ],
 }  # fmt: skip
 TYPE_OF = {name: kind for kind, names in TYPES.items() for name in names}
 # As the launcher finds them for a vocabulary of 128,000.
 ALIGNED = {"v", "d", "row_stride", "target_stride_b", "target_stride_i", "draft_stride_b",
-           "draft_stride_i"}  # fmt: skip
+           "draft_stride_i", "logits_stride_b", "logits_stride_f"}  # fmt: skip
 
 SCALARS = dict.fromkeys(
     (
@@ -130,6 +160,25 @@ def paths(name: str, rule: str, form: str, *switches: str | dict[str, object],
     return name, tree.tree_sequences, constants
 
 
+def tree_variants() -> list[tuple[str, object, dict[str, object]]]:
+    ids, own = {"rows": "i64"}, SHAPE | {"rows": "bf16", "PLACES": 16, "CHUNK": expand_tree.CHUNK}
+    rank = ids | {"BLOCK": tree_layout.BLOCK}
+    return [
+        ("attention", tree_layout.attention_rows, ids | {"SLOTS": tree_layout.SLOTS}),
+        ("rerank-score", tree_layout.score_nodes, rank),
+        ("rerank-choose", tree_layout.choose_nodes, rank),
+        ("rerank-place", tree_layout.place_nodes, rank),
+        ("trie-compare", tree_layout.compare_sequences, ids | {"MERGE": True, "BRANCHES": 8}),
+        ("trie-apart", tree_layout.compare_sequences, ids | {"MERGE": False, "BRANCHES": 8}),
+        ("trie-number", tree_layout.number_nodes, ids | {"LENGTH": 16}),
+        ("expand-tiles", expand_tree.expand_tiles, own),
+        ("expand-tiles-wide", expand_tree.expand_tiles, own | {"PLACES": 64, "rows": "fp32"}),
+        ("expand-rows", expand_tree.expand_rows, own),
+        ("expand-rows-scalar", expand_tree.expand_rows, own | {"temperatures": None}),
+        ("expand-frontier", expand_tree.choose_frontier, own),
+    ]
+
+
 def variants() -> list[tuple[str, object, dict[str, object]]]:
     """(name, kernel, its row dtype and constants)."""
     out = []
@@ -176,6 +225,7 @@ def variants() -> list[tuple[str, object, dict[str, object]]]:
         paths("tree-traversal-point", "traversal", "point", SCALARS, PROBS),
         paths("tree-traversal-sparse", "traversal", "sparse", SCALARS, BEYOND),
         paths("tree-traversal-sampled", "traversal", "sampled", FILTERS, BEYOND),
+        *tree_variants(),
     ]
 
 

@@ -9,8 +9,6 @@ from typing import Any
 
 from torch import Tensor
 
-from bench.points import Inputs
-
 
 class Unsupported(Exception):
     """The implementation has no answer for a point; the message says why."""
@@ -23,11 +21,11 @@ def _second(result: Any) -> Tensor:
 
 @dataclass(frozen=True)
 class Peer:
-    """An implementation of chain verification.
+    """An implementation of what is timed.
 
     available: device type -> "" if it can run there, or the reason why not.
-    build: inputs -> a call that verifies once; raises `Unsupported`.
-    accepted: what such a call returned -> drafts accepted [B].
+    build: inputs of a point -> a call of one turn; raises `Unsupported`.
+    accepted: what such a call returned -> drafts or nodes accepted [B].
     ours: it is one of this project's providers.
     reads: it reads the device from the host, so that no CUDA graph can hold it.
     compiles: its first call at new sizes takes long; only the points with a figure to reach get it.
@@ -35,7 +33,7 @@ class Peer:
 
     name: str
     available: Callable[[str], str]
-    build: Callable[[Inputs], Callable[[], Any]]
+    build: Callable[[Any], Callable[[], Any]]
     accepted: Callable[[Any], Tensor] = _second
     ours: bool = False
     reads: bool = False

@@ -1,19 +1,24 @@
-"""This project's providers: the public function, and Triton's kernels where another serves it."""
+"""This project's providers: the public functions, and Triton's kernels where others serve them."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import itertools
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import specdec_kernels as sk
+from bench.kv_points import KvInputs
 from bench.peers.base import Peer
 from bench.points import Inputs, Turn
+from bench.tree_points import TreeInputs
+from bench.tree_points import call as call_tree
 
 
 def _draft(inputs: Inputs) -> Any:
@@ -38,14 +43,15 @@ def _call(inputs: Inputs, draft: Any, turn: Turn) -> sk.Verdict:
 
 
 class _Arguments(TorchDispatchMode):
-    """Notes what the public function passes to the op, with every default filled in."""
+    """Notes what a public function passes to its op, with every default filled in."""
 
-    def __init__(self) -> None:
+    def __init__(self, op: Any) -> None:
         super().__init__()
+        self.op = op
         self.found: list[Any] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.specdec_kernels.verify_chain.default:
+        if func is self.op:
             rest = func._schema.arguments[len(args) :]
             given = kwargs or {}
             self.found = [*args, *(given.get(a.name, a.default_value) for a in rest)]
@@ -57,29 +63,46 @@ def _dispatched(inputs: Inputs) -> Callable[[], Any]:
     return lambda: _call(inputs, draft, next(turns))
 
 
-def _triton(inputs: Inputs) -> Callable[[], Any]:
-    from specdec_kernels.triton.chain import verify_chain  # noqa: PLC0415
-
-    with _Arguments() as arguments:
-        _call(inputs, _draft(inputs), inputs.turns[0])
-    schema = torch.ops.specdec_kernels.verify_chain.default._schema
-    names = [argument.name for argument in schema.arguments]
-    tokens_at, seeds_at = names.index("draft_tokens"), names.index("seeds")
+def _tree(inputs: TreeInputs) -> Callable[[], Any]:
     turns = itertools.cycle(inputs.turns)
+    return lambda: call_tree(inputs, next(turns))
+
+
+def _compact(inputs: KvInputs) -> Callable[[], Any]:
+    accepted = torch.full((inputs.point.batch,), inputs.point.accepted)
 
     def once() -> Any:
-        arguments.found[tokens_at], arguments.found[seeds_at] = next(turns)
-        return verify_chain(*arguments.found)
+        sk.kv_compact_(inputs.caches, inputs.base, inputs.path)
+        return accepted
 
     return once
 
 
-def _served(provider: str, on: str) -> Callable[[str], str]:
+def _triton(
+    module: str, op: str, tokens: str, first: Callable[[Any], Any], inputs: Any
+) -> Callable[[], Any]:
+    """Triton's function on the arguments that the public one passes; tokens: their name."""
+    dispatcher = getattr(torch.ops.specdec_kernels, op).default
+    with _Arguments(dispatcher) as arguments:
+        first(inputs)()
+    names = [argument.name for argument in dispatcher._schema.arguments]
+    tokens_at, seeds_at = names.index(tokens), names.index("seeds")
+    turns = itertools.cycle(inputs.turns)
+    function = getattr(importlib.import_module(f"specdec_kernels.triton.{module}"), op)
+
+    def once() -> Any:
+        arguments.found[tokens_at], arguments.found[seeds_at] = next(turns)
+        return function(*arguments.found)
+
+    return once
+
+
+def _served(op: str, provider: str, on: str) -> Callable[[str], str]:
     def available(device: str) -> str:
         if device != on:
             return f"runs on {on}"
-        served = sk.providers()["verify_chain"][on]
-        return "" if served == provider else f"verify_chain on {on} is served by {served}"
+        served = sk.providers().get(op, {}).get(on, "none")
+        return "" if served == provider else f"{op} on {on} is served by {served}"
 
     return available
 
@@ -92,8 +115,24 @@ def _triton_available(device: str) -> str:
     return "TRITON_INTERPRET is set" if os.environ.get("TRITON_INTERPRET") == "1" else ""
 
 
+def _accepted(verdict: sk.TreeVerdict) -> torch.Tensor:
+    return verdict.num_accepted
+
+
+_CHAIN = partial(_triton, "chain", "verify_chain", "draft_tokens", _dispatched)
+_TREE = partial(_triton, "tree", "verify_tree", "tree_tokens", _tree)
+
 PEERS = (
-    Peer("cpp", _served("cpp", "cpu"), _dispatched, ours=True),
-    Peer("cuda", _served("cuda", "cuda"), _dispatched, ours=True),
-    Peer("triton", _triton_available, _triton, ours=True),
+    Peer("cpp", _served("verify_chain", "cpp", "cpu"), _dispatched, ours=True),
+    Peer("cuda", _served("verify_chain", "cuda", "cuda"), _dispatched, ours=True),
+    Peer("triton", _triton_available, _CHAIN, ours=True),
+)
+TREE_PEERS = (
+    Peer("cpp", _served("verify_tree", "cpp", "cpu"), _tree, _accepted, ours=True),
+    Peer("cuda", _served("verify_tree", "cuda", "cuda"), _tree, _accepted, ours=True),
+    Peer("triton", _triton_available, _TREE, lambda verdict: verdict[2], ours=True),
+)
+KV_PEERS = (
+    Peer("cpp", _served("kv_compact_", "cpp", "cpu"), _compact, lambda n: n, ours=True),
+    Peer("cuda", _served("kv_compact_", "cuda", "cuda"), _compact, lambda n: n, ours=True),
 )

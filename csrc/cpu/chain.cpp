@@ -169,7 +169,9 @@ class Sequence : SequenceView {
     const double p_x = std::exp(law.logprob(row, x)), epsilon = p_.typical_epsilon;
     // The smaller bound needs the entropy, which is a pass over the row.
     const bool stands =
-        p_x > epsilon || (p_x > 0 && p_x > p_.typical_delta * std::exp(-entropy(row, law)));
+        p_x > epsilon ||
+        (p_x > 0 &&
+         p_x > p_.typical_delta * std::exp(-entropy(row, law, parallel_, scratch_.entropies)));
     chance(i, stands);
     return stands;
   }
@@ -239,7 +241,7 @@ class Sequence : SequenceView {
     for (int64_t i = 0; i < tau; ++i) {
       const RowView row = target_row(i);
       const int64_t x = draft_token(i);
-      write(i, x, laws[i].direct ? std::log(row.at(x)) : laws[i].logprob(row, x));
+      write(i, x, laws[i].logprob(row, x));
     }
     const bool whole = tau == end;
     if (whole && fault == 0 && cut_) return;
@@ -297,26 +299,6 @@ class Sequence : SequenceView {
     return false;
   }
 
-  // H = -sum P log P over the survivors.
-  double entropy(const RowView& row, const Law& law) {
-    const Shape shape = law.shape();
-    std::vector<float>& sums = scratch_.entropies;
-    sums.resize(row.tiles());
-    parallel_(row.tiles(), [&](int64_t begin, int64_t end) {
-      float buffer[kTile], p[kTile];
-      for (int64_t t = begin; t < end; ++t) {
-        const float* tile = row.tile(t, buffer);
-        const int64_t n = row.tile_size(t);
-        tile_kernels().weights(tile, n, shape, p);
-        for (int64_t j = 0; j < n; ++j) p[j] = p[j] > 0 ? p[j] * (tile[j] - law.max) : 0;
-        sums[t] = tile_kernels().sum(p, n);
-      }
-    });
-    double sum = 0;
-    for (float s : sums) sum += static_cast<double>(s);
-    return law.log_sum - sum * law.inv_t;
-  }
-
   DraftLaw draft_of(int64_t i, int64_t x) {
     const int64_t row = p_.draft.flat ? begin_ - b_ + i : i;
     return draft_law(p_.draft, b_, row, b_ * p_.gamma + i, x, q_temperature_, parallel_,
@@ -334,31 +316,10 @@ class Sequence : SequenceView {
 
   Law measure_target(const RowView& row) {
     if (p_.kind == Kind::kProbs && (direct_ || point_)) {
-      const Law law = measure_direct(row);
+      const Law law = measure_direct(row, parallel_, scratch_.target);
       if (direct_ || !law.finite) return law;
     }
     return measure(row, params_, parallel_, scratch_.target);
-  }
-
-  // Probabilities as they are: tile sums, and whether every entry can be one.
-  Law measure_direct(const RowView& row) {
-    const TileKernels& k = tile_kernels();
-    std::vector<float>& sums = scratch_.target.sums;
-    sums.resize(row.tiles());
-    parallel_(row.tiles(), [&](int64_t begin, int64_t end) {
-      float buffer[kTile];
-      for (int64_t t = begin; t < end; ++t) {
-        const float* tile = row.tile(t, buffer);
-        const int64_t n = row.tile_size(t);
-        sums[t] = k.is_law(tile, n) ? k.sum(tile, n) : NAN;
-      }
-    });
-    double total = 0;
-    for (float s : sums) total += static_cast<double>(s);
-    Law law;
-    law.direct = true;
-    law.finite = total > 0 && std::isfinite(total);
-    return law;
   }
 
   const Parallel& parallel_;

@@ -55,7 +55,9 @@ void scan(const Pair& pair, bool both, const Parallel& parallel, Difference& d) 
     d.more += static_cast<double>(d.sums[t]);
     d.less += static_cast<double>(d.rest[t]);
   }
-  d.lawful = pair.draft.rest(pair.row.vocab(), d.less) && !std::isnan(d.less);
+  double beyond = 0;
+  d.lawful = pair.draft.rest(pair.row.vocab(), beyond) && !std::isnan(d.less);
+  d.less += beyond;
 }
 
 int64_t draw_among(const Pair& pair, const Survivors& s, double uniform) {

@@ -15,30 +15,39 @@ bool lawful(const DraftLaw& d, const float* values, int64_t n) {
   return !peak.nan && peak.max < INFINITY;
 }
 
-void look_up_sparse(DraftLaw& d, int64_t x) {
-  for (int64_t k = 0; k < d.row.vocab(); ++k) {
-    d.fault |= d.id(k) >= 0 && !probability(d.row.at(k));
-  }
-  d.q_x = d.mass(x);
-  d.log_q_x = std::log(d.q_x);
-}
-
-void look_up_row(DraftLaw& d, const Law& law, int64_t x) {
-  const int64_t column = d.columns != nullptr ? d.columns[x] : x;
-  const bool inside = column >= 0 && column < d.row.vocab();
-  const float at = inside ? d.row.at(column) : 0;
-  if (d.probs) {
-    d.fault = inside && !probability(at);
-    d.q_x = at;
-    d.log_q_x = std::log(d.q_x);
-  } else {
-    d.fault |= inside && !(at < INFINITY);
-    d.log_q_x = inside ? law.logprob(d.row, column) : -INFINITY;
-    d.q_x = std::exp(d.log_q_x);
-  }
-}
-
 }  // namespace
+
+bool holds(const std::vector<int64_t>& tokens, int64_t x) {
+  return std::find(tokens.begin(), tokens.end(), x) != tokens.end();
+}
+
+void clear(const std::vector<int64_t>& tokens, int64_t begin, int64_t n, float* out) {
+  for (int64_t x : tokens) {
+    if (x >= begin && x < begin + n) out[x - begin] = 0;
+  }
+}
+
+void DraftLaw::look_up(int64_t x) {
+  fault = broken;
+  if (few()) {
+    q_x = form == DraftForm::kSparse ? mass(x) : x == token;
+    log_q_x = std::log(q_x);
+    return;
+  }
+  if (broken) return;
+  const int64_t column = columns != nullptr ? columns[x] : x;
+  const bool inside = column >= 0 && column < row.vocab();
+  const float at = inside ? row.at(column) : 0;
+  if (probs) {
+    fault = inside && !probability(at);
+    q_x = at;
+    log_q_x = std::log(q_x);
+  } else {
+    fault = inside && !(at < INFINITY);
+    log_q_x = inside ? law.logprob(row, column) : -INFINITY;
+    q_x = std::exp(log_q_x);
+  }
+}
 
 double DraftLaw::mass(int64_t token) const {
   double sum = 0;
@@ -107,25 +116,31 @@ void DraftLaw::weights_of(const int32_t* ids, int64_t n, float* out) const {
   if (!probs) tile_kernels().weights(out, n, shape, out);
 }
 
-bool DraftLaw::rest(int64_t vocab, double& beyond) const {
+bool DraftLaw::rest(int64_t vocab, double& beyond, const std::vector<int64_t>& without) const {
   if (form == DraftForm::kPointMass) {
-    if (token >= vocab) beyond += 1;
+    if (token >= vocab && !holds(without, token)) beyond += 1;
     return true;
   }
   if (form == DraftForm::kSparse) {
     for (int64_t k = 0; k < row.vocab(); ++k) {
-      if (id(k) >= vocab) beyond += static_cast<double>(row.at(k));
+      if (id(k) >= vocab && !holds(without, id(k))) beyond += static_cast<double>(row.at(k));
     }
     return true;
   }
-  float buffer[kTile], law[kTile];
+  if (checked && columns != nullptr) return true;
+  float buffer[kTile], weights[kTile];
   for (int64_t begin = columns != nullptr ? 0 : vocab; begin < row.vocab(); begin += kTile) {
     const int64_t n = std::min(kTile, row.vocab() - begin);
     const float* values = row.read(begin, n, buffer);
     if (!checked && !lawful(*this, values, n)) return false;
     if (columns != nullptr) continue;
-    if (!probs) tile_kernels().weights(values, n, shape, law);
-    beyond += static_cast<double>(tile_kernels().sum(probs ? values : law, n));
+    if (probs) {
+      std::copy(values, values + n, weights);
+    } else {
+      tile_kernels().weights(values, n, shape, weights);
+    }
+    clear(without, begin, n, weights);
+    beyond += static_cast<double>(tile_kernels().sum(weights, n));
   }
   return true;
 }
@@ -137,7 +152,7 @@ DraftLaw draft_law(const DraftSource& source, int64_t b, int64_t row, int64_t st
   if (source.form == DraftForm::kPointMass || temperature == 0) return d;
   d.form = source.form;
   if (row < 0 || row >= source.num_rows) {  // which row it is may be data
-    d.fault = true;
+    d.fault = d.broken = true;
     return d;
   }
   d.row = RowView(source.rows, source.flat ? 0 : b, row, source.vocab);
@@ -147,15 +162,18 @@ DraftLaw draft_law(const DraftSource& source, int64_t b, int64_t row, int64_t st
     d.probs = true;
     const int64_t at = source.flat ? row : b * source.num_rows + row;
     d.ids = static_cast<const char*>(source.ids) + at * source.vocab * (d.ids_are_int64 ? 8 : 4);
-    look_up_sparse(d, x);
+    for (int64_t k = 0; k < d.row.vocab(); ++k) {
+      d.broken |= d.id(k) >= 0 && !probability(d.row.at(k));
+    }
+    d.look_up(x);
     return d;
   }
-  Law law;
+  Law& law = d.law;
   if (d.form == DraftForm::kSampled) {
     const double total = source.logsumexp[statistic];
     law.threshold = source.threshold[statistic];
     law.inv_t = inverse_temperature(temperature);
-    d.fault = !std::isfinite(total) || std::isnan(law.threshold);
+    d.broken = !std::isfinite(total) || std::isnan(law.threshold);
     // exp(d / T - total) about a point near the maximum, where float32 subtracts exactly.
     law.max = static_cast<float>(total / law.inv_t);
     law.log_sum = total - static_cast<double>(law.max) * law.inv_t;
@@ -164,11 +182,11 @@ DraftLaw draft_law(const DraftSource& source, int64_t b, int64_t row, int64_t st
     d.probs = true;
   } else {
     law = measure(d.row, {temperature, 0, 1.0f, 0.0f}, parallel, scratch);
-    d.fault = !law.finite;
+    d.broken = !law.finite;
     d.checked = law.finite;
     if (law.finite) d.shape = law.shape();
   }
-  if (!d.fault || d.probs) look_up_row(d, law, x);
+  d.look_up(x);
   return d;
 }
 

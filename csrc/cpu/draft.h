@@ -6,25 +6,30 @@
 namespace specdec {
 
 struct DraftLaw {
-  bool fault = false;  // seen where the drafted token was looked up
-  double q_x = 1;      // of the drafted token; its logarithm is exact where q_x underflows
+  bool fault = false;  // seen where a token was looked up
+  double q_x = 1;      // of that token; its logarithm is exact where q_x underflows
   double log_q_x = 0;
 
+  // Q at another token: fault, q_x and log_q_x.
+  void look_up(int64_t x);
   // Probabilities of the tokens [begin, begin + n), n <= kTile. False if what was read is no law.
   bool weights(int64_t begin, int64_t n, float* out) const;
   // The same of scattered tokens, of a row known to be lawful.
   void weights_of(const int32_t* ids, int64_t n, float* out) const;
   bool whole_row_lawful(const Parallel& parallel) const;
-  // Whether the columns that no token has are lawful; their mass is added to `beyond`.
-  bool rest(int64_t vocab, double& beyond) const;
+  // Whether the columns that no token has are lawful; their mass is added to `beyond`, that of the
+  // tokens of `without` left out.
+  bool rest(int64_t vocab, double& beyond, const std::vector<int64_t>& without = {}) const;
   // No row of the vocabulary's size.
   bool few() const { return form == DraftForm::kPointMass || form == DraftForm::kSparse; }
 
   // Which law; fields of other forms are unused.
   DraftForm form = DraftForm::kPointMass;
+  bool broken = false;   // no law, whatever the token
   int64_t token = -1;    // point mass
   RowView row;           // rows, sampled; probabilities of a sparse law
-  Shape shape{};         // of logits
+  Law law;               // of logits
+  Shape shape{};         // the same
   bool probs = false;    // the row holds probabilities
   bool checked = false;  // the whole row is known to be finite
   const int32_t* columns = nullptr;
@@ -38,6 +43,11 @@ struct DraftLaw {
   // Probability of a token of a sparse law: ids that come twice add up.
   double mass(int64_t token) const;
 };
+
+bool holds(const std::vector<int64_t>& tokens, int64_t x);
+
+// Zeroes out[x - begin] of the tokens that lie in [begin, begin + n).
+void clear(const std::vector<int64_t>& tokens, int64_t begin, int64_t n, float* out);
 
 // Q at the drafted token x: row `row` of sequence b, or of all when the source is flat; `statistic`
 // is where what `sample` left behind of that row stands.

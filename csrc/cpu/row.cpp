@@ -184,6 +184,45 @@ Law measure(const RowView& row, const Params& params, const Parallel& parallel, 
   return law;
 }
 
+Law measure_direct(const RowView& row, const Parallel& parallel, Scratch& scratch) {
+  const TileKernels& k = tile_kernels();
+  std::vector<float>& sums = scratch.sums;
+  sums.resize(row.tiles());
+  parallel(row.tiles(), [&](int64_t begin, int64_t end) {
+    float buffer[kTile];
+    for (int64_t t = begin; t < end; ++t) {
+      const float* tile = row.tile(t, buffer);
+      const int64_t n = row.tile_size(t);
+      sums[t] = k.is_law(tile, n) ? k.sum(tile, n) : NAN;
+    }
+  });
+  double total = 0;
+  for (float s : sums) total += static_cast<double>(s);
+  Law law;
+  law.direct = true;
+  law.finite = total > 0 && std::isfinite(total);
+  return law;
+}
+
+double entropy(const RowView& row, const Law& law, const Parallel& parallel,
+               std::vector<float>& sums) {
+  const Shape shape = law.shape();
+  sums.resize(row.tiles());
+  parallel(row.tiles(), [&](int64_t begin, int64_t end) {
+    float buffer[kTile], p[kTile];
+    for (int64_t t = begin; t < end; ++t) {
+      const float* tile = row.tile(t, buffer);
+      const int64_t n = row.tile_size(t);
+      tile_kernels().weights(tile, n, shape, p);
+      for (int64_t j = 0; j < n; ++j) p[j] = p[j] > 0 ? p[j] * (tile[j] - law.max) : 0;
+      sums[t] = tile_kernels().sum(p, n);
+    }
+  });
+  double sum = 0;
+  for (float s : sums) sum += static_cast<double>(s);
+  return law.log_sum - sum * law.inv_t;
+}
+
 int64_t draw(const RowView& row, const Law& law, const Scratch& scratch, double uniform) {
   if (law.point) return law.argmax;
   if (law.listed) {

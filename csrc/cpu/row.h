@@ -87,6 +87,13 @@ struct Scratch {
 // scratch.sums relative to law.max.
 Law measure(const RowView& row, const Params& params, const Parallel& parallel, Scratch& scratch);
 
+// Of probabilities as they are: their tile sums, and whether every entry can be one.
+Law measure_direct(const RowView& row, const Parallel& parallel, Scratch& scratch);
+
+// H = -sum P log P over the survivors; reuses the memory of `sums`.
+double entropy(const RowView& row, const Law& law, const Parallel& parallel,
+               std::vector<float>& sums);
+
 // Inverse CDF of `fill(tile, out)` weights whose tile sums are given; -1 if no weight is left.
 template <class Fill>
 int64_t draw(const RowView& row, const std::vector<float>& sums, double uniform, Fill&& fill) {

@@ -8,42 +8,13 @@ namespace {
 constexpr std::array<const char*, 7> kRules = {"token",   "block",   "greedy",   "match",
                                                "typical", "lenient", "synthetic"};
 
-Kind kind_of(const std::string& kind) {
-  if (kind == "logits") return Kind::kLogits;
-  SPECDEC_CHECK(kind == "probs", "kind must be one of logits, probs, got ", kind);
-  return Kind::kProbs;
-}
-
 Rule rule_of(const std::string& rule) {
-  std::string all;
-  for (size_t i = 0; i < kRules.size(); ++i) {
-    if (rule == kRules[i]) return static_cast<Rule>(i);
-    all += std::string(i == 0 ? "" : ", ") + kRules[i];
-  }
-  fail("rule must be one of ", all, ", got ", rule);
-}
-
-bool is_id(ScalarType t) { return t == ScalarType::Int || t == ScalarType::Long; }
-
-void check_matrix(const char* name, const Tensor& t, const char* shape, int64_t rows,
-                  int64_t columns, ScalarType dtype, const Tensor& target) {
-  SPECDEC_CHECK(t.dim() == 2 && t.size(0) == rows && t.size(1) == columns, name, " must be ", shape,
-                " = [", rows, ", ", columns, "], got ", shape_of(t));
-  SPECDEC_CHECK(t.scalar_type() == dtype, name, " must be ", dtype_name(dtype), ", got ",
-                dtype_name(t.scalar_type()));
-  check_same_device(name, t, target, "target");
-}
-
-template <class T>
-const T* pointer(std::optional<Tensor>& t) {
-  if (!t) return nullptr;
-  *t = dense(*t);
-  return t->const_data_ptr<T>();
+  return static_cast<Rule>(one_of("rule", rule, kRules.data(), kRules.size()));
 }
 
 }  // namespace
 
-bool ChainArguments::ragged_draft() const { return draft && cu_rows && draft->dim() == 2; }
+bool ChainArguments::ragged_draft() const { return law.rows && cu_rows && law.rows->dim() == 2; }
 
 void ChainArguments::check() const {
   kind_of(kind);
@@ -80,65 +51,18 @@ void ChainArguments::check_target() const {
 
 void ChainArguments::check_draft() const {
   const int64_t b = draft_tokens.size(0), gamma = draft_tokens.size(1);
-  if (draft) check_draft_rows();
-  if (draft_ids) {
-    const bool alike =
-        draft && draft_ids->dim() == draft->dim() && shape_of(*draft_ids) == shape_of(*draft);
-    SPECDEC_CHECK(alike, "draft ids must be like the draft probabilities, ",
-                  draft ? shape_of(*draft) : "None", ", got ", shape_of(*draft_ids));
-    SPECDEC_CHECK(is_id(draft_ids->scalar_type()), "draft ids must be int32 or int64, got ",
-                  dtype_name(draft_ids->scalar_type()));
-    check_same_device("draft ids", *draft_ids, target, "target");
-  }
-  if (draft_columns) {
-    check_vector("draft_map columns", *draft_columns, target.size(target.dim() - 1),
-                 ScalarType::Int, target, "target");
-    SPECDEC_CHECK(draft && !draft_ids,
-                  "draft_map must be None unless draft holds rows over a vocabulary of its own");
-  }
-  SPECDEC_CHECK(draft_logsumexp.has_value() == draft_threshold.has_value() &&
-                    (!draft_logsumexp || (draft && !draft_ids)),
-                "draft_logsumexp and draft_threshold must come together and with draft");
-  if (draft_logsumexp) {
-    check_matrix("draft_logsumexp", *draft_logsumexp, "[B, gamma]", b, gamma, ScalarType::Double,
-                 target);
-    check_matrix("draft_threshold", *draft_threshold, "[B, gamma]", b, gamma, ScalarType::Float,
-                 target);
-  }
-  if (draft_temperatures) {
-    check_vector("draft temperature", *draft_temperatures, b, ScalarType::Float, target, "target");
-  } else {
-    const float t = static_cast<float>(draft_temperature);
-    SPECDEC_CHECK(std::isfinite(t) && t >= 0,
-                  "draft temperature must be finite and at least 0, got ", t);
-  }
-}
-
-void ChainArguments::check_draft_rows() const {
-  const int64_t b = draft_tokens.size(0), gamma = draft_tokens.size(1);
-  const char* name = draft_ids ? "draft probabilities" : "draft";
-  const char* last = draft_ids ? "K" : "D";
-  if (ragged_draft()) {
-    const int64_t n = target.size(0) - b;
-    SPECDEC_CHECK(n >= 0, "target must be [N, V] with N >= B = ", b, " when draft is [N-B, ", last,
-                  "], got ", shape_of(target));
-    SPECDEC_CHECK(draft->size(0) == n, name, " must be [N-B, ", last, "] = [", n, ", ", last,
-                  "], got ", shape_of(*draft));
-  } else {
-    SPECDEC_CHECK(draft->dim() == 3 && draft->size(0) == b && draft->size(1) == gamma, name,
-                  " must be [B, gamma, ", last, "] = [", b, ", ", gamma, ", ", last, "], got ",
-                  shape_of(*draft));
-  }
-  SPECDEC_CHECK(!draft_ids || draft->size(draft->dim() - 1) >= 1, name,
-                " must have K >= 1 entries, got ", shape_of(*draft));
-  check_rows(name, *draft);
-  check_same_device(name, *draft, target, "target");
+  const DraftSizes each = {{"B", b}, {"gamma", gamma}};
+  if (!ragged_draft()) return law.check(target, b, each, each);
+  const int64_t n = target.size(0) - b;
+  SPECDEC_CHECK(n >= 0, "target must be [N, V] with N >= B = ", b, " when draft is [N-B, ",
+                law.ids ? "K" : "D", "], got ", shape_of(target));
+  law.check(target, b, {{"N-B", n}}, each);
 }
 
 void ChainArguments::check_uniforms() const {
   if (!uniforms) return;
   check_matrix("uniforms", *uniforms, "[B, gamma+1]", draft_tokens.size(0),
-               draft_tokens.size(1) + 1, ScalarType::Double, target);
+               draft_tokens.size(1) + 1, ScalarType::Double, target, "target");
   SPECDEC_CHECK(rule != "match", "uniforms must be None when rule is match");
 }
 
@@ -190,27 +114,7 @@ ChainParams ChainArguments::params(const ChainOutputs& out) {
   p.cu_rows = pointer<int32_t>(cu_rows);
   p.target = {target.const_data_ptr(), row_dtype(target), cu_rows ? 0 : target.stride(0),
               target.stride(cu_rows ? 0 : 1)};
-  if (draft) {
-    p.draft.form = draft_ids         ? DraftForm::kSparse
-                   : draft_logsumexp ? DraftForm::kSampled
-                                     : DraftForm::kRows;
-    p.draft.flat = ragged_draft();
-    p.draft.num_rows = draft->size(p.draft.flat ? 0 : 1);
-    p.draft.vocab = draft->size(draft->dim() - 1);
-    p.draft.rows = {draft->const_data_ptr(), row_dtype(*draft), p.draft.flat ? 0 : draft->stride(0),
-                    draft->stride(p.draft.flat ? 0 : 1)};
-  }
-  p.draft.kind = p.kind;
-  if (draft_ids) {
-    draft_ids = dense(*draft_ids);
-    p.draft.ids = draft_ids->const_data_ptr();
-    p.draft.ids_are_int64 = draft_ids->scalar_type() == ScalarType::Long;
-  }
-  p.draft.columns = pointer<int32_t>(draft_columns);
-  p.draft.logsumexp = pointer<double>(draft_logsumexp);
-  p.draft.threshold = pointer<float>(draft_threshold);
-  p.draft.temperatures = pointer<float>(draft_temperatures);
-  p.draft.temperature = static_cast<float>(draft_temperature);
+  p.draft = law.source(p.kind, ragged_draft());
   p.draft_tokens = draft_tokens.const_data_ptr();
   p.stride_token_sequence = draft_tokens.stride(0);
   p.stride_token = draft_tokens.stride(1);

@@ -5,7 +5,7 @@
 #include <tuple>
 
 #include "specdec/chain.h"
-#include "torch/checks.h"
+#include "torch/draft_arguments.h"
 
 namespace specdec {
 
@@ -13,9 +13,7 @@ using ChainOutputs = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 struct ChainArguments {
   Tensor target, draft_tokens;
-  std::optional<Tensor> draft, draft_ids, draft_columns, draft_logsumexp, draft_threshold,
-      draft_temperatures;
-  double draft_temperature;
+  DraftArguments law;
   std::string kind, rule;
   SamplingArgs sampling;
   Tensor seeds, positions;
@@ -34,7 +32,6 @@ struct ChainArguments {
   bool ragged_draft() const;
   void check_target() const;
   void check_draft() const;
-  void check_draft_rows() const;
   void check_uniforms() const;
   void check_rule() const;
   void check_limits() const;

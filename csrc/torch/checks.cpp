@@ -59,6 +59,24 @@ void check_vector(const char* name, const Tensor& t, int64_t n, ScalarType dtype
   check_same_device(name, t, of_tensor, of);
 }
 
+void check_matrix(const char* name, const Tensor& t, const char* shape, int64_t rows,
+                  int64_t columns, ScalarType dtype, const Tensor& of_tensor, const char* of) {
+  SPECDEC_CHECK(t.dim() == 2 && t.size(0) == rows && t.size(1) == columns, name, " must be ", shape,
+                " = [", rows, ", ", columns, "], got ", shape_of(t));
+  SPECDEC_CHECK(t.scalar_type() == dtype, name, " must be ", dtype_name(dtype), ", got ",
+                dtype_name(t.scalar_type()));
+  check_same_device(name, t, of_tensor, of);
+}
+
+size_t one_of(const char* name, const std::string& value, const char* const* allowed, size_t n) {
+  std::string all;
+  for (size_t i = 0; i < n; ++i) {
+    if (value == allowed[i]) return i;
+    all += std::string(i == 0 ? "" : ", ") + allowed[i];
+  }
+  fail(name, " must be one of ", all, ", got ", value);
+}
+
 void check_rows(const char* name, const Tensor& t) {
   const ScalarType dtype = t.scalar_type();
   SPECDEC_CHECK(

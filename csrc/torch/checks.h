@@ -39,6 +39,10 @@ std::string device_name(const Tensor& t);
 void check_same_device(const char* name, const Tensor& t, const Tensor& of_tensor, const char* of);
 void check_vector(const char* name, const Tensor& t, int64_t n, ScalarType dtype,
                   const Tensor& of_tensor, const char* of);
+void check_matrix(const char* name, const Tensor& t, const char* shape, int64_t rows,
+                  int64_t columns, ScalarType dtype, const Tensor& of_tensor, const char* of);
+// The index of a value among the allowed ones.
+size_t one_of(const char* name, const std::string& value, const char* const* allowed, size_t n);
 // A tensor whose last dimension is one vocabulary row.
 void check_rows(const char* name, const Tensor& t);
 

@@ -30,6 +30,19 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> verify_chain(
     std::optional<Tensor> eos_ids, std::optional<Tensor> max_emit, bool with_logprobs,
     bool with_acceptance);
 
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> verify_tree(
+    Tensor target, Tensor tree_tokens, Tensor parents, std::optional<Tensor> draft,
+    std::optional<Tensor> draft_ids, std::optional<Tensor> draft_columns,
+    std::optional<Tensor> draft_logsumexp, std::optional<Tensor> draft_threshold,
+    std::optional<Tensor> draft_temperatures, double draft_temperature,
+    std::optional<Tensor> draft_rows, std::string kind, std::string rule,
+    std::optional<Tensor> temperatures, double temperature, std::optional<Tensor> top_ks,
+    int64_t top_k, std::optional<Tensor> top_ps, double top_p, std::optional<Tensor> min_ps,
+    double min_p, Tensor seeds, Tensor positions, std::optional<Tensor> cu_rows,
+    std::optional<Tensor> uniforms, double typical_epsilon, double typical_delta,
+    std::optional<Tensor> eos_ids, std::optional<Tensor> max_emit, int64_t max_depth,
+    bool with_logprobs, bool with_acceptance);
+
 // How the CUDA kernels share work out from now on; no result depends on it.
 void set_cuda_schedule(std::string schedule, int64_t team);
 

@@ -27,8 +27,33 @@ constexpr const char* kVerifyTreeSchema =
     "Tensor? temperatures, float temperature, Tensor? top_ks, int top_k, Tensor? top_ps, "
     "float top_p, Tensor? min_ps, float min_p, Tensor seeds, Tensor positions, "
     "Tensor? cu_rows, Tensor? uniforms, float typical_epsilon, float typical_delta, "
-    "Tensor? eos_ids, Tensor? max_emit, int max_depth, bool with_logprobs, bool with_acceptance) "
+    "Tensor? eos_ids, Tensor? max_emit, SymInt max_depth, bool with_logprobs, bool with_acceptance) "
     "-> (Tensor path, Tensor tokens, Tensor num_accepted, Tensor status, Tensor logprobs, "
     "Tensor acceptance)";
+
+constexpr const char* kKvAppendSchema =
+    "kv_append_(Tensor(a!)[] caches, Tensor[] entries, Tensor positions) -> ()";
+
+constexpr const char* kKvTruncateSchema =
+    "kv_truncate_(Tensor(a!)[] caches, Tensor(b!) lengths, Tensor new_lengths, bool "
+    "zero_fill) -> ()";
+
+constexpr const char* kKvCompactSchema =
+    "kv_compact_(Tensor(a!)[] caches, Tensor base, Tensor path) -> ()";
+
+constexpr const char* kPagedCompactSchema =
+    "paged_compact_(Tensor(a!)[] caches, Tensor block_tables, Tensor base, Tensor path) -> ()";
+
+constexpr const char* kPagedTruncateSchema =
+    "paged_truncate_(Tensor(a!) block_tables, Tensor(b!) lengths, Tensor new_lengths, int "
+    "block_size) -> (Tensor blocks, Tensor num_freed)";
+
+constexpr const char* kKvRealignSchema =
+    "kv_realign_(Tensor(a!)[] caches, Tensor starts, Tensor lengths, Tensor shifts, bool "
+    "zero_fill) -> ()";
+
+constexpr const char* kRingTruncateSchema =
+    "ring_truncate_(Tensor(a!)[] caches, Tensor(b!) lengths, Tensor new_lengths, int window, "
+    "bool zero_fill) -> Tensor status";
 
 }  // namespace specdec

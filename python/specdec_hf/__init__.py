@@ -18,18 +18,28 @@ if TYPE_CHECKING:
         History,
         ModelDrafter,
         PromptLookupDrafter,
+        TreeDraft,
+        TreeDrafter,
     )
     from specdec_hf.loop import SpeculativeDecoder, generate
     from specdec_hf.policies import BenefitGuard
     from specdec_hf.session import SpecOutput
     from specdec_hf.stats import RowStats, SpecStats
     from specdec_hf.streaming import Step
+    from specdec_hf.trees import (
+        EagleTree,
+        TreeSpec,
+        TrieTree,
+        load_acceptance,
+        save_acceptance,
+    )
 
 __all__ = [
     "BenefitGuard",
     "Draft",
     "DraftContext",
     "Drafter",
+    "EagleTree",
     "History",
     "ModelDrafter",
     "PromptLookupDrafter",
@@ -39,7 +49,13 @@ __all__ = [
     "SpecStats",
     "SpeculativeDecoder",
     "Step",
+    "TreeDraft",
+    "TreeDrafter",
+    "TreeSpec",
+    "TrieTree",
     "generate",
+    "load_acceptance",
+    "save_acceptance",
 ]
 
 # Loaded at first use, so that the command line answers --help without torch and transformers.
@@ -52,12 +68,15 @@ _MODULES = {
         "History",
         "ModelDrafter",
         "PromptLookupDrafter",
+        "TreeDraft",
+        "TreeDrafter",
     ),
     "loop": ("SpeculativeDecoder", "generate"),
     "policies": ("BenefitGuard",),
     "session": ("SpecOutput",),
     "stats": ("RowStats", "SpecStats"),
     "streaming": ("Step",),
+    "trees": ("EagleTree", "TreeSpec", "TrieTree", "load_acceptance", "save_acceptance"),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 

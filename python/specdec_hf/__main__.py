@@ -7,14 +7,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from click import ClickException
-from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from specdec_hf.checks import check_json, check_ranges, errors, fail, parse_branching
 from specdec_hf.prompts import Prompt, read_prompts, shipped_prompts
 from specdec_hf.report import (
     collect_info,
@@ -29,18 +29,10 @@ if TYPE_CHECKING:
     from specdec_hf.compare import Turn
 
 DEMO_TOKENS = 128
-ERROR_EXIT = 2
-MAX_GAMMA = 1024  # as in session.py, which loads torch
+DEFAULT_GAMMA = 7  # on two CPU cores a forward of 5 to 8 tokens costs the same
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
-errors = Console(stderr=True, highlight=False, soft_wrap=True)
 Command = TypeVar("Command", bound=Callable[..., None])
-
-
-def fail(message: str) -> NoReturn:
-    """One clear line on stderr, exit code 2."""
-    errors.print(f"error: {' '.join(message.split())}", markup=False)
-    raise typer.Exit(ERROR_EXIT)
 
 
 def no_traceback(command: Command) -> Command:
@@ -79,7 +71,11 @@ DrafterName = Annotated[
     ),
 ]
 Gamma = Annotated[
-    int, typer.Option("--num-assistant-tokens", "--gamma", help="Tokens to draft per round.")
+    int | None,
+    typer.Option("--num-assistant-tokens", "--gamma", help="Tokens to draft per round, 7."),
+]
+TreeShape = Annotated[
+    str | None, typer.Option("--tree", help="Draft a tree: children at each depth, such as 4,2,1.")
 ]
 GammaPolicyName = Annotated[str, typer.Option("--gamma-policy", help="constant or heuristic.")]
 MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", help="Per answer.")]
@@ -88,7 +84,9 @@ TopK = Annotated[int, typer.Option("--top-k", help="0 keeps all.")]
 TopP = Annotated[float, typer.Option("--top-p", help="In (0, 1].")]
 MinP = Annotated[float, typer.Option("--min-p", help="In [0, 1].")]
 Seed = Annotated[int, typer.Option("--seed")]
-Rule = Annotated[str, typer.Option("--rule", help="auto, token, block, greedy or match.")]
+Rule = Annotated[
+    str, typer.Option("--rule", help="auto, token, block, greedy, match, or one for trees.")
+]
 Limit = Annotated[int | None, typer.Option("--limit", help="Only the first N prompts.")]
 Compare = Annotated[
     bool, typer.Option("--compare/--no-compare", help="Also run without speculation.")
@@ -105,7 +103,8 @@ def generate_command(
     prompts: PromptFile = None,
     model: ModelFolder = "embedded",
     drafter: DrafterName = "prompt_lookup",
-    gamma: Gamma = 7,
+    gamma: Gamma = None,
+    tree: TreeShape = None,
     gamma_policy: GammaPolicyName = "constant",
     max_new_tokens: MaxNewTokens = 128,
     temperature: Temperature = 0.0,
@@ -122,7 +121,7 @@ def generate_command(
     if prompt is None and prompts is None:
         fail("give either --prompt TEXT or --prompts FILE")
     _run(
-        _chosen(prompt, prompts), model, drafter, gamma, gamma_policy, max_new_tokens,
+        _chosen(prompt, prompts), model, drafter, gamma, tree, gamma_policy, max_new_tokens,
         {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p},
         seed, rule, limit, compare, json_file,
     )  # fmt: skip
@@ -139,7 +138,8 @@ def demo_command(
 ) -> None:
     """Greedy generation over the shipped prompts: embedded model, prompt lookup, defaults."""
     _run(
-        _chosen(prompt, prompts), "embedded", "prompt_lookup", 7, "constant", max_new_tokens,
+        _chosen(prompt, prompts), "embedded", "prompt_lookup", None, None, "constant",
+        max_new_tokens,
         {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0},
         0, "auto", limit, True, json_file,
     )  # fmt: skip
@@ -151,7 +151,7 @@ def info_command(
     json_file: JsonFile = None,
 ) -> None:
     """Versions, the provider of each op, the instruction set, the GPU."""
-    _check_json(json_file)
+    check_json(json_file)
     facts = collect_info()
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     for name, value in facts["versions"].items():
@@ -179,7 +179,8 @@ def _run(
     prompts: list[Prompt],
     model_name: str,
     drafter_name: str,
-    gamma: int,
+    gamma: int | None,
+    tree: str | None,
     gamma_policy: str,
     max_new_tokens: int,
     sampling: dict[str, Any],
@@ -189,7 +190,10 @@ def _run(
     compare: bool,
     json_file: Path | None,
 ) -> None:
-    _check_ranges(sampling, max_new_tokens, gamma, seed, limit, json_file)
+    if gamma is None and tree is None:
+        gamma = DEFAULT_GAMMA
+    check_ranges(sampling, max_new_tokens, gamma, seed, limit, json_file)
+    branching = parse_branching(tree)
     with _progress() as progress:
         task = progress.add_task("importing", total=None)
         say = functools.partial(_describe, progress, task)
@@ -201,6 +205,7 @@ def _run(
         decoder = SpeculativeDecoder(
             drafter,
             num_assistant_tokens=gamma,
+            tree=branching,
             gamma_policy=gamma_policy,
             acceptance=rule,
             seed=seed,
@@ -254,6 +259,7 @@ def _run(
             "device": str(model.device),
             "drafter": drafter_name,
             "num_assistant_tokens": gamma,
+            "tree": branching,
             "gamma_policy": gamma_policy,
             "max_new_tokens": max_new_tokens,
             "sampling": sampling,
@@ -307,41 +313,6 @@ def _encode(tokenizer: Any, chat: list[dict[str, str]], device: Any) -> dict[str
         chat, add_generation_prompt=True, return_tensors="pt", return_dict=True
     )
     return {name: encoded[name].to(device) for name in ("input_ids", "attention_mask")}
-
-
-def _check_ranges(
-    sampling: dict[str, Any],
-    max_new_tokens: int,
-    gamma: int,
-    seed: int,
-    limit: int | None,
-    json_file: Path | None,
-) -> None:
-    """Say what is wrong before a model is loaded."""
-    if not 0 <= sampling["temperature"] < float("inf"):
-        fail(f"--temperature must be finite and >= 0, got {sampling['temperature']}")
-    if not 0 <= sampling["top_k"] < 2**31:
-        fail(f"--top-k must be in [0, 2**31), got {sampling['top_k']}")
-    if not 0 < sampling["top_p"] <= 1:
-        fail(f"--top-p must be in (0, 1], got {sampling['top_p']}")
-    if not 0 <= sampling["min_p"] <= 1:
-        fail(f"--min-p must be in [0, 1], got {sampling['min_p']}")
-    if not 1 <= max_new_tokens < 2**31:
-        fail(f"--max-new-tokens must be in [1, 2**31), got {max_new_tokens}")
-    if not 0 <= gamma <= MAX_GAMMA:
-        fail(f"--num-assistant-tokens must be in [0, {MAX_GAMMA}], got {gamma}")
-    if not -(2**63) <= seed < 2**63:
-        fail(f"--seed must be in [-2**63, 2**63), got {seed}")
-    if limit is not None and limit < 1:
-        fail(f"--limit must be >= 1, got {limit}")
-    _check_json(json_file)
-
-
-def _check_json(path: Path | None) -> None:
-    if path is not None and path.is_dir():
-        fail(f"--json must name a file, {path} is a folder")
-    if path is not None and not path.absolute().parent.is_dir():
-        fail(f"--json: folder {path.parent} does not exist")
 
 
 def _check_prompts(model: Any, tokenizer: Any, prompts: list[Prompt]) -> None:

@@ -8,6 +8,7 @@ transformers' own ``DynamicCache`` for a single row.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,7 +21,7 @@ from transformers.cache_utils import (
     get_layer_types_and_kwargs,
 )
 
-from specdec_kernels import kv_append_
+from specdec_kernels import kv_append_, kv_compact_, tree_attention
 
 Lengths = NDArray[np.int64]
 
@@ -157,10 +158,7 @@ class SpecCache(Cache):
             ``past_key_values``, ``position_ids`` [B, size] and ``attention_mask``.
         """
         visible = int(starts.max()) + size
-        if visible > self._cursor.capacity:
-            self._grow(visible)
-        self._cursor.starts = torch.from_numpy(starts.copy()).to(self.device, non_blocking=True)
-        self._cursor.visible = visible
+        self._aim(torch.from_numpy(starts.copy()).to(self.device, non_blocking=True), visible)
         positions = np.maximum(starts[:, None] + np.arange(size), 0)
         if self._context is not None:
             # Only rows that are finished or out of drafts run past the context; see rounds.py.
@@ -172,6 +170,52 @@ class SpecCache(Cache):
             "position_ids": position_ids,
             "attention_mask": self._mask(position_ids, visible),
         }
+
+    def tree_window(self, roots: Lengths, parents: torch.Tensor, skip: int = 0) -> dict[str, Any]:
+        """Model inputs for a tree of tokens below each row's root, all at once or level by level.
+
+        The root of row b goes to slot ``roots[b]``, node n to ``roots[b] + 1 + n``; each sees the
+        tokens before the root and what is above it.
+
+        Args:
+            roots: [B], position of each row's root.
+            parents: [B, N] int32 or int64, of the nodes; -1 is the root.
+            skip: how many of root and nodes are in the cache already.
+
+        Returns:
+            As `window`, for N + 1 - skip tokens per row.
+        """
+        visible = int(roots.max()) + parents.shape[1] + 1
+        lengths = torch.from_numpy(roots.copy()).to(self.device, non_blocking=True)
+        self._aim(lengths + skip, visible)
+
+        def mask_of(sliding: int) -> torch.Tensor:
+            tree = tree_attention(parents, lengths, slots=visible, window=sliding)
+            return tree.mask[:, None, skip:]
+
+        positions = tree_attention(parents, lengths, slots=0).positions[:, skip:]
+        if self._context is not None:
+            positions = positions.clamp(max=self._context - 1)
+        self.lengths = np.maximum(self.lengths, roots + parents.shape[1] + 1)
+        return {
+            "past_key_values": self,
+            "position_ids": positions,
+            "attention_mask": self._by_layer_type(mask_of),
+        }
+
+    def compact(self, base: torch.Tensor, path: torch.Tensor) -> None:
+        """Move the tokens of a path through a tree to the front of it, in all layers.
+
+        Args:
+            base: [B] int64, slot of node 0.
+            path: [B, P], rising node numbers, then -1.
+        """
+        by_device: dict[torch.device, list[torch.Tensor]] = {}
+        for layer in self.rows:
+            keys, values = layer.buffers
+            by_device.setdefault(keys.device, []).extend((keys, values))
+        for device, buffers in by_device.items():
+            kv_compact_(buffers, base.to(device), path.to(device))
 
     def truncate(self, lengths: Lengths) -> None:
         """Keep the first ``lengths[b]`` tokens of each row. Raises when a row would grow."""
@@ -197,22 +241,36 @@ class SpecCache(Cache):
             layer.grow(capacity)
         self._slots = torch.arange(capacity, device=self.device)
 
+    def _aim(self, starts: torch.Tensor, visible: int) -> None:
+        """Point all layers at the slots that the next forward writes and sees."""
+        if visible > self._cursor.capacity:
+            self._grow(visible)
+        self._cursor.starts = starts
+        self._cursor.visible = visible
+
     def _mask(
         self, position_ids: torch.Tensor, visible: int
     ) -> torch.Tensor | dict[str, torch.Tensor]:
         queries = position_ids[:, None, :, None]  # [B, 1, n, 1]
         slots = self._slots[:visible]  # [S]
-        full = slots <= queries
+
+        def mask_of(sliding: int) -> torch.Tensor:
+            full = slots <= queries
+            return full & (slots > queries - sliding) if sliding else full
+
+        return self._by_layer_type(mask_of)
+
+    def _by_layer_type(
+        self, mask_of: Callable[[int], torch.Tensor]
+    ) -> torch.Tensor | dict[str, torch.Tensor]:
+        """What the model takes, from boolean masks [B, 1, n, S] by sliding window, 0 for none."""
+        window = self._sliding_window or 0
         if self._mask_types is None:
-            window = self._sliding_window
-            return self._encode(full if window is None else full & (slots > queries - window))
-        masks = {}
-        for layer_type in self._mask_types:
-            if layer_type == "sliding_attention" and self._sliding_window is not None:
-                masks[layer_type] = self._encode(full & (slots > queries - self._sliding_window))
-            else:
-                masks[layer_type] = self._encode(full)
-        return masks
+            return self._encode(mask_of(window))
+        return {
+            layer_type: self._encode(mask_of(window if layer_type == "sliding_attention" else 0))
+            for layer_type in self._mask_types
+        }
 
     def _encode(self, mask: torch.Tensor) -> torch.Tensor:
         if self._additive is None:

@@ -115,8 +115,11 @@ def run_turn(
     began = time.perf_counter()
     if settings["do_sample"]:
         options = decoder.options
+        # Without drafts the rules differ in their noise alone, and only match has its own.
         plain = SpeculativeDecoder(
-            acceptance=options.acceptance, cache=options.cache, seed=options.seed
+            acceptance="match" if options.acceptance == "match" else "auto",
+            cache=options.cache,
+            seed=options.seed,
         )
         for step in plain.stream(model, **inputs, **settings):
             turn.baseline_tokens += step.tokens

@@ -54,14 +54,20 @@ def generate(
         inputs: alias of ``input_ids``, as in ``model.generate``.
         input_ids: [B, T] int64 prompts, padded on the left.
         drafter: None for plain decoding, "prompt_lookup", a causal LM of the same vocabulary, or a
-            `Drafter`.
+            `Drafter`; with ``tree`` also a list of them.
         num_assistant_tokens: tokens to draft per round; ``gamma`` and ``num_speculative_tokens``
             are aliases.
         gamma_policy: "constant", or "heuristic" (+2 after full acceptance, else -1).
         acceptance: "token", "block", "greedy", or "match", whose sampled output equals plain
             decoding with the same seed. "auto" is greedy without sampling; with it, block for the
-            drafts of a model and token for others.
-        tree: reserved; chains only for now.
+            drafts of a model and token for others. With ``tree`` the lossless rules of
+            `specdec_kernels.verify_tree`, and "auto" of sampling is multi_draft_wor for a
+            tree of draft models, multi_draft where each brings a sequence (`TrieTree`), target_only
+            for trees that are not drawn; how children are drawn follows the rule.
+        tree: None for chains; a `TreeSpec` or a tuple of branchings, such as (4, 2, 1), drafted by
+            one or more draft models (prompt lookup fills as many nodes); an `EagleTree`, by one
+            draft model; a `TrieTree`, by any drafters. The target judges it in one pass; needs the
+            cache "spec".
         cache: "auto", "spec" (static, ragged rows) or "dynamic" (one row).
         seed: an int, or one per row. Noise depends on (seed, position) alone, so equal rows with
             equal seeds give equal text. None is 0.
@@ -78,13 +84,14 @@ def generate(
         ValueError: an argument unknown, unsupported or out of range, by name.
         RuntimeError: logits that are not finite, by row and position.
     """
-    if tree is not None:
-        raise ValueError("tree drafting is not supported")
     options = Options(
         drafter=drafter,
-        num_assistant_tokens=resolve_gamma(num_assistant_tokens, gamma, num_speculative_tokens),
+        num_assistant_tokens=resolve_gamma(
+            num_assistant_tokens, gamma, num_speculative_tokens, tree=tree
+        ),
         gamma_policy=gamma_policy,
         acceptance=acceptance,
+        tree=tree,
         cache=cache,
         seed=seed,
         guard=guard,
@@ -105,7 +112,7 @@ class SpeculativeDecoder:
 
     Args:
         drafter, num_assistant_tokens, gamma, num_speculative_tokens, gamma_policy, acceptance,
-            cache, seed, guard, streamer: as in `generate`.
+            tree, cache, seed, guard, streamer: as in `generate`.
         tokenizer, stop_strings: end rows at these strings.
     """
 
@@ -118,6 +125,7 @@ class SpeculativeDecoder:
         num_speculative_tokens: int | None = None,
         gamma_policy: str = "constant",
         acceptance: str = "auto",
+        tree: Any = None,
         cache: str = "auto",
         seed: Any = None,
         guard: bool | BenefitGuard | None = None,
@@ -129,9 +137,12 @@ class SpeculativeDecoder:
             raise ValueError("stop_strings needs tokenizer")
         self.options = Options(
             drafter=drafter,
-            num_assistant_tokens=resolve_gamma(num_assistant_tokens, gamma, num_speculative_tokens),
+            num_assistant_tokens=resolve_gamma(
+                num_assistant_tokens, gamma, num_speculative_tokens, tree=tree
+            ),
             gamma_policy=gamma_policy,
             acceptance=acceptance,
+            tree=tree,
             cache=cache,
             seed=seed,
             guard=guard,
@@ -185,13 +196,18 @@ def run(session: Session, streamer: Streamer | None = None) -> Any:
     return output if session.call.return_dict else output.sequences
 
 
-def resolve_gamma(*values: int | None) -> int:
+def resolve_gamma(*values: int | None, tree: Any = None) -> int:
     """The one of the aliases that was given.
 
     Raises:
-        ValueError: two aliases disagree, or not an integer in [0, `MAX_GAMMA`].
+        ValueError: two aliases disagree, not an integer in [0, `MAX_GAMMA`], or given with a tree.
     """
     given = {value for value in values if value is not None}
+    if given and tree is not None:
+        raise ValueError(
+            "num_assistant_tokens must not be given with tree, which says what is drafted, "
+            f"got {sorted(given)}"
+        )
     if len(given) > 1:
         raise ValueError(
             "num_assistant_tokens, gamma and num_speculative_tokens are the same argument, "

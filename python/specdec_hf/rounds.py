@@ -6,30 +6,25 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from transformers import PreTrainedModel
 
+from specdec_hf.acceptance import resolve_rule, resolve_tree_rule
 from specdec_hf.cache import DynamicRow, context_of, make_cache
-from specdec_hf.drafters import (
-    Draft,
-    DraftContext,
-    Drafter,
-    History,
-    ModelDrafter,
-    PromptLookupDrafter,
-)
-from specdec_hf.drafters.base import RATIO_RULES
+from specdec_hf.drafters import Draft, DraftContext, Drafter, History, ModelDrafter, TreeDrafter
+from specdec_hf.drafters.base import RATIO_RULES, check_draft
+from specdec_hf.drafters.resolve import resolve_drafter, resolve_tree_drafter
 from specdec_hf.forward import forward_window
 from specdec_hf.handover import export_cache, import_cache
+from specdec_hf.outcome import RoundDrafts, cut_and_append, read_round, record_round
 from specdec_hf.policies import BenefitGuard, make_policy
-from specdec_hf.session import Options, RoundRead, Session, SpecOutput
-from specdec_hf.settings import Call, resolve_rule, row_seeds
+from specdec_hf.session import Options, Session, SpecOutput
+from specdec_hf.settings import Call, row_seeds
 from specdec_hf.stats import RowStats, SpecStats
-from specdec_hf.streaming import Step, step_kinds
-from specdec_kernels import Verdict, verify_chain
+from specdec_hf.streaming import Step
+from specdec_hf.tree_rounds import check_tree_options, tree_step
+from specdec_hf.trees import as_layout
+from specdec_kernels import verify_chain
 
 SLOTS_AHEAD = 512  # cache slots allocated beyond the prompt before the first growth
-TARGET_NOT_FINITE, BAD_PARAMETER = 1, 16  # status bits of verify_chain
 
 
 def begin(model: Any, call: Call, options: Options) -> Session:
@@ -38,8 +33,14 @@ def begin(model: Any, call: Call, options: Options) -> Session:
     Raises:
         ValueError: prompt longer than the context, drafter that does not fit, bad option.
     """
-    drafter = resolve_drafter(options.drafter)
-    rule = resolve_rule(options.acceptance, call.do_sample, isinstance(drafter, ModelDrafter))
+    drafter: Drafter | TreeDrafter | None
+    if options.tree is None:
+        drafter = resolve_drafter(options.drafter)
+        rule = resolve_rule(options.acceptance, call.do_sample, isinstance(drafter, ModelDrafter))
+    else:
+        drafter = resolve_tree_drafter(options.drafter, as_layout(options.tree))
+        rule = resolve_tree_rule(options.acceptance, call.do_sample, drafter.rules)
+        check_tree_options(options)
     batch_size, columns = call.mask.shape
     lengths = call.mask.sum(axis=1).astype(np.int64)
     budgets = np.full(batch_size, call.max_new_tokens, dtype=np.int64)
@@ -58,7 +59,7 @@ def begin(model: Any, call: Call, options: Options) -> Session:
     sequences = np.full((batch_size, columns + int(budgets.max())), call.pad, dtype=np.int64)
     sequences[:, :columns] = call.input_ids
 
-    gamma = options.num_assistant_tokens
+    gamma = drafter.size if isinstance(drafter, TreeDrafter) else options.num_assistant_tokens
     seeds = torch.tensor(
         row_seeds(0 if options.seed is None else options.seed, batch_size), device=model.device
     )
@@ -73,6 +74,7 @@ def begin(model: Any, call: Call, options: Options) -> Session:
             DraftContext(
                 model, rule, **sampling.to_dict(), seeds=seeds, batch_size=batch_size,
                 max_length=max_length, max_gamma=max(gamma, 16),
+                noise_from=0 if rule == "block" else None,
             )
         )  # fmt: skip
     stats = SpecStats(
@@ -80,6 +82,7 @@ def begin(model: Any, call: Call, options: Options) -> Session:
         rule=rule,
         drafter="none" if drafter is None else drafter.name,
         cache="dynamic" if isinstance(cache, DynamicRow) else "spec",
+        tree="" if options.tree is None else str(as_layout(options.tree)),
         notes=list(call.notes),
     )
     return Session(
@@ -101,9 +104,15 @@ def begin(model: Any, call: Call, options: Options) -> Session:
     )
 
 
-@torch.inference_mode()
 def step(session: Session) -> list[Step]:
     """One round: what it added to each row that was still decoding."""
+    chain = session.drafter is None or isinstance(session.drafter, Drafter)
+    return chain_step(session) if chain else tree_step(session)
+
+
+@torch.inference_mode()
+def chain_step(session: Session) -> list[Step]:
+    """One round with chains of drafts, or without drafts."""
     s, history, clock = session, session.history, session.clock
     began = clock()
     draft = propose(s)
@@ -138,26 +147,21 @@ def step(session: Session) -> list[Step]:
     )
     read = read_round(verdict)
     s.stats.device_reads += 1
-    steps = cut_and_append(s, read, None if draft is None else draft.counts)
-    ended = clock()
-
-    s.stats.rounds += 1
-    s.stats.draft_seconds += drafted_at - began
-    s.stats.verify_seconds += verified_at - drafted_at
-    s.stats.accept_seconds += ended - verified_at
-    s.stats.gammas.append(draft_tokens.shape[1])
-    if s.guard is not None and feed == 1:
-        emitted = sum(len(made.tokens) for made in steps) / len(steps)
-        note = s.guard.observe(draft_tokens.shape[1], emitted, ended - began)
-        if note is not None:
-            s.stats.notes.append(f"round {s.stats.rounds}: {note}")
+    lengths = history.lengths.copy()
+    counts = np.zeros_like(lengths) if draft is None or draft.counts is None else draft.counts
+    steps, kept = cut_and_append(s, read, RoundDrafts(counts, counts, counts))
+    if isinstance(s.drafter, Drafter):
+        s.drafter.commit(lengths, kept)
+    record_round(s, steps, draft_tokens.shape[1], (began, drafted_at, verified_at), feed == 1)
     return steps
 
 
 def propose(session: Session) -> Draft | None:
     """The round's drafts, cut to what each row can use; ``counts`` is set."""
     s, history = session, session.history
-    if s.drafter is None or (s.guard is not None and not s.guard.allows_drafting()):
+    if not isinstance(s.drafter, Drafter):
+        return None
+    if s.guard is not None and not s.guard.allows_drafting():
         return None
     wanted = np.array([policy.next_gamma() for policy in s.policies], dtype=np.int64)
     limits = np.where(history.active, np.minimum(wanted, s.budgets - s.new - 1), 0)
@@ -165,15 +169,7 @@ def propose(session: Session) -> Draft | None:
     draft = s.drafter.propose(history, gamma) if gamma > 0 else None
     if draft is None:
         return None
-    if (
-        draft.tokens.ndim != 2
-        or not 0 < draft.tokens.shape[1] <= gamma
-        or (draft.tokens.shape[0] != len(limits))
-    ):
-        raise ValueError(
-            f"{type(s.drafter).__name__}.propose must return tokens [{len(limits)}, 1..{gamma}], "
-            f"got {list(draft.tokens.shape)}"
-        )
+    check_draft(s.drafter, draft, len(limits), gamma)
     size = draft.tokens.shape[1]
     counts = np.full_like(limits, size) if draft.counts is None else draft.counts
     draft.counts = np.minimum(counts, limits)
@@ -183,102 +179,6 @@ def propose(session: Session) -> Draft | None:
         columns = torch.arange(size, device=draft.tokens.device)
         draft.tokens = draft.tokens.masked_fill(columns >= bounds[:, None], -1)
     return draft
-
-
-def read_round(verdict: Verdict) -> RoundRead:
-    """The round's one read from the device: everything the host needs, packed in one tensor."""
-    width = verdict.tokens.shape[1]
-    packed = torch.cat(
-        [
-            verdict.tokens.to(torch.int64),
-            verdict.num_accepted[:, None].to(torch.int64),
-            verdict.status[:, None].to(torch.int64),
-            verdict.logprobs.view(torch.int32).to(torch.int64),
-        ],
-        dim=1,
-    )
-    host = packed.cpu().numpy()
-    return RoundRead(
-        tokens=host[:, :width],
-        num_accepted=host[:, width],
-        status=host[:, width + 1],
-        logprobs=host[:, width + 2 :].astype(np.int32).view(np.float32),
-    )
-
-
-def cut_and_append(
-    session: Session, read: RoundRead, counts: NDArray[np.int64] | None
-) -> list[Step]:
-    """Append what stands to every active row, up to where plain decoding would have stopped.
-
-    Args:
-        session: the session, changed in place.
-        read: the round's verdict.
-        counts: [B] drafts proposed to each row, None for none at all.
-    """
-    s, history = session, session.history
-    columns = s.call.mask.shape[1]
-    old_lengths = history.lengths.copy()
-    kept_drafts = np.zeros_like(old_lengths)
-    steps: list[Step] = []
-    for b in np.flatnonzero(history.active).tolist():
-        room = int(s.budgets[b] - s.new[b])
-        accepted = int(read.num_accepted[b])
-        proposed = 0 if counts is None else int(counts[b])
-        tokens = [t for t in read.tokens[b, : accepted + 1].tolist() if t >= 0][:room]
-        tokens, reason = _cut(s, b, tokens, room)
-        if not reason and len(tokens) <= accepted:
-            _raise_fault(b, int(old_lengths[b]) + len(tokens), int(read.status[b]))
-        count, start = len(tokens), int(s.new[b])
-        s.sequences[b, columns + start : columns + start + count] = tokens
-        history.tokens[b, old_lengths[b] : old_lengths[b] + count] = tokens
-        history.lengths[b] += count
-        s.new[b] += count
-        logprobs = read.logprobs[b, :count].tolist()
-        s.logprobs[b] += logprobs
-        kept_drafts[b] = min(accepted, count)
-        s.stats.rows[b].record(proposed, int(kept_drafts[b]), count)
-        s.policies[b].observe(proposed, int(kept_drafts[b]))
-        if reason:
-            history.active[b] = False
-            s.stats.rows[b].stop_reason = reason
-        kinds = step_kinds(count, accepted, proposed)
-        steps.append(Step(b, tokens, kinds, logprobs, reason))
-    s.cache.truncate(history.lengths - 1)
-    if s.drafter is not None:
-        s.drafter.commit(old_lengths, kept_drafts)
-    return steps
-
-
-def _cut(session: Session, row: int, tokens: list[int], room: int) -> tuple[list[int], str]:
-    """The tokens up to the first stop, and why it stopped there ("" when it did not)."""
-    s = session
-    prompt, new = s.call.mask.shape[1], int(s.new[row])
-    for i, token in enumerate(tokens):
-        s.sequences[row, prompt + new + i] = token
-        if token in s.call.eos:
-            return tokens[: i + 1], "eos"
-        if s.call.criteria:
-            prefix = torch.from_numpy(s.sequences[row, : prompt + new + i + 1].copy())[None]
-            stop = s.call.criteria(prefix.to(s.model.device), None)
-            if bool(torch.as_tensor(stop).any()):
-                return tokens[: i + 1], "criteria"
-    if len(tokens) < room:
-        return tokens, ""
-    if s.budgets[row] < s.call.max_new_tokens:
-        s.stats.note("stopped at the model's context length")
-        return tokens, "context"
-    return tokens, "length"
-
-
-def _raise_fault(row: int, position: int, status: int) -> None:
-    if status & BAD_PARAMETER:
-        raise RuntimeError(
-            f"sampling parameters of row {row} are out of range at position {position}"
-        )
-    if status & TARGET_NOT_FINITE:
-        raise RuntimeError(f"logits of row {row} at position {position} are not finite")
-    raise RuntimeError(f"row {row} emitted no token at position {position} (status {status})")
 
 
 def process_logits(
@@ -337,24 +237,9 @@ def finish(session: Session) -> SpecOutput:
     )
 
 
-def resolve_drafter(drafter: Any) -> Drafter | None:
-    """A `Drafter` from what `generate` accepts.
-
-    Raises:
-        ValueError: anything else.
-    """
-    if drafter is None or isinstance(drafter, Drafter):
-        return drafter
-    if drafter == "prompt_lookup":
-        return PromptLookupDrafter()
-    if isinstance(drafter, PreTrainedModel):
-        return ModelDrafter(drafter)
-    raise ValueError(
-        f"drafter must be None, 'prompt_lookup', a PreTrainedModel or a Drafter, got {drafter!r}"
-    )
-
-
-def _resolve_guard(options: Options, rule: str, drafter: Drafter | None) -> BenefitGuard | None:
+def _resolve_guard(
+    options: Options, rule: str, drafter: Drafter | TreeDrafter | None
+) -> BenefitGuard | None:
     if isinstance(options.guard, BenefitGuard):
         return options.guard
     if drafter is None or options.guard is False:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from transformers.utils.generic import ModelOutput
 
 from specdec_hf.cache import RowCache
-from specdec_hf.drafters import Drafter, History
+from specdec_hf.drafters import Drafter, History, TreeDrafter
 from specdec_hf.policies import BenefitGuard, GammaPolicy
 from specdec_hf.settings import Call
 from specdec_hf.stats import SpecStats
@@ -30,6 +30,7 @@ class Options:
     num_assistant_tokens: int = DEFAULT_GAMMA
     gamma_policy: str = "constant"
     acceptance: str = "auto"
+    tree: Any = None
     cache: str = "auto"
     seed: Any = None
     guard: bool | BenefitGuard | None = None
@@ -64,6 +65,7 @@ class RoundRead:
     num_accepted: NDArray[np.int64]  # [B]
     status: NDArray[np.int64]  # [B]
     logprobs: NDArray[np.float32]  # [B, gamma+1]
+    extra: list[NDArray[np.int64]]  # [B, E] each
 
 
 @dataclass
@@ -74,7 +76,7 @@ class Session:
     call: Call
     rule: str
     cache: RowCache
-    drafter: Drafter | None
+    drafter: Drafter | TreeDrafter | None
     policies: list[GammaPolicy]  # one per row, so that a row drafts alike in every batch
     guard: BenefitGuard | None
     history: History

@@ -42,7 +42,6 @@ PARAMETERS = {
     "top_p": Parameter(1.0, "in (0, 1]", lambda x: 0 < x <= 1),
     "min_p": Parameter(0.0, "in [0, 1]", lambda x: 0 <= x <= 1),
 }
-RULES = ("token", "block", "greedy", "match")
 
 
 @dataclass
@@ -340,26 +339,6 @@ def row_seeds(seed: Any, batch_size: int) -> list[int]:
         if not -(2**63) <= s < 2**63:
             raise ValueError(f"seed must be in [-2**63, 2**63), got {s}")
     return [int(s) for s in listed] * (1 if per_row else batch_size)
-
-
-def resolve_rule(acceptance: str, do_sample: bool, sampled_drafts: bool) -> str:
-    """The acceptance rule: "auto" is greedy without sampling, and with it the rule that accepts
-    most: block where drafts are drawn from a law, token where each was certain.
-
-    Raises:
-        ValueError: unknown rule, or greedy acceptance of sampled text, which would not be lossless.
-    """
-    if acceptance == "auto":
-        return ("block" if sampled_drafts else "token") if do_sample else "greedy"
-    if acceptance not in RULES:
-        raise ValueError(
-            f"acceptance must be 'auto', {', '.join(map(repr, RULES))}, got {acceptance!r}"
-        )
-    if acceptance == "greedy" and do_sample:
-        raise ValueError(
-            "acceptance='greedy' needs do_sample=False: it would not keep the sampled law"
-        )
-    return acceptance
 
 
 def _check_mask(

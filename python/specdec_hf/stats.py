@@ -19,6 +19,8 @@ class RowStats:
     acceptance_histogram: Counter[int] = field(default_factory=Counter)
     drafted_at: Counter[int] = field(default_factory=Counter)
     accepted_at: Counter[int] = field(default_factory=Counter)
+    tried_at_rank: Counter[int] = field(default_factory=Counter)
+    accepted_at_rank: Counter[int] = field(default_factory=Counter)
     stop_reason: str = ""
 
     @property
@@ -40,14 +42,32 @@ class RowStats:
             for i in range(last + 1)
         ]
 
-    def record(self, drafted: int, accepted: int, emitted: int) -> None:
-        """Count one round: drafts proposed, drafts kept, tokens emitted."""
+    @property
+    def acceptance_by_rank(self) -> list[float]:
+        """Of trees: share of first, second, ... children accepted where those before were not."""
+        last = max(self.tried_at_rank, default=-1)
+        return [
+            self.accepted_at_rank[i] / self.tried_at_rank[i] if self.tried_at_rank[i] else 0.0
+            for i in range(last + 1)
+        ]
+
+    def record_children(self, tried: int, accepted: int | None) -> None:
+        """Count one point of a tree: how many of its children were tried, and the rank that stood.
+
+        The children before the accepted one were tried and not accepted; ``tried`` counts it too.
+        """
+        self.tried_at_rank.update(range(tried))
+        if accepted is not None:
+            self.accepted_at_rank[accepted] += 1
+
+    def record(self, drafted: int, accepted: int, emitted: int, depth: int | None = None) -> None:
+        """Count one round: drafts proposed, drafts kept, tokens emitted; depth of a tree."""
         self.rounds += 1
         self.drafted += drafted
         self.accepted += accepted
         self.new_tokens += emitted
         self.acceptance_histogram[accepted] += 1
-        for i in range(drafted):
+        for i in range(drafted if depth is None else depth):
             self.drafted_at[i] += 1
         for i in range(accepted):
             self.accepted_at[i] += 1
@@ -66,6 +86,8 @@ class RowStats:
                 str(k): v for k, v in sorted(self.acceptance_histogram.items())
             },
             "acceptance_by_position": self.acceptance_by_position,
+            "acceptance_by_rank": self.acceptance_by_rank,
+            "tried_at_rank": [self.tried_at_rank[i] for i in sorted(self.tried_at_rank)],
             "stop_reason": self.stop_reason,
         }
 
@@ -88,6 +110,7 @@ class SpecStats:
     rule: str = ""
     lossless: bool = True
     drafter: str = ""
+    tree: str = ""
     cache: str = ""
     gammas: list[int] = field(default_factory=list)
     benefit: float | None = None
@@ -107,6 +130,8 @@ class SpecStats:
             total.acceptance_histogram.update(row.acceptance_histogram)
             total.drafted_at.update(row.drafted_at)
             total.accepted_at.update(row.accepted_at)
+            total.tried_at_rank.update(row.tried_at_rank)
+            total.accepted_at_rank.update(row.accepted_at_rank)
         return total
 
     @property
@@ -145,6 +170,11 @@ class SpecStats:
         return self.together.acceptance_by_position
 
     @property
+    def acceptance_by_rank(self) -> list[float]:
+        """Of trees: the acceptance vector that `TreeSpec.sequoia` takes, as measured."""
+        return self.together.acceptance_by_rank
+
+    @property
     def tokens_per_second(self) -> float:
         """New tokens of all rows per second of wall time, prefill included."""
         return self.new_tokens / self.total_seconds if self.total_seconds else 0.0
@@ -177,6 +207,7 @@ class SpecStats:
             "rule": self.rule,
             "lossless": self.lossless,
             "drafter": self.drafter,
+            "tree": self.tree,
             "cache": self.cache,
             "gammas": self.gammas,
             "benefit": self.benefit,

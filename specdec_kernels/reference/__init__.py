@@ -4,20 +4,38 @@ Same signatures as the ops of `torch.ops.specdec_kernels`; CPU tensors. Slow and
 """
 
 from specdec_kernels.reference.chain import verify_chain
-from specdec_kernels.reference.kv import kv_append_, kv_truncate_
+from specdec_kernels.reference.expand_tree import expand_tree
+from specdec_kernels.reference.kv import (
+    kv_append_,
+    kv_compact_,
+    kv_realign_,
+    kv_truncate_,
+    ring_truncate_,
+)
 from specdec_kernels.reference.law import TAIL, Law, exponentials, philox, pick, uniform
+from specdec_kernels.reference.paged import paged_compact_, paged_truncate_
 from specdec_kernels.reference.sample import sample
 from specdec_kernels.reference.tree import verify_tree
+from specdec_kernels.reference.tree_layout import build_trie, rerank_tree, tree_attention
 
 __all__ = [
     "TAIL",
     "Law",
+    "build_trie",
+    "expand_tree",
     "exponentials",
     "kv_append_",
+    "kv_compact_",
+    "kv_realign_",
     "kv_truncate_",
+    "paged_compact_",
+    "paged_truncate_",
     "philox",
     "pick",
+    "rerank_tree",
+    "ring_truncate_",
     "sample",
+    "tree_attention",
     "uniform",
     "verify_chain",
     "verify_tree",

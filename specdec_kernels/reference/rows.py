@@ -55,7 +55,7 @@ def point_mass(certain: int, x: int, v: int) -> Draft:
     q = torch.zeros(v, dtype=torch.float64)
     if certain < v:
         q[certain] = 1.0
-    return Draft(q, float(x == certain))
+    return Draft(q, float(x == certain), beyond=float(certain >= v))
 
 
 def sparse_row(probs: Tensor, ids: Tensor, x: int, v: int) -> Draft:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +27,7 @@ from specdec_kernels.reference.law import (
     uniform,
     valid,
 )
+from specdec_kernels.reference.residual import Left, k_seq_factor, without
 from specdec_kernels.reference.rows import (
     Draft,
     Row,
@@ -63,22 +63,6 @@ def verify_tree(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Ten
         for n, probability in sequence.acceptance.items() if a.with_acceptance else ():
             acceptance[b, n] = probability
     return path, tokens, num_accepted, status, logprobs, acceptance
-
-
-@dataclass
-class _Left:
-    """What the target has left after siblings were rejected: (c P - sum of scales * Q)+ / mass.
-
-    So far the scale of the next sibling's Q is `mass`. Nothing is left of a rejected token.
-    """
-
-    weights: Tensor
-    mass: float = 1.0
-
-    def subtract(self, draft: Draft, scale: float, excluded: Iterable[int]) -> _Left:
-        q = draft.q.clone()
-        q[[x for x in excluded if x < len(q)]] = 0.0
-        return _Left((self.weights - scale * q).clamp(min=0))
 
 
 @dataclass
@@ -131,7 +115,7 @@ class _Sequence:
     def _read_tree(self, nodes: int) -> None:
         """The children of each node, absent ones left out."""
         tokens, parents = self.a.tree_tokens[self.b].tolist(), self.a.parents[self.b].tolist()
-        self.tokens = tokens
+        self.tokens, self.parents = tokens, parents
         self.children: dict[int, list[int]] = {n: [] for n in range(ROOT, nodes)}
         for n in range(nodes):
             lawful = -1 <= parents[n] < n and -1 <= tokens[n] < self.a.id_limit
@@ -153,6 +137,10 @@ class _Sequence:
     def _law_of(self, node: int) -> int:
         """The row of the law that a node was drawn from."""
         return node if self.a.draft_rows is None else int(self.a.draft_rows[self.b, node])
+
+    def _group(self, node: int) -> tuple[int, int]:
+        """Nodes of one parent and one law were drawn together."""
+        return self.parents[node], self._law_of(node)
 
     def _draft(self, node: int, token: int | None = None) -> Draft:
         """Q of a node, at its token or another one."""
@@ -232,7 +220,10 @@ class _Sequence:
         if rule == "k_seq":
             return self._k_seq(depth, row, children)
         replacement = rule == "multi_draft"
-        return self._one_by_one(depth, row, children if replacement else distinct, replacement)
+        if not replacement:
+            once = {(self._group(n), self.tokens[n]): n for n in reversed(children)}
+            children = sorted(once.values())
+        return self._one_by_one(depth, row, children, replacement)
 
     def _answer(self, depth: int, row: Row) -> int:
         """The token that the target itself says."""
@@ -264,16 +255,18 @@ class _Sequence:
     ) -> tuple[int | None, int]:
         """multi_draft and multi_draft_wor, whose later siblings' Q lacks the tokens before them.
 
+        Without replacement, a token that came from another law before is tried in vain, and what
+        is left is reduced by its law all the same.
+
         After j rejections P' = (P - sum of a_i Q_i)+ / a_{j+1} with a_{i+1} the mass of what the
         first i leave of P, and a_1 = 1.
         """
-        left = _Left(row.p)
-        tried: dict[int, dict[int, float]] = {}  # of each law, without replacement
+        left = Left(row.p)
+        tried: dict[tuple[int, int], dict[int, float]] = {}  # of each group, without replacement
         for lane, n in enumerate(children):
-            x, law = self.tokens[n], self._law_of(n)
-            draft = self._draft(n)
-            before = {} if replacement else tried.setdefault(law, {})
-            rest = _without(draft, before)
+            x, draft = self.tokens[n], self._draft(n)
+            before = {} if replacement else tried.setdefault(self._group(n), {})
+            rest = without(draft, before)
             if draft.fault:
                 self.status |= DRAFT_NOT_FINITE
                 break
@@ -293,7 +286,7 @@ class _Sequence:
             left.mass = float(left.weights.sum())
             if not left.mass > 0:
                 self.status |= EMPTY_RESIDUAL
-                left = _Left(row.p)
+                left = Left(row.p)
                 break
         return None, self._draw(depth, left.weights)
 
@@ -306,14 +299,14 @@ class _Sequence:
         if children and self.tokens[children[-1]] not in top:
             n = children[-1]
             x, draft = self.tokens[n], self._draft(n)
-            rest = _without(draft, {t: self._draft(n, token=t).q_x for t in top})
+            rest = without(draft, {t: self._draft(n, token=t).q_x for t in top})
             if draft.fault or not draft.whole:
                 self.status |= DRAFT_NOT_FINITE
             elif rest > 0:
                 p_x = float(row.p[x]) if x < self.v else 0.0
                 if self._stands(n, p_x, draft.q_x / rest, self._position(depth), 0):
                     return n, -1
-                left = _Left(row.p).subtract(draft, 1 / rest, sorted(top))
+                left = Left(row.p).subtract(draft, 1 / rest, sorted(top))
                 weights = left.weights
                 if not float(weights.sum()) > 0:
                     self.status |= EMPTY_RESIDUAL
@@ -333,7 +326,7 @@ class _Sequence:
         if any(d.fault for d in drafts) or not law.whole:
             self.status |= DRAFT_NOT_FINITE
             return None, self._draw(depth, row.p)
-        rho, beta = _k_seq_factor(row.p, law.q, len(children))
+        rho, beta = k_seq_factor(row.p, law.q, len(children))
         for lane, (n, draft) in enumerate(zip(children, drafts, strict=True)):
             x = self.tokens[n]
             p_x = float(row.p[x]) if x < self.v else 0.0
@@ -355,7 +348,7 @@ class _Sequence:
         """
         node = path[-1] if path else ROOT
         row = self._target(node)
-        left, status, fresh = _Left(a * row.p), 0, True
+        left, status, fresh = Left(a * row.p), 0, True
         over = self._over(path)
         children = [] if over or row.fault or len(path) >= self.a.max_depth else self.children[node]
         for n in children:
@@ -402,35 +395,3 @@ class _Sequence:
         self.path = path
         for i, n in enumerate(path):
             self._emit(self._target(path[i - 1] if i else ROOT), self.tokens[n])
-
-
-def _without(draft: Draft, taken: dict[int, float]) -> float:
-    """Mass of Q off some ids with these probabilities; 1 where there are none."""
-    if not taken:
-        return 1.0
-    v = len(draft.q)
-    inside = draft.q.clone()
-    inside[[x for x in taken if x < v]] = 0.0
-    return float(inside.sum()) + draft.beyond - sum(q for x, q in taken.items() if x >= v)
-
-
-def _k_seq_factor(p: Tensor, q: Tensor, k: int) -> tuple[float, float]:
-    """The smallest rho in [1, K] with 1 - (1 - beta)^K <= rho * beta, beta = sum(min(Q, P / rho)).
-
-    At any larger rho the rule is as lossless, and accepts less.
-    """
-
-    def beta_of(rho: float) -> float:
-        return min(1.0, float(torch.minimum(q, p / rho).sum()))
-
-    low, high = 1.0, float(k)
-    if not beta_of(high) > 0:
-        return high, 0.0
-    for _ in range(100):
-        rho = (low + high) / 2
-        beta = beta_of(rho)
-        if 1 - (1 - beta) ** k <= rho * beta:
-            high = rho
-        else:
-            low = rho
-    return high, beta_of(high)

@@ -1,45 +1,44 @@
-"""Triton provider of the ops that draw, for CUDA devices (and the CPU interpreter).
+"""Triton provider for CUDA devices (and the CPU interpreter).
 
 Nothing here imports triton until an op is first called: the import costs about a second.
 """
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
 
-__all__ = ["register"]
+__all__ = ["MODULES", "register"]
 
-_libraries: list[torch.library.Library] = []
+# Op -> the module of this package that has a function of its name.
+MODULES = {
+    "sample": "sample",
+    "verify_chain": "chain",
+    "verify_tree": "tree",
+    "tree_attention": "tree_layout",
+    "rerank_tree": "tree_layout",
+    "build_trie": "tree_layout",
+    "expand_tree": "expand_tree",
+}
 
-
-def _sample(*args: Any) -> tuple[Tensor, ...]:
-    from specdec_kernels.triton.sample import sample  # noqa: PLC0415
-
-    return sample(*args)
-
-
-def _verify_chain(*args: Any) -> tuple[Tensor, ...]:
-    from specdec_kernels.triton.chain import verify_chain  # noqa: PLC0415
-
-    return verify_chain(*args)
+_libraries: dict[str, torch.library.Library] = {}
 
 
-def _verify_tree(*args: Any) -> tuple[Tensor, ...]:
-    from specdec_kernels.triton.tree import verify_tree  # noqa: PLC0415
+def _on_call(op: str) -> Callable[..., Any]:
+    def call(*args: Any) -> Any:
+        return getattr(importlib.import_module(f"{__name__}.{MODULES[op]}"), op)(*args)
 
-    return verify_tree(*args)
+    return call
 
 
-def register(dispatch_key: str = "CUDA") -> None:
-    """Serve the ops on `dispatch_key`; the schemas must be there. A second call changes nothing."""
-    if _libraries:
+def register(op: str, dispatch_key: str = "CUDA") -> None:
+    """Serve an op on `dispatch_key`; its schema must be there. A second call changes nothing."""
+    if op in _libraries:
         return
     library = torch.library.Library("specdec_kernels", "IMPL")
-    library.impl("sample", _sample, dispatch_key)
-    library.impl("verify_chain", _verify_chain, dispatch_key)
-    library.impl("verify_tree", _verify_tree, dispatch_key)
-    # The registrations live as long as the object that made them.
-    _libraries.append(library)
+    library.impl(op, _on_call(op), dispatch_key)
+    # A registration lives as long as the object that made it.
+    _libraries[op] = library

@@ -67,7 +67,7 @@ def no_outputs(out, nodes, max_depth, NODES: tl.constexpr):
 
 @triton.jit(
     do_not_specialize=[
-        "nodes", "max_depth", "n_rows", "n_draft", "tiles", "d_tiles", "slot_size", "id_limit",
+        "num_nodes", "max_depth", "n_rows", "n_draft", "tiles", "d_tiles", "slot_size", "id_limit",
         "num_eos",
     ]
 )  # fmt: skip
@@ -79,7 +79,7 @@ def tree_sequences(
     seeds, positions, uniforms, typical_epsilon, typical_delta, eos_ids, max_emit,
     tops, sums, marks,
     path, tokens, num_accepted, status, logprobs, acceptance,
-    nodes, max_depth, v, d, n_rows, n_draft, tiles, d_tiles, slot_size, id_limit, num_eos,
+    num_nodes, max_depth, v, d, n_rows, n_draft, tiles, d_tiles, slot_size, id_limit, num_eos,
     RULE: tl.constexpr, WHAT: tl.constexpr, FILTERS: tl.constexpr, PROBS: tl.constexpr,
     DRAFT: tl.constexpr, FLAT_DRAFT: tl.constexpr, BEYOND: tl.constexpr, NODES: tl.constexpr,
     TILE: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, LOG_TILES: tl.constexpr,
@@ -103,11 +103,11 @@ def tree_sequences(
     if DRAFT == SAMPLED:
         q_temp = parameter(draft_temperatures, draft_temperature, b)
         good = good & (q_temp >= 0) & (q_temp < INF)
-    begin, rows = sequence(cu_rows, b, nodes, n_rows)
-    tree_tokens += b * nodes
-    parents += b * nodes
+    begin, rows = sequence(cu_rows, b, num_nodes, n_rows)
+    tree_tokens += b * num_nodes
+    parents += b * num_nodes
     if draft_rows is not None:
-        draft_rows += b * nodes
+        draft_rows += b * num_nodes
     if not FLAT_DRAFT:
         draft += b * draft_stride_b
         if draft_ids is not None:
@@ -120,10 +120,10 @@ def tree_sequences(
     if logprobs is not None:
         logprobs += b * (max_depth + 1)
     if acceptance is not None:
-        acceptance += b * nodes
+        acceptance += b * num_nodes
     if uniforms is not None:
-        uniforms += b * (2 * nodes + 1)
-    no_outputs((path, tokens, logprobs, acceptance), nodes, max_depth, NODES)
+        uniforms += b * (2 * num_nodes + 1)
+    no_outputs((path, tokens, logprobs, acceptance), num_nodes, max_depth, NODES)
 
     stood = flag(0)
     flags = tl.where(good, tl.where(rows > 0, 0, TARGET_NOT_FINITE), BAD_PARAMETER).to(tl.int32)
@@ -131,7 +131,7 @@ def tree_sequences(
         point = (q_temp == 0) | (DRAFT == POINT)
         mode = tl.where(point, REMOVE, SUBTRACT).to(tl.int32)
         tree, flags = read_tree(
-            tree_tokens, parents, draft_rows, nodes, rows, id_limit, point, NODES
+            tree_tokens, parents, draft_rows, num_nodes, rows, id_limit, point, NODES
         )
         most = rows
         if max_emit is not None:
@@ -149,8 +149,8 @@ def tree_sequences(
             noise = (tl.load(seeds + b), tl.load(positions + b), uniforms)
             at = 3 * b * slot_size
             scratch = (tops + at, sums + at, slot_size)
-            states = marks + b * ((nodes + 1) * STATE + nodes * ENTRY)
-            entries = states + (nodes + 1) * STATE
+            states = marks + b * ((num_nodes + 1) * STATE + num_nodes * ENTRY)
+            entries = states + (num_nodes + 1) * STATE
             zero = tl.full([], 0.0, tl.float64)
             judge = (zero + typical_epsilon, zero + typical_delta, temp)
             limits = (most, max_depth, eos_ids, num_eos)

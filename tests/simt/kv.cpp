@@ -1,30 +1,69 @@
-// csrc/cuda/kv.cu as a CPU library with a C interface, for tests/test_simt.py.
+// The cache ops as csrc/torch binds them, served by the CUDA source on CPU tensors, under a name of
+// their own; for tests/simt_kv.py.
 #include "../../csrc/cuda/kv.cu"
 
-extern "C" {
+#include "../../csrc/cuda/kv_compact.cu"
+#include "../../csrc/cuda/kv_realign.cu"
+#include "../../csrc/cuda/paged_truncate.cu"
+#include "../../csrc/cuda/ring_truncate.cu"
+#include "../../csrc/torch/checks.cpp"
+#include "../../csrc/torch/kv.cpp"
+#include "../../csrc/torch/kv_caches.cpp"
+#include "../../csrc/torch/kv_compact.cpp"
+#include "../../csrc/torch/kv_realign.cpp"
+#include "../../csrc/torch/paged_truncate.cpp"
+#include "../../csrc/torch/ring_truncate.cpp"
+#include "torch/schemas.h"
 
-int64_t simt_sizeof_tensor() { return sizeof(specdec::KvTensor); }
+namespace specdec {
 
-void simt_reverse(bool reverse) { simt::reverse = reverse; }
+// No CUDA device: every tensor is on the CPU, and these stand where the CPU kernels would.
+static void check_launch(int status) {
+  SPECDEC_CHECK(status == 0,
+                "the launch failed: ", cudaGetErrorString(static_cast<cudaError_t>(status)));
+}
 
-int64_t simt_launches() { return simt::launches; }
+#define SPECDEC_IN_SHIM(op, Params) \
+  void op##_cpu(const Params& p, const Parallel&) { check_launch(op##_cuda(p, nullptr)); }
+SPECDEC_IN_SHIM(kv_append, KvAppendParams)
+SPECDEC_IN_SHIM(kv_truncate, KvTruncateParams)
+SPECDEC_IN_SHIM(kv_compact, KvCompactParams)
+SPECDEC_IN_SHIM(paged_compact, PagedCompactParams)
+SPECDEC_IN_SHIM(paged_truncate, PagedTruncateParams)
+SPECDEC_IN_SHIM(kv_realign, KvRealignParams)
+SPECDEC_IN_SHIM(ring_truncate, RingTruncateParams)
+
+Parallel torch_parallel() { return serial(); }
+
+}  // namespace specdec
+
+#define SPECDEC_EXPORT extern "C" __attribute__((visibility("default")))
+
+SPECDEC_EXPORT void simt_reverse(bool reverse) { simt::reverse = reverse; }
+
+SPECDEC_EXPORT int64_t simt_launches() { return simt::launches; }
 
 // Undefined on purpose: shows that the sanitizer is awake.
-unsigned simt_misaligned_load(const char* bytes) {
+SPECDEC_EXPORT unsigned simt_misaligned_load(const char* bytes) {
   return reinterpret_cast<const uint4*>(bytes)->x;
 }
 
-int simt_kv_append(const specdec::KvTensor* tensors, int64_t num_tensors, int64_t batch,
-                   const int64_t* positions, int64_t stride) {
-  return specdec::kv_append_cuda({tensors, num_tensors, batch, {positions, stride}}, nullptr);
+STABLE_TORCH_LIBRARY(specdec_kernels_simt_kv, m) {
+  m.def(specdec::kKvAppendSchema);
+  m.def(specdec::kKvTruncateSchema);
+  m.def(specdec::kKvCompactSchema);
+  m.def(specdec::kPagedCompactSchema);
+  m.def(specdec::kPagedTruncateSchema);
+  m.def(specdec::kKvRealignSchema);
+  m.def(specdec::kRingTruncateSchema);
 }
 
-int simt_kv_truncate(const specdec::KvTensor* tensors, int64_t num_tensors, int64_t batch,
-                     int64_t* lengths, int64_t stride, const int64_t* new_lengths,
-                     int64_t new_stride, bool zero_fill) {
-  return specdec::kv_truncate_cuda(
-      {tensors, num_tensors, batch, {lengths, stride}, {new_lengths, new_stride}, zero_fill},
-      nullptr);
+STABLE_TORCH_LIBRARY_IMPL(specdec_kernels_simt_kv, CPU, m) {
+  m.impl("kv_append_", TORCH_BOX(&specdec::kv_append_));
+  m.impl("kv_truncate_", TORCH_BOX(&specdec::kv_truncate_));
+  m.impl("kv_compact_", TORCH_BOX(&specdec::kv_compact_));
+  m.impl("paged_compact_", TORCH_BOX(&specdec::paged_compact_));
+  m.impl("paged_truncate_", TORCH_BOX(&specdec::paged_truncate_));
+  m.impl("kv_realign_", TORCH_BOX(&specdec::kv_realign_));
+  m.impl("ring_truncate_", TORCH_BOX(&specdec::ring_truncate_));
 }
-
-}  // extern "C"

@@ -13,8 +13,8 @@ struct KvStrides {
 
 // One cache of a call, and for kv_append_ what goes into it.
 struct KvTensor {
-  char* cache;          // [B, heads, slots, row_bytes]
-  const char* entries;  // [B, heads, count, row_bytes]; null in kv_truncate_
+  char* cache;          // [B, heads, slots, row_bytes]; a paged one has a block for a sequence
+  const char* entries;  // [B, heads, count, row_bytes]; null but in kv_append_
   KvStrides cache_stride;
   KvStrides entry_stride;
   int64_t heads;
@@ -30,6 +30,18 @@ struct KvVector {
   int64_t stride;  // elements
 
   SPECDEC_HD T& operator[](int64_t b) const { return data[b * stride]; }
+};
+
+// One row a sequence.
+template <class T>
+struct KvTable {
+  T* data;                                 // [B, columns], on the device of the caches
+  int64_t sequence_stride, column_stride;  // elements
+  int64_t columns;
+
+  SPECDEC_HD T& at(int64_t b, int64_t i) const {
+    return data[b * sequence_stride + i * column_stride];
+  }
 };
 
 struct KvAppendParams {

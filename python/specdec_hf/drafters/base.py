@@ -11,7 +11,10 @@ from numpy.typing import NDArray
 
 from specdec_kernels import SampledDraft
 
-RATIO_RULES = ("token", "block")  # they compare with the law that the drafts were drawn from
+# They compare with the law that the drafts were drawn from.
+RATIO_RULES = (
+    "token", "block", "multi_draft", "multi_draft_wor", "top_k_plus_one", "k_seq", "traversal",
+)  # fmt: skip
 
 
 @dataclass
@@ -63,6 +66,8 @@ class DraftContext:
         batch_size: rows B.
         max_length: no row will hold more tokens than this.
         max_gamma: no more tokens than this will be asked for at once.
+        noise_from: None for noise that belongs to a token's position, else the first number of
+            noise that belongs to the round, for rules that look ahead and for trees.
     """
 
     model: Any
@@ -75,6 +80,7 @@ class DraftContext:
     batch_size: int
     max_length: int
     max_gamma: int
+    noise_from: int | None = None
 
 
 class Drafter:
@@ -97,3 +103,83 @@ class Drafter:
 
     def commit(self, lengths: NDArray[np.int64], accepted: NDArray[np.int64]) -> None:
         """Learn what stood: row ``b`` had ``lengths[b]`` tokens and kept ``accepted[b]`` drafts."""
+
+
+@dataclass
+class TreeDraft:
+    """A proposed tree, one round's. Nodes are in topological order.
+
+    Attributes:
+        tokens: [B, N] int64 on the target's device; -1 is an absent node.
+        parents: [B, N] int32 or int64 there, -1 for children of the root.
+        depth: no node is deeper.
+        law: the laws that nodes were drawn from, rows [B, M, V], or None for point masses.
+        draft_rows: [B, N] int32, the row of each node's law.
+        note: [B, E] int64 on the target's device, what the drafter wants to read with the verdict.
+    """
+
+    tokens: torch.Tensor
+    parents: torch.Tensor
+    depth: int
+    law: SampledDraft | None = None
+    draft_rows: torch.Tensor | None = None
+    note: torch.Tensor | None = None
+
+
+@dataclass
+class TreeOutcome:
+    """What stood of a proposed tree, on the host.
+
+    Attributes:
+        path: [B, D] int64, the accepted nodes that were kept, then -1.
+        tokens: [B, D] int64, their tokens, then -1.
+        note: [B, E] int64, as in the draft.
+    """
+
+    path: NDArray[np.int64]
+    tokens: NDArray[np.int64]
+    note: NDArray[np.int64]
+
+
+class TreeDrafter:
+    """Base of what proposes trees. It serves one `generate` call at a time.
+
+    Attributes:
+        rules: the acceptance rules that its trees are drawn for; the first is "auto" of sampling.
+        size, depth: no tree has more nodes, or deeper ones.
+    """
+
+    name = "tree"
+    rules: tuple[str, ...] = ("target_only", "match", "greedy")
+    size = 0
+    depth = 0
+
+    def start(self, context: DraftContext) -> None:
+        """Begin a new call."""
+
+    def propose(self, history: History, limits: NDArray[np.int64]) -> TreeDraft | None:
+        """A tree for every row, no deeper than ``limits[b]``, or None for none at all.
+
+        Must not wait for the device: the loop's one read per round is elsewhere.
+        """
+        raise NotImplementedError
+
+    def commit(self, lengths: NDArray[np.int64], outcome: TreeOutcome | None) -> None:
+        """Learn what stood: row ``b`` had ``lengths[b]`` tokens. None: no tree was proposed."""
+
+
+def absent_beyond(
+    tokens: torch.Tensor, depths: torch.Tensor, limits: NDArray[np.int64]
+) -> torch.Tensor:
+    """Tokens [B, N] with -1 where the depth [B, N] or [1, N] is larger than the row's limit."""
+    bounds = torch.from_numpy(limits.copy()).to(tokens.device, non_blocking=True)
+    return tokens.masked_fill(depths > bounds[:, None], -1)
+
+
+def check_draft(drafter: Drafter, draft: Draft, rows: int, gamma: int) -> None:
+    """Raises ValueError if a chain of drafts has a wrong shape."""
+    shape = list(draft.tokens.shape)
+    if len(shape) != 2 or shape[0] != rows or not 0 < shape[1] <= gamma:
+        raise ValueError(
+            f"{type(drafter).__name__}.propose must return tokens [{rows}, 1..{gamma}], got {shape}"
+        )

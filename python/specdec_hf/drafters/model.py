@@ -1,25 +1,24 @@
-"""Drafting with a smaller causal language model of the same vocabulary."""
+"""Drafting a chain with a smaller causal language model of the same vocabulary."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specdec_hf.cache import make_cache
 from specdec_hf.drafters.base import RATIO_RULES, Draft, DraftContext, Drafter, History
+from specdec_hf.drafters.draft_model import DraftModel
 from specdec_hf.forward import forward_window
-from specdec_kernels import SampledDraft, sample
+from specdec_kernels import SampledDraft
 
 
 class ModelDrafter(Drafter):
     """Any causal LM; may live on another device or in another dtype than the target.
 
-    It samples with the target's own temperature and filters, so that its law is close to the one
-    that judges it, and hands over exactly the law it drew from. Its cache trails the sequence by
-    one token after a fully accepted draft, and the next call feeds that token first.
+    It hands over exactly the law it drew from. Its cache trails the sequence by one token after a
+    fully accepted draft, and the next call feeds that token first.
 
     Args:
         model: the draft model. Neither it nor its configs are changed.
@@ -38,66 +37,34 @@ class ModelDrafter(Drafter):
         Raises:
             ValueError: the two vocabularies differ in size.
         """
-        ours = self.model.config.get_text_config(decoder=True).vocab_size
-        theirs = context.model.config.get_text_config(decoder=True).vocab_size
-        if ours != theirs:
-            raise ValueError(
-                "drafter and model must share one vocabulary: "
-                f"drafter has {ours} tokens, model has {theirs}"
-            )
         self._context = context
-        self._device = self.model.device
-        self._limit: int | None = getattr(
-            self.model.config.get_text_config(decoder=True), "max_position_embeddings", None
-        )
-        self._cache = make_cache(
-            self.model,
-            context.batch_size,
-            min(context.max_length, 1024) + context.max_gamma + 1,
-            self.cache_kind,
-        )
-        self._settings: dict[str, Any] = {
-            name: value.to(self._device) if isinstance(value, torch.Tensor) else value
-            for name, value in (
-                ("temperature", context.temperature),
-                ("top_k", context.top_k),
-                ("top_p", context.top_p),
-                ("min_p", context.min_p),
-            )
-        }
-        self._seeds = context.seeds.to(self._device)
-        self._stream: Literal["shared", "draft"] = "shared" if context.rule == "match" else "draft"
+        self._draft = DraftModel(self.model, context, self.cache_kind)
 
     def propose(self, history: History, gamma: int) -> Draft | None:
-        lengths = history.lengths
-        if self._limit is not None:
-            gamma = min(gamma, self._limit - int(lengths[history.active].max(initial=0)))
+        draft, lengths = self._draft, history.lengths
+        gamma = draft.room(history, gamma)
         if gamma < 1:
             return None
-        # Rows that trail by less than the one that trails most are fed a few tokens again: the same
-        # entries land in the same slots, and the batch stays rectangular and right aligned.
-        missing = int((lengths - self._cache.lengths).max())
-        tokens = torch.from_numpy(history.last(missing)).to(self._device, non_blocking=True)
-        starts = lengths - missing
-        positions = torch.from_numpy(lengths.copy()).to(self._device, non_blocking=True)
-        drawn, logits_of, sums, thresholds = [], [], [], []
+        logits = draft.catch_up(history)
+        positions = torch.from_numpy(lengths.copy()).to(draft.device, non_blocking=True)
+        drawn: list[torch.Tensor] = []
+        logits_of, sums, thresholds = [], [], []
         for i in range(gamma):
-            logits = forward_window(self.model, self._cache, tokens, starts, keep=1)[:, -1]
-            picked = sample(
-                logits,
-                **self._settings,
-                seeds=self._seeds,
-                positions=positions + i,
-                stream=self._stream,
-            )
-            # A row that is not finite draws -1: fed as 0, and judged as "no draft from here on".
-            tokens = picked.tokens.clamp(min=0)[:, None]
-            starts = lengths + i
-            drawn.append(picked.tokens)
+            if i:
+                # A row that is not finite draws -1: fed as 0, and judged as "no draft from here on"
+                logits = forward_window(
+                    draft.model,
+                    draft.cache,
+                    drawn[-1].clamp(min=0)[:, None],
+                    lengths + i - 1,
+                    keep=1,
+                )[:, -1]
+            picked = draft.draw(logits[:, None], self._noise(positions, i)[:, None])
+            drawn.append(picked.tokens[:, 0])
             if self._needs_law:
                 logits_of.append(logits)
-                sums.append(picked.logsumexp)
-                thresholds.append(picked.threshold)
+                sums.append(picked.logsumexp[:, 0])
+                thresholds.append(picked.threshold[:, 0])
         drafted = torch.stack(drawn, dim=1)
         if not self._needs_law:
             return Draft(drafted)
@@ -111,8 +78,20 @@ class ModelDrafter(Drafter):
         return Draft(drafted, law)
 
     def commit(self, lengths: NDArray[np.int64], accepted: NDArray[np.int64]) -> None:
-        # The last draft was never fed, hence the minimum: one short after full acceptance.
-        self._cache.truncate(np.minimum(self._cache.lengths, lengths + accepted))
+        # The last draft was never fed, hence one short after full acceptance.
+        self._draft.truncate(lengths + accepted)
+
+    def _noise(self, positions: torch.Tensor, i: int) -> torch.Tensor:
+        """Where the noise of draft i comes from, [B].
+
+        Rules match and token use that of the token's position. Rule block and trees judge a token
+        by what comes after it: a rejected draft has then shaped what was emitted, and noise that
+        drew it must not draw again at the same position in the next round.
+        """
+        begin = self._context.noise_from
+        if begin is None or self._context.rule == "match":
+            return positions + i
+        return positions + ((begin + i + 1) << 32)
 
     @property
     def _needs_law(self) -> bool:

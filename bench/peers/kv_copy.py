@@ -1,0 +1,53 @@
+"""A copy of the bytes that a compaction moves: the least that it can cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from bench.kv_points import KvInputs
+from bench.peers.base import Peer
+from bench.points import DTYPES
+
+
+def _all(inputs: KvInputs) -> torch.Tensor:
+    return torch.full((inputs.point.batch,), inputs.point.accepted)
+
+
+def build(inputs: KvInputs) -> Callable[[], Any]:
+    dtype = DTYPES[inputs.point.dtype]
+    source = torch.ones(
+        inputs.point.moved_bytes // dtype.itemsize, dtype=dtype, device=inputs.base.device
+    )
+    copy, accepted = torch.empty_like(source), _all(inputs)
+
+    def once() -> Any:
+        copy.copy_(source)
+        return accepted
+
+    return once
+
+
+def build_eager(inputs: KvInputs) -> Callable[[], Any]:
+    """Layer by layer with indices: a gather of the slots, and a scatter to where they belong."""
+    point, accepted = inputs.point, _all(inputs)
+    rows = torch.arange(point.batch, device=inputs.base.device)[:, None]
+    kept = inputs.path[:, : point.accepted]
+
+    def once() -> Any:
+        source = inputs.base[:, None] + kept
+        slots = inputs.base[:, None] + torch.arange(point.accepted, device=rows.device)
+        for cache in inputs.caches:
+            by_slot = cache.transpose(1, 2)
+            by_slot[rows, slots] = by_slot[rows, source]
+        return accepted
+
+    return once
+
+
+PEERS = (
+    Peer("copy", lambda device: "", build, accepted=lambda accepted: accepted),
+    Peer("eager", lambda device: "", build_eager, accepted=lambda accepted: accepted),
+)

@@ -1,0 +1,112 @@
+"""Tokens a round of chains and of trees with as many drafted tokens, on SmolLM2-135M-Instruct.
+
+    python -m bench.tree_acceptance [--bits N] [--limit PROMPTS] [--tokens N] [--prompts FILE]
+
+The draft model is the target with the weights of its layers rounded to a few bits: a stand-in for
+a smaller model that agrees with it about as often. Sequoia's trees come from acceptance vectors
+measured on prompts that are not counted. Nothing here is timed.
+"""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from specdec_hf import EagleTree, SpecStats, TreeSpec, generate
+from specdec_hf.prompts import read_prompts, shipped_prompts
+from specdec_hf.weights import load_embedded
+
+NODES = (8, 16)
+WIDE = (6, 2)  # the tree that acceptance is measured with
+MODES: dict[str, dict[str, Any]] = {
+    "greedy": {"do_sample": False},
+    "sampled at T=1": {"do_sample": True, "temperature": 1.0, "top_k": 0, "seed": 1},
+}
+console = Console(highlight=False)
+
+
+def rounded(model: Any, bits: int) -> Any:
+    """A copy whose layers' matrices hold integers of so many bits times a scale a row."""
+    draft = copy.deepcopy(model)
+    most = 2 ** (bits - 1) - 1
+    with torch.no_grad():
+        for module in draft.model.layers.modules():
+            if isinstance(module, torch.nn.Linear):
+                scale = module.weight.abs().amax(dim=1, keepdim=True) / most
+                module.weight.copy_((module.weight / scale).round() * scale)
+    return draft
+
+
+def encode(tokenizer: Any, questions: list[str]) -> dict[str, torch.Tensor]:
+    chats = [
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": question}], add_generation_prompt=True, tokenize=False
+        )
+        for question in questions
+    ]
+    return dict(tokenizer(chats, return_tensors="pt", padding=True, padding_side="left"))
+
+
+def layouts(nodes: int, acceptance: list[float]) -> dict[str, tuple[dict[str, Any], int]]:
+    """Name -> arguments of `generate`, and the tokens drafted."""
+    wide = TreeSpec.branching((nodes // 4, 1, 1, 1))
+    best = TreeSpec.sequoia(acceptance, nodes)
+    return {
+        f"chain of {nodes}": ({"num_assistant_tokens": nodes}, nodes),
+        f"{wide.leaves} chains of {wide.depth}": ({"tree": wide}, wide.size),
+        f"Sequoia's tree, {best.leaves} leaves, depth {best.depth}": ({"tree": best}, best.size),
+        "EAGLE-2's tree": ({"tree": EagleTree(4, 6, nodes)}, nodes),
+    }
+
+
+def main(
+    bits: Annotated[int, typer.Option(help="Of the draft model's weights.")] = 4,
+    limit: Annotated[int, typer.Option(help="Prompts to count; as many again measure.")] = 4,
+    tokens: Annotated[int, typer.Option(help="New tokens of each prompt.")] = 48,
+    prompts: Annotated[
+        Path | None, typer.Option(help='JSON lines with "turns" (Spec-Bench format).')
+    ] = None,
+) -> None:
+    """Print mean acceptance lengths of chains and trees."""
+    target, tokenizer = load_embedded()
+    draft = rounded(target, bits)
+    questions = [p.turns[0] for p in read_prompts(prompts or shipped_prompts())]
+    counted, spare = questions[0 : 2 * limit : 2], questions[1 : 2 * limit : 2]
+
+    def run(asked: list[str], **settings: Any) -> SpecStats:
+        output = generate(
+            target, **encode(tokenizer, asked), drafter=draft, max_new_tokens=tokens, guard=False,
+            return_dict_in_generate=True, **settings,
+        )  # fmt: skip
+        return output.stats  # type: ignore[no-any-return]
+
+    table = Table(
+        "decoding", "drafted a round", "layout", "rule", "tokens a round", "against the chain",
+        title=f"SmolLM2-135M, drafted by itself with its layers in {bits} bits; {len(counted)} "
+        f"prompts, {tokens} tokens each",
+    )  # fmt: skip
+    for mode, settings in MODES.items():
+        acceptance = run(spare, tree=WIDE, **settings).acceptance_by_rank
+        console.print(f"{mode}: acceptance by rank {', '.join(f'{a:.2f}' for a in acceptance)}")
+        for nodes in NODES:
+            chain = 0.0
+            for name, (layout, size) in track(
+                layouts(nodes, acceptance).items(), f"{mode}, {nodes} tokens", transient=True
+            ):
+                stats = run(counted, **layout, **settings)
+                length = stats.mean_acceptance_length
+                chain = chain or length
+                table.add_row(
+                    mode, str(size), name, stats.rule, f"{length:.2f}", f"{length / chain:.2f}"
+                )
+    console.print(table)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,46 @@
+#include "specdec/kv_realign.h"
+
+#include "cpu/kv_rows.h"
+
+namespace specdec {
+namespace {
+
+void move_rows(const KvTensor& t, int64_t b, int64_t h, const KvShift& shift) {
+  if (shift.size <= 0) return;
+  const int64_t by = shift.direction * shift.step;
+  if (t.cache_stride.slot == t.row_bytes) {
+    char* const from = slot_address(t, b, h, shift.slots(shift.size).begin);
+    std::memmove(from + by * t.row_bytes, from, static_cast<size_t>(shift.size * t.row_bytes));
+    return;
+  }
+  for (int64_t d = shift.size - 1; d >= 0; --d) {
+    char* const from = slot_address(t, b, h, shift.slot(d));
+    std::memcpy(from + by * t.cache_stride.slot, from, static_cast<size_t>(t.row_bytes));
+  }
+}
+
+}  // namespace
+
+void kv_realign_cpu(const KvRealignParams& p, const Parallel& parallel) {
+  const auto shift_of = [&](const KvTensor& t, int64_t b) {
+    return realigned(p.starts[b], p.lengths[b], p.shifts[b], t.slots);
+  };
+  int64_t heads = 0, bytes = 0;
+  for (int64_t i = 0; i < p.num_tensors; ++i) {
+    const KvTensor& t = p.tensors[i];
+    heads += p.batch * t.heads;
+    for (int64_t b = 0; b < p.batch; ++b) bytes += t.heads * t.row_bytes * shift_of(t, b).size;
+  }
+  const Parallel threads = worth_threads(bytes) ? parallel : serial();
+  threads(heads, [&](int64_t begin, int64_t end) {
+    for_each_head(
+        p.tensors, p.batch, begin, end, [](const KvTensor&) { return 1; },
+        [&](const KvTensor& t, int64_t b, int64_t h, int64_t, int64_t) {
+          const KvShift shift = shift_of(t, b);
+          move_rows(t, b, h, shift);
+          if (p.zero_fill) zero_rows(t, b, h, shift.slots(shift.left));
+        });
+  });
+}
+
+}  // namespace specdec

@@ -1,0 +1,130 @@
+#pragma once
+// What the rules of verify_tree read and write of one sequence.
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "cpu/row.h"
+#include "specdec/tree.h"
+
+namespace specdec {
+
+constexpr int64_t kRoot = -1, kNone = -1;
+
+// The nodes of one sequence that can be judged; siblings in the order of their numbers.
+struct Nodes {
+  std::vector<int64_t> tokens;   // [N]
+  std::vector<int64_t> parents;  // [N]
+  std::vector<int64_t> first;    // [N+1], of node n at n+1: its first child
+  std::vector<int64_t> next;     // [N], the sibling after it
+
+  int64_t first_child(int64_t node) const { return first[node + 1]; }
+};
+
+class TreeView {
+ public:
+  TreeView(const TreeParams& p, int64_t b, Nodes& nodes) : p_(p), b_(b), nodes_(nodes) {}
+
+ protected:
+  // P of what follows a node.
+  RowView target_row(int64_t node) const {
+    const bool as_log = p_.kind == Kind::kProbs && !direct_ && !point_;
+    return p_.cu_rows != nullptr ? RowView(p_.target, 0, begin_ + node + 1, p_.vocab, as_log)
+                                 : RowView(p_.target, b_, node + 1, p_.vocab, as_log);
+  }
+
+  // Absent nodes are no child of any; returns false if one that is there is out of range.
+  bool read_nodes(int64_t n) {
+    bool lawful = true;
+    nodes_.tokens.assign(n, kNone);
+    nodes_.parents.assign(n, kNone);
+    nodes_.next.assign(n, kNone);
+    nodes_.first.assign(n + 1, kNone);
+    while (--n >= 0) {
+      const int64_t x =
+          id(p_.tokens_in, p_.ids_are_int64, b_ * p_.stride_token_sequence + n * p_.stride_token);
+      const int64_t parent = id(p_.parents, p_.parents_are_int64,
+                                b_ * p_.stride_parent_sequence + n * p_.stride_parent);
+      if (parent < kRoot || parent >= n || x < kNone || x >= p_.id_limit()) {
+        lawful = false;
+      } else if (x != kNone) {
+        nodes_.tokens[n] = x;
+        nodes_.parents[n] = parent;
+        nodes_.next[n] = nodes_.first[parent + 1];
+        nodes_.first[parent + 1] = n;
+      }
+    }
+    return lawful;
+  }
+
+  int64_t token(int64_t node) const { return nodes_.tokens[node]; }
+  // The row of the law that a node was drawn from.
+  int64_t law_row(int64_t node) const {
+    return p_.draft_rows != nullptr ? p_.draft_rows[b_ * p_.nodes + node] : node;
+  }
+
+  uint64_t seed() const { return static_cast<uint64_t>(p_.seeds[b_]); }
+  uint64_t position(int64_t depth) const {
+    return static_cast<uint64_t>(p_.positions[b_]) + static_cast<uint64_t>(depth);
+  }
+  double coin(int64_t node, int64_t depth, int64_t lane) const {
+    if (p_.uniforms != nullptr) return p_.uniforms[b_ * (2 * p_.nodes + 1) + node];
+    return uniform(seed(), position(depth), kAcceptStream, static_cast<uint32_t>(lane));
+  }
+  double last(int64_t depth) const {
+    if (p_.uniforms != nullptr) return p_.uniforms[b_ * (2 * p_.nodes + 1) + p_.nodes + depth];
+    return uniform(seed(), position(depth), kResidualStream);
+  }
+
+  // Whether nothing follows: a token ends the text or is the last that is allowed.
+  bool over(int64_t depth, int64_t node) const {
+    const int64_t* end = p_.eos_ids + p_.num_eos;
+    return depth == most_ || (depth > 0 && std::find(p_.eos_ids, end, token(node)) != end);
+  }
+
+  void clear() const {
+    for (int64_t d = 0; d <= p_.max_depth; ++d) write(d, kNone, 0);
+    for (int64_t d = 0; d < p_.max_depth; ++d) {
+      put(p_.path, p_.parents_are_int64, b_ * p_.max_depth + d, kNone);
+    }
+    for (int64_t n = 0; n < p_.nodes; ++n) chance(n, NAN);
+    p_.num_accepted[b_] = 0;
+  }
+  void accept(int64_t depth, int64_t node, double logprob) const {
+    put(p_.path, p_.parents_are_int64, b_ * p_.max_depth + depth, node);
+    write(depth, token(node), logprob);
+    ++p_.num_accepted[b_];
+  }
+  void write(int64_t depth, int64_t token, double logprob) const {
+    const int64_t at = b_ * (p_.max_depth + 1) + depth;
+    put(p_.tokens, p_.ids_are_int64, at, token);
+    if (p_.logprobs != nullptr) p_.logprobs[at] = point_ ? 0.0f : static_cast<float>(logprob);
+  }
+  // The probability with which a node was to be accepted.
+  void chance(int64_t node, double probability) const {
+    if (p_.acceptance == nullptr) return;
+    p_.acceptance[b_ * p_.nodes + node] = static_cast<float>(probability > 1 ? 1.0 : probability);
+  }
+
+  const TreeParams& p_;
+  const int64_t b_;
+  Nodes& nodes_;
+  bool point_ = false;   // temperature 0: the law is a point mass
+  bool direct_ = false;  // the target's rows are the law as they are
+  int64_t begin_ = 0;    // first row of a ragged sequence
+  int64_t most_ = 0;     // tokens that may be emitted
+
+ private:
+  static int64_t id(const void* ids, bool are_int64, int64_t at) {
+    return are_int64 ? static_cast<const int64_t*>(ids)[at] : static_cast<const int32_t*>(ids)[at];
+  }
+  static void put(void* ids, bool are_int64, int64_t at, int64_t value) {
+    if (are_int64) {
+      static_cast<int64_t*>(ids)[at] = value;
+    } else {
+      static_cast<int32_t*>(ids)[at] = static_cast<int32_t>(value);
+    }
+  }
+};
+
+}  // namespace specdec

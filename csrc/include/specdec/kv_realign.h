@@ -1,0 +1,53 @@
+#pragma once
+// Moves the tokens of each sequence to the right or left: the padding of a batch changed.
+#include "specdec/kv.h"
+
+namespace specdec {
+
+struct KvRealignParams {
+  const KvTensor* tensors;  // [num_tensors], on the host
+  int64_t num_tensors;
+  int64_t batch;
+  KvVector<const int64_t> starts, lengths, shifts;
+  bool zero_fill;
+};
+
+// What moves of one sequence. Distances count from the end of its range that moves inwards, in the
+// direction of the shift: the token at distance d goes to d + step, the farthest first, and what
+// lies at distances below `left` is left behind. Distances that differ by a multiple of step form
+// a chain; no two chains touch a common slot.
+struct KvShift {
+  int64_t origin;     // slot at distance 0
+  int64_t direction;  // 1 or -1
+  int64_t step;
+  int64_t size;  // tokens that move: distances [0, size)
+  int64_t left;  // at most step
+
+  SPECDEC_HD int64_t slot(int64_t distance) const { return origin + direction * distance; }
+  // The slots of the distances [0, n).
+  SPECDEC_HD KvRange slots(int64_t n) const { return {direction > 0 ? origin : origin - n + 1, n}; }
+};
+
+// No sum here can overflow.
+SPECDEC_HD inline KvShift realigned(int64_t start, int64_t length, int64_t shift, int64_t slots) {
+  const auto clamp = [slots](int64_t slot) { return slot < 0 ? 0 : slot < slots ? slot : slots; };
+  const int64_t begin = clamp(start);
+  int64_t end = begin;
+  if (length > 0) {
+    end = start < 0 ? clamp(start + length) : length < slots - begin ? begin + length : slots;
+  }
+  const int64_t range = end > begin ? end - begin : 0;
+  if (shift == 0 || range == 0) return {begin, 1, 0, 0, 0};
+  const int64_t step = shift < -slots || shift > slots ? slots : shift < 0 ? -shift : shift;
+  const int64_t room = (shift > 0 ? slots - begin : end) - step;
+  const int64_t size = room < 0 ? 0 : room < range ? room : range;
+  const int64_t left = step < range ? step : range;
+  return {shift > 0 ? begin : end - 1, shift > 0 ? 1 : -1, step, size, left};
+}
+
+void kv_realign_cpu(const KvRealignParams& p, const Parallel& parallel);
+
+// As in kv.h.
+int kv_realign_cuda(const KvRealignParams& p, void* stream);
+
+}  // namespace specdec

@@ -1,0 +1,34 @@
+#pragma once
+// Truncation of paged sequences: the blocks that no token needs any more leave the table.
+#include "specdec/kv.h"
+
+namespace specdec {
+
+struct PagedTruncateParams {
+  KvTable<int32_t> tables;  // [B, M]
+  int64_t batch;
+  int64_t block_size;
+  KvVector<int64_t> lengths;
+  KvVector<const int64_t> new_lengths;
+  int32_t* blocks;     // [B, M], contiguous
+  int32_t* num_freed;  // [B]
+};
+
+// The columns of the table whose blocks truncation frees. No sum here can overflow.
+SPECDEC_HD inline KvRange freed_columns(int64_t length, int64_t new_length, int64_t block_size,
+                                        int64_t columns) {
+  const auto blocks = [=](int64_t n) {
+    const int64_t needed = n / block_size + (n % block_size != 0);
+    return needed < columns ? needed : columns;
+  };
+  const int64_t begin = blocks(truncated_length(length, new_length));
+  const int64_t end = length > 0 ? blocks(length) : 0;
+  return {begin, end > begin ? end - begin : 0};
+}
+
+void paged_truncate_cpu(const PagedTruncateParams& p, const Parallel& parallel);
+
+// As in kv.h.
+int paged_truncate_cuda(const PagedTruncateParams& p, void* stream);
+
+}  // namespace specdec

@@ -1,0 +1,48 @@
+#include "specdec/tree.h"
+
+#include "torch/ops.h"
+#include "torch/provider.h"
+#include "torch/tree_arguments.h"
+
+namespace specdec {
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> verify_tree(
+    Tensor target, Tensor tree_tokens, Tensor parents, std::optional<Tensor> draft,
+    std::optional<Tensor> draft_ids, std::optional<Tensor> draft_columns,
+    std::optional<Tensor> draft_logsumexp, std::optional<Tensor> draft_threshold,
+    std::optional<Tensor> draft_temperatures, double draft_temperature,
+    std::optional<Tensor> draft_rows, std::string kind, std::string rule,
+    std::optional<Tensor> temperatures, double temperature, std::optional<Tensor> top_ks,
+    int64_t top_k, std::optional<Tensor> top_ps, double top_p, std::optional<Tensor> min_ps,
+    double min_p, Tensor seeds, Tensor positions, std::optional<Tensor> cu_rows,
+    std::optional<Tensor> uniforms, double typical_epsilon, double typical_delta,
+    std::optional<Tensor> eos_ids, std::optional<Tensor> max_emit, int64_t max_depth,
+    bool with_logprobs, bool with_acceptance) {
+  TreeArguments a{target,
+                  tree_tokens,
+                  parents,
+                  {draft, draft_ids, draft_columns, draft_logsumexp, draft_threshold,
+                   draft_temperatures, draft_temperature},
+                  draft_rows,
+                  kind,
+                  rule,
+                  {temperatures, temperature, top_ks, top_k, top_ps, top_p, min_ps, min_p},
+                  seeds,
+                  positions,
+                  cu_rows,
+                  uniforms,
+                  typical_epsilon,
+                  typical_delta,
+                  eos_ids,
+                  max_emit,
+                  max_depth,
+                  with_logprobs,
+                  with_acceptance};
+  a.check();
+  const TreeOutputs out = a.new_outputs();
+  // No kernel of CUDA's serves this op yet: then SPECDEC_LAUNCHERS(verify_tree).
+  run_where<TreeParams>(target, a.params(out), {verify_tree_cpu, nullptr, nullptr});
+  return out;
+}
+
+}  // namespace specdec

@@ -1,0 +1,108 @@
+"""Drafting a tree that grows where the draft model is sure: EAGLE-2's expansion and re-rank."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from specdec_hf.drafters.base import (
+    DraftContext,
+    History,
+    TreeDraft,
+    TreeDrafter,
+    TreeOutcome,
+    absent_beyond,
+)
+from specdec_hf.drafters.draft_model import DraftModel
+from specdec_hf.trees import EagleTree
+from specdec_kernels import expand_tree, rerank_tree
+
+
+class EagleDrafter(TreeDrafter):
+    """Each level expands the likeliest paths so far; the likeliest of all candidates are proposed.
+
+    Which nodes those are is decided on the device, and comes back with the verdict.
+
+    Args:
+        model: the draft model. Neither it nor its configs are changed.
+        layout: how far it grows.
+
+    Source: arXiv 2406.16858, section 4.
+    """
+
+    name = "model"
+
+    def __init__(self, model: Any, layout: EagleTree) -> None:
+        self.model = model
+        self.layout = layout
+        candidates = layout.width + (layout.depth - 1) * layout.width**2
+        self.size, self.depth = min(layout.size, candidates), layout.depth
+        self._most_fed = (layout.depth - 1) * layout.width
+
+    def start(self, context: DraftContext) -> None:
+        """Check the vocabulary and make an empty cache.
+
+        Raises:
+            ValueError: a draft model that does not fit; see `DraftModel`.
+        """
+        most = max(context.max_gamma, self._most_fed)
+        self._context = context = dataclasses.replace(context, max_gamma=most)
+        self._draft = DraftModel(self.model, context, "spec")
+
+    def propose(self, history: History, limits: NDArray[np.int64]) -> TreeDraft | None:
+        draft, lengths, width = self._draft, history.lengths, self.layout.width
+        levels = draft.room(history, min(self.depth, int(limits.max())))
+        if levels < 1:
+            return None
+        grown = expand_tree(
+            draft.catch_up(history)[:, None],
+            torch.zeros((len(lengths), 1), device=draft.device),
+            width=width,
+        )
+        root = torch.full_like(grown.frontier, -1)  # [B, K]
+        tokens, scores, parents = [grown.tokens.flatten(1)], [grown.scores.flatten(1)], [root]
+        fed = [root]  # of each candidate, its number among the nodes fed
+        above: list[torch.Tensor] = []  # [B, K] a level: the parents among the nodes fed
+        frontier, first, came_from = grown.frontier, 0, root
+        for level in range(1, levels):
+            begin = (level - 1) * width
+            fed[-1] = fed[-1].scatter(
+                1, frontier, torch.arange(begin, begin + width, device=draft.device).expand_as(root)
+            )
+            above.append(came_from)
+            chosen = tokens[-1].gather(1, frontier)
+            logits = draft.feed(chosen, lengths, torch.cat(above, dim=1))
+            grown = expand_tree(logits, scores[-1].gather(1, frontier), width=width)
+            parents.append((first + frontier).repeat_interleave(width, dim=1))
+            first += tokens[-1].shape[1]
+            tokens.append(grown.tokens.flatten(1))
+            scores.append(grown.scores.flatten(1))
+            fed.append(torch.full_like(tokens[-1], -1))
+            frontier, came_from = grown.frontier, begin + grown.frontier // width
+        candidates = torch.cat(tokens, dim=1)
+        depths = np.repeat(np.arange(1, levels + 1), [x.shape[1] for x in tokens])
+        depths_ = torch.from_numpy(depths)[None].to(draft.device, non_blocking=True)
+        candidates = absent_beyond(candidates, depths_, limits)
+        best = rerank_tree(
+            candidates,
+            torch.cat(parents, dim=1),
+            torch.cat(scores, dim=1),
+            size=min(self.size, candidates.shape[1]),
+        )
+        note = torch.cat(fed, dim=1).gather(1, best.nodes.clamp(min=0))
+        note = note.masked_fill(best.nodes < 0, -1)
+        device = self._context.model.device
+        return TreeDraft(
+            best.tokens.to(device), best.parents.to(device), levels, note=note.to(device)
+        )
+
+    def commit(self, lengths: NDArray[np.int64], outcome: TreeOutcome | None) -> None:
+        if outcome is None:
+            self._draft.truncate(lengths)
+            return
+        fed = np.take_along_axis(outcome.note, np.maximum(outcome.path, 0), axis=1)
+        self._draft.keep(lengths, np.where(outcome.path >= 0, fed, -1))

@@ -1,0 +1,148 @@
+"""How often one of several drafts of the same token stands; see `specdec_kernels.analysis`."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+from torch import Tensor
+
+_RULES = ("target_only", "multi_draft", "multi_draft_wor", "top_k_plus_one", "k_seq")
+_DRAWS = ("without_replacement", "top_k_plus_one", "top")
+
+
+def tree_acceptance(p: Tensor, q: Tensor, drafts: int, rule: str) -> Tensor:
+    """Probability that one of several siblings stands, [..., V] -> [...], exact.
+
+    Args:
+        drafts: siblings, at least 1.
+        rule: and with it how they are drawn from q: `multi_draft` and `k_seq` independently,
+            `multi_draft_wor` without replacement, `top_k_plus_one` the likeliest drafts - 1 and one
+            of the others, `target_only` the likeliest. Rule multi_draft_wor takes time and memory
+            of V^drafts.
+
+    Raises:
+        ValueError: another rule, drafts below 1.
+
+    Source: multi_draft: SpecInfer (arXiv 2305.09781). multi_draft_wor: Sequoia (arXiv 2402.12374).
+    k_seq: SpecTr (arXiv 2310.15141), Algorithm 3.
+
+    >>> p, q = torch.tensor([0.5, 0.25, 0.25]), torch.tensor([0.25, 0.75, 0.0])
+    >>> [round(float(tree_acceptance(p, q, 2, r)), 4) for r in ("multi_draft", "multi_draft_wor")]
+    [0.625, 0.75]
+    """
+    if rule not in _RULES:
+        raise ValueError(f"rule must be one of {', '.join(_RULES)}, got {rule!r}")
+    p, q = _pair(p, q, drafts)
+    if rule == "k_seq":
+        return 1 - (1 - k_seq_factor(p, q, drafts)[1]) ** drafts
+    if rule == "multi_draft":
+        missed = p.new_ones(p.shape[:-1])
+        for _ in range(drafts):
+            missed = missed * (1 - torch.minimum(p, q).sum(-1))
+            p = _normalised((p - q).clamp(min=0))
+        return 1 - missed
+    if rule == "multi_draft_wor":
+        return _without_replacement(p, q, drafts)
+    return tree_acceptance_bound(p, q, drafts, "top" if rule == "target_only" else rule)
+
+
+def _pair(p: Tensor, q: Tensor, drafts: int) -> tuple[Tensor, Tensor]:
+    if drafts < 1:
+        raise ValueError(f"drafts must be at least 1, got {drafts}")
+    p, q = torch.broadcast_tensors(p.double(), q.double())
+    return p, q
+
+
+def _normalised(weights: Tensor) -> Tensor:
+    total = weights.sum(-1, keepdim=True)
+    return torch.where(total > 0, weights / total, 0.0)
+
+
+def _without_replacement(p: Tensor, q: Tensor, drafts: int) -> Tensor:
+    v = p.shape[-1]
+    ids = torch.eye(v, dtype=torch.bool, device=p.device)
+    weight, hit = p.new_ones(p.shape[:-1]), p.new_zeros(p.shape[:-1])
+    batch = p.dim() - 1
+    for j in range(drafts):
+        # One dimension more for each token that was rejected.
+        taken = weight[..., None] * torch.minimum(p, q)
+        hit = hit + taken.flatten(batch).sum(-1)
+        if j == drafts - 1:
+            break
+        weight = weight[..., None] * (q - p).clamp(min=0)
+        p = _normalised((p - q).clamp(min=0))[..., None, :].expand(*q.shape, v)
+        q = _normalised(q[..., None, :].masked_fill(ids, 0.0))
+    return hit
+
+
+def k_seq_factor(p: Tensor, q: Tensor, drafts: int) -> tuple[Tensor, Tensor]:
+    """rho and beta of rule k_seq, [..., V] -> [...] each.
+
+    The smallest rho in [1, drafts] with `1 - (1 - beta)^drafts <= rho * beta`, where
+    `beta = sum(min(q, p / rho))` is the chance of one draft; SpecTr, section 5.
+
+    Raises:
+        ValueError: drafts below 1.
+
+    >>> p, q = torch.tensor([0.5, 0.5]), torch.tensor([0.5, 0.5])
+    >>> k_seq_factor(p, q, 2)
+    (tensor(1., dtype=torch.float64), tensor(1., dtype=torch.float64))
+    """
+    p, q = _pair(p, q, drafts)
+    low, high = p.new_ones(p.shape[:-1]), p.new_full(p.shape[:-1], drafts)
+
+    def beta(rho: Tensor) -> Tensor:
+        return torch.minimum(q, p / rho[..., None]).sum(-1).clamp(max=1)
+
+    for _ in range(60):
+        middle = (low + high) / 2
+        enough = 1 - (1 - beta(middle)) ** drafts <= middle * beta(middle)
+        low, high = torch.where(enough, low, middle), torch.where(enough, middle, high)
+    return high, beta(high)
+
+
+def tree_acceptance_bound(p: Tensor, q: Tensor, drafts: int, draw: str) -> Tensor:
+    """Most that a lossless rule can accept of siblings drawn so, [..., V] -> [...].
+
+    `1 + min_S [p(S) - Pr(all drafts in S)]`, the probability that one of them is emitted. Of
+    independent drafts: `analysis.acceptance_bound`.
+
+    Args:
+        draw: `without_replacement` (of a q of at least `drafts` tokens; in time 2^V V^drafts),
+            `top_k_plus_one` or `top`, as in `tree_acceptance`.
+
+    Raises:
+        ValueError: another draw, drafts below 1.
+
+    >>> p, q = torch.tensor([0.5, 0.25, 0.25]), torch.tensor([0.25, 0.75, 0.0])
+    >>> tree_acceptance_bound(p, q, 2, "without_replacement")
+    tensor(0.7500, dtype=torch.float64)
+    """
+    if draw not in _DRAWS:
+        raise ValueError(f"draw must be one of {', '.join(_DRAWS)}, got {draw!r}")
+    p, q = _pair(p, q, drafts)
+    if draw == "without_replacement":
+        return _subset_bound(p, q, drafts)
+    order = q.argsort(dim=-1, descending=True, stable=True)
+    p, q = p.gather(-1, order), q.gather(-1, order)
+    if draw == "top":
+        return p[..., :drafts].sum(-1)
+    top = drafts - 1
+    rest = torch.minimum(p[..., top:], _normalised(q[..., top:]))
+    return p[..., :top].sum(-1) + rest.sum(-1)
+
+
+def _subset_bound(p: Tensor, q: Tensor, drafts: int) -> Tensor:
+    v = p.shape[-1]
+    tuples = list(itertools.permutations(range(v), drafts))
+    drawn = q.new_ones(*q.shape[:-1], len(tuples))
+    index = torch.tensor(tuples, device=q.device).reshape(len(tuples), drafts)
+    off = torch.ones(len(tuples), v, dtype=torch.float64, device=q.device)
+    for j in range(drafts):
+        chance = q[..., index[:, j]]
+        drawn = drawn * torch.where(chance > 0, chance / (q @ off.T), 0.0)
+        off.scatter_(1, index[:, j : j + 1], 0.0)
+    subsets = (torch.arange(2**v, device=q.device)[:, None] >> torch.arange(v, device=q.device)) & 1
+    inside = subsets[:, index].prod(-1).double()  # [2^V, tuples]
+    return 1 + (p @ subsets.double().T - drawn @ inside.T).amin(-1)

@@ -1,0 +1,126 @@
+"""Bad inputs of the cache ops; error_table.py joins them to those of the others."""
+
+import torch
+
+
+def i64(*shape):
+    return torch.zeros(shape, dtype=torch.int64)
+
+
+def f64(*shape):
+    return torch.zeros(shape, dtype=torch.float64)
+
+
+def cache(*size, dtype=torch.float32):
+    return torch.zeros(size, dtype=dtype)
+
+
+def compact_args(caches=None, base=None, path=None):
+    return (
+        [cache(3, 2, 5, 4)] if caches is None else caches,
+        i64(3) if base is None else base,
+        i64(3, 2) if path is None else path,
+    )
+
+
+def paged_compact_args(caches=None, tables=None, **given):
+    caches, *rest = compact_args([cache(7, 4, 2, 8)] if caches is None else caches, **given)
+    return (caches, i64(3, 2).int() if tables is None else tables, *rest)
+
+
+def realign_args(caches=None, starts=None, lengths=None, shifts=None):
+    vectors = (i64(3) if v is None else v for v in (starts, lengths, shifts))
+    return ([cache(3, 2, 5, 4)] if caches is None else caches, *vectors, False)
+
+
+def truncate_args(lengths=None, new_lengths=None):
+    return tuple(i64(3) if v is None else v for v in (lengths, new_lengths))
+
+
+def ring_args(caches=None, window=5, **given):
+    caches = [cache(3, 2, 5, 4)] if caches is None else caches
+    return (caches, *truncate_args(**given), window, True)
+
+
+def paged_truncate_args(tables=None, block_size=4, **given):
+    return (i64(3, 2).int() if tables is None else tables, *truncate_args(**given), block_size)
+
+
+CACHES = [  # of ops on [B, H, S, D]
+    (
+        dict(caches=[cache(3, 5, 4)]),
+        r"caches\[0\] must be \[B, H, S, D\] with B = 3, got \[3, 5, 4\]",
+    ),
+    (
+        dict(caches=[cache(3, 2, 5, 4), cache(2, 2, 5, 4)]),
+        r"caches\[1\] must be \[B, H, S, D\] with B = 3, got \[2, 2, 5, 4\]",
+    ),
+    (
+        dict(caches=[cache(3, 2, 4, 5).mT]),
+        r"caches\[0\] must have a contiguous last dimension, got stride 5",
+    ),
+]
+PATHS = [
+    (dict(base=i64(3, 1)), r"base must be \[B\], got \[3, 1\]"),
+    (dict(base=i64(3).int()), "base must be int64, got int32"),
+    (dict(path=i64(3)), r"path must be \[B, P\] with B = 3, got \[3\]"),
+    (dict(path=i64(2, 2)), r"path must be \[B, P\] with B = 3, got \[2, 2\]"),
+    (dict(path=f64(3, 2)), "path must be int32 or int64, got float64"),
+]
+TABLES = [
+    (dict(tables=i64(3).int()), r"block_tables must be \[B, M\] with B = 3, got \[3\]"),
+    (dict(tables=i64(4, 2).int()), r"block_tables must be \[B, M\] with B = 3, got \[4, 2\]"),
+    (dict(tables=i64(3, 2)), "block_tables must be int32, got int64"),
+]
+PAGED = [
+    (
+        dict(caches=[cache(7, 4, 8)]),
+        r"caches\[0\] must be \[num_blocks, block_size, H, D\], got \[7, 4, 8\]",
+    ),
+    (
+        dict(caches=[cache(7, 4, 2, 8), cache(7, 3, 2, 8)]),
+        r"caches\[1\] must be \[num_blocks, block_size, H, D\] = \[7, 4, H, D\], "
+        r"got \[7, 3, 2, 8\]",
+    ),
+    (
+        dict(caches=[cache(7, 4, 8, 2).mT]),
+        r"caches\[0\] must have a contiguous last dimension, got stride 2",
+    ),
+]
+CUTS = [
+    (dict(lengths=i64(3, 1)), r"lengths must be \[B\], got \[3, 1\]"),
+    (dict(lengths=i64(3).int()), "lengths must be int64, got int32"),
+    (dict(new_lengths=i64(2)), r"new_lengths must be \[3\], got \[2\]"),
+    (dict(new_lengths=f64(3)), "new_lengths must be int64, got float64"),
+]
+MOVES = [
+    (dict(starts=i64(3, 1)), r"starts must be \[B\], got \[3, 1\]"),
+    (dict(starts=f64(3)), "starts must be int64, got float64"),
+    (dict(lengths=i64(2)), r"lengths must be \[3\], got \[2\]"),
+    (dict(lengths=i64(3).int()), "lengths must be int64, got int32"),
+    (dict(shifts=i64(4)), r"shifts must be \[3\], got \[4\]"),
+    (dict(shifts=i64(3).int()), "shifts must be int64, got int32"),
+]
+WINDOWS = [
+    (dict(window=0), "window must be at least 1, got 0"),
+    (
+        dict(caches=[cache(3, 2, 9, 4), cache(3, 2, 5, 4)], window=6),
+        r"window must be at most the slots of caches\[1\], 5, got 6",
+    ),
+]
+SIZES = [(dict(block_size=0), "block_size must be at least 1, got 0")]
+
+BUILD = {
+    "kv_compact_": compact_args,
+    "paged_compact_": paged_compact_args,
+    "paged_truncate_": paged_truncate_args,
+    "kv_realign_": realign_args,
+    "ring_truncate_": ring_args,
+}
+ROWS = {
+    "kv_compact_": [*PATHS, *CACHES],
+    "paged_compact_": [*PATHS, *TABLES, *PAGED],
+    "paged_truncate_": [*CUTS, *TABLES, *SIZES],
+    "kv_realign_": [*MOVES, *CACHES],
+    "ring_truncate_": [*CUTS, *CACHES, *WINDOWS],
+}
