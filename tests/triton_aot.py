@@ -45,15 +45,13 @@ BRIEF = {
     "cdf-tiles", "race-split-filters", "ragged-law-tiles", "match-tiles", "law-split-filters",
     "sampled-lazy-filters", "greedy-split", "block-law-lazy", "block-sparse-split",
     "attention", "rerank-score", "rerank-choose", "rerank-place", "trie-compare", "trie-number",
-    "expand-tiles", "expand-rows", "expand-frontier",
-    "tree-wor-law", "tree-traversal-sampled",
+    "expand-tiles", "expand-rows", "expand-frontier", "tree-wor-law", "tree-traversal-sampled",
 }  # fmt: skip
 ENTRIES = (
     sample.sample_tiles,
     sample.sample_rows,
     chain.chain_tiles,
     chain.chain_sequences,
-    tree.tree_sequences,
     tree_layout.attention_rows,
     tree_layout.score_nodes,
     tree_layout.choose_nodes,
@@ -63,6 +61,7 @@ ENTRIES = (
     expand_tree.expand_tiles,
     expand_tree.expand_rows,
     expand_tree.choose_frontier,
+    tree.tree_sequences,
 )
 
 # Argument types by name; a name that a variant holds is a compile-time constant (None: no tensor).
@@ -73,10 +72,9 @@ TYPES = {
     ],
     "i32": [
         "top_k", "gamma", "v", "d", "n_rows", "n_draft", "tiles", "d_tiles", "slot_size",
-        "draft_slots", "residual_slots", "id_limit", "num_eos",
+        "draft_slots", "residual_slots", "id_limit", "num_eos", "max_depth",
         "num_rows", "slots", "window", "m", "size", "branches", "length", "num_nodes", "width",
         "children",
-        "max_depth",
     ],
     "i64": [
         "row_stride", "target_stride_b", "target_stride_i", "draft_stride_b", "draft_stride_i",
@@ -90,8 +88,8 @@ TYPES = {
         "draft_temperatures", "synthetic_rates", "acceptance", "scores", "out_scores",
     ],
     "*fp64": ["uniforms", "logsumexps", "draft_logsumexp", "marks"],
-    "*i32": ["top_ks", "cu_rows", "num_accepted", "status", "draft_columns", "chosen",
-             "first", "shared", "owned", "draft_rows"],
+    "*i32": ["top_ks", "cu_rows", "num_accepted", "status", "draft_columns", "draft_rows", "chosen",
+             "first", "shared", "owned"],
     "*i64": [
         "seeds", "positions", "sums", "tokens", "draft_tokens", "draft_ids", "eos_ids", "max_emit",
         "parents", "lengths", "entries", "places", "out_tokens", "out_parents", "nodes", "ends",
@@ -149,6 +147,19 @@ def tiles(name: str, rule: str, form: str, *switches: dict[str, object],
     return name, chain.chain_tiles, walk(name, rule, form, *switches, rows=rows)[2]
 
 
+def paths(name: str, rule: str, form: str, *switches: str | dict[str, object],
+          rows: str = "bf16") -> tuple[str, object, dict[str, object]]:  # fmt: skip
+    """A variant of `tree_sequences`, made like those of `walk`; "shared" gives the draft rows."""
+    owned = {t for key in (form, *switches) if isinstance(key, str) for t in OWN.get(key, ())}
+    own = {"RULE": TREE_RULES.index(rule), "DRAFT": FORMS[form], "FLAT_DRAFT": "shared" in switches,
+           "WHAT": {"greedy": 0, "match": 2}.get(rule, 1), "NODES": 64, "rows": rows}  # fmt: skip
+    constants = PLAIN | SHAPE | own
+    constants |= {name: None for name in (*ABSENT, "draft_rows") if name not in owned | {"marks"}}
+    for switch in switches:
+        constants |= switch if isinstance(switch, dict) else {}
+    return name, tree.tree_sequences, constants
+
+
 def tree_variants() -> list[tuple[str, object, dict[str, object]]]:
     ids, own = {"rows": "i64"}, SHAPE | {"rows": "bf16", "PLACES": 16, "CHUNK": expand_tree.CHUNK}
     rank = ids | {"BLOCK": tree_layout.BLOCK}
@@ -166,19 +177,6 @@ def tree_variants() -> list[tuple[str, object, dict[str, object]]]:
         ("expand-rows-scalar", expand_tree.expand_rows, own | {"temperatures": None}),
         ("expand-frontier", expand_tree.choose_frontier, own),
     ]
-
-
-def paths(name: str, rule: str, form: str, *switches: str | dict[str, object],
-          rows: str = "bf16") -> tuple[str, object, dict[str, object]]:  # fmt: skip
-    """A variant of `tree_sequences`, made like those of `walk`; "shared" gives the draft rows."""
-    owned = {t for key in (form, *switches) if isinstance(key, str) for t in OWN.get(key, ())}
-    own = {"RULE": TREE_RULES.index(rule), "DRAFT": FORMS[form], "FLAT_DRAFT": "shared" in switches,
-           "WHAT": {"greedy": 0, "match": 2}.get(rule, 1), "NODES": 64, "rows": rows}  # fmt: skip
-    constants = PLAIN | SHAPE | own
-    constants |= {name: None for name in (*ABSENT, "draft_rows") if name not in owned | {"marks"}}
-    for switch in switches:
-        constants |= switch if isinstance(switch, dict) else {}
-    return name, tree.tree_sequences, constants
 
 
 def variants() -> list[tuple[str, object, dict[str, object]]]:
@@ -213,7 +211,6 @@ def variants() -> list[tuple[str, object, dict[str, object]]]:
         walk("lenient-sparse", "lenient", "sparse", SCALARS),
         walk("typical-lazy", "typical", "point", SCALARS),
         walk("synthetic-split", "synthetic", "point", SCALARS, SPLIT),
-        *tree_variants(),
         paths("tree-greedy", "greedy", "point", SCALARS),
         paths("tree-match-filters", "match", "point", FILTERS),
         paths("tree-target-only", "target_only", "point", SCALARS, PROBS),
@@ -228,6 +225,7 @@ def variants() -> list[tuple[str, object, dict[str, object]]]:
         paths("tree-traversal-point", "traversal", "point", SCALARS, PROBS),
         paths("tree-traversal-sparse", "traversal", "sparse", SCALARS, BEYOND),
         paths("tree-traversal-sampled", "traversal", "sampled", FILTERS, BEYOND),
+        *tree_variants(),
     ]
 
 
