@@ -82,10 +82,10 @@ def main(
         )  # fmt: skip
         return output.stats  # type: ignore[no-any-return]
 
+    about = f"{len(counted)} prompts, {tokens} tokens each"
     table = Table(
         "decoding", "drafted a round", "layout", "rule", "tokens a round", "against the chain",
-        title=f"SmolLM2-135M, drafted by itself with weights of {2 * steps + 1} values; {len(counted)} "
-        f"prompts, {tokens} tokens each",
+        title=f"SmolLM2-135M, drafted by itself with weights of {2 * steps + 1} values; {about}",
     )  # fmt: skip
     for mode, settings in MODES.items():
         acceptance = run(spare, tree=WIDE, **settings).acceptance_by_rank
