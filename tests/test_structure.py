@@ -26,6 +26,7 @@ PYTHON = sorted(
 LIMIT = 400
 PUBLIC = [
     "_ops", "analysis", "chain", "enumeration", "estimates", "kv", "sample", "testing", "reference",
+    "tree",
     "expand_tree", "tree_layout",
     "paged",
 ]  # fmt: skip
@@ -286,7 +287,7 @@ def test_doctests_run(name):
     module = importlib.import_module(f"specdec_kernels.{name}")
     result = doctest.testmod(module, extraglobs={"torch": torch})
     assert result.failed == 0
-    if name in ("analysis", "chain", "kv", "sample"):
+    if name in ("analysis", "chain", "kv", "sample", "tree"):
         assert result.attempted >= 3
 
 

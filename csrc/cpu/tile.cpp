@@ -189,6 +189,18 @@ float mass(const float* values, const float* weights, int64_t n, float floor) {
   return horizontal_sum(a);
 }
 
+Overlap overlap(const float* p, const float* q, int64_t n, float t) {
+  F sum = 0.0f, slope = 0.0f;
+  each(p, n, 0.0f, [&](int64_t i, const F& at) {
+    const F other = n - i < kWidth ? load_part(q + i, n - i, 0.0f) : load(q + i);
+    const F scaled = at * t;
+    const I below = scaled < other;
+    sum = sum + select(below, scaled, other);
+    slope = slope + select(below, at, F(0.0f));
+  });
+  return {horizontal_sum(sum), horizontal_sum(slope)};
+}
+
 int64_t gather(const float* tile, int64_t n, int64_t first, float floor, float* values,
                int32_t* ids) {
   int64_t found = 0;
@@ -247,6 +259,7 @@ const TileKernels SPECDEC_CAT(tile_kernels_, SPECDEC_ISA) = {SPECDEC_STR(SPECDEC
                                                              gather,
                                                              SPECDEC_CAT(race_, SPECDEC_ISA),
                                                              SPECDEC_CAT(race_among_, SPECDEC_ISA),
+                                                             overlap,
                                                              histogram};
 
 }  // namespace specdec

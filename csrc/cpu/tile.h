@@ -34,6 +34,11 @@ struct Shape {
 // The smallest logit with a weight: the threshold, or where the exponential is taken for 0.
 float weight_floor(const Shape& shape);
 
+struct Overlap {
+  float sum;    // of min(q, t * p)
+  float slope;  // its derivative by t
+};
+
 struct RaceNoise {
   uint64_t seed;
   uint64_t position;
@@ -73,6 +78,7 @@ struct TileKernels {
   // The same noise for scattered tokens; index is into values.
   Best (*race_among)(const float* values, const int32_t* ids, int64_t n, const Shape& shape,
                      const RaceNoise& noise);
+  Overlap (*overlap)(const float* p, const float* q, int64_t n, float t);
   void (*histogram)(const float* tile, int64_t n, const Shape& shape, Histogram& h);
 };
 

@@ -42,23 +42,18 @@ bool KSeq::load(int64_t t, float* p, float* q) const {
   return draft_.weights(t * kTile, row_.tile_size(t), q);
 }
 
-bool KSeq::measure(Overlap* at, int64_t count) {
+bool KSeq::measure(Bound* at, int64_t count) {
   const TileKernels& k = tile_kernels();
   const int64_t tiles = listed_ != nullptr ? 1 : row_.tiles();
-  std::vector<float>& sums = memory_.more;  // [tiles, count, 2]
-  sums.assign(tiles * count * 2, 0.0f);
+  std::vector<Overlap>& parts = memory_.overlaps;  // [tiles, count]
+  parts.resize(tiles * count);
   parallel_(tiles, [&](int64_t begin, int64_t end) {
-    float p[kTile], q[kTile], part[kTile];
+    float p[kTile], q[kTile];
     for (int64_t t = begin; t < end; ++t) {
       const int64_t n = listed_ != nullptr ? listed_->count : row_.tile_size(t);
       const bool lawful = load(t, p, q);
       for (int64_t i = 0; i < count; ++i) {
-        float* sum = &sums[(t * count + i) * 2];
-        const float s = at[i].t;
-        for (int64_t j = 0; j < n; ++j) part[j] = std::min(q[j], s * p[j]);
-        sum[0] = lawful ? k.sum(part, n) : NAN;
-        for (int64_t j = 0; j < n; ++j) part[j] = s * p[j] < q[j] ? p[j] : 0.0f;
-        sum[1] = k.sum(part, n);
+        parts[t * count + i] = lawful ? k.overlap(p, q, n, at[i].t) : Overlap{NAN, NAN};
       }
     }
   });
@@ -66,8 +61,8 @@ bool KSeq::measure(Overlap* at, int64_t count) {
   for (int64_t i = 0; i < count; ++i) {
     at[i].beta = at[i].slope = 0;
     for (int64_t t = 0; t < tiles; ++t) {
-      at[i].beta += static_cast<double>(sums[(t * count + i) * 2]);
-      at[i].slope += static_cast<double>(sums[(t * count + i) * 2 + 1]);
+      at[i].beta += static_cast<double>(parts[t * count + i].sum);
+      at[i].slope += static_cast<double>(parts[t * count + i].slope);
     }
     lawful = lawful && !std::isnan(at[i].beta);
   }
@@ -76,7 +71,7 @@ bool KSeq::measure(Overlap* at, int64_t count) {
 
 // beta is concave: two tangents lie above it and the chord between them below, and so do the ends
 // of what is lossless.
-void KSeq::narrow(Overlap& low, Overlap& high, int64_t siblings) {
+void KSeq::narrow(Bound& low, Bound& high, int64_t siblings) {
   constexpr double kApart = 2e-7;  // about a found end, so that the next pass may confirm it
   const auto above = [&](double t) {
     return std::min(high.beta + high.slope * (t - high.t), low.beta + low.slope * (t - low.t));
@@ -86,10 +81,10 @@ void KSeq::narrow(Overlap& low, Overlap& high, int64_t siblings) {
   };
   const double first = last_lossless(low.t, high.t, siblings, below) * (1 - kApart);
   const double last = last_lossless(low.t, high.t, siblings, above) * (1 + kApart);
-  Overlap at[3] = {{static_cast<float>(first)}, {0}, {static_cast<float>(last)}};
+  Bound at[3] = {{static_cast<float>(first)}, {0}, {static_cast<float>(last)}};
   at[1].t = (at[0].t + at[2].t) / 2;
   measure(at, 3);
-  for (const Overlap& a : at) {
+  for (const Bound& a : at) {
     if (a.t > low.t && a.t < high.t) (lossless(a.t, a.beta, siblings) ? low : high) = a;
   }
 }
@@ -98,12 +93,12 @@ bool KSeq::solve(int64_t siblings) {
   constexpr float kClose = 8e-7f;
   // Rounded down: at rho = K and above every law is kept.
   const float least = std::nextafter(1.0f / static_cast<float>(siblings), 0.0f);
-  Overlap ends[2] = {{1.0f}, {siblings > 1 ? least : 1.0f}};
+  Bound ends[2] = {{1.0f}, {siblings > 1 ? least : 1.0f}};
   double beyond = 0;
   const bool lawful = listed_ == nullptr || draft_.whole_row_lawful(parallel_);
   if (!lawful || !measure(ends, 2) || !draft_.rest(row_.vocab(), beyond)) return false;
   draft_.checked = true;
-  Overlap high = ends[0], low = ends[1];
+  Bound high = ends[0], low = ends[1];
   if (lossless(high.t, high.beta, siblings)) low = high;
   for (int i = 0; i < 30 && high.t - low.t > kClose * high.t; ++i) narrow(low, high, siblings);
   inverse_ = low.t;

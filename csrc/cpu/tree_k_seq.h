@@ -23,12 +23,12 @@ class KSeq {
 
  private:
   // beta = sum of min(Q, tP) at t = 1 / rho, and its slope in t.
-  struct Overlap {
+  struct Bound {
     float t;
     double beta = 0, slope = 0;
   };
-  bool measure(Overlap* at, int64_t count);
-  void narrow(Overlap& low, Overlap& high, int64_t siblings);
+  bool measure(Bound* at, int64_t count);
+  void narrow(Bound& low, Bound& high, int64_t siblings);
   bool load(int64_t t, float* p, float* q) const;
   void left(const float* p, const float* q, int64_t n, float* out) const;
 

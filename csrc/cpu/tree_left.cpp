@@ -198,7 +198,7 @@ bool Left::tile(int64_t t, const Taken& next, double scale, float* out, float* l
 
 Left::Step Left::scan(Taken& next, double scale, bool both) {
   const TileKernels& k = tile_kernels();
-  auto& [more, less, mass] = *memory_;
+  std::vector<float>&more = memory_->more, &less = memory_->less, &mass = memory_->mass;
   const int64_t tiles = row.tiles();
   more.assign(tiles, 0.0f);
   less.assign(tiles, 0.0f);

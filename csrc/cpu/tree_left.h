@@ -26,6 +26,7 @@ struct Taken {
 // Reused from point to point: [tiles] each.
 struct LeftMemory {
   std::vector<float> more, less, mass;
+  std::vector<Overlap> overlaps;  // of rule k_seq, a few a tile
 };
 
 double total(const std::vector<float>& sums);
