@@ -1,6 +1,6 @@
 #pragma once
 // What the blocks of a team know of the sequence they verify, each in its own shared memory.
-#include "cuda/draft.cuh"
+#include "cuda/difference.cuh"
 #include "specdec/chain.h"
 
 namespace specdec {
@@ -85,10 +85,6 @@ inline __device__ int64_t draft_token(const ChainParams& p, int64_t b, int64_t i
                          : static_cast<const int32_t*>(p.draft_tokens)[at];
 }
 
-inline __device__ int64_t clamp(int64_t x, int64_t low, int64_t high) {
-  return x < low ? low : x > high ? high : x;
-}
-
 // Q of draft i, at the drafted token x; see draft.cuh.
 inline __device__ void open_draft(const ChainParams& p, const ChainTask& t, int64_t i, int64_t x,
                                   DraftLaw& d) {
@@ -98,30 +94,11 @@ inline __device__ void open_draft(const ChainParams& p, const ChainTask& t, int6
 
 // Parameters and rows of sequence b; returns how many rows it has. For one thread.
 inline __device__ int64_t open_sequence(const ChainParams& p, int64_t b, ChainTask& t) {
-  t.b = b;
-  t.begin = t.drafts = t.accepted = t.status = t.fault = 0;
-  t.seed = static_cast<uint64_t>(p.seeds[b]);
-  t.position = static_cast<uint64_t>(p.positions[b]);
-  t.params = params_of(p.sampling, b);
-  t.q_temperature = t.params.temperature;
-  if (p.reads_draft() && p.draft.form == DraftForm::kSampled) {
-    t.q_temperature = p.draft.temperatures ? p.draft.temperatures[b] : p.draft.temperature;
-  }
-  const bool valid = t.params.valid() && t.q_temperature >= 0 && t.q_temperature <= kLargest;
-  if (p.rule == Rule::kGreedy) t.params = {0.0f, 0, 1.0f, 0.0f};
-  t.point = t.params.temperature == 0;
-  t.filtered = !t.point && t.params.filters(p.vocab);
-  t.direct = p.kind == Kind::kProbs && p.reads_draft() && t.params.temperature == 1 && !t.filtered;
-  int64_t rows = p.gamma + 1;
-  if (p.cu_rows != nullptr) {
-    t.begin = clamp(p.cu_rows[b], 0, p.num_rows);
-    rows = clamp(p.cu_rows[b + 1], t.begin, p.num_rows) - t.begin;
-  }
-  t.over = !valid || rows == 0;
-  if (t.over) t.status = valid ? kTargetNotFinite : kBadParameter;
+  t.drafts = t.fault = 0;
+  const int64_t rows = open_rows(p, p.rule == Rule::kGreedy, b, p.gamma + 1, t);
   const int64_t most = p.max_emit != nullptr ? clamp(p.max_emit[b], 0, rows) : rows;
   t.cut = most == 0;
-  return t.over || t.cut ? 0 : rows < p.gamma + 1 ? rows : p.gamma + 1;
+  return t.over || t.cut ? 0 : rows;
 }
 
 // How many drafts are judged, and whether nothing follows when all of them stand: nothing follows

@@ -29,17 +29,11 @@ class ChainWalk {
 
   // Fills the slots of the row at hand.
   __device__ void fill(int part, int parts) const {
-    const ChainParams& p = job_.p;
     const RaceNoise noise{t_.seed, t_.position + t_.i, kSharedStream};
 #pragma unroll 1
     for (int which = 0; which < 2; ++which) {
       if (which == 0 ? t_.gather : !measures_draft()) continue;
-      const Want want = which == 1               ? Want::kMass
-                        : t_.direct              ? Want::kLinear
-                        : t_.point               ? Want::kArgmax
-                        : t_.filtered            ? Want::kMass
-                        : p.rule == Rule::kMatch ? Want::kRace
-                                                 : Want::kMass;
+      const Want want = which == 1 ? Want::kMass : first_want(target_want(), t_.filtered, t_.point);
       fill_slot(team_, which == 0 ? t_.row : t_.draft.row, which == 0 ? t_.slot : t_.draft_slot,
                 want, inverse_temperature(which == 0 ? t_.params.temperature : t_.q_temperature),
                 noise, part, parts);
@@ -76,27 +70,12 @@ class ChainWalk {
         }
         continue;
       }
-      const Slot& slot = which == 0 ? t_.slot : t_.draft_slot;
-      const int64_t spans = which == 0 ? t_.row.spans() : t_.draft.row.spans();
-      const bool linear = which == 0 && t_.direct;
-      Law law = slot_law(team_, slot, spans, which == 0 ? t_.params.temperature : t_.q_temperature);
-      // A row of nothing but zeros is no law either.
-      if (law.point && t_.row.read == Read::kProbs) law.sound &= law.max > 0;
-      int64_t token = -1;
-      if (law.sound && law.point) {
-        token = argmax(team_, slot, spans, law.max);
-      } else if (law.sound) {
-        if (which == 0 && t_.filtered) {
-          const bool match = job_.p.rule == Rule::kMatch;
-          filter_law(team_, t_.row, slot, t_.params, match ? Want::kRace : Want::kMass,
-                     {t_.seed, t_.position + t_.i, kSharedStream}, law);
-        }
-        const double sum = SpanMasses(team_, slot, spans, law.max, law.inv_t, linear).sum();
-        law.direct = linear;
-        law.sound = sum > 0;
-        law.log_sum = log(sum);
-        if (job_.p.rule == Rule::kMatch) token = race_winner(team_, slot, spans, law);
-      }
+      int64_t token;
+      const Law law =
+          read_law(team_, which == 0 ? t_.row : t_.draft.row, which == 0 ? t_.slot : t_.draft_slot,
+                   which == 0 ? t_.params : Params{t_.q_temperature, 0, 1, 0},
+                   which == 0 && t_.filtered, which == 0 ? target_want() : Want::kMass,
+                   {t_.seed, t_.position + t_.i, kSharedStream}, token);
       if (thread_id() == 0) set_law(which, law, token);
     }
     if (sparse) look_up_sparse(team_, t_.draft);
@@ -107,7 +86,9 @@ class ChainWalk {
   __device__ void difference(bool entropy) {
     team_.sync();  // nobody reads these slots any more
     if (!entropy && t_.state == State::kBlockBack && t_.draft.few() && !t_.direct) {
-      return few_differences();
+      few_differences(team_, t_.draft, t_.row, t_.law, t_.c, t_.more, t_.less);
+      if (thread_id() == 0) t_.lawful = true;
+      return;
     }
     const Slot more = extra_slot(0), less = extra_slot(1);
     const int64_t spans = t_.row.spans(), step = team_.span_step(1);
@@ -133,8 +114,8 @@ class ChainWalk {
         lawful = subtract(span, draft, values);
       }
       lawful = __all_sync(kAllLanes, lawful);
-      if (job_.p.rule == Rule::kBlock) store(less, span, values, -1.0f, true);
-      store(more, span, values, 1.0f, lawful);
+      if (job_.p.rule == Rule::kBlock) store_positive(less, span, values, -1.0f, true);
+      store_positive(more, span, values, 1.0f, lawful);
     }
     rest_of_draft();
     team_.sync();
@@ -168,6 +149,11 @@ class ChainWalk {
   }
 
  private:
+  // What of the target's row is wanted in the end.
+  __device__ Want target_want() const {
+    return t_.direct ? Want::kLinear : job_.p.rule == Rule::kMatch ? Want::kRace : Want::kMass;
+  }
+
   __device__ bool measures_draft() const { return t_.has_draft && t_.draft.unmeasured(); }
 
   __device__ double last_uniform() const {
@@ -228,36 +214,9 @@ class ChainWalk {
     t_.slot.units[span] = units;
   }
 
-  // The positive part of `sign` times the values.
-  __device__ void store(const Slot& slot, int64_t span, const float (&values)[kPerLane], float sign,
-                        bool lawful) const {
-    float w[kPerLane];
-    uint32_t best = 0;
-#pragma unroll
-    for (int j = 0; j < kPerLane; ++j) {
-      w[j] = fmaxf(sign * values[j], 0.0f);  // 0 of NaN
-      const auto bits = bits_as<uint32_t>(w[j]);
-      best = bits > best ? bits : best;
-    }
-    float top = bits_as<float>(warp_max(best));
-    const int64_t units = linear_units(w, top);
-    if (lane_id() != 0) return;
-    slot.maxima[span] = lawful ? top : NAN;
-    slot.units[span] = units;
-  }
-
-  // Columns of a draft row that no token of the target has. With a map, all of it: the scan has not
-  // seen the columns without a token.
-  __device__ int64_t rest_size() const {
-    const DraftLaw& d = t_.draft;
-    if (d.few()) return 0;
-    if (d.columns != nullptr) return d.checked ? 0 : d.row.vocab;
-    return d.row.vocab > t_.row.vocab ? d.row.vocab - t_.row.vocab : 0;
-  }
-
   __device__ void rest_of_draft() const {
     const DraftLaw& d = t_.draft;
-    const int64_t size = t_.action == Action::kEntropy ? 0 : rest_size();
+    const int64_t size = t_.action == Action::kEntropy ? 0 : rest_size(d, t_.row.vocab);
     if (size == 0) return;
     const Slot slot = extra_slot(2);
     const RowView rest = d.row.part(d.row.vocab - size, size);
@@ -266,13 +225,13 @@ class ChainWalk {
       float values[kPerLane];
       read_span(rest, span, values);
       const float top = d.weigh_all(values);
-      store(slot, span, values, 1.0f, __all_sync(kAllLanes, top < INFINITY));
+      store_positive(slot, span, values, 1.0f, __all_sync(kAllLanes, top < INFINITY));
     }
   }
 
   __device__ void add_up(bool entropy) {
     const int64_t spans = t_.row.spans();
-    const int64_t rest = entropy ? 0 : (rest_size() + kSpan - 1) / kSpan;
+    const int64_t rest = entropy ? 0 : (rest_size(t_.draft, t_.row.vocab) + kSpan - 1) / kSpan;
     double more = 0, less = 0, beyond = 0, whole = 0;
 #pragma unroll 1
     for (int which = 0; which < 4; ++which) {
@@ -281,9 +240,7 @@ class ChainWalk {
         continue;
       }
       const Slot slot = which == 3 ? t_.slot : extra_slot(which);
-      const int64_t n = which == 2 ? rest : spans;
-      const float max = slot_max(team_, slot.maxima, n);
-      const double sum = is_finite(max) ? SpanMasses(team_, slot, n, max, 1.0f, true).sum() : NAN;
+      const double sum = stored_sum(team_, slot, which == 2 ? rest : spans);
       if (which == 0) more = sum;
       if (which == 1) less = sum;
       if (which == 2) beyond = sum;
@@ -313,37 +270,6 @@ class ChainWalk {
       if (t_.draft.id(k) >= t_.row.vocab) mass += static_cast<double>(at(t_.draft.row, k));
     }
     return team_.sum(mass);
-  }
-
-  // Of a point mass or a sparse law the sums need P at its ids alone; the rest of P is above Q.
-  __device__ void few_differences() {
-    const DraftLaw& d = t_.draft;
-    const bool point = d.form == DraftForm::kPointMass;
-    const int64_t n = point ? 1 : d.row.vocab;
-    double more = 0, less = 0, covered = 0;
-    for (int64_t k = thread_id(); k < n; k += kThreads) {
-      const int64_t id = point ? d.token : d.id(k);
-      double q = point ? 1 : 0;
-      bool again = id < 0;
-      for (int64_t j = 0; j < n && !point; ++j) {
-        if (d.id(j) != id) continue;
-        again |= j < k;
-        q += static_cast<double>(at(d.row, j));
-      }
-      if (again) continue;
-      const double p = id < t_.row.vocab ? exp(t_.law.logprob(at(t_.row, id))) : 0;
-      covered += p;
-      const double gap = t_.c * p - q;
-      more += fmax(gap, 0.0);
-      less += fmax(-gap, 0.0);
-    }
-    more = team_.sum(more);
-    less = team_.sum(less);
-    covered = team_.sum(covered);
-    if (thread_id() != 0) return;
-    t_.more = more + t_.c * fmax(0.0, 1 - covered);
-    t_.less = less;
-    t_.lawful = true;
   }
 
   Team& team_;

@@ -203,4 +203,32 @@ inline __device__ void filter_law(Team& team, const RowView& row, const Slot& sl
   team.sync();
 }
 
+// What a slot is filled for before a law is read from it.
+inline __device__ Want first_want(Want want, bool filtered, bool point) {
+  return point ? Want::kArgmax : filtered ? Want::kMass : want;
+}
+
+// The law of a filled slot, and the token that a point mass or the race says, else -1.
+inline __device__ Law read_law(Team& team, const RowView& row, const Slot& slot,
+                               const Params& params, bool filtered, Want want,
+                               const RaceNoise& noise, int64_t& token) {
+  const int64_t spans = row.spans();
+  Law law = slot_law(team, slot, spans, params.temperature);
+  // A row of nothing but zeros is no law either.
+  if (law.point && row.read == Read::kProbs) law.sound &= law.max > 0;
+  token = -1;
+  if (!law.sound) return law;
+  if (law.point) {
+    token = argmax(team, slot, spans, law.max);
+    return law;
+  }
+  if (filtered) filter_law(team, row, slot, params, want, noise, law);
+  law.direct = want == Want::kLinear;
+  const double sum = SpanMasses(team, slot, spans, law.max, law.inv_t, law.direct).sum();
+  law.sound = sum > 0;
+  law.log_sum = log(sum);
+  if (want == Want::kRace) token = race_winner(team, slot, spans, law);
+  return law;
+}
+
 }  // namespace specdec
