@@ -75,6 +75,7 @@ STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CPU, m) {
 STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CUDA, m) {
   m.impl("sample", TORCH_BOX(&specdec::sample));
   m.impl("verify_chain", TORCH_BOX(&specdec::verify_chain));
+  m.impl("verify_tree", TORCH_BOX(&specdec::verify_tree));
   m.impl("kv_append_", TORCH_BOX(&specdec::kv_append_));
   m.impl("kv_truncate_", TORCH_BOX(&specdec::kv_truncate_));
   m.impl("kv_compact_", TORCH_BOX(&specdec::kv_compact_));

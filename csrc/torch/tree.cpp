@@ -40,8 +40,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> verify_tree(
                   with_acceptance};
   a.check();
   const TreeOutputs out = a.new_outputs();
-  // No kernel of CUDA's serves this op yet: then SPECDEC_LAUNCHERS(verify_tree).
-  run_where<TreeParams>(target, a.params(out), {verify_tree_cpu, nullptr, nullptr});
+  run_where<TreeParams>(target, a.params(out), SPECDEC_LAUNCHERS(verify_tree));
   return out;
 }
 

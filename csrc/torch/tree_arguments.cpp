@@ -5,19 +5,19 @@
 namespace specdec {
 namespace {
 
-constexpr std::array<const char*, 9> kRules = {"greedy",      "match",           "target_only",
-                                               "multi_draft", "multi_draft_wor", "top_k_plus_one",
-                                               "k_seq",       "traversal",       "typical"};
+constexpr std::array<const char*, 9> kTreeRules = {
+    "greedy",         "match", "target_only", "multi_draft", "multi_draft_wor",
+    "top_k_plus_one", "k_seq", "traversal",   "typical"};
 
-TreeRule rule_of(const std::string& rule) {
-  return static_cast<TreeRule>(one_of("rule", rule, kRules.data(), kRules.size()));
+TreeRule tree_rule_of(const std::string& rule) {
+  return static_cast<TreeRule>(one_of("rule", rule, kTreeRules.data(), kTreeRules.size()));
 }
 
 }  // namespace
 
 void TreeArguments::check() const {
   kind_of(kind);
-  rule_of(rule);
+  tree_rule_of(rule);
   check_tree();
   check_target();
   check_same_device("tree parents", parents, target, "target");
@@ -113,7 +113,7 @@ TreeOutputs TreeArguments::new_outputs() const {
 TreeParams TreeArguments::params(const TreeOutputs& out) {
   TreeParams p{};
   p.kind = kind_of(kind);
-  p.rule = rule_of(rule);
+  p.rule = tree_rule_of(rule);
   p.batch = tokens.size(0);
   p.nodes = tokens.size(1);
   p.max_depth = max_depth;
