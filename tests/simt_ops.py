@@ -1,4 +1,4 @@
-"""The CUDA source of `sample` and `verify_chain` as ops on CPU tensors, through tests/simt."""
+"""The CUDA source of `sample` and the verifiers as ops on CPU tensors, through tests/simt."""
 
 from __future__ import annotations
 
@@ -15,7 +15,12 @@ from typing import NamedTuple
 import torch
 
 ROOT = Path(__file__).parent.parent
-SOURCES = ("csrc/cuda/sample.cu", "csrc/cuda/chain.cu", "tests/simt/ops.cpp")
+SOURCES = (
+    "csrc/cuda/sample.cu",
+    "csrc/cuda/chain.cu",
+    "csrc/cuda/tree.cu",
+    "tests/simt/ops.cpp",
+)
 TORCH = Path(torch.__file__).parent
 COMPILE = (
     *("g++", "-std=c++17", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off"),

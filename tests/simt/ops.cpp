@@ -5,8 +5,11 @@
 #include "../../csrc/torch/chain.cpp"
 #include "../../csrc/torch/chain_arguments.cpp"
 #include "../../csrc/torch/checks.cpp"
+#include "../../csrc/torch/draft_arguments.cpp"
 #include "../../csrc/torch/provider.cpp"
 #include "../../csrc/torch/sample.cpp"
+#include "../../csrc/torch/tree.cpp"
+#include "../../csrc/torch/tree_arguments.cpp"
 #include "cuda/launch.cuh"
 #include "cuda_runtime.h"
 #include "torch/schemas.h"
@@ -41,6 +44,10 @@ void sample_cpu(const SampleParams& p, const Parallel&) {
 
 void verify_chain_cpu(const ChainParams& p, const Parallel&) {
   run_in_shim(p, plan_verify_chain_cuda, verify_chain_cuda);
+}
+
+void verify_tree_cpu(const TreeParams& p, const Parallel&) {
+  run_in_shim(p, plan_verify_tree_cuda, verify_tree_cuda);
 }
 
 Parallel torch_parallel() { return serial(); }
@@ -91,12 +98,14 @@ extern "C" __attribute__((visibility("default"))) void simt_plan(const int32_t* 
 STABLE_TORCH_LIBRARY(specdec_kernels_simt, m) {
   m.def(specdec::kSampleSchema);
   m.def(specdec::kVerifyChainSchema);
+  m.def(specdec::kVerifyTreeSchema);
   m.def("set_cuda_schedule(str schedule, int team) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(specdec_kernels_simt, CPU, m) {
   m.impl("sample", TORCH_BOX(&specdec::sample));
   m.impl("verify_chain", TORCH_BOX(&specdec::verify_chain));
+  m.impl("verify_tree", TORCH_BOX(&specdec::verify_tree));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(specdec_kernels_simt, CompositeExplicitAutograd, m) {
