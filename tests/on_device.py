@@ -1,4 +1,4 @@
-"""`sample` and `verify_chain` on a CUDA device against the C++ kernels: run by test_cuda.py.
+"""`sample` and the verifiers on a CUDA device against the C++ kernels: run by test_cuda.py.
 
 A process of its own: the suite's other tests need Triton's interpreter, this one its compiler. The
 CUDA kernels come first (`-k cuda`), then what Triton has to compile (`-k triton`).
@@ -18,7 +18,7 @@ from providers import OUTPUTS, same_outputs, sample, verify, worst
 
 import specdec_kernels as sk
 from specdec_kernels import testing
-from specdec_kernels.testing import chain_case, sample_case
+from specdec_kernels.testing import chain_case, sample_case, tree_case
 from specdec_kernels.triton import MODULES
 
 OPS = ("sample", "verify_chain")
@@ -41,6 +41,11 @@ VARIED = {
     ]
     for op in OPS
 }
+TREES = [
+    *testing.cases("verify_tree", heavy=True),
+    *(tree_case(3, 8, WIDE, torch.bfloat16, rule=r, laws="shared")
+      for r in ("multi_draft_wor", "top_k_plus_one", "traversal")),
+]  # fmt: skip
 NATIVE = [(s, team) for s in ("lazy", "parallel") for team in (1, 2, 8)]
 PROVIDERS = [
     *(["cuda"] if sk.has_cuda_kernels() else []),
@@ -185,6 +190,27 @@ def test_cuda_schedules_take_a_workspace_that_holds_token_ids(case, forced, sche
 def test_agrees_with_the_cpu(name, case):
     want = testing.providers(case.op)["cpp"](*case.args())
     same_outputs(case.op, on_device(name, case), want)
+
+
+@cuda_only
+@pytest.mark.parametrize("case", TREES, ids=str)
+def test_trees_agree_with_the_cpu_whatever_the_team(case, schedule):
+    want = on_device("cuda", case)
+    same_outputs(case.op, want, testing.providers(case.op)["cpp"](*case.args()))
+    for team in (1, 2, 8):
+        schedule("lazy", team)
+        identical(case.op, on_device("cuda", case), want)
+
+
+@cuda_only
+@pytest.mark.parametrize("case", TREES[-3:], ids=str)
+def test_trees_are_captured_and_replayed_over_any_workspace(case):
+    want = on_device("cuda", case)
+    graph, out = capture("cuda", case.op, case.args("cuda"))
+    for _ in range(REPLAYS):
+        write_ids()
+        identical(case.op, replayed(graph, out), want)
+        identical(case.op, on_device("cuda", case), want)
 
 
 @pytest.mark.parametrize("case", SOME, ids=str)

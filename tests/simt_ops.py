@@ -1,4 +1,4 @@
-"""The CUDA source of `sample`, `verify_chain` and `verify_tree` as ops on CPU tensors, through tests/simt."""
+"""The CUDA source of `sample` and the verifiers as ops on CPU tensors, through tests/simt."""
 
 from __future__ import annotations
 

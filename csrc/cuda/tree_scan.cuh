@@ -124,28 +124,38 @@ class TreeScan {
       for (int j = 0; j < kPerLane; ++j) values[j] = fmaxf(values[j], 0.0f);
     }
     const bool apart = last && t_.scan != Scan::kLeft;
-    float held[kPerLane];
     if (apart) {
+      float* const held = this->held();
 #pragma unroll
       for (int j = 0; j < kPerLane; ++j) {
-        held[j] = values[j];
+        held[j * kThreads] = values[j];
         values[j] = 0;
       }
     }
     const bool lawful = subtract_draft(r.draft, apart ? -1.0f : r.scale, t_.row.vocab,
                                        t_.row.wide(), span, loaded, values);
-    if (apart) combine(r, span, held, lawful, values);
+    if (apart) combine(r, span, lawful, values);
     return lawful;
   }
 
+  // Sixteen values of this thread, in memory that a selection would take: registers are short.
+  __device__ float* held() const {
+    static_assert(sizeof(Shared::bins) >= kPerLane * kThreads * sizeof(float), "fits");
+    return reinterpret_cast<float*>(team_.shared->bins) + thread_id();
+  }
+
   // `q` becomes what is left of the values held.
-  __device__ void combine(const TreeRecord& r, int64_t span, const float (&held)[kPerLane],
-                          bool lawful, float (&q)[kPerLane]) const {
-    if (t_.scan == Scan::kFactors) return store_factors(span, held, q);
+  __device__ void combine(const TreeRecord& r, int64_t span, bool lawful,
+                          float (&q)[kPerLane]) const {
+    const float* const held = this->held();
+    if (t_.scan == Scan::kFactors) return store_factors(span, q);
     if (t_.scan == Scan::kAccepted) {
       const auto inverse = static_cast<float>(1 / t_.high), part = r.scale;
 #pragma unroll
-      for (int j = 0; j < kPerLane; ++j) q[j] = held[j] - part * fminf(q[j], held[j] * inverse);
+      for (int j = 0; j < kPerLane; ++j) {
+        const float p = held[j * kThreads];
+        q[j] = p - part * fminf(q[j], p * inverse);
+      }
       return;
     }
     uint32_t gone, off;
@@ -157,7 +167,8 @@ class TreeScan {
     }
     if (job_.p.rule != TreeRule::kMultiDraftWor) gone = 0;
 #pragma unroll
-    for (int j = 0; j < kPerLane; ++j) q[j] = gone >> j & 1 ? 0.0f : held[j] - r.scale * q[j];
+    for (int j = 0; j < kPerLane; ++j)
+      q[j] = gone >> j & 1 ? 0.0f : held[j * kThreads] - r.scale * q[j];
   }
 
   // Elements of this lane that are tokens tried; and of them those of the last entry's law.
@@ -175,14 +186,14 @@ class TreeScan {
   }
 
   // Sums of min(Q, P / rho), at most 1 each: in units of 2^-50.
-  __device__ void store_factors(int64_t span, const float (&p)[kPerLane],
-                                const float (&q)[kPerLane]) const {
+  __device__ void store_factors(int64_t span, const float (&q)[kPerLane]) const {
+    const float* const p = held();
 #pragma unroll 1
     for (int i = 0; i < kFactorsAtOnce; ++i) {
       const auto inverse = static_cast<float>(1 / t_.rho[i]);
       float least[kPerLane];
 #pragma unroll
-      for (int j = 0; j < kPerLane; ++j) least[j] = fminf(q[j], p[j] * inverse);
+      for (int j = 0; j < kPerLane; ++j) least[j] = fminf(q[j], p[j * kThreads] * inverse);
       const int64_t units = warp_sum(lane_units(least));
       if (lane_id() == 0) extra_slot(3 + i).units[span] = units;
     }
