@@ -78,6 +78,22 @@ def test_a_row_does_not_depend_on_its_batch(kind, rule):
         assert together.sequences[row, -NEW:].tolist() == got.sequences[0, -NEW:].tolist()
 
 
+@pytest.mark.parametrize(
+    ("tree", "rule"),
+    [(None, "block"), ((2, 2), "multi_draft_wor"), (TrieTree(depth=4), "traversal")],
+    ids=str,
+)
+def test_a_row_does_not_depend_on_rows_beyond_the_drafters_context(tree, rule):
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts((14, 6))
+    drafter = hf_models.build("llama", context=16)
+    kwargs = {"drafter": drafter, "tree": tree, "acceptance": rule, **SAMPLED, "seed": 5}
+    together = run(model, inputs, **kwargs)
+    alone = {key: value[1:, -6:] for key, value in inputs.items()}
+    got = run(model, alone, **kwargs)
+    assert together.sequences[1, -NEW:].tolist() == got.sequences[0, -NEW:].tolist()
+    assert together.stats.rows[1].drafted == got.stats.rows[0].drafted > 0
+
+
 LAWS = [
     (None, "block"),
     ((2, 2), "multi_draft_wor"),

@@ -144,7 +144,8 @@ class _Level:
 
     def remove(self, points: NDArray[np.int64], tokens: torch.Tensor) -> None:
         """Take tokens [B, c, t] out of what is left of the nodes' laws."""
-        at = torch.from_numpy(np.searchsorted(self.points, points)).to(tokens.device)
+        at = torch.from_numpy(np.searchsorted(self.points, points))
+        at = at.to(tokens.device, non_blocking=True)
         rows = torch.arange(len(tokens), device=tokens.device)[:, None, None]
         # Absent (-1) is what was drawn where nothing is left: removing token 0 changes nothing.
         self.left[rows, at[None, :, None], tokens.clamp(min=0)] = -torch.inf

@@ -59,11 +59,12 @@ class DraftModel:
         self._limit = context_of(model)
         self._fed = 0
 
-    def room(self, history: History, wanted: int) -> int:
-        """Tokens it can draft before its own context ends, ``wanted`` at most."""
+    def room(self, history: History, wanted: NDArray[np.int64] | int) -> NDArray[np.int64]:
+        """[B], tokens it can draft for each row before its own context ends, ``wanted`` at most."""
+        most = np.where(history.active, wanted, 0)
         if self._limit is None:
-            return wanted
-        return min(wanted, self._limit - int(history.lengths[history.active].max(initial=0)))
+            return most
+        return np.minimum(most, np.maximum(self._limit - history.lengths, 0))
 
     def catch_up(self, history: History) -> torch.Tensor:
         """Feed what the cache lacks; logits [B, V] behind each row's last token."""

@@ -55,7 +55,8 @@ class EagleDrafter(TreeDrafter):
 
     def propose(self, history: History, limits: NDArray[np.int64]) -> TreeDraft | None:
         draft, lengths, width = self._draft, history.lengths, self.layout.width
-        levels = draft.room(history, min(self.depth, int(limits.max())))
+        limits = draft.room(history, np.minimum(limits, self.depth))
+        levels = int(limits.max())
         if levels < 1:
             return None
         grown = expand_tree(

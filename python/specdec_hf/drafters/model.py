@@ -42,7 +42,8 @@ class ModelDrafter(Drafter):
 
     def propose(self, history: History, gamma: int) -> Draft | None:
         draft, lengths = self._draft, history.lengths
-        gamma = draft.room(history, gamma)
+        counts = draft.room(history, gamma)
+        gamma = int(counts.max())
         if gamma < 1:
             return None
         logits = draft.catch_up(history)
@@ -67,7 +68,7 @@ class ModelDrafter(Drafter):
                 thresholds.append(picked.threshold[:, 0])
         drafted = torch.stack(drawn, dim=1)
         if not self._needs_law:
-            return Draft(drafted)
+            return Draft(drafted, counts=counts)
         target = self._context.model.device
         law = SampledDraft(
             torch.stack(logits_of, dim=1).to(target),
@@ -75,7 +76,7 @@ class ModelDrafter(Drafter):
             torch.stack(thresholds, dim=1).to(target),
             self._context.temperature,
         )
-        return Draft(drafted, law)
+        return Draft(drafted, law, counts)
 
     def commit(self, lengths: NDArray[np.int64], accepted: NDArray[np.int64]) -> None:
         # The last draft was never fed, hence one short after full acceptance.

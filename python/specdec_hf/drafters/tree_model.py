@@ -77,23 +77,24 @@ class TreeModelDrafter(TreeDrafter):
         laws: list[Children] = []
         offset = 0
         for draft, nodes in zip(self._drafts, self._nodes, strict=True):
-            room = draft.room(history, depth)
-            if room < 1:
+            room = draft.room(history, np.minimum(limits, depth))
+            if not room.any():
                 continue
-            tree = self.forest.tree.cut(room)
+            tree = self.forest.tree.cut(int(room.max()))
             mine = nodes[: tree.size]
             levels = draft_tree(draft, tree, mine, history)
             where = torch.from_numpy(mine).to(target, non_blocking=True)
-            tokens[:, where] = torch.cat([made.tokens for made in levels], dim=1).to(target)
+            drawn = torch.cat([made.tokens for made in levels], dim=1)
+            depths = torch.tensor(tree.depths)[None].to(draft.device, non_blocking=True)
+            tokens[:, where] = absent_beyond(drawn, depths, room).to(target)
             inner = np.concatenate([[0], _feeding_order(tree) + 1])  # the root's law comes first
             draft_rows[mine] = offset + inner[np.array(tree.parents) + 1]
             offset += int(inner.max()) + 1
             laws += levels
         if not laws:
             return None
-        depths = torch.tensor(spec.depths)[None].to(target, non_blocking=True)
         parents = torch.tensor(spec.parents).to(target, non_blocking=True).expand(rows, -1)
-        made = TreeDraft(absent_beyond(tokens, depths, limits), parents, depth)
+        made = TreeDraft(tokens, parents, depth)
         if self._context.rule in RATIO_RULES:
             made.law = SampledDraft(
                 torch.cat([x.logits.to(target) for x in laws], dim=1),
@@ -130,8 +131,8 @@ def draft_tree(
     parents, depths = np.array(spec.parents), np.array(spec.depths)
     inner = np.flatnonzero(fed >= 0)
     # -1 stays -1: fed[-1] would be the last node's.
-    above = torch.from_numpy(np.where(parents >= 0, fed[parents], -1)[inner]).to(draft.device)
-    above = above.expand(len(lengths), -1)
+    above = torch.from_numpy(np.where(parents >= 0, fed[parents], -1)[inner])
+    above = above.to(draft.device, non_blocking=True).expand(len(lengths), -1)
     logits = draft.catch_up(history)[:, None]
     levels: list[Children] = []
     count = 0
