@@ -111,9 +111,10 @@ def verify_tree(
                 For children that were not sampled: nothing accepts more of them.
             "multi_draft": siblings drawn independently, each from its own law, tried one by one
                 against what the target has left after those before it.
-            "multi_draft_wor": the same for siblings drawn without replacement.
+            "multi_draft_wor": the same for siblings drawn without replacement. Of those of one
+                parent and one law, the last ones may be absent, no others.
             "top_k_plus_one": siblings that are the most likely tokens of their law but the last
-                one, which was drawn from the others.
+                one, which was drawn from the others. All of a node's children or none.
             "k_seq": siblings drawn independently from one law, each tried against the whole target.
             "traversal": siblings as for multi_draft, judged from the leaves to the root; on a chain
                 it is rule block. Siblings of the same token keep their own children.

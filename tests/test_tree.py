@@ -293,3 +293,45 @@ def test_the_trials_before_a_faulty_draft_row_count(name):
             kind="probs", rule="multi_draft", uniforms=f64(0, 0, last, 0, 0),
         )  # fmt: skip
         assert (got[1].tolist(), int(got[3])) == ([[2, -1, -1]], 2)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_siblings_of_two_parents_and_two_laws_are_apart(name):
+    """Merged prefixes, drafts beyond the target's vocabulary, laws of nodes of all parents."""
+    op, want = provider("verify_tree", name), provider("verify_tree", "reference")
+    g = torch.Generator().manual_seed(3)
+    n, v, d, nodes = (20 if name == "triton" else 200), 4, 6, 8
+    target = torch.randn(n, nodes + 1, v, generator=g)
+    draft = 2 * torch.randn(2, d, generator=g)
+    laws = torch.randint(0, 2, (n, nodes), generator=g, dtype=torch.int32)
+    parents = torch.tensor([-1, -1, 0, 1, 0, 1, 0, 1]).expand(n, -1)
+    tokens = torch.randint(0, d, (n, nodes), generator=g)
+    tokens[:, 1] = tokens[:, 0]
+    for rule in ("multi_draft_wor", "multi_draft"):
+        given = dict(rule=rule, draft_rows=laws, seeds=torch.arange(n))
+        same_outputs("verify_tree", verify_tree(op, target, tokens, parents, draft, **given),
+                     verify_tree(want, target, tokens, parents, draft, **given))  # fmt: skip
+
+
+@pytest.mark.parametrize("rule", ["multi_draft_wor", "top_k_plus_one"])
+@pytest.mark.parametrize("name", EVERY)
+def test_a_rest_whose_tail_vanishes_is_no_law_to_judge_by(name, rule):
+    """Of 0, -87, -87.7 the last has no weight beside the first: node 1 may come from it."""
+    target, tokens = torch.zeros(1, 3, 3), torch.tensor([[0, 2]])
+    draft = torch.tensor([[[0.0, -87.0, -87.7]]])
+    got = verify_tree(provider("verify_tree", name), target, tokens, torch.full((1, 2), -1), draft,
+                      rule=rule, draft_rows=torch.zeros(1, 2, dtype=torch.int32),
+                      uniforms=f64(0.999, 0, 0.999, 0, 0))  # fmt: skip
+    assert got[5][0, 1].isnan() or rule == "top_k_plus_one"
+    assert got[2].tolist() == [0]
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_statistics_of_another_row_give_no_token_without_probability(name):
+    """exp(300) of a draft row is no probability; what comes out is still the target's."""
+    target = torch.tensor([0.0, 1.0, -torch.inf, -torch.inf]).expand(1, 2, 4)
+    left = (torch.zeros(1, 1, dtype=torch.float64), torch.full((1, 1), -torch.inf), 1.0)
+    got = verify_tree(provider("verify_tree", name), target, torch.tensor([[3]]),
+                      torch.tensor([[-1]]), torch.tensor([[[300.0, 250.0, 400.0, 90.0]]]),
+                      rule="multi_draft", sampled=left, uniforms=f64(0.5, 0.9, 0))  # fmt: skip
+    assert int(got[1][0, 0]) in (0, 1)

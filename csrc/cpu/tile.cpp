@@ -12,17 +12,22 @@
 namespace specdec {
 namespace {
 
+constexpr float kTopExponent = 126.0f;  // of two; a larger one would run into the sign
+
 // The weight of a logit, 2 units in the last place beside its product by inv_t: a power of two and
 // a degree-5 minimax polynomial of the rest, 1 at 0.
 struct Weight {
   explicit Weight(const Shape& s)
       : offset(s.offset), rate(s.inv_t * kLog2e), floor(weight_floor(s)) {
     if (rate > kLargest) rate = kLargest;
+    top = kTopExponent / rate;
   }
 
   F operator()(const F& l) const {
     constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
-    const F d = l - offset;
+    // Nothing is far above the offset, unless what a caller says of a row belongs to another one.
+    const F above = l - offset;
+    const F d = select(above < top, above, F(top));
     const F shifted = d * rate + kRound;
     const F n = shifted - kRound;
     const F r = d * rate - n;
@@ -36,7 +41,7 @@ struct Weight {
     return select(l >= floor, w, F(0.0f));
   }
 
-  float offset, rate, floor;
+  float offset, rate, floor, top;
 };
 
 template <class Convert>

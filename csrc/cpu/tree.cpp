@@ -158,7 +158,7 @@ class Walk final : public TreeSequence {
         status_ |= kDraftNotFinite;
         break;
       }
-      if (!(taken.rest > 0)) continue;  // nothing was left to draw this one from
+      if (!(taken.rest > kLeastRest)) continue;  // nothing was left to draw this one from
       const double s = left.mass / taken.rest;
       if (stands(point, left, n, lane, taken.draft, s)) return n;
       if (!replaced) left.remove(taken, x);
@@ -192,7 +192,7 @@ class Walk final : public TreeSequence {
                                        : taken.sum_rest(p_.vocab, parallel_, scratch_.left.mass));
       if (!lawful) {
         status_ |= kDraftNotFinite;
-      } else if (taken.rest > 0) {
+      } else if (taken.rest > kLeastRest) {
         const double s = 1 / taken.rest;
         if (stands(point, left, last, 0, taken.draft, s)) return last;
         left.mass = left.weigh(taken, s, false).more;

@@ -162,7 +162,7 @@ class TreeWalkJudge : public TreePoint {
       if (!without_replacement() || t_.first < 0) break;
       const int32_t twin = twin_of(n);
       if (twin >= 0) t_.rest = t_.records[twin].rest;
-      if (t_.rest > 0) break;
+      if (t_.rest > kLeastRest) break;
       ++t_.lane;  // nothing was left to draw this one from
     }
     candidate(n);
@@ -227,7 +227,7 @@ class TreeWalkJudge : public TreePoint {
     const double rest = t_.num_tried == 0 ? 1.0 : t_.second;
     remove_all();
     if (!t_.lawful) return give_up();
-    if (!(rest > 0)) return draw(false);
+    if (!(rest > kLeastRest)) return draw(false);
     t_.factor = 1 / rest;
     think(TreeState::kVerdict);
   }

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from specdec_kernels.reference.rows import Draft
 
+LEAST_REST = 1e-26  # csrc/include/specdec/tree.h says why
+
 
 @dataclass
 class Left:

@@ -27,7 +27,7 @@ from specdec_kernels.reference.law import (
     uniform,
     valid,
 )
-from specdec_kernels.reference.residual import Left, k_seq_factor, without
+from specdec_kernels.reference.residual import LEAST_REST, Left, k_seq_factor, without
 from specdec_kernels.reference.rows import (
     Draft,
     Row,
@@ -270,7 +270,7 @@ class _Sequence:
             if draft.fault:
                 self.status |= DRAFT_NOT_FINITE
                 break
-            if not rest > 0:  # nothing was left to draw this one from
+            if not rest > LEAST_REST:  # nothing was left to draw this one from
                 continue
             p_x = float(left.weights[x]) if x < self.v else 0.0
             if self._stands(n, p_x, left.mass * draft.q_x / rest, self._position(depth), lane):
@@ -302,7 +302,7 @@ class _Sequence:
             rest = without(draft, {t: self._draft(n, token=t).q_x for t in top})
             if draft.fault or not draft.whole:
                 self.status |= DRAFT_NOT_FINITE
-            elif rest > 0:
+            elif rest > LEAST_REST:
                 p_x = float(row.p[x]) if x < self.v else 0.0
                 if self._stands(n, p_x, draft.q_x / rest, self._position(depth), 0):
                     return n, -1

@@ -183,7 +183,7 @@ def k_seq(
         rho = tl.full([], 1.0, tl.float64)
         times = rho
         if sound > 0:
-            note_law(entries, n, certain, draft, q_logsumexp, q_threshold)
+            note_law(entries, n, certain, draft, draft.to(tl.float64), q_logsumexp, q_threshold)
             q, _before, _last, _next = entry_law(entries, n, drafts)
             rho, share, times, bad = factor(
                 p, q, drafts, mode, tokens, k, tiles, PROBS, DRAFT, BEYOND, TILE, WIDTH

@@ -56,7 +56,10 @@ DRAFT_ROW = tl.constexpr(4)
 TOKEN_ID = tl.constexpr(5)
 NEXT = tl.constexpr(6)
 REST = tl.constexpr(7)  # mass of Q off its tokens that were tried
-ENTRY = tl.constexpr(8)
+GROUP = tl.constexpr(
+    8
+)  # what was drawn together: the draft row, and without replacement the parent
+ENTRY = tl.constexpr(9)
 
 # What a node may be barred from.
 FROM_BOTH = tl.constexpr(2)
@@ -78,7 +81,7 @@ def first_node(mask):
 
 
 @triton.jit
-def note_law(entries, n, x, draft, logsumexp, threshold):
+def note_law(entries, n, x, draft, group, logsumexp, threshold):
     """What it takes to read node n's draft row again."""
     entry = entries + n * ENTRY
     tl.debug_barrier()
@@ -86,17 +89,18 @@ def note_law(entries, n, x, draft, logsumexp, threshold):
     tl.store(entry + THRESHOLD, threshold.to(tl.float64))
     tl.store(entry + DRAFT_ROW, draft.to(tl.float64))
     tl.store(entry + TOKEN_ID, x.to(tl.float64))
+    tl.store(entry + GROUP, group)
     tl.debug_barrier()
 
 
 @triton.jit
-def push(entries, head, tail, count, n, draft, scale):
+def push(entries, head, tail, count, n, group, scale):
     """Take node n's row off -> (head, tail, count, whether it shares the entry of the tail)."""
     shared = tl.full([], 0, tl.int32)
     before = tl.full([], 0.0, tl.float64)
     if count > 0:
         entry = entries + tail * ENTRY
-        shared = (tl.load(entry + DRAFT_ROW) == draft.to(tl.float64)).to(tl.int32)
+        shared = (tl.load(entry + GROUP) == group).to(tl.int32)
         before = tl.load(entry + BEFORE) + tl.load(entry + LAST)
     tl.debug_barrier()
     if shared > 0:

@@ -13,3 +13,5 @@ TOP_K_PLUS_ONE = tl.constexpr(5)
 K_SEQ = tl.constexpr(6)
 TRAVERSAL = tl.constexpr(7)
 TYPICAL = tl.constexpr(8)
+
+LEAST_REST = tl.constexpr(1e-26)  # csrc/include/specdec/tree.h says why

@@ -24,6 +24,7 @@ from specdec_kernels.triton.tree_left import (
     ENTRY,
     FROM_BOTH,
     FROM_DRAFT,
+    GROUP,
     LOGSUMEXP,
     NEXT,
     REST,
@@ -39,7 +40,7 @@ from specdec_kernels.triton.tree_left import (
     push,
     undo,
 )
-from specdec_kernels.triton.tree_rules import MULTI_DRAFT_WOR
+from specdec_kernels.triton.tree_rules import LEAST_REST, MULTI_DRAFT_WOR
 from specdec_kernels.triton.walk import by_ratio, number
 
 
@@ -127,13 +128,13 @@ def at_first(u, p_x, q_x, logprob, log_q_x, direct, PROBS: tl.constexpr, DRAFT: 
 
 
 @triton.jit
-def rest_of(entries, head, count, draft):
-    """Mass that a row has off its tokens that were tried; 1 where none was."""
+def rest_of(entries, head, count, group):
+    """Mass that a row has off its group's tokens that were tried; 1 where none was."""
     rest = tl.full([], 1.0, tl.float64)
     e = head
     for _ in range(0, count):
         entry = entries + e * ENTRY
-        same = tl.load(entry + DRAFT_ROW) == draft.to(tl.float64)
+        same = tl.load(entry + GROUP) == group
         rest = tl.where(same, tl.load(entry + REST), rest)
         e = tl.load(entry + NEXT).to(tl.int32)
     return rest
@@ -148,11 +149,14 @@ def one_by_one(
     WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Rules multi_draft and multi_draft_wor -> (the child that stands or -1, the token, status)."""
-    tokens, _, laws, nodes = tree
+    tokens, parents, laws, nodes = tree
     top, threshold, logsumexp = law
     tops, sums, slot_size = scratch
     one = tl.full([], 1.0, tl.float32)
     index = tl.arange(0, tokens.shape[0])
+    groups = laws.to(tl.float64)
+    if RULE == MULTI_DRAFT_WOR:
+        groups = groups * (nodes + 1) + (parents + 1)
     remaining = children
     tried = children * 0
     barred = tried
@@ -170,6 +174,7 @@ def one_by_one(
         n = first_node(remaining)
         x = at(tokens, n)
         draft = at(laws, n)
+        group = at(groups, n)
         q_logsumexp, q_threshold, sound = statistics(
             drafts, draft, mode, entries, tail, count, shaping, tops + slot_size, sums + slot_size,
             d_tiles, DRAFT, TILE, CHUNK, BLOCK, LOG_TILES,
@@ -182,11 +187,11 @@ def one_by_one(
             )
         rest = tl.full([], 1.0, tl.float64)
         if RULE == MULTI_DRAFT_WOR:
-            rest = rest_of(entries, head, count, draft)
+            rest = rest_of(entries, head, count, group)
         if sound == 0:
             flags = flag(DRAFT_NOT_FINITE)
             work = flag(0)
-        elif rest > 0:  # else nothing was left to draw this one from
+        elif rest > LEAST_REST:  # else nothing was left to draw this one from
             u = coin(noise, n, depth, lane)
             p_x, logprob = target_at(p, x, logsumexp, shaping[0], PROBS)
             if count == 0:
@@ -204,11 +209,11 @@ def one_by_one(
                 token = x
                 work = flag(0)
             else:
-                note_law(entries, n, x, draft, q_logsumexp, q_threshold)
-                head, tail, count, shared = push(entries, head, tail, count, n, draft, mass / rest)
+                note_law(entries, n, x, draft, group, q_logsumexp, q_threshold)
+                head, tail, count, shared = push(entries, head, tail, count, n, group, mass / rest)
                 if RULE == MULTI_DRAFT_WOR:
                     tried = tl.where(index == n, 1, tried)
-                    barred = tried * tl.where(laws == draft, FROM_BOTH, FROM_DRAFT)
+                    barred = tried * tl.where(groups == group, FROM_BOTH, FROM_DRAFT)
                 _p_top, bad, left_mass, _less, rest = fill_left(
                     p, (entries, head, count, one, mode, barred), drafts, tokens, tail, tiles,
                     tops + 2 * slot_size, sums + 2 * slot_size, RULE, PROBS, DRAFT, BEYOND, TILE,
@@ -232,7 +237,7 @@ def one_by_one(
                     tl.store(entries + tail * ENTRY + REST, rest)
                     tl.debug_barrier()
         if RULE == MULTI_DRAFT_WOR:
-            remaining = tl.where(tokens == x, 0, remaining)
+            remaining = tl.where((tokens == x) & (groups == group), 0, remaining)
         else:
             remaining = tl.where(index == n, 0, remaining)
         lane += 1
@@ -308,7 +313,8 @@ def top_k_plus_one(
                 drafts, draft, x, x, mode, shaping, q_logsumexp, q_threshold, DRAFT, WIDTH
             )
         if sound > 0:
-            note_law(entries, n, x, draft, q_logsumexp, q_threshold)
+            group = draft.to(tl.float64)
+            note_law(entries, n, x, draft, group, q_logsumexp, q_threshold)
             q, _before, _last, _next = entry_law(entries, n, drafts)
             rest, bad = mass_off(
                 q, drafts, mode, p[1], tokens, ranked, tiles, DRAFT, BEYOND, TILE, WIDTH
@@ -317,7 +323,7 @@ def top_k_plus_one(
             rest = tl.where(tl.max(ranked, 0) > 0, rest, 1.0)
         if sound == 0:
             flags = flag(DRAFT_NOT_FINITE)
-        elif rest > 0:  # else nothing was left to draw the last one from
+        elif rest > LEAST_REST:  # else nothing was left to draw the last one from
             p_x, _logprob = target_at(p, x, logsumexp, shaping[0], PROBS)
             hit, chance = against(coin(noise, n, depth, count), p_x, q_x / rest)
             if acceptance is not None:
@@ -326,7 +332,7 @@ def top_k_plus_one(
                 node = n
                 token = x
             else:
-                _head, _tail, count, _shared = push(entries, n, n, count, n, draft, 1.0 / rest)
+                _head, _tail, count, _shared = push(entries, n, n, count, n, group, 1.0 / rest)
     if node < 0:
         token, _count, mass, more = draw_left(
             p, (entries, n, count, one, mode, ranked), drafts, tokens, n,

@@ -217,7 +217,7 @@ def traversal(
             bad = flag(0)
             first = (count == 0).to(tl.int32)
             head, tail, count, shared = push(
-                entries, head, tail, count, fallen, at(laws, fallen), mass
+                entries, head, tail, count, fallen, at(laws, fallen).to(tl.float64), mass
             )
             scan = flag(1)
             if gathered:  # noqa: SIM102  (compiled in only for drafts of a few tokens)
@@ -264,7 +264,7 @@ def traversal(
                 )
             if sound > 0:
                 entering = flag(1)
-                note_law(entries, n, x, draft, q_logsumexp, q_threshold)
+                note_law(entries, n, x, draft, draft.to(tl.float64), q_logsumexp, q_threshold)
                 p_x, logprob = target_at(p, x, logsumexp, temp, PROBS)
                 if count == 0:
                     step = ratio(p_x, q_x, logprob, log_q_x, direct, PROBS, DRAFT)

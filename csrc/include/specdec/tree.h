@@ -22,6 +22,10 @@ enum class TreeRule : int32_t {
   kTypical
 };
 
+// Of Q off the tokens that were tried: under it, tails whose exponential is taken for 0 weigh too
+// much of what is left, and nothing counts as left to draw from. Lossless, for it asks Q alone.
+constexpr double kLeastRest = 1e-26;
+
 struct TreeParams {
   Rows target;        // [B, N+1, V], or ragged [R, V]: then stride_sequence is unused. Row 0 is the
                       // root's, row n+1 that of node n
