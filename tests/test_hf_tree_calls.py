@@ -276,6 +276,10 @@ def refused():
             {"tree": TreeSpec((-1,), (64,)), "drafter": model},
             "ranks of tree must be below 64, got 64",
         ),
+        "nodes": (
+            {"tree": (60, 8), "drafter": [model, model]},
+            "tree must have at most 1024 nodes over all draft models, got 540 for each of 2",
+        ),
         "vocabulary": (
             {"tree": (2,), "drafter": hf_models.build("llama", vocab_size=97)},
             "drafter has 97 tokens, model has 67",
