@@ -197,6 +197,20 @@ def test_a_perfect_drafter_is_always_accepted():
         assert out.stats.draft_acceptance_rate == pytest.approx(0.5, abs=0.06)
 
 
+@pytest.mark.parametrize(("rule", "most"), [("traversal", 2), ("multi_draft", 4)])
+def test_children_of_equal_siblings_are_counted_as_the_rule_tries_them(rule, most):
+    """With few tokens siblings are often equal; traversal alone keeps their children apart."""
+    model, drafter = (hf_models.build("llama", seed=s, vocab_size=5) for s in (0, 1))
+    inputs = hf_models.prompts((9, 9, 4, 6), vocab_size=5)
+    out = run(
+        model, inputs, drafter=drafter, tree=(2, 2), do_sample=True, acceptance=rule,
+        seed=[1, 2, 3, 4], max_new_tokens=40,
+    )  # fmt: skip
+    assert len(out.stats.acceptance_by_rank) == most
+    greedy = run(model, inputs, drafter=model, tree=(2, 2), acceptance=rule)
+    assert greedy.stats.acceptance_by_rank[0] > 0.9
+
+
 def test_the_loop_stops_drafting_when_it_does_not_pay():
     model, inputs = hf_models.tiny("llama"), hf_models.prompts((9,))
     now = [0.0]
@@ -261,6 +275,10 @@ def refused():
         "rank": (
             {"tree": TreeSpec((-1,), (64,)), "drafter": model},
             "ranks of tree must be below 64, got 64",
+        ),
+        "nodes": (
+            {"tree": (60, 8), "drafter": [model, model]},
+            "tree must have at most 1024 nodes over all draft models, got 540 for each of 2",
         ),
         "vocabulary": (
             {"tree": (2,), "drafter": hf_models.build("llama", vocab_size=97)},

@@ -135,6 +135,7 @@ REFUSED = {
     "huge": (lambda: TreeSpec.branching((32, 32)), "branching must have at most 1024 nodes"),
     "text": (lambda: TreeSpec.branching("42"), "branching must be a sequence, got '42'"),
     "medusa": (lambda: TreeSpec.medusa((2,), 1), "accuracies must be given when size is"),
+    "accuracies": (lambda: TreeSpec.medusa((2,), 1, 0.5), "accuracies must be a sequence, got 0.5"),
     "table": (
         lambda: TreeSpec.medusa((2, 2), 3, [[0.5, 0.1], [0.5]]),
         "accuracies must cover rank 1 of head 1",

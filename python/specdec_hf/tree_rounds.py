@@ -135,8 +135,12 @@ def _observe(session: Session, read: RoundRead) -> RoundDrafts:
     for b in np.flatnonzero(session.history.active).tolist():
         children, counts[b], depths[b] = _children(tokens[b].tolist(), parents[b].tolist())
         accepted = int(read.num_accepted[b])
+        walked = path[b, :accepted].tolist()
         members = [-1]
-        for node in [*path[b, :accepted].tolist(), None]:
+        for above, node in zip([-1, *walked], [*walked, None], strict=True):
+            if session.rule == "traversal":
+                # Siblings of the same token stay apart, unless the row is greedy.
+                members = [above if node is None else int(parents[b, node])]
             points = sorted(n for m in members for n in children.get(m, ()))
             listed = [int(tokens[b, n]) for n in points]
             if node is None:

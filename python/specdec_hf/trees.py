@@ -146,7 +146,8 @@ class TreeSpec:
         size = _integer("size", size, 1)
         if accuracies is None:
             raise ValueError(f"accuracies must be given when size is, got None with size={size}")
-        table = [_probabilities(f"accuracies[{h}]", row) for h, row in enumerate(accuracies)]
+        rows = _listed("accuracies", accuracies)
+        table = [_probabilities(f"accuracies[{h}]", row) for h, row in enumerate(rows)]
         worth: list[float] = []
         for parent, rank, depth in zip(full.parents, full.ranks, full.depths, strict=True):
             if depth > len(table) or rank >= len(table[depth - 1]):

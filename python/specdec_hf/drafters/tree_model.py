@@ -20,7 +20,7 @@ from specdec_hf.drafters.base import (
 )
 from specdec_hf.drafters.children import MAX_WIDTH, Children, draw_children
 from specdec_hf.drafters.draft_model import DraftModel
-from specdec_hf.trees import Forest, TreeSpec
+from specdec_hf.trees import MAX_NODES, Forest, TreeSpec
 from specdec_kernels import SampledDraft
 
 SEVERAL_MODELS = (
@@ -41,7 +41,7 @@ class TreeModelDrafter(TreeDrafter):
         spec: the tree that each of them drafts.
 
     Raises:
-        ValueError: a rank too large.
+        ValueError: a rank too large, or too many nodes.
     """
 
     name = "model"
@@ -49,6 +49,11 @@ class TreeModelDrafter(TreeDrafter):
     def __init__(self, models: Sequence[Any], spec: TreeSpec) -> None:
         if max(spec.ranks) >= MAX_WIDTH:
             raise ValueError(f"ranks of tree must be below {MAX_WIDTH}, got {max(spec.ranks)}")
+        if len(models) * spec.size > MAX_NODES:
+            raise ValueError(
+                f"tree must have at most {MAX_NODES} nodes over all draft models, "
+                f"got {spec.size} for each of {len(models)}"
+            )
         self.models = list(models)
         self.forest = Forest(spec, len(self.models))
         self.size, self.depth = self.forest.spec.size, spec.depth
