@@ -52,7 +52,7 @@ def truncate_case(
 
 
 def _paths(b: int, p: int, nodes: int, g: Generator) -> Tensor:
-    """[b, p] int64: increasing node ids below `nodes`, then -1; the last one does not increase."""
+    """[b, p] int64: increasing node ids below `nodes`, then -1; the last one may lie too low."""
     made = torch.full((b, p), -1)
     for i, row in enumerate(made):
         n = int(torch.randint(0, min(p, nodes) + 1, (), generator=g))

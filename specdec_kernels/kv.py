@@ -62,13 +62,14 @@ def kv_compact_(caches: Sequence[Tensor], base: Tensor, path: Tensor) -> None:
 
     The token in slot `base[b] + path[b, j]` moves to slot `base[b] + j`, in order; what is in place
     already is not touched, and slots behind the path keep what they hold. A path ends at the first
-    entry that is negative or not larger than the one before it, or whose slot lies outside [0, S).
+    entry j that is less than j, for j nodes stand above it, or whose slot lies outside [0, S).
 
     Args:
         caches: tensors [B, H, S, D] (keys, values, scales, of any layers; H, S, D and the dtype may
             differ), any dtype; the last dimension contiguous, changed in place.
-        base: [B] int64, the slot of node 0, the root of the tree.
-        path: [B, P] int32 or int64, node ids in increasing order, then -1, as `verify_tree` returns
+        base: [B] int64, the slot of node 0. Of a tree below a pending token, as `verify_tree` has
+            it, that is the slot behind this token's.
+        path: [B, P] int32 or int64, node ids from the root on, then -1, as `verify_tree` returns
             them.
 
     Raises:
@@ -140,7 +141,8 @@ def ring_truncate_(
 
     Returns:
         status [B] int32: 1 where a token of that window has lost its slot to a dropped one, and
-        the sequence must be computed again; else 0. At S >= window + n, n dropped tokens never do.
+        the sequence must be computed again; else 0, as without caches. At S >= window + n, n
+        dropped tokens never do.
 
     Raises:
         RuntimeError: a shape, dtype, device or value that does not fit, with its name and value.

@@ -37,8 +37,8 @@ def paged_compact_(
             and strides, so that [num_blocks, H, block_size, D] is a transposed view; the last
             dimension contiguous, changed in place.
         block_tables: [B, M] int32.
-        base: [B] int64, the slot of node 0, the root of the tree.
-        path: [B, P] int32 or int64, node ids in increasing order, then -1, as `verify_tree` returns
+        base: [B] int64, the slot of node 0, as of `kv_compact_`.
+        path: [B, P] int32 or int64, node ids from the root on, then -1, as `verify_tree` returns
             them.
 
     Raises:

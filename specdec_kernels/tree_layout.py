@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from specdec_kernels import _params
 from specdec_kernels import _tree_layout_checks as _checks
 
 
@@ -130,6 +131,7 @@ def build_trie(sequences: Tensor, *, size: int | None = None, merge: bool = True
 
     Raises:
         RuntimeError: a shape, dtype or size out of range, with its name and value.
+        ValueError: sequences is not a tensor.
 
     Source: SpecInfer (arXiv 2305.09781, section 3), REST (arXiv 2311.08252, section 3.2).
 
@@ -140,6 +142,7 @@ def build_trie(sequences: Tensor, *, size: int | None = None, merge: bool = True
     tensor([[[0, 1],
              [0, 2]]], dtype=torch.int32)
     """
+    _params.tensor(sequences, "sequences")
     if size is None:
         size = sequences.shape[-2] * sequences.shape[-1] if sequences.dim() == 3 else 0
     return Trie(*torch.ops.specdec_kernels.build_trie.default(sequences, size, merge))

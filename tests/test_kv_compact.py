@@ -197,6 +197,16 @@ def test_threads_share_the_work(threads):
     check(torch.ops.specdec_kernels.ring_truncate_.default, case)
 
 
+def test_a_path_need_not_rise(ops):
+    """`verify_tree` names the sibling that stood; what follows may hang below an equal one."""
+    cache = torch.arange(6.0).view(1, 1, 6, 1)
+    ops("kv_compact_")([cache], torch.tensor([1]), torch.tensor([[2, 1, 4, 3, 2]]))
+    assert cache.flatten().tolist() == [0, 3, 2, 5, 4, 5]
+    cache, table = torch.arange(6.0).view(3, 2, 1, 1), torch.tensor([[2, 0, 1]], dtype=torch.int32)
+    ops("paged_compact_")([cache], table, torch.tensor([0]), torch.tensor([[3, 1, 4, 3, 2]]))
+    assert cache.flatten().tolist() == [2, 1, 2, 3, 1, 5]
+
+
 def test_more_than_2_to_the_31_elements_apart(ops):
     view = far_apart()
     slots = torch.arange(12, dtype=torch.int8).view(2, 2, 3, 1)

@@ -33,6 +33,8 @@ __forceinline__ __device__ void verify(Team& team, const ChainJob& job, int64_t 
   }
   __syncthreads();
   while (filling || t.action != Action::kDone) {
+    // Behind a barrier either buffer will do: whose turn it is need not be kept in a register.
+    team.turn = 0;
     if (t.action == Action::kMeasure && t.fills) {
       if (!filling && job.plan.parallel) team.sync();  // nobody reads this slot any more
       walk.fill(filling ? part : 0, filling ? job.plan.parts : 1);

@@ -208,7 +208,7 @@ class SpecCache(Cache):
 
         Args:
             base: [B] int64, slot of node 0.
-            path: [B, P], rising node numbers, then -1.
+            path: [B, P], node numbers from the root on, then -1.
         """
         by_device: dict[torch.device, list[torch.Tensor]] = {}
         for layer in self.rows:

@@ -36,12 +36,10 @@ def kv_truncate_(
 
 def path_moves(base: int, path: list[int], slots: int) -> Iterator[tuple[int, int]]:
     """(from, to) of each token of an accepted path, up to the first entry that is none."""
-    last = -1
     for j, node in enumerate(path):
-        if node <= last or not 0 <= base < slots - node:
+        if node < j or not 0 <= base < slots - node:
             return
         yield base + node, base + j
-        last = node
 
 
 def kv_compact_(caches: Sequence[Tensor], base: Tensor, path: Tensor) -> None:

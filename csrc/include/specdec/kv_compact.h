@@ -46,8 +46,8 @@ struct KvMove {
   int64_t from, to;  // bytes from the start of a head
 };
 
-// The moves of one sequence in one cache. As the path increases, path[j] >= j: a slot is written
-// only once it has been read, by this move or by one before.
+// The moves of one sequence in one cache. As path[j] >= j, no slot is read after it was written:
+// what the moves before j wrote lies below j.
 template <class Slots>
 struct PathMoves {
   const Slots& slots;
@@ -55,7 +55,7 @@ struct PathMoves {
   const KvTensor& tensor;
   int64_t b, base;
   int64_t room;  // nodes below it have a slot
-  int64_t j = 0, last = -1;
+  int64_t j = 0;
 
   SPECDEC_HD PathMoves(const Slots& slots, const KvPath& path, const KvTensor& tensor, int64_t b,
                        int64_t base)
@@ -70,12 +70,11 @@ struct PathMoves {
   SPECDEC_HD bool next(KvMove* move) {
     while (j < path.length) {
       const int64_t node = path.node(b, j);
-      if (node <= last || node >= room || !slots.locate(tensor, b, base + node, &move->from) ||
+      if (node < j || node >= room || !slots.locate(tensor, b, base + node, &move->from) ||
           !slots.locate(tensor, b, base + j, &move->to)) {
         j = path.length;
         return false;
       }
-      last = node;
       if (node != j++) return true;
     }
     return false;
