@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from transformers import PreTrainedModel
 
 from specdec_hf.drafters.base import Drafter, TreeDrafter
@@ -13,6 +14,13 @@ from specdec_hf.drafters.prompt_lookup import PromptLookupDrafter
 from specdec_hf.drafters.tree_model import TreeModelDrafter
 from specdec_hf.drafters.trie import TrieDrafter
 from specdec_hf.trees import EagleTree, Layout, TreeSpec, TrieTree
+
+
+def _named(drafter: Any) -> str:
+    """A model prints its whole architecture; its type says enough."""
+    if isinstance(drafter, list | tuple):
+        return f"[{', '.join(map(_named, drafter))}]"
+    return type(drafter).__name__ if isinstance(drafter, torch.nn.Module) else repr(drafter)
 
 
 def resolve_drafter(drafter: Any) -> Drafter | None:
@@ -30,7 +38,7 @@ def resolve_drafter(drafter: Any) -> Drafter | None:
     several = "; several drafters need tree" if isinstance(drafter, list | tuple) else ""
     raise ValueError(
         "drafter must be None, 'prompt_lookup', a PreTrainedModel or a Drafter, "
-        f"got {drafter!r}{several}"
+        f"got {_named(drafter)}{several}"
     )
 
 
@@ -43,14 +51,14 @@ def resolve_tree_drafter(drafter: Any, layout: Layout) -> TreeDrafter:
     given = list(drafter) if isinstance(drafter, list | tuple) else [drafter]
     drafters = [made for made in map(resolve_drafter, given) if made is not None]
     if not drafters or len(drafters) < len(given):
-        raise ValueError(f"drafter must be given with tree, got {drafter!r}")
+        raise ValueError(f"drafter must be given with tree, got {_named(drafter)}")
     if isinstance(layout, TrieTree):
         return TrieDrafter(drafters, layout)
     models = [made.model for made in drafters if isinstance(made, ModelDrafter)]
     if isinstance(layout, EagleTree):
         if len(models) != 1 or len(drafters) != 1:
             raise ValueError(
-                f"drafter must be one draft model with tree=EagleTree, got {drafter!r}"
+                f"drafter must be one draft model with tree=EagleTree, got {_named(drafter)}"
             )
         return EagleDrafter(models[0], layout)
     if len(models) == len(drafters):
@@ -59,7 +67,7 @@ def resolve_tree_drafter(drafter: Any, layout: Layout) -> TreeDrafter:
         return TrieDrafter(drafters, _room_of(layout))
     raise ValueError(
         "drafter must be 'prompt_lookup', a draft model or a list of them with tree=TreeSpec "
-        f"(TrieTree takes any), got {drafter!r}"
+        f"(TrieTree takes any), got {_named(drafter)}"
     )
 
 
