@@ -27,7 +27,8 @@ constexpr const char* kVerifyTreeSchema =
     "Tensor? temperatures, float temperature, Tensor? top_ks, int top_k, Tensor? top_ps, "
     "float top_p, Tensor? min_ps, float min_p, Tensor seeds, Tensor positions, "
     "Tensor? cu_rows, Tensor? uniforms, float typical_epsilon, float typical_delta, "
-    "Tensor? eos_ids, Tensor? max_emit, SymInt max_depth, bool with_logprobs, bool with_acceptance) "
+    "Tensor? eos_ids, Tensor? max_emit, SymInt max_depth, bool with_logprobs, bool "
+    "with_acceptance) "
     "-> (Tensor path, Tensor tokens, Tensor num_accepted, Tensor status, Tensor logprobs, "
     "Tensor acceptance)";
 
