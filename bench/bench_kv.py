@@ -111,7 +111,7 @@ def test_kv_truncate(compare, shape, dtype):
 
 @pytest.mark.parametrize("point", TREES, ids=lambda p: p.id)
 def test_kv_compact(compare, point):
-    """Against one copy of the moved bytes too: issue 4 asks for at most twice its time."""
+    """Against one copy of the moved bytes too, whose time it should at most double."""
     inputs = kv_points.build(point)
     compare(
         lambda: kv_compact_(inputs.caches, inputs.base, inputs.path),

@@ -295,6 +295,7 @@ def top_k_plus_one(
     index = tl.arange(0, tokens.shape[0])
     n = tl.max(tl.where(children > 0, index, -1), 0)
     x = at(tokens, n)
+    group = at(laws, n).to(tl.float64)
     ranked = tl.where(index == n, 0, children)
     node = flag(-1)
     token = tl.full([], -1, tl.int64)
@@ -313,7 +314,6 @@ def top_k_plus_one(
                 drafts, draft, x, x, mode, shaping, q_logsumexp, q_threshold, DRAFT, WIDTH
             )
         if sound > 0:
-            group = draft.to(tl.float64)
             note_law(entries, n, x, draft, group, q_logsumexp, q_threshold)
             q, _before, _last, _next = entry_law(entries, n, drafts)
             rest, bad = mass_off(

@@ -197,6 +197,7 @@ def tree_walk(
             children = tl.where(depth < max_depth, children, 0)
             node = flag(-1)
             token = tl.full([], -1, tl.int64)
+            more = flag(0)
             if (temp == 0) | (RULE <= TARGET_ONLY):
                 token = answer(
                     p, law, depth, temp, noise, scratch, tree[3], tiles, RULE, PROBS, TILE, BLOCK,
@@ -205,19 +206,19 @@ def tree_walk(
                 node = as_answered(p, law, token, children, tree, temp, acceptance, RULE, PROBS)
             else:
                 if siblings:
-                    node, token, flags = one_by_one(
+                    node, token, more = one_by_one(
                         p, law, children, depth, tree, drafts, mode, shaping, noise, scratch,
                         entries, acceptance, tiles, d_tiles, RULE, PROBS, DRAFT, BEYOND, TILE,
                         CHUNK, BLOCK, LOG_TILES, WIDTH,
                     )  # fmt: skip
                 if RULE == TOP_K_PLUS_ONE:
-                    node, token, flags = top_k_plus_one(
+                    node, token, more = top_k_plus_one(
                         p, law, children, depth, tree, drafts, mode, shaping, noise, scratch,
                         entries, acceptance, tiles, d_tiles, RULE, PROBS, DRAFT, BEYOND, TILE,
                         CHUNK, BLOCK, LOG_TILES, WIDTH,
                     )  # fmt: skip
                 if RULE == K_SEQ:
-                    node, token, flags = k_seq(
+                    node, token, more = k_seq(
                         p, law, children, depth, tree, drafts, mode, shaping, noise, scratch,
                         entries, acceptance, tiles, d_tiles, RULE, PROBS, DRAFT, BEYOND, TILE,
                         CHUNK, BLOCK, LOG_TILES, WIDTH,
@@ -227,6 +228,7 @@ def tree_walk(
                         p, law, children, depth, tree, noise, scratch, judge, acceptance, tiles,
                         PROBS, TILE, BLOCK, LOG_TILES,
                     )  # fmt: skip
+            flags |= more
             tl.store(tokens_out + depth, token.to(tokens_out.dtype.element_ty))
             if logprobs_out is not None:
                 logprob = tl.full([], 0.0, tl.float64)
@@ -242,5 +244,5 @@ def tree_walk(
                 depth += 1
                 going = ((depth < most) & (ends(token, eos_ids, num_eos) == 0)).to(tl.int32)
         else:
-            flags = flag(TARGET_NOT_FINITE)
+            flags |= flag(TARGET_NOT_FINITE)
     return depth, flags
