@@ -79,7 +79,7 @@ def test_case_names_are_unique_and_cases_repeat_exactly():
 @pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="Triton is not installed")
 def test_triton_is_among_the_providers_where_it_is_installed():
     has = {op for op in NAMES if "triton" in testing.providers(op)}
-    assert has == {op for op in NAMES if not op.startswith("kv_")} - {"verify_tree"}
+    assert has == {op for op in NAMES if not op.startswith("kv_")}
 
 
 def test_providers_are_named_for_every_op_and_device():

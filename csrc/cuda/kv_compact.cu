@@ -27,7 +27,7 @@ __device__ void move_along(PathMoves<Slots> walk, char* lane) {
 
 // Grid: x over the lanes of one token, y over caches, z over sequences.
 template <int Capacity, class Slots>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 2)
     compact_kernel(const __grid_constant__ Table<Capacity> table, const Slots slots,
                    const KvVector<const int64_t> base, const KvPath path, int64_t batch) {
   const Job& job = table.jobs[blockIdx.y];

@@ -29,13 +29,19 @@ struct DenseSlots {
 
 // Slots of a cache [num_blocks, block_size, H, D].
 struct PagedSlots {
+  static constexpr int64_t kMostSlots = 0xffffffff;
   KvTable<const int32_t> blocks;
   int64_t num_blocks;
 
-  SPECDEC_HD int64_t count(const KvTensor& t) const { return blocks.columns * t.slots; }
+  // Of 32 bits, which is more than any sequence has: on devices a division of 64 is a call, and
+  // registers spill around it.
+  SPECDEC_HD int64_t count(const KvTensor& t) const {
+    const int64_t slots = blocks.columns * t.slots;
+    return slots < kMostSlots ? slots : kMostSlots;
+  }
   SPECDEC_HD bool locate(const KvTensor& t, int64_t b, int64_t slot, int64_t* bytes) const {
-    // Unsigned: the compiler's 64-bit division then takes a short path for small operands.
-    const int64_t column = static_cast<uint64_t>(slot) / static_cast<uint64_t>(t.slots);
+    const int64_t size = t.slots < kMostSlots ? t.slots : kMostSlots;
+    const int64_t column = static_cast<uint32_t>(slot) / static_cast<uint32_t>(size);
     const int64_t block = blocks.at(b, column);
     *bytes = block * t.cache_stride.sequence + (slot - column * t.slots) * t.cache_stride.slot;
     return block >= 0 && block < num_blocks;
