@@ -51,25 +51,7 @@ void kv_append_cpu(const KvAppendParams& p, const Parallel& parallel) {
 }
 
 void kv_truncate_cpu(const KvTruncateParams& p, const Parallel& parallel) {
-  if (p.zero_fill) {
-    int64_t heads = 0, bytes = 0;
-    for (int64_t i = 0; i < p.num_tensors; ++i) {
-      const KvTensor& t = p.tensors[i];
-      heads += p.batch * t.heads;
-      for (int64_t b = 0; b < p.batch; ++b) {
-        const KvRange dropped = dropped_slots(p.lengths[b], p.new_lengths[b], t.slots);
-        bytes += t.heads * t.row_bytes * dropped.size;
-      }
-    }
-    const Parallel threads = worth_threads(bytes) ? parallel : serial();
-    threads(heads, [&](int64_t begin, int64_t end) {
-      for_each_head(
-          p.tensors, p.batch, begin, end, [](const KvTensor&) { return 1; },
-          [&](const KvTensor& t, int64_t b, int64_t h, int64_t, int64_t) {
-            zero_rows(t, b, h, dropped_slots(p.lengths[b], p.new_lengths[b], t.slots));
-          });
-    });
-  }
+  zero_dropped<dropped_slots>(p, parallel);
   // Last: zeroing needs the old lengths.
   for (int64_t b = 0; b < p.batch; ++b) {
     p.lengths[b] = truncated_length(p.lengths[b], p.new_lengths[b]);

@@ -44,4 +44,30 @@ void for_each_head(const KvTensor* tensors, int64_t batch, int64_t begin, int64_
   }
 }
 
+// Zeroes dropped(length, new_length, slots), which may go on from the last slot to the first.
+template <KvRange (*dropped)(int64_t, int64_t, int64_t), class Params>
+void zero_dropped(const Params& p, const Parallel& parallel) {
+  if (!p.zero_fill) return;
+  const auto of = [&](const KvTensor& t, int64_t b) {
+    return dropped(p.lengths[b], p.new_lengths[b], t.slots);
+  };
+  int64_t heads = 0, bytes = 0;
+  for (int64_t i = 0; i < p.num_tensors; ++i) {
+    const KvTensor& t = p.tensors[i];
+    heads += p.batch * t.heads;
+    for (int64_t b = 0; b < p.batch; ++b) bytes += t.heads * t.row_bytes * of(t, b).size;
+  }
+  const Parallel threads = worth_threads(bytes) ? parallel : serial();
+  threads(heads, [&](int64_t begin, int64_t end) {
+    for_each_head(
+        p.tensors, p.batch, begin, end, [](const KvTensor&) { return 1; },
+        [&](const KvTensor& t, int64_t b, int64_t h, int64_t, int64_t) {
+          const KvRange slots = of(t, b);
+          const int64_t before_end = std::min(slots.size, t.slots - slots.begin);
+          zero_rows(t, b, h, {slots.begin, before_end});
+          zero_rows(t, b, h, {0, slots.size - before_end});
+        });
+  });
+}
+
 }  // namespace specdec

@@ -28,25 +28,6 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-template <int Capacity>
-__global__ void __launch_bounds__(kThreads)
-    zero_kernel(const __grid_constant__ Table<Capacity> table, KvVector<const int64_t> lengths,
-                KvVector<const int64_t> new_lengths, int64_t batch) {
-  const Job& job = table.jobs[blockIdx.y];
-  const KvTensor& t = job.tensor;
-  for (int64_t b = blockIdx.z; b < batch; b += gridDim.z) {
-    const KvRange dropped = dropped_slots(lengths[b], new_lengths[b], t.slots);
-    char* const cache = t.cache + b * t.cache_stride.sequence + dropped.begin * t.cache_stride.slot;
-    with_lane(job.lane_bytes, [&](auto lane) {
-      using Lane = decltype(lane);
-      for_each_lane<Lane>(t, dropped.size, [&](int64_t head, int64_t row, int64_t byte) {
-        *reinterpret_cast<Lane*>(cache + head * t.cache_stride.head + row * t.cache_stride.slot +
-                                 byte) = Lane{};
-      });
-    });
-  }
-}
-
 __global__ void __launch_bounds__(kThreads)
     lengths_kernel(KvVector<int64_t> lengths, KvVector<const int64_t> new_lengths, int64_t batch) {
   const int64_t b = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
@@ -58,11 +39,8 @@ __global__ void __launch_bounds__(kThreads)
 int kv_append_cuda(const KvAppendParams& p, void* stream) {
   if (p.batch == 0) return cudaSuccess;
   const auto rows = [](const KvTensor& t) { return t.count; };
-  return p.num_tensors <= kSmallTable
-             ? launch_jobs<kSmallTable>(p.tensors, p.num_tensors, p.batch, p.batch, stream, rows,
-                                        append_kernel<kSmallTable>, p.positions)
-             : launch_jobs<kLargeTable>(p.tensors, p.num_tensors, p.batch, p.batch, stream, rows,
-                                        append_kernel<kLargeTable>, p.positions);
+  const auto kernel = [](auto capacity) { return append_kernel<decltype(capacity)::value>; };
+  return launch_all(p.tensors, p.num_tensors, p.batch, p.batch, stream, rows, kernel, p.positions);
 }
 
 // The new lengths get a launch of their own, after the zeroing in stream order: every zeroing block
@@ -70,17 +48,8 @@ int kv_append_cuda(const KvAppendParams& p, void* stream) {
 // which leaves the device idle at small batches, or a counter in memory that must be allocated.
 int kv_truncate_cuda(const KvTruncateParams& p, void* stream) {
   if (p.batch == 0) return cudaSuccess;
-  if (p.zero_fill) {
-    const auto rows = [](const KvTensor& t) { return std::min(t.slots, kTypicalRows); };
-    const KvVector<const int64_t> lengths = {p.lengths.data, p.lengths.stride};
-    const cudaError_t status =
-        p.num_tensors <= kSmallTable
-            ? launch_jobs<kSmallTable>(p.tensors, p.num_tensors, p.batch, p.batch, stream, rows,
-                                       zero_kernel<kSmallTable>, lengths, p.new_lengths)
-            : launch_jobs<kLargeTable>(p.tensors, p.num_tensors, p.batch, p.batch, stream, rows,
-                                       zero_kernel<kLargeTable>, lengths, p.new_lengths);
-    if (status != cudaSuccess) return status;
-  }
+  const cudaError_t status = launch_zero<dropped_slots>(p, stream);
+  if (status != cudaSuccess) return status;
   const cudaLaunchConfig_t config =
       launch_config(dim3(static_cast<unsigned>(blocks_for(p.batch))), stream);
   return cudaLaunchKernelEx(&config, lengths_kernel, p.lengths, p.new_lengths, p.batch);

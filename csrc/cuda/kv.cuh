@@ -3,6 +3,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <type_traits>
 
 #include "specdec/kv.h"
 
@@ -107,6 +108,53 @@ cudaError_t launch_jobs(const KvTensor* tensors, int64_t num_tensors, int64_t se
     if (status != cudaSuccess) return status;
   }
   return cudaSuccess;
+}
+
+// kernel_of(capacity) is the kernel for tables of so many caches.
+template <class RowsOf, class KernelOf, class... Args>
+cudaError_t launch_all(const KvTensor* tensors, int64_t num_tensors, int64_t sequences,
+                       int64_t batch, void* stream, RowsOf rows_of, KernelOf kernel_of,
+                       Args... args) {
+  constexpr std::integral_constant<int, kSmallTable> few;
+  constexpr std::integral_constant<int, kLargeTable> many;
+  return num_tensors <= kSmallTable
+             ? launch_jobs<kSmallTable>(tensors, num_tensors, sequences, batch, stream, rows_of,
+                                        kernel_of(few), args...)
+             : launch_jobs<kLargeTable>(tensors, num_tensors, sequences, batch, stream, rows_of,
+                                        kernel_of(many), args...);
+}
+
+inline int64_t typical_rows(const KvTensor& t) { return std::min(t.slots, kTypicalRows); }
+
+// Zeroes dropped(length, new_length, slots), which may go on from the last slot to the first. Grid:
+// x over the lanes of one sequence, y over caches, z over sequences.
+template <int Capacity, KvRange (*dropped)(int64_t, int64_t, int64_t)>
+__global__ void __launch_bounds__(kThreads)
+    zero_kernel(const __grid_constant__ Table<Capacity> table, KvVector<const int64_t> lengths,
+                KvVector<const int64_t> new_lengths, int64_t batch) {
+  const Job& job = table.jobs[blockIdx.y];
+  const KvTensor& t = job.tensor;
+  for (int64_t b = blockIdx.z; b < batch; b += gridDim.z) {
+    const KvRange slots = dropped(lengths[b], new_lengths[b], t.slots);
+    char* const cache = t.cache + b * t.cache_stride.sequence;
+    with_lane(job.lane_bytes, [&](auto lane) {
+      using Lane = decltype(lane);
+      for_each_lane<Lane>(t, slots.size, [&](int64_t head, int64_t row, int64_t byte) {
+        const int64_t at = slots.begin + row, slot = at < t.slots ? at : at - t.slots;
+        *reinterpret_cast<Lane*>(cache + head * t.cache_stride.head + slot * t.cache_stride.slot +
+                                 byte) = Lane{};
+      });
+    });
+  }
+}
+
+template <KvRange (*dropped)(int64_t, int64_t, int64_t), class Params>
+cudaError_t launch_zero(const Params& p, void* stream) {
+  if (!p.zero_fill) return cudaSuccess;
+  const auto kernel = [](auto capacity) { return zero_kernel<decltype(capacity)::value, dropped>; };
+  const KvVector<const int64_t> lengths = {p.lengths.data, p.lengths.stride};
+  return launch_all(p.tensors, p.num_tensors, p.batch, p.batch, stream, typical_rows, kernel,
+                    lengths, p.new_lengths);
 }
 
 }  // namespace specdec

@@ -47,11 +47,11 @@ template <class Slots>
 int compact(const KvCompactParams& p, const Slots& slots, int64_t sequences, void* stream) {
   if (p.batch == 0 || p.path.length == 0) return cudaSuccess;
   const auto rows = [](const KvTensor&) { return int64_t{1}; };
-  return p.num_tensors <= kSmallTable
-             ? launch_jobs<kSmallTable>(p.tensors, p.num_tensors, sequences, p.batch, stream, rows,
-                                        compact_kernel<kSmallTable, Slots>, slots, p.base, p.path)
-             : launch_jobs<kLargeTable>(p.tensors, p.num_tensors, sequences, p.batch, stream, rows,
-                                        compact_kernel<kLargeTable, Slots>, slots, p.base, p.path);
+  const auto kernel = [](auto capacity) {
+    return compact_kernel<decltype(capacity)::value, Slots>;
+  };
+  return launch_all(p.tensors, p.num_tensors, sequences, p.batch, stream, rows, kernel, slots,
+                    p.base, p.path);
 }
 
 }  // namespace

@@ -54,14 +54,9 @@ __global__ void __launch_bounds__(kThreads)
 
 int kv_realign_cuda(const KvRealignParams& p, void* stream) {
   if (p.batch == 0) return cudaSuccess;
-  const auto rows = [](const KvTensor& t) { return std::min(t.slots, kTypicalRows); };
-  return p.num_tensors <= kSmallTable
-             ? launch_jobs<kSmallTable>(p.tensors, p.num_tensors, p.batch, p.batch, stream, rows,
-                                        realign_kernel<kSmallTable>, p.starts, p.lengths, p.shifts,
-                                        p.zero_fill)
-             : launch_jobs<kLargeTable>(p.tensors, p.num_tensors, p.batch, p.batch, stream, rows,
-                                        realign_kernel<kLargeTable>, p.starts, p.lengths, p.shifts,
-                                        p.zero_fill);
+  const auto kernel = [](auto capacity) { return realign_kernel<decltype(capacity)::value>; };
+  return launch_all(p.tensors, p.num_tensors, p.batch, p.batch, stream, typical_rows, kernel,
+                    p.starts, p.lengths, p.shifts, p.zero_fill);
 }
 
 }  // namespace specdec

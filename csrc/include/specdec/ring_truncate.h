@@ -16,13 +16,13 @@ struct RingTruncateParams {
   bool zero_fill;
 };
 
-// The tokens that truncation drops and that still have their slot: it is nobody else's. No sum here
-// can overflow.
-SPECDEC_HD inline KvRange dropped_tokens(int64_t length, int64_t new_length, int64_t slots) {
+// The slots of the tokens that truncation drops and whose slot is nobody else's; they may go on
+// from the last slot to the first. No sum here can overflow.
+SPECDEC_HD inline KvRange dropped_ring_slots(int64_t length, int64_t new_length, int64_t slots) {
   const int64_t kept = truncated_length(length, new_length);
-  if (length <= kept) return {0, 0};
+  if (length <= kept || slots == 0) return {0, 0};
   const int64_t begin = kept > length - slots ? kept : length - slots;
-  return {begin, length - begin};
+  return {begin % slots, length - begin};
 }
 
 // Whether a token of the window before the new length had lost its slot to a dropped one.
