@@ -21,58 +21,31 @@ struct Scratches {
 };
 
 // Verdict on one sequence.
-class Sequence : SequenceView {
+class Sequence : SequenceView<ChainParams> {
  public:
   Sequence(const ChainParams& p, int64_t b, const Parallel& parallel, Scratches& scratch)
-      : SequenceView(p, b), parallel_(parallel), scratch_(scratch) {}
+      : SequenceView(p, b, parallel), scratch_(scratch) {}
 
   void verify() {
     for (int64_t i = 0; i <= p_.gamma; ++i) write(i, -1, 0);
     for (int64_t i = 0; i < p_.gamma; ++i) chance(i, NAN);
     p_.num_accepted[b_] = 0;
-    params_ = params_of(p_.sampling, b_);
-    decide();
+    const int64_t rows = open(p_.rule == Rule::kGreedy, p_.gamma + 1);
+    if (rows > 0) {
+      limit(rows);
+      p_.rule == Rule::kBlock && !point_ ? block() : walk();
+    }
     p_.status[b_] = status_;
   }
 
  private:
-  void decide() {
-    q_temperature_ = params_.temperature;
-    if (p_.reads_draft() && p_.draft.form == DraftForm::kSampled) {
-      q_temperature_ = p_.draft.temperatures ? p_.draft.temperatures[b_] : p_.draft.temperature;
-    }
-    if (!params_.valid() || !(std::isfinite(q_temperature_) && q_temperature_ >= 0)) {
-      status_ = kBadParameter;
-      return;
-    }
-    if (p_.rule == Rule::kGreedy) params_ = {0.0f, 0, 1.0f, 0.0f};
-    point_ = params_.temperature == 0;
-    direct_ = p_.kind == Kind::kProbs && p_.reads_draft() && params_.temperature == 1 &&
-              !params_.filters(p_.vocab);
-    int64_t rows = p_.gamma + 1;
-    if (p_.cu_rows != nullptr) {
-      begin_ = std::clamp<int64_t>(p_.cu_rows[b_], 0, p_.num_rows);
-      rows = std::clamp<int64_t>(p_.cu_rows[b_ + 1], begin_, p_.num_rows) - begin_;
-    }
-    if (rows == 0) {
-      status_ = kTargetNotFinite;
-      return;
-    }
-    limit(std::min(rows, p_.gamma + 1));
-    if (p_.rule == Rule::kBlock && !point_) {
-      block();
-    } else {
-      walk();
-    }
-  }
-
   // How many drafts are judged, and whether nothing follows when all of them stand: nothing follows
   // an end-of-sequence token or the last token that may be emitted.
   void limit(int64_t rows) {
     const int64_t most = p_.max_emit != nullptr ? std::max<int64_t>(0, p_.max_emit[b_]) : rows;
     cut_ = most == 0;
     while (drafts_ < rows - 1 && !cut_) {
-      const int64_t x = draft_token(drafts_);
+      const int64_t x = drafted(drafts_);
       if (x == -1) return;
       if (x < 0 || x >= p_.id_limit()) {
         missing_ = kDraftOutOfRange;
@@ -87,7 +60,7 @@ class Sequence : SequenceView {
   void walk() {
     for (int64_t i = 0; i < drafts_ || (i == drafts_ && !cut_); ++i) {
       if (i == drafts_) status_ |= missing_;
-      if (!step(i, i < drafts_ ? draft_token(i) : -1)) return;
+      if (!step(i, i < drafts_ ? drafted(i) : -1)) return;
       ++p_.num_accepted[b_];
     }
   }
@@ -136,7 +109,7 @@ class Sequence : SequenceView {
     } else if (x >= 0) {
       chance(i, stands);
     }
-    write(i, stands ? x : y, point_ ? 0.0 : law.logprob(row, y));
+    write(i, stands ? x : y, law.logprob(row, y));
     return stands;
   }
 
@@ -194,7 +167,7 @@ class Sequence : SequenceView {
     int64_t end = drafts_;
     int32_t fault = 0;
     for (int64_t i = 0; i < drafts_; ++i) {
-      const int64_t x = draft_token(i);
+      const int64_t x = drafted(i);
       const RowView row = target_row(i);
       laws.push_back(direct_ ? touch(row, x) : measure_target(row));
       fault = laws[i].finite ? 0 : kTargetNotFinite;
@@ -240,7 +213,7 @@ class Sequence : SequenceView {
     p_.num_accepted[b_] = static_cast<int32_t>(tau);
     for (int64_t i = 0; i < tau; ++i) {
       const RowView row = target_row(i);
-      const int64_t x = draft_token(i);
+      const int64_t x = drafted(i);
       write(i, x, laws[i].logprob(row, x));
     }
     const bool whole = tau == end;
@@ -290,11 +263,7 @@ class Sequence : SequenceView {
   }
 
   bool emit_from_target(int64_t i, const RowView& row, const Law& law) {
-    const std::vector<float>& sums = scratch_.target.sums;
-    const int64_t y =
-        law.direct ? draw(row, sums, last(i),
-                          [&](int64_t t, float* out) { target_weights(row, law, t, 1.0, out); })
-                   : draw(row, law, scratch_.target, last(i));
+    const int64_t y = draw(row, law, scratch_.target, last(i));
     write(i, y, law.logprob(row, y));
     return false;
   }
@@ -315,21 +284,33 @@ class Sequence : SequenceView {
   }
 
   Law measure_target(const RowView& row) {
-    if (p_.kind == Kind::kProbs && (direct_ || point_)) {
-      const Law law = measure_direct(row, parallel_, scratch_.target);
-      if (direct_ || !law.finite) return law;
-    }
-    return measure(row, params_, parallel_, scratch_.target);
+    return SequenceView::measure_target(row, scratch_.target);
   }
 
-  const Parallel& parallel_;
+  double coin(int64_t i) const {
+    return p_.uniforms != nullptr ? p_.uniforms[b_ * (p_.gamma + 1) + i]
+                                  : uniform(seed(), position(i), kAcceptStream);
+  }
+  // Of a rule that looks ahead, where a coin may have shaped what was emitted before its position:
+  // the next round must not meet it again, so it belongs to where this round began.
+  double coin_of_block(int64_t i) const {
+    if (p_.uniforms != nullptr) return coin(i);
+    return uniform(seed(), position(0), kAcceptStream, static_cast<uint32_t>(i));
+  }
+  double last(int64_t i) const {
+    return p_.uniforms != nullptr ? p_.uniforms[b_ * (p_.gamma + 1) + p_.gamma]
+                                  : uniform(seed(), position(i), kResidualStream);
+  }
+  void write(int64_t i, int64_t token, double logprob) const {
+    write_at(b_ * (p_.gamma + 1) + i, token, logprob);
+  }
+  // The probability with which draft i was to stand.
+  void chance(int64_t i, double probability) const { chance_at(b_ * p_.gamma + i, probability); }
+
   Scratches& scratch_;
-  Params params_{};
-  float q_temperature_ = 1;
   bool cut_ = false;  // nothing follows the last draft
   int64_t drafts_ = 0;
   int32_t missing_ = 0;  // status of the position after the drafts
-  int32_t status_ = 0;
 };
 
 }  // namespace

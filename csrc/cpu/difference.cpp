@@ -5,18 +5,6 @@
 
 namespace specdec {
 
-void target_weights(const RowView& row, const Law& law, int64_t t, double c, float* out) {
-  const int64_t n = row.tile_size(t);
-  const float* tile = row.tile(t, out);
-  if (!law.direct) {
-    Shape shape = law.shape();
-    shape.scale = static_cast<float>(shape.scale * c);
-    tile_kernels().weights(tile, n, shape, out);
-    return;
-  }
-  for (int64_t j = 0; j < n; ++j) out[j] = static_cast<float>(c * tile[j]);
-}
-
 bool Pair::residual(int64_t t, float* out, float* less) const {
   const int64_t n = row.tile_size(t);
   float q[kTile];
@@ -50,11 +38,8 @@ void scan(const Pair& pair, bool both, const Parallel& parallel, Difference& d) 
       if (both) d.rest[t] = k.sum(less, n);
     }
   });
-  d.more = d.less = 0;
-  for (int64_t t = 0; t < tiles; ++t) {
-    d.more += static_cast<double>(d.sums[t]);
-    d.less += static_cast<double>(d.rest[t]);
-  }
+  d.more = total(d.sums);
+  d.less = total(d.rest);
   double beyond = 0;
   d.lawful = pair.draft.rest(pair.row.vocab(), beyond) && !std::isnan(d.less);
   d.less += beyond;
@@ -63,9 +48,7 @@ void scan(const Pair& pair, bool both, const Parallel& parallel, Difference& d) 
 int64_t draw_among(const Pair& pair, const Survivors& s, double uniform) {
   const TileKernels& k = tile_kernels();
   float p[kTile], q[kTile];
-  Shape shape = pair.law.shape();
-  shape.scale = static_cast<float>(shape.scale * pair.c);
-  k.weights(s.values, s.count, shape, p);
+  survivor_weights(pair.law, s, pair.c, p);
   pair.draft.weights_of(s.ids, s.count, q);
   for (int64_t j = 0; j < s.count; ++j) q[j] *= pair.lenience;
   k.subtract(p, q, s.count);
@@ -74,25 +57,19 @@ int64_t draw_among(const Pair& pair, const Survivors& s, double uniform) {
 }
 
 void look_up(const Pair& pair, Difference& d) {
-  const DraftLaw& draft = pair.draft;
+  std::vector<int64_t> seen;
   d.lawful = true;
   d.more = d.less = 0;
   double outside = 1;
-  const auto add = [&](int64_t token, double q) {
+  pair.draft.each_token([&](int64_t token) {
+    if (holds(seen, token)) return;
+    seen.push_back(token);
+    const double q = pair.draft.form == DraftForm::kSparse ? pair.draft.mass(token) : 1;
     const bool known = token < pair.row.vocab();
     const double p = known ? std::exp(pair.law.logprob(pair.row, token)) : 0;
     outside -= p;
     (pair.c * p > q ? d.more : d.less) += std::abs(pair.c * p - q);
-  };
-  if (draft.form == DraftForm::kPointMass) {
-    add(draft.token, 1);
-  } else {
-    for (int64_t k = 0; k < draft.row.vocab(); ++k) {
-      bool again = draft.id(k) < 0;
-      for (int64_t j = 0; j < k && !again; ++j) again = draft.id(j) == draft.id(k);
-      if (!again) add(draft.id(k), draft.mass(draft.id(k)));
-    }
-  }
+  });
   d.more += pair.c * std::max(0.0, outside);
 }
 

@@ -42,7 +42,4 @@ inline bool worth_looking_up(const DraftLaw& draft) {
 // The same of a draft that is few tokens, by looking these up; the target's row sums to 1.
 void look_up(const Pair& pair, Difference& d);
 
-// c * P of one tile.
-void target_weights(const RowView& row, const Law& law, int64_t t, double c, float* out);
-
 }  // namespace specdec

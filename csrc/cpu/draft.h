@@ -36,12 +36,17 @@ struct DraftLaw {
   const void* ids = nullptr;  // sparse, at this row
   bool ids_are_int64 = false;
 
-  int64_t id(int64_t k) const {
-    return ids_are_int64 ? static_cast<const int64_t*>(ids)[k]
-                         : static_cast<const int32_t*>(ids)[k];
-  }
+  int64_t id(int64_t k) const { return id_at(ids, ids_are_int64, k); }
   // Probability of a token of a sparse law: ids that come twice add up.
   double mass(int64_t token) const;
+  // f(token) for what few tokens hold, as often as a token stands there.
+  template <class F>
+  void each_token(F&& f) const {
+    if (form == DraftForm::kPointMass) return f(token);
+    for (int64_t k = 0; k < row.vocab(); ++k) {
+      if (id(k) >= 0) f(id(k));
+    }
+  }
 };
 
 bool holds(const std::vector<int64_t>& tokens, int64_t x);

@@ -93,6 +93,12 @@ int64_t argmax(const RowView& row, float max, const std::vector<float>& maxima) 
   return -1;
 }
 
+double total(const std::vector<float>& sums) {
+  double sum = 0;
+  for (float s : sums) sum += static_cast<double>(s);
+  return sum;
+}
+
 namespace {
 
 // The tiles' maxima, those of their blocks if asked for, and their sums relative to their maxima.
@@ -147,9 +153,7 @@ double sum_survivors(const RowView& row, const Law& law, const Parallel& paralle
                             : 0.0f;
     }
   });
-  double total = 0;
-  for (float sum : scratch.sums) total += static_cast<double>(sum);
-  return total;
+  return total(scratch.sums);
 }
 
 }  // namespace
@@ -175,12 +179,12 @@ Law measure(const RowView& row, const Params& params, const Parallel& parallel, 
     law.threshold = law.max;
     return law;
   }
-  double total = sums ? join_sums(law, scratch) : 0;
+  double mass = sums ? join_sums(law, scratch) : 0;
   if (filtered) {
-    filter(row, params, total, law, scratch);
-    total = sum_survivors(row, law, parallel, scratch);
+    filter(row, params, mass, law, scratch);
+    mass = sum_survivors(row, law, parallel, scratch);
   }
-  law.log_sum = std::log(total);
+  law.log_sum = std::log(mass);
   return law;
 }
 
@@ -196,11 +200,10 @@ Law measure_direct(const RowView& row, const Parallel& parallel, Scratch& scratc
       sums[t] = k.is_law(tile, n) ? k.sum(tile, n) : NAN;
     }
   });
-  double total = 0;
-  for (float s : sums) total += static_cast<double>(s);
+  const double mass = total(sums);
   Law law;
   law.direct = true;
-  law.finite = total > 0 && std::isfinite(total);
+  law.finite = mass > 0 && std::isfinite(mass);
   return law;
 }
 
@@ -218,13 +221,33 @@ double entropy(const RowView& row, const Law& law, const Parallel& parallel,
       sums[t] = tile_kernels().sum(p, n);
     }
   });
-  double sum = 0;
-  for (float s : sums) sum += static_cast<double>(s);
-  return law.log_sum - sum * law.inv_t;
+  return law.log_sum - total(sums) * law.inv_t;
+}
+
+void target_weights(const RowView& row, const Law& law, int64_t t, double c, float* out) {
+  const int64_t n = row.tile_size(t);
+  const float* tile = row.tile(t, out);
+  if (!law.direct) {
+    Shape shape = law.shape();
+    shape.scale = static_cast<float>(shape.scale * c);
+    tile_kernels().weights(tile, n, shape, out);
+    return;
+  }
+  for (int64_t j = 0; j < n; ++j) out[j] = static_cast<float>(c * tile[j]);
+}
+
+void survivor_weights(const Law& law, const Survivors& s, double c, float* out) {
+  Shape shape = law.shape();
+  shape.scale = static_cast<float>(shape.scale * c);
+  tile_kernels().weights(s.values, s.count, shape, out);
 }
 
 int64_t draw(const RowView& row, const Law& law, const Scratch& scratch, double uniform) {
   if (law.point) return law.argmax;
+  if (law.direct) {
+    return draw(row, scratch.sums, uniform,
+                [&](int64_t t, float* out) { target_weights(row, law, t, 1.0, out); });
+  }
   if (law.listed) {
     const Survivors& s = *scratch.survivors;
     float weights[kTile];

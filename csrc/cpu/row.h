@@ -94,17 +94,21 @@ Law measure_direct(const RowView& row, const Parallel& parallel, Scratch& scratc
 double entropy(const RowView& row, const Law& law, const Parallel& parallel,
                std::vector<float>& sums);
 
+// c * P of one tile, and of the survivors.
+void target_weights(const RowView& row, const Law& law, int64_t t, double c, float* out);
+void survivor_weights(const Law& law, const Survivors& s, double c, float* out);
+
+double total(const std::vector<float>& sums);
+
 // Inverse CDF of `fill(tile, out)` weights whose tile sums are given; -1 if no weight is left.
 template <class Fill>
 int64_t draw(const RowView& row, const std::vector<float>& sums, double uniform, Fill&& fill) {
-  const int64_t tiles = row.tiles();
-  double total = 0;
-  for (int64_t t = 0; t < tiles; ++t) total += static_cast<double>(sums[t]);
-  if (!(total > 0)) return -1;
-  const double target = uniform * total;
+  const double mass = total(sums);
+  if (!(mass > 0)) return -1;
+  const double target = uniform * mass;
   int64_t chosen = -1;
   double prefix = 0, before = 0;
-  for (int64_t t = 0; t < tiles; ++t) {
+  for (int64_t t = 0; t < row.tiles(); ++t) {
     if (!(sums[t] > 0)) continue;
     chosen = t;
     before = prefix;

@@ -1,69 +1,84 @@
 #pragma once
-// What the rules of verify_chain read and write of one sequence.
+// What all rules that verify read and write of one sequence.
+#include <algorithm>
 #include <cmath>
 
-#include "cpu/row.h"
-#include "specdec/chain.h"
+#include "cpu/draft.h"
+#include "specdec/verify.h"
 
 namespace specdec {
 
+template <class OpParams>
 class SequenceView {
  public:
-  SequenceView(const ChainParams& p, int64_t b) : p_(p), b_(b) {}
+  SequenceView(const OpParams& p, int64_t b, const Parallel& parallel)
+      : parallel_(parallel), p_(p), b_(b) {}
 
  protected:
+  // Reads its parameters; returns how many rows it has, of `most`: 0 where nothing can be judged,
+  // and the status says why.
+  int64_t open(bool greedy, int64_t most) {
+    params_ = params_of(p_.sampling, b_);
+    q_temperature_ = params_.temperature;
+    if (p_.reads_draft() && p_.draft.form == DraftForm::kSampled) {
+      q_temperature_ = p_.draft.temperatures ? p_.draft.temperatures[b_] : p_.draft.temperature;
+    }
+    if (!params_.valid() || !(std::isfinite(q_temperature_) && q_temperature_ >= 0)) {
+      status_ = kBadParameter;
+      return 0;
+    }
+    if (greedy) params_ = {0.0f, 0, 1.0f, 0.0f};
+    point_ = params_.temperature == 0;
+    direct_ = p_.kind == Kind::kProbs && p_.reads_draft() && params_.temperature == 1 &&
+              !params_.filters(p_.vocab);
+    int64_t rows = most;
+    if (p_.cu_rows != nullptr) {
+      begin_ = std::clamp<int64_t>(p_.cu_rows[b_], 0, p_.num_rows);
+      rows = std::clamp<int64_t>(p_.cu_rows[b_ + 1], begin_, p_.num_rows) - begin_;
+    }
+    if (rows == 0) status_ = kTargetNotFinite;
+    return std::min(rows, most);
+  }
+
   RowView target_row(int64_t i) const {
     const bool as_log = p_.kind == Kind::kProbs && !direct_ && !point_;
     return p_.cu_rows != nullptr ? RowView(p_.target, 0, begin_ + i, p_.vocab, as_log)
                                  : RowView(p_.target, b_, i, p_.vocab, as_log);
   }
-
-  int64_t draft_token(int64_t i) const {
-    const int64_t at = b_ * p_.stride_token_sequence + i * p_.stride_token;
-    return p_.ids_are_int64 ? static_cast<const int64_t*>(p_.draft_tokens)[at]
-                            : static_cast<const int32_t*>(p_.draft_tokens)[at];
+  Law measure_target(const RowView& row, Scratch& scratch) const {
+    if (p_.kind == Kind::kProbs && (direct_ || point_)) {
+      const Law law = measure_direct(row, parallel_, scratch);
+      if (direct_ || !law.finite) return law;
+    }
+    return measure(row, params_, parallel_, scratch);
   }
+
+  int64_t drafted(int64_t i) const { return p_.drafted(b_, i); }
 
   uint64_t seed() const { return static_cast<uint64_t>(p_.seeds[b_]); }
   uint64_t position(int64_t i) const {
     return static_cast<uint64_t>(p_.positions[b_]) + static_cast<uint64_t>(i);
   }
-  double coin(int64_t i) const {
-    return p_.uniforms != nullptr ? p_.uniforms[b_ * (p_.gamma + 1) + i]
-                                  : uniform(seed(), position(i), kAcceptStream);
-  }
-  // Of a rule that looks ahead, where a coin may have shaped what was emitted before its position:
-  // the next round must not meet it again, so it belongs to where this round began.
-  double coin_of_block(int64_t i) const {
-    if (p_.uniforms != nullptr) return coin(i);
-    return uniform(seed(), position(0), kAcceptStream, static_cast<uint32_t>(i));
-  }
-  double last(int64_t i) const {
-    return p_.uniforms != nullptr ? p_.uniforms[b_ * (p_.gamma + 1) + p_.gamma]
-                                  : uniform(seed(), position(i), kResidualStream);
-  }
 
-  void write(int64_t i, int64_t token, double logprob) const {
-    const int64_t at = b_ * (p_.gamma + 1) + i;
-    if (p_.ids_are_int64) {
-      static_cast<int64_t*>(p_.tokens)[at] = token;
-    } else {
-      static_cast<int32_t*>(p_.tokens)[at] = static_cast<int32_t>(token);
-    }
-    if (p_.logprobs != nullptr) p_.logprobs[at] = static_cast<float>(logprob);
+  // A token and the probability to accept a draft, where they stand in the outputs.
+  void write_at(int64_t at, int64_t token, double logprob) const {
+    put_id(p_.tokens, p_.ids_are_int64, at, token);
+    if (p_.logprobs != nullptr) p_.logprobs[at] = point_ ? 0.0f : static_cast<float>(logprob);
   }
-
-  // The probability with which draft i was to stand.
-  void chance(int64_t i, double probability) const {
+  void chance_at(int64_t at, double probability) const {
     if (p_.acceptance == nullptr) return;
-    p_.acceptance[b_ * p_.gamma + i] = static_cast<float>(probability > 1 ? 1.0 : probability);
+    p_.acceptance[at] = static_cast<float>(probability > 1 ? 1.0 : probability);
   }
 
-  const ChainParams& p_;
+  const Parallel& parallel_;
+  const OpParams& p_;
   const int64_t b_;
+  Params params_{};
+  float q_temperature_ = 1;
   bool point_ = false;   // temperature 0: the law is a point mass
   bool direct_ = false;  // the target's rows are the law as they are
   int64_t begin_ = 0;    // first row of a ragged sequence
+  int32_t status_ = 0;
 };
 
 }  // namespace specdec

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "cpu/difference.h"
-
 namespace specdec {
 namespace {
 
@@ -34,7 +32,7 @@ float last_lossless(double low, double high, int64_t siblings, F&& beta) {
 
 bool KSeq::load(int64_t t, float* p, float* q) const {
   if (listed_ != nullptr) {
-    tile_kernels().weights(listed_->values, listed_->count, law_.shape(), p);
+    survivor_weights(law_, *listed_, 1.0, p);
     draft_.weights_of(listed_->ids, listed_->count, q);
     return true;
   }

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "cpu/difference.h"
-
 namespace specdec {
 namespace {
 
@@ -24,12 +22,6 @@ void clear(const std::vector<int64_t>& tokens, const Survivors& s, float* out) {
 }
 
 }  // namespace
-
-double total(const std::vector<float>& sums) {
-  double sum = 0;
-  for (float s : sums) sum += static_cast<double>(s);
-  return sum;
-}
 
 bool Taken::weights(int64_t begin, int64_t n, float* out) const {
   if (!draft.weights(begin, n, out)) return false;
@@ -142,7 +134,7 @@ Left::Step Left::look_up(const Taken& next, double scale) const {
   Step step;
   double outside = 1;
   const auto add = [&](int64_t x) {
-    if (x < 0 || holds(seen, x)) return;
+    if (holds(seen, x)) return;
     seen.push_back(x);
     const bool known = x < row.vocab();
     outside -= known ? std::exp(law.logprob(row, x)) : 0;
@@ -152,11 +144,7 @@ Left::Step Left::look_up(const Taken& next, double scale) const {
   for (int64_t x : removed_) add(x);
   for (const Taken& t : taken_) {
     if (t.scale == 0 && &t != &next) continue;
-    if (t.draft.form == DraftForm::kPointMass) {
-      add(t.draft.token);
-    } else {
-      for (int64_t k = 0; k < t.draft.row.vocab(); ++k) add(t.draft.id(k));
-    }
+    t.draft.each_token(add);
   }
   step.more += c_ * std::max(0.0, outside);
   return step;
@@ -233,9 +221,7 @@ double Left::among(const Taken& next, double scale, float* out) const {
   const TileKernels& k = tile_kernels();
   const Survivors& s = *listed_;
   float q[kTile];
-  Shape shape = law.shape();
-  shape.scale = static_cast<float>(shape.scale * c_);
-  k.weights(s.values, s.count, shape, out);
+  survivor_weights(law, s, c_, out);
   const auto subtract = [&](const Taken& t, double times) {
     t.draft.weights_of(s.ids, s.count, q);
     clear(t.without, s, q);

@@ -29,8 +29,6 @@ struct LeftMemory {
   std::vector<Overlap> overlaps;  // of rule k_seq, a few a tile
 };
 
-double total(const std::vector<float>& sums);
-
 class Left {
  public:
   // listed: all that has mass of a filtered row, else null.

@@ -37,7 +37,7 @@ struct TreeScratch {
 class TreeSequence : protected TreeView {
  public:
   TreeSequence(const TreeParams& p, int64_t b, const Parallel& parallel, TreeScratch& scratch)
-      : TreeView(p, b, scratch.nodes), parallel_(parallel), scratch_(scratch) {}
+      : TreeView(p, b, parallel, scratch.nodes), scratch_(scratch) {}
 
   void verify() {
     clear();
@@ -56,17 +56,12 @@ class TreeSequence : protected TreeView {
   DraftLaw draft_of(int64_t node);
   int64_t draw_target(const TreePoint& point);
 
-  const Parallel& parallel_;
   TreeScratch& scratch_;
-  int32_t status_ = 0;
   int64_t measured_ = kRoot;  // node whose row scratch_.target is of
 
  private:
   // False if there is nothing to judge.
   bool prepare();
-
-  Params params_{};
-  float q_temperature_ = 1;
 };
 
 // Rule traversal.

@@ -46,7 +46,7 @@ void Traversal::judge() {
 void Traversal::open(int64_t node, double accepted) {
   const auto depth = static_cast<int64_t>(scratch_.levels.size());
   const bool last = over(depth, node);
-  TreePoint point{depth, target_row(node), {}};
+  TreePoint point{depth, row_after(node), {}};
   if (!last) point = measure_point(depth, node);
   Level level{node, Left(point.row, point.law, accepted, nullptr, parallel_, scratch_.left),
               accepted, kNone, nullptr};

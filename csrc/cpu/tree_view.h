@@ -1,10 +1,8 @@
 #pragma once
 // What the rules of verify_tree read and write of one sequence.
-#include <algorithm>
-#include <cmath>
 #include <vector>
 
-#include "cpu/row.h"
+#include "cpu/sequence.h"
 #include "specdec/tree.h"
 
 namespace specdec {
@@ -21,17 +19,14 @@ struct Nodes {
   int64_t first_child(int64_t node) const { return first[node + 1]; }
 };
 
-class TreeView {
+class TreeView : protected SequenceView<TreeParams> {
  public:
-  TreeView(const TreeParams& p, int64_t b, Nodes& nodes) : p_(p), b_(b), nodes_(nodes) {}
+  TreeView(const TreeParams& p, int64_t b, const Parallel& parallel, Nodes& nodes)
+      : SequenceView(p, b, parallel), nodes_(nodes) {}
 
  protected:
   // P of what follows a node.
-  RowView target_row(int64_t node) const {
-    const bool as_log = p_.kind == Kind::kProbs && !direct_ && !point_;
-    return p_.cu_rows != nullptr ? RowView(p_.target, 0, begin_ + node + 1, p_.vocab, as_log)
-                                 : RowView(p_.target, b_, node + 1, p_.vocab, as_log);
-  }
+  RowView row_after(int64_t node) const { return target_row(node + 1); }
 
   // Absent nodes are no child of any; returns false if one that is there is out of range.
   bool read_nodes(int64_t n) {
@@ -41,10 +36,9 @@ class TreeView {
     nodes_.next.assign(n, kNone);
     nodes_.first.assign(n + 1, kNone);
     while (--n >= 0) {
-      const int64_t x =
-          id(p_.tokens_in, p_.ids_are_int64, b_ * p_.stride_token_sequence + n * p_.stride_token);
-      const int64_t parent = id(p_.parents, p_.parents_are_int64,
-                                b_ * p_.stride_parent_sequence + n * p_.stride_parent);
+      const int64_t x = drafted(n);
+      const int64_t parent = id_at(p_.parents, p_.parents_are_int64,
+                                   b_ * p_.stride_parent_sequence + n * p_.stride_parent);
       if (parent < kRoot || parent >= n || x < kNone || x >= p_.id_limit()) {
         lawful = false;
       } else if (x != kNone) {
@@ -63,10 +57,6 @@ class TreeView {
     return p_.draft_rows != nullptr ? p_.draft_rows[b_ * p_.nodes + node] : node;
   }
 
-  uint64_t seed() const { return static_cast<uint64_t>(p_.seeds[b_]); }
-  uint64_t position(int64_t depth) const {
-    return static_cast<uint64_t>(p_.positions[b_]) + static_cast<uint64_t>(depth);
-  }
   double coin(int64_t node, int64_t depth, int64_t lane) const {
     if (p_.uniforms != nullptr) return p_.uniforms[b_ * (2 * p_.nodes + 1) + node];
     return uniform(seed(), position(depth), kAcceptStream, static_cast<uint32_t>(lane));
@@ -85,46 +75,26 @@ class TreeView {
   void clear() const {
     for (int64_t d = 0; d <= p_.max_depth; ++d) write(d, kNone, 0);
     for (int64_t d = 0; d < p_.max_depth; ++d) {
-      put(p_.path, p_.parents_are_int64, b_ * p_.max_depth + d, kNone);
+      put_id(p_.path, p_.parents_are_int64, b_ * p_.max_depth + d, kNone);
     }
     for (int64_t n = 0; n < p_.nodes; ++n) chance(n, NAN);
     p_.num_accepted[b_] = 0;
   }
   void accept(int64_t depth, int64_t node, double logprob) const {
-    put(p_.path, p_.parents_are_int64, b_ * p_.max_depth + depth, node);
+    put_id(p_.path, p_.parents_are_int64, b_ * p_.max_depth + depth, node);
     write(depth, token(node), logprob);
     ++p_.num_accepted[b_];
   }
   void write(int64_t depth, int64_t token, double logprob) const {
-    const int64_t at = b_ * (p_.max_depth + 1) + depth;
-    put(p_.tokens, p_.ids_are_int64, at, token);
-    if (p_.logprobs != nullptr) p_.logprobs[at] = point_ ? 0.0f : static_cast<float>(logprob);
+    write_at(b_ * (p_.max_depth + 1) + depth, token, logprob);
   }
   // The probability with which a node was to be accepted.
   void chance(int64_t node, double probability) const {
-    if (p_.acceptance == nullptr) return;
-    p_.acceptance[b_ * p_.nodes + node] = static_cast<float>(probability > 1 ? 1.0 : probability);
+    chance_at(b_ * p_.nodes + node, probability);
   }
 
-  const TreeParams& p_;
-  const int64_t b_;
   Nodes& nodes_;
-  bool point_ = false;   // temperature 0: the law is a point mass
-  bool direct_ = false;  // the target's rows are the law as they are
-  int64_t begin_ = 0;    // first row of a ragged sequence
-  int64_t most_ = 0;     // tokens that may be emitted
-
- private:
-  static int64_t id(const void* ids, bool are_int64, int64_t at) {
-    return are_int64 ? static_cast<const int64_t*>(ids)[at] : static_cast<const int32_t*>(ids)[at];
-  }
-  static void put(void* ids, bool are_int64, int64_t at, int64_t value) {
-    if (are_int64) {
-      static_cast<int64_t*>(ids)[at] = value;
-    } else {
-      static_cast<int32_t*>(ids)[at] = static_cast<int32_t>(value);
-    }
-  }
+  int64_t most_ = 0;  // tokens that may be emitted
 };
 
 }  // namespace specdec

@@ -25,15 +25,6 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
   for (int64_t b = first; b < job.p.batch; b += teams) verify(team, job, b, first, row, part);
 }
 
-int64_t spans_of(const ChainParams& p) {
-  return (std::max(p.vocab, p.draft.vocab) + kSpan - 1) / kSpan;
-}
-
-bool needs_ranks(const ChainParams& p) {
-  return p.rule == Rule::kMatch || p.rule == Rule::kGreedy || p.sampling.temperatures != nullptr ||
-         p.sampling.temperature == 0;
-}
-
 // Rows of given probabilities are touched at single entries: there is nothing to fill beforehand.
 bool only_touches(const ChainParams& p) {
   const SamplingParams& s = p.sampling;
@@ -43,7 +34,9 @@ bool only_touches(const ChainParams& p) {
          (s.top_k == 0 || s.top_k >= p.vocab) && s.top_p == 1 && s.min_p == 0;
 }
 
-int64_t round_up(int64_t bytes) { return (bytes + 15) / 16 * 16; }
+bool needs_ranks(const ChainParams& p) {
+  return needs_ranks(p.sampling, p.rule == Rule::kMatch || p.rule == Rule::kGreedy);
+}
 
 // Where things are in the workspace, all of them after the tickets.
 struct Layout {

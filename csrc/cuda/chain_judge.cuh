@@ -51,7 +51,7 @@ class Judge {
   // Whether draft i stands, of given probabilities; `emit` writes it. For any thread: a row that is
   // judged at one entry needs no other row's verdict, so all of them are judged at once.
   __device__ bool touch(int64_t i, bool emit) const {
-    const int64_t x = draft_token(p_, t_.b, i);
+    const int64_t x = p_.drafted(t_.b, i);
     DraftLaw draft;
     open_draft(p_, t_, i, x, draft);
     const double p_x = x < p_.vocab ? at(target_row(i), x) : 0.0f, q_x = lenience() * draft.q_x;
@@ -66,7 +66,7 @@ class Judge {
   // Row i and its draft, to be measured.
   __device__ void take_row(int64_t i) {
     open_row(i);
-    t_.x = i < t_.drafts ? draft_token(p_, t_.b, i) : -1;
+    t_.x = i < t_.drafts ? p_.drafted(t_.b, i) : -1;
     t_.gather = t_.direct && t_.x >= 0;
     t_.has_draft = t_.x >= 0 && p_.reads_draft() && !t_.point;
     t_.prefilled = job_.plan.parallel;
@@ -299,7 +299,7 @@ class Judge {
   __device__ void end_block(bool known) {
     const int64_t tau = t_.tau;
     t_.accepted = static_cast<int32_t>(tau);
-    for (int64_t i = 0; i < tau; ++i) write(i, draft_token(p_, t_.b, i), record(i).logprob);
+    for (int64_t i = 0; i < tau; ++i) write(i, p_.drafted(t_.b, i), record(i).logprob);
     t_.state = State::kBlockFollow;
     if (tau == t_.end) {
       if (t_.fault == 0 && t_.cut) return finish();
@@ -346,7 +346,7 @@ class Judge {
                                   : uniform(t_.seed, t_.position + i, kAcceptStream);
   }
 
-  // csrc/cpu/sequence.h says why it is another one.
+  // csrc/cpu/chain.cpp says why it is another one.
   __device__ double coin_of_block(int64_t i) const {
     if (p_.uniforms != nullptr) return coin(i);
     return uniform(t_.seed, t_.position, kAcceptStream, static_cast<uint32_t>(i));
@@ -355,11 +355,7 @@ class Judge {
   __device__ void write(int64_t i, int64_t token, double logprob) const {
     if (rank_ != 0) return;
     const int64_t at = t_.b * (p_.gamma + 1) + i;
-    if (p_.ids_are_int64) {
-      static_cast<int64_t*>(p_.tokens)[at] = token;
-    } else {
-      static_cast<int32_t*>(p_.tokens)[at] = static_cast<int32_t>(token);
-    }
+    put_id(p_.tokens, p_.ids_are_int64, at, token);
     if (p_.logprobs != nullptr) p_.logprobs[at] = static_cast<float>(logprob);
   }
 

@@ -79,12 +79,6 @@ struct ChainJob {
   SPECDEC_HD int64_t context_slots() const { return 2 * row_slots() + 3; }
 };
 
-inline __device__ int64_t draft_token(const ChainParams& p, int64_t b, int64_t i) {
-  const int64_t at = b * p.stride_token_sequence + i * p.stride_token;
-  return p.ids_are_int64 ? static_cast<const int64_t*>(p.draft_tokens)[at]
-                         : static_cast<const int32_t*>(p.draft_tokens)[at];
-}
-
 // Q of draft i, at the drafted token x; see draft.cuh.
 inline __device__ void open_draft(const ChainParams& p, const ChainTask& t, int64_t i, int64_t x,
                                   DraftLaw& d) {
@@ -109,7 +103,7 @@ inline __device__ void limit_drafts(const ChainParams& p, int64_t rows, ChainTas
   bool cut = t.cut, outside = false;
   for (int64_t first = 0; first < drafts; first += kLanes) {
     const int64_t i = first + lane_id();
-    const int64_t x = i < drafts ? draft_token(p, t.b, i) : 0;
+    const int64_t x = i < drafts ? p.drafted(t.b, i) : 0;
     const bool before = i < drafts && (x < 0 || x >= p.id_limit());
     bool after = i < drafts && i + 1 >= most;
     for (int64_t e = 0; e < p.num_eos; ++e) after |= i < drafts && x == p.eos_ids[e];
@@ -133,11 +127,7 @@ inline __device__ void clear_outputs(const Team& team, const ChainParams& p, int
   if (team.rank != 0) return;
   for (int64_t i = thread_id(); i <= p.gamma; i += kThreads) {
     const int64_t at = b * (p.gamma + 1) + i;
-    if (p.ids_are_int64) {
-      static_cast<int64_t*>(p.tokens)[at] = -1;
-    } else {
-      static_cast<int32_t*>(p.tokens)[at] = -1;
-    }
+    put_id(p.tokens, p.ids_are_int64, at, -1);
     if (p.logprobs != nullptr) p.logprobs[at] = 0;
     if (p.acceptance != nullptr && i < p.gamma) p.acceptance[b * p.gamma + i] = NAN;
   }

@@ -32,10 +32,7 @@ struct DraftLaw {
   __device__ bool pairs(bool wide) const {
     return !few() && columns == nullptr && row.wide() == wide;
   }
-  __device__ int64_t id(int64_t k) const {
-    return ids_are_int64 ? static_cast<const int64_t*>(ids)[k]
-                         : static_cast<const int32_t*>(ids)[k];
-  }
+  __device__ int64_t id(int64_t k) const { return id_at(ids, ids_are_int64, k); }
   __device__ float weight(float value) const { return probs ? value : shape.weight(value) * scale; }
   // What the row says to Q; returns the largest value there, NaN if one is.
   __device__ float weigh_all(float (&values)[kPerLane]) const {

@@ -9,6 +9,7 @@
 
 #include "cuda/row.cuh"
 #include "specdec/cuda.h"
+#include "specdec/verify.h"
 
 namespace specdec {
 
@@ -24,6 +25,20 @@ struct Device {
   // within one group of them, and what is left over of a group is too small for another.
   int teams[kTeamSizes];
 };
+
+inline int64_t round_up(int64_t bytes) { return (bytes + 15) / 16 * 16; }
+
+inline int64_t spans_of(int64_t vocab) { return (vocab + kSpan - 1) / kSpan; }
+
+// Of a row of the target or of its draft, whichever is longer.
+inline int64_t spans_of(const VerifyParams& p) {
+  return spans_of(std::max(p.vocab, p.draft.vocab));
+}
+
+// Whether the best entry of a row may be asked for, by its noise or by itself.
+inline bool needs_ranks(const SamplingParams& s, bool raced) {
+  return raced || s.temperatures != nullptr || s.temperature == 0;
+}
 
 // A launch of teams, but for its grid.
 struct TeamConfig {

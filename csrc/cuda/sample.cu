@@ -106,10 +106,6 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
   }
 }
 
-bool needs_ranks(const SampleParams& p) {
-  return p.race || p.sampling.temperatures != nullptr || p.sampling.temperature == 0;
-}
-
 }  // namespace
 
 int plan_sample_cuda(const SampleParams& p, const CudaRequest& request, CudaPlan* plan) {
@@ -119,10 +115,11 @@ int plan_sample_cuda(const SampleParams& p, const CudaRequest& request, CudaPlan
   const SamplingParams& s = p.sampling;
   const bool wide = s.top_ks != nullptr || s.top_ps != nullptr || s.min_ps != nullptr ||
                     s.top_k > 0 || s.top_p < 1 || s.min_p > 0;
-  const int64_t spans = (p.vocab + kSpan - 1) / kSpan;
+  const int64_t spans = spans_of(p.vocab);
   *plan = make_plan(request, device, p.num_rows, 1, spans, wide);
   const int64_t slots = plan->parallel ? p.num_rows : 2 * plan->teams;
-  plan->workspace_bytes = slots * Slots::bytes(spans, needs_ranks(p)) + (p.num_rows + 1) / 2 * 16;
+  plan->workspace_bytes =
+      slots * Slots::bytes(spans, needs_ranks(p.sampling, p.race)) + (p.num_rows + 1) / 2 * 16;
   return cudaSuccess;
 }
 
@@ -136,8 +133,8 @@ int sample_cuda(const SampleParams& p, const CudaPlan& plan, void* workspace, vo
   job.plan = plan;
   job.tickets = static_cast<unsigned long long*>(workspace);
   // Whole sixteens of bytes before the slots.
-  job.slots = {static_cast<char*>(workspace) + (p.num_rows + 1) / 2 * 16,
-               (p.vocab + kSpan - 1) / kSpan, needs_ranks(p)};
+  job.slots = {static_cast<char*>(workspace) + (p.num_rows + 1) / 2 * 16, spans_of(p.vocab),
+               needs_ranks(p.sampling, p.race)};
   job.launch = next_launch();
   return launch_teams(sample_kernel, job, plan, device, stream);
 }

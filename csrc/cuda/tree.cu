@@ -26,16 +26,9 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
   }
 }
 
-int64_t spans_of(const TreeParams& p) {
-  return (std::max(p.vocab, p.draft.vocab) + kSpan - 1) / kSpan;
-}
-
 bool needs_ranks(const TreeParams& p) {
-  return p.rule == TreeRule::kMatch || p.rule == TreeRule::kGreedy ||
-         p.sampling.temperatures != nullptr || p.sampling.temperature == 0;
+  return needs_ranks(p.sampling, p.rule == TreeRule::kMatch || p.rule == TreeRule::kGreedy);
 }
-
-int64_t round_up(int64_t bytes) { return (bytes + 15) / 16 * 16; }
 
 // Where things are in the workspace; the records come first.
 struct Layout {

@@ -74,7 +74,7 @@ class TreeChildren {
   }
 
  private:
-  __device__ int64_t token(int64_t n) const { return tree_token(p_, t_.b, n); }
+  __device__ int64_t token(int64_t n) const { return p_.drafted(t_.b, n); }
 
   static __device__ bool has(const uint32_t* set, int64_t n) {
     return set[n / kLanes] >> (n % kLanes) & 1;

@@ -85,7 +85,7 @@ class TreeWalkJudge : public TreePoint {
   }
 
   __forceinline__ __device__ void stand() {
-    t_.x = tree_token(p_, t_.b, t_.child);
+    t_.x = p_.drafted(t_.b, t_.child);
     write(t_.depth, t_.child, t_.x, target_logprob(t_.x));
     t_.here = t_.child;
     ++t_.depth;
@@ -210,11 +210,11 @@ class TreeWalkJudge : public TreePoint {
   __forceinline__ __device__ void try_last() {
     int64_t last = -1;
     for (int64_t n = next(-1, false); n >= 0; n = next(n, false)) last = n;
-    const int64_t x = tree_token(p_, t_.b, last);
+    const int64_t x = p_.drafted(t_.b, last);
     bool among = false;
     for (int64_t n = next(-1, true); n >= 0; n = next(n, true)) {
       if (n == last) continue;
-      const int64_t token = tree_token(p_, t_.b, n);
+      const int64_t token = p_.drafted(t_.b, n);
       t_.tried[t_.num_tried++] = {token, last};
       among |= token == x;
     }

@@ -24,7 +24,7 @@ class TreePoint {
   // Whether nothing follows the node at hand.
   __forceinline__ __device__ bool over() const {
     if (t_.depth >= t_.most) return true;
-    const int64_t x = t_.here < 0 ? -1 : tree_token(p_, t_.b, t_.here);
+    const int64_t x = t_.here < 0 ? -1 : p_.drafted(t_.b, t_.here);
     bool ends = false;
     for (int64_t e = 0; e < p_.num_eos && t_.here >= 0; ++e) ends |= x == p_.eos_ids[e];
     return ends;
@@ -90,7 +90,7 @@ class TreePoint {
 
   // Q of the candidate, or of an entry at its token; as it was measured, if an entry has its law.
   __forceinline__ __device__ void open(int32_t entry = kNone) {
-    t_.x = tree_token(p_, t_.b, t_.child);
+    t_.x = p_.drafted(t_.b, t_.child);
     open_draft(p_, t_, entry < 0 ? t_.child : entry, t_.x, t_.draft);
     const int32_t twin = entry < 0 ? twin_of(t_.child) : entry;
     if (!t_.draft.unmeasured() || twin < 0) return;
@@ -171,8 +171,8 @@ class TreePoint {
                                         double logprob) const {
     if (t_.rank != 0) return;
     const int64_t at = t_.b * (p_.max_depth + 1) + depth;
-    put(p_.tokens, p_.ids_are_int64, at, token);
-    if (node >= 0) put(p_.path, p_.parents_are_int64, t_.b * p_.max_depth + depth, node);
+    put_id(p_.tokens, p_.ids_are_int64, at, token);
+    if (node >= 0) put_id(p_.path, p_.parents_are_int64, t_.b * p_.max_depth + depth, node);
     if (p_.logprobs != nullptr) p_.logprobs[at] = static_cast<float>(t_.point ? 0.0 : logprob);
   }
 

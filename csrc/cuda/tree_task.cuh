@@ -161,16 +161,8 @@ struct TreeJob {
   }
 };
 
-inline __device__ int64_t tree_token(const TreeParams& p, int64_t b, int64_t n) {
-  const int64_t at = b * p.stride_token_sequence + n * p.stride_token;
-  return p.ids_are_int64 ? static_cast<const int64_t*>(p.tokens_in)[at]
-                         : static_cast<const int32_t*>(p.tokens_in)[at];
-}
-
 inline __device__ int64_t parent_of(const TreeParams& p, int64_t b, int64_t n) {
-  const int64_t at = b * p.stride_parent_sequence + n * p.stride_parent;
-  return p.parents_are_int64 ? static_cast<const int64_t*>(p.parents)[at]
-                             : static_cast<const int32_t*>(p.parents)[at];
+  return id_at(p.parents, p.parents_are_int64, b * p.stride_parent_sequence + n * p.stride_parent);
 }
 
 inline __device__ bool lawful_node(const TreeParams& p, int64_t n, int64_t token, int64_t parent) {
@@ -179,7 +171,7 @@ inline __device__ bool lawful_node(const TreeParams& p, int64_t n, int64_t token
 
 // Whether n hangs below `parent`.
 inline __device__ bool child_of(const TreeParams& p, int64_t b, int64_t n, int64_t parent) {
-  const int64_t x = tree_token(p, b, n);
+  const int64_t x = p.drafted(b, n);
   return parent_of(p, b, n) == parent && x != -1 && lawful_node(p, n, x, parent);
 }
 
@@ -201,7 +193,7 @@ inline __device__ void open_draft(const TreeParams& p, const TreeTask& t, int64_
   const int64_t statistic = p.draft.flat ? row : t.b * p.draft.num_rows + row;
   open_draft(p.draft, t.b, row, statistic, x, t.q_temperature, d);
   if (d.form != DraftForm::kPointMass) return;
-  d.token = tree_token(p, t.b, n);
+  d.token = p.drafted(t.b, n);
   d.q_x = x == d.token ? 1 : 0;
   d.log_q_x = log(d.q_x);
 }
@@ -217,19 +209,10 @@ inline __device__ void open_sequence(const TreeParams& p, int64_t b, TreeTask& t
 inline __device__ void check_nodes(Team& team, const TreeParams& p, TreeTask& t) {
   int64_t faults = 0;
   for (int64_t n = thread_id(); n < t.nodes; n += kThreads) {
-    faults += !lawful_node(p, n, tree_token(p, t.b, n), parent_of(p, t.b, n));
+    faults += !lawful_node(p, n, p.drafted(t.b, n), parent_of(p, t.b, n));
   }
   faults = team.sum(faults);
   if (thread_id() == 0 && faults > 0) t.status |= kDraftOutOfRange;
-}
-
-template <class T>
-inline __device__ void put(void* out, bool wide, int64_t at, T value) {
-  if (wide) {
-    static_cast<int64_t*>(out)[at] = value;
-  } else {
-    static_cast<int32_t*>(out)[at] = static_cast<int32_t>(value);
-  }
 }
 
 // Nothing emitted, nothing judged.
@@ -237,8 +220,8 @@ inline __device__ void clear_outputs(const Team& team, const TreeParams& p, int6
   if (team.rank != 0) return;
   for (int64_t i = thread_id(); i <= p.max_depth; i += kThreads) {
     const int64_t at = b * (p.max_depth + 1) + i;
-    if (i < p.max_depth) put(p.path, p.parents_are_int64, b * p.max_depth + i, int64_t{-1});
-    put(p.tokens, p.ids_are_int64, at, int64_t{-1});
+    if (i < p.max_depth) put_id(p.path, p.parents_are_int64, b * p.max_depth + i, -1);
+    put_id(p.tokens, p.ids_are_int64, at, -1);
     if (p.logprobs != nullptr) p.logprobs[at] = 0;
   }
   if (p.acceptance == nullptr) return;

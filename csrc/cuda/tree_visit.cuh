@@ -182,7 +182,7 @@ class TreeVisitJudge : public TreePoint {
     t_.accepted = static_cast<int32_t>(t_.depth);
     int64_t depth = t_.depth;
     for (int64_t n = t_.here; n >= 0; n = behind(n).parent) {
-      write(--depth, n, tree_token(p_, t_.b, n), t_.records[n].logprob);
+      write(--depth, n, p_.drafted(t_.b, n), t_.records[n].logprob);
     }
     if (r.over) return finish();
     t_.status |= r.status;

@@ -1,26 +1,17 @@
 #pragma once
 // The arguments of verify_chain by name; specdec_kernels/_chain_arguments.py in C++.
-#include <optional>
-#include <string>
 #include <tuple>
 
 #include "specdec/chain.h"
-#include "torch/draft_arguments.h"
+#include "torch/verify_arguments.h"
 
 namespace specdec {
 
 using ChainOutputs = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
 
-struct ChainArguments {
-  Tensor target, draft_tokens;
-  DraftArguments law;
-  std::string kind, rule;
-  SamplingArgs sampling;
-  Tensor seeds, positions;
-  std::optional<Tensor> cu_rows, uniforms;
-  double lenience, typical_epsilon, typical_delta;
-  std::optional<Tensor> synthetic_rates, eos_ids, max_emit;
-  bool with_logprobs, with_acceptance;
+struct ChainArguments : VerifyArguments {
+  double lenience;
+  std::optional<Tensor> synthetic_rates;
 
   // Throws what the user did wrong.
   void check() const;
@@ -30,11 +21,8 @@ struct ChainArguments {
 
  private:
   bool ragged_draft() const;
-  void check_target() const;
   void check_draft() const;
-  void check_uniforms() const;
   void check_rule() const;
-  void check_limits() const;
 };
 
 }  // namespace specdec

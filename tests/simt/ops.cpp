@@ -10,6 +10,7 @@
 #include "../../csrc/torch/sample.cpp"
 #include "../../csrc/torch/tree.cpp"
 #include "../../csrc/torch/tree_arguments.cpp"
+#include "../../csrc/torch/verify_arguments.cpp"
 #include "cuda/launch.cuh"
 #include "cuda_runtime.h"
 #include "torch/schemas.h"

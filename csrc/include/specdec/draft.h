@@ -10,6 +10,18 @@ enum class Kind : int32_t { kLogits, kProbs };
 // behind, or a few ids with their probabilities.
 enum class DraftForm : int32_t { kPointMass, kRows, kSampled, kSparse };
 
+SPECDEC_HD inline int64_t id_at(const void* ids, bool are_int64, int64_t at) {
+  return are_int64 ? static_cast<const int64_t*>(ids)[at] : static_cast<const int32_t*>(ids)[at];
+}
+
+SPECDEC_HD inline void put_id(void* ids, bool are_int64, int64_t at, int64_t id) {
+  if (are_int64) {
+    static_cast<int64_t*>(ids)[at] = id;
+  } else {
+    static_cast<int32_t*>(ids)[at] = static_cast<int32_t>(id);
+  }
+}
+
 struct DraftSource {
   Rows rows;  // [B, M, D], or flat [M, D]: then stride_sequence is unused
   DraftForm form;
