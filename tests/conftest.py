@@ -1,8 +1,10 @@
-"""Set up before anything imports triton."""
+"""Set up before anything imports torch or triton."""
 
 import os
 
 os.environ.setdefault("TRITON_INTERPRET", "1")
+# Threads that wait busily take the processor from the tests beside them.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import pytest
 import torch
