@@ -6,28 +6,24 @@ the two together by the table in tests/error_table.py.
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from specdec_kernels._checks import (
-    IDS,
-    dtype_name,
-    float32,
-    one_of,
-    require,
-    rows,
-    same_device,
-    sampling,
-    shape,
-    vector,
-)
+from specdec_kernels._checks import float32, require, shape, vector
 from specdec_kernels._draft_arguments import DraftArguments, Sizes
+from specdec_kernels._sample_arguments import SamplingArguments
+from specdec_kernels._verify_arguments import (
+    check_draws,
+    check_limits,
+    check_target,
+    check_tokens,
+    check_typical,
+    new_outputs,
+)
 
 RULES = ("token", "block", "greedy", "match", "typical", "lenient", "synthetic")
-KINDS = ("logits", "probs")
 RATIO_RULES = ("token", "block", "lenient")  # they compare P with Q
 
 
@@ -67,9 +63,8 @@ class ChainArguments(NamedTuple):
     with_acceptance: bool
 
     @property
-    def sampling(self) -> tuple[Tensor | float | None, ...]:
-        """The eight sampling arguments."""
-        return self[11:19]
+    def sampling(self) -> SamplingArguments:
+        return SamplingArguments(*self[11:19])
 
     @property
     def ragged_draft(self) -> bool:
@@ -80,46 +75,35 @@ class ChainArguments(NamedTuple):
         return DraftArguments(*self[2:9])
 
     @property
+    def compares(self) -> bool:
+        """Whether the rule reads Q."""
+        return self.rule in RATIO_RULES
+
+    @property
     def id_limit(self) -> int:
         """Drafted ids below it are judged."""
         v = self.target.shape[-1]
-        return self.law.id_limit(v) if self.rule in RATIO_RULES else v
+        return self.law.id_limit(v) if self.compares else v
 
     def check(self) -> None:
         """Raises RuntimeError naming the argument, the rule and the value."""
-        one_of("kind", self.kind, KINDS)
-        one_of("rule", self.rule, RULES)
         tokens = self.draft_tokens
-        require(tokens.dim() == 2, f"draft_tokens must be [B, gamma], got {shape(tokens)}")
-        require(
-            tokens.dtype in IDS,
-            f"draft_tokens must be int32 or int64, got {dtype_name(tokens.dtype)}",
-        )
-        self._check_target()
+        check_tokens(self, RULES, "draft_tokens", tokens, "[B, gamma]")
+        check_target(self, "draft_tokens", tokens, "gamma", "[N, V]")
         self._check_draft()
-        b, dev = tokens.shape[0], self.target.device
-        sampling(b, dev, "target", *self.sampling)  # type: ignore[arg-type]
-        vector("seeds", self.seeds, b, torch.int64, dev, "target")
-        vector("positions", self.positions, b, torch.int64, dev, "target")
-        self._check_uniforms()
-        self._check_rule()
-        self._check_limits()
-
-    def _check_target(self) -> None:
-        target, (b, gamma) = self.target, self.draft_tokens.shape
-        if self.cu_rows is None:
-            require(
-                target.dim() == 3 and target.shape[0] == b and target.shape[1] == gamma + 1,
-                f"target must be [B, gamma+1, V] = [{b}, {gamma + 1}, V], got {shape(target)}",
-            )
-        else:
-            require(
-                target.dim() == 2,
-                f"target must be [N, V] when cu_rows is given, got {shape(target)}",
-            )
-            vector("cu_rows", self.cu_rows, b + 1, torch.int32, target.device, "target")
-        rows("target", target)
-        same_device("draft_tokens", self.draft_tokens, target.device, "target")
+        b, gamma = tokens.shape
+        check_draws(self, b, "[B, gamma+1]", gamma + 1)
+        lenience = float32(self.lenience)
+        require(0 < lenience <= 1, f"lenience must be in (0, 1], got {lenience:g}")
+        check_typical(self)
+        require(
+            (self.synthetic_rates is not None) == (self.rule == "synthetic"),
+            "synthetic_rates must be given with rule synthetic and with no other",
+        )
+        if self.synthetic_rates is not None:
+            dev = self.target.device
+            vector("synthetic_rates", self.synthetic_rates, gamma, torch.float32, dev, "target")
+        check_limits(self, b)
 
     def _check_draft(self) -> None:
         b, gamma = self.draft_tokens.shape
@@ -136,52 +120,6 @@ class ChainArguments(NamedTuple):
             sizes = (("N-B", n),)
         self.law.check(self.target, b, sizes, each)
 
-    def _check_uniforms(self) -> None:
-        u, (b, gamma) = self.uniforms, self.draft_tokens.shape
-        if u is None:
-            return
-        require(
-            u.dim() == 2 and u.shape[0] == b and u.shape[1] == gamma + 1,
-            f"uniforms must be [B, gamma+1] = [{b}, {gamma + 1}], got {shape(u)}",
-        )
-        require(u.dtype == torch.float64, f"uniforms must be float64, got {dtype_name(u.dtype)}")
-        same_device("uniforms", u, self.target.device, "target")
-        require(self.rule != "match", "uniforms must be None when rule is match")
-
-    def _check_rule(self) -> None:
-        lenience, epsilon, delta = (
-            float32(x) for x in (self.lenience, self.typical_epsilon, self.typical_delta)
-        )
-        require(0 < lenience <= 1, f"lenience must be in (0, 1], got {lenience:g}")
-        require(0 <= epsilon <= 1, f"typical_epsilon must be in [0, 1], got {epsilon:g}")
-        require(
-            math.isfinite(delta) and delta >= 0,
-            f"typical_delta must be finite and at least 0, got {delta:g}",
-        )
-        require(
-            (self.synthetic_rates is not None) == (self.rule == "synthetic"),
-            "synthetic_rates must be given with rule synthetic and with no other",
-        )
-        if self.synthetic_rates is not None:
-            gamma, dev = self.draft_tokens.shape[1], self.target.device
-            vector("synthetic_rates", self.synthetic_rates, gamma, torch.float32, dev, "target")
-
-    def _check_limits(self) -> None:
-        b, dev = self.draft_tokens.shape[0], self.target.device
-        if self.eos_ids is not None:
-            ids = self.eos_ids
-            require(ids.dim() == 1, f"eos_ids must be [E], got {shape(ids)}")
-            vector("eos_ids", ids, ids.shape[0], torch.int64, dev, "target")
-        if self.max_emit is not None:
-            vector("max_emit", self.max_emit, b, torch.int64, dev, "target")
-
     def new_outputs(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Uninitialised (tokens, num_accepted, status, logprobs, acceptance)."""
-        like, (b, gamma) = self.draft_tokens, self.draft_tokens.shape
-        return (
-            like.new_empty((b, gamma + 1)),
-            like.new_empty((b,), dtype=torch.int32),
-            like.new_empty((b,), dtype=torch.int32),
-            like.new_empty((b, gamma + 1) if self.with_logprobs else (0, 0), dtype=torch.float32),
-            like.new_empty((b, gamma) if self.with_acceptance else (0, 0), dtype=torch.float32),
-        )
+        return new_outputs(self, self.draft_tokens, self.draft_tokens.shape[1] + 1)

@@ -1,8 +1,9 @@
 """Argument checks shared by the fake kernels, the Triton provider and the reference.
 
-Those of `verify_chain` stand in _chain_arguments.py, those of the cache ops in _kv_checks.py. The
-C++ binding (csrc/torch/checks.h, kv_caches.h) makes the same checks with the same words;
-tests/test_errors.py holds the two together by the table in tests/error_table.py.
+Those of one op stand in _sample_arguments.py, _chain_arguments.py and _tree_arguments.py, those of
+the cache ops in _kv_checks.py. The C++ binding (csrc/torch/checks.h, kv_caches.h) makes the same
+checks with the same words; tests/test_errors.py holds the two together by the table in
+tests/error_table.py.
 """
 
 from __future__ import annotations
@@ -14,8 +15,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-STREAMS = {"residual": 1, "draft": 2, "shared": 3}
-METHODS = ("cdf", "race")
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 IDS = (torch.int32, torch.int64)
 
@@ -57,11 +56,33 @@ def same_device(name: str, t: Tensor, device: torch.device, of: str) -> None:
     )
 
 
+def ids(name: str, t: Tensor) -> None:
+    require(t.dtype in IDS, f"{name} must be int32 or int64, got {dtype_name(t.dtype)}")
+
+
+def typed(name: str, t: Tensor, dtype: torch.dtype, device: torch.device, of: str) -> None:
+    require(t.dtype == dtype, f"{name} must be {dtype_name(dtype)}, got {dtype_name(t.dtype)}")
+    same_device(name, t, device, of)
+
+
 def vector(name: str, t: Tensor, n: int, dtype: torch.dtype, device: torch.device, of: str) -> None:
     """[n] of one dtype; any stride."""
     require(t.dim() == 1 and t.shape[0] == n, f"{name} must be [{n}], got {shape(t)}")
-    require(t.dtype == dtype, f"{name} must be {dtype_name(dtype)}, got {dtype_name(t.dtype)}")
-    same_device(name, t, device, of)
+    typed(name, t, dtype, device, of)
+
+
+def matrix(
+    name: str,
+    t: Tensor,
+    dims: str,
+    sizes: tuple[int, int],
+    dtype: torch.dtype,
+    device: torch.device,
+    of: str,
+) -> None:
+    """[*sizes] of one dtype; dims names them."""
+    require(t.shape == sizes, f"{name} must be {dims} = {list(sizes)}, got {shape(t)}")
+    typed(name, t, dtype, device, of)
 
 
 def rows(name: str, t: Tensor) -> None:
@@ -78,71 +99,4 @@ def rows(name: str, t: Tensor) -> None:
     require(
         t.stride(-1) == 1 or size == 1,
         f"{name} must have a contiguous last dimension, got stride {t.stride(-1)}",
-    )
-
-
-def sampling(
-    n: int,
-    device: torch.device,
-    of: str,
-    temperatures: Tensor | None,
-    temperature: float,
-    top_ks: Tensor | None,
-    top_k: int,
-    top_ps: Tensor | None,
-    top_p: float,
-    min_ps: Tensor | None,
-    min_p: float,
-) -> None:
-    """A tensor wins over its scalar; scalars are range checked, tensor values are data."""
-    temperature, top_p, min_p = (float32(x) for x in (temperature, top_p, min_p))
-    if temperatures is not None:
-        vector("temperature", temperatures, n, torch.float32, device, of)
-    else:
-        require(
-            math.isfinite(temperature) and temperature >= 0,
-            f"temperature must be finite and at least 0, got {temperature:g}",
-        )
-    if top_ks is not None:
-        vector("top_k", top_ks, n, torch.int32, device, of)
-    else:
-        require(top_k >= 0, f"top_k must be at least 0 (0 keeps every token), got {top_k}")
-    if top_ps is not None:
-        vector("top_p", top_ps, n, torch.float32, device, of)
-    else:
-        require(0 < top_p <= 1, f"top_p must be in (0, 1], got {top_p:g}")
-    if min_ps is not None:
-        vector("min_p", min_ps, n, torch.float32, device, of)
-    else:
-        require(0 <= min_p <= 1, f"min_p must be in [0, 1], got {min_p:g}")
-
-
-def sample(
-    logits: Tensor,
-    temperatures: Tensor | None,
-    temperature: float,
-    top_ks: Tensor | None,
-    top_k: int,
-    top_ps: Tensor | None,
-    top_p: float,
-    min_ps: Tensor | None,
-    min_p: float,
-    seeds: Tensor,
-    positions: Tensor,
-    stream: str,
-    method: str,
-) -> None:
-    require(logits.dim() == 2, f"logits must be [R, V], got {shape(logits)}")
-    rows("logits", logits)
-    n, dev = logits.shape[0], logits.device
-    sampling(
-        n, dev, "logits", temperatures, temperature, top_ks, top_k, top_ps, top_p, min_ps, min_p
-    )
-    vector("seeds", seeds, n, torch.int64, dev, "logits")
-    vector("positions", positions, n, torch.int64, dev, "logits")
-    one_of("stream", stream, tuple(STREAMS))
-    one_of("method", method, METHODS)
-    require(
-        stream != "shared" or method == "race",
-        "method must be race when stream is shared, got cdf",
     )

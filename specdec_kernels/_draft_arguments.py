@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from specdec_kernels._checks import (
-    IDS,
-    dtype_name,
     float32,
+    ids,
     require,
     rows,
     same_device,
     shape,
+    typed,
     vector,
 )
 
@@ -62,10 +62,7 @@ class DraftArguments(NamedTuple):
                 f"draft ids must be like the draft probabilities, "
                 f"{shape(self.rows) if self.rows is not None else 'None'}, got {shape(self.ids)}",
             )
-            require(
-                self.ids.dtype in IDS,
-                f"draft ids must be int32 or int64, got {dtype_name(self.ids.dtype)}",
-            )
+            ids("draft ids", self.ids)
             same_device("draft ids", self.ids, dev, "target")
         if self.columns is not None:
             v = target.shape[-1]
@@ -88,10 +85,7 @@ class DraftArguments(NamedTuple):
             require(
                 _fits(t.shape, statistics), f"{name} must be {_words(statistics)}, got {shape(t)}"
             )
-            require(
-                t.dtype == dtype, f"{name} must be {dtype_name(dtype)}, got {dtype_name(t.dtype)}"
-            )
-            same_device(name, t, dev, "target")
+            typed(name, t, dtype, dev, "target")
         if self.temperatures is not None:
             vector("draft temperature", self.temperatures, batch, torch.float32, dev, "target")
         else:

@@ -10,7 +10,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from specdec_kernels._checks import IDS, dtype_name, require, same_device, shape, vector
+from specdec_kernels._checks import (
+    IDS,
+    dtype_name,
+    ids,
+    require,
+    same_device,
+    shape,
+    typed,
+    vector,
+)
 
 
 def batch(name: str, t: Tensor) -> int:
@@ -64,13 +73,12 @@ def block_table(t: Tensor, b: int, device: torch.device, of: str) -> None:
         t.dim() == 2 and t.shape[0] == b,
         f"block_tables must be [B, M] with B = {b}, got {shape(t)}",
     )
-    require(t.dtype == torch.int32, f"block_tables must be int32, got {dtype_name(t.dtype)}")
-    same_device("block_tables", t, device, of)
+    typed("block_tables", t, torch.int32, device, of)
 
 
 def _path(t: Tensor, b: int, device: torch.device) -> None:
     require(t.dim() == 2 and t.shape[0] == b, f"path must be [B, P] with B = {b}, got {shape(t)}")
-    require(t.dtype in IDS, f"path must be int32 or int64, got {dtype_name(t.dtype)}")
+    ids("path", t)
     same_device("path", t, device, "base")
 
 

@@ -6,26 +6,22 @@ the two together by the table in tests/error_table.py.
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from specdec_kernels._chain_arguments import KINDS
-from specdec_kernels._checks import (
-    IDS,
-    dtype_name,
-    float32,
-    one_of,
-    require,
-    rows,
-    same_device,
-    sampling,
-    shape,
-    vector,
-)
+from specdec_kernels._checks import ids, matrix, require, same_device, shape
 from specdec_kernels._draft_arguments import DraftArguments, Sizes
+from specdec_kernels._sample_arguments import SamplingArguments
+from specdec_kernels._verify_arguments import (
+    check_draws,
+    check_limits,
+    check_target,
+    check_tokens,
+    check_typical,
+    new_outputs,
+)
 
 TREE_RULES = (
     "greedy",
@@ -78,9 +74,8 @@ class TreeArguments(NamedTuple):
     with_acceptance: bool
 
     @property
-    def sampling(self) -> tuple[Tensor | float | None, ...]:
-        """The eight sampling arguments."""
-        return self[13:21]
+    def sampling(self) -> SamplingArguments:
+        return SamplingArguments(*self[13:21])
 
     @property
     def law(self) -> DraftArguments:
@@ -91,68 +86,42 @@ class TreeArguments(NamedTuple):
         return self.draft is not None and self.draft.dim() == 2
 
     @property
+    def compares(self) -> bool:
+        """Whether the rule reads Q."""
+        return self.rule in TREE_RATIO_RULES
+
+    @property
     def id_limit(self) -> int:
         """Drafted ids below it are judged."""
         v = self.target.shape[-1]
-        return self.law.id_limit(v) if self.rule in TREE_RATIO_RULES else v
+        return self.law.id_limit(v) if self.compares else v
 
     def check(self) -> None:
         """Raises RuntimeError naming the argument, the rule and the value."""
-        one_of("kind", self.kind, KINDS)
-        one_of("rule", self.rule, TREE_RULES)
         tokens, parents = self.tree_tokens, self.parents
-        require(tokens.dim() == 2, f"tree tokens must be [B, N], got {shape(tokens)}")
-        require(
-            tokens.dtype in IDS,
-            f"tree tokens must be int32 or int64, got {dtype_name(tokens.dtype)}",
-        )
+        check_tokens(self, TREE_RULES, "tree tokens", tokens, "[B, N]")
         b, n = tokens.shape
         require(
             parents.shape == tokens.shape,
             f"tree parents must be [B, N] = [{b}, {n}], got {shape(parents)}",
         )
-        require(
-            parents.dtype in IDS,
-            f"tree parents must be int32 or int64, got {dtype_name(parents.dtype)}",
-        )
-        self._check_target()
+        ids("tree parents", parents)
+        check_target(self, "tree tokens", tokens, "N", "[R, V]")
         same_device("tree parents", parents, self.target.device, "target")
         self._check_draft()
-        dev = self.target.device
-        sampling(b, dev, "target", *self.sampling)  # type: ignore[arg-type]
-        vector("seeds", self.seeds, b, torch.int64, dev, "target")
-        vector("positions", self.positions, b, torch.int64, dev, "target")
-        self._check_uniforms()
-        self._check_rule()
-
-    def _check_target(self) -> None:
-        target, (b, n) = self.target, self.tree_tokens.shape
-        if self.cu_rows is None:
-            require(
-                target.dim() == 3 and target.shape[0] == b and target.shape[1] == n + 1,
-                f"target must be [B, N+1, V] = [{b}, {n + 1}, V], got {shape(target)}",
-            )
-        else:
-            require(
-                target.dim() == 2,
-                f"target must be [R, V] when cu_rows is given, got {shape(target)}",
-            )
-            vector("cu_rows", self.cu_rows, b + 1, torch.int32, target.device, "target")
-        rows("target", target)
-        same_device("tree tokens", self.tree_tokens, target.device, "target")
+        check_draws(self, b, "[B, 2N+1]", 2 * n + 1)
+        check_typical(self)
+        check_limits(self, b)
+        require(
+            0 <= self.max_depth <= n,
+            f"max_depth must be in [0, N] = [0, {n}], got {self.max_depth}",
+        )
 
     def _check_draft(self) -> None:
         b, n = self.tree_tokens.shape
         if self.draft_rows is not None:
-            require(
-                self.draft_rows.shape == self.tree_tokens.shape,
-                f"draft_rows must be [B, N] = [{b}, {n}], got {shape(self.draft_rows)}",
-            )
-            require(
-                self.draft_rows.dtype == torch.int32,
-                f"draft_rows must be int32, got {dtype_name(self.draft_rows.dtype)}",
-            )
-            same_device("draft_rows", self.draft_rows, self.target.device, "target")
+            dev = self.target.device
+            matrix("draft_rows", self.draft_rows, "[B, N]", (b, n), torch.int32, dev, "target")
         require(
             self.draft_rows is not None or not self.flat_draft,
             "draft must be [B, N, D] unless draft_rows is given, got two dimensions",
@@ -169,46 +138,7 @@ class TreeArguments(NamedTuple):
             statistics = (("M", m),) if self.flat_draft else (("B", b), ("M", m))
         self.law.check(self.target, b, sizes, statistics)
 
-    def _check_uniforms(self) -> None:
-        u, (b, n) = self.uniforms, self.tree_tokens.shape
-        if u is None:
-            return
-        require(
-            u.dim() == 2 and u.shape[0] == b and u.shape[1] == 2 * n + 1,
-            f"uniforms must be [B, 2N+1] = [{b}, {2 * n + 1}], got {shape(u)}",
-        )
-        require(u.dtype == torch.float64, f"uniforms must be float64, got {dtype_name(u.dtype)}")
-        same_device("uniforms", u, self.target.device, "target")
-        require(self.rule != "match", "uniforms must be None when rule is match")
-
-    def _check_rule(self) -> None:
-        b, n = self.tree_tokens.shape
-        epsilon, delta = float32(self.typical_epsilon), float32(self.typical_delta)
-        require(0 <= epsilon <= 1, f"typical_epsilon must be in [0, 1], got {epsilon:g}")
-        require(
-            math.isfinite(delta) and delta >= 0,
-            f"typical_delta must be finite and at least 0, got {delta:g}",
-        )
-        dev = self.target.device
-        if self.eos_ids is not None:
-            ids = self.eos_ids
-            require(ids.dim() == 1, f"eos_ids must be [E], got {shape(ids)}")
-            vector("eos_ids", ids, ids.shape[0], torch.int64, dev, "target")
-        if self.max_emit is not None:
-            vector("max_emit", self.max_emit, b, torch.int64, dev, "target")
-        require(
-            0 <= self.max_depth <= n,
-            f"max_depth must be in [0, N] = [0, {n}], got {self.max_depth}",
-        )
-
     def new_outputs(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Uninitialised (path, tokens, num_accepted, status, logprobs, acceptance)."""
-        like, (b, n), depth = self.tree_tokens, self.tree_tokens.shape, self.max_depth
-        return (
-            self.parents.new_empty((b, depth)),
-            like.new_empty((b, depth + 1)),
-            like.new_empty((b,), dtype=torch.int32),
-            like.new_empty((b,), dtype=torch.int32),
-            like.new_empty((b, depth + 1) if self.with_logprobs else (0, 0), dtype=torch.float32),
-            like.new_empty((b, n) if self.with_acceptance else (0, 0), dtype=torch.float32),
-        )
+        path = self.parents.new_empty((self.parents.shape[0], self.max_depth))
+        return path, *new_outputs(self, self.tree_tokens, self.max_depth + 1)

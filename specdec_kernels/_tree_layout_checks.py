@@ -9,21 +9,17 @@ import torch
 from torch import Tensor
 
 from specdec_kernels._checks import (
-    IDS,
     dtype_name,
+    ids,
     require,
     rows,
     same_device,
-    sampling,
     shape,
     vector,
 )
+from specdec_kernels._sample_arguments import SamplingArguments
 
 MAX_WIDTH = 64
-
-
-def ids(name: str, t: Tensor) -> None:
-    require(t.dtype in IDS, f"{name} must be int32 or int64, got {dtype_name(t.dtype)}")
 
 
 def tree_attention(parents: Tensor, lengths: Tensor, slots: int, window: int) -> None:
@@ -81,5 +77,4 @@ def expand_tree(
     float32("scores", scores)
     same_device("scores", scores, logits.device, "logits")
     require(1 <= width <= MAX_WIDTH, f"width must be in [1, {MAX_WIDTH}], got {width}")
-    off = (None, 0, None, 1.0, None, 0.0)
-    sampling(b, logits.device, "logits", temperatures, temperature, *off)
+    SamplingArguments(temperatures, temperature).check(b, logits.device, "logits")

@@ -7,8 +7,9 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from specdec_kernels import _checks, _params
+from specdec_kernels import _params
 from specdec_kernels._params import Param
+from specdec_kernels._sample_arguments import SampleArguments
 
 Stream = Literal["draft", "residual", "shared"]
 Method = Literal["cdf", "race"]
@@ -86,10 +87,7 @@ def sample(
 
 
 @torch.library.register_fake("specdec_kernels::sample")
-def _(logits: Tensor, *args: Any) -> tuple[Tensor, ...]:
-    _checks.sample(logits, *args)
-    n = logits.shape[0]
-    return tuple(
-        logits.new_empty((n,), dtype=dtype)
-        for dtype in (torch.int64, torch.float32, torch.float64, torch.float32, torch.int32)
-    )
+def _(*args: Any) -> tuple[Tensor, ...]:
+    arguments = SampleArguments(*args)
+    arguments.check()
+    return arguments.new_outputs()

@@ -16,17 +16,25 @@ from specdec_kernels import (
     _checks,
     _draft_arguments,
     _kv_checks,
+    _sample_arguments,
     _tree_arguments,
+    _verify_arguments,
     reference,
     testing,
 )
 from specdec_kernels._chain_arguments import ChainArguments
+from specdec_kernels._sample_arguments import SampleArguments
 from specdec_kernels._tree_arguments import TreeArguments
 
 # Where it is raised: `meta` runs the fake kernel.
 WHERE = {op: [*testing.providers(op), "meta"] for op in BUILD}
-ARGUMENTS = {"verify_chain": ChainArguments, "verify_tree": TreeArguments}
-MODULES = (_checks, _chain_arguments, _draft_arguments, _tree_arguments, _kv_checks)
+ARGUMENTS = {
+    "sample": SampleArguments, "verify_chain": ChainArguments, "verify_tree": TreeArguments,
+}  # fmt: skip
+MODULES = (
+    _checks, _sample_arguments, _verify_arguments, _chain_arguments, _draft_arguments,
+    _tree_arguments, _kv_checks,
+)  # fmt: skip
 
 
 def says(op, args):
@@ -59,8 +67,6 @@ def name_of(row):
 )
 def test_names_the_argument_the_rule_and_the_value(op, bad, message, where):
     args = BUILD[op](**bad)
-    if where not in (*testing.providers(op), "meta"):
-        pytest.skip(f"{where} does not serve {op}")
     if where == "meta":
         text = says(provider(op, "cpp"), on_meta(args))
     else:
@@ -70,12 +76,9 @@ def test_names_the_argument_the_rule_and_the_value(op, bad, message, where):
 
 def check_sites():
     """(file, first line, last line) of every `require` in the checks of the ops of the table."""
-    functions = {"sample", "sampling", "rows", "vector", "one_of"}
     for module in MODULES:
         for f in ast.walk(ast.parse(Path(module.__file__).read_text())):
-            name = getattr(f, "name", "")
-            ours = name in functions if module is _checks else name != "kv_append_"
-            if isinstance(f, ast.FunctionDef) and ours:
+            if isinstance(f, ast.FunctionDef) and f.name not in ("kv_append_", "same_device"):
                 for node in ast.walk(f):
                     if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "require":
                         yield module.__file__, node.lineno, node.end_lineno
@@ -85,7 +88,7 @@ def check(op):
     """The checks that the fakes and the reference make."""
     if op in ARGUMENTS:
         return lambda *a: ARGUMENTS[op](*a).check()
-    return _checks.sample if op == "sample" else getattr(reference, op)
+    return getattr(reference, op)
 
 
 def test_the_table_trips_every_check(monkeypatch):

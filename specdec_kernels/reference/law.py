@@ -7,11 +7,15 @@ import math
 import torch
 from torch import Tensor
 
+from specdec_kernels._sample_arguments import SamplingArguments
+
 TARGET_NOT_FINITE, DRAFT_NOT_FINITE, EMPTY_RESIDUAL, DRAFT_OUT_OF_RANGE, BAD_PARAMETER = (
     1 << bit for bit in range(5)
 )
 ACCEPT, RESIDUAL, DRAFT, SHARED = range(4)
 TAIL = 256
+
+Shaping = tuple[float, int, float, float]
 
 
 def philox(seed: int, lane: int, position: int, stream: int) -> tuple[int, int, int, int]:
@@ -107,6 +111,14 @@ def at(tensor: Tensor | None, scalar: float, b: int) -> float:
     # Scalars reach the kernels as float32, so that a scalar and a filled tensor agree.
     value = float(torch.tensor(scalar, dtype=torch.float32)) if tensor is None else float(tensor[b])
     return value
+
+
+def parameters(sampling: SamplingArguments, b: int) -> Shaping:
+    """(temperature, top_k, top_p, min_p) of a sequence or row."""
+    s = sampling
+    k = s.top_k if s.top_ks is None else int(s.top_ks[b])
+    temperature = at(s.temperatures, s.temperature, b)
+    return temperature, k, at(s.top_ps, s.top_p, b), at(s.min_ps, s.min_p, b)
 
 
 def valid(temperature: float, top_k: int, top_p: float, min_p: float) -> bool:

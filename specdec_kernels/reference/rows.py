@@ -8,9 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specdec_kernels.reference.law import Law, finite
-
-Shaping = tuple[float, int, float, float]
+from specdec_kernels.reference.law import Law, Shaping, finite
 
 
 @dataclass
@@ -48,6 +46,11 @@ def target_row(row: Tensor, kind: str, shaping: Shaping, direct: bool) -> Row:
         return Row(row, row, True)
     law = Law(row, *shaping)
     return Row(law.probs, law.logprobs)
+
+
+def entry(weights: Tensor, x: int) -> float:
+    """Of a token that the target may not have."""
+    return float(weights[x]) if x < len(weights) else 0.0
 
 
 def point_mass(certain: int, x: int, v: int) -> Draft:

@@ -2,40 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from specdec_kernels._checks import float32
-from specdec_kernels._tree_arguments import TREE_RATIO_RULES, TreeArguments
+from specdec_kernels._tree_arguments import TreeArguments
 from specdec_kernels.reference.law import (
-    ACCEPT,
-    BAD_PARAMETER,
     DRAFT_NOT_FINITE,
     DRAFT_OUT_OF_RANGE,
     EMPTY_RESIDUAL,
-    RESIDUAL,
-    SHARED,
     TARGET_NOT_FINITE,
-    at,
-    exponentials,
-    pick,
-    race,
-    uniform,
-    valid,
 )
 from specdec_kernels.reference.residual import LEAST_REST, Left, k_seq_factor, without
-from specdec_kernels.reference.rows import (
-    Draft,
-    Row,
-    draft_row,
-    point_mass,
-    sparse_row,
-    target_row,
-)
+from specdec_kernels.reference.rows import Draft, Row, entry, point_mass, target_row
+from specdec_kernels.reference.sequence import Verification, ratio, verdicts
 
 ROOT = -1
 
@@ -44,73 +26,31 @@ def verify_tree(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Ten
     """Arguments in the order of `TreeArguments`."""
     a = TreeArguments(*args)
     a.check()
-    path, tokens, num_accepted, status, logprobs, acceptance = a.new_outputs()
-    path.fill_(-1)
-    tokens.fill_(-1)
-    logprobs.zero_()
-    acceptance.fill_(math.nan)
-    for b in range(len(tokens)):
-        sequence = _Sequence(a, b)
-        sequence.verify()
-        status[b] = sequence.status
-        num_accepted[b] = len(sequence.path)
+    drafted = a.tree_tokens
+    out = a.new_outputs()
+    sequences = [_Tree(a, b, drafted) for b in range(len(drafted))]
+    verdicts(out[1:], sequences)
+    out[0].fill_(-1)
+    for b, sequence in enumerate(sequences):
         for i, node in enumerate(sequence.path):
-            path[b, i] = node
-        for i, (token, logprob) in enumerate(sequence.emitted):
-            tokens[b, i] = token
-            if a.with_logprobs:
-                logprobs[b, i] = logprob
-        for n, probability in sequence.acceptance.items() if a.with_acceptance else ():
-            acceptance[b, n] = probability
-    return path, tokens, num_accepted, status, logprobs, acceptance
+            out[0][b, i] = node
+    return out
 
 
 @dataclass
-class _Sequence:
+class _Tree(Verification):
     a: TreeArguments
-    b: int
-    status: int = 0
     path: list[int] = field(default_factory=list)
-    emitted: list[tuple[int, float]] = field(default_factory=list)
-    acceptance: dict[int, float] = field(default_factory=dict)
 
-    def verify(self) -> None:
-        a, b = self.a, self.b
-        k = a.top_k if a.top_ks is None else int(a.top_ks[b])
-        self.params = (
-            at(a.temperatures, a.temperature, b), k, at(a.top_ps, a.top_p, b),
-            at(a.min_ps, a.min_p, b),
-        )  # fmt: skip
-        self.v = a.target.shape[-1]
-        self.q_temperature = self.params[0]
-        if a.rule in TREE_RATIO_RULES and a.draft_logsumexp is not None:
-            self.q_temperature = at(a.draft_temperatures, a.draft_temperature, b)
-        if not valid(*self.params) or not valid(self.q_temperature, 0, 1.0, 0.0):
-            self.status = BAD_PARAMETER
-            return
-        if a.rule == "greedy":
-            self.params = (0.0, 0, 1.0, 0.0)
-        shaped = self.params[0] != 1 or 0 < k < self.v or self.params[2:] != (1.0, 0.0)
-        self.direct = a.kind == "probs" and a.rule in TREE_RATIO_RULES and not shaped
-
-        rows = a.tree_tokens.shape[1] + 1
-        self.begin = 0
-        if a.cu_rows is not None:
-            n = a.target.shape[0]
-            self.begin = min(max(int(a.cu_rows[b]), 0), n)
-            rows = min(rows, min(max(int(a.cu_rows[b + 1]), self.begin), n) - self.begin)
-        if rows == 0:
-            self.status = TARGET_NOT_FINITE
-            return
+    def judge(self, rows: int) -> None:
         self._read_tree(rows - 1)
-        self.most = rows if a.max_emit is None else max(0, int(a.max_emit[b]))
-        self.ends = set(a.eos_ids.tolist()) if a.eos_ids is not None else set()
         if self.most == 0:
             return
-        if a.rule == "traversal" and self.params[0] != 0:
+        if self.a.rule == "traversal" and self.params[0] != 0:
             self._visit([], 1.0)
         else:
             self._walk()
+        self.accepted = len(self.path)
 
     def _read_tree(self, nodes: int) -> None:
         """The children of each node, absent ones left out."""
@@ -130,9 +70,7 @@ class _Sequence:
 
     def _target(self, node: int) -> Row:
         """P of what follows a node."""
-        a, row = self.a, node + 1
-        given = a.target[self.b, row] if a.cu_rows is None else a.target[self.begin + row]
-        return target_row(given.double(), a.kind, self.params, self.direct)
+        return target_row(self.given(node + 1), self.a.kind, self.params, self.direct)
 
     def _law_of(self, node: int) -> int:
         """The row of the law that a node was drawn from."""
@@ -148,36 +86,13 @@ class _Sequence:
         if a.draft is None or self.q_temperature == 0:
             return point_mass(self.tokens[node], x, self.v)
         row = self._law_of(node)
-        flat = a.flat_draft
         if not 0 <= row < a.draft.shape[-2]:
             return Draft(torch.zeros(self.v), 0.0, fault=True)
-        given = (a.draft[row] if flat else a.draft[self.b, row]).double()
-        if a.draft_ids is not None:
-            ids = (a.draft_ids[row] if flat else a.draft_ids[self.b, row]).long()
-            return sparse_row(given, ids, x, self.v)
-        left = None
-        if a.draft_logsumexp is not None and a.draft_threshold is not None:
-            where = (row,) if flat else (self.b, row)
-            left = float(a.draft_logsumexp[where]), float(a.draft_threshold[where])
-        return draft_row(given, x, self.v, a.kind, left, a.draft_columns, self.q_temperature)
-
-    def _position(self, depth: int) -> int:
-        return int(self.a.positions[self.b]) + depth
-
-    def _coin(self, node: int, position: int, lane: int) -> float:
-        if self.a.uniforms is not None:
-            return float(self.a.uniforms[self.b, node])
-        return uniform(int(self.a.seeds[self.b]), position, ACCEPT, lane)
+        where = (row,) if a.flat_draft else (self.b, row)
+        return self.draft_law(where, where, x)
 
     def _draw(self, depth: int, weights: Tensor) -> int:
-        if self.a.uniforms is not None:
-            nodes = self.a.tree_tokens.shape[1]
-            return pick(weights, float(self.a.uniforms[self.b, nodes + depth]))
-        u = uniform(int(self.a.seeds[self.b]), self._position(depth), RESIDUAL)
-        return pick(weights, u)
-
-    def _emit(self, row: Row, token: int) -> None:
-        self.emitted.append((token, 0.0 if self.params[0] == 0 else float(row.lp[token])))
+        return self.draw(depth, weights, self.drafted.shape[1] + depth)
 
     def _walk(self) -> None:
         """Every rule that goes from the root down."""
@@ -194,9 +109,9 @@ class _Sequence:
             children.sort()
             node, y = self._judge(depth, row, children)
             if node is None:
-                self._emit(row, y)
+                self.emit(row, y)
                 return
-            self._emit(row, self.tokens[node])
+            self.emit(row, self.tokens[node])
             self.path.append(node)
             members = [n for n in children if self.tokens[n] == self.tokens[node]]
             here = node
@@ -227,18 +142,12 @@ class _Sequence:
 
     def _answer(self, depth: int, row: Row) -> int:
         """The token that the target itself says."""
-        if self.params[0] == 0:
-            return int(row.lp.argmax())
-        if self.a.rule == "match":
-            seed = int(self.a.seeds[self.b])
-            return race(row.lp, exponentials(seed, self._position(depth), SHARED, self.v))
+        if self.params[0] == 0 or self.a.rule == "match":
+            return self.answer(depth, row)
         return self._draw(depth, row.p)
 
     def _typical(self, depth: int, row: Row, children: list[int]) -> tuple[int | None, int]:
-        entropy = -float((row.p * row.lp).nan_to_num(0.0).sum())
-        bound = min(
-            float32(self.a.typical_epsilon), float32(self.a.typical_delta) * math.exp(-entropy)
-        )
+        bound = self.typical_bound(row)
         for n in children:
             self.acceptance[n] = float(float(row.p[self.tokens[n]]) > bound)
         likely = [n for n in children if self.acceptance[n]]
@@ -247,8 +156,8 @@ class _Sequence:
         return max(likely, key=lambda n: float(row.p[self.tokens[n]])), -1
 
     def _stands(self, node: int, p_x: float, q_x: float, position: int, lane: int) -> bool:
-        self.acceptance[node] = 0.0 if p_x == 0 else min(1.0, p_x / q_x) if q_x else 1.0
-        return self._coin(node, position, lane) * q_x < p_x
+        self.acceptance[node] = min(1.0, ratio(p_x, q_x))
+        return self.coin(node, position, lane) * q_x < p_x
 
     def _one_by_one(
         self, depth: int, row: Row, children: list[int], replacement: bool
@@ -272,8 +181,8 @@ class _Sequence:
                 break
             if not rest > LEAST_REST:  # nothing was left to draw this one from
                 continue
-            p_x = float(left.weights[x]) if x < self.v else 0.0
-            if self._stands(n, p_x, left.mass * draft.q_x / rest, self._position(depth), lane):
+            p_x = entry(left.weights, x)
+            if self._stands(n, p_x, left.mass * draft.q_x / rest, self.position + depth, lane):
                 return n, -1
             if not draft.whole:
                 self.status |= DRAFT_NOT_FINITE
@@ -303,8 +212,8 @@ class _Sequence:
             if draft.fault or not draft.whole:
                 self.status |= DRAFT_NOT_FINITE
             elif rest > LEAST_REST:
-                p_x = float(row.p[x]) if x < self.v else 0.0
-                if self._stands(n, p_x, draft.q_x / rest, self._position(depth), 0):
+                p_x = entry(row.p, x)
+                if self._stands(n, p_x, draft.q_x / rest, self.position + depth, 0):
                     return n, -1
                 left = Left(row.p).subtract(draft, 1 / rest, sorted(top))
                 weights = left.weights
@@ -329,8 +238,8 @@ class _Sequence:
         rho, beta = k_seq_factor(row.p, law.q, len(children))
         for lane, (n, draft) in enumerate(zip(children, drafts, strict=True)):
             x = self.tokens[n]
-            p_x = float(row.p[x]) if x < self.v else 0.0
-            if self._stands(n, p_x, rho * draft.q_x, self._position(depth), lane):
+            p_x = entry(row.p, x)
+            if self._stands(n, p_x, rho * draft.q_x, self.position + depth, lane):
                 return n, -1
         hit = 1 - (1 - beta) ** len(children)
         accepted = torch.minimum(law.q, row.p / rho)
@@ -356,9 +265,8 @@ class _Sequence:
             if draft.fault:
                 status = DRAFT_NOT_FINITE
                 break
-            p_x = (float(left.weights[x]) if x < self.v else 0.0) / left.mass
-            ratio = 0.0 if p_x == 0 else p_x / draft.q_x if draft.q_x else math.inf
-            if self._visit([*path, n], min(1.0, ratio)):
+            step = ratio(entry(left.weights, x) / left.mass, draft.q_x)
+            if self._visit([*path, n], min(1.0, step)):
                 return True
             if not draft.whole:
                 status = DRAFT_NOT_FINITE
@@ -375,7 +283,7 @@ class _Sequence:
             left.mass = less
         if path:
             self.acceptance[node] = a
-            if self._coin(node, int(self.a.positions[self.b]), node) >= a:
+            if self.coin(node, self.position, node) >= a:
                 return False
         self._accept(path)
         if over:
@@ -388,10 +296,10 @@ class _Sequence:
         if not float(weights.sum()) > 0:
             self.status |= EMPTY_RESIDUAL
             weights = row.p
-        self._emit(row, self._draw(len(path), weights))
+        self.emit(row, self._draw(len(path), weights))
         return True
 
     def _accept(self, path: list[int]) -> None:
         self.path = path
         for i, n in enumerate(path):
-            self._emit(self._target(path[i - 1] if i else ROOT), self.tokens[n])
+            self.emit(self._target(path[i - 1] if i else ROOT), self.tokens[n])

@@ -14,41 +14,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specdec_kernels._chain_arguments import RATIO_RULES, RULES, ChainArguments
+from specdec_kernels._chain_arguments import RULES, ChainArguments
 from specdec_kernels._checks import float32
 from specdec_kernels.triton import launch
 from specdec_kernels.triton.block import MARKS, block
-from specdec_kernels.triton.draft import LAW, POINT, RAW, SAMPLED, SPARSE, draft_index
-from specdec_kernels.triton.law import MASS, RACE, TOPS, store_tile
+from specdec_kernels.triton.draft import LAW, POINT, draft_index
+from specdec_kernels.triton.law import MASS, store_tile
 from specdec_kernels.triton.philox import SHARED
-from specdec_kernels.triton.row import INF, count_parameter, flag, inverse, parameter, valid
-from specdec_kernels.triton.rules import (
-    BAD_PARAMETER,
-    BLOCK_RULE,
-    DRAFT_OUT_OF_RANGE,
-    GREEDY,
-    LENIENT,
-    TARGET_NOT_FINITE,
-    TOKEN,
-)
+from specdec_kernels.triton.row import flag, inverse, parameter
+from specdec_kernels.triton.rules import BLOCK_RULE, DRAFT_OUT_OF_RANGE, GREEDY, LENIENT, TOKEN
+from specdec_kernels.triton.verify import plan, sequence, shaping_of
 from specdec_kernels.triton.walk import walk
 
 SPAN = tl.constexpr(32)  # drafts that one step of `limit` looks at
 NEVER = tl.constexpr(0x7FFFFFFF)
-
-
-@triton.jit
-def sequence(cu_rows, b, gamma, n_rows):
-    """(first row, row count) of sequence b, inside the target whatever cu_rows holds."""
-    if cu_rows is None:
-        begin = b * 0
-        rows = b * 0 + gamma + 1
-    else:
-        begin = tl.load(cu_rows + b).to(tl.int64)
-        end = tl.load(cu_rows + b + 1).to(tl.int64)
-        begin = tl.minimum(tl.maximum(begin, 0), n_rows)
-        rows = tl.minimum(tl.maximum(end, begin), n_rows) - begin
-    return begin, tl.minimum(rows, gamma + 1)
 
 
 @triton.jit
@@ -143,26 +122,14 @@ def chain_sequences(
 ):  # fmt: skip
     """Grid (B,): the verdict on one sequence."""
     b = tl.program_id(0).to(tl.int64)
-    temp = parameter(temperatures, temperature, b)
-    k = count_parameter(top_ks, top_k, b)
-    p = parameter(top_ps, top_p, b)
-    least = parameter(min_ps, min_p, b)
-    good = valid(temp, k, p, least)
-    shaped = ((k > 0) & (k < v)) | (p < 1) | (least > 0)
-    if RULE == GREEDY:
-        temp = tl.full([], 0.0, tl.float64)
-    # Probabilities that need no shaping are the law itself; the ratio test then reads one entry of
-    # each accepted row.
+    begin, rows = sequence(cu_rows, b, gamma, n_rows)
     ratio_rule: tl.constexpr = (
         RULE == TOKEN or RULE == BLOCK_RULE or RULE == LENIENT  # noqa: PLR1714
     )
-    direct = (temp == 1) & (shaped == 0) & (PROBS and ratio_rule)
-    # Only a SampledDraft has a temperature of its own.
-    q_temp = temp
-    if DRAFT == SAMPLED:
-        q_temp = parameter(draft_temperatures, draft_temperature, b)
-        good = good & (q_temp >= 0) & (q_temp < INF)
-    begin, rows = sequence(cu_rows, b, gamma, n_rows)
+    shaping, q_temp, flags = shaping_of(
+        (temperatures, temperature, top_ks, top_k, top_ps, top_p, min_ps, min_p),
+        draft_temperatures, draft_temperature, b, v, rows, RULE == GREEDY, ratio_rule, PROBS, DRAFT,
+    )  # fmt: skip
     draft_tokens += b * gamma
     tokens += b * (gamma + 1)
     if logprobs is not None:
@@ -179,7 +146,6 @@ def chain_sequences(
     stood = tl.full([], 0, tl.int32)
     written = tl.full([], 0, tl.int32)
     looked = tl.full([], 0, tl.int32)
-    flags = tl.where(good, tl.where(rows > 0, 0, TARGET_NOT_FINITE), BAD_PARAMETER).to(tl.int32)
     if flags == 0:
         count, cut, missing = limit(draft_tokens, rows, id_limit, eos_ids, num_eos, max_emit, b)
         target_rows = (
@@ -189,7 +155,6 @@ def chain_sequences(
             draft, draft_stride_b, draft_stride_i, (draft_ids, draft_columns), d,
             draft_logsumexp, draft_threshold, q_temp, b, begin, gamma, n_draft,
         )  # fmt: skip
-        shaping = (temp, inverse(temp), k, p, least, shaped & (temp > 0), direct)
         noise = (tl.load(seeds + b), tl.load(positions + b), uniforms)
         scratch = (
             tops, sums, (b * (gamma + 1)) if PRE else b, draft_slots, slot_size,
@@ -200,7 +165,7 @@ def chain_sequences(
         judge = (zero + lenience, zero + typical_epsilon, zero + typical_delta, synthetic_rates)
         walking = tl.full([], 1, tl.int32)
         if RULE == BLOCK_RULE:  # noqa: SIM102  (compiled in for this rule only)
-            if temp != 0:
+            if shaping[0] != 0:
                 walking = tl.full([], 0, tl.int32)
                 looked = tl.full([], 0, tl.int32) + gamma
                 stood, written, more = block(
@@ -232,20 +197,6 @@ def chain_sequences(
             tl.store(acceptance + j, float("nan"))
 
 
-def form_of(a: ChainArguments) -> int:
-    """What the draft is to the rule."""
-    form = LAW
-    if a.rule not in RATIO_RULES or a.draft is None:
-        form = POINT
-    elif a.draft_ids is not None:
-        form = SPARSE
-    elif a.draft_logsumexp is not None:
-        form = SAMPLED
-    elif a.kind == "probs":
-        form = RAW
-    return int(form.value)
-
-
 def verify_chain(*args: Any) -> tuple[Tensor, ...]:
     """`reference.verify_chain` on a CUDA device; CPU tensors with TRITON_INTERPRET=1."""
     a = ChainArguments(*args)
@@ -254,70 +205,45 @@ def verify_chain(*args: Any) -> tuple[Tensor, ...]:
     batch, gamma = a.draft_tokens.shape
     if batch == 0:
         return out
-    target, v, form = a.target, a.target.shape[-1], form_of(a)
-    draft = target if a.draft is None or form == POINT.value else a.draft  # never read as target
-    own = form != POINT.value
-    d = draft.shape[-1]
-    columns = a.draft_columns if own else None
-    scanned = form in (LAW.value, RAW.value, SAMPLED.value)
-    beyond = scanned and (form != LAW.value if columns is not None else d > v)
-
-    what = {"match": RACE, "greedy": TOPS}.get(a.rule, MASS).value
-    probs = a.kind == "probs"
-    filters = launch.filters(v, a.top_ks, a.top_k, a.top_ps, a.top_p, a.min_ps, a.min_p)
-    filtering = a.rule != "greedy" and launch.filtering(v, *filters)
+    p = plan(a)
+    target, v, law = a.target, a.target.shape[-1], p.form == LAW.value
     # One entry of an accepted row is all that such a call reads of it.
-    direct = probs and a.rule in RATIO_RULES and not filtering and a.temperatures is None
-    shape = launch.tiling(v)
-    d_tiles = launch.tiling(d).tiles if form == LAW.value else 0
-    most = launch.tiling(max(v, d)) if d_tiles else shape
-    split = launch.row_parallel(target, batch, shape.tiles) and not (direct and a.temperature == 1)
+    direct = p.options["PROBS"] and a.compares and not p.options["FILTERS"]
+    direct = direct and a.temperatures is None and a.temperature == 1
+    split = launch.row_parallel(target, batch, p.shape.tiles) and not direct
 
     # Slots: target rows, draft rows where they need statistics, one residual a sequence.
     draft_slots = batch * (gamma + 1) if split else batch
-    residual_slots = draft_slots * (2 if form == LAW.value else 1)
-    slot_size = most.tiles * (2 if a.rule == "match" else 1)
-    tops = target.new_empty(((residual_slots + batch) * slot_size,), dtype=torch.float32)
-    sums = target.new_empty(((residual_slots + batch) * slot_size,), dtype=torch.int64)
+    residual_slots = draft_slots * (2 if law else 1)
+    tops, sums = launch.scratch(target, (residual_slots + batch) * p.slot_size)
     marks = None
     if a.rule == "block":
         marks = target.new_empty((batch * (gamma + 1) * MARKS.value,), dtype=torch.float64)
 
-    ragged_draft = own and a.ragged_draft
-    target_strides = (0 if a.cu_rows is not None else target.stride(0), target.stride(-2))
-    draft_strides = (0 if draft.dim() == 2 else draft.stride(0), draft.stride(-2))
-    n_rows = target.shape[0] if a.cu_rows is not None else batch * (gamma + 1)
-    n_draft = draft.shape[0] if ragged_draft else batch * gamma
+    ragged_draft = p.form != POINT.value and a.ragged_draft
+    n_draft = p.draft[0].shape[0] if ragged_draft else batch * gamma
     temps, seeds, positions, cu_rows = launch.packed(
         a.temperatures, a.seeds, a.positions, a.cu_rows
     )
     temperature = float32(a.temperature)
-    options = {
-        "WHAT": what, "PROBS": probs, "DRAFT": form, "RAGGED_DRAFT": ragged_draft,
-        "TILE": launch.TILE, **launch.OPTIONS,
-    }  # fmt: skip
-    counts = (gamma, v, d, n_rows, n_draft, shape.tiles, d_tiles, slot_size, draft_slots)
+    counts = (
+        gamma, v, p.draft[0].shape[-1], p.n_rows, n_draft, p.shape.tiles, p.d_tiles, p.slot_size,
+        draft_slots,
+    )  # fmt: skip
     with launch.on_device_of(target):
         if split:
-            chain_tiles[(most.tiles, gamma + 1, batch)](
-                target, *target_strides, draft, *draft_strides, cu_rows, temps, temperature,
-                seeds, positions, tops, sums, *counts, **options,
+            chain_tiles[(p.most.tiles, gamma + 1, batch)](
+                *p.target, *p.draft, cu_rows, temps, temperature, seeds, positions, tops, sums,
+                *counts, WHAT=p.options["WHAT"], PROBS=p.options["PROBS"], DRAFT=p.form,
+                RAGGED_DRAFT=ragged_draft, TILE=launch.TILE, **launch.OPTIONS,
             )  # fmt: skip
         chain_sequences[(batch,)](
-            target, *target_strides, *launch.packed(a.draft_tokens), draft, *draft_strides,
-            *launch.packed(
-                a.draft_ids if own else None, columns, a.draft_logsumexp if own else None,
-                a.draft_threshold if own else None, a.draft_temperatures if own else None,
-            ),
-            float32(a.draft_temperature), cu_rows, temps, temperature, *filters, seeds, positions,
-            *launch.packed(a.uniforms), float32(a.lenience), float32(a.typical_epsilon),
-            float32(a.typical_delta),
+            *p.target, *launch.packed(a.draft_tokens), *p.draft, *p.laws, cu_rows, temps,
+            temperature, *p.filters, seeds, positions, *launch.packed(a.uniforms),
+            float32(a.lenience), float32(a.typical_epsilon), float32(a.typical_delta),
             *launch.packed(a.synthetic_rates, a.eos_ids, a.max_emit),
             tops, sums, marks, *out[:3], out[3] if a.with_logprobs else None,
-            out[4] if a.with_acceptance else None, *counts, residual_slots, a.id_limit,
-            0 if a.eos_ids is None else len(a.eos_ids),
-            RULE=RULES.index(a.rule), FILTERS=filtering, BEYOND=beyond, PRE=split,
-            CHUNK=launch.CHUNK, BLOCK=most.block, LOG_TILES=most.log_tiles,
-            WIDTH=launch.width(d) if form == SPARSE.value else 16, **options,
+            out[4] if a.with_acceptance else None, *counts, residual_slots, a.id_limit, p.num_eos,
+            RULE=RULES.index(a.rule), RAGGED_DRAFT=ragged_draft, PRE=split, **p.options,
         )  # fmt: skip
     return out

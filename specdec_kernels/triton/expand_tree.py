@@ -157,8 +157,7 @@ def expand_tree(
     if b == 0:
         return tokens, out_scores, frontier
     shape = launch.tiling(v)
-    tops = logits.new_empty((b * f * shape.tiles,), dtype=torch.float32)
-    sums = logits.new_empty((b * f * shape.tiles,), dtype=torch.int64)
+    tops, sums = launch.scratch(logits, b * f * shape.tiles)
     found = logits.new_empty((b * f * shape.tiles * width,), dtype=torch.int64)
     (temps,) = launch.packed(temperatures)
     temperature = _checks.float32(temperature)

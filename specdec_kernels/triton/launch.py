@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from specdec_kernels._checks import float32
+from specdec_kernels._sample_arguments import SamplingArguments
 
 TILE = 4096  # part of the contract: results depend on it
 CHUNK = 1024  # threshold passes keep one accumulator per pivot and position of a chunk
@@ -67,37 +68,25 @@ def on_device_of(t: Tensor) -> Iterator[None]:
             yield
 
 
-Filters = tuple[Tensor | None, int, Tensor | None, float, Tensor | None, float]
-
-
 def packed(*tensors: Any) -> tuple[Any, ...]:
     """Small per-sequence tensors, contiguous: kernels then need no stride for each."""
     return tuple(t if t is None or t.is_contiguous() else t.contiguous() for t in tensors)
 
 
-def filters(
-    v: int,
-    top_ks: Tensor | None,
-    top_k: int,
-    top_ps: Tensor | None,
-    top_p: float,
-    min_ps: Tensor | None,
-    min_p: float,
-) -> Filters:
+def scratch(t: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Slots of tile statistics: (tops, sums)."""
+    return t.new_empty((size,), dtype=torch.float32), t.new_empty((size,), dtype=torch.int64)
+
+
+def filters(v: int, sampling: SamplingArguments) -> tuple[Any, ...]:
     """The six filter arguments of a kernel; a top_k of V or more keeps every token."""
-    top_ks, top_ps, min_ps = packed(top_ks, top_ps, min_ps)
-    return top_ks, min(top_k, v), top_ps, float32(top_p), min_ps, float32(min_p)
+    s = sampling
+    top_ks, top_ps, min_ps = packed(s.top_ks, s.top_ps, s.min_ps)
+    return top_ks, min(s.top_k, v), top_ps, float32(s.top_p), min_ps, float32(s.min_p)
 
 
-def filtering(
-    v: int,
-    top_ks: Tensor | None,
-    top_k: int,
-    top_ps: Tensor | None,
-    top_p: float,
-    min_ps: Tensor | None,
-    min_p: float,
-) -> bool:
+def filtering(v: int, sampling: SamplingArguments) -> bool:
     """Whether some sequence may have a filter; values on the device are not looked at."""
-    tensors = any(t is not None for t in (top_ks, top_ps, min_ps))
-    return tensors or 0 < top_k < v or top_p < 1 or min_p > 0
+    s = sampling
+    tensors = any(t is not None for t in (s.top_ks, s.top_ps, s.min_ps))
+    return tensors or 0 < s.top_k < v or float32(s.top_p) < 1 or float32(s.min_p) > 0

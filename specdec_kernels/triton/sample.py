@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import torch
+from typing import Any
+
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from specdec_kernels import _checks
+from specdec_kernels._checks import float32
+from specdec_kernels._sample_arguments import STREAMS, SampleArguments
 from specdec_kernels.triton import launch
 from specdec_kernels.triton.law import MASS, RACE, draw, race, row_law, store_tile
 from specdec_kernels.triton.philox import uniform
@@ -95,42 +97,22 @@ def sample_rows(
     tl.store(status + r, fault)
 
 
-def sample(
-    logits: Tensor,
-    temperatures: Tensor | None,
-    temperature: float,
-    top_ks: Tensor | None,
-    top_k: int,
-    top_ps: Tensor | None,
-    top_p: float,
-    min_ps: Tensor | None,
-    min_p: float,
-    seeds: Tensor,
-    positions: Tensor,
-    stream: str,
-    method: str,
-) -> tuple[Tensor, ...]:
+def sample(*args: Any) -> tuple[Tensor, ...]:
     """`reference.sample` on a CUDA device; CPU tensors with TRITON_INTERPRET=1."""
-    _checks.sample(
-        logits, temperatures, temperature, top_ks, top_k, top_ps, top_p, min_ps, min_p,
-        seeds, positions, stream, method,
-    )  # fmt: skip
+    a = SampleArguments(*args)
+    a.check()
+    logits, out = a.logits, a.new_outputs()
     n, v = logits.shape
-    out = [
-        logits.new_empty((n,), dtype=dtype)
-        for dtype in (torch.int64, torch.float32, torch.float64, torch.float32, torch.int32)
-    ]
     if n == 0:
-        return tuple(out)
+        return out
     shape = launch.tiling(v)
-    what = RACE.value if method == "race" else MASS.value
+    what = RACE.value if a.method == "race" else MASS.value
     split = launch.row_parallel(logits, n, shape.tiles)
-    number = _checks.STREAMS[stream]
-    tops = logits.new_empty((n * what * shape.tiles,), dtype=torch.float32)
-    sums = logits.new_empty((n * what * shape.tiles,), dtype=torch.int64)
-    temps, seeds, positions = launch.packed(temperatures, seeds, positions)
-    temperature = _checks.float32(temperature)
-    filters = launch.filters(v, top_ks, top_k, top_ps, top_p, min_ps, min_p)
+    number = STREAMS[a.stream]
+    tops, sums = launch.scratch(logits, n * what * shape.tiles)
+    temps, seeds, positions = launch.packed(a.temperatures, a.seeds, a.positions)
+    temperature = float32(a.temperature)
+    filters = launch.filters(v, a.sampling)
     with launch.on_device_of(logits):
         if split:
             sample_tiles[(n, shape.tiles)](
@@ -140,8 +122,8 @@ def sample(
         sample_rows[(n,)](
             logits, logits.stride(0), v, shape.tiles, temps, temperature,
             *filters, seeds, positions, tops, sums, *out,
-            STREAM=number, WHAT=what, PRE=split, FILTERS=launch.filtering(v, *filters),
+            STREAM=number, WHAT=what, PRE=split, FILTERS=launch.filtering(v, a.sampling),
             TILE=launch.TILE, CHUNK=launch.CHUNK, BLOCK=shape.block, LOG_TILES=shape.log_tiles,
             **launch.OPTIONS,
         )  # fmt: skip
-    return tuple(out)
+    return out

@@ -13,24 +13,16 @@ import triton.language as tl
 from torch import Tensor
 
 from specdec_kernels._checks import float32
-from specdec_kernels._tree_arguments import TREE_RATIO_RULES, TREE_RULES, TreeArguments
+from specdec_kernels._tree_arguments import TREE_RULES, TreeArguments
 from specdec_kernels.triton import launch
-from specdec_kernels.triton.chain import sequence
-from specdec_kernels.triton.draft import LAW, POINT, RAW, REMOVE, SAMPLED, SPARSE, SUBTRACT
-from specdec_kernels.triton.law import MASS, RACE, TOPS
-from specdec_kernels.triton.row import (
-    INF,
-    count_parameter,
-    flag,
-    inverse,
-    parameter,
-    valid,
-)
-from specdec_kernels.triton.rules import BAD_PARAMETER, DRAFT_OUT_OF_RANGE, TARGET_NOT_FINITE
+from specdec_kernels.triton.draft import POINT, REMOVE, SPARSE, SUBTRACT
+from specdec_kernels.triton.row import flag
+from specdec_kernels.triton.rules import DRAFT_OUT_OF_RANGE
 from specdec_kernels.triton.tree_left import ENTRY
 from specdec_kernels.triton.tree_rules import GREEDY, MULTI_DRAFT, TRAVERSAL
 from specdec_kernels.triton.tree_traversal import STATE, traversal
 from specdec_kernels.triton.tree_walk import tree_walk
+from specdec_kernels.triton.verify import plan, sequence, shaping_of
 
 
 @triton.jit
@@ -87,23 +79,12 @@ def tree_sequences(
 ):  # fmt: skip
     """Grid (B,): the verdict on one sequence."""
     b = tl.program_id(0).to(tl.int64)
-    temp = parameter(temperatures, temperature, b)
-    k = count_parameter(top_ks, top_k, b)
-    p = parameter(top_ps, top_p, b)
-    least = parameter(min_ps, min_p, b)
-    good = valid(temp, k, p, least)
-    shaped = ((k > 0) & (k < v)) | (p < 1) | (least > 0)
-    if RULE == GREEDY:
-        temp = tl.full([], 0.0, tl.float64)
-    # Probabilities that need no shaping are the law itself to the rules that read Q.
-    ratio_rule: tl.constexpr = RULE >= MULTI_DRAFT and RULE <= TRAVERSAL
-    direct = (temp == 1) & (shaped == 0) & (PROBS and ratio_rule)
-    # Only a SampledDraft has a temperature of its own.
-    q_temp = temp
-    if DRAFT == SAMPLED:
-        q_temp = parameter(draft_temperatures, draft_temperature, b)
-        good = good & (q_temp >= 0) & (q_temp < INF)
     begin, rows = sequence(cu_rows, b, num_nodes, n_rows)
+    ratio_rule: tl.constexpr = RULE >= MULTI_DRAFT and RULE <= TRAVERSAL
+    shaping, q_temp, flags = shaping_of(
+        (temperatures, temperature, top_ks, top_k, top_ps, top_p, min_ps, min_p),
+        draft_temperatures, draft_temperature, b, v, rows, RULE == GREEDY, ratio_rule, PROBS, DRAFT,
+    )  # fmt: skip
     tree_tokens += b * num_nodes
     parents += b * num_nodes
     if draft_rows is not None:
@@ -126,7 +107,6 @@ def tree_sequences(
     no_outputs((path, tokens, logprobs, acceptance), num_nodes, max_depth, NODES)
 
     stood = flag(0)
-    flags = tl.where(good, tl.where(rows > 0, 0, TARGET_NOT_FINITE), BAD_PARAMETER).to(tl.int32)
     if flags == 0:
         point = (q_temp == 0) | (DRAFT == POINT)
         mode = tl.where(point, REMOVE, SUBTRACT).to(tl.int32)
@@ -145,19 +125,18 @@ def tree_sequences(
                 draft, draft_stride_b, draft_stride_i, (draft_ids, draft_columns), d,
                 draft_logsumexp, draft_threshold, q_temp, b * 0, b * 0, n_draft, n_draft,
             )  # fmt: skip
-            shaping = (temp, inverse(temp), k, p, least, shaped & (temp > 0), direct)
             noise = (tl.load(seeds + b), tl.load(positions + b), uniforms)
             at = 3 * b * slot_size
             scratch = (tops + at, sums + at, slot_size)
             states = marks + b * ((num_nodes + 1) * STATE + num_nodes * ENTRY)
             entries = states + (num_nodes + 1) * STATE
             zero = tl.full([], 0.0, tl.float64)
-            judge = (zero + typical_epsilon, zero + typical_delta, temp)
+            judge = (zero + typical_epsilon, zero + typical_delta, shaping[0])
             limits = (most, max_depth, eos_ids, num_eos)
             out = (path, tokens, logprobs, acceptance)
             walking = flag(1)
             if RULE == TRAVERSAL:  # noqa: SIM102  (compiled in for this rule only)
-                if temp != 0:
+                if shaping[0] != 0:
                     walking = flag(0)
                     stood, more = traversal(
                         target_rows, tree, drafts, mode, shaping, noise, scratch, entries, states,
@@ -176,20 +155,6 @@ def tree_sequences(
     tl.store(status + b, flags)
 
 
-def form_of(a: TreeArguments) -> int:
-    """What the draft is to the rule."""
-    form = LAW
-    if a.rule not in TREE_RATIO_RULES or a.draft is None:
-        form = POINT
-    elif a.draft_ids is not None:
-        form = SPARSE
-    elif a.draft_logsumexp is not None:
-        form = SAMPLED
-    elif a.kind == "probs":
-        form = RAW
-    return int(form.value)
-
-
 def verify_tree(*args: Any) -> tuple[Tensor, ...]:
     """`reference.verify_tree` on a CUDA device; CPU tensors with TRITON_INTERPRET=1."""
     a = TreeArguments(*args)
@@ -198,47 +163,25 @@ def verify_tree(*args: Any) -> tuple[Tensor, ...]:
     batch, nodes = a.tree_tokens.shape
     if batch == 0:
         return out
-    target, v, form = a.target, a.target.shape[-1], form_of(a)
-    own = form != POINT.value
-    draft = a.draft if own and a.draft is not None else target  # never read as target
-    d = draft.shape[-1]
-    columns = a.draft_columns if own else None
-    scanned = form in (RAW.value, SAMPLED.value) if columns is not None else d > v
-    beyond = own and (scanned or form == SPARSE.value)
-
-    what = {"match": RACE, "greedy": TOPS}.get(a.rule, MASS).value
-    filters = launch.filters(v, a.top_ks, a.top_k, a.top_ps, a.top_p, a.min_ps, a.min_p)
-    shape = launch.tiling(v)
-    most = launch.tiling(max(v, d)) if form == LAW.value else shape
+    target, p = a.target, plan(a)
+    own = p.form != POINT.value
     # Slots: the target row, a draft row's statistics, what is left of the target.
-    slot_size = most.tiles * (2 if a.rule == "match" else 1)
-    tops = target.new_empty((3 * batch * slot_size,), dtype=torch.float32)
-    sums = target.new_empty((3 * batch * slot_size,), dtype=torch.int64)
+    tops, sums = launch.scratch(target, 3 * batch * p.slot_size)
     numbers = (nodes + 1) * STATE.value + nodes * ENTRY.value
     marks = target.new_empty((batch * numbers,), dtype=torch.float64)
+    # What a sparse row has beyond the target's vocabulary counts in what is left of a tree.
+    options = p.options | {"BEYOND": p.options["BEYOND"] or p.form == SPARSE.value}
     with launch.on_device_of(target):
         tree_sequences[(batch,)](
-            target, 0 if a.cu_rows is not None else target.stride(0), target.stride(-2),
-            *launch.packed(a.tree_tokens, a.parents),
-            draft, 0 if draft.dim() == 2 else draft.stride(0), draft.stride(-2),
-            *launch.packed(
-                a.draft_ids if own else None, columns, a.draft_logsumexp if own else None,
-                a.draft_threshold if own else None, a.draft_temperatures if own else None,
-            ),
-            float32(a.draft_temperature), *launch.packed(a.draft_rows if own else None, a.cu_rows),
-            *launch.packed(a.temperatures), float32(a.temperature), *filters,
+            *p.target, *launch.packed(a.tree_tokens, a.parents), *p.draft, *p.laws,
+            *launch.packed(a.draft_rows if own else None, a.cu_rows, a.temperatures),
+            float32(a.temperature), *p.filters,
             *launch.packed(a.seeds, a.positions, a.uniforms), float32(a.typical_epsilon),
             float32(a.typical_delta), *launch.packed(a.eos_ids, a.max_emit), tops, sums, marks,
             *out[:4], out[4] if a.with_logprobs else None, out[5] if a.with_acceptance else None,
-            nodes, a.max_depth, v, d,
-            target.shape[0] if a.cu_rows is not None else batch * (nodes + 1), draft.shape[-2],
-            shape.tiles, launch.tiling(d).tiles if form == LAW.value else 0, slot_size, a.id_limit,
-            0 if a.eos_ids is None else len(a.eos_ids),
-            RULE=TREE_RULES.index(a.rule), WHAT=what,
-            FILTERS=a.rule != "greedy" and launch.filtering(v, *filters), PROBS=a.kind == "probs",
-            DRAFT=form, FLAT_DRAFT=own and a.flat_draft, BEYOND=beyond,
-            NODES=1 << nodes.bit_length(), TILE=launch.TILE, CHUNK=launch.CHUNK, BLOCK=most.block,
-            LOG_TILES=most.log_tiles,
-            WIDTH=launch.width(d) if form == SPARSE.value else 16, **launch.OPTIONS,
+            nodes, a.max_depth, target.shape[-1], p.draft[0].shape[-1], p.n_rows,
+            p.draft[0].shape[-2], p.shape.tiles, p.d_tiles, p.slot_size, a.id_limit, p.num_eos,
+            RULE=TREE_RULES.index(a.rule), FLAT_DRAFT=own and a.flat_draft,
+            NODES=1 << nodes.bit_length(), **options,
         )  # fmt: skip
     return out
