@@ -125,7 +125,7 @@ def unsound(mode, q_top, DRAFT: tl.constexpr):
     if DRAFT == RAW or DRAFT == SAMPLED:  # noqa: SIM109, PLR1714  (no `in` in Triton)
         bad = (mode == SUBTRACT) & ((q_top == INF) | (q_top == -INF))
     else:
-        bad = mode < 0
+        bad = tl.full([], 0, tl.int1)
     return bad
 
 

@@ -6,9 +6,8 @@ import triton
 import triton.language as tl
 
 from specdec_kernels.triton.draft import RAW, SAMPLED, SUBTRACT, draft_tile, linear_sum
-from specdec_kernels.triton.philox import RESIDUAL
-from specdec_kernels.triton.residual import target_tile
-from specdec_kernels.triton.row import INF, STAGES, flag, log64
+from specdec_kernels.triton.residual import target_tile, unsound
+from specdec_kernels.triton.row import STAGES, flag, log64
 from specdec_kernels.triton.rules import DRAFT_NOT_FINITE
 from specdec_kernels.triton.tree_left import (
     BEFORE,
@@ -21,8 +20,7 @@ from specdec_kernels.triton.tree_left import (
     first_node,
     note_law,
 )
-from specdec_kernels.triton.tree_siblings import at_first, coin, draft_at, statistics, target_at
-from specdec_kernels.triton.walk import number
+from specdec_kernels.triton.tree_siblings import at_first, coin, draft_at, law_at, target_at
 
 PASSES = tl.constexpr(24)  # over two rows, at most; four to eight are usual
 # Roots are aimed at from above, by less than rho may be too large.
@@ -55,14 +53,12 @@ def overlap(
         part = law * share_b
         beta_b += linear_sum(tl.minimum(taken, part))
         below_b += linear_sum(tl.where(taken < part, taken, 0.0))
-    bad = flag(0)
-    if DRAFT == RAW or DRAFT == SAMPLED:  # noqa: SIM109, PLR1714  (no `in` in Triton)
-        if BEYOND:  # noqa: SIM102  (compiled in only where the draft has columns of its own)
-            if mode == SUBTRACT:
-                _mass, top = beyond(q, drafts[3], p[1], tokens, tokens * 0, DRAFT, TILE, WIDTH)
-                q_top = tl.maximum(q_top, top)
-        bad = ((mode == SUBTRACT) & ((q_top == INF) | (q_top == -INF))).to(tl.int32)
-    return beta_a, below_a, beta_b, below_b, bad
+    scanned: tl.constexpr = DRAFT == RAW or DRAFT == SAMPLED  # noqa: PLR1714
+    if BEYOND and scanned:  # noqa: SIM102  (compiled in only where the draft has such columns)
+        if mode == SUBTRACT:
+            _mass, top = beyond(q, drafts[3], p[1], tokens, tokens * 0, DRAFT, TILE, WIDTH)
+            q_top = tl.maximum(q_top, top)
+    return beta_a, below_a, beta_b, below_b, unsound(mode, q_top, DRAFT).to(tl.int32)
 
 
 @triton.jit
@@ -157,8 +153,6 @@ def k_seq(
 ):  # fmt: skip
     """-> (the child that stands or -1, the token, status). All are of the law of the first."""
     tokens, _, laws, nodes = tree
-    top, threshold, logsumexp = law
-    tops, sums, slot_size = scratch
     one = tl.full([], 1.0, tl.float32)
     index = tl.arange(0, tokens.shape[0])
     k = tl.sum(children, 0)
@@ -170,15 +164,10 @@ def k_seq(
     if k > 0:
         certain = at(tokens, n)
         draft = at(laws, n)
-        q_logsumexp, q_threshold, sound = statistics(
-            drafts, draft, mode, entries, n, count, shaping, tops + slot_size, sums + slot_size,
-            d_tiles, DRAFT, TILE, CHUNK, BLOCK, LOG_TILES,
+        _q_x, _log_q_x, q_logsumexp, q_threshold, sound = law_at(
+            drafts, draft, certain, mode, entries, n, count, shaping, scratch, d_tiles, DRAFT, TILE,
+            CHUNK, BLOCK, LOG_TILES, WIDTH,
         )  # fmt: skip
-        if sound > 0:
-            _q, _log_q, sound = draft_at(
-                drafts, draft, certain, certain, mode, shaping, q_logsumexp, q_threshold, DRAFT,
-                WIDTH,
-            )  # fmt: skip
         share = one
         rho = tl.full([], 1.0, tl.float64)
         times = rho
@@ -201,7 +190,7 @@ def k_seq(
                 q_x, log_q_x, _sound = draft_at(
                     drafts, draft, x, certain, mode, shaping, q_logsumexp, q_threshold, DRAFT, WIDTH
                 )
-                p_x, logprob = target_at(p, x, logsumexp, shaping[0], PROBS)
+                p_x, logprob = target_at(p, x, law[2], shaping[0], PROBS)
                 hit, chance = at_first(
                     coin(noise, m, depth, lane), p_x, rho * q_x, logprob, log_q_x + log64(rho),
                     p[2], PROBS, DRAFT,
@@ -223,10 +212,8 @@ def k_seq(
     if node < 0:
         token, _count, _mass, more = draw_left(
             p, (entries, n, count, one, mode, children), drafts, tokens, n,
-            tl.full([], 0.0, tl.float64), flag(0), (top, threshold), tiles, tops, sums,
-            tops + 2 * slot_size, sums + 2 * slot_size,
-            number(noise, depth, nodes + depth, RESIDUAL), RULE, PROBS, DRAFT, TILE, BLOCK,
-            LOG_TILES, WIDTH,
+            tl.full([], 0.0, tl.float64), flag(0), law, tiles, scratch, noise, depth, nodes, RULE,
+            PROBS, DRAFT, TILE, BLOCK, LOG_TILES, WIDTH,
         )  # fmt: skip
         flags |= more
     return node, token, flags

@@ -15,7 +15,6 @@ import triton.language as tl
 from specdec_kernels.triton.draft import (
     LAW,
     POINT,
-    RAW,
     REMOVE,
     SAMPLED,
     SPARSE,
@@ -27,9 +26,9 @@ from specdec_kernels.triton.draft import (
     linear_sum,
 )
 from specdec_kernels.triton.law import density_constants, draw
-from specdec_kernels.triton.residual import positive, target_tile
+from specdec_kernels.triton.philox import RESIDUAL
+from specdec_kernels.triton.residual import positive, target_tile, unsound
 from specdec_kernels.triton.row import (
-    INF,
     choose_in_tile,
     choose_tile,
     flag,
@@ -45,6 +44,7 @@ from specdec_kernels.triton.tree_rules import (
     TOP_K_PLUS_ONE,
     TRAVERSAL,
 )
+from specdec_kernels.triton.walk import number
 
 # Float64 numbers of an entry. Its row was taken off twice: what was left before the last time is
 # clamped at 0 in between.
@@ -222,16 +222,17 @@ def beyond(
 
 @triton.jit
 def fill_left(
-    p, left, drafts, tokens, tail, tiles, scales, sums,
+    p, left, drafts, tokens, tail, tiles, scratch,
     RULE: tl.constexpr, PROBS: tl.constexpr, DRAFT: tl.constexpr, BEYOND: tl.constexpr,
     TILE: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Masses of all tiles into a slot -> (top of the target, whether the last row is bad, S+, S-,
-    mass of the last row off what was tried).
+    """Masses of all tiles into their slot -> (top of the target, whether the last row is bad, S+,
+    S-, mass of the last row off what was tried).
 
     S+ and S-, which only rule traversal has, are the sums of both signs of what is left.
     """
     entries, _, count, _, mode, barred = left
+    scales, sums, slot_size = scratch
     p_top = tl.full([], float("-inf"), tl.float32)
     q_top = tl.full([], float("-inf"), tl.float32)
     more = tl.full([], 0.0, tl.float64)
@@ -247,8 +248,8 @@ def fill_left(
         rest += rest_tile
         scale, units = linear_units(positive(out))
         mass = tl.sum(units, 0)
-        tl.store(scales + t, scale)
-        tl.store(sums + t, mass)
+        tl.store(scales + 2 * slot_size + t, scale)
+        tl.store(sums + 2 * slot_size + t, mass)
         more += mass.to(tl.float64) * (1.0 / (1 << 48)) * scale.to(tl.float64)
         if RULE == TRAVERSAL:
             less += linear_sum(positive(-out))
@@ -262,10 +263,7 @@ def fill_left(
             q_top = tl.maximum(q_top, top)
             less += last * mass_beyond
             rest += mass_beyond
-    bad = flag(0)
-    if DRAFT == RAW or DRAFT == SAMPLED:  # noqa: SIM109, PLR1714  (no `in` in Triton)
-        scanned = (count > 0) & (mode == SUBTRACT)
-        bad = (scanned & ((q_top == INF) | (q_top == -INF))).to(tl.int32)
+    bad = (unsound(mode, q_top, DRAFT) & (count > 0)).to(tl.int32)
     return p_top, bad, more, less, rest
 
 
@@ -295,18 +293,21 @@ def left_at(p_x, x, left, drafts, temp, DRAFT: tl.constexpr, WIDTH: tl.constexpr
 
 @triton.jit
 def draw_left(
-    p, left, drafts, tokens, tail, mass, filled, law, tiles, law_tops, law_sums, tops, sums, u,
+    p, left, drafts, tokens, tail, mass, filled, law, tiles, scratch, noise, depth, nodes,
     RULE: tl.constexpr, PROBS: tl.constexpr, DRAFT: tl.constexpr, TILE: tl.constexpr,
     BLOCK: tl.constexpr, LOG_TILES: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """(token, entries that count, mass it was drawn from, status): drawn from what is left.
 
-    From P where nothing is. `filled` says that the slot at `tops`, `sums` holds what is left, of
-    this mass; the slot of the law holds the masses of P, unless its rows are used as they are.
+    From P where nothing is. `filled` says that the slot for it holds what is left, of this mass;
+    the slot of the law holds the masses of P, unless its rows are used as they are.
     """
     row, v, direct, _, _, _, inv_t = p
     entries, head, count, share, mode, barred = left
-    top, threshold = law
+    top, threshold = law[0], law[1]
+    law_tops, law_sums, slot_size = scratch
+    tops, sums = law_tops + 2 * slot_size, law_sums + 2 * slot_size
+    u = number(noise, depth, nodes + depth, RESIDUAL)
     flags = flag(0)
     token = tl.full([], -1, tl.int64)
     scale = tl.full([], 0.0, tl.float32)
@@ -316,8 +317,8 @@ def draw_left(
         work = flag(0)
         if filled == 0:
             _p_top, _bad, mass, _less, _rest = fill_left(
-                p, (entries, head, count, share, mode, barred), drafts, tokens, tail, tiles, tops,
-                sums, RULE, PROBS, DRAFT, False, TILE, WIDTH,
+                p, (entries, head, count, share, mode, barred), drafts, tokens, tail, tiles,
+                scratch, RULE, PROBS, DRAFT, False, TILE, WIDTH,
             )  # fmt: skip
         filled = flag(0)
         scale = row_top(tops, tiles, BLOCK)

@@ -8,7 +8,6 @@ import triton.language as tl
 from specdec_kernels.triton.draft import (
     LAW,
     POINT,
-    RAW,
     SAMPLED,
     SUBTRACT,
     draft_probability,
@@ -16,7 +15,8 @@ from specdec_kernels.triton.draft import (
     draft_tile,
     linear_sum,
 )
-from specdec_kernels.triton.philox import ACCEPT, RESIDUAL, lane_uniform
+from specdec_kernels.triton.philox import ACCEPT, lane_uniform
+from specdec_kernels.triton.residual import unsound
 from specdec_kernels.triton.row import INF, flag, log_probability
 from specdec_kernels.triton.rules import DRAFT_NOT_FINITE, EMPTY_RESIDUAL, TOKEN
 from specdec_kernels.triton.tree_left import (
@@ -41,7 +41,7 @@ from specdec_kernels.triton.tree_left import (
     undo,
 )
 from specdec_kernels.triton.tree_rules import LEAST_REST, MULTI_DRAFT_WOR
-from specdec_kernels.triton.walk import by_ratio, number
+from specdec_kernels.triton.walk import by_ratio
 
 
 @triton.jit
@@ -68,11 +68,18 @@ def target_at(p, x, logsumexp, temp, PROBS: tl.constexpr):
 
 
 @triton.jit
-def statistics(
-    drafts, draft, mode, entries, tail, count, shaping, tops, sums, d_tiles, DRAFT: tl.constexpr,
-    TILE: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, LOG_TILES: tl.constexpr,
+def law_at(
+    drafts, draft, x, mode, entries, tail, count, shaping, scratch, d_tiles,
+    DRAFT: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
+    LOG_TILES: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """(logsumexp, threshold, whether it has a law) of a draft row; those of the tail are known."""
+    """(Q(x), its logarithm, logsumexp, threshold, whether Q is a law) of the drafted token x.
+
+    The statistics of the tail's row are known.
+    """
+    tops, sums, slot_size = scratch
+    q_x = tl.full([], 0.0, tl.float64)
+    log_q_x = tl.full([], 0.0, tl.float64)
     logsumexp = tl.full([], 0.0, tl.float64)
     threshold = tl.full([], float("-inf"), tl.float32)
     sound = flag(1)
@@ -84,11 +91,15 @@ def statistics(
             logsumexp = tl.load(entry + LOGSUMEXP)
         if (mode == SUBTRACT) & (known == 0):
             logsumexp, threshold, there = draft_statistics(
-                drafts, draft.to(tl.int64), shaping[0], shaping[1], tops, sums, d_tiles, DRAFT,
-                True, False, TILE, CHUNK, BLOCK, LOG_TILES,
+                drafts, draft.to(tl.int64), shaping[0], shaping[1], tops + slot_size,
+                sums + slot_size, d_tiles, DRAFT, True, False, TILE, CHUNK, BLOCK, LOG_TILES,
             )  # fmt: skip
             sound = there.to(tl.int32)
-    return logsumexp, threshold, sound
+    if sound > 0:
+        q_x, log_q_x, sound = draft_at(
+            drafts, draft, x, x, mode, shaping, logsumexp, threshold, DRAFT, WIDTH
+        )
+    return q_x, log_q_x, logsumexp, threshold, sound
 
 
 @triton.jit
@@ -150,8 +161,7 @@ def one_by_one(
 ):  # fmt: skip
     """Rules multi_draft and multi_draft_wor -> (the child that stands or -1, the token, status)."""
     tokens, parents, laws, nodes = tree
-    top, threshold, logsumexp = law
-    tops, sums, slot_size = scratch
+    logsumexp = law[2]
     one = tl.full([], 1.0, tl.float32)
     index = tl.arange(0, tokens.shape[0])
     groups = laws.to(tl.float64)
@@ -175,16 +185,10 @@ def one_by_one(
         x = at(tokens, n)
         draft = at(laws, n)
         group = at(groups, n)
-        q_logsumexp, q_threshold, sound = statistics(
-            drafts, draft, mode, entries, tail, count, shaping, tops + slot_size, sums + slot_size,
-            d_tiles, DRAFT, TILE, CHUNK, BLOCK, LOG_TILES,
+        q_x, log_q_x, q_logsumexp, q_threshold, sound = law_at(
+            drafts, draft, x, mode, entries, tail, count, shaping, scratch, d_tiles, DRAFT, TILE,
+            CHUNK, BLOCK, LOG_TILES, WIDTH,
         )  # fmt: skip
-        q_x = tl.full([], 0.0, tl.float64)
-        log_q_x = tl.full([], 0.0, tl.float64)
-        if sound > 0:
-            q_x, log_q_x, sound = draft_at(
-                drafts, draft, x, x, mode, shaping, q_logsumexp, q_threshold, DRAFT, WIDTH
-            )
         rest = tl.full([], 1.0, tl.float64)
         if RULE == MULTI_DRAFT_WOR:
             rest = rest_of(entries, head, count, group)
@@ -216,8 +220,7 @@ def one_by_one(
                     barred = tried * tl.where(groups == group, FROM_BOTH, FROM_DRAFT)
                 _p_top, bad, left_mass, _less, rest = fill_left(
                     p, (entries, head, count, one, mode, barred), drafts, tokens, tail, tiles,
-                    tops + 2 * slot_size, sums + 2 * slot_size, RULE, PROBS, DRAFT, BEYOND, TILE,
-                    WIDTH,
+                    scratch, RULE, PROBS, DRAFT, BEYOND, TILE, WIDTH,
                 )  # fmt: skip
                 mass = left_mass
                 filled = flag(1)
@@ -244,10 +247,8 @@ def one_by_one(
         work = work * tl.max(remaining, 0)
     if node < 0:
         token, count, _mass, more = draw_left(
-            p, (entries, head, count, one, mode, barred), drafts, tokens, tail, mass, filled,
-            (top, threshold), tiles, tops, sums, tops + 2 * slot_size, sums + 2 * slot_size,
-            number(noise, depth, nodes + depth, RESIDUAL), RULE, PROBS, DRAFT, TILE, BLOCK,
-            LOG_TILES, WIDTH,
+            p, (entries, head, count, one, mode, barred), drafts, tokens, tail, mass, filled, law,
+            tiles, scratch, noise, depth, nodes, RULE, PROBS, DRAFT, TILE, BLOCK, LOG_TILES, WIDTH,
         )  # fmt: skip
         flags |= more
     return node, token, flags
@@ -270,10 +271,7 @@ def mass_off(
             more, top = beyond(q, drafts[3], v, tokens, barred, DRAFT, TILE, WIDTH)
             q_top = tl.maximum(q_top, top)
             mass += more
-    bad = flag(0)
-    if DRAFT == RAW or DRAFT == SAMPLED:  # noqa: SIM109, PLR1714  (no `in` in Triton)
-        bad = ((mode == SUBTRACT) & ((q_top == INF) | (q_top == -INF))).to(tl.int32)
-    return mass, bad
+    return mass, unsound(mode, q_top, DRAFT).to(tl.int32)
 
 
 @triton.jit
@@ -289,8 +287,7 @@ def top_k_plus_one(
     If it does not stand, one of the others may be what is drawn.
     """
     tokens, _, laws, nodes = tree
-    top, threshold, logsumexp = law
-    tops, sums, slot_size = scratch
+    logsumexp = law[2]
     one = tl.full([], 1.0, tl.float32)
     index = tl.arange(0, tokens.shape[0])
     n = tl.max(tl.where(children > 0, index, -1), 0)
@@ -303,16 +300,11 @@ def top_k_plus_one(
     count = flag(0)
     if (n >= 0) & (tl.max(tl.where(tokens == x, ranked, 0), 0) == 0):
         draft = at(laws, n)
-        q_logsumexp, q_threshold, sound = statistics(
-            drafts, draft, mode, entries, n, count, shaping, tops + slot_size, sums + slot_size,
-            d_tiles, DRAFT, TILE, CHUNK, BLOCK, LOG_TILES,
+        q_x, _log_q_x, q_logsumexp, q_threshold, sound = law_at(
+            drafts, draft, x, mode, entries, n, count, shaping, scratch, d_tiles, DRAFT, TILE,
+            CHUNK, BLOCK, LOG_TILES, WIDTH,
         )  # fmt: skip
-        q_x = tl.full([], 0.0, tl.float64)
         rest = tl.full([], 0.0, tl.float64)
-        if sound > 0:
-            q_x, _log_q_x, sound = draft_at(
-                drafts, draft, x, x, mode, shaping, q_logsumexp, q_threshold, DRAFT, WIDTH
-            )
         if sound > 0:
             note_law(entries, n, x, draft, group, q_logsumexp, q_threshold)
             q, _before, _last, _next = entry_law(entries, n, drafts)
@@ -336,10 +328,8 @@ def top_k_plus_one(
     if node < 0:
         token, _count, mass, more = draw_left(
             p, (entries, n, count, one, mode, ranked), drafts, tokens, n,
-            tl.full([], 0.0, tl.float64), flag(0), (top, threshold), tiles, tops, sums,
-            tops + 2 * slot_size, sums + 2 * slot_size,
-            number(noise, depth, nodes + depth, RESIDUAL), RULE, PROBS, DRAFT, TILE, BLOCK,
-            LOG_TILES, WIDTH,
+            tl.full([], 0.0, tl.float64), flag(0), law, tiles, scratch, noise, depth, nodes, RULE,
+            PROBS, DRAFT, TILE, BLOCK, LOG_TILES, WIDTH,
         )  # fmt: skip
         flags |= more
         drawn = tl.where(tokens == token, ranked, 0)

@@ -8,7 +8,6 @@ import triton.language as tl
 from specdec_kernels.triton.block import coin_of_block, sides
 from specdec_kernels.triton.draft import POINT, SPARSE
 from specdec_kernels.triton.law import MASS, density_constants
-from specdec_kernels.triton.philox import RESIDUAL
 from specdec_kernels.triton.row import flag, log_probability, row_top, row_total
 from specdec_kernels.triton.rules import DRAFT_NOT_FINITE, EMPTY_RESIDUAL, TARGET_NOT_FINITE
 from specdec_kernels.triton.tree_left import (
@@ -22,9 +21,9 @@ from specdec_kernels.triton.tree_left import (
     push,
     undo,
 )
-from specdec_kernels.triton.tree_siblings import draft_at, statistics, target_at
+from specdec_kernels.triton.tree_siblings import law_at, target_at
 from specdec_kernels.triton.tree_walk import children_of, ends, point
-from specdec_kernels.triton.walk import number, ratio
+from specdec_kernels.triton.walk import ratio
 
 # Float64 numbers that a node on the way keeps while those below it are judged.
 SHARE = tl.constexpr(0)  # c
@@ -109,7 +108,7 @@ def follow(
         if filled == 0:
             _p_top, _bad, _more, _less, _rest = fill_left(
                 p, (entries, head, count, share, mode, tokens), drafts, tokens, tail, tiles,
-                tops + 2 * slot_size, sums + 2 * slot_size, RULE, PROBS, DRAFT, False, TILE, WIDTH,
+                scratch, RULE, PROBS, DRAFT, False, TILE, WIDTH,
             )  # fmt: skip
         scale = row_top(tops + 2 * slot_size, tiles, BLOCK)
         if row_total(
@@ -132,10 +131,8 @@ def follow(
         p, logsumexp = saved_law(row, v, state, shaping)
         token, _count, _mass, _flags = draw_left(
             p, (entries, head, count, share, mode, tokens), drafts, tokens, tail,
-            tl.full([], 1.0, tl.float64), (count > 0).to(tl.int32), (top, p[3]), tiles, tops, sums,
-            tops + 2 * slot_size, sums + 2 * slot_size,
-            number(noise, depth, nodes + depth, RESIDUAL), RULE, PROBS, DRAFT, TILE, BLOCK,
-            LOG_TILES, WIDTH,
+            tl.full([], 1.0, tl.float64), (count > 0).to(tl.int32), (top, p[3], logsumexp), tiles,
+            scratch, noise, depth, nodes, RULE, PROBS, DRAFT, TILE, BLOCK, LOG_TILES, WIDTH,
         )  # fmt: skip
         tl.store(out[1] + depth, token.to(out[1].dtype.element_ty))
         if out[2] is not None:
@@ -161,7 +158,7 @@ def traversal(
     """
     row_0, row_stride = rows
     temp, direct = shaping[0], shaping[6]
-    tops, sums, slot_size = scratch
+    tops, sums, _slot_size = scratch
     tokens, parents, laws, _nodes = tree
     most, max_depth, eos_ids, num_eos = limits
     acceptance = out[3]
@@ -234,8 +231,7 @@ def traversal(
             if scan > 0:
                 _p_top, bad, more, less, _rest = fill_left(
                     p, (entries, head, count, c.to(tl.float32), mode, tokens), drafts, tokens,
-                    tail, tiles, tops + 2 * slot_size, sums + 2 * slot_size, RULE, PROBS, DRAFT,
-                    BEYOND, TILE, WIDTH,
+                    tail, tiles, scratch, RULE, PROBS, DRAFT, BEYOND, TILE, WIDTH,
                 )  # fmt: skip
                 filled = flag(1)
             if (bad > 0) | ((less > 0) == 0):
@@ -252,16 +248,10 @@ def traversal(
             n = first_node(remaining)
             x = at(tokens, n)
             draft = at(laws, n)
-            q_logsumexp, q_threshold, sound = statistics(
-                drafts, draft, mode, entries, tail, count, shaping, tops + slot_size,
-                sums + slot_size, d_tiles, DRAFT, TILE, CHUNK, BLOCK, LOG_TILES,
+            q_x, log_q_x, q_logsumexp, q_threshold, sound = law_at(
+                drafts, draft, x, mode, entries, tail, count, shaping, scratch, d_tiles, DRAFT,
+                TILE, CHUNK, BLOCK, LOG_TILES, WIDTH,
             )  # fmt: skip
-            q_x = tl.full([], 0.0, tl.float64)
-            log_q_x = tl.full([], 0.0, tl.float64)
-            if sound > 0:
-                q_x, log_q_x, sound = draft_at(
-                    drafts, draft, x, x, mode, shaping, q_logsumexp, q_threshold, DRAFT, WIDTH
-                )
             if sound > 0:
                 entering = flag(1)
                 note_law(entries, n, x, draft, draft.to(tl.float64), q_logsumexp, q_threshold)
