@@ -122,6 +122,30 @@ def sampling(how: str, n: int, v: int, g: Generator) -> Args:
     return alone[how]
 
 
+def endings(tokens: Tensor, most: int, g: Generator) -> tuple[Tensor, Tensor]:
+    """(eos_ids, max_emit) that end some sequences; every other one may emit what it likes."""
+    no_token = torch.tensor([-7])  # an end that does not come
+    eos_ids = torch.cat([tokens[-1:, :1].reshape(-1).long().clamp(min=0), no_token])
+    max_emit = torch.randint(0, most, tokens.shape[:1], generator=g)
+    max_emit[1::2] = 2**40
+    return eos_ids, max_emit
+
+
+def ragged(b: int, n: int, g: Generator) -> tuple[Tensor, Tensor]:
+    """(rows [B, n+1] that sequences of random lengths have, cu_rows)."""
+    lengths = torch.randint(0, n + 1, (b,), generator=g)
+    lengths[:1] = n
+    cu_rows = torch.cat([torch.zeros(1), (lengths + 1).cumsum(0)]).to(torch.int32)
+    return torch.arange(n + 1) <= lengths[:, None], cu_rows
+
+
+def verify_id(sizes: list[str], words: list[str], **switches: bool) -> str:
+    """Of a case of `verify_chain` or `verify_tree`; what is as usual goes unsaid."""
+    usual = ("logits", "full", "each", "off", "dense")
+    words = [w for w in words if w not in usual]
+    return "-".join([*sizes, *words, *(w for w, on in switches.items() if on)])
+
+
 def sample_case(
     r: int,
     v: int,

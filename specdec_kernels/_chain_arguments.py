@@ -11,17 +11,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from specdec_kernels import _verify_arguments as verify
 from specdec_kernels._checks import float32, require, shape, vector
 from specdec_kernels._draft_arguments import DraftArguments, Sizes
 from specdec_kernels._sample_arguments import SamplingArguments
-from specdec_kernels._verify_arguments import (
-    check_draws,
-    check_limits,
-    check_target,
-    check_tokens,
-    check_typical,
-    new_outputs,
-)
 
 RULES = ("token", "block", "greedy", "match", "typical", "lenient", "synthetic")
 RATIO_RULES = ("token", "block", "lenient")  # they compare P with Q
@@ -88,14 +81,14 @@ class ChainArguments(NamedTuple):
     def check(self) -> None:
         """Raises RuntimeError naming the argument, the rule and the value."""
         tokens = self.draft_tokens
-        check_tokens(self, RULES, "draft_tokens", tokens, "[B, gamma]")
-        check_target(self, "draft_tokens", tokens, "gamma", "[N, V]")
+        verify.check_tokens(self, RULES, "draft_tokens", tokens, "[B, gamma]")
+        verify.check_target(self, "draft_tokens", tokens, "gamma", "[N, V]")
         self._check_draft()
         b, gamma = tokens.shape
-        check_draws(self, b, "[B, gamma+1]", gamma + 1)
+        verify.check_draws(self, b, "[B, gamma+1]", gamma + 1)
         lenience = float32(self.lenience)
         require(0 < lenience <= 1, f"lenience must be in (0, 1], got {lenience:g}")
-        check_typical(self)
+        verify.check_typical(self)
         require(
             (self.synthetic_rates is not None) == (self.rule == "synthetic"),
             "synthetic_rates must be given with rule synthetic and with no other",
@@ -103,7 +96,7 @@ class ChainArguments(NamedTuple):
         if self.synthetic_rates is not None:
             dev = self.target.device
             vector("synthetic_rates", self.synthetic_rates, gamma, torch.float32, dev, "target")
-        check_limits(self, b)
+        verify.check_limits(self, b)
 
     def _check_draft(self) -> None:
         b, gamma = self.draft_tokens.shape
@@ -122,4 +115,4 @@ class ChainArguments(NamedTuple):
 
     def new_outputs(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Uninitialised (tokens, num_accepted, status, logprobs, acceptance)."""
-        return new_outputs(self, self.draft_tokens, self.draft_tokens.shape[1] + 1)
+        return verify.new_outputs(self, self.draft_tokens, self.draft_tokens.shape[1] + 1)

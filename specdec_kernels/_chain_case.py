@@ -13,10 +13,13 @@ from specdec_kernels._cases import (
     Case,
     any_positions,
     any_seeds,
+    endings,
     noisy_draft,
+    ragged,
     sampling,
     sliced,
     spaced,
+    verify_id,
     zipf_logits,
 )
 from specdec_kernels._chain_arguments import RATIO_RULES
@@ -87,34 +90,28 @@ def chain_case(
         at = [any_seeds(b, g), any_positions(b, g)]
         cu_rows = None
         if layout.startswith("ragged"):
-            target, cu_rows = _ragged(target, made, g, rows=layout == "ragged")
+            used, cu_rows = ragged(b, gamma, g)
+            target = target[used]
+            if layout == "ragged" and made.rows is not None:
+                made.rows = made.rows[used[:, 1:]]
+                made.ids = None if made.ids is None else made.ids[used[:, 1:]]
         if layout == "sliced":
             target = sliced(target)
             slice_draft(made)
             at = [spaced(x) for x in at]
         rates = torch.rand(gamma, generator=g) if rule == "synthetic" else None
         lenience = 0.6 if rule == "lenient" else 1.0
-        eos_ids = max_emit = None
-        if limits:
-            eos_ids = torch.cat([made.tokens[-1:, :1].reshape(-1).long().clamp(min=0), NEVER])
-            max_emit = torch.randint(0, gamma + 2, (b,), generator=g)
-            max_emit[1::2] = 2**40
+        ends = endings(made.tokens, gamma + 2, g) if limits else (None, None)
         return (
             *(target, made.tokens, made.rows, made.ids, made.columns),
             *(made.logsumexp, made.threshold, made.temperatures, 1.0, kind, rule, *shaping, *at),
-            *(cu_rows, None, lenience, 0.09, 0.3, rates, eos_ids, max_emit, not bare, not bare),
+            *(cu_rows, None, lenience, 0.09, 0.3, rates, *ends, not bare, not bare),
         )
 
-    words = [f"B{b}", f"g{gamma}", f"V{v}", SHORT[dtype], rule, kind, draft, filters, layout]
-    hidden = ("logits", "full", "off", "dense")
-    words = words[:5] + [w for w in words[5:] if w not in hidden]
-    words += ["i32"] if id_dtype == torch.int32 else []
-    words += ["limits"] if limits else []
-    words += ["bare"] if bare else []
-    return Case("verify_chain", "-".join(words), build, b * (gamma + 1), v)
-
-
-NEVER = torch.tensor([-7])  # no token: an end that does not come
+    sizes = [f"B{b}", f"g{gamma}", f"V{v}", SHORT[dtype], rule]
+    i32 = id_dtype == torch.int32
+    words = verify_id(sizes, [kind, draft, filters, layout], i32=i32, limits=limits, bare=bare)
+    return Case("verify_chain", words, build, b * (gamma + 1), v)
 
 
 def temperatures_of(shaping: Args, b: int) -> Tensor:
@@ -210,19 +207,6 @@ def _sparse_draft(near: Tensor, temperatures: Tensor, g: Generator) -> Draft:
     law, ids = law.gather(-1, order).to(near.dtype), ids.gather(-1, order)
     tokens = ids.gather(-1, _draw(law, g)[..., None])[..., 0]
     return Draft(tokens, law, ids, law=law, names=ids)
-
-
-def _ragged(target: Tensor, made: Draft, g: Generator, *, rows: bool) -> tuple[Tensor, Tensor]:
-    """The rows that sequences of random lengths have; of the draft too if `rows`."""
-    b, gamma = made.tokens.shape
-    lengths = torch.randint(0, gamma + 1, (b,), generator=g)
-    lengths[:1] = gamma
-    used = torch.arange(gamma + 1) <= lengths[:, None]
-    if rows and made.rows is not None:
-        made.rows = made.rows[used[:, 1:]]
-        made.ids = None if made.ids is None else made.ids[used[:, 1:]]
-    cu_rows = torch.cat([torch.zeros(1), (lengths + 1).cumsum(0)]).to(torch.int32)
-    return target[used], cu_rows
 
 
 def slice_draft(made: Draft) -> None:

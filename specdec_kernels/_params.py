@@ -16,6 +16,13 @@ def tensor(value: object, name: str) -> None:
         raise ValueError(f"{name} must be a tensor, got {value!r}")
 
 
+def tensors(**given: object) -> None:
+    """Of arguments that may be None."""
+    for name, value in given.items():
+        if value is not None:
+            tensor(value, name)
+
+
 def split(value: Param, name: str, off: float) -> tuple[Tensor | None, float]:
     """A scalar, or a float32 vector and the scalar that is unused then."""
     if isinstance(value, Tensor):

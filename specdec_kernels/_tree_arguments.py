@@ -11,17 +11,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from specdec_kernels import _verify_arguments as verify
 from specdec_kernels._checks import ids, matrix, require, same_device, shape
 from specdec_kernels._draft_arguments import DraftArguments, Sizes
 from specdec_kernels._sample_arguments import SamplingArguments
-from specdec_kernels._verify_arguments import (
-    check_draws,
-    check_limits,
-    check_target,
-    check_tokens,
-    check_typical,
-    new_outputs,
-)
 
 TREE_RULES = (
     "greedy",
@@ -99,19 +92,19 @@ class TreeArguments(NamedTuple):
     def check(self) -> None:
         """Raises RuntimeError naming the argument, the rule and the value."""
         tokens, parents = self.tree_tokens, self.parents
-        check_tokens(self, TREE_RULES, "tree tokens", tokens, "[B, N]")
+        verify.check_tokens(self, TREE_RULES, "tree tokens", tokens, "[B, N]")
         b, n = tokens.shape
         require(
             parents.shape == tokens.shape,
             f"tree parents must be [B, N] = [{b}, {n}], got {shape(parents)}",
         )
         ids("tree parents", parents)
-        check_target(self, "tree tokens", tokens, "N", "[R, V]")
+        verify.check_target(self, "tree tokens", tokens, "N", "[R, V]")
         same_device("tree parents", parents, self.target.device, "target")
         self._check_draft()
-        check_draws(self, b, "[B, 2N+1]", 2 * n + 1)
-        check_typical(self)
-        check_limits(self, b)
+        verify.check_draws(self, b, "[B, 2N+1]", 2 * n + 1)
+        verify.check_typical(self)
+        verify.check_limits(self, b)
         require(
             0 <= self.max_depth <= n,
             f"max_depth must be in [0, N] = [0, {n}], got {self.max_depth}",
@@ -141,4 +134,4 @@ class TreeArguments(NamedTuple):
     def new_outputs(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Uninitialised (path, tokens, num_accepted, status, logprobs, acceptance)."""
         path = self.parents.new_empty((self.parents.shape[0], self.max_depth))
-        return path, *new_outputs(self, self.tree_tokens, self.max_depth + 1)
+        return path, *verify.new_outputs(self, self.tree_tokens, self.max_depth + 1)

@@ -11,13 +11,16 @@ from specdec_kernels._cases import (
     Case,
     any_positions,
     any_seeds,
+    endings,
     noisy_draft,
+    ragged,
     sampling,
     sliced,
     spaced,
+    verify_id,
     zipf_logits,
 )
-from specdec_kernels._chain_case import NEVER, Draft, make_draft, slice_draft, temperatures_of
+from specdec_kernels._chain_case import Draft, make_draft, slice_draft, temperatures_of
 from specdec_kernels._tree_arguments import TREE_RATIO_RULES
 
 
@@ -81,33 +84,27 @@ def tree_case(
         at = [any_seeds(b, g), any_positions(b, g)]
         cu_rows = None
         if layout == "ragged":
-            target, cu_rows = _ragged(target, g)
+            used, cu_rows = ragged(b, n, g)
+            target = target[used]
         if layout == "sliced":
             target, parents = sliced(target), sliced(parents)
             draft_rows = None if draft_rows is None else sliced(draft_rows)
             slice_draft(made)
             at = [spaced(x) for x in at]
-        eos_ids = max_emit = None
-        if limits:
-            eos_ids = torch.cat([made.tokens[-1:, :1].reshape(-1).long().clamp(min=0), NEVER])
-            max_emit = torch.randint(0, 4, (b,), generator=g)
-            max_emit[1::2] = 2**40
+        ends = endings(made.tokens, 4, g) if limits else (None, None)
         return (
             *(target, made.tokens, parents, made.rows, made.ids, made.columns),
             *(made.logsumexp, made.threshold, made.temperatures, 1.0, draft_rows, kind, rule),
-            *(*shaping, *at, cu_rows, None, 0.09, 0.3, eos_ids, max_emit),
+            *(*shaping, *at, cu_rows, None, 0.09, 0.3, *ends),
             *(min(n, 2) if limits else n, not bare, not bare),
         )
 
-    words = [f"B{b}", f"N{n}", f"V{v}", SHORT[dtype], rule, kind, draft, laws, filters, layout]
-    hidden = ("logits", "full", "each", "off", "dense")
-    words = words[:5] + [w for w in words[5:] if w not in hidden]
-    words += ["chain"] if chain else []
-    words += ["i32"] if id_dtype == torch.int32 else []
-    words += ["p32"] if parent_dtype == torch.int32 else []
-    words += ["limits"] if limits else []
-    words += ["bare"] if bare else []
-    return Case("verify_tree", "-".join(words), build, b * (n + 1), v)
+    words = verify_id(
+        [f"B{b}", f"N{n}", f"V{v}", SHORT[dtype], rule], [kind, draft, laws, filters, layout],
+        chain=chain, i32=id_dtype == torch.int32, p32=parent_dtype == torch.int32, limits=limits,
+        bare=bare,
+    )  # fmt: skip
+    return Case("verify_tree", words, build, b * (n + 1), v)
 
 
 def _parents(b: int, n: int, chain: bool, g: Generator) -> Tensor:
@@ -161,13 +158,3 @@ def _flatten(made: Draft, laws: Tensor) -> Tensor:
         x = getattr(made, name)
         setattr(made, name, None if x is None else x.flatten(0, 1))
     return (laws + m * torch.arange(b)[:, None]).to(torch.int32)
-
-
-def _ragged(target: Tensor, g: Generator) -> tuple[Tensor, Tensor]:
-    """The rows that sequences of random lengths have."""
-    b, n = target.shape[0], target.shape[1] - 1
-    lengths = torch.randint(0, n + 1, (b,), generator=g)
-    lengths[:1] = n
-    used = torch.arange(n + 1) <= lengths[:, None]
-    cu_rows = torch.cat([torch.zeros(1), (lengths + 1).cumsum(0)]).to(torch.int32)
-    return target[used], cu_rows

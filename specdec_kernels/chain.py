@@ -221,15 +221,10 @@ def verify_chain(
     (tensor([[1, 0]]), tensor([1], dtype=torch.int32))
     """
     rows, ids, *law = split_draft(draft)
-    for name, value in (
-        ("cu_rows", cu_rows),
-        ("uniforms", uniforms),
-        ("synthetic_rates", synthetic_rates),
-        ("eos_ids", eos_ids),
-        ("max_emit", max_emit),
-    ):
-        if value is not None:
-            _params.tensor(value, name)
+    _params.tensors(
+        cu_rows=cu_rows, uniforms=uniforms, synthetic_rates=synthetic_rates, eos_ids=eos_ids,
+        max_emit=max_emit,
+    )  # fmt: skip
     return Verdict(
         *torch.ops.specdec_kernels.verify_chain.default(
             target,

@@ -158,15 +158,10 @@ def verify_tree(
     _params.tensor(tree.tokens, "tree tokens")
     _params.tensor(tree.parents, "tree parents")
     rows, ids, *law = split_draft(draft)
-    for name, value in (
-        ("draft_rows", draft_rows),
-        ("cu_rows", cu_rows),
-        ("uniforms", uniforms),
-        ("eos_ids", eos_ids),
-        ("max_emit", max_emit),
-    ):
-        if value is not None:
-            _params.tensor(value, name)
+    _params.tensors(
+        draft_rows=draft_rows, cu_rows=cu_rows, uniforms=uniforms, eos_ids=eos_ids,
+        max_emit=max_emit,
+    )  # fmt: skip
     return TreeVerdict(
         *torch.ops.specdec_kernels.verify_tree.default(
             target,
