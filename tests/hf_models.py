@@ -104,6 +104,13 @@ def perturbed(name: str, amount: float = 0.05) -> Any:
     return drafter
 
 
+def unlike(kind: str) -> Any:
+    """A drafter for `llama` that is an "other architecture", "bfloat16" or of "short context"."""
+    if kind == "other architecture":
+        return tiny("gpt2")
+    return build("llama", context=20) if kind != "bfloat16" else build("llama").to(torch.bfloat16)
+
+
 def drafter_for(name: str, kind: str) -> Any:
     """What `generate` takes as ``drafter``: "prompt_lookup" or a "model"."""
     return perturbed(name) if kind == "model" else kind

@@ -10,9 +10,7 @@ from specdec_hf import (
     PromptLookupDrafter,
     TreeSpec,
     TrieTree,
-    generate,
 )
-from test_hf_loop import NEW
 
 
 class Repeats(Drafter):
@@ -47,8 +45,3 @@ def drafters(name):
 
 
 KINDS = list(drafters("llama"))
-
-
-def run(model, inputs, **kwargs):
-    kwargs = {"max_new_tokens": NEW, "do_sample": False, "guard": False, **kwargs}
-    return generate(model, **inputs, return_dict_in_generate=True, **kwargs)

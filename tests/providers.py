@@ -26,9 +26,11 @@ NEVER = 1e-6  # p-value under which a statistical test of fixed seeds fails
 SHIM = ["cuda"] if simt_ops.available else []  # the CUDA source on the CPU
 REAL = [n for n in ("cpp", "triton") if n in testing.providers("verify_chain")] + SHIM
 EVERY = ["reference", *REAL]
-TREE_SHIM = [n for n in SHIM if "csrc/cuda/tree.cu" in simt_ops.SOURCES]
-TREE_REAL = [n for n in ("cpp", "triton") if n in testing.providers("verify_tree")] + TREE_SHIM
 NATIVE = ["reference", "cpp", *SHIM]  # the interpreter takes 0.05 to 1 s for each row
+
+needs_triton = pytest.mark.skipif(
+    "triton" not in REAL, reason="Triton is not installed, or TRITON_INTERPRET is not 1"
+)
 
 
 def agreeing(op):
@@ -130,6 +132,20 @@ def verify_tree(op, target, tokens, parents, draft=None, *, rule, sampled=None, 
         epsilon, delta, eos_ids, max_emit, n if max_depth is None else max_depth, logprobs,
         acceptance,
     )  # fmt: skip
+
+
+def allocations(monkeypatch):
+    """A list to which every tensor made by `new_empty` from now on adds its size."""
+    sizes = []
+    empty = torch.Tensor.new_empty
+
+    def counted(t, size, **options):
+        if size != 0:  # the interpreter's own views
+            sizes.append(torch.Size(size).numel())
+        return empty(t, size, **options)
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", counted)
+    return sizes
 
 
 def philox_words(seeds, lanes, positions, stream):

@@ -63,12 +63,7 @@ def test_mismatched_vocabularies_name_both_sizes():
 @pytest.mark.parametrize("kind", ["other architecture", "bfloat16", "short context"])
 def test_unlike_drafters(kind):
     model, inputs = hf_models.tiny("llama"), hf_models.prompts((9, 4))
-    if kind == "other architecture":
-        drafter = hf_models.tiny("gpt2")
-    elif kind == "bfloat16":
-        drafter = hf_models.build("llama").to(torch.bfloat16)
-    else:
-        drafter = hf_models.build("llama", context=20)
+    drafter = hf_models.unlike(kind)
     expected = model.generate(**inputs, max_new_tokens=NEW, do_sample=False)
     got = generate(
         model, **inputs, drafter=drafter, max_new_tokens=NEW, return_dict_in_generate=True,

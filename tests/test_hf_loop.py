@@ -4,7 +4,7 @@ import hf_models
 import pytest
 import torch
 from hf_models import one_thread  # noqa: F401  # autouse here
-from specdec_hf import generate
+from specdec_hf import TrieTree, generate
 from specdec_hf.drafters import Draft, Drafter
 from transformers import StoppingCriteria, StoppingCriteriaList
 
@@ -188,7 +188,8 @@ def test_awkward_drafts_change_nothing(tokens):
     assert got.sequences.tolist() == expected.tolist()
 
 
-def test_drafts_of_the_wrong_shape_are_refused():
+@pytest.mark.parametrize("tree", [None, TrieTree()], ids=["chain", "tree"])
+def test_drafts_of_the_wrong_shape_are_refused(tree):
     model, inputs = hf_models.tiny("llama"), hf_models.prompts((9,))
 
     class TooMany(Drafter):
@@ -196,10 +197,11 @@ def test_drafts_of_the_wrong_shape_are_refused():
             return Draft(torch.zeros(1, gamma + 1, dtype=torch.int64))
 
     with pytest.raises(ValueError, match=r"TooMany.propose must return tokens \[1, 1..5\], got"):
-        run(model, inputs, drafter=TooMany())
+        run(model, inputs, drafter=TooMany(), tree=tree)
 
 
-def test_logits_that_are_not_finite_name_row_and_position():
+@pytest.mark.parametrize("tree", [None, (2, 2)], ids=["chain", "tree"])
+def test_logits_that_are_not_finite_name_row_and_position(tree):
     model = hf_models.build("llama")
     inputs = hf_models.prompts((9, 4))
     poison = int(model.generate(**inputs, max_new_tokens=3, do_sample=False)[1, -1])
@@ -207,4 +209,4 @@ def test_logits_that_are_not_finite_name_row_and_position():
         model.model.embed_tokens.weight[poison] = float("nan")
     inputs["input_ids"][inputs["input_ids"] == poison] = (poison + 1) % hf_models.VOCAB
     with pytest.raises(RuntimeError, match=r"logits of row \d at position \d+ are not finite"):
-        run(model, inputs, drafter="prompt_lookup")
+        run(model, inputs, drafter=hf_models.tiny("llama") if tree else "prompt_lookup", tree=tree)

@@ -4,12 +4,9 @@ from itertools import pairwise
 
 import hf_models
 import pytest
-import torch
 from hf_models import one_thread  # noqa: F401  # autouse here
-from hf_trees import Repeats, drafters, run
+from hf_trees import Repeats, drafters
 from specdec_hf import (
-    Draft,
-    Drafter,
     EagleTree,
     SpeculativeDecoder,
     TreeSpec,
@@ -20,7 +17,7 @@ from specdec_hf import (
 )
 from specdec_hf.settings import prepare_call
 from test_hf_arguments import PROCESSED
-from test_hf_loop import NEW, RAGGED, EndsWith
+from test_hf_loop import NEW, RAGGED, EndsWith, run
 from transformers import StoppingCriteriaList
 
 
@@ -78,12 +75,7 @@ def test_the_context_ends_generation(kind):
 @pytest.mark.parametrize("kind", ["other architecture", "bfloat16", "short context"])
 def test_unlike_drafters(kind):
     model, inputs = hf_models.tiny("llama"), hf_models.prompts((9, 4))
-    if kind == "other architecture":
-        drafter = hf_models.tiny("gpt2")
-    elif kind == "bfloat16":
-        drafter = hf_models.build("llama").to(torch.bfloat16)
-    else:
-        drafter = hf_models.build("llama", context=20)
+    drafter = hf_models.unlike(kind)
     expected = model.generate(**inputs, max_new_tokens=NEW, do_sample=False)
     for one, tree in ((drafter, (2, 2)), ([drafter, model], (2, 2)), (drafter, EagleTree(3, 3))):
         got = run(model, inputs, drafter=one, tree=tree)
@@ -294,25 +286,3 @@ def test_refused_arguments_are_named(case):
     with pytest.raises(ValueError) as raised:
         generate(model, **inputs, **{"max_new_tokens": 4, **kwargs})
     assert message in str(raised.value)
-
-
-def test_drafts_of_the_wrong_shape_are_refused():
-    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9,))
-
-    class TooMany(Drafter):
-        def propose(self, history, gamma):
-            return Draft(torch.zeros(1, gamma + 1, dtype=torch.int64))
-
-    with pytest.raises(ValueError, match=r"TooMany.propose must return tokens \[1, 1..5\], got"):
-        run(model, inputs, drafter=TooMany(), tree=TrieTree())
-
-
-def test_logits_that_are_not_finite_name_row_and_position():
-    model = hf_models.build("llama")
-    inputs = hf_models.prompts((9, 4))
-    poison = int(model.generate(**inputs, max_new_tokens=3, do_sample=False)[1, -1])
-    with torch.no_grad():
-        model.model.embed_tokens.weight[poison] = float("nan")
-    inputs["input_ids"][inputs["input_ids"] == poison] = (poison + 1) % hf_models.VOCAB
-    with pytest.raises(RuntimeError, match=r"logits of row \d at position \d+ are not finite"):
-        run(model, inputs, drafter=hf_models.tiny("llama"), tree=(2, 2))

@@ -4,11 +4,11 @@ import hf_models
 import pytest
 import torch
 from hf_models import one_thread  # noqa: F401  # autouse here
-from hf_trees import KINDS, drafters, run
+from hf_trees import KINDS, drafters
 from providers import NEVER
 from scipy.stats import chisquare
 from specdec_hf import EagleTree, TreeSpec, TrieTree
-from test_hf_loop import NEW, RAGGED, SAMPLED
+from test_hf_loop import NEW, RAGGED, SAMPLED, run
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -12,8 +12,8 @@ from providers import (
     EVERY,
     NATIVE,
     NEVER,
-    REAL,
     chi_square,
+    needs_triton,
     philox_words,
     provider,
     sample,
@@ -73,7 +73,7 @@ SMALL = {
 }
 
 
-@pytest.mark.skipif("triton" not in REAL, reason="Triton is not installed")
+@needs_triton
 @pytest.mark.parametrize("setting", SMALL)
 def test_the_emitted_law_is_the_targets_in_the_interpreter(setting):
     setting = Setting(**{**SMALL[setting], "gamma": 1})

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from law_settings import Setting, joint_close
-from providers import EVERY, NATIVE, REAL, identical, provider, verify, worst
+from providers import EVERY, NATIVE, identical, needs_triton, provider, verify, worst
 
 from specdec_kernels import analysis, enumeration, reference, testing
 
@@ -85,7 +85,7 @@ def test_up_to_max_emit_the_law_is_the_targets(name, rule, most):
     assert float(law.accepted[most + 1 :].sum()) == 0
 
 
-@pytest.mark.skipif("triton" not in REAL, reason="Triton is not installed")
+@needs_triton
 @pytest.mark.parametrize("limit", [dict(eos_ids=[EOS]), dict(max_emit=1)], ids=["eos", "max_emit"])
 def test_the_law_is_the_targets_in_the_interpreter(limit):
     setting = Setting(v=2, gamma=1)

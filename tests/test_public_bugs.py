@@ -12,6 +12,7 @@ from providers import (
     REAL,
     chi_square,
     identical,
+    needs_triton,
     provider,
     same_outputs,
     sample,
@@ -309,7 +310,7 @@ def test_a_parameter_out_of_range_stops_its_own_sequence_only(name, fault):
     assert drawn[4][::2].tolist() == [0, 0]
 
 
-@pytest.mark.skipif("triton" not in REAL, reason="Triton is not installed")
+@needs_triton
 def test_parameters_of_each_request_are_the_ones_used_and_judged_in_the_interpreter():
     target, drafts, q = batch(4, 1)
     vectors = dict(

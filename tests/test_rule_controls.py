@@ -21,6 +21,7 @@ from law_settings import (
     typical_parts,
 )
 from providers import EVERY, NATIVE, provider, verify, worst
+from test_reference import rational_pick, sixteenths
 
 from specdec_kernels import enumeration, reference, testing
 from specdec_kernels._chain_arguments import ChainArguments
@@ -33,11 +34,6 @@ DYADIC = [[8, 4, 2, 2], [4, 4, 4, 4], [8, 8, 0, 0], [16, 0, 0, 0], [8, 4, 4, 0]]
 def dyadic_rows(rng, shape):
     rows = [rng.permutation(DYADIC[k]) for k in rng.integers(0, len(DYADIC), int(np.prod(shape)))]
     return np.array(rows, dtype=np.float64).reshape(*shape, 4) / 16
-
-
-def sixteenths(rng, shape):
-    counts = rng.multinomial(16, rng.dirichlet(np.full(4, 0.7), shape))
-    return counts.astype(np.float64) / 16
 
 
 def rational_block(p, q, drafts, coins, last):
@@ -57,20 +53,11 @@ def rational_block(p, q, drafts, coins, last):
     return [*drafts[:tau], rational_pick(weights, last)], chances
 
 
-def rational_pick(weights, u):
-    goal, run = u * sum(weights), Fraction(0)
-    for v, w in enumerate(weights):
-        run += w
-        if run > goal and w > 0:
-            return v
-    raise AssertionError("no weight")
-
-
 @pytest.mark.parametrize("name", EVERY)
 def test_rule_block_decides_as_exact_arithmetic_does_ties_included(name):
     rng = np.random.default_rng(6)
     n, gamma, v = (24 if name == "triton" else 2000), 2, 4
-    p, q = sixteenths(rng, (n, gamma + 1)), dyadic_rows(rng, (n, gamma))
+    p, q = sixteenths(rng, (n, gamma + 1, v)), dyadic_rows(rng, (n, gamma))
     drafts = np.array([[rng.choice(v, p=row) for row in rows] for rows in q])
     uniforms = rng.integers(0, 16, (n, gamma + 1)) / 16
     got = verify(

@@ -17,7 +17,7 @@ from law_settings import (
     rejection,
     typical_parts,
 )
-from providers import EVERY, NATIVE, REAL, provider, verify, worst
+from providers import EVERY, NATIVE, needs_triton, provider, verify, worst
 
 from specdec_kernels import analysis, enumeration
 
@@ -130,7 +130,6 @@ SMALL = {
     "token-wide": dict(draft="wide", gamma=1),
     "token-mapped": dict(draft="mapped", gamma=1),
 }
-needs_triton = pytest.mark.skipif("triton" not in REAL, reason="Triton is not installed")
 
 
 @needs_triton

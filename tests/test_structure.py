@@ -167,7 +167,7 @@ def test_every_schema_is_given_in_registration():
 # The built file.
 
 LIBRARY = PACKAGE / "_C.so"
-needs_nm = pytest.mark.skipif(not shutil.which("nm"), reason="binutils are not installed")
+needs_nm = pytest.mark.skipif(not shutil.which("nm"), reason="needs nm")
 
 
 def nm(*flags):
@@ -231,7 +231,7 @@ def dynamic_section():
     return out.stdout
 
 
-@pytest.mark.skipif(not shutil.which("readelf"), reason="binutils are not installed")
+@pytest.mark.skipif(not shutil.which("readelf"), reason="needs readelf")
 def test_the_library_remembers_no_folder_of_the_build_and_links_libtorch_cpu_only():
     section = dynamic_section()
     assert "RPATH" not in section
@@ -260,7 +260,7 @@ def device_code(data):
     return found
 
 
-@pytest.mark.skipif(not specdec_kernels.has_cuda_kernels(), reason="built without nvcc")
+@pytest.mark.skipif(not specdec_kernels.has_cuda_kernels(), reason="_C.so has no CUDA kernels")
 def test_a_build_with_cuda_has_code_for_every_architecture_and_ptx_for_later_ones():
     wanted = {(2, 80), (2, 90), (2, 100), (2, 120), (1, 120)}
     assert device_code(LIBRARY.read_bytes()) >= wanted

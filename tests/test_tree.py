@@ -5,7 +5,8 @@ import random
 import pytest
 import torch
 from providers import (
-    TREE_REAL,
+    EVERY,
+    REAL,
     agreeing,
     identical,
     provider,
@@ -18,7 +19,6 @@ from specdec_kernels import reference, testing
 from specdec_kernels._chain_arguments import ChainArguments
 from specdec_kernels._tree_arguments import TREE_RATIO_RULES, TREE_RULES, TreeArguments
 
-EVERY = ["reference", *TREE_REAL]
 NAN = float("nan")
 WALKS = [r for r in TREE_RULES if r != "traversal"]
 
@@ -103,7 +103,7 @@ SAME = [
 
 @pytest.mark.parametrize("given", [True, False], ids=["uniforms", "seeds"])
 @pytest.mark.parametrize(("rule", "tree_rule"), SAME)
-@pytest.mark.parametrize("name", TREE_REAL)
+@pytest.mark.parametrize("name", REAL)
 def test_on_a_chain_a_rule_is_that_of_verify_chain_bit_for_bit(name, rule, tree_rule, given):
     if given and rule == "match":
         pytest.skip("match takes no uniforms")

@@ -7,7 +7,7 @@ import textwrap
 import pytest
 import torch
 import torch._dynamo.testing
-from providers import TREE_REAL, identical, provider, worst
+from providers import REAL, identical, provider, worst
 
 import specdec_kernels
 from specdec_kernels import testing
@@ -25,7 +25,7 @@ CASES = [
 ]
 PAIRS = [("cpp", c) for c in CASES] + [
     (n, testing.tree_case(4, 4, 67, rule=r, laws="shared"))
-    for n in TREE_REAL
+    for n in REAL
     if n != "cpp"
     for r in TREE_RULES
 ]
@@ -112,7 +112,7 @@ def test_ragged_equals_padded(name, case):
     identical("verify_tree", got, op(*a._replace(tree_tokens=cut)))
 
 
-@pytest.mark.parametrize("name", TREE_REAL)
+@pytest.mark.parametrize("name", REAL)
 @pytest.mark.parametrize("rule", ["multi_draft", "k_seq", "top_k_plus_one", "traversal"])
 def test_one_row_of_siblings_is_as_good_as_a_copy_for_each(name, rule):
     op = provider("verify_tree", name)
@@ -129,7 +129,7 @@ def test_one_row_of_siblings_is_as_good_as_a_copy_for_each(name, rule):
 
 @pytest.mark.parametrize("filters", ["off", "scalar"])
 @pytest.mark.parametrize("rule", TREE_RULES)
-@pytest.mark.parametrize("name", TREE_REAL)
+@pytest.mark.parametrize("name", REAL)
 def test_rows_off_the_path_are_not_read(name, rule, filters):
     op = provider("verify_tree", name)
     b, n = (2, 5) if name == "triton" else (12, 9)
@@ -204,7 +204,7 @@ def test_the_number_of_threads_changes_no_bit(case):
 
 
 @pytest.mark.parametrize("rule", TREE_RULES)
-@pytest.mark.parametrize("name", TREE_REAL)
+@pytest.mark.parametrize("name", REAL)
 def test_outputs_are_written_everywhere_for_faulty_rows(name, rule):
     torch.use_deterministic_algorithms(True)
     op = provider("verify_tree", name)

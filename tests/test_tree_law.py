@@ -13,6 +13,7 @@ from providers import (
     SHIM,
     chi_square,
     identical,
+    needs_triton,
     provider,
     sample,
     verify,
@@ -21,7 +22,7 @@ from providers import (
 )
 from tree_settings import DRAWN, TreeSetting, holds
 
-from specdec_kernels import analysis, testing
+from specdec_kernels import analysis
 from specdec_kernels.analysis import lineage
 
 RATIO = ["multi_draft", "multi_draft_wor", "top_k_plus_one", "k_seq", "traversal"]
@@ -89,9 +90,7 @@ def test_the_emitted_law_of_slower_providers_is_the_targets(name, rule, setting)
     holds(setting.realized(name), setting)
 
 
-@pytest.mark.skipif(
-    "triton" not in testing.providers("verify_tree"), reason="Triton has no verify_tree here"
-)
+@needs_triton
 @pytest.mark.parametrize("rule", DRAWN)
 def test_the_emitted_law_is_the_targets_in_the_interpreter(rule):
     filters = dict(temperature=0.0) if rule == "greedy" else {}

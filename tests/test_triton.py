@@ -19,7 +19,7 @@ os.environ["TRITON_INTERPRET"] = "1"  # before any kernel is decorated
 import torch
 import triton
 import triton.language as tl
-from providers import identical, same_outputs, shaping, verify, worst
+from providers import allocations, identical, same_outputs, shaping, verify, worst
 from triton_random import DTYPES, logits, poison, random_chain, random_shaping
 
 from specdec_kernels import reference
@@ -263,15 +263,7 @@ def test_a_sequence_alone_is_the_same_as_in_a_batch(rule):
 @pytest.mark.parametrize("rule", ["token", "block", "match", "greedy"])
 def test_scratch_is_a_few_numbers_a_tile(rule, monkeypatch):
     """Nothing of the size of the rows is ever allocated."""
-    sizes = []
-    empty = torch.Tensor.new_empty
-
-    def counted(t, size, **options):
-        if size != 0:  # the interpreter's own views
-            sizes.append(torch.Size(size).numel())
-        return empty(t, size, **options)
-
-    monkeypatch.setattr(torch.Tensor, "new_empty", counted)
+    sizes = allocations(monkeypatch)
     n, gamma, v = 2, 3, 9000
     tokens = torch.zeros(n, gamma, dtype=torch.int64)
     judged(monkeypatch, torch.zeros(n, gamma + 1, v), tokens, torch.zeros(n, gamma, v), rule=rule)

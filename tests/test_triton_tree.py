@@ -14,7 +14,7 @@ pytest.importorskip("triton")
 os.environ["TRITON_INTERPRET"] = "1"  # before any kernel is decorated
 
 import torch
-from providers import OUTPUTS, identical, verify, verify_tree, worst
+from providers import OUTPUTS, allocations, identical, verify, verify_tree, worst
 from triton_random import DTYPES, logits, per_sequence, poison, random_shaping, sparse
 
 from specdec_kernels import reference
@@ -295,15 +295,7 @@ def test_views_and_the_place_in_a_batch_change_no_bit(rule):
 
 def test_scratch_is_a_few_numbers_a_tile_and_a_node(monkeypatch):
     """Nothing of the size of the rows is ever allocated."""
-    sizes = []
-    empty = torch.Tensor.new_empty
-
-    def counted(t, size, **options):
-        if size != 0:  # the interpreter's own views
-            sizes.append(torch.Size(size).numel())
-        return empty(t, size, **options)
-
-    monkeypatch.setattr(torch.Tensor, "new_empty", counted)
+    sizes = allocations(monkeypatch)
     b, n, v = 2, 5, 9000
     nodes = torch.zeros(b, n, dtype=torch.int64)
     verify_tree(tree.verify_tree, torch.zeros(b, n + 1, v), nodes, nodes - 1,
