@@ -85,8 +85,8 @@ def filters(v: int, sampling: SamplingArguments) -> tuple[Any, ...]:
     return top_ks, min(s.top_k, v), top_ps, float32(s.top_p), min_ps, float32(s.min_p)
 
 
-def filtering(v: int, sampling: SamplingArguments) -> bool:
+def filtering(v: int, filters: tuple[Any, ...]) -> bool:
     """Whether some sequence may have a filter; values on the device are not looked at."""
-    s = sampling
-    tensors = any(t is not None for t in (s.top_ks, s.top_ps, s.min_ps))
-    return tensors or 0 < s.top_k < v or float32(s.top_p) < 1 or float32(s.min_p) > 0
+    top_ks, top_k, top_ps, top_p, min_ps, min_p = filters
+    tensors = top_ks is not None or top_ps is not None or min_ps is not None
+    return tensors or 0 < top_k < v or top_p < 1 or min_p > 0

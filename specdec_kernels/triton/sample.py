@@ -122,7 +122,7 @@ def sample(*args: Any) -> tuple[Tensor, ...]:
         sample_rows[(n,)](
             logits, logits.stride(0), v, shape.tiles, temps, temperature,
             *filters, seeds, positions, tops, sums, *out,
-            STREAM=number, WHAT=what, PRE=split, FILTERS=launch.filtering(v, a.sampling),
+            STREAM=number, WHAT=what, PRE=split, FILTERS=launch.filtering(v, filters),
             TILE=launch.TILE, CHUNK=launch.CHUNK, BLOCK=shape.block, LOG_TILES=shape.log_tiles,
             **launch.OPTIONS,
         )  # fmt: skip

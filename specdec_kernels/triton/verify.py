@@ -82,35 +82,35 @@ class Plan(NamedTuple):
 
 def plan(a: ChainArguments | TreeArguments) -> Plan:
     target, v = a.target, a.target.shape[-1]
-    draft, laws, form = a.draft, a.law[1:6], LAW
+    draft, laws, form = a.draft, a.law[1:6], LAW.value
     if not a.compares or draft is None:
-        draft, laws, form = target, (None,) * 5, POINT
+        draft, laws, form = target, (None,) * 5, POINT.value
     elif a.draft_ids is not None:
-        form = SPARSE
+        form = SPARSE.value
     elif a.draft_logsumexp is not None:
-        form = SAMPLED
+        form = SAMPLED.value
     elif a.kind == "probs":
-        form = RAW
-    d, own_columns = draft.shape[-1], laws[1] is not None
-    scanned = form in (LAW, RAW, SAMPLED)
-    filtering = a.rule != "greedy" and launch.filtering(v, a.sampling)
+        form = RAW.value
+    law, d, own_columns = form == LAW.value, draft.shape[-1], laws[1] is not None
+    scanned = law or form in (RAW.value, SAMPLED.value)
+    filters = launch.filters(v, a.sampling)
     shape = launch.tiling(v)
-    d_tiles = launch.tiling(d).tiles if form == LAW else 0
-    most = launch.tiling(max(v, d)) if d_tiles else shape
+    d_tiles = launch.tiling(d).tiles if law else 0
+    most = launch.tiling(max(v, d)) if law else shape
     options = {
-        "WHAT": {"match": RACE, "greedy": TOPS}.get(a.rule, MASS).value, "FILTERS": filtering,
-        "PROBS": a.kind == "probs", "DRAFT": form.value,
-        "BEYOND": bool(scanned and (form != LAW if own_columns else d > v)),
+        "WHAT": {"match": RACE, "greedy": TOPS}.get(a.rule, MASS).value, "PROBS": a.kind == "probs",
+        "FILTERS": a.rule != "greedy" and launch.filtering(v, filters), "DRAFT": form,
+        "BEYOND": scanned and (not law if own_columns else d > v),
         "TILE": launch.TILE, "CHUNK": launch.CHUNK, "BLOCK": most.block,
-        "LOG_TILES": most.log_tiles, "WIDTH": launch.width(d) if form == SPARSE else 16,
+        "LOG_TILES": most.log_tiles, "WIDTH": launch.width(d) if form == SPARSE.value else 16,
         **launch.OPTIONS,
     }  # fmt: skip
     return Plan(
-        form.value,
+        form,
         (target, 0 if a.cu_rows is not None else target.stride(0), target.stride(-2)),
         (draft, 0 if draft.dim() == 2 else draft.stride(0), draft.stride(-2)),
         (*launch.packed(*laws), float32(a.draft_temperature)),
-        launch.filters(v, a.sampling),
+        filters,
         shape,
         most,
         d_tiles,
