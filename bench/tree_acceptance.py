@@ -1,10 +1,12 @@
 """Tokens a round of chains and of trees with as many drafted tokens, on SmolLM2-135M-Instruct.
 
-    python -m bench.tree_acceptance [--steps N] [--limit PROMPTS] [--tokens N] [--prompts FILE]
+    python -m bench.tree_acceptance [--steps N] [--limit PROMPTS] [--samples N] [--tokens N]
+                                    [--prompts FILE]
 
 The draft model is the target with the weights of its layers rounded to a few values: a stand-in for
 a smaller model that agrees with it about as often. Sequoia's trees come from acceptance vectors
-measured on prompts that are not counted. Nothing here is timed.
+measured on prompts that are not counted. Nothing here is timed. What stands behind +- is the
+standard error of the mean over rounds.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import copy
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import torch
 import typer
 from rich.console import Console
@@ -22,7 +25,7 @@ from specdec_hf.prompts import read_prompts, shipped_prompts
 from specdec_hf.weights import load_embedded
 
 NODES = (8, 16)
-WIDE = (6, 2)  # the tree that acceptance is measured with
+WIDE = (4, 2, 1, 1)  # the tree that acceptance is measured with
 MODES: dict[str, dict[str, Any]] = {
     "greedy": {"do_sample": False},
     "sampled at T=1": {"do_sample": True, "temperature": 1.0, "top_k": 0, "seed": 1},
@@ -57,14 +60,23 @@ def layouts(nodes: int, acceptance: list[float]) -> dict[str, tuple[dict[str, An
     return {
         f"chain of {nodes}": ({"num_assistant_tokens": nodes}, nodes),
         f"Sequoia's tree, {best.leaves} leaves, depth {best.depth}": ({"tree": best}, best.size),
+        "two chains": ({"tree": (2,) + (1,) * (nodes // 2 - 1)}, nodes),
         "EAGLE-2's tree": ({"tree": EagleTree(4, 6, nodes)}, nodes),
     }
+
+
+def standard_error(stats: SpecStats) -> float:
+    """Of the mean acceptance length, rounds taken for independent."""
+    counts = stats.together.acceptance_histogram
+    accepted = np.repeat(list(counts.keys()), list(counts.values()))
+    return float(accepted.std(ddof=1) / np.sqrt(len(accepted)))
 
 
 def main(
     steps: Annotated[int, typer.Option(help="Of the draft's weights on each side of 0.")] = 6,
     limit: Annotated[int, typer.Option(help="Prompts to count; as many again measure.")] = 4,
-    tokens: Annotated[int, typer.Option(help="New tokens of each prompt.")] = 32,
+    samples: Annotated[int, typer.Option(help="Texts of each prompt, where sampled.")] = 4,
+    tokens: Annotated[int, typer.Option(help="New tokens of each text.")] = 48,
     prompts: Annotated[
         Path | None, typer.Option(help='JSON lines with "turns" (Spec-Bench format).')
     ] = None,
@@ -76,6 +88,7 @@ def main(
     counted, spare = questions[0 : 2 * limit : 2], questions[1 : 2 * limit : 2]
 
     def run(asked: list[str], **settings: Any) -> SpecStats:
+        asked = asked * (samples if settings["do_sample"] else 1)
         output = generate(
             target, **encode(tokenizer, asked), drafter=draft, max_new_tokens=tokens, guard=False,
             return_dict_in_generate=True, **settings,
@@ -84,7 +97,7 @@ def main(
 
     about = f"{len(counted)} prompts, {tokens} tokens each"
     table = Table(
-        "decoding", "drafted a round", "layout", "rule", "tokens a round", "against the chain",
+        "decoding", "drafted", "layout", "rule", "tokens a round", "to the chain",
         title=f"SmolLM2-135M, drafted by itself with weights of {2 * steps + 1} values; {about}",
     )  # fmt: skip
     for mode, settings in MODES.items():
@@ -96,10 +109,9 @@ def main(
                 stats = run(counted, **layout, **settings)
                 length = stats.mean_acceptance_length
                 chain = chain or length
-                console.print(f"{mode}, {name}: {length:.2f} tokens a round")
-                table.add_row(
-                    mode, str(size), name, stats.rule, f"{length:.2f}", f"{length / chain:.2f}"
-                )
+                found = f"{length:.2f} +- {standard_error(stats):.2f}"
+                console.print(f"{mode}, {name}: {found} tokens a round, {stats.rule}")
+                table.add_row(mode, str(size), name, stats.rule, found, f"{length / chain:.2f}")
     console.print(table)
 
 
