@@ -290,6 +290,8 @@ def test_refused_inputs_are_named():
             generate(model, **kwargs, max_new_tokens=4)
     with pytest.raises(ValueError, match="stop_strings needs tokenizer"):
         SpeculativeDecoder(stop_strings="x")
+    with pytest.raises(ValueError, match="tree must have at least one entry, got none"):
+        SpeculativeDecoder(tree=())
 
 
 def test_encoder_decoder_is_refused():

@@ -148,6 +148,8 @@ REFUSED = {
     "width": (lambda: EagleTree(width=65), "width must be an integer in [1, 64], got 65"),
     "eagle": (lambda: EagleTree(size=True), "size must be an integer in [1, 1024], got True"),
     "trie": (lambda: TrieTree(sequences=0), "sequences must be an integer in [1, 1024], got 0"),
+    "no branchings": (lambda: as_layout(()), "tree must have at least one entry, got none"),
+    "no children": (lambda: as_layout((2, 0)), "tree must be an integer in [1, 1024], got 0"),
     "tree": (lambda: as_layout(3), "tree must be a TreeSpec, EagleTree, TrieTree or a tuple"),
 }
 

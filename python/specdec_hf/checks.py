@@ -8,6 +8,8 @@ from typing import Any, NoReturn
 import typer
 from rich.console import Console
 
+from specdec_hf.trees import as_layout
+
 ERROR_EXIT = 2
 MAX_GAMMA = 1024  # as in session.py, which loads torch
 
@@ -55,7 +57,12 @@ def parse_branching(tree: str | None) -> tuple[int, ...] | None:
     widths = tree.split(",")
     if not all(width.isdecimal() and len(width) < 5 for width in widths):
         fail(f"--tree must be numbers of children such as 4,2,1, got {tree}")
-    return tuple(map(int, widths))
+    branching = tuple(map(int, widths))
+    try:
+        as_layout(branching)
+    except ValueError as error:
+        fail(f"--{error}")
+    return branching
 
 
 def check_json(path: Path | None) -> None:

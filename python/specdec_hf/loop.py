@@ -18,6 +18,7 @@ from specdec_hf.rounds import begin, finish, step
 from specdec_hf.session import DEFAULT_GAMMA, MAX_GAMMA, Options, Session, SpecOutput
 from specdec_hf.settings import call_from_hugging_face, prepare_call
 from specdec_hf.streaming import Step, Streamer, put_step
+from specdec_hf.trees import as_layout
 
 
 def generate(
@@ -91,7 +92,7 @@ def generate(
         ),
         gamma_policy=gamma_policy,
         acceptance=acceptance,
-        tree=tree,
+        tree=as_layout(tree),
         cache=cache,
         seed=seed,
         guard=guard,
@@ -142,7 +143,7 @@ class SpeculativeDecoder:
             ),
             gamma_policy=gamma_policy,
             acceptance=acceptance,
-            tree=tree,
+            tree=as_layout(tree),
             cache=cache,
             seed=seed,
             guard=guard,

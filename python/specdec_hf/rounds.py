@@ -21,7 +21,6 @@ from specdec_hf.settings import Call, row_seeds
 from specdec_hf.stats import RowStats, SpecStats
 from specdec_hf.streaming import Step
 from specdec_hf.tree_rounds import check_tree_options, tree_step
-from specdec_hf.trees import as_layout
 from specdec_kernels import verify_chain
 
 SLOTS_AHEAD = 512  # cache slots allocated beyond the prompt before the first growth
@@ -38,7 +37,7 @@ def begin(model: Any, call: Call, options: Options) -> Session:
         drafter = resolve_drafter(options.drafter)
         rule = resolve_rule(options.acceptance, call.do_sample, isinstance(drafter, ModelDrafter))
     else:
-        drafter = resolve_tree_drafter(options.drafter, as_layout(options.tree))
+        drafter = resolve_tree_drafter(options.drafter, options.tree)
         rule = resolve_tree_rule(options.acceptance, call.do_sample, drafter.rules)
         check_tree_options(options)
     batch_size, columns = call.mask.shape
@@ -82,7 +81,7 @@ def begin(model: Any, call: Call, options: Options) -> Session:
         rule=rule,
         drafter="none" if drafter is None else drafter.name,
         cache="dynamic" if isinstance(cache, DynamicRow) else "spec",
-        tree="" if options.tree is None else str(as_layout(options.tree)),
+        tree="" if options.tree is None else str(options.tree),
         notes=list(call.notes),
     )
     return Session(

@@ -17,6 +17,7 @@ from specdec_hf.drafters import Drafter, History, TreeDrafter
 from specdec_hf.policies import BenefitGuard, GammaPolicy
 from specdec_hf.settings import Call
 from specdec_hf.stats import SpecStats
+from specdec_hf.trees import Layout
 
 DEFAULT_GAMMA = 5
 MAX_GAMMA = 1024
@@ -30,7 +31,7 @@ class Options:
     num_assistant_tokens: int = DEFAULT_GAMMA
     gamma_policy: str = "constant"
     acceptance: str = "auto"
-    tree: Any = None
+    tree: Layout | None = None
     cache: str = "auto"
     seed: Any = None
     guard: bool | BenefitGuard | None = None

@@ -15,8 +15,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
+from specdec_hf.sequoia import best_parents
 
 MAX_NODES = 1024
 
@@ -110,18 +109,7 @@ class TreeSpec:
     @classmethod
     def branching(cls, widths: Iterable[int]) -> TreeSpec:
         """Every node at depth d has ``widths[d]`` children; the root has depth 0."""
-        widths = tuple(_integer("branching", w, 1) for w in _listed("branching", widths))
-        if not widths:
-            raise ValueError("branching must have at least one entry, got none")
-        if sum(math.prod(widths[: d + 1]) for d in range(len(widths))) > MAX_NODES:
-            raise ValueError(f"branching must have at most {MAX_NODES} nodes, got {widths}")
-        parents: list[int] = []
-        level = [-1]
-        for width in widths:
-            begin = len(parents)
-            parents += [node for node in level for _ in range(width)]
-            level = list(range(begin, len(parents)))
-        return cls(tuple(parents))
+        return cls(_branching("branching", widths))
 
     @classmethod
     def medusa(
@@ -191,22 +179,7 @@ class TreeSpec:
             missed *= 1 - p
         if not max(chances) > 0:
             return cls((-1,))
-        splits = _best_splits(chances, size, deepest)
-        parents: list[int] = []
-        level = [(-1, size)]
-        for left in range(len(splits), 0, -1):
-            below: list[tuple[int, int]] = []
-            for node, room in level:
-                rest = room
-                for split in splits[left]:
-                    share = int(split[rest])
-                    if share == 0:
-                        break
-                    below.append((len(parents), share - 1))
-                    parents.append(node)
-                    rest -= share
-            level = below
-        return cls(tuple(parents))
+        return cls(tuple(best_parents(chances, size, deepest)))
 
     def expected_length(self, acceptance: Sequence[float]) -> float:
         """Expected accepted nodes where siblings are accepted with these chances, as in `sequoia`.
@@ -272,16 +245,16 @@ class TrieTree:
 Layout = TreeSpec | EagleTree | TrieTree
 
 
-def as_layout(tree: Any) -> Layout:
-    """A layout from what `generate` accepts.
+def as_layout(tree: Any) -> Layout | None:
+    """A layout from what `generate` accepts; None is none.
 
     Raises:
         ValueError: anything else.
     """
-    if isinstance(tree, TreeSpec | EagleTree | TrieTree):
+    if tree is None or isinstance(tree, TreeSpec | EagleTree | TrieTree):
         return tree
     if isinstance(tree, list | tuple):
-        return TreeSpec.branching(tree)
+        return TreeSpec(_branching("tree", tree))
     raise ValueError(
         f"tree must be a TreeSpec, EagleTree, TrieTree or a tuple of branchings, got {tree!r}"
     )
@@ -340,29 +313,20 @@ def load_acceptance(path: str | Path) -> list[float]:
         raise ValueError(f"{path}: {error}") from error
 
 
-def _best_splits(chances: list[float], size: int, depth: int) -> dict[int, list[NDArray[np.int64]]]:
-    """``splits[d][k][n]``: of n nodes below a node that allows d levels, with k children placed
-    already, how many the next child takes (itself and what is below it)."""
-    worth = np.zeros(size + 1)  # of n nodes below a node, with one level fewer
-    splits: dict[int, list[NDArray[np.int64]]] = {}
-    for d in range(1, depth + 1):
-        after = np.zeros(size + 1)  # of n nodes for the children from the next one on
-        picked: list[NDArray[np.int64]] = []
-        for chance in reversed(chances):
-            best, share = np.zeros(size + 1), np.zeros(size + 1, dtype=np.int64)
-            child = chance * (1 + worth[:size])  # of 1 to size nodes
-            for n in range(1, size + 1):
-                total = child[:n] + after[n - 1 :: -1][:n]
-                m = int(total.argmax())
-                if total[m] > 0:
-                    best[n], share[n] = total[m], m + 1
-            after = best
-            picked.insert(0, share)
-        splits[d] = picked
-        if np.array_equal(after, worth):
-            break  # deeper trees of so few nodes are no better
-        worth = after
-    return splits
+def _branching(name: str, widths: Any) -> tuple[int, ...]:
+    """Parents of a tree whose nodes at depth d have ``widths[d]`` children."""
+    widths = tuple(_integer(name, w, 1) for w in _listed(name, widths))
+    if not widths:
+        raise ValueError(f"{name} must have at least one entry, got none")
+    if sum(math.prod(widths[: d + 1]) for d in range(len(widths))) > MAX_NODES:
+        raise ValueError(f"{name} must have at most {MAX_NODES} nodes, got {widths}")
+    parents: list[int] = []
+    level = [-1]
+    for width in widths:
+        begin = len(parents)
+        parents += [node for node in level for _ in range(width)]
+        level = list(range(begin, len(parents)))
+    return tuple(parents)
 
 
 def _listed(name: str, values: Any) -> list[Any]:
