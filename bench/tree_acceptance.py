@@ -12,6 +12,7 @@ standard error of the mean over rounds.
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,7 +31,7 @@ MODES: dict[str, dict[str, Any]] = {
     "greedy": {"do_sample": False},
     "sampled at T=1": {"do_sample": True, "temperature": 1.0, "top_k": 0, "seed": 1},
 }
-console = Console(highlight=False)
+console = Console(highlight=False, width=120)
 
 
 def rounded(model: Any, steps: int) -> Any:
@@ -54,15 +55,18 @@ def encode(tokenizer: Any, questions: list[str]) -> dict[str, torch.Tensor]:
     return dict(tokenizer(chats, return_tensors="pt", padding=True, padding_side="left"))
 
 
-def layouts(nodes: int, acceptance: list[float]) -> dict[str, tuple[dict[str, Any], int]]:
-    """Name -> arguments of `generate`, and the tokens drafted."""
+def layouts(
+    nodes: int, acceptance: list[float], *, sampled: bool
+) -> Iterator[tuple[str, int, dict[str, Any]]]:
+    """Name, the tokens drafted, arguments of `generate`; the chain first."""
     best = TreeSpec.sequoia(acceptance, nodes)
-    return {
-        f"chain of {nodes}": ({"num_assistant_tokens": nodes}, nodes),
-        f"Sequoia's tree, {best.leaves} leaves, depth {best.depth}": ({"tree": best}, best.size),
-        "two chains": ({"tree": (2,) + (1,) * (nodes // 2 - 1)}, nodes),
-        "EAGLE-2's tree": ({"tree": EagleTree(4, 6, nodes)}, nodes),
-    }
+    sequoia = f"Sequoia's tree, {best.leaves} leaves, depth {best.depth}"
+    two = TreeSpec.branching((2,) + (1,) * (nodes // 2 - 1))
+    yield f"chain of {nodes}", nodes, {"num_assistant_tokens": nodes}
+    for rule in ("auto", "traversal") if sampled else ("auto",):
+        yield sequoia, best.size, {"tree": best, "acceptance": rule}
+        yield "two chains", two.size, {"tree": two, "acceptance": rule}
+    yield "EAGLE-2's tree", nodes, {"tree": EagleTree(4, 6, nodes)}
 
 
 def standard_error(stats: SpecStats) -> float:
@@ -105,7 +109,8 @@ def main(
         console.print(f"{mode}: acceptance by rank {', '.join(f'{a:.2f}' for a in acceptance)}")
         for nodes in NODES:
             chain = 0.0
-            for name, (layout, size) in layouts(nodes, acceptance).items():
+            sampled = settings["do_sample"]
+            for name, size, layout in layouts(nodes, acceptance, sampled=sampled):
                 stats = run(counted, **layout, **settings)
                 length = stats.mean_acceptance_length
                 chain = chain or length
