@@ -17,7 +17,7 @@ from law_settings import (
     rejection,
     typical_parts,
 )
-from providers import EVERY, NATIVE, needs_triton, provider, verify, worst
+from providers import EVERY, NATIVE, identical, needs_triton, provider, verify, worst
 
 from specdec_kernels import analysis, enumeration
 
@@ -157,6 +157,22 @@ LENIENT = {
     "wide": dict(draft="wide"),
     "mapped-sampled": dict(v=4, draft="mapped-sampled", drafted=dict(top_k=2)),
 }
+
+
+@pytest.mark.parametrize("kind", ["logits", "probs"])
+@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize("name", EVERY)
+def test_lenience_is_of_rule_lenient_alone(name, rule, kind):
+    n, g = (4 if name == "triton" else 64), torch.Generator().manual_seed(7)
+    target, draft = torch.randn(n, 3, 5, generator=g), torch.randn(n, 2, 5, generator=g)
+    if kind == "probs":
+        target, draft = target.softmax(-1), draft.softmax(-1)
+    tokens = torch.randint(0, 5, (n, 2), generator=g)
+    call = functools.partial(
+        verify, provider("verify_chain", name), target, tokens, draft, rule=rule, kind=kind,
+        seeds=torch.arange(n),
+    )  # fmt: skip
+    identical("verify_chain", call(lenience=0.125), call())
 
 
 @pytest.mark.parametrize("lenience", [1.0, 0.5, 0.125])

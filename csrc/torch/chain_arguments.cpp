@@ -60,7 +60,7 @@ ChainParams ChainArguments::params(const ChainOutputs& out) {
   fill_outputs(p, tokens, num_accepted, status, logprobs, acceptance);
   p.rule = rule_of(rule);
   p.gamma = size();
-  p.lenience = static_cast<float>(lenience);
+  p.lenience = rule == "lenient" ? static_cast<float>(lenience) : 1.0f;
   p.synthetic_rates = pointer<float>(synthetic_rates);
   return p;
 }
