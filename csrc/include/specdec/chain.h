@@ -15,7 +15,7 @@ enum class Rule : int32_t { kToken, kBlock, kGreedy, kMatch, kTypical, kLenient,
 struct ChainParams : VerifyParams {
   const float* synthetic_rates;  // [gamma], null unless the rule is synthetic
   int64_t gamma;
-  float lenience;
+  float lenience;  // 1 unless the rule is lenient
   Rule rule;
 
   SPECDEC_HD bool reads_draft() const {
