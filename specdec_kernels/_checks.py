@@ -1,9 +1,10 @@
 """Argument checks shared by the fake kernels, the Triton provider and the reference.
 
-Those of one op stand in _sample_arguments.py, _chain_arguments.py and _tree_arguments.py, those of
-the cache ops in _kv_checks.py. The C++ binding (csrc/torch/checks.h, kv_caches.h) makes the same
-checks with the same words; tests/test_errors.py holds the two together by the table in
-tests/error_table.py.
+Those of one op stand in _sample_arguments.py, _chain_arguments.py and _tree_arguments.py (what the
+last two share in _verify_arguments.py and _draft_arguments.py), those of the cache ops in
+_kv_checks.py, those of the small tree ops in _tree_layout_checks.py. The C++ binding
+(csrc/torch/checks.h, kv_caches.h) makes the same checks with the same words; tests/test_errors.py
+and tests/test_tree_layout_errors.py hold the two together by tables.
 """
 
 from __future__ import annotations

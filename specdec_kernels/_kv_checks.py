@@ -25,7 +25,7 @@ from specdec_kernels._checks import (
 def batch(name: str, t: Tensor) -> int:
     """[B] int64, whose size the others are held to."""
     require(t.dim() == 1, f"{name} must be [B], got {shape(t)}")
-    vector(name, t, t.shape[0], torch.int64, t.device, name)
+    typed(name, t, torch.int64, t.device, name)
     return t.shape[0]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from numbers import Integral, Real
 
 import torch
@@ -17,10 +18,24 @@ def tensor(value: object, name: str) -> None:
 
 
 def tensors(**given: object) -> None:
+    for name, value in given.items():
+        tensor(value, name)
+
+
+def optional(**given: object) -> None:
     """Of arguments that may be None."""
     for name, value in given.items():
         if value is not None:
             tensor(value, name)
+
+
+def listed(values: object, name: str) -> list[Tensor]:
+    """Caches or states, one tensor a layer."""
+    if isinstance(values, Tensor) or not isinstance(values, Sequence):
+        raise ValueError(f"{name} must be a list of tensors, got {type(values).__name__}")
+    for i, value in enumerate(values):
+        tensor(value, f"{name}[{i}]")
+    return list(values)
 
 
 def split(value: Param, name: str, off: float) -> tuple[Tensor | None, float]:

@@ -20,6 +20,7 @@ from specdec_kernels._checks import (
     rows,
     same_device,
     shape,
+    typed,
     vector,
 )
 
@@ -84,7 +85,7 @@ def check_limits(a: ChainArguments | TreeArguments, b: int) -> None:
     dev = a.target.device
     if a.eos_ids is not None:
         require(a.eos_ids.dim() == 1, f"eos_ids must be [E], got {shape(a.eos_ids)}")
-        vector("eos_ids", a.eos_ids, a.eos_ids.shape[0], torch.int64, dev, "target")
+        typed("eos_ids", a.eos_ids, torch.int64, dev, "target")
     if a.max_emit is not None:
         vector("max_emit", a.max_emit, b, torch.int64, dev, "target")
 

@@ -221,7 +221,8 @@ def verify_chain(
     (tensor([[1, 0]]), tensor([1], dtype=torch.int32))
     """
     rows, ids, *law = split_draft(draft)
-    _params.tensors(
+    _params.tensors(target=target, draft_tokens=draft_tokens, seeds=seeds, positions=positions)
+    _params.optional(
         cu_rows=cu_rows, uniforms=uniforms, synthetic_rates=synthetic_rates, eos_ids=eos_ids,
         max_emit=max_emit,
     )  # fmt: skip

@@ -46,7 +46,7 @@ def expand_tree(
 
     Raises:
         RuntimeError: a shape, dtype, device or scalar out of range, with its name and value.
-        ValueError: a temperature of a wrong type.
+        ValueError: an argument of a wrong type.
 
     Source: EAGLE-2 (arXiv 2406.16858, section 4.1).
 
@@ -59,6 +59,7 @@ def expand_tree(
     tensor([[[0.3000, 0.1500],
              [0.2800, 0.0800]]])
     """
+    _params.tensors(logits=logits, scores=scores)
     return Expansion(
         *torch.ops.specdec_kernels.expand_tree.default(
             logits, scores, width, *_params.split(temperature, "temperature", 1.0)

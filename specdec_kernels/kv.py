@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from specdec_kernels import _kv_checks
+from specdec_kernels import _kv_checks, _params
 
 
 def kv_append_(caches: Sequence[Tensor], entries: Sequence[Tensor], positions: Tensor) -> None:
@@ -25,13 +25,17 @@ def kv_append_(caches: Sequence[Tensor], entries: Sequence[Tensor], positions: T
 
     Raises:
         RuntimeError: a shape, dtype or device that does not fit, with its name and value.
+        ValueError: an argument that is no tensor or no list of them.
 
     >>> cache, new = torch.zeros(1, 1, 3, 1), torch.ones(1, 1, 2, 1)
     >>> kv_append_([cache], [new], torch.tensor([1]))
     >>> cache.flatten()
     tensor([0., 1., 1.])
     """
-    torch.ops.specdec_kernels.kv_append_.default(list(caches), list(entries), positions)
+    _params.tensors(positions=positions)
+    torch.ops.specdec_kernels.kv_append_.default(
+        _params.listed(caches, "caches"), _params.listed(entries, "entries"), positions
+    )
 
 
 def kv_truncate_(
@@ -48,13 +52,17 @@ def kv_truncate_(
 
     Raises:
         RuntimeError: a shape, dtype or device that does not fit, with its name and value.
+        ValueError: an argument that is no tensor or no list of them.
 
     >>> lengths = torch.tensor([4, 1])
     >>> kv_truncate_([], lengths, torch.tensor([2, 3]))
     >>> lengths
     tensor([2, 1])
     """
-    torch.ops.specdec_kernels.kv_truncate_.default(list(caches), lengths, new_lengths, zero_fill)
+    _params.tensors(lengths=lengths, new_lengths=new_lengths)
+    torch.ops.specdec_kernels.kv_truncate_.default(
+        _params.listed(caches, "caches"), lengths, new_lengths, zero_fill
+    )
 
 
 def kv_compact_(caches: Sequence[Tensor], base: Tensor, path: Tensor) -> None:
@@ -74,13 +82,15 @@ def kv_compact_(caches: Sequence[Tensor], base: Tensor, path: Tensor) -> None:
 
     Raises:
         RuntimeError: a shape, dtype or device that does not fit, with its name and value.
+        ValueError: an argument that is no tensor or no list of them.
 
     >>> cache = torch.arange(6.0).view(1, 1, 6, 1)
     >>> kv_compact_([cache], torch.tensor([1]), torch.tensor([[0, 2, 4, -1]]))
     >>> cache.flatten()
     tensor([0., 1., 3., 5., 4., 5.])
     """
-    torch.ops.specdec_kernels.kv_compact_.default(list(caches), base, path)
+    _params.tensors(base=base, path=path)
+    torch.ops.specdec_kernels.kv_compact_.default(_params.listed(caches, "caches"), base, path)
 
 
 def kv_realign_(
@@ -107,6 +117,7 @@ def kv_realign_(
 
     Raises:
         RuntimeError: a shape, dtype or device that does not fit, with its name and value.
+        ValueError: an argument that is no tensor or no list of them.
 
     >>> cache = torch.arange(5.0).view(1, 1, 5, 1)
     >>> where = torch.tensor([1]), torch.tensor([3]), torch.tensor([1])
@@ -114,7 +125,10 @@ def kv_realign_(
     >>> cache.flatten()
     tensor([0., 0., 1., 2., 3.])
     """
-    torch.ops.specdec_kernels.kv_realign_.default(list(caches), starts, lengths, shifts, zero_fill)
+    _params.tensors(starts=starts, lengths=lengths, shifts=shifts)
+    torch.ops.specdec_kernels.kv_realign_.default(
+        _params.listed(caches, "caches"), starts, lengths, shifts, zero_fill
+    )
 
 
 def ring_truncate_(
@@ -146,6 +160,7 @@ def ring_truncate_(
 
     Raises:
         RuntimeError: a shape, dtype, device or value that does not fit, with its name and value.
+        ValueError: an argument that is no tensor or no list of them.
 
     >>> cache, lengths = torch.tensor([4.0, 5, 2, 3]).view(1, 1, 4, 1), torch.tensor([6])
     >>> ring_truncate_([cache], lengths, torch.tensor([5]), 3, zero_fill=True)
@@ -153,8 +168,9 @@ def ring_truncate_(
     >>> cache.flatten(), lengths
     (tensor([4., 0., 2., 3.]), tensor([5]))
     """
+    _params.tensors(lengths=lengths, new_lengths=new_lengths)
     status: Tensor = torch.ops.specdec_kernels.ring_truncate_.default(
-        list(caches), lengths, new_lengths, window, zero_fill
+        _params.listed(caches, "caches"), lengths, new_lengths, window, zero_fill
     )
     return status
 
@@ -172,12 +188,15 @@ def state_select_(states: Sequence[Tensor], index: Tensor) -> None:
 
     Raises:
         RuntimeError: a shape, dtype, stride or device that does not fit, with its name and value.
+        ValueError: an argument that is no tensor or no list of them.
 
     >>> states = torch.arange(6.0).view(2, 3, 1)
     >>> state_select_([states], torch.tensor([2, 0]))
     >>> states.flatten()
     tensor([2., 1., 2., 3., 4., 5.])
     """
+    _params.tensor(index, "index")
+    states = _params.listed(states, "states")
     _kv_checks.state_select_(states, index)
     rows = [t.view(*t.shape[:2], math.prod(t.shape[2:]))[:, None] for t in states]
     base = torch.zeros(index.shape, dtype=torch.int64, device=index.device)

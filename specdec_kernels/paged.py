@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specdec_kernels import _kv_checks
+from specdec_kernels import _kv_checks, _params
 
 
 class Freed(NamedTuple):
@@ -43,6 +43,7 @@ def paged_compact_(
 
     Raises:
         RuntimeError: a shape, dtype or device that does not fit, with its name and value.
+        ValueError: an argument that is no tensor or no list of them.
 
     >>> cache = torch.arange(6.0).view(3, 2, 1, 1)
     >>> tables = torch.tensor([[2, 0]], dtype=torch.int32)
@@ -50,7 +51,10 @@ def paged_compact_(
     >>> cache.flatten()
     tensor([0., 1., 2., 3., 4., 1.])
     """
-    torch.ops.specdec_kernels.paged_compact_.default(list(caches), block_tables, base, path)
+    _params.tensors(block_tables=block_tables, base=base, path=path)
+    torch.ops.specdec_kernels.paged_compact_.default(
+        _params.listed(caches, "caches"), block_tables, base, path
+    )
 
 
 def paged_truncate_(
@@ -72,6 +76,7 @@ def paged_truncate_(
 
     Raises:
         RuntimeError: a shape, dtype, device or value that does not fit, with its name and value.
+        ValueError: an argument that is no tensor.
 
     >>> tables, lengths = torch.tensor([[7, 3, 5, -1]], dtype=torch.int32), torch.tensor([9])
     >>> freed = paged_truncate_(tables, lengths, torch.tensor([4]), 4)
@@ -80,6 +85,7 @@ def paged_truncate_(
     >>> tables, lengths
     (tensor([[ 7, -1, -1, -1]], dtype=torch.int32), tensor([4]))
     """
+    _params.tensors(block_tables=block_tables, lengths=lengths, new_lengths=new_lengths)
     return Freed(
         *torch.ops.specdec_kernels.paged_truncate_.default(
             block_tables, lengths, new_lengths, block_size

@@ -63,7 +63,7 @@ def sample(
 
     Raises:
         RuntimeError: a shape, dtype, device or scalar out of range, with its name and value.
-        ValueError: a sampling parameter of a wrong type.
+        ValueError: an argument of a wrong type.
 
     Source: inverse CDF in two levels; Gumbel race as in Daliri et al., arXiv 2408.07978.
 
@@ -72,6 +72,7 @@ def sample(
     >>> sample(logits, temperature=0.0, seeds=one, positions=one).tokens
     tensor([1])
     """
+    _params.tensors(logits=logits, seeds=seeds, positions=positions)
     if method is None:
         method = "race" if stream == "shared" else "cdf"
     return Sampled(

@@ -92,7 +92,7 @@ def verify_tree(
     accepts; to it, nodes whose tokens spell the same path are one node with the children of all of
     them. Rules multi_draft and k_seq try siblings of the same token one after the other, for each
     was drawn by itself, and multi_draft_wor those of different parents or rows of `draft`; to the
-    other rules they are one. Not differentiable. At temperature 0 every rule is greedy.
+    other rules that walk they are one. Not differentiable. At temperature 0 every rule is greedy.
 
     Args:
         target: [B, N+1, V] float32, bfloat16 or float16, or ragged [R, V] with `cu_rows`; row 0
@@ -158,7 +158,8 @@ def verify_tree(
     _params.tensor(tree.tokens, "tree tokens")
     _params.tensor(tree.parents, "tree parents")
     rows, ids, *law = split_draft(draft)
-    _params.tensors(
+    _params.tensors(target=target, seeds=seeds, positions=positions)
+    _params.optional(
         draft_rows=draft_rows, cu_rows=cu_rows, uniforms=uniforms, eos_ids=eos_ids,
         max_emit=max_emit,
     )  # fmt: skip

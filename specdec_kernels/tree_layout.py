@@ -75,6 +75,7 @@ def tree_attention(
 
     Raises:
         RuntimeError: a shape, dtype, device or size out of range, with its name and value.
+        ValueError: an argument that is no tensor.
 
     Source: the tree attention of SpecInfer (arXiv 2305.09781, section 4.2) and Medusa.
 
@@ -87,6 +88,7 @@ def tree_attention(
     >>> positions
     tensor([[1, 2, 2, 3]])
     """
+    _params.tensors(parents=parents, lengths=lengths)
     return TreeAttention(
         *torch.ops.specdec_kernels.tree_attention.default(parents, lengths, slots, window)
     )
@@ -107,6 +109,7 @@ def rerank_tree(tokens: Tensor, parents: Tensor, scores: Tensor, *, size: int) -
 
     Raises:
         RuntimeError: a shape, dtype, device or size out of range, with its name and value.
+        ValueError: an argument that is no tensor.
 
     Source: EAGLE-2 (arXiv 2406.16858, section 4.2).
 
@@ -114,6 +117,7 @@ def rerank_tree(tokens: Tensor, parents: Tensor, scores: Tensor, *, size: int) -
     >>> rerank_tree(tokens, parents, torch.tensor([[-3.0, -1.0, -2.0]]), size=2)
     RankedTree(tokens=tensor([[6, 7]]), parents=tensor([[-1,  0]]), nodes=tensor([[1, 2]]))
     """
+    _params.tensors(tokens=tokens, parents=parents, scores=scores)
     return RankedTree(*torch.ops.specdec_kernels.rerank_tree.default(tokens, parents, scores, size))
 
 

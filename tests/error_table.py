@@ -63,6 +63,7 @@ FILTERS = [  # of every op here
     (dict(top_p=1.5), r"top_p must be in \(0, 1\], got 1.5"),
     (dict(top_p=float("nan")), r"top_p must be in \(0, 1\], got nan"),
     (dict(top_p=torch.ones(3).half()), "top_p must be float32, got float16"),
+    (dict(top_p=torch.ones(2)), r"top_p must be \[3\], got \[2\]"),
     (dict(min_p=-0.25), r"min_p must be in \[0, 1\], got -0.25"),
     (dict(min_p=1.0001), r"min_p must be in \[0, 1\], got 1.0001"),
     (dict(min_p=torch.zeros(1)), r"min_p must be \[3\], got \[1\]"),
@@ -273,6 +274,18 @@ SAME = ("draft_map", "draft ids", "draft temperature", "draft_logsumexp and")
 DRAFT_ROWS = i64(3, 4).int()
 TREE = [
     *FILTERS,
+    (
+        dict(target=torch.zeros(3, 7, 5).mT),
+        "target must have a contiguous last dimension, got stride 5",
+    ),
+    (
+        dict(draft=torch.zeros(3, 7, 4).mT),
+        "draft must have a contiguous last dimension, got stride 4",
+    ),
+    (
+        dict(draft=torch.zeros(3, 4, 0)),
+        r"draft must have a vocabulary of 1 to 2147483647 entries, got \[3, 4, 0\]",
+    ),
     *((bad, m) for bad, m in CHAIN if m.startswith(SAME) and "target" not in bad),
     *((bad, m) for bad, m in CHAIN if m.startswith(("typical", "eos_ids", "max_emit", "kind"))),
     (

@@ -208,7 +208,7 @@ def append_cases():
         KvCase("n0-beside-others", 2, [(2, 5, 0, 8), (2, 5, 2, 8), (0, 5, 2, 8)], [[0, 4]]),
         KvCase("batch-of-one", 1, [(1, 9, 4, 128)], [[3]], torch.bfloat16, "transposed"),
     ]  # fmt: skip
-    for count in (64, 65, 256, 257, 600):  # around the tables of csrc/cuda/kv.cu
+    for count in (64, 65, 256, 257, 600):  # around the tables of csrc/cuda/kv.cuh
         out.append(KvCase(f"{count}-caches", 3, _mixed(count, "append"), [[-1, 2, 5]], half))
     return out
 

@@ -1,12 +1,11 @@
 """One table of bad inputs; real kernel, fake kernel, Triton and reference say the same of each."""
 
-import ast
+import random
 import re
-import sys
-from pathlib import Path
 
 import pytest
 import torch
+from check_sites import untripped
 from error_table import BUILD, Q2, TABLE, Q, f64, i64
 from providers import provider
 
@@ -74,16 +73,6 @@ def test_names_the_argument_the_rule_and_the_value(op, bad, message, where):
     assert re.fullmatch(message, text), f"{text!r} is not {message!r}"
 
 
-def check_sites():
-    """(file, first line, last line) of every `require` in the checks of the ops of the table."""
-    for module in MODULES:
-        for f in ast.walk(ast.parse(Path(module.__file__).read_text())):
-            if isinstance(f, ast.FunctionDef) and f.name not in ("kv_append_", "same_device"):
-                for node in ast.walk(f):
-                    if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "require":
-                        yield module.__file__, node.lineno, node.end_lineno
-
-
 def check(op):
     """The checks that the fakes and the reference make."""
     if op in ARGUMENTS:
@@ -92,23 +81,19 @@ def check(op):
 
 
 def test_the_table_trips_every_check(monkeypatch):
-    """A check that no row of the table fails has no test."""
-    tripped, sites = set(), set(check_sites())
-    assert len(sites) > 30
+    """None of a shared one that an op makes goes without a row of that op."""
+    calls = [(op, lambda op=op, bad=bad: check(op)(*BUILD[op](**bad))) for op, bad, _ in TABLE]
+    assert untripped(monkeypatch, MODULES, calls) == ([], [])
 
-    def require(condition, message):
-        if not condition:
-            frame = sys._getframe(1)
-            file, line = frame.f_code.co_filename, frame.f_lineno
-            tripped.update(s for s in sites if s[0] == file and s[1] <= line <= s[2])
-            raise RuntimeError(message)
 
-    for module in MODULES:
-        monkeypatch.setattr(module, "require", require)
-    for op, bad, _ in TABLE:
-        with pytest.raises(RuntimeError):
-            check(op)(*BUILD[op](**bad))
-    assert not sites - tripped
+@pytest.mark.parametrize("op", ["sample", "verify_chain", "verify_tree"])
+def test_of_two_faults_all_kernels_name_the_same(op):
+    rows = [bad for name, bad, _ in TABLE if name == op]
+    pairs = [(a, b) for a in rows for b in rows if not a.keys() & b.keys()]
+    for a, b in random.Random(0).sample(pairs, 300):
+        args = BUILD[op](**a, **b)
+        real = says(provider(op, "cpp"), args)
+        assert real == says(check(op), args), (a, b)
 
 
 DEVICES = [
@@ -327,3 +312,54 @@ def test_devices_of_one_kind_are_told_apart():
         _checks.same_device("seeds", torch.zeros(1), torch.device("cuda:0"), "logits")
     _checks.same_device("seeds", meta, meta.device, "logits")
     assert _checks.device_name(torch.device("cuda:1")) == "cuda:1"
+
+
+ONE, ROWS = i64(1), torch.zeros(1, 2, 7)
+CACHE = torch.zeros(1, 1, 2, 1)
+GOOD = {
+    "sample": dict(logits=torch.zeros(1, 7), seeds=ONE, positions=ONE),
+    "verify_chain": dict(target=ROWS, draft_tokens=i64(1, 1), seeds=ONE, positions=ONE),
+    "tree_attention": dict(parents=i64(1, 1), lengths=ONE, slots=3),
+    "rerank_tree": dict(tokens=i64(1, 1), parents=i64(1, 1), scores=torch.zeros(1, 1), size=1),
+    "build_trie": dict(sequences=i64(1, 1, 1)),
+    "expand_tree": dict(logits=torch.zeros(1, 1, 7), scores=torch.zeros(1, 1), width=1),
+    "kv_append_": dict(caches=[CACHE], entries=[CACHE], positions=ONE),
+    "kv_truncate_": dict(caches=[CACHE], lengths=ONE, new_lengths=ONE),
+    "kv_compact_": dict(caches=[CACHE], base=ONE, path=i64(1, 1)),
+    "kv_realign_": dict(caches=[CACHE], starts=ONE, lengths=ONE, shifts=ONE),
+    "ring_truncate_": dict(caches=[CACHE], lengths=ONE, new_lengths=ONE, window=1),
+    "state_select_": dict(states=[CACHE], index=ONE),
+    "paged_compact_": dict(
+        caches=[CACHE], block_tables=i64(1, 1).int(), base=ONE, path=i64(1, 1)
+    ),
+    "paged_truncate_": dict(
+        block_tables=i64(1, 1).int(), lengths=ONE, new_lengths=ONE, block_size=1
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("op", "name"),
+    [(op, n) for op, given in GOOD.items() for n, x in given.items() if not isinstance(x, int)],
+)
+def test_what_is_no_tensor_is_named(op, name):
+    function, good = getattr(specdec_kernels, op), GOOD[op]
+    function(**good)
+    words = f"{name} must be a tensor, got None"
+    if isinstance(good[name], list):
+        words = f"{name} must be a list of tensors, got NoneType"
+        with pytest.raises(ValueError, match=re.escape(f"{name}[0] must be a tensor, got 3")):
+            function(**good | {name: [3]})
+        with pytest.raises(ValueError, match=f"{name} must be a list of tensors, got Tensor"):
+            function(**good | {name: CACHE})
+    with pytest.raises(ValueError, match=words):
+        function(**good | {name: None})
+
+
+@pytest.mark.parametrize("name", ["target", "seeds", "positions"])
+def test_what_is_no_tensor_is_named_of_a_tree(name):
+    tree = specdec_kernels.Tree(i64(1, 1), torch.full((1, 1), -1))
+    good = dict(target=ROWS, tree=tree, seeds=ONE, positions=ONE)
+    specdec_kernels.verify_tree(**good, rule="greedy")
+    with pytest.raises(ValueError, match=f"{name} must be a tensor, got None"):
+        specdec_kernels.verify_tree(**good | {name: None}, rule="greedy")

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import ast
 import re
-import sys
-from pathlib import Path
 
 import pytest
 import torch
+from check_sites import untripped
 from providers import provider
 
 import specdec_kernels as sk
+from specdec_kernels import _checks, testing
 from specdec_kernels import _tree_layout_checks as checks
-from specdec_kernels import testing
 
 WHERE = [n for n in ("reference", "cpp", "triton") if n in testing.providers("build_trie")]
 
@@ -119,29 +117,13 @@ def test_good_inputs_raise_nothing(op, where):
 
 
 def test_the_table_trips_every_check(monkeypatch):
-    """A check that no row of the table fails has no test."""
-    tree = ast.parse(Path(checks.__file__).read_text())
-    sites = {
-        (n.lineno, n.end_lineno)
-        for n in ast.walk(tree)
-        if isinstance(n, ast.Call) and getattr(n.func, "id", "") == "require"
-    }
-    tripped = set()
-
-    def require(condition, message):
-        if not condition:
-            line = sys._getframe(1).f_lineno
-            tripped.update(s for s in sites if s[0] <= line <= s[1])
-            raise RuntimeError(message)
-
-    monkeypatch.setattr(checks, "require", require)
-    for op, bad, _ in TABLE:
+    def call(op, bad):
         arguments = GOOD[op] | bad
         arguments.pop("merge", None)
-        with pytest.raises(RuntimeError):
-            getattr(checks, op)(*arguments.values())
-    assert len(sites) > 10
-    assert not sites - tripped
+        getattr(checks, op)(*arguments.values())
+
+    calls = [(op, lambda op=op, bad=bad: call(op, bad)) for op, bad, _ in TABLE]
+    assert untripped(monkeypatch, (checks,), calls, shared=(_checks,)) == ([], [])
 
 
 def test_public_arguments_are_named():

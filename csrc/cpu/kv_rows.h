@@ -1,6 +1,6 @@
 #pragma once
-// What the cache kernels share: when threads pay, where a slot lies, and the rows of a list of
-// caches.
+// What the cache kernels share: when threads pay, where a slot lies, the rows of a list of caches,
+// and their zeroing.
 #include <algorithm>
 #include <cstring>
 

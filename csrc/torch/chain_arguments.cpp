@@ -23,9 +23,9 @@ void ChainArguments::check() const {
   check_drafted(names);
   check_target(names);
   check_draft();
-  check_uniforms("[B, gamma+1]", size() + 1);
+  check_draws("[B, gamma+1]", size() + 1);
   check_rule();
-  check_rest();
+  check_limits();
 }
 
 void ChainArguments::check_draft() const {
@@ -41,6 +41,7 @@ void ChainArguments::check_draft() const {
 void ChainArguments::check_rule() const {
   const float l = static_cast<float>(lenience);
   SPECDEC_CHECK(0 < l && l <= 1, "lenience must be in (0, 1], got ", l);
+  check_typical();
   SPECDEC_CHECK(synthetic_rates.has_value() == (rule == "synthetic"),
                 "synthetic_rates must be given with rule synthetic and with no other");
   if (synthetic_rates) {

@@ -1,5 +1,5 @@
 #pragma once
-// The argument checks of specdec_kernels/_checks.py in C++, word for word.
+// The argument checks of specdec_kernels/_checks.py and _sample_arguments.py in C++, word for word.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>

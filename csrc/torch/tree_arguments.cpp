@@ -24,8 +24,9 @@ void TreeArguments::check() const {
   check_target(names);
   check_same_device("tree parents", parents, target, "target");
   check_draft();
-  check_uniforms("[B, 2N+1]", 2 * size() + 1);
-  check_rest();
+  check_draws("[B, 2N+1]", 2 * size() + 1);
+  check_typical();
+  check_limits();
   SPECDEC_CHECK(0 <= max_depth && max_depth <= size(), "max_depth must be in [0, N] = [0, ", size(),
                 "], got ", max_depth);
 }

@@ -1,5 +1,7 @@
 #include "torch/verify_arguments.h"
 
+#include <cmath>
+
 namespace specdec {
 
 void VerifyArguments::check_drafted(const Names& names) const {
@@ -24,28 +26,33 @@ void VerifyArguments::check_target(const Names& names) const {
   check_same_device(names.drafted, drafted, target, "target");
 }
 
-void VerifyArguments::check_uniforms(const char* shape, int64_t columns) const {
-  if (!uniforms) return;
-  check_matrix("uniforms", *uniforms, shape, batch(), columns, ScalarType::Double, target,
-               "target");
-  SPECDEC_CHECK(rule != "match", "uniforms must be None when rule is match");
-}
-
-void VerifyArguments::check_rest() const {
+void VerifyArguments::check_draws(const char* uniforms_shape, int64_t columns) const {
   const int64_t b = batch();
   sampling.check_all(b, target, "target");
   check_vector("seeds", seeds, b, ScalarType::Long, target, "target");
   check_vector("positions", positions, b, ScalarType::Long, target, "target");
+  if (!uniforms) return;
+  check_matrix("uniforms", *uniforms, uniforms_shape, b, columns, ScalarType::Double, target,
+               "target");
+  SPECDEC_CHECK(rule != "match", "uniforms must be None when rule is match");
+}
+
+void VerifyArguments::check_typical() const {
   const float epsilon = static_cast<float>(typical_epsilon),
               delta = static_cast<float>(typical_delta);
   SPECDEC_CHECK(0 <= epsilon && epsilon <= 1, "typical_epsilon must be in [0, 1], got ", epsilon);
   SPECDEC_CHECK(std::isfinite(delta) && delta >= 0,
                 "typical_delta must be finite and at least 0, got ", delta);
+}
+
+void VerifyArguments::check_limits() const {
   if (eos_ids) {
     SPECDEC_CHECK(eos_ids->dim() == 1, "eos_ids must be [E], got ", shape_of(*eos_ids));
     check_vector("eos_ids", *eos_ids, eos_ids->size(0), ScalarType::Long, target, "target");
   }
-  if (max_emit) check_vector("max_emit", *max_emit, b, ScalarType::Long, target, "target");
+  if (max_emit) {
+    check_vector("max_emit", *max_emit, batch(), ScalarType::Long, target, "target");
+  }
 }
 
 Tensor VerifyArguments::new_output(int64_t columns, ScalarType dtype) const {

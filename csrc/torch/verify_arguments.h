@@ -28,15 +28,16 @@ struct VerifyArguments {
 
   int64_t batch() const { return drafted.size(0); }
   int64_t size() const { return drafted.size(1); }
-  // Throw what the user did wrong.
+  // Throw what the user did wrong; in the order of Python's, so that of two faults both name one.
   void check_drafted(const Names& names) const;
   void check_target(const Names& names) const;
-  void check_uniforms(const char* shape, int64_t columns) const;
-  void check_rest() const;
+  void check_draws(const char* uniforms_shape, int64_t columns) const;
+  void check_typical() const;
+  void check_limits() const;
   Tensor new_output(int64_t columns, ScalarType dtype) const;
   Tensor new_counts() const;
   Tensor new_floats(bool wanted, int64_t columns) const;
-  // All of `p` but what is named in its own struct, and the outputs.
+  // Pointers into these arguments, made dense where the kernels want it.
   void fill(VerifyParams& p, bool flat_draft);
   void fill_outputs(VerifyParams& p, const Tensor& tokens, const Tensor& num_accepted,
                     const Tensor& status, const Tensor& logprobs, const Tensor& acceptance) const;

@@ -10,7 +10,7 @@ namespace specdec {
 
 enum class Rule : int32_t { kToken, kBlock, kGreedy, kMatch, kTypical, kLenient, kSynthetic };
 
-// Of a target [B, gamma+1, V], a draft [B, gamma, D] or ragged [N-B, D], its statistics [B, gamma],
+// Of a target [B, gamma+1, V], a draft [B, gamma, D] or ragged [R-B, D], its statistics [B, gamma],
 // and uniforms [B, gamma+1]; at most gamma+1 tokens are emitted.
 struct ChainParams : VerifyParams {
   const float* synthetic_rates;  // [gamma], null unless the rule is synthetic

@@ -1,5 +1,6 @@
 #pragma once
-// What the parameters of all ops that verify have in common.
+// What the parameters of all ops that verify have in common. Of a ragged target R is the number of
+// rows of all sequences.
 #include "specdec/draft.h"
 
 namespace specdec {
