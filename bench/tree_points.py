@@ -25,12 +25,14 @@ from bench.points import (
 from specdec_kernels.tree import Tree, TreeVerdict, verify_tree
 
 RULES = ("greedy", "target_only", "multi_draft", "multi_draft_wor", "traversal")
+OTHERS = ("match", "top_k_plus_one", "k_seq", "typical")  # at fewer points
 # Rule -> how its siblings come about; of the others they are the draft's most likely tokens.
 DRAWN = {
     "multi_draft": "with",
     "k_seq": "with",
     "traversal": "with",
     "multi_draft_wor": "without",
+    "top_k_plus_one": "last",
 }
 SETS = 16  # of siblings drawn for each distinct row
 FIRST, DEPTH = 0.6, 8  # probability that the first child of a node stands; the deepest tree
@@ -134,7 +136,10 @@ class TreeInputs:
 
 @functools.lru_cache(maxsize=16)
 def _siblings(v: int, acceptance: float, dtype: str, t: float, how: str, width: int) -> Tensor:
-    """[POOL, SETS, width] children of a node whose draft is that row of the pool."""
+    """[POOL, SETS, width] children of a node whose draft is that row of the pool.
+
+    how: with or without replacement, "top" as they are, or "last": column k is drawn off the top k.
+    """
     q = eager.filtered(pool(v, acceptance)[1].to(DTYPES[dtype]), t, 0, 1.0)
     g = torch.Generator().manual_seed(2)
     if how == "with":
@@ -143,7 +148,13 @@ def _siblings(v: int, acceptance: float, dtype: str, t: float, how: str, width: 
     if how == "without":
         again = q.repeat_interleave(SETS, 0)
         return torch.multinomial(again, width, generator=g).view(POOL, SETS, width)
-    return q.topk(width, -1).indices[:, None].expand(-1, SETS, -1)
+    top = q.topk(width, -1).indices
+    if how == "last":
+        off = [
+            q.scatter(1, top[:, :k], 0.0).multinomial(SETS, True, generator=g) for k in range(width)
+        ]
+        return torch.stack(off, -1)
+    return top[:, None].expand(-1, SETS, -1)
 
 
 def build(point: TreePoint, device: str = "cpu") -> TreeInputs:
@@ -159,14 +170,13 @@ def build(point: TreePoint, device: str = "cpu") -> TreeInputs:
     parents = torch.tensor(shape.parents)
     inside = parents.unique()  # nodes with children, the root among them
     rank = (shape.children[parents + 1] == torch.arange(n)[:, None]).long().argmax(-1)
-    families = _siblings(
-        point.vocabulary,
-        point.acceptance,
-        point.dtype,
-        FILTERS[point.filters][0],
-        DRAWN.get(point.rule, "top"),
-        shape.children.shape[1],
-    )
+    laws = point.vocabulary, point.acceptance, point.dtype, FILTERS[point.filters][0]
+    how, width = DRAWN.get(point.rule, "top"), shape.children.shape[1]
+    families = _siblings(*laws, "top" if how == "last" else how, width)
+    if how == "last":
+        last = rank + 1 == (shape.children[parents + 1] >= 0).sum(-1)
+        rank = torch.where(last, rank + width, rank)
+        families = torch.cat([families, _siblings(*laws, how, width)], -1)
     turns = []
     for i in range(TURNS):
         of = (i + 5 * torch.arange(b)[:, None] + 3 * parents) % SETS
@@ -258,7 +268,9 @@ def floor_bytes(point: TreePoint, seen: Visits) -> float:
 def touched_bytes(point: TreePoint, seen: Visits) -> float:
     """Bytes our kernels read without filters: target and draft once more for each rejection.
 
-    Without replacement the draft a third time, for its mass off the tokens that were tried.
+    Without replacement the draft a third time, for its mass off the tokens that were tried. Of
+    top_k_plus_one an upper bound, for its top is judged without a pass; of k_seq a lower one, for
+    what is accepted with some factors is summed several times.
     """
     row = point.vocabulary * point.element
     again = 3 if point.rule == "multi_draft_wor" else 2
@@ -277,6 +289,7 @@ def _cpu() -> list[TreePoint]:
     points += [replace(base, batch=1, nodes=n) for n in _EVERY_N]
     points += [replace(base, filters=f, rule=r) for f in FILTERS for r in RULES[1:3]]
     points += [replace(base, batch=1, nodes=64, vocabulary=128256, rule=rule) for rule in RULES]
+    points += [replace(base, rule=rule) for rule in OTHERS]
     return points
 
 
@@ -290,9 +303,10 @@ def _cuda(quick: bool) -> list[TreePoint]:
     points += [replace(probs, batch=b, nodes=n) for b in _EVERY_B for n in _EVERY_N]
     points += [replace(base, filters=f, rule=r) for f in FILTERS for r in RULES[1:]]
     points += [replace(base, dtype="float32", rule=r) for r in RULES]
+    points += [replace(base, batch=b, rule=r) for r in OTHERS for b in _EVERY_B]
     if not quick:
+        points += [replace(base, nodes=n, rule=r) for r in OTHERS for n in _EVERY_N]
         points += [replace(point, dtype="float32") for point in points]
-        points += [replace(base, rule=r) for r in ("match", "k_seq", "typical")]
     return points
 
 

@@ -68,7 +68,7 @@ class ChainArguments(NamedTuple):
         return DraftArguments(*self[2:9])
 
     @property
-    def compares(self) -> bool:
+    def reads_draft(self) -> bool:
         """Whether the rule reads Q."""
         return self.rule in RATIO_RULES
 
@@ -76,7 +76,7 @@ class ChainArguments(NamedTuple):
     def id_limit(self) -> int:
         """Drafted ids below it are judged."""
         v = self.target.shape[-1]
-        return self.law.id_limit(v) if self.compares else v
+        return self.law.id_limit(v) if self.reads_draft else v
 
     def check(self) -> None:
         """Raises RuntimeError naming the argument, the rule and the value."""

@@ -79,7 +79,7 @@ class TreeArguments(NamedTuple):
         return self.draft is not None and self.draft.dim() == 2
 
     @property
-    def compares(self) -> bool:
+    def reads_draft(self) -> bool:
         """Whether the rule reads Q."""
         return self.rule in TREE_RATIO_RULES
 
@@ -87,7 +87,7 @@ class TreeArguments(NamedTuple):
     def id_limit(self) -> int:
         """Drafted ids below it are judged."""
         v = self.target.shape[-1]
-        return self.law.id_limit(v) if self.compares else v
+        return self.law.id_limit(v) if self.reads_draft else v
 
     def check(self) -> None:
         """Raises RuntimeError naming the argument, the rule and the value."""

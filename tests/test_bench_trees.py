@@ -15,6 +15,7 @@ from bench.kv_points import KvPoint
 from bench.peers import KV_PEERS, TREE_PEERS, Unsupported, sglang_tree
 from bench.tree_points import RULES, Shape, TreePoint, Visits, grid, tree
 from bench.workloads import WORKLOADS
+from specdec_kernels._tree_arguments import TREE_RULES
 
 SMALL = TreePoint(batch=4, nodes=8, vocabulary=521)
 BY_NAME = {peer.name: peer for peer in TREE_PEERS}
@@ -29,7 +30,9 @@ def test_the_grid_has_every_rule_batch_and_size():
         found = {(p.rule, p.batch, p.nodes) for p in grid("cuda") if p.dtype == dtype}
         assert found >= {(r, b, n) for r in RULES for b in (1, 8, 64) for n in (8, 16, 64)}
     assert {p.filters for p in points} == set(tree_points.FILTERS)
-    assert {p.rule for p in grid("cpu")} == set(RULES)
+    every = {*RULES, *tree_points.OTHERS}
+    assert {p.rule for p in grid("cpu")} == {p.rule for p in points} == every
+    assert every == set(TREE_RULES)
     assert {p.vocabulary for p in points} == {128256}
 
 
@@ -55,6 +58,22 @@ def test_siblings_without_replacement_differ():
             assert all(len(set(row)) == len(nodes) for row in tokens.tolist())
 
 
+def test_the_last_child_is_drawn_off_the_top():
+    inputs = tree_points.build(dataclasses.replace(SMALL, rule="top_k_plus_one", nodes=16))
+    for place, family in enumerate(inputs.shape.children.tolist()):
+        *top, last = [n for n in family if n >= 0] or [None]
+        if last is None:
+            continue
+        row = inputs.draft_rows[0, last]
+        best = inputs.draft[:, row].topk(len(top)).indices
+        found = set()
+        for turn in inputs.turns:
+            assert turn.tokens[:, top].equal(best), place
+            assert not (turn.tokens[:, last, None] == best).any()
+            found |= set(turn.tokens[:, last].tolist())
+        assert len(found) > 1
+
+
 def test_nodes_are_drawn_from_the_row_of_their_parent():
     inputs = tree_points.build(dataclasses.replace(SMALL, rule="target_only"))
     drawn = tree_points.build(SMALL)
@@ -78,7 +97,7 @@ def test_floor_counts_each_visited_row_once():
     assert tree_points.floor_bytes(probs, seen) == 2 * 4000 + 4 * 6
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", [*RULES, *tree_points.OTHERS])
 def test_visits_are_those_of_the_rule(rule):
     inputs = tree_points.build(dataclasses.replace(SMALL, rule=rule))
     seen = tree_points.visits(inputs)

@@ -51,7 +51,7 @@ class Verification(ABC):
         self.params = parameters(a.sampling, b)
         self.v = a.target.shape[-1]
         self.q_temperature = self.params[0]
-        if a.compares and a.draft_logsumexp is not None:
+        if a.reads_draft and a.draft_logsumexp is not None:
             self.q_temperature = at(a.draft_temperatures, a.draft_temperature, b)
         if not valid(*self.params) or not valid(self.q_temperature, 0, 1.0, 0.0):
             self.status = BAD_PARAMETER
@@ -60,7 +60,7 @@ class Verification(ABC):
             self.params = (0.0, 0, 1.0, 0.0)
         # Probabilities that need no shaping are the law itself; only visited entries are judged.
         shaped = self.params[0] != 1 or 0 < self.params[1] < self.v or self.params[2:] != (1.0, 0.0)
-        self.direct = a.kind == "probs" and a.compares and not shaped
+        self.direct = a.kind == "probs" and a.reads_draft and not shaped
 
         rows = self.drafted.shape[1] + 1
         self.begin = 0

@@ -208,7 +208,7 @@ def verify_chain(*args: Any) -> tuple[Tensor, ...]:
     p = plan(a)
     target, v, law = a.target, a.target.shape[-1], p.form == LAW.value
     # One entry of an accepted row is all that such a call reads of it.
-    direct = p.options["PROBS"] and a.compares and not p.options["FILTERS"]
+    direct = p.options["PROBS"] and a.reads_draft and not p.options["FILTERS"]
     direct = direct and a.temperatures is None and a.temperature == 1
     split = launch.row_parallel(target, batch, p.shape.tiles) and not direct
 

@@ -83,7 +83,7 @@ class Plan(NamedTuple):
 def plan(a: ChainArguments | TreeArguments) -> Plan:
     target, v = a.target, a.target.shape[-1]
     draft, laws, form = a.draft, a.law[1:6], LAW.value
-    if not a.compares or draft is None:
+    if not a.reads_draft or draft is None:
         draft, laws, form = target, (None,) * 5, POINT.value
     elif a.draft_ids is not None:
         form = SPARSE.value
