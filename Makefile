@@ -1,7 +1,7 @@
 # make demo | test | lint | bench | bench-trees | format | clean. Each sets up what it needs.
 PYTHON ?= python3
 VENV   ?= .venv
-# Processes that share the tests; each file of tests runs in one of them.
+# Processes that share the tests; who is done takes over what another has not begun.
 JOBS   ?= 2
 # Any torch >= 2.10 serves; set TORCH= to install another.
 TORCH  ?= torch==2.13.0
@@ -30,7 +30,7 @@ demo: $(STAMP)
 	$(BIN)/python -m specdec_hf demo $(ARGS)
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
