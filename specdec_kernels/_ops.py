@@ -36,7 +36,6 @@ _TRITON_ONLY = (
     "build_trie",
     "expand_tree",
 )
-# Bytes move: served by C++ and CUDA alone.
 CACHE_OPS = (
     "kv_append_",
     "kv_truncate_",
@@ -63,7 +62,7 @@ def has_cuda_kernels() -> bool:
 
 
 def _cuda_provider() -> str:
-    """Who serves `sample` and `verify_chain` on CUDA devices: cuda, triton or none.
+    """Who serves the ops on CUDA devices, but for `_TRITON_ONLY`: cuda, triton or none.
 
     SPECDEC_CUDA_PROVIDER asks for one; else it is the CUDA kernels where `_C.so` has them.
     """
@@ -88,8 +87,8 @@ if _CUDA_PROVIDER == "triton":
         warnings.filterwarnings(
             "ignore", message=".*[Oo]verriding a previously registered kernel.*"
         )
-        _triton.register("sample")
-        _triton.register("verify_chain")
+        for _op in OPS:
+            _triton.register(_op)
 
 if _HAS_TRITON:
     for _op in _TRITON_ONLY:
@@ -103,8 +102,6 @@ def cpu_capability() -> str:
 
 def providers() -> dict[str, dict[str, str]]:
     """Op name -> device type -> provider ("cpp", "cuda", "triton" or "none")."""
-    cache = "cuda" if has_cuda_kernels() else "none"
     on_cuda = dict.fromkeys(OPS, _CUDA_PROVIDER)
-    on_cuda |= dict.fromkeys(CACHE_OPS, cache)
     on_cuda |= dict.fromkeys(_TRITON_ONLY, "triton" if _HAS_TRITON else "none")
     return {op: {"cpu": "cpp", "cuda": on_cuda[op]} for op in OPS}

@@ -29,7 +29,13 @@ from specdec_kernels._tree_arguments import TREE_RULES
 from specdec_kernels.triton import (
     chain,
     expand_tree,
+    kv,
+    kv_compact,
+    kv_realign,
+    kv_table,
     launch,
+    paged_truncate,
+    ring_truncate,
     sample,
     tree,
     tree_layout,
@@ -46,6 +52,8 @@ BRIEF = {
     "sampled-lazy-filters", "greedy-split", "block-law-lazy", "block-sparse-split",
     "attention", "rerank-score", "rerank-choose", "rerank-place", "trie-compare", "trie-number",
     "expand-tiles", "expand-rows", "expand-frontier", "tree-wor-law", "tree-traversal-sampled",
+    "kv-row", "kv-append-8", "kv-zero-8", "kv-lengths", "kv-compact-8", "kv-realign-8",
+    "ring-lengths", "paged-truncate",
 }  # fmt: skip
 ENTRIES = (
     sample.sample_tiles,
@@ -62,6 +70,14 @@ ENTRIES = (
     expand_tree.expand_rows,
     expand_tree.choose_frontier,
     tree.tree_sequences,
+    kv_table.write_row,
+    kv.append_lanes,
+    kv.zero_lanes,
+    kv.shorten,
+    kv_compact.compact_lanes,
+    kv_realign.realign_lanes,
+    ring_truncate.shorten_rings,
+    paged_truncate.truncate_tables,
 )
 
 # Argument types by name; a name that a variant holds is a compile-time constant (None: no tensor).
@@ -74,13 +90,16 @@ TYPES = {
         "top_k", "gamma", "v", "d", "n_rows", "n_draft", "tiles", "d_tiles", "slot_size",
         "draft_slots", "residual_slots", "id_limit", "num_eos", "max_depth",
         "num_rows", "slots", "window", "m", "size", "branches", "length", "num_nodes", "width",
-        "children",
+        "children", "num_caches", "batch", "path_length", "columns", "num_blocks", "block_size",
     ],
     "i64": [
         "row_stride", "target_stride_b", "target_stride_i", "draft_stride_b", "draft_stride_i",
         "parent_stride_b", "parent_stride_n", "parent_stride_m", "token_stride_b", "token_stride_m",
         "score_stride_b", "score_stride_m", "score_stride_f", "stride_b", "stride_k", "stride_l",
-        "logits_stride_b", "logits_stride_f",
+        "logits_stride_b", "logits_stride_f", "position_stride", "length_stride",
+        "new_length_stride", "start_stride", "shift_stride", "base_stride", "path_stride_b",
+        "path_stride_p", "table_stride_b", "table_stride_m",
+        *(f"f{i}" for i in range(kv_table.FIELDS.value)),
     ],
     "*i1": ["mask"],
     "*fp32": [
@@ -89,11 +108,12 @@ TYPES = {
     ],
     "*fp64": ["uniforms", "logsumexps", "draft_logsumexp", "marks"],
     "*i32": ["top_ks", "cu_rows", "num_accepted", "status", "draft_columns", "draft_rows", "chosen",
-             "first", "shared", "owned"],
+             "first", "shared", "owned", "tables", "blocks", "num_freed"],
     "*i64": [
         "seeds", "positions", "sums", "tokens", "draft_tokens", "draft_ids", "eos_ids", "max_emit",
         "parents", "lengths", "entries", "places", "out_tokens", "out_parents", "nodes", "ends",
-        "sequences", "found", "frontier", "tree_tokens", "path",
+        "sequences", "found", "frontier", "tree_tokens", "path", "table",
+        "row", "new_lengths", "starts", "shifts", "base",
     ],
 }  # fmt: skip
 TYPE_OF = {name: kind for kind, names in TYPES.items() for name in names}
@@ -179,6 +199,28 @@ def tree_variants() -> list[tuple[str, object, dict[str, object]]]:
     ]
 
 
+def cache_variants() -> list[tuple[str, object, dict[str, object]]]:
+    dense, paged = {"PAGED": False, "tables": None}, {"PAGED": True}
+    lengths = {"rows": "i64", "BLOCK": kv.LENGTHS, "options": kv_table.OPTIONS}
+    out = [
+        ("kv-row", kv_table.write_row, lengths),
+        ("kv-lengths", kv.shorten, lengths),
+        ("ring-lengths", ring_truncate.shorten_rings, lengths),
+        ("paged-truncate", paged_truncate.truncate_tables,
+         lengths | {"BLOCK": paged_truncate.BLOCK, "options": paged_truncate.OPTIONS}),
+    ]  # fmt: skip
+    for width in (1, 2, 4, 8):
+        own = lengths | {"BLOCK": kv_table.BLOCK, "BYTES": width}
+        out += [
+            (f"kv-append-{width}", kv.append_lanes, own),
+            (f"kv-zero-{width}", kv.zero_lanes, own | {"RING": False}),
+            (f"kv-compact-{width}", kv_compact.compact_lanes, own | dense),
+            (f"paged-compact-{width}", kv_compact.compact_lanes, own | paged),
+            (f"kv-realign-{width}", kv_realign.realign_lanes, own | {"ZERO": True}),
+        ]
+    return [*out, ("ring-zero-8", kv.zero_lanes, own | {"RING": True})]
+
+
 def variants() -> list[tuple[str, object, dict[str, object]]]:
     """(name, kernel, its row dtype and constants)."""
     out = []
@@ -226,6 +268,7 @@ def variants() -> list[tuple[str, object, dict[str, object]]]:
         paths("tree-traversal-sparse", "traversal", "sparse", SCALARS, BEYOND),
         paths("tree-traversal-sampled", "traversal", "sampled", FILTERS, BEYOND),
         *tree_variants(),
+        *cache_variants(),
     ]
 
 
@@ -241,7 +284,9 @@ def compiled(kernel: object, constants: dict[str, object], target: GPUTarget) ->
         if kind[0] == "*" or name in ALIGNED:
             attributes[(i,)] = [["tt.divisibility", 16]]
     source = ASTSource(kernel, signature, values, attributes)
-    return triton.compile(source, target=target, options=dict(launch.OPTIONS))
+    return triton.compile(
+        source, target=target, options=dict(constants.get("options", launch.OPTIONS))
+    )
 
 
 def resources(binary: bytes) -> str:

@@ -22,6 +22,13 @@ MODULES = {
     "rerank_tree": "tree_layout",
     "build_trie": "tree_layout",
     "expand_tree": "expand_tree",
+    "kv_append_": "kv",
+    "kv_truncate_": "kv",
+    "kv_compact_": "kv_compact",
+    "paged_compact_": "kv_compact",
+    "kv_realign_": "kv_realign",
+    "ring_truncate_": "ring_truncate",
+    "paged_truncate_": "paged_truncate",
 }
 
 _libraries: dict[str, torch.library.Library] = {}
