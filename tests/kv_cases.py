@@ -19,6 +19,18 @@ ODD = ("odd-sequence", "odd-head", "odd-slot", "odd-start")
 HUGE = 2**63 - 1
 
 
+# A dtype of each size is enough for Triton, and its interpreter takes many seconds for hundreds of
+# caches or sequences.
+HEAVY = (
+    *("bfloat16-", "int32-", "float8_"),
+    *("64-caches", "256-caches", "257-caches", "600-caches", "-many", "-1"),
+)
+
+
+def light(cases):
+    return [c for c in cases if not c.id.startswith(HEAVY)]
+
+
 @dataclass
 class Strided:
     """A view and the whole buffer it lies in: what an op must not touch is part of the result."""

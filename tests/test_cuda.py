@@ -182,9 +182,9 @@ def test_cache_ops_agree_with_the_cpu(case):
             kv_cases.same(f"tensor {i}", x.cpu(), y)
 
 
-@pytest.mark.parametrize("file", ["on_device.py", "trees_on_device.py"])
+@pytest.mark.parametrize("file", ["on_device.py", "trees_on_device.py", "kv_on_device.py"])
 def test_triton_ops_on_the_device(file):
-    """Every op of logits through Triton's compiler, in a process without its interpreter."""
+    """Through Triton's compiler, in a process without its interpreter."""
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:randomly", str(HERE / file)],
         env={**os.environ, "TRITON_INTERPRET": "0"},

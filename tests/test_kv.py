@@ -1,4 +1,4 @@
-"""kv_append_ and kv_truncate_ on the CPU, against the reference, byte for byte."""
+"""kv_append_ and kv_truncate_ in C++ and Triton against the reference, byte for byte."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import kv_cases
 import pytest
 import torch
 from kv_cases import KvCase, check_append, check_truncate
+from providers import provider
 
 import specdec_kernels as sk
-from specdec_kernels import reference
+from specdec_kernels import reference, testing
 
 append = torch.ops.specdec_kernels.kv_append_.default
 truncate = torch.ops.specdec_kernels.kv_truncate_.default
@@ -16,22 +17,40 @@ truncate = torch.ops.specdec_kernels.kv_truncate_.default
 LARGE = [(3, 900, 501, 64)] * 3 + [(1, 850, 490, 65)]
 
 
-@pytest.mark.parametrize("case", kv_cases.append_cases(), ids=str)
-def test_append(case):
-    check_append(append, case)
+PROVIDERS = [n for n in ("cpp", "triton") if n in testing.providers("kv_append_")]
 
 
-@pytest.mark.parametrize("zero_fill", [False, True], ids=["keep", "fill"])
+def _each(cases, light):
+    """(provider, case) pairs."""
+    return [
+        pytest.param(n, c, id=f"{n}-{c}") for n in PROVIDERS for c in (cases, light)[n == "triton"]
+    ]
+
+
+def _all(cases):
+    return _each(cases, kv_cases.light(cases))
+
+
+@pytest.mark.parametrize(("name", "case"), _all(kv_cases.append_cases()))
+def test_append(name, case):
+    check_append(provider("kv_append_", name), case)
+
+
 @pytest.mark.parametrize("case", kv_cases.truncate_cases(), ids=str)
-def test_truncate(case, zero_fill):
-    check_truncate(truncate, case, zero_fill)
+def test_truncate_keeps_what_it_drops(case):
+    check_truncate(truncate, case, zero_fill=False)
 
 
-@pytest.mark.parametrize("seed", range(60))
-def test_random(seed):
+@pytest.mark.parametrize(("name", "case"), _all(kv_cases.truncate_cases()))
+def test_truncate(name, case):
+    check_truncate(provider("kv_truncate_", name), case, zero_fill=True)
+
+
+@pytest.mark.parametrize(("name", "seed"), _each(range(60), range(6)))
+def test_random(name, seed):
     added, cut = kv_cases.random_case(seed)
-    check_append(append, added)
-    check_truncate(truncate, cut, zero_fill=True)
+    check_append(provider("kv_append_", name), added)
+    check_truncate(provider("kv_truncate_", name), cut, zero_fill=seed % 6 > 0)
 
 
 @pytest.mark.parametrize("batch", [1, 3])
@@ -46,8 +65,9 @@ def test_threads_share_the_work(threads, batch, layout):
     check_truncate(truncate, case, zero_fill=True)
 
 
-def test_more_than_2_to_the_31_elements_apart():
-    kv_cases.check_far_apart(append, truncate)
+@pytest.mark.parametrize("name", PROVIDERS)
+def test_more_than_2_to_the_31_elements_apart(name):
+    kv_cases.check_far_apart(provider("kv_append_", name), provider("kv_truncate_", name))
 
 
 def _moved(delta):
@@ -135,12 +155,13 @@ BAD = [
 ]
 
 
+@pytest.mark.parametrize("name", PROVIDERS)
 @pytest.mark.parametrize(("op", "args"), BAD)
-def test_errors_are_those_of_the_specification(op, args):
+def test_errors_are_those_of_the_specification(op, args, name):
     with pytest.raises(RuntimeError) as wanted:
         getattr(reference, op)(*args)
     with pytest.raises(RuntimeError) as got:
-        getattr(torch.ops.specdec_kernels, op).default(*args)
+        provider(op, name)(*args)
     assert str(got.value) == str(wanted.value)
 
 

@@ -1,4 +1,4 @@
-"""The ops that move or drop tokens of caches: C++ and the CUDA source against the reference."""
+"""The ops that move or drop tokens of caches, by every provider against the reference."""
 
 from __future__ import annotations
 
@@ -8,31 +8,41 @@ import kv_moves
 import pytest
 import simt_kv
 import torch
-from kv_cases import DTYPES, LAYOUTS, far_apart, same, strided
+from kv_cases import DTYPES, LAYOUTS, far_apart, light, same, strided
 from kv_moves import MoveCase, check
+from providers import provider
 
 import specdec_kernels as sk
-from specdec_kernels import reference
+from specdec_kernels import reference, testing
 
 PROVIDERS = ["cpp", *(["cuda"] if simt_kv.available else [])]
+EVERY = [*PROVIDERS, *(["triton"] if "triton" in testing.providers("kv_compact_") else [])]
+
+
+def _each(cases, few):
+    """Providers and cases, of which Triton's interpreter takes fewer; the first through `ops`."""
+    return [pytest.param(n, c, id=f"{n}-{c}") for n in EVERY for c in (cases, few)[n == "triton"]]
 
 
 @pytest.fixture(params=PROVIDERS)
 def ops(request, capfd):
     """The ops of a provider by name; the test fails when the shim's sanitizer spoke."""
-    if request.param == "cpp":
-        yield lambda name: getattr(torch.ops.specdec_kernels, name).default
+    if request.param != "cuda":
+        yield lambda name: provider(name, request.param)
         return
     yield simt_kv.library().op
     assert "runtime error" not in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("case", kv_moves.every_case(), ids=str)
+CASES = kv_moves.every_case()
+
+
+@pytest.mark.parametrize(("ops", "case"), _each(CASES, light(CASES)), indirect=["ops"])
 def test_leaves_the_bytes_of_the_reference(ops, case):
     check(ops(case.op), case)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize(("ops", "seed"), _each(range(60), range(6)), indirect=["ops"])
 def test_random(ops, seed):
     for case in (kv_moves.random_compact(seed), kv_moves.random_paged(seed)):
         check(ops(case.op), case)
@@ -197,6 +207,7 @@ def test_threads_share_the_work(threads):
     check(torch.ops.specdec_kernels.ring_truncate_.default, case)
 
 
+@pytest.mark.parametrize("ops", EVERY, indirect=True)
 def test_a_path_need_not_rise(ops):
     """`verify_tree` names the sibling that stood; what follows may hang below an equal one."""
     cache = torch.arange(6.0).view(1, 1, 6, 1)
@@ -207,6 +218,7 @@ def test_a_path_need_not_rise(ops):
     assert cache.flatten().tolist() == [2, 1, 2, 3, 1, 5]
 
 
+@pytest.mark.parametrize("ops", EVERY, indirect=True)
 def test_more_than_2_to_the_31_elements_apart(ops):
     view = far_apart()
     slots = torch.arange(12, dtype=torch.int8).view(2, 2, 3, 1)
