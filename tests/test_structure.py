@@ -145,7 +145,7 @@ def test_one_op_has_the_same_base_name_in_each_room():
         assert (PACKAGE / f"{base}.py").exists()
         assert (ROOT / f"tests/test_{base}.py").exists()
     assert all((CSRC / f"cuda/{base}.cu").exists() for base in ("sample", "chain", "kv"))
-    bases = ("sample", "chain", "tree_layout", "expand_tree")
+    bases = ("sample", "chain", "kv", "tree_layout", "expand_tree")
     assert all((PACKAGE / f"triton/{base}.py").exists() for base in bases)
 
 

@@ -74,9 +74,7 @@ def compact_lanes(
             j = tl.where(found & there, j + 1, path_length)
 
 
-def _compact(
-    caches: Sequence[Tensor], base: Tensor, path: Tensor, slot: int, *tables: Any
-) -> None:  # fmt: skip
+def _compact(caches: Sequence[Tensor], base: Tensor, path: Tensor, slot: int, *tables: Any) -> None:
     if path.shape[1] == 0:
         return
     with launch.on_device_of(base):

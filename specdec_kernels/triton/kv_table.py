@@ -27,13 +27,10 @@ TYPICAL_SLOTS = 8
 class Span(NamedTuple):
     """Addresses of a tensor, in bytes; a stride that nobody steps along is 0."""
 
-    address: int
-    sequence: int
-    head: int
-    slot: int
-
-
-NOTHING = Span(0, 0, 0, 0)
+    address: int = 0
+    sequence: int = 0
+    head: int = 0
+    slot: int = 0
 
 
 class Group(NamedTuple):
@@ -92,7 +89,8 @@ def write_row(
     tl.store(row + 11, f11)
 
 
-Layout = tuple[int, tuple[int, ...], tuple[int, ...], int]
+Layout = tuple[int, tuple[int, ...], tuple[int, ...], int]  # address, shape, stride, item size
+Layouts = tuple[Layout, ...]
 
 
 def _layout(t: Tensor) -> Layout:
@@ -107,7 +105,7 @@ def _span(layout: Layout, slot: int) -> Span:
 
 def _row(cache: Layout, entry: Layout | None, slot: int) -> tuple[int, list[int]]:
     """(bytes of a lane, the fields of one cache)."""
-    to, source = _span(cache, slot), _span(entry, slot) if entry else NOTHING
+    to, source = _span(cache, slot), _span(entry, slot) if entry else Span()
     shape = cache[1]
     heads, row_bytes = shape[3 - slot], shape[3] * cache[3]
     if entry is None and to.head == row_bytes:  # the heads of a token side by side move as one row
@@ -120,9 +118,7 @@ def _row(cache: Layout, entry: Layout | None, slot: int) -> tuple[int, list[int]
     return lane, [to.address, *steps, *sizes, source.address, *entry_steps, count]
 
 
-def _grouped(
-    caches: tuple[Layout, ...], entries: tuple[Layout, ...] | None, slot: int
-) -> dict[int, list[list[int]]]:
+def _grouped(caches: Layouts, entries: Layouts | None, slot: int) -> dict[int, list[list[int]]]:
     groups: dict[int, list[list[int]]] = {}
     for i, cache in enumerate(caches):
         entry = entries[i] if entries is not None else None
@@ -151,9 +147,8 @@ def _empty(rows: int, device: torch.device) -> Tensor:
 
 @functools.lru_cache(maxsize=64)
 def _uploaded(
-    device: torch.device, stream: int, caches: tuple[Layout, ...],
-    entries: tuple[Layout, ...] | None, slot: int,
-) -> list[Group]:  # fmt: skip
+    device: torch.device, stream: int, caches: Layouts, entries: Layouts | None, slot: int
+) -> list[Group]:
     """`stream` is part of the key: on another the copy might not have arrived."""
     cuda = device.type == "cuda"
     if cuda:
@@ -166,7 +161,7 @@ def _uploaded(
 
 
 def _captured(
-    device: torch.device, caches: tuple[Layout, ...], entries: tuple[Layout, ...] | None, slot: int
+    device: torch.device, caches: Layouts, entries: Layouts | None, slot: int
 ) -> list[Group]:
     """Written by the CUDA graph that is being captured, into memory of its own.
 
@@ -198,9 +193,7 @@ def groups_of(
     return _uploaded(device, stream, layouts, entry_layouts, slot)
 
 
-def start(
-    kernel: Any, group: Group, batch: int, rows: int, *args: Any, **constants: Any
-) -> None:  # fmt: skip
+def start(kernel: Any, group: Group, batch: int, rows: int, *args: Any, **constants: Any) -> None:
     """Launch for `rows` rows of lanes a sequence; the kernel strides over what is left."""
     blocks = min(-(-group.lanes * rows // BLOCK), MAX_BLOCKS)
     kernel[(batch * len(group.table), blocks)](
