@@ -45,7 +45,7 @@ def dropped_slots(length, new_length, slots, RING: tl.constexpr):
     return begin, size
 
 
-@triton.jit(do_not_specialize=["num_caches"])
+@triton.jit(do_not_specialize=["num_caches", "position_stride"])
 def append_lanes(
     table, num_caches, positions, position_stride, BYTES: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
@@ -70,7 +70,7 @@ def append_lanes(
         tl.store(to, tl.load(source, mask=i < total), mask=i < total)
 
 
-@triton.jit(do_not_specialize=["num_caches"])
+@triton.jit(do_not_specialize=["num_caches", "length_stride", "new_length_stride"])
 def zero_lanes(
     table, num_caches, lengths, length_stride, new_lengths, new_length_stride,
     BYTES: tl.constexpr, BLOCK: tl.constexpr, RING: tl.constexpr,
@@ -95,7 +95,7 @@ def zero_lanes(
         tl.store(to, tl.zeros([BLOCK], to.dtype.element_ty), mask=i < total)
 
 
-@triton.jit(do_not_specialize=["batch"])
+@triton.jit(do_not_specialize=["length_stride", "new_length_stride", "batch"])
 def shorten(
     lengths, length_stride, new_lengths, new_length_stride, batch, BLOCK: tl.constexpr
 ):  # fmt: skip

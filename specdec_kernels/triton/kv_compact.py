@@ -35,7 +35,12 @@ def place_of(
     return place, found
 
 
-@triton.jit(do_not_specialize=["num_caches", "path_length", "columns", "num_blocks"])
+@triton.jit(
+    do_not_specialize=[
+        "num_caches", "base_stride", "path_stride_b", "path_stride_p", "path_length",
+        "table_stride_b", "table_stride_m", "columns", "num_blocks",
+    ]
+)  # fmt: skip
 def compact_lanes(
     table, num_caches, base, base_stride, path, path_stride_b, path_stride_p, path_length,
     tables, table_stride_b, table_stride_m, columns, num_blocks,
