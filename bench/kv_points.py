@@ -29,7 +29,8 @@ class KvPoint:
 
     @property
     def id(self) -> str:
-        words = [f"B{self.batch}", f"L{self.layers}", f"H{self.heads}", f"D{self.head_dim}"]
+        words = [f"B{self.batch}", f"L{self.layers}", f"H{self.heads}", f"S{self.slots}"]
+        words.append(f"D{self.head_dim}")
         return "-".join([*words, f"{self.accepted}of{self.nodes}", SHORT[self.dtype]])
 
     @property
@@ -81,6 +82,6 @@ def floor_bytes(point: KvPoint) -> float:
 
 
 def grid(device: str, *, quick: bool = False) -> list[KvPoint]:
-    """One cache; on the CPU with slots that fit."""
+    """One cache; on the CPU also a shorter one, of which more rows share a page."""
     del quick
-    return [KvPoint() if device == "cuda" else KvPoint(slots=128)]
+    return [KvPoint()] if device == "cuda" else [KvPoint(slots=128), KvPoint()]

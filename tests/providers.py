@@ -28,6 +28,7 @@ REAL = [n for n in ("cpp", "triton") if n in testing.providers("verify_chain")] 
 EVERY = ["reference", *REAL]
 NATIVE = ["reference", "cpp", *SHIM]  # the interpreter takes 0.05 to 1 s for each row
 
+# Triton is there for Linux alone, and the device tests turn its interpreter off.
 needs_triton = pytest.mark.skipif(
     "triton" not in REAL, reason="Triton is not installed, or TRITON_INTERPRET is not 1"
 )

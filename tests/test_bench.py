@@ -335,6 +335,7 @@ def test_a_sweep_that_is_stopped_keeps_the_points_before(command, monkeypatch, t
 )
 def test_the_command_refuses_what_it_does_not_know(command, words):
     if words == ("--device", "cuda") and torch.cuda.is_available():
+        # There it would start a sweep; without a device the word is refused, which is tested.
         pytest.skip("torch sees a CUDA device, so the command knows the word")
     assert command(*words).exit_code == 2
 

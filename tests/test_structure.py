@@ -167,6 +167,7 @@ def test_every_schema_is_given_in_registration():
 # The built file.
 
 LIBRARY = PACKAGE / "_C.so"
+# nm and readelf are of binutils, which a wheel can be tested without; CI has them.
 needs_nm = pytest.mark.skipif(not shutil.which("nm"), reason="needs nm")
 
 
@@ -231,6 +232,7 @@ def dynamic_section():
     return out.stdout
 
 
+# As needs_nm; macOS has nm alone.
 @pytest.mark.skipif(not shutil.which("readelf"), reason="needs readelf")
 def test_the_library_remembers_no_folder_of_the_build_and_links_libtorch_cpu_only():
     section = dynamic_section()
@@ -260,6 +262,7 @@ def device_code(data):
     return found
 
 
+# A build without nvcc or with SPECDEC_CUDA=off holds no device code to look at.
 @pytest.mark.skipif(not specdec_kernels.has_cuda_kernels(), reason="_C.so has no CUDA kernels")
 def test_a_build_with_cuda_has_code_for_every_architecture_and_ptx_for_later_ones():
     wanted = {(2, 80), (2, 90), (2, 100), (2, 120), (1, 120)}

@@ -25,22 +25,13 @@ void kv_realign_cpu(const KvRealignParams& p, const Parallel& parallel) {
   const auto shift_of = [&](const KvTensor& t, int64_t b) {
     return realigned(p.starts[b], p.lengths[b], p.shifts[b], t.slots);
   };
-  int64_t heads = 0, bytes = 0;
-  for (int64_t i = 0; i < p.num_tensors; ++i) {
-    const KvTensor& t = p.tensors[i];
-    heads += p.batch * t.heads;
-    for (int64_t b = 0; b < p.batch; ++b) bytes += t.heads * t.row_bytes * shift_of(t, b).size;
-  }
-  const Parallel threads = worth_threads(bytes) ? parallel : serial();
-  threads(heads, [&](int64_t begin, int64_t end) {
-    for_each_head(
-        p.tensors, p.batch, begin, end, [](const KvTensor&) { return 1; },
-        [&](const KvTensor& t, int64_t b, int64_t h, int64_t, int64_t) {
-          const KvShift shift = shift_of(t, b);
-          move_rows(t, b, h, shift);
-          if (p.zero_fill) zero_rows(t, b, h, shift.slots(shift.left));
-        });
-  });
+  each_head(
+      p, parallel, [&](const KvTensor& t, int64_t b) { return shift_of(t, b).size; },
+      [&](const KvTensor& t, int64_t b, int64_t h) {
+        const KvShift shift = shift_of(t, b);
+        move_rows(t, b, h, shift);
+        if (p.zero_fill) zero_rows(t, b, h, shift.slots(shift.left));
+      });
 }
 
 }  // namespace specdec

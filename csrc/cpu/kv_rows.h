@@ -44,6 +44,23 @@ void for_each_head(const KvTensor* tensors, int64_t batch, int64_t begin, int64_
   }
 }
 
+// run(tensor, b, h) for every head of every cache; rows_of(tensor, b) is how many rows of it move.
+template <class Params, class RowsOf, class Run>
+void each_head(const Params& p, const Parallel& parallel, RowsOf rows_of, Run run) {
+  int64_t heads = 0, bytes = 0;
+  for (int64_t i = 0; i < p.num_tensors; ++i) {
+    const KvTensor& t = p.tensors[i];
+    heads += p.batch * t.heads;
+    for (int64_t b = 0; b < p.batch; ++b) bytes += t.heads * t.row_bytes * rows_of(t, b);
+  }
+  const Parallel threads = worth_threads(bytes) ? parallel : serial();
+  threads(heads, [&](int64_t begin, int64_t end) {
+    for_each_head(
+        p.tensors, p.batch, begin, end, [](const KvTensor&) { return 1; },
+        [&](const KvTensor& t, int64_t b, int64_t h, int64_t, int64_t) { run(t, b, h); });
+  });
+}
+
 // Zeroes dropped(length, new_length, slots), which may go on from the last slot to the first.
 template <KvRange (*dropped)(int64_t, int64_t, int64_t), class Params>
 void zero_dropped(const Params& p, const Parallel& parallel) {
@@ -51,23 +68,14 @@ void zero_dropped(const Params& p, const Parallel& parallel) {
   const auto of = [&](const KvTensor& t, int64_t b) {
     return dropped(p.lengths[b], p.new_lengths[b], t.slots);
   };
-  int64_t heads = 0, bytes = 0;
-  for (int64_t i = 0; i < p.num_tensors; ++i) {
-    const KvTensor& t = p.tensors[i];
-    heads += p.batch * t.heads;
-    for (int64_t b = 0; b < p.batch; ++b) bytes += t.heads * t.row_bytes * of(t, b).size;
-  }
-  const Parallel threads = worth_threads(bytes) ? parallel : serial();
-  threads(heads, [&](int64_t begin, int64_t end) {
-    for_each_head(
-        p.tensors, p.batch, begin, end, [](const KvTensor&) { return 1; },
-        [&](const KvTensor& t, int64_t b, int64_t h, int64_t, int64_t) {
-          const KvRange slots = of(t, b);
-          const int64_t before_end = std::min(slots.size, t.slots - slots.begin);
-          zero_rows(t, b, h, {slots.begin, before_end});
-          zero_rows(t, b, h, {0, slots.size - before_end});
-        });
-  });
+  each_head(
+      p, parallel, [&](const KvTensor& t, int64_t b) { return of(t, b).size; },
+      [&](const KvTensor& t, int64_t b, int64_t h) {
+        const KvRange slots = of(t, b);
+        const int64_t before_end = std::min(slots.size, t.slots - slots.begin);
+        zero_rows(t, b, h, {slots.begin, before_end});
+        zero_rows(t, b, h, {0, slots.size - before_end});
+      });
 }
 
 }  // namespace specdec

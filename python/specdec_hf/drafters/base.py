@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,7 +84,7 @@ class DraftContext:
     noise_from: int | None = None
 
 
-class Drafter:
+class Drafter(ABC):
     """Base of all drafters. Override `propose`; the others have empty defaults.
 
     A drafter serves one `generate` call at a time: `start` resets it.
@@ -94,12 +95,12 @@ class Drafter:
     def start(self, context: DraftContext) -> None:
         """Begin a new call."""
 
+    @abstractmethod
     def propose(self, history: History, gamma: int) -> Draft | None:
         """Up to ``gamma`` next tokens for every row, or None when there is nothing to propose.
 
         Must not read from the device: the loop's one read per round is elsewhere.
         """
-        raise NotImplementedError
 
     def commit(self, lengths: NDArray[np.int64], accepted: NDArray[np.int64]) -> None:
         """Learn what stood: row ``b`` had ``lengths[b]`` tokens and kept ``accepted[b]`` drafts."""
@@ -141,7 +142,7 @@ class TreeOutcome:
     note: NDArray[np.int64]
 
 
-class TreeDrafter:
+class TreeDrafter(ABC):
     """Base of what proposes trees. It serves one `generate` call at a time.
 
     Attributes:
@@ -157,12 +158,12 @@ class TreeDrafter:
     def start(self, context: DraftContext) -> None:
         """Begin a new call."""
 
+    @abstractmethod
     def propose(self, history: History, limits: NDArray[np.int64]) -> TreeDraft | None:
         """A tree for every row, no deeper than ``limits[b]``, or None for none at all.
 
         Must not wait for the device: the loop's one read per round is elsewhere.
         """
-        raise NotImplementedError
 
     def commit(self, lengths: NDArray[np.int64], outcome: TreeOutcome | None) -> None:
         """Learn what stood: row ``b`` had ``lengths[b]`` tokens. None: no tree was proposed."""
