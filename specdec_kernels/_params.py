@@ -34,7 +34,8 @@ def listed(values: object, name: str) -> list[Tensor]:
     if isinstance(values, Tensor) or not isinstance(values, Sequence):
         raise ValueError(f"{name} must be a list of tensors, got {type(values).__name__}")
     for i, value in enumerate(values):
-        tensor(value, f"{name}[{i}]")
+        if not isinstance(value, Tensor):  # a name is built only where it is needed
+            tensor(value, f"{name}[{i}]")
     return list(values)
 
 
