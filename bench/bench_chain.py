@@ -8,8 +8,8 @@ import dataclasses
 import pytest
 import torch
 
+from bench.configs import FILTERS, SHOWS, TURNS, Point, build, floor_bytes, touched_bytes
 from bench.peers import PEERS, Unsupported
-from bench.points import FILTERS, SHOWS, TURNS, Point, build, floor_bytes, touched_bytes
 
 SIZES = (Point(), Point(batch=1), Point(batch=1, vocabulary=128256))
 POINTS = dict.fromkeys(

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from bench import kv_points
-from bench.kv_points import KvPoint
+from bench import kv_configs as kv_points
+from bench.kv_configs import KvPoint
 from bench.peers import kv_copy
 from specdec_kernels import kv_append_, kv_compact_, kv_truncate_
 

@@ -11,7 +11,7 @@ from specdec_kernels.testing import zipf_logits
 
 FILTERS = {
     "plain": {},
-    "race": {"method": "race"},
+    "gumbel": {"method": "gumbel"},
     "topk50-topp.9": {"temperature": 0.8, "top_k": 50, "top_p": 0.9},
 }
 

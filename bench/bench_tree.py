@@ -7,7 +7,7 @@ import contextlib
 import pytest
 
 from bench.peers import TREE_PEERS, Unsupported
-from bench.tree_points import build, floor_bytes, grid, touched_bytes, visits
+from bench.tree_configs import build, floor_bytes, grid, touched_bytes, visits
 
 BY_NAME = {peer.name: peer for peer in TREE_PEERS}
 

@@ -22,9 +22,9 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import measure
+from bench.configs import TURNS
 from bench.measure import Spread
 from bench.peers import Peer, Unsupported
-from bench.points import TURNS
 from bench.results import Row, Run, machine
 from bench.workloads import WORKLOADS, Cost, Workload
 

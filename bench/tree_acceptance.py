@@ -22,8 +22,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 from specdec_hf import EagleTree, SpecStats, TreeSpec, generate
-from specdec_hf.prompts import read_prompts, shipped_prompts
-from specdec_hf.weights import load_embedded
+from specdec_hf.cli.prompts import read_prompts, shipped_prompts
+from specdec_hf.cli.weights import load_embedded
 
 NODES = (8, 16)
 WIDE = (4, 2, 1, 1)  # the tree that acceptance is measured with

@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from bench import kv_points, points, tree_points
+from bench import configs as points
+from bench import kv_configs as kv_points
+from bench import tree_configs as tree_points
 from bench.peers import KV_PEERS, PEERS, TREE_PEERS, Peer
 
 

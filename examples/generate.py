@@ -1,7 +1,7 @@
 """The decoding loop in ten lines: prompt lookup on the embedded model, step by step."""
 
 from specdec_hf import SpeculativeDecoder
-from specdec_hf.weights import load_embedded
+from specdec_hf.cli.weights import load_embedded
 
 model, tokenizer = load_embedded()
 question = "Repeat this twice: the cat sat on the mat and the dog lay by the door."

@@ -1,9 +1,8 @@
 """Verification of drafted tokens as fused PyTorch ops: exact, portable, fast."""
 
-from specdec_kernels._ops import cpu_capability, has_cuda_kernels, providers
-from specdec_kernels.chain import DraftMap, SampledDraft, SparseDraft, Verdict, verify_chain
-from specdec_kernels.expand_tree import Expansion, expand_tree
-from specdec_kernels.kv import (
+from specdec_kernels._library import cpu_capability, has_cuda_kernels, providers
+from specdec_kernels.ops.expand_tree import Expansion, expand_tree
+from specdec_kernels.ops.kv import (
     kv_append_,
     kv_compact_,
     kv_realign_,
@@ -11,14 +10,13 @@ from specdec_kernels.kv import (
     ring_truncate_,
     state_select_,
 )
-from specdec_kernels.paged import (
-    Freed,
+from specdec_kernels.ops.paged import (
+    FreedBlocks,
     paged_compact_,
     paged_truncate_,
 )
-from specdec_kernels.sample import Sampled, sample
-from specdec_kernels.tree import Tree, TreeVerdict, verify_tree
-from specdec_kernels.tree_layout import (
+from specdec_kernels.ops.sample import Sampled, sample
+from specdec_kernels.ops.tree_layout import (
     RankedTree,
     TreeAttention,
     Trie,
@@ -26,13 +24,21 @@ from specdec_kernels.tree_layout import (
     rerank_tree,
     tree_attention,
 )
+from specdec_kernels.ops.verify_chain import (
+    DraftMap,
+    SampledDraft,
+    SparseDraft,
+    Verdict,
+    verify_chain,
+)
+from specdec_kernels.ops.verify_tree import Tree, TreeVerdict, verify_tree
 
 __version__ = "0.1.0"
 
 __all__ = [
     "DraftMap",
     "Expansion",
-    "Freed",
+    "FreedBlocks",
     "RankedTree",
     "Sampled",
     "SampledDraft",

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from bench import eager
+from bench.configs import Inputs
 from bench.peers.base import Peer, importable
-from bench.points import Inputs
 
 
 def _available(device: str) -> str:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from bench import eager
+from bench.configs import FILTERS, Inputs
 from bench.peers.base import Peer, Unsupported
-from bench.points import FILTERS, Inputs
 
 
 def build(inputs: Inputs) -> Callable[[], Any]:

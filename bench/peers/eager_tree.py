@@ -11,7 +11,7 @@ import torch
 
 from bench import eager, eager_tree
 from bench.peers.base import Peer, Unsupported
-from bench.tree_points import TreeInputs
+from bench.tree_configs import TreeInputs
 
 
 def build(inputs: TreeInputs, *, whole: bool) -> Callable[[], Any]:

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from bench.configs import FILTERS, Inputs
 from bench.peers.base import Peer, importable
-from bench.points import FILTERS, Inputs
 
 
 def _available(device: str) -> str:

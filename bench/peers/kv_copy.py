@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from bench.kv_points import KvInputs
+from bench.configs import DTYPES
+from bench.kv_configs import KvInputs
 from bench.peers.base import Peer
-from bench.points import DTYPES
 
 
 def _all(inputs: KvInputs) -> torch.Tensor:

@@ -14,11 +14,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import specdec_kernels as sk
-from bench.kv_points import KvInputs
+from bench.configs import Inputs, Turn
+from bench.kv_configs import KvInputs
 from bench.peers.base import Peer
-from bench.points import Inputs, Turn
-from bench.tree_points import TreeInputs
-from bench.tree_points import call as call_tree
+from bench.tree_configs import TreeInputs
+from bench.tree_configs import call as call_tree
 
 
 def _draft(inputs: Inputs) -> Any:
@@ -119,7 +119,7 @@ def _accepted(verdict: sk.TreeVerdict) -> torch.Tensor:
     return verdict.num_accepted
 
 
-_CHAIN = partial(_triton, "chain", "verify_chain", "draft_tokens", _dispatched)
+_CHAIN = partial(_triton, "chain", "verify_chain", "draft_token_ids", _dispatched)
 _TREE = partial(_triton, "tree", "verify_tree", "tree_tokens", _tree)
 
 PEERS = (

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bench.configs import FILTERS
 from bench.peers.base import Peer, Unsupported, importable
-from bench.points import FILTERS
-from bench.tree_points import TreeInputs
+from bench.tree_configs import TreeInputs
 
 
 def links(parents: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
+from bench.configs import FILTERS, Inputs
 from bench.peers.base import Peer, Unsupported, importable
-from bench.points import FILTERS, Inputs
 
 
 @functools.cache

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from bench.configs import FILTERS, Inputs
 from bench.peers.base import Peer, Unsupported, importable
-from bench.points import FILTERS, Inputs
 
 
 def _available(device: str) -> str:
@@ -36,7 +36,7 @@ def build(inputs: Inputs) -> Callable[[], Any]:
     index = torch.arange(b, dtype=torch.int32, device=device)
     expanded = index.repeat_interleave(gamma + 1)
     local = torch.arange(gamma + 1, dtype=torch.int32, device=device).repeat(b)
-    cu_rows = torch.arange(b + 1, dtype=torch.int32, device=device) * (gamma + 1)
+    target_indptr = torch.arange(b + 1, dtype=torch.int32, device=device) * (gamma + 1)
     # Row i holds the token before draft i: the last one sampled, then the drafts.
     turns = itertools.cycle(
         [
@@ -62,7 +62,7 @@ def build(inputs: Inputs) -> Callable[[], Any]:
             processed,
             inputs.draft,
             sampled,
-            cu_rows,
+            target_indptr,
             positions,
             index,
             expanded,

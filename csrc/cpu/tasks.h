@@ -3,7 +3,7 @@
 
 #include "specdec/parallel.h"
 
-namespace specdec {
+namespace specdec::cpu {
 
 // Runs f(i, inner) for i in [0, n): whole sequences side by side when there are enough of them,
 // each on whichever thread is free (they stop at different rows), else one after the other with
@@ -28,4 +28,4 @@ void each_sequence(const Parallel& threads, int64_t n, int64_t work, F&& f) {
   });
 }
 
-}  // namespace specdec
+}  // namespace specdec::cpu

@@ -1,5 +1,5 @@
 #pragma once
-// Host side of a launch: what the device is, how many teams of what size, the attributes.
+// Host side of a launch: what the device is, how many groups of what size, the attributes.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -7,11 +7,11 @@
 #include <mutex>
 #include <random>
 
-#include "cuda/row.cuh"
-#include "specdec/cuda.h"
-#include "specdec/verify.h"
+#include "cuda/row/distribution.cuh"
+#include "specdec/cuda_plan.h"
+#include "specdec/verification.h"
 
-namespace specdec {
+namespace specdec::cuda {
 
 constexpr int kMaxTeam = 8;
 constexpr int kBlocksPerProcessor = 2;
@@ -21,18 +21,18 @@ constexpr int kTeamSizes = 4;  // 1, 2, 4, 8
 struct Device {
   int processors;
   bool clusters;  // thread-block clusters, programmatic dependent launch
-  // How many teams of 1 << i blocks run at once. Less than the processors say: a cluster stays
+  // How many groups of 1 << i blocks run at once. Less than the processors say: a cluster stays
   // within one group of them, and what is left over of a group is too small for another.
-  int teams[kTeamSizes];
+  int groups[kTeamSizes];
 };
 
 inline int64_t round_up(int64_t bytes) { return (bytes + 15) / 16 * 16; }
 
-inline int64_t spans_of(int64_t vocab) { return (vocab + kSpan - 1) / kSpan; }
+inline int64_t warp_tiles_of(int64_t vocab) { return (vocab + kWarpTile - 1) / kWarpTile; }
 
 // Of a row of the target or of its draft, whichever is longer.
-inline int64_t spans_of(const VerifyParams& p) {
-  return spans_of(std::max(p.vocab, p.draft.vocab));
+inline int64_t warp_tiles_of(const VerifyParams& p) {
+  return warp_tiles_of(std::max(p.vocab, p.draft.vocab));
 }
 
 // Whether the best entry of a row may be asked for, by its noise or by itself.
@@ -40,12 +40,12 @@ inline bool needs_ranks(const SamplingParams& s, bool raced) {
   return raced || s.temperatures != nullptr || s.temperature == 0;
 }
 
-// A launch of teams, but for its grid.
-struct TeamConfig {
+// A launch of groups, but for its grid.
+struct GroupConfig {
   cudaLaunchAttribute attributes[2] = {};
   cudaLaunchConfig_t config = {};
 
-  TeamConfig(int team, bool clusters) {
+  GroupConfig(int group, bool clusters) {
     config.blockDim = dim3(kThreads);
     config.dynamicSmemBytes = sizeof(Shared);
     config.attrs = attributes;
@@ -53,12 +53,12 @@ struct TeamConfig {
     attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[0].val.programmaticStreamSerializationAllowed = 1;
     attributes[1].id = cudaLaunchAttributeClusterDimension;
-    attributes[1].val.clusterDim.x = static_cast<unsigned>(team);
+    attributes[1].val.clusterDim.x = static_cast<unsigned>(group);
     attributes[1].val.clusterDim.y = 1;
     attributes[1].val.clusterDim.z = 1;
     config.numAttrs = 2;
   }
-  TeamConfig(const TeamConfig&) = delete;
+  GroupConfig(const GroupConfig&) = delete;
 };
 
 template <class Kernel>
@@ -76,13 +76,13 @@ cudaError_t ask_device(Kernel* kernel, int index, Device* out) {
   if (status != cudaSuccess) return status;
   out->clusters = major >= 9 && attributes.ptxVersion >= 90;
   const int room = kBlocksPerProcessor * out->processors;
-  out->teams[0] = room;
+  out->groups[0] = room;
   for (int i = 1; i < kTeamSizes && out->clusters; ++i) {
-    TeamConfig launch(1 << i, true);
+    GroupConfig launch(1 << i, true);
     launch.config.gridDim = dim3(1u << i);
-    status = cudaOccupancyMaxActiveClusters(&out->teams[i], kernel, &launch.config);
+    status = cudaOccupancyMaxActiveClusters(&out->groups[i], kernel, &launch.config);
     if (status != cudaSuccess) return status;
-    out->teams[i] = std::min(out->teams[i], room >> i);
+    out->groups[i] = std::min(out->groups[i], room >> i);
   }
   return cudaSuccess;
 }
@@ -119,41 +119,41 @@ inline bool shares_rows(const Device& device, int64_t sequences, int64_t rows) {
   return rows == 1 ? busy < kBlocksPerProcessor * device.processors : busy * 2 <= device.processors;
 }
 
-// `rows` of `spans` each for every one of `sequences`. wide: the walk of the last team reads rows
-// again, so that a larger team pays in the row-parallel schedule too.
+// `rows` of `warp_tiles` each for every one of `sequences`. wide: the walk of the last group reads
+// rows again, so that a larger group pays in the row-parallel schedule too.
 inline CudaPlan make_plan(const CudaRequest& request, const Device& device, int64_t sequences,
-                          int64_t rows, int64_t spans, bool wide) {
+                          int64_t rows, int64_t warp_tiles, bool wide) {
   // Blocks that one step of a row keeps busy.
-  const int64_t whole_row = (spans + kWarps - 1) / kWarps;
+  const int64_t whole_row = (warp_tiles + kWarps - 1) / kWarps;
   CudaPlan plan = {};
   if (sequences * rows == 0) return plan;
   const auto largest_team = [&](int64_t sequences_at_once) {
     int i = 0;
     while (i + 1 < kTeamSizes && 2 << i <= whole_row &&
-           device.teams[i + 1] >= std::max<int64_t>(1, sequences_at_once)) {
+           device.groups[i + 1] >= std::max<int64_t>(1, sequences_at_once)) {
       ++i;
     }
     return i;
   };
-  // A ticket counts the teams of a sequence in 16 bits.
+  // A ticket counts the groups of a sequence in 16 bits.
   const int64_t most_parts = kMostArrivals / rows;
   plan.parallel = most_parts > 0 && (request.schedule == Schedule::kParallel ||
                                      (request.schedule == Schedule::kAuto && whole_row > 1 &&
                                       shares_rows(device, sequences, rows)));
   int size = plan.parallel ? wide ? largest_team(1) : 0 : largest_team(sequences);
-  if (request.team > 0) {
-    for (size = 0; 2 << size <= request.team && device.teams[size + 1] > 0;) ++size;
+  if (request.group_size > 0) {
+    for (size = 0; 2 << size <= request.group_size && device.groups[size + 1] > 0;) ++size;
   }
-  plan.team = 1 << size;
-  const int64_t room = std::max(1, device.teams[size]);
+  plan.group_size = 1 << size;
+  const int64_t room = std::max(1, device.groups[size]);
   if (!plan.parallel) {
-    plan.parts = 1;
-    plan.teams = std::min(sequences, room);
+    plan.splits = 1;
+    plan.groups = std::min(sequences, room);
     return plan;
   }
-  const int64_t share = room / (sequences * rows), useful = whole_row / plan.team;
-  plan.parts = static_cast<int32_t>(std::max<int64_t>(1, std::min({share, useful, most_parts})));
-  plan.teams = sequences * rows * plan.parts;
+  const int64_t share = room / (sequences * rows), useful = whole_row / plan.group_size;
+  plan.splits = static_cast<int32_t>(std::max<int64_t>(1, std::min({share, useful, most_parts})));
+  plan.groups = sequences * rows * plan.splits;
   return plan;
 }
 
@@ -176,12 +176,12 @@ inline uint64_t next_launch() {
 }
 
 template <class Job>
-cudaError_t launch_teams(void (*kernel)(Job), const Job& job, const CudaPlan& plan,
-                         const Device& device, void* stream) {
-  TeamConfig launch(plan.team, device.clusters);
-  launch.config.gridDim = dim3(static_cast<unsigned>(plan.teams * plan.team));
+cudaError_t launch_groups(void (*kernel)(Job), const Job& job, const CudaPlan& plan,
+                          const Device& device, void* stream) {
+  GroupConfig launch(plan.group_size, device.clusters);
+  launch.config.gridDim = dim3(static_cast<unsigned>(plan.groups * plan.group_size));
   launch.config.stream = static_cast<cudaStream_t>(stream);
   return cudaLaunchKernelEx(&launch.config, kernel, job);
 }
 
-}  // namespace specdec
+}  // namespace specdec::cuda

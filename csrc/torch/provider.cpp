@@ -1,6 +1,6 @@
 #include "torch/provider.h"
 
-#include "torch/ops.h"
+#include "torch/ops/ops.h"
 
 namespace specdec {
 
@@ -9,15 +9,15 @@ CudaRequest& cuda_request() {
   return request;
 }
 
-void set_cuda_schedule(std::string schedule, int64_t team) {
+void set_cuda_schedule(std::string schedule, int64_t group) {
   SPECDEC_CHECK(schedule == "auto" || schedule == "lazy" || schedule == "parallel",
                 "schedule must be one of auto, lazy, parallel, got ", schedule);
-  SPECDEC_CHECK(team >= 0 && team <= 8 && (team & (team - 1)) == 0,
-                "team must be 0 (by size), 1, 2, 4 or 8, got ", team);
+  SPECDEC_CHECK(group >= 0 && group <= 8 && (group & (group - 1)) == 0,
+                "group must be 0 (by size), 1, 2, 4 or 8, got ", group);
   cuda_request() = {schedule == "auto"   ? Schedule::kAuto
                     : schedule == "lazy" ? Schedule::kLazy
                                          : Schedule::kParallel,
-                    static_cast<int32_t>(team)};
+                    static_cast<int32_t>(group)};
 }
 
 }  // namespace specdec

@@ -2,8 +2,8 @@
 // Which room runs an op whose launcher wants scratch memory: the CPU's, or CUDA's.
 #include <torch/csrc/stable/accelerator.h>
 
-#include "specdec/cuda.h"
-#include "torch/checks.h"
+#include "specdec/cuda_plan.h"
+#include "torch/arguments/checks.h"
 #include "torch/cuda_stream.h"
 #include "torch/parallel.h"
 
@@ -12,15 +12,15 @@ namespace specdec {
 // What the CUDA launchers are asked for; the tests and benchmarks change it.
 CudaRequest& cuda_request();
 
-template <class Params>
+template <class OpParams>
 struct Launchers {
-  void (*cpu)(const Params&, const Parallel&);
-  int (*plan)(const Params&, const CudaRequest&, CudaPlan*);
-  int (*cuda)(const Params&, const CudaPlan&, void* workspace, void* stream);
+  void (*cpu)(const OpParams&, const Parallel&);
+  int (*plan)(const OpParams&, const CudaRequest&, CudaPlan*);
+  int (*cuda)(const OpParams&, const CudaPlan&, void* workspace, void* stream);
 };
 
-template <class Params>
-void run_where(const Tensor& of, const Params& p, const Launchers<Params>& launchers) {
+template <class OpParams>
+void run_where(const Tensor& of, const OpParams& p, const Launchers<OpParams>& launchers) {
   if (of.is_cpu()) return launchers.cpu(p, torch_parallel());
 #ifdef SPECDEC_WITH_CUDA
   const int32_t device = of.get_device_index();
@@ -38,9 +38,9 @@ void run_where(const Tensor& of, const Params& p, const Launchers<Params>& launc
 }
 
 #ifdef SPECDEC_WITH_CUDA
-#define SPECDEC_LAUNCHERS(op) {specdec::op##_cpu, specdec::plan_##op##_cuda, specdec::op##_cuda}
+#define SPECDEC_LAUNCHERS(op) {specdec::cpu::op, specdec::cuda::plan_##op, specdec::cuda::op}
 #else
-#define SPECDEC_LAUNCHERS(op) {specdec::op##_cpu, nullptr, nullptr}
+#define SPECDEC_LAUNCHERS(op) {specdec::cpu::op, nullptr, nullptr}
 #endif
 
 }  // namespace specdec

@@ -2,13 +2,13 @@
 // registers its own implementations for CUDA devices there too.
 #include <torch/csrc/stable/library.h>
 
-#include "cpu/tile.h"
-#include "torch/expand_tree.h"
-#include "torch/kv.h"
-#include "torch/ops.h"
+#include "cpu/row/tile.h"
+#include "torch/ops/expand_tree.h"
+#include "torch/ops/kv.h"
+#include "torch/ops/ops.h"
+#include "torch/ops/schemas.h"
+#include "torch/ops/tree_layout.h"
 #include "torch/provider.h"
-#include "torch/schemas.h"
-#include "torch/tree_layout.h"
 
 namespace specdec {
 namespace {
@@ -21,7 +21,7 @@ bool built_with_cuda() {
 #endif
 }
 
-std::string cpu_capability() { return tile_kernels().isa; }
+std::string cpu_capability() { return cpu::tile_kernels().isa; }
 
 }  // namespace
 }  // namespace specdec

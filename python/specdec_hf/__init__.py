@@ -10,7 +10,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from specdec_hf.cache import SpecCache
+    from specdec_hf.cache.rows import SpecCache
+    from specdec_hf.decode.session import SpecOutput
+    from specdec_hf.decode.statistics import RowStats, SpecStats
+    from specdec_hf.decode.streaming import Step
     from specdec_hf.drafters import (
         Draft,
         DraftContext,
@@ -19,12 +22,9 @@ if TYPE_CHECKING:
         ModelDrafter,
         PromptLookupDrafter,
     )
-    from specdec_hf.loop import SpeculativeDecoder, generate
-    from specdec_hf.policies import BenefitGuard
-    from specdec_hf.session import SpecOutput
-    from specdec_hf.stats import RowStats, SpecStats
-    from specdec_hf.streaming import Step
-    from specdec_hf.trees import (
+    from specdec_hf.decode.generate import SpeculativeDecoder, generate
+    from specdec_hf.schedules.schedules import BenefitGuard
+    from specdec_hf.trees.layouts import (
         EagleTree,
         TreeSpec,
         TrieTree,
@@ -56,7 +56,10 @@ __all__ = [
 
 # Loaded at first use, so that the command line answers --help without torch and transformers.
 _MODULES = {
-    "cache": ("SpecCache",),
+    "cache.rows": ("SpecCache",),
+    "decode.session": ("SpecOutput",),
+    "decode.statistics": ("RowStats", "SpecStats"),
+    "decode.streaming": ("Step",),
     "drafters": (
         "Draft",
         "DraftContext",
@@ -65,12 +68,9 @@ _MODULES = {
         "ModelDrafter",
         "PromptLookupDrafter",
     ),
-    "loop": ("SpeculativeDecoder", "generate"),
-    "policies": ("BenefitGuard",),
-    "session": ("SpecOutput",),
-    "stats": ("RowStats", "SpecStats"),
-    "streaming": ("Step",),
-    "trees": ("EagleTree", "TreeSpec", "TrieTree", "load_acceptance", "save_acceptance"),
+    "decode.generate": ("SpeculativeDecoder", "generate"),
+    "schedules.schedules": ("BenefitGuard",),
+    "trees.layouts": ("EagleTree", "TreeSpec", "TrieTree", "load_acceptance", "save_acceptance"),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -15,20 +15,20 @@ __all__ = ["MODULES", "register"]
 
 # Op -> the module of this package that has a function of its name.
 MODULES = {
-    "sample": "sample",
-    "verify_chain": "chain",
-    "verify_tree": "tree",
-    "tree_attention": "tree_layout",
-    "rerank_tree": "tree_layout",
-    "build_trie": "tree_layout",
-    "expand_tree": "expand_tree",
-    "kv_append_": "kv",
-    "kv_truncate_": "kv",
-    "kv_compact_": "kv_compact",
-    "paged_compact_": "kv_compact",
-    "kv_realign_": "kv_realign",
-    "ring_truncate_": "ring_truncate",
-    "paged_truncate_": "paged_truncate",
+    "sample": "row.sample",
+    "verify_chain": "chain.verify_chain",
+    "verify_tree": "tree.verify_tree",
+    "tree_attention": "tree.layout",
+    "rerank_tree": "tree.layout",
+    "build_trie": "tree.layout",
+    "expand_tree": "tree.expand_tree",
+    "kv_append_": "kv.append",
+    "kv_truncate_": "kv.append",
+    "kv_compact_": "kv.compact",
+    "paged_compact_": "kv.compact",
+    "kv_realign_": "kv.realign",
+    "ring_truncate_": "kv.ring_truncate",
+    "paged_truncate_": "kv.paged_truncate",
 }
 
 _libraries: dict[str, torch.library.Library] = {}

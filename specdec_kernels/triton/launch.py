@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from specdec_kernels._checks import float32
-from specdec_kernels._sample_arguments import SamplingArguments
+from specdec_kernels.arguments.checks import float32
+from specdec_kernels.arguments.sample import SamplingArguments
 
 TILE = 4096  # part of the contract: results depend on it
 CHUNK = 1024  # threshold passes keep one accumulator per pivot and position of a chunk

@@ -1,19 +1,19 @@
 // The cache ops as csrc/torch binds them, served by the CUDA source on CPU tensors, under a name of
 // their own; for tests/simt_kv.py.
-#include "../../csrc/cuda/kv.cu"
+#include "../../csrc/torch/arguments/kv.cpp"
 
-#include "../../csrc/cuda/kv_compact.cu"
-#include "../../csrc/cuda/kv_realign.cu"
-#include "../../csrc/cuda/paged_truncate.cu"
-#include "../../csrc/cuda/ring_truncate.cu"
-#include "../../csrc/torch/checks.cpp"
-#include "../../csrc/torch/kv.cpp"
-#include "../../csrc/torch/kv_caches.cpp"
-#include "../../csrc/torch/kv_compact.cpp"
-#include "../../csrc/torch/kv_realign.cpp"
-#include "../../csrc/torch/paged_truncate.cpp"
-#include "../../csrc/torch/ring_truncate.cpp"
-#include "torch/schemas.h"
+#include "../../csrc/cuda/kv/append.cu"
+#include "../../csrc/cuda/kv/compact.cu"
+#include "../../csrc/cuda/kv/paged_truncate.cu"
+#include "../../csrc/cuda/kv/realign.cu"
+#include "../../csrc/cuda/kv/ring_truncate.cu"
+#include "../../csrc/torch/arguments/checks.cpp"
+#include "../../csrc/torch/ops/kv_append.cpp"
+#include "../../csrc/torch/ops/kv_compact.cpp"
+#include "../../csrc/torch/ops/kv_realign.cpp"
+#include "../../csrc/torch/ops/paged_truncate.cpp"
+#include "../../csrc/torch/ops/ring_truncate.cpp"
+#include "torch/ops/schemas.h"
 
 namespace specdec {
 
@@ -23,8 +23,10 @@ static void check_launch(int status) {
                 "the launch failed: ", cudaGetErrorString(static_cast<cudaError_t>(status)));
 }
 
-#define SPECDEC_IN_SHIM(op, Params) \
-  void op##_cpu(const Params& p, const Parallel&) { check_launch(op##_cuda(p, nullptr)); }
+namespace cpu {
+
+#define SPECDEC_IN_SHIM(op, OpParams) \
+  void op(const OpParams& p, const Parallel&) { check_launch(cuda::op(p, nullptr)); }
 SPECDEC_IN_SHIM(kv_append, KvAppendParams)
 SPECDEC_IN_SHIM(kv_truncate, KvTruncateParams)
 SPECDEC_IN_SHIM(kv_compact, KvCompactParams)
@@ -32,6 +34,8 @@ SPECDEC_IN_SHIM(paged_compact, PagedCompactParams)
 SPECDEC_IN_SHIM(paged_truncate, PagedTruncateParams)
 SPECDEC_IN_SHIM(kv_realign, KvRealignParams)
 SPECDEC_IN_SHIM(ring_truncate, RingTruncateParams)
+
+}  // namespace cpu
 
 Parallel torch_parallel() { return serial(); }
 

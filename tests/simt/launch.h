@@ -9,7 +9,7 @@
 
 namespace simt {
 
-struct Shape {
+struct WeightParams {
   dim3 grid, block, cluster;
   size_t shared;
   bool cooperative;
@@ -21,8 +21,8 @@ inline dim3 place(uint64_t i, const dim3& size) {
               static_cast<unsigned>(i / size.x / size.y));
 }
 
-inline Shape shape_of(const cudaLaunchConfig_t& config) {
-  Shape shape = {config.gridDim, config.blockDim, dim3(), config.dynamicSmemBytes, false};
+inline WeightParams shape_of(const cudaLaunchConfig_t& config) {
+  WeightParams shape = {config.gridDim, config.blockDim, dim3(), config.dynamicSmemBytes, false};
   for (unsigned i = 0; i < config.numAttrs; ++i) {
     const cudaLaunchAttribute& attribute = config.attrs[i];
     if (attribute.id == cudaLaunchAttributeClusterDimension) {
@@ -36,14 +36,15 @@ inline Shape shape_of(const cudaLaunchConfig_t& config) {
   return shape;
 }
 
-inline int blocks_at_once(const Shape& shape) {
+inline int blocks_at_once(const WeightParams& shape) {
   int blocks = 0;
   cudaOccupancyMaxActiveBlocksPerMultiprocessor(
       &blocks, shape_of, static_cast<int>(volume(shape.block)), shape.shared);
   return blocks * multiprocessors;
 }
 
-inline cudaError_t check(const Shape& s, const FunctionLimits& limits, size_t parameter_bytes) {
+inline cudaError_t check(const WeightParams& s, const FunctionLimits& limits,
+                         size_t parameter_bytes) {
   const uint64_t threads = volume(s.block), cluster = volume(s.cluster);
   if (volume(s.grid) == 0 || threads == 0 || threads > 1024 || s.block.z > 64 ||
       s.grid.x >= 1u << 31 || s.grid.y > 65535 || s.grid.z > 65535 || parameter_bytes > 32764) {
@@ -66,7 +67,7 @@ inline cudaError_t check(const Shape& s, const FunctionLimits& limits, size_t pa
 // The blocks that run at the same time.
 class Wave {
  public:
-  explicit Wave(const Shape& shape)
+  explicit Wave(const WeightParams& shape)
       : shape_(shape),
         clusters_of_grid_(shape.grid.x / shape.cluster.x, shape.grid.y / shape.cluster.y,
                           shape.grid.z / shape.cluster.z),
@@ -124,7 +125,7 @@ class Wave {
  private:
   size_t warps_per_block() const { return (volume(shape_.block) + 31) / 32; }
 
-  const Shape shape_;
+  const WeightParams shape_;
   const dim3 clusters_of_grid_;
   std::vector<Cluster> clusters_;
   std::vector<Block> blocks_;
@@ -144,7 +145,7 @@ inline void thread_returned(Thread& t) {
   if (block.barrier.returned == block.barrier.threads) shared_pool.close(block);
 }
 
-inline cudaError_t run(const Shape& shape, Scheduler::Body body, const void* context) {
+inline cudaError_t run(const WeightParams& shape, Scheduler::Body body, const void* context) {
   ++launches;
   gridDim = shape.grid;
   blockDim = shape.block;
@@ -167,13 +168,13 @@ inline cudaError_t run(const Shape& shape, Scheduler::Body body, const void* con
 
 }  // namespace simt
 
-template <class... Params, class... Args>
-cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Params...),
+template <class... SequenceParams, class... Args>
+cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(SequenceParams...),
                                Args&&... args) {
-  const simt::Shape shape = simt::shape_of(*config);
+  const simt::WeightParams shape = simt::shape_of(*config);
   const cudaError_t status =
       simt::check(shape, simt::function_limits[reinterpret_cast<const void*>(kernel)],
-                  (sizeof(Params) + ... + 0));
+                  (sizeof(SequenceParams) + ... + 0));
   if (status != cudaSuccess) return simt::report(status);
   const auto body = [&] { kernel(args...); };
   using Body = decltype(body);
@@ -183,7 +184,7 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
 template <class F>
 cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, F* function,
                                            const cudaLaunchConfig_t* config) {
-  const simt::Shape shape = simt::shape_of(*config);
+  const simt::WeightParams shape = simt::shape_of(*config);
   const cudaError_t status =
       simt::check(shape, simt::function_limits[reinterpret_cast<const void*>(function)], 0);
   if (status != cudaSuccess) return simt::report(status);

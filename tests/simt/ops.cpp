@@ -2,18 +2,18 @@
 // own; for tests/test_simt_ops.py.
 #include <cstring>
 
-#include "../../csrc/torch/chain.cpp"
-#include "../../csrc/torch/chain_arguments.cpp"
-#include "../../csrc/torch/checks.cpp"
-#include "../../csrc/torch/draft_arguments.cpp"
+#include "../../csrc/torch/arguments/chain.cpp"
+#include "../../csrc/torch/arguments/checks.cpp"
+#include "../../csrc/torch/arguments/draft.cpp"
+#include "../../csrc/torch/arguments/tree.cpp"
+#include "../../csrc/torch/arguments/verification.cpp"
+#include "../../csrc/torch/ops/sample.cpp"
+#include "../../csrc/torch/ops/verify_chain.cpp"
+#include "../../csrc/torch/ops/verify_tree.cpp"
 #include "../../csrc/torch/provider.cpp"
-#include "../../csrc/torch/sample.cpp"
-#include "../../csrc/torch/tree.cpp"
-#include "../../csrc/torch/tree_arguments.cpp"
-#include "../../csrc/torch/verify_arguments.cpp"
 #include "cuda/launch.cuh"
 #include "cuda_runtime.h"
-#include "torch/schemas.h"
+#include "torch/ops/schemas.h"
 
 namespace specdec {
 
@@ -23,9 +23,9 @@ static uint64_t workspace_word = ~uint64_t{0};
 static CudaPlan last_plan = {};
 
 // No CUDA device: every tensor is on the CPU, and this stands where the CPU kernels would.
-template <class Params>
-void run_in_shim(const Params& p, int (*plan)(const Params&, const CudaRequest&, CudaPlan*),
-                 int (*launch)(const Params&, const CudaPlan&, void*, void*)) {
+template <class OpParams>
+void run_in_shim(const OpParams& p, int (*plan)(const OpParams&, const CudaRequest&, CudaPlan*),
+                 int (*launch)(const OpParams&, const CudaPlan&, void*, void*)) {
   CudaPlan how = {};
   int status = plan(p, cuda_request(), &how);
   last_plan = how;
@@ -39,17 +39,21 @@ void run_in_shim(const Params& p, int (*plan)(const Params&, const CudaRequest&,
                 "the launch failed: ", cudaGetErrorString(static_cast<cudaError_t>(status)));
 }
 
-void sample_cpu(const SampleParams& p, const Parallel&) {
-  run_in_shim(p, plan_sample_cuda, sample_cuda);
+namespace cpu {
+
+void sample(const SampleParams& p, const Parallel&) {
+  run_in_shim(p, cuda::plan_sample, cuda::sample);
 }
 
-void verify_chain_cpu(const ChainParams& p, const Parallel&) {
-  run_in_shim(p, plan_verify_chain_cuda, verify_chain_cuda);
+void verify_chain(const ChainParams& p, const Parallel&) {
+  run_in_shim(p, cuda::plan_verify_chain, cuda::verify_chain);
 }
 
-void verify_tree_cpu(const TreeParams& p, const Parallel&) {
-  run_in_shim(p, plan_verify_tree_cuda, verify_tree_cuda);
+void verify_tree(const TreeParams& p, const Parallel&) {
+  run_in_shim(p, cuda::plan_verify_tree, cuda::verify_tree);
 }
+
+}  // namespace cpu
 
 Parallel torch_parallel() { return serial(); }
 
@@ -70,12 +74,12 @@ extern "C" __attribute__((visibility("default"))) void simt_workspace(uint64_t w
   specdec::workspace_word = word;
 }
 
-// Bytes of the workspace, teams, blocks a team, teams a row, row-parallel.
+// Bytes of the workspace, groups, blocks a group, groups a row, row-parallel.
 static void write_plan(const specdec::CudaPlan& plan, int64_t* out) {
   out[0] = plan.workspace_bytes;
-  out[1] = plan.teams;
-  out[2] = plan.team;
-  out[3] = plan.parts;
+  out[1] = plan.groups;
+  out[2] = plan.group_size;
+  out[3] = plan.splits;
   out[4] = plan.parallel;
 }
 
@@ -84,23 +88,24 @@ extern "C" __attribute__((visibility("default"))) void simt_last_plan(int64_t* o
 }
 
 extern "C" __attribute__((visibility("default"))) uint64_t simt_next_launch() {
-  return specdec::next_launch();
+  return specdec::cuda::next_launch();
 }
 
-// What a device would be asked for: multiprocessors, how many teams of 1, 2, 4 and 8 blocks it
+// What a device would be asked for: multiprocessors, how many groups of 1, 2, 4 and 8 blocks it
 // runs.
 extern "C" __attribute__((visibility("default"))) void simt_plan(const int32_t* device,
                                                                  int64_t sequences, int64_t rows,
-                                                                 int64_t spans, int64_t* out) {
+                                                                 int64_t warp_tiles, int64_t* out) {
   specdec::Device d = {device[0], device[2] > 0, {device[1], device[2], device[3], device[4]}};
-  write_plan(specdec::make_plan(specdec::cuda_request(), d, sequences, rows, spans, true), out);
+  write_plan(specdec::make_plan(specdec::cuda_request(), d, sequences, rows, warp_tiles, true),
+             out);
 }
 
 STABLE_TORCH_LIBRARY(specdec_kernels_simt, m) {
   m.def(specdec::kSampleSchema);
   m.def(specdec::kVerifyChainSchema);
   m.def(specdec::kVerifyTreeSchema);
-  m.def("set_cuda_schedule(str schedule, int team) -> ()");
+  m.def("set_cuda_schedule(str schedule, int group) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(specdec_kernels_simt, CPU, m) {

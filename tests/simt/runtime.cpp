@@ -269,8 +269,8 @@ __global__ void fault_kernel(int fault, unsigned* flag) {
   }
 }
 
-template <class... Params, class... Args>
-int launch(void (*kernel)(Params...), unsigned grid, unsigned block, unsigned cluster,
+template <class... SequenceParams, class... Args>
+int launch(void (*kernel)(SequenceParams...), unsigned grid, unsigned block, unsigned cluster,
            size_t shared_bytes, bool cooperative, Args... args) {
   cudaLaunchAttribute attributes[3] = {};
   attributes[0].id = cudaLaunchAttributeClusterDimension;

@@ -1,10 +1,10 @@
 #pragma once
 // Verification of a chain of drafted tokens.
-#include "specdec/cuda.h"
+#include "specdec/cuda_plan.h"
 #include "specdec/host_device.h"
 #include "specdec/parallel.h"
 #include "specdec/philox.h"
-#include "specdec/verify.h"
+#include "specdec/verification.h"
 
 namespace specdec {
 
@@ -24,10 +24,14 @@ struct ChainParams : VerifyParams {
   SPECDEC_HD int64_t id_limit() const { return reads_draft() ? draft.id_limit(vocab) : vocab; }
 };
 
-void verify_chain_cpu(const ChainParams& p, const Parallel& parallel);
+namespace cpu {
+void verify_chain(const ChainParams& p, const Parallel& parallel);
+}  // namespace cpu
 
 // A cudaError_t as int, so that this header needs no CUDA toolkit; `stream` is a cudaStream_t.
-int plan_verify_chain_cuda(const ChainParams& p, const CudaRequest& request, CudaPlan* plan);
-int verify_chain_cuda(const ChainParams& p, const CudaPlan& plan, void* workspace, void* stream);
+namespace cuda {
+int plan_verify_chain(const ChainParams& p, const CudaRequest& request, CudaPlan* plan);
+int verify_chain(const ChainParams& p, const CudaPlan& plan, void* workspace, void* stream);
+}  // namespace cuda
 
 }  // namespace specdec

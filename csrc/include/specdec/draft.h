@@ -8,7 +8,7 @@ namespace specdec {
 enum class Kind : int32_t { kLogits, kProbs };
 // Nothing (each drafted token was certain), rows of what `kind` says, logits with what sample left
 // behind, or a few ids with their probabilities.
-enum class DraftForm : int32_t { kPointMass, kRows, kSampled, kSparse };
+enum class DraftForm : int32_t { kOneHot, kRows, kSampled, kSparse };
 
 SPECDEC_HD inline int64_t id_at(const void* ids, bool are_int64, int64_t at) {
   return are_int64 ? static_cast<const int64_t*>(ids)[at] : static_cast<const int32_t*>(ids)[at];

@@ -22,6 +22,8 @@ struct ExpandTreeParams {
   int64_t width;
 };
 
-void expand_tree_cpu(const ExpandTreeParams& p, const Parallel& parallel);
+namespace cpu {
+void expand_tree(const ExpandTreeParams& p, const Parallel& parallel);
+}  // namespace cpu
 
 }  // namespace specdec

@@ -84,11 +84,15 @@ SPECDEC_HD inline KvRange dropped_slots(int64_t length, int64_t new_length, int6
   return end > begin ? KvRange{begin, end - begin} : KvRange{0, 0};
 }
 
-void kv_append_cpu(const KvAppendParams& p, const Parallel& parallel);
-void kv_truncate_cpu(const KvTruncateParams& p, const Parallel& parallel);
+namespace cpu {
+void kv_append(const KvAppendParams& p, const Parallel& parallel);
+void kv_truncate(const KvTruncateParams& p, const Parallel& parallel);
+}  // namespace cpu
 
 // A cudaError_t as int, so that this header needs no CUDA toolkit; `stream` is a cudaStream_t.
-int kv_append_cuda(const KvAppendParams& p, void* stream);
-int kv_truncate_cuda(const KvTruncateParams& p, void* stream);
+namespace cuda {
+int kv_append(const KvAppendParams& p, void* stream);
+int kv_truncate(const KvTruncateParams& p, void* stream);
+}  // namespace cuda
 
 }  // namespace specdec

@@ -100,11 +100,15 @@ struct PagedCompactParams {
   PagedSlots slots;
 };
 
-void kv_compact_cpu(const KvCompactParams& p, const Parallel& parallel);
-void paged_compact_cpu(const PagedCompactParams& p, const Parallel& parallel);
+namespace cpu {
+void kv_compact(const KvCompactParams& p, const Parallel& parallel);
+void paged_compact(const PagedCompactParams& p, const Parallel& parallel);
+}  // namespace cpu
 
 // As in kv.h.
-int kv_compact_cuda(const KvCompactParams& p, void* stream);
-int paged_compact_cuda(const PagedCompactParams& p, void* stream);
+namespace cuda {
+int kv_compact(const KvCompactParams& p, void* stream);
+int paged_compact(const PagedCompactParams& p, void* stream);
+}  // namespace cuda
 
 }  // namespace specdec

@@ -45,9 +45,13 @@ SPECDEC_HD inline KvShift realigned(int64_t start, int64_t length, int64_t shift
   return {shift > 0 ? begin : end - 1, shift > 0 ? 1 : -1, step, size, left};
 }
 
-void kv_realign_cpu(const KvRealignParams& p, const Parallel& parallel);
+namespace cpu {
+void kv_realign(const KvRealignParams& p, const Parallel& parallel);
+}  // namespace cpu
 
 // As in kv.h.
-int kv_realign_cuda(const KvRealignParams& p, void* stream);
+namespace cuda {
+int kv_realign(const KvRealignParams& p, void* stream);
+}  // namespace cuda
 
 }  // namespace specdec

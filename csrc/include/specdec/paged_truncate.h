@@ -26,9 +26,13 @@ SPECDEC_HD inline KvRange freed_columns(int64_t length, int64_t new_length, int6
   return {begin, end > begin ? end - begin : 0};
 }
 
-void paged_truncate_cpu(const PagedTruncateParams& p, const Parallel& parallel);
+namespace cpu {
+void paged_truncate(const PagedTruncateParams& p, const Parallel& parallel);
+}  // namespace cpu
 
 // As in kv.h.
-int paged_truncate_cuda(const PagedTruncateParams& p, void* stream);
+namespace cuda {
+int paged_truncate(const PagedTruncateParams& p, void* stream);
+}  // namespace cuda
 
 }  // namespace specdec

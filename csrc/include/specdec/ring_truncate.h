@@ -33,9 +33,13 @@ SPECDEC_HD inline bool window_is_lost(int64_t length, int64_t new_length, int64_
   return slots > 0 && kept > 0 && first < length - slots;
 }
 
-void ring_truncate_cpu(const RingTruncateParams& p, const Parallel& parallel);
+namespace cpu {
+void ring_truncate(const RingTruncateParams& p, const Parallel& parallel);
+}  // namespace cpu
 
 // As in kv.h.
-int ring_truncate_cuda(const RingTruncateParams& p, void* stream);
+namespace cuda {
+int ring_truncate(const RingTruncateParams& p, void* stream);
+}  // namespace cuda
 
 }  // namespace specdec

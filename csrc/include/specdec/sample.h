@@ -1,6 +1,6 @@
 #pragma once
 // One fused sampling pass over R rows of logits.
-#include "specdec/cuda.h"
+#include "specdec/cuda_plan.h"
 #include "specdec/parallel.h"
 #include "specdec/philox.h"
 #include "specdec/sampling.h"
@@ -20,13 +20,17 @@ struct SampleParams {
   int64_t num_rows;
   int64_t vocab;
   uint32_t stream;
-  bool race;
+  bool gumbel;
 };
 
-void sample_cpu(const SampleParams& p, const Parallel& parallel);
+namespace cpu {
+void sample(const SampleParams& p, const Parallel& parallel);
+}  // namespace cpu
 
 // A cudaError_t as int, so that this header needs no CUDA toolkit; `stream` is a cudaStream_t.
-int plan_sample_cuda(const SampleParams& p, const CudaRequest& request, CudaPlan* plan);
-int sample_cuda(const SampleParams& p, const CudaPlan& plan, void* workspace, void* stream);
+namespace cuda {
+int plan_sample(const SampleParams& p, const CudaRequest& request, CudaPlan* plan);
+int sample(const SampleParams& p, const CudaPlan& plan, void* workspace, void* stream);
+}  // namespace cuda
 
 }  // namespace specdec

@@ -76,8 +76,10 @@ struct BuildTrieParams {
   bool merge;  // one node for what has one prefix
 };
 
-void tree_attention_cpu(const TreeAttentionParams& p, const Parallel& parallel);
-void rerank_tree_cpu(const RerankTreeParams& p, const Parallel& parallel);
-void build_trie_cpu(const BuildTrieParams& p, const Parallel& parallel);
+namespace cpu {
+void tree_attention(const TreeAttentionParams& p, const Parallel& parallel);
+void rerank_tree(const RerankTreeParams& p, const Parallel& parallel);
+void build_trie(const BuildTrieParams& p, const Parallel& parallel);
+}  // namespace cpu
 
 }  // namespace specdec

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from specdec_kernels import SampledDraft
 
 # They compare with the law that the drafts were drawn from.
-RATIO_RULES = (
+RULES_READING_DRAFT = (
     "token", "block", "multi_draft", "multi_draft_wor", "top_k_plus_one", "k_seq", "traversal",
 )  # fmt: skip
 

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specdec_hf.drafters.base import RATIO_RULES
+from specdec_hf.drafters.base import RULES_READING_DRAFT
 from specdec_hf.drafters.draft_model import DraftModel
-from specdec_hf.trees import TreeSpec
+from specdec_hf.trees.layouts import TreeSpec
 from specdec_kernels import Sampled, expand_tree
 
 MAX_WIDTH = 64  # of expand_tree
@@ -66,7 +66,7 @@ def draw_children(
     """
     rule = draft.context.rule
     firsts = np.cumsum(widths) - widths
-    if rule not in RATIO_RULES and rule != "match":
+    if rule not in RULES_READING_DRAFT and rule != "match":
         ranks = np.array(spec.ranks)[nodes]
         tokens = _likeliest(logits, int(ranks.max()) + 1)
         owners = np.repeat(np.arange(len(widths)), widths)

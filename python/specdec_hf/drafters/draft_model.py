@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specdec_hf.cache import Lengths, SpecCache, context_of, make_cache
+from specdec_hf.cache.rows import Lengths, SpecCache, context_of, make_cache
+from specdec_hf.decode.forward import forward_tree, forward_window
 from specdec_hf.drafters.base import DraftContext, History
-from specdec_hf.forward import forward_tree, forward_window
 from specdec_kernels import Sampled, sample
 
 
@@ -131,6 +131,6 @@ class DraftModel:
             **settings,
             seeds=self.seeds.repeat_interleave(rows),
             positions=positions.flatten(),
-            stream="shared" if self.context.rule == "match" else "draft",
+            noise="shared" if self.context.rule == "match" else "draft",
         )
         return Sampled(*(x.view(-1, rows) for x in drawn))

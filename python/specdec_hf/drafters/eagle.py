@@ -18,7 +18,7 @@ from specdec_hf.drafters.base import (
     absent_beyond,
 )
 from specdec_hf.drafters.draft_model import DraftModel
-from specdec_hf.trees import EagleTree
+from specdec_hf.trees.layouts import EagleTree
 from specdec_kernels import expand_tree, rerank_tree
 
 

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specdec_hf.drafters.base import RATIO_RULES, Draft, DraftContext, Drafter, History
+from specdec_hf.decode.forward import forward_window
+from specdec_hf.drafters.base import RULES_READING_DRAFT, Draft, DraftContext, Drafter, History
 from specdec_hf.drafters.draft_model import DraftModel
-from specdec_hf.forward import forward_window
 from specdec_kernels import SampledDraft
 
 
@@ -96,4 +96,4 @@ class ModelDrafter(Drafter):
 
     @property
     def _needs_law(self) -> bool:
-        return self._context.rule in RATIO_RULES
+        return self._context.rule in RULES_READING_DRAFT

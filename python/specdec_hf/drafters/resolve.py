@@ -13,7 +13,7 @@ from specdec_hf.drafters.model import ModelDrafter
 from specdec_hf.drafters.prompt_lookup import PromptLookupDrafter
 from specdec_hf.drafters.tree_model import TreeModelDrafter
 from specdec_hf.drafters.trie import TrieDrafter
-from specdec_hf.trees import EagleTree, Layout, TreeSpec, TrieTree
+from specdec_hf.trees.layouts import EagleTree, Layout, TreeSpec, TrieTree
 
 
 def _named(drafter: Any) -> str:

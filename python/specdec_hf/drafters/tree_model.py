@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from specdec_hf.drafters.base import (
-    RATIO_RULES,
+    RULES_READING_DRAFT,
     DraftContext,
     History,
     TreeDraft,
@@ -20,7 +20,7 @@ from specdec_hf.drafters.base import (
 )
 from specdec_hf.drafters.children import MAX_WIDTH, Children, draw_children
 from specdec_hf.drafters.draft_model import DraftModel
-from specdec_hf.trees import MAX_NODES, Forest, TreeSpec
+from specdec_hf.trees.layouts import MAX_NODES, Forest, TreeSpec
 from specdec_kernels import SampledDraft
 
 SEVERAL_MODELS = (
@@ -100,7 +100,7 @@ class TreeModelDrafter(TreeDrafter):
             return None
         parents = torch.tensor(spec.parents).to(target, non_blocking=True).expand(rows, -1)
         made = TreeDraft(tokens, parents, depth)
-        if self._context.rule in RATIO_RULES:
+        if self._context.rule in RULES_READING_DRAFT:
             made.law = SampledDraft(
                 torch.cat([x.logits.to(target) for x in laws], dim=1),
                 torch.cat([x.logsumexp.to(target) for x in laws], dim=1),

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from specdec_hf.drafters.base import (
-    RATIO_RULES,
+    RULES_READING_DRAFT,
     DraftContext,
     Drafter,
     History,
@@ -21,7 +21,7 @@ from specdec_hf.drafters.base import (
 )
 from specdec_hf.drafters.model import ModelDrafter
 from specdec_hf.drafters.prompt_lookup import PromptLookupDrafter
-from specdec_hf.trees import TrieTree
+from specdec_hf.trees.layouts import TrieTree
 from specdec_kernels import SampledDraft, build_trie
 
 
@@ -52,7 +52,7 @@ class TrieDrafter(TreeDrafter):
     def start(self, context: DraftContext) -> None:
         """Begin a new call with every drafter."""
         self._context = context
-        self._ratio = context.rule in RATIO_RULES
+        self._ratio = context.rule in RULES_READING_DRAFT
         for k, drafter in enumerate(self.drafters):
             mine = dataclasses.replace(context, noise_from=k * self.depth)
             if context.rule == "target_only":

@@ -1,0 +1,330 @@
+#include <algorithm>
+#include <cmath>
+
+#include "cpu/chain/residual.h"
+#include "cpu/chain/sequence.h"
+#include "cpu/tasks.h"
+#include "specdec/chain.h"
+
+namespace specdec::cpu {
+namespace {
+
+struct Scratches {
+  Scratch target, draft;
+  Difference difference;
+  std::vector<float> entropies;  // [tiles]
+  // Of rule block, one a judged draft.
+  std::vector<RowStats> laws;
+  std::vector<DraftDistribution> drafts;
+  std::vector<double> carried;  // c, one more
+};
+
+// Verdict on one sequence.
+class Sequence : SequenceView<ChainParams> {
+ public:
+  Sequence(const ChainParams& p, int64_t b, const Parallel& parallel, Scratches& scratch)
+      : SequenceView(p, b, parallel), scratch_(scratch) {}
+
+  void verify() {
+    for (int64_t i = 0; i <= p_.gamma; ++i) write(i, -1, 0);
+    for (int64_t i = 0; i < p_.gamma; ++i) record_accept_prob(i, NAN);
+    p_.num_accepted[b_] = 0;
+    const int64_t rows = open(p_.rule == Rule::kGreedy, p_.gamma + 1);
+    if (rows > 0) {
+      limit(rows);
+      p_.rule == Rule::kBlock && !point_ ? block() : walk();
+    }
+    p_.status[b_] = status_;
+  }
+
+ private:
+  // How many drafts are judged, and whether nothing follows when all of them stand: nothing follows
+  // an end-of-sequence token or the last token that may be emitted.
+  void limit(int64_t rows) {
+    const int64_t most =
+        p_.max_new_tokens != nullptr ? std::max<int64_t>(0, p_.max_new_tokens[b_]) : rows;
+    cut_ = most == 0;
+    while (drafts_ < rows - 1 && !cut_) {
+      const int64_t x = drafted(drafts_);
+      if (x == -1) return;
+      if (x < 0 || x >= p_.id_limit()) {
+        missing_ = kDraftOutOfRange;
+        return;
+      }
+      ++drafts_;
+      cut_ = drafts_ == most || std::count(p_.eos_token_ids, p_.eos_token_ids + p_.num_eos, x) > 0;
+    }
+  }
+
+  // Every rule that judges its drafts from the first one on.
+  void walk() {
+    for (int64_t i = 0; i < drafts_ || (i == drafts_ && !cut_); ++i) {
+      if (i == drafts_) status_ |= missing_;
+      if (!step(i, i < drafts_ ? drafted(i) : -1)) return;
+      ++p_.num_accepted[b_];
+    }
+  }
+
+  // Judges row i; true if the drafted token x stands.
+  bool step(int64_t i, int64_t x) {
+    const RowView row = target_row(i);
+    const bool gather = direct_ && x >= 0;
+    RowStats law = gather ? touch(row, x) : measure_target(row);
+    if (!law.finite) {
+      status_ |= kTargetNotFinite;
+      return false;
+    }
+    if (point_ || p_.rule == Rule::kMatch) return compare(i, x, row, law);
+    if (x < 0) return emit_from_target(i, row, law);
+
+    DraftDistribution draft;
+    const bool ratio = p_.reads_draft();
+    if (ratio) draft = draft_of(i, x);
+    if (ratio ? accepts(i, x, row, law, draft) : likely(i, x, row, law)) {
+      write(i, x, law.logprob(row, x));
+      return true;
+    }
+    if (gather) {  // the row was only touched so far
+      law = measure_target(row);
+      if (!law.finite) {
+        status_ |= kTargetNotFinite;
+        return false;
+      }
+    }
+    return ratio ? emit_residual(i, row, law, draft, 1.0) : emit_from_target(i, row, law);
+  }
+
+  // The target says y, by its maximum or by shared noise.
+  bool compare(int64_t i, int64_t x, const RowView& row, const RowStats& law) {
+    const GumbelNoise noise = {seed(), position(i), kSharedStream};
+    const int64_t y = gumbel_argmax(row, law, scratch_.target, noise, parallel_);
+    bool stands = x == y;
+    if (p_.rule == Rule::kLenient && x >= 0 && x < p_.vocab) {
+      // P(x) >= lenience * max P at temperature 1; the row holds what was given.
+      const double at = row.at(x), top = law.max, l = p_.lenience;
+      stands |= p_.kind == Kind::kProbs ? at >= l * top : at - top >= std::log(l);
+    }
+    if (p_.rule == Rule::kSynthetic) {
+      stands = x >= 0 && at_its_rate(i);
+    } else if (x >= 0) {
+      record_accept_prob(i, stands);
+    }
+    write(i, stands ? x : y, law.logprob(row, y));
+    return stands;
+  }
+
+  // u * l * Q(x) < P(x), strict. Probabilities are compared as they are: a tie is a tie. Of logits
+  // the difference is, without underflow; -inf - -inf is NaN there: P = 0 is never accepted.
+  bool accepts(int64_t i, int64_t x, const RowView& row, const RowStats& law,
+               const DraftDistribution& draft) {
+    if (draft.fault) return false;
+    const double u = accept_uniform(i);
+    if (law.direct) {
+      const double p_x = x < p_.vocab ? row.at(x) : 0.0f, q_x = p_.lenience * draft.q_x;
+      record_accept_prob(i, p_x == 0 ? 0 : p_x / q_x);
+      return u * q_x < p_x;
+    }
+    const double log_p = x < p_.vocab ? law.logprob(row, x) : -INFINITY;
+    const double log_q = std::log(static_cast<double>(p_.lenience)) + draft.log_q_x;
+    record_accept_prob(i, log_p == -INFINITY ? 0 : std::exp(std::min(0.0, log_p - log_q)));
+    return std::log(u) < log_p - log_q;
+  }
+
+  // Rule synthetic, at every temperature.
+  bool at_its_rate(int64_t i) {
+    const float rate = p_.synthetic_rates[i];
+    record_accept_prob(i, std::isnan(rate) ? NAN : std::max(rate, 0.0f));
+    return accept_uniform(i) < rate;
+  }
+
+  // The rules that ask the target alone, or nobody.
+  bool likely(int64_t i, int64_t x, const RowView& row, const RowStats& law) {
+    if (p_.rule == Rule::kSynthetic) return at_its_rate(i);
+    const double p_x = std::exp(law.logprob(row, x)), epsilon = p_.typical_epsilon;
+    // The smaller bound needs the entropy, which is a pass over the row.
+    const bool stands =
+        p_x > epsilon ||
+        (p_x > 0 &&
+         p_x > p_.typical_delta * std::exp(-entropy(row, law, parallel_, scratch_.entropies)));
+    record_accept_prob(i, stands);
+    return stands;
+  }
+
+  // P(x) / Q(x): of probabilities as they are, so that a tie is a tie; of logits without underflow.
+  static double ratio_of(const RowView& row, const RowStats& law, int64_t x,
+                         const DraftDistribution& draft) {
+    if (law.direct) return row.at(x) > 0 ? static_cast<double>(row.at(x)) / draft.q_x : 0;
+    const double log_p = law.logprob(row, x);
+    return log_p > -INFINITY ? std::exp(log_p - draft.log_q_x) : 0;
+  }
+
+  // Rule block (Sun et al. 2024): the last i with u < h_i, from the end; only the rows that it
+  // passes are scanned. A faulty row ends the block before it, as if nothing had been drafted from
+  // there on.
+  void block() {
+    auto& [target, draft, difference, entropies, laws, drafts, carried] = scratch_;
+    laws.clear();
+    drafts.clear();
+    carried.assign(1, 1.0);
+    int64_t end = drafts_;
+    int32_t fault = 0;
+    for (int64_t i = 0; i < drafts_; ++i) {
+      const int64_t x = drafted(i);
+      const RowView row = target_row(i);
+      laws.push_back(direct_ ? touch(row, x) : measure_target(row));
+      fault = laws[i].finite ? 0 : kTargetNotFinite;
+      if (fault == 0) {
+        drafts.push_back(draft_of(i, x));
+        fault = drafts[i].fault ? kDraftNotFinite : 0;
+      }
+      if (fault != 0) {
+        end = i;
+        break;
+      }
+      const double ratio = x < p_.vocab ? ratio_of(row, laws[i], x, drafts[i]) : 0;
+      carried.push_back(ratio > 0 && carried[i] > 0 ? std::min(1.0, carried[i] * ratio) : 0);
+    }
+
+    int64_t tau = end;
+    for (; tau > 0; --tau) {
+      const double c = carried[tau];
+      double h = c;
+      if (tau < end) {
+        if (direct_) laws[tau] = measure_target(target_row(tau));
+        fault = laws[tau].finite ? 0 : kTargetNotFinite;
+        Difference& d = scratch_.difference;
+        if (fault == 0) {
+          const RowView row = target_row(tau);
+          const Pair pair{row, laws[tau], drafts[tau], c, 1.0f};
+          if (worth_looking_up(drafts[tau]) && !direct_) {
+            look_up(pair, d);
+          } else {
+            scan(pair, true, parallel_, d);
+          }
+          fault = d.valid ? 0 : kDraftNotFinite;
+        }
+        if (fault != 0) {
+          end = tau;
+        } else {
+          h = d.less > 0 ? std::min(1.0, d.more / d.less) : c;
+        }
+      }
+      record_accept_prob(tau - 1, h);
+      if (block_accept_uniform(tau - 1) < h) break;
+    }
+    p_.num_accepted[b_] = static_cast<int32_t>(tau);
+    for (int64_t i = 0; i < tau; ++i) {
+      const RowView row = target_row(i);
+      const int64_t x = drafted(i);
+      write(i, x, laws[i].logprob(row, x));
+    }
+    const bool whole = tau == end;
+    if (whole && fault == 0 && cut_) return;
+    if (whole) status_ |= fault != 0 ? fault : missing_;
+    if (!whole || fault != kTargetNotFinite) follow(tau, whole);
+  }
+
+  // The token after a block of tau drafts.
+  void follow(int64_t tau, bool whole) {
+    const RowView row = target_row(tau);
+    const bool known = !whole && !(direct_ && tau == 0);  // that row was only touched so far
+    const RowStats law = known ? scratch_.laws[tau] : measure_target(row);
+    if (!law.finite) {
+      status_ |= kTargetNotFinite;
+    } else if (whole) {
+      emit_from_target(tau, row, law);
+    } else {
+      emit_residual(tau, row, law, scratch_.drafts[tau], scratch_.carried[tau]);
+    }
+  }
+
+  // Y ~ norm(max(cP - lQ, 0)), or ~ P where there is nothing to subtract or nothing left.
+  bool emit_residual(int64_t i, const RowView& row, const RowStats& law,
+                     const DraftDistribution& draft, double c) {
+    Difference& d = scratch_.difference;
+    const Pair pair{row, law, draft, c, p_.lenience};
+    d.valid = !draft.fault;
+    int64_t y = -1;
+    if (d.valid && law.listed && p_.rule != Rule::kBlock) {  // which measured other rows since
+      d.valid = draft.whole_row_valid(parallel_);
+      if (d.valid) y = draw_among(pair, *scratch_.target.survivors, last(i));
+    } else if (d.valid) {
+      scan(pair, false, parallel_, d);
+      if (d.valid && d.more > 0) {
+        y = draw(row, d.sums, last(i),
+                 [&](int64_t t, float* out) { pair.residual(t, out, nullptr); });
+      }
+    }
+    if (y < 0) {
+      status_ |= d.valid ? kEmptyResidual : kDraftNotFinite;
+      if (p_.rule == Rule::kBlock) measure_target(row);  // its tile sums are another row's by now
+      return emit_from_target(i, row, law);
+    }
+    write(i, y, law.logprob(row, y));
+    return false;
+  }
+
+  bool emit_from_target(int64_t i, const RowView& row, const RowStats& law) {
+    const int64_t y = draw(row, law, scratch_.target, last(i));
+    write(i, y, law.logprob(row, y));
+    return false;
+  }
+
+  DraftDistribution draft_of(int64_t i, int64_t x) {
+    const int64_t row = p_.draft.flat ? begin_ - b_ + i : i;
+    return draft_distribution(p_.draft, b_, row, b_ * p_.gamma + i, x, q_temperature_, parallel_,
+                              scratch_.draft);
+  }
+
+  // A row that holds the law is judged at the drafted token alone.
+  RowStats touch(const RowView& row, int64_t x) const {
+    RowStats law;
+    law.direct = true;
+    const float at = x < p_.vocab ? row.at(x) : 0;
+    law.finite = std::isfinite(at) && at >= 0;
+    return law;
+  }
+
+  RowStats measure_target(const RowView& row) {
+    return SequenceView::measure_target(row, scratch_.target);
+  }
+
+  double accept_uniform(int64_t i) const {
+    return p_.uniforms != nullptr ? p_.uniforms[b_ * (p_.gamma + 1) + i]
+                                  : uniform(seed(), position(i), kAcceptStream);
+  }
+  // Of a rule that looks ahead, where a coin may have shaped what was emitted before its position:
+  // the next round must not meet it again, so it belongs to where this round began.
+  double block_accept_uniform(int64_t i) const {
+    if (p_.uniforms != nullptr) return accept_uniform(i);
+    return uniform(seed(), position(0), kAcceptStream, static_cast<uint32_t>(i));
+  }
+  double last(int64_t i) const {
+    return p_.uniforms != nullptr ? p_.uniforms[b_ * (p_.gamma + 1) + p_.gamma]
+                                  : uniform(seed(), position(i), kResidualStream);
+  }
+  void write(int64_t i, int64_t token, double logprob) const {
+    write_at(b_ * (p_.gamma + 1) + i, token, logprob);
+  }
+  // The probability with which draft i was to stand.
+  void record_accept_prob(int64_t i, double probability) const {
+    record_accept_prob_at(b_ * p_.gamma + i, probability);
+  }
+
+  Scratches& scratch_;
+  bool cut_ = false;  // nothing follows the last draft
+  int64_t drafts_ = 0;
+  int32_t missing_ = 0;  // status of the position after the drafts
+};
+
+}  // namespace
+
+void verify_chain(const ChainParams& p, const Parallel& parallel) {
+  const int64_t work = p.batch * (p.gamma + 1) * p.vocab;
+  each_sequence<Scratches>(parallel, p.batch, work,
+                           [&](int64_t b, const Parallel& inner, Scratches& scratch) {
+                             Sequence(p, b, inner, scratch).verify();
+                           });
+}
+
+}  // namespace specdec::cpu

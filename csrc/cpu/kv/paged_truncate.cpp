@@ -1,0 +1,25 @@
+#include "specdec/paged_truncate.h"
+
+#include <algorithm>
+
+namespace specdec::cpu {
+
+// A few numbers a sequence: a thread would cost more to wake.
+void paged_truncate(const PagedTruncateParams& p, const Parallel&) {
+  for (int64_t b = 0; b < p.batch; ++b) {
+    const KvRange freed =
+        freed_columns(p.lengths[b], p.new_lengths[b], p.block_size, p.tables.columns);
+    int32_t* const first = p.blocks + b * p.tables.columns;
+    int32_t* out = first;
+    for (int64_t i = freed.begin; i < freed.begin + freed.size; ++i) {
+      int32_t& block = p.tables.at(b, i);
+      if (block >= 0) *out++ = block;
+      block = -1;
+    }
+    p.num_freed[b] = static_cast<int32_t>(out - first);
+    std::fill(out, first + p.tables.columns, -1);
+    p.lengths[b] = truncated_length(p.lengths[b], p.new_lengths[b]);
+  }
+}
+
+}  // namespace specdec::cpu

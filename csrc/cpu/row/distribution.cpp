@@ -1,0 +1,304 @@
+#include "cpu/row/distribution.h"
+
+#include <algorithm>
+#include <cfloat>
+#include <cmath>
+#include <cstring>
+
+#include "cpu/row/filter.h"
+
+namespace specdec::cpu {
+
+bool SequenceParams::valid() const {
+  return std::isfinite(temperature) && temperature >= 0 && top_k >= 0 && top_p > 0 && top_p <= 1 &&
+         min_p >= 0 && min_p <= 1;
+}
+
+bool SequenceParams::filters(int64_t vocab) const {
+  return (top_k > 0 && top_k < vocab) || top_p < 1 || min_p > 0;
+}
+
+SequenceParams params_of(const SamplingParams& s, int64_t b) {
+  return {s.temperatures ? s.temperatures[b] : s.temperature, s.top_ks ? s.top_ks[b] : s.top_k,
+          s.top_ps ? s.top_ps[b] : s.top_p, s.min_ps ? s.min_ps[b] : s.min_p};
+}
+
+float inverse_temperature(float temperature) { return std::min(1.0f / temperature, FLT_MAX); }
+
+float weight_floor(const WeightParams& s) {
+  const float reach = std::min(-kSmallestExponent / s.inv_t, FLT_MAX);
+  return std::max({s.threshold, s.offset - reach, -FLT_MAX});
+}
+
+RowView::RowView(const Rows& rows, int64_t sequence, int64_t row, int64_t vocab, bool as_log)
+    : vocab_(vocab), dtype_(rows.dtype), as_log_(as_log) {
+  const int64_t bytes = rows.dtype == DType::kFloat32 ? 4 : 2;
+  data_ = static_cast<const char*>(rows.data) +
+          bytes * (sequence * rows.stride_sequence + row * rows.stride_row);
+}
+
+int64_t RowView::tile_size(int64_t t) const { return std::min(kTile, vocab_ - t * kTile); }
+
+const float* RowView::read(int64_t begin, int64_t n, float* scratch) const {
+  const TileKernels& k = tile_kernels();
+  const float* out = scratch;
+  switch (dtype_) {
+    case DType::kFloat32:
+      out = static_cast<const float*>(data_) + begin;
+      break;
+    case DType::kBFloat16:
+      k.from_bfloat16(static_cast<const uint16_t*>(data_) + begin, n, scratch);
+      break;
+    case DType::kFloat16:
+      k.from_float16(static_cast<const uint16_t*>(data_) + begin, n, scratch);
+      break;
+  }
+  if (!as_log_) return out;
+  k.log(out, n, scratch);
+  return scratch;
+}
+
+const float* RowView::tile(int64_t t, float* scratch) const {
+  return read(t * kTile, tile_size(t), scratch);
+}
+
+float RowView::at(int64_t index) const {
+  float one;
+  return *read(index, 1, &one);
+}
+
+void RowView::gather(const int32_t* columns, int64_t n, float rest, float* out) const {
+  for (int64_t j = 0; j < n; ++j) {
+    out[j] = columns[j] >= 0 && columns[j] < vocab_ ? at(columns[j]) : rest;
+  }
+}
+
+double RowStats::logprob(const RowView& row, int64_t index) const {
+  if (point) return index == argmax ? 0.0 : -INFINITY;
+  const float l = row.at(index);
+  if (direct) return std::log(static_cast<double>(l));
+  if (!(l >= threshold)) return -INFINITY;
+  return (static_cast<double>(l) - max) * inv_t - log_sum;
+}
+
+WeightParams RowStats::shape() const {
+  return {max, inv_t, threshold, static_cast<float>(std::exp(-log_sum))};
+}
+
+int64_t argmax(const RowView& row, float max, const std::vector<float>& maxima) {
+  for (int64_t t = 0; t < row.tiles(); ++t) {
+    if (maxima[t] != max) continue;
+    float scratch[kTile];
+    const float* tile = row.tile(t, scratch);
+    return t * kTile + (std::find(tile, tile + row.tile_size(t), max) - tile);
+  }
+  return -1;
+}
+
+double total(const std::vector<float>& sums) {
+  double sum = 0;
+  for (float s : sums) sum += static_cast<double>(s);
+  return sum;
+}
+
+namespace {
+
+// The tiles' maxima, those of their blocks if asked for, and their sums relative to their maxima.
+void read_tiles(const RowView& row, float inv_t, bool blocks, bool sums, const Parallel& parallel,
+                Scratch& scratch) {
+  const TileKernels& k = tile_kernels();
+  scratch.sums.resize(row.tiles());
+  scratch.maxima.resize(row.tiles());
+  if (blocks) scratch.blocks.resize((row.vocab() + kBlock - 1) / kBlock);
+  parallel(row.tiles(), [&](int64_t begin, int64_t end) {
+    float buffer[kTile];
+    for (int64_t t = begin; t < end; ++t) {
+      const float* tile = row.tile(t, buffer);
+      const int64_t n = row.tile_size(t);
+      const Peak peak =
+          k.peak(tile, n, blocks ? scratch.blocks.data() + t * (kTile / kBlock) : nullptr);
+      scratch.maxima[t] = peak.nan ? NAN : peak.max;
+      if (sums && std::isfinite(peak.max)) {
+        scratch.sums[t] = k.sum_exp(tile, n, {peak.max, inv_t, -INFINITY, 1.0f});
+      }
+    }
+  });
+}
+
+// From the tiles' maxima to the row's; returns the total.
+double join_sums(const RowStats& law, Scratch& scratch) {
+  const float floor = weight_floor({law.max, law.inv_t, -INFINITY, 1.0f});
+  double total = 0;
+  for (size_t t = 0; t < scratch.sums.size(); ++t) {
+    const double gap = (static_cast<double>(scratch.maxima[t]) - law.max) * law.inv_t;
+    // Where a tile's weights vanish when it is read again, so must its sum.
+    scratch.sums[t] =
+        scratch.maxima[t] < floor ? 0.0f : static_cast<float>(scratch.sums[t] * std::exp(gap));
+    total += static_cast<double>(scratch.sums[t]);
+  }
+  return total;
+}
+
+double sum_survivors(const RowView& row, const RowStats& law, const Parallel& parallel,
+                     Scratch& scratch) {
+  const TileKernels& k = tile_kernels();
+  const WeightParams shape{law.max, law.inv_t, law.threshold, 1.0f};
+  if (law.listed) {
+    const Survivors& s = *scratch.survivors;
+    return static_cast<double>(k.sum_exp(s.values, s.count, shape));
+  }
+  parallel(row.tiles(), [&](int64_t begin, int64_t end) {
+    float buffer[kTile];
+    for (int64_t t = begin; t < end; ++t) {
+      scratch.sums[t] = scratch.maxima[t] >= law.threshold
+                            ? k.sum_exp(row.tile(t, buffer), row.tile_size(t), shape)
+                            : 0.0f;
+    }
+  });
+  return total(scratch.sums);
+}
+
+}  // namespace
+
+RowStats measure(const RowView& row, const SequenceParams& params, const Parallel& parallel,
+                 Scratch& scratch) {
+  RowStats law;
+  law.point = params.temperature == 0;
+  law.threshold = -INFINITY;
+  if (!law.point) law.inv_t = inverse_temperature(params.temperature);
+  const bool filtered = !law.point && params.filters(row.vocab());
+  const bool sums = !law.point && (!filtered || needs_total(params, row.vocab()));
+  read_tiles(row, law.inv_t, filtered, sums, parallel, scratch);
+  law.max = -INFINITY;
+  bool nan = false;
+  for (float max : scratch.maxima) {
+    nan |= std::isnan(max);
+    law.max = std::max(law.max, max);
+  }
+  law.finite = !nan && std::isfinite(law.max);
+  if (!law.finite) return law;
+  if (law.point) {
+    law.argmax = argmax(row, law.max, scratch.maxima);
+    law.threshold = law.max;
+    return law;
+  }
+  double mass = sums ? join_sums(law, scratch) : 0;
+  if (filtered) {
+    filter(row, params, mass, law, scratch);
+    mass = sum_survivors(row, law, parallel, scratch);
+  }
+  law.log_sum = std::log(mass);
+  return law;
+}
+
+RowStats measure_direct(const RowView& row, const Parallel& parallel, Scratch& scratch) {
+  const TileKernels& k = tile_kernels();
+  std::vector<float>& sums = scratch.sums;
+  sums.resize(row.tiles());
+  parallel(row.tiles(), [&](int64_t begin, int64_t end) {
+    float buffer[kTile];
+    for (int64_t t = begin; t < end; ++t) {
+      const float* tile = row.tile(t, buffer);
+      const int64_t n = row.tile_size(t);
+      sums[t] = k.is_distribution(tile, n) ? k.sum(tile, n) : NAN;
+    }
+  });
+  const double mass = total(sums);
+  RowStats law;
+  law.direct = true;
+  law.finite = mass > 0 && std::isfinite(mass);
+  return law;
+}
+
+double entropy(const RowView& row, const RowStats& law, const Parallel& parallel,
+               std::vector<float>& sums) {
+  const WeightParams shape = law.shape();
+  sums.resize(row.tiles());
+  parallel(row.tiles(), [&](int64_t begin, int64_t end) {
+    float buffer[kTile], p[kTile];
+    for (int64_t t = begin; t < end; ++t) {
+      const float* tile = row.tile(t, buffer);
+      const int64_t n = row.tile_size(t);
+      tile_kernels().weights(tile, n, shape, p);
+      for (int64_t j = 0; j < n; ++j) p[j] = p[j] > 0 ? p[j] * (tile[j] - law.max) : 0;
+      sums[t] = tile_kernels().sum(p, n);
+    }
+  });
+  return law.log_sum - total(sums) * law.inv_t;
+}
+
+void target_weights(const RowView& row, const RowStats& law, int64_t t, double c, float* out) {
+  const int64_t n = row.tile_size(t);
+  const float* tile = row.tile(t, out);
+  if (!law.direct) {
+    WeightParams shape = law.shape();
+    shape.scale = static_cast<float>(shape.scale * c);
+    tile_kernels().weights(tile, n, shape, out);
+    return;
+  }
+  for (int64_t j = 0; j < n; ++j) out[j] = static_cast<float>(c * tile[j]);
+}
+
+void survivor_weights(const RowStats& law, const Survivors& s, double c, float* out) {
+  WeightParams shape = law.shape();
+  shape.scale = static_cast<float>(shape.scale * c);
+  tile_kernels().weights(s.values, s.count, shape, out);
+}
+
+int64_t draw(const RowView& row, const RowStats& law, const Scratch& scratch, double uniform) {
+  if (law.point) return law.argmax;
+  if (law.direct) {
+    return draw(row, scratch.sums, uniform,
+                [&](int64_t t, float* out) { target_weights(row, law, t, 1.0, out); });
+  }
+  if (law.listed) {
+    const Survivors& s = *scratch.survivors;
+    float weights[kTile];
+    tile_kernels().weights(s.values, s.count, {law.max, law.inv_t, law.threshold, 1.0f}, weights);
+    const int64_t index = tile_kernels().pick(weights, s.count, 0, uniform * std::exp(law.log_sum));
+    return index < 0 ? -1 : s.ids[index];
+  }
+  return draw(row, scratch.sums, uniform, [&](int64_t t, float* out) {
+    float buffer[kTile];
+    tile_kernels().weights(row.tile(t, buffer), row.tile_size(t),
+                           {law.max, law.inv_t, law.threshold, 1.0f}, out);
+  });
+}
+
+int64_t gumbel_argmax(const RowView& row, const RowStats& law, const Scratch& scratch,
+                      const GumbelNoise& noise, const Parallel& parallel) {
+  if (law.point) return law.argmax;
+  const WeightParams shape{law.max, law.inv_t, law.threshold, 1.0f};
+  if (law.listed) {
+    const Survivors& s = *scratch.survivors;
+    const Best best = tile_kernels().gumbel_among(s.values, s.ids, s.count, shape, noise);
+    return best.index < 0 ? -1 : s.ids[best.index];
+  }
+  return gumbel_argmax(row, law, noise, parallel);
+}
+
+int64_t gumbel_argmax(const RowView& row, const RowStats& law, const GumbelNoise& noise,
+                      const Parallel& parallel) {
+  if (law.point) return law.argmax;
+  std::vector<Best> best(row.tiles());
+  const WeightParams shape{law.max, law.inv_t, law.threshold, 1.0f};
+  parallel(row.tiles(), [&](int64_t begin, int64_t end) {
+    float buffer[kTile], floor = -INFINITY;
+    for (int64_t t = begin; t < end; ++t) {
+      best[t] = tile_kernels().gumbel(row.tile(t, buffer), row.tile_size(t), t * kTile, shape,
+                                      noise, floor);
+      floor = std::max(floor, best[t].score);
+    }
+  });
+  int64_t winner = -1;
+  float score = -INFINITY;
+  for (int64_t t = 0; t < row.tiles(); ++t) {
+    if (best[t].index >= 0 && best[t].score > score) {
+      score = best[t].score;
+      winner = t * kTile + best[t].index;
+    }
+  }
+  return winner;
+}
+
+}  // namespace specdec::cpu

@@ -1,0 +1,139 @@
+#pragma once
+// One vocabulary row: its law under the sampling parameters, and draws from it.
+#include <memory>
+#include <vector>
+
+#include "cpu/row/tile.h"
+#include "specdec/parallel.h"
+#include "specdec/philox.h"
+#include "specdec/sampling.h"
+
+namespace specdec::cpu {
+
+// The parameters of one sequence.
+struct SequenceParams {
+  float temperature;
+  int64_t top_k;
+  float top_p;
+  float min_p;
+
+  bool valid() const;
+  bool filters(int64_t vocab) const;
+};
+
+SequenceParams params_of(const SamplingParams& sampling, int64_t sequence);
+
+// min(1/T, largest float): a temperature under 1/FLT_MAX must not make 0 * inf at the maximum.
+float inverse_temperature(float temperature);
+
+// V elements, read tile by tile as floats.
+class RowView {
+ public:
+  RowView() = default;
+  // as_log: the elements are probabilities and their logarithms are wanted.
+  RowView(const Rows& rows, int64_t sequence, int64_t row, int64_t vocab, bool as_log = false);
+  int64_t vocab() const { return vocab_; }
+  int64_t tiles() const { return (vocab_ + kTile - 1) / kTile; }
+  int64_t tile_size(int64_t t) const;
+  // The tile itself, or its conversion in scratch [kTile].
+  const float* tile(int64_t t, float* scratch) const;
+  float at(int64_t index) const;
+  // Elements [begin, begin + n), n <= kTile; in scratch [kTile] if they need conversion.
+  const float* read(int64_t begin, int64_t n, float* scratch) const;
+  // out[j] = element columns[j], or `rest` where that is none of the row.
+  void gather(const int32_t* columns, int64_t n, float rest, float* out) const;
+
+ private:
+  const void* data_ = nullptr;
+  int64_t vocab_ = 0;
+  DType dtype_ = DType::kFloat32;
+  bool as_log_ = false;
+};
+
+struct RowStats {
+  bool finite = false;
+  bool point = false;   // all mass on argmax
+  bool direct = false;  // the row holds the probabilities; nothing else here is used
+  bool listed = false;  // scratch.survivors is all that has mass
+  int64_t argmax = -1;  // found only where it is needed
+  float max = 0;
+  float inv_t = 1;
+  float threshold = 0;  // in raw logits
+  double log_sum = 0;   // of exp((l - max) * inv_t) over survivors
+
+  double logprob(const RowView& row, int64_t index) const;
+  // Weights that sum to 1.
+  WeightParams shape() const;
+};
+
+// What filters left of a row, in the order of the ids.
+struct Survivors {
+  int64_t count;
+  float values[kTile];
+  int32_t ids[kTile];
+};
+
+// Reused from row to row: O(tiles) floats and one tile, the only memory an op allocates.
+struct Scratch {
+  std::vector<float> sums;               // [tiles], of the last row measured or summed
+  std::vector<float> maxima;             // [tiles]
+  std::vector<float> blocks;             // [V / kBlock], only with filters
+  std::vector<float> block_weights;      // the same, only with top-p
+  std::unique_ptr<Survivors> survivors;  // only with filters
+  std::unique_ptr<Histogram> histogram;  // only where the survivors are too many to list
+};
+
+// Reads the row once, and again where filters leave more than a tile. Fills scratch.survivors, or
+// scratch.sums relative to law.max.
+RowStats measure(const RowView& row, const SequenceParams& params, const Parallel& parallel,
+                 Scratch& scratch);
+
+// Of probabilities as they are: their tile sums, and whether every entry can be one.
+RowStats measure_direct(const RowView& row, const Parallel& parallel, Scratch& scratch);
+
+// H = -sum P log P over the survivors; reuses the memory of `sums`.
+double entropy(const RowView& row, const RowStats& law, const Parallel& parallel,
+               std::vector<float>& sums);
+
+// c * P of one tile, and of the survivors.
+void target_weights(const RowView& row, const RowStats& law, int64_t t, double c, float* out);
+void survivor_weights(const RowStats& law, const Survivors& s, double c, float* out);
+
+double total(const std::vector<float>& sums);
+
+// Inverse CDF of `fill(tile, out)` weights whose tile sums are given; -1 if no weight is left.
+template <class Fill>
+int64_t draw(const RowView& row, const std::vector<float>& sums, double uniform, Fill&& fill) {
+  const double mass = total(sums);
+  if (!(mass > 0)) return -1;
+  const double target = uniform * mass;
+  int64_t chosen = -1;
+  double prefix = 0, before = 0;
+  for (int64_t t = 0; t < row.tiles(); ++t) {
+    if (!(sums[t] > 0)) continue;
+    chosen = t;
+    before = prefix;
+    prefix += static_cast<double>(sums[t]);
+    if (prefix > target) break;
+  }
+  float weights[kTile];
+  fill(chosen, weights);
+  const int64_t index = tile_kernels().pick(weights, row.tile_size(chosen), before, target);
+  return index < 0 ? -1 : chosen * kTile + index;
+}
+
+// A token of a measured law; scratch as measure left it.
+int64_t draw(const RowView& row, const RowStats& law, const Scratch& scratch, double uniform);
+
+// argmax(log P + G); G is the noise of (seed, position, stream).
+int64_t gumbel_argmax(const RowView& row, const RowStats& law, const Scratch& scratch,
+                      const GumbelNoise& noise, const Parallel& parallel);
+
+// The same from the row alone.
+int64_t gumbel_argmax(const RowView& row, const RowStats& law, const GumbelNoise& noise,
+                      const Parallel& parallel);
+
+// Lowest index of the largest entry; scratch.maxima as measure left it.
+int64_t argmax(const RowView& row, float max, const std::vector<float>& maxima);
+
+}  // namespace specdec::cpu

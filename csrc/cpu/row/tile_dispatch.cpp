@@ -1,0 +1,34 @@
+#include <cstdlib>
+#include <cstring>
+
+#include "cpu/row/tile.h"
+
+namespace specdec::cpu {
+
+extern const TileKernels tile_kernels_plain;
+#ifdef SPECDEC_X86
+extern const TileKernels tile_kernels_avx2;
+extern const TileKernels tile_kernels_avx512;
+#endif
+
+const TileKernels& tile_kernels() {
+  static const TileKernels& chosen = []() -> const TileKernels& {
+#ifdef SPECDEC_X86
+    // A narrower set may be asked for, never a wider one than the processor has.
+    const char* asked = std::getenv("SPECDEC_CPU_CAPABILITY");
+    const bool plain = asked != nullptr && std::strcmp(asked, "plain") == 0;
+    const bool narrow = plain || (asked != nullptr && std::strcmp(asked, "avx2") == 0);
+    __builtin_cpu_init();
+    if (!narrow && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
+      return tile_kernels_avx512;
+    }
+    if (!plain && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+      return tile_kernels_avx2;
+#endif
+    return tile_kernels_plain;
+  }();
+  return chosen;
+}
+
+}  // namespace specdec::cpu

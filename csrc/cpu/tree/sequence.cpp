@@ -1,0 +1,40 @@
+#include "cpu/tree/sequence.h"
+
+namespace specdec::cpu {
+
+bool TreeSequence::prepare() {
+  const int64_t rows = open(p_.rule == TreeRule::kGreedy, p_.nodes + 1);
+  if (rows == 0) return false;
+  if (!read_nodes(rows - 1)) status_ |= kDraftOutOfRange;
+  most_ = p_.max_new_tokens != nullptr ? std::max<int64_t>(0, p_.max_new_tokens[b_]) : rows;
+  return most_ > 0;
+}
+
+TreePoint TreeSequence::measure_point(int64_t depth, int64_t node) {
+  const RowView row = row_after(node);
+  measured_ = node;
+  return {depth, row, measure_target(row, scratch_.target)};
+}
+
+Taken& TreeSequence::law_of(Left& left, int64_t node, int64_t x) {
+  const bool certain = p_.draft.form == DraftForm::kOneHot || q_temperature_ == 0;
+  const bool replaced = p_.rule != TreeRule::kMultiDraftWor;
+  const int64_t key = !certain ? law_row(node) : replaced ? x : node;
+  Taken& taken =
+      left.taken(replaced ? kRoot : nodes_.parents[node], key, [&] { return draft_of(node); });
+  taken.draft.look_up(x);
+  return taken;
+}
+
+DraftDistribution TreeSequence::draft_of(int64_t node) {
+  const int64_t row = law_row(node);
+  const int64_t statistic = p_.draft.flat ? row : b_ * p_.draft.num_rows + row;
+  return draft_distribution(p_.draft, b_, row, statistic, token(node), q_temperature_, parallel_,
+                            scratch_.draft);
+}
+
+int64_t TreeSequence::draw_target(const TreePoint& point) {
+  return draw(point.row, point.law, scratch_.target, last(point.depth));
+}
+
+}  // namespace specdec::cpu

@@ -1,0 +1,232 @@
+#pragma once
+// A group: the blocks that work on one sequence together. On sm_90 and later a thread-block
+// cluster, before that one block. Code above this file does not know which.
+#include <cooperative_groups.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <cstring>
+
+#ifdef __CUDACC__
+extern __shared__ __align__(16) unsigned char specdec_dynamic_shared[];
+#endif
+
+namespace specdec::cuda {
+
+constexpr int kThreads = 256;
+constexpr int kLanes = 32;
+constexpr int kWarps = kThreads / kLanes;
+constexpr unsigned kAllLanes = 0xffffffffu;
+constexpr int kBins = 2048;        // of one selection pass
+constexpr int kCandidates = 2048;  // entries that a selection keeps at hand
+
+struct Shared {
+  unsigned long long bins[kBins];
+  uint32_t candidates[kCandidates];  // ordered keys
+  uint64_t exchange[2][kWarps];
+  int64_t broadcast[2];
+  uint32_t num_candidates;
+  uint32_t last;
+  // What a kernel knows of the sequence it works on. Here and not in registers, which the loops
+  // over entries need.
+  alignas(16) unsigned char task[768];
+};
+
+inline __device__ Shared* shared_memory() {
+#ifdef __CUDACC__
+  return reinterpret_cast<Shared*>(specdec_dynamic_shared);
+#else
+  return reinterpret_cast<Shared*>(simt::shared_memory());
+#endif
+}
+
+// Read anew at every use: what is derived from it would otherwise be kept in registers throughout.
+inline __device__ int thread_id() {
+#ifdef __CUDA_ARCH__
+  int id;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(id));
+  return id;
+#else
+  return static_cast<int>(threadIdx.x);
+#endif
+}
+inline __device__ int lane_id() { return thread_id() % kLanes; }
+inline __device__ int warp_id() { return thread_id() / kLanes; }
+
+template <class To, class From>
+inline __device__ To bits_as(From from) {
+  static_assert(sizeof(To) == sizeof(From), "same bits");
+  To to;
+  memcpy(&to, &from, sizeof to);
+  return to;
+}
+
+// Shared memory of the other blocks needs the hardware of sm_90.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+struct Cluster {
+  __device__ unsigned rank() const { return 0; }
+  __device__ unsigned size() const { return 1; }
+  __device__ void sync() const { __syncthreads(); }
+  template <class T>
+  __device__ T* remote(T* mine, unsigned) const {
+    return mine;
+  }
+};
+#else
+struct Cluster {
+  __device__ unsigned rank() const { return cooperative_groups::this_cluster().block_rank(); }
+  __device__ unsigned size() const { return cooperative_groups::this_cluster().num_blocks(); }
+  __device__ void sync() const { cooperative_groups::this_cluster().sync(); }
+  template <class T>
+  __device__ T* remote(T* mine, unsigned rank) const {
+    return cooperative_groups::this_cluster().map_shared_rank(mine, rank);
+  }
+};
+#endif
+
+// Every thread of every block of the group holds one. All its members but rank are the same in all
+// of them, and so is every decision made from reductions: no block waits for another's verdict.
+struct BlockGroup {
+  Shared* shared;
+  unsigned rank, size;
+  unsigned turn;
+
+  static __device__ BlockGroup mine() {
+    const Cluster cluster;
+    return {shared_memory(), cluster.rank(), cluster.size(), 0};
+  }
+
+  __device__ void sync() const {
+    if (size == 1) {
+      __syncthreads();
+    } else {
+      Cluster().sync();
+    }
+  }
+
+  template <class T>
+  __device__ T& task() const {
+    static_assert(sizeof(T) <= sizeof shared->task, "fits");
+    return *reinterpret_cast<T*>(shared->task);
+  }
+
+  // The same place in the shared memory of another block.
+  template <class T>
+  __device__ T* remote(T* mine, unsigned other) const {
+    return Cluster().remote(mine, other);
+  }
+
+  // First warp_tile of this warp and the step to its next one, when `parts` groups share a row.
+  __device__ int64_t first_warp_tile(int part) const {
+    return (int64_t{part} * size + rank) * kWarps + warp_id();
+  }
+  __device__ int64_t warp_tile_step(int parts) const { return int64_t{parts} * size * kWarps; }
+
+  // One value of each warp, folded in the order of the warps. Two buffers take turns, so that one
+  // barrier a call is enough.
+  template <class T, class Op>
+  __device__ T fold_warps(T value, Op op) {
+    uint64_t* const buffer = exchange(value);
+    T all = read<T>(buffer, 0);
+    for (int w = 1; w < kWarps; ++w) all = op(all, read<T>(buffer, w));
+    return all;
+  }
+
+  // Sum over the block.
+  __device__ int64_t sum(int64_t value) {
+    for (int step = kLanes / 2; step > 0; step /= 2) {
+      value += __shfl_xor_sync(kAllLanes, value, step);
+    }
+    return fold_warps(value, [](int64_t a, int64_t b) { return a + b; });
+  }
+
+  // Sum over the threads of the block before this one; the block's sum in `all`.
+  __device__ int64_t sum_before(int64_t value, int64_t& all) {
+    int64_t upto = value;
+    for (int step = 1; step < kLanes; step *= 2) {
+      const int64_t other = __shfl_up_sync(kAllLanes, upto, step);
+      if (lane_id() >= step) upto += other;
+    }
+    uint64_t* const buffer = exchange(__shfl_sync(kAllLanes, upto, kLanes - 1));
+    int64_t before = 0;
+    all = 0;
+    for (int w = 0; w < kWarps; ++w) {
+      const int64_t part = read<int64_t>(buffer, w);
+      if (w < warp_id()) before += part;
+      all += part;
+    }
+    return before + upto - value;
+  }
+
+  // The same of doubles, always in one order.
+  __device__ double sum(double value) {
+    for (int step = kLanes / 2; step > 0; step /= 2) {
+      value += __shfl_xor_sync(kAllLanes, value, step);
+    }
+    return fold_warps(value, [](double a, double b) { return a + b; });
+  }
+
+  // The largest of a block's keys, unsigned.
+  __device__ uint64_t max(uint64_t value) {
+    for (int step = kLanes / 2; step > 0; step /= 2) {
+      const uint64_t other = __shfl_xor_sync(kAllLanes, value, step);
+      value = other > value ? other : value;
+    }
+    return fold_warps(value, [](uint64_t a, uint64_t b) { return a > b ? a : b; });
+  }
+
+ private:
+  template <class T>
+  __device__ uint64_t* exchange(T value) {
+    static_assert(sizeof(T) == 8, "one word");
+    uint64_t* const buffer = shared->exchange[turn];
+    turn ^= 1;
+    if (lane_id() == 0) buffer[warp_id()] = bits_as<uint64_t>(value);
+    __syncthreads();
+    return buffer;
+  }
+  template <class T>
+  static __device__ T read(const uint64_t* buffer, int warp) {
+    return bits_as<T>(buffer[warp]);
+  }
+};
+
+constexpr int64_t kMostArrivals = 0xffff;
+
+// A counter of arrivals that needs no clearing launch: the upper 48 bits name the launch, and a
+// word that this launch cannot have left counts as zero, whatever memory held before. The last
+// arrival leaves zero, for a CUDA graph that replays the same launch.
+inline __device__ bool arrive(unsigned long long* ticket, uint64_t launch, unsigned count) {
+  unsigned long long seen = *static_cast<volatile unsigned long long*>(ticket);
+  for (;;) {
+    const bool ours = seen >> 16 == launch && (seen & 0xffff) < count;
+    const uint64_t arrived = (ours ? seen & 0xffff : 0) + 1;
+    const unsigned long long next = arrived == count ? 0 : launch << 16 | arrived;
+    const unsigned long long old = atomicCAS(ticket, seen, next);
+    if (old == seen) return arrived == count;
+    seen = old;
+  }
+}
+
+// Whether this group is the last of `count` to come here; what the others wrote is then visible.
+inline __device__ bool last_group(BlockGroup& group, unsigned long long* ticket, uint64_t launch,
+                                  unsigned count) {
+  group.sync();
+  if (group.rank == 0 && thread_id() == 0) {
+    __threadfence();  // of all that the barrier has brought here
+    const bool last = arrive(ticket, launch, count);
+    for (unsigned r = 0; r < group.size; ++r) *group.remote(&group.shared->last, r) = last;
+  }
+  group.sync();
+  __threadfence();
+  return group.shared->last != 0;
+}
+
+// The inputs may still be on their way when a launch overlaps the one before it.
+inline __device__ void wait_for_inputs() {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  cudaGridDependencySynchronize();
+#endif
+}
+
+}  // namespace specdec::cuda

@@ -1,0 +1,105 @@
+#pragma once
+// What all ops that verify do with one sequence: its parameters, the positive part of a difference.
+#include "cuda/row/draft.cuh"
+
+namespace specdec::cuda {
+
+inline __device__ int64_t clamp(int64_t x, int64_t low, int64_t high) {
+  return x < low ? low : x > high ? high : x;
+}
+
+// Seeds, sampling parameters and the first row of sequence b; returns how many of its `most` rows
+// it has. A sequence without any is over, and so is one with parameters out of range. For one
+// thread.
+template <class Verification, class Task>
+inline __device__ int64_t open_rows(const Verification& p, bool greedy, int64_t b, int64_t most,
+                                    Task& t) {
+  t.b = b;
+  t.begin = t.accepted = t.status = 0;
+  t.seed = static_cast<uint64_t>(p.seeds[b]);
+  t.position = static_cast<uint64_t>(p.positions[b]);
+  t.params = params_of(p.sampling, b);
+  t.q_temperature = t.params.temperature;
+  if (p.reads_draft() && p.draft.form == DraftForm::kSampled) {
+    t.q_temperature = p.draft.temperatures ? p.draft.temperatures[b] : p.draft.temperature;
+  }
+  const bool valid = t.params.valid() && t.q_temperature >= 0 && t.q_temperature <= kLargest;
+  if (greedy) t.params = {0.0f, 0, 1.0f, 0.0f};
+  t.point = t.params.temperature == 0;
+  t.filtered = !t.point && t.params.filters(p.vocab);
+  t.direct = p.kind == Kind::kProbs && p.reads_draft() && t.params.temperature == 1 && !t.filtered;
+  int64_t rows = most;
+  if (p.target_indptr != nullptr) {
+    t.begin = clamp(p.target_indptr[b], 0, p.num_rows);
+    rows = clamp(p.target_indptr[b + 1], t.begin, p.num_rows) - t.begin;
+  }
+  t.over = !valid || rows == 0;
+  if (t.over) t.status = valid ? kTargetNotFinite : kBadParameter;
+  return rows < most ? rows : most;
+}
+
+// The positive part of `sign` times the values of a warp_tile, to a slot.
+inline __device__ void store_positive(const TileStats& slot, int64_t warp_tile,
+                                      const float (&values)[kPerLane], float sign, bool valid) {
+  float w[kPerLane];
+  uint32_t best = 0;
+#pragma unroll
+  for (int j = 0; j < kPerLane; ++j) {
+    w[j] = fmaxf(sign * values[j], 0.0f);  // 0 of NaN
+    const auto bits = bits_as<uint32_t>(w[j]);
+    best = bits > best ? bits : best;
+  }
+  float top = bits_as<float>(warp_max(best));
+  const int64_t units = linear_units(w, top);
+  if (lane_id() != 0) return;
+  slot.maxima[warp_tile] = valid ? top : NAN;
+  slot.units[warp_tile] = units;
+}
+
+// The sum of what was stored, NaN if some of it was not valid.
+inline __device__ double stored_sum(BlockGroup& group, const TileStats& slot, int64_t warp_tiles) {
+  const float max = slot_max(group, slot.maxima, warp_tiles);
+  return is_finite(max) ? WarpTileMasses(group, slot, warp_tiles, max, 1.0f, true).sum() : NAN;
+}
+
+// Columns of a draft row that no token of the target has. With a map, all of it: the scan of the
+// target's tokens has not seen the columns without one.
+inline __device__ int64_t rest_size(const DraftDistribution& d, int64_t vocab) {
+  if (d.few()) return 0;
+  if (d.columns != nullptr) return d.checked ? 0 : d.row.vocab;
+  return d.row.vocab > vocab ? d.row.vocab - vocab : 0;
+}
+
+// Sums of max(cP - Q, 0) and max(Q - cP, 0): of a point mass or a sparse law they need P at its ids
+// alone; the rest of P is above Q. For the whole block.
+inline __device__ void few_differences(BlockGroup& group, const DraftDistribution& d,
+                                       const RowView& row, const RowStats& law, double c,
+                                       double& more_out, double& less_out) {
+  const bool point = d.form == DraftForm::kOneHot;
+  const int64_t n = point ? 1 : d.row.vocab;
+  double more = 0, less = 0, covered = 0;
+  for (int64_t k = thread_id(); k < n; k += kThreads) {
+    const int64_t id = point ? d.token : d.id(k);
+    double q = point ? 1 : 0;
+    bool again = id < 0;
+    for (int64_t j = 0; j < n && !point; ++j) {
+      if (d.id(j) != id) continue;
+      again |= j < k;
+      q += static_cast<double>(at(d.row, j));
+    }
+    if (again) continue;
+    const double p = id < row.vocab ? exp(law.logprob(at(row, id))) : 0;
+    covered += p;
+    const double gap = c * p - q;
+    more += fmax(gap, 0.0);
+    less += fmax(-gap, 0.0);
+  }
+  more = group.sum(more);
+  less = group.sum(less);
+  covered = group.sum(covered);
+  if (thread_id() != 0) return;
+  more_out = more + c * fmax(0.0, 1 - covered);
+  less_out = less;
+}
+
+}  // namespace specdec::cuda

@@ -1,0 +1,48 @@
+#include "cuda/kv/slots.cuh"
+#include "specdec/paged_truncate.h"
+
+namespace specdec::cuda {
+namespace {
+
+constexpr int kLanes = 32;
+constexpr unsigned kAllLanes = 0xffffffffu;
+
+// A warp a sequence: the lanes count the blocks before their own among themselves.
+__global__ void __launch_bounds__(kThreads) paged_truncate_kernel(const PagedTruncateParams p) {
+  const int64_t warps = int64_t{gridDim.x} * (kThreads / kLanes);
+  const unsigned lane = threadIdx.x % kLanes;
+  for (int64_t b = int64_t{blockIdx.x} * (kThreads / kLanes) + threadIdx.x / kLanes; b < p.batch;
+       b += warps) {
+    const int64_t length = p.lengths[b], new_length = p.new_lengths[b];
+    const KvRange freed = freed_columns(length, new_length, p.block_size, p.tables.columns);
+    int32_t* const out = p.blocks + b * p.tables.columns;
+    int64_t count = 0;
+    for (int64_t first = 0; first < freed.size; first += kLanes) {
+      const int64_t column = freed.begin + first + lane;
+      const bool inside = first + lane < freed.size;
+      const int32_t block = inside ? p.tables.at(b, column) : -1;
+      const unsigned kept = __ballot_sync(kAllLanes, block >= 0);
+      if (block >= 0) out[count + __popc(kept & ((1u << lane) - 1))] = block;
+      if (inside) p.tables.at(b, column) = -1;
+      count += __popc(kept);
+    }
+    for (int64_t i = count + lane; i < p.tables.columns; i += kLanes) out[i] = -1;
+    // Every lane has read the length.
+    __syncwarp();
+    if (lane == 0) {
+      p.num_freed[b] = static_cast<int32_t>(count);
+      p.lengths[b] = truncated_length(length, new_length);
+    }
+  }
+}
+
+}  // namespace
+
+int paged_truncate(const PagedTruncateParams& p, void* stream) {
+  if (p.batch == 0) return cudaSuccess;
+  const int64_t blocks = std::min(blocks_for(p.batch * kLanes), kMaxBlocksPerSequence);
+  const cudaLaunchConfig_t config = launch_config(dim3(static_cast<unsigned>(blocks)), stream);
+  return cudaLaunchKernelEx(&config, paged_truncate_kernel, p);
+}
+
+}  // namespace specdec::cuda

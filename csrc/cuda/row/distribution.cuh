@@ -1,0 +1,301 @@
+#pragma once
+// One row: statistics of its warp_tiles in a slot, its law under the sampling parameters, draws
+// from it. Every block of a group reads the whole slot and comes to the same numbers by itself.
+#include "cuda/row/weights.cuh"
+#include "specdec/filter.h"
+
+namespace specdec::cuda {
+
+// Statistics of the warp_tiles of one row, in global memory.
+struct TileStats {
+  int64_t* units;  // [warp_tiles], mass relative to the warp_tile's own maximum or scale
+  uint64_t* best;  // [warp_tiles], ranked: of the race, or the place of the maximum
+  float*
+      maxima;  // [warp_tiles], of logits, or scales of weights; NaN if the warp_tile holds a fault
+};
+
+// TileStatsArray of `warp_tiles` entries one after the other; `best` only where the call needs it.
+struct TileStatsArray {
+  char* memory;
+  int64_t warp_tiles;
+  bool ranked;
+
+  static SPECDEC_HD int64_t bytes(int64_t warp_tiles, bool ranked) {
+    return (warp_tiles * (ranked ? 20 : 12) + 15) / 16 * 16;
+  }
+  __device__ TileStats operator[](int64_t i) const {
+    char* const at = memory + i * bytes(warp_tiles, ranked);
+    TileStats s;
+    s.units = reinterpret_cast<int64_t*>(at);
+    s.best = reinterpret_cast<uint64_t*>(s.units + warp_tiles);
+    s.maxima = reinterpret_cast<float*>(s.best + (ranked ? warp_tiles : 0));
+    return s;
+  }
+};
+
+// The parameters of one sequence.
+struct SequenceParams {
+  float temperature;
+  int64_t top_k;
+  float top_p;
+  float min_p;
+
+  __device__ bool valid() const {
+    return temperature >= 0 && temperature <= kLargest && top_k >= 0 && top_p > 0 && top_p <= 1 &&
+           min_p >= 0 && min_p <= 1;
+  }
+  __device__ bool filters(int64_t vocab) const {
+    return (top_k > 0 && top_k < vocab) || top_p < 1 || min_p > 0;
+  }
+};
+
+inline __device__ SequenceParams params_of(const SamplingParams& s, int64_t b) {
+  return {s.temperatures ? s.temperatures[b] : s.temperature, s.top_ks ? s.top_ks[b] : s.top_k,
+          s.top_ps ? s.top_ps[b] : s.top_p, s.min_ps ? s.min_ps[b] : s.min_p};
+}
+
+// min(1/T, largest float): a temperature under 1/FLT_MAX must not make 0 * inf at the maximum.
+inline __device__ float inverse_temperature(float temperature) {
+  return fminf(1.0f / temperature, kLargest);
+}
+
+inline __device__ bool is_finite(float x) { return x >= -kLargest && x <= kLargest; }
+inline __device__ bool is_finite(double x) { return fabs(x) < INFINITY; }
+
+// What a row is read for. kLinear: mass of weights that are given as they are.
+enum class Want : int32_t { kMass, kGumbel, kArgmax, kLinear };
+
+struct RowStats {
+  float max;
+  float inv_t;
+  float threshold;  // in raw logits
+  bool valid;       // the row has a law
+  bool point;       // all mass on the maximum
+  bool direct;      // the row holds the probabilities; nothing above is used
+  double log_sum;   // of exp((l - max) * inv_t) over survivors
+
+  __device__ double logprob(float l) const {
+    if (direct) return log(static_cast<double>(l));
+    if (!(l >= threshold)) return -INFINITY;
+    return point ? 0.0 : (static_cast<double>(l) - max) * inv_t - log_sum;
+  }
+};
+
+// Units of non-negative weights; leaves their scale in `top`, which is their maximum before, and
+// NaN where that is not finite. Consumes the weights.
+inline __device__ int64_t linear_units(float (&w)[kPerLane], float& top) {
+  if (!is_finite(top)) {
+    top = NAN;
+    return 0;
+  }
+  top = scale_of(top);
+  const float inverse = inverse_scale(top);
+#pragma unroll
+  for (int j = 0; j < kPerLane; ++j) w[j] *= inverse;
+  return warp_sum(lane_units(w));
+}
+
+// Fills `part` of `parts` of a slot.
+inline __device__ void fill_slot(const BlockGroup& group, const RowView& row, const TileStats& slot,
+                                 Want want, float inv_t, const GumbelNoise& noise, int part = 0,
+                                 int parts = 1) {
+  const float rate = rate_of(inv_t);
+  each_warp_tile(group, row, part, parts, [&](int64_t warp_tile, float (&values)[kPerLane]) {
+    float top = warp_tile_max(values);
+    uint64_t best = 0;
+    int64_t units = 0;
+    if (want == Want::kLinear) {
+      units = linear_units(values, top);
+    } else if (want == Want::kArgmax) {
+      int first = -1;
+#pragma unroll
+      for (int j = kPerLane - 1; j >= 0; --j) first = values[j] == top ? j : first;
+      best = warp_best(first < 0 ? 0 : ranked(1.0f, place(row.wide(), first)));
+    } else if (is_finite(top)) {
+#pragma unroll
+      for (int j = 0; j < kPerLane; ++j) values[j] = exp2_fast((values[j] - top) * rate);
+      units = warp_mass(lane_units(values));
+      if (want == Want::kGumbel) best = warp_tile_race(values, row.wide(), warp_tile, noise);
+    }
+    if (lane_id() != 0) return;
+    slot.maxima[warp_tile] = top;
+    if (want != Want::kArgmax) slot.units[warp_tile] = units;
+    if (want == Want::kGumbel || want == Want::kArgmax) slot.best[warp_tile] = best;
+  });
+}
+
+// The masses again, of the survivors alone. Spans without any are not read.
+inline __device__ void filter_slot(const BlockGroup& group, const RowView& row,
+                                   const TileStats& slot, Want want, float inv_t, float threshold,
+                                   const GumbelNoise& noise) {
+  const int64_t warp_tiles = row.warp_tiles(), step = group.warp_tile_step(1);
+  for (int64_t warp_tile = group.first_warp_tile(0); warp_tile < warp_tiles; warp_tile += step) {
+    const float top = slot.maxima[warp_tile];
+    uint64_t best = 0;
+    int64_t units = 0;
+    if (top >= threshold) {
+      float values[kPerLane];
+      read_warp_tile(row, warp_tile, values);
+      weigh(values, {top, rate_of(inv_t), threshold});
+      units = warp_mass(lane_units(values));
+      if (want == Want::kGumbel) best = warp_tile_race(values, row.wide(), warp_tile, noise);
+    }
+    if (lane_id() != 0) continue;
+    slot.units[warp_tile] = units;
+    if (want == Want::kGumbel) slot.best[warp_tile] = best;
+  }
+}
+
+// The largest entry of a filled slot; NaN if one is.
+inline __device__ float slot_max(BlockGroup& group, const float* maxima, int64_t warp_tiles) {
+  uint32_t best = 0;
+  for (int64_t i = thread_id(); i < warp_tiles; i += kThreads) {
+    const uint32_t key = ordered_key(maxima[i]);
+    best = key > best ? key : best;
+  }
+  return from_ordered_key(static_cast<uint32_t>(group.max(best)));
+}
+
+inline __device__ int ceil_log2(int64_t n) { return n <= 1 ? 0 : 64 - __clzll(n - 1); }
+
+// Masses of the warp_tiles of a row on one scale.
+class WarpTileScale {
+ public:
+  // Relative to exp(max / T), or with `linear` to the power of two `max`.
+  __device__ WarpTileScale(const TileStats& slot, int64_t warp_tiles, float max, float inv_t,
+                           bool linear)
+      : slot_(slot),
+        max_(max),
+        inv_t_(inv_t),
+        linear_(linear),
+        unit_(1.0 / static_cast<double>(int64_t{1} << ceil_log2(warp_tiles))) {}
+
+  // Of a total in units of 2^-50 / unit of the largest weight.
+  __device__ double sum(int64_t total) const {
+    return static_cast<double>(total) * (0x1p-50 / unit_) * (linear_ ? max_ : 1.0);
+  }
+  __device__ double factor(int64_t i) const {
+    const double own = slot_.maxima[i];
+    return unit_ * (linear_ ? own / max_ : exp((own - max_) * inv_t_));
+  }
+  __device__ int64_t mass(int64_t i) const {
+    const int64_t units = slot_.units[i];
+    return units == 0 ? 0 : static_cast<int64_t>(static_cast<double>(units) * factor(i));
+  }
+
+ private:
+  const TileStats slot_;
+  const double max_, inv_t_;
+  const bool linear_;
+  const double unit_;
+};
+
+// The same, of which each thread of a block holds a run.
+class WarpTileMasses {
+ public:
+  __device__ WarpTileMasses(BlockGroup& group, const TileStats& slot, int64_t warp_tiles, float max,
+                            float inv_t, bool linear = false)
+      : scale_(slot, warp_tiles, max, inv_t, linear) {
+    const int64_t run = (warp_tiles + kThreads - 1) / kThreads;
+    begin_ = thread_id() * run < warp_tiles ? thread_id() * run : warp_tiles;
+    end_ = begin_ + run < warp_tiles ? begin_ + run : warp_tiles;
+    int64_t mine = 0;
+    for (int64_t i = begin_; i < end_; ++i) mine += scale_.mass(i);
+    mine_ = mine;
+    before_ = group.sum_before(mine, total_);
+  }
+
+  __device__ double sum() const { return scale_.sum(total_); }
+
+  // The warp_tile where the cumulated mass passes u of the total, and the rest in units of this
+  // warp_tile.
+  __device__ int64_t choose(const BlockGroup& group, double u, int64_t& rest) const {
+    auto target = static_cast<int64_t>(u * static_cast<double>(total_));
+    if (target >= total_) target = total_ - 1;
+    if (before_ <= target && target < before_ + mine_) {
+      int64_t running = before_, i = begin_;
+      for (; running + scale_.mass(i) <= target; ++i) running += scale_.mass(i);
+      group.shared->broadcast[0] = i;
+      group.shared->broadcast[1] =
+          static_cast<int64_t>(static_cast<double>(target - running) / scale_.factor(i));
+    }
+    __syncthreads();
+    rest = group.shared->broadcast[1];
+    const int64_t chosen = group.shared->broadcast[0];
+    __syncthreads();
+    return chosen;
+  }
+
+ private:
+  const WarpTileScale scale_;
+  int64_t begin_, end_, mine_, before_, total_;
+};
+
+// The law of a row without filters, from its slot. Temperature 0 leaves the maximum alone.
+inline __device__ RowStats slot_law(BlockGroup& group, const TileStats& slot, int64_t warp_tiles,
+                                    float temperature) {
+  RowStats law = {};
+  law.max = slot_max(group, slot.maxima, warp_tiles);
+  law.inv_t = inverse_temperature(temperature);
+  law.point = temperature == 0;
+  law.threshold = law.point ? law.max : -INFINITY;
+  law.valid = is_finite(law.max);
+  return law;
+}
+
+// The law of a row without filters, from its slot, by one warp; to the bit what a block finds. In
+// every lane.
+inline __device__ RowStats warp_law(const TileStats& slot, int64_t warp_tiles, float temperature) {
+  uint32_t best = 0;
+  for (int64_t i = lane_id(); i < warp_tiles; i += kLanes) {
+    const uint32_t key = ordered_key(slot.maxima[i]);
+    best = key > best ? key : best;
+  }
+  RowStats law = {};
+  law.max = from_ordered_key(warp_max(best));
+  law.inv_t = inverse_temperature(temperature);
+  law.threshold = -INFINITY;
+  if (!is_finite(law.max)) return law;
+  const WarpTileScale scale(slot, warp_tiles, law.max, law.inv_t, false);
+  int64_t mass = 0;
+  for (int64_t i = lane_id(); i < warp_tiles; i += kLanes) mass += scale.mass(i);
+  const double sum = scale.sum(warp_sum(mass));
+  law.valid = sum > 0;
+  law.log_sum = log(sum);
+  return law;
+}
+
+// Best of the warp_tiles' ranked scores times their factor; the lowest id of equals.
+inline __device__ int64_t gumbel_winner(BlockGroup& group, const TileStats& slot,
+                                        int64_t warp_tiles, const RowStats& law) {
+  double best = 0;
+  int64_t winner = 0;
+  for (int64_t i = thread_id(); i < warp_tiles; i += kThreads) {
+    const uint64_t rank = slot.best[i];
+    if (rank == 0) continue;
+    const double gap = static_cast<double>(slot.maxima[i]) - law.max;
+    const double score = score_of(rank) * exp(gap * law.inv_t);
+    if (!(score > best)) continue;
+    best = score;
+    winner = i;
+  }
+  const uint64_t high = group.max(bits_as<uint64_t>(best));
+  const bool mine = best > 0 && bits_as<uint64_t>(best) == high;
+  winner = static_cast<int64_t>(~group.max(mine ? ~static_cast<uint64_t>(winner) : 0));
+  return winner * kWarpTile + index_of(slot.best[winner]);
+}
+
+// Lowest id of the maximum.
+inline __device__ int64_t argmax(BlockGroup& group, const TileStats& slot, int64_t warp_tiles,
+                                 float max) {
+  uint64_t first = 0;
+  for (int64_t i = thread_id(); i < warp_tiles; i += kThreads) {
+    if (slot.maxima[i] != max) continue;
+    first = ~static_cast<uint64_t>(i);
+    break;
+  }
+  const auto warp_tile = static_cast<int64_t>(~group.max(first));
+  return warp_tile * kWarpTile + index_of(slot.best[warp_tile]);
+}
+
+}  // namespace specdec::cuda

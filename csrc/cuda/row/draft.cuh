@@ -1,0 +1,187 @@
+#pragma once
+// The draft's conditional Q of one row, on the target's vocabulary, whatever form it came in.
+#include "cuda/row/distribution.cuh"
+#include "specdec/draft.h"
+
+namespace specdec::cuda {
+
+struct DraftDistribution {
+  DraftForm form;
+  bool fault;    // seen where the drafted token was looked up
+  bool probs;    // the row holds probabilities
+  bool checked;  // the whole row is known to be finite
+  bool ids_are_int64;
+  int64_t token;  // drafted
+  double q_x;     // of the drafted token; its logarithm is exact where q_x underflows
+  double log_q_x;
+  RowView row;             // rows, sampled; probabilities of a sparse law
+  WeightParams shape;      // of logits
+  float scale;             // of the shape's weights
+  const int32_t* columns;  // of tokens, may be null
+  const void* ids;         // sparse, at this row
+
+  // Whether a scan of all tokens says nothing that a few lookups do not.
+  __device__ bool few() const { return form == DraftForm::kOneHot || form == DraftForm::kSparse; }
+  // Whether its row must be measured before a token of it can be judged.
+  __device__ bool unmeasured() const {
+    return form == DraftForm::kRows && !probs && !fault && !checked;
+  }
+  // Whether a lane holds the same entries of a warp_tile of the row as of the target's.
+  __device__ bool pairs(bool wide) const {
+    return !few() && columns == nullptr && row.wide() == wide;
+  }
+  __device__ int64_t id(int64_t k) const { return id_at(ids, ids_are_int64, k); }
+  __device__ float weight(float value) const { return probs ? value : shape.weight(value) * scale; }
+  // What the row says to Q; returns the largest value there, NaN if one is.
+  __device__ float weigh_all(float (&values)[kPerLane]) const {
+    float top = values[0];
+#pragma unroll
+    for (int j = 1; j < kPerLane; ++j) top = max_or_nan(top, values[j]);
+    if (probs) return top;
+    weigh(values, shape);
+#pragma unroll
+    for (int j = 0; j < kPerLane; ++j) values[j] *= scale;
+    return top;
+  }
+
+  __device__ void look_up(const RowStats& law) {
+    const int64_t column = columns != nullptr ? columns[token] : token;
+    const bool inside = column >= 0 && column < row.vocab;
+    const float value = inside ? at(row, column) : 0;
+    fault |= inside && !(value < INFINITY);
+    if (probs) {
+      q_x = value;
+      log_q_x = log(q_x);
+    } else {
+      log_q_x = inside ? law.logprob(value) : -INFINITY;
+      q_x = exp(log_q_x);
+    }
+  }
+
+  // Logits with the law that was measured.
+  __device__ void set(const RowStats& law) {
+    fault |= !law.valid;
+    shape = {law.max, rate_of(law.inv_t), law.threshold};
+    scale = static_cast<float>(exp(-law.log_sum));
+    if (!fault) look_up(law);
+  }
+};
+
+// Q at the drafted token x: all of it but what has to be measured or, of a sparse law, looked up by
+// the whole block. `row` is of sequence b, or of all when the source is flat; `statistic` is where
+// what `sample` left behind of it stands. For one thread.
+inline __device__ void open_draft(const DraftSource& source, int64_t b, int64_t row,
+                                  int64_t statistic, int64_t x, float temperature,
+                                  DraftDistribution& d) {
+  d = {};
+  d.form = temperature == 0 ? DraftForm::kOneHot : source.form;
+  d.token = x;
+  d.q_x = 1;
+  if (d.form == DraftForm::kOneHot) return;
+  d.fault = row < 0 || row >= source.num_rows;  // which row it is may be data
+  if (d.fault) return;
+  d.probs =
+      d.form == DraftForm::kSparse || (d.form == DraftForm::kRows && source.kind == Kind::kProbs);
+  d.row = RowView(source.rows, source.flat ? 0 : b, row, source.vocab,
+                  d.probs ? Read::kProbs : Read::kLogits);
+  d.columns = source.columns;
+  if (d.form == DraftForm::kSparse) {
+    const int64_t at_row = source.flat ? row : b * source.num_rows + row;
+    d.ids_are_int64 = source.ids_are_int64;
+    d.ids =
+        static_cast<const char*>(source.ids) + at_row * source.vocab * (d.ids_are_int64 ? 8 : 4);
+  } else if (d.probs) {
+    d.look_up({});
+  } else if (d.form == DraftForm::kSampled) {
+    const double total = source.logsumexp[statistic];
+    RowStats law = {};
+    law.threshold = source.threshold[statistic];
+    law.inv_t = inverse_temperature(temperature);
+    law.valid = is_finite(total) && law.threshold == law.threshold;
+    // exp(d / T - total) about a point near the maximum, where float32 subtracts exactly.
+    law.max = static_cast<float>(total / law.inv_t);
+    law.log_sum = total - static_cast<double>(law.max) * law.inv_t;
+    d.set(law);
+  }
+}
+
+// Mass of the drafted token, where ids that come twice add up, and whether anything is no
+// probability; for the whole block.
+inline __device__ void look_up_sparse(BlockGroup& group, DraftDistribution& d) {
+  double mass = 0;
+  int64_t faults = 0;
+  for (int64_t k = thread_id(); k < d.row.vocab; k += kThreads) {
+    const int64_t id = d.id(k);
+    if (id < 0) continue;
+    const float value = at(d.row, k);
+    faults += !(value < INFINITY);
+    if (id == d.token) mass += static_cast<double>(value);
+  }
+  mass = group.sum(mass);
+  faults = group.sum(faults);
+  if (thread_id() == 0) {
+    d.fault = faults > 0;
+    d.q_x = mass;
+    d.log_q_x = log(mass);
+  }
+  __syncthreads();
+}
+
+// What subtract_draft wants to have been loaded of a warp_tile of `vocab` target tokens.
+inline __device__ void load_draft(const DraftDistribution& d, int64_t vocab, bool wide,
+                                  int64_t warp_tile, Packed& out) {
+  if (d.pairs(wide)) load_warp_tile(d.row.part(0, vocab), warp_tile, out);
+}
+
+// Subtracts Q of a warp_tile of `vocab` target tokens, times `factor`, from values that are spread
+// as a row of the target's dtype is. False in some lane if what was read is no law.
+inline __device__ bool subtract_draft(const DraftDistribution& d, float factor, int64_t vocab,
+                                      bool wide, int64_t warp_tile, const Packed& loaded,
+                                      float (&values)[kPerLane]) {
+  const int64_t begin = warp_tile * kWarpTile;
+  if (d.few()) {
+    const int64_t n = d.form == DraftForm::kOneHot ? 1 : d.row.vocab;
+    for (int64_t k = 0; k < n; ++k) {
+      const int64_t index = (n == 1 && d.ids == nullptr ? d.token : d.id(k)) - begin;
+      if (index < 0 || index >= kWarpTile || index + begin >= vocab) continue;
+      if (holder(wide, static_cast<int>(index)) != lane_id()) continue;
+      const int mine = element(wide, static_cast<int>(index));
+      const float q = (d.ids == nullptr ? 1.0f : at(d.row, k)) * factor;
+#pragma unroll
+      for (int j = 0; j < kPerLane; ++j) values[j] -= j == mine ? q : 0.0f;
+    }
+    return true;
+  }
+  if (d.pairs(wide)) {
+    float q[kPerLane];
+    unpack(d.row, loaded, q);
+    const float top = d.weigh_all(q);
+#pragma unroll
+    for (int j = 0; j < kPerLane; ++j) values[j] -= q[j] * factor;
+    return top < INFINITY;
+  }
+  // One element at a time: by column, or spread in another way than the target is.
+  float top = -INFINITY;
+#pragma unroll 1
+  for (int quad = 0; quad < kQuads; ++quad) {
+    const int64_t token = begin + first_of_quad(wide, quad);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      int64_t column = token + j;
+      if (column >= vocab) {
+        column = -1;
+      } else if (d.columns != nullptr) {
+        column = d.columns[column];
+      }
+      if (column >= 0 && column < d.row.vocab) {
+        const float q = at(d.row, column);
+        top = max_or_nan(top, q);
+        values[j] -= d.weight(q) * factor;
+      }
+    }
+    rotate(values);
+  }
+  return top < INFINITY;
+}
+
+}  // namespace specdec::cuda

@@ -1,0 +1,237 @@
+#pragma once
+// The smallest surviving logit of a row: top-k, top-p of what is left, min-p; ties survive. Exact
+// selection on the ordered bits: an interval of keys is split into 2048 bins a pass.
+#include "cuda/row/distribution.cuh"
+
+namespace specdec::cuda {
+
+// The histograms of all blocks added up in each: a block adds one slice, then all copy.
+inline __device__ void merge_bins(const BlockGroup& group) {
+  unsigned long long* const bins = group.shared->bins;
+  group.sync();
+  if (group.size == 1) return;
+  const unsigned slice = kBins / group.size;
+  for (unsigned i = thread_id(); i < slice; i += kThreads) {
+    const unsigned bin = group.rank * slice + i;
+    uint64_t sum = 0;
+    for (unsigned r = 0; r < group.size; ++r) sum += group.remote(bins, r)[bin];
+    bins[bin] = sum;
+  }
+  group.sync();
+  for (unsigned bin = thread_id(); bin < kBins; bin += kThreads) {
+    const unsigned owner = bin / slice;
+    if (owner != group.rank) bins[bin] = group.remote(bins, owner)[bin];
+  }
+  group.sync();
+}
+
+// From the top, the bin in which the running sum reaches `need`; `need` becomes what of it is left
+// for this bin. `need` is at most the sum of all.
+inline __device__ int reach(BlockGroup& group, int64_t& need) {
+  constexpr int kRun = kBins / kThreads;
+  const unsigned long long* const bins = group.shared->bins;
+  const int top = kBins - 1 - static_cast<int>(thread_id()) * kRun;
+  int64_t mine = 0, all;
+  for (int i = 0; i < kRun; ++i) mine += static_cast<int64_t>(bins[top - i]);
+  int64_t running = group.sum_before(mine, all);
+  if (running < need && need <= running + mine) {
+    int bin = top;
+    for (; running + static_cast<int64_t>(bins[bin]) < need; --bin)
+      running += static_cast<int64_t>(bins[bin]);
+    group.shared->broadcast[0] = bin;
+    group.shared->broadcast[1] = need - running;
+  }
+  __syncthreads();
+  need = group.shared->broadcast[1];
+  const auto bin = static_cast<int>(group.shared->broadcast[0]);
+  __syncthreads();
+  return bin;
+}
+
+enum class Stage : int32_t { kFloor, kTopK, kTopP };
+
+// Largest key whose upper set weighs enough.
+class Selection {
+ public:
+  __device__ Selection(BlockGroup& group, const RowView& row, const TileStats& slot,
+                       const WeightParams& shape)
+      : group_(group), row_(row), slot_(slot), shape_(shape) {}
+
+  // Of keys in [low, high]. `need` is a number of entries, or of units of mass; if 0, then `share`
+  // of the mass from low on.
+  __device__ uint32_t select(Stage stage, uint32_t low, uint32_t high, int64_t need, double share) {
+    unsigned long long* const bins = group_.shared->bins;
+    stage_ = stage;
+    for (bool first = true; low < high; first = false) {
+      const int width = 32 - __clz(static_cast<int>(high - low));
+      shift_ = width > 11 ? width - 11 : 0;
+      low_ = low;
+      high_ = high;
+      for (int i = thread_id(); i < kBins; i += kThreads) bins[i] = 0;
+      __syncthreads();
+      count();
+      if (stage == Stage::kFloor) {
+        __syncthreads();
+      } else {
+        merge_bins(group_);
+      }
+      if (first) {
+        int64_t mine = 0;
+        for (int i = thread_id(); i < kBins; i += kThreads) mine += static_cast<int64_t>(bins[i]);
+        const int64_t all = group_.sum(mine);
+        if (need == 0) need = static_cast<int64_t>(ceil(share * static_cast<double>(all)));
+        // Rounding may leave a need unreached by a hair: then all that was seen survives.
+        need = need > all ? all : need;
+      }
+      const auto bin = static_cast<uint32_t>(reach(group_, need));
+      low += bin << shift_;
+      const uint32_t last = low + ((1u << shift_) - 1);
+      high = last < high ? last : high;
+    }
+    return low;
+  }
+
+  // Mass units of the largest weight: the sum over the row stays below 2^63.
+  __device__ float unit() const {
+    const int bits = 62 - ceil_log2(row_.vocab);
+    return static_cast<float>(int64_t{1} << (bits < 50 ? bits : 50));
+  }
+
+ private:
+  __device__ void add(uint32_t key) const {
+    if (key < low_ || key > high_) return;
+    // A shared atomic of 64 bits is a loop on the device, one of 32 bits is not.
+    auto* const halves =
+        reinterpret_cast<unsigned*>(group_.shared->bins + ((key - low_) >> shift_));
+    if (stage_ != Stage::kTopP) {
+      atomicAdd(halves, 1u);
+      return;
+    }
+    const auto mass = static_cast<uint64_t>(shape_.weight(from_ordered_key(key)) * unit());
+    const auto low = static_cast<unsigned>(mass);
+    const unsigned before = atomicAdd(halves, low);
+    const unsigned high = static_cast<unsigned>(mass >> 32) + (before + low < before ? 1 : 0);
+    if (high != 0) atomicAdd(halves + 1, high);
+  }
+
+  __device__ void count() {
+    if (stage_ == Stage::kFloor) {
+      // Every block goes through all maxima by itself.
+      const int64_t warp_tiles = row_.warp_tiles();
+      for (int64_t i = thread_id(); i < warp_tiles; i += kThreads)
+        add(ordered_key(slot_.maxima[i]));
+      return;
+    }
+    Shared& s = *group_.shared;
+    // What one pass over the row has seen is kept as long as it fits; a narrower interval is
+    // answered from there.
+    if (kept_low_ <= low_ && high_ <= kept_high_ && s.num_candidates <= kCandidates) {
+      for (uint32_t i = thread_id(); i < s.num_candidates; i += kThreads) add(s.candidates[i]);
+      return;
+    }
+    __syncthreads();  // every thread has judged the old number
+    if (thread_id() == 0) s.num_candidates = 0;
+    __syncthreads();
+    kept_low_ = low_;
+    kept_high_ = high_;
+    read_row();
+  }
+
+  __device__ void read_row() const {
+    Shared& s = *group_.shared;
+    const int64_t warp_tiles = row_.warp_tiles(), step = group_.warp_tile_step(1);
+    for (int64_t warp_tile = group_.first_warp_tile(0); warp_tile < warp_tiles; warp_tile += step) {
+      if (ordered_key(slot_.maxima[warp_tile]) < low_) continue;
+      float values[kPerLane];
+      read_warp_tile(row_, warp_tile, values);
+      // What stands beyond the end has the lowest key: it can make no other one the answer.
+#pragma unroll 1
+      for (int q = 0; q < kQuads; ++q) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const uint32_t key = ordered_key(values[j]);
+          if (key < low_ || key > high_) continue;
+          const uint32_t at = atomicAdd(&s.num_candidates, 1u);
+          if (at < kCandidates) s.candidates[at] = key;
+          add(key);
+        }
+        rotate(values);
+      }
+    }
+  }
+
+  BlockGroup& group_;
+  const RowView& row_;
+  const TileStats& slot_;
+  const WeightParams shape_;
+  Stage stage_ = Stage::kFloor;
+  uint32_t low_ = 0, high_ = 0, kept_low_ = ~0u, kept_high_ = 0;
+  int shift_ = 0;
+};
+
+// Sets the threshold of a law without one. The slot holds all masses, and is filled again with what
+// survives.
+inline __device__ void filter_law(BlockGroup& group, const RowView& row, const TileStats& slot,
+                                  const SequenceParams& params, Want want, const GumbelNoise& noise,
+                                  RowStats& law) {
+  const uint32_t high = ordered_key(law.max);
+  uint32_t low = ordered_key(-INFINITY);
+  Selection selection(group, row, slot, {law.max, rate_of(law.inv_t), -INFINITY});
+  const bool top_k = params.top_k > 0 && params.top_k < row.vocab;
+#pragma unroll 1
+  for (int i = 0; i < 3; ++i) {
+    const auto stage = static_cast<Stage>(i);
+    int64_t need = params.top_k;
+    if (stage == Stage::kTopP) {
+      if (!(params.top_p < 1)) continue;
+      need = 0;
+      if (low == ordered_key(-INFINITY)) {
+        // Entries under (1-p)/V of the largest weight hold less than 1-p of the mass together.
+        const double share = (1.0 - params.top_p) / static_cast<double>(row.vocab);
+        const double cut = law.max + params.temperature * log(share);
+        low = ordered_key(fmaxf(static_cast<float>(cut), -kLargest));
+        const double sum = WarpTileMasses(group, slot, row.warp_tiles(), law.max, law.inv_t).sum();
+        need = static_cast<int64_t>(ceil(params.top_p * sum * selection.unit()));
+      }
+    } else if (!top_k || (stage == Stage::kFloor && params.top_k > row.warp_tiles())) {
+      // The k-th largest maximum is a floor, because at least k entries reach it.
+      continue;
+    }
+    low = selection.select(stage, low, high, need, params.top_p);
+  }
+  const float keep = from_ordered_key(low);
+  law.threshold = fmaxf(keep, min_p_threshold(law.max, params.temperature, params.min_p));
+  group.sync();
+  filter_slot(group, row, slot, want, law.inv_t, law.threshold, noise);
+  group.sync();
+}
+
+// What a slot is filled for before a law is read from it.
+inline __device__ Want first_want(Want want, bool filtered, bool point) {
+  return point ? Want::kArgmax : filtered ? Want::kMass : want;
+}
+
+// The law of a filled slot, and the token that a point mass or the race says, else -1.
+inline __device__ RowStats read_law(BlockGroup& group, const RowView& row, const TileStats& slot,
+                                    const SequenceParams& params, bool filtered, Want want,
+                                    const GumbelNoise& noise, int64_t& token) {
+  const int64_t warp_tiles = row.warp_tiles();
+  RowStats law = slot_law(group, slot, warp_tiles, params.temperature);
+  // A row of nothing but zeros is no law either.
+  if (law.point && row.read == Read::kProbs) law.valid &= law.max > 0;
+  token = -1;
+  if (!law.valid) return law;
+  if (law.point) {
+    token = argmax(group, slot, warp_tiles, law.max);
+    return law;
+  }
+  if (filtered) filter_law(group, row, slot, params, want, noise, law);
+  law.direct = want == Want::kLinear;
+  const double sum = WarpTileMasses(group, slot, warp_tiles, law.max, law.inv_t, law.direct).sum();
+  law.valid = sum > 0;
+  law.log_sum = log(sum);
+  if (want == Want::kGumbel) token = gumbel_winner(group, slot, warp_tiles, law);
+  return law;
+}
+
+}  // namespace specdec::cuda

@@ -1,0 +1,231 @@
+#pragma once
+// One warp_tile: the 512 entries of a row that a warp takes at once, 16 a lane. A tile of the
+// contract is eight of them. The map from entries to lanes depends on nothing but the dtype.
+#include <cmath>
+
+#include "cuda/block_group.cuh"
+#include "specdec/sampling.h"
+
+namespace specdec::cuda {
+
+constexpr int kWarpTile = 512;
+constexpr int kPerLane = kWarpTile / kLanes;
+constexpr int kQuads = kPerLane / 4;
+static_assert(kTile % kWarpTile == 0, "warp_tiles divide tiles");
+
+// What the elements of a row are, and what of them is wanted. A negative probability becomes NaN.
+enum class Read : int32_t { kLogits, kProbs, kLogOfProbs };
+
+struct RowView {
+  const void* data;
+  int64_t vocab;
+  DType dtype;
+  Read read;
+
+  RowView() = default;
+  __device__ RowView(const Rows& rows, int64_t sequence, int64_t row, int64_t vocab,
+                     Read read = Read::kLogits)
+      : vocab(vocab), dtype(rows.dtype), read(read) {
+    data = address(rows.data, sequence * rows.stride_sequence + row * rows.stride_row);
+  }
+
+  // The same row without its first `skip` elements, and no longer than `size`.
+  __device__ RowView part(int64_t skip, int64_t size) const {
+    RowView out = *this;
+    out.data = address(data, skip);
+    out.vocab = vocab - skip < size ? vocab - skip : size;
+    return out;
+  }
+
+  __device__ int64_t warp_tiles() const { return (vocab + kWarpTile - 1) / kWarpTile; }
+  __device__ bool aligned() const { return reinterpret_cast<uintptr_t>(data) % 16 == 0; }
+  __device__ bool wide() const { return dtype == DType::kFloat32; }
+
+ private:
+  __device__ const void* address(const void* from, int64_t elements) const {
+    return static_cast<const char*>(from) + elements * (wide() ? 4 : 2);
+  }
+};
+
+// The lane that holds entry `index` of a warp_tile, and the element it is there.
+inline __device__ int holder(bool wide, int index) {
+  return wide ? index % 128 / 4 : index % 256 / 8;
+}
+inline __device__ int element(bool wide, int index) {
+  return wide ? index / 128 * 4 + index % 4 : index / 256 * 8 + index % 8;
+}
+
+// Elements of a lane as they lie in memory; the 16-bit dtypes fill half of it.
+struct Packed {
+  uint32_t word[kPerLane];
+};
+
+// Where element j of this lane stands in its warp_tile: four neighbours of float32, eight of the
+// 16-bit dtypes.
+inline __device__ int place(bool wide, int j) {
+  return wide ? j / 4 * 128 + lane_id() * 4 + j % 4 : j / 8 * 256 + lane_id() * 8 + j % 8;
+}
+inline __device__ int first_of_quad(bool wide, int quad) { return place(wide, quad * 4); }
+
+inline __device__ float from_bfloat16(uint32_t h) { return bits_as<float>(h << 16); }
+
+// The multiplication moves the exponent's bias and makes subnormals right.
+inline __device__ float from_float16(uint32_t h) {
+  const float magnitude = bits_as<float>((h & 0x7fffu) << 13) * 0x1p112f;
+  const uint32_t special = (h & 0x7c00u) == 0x7c00u ? 0x7f800000u : 0;
+  return bits_as<float>(bits_as<uint32_t>(magnitude) | special | (h & 0x8000u) << 16);
+}
+
+inline __device__ float as_wanted(Read read, float value) {
+  if (read == Read::kLogOfProbs) return logf(value);
+  return read == Read::kProbs && !(value >= 0) ? NAN : value;
+}
+
+inline __device__ float at(const RowView& row, int64_t index) {
+  float value;
+  if (row.dtype == DType::kFloat32) {
+    value = __ldg(static_cast<const float*>(row.data) + index);
+  } else {
+    const uint32_t h = __ldg(static_cast<const uint16_t*>(row.data) + index);
+    value = row.dtype == DType::kBFloat16 ? from_bfloat16(h) : from_float16(h);
+  }
+  return as_wanted(row.read, value);
+}
+
+// Sixteen bytes a load where the row allows it; else one element a load, to the same lanes. `fill`
+// are the bits of what stands beyond the end.
+template <class T>
+inline __device__ void load_elements(const RowView& row, int64_t begin, uint32_t fill,
+                                     Packed& out) {
+  constexpr int kPerLoad = 16 / sizeof(T), kPerWord = 4 / sizeof(T);
+  // Else the unused half is undefined, and would hold its registers from one warp_tile to the next.
+#pragma unroll
+  for (int w = kPerLane / kPerWord; w < kPerLane; ++w) out.word[w] = 0;
+  const T* const data = static_cast<const T*>(row.data) + begin + lane_id() * kPerLoad;
+  const int64_t left = row.vocab - begin - lane_id() * kPerLoad;
+  if (row.aligned() && row.vocab - begin >= kWarpTile) {
+#pragma unroll
+    for (int load = 0; load < kPerLane / kPerLoad; ++load) {
+      const uint4 v = __ldg(reinterpret_cast<const uint4*>(data + load * kLanes * kPerLoad));
+      out.word[load * 4] = v.x;
+      out.word[load * 4 + 1] = v.y;
+      out.word[load * 4 + 2] = v.z;
+      out.word[load * 4 + 3] = v.w;
+    }
+    return;
+  }
+#pragma unroll
+  for (int w = 0; w < kPerLane / kPerWord; ++w) {
+    const int first = w / 4 * kLanes * kPerLoad + w % 4 * kPerWord;
+    uint32_t word = 0;
+#pragma unroll
+    for (int j = 0; j < kPerWord; ++j) {
+      uint32_t bits = fill;
+      if (first + j < left) {
+        if constexpr (kPerWord == 1) {
+          bits = bits_as<uint32_t>(__ldg(data + first));
+        } else {
+          bits = __ldg(data + first + j);
+        }
+      }
+      word |= bits << (j * 16);
+    }
+    out.word[w] = word;
+  }
+}
+
+// Beyond the end stands what has no weight: -inf, or probability 0.
+inline __device__ void load_warp_tile(const RowView& row, int64_t warp_tile, Packed& out) {
+  const bool probabilities = row.read != Read::kLogits;
+  const int64_t begin = warp_tile * kWarpTile;
+  if (row.dtype == DType::kFloat32) {
+    load_elements<float>(row, begin, probabilities ? 0 : 0xff800000u, out);
+  } else {
+    const uint32_t minus_inf = row.dtype == DType::kBFloat16 ? 0xff80u : 0xfc00u;
+    load_elements<uint16_t>(row, begin, probabilities ? 0 : minus_inf, out);
+  }
+}
+
+// The next quad to the front, the first one to the end: a loop that rotates its values needs the
+// registers of one quad's work, not of four.
+inline __device__ void rotate(float (&values)[kPerLane]) {
+  const float first[4] = {values[0], values[1], values[2], values[3]};
+#pragma unroll
+  for (int j = 0; j < kPerLane; ++j) values[j] = j + 4 < kPerLane ? values[j + 4] : first[j % 4];
+}
+
+inline __device__ void unpack(const RowView& row, const Packed& in, float (&out)[kPerLane]) {
+  if (row.dtype == DType::kFloat32) {
+#pragma unroll
+    for (int j = 0; j < kPerLane; ++j) out[j] = bits_as<float>(in.word[j]);
+  } else if (row.dtype == DType::kBFloat16) {
+#pragma unroll
+    for (int j = 0; j < kPerLane; ++j) {
+      const uint32_t pair = in.word[j / 2];
+      out[j] = bits_as<float>(j % 2 ? pair & 0xffff0000u : pair << 16);
+    }
+  } else {
+#pragma unroll
+    for (int j = 0; j < kPerLane; ++j) {
+      out[j] = from_float16(in.word[j / 2] >> (j % 2 * 16) & 0xffffu);
+    }
+  }
+  if (row.read == Read::kLogOfProbs) {
+#pragma unroll 1
+    for (int quad = 0; quad < kQuads; ++quad) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) out[j] = logf(out[j]);
+      rotate(out);
+    }
+  } else if (row.read == Read::kProbs) {
+#pragma unroll
+    for (int j = 0; j < kPerLane; ++j) out[j] = out[j] >= 0 ? out[j] : NAN;
+  }
+}
+
+inline __device__ void read_warp_tile(const RowView& row, int64_t warp_tile,
+                                      float (&out)[kPerLane]) {
+  Packed packed;
+  load_warp_tile(row, warp_tile, packed);
+  unpack(row, packed, out);
+}
+
+// Two warp_tiles at once of a 16-bit row, `step` apart: as many bytes on their way as of a float32
+// one.
+inline __device__ void load_ahead(const RowView& row, int64_t warp_tile, int64_t step,
+                                  Packed& out) {
+  load_warp_tile(row, warp_tile, out);
+  if (row.wide() || warp_tile + step >= row.warp_tiles()) return;
+  Packed second;
+  load_warp_tile(row, warp_tile + step, second);
+#pragma unroll
+  for (int w = 0; w < kPerLane / 2; ++w) out.word[w + kPerLane / 2] = second.word[w];
+}
+
+// f(warp_tile, values) for the warp_tiles of this warp; the loads of the next ones are under way
+// meanwhile.
+template <class F>
+inline __device__ void each_warp_tile(const BlockGroup& group, const RowView& row, int part,
+                                      int parts, F f) {
+  const int64_t warp_tiles = row.warp_tiles(), step = group.warp_tile_step(parts);
+  const int at_once = row.wide() ? 1 : 2;
+  int64_t warp_tile = group.first_warp_tile(part);
+  if (warp_tile >= warp_tiles) return;
+  Packed next;
+  load_ahead(row, warp_tile, step, next);
+  while (warp_tile < warp_tiles) {
+    Packed now = next;
+    if (warp_tile + at_once * step < warp_tiles)
+      load_ahead(row, warp_tile + at_once * step, step, next);
+#pragma unroll 1
+    for (int i = 0; i < at_once && warp_tile < warp_tiles; ++i, warp_tile += step) {
+      float values[kPerLane];
+      unpack(row, now, values);
+      f(warp_tile, values);
+#pragma unroll
+      for (int w = 0; w < kPerLane / 2; ++w) now.word[w] = now.word[w + kPerLane / 2];
+    }
+  }
+}
+
+}  // namespace specdec::cuda

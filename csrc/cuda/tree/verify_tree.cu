@@ -1,0 +1,81 @@
+#include "cuda/launch.cuh"
+#include "cuda/tree/verify_tree.cuh"
+#include "specdec/tree.h"
+
+namespace specdec::cuda {
+namespace {
+
+__global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
+    tree_kernel(const __grid_constant__ TreeJob job) {
+  wait_for_inputs();
+  BlockGroup group = BlockGroup::mine();
+  if (thread_id() == 0) {
+    TreeTask& t = group.task<TreeTask>();
+    t.turn = t.draft_turn = 0;
+    t.rank = group.rank;
+    t.context = blockIdx.x / group.size;
+    t.records = job.records + blockIdx.x * (job.p.nodes + 1);
+    t.tried = job.tried + blockIdx.x * job.p.nodes;
+    t.sets = job.sets + blockIdx.x * 3 * job.words();
+  }
+  __syncthreads();
+  int64_t b = blockIdx.x / group.size;
+  while (b < job.p.batch) {
+    verify(group, job, b);
+    b = group.task<TreeTask>().b + gridDim.x / group.size;
+  }
+}
+
+bool needs_ranks(const TreeParams& p) {
+  return needs_ranks(p.sampling, p.rule == TreeRule::kMatch || p.rule == TreeRule::kGreedy);
+}
+
+// Where things are in the workspace; the records come first.
+struct Layout {
+  int64_t tried, sets, slots, bytes;
+
+  Layout(const TreeParams& p, const TreeJob& job) {
+    const int64_t blocks = job.plan.groups * job.plan.group_size;
+    const int64_t nodes = p.reads_draft() ? p.nodes : -1;  // of which something is kept
+    tried = round_up(blocks * (nodes + 1) * static_cast<int64_t>(sizeof(TreeRecord)));
+    sets = tried + round_up(nodes > 0 ? blocks * nodes * static_cast<int64_t>(sizeof(Tried)) : 0);
+    slots = sets + round_up(blocks * 3 * job.words() * static_cast<int64_t>(sizeof(uint32_t)));
+    bytes = slots + job.plan.groups * job.context_slots() *
+                        TileStatsArray::bytes(warp_tiles_of(p), needs_ranks(p));
+  }
+};
+
+}  // namespace
+
+int plan_verify_tree(const TreeParams& p, const CudaRequest& request, CudaPlan* plan) {
+  Device device;
+  const cudaError_t status = current_device(tree_kernel, &device);
+  if (status != cudaSuccess) return status;
+  CudaRequest wanted = request;
+  wanted.schedule = Schedule::kLazy;  // of all rows of a tree most lie off the path
+  *plan = make_plan(wanted, device, p.batch, 1, warp_tiles_of(p), true);
+  TreeJob job = {};
+  job.p = p;
+  job.plan = *plan;
+  plan->workspace_bytes = Layout(p, job).bytes;
+  return cudaSuccess;
+}
+
+int verify_tree(const TreeParams& p, const CudaPlan& plan, void* workspace, void* stream) {
+  if (p.batch == 0) return cudaSuccess;
+  Device device;
+  const cudaError_t status = current_device(tree_kernel, &device);
+  if (status != cudaSuccess) return status;
+  TreeJob job = {};
+  job.p = p;
+  job.plan = plan;
+  const Layout layout(p, job);
+  char* const memory = static_cast<char*>(workspace);
+  job.records = reinterpret_cast<TreeRecord*>(memory);
+  job.tried = reinterpret_cast<Tried*>(memory + layout.tried);
+  job.sets = reinterpret_cast<uint32_t*>(memory + layout.sets);
+  job.slots = {memory + layout.slots, warp_tiles_of(p), needs_ranks(p)};
+  return launch_groups(tree_kernel, job, plan, device, stream);
+}
+
+}  // namespace specdec::cuda

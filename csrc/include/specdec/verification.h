@@ -1,0 +1,39 @@
+#pragma once
+// What the parameters of all ops that verify have in common. Of a ragged target R is the number of
+// rows of all sequences.
+#include "specdec/draft.h"
+
+namespace specdec {
+
+struct VerifyParams {
+  Rows target;  // [B, rows, V], or ragged [R, V]: then stride_sequence is unused
+  DraftSource draft;
+  const int32_t* target_indptr;   // [B+1], may be null: padded
+  const void* draft_token_ids;    // [B, drafts], strides below
+  const int64_t* seeds;           // [B]
+  const int64_t* positions;       // [B]
+  const double* uniforms;         // contiguous, may be null
+  const int64_t* eos_token_ids;   // [num_eos], may be null
+  const int64_t* max_new_tokens;  // [B], may be null
+  SamplingParams sampling;        // [B] each
+  void* tokens;           // [B, most that can be emitted] contiguous, ids as in draft_token_ids
+  int32_t* num_accepted;  // [B]
+  int32_t* status;        // [B]
+  float* logprobs;        // like tokens, may be null
+  float* accept_probs;    // [B, drafts] contiguous, may be null
+  int64_t batch;
+  int64_t vocab;
+  int64_t num_rows;  // R, of the ragged form
+  int64_t num_eos;
+  int64_t stride_token_sequence, stride_token;
+  float typical_epsilon;
+  float typical_delta;
+  bool ids_are_int64;
+  Kind kind;
+
+  SPECDEC_HD int64_t drafted(int64_t b, int64_t i) const {
+    return id_at(draft_token_ids, ids_are_int64, b * stride_token_sequence + i * stride_token);
+  }
+};
+
+}  // namespace specdec

@@ -1,0 +1,71 @@
+#include "torch/arguments/chain.h"
+
+#include <array>
+
+namespace specdec {
+namespace {
+
+constexpr std::array<const char*, 7> kRules = {"token",   "block",   "greedy",   "match",
+                                               "typical", "lenient", "synthetic"};
+
+Rule rule_of(const std::string& rule) {
+  return static_cast<Rule>(one_of("rule", rule, kRules.data(), kRules.size()));
+}
+
+}  // namespace
+
+bool ChainArguments::ragged_draft() const {
+  return law.rows && target_indptr && law.rows->dim() == 2;
+}
+
+void ChainArguments::check() const {
+  const Names names = {"draft_token_ids", "gamma", "N"};
+  kind_of(kind);
+  rule_of(rule);
+  check_drafted(names);
+  check_target(names);
+  check_draft();
+  check_draws("[B, gamma+1]", size() + 1);
+  check_rule();
+  check_limits();
+}
+
+void ChainArguments::check_draft() const {
+  const int64_t b = batch();
+  const DraftSizes each = {{"B", b}, {"gamma", size()}};
+  if (!ragged_draft()) return law.check(target, b, each, each);
+  const int64_t n = target.size(0) - b;
+  SPECDEC_CHECK(n >= 0, "target must be [N, V] with N >= B = ", b, " when draft is [N-B, ",
+                law.ids ? "K" : "D", "], got ", shape_of(target));
+  law.check(target, b, {{"N-B", n}}, each);
+}
+
+void ChainArguments::check_rule() const {
+  const float l = static_cast<float>(lenience);
+  SPECDEC_CHECK(0 < l && l <= 1, "lenience must be in (0, 1], got ", l);
+  check_typical();
+  SPECDEC_CHECK(synthetic_rates.has_value() == (rule == "synthetic"),
+                "synthetic_rates must be given with rule synthetic and with no other");
+  if (synthetic_rates) {
+    check_vector("synthetic_rates", *synthetic_rates, size(), ScalarType::Float, target, "target");
+  }
+}
+
+ChainOutputs ChainArguments::new_outputs() const {
+  return {new_output(size() + 1, drafted.scalar_type()), new_counts(), new_counts(),
+          new_floats(with_logprobs, size() + 1), new_floats(with_accept_probs, size())};
+}
+
+ChainParams ChainArguments::params(const ChainOutputs& out) {
+  const auto& [tokens, num_accepted, status, logprobs, accept_probs] = out;
+  ChainParams p{};
+  fill(p, ragged_draft());
+  fill_outputs(p, tokens, num_accepted, status, logprobs, accept_probs);
+  p.rule = rule_of(rule);
+  p.gamma = size();
+  p.lenience = rule == "lenient" ? static_cast<float>(lenience) : 1.0f;
+  p.synthetic_rates = pointer<float>(synthetic_rates);
+  return p;
+}
+
+}  // namespace specdec

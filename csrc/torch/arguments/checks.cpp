@@ -1,0 +1,153 @@
+#include "torch/arguments/checks.h"
+
+namespace specdec {
+
+std::string dtype_name(ScalarType dtype) {
+  switch (dtype) {
+    case ScalarType::Float:
+      return "float32";
+    case ScalarType::Double:
+      return "float64";
+    case ScalarType::Half:
+      return "float16";
+    case ScalarType::BFloat16:
+      return "bfloat16";
+    case ScalarType::Byte:
+      return "uint8";
+    case ScalarType::Char:
+      return "int8";
+    case ScalarType::Short:
+      return "int16";
+    case ScalarType::Int:
+      return "int32";
+    case ScalarType::Long:
+      return "int64";
+    case ScalarType::Bool:
+      return "bool";
+    case ScalarType::Float8_e4m3fn:
+      return "float8_e4m3fn";
+    case ScalarType::Float8_e5m2:
+      return "float8_e5m2";
+    default:
+      return torch::headeronly::toString(dtype);
+  }
+}
+
+std::string shape_of(const Tensor& t) {
+  std::ostringstream out;
+  out << '[';
+  for (int64_t i = 0; i < t.dim(); ++i) out << (i ? ", " : "") << t.size(i);
+  out << ']';
+  return out.str();
+}
+
+std::string device_name(const Tensor& t) {
+  if (t.is_cpu()) return "cpu";
+  return t.is_cuda() ? "cuda:" + std::to_string(t.get_device_index()) : "other";
+}
+
+void check_same_device(const char* name, const Tensor& t, const Tensor& of_tensor, const char* of) {
+  SPECDEC_CHECK(t.device() == of_tensor.device(), name, " must be on the device of ", of, ", ",
+                device_name(of_tensor), ", got ", device_name(t));
+}
+
+void check_vector(const char* name, const Tensor& t, int64_t n, ScalarType dtype,
+                  const Tensor& of_tensor, const char* of) {
+  SPECDEC_CHECK(t.dim() == 1 && t.size(0) == n, name, " must be [", n, "], got ", shape_of(t));
+  SPECDEC_CHECK(t.scalar_type() == dtype, name, " must be ", dtype_name(dtype), ", got ",
+                dtype_name(t.scalar_type()));
+  check_same_device(name, t, of_tensor, of);
+}
+
+void check_matrix(const char* name, const Tensor& t, const char* shape, int64_t rows,
+                  int64_t columns, ScalarType dtype, const Tensor& of_tensor, const char* of) {
+  SPECDEC_CHECK(t.dim() == 2 && t.size(0) == rows && t.size(1) == columns, name, " must be ", shape,
+                " = [", rows, ", ", columns, "], got ", shape_of(t));
+  SPECDEC_CHECK(t.scalar_type() == dtype, name, " must be ", dtype_name(dtype), ", got ",
+                dtype_name(t.scalar_type()));
+  check_same_device(name, t, of_tensor, of);
+}
+
+size_t one_of(const char* name, const std::string& value, const char* const* allowed, size_t n) {
+  std::string all;
+  for (size_t i = 0; i < n; ++i) {
+    if (value == allowed[i]) return i;
+    all += std::string(i == 0 ? "" : ", ") + allowed[i];
+  }
+  fail(name, " must be one of ", all, ", got ", value);
+}
+
+void check_rows(const char* name, const Tensor& t) {
+  const ScalarType dtype = t.scalar_type();
+  SPECDEC_CHECK(
+      dtype == ScalarType::Float || dtype == ScalarType::BFloat16 || dtype == ScalarType::Half,
+      name, " must be float32, bfloat16 or float16, got ", dtype_name(dtype));
+  const int64_t size = t.size(t.dim() - 1), stride = t.stride(t.dim() - 1);
+  SPECDEC_CHECK(size >= 1 && size < (int64_t{1} << 31), name,
+                " must have a vocabulary of 1 to 2147483647 entries, got ", shape_of(t));
+  SPECDEC_CHECK(stride == 1 || size == 1, name,
+                " must have a contiguous last dimension, got stride ", stride);
+}
+
+DType row_dtype(const Tensor& t) {
+  switch (t.scalar_type()) {
+    case ScalarType::BFloat16:
+      return DType::kBFloat16;
+    case ScalarType::Half:
+      return DType::kFloat16;
+    default:
+      return DType::kFloat32;
+  }
+}
+
+Tensor dense(const Tensor& t) { return t.is_contiguous() ? t : torch::stable::contiguous(t); }
+
+void SamplingArgs::check_all(int64_t n, const Tensor& of_tensor, const char* of) const {
+  // Judged as the float32 that the kernels compute with.
+  const auto temperature = static_cast<float>(this->temperature);
+  const auto top_p = static_cast<float>(this->top_p), min_p = static_cast<float>(this->min_p);
+  if (temperatures) {
+    check_vector("temperature", *temperatures, n, ScalarType::Float, of_tensor, of);
+  } else {
+    SPECDEC_CHECK(std::isfinite(temperature) && temperature >= 0,
+                  "temperature must be finite and at least 0, got ", temperature);
+  }
+  if (top_ks) {
+    check_vector("top_k", *top_ks, n, ScalarType::Int, of_tensor, of);
+  } else {
+    SPECDEC_CHECK(top_k >= 0, "top_k must be at least 0 (0 keeps every token), got ", top_k);
+  }
+  if (top_ps) {
+    check_vector("top_p", *top_ps, n, ScalarType::Float, of_tensor, of);
+  } else {
+    SPECDEC_CHECK(top_p > 0 && top_p <= 1, "top_p must be in (0, 1], got ", top_p);
+  }
+  if (min_ps) {
+    check_vector("min_p", *min_ps, n, ScalarType::Float, of_tensor, of);
+  } else {
+    SPECDEC_CHECK(min_p >= 0 && min_p <= 1, "min_p must be in [0, 1], got ", min_p);
+  }
+}
+
+SamplingParams SamplingArgs::params() {
+  SamplingParams p{};
+  const auto pointer = [](std::optional<Tensor>& t) -> const float* {
+    if (!t) return nullptr;
+    *t = dense(*t);
+    return t->const_data_ptr<float>();
+  };
+  p.temperatures = pointer(temperatures);
+  p.top_ps = pointer(top_ps);
+  p.min_ps = pointer(min_ps);
+  if (top_ks) {
+    *top_ks = dense(*top_ks);
+    p.top_ks = top_ks->const_data_ptr<int32_t>();
+  }
+  p.temperature = static_cast<float>(temperature);
+  p.top_k = top_k;
+  p.top_p = static_cast<float>(top_p);
+  p.min_p = static_cast<float>(min_p);
+  return p;
+}
+
+}  // namespace specdec

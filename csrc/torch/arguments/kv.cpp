@@ -1,0 +1,90 @@
+#include "torch/arguments/kv.h"
+
+namespace specdec {
+namespace {
+
+// Of a tensor with the slots in dimension `slot` and the heads in the other of 1 and 2.
+KvStrides strides_in_bytes(const Tensor& t, int slot = 2) {
+  const auto strides = t.strides();
+  const int64_t size = static_cast<int64_t>(t.element_size());
+  return {strides[0] * size, strides[3 - slot] * size, strides[slot] * size};
+}
+
+KvTensor kv_tensor(const Tensor& cache, int slot = 2) {
+  KvTensor t = {};
+  t.cache = static_cast<char*>(cache.mutable_data_ptr());
+  t.cache_stride = strides_in_bytes(cache, slot);
+  t.heads = cache.size(3 - slot);
+  t.slots = cache.size(slot);
+  t.row_bytes = cache.size(3) * static_cast<int64_t>(cache.element_size());
+  return t;
+}
+
+// Where the heads of a token lie side by side they move as one row.
+void merge_heads(KvTensor* t) {
+  if (t->heads > 1 && t->cache_stride.head == t->row_bytes) {
+    t->row_bytes *= t->heads;
+    t->heads = 1;
+  }
+}
+
+}  // namespace
+
+int64_t check_batch(const char* name, const Tensor& t) {
+  SPECDEC_CHECK(t.dim() == 1, name, " must be [B], got ", shape_of(t));
+  const int64_t batch = t.size(0);
+  check_vector(name, t, batch, ScalarType::Long, t, name);
+  return batch;
+}
+
+// On one device, not only on one kind of it: one launch serves them all.
+void check_caches(const char* name, const std::vector<Tensor>& tensors, const Tensor& of,
+                  const char* of_name) {
+  const int64_t batch = of.size(0);
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const Tensor& t = tensors[i];
+    SPECDEC_CHECK(t.dim() == 4 && t.size(0) == batch, name, "[", i,
+                  "] must be [B, H, S, D] with B = ", batch, ", got ", shape_of(t));
+    SPECDEC_CHECK(t.stride(3) == 1 || t.size(3) <= 1, name, "[", i, "]",
+                  " must have a contiguous last dimension, got stride ", t.stride(3));
+    SPECDEC_CHECK(t.device() == of.device(), name, "[", i, "] must be on the device of ", of_name,
+                  ", ", device_name(of), ", got ", device_name(t));
+  }
+}
+
+void check_block_tables(const Tensor& t, int64_t batch, const Tensor& of, const char* of_name) {
+  SPECDEC_CHECK(t.dim() == 2 && t.size(0) == batch, "block_tables must be [B, M] with B = ", batch,
+                ", got ", shape_of(t));
+  SPECDEC_CHECK(t.scalar_type() == ScalarType::Int, "block_tables must be int32, got ",
+                dtype_name(t.scalar_type()));
+  check_same_device("block_tables", t, of, of_name);
+}
+
+std::vector<KvTensor> kv_tensors(const std::vector<Tensor>& caches,
+                                 const std::vector<Tensor>& entries) {
+  std::vector<KvTensor> out;
+  out.reserve(caches.size());
+  for (size_t i = 0; i < caches.size(); ++i) {
+    const Tensor& entry = entries[i];
+    if (caches[i].numel() == 0 || entry.numel() == 0) continue;
+    KvTensor t = kv_tensor(caches[i]);
+    t.entries = static_cast<const char*>(entry.const_data_ptr());
+    t.entry_stride = strides_in_bytes(entry);
+    t.count = entry.size(2);
+    out.push_back(t);
+  }
+  return out;
+}
+
+std::vector<KvTensor> kv_tensors(const std::vector<Tensor>& caches, int slot) {
+  std::vector<KvTensor> out;
+  out.reserve(caches.size());
+  for (const Tensor& cache : caches) {
+    if (cache.numel() == 0) continue;
+    out.push_back(kv_tensor(cache, slot));
+    merge_heads(&out.back());
+  }
+  return out;
+}
+
+}  // namespace specdec

@@ -1,0 +1,72 @@
+#pragma once
+// What the cache ops share: checks of a list of caches, the table the kernels take, the device.
+#include <torch/csrc/stable/accelerator.h>
+
+#include <type_traits>
+#include <vector>
+
+#include "specdec/kv.h"
+#include "torch/arguments/checks.h"
+#include "torch/cuda_stream.h"
+#include "torch/parallel.h"
+
+namespace specdec {
+
+// [B] int64, whose size the others are held to. Returns B.
+int64_t check_batch(const char* name, const Tensor& t);
+// [B, H, S, D], on the device of `of` [B].
+void check_caches(const char* name, const std::vector<Tensor>& tensors, const Tensor& of,
+                  const char* of_name);
+// [B, M] int32.
+void check_block_tables(const Tensor& t, int64_t batch, const Tensor& of, const char* of_name);
+
+// The tensors with anything to move: with an entry for each cache; without, and with the dimension
+// that holds the slots, the other of 1 and 2 being the heads.
+std::vector<KvTensor> kv_tensors(const std::vector<Tensor>& caches,
+                                 const std::vector<Tensor>& entries);
+std::vector<KvTensor> kv_tensors(const std::vector<Tensor>& caches, int slot = 2);
+
+template <class T>
+T* kv_data(const Tensor& t) {
+  if constexpr (std::is_const_v<T>)
+    return static_cast<T*>(t.const_data_ptr());
+  else
+    return static_cast<T*>(t.mutable_data_ptr());
+}
+
+template <class T>
+KvVector<T> kv_vector(const Tensor& t) {
+  return {kv_data<T>(t), t.stride(0)};
+}
+
+template <class T>
+KvTable<T> kv_table(const Tensor& t) {
+  return {kv_data<T>(t), t.stride(0), t.stride(1), t.size(1)};
+}
+
+template <class OpParams>
+struct KvLaunchers {
+  void (*cpu)(const OpParams&, const Parallel&);
+  int (*cuda)(const OpParams&, void* stream);
+};
+
+#ifdef SPECDEC_WITH_CUDA
+#define SPECDEC_KV_LAUNCHERS(op) {specdec::cpu::op, specdec::cuda::op}
+#else
+#define SPECDEC_KV_LAUNCHERS(op) {specdec::cpu::op, nullptr}
+#endif
+
+template <class OpParams>
+void run_where(const Tensor& of, const OpParams& p, const KvLaunchers<OpParams>& launchers) {
+  if (of.is_cpu()) return launchers.cpu(p, torch_parallel());
+#ifdef SPECDEC_WITH_CUDA
+  const int32_t device = of.get_device_index();
+  const torch::stable::accelerator::DeviceGuard guard(device);
+  const int status = launchers.cuda(p, current_cuda_stream(device));
+  SPECDEC_CHECK(status == 0, "the CUDA kernels did not start, cudaError_t ", status);
+#else
+  SPECDEC_CHECK(false, "specdec_kernels was built without CUDA kernels");
+#endif
+}
+
+}  // namespace specdec

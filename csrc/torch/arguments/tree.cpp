@@ -1,0 +1,87 @@
+#include "torch/arguments/tree.h"
+
+#include <array>
+
+namespace specdec {
+namespace {
+
+constexpr std::array<const char*, 9> kTreeRules = {
+    "greedy",         "match", "target_only", "multi_draft", "multi_draft_wor",
+    "top_k_plus_one", "k_seq", "traversal",   "typical"};
+
+TreeRule tree_rule_of(const std::string& rule) {
+  return static_cast<TreeRule>(one_of("rule", rule, kTreeRules.data(), kTreeRules.size()));
+}
+
+}  // namespace
+
+void TreeArguments::check() const {
+  const Names names = {"tree tokens", "N", "R"};
+  kind_of(kind);
+  tree_rule_of(rule);
+  check_drafted(names);
+  check_parents();
+  check_target(names);
+  check_same_device("tree parents", parents, target, "target");
+  check_draft();
+  check_draws("[B, 2N+1]", 2 * size() + 1);
+  check_typical();
+  check_limits();
+  SPECDEC_CHECK(0 <= max_depth && max_depth <= size(), "max_depth must be in [0, N] = [0, ", size(),
+                "], got ", max_depth);
+}
+
+void TreeArguments::check_parents() const {
+  const int64_t b = batch(), n = size();
+  SPECDEC_CHECK(parents.dim() == 2 && parents.size(0) == b && parents.size(1) == n,
+                "tree parents must be [B, N] = [", b, ", ", n, "], got ", shape_of(parents));
+  SPECDEC_CHECK(is_id(parents.scalar_type()), "tree parents must be int32 or int64, got ",
+                dtype_name(parents.scalar_type()));
+}
+
+void TreeArguments::check_draft() const {
+  const int64_t b = batch(), n = size();
+  if (draft_rows) {
+    check_matrix("draft_rows", *draft_rows, "[B, N]", b, n, ScalarType::Int, target, "target");
+  }
+  SPECDEC_CHECK(draft_rows || !flat_draft(),
+                "draft must be [B, N, D] unless draft_rows is given, got two dimensions");
+  SPECDEC_CHECK(rule != "k_seq" || law.rows, "draft must be given when rule is k_seq, got None");
+  if (!draft_rows) {
+    const DraftSizes each = {{"B", b}, {"N", n}};
+    return law.check(target, b, each, each);
+  }
+  const int64_t m = law.rows && law.rows->dim() >= 2 && law.rows->dim() <= 3
+                        ? law.rows->size(law.rows->dim() - 2)
+                        : kAnySize;
+  if (flat_draft()) return law.check(target, b, {{"M", kAnySize}}, {{"M", m}});
+  law.check(target, b, {{"B", b}, {"M", kAnySize}}, {{"B", b}, {"M", m}});
+}
+
+TreeOutputs TreeArguments::new_outputs() const {
+  return {new_output(max_depth, parents.scalar_type()),
+          new_output(max_depth + 1, drafted.scalar_type()),
+          new_counts(),
+          new_counts(),
+          new_floats(with_logprobs, max_depth + 1),
+          new_floats(with_accept_probs, size())};
+}
+
+TreeParams TreeArguments::params(const TreeOutputs& out) {
+  const auto& [path, tokens, num_accepted, status, logprobs, accept_probs] = out;
+  TreeParams p{};
+  fill(p, flat_draft());
+  fill_outputs(p, tokens, num_accepted, status, logprobs, accept_probs);
+  p.rule = tree_rule_of(rule);
+  p.nodes = size();
+  p.max_depth = max_depth;
+  p.draft_rows = pointer<int32_t>(draft_rows);
+  p.parents = parents.const_data_ptr();
+  p.stride_parent_sequence = parents.stride(0);
+  p.stride_parent = parents.stride(1);
+  p.parents_are_int64 = parents.scalar_type() == ScalarType::Long;
+  p.path = path.mutable_data_ptr();
+  return p;
+}
+
+}  // namespace specdec

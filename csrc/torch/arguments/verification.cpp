@@ -1,0 +1,109 @@
+#include "torch/arguments/verification.h"
+
+#include <cmath>
+
+namespace specdec {
+
+void VerifyArguments::check_drafted(const Names& names) const {
+  SPECDEC_CHECK(drafted.dim() == 2, names.drafted, " must be [B, ", names.size, "], got ",
+                shape_of(drafted));
+  SPECDEC_CHECK(is_id(drafted.scalar_type()), names.drafted, " must be int32 or int64, got ",
+                dtype_name(drafted.scalar_type()));
+}
+
+void VerifyArguments::check_target(const Names& names) const {
+  const int64_t b = batch(), rows = size() + 1;
+  if (target_indptr) {
+    SPECDEC_CHECK(target.dim() == 2, "target must be [", names.rows,
+                  ", V] when target_indptr is given, got ", shape_of(target));
+    check_vector("target_indptr", *target_indptr, b + 1, ScalarType::Int, target, "target");
+  } else {
+    SPECDEC_CHECK(target.dim() == 3 && target.size(0) == b && target.size(1) == rows,
+                  "target must be [B, ", names.size, "+1, V] = [", b, ", ", rows, ", V], got ",
+                  shape_of(target));
+  }
+  check_rows("target", target);
+  check_same_device(names.drafted, drafted, target, "target");
+}
+
+void VerifyArguments::check_draws(const char* uniforms_shape, int64_t columns) const {
+  const int64_t b = batch();
+  sampling.check_all(b, target, "target");
+  check_vector("seeds", seeds, b, ScalarType::Long, target, "target");
+  check_vector("positions", positions, b, ScalarType::Long, target, "target");
+  if (!uniforms) return;
+  check_matrix("uniforms", *uniforms, uniforms_shape, b, columns, ScalarType::Double, target,
+               "target");
+  SPECDEC_CHECK(rule != "match", "uniforms must be None when rule is match");
+}
+
+void VerifyArguments::check_typical() const {
+  const float epsilon = static_cast<float>(typical_epsilon),
+              delta = static_cast<float>(typical_delta);
+  SPECDEC_CHECK(0 <= epsilon && epsilon <= 1, "typical_epsilon must be in [0, 1], got ", epsilon);
+  SPECDEC_CHECK(std::isfinite(delta) && delta >= 0,
+                "typical_delta must be finite and at least 0, got ", delta);
+}
+
+void VerifyArguments::check_limits() const {
+  if (eos_token_ids) {
+    SPECDEC_CHECK(eos_token_ids->dim() == 1, "eos_token_ids must be [E], got ",
+                  shape_of(*eos_token_ids));
+    check_vector("eos_token_ids", *eos_token_ids, eos_token_ids->size(0), ScalarType::Long, target,
+                 "target");
+  }
+  if (max_new_tokens) {
+    check_vector("max_new_tokens", *max_new_tokens, batch(), ScalarType::Long, target, "target");
+  }
+}
+
+Tensor VerifyArguments::new_output(int64_t columns, ScalarType dtype) const {
+  return torch::stable::new_empty(drafted, {batch(), columns}, dtype);
+}
+
+Tensor VerifyArguments::new_counts() const {
+  return torch::stable::new_empty(drafted, {batch()}, ScalarType::Int);
+}
+
+Tensor VerifyArguments::new_floats(bool wanted, int64_t columns) const {
+  return wanted ? new_output(columns, ScalarType::Float)
+                : torch::stable::new_empty(drafted, {0, 0}, ScalarType::Float);
+}
+
+void VerifyArguments::fill(VerifyParams& p, bool flat_draft) {
+  p.kind = kind_of(kind);
+  p.batch = batch();
+  p.vocab = target.size(target.dim() - 1);
+  p.num_rows = target.size(0);
+  p.target_indptr = pointer<int32_t>(target_indptr);
+  p.target = {target.const_data_ptr(), row_dtype(target), target_indptr ? 0 : target.stride(0),
+              target.stride(target_indptr ? 0 : 1)};
+  p.draft = law.source(p.kind, flat_draft);
+  p.draft_token_ids = drafted.const_data_ptr();
+  p.stride_token_sequence = drafted.stride(0);
+  p.stride_token = drafted.stride(1);
+  p.ids_are_int64 = drafted.scalar_type() == ScalarType::Long;
+  seeds = dense(seeds);
+  positions = dense(positions);
+  p.seeds = seeds.const_data_ptr<int64_t>();
+  p.positions = positions.const_data_ptr<int64_t>();
+  p.uniforms = pointer<double>(uniforms);
+  p.eos_token_ids = pointer<int64_t>(eos_token_ids);
+  p.num_eos = eos_token_ids ? eos_token_ids->size(0) : 0;
+  p.max_new_tokens = pointer<int64_t>(max_new_tokens);
+  p.typical_epsilon = static_cast<float>(typical_epsilon);
+  p.typical_delta = static_cast<float>(typical_delta);
+  p.sampling = sampling.params();
+}
+
+void VerifyArguments::fill_outputs(VerifyParams& p, const Tensor& tokens,
+                                   const Tensor& num_accepted, const Tensor& status,
+                                   const Tensor& logprobs, const Tensor& accept_probs) const {
+  p.tokens = tokens.mutable_data_ptr();
+  p.num_accepted = num_accepted.mutable_data_ptr<int32_t>();
+  p.status = status.mutable_data_ptr<int32_t>();
+  if (with_logprobs) p.logprobs = logprobs.mutable_data_ptr<float>();
+  if (with_accept_probs) p.accept_probs = accept_probs.mutable_data_ptr<float>();
+}
+
+}  // namespace specdec

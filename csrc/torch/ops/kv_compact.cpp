@@ -1,0 +1,61 @@
+#include "specdec/kv_compact.h"
+
+#include "torch/arguments/kv.h"
+#include "torch/ops/kv.h"
+
+namespace specdec {
+namespace {
+
+KvPath checked_path(const Tensor& path, int64_t batch, const Tensor& base) {
+  SPECDEC_CHECK(path.dim() == 2 && path.size(0) == batch, "path must be [B, P] with B = ", batch,
+                ", got ", shape_of(path));
+  const ScalarType dtype = path.scalar_type();
+  SPECDEC_CHECK(dtype == ScalarType::Int || dtype == ScalarType::Long,
+                "path must be int32 or int64, got ", dtype_name(dtype));
+  check_same_device("path", path, base, "base");
+  return {path.const_data_ptr(), dtype == ScalarType::Long, path.stride(0), path.stride(1),
+          path.size(1)};
+}
+
+void check_paged(const std::vector<Tensor>& caches, const Tensor& base) {
+  for (size_t i = 0; i < caches.size(); ++i) {
+    const Tensor& t = caches[i];
+    SPECDEC_CHECK(t.dim() == 4, "caches[", i, "] must be [num_blocks, block_size, H, D], got ",
+                  shape_of(t));
+    const Tensor& first = caches[0];
+    SPECDEC_CHECK(t.size(0) == first.size(0) && t.size(1) == first.size(1), "caches[", i,
+                  "] must be [num_blocks, block_size, H, D] = [", first.size(0), ", ",
+                  first.size(1), ", H, D], got ", shape_of(t));
+    SPECDEC_CHECK(t.stride(3) == 1 || t.size(3) <= 1, "caches[", i,
+                  "] must have a contiguous last dimension, got stride ", t.stride(3));
+    SPECDEC_CHECK(t.device() == base.device(), "caches[", i, "] must be on the device of base, ",
+                  device_name(base), ", got ", device_name(t));
+  }
+}
+
+}  // namespace
+
+void kv_compact_(std::vector<Tensor> caches, Tensor base, Tensor path) {
+  const int64_t batch = check_batch("base", base);
+  const KvPath nodes = checked_path(path, batch, base);
+  check_caches("caches", caches, base, "base");
+  const std::vector<KvTensor> tensors = kv_tensors(caches);
+  const KvCompactParams p = {tensors.data(), static_cast<int64_t>(tensors.size()), batch,
+                             kv_vector<const int64_t>(base), nodes};
+  run_where<KvCompactParams>(base, p, SPECDEC_KV_LAUNCHERS(kv_compact));
+}
+
+void paged_compact_(std::vector<Tensor> caches, Tensor block_tables, Tensor base, Tensor path) {
+  const int64_t batch = check_batch("base", base);
+  const KvPath nodes = checked_path(path, batch, base);
+  check_block_tables(block_tables, batch, base, "base");
+  check_paged(caches, base);
+  const std::vector<KvTensor> tensors = kv_tensors(caches, 1);
+  const PagedCompactParams p = {
+      {tensors.data(), static_cast<int64_t>(tensors.size()), batch, kv_vector<const int64_t>(base),
+       nodes},
+      {kv_table<const int32_t>(block_tables), caches.empty() ? 0 : caches[0].size(0)}};
+  run_where<PagedCompactParams>(base, p, SPECDEC_KV_LAUNCHERS(paged_compact));
+}
+
+}  // namespace specdec

@@ -1,0 +1,25 @@
+#include "specdec/kv_realign.h"
+
+#include "torch/arguments/kv.h"
+#include "torch/ops/kv.h"
+
+namespace specdec {
+
+void kv_realign_(std::vector<Tensor> caches, Tensor starts, Tensor lengths, Tensor shifts,
+                 bool zero_fill) {
+  const int64_t batch = check_batch("starts", starts);
+  check_vector("lengths", lengths, batch, ScalarType::Long, starts, "starts");
+  check_vector("shifts", shifts, batch, ScalarType::Long, starts, "starts");
+  check_caches("caches", caches, starts, "starts");
+  const std::vector<KvTensor> tensors = kv_tensors(caches);
+  const KvRealignParams p = {tensors.data(),
+                             static_cast<int64_t>(tensors.size()),
+                             batch,
+                             kv_vector<const int64_t>(starts),
+                             kv_vector<const int64_t>(lengths),
+                             kv_vector<const int64_t>(shifts),
+                             zero_fill};
+  run_where<KvRealignParams>(starts, p, SPECDEC_KV_LAUNCHERS(kv_realign));
+}
+
+}  // namespace specdec

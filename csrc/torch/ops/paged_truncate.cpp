@@ -1,0 +1,28 @@
+#include "specdec/paged_truncate.h"
+
+#include "torch/arguments/kv.h"
+#include "torch/ops/kv.h"
+
+namespace specdec {
+
+std::tuple<Tensor, Tensor> paged_truncate_(Tensor block_tables, Tensor lengths, Tensor new_lengths,
+                                           int64_t block_size) {
+  const int64_t batch = check_batch("lengths", lengths);
+  check_vector("new_lengths", new_lengths, batch, ScalarType::Long, lengths, "lengths");
+  check_block_tables(block_tables, batch, lengths, "lengths");
+  SPECDEC_CHECK(block_size >= 1, "block_size must be at least 1, got ", block_size);
+  const KvTable<int32_t> tables = kv_table<int32_t>(block_tables);
+  Tensor blocks = torch::stable::new_empty(block_tables, {batch, tables.columns}),
+         num_freed = torch::stable::new_empty(block_tables, {batch});
+  const PagedTruncateParams p = {tables,
+                                 batch,
+                                 block_size,
+                                 kv_vector<int64_t>(lengths),
+                                 kv_vector<const int64_t>(new_lengths),
+                                 blocks.mutable_data_ptr<int32_t>(),
+                                 num_freed.mutable_data_ptr<int32_t>()};
+  run_where<PagedTruncateParams>(lengths, p, SPECDEC_KV_LAUNCHERS(paged_truncate));
+  return {blocks, num_freed};
+}
+
+}  // namespace specdec

@@ -1,0 +1,38 @@
+#include "specdec/ring_truncate.h"
+
+#include <algorithm>
+
+#include "torch/arguments/kv.h"
+#include "torch/ops/kv.h"
+
+namespace specdec {
+
+Tensor ring_truncate_(std::vector<Tensor> caches, Tensor lengths, Tensor new_lengths,
+                      int64_t window, bool zero_fill) {
+  const int64_t batch = check_batch("lengths", lengths);
+  check_vector("new_lengths", new_lengths, batch, ScalarType::Long, lengths, "lengths");
+  check_caches("caches", caches, lengths, "lengths");
+  SPECDEC_CHECK(window >= 1, "window must be at least 1, got ", window);
+  int64_t slots = 0;
+  for (size_t i = 0; i < caches.size(); ++i) {
+    const int64_t size = caches[i].size(2);
+    SPECDEC_CHECK(window <= size, "window must be at most the slots of caches[", i, "], ", size,
+                  ", got ", window);
+    slots = i == 0 ? size : std::min(slots, size);
+  }
+  Tensor status = torch::stable::new_empty(lengths, {batch}, ScalarType::Int);
+  const std::vector<KvTensor> tensors = kv_tensors(caches);
+  const RingTruncateParams p = {tensors.data(),
+                                static_cast<int64_t>(tensors.size()),
+                                batch,
+                                slots,
+                                window,
+                                kv_vector<int64_t>(lengths),
+                                kv_vector<const int64_t>(new_lengths),
+                                status.mutable_data_ptr<int32_t>(),
+                                zero_fill};
+  run_where<RingTruncateParams>(lengths, p, SPECDEC_KV_LAUNCHERS(ring_truncate));
+  return status;
+}
+
+}  // namespace specdec

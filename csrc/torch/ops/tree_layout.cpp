@@ -1,0 +1,129 @@
+#include "torch/ops/tree_layout.h"
+
+#include "specdec/tree_layout.h"
+#include "torch/arguments/checks.h"
+#include "torch/parallel.h"
+
+namespace specdec {
+namespace {
+
+bool is_id(const Tensor& t) {
+  return t.scalar_type() == ScalarType::Int || t.scalar_type() == ScalarType::Long;
+}
+
+void check_ids(const char* name, const Tensor& t) {
+  SPECDEC_CHECK(is_id(t), name, " must be int32 or int64, got ", dtype_name(t.scalar_type()));
+}
+
+void check_beside(const char* name, const Tensor& t, const Tensor& tokens) {
+  SPECDEC_CHECK(t.dim() == 2 && t.size(0) == tokens.size(0) && t.size(1) == tokens.size(1), name,
+                " must be [B, M] = ", shape_of(tokens), ", got ", shape_of(t));
+}
+
+void check_float32(const char* name, const Tensor& t) {
+  SPECDEC_CHECK(t.scalar_type() == ScalarType::Float, name, " must be float32, got ",
+                dtype_name(t.scalar_type()));
+}
+
+// [B, N] or [B, K, L].
+Ids ids_of(const Tensor& t) {
+  const bool nested = t.dim() == 3;
+  return {t.const_data_ptr(), t.scalar_type() == ScalarType::Long, t.stride(0),
+          nested ? t.stride(1) : 0, t.stride(t.dim() - 1)};
+}
+
+IdsOut ids_out(const Tensor& t) {
+  return {t.mutable_data_ptr(), t.scalar_type() == ScalarType::Long};
+}
+
+// What a node number of type int32 can count.
+void check_size(int64_t size) {
+  SPECDEC_CHECK(size >= 0 && size < (int64_t{1} << 31), "size must be in [0, 2147483647], got ",
+                size);
+}
+
+}  // namespace
+
+std::tuple<Tensor, Tensor> tree_attention(Tensor parents, Tensor lengths, int64_t slots,
+                                          int64_t window) {
+  SPECDEC_CHECK(parents.dim() == 2, "parents must be [B, N], got ", shape_of(parents));
+  check_ids("parents", parents);
+  const int64_t batch = parents.size(0), nodes = parents.size(1);
+  check_vector("lengths", lengths, batch, ScalarType::Long, parents, "parents");
+  SPECDEC_CHECK(slots >= 0, "slots must be at least 0, got ", slots);
+  SPECDEC_CHECK(window >= 0, "window must be at least 0 (0 sees every key), got ", window);
+
+  Tensor mask = torch::stable::new_empty(parents, {batch, nodes + 1, slots}, ScalarType::Bool);
+  Tensor positions = torch::stable::new_empty(parents, {batch, nodes + 1}, ScalarType::Long);
+  lengths = dense(lengths);
+  const TreeAttentionParams p = {ids_of(parents),
+                                 lengths.const_data_ptr<int64_t>(),
+                                 mask.mutable_data_ptr<bool>(),
+                                 positions.mutable_data_ptr<int64_t>(),
+                                 batch,
+                                 nodes,
+                                 slots,
+                                 window};
+  cpu::tree_attention(p, torch_parallel());
+  return {mask, positions};
+}
+
+std::tuple<Tensor, Tensor, Tensor> rerank_tree(Tensor tokens, Tensor parents, Tensor scores,
+                                               int64_t size) {
+  SPECDEC_CHECK(tokens.dim() == 2, "tokens must be [B, M], got ", shape_of(tokens));
+  check_ids("tokens", tokens);
+  const int64_t batch = tokens.size(0), candidates = tokens.size(1);
+  check_beside("parents", parents, tokens);
+  check_ids("parents", parents);
+  check_same_device("parents", parents, tokens, "tokens");
+  check_beside("scores", scores, tokens);
+  check_float32("scores", scores);
+  check_same_device("scores", scores, tokens, "tokens");
+  check_size(size);
+
+  const auto output = [&](const Tensor& like) {
+    return torch::stable::new_empty(like, {batch, size});
+  };
+  Tensor out_tokens = output(tokens), out_parents = output(parents), nodes = output(parents);
+  const RerankTreeParams p = {ids_of(tokens),
+                              ids_of(parents),
+                              scores.const_data_ptr<float>(),
+                              scores.stride(0),
+                              scores.stride(1),
+                              ids_out(out_tokens),
+                              ids_out(out_parents),
+                              ids_out(nodes),
+                              batch,
+                              candidates,
+                              size};
+  cpu::rerank_tree(p, torch_parallel());
+  return {out_tokens, out_parents, nodes};
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> build_trie(Tensor sequences, int64_t size, bool merge) {
+  SPECDEC_CHECK(sequences.dim() == 3, "sequences must be [B, K, L], got ", shape_of(sequences));
+  check_ids("sequences", sequences);
+  check_size(size);
+  const int64_t batch = sequences.size(0), branches = sequences.size(1), length = sequences.size(2);
+
+  Tensor tokens = torch::stable::new_empty(sequences, {batch, size});
+  const auto output = [&](std::initializer_list<int64_t> shape) {
+    return torch::stable::new_empty(sequences, shape, ScalarType::Int);
+  };
+  Tensor parents = output({batch, size}), nodes = output({batch, branches, length}),
+         num_nodes = output({batch});
+  const BuildTrieParams p = {ids_of(sequences),
+                             ids_out(tokens),
+                             parents.mutable_data_ptr<int32_t>(),
+                             nodes.mutable_data_ptr<int32_t>(),
+                             num_nodes.mutable_data_ptr<int32_t>(),
+                             batch,
+                             branches,
+                             length,
+                             size,
+                             merge};
+  cpu::build_trie(p, torch_parallel());
+  return {tokens, parents, nodes, num_nodes};
+}
+
+}  // namespace specdec

@@ -1,0 +1,163 @@
+"""One prompt with and without speculation: texts, times, and whether they agree."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from specdec_hf.cache.rows import context_of
+from specdec_hf.decode.statistics import SpecStats
+from specdec_hf.decode.streaming import Step
+from specdec_hf.decode.generate import SpeculativeDecoder
+
+
+@dataclass
+class Turn:
+    """One generated answer.
+
+    ``baseline_tokens`` is what plain decoding generated, empty when it was not run. Seconds are
+    wall time of the whole call, prefill included.
+    """
+
+    prompt_tokens: int
+    steps: list[Step]
+    stats: SpecStats
+    seconds: float
+    baseline: str = ""
+    baseline_tokens: list[int] = field(default_factory=list)
+    baseline_seconds: float = 0.0
+
+    @property
+    def tokens(self) -> list[int]:
+        """The generated token ids."""
+        return [token for step in self.steps for token in step.tokens]
+
+    @property
+    def tokens_per_second(self) -> float:
+        """New tokens per second of wall time."""
+        return len(self.tokens) / self.seconds if self.seconds else 0.0
+
+    @property
+    def baseline_tokens_per_second(self) -> float:
+        """The same without speculation; 0 when it was not run."""
+        return len(self.baseline_tokens) / self.baseline_seconds if self.baseline_seconds else 0.0
+
+    @property
+    def ratio(self) -> float:
+        """Speed with speculation over speed without."""
+        plain = self.baseline_tokens_per_second
+        return self.tokens_per_second / plain if plain else 0.0
+
+    @property
+    def identical(self) -> bool | None:
+        """Whether both generated the same tokens; None when there is nothing to compare."""
+        return self.tokens == self.baseline_tokens if self.baseline else None
+
+    def to_dict(self, tokenizer: Any) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "text": tokenizer.decode(self.tokens, skip_special_tokens=True),
+            "tokens": self.tokens,
+            "kinds": [kind for step in self.steps for kind in step.kinds],
+            "seconds": self.seconds,
+            "tokens_per_second": self.tokens_per_second,
+            "baseline": self.baseline or None,
+            "baseline_seconds": self.baseline_seconds or None,
+            "baseline_tokens_per_second": self.baseline_tokens_per_second or None,
+            "ratio": self.ratio or None,
+            "identical": self.identical,
+            "stats": self.stats.to_dict(),
+        }
+
+
+def run_turn(
+    model: Any,
+    inputs: dict[str, torch.Tensor],
+    decoder: SpeculativeDecoder,
+    settings: dict[str, Any],
+    *,
+    compare: bool,
+    on_tokens: Callable[[int], None] = lambda count: None,
+) -> Turn:
+    """Generate one answer, and once more without speculation where ``compare`` asks for it.
+
+    Greedy text is compared with ``model.generate``; sampled text with this library's own plain
+    decoding, token for token under rule "match" and in speed only under the others.
+
+    Args:
+        model: target.
+        inputs: ``input_ids`` and ``attention_mask`` of one row.
+        decoder: the speculative decoder.
+        settings: generation arguments.
+        compare: run the baseline too.
+        on_tokens: called with the number of new tokens as they come.
+    """
+    _synchronize(model)
+    began = time.perf_counter()
+    stream, steps = decoder.stream(model, **inputs, **settings), []
+    while True:
+        try:
+            step = next(stream)
+        except StopIteration as stop:
+            output = stop.value
+            break
+        steps.append(step)
+        on_tokens(len(step.tokens))
+    _synchronize(model)
+    seconds = time.perf_counter() - began
+    turn = Turn(inputs["input_ids"].shape[1], steps, output.stats, seconds)
+    if not compare:
+        return turn
+    began = time.perf_counter()
+    if settings["do_sample"]:
+        options = decoder.options
+        # Without drafts the rules differ in their noise alone, and only match has its own.
+        plain = SpeculativeDecoder(
+            acceptance="match" if options.acceptance == "match" else "auto",
+            cache=options.cache,
+            seed=options.seed,
+        )
+        for step in plain.stream(model, **inputs, **settings):
+            turn.baseline_tokens += step.tokens
+            on_tokens(len(step.tokens))
+        turn.baseline = "plain decoding in this library"
+    else:
+        limited = {**settings, "max_new_tokens": _room(model, turn.prompt_tokens, settings)}
+        sequences = model.generate(**inputs, **limited, streamer=_Counter(on_tokens))
+        turn.baseline_tokens = sequences[0, inputs["input_ids"].shape[1] :].tolist()
+        turn.baseline = "model.generate"
+    _synchronize(model)
+    turn.baseline_seconds = time.perf_counter() - began
+    return turn
+
+
+def _room(model: Any, prompt_tokens: int, settings: dict[str, Any]) -> int:
+    """New tokens that fit the context; ``model.generate`` itself would go on past it."""
+    wanted: int = settings["max_new_tokens"]
+    context = context_of(model)
+    return wanted if context is None else min(wanted, context - prompt_tokens)
+
+
+class _Counter:
+    """A streamer that only counts, for the progress bar; the first call is the prompt."""
+
+    def __init__(self, on_tokens: Callable[[int], None]) -> None:
+        self.on_tokens = on_tokens
+        self.prompt_seen = False
+
+    def put(self, value: torch.Tensor) -> None:
+        if self.prompt_seen:
+            self.on_tokens(value.numel())
+        self.prompt_seen = True
+
+    def end(self) -> None:
+        pass
+
+
+def _synchronize(model: Any) -> None:
+    if model.device.type == "cuda":
+        torch.cuda.synchronize(model.device)

@@ -1,0 +1,125 @@
+"""What the command line prints and writes."""
+
+# ruff: noqa: PLC0415  # see __main__
+from __future__ import annotations
+
+import json
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from specdec_hf.cli.prompts import Prompt
+
+if TYPE_CHECKING:
+    from specdec_hf.cli.compare import Turn
+
+console = Console(highlight=False)
+
+
+def collect_info() -> dict[str, Any]:
+    """What `info` prints, as plain values."""
+    import torch
+
+    import specdec_kernels
+
+    versions = {"python": platform.python_version(), "specdec-kernels": specdec_kernels.__version__}
+    for package in ("torch", "transformers", "triton", "numpy"):
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            versions[package] = "not installed"
+    return {
+        "versions": versions,
+        "providers": specdec_kernels.providers(),
+        "cpu_capability": specdec_kernels.cpu_capability(),
+        "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
+    }
+
+
+def summarize(turns: list[Turn], *, greedy: bool, rule: str) -> dict[str, Any]:
+    """Figures over all answers together."""
+    tokens = sum(len(turn.tokens) for turn in turns)
+    seconds = sum(turn.seconds for turn in turns)
+    drafted = sum(turn.stats.drafted for turn in turns)
+    accepted = sum(turn.stats.accepted for turn in turns)
+    rounds = sum(turn.stats.rounds for turn in turns)
+    summary: dict[str, Any] = {
+        "answers": len(turns),
+        "tokens": tokens,
+        "tokens_per_second": tokens / seconds,
+        "mean_acceptance_length": 1 + accepted / rounds,
+        "draft_acceptance_rate": accepted / drafted if drafted else 0.0,
+        "drafted": drafted,
+        "accepted": accepted,
+        "rounds": rounds,
+        "notes": sorted({note.split(": ", 1)[-1] for turn in turns for note in turn.stats.notes}),
+    }
+    if turns[0].baseline:
+        plain_seconds = sum(turn.baseline_seconds for turn in turns)
+        plain_tokens = sum(len(turn.baseline_tokens) for turn in turns)
+        summary["baseline"] = turns[0].baseline
+        summary["baseline_tokens_per_second"] = plain_tokens / plain_seconds
+        summary["ratio"] = summary["tokens_per_second"] / summary["baseline_tokens_per_second"]
+        if greedy or rule == "match":
+            name = "greedy_outputs_identical" if greedy else "sampled_outputs_identical"
+            summary[name] = all(turn.identical for turn in turns)
+    return summary
+
+
+def print_turn(tokenizer: Any, prompt: Prompt, text: str, turn: Turn) -> None:
+    from specdec_hf.cli.trace import render
+
+    title = " ".join(text.split())
+    title = title if len(title) <= 100 else title[:99] + "…"
+    console.rule(Text(prompt.category or prompt.name), align="left", style="dim")
+    console.print(title, style="bold", markup=False)
+    console.print(render(tokenizer, turn.steps))
+    figures = f"{len(turn.tokens)} tokens, {turn.tokens_per_second:.1f} tokens/s"
+    if turn.baseline:
+        figures += (
+            f" with speculation, {turn.baseline_tokens_per_second:.1f} without ({turn.ratio:.2f}x)"
+        )
+    figures += (
+        f"; {turn.stats.mean_acceptance_length:.2f} tokens a round, "
+        f"{turn.stats.draft_acceptance_rate:.0%} of drafts accepted"
+    )
+    console.print(figures, style="dim", markup=False)
+    for note in turn.stats.notes:
+        console.print(f"note: {note}", style="dim", markup=False)
+
+
+def print_summary(summary: dict[str, Any]) -> None:
+    from specdec_hf.cli.trace import legend
+
+    console.rule("summary", align="left", style="dim")
+    console.print(legend())
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_row("tokens/s with speculation", f"{summary['tokens_per_second']:.1f}")
+    if "baseline" in summary:
+        table.add_row(
+            "tokens/s without",
+            f"{summary['baseline_tokens_per_second']:.1f} ({summary['baseline']})",
+        )
+        table.add_row("ratio", f"{summary['ratio']:.2f}x")
+    table.add_row("tokens per round", f"{summary['mean_acceptance_length']:.2f}")
+    table.add_row(
+        "drafts accepted",
+        f"{summary['draft_acceptance_rate']:.0%} ({summary['accepted']} of {summary['drafted']})",
+    )
+    for name in ("greedy", "sampled"):
+        identical = summary.get(f"{name}_outputs_identical")
+        if identical is not None:
+            table.add_row(f"{name} outputs identical", "yes" if identical else "NO")
+    console.print(table)
+
+
+def write_json(path: Path | None, content: dict[str, Any]) -> None:
+    if path is not None:
+        path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        console.print(f"wrote {path}", style="dim", markup=False)

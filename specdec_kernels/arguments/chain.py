@@ -1,0 +1,118 @@
+"""The arguments of `specdec_kernels::verify_chain` by name, and their checks.
+
+csrc/torch/chain_arguments.cpp makes the same checks with the same words; tests/test_errors.py holds
+the two together by the table in tests/error_table.py.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from specdec_kernels.arguments import verification as verify
+from specdec_kernels.arguments.checks import float32, require, shape, vector
+from specdec_kernels.arguments.draft import DraftArguments, Sizes
+from specdec_kernels.arguments.sample import SamplingArguments
+
+RULES = ("token", "block", "greedy", "match", "typical", "lenient", "synthetic")
+RULES_READING_DRAFT = ("token", "block", "lenient")  # they compare P with Q
+
+
+class ChainArguments(NamedTuple):
+    """In the order of the schema; shapes as in csrc/include/specdec/chain.h."""
+
+    target: Tensor
+    draft_token_ids: Tensor
+    draft: Tensor | None
+    draft_ids: Tensor | None
+    draft_columns: Tensor | None
+    draft_logsumexp: Tensor | None
+    draft_threshold: Tensor | None
+    draft_temperatures: Tensor | None
+    draft_temperature: float
+    kind: str
+    rule: str
+    temperatures: Tensor | None
+    temperature: float
+    top_ks: Tensor | None
+    top_k: int
+    top_ps: Tensor | None
+    top_p: float
+    min_ps: Tensor | None
+    min_p: float
+    seeds: Tensor
+    positions: Tensor
+    target_indptr: Tensor | None
+    uniforms: Tensor | None
+    lenience: float
+    typical_epsilon: float
+    typical_delta: float
+    synthetic_rates: Tensor | None
+    eos_token_ids: Tensor | None
+    max_new_tokens: Tensor | None
+    with_logprobs: bool
+    with_accept_probs: bool
+
+    @property
+    def sampling(self) -> SamplingArguments:
+        return SamplingArguments(*self[11:19])
+
+    @property
+    def ragged_draft(self) -> bool:
+        return self.draft is not None and self.target_indptr is not None and self.draft.dim() == 2
+
+    @property
+    def draft_source(self) -> DraftArguments:
+        return DraftArguments(*self[2:9])
+
+    @property
+    def reads_draft(self) -> bool:
+        """Whether the rule reads Q."""
+        return self.rule in RULES_READING_DRAFT
+
+    @property
+    def id_limit(self) -> int:
+        """Drafted ids below it are judged."""
+        v = self.target.shape[-1]
+        return self.draft_source.id_limit(v) if self.reads_draft else v
+
+    def check(self) -> None:
+        """Raises RuntimeError naming the argument, the rule and the value."""
+        tokens = self.draft_token_ids
+        verify.check_tokens(self, RULES, "draft_token_ids", tokens, "[B, gamma]")
+        verify.check_target(self, "draft_token_ids", tokens, "gamma", "[N, V]")
+        self._check_draft()
+        b, gamma = tokens.shape
+        verify.check_draws(self, b, "[B, gamma+1]", gamma + 1)
+        lenience = float32(self.lenience)
+        require(0 < lenience <= 1, f"lenience must be in (0, 1], got {lenience:g}")
+        verify.check_typical(self)
+        require(
+            (self.synthetic_rates is not None) == (self.rule == "synthetic"),
+            "synthetic_rates must be given with rule synthetic and with no other",
+        )
+        if self.synthetic_rates is not None:
+            dev = self.target.device
+            vector("synthetic_rates", self.synthetic_rates, gamma, torch.float32, dev, "target")
+        verify.check_limits(self, b)
+
+    def _check_draft(self) -> None:
+        b, gamma = self.draft_token_ids.shape
+        each = (("B", b), ("gamma", gamma))
+        sizes: Sizes = each
+        if self.ragged_draft:
+            n = self.target.shape[0] - b
+            last = "D" if self.draft_ids is None else "K"
+            require(
+                n >= 0,
+                f"target must be [N, V] with N >= B = {b} when draft is [N-B, {last}], "
+                f"got {shape(self.target)}",
+            )
+            sizes = (("N-B", n),)
+        self.draft_source.check(self.target, b, sizes, each)
+
+    def new_outputs(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Uninitialised (tokens, num_accepted, status, logprobs, accept_probs)."""
+        return verify.new_outputs(self, self.draft_token_ids, self.draft_token_ids.shape[1] + 1)

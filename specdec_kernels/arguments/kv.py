@@ -1,0 +1,174 @@
+"""Argument checks of the cache ops, shared by the fake kernels and the reference.
+
+csrc/torch/kv_caches.cpp and its neighbours make the same checks with the same words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from specdec_kernels.arguments.checks import (
+    IDS,
+    dtype_name,
+    ids,
+    require,
+    same_device,
+    shape,
+    typed,
+    vector,
+)
+
+
+def batch(name: str, t: Tensor) -> int:
+    """[B] int64, whose size the others are held to."""
+    require(t.dim() == 1, f"{name} must be [B], got {shape(t)}")
+    typed(name, t, torch.int64, t.device, name)
+    return t.shape[0]
+
+
+def _contiguous_rows(name: str, t: Tensor) -> None:
+    require(
+        t.stride(-1) == 1 or t.shape[-1] <= 1,
+        f"{name} must have a contiguous last dimension, got stride {t.stride(-1)}",
+    )
+
+
+def caches(
+    name: str,
+    tensors: Sequence[Tensor],
+    b: int,
+    device: torch.device,
+    of: str = "positions or lengths",
+) -> None:
+    for i, t in enumerate(tensors):
+        require(
+            t.dim() == 4 and t.shape[0] == b,
+            f"{name}[{i}] must be [B, H, S, D] with B = {b}, got {shape(t)}",
+        )
+        _contiguous_rows(f"{name}[{i}]", t)
+        same_device(f"{name}[{i}]", t, device, of)
+
+
+def paged_caches(tensors: Sequence[Tensor], device: torch.device) -> None:
+    for i, t in enumerate(tensors):
+        require(
+            t.dim() == 4,
+            f"caches[{i}] must be [num_blocks, block_size, H, D], got {shape(t)}",
+        )
+        n, size = tensors[0].shape[:2]
+        require(
+            t.shape[:2] == (n, size),
+            f"caches[{i}] must be [num_blocks, block_size, H, D] = [{n}, {size}, H, D], "
+            f"got {shape(t)}",
+        )
+        _contiguous_rows(f"caches[{i}]", t)
+        same_device(f"caches[{i}]", t, device, "base")
+
+
+def block_table(t: Tensor, b: int, device: torch.device, of: str) -> None:
+    require(
+        t.dim() == 2 and t.shape[0] == b,
+        f"block_tables must be [B, M] with B = {b}, got {shape(t)}",
+    )
+    typed("block_tables", t, torch.int32, device, of)
+
+
+def _path(t: Tensor, b: int, device: torch.device) -> None:
+    require(t.dim() == 2 and t.shape[0] == b, f"path must be [B, P] with B = {b}, got {shape(t)}")
+    ids("path", t)
+    same_device("path", t, device, "base")
+
+
+def kv_append_(cache_list: Sequence[Tensor], entries: Sequence[Tensor], positions: Tensor) -> None:
+    b = batch("positions", positions)
+    require(
+        len(cache_list) == len(entries),
+        f"entries must have one tensor for each of the {len(cache_list)} caches, "
+        f"got {len(entries)}",
+    )
+    caches("caches", cache_list, b, positions.device)
+    caches("entries", entries, b, positions.device)
+    for i, (c, e) in enumerate(zip(cache_list, entries, strict=True)):
+        require(
+            e.shape[1] == c.shape[1] and e.shape[3] == c.shape[3],
+            f"entries[{i}] must be [B, H, n, D] = [{b}, {c.shape[1]}, n, {c.shape[3]}], "
+            f"got {shape(e)}",
+        )
+        require(
+            e.dtype == c.dtype,
+            f"entries[{i}] must be {dtype_name(c.dtype)} like its cache, got {dtype_name(e.dtype)}",
+        )
+
+
+def kv_truncate_(cache_list: Sequence[Tensor], lengths: Tensor, new_lengths: Tensor) -> None:
+    b = batch("lengths", lengths)
+    vector("new_lengths", new_lengths, b, torch.int64, lengths.device, "lengths")
+    caches("caches", cache_list, b, lengths.device)
+
+
+def kv_compact_(cache_list: Sequence[Tensor], base: Tensor, path: Tensor) -> None:
+    b = batch("base", base)
+    _path(path, b, base.device)
+    caches("caches", cache_list, b, base.device, "base")
+
+
+def paged_compact_(
+    cache_list: Sequence[Tensor], block_tables: Tensor, base: Tensor, path: Tensor
+) -> None:
+    b = batch("base", base)
+    _path(path, b, base.device)
+    block_table(block_tables, b, base.device, "base")
+    paged_caches(cache_list, base.device)
+
+
+def paged_truncate_(
+    block_tables: Tensor, lengths: Tensor, new_lengths: Tensor, block_size: int
+) -> None:
+    b = batch("lengths", lengths)
+    vector("new_lengths", new_lengths, b, torch.int64, lengths.device, "lengths")
+    block_table(block_tables, b, lengths.device, "lengths")
+    require(block_size >= 1, f"block_size must be at least 1, got {block_size}")
+
+
+def kv_realign_(
+    cache_list: Sequence[Tensor], starts: Tensor, lengths: Tensor, shifts: Tensor
+) -> None:
+    b = batch("starts", starts)
+    vector("lengths", lengths, b, torch.int64, starts.device, "starts")
+    vector("shifts", shifts, b, torch.int64, starts.device, "starts")
+    caches("caches", cache_list, b, starts.device, "starts")
+
+
+def ring_truncate_(
+    cache_list: Sequence[Tensor], lengths: Tensor, new_lengths: Tensor, window: int
+) -> None:
+    b = batch("lengths", lengths)
+    vector("new_lengths", new_lengths, b, torch.int64, lengths.device, "lengths")
+    caches("caches", cache_list, b, lengths.device, "lengths")
+    require(window >= 1, f"window must be at least 1, got {window}")
+    for i, t in enumerate(cache_list):
+        require(
+            window <= t.shape[2],
+            f"window must be at most the slots of caches[{i}], {t.shape[2]}, got {window}",
+        )
+
+
+def state_select_(states: Sequence[Tensor], index: Tensor) -> None:
+    """Traced where the function is compiled: a message is built only where it is raised."""
+    if index.dim() != 1:
+        raise RuntimeError(f"index must be [B], got {shape(index)}")
+    if index.dtype not in IDS:
+        raise RuntimeError(f"index must be int32 or int64, got {dtype_name(index.dtype)}")
+    b = index.shape[0]
+    for i, t in enumerate(states):
+        if t.dim() < 2 or t.shape[0] != b:
+            raise RuntimeError(f"states[{i}] must be [B, S, ...] with B = {b}, got {shape(t)}")
+        if t.numel() > 0 and not t[0, 0].is_contiguous():
+            raise RuntimeError(
+                f"states[{i}] must have contiguous trailing dimensions, got {t.stride()}"
+            )
+        if t.device != index.device:
+            same_device(f"states[{i}]", t, index.device, "index")

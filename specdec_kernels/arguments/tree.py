@@ -1,0 +1,143 @@
+"""The arguments of `specdec_kernels::verify_tree` by name, and their checks.
+
+csrc/torch/tree_arguments.cpp makes the same checks with the same words; tests/test_errors.py holds
+the two together by the table in tests/error_table.py.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from specdec_kernels.arguments import verification as verify
+from specdec_kernels.arguments.checks import ids, matrix, require, same_device, shape
+from specdec_kernels.arguments.draft import DraftArguments, Sizes
+from specdec_kernels.arguments.sample import SamplingArguments
+
+TREE_RULES = (
+    "greedy",
+    "match",
+    "target_only",
+    "multi_draft",
+    "multi_draft_wor",
+    "top_k_plus_one",
+    "k_seq",
+    "traversal",
+    "typical",
+)
+TREE_RULES_READING_DRAFT = (
+    "multi_draft",
+    "multi_draft_wor",
+    "top_k_plus_one",
+    "k_seq",
+    "traversal",
+)
+
+
+class TreeArguments(NamedTuple):
+    """In the order of the schema; shapes as in csrc/include/specdec/tree.h."""
+
+    target: Tensor
+    tree_tokens: Tensor
+    parents: Tensor
+    draft: Tensor | None
+    draft_ids: Tensor | None
+    draft_columns: Tensor | None
+    draft_logsumexp: Tensor | None
+    draft_threshold: Tensor | None
+    draft_temperatures: Tensor | None
+    draft_temperature: float
+    draft_rows: Tensor | None
+    kind: str
+    rule: str
+    temperatures: Tensor | None
+    temperature: float
+    top_ks: Tensor | None
+    top_k: int
+    top_ps: Tensor | None
+    top_p: float
+    min_ps: Tensor | None
+    min_p: float
+    seeds: Tensor
+    positions: Tensor
+    target_indptr: Tensor | None
+    uniforms: Tensor | None
+    typical_epsilon: float
+    typical_delta: float
+    eos_token_ids: Tensor | None
+    max_new_tokens: Tensor | None
+    max_depth: int
+    with_logprobs: bool
+    with_accept_probs: bool
+
+    @property
+    def sampling(self) -> SamplingArguments:
+        return SamplingArguments(*self[13:21])
+
+    @property
+    def draft_source(self) -> DraftArguments:
+        return DraftArguments(*self[3:10])
+
+    @property
+    def flat_draft(self) -> bool:
+        return self.draft is not None and self.draft.dim() == 2
+
+    @property
+    def reads_draft(self) -> bool:
+        """Whether the rule reads Q."""
+        return self.rule in TREE_RULES_READING_DRAFT
+
+    @property
+    def id_limit(self) -> int:
+        """Drafted ids below it are judged."""
+        v = self.target.shape[-1]
+        return self.draft_source.id_limit(v) if self.reads_draft else v
+
+    def check(self) -> None:
+        """Raises RuntimeError naming the argument, the rule and the value."""
+        tokens, parents = self.tree_tokens, self.parents
+        verify.check_tokens(self, TREE_RULES, "tree tokens", tokens, "[B, N]")
+        b, n = tokens.shape
+        require(
+            parents.shape == tokens.shape,
+            f"tree parents must be [B, N] = [{b}, {n}], got {shape(parents)}",
+        )
+        ids("tree parents", parents)
+        verify.check_target(self, "tree tokens", tokens, "N", "[R, V]")
+        same_device("tree parents", parents, self.target.device, "target")
+        self._check_draft()
+        verify.check_draws(self, b, "[B, 2N+1]", 2 * n + 1)
+        verify.check_typical(self)
+        verify.check_limits(self, b)
+        require(
+            0 <= self.max_depth <= n,
+            f"max_depth must be in [0, N] = [0, {n}], got {self.max_depth}",
+        )
+
+    def _check_draft(self) -> None:
+        b, n = self.tree_tokens.shape
+        if self.draft_rows is not None:
+            dev = self.target.device
+            matrix("draft_rows", self.draft_rows, "[B, N]", (b, n), torch.int32, dev, "target")
+        require(
+            self.draft_rows is not None or not self.flat_draft,
+            "draft must be [B, N, D] unless draft_rows is given, got two dimensions",
+        )
+        require(
+            self.rule != "k_seq" or self.draft is not None,
+            "draft must be given when rule is k_seq, got None",
+        )
+        sizes: Sizes = (("B", b), ("N", n) if self.draft_rows is None else ("M", None))
+        statistics = sizes
+        if self.draft is not None and self.draft_rows is not None and self.draft.dim() in (2, 3):
+            m = self.draft.shape[-2]
+            sizes = (("M", None),) if self.flat_draft else sizes
+            statistics = (("M", m),) if self.flat_draft else (("B", b), ("M", m))
+        self.draft_source.check(self.target, b, sizes, statistics)
+
+    def new_outputs(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Uninitialised (path, tokens, num_accepted, status, logprobs, accept_probs)."""
+        path = self.parents.new_empty((self.parents.shape[0], self.max_depth))
+        return path, *verify.new_outputs(self, self.tree_tokens, self.max_depth + 1)

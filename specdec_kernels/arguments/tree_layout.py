@@ -1,0 +1,80 @@
+"""Argument checks of the small tree ops; csrc/torch/tree_layout.cpp makes them in the same words.
+
+tests/test_tree_layout_errors.py holds the two together.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specdec_kernels.arguments.checks import (
+    dtype_name,
+    ids,
+    require,
+    rows,
+    same_device,
+    shape,
+    vector,
+)
+from specdec_kernels.arguments.sample import SamplingArguments
+
+MAX_WIDTH = 64
+
+
+def tree_attention(parents: Tensor, lengths: Tensor, slots: int, window: int) -> None:
+    require(parents.dim() == 2, f"parents must be [B, N], got {shape(parents)}")
+    ids("parents", parents)
+    vector("lengths", lengths, parents.shape[0], torch.int64, parents.device, "parents")
+    require(slots >= 0, f"slots must be at least 0, got {slots}")
+    require(window >= 0, f"window must be at least 0 (0 sees every key), got {window}")
+
+
+def beside(name: str, t: Tensor, tokens: Tensor) -> None:
+    require(
+        t.dim() == 2 and t.shape == tokens.shape,
+        f"{name} must be [B, M] = {shape(tokens)}, got {shape(t)}",
+    )
+
+
+def float32(name: str, t: Tensor) -> None:
+    require(t.dtype == torch.float32, f"{name} must be float32, got {dtype_name(t.dtype)}")
+
+
+def places(size: int) -> None:
+    require(0 <= size < 2**31, f"size must be in [0, 2147483647], got {size}")
+
+
+def rerank_tree(tokens: Tensor, parents: Tensor, scores: Tensor, size: int) -> None:
+    require(tokens.dim() == 2, f"tokens must be [B, M], got {shape(tokens)}")
+    ids("tokens", tokens)
+    beside("parents", parents, tokens)
+    ids("parents", parents)
+    same_device("parents", parents, tokens.device, "tokens")
+    beside("scores", scores, tokens)
+    float32("scores", scores)
+    same_device("scores", scores, tokens.device, "tokens")
+    places(size)
+
+
+def build_trie(sequences: Tensor, size: int) -> None:
+    require(sequences.dim() == 3, f"sequences must be [B, K, L], got {shape(sequences)}")
+    ids("sequences", sequences)
+    places(size)
+
+
+def expand_tree(
+    logits: Tensor, scores: Tensor, width: int, temperatures: Tensor | None, temperature: float
+) -> None:
+    require(logits.dim() == 3, f"logits must be [B, F, V], got {shape(logits)}")
+    rows("logits", logits)
+    b, f = logits.shape[:2]
+    require(f >= 1, f"logits must have a frontier of at least one node, got {shape(logits)}")
+    require(
+        scores.dim() == 2 and scores.shape == logits.shape[:2],
+        f"scores must be [B, F] = [{b}, {f}], got {shape(scores)}",
+    )
+    float32("scores", scores)
+    same_device("scores", scores, logits.device, "logits")
+    require(1 <= width <= MAX_WIDTH, f"width must be in [1, {MAX_WIDTH}], got {width}")
+    SamplingArguments(temperatures, temperature).check(b, logits.device, "logits")

@@ -1,0 +1,34 @@
+"""Specification of `expand_tree`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specdec_kernels.arguments import checks as _checks
+from specdec_kernels.arguments import tree_layout as _own
+
+
+def expand_tree(
+    logits: Tensor, scores: Tensor, width: int, temperatures: Tensor | None, temperature: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Specification of `specdec_kernels::expand_tree`."""
+    _own.expand_tree(logits, scores, width, temperatures, temperature)
+    b, f, _ = logits.shape
+    t = torch.full((b,), _checks.float32(temperature)) if temperatures is None else temperatures
+    t = torch.where(t == 0, 1.0, t.double())[:, None]
+    rows = logits.double()
+    top = rows.max(-1).values  # NaN where the row holds one
+    good = top.isfinite() & scores.isfinite() & (t > 0) & t.isfinite()
+    scaled = (rows - top[..., None]) / t[..., None]
+    logprobs = scaled - scaled.exp().sum(-1, keepdim=True).log()
+
+    tokens = rows.sort(dim=-1, descending=True, stable=True).indices[..., :width]
+    out = (scores.double()[..., None] + logprobs.gather(-1, tokens)).float()
+    out = torch.where(good[..., None], out, -torch.inf)
+    missing = width - tokens.shape[-1]
+    out = torch.nn.functional.pad(out, (0, missing), value=-torch.inf)
+    tokens = torch.nn.functional.pad(tokens, (0, missing), value=-1)
+    tokens = torch.where(out > -torch.inf, tokens, -1)
+    frontier = out.view(b, f * width).sort(dim=-1, descending=True, stable=True).indices
+    return tokens, out, frontier[:, :width].contiguous()

@@ -1,0 +1,97 @@
+"""Specification of the small tree ops."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specdec_kernels.arguments import tree_layout as _checks
+
+LONGEST = 2**62  # where lengths are clamped: no sum with them overflows
+
+
+def valid_parents(parents: Tensor) -> Tensor:
+    """[B, N] int64: what lies outside [-1, n) counts as -1."""
+    parents = parents.to(torch.int64)
+    inside = (parents >= 0) & (parents < torch.arange(parents.shape[1]))
+    return torch.where(inside, parents, -1)
+
+
+def tree_attention(
+    parents: Tensor, lengths: Tensor, slots: int, window: int
+) -> tuple[Tensor, Tensor]:
+    """Specification of `specdec_kernels::tree_attention`."""
+    _checks.tree_attention(parents, lengths, slots, window)
+    b, n = parents.shape
+    parents, lengths = valid_parents(parents), lengths.clamp(0, LONGEST)
+    sees = torch.zeros(b, n + 1, n + 1, dtype=torch.bool)  # row, row
+    sees[:, 0, 0] = True
+    for row in range(1, n + 1):
+        sees[:, row] = sees[torch.arange(b), parents[:, row - 1] + 1]
+        sees[:, row, row] = True
+    positions = lengths[:, None] + sees.sum(-1) - 1
+
+    slot = torch.arange(slots).expand(b, slots)
+    row_of = slot - lengths[:, None]  # which row of the tree a slot holds
+    of_tree = (row_of >= 0) & (row_of <= n)
+    row_of = torch.where(of_tree, row_of, 0)
+    key_positions = torch.where(of_tree, positions.gather(1, row_of), slot)
+    mask = sees.gather(2, row_of[:, None].expand(b, n + 1, slots)) & of_tree[:, None]
+    mask |= (slot < lengths[:, None])[:, None]
+    if window:
+        mask &= key_positions[:, None] > positions[..., None] - window
+    return mask, positions
+
+
+def rerank_tree(
+    tokens: Tensor, parents: Tensor, scores: Tensor, size: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Specification of `specdec_kernels::rerank_tree`."""
+    _checks.rerank_tree(tokens, parents, scores, size)
+    b, m = tokens.shape
+    above = valid_parents(parents)
+    score = torch.where((tokens < 0) | scores.isnan(), -torch.inf, scores)
+    for i in range(m):
+        of_parent = score.gather(1, above[:, i : i + 1].clamp(min=0))[:, 0]
+        of_parent = torch.where(above[:, i] < 0, torch.inf, of_parent)
+        score[:, i] = torch.minimum(score[:, i], of_parent)
+    ranked, order = score.sort(descending=True, stable=True)
+    nodes = torch.where(ranked > -torch.inf, order, m)[:, :size].sort().values
+    nodes = torch.cat([nodes, nodes.new_full((b, size - nodes.shape[1]), m)], 1)
+    chosen = torch.zeros(b, m + 1, dtype=torch.int64).scatter_(1, nodes, 1)[:, :m]
+    place = torch.nn.functional.pad(chosen.cumsum(1) - 1, (0, 1), value=-1)  # of none: -1
+
+    def pick(of_nodes: Tensor) -> Tensor:
+        return torch.nn.functional.pad(of_nodes, (0, 1), value=-1).gather(1, nodes)
+
+    up = pick(above)
+    return (
+        pick(tokens),
+        place.gather(1, torch.where(up < 0, m, up)).to(parents.dtype),
+        torch.where(nodes < m, nodes, -1).to(parents.dtype),
+    )
+
+
+def build_trie(sequences: Tensor, size: int, merge: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Specification of `specdec_kernels::build_trie`."""
+    _checks.build_trie(sequences, size)
+    b = sequences.shape[0]
+    tokens = sequences.new_full((b, size), -1)
+    parents = torch.full((b, size), -1, dtype=torch.int32)
+    nodes = torch.full(sequences.shape, -1, dtype=torch.int32)
+    num_nodes = torch.zeros(b, dtype=torch.int32)
+    for i in range(b):
+        node_of: dict[tuple[int, ...], int] = {}
+        for k, sequence in enumerate(sequences[i].tolist()):
+            node = -1
+            for j, token in enumerate(sequence):
+                prefix = tuple(sequence[: j + 1]) if merge else (k, j)
+                if token < 0 or (prefix not in node_of and len(node_of) == size):
+                    break
+                if prefix not in node_of:
+                    n = node_of[prefix] = len(node_of)
+                    tokens[i, n], parents[i, n] = token, node
+                node = node_of[prefix]
+                nodes[i, k, j] = node
+        num_nodes[i] = len(node_of)
+    return tokens, parents, nodes, num_nodes

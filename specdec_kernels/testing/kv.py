@@ -1,0 +1,167 @@
+"""Cases of the cache ops."""
+
+from __future__ import annotations
+
+import torch
+from torch import Generator, Tensor
+
+from specdec_kernels.testing.case import Args, Case, sliced, spaced
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _caches(
+    layers: int, b: int, s: int, dtype: torch.dtype, layout: str, g: Generator
+) -> list[Tensor]:
+    heads = [2 + i % 2 for i in range(layers)]
+    made = [torch.randint(-100, 100, (b, h, s + h, 12), generator=g).to(dtype) for h in heads]
+    return [sliced(c) for c in made] if layout == "sliced" else made
+
+
+def append_case(
+    b: int, s: int, n: int, dtype: torch.dtype = torch.float32, layout: str = "dense"
+) -> Case:
+    """A case of `kv_append_`: four caches, some slots outside [0, S)."""
+
+    def build(g: Generator) -> Args:
+        caches = _caches(4, b, s, dtype, layout, g)
+        entries = [
+            torch.randint(-100, 100, (b, c.shape[1], n, 12), generator=g).to(dtype) for c in caches
+        ]
+        entries = [sliced(e) for e in entries] if layout == "sliced" else entries
+        return caches, entries, torch.randint(-n, s + 1, (b,), generator=g)
+
+    name = f"B{b}-S{s}-n{n}-{_name(dtype)}-{layout}"
+    return Case("kv_append_", name, build)
+
+
+def truncate_case(
+    b: int, s: int, dtype: torch.dtype = torch.float32, *, fill: bool, layout: str = "dense"
+) -> Case:
+    """A case of `kv_truncate_`: new lengths below, at and above the old ones."""
+
+    def build(g: Generator) -> Args:
+        lengths = torch.randint(0, s + 1, (b,), generator=g)
+        new = lengths + torch.randint(-4, 2, (b,), generator=g)
+        return _caches(3, b, s, dtype, layout, g), lengths, new, fill
+
+    name = f"B{b}-S{s}-{_name(dtype)}-{'fill' if fill else 'keep'}-{layout}"
+    return Case("kv_truncate_", name, build)
+
+
+def _paths(b: int, p: int, nodes: int, g: Generator) -> Tensor:
+    """[b, p] int64: increasing node ids below `nodes`, then -1; the last one may lie too low."""
+    made = torch.full((b, p), -1)
+    for i, row in enumerate(made):
+        n = int(torch.randint(0, min(p, nodes) + 1, (), generator=g))
+        row[:n] = torch.randperm(nodes, generator=g)[:n].sort().values
+        if i and i == b - 1 and n > 1:
+            row[n - 1] = row[0]
+    return made
+
+
+def compact_case(
+    b: int,
+    s: int,
+    p: int,
+    dtype: torch.dtype = torch.float32,
+    *,
+    layout: str = "dense",
+    id_dtype: torch.dtype = torch.int64,
+) -> Case:
+    """A case of `kv_compact_`: four caches, trees that reach beyond some of them."""
+
+    def build(g: Generator) -> Args:
+        base = torch.randint(-1, s + 1, (b,), generator=g)
+        path = _paths(b, p, s, g).to(id_dtype)
+        if layout == "sliced":
+            base, path = spaced(base), sliced(path)
+        return _caches(4, b, s, dtype, layout, g), base, path
+
+    name = f"B{b}-S{s}-P{p}-{_name(dtype)}-{_name(id_dtype)}-{layout}"
+    return Case("kv_compact_", name, build)
+
+
+def _blocks(b: int, m: int, g: Generator) -> Tensor:
+    """[b, m] int32: blocks 0 to b * m in any order; the last one of every other row is none."""
+    tables = torch.randperm(b * m, generator=g).to(torch.int32).view(b, m)
+    tables[1::2, m - 1 :] = -1
+    return tables
+
+
+def paged_compact_case(
+    b: int,
+    m: int,
+    size: int,
+    p: int,
+    dtype: torch.dtype = torch.float32,
+    *,
+    layout: str = "NHD",
+    id_dtype: torch.dtype = torch.int64,
+) -> Case:
+    """A case of `paged_compact_`: three caches, blocks of so many tokens."""
+
+    def build(g: Generator) -> Args:
+        caches = []
+        for h in (2, 3, 1):
+            shape = (b * m, h, size, 12) if layout == "HND" else (b * m, size, h, 12)
+            cache = torch.randint(-100, 100, shape, generator=g).to(dtype)
+            cache = sliced(cache) if layout == "sliced" else cache
+            caches.append(cache.transpose(1, 2) if layout == "HND" else cache)
+        base = torch.randint(0, max(m * size // 2, 1), (b,), generator=g)
+        path = _paths(b, p, m * size, g).to(id_dtype)
+        return caches, _blocks(b, m, g), base, path
+
+    name = f"B{b}-M{m}-{size}-P{p}-{_name(dtype)}-{_name(id_dtype)}-{layout}"
+    return Case("paged_compact_", name, build)
+
+
+def paged_truncate_case(b: int, m: int, size: int, *, layout: str = "dense") -> Case:
+    """A case of `paged_truncate_`: cuts across several block edges, tables with -1 in them."""
+
+    def build(g: Generator) -> Args:
+        tables = _blocks(b, m, g)
+        lengths = torch.randint(-1, m * size + 3, (b,), generator=g)
+        new = lengths - torch.randint(-2, 3 * size, (b,), generator=g)
+        if layout == "sliced":
+            tables, lengths = sliced(tables), spaced(lengths)
+        return tables, lengths, new, size
+
+    return Case("paged_truncate_", f"B{b}-M{m}-{size}-{layout}", build)
+
+
+def realign_case(
+    b: int, s: int, dtype: torch.dtype = torch.float32, *, fill: bool, layout: str = "dense"
+) -> Case:
+    """A case of `kv_realign_`: both directions, some of it outside [0, S)."""
+
+    def build(g: Generator) -> Args:
+        starts = torch.randint(-2, s, (b,), generator=g)
+        lengths = torch.randint(0, s + 1, (b,), generator=g)
+        shifts = torch.randint(-s // 2, s // 2 + 1, (b,), generator=g)
+        return _caches(3, b, s, dtype, layout, g), starts, lengths, shifts, fill
+
+    name = f"B{b}-S{s}-{_name(dtype)}-{'fill' if fill else 'keep'}-{layout}"
+    return Case("kv_realign_", name, build)
+
+
+def ring_case(
+    b: int,
+    s: int,
+    window: int,
+    dtype: torch.dtype = torch.float32,
+    *,
+    fill: bool,
+    layout: str = "dense",
+) -> Case:
+    """A case of `ring_truncate_`: rings that went round and some that did not."""
+
+    def build(g: Generator) -> Args:
+        lengths = torch.randint(0, 4 * s, (b,), generator=g)
+        new = lengths - torch.randint(-1, s + 3, (b,), generator=g)
+        return _caches(3, b, s, dtype, layout, g), lengths, new, window, fill
+
+    name = f"B{b}-S{s}-W{window}-{_name(dtype)}-{'fill' if fill else 'keep'}-{layout}"
+    return Case("ring_truncate_", name, build)

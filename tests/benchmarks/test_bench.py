@@ -1,0 +1,355 @@
+"""The benchmark itself: its grid, its counts, its peers and its files."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+import typer
+from typer.testing import CliRunner
+
+import specdec_kernels as sk
+from bench import eager, measure, results, sanitize, sweep
+from bench.configs import (
+    BASE,
+    FACTORS,
+    FILTERS,
+    SHOWS,
+    STARTS,
+    Point,
+    build,
+    floor_bytes,
+    grid,
+    touched_bytes,
+)
+from bench.peers import PEERS, Unsupported
+from bench.peers.base import importable
+from bench.workloads import WORKLOADS
+from specdec_kernels import testing
+
+SMALL = Point(batch=4, gamma=3, vocabulary=521)
+BY_NAME = {peer.name: peer for peer in PEERS}
+
+
+def test_the_grid_covers_every_value_around_the_base_point():
+    for device, base in BASE.items():
+        points = grid(device)
+        assert len(points) == len(set(points))
+        assert tuple(points[: len(SHOWS[device])]) == SHOWS[device]
+        for name, values in FACTORS.items():
+            around = [dataclasses.replace(base, **{name: value}) for value in values]
+            assert set(around) <= set(points), name
+        assert len(grid(device, quick=True)) < len(points)
+
+
+def test_ids_tell_points_apart():
+    points = [*grid("cpu"), *grid("cuda")]
+    assert len({point.id for point in points}) == len(set(points))
+
+
+def test_floor_counts_each_visited_row_once():
+    point = Point(batch=2, gamma=3, vocabulary=1000, dtype="bfloat16")
+    row = 2 * 1000
+    accepted = torch.tensor([[0, 3]])  # rejected at once; all accepted
+    assert floor_bytes(point, accepted) == row * ((1 + 1) + (4 + 3))
+    assert touched_bytes(point, accepted) == floor_bytes(point, accepted) + 2 * row
+    saved = dataclasses.replace(point, start="sampled")
+    assert floor_bytes(saved, accepted) == row * ((1 + 1) + 4)
+    assert touched_bytes(saved, accepted) == floor_bytes(saved, accepted) + row
+    probs = dataclasses.replace(point, start="probs")
+    assert floor_bytes(probs, accepted) == 4 * 1000 * (2 + 1) + 4 * 2 * (1 + 3)
+    twice = torch.cat([accepted, accepted])
+    assert floor_bytes(point, twice) == floor_bytes(point, accepted)
+
+
+@pytest.mark.parametrize("per_sequence", [False, True], ids=["numbers", "tensors"])
+def test_inputs_have_the_point_s_shapes(per_sequence):
+    point = dataclasses.replace(SMALL, filters="t.8-k50-p.9", per_sequence=per_sequence)
+    inputs = build(point)
+    assert inputs.target.shape == (4, 4, 521)
+    assert inputs.draft.shape == (4, 3, 521)
+    assert all(turn.tokens.shape == (4, 3) for turn in inputs.turns)
+    assert len({tuple(turn.seeds.tolist()) for turn in inputs.turns}) == len(inputs.turns)
+    assert isinstance(inputs.top_p, torch.Tensor) == per_sequence
+    law = eager.filtered(inputs.target, inputs.temperature, inputs.top_k, inputs.top_p)
+    plain = eager.filtered(inputs.target, 0.8, 50, 0.9)
+    torch.testing.assert_close(law, plain)
+
+
+@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize("filters", FILTERS)
+def test_every_provider_accepts_as_many_drafts(filters, start):
+    """Each adapter passes what its peer means: the mean of accepted drafts is the same law's."""
+    point = Point(batch=1, gamma=3, vocabulary=521, filters=filters, start=start)
+    inputs = build(point)
+    means = {}
+    refusing = {"transformers": start == "probs"}
+    refusing["eager-topk"] = start == "probs" or not FILTERS[filters][1]
+    for name in ("cpp", "eager", "eager-topk", "transformers"):
+        peer = BY_NAME[name]
+        if refusing.get(name):
+            with pytest.raises(Unsupported):
+                peer.build(inputs)
+            continue
+        call = peer.build(inputs)
+        torch.manual_seed(0)
+        # ours repeats its turns: the other two draw anew, and their spread decides
+        count = len(inputs.turns) * (1 if peer.ours else 12)
+        drafts = torch.stack([peer.accepted(call()) for _ in range(count)])
+        assert drafts.shape == (count, 1)
+        means[name] = float(drafts.double().mean())
+    # standard errors: 1.2 / sqrt(32) of ours, 1.2 / sqrt(384) of a coin on the same drafts
+    assert abs(means["cpp"] - means["eager"]) < 0.75
+    for name in means.keys() - {"cpp", "eager"}:
+        assert abs(means[name] - means["eager"]) < 0.3
+
+
+def test_candidates_of_top_k_have_the_law_of_the_sorted_rule():
+    logits = testing.zipf_logits(6, 521, torch.Generator().manual_seed(0)).view(2, 3, 521)
+    for temperature in (0.8, torch.tensor([0.8, 1.2])):
+        want = eager.filtered(logits, temperature, 50, 0.9)
+        got = eager.filtered_candidates(logits, temperature, 50, 0.9)
+        torch.testing.assert_close(got, want)
+    torch.manual_seed(0)
+    drawn = torch.stack([eager.sample_candidates(logits[0], 0.8, 50, 0.9) for _ in range(50)])
+    assert (eager.filtered(logits[0], 0.8, 50, 0.9).gather(-1, drawn.T) > 0).all()
+
+
+def test_a_batch_is_not_for_transformers():
+    with pytest.raises(Unsupported, match="one sequence"):
+        BY_NAME["transformers"].build(build(SMALL))
+
+
+def test_every_peer_says_why_it_cannot_run():
+    for peer in PEERS:
+        for device in ("cpu", "cuda"):
+            assert isinstance(peer.available(device), str)
+    assert not BY_NAME["cpp"].available("cpu")
+    assert BY_NAME["flashinfer"].available("cpu")
+    assert BY_NAME["vllm-v2"].available("cpu")
+    assert importable("no_such_module") == "no_such_module is not installed"
+
+
+def test_dispatched_ops_and_their_operands_are_counted():
+    x = torch.ones(1000)
+    assert measure.dispatched(lambda: x.exp() + 1) == (2, 4 * 4000)
+    assert measure.dispatched(lambda: x.view(10, 100)[3]) == (0, 0)
+    assert measure.dispatched(lambda: x.add_(1)) == (1, 2 * 4000)
+    ours = BY_NAME["cpp"].build(build(SMALL))
+    assert measure.dispatched(ours)[0] == 1
+
+
+def _event(name, start, device="CUDA", annotation=False):
+    return SimpleNamespace(
+        name=name,
+        device_type=SimpleNamespace(name=device),
+        is_user_annotation=annotation,
+        time_range=SimpleNamespace(start=start),
+    )
+
+
+def test_the_profile_of_a_call_leaves_out_what_empties_the_cache():
+    xor = "void at::native::vectorized_elementwise_kernel<4, at::native::BitwiseXorFunctor<int>>"
+    extremes = "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<int, MinMaxOps<int>>>"
+    flush = [(xor, 0), ("Memset (Device)", 1), (extremes, 2)]
+    call = [("Memset (Device)", 3), ("chain_kernel", 4), ("reduce_kernel<MaxOps<float>>", 5)]
+    events = [_event(name, at + 10 * i) for i in (1, 0) for name, at in flush + call]
+    events += [_event("step", 0, annotation=True), _event("aten::sum", 4, device="CPU")]
+    kept = measure._without_flushes(events, 2)
+    assert [event.name for event in kept] == [name for name, _ in call] * 2
+    with pytest.raises(RuntimeError, match="2 of 3 flushes"):
+        measure._without_flushes(events, 3)
+    with pytest.raises(RuntimeError, match="no work of the calls"):
+        measure._without_flushes([_event(*pair) for pair in flush], 1)
+
+
+def test_rounds_alternate_and_stop_at_the_budget():
+    order = []
+    calls = {"a": lambda: order.append("a"), "b": lambda: order.append("b")}
+    found = measure.rounds(calls, "cpu", budget=0, least=4)
+    assert order == ["a", "b"] * 4
+    assert [len(us) for us in found.values()] == [4, 4]
+    assert len(measure.rounds(calls, "cpu", budget=60, most=7)["a"]) == 7
+    assert measure.rounds({}, "cpu", budget=1) == {}
+    spread = measure.Spread.of([4.0, 1.0, 2.0, 3.0, 5.0])
+    assert (spread.low, spread.median, spread.high) == (2.0, 3.0, 4.0)
+
+
+def replaced(monkeypatch, **fields):
+    """The workload of verify_chain with other fields, in its place."""
+    work = dataclasses.replace(WORKLOADS["verify_chain"], **fields)
+    monkeypatch.setitem(WORKLOADS, "verify_chain", work)
+    return work
+
+
+@pytest.fixture
+def run(monkeypatch):
+    """A sweep of small points, with a peer that fails and one that is not there."""
+    monkeypatch.setattr(measure, "read_bandwidth", lambda device: 1e10)
+
+    def broken(inputs):
+        raise RuntimeError("no such kernel\nand more lines")
+
+    peers = (
+        *(peer for peer in PEERS if peer.name != "compiled"),
+        sweep.Peer("broken", lambda device: "", broken),
+    )
+    replaced(monkeypatch, peers=peers)
+    points = [
+        dataclasses.replace(SMALL, batch=b, vocabulary=v)
+        for b, v in ((1, 521), (2, 521), (4, 521), (4, 1031), (4, 4099))
+    ]
+    huge = dataclasses.replace(SMALL, batch=10**6, vocabulary=10**6)
+    done = sweep.sweep([*points, huge], "cpu", budget=60)
+    return points, huge, done
+
+
+def test_a_sweep_reports_rows_absences_and_failures(run, tmp_path):
+    points, huge, done = run
+    rows = {(row.point["id"], row.provider): row for row in done.rows}
+    for point in points:
+        ours, peer = rows[point.id, "cpp"], rows[point.id, "eager"]
+        assert ours.us_low <= ours.us <= ours.us_high
+        assert ours.times_faster["eager"] > 0
+        assert ours.floor_us == pytest.approx(ours.floor_bytes / 1e10 * 1e6)
+        assert ours.ratio_to_floor == pytest.approx(ours.us / ours.floor_us)
+        assert (ours.launches, ours.graph_us, ours.kernel_us) == (1, None, None)
+        assert peer.launches > 10
+        assert peer.bytes_touched > ours.bytes_touched >= ours.floor_bytes
+        assert peer.floor_bytes == ours.floor_bytes
+        assert (point.id, "transformers") in rows or point.batch > 1
+    assert {"cuda", "triton", "flashinfer", "vllm-v2"} <= set(done.absent)
+    assert all(done.absent.values())
+    left_out = {(s["point"], s["provider"]): s["reason"] for s in done.skipped}
+    assert left_out[points[0].id, "broken"] == "failed: RuntimeError: no such kernel"
+    assert left_out[points[1].id, "transformers"] == "takes one sequence"
+    assert left_out[huge.id, "all"].startswith("needs ")
+    for key in ("device", "date", "commit", "torch", "triton", "python", "bandwidth", "providers"):
+        assert key in done.machine
+
+    path = done.write(tmp_path)
+    assert results.read(path) == done
+    json.loads(path.read_text())
+    plot = pytest.importorskip("bench.plot")
+    made = plot.plots(path, tmp_path / "plots")
+    assert [p.name.removeprefix(path.stem) for p in made] == ["-batch.svg", "-vocabulary.svg"]
+    assert all("byte floor" in p.read_text() or p.stat().st_size > 10_000 for p in made)
+
+
+def test_a_device_gets_graphs_and_kernel_times(monkeypatch):
+    """The branch for a device, with the device's part of the measuring left to the CPU."""
+
+    def on_cpu(calls, device, **options):
+        return {name: [measure.seconds(f) * 1e6 for _ in range(3)] for name, f in calls.items()}
+
+    def refuse(f, variants):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    for name, stand_in in {
+        "sync": lambda device: None,
+        "rounds": on_cpu,
+        "capture": lambda f, variants: f,
+        "device_activity": lambda f, calls: (7.0, 2.5),
+        "read_bandwidth": lambda device: 1e12,
+        "peak_extra": lambda f, device: 0,
+    }.items():
+        monkeypatch.setattr(measure, name, stand_in)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    point = dataclasses.replace(SMALL, batch=1)
+    peers = tuple(BY_NAME[name] for name in ("cpp", "eager", "transformers"))
+    work = replaced(monkeypatch, peers=peers, build=lambda point, device: build(point))
+    run = results.Run({})
+    rows = sweep.measure_point(point, work, run, "cuda", seconds=0.1, compiled=False)
+    ours, _, synced = rows
+    assert [row.graph_us is None for row in rows] == [False, False, True]
+    assert set(ours.times_faster_graph) == {"eager"}
+    assert synced.notes == ["graph: reads the device from the host"]
+    assert (ours.launches, ours.kernel_us) == (7.0, 2.5)
+    assert ours.ratio_to_floor == pytest.approx(2.5 / ours.floor_us)
+
+    monkeypatch.setattr(measure, "capture", refuse)
+    work = dataclasses.replace(work, peers=peers[:1])
+    rows = sweep.measure_point(point, work, run, "cuda", seconds=0.1, compiled=False)
+    assert rows[0].notes == [
+        "graph: RuntimeError: operation not permitted when stream is capturing"
+    ]
+
+
+def test_a_peer_that_answers_another_question_is_noted():
+    ours = torch.tensor([[0, 1, 3, 2]] * 16)
+    assert sweep._suspect(ours, ours) == ""
+    assert sweep._suspect(torch.zeros_like(ours), ours).startswith("suspect: accepts 0.00 drafts")
+
+
+def test_a_spent_budget_leaves_points_out_by_name(monkeypatch):
+    monkeypatch.setattr(measure, "read_bandwidth", lambda device: 1e10)
+    done = sweep.sweep([SMALL], "cpu", budget=0, only=["cpp"])
+    assert done.rows == []
+    assert done.absent["eager"] == "not asked for"
+    assert done.skipped == [
+        {"point": SMALL.id, "provider": "all", "reason": "the budget of 0 s was spent"}
+    ]
+
+
+@pytest.fixture
+def command(monkeypatch, tmp_path):
+    """`python -m bench.sweep` on one small point."""
+    monkeypatch.setattr(measure, "read_bandwidth", lambda device: 1e10)
+    replaced(monkeypatch, grid=lambda device, quick: [SMALL])
+    app = typer.Typer()
+    app.command()(sweep.main)
+    return lambda *words: CliRunner().invoke(app, ["--out", str(tmp_path), *words])
+
+
+def test_the_command_writes_a_file_and_says_what_is_absent(command, tmp_path):
+    done = command("--only", "cpp", "--only", "eager", "--budget", "5")
+    assert done.exit_code == 0, done.output
+    (path,) = tmp_path.glob("cpu-*.json")
+    assert {row.provider for row in results.read(path).rows} == {"cpp", "eager"}
+    assert "absent: flashinfer: not asked for" in done.output
+    assert SMALL.id in done.output
+
+
+def test_a_sweep_that_is_stopped_keeps_the_points_before(command, monkeypatch, tmp_path):
+    def stopped(point, *rest, **options):
+        if point != SMALL:
+            raise KeyboardInterrupt
+        return measured(point, *rest, **options)
+
+    measured = sweep.measure_point
+    monkeypatch.setattr(sweep, "measure_point", stopped)
+    points = [SMALL, dataclasses.replace(SMALL, batch=1)]
+    replaced(monkeypatch, grid=lambda device, quick: points)
+    assert command("--only", "cpp", "--budget", "5").exit_code != 0
+    (path,) = tmp_path.iterdir()
+    assert [row.point["id"] for row in results.read(path).rows] == [SMALL.id]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("--device", "tpu"), ("--only", "vllm-v3"), ("--device", "cuda"), ("--op", "sample")],
+    ids=" ".join,
+)
+def test_the_command_refuses_what_it_does_not_know(command, words):
+    if words == ("--device", "cuda") and torch.cuda.is_available():
+        # There it would start a sweep; without a device the word is refused, which is tested.
+        pytest.skip("torch sees a CUDA device, so the command knows the word")
+    assert command(*words).exit_code == 2
+
+
+def test_the_commit_can_be_named(monkeypatch):
+    monkeypatch.setenv("SPECDEC_COMMIT", "abc")
+    assert results.commit() == "abc"
+
+
+def test_the_sanitizer_s_program_calls_every_op():
+    calls = sanitize.main("cpu")
+    for op in sk.providers():
+        if cases := testing.cases(op):
+            assert calls[op] >= max(1, len(cases) // sanitize.SHARE // 2), op
+    for turn in range(len(sanitize.SCHEDULES)):
+        wide = [c.id for c in sanitize._chosen("verify_chain", turn) if c.vocabulary > 4096]
+        assert any(c.endswith("scalar") for c in wide), wide

@@ -1,0 +1,162 @@
+"""Peak extra memory of a call: nothing that grows with rows times vocabulary.
+
+One process makes every call: a buffer that is kept from an earlier call was charged to that one,
+the first to need it or to need so much. The high-water mark of the resident set counts PyTorch's
+allocations and those of C++ alike.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from bench import measure
+
+ROOT = Path(__file__).resolve().parents[2]
+MIB = 2**20
+V = 262144
+SIZES = (128, 512)  # rows: 64 and 256 MiB of bfloat16 under one bound
+LIMIT = 4 * MIB
+FILTERED = "temperature=0.8, top_k=50, top_p=0.9, min_p=0.01"
+
+# The small call first brings in code and tables that every process needs once.
+PROGRAM = """
+import json
+import sys
+
+import torch
+import specdec_kernels as sk
+from bench import eager, measure
+
+torch.set_num_threads(2)
+GAMMA = 7
+
+def rows(n, v):  # all alike
+    x = torch.empty(n, v, dtype=torch.bfloat16)
+    x.copy_(torch.linspace(8, -8, v).to(torch.bfloat16)[torch.arange(v) * 7919 % v])
+    return x
+
+def sample(logits, **options):
+    zeros = torch.zeros(len(logits), dtype=torch.int64)
+    return lambda: sk.sample(logits, seeds=zeros, positions=zeros, **options)
+
+def near(target):
+    return target[:, :GAMMA] * 1.3  # overconfident: drafts are accepted and rejected
+
+def sampled(target):
+    draft = near(target)
+    zeros = torch.zeros(draft.shape[:2].numel(), dtype=torch.int64)
+    left = sk.sample(draft.flatten(0, 1), seeds=zeros, positions=zeros, top_k=100)
+    left = (t.view(draft.shape[:2]) for t in (left[2], left[3]))
+    return sk.SampledDraft(draft, *left, temperature=1.0)
+
+def sparse(target):
+    likely = target[0, 0].topk(64)
+    shape = (len(target), GAMMA, 64)
+    probs = likely.values.float().softmax(-1)
+    return sk.SparseDraft(likely.indices.expand(shape), probs.expand(shape))
+
+def likely_tokens(target):
+    return target[0, 0].argmax().expand(len(target), GAMMA)
+
+def mapped(target, **options):
+    v = target.shape[-1]
+    options["draft_map"] = sk.DraftMap.from_ids(torch.arange(v - 1, v // 3, -1), v)
+    return near(target)[..., : v - 1 - v // 3].contiguous(), options
+
+FORMS = {"none": lambda target: None, "full": near, "sampled": sampled, "sparse": sparse}
+
+def chain(logits, form="full", **options):
+    v = logits.shape[1]
+    target = logits.view(-1, GAMMA + 1, v)
+    seeds = torch.arange(len(target))
+    tokens = likely_tokens(target)
+    if form == "mapped":
+        draft, options = mapped(target, **options)
+    else:
+        draft = FORMS[form](target)
+    if options.get("kind") == "probs":
+        target, draft = target.softmax(-1), draft.softmax(-1)
+    return lambda: sk.verify_chain(target, tokens, draft, seeds=seeds, positions=seeds, **options)
+
+def plain_rule(logits):
+    target = logits.view(-1, GAMMA + 1, logits.shape[1])
+    tokens = likely_tokens(target)
+    return lambda: eager.verify_chain(target, tokens, target[:, :GAMMA])
+
+calls, sizes, v = map(json.loads, sys.argv[1:])
+makers = {name: eval("lambda x: " + call) for name, call in calls.items()}
+for make in makers.values():
+    make(rows(8, 4096 * 3))()
+print(json.dumps([
+    {name: measure.peak_extra(make(rows(n, v)), "cpu") for name, make in makers.items()}
+    for n in sizes
+]))
+"""
+
+CALLS = {
+    "sample": "sample(x)",
+    "sample-filtered": f"sample(x, {FILTERED})",
+    "sample-race": 'sample(x, method="gumbel")',
+    "chain": "chain(x)",
+    "chain-point-mass": 'chain(x, "none")',
+    "chain-filtered": f"chain(x, {FILTERED})",
+    "chain-match-filtered": f'chain(x, "none", rule="match", {FILTERED})',
+    "chain-block": 'chain(x, rule="block")',
+    "chain-block-filtered": f'chain(x, rule="block", {FILTERED})',
+    "chain-typical": 'chain(x, "none", rule="typical")',
+    "chain-probs": 'chain(x, kind="probs")',
+    "chain-sampled": 'chain(x, "sampled")',
+    "chain-block-sparse": 'chain(x, "sparse", rule="block")',
+    "chain-mapped": 'chain(x, "mapped")',
+}
+
+
+@functools.cache
+def peaks(sizes, eager=False):
+    """Rows -> call -> bytes, measured in one process."""
+    calls = {"eager": "plain_rule(x)"} if eager else CALLS
+    words = map(json.dumps, (calls, sizes, V))
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *words],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = json.loads(done.stdout)
+    if any(None in by_call.values() for by_call in found):
+        pytest.skip("the system does not reset the resident set's high-water mark")
+    return dict(zip(sizes, found, strict=True))
+
+
+@pytest.mark.parametrize("rows", SIZES)
+@pytest.mark.parametrize("call", CALLS)
+def test_no_term_in_rows_times_vocabulary(call, rows):
+    extra = peaks(SIZES)[rows][call]
+    assert extra < LIMIT, f"{extra / MIB:.1f} MiB beside {rows * V * 2 / MIB:.0f} MiB of logits"
+
+
+def test_the_eager_rule_is_seen_to_copy_every_row():
+    rows = SIZES[0] // 4
+    assert peaks((rows,), eager=True)[rows]["eager"] > 2 * rows * V * 4
+
+
+def test_a_buffer_the_call_frees_is_seen():
+    """The measure itself, on allocations of C++ that PyTorch does not know of."""
+    size = 32 * MIB
+    for _ in range(2):  # the second time the allocator may hold on to the first one's pages
+        extra = measure.peak_extra(lambda: bytearray(b"x") * size, "cpu")
+        if extra is None:
+            pytest.skip("the system does not reset the resident set's high-water mark")
+        assert 0.95 * size < extra < 1.5 * size
+    kept = torch.ones(size // 4)
+    kept.sum()
+    assert measure.peak_extra(kept.sum, "cpu") < MIB

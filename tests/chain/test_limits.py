@@ -1,0 +1,203 @@
+"""End-of-sequence tokens and `max_new_tokens`: what is emitted ends there, and has the target's law."""
+
+import pytest
+import torch
+from support.chain_settings import Setting, joint_close
+from support.providers import EVERY, NATIVE, identical, needs_triton, provider, verify, worst
+
+from specdec_kernels import analysis, reference, testing
+from specdec_kernels.testing import enumeration
+
+EOS = 1
+RULES = ("token", "block", "greedy", "match", "typical", "lenient", "synthetic")
+
+
+def ending(p):
+    """The tables of a model that says nothing but EOS after EOS."""
+    out = [p[0]]
+    stop = torch.nn.functional.one_hot(torch.tensor(EOS), p[0].shape[-1]).double()
+    ended = torch.zeros((), dtype=torch.bool)
+    for table in p[1:]:
+        ended = ended.unsqueeze(-1) | (torch.arange(len(stop)) == EOS)
+        out.append(torch.where(ended.unsqueeze(-1), stop, table))
+    return out
+
+
+def continued(setting, name, p, **limits):
+    """A verifier whose cut sequences go on with a draw from the tables `p`."""
+    op = provider("verify_chain", name)
+    limits = {k: torch.tensor(x) for k, x in limits.items()}
+    most = limits.pop("max_new_tokens", None)
+
+    def run(drafts, uniforms):
+        n = len(drafts)
+        each = None if most is None else most.expand(n)
+        tokens, accepted, status, *_ = verify(
+            op, tokens=drafts, uniforms=uniforms, max_new_tokens=each, **limits,
+            **setting.arguments(drafts, "cpp"),
+        )  # fmt: skip
+        assert not status.any()
+        emitted = (tokens >= 0).sum(-1)
+        assert most is None or int(emitted.max()) <= int(most)
+        for r in (emitted == accepted).nonzero()[:, 0].tolist():
+            count = int(accepted[r])
+            at_end = count == int(most or -1) or int(tokens[r, count - 1]) == EOS
+            assert at_end
+            assert (tokens[r, count:] == -1).all()
+            law = p[count][tuple(tokens[r, :count].tolist())]
+            tokens[r, count] = reference.pick(law, float(uniforms[r, -1]))
+        return tokens, accepted
+
+    return run
+
+
+def realized(setting, name, p, **limits):
+    like = continued(setting, "cpp", p, **limits) if name != "cpp" else None
+    run = continued(setting, name, p, **limits)
+    return enumeration.enumerate_distribution(run, setting.q_law, p, steps=30, like=like)
+
+
+FORMS = {
+    "logits": dict(gamma=2),
+    "point-mass": dict(gamma=2, draft="none"),
+    "sparse": dict(gamma=2, draft="sparse"),
+    "gamma3": dict(v=2, gamma=3),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize("name", NATIVE)
+def test_up_to_the_first_end_of_sequence_the_law_is_the_targets(name, rule, form):
+    """Drafts and target rows after EOS are junk; nothing may be emitted of them."""
+    setting = Setting(**FORMS[form], rule=rule)
+    p = ending(setting.p_law)
+    law = realized(setting, name, p, eos_token_ids=[EOS, 77])
+    joint_close(law, analysis.joint_distribution(p))
+
+
+@pytest.mark.parametrize("most", [1, 2, 3])
+@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize("name", NATIVE)
+def test_up_to_max_emit_the_law_is_the_targets(name, rule, most):
+    setting = Setting(rule=rule)
+    law = realized(setting, name, setting.p_law, max_new_tokens=most)
+    joint_close(law, analysis.joint_distribution(setting.p_law))
+    assert float(law.accepted[most + 1 :].sum()) == 0
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    "limit", [dict(eos_token_ids=[EOS]), dict(max_new_tokens=1)], ids=["eos", "max_new_tokens"]
+)
+def test_the_law_is_the_targets_in_the_interpreter(limit):
+    setting = Setting(v=2, gamma=1)
+    p = ending(setting.p_law) if "eos_token_ids" in limit else setting.p_law
+    law = realized(setting, "triton", p, **limit)
+    joint_close(law, analysis.joint_distribution(p))
+
+
+def test_rejects_an_end_of_sequence_that_is_ignored():
+    setting = Setting()
+    p = ending(setting.p_law)
+    law = enumeration.enumerate_distribution(setting.verifier("cpp"), setting.q_law, p)
+    with pytest.raises(AssertionError, match="P\\(y1"):
+        joint_close(law, analysis.joint_distribution(p))
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("name", EVERY)
+def test_nothing_follows_an_accepted_end_of_sequence(name, rule):
+    target = torch.zeros(3, 4, 9)
+    target[..., 4] = target[:, 1, 7] = 90.0
+    target[:, 1, 4] = 0.0
+    drafts = torch.tensor([[4, 7, 4], [4, 7, 99], [4, 3, 4]])
+    kw = dict(rule=rule, rates=torch.ones(3) if rule == "synthetic" else None)
+    got = verify(provider("verify_chain", name), target, drafts, None,
+                 eos_token_ids=torch.tensor([7, -1, 2**40]), **kw)  # fmt: skip
+    third = [4, 3, 4, 4] if rule == "synthetic" else [4, 7, -1, -1]
+    assert got[0].tolist() == [[4, 7, -1, -1], [4, 7, -1, -1], third]
+    assert got[1].tolist() == [2, 2, 3 if rule == "synthetic" else 1]
+    assert got[2].tolist() == [0, 0, 0]  # an id beyond the end is never judged
+    worst("logprobs", got[3][:2], torch.zeros(2, 4), atol=1e-6)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("name", EVERY)
+def test_max_emit_counts_every_emitted_token(name, rule):
+    target = torch.zeros(6, 3, 5)
+    target[..., 2] = 90.0
+    drafts = torch.full((6, 2), 2)
+    most = torch.tensor([-(2**40), 0, 1, 2, 3, 2**40])
+    kw = dict(rule=rule, rates=torch.ones(2) if rule == "synthetic" else None)
+    got = verify(provider("verify_chain", name), target, drafts, max_new_tokens=most, **kw)
+    assert (got[0] >= 0).sum(-1).tolist() == [0, 0, 1, 2, 3, 3]
+    assert got[1].tolist() == [0, 0, 1, 2, 2, 2]
+    assert not got[2].any()
+    assert got[4].isnan().sum(-1).tolist()[:2] == [2, 2]
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("name", EVERY)
+def test_nothing_is_read_where_nothing_may_be_emitted(name, rule):
+    """A faulty row of a sequence that may emit nothing is no fault."""
+    target = torch.full((2, 2, 5), torch.nan)
+    kw = dict(rule=rule, rates=torch.ones(1) if rule == "synthetic" else None)
+    got = verify(provider("verify_chain", name), target, torch.tensor([[3], [99]]),
+                 max_new_tokens=torch.zeros(2, dtype=torch.int64), **kw)  # fmt: skip
+    assert [x.tolist() for x in got[:4]] == [[[-1] * 2] * 2, [0, 0], [0, 0], [[0.0] * 2] * 2]
+
+
+@pytest.mark.parametrize("rule", ["token", "block", "match"])
+@pytest.mark.parametrize("name", NATIVE)
+def test_without_an_end_in_reach_the_limits_change_no_bit(name, rule):
+    target, drafts, q = testing.chain_case(5, 3, 67, rule=rule).args()[:3]
+    op = provider("verify_chain", name)
+    want = verify(op, target, drafts, q, rule=rule)
+    loose = dict(
+        eos_token_ids=torch.empty(0, dtype=torch.int64), max_new_tokens=torch.full((5,), 4)
+    )
+    identical("verify_chain", verify(op, target, drafts, q, rule=rule, **loose), want)
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize("name", NATIVE)
+def test_a_chain_that_ends_is_the_shorter_chain(name, rule):
+    """Cut after draft 1 by either limit: as if gamma were 2, less the token that would follow."""
+    target, drafts, q = testing.chain_case(40, 3, 67, rule=rule).args()[:3]
+    op = provider("verify_chain", name)
+    drafts[2] = drafts[3]
+    drafts[drafts == 66] = 65
+    drafts[:, 1] = 66
+    want = verify(op, target[:, :3], drafts[:, :2], q[:, :2], rule=rule)
+    whole = want[1] == 2
+    want[0][whole, 2] = -1
+    want[3][whole, 2] = 0.0
+    for limit in (
+        dict(max_new_tokens=torch.full((40,), 2)),
+        dict(eos_token_ids=torch.tensor([66])),
+    ):
+        got = verify(op, target, drafts, q, rule=rule, **limit)
+        short = [x[:, : w.shape[1]] if x.dim() == 2 else x for x, w in zip(got, want, strict=True)]
+        identical("verify_chain", short, want)
+        assert (got[0][:, 3] == -1).all()
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_optional_outputs_are_empty_unless_asked_for(name):
+    case = testing.chain_case(2, 2, 67, rule="block")
+    op = provider("verify_chain", name)
+    args = case.args()[:3]
+    whole = verify(op, *args, rule="block")
+    for logprobs in (False, True):
+        for acceptance in (False, True):
+            got = verify(op, *args, rule="block", logprobs=logprobs, acceptance=acceptance)
+            for i in range(3):
+                worst(f"output {i}", got[i], whole[i])
+            for given, asked, full in (
+                (got[3], logprobs, whole[3]),
+                (got[4], acceptance, whole[4]),
+            ):
+                assert given.shape == (full.shape if asked else (0, 0))
+                if asked:
+                    worst("optional", given, full)

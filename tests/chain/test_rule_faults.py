@@ -1,0 +1,308 @@
+"""Faulty data under every rule and form of the draft: a status and what stood, never a wrong id."""
+
+import pytest
+import torch
+from support.providers import (
+    EVERY,
+    NATIVE,
+    NEVER,
+    chi_square,
+    identical,
+    provider,
+    same_outputs,
+    sample,
+    verify,
+    worst,
+)
+
+from specdec_kernels import reference, testing
+
+TARGET, DRAFT, EMPTY, RANGE = 1, 2, 4, 8
+NAN, INF = float("nan"), float("inf")
+RULES = ("token", "block", "greedy", "match", "typical", "lenient", "synthetic")
+RATIO = ("token", "block", "lenient")
+
+
+def options(rule, gamma=3):
+    return dict(rule=rule, rates=torch.ones(gamma) if rule == "synthetic" else None)
+
+
+def certain(b=4, gamma=3, v=70, token=5):
+    """Both models say `token`, so every draft stands where nothing is wrong."""
+    target = torch.zeros(b, gamma + 1, v)
+    target[..., token] = 200.0
+    return target, torch.full((b, gamma), token), target[:, :gamma].clone()
+
+
+@pytest.mark.parametrize("rule", ["block", "typical", "lenient", "synthetic"])
+@pytest.mark.parametrize("value", [NAN, INF, -INF], ids=["nan", "inf", "minus-inf"])
+@pytest.mark.parametrize("name", EVERY)
+def test_a_target_row_that_is_not_finite_keeps_what_stood(name, value, rule):
+    target, drafts, q = certain()
+    target[1, 0], target[2, 2], target[3, 3] = value, value, value
+    got = verify(provider("verify_chain", name), target, drafts, q, **options(rule))
+    assert got[0].tolist() == [[5, 5, 5, 5], [-1] * 4, [5, 5, -1, -1], [5, 5, 5, -1]]
+    assert got[1].tolist() == [3, 0, 2, 3]
+    assert got[2].tolist() == [0, TARGET, TARGET, TARGET]
+    worst("logprobs", got[3], torch.zeros(4, 4), atol=1e-6)
+
+
+@pytest.mark.parametrize("rule", RATIO)
+@pytest.mark.parametrize("value", [NAN, INF, -INF], ids=["nan", "inf", "minus-inf"])
+@pytest.mark.parametrize("name", EVERY)
+def test_a_draft_row_that_is_not_finite_ends_the_drafts(name, value, rule):
+    target, drafts, q = certain()
+    q[1, 0], q[2, 1], q[3, 2] = value, value, value
+    got = verify(provider("verify_chain", name), target, drafts, q, **options(rule))
+    assert got[0].tolist() == [[5, 5, 5, 5], [5, -1, -1, -1], [5, 5, -1, -1], [5, 5, 5, -1]]
+    assert got[1].tolist() == [3, 0, 1, 2]
+    assert got[2].tolist() == [0, DRAFT, DRAFT, DRAFT]
+
+
+@pytest.mark.parametrize("rule", [r for r in RULES if r not in RATIO])
+@pytest.mark.parametrize("name", EVERY)
+def test_rules_that_do_not_compare_read_no_draft_row(name, rule):
+    target, drafts, q = certain()
+    left = (torch.full((4, 3), NAN).double(), torch.full((4, 3), NAN), torch.full((4,), -1.0))
+    got = verify(provider("verify_chain", name), target, drafts, torch.full_like(q, NAN),
+                 sampled=left, **options(rule))  # fmt: skip
+    assert got[1].tolist() == [3] * 4
+    assert not got[2].any()
+
+
+@pytest.mark.parametrize("rule", RATIO)
+@pytest.mark.parametrize("value", [NAN, INF, -0.25], ids=str)
+@pytest.mark.parametrize("name", EVERY)
+def test_a_sparse_probability_that_is_none_ends_the_drafts(name, value, rule):
+    """Wherever it stands among the used slots; in an unused one it is nothing."""
+    target, drafts, _ = certain(3, 2)
+    ids = torch.tensor([5, 9, -1]).expand(3, 2, 3).contiguous()
+    q = torch.tensor([1.0, 0.0, 0.0]).repeat(3, 2, 1)
+    q[0, 1, 0] = q[1, 1, 1] = q[2, :, 2] = value
+    got = verify(provider("verify_chain", name), target, drafts, q, ids=ids, **options(rule, 2))
+    assert got[1].tolist() == [1, 1, 2]
+    assert got[2].tolist() == [DRAFT, DRAFT, 0]
+    assert got[0].tolist() == [[5, 5, -1], [5, 5, -1], [5, 5, 5]]
+
+
+@pytest.mark.parametrize("rule", RATIO)
+@pytest.mark.parametrize("column", [-1, -(2**31), 70, 2**31 - 1])
+@pytest.mark.parametrize("name", EVERY)
+def test_a_column_out_of_range_is_no_column(name, column, rule):
+    """Columns are data: such a token has Q = 0, and no provider may read there."""
+    target, drafts, q = certain(2, 2)
+    columns = torch.arange(70, dtype=torch.int32)
+    columns[7] = columns[69] = column
+    op = provider("verify_chain", name)
+    got = verify(op, target, drafts, q, columns=columns, **options(rule, 2))
+    assert got[0].tolist() == [[5, 5, 5]] * 2
+    drafts[:] = 7
+    target[..., 7] = 250.0
+    got = verify(op, target, drafts, q, columns=columns, **options(rule, 2))
+    assert not got[2].any()
+    assert got[0].tolist() == [[7, 7, 7]] * 2
+    want = verify(reference.verify_chain, target, drafts, q, columns=columns, **options(rule, 2))
+    same_outputs("verify_chain", got, want)
+
+
+@pytest.mark.parametrize("form", ["none", "full", "sparse", "mapped", "narrow"])
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("bad", [70, 2**31 - 1, -2, -(2**31)])
+@pytest.mark.parametrize("name", NATIVE)
+def test_a_draft_id_out_of_range_is_never_an_index(name, bad, rule, form):
+    case = testing.chain_case(2, 2, 70, rule=rule, draft=form)
+    target, drafts, q, ids, columns = case.args()[:5]
+    kw = dict(ids=ids, columns=columns, positions=8, **options(rule, 2))
+    op = provider("verify_chain", name)
+    missing = drafts.clone()
+    missing[1, 1] = -1
+    drafts[1, 1] = bad
+    got = verify(op, target, drafts, q, **kw)
+    want = verify(op, target, missing, q, **kw)
+    for i in (0, 1, 3, 4):
+        worst("like -1", got[i], want[i])
+    assert got[2].tolist() == [int(want[2][0]), RANGE if int(want[1][1]) == 1 else 0]
+
+
+@pytest.mark.parametrize("rule", RATIO)
+@pytest.mark.parametrize("name", EVERY)
+def test_an_id_beyond_the_target_is_a_rejection_for_a_wide_draft_and_out_of_range_beyond_it(
+    name, rule
+):
+    target, _, _ = certain(2, 1)
+    q = torch.zeros(2, 1, 80)
+    got = verify(provider("verify_chain", name), target, torch.tensor([[79], [80]]), q,
+                 **options(rule, 1))  # fmt: skip
+    assert got[0].tolist() == [[5, -1]] * 2
+    assert got[1].tolist() == [0, 0]
+    assert got[2].tolist() == [0, RANGE]
+    assert float(got[4][0, 0]) == 0
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_bad_entry_beyond_the_target_makes_the_draft_row_unusable(name):
+    target, drafts, _ = certain(2, 1)
+    for rule in RATIO:
+        q = torch.zeros(2, 1, 80)
+        q[:, :, 5] = 100.0
+        q[1, 0, 75] = NAN
+        got = verify(provider("verify_chain", name), target, drafts, q, **options(rule, 1))
+        assert got[2].tolist() == [0, DRAFT]
+        assert got[0][1].tolist() == [5, -1]
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_rates_that_are_no_numbers_never_accept(name):
+    target, drafts, q = certain(2, 2)
+    drafts[:] = 6
+    for rates in ([NAN, 1.0], [-INF, 1.0]):
+        got = verify(provider("verify_chain", name), target, drafts, q, rule="synthetic",
+                     rates=torch.tensor(rates))  # fmt: skip
+        assert got[0].tolist() == [[5, -1, -1]] * 2
+        assert not got[2].any()
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_ends_out_of_range_are_no_ends(name):
+    target, drafts, q = certain(1)
+    ends = torch.tensor([-1, -(2**63), 2**63 - 1, 70, 2**32 + 5])
+    for rule in ("token", "block"):
+        got = verify(
+            provider("verify_chain", name), target, drafts, q, rule=rule, eos_token_ids=ends
+        )
+        assert got[0].tolist() == [[5, 5, 5, 5]]
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_an_empty_residual_of_a_block_falls_back_to_the_target(name):
+    """Q covers c P everywhere, so nothing is left: not the last id, not new memory."""
+    p = torch.tensor([0.5, 0.25, 0.25, 0.0]).expand(1, 3, 4)
+    q = torch.tensor([1.0, 0.5, 0.5, 0.5]).expand(1, 2, 4)
+    uniforms = torch.tensor([[0.999, 0.999, 0.6]]).double()
+    got = verify(provider("verify_chain", name), p, torch.tensor([[0, 0]]), q, kind="probs",
+                 rule="block", uniforms=uniforms)  # fmt: skip
+    assert (got[0].tolist(), int(got[2])) == ([[1, -1, -1]], EMPTY)
+
+
+@pytest.mark.parametrize("form", ["full", "sparse", "mapped", "wide", "narrow", "wide-sampled"])
+@pytest.mark.parametrize("kind", ["logits", "probs"])
+@pytest.mark.parametrize("rule", ["block", "token", "lenient"])
+def test_ids_stay_in_the_vocabulary_for_data_of_every_kind(rule, kind, form):
+    """Random faults in every tensor of floats and ids; the specification says the same."""
+    g = torch.Generator().manual_seed(31)
+    b, gamma, v = 60, 3, 37
+    case = testing.chain_case(b, gamma, v, rule=rule, kind=kind, draft=form, filters="off")
+    args = list(case.args())
+    odd = torch.tensor([NAN, INF, -INF, 20.0, -20.0, 1e-45])
+    for i in (0, 2, 5, 6):
+        if torch.is_tensor(args[i]):
+            hit = torch.rand(args[i].shape, generator=g) < 0.01
+            args[i][hit] = odd[torch.randint(0, 6, (int(hit.sum()),), generator=g)].to(args[i])
+    for i in (1, 3):
+        if torch.is_tensor(args[i]):
+            hit = torch.rand(args[i].shape, generator=g) < 0.1
+            args[i][hit] = torch.randint(-3, v + 9, (int(hit.sum()),), generator=g)
+    if args[4] is not None:
+        args[4][torch.rand(v, generator=g) < 0.2] = 10**6
+    got = provider("verify_chain", "cpp")(*args)
+    assert ((got[0] >= -1) & (got[0] < v)).all()
+    emitted = torch.arange(gamma + 1) < got[1][:, None]
+    assert (got[0][emitted] >= 0).all()
+    assert not got[3].isnan().any()
+    same_outputs("verify_chain", got, reference.verify_chain(*args))
+
+
+# Faults that others shipped (PEERS section 3).
+
+
+@pytest.mark.parametrize("rule", ["token", "block", "match"])
+@pytest.mark.parametrize("name", NATIVE)
+def test_one_end_of_sequence_does_not_end_the_batch(name, rule):
+    target, drafts, q = testing.chain_case(5, 3, 67, rule=rule).args()[:3]
+    op = provider("verify_chain", name)
+    drafts[drafts == 66] = 65
+    drafts[1, 0] = 66
+    target[1, 0, 66] = 90.0
+    ends = dict(eos_token_ids=torch.tensor([66]), rule=rule)
+    got, want = verify(op, target, drafts, q, **ends), verify(op, target, drafts, q, rule=rule)
+    others = torch.tensor([0, 2, 3, 4])
+    identical("verify_chain", [x[others] for x in got], [x[others] for x in want])
+    assert got[0][1].tolist() == [66, -1, -1, -1]
+    for b in (0, 1):
+        alone = verify(op, target[b : b + 1], drafts[b : b + 1], q[b : b + 1], **ends)
+        identical("verify_chain", alone, [x[b : b + 1] for x in got])
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("name", EVERY)
+def test_missing_drafts_count_neither_as_accepted_nor_as_judged(name, rule):
+    target, drafts, q = certain(3)
+    drafts[0, 1:] = drafts[1] = -1
+    got = verify(provider("verify_chain", name), target, drafts, q, **options(rule))
+    assert got[1].tolist() == [1, 0, 3]
+    judged = ~got[4].isnan()
+    if rule == "block":  # the last draft stood, and nothing before it was looked at
+        assert judged.tolist() == [[True, False, False], [False] * 3, [False, False, True]]
+    else:
+        assert judged.tolist() == [[True, False, False], [False] * 3, [True] * 3]
+    worst("accept_probs", got[4][judged], torch.ones(int(judged.sum())), atol=1e-6)
+
+
+@pytest.mark.parametrize("ids_dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("name", NATIVE)
+def test_ids_above_16_bits_are_not_cut(name, ids_dtype):
+    v, token = 70_000, 66_000
+    target = torch.zeros(1, 3, v)
+    target[..., token] = 200.0
+    drafts = torch.full((1, 2), token, dtype=ids_dtype)
+    sparse = torch.tensor([[[464, token, -1]] * 2], dtype=ids_dtype)  # 464 is its lower half
+    op = provider("verify_chain", name)
+    for rule in RATIO:
+        got = verify(op, target, drafts, torch.tensor([[[0.5, 0.5, 0.0]] * 2]), ids=sparse,
+                     rule=rule)  # fmt: skip
+        assert got[0].tolist() == [[token] * 3]
+    columns = torch.full((v,), -1, dtype=torch.int32)
+    columns[token] = 1
+    q = torch.zeros(1, 2, 3)
+    for rule in RATIO:
+        got = verify(op, target, drafts, q, columns=columns, rule=rule)
+        assert got[0].tolist() == [[token] * 3]
+
+
+@pytest.mark.parametrize(
+    ("parameter", "values"),
+    [("temperature", [0.1, 1.0, 4.0]), ("top_k", [1, 3, 50]), ("top_p", [0.05, 0.6, 1.0]),
+     ("min_p", [1.0, 0.2, 0.0]), ("max_new_tokens", [0, 1, 3])],
+)  # fmt: skip
+@pytest.mark.parametrize("rule", ["block", "typical", "lenient"])
+def test_parameters_of_each_request_are_the_ones_used(parameter, values, rule):
+    """Strided vectors too; the neighbours' values change nothing."""
+    dtypes = {"top_k": torch.int32, "max_new_tokens": torch.int64}
+    values = torch.tensor(values, dtype=dtypes.get(parameter))
+    target, drafts, q = testing.chain_case(3, 2, 300, rule=rule).args()[:3]
+    op = provider("verify_chain", "cpp")
+    wide = values.repeat_interleave(3)
+    for given in (values, wide[::3]):
+        got = verify(op, target, drafts, q, rule=rule, **{parameter: given})
+        for b in range(3):
+            one = slice(b, b + 1)
+            alone = verify(op, target[one], drafts[one], q[one], rule=rule,
+                           **{parameter: values[one]})  # fmt: skip
+            identical("verify_chain", [x[one] for x in got], alone)
+
+
+def test_own_streams_give_a_block_the_target_law():
+    """Drafts by the draft stream, coins and residual by theirs: no noise is used twice."""
+    n, v = 60_000, 6
+    generator = torch.Generator().manual_seed(8)
+    p, q = 1.5 * torch.randn(2, v, generator=generator)
+    positions = torch.arange(n) * 3
+    at = (positions[:, None] + torch.arange(2)).flatten()
+    drawn = sample(provider("sample", "cpp"), q.expand(2 * n, v), positions=at)[0].view(n, 2)
+    got = verify(provider("verify_chain", "cpp"), p.expand(n, 3, v), drawn, q.expand(n, 2, v),
+                 rule="block", positions=positions)  # fmt: skip
+    law = p.double().softmax(-1)
+    after = torch.multinomial(law, 3 * n, replacement=True, generator=generator).view(n, 3)
+    tokens = torch.where(got[0] >= 0, got[0], after)  # the target goes on by itself
+    joint = (law[:, None, None] * law[:, None] * law).flatten()
+    assert chi_square(tokens @ torch.tensor([v * v, v, 1]), joint) > NEVER

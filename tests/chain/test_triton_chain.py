@@ -1,0 +1,336 @@
+"""The Triton provider in the interpreter, and its kernels compiled for devices that are not here.
+
+What every provider must do is in test_sample, test_chain, test_law and test_contract; here is what
+is Triton's own: noise, schedules, tiles, scan blocks, and random calls against the specification.
+"""
+
+import itertools
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+os.environ["TRITON_INTERPRET"] = "1"  # before any kernel is decorated
+
+import torch
+import triton
+import triton.language as tl
+from support.providers import allocations, identical, same_outputs, shaping, verify, worst
+from support.triton_random import DTYPES, logits, poison, random_chain, random_shaping
+
+from specdec_kernels import reference
+from specdec_kernels.reference.row import distribution as law
+from specdec_kernels.triton import launch
+from specdec_kernels.triton.chain import verify_chain as chain
+from specdec_kernels.triton.row import philox, sample
+
+ROOT = Path(__file__).resolve().parents[2]
+FILTERS = {"top_k": 40, "top_p": 0.9}
+
+
+@pytest.fixture
+def small_tiles(monkeypatch):
+    """Tiles of 256 and scan blocks of 16, so that a small row has several of each."""
+    monkeypatch.setattr(launch, "TILE", 256)
+    monkeypatch.setattr(launch, "CHUNK", 256)
+    monkeypatch.setattr(launch, "MAX_BLOCK", 16)
+    launch.tiling.cache_clear()
+    yield
+    launch.tiling.cache_clear()
+
+
+def both_schedules(op, args, monkeypatch):
+    """What `op` gives, after the two schedules gave the same bits."""
+    out = []
+    for split in (False, True):
+        monkeypatch.setattr(launch, "force_row_parallel", split)
+        out.append(op(*args))
+    identical("sample" if op is sample.sample else "verify_chain", *out)
+    return out[0]
+
+
+def judged(monkeypatch, *args, **options):
+    """`verify_chain` of both schedules."""
+    return verify(lambda *a: both_schedules(chain.verify_chain, a, monkeypatch), *args, **options)
+
+
+# Noise.
+
+
+@triton.jit
+def _philox(counters, keys, out):
+    c0, c1, c2, c3 = philox.philox(
+        tl.load(counters), tl.load(counters + 1), tl.load(counters + 2), tl.load(counters + 3),
+        tl.load(keys), tl.load(keys + 1),
+    )  # fmt: skip
+    tl.store(out, c0)
+    tl.store(out + 1, c1)
+    tl.store(out + 2, c2)
+    tl.store(out + 3, c3)
+
+
+@triton.jit
+def _exponentials(seed, position, tile, out, TILE: tl.constexpr):
+    noise = philox.tile_exponentials(tile, tl.load(seed), tl.load(position), philox.SHARED, TILE)
+    tl.store(out + tl.arange(0, TILE), noise)
+
+
+@triton.jit
+def _uniforms(seeds, positions, out, STREAM: tl.constexpr):
+    i = tl.program_id(0)
+    tl.store(out + i, philox.uniform(tl.load(seeds + i), tl.load(positions + i), STREAM))
+
+
+@pytest.mark.parametrize(
+    ("counter", "key", "words"),
+    [
+        ([0] * 4, [0] * 2, [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]),
+        ([0xFFFFFFFF] * 4, [0xFFFFFFFF] * 2, [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]),
+        (
+            [0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344],
+            [0xA4093822, 0x299F31D0],
+            [0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1],
+        ),
+    ],
+    ids=["zeros", "ones", "pi"],
+)
+def test_known_answers_of_random123(counter, key, words):
+    out = torch.zeros(4, dtype=torch.uint32)
+    _philox[(1,)](torch.tensor(counter, dtype=torch.uint32), torch.tensor(key, dtype=torch.uint32),
+                  out)  # fmt: skip
+    assert out.tolist() == words
+
+
+@pytest.mark.parametrize("stream", [0, 1, 2])
+def test_uniforms_are_those_of_the_specification(stream):
+    seeds = torch.tensor([0, 1, -1, 2**62 + 12345, -(2**63), 2**63 - 1])
+    positions = torch.tensor([0, 2**32 - 1, 2**32, 2**45 + 3, -1, 17])
+    out = torch.empty(6, dtype=torch.float64)
+    _uniforms[(6,)](seeds, positions, out, STREAM=stream)
+    want = [reference.uniform(s, p, stream) for s, p in zip(seeds.tolist(), positions.tolist(),
+                                                            strict=True)]  # fmt: skip
+    assert out.tolist() == want
+
+
+@pytest.mark.parametrize(
+    ("position", "tile", "index"),
+    [(3, 0, None), (23, 494, 3499), (5, 412, 3048)],
+    ids=["usual", "word39-has-a-tail", "word110-has-a-tail"],
+)
+def test_exponentials_keep_their_precision_and_their_tail(position, tile, index):
+    out = torch.empty(4096)
+    one = torch.tensor
+    _exponentials[(1,)](one([7]), one([position]), tile, out, TILE=4096)
+    # The specification, at the tokens of this tile only.
+    picked = range(4096) if index is None else range(index - 4, index + 5)
+    for i in picked:
+        v = tile * 4096 + i
+        x = law.philox(7, v // 4, position, law.SHARED)[v % 4]
+        if i == index:
+            assert x < 256
+            tail = law.philox(7, v // 4, position, law.SHARED + law.TAIL)[v % 4]
+            want = (x * 2.0**32 + tail + 0.5) * 2.0**-64
+        else:
+            u = torch.tensor((x + 0.5) * 2.0**-32, dtype=torch.float64)
+            want = float(-torch.log1p(-u))
+        assert float(out[i]) == pytest.approx(want, rel=6e-7), (v, x)
+
+
+# Random calls against the specification.
+
+
+@pytest.mark.parametrize("batch", range(8))
+def test_random_chains_equal_the_specification_in_both_schedules(batch, monkeypatch):
+    for seed in range(6 * batch, 6 * batch + 6):
+        args = random_chain(seed)
+        want = reference.verify_chain(*args)
+        got = both_schedules(chain.verify_chain, args, monkeypatch)
+        for name, g, w in zip(("tokens", "accepted", "status"), got, want, strict=False):
+            worst(f"seed {seed}: {name}", g, w)
+        for name, g, w in zip(("logprobs", "accept_probs"), got[3:], want[3:], strict=True):
+            worst(f"seed {seed}: {name}", g, w, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("method", ["cdf", "gumbel"])
+@pytest.mark.parametrize("v", [1, 5, 37, 1031, 5000])
+def test_random_rows_equal_the_specification_in_both_schedules(v, method, monkeypatch):
+    rnd, g = random.Random(v), torch.Generator().manual_seed(v)
+    for dtype in DTYPES.values():
+        rows = logits((4,), v, g, dtype)
+        if rnd.random() < 0.5:
+            poison(rows, rnd)
+        args = (
+            rows, *random_shaping(rnd, 4, v), torch.randint(-(2**62), 2**62, (4,), generator=g),
+            torch.randint(0, 2**40, (4,), generator=g), rnd.choice(["draft", "residual"]), method,
+        )  # fmt: skip
+        want = reference.sample(*args)
+        # Tiny temperatures: the log-sum-exp is of the size of logits / temperature.
+        same_outputs("sample", both_schedules(sample.sample, args, monkeypatch), want)
+
+
+# Tiles, scan blocks, views, launches.
+
+
+@pytest.mark.parametrize(
+    ("rule", "filters"),
+    [
+        *itertools.product(["token", "block", "match", "greedy"], [{}, FILTERS]),
+        ("lenient", {}),
+        ("typical", {}),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "filtered" if x else "plain",
+)
+def test_many_tiles_and_scan_blocks(rule, filters, small_tiles, monkeypatch):
+    """V = 4500 is 18 tiles of 256 in 2 scan blocks; drawn tokens fall into both."""
+    g = torch.Generator().manual_seed(5)
+    n, v = 4, 4500
+    target = torch.randn(n, 2, v, generator=g)
+    draft = target[:, :1] + 0.1 * torch.randn(n, 1, v, generator=g)
+    target[:2, :, 4096:] += 3
+    target[2:, :, :4096] += 3
+    rest = (target, torch.randint(0, v, (n, 1), generator=g), draft)
+    options = dict(rule=rule, seeds=torch.arange(n), positions=torch.arange(n), **filters)
+    want = verify(reference.verify_chain, *rest, **options)
+    same_outputs("verify_chain", judged(monkeypatch, *rest, **options), want)
+    assert {int(t) >= 4096 for t in want[0].flatten() if t >= 0} == {False, True}
+
+
+@pytest.mark.parametrize("form", ["wide", "mapped", "sparse"])
+def test_many_tiles_of_a_draft_with_a_vocabulary_of_its_own(form, small_tiles, monkeypatch):
+    """More tiles than the target's, columns in a random order, more ids than one step takes."""
+    g = torch.Generator().manual_seed(11)
+    n, v, d = 2, 600, {"wide": 900, "mapped": 300, "sparse": 40}[form]
+    target = torch.randn(n, 3, v, generator=g)
+    draft, ids, columns = torch.randn(n, 2, d, generator=g), None, None
+    tokens = torch.randint(0, v, (n, 2), generator=g)
+    if form == "mapped":
+        columns = torch.randperm(v, generator=g).to(torch.int32)  # half of them are no column
+    if form == "sparse":
+        monkeypatch.setattr(launch, "width", lambda k: 16)
+        ids = torch.randint(-1, v, draft.shape, generator=g)
+        draft = draft.softmax(-1)
+        tokens = ids[..., 7].clamp(min=0)
+    for rule in ("token", "block"):
+        options = dict(rule=rule, ids=ids, columns=columns, seeds=torch.arange(n))
+        want = verify(reference.verify_chain, target, tokens, draft, **options)
+        same_outputs("verify_chain", judged(monkeypatch, target, tokens, draft, **options), want)
+
+
+def test_entries_beside_a_row_are_never_read():
+    """Rows cut out of wider tensors of NaN, unaligned, give what their copies give, bit for bit."""
+    g = torch.Generator().manual_seed(6)
+    n, gamma, v = 3, 2, 4099
+    wide = torch.full((n, gamma + 3, v + 13), float("nan"))
+    wide_draft = torch.full((n + 1, gamma, v + 6), float("nan"))
+    target, draft = wide[:, 1 : gamma + 2, 5 : v + 5], wide_draft[1:, :, 3 : v + 3]
+    target.copy_(torch.randn(target.shape, generator=g))
+    draft.copy_(target[:, :gamma] + 0.3 * torch.randn(draft.shape, generator=g))
+    seeds = torch.arange(2 * n)[::2]  # strided vectors too
+    tokens = torch.randint(0, v, (gamma, n), generator=g).T
+    for rule in ("token", "block", "match", "greedy"):
+        options = dict(rule=rule, seeds=seeds, positions=seeds, top_p=0.8)
+        cut = verify(chain.verify_chain, target, tokens, draft, **options)
+        whole = verify(chain.verify_chain, target.contiguous(), tokens.contiguous(),
+                       draft.contiguous(), **options)  # fmt: skip
+        identical("verify_chain", cut, whole)
+        assert not cut[2].any()
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_a_sequence_alone_is_the_same_as_in_a_batch(rule):
+    g = torch.Generator().manual_seed(8)
+    n, gamma, v = 4, 2, 5000
+    target = torch.randn(n, gamma + 1, v, generator=g)
+    draft = target[:, :gamma] + 0.3 * torch.randn(n, gamma, v, generator=g)
+    tokens = draft.argmax(-1)
+    seeds, positions = torch.arange(n) + 3, torch.arange(n) * 7
+
+    def run(index):
+        return verify(
+            chain.verify_chain, target[index], tokens[index], draft[index], rule=rule,
+            seeds=seeds[index], positions=positions[index], temperature=0.8, min_p=0.001,
+        )  # fmt: skip
+
+    together = run(torch.arange(n))
+    order = torch.tensor([2, 0, 3, 1])
+    identical("verify_chain", run(order), [t[order] for t in together])
+    for b in range(n):
+        identical("verify_chain", run(torch.tensor([b])), [t[b : b + 1] for t in together])
+
+
+@pytest.mark.parametrize("rule", ["token", "block", "match", "greedy"])
+def test_scratch_is_a_few_numbers_a_tile(rule, monkeypatch):
+    """Nothing of the size of the rows is ever allocated."""
+    sizes = allocations(monkeypatch)
+    n, gamma, v = 2, 3, 9000
+    tokens = torch.zeros(n, gamma, dtype=torch.int64)
+    judged(monkeypatch, torch.zeros(n, gamma + 1, v), tokens, torch.zeros(n, gamma, v), rule=rule)
+    assert max(sizes) <= 3 * n * (gamma + 1) * launch.tiling(v).tiles
+
+
+@pytest.mark.parametrize("cu", [[0, 2, 2], [0, 0, 3], [-5, 2, 99]], ids=str)
+@pytest.mark.parametrize("form", ["logits", "probs", "sampled", "sparse"])
+def test_a_ragged_draft_without_the_row_is_as_no_draft(cu, form, monkeypatch):
+    """target_indptr is data: no index of it may reach outside the rows."""
+    g = torch.Generator().manual_seed(9)
+    rows, v = min(max(cu), 3), 11
+    target = torch.randn(rows, v, generator=g).softmax(-1)
+    draft = torch.full((rows - 2, v), 1 / v)
+    sampled = (torch.zeros(2, 2, dtype=torch.float64), torch.zeros(2, 2), 1.0)
+    for rule in ("token", "block"):
+        tokens, _, status, _, _ = judged(
+            monkeypatch, target, torch.full((2, 2), 4), draft, rule=rule,
+            ids=torch.arange(v).expand(rows - 2, v) if form == "sparse" else None,
+            sampled=sampled if form == "sampled" else None,
+            kind="probs" if form == "probs" else "logits",
+            target_indptr=torch.tensor(cu, dtype=torch.int32),
+            uniforms=torch.full((2, 3), 0.999, dtype=torch.float64),
+        )  # fmt: skip
+        for b in range(2):
+            begin, end = (min(max(n, 0), rows) for n in cu[b : b + 2])
+            # The first draft of a sequence is row begin - b of the draft, if it is a row at all.
+            missing = end - begin > 1 and not 0 <= begin - b < len(draft)
+            assert bool(status[b] & 2) == missing
+            assert (0 <= int(tokens[b, 0]) < v) == (end > begin)
+
+
+def test_an_empty_batch_launches_nothing():
+    none = torch.zeros(0, dtype=torch.int64)
+    out = verify(
+        chain.verify_chain, torch.zeros(0, 3, 7), torch.zeros(0, 2, dtype=torch.int32),
+        accept_probs=False,
+    )  # fmt: skip
+    assert [tuple(t.shape) for t in out] == [(0, 3), (0,), (0,), (0, 3), (0, 0)]
+    assert out[0].dtype == torch.int32
+    assert sample.sample(torch.zeros(0, 5), *shaping(), none, none, "draft", "cdf")[0].shape == (0,)
+
+
+# The compiler, and the import.
+
+
+def run_python(*args):
+    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    return subprocess.run(
+        [sys.executable, *map(str, args)], cwd=ROOT, env=env, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("target", ["cuda:80", "cuda:90", "cuda:100", "hip:gfx942"])
+def test_every_kernel_compiles_ahead_of_time(target):
+    done = run_python(ROOT / "tests" / "triton_aot.py", target)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    assert "compiled" in done.stdout
+    print(done.stdout)
+
+
+def test_importing_the_package_does_not_import_triton():
+    done = run_python(
+        "-c", "import sys, torch; before = 'triton' in sys.modules; import specdec_kernels; "
+        "sys.exit('triton' in sys.modules and not before)"
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr

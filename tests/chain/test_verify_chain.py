@@ -1,0 +1,301 @@
+"""`verify_chain`: every provider against the specification, and cases with a known answer."""
+
+import pytest
+import torch
+from support.providers import (
+    EVERY,
+    REAL,
+    TIE_PER_DRAW,
+    agreeing,
+    identical,
+    provider,
+    same_outputs,
+    sample,
+    shaping,
+    verify,
+    worst,
+)
+
+from specdec_kernels import reference, testing
+from specdec_kernels.arguments import conversion as _params
+
+
+@pytest.mark.parametrize(("name", "case"), agreeing("verify_chain"))
+def test_agrees_with_the_specification(name, case):
+    got, want = provider("verify_chain", name)(*case.args()), reference.verify_chain(*case.args())
+    same_outputs("verify_chain", got, want)
+
+
+def test_the_cases_accept_reject_and_finish():
+    """The list would be worthless if every chain ended at once or none did."""
+    accepted = torch.cat(
+        [
+            reference.verify_chain(*c.args())[1]
+            for c in testing.cases("verify_chain")
+            if c.args()[1].shape[1] == 4
+        ]
+    )
+    assert {0, 1, 2, 4} <= set(accepted.tolist())
+
+
+MANY = [
+    ("token", "full", "logits", "off"),
+    ("token", "full", "probs", "off"),
+    ("token", "none", "logits", "off"),
+    ("token", "none", "probs", "off"),
+    ("token", "sampled", "logits", "tensor"),
+    ("token", "sparse", "probs", "tensor"),
+    ("token", "wide", "logits", "tensor"),
+    ("block", "full", "logits", "off"),
+    ("block", "full", "probs", "off"),
+    ("block", "full", "logits", "tensor"),
+    ("block", "none", "logits", "tensor"),
+    ("block", "sampled", "logits", "tensor"),
+    ("block", "sparse", "logits", "tensor"),
+    ("block", "mapped", "probs", "tensor"),
+    ("block", "wide-sampled", "logits", "off"),
+    ("lenient", "narrow", "logits", "tensor"),
+    ("lenient", "mapped-sampled", "logits", "off"),
+    ("typical", "none", "logits", "tensor"),
+]
+
+
+@pytest.mark.parametrize(("rule", "draft", "kind", "filters"), MANY)
+def test_agreement_with_the_specification_on_thousands_of_rows(rule, draft, kind, filters):
+    """They may differ only where a uniform falls within rounding of an edge."""
+    b, gamma = 120 if (filters, draft) != ("off", "full") else 300, 4
+    case = testing.chain_case(b, gamma, 257, rule=rule, kind=kind, draft=draft, filters=filters)
+    got, want = (provider("verify_chain", n)(*case.args()) for n in ("cpp", "reference"))
+    differ = (got[0] != want[0]).any(-1) | (got[1] != want[1]) | (got[2] != want[2])
+    assert int(differ.sum()) <= b * (gamma + 1) * TIE_PER_DRAW + 1
+    worst("logprobs", got[3][~differ], want[3][~differ], atol=1e-4)
+    worst("accept_probs", got[4][~differ], want[4][~differ], atol=1e-4)
+
+
+def fixed(v=5):
+    """One sequence, gamma 2: P is uniform over 3 tokens, Q over 2 of them."""
+    p = torch.full((1, 3, v), -torch.inf)
+    p[..., :3] = 0.0
+    q = torch.full((1, 2, v), -torch.inf)
+    q[..., 1:3] = 0.0
+    return p, q
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_counts_and_layout_of_the_verdict(name):
+    """P/Q = 2/3; the residual of row 1 is token 0 alone; the bonus is uniform over 0, 1, 2."""
+    p, q = fixed()
+    drafts = torch.tensor([[1, 2]])
+    for coins, last, want, count in [
+        ((0.6, 0.6), 0.99, [1, 2, 2], 2),
+        ((0.6, 0.6), 0.0, [1, 2, 0], 2),
+        ((0.6, 0.7), 0.99, [1, 0, -1], 1),
+        ((0.7, 0.0), 0.5, [0, -1, -1], 0),
+    ]:
+        uniforms = torch.tensor([[*coins, last]], dtype=torch.float64)
+        got = verify(provider("verify_chain", name), p, drafts, q, uniforms=uniforms)
+        assert got[0].tolist() == [want]
+        assert got[1].tolist() == [count]
+        assert got[2].tolist() == [0]
+        third = torch.tensor([[-1.0986123] * (count + 1) + [0.0] * (2 - count)])
+        worst("logprobs", got[3], third, atol=1e-6)
+
+
+@pytest.mark.parametrize("rule", ["token", "block", "lenient", "typical", "greedy", "match"])
+@pytest.mark.parametrize("name", EVERY)
+def test_minus_one_ends_the_drafts_and_samples_the_target_not_the_residual(name, rule):
+    p, q = fixed()
+    drafts = torch.tensor([[-1, 2]])
+    seen = set()
+    for step in (0, 2, 5):
+        uniforms = torch.tensor([[0.0, 0.0, step / 6]]).double() if rule != "match" else None
+        got = verify(provider("verify_chain", name), p, drafts, q, rule=rule, uniforms=uniforms,
+                     positions=step)  # fmt: skip
+        assert int(got[1]) == 0
+        assert got[0][0, 1:].tolist() == [-1, -1]
+        seen.add(int(got[0][0, 0]))
+    assert seen == {"greedy": {0}, "match": seen}.get(rule, {0, 1, 2})
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_greedy_accepts_the_argmax_and_corrects_with_it(name):
+    target = torch.zeros(3, 3, 9)
+    target[:, 0, 4] = target[:, 1, 7] = target[:, 2, 2] = 1.0
+    target[:, 1, 8] = 1.0  # tied with 7: the lower id stands
+    drafts = torch.tensor([[4, 7], [4, 8], [3, 7]])
+    got = verify(provider("verify_chain", name), target, drafts, rule="greedy", temperature=0.3)
+    assert got[0].tolist() == [[4, 7, 2], [4, 7, -1], [4, -1, -1]]
+    assert got[1].tolist() == [2, 1, 0]
+    assert not got[3].any()
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_match_is_sampling_with_shared_noise_row_by_row(name):
+    """Any drafts: emitted tokens are those that plain sampling draws at the same positions."""
+    b, gamma, v = (2 if name == "triton" else 200), 3, 67
+    generator = torch.Generator().manual_seed(12)
+    target = testing.zipf_logits(b * (gamma + 1), v, generator).view(b, gamma + 1, v)
+    seeds, positions = torch.arange(b) - 2, torch.arange(b) * 1000
+    temperature = torch.rand(b, generator=generator) + 0.3
+    temperature[1] = 0.0
+    filters = dict(top_k=20) if name == "triton" else dict(top_k=20, top_p=0.9)
+    plain = sample(
+        provider("sample", name), target.reshape(-1, v), noise="shared",
+        seeds=seeds.repeat_interleave(gamma + 1),
+        positions=(positions[:, None] + torch.arange(gamma + 1)).flatten(),
+        temperature=temperature.repeat_interleave(gamma + 1), **filters,
+    )  # fmt: skip
+    tokens, logprobs = (x.view(b, gamma + 1) for x in plain[:2])
+    drafts = torch.where(torch.rand(b, gamma, generator=generator) < 0.8, tokens[:, :gamma], 3)
+    got = verify(provider("verify_chain", name), target, drafts, rule="match", seeds=seeds,
+                 positions=positions, temperature=temperature, **filters)  # fmt: skip
+    emitted = torch.arange(gamma + 1) <= got[1][:, None]
+    worst("tokens", got[0], torch.where(emitted, tokens, -1))
+    worst("logprobs", got[3], torch.where(emitted, logprobs, 0.0), atol=1e-5)
+    matches = (drafts == tokens[:, :gamma]).int().cumprod(-1).sum(-1)
+    worst("num_accepted", got[1], matches.int())
+
+
+@pytest.mark.parametrize("rule", ["token", "block", "typical", "lenient", "match"])
+@pytest.mark.parametrize("name", REAL)
+def test_temperature_zero_rows_are_greedy_in_a_mixed_batch(name, rule):
+    case = testing.chain_case(6, 3, 67, rule=rule)
+    target, drafts, q, *_ = case.args()
+    temperature = torch.tensor([0.0, 1.0, 0.0, 0.7, 2.0, 0.0])
+    op = provider("verify_chain", name)
+    mixed = verify(op, target, drafts, q, rule=rule, temperature=temperature)
+    greedy = verify(op, target, drafts, q, rule="greedy")
+    cold = temperature == 0
+    identical("verify_chain", [x[cold] for x in mixed], [x[cold] for x in greedy])
+    assert not torch.equal(mixed[0][~cold], greedy[0][~cold])
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_a_sampled_draft_of_temperature_zero_is_a_point_mass(name):
+    target, drafts, q, *_ = testing.chain_case(5, 3, 67, draft="none").args()
+    q = torch.zeros(5, 3, 67) if q is None else q
+    left = (torch.zeros(5, 3, dtype=torch.float64), torch.zeros(5, 3), 0.0)
+    op = provider("verify_chain", name)
+    got = verify(op, target, drafts, q, sampled=left, positions=3)
+    identical("verify_chain", got, verify(op, target, drafts, None, positions=3))
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_a_sampled_draft_without_filters_is_its_logits(name):
+    target, drafts, q, *_ = testing.chain_case(5, 3, 67).args()
+    left = (q.double().logsumexp(-1), torch.full((5, 3), -torch.inf), 1.0)
+    op = provider("verify_chain", name)
+    got = verify(op, target, drafts, q, sampled=left, positions=9)
+    same_outputs("verify_chain", got, verify(op, target, drafts, q, positions=9))
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_scalar_parameters_equal_filled_vectors(name):
+    target, drafts, q, *_ = testing.chain_case(2, 2, 131, filters="scalar").args()
+    vectors = dict(
+        temperature=torch.full((2,), 0.8),
+        top_k=torch.full((2,), 9, dtype=torch.int32),
+        top_p=torch.full((2,), 0.9),
+        min_p=torch.full((2,), 0.02),
+    )
+    op = provider("verify_chain", name)
+    scalar = verify(op, target, drafts, q, temperature=0.8, top_k=9, top_p=0.9, min_p=0.02)
+    identical("verify_chain", verify(op, target, drafts, q, **vectors), scalar)
+
+
+def ragged(target, draft, lengths):
+    """The rows of a padded batch that sequences of these lengths have."""
+    used = torch.arange(target.shape[1]) <= lengths[:, None]
+    target_indptr = torch.cat([torch.zeros(1).long(), (lengths + 1).cumsum(0)]).to(torch.int32)
+    return target[used], draft[used[:, 1:]], target_indptr
+
+
+@pytest.mark.parametrize("rule", ["token", "block", "match"])
+@pytest.mark.parametrize("name", REAL)
+def test_ragged_equals_padded(name, rule):
+    b, gamma = 6, 3
+    target, drafts, q, *_ = testing.chain_case(b, gamma, 131, rule=rule).args()
+    lengths = torch.tensor([3, 0, 1, 2, 3, 1])
+    drafts = torch.where(torch.arange(gamma) < lengths[:, None], drafts, -1)
+    op = provider("verify_chain", name)
+    padded = verify(op, target, drafts, q, rule=rule, positions=100)
+    rows, q_rows, target_indptr = ragged(target, q, lengths)
+    for given in (q_rows, q):
+        got = verify(op, rows, drafts, given, rule=rule, positions=100, target_indptr=target_indptr)
+        identical("verify_chain", got, padded)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_drafts_beyond_a_ragged_sequence_are_not_read(name):
+    target, drafts, q, *_ = testing.chain_case(3, 2, 67, rule="greedy").args()
+    rows, _, target_indptr = ragged(target, q, torch.tensor([1, 0, 2]))
+    op = provider("verify_chain", name)
+    got = verify(op, rows, drafts, rule="greedy", target_indptr=target_indptr)
+    other = drafts.clone()
+    other[0, 1:] = other[1] = 10**9
+    identical(
+        "verify_chain", verify(op, rows, other, rule="greedy", target_indptr=target_indptr), got
+    )
+    assert not got[2].any()
+
+
+@pytest.mark.parametrize(
+    "target_indptr", [[0, 0, 4], [-5, 2, 4], [0, 2, 99], [3, 1, 4], [7, 9, 11]]
+)
+@pytest.mark.parametrize("name", EVERY)
+def test_row_offsets_out_of_range_are_clamped(name, target_indptr):
+    """Offsets are data: no provider may read outside the target for them."""
+    target = torch.zeros(4, 9)
+    drafts = torch.zeros(2, 1, dtype=torch.int64)
+    offsets = torch.tensor(target_indptr, dtype=torch.int32)
+    got = verify(
+        provider("verify_chain", name), target, drafts, target_indptr=offsets, rule="greedy"
+    )
+    want = verify(reference.verify_chain, target, drafts, target_indptr=offsets, rule="greedy")
+    identical("verify_chain", got, want)
+
+
+FAULTY = [
+    [0.0] * 4,
+    [0.5, 0.5, float("nan"), 0.0],
+    [0.5, 0.75, -0.25, 0.0],
+    [0.5, 0.5, 0.0, torch.inf],
+]
+
+
+@pytest.mark.parametrize("rule", ["token", "greedy", "match"])
+@pytest.mark.parametrize("row", FAULTY, ids=["zero", "nan", "negative", "inf"])
+@pytest.mark.parametrize("name", EVERY)
+def test_probabilities_that_are_none_emit_nothing_where_the_row_is_needed(name, row, rule):
+    target = torch.tensor([[row, [0.25] * 4]])
+    for draft in (-1, 3):
+        got = verify(provider("verify_chain", name), target, torch.tensor([[draft]]), None,
+                     kind="probs", rule=rule)  # fmt: skip
+        assert [x.tolist() for x in got[:4]] == [[[-1, -1]], [0], [1], [[0.0, 0.0]]]
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_of_probabilities_only_the_entries_that_are_visited_count(name):
+    """An accepted draft reads one entry of its row; a rejected one reads it all."""
+    target = torch.tensor([[[0.5, float("nan"), 0.5, 0.0], [0.0, 0.0, 0.0, 1.0]]])
+    q = torch.tensor([[[1.0, 0.0, 0.0, 0.0]]])
+    for coin, tokens, status in ((0.4, [0, 3], 0), (0.6, [-1, -1], 1)):
+        uniforms = torch.tensor([[coin, 0.5]]).double()
+        got = verify(provider("verify_chain", name), target, torch.tensor([[0]]), q, kind="probs",
+                     uniforms=uniforms)  # fmt: skip
+        assert (got[0].tolist(), int(got[2])) == ([tokens], status)
+
+
+@pytest.mark.parametrize("ids", [torch.int32, torch.int64])
+@pytest.mark.parametrize("name", EVERY)
+def test_ids_come_back_in_their_dtype(name, ids):
+    p, q = fixed()
+    got = verify(provider("verify_chain", name), p, torch.tensor([[1, 2]], dtype=ids), q)
+    assert got[0].dtype == ids
+    assert [x.dtype for x in got[1:]] == [torch.int32] * 2 + [torch.float32] * 2
+
+
+def test_shaping_helper_is_the_public_one():
+    values = (torch.rand(2), 3, 0.5, torch.rand(2))
+    for a, b in zip(shaping(*values), _params.sampling(*values), strict=True):
+        assert a is b or a == b

@@ -1,0 +1,340 @@
+"""`sample` and the verifiers on a CUDA device against the C++ kernels: run by test_cuda.py.
+
+A process of its own: the suite's other tests need Triton's interpreter, this one its compiler. The
+CUDA kernels come first (`-k cuda`), then what Triton has to compile (`-k triton`).
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from support.providers import OUTPUTS, same_outputs, sample, verify, worst
+
+import specdec_kernels as sk
+from specdec_kernels import testing
+from specdec_kernels.testing import chain_case, sample_case, tree_case
+from specdec_kernels.triton import MODULES
+
+OPS = ("sample", "verify_chain")
+WIDE = 131073  # 33 tiles: several blocks or teams share a row
+LARGE = [
+    sample_case(4, WIDE),
+    sample_case(4, WIDE, torch.bfloat16, filters="tensor"),
+    sample_case(4, WIDE, torch.bfloat16, method="gumbel"),
+    chain_case(4, 5, WIDE, torch.bfloat16),
+    chain_case(4, 5, WIDE, filters="scalar"),
+    chain_case(3, 4, WIDE, torch.bfloat16, rule="block", filters="tensor"),
+    chain_case(4, 3, WIDE, torch.bfloat16, draft="sampled", filters="scalar", layout="ragged"),
+]
+CASES = [*(case for op in OPS for case in testing.cases(op, heavy=True)), *LARGE]
+SOME = [*CASES[:: max(1, len(CASES) // 40)], *LARGE]
+VARIED = {
+    op: [
+        *[c for c in testing.cases(op) if c.rows > 1][:4],
+        *[c for c in LARGE if c.op == op],
+    ]
+    for op in OPS
+}
+TREES = [
+    *testing.cases("verify_tree", heavy=True),
+    *(tree_case(3, 8, WIDE, torch.bfloat16, rule=r, laws="shared")
+      for r in ("multi_draft_wor", "top_k_plus_one", "traversal")),
+]  # fmt: skip
+NATIVE = [(s, team) for s in ("lazy", "parallel") for team in (1, 2, 8)]
+PROVIDERS = [
+    *(["cuda"] if sk.has_cuda_kernels() else []),
+    *(["triton"] if importlib.util.find_spec("triton") else []),
+]
+REPLAYS = 20
+ID_SIZES = (64, 512, 4096, 32768, 2**18, 2**20)  # of PyTorch's small blocks and of large ones
+
+cuda_only = pytest.mark.skipif("cuda" not in PROVIDERS, reason="_C.so has no CUDA kernels")
+
+
+@pytest.fixture(scope="module", params=PROVIDERS)
+def name(request):
+    """A provider. Of the module's scope, so that all tests of one come before those of the next."""
+    return request.param
+
+
+@pytest.fixture
+def schedule():
+    """Forces how the CUDA kernels share work out."""
+    force = torch.ops.specdec_kernels.set_cuda_schedule.default
+    yield force
+    force("auto", 0)
+
+
+def implementation(name, op):
+    """What serves the op: the CUDA kernels behind the dispatcher, or Triton's own function."""
+    if name == "cuda":
+        assert sk.providers()[op]["cuda"] == "cuda"
+        return getattr(torch.ops.specdec_kernels, op).default
+    return getattr(importlib.import_module(f"specdec_kernels.triton.{MODULES[op]}"), op)
+
+
+def on_device(name, case, device="cuda"):
+    return [t.cpu() for t in implementation(name, case.op)(*case.args(device))]
+
+
+def bits(t):
+    """Floats as integers: -0 is not 0, and a NaN equals itself."""
+    sizes = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return t.cpu().view(sizes[t.element_size()]) if t.is_floating_point() else t.cpu()
+
+
+def identical(op, got, want):
+    """Bit for bit."""
+    for output, g, w in zip(OUTPUTS[op], got, want, strict=True):
+        assert g.dtype == w.dtype, f"{output}: {g.dtype}, not {w.dtype}"
+        if not torch.equal(bits(g), bits(w)):
+            worst(output, g.cpu(), w.cpu())
+            worst(f"bits of {output}", bits(g), bits(w))
+
+
+def write_ids():
+    """Tensors of token ids in the allocator's blocks: what a workspace may find in its memory."""
+    held = []
+    for size in ID_SIZES:
+        for _ in range(16 if size < 2**16 else 2):
+            ids = torch.empty(size, dtype=torch.int64, device="cuda")
+            ids[::2].fill_(151643)
+            ids[1::2].fill_(70000)
+            held.append(ids)
+    return held
+
+
+def capture(name, op, args, pool=None):
+    call = implementation(name, op)
+    call(*args)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool):
+        out = call(*args)
+    return graph, out
+
+
+def replayed(graph, out):
+    for t in out:
+        t.zero_()
+    graph.replay()
+    return out
+
+
+FRESH = """
+import on_device, providers, torch
+torch.ops.specdec_kernels.set_cuda_schedule("parallel", 8)
+cases = [c for c in on_device.LARGE if c.op == "verify_chain"]
+inputs = [c.args("cuda") for c in cases]
+for case, args in zip(cases, inputs):
+    on_device.write_ids()
+    got = on_device.implementation("cuda", case.op)(*args)
+    on_device.identical(case.op, got, on_device.implementation("cuda", case.op)(*args))
+    want = on_device.testing.providers(case.op)["cpp"](*case.args())
+    providers.same_outputs(case.op, [t.cpu() for t in got], want)
+"""
+
+
+@cuda_only
+def test_cuda_first_calls_of_a_process_find_token_ids_in_their_workspace():
+    """The launches' numbers are small then, and so are token ids."""
+    done = subprocess.run(
+        [sys.executable, "-c", FRESH],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+@cuda_only
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_cuda_schedules_and_teams_agree_bit_for_bit(case, schedule):
+    want = on_device("cuda", case)
+    for forced in NATIVE:
+        schedule(*forced)
+        identical(case.op, on_device("cuda", case), want)
+
+
+@cuda_only
+@pytest.mark.parametrize("case", [c for op in OPS for c in VARIED[op][3:]], ids=str)
+@pytest.mark.parametrize("forced", NATIVE, ids=lambda f: f"{f[0]}-team{f[1]}")
+def test_cuda_schedules_are_captured_and_replayed(case, forced, schedule):
+    want = on_device("cuda", case)
+    schedule(*forced)
+    graph, out = capture("cuda", case.op, case.args("cuda"))
+    for _ in range(REPLAYS):
+        identical(case.op, replayed(graph, out), want)
+
+
+@cuda_only
+@pytest.mark.parametrize("case", LARGE, ids=str)
+@pytest.mark.parametrize("forced", NATIVE, ids=lambda f: f"{f[0]}-team{f[1]}")
+def test_cuda_schedules_take_a_workspace_that_holds_token_ids(case, forced, schedule):
+    want = on_device("cuda", case)
+    schedule(*forced)
+    args = case.args("cuda")
+    for _ in range(REPLAYS):
+        write_ids()  # freed at once: the next call's workspace is cut out of it
+        identical(case.op, implementation("cuda", case.op)(*args), want)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_agrees_with_the_cpu(name, case):
+    want = testing.providers(case.op)["cpp"](*case.args())
+    same_outputs(case.op, on_device(name, case), want)
+
+
+@cuda_only
+@pytest.mark.parametrize("case", TREES, ids=str)
+def test_trees_agree_with_the_cpu_whatever_the_team(case, schedule):
+    want = on_device("cuda", case)
+    same_outputs(case.op, want, testing.providers(case.op)["cpp"](*case.args()))
+    for team in (1, 2, 8):
+        schedule("lazy", team)
+        identical(case.op, on_device("cuda", case), want)
+
+
+@cuda_only
+@pytest.mark.parametrize("case", TREES[-3:], ids=str)
+def test_trees_are_captured_and_replayed_over_any_workspace(case):
+    want = on_device("cuda", case)
+    graph, out = capture("cuda", case.op, case.args("cuda"))
+    for _ in range(REPLAYS):
+        write_ids()
+        identical(case.op, replayed(graph, out), want)
+        identical(case.op, on_device("cuda", case), want)
+
+
+@pytest.mark.parametrize("case", SOME, ids=str)
+def test_again_gives_the_same_bits(name, case):
+    want = on_device(name, case)
+    for _ in range(4):
+        identical(case.op, on_device(name, case), want)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+@pytest.mark.parametrize("case", [c for op in OPS for c in VARIED[op]], ids=str)
+def test_another_device_than_the_current_one(name, case):
+    identical(case.op, on_device(name, case, "cuda:1"), on_device(name, case))
+
+
+def test_calls_on_two_streams_do_not_disturb_each_other(name):
+    chosen = [c for op in OPS for c in VARIED[op]]
+    want = [on_device(name, c) for c in chosen]
+    inputs = [c.args("cuda") for c in chosen]
+    torch.cuda.synchronize()
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    for turn in range(REPLAYS):
+        got = []
+        for i, (case, args) in enumerate(zip(chosen, inputs, strict=True)):
+            with torch.cuda.stream(streams[(i + turn) % 2]):
+                got.append(implementation(name, case.op)(*args))
+        torch.cuda.synchronize()
+        for case, g, w in zip(chosen, got, want, strict=True):
+            identical(case.op, g, w)
+
+
+@pytest.mark.parametrize("case", VARIED["verify_chain"], ids=str)
+def test_a_call_reads_what_the_call_before_it_wrote(name, case):
+    """Launches may overlap: each must wait for the inputs that another kernel still writes."""
+    args = list(case.args("cuda"))
+    call = implementation(name, "verify_chain")
+    target = args[0].clone()
+    for i in range(REPLAYS):
+        shifted = target.roll(i, -1)
+        want = [t.cpu() for t in call(shifted, *args[1:])]
+        args[0].zero_()
+        args[0].copy_(shifted)
+        identical("verify_chain", call(*args), want)
+
+
+def _sample_then_verify(name, target, draft, seeds, wait, **filters):
+    """Outputs of both ops; the second reads three of the first's."""
+    b, gamma, v = draft.shape
+    positions = torch.arange(gamma, device="cuda").repeat(b)
+    left = sample(
+        implementation(name, "sample"),
+        draft.view(-1, v),
+        seeds=seeds.repeat_interleave(gamma),
+        positions=positions,
+        **filters,
+    )
+    if wait:
+        torch.cuda.synchronize()
+    tokens, logsumexp, threshold = (left[i].view(b, gamma) for i in (0, 2, 3))
+    verdict = verify(
+        implementation(name, "verify_chain"),
+        target,
+        tokens,
+        draft,
+        sampled=(logsumexp, threshold, filters.get("temperature", 1.0)),
+        seeds=seeds,
+        positions=torch.zeros_like(seeds),
+        **filters,
+    )
+    if wait:
+        torch.cuda.synchronize()
+    return {"sample": left, "verify_chain": verdict}
+
+
+@pytest.mark.parametrize(
+    "filters", [{}, {"temperature": 0.8, "top_k": 50, "top_p": 0.9}], ids=["plain", "filtered"]
+)
+def test_verification_waits_for_the_sampling_before_it(name, filters):
+    args = LARGE[3].args("cuda")
+    target, draft = args[0], args[2]
+    rounds = [torch.arange(len(target), device="cuda") + 100 * i for i in range(100)]
+    want = [_sample_then_verify(name, target, draft, s, True, **filters) for s in rounds]
+    got = [_sample_then_verify(name, target, draft, s, False, **filters) for s in rounds]
+    for g, w in zip(got, want, strict=True):
+        for op in OPS:
+            identical(op, g[op], w[op])
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_graph_capture_and_replay(name, op):
+    """Inputs that change between replays; one launch after the other, and out of order."""
+    graphs = []
+    for case in VARIED[op]:
+        args = case.args("cuda")
+        graphs.append((case, args, *capture(name, op, args)))
+    for turn in range(6):
+        for case, args, graph, out in graphs[:: -1 if turn % 2 else 1]:
+            args[0].copy_(args[0].roll(1, 0))
+            replayed(graph, out)
+            identical(case.op, out, implementation(name, op)(*args))
+
+
+@pytest.mark.parametrize("case", [c for op in OPS for c in VARIED[op]], ids=str)
+def test_replays_whose_workspace_another_graph_overwrites(name, case):
+    """Two graphs of one pool: the second is given the memory that the first one's call freed."""
+    want = on_device(name, case)
+    pool = torch.cuda.graph_pool_handle()
+    graph, out = capture(name, case.op, case.args("cuda"), pool)
+    other = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(other, pool=pool):
+        held = write_ids()
+    for _ in range(REPLAYS):
+        other.replay()
+        identical(case.op, replayed(graph, out), want)
+    del held
+
+
+@pytest.mark.skipif("triton" not in PROVIDERS, reason="Triton is not installed")
+@pytest.mark.parametrize("case", SOME, ids=str)
+def test_triton_schedules_agree_bit_for_bit(case, monkeypatch):
+    from specdec_kernels.triton import launch  # noqa: PLC0415 - nothing of Triton before the ops
+
+    results = []
+    for split in (False, True):
+        monkeypatch.setattr(launch, "force_row_parallel", split)
+        results.append(on_device("triton", case))
+    identical(case.op, *results)

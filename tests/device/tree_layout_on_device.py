@@ -1,0 +1,65 @@
+"""The small tree ops on a CUDA device, where Triton serves them: run by test_tree_layout.py.
+
+A process of its own: the suite's other tests need Triton's interpreter, this one its compiler.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support.providers import identical
+from support.tree_layout_oracles import check_expansion
+
+import specdec_kernels as sk
+from specdec_kernels import testing
+from specdec_kernels.testing.tree_layout import attention_case, expand_case, rerank_case, trie_case
+
+OPS = ("tree_attention", "rerank_tree", "build_trie", "expand_tree")
+LARGE = [
+    attention_case(8, 64, 5000, window=100),
+    attention_case(2, 300, 33000, torch.int32),
+    rerank_case(16, 700, 60, levels=50),
+    trie_case(8, 100, 20, 700),
+    expand_case(8, 10, 128256, 10, torch.bfloat16),
+    expand_case(2, 3, 128256, 64, rows="ties"),
+]
+CASES = [*(c for op in OPS for c in testing.cases(op, heavy=True)), *LARGE]
+
+
+def call(op, args):
+    return getattr(torch.ops.specdec_kernels, op).default(*args)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c.op}-{c}")
+def test_agrees_with_the_cpp_kernels(case):
+    assert sk.providers()[case.op]["cuda"] == "triton"
+    got = [t.cpu() for t in call(case.op, case.args("cuda"))]
+    if case.op == "expand_tree":
+        check_expansion(case.args(), got)
+    else:
+        identical(case.op, got, call(case.op, case.args()))
+
+
+@pytest.mark.parametrize("case", LARGE, ids=lambda c: f"{c.op}-{c}")
+def test_nothing_waits_for_the_device_and_a_graph_replays(case):
+    """The outputs of a captured call follow inputs that change on the device."""
+    args = case.args("cuda")
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        call(case.op, args)
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        call(case.op, args)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = call(case.op, args)
+    for _ in range(3):
+        for a in args:
+            if torch.is_tensor(a):
+                a.copy_(a.roll(1, 0))
+        graph.replay()
+        identical(case.op, [t.cpu() for t in out], [t.cpu() for t in call(case.op, args)])

@@ -1,0 +1,78 @@
+"""`verify_tree` on a CUDA device against the C++ kernels: run by test_cuda.py.
+
+A process of its own, as on_device.py is. The CUDA kernels come first (`-k cuda`), then what Triton
+has to compile (`-k triton`): of that a case of each rule.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from device.on_device import NATIVE, PROVIDERS, WIDE, capture, identical, implementation, replayed
+from support.providers import same_outputs
+
+from specdec_kernels import testing
+from specdec_kernels.arguments.tree import TREE_RULES
+from specdec_kernels.testing import tree_case
+
+bf16 = torch.bfloat16
+LARGE = [
+    tree_case(3, 12, WIDE, bf16, "multi_draft", laws="shared", filters="tensor"),
+    tree_case(3, 12, WIDE, bf16, "multi_draft_wor", laws="shared"),
+    tree_case(3, 12, WIDE, rule="traversal"),
+    tree_case(3, 12, WIDE, bf16, "k_seq", laws="shared"),
+    tree_case(4, 16, WIDE, bf16, "target_only", filters="scalar", layout="ragged"),
+]
+SMALL = testing.cases("verify_tree", heavy=True)
+OF_RULES = [next(c for c in SMALL if c.id.count(rule) and c.rows > 1) for rule in TREE_RULES]
+AGREEING = {"cuda": [*SMALL, *LARGE], "triton": [*OF_RULES, *LARGE[:2]]}
+EACH = [pytest.param(n, c, id=f"{n}-{c}") for n in PROVIDERS for c in AGREEING[n]]
+SOME = [pytest.param(n, c, id=f"{n}-{c}") for n in PROVIDERS for c in AGREEING[n][-6:]]
+
+
+def on_device(name, case):
+    return [t.cpu() for t in implementation(name, case.op)(*case.args("cuda"))]
+
+
+@pytest.mark.parametrize(("name", "case"), EACH)
+def test_agrees_with_the_cpu(name, case):
+    want = testing.providers(case.op)["cpp"](*case.args())
+    same_outputs(case.op, on_device(name, case), want)
+
+
+@pytest.mark.skipif("cuda" not in PROVIDERS, reason="_C.so has no CUDA kernels")
+@pytest.mark.parametrize("case", [*OF_RULES, *LARGE], ids=str)
+def test_cuda_teams_agree_bit_for_bit(case):
+    force = torch.ops.specdec_kernels.set_cuda_schedule.default
+    want = on_device("cuda", case)
+    try:
+        for forced in NATIVE:
+            force(*forced)
+            identical(case.op, on_device("cuda", case), want)
+    finally:
+        force("auto", 0)
+
+
+@pytest.mark.parametrize(("name", "case"), SOME)
+def test_a_sequence_does_not_depend_on_those_beside_it(name, case):
+    """Twice the same batch: both halves are what one gives."""
+    args = case.args("cuda")
+    cut = [isinstance(a, torch.Tensor) and a.dim() > 0 and len(a) == len(args[1]) for a in args]
+    if args[0].dim() == 2:
+        pytest.skip("ragged rows have offsets of their own")
+    twice = [torch.cat([a, a]) if c else a for a, c in zip(args, cut, strict=True)]
+    call = implementation(name, case.op)
+    want, got = call(*args), call(*twice)
+    for half in (slice(None, len(args[1])), slice(len(args[1]), None)):
+        identical(case.op, [t[half] if len(t) else t for t in got], want)
+
+
+@pytest.mark.parametrize(("name", "case"), SOME)
+def test_a_graph_replays_with_other_rows_and_trees(name, case):
+    args = case.args("cuda")
+    graph, out = capture(name, case.op, args)
+    for _ in range(4):
+        for a in args[:3]:
+            a.copy_(a.roll(1, 0))
+        replayed(graph, out)
+        identical(case.op, out, implementation(name, case.op)(*args))

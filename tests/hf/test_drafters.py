@@ -1,0 +1,213 @@
+"""Drafters and policies on their own."""
+
+import numpy as np
+import pytest
+import torch
+from specdec_hf import BenefitGuard, ModelDrafter, PromptLookupDrafter, RowStats, generate
+from specdec_hf.drafters import History
+from specdec_hf.drafters.prompt_lookup import lookup
+from specdec_hf.schedules.schedules import make_policy
+from support import hf_models
+from support.hf_models import one_thread  # noqa: F401  # autouse here
+
+NEW = 40
+
+
+def slow_lookup(tokens, gamma, max_ngram, min_ngram):
+    """The definition, spelled out."""
+    for size in range(max_ngram, min_ngram - 1, -1):
+        ending = tokens[-size:]
+        for start in range(len(tokens) - size - 1, -1, -1):
+            if size < len(tokens) and tokens[start : start + size] == ending:
+                copied = list(tokens)
+                for i in range(gamma):
+                    copied.append(copied[start + size + i])
+                return copied[len(tokens) :]
+    return []
+
+
+def test_lookup_equals_its_definition():
+    generator = np.random.default_rng(0)
+    found = 0
+    for _ in range(500):
+        tokens = generator.integers(0, 4, generator.integers(1, 30))
+        gamma, longest = int(generator.integers(1, 7)), int(generator.integers(1, 6))
+        shortest = int(generator.integers(1, longest + 1))
+        expected = slow_lookup(tokens.tolist(), gamma, longest, shortest)
+        assert lookup(tokens, gamma, longest, shortest).tolist() == expected
+        found += bool(expected)
+    assert 100 < found < 500
+
+
+def test_prompt_lookup_keeps_rows_apart():
+    tokens = np.array([[1, 2, 3, 1, 2, 0], [4, 5, 6, 7, 8, 9], [1, 1, 1, 0, 0, 0]])
+    history = History(tokens, np.array([5, 6, 3]), np.array([True, True, False]))
+    draft = PromptLookupDrafter(3, 1).propose(history, 4)
+    assert draft.tokens.tolist() == [[3, 1, 2, 3], [-1] * 4, [-1] * 4]
+    assert draft.counts.tolist() == [4, 0, 0]
+    history.active[0] = False
+    assert PromptLookupDrafter().propose(history, 4) is None
+
+
+def test_prompt_lookup_arguments():
+    with pytest.raises(ValueError, match="need 1 <= min_ngram <= max_ngram, got min_ngram=3"):
+        PromptLookupDrafter(max_ngram=2, min_ngram=3)
+
+
+def test_mismatched_vocabularies_name_both_sizes():
+    model, other = hf_models.tiny("llama"), hf_models.build("llama", vocab_size=97)
+    with pytest.raises(ValueError, match="drafter has 97 tokens, model has 67"):
+        generate(model, **hf_models.prompts((9,)), drafter=other, max_new_tokens=4)
+
+
+@pytest.mark.parametrize("kind", ["other architecture", "bfloat16", "short context"])
+def test_unlike_drafters(kind):
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9, 4))
+    drafter = hf_models.unlike(kind)
+    expected = model.generate(**inputs, max_new_tokens=NEW, do_sample=False)
+    got = generate(
+        model, **inputs, drafter=drafter, max_new_tokens=NEW, return_dict_in_generate=True,
+        do_sample=False, guard=False,
+    )  # fmt: skip
+    assert got.sequences.tolist() == expected.tolist()
+    sampled = {"max_new_tokens": NEW, "do_sample": True, "acceptance": "match", "seed": 1}
+    plain = generate(model, **inputs, **sampled)
+    assert generate(model, **inputs, **sampled, drafter=drafter).tolist() == plain.tolist()
+    if kind == "bfloat16":
+        assert got.stats.accepted > 0
+    if kind == "short context":
+        assert 0 in got.stats.gammas
+
+
+def test_a_drafter_serves_one_call_after_another():
+    model, drafter = hf_models.tiny("gemma2"), ModelDrafter(hf_models.perturbed("gemma2"))
+    for lengths in ((9,), (9, 4, 12), (3,)):
+        inputs = hf_models.prompts(lengths)
+        expected = model.generate(**inputs, max_new_tokens=12, do_sample=False)
+        got = generate(model, **inputs, drafter=drafter, max_new_tokens=12, do_sample=False)
+        assert got.tolist() == expected.tolist()
+
+
+def test_a_perfect_drafter_is_always_accepted():
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9, 4))
+    for acceptance, sampled in (
+        ("greedy", False),
+        ("match", True),
+        ("token", True),
+        ("block", True),
+    ):
+        out = generate(
+            model, **inputs, drafter=model, gamma=3, max_new_tokens=16, do_sample=sampled, seed=2,
+            acceptance=acceptance, temperature=0.8, top_k=0, return_dict_in_generate=True,
+        )  # fmt: skip
+        # Float rounding between batch shapes may turn a rare coin of a ratio rule.
+        assert out.stats.draft_acceptance_rate > (
+            0.9 if acceptance in ("token", "block") else 0.999
+        )
+        assert out.stats.mean_acceptance_length > 3.5
+
+
+def test_policies():
+    constant = make_policy("constant", 5)
+    constant.observe(5, 5)
+    assert constant.next_gamma() == 5
+    heuristic = make_policy("heuristic", 5)
+    seen = []
+    for drafted, accepted in [(5, 5), (7, 7), (9, 3), (8, 0), (0, 0), (7, 7)]:
+        heuristic.observe(drafted, accepted)
+        seen.append(heuristic.next_gamma())
+    assert seen == [7, 9, 8, 7, 7, 9]
+    for _ in range(20):
+        heuristic.observe(5, 0)
+    assert heuristic.next_gamma() == 1
+    for _ in range(20):
+        heuristic.observe(1, 1)
+    assert heuristic.next_gamma() == 16
+
+
+def feed(guard, rounds, drafting_seconds, plain_seconds, tokens):
+    """Run a guard over rounds of fixed cost; returns how many drafted, and the notes."""
+    drafted, notes = 0, []
+    for _ in range(rounds):
+        if guard.allows_drafting():
+            drafted += 1
+            note = guard.observe(4, tokens, drafting_seconds)
+        else:
+            note = guard.observe(0, 1.0, plain_seconds)
+        notes += [note] if note else []
+    return drafted, notes
+
+
+def test_guard_lets_a_paying_drafter_be():
+    guard = BenefitGuard()
+    drafted, notes = feed(guard, 100, 2.0, 1.0, tokens=2.5)
+    assert drafted == 99, "one plain round buys the comparison"
+    assert notes == []
+    assert guard.benefit == pytest.approx(1.25)
+    assert guard.plain_step == 1.0
+
+
+def test_guard_stops_a_drafter_that_does_not_pay():
+    guard = BenefitGuard()
+    drafted, notes = feed(guard, 300, 2.0, 1.0, tokens=1.5)
+    assert drafted < 60
+    assert guard.stopped >= 3
+    assert "speculation is slower than plain decoding here (benefit 0.75)" in notes[0]
+    assert "drafting stopped" in notes[0]
+
+
+def test_guard_that_only_reports():
+    guard = BenefitGuard(stops=False)
+    drafted, notes = feed(guard, 60, 2.0, 1.0, tokens=1.5)
+    assert drafted == 59
+    assert "drafting goes on" in notes[0]
+
+
+class Clock:
+    """Counts one second a call, and what a drafter adds."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        self.now += 1.0
+        return self.now
+
+
+def test_the_loop_stops_drafting_when_it_does_not_pay():
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9,))
+    clock = Clock()
+
+    class Useless(PromptLookupDrafter):
+        def propose(self, history, gamma):
+            clock.now += 30.0
+            tokens = torch.full((len(history.lengths), gamma), 1)
+            return type(super().propose(history, gamma) or draft)(tokens)
+
+    draft = PromptLookupDrafter(min_ngram=1).propose(
+        History(np.array([[1, 1]]), np.array([2]), np.array([True])), 1
+    )
+    expected = model.generate(**inputs, max_new_tokens=NEW, do_sample=False)
+    out = generate(
+        model, **inputs, drafter=Useless(), max_new_tokens=NEW, do_sample=False, clock=clock,
+        return_dict_in_generate=True,
+    )  # fmt: skip
+    assert out.sequences.tolist() == expected.tolist()
+    assert any("drafting stopped" in note for note in out.stats.notes)
+    assert out.stats.gammas.count(0) > NEW / 2
+    seeded = {"do_sample": True, "seed": 3, "return_dict_in_generate": True}
+    out = generate(model, **inputs, drafter=Useless(), max_new_tokens=NEW, clock=clock, **seeded)
+    assert any("drafting goes on" in note for note in out.stats.notes)
+
+
+def test_stats_count_after_the_cut():
+    row = RowStats()
+    row.record(drafted=4, accepted=4, emitted=5)
+    row.record(drafted=4, accepted=1, emitted=2)
+    row.record(drafted=0, accepted=0, emitted=1)
+    row.record(drafted=2, accepted=2, emitted=2)
+    assert row.new_tokens == 10
+    assert row.mean_acceptance_length == 1 + 7 / 4
+    assert row.draft_acceptance_rate == 7 / 10
+    assert row.acceptance_by_position == [1.0, 2 / 3, 1 / 2, 1 / 2]
+    assert row.to_dict()["acceptance_histogram"] == {"0": 1, "1": 1, "2": 1, "4": 1}

@@ -1,0 +1,212 @@
+"""The loop on tiny models: what it generates equals plain decoding, and stops where that stops."""
+
+import pytest
+import torch
+from specdec_hf import TrieTree, generate
+from specdec_hf.drafters import Draft, Drafter
+from support import hf_models
+from support.hf_models import one_thread  # noqa: F401  # autouse here
+from transformers import StoppingCriteria, StoppingCriteriaList
+
+NEW = 24
+RAGGED = (9, 4, 12)
+SAMPLED = {"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.95, "seed": 5}
+
+
+def run(model, inputs, **kwargs):
+    kwargs = {"max_new_tokens": NEW, "do_sample": False, "guard": False, **kwargs}
+    return generate(model, **inputs, return_dict_in_generate=True, **kwargs)
+
+
+@pytest.mark.parametrize("drafter", ["prompt_lookup", "model", "none"])
+@pytest.mark.parametrize(
+    ("lengths", "cache"), [((9,), "spec"), ((9,), "dynamic"), (RAGGED, "spec")], ids=str
+)
+@pytest.mark.parametrize("name", hf_models.NAMES)
+def test_greedy_equals_model_generate(name, lengths, cache, drafter):
+    model, inputs = hf_models.tiny(name), hf_models.prompts(lengths)
+    expected = model.generate(**inputs, max_new_tokens=NEW, do_sample=False)
+    proposer = None if drafter == "none" else hf_models.drafter_for(name, drafter)
+    for gamma in (1, 4):
+        got = run(model, inputs, drafter=proposer, gamma=gamma, cache=cache)
+        torch.testing.assert_close(got.sequences, expected, rtol=0, atol=0)
+        if drafter == "model":
+            assert got.stats.accepted > 0, "a drafter that is never right proves little"
+
+
+@pytest.mark.parametrize("drafter", ["prompt_lookup", "model"])
+@pytest.mark.parametrize(
+    ("lengths", "cache"), [((9,), "spec"), ((9,), "dynamic"), (RAGGED, "spec")], ids=str
+)
+@pytest.mark.parametrize("name", hf_models.NAMES)
+def test_match_equals_plain_sampling(name, lengths, cache, drafter):
+    model, inputs = hf_models.tiny(name), hf_models.prompts(lengths)
+    plain = run(model, inputs, acceptance="match", **SAMPLED)
+    for gamma in (1, 4):
+        got = run(
+            model, inputs, drafter=hf_models.drafter_for(name, drafter), gamma=gamma, cache=cache,
+            acceptance="match", **SAMPLED,
+        )  # fmt: skip
+        torch.testing.assert_close(got.sequences, plain.sequences, rtol=0, atol=0)
+        torch.testing.assert_close(got.logprobs, plain.logprobs, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("acceptance", ["token", "block", "match"])
+@pytest.mark.parametrize("drafter", ["prompt_lookup", "model"])
+def test_a_row_does_not_depend_on_its_batch(drafter, acceptance):
+    model = hf_models.tiny("llama")
+    inputs = hf_models.prompts(RAGGED)
+    kwargs = {
+        "drafter": hf_models.drafter_for("llama", drafter),
+        "gamma_policy": "heuristic",
+        "acceptance": acceptance,
+        **SAMPLED,
+        "seed": [5, 6, 7],
+    }
+    together = run(model, inputs, **kwargs)
+    for row, length in enumerate(RAGGED):
+        alone = {key: value[row : row + 1, -length:] for key, value in inputs.items()}
+        got = run(model, alone, **{**kwargs, "seed": 5 + row})
+        assert together.sequences[row, -NEW:].tolist() == got.sequences[0, -NEW:].tolist()
+
+
+def test_seeds_and_positions_alone_decide():
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9, 9))
+    inputs["input_ids"][1] = inputs["input_ids"][0]
+    same = run(model, inputs, **SAMPLED).sequences
+    assert same[0].tolist() == same[1].tolist()
+    other = run(model, inputs, **{**SAMPLED, "seed": [5, 6]}).sequences
+    assert other[0].tolist() == same[0].tolist()
+    assert other[1].tolist() != same[1].tolist()
+
+
+def test_parameters_per_row():
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9, 9))
+    inputs["input_ids"][1] = inputs["input_ids"][0]
+    drafter = hf_models.perturbed("llama")
+    mixed = run(
+        model, inputs, drafter=drafter, do_sample=True, seed=5, temperature=[0.0, 0.7],
+        top_k=[0, 20], top_p=torch.tensor([1.0, 0.95]),
+    )  # fmt: skip
+    greedy = model.generate(**inputs, max_new_tokens=NEW, do_sample=False)
+    assert mixed.sequences[0].tolist() == greedy[0].tolist()
+    row = {key: value[1:] for key, value in inputs.items()}
+    sampled = run(model, row, drafter=drafter, **SAMPLED)
+    assert mixed.sequences[1].tolist() == sampled.sequences[0].tolist()
+
+
+@pytest.mark.parametrize("new_tokens", [1, 2, 3, 7])
+def test_max_new_tokens_is_exact(new_tokens):
+    model, inputs = hf_models.tiny("gemma2"), hf_models.prompts(RAGGED)
+    expected = model.generate(**inputs, max_new_tokens=new_tokens, do_sample=False)
+    got = run(model, inputs, drafter=hf_models.perturbed("gemma2"), max_new_tokens=new_tokens)
+    assert got.sequences.tolist() == expected.tolist()
+    assert [row.new_tokens for row in got.stats.rows] == [new_tokens] * 3
+    assert {row.stop_reason for row in got.stats.rows} == {"length"}
+    by_length = run(
+        model, inputs, max_new_tokens=None, max_length=inputs["input_ids"].shape[1] + new_tokens
+    )
+    assert by_length.sequences.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("drafter", ["prompt_lookup", "model"])
+@pytest.mark.parametrize("lengths", [(9,), RAGGED], ids=str)
+def test_end_of_sequence_in_the_middle(lengths, drafter):
+    model, inputs = hf_models.tiny("gemma2"), hf_models.prompts(lengths)
+    free = model.generate(**inputs, max_new_tokens=NEW, do_sample=False)[:, -NEW:]
+    for at in (2, 5, 9):
+        ends = [int(free[0, at]), int(free[-1, at + 4])]
+        kwargs = {"max_new_tokens": NEW, "eos_token_id": ends, "pad_token_id": hf_models.PAD}
+        expected = model.generate(**inputs, do_sample=False, **kwargs)
+        got = run(model, inputs, drafter=hf_models.drafter_for("gemma2", drafter), **kwargs)
+        assert got.sequences.tolist() == expected.tolist()
+        assert got.attention_mask.sum() == inputs["attention_mask"].sum() + got.stats.new_tokens
+
+
+class EndsWith(StoppingCriteria):
+    """Stops where the last two tokens are the given ones; remembers what it was shown."""
+
+    def __init__(self, pair):
+        self.pair = torch.tensor(pair)
+        self.lengths = []
+
+    def __call__(self, input_ids, scores, **kwargs):
+        self.lengths.append(input_ids.shape[1])
+        return (input_ids[:, -2:] == self.pair).all(dim=1)
+
+
+@pytest.mark.parametrize("cache", ["spec", "dynamic"])
+def test_custom_stopping_criteria(cache):
+    model, inputs = hf_models.tiny("gpt2"), hf_models.prompts((9,))
+    free = model.generate(**inputs, max_new_tokens=NEW, do_sample=False)[0, -NEW:].tolist()
+    mine, theirs = EndsWith(free[6:8]), EndsWith(free[6:8])
+    expected = model.generate(
+        **inputs, max_new_tokens=NEW, do_sample=False,
+        stopping_criteria=StoppingCriteriaList([theirs]),
+    )  # fmt: skip
+    got = run(
+        model, inputs, drafter=hf_models.perturbed("gpt2"), cache=cache,
+        stopping_criteria=StoppingCriteriaList([mine]),
+    )  # fmt: skip
+    assert got.sequences.tolist() == expected.tolist()
+    assert mine.lengths == theirs.lengths
+    assert got.stats.rows[0].stop_reason == "criteria"
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_the_context_ends_generation(name):
+    model = hf_models.build(name, context=32)
+    inputs = hf_models.prompts((20, 26))
+    got = run(model, inputs, drafter="prompt_lookup", max_new_tokens=50, gamma=6)
+    assert [row.new_tokens for row in got.stats.rows] == [12, 6]
+    assert {row.stop_reason for row in got.stats.rows} == {"context"}
+    assert "stopped at the model's context length" in got.stats.notes
+    long = model.generate(
+        **{key: value[:1, -20:] for key, value in inputs.items()},
+        max_new_tokens=12,
+        do_sample=False,
+    )
+    assert got.sequences[0, -12:].tolist() == long[0, -12:].tolist()
+
+
+class Awkward(Drafter):
+    """Proposes ids out of range, holes and short drafts."""
+
+    def __init__(self, tokens):
+        self.tokens = tokens
+
+    def propose(self, history, gamma):
+        rows = len(history.lengths)
+        return Draft(torch.tensor([self.tokens] * rows)[:, :gamma])
+
+
+@pytest.mark.parametrize("tokens", [[-1, -1], [3, -1, 4], [10**6, 1], [-7, 2]], ids=str)
+def test_awkward_drafts_change_nothing(tokens):
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts(RAGGED)
+    expected = model.generate(**inputs, max_new_tokens=NEW, do_sample=False)
+    got = run(model, inputs, drafter=Awkward(tokens))
+    assert got.sequences.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("tree", [None, TrieTree()], ids=["chain", "tree"])
+def test_drafts_of_the_wrong_shape_are_refused(tree):
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9,))
+
+    class TooMany(Drafter):
+        def propose(self, history, gamma):
+            return Draft(torch.zeros(1, gamma + 1, dtype=torch.int64))
+
+    with pytest.raises(ValueError, match=r"TooMany.propose must return tokens \[1, 1..5\], got"):
+        run(model, inputs, drafter=TooMany(), tree=tree)
+
+
+@pytest.mark.parametrize("tree", [None, (2, 2)], ids=["chain", "tree"])
+def test_logits_that_are_not_finite_name_row_and_position(tree):
+    model = hf_models.build("llama")
+    inputs = hf_models.prompts((9, 4))
+    poison = int(model.generate(**inputs, max_new_tokens=3, do_sample=False)[1, -1])
+    with torch.no_grad():
+        model.model.embed_tokens.weight[poison] = float("nan")
+    inputs["input_ids"][inputs["input_ids"] == poison] = (poison + 1) % hf_models.VOCAB
+    with pytest.raises(RuntimeError, match=r"logits of row \d at position \d+ are not finite"):
+        run(model, inputs, drafter=hf_models.tiny("llama") if tree else "prompt_lookup", tree=tree)

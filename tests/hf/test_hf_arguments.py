@@ -1,0 +1,301 @@
+"""Hugging Face arguments: what works as in ``model.generate``, what is refused or left whole."""
+
+import copy
+
+import pytest
+import torch
+from specdec_hf import SpeculativeDecoder, Step, generate
+from support import hf_models
+from support.hf_models import one_thread  # noqa: F401  # autouse here
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    StoppingCriteriaList,
+    T5Config,
+    T5ForConditionalGeneration,
+    TemperatureLogitsWarper,
+)
+from transformers.generation.streamers import BaseStreamer
+
+NEW = 20
+RAGGED = (9, 4, 12)
+
+
+class Recorder(BaseStreamer):
+    """Keeps every call."""
+
+    def __init__(self):
+        self.calls = []
+
+    def put(self, value):
+        self.calls.append(value.tolist())
+
+    def end(self):
+        self.calls.append("end")
+
+
+class PreferNew(LogitsProcessor):
+    """Depends on the whole prefix: bans what occurred among the last five tokens."""
+
+    def __call__(self, input_ids, scores):
+        scores = scores.clone()
+        for row, ids in enumerate(input_ids):
+            scores[row, ids[-5:]] = -float("inf")
+        return scores
+
+
+PROCESSED = {
+    "repetition_penalty": {"repetition_penalty": 1.7},
+    "no_repeat_ngram_size": {"no_repeat_ngram_size": 2},
+    "bad_words_ids": {"bad_words_ids": [[5], [7, 8], [12], [33]]},
+    "suppress_tokens": {"suppress_tokens": list(range(20, 40))},
+    "min_new_tokens": {"min_new_tokens": 12, "eos_token_id": list(range(1, 30))},
+    "forced_eos_token_id": {"forced_eos_token_id": 4},
+    "sequence_bias": {"sequence_bias": [[[9], 4.0], [[3, 5], 6.0]]},
+    "custom": {"logits_processor": LogitsProcessorList([PreferNew()])},
+}
+
+
+@pytest.mark.parametrize("drafter", ["prompt_lookup", "model"])
+@pytest.mark.parametrize("lengths", [(9,), RAGGED], ids=str)
+@pytest.mark.parametrize("case", PROCESSED)
+def test_logits_processors_see_each_rows_own_prefix(case, lengths, drafter):
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts(lengths)
+    kwargs = {"max_new_tokens": NEW, "pad_token_id": hf_models.PAD, **PROCESSED[case]}
+    expected = model.generate(**inputs, do_sample=False, **kwargs)
+    plain = model.generate(**inputs, do_sample=False, max_new_tokens=NEW)
+    assert expected.tolist() != plain.tolist(), "the processor changes nothing here"
+    proposer = hf_models.drafter_for("llama", drafter)
+    got = generate(model, **inputs, do_sample=False, drafter=proposer, **kwargs)
+    assert got.tolist() == expected.tolist()
+    hooked = model.generate(
+        **inputs, do_sample=False, custom_generate=SpeculativeDecoder(proposer), **kwargs
+    )
+    assert hooked.tolist() == expected.tolist()
+
+
+def test_processors_and_rule_match():
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts(RAGGED)
+    kwargs = {
+        "max_new_tokens": NEW, "do_sample": True, "temperature": 0.8, "repetition_penalty": 1.5,
+        "no_repeat_ngram_size": 3, "acceptance": "match", "seed": 11,
+    }  # fmt: skip
+    plain = generate(model, **inputs, **kwargs)
+    for drafter in ("prompt_lookup", hf_models.perturbed("llama")):
+        assert generate(model, **inputs, drafter=drafter, **kwargs).tolist() == plain.tolist()
+
+
+def test_prefix_allowed_tokens_fn_gets_the_row():
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts(RAGGED)
+
+    def allowed(row, ids):
+        return [t for t in range(1, hf_models.VOCAB) if t % 3 == row and t != ids[-1]]
+
+    kwargs = {"max_new_tokens": 8, "do_sample": False, "prefix_allowed_tokens_fn": allowed}
+    expected = model.generate(**inputs, **kwargs)
+    got = generate(model, **inputs, drafter=hf_models.perturbed("llama"), **kwargs)
+    assert got.tolist() == expected.tolist()
+
+
+def test_defaults_come_from_the_generation_config():
+    model = hf_models.build("llama")
+    model.generation_config = GenerationConfig(
+        max_new_tokens=6, repetition_penalty=1.6, eos_token_id=[40, 41], pad_token_id=0
+    )
+    inputs = hf_models.prompts((9,))
+    got = generate(model, **inputs, drafter="prompt_lookup")
+    assert got.tolist() == model.generate(**inputs).tolist()
+    mine = GenerationConfig(max_new_tokens=9, do_sample=False, no_repeat_ngram_size=2)
+    got = generate(model, **inputs, drafter="prompt_lookup", generation_config=mine)
+    assert got.tolist() == model.generate(**inputs, generation_config=mine).tolist()
+
+
+@pytest.mark.parametrize("lengths", [(9,), RAGGED], ids=str)
+@pytest.mark.parametrize("sampled", [False, True])
+def test_custom_generate(lengths, sampled):
+    model, inputs = hf_models.tiny("gemma2"), hf_models.prompts(lengths)
+    drafter = hf_models.perturbed("gemma2")
+    settings = {"max_new_tokens": NEW, "do_sample": sampled}
+    if sampled:
+        settings |= {"temperature": 0.7, "top_k": 20, "top_p": 0.9, "min_p": 0.01}
+    options = {"drafter": drafter, "seed": 4, "gamma": 3}
+    direct = generate(model, **inputs, **settings, **options)
+    hooked = model.generate(**inputs, **settings, custom_generate=SpeculativeDecoder(**options))
+    assert hooked.tolist() == direct.tolist()
+    whole = model.generate(
+        **inputs, **settings, custom_generate=SpeculativeDecoder(**options),
+        return_dict_in_generate=True,
+    )  # fmt: skip
+    assert whole.sequences.tolist() == direct.tolist()
+    assert whole.stats.accepted > 0
+
+
+def test_custom_generate_keeps_a_users_own_warper():
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9,))
+    settings = {"max_new_tokens": NEW, "do_sample": True, "top_k": 0}
+    hooked = model.generate(
+        **inputs, **settings, temperature=0.9, custom_generate=SpeculativeDecoder(seed=4),
+        logits_processor=LogitsProcessorList([TemperatureLogitsWarper(0.5)]),
+    )  # fmt: skip
+    direct = generate(model, **inputs, **settings, temperature=0.5, seed=4)
+    assert hooked.tolist() == direct.tolist()
+
+
+@pytest.mark.parametrize("entry", ["generate", "custom_generate"])
+def test_streamer_sees_what_plain_generate_shows(entry):
+    model, inputs = hf_models.tiny("gemma2"), hf_models.prompts((9,))
+    kwargs = {"max_new_tokens": NEW, "do_sample": False}
+    theirs, mine = Recorder(), Recorder()
+    model.generate(**inputs, **kwargs, streamer=theirs)
+    drafter = hf_models.perturbed("gemma2")
+    if entry == "generate":
+        generate(model, **inputs, **kwargs, drafter=drafter, streamer=mine)
+    else:
+        decoder = SpeculativeDecoder(drafter, streamer=mine)
+        model.generate(**inputs, **kwargs, custom_generate=decoder)
+    assert mine.calls == theirs.calls
+
+
+def test_stream_yields_what_generate_returns():
+    model, inputs = hf_models.tiny("gemma2"), hf_models.prompts(RAGGED)
+    decoder = SpeculativeDecoder(hf_models.perturbed("gemma2"), gamma=3)
+    rows = [[] for _ in RAGGED]
+    ends = []
+    for step in decoder.stream(model, **inputs, max_new_tokens=NEW, do_sample=False):
+        assert isinstance(step, Step)
+        assert len(step.tokens) == len(step.kinds) == len(step.from_draft) == len(step.logprobs)
+        assert sorted(step.from_draft, reverse=True) == step.from_draft
+        rows[step.row] += step.tokens
+        ends += [step.finished] if step.finished else []
+    expected = model.generate(**inputs, max_new_tokens=NEW, do_sample=False)
+    assert rows == expected[:, -NEW:].tolist()
+    assert ends == ["length"] * 3
+    # Streaming leaves no mode behind: the caller's code between steps runs as it did.
+    assert not torch.is_inference_mode_enabled()
+
+
+def test_user_objects_are_not_changed():
+    model, drafter = hf_models.build("gemma2"), hf_models.build("gemma2", seed=1)
+    inputs = hf_models.prompts(RAGGED)
+    config = GenerationConfig(max_new_tokens=8, do_sample=True, temperature=0.8, top_k=9)
+    processors, criteria = LogitsProcessorList([PreferNew()]), StoppingCriteriaList()
+    before = [
+        copy.deepcopy(thing.to_dict())
+        for m in (model, drafter)
+        for thing in (m.config, m.generation_config)
+    ] + [config.to_dict()]
+    weights = [p.clone() for m in (model, drafter) for p in m.parameters()]
+    ids, mask, state = (
+        inputs["input_ids"].clone(),
+        inputs["attention_mask"].clone(),
+        torch.get_rng_state(),
+    )
+    generate(
+        model, **inputs, drafter=drafter, gamma_policy="heuristic", generation_config=config,
+        logits_processor=processors, stopping_criteria=criteria, guard=True,
+    )  # fmt: skip
+    after = [
+        thing.to_dict() for m in (model, drafter) for thing in (m.config, m.generation_config)
+    ] + [config.to_dict()]
+    assert after == before
+    assert torch.equal(torch.get_rng_state(), state)
+    assert inputs["input_ids"].equal(ids)
+    assert inputs["attention_mask"].equal(mask)
+    assert (len(processors), len(criteria)) == (1, 0)
+    for now, then in zip(
+        (p for m in (model, drafter) for p in m.parameters()), weights, strict=True
+    ):
+        assert now.equal(then)
+
+
+def test_results_are_ordinary_tensors():
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9,))
+    for cache in ("spec", "dynamic"):
+        out = generate(
+            model, **inputs, max_new_tokens=4, do_sample=False, cache=cache,
+            drafter="prompt_lookup", return_dict_in_generate=True,
+        )  # fmt: skip
+        out.sequences[0, 0] = 1
+        out.past_key_values.layers[0].keys.mul_(1.0)
+
+
+REFUSED = {
+    "num_beams": ({"num_beams": 2}, "num_beams=2 is not supported"),
+    "num_return_sequences": (
+        {"num_return_sequences": 2, "do_sample": True},
+        "num_return_sequences=2 is not supported",
+    ),
+    "guidance_scale": ({"guidance_scale": 1.5}, "guidance_scale=1.5 is not supported"),
+    "typical_p": ({"typical_p": 0.5, "do_sample": True}, "typical_p=0.5 is not supported"),
+    "output_scores": ({"output_scores": True}, "output_scores=True is not supported"),
+    "prompt_lookup_num_tokens": ({"prompt_lookup_num_tokens": 3}, "pass drafter='prompt_lookup'"),
+    "use_cache": ({"use_cache": False}, "use_cache=False is not supported"),
+    "cache_implementation": ({"cache_implementation": "static"}, "cache_implementation='static'"),
+    "assistant_model": (
+        {"assistant_model": "x"},
+        "assistant_model is not supported; pass drafter=",
+    ),
+    "unknown": ({"max_new_token": 3}, "unknown or unsupported arguments: max_new_token"),
+    "tree": ({"tree": 3}, "tree must be a TreeSpec, EagleTree, TrieTree or a tuple"),
+    "gamma": ({"gamma": -1}, "num_assistant_tokens must be an integer in [0, 1024]"),
+    "huge gamma": ({"gamma": 10**20}, "num_assistant_tokens must be an integer in [0, 1024]"),
+    "gammas": ({"gamma": 2, "num_assistant_tokens": 3}, "are the same argument"),
+    "policy": ({"gamma_policy": "best", "drafter": "prompt_lookup"}, "gamma_policy must be"),
+    "acceptance": ({"accept_probs": "typical"}, "acceptance must be 'auto'"),
+    "lossy greedy": (
+        {"acceptance": "greedy", "do_sample": True},
+        "acceptance='greedy' needs do_sample=False",
+    ),
+    "drafter": ({"drafter": "ngram"}, "drafter must be None, 'prompt_lookup'"),
+    "seed": ({"seed": [1, 2]}, "seed must be an int or have 1 entries, got 2"),
+    "huge seed": ({"seed": 2**63}, "seed must be in [-2**63, 2**63), got 9223"),
+    "hot": ({"temperature": "hot", "do_sample": True}, "temperature must be finite and >= 0"),
+    "temperature": ({"temperature": -0.5, "do_sample": True}, "temperature must be finite"),
+    "temperatures": (
+        {"temperature": [0.5, 0.5], "do_sample": True},
+        "temperature must be a scalar or have 1 entries, got 2",
+    ),
+    "top_p": ({"top_p": 0.0, "do_sample": True}, "top_p must be in (0, 1], got 0"),
+    "top_k": ({"top_k": -1, "do_sample": True}, "top_k must be an integer >= 0, got -1"),
+    "min_p": ({"min_p": 1.5, "do_sample": True}, "min_p must be in [0, 1], got 1.5"),
+    "max_length": ({"max_length": 5, "max_new_tokens": None}, "limited to 5"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_arguments_are_named(case):
+    kwargs, message = REFUSED[case]
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9,))
+    with pytest.raises(ValueError) as raised:
+        generate(model, **inputs, **{"max_new_tokens": 4, **kwargs})
+    assert message in str(raised.value)
+
+
+def test_refused_inputs_are_named():
+    model, one = hf_models.tiny("llama"), torch.ones(1, 4, dtype=torch.int64)
+    cases = [
+        ({"input_ids": None}, "input_ids is required"),
+        ({"input_ids": one[0]}, r"input_ids must be \[B, T\], got shape \[4\]"),
+        ({"input_ids": one[:, :0]}, r"input_ids is empty: shape \[1, 0\]"),
+        ({"input_ids": one.float()}, "input_ids must be int32 or int64"),
+        ({"input_ids": one + 96}, r"input_ids must be in \[0, 67\), got ids from 97 to 97"),
+        ({"input_ids": one, "attention_mask": one[:, 1:]}, "attention_mask must have the shape"),
+        ({"input_ids": one, "attention_mask": one * 0}, "row 0 of input_ids is empty"),
+        ({"input_ids": one.expand(1, 4).repeat(1, 64)}, "has 256 tokens, but the model's context"),
+        ({"input_ids": one.repeat(2, 1), "streamer": Recorder()}, "streamer needs batch size 1"),
+    ]
+    for kwargs, message in cases:
+        with pytest.raises(ValueError, match=message):
+            generate(model, **kwargs, max_new_tokens=4)
+    with pytest.raises(ValueError, match="stop_strings needs tokenizer"):
+        SpeculativeDecoder(stop_strings="x")
+    with pytest.raises(ValueError, match="tree must have at least one entry, got none"):
+        SpeculativeDecoder(tree=())
+
+
+def test_encoder_decoder_is_refused():
+    config = T5Config(vocab_size=32, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)
+    model = T5ForConditionalGeneration(config)
+    with pytest.raises(ValueError, match="encoder-decoder models are not supported"):
+        generate(model, torch.ones(1, 3, dtype=torch.int64), max_new_tokens=2)

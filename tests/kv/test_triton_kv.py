@@ -1,0 +1,121 @@
+"""What is Triton's own of the cache ops: tables, lanes and schedules, in the interpreter."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+pytest.importorskip("triton")
+os.environ["TRITON_INTERPRET"] = "1"  # before any kernel is decorated
+
+import torch
+from support import kv_cases, kv_moves
+from support.kv_cases import KvCase, check_append, check_truncate
+from support.kv_moves import check
+from support.providers import provider
+from torch.utils._pytree import tree_leaves
+
+from specdec_kernels import reference, testing
+from specdec_kernels._library import CACHE_OPS
+from specdec_kernels.triton.kv import table as kv_table
+
+CPU = torch.device("cpu")
+CASES = [c for op in CACHE_OPS for c in testing.cases(op)]
+
+
+def groups(*caches, entries=None, slot=2):
+    return kv_table.groups_of(CPU, caches, entries, slot)
+
+
+def half(*size):
+    return torch.zeros(size, dtype=torch.float16)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c.op}-{c}")
+def test_agrees_on_all_arguments_and_writes_all_outputs(case):
+    """New memory is filled with the largest integer; none of it comes out."""
+    torch.use_deterministic_algorithms(True)
+    got, want = case.args(), case.args()
+    found = tree_leaves((got, provider(case.op, "triton")(*got)))
+    wanted = tree_leaves((want, getattr(reference, case.op)(*want)))
+    for i, (x, y) in enumerate(zip(found, wanted, strict=True)):
+        if torch.is_tensor(y):
+            kv_cases.same(f"tensor {i}", x, y)
+
+
+def test_one_launch_serves_the_caches_of_a_lane_width():
+    wide = [half(2, 1 + i % 3, 5, 16) for i in range(300)]
+    (group,) = groups(*wide)
+    assert (group.lane_bytes, tuple(group.table.shape), group.lanes) == (8, (300, 12), 3 * 4)
+    scales, odd = half(2, 2, 5, 1).float(), half(2, 1, 5, 3)
+    widths = {g.lane_bytes: len(g.table) for g in groups(*wide, scales, odd, half(0, 1, 5, 2))}
+    assert widths == {8: 300, 4: 1, 2: 1}
+    assert groups() == groups(half(2, 0, 5, 4)) == []
+
+
+def test_a_stride_that_nobody_steps_along_narrows_no_lane():
+    loose = half(64).as_strided((1, 1, 2, 8), (1, 3, 24, 1))
+    (group,) = groups(loose)
+    assert group.lane_bytes == 8
+    assert group.table[0, 1:4].tolist() == [0, 0, 6]
+
+
+def test_heads_side_by_side_are_one_row():
+    (group,) = groups(half(3, 4, 2, 8), slot=1)
+    assert group.table[0, 4:7].tolist() == [1, 4, 4]
+    (group,) = groups(half(3, 4, 2, 8).transpose(1, 2))
+    assert group.table[0, 4:7].tolist() == [1, 4, 4]
+    (group,) = groups(half(3, 2, 4, 8))
+    assert group.table[0, 4:7].tolist() == [2, 4, 2]
+
+
+def test_a_table_serves_as_long_as_the_caches_stay():
+    keys, values, new = half(2, 2, 5, 8), half(2, 2, 5, 8), half(2, 2, 1, 8)
+    (first,) = groups(keys, values)
+    assert groups(keys, values)[0].table is first.table
+    others = [
+        groups(values, keys),
+        groups(keys, values[:, :, :4]),
+        groups(keys.transpose(1, 2), values),
+        groups(keys, values, slot=1),
+        groups(keys, values, entries=[new, new]),
+    ]
+    assert all(o[0].table is not first.table for o in others)
+    assert not any(torch.equal(o[0].table, first.table) for o in others)
+
+
+def test_tables_kept_are_few():
+    kv_table._uploaded.cache_clear()
+    for i in range(200):
+        groups(half(1, 1, 1 + i, 2))
+    assert kv_table._uploaded.cache_info().currsize == 64
+
+
+def test_a_captured_graph_writes_the_table_that_a_copy_brings():
+    caches = [half(2, 1 + i % 3, 5, 1 + i) for i in range(9)]
+    entries = [half(2, c.shape[1], 2, c.shape[3]) for c in caches]
+    for given in (None, entries):
+        layouts = [t and tuple(map(kv_table._layout, t)) for t in (caches, given)]
+        copied = kv_table._uploaded(CPU, 0, *layouts, 2)
+        written = kv_table._captured(CPU, *layouts, 2)
+        for a, b in zip(copied, written, strict=True):
+            assert torch.equal(a.table, b.table)
+            assert a[1:] == b[1:]
+
+
+@pytest.mark.parametrize(("block", "blocks"), [(16, 1), (16, 3), (4, 40)])
+def test_a_program_strides_over_what_the_grid_leaves(block, blocks, monkeypatch):
+    monkeypatch.setattr(kv_table, "BLOCK", block)
+    monkeypatch.setattr(kv_table, "MAX_BLOCKS", blocks)
+    shapes, odd = [(2, 7, 3, 16), (1, 5, 2, 3)], torch.float16
+    case = KvCase("strides", 2, shapes, [[-1, 4]], odd, "sliced")
+    check_append(provider("kv_append_", "triton"), case)
+    case = KvCase("strides-cut", 2, shapes, [[6, 9], [1, 2]], odd, "transposed")
+    check_truncate(provider("kv_truncate_", "triton"), case, zero_fill=True)
+    for seed in range(2):
+        for case in (kv_moves.random_compact(seed), kv_moves.random_paged(seed)):
+            check(provider(case.op, "triton"), case)
+    for case in kv_moves.realign_cases():
+        if case.id.startswith("strided-"):
+            check(provider(case.op, "triton"), case)

@@ -1,0 +1,362 @@
+"""One table of bad inputs; real kernel, fake kernel, Triton and reference say the same of each."""
+
+import random
+import re
+
+import pytest
+import torch
+from support.check_sites import untripped
+from support.error_table import BUILD, Q2, TABLE, Q, f64, i64
+from support.providers import provider
+
+import specdec_kernels
+from specdec_kernels import reference, testing
+from specdec_kernels.arguments import chain as _chain_arguments
+from specdec_kernels.arguments import checks as _checks
+from specdec_kernels.arguments import draft as _draft_arguments
+from specdec_kernels.arguments import kv as _kv_checks
+from specdec_kernels.arguments import sample as _sample_arguments
+from specdec_kernels.arguments import tree as _tree_arguments
+from specdec_kernels.arguments import verification as _verify_arguments
+from specdec_kernels.arguments.chain import ChainArguments
+from specdec_kernels.arguments.sample import SampleArguments
+from specdec_kernels.arguments.tree import TreeArguments
+
+# Where it is raised: `meta` runs the fake kernel.
+WHERE = {op: [*testing.providers(op), "meta"] for op in BUILD}
+ARGUMENTS = {
+    "sample": SampleArguments, "verify_chain": ChainArguments, "verify_tree": TreeArguments,
+}  # fmt: skip
+MODULES = (
+    _checks, _sample_arguments, _verify_arguments, _chain_arguments, _draft_arguments,
+    _tree_arguments, _kv_checks,
+)  # fmt: skip
+
+
+def says(op, args):
+    """First line of the error."""
+    with pytest.raises((RuntimeError, ValueError)) as error:
+        op(*args)
+    return str(error.value).strip().splitlines()[0]
+
+
+def on_meta(args):
+    def moved(a):
+        if isinstance(a, list):
+            return [moved(x) for x in a]
+        return a.to("meta") if isinstance(a, torch.Tensor) else a
+
+    return tuple(moved(a) for a in args)
+
+
+def name_of(row):
+    return re.sub(r"[^a-zA-Z0-9.-]+", "_", row[2].replace("\\", ""))[:70]
+
+
+@pytest.mark.parametrize(
+    ("op", "bad", "message", "where"),
+    [
+        pytest.param(*row, where, id=f"{row[0]}-{name_of(row)}-{where}")
+        for row in TABLE
+        for where in WHERE[row[0]]
+    ],
+)
+def test_names_the_argument_the_rule_and_the_value(op, bad, message, where):
+    args = BUILD[op](**bad)
+    if where == "meta":
+        text = says(provider(op, "cpp"), on_meta(args))
+    else:
+        text = says(provider(op, where), args)
+    assert re.fullmatch(message, text), f"{text!r} is not {message!r}"
+
+
+def check(op):
+    """The checks that the fakes and the reference make."""
+    if op in ARGUMENTS:
+        return lambda *a: ARGUMENTS[op](*a).check()
+    return getattr(reference, op)
+
+
+def test_the_table_trips_every_check(monkeypatch):
+    """None of a shared one that an op makes goes without a row of that op."""
+    calls = [(op, lambda op=op, bad=bad: check(op)(*BUILD[op](**bad))) for op, bad, _ in TABLE]
+    assert untripped(monkeypatch, MODULES, calls) == ([], [])
+
+
+@pytest.mark.parametrize("op", ["sample", "verify_chain", "verify_tree"])
+def test_of_two_faults_all_kernels_name_the_same(op):
+    rows = [bad for name, bad, _ in TABLE if name == op]
+    pairs = [(a, b) for a in rows for b in rows if not a.keys() & b.keys()]
+    for a, b in random.Random(0).sample(pairs, 300):
+        args = BUILD[op](**a, **b)
+        real = says(provider(op, "cpp"), args)
+        assert real == says(check(op), args), (a, b)
+
+
+DEVICES = [
+    ("sample", "seeds", dict(seeds=i64(3)), "seeds must be on the device of logits"),
+    ("sample", "top_p", dict(top_p=torch.ones(3)), "top_p must be on the device of logits"),
+    ("verify_chain", "draft_token_ids", {}, "draft_token_ids must be on the device of target"),
+    ("verify_chain", "draft", dict(draft=Q), "draft must be on the device of target"),
+    ("verify_chain", "uniforms", dict(uniforms=f64(3, 5)),
+     "uniforms must be on the device of target"),
+    ("verify_chain", "draft_ids", dict(draft=Q2, ids=i64(3, 4, 2)),
+     "draft ids must be on the device of target"),
+    ("verify_chain", "draft_columns", dict(draft=Q, columns=i64(7).int()),
+     "draft_map columns must be on the device of target"),
+    ("verify_chain", "synthetic_rates", dict(rule="synthetic", rates=torch.ones(4)),
+     "synthetic_rates must be on the device of target"),
+    ("verify_chain", "eos_token_ids", dict(eos_token_ids=i64(2)), "eos_token_ids must be on the device of target"),
+    ("verify_chain", "max_new_tokens", dict(max_new_tokens=i64(3)),
+     "max_new_tokens must be on the device of target"),
+    ("kv_compact_", "path", {}, "path must be on the device of base"),
+    ("kv_compact_", "caches", {}, "caches[0] must be on the device of base"),
+    ("paged_compact_", "block_tables", {}, "block_tables must be on the device of base"),
+    ("paged_compact_", "caches", {}, "caches[0] must be on the device of base"),
+    ("paged_truncate_", "block_tables", {}, "block_tables must be on the device of lengths"),
+    ("kv_realign_", "shifts", {}, "shifts must be on the device of starts"),
+    ("ring_truncate_", "caches", {}, "caches[0] must be on the device of lengths"),
+    ("verify_tree", "tree_tokens", {}, "tree tokens must be on the device of target"),
+    ("verify_tree", "parents", {}, "tree parents must be on the device of target"),
+    ("verify_tree", "draft_rows", dict(draft=Q, draft_rows=i64(3, 4).int()),
+     "draft_rows must be on the device of target"),
+    ("verify_tree", "draft_logsumexp",
+     dict(draft=Q, lse=f64(3, 4), threshold=torch.zeros(3, 4)),
+     "draft_logsumexp must be on the device of target"),
+    ("verify_tree", "uniforms", dict(uniforms=f64(3, 9)),
+     "uniforms must be on the device of target"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("op", "name", "given", "message"), DEVICES)
+def test_devices_are_checked(op, name, given, message):
+    """One argument stays on the CPU, all the others are on another device."""
+    args = list(on_meta(BUILD[op](**given)))
+    schema = getattr(torch.ops.specdec_kernels, op).default._schema
+    at = {"top_p": "top_ps"}.get(name, name)
+    at = [argument.name for argument in schema.arguments].index(at)
+    args[at] = BUILD[op](**given)[at]
+    text = says(provider(op, "cpp"), args)
+    assert text.startswith(message), text
+    assert text.endswith("meta, got cpu"), text
+    checks = says(check(op), args)
+    assert checks == text
+
+
+def test_good_inputs_raise_nothing():
+    for op, build in BUILD.items():
+        for where in WHERE[op]:
+            args = build() if where != "meta" else on_meta(build())
+            provider(op, "cpp" if where == "meta" else where)(*args)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error", "message"),
+    [
+        ("top_k", 0.5, ValueError, "top_k must be an integer or a tensor, got 0.5"),
+        ("top_k", torch.tensor([2.9]), ValueError, "top_k must be int32 or int64"),
+        ("top_k", -1, RuntimeError, "top_k must be at least 0"),
+        (
+            "temperature",
+            [0.5],
+            ValueError,
+            r"temperature must be a number or a tensor, got \[0.5\]",
+        ),
+        ("temperature", torch.tensor(0.5), ValueError, "got a 0-dim tensor"),
+        ("temperature", 1e39, RuntimeError, "temperature must be finite and at least 0, got inf"),
+        ("temperature", -1, RuntimeError, "temperature must be finite and at least 0, got -1"),
+        ("top_p", 1e-46, RuntimeError, r"top_p must be in \(0, 1\], got 0"),
+        ("top_p", 0, RuntimeError, r"top_p must be in \(0, 1\], got 0"),
+        ("min_p", "a", ValueError, "min_p must be a number or a tensor, got 'a'"),
+    ],
+)
+def test_public_sampling_parameters_are_named(name, value, error, message):
+    one = torch.zeros(1, dtype=torch.int64)
+    with pytest.raises(error, match=message):
+        specdec_kernels.sample(torch.zeros(1, 3), seeds=one, positions=one, **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        (torch.zeros(1, 2).long(), r"ids must be \[D\] int32 or int64, got \[1, 2\] torch.int64"),
+        (torch.zeros(2), r"ids must be \[D\] int32 or int64, got \[2\] torch.float32"),
+        (torch.tensor([0, 5]), r"ids must be in \[0, 5\), got 0 to 5"),
+        (torch.tensor([-1, 3]), r"ids must be in \[0, 5\), got -1 to 3"),
+        (torch.tensor([2, 3, 2]), "ids must be distinct, got one twice"),
+    ],
+)
+def test_draft_maps_are_checked_once_when_they_are_made(ids, message):
+    with pytest.raises(ValueError, match=message):
+        specdec_kernels.DraftMap.from_ids(ids, 5)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: specdec_kernels.DraftMap.from_ids([0, 1], 5), r"ids must be a tensor, got \[0, 1\]"),
+        (lambda: specdec_kernels.DraftMap.from_ids(i64(0), 0), "vocab must be at least 1, got 0"),
+        (lambda: specdec_kernels.DraftMap.from_offsets([0], 5),
+         r"d2t must be a tensor, got \[0\]"),
+        (lambda: specdec_kernels.DraftMap.from_offsets(torch.zeros(2), 5),
+         r"d2t must be \[D\] int32 or int64, got \[2\] torch.float32"),
+        (lambda: specdec_kernels.DraftMap.from_offsets(torch.tensor([0, 4]), 5),
+         r"i \+ d2t\[i\] must be in \[0, 5\), got 0 to 5"),
+        (lambda: specdec_kernels.DraftMap.from_offsets(torch.tensor([1, 0]), 5),
+         r"i \+ d2t\[i\] must be distinct, got one twice"),
+    ],
+)  # fmt: skip
+def test_draft_maps_name_what_they_cannot_take(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_a_draft_map_from_offsets_is_the_one_from_ids():
+    d2t = torch.tensor([3, 0, 2], dtype=torch.int32)
+    want = specdec_kernels.DraftMap.from_ids(torch.tensor([3, 1, 4]), 6).columns
+    assert torch.equal(specdec_kernels.DraftMap.from_offsets(d2t, 6).columns, want)
+
+
+SAMPLED = specdec_kernels.SampledDraft(torch.zeros(1, 1, 3), f64(1, 1), torch.zeros(1, 1), 1.0)
+SPARSE = specdec_kernels.SparseDraft(i64(1, 1, 2), torch.zeros(1, 1, 2))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (dict(draft=[0.5]),
+         "draft must be None, a tensor, a SampledDraft or a SparseDraft, got list"),
+        (dict(draft=tuple(SPARSE)),
+         "draft must be None, a tensor, a SampledDraft or a SparseDraft, got tuple"),
+        (dict(draft=SAMPLED._replace(logits=None)), "draft logits must be a tensor, got None"),
+        (dict(draft=SAMPLED._replace(logsumexp=None)),
+         "draft logsumexp must be a tensor, got None"),
+        (dict(draft=SAMPLED._replace(threshold=0.5)), "draft threshold must be a tensor, got 0.5"),
+        (dict(draft=SAMPLED._replace(temperature=None)),
+         "draft temperature must be a number or a tensor, got None"),
+        (dict(draft=SPARSE._replace(ids=None)), "draft ids must be a tensor, got None"),
+        (dict(draft=SPARSE._replace(probs=None)), "draft probabilities must be a tensor, got None"),
+        (dict(draft_map=i64(3)), "draft_map must be a DraftMap or None, got Tensor"),
+        (dict(draft_map=specdec_kernels.DraftMap(None)),
+         "draft_map columns must be a tensor, got None"),
+        (dict(target_indptr=[0, 2]), r"target_indptr must be a tensor, got \[0, 2\]"),
+        (dict(uniforms=0.5), "uniforms must be a tensor, got 0.5"),
+        (dict(rule="synthetic", synthetic_rates=[0.5]),
+         r"synthetic_rates must be a tensor, got \[0.5\]"),
+        (dict(eos_token_ids=2), "eos_token_ids must be a tensor, got 2"),
+        (dict(max_new_tokens=4), "max_new_tokens must be a tensor, got 4"),
+    ],
+)  # fmt: skip
+def test_verify_chain_names_arguments_of_a_wrong_type(given, message):
+    one = i64(1)
+    with pytest.raises(ValueError, match=message):
+        specdec_kernels.verify_chain(
+            torch.zeros(1, 2, 3), i64(1, 1), seeds=one, positions=one, **given
+        )
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (dict(tree=(i64(1, 1), i64(1, 1))), "tree must be a Tree, got tuple"),
+        (dict(tree=specdec_kernels.Tree(i64(1, 1), [[0]])),
+         r"tree parents must be a tensor, got \[\[0\]\]"),
+        (dict(tree=specdec_kernels.Tree(None, i64(1, 1))),
+         "tree tokens must be a tensor, got None"),
+        (dict(draft=[0.5]),
+         "draft must be None, a tensor, a SampledDraft or a SparseDraft, got list"),
+        (dict(draft_rows=[0]), r"draft_rows must be a tensor, got \[0\]"),
+        (dict(draft_map=i64(3)), "draft_map must be a DraftMap or None, got Tensor"),
+        (dict(target_indptr=[0, 2]), r"target_indptr must be a tensor, got \[0, 2\]"),
+        (dict(uniforms=0.5), "uniforms must be a tensor, got 0.5"),
+        (dict(eos_token_ids=2), "eos_token_ids must be a tensor, got 2"),
+        (dict(max_new_tokens=4), "max_new_tokens must be a tensor, got 4"),
+    ],
+)  # fmt: skip
+def test_verify_tree_names_arguments_of_a_wrong_type(given, message):
+    one = i64(1)
+    tree = specdec_kernels.Tree(i64(1, 1), torch.full((1, 1), -1))
+    kw = dict(tree=tree, rule="greedy", seeds=one, positions=one)
+    with pytest.raises(ValueError, match=message):
+        specdec_kernels.verify_tree(torch.zeros(1, 2, 3), **(kw | given))
+
+
+def test_a_draft_temperature_is_never_assumed():
+    with pytest.raises(TypeError, match="temperature"):
+        specdec_kernels.SampledDraft(*SAMPLED[:3])
+
+
+def test_a_count_beyond_int32_keeps_every_token():
+    one = torch.zeros(1, dtype=torch.int64)
+    logits = torch.arange(5.0)[None]
+    for k in (2**63, torch.tensor([2**40 + 1])):
+        out = specdec_kernels.sample(logits, top_k=k, seeds=one, positions=one)
+        assert out.threshold.tolist() == [-torch.inf]
+
+
+def test_a_count_below_int32_is_out_of_range_and_not_wrapped():
+    one = torch.zeros(1, dtype=torch.int64)
+    out = specdec_kernels.sample(
+        torch.arange(5.0)[None], top_k=torch.tensor([-(2**40)]), seeds=one, positions=one
+    )
+    assert (out.tokens.tolist(), out.status.tolist()) == ([-1], [16])
+
+
+def test_devices_of_one_kind_are_told_apart():
+    """The checks of the fakes; two CUDA devices need not exist for their names."""
+    meta = torch.zeros(1, 2, device="meta")
+    with pytest.raises(RuntimeError, match="the device of logits, cuda:0, got cpu"):
+        _checks.same_device("seeds", torch.zeros(1), torch.device("cuda:0"), "logits")
+    _checks.same_device("seeds", meta, meta.device, "logits")
+    assert _checks.device_name(torch.device("cuda:1")) == "cuda:1"
+
+
+ONE, ROWS = i64(1), torch.zeros(1, 2, 7)
+CACHE = torch.zeros(1, 1, 2, 1)
+GOOD = {
+    "sample": dict(logits=torch.zeros(1, 7), seeds=ONE, positions=ONE),
+    "verify_chain": dict(target=ROWS, draft_token_ids=i64(1, 1), seeds=ONE, positions=ONE),
+    "tree_attention": dict(parents=i64(1, 1), lengths=ONE, slots=3),
+    "rerank_tree": dict(tokens=i64(1, 1), parents=i64(1, 1), scores=torch.zeros(1, 1), size=1),
+    "build_trie": dict(sequences=i64(1, 1, 1)),
+    "expand_tree": dict(logits=torch.zeros(1, 1, 7), scores=torch.zeros(1, 1), width=1),
+    "kv_append_": dict(caches=[CACHE], entries=[CACHE], positions=ONE),
+    "kv_truncate_": dict(caches=[CACHE], lengths=ONE, new_lengths=ONE),
+    "kv_compact_": dict(caches=[CACHE], base=ONE, path=i64(1, 1)),
+    "kv_realign_": dict(caches=[CACHE], starts=ONE, lengths=ONE, shifts=ONE),
+    "ring_truncate_": dict(caches=[CACHE], lengths=ONE, new_lengths=ONE, window=1),
+    "state_select_": dict(states=[CACHE], index=ONE),
+    "paged_compact_": dict(
+        caches=[CACHE], block_tables=i64(1, 1).int(), base=ONE, path=i64(1, 1)
+    ),
+    "paged_truncate_": dict(
+        block_tables=i64(1, 1).int(), lengths=ONE, new_lengths=ONE, block_size=1
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("op", "name"),
+    [(op, n) for op, given in GOOD.items() for n, x in given.items() if not isinstance(x, int)],
+)
+def test_what_is_no_tensor_is_named(op, name):
+    function, good = getattr(specdec_kernels, op), GOOD[op]
+    function(**good)
+    words = f"{name} must be a tensor, got None"
+    if isinstance(good[name], list):
+        words = f"{name} must be a list of tensors, got NoneType"
+        with pytest.raises(ValueError, match=re.escape(f"{name}[0] must be a tensor, got 3")):
+            function(**good | {name: [3]})
+        with pytest.raises(ValueError, match=f"{name} must be a list of tensors, got Tensor"):
+            function(**good | {name: CACHE})
+    with pytest.raises(ValueError, match=words):
+        function(**good | {name: None})
+
+
+@pytest.mark.parametrize("name", ["target", "seeds", "positions"])
+def test_what_is_no_tensor_is_named_of_a_tree(name):
+    tree = specdec_kernels.Tree(i64(1, 1), torch.full((1, 1), -1))
+    good = dict(target=ROWS, tree=tree, seeds=ONE, positions=ONE)
+    specdec_kernels.verify_tree(**good, rule="greedy")
+    with pytest.raises(ValueError, match=f"{name} must be a tensor, got None"):
+        specdec_kernels.verify_tree(**good | {name: None}, rule="greedy")

@@ -1,0 +1,85 @@
+"""The wheel: builds without isolation, and works from a folder that is not the repository."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(*command: str, cwd: Path, **env: str) -> str:
+    done = subprocess.run(
+        command, cwd=cwd, env={**os.environ, **env}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, f"{command} failed:\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def unpacked(tmp_path_factory):
+    """The wheel's content; built without CUDA, the other half of the build description."""
+    folder = tmp_path_factory.mktemp("wheel")
+    run(
+        *(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-build-isolation", "--no-deps"),
+        *("--wheel-dir", str(folder), str(ROOT)),
+        cwd=folder,
+        SPECDEC_CUDA="off",
+    )
+    wheels = list(folder.glob("*.whl"))
+    assert len(wheels) == 1
+    assert wheels[0].name.startswith("specdec_kernels-")
+    assert "-py3-none-" in wheels[0].name, "one wheel serves every Python"
+    with zipfile.ZipFile(wheels[0]) as wheel:
+        wheel.extractall(folder / "site")
+    return folder / "site"
+
+
+def test_wheel_holds_what_it_should(unpacked):
+    files = {str(p.relative_to(unpacked)) for p in unpacked.rglob("*") if p.is_file()}
+    for needed in (
+        "specdec_kernels/_C.so",
+        "specdec_kernels/py.typed",
+        "specdec_kernels/triton/chain.py",
+        "specdec_hf/__main__.py",
+        "specdec_hf/drafters/model.py",
+    ):
+        assert needed in files
+    assert not [f for f in files if f.startswith(("tests/", "bench/", "csrc/"))]
+
+
+def test_wheel_runs_outside_the_repository(unpacked, tmp_path):
+    code = (
+        "import torch, specdec_kernels as s\n"
+        "print(s.__file__)\n"
+        "print(torch.ops.specdec_kernels.verify_chain)\n"
+        "one = torch.zeros(1, dtype=torch.int64)\n"
+        "print(s.sample(torch.eye(3)[:1], temperature=0.0, seeds=one, positions=one).tokens)\n"
+        "print(s.has_cuda_kernels())\n"
+    )
+    out = run(sys.executable, "-c", code, cwd=tmp_path, PYTHONPATH=str(unpacked)).splitlines()
+    assert out[0].startswith(str(unpacked))
+    assert out[1:] == ["specdec_kernels.verify_chain", "tensor([0])", "False"]
+
+
+def test_missing_library_is_an_import_error_with_the_reason(unpacked, tmp_path):
+    library = unpacked / "specdec_kernels" / "_C.so"
+    code = (
+        "try:\n import specdec_kernels\n"
+        "except ImportError as error:\n print(type(error).__name__, error)\n"
+    )
+    kept = library.read_bytes()
+    try:
+        library.write_bytes(b"not a library")
+        broken = run(sys.executable, "-c", code, cwd=tmp_path, PYTHONPATH=str(unpacked))
+        library.unlink()
+        missing = run(sys.executable, "-c", code, cwd=tmp_path, PYTHONPATH=str(unpacked))
+    finally:
+        library.write_bytes(kept)
+    assert "ImportError _C.so does not load under torch" in broken
+    assert "ImportError _C.so is missing beside specdec_kernels" in missing

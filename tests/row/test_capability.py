@@ -1,0 +1,63 @@
+"""Each build of the CPU tile arithmetic: the narrower ones run in processes of their own."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+
+import pytest
+from support.providers import identical, same_outputs
+
+import specdec_kernels
+from specdec_kernels import testing
+
+CODE = """
+import pickle, sys, torch, specdec_kernels
+from specdec_kernels import testing
+out = {
+    (case.op, case.id): [t.float() if t.dtype == torch.bfloat16 else t for t in
+              testing.providers(case.op)["cpp"](*case.args())]
+    for op in OPS for case in testing.cases(op, heavy=True)
+}
+pickle.dump((specdec_kernels.cpu_capability(), out), sys.stdout.buffer)
+"""
+OPS = ("sample", "verify_chain", "verify_tree", "expand_tree")
+LEVELS = ["plain", "avx2", "avx512"]
+
+
+@pytest.fixture(scope="module")
+def results():
+    found = {}
+    for level in LEVELS:
+        env = {**os.environ, "SPECDEC_CPU_CAPABILITY": level, "TRITON_INTERPRET": "0"}
+        done = subprocess.run(
+            [sys.executable, "-c", f"OPS = {OPS}\n{CODE}"], env=env, capture_output=True, check=True
+        )
+        capability, outputs = pickle.loads(done.stdout)
+        found[capability] = outputs
+    return found
+
+
+def cases():
+    return [case for op in OPS for case in testing.cases(op, heavy=True)]
+
+
+def test_a_narrower_set_can_be_asked_for(results):
+    here = LEVELS.index(specdec_kernels.cpu_capability())
+    assert set(results) == set(LEVELS[: here + 1])
+
+
+def test_plain_agrees_with_the_widest(results):
+    widest = results[specdec_kernels.cpu_capability()]
+    for case in cases():
+        same_outputs(case.op, results["plain"][case.op, case.id], widest[case.op, case.id])
+
+
+def test_avx2_and_avx512_agree_bit_for_bit(results):
+    if "avx512" not in results:
+        pytest.skip("this processor has no AVX-512")
+    for case in cases():
+        at = (case.op, case.id)
+        identical(case.op, results["avx2"][at], results["avx512"][at])

@@ -1,0 +1,230 @@
+"""`sample`: every provider against the specification, large vocabularies, the tail of the race."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from support.providers import (
+    EVERY,
+    NEVER,
+    REAL,
+    TIE_PER_DRAW,
+    agreeing,
+    chi_square,
+    identical,
+    philox_words,
+    provider,
+    same_outputs,
+    sample,
+    uniforms_of,
+    worst,
+)
+
+from specdec_kernels import analysis, reference, testing
+
+NUMBER = {"residual": 1, "draft": 2, "shared": 3}
+
+
+@pytest.mark.parametrize(("name", "case"), agreeing("sample"))
+def test_agrees_with_the_specification(name, case):
+    same_outputs("sample", provider("sample", name)(*case.args()), reference.sample(*case.args()))
+
+
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("stream", ["draft", "residual"])
+def test_the_token_is_the_inverse_cdf_of_the_uniform_of_its_stream(name, stream):
+    n, v = (12 if name == "triton" else 3000), 50
+    logits = torch.zeros(n, v)
+    got = sample(provider("sample", name), logits, seeds=torch.arange(n) - 7,
+                 positions=2**33 + torch.arange(n), stream=stream)  # fmt: skip
+    u = uniforms_of(np.arange(n) - 7, 2**33 + np.arange(n), NUMBER[stream])
+    away = np.abs(u * v - np.round(u * v)) > 1e-4
+    np.testing.assert_array_equal(got[0].numpy()[away], np.floor(u * v)[away])
+    worst("logprob", got[1], torch.full((n,), -math.log(v)), atol=1e-6)
+
+
+def test_agreement_with_the_specification_on_thousands_of_rows():
+    """A draw may differ only where its uniform falls within rounding of a step of the cdf."""
+    n, v = 1500, 257
+    generator = torch.Generator().manual_seed(6)
+    logits = testing.zipf_logits(n, v, generator)
+    filters = dict(
+        temperature=0.3 + torch.rand(n, generator=generator),
+        top_k=torch.randint(0, v, (n,), generator=generator, dtype=torch.int32),
+        top_p=1 - 0.5 * torch.rand(n, generator=generator),
+        min_p=0.02 * torch.rand(n, generator=generator),
+    )
+    got, want = (
+        sample(provider("sample", name), logits, positions=torch.arange(n), **filters)
+        for name in ("cpp", "reference")
+    )
+    assert int((got[0] != want[0]).sum()) <= n * TIE_PER_DRAW + 1
+    # A goal of top-p within rounding of a cumulative sum may move the threshold by one entry.
+    moved = (got[3] - want[3]).abs() > 1e-6
+    assert int(moved.sum()) <= n // 200
+    worst("logsumexp", got[2][~moved], want[2][~moved], atol=2e-6)
+    worst("logsumexp", got[2], want[2], atol=1e-3)
+
+
+def test_races_agree_with_the_specification_on_thousands_of_rows():
+    n, v = 1500, 40
+    logits = testing.zipf_logits(n, v, torch.Generator().manual_seed(7))
+    got, want = (
+        sample(provider("sample", name), logits, positions=torch.arange(n), noise="shared")
+        for name in ("cpp", "reference")
+    )
+    assert int((got[0] != want[0]).sum()) <= n * TIE_PER_DRAW + 1
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_logsumexp_and_threshold_describe_the_law_that_was_drawn_from(name):
+    logits = 3 * torch.randn(5, 60, generator=torch.Generator().manual_seed(1))
+    filters = dict(temperature=0.7, top_k=20, top_p=0.95, min_p=0.01)
+    got = sample(provider("sample", name), logits, **filters)
+    inner = (logits.double() / np.float32(0.7) - got[2][:, None]).exp()
+    law = torch.where(logits >= got[3][:, None], inner, 0.0)
+    for row, x in zip(law, logits, strict=True):
+        worst("law", row, analysis.filtered_distribution(x, **filters), atol=1e-6)
+    at = law.gather(1, got[0][:, None])[:, 0]
+    worst("logprob", got[1], at.log().float(), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_temperature_zero_takes_the_lowest_id_of_the_largest(name):
+    logits = torch.full((2, 5000), -1.0)
+    logits[0, [37, 38, 4999]] = 4.0
+    logits[1, [4096, 4097]] = -torch.inf
+    got = sample(provider("sample", name), logits, temperature=0.0)
+    assert got[0].tolist() == [37, 0]
+    assert got[3].tolist() == [4.0, -1.0]
+    assert got[1].tolist() == got[2].tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("top_k", [64, 65, 2**31 - 1, 2**40])
+@pytest.mark.parametrize("name", REAL)
+def test_a_top_k_of_the_vocabulary_or_more_keeps_every_token(name, top_k):
+    logits = torch.randn(2, 64, generator=torch.Generator().manual_seed(5))
+    op = provider("sample", name)
+    identical("sample", sample(op, logits, top_k=top_k), sample(op, logits))
+
+
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("method", ["cdf", "gumbel"])
+def test_ties_at_a_threshold_all_survive(name, method):
+    n = 8 if name == "triton" else 60
+    logits = torch.tensor([2.0, 1.0, 1.0, 1.0, 0.0]).repeat(n, 1)
+    for filters in (dict(top_k=2), dict(top_p=0.6), dict(min_p=0.3)):
+        got = sample(
+            provider("sample", name), logits, positions=torch.arange(n), method=method, **filters
+        )
+        assert got[3].unique().tolist() == pytest.approx([1.0], abs=0.3)
+        drawn = set(got[0].tolist())
+        assert drawn == {0, 1, 2, 3} or (name == "triton" and drawn < {0, 1, 2, 3})
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_nothing_is_drawn_outside_the_survivors(name):
+    n = 3 if name == "triton" else 300
+    logits = torch.randn(n, 64, generator=torch.Generator().manual_seed(2))
+    for method in ("cdf", "gumbel"):
+        got = sample(provider("sample", name), logits, positions=torch.arange(n), top_k=4,
+                     method=method)  # fmt: skip
+        ranks = (logits > logits.gather(1, got[0][:, None])).sum(-1)
+        assert int(ranks.max()) < 4
+
+
+@pytest.mark.parametrize("temperature", [1e-6, 1e-30, 1e-44])
+@pytest.mark.parametrize("name", EVERY)
+def test_a_tiny_temperature_is_nearly_greedy_and_finite(name, temperature):
+    logits = torch.tensor([[0.0, 3.0, -1.0, 2.9]])
+    got = sample(provider("sample", name), logits, temperature=temperature)
+    assert got[0].tolist() == [1]
+    assert float(got[1]) == 0.0
+
+
+def test_streams_are_independent():
+    n, v = 20_000, 8
+    op = provider("sample", "cpp")
+    logits = torch.zeros(n, v)
+    draws = [
+        sample(op, logits, positions=torch.arange(n), stream=s, method=m)[0]
+        for s, m in (("draft", "cdf"), ("residual", "cdf"), ("shared", "gumbel"))
+    ]
+    draws.append(torch.from_numpy(uniforms_of(0, np.arange(n), 0) * v).long())  # the coins
+    for i, a in enumerate(draws):
+        for b in draws[:i]:
+            table = torch.bincount(a * v + b, minlength=v * v).view(v, v).numpy()
+            assert stats.chi2_contingency(table).pvalue > NEVER
+
+
+@pytest.mark.parametrize(("vary", "fixed"), [("seeds", "positions"), ("positions", "seeds")])
+def test_neighbouring_seeds_and_positions_are_independent(vary, fixed):
+    n, v = 20_000, 8
+    got = sample(provider("sample", "cpp"), torch.zeros(n, v), **{vary: torch.arange(n), fixed: 5})
+    table = torch.bincount(got[0][1:] * v + got[0][:-1], minlength=v * v).view(v, v).numpy()
+    assert stats.chi2_contingency(table).pvalue > NEVER
+
+
+@pytest.mark.parametrize("method", ["cdf", "gumbel"])
+def test_chi_square_over_a_large_vocabulary(method):
+    n, v = 6000, 50_257
+    row = testing.zipf_logits(1, v, torch.Generator().manual_seed(3), exponent=1.1)[0]
+    got = sample(provider("sample", "cpp"), row.expand(n, v), positions=torch.arange(n),
+                 method=method, temperature=0.9)  # fmt: skip
+    p = (row.double() / np.float32(0.9)).softmax(-1)
+    assert chi_square(got[0], p) > NEVER
+    # The same draws by depth in the vocabulary: no tile is favoured.
+    tile = torch.arange(v) // 4096
+    mass = torch.zeros(int(tile.max()) + 1, dtype=torch.float64).index_add_(0, tile, p)
+    assert chi_square(got[0] // 4096, mass) > NEVER
+
+
+# (position, lane, word): every word under 256 of the shared stream at seed 0, positions under 2^17,
+# tokens under 4096. `philox_words(0, range(1024), range(2**17), 3) < 256` finds them in 16 s.
+RARE = [
+    (479, 402, 1), (1331, 569, 1), (3353, 67, 3), (8832, 837, 2), (18482, 512, 3), (19819, 691, 0),
+    (26038, 859, 2), (28982, 504, 1), (32350, 330, 3), (35039, 770, 3), (41553, 17, 3),
+    (45472, 21, 2), (47877, 261, 2), (54156, 450, 3), (64666, 928, 3), (66885, 554, 2),
+    (72189, 604, 0), (76479, 657, 3), (76909, 485, 0), (88103, 464, 0), (91352, 813, 0),
+    (91824, 971, 0), (93734, 551, 0), (98972, 430, 2), (99564, 504, 3), (100059, 405, 3),
+    (101454, 813, 2), (103800, 216, 0), (105066, 40, 1), (124603, 917, 0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_noise_of_rare_words_has_its_exact_tail(name):
+    """The rare token beats token 0 just when its 64-bit noise says so, within 1 %."""
+    op = provider("sample", name)
+    for position, lane, word in RARE[: 4 if name == "triton" else None]:
+        token = 4 * lane + word
+        x, more = (int(philox_words(0, lane, position, 3 + s)[word]) for s in (0, 256))
+        assert x < 256
+        rare = -math.log1p(-((x << 32) + more + 0.5) * 2.0**-64)
+        level = math.log(rare / float(reference.exponentials(0, position, 3, 1)))
+        logits = torch.full((2, token + 4), -torch.inf)
+        logits[:, 0] = 0.0
+        logits[:, token] = torch.tensor([level + 0.01, level - 0.01])
+        got = sample(op, logits, positions=position, noise="shared")
+        assert got[0].tolist() == [token, 0], (position, lane, word, level)
+
+
+def test_rare_words_are_as_frequent_as_they_should_be_and_24_bits_would_miss_them():
+    """2^29 words hold 32 under 256. A 24-bit uniform puts all of them at the same 2^-25."""
+    assert stats.poisson(2**29 / 2**24).cdf(len(RARE)) > NEVER
+    words = [int(philox_words(0, lane, p, 3)[w]) for p, lane, w in RARE]
+    off = [abs(math.log((x + 0.5) * 2.0**-32 / 2.0**-25)) > 0.01 for x in words]
+    assert sum(off) >= len(off) - 1
+
+
+def test_tail_tokens_keep_their_mass_in_the_race():
+    """One dominant token against 32,767 at gap 15: the hits are Poisson."""
+    n, v, gap = 8000, 32_768, 15.0
+    logits = torch.full((v,), -gap)
+    logits[77] = 0.0
+    got = sample(provider("sample", "cpp"), logits.expand(n, v), positions=torch.arange(n),
+                 noise="shared")[0]  # fmt: skip
+    tail = (v - 1) * math.exp(-gap)
+    hits, expected = int((got != 77).sum()), n * tail / (1 + tail)
+    assert min(stats.poisson(expected).cdf(hits), stats.poisson(expected).sf(hits - 1)) > NEVER

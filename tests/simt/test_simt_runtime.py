@@ -1,0 +1,371 @@
+"""The shim of tests/simt itself: kernels that meet at barriers, and faults it has to report."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SANITIZE = ["-fsanitize=undefined", "-fno-sanitize=vptr"]
+INVALID_VALUE, INVALID_CONFIGURATION, LAUNCH_FAILURE = 1, 9, 719
+COOPERATIVE_TOO_LARGE, INVALID_CLUSTER = 720, 912
+ORDERS = {"forward": (False, 0), "reverse": (True, 0), "seed-1": (False, 1), "seed-2": (False, 2)}
+
+pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")
+
+
+def _compile(source, *flags):
+    command = [
+        *("g++", "-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-I", ROOT / "tests/simt"),
+        *(*flags, source),
+    ]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory):
+    out = tmp_path_factory.mktemp("simt") / "libruntime_simt.so"
+    source, flags = ROOT / "tests/simt/runtime.cpp", ["-shared", "-fPIC", "-o", out]
+    done = _compile(source, *SANITIZE, *flags)
+    if done.returncode != 0 and "ubsan" in done.stderr:  # g++ without its sanitizer library
+        done = _compile(source, *flags)
+    assert done.returncode == 0, done.stderr
+    library = ctypes.CDLL(str(out))
+    library.error_string.restype = ctypes.c_char_p
+    library.set_order.argtypes = [ctypes.c_bool, ctypes.c_uint64]
+    library.active_blocks.argtypes = [ctypes.c_int, ctypes.c_size_t]
+    library.run_empty.argtypes = [ctypes.c_uint] * 3 + [ctypes.c_size_t]
+    return library
+
+
+@pytest.fixture
+def library(built, capfd):
+    yield built
+    built.set_order(*ORDERS["forward"])
+    built.last_error()
+    assert "runtime error" not in capfd.readouterr().err
+
+
+@pytest.fixture(params=ORDERS.values(), ids=ORDERS)
+def order(request, library):
+    library.set_order(*request.param)
+    return request.param
+
+
+def pointer(a):
+    return a.ctypes.data_as(ctypes.c_void_p)
+
+
+def integers(n, low=-1000, high=1000):
+    return np.random.default_rng(n).integers(low, high, n).astype(np.int32)
+
+
+def block_sums(library, x, grid, barrier=True):
+    out = np.zeros_like(x)
+    assert library.run_sum(pointer(x), pointer(out), grid, len(x) // grid, barrier) == 0
+    return out
+
+
+@pytest.mark.usefixtures("order")
+@pytest.mark.parametrize(("grid", "block"), [(1, 32), (3, 256), (2, 1024)])
+def test_block_sum(library, grid, block):
+    x = integers(grid * block)
+    want = x.reshape(grid, block).sum(1).repeat(block)
+    np.testing.assert_array_equal(block_sums(library, x, grid), want)
+
+
+def test_a_missing_barrier_changes_with_the_order(library):
+    x = integers(256)
+    results = []
+    for order in ORDERS.values():
+        library.set_order(*order)
+        results.append(block_sums(library, x, 1, barrier=False))
+    want = np.full_like(x, x.sum())
+    assert not any(np.array_equal(r, want) for r in results)
+    for i, a in enumerate(results):
+        assert not any(np.array_equal(a, b) for b in results[:i])
+
+
+def test_an_order_repeats(library):
+    x = integers(512)
+    library.set_order(False, 7)
+    first = block_sums(library, x, 1, barrier=False)
+    np.testing.assert_array_equal(block_sums(library, x, 1, barrier=False), first)
+
+
+@pytest.mark.usefixtures("order")
+def test_scan_and_compaction(library):
+    x = integers(640)
+    out = np.zeros_like(x)
+    assert library.run_scan(pointer(x), pointer(out), 640) == 0
+    np.testing.assert_array_equal(out, np.cumsum(x))
+    out[:] = 0
+    count = ctypes.c_int()
+    assert library.run_compact(pointer(x), pointer(out), 640, ctypes.byref(count)) == 0
+    np.testing.assert_array_equal(out[: count.value], x[x > 0])
+
+
+@pytest.mark.usefixtures("order")
+def test_histogram(library):
+    x = integers(5000, 0, 77)
+    out = np.zeros(77, np.uint32)
+    assert library.run_histogram(pointer(x), 5000, pointer(out), 77) == 0
+    np.testing.assert_array_equal(out, np.bincount(x, minlength=77))
+
+
+@pytest.mark.usefixtures("order")
+@pytest.mark.parametrize("cluster", [1, 2, 8])
+def test_cluster_sum(library, cluster):
+    x = integers(16 * 64)
+    out = np.zeros(16, np.int32)
+    assert library.run_cluster(pointer(x), pointer(out), 16, 64, cluster, True) == 0
+    sums = x.reshape(16 // cluster, -1).sum(1).repeat(cluster)
+    np.testing.assert_array_equal(out, sums * 16 + np.arange(16) % cluster)
+
+
+@pytest.mark.usefixtures("order")
+def test_the_last_block_finishes(library):
+    x = integers(100 * 128)
+    sums, ticket, out = np.zeros(100, np.int32), np.zeros(1, np.uint32), np.zeros(1, np.int32)
+    for _ in range(2):  # the ticket is zero again afterwards
+        arguments = pointer(x), pointer(sums), pointer(ticket), pointer(out)
+        assert library.run_ticket(*arguments, 100) == 0
+        assert out[0] == x.sum()
+        assert ticket[0] == 0
+
+
+@pytest.mark.usefixtures("order")
+def test_a_cooperative_grid_meets(library):
+    x = integers(20 * 64)
+    sums, out = np.zeros(20, np.int32), np.zeros(20, np.int32)
+    assert library.run_grid(pointer(x), pointer(sums), pointer(out), 20) == 0
+    np.testing.assert_array_equal(out, np.full(20, x.sum()))
+
+
+class Totals(ctypes.Structure):
+    """As in runtime.cpp."""
+
+    _fields_ = [
+        *((name, ctypes.c_int) for name in ("sum", "least", "most")),
+        *((name, ctypes.c_uint) for name in ("bits", "ticket")),
+        *((name, ctypes.c_ulonglong) for name in ("swaps", "greatest")),
+        ("real", ctypes.c_double),
+    ]
+
+
+@pytest.mark.usefixtures("order")
+def test_atomics(library):
+    x = integers(3 * 64)
+    totals = Totals(swaps=1)
+    assert library.run_atomics(pointer(x), 3, ctypes.byref(totals)) == 0
+    assert (totals.sum, totals.least, totals.most) == (x.sum(), x.min(), x.max())
+    assert totals.bits == np.bitwise_or.reduce(1 << (x.astype(np.int64) & 31))
+    assert totals.ticket == 192 % 100
+    assert totals.swaps == math.prod((1, 3, 5, 7)[i & 3] for i in x.tolist()) % 2**64
+    assert totals.greatest == int((x & 0xFF).max()) << 40
+    assert totals.real == x.sum() / 2
+
+
+@pytest.mark.usefixtures("order")
+@pytest.mark.parametrize("cluster", [1, 3])
+def test_shared_memory_starts_poisoned(library, cluster):
+    out = np.zeros(6 * 64, np.uint32)
+    assert library.run_poison(pointer(out), 6, cluster) == 0
+    assert (out == 0xFFFFFFFF).all()
+
+
+@pytest.mark.usefixtures("order")
+def test_lanes_see_each_other_after_syncwarp(library):
+    out = np.zeros(32, np.int32)
+    assert library.run_neighbour(pointer(out), True) == 0
+    np.testing.assert_array_equal(out, np.arange(32) ^ 1)
+    assert library.run_neighbour(pointer(out), False) == 0
+    assert (out == -1).sum() == 16  # whoever came first found poison
+
+
+@pytest.mark.usefixtures("order")
+def test_lanes(library):
+    x = np.random.default_rng(0).integers(0, 1 << 20, 32).astype(np.uint32)
+    out = np.zeros((18, 32), np.uint64)
+    assert library.run_lanes(pointer(x), pointer(out)) == 0
+    lane = np.arange(32)
+    wide, swapped = x.astype(np.uint64), x[lane ^ 1].astype(np.uint64)
+    halves = x.reshape(2, 16)
+
+    def of_halves(values):
+        return np.array(values, np.uint64).repeat(16)
+
+    def bits(flags):
+        return sum(1 << int(i) for i in np.flatnonzero(flags))
+
+    want = [
+        *(wide[[5] * 32], wide[(35 - lane) % 32], wide[lane // 8 * 8 + 1]),
+        *(wide[np.where(lane < 3, lane, lane - 3)], wide[np.where(lane % 16 < 9, lane + 7, lane)]),
+        *(wide[lane ^ 9], swapped // 2, swapped // 4, swapped * np.uint64(0x100000001), swapped),
+        of_halves([bits(x & 1) & 0xFFFF, bits(x & 1) & 0xFFFF0000]),
+        of_halves([(half == x[0]).any() for half in halves]),
+        of_halves([1, 0]),
+        *(of_halves(halves.sum(1)), of_halves(halves.min(1)), of_halves(halves.max(1))),
+        np.where(lane % 2, 0xAAAAAA00, 0x55555500),
+        np.full(32, 2),
+    ]
+    for row, (got, expected) in enumerate(zip(out, want, strict=True)):
+        np.testing.assert_array_equal(got, expected, err_msg=f"row {row}")
+
+
+def test_scalars(library):
+    x = np.random.default_rng(0).integers(0, 1 << 32, (256, 4), dtype=np.uint64)
+    x[:20] >>= np.arange(0, 40, 2, dtype=np.uint64)[:, None]
+    given, out = x.astype(np.uint32), np.zeros((256, 16), np.uint32)
+    storage = np.zeros(256 * 16 + 4, np.uint32)  # uint4 asks for 16-byte addresses
+    start = -storage.ctypes.data % 16 // 4
+    source = np.zeros(256 * 4 + 4, np.uint32)
+    source_start = -source.ctypes.data % 16 // 4
+    source[source_start : source_start + 1024] = given.ravel()
+    assert library.run_scalars(pointer(source[source_start:]), pointer(storage[start:])) == 0
+    out[:] = storage[start : start + 4096].reshape(256, 16)
+    for row, (a, b, c, d) in zip(out.tolist(), given.tolist(), strict=True):
+        low, high = b << 32 | a, (b << 32 | a) * (d << 32 | c) >> 64
+        lowest = (a & -a).bit_length()
+        assert row[:4] == [a.bit_count(), low.bit_count(), lowest, 32 - a.bit_length()]
+        assert row[4:8] == [64 - low.bit_length(), a * b >> 32, high & 0xFFFFFFFF, high >> 32]
+    p, q = (given[:, i] & 0x3FFFFFFF for i in (0, 1))
+    p, q = p.view(np.float32), q.view(np.float32)
+    fused = p.astype(np.longdouble) * q + p
+    ratio = p / (q.astype(np.float64) + 1)
+    want = np.stack([p * q, p + q, p - q, fused.astype(np.float32)], 1).view(np.uint32)
+    np.testing.assert_array_equal(out[:, 8:12], want)
+    np.testing.assert_array_equal(
+        np.ascontiguousarray(out[:, 12:14]).view(np.float64)[:, 0], ratio**2
+    )
+    powers = np.ascontiguousarray(out[:, 14:]).view(np.float32)
+    np.testing.assert_allclose(powers[:, 0], [math.exp2(-v) for v in p.tolist()], rtol=1e-6)
+    np.testing.assert_array_equal(powers[:, 1], q / np.float32(3))
+
+
+def fails(library, fault, threads=64):
+    """What the shim says about a launch with this fault of runtime.cpp."""
+    status = library.run_fault(fault, threads)
+    assert status == LAUNCH_FAILURE
+    assert library.last_error() == LAUNCH_FAILURE
+    return library.error_string(status).decode()
+
+
+@pytest.mark.usefixtures("order")
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        pytest.param(1, ["deadlock", "at __syncthreads", "at __shfl_sync"], id="divergent-barrier"),
+        pytest.param(2, ["return", "__syncthreads"], id="return-before-barrier"),
+        pytest.param(3, ["__syncthreads", "__syncthreads_count"], id="mixed-barriers"),
+        pytest.param(4, ["deadlock", "__syncthreads", "__syncwarp"], id="barrier-against-warp"),
+        pytest.param(5, ["__shfl_sync", "mask"], id="lanes-outside-the-mask"),
+        pytest.param(6, ["reads lane 7", "__shfl_down_sync"], id="read-of-returned-lane"),
+        pytest.param(7, ["__any_sync", "__ballot_sync"], id="mixed-collectives"),
+        pytest.param(8, ["__syncwarp", "mask"], id="mask-without-caller"),
+        pytest.param(11, ["livelock"], id="spin"),
+        pytest.param(14, ["this_cluster().sync", "return"], id="half-of-the-cluster"),
+    ],
+)
+def test_threads_that_do_not_meet(library, fault, words):
+    message = fails(library, fault)
+    assert all(word in message for word in words), message
+    assert library.run_fault(0, 64) == 0  # the next launch is sound
+
+
+def test_a_deadlock_names_its_threads(library):
+    assert fails(library, 4) == (
+        "deadlock: 66 waiting at __syncthreads, first thread (7,0,0) of block (0,0,0); "
+        "62 waiting at __syncwarp, first thread (0,0,0) of block (0,0,0)"
+    )
+
+
+@pytest.mark.usefixtures("order")
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        pytest.param(9, "wrote at byte 64 of its shared memory, which has 64 bytes", id="overflow"),
+        pytest.param(10, "wrote before its shared memory, which has 64 bytes", id="underflow"),
+    ],
+)
+def test_writes_outside_shared_memory(library, fault, words):
+    assert words in fails(library, fault)
+
+
+def test_shared_memory_of_a_block_that_has_returned(library):
+    assert "which has returned" in fails(library, 12)
+    assert "written after the block had returned" in fails(library, 13)
+
+
+def test_a_cluster_that_ends_too_early(library):
+    x, out = integers(2 * 64), np.zeros(2, np.int32)
+    status = library.run_cluster(pointer(x), pointer(out), 2, 64, 2, False)
+    assert status == LAUNCH_FAILURE
+    assert b"which has returned" in library.error_string(status)
+
+
+def test_limits_of_a_launch(library):
+    def empty(grid=2, block=32, cluster=1, shared=0):
+        status = library.run_empty(grid, block, cluster, shared)
+        assert library.last_error() == status
+        return status
+
+    assert empty() == 0
+    assert empty(grid=0) == empty(block=0) == empty(block=1025) == INVALID_CONFIGURATION
+    assert empty(shared=49153) == INVALID_VALUE
+    assert empty(cluster=3) == empty(cluster=16, grid=16) == INVALID_CLUSTER
+    assert library.allow(True, 232449) == INVALID_VALUE
+    assert library.allow(True, 232448) == 0
+    library.last_error()
+    assert empty(shared=232448, cluster=16, grid=16, block=1024) == 0
+    library.set_device(1, 8)
+    assert empty(cluster=2) == INVALID_CLUSTER
+    library.set_device(4, 9)
+
+
+def test_what_the_device_says(library):
+    major, minor, optin, multiprocessors = 75, 76, 97, 16
+    library.set_device(132, 9)
+    ids = (major, minor, optin, multiprocessors)
+    assert [library.attribute(i) for i in ids] == [9, 0, 232448, 132]
+    assert library.active_blocks(1024, 0) == 2
+    assert library.active_blocks(32, 0) == 32
+    assert library.active_blocks(128, 50_000) == 4
+    assert library.active_clusters(1024, 8) == 33
+    library.set_device(4, 9)
+
+
+def test_a_cooperative_grid_fits_the_device(library):
+    x = integers(200 * 64)
+    sums, out = np.zeros(200, np.int32), np.zeros(200, np.int32)
+    arguments = pointer(x), pointer(sums), pointer(out), 200
+    assert library.run_grid(*arguments) == COOPERATIVE_TOO_LARGE
+    library.set_device(7, 9)
+    assert library.run_grid(*arguments) == 0
+    library.set_device(4, 9)
+    assert (out == x.sum()).all()
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (
+            "__global__ void f() { __shared__ float x[32]; }",
+            "static shared memory is not in the shim",
+        ),
+        ("__global__ void __cluster_dims__(2) f() {}", "give the cluster as a launch attribute"),
+    ],
+    ids=["static-shared", "cluster-dims"],
+)
+def test_what_is_not_there_does_not_compile(tmp_path, line, words):
+    source = tmp_path / "kernel.cpp"
+    source.write_text(f"#include <cuda_runtime.h>\n{line}\n")
+    done = _compile(source, "-fsyntax-only")
+    assert done.returncode != 0
+    assert words in done.stderr

@@ -1,0 +1,420 @@
+"""Bad inputs of the ops, each with the message that names what is wrong."""
+
+import torch
+from support import kv_error_table
+from support.kv_error_table import f64, i64
+from support.providers import shaping
+
+
+def sample_args(logits=None, seeds=None, positions=None, noise="draft", method="cdf", **filters):
+    return (
+        torch.zeros(3, 7) if logits is None else logits,
+        *shaping(**filters),
+        i64(3) if seeds is None else seeds,
+        i64(3) if positions is None else positions,
+        noise,
+        method,
+    )
+
+
+def chain_args(target=None, tokens=None, draft=None, ids=None, columns=None, lse=None,
+               threshold=None, ts=None, t=1.0, kind="logits", rule="token", seeds=None,
+               positions=None, target_indptr=None, uniforms=None, lenience=1.0, epsilon=0.09, delta=0.3,
+               rates=None, eos_token_ids=None, max_new_tokens=None, **filters):  # fmt: skip
+    return (
+        torch.zeros(3, 5, 7) if target is None else target,
+        i64(3, 4) if tokens is None else tokens,
+        *(draft, ids, columns, lse, threshold, ts, t, kind, rule),
+        *shaping(**filters),
+        i64(3) if seeds is None else seeds,
+        i64(3) if positions is None else positions,
+        *(
+            target_indptr,
+            uniforms,
+            lenience,
+            epsilon,
+            delta,
+            rates,
+            eos_token_ids,
+            max_new_tokens,
+            True,
+            True,
+        ),
+    )
+
+
+def tree_args(target=None, tokens=None, parents=None, draft=None, ids=None, columns=None, lse=None,
+              threshold=None, ts=None, t=1.0, draft_rows=None, kind="logits", rule="multi_draft",
+              seeds=None, positions=None, target_indptr=None, uniforms=None, epsilon=0.09, delta=0.3,
+              eos_token_ids=None, max_new_tokens=None, max_depth=4, **filters):  # fmt: skip
+    return (
+        torch.zeros(3, 5, 7) if target is None else target,
+        i64(3, 4) if tokens is None else tokens,
+        torch.full((3, 4), -1) if parents is None else parents,
+        *(draft, ids, columns, lse, threshold, ts, t, draft_rows, kind, rule),
+        *shaping(**filters),
+        i64(3) if seeds is None else seeds,
+        i64(3) if positions is None else positions,
+        *(
+            target_indptr,
+            uniforms,
+            epsilon,
+            delta,
+            eos_token_ids,
+            max_new_tokens,
+            max_depth,
+            True,
+            True,
+        ),
+    )
+
+
+Q, Q2 = torch.zeros(3, 4, 7), torch.zeros(3, 4, 2)
+FILTERS = [  # of every op here
+    (dict(temperature=-1.0), "temperature must be finite and at least 0, got -1"),
+    (dict(temperature=float("nan")), "temperature must be finite and at least 0, got nan"),
+    (dict(temperature=float("inf")), "temperature must be finite and at least 0, got inf"),
+    (dict(temperature=torch.ones(2)), r"temperature must be \[3\], got \[2\]"),
+    (dict(temperature=torch.ones(3, 1)), r"temperature must be \[3\], got \[3, 1\]"),
+    (dict(temperature=f64(3)), "temperature must be float32, got float64"),
+    (dict(top_k=-2), r"top_k must be at least 0 \(0 keeps every token\), got -2"),
+    (dict(top_k=i64(3)), "top_k must be int32, got int64"),
+    (dict(top_k=i64(4).int()), r"top_k must be \[3\], got \[4\]"),
+    (dict(top_p=0.0), r"top_p must be in \(0, 1\], got 0"),
+    (dict(top_p=1.5), r"top_p must be in \(0, 1\], got 1.5"),
+    (dict(top_p=float("nan")), r"top_p must be in \(0, 1\], got nan"),
+    (dict(top_p=torch.ones(3).half()), "top_p must be float32, got float16"),
+    (dict(top_p=torch.ones(2)), r"top_p must be \[3\], got \[2\]"),
+    (dict(min_p=-0.25), r"min_p must be in \[0, 1\], got -0.25"),
+    (dict(min_p=1.0001), r"min_p must be in \[0, 1\], got 1.0001"),
+    (dict(min_p=torch.zeros(1)), r"min_p must be \[3\], got \[1\]"),
+    (dict(seeds=i64(2)), r"seeds must be \[3\], got \[2\]"),
+    (dict(seeds=i64(3).int()), "seeds must be int64, got int32"),
+    (dict(positions=i64(3, 1)), r"positions must be \[3\], got \[3, 1\]"),
+    (dict(positions=torch.zeros(3)), "positions must be int64, got float32"),
+]
+SAMPLE = [
+    *FILTERS,
+    (dict(logits=torch.zeros(7)), r"logits must be \[R, V\], got \[7\]"),
+    (dict(logits=torch.zeros(1, 3, 7)), r"logits must be \[R, V\], got \[1, 3, 7\]"),
+    (dict(logits=f64(3, 7)), "logits must be float32, bfloat16 or float16, got float64"),
+    (dict(logits=i64(3, 7)), "logits must be float32, bfloat16 or float16, got int64"),
+    (
+        dict(logits=torch.zeros(3, 0)),
+        r"logits must have a vocabulary of 1 to 2147483647 entries, got \[3, 0\]",
+    ),
+    (
+        dict(logits=torch.zeros(7, 3).T),
+        "logits must have a contiguous last dimension, got stride 3",
+    ),
+    (dict(noise="accept"), "stream must be one of residual, draft, shared, got accept"),
+    (dict(method="gumbel"), "method must be one of cdf, race, got gumbel"),
+    (dict(noise="shared"), "method must be race when stream is shared, got cdf"),
+]
+CHAIN = [
+    *FILTERS,
+    (dict(kind="logprobs"), "kind must be one of logits, probs, got logprobs"),
+    (
+        dict(rule="tokens"),
+        "rule must be one of token, block, greedy, match, typical, lenient, synthetic, got tokens",
+    ),
+    (dict(tokens=i64(3)), r"draft_token_ids must be \[B, gamma\], got \[3\]"),
+    (dict(tokens=torch.zeros(3, 4)), "draft_token_ids must be int32 or int64, got float32"),
+    (dict(tokens=i64(3, 4).short()), "draft_token_ids must be int32 or int64, got int16"),
+    (
+        dict(target=torch.zeros(3, 4, 7)),
+        r"target must be \[B, gamma\+1, V\] = \[3, 5, V\], got \[3, 4, 7\]",
+    ),
+    (
+        dict(target=torch.zeros(2, 5, 7)),
+        r"target must be \[B, gamma\+1, V\] = \[3, 5, V\], got \[2, 5, 7\]",
+    ),
+    (
+        dict(target=torch.zeros(15, 7)),
+        r"target must be \[B, gamma\+1, V\] = \[3, 5, V\], got \[15, 7\]",
+    ),
+    (
+        dict(target_indptr=i64(4).int()),
+        r"target must be \[N, V\] when target_indptr is given, got \[3, 5, 7\]",
+    ),
+    (
+        dict(target=torch.zeros(9, 7), target_indptr=i64(3).int()),
+        r"target_indptr must be \[4\], got \[3\]",
+    ),
+    (
+        dict(target=torch.zeros(9, 7), target_indptr=i64(4)),
+        "target_indptr must be int32, got int64",
+    ),
+    (dict(target=f64(3, 5, 7)), "target must be float32, bfloat16 or float16, got float64"),
+    (
+        dict(target=torch.zeros(3, 5, 0)),
+        r"target must have a vocabulary of 1 to 2147483647 entries, got \[3, 5, 0\]",
+    ),
+    (
+        dict(target=torch.zeros(3, 7, 5).mT),
+        "target must have a contiguous last dimension, got stride 5",
+    ),
+    (
+        dict(draft=torch.zeros(3, 5, 7)),
+        r"draft must be \[B, gamma, D\] = \[3, 4, D\], got \[3, 5, 7\]",
+    ),
+    (
+        dict(draft=torch.zeros(12, 7)),
+        r"draft must be \[B, gamma, D\] = \[3, 4, D\], got \[12, 7\]",
+    ),
+    (
+        dict(target=torch.zeros(9, 7), target_indptr=i64(4).int(), draft=torch.zeros(7, 7)),
+        r"draft must be \[N-B, D\] = \[6, D\], got \[7, 7\]",
+    ),
+    (dict(draft=i64(3, 4, 7)), "draft must be float32, bfloat16 or float16, got int64"),
+    (
+        dict(draft=torch.zeros(3, 7, 4).mT),
+        "draft must have a contiguous last dimension, got stride 4",
+    ),
+    (
+        dict(lse=f64(3, 4)),
+        "draft_logsumexp and draft_threshold must come together and with draft",
+    ),
+    (
+        dict(draft=Q, threshold=torch.zeros(3, 4)),
+        "draft_logsumexp and draft_threshold must come together and with draft",
+    ),
+    (
+        dict(lse=f64(3, 4), threshold=torch.zeros(3, 4)),
+        "draft_logsumexp and draft_threshold must come together and with draft",
+    ),
+    (
+        dict(draft=Q, lse=f64(3, 5), threshold=torch.zeros(3, 4)),
+        r"draft_logsumexp must be \[B, gamma\] = \[3, 4\], got \[3, 5\]",
+    ),
+    (
+        dict(draft=Q, lse=f64(3, 4), threshold=torch.zeros(4)),
+        r"draft_threshold must be \[B, gamma\] = \[3, 4\], got \[4\]",
+    ),
+    (
+        dict(draft=Q, lse=torch.zeros(3, 4), threshold=torch.zeros(3, 4)),
+        "draft_logsumexp must be float64, got float32",
+    ),
+    (
+        dict(draft=Q, lse=f64(3, 4), threshold=f64(3, 4)),
+        "draft_threshold must be float32, got float64",
+    ),
+    (dict(t=-0.5), "draft temperature must be finite and at least 0, got -0.5"),
+    (dict(ts=torch.ones(4)), r"draft temperature must be \[3\], got \[4\]"),
+    (dict(ts=f64(3)), "draft temperature must be float32, got float64"),
+    (
+        dict(uniforms=f64(3, 4)),
+        r"uniforms must be \[B, gamma\+1\] = \[3, 5\], got \[3, 4\]",
+    ),
+    (dict(uniforms=torch.zeros(3, 5)), "uniforms must be float64, got float32"),
+    (dict(uniforms=f64(3, 5), rule="match"), "uniforms must be None when rule is match"),
+    (
+        dict(draft=torch.zeros(3, 4, 0)),
+        r"draft must have a vocabulary of 1 to 2147483647 entries, got \[3, 4, 0\]",
+    ),
+    (
+        dict(draft=torch.zeros(3, 5, 2), ids=i64(3, 5, 2)),
+        r"draft probabilities must be \[B, gamma, K\] = \[3, 4, K\], got \[3, 5, 2\]",
+    ),
+    (
+        dict(target=torch.zeros(9, 7), target_indptr=i64(4).int(), draft=Q2[0, :1], ids=i64(1, 2)),
+        r"draft probabilities must be \[N-B, K\] = \[6, K\], got \[1, 2\]",
+    ),
+    (
+        dict(draft=torch.zeros(3, 4, 0), ids=i64(3, 4, 0)),
+        r"draft probabilities must have K >= 1 entries, got \[3, 4, 0\]",
+    ),
+    (
+        dict(draft=f64(3, 4, 2), ids=i64(3, 4, 2)),
+        "draft probabilities must be float32, bfloat16 or float16, got float64",
+    ),
+    (
+        dict(target=torch.zeros(2, 7), target_indptr=i64(4).int(), draft=torch.zeros(0, 7)),
+        r"target must be \[N, V\] with N >= B = 3 when draft is \[N-B, D\], got \[2, 7\]",
+    ),
+    (
+        dict(target=torch.zeros(2, 7), target_indptr=i64(4).int(), draft=Q2[0, :0], ids=i64(0, 2)),
+        r"target must be \[N, V\] with N >= B = 3 when draft is \[N-B, K\], got \[2, 7\]",
+    ),
+    (
+        dict(ids=i64(3, 4, 2)),
+        r"draft ids must be like the draft probabilities, None, got \[3, 4, 2\]",
+    ),
+    (
+        dict(draft=Q2, ids=i64(3, 4, 3)),
+        r"draft ids must be like the draft probabilities, \[3, 4, 2\], got \[3, 4, 3\]",
+    ),
+    (
+        dict(draft=Q2, ids=i64(12, 2)),
+        r"draft ids must be like the draft probabilities, \[3, 4, 2\], got \[12, 2\]",
+    ),
+    (dict(draft=Q2, ids=i64(3, 4, 2).short()), "draft ids must be int32 or int64, got int16"),
+    (dict(draft=Q2, ids=torch.zeros(3, 4, 2)), "draft ids must be int32 or int64, got float32"),
+    (
+        dict(draft=Q2, ids=i64(3, 4, 2), lse=f64(3, 4), threshold=torch.zeros(3, 4)),
+        "draft_logsumexp and draft_threshold must come together and with draft",
+    ),
+    (
+        dict(draft=Q, columns=i64(6).int()),
+        r"draft_map columns must be \[7\], got \[6\]",
+    ),
+    (dict(draft=Q, columns=i64(7)), "draft_map columns must be int32, got int64"),
+    (
+        dict(columns=i64(7).int()),
+        "draft_map must be None unless draft holds rows over a vocabulary of its own",
+    ),
+    (
+        dict(draft=Q2, ids=i64(3, 4, 2), columns=i64(7).int()),
+        "draft_map must be None unless draft holds rows over a vocabulary of its own",
+    ),
+    (dict(lenience=0.0), r"lenience must be in \(0, 1\], got 0"),
+    (dict(lenience=1.25), r"lenience must be in \(0, 1\], got 1.25"),
+    (dict(lenience=float("nan")), r"lenience must be in \(0, 1\], got nan"),
+    (dict(lenience=1e-46), r"lenience must be in \(0, 1\], got 0"),
+    (dict(epsilon=-0.5), r"typical_epsilon must be in \[0, 1\], got -0.5"),
+    (dict(epsilon=1.5), r"typical_epsilon must be in \[0, 1\], got 1.5"),
+    (dict(epsilon=float("nan")), r"typical_epsilon must be in \[0, 1\], got nan"),
+    (dict(delta=-1.0), "typical_delta must be finite and at least 0, got -1"),
+    (dict(delta=float("inf")), "typical_delta must be finite and at least 0, got inf"),
+    (dict(delta=float("nan")), "typical_delta must be finite and at least 0, got nan"),
+    (
+        dict(rule="synthetic"),
+        "synthetic_rates must be given with rule synthetic and with no other",
+    ),
+    (
+        dict(rates=torch.ones(4)),
+        "synthetic_rates must be given with rule synthetic and with no other",
+    ),
+    (
+        dict(rule="synthetic", rates=torch.ones(5)),
+        r"synthetic_rates must be \[4\], got \[5\]",
+    ),
+    (dict(rule="synthetic", rates=f64(4)), "synthetic_rates must be float32, got float64"),
+    (dict(eos_token_ids=i64(1, 1)), r"eos_token_ids must be \[E\], got \[1, 1\]"),
+    (dict(eos_token_ids=torch.tensor(3)), r"eos_token_ids must be \[E\], got \[\]"),
+    (dict(eos_token_ids=i64(2).int()), "eos_token_ids must be int64, got int32"),
+    (dict(max_new_tokens=i64(4)), r"max_new_tokens must be \[3\], got \[4\]"),
+    (dict(max_new_tokens=i64(3).int()), "max_new_tokens must be int64, got int32"),
+]
+# Of the draft, those of verify_chain whose words do not depend on the op.
+SAME = ("draft_map", "draft ids", "draft temperature", "draft_logsumexp and")
+DRAFT_ROWS = i64(3, 4).int()
+TREE = [
+    *FILTERS,
+    (
+        dict(target=torch.zeros(3, 7, 5).mT),
+        "target must have a contiguous last dimension, got stride 5",
+    ),
+    (
+        dict(draft=torch.zeros(3, 7, 4).mT),
+        "draft must have a contiguous last dimension, got stride 4",
+    ),
+    (
+        dict(draft=torch.zeros(3, 4, 0)),
+        r"draft must have a vocabulary of 1 to 2147483647 entries, got \[3, 4, 0\]",
+    ),
+    *((bad, m) for bad, m in CHAIN if m.startswith(SAME) and "target" not in bad),
+    *(
+        (bad, m)
+        for bad, m in CHAIN
+        if m.startswith(("typical", "eos_token_ids", "max_new_tokens", "kind"))
+    ),
+    (
+        dict(rule="token"),
+        "rule must be one of greedy, match, target_only, multi_draft, multi_draft_wor, "
+        "top_k_plus_one, k_seq, traversal, typical, got token",
+    ),
+    (dict(tokens=i64(3)), r"tree tokens must be \[B, N\], got \[3\]"),
+    (dict(tokens=torch.zeros(3, 4)), "tree tokens must be int32 or int64, got float32"),
+    (dict(parents=i64(3, 5)), r"tree parents must be \[B, N\] = \[3, 4\], got \[3, 5\]"),
+    (dict(parents=i64(12)), r"tree parents must be \[B, N\] = \[3, 4\], got \[12\]"),
+    (dict(parents=i64(3, 4).short()), "tree parents must be int32 or int64, got int16"),
+    (
+        dict(target=torch.zeros(3, 4, 7)),
+        r"target must be \[B, N\+1, V\] = \[3, 5, V\], got \[3, 4, 7\]",
+    ),
+    (
+        dict(target=torch.zeros(15, 7)),
+        r"target must be \[B, N\+1, V\] = \[3, 5, V\], got \[15, 7\]",
+    ),
+    (
+        dict(target_indptr=i64(4).int()),
+        r"target must be \[R, V\] when target_indptr is given, got \[3, 5, 7\]",
+    ),
+    (
+        dict(target=torch.zeros(9, 7), target_indptr=i64(3).int()),
+        r"target_indptr must be \[4\], got \[3\]",
+    ),
+    (dict(target=f64(3, 5, 7)), "target must be float32, bfloat16 or float16, got float64"),
+    (
+        dict(target=torch.zeros(3, 5, 0)),
+        r"target must have a vocabulary of 1 to 2147483647 entries, got \[3, 5, 0\]",
+    ),
+    (
+        dict(draft=Q, draft_rows=i64(3, 5).int()),
+        r"draft_rows must be \[B, N\] = \[3, 4\], got \[3, 5\]",
+    ),
+    (dict(draft=Q, draft_rows=i64(3, 4)), "draft_rows must be int32, got int64"),
+    (
+        dict(draft=torch.zeros(12, 7)),
+        r"draft must be \[B, N, D\] unless draft_rows is given, got two dimensions",
+    ),
+    (dict(rule="k_seq"), "draft must be given when rule is k_seq, got None"),
+    (
+        dict(draft=torch.zeros(3, 5, 7)),
+        r"draft must be \[B, N, D\] = \[3, 4, D\], got \[3, 5, 7\]",
+    ),
+    (
+        dict(draft=torch.zeros(2, 6, 7), draft_rows=DRAFT_ROWS),
+        r"draft must be \[B, M, D\] = \[3, M, D\], got \[2, 6, 7\]",
+    ),
+    (
+        dict(draft=torch.zeros(7), draft_rows=DRAFT_ROWS),
+        r"draft must be \[B, M, D\] = \[3, M, D\], got \[7\]",
+    ),
+    (
+        dict(draft=torch.zeros(3, 5, 2), ids=i64(3, 5, 2)),
+        r"draft probabilities must be \[B, N, K\] = \[3, 4, K\], got \[3, 5, 2\]",
+    ),
+    (
+        dict(draft=torch.zeros(6, 0), ids=i64(6, 0), draft_rows=DRAFT_ROWS),
+        r"draft probabilities must have K >= 1 entries, got \[6, 0\]",
+    ),
+    (dict(draft=i64(3, 4, 7)), "draft must be float32, bfloat16 or float16, got int64"),
+    (
+        dict(draft=Q, lse=f64(3, 5), threshold=torch.zeros(3, 4)),
+        r"draft_logsumexp must be \[B, N\] = \[3, 4\], got \[3, 5\]",
+    ),
+    (
+        dict(draft=Q, lse=f64(3, 4), threshold=torch.zeros(3, 5), draft_rows=DRAFT_ROWS),
+        r"draft_threshold must be \[B, M\] = \[3, 4\], got \[3, 5\]",
+    ),
+    (
+        dict(
+            draft=torch.zeros(6, 7), lse=f64(3, 4), threshold=torch.zeros(6), draft_rows=DRAFT_ROWS
+        ),
+        r"draft_logsumexp must be \[M\] = \[6\], got \[3, 4\]",
+    ),
+    (
+        dict(draft=Q, lse=torch.zeros(3, 4), threshold=torch.zeros(3, 4)),
+        "draft_logsumexp must be float64, got float32",
+    ),
+    (
+        dict(draft=Q, lse=f64(3, 4), threshold=f64(3, 4)),
+        "draft_threshold must be float32, got float64",
+    ),
+    (dict(uniforms=f64(3, 5)), r"uniforms must be \[B, 2N\+1\] = \[3, 9\], got \[3, 5\]"),
+    (dict(uniforms=torch.zeros(3, 9)), "uniforms must be float64, got float32"),
+    (dict(uniforms=f64(3, 9), rule="match"), "uniforms must be None when rule is match"),
+    (dict(max_depth=-1), r"max_depth must be in \[0, N\] = \[0, 4\], got -1"),
+    (dict(max_depth=5), r"max_depth must be in \[0, N\] = \[0, 4\], got 5"),
+]
+
+BUILD = {
+    "sample": sample_args,
+    "verify_chain": chain_args,
+    "verify_tree": tree_args,
+    **kv_error_table.BUILD,
+}
+ROWS = {"sample": SAMPLE, "verify_chain": CHAIN, "verify_tree": TREE, **kv_error_table.ROWS}
+TABLE = [(op, bad, m) for op, rows in ROWS.items() for bad, m in rows]

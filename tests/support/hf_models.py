@@ -1,0 +1,143 @@
+"""Tiny random models for the loop's tests, and the real one, loaded once per process."""
+
+from __future__ import annotations
+
+import copy
+from functools import cache, lru_cache
+from typing import Any
+
+import pytest
+import torch
+from specdec_hf.cli.weights import load_embedded, with_fewer_layers
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+VOCAB = 67
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """For the modules that import it: tiny models on several threads mostly wait for each other.
+
+    The thread count is put back in conftest.py.
+    """
+    torch.set_num_threads(1)
+
+
+PAD = 0
+NAMES = ("llama", "gpt2", "qwen2", "qwen3", "gemma2")
+
+
+def build(name: str, seed: int = 0, vocab_size: int = VOCAB, context: int = 256) -> Any:
+    """A two-layer random model; no end-of-sequence token, so that lengths are what a test says."""
+    common = {
+        "vocab_size": vocab_size,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "max_position_embeddings": context,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": PAD,
+        "initializer_range": 0.3,
+    }
+    state = torch.get_rng_state()
+    torch.manual_seed(seed)
+    try:
+        if name == "llama":
+            model: Any = LlamaForCausalLM(LlamaConfig(**common))
+        elif name == "qwen2":
+            model = Qwen2ForCausalLM(Qwen2Config(**common))
+        elif name == "qwen3":
+            model = Qwen3ForCausalLM(Qwen3Config(**common))
+        elif name == "gemma2":
+            model = Gemma2ForCausalLM(
+                Gemma2Config(
+                    **common,
+                    sliding_window=6,
+                    attn_implementation="eager",
+                    tie_word_embeddings=False,
+                )
+            )
+        elif name == "gpt2":
+            model = GPT2LMHeadModel(
+                GPT2Config(
+                    vocab_size=vocab_size, n_positions=context, n_embd=32, n_layer=2, n_head=4,
+                    bos_token_id=None, eos_token_id=None, pad_token_id=PAD, initializer_range=0.3,
+                    tie_word_embeddings=False,
+                )
+            )  # fmt: skip
+        else:
+            raise ValueError(name)
+    finally:
+        torch.set_rng_state(state)
+    return model.eval()
+
+
+@cache
+def tiny(name: str, seed: int = 0) -> Any:
+    """A shared tiny model; tests must not change it."""
+    return build(name, seed)
+
+
+@cache
+def perturbed(name: str, amount: float = 0.05) -> Any:
+    """A drafter that agrees with ``tiny(name)`` often, not always."""
+    drafter = copy.deepcopy(tiny(name))
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for weight in drafter.parameters():
+            weight.add_(amount * weight.std() * torch.randn(weight.shape, generator=generator))
+    return drafter
+
+
+def unlike(kind: str) -> Any:
+    """A drafter for `llama` that is an "other architecture", "bfloat16" or of "short context"."""
+    if kind == "other architecture":
+        return tiny("gpt2")
+    return build("llama", context=20) if kind != "bfloat16" else build("llama").to(torch.bfloat16)
+
+
+def drafter_for(name: str, kind: str) -> Any:
+    """What `generate` takes as ``drafter``: "prompt_lookup" or a "model"."""
+    return perturbed(name) if kind == "model" else kind
+
+
+def prompts(
+    lengths: tuple[int, ...], seed: int = 1, vocab_size: int = VOCAB
+) -> dict[str, torch.Tensor]:
+    """Left-padded random prompts with some repetition in them."""
+    generator = torch.Generator().manual_seed(seed)
+    width = max(lengths)
+    ids = torch.full((len(lengths), width), PAD)
+    mask = torch.zeros_like(ids)
+    for row, length in enumerate(lengths):
+        phrase = torch.randint(1, vocab_size, (max(3, length // 2),), generator=generator)
+        ids[row, width - length :] = phrase.repeat(3)[:length]
+        mask[row, width - length :] = 1
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+@lru_cache(maxsize=1)
+def smollm() -> tuple[Any, Any]:
+    """The embedded model and its tokenizer."""
+    return load_embedded()
+
+
+@lru_cache(maxsize=1)
+def smollm_drafter() -> Any:
+    """The first layers of the embedded model as a drafter; weights are shared."""
+    return with_fewer_layers(smollm()[0], 6)

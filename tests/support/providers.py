@@ -1,0 +1,189 @@
+"""What several test files share: comparisons that name the worst element, and shorter calls."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from support import simt_ops
+
+from specdec_kernels import testing
+
+OUTPUTS = {
+    "sample": ("tokens", "logprobs", "logsumexp", "threshold", "status"),
+    "verify_chain": ("tokens", "num_accepted", "status", "logprobs", "accept_probs"),
+    "verify_tree": ("path", "tokens", "num_accepted", "status", "logprobs", "accept_probs"),
+    "tree_attention": ("mask", "positions"),
+    "rerank_tree": ("tokens", "parents", "nodes"),
+    "expand_tree": ("tokens", "scores", "frontier"),
+    "build_trie": ("tokens", "parents", "nodes", "num_nodes"),
+}
+# A draw lands on another token only if its uniform is this close to a step of the cdf.
+TIE_PER_DRAW = 2e-5
+NEVER = 1e-6  # p-value under which a statistical test of fixed seeds fails
+
+SHIM = ["cuda"] if simt_ops.available else []  # the CUDA source on the CPU
+REAL = [n for n in ("cpp", "triton") if n in testing.providers("verify_chain")] + SHIM
+EVERY = ["reference", *REAL]
+NATIVE = ["reference", "cpp", *SHIM]  # the interpreter takes 0.05 to 1 s for each row
+
+# Triton is there for Linux alone, and the device tests turn its interpreter off.
+needs_triton = pytest.mark.skipif(
+    "triton" not in REAL, reason="Triton is not installed, or TRITON_INTERPRET is not 1"
+)
+
+
+def agreeing(op):
+    """(provider, case) pairs to compare with the specification."""
+    pairs = [("cpp", c) for c in testing.cases(op, heavy=True)]
+    if "triton" in testing.providers(op):
+        pairs += [("triton", c) for c in testing.cases(op, rows=6)]
+    return [pytest.param(n, c, id=f"{n}-{c}") for n, c in pairs]
+
+
+def provider(op, name):
+    return simt_ops.library().op(op) if name == "cuda" else testing.providers(op)[name]
+
+
+def worst(name, got, want, atol=0.0, rtol=0.0):
+    """Fails with the worst element, its index and both values; NaN equals NaN, inf equals inf."""
+    assert got.shape == want.shape, f"{name}: shape {tuple(got.shape)}, not {tuple(want.shape)}"
+    assert got.dtype == want.dtype, f"{name}: {got.dtype}, not {want.dtype}"
+    if got.numel() == 0:
+        return
+    a, b = got.double(), want.double()
+    same = (a == b) | (a.isnan() & b.isnan())
+    excess = torch.where(same, 0.0, (a - b).abs() - atol - rtol * b.abs()).nan_to_num(torch.inf)
+    if float(excess.max()) > 0:
+        i = int(excess.argmax())
+        at = tuple(int(n) for n in np.unravel_index(i, got.shape))
+        raise AssertionError(
+            f"{name}{list(at)} is {got.flatten()[i].item()!r}, not {want.flatten()[i].item()!r} "
+            f"({int((excess > 0).sum())} of {got.numel()} differ)"
+        )
+
+
+def same_outputs(op, got, want):
+    """Ids, counts and status exactly, float outputs to rounding of float32."""
+    for name, g, w in zip(OUTPUTS[op], got, want, strict=True):
+        tolerance = {
+            "logprobs": 1e-5, "logsumexp": 2e-6, "threshold": 1e-6, "accept_probs": 2e-5,
+            "scores": 4e-6,
+        }.get(name, 0.0)  # fmt: skip
+        worst(name, g, w, atol=tolerance, rtol=tolerance)
+
+
+def identical(op, got, want):
+    """Bit for bit."""
+    for name, g, w in zip(OUTPUTS[op], got, want, strict=True):
+        worst(name, g, w)
+
+
+def shaping(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
+    """The eight sampling arguments of an op."""
+    out = []
+    for value, off in ((temperature, 1.0), (top_k, 0), (top_p, 1.0), (min_p, 0.0)):
+        out += [value, off] if isinstance(value, torch.Tensor) else [None, value]
+    return out
+
+
+def vector(value, n):
+    return value if isinstance(value, torch.Tensor) else torch.full((n,), value, dtype=torch.int64)
+
+
+def sample(op, logits, *, seeds=0, positions=0, noise="draft", method=None, **filters):
+    """An implementation of `sample`, called as the public function is."""
+    n = len(logits)
+    method = method or ("gumbel" if noise == "shared" else "cdf")
+    args = (*shaping(**filters), vector(seeds, n), vector(positions, n), noise, method)
+    return op(logits, *args)
+
+
+def verify(op, target, tokens, draft=None, *, sampled=None, ids=None, columns=None, kind="logits",
+           rule="token", seeds=0, positions=0, target_indptr=None, uniforms=None, lenience=1.0,
+           epsilon=0.09, delta=0.3, rates=None, eos_token_ids=None, max_new_tokens=None, logprobs=True,
+           accept_probs=True, **filters):  # fmt: skip
+    """An implementation of `verify_chain`, called as the public function is.
+
+    sampled: (logsumexp, threshold, temperature) of a SampledDraft. ids: of a SparseDraft, whose
+    probabilities are `draft`. columns: of a DraftMap.
+    """
+    n = len(tokens)
+    logsumexp, threshold, t = sampled or (None, None, 1.0)
+    ts, t = (t, 1.0) if isinstance(t, torch.Tensor) else (None, t)
+    return op(
+        target, tokens, draft, ids, columns, logsumexp, threshold, ts, t, kind, rule,
+        *shaping(**filters), vector(seeds, n), vector(positions, n), target_indptr, uniforms, lenience,
+        epsilon, delta, rates, eos_token_ids, max_new_tokens, logprobs, accept_probs,
+    )  # fmt: skip
+
+
+def verify_tree(op, target, tokens, parents, draft=None, *, rule, sampled=None, ids=None,
+                columns=None, draft_rows=None, kind="logits", seeds=0, positions=0, target_indptr=None,
+                uniforms=None, epsilon=0.09, delta=0.3, eos_token_ids=None, max_new_tokens=None,
+                max_depth=None, logprobs=True, accept_probs=True, **filters):  # fmt: skip
+    """An implementation of `verify_tree`, called as the public function is; see `verify`."""
+    b, n = tokens.shape
+    logsumexp, threshold, t = sampled or (None, None, 1.0)
+    ts, t = (t, 1.0) if isinstance(t, torch.Tensor) else (None, t)
+    return op(
+        target, tokens, parents, draft, ids, columns, logsumexp, threshold, ts, t, draft_rows, kind,
+        rule, *shaping(**filters), vector(seeds, b), vector(positions, b), target_indptr, uniforms,
+        epsilon, delta, eos_token_ids, max_new_tokens, n if max_depth is None else max_depth, logprobs,
+        accept_probs,
+    )  # fmt: skip
+
+
+def allocations(monkeypatch):
+    """A list to which every tensor made by `new_empty` from now on adds its size."""
+    sizes = []
+    empty = torch.Tensor.new_empty
+
+    def counted(t, size, **options):
+        if size != 0:  # the interpreter's own views
+            sizes.append(torch.Size(size).numel())
+        return empty(t, size, **options)
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", counted)
+    return sizes
+
+
+def philox_words(seeds, lanes, positions, stream):
+    """Philox4x32-10 over NumPy arrays, written from the paper: [..., 4] uint32."""
+    mask = np.uint64(0xFFFFFFFF)
+    shift = np.uint64(32)
+    seeds, lanes, positions = np.broadcast_arrays(
+        *(np.asarray(x).astype(np.int64).view(np.uint64) for x in (seeds, lanes, positions))
+    )
+    key = [seeds & mask, seeds >> shift]
+    c = [lanes & mask, positions & mask, positions >> shift, np.full_like(lanes, stream)]
+    for _ in range(10):
+        a, b = np.uint64(0xD2511F53) * c[0], np.uint64(0xCD9E8D57) * c[2]
+        c = [(b >> shift) ^ c[1] ^ key[0], b & mask, (a >> shift) ^ c[3] ^ key[1], a & mask]
+        key = [(key[0] + np.uint64(0x9E3779B9)) & mask, (key[1] + np.uint64(0xBB67AE85)) & mask]
+    return np.stack(c, -1).astype(np.uint32)
+
+
+def uniforms_of(seeds, positions, stream):
+    """[n] float64: 53 bits of words 0 and 1 of lane 0."""
+    words = philox_words(seeds, 0, positions, stream).astype(np.uint64)
+    return ((words[..., 0] | words[..., 1] << np.uint64(32)) >> np.uint64(11)) * 2.0**-53
+
+
+def chi_square(tokens, law):
+    """p-value of tokens against a law; cells under 5 expected are joined."""
+    n = len(tokens)
+    counts = torch.bincount(tokens, minlength=len(law)).numpy().astype(float)
+    expected = law.numpy() * n
+    assert counts[expected == 0].sum() == 0
+    order = np.argsort(-expected)
+    counts, expected = counts[order], expected[order]
+    cut = int((expected >= 5).sum())
+    if expected[cut:].sum() > 0:
+        counts = np.append(counts[:cut], counts[cut:].sum())
+        expected = np.append(expected[:cut], expected[cut:].sum())
+    counts, expected = counts[expected > 0], expected[expected > 0]
+    if len(expected) == 1:
+        return 1.0
+    return stats.chisquare(counts, expected * counts.sum() / expected.sum()).pvalue

@@ -1,0 +1,138 @@
+"""The CUDA source of `sample` and the verifiers as ops on CPU tensors, through tests/simt."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import hashlib
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = (
+    "csrc/cuda/row/sample.cu",
+    "csrc/cuda/chain/verify_chain.cu",
+    "csrc/cuda/tree/verify_tree.cu",
+    "tests/simt/ops.cpp",
+)
+TORCH = Path(torch.__file__).parent
+COMPILE = (
+    *("g++", "-std=c++17", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off"),
+    *("-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas"),
+    "-DTORCH_TARGET_VERSION=0x020a000000000000",
+    *("-I", str(ROOT / "tests/simt"), "-I", str(ROOT / "csrc/include"), "-I", str(ROOT / "csrc")),
+    *("-isystem", str(TORCH / "include")),
+)  # fmt: skip
+
+# Few multiprocessors, so that small cases fill them; and orders in which threads run.
+MULTIPROCESSORS = 4
+ORDERS = {"forward": (False, 0), "reverse": (True, 0), "seed-1": (False, 1), "seed-2": (False, 2)}
+ALL_ONES = 2**64 - 1
+# How work is shared out: schedule and blocks a team.
+SHARES = {
+    "lazy-1": ("lazy", 1),
+    "lazy-2": ("lazy", 2),
+    "lazy-8": ("lazy", 8),
+    "parallel-1": ("parallel", 1),
+    "parallel-8": ("parallel", 8),
+    "auto": ("auto", 0),
+}
+
+available = bool(shutil.which("g++")) and all((ROOT / s).exists() for s in SOURCES)
+
+
+class Plan(NamedTuple):
+    """How a launch shared its work out."""
+
+    workspace_bytes: int
+    teams: int
+    team: int
+    parts: int
+    parallel: int
+
+
+class Library:
+    """The built library: its ops by name, and what a test may turn."""
+
+    def __init__(self, path: Path) -> None:
+        torch.ops.load_library(path)
+        self._native = ctypes.CDLL(str(path))
+        self._native.simt_order.argtypes = [ctypes.c_bool, ctypes.c_uint64]
+        self._native.simt_workspace.argtypes = [ctypes.c_uint64]
+        self._native.simt_next_launch.restype = ctypes.c_uint64
+
+    def op(self, name: str):
+        return getattr(torch.ops.specdec_kernels_simt, name).default
+
+    @contextlib.contextmanager
+    def sharing(self, schedule="auto", team=0, *, order="forward", capability=9, fill=ALL_ONES):
+        """`fill`: the word that the workspace holds before a launch, over and over."""
+        share = torch.ops.specdec_kernels_simt.set_cuda_schedule.default
+        share(schedule, team)
+        self._native.simt_order(*ORDERS[order])
+        self._native.simt_device(MULTIPROCESSORS, capability)
+        self._native.simt_workspace(fill)
+        try:
+            yield
+        finally:
+            share("auto", 0)
+            self._native.simt_order(*ORDERS["forward"])
+            self._native.simt_workspace(ALL_ONES)
+
+    def plan(self, device, sequences: int, rows: int, spans: int) -> Plan:
+        """`device`: multiprocessors, then how many teams of 1, 2, 4 and 8 blocks run at once."""
+        out = (ctypes.c_int64 * 5)()
+        sizes = [ctypes.c_int64(n) for n in (sequences, rows, spans)]
+        self._native.simt_plan((ctypes.c_int32 * 5)(*device), *sizes, out)
+        return Plan(*out)
+
+    def next_launch(self) -> int:
+        return self._native.simt_next_launch()
+
+    def last_plan(self) -> Plan:
+        """Of the last launch."""
+        out = (ctypes.c_int64 * 5)()
+        self._native.simt_last_plan(out)
+        return Plan(*out)
+
+
+def build(folder: Path) -> Library:
+    """Compiles the sources side by side; about ten seconds."""
+    objects = [folder / (hashlib.sha256(s.encode()).hexdigest()[:8] + ".o") for s in SOURCES]
+    running = [
+        subprocess.Popen(
+            [
+                *COMPILE,
+                "-O1" if s.endswith(".cpp") else "-O2",
+                "-c",
+                "-x",
+                "c++",
+                ROOT / s,
+                "-o",
+                o,
+            ],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for s, o in zip(SOURCES, objects, strict=True)
+    ]
+    errors = [process.communicate()[1] for process in running]
+    assert not any(process.returncode for process in running), "".join(errors)
+    out = folder / "libspecdec_simt.so"
+    link = ["g++", "-shared", "-o", out, *objects, TORCH / "lib/libtorch_cpu.so"]
+    done = subprocess.run(link, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return Library(out)
+
+
+@functools.cache
+def library() -> Library:
+    """One a process: an op's namespace can be taken only once."""
+    with tempfile.TemporaryDirectory() as folder:
+        return build(Path(folder))

@@ -1,0 +1,206 @@
+"""Small trees drafted from small models, whose verifiers are enumerated cell by cell."""
+
+import itertools
+
+import pytest
+import torch
+from support.chain_settings import TOLERANCE, laws, tables
+from support.providers import provider, sample, verify_tree, worst
+
+from specdec_kernels import analysis
+from specdec_kernels.analysis import lineage
+
+TEACHER = "cpp"  # whose cells the other providers are tried in
+
+# The way the children of a node are drawn, for each lossless rule that reads uniforms.
+DRAWN = {
+    "greedy": "top",
+    "target_only": "top",
+    "multi_draft": "independent",
+    "multi_draft_wor": "without_replacement",
+    "top_k_plus_one": "top_k_plus_one",
+    "k_seq": "independent",
+    "traversal": "independent",
+}
+TREES = {
+    "21": [-1, -1, 0],
+    "22": [-1, -1, 0, 0],
+    "221": [-1, -1, 0, 0, 1],
+    "mixed": [-1, 0, -1, 0, 2],  # not level by level
+    "312": [-1, -1, -1, 0, 1, 1],
+    "3": [-1, -1, -1],
+    "chain": [-1, 0],
+}
+
+
+def children_law(laws, how):
+    """Law of siblings together, laws [K, V]: tokens [n, K], probabilities [n]."""
+    if how == "independent":
+        v = laws.shape[-1]
+        tokens = torch.cartesian_prod(*[torch.arange(v)] * len(laws)).reshape(-1, len(laws))
+        return tokens, laws.gather(1, tokens.T).prod(0)
+    law, k = laws[0], len(laws)
+    order = law.argsort(descending=True, stable=True).tolist()
+    order = [x for x in order if float(law[x]) > 0]
+    if how == "without_replacement":
+        return one_after_another(law, k)
+    if how == "top":
+        return torch.tensor([(order + [-1] * k)[:k]]), torch.ones(1, dtype=torch.float64)
+    top = (order + [-1] * k)[: k - 1]
+    off = law.clone()
+    off[[x for x in top if x >= 0]] = 0
+    if not float(off.sum()) > 0:
+        return torch.tensor([[*top, -1]]), torch.ones(1, dtype=torch.float64)
+    return torch.tensor([[*top, x] for x in range(len(law))]), off / off.sum()
+
+
+def one_after_another(law, k):
+    """Draws without replacement; -1 where nothing is left to draw."""
+    rows, weights = [], []
+    for tokens in itertools.permutations(range(len(law)), min(k, int((law > 0).sum()))):
+        weight, left = 1.0, float(law.sum())
+        for x in tokens:
+            weight *= float(law[x]) / left if law[x] > 0 else 0.0
+            left -= float(law[x])
+        if weight > 0:
+            rows.append([*tokens, *[-1] * (k - len(tokens))])
+            weights.append(weight)
+    return torch.tensor(rows), torch.tensor(weights, dtype=torch.float64)
+
+
+def whole(law, generator):
+    """The same shape [.., V] of a law drawn from another, in sixteenths."""
+    rows = law.reshape(-1, law.shape[-1])
+    drawn = torch.multinomial(rows, 16, replacement=True, generator=generator)
+    counts = torch.nn.functional.one_hot(drawn, law.shape[-1]).sum(-2)
+    return (counts / 16).view(law.shape).float()
+
+
+class TreeSetting:
+    """Tables, and the arguments an implementation of `verify_tree` gets for a tuple of drafts.
+
+    drafters: the number of draft models, of which sibling j is drawn from model j % drafters; those
+    of one model together, as `how` says. draft: "full", "sampled" (its rows with what `sample` left
+    behind) or "none" (its argmax). missing: absent nodes. ragged: the last node has no row.
+    sixteenths: probabilities are whole multiples of 1/16. options: more keyword arguments.
+    """
+
+    def __init__(self, rule, tree="221", v=3, *, seed=0, draft="full", kind="logits", how=None,
+                 dtype=torch.float32, holes=False, same=False, drafters=1, target=None,
+                 drafted=None, missing=(), ragged=False, sixteenths=False,
+                 **options):  # fmt: skip
+        generator = torch.Generator().manual_seed(seed)
+        self.rule, self.v, self.kind, self.options = rule, v, kind, options
+        self.parents = TREES[tree] if isinstance(tree, str) else tree
+        self.how = how or DRAWN[rule]
+        self.form, self.missing, self.ragged = draft, missing, ragged
+        self.target_filters, self.draft_filters = target or {}, drafted or {}
+        self.depth = max(len(lineage(self.parents, n)) for n in range(len(self.parents)))
+        siblings = [self.parents[:n].count(p) for n, p in enumerate(self.parents)]
+        self.drafter = [j % drafters for j in siblings]
+        p = [t.to(dtype) for t in tables(generator, v, self.depth + 1, holes=holes)]
+        q = [p[:-1] if same else [t.to(dtype) for t in tables(generator, v, self.depth,
+             holes=holes)] for _ in range(drafters)]  # fmt: skip
+        self.p_law = laws(p, **self.target_filters)
+        temperature = {k: x for k, x in self.target_filters.items() if k == "temperature"}
+        self.q_law = [laws(t, **(self.draft_filters or temperature)) for t in q]
+        if kind == "probs":
+            p, *q = ([t.float().softmax(-1) for t in x] for x in (p, *q))
+            self.p_law = laws([t.double().log() for t in p], **self.target_filters)
+            self.q_law = [[t.double() for t in x] for x in q]
+        if sixteenths:
+            p, *q = ([whole(t, generator) for t in x] for x in (p, *q))
+            self.p_law = [t.double() for t in p]
+            self.q_law = [[t.double() for t in x] for x in q]
+        if draft == "none":
+            self.q_law = [[torch.nn.functional.one_hot(t.argmax(-1), v).double() for t in x]
+                          for x in self.q_law]  # fmt: skip
+        self.p, self.q = p, q
+        self.drafts, weights = analysis.drawn_trees(self.parents, self.draw)
+        self.weights = weights / weights.sum()  # of float32 probabilities
+
+    def draw(self, path, nodes):
+        """The law of a node's children: independent between models."""
+        groups = [[n for n in nodes if self.drafter[n] == k] for k in range(len(self.q))]
+        parts = []
+        for k, group in enumerate(groups):
+            if group:
+                law = self.q_law[k][len(path)][path].expand(len(group), -1)
+                tokens, probabilities = children_law(law, self.how)
+                parts.append((group, list(zip(tokens.tolist(), probabilities, strict=True))))
+        rows, weights = [], []
+        for choice in itertools.product(*(part for _, part in parts)):
+            given, weight = {}, 1.0
+            for (group, _), (tokens, probability) in zip(parts, choice, strict=True):
+                given.update(zip(group, tokens, strict=True))
+                weight *= float(probability)
+            rows.append([-1 if n in self.missing else given[n] for n in nodes])
+            weights.append(weight)
+        return torch.tensor(rows), torch.tensor(weights, dtype=torch.float64)
+
+    def row(self, table, drafts, node):
+        """[C, V] of a table, after the tokens down to a node."""
+        path = drafts[:, lineage(self.parents, node)].clamp(min=0)
+        return table[tuple(path.T)] if path.shape[1] else table.expand(len(drafts), -1)
+
+    def arguments(self, drafts, provider_name):
+        """Keyword arguments of `providers.verify_tree` for these tuples."""
+        c, n = drafts.shape
+        depth = [len(lineage(self.parents, node)) for node in range(-1, n)]
+        target = torch.stack([self.row(self.p[d], drafts, m - 1) for m, d in enumerate(depth)], 1)
+        out = dict(parents=torch.tensor(self.parents).expand(c, n), kind=self.kind, rule=self.rule,
+                   **self.target_filters, **self.options)  # fmt: skip
+        if self.ragged:
+            target = target[:, :n].flatten(0, 1)
+            out["target_indptr"] = torch.arange(c + 1, dtype=torch.int32) * n
+        return {**out, "target": target, **self._draft(drafts, depth, provider_name)}
+
+    def _draft(self, drafts, depth, provider_name):
+        """One row for each node and model: the law of the children. Rows of leaves are not read."""
+        (c, n), models = drafts.shape, len(self.q)
+        if self.form == "none":
+            return {}
+        rows = torch.full((c, n + 1, models, self.v), torch.nan, dtype=self.q[0][0].dtype)
+        for node in {*self.parents}:
+            for k in range(models):
+                rows[:, node + 1, k] = self.row(self.q[k][depth[node + 1]], drafts, node)
+        rows = rows.flatten(1, 2)
+        which = [(p + 1) * models + k for p, k in zip(self.parents, self.drafter, strict=True)]
+        out = dict(draft=rows, draft_rows=torch.tensor(which, dtype=torch.int32).expand(
+            c, n).contiguous())  # fmt: skip
+        if self.form == "sampled":
+            filters = {"temperature": 1.0, **self.draft_filters}
+            left = sample(provider("sample", provider_name), rows.flatten(0, 1), **filters)
+            shape = rows.shape[:2]
+            out["sampled"] = (left[2].view(shape), left[3].view(shape), filters["temperature"])
+        return out
+
+    def verifier(self, name, change=lambda arguments: arguments, outputs=slice(0, 2)):
+        op = provider("verify_tree", name) if isinstance(name, str) else name
+
+        def run(drafts, uniforms):
+            arguments = change(self.arguments(drafts, name if isinstance(name, str) else "cpp"))
+            out = verify_tree(op, **{"tokens": drafts, "uniforms": uniforms, **arguments})
+            # A coin of almost 1 may reject where nothing is left: an empty residual, bit 2.
+            assert not (out[3] & ~4).any()
+            return out[outputs]
+
+        return run
+
+    def realized(self, name, steps=28, change=lambda arguments: arguments):
+        like = self.verifier(TEACHER, change) if TEACHER and name != TEACHER else None
+        return analysis.enumerate_tree_distribution(
+            self.verifier(name, change), self.parents, self.drafts, self.weights, self.p_law,
+            upward=self.rule == "traversal", steps=steps, like=like,
+        )  # fmt: skip
+
+
+def holds(law, setting, tolerance=TOLERANCE):
+    """The joint law of the emitted tokens is the target's."""
+    assert float(law.accepted.sum()) == pytest.approx(1, abs=1e-7)
+    worst("P(y1, y2, ..)", law.joint, analysis.joint_distribution(setting.p_law), atol=tolerance)
+
+
+def rejected(law, setting):
+    with pytest.raises(AssertionError, match="P\\(y1"):
+        holds(law, setting)

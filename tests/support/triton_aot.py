@@ -1,0 +1,332 @@
+"""Compile every Triton kernel ahead of time for devices that are not here.
+
+    python tests/triton_aot.py [--all] [cuda:90 hip:gfx942 ...]
+
+The two nearest relatives of sm_90 get the variants in BRIEF only, unless --all is given.
+
+Prints a line a kernel and target: variant, seconds, and where cuobjdump is at hand, registers and
+bytes spilled. `test_triton.py` runs it in a process of its own, since the interpreter and the
+compiler exclude each other in one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+os.environ.pop("TRITON_INTERPRET", None)
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from specdec_kernels.arguments.tree import TREE_RULES
+from specdec_kernels.triton import launch
+from specdec_kernels.triton.chain import verify_chain as chain
+from specdec_kernels.triton.kv import append as kv
+from specdec_kernels.triton.kv import compact as kv_compact
+from specdec_kernels.triton.kv import paged_truncate, ring_truncate
+from specdec_kernels.triton.kv import realign as kv_realign
+from specdec_kernels.triton.kv import table as kv_table
+from specdec_kernels.triton.row import sample
+from specdec_kernels.triton.tree import expand_tree
+from specdec_kernels.triton.tree import layout as tree_layout
+from specdec_kernels.triton.tree import verify_tree as tree
+
+TARGETS = {
+    "cuda:80": GPUTarget("cuda", 80, 32),
+    "cuda:90": GPUTarget("cuda", 90, 32),
+    "cuda:100": GPUTarget("cuda", 100, 32),
+    "hip:gfx942": GPUTarget("hip", "gfx942", 64),
+}
+BRIEF = {
+    "cdf-tiles", "race-split-filters", "ragged-law-tiles", "match-tiles", "law-split-filters",
+    "sampled-lazy-filters", "greedy-split", "block-law-lazy", "block-sparse-split",
+    "attention", "rerank-score", "rerank-choose", "rerank-place", "trie-compare", "trie-number",
+    "expand-tiles", "expand-rows", "expand-frontier", "tree-wor-law", "tree-traversal-sampled",
+    "kv-row", "kv-append-8", "kv-zero-8", "kv-lengths", "kv-compact-8", "kv-realign-8",
+    "ring-lengths", "paged-truncate",
+}  # fmt: skip
+ENTRIES = (
+    sample.sample_tiles,
+    sample.sample_rows,
+    chain.chain_tiles,
+    chain.chain_sequences,
+    tree_layout.attention_rows,
+    tree_layout.score_nodes,
+    tree_layout.choose_nodes,
+    tree_layout.place_nodes,
+    tree_layout.compare_sequences,
+    tree_layout.number_nodes,
+    expand_tree.expand_tiles,
+    expand_tree.expand_rows,
+    expand_tree.choose_frontier,
+    tree.tree_sequences,
+    kv_table.write_row,
+    kv.append_lanes,
+    kv.zero_lanes,
+    kv.shorten,
+    kv_compact.compact_lanes,
+    kv_realign.realign_lanes,
+    ring_truncate.shorten_rings,
+    paged_truncate.truncate_tables,
+)
+
+# Argument types by name; a name that a variant holds is a compile-time constant (None: no tensor).
+TYPES = {
+    "fp32": [
+        "temperature", "top_p", "min_p", "draft_temperature", "lenience", "typical_epsilon",
+        "typical_delta",
+    ],
+    "i32": [
+        "top_k", "gamma", "v", "d", "n_rows", "n_draft", "tiles", "d_tiles", "slot_size",
+        "draft_slots", "residual_slots", "id_limit", "num_eos", "max_depth",
+        "num_rows", "slots", "window", "m", "size", "branches", "length", "num_nodes", "width",
+        "children", "num_caches", "batch", "path_length", "columns", "num_blocks", "block_size",
+    ],
+    "i64": [
+        "row_stride", "target_stride_b", "target_stride_i", "draft_stride_b", "draft_stride_i",
+        "parent_stride_b", "parent_stride_n", "parent_stride_m", "token_stride_b", "token_stride_m",
+        "score_stride_b", "score_stride_m", "score_stride_f", "stride_b", "stride_k", "stride_l",
+        "logits_stride_b", "logits_stride_f", "position_stride", "length_stride",
+        "new_length_stride", "start_stride", "shift_stride", "base_stride", "path_stride_b",
+        "path_stride_p", "table_stride_b", "table_stride_m",
+        *(f"f{i}" for i in range(kv_table.FIELDS.value)),
+    ],
+    "*i1": ["mask"],
+    "*fp32": [
+        "temperatures", "top_ps", "min_ps", "tops", "logprobs", "thresholds", "draft_threshold",
+        "draft_temperatures", "synthetic_rates", "accept_probs", "scores", "out_scores",
+    ],
+    "*fp64": ["uniforms", "logsumexps", "draft_logsumexp", "marks"],
+    "*i32": ["top_ks", "target_indptr", "num_accepted", "status", "draft_columns", "draft_rows", "chosen",
+             "first", "shared", "owned", "tables", "blocks", "num_freed"],
+    "*i64": [
+        "seeds", "positions", "sums", "tokens", "draft_token_ids", "draft_ids", "eos_token_ids", "max_new_tokens",
+        "parents", "lengths", "entries", "places", "out_tokens", "out_parents", "nodes", "ends",
+        "sequences", "found", "frontier", "tree_tokens", "path", "table",
+        "row", "new_lengths", "starts", "shifts", "base",
+    ],
+}  # fmt: skip
+TYPE_OF = {name: kind for kind, names in TYPES.items() for name in names}
+# As the launcher finds them for a vocabulary of 128,000.
+ALIGNED = {"v", "d", "row_stride", "target_stride_b", "target_stride_i", "draft_stride_b",
+           "draft_stride_i", "logits_stride_b", "logits_stride_f"}  # fmt: skip
+
+SCALARS = dict.fromkeys(
+    (
+        "temperatures", "top_ks", "top_ps", "min_ps", "draft_temperatures", "target_indptr", "uniforms",
+        "eos_token_ids", "max_new_tokens", "accept_probs",
+    )
+)  # fmt: skip
+SHAPE = {"TILE": launch.TILE, "CHUNK": launch.CHUNK, "BLOCK": 32, "LOG_TILES": 5, "WIDTH": 64}
+NO_LAW = dict.fromkeys(("draft_logsumexp", "draft_threshold", "draft_temperatures"))
+# Of the tensors that only some rule or form has, what a variant without them passes.
+ABSENT = dict.fromkeys(
+    ("draft_logsumexp", "draft_threshold", "draft_temperatures", "draft_ids", "draft_columns",
+     "synthetic_rates", "marks")
+)  # fmt: skip
+PLAIN = {"WHAT": 1, "RAGGED_DRAFT": False, "BEYOND": False, "PROBS": False, "FILTERS": False}
+RULES = {
+    "token": {"RULE": 0}, "block": {"RULE": 1}, "greedy": {"RULE": 2, "WHAT": 0},
+    "match": {"RULE": 3, "WHAT": 2}, "typical": {"RULE": 4}, "lenient": {"RULE": 5},
+    "synthetic": {"RULE": 6},
+}  # fmt: skip
+FORMS = {"point": 0, "law": 1, "raw": 2, "sampled": 3, "sparse": 4}
+OWN = {"block": ("marks",), "synthetic": ("synthetic_rates",), "sparse": ("draft_ids",),
+       "sampled": ("draft_logsumexp", "draft_threshold", "draft_temperatures"),
+       "mapped": ("draft_columns",), "shared": ("draft_rows",)}  # fmt: skip
+SPLIT = {"PRE": True}
+FILTERS = {"FILTERS": True}
+PROBS = {"PROBS": True}
+RAGGED = {"RAGGED_DRAFT": True}
+BEYOND = {"BEYOND": True}
+
+
+def walk(name: str, rule: str, form: str, *switches: str | dict[str, object],
+         rows: str = "bf16") -> tuple[str, object, dict[str, object]]:  # fmt: skip
+    """A variant of `chain_sequences`; "mapped" among the switches gives the draft columns."""
+    owned = {t for key in (rule, form, *switches) if isinstance(key, str) for t in OWN.get(key, ())}
+    constants = PLAIN | SHAPE | RULES[rule] | {"DRAFT": FORMS[form], "PRE": False, "rows": rows}
+    constants |= {name: None for name in ABSENT if name not in owned}
+    for switch in switches:
+        constants |= switch if isinstance(switch, dict) else {}
+    return name, chain.chain_sequences, constants
+
+
+def tiles(name: str, rule: str, form: str, *switches: dict[str, object],
+          rows: str = "bf16") -> tuple[str, object, dict[str, object]]:  # fmt: skip
+    return name, chain.chain_tiles, walk(name, rule, form, *switches, rows=rows)[2]
+
+
+def paths(name: str, rule: str, form: str, *switches: str | dict[str, object],
+          rows: str = "bf16") -> tuple[str, object, dict[str, object]]:  # fmt: skip
+    """A variant of `tree_sequences`, made like those of `walk`; "shared" gives the draft rows."""
+    owned = {t for key in (form, *switches) if isinstance(key, str) for t in OWN.get(key, ())}
+    own = {"RULE": TREE_RULES.index(rule), "DRAFT": FORMS[form], "FLAT_DRAFT": "shared" in switches,
+           "WHAT": {"greedy": 0, "match": 2}.get(rule, 1), "NODES": 64, "rows": rows}  # fmt: skip
+    constants = PLAIN | SHAPE | own
+    constants |= {name: None for name in (*ABSENT, "draft_rows") if name not in owned | {"marks"}}
+    for switch in switches:
+        constants |= switch if isinstance(switch, dict) else {}
+    return name, tree.tree_sequences, constants
+
+
+def tree_variants() -> list[tuple[str, object, dict[str, object]]]:
+    ids, own = {"rows": "i64"}, SHAPE | {"rows": "bf16", "PLACES": 16, "CHUNK": expand_tree.CHUNK}
+    rank = ids | {"BLOCK": tree_layout.BLOCK}
+    return [
+        ("attention", tree_layout.attention_rows, ids | {"SLOTS": tree_layout.SLOTS}),
+        ("rerank-score", tree_layout.score_nodes, rank),
+        ("rerank-choose", tree_layout.choose_nodes, rank),
+        ("rerank-place", tree_layout.place_nodes, rank),
+        ("trie-compare", tree_layout.compare_sequences, ids | {"MERGE": True, "BRANCHES": 8}),
+        ("trie-apart", tree_layout.compare_sequences, ids | {"MERGE": False, "BRANCHES": 8}),
+        ("trie-number", tree_layout.number_nodes, ids | {"LENGTH": 16}),
+        ("expand-tiles", expand_tree.expand_tiles, own),
+        ("expand-tiles-wide", expand_tree.expand_tiles, own | {"PLACES": 64, "rows": "fp32"}),
+        ("expand-rows", expand_tree.expand_rows, own),
+        ("expand-rows-scalar", expand_tree.expand_rows, own | {"temperatures": None}),
+        ("expand-frontier", expand_tree.choose_frontier, own),
+    ]
+
+
+def cache_variants() -> list[tuple[str, object, dict[str, object]]]:
+    dense, paged = {"PAGED": False, "tables": None}, {"PAGED": True}
+    lengths = {"rows": "i64", "BLOCK": kv.LENGTHS, "options": kv_table.OPTIONS}
+    out = [
+        ("kv-row", kv_table.write_row, lengths),
+        ("kv-lengths", kv.shorten, lengths),
+        ("ring-lengths", ring_truncate.shorten_rings, lengths),
+        ("paged-truncate", paged_truncate.truncate_tables,
+         lengths | {"BLOCK": paged_truncate.BLOCK, "options": paged_truncate.OPTIONS}),
+    ]  # fmt: skip
+    for width in (1, 2, 4, 8):
+        own = lengths | {"BLOCK": kv_table.BLOCK, "BYTES": width}
+        out += [
+            (f"kv-append-{width}", kv.append_lanes, own),
+            (f"kv-zero-{width}", kv.zero_lanes, own | {"RING": False}),
+            (f"kv-compact-{width}", kv_compact.compact_lanes, own | dense),
+            (f"paged-compact-{width}", kv_compact.compact_lanes, own | paged),
+            (f"kv-realign-{width}", kv_realign.realign_lanes, own | {"ZERO": True}),
+        ]
+    return [*out, ("ring-zero-8", kv.zero_lanes, own | {"RING": True})]
+
+
+def variants() -> list[tuple[str, object, dict[str, object]]]:
+    """(name, kernel, its row dtype and constants)."""
+    out = []
+    for name, what in (("cdf", 1), ("gumbel", 2)):
+        base = {"rows": "bf16", "STREAM": 2, "WHAT": what, **SHAPE}
+        out += [
+            (f"{name}-tiles", sample.sample_tiles, base | SCALARS),
+            (f"{name}-lazy", sample.sample_rows, base | SCALARS | {"PRE": False, "FILTERS": False}),
+            (f"{name}-split-filters", sample.sample_rows, base | {"PRE": True, "FILTERS": True}),
+        ]
+    return [
+        *out,
+        tiles("law-tiles", "token", "law", SCALARS),
+        tiles("ragged-law-tiles", "token", "law", RAGGED, rows="fp32"),
+        tiles("match-tiles", "match", "point", SCALARS),
+        tiles("probs-tiles", "token", "raw", PROBS),
+        walk("point-lazy", "token", "point", SCALARS),
+        walk("law-lazy", "token", "law", SCALARS, rows="fp32"),
+        walk("law-split-filters", "token", "law", SPLIT, FILTERS),
+        walk("probs-ragged-filters", "token", "raw", RAGGED, FILTERS, PROBS, rows="fp16"),
+        walk("sampled-lazy-filters", "token", "sampled", RAGGED, FILTERS),
+        walk("match-lazy-filters", "match", "point", FILTERS),
+        walk("greedy-split", "greedy", "point", SCALARS, SPLIT),
+        walk("block-law-lazy", "block", "law", SCALARS),
+        walk("block-wide-law-split", "block", "law", SPLIT, BEYOND, rows="fp32"),
+        walk("block-mapped-sampled", "block", "sampled", "mapped", BEYOND),
+        walk("block-probs-ragged", "block", "raw", "mapped", RAGGED, PROBS, BEYOND, rows="fp16"),
+        walk("block-probs-point", "block", "point", SCALARS, PROBS),
+        walk("block-sparse-split", "block", "sparse", SPLIT),
+        walk("lenient-sparse", "lenient", "sparse", SCALARS),
+        walk("typical-lazy", "typical", "point", SCALARS),
+        walk("synthetic-split", "synthetic", "point", SCALARS, SPLIT),
+        paths("tree-greedy", "greedy", "point", SCALARS),
+        paths("tree-match-filters", "match", "point", FILTERS),
+        paths("tree-target-only", "target_only", "point", SCALARS, PROBS),
+        paths("tree-typical", "typical", "point", SCALARS, rows="fp16"),
+        paths("tree-multi-point", "multi_draft", "point", SCALARS),
+        paths("tree-multi-law", "multi_draft", "law", BEYOND, "mapped"),
+        paths("tree-wor-law", "multi_draft_wor", "law", FILTERS, BEYOND, "shared"),
+        paths("tree-wor-sparse", "multi_draft_wor", "sparse", SCALARS, BEYOND, "shared"),
+        paths("tree-top-raw", "top_k_plus_one", "raw", PROBS, "mapped", BEYOND, rows="fp32"),
+        paths("tree-seq-sampled", "k_seq", "sampled", FILTERS, BEYOND),
+        paths("tree-seq-law", "k_seq", "law", SCALARS, "shared"),
+        paths("tree-traversal-point", "traversal", "point", SCALARS, PROBS),
+        paths("tree-traversal-sparse", "traversal", "sparse", SCALARS, BEYOND),
+        paths("tree-traversal-sampled", "traversal", "sampled", FILTERS, BEYOND),
+        *tree_variants(),
+        *cache_variants(),
+    ]
+
+
+def compiled(kernel: object, constants: dict[str, object], target: GPUTarget) -> object:
+    rows = "*" + str(constants["rows"])
+    signature, values, attributes = {}, {}, {}
+    for i, name in enumerate(kernel.arg_names):
+        if name in constants:
+            signature[name], values[(i,)] = "constexpr", constants[name]
+            continue
+        kind = rows if name in ("logits", "target", "draft") else TYPE_OF[name]
+        signature[name] = kind
+        if kind[0] == "*" or name in ALIGNED:
+            attributes[(i,)] = [["tt.divisibility", 16]]
+    source = ASTSource(kernel, signature, values, attributes)
+    return triton.compile(
+        source, target=target, options=dict(constants.get("options", launch.OPTIONS))
+    )
+
+
+def resources(binary: bytes) -> str:
+    """ "157 registers, 0 bytes of stack", from the CUDA binary; empty without cuobjdump."""
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    if not tool.exists():
+        return ""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(binary)
+        file.flush()
+        text = subprocess.run(
+            [tool, "-res-usage", file.name], capture_output=True, text=True, check=False
+        ).stdout
+    used = dict(re.findall(r"(REG|STACK|LOCAL):(\d+)", text))
+    if "REG" not in used:
+        return ""
+    return f"{used['REG']} registers, {int(used['STACK']) + int(used['LOCAL'])} bytes of stack"
+
+
+def main(names: list[str]) -> int:
+    listed = variants()
+    if missing := set(ENTRIES) - {kernel for name, kernel, _ in listed if name in BRIEF}:
+        print("no variant of", ", ".join(k.__name__ for k in missing))
+        return 1
+    everything = "--all" in names
+    targets = [name for name in names if name != "--all"] or list(TARGETS)
+    count = 0
+    for target in targets:
+        brief = target in ("cuda:80", "cuda:100") and not everything
+        for name, kernel, constants in listed:
+            if brief and name not in BRIEF:
+                continue
+            count += 1
+            start = time.perf_counter()
+            made = compiled(kernel, constants, TARGETS[target])
+            seconds = time.perf_counter() - start
+            binary = made.asm.get("cubin")
+            extra = resources(binary) if binary else ""
+            print(f"{target:11} {kernel.__name__:16} {name:22} {seconds:5.1f} s  {extra}",
+                  flush=True)  # fmt: skip
+    print(f"compiled {count} variants for {', '.join(targets)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,237 @@
+"""expand_tree against a float64 oracle, and what it may not depend on."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch._dynamo.testing
+from support.providers import provider, worst
+from support.tree_layout_oracles import check_expansion
+
+import specdec_kernels as sk
+from specdec_kernels import testing
+from specdec_kernels.testing.tree_layout import expand_case
+
+OP = "expand_tree"
+NAMES = [n for n in ("reference", "cpp", "triton") if n in testing.providers(OP)]
+
+
+def run(name, *args):
+    """An implementation, with everything it allocates poisoned."""
+    torch.use_deterministic_algorithms(True)
+    return provider(OP, name)(*args)
+
+
+def same(got, want):
+    """Bit for bit."""
+    for i, (g, w) in enumerate(zip(got, want, strict=True)):
+        worst(f"output {i}", g, w)
+
+
+def pairs():
+    light = [c for c in testing.cases(OP) if c.vocabulary < 5000]
+    return [
+        pytest.param(n, c, id=f"{n}-{c}")
+        for n in NAMES
+        for c in (light if n == "triton" else testing.cases(OP, heavy=True))
+    ]
+
+
+@pytest.mark.parametrize(("name", "case"), pairs())
+def test_the_children_are_the_most_likely(name, case):
+    args = case.args()
+    check_expansion(args, run(name, *args))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_random_frontiers(name):
+    g = torch.Generator().manual_seed(2)
+    for seed in range(4 if name == "triton" else 80):
+        b, f = (int(torch.randint(1, 4, (), generator=g)) for _ in range(2))
+        v = int(torch.randint(1, 300, (), generator=g))
+        width = int(torch.randint(1, 65, (), generator=g))
+        logits = 3 * torch.randn(b, f, v, generator=g)
+        if seed % 2:
+            logits = logits.round()
+        logits[torch.rand(b, f, v, generator=g) < 0.1] = -torch.inf
+        scores = -torch.rand(b, f, generator=g)
+        t = torch.rand(b, generator=g) if seed % 3 else None
+        args = (logits, scores, width, t, 0.6)
+        check_expansion(args, run(name, *args))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("order", ["falling", "rising", "equal"])
+def test_every_order_of_a_row_over_tiles(name, order):
+    """Falling: the first block has all; rising: every entry comes in once."""
+    v = 8200
+    logits = {
+        "falling": -torch.arange(v) / 100,
+        "rising": torch.arange(v) / 100,
+        "equal": torch.zeros(v),
+    }[order][None, None]
+    args = (logits, torch.zeros(1, 1), 17, None, 1.0)
+    check_expansion(args, run(name, *args))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_signs_of_zero_tie(name):
+    logits = torch.tensor([[[-1.0, -0.0, 0.0, -0.0, 0.0]]])
+    tokens, _, _ = run(name, logits, torch.zeros(1, 1), 3, None, 1.0)
+    assert tokens.tolist() == [[[1, 2, 3]]]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_faults_leave_no_children_and_touch_no_neighbour(name):
+    g = torch.Generator().manual_seed(1)
+    good = torch.randn(4, 2, 90, generator=g)
+    logits = good.clone()
+    for b, value in enumerate((torch.nan, torch.inf)):
+        logits[b, 1, 70] = value
+    logits[2, 1] = -torch.inf
+    scores = torch.zeros(4, 2)
+    for value in (torch.nan, torch.inf, -torch.inf):
+        scores[3, 1] = value
+        got = run(name, logits, scores, 3, None, 1.0)
+        want = run(name, good, torch.zeros(4, 2), 3, None, 1.0)
+        same([t[:, :1] for t in got[:2]], [t[:, :1] for t in want[:2]])
+        assert (got[0][:, 1] == -1).all()
+        assert (got[1][:, 1] == -torch.inf).all()
+        assert got[2].tolist() == [[0, 1, 2]] * 4
+    for bad in (torch.nan, torch.inf, -1.0):
+        t = torch.tensor([1.0, bad, 1.0, 1.0])
+        tokens, _, frontier = run(name, good, torch.zeros(4, 2), 3, t, 1.0)
+        assert (tokens[1] == -1).all()
+        assert (tokens[[0, 2, 3]] >= 0).all()
+        assert frontier[1].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_temperature_zero_ranks_at_temperature_one(name):
+    logits, scores = (
+        torch.randn(2, 2, 33, generator=torch.Generator().manual_seed(3)),
+        -torch.ones(2, 2),
+    )
+    want = run(name, logits, scores, 4, None, 1.0)
+    same(run(name, logits, scores, 4, None, 0.0), want)
+    same(run(name, logits, scores, 4, torch.tensor([0.0, 1.0]), 7.0), want)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_extreme_temperatures_and_logits(name):
+    rows = torch.tensor([[[3.0, 2.0, -1e38, 3.0]], [[-3e38, 3e38, 0.0, -torch.inf]]])
+    for t in (1e-38, 1e-3, 1e30):
+        args = (rows, torch.tensor([[-2.0], [-1e38]]), 4, None, t)
+        tokens, scores, _ = run(name, *args)
+        want = testing.providers(OP)["reference"](*args)
+        worst("tokens", tokens, want[0])
+        worst("scores", scores, want[1], atol=1e-5, rtol=1e-5)
+        assert ((tokens == -1) == (scores == -torch.inf)).all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_batch_slot_layout_and_threads_change_no_bit(name):
+    b, f, v, k = (2, 2, 300, 5) if name == "triton" else (5, 4, 9000, 12)
+    case = expand_case(b, f, v, k, temperature="tensor")
+    logits, scores, width, t, _ = case.args()
+    torch.set_num_threads(1)
+    want = run(name, logits, scores, width, t, 1.0)
+    torch.set_num_threads(3)
+    wide = torch.full((b + 1, f + 2, v + 9), torch.nan)
+    view = wide[1:, 1:-1, 3 : v + 3]
+    view.copy_(logits)
+    spread = scores.T.contiguous().T, t.repeat_interleave(2)[::2]
+    same(run(name, view, spread[0], width, spread[1], 1.0), want)
+    for i in (0, b - 1):
+        one = slice(i, i + 1)
+        alone = run(name, logits[one], scores[one], width, t[one], 1.0)
+        same(alone, [x[one] for x in want])
+    node = run(name, logits[:, 1:2], scores[:, 1:2], width, t, 1.0)
+    same(node[:2], [x[:, 1:2] for x in want[:2]])
+    wider = run(name, logits, scores, width + 3, t, 1.0)
+    same([x[..., :width] for x in wider[:2]], want[:2])
+
+
+def spoiled():
+    case = expand_case(2, 3, 67, 4, rows="ties", temperature="warm")
+    logits, scores, width, _, _ = args = case.args()
+    right = sk.expand_tree(logits, scores, width=width, temperature=1.7)
+    flipped = right.tokens.flip(-1), *right[1:]
+    cold = sk.expand_tree(logits, scores, width=width)
+    shifted = sk.expand_tree(logits, scores - 1e-4, width=width, temperature=1.7)
+    own = right.frontier.flip(-1)
+    for name, wrong in (("order", flipped), ("temperature", cold), ("score", shifted),
+                        ("frontier", (*right[:2], own))):  # fmt: skip
+        yield pytest.param(args, wrong, id=name)
+
+
+@pytest.mark.parametrize(("args", "wrong"), [*spoiled()])
+def test_the_oracle_rejects_what_is_wrong(args, wrong):
+    """Negative controls."""
+    with pytest.raises(AssertionError):
+        check_expansion(args, wrong)
+
+
+def grown(logits, scores, lengths, size, slots):
+    """Two levels of EAGLE-2, re-ranked, with their mask; the second level sees the same rows."""
+    first = sk.expand_tree(logits[:, :1], scores[:, :1], width=3, temperature=0.9)
+    best = first.scores.flatten(1).gather(1, first.frontier)
+    second = sk.expand_tree(logits[:, 1:], best, width=3, temperature=0.9)
+    b = len(logits)
+    parents = torch.cat(
+        [torch.full_like(first.frontier, -1), first.frontier.repeat_interleave(3, 1)], 1
+    )
+    tokens = torch.cat([first.tokens.view(b, 3), second.tokens.view(b, 9)], 1)
+    candidates = torch.cat([first.scores.view(b, 3), second.scores.view(b, 9)], 1)
+    tree = sk.rerank_tree(tokens, parents, candidates, size=size)
+    return (*tree, *sk.tree_attention(tree.parents, lengths, slots=slots))
+
+
+def test_growing_a_tree_compiles_as_one_graph_for_all_sizes():
+    torch._dynamo.reset()
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(grown, fullgraph=True, backend=counter, dynamic=True)
+    frames = []
+    for b, v, size in ((3, 40, 7), (2, 61, 9), (5, 33, 8)):
+        g = torch.Generator().manual_seed(b)
+        args = torch.randn(b, 4, v, generator=g), torch.zeros(b, 1), torch.arange(b), size, 20 + b
+        same(compiled(*args), grown(*args))
+        frames.append(counter.frame_count)
+    assert frames == frames[:1] * 3
+
+
+def test_a_grown_tree_holds_the_best_paths():
+    """With a law that does not depend on the path, the tree of EAGLE-2 is the best one there is."""
+    g = torch.Generator().manual_seed(4)
+    row = torch.randn(1, 1, 50, generator=g)
+    logits = row.expand(1, 4, 50)
+    chosen = grown(logits, torch.zeros(1, 1), torch.tensor([5]), 6, 12)
+    logprobs = row[0, 0].double().div(0.9).log_softmax(-1).sort(descending=True)
+    p, ids = logprobs.values[:3], logprobs.indices[:3]
+    paths = [(float(p[i]), (int(ids[i]),)) for i in range(3)]
+    paths += [(float(p[i] + p[j]), (int(ids[i]), int(ids[j]))) for i in range(3) for j in range(3)]
+    want = {text for _, text in sorted(paths, reverse=True)[:6]}
+    tokens, parents = chosen[0][0].tolist(), chosen[1][0].tolist()
+    got = {(t,) if q < 0 else (tokens[q], t) for t, q in zip(tokens, parents, strict=True)}
+    assert got == want
+
+
+def test_no_temporary_of_the_size_of_the_rows():
+    program = """
+import resource, torch, specdec_kernels as sk
+logits = torch.zeros(32, 5, 151_936, dtype=torch.bfloat16)
+logits[..., ::7] = 2.0
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+scores = torch.zeros(32, 5)
+sk.expand_tree(logits[:2], scores[:2], width=10)
+before = peak()
+sk.expand_tree(logits, scores, width=10)
+print(peak() - before)
+"""
+    out = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert int(out.stdout) < 6_000  # kB; one bfloat16 copy of the rows is 48,617

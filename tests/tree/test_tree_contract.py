@@ -1,0 +1,251 @@
+"""A verdict on a tree depends on its own rows alone, on those that it needs, and on no layout."""
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+import torch._dynamo.testing
+from support.providers import REAL, identical, provider, worst
+
+import specdec_kernels
+from specdec_kernels import testing
+from specdec_kernels.arguments.tree import TREE_RULES, TreeArguments
+
+WHOLE = ("draft_columns", "eos_token_ids")  # of all sequences
+CASES = [
+    *(testing.tree_case(6, 7, 257, rule=r) for r in TREE_RULES),
+    testing.tree_case(6, 7, 257, torch.bfloat16, laws="shared", filters="tensor"),
+    testing.tree_case(6, 7, 257, draft="sampled", laws="flat", filters="tensor"),
+    testing.tree_case(6, 7, 257, kind="probs", laws="flat"),
+    testing.tree_case(6, 7, 257, rule="multi_draft_wor", draft="sparse", laws="shared"),
+    testing.tree_case(6, 7, 257, rule="traversal", draft="mapped-sampled", filters="tensor"),
+    testing.tree_case(6, 7, 257, rule="k_seq", kind="probs", laws="shared"),
+]
+PAIRS = [("cpp", c) for c in CASES] + [
+    (n, testing.tree_case(4, 4, 67, rule=r, laws="shared"))
+    for n in REAL
+    if n != "cpp"
+    for r in TREE_RULES
+]
+PAIRS = [pytest.param(n, c, id=f"{n}-{c}") for n, c in PAIRS]
+
+
+def select(a, rows):
+    """The arguments for some sequences of a padded batch; a flat draft stays whole."""
+    flat = a.draft is not None and a.draft.dim() == 2
+    whole = WHOLE + (("draft", "draft_ids", "draft_logsumexp", "draft_threshold") if flat else ())
+    return TreeArguments(
+        *(x[rows] if torch.is_tensor(x) and k not in whole else x for k, x in a._asdict().items())
+    )
+
+
+@pytest.mark.parametrize(("name", "case"), PAIRS)
+def test_batch_slot_and_batch_size_change_no_bit(name, case):
+    op, a = provider("verify_tree", name), TreeArguments(*case.args())
+    whole = op(*a)
+    b = len(a.tree_tokens)
+    order = torch.randperm(b, generator=torch.Generator().manual_seed(1))
+    identical("verify_tree", op(*select(a, order)), [x[order] for x in whole])
+    for i in range(2 if name == "triton" else b):
+        identical("verify_tree", op(*select(a, [i])), [x[i : i + 1] for x in whole])
+
+
+def padded(a, more):
+    """Absent nodes at the end."""
+
+    def wider(x, fill, dim=1):
+        shape = list(x.shape)
+        shape[dim] = more
+        return torch.cat([x, torch.full(shape, fill, dtype=x.dtype)], dim)
+
+    changed = dict(target=wider(a.target, 0), tree_tokens=wider(a.tree_tokens, -1),
+                   parents=wider(a.parents, -1))  # fmt: skip
+    if a.draft_rows is not None:
+        changed["draft_rows"] = wider(a.draft_rows, 10**6)
+    elif a.draft is not None:
+        of_nodes = ("draft", "draft_ids", "draft_logsumexp", "draft_threshold")
+        changed |= {k: wider(x, 0) for k in of_nodes if (x := getattr(a, k)) is not None}
+    return a._replace(**changed)
+
+
+@pytest.mark.parametrize(("name", "case"), PAIRS)
+def test_absent_nodes_at_the_end_change_no_bit(name, case):
+    op, a = provider("verify_tree", name), TreeArguments(*case.args())
+    want, got = op(*a), op(*padded(a, 3))
+    identical("verify_tree", (*got[:5], got[5][:, : want[5].shape[1]]), want)
+    assert got[5][:, want[5].shape[1] :].isnan().all()
+    deeper = op(*padded(a, 3)._replace(max_depth=a.max_depth + 2))
+    for i, fill in ((0, -1), (1, -1), (4, 0)):
+        width = want[i].shape[1]
+        worst(f"output {i}", deeper[i][:, :width], want[i])
+        assert (deeper[i][:, width:] == fill).all()
+
+
+@pytest.mark.parametrize(("name", "case"), PAIRS)
+def test_layout_and_id_dtype_change_no_bit(name, case):
+    op, a = provider("verify_tree", name), TreeArguments(*case.args())
+    want = op(*a)
+    views = {
+        k: testing.sliced(x)
+        for k, x in a._asdict().items()
+        if torch.is_tensor(x) and x.dim() >= 2 and x.numel()
+    }
+    identical("verify_tree", op(*a._replace(**views)), want)
+    for tokens, parents in ((torch.int32, torch.int64), (torch.int64, torch.int32)):
+        got = op(*a._replace(tree_tokens=a.tree_tokens.to(tokens), parents=a.parents.to(parents)))
+        assert (got[0].dtype, got[1].dtype) == (parents, tokens)
+        identical("verify_tree", [g.to(w.dtype) for g, w in zip(got, want, strict=True)], want)
+
+
+@pytest.mark.parametrize(("name", "case"), PAIRS)
+def test_ragged_equals_padded(name, case):
+    op, a = provider("verify_tree", name), TreeArguments(*case.args())
+    b, n = a.tree_tokens.shape
+    lengths = torch.tensor([n, 0, 2, n - 1, 1, n])[:b]
+    used = torch.arange(n + 1) <= lengths[:, None]
+    cut = torch.where(used[:, 1:], a.tree_tokens, -1)
+    target_indptr = torch.cat([torch.zeros(1).long(), (lengths + 1).cumsum(0)]).int()
+    a = a._replace(max_new_tokens=None)
+    got = op(*a._replace(target=a.target[used], target_indptr=target_indptr))
+    identical("verify_tree", got, op(*a._replace(tree_tokens=cut)))
+
+
+@pytest.mark.parametrize("name", REAL)
+@pytest.mark.parametrize("rule", ["multi_draft", "k_seq", "top_k_plus_one", "traversal"])
+def test_one_row_of_siblings_is_as_good_as_a_copy_for_each(name, rule):
+    op = provider("verify_tree", name)
+    a = TreeArguments(*testing.tree_case(6, 6, 67, rule=rule, laws="shared").args())
+    each = torch.stack([a.draft[b, rows.long()] for b, rows in enumerate(a.draft_rows)])
+    got, want = op(*a._replace(draft=each, draft_rows=None)), op(*a)
+    for i in (0, 1, 2, 3):
+        worst(f"output {i}", got[i], want[i])
+    worst("accept_probs", got[5], want[5], atol=1e-5)
+
+
+# A walk reads target rows of accepted nodes and the root, and draft rows of tried nodes.
+
+
+@pytest.mark.parametrize("filters", ["off", "scalar"])
+@pytest.mark.parametrize("rule", TREE_RULES)
+@pytest.mark.parametrize("name", REAL)
+def test_rows_off_the_path_are_not_read(name, rule, filters):
+    op = provider("verify_tree", name)
+    b, n = (2, 5) if name == "triton" else (12, 9)
+    a = TreeArguments(*testing.tree_case(b, n, 67, rule=rule, filters=filters).args())
+    a = a._replace(with_accept_probs=True)
+    want = op(*a)
+    untouched = 0
+    for i in range(b):
+        on_path = {int(x) for x in want[0][i] if x >= 0}
+        judged = {x for x in range(n) if not want[5][i, x].isnan()}
+        read = judged | on_path if rule == "traversal" else on_path
+        for node in range(n):
+            if node not in read:
+                a.target[i, node + 1] = torch.nan
+            if node not in judged | on_path:
+                a.draft[i, node] = torch.nan
+                untouched += 1
+    assert untouched > 0
+    identical("verify_tree", op(*a), want)
+
+
+def tree_rules(target, tokens, parents, draft, seeds, positions):
+    tree, kw = specdec_kernels.Tree(tokens, parents), dict(seeds=seeds, positions=positions)
+    verify = specdec_kernels.verify_tree
+    return (
+        *verify(target, tree, draft, rule="multi_draft", with_accept_probs=True, **kw),
+        *verify(target, tree, draft, rule="k_seq", draft_rows=parents.int() + 1, **kw),
+        *verify(target, tree, draft, rule="traversal", temperature=0.7, top_k=9, **kw),
+        *verify(target, tree, rule="typical", max_depth=1, max_new_tokens=positions + 1, **kw),
+    )
+
+
+def test_rules_compile_as_one_graph_for_all_sizes():
+    torch._dynamo.reset()
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(tree_rules, fullgraph=True, backend=counter, dynamic=True)
+    frames = []
+    for b, n, v in ((3, 4, 61), (5, 2, 130), (4, 3, 97)):
+        g = torch.Generator().manual_seed(b)
+        args = (
+            torch.randn(b, n + 1, v, generator=g), torch.randint(0, v, (b, n), generator=g),
+            torch.arange(-1, n - 1).repeat(b, 1), torch.randn(b, n, v, generator=g),
+            torch.arange(b), torch.arange(b) * 9,
+        )  # fmt: skip
+        for i, (got, want) in enumerate(zip(compiled(*args), tree_rules(*args), strict=True)):
+            worst(f"output {i}", got, want)
+        frames.append(counter.frame_count)
+    assert frames == frames[:1] * 3
+
+
+THREADED = [
+    testing.tree_case(1, 5, 50_001, rule=r, laws="shared", filters=f)
+    for r, f in (
+        ("multi_draft", "off"), ("multi_draft_wor", "scalar"), ("k_seq", "off"),
+        ("traversal", "topp"), ("target_only", "off"), ("typical", "off"), ("match", "off"),
+    )
+] + [
+    testing.tree_case(5, 6, 10_001, rule="multi_draft_wor", laws="shared"),
+    testing.tree_case(1, 5, 50_001, rule="top_k_plus_one", kind="probs", laws="shared"),
+    testing.tree_case(1, 5, 50_001, draft="mapped", laws="flat"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", THREADED, ids=str)
+def test_the_number_of_threads_changes_no_bit(case):
+    op = provider("verify_tree", "cpp")
+    torch.set_num_threads(1)
+    alone = op(*case.args())
+    for threads in (2, 3):
+        torch.set_num_threads(threads)
+        identical("verify_tree", op(*case.args()), alone)
+
+
+@pytest.mark.parametrize("rule", TREE_RULES)
+@pytest.mark.parametrize("name", REAL)
+def test_outputs_are_written_everywhere_for_faulty_rows(name, rule):
+    torch.use_deterministic_algorithms(True)
+    op = provider("verify_tree", name)
+    a = TreeArguments(*testing.tree_case(4, 4, 67, rule=rule).args())
+    for i, value in enumerate((torch.nan, torch.inf, -torch.inf)):
+        a.target[i] = value
+    a.tree_tokens[3] = 999
+    got = op(*a)
+    assert got[3].tolist() == [1, 1, 1, 8]
+    assert (got[0] == -1).all()
+    assert (got[1][:3] == -1).all()
+    assert 0 <= int(got[1][3, 0]) < 67
+    assert not got[4].isnan().any()
+    assert got[5].isnan().all()
+
+
+def test_no_temporary_of_the_size_of_the_rows():
+    """Peak memory of a fresh process while 48,617 kB of bfloat16 rows are verified."""
+    program = """
+    import resource, torch, specdec_kernels as sk
+    b, n, v = 32, 4, 151_936
+    peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    target = torch.zeros(b, n + 1, v, dtype=torch.bfloat16)
+    target[..., ::7] = 2.0
+    draft = target[:, :n]
+    tree = sk.Tree(torch.arange(n).repeat(b, 1), torch.tensor([-1, -1, 1, 1]).repeat(b, 1))
+    rows = torch.tensor([0, 0, 2, 2], dtype=torch.int32).repeat(b, 1)
+    at = torch.arange(b)
+    def calls(k):
+        part = sk.Tree(tree.tokens[:k], tree.parents[:k])
+        for filters in ({}, dict(top_k=50, top_p=0.9, min_p=0.01, temperature=0.7)):
+            for rule in RULES:
+                kw = dict(rule=rule, draft_rows=rows[:k], seeds=at[:k], positions=at[:k])
+                sk.verify_tree(target[:k], part, draft[:k], **kw, **filters)
+    calls(2)
+    before = peak()
+    calls(b)
+    print(peak() - before)
+    """
+    program = textwrap.dedent(program).replace("RULES", repr(TREE_RULES))
+    out = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert int(out.stdout) < 6_000  # kB; one bfloat16 copy of the rows is 48,617

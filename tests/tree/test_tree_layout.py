@@ -1,0 +1,316 @@
+"""tree_attention, rerank_tree and build_trie against oracles that walk parents in Python."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch._dynamo.testing
+from support.providers import identical, provider, worst
+from support.tree_layout_oracles import attention_oracle, check_trie, path, rerank_oracle
+
+import specdec_kernels as sk
+from specdec_kernels import testing
+from specdec_kernels.testing.tree_layout import random_parents
+
+NAMES = [n for n in ("reference", "cpp", "triton") if n in testing.providers("tree_attention")]
+
+
+def checked(op, name):
+    """The implementation, with everything it allocates poisoned."""
+    torch.use_deterministic_algorithms(True)
+    return provider(op, name)
+
+
+def agree(op):
+    """(provider, case) pairs; the interpreter takes only the small ones."""
+    return [
+        pytest.param(n, c, id=f"{n}-{c}")
+        for n in NAMES
+        for c in testing.cases(op)
+        if n != "triton" or all(t.numel() < 200 for t in c.args() if torch.is_tensor(t))
+    ]
+
+
+@pytest.mark.parametrize(("name", "case"), agree("tree_attention"))
+def test_attention_is_that_of_the_walk_to_the_root(name, case):
+    args = case.args()
+    identical("tree_attention", checked("tree_attention", name)(*args), attention_oracle(*args))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_random_forests(name):
+    op = checked("tree_attention", name)
+    g = torch.Generator().manual_seed(3)
+    for seed in range(6 if name == "triton" else 60):
+        b, n, slots = (int(torch.randint(0, k, (), generator=g)) for k in (4, 13, 40))
+        shape = ("random", "faulty", "wide", "chain")[seed % 4]
+        parents = random_parents(b, n, g, shape)
+        lengths = torch.randint(-3, 44, (b,), generator=g)
+        args = (parents, lengths, slots, seed % 5)
+        identical("tree_attention", op(*args), attention_oracle(*args))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_length_and_no_window_overflows(name):
+    parents = torch.tensor([[-1, 0]]).expand(4, 2)
+    lengths = torch.tensor([2**63 - 1, -(2**63), 3, 0])
+    for window in (0, 2, 2**63 - 1):
+        mask, positions = checked("tree_attention", name)(parents, lengths, 7, window)
+        kept = attention_oracle(parents[1:], lengths[1:], 7, window)
+        identical("tree_attention", (mask[1:], positions[1:]), kept)
+        assert mask[0].all() == (window != 2)
+        assert positions[0].tolist() == [2**62, 2**62 + 1, 2**62 + 2]
+
+
+def test_the_oracle_rejects_a_mask_that_shows_siblings():
+    """Negative control: rows that see every node at or above their depth."""
+    case = testing.cases("tree_attention")[0]
+    parents, lengths, slots, window = case.args()
+    mask, positions = attention_oracle(parents, lengths, slots, window)
+    for b in range(len(parents)):
+        for row in range(1, mask.shape[1]):
+            older = (positions[b] < positions[b, row]).nonzero().flatten() + int(lengths[b])
+            mask[b, row, older[older < slots]] = True
+    with pytest.raises(AssertionError, match="mask"):
+        identical("tree_attention", (mask, positions), attention_oracle(*case.args()))
+
+
+def attend(hidden, positions, mask, weights):
+    """Two layers of attention with a position embedding, float64: [T, D] -> [T, D]."""
+    d = hidden.shape[-1]
+    angle = positions.double()[:, None] * torch.arange(1, d + 1) / 7
+    hidden = hidden + torch.sin(angle)
+    for w in weights:
+        q, k, v = (hidden @ part for part in w)
+        scores = (q @ k.T / d**0.5).masked_fill(~mask, -torch.inf)
+        hidden = hidden + scores.softmax(-1) @ v
+    return hidden
+
+
+@pytest.mark.parametrize("window", [0, 3])
+@pytest.mark.parametrize("name", NAMES)
+def test_one_pass_over_a_tree_equals_each_path_alone(name, window):
+    """What the mask means: a node gets the logits that its own path, run as a text, gives it."""
+    g = torch.Generator().manual_seed(5)
+    length, n, d, extra = 6, 17, 8, 4
+    parents = random_parents(1, n, g)
+    table = torch.randn(50, d, generator=g, dtype=torch.float64)
+    weights = torch.randn(2, 3, d, d, generator=g, dtype=torch.float64) / d**0.5
+    tokens = torch.randint(0, 50, (length + 1 + n + extra,), generator=g)
+    slots = len(tokens)  # the last ones hold what no row may see
+    op = checked("tree_attention", name)
+    tree_mask, positions = op(parents, torch.tensor([length]), slots, window)
+
+    order = torch.arange(slots)
+    prefix_mask = order[:length, None] >= order
+    if window:
+        prefix_mask &= order > order[:length, None] - window
+    mask = torch.cat([prefix_mask, tree_mask[0], torch.eye(slots, dtype=torch.bool)[-extra:]])
+    at = torch.cat([order[:length], positions[0], order[-extra:]])
+    together = attend(table[tokens], at, mask, weights)
+
+    for node in range(-1, n):
+        rows = [length + 1 + i for i in reversed(path(parents, 0, node))]
+        text = torch.tensor([*range(length + 1), *rows])
+        line = torch.arange(len(text))
+        causal = line[:, None] >= line
+        if window:
+            causal &= line > line[:, None] - window
+        alone = attend(table[tokens[text]], line, causal, weights)
+        error = (alone[-1] - together[length + 1 + node]).abs().max()
+        assert error < 1e-12, (node, float(error))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_number_of_threads_and_the_layout_change_nothing(name):
+    g = torch.Generator().manual_seed(7)
+    b, n, slots = (2, 9, 33) if name == "triton" else (3, 200, 1500)
+    parents = random_parents(b, n, g)
+    lengths = torch.randint(0, slots, (b,), generator=g)
+    op = checked("tree_attention", name)
+    torch.set_num_threads(1)
+    want = op(parents, lengths, slots, 5)
+    torch.set_num_threads(3)
+    spread = parents.T.contiguous().T, lengths.repeat_interleave(2)[::2]
+    identical("tree_attention", op(*spread, slots, 5), want)
+    identical("tree_attention", op(parents.int(), lengths, slots, 5), want)
+    last = op(parents[-1:], lengths[-1:], slots, 5)
+    identical("tree_attention", last, [t[-1:] for t in want])
+
+
+def test_the_public_function_names_its_outputs():
+    out = sk.tree_attention(torch.tensor([[-1]]), torch.tensor([2]), slots=4)
+    assert out.mask.tolist() == [[[True, True, True, False], [True, True, True, True]]]
+    assert out.positions.tolist() == [[2, 3]]
+
+
+@pytest.mark.parametrize(("name", "case"), agree("rerank_tree"))
+def test_the_best_nodes_are_chosen(name, case):
+    args = case.args()
+    identical("rerank_tree", checked("rerank_tree", name)(*args), rerank_oracle(*args))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_random_candidates(name):
+    op = checked("rerank_tree", name)
+    g = torch.Generator().manual_seed(4)
+    for seed in range(6 if name == "triton" else 100):
+        b, m, size = (int(torch.randint(0, k, (), generator=g)) for k in (4, 14, 12))
+        parents = random_parents(b, m, g, ("random", "faulty", "wide", "chain")[seed % 4])
+        tokens = torch.randint(-1, 9, (b, m), generator=g)
+        scores = torch.randint(-4, 2, (b, m), generator=g).float() * (-0.0 if seed == 7 else 1.0)
+        odd = torch.tensor([torch.nan, torch.inf, -torch.inf])
+        scores[torch.rand(b, m, generator=g) < 0.1] = odd[seed % 3]
+        args = (tokens, parents.int() if seed % 2 else parents, scores, size)
+        identical("rerank_tree", op(*args), rerank_oracle(*args))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_chosen_tree_spells_the_same_texts(name):
+    """A path of the chosen tree is the path of the same node among the candidates."""
+    g = torch.Generator().manual_seed(11)
+    parents = random_parents(2, 25, g)
+    tokens, scores = torch.randint(0, 9, (2, 25), generator=g), -torch.rand(2, 25, generator=g)
+    chosen = sk.RankedTree(*checked("rerank_tree", name)(tokens, parents, scores, 11))
+    for b in range(2):
+        for n in range(11):
+            ours = path(chosen.parents, b, n)
+            theirs = path(parents, b, int(chosen.nodes[b, n]))
+            assert [int(chosen.nodes[b, i]) for i in ours] == theirs
+            assert [int(chosen.tokens[b, i]) for i in ours] == [int(tokens[b, i]) for i in theirs]
+
+
+def test_the_oracle_rejects_a_choice_that_leaves_a_parent_out():
+    """Negative control: the best by their own score alone."""
+    tokens, parents = torch.arange(3)[None], torch.tensor([[-1, 0, -1]])
+    scores = torch.tensor([[-3.0, -1.0, -2.0]])
+    wrong = torch.tensor([[1, 2]]), torch.tensor([[-1, -1]]), torch.tensor([[1, 2]])
+    with pytest.raises(AssertionError, match="tokens"):
+        identical("rerank_tree", wrong, rerank_oracle(tokens, parents, scores, 2))
+
+
+@pytest.mark.parametrize(("name", "case"), agree("build_trie"))
+def test_a_trie_spells_its_sequences(name, case):
+    sequences, size, merge = case.args()
+    got = checked("build_trie", name)(sequences, size, merge)
+    check_trie(sequences, size, merge, got)
+    identical("build_trie", got, testing.providers("build_trie")["reference"](*case.args()))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_random_sequences(name):
+    op = checked("build_trie", name)
+    g = torch.Generator().manual_seed(6)
+    for seed in range(6 if name == "triton" else 100):
+        b, k, length, size = (int(torch.randint(0, n, (), generator=g)) for n in (4, 6, 6, 25))
+        sequences = torch.randint(-1, 1 + seed % 4, (b, k, length), generator=g)
+        merge = seed % 3 > 0
+        got = op(sequences.int() if seed % 2 else sequences, size, merge)
+        check_trie(sequences, size, merge, got)
+        assert got[0].dtype == (torch.int32 if seed % 2 else torch.int64)
+
+
+def wrong_tries():
+    """(name, sequences, size, merge, outputs) that are no trie of the sequences."""
+    sequences = torch.tensor([[[5, 6], [5, 7]]])
+    right = [t.clone() for t in sk.build_trie(sequences)]
+    for i, (at, value) in enumerate([((0, 2), 9), ((0, 2), 1), ((0, 1, 1), 1), ((0,), 2)]):
+        wrong = [t.clone() for t in right]
+        wrong[i][at] = value
+        yield f"output {i}", sequences, 4, True, wrong
+    yield "not merged", sequences, 4, True, sk.build_trie(sequences, merge=False)
+    yield "merged", sequences, 4, False, right
+    yield "dropped", sequences, 4, True, sk.build_trie(sequences[:, :, :1], size=4)
+
+
+@pytest.mark.parametrize("wrong", [pytest.param(w[1:], id=w[0]) for w in wrong_tries()])
+def test_the_oracle_rejects_what_is_no_trie(wrong):
+    """Negative controls."""
+    sequences, size, merge, got = wrong
+    if got[2].shape != sequences.shape:
+        got = (*got[:2], torch.cat([got[2], torch.full_like(got[2], -1)], -1), got[3])
+    with pytest.raises(AssertionError):
+        check_trie(sequences, size, merge, got)
+
+
+def test_a_trie_makes_room_for_every_token_by_default():
+    sequences = torch.arange(12).view(1, 3, 4)
+    trie = sk.build_trie(sequences)
+    assert trie.tokens.flatten().tolist() == list(range(12))
+    assert trie.num_nodes.tolist() == [12]
+
+
+@pytest.mark.parametrize("op", ["rerank_tree", "build_trie"])
+@pytest.mark.parametrize("name", NAMES)
+def test_batch_slot_and_threads_change_nothing(name, op):
+    case = testing.cases(op)[0 if name == "triton" else -1]
+    args, run = case.args(), checked(op, name)
+    torch.set_num_threads(1)
+    want = run(*args)
+    torch.set_num_threads(3)
+
+    def chosen(rows):
+        return [a[rows] if torch.is_tensor(a) else a for a in args]
+
+    alone = torch.tensor([1])
+    identical(op, run(*chosen(alone)), [t[alone] for t in want])
+    order = torch.tensor([1, 0] if name == "triton" else [1, 0] * 40)
+    identical(op, run(*chosen(order)), [t[order] for t in want])
+
+
+def layout_of_a_round(tokens, parents, scores, sequences, lengths, size):
+    """A re-ranked tree and a trie, each with its mask."""
+    chosen = sk.rerank_tree(tokens, parents, scores, size=size)
+    trie = sk.build_trie(sequences)
+    slots = 2 * size + 50
+    return (
+        *chosen, *sk.tree_attention(chosen.parents, lengths, slots=slots, window=7),
+        *trie, *sk.tree_attention(trie.parents, lengths, slots=slots),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_the_layout_of_a_round_compiles_as_one_graph_for_all_sizes(backend):
+    torch._dynamo.reset()
+    counter = torch._dynamo.testing.CompileCounterWithBackend(backend)
+    compiled = torch.compile(layout_of_a_round, fullgraph=True, backend=counter, dynamic=True)
+    frames = []
+    for b, m, k, length, size in ((3, 20, 4, 5, 9), (2, 33, 3, 6, 11), (5, 17, 6, 4, 8)):
+        g = torch.Generator().manual_seed(b)
+        args = (
+            torch.randint(0, 9, (b, m), generator=g), random_parents(b, m, g),
+            -torch.rand(b, m, generator=g), torch.randint(0, 3, (b, k, length), generator=g),
+            torch.randint(0, 30, (b,), generator=g), size,
+        )  # fmt: skip
+        for got, want in zip(compiled(*args), layout_of_a_round(*args), strict=True):
+            worst("output", got, want)
+        frames.append(counter.frame_count)
+    assert frames == frames[:1] * 3
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
+def test_the_tree_ops_on_the_device():
+    """Through Triton's compiler, in a process without its interpreter."""
+    here = Path(__file__).resolve().parents[1]
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:randomly",
+            here / "tree_layout_on_device.py",
+        ],
+        env={**os.environ, "TRITON_INTERPRET": "0"},
+        cwd=here.parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-8000:]

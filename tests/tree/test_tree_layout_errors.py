@@ -1,0 +1,134 @@
+"""Bad inputs of the small tree ops: every provider and the fakes say the same of each."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from support.check_sites import untripped
+from support.providers import provider
+
+import specdec_kernels as sk
+from specdec_kernels import testing
+from specdec_kernels.arguments import checks as _checks
+from specdec_kernels.arguments import tree_layout as checks
+
+WHERE = [n for n in ("reference", "cpp", "triton") if n in testing.providers("build_trie")]
+
+
+def i64(*shape):
+    return torch.zeros(shape, dtype=torch.int64)
+
+
+def f32(*shape):
+    return torch.zeros(shape)
+
+
+GOOD = {
+    "tree_attention": dict(parents=i64(3, 4), lengths=i64(3), slots=9, window=0),
+    "rerank_tree": dict(tokens=i64(3, 4), parents=i64(3, 4), scores=f32(3, 4), size=2),
+    "build_trie": dict(sequences=i64(3, 2, 4), size=5, merge=True),
+    "expand_tree": dict(
+        logits=f32(3, 2, 7), scores=f32(3, 2), width=2, temperatures=None, temperature=1.0
+    ),
+}
+TABLE = [
+    ("tree_attention", dict(parents=i64(4)), r"parents must be \[B, N\], got \[4\]"),
+    ("tree_attention", dict(parents=f32(3, 4)), "parents must be int32 or int64, got float32"),
+    ("tree_attention", dict(lengths=i64(2)), r"lengths must be \[3\], got \[2\]"),
+    ("tree_attention", dict(lengths=i64(3).int()), "lengths must be int64, got int32"),
+    ("tree_attention", dict(slots=-1), "slots must be at least 0, got -1"),
+    ("tree_attention", dict(window=-2),
+     r"window must be at least 0 \(0 sees every key\), got -2"),
+    ("rerank_tree", dict(tokens=i64(4)), r"tokens must be \[B, M\], got \[4\]"),
+    ("rerank_tree", dict(tokens=f32(3, 4)), "tokens must be int32 or int64, got float32"),
+    ("rerank_tree", dict(parents=i64(3, 5)), r"parents must be \[B, M\] = \[3, 4\], got \[3, 5\]"),
+    ("rerank_tree", dict(parents=i64(12)), r"parents must be \[B, M\] = \[3, 4\], got \[12\]"),
+    ("rerank_tree", dict(parents=f32(3, 4)), "parents must be int32 or int64, got float32"),
+    ("rerank_tree", dict(scores=f32(2, 4)), r"scores must be \[B, M\] = \[3, 4\], got \[2, 4\]"),
+    ("rerank_tree", dict(scores=f32(3, 4).double()), "scores must be float32, got float64"),
+    ("rerank_tree", dict(size=-1), r"size must be in \[0, 2147483647\], got -1"),
+    ("rerank_tree", dict(size=2**31), r"size must be in \[0, 2147483647\], got 2147483648"),
+    ("build_trie", dict(sequences=i64(3, 4)), r"sequences must be \[B, K, L\], got \[3, 4\]"),
+    ("build_trie", dict(sequences=f32(3, 2, 4)), "sequences must be int32 or int64, got float32"),
+    ("build_trie", dict(size=-1), r"size must be in \[0, 2147483647\], got -1"),
+    ("expand_tree", dict(logits=f32(3, 7)), r"logits must be \[B, F, V\], got \[3, 7\]"),
+    ("expand_tree", dict(logits=i64(3, 2, 7)),
+     "logits must be float32, bfloat16 or float16, got int64"),
+    ("expand_tree", dict(logits=f32(3, 2, 0)),
+     r"logits must have a vocabulary of 1 to 2147483647 entries, got \[3, 2, 0\]"),
+    ("expand_tree", dict(logits=f32(3, 7, 2).mT),
+     "logits must have a contiguous last dimension, got stride 2"),
+    ("expand_tree", dict(logits=f32(3, 0, 7), scores=f32(3, 0)),
+     r"logits must have a frontier of at least one node, got \[3, 0, 7\]"),
+    ("expand_tree", dict(scores=f32(3, 1)), r"scores must be \[B, F\] = \[3, 2\], got \[3, 1\]"),
+    ("expand_tree", dict(scores=f32(3)), r"scores must be \[B, F\] = \[3, 2\], got \[3\]"),
+    ("expand_tree", dict(scores=f32(3, 2).half()), "scores must be float32, got float16"),
+    ("expand_tree", dict(width=0), r"width must be in \[1, 64\], got 0"),
+    ("expand_tree", dict(width=65), r"width must be in \[1, 64\], got 65"),
+    ("expand_tree", dict(temperature=-1.0), "temperature must be finite and at least 0, got -1"),
+    ("expand_tree", dict(temperatures=f32(2)), r"temperature must be \[3\], got \[2\]"),
+    ("expand_tree", dict(temperatures=f32(3).double()),
+     "temperature must be float32, got float64"),
+]  # fmt: skip
+DEVICES = [
+    ("tree_attention", "lengths", "parents"),
+    ("rerank_tree", "parents", "tokens"),
+    ("rerank_tree", "scores", "tokens"),
+    ("expand_tree", "scores", "logits"),
+]
+
+
+def call(op, where, **bad):
+    arguments = GOOD[op] | bad
+    if where == "meta":
+        where, arguments = "cpp", on_meta(arguments)
+    return provider(op, where)(*arguments.values())
+
+
+def on_meta(arguments):
+    return {k: v.to("meta") if torch.is_tensor(v) else v for k, v in arguments.items()}
+
+
+def says(op, where, **bad):
+    with pytest.raises(RuntimeError) as error:
+        call(op, where, **bad)
+    return str(error.value).strip().splitlines()[0]
+
+
+@pytest.mark.parametrize("where", [*WHERE, "meta"])
+@pytest.mark.parametrize(("op", "bad", "message"), TABLE, ids=[f"{r[0]}-{r[2]}" for r in TABLE])
+def test_names_the_argument_the_rule_and_the_value(op, bad, message, where):
+    text = says(op, where, **bad)
+    assert re.fullmatch(message, text), f"{text!r} is not {message!r}"
+
+
+@pytest.mark.parametrize(("op", "name", "of"), DEVICES)
+def test_devices_are_checked(op, name, of):
+    """One argument stays on the CPU, all the others are on another device."""
+    text = says(op, "cpp", **(on_meta(GOOD[op]) | {name: GOOD[op][name]}))
+    assert text == f"{name} must be on the device of {of}, meta, got cpu"
+
+
+@pytest.mark.parametrize("where", [*WHERE, "meta"])
+@pytest.mark.parametrize("op", GOOD)
+def test_good_inputs_raise_nothing(op, where):
+    assert call(op, where)
+
+
+def test_the_table_trips_every_check(monkeypatch):
+    def call(op, bad):
+        arguments = GOOD[op] | bad
+        arguments.pop("merge", None)
+        getattr(checks, op)(*arguments.values())
+
+    calls = [(op, lambda op=op, bad=bad: call(op, bad)) for op, bad, _ in TABLE]
+    assert untripped(monkeypatch, (checks,), calls, shared=(_checks,)) == ([], [])
+
+
+def test_public_arguments_are_named():
+    with pytest.raises(ValueError, match=r"temperature must be a number or a tensor, got \[1\]"):
+        sk.expand_tree(f32(1, 1, 3), f32(1, 1), width=1, temperature=[1])
+    with pytest.raises(RuntimeError, match=r"sequences must be \[B, K, L\], got \[3\]"):
+        sk.build_trie(i64(3))

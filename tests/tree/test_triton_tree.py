@@ -1,0 +1,311 @@
+"""`verify_tree` of the Triton provider in the interpreter, against the specification.
+
+Each row costs the interpreter up to a second: trees are small, and each rule, draft form and limit
+has few settings. The kernels are compiled for devices in test_triton.py.
+"""
+
+import itertools
+import os
+import random
+
+import pytest
+
+pytest.importorskip("triton")
+os.environ["TRITON_INTERPRET"] = "1"  # before any kernel is decorated
+
+import torch
+from support.providers import OUTPUTS, allocations, identical, verify, verify_tree, worst
+from support.triton_random import DTYPES, logits, per_sequence, poison, random_shaping, sparse
+
+from specdec_kernels import reference
+from specdec_kernels.arguments.tree import TREE_RULES, TREE_RULES_READING_DRAFT
+from specdec_kernels.triton import launch
+from specdec_kernels.triton.chain import verify_chain as chain
+from specdec_kernels.triton.tree import verify_tree as tree
+
+FORMS = ("none", "rows", "sampled", "sparse", "mapped")
+
+
+def random_tree(rnd, n, b, v):
+    """(tokens, parents) [B, N]: bushy, with siblings of one token, absent nodes, nonsense."""
+    tokens = torch.tensor([[rnd.randrange(min(v, 5)) for _ in range(n)] for _ in range(b)])
+    parents = torch.tensor(
+        [[rnd.choice([-1, rnd.randrange(-1, i), i - 1]) for i in range(n)] for _ in range(b)]
+    )
+    if n and rnd.random() < 0.3:
+        tokens[rnd.randrange(b), rnd.randrange(n)] = rnd.choice([-1, -1, -5, v, v + 2])
+    if n and rnd.random() < 0.1:
+        parents[rnd.randrange(b), rnd.randrange(n)] = rnd.choice([-2, n])
+    ids = [torch.int32, torch.int64]
+    return tokens.view(b, n).to(rnd.choice(ids)), parents.view(b, n).to(rnd.choice(ids))
+
+
+def random_laws(rnd, g, target, parents, kind, form):
+    """(draft, keywords): rows in one form, some of them shared by the nodes of one parent."""
+    n, v, b = parents.shape[1], target.shape[-1], len(parents)
+    shared, flat = rnd.random() < 0.6, rnd.random() < 0.3
+    if form == "none":
+        return None, {"draft_rows": (parents + 1).clamp(0, n).int()} if shared else {}
+    m, more = n, {}
+    if shared or flat:
+        m = n + 1
+        more["draft_rows"] = (parents + 1).clamp(0, n).to(torch.int32)
+        if n and rnd.random() < 0.1:
+            more["draft_rows"][0, rnd.randrange(n)] = rnd.choice([-1, m, 2**30])
+    d = v if form == "sparse" or rnd.random() < 0.6 else rnd.choice([max(1, v // 2), v + 7])
+    draft = logits((m,) if flat else (b, m), d, g, torch.float32)
+    draft[..., : min(d, 5)] += 3  # where drafted tokens are
+    if form == "sparse":
+        more["ids"], draft = sparse(draft, v, g)
+    elif form == "mapped":
+        columns = torch.full((v,), -1, dtype=torch.int32)
+        known = torch.randperm(v, generator=g)[: min(v, d)]
+        columns[known] = torch.randperm(d, generator=g)[: len(known)].to(torch.int32)
+        more["columns"] = columns
+    sampled = form == "sampled" or (form == "mapped" and rnd.random() < 0.5)
+    if kind == "probs" and form != "sparse" and not sampled:
+        draft = draft.softmax(-1)
+    draft = draft.to(rnd.choice(list(DTYPES.values())))
+    if rnd.random() < 0.15:
+        poison(draft, rnd)
+    if sampled:
+        t = rnd.choice([1.0, 0.8, 0.0])
+        total = (draft.double() / (t or 1)).logsumexp(-1)
+        cut = torch.full(total.shape, rnd.choice([float("-inf"), 0.0]))
+        more["sampled"] = (total, cut, torch.full((b,), t) if rnd.random() < 0.5 else t)
+    return draft, more
+
+
+def random_call(seed, rule=None, form=None):
+    """(positional, keyword) arguments of `providers.verify_tree`, of every kind the op takes."""
+    rnd, g = random.Random(seed), torch.Generator().manual_seed(seed)
+    rule, form = rule or rnd.choice(TREE_RULES), form or rnd.choice(FORMS)
+    if rule == "k_seq" and form == "none":
+        form = "rows"
+    v, n, b = rnd.choice([1, 5, 19, 37, 67, 4100]), rnd.choice([0, 1, 3, 5, 7]), rnd.randrange(1, 3)
+    kind = rnd.choice(["logits", "logits", "probs"])
+    tokens, parents = random_tree(rnd, n, b, v)
+    cu, lengths = None, [n + 1] * b
+    if rnd.random() < 0.3:
+        lengths = [rnd.randrange(n + 2) for _ in range(b)]
+        cu = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32)
+    target = logits((b, n + 1) if cu is None else (sum(lengths),), v, g, torch.float32) / 2
+    target[..., : min(v, 5)] += 3
+    draft, more = random_laws(rnd, g, target, parents, kind, form)
+    if kind == "probs":
+        target = target.softmax(-1)
+    target = target.to(rnd.choice(list(DTYPES.values())))
+    if rnd.random() < 0.1:
+        poison(target, rnd)
+    t, temperature, k, top_k, p, top_p, m, min_p = random_shaping(rnd, b, v)
+    more |= {
+        "temperature": temperature if t is None else t, "top_k": top_k if k is None else k,
+        "top_p": top_p if p is None else p, "min_p": min_p if m is None else m,
+    }  # fmt: skip
+    if rnd.random() < 0.5:
+        more |= {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+    if rule != "match" and rnd.random() < 0.4:
+        more["uniforms"] = torch.rand(b, 2 * n + 1, generator=g, dtype=torch.float64)
+    if rnd.random() < 0.2:
+        more["eos_token_ids"] = tokens.flatten()[:2].long()
+    if rnd.random() < 0.2:
+        more["max_new_tokens"] = per_sequence(rnd, b, [-1, 0, 1, 2, n + 2], torch.int64)
+    if rnd.random() < 0.2:
+        more["max_depth"] = rnd.randrange(n + 1)
+    more |= {
+        "rule": rule, "kind": kind, "target_indptr": cu, "epsilon": rnd.choice([0.09, 0.5, 1.0]),
+        "delta": rnd.choice([0.3, 2.0]), "logprobs": rnd.random() < 0.8,
+        "accept_probs": rnd.random() < 0.8,
+        "seeds": torch.randint(-(2**62), 2**62, (b,), generator=g),
+        "positions": torch.randint(0, 2**40, (b,), generator=g),
+    }  # fmt: skip
+    return (target, tokens, parents, draft), more
+
+
+def compared(seed, got, want):
+    for name, g, w in zip(OUTPUTS["verify_tree"], got, want, strict=True):
+        tolerance = {"logprobs": 1e-4, "accept_probs": 1e-4}.get(name, 0.0)
+        worst(f"seed {seed}: {name}", g, w, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("rule", TREE_RULES)
+def test_random_trees_equal_the_specification(rule):
+    for i, form in enumerate(FORMS if rule in TREE_RULES_READING_DRAFT else FORMS[:2]):
+        for seed in range(4 * i, 4 * i + 4):
+            args, options = random_call(seed, rule, form)
+            want = verify_tree(reference.verify_tree, *args, **options)
+            compared(seed, verify_tree(tree.verify_tree, *args, **options), want)
+
+
+# A chain is a tree.
+
+
+@pytest.mark.parametrize("coins", ["drawn", "given"])
+@pytest.mark.parametrize("form", ["none", "rows", "probs", "sampled", "sparse"])
+@pytest.mark.parametrize(("rule", "as_chain"), [("multi_draft", "token"), ("traversal", "block")])
+def test_a_chain_gets_the_same_bits_as_from_verify_chain(rule, as_chain, form, coins):
+    g = torch.Generator().manual_seed(len(form))
+    b, n, v = 6, 3, 37
+    target = torch.randn(b, n + 1, v, generator=g)
+    draft = target[:, :n] + torch.randn(b, n, v, generator=g)
+    tokens = torch.multinomial(draft.softmax(-1).flatten(0, 1), 1, generator=g).view(b, n)
+    if form in ("none", "sparse"):  # whose tokens would hardly stand
+        target.scatter_add_(-1, tokens[..., None], torch.full((b, n, 1), 3.0))
+    parents = torch.arange(-1, n - 1).expand(b, n)
+    options = {"seeds": torch.arange(b), "positions": torch.arange(b) * 9, "top_k": 30}
+    if form == "none":
+        draft = None
+    elif form == "probs":
+        target, draft = target.softmax(-1), draft.softmax(-1)
+        options |= {"kind": "probs", "top_k": 0}
+    elif form == "sampled":
+        options["sampled"] = (draft.double().logsumexp(-1), torch.full((b, n), -99.0), 1.0)
+    elif form == "sparse":
+        options["ids"] = torch.stack([tokens, (tokens + 1) % v], -1)
+        draft = torch.full((b, n, 2), 0.5)
+    given = {}, {}
+    if coins == "given":
+        u = torch.rand(b, 2 * n + 1, generator=g, dtype=torch.float64)
+        u[:, n:] = u[:, n : n + 1]  # verify_chain has one draw a sequence, whatever its depth
+        given = {"uniforms": u}, {"uniforms": u[:, : n + 1].contiguous()}
+    got = verify_tree(
+        tree.verify_tree, target, tokens, parents, draft, rule=rule, **given[0], **options
+    )
+    want = verify(chain.verify_chain, target, tokens, draft, rule=as_chain, **given[1], **options)
+    path, *rest = got
+    identical("verify_chain", rest, want)
+    steps = torch.arange(n).expand(b, n)
+    assert path.tolist() == steps.where(steps < want[1][:, None], -1).tolist()
+    assert 0 < int(want[1].sum()) < b * n
+
+
+def test_one_sibling_of_k_seq_is_rule_token():
+    g = torch.Generator().manual_seed(2)
+    b, v = 8, 41
+    target, draft = torch.randn(b, 2, v, generator=g), torch.randn(b, 1, v, generator=g)
+    tokens = draft[:, 0].argmax(-1, keepdim=True)
+    seeds = torch.arange(b)
+    got = verify_tree(
+        tree.verify_tree, target, tokens, torch.full((b, 1), -1), draft, rule="k_seq", seeds=seeds
+    )
+    want = verify(chain.verify_chain, target, tokens, draft, rule="token", seeds=seeds)
+    identical("verify_chain", got[1:], want)
+    assert {0, 1} == set(want[1].tolist())
+
+
+# Siblings.
+
+
+def siblings(tokens):
+    """One point: [1, N] tokens, all children of the root, of the law in row 0."""
+    n = len(tokens)
+    return torch.tensor([tokens]), torch.full((1, n), -1), torch.zeros(1, n, dtype=torch.int32)
+
+
+@pytest.mark.parametrize("near", [0.0, 0.9, 0.999])
+@pytest.mark.parametrize("k", [2, 3, 8])
+def test_the_factor_of_k_seq_is_the_smallest_that_is_lossless(k, near):
+    """Its inverse is the acceptance of a token that the draft overstates."""
+    g = torch.Generator().manual_seed(k)
+    p, q = torch.randn(2, 23, generator=g).mul(2).softmax(-1)
+    q = (1 - near) * q + near * p
+    x = int((q / p).argmax())
+    tokens, parents, rows = siblings([x] * k)
+    target = p.expand(1, k + 1, 23).contiguous()
+    draft = q.expand(1, 1, 23).contiguous()
+    out = verify_tree(
+        tree.verify_tree, target, tokens, parents, draft, rule="k_seq", kind="probs",
+        draft_rows=rows, uniforms=torch.full((1, 2 * k + 1), 0.999999, dtype=torch.float64),
+    )  # fmt: skip
+    rho = float(p[x].double() / q[x].double()) / float(out[5][0, 0])
+    beta = torch.minimum(q.double(), p.double() / rho).sum().clamp(max=1)
+    least = torch.minimum(q.double(), p.double() / (rho - 4e-6)).sum().clamp(max=1)
+    assert 1 - (1 - beta) ** k <= rho * beta + 1e-6
+    assert rho <= 1 + 4e-6 or 1 - (1 - least) ** k > (rho - 4e-6) * least - 1e-7
+
+
+def test_without_replacement_the_rest_of_a_peaked_law_is_accurate():
+    """The first sibling holds all but 1e-9 of Q: what is left of Q decides over the second."""
+    v = 50
+    q = torch.full((1, 1, v), -24.0)
+    q[..., 7] = 0.0
+    q[..., 9] = -21.0
+    target = torch.zeros(1, 3, v)
+    target[..., 7] = -30.0
+    tokens, parents, rows = siblings([7, 9])
+    u = torch.full((1, 5), 0.99, dtype=torch.float64)
+    args = (target, tokens, parents, q)
+    options = {"rule": "multi_draft_wor", "draft_rows": rows, "uniforms": u}
+    want = verify_tree(reference.verify_tree, *args, **options)
+    got = verify_tree(tree.verify_tree, *args, **options)
+    worst("accept_probs", got[5], want[5], rtol=1e-6)
+    assert 0.01 < float(want[5][0, 1]) < 0.5
+
+
+@pytest.mark.parametrize("rule", ["multi_draft", "multi_draft_wor", "traversal"])
+def test_many_siblings_of_several_rows_in_many_tiles(rule, monkeypatch):
+    """Tiles of 256; rows come back after others, and siblings share them or not."""
+    monkeypatch.setattr(launch, "TILE", 256)
+    monkeypatch.setattr(launch, "CHUNK", 256)
+    monkeypatch.setattr(launch, "MAX_BLOCK", 16)
+    launch.tiling.cache_clear()
+    g = torch.Generator().manual_seed(4)
+    v, n = 600, 7
+    target, draft = torch.randn(1, n + 1, v, generator=g), torch.randn(1, 3, 700, generator=g)
+    tokens = torch.tensor([[1, 300, 599, 300, 2, 650, 3]])
+    draft[..., tokens[0]] += 5
+    rows = torch.tensor([[0, 0, 1, 0, 1, 2, 2]], dtype=torch.int32)
+    u = torch.full((1, 2 * n + 1), 0.9999, dtype=torch.float64)
+    u[:, n:] = 0.37
+    args = (target, tokens, torch.full((1, n), -1), draft)
+    options = {"rule": rule, "draft_rows": rows, "uniforms": u}
+    want = verify_tree(reference.verify_tree, *args, **options)
+    compared(rule, verify_tree(tree.verify_tree, *args, **options), want)
+    launch.tiling.cache_clear()
+    assert int(want[2]) == 0
+
+
+# What no result may depend on.
+
+
+@pytest.mark.parametrize("rule", ["multi_draft_wor", "top_k_plus_one", "k_seq", "traversal"])
+def test_views_and_the_place_in_a_batch_change_no_bit(rule):
+    g = torch.Generator().manual_seed(3)
+    b, n, v = 3, 4, 4099
+    wide = torch.full((b, n + 3, v + 13), float("nan"))
+    target = wide[:, 1 : n + 2, 5 : v + 5]
+    target.copy_(torch.randn(b, n + 1, v, generator=g))
+    draft = torch.randn(n, b, v, generator=g).transpose(0, 1)
+    tokens = torch.randint(0, v, (n, b), generator=g).T
+    tokens[:, 1] = draft[:, 0].argmax(-1)
+    parents = torch.tensor([-1, -1, 1, 1]).expand(b, n)
+    rows = torch.tensor([0, 0, 2, 2], dtype=torch.int32).expand(b, n)
+    seeds = torch.arange(2 * b)[::2] + 5
+
+    def run(index, whole=False):
+        args = (target[index], tokens[index], parents[index], draft[index])
+        if whole:
+            args = [t.contiguous() for t in args]
+        return verify_tree(tree.verify_tree, *args, rule=rule, draft_rows=rows[index],
+                           seeds=seeds[index], positions=seeds[index], top_p=0.9)  # fmt: skip
+
+    together = run(slice(None))
+    identical("verify_tree", run(slice(None), whole=True), together)
+    for i in range(b):
+        identical("verify_tree", run(slice(i, i + 1)), [t[i : i + 1] for t in together])
+
+
+def test_scratch_is_a_few_numbers_a_tile_and_a_node(monkeypatch):
+    """Nothing of the size of the rows is ever allocated."""
+    sizes = allocations(monkeypatch)
+    b, n, v = 2, 5, 9000
+    nodes = torch.zeros(b, n, dtype=torch.int64)
+    verify_tree(tree.verify_tree, torch.zeros(b, n + 1, v), nodes, nodes - 1,
+                torch.zeros(b, n, v), rule="traversal", max_new_tokens=torch.zeros(b).long())  # fmt: skip
+    assert max(sizes) <= b * max(3 * launch.tiling(v).tiles, 16 * (n + 1))
+
+
+def test_an_empty_batch_launches_nothing():
+    none = torch.zeros(0, 2, dtype=torch.int32)
+    out = verify_tree(tree.verify_tree, torch.zeros(0, 3, 7), none, none, rule="greedy")
+    assert [tuple(t.shape) for t in out] == [(0, 2), (0, 3), (0,), (0,), (0, 3), (0, 2)]

@@ -1,0 +1,337 @@
+"""`verify_tree`: every provider against the specification, and trees with a known answer."""
+
+import random
+
+import pytest
+import torch
+from support.providers import (
+    EVERY,
+    REAL,
+    agreeing,
+    identical,
+    provider,
+    same_outputs,
+    verify_tree,
+    worst,
+)
+
+from specdec_kernels import reference, testing
+from specdec_kernels.arguments.chain import ChainArguments
+from specdec_kernels.arguments.tree import TREE_RULES, TREE_RULES_READING_DRAFT, TreeArguments
+
+NAN = float("nan")
+WALKS = [r for r in TREE_RULES if r != "traversal"]
+
+
+@pytest.mark.parametrize(("name", "case"), agreeing("verify_tree"))
+def test_agrees_with_the_specification(name, case):
+    got, want = provider("verify_tree", name)(*case.args()), reference.verify_tree(*case.args())
+    same_outputs("verify_tree", got, want)
+
+
+@pytest.mark.parametrize("rule", TREE_RULES)
+def test_the_cases_of_a_rule_end_at_the_root_and_below(rule):
+    """The list would be worthless if every walk ended at once."""
+    accepted = torch.cat(
+        [
+            reference.verify_tree(*c.args())[2]
+            for c in testing.cases("verify_tree")
+            if c.args()[12] == rule
+        ]
+    )
+    assert len(set(accepted.tolist())) >= 3
+
+
+FORMS = ("none", "full", "sampled", "sparse", "mapped", "wide", "narrow", "wide-sampled")
+
+
+def random_case(r, rule):
+    kind = r.choice(["logits", "probs"])
+    forms = [f for f in FORMS if not (kind == "probs" and "sampled" in f)]
+    draft = r.choice([f for f in forms if f != "none"] if rule == "k_seq" else forms)
+    # Filtered probabilities go through float32 logarithms: two that tie may part there.
+    filters = ["off", "off", "warm"] if kind == "probs" else ["off", "scalar", "tensor", "minp"]
+    return testing.tree_case(
+        r.choice([1, 3]), r.choice([1, 5, 11]), r.choice([2, 23, 131]),
+        r.choice([torch.float32, torch.bfloat16]), rule, kind=kind, draft=draft,
+        laws=r.choice(["each", "shared", "flat"]), filters=r.choice(filters),
+        layout=r.choice(["dense", "sliced", "ragged"]), chain=r.random() < 0.1,
+        acceptance=r.choice([0.4, 0.7, 0.9]), limits=r.random() < 0.2,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("rule", TREE_RULES)
+@pytest.mark.parametrize("name", ["cpp"])
+def test_random_trees_agree_with_the_specification(name, rule):
+    r = random.Random(rule)
+    for _ in range(40):
+        case = random_case(r, rule)
+        got = provider("verify_tree", name)(*case.args())
+        try:
+            same_outputs("verify_tree", got, reference.verify_tree(*case.args()))
+        except AssertionError as error:
+            raise AssertionError(f"{case}: {error}") from None
+
+
+# A chain is a tree of one child each.
+
+
+def chain_as_tree(a, rule, uniforms):
+    """The arguments of `verify_tree` for a chain."""
+    b, gamma = a.draft_token_ids.shape
+    if uniforms is not None:
+        last = uniforms[:, gamma:].expand(b, gamma + 1)
+        uniforms = torch.cat([uniforms[:, :gamma], last], 1).contiguous()
+    parents = torch.arange(-1, gamma - 1).expand(b, gamma)
+    return TreeArguments(
+        a.target, a.draft_token_ids, parents, *a.law, None, a.kind, rule, *a.sampling, a.seeds,
+        a.positions, a.target_indptr, uniforms, a.typical_epsilon, a.typical_delta, a.eos_token_ids,
+        a.max_new_tokens, gamma, a.with_logprobs, a.with_accept_probs,
+    )  # fmt: skip
+
+
+SAME = [
+    ("token", "multi_draft"),
+    ("token", "multi_draft_wor"),
+    ("token", "k_seq"),
+    ("token", "top_k_plus_one"),
+    ("block", "traversal"),
+    ("match", "match"),
+    ("greedy", "greedy"),
+]
+
+
+@pytest.mark.parametrize("given", [True, False], ids=["uniforms", "seeds"])
+@pytest.mark.parametrize(("rule", "tree_rule"), SAME)
+@pytest.mark.parametrize("name", REAL)
+def test_on_a_chain_a_rule_is_that_of_verify_chain_bit_for_bit(name, rule, tree_rule, given):
+    if given and rule == "match":
+        pytest.skip("match takes no uniforms")
+    r = random.Random(f"{rule}{given}")
+    ratio = rule in ("token", "block")
+    for _ in range(4 if name == "triton" else 40):
+        kind = r.choice(["logits", "probs"])
+        forms = [f for f in FORMS if ratio and not (kind == "probs" and "sampled" in f)]
+        if rule == "token" and tree_rule == "k_seq":
+            forms.remove("none")
+        case = testing.chain_case(
+            2, r.choice([1, 3]), r.choice([5, 131] + [4200] * (name == "cpp")),
+            r.choice([torch.float32, torch.bfloat16]), rule, kind=kind,
+            draft=r.choice(forms or ["none"]),
+            filters=r.choice(["off", "scalar", "tensor", "warm"]), limits=r.random() < 0.3,
+            acceptance=r.choice([0.4, 0.8]),
+        )  # fmt: skip
+        a = ChainArguments(*case.args())
+        uniforms = None
+        if given:
+            shape = (a.draft_token_ids.shape[0], a.draft_token_ids.shape[1] + 1)
+            g = torch.Generator().manual_seed(r.randrange(2**31))
+            uniforms = torch.rand(shape, generator=g, dtype=torch.float64)
+        want = provider("verify_chain", name)(*a._replace(uniforms=uniforms))
+        path, *got = provider("verify_tree", name)(*chain_as_tree(a, tree_rule, uniforms))
+        identical("verify_chain", got, want)
+        steps = torch.arange(path.shape[1])
+        worst("path", path, torch.where(steps < want[1][:, None], steps, -1))
+
+
+# Trees with a known answer. Tokens 0 to 3; P of a row is uniform over some of them.
+
+
+def uniform_over(*rows):
+    target = torch.full((1, len(rows), 4), -torch.inf)
+    for i, tokens in enumerate(rows):
+        target[0, i, list(tokens)] = 0.0
+    return target
+
+
+def f64(*values):
+    return torch.tensor([values], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_layout_of_the_verdict(name):
+    """Node 0 fails, its sibling 2 stands, then its child 3; the bonus follows."""
+    target = uniform_over((1, 2), (0,), (0,), (3,), (2, 3))
+    tokens, parents = torch.tensor([[0, 3, 1, 3]]), torch.tensor([[-1, 0, -1, 2]])
+    got = verify_tree(
+        provider("verify_tree", name), target, tokens, parents, rule="target_only",
+        uniforms=f64(0, 0, 0, 0, 0.4, 0.5, 0.9, 0, 0),
+    )  # fmt: skip
+    assert got[0].tolist() == [[2, 3, -1, -1]]
+    assert got[1].tolist() == [[1, 3, 3, -1, -1]]
+    assert (int(got[2]), int(got[3])) == (2, 0)
+    half = -0.6931472
+    worst("logprobs", got[4], torch.tensor([[half, 0, half, 0, 0]]), atol=1e-6)
+    worst("accept_probs", got[5], torch.tensor([[0, NAN, 0.5, 1]]), atol=1e-6)
+
+
+@pytest.mark.parametrize("rule", WALKS)
+@pytest.mark.parametrize("name", EVERY)
+def test_nodes_that_spell_the_same_path_are_one(name, rule):
+    """Two nodes say 1; the child that stands hangs below the second."""
+    target = uniform_over((1,), (2,), (2,), (3,), (3,))
+    tokens, parents = torch.tensor([[1, 1, 0, 2]]), torch.tensor([[-1, -1, 0, 1]])
+    draft = torch.full((1, 4, 4), 0.25) if rule == "k_seq" else None
+    kind = "probs" if rule == "k_seq" else "logits"
+    rows = target.softmax(-1) if rule == "k_seq" else target
+    got = verify_tree(provider("verify_tree", name), rows, tokens, parents, draft, kind=kind,
+                      rule=rule)  # fmt: skip
+    assert got[0].tolist() == [[0, 3, -1, -1]]
+    assert got[1].tolist() == [[1, 2, 3, -1, -1]]
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_traversal_keeps_siblings_of_one_token_apart(name):
+    """The child hangs below the second; the first is judged without it and fails its coin."""
+    target = uniform_over((1, 2), (2,), (2,), (3,))
+    tokens, parents = torch.tensor([[1, 1, 2]]), torch.tensor([[-1, -1, 1]])
+    draft = torch.full((1, 3, 4), 0.0)  # of 1: P/Q = 2, then (P - Q)+ / Q = 1 after it
+    op = provider("verify_tree", name)
+    got = verify_tree(op, target, tokens, parents, draft, rule="traversal",
+                      uniforms=f64(0.5, 0, 0, 0, 0, 0, 0))  # fmt: skip
+    assert got[0].tolist() == [[0, -1, -1]]
+    tokens = torch.tensor([[3, 1, 2]])
+    got = verify_tree(op, target, tokens, parents, draft, rule="traversal",
+                      uniforms=f64(0, 0, 0, 0, 0, 0, 0))  # fmt: skip
+    assert got[0].tolist() == [[1, 2, -1]]
+
+
+def star(rule, draft=None, **kw):
+    """Four children of the root, 0 to 3; only token 2 is possible, then only token 3."""
+    target = uniform_over((2,), (3,), (3,), (3,), (3,))
+    tokens, parents = torch.tensor([[0, 1, 2, 3]]), torch.full((1, 4), -1)
+    if rule == "k_seq":
+        draft = torch.zeros(1, 4, 4)
+    return target, tokens, parents, draft, dict(rule=rule) | kw
+
+
+@pytest.mark.parametrize("rule", TREE_RULES)
+@pytest.mark.parametrize("name", EVERY)
+def test_limits_end_the_walk(name, rule):
+    op = provider("verify_tree", name)
+    for kw, path, tokens in (
+        ({}, [2], [2, 3]),
+        (dict(max_new_tokens=torch.tensor([0])), [-1], [-1, -1]),
+        (dict(max_new_tokens=torch.tensor([-3])), [-1], [-1, -1]),
+        (dict(max_new_tokens=torch.tensor([1])), [2], [2, -1]),
+        (dict(max_new_tokens=torch.tensor([2])), [2], [2, 3]),
+        (dict(eos_token_ids=torch.tensor([9, 2])), [2], [2, -1]),
+        (dict(eos_token_ids=torch.tensor([3])), [2], [2, 3]),
+        (dict(max_depth=0), [], [2]),
+    ):
+        *args, given = star(rule, **kw)
+        got = verify_tree(op, *args, **({"max_depth": 1} | given))
+        assert got[0].tolist() == [path], kw
+        assert got[1].tolist() == [tokens], kw
+        assert int(got[2]) == sum(n >= 0 for n in path)
+        assert int(got[3]) == 0
+
+
+@pytest.mark.parametrize("rule", TREE_RULES)
+@pytest.mark.parametrize("name", EVERY)
+def test_nodes_out_of_range_are_absent_and_say_so(name, rule):
+    op = provider("verify_tree", name)
+    target, tokens, parents, draft, kw = star(rule)
+    for bad_token, bad_parent, status in (
+        (-1, -1, 0), (4, -1, 8), (-2, -1, 8), (2**40, -1, 8), (2, 2, 8), (2, 3, 8), (2, -2, 8),
+        (2, 2**40, 8),
+    ):  # fmt: skip
+        tokens[0, 2], parents[0, 2] = bad_token, bad_parent
+        got = verify_tree(op, target, tokens, parents, draft, **kw)
+        assert got[0].tolist() == [[-1] * 4], (bad_token, bad_parent)
+        assert got[1].tolist() == [[2, -1, -1, -1, -1]]
+        assert int(got[3]) == status
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_nothing_hangs_below_an_absent_node(name):
+    target = uniform_over((1,), (2,), (2,), (2,))
+    tokens, parents = torch.tensor([[-1, 1, 2]]), torch.tensor([[-1, 0, 1]])
+    got = verify_tree(provider("verify_tree", name), target, tokens, parents, rule="greedy")
+    assert (got[0].tolist(), int(got[3])) == ([[-1, -1, -1]], 0)
+
+
+@pytest.mark.parametrize("rule", TREE_RULES)
+@pytest.mark.parametrize("bad", [NAN, torch.inf, -torch.inf])
+@pytest.mark.parametrize("name", EVERY)
+def test_a_faulty_target_row_emits_nothing_where_it_is_needed(name, bad, rule):
+    op = provider("verify_tree", name)
+    target, *args, kw = star(rule)
+    target[0, 3] = bad  # the row of node 2, which stands
+    got = verify_tree(op, target, *args, **kw)
+    assert (got[0].tolist(), got[1].tolist()) == ([[2, -1, -1, -1]], [[2, -1, -1, -1, -1]])
+    assert int(got[3]) == 1
+    target[0, 0] = bad
+    got = verify_tree(op, target, *args, **kw)
+    assert (int(got[2]), int(got[3]), got[1].max()) == (0, 1, -1)
+
+
+@pytest.mark.parametrize("rule", TREE_RULES_READING_DRAFT)
+@pytest.mark.parametrize("name", EVERY)
+def test_a_faulty_draft_row_ends_the_trials(name, rule):
+    """What follows is drawn from what was left before that child: here from P."""
+    op = provider("verify_tree", name)
+    target, tokens, parents, _, kw = star(rule)
+    for bad in (NAN, torch.inf):
+        draft = torch.full((1, 1, 4), bad)
+        for rows in (torch.zeros(1, 4), torch.full((1, 4), 1), torch.full((1, 4), -1)):
+            got = verify_tree(op, target, tokens, parents, draft, draft_rows=rows.int(), **kw)
+            stands = rule == "top_k_plus_one"  # a draw from P is a child of the top
+            assert (int(got[2]), int(got[3])) == (int(stands), 2), rows
+            assert int(got[1][0, 0]) == 2
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_the_trials_before_a_faulty_draft_row_count(name):
+    """Node 0 took token 1 from P; the second row is no law; token 2 is all that is left."""
+    target = uniform_over((1, 2), (0,), (0,))
+    draft = torch.tensor([[[0.0, 0.5, 0.0, 0.5], [NAN] * 4]])
+    tokens, parents = torch.tensor([[3, 1]]), torch.tensor([[-1, -1]])
+    for last in (0.0, 0.99):
+        got = verify_tree(
+            provider("verify_tree", name), target.softmax(-1), tokens, parents, draft,
+            kind="probs", rule="multi_draft", uniforms=f64(0, 0, last, 0, 0),
+        )  # fmt: skip
+        assert (got[1].tolist(), int(got[3])) == ([[2, -1, -1]], 2)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_siblings_of_two_parents_and_two_laws_are_apart(name):
+    """Merged prefixes, drafts beyond the target's vocabulary, laws of nodes of all parents."""
+    op, want = provider("verify_tree", name), provider("verify_tree", "reference")
+    g = torch.Generator().manual_seed(3)
+    n, v, d, nodes = (20 if name == "triton" else 200), 4, 6, 8
+    target = torch.randn(n, nodes + 1, v, generator=g)
+    draft = 2 * torch.randn(2, d, generator=g)
+    laws = torch.randint(0, 2, (n, nodes), generator=g, dtype=torch.int32)
+    parents = torch.tensor([-1, -1, 0, 1, 0, 1, 0, 1]).expand(n, -1)
+    tokens = torch.randint(0, d, (n, nodes), generator=g)
+    tokens[:, 1] = tokens[:, 0]
+    for rule in ("multi_draft_wor", "multi_draft"):
+        given = dict(rule=rule, draft_rows=laws, seeds=torch.arange(n))
+        same_outputs("verify_tree", verify_tree(op, target, tokens, parents, draft, **given),
+                     verify_tree(want, target, tokens, parents, draft, **given))  # fmt: skip
+
+
+@pytest.mark.parametrize("rule", ["multi_draft_wor", "top_k_plus_one"])
+@pytest.mark.parametrize("name", EVERY)
+def test_a_rest_whose_tail_vanishes_is_no_law_to_judge_by(name, rule):
+    """Of 0, -87, -87.7 the last has no weight beside the first: node 1 may come from it."""
+    target, tokens = torch.zeros(1, 3, 3), torch.tensor([[0, 2]])
+    draft = torch.tensor([[[0.0, -87.0, -87.7]]])
+    got = verify_tree(provider("verify_tree", name), target, tokens, torch.full((1, 2), -1), draft,
+                      rule=rule, draft_rows=torch.zeros(1, 2, dtype=torch.int32),
+                      uniforms=f64(0.999, 0, 0.999, 0, 0))  # fmt: skip
+    assert got[5][0, 1].isnan() or rule == "top_k_plus_one"
+    assert got[2].tolist() == [0]
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_statistics_of_another_row_give_no_token_without_probability(name):
+    """exp(300) of a draft row is no probability; what comes out is still the target's."""
+    target = torch.tensor([0.0, 1.0, -torch.inf, -torch.inf]).expand(1, 2, 4)
+    left = (torch.zeros(1, 1, dtype=torch.float64), torch.full((1, 1), -torch.inf), 1.0)
+    got = verify_tree(provider("verify_tree", name), target, torch.tensor([[3]]),
+                      torch.tensor([[-1]]), torch.tensor([[[300.0, 250.0, 400.0, 90.0]]]),
+                      rule="multi_draft", sampled=left, uniforms=f64(0.5, 0.9, 0))  # fmt: skip
+    assert int(got[1][0, 0]) in (0, 1)
