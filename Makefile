@@ -7,8 +7,8 @@ JOBS   ?= 2
 TORCH  ?= torch==2.13.0
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.specdec-installed
-SOURCES := pyproject.toml setup.py CMakeLists.txt $(wildcard csrc/*/*.* csrc/include/specdec/*)
-NATIVE := $(wildcard csrc/*/*.cpp csrc/*/*.cu csrc/*/*.cuh csrc/*/*.h csrc/include/specdec/*.h tests/simt/*.h tests/simt/*.cpp)
+NATIVE  := $(shell find csrc tests/simt -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
+SOURCES := pyproject.toml setup.py CMakeLists.txt $(shell find csrc -type f)
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
 .PHONY: demo test lint bench bench-trees format clean setup

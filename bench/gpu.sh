@@ -120,14 +120,14 @@ if "$python" -c 'import xdist' 2>/dev/null; then
   several=(-n 8)
 fi
 on_device+=("${pytest[@]}" "${several[@]}")
-part "CUDA tests" 90 270 "${pytest[@]}" tests/test_cuda.py \
-  --deselect tests/test_cuda.py::test_triton_ops_on_the_device
-part "CUDA ops on the device" 100 240 "${on_device[@]}" tests/on_device.py -k cuda
-part "CUDA trees on the device" 40 230 "${on_device[@]}" tests/trees_on_device.py -k cuda
+part "CUDA tests" 90 270 "${pytest[@]}" tests/device/test_cuda.py \
+  --deselect tests/device/test_cuda.py::test_triton_ops_on_the_device
+part "CUDA ops on the device" 100 240 "${on_device[@]}" tests/device/on_device.py -k cuda
+part "CUDA trees on the device" 40 230 "${on_device[@]}" tests/device/trees_on_device.py -k cuda
 if "$python" -c 'import triton' 2>/dev/null; then
-  part "Triton ops on the device" 100 220 "${on_device[@]}" tests/on_device.py -k triton
-  part "Triton trees on the device" 70 200 "${on_device[@]}" tests/trees_on_device.py -k triton
-  part "layout of trees on the device" 40 190 "${on_device[@]}" tests/tree_layout_on_device.py
+  part "Triton ops on the device" 100 220 "${on_device[@]}" tests/device/on_device.py -k triton
+  part "Triton trees on the device" 70 200 "${on_device[@]}" tests/device/trees_on_device.py -k triton
+  part "layout of trees on the device" 40 190 "${on_device[@]}" tests/device/tree_layout_on_device.py
 else
   note "ABSENT   triton: its ops were not run"
 fi

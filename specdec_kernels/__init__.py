@@ -1,6 +1,15 @@
 """Verification of drafted tokens as fused PyTorch ops: exact, portable, fast."""
 
 from specdec_kernels._library import cpu_capability, has_cuda_kernels, providers
+from specdec_kernels.arguments.rules import (
+    LOSSLESS_RULES,
+    LOSSLESS_TREE_RULES,
+    RULES,
+    RULES_READING_DRAFT,
+    TREE_RULES,
+    TREE_RULES_READING_DRAFT,
+)
+from specdec_kernels.arguments.status import Status
 from specdec_kernels.ops.expand_tree import Expansion, expand_tree
 from specdec_kernels.ops.kv import (
     kv_append_,
@@ -36,6 +45,12 @@ from specdec_kernels.ops.verify_tree import Tree, TreeVerdict, verify_tree
 __version__ = "0.1.0"
 
 __all__ = [
+    "LOSSLESS_RULES",
+    "LOSSLESS_TREE_RULES",
+    "RULES",
+    "RULES_READING_DRAFT",
+    "TREE_RULES",
+    "TREE_RULES_READING_DRAFT",
     "DraftMap",
     "Expansion",
     "FreedBlocks",
@@ -43,6 +58,7 @@ __all__ = [
     "Sampled",
     "SampledDraft",
     "SparseDraft",
+    "Status",
     "Tree",
     "TreeAttention",
     "TreeVerdict",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from specdec_hf.cache.rows import SpecCache
+    from specdec_hf.decode.generate import SpeculativeDecoder, generate
     from specdec_hf.decode.session import SpecOutput
     from specdec_hf.decode.statistics import RowStats, SpecStats
     from specdec_hf.decode.streaming import Step
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
         ModelDrafter,
         PromptLookupDrafter,
     )
-    from specdec_hf.decode.generate import SpeculativeDecoder, generate
     from specdec_hf.schedules.schedules import BenefitGuard
     from specdec_hf.trees.layouts import (
         EagleTree,

@@ -14,10 +14,8 @@ from torch import Tensor
 from specdec_kernels.arguments import verification as verify
 from specdec_kernels.arguments.checks import float32, require, shape, vector
 from specdec_kernels.arguments.draft import DraftArguments, Sizes
+from specdec_kernels.arguments.rules import RULES, RULES_READING_DRAFT
 from specdec_kernels.arguments.sample import SamplingArguments
-
-RULES = ("token", "block", "greedy", "match", "typical", "lenient", "synthetic")
-RULES_READING_DRAFT = ("token", "block", "lenient")  # they compare P with Q
 
 
 class ChainArguments(NamedTuple):

@@ -14,26 +14,8 @@ from torch import Tensor
 from specdec_kernels.arguments import verification as verify
 from specdec_kernels.arguments.checks import ids, matrix, require, same_device, shape
 from specdec_kernels.arguments.draft import DraftArguments, Sizes
+from specdec_kernels.arguments.rules import TREE_RULES, TREE_RULES_READING_DRAFT
 from specdec_kernels.arguments.sample import SamplingArguments
-
-TREE_RULES = (
-    "greedy",
-    "match",
-    "target_only",
-    "multi_draft",
-    "multi_draft_wor",
-    "top_k_plus_one",
-    "k_seq",
-    "traversal",
-    "typical",
-)
-TREE_RULES_READING_DRAFT = (
-    "multi_draft",
-    "multi_draft_wor",
-    "top_k_plus_one",
-    "k_seq",
-    "traversal",
-)
 
 
 class TreeArguments(NamedTuple):

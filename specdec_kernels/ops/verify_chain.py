@@ -10,9 +10,9 @@ from torch import Tensor
 from specdec_kernels.arguments import conversion as _params
 from specdec_kernels.arguments.chain import ChainArguments
 from specdec_kernels.arguments.conversion import Param
+from specdec_kernels.arguments.rules import Rule
 
 Kind = Literal["logits", "probs"]
-Rule = Literal["token", "block", "greedy", "match", "typical", "lenient", "synthetic"]
 
 
 class SampledDraft(NamedTuple):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from specdec_kernels.arguments import conversion as _params
 from specdec_kernels.arguments.conversion import Param
+from specdec_kernels.arguments.rules import TreeRule
 from specdec_kernels.arguments.tree import TreeArguments
 from specdec_kernels.ops.verify_chain import (
     DraftMap,
@@ -18,11 +19,6 @@ from specdec_kernels.ops.verify_chain import (
     map_columns,
     split_draft,
 )
-
-TreeRule = Literal[
-    "greedy", "match", "target_only", "multi_draft", "multi_draft_wor", "top_k_plus_one",
-    "k_seq", "traversal", "typical",
-]  # fmt: skip
 
 
 class Tree(NamedTuple):

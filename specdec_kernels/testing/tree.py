@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Generator, Tensor
 
-from specdec_kernels.arguments.tree import TREE_RULES_READING_DRAFT
+from specdec_kernels.arguments.rules import TREE_RULES_READING_DRAFT
 from specdec_kernels.testing.case import (
     SHORT,
     Args,

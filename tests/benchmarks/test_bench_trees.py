@@ -17,7 +17,7 @@ from bench.kv_configs import KvPoint
 from bench.peers import KV_PEERS, TREE_PEERS, Unsupported, sglang_tree
 from bench.tree_configs import RULES, Shape, TreePoint, Visits, grid, tree
 from bench.workloads import WORKLOADS
-from specdec_kernels.arguments.tree import TREE_RULES
+from specdec_kernels.arguments.rules import TREE_RULES
 
 SMALL = TreePoint(batch=4, nodes=8, vocabulary=521)
 BY_NAME = {peer.name: peer for peer in TREE_PEERS}

@@ -23,7 +23,8 @@ from specdec_kernels import (
 from specdec_kernels import _library as _ops
 from specdec_kernels import sample as public_sample
 from specdec_kernels import verify_chain as public_verify_chain
-from specdec_kernels.arguments.chain import RULES, ChainArguments
+from specdec_kernels.arguments.chain import ChainArguments
+from specdec_kernels.arguments.rules import RULES
 from specdec_kernels.arguments.tree import TreeArguments
 
 HELPERS = {"built_with_cuda", "cpu_capability", "set_cuda_schedule"}

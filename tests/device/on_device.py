@@ -146,7 +146,7 @@ def test_cuda_first_calls_of_a_process_find_token_ids_in_their_workspace():
     """The launches' numbers are small then, and so are token ids."""
     done = subprocess.run(
         [sys.executable, "-c", FRESH],
-        cwd=Path(__file__).parent,
+        cwd=Path(__file__).resolve().parents[1],
         capture_output=True,
         text=True,
         check=False,

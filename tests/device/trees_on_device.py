@@ -12,7 +12,7 @@ from device.on_device import NATIVE, PROVIDERS, WIDE, capture, identical, implem
 from support.providers import same_outputs
 
 from specdec_kernels import testing
-from specdec_kernels.arguments.tree import TREE_RULES
+from specdec_kernels.arguments.rules import TREE_RULES
 from specdec_kernels.testing import tree_case
 
 bf16 = torch.bfloat16

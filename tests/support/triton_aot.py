@@ -25,7 +25,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from specdec_kernels.arguments.tree import TREE_RULES
+from specdec_kernels.arguments.rules import TREE_RULES
 from specdec_kernels.triton import launch
 from specdec_kernels.triton.chain import verify_chain as chain
 from specdec_kernels.triton.kv import append as kv

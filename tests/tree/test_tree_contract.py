@@ -11,7 +11,8 @@ from support.providers import REAL, identical, provider, worst
 
 import specdec_kernels
 from specdec_kernels import testing
-from specdec_kernels.arguments.tree import TREE_RULES, TreeArguments
+from specdec_kernels.arguments.rules import TREE_RULES
+from specdec_kernels.arguments.tree import TreeArguments
 
 WHOLE = ("draft_columns", "eos_token_ids")  # of all sequences
 CASES = [

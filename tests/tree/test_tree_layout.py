@@ -305,7 +305,7 @@ def test_the_tree_ops_on_the_device():
             "-q",
             "-p",
             "no:randomly",
-            here / "tree_layout_on_device.py",
+            here / "device/tree_layout_on_device.py",
         ],
         env={**os.environ, "TRITON_INTERPRET": "0"},
         cwd=here.parent,

@@ -18,7 +18,7 @@ from support.providers import OUTPUTS, allocations, identical, verify, verify_tr
 from support.triton_random import DTYPES, logits, per_sequence, poison, random_shaping, sparse
 
 from specdec_kernels import reference
-from specdec_kernels.arguments.tree import TREE_RULES, TREE_RULES_READING_DRAFT
+from specdec_kernels.arguments.rules import TREE_RULES, TREE_RULES_READING_DRAFT
 from specdec_kernels.triton import launch
 from specdec_kernels.triton.chain import verify_chain as chain
 from specdec_kernels.triton.tree import verify_tree as tree

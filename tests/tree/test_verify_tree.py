@@ -17,7 +17,8 @@ from support.providers import (
 
 from specdec_kernels import reference, testing
 from specdec_kernels.arguments.chain import ChainArguments
-from specdec_kernels.arguments.tree import TREE_RULES, TREE_RULES_READING_DRAFT, TreeArguments
+from specdec_kernels.arguments.rules import TREE_RULES, TREE_RULES_READING_DRAFT
+from specdec_kernels.arguments.tree import TreeArguments
 
 NAN = float("nan")
 WALKS = [r for r in TREE_RULES if r != "traversal"]

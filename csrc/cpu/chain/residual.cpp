@@ -12,7 +12,7 @@ bool Pair::residual(int64_t t, float* out, float* less) const {
   if (lenience != 1) {
     for (int64_t j = 0; j < n; ++j) q[j] *= lenience;
   }
-  target_weights(row, law, t, c, out);
+  target_weights(row, stats, t, c, out);
   if (less != nullptr) {
     std::copy(q, q + n, less);
     tile_kernels().subtract(less, out, n);
@@ -48,7 +48,7 @@ void scan(const Pair& pair, bool both, const Parallel& parallel, Difference& d) 
 int64_t draw_among(const Pair& pair, const Survivors& s, double uniform) {
   const TileKernels& k = tile_kernels();
   float p[kTile], q[kTile];
-  survivor_weights(pair.law, s, pair.c, p);
+  survivor_weights(pair.stats, s, pair.c, p);
   pair.draft.weights_of(s.ids, s.count, q);
   for (int64_t j = 0; j < s.count; ++j) q[j] *= pair.lenience;
   k.subtract(p, q, s.count);
@@ -66,7 +66,7 @@ void look_up(const Pair& pair, Difference& d) {
     seen.push_back(token);
     const double q = pair.draft.form == DraftForm::kSparse ? pair.draft.mass(token) : 1;
     const bool known = token < pair.row.vocab();
-    const double p = known ? std::exp(pair.law.logprob(pair.row, token)) : 0;
+    const double p = known ? std::exp(pair.stats.logprob(pair.row, token)) : 0;
     outside -= p;
     (pair.c * p > q ? d.more : d.less) += std::abs(pair.c * p - q);
   });

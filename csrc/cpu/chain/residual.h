@@ -17,7 +17,7 @@ struct Difference {
 // P and Q of one row and their factors.
 struct Pair {
   const RowView& row;
-  const RowStats& law;  // of the target
+  const RowStats& stats;  // of the target
   const DraftDistribution& draft;
   double c;
   float lenience;

@@ -28,7 +28,7 @@ class SequenceView {
       return 0;
     }
     if (greedy) params_ = {0.0f, 0, 1.0f, 0.0f};
-    point_ = params_.temperature == 0;
+    greedy_ = params_.temperature == 0;
     direct_ = p_.kind == Kind::kProbs && p_.reads_draft() && params_.temperature == 1 &&
               !params_.filters(p_.vocab);
     int64_t rows = most;
@@ -41,14 +41,14 @@ class SequenceView {
   }
 
   RowView target_row(int64_t i) const {
-    const bool as_log = p_.kind == Kind::kProbs && !direct_ && !point_;
+    const bool as_log = p_.kind == Kind::kProbs && !direct_ && !greedy_;
     return p_.target_indptr != nullptr ? RowView(p_.target, 0, begin_ + i, p_.vocab, as_log)
                                        : RowView(p_.target, b_, i, p_.vocab, as_log);
   }
   RowStats measure_target(const RowView& row, Scratch& scratch) const {
-    if (p_.kind == Kind::kProbs && (direct_ || point_)) {
-      const RowStats law = measure_direct(row, parallel_, scratch);
-      if (direct_ || !law.finite) return law;
+    if (p_.kind == Kind::kProbs && (direct_ || greedy_)) {
+      const RowStats stats = measure_direct(row, parallel_, scratch);
+      if (direct_ || !stats.valid) return stats;
     }
     return measure(row, params_, parallel_, scratch);
   }
@@ -63,7 +63,7 @@ class SequenceView {
   // A token and the probability to accept a draft, where they stand in the outputs.
   void write_at(int64_t at, int64_t token, double logprob) const {
     put_id(p_.tokens, p_.ids_are_int64, at, token);
-    if (p_.logprobs != nullptr) p_.logprobs[at] = point_ ? 0.0f : static_cast<float>(logprob);
+    if (p_.logprobs != nullptr) p_.logprobs[at] = greedy_ ? 0.0f : static_cast<float>(logprob);
   }
   void record_accept_prob_at(int64_t at, double probability) const {
     if (p_.accept_probs == nullptr) return;
@@ -75,7 +75,7 @@ class SequenceView {
   const int64_t b_;
   SequenceParams params_{};
   float q_temperature_ = 1;
-  bool point_ = false;   // temperature 0: the law is a point mass
+  bool greedy_ = false;   // temperature 0: the law is a point mass
   bool direct_ = false;  // the target's rows are the law as they are
   int64_t begin_ = 0;    // first row of a ragged sequence
   int32_t status_ = 0;

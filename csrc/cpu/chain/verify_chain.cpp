@@ -14,7 +14,7 @@ struct Scratches {
   Difference difference;
   std::vector<float> entropies;  // [tiles]
   // Of rule block, one a judged draft.
-  std::vector<RowStats> laws;
+  std::vector<RowStats> all_stats;
   std::vector<DraftDistribution> drafts;
   std::vector<double> carried;  // c, one more
 };
@@ -32,7 +32,7 @@ class Sequence : SequenceView<ChainParams> {
     const int64_t rows = open(p_.rule == Rule::kGreedy, p_.gamma + 1);
     if (rows > 0) {
       limit(rows);
-      p_.rule == Rule::kBlock && !point_ ? block() : walk();
+      p_.rule == Rule::kBlock && !greedy_ ? block() : walk();
     }
     p_.status[b_] = status_;
   }
@@ -69,39 +69,39 @@ class Sequence : SequenceView<ChainParams> {
   bool step(int64_t i, int64_t x) {
     const RowView row = target_row(i);
     const bool gather = direct_ && x >= 0;
-    RowStats law = gather ? touch(row, x) : measure_target(row);
-    if (!law.finite) {
+    RowStats stats = gather ? touch(row, x) : measure_target(row);
+    if (!stats.valid) {
       status_ |= kTargetNotFinite;
       return false;
     }
-    if (point_ || p_.rule == Rule::kMatch) return compare(i, x, row, law);
-    if (x < 0) return emit_from_target(i, row, law);
+    if (greedy_ || p_.rule == Rule::kMatch) return compare(i, x, row, stats);
+    if (x < 0) return emit_from_target(i, row, stats);
 
     DraftDistribution draft;
     const bool ratio = p_.reads_draft();
     if (ratio) draft = draft_of(i, x);
-    if (ratio ? accepts(i, x, row, law, draft) : likely(i, x, row, law)) {
-      write(i, x, law.logprob(row, x));
+    if (ratio ? accepts(i, x, row, stats, draft) : likely(i, x, row, stats)) {
+      write(i, x, stats.logprob(row, x));
       return true;
     }
     if (gather) {  // the row was only touched so far
-      law = measure_target(row);
-      if (!law.finite) {
+      stats = measure_target(row);
+      if (!stats.valid) {
         status_ |= kTargetNotFinite;
         return false;
       }
     }
-    return ratio ? emit_residual(i, row, law, draft, 1.0) : emit_from_target(i, row, law);
+    return ratio ? emit_residual(i, row, stats, draft, 1.0) : emit_from_target(i, row, stats);
   }
 
   // The target says y, by its maximum or by shared noise.
-  bool compare(int64_t i, int64_t x, const RowView& row, const RowStats& law) {
+  bool compare(int64_t i, int64_t x, const RowView& row, const RowStats& stats) {
     const GumbelNoise noise = {seed(), position(i), kSharedStream};
-    const int64_t y = gumbel_argmax(row, law, scratch_.target, noise, parallel_);
+    const int64_t y = gumbel_argmax(row, stats, scratch_.target, noise, parallel_);
     bool stands = x == y;
     if (p_.rule == Rule::kLenient && x >= 0 && x < p_.vocab) {
       // P(x) >= lenience * max P at temperature 1; the row holds what was given.
-      const double at = row.at(x), top = law.max, l = p_.lenience;
+      const double at = row.at(x), top = stats.max, l = p_.lenience;
       stands |= p_.kind == Kind::kProbs ? at >= l * top : at - top >= std::log(l);
     }
     if (p_.rule == Rule::kSynthetic) {
@@ -109,22 +109,22 @@ class Sequence : SequenceView<ChainParams> {
     } else if (x >= 0) {
       record_accept_prob(i, stands);
     }
-    write(i, stands ? x : y, law.logprob(row, y));
+    write(i, stands ? x : y, stats.logprob(row, y));
     return stands;
   }
 
   // u * l * Q(x) < P(x), strict. Probabilities are compared as they are: a tie is a tie. Of logits
   // the difference is, without underflow; -inf - -inf is NaN there: P = 0 is never accepted.
-  bool accepts(int64_t i, int64_t x, const RowView& row, const RowStats& law,
+  bool accepts(int64_t i, int64_t x, const RowView& row, const RowStats& stats,
                const DraftDistribution& draft) {
     if (draft.fault) return false;
     const double u = accept_uniform(i);
-    if (law.direct) {
+    if (stats.direct) {
       const double p_x = x < p_.vocab ? row.at(x) : 0.0f, q_x = p_.lenience * draft.q_x;
       record_accept_prob(i, p_x == 0 ? 0 : p_x / q_x);
       return u * q_x < p_x;
     }
-    const double log_p = x < p_.vocab ? law.logprob(row, x) : -INFINITY;
+    const double log_p = x < p_.vocab ? stats.logprob(row, x) : -INFINITY;
     const double log_q = std::log(static_cast<double>(p_.lenience)) + draft.log_q_x;
     record_accept_prob(i, log_p == -INFINITY ? 0 : std::exp(std::min(0.0, log_p - log_q)));
     return std::log(u) < log_p - log_q;
@@ -138,23 +138,23 @@ class Sequence : SequenceView<ChainParams> {
   }
 
   // The rules that ask the target alone, or nobody.
-  bool likely(int64_t i, int64_t x, const RowView& row, const RowStats& law) {
+  bool likely(int64_t i, int64_t x, const RowView& row, const RowStats& stats) {
     if (p_.rule == Rule::kSynthetic) return at_its_rate(i);
-    const double p_x = std::exp(law.logprob(row, x)), epsilon = p_.typical_epsilon;
+    const double p_x = std::exp(stats.logprob(row, x)), epsilon = p_.typical_epsilon;
     // The smaller bound needs the entropy, which is a pass over the row.
     const bool stands =
         p_x > epsilon ||
         (p_x > 0 &&
-         p_x > p_.typical_delta * std::exp(-entropy(row, law, parallel_, scratch_.entropies)));
+         p_x > p_.typical_delta * std::exp(-entropy(row, stats, parallel_, scratch_.entropies)));
     record_accept_prob(i, stands);
     return stands;
   }
 
   // P(x) / Q(x): of probabilities as they are, so that a tie is a tie; of logits without underflow.
-  static double ratio_of(const RowView& row, const RowStats& law, int64_t x,
+  static double ratio_of(const RowView& row, const RowStats& stats, int64_t x,
                          const DraftDistribution& draft) {
-    if (law.direct) return row.at(x) > 0 ? static_cast<double>(row.at(x)) / draft.q_x : 0;
-    const double log_p = law.logprob(row, x);
+    if (stats.direct) return row.at(x) > 0 ? static_cast<double>(row.at(x)) / draft.q_x : 0;
+    const double log_p = stats.logprob(row, x);
     return log_p > -INFINITY ? std::exp(log_p - draft.log_q_x) : 0;
   }
 
@@ -162,8 +162,8 @@ class Sequence : SequenceView<ChainParams> {
   // passes are scanned. A faulty row ends the block before it, as if nothing had been drafted from
   // there on.
   void block() {
-    auto& [target, draft, difference, entropies, laws, drafts, carried] = scratch_;
-    laws.clear();
+    auto& [target, draft, difference, entropies, all_stats, drafts, carried] = scratch_;
+    all_stats.clear();
     drafts.clear();
     carried.assign(1, 1.0);
     int64_t end = drafts_;
@@ -171,8 +171,8 @@ class Sequence : SequenceView<ChainParams> {
     for (int64_t i = 0; i < drafts_; ++i) {
       const int64_t x = drafted(i);
       const RowView row = target_row(i);
-      laws.push_back(direct_ ? touch(row, x) : measure_target(row));
-      fault = laws[i].finite ? 0 : kTargetNotFinite;
+      all_stats.push_back(direct_ ? touch(row, x) : measure_target(row));
+      fault = all_stats[i].valid ? 0 : kTargetNotFinite;
       if (fault == 0) {
         drafts.push_back(draft_of(i, x));
         fault = drafts[i].fault ? kDraftNotFinite : 0;
@@ -181,7 +181,7 @@ class Sequence : SequenceView<ChainParams> {
         end = i;
         break;
       }
-      const double ratio = x < p_.vocab ? ratio_of(row, laws[i], x, drafts[i]) : 0;
+      const double ratio = x < p_.vocab ? ratio_of(row, all_stats[i], x, drafts[i]) : 0;
       carried.push_back(ratio > 0 && carried[i] > 0 ? std::min(1.0, carried[i] * ratio) : 0);
     }
 
@@ -190,12 +190,12 @@ class Sequence : SequenceView<ChainParams> {
       const double c = carried[tau];
       double h = c;
       if (tau < end) {
-        if (direct_) laws[tau] = measure_target(target_row(tau));
-        fault = laws[tau].finite ? 0 : kTargetNotFinite;
+        if (direct_) all_stats[tau] = measure_target(target_row(tau));
+        fault = all_stats[tau].valid ? 0 : kTargetNotFinite;
         Difference& d = scratch_.difference;
         if (fault == 0) {
           const RowView row = target_row(tau);
-          const Pair pair{row, laws[tau], drafts[tau], c, 1.0f};
+          const Pair pair{row, all_stats[tau], drafts[tau], c, 1.0f};
           if (worth_looking_up(drafts[tau]) && !direct_) {
             look_up(pair, d);
           } else {
@@ -216,7 +216,7 @@ class Sequence : SequenceView<ChainParams> {
     for (int64_t i = 0; i < tau; ++i) {
       const RowView row = target_row(i);
       const int64_t x = drafted(i);
-      write(i, x, laws[i].logprob(row, x));
+      write(i, x, all_stats[i].logprob(row, x));
     }
     const bool whole = tau == end;
     if (whole && fault == 0 && cut_) return;
@@ -228,24 +228,24 @@ class Sequence : SequenceView<ChainParams> {
   void follow(int64_t tau, bool whole) {
     const RowView row = target_row(tau);
     const bool known = !whole && !(direct_ && tau == 0);  // that row was only touched so far
-    const RowStats law = known ? scratch_.laws[tau] : measure_target(row);
-    if (!law.finite) {
+    const RowStats stats = known ? scratch_.all_stats[tau] : measure_target(row);
+    if (!stats.valid) {
       status_ |= kTargetNotFinite;
     } else if (whole) {
-      emit_from_target(tau, row, law);
+      emit_from_target(tau, row, stats);
     } else {
-      emit_residual(tau, row, law, scratch_.drafts[tau], scratch_.carried[tau]);
+      emit_residual(tau, row, stats, scratch_.drafts[tau], scratch_.carried[tau]);
     }
   }
 
   // Y ~ norm(max(cP - lQ, 0)), or ~ P where there is nothing to subtract or nothing left.
-  bool emit_residual(int64_t i, const RowView& row, const RowStats& law,
+  bool emit_residual(int64_t i, const RowView& row, const RowStats& stats,
                      const DraftDistribution& draft, double c) {
     Difference& d = scratch_.difference;
-    const Pair pair{row, law, draft, c, p_.lenience};
+    const Pair pair{row, stats, draft, c, p_.lenience};
     d.valid = !draft.fault;
     int64_t y = -1;
-    if (d.valid && law.listed && p_.rule != Rule::kBlock) {  // which measured other rows since
+    if (d.valid && stats.listed && p_.rule != Rule::kBlock) {  // which measured other rows since
       d.valid = draft.whole_row_valid(parallel_);
       if (d.valid) y = draw_among(pair, *scratch_.target.survivors, last(i));
     } else if (d.valid) {
@@ -258,15 +258,15 @@ class Sequence : SequenceView<ChainParams> {
     if (y < 0) {
       status_ |= d.valid ? kEmptyResidual : kDraftNotFinite;
       if (p_.rule == Rule::kBlock) measure_target(row);  // its tile sums are another row's by now
-      return emit_from_target(i, row, law);
+      return emit_from_target(i, row, stats);
     }
-    write(i, y, law.logprob(row, y));
+    write(i, y, stats.logprob(row, y));
     return false;
   }
 
-  bool emit_from_target(int64_t i, const RowView& row, const RowStats& law) {
-    const int64_t y = draw(row, law, scratch_.target, last(i));
-    write(i, y, law.logprob(row, y));
+  bool emit_from_target(int64_t i, const RowView& row, const RowStats& stats) {
+    const int64_t y = draw(row, stats, scratch_.target, last(i));
+    write(i, y, stats.logprob(row, y));
     return false;
   }
 
@@ -278,11 +278,11 @@ class Sequence : SequenceView<ChainParams> {
 
   // A row that holds the law is judged at the drafted token alone.
   RowStats touch(const RowView& row, int64_t x) const {
-    RowStats law;
-    law.direct = true;
+    RowStats stats;
+    stats.direct = true;
     const float at = x < p_.vocab ? row.at(x) : 0;
-    law.finite = std::isfinite(at) && at >= 0;
-    return law;
+    stats.valid = std::isfinite(at) && at >= 0;
+    return stats;
   }
 
   RowStats measure_target(const RowView& row) {

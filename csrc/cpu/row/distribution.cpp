@@ -74,14 +74,14 @@ void RowView::gather(const int32_t* columns, int64_t n, float rest, float* out) 
 }
 
 double RowStats::logprob(const RowView& row, int64_t index) const {
-  if (point) return index == argmax ? 0.0 : -INFINITY;
+  if (one_hot) return index == argmax ? 0.0 : -INFINITY;
   const float l = row.at(index);
   if (direct) return std::log(static_cast<double>(l));
   if (!(l >= threshold)) return -INFINITY;
   return (static_cast<double>(l) - max) * inv_t - log_sum;
 }
 
-WeightParams RowStats::shape() const {
+WeightParams RowStats::weight_params() const {
   return {max, inv_t, threshold, static_cast<float>(std::exp(-log_sum))};
 }
 
@@ -126,11 +126,11 @@ void read_tiles(const RowView& row, float inv_t, bool blocks, bool sums, const P
 }
 
 // From the tiles' maxima to the row's; returns the total.
-double join_sums(const RowStats& law, Scratch& scratch) {
-  const float floor = weight_floor({law.max, law.inv_t, -INFINITY, 1.0f});
+double join_sums(const RowStats& stats, Scratch& scratch) {
+  const float floor = weight_floor({stats.max, stats.inv_t, -INFINITY, 1.0f});
   double total = 0;
   for (size_t t = 0; t < scratch.sums.size(); ++t) {
-    const double gap = (static_cast<double>(scratch.maxima[t]) - law.max) * law.inv_t;
+    const double gap = (static_cast<double>(scratch.maxima[t]) - stats.max) * stats.inv_t;
     // Where a tile's weights vanish when it is read again, so must its sum.
     scratch.sums[t] =
         scratch.maxima[t] < floor ? 0.0f : static_cast<float>(scratch.sums[t] * std::exp(gap));
@@ -139,19 +139,19 @@ double join_sums(const RowStats& law, Scratch& scratch) {
   return total;
 }
 
-double sum_survivors(const RowView& row, const RowStats& law, const Parallel& parallel,
+double sum_survivors(const RowView& row, const RowStats& stats, const Parallel& parallel,
                      Scratch& scratch) {
   const TileKernels& k = tile_kernels();
-  const WeightParams shape{law.max, law.inv_t, law.threshold, 1.0f};
-  if (law.listed) {
+  const WeightParams weight_params{stats.max, stats.inv_t, stats.threshold, 1.0f};
+  if (stats.listed) {
     const Survivors& s = *scratch.survivors;
-    return static_cast<double>(k.sum_exp(s.values, s.count, shape));
+    return static_cast<double>(k.sum_exp(s.values, s.count, weight_params));
   }
   parallel(row.tiles(), [&](int64_t begin, int64_t end) {
     float buffer[kTile];
     for (int64_t t = begin; t < end; ++t) {
-      scratch.sums[t] = scratch.maxima[t] >= law.threshold
-                            ? k.sum_exp(row.tile(t, buffer), row.tile_size(t), shape)
+      scratch.sums[t] = scratch.maxima[t] >= stats.threshold
+                            ? k.sum_exp(row.tile(t, buffer), row.tile_size(t), weight_params)
                             : 0.0f;
     }
   });
@@ -162,33 +162,33 @@ double sum_survivors(const RowView& row, const RowStats& law, const Parallel& pa
 
 RowStats measure(const RowView& row, const SequenceParams& params, const Parallel& parallel,
                  Scratch& scratch) {
-  RowStats law;
-  law.point = params.temperature == 0;
-  law.threshold = -INFINITY;
-  if (!law.point) law.inv_t = inverse_temperature(params.temperature);
-  const bool filtered = !law.point && params.filters(row.vocab());
-  const bool sums = !law.point && (!filtered || needs_total(params, row.vocab()));
-  read_tiles(row, law.inv_t, filtered, sums, parallel, scratch);
-  law.max = -INFINITY;
+  RowStats stats;
+  stats.one_hot = params.temperature == 0;
+  stats.threshold = -INFINITY;
+  if (!stats.one_hot) stats.inv_t = inverse_temperature(params.temperature);
+  const bool filtered = !stats.one_hot && params.filters(row.vocab());
+  const bool sums = !stats.one_hot && (!filtered || needs_total(params, row.vocab()));
+  read_tiles(row, stats.inv_t, filtered, sums, parallel, scratch);
+  stats.max = -INFINITY;
   bool nan = false;
   for (float max : scratch.maxima) {
     nan |= std::isnan(max);
-    law.max = std::max(law.max, max);
+    stats.max = std::max(stats.max, max);
   }
-  law.finite = !nan && std::isfinite(law.max);
-  if (!law.finite) return law;
-  if (law.point) {
-    law.argmax = argmax(row, law.max, scratch.maxima);
-    law.threshold = law.max;
-    return law;
+  stats.valid = !nan && std::isfinite(stats.max);
+  if (!stats.valid) return stats;
+  if (stats.one_hot) {
+    stats.argmax = argmax(row, stats.max, scratch.maxima);
+    stats.threshold = stats.max;
+    return stats;
   }
-  double mass = sums ? join_sums(law, scratch) : 0;
+  double mass = sums ? join_sums(stats, scratch) : 0;
   if (filtered) {
-    filter(row, params, mass, law, scratch);
-    mass = sum_survivors(row, law, parallel, scratch);
+    filter(row, params, mass, stats, scratch);
+    mass = sum_survivors(row, stats, parallel, scratch);
   }
-  law.log_sum = std::log(mass);
-  return law;
+  stats.log_sum = std::log(mass);
+  return stats;
 }
 
 RowStats measure_direct(const RowView& row, const Parallel& parallel, Scratch& scratch) {
@@ -204,88 +204,88 @@ RowStats measure_direct(const RowView& row, const Parallel& parallel, Scratch& s
     }
   });
   const double mass = total(sums);
-  RowStats law;
-  law.direct = true;
-  law.finite = mass > 0 && std::isfinite(mass);
-  return law;
+  RowStats stats;
+  stats.direct = true;
+  stats.valid = mass > 0 && std::isfinite(mass);
+  return stats;
 }
 
-double entropy(const RowView& row, const RowStats& law, const Parallel& parallel,
+double entropy(const RowView& row, const RowStats& stats, const Parallel& parallel,
                std::vector<float>& sums) {
-  const WeightParams shape = law.shape();
+  const WeightParams weight_params = stats.weight_params();
   sums.resize(row.tiles());
   parallel(row.tiles(), [&](int64_t begin, int64_t end) {
     float buffer[kTile], p[kTile];
     for (int64_t t = begin; t < end; ++t) {
       const float* tile = row.tile(t, buffer);
       const int64_t n = row.tile_size(t);
-      tile_kernels().weights(tile, n, shape, p);
-      for (int64_t j = 0; j < n; ++j) p[j] = p[j] > 0 ? p[j] * (tile[j] - law.max) : 0;
+      tile_kernels().weights(tile, n, weight_params, p);
+      for (int64_t j = 0; j < n; ++j) p[j] = p[j] > 0 ? p[j] * (tile[j] - stats.max) : 0;
       sums[t] = tile_kernels().sum(p, n);
     }
   });
-  return law.log_sum - total(sums) * law.inv_t;
+  return stats.log_sum - total(sums) * stats.inv_t;
 }
 
-void target_weights(const RowView& row, const RowStats& law, int64_t t, double c, float* out) {
+void target_weights(const RowView& row, const RowStats& stats, int64_t t, double c, float* out) {
   const int64_t n = row.tile_size(t);
   const float* tile = row.tile(t, out);
-  if (!law.direct) {
-    WeightParams shape = law.shape();
-    shape.scale = static_cast<float>(shape.scale * c);
-    tile_kernels().weights(tile, n, shape, out);
+  if (!stats.direct) {
+    WeightParams weight_params = stats.weight_params();
+    weight_params.scale = static_cast<float>(weight_params.scale * c);
+    tile_kernels().weights(tile, n, weight_params, out);
     return;
   }
   for (int64_t j = 0; j < n; ++j) out[j] = static_cast<float>(c * tile[j]);
 }
 
-void survivor_weights(const RowStats& law, const Survivors& s, double c, float* out) {
-  WeightParams shape = law.shape();
-  shape.scale = static_cast<float>(shape.scale * c);
-  tile_kernels().weights(s.values, s.count, shape, out);
+void survivor_weights(const RowStats& stats, const Survivors& s, double c, float* out) {
+  WeightParams weight_params = stats.weight_params();
+  weight_params.scale = static_cast<float>(weight_params.scale * c);
+  tile_kernels().weights(s.values, s.count, weight_params, out);
 }
 
-int64_t draw(const RowView& row, const RowStats& law, const Scratch& scratch, double uniform) {
-  if (law.point) return law.argmax;
-  if (law.direct) {
+int64_t draw(const RowView& row, const RowStats& stats, const Scratch& scratch, double uniform) {
+  if (stats.one_hot) return stats.argmax;
+  if (stats.direct) {
     return draw(row, scratch.sums, uniform,
-                [&](int64_t t, float* out) { target_weights(row, law, t, 1.0, out); });
+                [&](int64_t t, float* out) { target_weights(row, stats, t, 1.0, out); });
   }
-  if (law.listed) {
+  if (stats.listed) {
     const Survivors& s = *scratch.survivors;
     float weights[kTile];
-    tile_kernels().weights(s.values, s.count, {law.max, law.inv_t, law.threshold, 1.0f}, weights);
-    const int64_t index = tile_kernels().pick(weights, s.count, 0, uniform * std::exp(law.log_sum));
+    tile_kernels().weights(s.values, s.count, {stats.max, stats.inv_t, stats.threshold, 1.0f}, weights);
+    const int64_t index = tile_kernels().pick(weights, s.count, 0, uniform * std::exp(stats.log_sum));
     return index < 0 ? -1 : s.ids[index];
   }
   return draw(row, scratch.sums, uniform, [&](int64_t t, float* out) {
     float buffer[kTile];
     tile_kernels().weights(row.tile(t, buffer), row.tile_size(t),
-                           {law.max, law.inv_t, law.threshold, 1.0f}, out);
+                           {stats.max, stats.inv_t, stats.threshold, 1.0f}, out);
   });
 }
 
-int64_t gumbel_argmax(const RowView& row, const RowStats& law, const Scratch& scratch,
+int64_t gumbel_argmax(const RowView& row, const RowStats& stats, const Scratch& scratch,
                       const GumbelNoise& noise, const Parallel& parallel) {
-  if (law.point) return law.argmax;
-  const WeightParams shape{law.max, law.inv_t, law.threshold, 1.0f};
-  if (law.listed) {
+  if (stats.one_hot) return stats.argmax;
+  const WeightParams weight_params{stats.max, stats.inv_t, stats.threshold, 1.0f};
+  if (stats.listed) {
     const Survivors& s = *scratch.survivors;
-    const Best best = tile_kernels().gumbel_among(s.values, s.ids, s.count, shape, noise);
+    const Best best = tile_kernels().gumbel_among(s.values, s.ids, s.count, weight_params, noise);
     return best.index < 0 ? -1 : s.ids[best.index];
   }
-  return gumbel_argmax(row, law, noise, parallel);
+  return gumbel_argmax(row, stats, noise, parallel);
 }
 
-int64_t gumbel_argmax(const RowView& row, const RowStats& law, const GumbelNoise& noise,
+int64_t gumbel_argmax(const RowView& row, const RowStats& stats, const GumbelNoise& noise,
                       const Parallel& parallel) {
-  if (law.point) return law.argmax;
+  if (stats.one_hot) return stats.argmax;
   std::vector<Best> best(row.tiles());
-  const WeightParams shape{law.max, law.inv_t, law.threshold, 1.0f};
+  const WeightParams weight_params{stats.max, stats.inv_t, stats.threshold, 1.0f};
   parallel(row.tiles(), [&](int64_t begin, int64_t end) {
     float buffer[kTile], floor = -INFINITY;
     for (int64_t t = begin; t < end; ++t) {
-      best[t] = tile_kernels().gumbel(row.tile(t, buffer), row.tile_size(t), t * kTile, shape,
+      best[t] = tile_kernels().gumbel(row.tile(t, buffer), row.tile_size(t), t * kTile, weight_params,
                                       noise, floor);
       floor = std::max(floor, best[t].score);
     }

@@ -51,8 +51,8 @@ class RowView {
 };
 
 struct RowStats {
-  bool finite = false;
-  bool point = false;   // all mass on argmax
+  bool valid = false;
+  bool one_hot = false; // all mass on argmax
   bool direct = false;  // the row holds the probabilities; nothing else here is used
   bool listed = false;  // scratch.survivors is all that has mass
   int64_t argmax = -1;  // found only where it is needed
@@ -63,7 +63,7 @@ struct RowStats {
 
   double logprob(const RowView& row, int64_t index) const;
   // Weights that sum to 1.
-  WeightParams shape() const;
+  WeightParams weight_params() const;
 };
 
 // What filters left of a row, in the order of the ids.
@@ -92,12 +92,12 @@ RowStats measure(const RowView& row, const SequenceParams& params, const Paralle
 RowStats measure_direct(const RowView& row, const Parallel& parallel, Scratch& scratch);
 
 // H = -sum P log P over the survivors; reuses the memory of `sums`.
-double entropy(const RowView& row, const RowStats& law, const Parallel& parallel,
+double entropy(const RowView& row, const RowStats& stats, const Parallel& parallel,
                std::vector<float>& sums);
 
 // c * P of one tile, and of the survivors.
-void target_weights(const RowView& row, const RowStats& law, int64_t t, double c, float* out);
-void survivor_weights(const RowStats& law, const Survivors& s, double c, float* out);
+void target_weights(const RowView& row, const RowStats& stats, int64_t t, double c, float* out);
+void survivor_weights(const RowStats& stats, const Survivors& s, double c, float* out);
 
 double total(const std::vector<float>& sums);
 
@@ -123,14 +123,14 @@ int64_t draw(const RowView& row, const std::vector<float>& sums, double uniform,
 }
 
 // A token of a measured law; scratch as measure left it.
-int64_t draw(const RowView& row, const RowStats& law, const Scratch& scratch, double uniform);
+int64_t draw(const RowView& row, const RowStats& stats, const Scratch& scratch, double uniform);
 
 // argmax(log P + G); G is the noise of (seed, position, stream).
-int64_t gumbel_argmax(const RowView& row, const RowStats& law, const Scratch& scratch,
+int64_t gumbel_argmax(const RowView& row, const RowStats& stats, const Scratch& scratch,
                       const GumbelNoise& noise, const Parallel& parallel);
 
 // The same from the row alone.
-int64_t gumbel_argmax(const RowView& row, const RowStats& law, const GumbelNoise& noise,
+int64_t gumbel_argmax(const RowView& row, const RowStats& stats, const GumbelNoise& noise,
                       const Parallel& parallel);
 
 // Lowest index of the largest entry; scratch.maxima as measure left it.

@@ -44,7 +44,7 @@ void DraftDistribution::look_up(int64_t x) {
     log_q_x = std::log(q_x);
   } else {
     fault = inside && !(at < INFINITY);
-    log_q_x = inside ? law.logprob(row, column) : -INFINITY;
+    log_q_x = inside ? stats.logprob(row, column) : -INFINITY;
     q_x = std::exp(log_q_x);
   }
 }
@@ -71,7 +71,7 @@ bool DraftDistribution::weights(int64_t begin, int64_t n, float* out) const {
   }
   if (columns != nullptr) {
     row.gather(columns + begin, n, probs ? 0.0f : -INFINITY, out);
-    if (!probs) tile_kernels().weights(out, n, shape, out);
+    if (!probs) tile_kernels().weights(out, n, weight_params, out);
     return true;  // `rest` judges the row
   }
   const int64_t known = std::clamp<int64_t>(row.vocab() - begin, 0, n);
@@ -83,7 +83,7 @@ bool DraftDistribution::weights(int64_t begin, int64_t n, float* out) const {
   if (probs) {
     std::copy(values, values + known, out);
   } else {
-    tile_kernels().weights(values, known, shape, out);
+    tile_kernels().weights(values, known, weight_params, out);
   }
   return true;
 }
@@ -113,7 +113,7 @@ void DraftDistribution::weights_of(const int32_t* ids, int64_t n, float* out) co
     ids = mapped;
   }
   row.gather(ids, n, probs ? 0.0f : -INFINITY, out);
-  if (!probs) tile_kernels().weights(out, n, shape, out);
+  if (!probs) tile_kernels().weights(out, n, weight_params, out);
 }
 
 bool DraftDistribution::rest(int64_t vocab, double& beyond,
@@ -138,7 +138,7 @@ bool DraftDistribution::rest(int64_t vocab, double& beyond,
     if (probs) {
       std::copy(values, values + n, weights);
     } else {
-      tile_kernels().weights(values, n, shape, weights);
+      tile_kernels().weights(values, n, weight_params, weights);
     }
     clear(without, begin, n, weights);
     beyond += static_cast<double>(tile_kernels().sum(weights, n));
@@ -170,23 +170,23 @@ DraftDistribution draft_distribution(const DraftSource& source, int64_t b, int64
     d.look_up(x);
     return d;
   }
-  RowStats& law = d.law;
+  RowStats& stats = d.stats;
   if (d.form == DraftForm::kSampled) {
     const double total = source.logsumexp[statistic];
-    law.threshold = source.threshold[statistic];
-    law.inv_t = inverse_temperature(temperature);
-    d.broken = !std::isfinite(total) || std::isnan(law.threshold);
+    stats.threshold = source.threshold[statistic];
+    stats.inv_t = inverse_temperature(temperature);
+    d.broken = !std::isfinite(total) || std::isnan(stats.threshold);
     // exp(d / T - total) about a point near the maximum, where float32 subtracts exactly.
-    law.max = static_cast<float>(total / law.inv_t);
-    law.log_sum = total - static_cast<double>(law.max) * law.inv_t;
-    d.shape = law.shape();
+    stats.max = static_cast<float>(total / stats.inv_t);
+    stats.log_sum = total - static_cast<double>(stats.max) * stats.inv_t;
+    d.weight_params = stats.weight_params();
   } else if (source.kind == Kind::kProbs) {
     d.probs = true;
   } else {
-    law = measure(d.row, {temperature, 0, 1.0f, 0.0f}, parallel, scratch);
-    d.broken = !law.finite;
-    d.checked = law.finite;
-    if (law.finite) d.shape = law.shape();
+    stats = measure(d.row, {temperature, 0, 1.0f, 0.0f}, parallel, scratch);
+    d.broken = !stats.valid;
+    d.checked = stats.valid;
+    if (stats.valid) d.weight_params = stats.weight_params();
   }
   d.look_up(x);
   return d;

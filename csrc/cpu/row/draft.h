@@ -28,8 +28,8 @@ struct DraftDistribution {
   bool broken = false;   // no law, whatever the token
   int64_t token = -1;    // point mass
   RowView row;           // rows, sampled; probabilities of a sparse law
-  RowStats law;          // of logits
-  WeightParams shape{};  // the same
+  RowStats stats;          // of logits
+  WeightParams weight_params{};  // the same
   bool probs = false;    // the row holds probabilities
   bool checked = false;  // the whole row is known to be finite
   const int32_t* columns = nullptr;

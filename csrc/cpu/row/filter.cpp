@@ -16,7 +16,7 @@ constexpr uint32_t kMasks[] = {0x7ff, 0x7ff, 0x3ff};
 struct Selection {
   const RowView& row;
   const std::vector<float>& maxima;
-  WeightParams shape;
+  WeightParams weight_params;
   Histogram& h;
 
   void count(uint32_t low, uint32_t high, int level) {
@@ -29,7 +29,7 @@ struct Selection {
     float buffer[kTile];
     for (int64_t t = 0; t < row.tiles(); ++t) {
       if (ordered_key(maxima[t]) < low) continue;
-      tile_kernels().histogram(row.tile(t, buffer), row.tile_size(t), shape, h);
+      tile_kernels().histogram(row.tile(t, buffer), row.tile_size(t), weight_params, h);
     }
   }
 
@@ -76,25 +76,25 @@ float last_to_reach(float low, float high, Reaches&& reaches) {
 }
 
 // No survivor of top-k, or else of top-p, or else of min-p, lies below.
-float floor_of(const RowView& row, const SequenceParams& params, double total, const RowStats& law,
+float floor_of(const RowView& row, const SequenceParams& params, double total, const RowStats& stats,
                Scratch& scratch) {
   const TileKernels& k = tile_kernels();
   const float* blocks = scratch.blocks.data();
   const auto n = static_cast<int64_t>(scratch.blocks.size());
   if (limits(params, row.vocab())) {
     // The k-th largest block maximum: at least k entries reach it.
-    return last_to_reach(-INFINITY, law.max,
+    return last_to_reach(-INFINITY, stats.max,
                          [&](float floor) { return k.count(blocks, n, floor) >= params.top_k; });
   }
-  if (params.top_p == 1) return min_p_threshold(law.max, params.temperature, params.min_p);
+  if (params.top_p == 1) return min_p_threshold(stats.max, params.temperature, params.min_p);
   // Entries under (1-p)/V of the largest weight hold less than 1-p of the mass together. Higher, if
   // the maxima of the blocks alone hold p.
   const double gap = params.temperature * std::log((1.0 - params.top_p) / row.vocab());
   std::vector<float>& weights = scratch.block_weights;
   weights.resize(scratch.blocks.size());
-  k.weights(blocks, n, {law.max, law.inv_t, -INFINITY, 1.0f}, weights.data());
+  k.weights(blocks, n, {stats.max, stats.inv_t, -INFINITY, 1.0f}, weights.data());
   const double goal = params.top_p * total;
-  return last_to_reach(static_cast<float>(law.max + gap), law.max, [&](float floor) {
+  return last_to_reach(static_cast<float>(stats.max + gap), stats.max, [&](float floor) {
     return static_cast<double>(k.mass(blocks, weights.data(), n, floor)) >= goal;
   });
 }
@@ -124,20 +124,20 @@ void drop_below(float floor, Survivors& s) {
 }
 
 float threshold_of_list(const SequenceParams& params, int64_t vocab, float floor, double total,
-                        const RowStats& law, Survivors& s) {
+                        const RowStats& stats, Survivors& s) {
   const TileKernels& k = tile_kernels();
   float keep = floor;
   if (limits(params, vocab)) {
     keep = last_to_reach(
-        floor, law.max, [&](float low) { return k.count(s.values, s.count, low) >= params.top_k; });
+        floor, stats.max, [&](float low) { return k.count(s.values, s.count, low) >= params.top_k; });
     drop_below(keep, s);
   }
   if (params.top_p < 1) {
     float weights[kTile];
-    k.weights(s.values, s.count, {law.max, law.inv_t, -INFINITY, 1.0f}, weights);
+    k.weights(s.values, s.count, {stats.max, stats.inv_t, -INFINITY, 1.0f}, weights);
     if (limits(params, vocab)) total = k.mass(s.values, weights, s.count, keep);
     const double goal = params.top_p * total;
-    keep = last_to_reach(keep, law.max, [&](float low) {
+    keep = last_to_reach(keep, stats.max, [&](float low) {
       return static_cast<double>(k.mass(s.values, weights, s.count, low)) >= goal;
     });
   }
@@ -145,9 +145,9 @@ float threshold_of_list(const SequenceParams& params, int64_t vocab, float floor
 }
 
 float threshold_by_radix(const RowView& row, const SequenceParams& params, float floor,
-                         double total, const RowStats& law, Scratch& scratch) {
+                         double total, const RowStats& stats, Scratch& scratch) {
   if (scratch.histogram == nullptr) scratch.histogram.reset(new Histogram);
-  Selection s{row, scratch.maxima, {law.max, law.inv_t, -INFINITY, 1.0f}, *scratch.histogram};
+  Selection s{row, scratch.maxima, {stats.max, stats.inv_t, -INFINITY, 1.0f}, *scratch.histogram};
   float keep = floor;
   if (limits(params, row.vocab())) {
     int64_t above = 0;
@@ -179,17 +179,17 @@ bool needs_total(const SequenceParams& params, int64_t vocab) {
   return params.top_p < 1 && !limits(params, vocab);
 }
 
-void filter(const RowView& row, const SequenceParams& params, double total, RowStats& law,
+void filter(const RowView& row, const SequenceParams& params, double total, RowStats& stats,
             Scratch& scratch) {
   if (scratch.survivors == nullptr) scratch.survivors.reset(new Survivors);
   Survivors& s = *scratch.survivors;
-  const float floor = floor_of(row, params, total, law, scratch);
-  law.listed = list(row, floor, scratch, s);
-  law.threshold = law.listed ? threshold_of_list(params, row.vocab(), floor, total, law, s)
-                             : threshold_by_radix(row, params, floor, total, law, scratch);
-  law.threshold =
-      std::max(law.threshold, min_p_threshold(law.max, params.temperature, params.min_p));
-  if (law.listed) drop_below(law.threshold, s);
+  const float floor = floor_of(row, params, total, stats, scratch);
+  stats.listed = list(row, floor, scratch, s);
+  stats.threshold = stats.listed ? threshold_of_list(params, row.vocab(), floor, total, stats, s)
+                             : threshold_by_radix(row, params, floor, total, stats, scratch);
+  stats.threshold =
+      std::max(stats.threshold, min_p_threshold(stats.max, params.temperature, params.min_p));
+  if (stats.listed) drop_below(stats.threshold, s);
 }
 
 }  // namespace specdec::cpu

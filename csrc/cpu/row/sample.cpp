@@ -22,20 +22,20 @@ void sample(const SampleParams& p, const Parallel& parallel) {
           return;
         }
         const RowView row(p.logits, r, 0, p.vocab);
-        const RowStats law = measure(row, params, inner, scratch);
-        if (!law.finite) {
+        const RowStats stats = measure(row, params, inner, scratch);
+        if (!stats.valid) {
           p.status[r] = kTargetNotFinite;
           return;
         }
         const auto seed = static_cast<uint64_t>(p.seeds[r]);
         const auto position = static_cast<uint64_t>(p.positions[r]);
         const int64_t token =
-            p.gumbel ? gumbel_argmax(row, law, scratch, {seed, position, p.stream}, inner)
-                     : draw(row, law, scratch, uniform(seed, position, p.stream));
+            p.gumbel ? gumbel_argmax(row, stats, scratch, {seed, position, p.stream}, inner)
+                     : draw(row, stats, scratch, uniform(seed, position, p.stream));
         p.tokens[r] = token;
-        p.logprobs[r] = static_cast<float>(law.logprob(row, token));
-        p.threshold[r] = law.threshold;
-        if (!law.point) p.logsumexp[r] = static_cast<double>(law.max) * law.inv_t + law.log_sum;
+        p.logprobs[r] = static_cast<float>(stats.logprob(row, token));
+        p.threshold[r] = stats.threshold;
+        if (!stats.one_hot) p.logsumexp[r] = static_cast<double>(stats.max) * stats.inv_t + stats.log_sum;
       });
 }
 

@@ -127,14 +127,14 @@ inline float sum_of(const float* tile, int64_t n, float rest, Value&& value) {
   return horizontal_sum((a + b) + (c + d));
 }
 
-float sum_exp(const float* tile, int64_t n, const WeightParams& shape) {
-  const Weight weight(shape);
+float sum_exp(const float* tile, int64_t n, const WeightParams& weight_params) {
+  const Weight weight(weight_params);
   return sum_of(tile, n, -kInf, [&](const F& l) { return weight(l); });
 }
 
-void weights(const float* tile, int64_t n, const WeightParams& shape, float* out) {
-  const Weight weight(shape);
-  const float scale = shape.scale;
+void weights(const float* tile, int64_t n, const WeightParams& weight_params, float* out) {
+  const Weight weight(weight_params);
+  const float scale = weight_params.scale;
   map(tile, n, out, [&](const F& l) { return weight(l) * scale; });
 }
 
@@ -218,8 +218,8 @@ int64_t gather(const float* tile, int64_t n, int64_t first, float floor, float* 
   return found;
 }
 
-void histogram(const float* tile, int64_t n, const WeightParams& shape, Histogram& h) {
-  const Weight weight(shape);
+void histogram(const float* tile, int64_t n, const WeightParams& weight_params, Histogram& h) {
+  const Weight weight(weight_params);
   each(tile, n, -kInf, [&](int64_t i, const F& l) {
     const U raw = as<U>(l + 0.0f);  // -0 is 0: they tie
     const U negative = as<U>(as<I>(raw) >> 31);
@@ -243,10 +243,10 @@ void histogram(const float* tile, int64_t n, const WeightParams& shape, Histogra
 }  // namespace
 
 Best SPECDEC_CAT(race_, SPECDEC_ISA)(const float* tile, int64_t n, int64_t first_token,
-                                     const WeightParams& shape, const GumbelNoise& noise,
+                                     const WeightParams& weight_params, const GumbelNoise& noise,
                                      float floor);
 Best SPECDEC_CAT(race_among_, SPECDEC_ISA)(const float* values, const int32_t* ids, int64_t n,
-                                           const WeightParams& shape, const GumbelNoise& noise);
+                                           const WeightParams& weight_params, const GumbelNoise& noise);
 
 extern const TileKernels SPECDEC_CAT(tile_kernels_, SPECDEC_ISA);
 const TileKernels SPECDEC_CAT(tile_kernels_, SPECDEC_ISA) = {SPECDEC_STR(SPECDEC_ISA),

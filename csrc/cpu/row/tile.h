@@ -32,7 +32,7 @@ struct WeightParams {
 };
 
 // The smallest logit with a weight: the threshold, or where the exponential is taken for 0.
-float weight_floor(const WeightParams& shape);
+float weight_floor(const WeightParams& weight_params);
 
 struct Overlap {
   float sum;    // of min(q, t * p)
@@ -60,8 +60,8 @@ struct TileKernels {
   void (*log)(const float* in, int64_t n, float* out);
   // blocks: maximum of each kBlock entries, may be null.
   Peak (*peak)(const float* tile, int64_t n, float* blocks);
-  float (*sum_exp)(const float* tile, int64_t n, const WeightParams& shape);  // as if scale were 1
-  void (*weights)(const float* tile, int64_t n, const WeightParams& shape, float* out);
+  float (*sum_exp)(const float* tile, int64_t n, const WeightParams& weight_params);  // as if scale were 1
+  void (*weights)(const float* tile, int64_t n, const WeightParams& weight_params, float* out);
   void (*subtract)(float* p, const float* q, int64_t n);  // p = max(p - q, 0)
   float (*sum)(const float* tile, int64_t n);
   bool (*is_distribution)(const float* tile, int64_t n);  // every entry finite and not negative
@@ -73,13 +73,13 @@ struct TileKernels {
   int64_t (*gather)(const float* tile, int64_t n, int64_t first, float floor, float* values,
                     int32_t* ids);
   // Only scores over the floor.
-  Best (*gumbel)(const float* tile, int64_t n, int64_t first_token, const WeightParams& shape,
+  Best (*gumbel)(const float* tile, int64_t n, int64_t first_token, const WeightParams& weight_params,
                  const GumbelNoise& noise, float floor);
   // The same noise for scattered tokens; index is into values.
   Best (*gumbel_among)(const float* values, const int32_t* ids, int64_t n,
-                       const WeightParams& shape, const GumbelNoise& noise);
+                       const WeightParams& weight_params, const GumbelNoise& noise);
   Overlap (*overlap)(const float* p, const float* q, int64_t n, float t);
-  void (*histogram)(const float* tile, int64_t n, const WeightParams& shape, Histogram& h);
+  void (*histogram)(const float* tile, int64_t n, const WeightParams& weight_params, Histogram& h);
 };
 
 // The widest instruction set this processor runs.

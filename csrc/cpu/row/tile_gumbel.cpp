@@ -67,8 +67,8 @@ inline F gumbel(const U& x) {
 
 // Race of up to sixteen tokens against the best so far.
 struct Race {
-  Race(const WeightParams& shape, const GumbelNoise& noise, float floor)
-      : shape(shape), noise(noise), rate(shape.inv_t * kUnit), best{floor, -1} {
+  Race(const WeightParams& weight_params, const GumbelNoise& noise, float floor)
+      : weight_params(weight_params), noise(noise), rate(weight_params.inv_t * kUnit), best{floor, -1} {
     if (rate > kLargest) rate = kLargest;
   }
 
@@ -78,9 +78,9 @@ struct Race {
     constexpr float kOne = 1065353216.0f;  // the bits of 1
     constexpr float kMargin = 1e-3f;       // all rounding below
     const float bias = kOne + (kMargin - best.score) * kUnit;
-    F bound = larger((l - shape.offset) * rate + bias, F(0.0f));
+    F bound = larger((l - weight_params.offset) * rate + bias, F(0.0f));
     bound = select(bound < 2 * kOne, bound, F(2 * kOne));
-    bound = select(l >= shape.threshold, as<F>(convert<I>(bound)), F(0.0f));
+    bound = select(l >= weight_params.threshold, as<F>(convert<I>(bound)), F(0.0f));
     const F u = convert<F>(as<I>(x >> 1)) * 0x1p-31f;
     return u < bound;
   }
@@ -94,8 +94,8 @@ struct Race {
       const int i = __builtin_ctz(left);
       g[i] = rare(x, i, static_cast<uint64_t>(token(i)));
     }
-    const F sum = (l - shape.offset) * shape.inv_t + load(g);
-    store(score, select(l >= shape.threshold, sum, F(-kInf)));
+    const F sum = (l - weight_params.offset) * weight_params.inv_t + load(g);
+    store(score, select(l >= weight_params.threshold, sum, F(-kInf)));
     for (int i = 0; i < kWidth; ++i) {
       if (score[i] > best.score) best = {score[i], at + i};
     }
@@ -113,7 +113,7 @@ struct Race {
   }
 
   static constexpr float kUnit = 8388608.0f * kLog2e;  // a factor e, in bits
-  const WeightParams shape;
+  const WeightParams weight_params;
   const GumbelNoise noise;
   float rate;
   Best best;
@@ -122,9 +122,9 @@ struct Race {
 }  // namespace
 
 Best SPECDEC_CAT(race_, SPECDEC_ISA)(const float* tile, int64_t n, int64_t first_token,
-                                     const WeightParams& shape, const GumbelNoise& noise,
+                                     const WeightParams& weight_params, const GumbelNoise& noise,
                                      float floor) {
-  Race gumbel_argmax(shape, noise, floor);
+  Race gumbel_argmax(weight_params, noise, floor);
   for (int64_t begin = 0; begin < n; begin += kGroup) {
     uint32_t words[kGroup];
     noise_words(noise, first_token + begin, words);
@@ -145,8 +145,8 @@ Best SPECDEC_CAT(race_, SPECDEC_ISA)(const float* tile, int64_t n, int64_t first
 }
 
 Best SPECDEC_CAT(race_among_, SPECDEC_ISA)(const float* values, const int32_t* ids, int64_t n,
-                                           const WeightParams& shape, const GumbelNoise& noise) {
-  Race gumbel_argmax(shape, noise, -kInf);
+                                           const WeightParams& weight_params, const GumbelNoise& noise) {
+  Race gumbel_argmax(weight_params, noise, -kInf);
   each(values, n, -kInf, [&](int64_t i, const F& l) {
     uint32_t token[kWidth] = {}, x[kWidth];
     __builtin_memcpy(token, ids + i, static_cast<Size>(n - i < kWidth ? n - i : kWidth) * 4);

@@ -6,10 +6,10 @@ namespace specdec::cpu {
 
 class KSeq {
  public:
-  KSeq(const RowView& row, const RowStats& law, const Survivors* listed, DraftDistribution& draft,
+  KSeq(const RowView& row, const RowStats& stats, const Survivors* listed, DraftDistribution& draft,
        const Parallel& parallel, LeftMemory& memory)
       : row_(row),
-        law_(law),
+        law_(stats),
         listed_(listed),
         draft_(draft),
         parallel_(parallel),

@@ -53,7 +53,7 @@ class TreeView : protected SequenceView<TreeParams> {
 
   int64_t token(int64_t node) const { return nodes_.tokens[node]; }
   // The row of the law that a node was drawn from.
-  int64_t law_row(int64_t node) const {
+  int64_t draft_row(int64_t node) const {
     return p_.draft_rows != nullptr ? p_.draft_rows[b_ * p_.nodes + node] : node;
   }
 

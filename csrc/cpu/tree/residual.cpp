@@ -66,8 +66,8 @@ bool Taken::sum_rest(int64_t vocab, const Parallel& parallel, std::vector<float>
 
 double Left::at(int64_t token) const {
   if (token >= row.vocab() || holds(removed_, token)) return 0;
-  double p = c_ * std::exp(law.logprob(row, token));
-  if (law.direct) p = c_ * row.at(token);
+  double p = c_ * std::exp(stats.logprob(row, token));
+  if (stats.direct) p = c_ * row.at(token);
   for (const Taken& t : taken_) {
     if (t.scale > 0) p -= t.scale * t.at(token);
   }
@@ -118,7 +118,7 @@ int64_t Left::draw(double uniform) {
 
 bool Left::worth_looking_up(const Taken& next) const {
   constexpr int64_t kMost = 128;
-  if (law.direct) return false;
+  if (stats.direct) return false;
   int64_t ids = 0;
   for (const Taken& t : taken_) {
     if (t.scale == 0 && &t != &next) continue;
@@ -137,7 +137,7 @@ Left::Step Left::look_up(const Taken& next, double scale) const {
     if (holds(seen, x)) return;
     seen.push_back(x);
     const bool known = x < row.vocab();
-    outside -= known ? std::exp(law.logprob(row, x)) : 0;
+    outside -= known ? std::exp(stats.logprob(row, x)) : 0;
     const double left = at(x), q = scale * next.at(x);
     (left > q ? step.more : step.less) += std::abs(left - q);
   };
@@ -157,7 +157,7 @@ bool Left::tile(int64_t t, const Taken& next, double scale, float* out, float* l
   const TileKernels& k = tile_kernels();
   const int64_t begin = t * kTile, n = row.tile_size(t);
   float q[kTile];
-  target_weights(row, law, t, c_, out);
+  target_weights(row, stats, t, c_, out);
   for (const Taken& other : taken_) {
     if (&other == &next || other.scale == 0) continue;
     other.weights(begin, n, q);
@@ -221,7 +221,7 @@ double Left::among(const Taken& next, double scale, float* out) const {
   const TileKernels& k = tile_kernels();
   const Survivors& s = *listed_;
   float q[kTile];
-  survivor_weights(law, s, c_, out);
+  survivor_weights(stats, s, c_, out);
   const auto subtract = [&](const Taken& t, double times) {
     t.draft.weights_of(s.ids, s.count, q);
     clear(t.without, s, q);

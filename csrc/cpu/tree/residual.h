@@ -32,9 +32,9 @@ struct LeftMemory {
 class Left {
  public:
   // listed: all that has mass of a filtered row, else null.
-  Left(const RowView& row, const RowStats& law, double c, const Survivors* listed,
+  Left(const RowView& row, const RowStats& stats, double c, const Survivors* listed,
        const Parallel& parallel, LeftMemory& memory)
-      : row(row), law(law), c_(c), listed_(listed), parallel_(&parallel), memory_(&memory) {}
+      : row(row), stats(stats), c_(c), listed_(listed), parallel_(&parallel), memory_(&memory) {}
 
   struct Step {
     bool valid = true;  // false: the draft row is no law
@@ -43,7 +43,7 @@ class Left {
   };
 
   RowView row;
-  RowStats law;
+  RowStats stats;
   double mass = 1;  // scale of the next sibling's law
 
   // The law known by these, made by `make` where it is new. References stay valid.

@@ -16,10 +16,10 @@ TreePoint TreeSequence::measure_point(int64_t depth, int64_t node) {
   return {depth, row, measure_target(row, scratch_.target)};
 }
 
-Taken& TreeSequence::law_of(Left& left, int64_t node, int64_t x) {
+Taken& TreeSequence::taken_of(Left& left, int64_t node, int64_t x) {
   const bool certain = p_.draft.form == DraftForm::kOneHot || q_temperature_ == 0;
   const bool replaced = p_.rule != TreeRule::kMultiDraftWor;
-  const int64_t key = !certain ? law_row(node) : replaced ? x : node;
+  const int64_t key = !certain ? draft_row(node) : replaced ? x : node;
   Taken& taken =
       left.taken(replaced ? kRoot : nodes_.parents[node], key, [&] { return draft_of(node); });
   taken.draft.look_up(x);
@@ -27,14 +27,14 @@ Taken& TreeSequence::law_of(Left& left, int64_t node, int64_t x) {
 }
 
 DraftDistribution TreeSequence::draft_of(int64_t node) {
-  const int64_t row = law_row(node);
+  const int64_t row = draft_row(node);
   const int64_t statistic = p_.draft.flat ? row : b_ * p_.draft.num_rows + row;
   return draft_distribution(p_.draft, b_, row, statistic, token(node), q_temperature_, parallel_,
                             scratch_.draft);
 }
 
 int64_t TreeSequence::draw_target(const TreePoint& point) {
-  return draw(point.row, point.law, scratch_.target, last(point.depth));
+  return draw(point.row, point.stats, scratch_.target, last(point.depth));
 }
 
 }  // namespace specdec::cpu

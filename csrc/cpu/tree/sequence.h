@@ -10,7 +10,7 @@ namespace specdec::cpu {
 struct TreePoint {
   int64_t depth;
   RowView row;
-  RowStats law;
+  RowStats stats;
 };
 
 // A node of the path that rule traversal is on.
@@ -52,7 +52,7 @@ class TreeSequence : protected TreeView {
   TreePoint measure_point(int64_t depth, int64_t node);
   // Of siblings with one row the law is read once. Without replacement, what was drawn of it counts
   // for the siblings of one parent.
-  Taken& law_of(Left& left, int64_t node, int64_t x);
+  Taken& taken_of(Left& left, int64_t node, int64_t x);
   DraftDistribution draft_of(int64_t node);
   int64_t draw_target(const TreePoint& point);
 

@@ -24,7 +24,7 @@ void Traversal::judge() {
     if (here.next != kNone) {
       const int64_t n = here.next, x = token(n);
       here.next = nodes_.next[n];
-      here.judged = &law_of(here.left, n, x);
+      here.judged = &taken_of(here.left, n, x);
       if (here.judged->draft.fault) {
         end(here, kDraftNotFinite);
       } else {
@@ -38,7 +38,7 @@ void Traversal::judge() {
   }
   for (size_t d = 1; d < levels.size(); ++d) {
     const Left& left = levels[d - 1].left;
-    accept(d - 1, levels[d].node, left.law.logprob(left.row, token(levels[d].node)));
+    accept(d - 1, levels[d].node, left.stats.logprob(left.row, token(levels[d].node)));
   }
   follow(levels.size() - 1, levels.back());
 }
@@ -48,10 +48,10 @@ void Traversal::open(int64_t node, double accepted) {
   const bool last = over(depth, node);
   TreePoint point{depth, row_after(node), {}};
   if (!last) point = measure_point(depth, node);
-  Level level{node, Left(point.row, point.law, accepted, nullptr, parallel_, scratch_.left),
+  Level level{node, Left(point.row, point.stats, accepted, nullptr, parallel_, scratch_.left),
               accepted, kNone, nullptr};
-  if (!last && !point.law.finite) level.status = kTargetNotFinite;
-  if (!last && point.law.finite && depth < p_.max_depth) level.next = nodes_.first_child(node);
+  if (!last && !point.stats.valid) level.status = kTargetNotFinite;
+  if (!last && point.stats.valid && depth < p_.max_depth) level.next = nodes_.first_child(node);
   scratch_.levels.push_back(std::move(level));
 }
 
@@ -63,11 +63,11 @@ double Traversal::ratio_of(const Left& left, int64_t x, const DraftDistribution&
     return p_x > 0 ? p_x / draft.q_x : 0;
   }
   double ratio = 0;
-  if (left.law.direct) {
+  if (left.stats.direct) {
     const double p_x = left.row.at(x);
     if (p_x > 0) ratio = p_x / draft.q_x;
   } else {
-    const double log_p = left.law.logprob(left.row, x);
+    const double log_p = left.stats.logprob(left.row, x);
     if (log_p > -INFINITY) ratio = std::exp(log_p - draft.log_q_x);
   }
   return ratio > 0 && left.scale() > 0 ? left.scale() * ratio : 0;
@@ -98,10 +98,10 @@ void Traversal::follow(int64_t depth, Level& level) {
   if (y < 0) {
     if (!level.left.untouched()) status_ |= kEmptyResidual;
     const bool still = measured_ == level.node;  // no other row was measured since
-    y = draw_target(still ? TreePoint{depth, level.left.row, level.left.law}
+    y = draw_target(still ? TreePoint{depth, level.left.row, level.left.stats}
                           : measure_point(depth, level.node));
   }
-  write(depth, y, level.left.law.logprob(level.left.row, y));
+  write(depth, y, level.left.stats.logprob(level.left.row, y));
 }
 
 }  // namespace specdec::cpu

@@ -23,7 +23,7 @@ class Walk final : public TreeSequence {
     int64_t here = kRoot;
     for (int64_t depth = 0; !over(depth, here); ++depth) {
       const Point point = measure_point(depth, here);
-      if (!point.law.finite) {
+      if (!point.stats.valid) {
         status_ |= kTargetNotFinite;
         return;
       }
@@ -36,10 +36,10 @@ class Walk final : public TreeSequence {
       int64_t y = kNone;
       here = child_of(point, y);
       if (here == kNone) {
-        write(depth, y, point.law.logprob(point.row, y));
+        write(depth, y, point.stats.logprob(point.row, y));
         return;
       }
-      accept(depth, here, point.law.logprob(point.row, token(here)));
+      accept(depth, here, point.stats.logprob(point.row, token(here)));
       members.clear();
       for (int64_t n : children) {
         if (token(n) == token(here)) members.push_back(n);
@@ -49,7 +49,7 @@ class Walk final : public TreeSequence {
 
   // The child that stands, or none and y, the token that follows.
   int64_t child_of(const Point& point, int64_t& y) {
-    if (point_) return answer(point, y);
+    if (greedy_) return answer(point, y);
     switch (p_.rule) {
       case TreeRule::kTypical:
         return typical(point, y);
@@ -81,7 +81,7 @@ class Walk final : public TreeSequence {
     for (int64_t n : scratch_.children) {
       const bool again = std::any_of(kept.begin(), kept.end(), [&](int64_t m) {
         return token(m) == token(n) && nodes_.parents[m] == nodes_.parents[n] &&
-               law_row(m) == law_row(n);
+               draft_row(m) == draft_row(n);
       });
       if (!again) kept.push_back(n);
     }
@@ -96,13 +96,13 @@ class Walk final : public TreeSequence {
 
   // The target says y, by its maximum, by shared noise or by a draw.
   int64_t answer(const Point& point, int64_t& y) {
-    const bool drawn = !point_ && p_.rule == TreeRule::kTargetOnly;
+    const bool drawn = !greedy_ && p_.rule == TreeRule::kTargetOnly;
     const GumbelNoise noise = {seed(), position(point.depth), kSharedStream};
     y = drawn ? draw_target(point)
-              : gumbel_argmax(point.row, point.law, scratch_.target, noise, parallel_);
+              : gumbel_argmax(point.row, point.stats, scratch_.target, noise, parallel_);
     for (int64_t n : distinct()) {
       record_accept_prob(n,
-                         drawn ? std::exp(point.law.logprob(point.row, token(n))) : token(n) == y);
+                         drawn ? std::exp(point.stats.logprob(point.row, token(n))) : token(n) == y);
     }
     return find(scratch_.children, y);
   }
@@ -112,9 +112,9 @@ class Walk final : public TreeSequence {
     double bound = NAN, most = -1;  // the smaller bound needs the entropy: a pass over the row
     int64_t likeliest = kNone;
     for (int64_t n : distinct()) {
-      const double p_x = std::exp(point.law.logprob(point.row, token(n)));
+      const double p_x = std::exp(point.stats.logprob(point.row, token(n)));
       if (p_x <= epsilon && p_x > 0 && std::isnan(bound)) {
-        const double h = entropy(point.row, point.law, parallel_, scratch_.entropies);
+        const double h = entropy(point.row, point.stats, parallel_, scratch_.entropies);
         bound = p_.typical_delta * std::exp(-h);
       }
       const bool stands = p_x > epsilon || (p_x > 0 && p_x > bound);
@@ -133,12 +133,12 @@ class Walk final : public TreeSequence {
               const DraftDistribution& draft, double s) const {
     const double u = accept_uniform(node, point.depth, lane);
     const int64_t x = token(node);
-    if (!left.untouched() || point.law.direct) {
+    if (!left.untouched() || point.stats.direct) {
       const double p_x = left.at(x), q_x = s * draft.q_x;
       record_accept_prob(node, p_x == 0 ? 0 : p_x / q_x);
       return u * q_x < p_x;
     }
-    const double log_p = x < p_.vocab ? point.law.logprob(point.row, x) : -INFINITY;
+    const double log_p = x < p_.vocab ? point.stats.logprob(point.row, x) : -INFINITY;
     const double log_q = std::log(s) + draft.log_q_x;
     record_accept_prob(node, log_p == -INFINITY ? 0 : std::exp(std::min(0.0, log_p - log_q)));
     return std::log(u) < log_p - log_q;
@@ -152,7 +152,7 @@ class Walk final : public TreeSequence {
     for (int64_t n : replaced ? scratch_.children : distinct_draws()) {
       ++lane;
       const int64_t x = token(n);
-      Taken& taken = law_of(left, n, x);
+      Taken& taken = taken_of(left, n, x);
       const bool summed =
           !taken.draft.fault && taken.sum_rest(p_.vocab, parallel_, scratch_.left.mass);
       if (!summed) {
@@ -184,7 +184,7 @@ class Walk final : public TreeSequence {
     const int64_t last = scratch_.children.empty() ? kNone : scratch_.children.back();
     const bool tried = !top.empty() && top.back() == last;
     if (tried) {
-      Taken& taken = law_of(left, last, token(last));
+      Taken& taken = taken_of(left, last, token(last));
       scratch_.distinct.pop_back();
       for (int64_t n : top) taken.without.push_back(token(n));
       if (!top.empty()) taken.rest = NAN;
@@ -202,7 +202,7 @@ class Walk final : public TreeSequence {
     }
     y = draw_left(point, left);
     if (left.untouched() || !(left.mass > 0)) left = whole(point);
-    if (left.untouched() && point.law.direct) left.mass = total(scratch_.target.sums);
+    if (left.untouched() && point.stats.direct) left.mass = total(scratch_.target.sums);
     for (int64_t n : top) record_accept_prob(n, left.at(token(n)) / left.mass);
     return find(top, y);
   }
@@ -222,7 +222,7 @@ class Walk final : public TreeSequence {
       draft.look_up(token(n));
       valid = valid && !draft.fault;
     }
-    KSeq rule(point.row, point.law, listed(point.law), draft, parallel_, scratch_.left);
+    KSeq rule(point.row, point.stats, listed(point.stats), draft, parallel_, scratch_.left);
     if (!valid || !rule.solve(siblings)) {
       status_ |= kDraftNotFinite;
       y = draw_target(point);
@@ -240,11 +240,11 @@ class Walk final : public TreeSequence {
     return kNone;
   }
 
-  const Survivors* listed(const RowStats& law) const {
-    return law.listed ? scratch_.target.survivors.get() : nullptr;
+  const Survivors* listed(const RowStats& stats) const {
+    return stats.listed ? scratch_.target.survivors.get() : nullptr;
   }
   Left whole(const Point& point) {
-    return Left(point.row, point.law, 1.0, listed(point.law), parallel_, scratch_.left);
+    return Left(point.row, point.stats, 1.0, listed(point.stats), parallel_, scratch_.left);
   }
 
   // Y ~ what is left, or ~ P where nothing was taken or nothing is left.

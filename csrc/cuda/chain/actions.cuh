@@ -7,7 +7,7 @@
 namespace specdec::cuda {
 
 constexpr size_t kBinBytes = sizeof(Shared::bins);
-constexpr int64_t kLawsAtHand = kBinBytes / sizeof(RowStats);
+constexpr int64_t kStatsInShared = kBinBytes / sizeof(RowStats);
 
 class ChainWalk {
  public:
@@ -33,8 +33,8 @@ class ChainWalk {
 #pragma unroll 1
     for (int which = 0; which < 2; ++which) {
       if (which == 0 ? t_.gather : !measures_draft()) continue;
-      const Want want = which == 1 ? Want::kMass : first_want(target_want(), t_.filtered, t_.point);
-      fill_slot(group_, which == 0 ? t_.row : t_.draft.row, which == 0 ? t_.slot : t_.draft_slot,
+      const Want want = which == 1 ? Want::kMass : first_want(target_want(), t_.filtered, t_.greedy);
+      fill_tile_stats(group_, which == 0 ? t_.row : t_.draft.row, which == 0 ? t_.tile_stats : t_.draft_tile_stats,
                 want, inverse_temperature(which == 0 ? t_.params.temperature : t_.q_temperature),
                 noise, part, parts);
     }
@@ -49,12 +49,12 @@ class ChainWalk {
     const int64_t drafts = p.reads_draft() && p.draft.form == DraftForm::kRows ? t_.drafts : 0;
     for (int64_t i = warp_id(); i < targets + drafts; i += kWarps) {
       const bool of_draft = i >= targets;
-      const int64_t at = of_draft ? job_.row_slots() + i - targets : i;
-      const TileStats slot = job_.slots[context_ * job_.context_slots() + at];
+      const int64_t at = of_draft ? job_.row_tile_stats() + i - targets : i;
+      const TileStats tile_stats = job_.tile_stats_array[context_ * job_.context_tile_stats() + at];
       const int64_t vocab = of_draft ? p.draft.vocab : p.vocab;
-      const RowStats law = warp_law(slot, (vocab + kWarpTile - 1) / kWarpTile,
+      const RowStats stats = warp_row_stats(tile_stats, (vocab + kWarpTile - 1) / kWarpTile,
                                     of_draft ? t_.q_temperature : t_.params.temperature);
-      if (lane_id() == 0) laws()[at] = law;
+      if (lane_id() == 0) all_stats()[at] = stats;
     }
   }
 
@@ -66,17 +66,17 @@ class ChainWalk {
       if (which == 0 ? t_.gather : !measures_draft()) continue;
       if (t_.prefilled && t_.ahead) {
         if (thread_id() == 0) {
-          set_law(which, laws()[t_.i + (which == 0 ? 0 : job_.row_slots())], -1);
+          set_stats(which, all_stats()[t_.i + (which == 0 ? 0 : job_.row_tile_stats())], -1);
         }
         continue;
       }
       int64_t token;
-      const RowStats law =
-          read_law(group_, which == 0 ? t_.row : t_.draft.row, which == 0 ? t_.slot : t_.draft_slot,
+      const RowStats stats =
+          read_row_stats(group_, which == 0 ? t_.row : t_.draft.row, which == 0 ? t_.tile_stats : t_.draft_tile_stats,
                    which == 0 ? t_.params : SequenceParams{t_.q_temperature, 0, 1, 0},
                    which == 0 && t_.filtered, which == 0 ? target_want() : Want::kMass,
                    {t_.seed, t_.position + t_.i, kSharedStream}, token);
-      if (thread_id() == 0) set_law(which, law, token);
+      if (thread_id() == 0) set_stats(which, stats, token);
     }
     if (sparse) look_up_sparse(group_, t_.draft);
   }
@@ -86,11 +86,11 @@ class ChainWalk {
   __device__ void difference(bool entropy) {
     group_.sync();  // nobody reads these slots any more
     if (!entropy && t_.state == State::kBlockBack && t_.draft.few() && !t_.direct) {
-      few_differences(group_, t_.draft, t_.row, t_.law, t_.c, t_.more, t_.less);
+      few_differences(group_, t_.draft, t_.row, t_.stats, t_.c, t_.more, t_.less);
       if (thread_id() == 0) t_.valid = true;
       return;
     }
-    const TileStats more = extra_slot(0), less = extra_slot(1);
+    const TileStats more = extra_tile_stats(0), less = extra_tile_stats(1);
     const int64_t warp_tiles = t_.row.warp_tiles(), step = group_.warp_tile_step(1);
     // Both rows of the next warp_tile are on their way while this one is weighed.
     Packed next, next_draft = {};
@@ -104,11 +104,11 @@ class ChainWalk {
       if (t_.direct) fill_direct(warp_tile, values);
       bool valid = true;
       if (entropy) {
-        const WeightParams shape{t_.law.max, rate_of(t_.law.inv_t), t_.law.threshold};
+        const WeightParams weight_params{t_.stats.max, rate_of(t_.stats.inv_t), t_.stats.threshold};
 #pragma unroll
         for (int j = 0; j < kPerLane; ++j) {
-          const float w = shape.weight(values[j]);
-          values[j] = w > 0 ? w * (t_.law.max - values[j]) : 0.0f;
+          const float w = weight_params.weight(values[j]);
+          values[j] = w > 0 ? w * (t_.stats.max - values[j]) : 0.0f;
         }
       } else {
         valid = subtract(warp_tile, draft, values);
@@ -123,11 +123,11 @@ class ChainWalk {
   }
 
   __device__ void draw() {
-    const TileStats slot = t_.residual ? extra_slot(0) : t_.slot;
+    const TileStats tile_stats = t_.residual ? extra_tile_stats(0) : t_.tile_stats;
     const int64_t warp_tiles = t_.row.warp_tiles();
-    const bool linear = t_.residual || t_.law.direct;
-    const float max = linear ? slot_max(group_, slot.maxima, warp_tiles) : t_.law.max;
-    const WarpTileMasses masses(group_, slot, warp_tiles, max, t_.law.inv_t, linear);
+    const bool linear = t_.residual || t_.stats.direct;
+    const float max = linear ? max_of(group_, tile_stats.maxima, warp_tiles) : t_.stats.max;
+    const WarpTileMasses masses(group_, tile_stats, warp_tiles, max, t_.stats.inv_t, linear);
     int64_t rest;
     const int64_t warp_tile = masses.choose(group_, last_uniform(), rest);
     float values[kPerLane];
@@ -137,10 +137,10 @@ class ChainWalk {
     if (t_.residual) {
       subtract(warp_tile, draft, values);
     } else if (!linear) {
-      weigh(values, {slot.maxima[warp_tile], rate_of(t_.law.inv_t), t_.law.threshold});
+      weigh(values, {tile_stats.maxima[warp_tile], rate_of(t_.stats.inv_t), t_.stats.threshold});
     }
     if (linear) {
-      const float inverse = inverse_scale(slot.maxima[warp_tile]);
+      const float inverse = inverse_scale(tile_stats.maxima[warp_tile]);
 #pragma unroll
       for (int j = 0; j < kPerLane; ++j) values[j] = values[j] > 0 ? values[j] * inverse : 0.0f;
     }
@@ -162,8 +162,8 @@ class ChainWalk {
                                  : uniform(t_.seed, t_.position + t_.i, kResidualStream);
   }
 
-  __device__ TileStats extra_slot(int i) const {
-    return job_.slots[context_ * job_.context_slots() + 2 * job_.row_slots() + i];
+  __device__ TileStats extra_tile_stats(int i) const {
+    return job_.tile_stats_array[context_ * job_.context_tile_stats() + 2 * job_.row_tile_stats() + i];
   }
 
   __device__ float lenience() const {
@@ -171,16 +171,16 @@ class ChainWalk {
   }
 
   // Of rows and their drafts, in memory that a selection would take.
-  __device__ RowStats* laws() const { return reinterpret_cast<RowStats*>(group_.shared->bins); }
+  __device__ RowStats* all_stats() const { return reinterpret_cast<RowStats*>(group_.shared->bins); }
 
-  __device__ void set_law(int which, const RowStats& law, int64_t token) {
+  __device__ void set_stats(int which, const RowStats& stats, int64_t token) {
     if (which == 0) {
-      t_.law = law;
+      t_.stats = stats;
       t_.token = token;
       return;
     }
-    t_.draft.checked = law.valid;
-    t_.draft.set(law);
+    t_.draft.checked = stats.valid;
+    t_.draft.set(stats);
   }
 
   // A warp_tile of the target, and of the draft unless the target's is all that is asked for.
@@ -197,8 +197,8 @@ class ChainWalk {
 #pragma unroll
       for (int j = 0; j < kPerLane; ++j) values[j] = static_cast<float>(t_.c * values[j]);
     } else {
-      weigh(values, {t_.law.max, rate_of(t_.law.inv_t), t_.law.threshold});
-      const auto scale = static_cast<float>(exp(-t_.law.log_sum) * t_.c);
+      weigh(values, {t_.stats.max, rate_of(t_.stats.inv_t), t_.stats.threshold});
+      const auto scale = static_cast<float>(exp(-t_.stats.log_sum) * t_.c);
 #pragma unroll
       for (int j = 0; j < kPerLane; ++j) values[j] *= scale;
     }
@@ -213,15 +213,15 @@ class ChainWalk {
     for (int j = 0; j < kPerLane; ++j) w[j] = values[j];
     const int64_t units = linear_units(w, top);
     if (lane_id() != 0) return;
-    t_.slot.maxima[warp_tile] = top;
-    t_.slot.units[warp_tile] = units;
+    t_.tile_stats.maxima[warp_tile] = top;
+    t_.tile_stats.units[warp_tile] = units;
   }
 
   __device__ void rest_of_draft() const {
     const DraftDistribution& d = t_.draft;
     const int64_t size = t_.action == Action::kEntropy ? 0 : rest_size(d, t_.row.vocab);
     if (size == 0) return;
-    const TileStats slot = extra_slot(2);
+    const TileStats tile_stats = extra_tile_stats(2);
     const RowView rest = d.row.part(d.row.vocab - size, size);
     const int64_t step = group_.warp_tile_step(1);
     for (int64_t warp_tile = group_.first_warp_tile(0); warp_tile < rest.warp_tiles();
@@ -229,7 +229,7 @@ class ChainWalk {
       float values[kPerLane];
       read_warp_tile(rest, warp_tile, values);
       const float top = d.weigh_all(values);
-      store_positive(slot, warp_tile, values, 1.0f, __all_sync(kAllLanes, top < INFINITY));
+      store_positive(tile_stats, warp_tile, values, 1.0f, __all_sync(kAllLanes, top < INFINITY));
     }
   }
 
@@ -244,8 +244,8 @@ class ChainWalk {
           (which == 3 && !t_.direct)) {
         continue;
       }
-      const TileStats slot = which == 3 ? t_.slot : extra_slot(which);
-      const double sum = stored_sum(group_, slot, which == 2 ? rest : warp_tiles);
+      const TileStats tile_stats = which == 3 ? t_.tile_stats : extra_tile_stats(which);
+      const double sum = stored_sum(group_, tile_stats, which == 2 ? rest : warp_tiles);
       if (which == 0) more = sum;
       if (which == 1) less = sum;
       if (which == 2) beyond = sum;
@@ -254,13 +254,13 @@ class ChainWalk {
     if (!entropy && t_.draft.form == DraftForm::kSparse) beyond = sparse_beyond();
     if (thread_id() != 0) return;
     if (entropy) {
-      t_.entropy = t_.law.log_sum + t_.law.inv_t * more * exp(-t_.law.log_sum);
+      t_.entropy = t_.stats.log_sum + t_.stats.inv_t * more * exp(-t_.stats.log_sum);
       return;
     }
     if (t_.direct) {
-      t_.law = {};
-      t_.law.direct = true;
-      t_.law.valid = whole > 0;
+      t_.stats = {};
+      t_.stats.direct = true;
+      t_.stats.valid = whole > 0;
     }
     if (t_.draft.form == DraftForm::kOneHot && t_.draft.token >= t_.row.vocab) beyond = 1;
     // With a map the rest of the row is looked through, and all its tokens were counted already.

@@ -13,7 +13,7 @@ class Judge {
   __device__ void begin() {
     t_.state = State::kWalk;
     if (t_.over) return finish();
-    if (p_.rule != Rule::kBlock || t_.point) {
+    if (p_.rule != Rule::kBlock || t_.greedy) {
       const bool touch = t_.direct && t_.drafts > 1 && p_.draft.form != DraftForm::kSparse;
       if (!touch) return next_row(0);
       t_.action = Action::kTouch;
@@ -68,7 +68,7 @@ class Judge {
     open_row(i);
     t_.x = i < t_.drafts ? p_.drafted(t_.b, i) : -1;
     t_.gather = t_.direct && t_.x >= 0;
-    t_.has_draft = t_.x >= 0 && p_.reads_draft() && !t_.point;
+    t_.has_draft = t_.x >= 0 && p_.reads_draft() && !t_.greedy;
     t_.prefilled = job_.plan.parallel;
     if (t_.has_draft) open_draft(p_, t_, i, t_.x, t_.draft);
     measure(!t_.prefilled && (!t_.gather || (t_.has_draft && t_.draft.unmeasured())));
@@ -77,7 +77,7 @@ class Judge {
  private:
   __device__ RowView target_row(int64_t i) const {
     const Read read = p_.kind == Kind::kLogits ? Read::kLogits
-                      : t_.direct || t_.point  ? Read::kProbs
+                      : t_.direct || t_.greedy  ? Read::kProbs
                                                : Read::kLogOfProbs;
     return p_.target_indptr != nullptr ? RowView(p_.target, 0, t_.begin + i, p_.vocab, read)
                                        : RowView(p_.target, t_.b, i, p_.vocab, read);
@@ -90,9 +90,9 @@ class Judge {
     // a barrier of the group; between two rows need not be, so a slot that was not filled stays.
     if (t_.used) t_.turn ^= 1;
     t_.used = false;
-    const int64_t at = context_ * job_.context_slots() + (job_.plan.parallel ? i : t_.turn);
-    t_.slot = job_.slots[at];
-    t_.draft_slot = job_.slots[at + job_.row_slots()];
+    const int64_t at = context_ * job_.context_tile_stats() + (job_.plan.parallel ? i : t_.turn);
+    t_.tile_stats = job_.tile_stats_array[at];
+    t_.draft_tile_stats = job_.tile_stats_array[at + job_.row_tile_stats()];
   }
 
   __device__ void measure(bool fills) {
@@ -120,11 +120,11 @@ class Judge {
 
   __device__ void judge_row() {
     if (t_.gather) look_up_target();
-    if (!t_.law.valid) {
+    if (!t_.stats.valid) {
       t_.status |= kTargetNotFinite;
       return finish();
     }
-    if (t_.point || p_.rule == Rule::kMatch) return compare();
+    if (t_.greedy || p_.rule == Rule::kMatch) return compare();
     if (t_.x < 0) return draw(false);
     if (p_.reads_draft()) return accepts() ? stand() : reject();
     if (p_.rule == Rule::kSynthetic) return at_its_rate() ? stand() : draw(false);
@@ -154,7 +154,7 @@ class Judge {
     bool stands = t_.x == t_.token;
     if (p_.rule == Rule::kLenient && t_.x >= 0 && t_.x < p_.vocab) {
       // P(x) >= lenience * max P at temperature 1; the row holds what was given.
-      const double value = at(t_.row, t_.x), top = t_.law.max, l = p_.lenience;
+      const double value = at(t_.row, t_.x), top = t_.stats.max, l = p_.lenience;
       stands |= p_.kind == Kind::kProbs ? value >= l * top : value - top >= log(l);
     }
     if (p_.rule == Rule::kSynthetic) {
@@ -162,7 +162,7 @@ class Judge {
     } else if (t_.x >= 0) {
       record_accept_prob(t_.i, stands);
     }
-    write(t_.i, stands ? t_.x : t_.token, t_.point ? 0.0 : target_logprob(t_.token));
+    write(t_.i, stands ? t_.x : t_.token, t_.greedy ? 0.0 : target_logprob(t_.token));
     if (!stands) return finish();
     ++t_.accepted;
     next_row(t_.i + 1);
@@ -204,7 +204,7 @@ class Judge {
 
   // Y ~ norm(max(cP - lQ, 0)), or ~ P where there is nothing to subtract or nothing left.
   __device__ void after_difference() {
-    if (!t_.law.valid) {
+    if (!t_.stats.valid) {
       t_.status |= kTargetNotFinite;
       return finish();
     }
@@ -215,7 +215,7 @@ class Judge {
   }
 
   __device__ void draw_from_target() {
-    if (!t_.law.valid) {
+    if (!t_.stats.valid) {
       t_.status |= kTargetNotFinite;
       return finish();
     }
@@ -239,13 +239,13 @@ class Judge {
   __device__ void record_row() {
     const int64_t i = t_.i;
     if (t_.gather) look_up_target();
-    t_.fault = !t_.law.valid ? kTargetNotFinite : t_.draft.fault ? kDraftNotFinite : 0;
+    t_.fault = !t_.stats.valid ? kTargetNotFinite : t_.draft.fault ? kDraftNotFinite : 0;
     if (t_.fault != 0) {
       t_.end = i;
       return walk_back(i);
     }
     ChainRecord& now = record(i);
-    now.law = t_.law;
+    now.stats = t_.stats;
     now.draft = t_.draft;
     now.logprob = target_logprob(t_.x);
     // P(x) / Q(x): of probabilities as they are, so that a tie is a tie; of logits without
@@ -275,7 +275,7 @@ class Judge {
 
   __device__ void judge_back() {
     double h = t_.c;
-    t_.fault = !t_.law.valid ? kTargetNotFinite : t_.valid ? 0 : kDraftNotFinite;
+    t_.fault = !t_.stats.valid ? kTargetNotFinite : t_.valid ? 0 : kDraftNotFinite;
     if (t_.fault != 0) {
       t_.end = t_.tau;
     } else if (t_.less > 0) {
@@ -291,7 +291,7 @@ class Judge {
 
   __device__ void take_record(int64_t i) {
     open_row(i);
-    t_.law = record(i).law;
+    t_.stats = record(i).stats;
     t_.draft = record(i).draft;
   }
 
@@ -332,13 +332,13 @@ class Judge {
   // A row that holds the law is judged at the drafted token alone.
   __device__ void look_up_target() {
     const float value = t_.x < p_.vocab ? at(t_.row, t_.x) : 0;
-    t_.law = {};
-    t_.law.direct = true;
-    t_.law.valid = value < INFINITY;
+    t_.stats = {};
+    t_.stats.direct = true;
+    t_.stats.valid = value < INFINITY;
   }
 
   __device__ double target_logprob(int64_t token) const {
-    return token < p_.vocab ? t_.law.logprob(at(t_.row, token)) : -INFINITY;
+    return token < p_.vocab ? t_.stats.logprob(at(t_.row, token)) : -INFINITY;
   }
 
   __device__ double accept_uniform(int64_t i) const {

@@ -25,8 +25,8 @@ inline __device__ int64_t open_rows(const Verification& p, bool greedy, int64_t 
   }
   const bool valid = t.params.valid() && t.q_temperature >= 0 && t.q_temperature <= kLargest;
   if (greedy) t.params = {0.0f, 0, 1.0f, 0.0f};
-  t.point = t.params.temperature == 0;
-  t.filtered = !t.point && t.params.filters(p.vocab);
+  t.greedy = t.params.temperature == 0;
+  t.filtered = !t.greedy && t.params.filters(p.vocab);
   t.direct = p.kind == Kind::kProbs && p.reads_draft() && t.params.temperature == 1 && !t.filtered;
   int64_t rows = most;
   if (p.target_indptr != nullptr) {
@@ -39,7 +39,7 @@ inline __device__ int64_t open_rows(const Verification& p, bool greedy, int64_t 
 }
 
 // The positive part of `sign` times the values of a warp_tile, to a slot.
-inline __device__ void store_positive(const TileStats& slot, int64_t warp_tile,
+inline __device__ void store_positive(const TileStats& tile_stats, int64_t warp_tile,
                                       const float (&values)[kPerLane], float sign, bool valid) {
   float w[kPerLane];
   uint32_t best = 0;
@@ -52,14 +52,14 @@ inline __device__ void store_positive(const TileStats& slot, int64_t warp_tile,
   float top = bits_as<float>(warp_max(best));
   const int64_t units = linear_units(w, top);
   if (lane_id() != 0) return;
-  slot.maxima[warp_tile] = valid ? top : NAN;
-  slot.units[warp_tile] = units;
+  tile_stats.maxima[warp_tile] = valid ? top : NAN;
+  tile_stats.units[warp_tile] = units;
 }
 
 // The sum of what was stored, NaN if some of it was not valid.
-inline __device__ double stored_sum(BlockGroup& group, const TileStats& slot, int64_t warp_tiles) {
-  const float max = slot_max(group, slot.maxima, warp_tiles);
-  return is_finite(max) ? WarpTileMasses(group, slot, warp_tiles, max, 1.0f, true).sum() : NAN;
+inline __device__ double stored_sum(BlockGroup& group, const TileStats& tile_stats, int64_t warp_tiles) {
+  const float max = max_of(group, tile_stats.maxima, warp_tiles);
+  return is_finite(max) ? WarpTileMasses(group, tile_stats, warp_tiles, max, 1.0f, true).sum() : NAN;
 }
 
 // Columns of a draft row that no token of the target has. With a map, all of it: the scan of the
@@ -73,7 +73,7 @@ inline __device__ int64_t rest_size(const DraftDistribution& d, int64_t vocab) {
 // Sums of max(cP - Q, 0) and max(Q - cP, 0): of a point mass or a sparse law they need P at its ids
 // alone; the rest of P is above Q. For the whole block.
 inline __device__ void few_differences(BlockGroup& group, const DraftDistribution& d,
-                                       const RowView& row, const RowStats& law, double c,
+                                       const RowView& row, const RowStats& stats, double c,
                                        double& more_out, double& less_out) {
   const bool point = d.form == DraftForm::kOneHot;
   const int64_t n = point ? 1 : d.row.vocab;
@@ -88,7 +88,7 @@ inline __device__ void few_differences(BlockGroup& group, const DraftDistributio
       q += static_cast<double>(at(d.row, j));
     }
     if (again) continue;
-    const double p = id < row.vocab ? exp(law.logprob(at(row, id))) : 0;
+    const double p = id < row.vocab ? exp(stats.logprob(at(row, id))) : 0;
     covered += p;
     const double gap = c * p - q;
     more += fmax(gap, 0.0);

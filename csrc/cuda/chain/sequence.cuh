@@ -20,7 +20,7 @@ enum class State : int32_t {
 
 // One a drafted row, of rule block.
 struct ChainRecord {
-  RowStats law;
+  RowStats stats;
   DraftDistribution draft;
   double carried;  // c
   double logprob;
@@ -34,7 +34,7 @@ struct ChainTask {
   float q_temperature;
   int32_t status, accepted;
   int32_t missing;  // status of the position after the drafts
-  bool point;       // temperature 0: the law is a point mass
+  bool greedy;     // temperature 0: the law is a point mass
   bool direct;      // the target's rows are the law as they are
   bool filtered;    // and nothing of this is true when the sequence is over before it began
   bool cut;         // nothing follows the last draft
@@ -57,8 +57,8 @@ struct ChainTask {
   int turn;        // which of two slots a row takes
   bool used;       // it was filled since it was taken
   RowView row;
-  TileStats slot, draft_slot;
-  RowStats law;
+  TileStats tile_stats, draft_tile_stats;
+  RowStats stats;
   DraftDistribution draft;
   double c;           // factor of P in the difference
   double more, less;  // sums of max(cP - lQ, 0) and max(lQ - cP, 0)
@@ -69,14 +69,14 @@ struct ChainTask {
 struct ChainJob {
   ChainParams p;
   CudaPlan plan;
-  TileStatsArray slots;
+  TileStatsArray tile_stats_array;
   ChainRecord* records;         // [contexts, group, gamma+1], rule block
   unsigned long long* tickets;  // [B], row-parallel
   uint64_t launch;
 
   // TileStatsArray of one context: target rows, their drafts, then three for a difference.
-  SPECDEC_HD int64_t row_slots() const { return plan.parallel ? p.gamma + 1 : 2; }
-  SPECDEC_HD int64_t context_slots() const { return 2 * row_slots() + 3; }
+  SPECDEC_HD int64_t row_tile_stats() const { return plan.parallel ? p.gamma + 1 : 2; }
+  SPECDEC_HD int64_t context_tile_stats() const { return 2 * row_tile_stats() + 3; }
 };
 
 // Q of draft i, at the drafted token x; see draft.cuh.

@@ -35,22 +35,22 @@ bool only_touches(const ChainParams& p) {
 }
 
 bool needs_ranks(const ChainParams& p) {
-  return needs_ranks(p.sampling, p.rule == Rule::kMatch || p.rule == Rule::kGreedy);
+  return cuda::needs_ranks(p.sampling, p.rule == Rule::kMatch || p.rule == Rule::kGreedy);
 }
 
 // Where things are in the workspace, all of them after the tickets.
 struct Layout {
-  int64_t records, slots, bytes;
+  int64_t records, tile_stats_array, bytes;
 
   Layout(const ChainParams& p, const ChainJob& job) {
     const int64_t contexts = job.plan.parallel ? p.batch : job.plan.groups;
     records = round_up(p.batch * 8);
-    slots = records;
+    tile_stats_array = records;
     if (p.rule == Rule::kBlock) {
-      slots += round_up(contexts * job.plan.group_size * (p.gamma + 1) *
+      tile_stats_array += round_up(contexts * job.plan.group_size * (p.gamma + 1) *
                         static_cast<int64_t>(sizeof(ChainRecord)));
     }
-    bytes = slots + contexts * job.context_slots() *
+    bytes = tile_stats_array + contexts * job.context_tile_stats() *
                         TileStatsArray::bytes(warp_tiles_of(p), needs_ranks(p));
   }
 };
@@ -83,7 +83,7 @@ int verify_chain(const ChainParams& p, const CudaPlan& plan, void* workspace, vo
   char* const memory = static_cast<char*>(workspace);
   job.tickets = reinterpret_cast<unsigned long long*>(memory);
   job.records = reinterpret_cast<ChainRecord*>(memory + layout.records);
-  job.slots = {memory + layout.slots, warp_tiles_of(p), needs_ranks(p)};
+  job.tile_stats_array = {memory + layout.tile_stats_array, warp_tiles_of(p), needs_ranks(p)};
   job.launch = next_launch();
   return launch_groups(chain_kernel, job, plan, device, stream);
 }

@@ -20,8 +20,8 @@ __forceinline__ __device__ void verify(BlockGroup& group, const ChainJob& job, i
     limit_drafts(job.p, t.end, t);
     __syncwarp();
     if (lane_id() == 0) {
-      t.ahead = filling && !t.over && !t.point && !t.direct && !t.filtered &&
-                job.p.rule != Rule::kMatch && 2 * job.row_slots() <= kLawsAtHand;
+      t.ahead = filling && !t.over && !t.greedy && !t.direct && !t.filtered &&
+                job.p.rule != Rule::kMatch && 2 * job.row_tile_stats() <= kStatsInShared;
       t.action = Action::kDone;
       if (!filling) {
         judge.begin();

@@ -70,14 +70,14 @@ struct RowStats {
   float inv_t;
   float threshold;  // in raw logits
   bool valid;       // the row has a law
-  bool point;       // all mass on the maximum
+  bool one_hot;     // all mass on the maximum
   bool direct;      // the row holds the probabilities; nothing above is used
   double log_sum;   // of exp((l - max) * inv_t) over survivors
 
   __device__ double logprob(float l) const {
     if (direct) return log(static_cast<double>(l));
     if (!(l >= threshold)) return -INFINITY;
-    return point ? 0.0 : (static_cast<double>(l) - max) * inv_t - log_sum;
+    return one_hot ? 0.0 : (static_cast<double>(l) - max) * inv_t - log_sum;
   }
 };
 
@@ -96,7 +96,7 @@ inline __device__ int64_t linear_units(float (&w)[kPerLane], float& top) {
 }
 
 // Fills `part` of `parts` of a slot.
-inline __device__ void fill_slot(const BlockGroup& group, const RowView& row, const TileStats& slot,
+inline __device__ void fill_tile_stats(const BlockGroup& group, const RowView& row, const TileStats& tile_stats,
                                  Want want, float inv_t, const GumbelNoise& noise, int part = 0,
                                  int parts = 1) {
   const float rate = rate_of(inv_t);
@@ -118,19 +118,19 @@ inline __device__ void fill_slot(const BlockGroup& group, const RowView& row, co
       if (want == Want::kGumbel) best = warp_tile_race(values, row.wide(), warp_tile, noise);
     }
     if (lane_id() != 0) return;
-    slot.maxima[warp_tile] = top;
-    if (want != Want::kArgmax) slot.units[warp_tile] = units;
-    if (want == Want::kGumbel || want == Want::kArgmax) slot.best[warp_tile] = best;
+    tile_stats.maxima[warp_tile] = top;
+    if (want != Want::kArgmax) tile_stats.units[warp_tile] = units;
+    if (want == Want::kGumbel || want == Want::kArgmax) tile_stats.best[warp_tile] = best;
   });
 }
 
 // The masses again, of the survivors alone. Spans without any are not read.
-inline __device__ void filter_slot(const BlockGroup& group, const RowView& row,
-                                   const TileStats& slot, Want want, float inv_t, float threshold,
+inline __device__ void filter_tile_stats(const BlockGroup& group, const RowView& row,
+                                   const TileStats& tile_stats, Want want, float inv_t, float threshold,
                                    const GumbelNoise& noise) {
   const int64_t warp_tiles = row.warp_tiles(), step = group.warp_tile_step(1);
   for (int64_t warp_tile = group.first_warp_tile(0); warp_tile < warp_tiles; warp_tile += step) {
-    const float top = slot.maxima[warp_tile];
+    const float top = tile_stats.maxima[warp_tile];
     uint64_t best = 0;
     int64_t units = 0;
     if (top >= threshold) {
@@ -141,13 +141,13 @@ inline __device__ void filter_slot(const BlockGroup& group, const RowView& row,
       if (want == Want::kGumbel) best = warp_tile_race(values, row.wide(), warp_tile, noise);
     }
     if (lane_id() != 0) continue;
-    slot.units[warp_tile] = units;
-    if (want == Want::kGumbel) slot.best[warp_tile] = best;
+    tile_stats.units[warp_tile] = units;
+    if (want == Want::kGumbel) tile_stats.best[warp_tile] = best;
   }
 }
 
 // The largest entry of a filled slot; NaN if one is.
-inline __device__ float slot_max(BlockGroup& group, const float* maxima, int64_t warp_tiles) {
+inline __device__ float max_of(BlockGroup& group, const float* maxima, int64_t warp_tiles) {
   uint32_t best = 0;
   for (int64_t i = thread_id(); i < warp_tiles; i += kThreads) {
     const uint32_t key = ordered_key(maxima[i]);
@@ -162,9 +162,9 @@ inline __device__ int ceil_log2(int64_t n) { return n <= 1 ? 0 : 64 - __clzll(n 
 class WarpTileScale {
  public:
   // Relative to exp(max / T), or with `linear` to the power of two `max`.
-  __device__ WarpTileScale(const TileStats& slot, int64_t warp_tiles, float max, float inv_t,
+  __device__ WarpTileScale(const TileStats& tile_stats, int64_t warp_tiles, float max, float inv_t,
                            bool linear)
-      : slot_(slot),
+      : tile_stats_(tile_stats),
         max_(max),
         inv_t_(inv_t),
         linear_(linear),
@@ -175,16 +175,16 @@ class WarpTileScale {
     return static_cast<double>(total) * (0x1p-50 / unit_) * (linear_ ? max_ : 1.0);
   }
   __device__ double factor(int64_t i) const {
-    const double own = slot_.maxima[i];
+    const double own = tile_stats_.maxima[i];
     return unit_ * (linear_ ? own / max_ : exp((own - max_) * inv_t_));
   }
   __device__ int64_t mass(int64_t i) const {
-    const int64_t units = slot_.units[i];
+    const int64_t units = tile_stats_.units[i];
     return units == 0 ? 0 : static_cast<int64_t>(static_cast<double>(units) * factor(i));
   }
 
  private:
-  const TileStats slot_;
+  const TileStats tile_stats_;
   const double max_, inv_t_;
   const bool linear_;
   const double unit_;
@@ -193,9 +193,9 @@ class WarpTileScale {
 // The same, of which each thread of a block holds a run.
 class WarpTileMasses {
  public:
-  __device__ WarpTileMasses(BlockGroup& group, const TileStats& slot, int64_t warp_tiles, float max,
+  __device__ WarpTileMasses(BlockGroup& group, const TileStats& tile_stats, int64_t warp_tiles, float max,
                             float inv_t, bool linear = false)
-      : scale_(slot, warp_tiles, max, inv_t, linear) {
+      : scale_(tile_stats, warp_tiles, max, inv_t, linear) {
     const int64_t run = (warp_tiles + kThreads - 1) / kThreads;
     begin_ = thread_id() * run < warp_tiles ? thread_id() * run : warp_tiles;
     end_ = begin_ + run < warp_tiles ? begin_ + run : warp_tiles;
@@ -232,49 +232,49 @@ class WarpTileMasses {
 };
 
 // The law of a row without filters, from its slot. Temperature 0 leaves the maximum alone.
-inline __device__ RowStats slot_law(BlockGroup& group, const TileStats& slot, int64_t warp_tiles,
+inline __device__ RowStats row_stats_of(BlockGroup& group, const TileStats& tile_stats, int64_t warp_tiles,
                                     float temperature) {
-  RowStats law = {};
-  law.max = slot_max(group, slot.maxima, warp_tiles);
-  law.inv_t = inverse_temperature(temperature);
-  law.point = temperature == 0;
-  law.threshold = law.point ? law.max : -INFINITY;
-  law.valid = is_finite(law.max);
-  return law;
+  RowStats stats = {};
+  stats.max = max_of(group, tile_stats.maxima, warp_tiles);
+  stats.inv_t = inverse_temperature(temperature);
+  stats.one_hot = temperature == 0;
+  stats.threshold = stats.one_hot ? stats.max : -INFINITY;
+  stats.valid = is_finite(stats.max);
+  return stats;
 }
 
 // The law of a row without filters, from its slot, by one warp; to the bit what a block finds. In
 // every lane.
-inline __device__ RowStats warp_law(const TileStats& slot, int64_t warp_tiles, float temperature) {
+inline __device__ RowStats warp_row_stats(const TileStats& tile_stats, int64_t warp_tiles, float temperature) {
   uint32_t best = 0;
   for (int64_t i = lane_id(); i < warp_tiles; i += kLanes) {
-    const uint32_t key = ordered_key(slot.maxima[i]);
+    const uint32_t key = ordered_key(tile_stats.maxima[i]);
     best = key > best ? key : best;
   }
-  RowStats law = {};
-  law.max = from_ordered_key(warp_max(best));
-  law.inv_t = inverse_temperature(temperature);
-  law.threshold = -INFINITY;
-  if (!is_finite(law.max)) return law;
-  const WarpTileScale scale(slot, warp_tiles, law.max, law.inv_t, false);
+  RowStats stats = {};
+  stats.max = from_ordered_key(warp_max(best));
+  stats.inv_t = inverse_temperature(temperature);
+  stats.threshold = -INFINITY;
+  if (!is_finite(stats.max)) return stats;
+  const WarpTileScale scale(tile_stats, warp_tiles, stats.max, stats.inv_t, false);
   int64_t mass = 0;
   for (int64_t i = lane_id(); i < warp_tiles; i += kLanes) mass += scale.mass(i);
   const double sum = scale.sum(warp_sum(mass));
-  law.valid = sum > 0;
-  law.log_sum = log(sum);
-  return law;
+  stats.valid = sum > 0;
+  stats.log_sum = log(sum);
+  return stats;
 }
 
 // Best of the warp_tiles' ranked scores times their factor; the lowest id of equals.
-inline __device__ int64_t gumbel_winner(BlockGroup& group, const TileStats& slot,
-                                        int64_t warp_tiles, const RowStats& law) {
+inline __device__ int64_t gumbel_winner(BlockGroup& group, const TileStats& tile_stats,
+                                        int64_t warp_tiles, const RowStats& stats) {
   double best = 0;
   int64_t winner = 0;
   for (int64_t i = thread_id(); i < warp_tiles; i += kThreads) {
-    const uint64_t rank = slot.best[i];
+    const uint64_t rank = tile_stats.best[i];
     if (rank == 0) continue;
-    const double gap = static_cast<double>(slot.maxima[i]) - law.max;
-    const double score = score_of(rank) * exp(gap * law.inv_t);
+    const double gap = static_cast<double>(tile_stats.maxima[i]) - stats.max;
+    const double score = score_of(rank) * exp(gap * stats.inv_t);
     if (!(score > best)) continue;
     best = score;
     winner = i;
@@ -282,20 +282,20 @@ inline __device__ int64_t gumbel_winner(BlockGroup& group, const TileStats& slot
   const uint64_t high = group.max(bits_as<uint64_t>(best));
   const bool mine = best > 0 && bits_as<uint64_t>(best) == high;
   winner = static_cast<int64_t>(~group.max(mine ? ~static_cast<uint64_t>(winner) : 0));
-  return winner * kWarpTile + index_of(slot.best[winner]);
+  return winner * kWarpTile + index_of(tile_stats.best[winner]);
 }
 
 // Lowest id of the maximum.
-inline __device__ int64_t argmax(BlockGroup& group, const TileStats& slot, int64_t warp_tiles,
+inline __device__ int64_t argmax(BlockGroup& group, const TileStats& tile_stats, int64_t warp_tiles,
                                  float max) {
   uint64_t first = 0;
   for (int64_t i = thread_id(); i < warp_tiles; i += kThreads) {
-    if (slot.maxima[i] != max) continue;
+    if (tile_stats.maxima[i] != max) continue;
     first = ~static_cast<uint64_t>(i);
     break;
   }
   const auto warp_tile = static_cast<int64_t>(~group.max(first));
-  return warp_tile * kWarpTile + index_of(slot.best[warp_tile]);
+  return warp_tile * kWarpTile + index_of(tile_stats.best[warp_tile]);
 }
 
 }  // namespace specdec::cuda

@@ -15,7 +15,7 @@ struct DraftDistribution {
   double q_x;     // of the drafted token; its logarithm is exact where q_x underflows
   double log_q_x;
   RowView row;             // rows, sampled; probabilities of a sparse law
-  WeightParams shape;      // of logits
+  WeightParams weight_params;      // of logits
   float scale;             // of the shape's weights
   const int32_t* columns;  // of tokens, may be null
   const void* ids;         // sparse, at this row
@@ -31,20 +31,20 @@ struct DraftDistribution {
     return !few() && columns == nullptr && row.wide() == wide;
   }
   __device__ int64_t id(int64_t k) const { return id_at(ids, ids_are_int64, k); }
-  __device__ float weight(float value) const { return probs ? value : shape.weight(value) * scale; }
+  __device__ float weight(float value) const { return probs ? value : weight_params.weight(value) * scale; }
   // What the row says to Q; returns the largest value there, NaN if one is.
   __device__ float weigh_all(float (&values)[kPerLane]) const {
     float top = values[0];
 #pragma unroll
     for (int j = 1; j < kPerLane; ++j) top = max_or_nan(top, values[j]);
     if (probs) return top;
-    weigh(values, shape);
+    weigh(values, weight_params);
 #pragma unroll
     for (int j = 0; j < kPerLane; ++j) values[j] *= scale;
     return top;
   }
 
-  __device__ void look_up(const RowStats& law) {
+  __device__ void look_up(const RowStats& stats) {
     const int64_t column = columns != nullptr ? columns[token] : token;
     const bool inside = column >= 0 && column < row.vocab;
     const float value = inside ? at(row, column) : 0;
@@ -53,17 +53,17 @@ struct DraftDistribution {
       q_x = value;
       log_q_x = log(q_x);
     } else {
-      log_q_x = inside ? law.logprob(value) : -INFINITY;
+      log_q_x = inside ? stats.logprob(value) : -INFINITY;
       q_x = exp(log_q_x);
     }
   }
 
   // Logits with the law that was measured.
-  __device__ void set(const RowStats& law) {
-    fault |= !law.valid;
-    shape = {law.max, rate_of(law.inv_t), law.threshold};
-    scale = static_cast<float>(exp(-law.log_sum));
-    if (!fault) look_up(law);
+  __device__ void set(const RowStats& stats) {
+    fault |= !stats.valid;
+    weight_params = {stats.max, rate_of(stats.inv_t), stats.threshold};
+    scale = static_cast<float>(exp(-stats.log_sum));
+    if (!fault) look_up(stats);
   }
 };
 
@@ -94,14 +94,14 @@ inline __device__ void open_draft(const DraftSource& source, int64_t b, int64_t 
     d.look_up({});
   } else if (d.form == DraftForm::kSampled) {
     const double total = source.logsumexp[statistic];
-    RowStats law = {};
-    law.threshold = source.threshold[statistic];
-    law.inv_t = inverse_temperature(temperature);
-    law.valid = is_finite(total) && law.threshold == law.threshold;
+    RowStats stats = {};
+    stats.threshold = source.threshold[statistic];
+    stats.inv_t = inverse_temperature(temperature);
+    stats.valid = is_finite(total) && stats.threshold == stats.threshold;
     // exp(d / T - total) about a point near the maximum, where float32 subtracts exactly.
-    law.max = static_cast<float>(total / law.inv_t);
-    law.log_sum = total - static_cast<double>(law.max) * law.inv_t;
-    d.set(law);
+    stats.max = static_cast<float>(total / stats.inv_t);
+    stats.log_sum = total - static_cast<double>(stats.max) * stats.inv_t;
+    d.set(stats);
   }
 }
 

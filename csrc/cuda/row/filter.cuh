@@ -53,9 +53,9 @@ enum class Stage : int32_t { kFloor, kTopK, kTopP };
 // Largest key whose upper set weighs enough.
 class Selection {
  public:
-  __device__ Selection(BlockGroup& group, const RowView& row, const TileStats& slot,
-                       const WeightParams& shape)
-      : group_(group), row_(row), slot_(slot), shape_(shape) {}
+  __device__ Selection(BlockGroup& group, const RowView& row, const TileStats& tile_stats,
+                       const WeightParams& weight_params)
+      : group_(group), row_(row), tile_stats_(tile_stats), shape_(weight_params) {}
 
   // Of keys in [low, high]. `need` is a number of entries, or of units of mass; if 0, then `share`
   // of the mass from low on.
@@ -119,7 +119,7 @@ class Selection {
       // Every block goes through all maxima by itself.
       const int64_t warp_tiles = row_.warp_tiles();
       for (int64_t i = thread_id(); i < warp_tiles; i += kThreads)
-        add(ordered_key(slot_.maxima[i]));
+        add(ordered_key(tile_stats_.maxima[i]));
       return;
     }
     Shared& s = *group_.shared;
@@ -141,7 +141,7 @@ class Selection {
     Shared& s = *group_.shared;
     const int64_t warp_tiles = row_.warp_tiles(), step = group_.warp_tile_step(1);
     for (int64_t warp_tile = group_.first_warp_tile(0); warp_tile < warp_tiles; warp_tile += step) {
-      if (ordered_key(slot_.maxima[warp_tile]) < low_) continue;
+      if (ordered_key(tile_stats_.maxima[warp_tile]) < low_) continue;
       float values[kPerLane];
       read_warp_tile(row_, warp_tile, values);
       // What stands beyond the end has the lowest key: it can make no other one the answer.
@@ -162,7 +162,7 @@ class Selection {
 
   BlockGroup& group_;
   const RowView& row_;
-  const TileStats& slot_;
+  const TileStats& tile_stats_;
   const WeightParams shape_;
   Stage stage_ = Stage::kFloor;
   uint32_t low_ = 0, high_ = 0, kept_low_ = ~0u, kept_high_ = 0;
@@ -171,12 +171,12 @@ class Selection {
 
 // Sets the threshold of a law without one. The slot holds all masses, and is filled again with what
 // survives.
-inline __device__ void filter_law(BlockGroup& group, const RowView& row, const TileStats& slot,
+inline __device__ void filter_law(BlockGroup& group, const RowView& row, const TileStats& tile_stats,
                                   const SequenceParams& params, Want want, const GumbelNoise& noise,
-                                  RowStats& law) {
-  const uint32_t high = ordered_key(law.max);
+                                  RowStats& stats) {
+  const uint32_t high = ordered_key(stats.max);
   uint32_t low = ordered_key(-INFINITY);
-  Selection selection(group, row, slot, {law.max, rate_of(law.inv_t), -INFINITY});
+  Selection selection(group, row, tile_stats, {stats.max, rate_of(stats.inv_t), -INFINITY});
   const bool top_k = params.top_k > 0 && params.top_k < row.vocab;
 #pragma unroll 1
   for (int i = 0; i < 3; ++i) {
@@ -188,9 +188,9 @@ inline __device__ void filter_law(BlockGroup& group, const RowView& row, const T
       if (low == ordered_key(-INFINITY)) {
         // Entries under (1-p)/V of the largest weight hold less than 1-p of the mass together.
         const double share = (1.0 - params.top_p) / static_cast<double>(row.vocab);
-        const double cut = law.max + params.temperature * log(share);
+        const double cut = stats.max + params.temperature * log(share);
         low = ordered_key(fmaxf(static_cast<float>(cut), -kLargest));
-        const double sum = WarpTileMasses(group, slot, row.warp_tiles(), law.max, law.inv_t).sum();
+        const double sum = WarpTileMasses(group, tile_stats, row.warp_tiles(), stats.max, stats.inv_t).sum();
         need = static_cast<int64_t>(ceil(params.top_p * sum * selection.unit()));
       }
     } else if (!top_k || (stage == Stage::kFloor && params.top_k > row.warp_tiles())) {
@@ -200,9 +200,9 @@ inline __device__ void filter_law(BlockGroup& group, const RowView& row, const T
     low = selection.select(stage, low, high, need, params.top_p);
   }
   const float keep = from_ordered_key(low);
-  law.threshold = fmaxf(keep, min_p_threshold(law.max, params.temperature, params.min_p));
+  stats.threshold = fmaxf(keep, min_p_threshold(stats.max, params.temperature, params.min_p));
   group.sync();
-  filter_slot(group, row, slot, want, law.inv_t, law.threshold, noise);
+  filter_tile_stats(group, row, tile_stats, want, stats.inv_t, stats.threshold, noise);
   group.sync();
 }
 
@@ -212,26 +212,26 @@ inline __device__ Want first_want(Want want, bool filtered, bool point) {
 }
 
 // The law of a filled slot, and the token that a point mass or the race says, else -1.
-inline __device__ RowStats read_law(BlockGroup& group, const RowView& row, const TileStats& slot,
+inline __device__ RowStats read_row_stats(BlockGroup& group, const RowView& row, const TileStats& tile_stats,
                                     const SequenceParams& params, bool filtered, Want want,
                                     const GumbelNoise& noise, int64_t& token) {
   const int64_t warp_tiles = row.warp_tiles();
-  RowStats law = slot_law(group, slot, warp_tiles, params.temperature);
+  RowStats stats = row_stats_of(group, tile_stats, warp_tiles, params.temperature);
   // A row of nothing but zeros is no law either.
-  if (law.point && row.read == Read::kProbs) law.valid &= law.max > 0;
+  if (stats.one_hot && row.read == Read::kProbs) stats.valid &= stats.max > 0;
   token = -1;
-  if (!law.valid) return law;
-  if (law.point) {
-    token = argmax(group, slot, warp_tiles, law.max);
-    return law;
+  if (!stats.valid) return stats;
+  if (stats.one_hot) {
+    token = argmax(group, tile_stats, warp_tiles, stats.max);
+    return stats;
   }
-  if (filtered) filter_law(group, row, slot, params, want, noise, law);
-  law.direct = want == Want::kLinear;
-  const double sum = WarpTileMasses(group, slot, warp_tiles, law.max, law.inv_t, law.direct).sum();
-  law.valid = sum > 0;
-  law.log_sum = log(sum);
-  if (want == Want::kGumbel) token = gumbel_winner(group, slot, warp_tiles, law);
-  return law;
+  if (filtered) filter_law(group, row, tile_stats, params, want, noise, stats);
+  stats.direct = want == Want::kLinear;
+  const double sum = WarpTileMasses(group, tile_stats, warp_tiles, stats.max, stats.inv_t, stats.direct).sum();
+  stats.valid = sum > 0;
+  stats.log_sum = log(sum);
+  if (want == Want::kGumbel) token = gumbel_winner(group, tile_stats, warp_tiles, stats);
+  return stats;
 }
 
 }  // namespace specdec::cuda

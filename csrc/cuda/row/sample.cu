@@ -8,7 +8,7 @@ namespace {
 struct SampleJob {
   SampleParams p;
   CudaPlan plan;
-  TileStatsArray slots;
+  TileStatsArray tile_stats_array;
   unsigned long long* tickets;  // [R], row-parallel
   uint64_t launch;
 };
@@ -17,14 +17,14 @@ struct SampleJob {
 struct SampleTask {
   SequenceParams params;
   RowView row;
-  TileStats slot;
+  TileStats tile_stats;
   GumbelNoise noise;
   bool filtered;
 
-  __device__ SampleTask(const SampleParams& p, int64_t r, const TileStats& slot)
+  __device__ SampleTask(const SampleParams& p, int64_t r, const TileStats& tile_stats)
       : params(params_of(p.sampling, r)),
         row(p.logits, r, 0, p.vocab),
-        slot(slot),
+        tile_stats(tile_stats),
         noise{static_cast<uint64_t>(p.seeds[r]), static_cast<uint64_t>(p.positions[r]), p.stream},
         filtered(params.temperature > 0 && params.filters(p.vocab)) {}
 };
@@ -45,12 +45,12 @@ __device__ void write(const BlockGroup& group, const SampleParams& p, int64_t r,
 }
 
 __device__ int64_t draw(const BlockGroup& group, const SampleTask& task,
-                        const WarpTileMasses& masses, const RowStats& law, double u) {
+                        const WarpTileMasses& masses, const RowStats& stats, double u) {
   int64_t rest;
   const int64_t warp_tile = masses.choose(group, u, rest);
   float values[kPerLane];
   read_warp_tile(task.row, warp_tile, values);
-  weigh(values, {task.slot.maxima[warp_tile], rate_of(law.inv_t), law.threshold});
+  weigh(values, {task.tile_stats.maxima[warp_tile], rate_of(stats.inv_t), stats.threshold});
   return warp_tile * kWarpTile + warp_tile_pick(values, task.row.wide(), rest);
 }
 
@@ -59,22 +59,22 @@ __device__ void finish(BlockGroup& group, const SampleParams& p, int64_t r) {
   const SampleTask& task = group.task<SampleTask>();
   if (!task.params.valid()) return write(group, p, r, -1, 0, 0, 0, kBadParameter);
   const int64_t warp_tiles = task.row.warp_tiles();
-  RowStats law = slot_law(group, task.slot, warp_tiles, task.params.temperature);
-  if (!law.valid) return write(group, p, r, -1, 0, 0, 0, kTargetNotFinite);
-  if (law.point) {
-    return write(group, p, r, argmax(group, task.slot, warp_tiles, law.max), 0, 0, law.max, 0);
+  RowStats stats = row_stats_of(group, task.tile_stats, warp_tiles, task.params.temperature);
+  if (!stats.valid) return write(group, p, r, -1, 0, 0, 0, kTargetNotFinite);
+  if (stats.one_hot) {
+    return write(group, p, r, argmax(group, task.tile_stats, warp_tiles, stats.max), 0, 0, stats.max, 0);
   }
   if (task.filtered) {
-    filter_law(group, task.row, task.slot, task.params, want(p, task), task.noise, law);
+    filter_law(group, task.row, task.tile_stats, task.params, want(p, task), task.noise, stats);
   }
-  const WarpTileMasses masses(group, task.slot, warp_tiles, law.max, law.inv_t);
-  law.log_sum = log(masses.sum());
+  const WarpTileMasses masses(group, task.tile_stats, warp_tiles, stats.max, stats.inv_t);
+  stats.log_sum = log(masses.sum());
   const GumbelNoise& noise = task.noise;
   const int64_t token =
-      p.gumbel ? gumbel_winner(group, task.slot, warp_tiles, law)
-               : draw(group, task, masses, law, uniform(noise.seed, noise.position, noise.stream));
-  write(group, p, r, token, law.logprob(at(task.row, token)),
-        static_cast<double>(law.max) * law.inv_t + law.log_sum, law.threshold, 0);
+      p.gumbel ? gumbel_winner(group, task.tile_stats, warp_tiles, stats)
+               : draw(group, task, masses, stats, uniform(noise.seed, noise.position, noise.stream));
+  write(group, p, r, token, stats.logprob(at(task.row, token)),
+        static_cast<double>(stats.max) * stats.inv_t + stats.log_sum, stats.threshold, 0);
 }
 
 __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
@@ -85,20 +85,20 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
   const int parts = job.plan.splits;
   const int64_t first = blockIdx.x / group.size, groups = gridDim.x / group.size;
   // Row-lazy: two slots a group, because a block that is ahead fills the next one.
-  int64_t slot = parallel ? first / parts : first * 2;
+  int64_t tile_stats = parallel ? first / parts : first * 2;
   for (int64_t r = first / parts; r < job.p.num_rows; r += groups) {
     SampleTask& task = group.task<SampleTask>();
     __syncthreads();
-    if (thread_id() == 0) task = SampleTask(job.p, r, job.slots[slot]);
+    if (thread_id() == 0) task = SampleTask(job.p, r, job.tile_stats_array[tile_stats]);
     __syncthreads();
     if (task.params.valid()) {
-      fill_slot(group, task.row, task.slot, task.filtered ? Want::kMass : want(job.p, task),
+      fill_tile_stats(group, task.row, task.tile_stats, task.filtered ? Want::kMass : want(job.p, task),
                 inverse_temperature(task.params.temperature), task.noise,
                 static_cast<int>(first % parts), parts);
     }
     if (!parallel) {
       group.sync();
-      slot ^= 1;
+      tile_stats ^= 1;
     } else if (!last_group(group, job.tickets + r, job.launch, parts)) {
       return;
     }
@@ -117,9 +117,9 @@ int plan_sample(const SampleParams& p, const CudaRequest& request, CudaPlan* pla
                     s.top_k > 0 || s.top_p < 1 || s.min_p > 0;
   const int64_t warp_tiles = warp_tiles_of(p.vocab);
   *plan = make_plan(request, device, p.num_rows, 1, warp_tiles, wide);
-  const int64_t slots = plan->parallel ? p.num_rows : 2 * plan->groups;
+  const int64_t tile_stats_array = plan->parallel ? p.num_rows : 2 * plan->groups;
   plan->workspace_bytes =
-      slots * TileStatsArray::bytes(warp_tiles, needs_ranks(p.sampling, p.gumbel)) +
+      tile_stats_array * TileStatsArray::bytes(warp_tiles, needs_ranks(p.sampling, p.gumbel)) +
       (p.num_rows + 1) / 2 * 16;
   return cudaSuccess;
 }
@@ -134,7 +134,7 @@ int sample(const SampleParams& p, const CudaPlan& plan, void* workspace, void* s
   job.plan = plan;
   job.tickets = static_cast<unsigned long long*>(workspace);
   // Whole sixteens of bytes before the slots.
-  job.slots = {static_cast<char*>(workspace) + (p.num_rows + 1) / 2 * 16, warp_tiles_of(p.vocab),
+  job.tile_stats_array = {static_cast<char*>(workspace) + (p.num_rows + 1) / 2 * 16, warp_tiles_of(p.vocab),
                needs_ranks(p.sampling, p.gumbel)};
   job.launch = next_launch();
   return launch_groups(sample_kernel, job, plan, device, stream);

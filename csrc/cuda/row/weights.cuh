@@ -73,9 +73,9 @@ struct WeightParams {
   }
 };
 
-inline __device__ void weigh(float (&values)[kPerLane], const WeightParams& shape) {
+inline __device__ void weigh(float (&values)[kPerLane], const WeightParams& weight_params) {
 #pragma unroll
-  for (int j = 0; j < kPerLane; ++j) values[j] = shape.weight(values[j]);
+  for (int j = 0; j < kPerLane; ++j) values[j] = weight_params.weight(values[j]);
 }
 
 inline __device__ float rate_of(float inverse_temperature) {

@@ -93,12 +93,12 @@ class TreeWalkJudge : public TreePoint {
   }
 
   __forceinline__ __device__ void judge_point() {
-    if (!t_.law.valid) {
+    if (!t_.stats.valid) {
       t_.status |= kTargetNotFinite;
       return finish();
     }
     t_.gathers = false;
-    if (t_.point || p_.rule == TreeRule::kMatch) return survey();
+    if (t_.greedy || p_.rule == TreeRule::kMatch) return survey();
     if (t_.num_children == 0 || p_.rule == TreeRule::kTargetOnly) return draw(false);
     if (p_.rule == TreeRule::kTypical) return scan(Scan::kEntropy, TreeState::kEntropy);
     if (top()) return try_last();
@@ -114,18 +114,18 @@ class TreeWalkJudge : public TreePoint {
 
   __forceinline__ __device__ void surveyed() {
     if (t_.child >= 0) return think(TreeState::kStand);
-    p_.rule == TreeRule::kTypical && !t_.point ? draw(false) : think(TreeState::kEnd);
+    p_.rule == TreeRule::kTypical && !t_.greedy ? draw(false) : think(TreeState::kEnd);
   }
 
   __forceinline__ __device__ void drawn() {
     if (!top() && p_.rule != TreeRule::kTargetOnly) return think(TreeState::kEnd);
     // Of the weights that were drawn from; those of the top are P's.
-    t_.bound = t_.residual ? t_.more : top() && t_.direct ? exp(t_.law.log_sum) : 1.0;
+    t_.bound = t_.residual ? t_.more : top() && t_.direct ? exp(t_.stats.log_sum) : 1.0;
     survey();
   }
 
   __forceinline__ __device__ void judge_typical() {
-    const double entropy = t_.law.log_sum + t_.law.inv_t * t_.more * exp(-t_.law.log_sum);
+    const double entropy = t_.stats.log_sum + t_.stats.inv_t * t_.more * exp(-t_.stats.log_sum);
     t_.bound = fmin(static_cast<double>(p_.typical_epsilon), p_.typical_delta * exp(-entropy));
     t_.state = TreeState::kSurveyed;
     t_.action = TreeAction::kSurvey;

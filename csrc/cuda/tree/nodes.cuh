@@ -44,18 +44,18 @@ class TreeChildren {
   // its chance. `but`: a candidate that is left out.
   __device__ void survey(int64_t but) const {
     uint64_t best = 0;
-    const bool typical = p_.rule == TreeRule::kTypical && !t_.point;
+    const bool typical = p_.rule == TreeRule::kTypical && !t_.greedy;
     for (int64_t n = thread_id(); n < t_.nodes; n += kThreads) {
       if (!has(t_.sets + 2 * job_.words(), n) || n == but) continue;
       const int64_t x = token(n);
       bool stands = x == t_.token;
       uint32_t score = 1;
       double chance = stands;
-      if (!t_.point && p_.rule != TreeRule::kMatch) {
+      if (!t_.greedy && p_.rule != TreeRule::kMatch) {
         const float value = x < p_.vocab ? at(t_.row, x) : 0.0f;
         const double p_x = x >= p_.vocab ? 0
                            : t_.direct   ? static_cast<double>(value)
-                                         : exp(t_.law.logprob(value));
+                                         : exp(t_.stats.logprob(value));
         chance = p_x / t_.bound;
         if (typical) {
           stands = p_x > t_.bound;
@@ -96,14 +96,14 @@ class TreeChildren {
 
   // Without replacement a token may come once from each law.
   __device__ bool first_of_token(int64_t n, const uint32_t* candidates) const {
-    const bool by_law = p_.rule == TreeRule::kMultiDraftWor && !t_.point;
+    const bool by_law = p_.rule == TreeRule::kMultiDraftWor && !t_.greedy;
     const int64_t x = token(n);
     for (int64_t w = 0; w <= n / kLanes; ++w) {
       uint32_t word = candidates[w];
       for (; word != 0; word &= word - 1) {
         const int64_t m = w * kLanes + __ffs(static_cast<int>(word)) - 1;
         if (m >= n) return true;
-        if (token(m) == x && (!by_law || same_law(p_, t_.b, n, m))) return false;
+        if (token(m) == x && (!by_law || same_draft_row(p_, t_.b, n, m))) return false;
       }
     }
     return true;

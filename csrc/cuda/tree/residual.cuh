@@ -24,16 +24,16 @@ class TreeScan {
     }
     int64_t warp_tile = t_.x / kWarpTile, rest = 0;
     if (action == TreeAction::kDraw) {
-      const TileStats slot = t_.residual ? extra_slot(0) : t_.slot;
-      const float max = linear() ? slot_max(group_, slot.maxima, warp_tiles) : t_.law.max;
-      const WarpTileMasses masses(group_, slot, warp_tiles, max, t_.law.inv_t, linear());
+      const TileStats tile_stats = t_.residual ? extra_tile_stats(0) : t_.tile_stats;
+      const float max = linear() ? max_of(group_, tile_stats.maxima, warp_tiles) : t_.stats.max;
+      const WarpTileMasses masses(group_, tile_stats, warp_tiles, max, t_.stats.inv_t, linear());
       warp_tile = masses.choose(group_, draw_uniform(), rest);
     }
     pass(warp_tile, 1, warp_tile + 1, rest);
   }
 
  private:
-  __device__ bool linear() const { return t_.residual || t_.law.direct; }
+  __device__ bool linear() const { return t_.residual || t_.stats.direct; }
   __device__ bool draws() const { return t_.action == TreeAction::kDraw; }
   // What is subtracted in this pass; none where P itself is wanted.
   __device__ int32_t first_entry() const { return draws() && !t_.residual ? kNone : t_.first; }
@@ -44,8 +44,8 @@ class TreeScan {
                                  : uniform(t_.seed, t_.position + t_.depth, kResidualStream);
   }
 
-  __device__ TileStats extra_slot(int i) const {
-    return job_.slots[t_.context * job_.context_slots() + 4 + i];
+  __device__ TileStats extra_tile_stats(int i) const {
+    return job_.tile_stats_array[t_.context * job_.context_tile_stats() + 4 + i];
   }
 
   // Of an entry, or of the target's row.
@@ -94,11 +94,11 @@ class TreeScan {
   // cP, or what else is wanted of the target.
   __device__ void weigh_target(int64_t warp_tile, float (&values)[kPerLane]) const {
     if (t_.scan == Scan::kEntropy && !draws()) {
-      const WeightParams shape{t_.law.max, rate_of(t_.law.inv_t), t_.law.threshold};
+      const WeightParams weight_params{t_.stats.max, rate_of(t_.stats.inv_t), t_.stats.threshold};
 #pragma unroll
       for (int j = 0; j < kPerLane; ++j) {
-        const float w = shape.weight(values[j]);
-        values[j] = w > 0 ? w * (t_.law.max - values[j]) : 0.0f;
+        const float w = weight_params.weight(values[j]);
+        values[j] = w > 0 ? w * (t_.stats.max - values[j]) : 0.0f;
       }
       return;
     }
@@ -110,8 +110,8 @@ class TreeScan {
       return;
     }
     weigh(values,
-          {own ? t_.slot.maxima[warp_tile] : t_.law.max, rate_of(t_.law.inv_t), t_.law.threshold});
-    const float scale = own ? 1.0f : static_cast<float>(exp(-t_.law.log_sum) * t_.c);
+          {own ? t_.tile_stats.maxima[warp_tile] : t_.stats.max, rate_of(t_.stats.inv_t), t_.stats.threshold});
+    const float scale = own ? 1.0f : static_cast<float>(exp(-t_.stats.log_sum) * t_.c);
 #pragma unroll
     for (int j = 0; j < kPerLane; ++j) values[j] *= scale;
   }
@@ -165,7 +165,7 @@ class TreeScan {
 #pragma unroll
     for (int j = 0; j < kPerLane; ++j) q[j] = off >> j & 1 ? 0.0f : q[j];
     if (t_.action == TreeAction::kScan) {
-      store_positive(extra_slot(1), warp_tile, q, 1.0f, __all_sync(kAllLanes, valid));
+      store_positive(extra_tile_stats(1), warp_tile, q, 1.0f, __all_sync(kAllLanes, valid));
     }
     if (job_.p.rule != TreeRule::kMultiDraftWor) gone = 0;
 #pragma unroll
@@ -197,15 +197,15 @@ class TreeScan {
 #pragma unroll
       for (int j = 0; j < kPerLane; ++j) least[j] = fminf(q[j], p[j * kThreads] * inverse);
       const int64_t units = warp_sum(lane_units(least));
-      if (lane_id() == 0) extra_slot(3 + i).units[warp_tile] = units;
+      if (lane_id() == 0) extra_tile_stats(3 + i).units[warp_tile] = units;
     }
   }
 
   __device__ void store(int64_t warp_tile, const float (&values)[kPerLane], bool valid) const {
     if (job_.p.rule == TreeRule::kTraversal) {
-      store_positive(extra_slot(1), warp_tile, values, -1.0f, true);
+      store_positive(extra_tile_stats(1), warp_tile, values, -1.0f, true);
     }
-    store_positive(extra_slot(0), warp_tile, values, 1.0f, valid);
+    store_positive(extra_tile_stats(0), warp_tile, values, 1.0f, valid);
   }
 
   // The value at the candidate's token, or the token where the mass passes `rest`.
@@ -221,8 +221,8 @@ class TreeScan {
       return;
     }
     if (linear()) {
-      const TileStats slot = t_.residual ? extra_slot(0) : t_.slot;
-      const float inverse = inverse_scale(slot.maxima[warp_tile]);
+      const TileStats tile_stats = t_.residual ? extra_tile_stats(0) : t_.tile_stats;
+      const float inverse = inverse_scale(tile_stats.maxima[warp_tile]);
 #pragma unroll
       for (int j = 0; j < kPerLane; ++j) values[j] = values[j] > 0 ? values[j] * inverse : 0.0f;
     }
@@ -245,7 +245,7 @@ class TreeScan {
       read_warp_tile(rest, warp_tile, values);
       const float top = d.weigh_all(values);
       if (d.columns == nullptr) leave_out_tried(rest.wide(), skip + warp_tile * kWarpTile, values);
-      store_positive(extra_slot(2), warp_tile, values, 1.0f, __all_sync(kAllLanes, top < INFINITY));
+      store_positive(extra_tile_stats(2), warp_tile, values, 1.0f, __all_sync(kAllLanes, top < INFINITY));
     }
   }
 
@@ -261,7 +261,7 @@ class TreeScan {
   }
 
   __device__ bool of_last_law(int32_t k) const {
-    return same_law(job_.p, t_.b, t_.tried[k].node, t_.last);
+    return same_draft_row(job_.p, t_.b, t_.tried[k].node, t_.last);
   }
 
   __device__ void add_up() {
@@ -269,9 +269,9 @@ class TreeScan {
     if (t_.scan == Scan::kFactors) {
 #pragma unroll 1
       for (int i = 0; i < kFactorsAtOnce; ++i) {
-        const TileStats slot = extra_slot(3 + i);
+        const TileStats tile_stats = extra_tile_stats(3 + i);
         int64_t units = 0;
-        for (int64_t s = thread_id(); s < warp_tiles; s += kThreads) units += slot.units[s];
+        for (int64_t s = thread_id(); s < warp_tiles; s += kThreads) units += tile_stats.units[s];
         units = group_.sum(units);
         if (thread_id() == 0) t_.accepted_at[i] = fmin(1.0, static_cast<double>(units) * 0x1p-50);
       }
@@ -284,7 +284,7 @@ class TreeScan {
     for (int which = 0; which < 3; ++which) {
       if (which == 1 && !off && job_.p.rule != TreeRule::kTraversal) continue;
       if (which == 2 && size == 0) continue;
-      const double sum = stored_sum(group_, extra_slot(which),
+      const double sum = stored_sum(group_, extra_tile_stats(which),
                                     which == 2 ? (size + kWarpTile - 1) / kWarpTile : warp_tiles);
       if (which == 0) more = sum;
       if (which == 1) second = sum;

@@ -63,13 +63,13 @@ constexpr int kNone = -1;
 // of the target's row behind it.
 struct TreeRecord {
   DraftDistribution draft;
-  RowStats q_law;  // of a measured draft
+  RowStats q_stats;  // of a measured draft
   float scale;     // of Q in what is left
   int32_t next;    // entry of the same point
   double rest;     // mass of Q off the tokens of this law that were tried
   double logprob;
   // The row behind.
-  RowStats law;
+  RowStats stats;
   double c, stands;  // factor of P; probability to accept the node, so far
   double mass;
   int64_t parent, child;
@@ -97,7 +97,7 @@ struct TreeTask {
   SequenceParams params;
   float q_temperature;
   int32_t status, accepted;
-  bool point, direct, filtered, over;
+  bool greedy, direct, filtered, over;
   int64_t most;  // tokens that may be emitted
   // Of the row at hand.
   TreeState state;
@@ -117,11 +117,11 @@ struct TreeTask {
   int32_t first, last;  // entries
   int32_t num_tried;
   RowView row;
-  TileStats slot;
+  TileStats tile_stats;
   RowView source;  // what is measured
   TileStats sink;
   bool of_draft;
-  RowStats law, q_law;
+  RowStats stats, q_stats;
   DraftDistribution draft;
   double c;             // factor of P
   double mass;          // of what is left
@@ -149,14 +149,14 @@ inline __device__ void copy(T& to, const T& from) {
 struct TreeJob {
   TreeParams p;
   CudaPlan plan;
-  TileStatsArray slots;
+  TileStatsArray tile_stats_array;
   TreeRecord* records;  // [blocks, N+1], rules that read the draft
   Tried* tried;         // [blocks, N], the same
   uint32_t* sets;       // [blocks, 3, words]
 
   SPECDEC_HD int64_t words() const { return (p.nodes + kLanes - 1) / kLanes; }
   // Two of target rows and two of drafts in turns, then those of a scan.
-  SPECDEC_HD int64_t context_slots() const {
+  SPECDEC_HD int64_t context_tile_stats() const {
     return 7 + (p.rule == TreeRule::kKSeq ? kFactorsAtOnce : 0);
   }
 };
@@ -176,20 +176,20 @@ inline __device__ bool child_of(const TreeParams& p, int64_t b, int64_t n, int64
 }
 
 // The row of the law that node n was drawn from.
-inline __device__ int64_t law_row(const TreeParams& p, int64_t b, int64_t n) {
+inline __device__ int64_t draft_row(const TreeParams& p, int64_t b, int64_t n) {
   return p.draft_rows != nullptr ? p.draft_rows[b * p.nodes + n] : n;
 }
 
 // Whether two nodes were drawn from one law; without replacement also together, below one node.
-inline __device__ bool same_law(const TreeParams& p, int64_t b, int64_t n, int64_t m) {
-  return law_row(p, b, n) == law_row(p, b, m) &&
+inline __device__ bool same_draft_row(const TreeParams& p, int64_t b, int64_t n, int64_t m) {
+  return draft_row(p, b, n) == draft_row(p, b, m) &&
          (p.rule != TreeRule::kMultiDraftWor || parent_of(p, b, n) == parent_of(p, b, m));
 }
 
 // Q of node n, at the token x; see draft.cuh. A point mass is on the node's own token.
 inline __device__ void open_draft(const TreeParams& p, const TreeTask& t, int64_t n, int64_t x,
                                   DraftDistribution& d) {
-  const int64_t row = law_row(p, t.b, n);
+  const int64_t row = draft_row(p, t.b, n);
   const int64_t statistic = p.draft.flat ? row : t.b * p.draft.num_rows + row;
   open_draft(p.draft, t.b, row, statistic, x, t.q_temperature, d);
   if (d.form != DraftForm::kOneHot) return;

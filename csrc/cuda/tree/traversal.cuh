@@ -89,7 +89,7 @@ class TreeVisitJudge : public TreePoint {
   __forceinline__ __device__ void restore() {
     const TreeRecord& r = behind(t_.here);
     take_row();
-    copy(t_.law, r.law);
+    copy(t_.stats, r.stats);
     t_.c = r.c;
     t_.mass = r.mass;
     t_.first = r.first;
@@ -104,8 +104,8 @@ class TreeVisitJudge : public TreePoint {
 
   __forceinline__ __device__ void measured() {
     TreeRecord& r = behind(t_.here);
-    r.measured = t_.law.valid;
-    copy(r.law, t_.law);
+    r.measured = t_.stats.valid;
+    copy(r.stats, t_.stats);
     if (!r.measured) r.status = kTargetNotFinite;
     think(r.measured ? TreeState::kOpen : TreeState::kSettle);
   }
@@ -153,7 +153,7 @@ class TreeVisitJudge : public TreePoint {
     --t_.depth;
     restore();
     copy(t_.draft, t_.records[t_.child].draft);
-    copy(t_.q_law, t_.records[t_.child].q_law);
+    copy(t_.q_stats, t_.records[t_.child].q_stats);
     append(t_.child, t_.mass);
     scan(Scan::kLeft, TreeState::kBack);
     t_.known = t_.direct || !t_.draft.few() || t_.first != t_.last;
@@ -199,7 +199,7 @@ class TreeVisitJudge : public TreePoint {
   }
 
   __forceinline__ __device__ void draw_whole() {
-    if (t_.law.valid) return draw(false);
+    if (t_.stats.valid) return draw(false);
     t_.status |= kTargetNotFinite;
     finish();
   }

@@ -32,7 +32,7 @@ class TreePoint {
 
   __forceinline__ __device__ void take_row() {
     const Read read = p_.kind == Kind::kLogits ? Read::kLogits
-                      : t_.direct || t_.point  ? Read::kProbs
+                      : t_.direct || t_.greedy  ? Read::kProbs
                                                : Read::kLogOfProbs;
     t_.row = p_.target_indptr != nullptr
                  ? RowView(p_.target, 0, t_.begin + t_.here + 1, p_.vocab, read)
@@ -43,9 +43,9 @@ class TreePoint {
   __forceinline__ __device__ void measure_target(TreeState state) {
     take_row();
     t_.turn ^= 1;
-    t_.slot = job_.slots[t_.context * job_.context_slots() + t_.turn];
+    t_.tile_stats = job_.tile_stats_array[t_.context * job_.context_tile_stats() + t_.turn];
     t_.source = t_.row;
-    t_.sink = t_.slot;
+    t_.sink = t_.tile_stats;
     t_.of_draft = false;
     t_.state = state;
     t_.action = TreeAction::kMeasure;
@@ -61,7 +61,7 @@ class TreePoint {
     }
     t_.draft_turn ^= 1;
     t_.source = t_.draft.row;
-    t_.sink = job_.slots[t_.context * job_.context_slots() + 2 + t_.draft_turn];
+    t_.sink = job_.tile_stats_array[t_.context * job_.context_tile_stats() + 2 + t_.draft_turn];
     t_.of_draft = true;
     t_.action = TreeAction::kMeasure;
   }
@@ -95,9 +95,9 @@ class TreePoint {
     open_draft(p_, t_, entry < 0 ? t_.child : entry, t_.x, t_.draft);
     const int32_t twin = entry < 0 ? twin_of(t_.child) : entry;
     if (!t_.draft.unmeasured() || twin < 0) return;
-    copy(t_.q_law, t_.records[twin].q_law);
+    copy(t_.q_stats, t_.records[twin].q_stats);
     t_.draft.checked = true;
-    t_.draft.set(t_.q_law);
+    t_.draft.set(t_.q_stats);
   }
 
   // The last entry that has the law of node n, or none.
@@ -105,7 +105,7 @@ class TreePoint {
     int32_t found = kNone;
     if (p_.draft_rows == nullptr || t_.draft.form == DraftForm::kOneHot) return found;
     for (int32_t e = t_.first; e >= 0; e = t_.records[e].next) {
-      if (same_law(p_, t_.b, e, n)) found = e;
+      if (same_draft_row(p_, t_.b, e, n)) found = e;
     }
     return found;
   }
@@ -123,7 +123,7 @@ class TreePoint {
   __forceinline__ __device__ TreeRecord& keep_draft(int64_t n) {
     TreeRecord& r = t_.records[n];
     copy(r.draft, t_.draft);
-    copy(r.q_law, t_.q_law);
+    copy(r.q_stats, t_.q_stats);
     return r;
   }
 
@@ -151,7 +151,7 @@ class TreePoint {
   }
 
   __forceinline__ __device__ double target_logprob(int64_t token) const {
-    return token < p_.vocab ? t_.law.logprob(at(t_.row, token)) : -INFINITY;
+    return token < p_.vocab ? t_.stats.logprob(at(t_.row, token)) : -INFINITY;
   }
 
   // Of the candidate.
@@ -174,7 +174,7 @@ class TreePoint {
     const int64_t at = t_.b * (p_.max_depth + 1) + depth;
     put_id(p_.tokens, p_.ids_are_int64, at, token);
     if (node >= 0) put_id(p_.path, p_.parents_are_int64, t_.b * p_.max_depth + depth, node);
-    if (p_.logprobs != nullptr) p_.logprobs[at] = static_cast<float>(t_.point ? 0.0 : logprob);
+    if (p_.logprobs != nullptr) p_.logprobs[at] = static_cast<float>(t_.greedy ? 0.0 : logprob);
   }
 
   __forceinline__ __device__ void end(int64_t token) {
@@ -192,7 +192,7 @@ class TreePoint {
     TreeRecord& last = t_.records[t_.last];
     if (last.draft.form == DraftForm::kOneHot) return;
     for (int32_t e = t_.first; e != t_.last; e = t_.records[e].next) {
-      if (!same_law(p_, t_.b, e, t_.last)) continue;
+      if (!same_draft_row(p_, t_.b, e, t_.last)) continue;
       t_.records[e].scale += last.scale;
       t_.records[e].rest = last.rest;
       return remove_last();

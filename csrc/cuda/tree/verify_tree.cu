@@ -27,20 +27,20 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
 }
 
 bool needs_ranks(const TreeParams& p) {
-  return needs_ranks(p.sampling, p.rule == TreeRule::kMatch || p.rule == TreeRule::kGreedy);
+  return cuda::needs_ranks(p.sampling, p.rule == TreeRule::kMatch || p.rule == TreeRule::kGreedy);
 }
 
 // Where things are in the workspace; the records come first.
 struct Layout {
-  int64_t tried, sets, slots, bytes;
+  int64_t tried, sets, tile_stats_array, bytes;
 
   Layout(const TreeParams& p, const TreeJob& job) {
     const int64_t blocks = job.plan.groups * job.plan.group_size;
     const int64_t nodes = p.reads_draft() ? p.nodes : -1;  // of which something is kept
     tried = round_up(blocks * (nodes + 1) * static_cast<int64_t>(sizeof(TreeRecord)));
     sets = tried + round_up(nodes > 0 ? blocks * nodes * static_cast<int64_t>(sizeof(Tried)) : 0);
-    slots = sets + round_up(blocks * 3 * job.words() * static_cast<int64_t>(sizeof(uint32_t)));
-    bytes = slots + job.plan.groups * job.context_slots() *
+    tile_stats_array = sets + round_up(blocks * 3 * job.words() * static_cast<int64_t>(sizeof(uint32_t)));
+    bytes = tile_stats_array + job.plan.groups * job.context_tile_stats() *
                         TileStatsArray::bytes(warp_tiles_of(p), needs_ranks(p));
   }
 };
@@ -74,7 +74,7 @@ int verify_tree(const TreeParams& p, const CudaPlan& plan, void* workspace, void
   job.records = reinterpret_cast<TreeRecord*>(memory);
   job.tried = reinterpret_cast<Tried*>(memory + layout.tried);
   job.sets = reinterpret_cast<uint32_t*>(memory + layout.sets);
-  job.slots = {memory + layout.slots, warp_tiles_of(p), needs_ranks(p)};
+  job.tile_stats_array = {memory + layout.tile_stats_array, warp_tiles_of(p), needs_ranks(p)};
   return launch_groups(tree_kernel, job, plan, device, stream);
 }
 

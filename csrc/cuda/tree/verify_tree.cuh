@@ -16,20 +16,20 @@ class TreeActions {
   // The law of one row: the target's, or the candidate's draft.
   __device__ void measure() {
     const GumbelNoise noise{t_.seed, t_.position + t_.depth, kSharedStream};
-    fill_slot(group_, t_.source, t_.sink, first_want(want(), filters(), !t_.of_draft && t_.point),
+    fill_tile_stats(group_, t_.source, t_.sink, first_want(want(), filters(), !t_.of_draft && t_.greedy),
               inverse_temperature(params().temperature), noise);
     group_.sync();
     group_.turn = 0;
     int64_t token;
-    const RowStats law =
-        read_law(group_, t_.source, t_.sink, params(), filters(), want(), noise, token);
+    const RowStats stats =
+        read_row_stats(group_, t_.source, t_.sink, params(), filters(), want(), noise, token);
     if (thread_id() != 0) return;
     if (t_.of_draft) {
-      t_.q_law = law;
-      t_.draft.checked = law.valid;
-      t_.draft.set(law);
+      t_.q_stats = stats;
+      t_.draft.checked = stats.valid;
+      t_.draft.set(stats);
     } else {
-      t_.law = law;
+      t_.stats = stats;
       t_.token = token;
     }
   }
@@ -60,7 +60,7 @@ __noinline__ __device__ void judge_by(const TreeJob& job, bool begins) {
 }
 
 inline __device__ void judge(const TreeJob& job, const TreeTask& t, bool begins) {
-  const bool visits = job.p.rule == TreeRule::kTraversal && !t.point;
+  const bool visits = job.p.rule == TreeRule::kTraversal && !t.greedy;
   visits ? judge_by<TreeVisitJudge>(job, begins) : judge_by<TreeWalkJudge>(job, begins);
 }
 
@@ -100,7 +100,7 @@ __forceinline__ __device__ void verify(BlockGroup& group, const TreeJob& job, in
         children.survey(t.but);
         break;
       case TreeAction::kFew:
-        few_differences(group, t.draft, t.row, t.law, t.c, t.more, t.second);
+        few_differences(group, t.draft, t.row, t.stats, t.c, t.more, t.second);
         if (thread_id() == 0) t.valid = true;
         break;
       default:

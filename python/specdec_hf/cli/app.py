@@ -349,5 +349,3 @@ def _advance(progress: Progress, task: Any, count: int) -> None:
 def main() -> None:
     """Entry point of ``python -m specdec_hf``."""
     app(prog_name="python -m specdec_hf")
-
-

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from specdec_hf.cache.rows import context_of
+from specdec_hf.decode.generate import SpeculativeDecoder
 from specdec_hf.decode.statistics import SpecStats
 from specdec_hf.decode.streaming import Step
-from specdec_hf.decode.generate import SpeculativeDecoder
 
 
 @dataclass

@@ -141,6 +141,6 @@ def verdicts(
             tokens[b, i] = token
             if sequence.a.with_logprobs:
                 logprobs[b, i] = logprob
-        for i, probability in sequence.acceptance.items() if sequence.a.with_accept_probs else ():
+        for i, probability in sequence.accept_probs.items() if sequence.a.with_accept_probs else ():
             accept_probs[b, i] = probability
     return outputs

@@ -14,8 +14,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specdec_kernels.arguments.chain import RULES, ChainArguments
+from specdec_kernels.arguments.chain import ChainArguments
 from specdec_kernels.arguments.checks import float32
+from specdec_kernels.arguments.rules import RULES
 from specdec_kernels.triton import launch
 from specdec_kernels.triton.chain.block import MARKS, block
 from specdec_kernels.triton.chain.decide import walk

@@ -13,7 +13,8 @@ import triton.language as tl
 from torch import Tensor
 
 from specdec_kernels.arguments.checks import float32
-from specdec_kernels.arguments.tree import TREE_RULES, TreeArguments
+from specdec_kernels.arguments.rules import TREE_RULES
+from specdec_kernels.arguments.tree import TreeArguments
 from specdec_kernels.triton import launch
 from specdec_kernels.triton.chain.rules import DRAFT_OUT_OF_RANGE
 from specdec_kernels.triton.chain.sequence import plan, sequence, shaping_of
