@@ -28,7 +28,7 @@ class ChainActions {
   }
 
   // Computes the tile statistics of the current row and of its draft.
-  __device__ void fill(int part, int parts) const {
+  __device__ void fill(int split, int splits) const {
     const GumbelNoise noise{t_.seed, t_.position + t_.i, kSharedStream};
 #pragma unroll 1
     for (int which = 0; which < 2; ++which) {
@@ -38,7 +38,7 @@ class ChainActions {
       fill_tile_stats(group_, which == 0 ? t_.row : t_.draft.row,
                       which == 0 ? t_.tile_stats : t_.draft_tile_stats, want,
                       inverse_temperature(which == 0 ? t_.params.temperature : t_.q_temperature),
-                      noise, part, parts);
+                      noise, split, splits);
     }
   }
 

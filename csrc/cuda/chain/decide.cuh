@@ -10,7 +10,6 @@ namespace specdec::cuda {
 
 class ChainVerifier {
  public:
-  // `context`: the index of the group's tile statistics and records.
   __device__ ChainVerifier(const ChainJob& job, ChainTask& task, int64_t context, unsigned rank)
       : job_(job), p_(job.p), t_(task), context_(context), rank_(rank) {}
 

@@ -12,7 +12,7 @@ inline __device__ void store_positive(const TileStats& tile_stats, int64_t warp_
   uint32_t best = 0;
 #pragma unroll
   for (int j = 0; j < kPerLane; ++j) {
-    w[j] = fmaxf(sign * values[j], 0.0f);  // 0 of NaN
+    w[j] = fmaxf(sign * values[j], 0.0f);  // NaN becomes 0
     const auto bits = bits_as<uint32_t>(w[j]);
     best = bits > best ? bits : best;
   }

@@ -59,15 +59,17 @@ struct ChainTask : SequenceState {
   int64_t token;  // the target's choice, or what was drawn
 };
 
+// The arguments of the kernel. A context is one set of scratch memory: that of a group in the
+// row-lazy schedule, that of a sequence in the row-parallel one.
 struct ChainJob {
   ChainParams p;
   CudaPlan plan;
   TileStatsArray tile_stats_array;
-  ChainRecord* records;         // [contexts, group, gamma+1], rule block
+  ChainRecord* records;         // [contexts, group_size, gamma+1], rule block
   unsigned long long* tickets;  // [B], row-parallel
   uint64_t launch;
 
-  // Sets of tile statistics of one group: target rows, draft rows, then three for a residual.
+  // A context has tile statistics for target rows, for draft rows, then three for a residual.
   SPECDEC_HD int64_t row_tile_stats() const { return plan.parallel ? p.gamma + 1 : 2; }
   SPECDEC_HD int64_t context_tile_stats() const { return 2 * row_tile_stats() + 3; }
 };
@@ -112,7 +114,7 @@ inline __device__ void find_drafts(const ChainParams& p, ChainTask& t) {
   t.after_drafts = outside ? kDraftOutOfRange : 0;
 }
 
-// Until a token is written, nothing is emitted and no acceptance probability known.
+// Fills the outputs with what they hold where no token is emitted and no draft is decided on.
 inline __device__ void clear_outputs(const BlockGroup& group, const ChainParams& p, int64_t b) {
   if (group.rank != 0) return;
   for (int64_t i = thread_id(); i <= p.gamma; i += kThreads) {

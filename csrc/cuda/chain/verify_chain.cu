@@ -42,8 +42,8 @@ __forceinline__ __device__ void verify(BlockGroup& group, const ChainJob& job, i
     // Behind a barrier either exchange buffer may be next, so its turn need not occupy a register.
     group.turn = 0;
     if (t.action == Action::kMeasure && t.fills) {
-      if (!filling && job.plan.parallel)
-        group.sync();  // no block reads these tile statistics any more
+      // Afterwards no block reads these tile statistics any more.
+      if (!filling && job.plan.parallel) group.sync();
       actions.fill(filling ? split : 0, filling ? job.plan.splits : 1);
     }
     if (filling) {
@@ -93,8 +93,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
     group.task<ChainTask>().used = false;
   }
   __syncthreads();
-  // Row-parallel: a group reads a split of one row of one sequence, and may then decide on that
-  // one.
+  // Row-parallel: a group reads a split of one row, and may then decide on that sequence.
   const bool parallel = job.plan.parallel;
   const int64_t groups = gridDim.x / group.size, rows = job.p.gamma + 1;
   int64_t first = blockIdx.x / group.size;

@@ -12,13 +12,13 @@ struct DraftDistribution {
   bool probs;    // the row holds probabilities
   bool checked;  // the whole row is known to be valid
   bool ids_are_int64;
-  int64_t token;  // drafted
+  int64_t token;  // the drafted token
   double q_x;     // Q(x) of the drafted token; log_q_x is exact where q_x underflows
   double log_q_x;
   RowView row;                 // of rows and sampled; the probabilities of sparse
   WeightParams weight_params;  // of logits
   float scale;                 // makes the weights sum to 1
-  const int32_t* columns;      // of tokens, may be null
+  const int32_t* columns;      // of each token; null if the column is the token
   const void* ids;             // sparse: ids of this row
 
   // Q lists its tokens instead of having a row as long as the vocabulary.

@@ -207,7 +207,7 @@ inline __device__ int warp_tile_pick(const float (&w)[kPerLane], bool wide, int6
       if (w[j] > 0) last = j;
       if (here && chosen < 0 && before + units_of(sum) > target) chosen = j;
     }
-    // Added one by one the four may stay under their sum.
+    // Because of rounding the running sum of the four may stay below their rounded sum.
     if (here && chosen < 0) chosen = last;
     if (!pair || q % 2) running += all;
   }
