@@ -3,8 +3,8 @@
 // its sequence, and draws from the distribution that they describe. A group computes statistics of
 // each warp tile into global memory; then every block reads all of these and computes the same row
 // statistics by itself.
-//   row statistics   maximum, threshold and sum of exponentials: with them an entry of the row gives
-//                    its probability, so that the row is never copied or normalised
+//   row statistics   maximum, threshold and sum of exponentials: with them an entry of the row has
+//                    a probability, so that the row is never copied or normalised
 //   survivors        the tokens that top-k, top-p and min-p leave
 //   direct           said of a row whose entries are the probabilities, used as they are
 #include "cuda/row/weights.cuh"
