@@ -263,10 +263,10 @@ class ChainActions {
       t_.stats.valid = whole > 0;
     }
     if (t_.draft.form == DraftForm::kOneHot && t_.draft.token >= t_.row.vocab) beyond = 1;
-    // With a map from tokens to columns all of the row is checked again, and every token was
-    // counted.
     t_.valid = is_finite(positive) && is_finite(beyond);
     t_.positive = positive;
+    // With a map from tokens to columns `beyond` is the sum of the whole row: every token was
+    // counted.
     t_.negative = negative + (t_.draft.columns != nullptr && !t_.draft.few() ? 0.0 : beyond);
   }
 
