@@ -1,7 +1,7 @@
 #pragma once
 // Rule k_seq (Sun et al. 2023, SpecTr): K siblings drawn from one distribution Q are tried one
 // after the other against the whole target P, each accepted with min(1, P / (rho Q)). rho is the
-// smallest factor in [1, K] at which the emitted tokens still follow P.
+// smallest factor in [1, K] at which the emitted tokens still follow P. See docs/rules.md#k_seq.
 #include "cpu/tree/residual.h"
 
 namespace specdec::cpu {

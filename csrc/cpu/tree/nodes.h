@@ -7,10 +7,11 @@
 //   path        nodes from a child of the root downwards; verification accepts one path
 //   depth       number of nodes on the path so far; the token at depth d follows d accepted nodes
 //   trial       the acceptance test of one sibling; trial 0 is the first sibling tested
-//   residual    the target distribution P after the drafts of rejected siblings were subtracted,
+//   residual    the target distribution P less the draft distributions Q of rejected siblings,
 //               clipped at zero and normalised
-//   recovered token   drawn from the residual once every child was rejected
-//   bonus token       drawn from P where the accepted path has no child left to try
+//   recovered token   emitted once every child was rejected; rules that read Q draw it from the
+//                     residual
+//   bonus token       emitted after a path whose last node has no children
 #include <cstdint>
 #include <vector>
 

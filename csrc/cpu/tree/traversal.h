@@ -1,6 +1,7 @@
 #pragma once
 // Rule traversal: nodes are tested from the leaves to the root, children in the order of their
-// numbers. On a tree without siblings it equals rule block of verify_chain.
+// numbers. On a tree without siblings it equals rule block of verify_chain. See
+// docs/rules.md#traversal.
 #include "cpu/tree/verifier.h"
 
 namespace specdec::cpu {
