@@ -32,7 +32,7 @@ class Sequence : SequenceView<ChainParams> {
     const int64_t rows = open(p_.rule == Rule::kGreedy, p_.gamma + 1);
     if (rows > 0) {
       limit(rows);
-      p_.rule == Rule::kBlock && !greedy_ ? block() : walk();
+      p_.rule == Rule::kBlock && !state_.greedy ? block() : walk();
     }
     p_.status[b_] = status_;
   }
@@ -41,8 +41,7 @@ class Sequence : SequenceView<ChainParams> {
   // How many drafts are judged, and whether nothing follows when all of them stand: nothing follows
   // an end-of-sequence token or the last token that may be emitted.
   void limit(int64_t rows) {
-    const int64_t most =
-        p_.max_new_tokens != nullptr ? std::max<int64_t>(0, p_.max_new_tokens[b_]) : rows;
+    const int64_t most = most_new_tokens(p_, state_);
     cut_ = most == 0;
     while (drafts_ < rows - 1 && !cut_) {
       const int64_t x = drafted(drafts_);
@@ -52,7 +51,7 @@ class Sequence : SequenceView<ChainParams> {
         return;
       }
       ++drafts_;
-      cut_ = drafts_ == most || std::count(p_.eos_token_ids, p_.eos_token_ids + p_.num_eos, x) > 0;
+      cut_ = drafts_ == most || is_eos(p_, x);
     }
   }
 
@@ -68,13 +67,13 @@ class Sequence : SequenceView<ChainParams> {
   // Judges row i; true if the drafted token x stands.
   bool step(int64_t i, int64_t x) {
     const RowView row = target_row(i);
-    const bool gather = direct_ && x >= 0;
+    const bool gather = state_.direct && x >= 0;
     RowStats stats = gather ? touch(row, x) : measure_target(row);
     if (!stats.valid) {
       status_ |= kTargetNotFinite;
       return false;
     }
-    if (greedy_ || p_.rule == Rule::kMatch) return compare(i, x, row, stats);
+    if (state_.greedy || p_.rule == Rule::kMatch) return compare(i, x, row, stats);
     if (x < 0) return emit_from_target(i, row, stats);
 
     DraftDistribution draft;
@@ -96,13 +95,10 @@ class Sequence : SequenceView<ChainParams> {
 
   // The target says y, by its maximum or by shared noise.
   bool compare(int64_t i, int64_t x, const RowView& row, const RowStats& stats) {
-    const GumbelNoise noise = {seed(), position(i), kSharedStream};
-    const int64_t y = gumbel_argmax(row, stats, scratch_.target, noise, parallel_);
+    const int64_t y = gumbel_argmax(row, stats, scratch_.target, shared_noise(i), parallel_);
     bool stands = x == y;
     if (p_.rule == Rule::kLenient && x >= 0 && x < p_.vocab) {
-      // P(x) >= lenience * max P at temperature 1; the row holds what was given.
-      const double at = row.at(x), top = stats.max, l = p_.lenience;
-      stands |= p_.kind == Kind::kProbs ? at >= l * top : at - top >= std::log(l);
+      stands |= accept_near_maximum(row.at(x), stats.max, p_.lenience, p_.kind == Kind::kProbs);
     }
     if (p_.rule == Rule::kSynthetic) {
       stands = x >= 0 && at_its_rate(i);
@@ -113,49 +109,40 @@ class Sequence : SequenceView<ChainParams> {
     return stands;
   }
 
-  // u * l * Q(x) < P(x), strict. Probabilities are compared as they are: a tie is a tie. Of logits
-  // the difference is, without underflow; -inf - -inf is NaN there: P = 0 is never accepted.
   bool accepts(int64_t i, int64_t x, const RowView& row, const RowStats& stats,
                const DraftDistribution& draft) {
     if (draft.fault) return false;
-    const double u = accept_uniform(i);
+    const double u = accept_uniform(p_, state_, i), l = p_.lenience;
     if (stats.direct) {
-      const double p_x = x < p_.vocab ? row.at(x) : 0.0f, q_x = p_.lenience * draft.q_x;
-      record_accept_prob(i, p_x == 0 ? 0 : p_x / q_x);
-      return u * q_x < p_x;
+      return decide(i, accept_ratio(u, x < p_.vocab ? row.at(x) : 0.0f, l * draft.q_x));
     }
     const double log_p = x < p_.vocab ? stats.logprob(row, x) : -INFINITY;
-    const double log_q = std::log(static_cast<double>(p_.lenience)) + draft.log_q_x;
-    record_accept_prob(i, log_p == -INFINITY ? 0 : std::exp(std::min(0.0, log_p - log_q)));
-    return std::log(u) < log_p - log_q;
+    return decide(i, accept_log_ratio(u, log_p, std::log(l) + draft.log_q_x));
   }
 
   // Rule synthetic, at every temperature.
   bool at_its_rate(int64_t i) {
-    const float rate = p_.synthetic_rates[i];
-    record_accept_prob(i, std::isnan(rate) ? NAN : std::max(rate, 0.0f));
-    return accept_uniform(i) < rate;
+    return decide(i, accept_at_rate(accept_uniform(p_, state_, i), p_.synthetic_rates[i]));
   }
 
   // The rules that ask the target alone, or nobody.
   bool likely(int64_t i, int64_t x, const RowView& row, const RowStats& stats) {
     if (p_.rule == Rule::kSynthetic) return at_its_rate(i);
     const double p_x = std::exp(stats.logprob(row, x)), epsilon = p_.typical_epsilon;
-    // The smaller bound needs the entropy, which is a pass over the row.
-    const bool stands =
-        p_x > epsilon ||
-        (p_x > 0 &&
-         p_x > p_.typical_delta * std::exp(-entropy(row, stats, parallel_, scratch_.entropies)));
+    double bound = 0;
+    if (typical_needs_entropy(p_x, epsilon)) {
+      const double h = entropy(row, stats, parallel_, scratch_.entropies);
+      bound = typical_bound(epsilon, p_.typical_delta, h);
+    }
+    const bool stands = p_x > bound;
     record_accept_prob(i, stands);
     return stands;
   }
 
-  // P(x) / Q(x): of probabilities as they are, so that a tie is a tie; of logits without underflow.
   static double ratio_of(const RowView& row, const RowStats& stats, int64_t x,
                          const DraftDistribution& draft) {
-    if (stats.direct) return row.at(x) > 0 ? static_cast<double>(row.at(x)) / draft.q_x : 0;
-    const double log_p = stats.logprob(row, x);
-    return log_p > -INFINITY ? std::exp(log_p - draft.log_q_x) : 0;
+    return stats.direct ? probability_ratio(row.at(x), draft.q_x)
+                        : probability_ratio_of_logs(stats.logprob(row, x), draft.log_q_x);
   }
 
   // Rule block (Sun et al. 2024): the last i with u < h_i, from the end; only the rows that it
@@ -171,7 +158,7 @@ class Sequence : SequenceView<ChainParams> {
     for (int64_t i = 0; i < drafts_; ++i) {
       const int64_t x = drafted(i);
       const RowView row = target_row(i);
-      all_stats.push_back(direct_ ? touch(row, x) : measure_target(row));
+      all_stats.push_back(state_.direct ? touch(row, x) : measure_target(row));
       fault = all_stats[i].valid ? 0 : kTargetNotFinite;
       if (fault == 0) {
         drafts.push_back(draft_of(i, x));
@@ -182,7 +169,7 @@ class Sequence : SequenceView<ChainParams> {
         break;
       }
       const double ratio = x < p_.vocab ? ratio_of(row, all_stats[i], x, drafts[i]) : 0;
-      carried.push_back(ratio > 0 && carried[i] > 0 ? std::min(1.0, carried[i] * ratio) : 0);
+      carried.push_back(next_carried(carried[i], ratio));
     }
 
     int64_t tau = end;
@@ -190,13 +177,13 @@ class Sequence : SequenceView<ChainParams> {
       const double c = carried[tau];
       double h = c;
       if (tau < end) {
-        if (direct_) all_stats[tau] = measure_target(target_row(tau));
+        if (state_.direct) all_stats[tau] = measure_target(target_row(tau));
         fault = all_stats[tau].valid ? 0 : kTargetNotFinite;
         Difference& d = scratch_.difference;
         if (fault == 0) {
           const RowView row = target_row(tau);
           const Pair pair{row, all_stats[tau], drafts[tau], c, 1.0f};
-          if (worth_looking_up(drafts[tau]) && !direct_) {
+          if (worth_looking_up(drafts[tau]) && !state_.direct) {
             look_up(pair, d);
           } else {
             scan(pair, true, parallel_, d);
@@ -206,11 +193,11 @@ class Sequence : SequenceView<ChainParams> {
         if (fault != 0) {
           end = tau;
         } else {
-          h = d.less > 0 ? std::min(1.0, d.more / d.less) : c;
+          h = block_accept_prob(c, d.more, d.less);
         }
       }
       record_accept_prob(tau - 1, h);
-      if (block_accept_uniform(tau - 1) < h) break;
+      if (block_accept_uniform(p_, state_, tau - 1) < h) break;
     }
     p_.num_accepted[b_] = static_cast<int32_t>(tau);
     for (int64_t i = 0; i < tau; ++i) {
@@ -227,7 +214,7 @@ class Sequence : SequenceView<ChainParams> {
   // The token after a block of tau drafts.
   void follow(int64_t tau, bool whole) {
     const RowView row = target_row(tau);
-    const bool known = !whole && !(direct_ && tau == 0);  // that row was only touched so far
+    const bool known = !whole && !(state_.direct && tau == 0);  // that row was only touched so far
     const RowStats stats = known ? scratch_.all_stats[tau] : measure_target(row);
     if (!stats.valid) {
       status_ |= kTargetNotFinite;
@@ -247,11 +234,12 @@ class Sequence : SequenceView<ChainParams> {
     int64_t y = -1;
     if (d.valid && stats.listed && p_.rule != Rule::kBlock) {  // which measured other rows since
       d.valid = draft.whole_row_valid(parallel_);
-      if (d.valid) y = draw_among(pair, *scratch_.target.survivors, last(i));
+      if (d.valid)
+        y = draw_among(pair, *scratch_.target.survivors, residual_uniform(p_, state_, i));
     } else if (d.valid) {
       scan(pair, false, parallel_, d);
       if (d.valid && d.more > 0) {
-        y = draw(row, d.sums, last(i),
+        y = draw(row, d.sums, residual_uniform(p_, state_, i),
                  [&](int64_t t, float* out) { pair.residual(t, out, nullptr); });
       }
     }
@@ -265,14 +253,14 @@ class Sequence : SequenceView<ChainParams> {
   }
 
   bool emit_from_target(int64_t i, const RowView& row, const RowStats& stats) {
-    const int64_t y = draw(row, stats, scratch_.target, last(i));
+    const int64_t y = draw(row, stats, scratch_.target, residual_uniform(p_, state_, i));
     write(i, y, stats.logprob(row, y));
     return false;
   }
 
   DraftDistribution draft_of(int64_t i, int64_t x) {
-    const int64_t row = p_.draft.flat ? begin_ - b_ + i : i;
-    return draft_distribution(p_.draft, b_, row, b_ * p_.gamma + i, x, q_temperature_, parallel_,
+    return draft_distribution(p_.draft, b_, draft_row(p_, state_, i),
+                              draft_statistic(p_, state_, i), x, state_.q_temperature, parallel_,
                               scratch_.draft);
   }
 
@@ -289,26 +277,17 @@ class Sequence : SequenceView<ChainParams> {
     return SequenceView::measure_target(row, scratch_.target);
   }
 
-  double accept_uniform(int64_t i) const {
-    return p_.uniforms != nullptr ? p_.uniforms[b_ * (p_.gamma + 1) + i]
-                                  : uniform(seed(), position(i), kAcceptStream);
-  }
-  // Of a rule that looks ahead, where a coin may have shaped what was emitted before its position:
-  // the next round must not meet it again, so it belongs to where this round began.
-  double block_accept_uniform(int64_t i) const {
-    if (p_.uniforms != nullptr) return accept_uniform(i);
-    return uniform(seed(), position(0), kAcceptStream, static_cast<uint32_t>(i));
-  }
-  double last(int64_t i) const {
-    return p_.uniforms != nullptr ? p_.uniforms[b_ * (p_.gamma + 1) + p_.gamma]
-                                  : uniform(seed(), position(i), kResidualStream);
-  }
   void write(int64_t i, int64_t token, double logprob) const {
     write_at(b_ * (p_.gamma + 1) + i, token, logprob);
   }
   // The probability with which draft i was to stand.
   void record_accept_prob(int64_t i, double probability) const {
     record_accept_prob_at(b_ * p_.gamma + i, probability);
+  }
+
+  bool decide(int64_t i, const Acceptance& a) const {
+    record_accept_prob(i, a.probability);
+    return a.accepted;
   }
 
   Scratches& scratch_;

@@ -9,22 +9,6 @@
 
 namespace specdec::cpu {
 
-bool SequenceParams::valid() const {
-  return std::isfinite(temperature) && temperature >= 0 && top_k >= 0 && top_p > 0 && top_p <= 1 &&
-         min_p >= 0 && min_p <= 1;
-}
-
-bool SequenceParams::filters(int64_t vocab) const {
-  return (top_k > 0 && top_k < vocab) || top_p < 1 || min_p > 0;
-}
-
-SequenceParams params_of(const SamplingParams& s, int64_t b) {
-  return {s.temperatures ? s.temperatures[b] : s.temperature, s.top_ks ? s.top_ks[b] : s.top_k,
-          s.top_ps ? s.top_ps[b] : s.top_p, s.min_ps ? s.min_ps[b] : s.min_p};
-}
-
-float inverse_temperature(float temperature) { return std::min(1.0f / temperature, FLT_MAX); }
-
 float weight_floor(const WeightParams& s) {
   const float reach = std::min(-kSmallestExponent / s.inv_t, FLT_MAX);
   return std::max({s.threshold, s.offset - reach, -FLT_MAX});
@@ -254,8 +238,10 @@ int64_t draw(const RowView& row, const RowStats& stats, const Scratch& scratch, 
   if (stats.listed) {
     const Survivors& s = *scratch.survivors;
     float weights[kTile];
-    tile_kernels().weights(s.values, s.count, {stats.max, stats.inv_t, stats.threshold, 1.0f}, weights);
-    const int64_t index = tile_kernels().pick(weights, s.count, 0, uniform * std::exp(stats.log_sum));
+    tile_kernels().weights(s.values, s.count, {stats.max, stats.inv_t, stats.threshold, 1.0f},
+                           weights);
+    const int64_t index =
+        tile_kernels().pick(weights, s.count, 0, uniform * std::exp(stats.log_sum));
     return index < 0 ? -1 : s.ids[index];
   }
   return draw(row, scratch.sums, uniform, [&](int64_t t, float* out) {
@@ -285,8 +271,8 @@ int64_t gumbel_argmax(const RowView& row, const RowStats& stats, const GumbelNoi
   parallel(row.tiles(), [&](int64_t begin, int64_t end) {
     float buffer[kTile], floor = -INFINITY;
     for (int64_t t = begin; t < end; ++t) {
-      best[t] = tile_kernels().gumbel(row.tile(t, buffer), row.tile_size(t), t * kTile, weight_params,
-                                      noise, floor);
+      best[t] = tile_kernels().gumbel(row.tile(t, buffer), row.tile_size(t), t * kTile,
+                                      weight_params, noise, floor);
       floor = std::max(floor, best[t].score);
     }
   });

@@ -7,24 +7,9 @@
 #include "specdec/parallel.h"
 #include "specdec/philox.h"
 #include "specdec/sampling.h"
+#include "specdec/sequence_params.h"
 
 namespace specdec::cpu {
-
-// The parameters of one sequence.
-struct SequenceParams {
-  float temperature;
-  int64_t top_k;
-  float top_p;
-  float min_p;
-
-  bool valid() const;
-  bool filters(int64_t vocab) const;
-};
-
-SequenceParams params_of(const SamplingParams& sampling, int64_t sequence);
-
-// min(1/T, largest float): a temperature under 1/FLT_MAX must not make 0 * inf at the maximum.
-float inverse_temperature(float temperature);
 
 // V elements, read tile by tile as floats.
 class RowView {
@@ -52,10 +37,10 @@ class RowView {
 
 struct RowStats {
   bool valid = false;
-  bool one_hot = false; // all mass on argmax
-  bool direct = false;  // the row holds the probabilities; nothing else here is used
-  bool listed = false;  // scratch.survivors is all that has mass
-  int64_t argmax = -1;  // found only where it is needed
+  bool one_hot = false;  // all mass on argmax
+  bool direct = false;   // the row holds the probabilities; nothing else here is used
+  bool listed = false;   // scratch.survivors is all that has mass
+  int64_t argmax = -1;   // found only where it is needed
   float max = 0;
   float inv_t = 1;
   float threshold = 0;  // in raw logits

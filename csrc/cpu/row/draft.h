@@ -25,13 +25,13 @@ struct DraftDistribution {
 
   // Which law; fields of other forms are unused.
   DraftForm form = DraftForm::kOneHot;
-  bool broken = false;   // no law, whatever the token
-  int64_t token = -1;    // point mass
-  RowView row;           // rows, sampled; probabilities of a sparse law
-  RowStats stats;          // of logits
+  bool broken = false;           // no law, whatever the token
+  int64_t token = -1;            // point mass
+  RowView row;                   // rows, sampled; probabilities of a sparse law
+  RowStats stats;                // of logits
   WeightParams weight_params{};  // the same
-  bool probs = false;    // the row holds probabilities
-  bool checked = false;  // the whole row is known to be finite
+  bool probs = false;            // the row holds probabilities
+  bool checked = false;          // the whole row is known to be finite
   const int32_t* columns = nullptr;
   const void* ids = nullptr;  // sparse, at this row
   bool ids_are_int64 = false;

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "specdec/filter.h"
+#include "specdec/ordered_key.h"
 
 namespace specdec::cpu {
 namespace {
@@ -76,8 +77,8 @@ float last_to_reach(float low, float high, Reaches&& reaches) {
 }
 
 // No survivor of top-k, or else of top-p, or else of min-p, lies below.
-float floor_of(const RowView& row, const SequenceParams& params, double total, const RowStats& stats,
-               Scratch& scratch) {
+float floor_of(const RowView& row, const SequenceParams& params, double total,
+               const RowStats& stats, Scratch& scratch) {
   const TileKernels& k = tile_kernels();
   const float* blocks = scratch.blocks.data();
   const auto n = static_cast<int64_t>(scratch.blocks.size());
@@ -128,8 +129,9 @@ float threshold_of_list(const SequenceParams& params, int64_t vocab, float floor
   const TileKernels& k = tile_kernels();
   float keep = floor;
   if (limits(params, vocab)) {
-    keep = last_to_reach(
-        floor, stats.max, [&](float low) { return k.count(s.values, s.count, low) >= params.top_k; });
+    keep = last_to_reach(floor, stats.max, [&](float low) {
+      return k.count(s.values, s.count, low) >= params.top_k;
+    });
     drop_below(keep, s);
   }
   if (params.top_p < 1) {
@@ -186,7 +188,7 @@ void filter(const RowView& row, const SequenceParams& params, double total, RowS
   const float floor = floor_of(row, params, total, stats, scratch);
   stats.listed = list(row, floor, scratch, s);
   stats.threshold = stats.listed ? threshold_of_list(params, row.vocab(), floor, total, stats, s)
-                             : threshold_by_radix(row, params, floor, total, stats, scratch);
+                                 : threshold_by_radix(row, params, floor, total, stats, scratch);
   stats.threshold =
       std::max(stats.threshold, min_p_threshold(stats.max, params.temperature, params.min_p));
   if (stats.listed) drop_below(stats.threshold, s);

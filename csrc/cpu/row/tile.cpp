@@ -246,7 +246,8 @@ Best SPECDEC_CAT(race_, SPECDEC_ISA)(const float* tile, int64_t n, int64_t first
                                      const WeightParams& weight_params, const GumbelNoise& noise,
                                      float floor);
 Best SPECDEC_CAT(race_among_, SPECDEC_ISA)(const float* values, const int32_t* ids, int64_t n,
-                                           const WeightParams& weight_params, const GumbelNoise& noise);
+                                           const WeightParams& weight_params,
+                                           const GumbelNoise& noise);
 
 extern const TileKernels SPECDEC_CAT(tile_kernels_, SPECDEC_ISA);
 const TileKernels SPECDEC_CAT(tile_kernels_, SPECDEC_ISA) = {SPECDEC_STR(SPECDEC_ISA),

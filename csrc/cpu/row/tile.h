@@ -4,6 +4,7 @@
 // agree bit for bit (the plain build has no fused multiply-add).
 #include <cstdint>
 
+#include "specdec/noise.h"
 #include "specdec/sampling.h"
 
 namespace specdec::cpu {
@@ -39,12 +40,6 @@ struct Overlap {
   float slope;  // its derivative by t
 };
 
-struct GumbelNoise {
-  uint64_t seed;
-  uint64_t position;
-  uint32_t stream;
-};
-
 struct Histogram {
   uint32_t low, high;  // ordered keys, both inclusive
   int shift;
@@ -60,7 +55,8 @@ struct TileKernels {
   void (*log)(const float* in, int64_t n, float* out);
   // blocks: maximum of each kBlock entries, may be null.
   Peak (*peak)(const float* tile, int64_t n, float* blocks);
-  float (*sum_exp)(const float* tile, int64_t n, const WeightParams& weight_params);  // as if scale were 1
+  float (*sum_exp)(const float* tile, int64_t n,
+                   const WeightParams& weight_params);  // as if scale were 1
   void (*weights)(const float* tile, int64_t n, const WeightParams& weight_params, float* out);
   void (*subtract)(float* p, const float* q, int64_t n);  // p = max(p - q, 0)
   float (*sum)(const float* tile, int64_t n);
@@ -73,8 +69,8 @@ struct TileKernels {
   int64_t (*gather)(const float* tile, int64_t n, int64_t first, float floor, float* values,
                     int32_t* ids);
   // Only scores over the floor.
-  Best (*gumbel)(const float* tile, int64_t n, int64_t first_token, const WeightParams& weight_params,
-                 const GumbelNoise& noise, float floor);
+  Best (*gumbel)(const float* tile, int64_t n, int64_t first_token,
+                 const WeightParams& weight_params, const GumbelNoise& noise, float floor);
   // The same noise for scattered tokens; index is into values.
   Best (*gumbel_among)(const float* values, const int32_t* ids, int64_t n,
                        const WeightParams& weight_params, const GumbelNoise& noise);
@@ -84,20 +80,5 @@ struct TileKernels {
 
 // The widest instruction set this processor runs.
 const TileKernels& tile_kernels();
-
-// Unsigned order of the keys is the order of the floats.
-inline uint32_t ordered_key(float value) {
-  value += 0.0f;  // -0 is 0: they tie
-  uint32_t bits;
-  __builtin_memcpy(&bits, &value, 4);
-  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-}
-
-inline float from_ordered_key(uint32_t key) {
-  const uint32_t bits = key & 0x80000000u ? key ^ 0x80000000u : ~key;
-  float value;
-  __builtin_memcpy(&value, &bits, 4);
-  return value;
-}
 
 }  // namespace specdec::cpu

@@ -68,7 +68,10 @@ inline F gumbel(const U& x) {
 // Race of up to sixteen tokens against the best so far.
 struct Race {
   Race(const WeightParams& weight_params, const GumbelNoise& noise, float floor)
-      : weight_params(weight_params), noise(noise), rate(weight_params.inv_t * kUnit), best{floor, -1} {
+      : weight_params(weight_params),
+        noise(noise),
+        rate(weight_params.inv_t * kUnit),
+        best{floor, -1} {
     if (rate > kLargest) rate = kLargest;
   }
 
@@ -145,7 +148,8 @@ Best SPECDEC_CAT(race_, SPECDEC_ISA)(const float* tile, int64_t n, int64_t first
 }
 
 Best SPECDEC_CAT(race_among_, SPECDEC_ISA)(const float* values, const int32_t* ids, int64_t n,
-                                           const WeightParams& weight_params, const GumbelNoise& noise) {
+                                           const WeightParams& weight_params,
+                                           const GumbelNoise& noise) {
   Race gumbel_argmax(weight_params, noise, -kInf);
   each(values, n, -kInf, [&](int64_t i, const F& l) {
     uint32_t token[kWidth] = {}, x[kWidth];

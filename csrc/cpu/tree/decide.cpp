@@ -46,7 +46,7 @@ void TopDownVerifier::find_children(int64_t depth) {
 }
 
 TopDownVerifier::Decision TopDownVerifier::decide_step(const TreeStep& step) {
-  if (greedy_) return match_target(step);
+  if (state_.greedy) return match_target(step);
   switch (p_.rule) {
     case TreeRule::kTypical:
       return typical(step);
@@ -64,10 +64,10 @@ TopDownVerifier::Decision TopDownVerifier::decide_step(const TreeStep& step) {
 
 // Rule greedy takes the maximum, match the maximum under shared Gumbel noise, target_only a draw.
 TopDownVerifier::Decision TopDownVerifier::match_target(const TreeStep& step) {
-  const bool drawn = !greedy_ && p_.rule == TreeRule::kTargetOnly;
-  const GumbelNoise noise = {seed(), position(step.depth), kSharedStream};
+  const bool drawn = !state_.greedy && p_.rule == TreeRule::kTargetOnly;
   const int64_t y = drawn ? draw_target(step)
-                          : gumbel_argmax(step.row, step.stats, scratch_.target, noise, parallel_);
+                          : gumbel_argmax(step.row, step.stats, scratch_.target,
+                                          shared_noise(step.depth), parallel_);
   for (int64_t n : distinct_tokens()) {
     record_accept_prob(n, drawn ? std::exp(step.stats.logprob(step.row, token(n))) : token(n) == y);
   }
@@ -82,11 +82,11 @@ TopDownVerifier::Decision TopDownVerifier::typical(const TreeStep& step) {
   int64_t likeliest = kNone;
   for (int64_t n : distinct_tokens()) {
     const double p_x = std::exp(step.stats.logprob(step.row, token(n)));
-    if (p_x <= epsilon && p_x > 0 && std::isnan(bound)) {
+    if (typical_needs_entropy(p_x, epsilon) && std::isnan(bound)) {
       const double h = entropy(step.row, step.stats, parallel_, scratch_.entropies);
-      bound = p_.typical_delta * std::exp(-h);
+      bound = typical_bound(epsilon, p_.typical_delta, h);
     }
-    const bool accepted = p_x > epsilon || (p_x > 0 && p_x > bound);
+    const bool accepted = p_x > epsilon || p_x > bound;
     record_accept_prob(n, accepted);
     if (!accepted || p_x <= best) continue;
     best = p_x;
@@ -95,21 +95,20 @@ TopDownVerifier::Decision TopDownVerifier::typical(const TreeStep& step) {
   return {likeliest, likeliest == kNone ? draw_target(step) : kNone};
 }
 
-// Probabilities given as such are compared as they are, so that a tie is a tie; for logits the
-// logarithms are compared, which do not underflow. verify_chain does the same.
 bool TopDownVerifier::accepts(const TreeStep& step, const Residual& residual, int64_t node,
                               int64_t trial, const DraftDistribution& draft, double s) const {
-  const double u = accept_uniform(node, step.depth, trial);
+  const double u = accept_uniform(p_, state_, node, step.depth, trial);
   const int64_t x = token(node);
   if (!residual.is_target() || step.stats.direct) {
-    const double p_x = residual.at(x), q_x = s * draft.q_x;
-    record_accept_prob(node, p_x == 0 ? 0 : p_x / q_x);
-    return u * q_x < p_x;
+    return record_test(node, accept_ratio(u, residual.at(x), s * draft.q_x));
   }
   const double log_p = x < p_.vocab ? step.stats.logprob(step.row, x) : -INFINITY;
-  const double log_q = std::log(s) + draft.log_q_x;
-  record_accept_prob(node, log_p == -INFINITY ? 0 : std::exp(std::min(0.0, log_p - log_q)));
-  return std::log(u) < log_p - log_q;
+  return record_test(node, accept_log_ratio(u, log_p, std::log(s) + draft.log_q_x));
+}
+
+bool TopDownVerifier::record_test(int64_t node, const Acceptance& a) const {
+  record_accept_prob(node, a.probability);
+  return a.accepted;
 }
 
 // Rules multi_draft and multi_draft_wor. Without replacement, a later sibling was drawn from Q
@@ -199,7 +198,7 @@ TopDownVerifier::Decision TopDownVerifier::k_seq(const TreeStep& step) {
     draft.look_up(token(n));
     if (accepts(step, residual, n, trial, draft, rule.rho())) return {n, kNone};
   }
-  const int64_t y = rule.draw(draw_uniform(step.depth));
+  const int64_t y = rule.draw(residual_uniform(p_, state_, step.depth));
   if (y >= 0) return {kNone, y};
   status_ |= kEmptyResidual;
   return {kNone, draw_target(step)};
@@ -211,7 +210,8 @@ Residual TopDownVerifier::full_residual(const TreeStep& step) {
 
 int64_t TopDownVerifier::draw_recovered(const TreeStep& step, Residual& residual) {
   if (residual.is_target()) return draw_target(step);
-  const int64_t y = residual.mass > 0 ? residual.draw(draw_uniform(step.depth)) : kNone;
+  const int64_t y =
+      residual.mass > 0 ? residual.draw(residual_uniform(p_, state_, step.depth)) : kNone;
   if (y >= 0) return y;
   status_ |= kEmptyResidual;
   return draw_target(step);

@@ -30,6 +30,7 @@ class TopDownVerifier final : public TreeVerifier {
   // Whether trial number `trial` accepts `node`: u * s * Q(x) < residual(x), strictly.
   bool accepts(const TreeStep& step, const Residual& residual, int64_t node, int64_t trial,
                const DraftDistribution& draft, double s) const;
+  bool record_test(int64_t node, const Acceptance& a) const;
   // A residual from which nothing was subtracted yet.
   Residual full_residual(const TreeStep& step);
   // The token after all children were rejected, from P where no residual is left.

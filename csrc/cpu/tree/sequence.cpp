@@ -1,6 +1,5 @@
 #include "cpu/tree/sequence.h"
 
-#include <algorithm>
 #include <cmath>
 
 namespace specdec::cpu {
@@ -9,7 +8,7 @@ bool TreeSequence::open_tree() {
   const int64_t rows = open(p_.rule == TreeRule::kGreedy, p_.nodes + 1);
   if (rows == 0) return false;
   if (!read_nodes(rows - 1)) status_ |= kDraftOutOfRange;
-  max_tokens_ = p_.max_new_tokens != nullptr ? std::max<int64_t>(0, p_.max_new_tokens[b_]) : rows;
+  max_tokens_ = most_new_tokens(p_, state_);
   return max_tokens_ > 0;
 }
 
@@ -18,9 +17,8 @@ bool TreeSequence::read_nodes(int64_t n) {
   nodes_.clear(n);
   while (--n >= 0) {
     const int64_t x = drafted(n);
-    const int64_t parent = id_at(p_.parents, p_.parents_are_int64,
-                                 b_ * p_.stride_parent_sequence + n * p_.stride_parent);
-    if (parent < kRoot || parent >= n || x < kNone || x >= p_.id_limit()) {
+    const int64_t parent = p_.parent(b_, n);
+    if (!p_.valid_node(n, x, parent)) {
       valid = false;
     } else if (x != kNone) {
       nodes_.add(n, x, parent);
@@ -39,9 +37,7 @@ void TreeSequence::clear() const {
 }
 
 bool TreeSequence::ends_at(int64_t depth, int64_t node) const {
-  const int64_t* end = p_.eos_token_ids + p_.num_eos;
-  return depth == max_tokens_ ||
-         (depth > 0 && std::find(p_.eos_token_ids, end, token(node)) != end);
+  return depth == max_tokens_ || (depth > 0 && is_eos(p_, token(node)));
 }
 
 void TreeSequence::accept(int64_t depth, int64_t node, double logprob) const {

@@ -21,19 +21,7 @@ class TreeSequence : protected SequenceView<TreeParams> {
   // The target row that predicts the token after a node.
   RowView row_after(int64_t node) const { return target_row(node + 1); }
   // The draft row that a node was drawn from.
-  int64_t draft_row(int64_t node) const {
-    return p_.draft_rows != nullptr ? p_.draft_rows[b_ * p_.nodes + node] : node;
-  }
-
-  double accept_uniform(int64_t node, int64_t depth, int64_t trial) const {
-    if (p_.uniforms != nullptr) return p_.uniforms[b_ * (2 * p_.nodes + 1) + node];
-    return uniform(seed(), position(depth), kAcceptStream, static_cast<uint32_t>(trial));
-  }
-  // The uniform that draws the recovered or bonus token at `depth`.
-  double draw_uniform(int64_t depth) const {
-    if (p_.uniforms != nullptr) return p_.uniforms[b_ * (2 * p_.nodes + 1) + p_.nodes + depth];
-    return uniform(seed(), position(depth), kResidualStream);
-  }
+  int64_t draft_row(int64_t node) const { return p_.draft_row(b_, node); }
 
   // Whether no token follows `node`: it is an end-of-sequence token or the last one allowed.
   bool ends_at(int64_t depth, int64_t node) const;

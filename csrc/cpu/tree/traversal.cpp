@@ -66,25 +66,19 @@ double TraversalVerifier::acceptance_ratio(const Residual& residual, int64_t x,
                                            const DraftDistribution& draft) const {
   if (x >= p_.vocab) return 0;
   if (!residual.is_target()) {
-    const double p_x = residual.at(x) / residual.mass;
-    return p_x > 0 ? p_x / draft.q_x : 0;
+    return probability_ratio(residual.at(x) / residual.mass, draft.q_x);
   }
-  double ratio = 0;
-  if (residual.stats.direct) {
-    const double p_x = residual.row.at(x);
-    if (p_x > 0) ratio = p_x / draft.q_x;
-  } else {
-    const double log_p = residual.stats.logprob(residual.row, x);
-    if (log_p > -INFINITY) ratio = std::exp(log_p - draft.log_q_x);
-  }
-  const double scale = residual.target_scale();
-  return ratio > 0 && scale > 0 ? scale * ratio : 0;
+  const double ratio =
+      residual.stats.direct
+          ? probability_ratio(residual.row.at(x), draft.q_x)
+          : probability_ratio_of_logs(residual.stats.logprob(residual.row, x), draft.log_q_x);
+  return next_carried(residual.target_scale(), ratio);
 }
 
 // Every node has a uniform of its own at the first position: siblings and depths share none.
 bool TraversalVerifier::accepts(const TraversalLevel& level) const {
   record_accept_prob(level.node, level.accept_prob);
-  return accept_uniform(level.node, 0, level.node) < level.accept_prob;
+  return accept_uniform(p_, state_, level.node, 0, level.node) < level.accept_prob;
 }
 
 void TraversalVerifier::subtract_child(TraversalLevel& level) {
@@ -92,7 +86,7 @@ void TraversalVerifier::subtract_child(TraversalLevel& level) {
   const Residual::Sums sums = residual.sums_after(*level.tried, residual.mass, true);
   if (!sums.valid) return skip_children(level, kDraftNotFinite);
   if (!(sums.negative > 0)) return skip_children(level, kEmptyResidual);
-  level.accept_prob = std::min(1.0, sums.positive / sums.negative);
+  level.accept_prob = block_accept_prob(level.accept_prob, sums.positive, sums.negative);
   residual.subtract(*level.tried, residual.mass);
   residual.mass = sums.negative;
 }
@@ -102,7 +96,7 @@ void TraversalVerifier::emit_next(int64_t depth, TraversalLevel& level) {
   status_ |= level.status;
   if (level.status == kTargetNotFinite) return;
   Residual& residual = level.residual;
-  int64_t y = residual.is_target() ? kNone : residual.draw(draw_uniform(depth));
+  int64_t y = residual.is_target() ? kNone : residual.draw(residual_uniform(p_, state_, depth));
   if (y < 0) {
     if (!residual.is_target()) status_ |= kEmptyResidual;
     const bool still_measured = measured_ == level.node;

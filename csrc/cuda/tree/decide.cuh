@@ -132,8 +132,7 @@ class TopDownVerifier : public KSeqVerifier {
   __forceinline__ __device__ void compare_typical() {
     const double entropy =
         t_.stats.log_sum + t_.stats.inv_t * t_.positive_sum * exp(-t_.stats.log_sum);
-    t_.typical_bound =
-        fmin(static_cast<double>(p_.typical_epsilon), p_.typical_delta * exp(-entropy));
+    t_.typical_bound = typical_bound(p_.typical_epsilon, p_.typical_delta, entropy);
     t_.state = TreeState::kChildrenCompared;
     t_.action = TreeAction::kCompareChildren;
   }
@@ -177,9 +176,8 @@ class TopDownVerifier : public KSeqVerifier {
 
   __forceinline__ __device__ void test_residual() {
     const double q_x = t_.residual_mass * t_.draft.q_x / t_.remaining_mass;
-    const double p_x = t_.residual_at_x;
-    record_accept_prob(t_.child, p_x == 0 ? 0 : q_x > 0 ? p_x / q_x : 1);
-    const bool accepted = accept_uniform(t_.position + t_.depth, t_.trial) * q_x < p_x;
+    const double u = accept_uniform(p_, t_, t_.child, t_.depth, t_.trial);
+    const bool accepted = record_test(accept_ratio(u, t_.residual_at_x, q_x));
     go_to(accepted ? TreeState::kAcceptChild : TreeState::kReject);
   }
 

@@ -27,7 +27,7 @@ class KSeqVerifier : public TreeVerifier {
     const auto k = static_cast<double>(t_.num_children);
     for (int i = 0; i < kFactorsAtOnce; ++i) {
       const double rho = t_.factors[i], beta = t_.overlaps[i];
-      const double gap = rho * beta - any_accepted(beta);
+      const double gap = rho * beta - any_sibling_accepted(beta, t_.num_children);
       if (gap >= 0 || rho >= k) {
         t_.high = rho;
         t_.high_gap = gap;
@@ -50,8 +50,8 @@ class KSeqVerifier : public TreeVerifier {
   // Sums P - share * min(Q, P / rho), the residual after every child was rejected.
   __forceinline__ __device__ void scan_k_seq_residual() {
     const double share = t_.num_children == 1 ? 1
-                         : t_.beta > 0        ? any_accepted(t_.beta) / t_.beta
-                                              : 0;
+                         : t_.beta > 0 ? any_sibling_accepted(t_.beta, t_.num_children) / t_.beta
+                                       : 0;
     t_.records[t_.first_draft].scale = static_cast<float>(share);
     scan(ScanKind::kKSeqResidual, TreeState::kSubtracted);
   }
@@ -63,11 +63,6 @@ class KSeqVerifier : public TreeVerifier {
     t_.factors[2] = c;
     t_.factors[3] = d;
     scan(ScanKind::kOverlaps, TreeState::kOverlapsMeasured);
-  }
-
-  // Probability that one of K trials accepts, each with probability beta.
-  __forceinline__ __device__ double any_accepted(double beta) const {
-    return -expm1(static_cast<double>(t_.num_children) * log1p(-beta));
   }
 };
 

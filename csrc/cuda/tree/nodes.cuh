@@ -19,30 +19,17 @@ namespace specdec::cuda {
 
 constexpr int kNone = -1;
 
-inline __device__ int64_t parent_of(const TreeParams& p, int64_t b, int64_t n) {
-  return id_at(p.parents, p.parents_are_int64, b * p.stride_parent_sequence + n * p.stride_parent);
-}
-
-inline __device__ bool valid_node(const TreeParams& p, int64_t n, int64_t token, int64_t parent) {
-  return parent >= -1 && parent < n && token >= -1 && token < p.id_limit();
-}
-
 // Whether n is a valid, present child of `parent`.
 inline __device__ bool is_child(const TreeParams& p, int64_t b, int64_t n, int64_t parent) {
   const int64_t x = p.drafted(b, n);
-  return parent_of(p, b, n) == parent && x != -1 && valid_node(p, n, x, parent);
-}
-
-// The draft row that node n was drawn from.
-inline __device__ int64_t draft_row(const TreeParams& p, int64_t b, int64_t n) {
-  return p.draft_rows != nullptr ? p.draft_rows[b * p.nodes + n] : n;
+  return p.parent(b, n) == parent && x != -1 && p.valid_node(n, x, parent);
 }
 
 // Whether two nodes were drawn from one distribution. Without replacement their parents must agree
 // too, because only siblings of one parent were drawn together.
 inline __device__ bool same_draft_row(const TreeParams& p, int64_t b, int64_t n, int64_t m) {
-  return draft_row(p, b, n) == draft_row(p, b, m) &&
-         (p.rule != TreeRule::kMultiDraftWor || parent_of(p, b, n) == parent_of(p, b, m));
+  return p.draft_row(b, n) == p.draft_row(b, m) &&
+         (p.rule != TreeRule::kMultiDraftWor || p.parent(b, n) == p.parent(b, m));
 }
 
 }  // namespace specdec::cuda

@@ -28,7 +28,7 @@ class ResidualScan {
       const TileStats tile_stats = drawn_tile_stats();
       const float max = linear() ? max_of(group_, tile_stats.maxima, warp_tiles) : t_.stats.max;
       const WarpTileMasses masses(group_, tile_stats, warp_tiles, max, t_.stats.inv_t, linear());
-      warp_tile = masses.choose(group_, draw_uniform(), rest);
+      warp_tile = masses.choose(group_, residual_uniform(job_.p, t_, t_.depth), rest);
     }
     pass(warp_tile, 1, warp_tile + 1, rest);
   }
@@ -49,12 +49,6 @@ class ResidualScan {
   // The first record whose draft this pass subtracts; none where P itself is drawn from.
   __device__ int32_t first_draft() const {
     return draws() && !t_.from_residual ? kNone : t_.first_draft;
-  }
-
-  __device__ double draw_uniform() const {
-    const TreeParams& p = job_.p;
-    return p.uniforms != nullptr ? p.uniforms[t_.b * (2 * p.nodes + 1) + p.nodes + t_.depth]
-                                 : uniform(t_.seed, t_.position + t_.depth, kResidualStream);
   }
 
   // A warp tile of the target row (node < 0), or of the draft row of a record.

@@ -35,7 +35,7 @@ struct ExcludedToken {
   int64_t node;
 };
 
-struct TreeTask {
+struct TreeTask : SequenceState {
   // Of the group and of this block.
   int64_t context;          // which tile statistics are the group's
   NodeRecord* records;      // [N+1], only for rules that read the draft
@@ -43,12 +43,9 @@ struct TreeTask {
   uint32_t* node_sets;      // [3, words], see Siblings
   unsigned rank;
   // Of the sequence.
-  int64_t b, begin, nodes;  // nodes: how many have a target row
-  uint64_t seed, position;
-  SequenceParams params;
-  float q_temperature;
+  int64_t nodes;  // how many have a target row
   int32_t status, accepted;
-  bool greedy, direct, filtered, over;
+  bool over;  // nothing can be verified
   int64_t max_tokens;
   // Of the current step.
   TreeState state;
@@ -123,9 +120,8 @@ struct TreeJob {
 // Q of node n, at the token x. A one-hot draft has its mass on the node's own token.
 inline __device__ void open_draft(const TreeParams& p, const TreeTask& t, int64_t n, int64_t x,
                                   DraftDistribution& d) {
-  const int64_t row = draft_row(p, t.b, n);
-  const int64_t statistic = p.draft.flat ? row : t.b * p.draft.num_rows + row;
-  open_draft(p.draft, t.b, row, statistic, x, t.q_temperature, d);
+  const int64_t row = p.draft_row(t.b, n);
+  open_draft(p.draft, t.b, row, p.draft_statistic(t.b, row), x, t.q_temperature, d);
   if (d.form != DraftForm::kOneHot) return;
   d.token = p.drafted(t.b, n);
   d.q_x = x == d.token ? 1 : 0;
@@ -134,18 +130,18 @@ inline __device__ void open_draft(const TreeParams& p, const TreeTask& t, int64_
 
 // Reads parameters and target rows of sequence b. For one thread.
 inline __device__ void open_sequence(const TreeParams& p, int64_t b, TreeTask& t) {
-  const int64_t rows = open_rows(p, p.rule == TreeRule::kGreedy, b, p.nodes + 1, t);
-  t.nodes = t.over ? 0 : rows - 1;
-  t.max_tokens = p.max_new_tokens == nullptr ? rows
-                 : p.max_new_tokens[b] < 0   ? 0
-                                             : p.max_new_tokens[b];
+  t.accepted = 0;
+  t.status = open_sequence(p, p.rule == TreeRule::kGreedy, b, p.nodes + 1, t);
+  t.over = t.status != 0;
+  t.nodes = t.over ? 0 : t.rows - 1;
+  t.max_tokens = most_new_tokens(p, t);
 }
 
 // Reports nodes out of range. For the whole block.
 inline __device__ void check_nodes(BlockGroup& group, const TreeParams& p, TreeTask& t) {
   int64_t faults = 0;
   for (int64_t n = thread_id(); n < t.nodes; n += kThreads) {
-    faults += !valid_node(p, n, p.drafted(t.b, n), parent_of(p, t.b, n));
+    faults += !p.valid_node(n, p.drafted(t.b, n), p.parent(t.b, n));
   }
   faults = group.sum(faults);
   if (thread_id() == 0 && faults > 0) t.status |= kDraftOutOfRange;

@@ -29,7 +29,7 @@ class Siblings {
     }
     const int64_t found = fill(
         [&](int64_t n) {
-          const int64_t parent = parent_of(p_, t_.b, n);
+          const int64_t parent = p_.parent(t_.b, n);
           return is_child(p_, t_.b, n, parent) &&
                  (parent < 0 ? root : !root && has(sets.path_nodes, parent));
         },

@@ -43,8 +43,8 @@ class TraversalVerifier : public TreeVerifier {
       case TreeState::kDraftMeasured:
         return weigh_child();
       case TreeState::kResidualRead:
-        return enter_child(t_.residual_at_x / t_.residual_mass / t_.draft.q_x,
-                           t_.residual_at_x > 0);
+        return enter_child(next_carried(
+            1.0, probability_ratio(t_.residual_at_x / t_.residual_mass, t_.draft.q_x)));
       case TreeState::kTestNode:
         return test_node();
       case TreeState::kReject:
@@ -121,22 +121,19 @@ class TraversalVerifier : public TreeVerifier {
     NodeRecord& r = keep_draft(t_.child);
     r.logprob = target_logprob(t_.x);
     if (t_.first_draft >= 0 && t_.x < p_.vocab) return read_residual(TreeState::kResidualRead);
-    // Probabilities are divided as they were given, so that a tie is a tie; logits give the ratio
-    // through logarithms, which do not underflow.
-    const bool possible = t_.first_draft < 0 && r.logprob > -INFINITY && t_.target_scale > 0;
     double ratio = 0;
-    if (possible) {
-      ratio = t_.direct ? static_cast<double>(at(t_.row, t_.x)) / t_.draft.q_x
-                        : exp(r.logprob - t_.draft.log_q_x);
+    if (t_.first_draft < 0 && t_.x < p_.vocab) {
+      ratio = t_.direct ? probability_ratio(at(t_.row, t_.x), t_.draft.q_x)
+                        : probability_ratio_of_logs(r.logprob, t_.draft.log_q_x);
     }
-    enter_child(t_.target_scale * ratio, possible);
+    enter_child(next_carried(t_.target_scale, ratio));
   }
 
   // Descends to the child, whose acceptance probability before its own children count is given.
-  __forceinline__ __device__ void enter_child(double accept_prob, bool possible) {
+  __forceinline__ __device__ void enter_child(double accept_prob) {
     NodeRecord& r = record_after(t_.child);
     r.parent = t_.node;
-    r.target_scale = possible ? fmin(1.0, accept_prob) : 0;
+    r.target_scale = accept_prob;
     t_.node = t_.child;
     ++t_.depth;
     go_to(TreeState::kEnterNode);
@@ -148,7 +145,8 @@ class TraversalVerifier : public TreeVerifier {
     if (t_.node < 0) return go_to(TreeState::kAcceptPath);
     const double h = record_after(t_.node).accept_prob;
     record_accept_prob(t_.node, h);
-    go_to(accept_uniform(t_.position, t_.node) < h ? TreeState::kAcceptPath : TreeState::kReject);
+    go_to(accept_uniform(p_, t_, t_.node, 0, t_.node) < h ? TreeState::kAcceptPath
+                                                          : TreeState::kReject);
   }
 
   // Subtracts the draft of the rejected node from the residual of its parent.
@@ -172,7 +170,7 @@ class TraversalVerifier : public TreeVerifier {
       t_.residual_known = false;
       pop_draft();
     } else if (!ends) {
-      r.accept_prob = fmin(1.0, t_.positive_sum / t_.second_sum);
+      r.accept_prob = block_accept_prob(r.accept_prob, t_.positive_sum, t_.second_sum);
       r.residual_mass = t_.second_sum;
     }
     r.first_draft = t_.first_draft;

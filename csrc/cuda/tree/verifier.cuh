@@ -3,6 +3,7 @@
 // node from the root down, TraversalVerifier (traversal.cuh) tests nodes from the leaves up. One
 // thread of each block runs them.
 #include "cuda/tree/sequence.cuh"
+#include "specdec/acceptance.h"
 
 namespace specdec::cuda {
 
@@ -83,10 +84,7 @@ class TreeVerifier {
   // Whether no token follows the current node: it is an end-of-sequence token or the last allowed.
   __forceinline__ __device__ bool ends_here() const {
     if (t_.depth >= t_.max_tokens) return true;
-    const int64_t x = t_.node < 0 ? -1 : p_.drafted(t_.b, t_.node);
-    bool ends = false;
-    for (int64_t e = 0; e < p_.num_eos && t_.node >= 0; ++e) ends |= x == p_.eos_token_ids[e];
-    return ends;
+    return t_.node >= 0 && is_eos(p_, p_.drafted(t_.b, t_.node));
   }
 
   // The target row after the current node.
@@ -94,9 +92,8 @@ class TreeVerifier {
     const Read read = p_.kind == Kind::kLogits ? Read::kLogits
                       : t_.direct || t_.greedy ? Read::kProbs
                                                : Read::kLogOfProbs;
-    t_.row = p_.target_indptr != nullptr
-                 ? RowView(p_.target, 0, t_.begin + t_.node + 1, p_.vocab, read)
-                 : RowView(p_.target, t_.b, t_.node + 1, p_.vocab, read);
+    const TargetRow at = target_row(p_, t_, t_.node + 1);
+    t_.row = RowView(p_.target, at.sequence, at.row, p_.vocab, read);
   }
 
   // Q of the child, or of another node at the child's token. If a subtracted draft is the same
@@ -150,35 +147,30 @@ class TreeVerifier {
 
   __forceinline__ __device__ void clear_drafts() { t_.first_draft = t_.last_draft = kNone; }
 
-  // Whether the child is accepted: u * s * Q(x) < P(x), strictly. Probabilities given as such are
-  // compared as they are, logits through logarithms, as verify_chain does.
+  // Whether the child is accepted: u * s * Q(x) < P(x), strictly.
   __forceinline__ __device__ bool accepts(double s) const {
     const DraftDistribution& draft = t_.draft;
-    const double u = accept_uniform(t_.position + t_.depth, t_.trial);
+    const double u = accept_uniform(p_, t_, t_.child, t_.depth, t_.trial);
     if (t_.direct) {
-      const double p_x = t_.x < p_.vocab ? at(t_.row, t_.x) : 0.0f, q_x = s * draft.q_x;
-      record_accept_prob(t_.child, p_x == 0 ? 0 : p_x / q_x);
-      return u * q_x < p_x;
+      const float p_x = t_.x < p_.vocab ? at(t_.row, t_.x) : 0.0f;
+      return record_test(accept_ratio(u, p_x, s * draft.q_x));
     }
-    const double log_p = target_logprob(t_.x), log_q = log(s) + draft.log_q_x;
-    record_accept_prob(t_.child, log_p == -INFINITY ? 0 : exp(fmin(0.0, log_p - log_q)));
-    return log(u) < log_p - log_q;
+    return record_test(accept_log_ratio(u, target_logprob(t_.x), log(s) + draft.log_q_x));
+  }
+
+  // Records the test of the child; returns whether it was accepted.
+  __forceinline__ __device__ bool record_test(const Acceptance& a) const {
+    record_accept_prob(t_.child, a.probability);
+    return a.accepted;
   }
 
   __forceinline__ __device__ double target_logprob(int64_t token) const {
     return token < p_.vocab ? t_.stats.logprob(at(t_.row, token)) : -INFINITY;
   }
 
-  // The acceptance uniform of the child.
-  __forceinline__ __device__ double accept_uniform(uint64_t position, int64_t trial) const {
-    return p_.uniforms != nullptr
-               ? p_.uniforms[t_.b * (2 * p_.nodes + 1) + t_.child]
-               : uniform(t_.seed, position, kAcceptStream, static_cast<uint32_t>(trial));
-  }
-
   __forceinline__ __device__ void record_accept_prob(int64_t n, double probability) const {
     if (t_.rank != 0 || p_.accept_probs == nullptr) return;
-    p_.accept_probs[t_.b * p_.nodes + n] = static_cast<float>(probability > 1 ? 1.0 : probability);
+    p_.accept_probs[t_.b * p_.nodes + n] = recorded_accept_prob(probability);
   }
 
   // The token at a depth; `node` is kNone for a recovered or bonus token.
