@@ -1,6 +1,6 @@
 #pragma once
-// What the two ways to verify a tree share: TopDownVerifier (decide.h) accepts a child of each node
-// from the root down, TraversalVerifier (traversal.h) tests nodes from the leaves up.
+// The base of the two verifiers: TopDownVerifier (decide.h) accepts a child of each node from the
+// root down, TraversalVerifier (traversal.h) tests nodes from the leaves up.
 #include <deque>
 #include <vector>
 

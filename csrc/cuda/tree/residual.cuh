@@ -23,14 +23,14 @@ class ResidualScan {
       group_.turn = 0;
       return add_up();
     }
-    int64_t warp_tile = t_.x / kWarpTile, rest = 0;
+    int64_t warp_tile = t_.x / kWarpTile, units = 0;
     if (action == TreeAction::kDraw) {
       const TileStats tile_stats = drawn_tile_stats();
       const float max = linear() ? max_of(group_, tile_stats.maxima, warp_tiles) : t_.stats.max;
       const WarpTileMasses masses(group_, tile_stats, warp_tiles, max, t_.stats.inv_t, linear());
-      warp_tile = masses.choose(group_, residual_uniform(job_.p, t_, t_.depth), rest);
+      warp_tile = masses.choose(group_, residual_uniform(job_.p, t_, t_.depth), units);
     }
-    pass(warp_tile, 1, warp_tile + 1, rest);
+    pass(warp_tile, 1, warp_tile + 1, units);
   }
 
  private:
@@ -60,41 +60,42 @@ class ResidualScan {
   }
 
   // Goes through the target row and all draft rows of one warp tile, then through those of the next
-  // one. The row after the current one is already being loaded while the current one is used.
-  __device__ void pass(int64_t warp_tile, int64_t step, int64_t end, int64_t rest) const {
-    constexpr int32_t kNothing = kNone - 1;
-    int32_t at = kNothing, next_at = kNone;
+  // one. While one row is used, the one after it is being loaded. Rows are named by their records,
+  // the target row by kNone. `units` is the mass in this tile before the token that is drawn.
+  __device__ void pass(int64_t warp_tile, int64_t step, int64_t end, int64_t units) const {
+    constexpr int32_t kNotStarted = kNone - 1;
+    int32_t current = kNotStarted, next = kNone;
     int64_t next_warp_tile = warp_tile;
-    Packed next = {};
+    Packed next_loaded = {};
     float values[kPerLane];
     bool valid = true;
 #pragma unroll 1
-    while (at != kNothing || next_warp_tile < end) {
-      const Packed now = next;
-      if (next_warp_tile < end) load(next_at, next_warp_tile, next);
-      if (at == kNone) {
-        unpack(t_.row, now, values);
+    while (current != kNotStarted || next_warp_tile < end) {
+      const Packed loaded = next_loaded;
+      if (next_warp_tile < end) load(next, next_warp_tile, next_loaded);
+      if (current == kNone) {
+        unpack(t_.row, loaded, values);
         weigh_target(warp_tile, values);
         valid = true;
-      } else if (at >= 0) {
-        valid &= subtract(at, warp_tile, now, values);
+      } else if (current >= 0) {
+        valid &= subtract(current, warp_tile, loaded, values);
       }
-      if (at != kNothing && next_at == kNone) {
+      if (current != kNotStarted && next == kNone) {
         if (t_.action == TreeAction::kScanResidual) {
           store(warp_tile, values, __all_sync(kAllLanes, valid));
         } else {
-          pick(warp_tile, values, rest);
+          pick(warp_tile, values, units);
         }
         if (next_warp_tile >= end) return;
       }
-      at = next_at;
+      current = next;
       warp_tile = next_warp_tile;
-      next_at = at < 0 ? first_draft() : t_.records[at].next_draft;
-      if (next_at < 0) next_warp_tile += step;
+      next = current < 0 ? first_draft() : t_.records[current].next_draft;
+      if (next < 0) next_warp_tile += step;
     }
   }
 
-  // cP; for kEntropy, the term of each token instead.
+  // Turns the target row into cP; for kEntropy, into the term of each token.
   __device__ void weigh_target(int64_t warp_tile, float (&values)[kPerLane]) const {
     if (t_.scan == ScanKind::kEntropy && !draws()) {
       const WeightParams weight_params{t_.stats.max, rate_of(t_.stats.inv_t), t_.stats.threshold};
@@ -119,8 +120,8 @@ class ResidualScan {
     for (int j = 0; j < kPerLane; ++j) values[j] *= scale;
   }
 
-  // Subtracts the draft of a record. The last one is subtracted after clipping at 0, and most kinds
-  // of scan treat it apart from the others: `combine` does, with the values so far set aside.
+  // Subtracts the draft of a record. The last one is subtracted after clipping at 0; for all kinds
+  // of scan but kResidual, `combine` does that, with the values so far set aside.
   __device__ bool subtract(int32_t node, int64_t warp_tile, const Packed& loaded,
                            float (&values)[kPerLane]) const {
     const NodeRecord& r = t_.records[node];
@@ -215,8 +216,8 @@ class ResidualScan {
     store_positive(scan_stats(kPositive), warp_tile, values, 1.0f, valid);
   }
 
-  // The value at the child's token, or the token where the running mass passes `rest`.
-  __device__ void pick(int64_t warp_tile, float (&values)[kPerLane], int64_t rest) const {
+  // Takes the value at the child's token, or the token where the running mass passes `units`.
+  __device__ void pick(int64_t warp_tile, float (&values)[kPerLane], int64_t units) const {
     if (!draws()) {
       const auto index = static_cast<int>(t_.x - warp_tile * kWarpTile);
       const int mine = element(t_.row.wide(), index);
@@ -233,7 +234,7 @@ class ResidualScan {
 #pragma unroll
       for (int j = 0; j < kPerLane; ++j) values[j] = values[j] > 0 ? values[j] * inverse : 0.0f;
     }
-    const int64_t token = warp_tile * kWarpTile + warp_tile_pick(values, t_.row.wide(), rest);
+    const int64_t token = warp_tile * kWarpTile + warp_tile_pick(values, t_.row.wide(), units);
     if (thread_id() == 0) t_.token = token;
   }
 

@@ -1,6 +1,6 @@
 #pragma once
-// What each block knows of the tree it verifies, in its own shared memory, and what it keeps of
-// each node in global memory.
+// The state of one tree: a TreeTask in the shared memory of each block, and a NodeRecord for each
+// node in global memory.
 #include "cuda/tree/nodes.cuh"
 #include "cuda/tree/state.cuh"
 
@@ -9,21 +9,23 @@ namespace specdec::cuda {
 constexpr int kFactorsAtOnce = 4;  // of rule k_seq, in one scan
 
 // One for each node and one for the root. The drafts that a scan subtracts from the current target
-// row are a linked list of these records.
+// row form a linked list of these records.
 struct NodeRecord {
-  // The draft that the node was tried with.
+  // The draft that the node was tried with:
   DraftDistribution draft;
-  RowStats q_stats;       // of a measured draft
+  RowStats q_stats;       // its statistics, if its row had to be measured
   float scale;            // the multiple of Q that is subtracted
-  int32_t next_draft;     // the next one subtracted from the same row
-  double remaining_mass;  // of Q outside the excluded tokens
-  double logprob;         // of the node's token
-  // Rule traversal: the target row after the node.
+  int32_t next_draft;     // the next record of the list
+  double remaining_mass;  // the mass of Q outside the excluded tokens
+  double logprob;         // the node's token under P
+
+  // Rule traversal, the target row after the node:
   RowStats stats;
-  double target_scale, accept_prob;  // factor of P; acceptance probability of the node so far
-  double residual_mass;
+  double target_scale;   // c, the factor of P
+  double accept_prob;    // of the node, given the children rejected so far
+  double residual_mass;  // the scale of the next child's Q
   int64_t parent;
-  int32_t first_draft, last_draft;  // subtracted from this row
+  int32_t first_draft, last_draft;  // the drafts subtracted from this row
   int32_t status;                   // reported if the accepted path ends here
   bool measured, ends_path;
 };
@@ -36,54 +38,65 @@ struct ExcludedToken {
 };
 
 struct TreeTask : SequenceState {
-  // Of the group and of this block.
-  int64_t context;          // which tile statistics are the group's
+  // The workspace of the group and of this block:
+  int64_t context;          // index of the group
   NodeRecord* records;      // [N+1], only for rules that read the draft
   ExcludedToken* excluded;  // [N], the same
-  uint32_t* node_sets;      // [3, words], see Siblings
-  unsigned rank;
-  // Of the sequence.
+  uint32_t* node_sets;      // [3, words], see NodeSets
+  unsigned rank;            // this block's place in the group
+
+  // The sequence:
   int64_t nodes;  // how many have a target row
-  int32_t status, accepted;
-  bool over;  // nothing can be verified
   int64_t max_tokens;
-  // Of the current step.
+  int32_t status, accepted;
+  bool over;  // there is nothing to verify
+
+  // The state machine:
   TreeState state;
   TreeAction action;
   ScanKind scan;
-  int64_t node;        // the last node of the path, whose children are tried
+  bool gathers_children;  // kMeasure also finds the children of the path
+  bool from_residual;     // kDraw draws from the residual, else from P
+  bool residual_known;    // the last scan summed the residual that a token will be drawn from
+  bool drafts_valid;      // the last scan found the subtracted draft rows valid
+  int turn, draft_turn;   // which of two tile statistics is written next
+
+  // The current step:
+  int64_t node;        // last node of the path
   int64_t depth;       // of the token after it
   int64_t child, x;    // the child being tried and its token
-  int64_t trial;       // its number among the children tried
-  int64_t last_tried;  // top_k_plus_one: the child that was tried, which cannot be accepted later
+  int64_t trial;       // how many children were tried before it
+  int64_t last_tried;  // top_k_plus_one: the only child that is tried
   int64_t num_children;
-  bool gathers_children;            // kMeasure also finds the children of the path
-  bool from_residual;               // kDraw draws from the residual, else from P
-  bool residual_known;              // the last scan summed the residual that is drawn from
-  bool drafts_valid;                // the last scan found the subtracted draft rows valid
-  int turn, draft_turn;             // which of two tile statistics is written next
-  int32_t first_draft, last_draft;  // subtracted from the target row
-  int32_t num_excluded;
-  RowView row;
+  RowView row;  // the target row after the node
+  RowStats stats;
   TileStats tile_stats;
-  RowView measured_row;  // of kMeasure: a target or a draft row
+  DraftDistribution draft;  // of the child
+  RowStats q_stats;         // the statistics of its row, if that had to be measured
+  RowView measured_row;     // what kMeasure reads: a target or a draft row
   TileStats measured_tile_stats;
   bool measures_draft;
-  RowStats stats, q_stats;
-  DraftDistribution draft;  // of the child being tried
-  double target_scale;      // c, the factor of P
-  double residual_mass;
-  double positive_sum;    // of a scan: the residual's mass, or the entropy term
-  double second_sum;      // mass of Q outside excluded tokens; traversal: of Q above the residual
-  double residual_at_x;   // at the child's token
-  double remaining_mass;  // of the child's Q outside excluded tokens
-  double total_mass;      // of the weights that a token was drawn from
-  double typical_bound;
-  double factors[kFactorsAtOnce], overlaps[kFactorsAtOnce];
-  double low, high, low_gap, high_gap, beta;  // search of rule k_seq, see k_seq.cuh
-  int passes;
-  double draft_scale;  // the multiple of Q that a child is tested against
-  int64_t token;       // what the target predicts, or what was drawn
+
+  // The residual of the target row:
+  double target_scale;              // c, the factor of P
+  int32_t first_draft, last_draft;  // the drafts subtracted from it
+  int32_t num_excluded;
+  double residual_mass;   // the scale of the next child's Q
+  double residual_at_x;   // the residual at the child's token
+  double remaining_mass;  // the mass of the child's Q outside the excluded tokens
+  double positive_sum;    // result of a scan: the residual's mass; kEntropy: its sum
+  double second_sum;      // result of a scan: the mass of Q outside the excluded tokens; under rule
+                          // traversal, by how much Q exceeds the residual
+
+  // Single rules:
+  double total_mass;     // target_only, top_k_plus_one: the mass that a token was drawn from
+  double typical_bound;  // typical: a child must be likelier
+  double factors[kFactorsAtOnce], overlaps[kFactorsAtOnce];  // k_seq: factors rho and their beta
+  double low, high, low_gap, high_gap, beta;                 // k_seq: the search, see k_seq.cuh
+  int passes;                                                // k_seq: scans so far
+  double draft_scale;  // k_seq, top_k_plus_one: the multiple of Q that a child is tested against
+
+  int64_t token;  // what the target predicts, or what was drawn
 };
 
 // Copies word by word: a plain assignment would hold the whole struct in registers.

@@ -6,7 +6,7 @@
 
 namespace specdec::cuda {
 
-// What all threads do together. The actions from kScanResidual on are carried out by ResidualScan.
+// An action that all threads carry out together; ResidualScan does those from kScanResidual on.
 enum class TreeAction : int32_t {
   kContinue,           // nothing: the verifier goes on to its next state
   kMeasure,            // row statistics of a target or draft row
@@ -20,8 +20,8 @@ enum class TreeAction : int32_t {
   kDraw           // a token from the target row or from the residual
 };
 
-// What the verifier does next. A decision that several paths lead to has a state of its own, so
-// that its code is inlined once.
+// The verifier's next decision. One that several others lead to has a state of its own, so that its
+// code is inlined once.
 enum class TreeState : int32_t {
   kEnterNode,         // starts at a node or at the root
   kTargetMeasured,    // has the statistics of its target row
@@ -47,7 +47,7 @@ enum class TreeState : int32_t {
   kEmit               // emits the token that ends the path
 };
 
-// What a scan computes from P and Q.
+// The sums that a scan computes from P and Q.
 enum class ScanKind : int32_t {
   kResidual,       // cP less the drafts; for rule traversal also where the last draft exceeds that
   kExcluding,      // the same with Q zeroed at the excluded tokens, and the mass of that Q

@@ -64,7 +64,7 @@ class TraversalVerifier : public TreeVerifier {
     }
   }
 
-  // What is kept of the target row after a node; the root's record is the last.
+  // The record of the target row after a node; the root's record is the last one.
   __forceinline__ __device__ NodeRecord& record_after(int64_t node) const {
     return t_.records[node < 0 ? p_.nodes : node];
   }

@@ -1,7 +1,7 @@
 #pragma once
-// What the two ways to verify a tree share: TopDownVerifier (decide.cuh) accepts a child of each
-// node from the root down, TraversalVerifier (traversal.cuh) tests nodes from the leaves up. One
-// thread of each block runs them.
+// The base of the two verifiers: TopDownVerifier (decide.cuh) accepts a child of each node from the
+// root down, TraversalVerifier (traversal.cuh) tests nodes from the leaves up. One thread of each
+// block runs them.
 #include "cuda/tree/sequence.cuh"
 #include "specdec/acceptance.h"
 
