@@ -74,8 +74,8 @@ TopDownVerifier::Decision TopDownVerifier::match_target(const TreeStep& step) {
   return {find(scratch_.children, y), y};
 }
 
-// Accepts the likeliest child above the bound. Its entropy term costs a pass over the row, which is
-// spared while every child exceeds epsilon.
+// Accepts the likeliest child above the bound. The bound needs the entropy, which is a pass over
+// the row, only if a child does not exceed epsilon.
 TopDownVerifier::Decision TopDownVerifier::typical(const TreeStep& step) {
   const double epsilon = p_.typical_epsilon;
   double bound = NAN, best = -1;
@@ -99,6 +99,7 @@ bool TopDownVerifier::accepts(const TreeStep& step, const Residual& residual, in
                               int64_t trial, const DraftDistribution& draft, double s) const {
   const double u = accept_uniform(p_, state_, node, step.depth, trial);
   const int64_t x = token(node);
+  // A residual is computed as probabilities; only P itself has exact logarithms.
   if (!residual.is_target() || step.stats.direct) {
     return record_test(node, accept_ratio(u, residual.at(x), s * draft.q_x));
   }

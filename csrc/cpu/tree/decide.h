@@ -20,8 +20,10 @@ class TopDownVerifier final : public TreeVerifier {
   void find_children(int64_t depth);
   Decision decide_step(const TreeStep& step);
 
-  // Rules that ask the target for its token and accept the child that holds it.
+  // Rules greedy, match and target_only: the target names a token, and the child that holds it is
+  // accepted.
   Decision match_target(const TreeStep& step);
+  // The other rules, by name; multi_draft includes multi_draft_wor.
   Decision typical(const TreeStep& step);
   Decision multi_draft(const TreeStep& step);
   Decision top_k_plus_one(const TreeStep& step);
@@ -30,10 +32,11 @@ class TopDownVerifier final : public TreeVerifier {
   // Whether trial number `trial` accepts `node`: u * s * Q(x) < residual(x), strictly.
   bool accepts(const TreeStep& step, const Residual& residual, int64_t node, int64_t trial,
                const DraftDistribution& draft, double s) const;
+  // Records the test of a node; returns whether it was accepted.
   bool record_test(int64_t node, const Acceptance& a) const;
   // A residual from which nothing was subtracted yet.
   Residual full_residual(const TreeStep& step);
-  // The token after all children were rejected, from P where no residual is left.
+  // The token after all children were rejected; drawn from P if the residual is empty.
   int64_t draw_recovered(const TreeStep& step, Residual& residual);
 
   // The first child with each token.

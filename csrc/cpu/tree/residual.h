@@ -14,7 +14,7 @@ struct TriedDraft {
   DraftDistribution draft;
   double scale = 0;               // the multiple of Q subtracted from the target so far
   std::vector<int64_t> excluded;  // tokens whose probability in Q counts as 0
-  double mass = 1;                // of Q outside the excluded tokens; NaN: not summed yet
+  double mass = 1;                // mass of Q outside the excluded tokens; NaN: not summed yet
 
   // Probabilities of the tokens [begin, begin + n). False if the draft row is invalid.
   bool weights(int64_t begin, int64_t n, float* out) const;
@@ -49,7 +49,7 @@ class Residual {
 
   RowView row;
   RowStats stats;
-  double mass = 1;
+  double mass = 1;  // the multiple of the next sibling's Q that is compared with the residual
 
   // Finds the draft with this parent and key, or adds what `make` returns. References stay valid.
   template <class Make>
