@@ -128,8 +128,8 @@ TopDownVerifier::Decision TopDownVerifier::multi_draft(const TreeStep& step) {
       status_ |= kDraftNotFinite;
       break;
     }
-    if (!(tried.mass > kLeastRest))
-      continue;  // the exclusions left Q nothing to draw this one from
+    // Outside the excluded tokens Q has no mass that this sibling could have been drawn from.
+    if (!(tried.mass > kLeastRest)) continue;
     const double s = residual.mass / tried.mass;
     if (accepts(step, residual, n, trial, tried.draft, s)) return {n, kNone};
     if (!with_replacement) residual.exclude(tried, x);

@@ -169,7 +169,8 @@ class TopDownVerifier : public KSeqVerifier {
       const int32_t same = same_draft_as(n);
       if (same >= 0) t_.remaining_mass = t_.records[same].remaining_mass;
       if (t_.remaining_mass > kLeastRest) break;
-      ++t_.trial;  // the exclusions left Q nothing to draw this child from
+      // Outside the excluded tokens Q has no mass that this child could have been drawn from.
+      ++t_.trial;
     }
     try_child(n);
   }
