@@ -1,5 +1,5 @@
 #pragma once
-// What all rules that verify read and write of one sequence.
+// One sequence as the verifiers of chains and trees read it and write its outputs.
 #include <algorithm>
 #include <cmath>
 
@@ -37,16 +37,17 @@ class SequenceView {
 
   int64_t drafted(int64_t i) const { return p_.drafted(b_, i); }
 
-  // Noise that drafter and target share.
+  // The noise that drafter and target share at the i-th position of the round.
   GumbelNoise shared_noise(int64_t i) const {
     return {state_.seed, state_.position + static_cast<uint64_t>(i), kSharedStream};
   }
 
-  // A token and the probability to accept a draft, where they stand in the outputs.
+  // `at` is an index into the outputs of all sequences.
   void write_at(int64_t at, int64_t token, double logprob) const {
     put_id(p_.tokens, p_.ids_are_int64, at, token);
-    if (p_.logprobs != nullptr)
+    if (p_.logprobs != nullptr) {
       p_.logprobs[at] = state_.greedy ? 0.0f : static_cast<float>(logprob);
+    }
   }
   void record_accept_prob_at(int64_t at, double probability) const {
     if (p_.accept_probs == nullptr) return;

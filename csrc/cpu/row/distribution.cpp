@@ -87,7 +87,8 @@ double total(const std::vector<float>& sums) {
 
 namespace {
 
-// The tiles' maxima, those of their blocks if asked for, and their sums relative to their maxima.
+// Finds the maximum of each tile, of each of its blocks if asked for, and its sum of exponentials
+// relative to its own maximum.
 void read_tiles(const RowView& row, float inv_t, bool blocks, bool sums, const Parallel& parallel,
                 Scratch& scratch) {
   const TileKernels& k = tile_kernels();
@@ -109,13 +110,13 @@ void read_tiles(const RowView& row, float inv_t, bool blocks, bool sums, const P
   });
 }
 
-// From the tiles' maxima to the row's; returns the total.
+// Rescales the sums from the maxima of the tiles to that of the row; returns their total.
 double join_sums(const RowStats& stats, Scratch& scratch) {
   const float floor = weight_floor({stats.max, stats.inv_t, -INFINITY, 1.0f});
   double total = 0;
   for (size_t t = 0; t < scratch.sums.size(); ++t) {
     const double gap = (static_cast<double>(scratch.maxima[t]) - stats.max) * stats.inv_t;
-    // Where a tile's weights vanish when it is read again, so must its sum.
+    // A tile whose weights come out as 0 when it is read again must have no sum either.
     scratch.sums[t] =
         scratch.maxima[t] < floor ? 0.0f : static_cast<float>(scratch.sums[t] * std::exp(gap));
     total += static_cast<double>(scratch.sums[t]);
