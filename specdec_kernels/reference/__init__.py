@@ -1,17 +1,15 @@
-"""The specification in code: each op, one row at a time, in float64.
+"""The specification in code: every op, one row at a time, in float64.
 
-Same signatures as the ops of `torch.ops.specdec_kernels`; CPU tensors. Slow and short on purpose.
+Each function has the name and the signature of an op of `torch.ops.specdec_kernels` and takes CPU
+tensors. It is slow and short on purpose: what the kernels do is defined here.
 """
 
-from specdec_kernels.reference.chain.verify_chain import verify_chain
-from specdec_kernels.reference.kv.dense import (
-    kv_append_,
-    kv_compact_,
-    kv_realign_,
-    kv_truncate_,
-    ring_truncate_,
-)
-from specdec_kernels.reference.kv.paged import paged_compact_, paged_truncate_
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from specdec_kernels._library import OPS
 from specdec_kernels.reference.row.distribution import (
     TAIL,
     Distribution,
@@ -20,30 +18,13 @@ from specdec_kernels.reference.row.distribution import (
     pick,
     uniform,
 )
-from specdec_kernels.reference.row.sample import sample
-from specdec_kernels.reference.tree.expand_tree import expand_tree
-from specdec_kernels.reference.tree.layout import build_trie, rerank_tree, tree_attention
-from specdec_kernels.reference.tree.verify_tree import verify_tree
 
-__all__ = [
-    "TAIL",
-    "Distribution",
-    "build_trie",
-    "expand_tree",
-    "exponentials",
-    "kv_append_",
-    "kv_compact_",
-    "kv_realign_",
-    "kv_truncate_",
-    "paged_compact_",
-    "paged_truncate_",
-    "philox",
-    "pick",
-    "rerank_tree",
-    "ring_truncate_",
-    "sample",
-    "tree_attention",
-    "uniform",
-    "verify_chain",
-    "verify_tree",
-]
+__all__ = ["TAIL", "Distribution", "exponentials", "philox", "pick", "uniform"]
+__all__ += list(OPS)
+
+
+def __getattr__(op: str) -> Any:
+    """The reference of an op; its module is imported when it is first asked for."""
+    if op not in OPS:
+        raise AttributeError(f"module {__name__!r} has no attribute {op!r}")
+    return getattr(importlib.import_module(f"{__name__}.{OPS[op]}"), op)
