@@ -1,7 +1,8 @@
-"""The specification in code: every op, one row at a time, in float64.
+"""The specification in code: each op in float64, one row or sequence at a time.
 
-Each function has the name and the signature of an op of `torch.ops.specdec_kernels` and takes CPU
-tensors. It is slow and short on purpose: what the kernels do is defined here.
+The ops have the signatures of `torch.ops.specdec_kernels` and take CPU tensors. They are slow and
+short on purpose, and every other implementation is compared with them. The rules themselves are
+explained in docs/rules.md.
 """
 
 from __future__ import annotations
@@ -10,21 +11,15 @@ import importlib
 from typing import Any
 
 from specdec_kernels._library import OPS
-from specdec_kernels.reference.row.distribution import (
-    TAIL,
-    Distribution,
-    exponentials,
-    philox,
-    pick,
-    uniform,
-)
+from specdec_kernels.reference.row.distribution import Distribution
+from specdec_kernels.reference.row.noise import TAIL, exponentials, philox, uniform
+from specdec_kernels.reference.row.sample import pick
 
 __all__ = ["TAIL", "Distribution", "exponentials", "philox", "pick", "uniform"]
-__all__ += list(OPS)
 
 
 def __getattr__(op: str) -> Any:
-    """The reference of an op; its module is imported when it is first asked for."""
+    """The reference of an op, from the module of this package that the table of ops names."""
     if op not in OPS:
         raise AttributeError(f"module {__name__!r} has no attribute {op!r}")
     return getattr(importlib.import_module(f"{__name__}.{OPS[op]}"), op)
