@@ -169,7 +169,7 @@ def traversal(wrong=None):
     return verify
 
 
-class ToyTree:
+class DraftedTree:
     def __init__(self, a, b, rows):
         self.tokens, self.parents = a.tree_tokens[b].tolist(), a.parents[b].tolist()
         self.count = len(self.tokens)
@@ -194,7 +194,7 @@ def toy(verify):
         path, tokens = torch.full((b, n), -1), torch.full((b, n + 1), -1)
         rows = [x.double().tolist() for x in (a.uniforms, a.target, a.draft)]
         for i in range(b):
-            nodes, emitted = verify(ToyTree(a, i, rows))
+            nodes, emitted = verify(DraftedTree(a, i, rows))
             path[i, : len(nodes)] = torch.tensor(nodes, dtype=torch.int64)
             tokens[i, : len(emitted)] = torch.tensor(emitted)
         return path, tokens, (path >= 0).sum(-1), torch.zeros(b, dtype=torch.int32)
