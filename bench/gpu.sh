@@ -128,6 +128,7 @@ part "CUDA trees on the device" 40 230 "${on_device[@]}" tests/device/trees_on_d
 if "$python" -c 'import triton' 2>/dev/null; then
   part "Triton ops on the device" 100 220 "${on_device[@]}" tests/device/on_device.py -k triton
   part "Triton trees on the device" 70 200 "${on_device[@]}" tests/device/trees_on_device.py -k triton
+  part "Triton cache ops on the device" 40 190 "${on_device[@]}" tests/device/kv_on_device.py
   part "layout of trees on the device" 40 190 "${on_device[@]}" tests/device/tree_layout_on_device.py
 else
   note "ABSENT   triton: its ops were not run"

@@ -73,6 +73,7 @@ def test_the_gpu_script_goes_on_after_a_failure_and_reports_it(gpu):
         "CUDA trees on the device",
         "Triton ops on the device",
         "Triton trees on the device",
+        "Triton cache ops on the device",
         "layout of trees on the device",
         "sweep of verify_chain",
         "sweep of verify_tree",
