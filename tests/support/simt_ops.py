@@ -34,7 +34,7 @@ COMPILE = (
 MULTIPROCESSORS = 4
 ORDERS = {"forward": (False, 0), "reverse": (True, 0), "seed-1": (False, 1), "seed-2": (False, 2)}
 ALL_ONES = 2**64 - 1
-# How work is shared out: schedule and blocks a team.
+# Schedules and group sizes; group size 0 lets the plan choose.
 SHARES = {
     "lazy-1": ("lazy", 1),
     "lazy-2": ("lazy", 2),

@@ -1,6 +1,6 @@
 #pragma once
-// Parameters of kv_realign_, which moves the tokens of each sequence to the right or left when the
-// padding of a batch changes.
+// Parameters of the op that moves the tokens of each sequence to the right or left, when the padding
+// of a batch changes.
 #include "specdec/kv.h"
 
 namespace specdec {
