@@ -23,7 +23,7 @@ MODULES = {
     "build_trie": "tree.layout",
     "expand_tree": "tree.expand_tree",
     "kv_append_": "kv.append",
-    "kv_truncate_": "kv.append",
+    "kv_truncate_": "kv.truncate",
     "kv_compact_": "kv.compact",
     "paged_compact_": "kv.compact",
     "kv_realign_": "kv.realign",
