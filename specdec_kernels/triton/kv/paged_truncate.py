@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specdec_kernels.arguments import kv as _kv_checks
+from specdec_kernels.arguments import kv as checks
 from specdec_kernels.triton import launch
 from specdec_kernels.triton.kv.truncate import truncated_length
 
@@ -60,7 +60,7 @@ def paged_truncate_(
     block_tables: Tensor, lengths: Tensor, new_lengths: Tensor, block_size: int
 ) -> tuple[Tensor, Tensor]:
     """`reference.paged_truncate_` on a CUDA device; CPU tensors with TRITON_INTERPRET=1."""
-    _kv_checks.paged_truncate_(block_tables, lengths, new_lengths, block_size)
+    checks.paged_truncate(block_tables, lengths, new_lengths, block_size)
     batch, columns = block_tables.shape
     blocks = block_tables.new_empty((batch, columns))
     num_freed = block_tables.new_empty((batch,))

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specdec_kernels.arguments import kv as _kv_checks
+from specdec_kernels.arguments import kv as checks
 from specdec_kernels.triton import launch
 from specdec_kernels.triton.kv import table as kv_table
 from specdec_kernels.triton.kv.table import FIELDS, cache_at, sizes_of
@@ -88,7 +88,7 @@ def kv_truncate_(
     caches: Sequence[Tensor], lengths: Tensor, new_lengths: Tensor, zero_fill: bool
 ) -> None:
     """`reference.kv_truncate_` on a CUDA device; CPU tensors with TRITON_INTERPRET=1."""
-    _kv_checks.kv_truncate_(caches, lengths, new_lengths)
+    checks.truncate(caches, lengths, new_lengths)
     batch = lengths.shape[0]
     if batch == 0:
         return
