@@ -1,6 +1,6 @@
 #pragma once
-// Parameters of the op that moves the tokens of each sequence to the right or left, when the padding
-// of a batch changes.
+// Parameters of the op that moves the tokens of each sequence to the right or to the left, because
+// the padding of its batch changed.
 #include "specdec/kv.h"
 
 namespace specdec {
