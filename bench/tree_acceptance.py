@@ -64,8 +64,8 @@ def layouts(
     two = TreeSpec.branching((2,) + (1,) * (nodes // 2 - 1))
     yield f"chain of {nodes}", nodes, {"num_assistant_tokens": nodes}
     for rule in ("auto", "traversal") if sampled else ("auto",):
-        yield sequoia, best.size, {"tree": best, "acceptance": rule}
-        yield "two chains", two.size, {"tree": two, "acceptance": rule}
+        yield sequoia, best.size, {"tree": best, "rule": rule}
+        yield "two chains", two.size, {"tree": two, "rule": rule}
     yield "EAGLE-2's tree", nodes, {"tree": EagleTree(4, 6, nodes)}
 
 

@@ -13,14 +13,13 @@ from support import kv_cases, kv_path_cases
 from support.kv_buffers import check, check_far_apart, same
 
 from specdec_kernels import reference, testing
-from specdec_kernels._library import CACHE_OPS
-from specdec_kernels.triton import MODULES
+from specdec_kernels._library import CACHE_OPS, OPS
 
 pytest.importorskip("triton")
 
 
 def op(name):
-    return getattr(importlib.import_module(f"specdec_kernels.triton.{MODULES[name]}"), name)
+    return getattr(importlib.import_module(f"specdec_kernels.triton.{OPS[name]}"), name)
 
 
 CASES = [
