@@ -57,7 +57,6 @@ def run(case, name="cpp"):
 
 
 def tensors(values):
-    """The tensors among values, and in lists and tuples among them."""
     flat = [t for v in values for t in (v if isinstance(v, (list, tuple)) else [v])]
     return [t for t in flat if torch.is_tensor(t)]
 
@@ -85,6 +84,7 @@ def test_case_names_are_unique_and_a_case_gives_the_same_arguments_again():
             assert torch.equal(a, b) if torch.is_tensor(a) else a == b
 
 
+@pytest.mark.triton
 @pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="Triton is not installed")
 def test_triton_is_among_the_providers_where_it_is_installed():
     assert all("triton" in testing.providers(op) for op in NAMES)
