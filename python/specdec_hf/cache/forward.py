@@ -1,0 +1,64 @@
+"""One forward of a model over the next tokens of every sequence, or over a tree of drafts."""
+
+from __future__ import annotations
+
+import inspect
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from specdec_hf.cache.protocol import Lengths, RollbackCache
+from specdec_hf.cache.spec_cache import SpecCache
+
+
+def forward_window(
+    model: Any, cache: RollbackCache, tokens: torch.Tensor, starts: Lengths, keep: int
+) -> torch.Tensor:
+    """Run the model over the next tokens of every sequence and cache their keys and values.
+
+    Args:
+        model: causal LM, called through its unmodified forward.
+        cache: holds ``starts[b] + n`` tokens of sequence ``b`` afterwards.
+        tokens: [B, n] int64 on the model's device.
+        starts: [B] position of each sequence's first token; a negative one is left padding.
+        keep: how many rows of logits to return, counted from the end.
+
+    Returns:
+        Logits [B, keep, V].
+    """
+    return _forward(model, tokens, cache.window(starts, tokens.shape[1]), keep)
+
+
+def forward_tree(
+    model: Any, cache: SpecCache, tokens: torch.Tensor, roots: Lengths, parents: torch.Tensor
+) -> torch.Tensor:
+    """Run the model over a tree, or over its last nodes, and cache their keys and values.
+
+    Args:
+        model: causal LM, called through its unmodified forward.
+        cache: holds the root and all nodes afterwards, in the order of their numbers.
+        tokens: [B, n] int64: the last n tokens of [root, node 0, node 1, ...]. Tokens that are left
+            out must be in the cache already.
+        roots: [B] position of each sequence's root.
+        parents: [B, N] of all nodes, -1 for children of the root.
+
+    Returns:
+        Logits [B, n, V].
+    """
+    skip = parents.shape[1] + 1 - tokens.shape[1]
+    return _forward(model, tokens, cache.tree_window(roots, parents, skip), tokens.shape[1])
+
+
+def _forward(model: Any, tokens: torch.Tensor, inputs: dict[str, Any], keep: int) -> torch.Tensor:
+    model_class: type = type(model)
+    if _takes_logits_to_keep(model_class):
+        inputs["logits_to_keep"] = keep
+    output = model(input_ids=tokens, use_cache=True, return_dict=True, **inputs)
+    logits: torch.Tensor = output.logits
+    return logits if logits.shape[1] == keep else logits[:, -keep:]
+
+
+@lru_cache(maxsize=64)
+def _takes_logits_to_keep(model_class: type) -> bool:
+    return "logits_to_keep" in inspect.signature(model_class.forward).parameters  # type: ignore[attr-defined]
