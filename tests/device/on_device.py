@@ -22,7 +22,7 @@ from specdec_kernels._library import OPS as MODULES
 from specdec_kernels.testing import chain_case, sample_case, tree_case
 
 OPS = ("sample", "verify_chain")
-WIDE = 131073  # 33 tiles: several blocks or teams share a row
+WIDE = 131073  # 33 tiles: several blocks or groups share a row
 LARGE = [
     sample_case(4, WIDE),
     sample_case(4, WIDE, torch.bfloat16, filters="tensor"),
@@ -46,7 +46,7 @@ TREES = [
     *(tree_case(3, 8, WIDE, torch.bfloat16, rule=r, laws="shared")
       for r in ("multi_draft_wor", "top_k_plus_one", "traversal")),
 ]  # fmt: skip
-NATIVE = [(s, team) for s in ("lazy", "parallel") for team in (1, 2, 8)]
+NATIVE = [(s, group) for s in ("lazy", "parallel") for group in (1, 2, 8)]
 PROVIDERS = [
     *(["cuda"] if sk.has_cuda_kernels() else []),
     *(["triton"] if importlib.util.find_spec("triton") else []),
@@ -156,7 +156,7 @@ def test_cuda_first_calls_of_a_process_find_token_ids_in_their_workspace():
 
 @cuda_only
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_cuda_schedules_and_teams_agree_bit_for_bit(case, schedule):
+def test_cuda_schedules_and_groups_agree_bit_for_bit(case, schedule):
     want = on_device("cuda", case)
     for forced in NATIVE:
         schedule(*forced)
@@ -165,7 +165,7 @@ def test_cuda_schedules_and_teams_agree_bit_for_bit(case, schedule):
 
 @cuda_only
 @pytest.mark.parametrize("case", [c for op in OPS for c in VARIED[op][3:]], ids=str)
-@pytest.mark.parametrize("forced", NATIVE, ids=lambda f: f"{f[0]}-team{f[1]}")
+@pytest.mark.parametrize("forced", NATIVE, ids=lambda f: f"{f[0]}-group{f[1]}")
 def test_cuda_schedules_are_captured_and_replayed(case, forced, schedule):
     want = on_device("cuda", case)
     schedule(*forced)
@@ -176,7 +176,7 @@ def test_cuda_schedules_are_captured_and_replayed(case, forced, schedule):
 
 @cuda_only
 @pytest.mark.parametrize("case", LARGE, ids=str)
-@pytest.mark.parametrize("forced", NATIVE, ids=lambda f: f"{f[0]}-team{f[1]}")
+@pytest.mark.parametrize("forced", NATIVE, ids=lambda f: f"{f[0]}-group{f[1]}")
 def test_cuda_schedules_take_a_workspace_that_holds_token_ids(case, forced, schedule):
     want = on_device("cuda", case)
     schedule(*forced)
@@ -194,11 +194,11 @@ def test_agrees_with_the_cpu(name, case):
 
 @cuda_only
 @pytest.mark.parametrize("case", TREES, ids=str)
-def test_trees_agree_with_the_cpu_whatever_the_team(case, schedule):
+def test_trees_agree_with_the_cpu_whatever_the_group(case, schedule):
     want = on_device("cuda", case)
     assert_outputs_close(case.op, want, testing.providers(case.op)["cpp"](*case.args()))
-    for team in (1, 2, 8):
-        schedule("lazy", team)
+    for group in (1, 2, 8):
+        schedule("lazy", group)
         identical(case.op, on_device("cuda", case), want)
 
 

@@ -42,7 +42,7 @@ def test_agrees_with_the_cpu(name, case):
 
 @pytest.mark.skipif("cuda" not in PROVIDERS, reason="_C.so has no CUDA kernels")
 @pytest.mark.parametrize("case", [*OF_RULES, *LARGE], ids=str)
-def test_cuda_teams_agree_bit_for_bit(case):
+def test_cuda_groups_agree_bit_for_bit(case):
     force = torch.ops.specdec_kernels.set_cuda_schedule.default
     want = on_device("cuda", case)
     try:

@@ -34,7 +34,7 @@ COMPILE = (
 MULTIPROCESSORS = 4
 ORDERS = {"forward": (False, 0), "reverse": (True, 0), "seed-1": (False, 1), "seed-2": (False, 2)}
 ALL_ONES = 2**64 - 1
-# How work is shared out: schedule and blocks a team.
+# How work is shared out: schedule and blocks a group.
 SHARES = {
     "lazy-1": ("lazy", 1),
     "lazy-2": ("lazy", 2),
@@ -51,9 +51,9 @@ class Plan(NamedTuple):
     """How a launch shared its work out."""
 
     workspace_bytes: int
-    teams: int
-    team: int
-    parts: int
+    groups: int
+    group: int
+    splits: int
     parallel: int
 
 
@@ -71,10 +71,10 @@ class Library:
         return getattr(torch.ops.specdec_kernels_simt, name).default
 
     @contextlib.contextmanager
-    def sharing(self, schedule="auto", team=0, *, order="forward", capability=9, fill=ALL_ONES):
+    def sharing(self, schedule="auto", group=0, *, order="forward", capability=9, fill=ALL_ONES):
         """`fill`: the word that the workspace holds before a launch, over and over."""
         share = torch.ops.specdec_kernels_simt.set_cuda_schedule.default
-        share(schedule, team)
+        share(schedule, group)
         self._native.simt_order(*ORDERS[order])
         self._native.simt_device(MULTIPROCESSORS, capability)
         self._native.simt_workspace(fill)
@@ -85,10 +85,10 @@ class Library:
             self._native.simt_order(*ORDERS["forward"])
             self._native.simt_workspace(ALL_ONES)
 
-    def plan(self, device, sequences: int, rows: int, spans: int) -> Plan:
-        """`device`: multiprocessors, then how many teams of 1, 2, 4 and 8 blocks run at once."""
+    def plan(self, device, sequences: int, rows: int, tiles: int) -> Plan:
+        """`device`: multiprocessors, then how many groups of 1, 2, 4 and 8 blocks run at once."""
         out = (ctypes.c_int64 * 5)()
-        sizes = [ctypes.c_int64(n) for n in (sequences, rows, spans)]
+        sizes = [ctypes.c_int64(n) for n in (sequences, rows, tiles)]
         self._native.simt_plan((ctypes.c_int32 * 5)(*device), *sizes, out)
         return Plan(*out)
 

@@ -1,4 +1,8 @@
-"""A verdict on a tree depends on its own rows alone, on those that it needs, and on no layout."""
+"""What the result of `verify_tree` for one sequence may depend on.
+
+It depends on the sequence's own rows and on those of them that the rule needs; not on the batch,
+padding, layout, dtype of ids or number of threads.
+"""
 
 import subprocess
 import sys
@@ -14,7 +18,7 @@ from specdec_kernels import testing
 from specdec_kernels.arguments.rules import TREE_RULES
 from specdec_kernels.arguments.tree import TreeArguments
 
-WHOLE = ("draft_columns", "eos_token_ids")  # of all sequences
+WHOLE = ("draft_columns", "eos_token_ids")  # shared by all sequences
 CASES = [
     *(testing.tree_case(6, 7, 257, rule=r) for r in TREE_RULES),
     testing.tree_case(6, 7, 257, torch.bfloat16, laws="shared", filters="tensor"),
@@ -34,7 +38,7 @@ PAIRS = [pytest.param(n, c, id=f"{n}-{c}") for n, c in PAIRS]
 
 
 def select(a, rows):
-    """The arguments for some sequences of a padded batch; a flat draft stays whole."""
+    """The arguments for some sequences of a padded batch; a flat draft is shared by all of them."""
     flat = a.draft is not None and a.draft.dim() == 2
     whole = WHOLE + (("draft", "draft_ids", "draft_logsumexp", "draft_threshold") if flat else ())
     return TreeArguments(
@@ -54,7 +58,7 @@ def test_batch_slot_and_batch_size_change_no_bit(name, case):
 
 
 def padded(a, more):
-    """Absent nodes at the end."""
+    """The arguments with `more` absent nodes at the end."""
 
     def wider(x, fill, dim=1):
         shape = list(x.shape)
@@ -117,7 +121,7 @@ def test_ragged_equals_padded(name, case):
 
 @pytest.mark.parametrize("name", KERNEL_PROVIDERS)
 @pytest.mark.parametrize("rule", ["multi_draft", "k_seq", "top_k_plus_one", "traversal"])
-def test_one_row_of_siblings_is_as_good_as_a_copy_for_each(name, rule):
+def test_siblings_may_share_a_draft_row(name, rule):
     op = provider("verify_tree", name)
     a = TreeArguments(*testing.tree_case(6, 6, 67, rule=rule, laws="shared").args())
     each = torch.stack([a.draft[b, rows.long()] for b, rows in enumerate(a.draft_rows)])
@@ -127,7 +131,8 @@ def test_one_row_of_siblings_is_as_good_as_a_copy_for_each(name, rule):
     assert_close("accept_probs", got[5], want[5], atol=1e-5)
 
 
-# A walk reads target rows of accepted nodes and the root, and draft rows of tried nodes.
+# Rules read the target rows of the root and of accepted nodes, and the draft rows of tried nodes;
+# traversal also reads the target rows of tried nodes.
 
 
 @pytest.mark.parametrize("filters", ["off", "scalar"])
@@ -142,12 +147,12 @@ def test_rows_off_the_path_are_not_read(name, rule, filters):
     untouched = 0
     for i in range(b):
         on_path = {int(x) for x in want[0][i] if x >= 0}
-        judged = {x for x in range(n) if not want[5][i, x].isnan()}
-        read = judged | on_path if rule == "traversal" else on_path
+        tried = {x for x in range(n) if not want[5][i, x].isnan()}
+        read = tried | on_path if rule == "traversal" else on_path
         for node in range(n):
             if node not in read:
                 a.target[i, node + 1] = torch.nan
-            if node not in judged | on_path:
+            if node not in tried | on_path:
                 a.draft[i, node] = torch.nan
                 untouched += 1
     assert untouched > 0
@@ -208,7 +213,7 @@ def test_the_number_of_threads_changes_no_bit(case):
 
 @pytest.mark.parametrize("rule", TREE_RULES)
 @pytest.mark.parametrize("name", KERNEL_PROVIDERS)
-def test_outputs_are_written_everywhere_for_faulty_rows(name, rule):
+def test_all_outputs_are_written_for_invalid_rows(name, rule):
     torch.use_deterministic_algorithms(True)
     op = provider("verify_tree", name)
     a = TreeArguments(*testing.tree_case(4, 4, 67, rule=rule).args())
@@ -224,7 +229,7 @@ def test_outputs_are_written_everywhere_for_faulty_rows(name, rule):
     assert got[5].isnan().all()
 
 
-def test_no_temporary_of_the_size_of_the_rows():
+def test_extra_memory_is_smaller_than_a_copy_of_the_rows():
     """Peak memory of a fresh process while 48,617 kB of bfloat16 rows are verified."""
     program = """
     import resource, torch, specdec_kernels as sk
