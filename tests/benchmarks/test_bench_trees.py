@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from support.providers import NEVER, chi_square
+from support.providers import SIGNIFICANCE, chi_square
 
 from bench import eager, eager_tree, measure, results, sweep
 from bench import kv_configs as kv_points
@@ -253,17 +253,17 @@ def test_eager_rules_keep_the_law_of_the_target(rule):
             lambda at: p[at], lambda at: q[at], *rest, replacement=rule == "multi_draft"
         )
     emitted = torch.where(accepted > 0, tokens.gather(1, path[:, :1].clamp(min=0))[:, 0], y)
-    assert chi_square(emitted, p[0].double()) > NEVER
+    assert chi_square(emitted, p[0].double()) > SIGNIFICANCE
     below = path[:, 0] == 0
     second = torch.where(accepted > 1, tokens.gather(1, path[:, 1:].clamp(min=0))[:, 0], y)
-    assert chi_square(second[below], p[1].double()) > NEVER
+    assert chi_square(second[below], p[1].double()) > SIGNIFICANCE
     assert 0 < float(accepted.double().mean()) < 2
 
 
 def test_draws_by_the_cdf_leave_out_what_has_no_weight():
     torch.manual_seed(0)
     weights = torch.tensor([[0.0, 3.0, 0.0, 1.0, 0.0]]).expand(4000, 5)
-    assert chi_square(eager_tree.draw(weights), torch.tensor([0, 0.75, 0, 0.25, 0])) > NEVER
+    assert chi_square(eager_tree.draw(weights), torch.tensor([0, 0.75, 0, 0.25, 0])) > SIGNIFICANCE
 
 
 def test_a_sweep_of_trees_writes_a_file_and_a_picture(monkeypatch, tmp_path):

@@ -9,7 +9,14 @@ from dataclasses import replace
 import pytest
 import torch
 import torch._dynamo.testing
-from support.providers import REAL, identical, provider, sample, verify, worst
+from support.providers import (
+    KERNEL_PROVIDERS,
+    assert_close,
+    assert_outputs_equal,
+    provider,
+    sample,
+    verify,
+)
 
 from specdec_kernels import (
     DraftMap,
@@ -56,7 +63,7 @@ def tensors(values):
 
 def same(got, want):
     for i, (g, w) in enumerate(zip(got, want, strict=True)):
-        worst(f"output {i}", g, w)
+        assert_close(f"output {i}", g, w)
 
 
 def test_every_op_is_listed_and_has_cases_a_fake_a_kernel_and_a_reference():
@@ -211,7 +218,7 @@ INVARIANT = [
 ]
 PAIRS = [("cpp", c) for c in INVARIANT] + [
     (n, c)
-    for n in REAL
+    for n in KERNEL_PROVIDERS
     if n != "cpp"
     for c in (
         INVARIANT[0],
@@ -250,9 +257,9 @@ def test_batch_slot_and_batch_size_change_no_bit(name, case):
     op, args = provider("verify_chain", name), case.args()
     whole = op(*args)
     order = torch.tensor([4, 2, 5, 0, 3, 1])
-    identical("verify_chain", op(*select(args, order)), [x[order] for x in whole])
+    assert_outputs_equal("verify_chain", op(*select(args, order)), [x[order] for x in whole])
     for b in range(2 if name == "triton" else 6):
-        identical("verify_chain", op(*select(args, [b])), [x[b : b + 1] for x in whole])
+        assert_outputs_equal("verify_chain", op(*select(args, [b])), [x[b : b + 1] for x in whole])
 
 
 @pytest.mark.parametrize(("name", "case"), PAIRS)
@@ -264,7 +271,7 @@ def test_padding_with_missing_drafts_changes_no_bit(name, case):
     longer = op(*args)
     got = op(*shifted(args, 0, 2))
     short = [x[:, : g.shape[1]] if x.dim() == 2 else x for x, g in zip(longer, got, strict=True)]
-    identical("verify_chain", got, short)
+    assert_outputs_equal("verify_chain", got, short)
     assert (longer[0][:, 3] == -1).all()
 
 
@@ -277,12 +284,12 @@ def test_a_chain_that_starts_later_continues_the_same_decisions(name, case):
     got = op(*shifted(args, 1, 3, at=1))
     stood = whole[1] > 0
     assert stood.any()
-    worst("tokens", got[0][stood], whole[0][stood, 1:])
-    worst("num_accepted", got[1][stood] + 1, whole[1][stood])
+    assert_close("tokens", got[0][stood], whole[0][stood, 1:])
+    assert_close("num_accepted", got[1][stood] + 1, whole[1][stood])
 
 
 @pytest.mark.parametrize("method", ["cdf", "gumbel"])
-@pytest.mark.parametrize("name", REAL)
+@pytest.mark.parametrize("name", KERNEL_PROVIDERS)
 def test_a_row_of_sample_does_not_see_its_neighbours(name, method):
     logits = 2 * torch.randn(5, 257, generator=torch.Generator().manual_seed(9))
     kw = dict(method=method, top_p=0.9, temperature=0.8)
@@ -290,7 +297,7 @@ def test_a_row_of_sample_does_not_see_its_neighbours(name, method):
     whole = sample(op, logits, seeds=torch.arange(5), positions=torch.arange(5), **kw)
     for r in range(5):
         alone = sample(op, logits[r : r + 1], seeds=r, positions=r, **kw)
-        identical("sample", alone, [x[r : r + 1] for x in whole])
+        assert_outputs_equal("sample", alone, [x[r : r + 1] for x in whole])
 
 
 THREADED = [c for c in testing.CASES if c.heavy or c.op in _ops.CACHE_OPS] + [
@@ -327,11 +334,11 @@ def test_inputs_stay_as_they_were_and_a_second_call_gives_the_same(case):
         return
     for a, b in zip(args, before, strict=True):
         if torch.is_tensor(a):
-            worst("input", a, b)
-    identical(case.op, op(*args), first)
+            assert_close("input", a, b)
+    assert_outputs_equal(case.op, op(*args), first)
 
 
-@pytest.mark.parametrize("name", REAL)
+@pytest.mark.parametrize("name", KERNEL_PROVIDERS)
 @pytest.mark.parametrize("op", ["sample", "verify_chain", "verify_tree"])
 def test_outputs_are_written_everywhere(op, name):
     """New memory is filled with NaN and with the largest integer; none of it comes out."""
@@ -341,7 +348,7 @@ def test_outputs_are_written_everywhere(op, name):
         got = run(case, name)
         if op in ARGUMENTS:  # NaN says there where the rule did not look
             want = getattr(reference, op)(*case.args())[-1]
-            worst("accept_probs", got.pop(), want, atol=2e-5)
+            assert_close("accept_probs", got.pop(), want, atol=2e-5)
         for x in got:
             bad = x.isnan() if x.is_floating_point() else x == torch.iinfo(x.dtype).max
             assert not bad.any(), f"{case}: not written at {bad.nonzero()[0].tolist()}"
@@ -350,7 +357,7 @@ def test_outputs_are_written_everywhere(op, name):
 BAD_ROWS = [torch.nan, torch.inf, -torch.inf]
 
 
-@pytest.mark.parametrize("name", REAL)
+@pytest.mark.parametrize("name", KERNEL_PROVIDERS)
 def test_outputs_are_written_everywhere_for_faulty_rows(name):
     torch.use_deterministic_algorithms(True)
     target = torch.zeros(4, 3, 50)
@@ -361,8 +368,8 @@ def test_outputs_are_written_everywhere_for_faulty_rows(name):
         kw = dict(rule=rule, rates=torch.ones(2) if rule == "synthetic" else None)
         got = verify(provider("verify_chain", name), target, drafts, **kw)
         want = verify(reference.verify_chain, target, drafts, **kw)
-        worst("tokens", got[0], want[0])
-        worst("status", got[2], want[2])
+        assert_close("tokens", got[0], want[0])
+        assert_close("status", got[2], want[2])
         assert not got[3].isnan().any()
         assert (got[3][:3] == 0).all()
     got = sample(provider("sample", name), target[:, 0])

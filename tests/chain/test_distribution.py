@@ -8,18 +8,24 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from support.chain_settings import TOLERANCE, Setting, holds, rejected, tables
 from support.providers import (
-    EVERY,
-    NATIVE,
-    NEVER,
+    ALL_PROVIDERS,
+    FAST_PROVIDERS,
+    SIGNIFICANCE,
     chi_square,
     needs_triton,
+    philox_uniforms,
     philox_words,
     provider,
     sample,
-    uniforms_of,
     verify,
+)
+from support.toy_chain import (
+    TOLERANCE,
+    ToyChain,
+    assert_target_distribution,
+    assert_wrong_distribution,
+    logit_tables,
 )
 
 from specdec_kernels import analysis, reference
@@ -36,66 +42,71 @@ LOSSLESS = {
     "equal": dict(same=True),
     "probs": dict(kind="probs"),
     "probs-zeros": dict(kind="probs", holes=True),
-    "probs-filtered": dict(v=4, kind="probs", target=dict(temperature=0.7, top_p=0.8)),
+    "probs-filtered": dict(v=4, kind="probs", target_filters=dict(temperature=0.7, top_p=0.8)),
     "probs-point-mass": dict(v=4, kind="probs", draft="none"),
     "point-mass": dict(draft="none"),
-    "point-mass-filtered": dict(v=4, draft="none", target=dict(temperature=0.7, top_p=0.8)),
-    "sampled": dict(v=4, draft="sampled", drafted=dict(temperature=0.6, top_k=2)),
-    "sampled-top-p": dict(v=4, draft="sampled", drafted=dict(temperature=1.8, top_p=0.7)),
-    "sampled-both": dict(v=4, draft="sampled", drafted=dict(temperature=1.8, top_k=3, min_p=0.1),
-                         target=dict(temperature=0.8, top_k=3, top_p=0.9, min_p=0.05)),
-    "sampled-greedy": dict(draft="sampled", drafted=dict(temperature=0.0)),
-    "hot": dict(target=dict(temperature=2.5)),
-    "top-k": dict(v=4, target=dict(top_k=2)),
-    "top-p": dict(v=4, target=dict(top_p=0.75)),
-    "min-p": dict(v=4, target=dict(min_p=0.3)),
-    "greedy": dict(rule="greedy", target=dict(temperature=0.0)),
-    "temperature-zero": dict(target=dict(temperature=0.0)),
+    "point-mass-filtered": dict(v=4, draft="none", target_filters=dict(temperature=0.7, top_p=0.8)),
+    "sampled": dict(v=4, draft="sampled", draft_filters=dict(temperature=0.6, top_k=2)),
+    "sampled-top-p": dict(v=4, draft="sampled", draft_filters=dict(temperature=1.8, top_p=0.7)),
+    "sampled-both": dict(v=4, draft="sampled", draft_filters=dict(temperature=1.8, top_k=3, min_p=0.1),
+                         target_filters=dict(temperature=0.8, top_k=3, top_p=0.9, min_p=0.05)),
+    "sampled-greedy": dict(draft="sampled", draft_filters=dict(temperature=0.0)),
+    "hot": dict(target_filters=dict(temperature=2.5)),
+    "top-k": dict(v=4, target_filters=dict(top_k=2)),
+    "top-p": dict(v=4, target_filters=dict(top_p=0.75)),
+    "min-p": dict(v=4, target_filters=dict(min_p=0.3)),
+    "greedy": dict(rule="greedy", target_filters=dict(temperature=0.0)),
+    "temperature-zero": dict(target_filters=dict(temperature=0.0)),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("setting", LOSSLESS)
-@pytest.mark.parametrize("name", NATIVE)
+@pytest.mark.parametrize("name", FAST_PROVIDERS)
 def test_the_emitted_law_is_the_targets(name, setting):
-    setting = Setting(**LOSSLESS[setting])
+    setting = ToyChain(**LOSSLESS[setting])
     law = setting.realized(name, steps=28 if name == "reference" else 36)
-    holds(law, setting)
+    assert_target_distribution(law, setting)
     if setting.draft != "none" and setting.rule == "token":
-        want = analysis.mean_accepted(setting.q_law, setting.p_law)
+        want = analysis.mean_accepted(setting.draft_probs, setting.target_probs)
         assert law.mean_accepted == pytest.approx(want, abs=TOLERANCE)
 
 
 SMALL = {
     "logits": dict(),
     "probs-zeros": dict(kind="probs", holes=True),
-    "point-mass-filtered": dict(draft="none", target=dict(temperature=0.8, top_k=2)),
-    "sampled": dict(draft="sampled", drafted=dict(temperature=0.6, top_k=2)),
+    "point-mass-filtered": dict(draft="none", target_filters=dict(temperature=0.8, top_k=2)),
+    "sampled": dict(draft="sampled", draft_filters=dict(temperature=0.6, top_k=2)),
 }
 
 
 @needs_triton
 @pytest.mark.parametrize("setting", SMALL)
 def test_the_emitted_law_is_the_targets_in_the_interpreter(setting):
-    setting = Setting(**{**SMALL[setting], "gamma": 1})
+    setting = ToyChain(**{**SMALL[setting], "gamma": 1})
     run, like = (setting.verifier(name) for name in ("triton", "cpp"))
-    holds(
-        analysis.enumerate_distribution(run, setting.q_law, setting.p_law, steps=24, like=like),
+    assert_target_distribution(
+        analysis.enumerate_distribution(
+            run, setting.draft_probs, setting.target_probs, steps=24, like=like
+        ),
         setting,
     )
 
 
 def test_edges_learnt_from_another_verifier_are_not_believed():
     """A wrong teacher: the edges of the verifier itself are measured all the same."""
-    setting, other = Setting(gamma=1), Setting(gamma=1, seed=99)
+    setting, other = ToyChain(gamma=1), ToyChain(gamma=1, seed=99)
     law = analysis.enumerate_distribution(
-        setting.verifier("cpp"), setting.q_law, setting.p_law, like=other.verifier("cpp")
+        setting.verifier("cpp"),
+        setting.draft_probs,
+        setting.target_probs,
+        like=other.verifier("cpp"),
     )
-    holds(law, setting)
+    assert_target_distribution(law, setting)
 
 
 def test_cells_are_the_products_they_should_be():
     """gamma = 2, V = 3, dense tables: 9 drafts, at most 4 coin cells and 3 tokens each."""
-    law = Setting().realized("cpp")
+    law = ToyChain().realized("cpp")
     assert 9 * 3 <= law.cells <= 9 * 4 * 3
 
 
@@ -118,7 +129,7 @@ def with_decoys(run):
 
 
 def test_parameters_of_one_sequence_leave_its_neighbours_law_alone():
-    setting = Setting(v=4, target=dict(temperature=0.7, top_k=3, top_p=0.9, min_p=0.02))
+    setting = ToyChain(v=4, target_filters=dict(temperature=0.7, top_k=3, top_p=0.9, min_p=0.02))
     op = provider("verify_chain", "cpp")
 
     def run(drafts, uniforms):
@@ -130,13 +141,15 @@ def test_parameters_of_one_sequence_leave_its_neighbours_law_alone():
         out = with_decoys(call)(setting.arguments(drafts, "cpp"))
         return out[0][::2], out[1][::2]
 
-    holds(analysis.enumerate_distribution(run, setting.q_law, setting.p_law), setting)
+    assert_target_distribution(
+        analysis.enumerate_distribution(run, setting.draft_probs, setting.target_probs), setting
+    )
 
 
 @pytest.mark.parametrize("rule", ["token", "block"])
-@pytest.mark.parametrize("name", NATIVE)
+@pytest.mark.parametrize("name", FAST_PROVIDERS)
 def test_law_survives_a_missing_draft_and_a_draft_row_that_is_not_finite(name, rule):
-    setting = Setting(rule=rule)
+    setting = ToyChain(rule=rule)
     last = setting.gamma - 1
     op = provider("verify_chain", name)
     for poison in (False, True):
@@ -150,7 +163,12 @@ def test_law_survives_a_missing_draft_and_a_draft_row_that_is_not_finite(name, r
                 tokens[:, last] = -1
             return verify(op, tokens=tokens, uniforms=uniforms, **arguments)[:2]
 
-        holds(analysis.enumerate_distribution(run, setting.q_law, setting.p_law, steps=23), setting)
+        assert_target_distribution(
+            analysis.enumerate_distribution(
+                run, setting.draft_probs, setting.target_probs, steps=23
+            ),
+            setting,
+        )
 
 
 EDGES = {  # target row, draft row, coin, whether draft 0 stands
@@ -179,7 +197,7 @@ BOTH = [(e, k) for e in EDGES for k in ("probs", "logits") if (e[:8], k) != ("eq
 
 
 @pytest.mark.parametrize(("edge", "kind"), BOTH)
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
 def test_the_test_is_strict(name, edge, kind):
     p, q, coin, stands = EDGES[edge]
     assert edge_stands(provider("verify_chain", name), p, q, coin, kind) == stands
@@ -188,7 +206,7 @@ def test_the_test_is_strict(name, edge, kind):
 def test_rule_match_accepts_as_often_as_its_formula():
     """Shared noise: alpha = sum_x 1 / sum_y max(P_y/P_x, Q_y/Q_x)."""
     n, v = 200_000, 7
-    p, q = tables(torch.Generator().manual_seed(4), v, 1)[0], torch.linspace(0, 2, v)
+    p, q = logit_tables(torch.Generator().manual_seed(4), v, 1)[0], torch.linspace(0, 2, v)
     positions = torch.arange(n)
     draft = sample(provider("sample", "cpp"), q.expand(n, v), positions=positions, noise="shared")
     got = verify(
@@ -197,8 +215,8 @@ def test_rule_match_accepts_as_often_as_its_formula():
     )  # fmt: skip
     alpha = float(analysis.match_acceptance(*(x.double().softmax(-1) for x in (p, q))))
     hits = int(got[1].sum())
-    assert stats.binomtest(hits, n, alpha).pvalue > NEVER
-    assert chi_square(got[0][:, 0], p.double().softmax(-1)) > NEVER
+    assert stats.binomtest(hits, n, alpha).pvalue > SIGNIFICANCE
+    assert chi_square(got[0][:, 0], p.double().softmax(-1)) > SIGNIFICANCE
 
 
 def drawn_drafts(n, q, positions):
@@ -218,9 +236,9 @@ def test_own_streams_draft_accept_and_residual_give_the_target_law():
         provider("verify_chain", "cpp"), p.expand(n, 2, -1), drawn_drafts(n, q, positions)[:, None],
         q.expand(n, 1, -1), positions=positions,
     )  # fmt: skip
-    assert chi_square(got[0][:, 0], p.double().softmax(-1)) > NEVER
+    assert chi_square(got[0][:, 0], p.double().softmax(-1)) > SIGNIFICANCE
     both = (got[1] == 1).nonzero()[:, 0]
-    assert chi_square(got[0][both, 1], p.double().softmax(-1)) > NEVER
+    assert chi_square(got[0][both, 1], p.double().softmax(-1)) > SIGNIFICANCE
 
 
 # Negative controls.
@@ -266,22 +284,24 @@ WRONG = {
 
 
 def toy_law(**parts):
-    setting = Setting(gamma=1, kind="probs")
+    setting = ToyChain(gamma=1, kind="probs")
     run = toy(**parts)
 
     def call(drafts, uniforms):
         return verify(run, tokens=drafts, uniforms=uniforms, **setting.arguments(drafts, "cpp"))[:2]
 
-    return analysis.enumerate_distribution(call, setting.q_law, setting.p_law, steps=26), setting
+    return analysis.enumerate_distribution(
+        call, setting.draft_probs, setting.target_probs, steps=26
+    ), setting
 
 
 def test_the_machinery_passes_a_correct_toy():
-    holds(*toy_law())
+    assert_target_distribution(*toy_law())
 
 
 @pytest.mark.parametrize("wrong", WRONG)
 def test_the_machinery_rejects(wrong):
-    rejected(*toy_law(**WRONG[wrong]))
+    assert_wrong_distribution(*toy_law(**WRONG[wrong]))
 
 
 def test_the_edge_table_rejects_a_comparison_that_is_not_strict():
@@ -291,27 +311,31 @@ def test_the_edge_table_rejects_a_comparison_that_is_not_strict():
 
 
 def test_rejects_raw_logits_as_q_where_filtered_ones_were_drawn():
-    setting = Setting(v=4, draft="sampled", drafted=dict(temperature=0.6, top_k=2))
-    rejected(setting.realized("cpp", change=lambda a: {**a, "sampled": None}), setting)
+    setting = ToyChain(v=4, draft="sampled", draft_filters=dict(temperature=0.6, top_k=2))
+    assert_wrong_distribution(
+        setting.realized("cpp", change=lambda a: {**a, "sampled": None}), setting
+    )
 
 
 def test_rejects_a_full_q_for_argmax_drafts():
-    setting = Setting(draft="none")
-    full = Setting()
+    setting = ToyChain(draft="none")
+    full = ToyChain()
     law = setting.realized("cpp", change=lambda a: {**a, "draft": torch.zeros(1).expand(
         len(a["target"]), full.gamma, 3).contiguous()})  # fmt: skip
-    rejected(law, setting)
+    assert_wrong_distribution(law, setting)
 
 
 def test_rejects_a_q_that_was_not_renormalised():
-    setting = Setting(kind="probs")
-    rejected(setting.realized("cpp", change=lambda a: {**a, "draft": 0.8 * a["draft"]}), setting)
+    setting = ToyChain(kind="probs")
+    assert_wrong_distribution(
+        setting.realized("cpp", change=lambda a: {**a, "draft": 0.8 * a["draft"]}), setting
+    )
 
 
 def test_rejects_a_draft_temperature_that_is_not_the_one_sampled_with():
-    setting = Setting(draft="sampled", drafted=dict(temperature=0.6))
+    setting = ToyChain(draft="sampled", draft_filters=dict(temperature=0.6))
     wrong = setting.realized("cpp", change=lambda a: {**a, "sampled": (*a["sampled"][:2], 0.7)})
-    rejected(wrong, setting)
+    assert_wrong_distribution(wrong, setting)
 
 
 @pytest.mark.parametrize("fault", ["coin of the draft's noise", "residual of the draft's uniform"])
@@ -325,14 +349,14 @@ def test_rejects_noise_that_draft_and_verifier_share(fault):
         uniforms = torch.stack([1 - (-noise).exp(), torch.rand(n).double()], 1)
     else:
         drawn = drawn_drafts(n, q, positions)
-        same = torch.from_numpy(uniforms_of(0, positions.numpy(), 2))
-        coin = torch.from_numpy(uniforms_of(0, positions.numpy(), 0))
+        same = torch.from_numpy(philox_uniforms(0, positions.numpy(), 2))
+        coin = torch.from_numpy(philox_uniforms(0, positions.numpy(), 0))
         uniforms = torch.stack([coin, same], 1)
     got = verify(
         provider("verify_chain", "cpp"), p.expand(n, 2, -1), drawn[:, None], q.expand(n, 1, -1),
         uniforms=uniforms,
     )  # fmt: skip
-    assert chi_square(got[0][:, 0], p.double().softmax(-1)) < NEVER
+    assert chi_square(got[0][:, 0], p.double().softmax(-1)) < SIGNIFICANCE
 
 
 def shared_noise(n, v):

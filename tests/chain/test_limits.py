@@ -2,8 +2,16 @@
 
 import pytest
 import torch
-from support.chain_settings import Setting, joint_close
-from support.providers import EVERY, NATIVE, identical, needs_triton, provider, verify, worst
+from support.providers import (
+    ALL_PROVIDERS,
+    FAST_PROVIDERS,
+    assert_close,
+    assert_outputs_equal,
+    needs_triton,
+    provider,
+    verify,
+)
+from support.toy_chain import ToyChain, assert_joint_distribution
 
 from specdec_kernels import analysis, reference, testing
 from specdec_kernels.testing import enumeration
@@ -54,7 +62,7 @@ def continued(setting, name, p, **limits):
 def realized(setting, name, p, **limits):
     like = continued(setting, "cpp", p, **limits) if name != "cpp" else None
     run = continued(setting, name, p, **limits)
-    return enumeration.enumerate_distribution(run, setting.q_law, p, steps=30, like=like)
+    return enumeration.enumerate_distribution(run, setting.draft_probs, p, steps=30, like=like)
 
 
 FORMS = {
@@ -67,22 +75,22 @@ FORMS = {
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("rule", ["token", "block"])
-@pytest.mark.parametrize("name", NATIVE)
+@pytest.mark.parametrize("name", FAST_PROVIDERS)
 def test_up_to_the_first_end_of_sequence_the_law_is_the_targets(name, rule, form):
     """Drafts and target rows after EOS are junk; nothing may be emitted of them."""
-    setting = Setting(**FORMS[form], rule=rule)
-    p = ending(setting.p_law)
+    setting = ToyChain(**FORMS[form], rule=rule)
+    p = ending(setting.target_probs)
     law = realized(setting, name, p, eos_token_ids=[EOS, 77])
-    joint_close(law, analysis.joint_distribution(p))
+    assert_joint_distribution(law, analysis.joint_distribution(p))
 
 
 @pytest.mark.parametrize("most", [1, 2, 3])
 @pytest.mark.parametrize("rule", ["token", "block"])
-@pytest.mark.parametrize("name", NATIVE)
+@pytest.mark.parametrize("name", FAST_PROVIDERS)
 def test_up_to_max_emit_the_law_is_the_targets(name, rule, most):
-    setting = Setting(rule=rule)
-    law = realized(setting, name, setting.p_law, max_new_tokens=most)
-    joint_close(law, analysis.joint_distribution(setting.p_law))
+    setting = ToyChain(rule=rule)
+    law = realized(setting, name, setting.target_probs, max_new_tokens=most)
+    assert_joint_distribution(law, analysis.joint_distribution(setting.target_probs))
     assert float(law.accepted[most + 1 :].sum()) == 0
 
 
@@ -91,22 +99,22 @@ def test_up_to_max_emit_the_law_is_the_targets(name, rule, most):
     "limit", [dict(eos_token_ids=[EOS]), dict(max_new_tokens=1)], ids=["eos", "max_new_tokens"]
 )
 def test_the_law_is_the_targets_in_the_interpreter(limit):
-    setting = Setting(v=2, gamma=1)
-    p = ending(setting.p_law) if "eos_token_ids" in limit else setting.p_law
+    setting = ToyChain(v=2, gamma=1)
+    p = ending(setting.target_probs) if "eos_token_ids" in limit else setting.target_probs
     law = realized(setting, "triton", p, **limit)
-    joint_close(law, analysis.joint_distribution(p))
+    assert_joint_distribution(law, analysis.joint_distribution(p))
 
 
 def test_rejects_an_end_of_sequence_that_is_ignored():
-    setting = Setting()
-    p = ending(setting.p_law)
-    law = enumeration.enumerate_distribution(setting.verifier("cpp"), setting.q_law, p)
+    setting = ToyChain()
+    p = ending(setting.target_probs)
+    law = enumeration.enumerate_distribution(setting.verifier("cpp"), setting.draft_probs, p)
     with pytest.raises(AssertionError, match="P\\(y1"):
-        joint_close(law, analysis.joint_distribution(p))
+        assert_joint_distribution(law, analysis.joint_distribution(p))
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
 def test_nothing_follows_an_accepted_end_of_sequence(name, rule):
     target = torch.zeros(3, 4, 9)
     target[..., 4] = target[:, 1, 7] = 90.0
@@ -119,11 +127,11 @@ def test_nothing_follows_an_accepted_end_of_sequence(name, rule):
     assert got[0].tolist() == [[4, 7, -1, -1], [4, 7, -1, -1], third]
     assert got[1].tolist() == [2, 2, 3 if rule == "synthetic" else 1]
     assert got[2].tolist() == [0, 0, 0]  # an id beyond the end is never judged
-    worst("logprobs", got[3][:2], torch.zeros(2, 4), atol=1e-6)
+    assert_close("logprobs", got[3][:2], torch.zeros(2, 4), atol=1e-6)
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
 def test_max_emit_counts_every_emitted_token(name, rule):
     target = torch.zeros(6, 3, 5)
     target[..., 2] = 90.0
@@ -138,7 +146,7 @@ def test_max_emit_counts_every_emitted_token(name, rule):
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
 def test_nothing_is_read_where_nothing_may_be_emitted(name, rule):
     """A faulty row of a sequence that may emit nothing is no fault."""
     target = torch.full((2, 2, 5), torch.nan)
@@ -149,7 +157,7 @@ def test_nothing_is_read_where_nothing_may_be_emitted(name, rule):
 
 
 @pytest.mark.parametrize("rule", ["token", "block", "match"])
-@pytest.mark.parametrize("name", NATIVE)
+@pytest.mark.parametrize("name", FAST_PROVIDERS)
 def test_without_an_end_in_reach_the_limits_change_no_bit(name, rule):
     target, drafts, q = testing.chain_case(5, 3, 67, rule=rule).args()[:3]
     op = provider("verify_chain", name)
@@ -157,11 +165,11 @@ def test_without_an_end_in_reach_the_limits_change_no_bit(name, rule):
     loose = dict(
         eos_token_ids=torch.empty(0, dtype=torch.int64), max_new_tokens=torch.full((5,), 4)
     )
-    identical("verify_chain", verify(op, target, drafts, q, rule=rule, **loose), want)
+    assert_outputs_equal("verify_chain", verify(op, target, drafts, q, rule=rule, **loose), want)
 
 
 @pytest.mark.parametrize("rule", ["token", "block"])
-@pytest.mark.parametrize("name", NATIVE)
+@pytest.mark.parametrize("name", FAST_PROVIDERS)
 def test_a_chain_that_ends_is_the_shorter_chain(name, rule):
     """Cut after draft 1 by either limit: as if gamma were 2, less the token that would follow."""
     target, drafts, q = testing.chain_case(40, 3, 67, rule=rule).args()[:3]
@@ -179,11 +187,11 @@ def test_a_chain_that_ends_is_the_shorter_chain(name, rule):
     ):
         got = verify(op, target, drafts, q, rule=rule, **limit)
         short = [x[:, : w.shape[1]] if x.dim() == 2 else x for x, w in zip(got, want, strict=True)]
-        identical("verify_chain", short, want)
+        assert_outputs_equal("verify_chain", short, want)
         assert (got[0][:, 3] == -1).all()
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
 def test_optional_outputs_are_empty_unless_asked_for(name):
     case = testing.chain_case(2, 2, 67, rule="block")
     op = provider("verify_chain", name)
@@ -191,13 +199,13 @@ def test_optional_outputs_are_empty_unless_asked_for(name):
     whole = verify(op, *args, rule="block")
     for logprobs in (False, True):
         for acceptance in (False, True):
-            got = verify(op, *args, rule="block", logprobs=logprobs, acceptance=acceptance)
+            got = verify(op, *args, rule="block", logprobs=logprobs, accept_probs=acceptance)
             for i in range(3):
-                worst(f"output {i}", got[i], whole[i])
+                assert_close(f"output {i}", got[i], whole[i])
             for given, asked, full in (
                 (got[3], logprobs, whole[3]),
                 (got[4], acceptance, whole[4]),
             ):
                 assert given.shape == (full.shape if asked else (0, 0))
                 if asked:
-                    worst("optional", given, full)
+                    assert_close("optional", given, full)

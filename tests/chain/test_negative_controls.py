@@ -6,22 +6,22 @@ import numpy as np
 import pytest
 import torch
 from row.test_reference import rational_pick, sixteenths
-from support.chain_settings import (
+from support.providers import ALL_PROVIDERS, FAST_PROVIDERS, assert_close, provider, verify
+from support.toy_chain import (
+    BOUNDARY_PROVIDER,
     RATES,
-    TEACHER,
     TOLERANCE,
-    Setting,
-    chain_law,
-    exact_counts,
-    holds,
-    joint_close,
-    law_by,
-    lenient_parts,
-    rejected,
-    rejection,
-    typical_parts,
+    ToyChain,
+    accepted_count_distribution,
+    assert_joint_distribution,
+    assert_target_distribution,
+    assert_wrong_distribution,
+    chain_joint_distribution,
+    lenient_masses,
+    lossy_joint_distribution,
+    rejection_mass,
+    typical_masses,
 )
-from support.providers import EVERY, NATIVE, provider, verify, worst
 
 from specdec_kernels import reference, testing
 from specdec_kernels.arguments.chain import ChainArguments
@@ -54,7 +54,7 @@ def rational_block(p, q, drafts, coins, last):
     return [*drafts[:tau], rational_pick(weights, last)], chances
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
 def test_rule_block_decides_as_exact_arithmetic_does_ties_included(name):
     rng = np.random.default_rng(6)
     n, gamma, v = (24 if name == "triton" else 2000), 2, 4
@@ -177,15 +177,19 @@ def toy(carry=capped, chance=chance, walk=backward, residual=lambda c, p, q: c *
 
 
 def toy_law(**parts):
-    setting = Setting(kind="probs", rule="block", seed=3)
+    setting = ToyChain(kind="probs", rule="block", seed=3)
     run = setting.verifier(toy(**parts))
-    return enumeration.enumerate_distribution(run, setting.q_law, setting.p_law, steps=24), setting
+    return enumeration.enumerate_distribution(
+        run, setting.draft_probs, setting.target_probs, steps=24
+    ), setting
 
 
 def test_the_machinery_passes_a_correct_block():
     law, setting = toy_law()
-    holds(law, setting)
-    worst("accepted", law.accepted, exact_counts(setting, "block"), atol=TOLERANCE)
+    assert_target_distribution(law, setting)
+    assert_close(
+        "accepted", law.accepted, accepted_count_distribution(setting, "block"), atol=TOLERANCE
+    )
 
 
 WRONG = {
@@ -202,7 +206,7 @@ WRONG = {
 
 @pytest.mark.parametrize("wrong", WRONG)
 def test_the_machinery_rejects_a_block_with(wrong):
-    rejected(*toy_law(**WRONG[wrong]))
+    assert_wrong_distribution(*toy_law(**WRONG[wrong]))
 
 
 def test_rejects_a_chance_that_trusts_rows_to_sum_to_one():
@@ -265,51 +269,57 @@ def wrong_call(setting, name, change):
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("call", CALLS)
-@pytest.mark.parametrize("name", NATIVE)
+@pytest.mark.parametrize("name", FAST_PROVIDERS)
 def test_rejects(name, call, rule):
     options, change = CALLS[call]
-    setting = Setting(**options, rule=rule)
-    holds(setting.realized(name), setting)
-    run, like = (wrong_call(setting, n, change) for n in (name, TEACHER))
-    law = enumeration.enumerate_distribution(run, setting.q_law, setting.p_law, steps=24, like=like)
-    rejected(law, setting)
+    setting = ToyChain(**options, rule=rule)
+    assert_target_distribution(setting.realized(name), setting)
+    run, like = (wrong_call(setting, n, change) for n in (name, BOUNDARY_PROVIDER))
+    law = enumeration.enumerate_distribution(
+        run, setting.draft_probs, setting.target_probs, steps=24, like=like
+    )
+    assert_wrong_distribution(law, setting)
 
 
-@pytest.mark.parametrize("name", NATIVE)
+@pytest.mark.parametrize("name", FAST_PROVIDERS)
 def test_rejects_a_lenient_rule_with_the_residual_of_token(name):
-    setting = Setting(rule="lenient", lenience=0.5)
+    setting = ToyChain(rule="lenient", lenience=0.5)
     law = setting.realized(name)
-    joint_close(law, law_by(setting, lenient_parts, lenience=0.5))
-    wrong = law_by(setting, lenient_parts, lenience=0.5, of_token=True)
+    assert_joint_distribution(law, lossy_joint_distribution(setting, lenient_masses, lenience=0.5))
+    wrong = lossy_joint_distribution(setting, lenient_masses, lenience=0.5, of_token=True)
     with pytest.raises(AssertionError, match="P\\(y1"):
-        joint_close(law, wrong)
+        assert_joint_distribution(law, wrong)
 
 
-@pytest.mark.parametrize("name", NATIVE)
+@pytest.mark.parametrize("name", FAST_PROVIDERS)
 def test_rejects_a_typical_rule_with_the_entropy_of_the_unfiltered_law(name):
     filters = dict(temperature=1.3, top_k=2)
-    setting = Setting(v=4, rule="typical", epsilon=0.9, delta=1.1, target=filters)
-    full = Setting(v=4, target=dict(temperature=1.3))
+    setting = ToyChain(v=4, rule="typical", epsilon=0.9, delta=1.1, target_filters=filters)
+    full = ToyChain(v=4, target_filters=dict(temperature=1.3))
     kw = dict(epsilon=0.9, delta=1.1)
-    rows = zip(setting.p_law, setting.q_law, full.p_law, strict=False)
-    parts = [typical_parts(p, q, **kw, unfiltered=u) for p, q, u in rows]
-    wrong = chain_law([a for a, _ in parts], [r for _, r in parts], setting.p_law)
+    rows = zip(setting.target_probs, setting.draft_probs, full.target_probs, strict=False)
+    parts = [typical_masses(p, q, **kw, unfiltered=u) for p, q, u in rows]
+    wrong = chain_joint_distribution(
+        [a for a, _ in parts], [r for _, r in parts], setting.target_probs
+    )
     law = setting.realized(name)
-    joint_close(law, law_by(setting, typical_parts, **kw))
+    assert_joint_distribution(law, lossy_joint_distribution(setting, typical_masses, **kw))
     with pytest.raises(AssertionError, match="P\\(y1"):
-        joint_close(law, wrong)
+        assert_joint_distribution(law, wrong)
 
 
-@pytest.mark.parametrize("name", NATIVE)
+@pytest.mark.parametrize("name", FAST_PROVIDERS)
 def test_rejects_a_synthetic_rule_with_the_coin_of_token(name):
-    setting = Setting(rule="synthetic", rates=RATES)
-    wrong = Setting(rule="token").realized(name)
+    setting = ToyChain(rule="synthetic", rates=RATES)
+    wrong = ToyChain(rule="token").realized(name)
     a, b = RATES.double().tolist()
     want = torch.tensor([1 - a, a * (1 - b), a * b], dtype=torch.float64)
-    worst("accepted", setting.realized(name).accepted, want, atol=TOLERANCE)
+    assert_close("accepted", setting.realized(name).accepted, want, atol=TOLERANCE)
     with pytest.raises(AssertionError, match="accepted"):
-        worst("accepted", wrong.accepted, want, atol=TOLERANCE)
-    accept = [r * q for r, q in zip((a, b), setting.q_law, strict=True)]
-    reject = [rejection(x, p) for x, p in zip(accept, setting.p_law, strict=False)]
+        assert_close("accepted", wrong.accepted, want, atol=TOLERANCE)
+    accept = [r * q for r, q in zip((a, b), setting.draft_probs, strict=True)]
+    reject = [rejection_mass(x, p) for x, p in zip(accept, setting.target_probs, strict=False)]
     with pytest.raises(AssertionError, match="P\\(y1"):
-        joint_close(wrong, chain_law(accept, reject, setting.p_law))
+        assert_joint_distribution(
+            wrong, chain_joint_distribution(accept, reject, setting.target_probs)
+        )

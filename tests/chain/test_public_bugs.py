@@ -6,19 +6,19 @@ import numpy as np
 import pytest
 import torch
 from support.providers import (
-    EVERY,
-    NATIVE,
-    NEVER,
-    REAL,
+    ALL_PROVIDERS,
+    FAST_PROVIDERS,
+    KERNEL_PROVIDERS,
+    SIGNIFICANCE,
+    assert_close,
+    assert_outputs_close,
+    assert_outputs_equal,
     chi_square,
-    identical,
     needs_triton,
+    philox_uniforms,
     provider,
-    same_outputs,
     sample,
-    uniforms_of,
     verify,
-    worst,
 )
 
 from specdec_kernels import SampledDraft, reference, testing, verify_chain
@@ -36,7 +36,7 @@ def batch(b=4, gamma=3, v=70, **kw):
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("value", [NAN, INF, -INF], ids=["nan", "inf", "minus-inf"])
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
 def test_a_target_row_that_is_not_finite_emits_nothing_and_keeps_what_stood(name, value, rule):
     """Elsewhere: an all-NaN row emits a valid-looking id, or ends the whole batch."""
     target, drafts, q = batch()
@@ -48,12 +48,12 @@ def test_a_target_row_that_is_not_finite_emits_nothing_and_keeps_what_stood(name
     assert got[0].tolist() == [[5, 5, 5, 5], [-1] * 4, [5, 5, -1, -1], [5, 5, 5, -1]]
     assert got[1].tolist() == [3, 0, 2, 3]
     assert got[2].tolist() == [0, TARGET, TARGET, TARGET]
-    worst("logprobs", got[3], torch.zeros(4, 4), atol=1e-6)
+    assert_close("logprobs", got[3], torch.zeros(4, 4), atol=1e-6)
 
 
 @pytest.mark.parametrize("at", [0, 33, 69])
 @pytest.mark.parametrize("value", [NAN, INF], ids=["nan", "inf"])
-@pytest.mark.parametrize("name", REAL)
+@pytest.mark.parametrize("name", KERNEL_PROVIDERS)
 def test_one_bad_entry_anywhere_in_a_row_is_seen(name, value, at):
     target, drafts, q = batch(1)
     target[0, 0, at] = value
@@ -78,7 +78,7 @@ def test_a_bad_entry_in_the_last_tile_of_a_large_row_is_seen(v, value, method):
 
 
 @pytest.mark.parametrize("kind", ["logits", "probs"])
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
 def test_a_draft_row_that_is_not_finite_counts_as_no_draft(name, kind):
     """Elsewhere: a NaN draft row re-emits the token that it just rejected, or accepts it."""
     b = 64 if name != "triton" else 8
@@ -88,7 +88,7 @@ def test_a_draft_row_that_is_not_finite_counts_as_no_draft(name, kind):
     q = torch.full((b, 1, 4), NAN)
     got = verify(provider("verify_chain", name), p, drafts, q, kind=kind, uniforms=uniforms)
     want = torch.arange(b) * 4 // b  # the whole target, token 2 among it
-    worst("tokens", got[0][:, 0], want)
+    assert_close("tokens", got[0][:, 0], want)
     assert (got[2] == DRAFT).all()
     assert not got[1].any()
 
@@ -96,7 +96,7 @@ def test_a_draft_row_that_is_not_finite_counts_as_no_draft(name, kind):
 @pytest.mark.parametrize(
     ("left", "fault"), [((NAN, 0.0), True), ((INF, 0.0), True), ((1.0, 5.0), False)]
 )
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
 def test_what_a_faulty_drafter_left_behind_is_judged_too(name, left, fault):
     """A logsumexp that is no number is a fault; a draft under its own threshold has Q = 0 < P."""
     p, q = torch.zeros(1, 2, 4), torch.zeros(1, 1, 4)
@@ -110,7 +110,7 @@ def test_what_a_faulty_drafter_left_behind_is_judged_too(name, left, fault):
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("bad", [70, 71, 2**31 - 1, -2, -(2**31)])
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
 def test_a_draft_id_out_of_range_is_never_an_index(name, bad, rule):
     """Elsewhere: id == V reads the next row, -1 reads the previous one."""
     target, drafts, q = batch(2)
@@ -123,11 +123,11 @@ def test_a_draft_id_out_of_range_is_never_an_index(name, bad, rule):
         want = verify(op, target, missing.to(ids), q, rule=rule, positions=8)
         reached = int(want[1][1]) >= 1
         for g, w in zip((got[0], got[1], got[3]), (want[0], want[1], want[3]), strict=True):
-            worst("like -1", g, w)
+            assert_close("like -1", g, w)
         assert got[2].tolist() == [int(want[2][0]), RANGE if reached else 0]
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
 def test_an_id_above_32_bits_is_not_cut_to_a_valid_one(name):
     target, drafts, q = batch(1)
     drafts[0, 0] = 2**32 + 3
@@ -135,7 +135,7 @@ def test_an_id_above_32_bits_is_not_cut_to_a_valid_one(name):
     assert int(got[2]) == RANGE
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
 def test_an_empty_residual_falls_back_to_the_target(name):
     """Elsewhere: uninitialised memory or V-1. Q covers P everywhere, so nothing is left."""
     p = torch.tensor([[[0.5, 0.25, 0.25, 0.0]] * 2])
@@ -150,7 +150,7 @@ def test_an_empty_residual_falls_back_to_the_target(name):
 
 @pytest.mark.parametrize("last", [0.0, 1 - 2.0**-53])
 @pytest.mark.parametrize("v", [1, 5, 4097, 9000])
-@pytest.mark.parametrize("name", REAL)
+@pytest.mark.parametrize("name", KERNEL_PROVIDERS)
 def test_extreme_uniforms_never_leave_the_vocabulary_or_pick_a_zero(name, v, last):
     """Elsewhere: id == V when rounding leaves the cdf short of the uniform."""
     generator = torch.Generator().manual_seed(v)
@@ -188,13 +188,13 @@ def test_ids_stay_in_the_vocabulary_for_rows_of_every_kind():
         assert (got[0][after] == -1).all()
         assert not got[3].isnan().any()
         want = verify(reference.verify_chain, target, drafts, q, **args)
-        same_outputs("verify_chain", got, want)
+        assert_outputs_close("verify_chain", got, want)
 
 
 @pytest.mark.parametrize("stream", [0, 1], ids=["coin", "residual"])
 def test_small_uniforms_keep_their_bits(stream):
     """Elsewhere: floats in (0, 1], or multiples of 2^-24. The smallest of two million decides."""
-    u = uniforms_of(0, np.arange(2_000_000), stream)
+    u = philox_uniforms(0, np.arange(2_000_000), stream)
     assert u.max() < 1
     position = int(u.argmin())
     edges = torch.tensor([u[position] * (1 - 1e-4), u[position] * (1 + 1e-4)]).double()
@@ -211,7 +211,7 @@ def test_small_uniforms_keep_their_bits(stream):
     [("probs", -0.25), *((k, x) for k in ("logits", "probs", "sampled") for x in (NAN, INF))],
 )
 @pytest.mark.parametrize("at", [0, 4096, 4999])
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
 def test_a_bad_entry_beside_the_drafted_one_makes_the_draft_row_unusable(name, kind, at, bad):
     """It could only bend the residual: after a rejection the target is sampled instead."""
     v = 5000
@@ -241,7 +241,7 @@ def test_the_coin_of_each_position_is_its_own():
     drafts = torch.zeros(n, gamma, dtype=torch.int64)
     positions = torch.arange(n) * 17
     got = verify(provider("verify_chain", "cpp"), p, drafts, q, positions=positions)
-    coins = uniforms_of(0, positions.numpy()[:, None] + np.arange(gamma), 0)
+    coins = philox_uniforms(0, positions.numpy()[:, None] + np.arange(gamma), 0)
     near = np.abs(coins - 0.6).min(-1) < 1e-5
     want = np.cumprod(coins < 0.6, -1).sum(-1)
     np.testing.assert_array_equal(got[1].numpy()[~near], want[~near])
@@ -271,7 +271,7 @@ PER_REQUEST = [
 
 
 @pytest.mark.parametrize(("parameter", "values"), PER_REQUEST, ids=[p for p, _ in PER_REQUEST])
-@pytest.mark.parametrize("name", NATIVE)
+@pytest.mark.parametrize("name", FAST_PROVIDERS)
 def test_parameters_of_each_request_are_the_ones_used(name, parameter, values):
     """Elsewhere: the expanded per-request vectors were uninitialised memory. Strided ones too."""
     target, drafts, q = batch(3, 2, 300)
@@ -283,7 +283,7 @@ def test_parameters_of_each_request_are_the_ones_used(name, parameter, values):
                 provider("verify_chain", name), target[b : b + 1], drafts[b : b + 1],
                 q[b : b + 1], **{parameter: values[b].item()},
             )  # fmt: skip
-            identical("verify_chain", [x[b : b + 1] for x in got], alone)
+            assert_outputs_equal("verify_chain", [x[b : b + 1] for x in got], alone)
     rows = torch.arange(50.0).div(8).expand(3, 50).contiguous()
     thresholds = sample(provider("sample", name), rows, **{parameter: values})
     assert len({float(x) for x in thresholds[2]}) == 3
@@ -293,7 +293,7 @@ def test_parameters_of_each_request_are_the_ones_used(name, parameter, values):
     dict(temperature=NAN), dict(temperature=-1.0), dict(temperature=INF), dict(top_k=-1),
     dict(top_p=0.0), dict(top_p=NAN), dict(top_p=1.1), dict(min_p=-0.1), dict(min_p=NAN),
 ], ids=str)  # fmt: skip
-@pytest.mark.parametrize("name", NATIVE)
+@pytest.mark.parametrize("name", FAST_PROVIDERS)
 def test_a_parameter_out_of_range_stops_its_own_sequence_only(name, fault):
     good = dict(temperature=0.7, top_k=20, top_p=0.9, min_p=0.01)
     (key, bad), = fault.items()  # fmt: skip
@@ -302,7 +302,7 @@ def test_a_parameter_out_of_range_stops_its_own_sequence_only(name, fault):
     target, drafts, q = batch(3, 2)
     op = provider("verify_chain", name)
     got, want = verify(op, target, drafts, q, **vector), verify(op, target, drafts, q, **good)
-    identical("verify_chain", [x[::2] for x in got], [x[::2] for x in want])
+    assert_outputs_equal("verify_chain", [x[::2] for x in got], [x[::2] for x in want])
     assert (got[0][1].tolist(), int(got[1][1]), int(got[2][1])) == ([-1] * 3, 0, PARAMETER)
     assert not got[3][1].any()
     drawn = sample(provider("sample", name), target[:, 0], **vector)
@@ -320,10 +320,12 @@ def test_parameters_of_each_request_are_the_ones_used_and_judged_in_the_interpre
         min_p=torch.tensor([0.0, 0.1, 0.05, 0.2]),
     )
     got = verify(provider("verify_chain", "triton"), target, drafts, q, **vectors)
-    same_outputs("verify_chain", got, verify(reference.verify_chain, target, drafts, q, **vectors))
+    assert_outputs_close(
+        "verify_chain", got, verify(reference.verify_chain, target, drafts, q, **vectors)
+    )
     assert got[2].tolist() == [0, PARAMETER, 0, PARAMETER]
     drawn = sample(provider("sample", "triton"), target[:, 0], **vectors)
-    same_outputs("sample", drawn, sample(reference.sample, target[:, 0], **vectors))
+    assert_outputs_close("sample", drawn, sample(reference.sample, target[:, 0], **vectors))
 
 
 def test_greedy_takes_no_random_test():
@@ -338,13 +340,13 @@ def test_greedy_takes_no_random_test():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", REAL)
+@pytest.mark.parametrize("name", KERNEL_PROVIDERS)
 def test_q_is_the_law_of_the_dtype_that_was_sampled(name, dtype):
     """Elsewhere: drafts sampled from bfloat16 rows were judged by float32 ones."""
     logits = testing.zipf_logits(6, 257, torch.Generator().manual_seed(4)).to(dtype)
     low = sample(provider("sample", name), logits, temperature=0.8, top_k=40)
     full = sample(provider("sample", name), logits.float(), temperature=0.8, top_k=40)
-    identical("sample", low, full)
+    assert_outputs_equal("sample", low, full)
 
 
 def test_the_candidate_sets_of_target_and_draft_may_differ():
@@ -359,7 +361,9 @@ def test_the_candidate_sets_of_target_and_draft_may_differ():
     left = SampledDraft(logits.expand(b, 1, v), drawn.logsumexp[:, None], drawn.threshold[:, None],
                         1.4)  # fmt: skip
     got = verify_chain(target, drawn.tokens[:, None], left, top_p=0.8, **kw)
-    assert chi_square(got.tokens[:, 0], filtered_distribution(target[0, 0], top_p=0.8)) > NEVER
+    assert (
+        chi_square(got.tokens[:, 0], filtered_distribution(target[0, 0], top_p=0.8)) > SIGNIFICANCE
+    )
 
 
 # Addresses beyond 2^31 elements: the memory is reserved, only the rows are touched.
@@ -372,7 +376,7 @@ def far_rows(rows, v, stride):
     )
 
 
-@pytest.mark.parametrize("name", REAL)
+@pytest.mark.parametrize("name", KERNEL_PROVIDERS)
 def test_element_offsets_beyond_32_bits_do_not_wrap(name):
     """5 rows, 2^30 + 7 elements apart: the last starts at element 4,294,967,324, byte 8.6e9."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -381,7 +385,7 @@ def test_element_offsets_beyond_32_bits_do_not_wrap(name):
     near = torch.randn(5, v, generator=torch.Generator().manual_seed(3)).half()
     rows.copy_(near)
     positions = torch.arange(5)
-    identical(
+    assert_outputs_equal(
         "sample",
         sample(provider("sample", name), rows, positions=positions),
         sample(provider("sample", name), near, positions=positions),
@@ -391,9 +395,11 @@ def test_element_offsets_beyond_32_bits_do_not_wrap(name):
     target_indptr = torch.tensor([0, 5], dtype=torch.int32)
     for rule in ("token", "block", "match", "greedy"):
         far = verify(op, rows[None], drafts, rows[None, :4], rule=rule)
-        identical("verify_chain", far, verify(op, near[None], drafts, near[None, :4], rule=rule))
+        assert_outputs_equal(
+            "verify_chain", far, verify(op, near[None], drafts, near[None, :4], rule=rule)
+        )
         assert int(far[1]) > 0
         ragged = verify(op, rows, drafts, rows[:4], rule=rule, target_indptr=target_indptr)
-        identical("verify_chain", ragged, far)
+        assert_outputs_equal("verify_chain", ragged, far)
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert grown < 2_000_000  # kB: the pages between the rows stayed untouched

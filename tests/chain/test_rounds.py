@@ -8,7 +8,15 @@ import functools
 
 import pytest
 import torch
-from support.providers import NEVER, chi_square, provider, sample, uniforms_of, verify, verify_tree
+from support.providers import (
+    SIGNIFICANCE,
+    chi_square,
+    philox_uniforms,
+    provider,
+    sample,
+    verify,
+    verify_tree,
+)
 
 GAMMA, LENGTH, N = 3, 4, 200_000
 # Of the next token after none, 0 and 1.
@@ -44,8 +52,8 @@ def tree(rule, target, tokens, draft, starts, uniforms):
 
 def absolute_uniforms(starts):
     """What the verifier would draw if every coin belonged to a position, not to a round."""
-    coins = [uniforms_of(torch.arange(N), starts + i, 0) for i in range(GAMMA)]
-    coins.append(uniforms_of(torch.arange(N), starts, 1))
+    coins = [philox_uniforms(torch.arange(N), starts + i, 0) for i in range(GAMMA)]
+    coins.append(philox_uniforms(torch.arange(N), starts, 1))
     return torch.stack([torch.from_numpy(c) for c in coins], 1)
 
 
@@ -84,16 +92,16 @@ def rounds(rule, of_the_round, absolute_coins=False):
 
 @pytest.mark.parametrize("rule", AHEAD)
 def test_several_rounds_give_the_target_law(rule):
-    assert chi_square(rounds(rule, AHEAD[rule]), target_law()) > NEVER
+    assert chi_square(rounds(rule, AHEAD[rule]), target_law()) > SIGNIFICANCE
 
 
 @pytest.mark.parametrize("rule", ["token", "multi_draft"])
 def test_rules_that_do_not_look_ahead_may_use_either_noise(rule):
-    assert chi_square(rounds(rule, True), target_law()) > NEVER
+    assert chi_square(rounds(rule, True), target_law()) > SIGNIFICANCE
 
 
 @pytest.mark.parametrize(
     ("rule", "absolute_coins"), [("block", False), ("block", True), ("traversal", False)]
 )
 def test_rejects_drafts_whose_noise_the_next_round_uses_again(rule, absolute_coins):
-    assert chi_square(rounds(rule, False, absolute_coins), target_law()) < NEVER
+    assert chi_square(rounds(rule, False, absolute_coins), target_law()) < SIGNIFICANCE

@@ -3,16 +3,16 @@
 import pytest
 import torch
 from support.providers import (
-    EVERY,
-    NATIVE,
-    NEVER,
+    ALL_PROVIDERS,
+    FAST_PROVIDERS,
+    SIGNIFICANCE,
+    assert_close,
+    assert_outputs_close,
+    assert_outputs_equal,
     chi_square,
-    identical,
     provider,
-    same_outputs,
     sample,
     verify,
-    worst,
 )
 
 from specdec_kernels import reference, testing
@@ -36,7 +36,7 @@ def certain(b=4, gamma=3, v=70, token=5):
 
 @pytest.mark.parametrize("rule", ["block", "typical", "lenient", "synthetic"])
 @pytest.mark.parametrize("value", [NAN, INF, -INF], ids=["nan", "inf", "minus-inf"])
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
 def test_a_target_row_that_is_not_finite_keeps_what_stood(name, value, rule):
     target, drafts, q = certain()
     target[1, 0], target[2, 2], target[3, 3] = value, value, value
@@ -44,12 +44,12 @@ def test_a_target_row_that_is_not_finite_keeps_what_stood(name, value, rule):
     assert got[0].tolist() == [[5, 5, 5, 5], [-1] * 4, [5, 5, -1, -1], [5, 5, 5, -1]]
     assert got[1].tolist() == [3, 0, 2, 3]
     assert got[2].tolist() == [0, TARGET, TARGET, TARGET]
-    worst("logprobs", got[3], torch.zeros(4, 4), atol=1e-6)
+    assert_close("logprobs", got[3], torch.zeros(4, 4), atol=1e-6)
 
 
 @pytest.mark.parametrize("rule", RATIO)
 @pytest.mark.parametrize("value", [NAN, INF, -INF], ids=["nan", "inf", "minus-inf"])
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
 def test_a_draft_row_that_is_not_finite_ends_the_drafts(name, value, rule):
     target, drafts, q = certain()
     q[1, 0], q[2, 1], q[3, 2] = value, value, value
@@ -60,7 +60,7 @@ def test_a_draft_row_that_is_not_finite_ends_the_drafts(name, value, rule):
 
 
 @pytest.mark.parametrize("rule", [r for r in RULES if r not in RATIO])
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
 def test_rules_that_do_not_compare_read_no_draft_row(name, rule):
     target, drafts, q = certain()
     left = (torch.full((4, 3), NAN).double(), torch.full((4, 3), NAN), torch.full((4,), -1.0))
@@ -72,7 +72,7 @@ def test_rules_that_do_not_compare_read_no_draft_row(name, rule):
 
 @pytest.mark.parametrize("rule", RATIO)
 @pytest.mark.parametrize("value", [NAN, INF, -0.25], ids=str)
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
 def test_a_sparse_probability_that_is_none_ends_the_drafts(name, value, rule):
     """Wherever it stands among the used slots; in an unused one it is nothing."""
     target, drafts, _ = certain(3, 2)
@@ -87,7 +87,7 @@ def test_a_sparse_probability_that_is_none_ends_the_drafts(name, value, rule):
 
 @pytest.mark.parametrize("rule", RATIO)
 @pytest.mark.parametrize("column", [-1, -(2**31), 70, 2**31 - 1])
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
 def test_a_column_out_of_range_is_no_column(name, column, rule):
     """Columns are data: such a token has Q = 0, and no provider may read there."""
     target, drafts, q = certain(2, 2)
@@ -102,13 +102,13 @@ def test_a_column_out_of_range_is_no_column(name, column, rule):
     assert not got[2].any()
     assert got[0].tolist() == [[7, 7, 7]] * 2
     want = verify(reference.verify_chain, target, drafts, q, columns=columns, **options(rule, 2))
-    same_outputs("verify_chain", got, want)
+    assert_outputs_close("verify_chain", got, want)
 
 
 @pytest.mark.parametrize("form", ["none", "full", "sparse", "mapped", "narrow"])
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("bad", [70, 2**31 - 1, -2, -(2**31)])
-@pytest.mark.parametrize("name", NATIVE)
+@pytest.mark.parametrize("name", FAST_PROVIDERS)
 def test_a_draft_id_out_of_range_is_never_an_index(name, bad, rule, form):
     case = testing.chain_case(2, 2, 70, rule=rule, draft=form)
     target, drafts, q, ids, columns = case.args()[:5]
@@ -120,12 +120,12 @@ def test_a_draft_id_out_of_range_is_never_an_index(name, bad, rule, form):
     got = verify(op, target, drafts, q, **kw)
     want = verify(op, target, missing, q, **kw)
     for i in (0, 1, 3, 4):
-        worst("like -1", got[i], want[i])
+        assert_close("like -1", got[i], want[i])
     assert got[2].tolist() == [int(want[2][0]), RANGE if int(want[1][1]) == 1 else 0]
 
 
 @pytest.mark.parametrize("rule", RATIO)
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
 def test_an_id_beyond_the_target_is_a_rejection_for_a_wide_draft_and_out_of_range_beyond_it(
     name, rule
 ):
@@ -139,7 +139,7 @@ def test_an_id_beyond_the_target_is_a_rejection_for_a_wide_draft_and_out_of_rang
     assert float(got[4][0, 0]) == 0
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
 def test_a_bad_entry_beyond_the_target_makes_the_draft_row_unusable(name):
     target, drafts, _ = certain(2, 1)
     for rule in RATIO:
@@ -151,7 +151,7 @@ def test_a_bad_entry_beyond_the_target_makes_the_draft_row_unusable(name):
         assert got[0][1].tolist() == [5, -1]
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
 def test_rates_that_are_no_numbers_never_accept(name):
     target, drafts, q = certain(2, 2)
     drafts[:] = 6
@@ -162,7 +162,7 @@ def test_rates_that_are_no_numbers_never_accept(name):
         assert not got[2].any()
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
 def test_ends_out_of_range_are_no_ends(name):
     target, drafts, q = certain(1)
     ends = torch.tensor([-1, -(2**63), 2**63 - 1, 70, 2**32 + 5])
@@ -173,7 +173,7 @@ def test_ends_out_of_range_are_no_ends(name):
         assert got[0].tolist() == [[5, 5, 5, 5]]
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
 def test_an_empty_residual_of_a_block_falls_back_to_the_target(name):
     """Q covers c P everywhere, so nothing is left: not the last id, not new memory."""
     p = torch.tensor([0.5, 0.25, 0.25, 0.0]).expand(1, 3, 4)
@@ -209,14 +209,14 @@ def test_ids_stay_in_the_vocabulary_for_data_of_every_kind(rule, kind, form):
     emitted = torch.arange(gamma + 1) < got[1][:, None]
     assert (got[0][emitted] >= 0).all()
     assert not got[3].isnan().any()
-    same_outputs("verify_chain", got, reference.verify_chain(*args))
+    assert_outputs_close("verify_chain", got, reference.verify_chain(*args))
 
 
 # Faults that others shipped (PEERS section 3).
 
 
 @pytest.mark.parametrize("rule", ["token", "block", "match"])
-@pytest.mark.parametrize("name", NATIVE)
+@pytest.mark.parametrize("name", FAST_PROVIDERS)
 def test_one_end_of_sequence_does_not_end_the_batch(name, rule):
     target, drafts, q = testing.chain_case(5, 3, 67, rule=rule).args()[:3]
     op = provider("verify_chain", name)
@@ -226,15 +226,15 @@ def test_one_end_of_sequence_does_not_end_the_batch(name, rule):
     ends = dict(eos_token_ids=torch.tensor([66]), rule=rule)
     got, want = verify(op, target, drafts, q, **ends), verify(op, target, drafts, q, rule=rule)
     others = torch.tensor([0, 2, 3, 4])
-    identical("verify_chain", [x[others] for x in got], [x[others] for x in want])
+    assert_outputs_equal("verify_chain", [x[others] for x in got], [x[others] for x in want])
     assert got[0][1].tolist() == [66, -1, -1, -1]
     for b in (0, 1):
         alone = verify(op, target[b : b + 1], drafts[b : b + 1], q[b : b + 1], **ends)
-        identical("verify_chain", alone, [x[b : b + 1] for x in got])
+        assert_outputs_equal("verify_chain", alone, [x[b : b + 1] for x in got])
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
 def test_missing_drafts_count_neither_as_accepted_nor_as_judged(name, rule):
     target, drafts, q = certain(3)
     drafts[0, 1:] = drafts[1] = -1
@@ -245,11 +245,11 @@ def test_missing_drafts_count_neither_as_accepted_nor_as_judged(name, rule):
         assert judged.tolist() == [[True, False, False], [False] * 3, [False, False, True]]
     else:
         assert judged.tolist() == [[True, False, False], [False] * 3, [True] * 3]
-    worst("accept_probs", got[4][judged], torch.ones(int(judged.sum())), atol=1e-6)
+    assert_close("accept_probs", got[4][judged], torch.ones(int(judged.sum())), atol=1e-6)
 
 
 @pytest.mark.parametrize("ids_dtype", [torch.int32, torch.int64])
-@pytest.mark.parametrize("name", NATIVE)
+@pytest.mark.parametrize("name", FAST_PROVIDERS)
 def test_ids_above_16_bits_are_not_cut(name, ids_dtype):
     v, token = 70_000, 66_000
     target = torch.zeros(1, 3, v)
@@ -288,7 +288,7 @@ def test_parameters_of_each_request_are_the_ones_used(parameter, values, rule):
             one = slice(b, b + 1)
             alone = verify(op, target[one], drafts[one], q[one], rule=rule,
                            **{parameter: values[one]})  # fmt: skip
-            identical("verify_chain", [x[one] for x in got], alone)
+            assert_outputs_equal("verify_chain", [x[one] for x in got], alone)
 
 
 def test_own_streams_give_a_block_the_target_law():
@@ -305,4 +305,4 @@ def test_own_streams_give_a_block_the_target_law():
     after = torch.multinomial(law, 3 * n, replacement=True, generator=generator).view(n, 3)
     tokens = torch.where(got[0] >= 0, got[0], after)  # the target goes on by itself
     joint = (law[:, None, None] * law[:, None] * law).flatten()
-    assert chi_square(tokens @ torch.tensor([v * v, v, 1]), joint) > NEVER
+    assert chi_square(tokens @ torch.tensor([v * v, v, 1]), joint) > SIGNIFICANCE

@@ -8,7 +8,7 @@ from specdec_hf import EagleTree, TreeSpec, TrieTree
 from support import hf_models
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 from support.hf_trees import KINDS, drafters
-from support.providers import NEVER
+from support.providers import SIGNIFICANCE
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -146,7 +146,7 @@ def law_fits(tree, rule):
 
 @pytest.mark.parametrize(("tree", "rule"), LAWS, ids=str)
 def test_the_law_of_the_text_is_the_targets(tree, rule):
-    assert law_fits(tree, rule) > NEVER
+    assert law_fits(tree, rule) > SIGNIFICANCE
 
 
 @pytest.mark.parametrize("rule", ["multi_draft", "traversal"])
@@ -157,7 +157,7 @@ def test_noise_that_belongs_to_a_position_is_found_out(rule, monkeypatch):
         return (self.start[:, None] + self.depth - 1).expand(-1, len(children))
 
     monkeypatch.setattr("specdec_hf.drafters.children._Level.noise", shared)
-    assert law_fits((2, 2), rule) < NEVER
+    assert law_fits((2, 2), rule) < SIGNIFICANCE
 
 
 def test_rules_for_auto():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 import torch
 from support import simt_ops
-from support.providers import identical, same_outputs
+from support.providers import assert_outputs_close, assert_outputs_equal
 
 from specdec_kernels import testing
 from specdec_kernels.testing import chain_case, sample_case
@@ -54,7 +54,9 @@ def outputs(simt, case, args=None, **sharing):
 
 @pytest.mark.parametrize("case", CASES + LARGE, ids=str)
 def test_agrees_with_the_cpu_kernels(simt, case):
-    same_outputs(case.op, outputs(simt, case), testing.providers(case.op)["cpp"](*case.args()))
+    assert_outputs_close(
+        case.op, outputs(simt, case), testing.providers(case.op)["cpp"](*case.args())
+    )
 
 
 @pytest.mark.parametrize("case", CASES[::3] + LARGE, ids=str)
@@ -62,12 +64,12 @@ def test_no_schedule_and_no_team_changes_a_bit(simt, case):
     args = case.args()
     want = outputs(simt, case, args, schedule="lazy", team=1)
     for schedule, team in list(simt_ops.SHARES.values())[1:]:
-        identical(case.op, outputs(simt, case, args, schedule=schedule, team=team), want)
+        assert_outputs_equal(case.op, outputs(simt, case, args, schedule=schedule, team=team), want)
 
 
 @pytest.mark.parametrize("case", LARGE[::2], ids=str)
 def test_a_device_without_clusters_gives_the_same_bits(simt, case):
-    identical(case.op, outputs(simt, case, capability=8), outputs(simt, case))
+    assert_outputs_equal(case.op, outputs(simt, case, capability=8), outputs(simt, case))
 
 
 @pytest.mark.parametrize("order", list(simt_ops.ORDERS)[1:])
@@ -77,14 +79,16 @@ def test_no_order_of_threads_changes_a_bit(simt, case, order):
     for schedule, team in (("lazy", 2), ("parallel", 2)):
         share = {"schedule": schedule, "team": team}
         want = outputs(simt, case, args, **share)
-        identical(case.op, outputs(simt, case, args, **share, order=order), want)
+        assert_outputs_equal(case.op, outputs(simt, case, args, **share, order=order), want)
 
 
 @pytest.mark.parametrize("order", ["reverse", "seed-1"])
 @pytest.mark.parametrize("case", [LARGE[0], LARGE[3], LARGE[5]], ids=str)
 def test_no_order_of_threads_changes_a_bit_of_a_large_row(simt, case, order):
     share = {"schedule": "parallel", "team": 8}
-    identical(case.op, outputs(simt, case, **share, order=order), outputs(simt, case, **share))
+    assert_outputs_equal(
+        case.op, outputs(simt, case, **share, order=order), outputs(simt, case, **share)
+    )
 
 
 @pytest.mark.parametrize("schedule", ["lazy", "parallel"])
@@ -115,7 +119,7 @@ def test_a_row_of_equal_logits_has_all_its_mass(simt, dtype):
             for a in case.args()
         ]
         want = testing.providers(case.op)["cpp"](*args)
-        same_outputs(case.op, outputs(simt, case, args), want)
+        assert_outputs_close(case.op, outputs(simt, case, args), want)
 
 
 # Multiprocessors, and teams of 1, 2, 4 and 8 blocks at once.
@@ -164,7 +168,9 @@ def test_the_workspace_may_hold_anything(simt, case, fill):
     args = case.args()
     want = outputs(simt, case, args, schedule="lazy", team=1)
     for schedule, team in (("lazy", 2), ("parallel", 1), ("parallel", 8)):
-        identical(case.op, outputs(simt, case, args, schedule=schedule, team=team, fill=fill), want)
+        assert_outputs_equal(
+            case.op, outputs(simt, case, args, schedule=schedule, team=team, fill=fill), want
+        )
 
 
 def _places(op, args, offset):
@@ -184,7 +190,7 @@ def _places(op, args, offset):
 def test_the_alignment_of_rows_changes_nothing(simt, case, offset):
     args = case.args()
     want = outputs(simt, case, _places(case.op, args, 0))
-    identical(case.op, outputs(simt, case, _places(case.op, args, offset)), want)
+    assert_outputs_equal(case.op, outputs(simt, case, _places(case.op, args, offset)), want)
 
 
 @pytest.mark.parametrize("schedule", ["lazy", "parallel"])
@@ -197,7 +203,7 @@ def test_neither_the_batch_nor_the_place_in_it_matters(simt, schedule):
             for a in case.args()
         ]
         got = outputs(simt, case, alone, schedule=schedule)
-        identical(case.op, got, [t[b : b + 1] for t in whole])
+        assert_outputs_equal(case.op, got, [t[b : b + 1] for t in whole])
 
 
 def test_what_is_asked_for_is_checked(simt):

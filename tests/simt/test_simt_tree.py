@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 import torch
 from support import simt_ops
-from support.providers import identical, same_outputs, verify, verify_tree
+from support.providers import assert_outputs_close, assert_outputs_equal, verify, verify_tree
 
 from specdec_kernels import reference, testing
 from specdec_kernels.testing import tree_case
@@ -46,14 +46,14 @@ def outputs(simt, args, **sharing):
 @pytest.mark.parametrize("case", SMALL, ids=str)
 def test_agrees_with_the_specification(simt, case):
     args = case.args()
-    same_outputs("verify_tree", outputs(simt, args), reference.verify_tree(*args))
+    assert_outputs_close("verify_tree", outputs(simt, args), reference.verify_tree(*args))
 
 
 @pytest.mark.parametrize("case", CASES + LARGE, ids=str)
 def test_agrees_with_the_cpu_kernels(simt, case):
     args = case.args()
     want = testing.providers("verify_tree")["cpp"](*args)
-    same_outputs("verify_tree", outputs(simt, args), want)
+    assert_outputs_close("verify_tree", outputs(simt, args), want)
 
 
 @pytest.mark.parametrize("case", SMALL[::2] + LARGE, ids=str)
@@ -61,8 +61,8 @@ def test_no_team_and_no_device_changes_a_bit(simt, case):
     args = case.args()
     want = outputs(simt, args, team=1)
     for team in TEAMS[1:]:
-        identical("verify_tree", outputs(simt, args, team=team), want)
-    identical("verify_tree", outputs(simt, args, capability=8), want)
+        assert_outputs_equal("verify_tree", outputs(simt, args, team=team), want)
+    assert_outputs_equal("verify_tree", outputs(simt, args, capability=8), want)
 
 
 @pytest.mark.parametrize("order", list(simt_ops.ORDERS)[1:])
@@ -70,7 +70,7 @@ def test_no_team_and_no_device_changes_a_bit(simt, case):
 def test_no_order_of_threads_changes_a_bit(simt, case, order):
     args = case.args()
     want = outputs(simt, args, team=2)
-    identical("verify_tree", outputs(simt, args, team=2, order=order), want)
+    assert_outputs_equal("verify_tree", outputs(simt, args, team=2, order=order), want)
 
 
 @pytest.mark.parametrize("fill", [0, 131_073, 0x3F80_3F80_3F80_3F80])
@@ -78,7 +78,7 @@ def test_no_order_of_threads_changes_a_bit(simt, case, order):
 def test_the_workspace_may_hold_anything(simt, case, fill):
     args = case.args()
     want = outputs(simt, args, team=2)
-    identical("verify_tree", outputs(simt, args, team=2, fill=fill), want)
+    assert_outputs_equal("verify_tree", outputs(simt, args, team=2, fill=fill), want)
 
 
 @pytest.mark.parametrize("rule", ["multi_draft", "traversal"])
@@ -89,7 +89,7 @@ def test_neither_the_batch_nor_the_place_in_it_matters(simt, rule):
         alone = [
             a[b : b + 1] if isinstance(a, torch.Tensor) and a.shape[:1] == (7,) else a for a in args
         ]
-        identical("verify_tree", outputs(simt, alone), [t[b : b + 1] for t in whole])
+        assert_outputs_equal("verify_tree", outputs(simt, alone), [t[b : b + 1] for t in whole])
 
 
 @pytest.mark.parametrize("kind", ["logits", "probs"])
@@ -110,7 +110,7 @@ def test_a_chain_is_judged_as_verify_chain_does_over_many_spans(simt, rule, of_c
             op = simt.op("verify_tree")
             tree = verify_tree(op, target, tokens, parents, draft, rule=rule, **how)
             chain = verify(simt.op("verify_chain"), target, tokens, draft, rule=of_chain, **how)
-        identical("verify_chain", [tree[i] for i in (1, 2, 3, 4, 5)], chain)
+        assert_outputs_equal("verify_chain", [tree[i] for i in (1, 2, 3, 4, 5)], chain)
 
 
 @pytest.mark.parametrize("n", [1, 31, 32, 33, 700])
@@ -120,7 +120,7 @@ def test_a_tree_may_have_more_nodes_than_a_block_has_threads(simt, rule, n):
     args = case.args()
     want = testing.providers("verify_tree")["cpp"](*args)
     for team in TEAMS:
-        same_outputs("verify_tree", outputs(simt, args, team=team, order="seed-1"), want)
+        assert_outputs_close("verify_tree", outputs(simt, args, team=team, order="seed-1"), want)
 
 
 @pytest.mark.parametrize("rule", ["typical", "multi_draft", "k_seq"])

@@ -3,13 +3,13 @@
 import torch
 from support import kv_error_table
 from support.kv_error_table import f64, i64
-from support.providers import shaping
+from support.providers import sampling_arguments
 
 
 def sample_args(logits=None, seeds=None, positions=None, noise="draft", method="cdf", **filters):
     return (
         torch.zeros(3, 7) if logits is None else logits,
-        *shaping(**filters),
+        *sampling_arguments(**filters),
         i64(3) if seeds is None else seeds,
         i64(3) if positions is None else positions,
         noise,
@@ -25,7 +25,7 @@ def chain_args(target=None, tokens=None, draft=None, ids=None, columns=None, lse
         torch.zeros(3, 5, 7) if target is None else target,
         i64(3, 4) if tokens is None else tokens,
         *(draft, ids, columns, lse, threshold, ts, t, kind, rule),
-        *shaping(**filters),
+        *sampling_arguments(**filters),
         i64(3) if seeds is None else seeds,
         i64(3) if positions is None else positions,
         *(
@@ -52,7 +52,7 @@ def tree_args(target=None, tokens=None, parents=None, draft=None, ids=None, colu
         i64(3, 4) if tokens is None else tokens,
         torch.full((3, 4), -1) if parents is None else parents,
         *(draft, ids, columns, lse, threshold, ts, t, draft_rows, kind, rule),
-        *shaping(**filters),
+        *sampling_arguments(**filters),
         i64(3) if seeds is None else seeds,
         i64(3) if positions is None else positions,
         *(

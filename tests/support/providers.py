@@ -20,21 +20,27 @@ OUTPUTS = {
     "build_trie": ("tokens", "parents", "nodes", "num_nodes"),
 }
 # A draw lands on another token only if its uniform is this close to a step of the cdf.
-TIE_PER_DRAW = 2e-5
-NEVER = 1e-6  # p-value under which a statistical test of fixed seeds fails
+MAX_TIE_RATE = 2e-5
+SIGNIFICANCE = 1e-6  # p-value under which a statistical test of fixed seeds fails
 
-SHIM = ["cuda"] if simt_ops.available else []  # the CUDA source on the CPU
-REAL = [n for n in ("cpp", "triton") if n in testing.providers("verify_chain")] + SHIM
-EVERY = ["reference", *REAL]
-NATIVE = ["reference", "cpp", *SHIM]  # the interpreter takes 0.05 to 1 s for each row
+SHIM_PROVIDERS = ["cuda"] if simt_ops.available else []  # the CUDA source on the CPU
+KERNEL_PROVIDERS = [
+    n for n in ("cpp", "triton") if n in testing.providers("verify_chain")
+] + SHIM_PROVIDERS
+ALL_PROVIDERS = ["reference", *KERNEL_PROVIDERS]
+FAST_PROVIDERS = [
+    "reference",
+    "cpp",
+    *SHIM_PROVIDERS,
+]  # the interpreter takes 0.05 to 1 s for each row
 
 # Triton is there for Linux alone, and the device tests turn its interpreter off.
 needs_triton = pytest.mark.skipif(
-    "triton" not in REAL, reason="Triton is not installed, or TRITON_INTERPRET is not 1"
+    "triton" not in KERNEL_PROVIDERS, reason="Triton is not installed, or TRITON_INTERPRET is not 1"
 )
 
 
-def agreeing(op):
+def provider_cases(op):
     """(provider, case) pairs to compare with the specification."""
     pairs = [("cpp", c) for c in testing.cases(op, heavy=True)]
     if "triton" in testing.providers(op):
@@ -46,7 +52,7 @@ def provider(op, name):
     return simt_ops.library().op(op) if name == "cuda" else testing.providers(op)[name]
 
 
-def worst(name, got, want, atol=0.0, rtol=0.0):
+def assert_close(name, got, want, atol=0.0, rtol=0.0):
     """Fails with the worst element, its index and both values; NaN equals NaN, inf equals inf."""
     assert got.shape == want.shape, f"{name}: shape {tuple(got.shape)}, not {tuple(want.shape)}"
     assert got.dtype == want.dtype, f"{name}: {got.dtype}, not {want.dtype}"
@@ -64,23 +70,23 @@ def worst(name, got, want, atol=0.0, rtol=0.0):
         )
 
 
-def same_outputs(op, got, want):
+def assert_outputs_close(op, got, want):
     """Ids, counts and status exactly, float outputs to rounding of float32."""
     for name, g, w in zip(OUTPUTS[op], got, want, strict=True):
         tolerance = {
             "logprobs": 1e-5, "logsumexp": 2e-6, "threshold": 1e-6, "accept_probs": 2e-5,
             "scores": 4e-6,
         }.get(name, 0.0)  # fmt: skip
-        worst(name, g, w, atol=tolerance, rtol=tolerance)
+        assert_close(name, g, w, atol=tolerance, rtol=tolerance)
 
 
-def identical(op, got, want):
+def assert_outputs_equal(op, got, want):
     """Bit for bit."""
     for name, g, w in zip(OUTPUTS[op], got, want, strict=True):
-        worst(name, g, w)
+        assert_close(name, g, w)
 
 
-def shaping(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
+def sampling_arguments(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
     """The eight sampling arguments of an op."""
     out = []
     for value, off in ((temperature, 1.0), (top_k, 0), (top_p, 1.0), (min_p, 0.0)):
@@ -96,7 +102,7 @@ def sample(op, logits, *, seeds=0, positions=0, noise="draft", method=None, **fi
     """An implementation of `sample`, called as the public function is."""
     n = len(logits)
     method = method or ("gumbel" if noise == "shared" else "cdf")
-    args = (*shaping(**filters), vector(seeds, n), vector(positions, n), noise, method)
+    args = (*sampling_arguments(**filters), vector(seeds, n), vector(positions, n), noise, method)
     return op(logits, *args)
 
 
@@ -114,7 +120,7 @@ def verify(op, target, tokens, draft=None, *, sampled=None, ids=None, columns=No
     ts, t = (t, 1.0) if isinstance(t, torch.Tensor) else (None, t)
     return op(
         target, tokens, draft, ids, columns, logsumexp, threshold, ts, t, kind, rule,
-        *shaping(**filters), vector(seeds, n), vector(positions, n), target_indptr, uniforms, lenience,
+        *sampling_arguments(**filters), vector(seeds, n), vector(positions, n), target_indptr, uniforms, lenience,
         epsilon, delta, rates, eos_token_ids, max_new_tokens, logprobs, accept_probs,
     )  # fmt: skip
 
@@ -129,13 +135,13 @@ def verify_tree(op, target, tokens, parents, draft=None, *, rule, sampled=None, 
     ts, t = (t, 1.0) if isinstance(t, torch.Tensor) else (None, t)
     return op(
         target, tokens, parents, draft, ids, columns, logsumexp, threshold, ts, t, draft_rows, kind,
-        rule, *shaping(**filters), vector(seeds, b), vector(positions, b), target_indptr, uniforms,
+        rule, *sampling_arguments(**filters), vector(seeds, b), vector(positions, b), target_indptr, uniforms,
         epsilon, delta, eos_token_ids, max_new_tokens, n if max_depth is None else max_depth, logprobs,
         accept_probs,
     )  # fmt: skip
 
 
-def allocations(monkeypatch):
+def record_allocations(monkeypatch):
     """A list to which every tensor made by `new_empty` from now on adds its size."""
     sizes = []
     empty = torch.Tensor.new_empty
@@ -165,7 +171,7 @@ def philox_words(seeds, lanes, positions, stream):
     return np.stack(c, -1).astype(np.uint32)
 
 
-def uniforms_of(seeds, positions, stream):
+def philox_uniforms(seeds, positions, stream):
     """[n] float64: 53 bits of words 0 and 1 of lane 0."""
     words = philox_words(seeds, 0, positions, stream).astype(np.uint64)
     return ((words[..., 0] | words[..., 1] << np.uint64(32)) >> np.uint64(11)) * 2.0**-53

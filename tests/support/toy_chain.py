@@ -2,16 +2,16 @@
 
 import pytest
 import torch
-from support.providers import provider, sample, verify, worst
+from support.providers import assert_close, provider, sample, verify
 
 from specdec_kernels import analysis
 
 TOLERANCE = 1e-6
 RATES = torch.tensor([0.75, 0.3])  # of rule synthetic
-TEACHER = "cpp"  # whose edges the slower providers are tried at
+BOUNDARY_PROVIDER = "cpp"  # whose edges the slower providers are tried at
 
 
-def tables(generator, v, rows, scale=1.5, holes=False):
+def logit_tables(generator, v, rows, scale=1.5, holes=False):
     """`rows` conditionals on the prefix as float32 logits: [v] * (i + 1), some -inf if asked."""
     out = []
     for i in range(rows):
@@ -24,7 +24,7 @@ def tables(generator, v, rows, scale=1.5, holes=False):
     return out
 
 
-def laws(logit_tables, **filters):
+def distributions(logit_tables, **filters):
     """The exact law of each row of each table."""
     return [
         torch.stack(
@@ -34,7 +34,7 @@ def laws(logit_tables, **filters):
     ]
 
 
-def rows_of(conditionals, drafts):
+def rows_after(conditionals, drafts):
     """[N, rows, V]: the row that follows each prefix of each draft tuple."""
     return torch.stack([t[tuple(drafts[:, :i].T)] if i else t.expand(len(drafts), -1)
                         for i, t in enumerate(conditionals)], 1)  # fmt: skip
@@ -50,7 +50,7 @@ def without(tables, dead):
     return out
 
 
-class Setting:
+class ToyChain:
     """Tables, and the arguments an implementation of `verify_chain` gets for a draft tuple.
 
     All tables are over one vocabulary; what the target or the draft lacks has no probability there.
@@ -58,17 +58,17 @@ class Setting:
     """
 
     def __init__(self, v=3, gamma=2, *, seed=0, draft="full", kind="logits", dtype=torch.float32,
-                 holes=False, same=False, rule="token", target=None, drafted=None,
+                 holes=False, same=False, rule="token", target_filters=None, draft_filters=None,
                  **options):  # fmt: skip
         generator = torch.Generator().manual_seed(seed)
         self.v, self.gamma, self.kind, self.rule, self.options = v, gamma, kind, rule, options
         self.form, _, self.left = draft.partition("-")
         self.draft = draft
-        self.target_filters = target or {}
-        self.draft_filters = drafted or {}
+        self.target_filters = target_filters or {}
+        self.draft_filters = draft_filters or {}
         size = v + 1 if self.form == "wide" else v
-        p = [t.to(dtype) for t in tables(generator, size, gamma + 1, holes=holes)]
-        q = p[:gamma] if same else tables(generator, size, gamma, holes=holes)
+        p = [t.to(dtype) for t in logit_tables(generator, size, gamma + 1, holes=holes)]
+        q = p[:gamma] if same else logit_tables(generator, size, gamma, holes=holes)
         q = [t.to(dtype) for t in q]
         p = without(p, slice(v, None))
         # Columns of a mapped draft: every id but 0, in falling order.
@@ -79,20 +79,20 @@ class Setting:
             q = without(q, 0)
         elif self.form == "sparse":
             q = without(q, lambda t: t < t.topk(2, -1).values[..., 1:])
-        self.p_law = laws(p, **self.target_filters)
+        self.target_probs = distributions(p, **self.target_filters)
         temperature = {k: x for k, x in self.target_filters.items() if k == "temperature"}
-        self.q_law = laws(q, **(self.draft_filters or temperature))
+        self.draft_probs = distributions(q, **(self.draft_filters or temperature))
         if kind == "probs":
             p, q = ([t.float().softmax(-1) for t in x] for x in (p, q))
-            self.p_law = laws([t.double().log() for t in p], **self.target_filters)
-            self.q_law = [t.double() for t in q]
+            self.target_probs = distributions([t.double().log() for t in p], **self.target_filters)
+            self.draft_probs = [t.double() for t in q]
         if draft == "none":
-            self.q_law = [torch.nn.functional.one_hot(t.argmax(-1), v).double() for t in q]
+            self.draft_probs = [torch.nn.functional.one_hot(t.argmax(-1), v).double() for t in q]
         self.p, self.q = p, q
 
     def arguments(self, drafts, provider_name):
         """Keyword arguments of `providers.verify` for these draft tuples."""
-        target = rows_of(self.p, drafts)[..., : self.v]
+        target = rows_after(self.p, drafts)[..., : self.v]
         sampled = None
         given = self._draft(drafts, target)
         if "sampled" in (self.form, self.left):
@@ -107,7 +107,7 @@ class Setting:
     def _draft(self, drafts, target):
         if self.form == "none":
             return dict(draft=None)
-        rows = rows_of(self.q, drafts) if self.gamma else target[:, :0]
+        rows = rows_after(self.q, drafts) if self.gamma else target[:, :0]
         if self.form == "narrow":
             return dict(draft=rows[..., : self.v - 1])
         if self.form == "mapped":
@@ -115,7 +115,7 @@ class Setting:
             columns[self.column_ids] = torch.arange(self.v - 1, dtype=torch.int32)
             return dict(draft=rows[..., self.column_ids], columns=columns)
         if self.form == "sparse":
-            return self._sparse(rows_of(self.q_law, drafts).float())
+            return self._sparse(rows_after(self.draft_probs, drafts).float())
         return dict(draft=rows)
 
     def _sparse(self, law):
@@ -140,39 +140,43 @@ class Setting:
         return run
 
     def realized(self, name, steps=36, change=lambda arguments: arguments):
-        like = self.verifier(TEACHER, change) if TEACHER and name != TEACHER else None
+        like = (
+            self.verifier(BOUNDARY_PROVIDER, change)
+            if BOUNDARY_PROVIDER and name != BOUNDARY_PROVIDER
+            else None
+        )
         return analysis.enumerate_distribution(
-            self.verifier(name, change), self.q_law, self.p_law, steps=steps, like=like
+            self.verifier(name, change), self.draft_probs, self.target_probs, steps=steps, like=like
         )
 
 
-def joint_close(law, want, tolerance=TOLERANCE):
+def assert_joint_distribution(law, want, tolerance=TOLERANCE):
     """The joint law of the emitted tokens is `want`."""
     assert float(law.accepted.sum()) == pytest.approx(1, abs=1e-7)
-    worst("P(y1, y2, ..)", law.joint, want, atol=tolerance)
+    assert_close("P(y1, y2, ..)", law.joint, want, atol=tolerance)
 
 
-def holds(law, setting, tolerance=TOLERANCE):
+def assert_target_distribution(law, setting, tolerance=TOLERANCE):
     """The joint law of the emitted tokens is the target's."""
-    joint_close(law, analysis.joint_distribution(setting.p_law), tolerance)
+    assert_joint_distribution(law, analysis.joint_distribution(setting.target_probs), tolerance)
 
 
-def rejected(law, setting):
+def assert_wrong_distribution(law, setting):
     with pytest.raises(AssertionError, match="P\\(y1"):
-        holds(law, setting)
+        assert_target_distribution(law, setting)
 
 
 # What each rule does, by its formulas (ALGORITHMS section 1).
 
 
-def exact_counts(setting, rule):
+def accepted_count_distribution(setting, rule):
     """[gamma + 1] law of the accepted count: a sum over draft tuples of products of chances."""
     counts = torch.zeros(setting.gamma + 1, dtype=torch.float64)
-    weights = analysis.joint_distribution(setting.q_law)
+    weights = analysis.joint_distribution(setting.draft_probs)
     for drafts in weights.nonzero():
         x = tuple(drafts.tolist())
-        p = [setting.p_law[i][x[:i]] for i in range(len(x))]
-        q = [setting.q_law[i][x[:i]] for i in range(len(x))]
+        p = [setting.target_probs[i][x[:i]] for i in range(len(x))]
+        q = [setting.draft_probs[i][x[:i]] for i in range(len(x))]
         left = float(weights[x])
         if rule == "token":
             for i, token in enumerate(x):
@@ -181,14 +185,14 @@ def exact_counts(setting, rule):
                 left *= stands
             counts[-1] += left
             continue
-        for i, h in reversed(list(enumerate(block_chances(p, q, x), 1))):
+        for i, h in reversed(list(enumerate(block_accept_probs(p, q, x), 1))):
             counts[i] += left * h
             left *= 1 - h
         counts[0] += left
     return counts
 
 
-def block_chances(p, q, x):
+def block_accept_probs(p, q, x):
     """h_1 .. h_gamma of rule block (ALGORITHMS section 1)."""
     c = [1.0]
     for i, token in enumerate(x):
@@ -200,7 +204,7 @@ def block_chances(p, q, x):
     return [*out, c[-1]]
 
 
-def chain_law(accept, reject, p):
+def chain_joint_distribution(accept, reject, p):
     """Joint law when row i accepts with mass accept[i] and says something with reject[i] instead.
 
     Tables [V] * (i + 1); the target goes on after a rejection.
@@ -218,24 +222,29 @@ def chain_law(accept, reject, p):
     return total + follow(alive, p[len(accept) :])
 
 
-def rejection(accept, law):
+def rejection_mass(accept, law):
     """The mass that was not accepted, spread by a law."""
     return (1 - accept.sum(-1, keepdim=True)) * law
 
 
-def lenient_parts(p, q, lenience, of_token=False):
+def lenient_masses(p, q, lenience, of_token=False):
     accept = torch.minimum(q, p / lenience)
     left = (p - (1.0 if of_token else lenience) * q).clamp(min=0)
     total = left.sum(-1, keepdim=True)
-    return accept, rejection(accept, torch.where(total > 0, left / total, p))
+    return accept, rejection_mass(accept, torch.where(total > 0, left / total, p))
 
 
-def typical_parts(p, q, epsilon, delta, unfiltered=None):
+def typical_masses(p, q, epsilon, delta, unfiltered=None):
     h = -torch.special.xlogy(*[unfiltered if unfiltered is not None else p] * 2).sum(-1, True)
     accept = torch.where(p > (delta * (-h).exp()).clamp(max=epsilon), q, 0.0)
-    return accept, rejection(accept, p)
+    return accept, rejection_mass(accept, p)
 
 
-def law_by(setting, parts, **given):
-    made = [parts(p, q, **given) for p, q in zip(setting.p_law, setting.q_law, strict=False)]
-    return chain_law([a for a, _ in made], [r for _, r in made], setting.p_law)
+def lossy_joint_distribution(setting, parts, **given):
+    made = [
+        parts(p, q, **given)
+        for p, q in zip(setting.target_probs, setting.draft_probs, strict=False)
+    ]
+    return chain_joint_distribution(
+        [a for a, _ in made], [r for _, r in made], setting.target_probs
+    )
