@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from specdec_kernels import reference
+from specdec_kernels._library import OPS
 from specdec_kernels.testing import chain, kv, row, tree, tree_layout
 from specdec_kernels.testing.case import Case, noisy_draft, sliced, zipf_logits
 from specdec_kernels.testing.chain import chain_case
@@ -28,7 +29,6 @@ from specdec_kernels.testing.tree_enumeration import (
     RealizedTreeDistribution,
     enumerate_tree_distribution,
 )
-from specdec_kernels.triton import MODULES
 
 __all__ = [
     "CASES",
@@ -77,8 +77,8 @@ def providers(op: str) -> dict[str, Op]:
         "reference": getattr(reference, op),
         "cpp": getattr(torch.ops.specdec_kernels, op).default,
     }
-    name = f"specdec_kernels.triton.{MODULES.get(op)}"
+    module = f"specdec_kernels.triton.{OPS[op]}"
     interpreted = os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton")
-    if op in MODULES and interpreted and importlib.util.find_spec(name):
-        found["triton"] = getattr(importlib.import_module(name), op)
+    if interpreted and importlib.util.find_spec(module):
+        found["triton"] = getattr(importlib.import_module(module), op)
     return found

@@ -14,14 +14,13 @@ from support.kv_cases import KvCase, check_append, check_truncate
 from torch.utils._pytree import tree_leaves
 
 from specdec_kernels import reference, testing
-from specdec_kernels._library import CACHE_OPS
-from specdec_kernels.triton import MODULES
+from specdec_kernels._library import CACHE_OPS, OPS
 
 pytest.importorskip("triton")
 
 
 def op(name):
-    return getattr(importlib.import_module(f"specdec_kernels.triton.{MODULES[name]}"), name)
+    return getattr(importlib.import_module(f"specdec_kernels.triton.{OPS[name]}"), name)
 
 
 @pytest.mark.parametrize("case", [c for o in CACHE_OPS for c in testing.cases(o)], ids=str)

@@ -18,8 +18,8 @@ from support.providers import OUTPUTS, assert_close, assert_outputs_close, sampl
 
 import specdec_kernels as sk
 from specdec_kernels import testing
+from specdec_kernels._library import OPS as MODULES
 from specdec_kernels.testing import chain_case, sample_case, tree_case
-from specdec_kernels.triton import MODULES
 
 OPS = ("sample", "verify_chain")
 WIDE = 131073  # 33 tiles: several blocks or teams share a row

@@ -1,19 +1,21 @@
-// The cache ops as csrc/torch binds them, served by the CUDA source on CPU tensors, under a name of
-// their own; for tests/simt_kv.py.
-#include "../../csrc/torch/arguments/kv.cpp"
+// The cache ops as csrc/torch registers them, but with the CUDA kernels behind the CPU dispatch key:
+// tests/simt runs those on CPU tensors. For tests/support/simt_kv.py.
+#define SPECDEC_LIBRARY specdec_kernels_simt_kv
 
 #include "../../csrc/cuda/kv/append.cu"
 #include "../../csrc/cuda/kv/compact.cu"
 #include "../../csrc/cuda/kv/paged_truncate.cu"
 #include "../../csrc/cuda/kv/realign.cu"
 #include "../../csrc/cuda/kv/ring_truncate.cu"
+#include "../../csrc/cuda/kv/truncate.cu"
 #include "../../csrc/torch/arguments/checks.cpp"
+#include "../../csrc/torch/arguments/kv.cpp"
 #include "../../csrc/torch/ops/kv_append.cpp"
 #include "../../csrc/torch/ops/kv_compact.cpp"
 #include "../../csrc/torch/ops/kv_realign.cpp"
+#include "../../csrc/torch/ops/kv_truncate.cpp"
 #include "../../csrc/torch/ops/paged_truncate.cpp"
 #include "../../csrc/torch/ops/ring_truncate.cpp"
-#include "torch/ops/schemas.h"
 
 namespace specdec {
 
@@ -50,24 +52,4 @@ SPECDEC_EXPORT int64_t simt_launches() { return simt::launches; }
 // Undefined on purpose: shows that the sanitizer is awake.
 SPECDEC_EXPORT unsigned simt_misaligned_load(const char* bytes) {
   return reinterpret_cast<const uint4*>(bytes)->x;
-}
-
-STABLE_TORCH_LIBRARY(specdec_kernels_simt_kv, m) {
-  m.def(specdec::kKvAppendSchema);
-  m.def(specdec::kKvTruncateSchema);
-  m.def(specdec::kKvCompactSchema);
-  m.def(specdec::kPagedCompactSchema);
-  m.def(specdec::kPagedTruncateSchema);
-  m.def(specdec::kKvRealignSchema);
-  m.def(specdec::kRingTruncateSchema);
-}
-
-STABLE_TORCH_LIBRARY_IMPL(specdec_kernels_simt_kv, CPU, m) {
-  m.impl("kv_append_", TORCH_BOX(&specdec::kv_append_));
-  m.impl("kv_truncate_", TORCH_BOX(&specdec::kv_truncate_));
-  m.impl("kv_compact_", TORCH_BOX(&specdec::kv_compact_));
-  m.impl("paged_compact_", TORCH_BOX(&specdec::paged_compact_));
-  m.impl("paged_truncate_", TORCH_BOX(&specdec::paged_truncate_));
-  m.impl("kv_realign_", TORCH_BOX(&specdec::kv_realign_));
-  m.impl("ring_truncate_", TORCH_BOX(&specdec::ring_truncate_));
 }

@@ -1,6 +1,8 @@
-// The ops as csrc/torch binds them, served by the CUDA source on CPU tensors, under a name of their
-// own; for tests/test_simt_ops.py.
+// `sample`, `verify_chain` and `verify_tree` as csrc/torch registers them, but with the CUDA kernels
+// behind the CPU dispatch key: tests/simt runs those on CPU tensors. For tests/support/simt_ops.py.
 #include <cstring>
+
+#define SPECDEC_LIBRARY specdec_kernels_simt
 
 #include "../../csrc/torch/arguments/chain.cpp"
 #include "../../csrc/torch/arguments/checks.cpp"
@@ -13,7 +15,6 @@
 #include "../../csrc/torch/provider.cpp"
 #include "cuda/launch.cuh"
 #include "cuda_runtime.h"
-#include "torch/ops/schemas.h"
 
 namespace specdec {
 
@@ -99,21 +100,4 @@ extern "C" __attribute__((visibility("default"))) void simt_plan(const int32_t* 
   specdec::cuda::Device d = {device[0], device[2] > 0, {device[1], device[2], device[3], device[4]}};
   write_plan(specdec::cuda::make_plan(specdec::cuda_request(), d, sequences, rows, warp_tiles, true),
              out);
-}
-
-STABLE_TORCH_LIBRARY(specdec_kernels_simt, m) {
-  m.def(specdec::kSampleSchema);
-  m.def(specdec::kVerifyChainSchema);
-  m.def(specdec::kVerifyTreeSchema);
-  m.def("set_cuda_schedule(str schedule, int group) -> ()");
-}
-
-STABLE_TORCH_LIBRARY_IMPL(specdec_kernels_simt, CPU, m) {
-  m.impl("sample", TORCH_BOX(&specdec::sample));
-  m.impl("verify_chain", TORCH_BOX(&specdec::verify_chain));
-  m.impl("verify_tree", TORCH_BOX(&specdec::verify_tree));
-}
-
-STABLE_TORCH_LIBRARY_IMPL(specdec_kernels_simt, CompositeExplicitAutograd, m) {
-  m.impl("set_cuda_schedule", TORCH_BOX(&specdec::set_cuda_schedule));
 }

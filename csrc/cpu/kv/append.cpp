@@ -49,12 +49,4 @@ void kv_append(const KvAppendParams& p, const Parallel& parallel) {
   });
 }
 
-void kv_truncate(const KvTruncateParams& p, const Parallel& parallel) {
-  zero_dropped<dropped_slots>(p, parallel);
-  // Last: zeroing needs the old lengths.
-  for (int64_t b = 0; b < p.batch; ++b) {
-    p.lengths[b] = truncated_length(p.lengths[b], p.new_lengths[b]);
-  }
-}
-
 }  // namespace specdec::cpu

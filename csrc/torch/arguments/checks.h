@@ -50,7 +50,7 @@ DType row_dtype(const Tensor& t);
 Tensor dense(const Tensor& t);  // itself if contiguous
 
 // The eight sampling arguments of the ops. Holds the tensors that `params` points into.
-struct SamplingArgs {
+struct SamplingArguments {
   std::optional<Tensor> temperatures;
   double temperature;
   std::optional<Tensor> top_ks;

@@ -1,5 +1,5 @@
 #pragma once
-// The arguments of an op that say what law drafted tokens were drawn from;
+// The arguments of an op that say what draft_source drafted tokens were drawn from;
 // specdec_kernels/_draft_arguments.py in C++.
 #include <optional>
 #include <string>
@@ -30,9 +30,9 @@ struct DraftArguments {
   DraftSource source(Kind kind, bool flat);
 
  private:
-  void check_rows_of(const Tensor& target, const DraftSizes& sizes) const;
+  void check_draft_rows(const Tensor& target, const DraftSizes& sizes) const;
   void check_ids(const Tensor& target) const;
-  void check_left_behind(const Tensor& target, const DraftSizes& statistics) const;
+  void check_statistics(const Tensor& target, const DraftSizes& statistics) const;
 };
 
 Kind kind_of(const std::string& kind);

@@ -11,9 +11,9 @@ namespace specdec {
 
 struct VerifyArguments {
   Tensor target, drafted;
-  DraftArguments law;
+  DraftArguments draft_source;
   std::string kind, rule;
-  SamplingArgs sampling;
+  SamplingArguments sampling;
   Tensor seeds, positions;
   std::optional<Tensor> target_indptr, uniforms;
   double typical_epsilon, typical_delta;

@@ -1,8 +1,8 @@
-#include "torch/ops/tree_layout.h"
-
 #include "specdec/tree_layout.h"
+
 #include "torch/arguments/checks.h"
 #include "torch/parallel.h"
+#include "torch/register.h"
 
 namespace specdec {
 namespace {
@@ -41,8 +41,6 @@ void check_size(int64_t size) {
   SPECDEC_CHECK(size >= 0 && size < (int64_t{1} << 31), "size must be in [0, 2147483647], got ",
                 size);
 }
-
-}  // namespace
 
 std::tuple<Tensor, Tensor> tree_attention(Tensor parents, Tensor lengths, int64_t slots,
                                           int64_t window) {
@@ -126,4 +124,20 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> build_trie(Tensor sequences, int64_t 
   return {tokens, parents, nodes, num_nodes};
 }
 
+STABLE_TORCH_LIBRARY_FRAGMENT(SPECDEC_LIBRARY, m) {
+  m.def(
+      "tree_attention(Tensor parents, Tensor lengths, SymInt slots, int window) -> "
+      "(Tensor mask, Tensor positions)");
+  m.def(
+      "rerank_tree(Tensor tokens, Tensor parents, Tensor scores, SymInt size) -> "
+      "(Tensor tokens_out, Tensor parents_out, Tensor nodes)");
+  m.def(
+      "build_trie(Tensor sequences, SymInt size, bool merge) -> "
+      "(Tensor tokens, Tensor parents, Tensor nodes, Tensor num_nodes)");
+}
+SPECDEC_IMPLEMENT_CPU(tree_attention)
+SPECDEC_IMPLEMENT_CPU(rerank_tree)
+SPECDEC_IMPLEMENT_CPU(build_trie)
+
+}  // namespace
 }  // namespace specdec

@@ -1,0 +1,31 @@
+#pragma once
+// Registration with PyTorch's dispatcher. Each file of csrc/torch/ops registers its own ops: the
+// schema with STABLE_TORCH_LIBRARY_FRAGMENT, the implementation with SPECDEC_IMPLEMENT. The fake
+// kernels stand under the public functions in specdec_kernels/ops, and the Triton provider
+// registers its implementations from specdec_kernels/_library.py.
+#include <torch/csrc/stable/library.h>
+
+// The namespace in torch.ops; the tests compile the same files under another one.
+#ifndef SPECDEC_LIBRARY
+#define SPECDEC_LIBRARY specdec_kernels
+#endif
+
+// An op with kernels for the CPU only.
+#define SPECDEC_IMPLEMENT_CPU(op) \
+  STABLE_TORCH_LIBRARY_IMPL(SPECDEC_LIBRARY, CPU, m) { m.impl(#op, TORCH_BOX(&op)); }
+
+// An op with kernels for the CPU and for CUDA. One function serves both: it asks the device of its
+// tensors which kernels to launch.
+#ifdef SPECDEC_WITH_CUDA
+#define SPECDEC_IMPLEMENT(op) \
+  SPECDEC_IMPLEMENT_CPU(op)   \
+  STABLE_TORCH_LIBRARY_IMPL(SPECDEC_LIBRARY, CUDA, m) { m.impl(#op, TORCH_BOX(&op)); }
+#else
+#define SPECDEC_IMPLEMENT(op) SPECDEC_IMPLEMENT_CPU(op)
+#endif
+
+// A function without tensors, which no dispatch key can be read from.
+#define SPECDEC_IMPLEMENT_ANYWHERE(op)                                       \
+  STABLE_TORCH_LIBRARY_IMPL(SPECDEC_LIBRARY, CompositeExplicitAutograd, m) { \
+    m.impl(#op, TORCH_BOX(&op));                                             \
+  }
