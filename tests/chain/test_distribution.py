@@ -28,7 +28,7 @@ from support.toy_chain import (
     logit_tables,
 )
 
-from specdec_kernels import analysis, reference
+from specdec_kernels import analysis, reference, testing
 from specdec_kernels.arguments.chain import ChainArguments
 
 LOSSLESS = {
@@ -85,7 +85,7 @@ def test_the_emitted_law_is_the_targets_in_the_interpreter(setting):
     setting = ToyChain(**{**SMALL[setting], "gamma": 1})
     run, like = (setting.verifier(name) for name in ("triton", "cpp"))
     assert_target_distribution(
-        analysis.enumerate_distribution(
+        testing.enumerate_distribution(
             run, setting.draft_probs, setting.target_probs, steps=24, like=like
         ),
         setting,
@@ -95,7 +95,7 @@ def test_the_emitted_law_is_the_targets_in_the_interpreter(setting):
 def test_edges_learnt_from_another_verifier_are_not_believed():
     """A wrong teacher: the edges of the verifier itself are measured all the same."""
     setting, other = ToyChain(gamma=1), ToyChain(gamma=1, seed=99)
-    law = analysis.enumerate_distribution(
+    law = testing.enumerate_distribution(
         setting.verifier("cpp"),
         setting.draft_probs,
         setting.target_probs,
@@ -142,7 +142,7 @@ def test_parameters_of_one_sequence_leave_its_neighbours_law_alone():
         return out[0][::2], out[1][::2]
 
     assert_target_distribution(
-        analysis.enumerate_distribution(run, setting.draft_probs, setting.target_probs), setting
+        testing.enumerate_distribution(run, setting.draft_probs, setting.target_probs), setting
     )
 
 
@@ -164,7 +164,7 @@ def test_law_survives_a_missing_draft_and_a_draft_row_that_is_not_finite(name, r
             return verify(op, tokens=tokens, uniforms=uniforms, **arguments)[:2]
 
         assert_target_distribution(
-            analysis.enumerate_distribution(
+            testing.enumerate_distribution(
                 run, setting.draft_probs, setting.target_probs, steps=23
             ),
             setting,
@@ -213,7 +213,7 @@ def test_rule_match_accepts_as_often_as_its_formula():
         provider("verify_chain", "cpp"), p.expand(n, 2, v), draft[0][:, None], rule="match",
         positions=positions,
     )  # fmt: skip
-    alpha = float(analysis.match_acceptance(*(x.double().softmax(-1) for x in (p, q))))
+    alpha = float(analysis.acceptance_rate(*(x.double().softmax(-1) for x in (p, q)), rule="match"))
     hits = int(got[1].sum())
     assert stats.binomtest(hits, n, alpha).pvalue > SIGNIFICANCE
     assert chi_square(got[0][:, 0], p.double().softmax(-1)) > SIGNIFICANCE
@@ -290,7 +290,7 @@ def toy_law(**parts):
     def call(drafts, uniforms):
         return verify(run, tokens=drafts, uniforms=uniforms, **setting.arguments(drafts, "cpp"))[:2]
 
-    return analysis.enumerate_distribution(
+    return testing.enumerate_distribution(
         call, setting.draft_probs, setting.target_probs, steps=26
     ), setting
 

@@ -13,8 +13,7 @@ from support.providers import (
 )
 from support.toy_chain import ToyChain, assert_joint_distribution
 
-from specdec_kernels import analysis, reference, testing
-from specdec_kernels.testing import enumeration
+from specdec_kernels import reference, testing
 
 EOS = 1
 RULES = ("token", "block", "greedy", "match", "typical", "lenient", "synthetic")
@@ -62,7 +61,7 @@ def continued(setting, name, p, **limits):
 def realized(setting, name, p, **limits):
     like = continued(setting, "cpp", p, **limits) if name != "cpp" else None
     run = continued(setting, name, p, **limits)
-    return enumeration.enumerate_distribution(run, setting.draft_probs, p, steps=30, like=like)
+    return testing.enumerate_distribution(run, setting.draft_probs, p, steps=30, like=like)
 
 
 FORMS = {
@@ -81,7 +80,7 @@ def test_up_to_the_first_end_of_sequence_the_law_is_the_targets(name, rule, form
     setting = ToyChain(**FORMS[form], rule=rule)
     p = ending(setting.target_probs)
     law = realized(setting, name, p, eos_token_ids=[EOS, 77])
-    assert_joint_distribution(law, analysis.joint_distribution(p))
+    assert_joint_distribution(law, testing.joint_distribution(p))
 
 
 @pytest.mark.parametrize("most", [1, 2, 3])
@@ -90,7 +89,7 @@ def test_up_to_the_first_end_of_sequence_the_law_is_the_targets(name, rule, form
 def test_up_to_max_emit_the_law_is_the_targets(name, rule, most):
     setting = ToyChain(rule=rule)
     law = realized(setting, name, setting.target_probs, max_new_tokens=most)
-    assert_joint_distribution(law, analysis.joint_distribution(setting.target_probs))
+    assert_joint_distribution(law, testing.joint_distribution(setting.target_probs))
     assert float(law.accepted[most + 1 :].sum()) == 0
 
 
@@ -102,15 +101,15 @@ def test_the_law_is_the_targets_in_the_interpreter(limit):
     setting = ToyChain(v=2, gamma=1)
     p = ending(setting.target_probs) if "eos_token_ids" in limit else setting.target_probs
     law = realized(setting, "triton", p, **limit)
-    assert_joint_distribution(law, analysis.joint_distribution(p))
+    assert_joint_distribution(law, testing.joint_distribution(p))
 
 
 def test_rejects_an_end_of_sequence_that_is_ignored():
     setting = ToyChain()
     p = ending(setting.target_probs)
-    law = enumeration.enumerate_distribution(setting.verifier("cpp"), setting.draft_probs, p)
+    law = testing.enumerate_distribution(setting.verifier("cpp"), setting.draft_probs, p)
     with pytest.raises(AssertionError, match="P\\(y1"):
-        assert_joint_distribution(law, analysis.joint_distribution(p))
+        assert_joint_distribution(law, testing.joint_distribution(p))
 
 
 @pytest.mark.parametrize("rule", RULES)

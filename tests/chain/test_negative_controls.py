@@ -25,7 +25,6 @@ from support.toy_chain import (
 
 from specdec_kernels import reference, testing
 from specdec_kernels.arguments.chain import ChainArguments
-from specdec_kernels.testing import enumeration
 
 # Multiples of 1/16 against powers of two: every ratio, product and sum is a short binary fraction,
 # so floats of either size decide as rationals do, and ties are ties.
@@ -179,7 +178,7 @@ def toy(carry=capped, chance=chance, walk=backward, residual=lambda c, p, q: c *
 def toy_law(**parts):
     setting = ToyChain(kind="probs", rule="block", seed=3)
     run = setting.verifier(toy(**parts))
-    return enumeration.enumerate_distribution(
+    return testing.enumerate_distribution(
         run, setting.draft_probs, setting.target_probs, steps=24
     ), setting
 
@@ -275,7 +274,7 @@ def test_rejects(name, call, rule):
     setting = ToyChain(**options, rule=rule)
     assert_target_distribution(setting.realized(name), setting)
     run, like = (wrong_call(setting, n, change) for n in (name, BOUNDARY_PROVIDER))
-    law = enumeration.enumerate_distribution(
+    law = testing.enumerate_distribution(
         run, setting.draft_probs, setting.target_probs, steps=24, like=like
     )
     assert_wrong_distribution(law, setting)

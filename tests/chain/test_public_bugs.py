@@ -23,7 +23,7 @@ from support.providers import (
 
 from specdec_kernels import SampledDraft, reference, testing, verify_chain
 from specdec_kernels import sample as public_sample
-from specdec_kernels.analysis import filtered_distribution
+from specdec_kernels.testing import filtered_distribution
 
 TARGET, DRAFT, EMPTY, RANGE, PARAMETER = 1, 2, 4, 8, 16
 RULES = ("token", "greedy", "match")

@@ -27,8 +27,7 @@ from support.toy_chain import (
     typical_masses,
 )
 
-from specdec_kernels import analysis
-from specdec_kernels.testing import enumeration
+from specdec_kernels import analysis, testing
 
 FORMS = {
     "logits": dict(),
@@ -132,7 +131,7 @@ def test_the_toy_model_of_the_paper(name, rule, mean):
         )
         return verify(op, p, drafts, q, rule=rule, uniforms=uniforms)[:2]
 
-    law = enumeration.enumerate_distribution(run, toy.draft_probs, toy.target_probs, steps=26)
+    law = testing.enumerate_distribution(run, toy.draft_probs, toy.target_probs, steps=26)
     assert_target_distribution(law, toy)
     assert law.mean_accepted == pytest.approx(mean, abs=TOLERANCE)
     exact = accepted_count_distribution(toy, rule)
@@ -162,7 +161,7 @@ def test_the_emitted_law_is_the_targets_in_the_interpreter(form):
 
 def test_the_formula_of_a_chain_gives_the_targets_law_for_rule_token():
     setting = ToyChain(gamma=3)
-    want = analysis.joint_distribution(setting.target_probs)
+    want = testing.joint_distribution(setting.target_probs)
     assert_close(
         "law", lossy_joint_distribution(setting, lenient_masses, lenience=1.0), want, atol=1e-12
     )
@@ -317,7 +316,7 @@ def test_acceptance_is_the_measured_chance(name, rule):
     setting = ToyChain(v=4, gamma=2, rule=rule, lenience=0.7 if rule == "lenient" else 1.0,
                       rates=RATES if rule == "synthetic" else None)  # fmt: skip
     op = provider("verify_chain", name)
-    drafts = analysis.joint_distribution(setting.draft_probs).nonzero()
+    drafts = testing.joint_distribution(setting.draft_probs).nonzero()
     args = setting.arguments(drafts, "cpp")
     n = len(drafts)
     for i in range(2):

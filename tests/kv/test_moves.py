@@ -13,6 +13,7 @@ from support.providers import provider
 
 import specdec_kernels as sk
 from specdec_kernels import reference, testing
+from specdec_kernels.reference.kv.compact import path_moves
 
 PROVIDERS = ["cpp", *(["cuda"] if simt_kv.available else [])]
 EVERY = [*PROVIDERS, *(["triton"] if "triton" in testing.providers("kv_compact_") else [])]
@@ -92,7 +93,7 @@ def test_compaction_is_a_gather_from_a_copy(ops, dtype, layout):
 def _last_first(caches, base, path):
     for cache in caches:
         for b in range(len(base)):
-            moves = [*reference.kv.path_moves(int(base[b]), path[b].tolist(), cache.shape[2])]
+            moves = [*path_moves(int(base[b]), path[b].tolist(), cache.shape[2])]
             for source, to in reversed(moves):
                 cache[b, :, to] = cache[b, :, source]
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from support.providers import assert_close, provider, sample, verify
 
-from specdec_kernels import analysis
+from specdec_kernels import testing
 
 TOLERANCE = 1e-6
 RATES = torch.tensor([0.75, 0.3])  # of rule synthetic
@@ -28,7 +28,7 @@ def distributions(logit_tables, **filters):
     """The exact law of each row of each table."""
     return [
         torch.stack(
-            [analysis.filtered_distribution(r, **filters) for r in t.reshape(-1, t.shape[-1])]
+            [testing.filtered_distribution(r, **filters) for r in t.reshape(-1, t.shape[-1])]
         ).view(t.shape)
         for t in logit_tables
     ]
@@ -145,7 +145,7 @@ class ToyChain:
             if BOUNDARY_PROVIDER and name != BOUNDARY_PROVIDER
             else None
         )
-        return analysis.enumerate_distribution(
+        return testing.enumerate_distribution(
             self.verifier(name, change), self.draft_probs, self.target_probs, steps=steps, like=like
         )
 
@@ -158,7 +158,7 @@ def assert_joint_distribution(law, want, tolerance=TOLERANCE):
 
 def assert_target_distribution(law, setting, tolerance=TOLERANCE):
     """The joint law of the emitted tokens is the target's."""
-    assert_joint_distribution(law, analysis.joint_distribution(setting.target_probs), tolerance)
+    assert_joint_distribution(law, testing.joint_distribution(setting.target_probs), tolerance)
 
 
 def assert_wrong_distribution(law, setting):
@@ -172,7 +172,7 @@ def assert_wrong_distribution(law, setting):
 def accepted_count_distribution(setting, rule):
     """[gamma + 1] law of the accepted count: a sum over draft tuples of products of chances."""
     counts = torch.zeros(setting.gamma + 1, dtype=torch.float64)
-    weights = analysis.joint_distribution(setting.draft_probs)
+    weights = testing.joint_distribution(setting.draft_probs)
     for drafts in weights.nonzero():
         x = tuple(drafts.tolist())
         p = [setting.target_probs[i][x[:i]] for i in range(len(x))]

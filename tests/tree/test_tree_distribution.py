@@ -22,8 +22,8 @@ from support.providers import (
 from support.toy_chain import TOLERANCE, ToyChain
 from support.toy_tree import DRAWN, ToyTree, assert_target_distribution
 
-from specdec_kernels import analysis
-from specdec_kernels.analysis import lineage
+from specdec_kernels import testing
+from specdec_kernels.testing import lineage
 
 RATIO = ["multi_draft", "multi_draft_wor", "top_k_plus_one", "k_seq", "traversal"]
 EVERY_RULE = [r for r in DRAWN if r != "greedy"]
@@ -101,7 +101,7 @@ def test_the_emitted_law_is_the_targets_in_the_interpreter(rule):
 def test_cells_learnt_from_another_verifier_are_not_believed():
     """A wrong teacher: the cells of the verifier itself are measured all the same."""
     setting, other = (ToyTree("multi_draft", tree="21", seed=s) for s in (0, 99))
-    law = analysis.enumerate_tree_distribution(
+    law = testing.enumerate_tree_distribution(
         setting.verifier("cpp"), setting.parents, setting.drafts, setting.weights, setting.target_probs,
         like=other.verifier("cpp"),
     )  # fmt: skip
@@ -113,11 +113,11 @@ def test_cells_learnt_from_another_verifier_are_not_believed():
 def test_acceptance_is_the_measured_chance(name, rule):
     tree = "22" if name == "cpp" else [-1, -1]
     setting = ToyTree(rule, tree=tree, kind="probs", seed=2)
-    trials = setting.realized(name).trials
-    assert len(trials.nodes) > 0
-    told = setting.verifier(name, outputs=5)(trials.drafts, trials.uniforms)
-    assert_close("accept_probs", told.gather(1, trials.nodes[:, None])[:, 0].double(), trials.edges,
-          atol=TOLERANCE)  # fmt: skip
+    decisions = setting.realized(name).decisions
+    assert len(decisions.nodes) > 0
+    told = setting.verifier(name, outputs=5)(decisions.drafts, decisions.uniforms)
+    got = told.gather(1, decisions.nodes[:, None])[:, 0].double()
+    assert_close("accept_probs", got, decisions.accept_probs, atol=TOLERANCE)
 
 
 def uniforms_of_a_grid(n, columns, seed=0):
@@ -135,7 +135,7 @@ LIKE_A_CHAIN = {"multi_draft": "token", "k_seq": "token", "multi_draft_wor": "to
 @pytest.mark.parametrize("name", FAST_PROVIDERS)
 def test_one_draft_a_position_is_the_rule_of_a_chain_bit_for_bit(name, rule, kind):
     setting = ToyChain(gamma=3, kind=kind, rule=LIKE_A_CHAIN[rule], holes=True, seed=4)
-    drafts = analysis.joint_distribution(setting.draft_probs).nonzero()
+    drafts = testing.joint_distribution(setting.draft_probs).nonzero()
     drafts = drafts.repeat(4 if name == "reference" else 40, 1)
     n, gamma = drafts.shape
     uniforms = uniforms_of_a_grid(n, gamma + 1)

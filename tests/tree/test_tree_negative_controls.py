@@ -8,7 +8,7 @@ import torch
 from support.providers import FAST_PROVIDERS
 from support.toy_tree import ToyTree, assert_target_distribution, assert_wrong_distribution
 
-from specdec_kernels import analysis
+from specdec_kernels import analysis, testing
 from specdec_kernels.arguments.tree import TreeArguments
 
 # Rules in Python floats, on probabilities. `wrong` names the fault, if there is one.
@@ -205,7 +205,7 @@ def toy(verify):
 def toy_law(rule, verify, **options):
     setting = ToyTree(rule, **{"tree": "21", "kind": "probs", "seed": 2, **options})
     run = setting.verifier(toy(verify))
-    law = analysis.enumerate_tree_distribution(
+    law = testing.enumerate_tree_distribution(
         run, setting.parents, setting.drafts, setting.weights, setting.target_probs,
         upward=rule == "traversal", steps=26,
     )  # fmt: skip
