@@ -7,8 +7,8 @@ import torch
 from support.providers import assert_close, provider, sample, verify_tree
 from support.toy_chain import TOLERANCE, distributions, logit_tables
 
-from specdec_kernels import analysis
-from specdec_kernels.analysis import lineage
+from specdec_kernels import testing
+from specdec_kernels.testing import lineage
 
 BOUNDARY_PROVIDER = "cpp"  # whose cells the other providers are tried in
 
@@ -116,7 +116,7 @@ class ToyTree:
             self.draft_probs = [[torch.nn.functional.one_hot(t.argmax(-1), v).double() for t in x]
                           for x in self.draft_probs]  # fmt: skip
         self.p, self.q = p, q
-        self.drafts, weights = analysis.drawn_trees(self.parents, self.draw)
+        self.drafts, weights = testing.drawn_trees(self.parents, self.draw)
         self.weights = weights / weights.sum()  # of float32 probabilities
 
     def draw(self, path, nodes):
@@ -193,7 +193,7 @@ class ToyTree:
             if BOUNDARY_PROVIDER and name != BOUNDARY_PROVIDER
             else None
         )
-        return analysis.enumerate_tree_distribution(
+        return testing.enumerate_tree_distribution(
             self.verifier(name, change), self.parents, self.drafts, self.weights, self.target_probs,
             upward=self.rule == "traversal", steps=steps, like=like,
         )  # fmt: skip
@@ -205,7 +205,7 @@ def assert_target_distribution(law, setting, tolerance=TOLERANCE):
     assert_close(
         "P(y1, y2, ..)",
         law.joint,
-        analysis.joint_distribution(setting.target_probs),
+        testing.joint_distribution(setting.target_probs),
         atol=tolerance,
     )
 

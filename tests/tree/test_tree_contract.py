@@ -21,15 +21,15 @@ from specdec_kernels.arguments.tree import TreeArguments
 WHOLE = ("draft_columns", "eos_token_ids")  # shared by all sequences
 CASES = [
     *(testing.tree_case(6, 7, 257, rule=r) for r in TREE_RULES),
-    testing.tree_case(6, 7, 257, torch.bfloat16, laws="shared", filters="tensor"),
-    testing.tree_case(6, 7, 257, draft="sampled", laws="flat", filters="tensor"),
-    testing.tree_case(6, 7, 257, kind="probs", laws="flat"),
-    testing.tree_case(6, 7, 257, rule="multi_draft_wor", draft="sparse", laws="shared"),
+    testing.tree_case(6, 7, 257, torch.bfloat16, rows="shared", filters="tensor"),
+    testing.tree_case(6, 7, 257, draft="sampled", rows="flat", filters="tensor"),
+    testing.tree_case(6, 7, 257, kind="probs", rows="flat"),
+    testing.tree_case(6, 7, 257, rule="multi_draft_wor", draft="sparse", rows="shared"),
     testing.tree_case(6, 7, 257, rule="traversal", draft="mapped-sampled", filters="tensor"),
-    testing.tree_case(6, 7, 257, rule="k_seq", kind="probs", laws="shared"),
+    testing.tree_case(6, 7, 257, rule="k_seq", kind="probs", rows="shared"),
 ]
 PAIRS = [("cpp", c) for c in CASES] + [
-    (n, testing.tree_case(4, 4, 67, rule=r, laws="shared"))
+    (n, testing.tree_case(4, 4, 67, rule=r, rows="shared"))
     for n in KERNEL_PROVIDERS
     if n != "cpp"
     for r in TREE_RULES
@@ -123,7 +123,7 @@ def test_ragged_equals_padded(name, case):
 @pytest.mark.parametrize("rule", ["multi_draft", "k_seq", "top_k_plus_one", "traversal"])
 def test_siblings_may_share_a_draft_row(name, rule):
     op = provider("verify_tree", name)
-    a = TreeArguments(*testing.tree_case(6, 6, 67, rule=rule, laws="shared").args())
+    a = TreeArguments(*testing.tree_case(6, 6, 67, rule=rule, rows="shared").args())
     each = torch.stack([a.draft[b, rows.long()] for b, rows in enumerate(a.draft_rows)])
     got, want = op(*a._replace(draft=each, draft_rows=None)), op(*a)
     for i in (0, 1, 2, 3):
@@ -189,15 +189,15 @@ def test_rules_compile_as_one_graph_for_all_sizes():
 
 
 THREADED = [
-    testing.tree_case(1, 5, 50_001, rule=r, laws="shared", filters=f)
+    testing.tree_case(1, 5, 50_001, rule=r, rows="shared", filters=f)
     for r, f in (
         ("multi_draft", "off"), ("multi_draft_wor", "scalar"), ("k_seq", "off"),
         ("traversal", "topp"), ("target_only", "off"), ("typical", "off"), ("match", "off"),
     )
 ] + [
-    testing.tree_case(5, 6, 10_001, rule="multi_draft_wor", laws="shared"),
-    testing.tree_case(1, 5, 50_001, rule="top_k_plus_one", kind="probs", laws="shared"),
-    testing.tree_case(1, 5, 50_001, draft="mapped", laws="flat"),
+    testing.tree_case(5, 6, 10_001, rule="multi_draft_wor", rows="shared"),
+    testing.tree_case(1, 5, 50_001, rule="top_k_plus_one", kind="probs", rows="shared"),
+    testing.tree_case(1, 5, 50_001, draft="mapped", rows="flat"),
 ]  # fmt: skip
 
 
