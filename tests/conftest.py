@@ -23,7 +23,7 @@ SLOW_FILES = {
     "hf/test_cli_failures.py",
     "hf/test_tree_calls.py",
     "hf/test_trees.py",
-    "project/test_cuda_provider.py",
+    "project/test_providers.py",
     "project/test_package.py",
     "row/test_capability.py",
     "tree/test_tree_distribution.py",
