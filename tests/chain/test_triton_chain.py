@@ -30,7 +30,7 @@ from support.providers import (
 from support.triton_random import DTYPES, logits, poison, random_chain, random_shaping
 
 from specdec_kernels import reference
-from specdec_kernels.reference.row import distribution as law
+from specdec_kernels.reference.row import noise
 from specdec_kernels.triton import launch
 from specdec_kernels.triton.chain import verify_chain as chain
 from specdec_kernels.triton.row import philox, sample
@@ -136,10 +136,10 @@ def test_exponentials_keep_their_precision_and_their_tail(position, tile, index)
     picked = range(4096) if index is None else range(index - 4, index + 5)
     for i in picked:
         v = tile * 4096 + i
-        x = law.philox(7, v // 4, position, law.SHARED)[v % 4]
+        x = noise.philox(7, v // 4, position, noise.SHARED)[v % 4]
         if i == index:
             assert x < 256
-            tail = law.philox(7, v // 4, position, law.SHARED + law.TAIL)[v % 4]
+            tail = noise.philox(7, v // 4, position, noise.SHARED + noise.TAIL)[v % 4]
             want = (x * 2.0**32 + tail + 0.5) * 2.0**-64
         else:
             u = torch.tensor((x + 0.5) * 2.0**-32, dtype=torch.float64)

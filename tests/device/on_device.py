@@ -44,7 +44,7 @@ VARIED = {
 }
 TREES = [
     *testing.cases("verify_tree", heavy=True),
-    *(tree_case(3, 8, WIDE, torch.bfloat16, rule=r, laws="shared")
+    *(tree_case(3, 8, WIDE, torch.bfloat16, rule=r, rows="shared")
       for r in ("multi_draft_wor", "top_k_plus_one", "traversal")),
 ]  # fmt: skip
 SCHEDULES = [(s, group) for s in ("lazy", "parallel") for group in (1, 2, 8)]

@@ -25,10 +25,10 @@ from specdec_kernels.testing import tree_case
 
 bf16 = torch.bfloat16
 LARGE = [
-    tree_case(3, 12, WIDE, bf16, "multi_draft", laws="shared", filters="tensor"),
-    tree_case(3, 12, WIDE, bf16, "multi_draft_wor", laws="shared"),
+    tree_case(3, 12, WIDE, bf16, "multi_draft", rows="shared", filters="tensor"),
+    tree_case(3, 12, WIDE, bf16, "multi_draft_wor", rows="shared"),
     tree_case(3, 12, WIDE, rule="traversal"),
-    tree_case(3, 12, WIDE, bf16, "k_seq", laws="shared"),
+    tree_case(3, 12, WIDE, bf16, "k_seq", rows="shared"),
     tree_case(4, 16, WIDE, bf16, "target_only", filters="scalar", layout="ragged"),
 ]
 SMALL = testing.cases("verify_tree", heavy=True)

@@ -24,11 +24,11 @@ SMALL = [case for case in CASES if case.vocabulary <= 131]
 # More tiles than eight blocks take at once, an incomplete last tile, and rows at odd addresses.
 V = 40_001
 LARGE = [
-    tree_case(1, 5, V, laws="shared", layout="sliced"),
-    tree_case(1, 5, V, torch.bfloat16, rule="multi_draft_wor", laws="shared", filters="tensor"),
-    tree_case(2, 4, V, rule="traversal", kind="probs", laws="flat"),
-    tree_case(1, 4, V, torch.float16, rule="k_seq", draft="wide", laws="shared"),
-    tree_case(1, 5, V, rule="top_k_plus_one", draft="mapped", laws="shared"),
+    tree_case(1, 5, V, rows="shared", layout="sliced"),
+    tree_case(1, 5, V, torch.bfloat16, rule="multi_draft_wor", rows="shared", filters="tensor"),
+    tree_case(2, 4, V, rule="traversal", kind="probs", rows="flat"),
+    tree_case(1, 4, V, torch.float16, rule="k_seq", draft="wide", rows="shared"),
+    tree_case(1, 5, V, rule="top_k_plus_one", draft="mapped", rows="shared"),
 ]
 GROUPS = (1, 2, 8)
 
@@ -83,7 +83,7 @@ def test_the_workspace_may_hold_anything(simt, case, fill):
 
 @pytest.mark.parametrize("rule", ["multi_draft", "traversal"])
 def test_the_rest_of_the_batch_changes_no_bit(simt, rule):
-    args = tree_case(7, 9, 517, rule=rule, laws="shared").args()
+    args = tree_case(7, 9, 517, rule=rule, rows="shared").args()
     whole = outputs(simt, args)
     for b in (0, 3, 6):
         alone = [
@@ -116,7 +116,7 @@ def test_a_chain_over_many_tiles_gives_the_bits_of_verify_chain(simt, rule, of_c
 @pytest.mark.parametrize("n", [1, 31, 32, 33, 700])
 @pytest.mark.parametrize("rule", ["target_only", "multi_draft_wor", "traversal"])
 def test_a_tree_may_have_more_nodes_than_a_block_has_threads(simt, rule, n):
-    case = tree_case(1, n, 23, rule=rule, laws="shared", draft="sparse", acceptance=0.3)
+    case = tree_case(1, n, 23, rule=rule, rows="shared", draft="sparse", acceptance=0.3)
     args = case.args()
     want = testing.providers("verify_tree")["cpp"](*args)
     for group in GROUPS:
@@ -127,7 +127,7 @@ def test_a_tree_may_have_more_nodes_than_a_block_has_threads(simt, rule, n):
 def test_the_workspace_is_too_small_for_a_row(simt, rule):
     b, n, group = 5, 6, 2
     for v in (4096, 40_001):
-        outputs(simt, tree_case(b, n, v, rule=rule, laws="shared").args(), group=group)
+        outputs(simt, tree_case(b, n, v, rule=rule, rows="shared").args(), group=group)
         blocks, slots = simt_ops.MULTIPROCESSORS * group, 11
         tiles = -(-v // 512)
         most = blocks * (n + 1) * 600 + blocks * slots * (20 * tiles + 15) + 64

@@ -12,8 +12,8 @@ import torch
 from support.providers import assert_close, provider, sample, verify_tree
 from support.toy_chain import TOLERANCE, distributions, logit_tables
 
-from specdec_kernels import analysis
-from specdec_kernels.analysis import lineage
+from specdec_kernels import testing
+from specdec_kernels.testing import lineage
 
 BOUNDARY_PROVIDER = "cpp"  # other providers start from the cell boundaries of this one
 
@@ -126,7 +126,7 @@ class ToyTree:
             self.draft_probs = [[torch.nn.functional.one_hot(t.argmax(-1), v).double() for t in x]
                           for x in self.draft_probs]  # fmt: skip
         self.p, self.q = p, q
-        self.drafts, weights = analysis.drawn_trees(self.parents, self.draw)
+        self.drafts, weights = testing.drawn_trees(self.parents, self.draw)
         self.weights = weights / weights.sum()  # float32 probabilities do not add up to 1
 
     def draw(self, path, nodes):
@@ -203,7 +203,7 @@ class ToyTree:
             if BOUNDARY_PROVIDER and name != BOUNDARY_PROVIDER
             else None
         )
-        return analysis.enumerate_tree_distribution(
+        return testing.enumerate_tree_distribution(
             self.verifier(name, change), self.parents, self.drafts, self.weights, self.target_probs,
             upward=self.rule == "traversal", steps=steps, like=like,
         )  # fmt: skip
@@ -215,7 +215,7 @@ def assert_target_distribution(realized, setting, tolerance=TOLERANCE):
     assert_close(
         "P(y1, y2, ..)",
         realized.joint,
-        analysis.joint_distribution(setting.target_probs),
+        testing.joint_distribution(setting.target_probs),
         atol=tolerance,
     )
 

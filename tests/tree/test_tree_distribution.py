@@ -23,8 +23,8 @@ from support.providers import (
 from support.toy_chain import TOLERANCE, ToyChain
 from support.toy_tree import DRAWN, ToyTree, assert_target_distribution
 
-from specdec_kernels import analysis
-from specdec_kernels.analysis import lineage
+from specdec_kernels import testing
+from specdec_kernels.testing import lineage
 
 RATIO = ["multi_draft", "multi_draft_wor", "top_k_plus_one", "k_seq", "traversal"]
 EVERY_RULE = [r for r in DRAWN if r != "greedy"]
@@ -102,7 +102,7 @@ def test_triton_emits_the_target_distribution_in_the_interpreter(rule):
 def test_boundaries_of_another_verifier_do_not_change_the_distribution():
     """Cell boundaries of a different verifier (`like`) are only a first guess."""
     setting, other = (ToyTree("multi_draft", tree="21", seed=s) for s in (0, 99))
-    realized = analysis.enumerate_tree_distribution(
+    realized = testing.enumerate_tree_distribution(
         setting.verifier("cpp"), setting.parents, setting.drafts, setting.weights,
         setting.target_probs, like=other.verifier("cpp"),
     )  # fmt: skip
@@ -114,11 +114,11 @@ def test_boundaries_of_another_verifier_do_not_change_the_distribution():
 def test_accept_probs_are_the_measured_probabilities(name, rule):
     tree = "22" if name == "cpp" else [-1, -1]
     setting = ToyTree(rule, tree=tree, kind="probs", seed=2)
-    trials = setting.realized(name).trials
-    assert len(trials.nodes) > 0
-    probs = setting.verifier(name, outputs=5)(trials.drafts, trials.uniforms)
-    probs = probs.gather(1, trials.nodes[:, None])[:, 0].double()
-    assert_close("accept_probs", probs, trials.edges, atol=TOLERANCE)
+    decisions = setting.realized(name).decisions
+    assert len(decisions.nodes) > 0
+    probs = setting.verifier(name, outputs=5)(decisions.drafts, decisions.uniforms)
+    probs = probs.gather(1, decisions.nodes[:, None])[:, 0].double()
+    assert_close("accept_probs", probs, decisions.accept_probs, atol=TOLERANCE)
 
 
 def coarse_uniforms(n, columns, seed=0):
@@ -136,7 +136,7 @@ CHAIN_RULE = {"multi_draft": "token", "k_seq": "token", "multi_draft_wor": "toke
 @pytest.mark.parametrize("name", FAST_PROVIDERS)
 def test_a_tree_without_siblings_gives_the_bits_of_verify_chain(name, rule, kind):
     setting = ToyChain(gamma=3, kind=kind, rule=CHAIN_RULE[rule], holes=True, seed=4)
-    drafts = analysis.joint_distribution(setting.draft_probs).nonzero()
+    drafts = testing.joint_distribution(setting.draft_probs).nonzero()
     drafts = drafts.repeat(4 if name == "reference" else 40, 1)
     n, gamma = drafts.shape
     uniforms = coarse_uniforms(n, gamma + 1)

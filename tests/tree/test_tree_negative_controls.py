@@ -8,7 +8,7 @@ import torch
 from support.providers import FAST_PROVIDERS
 from support.toy_tree import ToyTree, assert_target_distribution, assert_wrong_distribution
 
-from specdec_kernels import analysis
+from specdec_kernels import analysis, testing
 from specdec_kernels.arguments.tree import TreeArguments
 
 # The rules (docs/rules.md) on probabilities in Python floats. `wrong` names the fault, if any.
@@ -212,7 +212,7 @@ def enumerated(rule, verify, **options):
     """(distribution of what a verifier emits, its ToyTree)."""
     setting = ToyTree(rule, **{"tree": "21", "kind": "probs", "seed": 2, **options})
     run = setting.verifier(as_op(verify))
-    realized = analysis.enumerate_tree_distribution(
+    realized = testing.enumerate_tree_distribution(
         run, setting.parents, setting.drafts, setting.weights, setting.target_probs,
         upward=rule == "traversal", steps=26,
     )  # fmt: skip

@@ -55,7 +55,7 @@ def random_case(r, rule):
     return testing.tree_case(
         r.choice([1, 3]), r.choice([1, 5, 11]), r.choice([2, 23, 131]),
         r.choice([torch.float32, torch.bfloat16]), rule, kind=kind, draft=draft,
-        laws=r.choice(["each", "shared", "flat"]), filters=r.choice(filters),
+        rows=r.choice(["each", "shared", "flat"]), filters=r.choice(filters),
         layout=r.choice(["dense", "sliced", "ragged"]), chain=r.random() < 0.1,
         acceptance=r.choice([0.4, 0.7, 0.9]), limits=r.random() < 0.2,
     )  # fmt: skip
