@@ -19,7 +19,7 @@ from support.providers import OUTPUTS, assert_close, assert_outputs_close, sampl
 
 import specdec_kernels as sk
 from specdec_kernels import testing
-from specdec_kernels._library import OPS as MODULES
+from specdec_kernels._library import OPS as OP_MODULES
 from specdec_kernels.testing import chain_case, sample_case, tree_case
 
 OPS = ("sample", "verify_chain")
@@ -77,7 +77,7 @@ def implementation(name, op):
     if name == "cuda":
         assert sk.providers()[op]["cuda"] == "cuda"
         return getattr(torch.ops.specdec_kernels, op).default
-    return getattr(importlib.import_module(f"specdec_kernels.triton.{MODULES[op]}"), op)
+    return getattr(importlib.import_module(f"specdec_kernels.triton.{OP_MODULES[op]}"), op)
 
 
 def on_device(name, case, device="cuda"):

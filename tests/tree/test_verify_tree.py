@@ -311,8 +311,9 @@ def test_siblings_of_two_parents_and_two_distributions_are_kept_apart(name):
     tokens[:, 1] = tokens[:, 0]
     for rule in ("multi_draft_wor", "multi_draft"):
         given = dict(rule=rule, draft_rows=rows, seeds=torch.arange(n))
-        assert_outputs_close("verify_tree", verify_tree(op, target, tokens, parents, draft, **given),
-                     verify_tree(want, target, tokens, parents, draft, **given))  # fmt: skip
+        got = verify_tree(op, target, tokens, parents, draft, **given)
+        expected = verify_tree(want, target, tokens, parents, draft, **given)
+        assert_outputs_close("verify_tree", got, expected)
 
 
 @pytest.mark.parametrize("rule", ["multi_draft_wor", "top_k_plus_one"])
