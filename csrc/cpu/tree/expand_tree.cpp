@@ -8,6 +8,7 @@
 
 #include "cpu/row/distribution.h"
 #include "cpu/tasks.h"
+#include "specdec/ordered_key.h"
 
 namespace specdec::cpu {
 namespace {

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "specdec/acceptance.h"
+
 namespace specdec::cpu {
 namespace {
 
@@ -10,8 +12,8 @@ namespace {
 // beta.
 double share(double beta, int64_t siblings) {
   if (siblings == 1) return 1;
-  const double k = static_cast<double>(siblings);
-  return beta > 0 ? -std::expm1(k * std::log1p(-std::min(beta, 1.0))) / beta : k;
+  if (!(beta > 0)) return static_cast<double>(siblings);
+  return any_sibling_accepted(beta, siblings) / beta;
 }
 
 bool lossless(float t, double beta, int64_t siblings) {

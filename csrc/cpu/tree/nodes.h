@@ -37,9 +37,8 @@ class TreeView : protected SequenceView<TreeParams> {
     nodes_.first.assign(n + 1, kNone);
     while (--n >= 0) {
       const int64_t x = drafted(n);
-      const int64_t parent = id_at(p_.parents, p_.parents_are_int64,
-                                   b_ * p_.stride_parent_sequence + n * p_.stride_parent);
-      if (parent < kRoot || parent >= n || x < kNone || x >= p_.id_limit()) {
+      const int64_t parent = p_.parent(b_, n);
+      if (!p_.valid_node(n, x, parent)) {
         valid = false;
       } else if (x != kNone) {
         nodes_.tokens[n] = x;
@@ -54,22 +53,19 @@ class TreeView : protected SequenceView<TreeParams> {
   int64_t token(int64_t node) const { return nodes_.tokens[node]; }
   // The row of the law that a node was drawn from.
   int64_t draft_row(int64_t node) const {
-    return p_.draft_rows != nullptr ? p_.draft_rows[b_ * p_.nodes + node] : node;
+    return p_.draft_row(b_, node);
   }
 
   double accept_uniform(int64_t node, int64_t depth, int64_t lane) const {
-    if (p_.uniforms != nullptr) return p_.uniforms[b_ * (2 * p_.nodes + 1) + node];
-    return uniform(seed(), position(depth), kAcceptStream, static_cast<uint32_t>(lane));
+    return specdec::accept_uniform(p_, state_, node, depth, lane);
   }
   double last(int64_t depth) const {
-    if (p_.uniforms != nullptr) return p_.uniforms[b_ * (2 * p_.nodes + 1) + p_.nodes + depth];
-    return uniform(seed(), position(depth), kResidualStream);
+    return residual_uniform(p_, state_, depth);
   }
 
   // Whether nothing follows: a token ends the text or is the last that is allowed.
   bool over(int64_t depth, int64_t node) const {
-    const int64_t* end = p_.eos_token_ids + p_.num_eos;
-    return depth == most_ || (depth > 0 && std::find(p_.eos_token_ids, end, token(node)) != end);
+    return depth == most_ || (depth > 0 && is_eos(p_, token(node)));
   }
 
   void clear() const {

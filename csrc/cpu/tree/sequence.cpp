@@ -6,7 +6,7 @@ bool TreeSequence::prepare() {
   const int64_t rows = open(p_.rule == TreeRule::kGreedy, p_.nodes + 1);
   if (rows == 0) return false;
   if (!read_nodes(rows - 1)) status_ |= kDraftOutOfRange;
-  most_ = p_.max_new_tokens != nullptr ? std::max<int64_t>(0, p_.max_new_tokens[b_]) : rows;
+  most_ = most_new_tokens(p_, state_);
   return most_ > 0;
 }
 
@@ -17,7 +17,7 @@ TreePoint TreeSequence::measure_point(int64_t depth, int64_t node) {
 }
 
 Taken& TreeSequence::taken_of(Left& left, int64_t node, int64_t x) {
-  const bool certain = p_.draft.form == DraftForm::kOneHot || q_temperature_ == 0;
+  const bool certain = p_.draft.form == DraftForm::kOneHot || state_.q_temperature == 0;
   const bool replaced = p_.rule != TreeRule::kMultiDraftWor;
   const int64_t key = !certain ? draft_row(node) : replaced ? x : node;
   Taken& taken =
@@ -28,9 +28,8 @@ Taken& TreeSequence::taken_of(Left& left, int64_t node, int64_t x) {
 
 DraftDistribution TreeSequence::draft_of(int64_t node) {
   const int64_t row = draft_row(node);
-  const int64_t statistic = p_.draft.flat ? row : b_ * p_.draft.num_rows + row;
-  return draft_distribution(p_.draft, b_, row, statistic, token(node), q_temperature_, parallel_,
-                            scratch_.draft);
+  return draft_distribution(p_.draft, b_, row, p_.draft_statistic(b_, row), token(node),
+                            state_.q_temperature, parallel_, scratch_.draft);
 }
 
 int64_t TreeSequence::draw_target(const TreePoint& point) {

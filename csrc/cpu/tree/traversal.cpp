@@ -59,18 +59,13 @@ void Traversal::open(int64_t node, double accepted) {
 double Traversal::ratio_of(const Left& left, int64_t x, const DraftDistribution& draft) const {
   if (x >= p_.vocab) return 0;
   if (!left.untouched()) {
-    const double p_x = left.at(x) / left.mass;
-    return p_x > 0 ? p_x / draft.q_x : 0;
+    return probability_ratio(left.at(x) / left.mass, draft.q_x);
   }
-  double ratio = 0;
-  if (left.stats.direct) {
-    const double p_x = left.row.at(x);
-    if (p_x > 0) ratio = p_x / draft.q_x;
-  } else {
-    const double log_p = left.stats.logprob(left.row, x);
-    if (log_p > -INFINITY) ratio = std::exp(log_p - draft.log_q_x);
-  }
-  return ratio > 0 && left.scale() > 0 ? left.scale() * ratio : 0;
+  const double ratio =
+      left.stats.direct
+          ? probability_ratio(left.row.at(x), draft.q_x)
+          : probability_ratio_of_logs(left.stats.logprob(left.row, x), draft.log_q_x);
+  return next_carried(left.scale(), ratio);
 }
 
 bool Traversal::accepted(const Level& level) const {
@@ -84,7 +79,7 @@ void Traversal::subtract(Level& level) {
   const Left::Step step = left.weigh(*level.judged, left.mass, true);
   if (!step.valid) return end(level, kDraftNotFinite);
   if (!(step.less > 0)) return end(level, kEmptyResidual);
-  level.accepted = std::min(1.0, step.more / step.less);
+  level.accepted = block_accept_prob(level.accepted, step.more, step.less);
   left.take(*level.judged, left.mass);
   left.mass = step.less;
 }

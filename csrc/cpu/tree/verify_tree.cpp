@@ -49,7 +49,7 @@ class Walk final : public TreeSequence {
 
   // The child that stands, or none and y, the token that follows.
   int64_t child_of(const Point& point, int64_t& y) {
-    if (greedy_) return answer(point, y);
+    if (state_.greedy) return answer(point, y);
     switch (p_.rule) {
       case TreeRule::kTypical:
         return typical(point, y);
@@ -96,10 +96,10 @@ class Walk final : public TreeSequence {
 
   // The target says y, by its maximum, by shared noise or by a draw.
   int64_t answer(const Point& point, int64_t& y) {
-    const bool drawn = !greedy_ && p_.rule == TreeRule::kTargetOnly;
-    const GumbelNoise noise = {seed(), position(point.depth), kSharedStream};
+    const bool drawn = !state_.greedy && p_.rule == TreeRule::kTargetOnly;
     y = drawn ? draw_target(point)
-              : gumbel_argmax(point.row, point.stats, scratch_.target, noise, parallel_);
+              : gumbel_argmax(point.row, point.stats, scratch_.target, shared_noise(point.depth),
+                              parallel_);
     for (int64_t n : distinct()) {
       record_accept_prob(n,
                          drawn ? std::exp(point.stats.logprob(point.row, token(n))) : token(n) == y);
@@ -113,11 +113,11 @@ class Walk final : public TreeSequence {
     int64_t likeliest = kNone;
     for (int64_t n : distinct()) {
       const double p_x = std::exp(point.stats.logprob(point.row, token(n)));
-      if (p_x <= epsilon && p_x > 0 && std::isnan(bound)) {
+      if (typical_needs_entropy(p_x, epsilon) && std::isnan(bound)) {
         const double h = entropy(point.row, point.stats, parallel_, scratch_.entropies);
-        bound = p_.typical_delta * std::exp(-h);
+        bound = typical_bound(epsilon, p_.typical_delta, h);
       }
-      const bool stands = p_x > epsilon || (p_x > 0 && p_x > bound);
+      const bool stands = p_x > epsilon || p_x > bound;
       record_accept_prob(n, stands);
       if (!stands || p_x <= most) continue;
       most = p_x;
@@ -134,14 +134,15 @@ class Walk final : public TreeSequence {
     const double u = accept_uniform(node, point.depth, lane);
     const int64_t x = token(node);
     if (!left.untouched() || point.stats.direct) {
-      const double p_x = left.at(x), q_x = s * draft.q_x;
-      record_accept_prob(node, p_x == 0 ? 0 : p_x / q_x);
-      return u * q_x < p_x;
+      return decide(node, accept_ratio(u, left.at(x), s * draft.q_x));
     }
     const double log_p = x < p_.vocab ? point.stats.logprob(point.row, x) : -INFINITY;
-    const double log_q = std::log(s) + draft.log_q_x;
-    record_accept_prob(node, log_p == -INFINITY ? 0 : std::exp(std::min(0.0, log_p - log_q)));
-    return std::log(u) < log_p - log_q;
+    return decide(node, accept_log_ratio(u, log_p, std::log(s) + draft.log_q_x));
+  }
+
+  bool decide(int64_t node, const Acceptance& a) const {
+    record_accept_prob(node, a.probability);
+    return a.accepted;
   }
 
   // multi_draft and multi_draft_wor, whose later siblings' Q lacks the tokens before them.

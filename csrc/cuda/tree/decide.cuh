@@ -126,7 +126,7 @@ class TreeWalkJudge : public TreePoint {
 
   __forceinline__ __device__ void judge_typical() {
     const double entropy = t_.stats.log_sum + t_.stats.inv_t * t_.more * exp(-t_.stats.log_sum);
-    t_.bound = fmin(static_cast<double>(p_.typical_epsilon), p_.typical_delta * exp(-entropy));
+    t_.bound = typical_bound(p_.typical_epsilon, p_.typical_delta, entropy);
     t_.state = TreeState::kSurveyed;
     t_.action = TreeAction::kSurvey;
   }
@@ -170,9 +170,8 @@ class TreeWalkJudge : public TreePoint {
 
   __forceinline__ __device__ void judge_left() {
     const double q_x = t_.mass * t_.draft.q_x / t_.rest;
-    record_accept_prob(t_.child, t_.left == 0 ? 0 : q_x > 0 ? t_.left / q_x : 1);
-    const bool stands = accept_uniform(t_.position + t_.depth, t_.lane) * q_x < t_.left;
-    think(stands ? TreeState::kStand : TreeState::kReject);
+    const double u = accept_uniform(p_, t_, t_.child, t_.depth, t_.lane);
+    think(decide(accept_ratio(u, t_.left, q_x)) ? TreeState::kStand : TreeState::kReject);
   }
 
   __forceinline__ __device__ void reject() {
@@ -252,7 +251,7 @@ class TreeWalkJudge : public TreePoint {
 
   // Probability that one of k trials stands.
   __forceinline__ __device__ double hit(double beta) const {
-    return -expm1(static_cast<double>(t_.num_children) * log1p(-beta));
+    return any_sibling_accepted(beta, t_.num_children);
   }
 
   // The smallest factor that is large enough lies in (low, high]; high always is. Four more are

@@ -38,11 +38,7 @@ class TreeScan {
   // What is subtracted in this pass; none where P itself is wanted.
   __device__ int32_t first_entry() const { return draws() && !t_.residual ? kNone : t_.first; }
 
-  __device__ double draw_uniform() const {
-    const TreeParams& p = job_.p;
-    return p.uniforms != nullptr ? p.uniforms[t_.b * (2 * p.nodes + 1) + p.nodes + t_.depth]
-                                 : uniform(t_.seed, t_.position + t_.depth, kResidualStream);
-  }
+  __device__ double draw_uniform() const { return residual_uniform(job_.p, t_, t_.depth); }
 
   __device__ TileStats extra_tile_stats(int i) const {
     return job_.tile_stats_array[t_.context * job_.context_tile_stats() + 4 + i];
@@ -109,8 +105,8 @@ class TreeScan {
       for (int j = 0; j < kPerLane; ++j) values[j] = static_cast<float>(c * values[j]);
       return;
     }
-    weigh(values,
-          {own ? t_.tile_stats.maxima[warp_tile] : t_.stats.max, rate_of(t_.stats.inv_t), t_.stats.threshold});
+    weigh(values, {own ? t_.tile_stats.maxima[warp_tile] : t_.stats.max, rate_of(t_.stats.inv_t),
+                   t_.stats.threshold});
     const float scale = own ? 1.0f : static_cast<float>(exp(-t_.stats.log_sum) * t_.c);
 #pragma unroll
     for (int j = 0; j < kPerLane; ++j) values[j] *= scale;
@@ -245,7 +241,8 @@ class TreeScan {
       read_warp_tile(rest, warp_tile, values);
       const float top = d.weigh_all(values);
       if (d.columns == nullptr) leave_out_tried(rest.wide(), skip + warp_tile * kWarpTile, values);
-      store_positive(extra_tile_stats(2), warp_tile, values, 1.0f, __all_sync(kAllLanes, top < INFINITY));
+      store_positive(extra_tile_stats(2), warp_tile, values, 1.0f,
+                     __all_sync(kAllLanes, top < INFINITY));
     }
   }
 

@@ -64,9 +64,9 @@ constexpr int kNone = -1;
 struct TreeRecord {
   DraftDistribution draft;
   RowStats q_stats;  // of a measured draft
-  float scale;     // of Q in what is left
-  int32_t next;    // entry of the same point
-  double rest;     // mass of Q off the tokens of this law that were tried
+  float scale;       // of Q in what is left
+  int32_t next;      // entry of the same point
+  double rest;       // mass of Q off the tokens of this law that were tried
   double logprob;
   // The row behind.
   RowStats stats;
@@ -84,7 +84,7 @@ struct Tried {
   int64_t node;
 };
 
-struct TreeTask {
+struct TreeTask : SequenceState {
   // Of the group and of this block.
   int64_t context;      // which slots
   TreeRecord* records;  // [N+1], rules that read the draft
@@ -92,12 +92,9 @@ struct TreeTask {
   uint32_t* sets;       // three of nodes
   unsigned rank;
   // Of the sequence.
-  int64_t b, begin, nodes;  // nodes: how many have a row
-  uint64_t seed, position;
-  SequenceParams params;
-  float q_temperature;
+  int64_t nodes;  // how many have a row
   int32_t status, accepted;
-  bool greedy, direct, filtered, over;
+  bool over;
   int64_t most;  // tokens that may be emitted
   // Of the row at hand.
   TreeState state;
@@ -162,11 +159,11 @@ struct TreeJob {
 };
 
 inline __device__ int64_t parent_of(const TreeParams& p, int64_t b, int64_t n) {
-  return id_at(p.parents, p.parents_are_int64, b * p.stride_parent_sequence + n * p.stride_parent);
+  return p.parent(b, n);
 }
 
 inline __device__ bool lawful_node(const TreeParams& p, int64_t n, int64_t token, int64_t parent) {
-  return parent >= -1 && parent < n && token >= -1 && token < p.id_limit();
+  return p.valid_node(n, token, parent);
 }
 
 // Whether n hangs below `parent`.
@@ -177,7 +174,7 @@ inline __device__ bool child_of(const TreeParams& p, int64_t b, int64_t n, int64
 
 // The row of the law that node n was drawn from.
 inline __device__ int64_t draft_row(const TreeParams& p, int64_t b, int64_t n) {
-  return p.draft_rows != nullptr ? p.draft_rows[b * p.nodes + n] : n;
+  return p.draft_row(b, n);
 }
 
 // Whether two nodes were drawn from one law; without replacement also together, below one node.
@@ -190,8 +187,7 @@ inline __device__ bool same_draft_row(const TreeParams& p, int64_t b, int64_t n,
 inline __device__ void open_draft(const TreeParams& p, const TreeTask& t, int64_t n, int64_t x,
                                   DraftDistribution& d) {
   const int64_t row = draft_row(p, t.b, n);
-  const int64_t statistic = p.draft.flat ? row : t.b * p.draft.num_rows + row;
-  open_draft(p.draft, t.b, row, statistic, x, t.q_temperature, d);
+  open_draft(p.draft, t.b, row, p.draft_statistic(t.b, row), x, t.q_temperature, d);
   if (d.form != DraftForm::kOneHot) return;
   d.token = p.drafted(t.b, n);
   d.q_x = x == d.token ? 1 : 0;
@@ -200,9 +196,11 @@ inline __device__ void open_draft(const TreeParams& p, const TreeTask& t, int64_
 
 // Parameters and rows of sequence b. For one thread.
 inline __device__ void open_sequence(const TreeParams& p, int64_t b, TreeTask& t) {
-  const int64_t rows = open_rows(p, p.rule == TreeRule::kGreedy, b, p.nodes + 1, t);
-  t.nodes = t.over ? 0 : rows - 1;
-  t.most = p.max_new_tokens == nullptr ? rows : p.max_new_tokens[b] < 0 ? 0 : p.max_new_tokens[b];
+  t.accepted = 0;
+  t.status = open_sequence(p, p.rule == TreeRule::kGreedy, b, p.nodes + 1, t);
+  t.over = t.status != 0;
+  t.nodes = t.over ? 0 : t.rows - 1;
+  t.most = most_new_tokens(p, t);
 }
 
 // Whether a node with a row is out of range; for the whole block.

@@ -42,7 +42,7 @@ class TreeVisitJudge : public TreePoint {
       case TreeState::kCandidate:
         return judge_child();
       case TreeState::kLeft:
-        return visit(t_.left / t_.mass / t_.draft.q_x, t_.left > 0);
+        return visit(next_carried(1.0, probability_ratio(t_.left / t_.mass, t_.draft.q_x)));
       case TreeState::kSettle:
         return settle();
       case TreeState::kReject:
@@ -118,22 +118,19 @@ class TreeVisitJudge : public TreePoint {
     TreeRecord& r = keep_draft(t_.child);
     r.logprob = target_logprob(t_.x);
     if (t_.first >= 0 && t_.x < p_.vocab) return look(TreeState::kLeft);
-    // P(x) / Q(x): of probabilities as they are, so that a tie is a tie; of logits without
-    // underflow.
-    const bool possible = t_.first < 0 && r.logprob > -INFINITY && t_.c > 0;
     double ratio = 0;
-    if (possible) {
-      ratio = t_.direct ? static_cast<double>(at(t_.row, t_.x)) / t_.draft.q_x
-                        : exp(r.logprob - t_.draft.log_q_x);
+    if (t_.first < 0 && t_.x < p_.vocab) {
+      ratio = t_.direct ? probability_ratio(at(t_.row, t_.x), t_.draft.q_x)
+                        : probability_ratio_of_logs(r.logprob, t_.draft.log_q_x);
     }
-    visit(t_.c * ratio, possible);
+    visit(next_carried(t_.c, ratio));
   }
 
-  // The candidate, accepted so far with probability c if that is possible at all.
-  __forceinline__ __device__ void visit(double c, bool possible) {
+  // The candidate, accepted so far with probability c.
+  __forceinline__ __device__ void visit(double c) {
     TreeRecord& r = behind(t_.child);
     r.parent = t_.here;
-    r.c = possible ? fmin(1.0, c) : 0;
+    r.c = c;
     t_.here = t_.child;
     ++t_.depth;
     think(TreeState::kEnter);
@@ -145,7 +142,8 @@ class TreeVisitJudge : public TreePoint {
     if (t_.here < 0) return think(TreeState::kAccept);
     const double h = behind(t_.here).stands;
     record_accept_prob(t_.here, h);
-    think(accept_uniform(t_.position, t_.here) < h ? TreeState::kAccept : TreeState::kReject);
+    think(accept_uniform(p_, t_, t_.here, 0, t_.here) < h ? TreeState::kAccept
+                                                          : TreeState::kReject);
   }
 
   __forceinline__ __device__ void go_back() {
@@ -168,7 +166,7 @@ class TreeVisitJudge : public TreePoint {
       t_.known = false;
       remove_last();
     } else if (!ends) {
-      r.stands = fmin(1.0, t_.more / t_.second);
+      r.stands = block_accept_prob(r.stands, t_.more, t_.second);
       r.mass = t_.second;
     }
     r.first = t_.first;

@@ -1,6 +1,7 @@
 #pragma once
 // What verdicts on trees are made of, by one thread of each block.
 #include "cuda/tree/sequence.cuh"
+#include "specdec/acceptance.h"
 
 namespace specdec::cuda {
 
@@ -24,19 +25,15 @@ class TreePoint {
   // Whether nothing follows the node at hand.
   __forceinline__ __device__ bool over() const {
     if (t_.depth >= t_.most) return true;
-    const int64_t x = t_.here < 0 ? -1 : p_.drafted(t_.b, t_.here);
-    bool ends = false;
-    for (int64_t e = 0; e < p_.num_eos && t_.here >= 0; ++e) ends |= x == p_.eos_token_ids[e];
-    return ends;
+    return t_.here >= 0 && is_eos(p_, p_.drafted(t_.b, t_.here));
   }
 
   __forceinline__ __device__ void take_row() {
     const Read read = p_.kind == Kind::kLogits ? Read::kLogits
-                      : t_.direct || t_.greedy  ? Read::kProbs
+                      : t_.direct || t_.greedy ? Read::kProbs
                                                : Read::kLogOfProbs;
-    t_.row = p_.target_indptr != nullptr
-                 ? RowView(p_.target, 0, t_.begin + t_.here + 1, p_.vocab, read)
-                 : RowView(p_.target, t_.b, t_.here + 1, p_.vocab, read);
+    const TargetRow at = target_row(p_, t_, t_.here + 1);
+    t_.row = RowView(p_.target, at.sequence, at.row, p_.vocab, read);
   }
 
   // Two slots take turns: a block that is ahead fills one while others still read the other.
@@ -136,35 +133,28 @@ class TreePoint {
 
   __forceinline__ __device__ void remove_all() { t_.first = t_.last = kNone; }
 
-  // u * l * Q(x) < P(x), strict; as rule token of verify_chain says it.
   __forceinline__ __device__ bool accepts(double l) const {
     const DraftDistribution& draft = t_.draft;
-    const double u = accept_uniform(t_.position + t_.depth, t_.lane);
+    const double u = accept_uniform(p_, t_, t_.child, t_.depth, t_.lane);
     if (t_.direct) {
-      const double p_x = t_.x < p_.vocab ? at(t_.row, t_.x) : 0.0f, q_x = l * draft.q_x;
-      record_accept_prob(t_.child, p_x == 0 ? 0 : p_x / q_x);
-      return u * q_x < p_x;
+      return decide(accept_ratio(u, t_.x < p_.vocab ? at(t_.row, t_.x) : 0.0f, l * draft.q_x));
     }
-    const double log_p = target_logprob(t_.x), log_q = log(l) + draft.log_q_x;
-    record_accept_prob(t_.child, log_p == -INFINITY ? 0 : exp(fmin(0.0, log_p - log_q)));
-    return log(u) < log_p - log_q;
+    return decide(accept_log_ratio(u, target_logprob(t_.x), log(l) + draft.log_q_x));
+  }
+
+  __forceinline__ __device__ bool decide(const Acceptance& a) const {
+    record_accept_prob(t_.child, a.probability);
+    return a.accepted;
   }
 
   __forceinline__ __device__ double target_logprob(int64_t token) const {
     return token < p_.vocab ? t_.stats.logprob(at(t_.row, token)) : -INFINITY;
   }
 
-  // Of the candidate.
-  __forceinline__ __device__ double accept_uniform(uint64_t position, int64_t lane) const {
-    return p_.uniforms != nullptr
-               ? p_.uniforms[t_.b * (2 * p_.nodes + 1) + t_.child]
-               : uniform(t_.seed, position, kAcceptStream, static_cast<uint32_t>(lane));
-  }
-
   // The probability with which a node was to stand.
   __forceinline__ __device__ void record_accept_prob(int64_t n, double probability) const {
     if (t_.rank != 0 || p_.accept_probs == nullptr) return;
-    p_.accept_probs[t_.b * p_.nodes + n] = static_cast<float>(probability > 1 ? 1.0 : probability);
+    p_.accept_probs[t_.b * p_.nodes + n] = recorded_accept_prob(probability);
   }
 
   // The token at a depth, and the node that it is.

@@ -39,9 +39,10 @@ struct Layout {
     const int64_t nodes = p.reads_draft() ? p.nodes : -1;  // of which something is kept
     tried = round_up(blocks * (nodes + 1) * static_cast<int64_t>(sizeof(TreeRecord)));
     sets = tried + round_up(nodes > 0 ? blocks * nodes * static_cast<int64_t>(sizeof(Tried)) : 0);
-    tile_stats_array = sets + round_up(blocks * 3 * job.words() * static_cast<int64_t>(sizeof(uint32_t)));
+    tile_stats_array =
+        sets + round_up(blocks * 3 * job.words() * static_cast<int64_t>(sizeof(uint32_t)));
     bytes = tile_stats_array + job.plan.groups * job.context_tile_stats() *
-                        TileStatsArray::bytes(warp_tiles_of(p), needs_ranks(p));
+                                   TileStatsArray::bytes(warp_tiles_of(p), needs_ranks(p));
   }
 };
 

@@ -16,8 +16,9 @@ class TreeActions {
   // The law of one row: the target's, or the candidate's draft.
   __device__ void measure() {
     const GumbelNoise noise{t_.seed, t_.position + t_.depth, kSharedStream};
-    fill_tile_stats(group_, t_.source, t_.sink, first_want(want(), filters(), !t_.of_draft && t_.greedy),
-              inverse_temperature(params().temperature), noise);
+    fill_tile_stats(group_, t_.source, t_.sink,
+                    first_want(want(), filters(), !t_.of_draft && t_.greedy),
+                    inverse_temperature(params().temperature), noise);
     group_.sync();
     group_.turn = 0;
     int64_t token;
