@@ -1,6 +1,11 @@
-"""Verification of drafted tokens as fused PyTorch ops: exact, portable, fast."""
+"""The verification step of speculative decoding as fused PyTorch ops.
+
+`sample` draws the drafts, `verify_chain` and `verify_tree` decide which of them are accepted and
+sample the token that follows, and the cache ops remove the rejected tokens from the KV cache.
+"""
 
 from specdec_kernels._library import cpu_capability, has_cuda_kernels, providers
+from specdec_kernels.arguments.draft_forms import DraftMap, SampledDraft, SparseDraft
 from specdec_kernels.arguments.rules import (
     LOSSLESS_RULES,
     LOSSLESS_TREE_RULES,
@@ -33,13 +38,7 @@ from specdec_kernels.ops.tree_layout import (
     rerank_tree,
     tree_attention,
 )
-from specdec_kernels.ops.verify_chain import (
-    DraftMap,
-    SampledDraft,
-    SparseDraft,
-    Verdict,
-    verify_chain,
-)
+from specdec_kernels.ops.verify_chain import Verdict, verify_chain
 from specdec_kernels.ops.verify_tree import Tree, TreeVerdict, verify_tree
 
 __version__ = "0.1.0"

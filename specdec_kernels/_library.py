@@ -1,4 +1,8 @@
-"""Loads the native library and says which provider serves each op on each device."""
+"""Loads the native library, and says which provider serves each op on each device.
+
+A provider is one implementation of an op behind PyTorch's dispatcher: "cpp" (the CPU kernels in
+`_C.so`), "cuda" (its CUDA kernels) or "triton". The reference is no provider: it is called by name.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +15,44 @@ import torch
 
 from specdec_kernels import triton as _triton
 
+# Op -> the module that implements it, the same below `specdec_kernels.reference` and below
+# `specdec_kernels.triton`. This is the only list of the ops.
+OPS = {
+    "sample": "row.sample",
+    "verify_chain": "chain.verify_chain",
+    "verify_tree": "tree.verify_tree",
+    "kv_append_": "kv.append",
+    "kv_truncate_": "kv.truncate",
+    "kv_compact_": "kv.compact",
+    "paged_compact_": "kv.compact",
+    "paged_truncate_": "kv.paged_truncate",
+    "kv_realign_": "kv.realign",
+    "ring_truncate_": "kv.ring_truncate",
+    "tree_attention": "tree.layout",
+    "rerank_tree": "tree.layout",
+    "build_trie": "tree.layout",
+    "expand_tree": "tree.expand_tree",
+}
+CACHE_OPS = tuple(op for op, module in OPS.items() if module.startswith("kv."))
+# Ops without CUDA kernels in `_C.so`: on CUDA devices Triton always serves them.
+_TRITON_ONLY = tuple(op for op, m in OPS.items() if m in ("tree.layout", "tree.expand_tree"))
+
+CPU_CAPABILITIES = ("avx512", "avx2", "plain")
 _LIBRARY = Path(__file__).with_name("_C.so")
+_HAS_TRITON = importlib.util.find_spec("triton") is not None
+
+
+def _asked_for(variable: str, allowed: tuple[str, ...]) -> str:
+    """The value of an environment variable, "" where it is not set. A misspelt one is an error."""
+    value = os.environ.get(variable, "")
+    if value and value not in allowed:
+        raise ImportError(f"{variable} must be one of {', '.join(allowed)}, got {value}")
+    return value
 
 
 def _load() -> None:
+    # The library reads the variable by itself, and takes a word that it does not know for no word.
+    _asked_for("SPECDEC_CPU_CAPABILITY", CPU_CAPABILITIES)
     if not _LIBRARY.exists():
         raise ImportError(
             f"{_LIBRARY.name} is missing beside specdec_kernels: the native library was not built. "
@@ -30,78 +68,57 @@ def _load() -> None:
 
 _load()
 
-_TRITON_ONLY = (
-    "tree_attention",
-    "rerank_tree",
-    "build_trie",
-    "expand_tree",
-)
-CACHE_OPS = (
-    "kv_append_",
-    "kv_truncate_",
-    "kv_compact_",
-    "paged_compact_",
-    "paged_truncate_",
-    "kv_realign_",
-    "ring_truncate_",
-)
-OPS = (
-    "sample",
-    "verify_chain",
-    "verify_tree",
-    *CACHE_OPS,
-    *_TRITON_ONLY,
-)
-
-_HAS_TRITON = importlib.util.find_spec("triton") is not None
-
 
 def has_cuda_kernels() -> bool:
     """Whether `_C.so` was built with its CUDA kernels."""
     return bool(torch.ops.specdec_kernels.built_with_cuda.default())
 
 
-def _cuda_provider() -> str:
-    """Who serves the ops on CUDA devices, but for `_TRITON_ONLY`: cuda, triton or none.
-
-    SPECDEC_CUDA_PROVIDER asks for one; else it is the CUDA kernels where `_C.so` has them.
-    """
-    asked = os.environ.get("SPECDEC_CUDA_PROVIDER", "")
-    there = {"cuda": has_cuda_kernels(), "triton": _HAS_TRITON}
-    if asked:
-        if asked not in there:
-            raise ImportError(
-                f"SPECDEC_CUDA_PROVIDER must be one of {', '.join(there)}, got {asked}"
-            )
-        if not there[asked]:
-            lacks = {"cuda": "_C.so has no CUDA kernels", "triton": "triton is not installed"}
-            raise ImportError(f"SPECDEC_CUDA_PROVIDER is {asked}, but {lacks[asked]}")
-        return asked
-    return next((name for name, is_there in there.items() if is_there), "none")
-
-
-_CUDA_PROVIDER = _cuda_provider()
-if _CUDA_PROVIDER == "triton":
-    with warnings.catch_warnings():
-        # That it takes the place of the CUDA kernels is what was asked for.
-        warnings.filterwarnings(
-            "ignore", message=".*[Oo]verriding a previously registered kernel.*"
-        )
-        for _op in OPS:
-            _triton.register(_op)
-
-if _HAS_TRITON:
-    for _op in _TRITON_ONLY:
-        _triton.register(_op)
-
-
 def cpu_capability() -> str:
-    """The instruction set the CPU kernels run on here: avx512, avx2 or plain."""
+    """The instruction set that the CPU kernels use in this process: avx512, avx2 or plain.
+
+    It is the widest one that the processor has. The environment variable SPECDEC_CPU_CAPABILITY,
+    read when the package is imported, asks for a narrower one.
+    """
     return str(torch.ops.specdec_kernels.cpu_capability.default())
 
 
+def _cuda_provider() -> str:
+    """The provider of all ops but `_TRITON_ONLY` on CUDA devices: cuda, triton or none.
+
+    SPECDEC_CUDA_PROVIDER asks for one. By default the CUDA kernels come first, if `_C.so` has them.
+    """
+    available = {"cuda": has_cuda_kernels(), "triton": _HAS_TRITON}
+    asked = _asked_for("SPECDEC_CUDA_PROVIDER", tuple(available))
+    if asked and not available[asked]:
+        lacks = {"cuda": "_C.so has no CUDA kernels", "triton": "triton is not installed"}
+        raise ImportError(f"SPECDEC_CUDA_PROVIDER is {asked}, but {lacks[asked]}")
+    return asked or next((name for name, is_there in available.items() if is_there), "none")
+
+
+_CUDA_PROVIDER = _cuda_provider()
+
+
+def _register_triton() -> None:
+    ops = tuple(OPS) if _CUDA_PROVIDER == "triton" else _TRITON_ONLY if _HAS_TRITON else ()
+    with warnings.catch_warnings():
+        # Whoever asks for Triton asks for it in place of the CUDA kernels.
+        warnings.filterwarnings(
+            "ignore", message=".*[Oo]verriding a previously registered kernel.*"
+        )
+        for op in ops:
+            _triton.register(op, OPS[op])
+
+
+_register_triton()
+
+
 def providers() -> dict[str, dict[str, str]]:
-    """Op name -> device type -> provider ("cpp", "cuda", "triton" or "none")."""
+    """Op name -> device type -> provider ("cpp", "cuda", "triton" or "none").
+
+    >>> providers()["verify_chain"]["cpu"]
+    'cpp'
+    """
     on_cuda = dict.fromkeys(OPS, _CUDA_PROVIDER)
     on_cuda |= dict.fromkeys(_TRITON_ONLY, "triton" if _HAS_TRITON else "none")
     return {op: {"cpu": "cpp", "cuda": on_cuda[op]} for op in OPS}

@@ -1,6 +1,8 @@
 #include "torch/provider.h"
 
-#include "torch/ops/ops.h"
+#include <string>
+
+#include "torch/register.h"
 
 namespace specdec {
 
@@ -9,6 +11,9 @@ CudaRequest& cuda_request() {
   return request;
 }
 
+namespace {
+
+// How the CUDA kernels share their work out from now on; no result depends on it.
 void set_cuda_schedule(std::string schedule, int64_t group) {
   SPECDEC_CHECK(schedule == "auto" || schedule == "lazy" || schedule == "parallel",
                 "schedule must be one of auto, lazy, parallel, got ", schedule);
@@ -20,4 +25,10 @@ void set_cuda_schedule(std::string schedule, int64_t group) {
                     static_cast<int32_t>(group)};
 }
 
+STABLE_TORCH_LIBRARY_FRAGMENT(SPECDEC_LIBRARY, m) {
+  m.def("set_cuda_schedule(str schedule, int group) -> ()");
+}
+SPECDEC_IMPLEMENT_ANYWHERE(set_cuda_schedule)
+
+}  // namespace
 }  // namespace specdec

@@ -1,7 +1,6 @@
-"""The arguments of `specdec_kernels::verify_chain` by name, and their checks.
+"""The arguments of `specdec_kernels::verify_chain` by name, and their validation.
 
-csrc/torch/chain_arguments.cpp makes the same checks with the same words; tests/test_errors.py holds
-the two together by the table in tests/error_table.py.
+csrc/torch/arguments/chain.cpp validates the same with the same messages.
 """
 
 from __future__ import annotations
@@ -55,24 +54,25 @@ class ChainArguments(NamedTuple):
 
     @property
     def sampling(self) -> SamplingArguments:
-        return SamplingArguments(*self[11:19])
+        return SamplingArguments.of(self)
 
     @property
     def ragged_draft(self) -> bool:
+        """Whether the draft rows are [N-B, D], packed as the target's rows are."""
         return self.draft is not None and self.target_indptr is not None and self.draft.dim() == 2
 
     @property
     def draft_source(self) -> DraftArguments:
-        return DraftArguments(*self[2:9])
+        return DraftArguments.of(self)
 
     @property
     def reads_draft(self) -> bool:
-        """Whether the rule reads Q."""
+        """Whether the rule compares P with Q."""
         return self.rule in RULES_READING_DRAFT
 
     @property
     def id_limit(self) -> int:
-        """Drafted ids below it are judged."""
+        """Drafted ids in [0, id_limit) are valid; others are `Status.DRAFT_OUT_OF_RANGE`."""
         v = self.target.shape[-1]
         return self.draft_source.id_limit(v) if self.reads_draft else v
 

@@ -1,10 +1,13 @@
-"""Argument checks shared by the fake kernels, the Triton provider and the reference.
+"""The checks that the validation of every op is made of.
 
-Those of one op stand in _sample_arguments.py, _chain_arguments.py and _tree_arguments.py (what the
-last two share in _verify_arguments.py and _draft_arguments.py), those of the cache ops in
-_kv_checks.py, those of the small tree ops in _tree_layout_checks.py. The C++ binding
-(csrc/torch/checks.h, kv_caches.h) makes the same checks with the same words; tests/test_errors.py
-and tests/test_tree_layout_errors.py hold the two together by tables.
+Fake kernels, the Triton provider and the reference validate their arguments in Python: those of
+`sample` in sample.py, of `verify_chain` in chain.py, of `verify_tree` in tree.py (with what both
+verifiers share in verification.py and draft.py), of the cache ops in kv.py and of the ops on tree
+layouts in tree_layout.py. The C++ binding validates in csrc/torch/arguments, in the same order and
+with the same messages. The tables of bad inputs in tests/project/test_errors.py and
+tests/tree/test_tree_layout_errors.py keep both equal.
+
+Every check raises RuntimeError, and the message names the argument, the rule and the value.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def float32(value: float) -> float:
-    """The float32 nearest to a scalar: what the kernels compute with, and so what is judged."""
+    """The float32 nearest to a scalar: the kernels compute with it, so it is what is checked."""
     try:
         return float(struct.unpack("f", struct.pack("f", value))[0])
     except OverflowError:
@@ -46,7 +49,7 @@ def one_of(name: str, value: str, allowed: Sequence[str]) -> None:
 
 
 def device_name(device: torch.device) -> str:
-    """cpu, cuda:1; other devices by their type."""
+    """The device as messages write it: cpu, cuda:1; other devices by their type."""
     return f"cuda:{device.index}" if device.type == "cuda" else device.type
 
 
@@ -67,7 +70,7 @@ def typed(name: str, t: Tensor, dtype: torch.dtype, device: torch.device, of: st
 
 
 def vector(name: str, t: Tensor, n: int, dtype: torch.dtype, device: torch.device, of: str) -> None:
-    """[n] of one dtype; any stride."""
+    """The tensor must be [n] of one dtype; any stride."""
     require(t.dim() == 1 and t.shape[0] == n, f"{name} must be [{n}], got {shape(t)}")
     typed(name, t, dtype, device, of)
 
@@ -81,13 +84,13 @@ def matrix(
     device: torch.device,
     of: str,
 ) -> None:
-    """[*sizes] of one dtype; dims names them."""
+    """The tensor must be [*sizes] of one dtype; `dims` names the dimensions in the message."""
     require(t.shape == sizes, f"{name} must be {dims} = {list(sizes)}, got {shape(t)}")
     typed(name, t, dtype, device, of)
 
 
 def rows(name: str, t: Tensor) -> None:
-    """A tensor whose last dimension is one vocabulary row."""
+    """The last dimension must be a vocabulary that kernels can read: dtype, size, stride."""
     require(
         t.dtype in FLOATS,
         f"{name} must be float32, bfloat16 or float16, got {dtype_name(t.dtype)}",

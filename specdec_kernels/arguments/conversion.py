@@ -1,4 +1,7 @@
-"""Sampling parameters as the ops take them: a tensor [B] or, where it is None, one scalar."""
+"""Conversion of what users pass to public functions into what the native ops take.
+
+A wrong type raises TypeError here. Shapes, dtypes, devices and values are validated by the ops.
+"""
 
 from __future__ import annotations
 
@@ -13,57 +16,65 @@ _INT32 = 2**31 - 1
 
 
 def tensor(value: object, name: str) -> None:
+    """Refuses what is not a tensor."""
     if not isinstance(value, Tensor):
-        raise ValueError(f"{name} must be a tensor, got {value!r}")
+        raise TypeError(f"{name} must be a tensor, got {value!r}")
 
 
 def tensors(**given: object) -> None:
+    """Refuses what is not a tensor, by the name of the argument."""
     for name, value in given.items():
         tensor(value, name)
 
 
 def optional(**given: object) -> None:
-    """Of arguments that may be None."""
+    """As `tensors`, for arguments that may be None."""
     for name, value in given.items():
         if value is not None:
             tensor(value, name)
 
 
 def listed(values: object, name: str) -> list[Tensor]:
-    """Caches or states, one tensor a layer."""
+    """Caches or states as a list, one tensor for each layer."""
     if isinstance(values, Tensor) or not isinstance(values, Sequence):
-        raise ValueError(f"{name} must be a list of tensors, got {type(values).__name__}")
+        raise TypeError(f"{name} must be a list of tensors, got {type(values).__name__}")
     for i, value in enumerate(values):
-        if not isinstance(value, Tensor):  # a name is built only where it is needed
+        if not isinstance(value, Tensor):  # the name costs time, so it is built only on failure
             tensor(value, f"{name}[{i}]")
     return list(values)
 
 
-def split(value: Param, name: str, off: float) -> tuple[Tensor | None, float]:
-    """A scalar, or a float32 vector and the scalar that is unused then."""
+def split(value: Param, name: str, default: float) -> tuple[Tensor | None, float]:
+    """The two forms in which an op takes a number: a float32 vector [B], or None and a scalar.
+
+    Where the vector is given, the op ignores the scalar, which is `default` then.
+    """
     if isinstance(value, Tensor):
-        return _vector(value, name).to(torch.float32), off
+        return _vector(value, name).to(torch.float32), default
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise ValueError(f"{name} must be a number or a tensor, got {value!r}")
+        raise TypeError(f"{name} must be a number or a tensor, got {value!r}")
     return None, float(value)
 
 
-def split_int(value: int | Tensor, name: str, off: int) -> tuple[Tensor | None, int]:
-    """The same for counts; beyond int32 every token is kept, and a negative one stays so."""
+def split_int(value: int | Tensor, name: str, default: int) -> tuple[Tensor | None, int]:
+    """As `split`, for counts in int32.
+
+    Counts are clamped: one beyond int32 keeps every token, and a negative one stays negative.
+    """
     if isinstance(value, Tensor):
         if value.dtype not in (torch.int32, torch.int64):
             raise ValueError(f"{name} must be int32 or int64, got {value.dtype}")
         value = _vector(value, name)
         if value.dtype == torch.int64:
             value = value.clamp(-_INT32 - 1, _INT32).to(torch.int32)
-        return value, off
+        return value, default
     if isinstance(value, bool) or not isinstance(value, Integral):
-        raise ValueError(f"{name} must be an integer or a tensor, got {value!r}")
+        raise TypeError(f"{name} must be an integer or a tensor, got {value!r}")
     return None, min(int(value), _INT32)
 
 
 def _vector(value: Tensor, name: str) -> Tensor:
-    # A 0-dim tensor is not read on the host: that would wait for its device.
+    # To read a 0-dim tensor as a scalar would make the host wait for the device.
     if value.dim() == 0:
         raise ValueError(f"{name} must be a number or a tensor [B], got a 0-dim tensor")
     return value
@@ -72,7 +83,7 @@ def _vector(value: Tensor, name: str) -> Tensor:
 def sampling(
     temperature: Param, top_k: int | Tensor, top_p: Param, min_p: Param
 ) -> tuple[Tensor | None, float, Tensor | None, int, Tensor | None, float, Tensor | None, float]:
-    """The eight sampling arguments of the ops, in schema order."""
+    """The eight sampling arguments of the ops, in the order of their schemas."""
     t, t0 = split(temperature, "temperature", 1.0)
     k, k0 = split_int(top_k, "top_k", 0)
     p, p0 = split(top_p, "top_p", 1.0)

@@ -1,12 +1,12 @@
-"""The seven arguments of an op that say what law drafted tokens were drawn from, and their checks.
+"""The seven arguments of a verifier that describe the draft distribution Q, and their validation.
 
-csrc/torch/draft_arguments.cpp makes the same checks with the same words.
+csrc/torch/arguments/draft.cpp validates the same with the same messages.
 """
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,11 +22,18 @@ from specdec_kernels.arguments.checks import (
     vector,
 )
 
-Sizes = tuple[tuple[str, int | None], ...]  # name and size of each dimension, None: any
+if TYPE_CHECKING:
+    from specdec_kernels.arguments.verification import VerifyArguments
+
+# The name of each dimension and its size; None allows any size.
+Sizes = tuple[tuple[str, int | None], ...]
 
 
 class DraftArguments(NamedTuple):
-    """In the order of the schemas; shapes as in csrc/include/specdec/draft.h."""
+    """In the order of the schemas; shapes as in csrc/include/specdec/draft.h.
+
+    `rows` are logits or probabilities of Q, or with `ids` the probabilities of a few tokens.
+    """
 
     rows: Tensor | None
     ids: Tensor | None
@@ -36,11 +43,24 @@ class DraftArguments(NamedTuple):
     temperatures: Tensor | None
     temperature: float
 
-    def id_limit(self, vocab: int) -> int:
-        """Drafted ids below it are judged where Q is asked.
+    @classmethod
+    def of(cls, a: VerifyArguments) -> DraftArguments:
+        """Those among the arguments of a verifier."""
+        return cls(
+            rows=a.draft,
+            ids=a.draft_ids,
+            columns=a.draft_columns,
+            logsumexp=a.draft_logsumexp,
+            threshold=a.draft_threshold,
+            temperatures=a.draft_temperatures,
+            temperature=a.draft_temperature,
+        )
 
-        A draft with a larger vocabulary than the target may propose what the target cannot say:
-        a rejection like any other.
+    def id_limit(self, vocab: int) -> int:
+        """One more than the largest drafted id that is in range for a rule that reads Q.
+
+        A draft model with a larger vocabulary than the target's may propose a token that the target
+        does not have. P is 0 there, so the token is rejected as usual and is not a fault.
         """
         if self.rows is None or self.ids is not None or self.columns is not None:
             return vocab
@@ -50,8 +70,8 @@ class DraftArguments(NamedTuple):
         """Raises RuntimeError naming the argument, the rule and the value.
 
         Args:
-            sizes: of the rows, the last dimension left out.
-            statistics: of what `sample` left behind.
+            sizes: the dimensions of `rows`, without the last one.
+            statistics: the dimensions of `logsumexp` and `threshold`.
         """
         dev = target.device
         if self.rows is not None:
@@ -83,7 +103,8 @@ class DraftArguments(NamedTuple):
             if t is None:
                 continue
             require(
-                _fits(t.shape, statistics), f"{name} must be {_words(statistics)}, got {shape(t)}"
+                _fits(t.shape, statistics),
+                f"{name} must be {_described(statistics)}, got {shape(t)}",
             )
             typed(name, t, dtype, dev, "target")
         if self.temperatures is not None:
@@ -100,7 +121,7 @@ class DraftArguments(NamedTuple):
         name, last = ("draft probabilities", "K") if sparse else ("draft", "D")
         require(
             draft.dim() == len(sizes) + 1 and _fits(draft.shape[:-1], sizes),
-            f"{name} must be {_words((*sizes, (last, None)))}, got {shape(draft)}",
+            f"{name} must be {_described((*sizes, (last, None)))}, got {shape(draft)}",
         )
         require(
             not sparse or draft.shape[-1] >= 1,
@@ -116,8 +137,8 @@ def _fits(got: torch.Size, sizes: Sizes) -> bool:
     )
 
 
-def _words(sizes: Sizes) -> str:
-    """[B, gamma, D] = [4, 5, D]."""
+def _described(sizes: Sizes) -> str:
+    """Dimensions as messages write them: [B, gamma, D] = [4, 5, D]."""
     names = ", ".join(name for name, _ in sizes)
     numbers = ", ".join(name if n is None else str(n) for name, n in sizes)
     return f"[{names}] = [{numbers}]"

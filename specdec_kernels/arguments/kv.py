@@ -1,6 +1,8 @@
-"""Argument checks of the cache ops, shared by the fake kernels and the reference.
+"""Validation of the arguments of the cache ops: one function for each op, named as its room.
 
-csrc/torch/kv_caches.cpp and its neighbours make the same checks with the same words.
+The fake kernels, the Triton provider and the reference call them; csrc/torch/arguments/kv.cpp and
+the ops in csrc/torch/ops validate the same with the same messages. A slot is one token's place in a
+cache, `B` counts sequences, `S` slots.
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ from specdec_kernels.arguments.checks import (
 )
 
 
-def batch(name: str, t: Tensor) -> int:
-    """[B] int64, whose size the others are held to."""
+def check_batch(name: str, t: Tensor) -> int:
+    """The tensor must be [B] int64; it defines B for the other arguments."""
     require(t.dim() == 1, f"{name} must be [B], got {shape(t)}")
     typed(name, t, torch.int64, t.device, name)
     return t.shape[0]
@@ -36,7 +38,7 @@ def _contiguous_rows(name: str, t: Tensor) -> None:
     )
 
 
-def caches(
+def check_caches(
     name: str,
     tensors: Sequence[Tensor],
     b: int,
@@ -52,7 +54,7 @@ def caches(
         same_device(f"{name}[{i}]", t, device, of)
 
 
-def paged_caches(tensors: Sequence[Tensor], device: torch.device) -> None:
+def check_paged_caches(tensors: Sequence[Tensor], device: torch.device) -> None:
     for i, t in enumerate(tensors):
         require(
             t.dim() == 4,
@@ -68,7 +70,7 @@ def paged_caches(tensors: Sequence[Tensor], device: torch.device) -> None:
         same_device(f"caches[{i}]", t, device, "base")
 
 
-def block_table(t: Tensor, b: int, device: torch.device, of: str) -> None:
+def check_block_tables(t: Tensor, b: int, device: torch.device, of: str) -> None:
     require(
         t.dim() == 2 and t.shape[0] == b,
         f"block_tables must be [B, M] with B = {b}, got {shape(t)}",
@@ -76,22 +78,21 @@ def block_table(t: Tensor, b: int, device: torch.device, of: str) -> None:
     typed("block_tables", t, torch.int32, device, of)
 
 
-def _path(t: Tensor, b: int, device: torch.device) -> None:
+def check_path(t: Tensor, b: int, device: torch.device) -> None:
     require(t.dim() == 2 and t.shape[0] == b, f"path must be [B, P] with B = {b}, got {shape(t)}")
     ids("path", t)
     same_device("path", t, device, "base")
 
 
-def kv_append_(cache_list: Sequence[Tensor], entries: Sequence[Tensor], positions: Tensor) -> None:
-    b = batch("positions", positions)
+def append(caches: Sequence[Tensor], entries: Sequence[Tensor], positions: Tensor) -> None:
+    b = check_batch("positions", positions)
     require(
-        len(cache_list) == len(entries),
-        f"entries must have one tensor for each of the {len(cache_list)} caches, "
-        f"got {len(entries)}",
+        len(caches) == len(entries),
+        f"entries must have one tensor for each of the {len(caches)} caches, got {len(entries)}",
     )
-    caches("caches", cache_list, b, positions.device)
-    caches("entries", entries, b, positions.device)
-    for i, (c, e) in enumerate(zip(cache_list, entries, strict=True)):
+    check_caches("caches", caches, b, positions.device)
+    check_caches("entries", entries, b, positions.device)
+    for i, (c, e) in enumerate(zip(caches, entries, strict=True)):
         require(
             e.shape[1] == c.shape[1] and e.shape[3] == c.shape[3],
             f"entries[{i}] must be [B, H, n, D] = [{b}, {c.shape[1]}, n, {c.shape[3]}], "
@@ -103,61 +104,62 @@ def kv_append_(cache_list: Sequence[Tensor], entries: Sequence[Tensor], position
         )
 
 
-def kv_truncate_(cache_list: Sequence[Tensor], lengths: Tensor, new_lengths: Tensor) -> None:
-    b = batch("lengths", lengths)
+def truncate(caches: Sequence[Tensor], lengths: Tensor, new_lengths: Tensor) -> None:
+    b = check_batch("lengths", lengths)
     vector("new_lengths", new_lengths, b, torch.int64, lengths.device, "lengths")
-    caches("caches", cache_list, b, lengths.device)
+    check_caches("caches", caches, b, lengths.device)
 
 
-def kv_compact_(cache_list: Sequence[Tensor], base: Tensor, path: Tensor) -> None:
-    b = batch("base", base)
-    _path(path, b, base.device)
-    caches("caches", cache_list, b, base.device, "base")
+def compact(caches: Sequence[Tensor], base: Tensor, path: Tensor) -> None:
+    b = check_batch("base", base)
+    check_path(path, b, base.device)
+    check_caches("caches", caches, b, base.device, "base")
 
 
-def paged_compact_(
-    cache_list: Sequence[Tensor], block_tables: Tensor, base: Tensor, path: Tensor
+def paged_compact(
+    caches: Sequence[Tensor], block_tables: Tensor, base: Tensor, path: Tensor
 ) -> None:
-    b = batch("base", base)
-    _path(path, b, base.device)
-    block_table(block_tables, b, base.device, "base")
-    paged_caches(cache_list, base.device)
+    b = check_batch("base", base)
+    check_path(path, b, base.device)
+    check_block_tables(block_tables, b, base.device, "base")
+    check_paged_caches(caches, base.device)
 
 
-def paged_truncate_(
+def paged_truncate(
     block_tables: Tensor, lengths: Tensor, new_lengths: Tensor, block_size: int
 ) -> None:
-    b = batch("lengths", lengths)
+    b = check_batch("lengths", lengths)
     vector("new_lengths", new_lengths, b, torch.int64, lengths.device, "lengths")
-    block_table(block_tables, b, lengths.device, "lengths")
+    check_block_tables(block_tables, b, lengths.device, "lengths")
     require(block_size >= 1, f"block_size must be at least 1, got {block_size}")
 
 
-def kv_realign_(
-    cache_list: Sequence[Tensor], starts: Tensor, lengths: Tensor, shifts: Tensor
-) -> None:
-    b = batch("starts", starts)
+def realign(caches: Sequence[Tensor], starts: Tensor, lengths: Tensor, shifts: Tensor) -> None:
+    b = check_batch("starts", starts)
     vector("lengths", lengths, b, torch.int64, starts.device, "starts")
     vector("shifts", shifts, b, torch.int64, starts.device, "starts")
-    caches("caches", cache_list, b, starts.device, "starts")
+    check_caches("caches", caches, b, starts.device, "starts")
 
 
-def ring_truncate_(
-    cache_list: Sequence[Tensor], lengths: Tensor, new_lengths: Tensor, window: int
+def ring_truncate(
+    caches: Sequence[Tensor], lengths: Tensor, new_lengths: Tensor, window: int
 ) -> None:
-    b = batch("lengths", lengths)
+    b = check_batch("lengths", lengths)
     vector("new_lengths", new_lengths, b, torch.int64, lengths.device, "lengths")
-    caches("caches", cache_list, b, lengths.device, "lengths")
+    check_caches("caches", caches, b, lengths.device, "lengths")
     require(window >= 1, f"window must be at least 1, got {window}")
-    for i, t in enumerate(cache_list):
+    for i, t in enumerate(caches):
         require(
             window <= t.shape[2],
             f"window must be at most the slots of caches[{i}], {t.shape[2]}, got {window}",
         )
 
 
-def state_select_(states: Sequence[Tensor], index: Tensor) -> None:
-    """Traced where the function is compiled: a message is built only where it is raised."""
+def state_select(states: Sequence[Tensor], index: Tensor) -> None:
+    """`state_select_` is no op of its own, so torch.compile traces these checks.
+
+    They build a message only where it is raised, for a traced message would cost every call.
+    """
     if index.dim() != 1:
         raise RuntimeError(f"index must be [B], got {shape(index)}")
     if index.dtype not in IDS:

@@ -1,4 +1,7 @@
-"""The acceptance rules by name, in the order of their numbers in csrc/include/specdec/."""
+"""The acceptance rules by name; docs/rules.md gives the formula of each.
+
+The order is that of `enum class Rule` (chain.h) and `TreeRule` (tree.h) in csrc/include/specdec.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,9 @@ from typing import Literal, get_args
 
 Rule = Literal["token", "block", "greedy", "match", "typical", "lenient", "synthetic"]
 RULES: tuple[Rule, ...] = get_args(Rule)
-# They keep the target's distribution; greedy keeps that of temperature 0.
+# The output follows the target's distribution; that of greedy follows it at temperature 0.
 LOSSLESS_RULES: tuple[Rule, ...] = ("token", "block", "greedy", "match")
-# They compare the target's probabilities with the draft's.
+# The acceptance probability depends on the draft distribution Q.
 RULES_READING_DRAFT: tuple[Rule, ...] = ("token", "block", "lenient")
 
 TreeRule = Literal[

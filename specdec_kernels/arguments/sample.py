@@ -1,25 +1,28 @@
-"""The arguments of `specdec_kernels::sample` by name, and their checks.
+"""The arguments of `specdec_kernels::sample` by name, and their validation.
 
-csrc/torch/sample.cpp makes the same checks with the same words; tests/test_errors.py holds the two
-together by the table in tests/error_table.py.
+csrc/torch/ops/sample.cpp validates the same with the same messages.
 """
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from specdec_kernels.arguments.checks import float32, one_of, require, rows, shape, vector
 
+# Noise streams by name, with their numbers in csrc/include/specdec/philox.h.
 STREAMS = {"residual": 1, "draft": 2, "shared": 3}
 METHODS = ("cdf", "gumbel")
 
 
 class SamplingArguments(NamedTuple):
-    """Those that shape a law, of every op; off as they stand here."""
+    """The sampling parameters, which every op that reads logits takes; the defaults change nothing.
+
+    Each comes as a tensor with one value for each sequence or, where that is None, as a scalar.
+    """
 
     temperatures: Tensor | None = None
     temperature: float = 1.0
@@ -30,8 +33,17 @@ class SamplingArguments(NamedTuple):
     min_ps: Tensor | None = None
     min_p: float = 0.0
 
+    @classmethod
+    def of(cls, arguments: Any) -> SamplingArguments:
+        """Those among the arguments of an op, which have the same names there."""
+        return cls(**{name: getattr(arguments, name) for name in cls._fields})
+
     def check(self, n: int, device: torch.device, of: str) -> None:
-        """A tensor wins over its scalar; scalars are range checked, tensor values are data."""
+        """Raises RuntimeError naming the argument, the rule and the value.
+
+        A value of a tensor that is out of range is a fault of the data: it raises nothing, and the
+        op reports it as `Status.BAD_PARAMETER`.
+        """
         temperature, top_p, min_p = map(float32, (self.temperature, self.top_p, self.min_p))
         if self.temperatures is not None:
             vector("temperature", self.temperatures, n, torch.float32, device, of)
@@ -76,7 +88,7 @@ class SampleArguments(NamedTuple):
 
     @property
     def sampling(self) -> SamplingArguments:
-        return SamplingArguments(*self[1:9])
+        return SamplingArguments.of(self)
 
     def check(self) -> None:
         """Raises RuntimeError naming the argument, the rule and the value."""

@@ -1,4 +1,4 @@
-"""The status word of a sequence: one bit for each fault that its data may hold."""
+"""The status of a sequence: one bit for each kind of fault in its data."""
 
 from __future__ import annotations
 
@@ -6,14 +6,27 @@ from enum import IntFlag
 
 
 class Status(IntFlag):
-    """Faults of one sequence. No op raises for data; tokens accepted before a fault are kept.
+    """Faults in the data of one sequence, as `status` of `sample` and of the verifiers counts them.
+
+    Ops never raise for values in a tensor: to look at them would make the host wait for the device.
+    They report a fault here, keep the tokens accepted before it and never return an id outside the
+    vocabulary.
+
+    TARGET_NOT_FINITE: a target row holds no distribution (NaN, +inf, or no finite logit), or it is
+        missing. No token is emitted at its position: -1.
+    DRAFT_NOT_FINITE: a draft row holds no distribution. Its draft is treated as absent (-1).
+    EMPTY_RESIDUAL: a draft was rejected, but max(P - Q, 0) is zero everywhere, by rounding or
+        because Q is wrong. The recovered token is sampled from the target distribution P.
+    DRAFT_OUT_OF_RANGE: a drafted id is outside the vocabulary, or a parent outside the tree. The
+        draft is treated as absent (-1).
+    BAD_PARAMETER: a sampling parameter or an injected uniform is out of range. Nothing is emitted.
 
     >>> Status(5)
     <Status.TARGET_NOT_FINITE|EMPTY_RESIDUAL: 5>
     """
 
-    TARGET_NOT_FINITE = 1  # a target row is not finite or missing: no token is emitted there
-    DRAFT_NOT_FINITE = 2  # a draft row is not finite: treated as no draft
-    EMPTY_RESIDUAL = 4  # nothing is left of the target: its distribution is sampled instead
-    DRAFT_OUT_OF_RANGE = 8  # a drafted id is out of range: treated as -1
-    BAD_PARAMETER = 16  # a sampling parameter is out of range: nothing is emitted
+    TARGET_NOT_FINITE = 1
+    DRAFT_NOT_FINITE = 2
+    EMPTY_RESIDUAL = 4
+    DRAFT_OUT_OF_RANGE = 8
+    BAD_PARAMETER = 16

@@ -1,7 +1,6 @@
-"""The arguments of `specdec_kernels::verify_tree` by name, and their checks.
+"""The arguments of `specdec_kernels::verify_tree` by name, and their validation.
 
-csrc/torch/tree_arguments.cpp makes the same checks with the same words; tests/test_errors.py holds
-the two together by the table in tests/error_table.py.
+csrc/torch/arguments/tree.cpp validates the same with the same messages.
 """
 
 from __future__ import annotations
@@ -56,24 +55,25 @@ class TreeArguments(NamedTuple):
 
     @property
     def sampling(self) -> SamplingArguments:
-        return SamplingArguments(*self[13:21])
+        return SamplingArguments.of(self)
 
     @property
     def draft_source(self) -> DraftArguments:
-        return DraftArguments(*self[3:10])
+        return DraftArguments.of(self)
 
     @property
     def flat_draft(self) -> bool:
+        """Whether the draft rows are [M, D], shared by all sequences of the batch."""
         return self.draft is not None and self.draft.dim() == 2
 
     @property
     def reads_draft(self) -> bool:
-        """Whether the rule reads Q."""
+        """Whether the rule compares P with Q."""
         return self.rule in TREE_RULES_READING_DRAFT
 
     @property
     def id_limit(self) -> int:
-        """Drafted ids below it are judged."""
+        """Drafted ids in [0, id_limit) are valid; others are `Status.DRAFT_OUT_OF_RANGE`."""
         v = self.target.shape[-1]
         return self.draft_source.id_limit(v) if self.reads_draft else v
 

@@ -1,6 +1,7 @@
-"""Argument checks of the small tree ops; csrc/torch/tree_layout.cpp makes them in the same words.
+"""Validation of the arguments of the ops on tree layouts, and of `expand_tree`.
 
-tests/test_tree_layout_errors.py holds the two together.
+csrc/torch/ops/tree_layout.cpp and expand_tree.cpp validate the same with the same messages;
+tests/tree/test_tree_layout_errors.py keeps both equal.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def float32(name: str, t: Tensor) -> None:
     require(t.dtype == torch.float32, f"{name} must be float32, got {dtype_name(t.dtype)}")
 
 
-def places(size: int) -> None:
+def check_size(size: int) -> None:
     require(0 <= size < 2**31, f"size must be in [0, 2147483647], got {size}")
 
 
@@ -54,13 +55,13 @@ def rerank_tree(tokens: Tensor, parents: Tensor, scores: Tensor, size: int) -> N
     beside("scores", scores, tokens)
     float32("scores", scores)
     same_device("scores", scores, tokens.device, "tokens")
-    places(size)
+    check_size(size)
 
 
 def build_trie(sequences: Tensor, size: int) -> None:
     require(sequences.dim() == 3, f"sequences must be [B, K, L], got {shape(sequences)}")
     ids("sequences", sequences)
-    places(size)
+    check_size(size)
 
 
 def expand_tree(

@@ -1,12 +1,12 @@
-"""What `verify_chain` and `verify_tree` check alike, and the outputs of both.
+"""The validation that `verify_chain` and `verify_tree` share, and the outputs of both.
 
-The C++ binding makes the same checks with the same words.
+csrc/torch/arguments/verification.cpp validates the same with the same messages.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import Tensor
@@ -28,23 +28,23 @@ if TYPE_CHECKING:
     from specdec_kernels.arguments.chain import ChainArguments
     from specdec_kernels.arguments.tree import TreeArguments
 
+    VerifyArguments: TypeAlias = ChainArguments | TreeArguments
+
 KINDS = ("logits", "probs")
 
 
 def check_tokens(
-    a: ChainArguments | TreeArguments, rules: tuple[str, ...], name: str, t: Tensor, dims: str
+    a: VerifyArguments, rules: tuple[str, ...], name: str, t: Tensor, dims: str
 ) -> None:
-    """The tokens, and before them the words that say how they are judged."""
+    """The names that select what is computed, then the drafted tokens."""
     one_of("kind", a.kind, KINDS)
     one_of("rule", a.rule, rules)
     require(t.dim() == 2, f"{name} must be {dims}, got {shape(t)}")
     ids(name, t)
 
 
-def check_target(
-    a: ChainArguments | TreeArguments, name: str, t: Tensor, width: str, ragged: str
-) -> None:
-    """One row more than tokens [B, width], or ragged ones."""
+def check_target(a: VerifyArguments, name: str, t: Tensor, width: str, ragged: str) -> None:
+    """The target must have one row more than the drafted tokens [B, width], or be ragged."""
     target, (b, n) = a.target, t.shape
     if a.target_indptr is None:
         require(
@@ -61,18 +61,18 @@ def check_target(
     same_device(name, t, target.device, "target")
 
 
-def check_draws(a: ChainArguments | TreeArguments, b: int, dims: str, numbers: int) -> None:
-    """What the target's law is shaped by, and the noise of draws from it."""
+def check_draws(a: VerifyArguments, b: int, dims: str, columns: int) -> None:
+    """The sampling parameters of the target, and the randomness; `dims` are those of uniforms."""
     dev = a.target.device
     a.sampling.check(b, dev, "target")
     vector("seeds", a.seeds, b, torch.int64, dev, "target")
     vector("positions", a.positions, b, torch.int64, dev, "target")
     if a.uniforms is not None:
-        matrix("uniforms", a.uniforms, dims, (b, numbers), torch.float64, dev, "target")
+        matrix("uniforms", a.uniforms, dims, (b, columns), torch.float64, dev, "target")
         require(a.rule != "match", "uniforms must be None when rule is match")
 
 
-def check_typical(a: ChainArguments | TreeArguments) -> None:
+def check_typical(a: VerifyArguments) -> None:
     epsilon, delta = float32(a.typical_epsilon), float32(a.typical_delta)
     require(0 <= epsilon <= 1, f"typical_epsilon must be in [0, 1], got {epsilon:g}")
     require(
@@ -81,7 +81,7 @@ def check_typical(a: ChainArguments | TreeArguments) -> None:
     )
 
 
-def check_limits(a: ChainArguments | TreeArguments, b: int) -> None:
+def check_limits(a: VerifyArguments, b: int) -> None:
     dev = a.target.device
     if a.eos_token_ids is not None:
         require(
@@ -93,14 +93,14 @@ def check_limits(a: ChainArguments | TreeArguments, b: int) -> None:
 
 
 def new_outputs(
-    a: ChainArguments | TreeArguments, tokens: Tensor, emitted: int
+    a: VerifyArguments, tokens: Tensor, emitted: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Uninitialised (tokens, num_accepted, status, logprobs, accept_probs)."""
-    b, judged = tokens.shape
+    b, drafted = tokens.shape
     return (
         tokens.new_empty((b, emitted)),
         tokens.new_empty((b,), dtype=torch.int32),
         tokens.new_empty((b,), dtype=torch.int32),
         tokens.new_empty((b, emitted) if a.with_logprobs else (0, 0), dtype=torch.float32),
-        tokens.new_empty((b, judged) if a.with_accept_probs else (0, 0), dtype=torch.float32),
+        tokens.new_empty((b, drafted) if a.with_accept_probs else (0, 0), dtype=torch.float32),
     )

@@ -1,4 +1,7 @@
-"""One level of a drafted tree from the logits of its frontier: the expansion of EAGLE-2."""
+"""Growing a drafted tree by one level: the expansion step of EAGLE-2.
+
+The *frontier* is the deepest level of the tree, whose nodes the draft model has just processed.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +10,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specdec_kernels.arguments import conversion as _params
-from specdec_kernels.arguments import tree_layout as _checks
+from specdec_kernels.arguments import conversion
+from specdec_kernels.arguments import tree_layout as checks
 from specdec_kernels.arguments.conversion import Param
 
 
 class Expansion(NamedTuple):
-    """What `expand_tree` returns; `F` frontier nodes, `K` children of each.
+    """The result of `expand_tree` for F frontier nodes and K children of each.
 
-    tokens: [B, F, K] int64, the most likely first; -1 where there is no child.
-    scores: [B, F, K] float32, the log-probability of the whole path; -inf where there is no child.
-    frontier: [B, K] int64, the best children of all by score, as indices into the F * K of their
-        sequence, best first.
+    tokens: [B, F, K] int64, the most likely child first; -1 where there is no child.
+    scores: [B, F, K] float32, the log-probability of the path to the child; -inf where there is no
+        child.
+    frontier: [B, K] int64, the next frontier: the K children with the best scores, best first, as
+        indices into the F * K children of their sequence.
     """
 
     tokens: Tensor
@@ -29,24 +33,26 @@ class Expansion(NamedTuple):
 def expand_tree(
     logits: Tensor, scores: Tensor, *, width: int, temperature: Param = 1.0
 ) -> Expansion:
-    """The K most likely children of every frontier node, and the K best of them all.
+    """The K most likely children of every frontier node, and the K best among all of these.
 
-    A child scores `scores[b, f] + log softmax(logits[b, f] / temperature)[token]`. Tokens of equal
-    logits come in ascending order, children of equal score in that of their index. A node has no
-    children if its score or its row is not finite (a row may hold -inf, but not it alone); fewer
-    than K if fewer tokens have a probability. Where no K children are left, the frontier names
-    missing ones too: their score is -inf, and so the next level takes them for absent.
+    The score of a child is `scores[b, f] + log softmax(logits[b, f] / temperature)[token]`. Tokens
+    with equal logits come in ascending order, children with equal scores in the order of their
+    index. A node has no children if its score is not finite or its row holds no distribution (NaN,
+    +inf or -inf alone), and fewer than K if fewer tokens have a probability. If a sequence has
+    fewer than K children in all, the frontier also names missing ones. Their score is -inf, so the
+    next level treats them as absent.
 
     Args:
-        logits: [B, F, V] float32, bfloat16 or float16; the last dimension contiguous.
-        scores: [B, F] float32, those of the frontier nodes; -inf is an absent node.
+        logits: [B, F, V] float32, bfloat16 or float16, the draft model's rows at the frontier; the
+            last dimension must be contiguous.
+        scores: [B, F] float32, the scores of the frontier nodes; -inf marks an absent node.
         width: K, in [1, 64].
-        temperature: scalar or [B]; 0 counts as 1, for it would leave one child a node. A value of a
-            tensor that is negative or not finite leaves its sequence without children.
+        temperature: scalar or [B]; 0 counts as 1, because it would leave one child for each node. A
+            tensor value that is negative or not finite leaves its sequence without children.
 
     Raises:
-        RuntimeError: a shape, dtype, device or scalar out of range, with its name and value.
-        ValueError: an argument of a wrong type.
+        RuntimeError: a shape, dtype, device or scalar is out of range; the message names it.
+        TypeError: an argument has a wrong type.
 
     Source: EAGLE-2 (arXiv 2406.16858, section 4.1).
 
@@ -59,10 +65,10 @@ def expand_tree(
     tensor([[[0.3000, 0.1500],
              [0.2800, 0.0800]]])
     """
-    _params.tensors(logits=logits, scores=scores)
+    conversion.tensors(logits=logits, scores=scores)
     return Expansion(
         *torch.ops.specdec_kernels.expand_tree.default(
-            logits, scores, width, *_params.split(temperature, "temperature", 1.0)
+            logits, scores, width, *conversion.split(temperature, "temperature", 1.0)
         )
     )
 
@@ -71,7 +77,7 @@ def expand_tree(
 def _(
     logits: Tensor, scores: Tensor, width: int, temperatures: Tensor | None, temperature: float
 ) -> tuple[Tensor, ...]:
-    _checks.expand_tree(logits, scores, width, temperatures, temperature)
+    checks.expand_tree(logits, scores, width, temperatures, temperature)
     b, f = logits.shape[:2]
     return (
         logits.new_empty((b, f, width), dtype=torch.int64),

@@ -1,4 +1,8 @@
-"""In-place maintenance of paged KV caches, all layers in one launch."""
+"""In-place changes of paged KV caches, all layers in one launch.
+
+The cache is a pool of blocks with `block_size` slots each. Slot s of sequence b is slot
+`s % block_size` of block `block_tables[b, s // block_size]`.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +12,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specdec_kernels.arguments import conversion as _params
-from specdec_kernels.arguments import kv as _kv_checks
+from specdec_kernels.arguments import conversion
+from specdec_kernels.arguments import kv as checks
 
 
 class FreedBlocks(NamedTuple):
-    """Blocks that `paged_truncate_` took from the tables.
+    """The blocks that `paged_truncate_` removed from the tables, for the allocator to reuse.
 
     blocks: [B, M] int32, the freed blocks of each sequence in the order of its table, then -1.
     num_freed: [B] int32, how many.
@@ -26,25 +30,25 @@ class FreedBlocks(NamedTuple):
 def paged_compact_(
     caches: Sequence[Tensor], block_tables: Tensor, base: Tensor, path: Tensor
 ) -> None:
-    """Move the accepted path of a token tree to the end of the committed prefix, through blocks.
+    """Move the accepted path of a token tree to the end of the committed prefix, in paged caches.
 
-    As `kv_compact_`, where slot s of sequence b is slot `s % block_size` of block
-    `block_tables[b, s // block_size]`. A slot beyond the table, or whose block lies outside
-    [0, num_blocks), ends the path. No block may stand twice in the slots that move, be it in one
-    sequence or in two: blocks that sequences share belong to the prefix, not to the tree.
+    The moves are those of `kv_compact_`. The path of a sequence also ends at a slot beyond its
+    table, or whose block is not in [0, num_blocks). Among the slots that move no block may occur
+    twice, in one sequence or in two: blocks that sequences share belong to the prefix, not to the
+    tree.
 
     Args:
-        caches: tensors [num_blocks, block_size, H, D] (H, D and the dtype may differ), any dtype
-            and strides, so that [num_blocks, H, block_size, D] is a transposed view; the last
-            dimension contiguous, changed in place.
+        caches: tensors [num_blocks, block_size, H, D] of any dtype, changed in place; H, D and the
+            dtype may differ. Any strides will do, so that a cache [num_blocks, H, block_size, D] is
+            passed as its transposed view, but the last dimension must be contiguous.
         block_tables: [B, M] int32.
-        base: [B] int64, the slot of node 0, as of `kv_compact_`.
-        path: [B, P] int32 or int64, node ids from the root on, then -1, as `verify_tree` returns
-            them.
+        base: [B] int64, the slot of node 0, as in `kv_compact_`.
+        path: [B, P] int32 or int64, node ids from the root downwards, then -1, as `verify_tree`
+            returns them.
 
     Raises:
-        RuntimeError: a shape, dtype or device that does not fit, with its name and value.
-        ValueError: an argument that is no tensor or no list of them.
+        RuntimeError: a shape, dtype or device does not fit; the message names it.
+        TypeError: an argument is not a tensor, or not a list of tensors.
 
     >>> cache = torch.arange(6.0).view(3, 2, 1, 1)
     >>> tables = torch.tensor([[2, 0]], dtype=torch.int32)
@@ -52,32 +56,37 @@ def paged_compact_(
     >>> cache.flatten()
     tensor([0., 1., 2., 3., 4., 1.])
     """
-    _params.tensors(block_tables=block_tables, base=base, path=path)
+    conversion.tensors(block_tables=block_tables, base=base, path=path)
     torch.ops.specdec_kernels.paged_compact_.default(
-        _params.listed(caches, "caches"), block_tables, base, path
+        conversion.listed(caches, "caches"), block_tables, base, path
     )
+
+
+@torch.library.register_fake("specdec_kernels::paged_compact_")
+def _(caches: Sequence[Tensor], block_tables: Tensor, base: Tensor, path: Tensor) -> None:
+    checks.paged_compact(caches, block_tables, base, path)
 
 
 def paged_truncate_(
     block_tables: Tensor, lengths: Tensor, new_lengths: Tensor, block_size: int
 ) -> FreedBlocks:
-    """Cut each sequence to a new length and take the blocks it needs no more from its table.
+    """Truncate sequences, and remove the blocks that they no longer need from their tables.
 
-    `lengths[b] = n = max(0, min(lengths[b], new_lengths[b]))`; the first `ceil(n / block_size)`
-    entries of the table stay, those from there to `ceil(old / block_size)` become -1.
+    `lengths[b] = n = max(0, min(lengths[b], new_lengths[b]))`. The first `ceil(n / block_size)`
+    entries of the table stay; those from there to `ceil(old / block_size)` become -1.
 
     Args:
         block_tables: [B, M] int32, any strides, changed in place.
         lengths: [B] int64, changed in place.
         new_lengths: [B] int64.
-        block_size: tokens a block, at least 1.
+        block_size: slots in a block, at least 1.
 
     Returns:
-        What left the table, negative entries left out.
+        The entries that became -1, without those that were negative already.
 
     Raises:
-        RuntimeError: a shape, dtype, device or value that does not fit, with its name and value.
-        ValueError: an argument that is no tensor.
+        RuntimeError: a shape, dtype, device or value does not fit; the message names it.
+        TypeError: an argument is not a tensor.
 
     >>> tables, lengths = torch.tensor([[7, 3, 5, -1]], dtype=torch.int32), torch.tensor([9])
     >>> freed = paged_truncate_(tables, lengths, torch.tensor([4]), 4)
@@ -86,7 +95,7 @@ def paged_truncate_(
     >>> tables, lengths
     (tensor([[ 7, -1, -1, -1]], dtype=torch.int32), tensor([4]))
     """
-    _params.tensors(block_tables=block_tables, lengths=lengths, new_lengths=new_lengths)
+    conversion.tensors(block_tables=block_tables, lengths=lengths, new_lengths=new_lengths)
     return FreedBlocks(
         *torch.ops.specdec_kernels.paged_truncate_.default(
             block_tables, lengths, new_lengths, block_size
@@ -94,14 +103,9 @@ def paged_truncate_(
     )
 
 
-@torch.library.register_fake("specdec_kernels::paged_compact_")
-def _(caches: Sequence[Tensor], block_tables: Tensor, base: Tensor, path: Tensor) -> None:
-    _kv_checks.paged_compact_(caches, block_tables, base, path)
-
-
 @torch.library.register_fake("specdec_kernels::paged_truncate_")
 def _(
     block_tables: Tensor, lengths: Tensor, new_lengths: Tensor, block_size: int
 ) -> tuple[Tensor, Tensor]:
-    _kv_checks.paged_truncate_(block_tables, lengths, new_lengths, block_size)
+    checks.paged_truncate(block_tables, lengths, new_lengths, block_size)
     return block_tables.new_empty(block_tables.shape), block_tables.new_empty(lengths.shape)

@@ -1,4 +1,8 @@
-"""One fused sampling pass over logits: the drafter's sampler."""
+"""Sampling from logits in one fused pass: the drafter's sampler.
+
+A *row* is one vector of logits over the vocabulary. Its *sampling parameters* are temperature,
+top-k, top-p and min-p, applied in this order; tokens that pass all filters are the *survivors*.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from specdec_kernels.arguments import conversion as _params
+from specdec_kernels.arguments import conversion
 from specdec_kernels.arguments.conversion import Param
 from specdec_kernels.arguments.sample import SampleArguments
 
@@ -16,16 +20,18 @@ Method = Literal["cdf", "gumbel"]
 
 
 class Sampled(NamedTuple):
-    """What `sample` returns; `R` rows.
+    """The result of `sample` for R rows.
 
     tokens: [R] int64, -1 where the row cannot be sampled (see status).
-    logprobs: [R] float32, of the token under the filtered law; 0 at temperature 0.
+    logprobs: [R] float32, the log-probability of the token after all filters; 0 at temperature 0.
     logsumexp: [R] float64, of logits / temperature over the survivors; 0 at temperature 0.
-    threshold: [R] float32, in units of the raw logits: survivors are `logit >= threshold`.
-    status: [R] int32, bit 0 row not finite, bit 4 sampling parameter out of range.
+    threshold: [R] float32, in units of the raw logits: survivors have `logit >= threshold`.
+    status: [R] int32, `Status.TARGET_NOT_FINITE` if the row holds no distribution,
+        `Status.BAD_PARAMETER` if a sampling parameter is out of range, otherwise 0.
 
-    With the last three, `P(v) = exp(logits[v] / temperature - logsumexp)` where
-    `logits[v] >= threshold`, else 0: the exact law the token was drawn from.
+    Logsumexp and threshold describe the distribution that the token was sampled from exactly:
+    `P(v) = exp(logits[v] / temperature - logsumexp)` where `logits[v] >= threshold`, else 0. Pass
+    them to `verify_chain` in a `SampledDraft`.
     """
 
     tokens: Tensor
@@ -47,38 +53,43 @@ def sample(
     noise: Noise = "draft",
     method: Method | None = None,
 ) -> Sampled:
-    """Sample one token a row from filtered logits. Not differentiable.
+    """Sample one token for each row of logits. Not differentiable.
 
     Args:
-        logits: [R, V] float32, bfloat16 or float16; the last dimension contiguous.
+        logits: [R, V] float32, bfloat16 or float16; the last dimension must be contiguous.
         temperature: scalar or [R]; 0 takes the argmax (lowest id on ties).
-        top_k: scalar or [R]; keep the k largest and their ties, 0 keeps all.
-        top_p: scalar or [R] in (0, 1]; of what top_k left, the smallest set of largest
-            probabilities whose mass reaches top_p, with ties.
-        min_p: scalar or [R] in [0, 1]; keep `p >= min_p * max(p)`.
-        seeds, positions: [R] int64; the token depends on them and on the row alone.
-        noise: which independent noise to use; "shared" is that of rule `match`.
-        method: "cdf" (inverse CDF of one uniform) or "gumbel" (Gumbel). None is "gumbel" for the
-            shared stream, which knows no other, and "cdf" elsewhere.
+        top_k: scalar or [R]; keeps the k largest logits and their ties, 0 keeps all.
+        top_p: scalar or [R] in (0, 1]; of the tokens that top_k kept, keeps the smallest set of
+            largest probabilities whose sum reaches top_p, with ties.
+        min_p: scalar or [R] in [0, 1]; keeps `p >= min_p * max(p)`.
+        seeds, positions: [R] int64; the token depends on these two and on the row alone.
+        noise: the noise stream that the randomness comes from. Streams are independent of each
+            other: "draft" for drafters, "residual" is the one of recovered and bonus tokens,
+            "shared" for drafts that rule `match` verifies.
+        method: "cdf" (inverse CDF of one uniform) or "gumbel" (Gumbel-max sampling). None means
+            "gumbel" for the shared noise, which allows no other, and "cdf" otherwise.
 
     Raises:
-        RuntimeError: a shape, dtype, device or scalar out of range, with its name and value.
-        ValueError: an argument of a wrong type.
+        RuntimeError: a shape, dtype, device or scalar is out of range; the message names it.
+        TypeError: an argument has a wrong type, such as a list in place of a tensor.
+        ValueError: a tensor of sampling parameters has no dimension, or top_k a dtype that is not
+            int32 or int64.
 
-    Source: inverse CDF in two levels; Gumbel race as in Daliri et al., arXiv 2408.07978.
+    Source: inverse CDF over tiles and then within one; shared Gumbel noise as in Daliri et al.,
+    arXiv 2408.07978.
 
     >>> logits = torch.tensor([[0.0, 2.0, 1.0]])
     >>> one = torch.zeros(1, dtype=torch.int64)
     >>> sample(logits, temperature=0.0, seeds=one, positions=one).tokens
     tensor([1])
     """
-    _params.tensors(logits=logits, seeds=seeds, positions=positions)
+    conversion.tensors(logits=logits, seeds=seeds, positions=positions)
     if method is None:
         method = "gumbel" if noise == "shared" else "cdf"
     return Sampled(
         *torch.ops.specdec_kernels.sample.default(
             logits,
-            *_params.sampling(temperature, top_k, top_p, min_p),
+            *conversion.sampling(temperature, top_k, top_p, min_p),
             seeds,
             positions,
             noise,

@@ -1,10 +1,10 @@
-"""The layout of token trees: who sees whom, the best nodes of a tree, prefix trees.
+"""The layout of token trees: attention masks, the best nodes of a tree, prefix trees.
 
-A tree of N nodes a sequence hangs below a root, the pending token: the last committed one, not yet
-in the cache. `parents[b, n]` is in [-1, n), and -1 is a child of the root; a parent outside this
-range counts as -1. `tokens[b, n]` of -1 is an absent node, with all that hangs below it. One pass
-of the target feeds N+1 tokens: row 0 is the root, row n+1 is node n. The root goes to cache slot
-`lengths[b]`, node n to `lengths[b] + 1 + n`.
+Each sequence has a tree of N nodes below a root, which is the pending token: the last one emitted,
+not yet in the cache. `parents[b, n]` is in [-1, n), where -1 is the root; a parent outside this
+range counts as -1. A node with `tokens[b, n]` of -1 is absent, and so are its descendants. One
+forward of the target takes N+1 tokens: row 0 is the root, row n+1 is node n. The root is written to
+cache slot `lengths[b]`, node n to slot `lengths[b] + 1 + n`.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specdec_kernels.arguments import conversion as _params
-from specdec_kernels.arguments import tree_layout as _checks
+from specdec_kernels.arguments import conversion
+from specdec_kernels.arguments import tree_layout as checks
 
 
 class TreeAttention(NamedTuple):
-    """What `tree_attention` returns.
+    """The result of `tree_attention`.
 
-    mask: [B, N+1, S] bool, True where the row (root, then nodes) sees the slot.
+    mask: [B, N+1, S] bool, True where the row (root, then nodes) attends to the slot.
     positions: [B, N+1] int64, `lengths[b]` + depth; the root has depth 0.
     """
 
@@ -30,11 +30,11 @@ class TreeAttention(NamedTuple):
 
 
 class RankedTree(NamedTuple):
-    """What `rerank_tree` returns: a tree of `size` nodes.
+    """The result of `rerank_tree`: a tree of `size` nodes.
 
-    tokens: [B, size], -1 where there is no node.
-    parents: [B, size], among the chosen nodes, in the dtype given.
-    nodes: [B, size], the index of each among the candidates or -1, in the dtype of parents.
+    tokens: [B, size] in the dtype given, -1 where there is no node.
+    parents: [B, size] in the dtype given, as indices into the chosen nodes.
+    nodes: [B, size] in the dtype of parents, the index of each node among the candidates or -1.
     """
 
     tokens: Tensor
@@ -43,11 +43,11 @@ class RankedTree(NamedTuple):
 
 
 class Trie(NamedTuple):
-    """What `build_trie` returns: a tree of N nodes.
+    """The result of `build_trie`: a tree of N nodes.
 
-    tokens: [B, N], -1 from `num_nodes` on, in the dtype given.
+    tokens: [B, N] in the dtype given, -1 from `num_nodes` on.
     parents: [B, N] int32.
-    nodes: [B, K, L] int32, the node of each token of each sequence; -1 where there is none.
+    nodes: [B, K, L] int32, the node of each token of each continuation; -1 where there is none.
     num_nodes: [B] int32.
     """
 
@@ -60,22 +60,22 @@ class Trie(NamedTuple):
 def tree_attention(
     parents: Tensor, lengths: Tensor, *, slots: int, window: int = 0
 ) -> TreeAttention:
-    """The attention mask and the positions with which a target scores a tree in one pass.
+    """The attention mask and the position ids for one forward of the target over a tree.
 
-    Every row sees the committed prefix (slots below `lengths[b]`), the root, its own ancestors and
-    itself. A node whose token is absent has a row like any other.
+    Every row attends to the committed prefix (slots below `lengths[b]`), the root, its own
+    ancestors and itself. An absent node has a row like any other.
 
     Args:
         parents: [B, N] int32 or int64.
         lengths: [B] int64, committed tokens in the cache; a negative one counts as 0.
-        slots: S, the slots of the cache that the mask covers; `lengths[b] + N + 1` at least, for
-            what lies beyond is in nobody's sight.
-        window: of sliding attention: a row sees only keys whose position is greater than its own
-            minus `window`; 0 sees all. Slot s of the prefix has position s.
+        slots: S, the cache slots that the mask covers. At least `lengths[b] + N + 1`; a node whose
+            slot lies beyond is attended to by no row.
+        window: for sliding-window attention: a row attends only to keys whose position is greater
+            than its own minus `window`; 0 means no window. Slot s of the prefix has position s.
 
     Raises:
-        RuntimeError: a shape, dtype, device or size out of range, with its name and value.
-        ValueError: an argument that is no tensor.
+        RuntimeError: a shape, dtype, device or size is out of range; the message names it.
+        TypeError: an argument is not a tensor.
 
     Source: the tree attention of SpecInfer (arXiv 2305.09781, section 4.2) and Medusa.
 
@@ -88,28 +88,39 @@ def tree_attention(
     >>> positions
     tensor([[1, 2, 2, 3]])
     """
-    _params.tensors(parents=parents, lengths=lengths)
+    conversion.tensors(parents=parents, lengths=lengths)
     return TreeAttention(
         *torch.ops.specdec_kernels.tree_attention.default(parents, lengths, slots, window)
     )
 
 
-def rerank_tree(tokens: Tensor, parents: Tensor, scores: Tensor, *, size: int) -> RankedTree:
-    """The best nodes of a tree of candidates, as a tree: the re-rank of EAGLE-2.
+@torch.library.register_fake("specdec_kernels::tree_attention")
+def _(parents: Tensor, lengths: Tensor, slots: int, window: int) -> tuple[Tensor, ...]:
+    checks.tree_attention(parents, lengths, slots, window)
+    b, n = parents.shape
+    return (
+        parents.new_empty((b, n + 1, slots), dtype=torch.bool),
+        parents.new_empty((b, n + 1), dtype=torch.int64),
+    )
 
-    A node counts with the smallest score on its way to the root, so that what is chosen hangs
-    together; ties go to the lower index. The chosen nodes keep their order. A node is never chosen
-    if its token is -1, its score NaN or -inf, or one above it is such a node.
+
+def rerank_tree(tokens: Tensor, parents: Tensor, scores: Tensor, *, size: int) -> RankedTree:
+    """The best nodes of a tree of candidates, as a smaller tree: the re-ranking of EAGLE-2.
+
+    Nodes are ranked by the smallest score on their path from the root, so that the ancestors of a
+    chosen node are chosen too; ties go to the lower index. The chosen nodes keep their order. A
+    node is never chosen if its token is -1, if its score is NaN or -inf, or if an ancestor is such
+    a node.
 
     Args:
         tokens: [B, M] int32 or int64.
         parents: [B, M] int32 or int64.
         scores: [B, M] float32, as `expand_tree` gives them.
-        size: nodes to choose; where there are fewer, the rest are absent.
+        size: how many nodes to choose; where there are fewer, the rest are absent.
 
     Raises:
-        RuntimeError: a shape, dtype, device or size out of range, with its name and value.
-        ValueError: an argument that is no tensor.
+        RuntimeError: a shape, dtype, device or size is out of range; the message names it.
+        TypeError: an argument is not a tensor.
 
     Source: EAGLE-2 (arXiv 2406.16858, section 4.2).
 
@@ -117,25 +128,32 @@ def rerank_tree(tokens: Tensor, parents: Tensor, scores: Tensor, *, size: int) -
     >>> rerank_tree(tokens, parents, torch.tensor([[-3.0, -1.0, -2.0]]), size=2)
     RankedTree(tokens=tensor([[6, 7]]), parents=tensor([[-1,  0]]), nodes=tensor([[1, 2]]))
     """
-    _params.tensors(tokens=tokens, parents=parents, scores=scores)
+    conversion.tensors(tokens=tokens, parents=parents, scores=scores)
     return RankedTree(*torch.ops.specdec_kernels.rerank_tree.default(tokens, parents, scores, size))
 
 
-def build_trie(sequences: Tensor, *, size: int | None = None, merge: bool = True) -> Trie:
-    """One prefix tree of several drafted sequences.
+@torch.library.register_fake("specdec_kernels::rerank_tree")
+def _(tokens: Tensor, parents: Tensor, scores: Tensor, size: int) -> tuple[Tensor, ...]:
+    checks.rerank_tree(tokens, parents, scores, size)
+    b = tokens.shape[0]
+    return tuple(t.new_empty((b, size)) for t in (tokens, parents, parents))
 
-    Nodes are numbered in order of first appearance, sequence by sequence: sequence 0 is a chain at
-    the front. Where there is no room for a node, the rest of its sequence is dropped.
+
+def build_trie(sequences: Tensor, *, size: int | None = None, merge: bool = True) -> Trie:
+    """One prefix tree from several drafted continuations of each sequence of the batch.
+
+    Nodes are numbered in the order of their first occurrence, so the first continuation is a chain
+    at the front. When the nodes are used up, the rest of a continuation is dropped.
 
     Args:
-        sequences: [B, K, L] int32 or int64, K sequences of up to L tokens; -1 ends one.
-        size: N, the nodes to make room for; None is K * L, which always suffices.
-        merge: sequences share the nodes of a common prefix. False keeps each as a chain of its own,
-            for sampled drafts: a token that was drawn twice is two trials.
+        sequences: [B, K, L] int32 or int64, K continuations of up to L tokens; -1 ends one.
+        size: N, the nodes of the result; None means K * L, which always suffices.
+        merge: whether continuations share the nodes of a common prefix. False keeps each as a chain
+            of its own, for sampled drafts: a token that was sampled twice is tried twice.
 
     Raises:
-        RuntimeError: a shape, dtype or size out of range, with its name and value.
-        ValueError: sequences is not a tensor.
+        RuntimeError: a shape, dtype or size is out of range; the message names it.
+        TypeError: sequences is not a tensor.
 
     Source: SpecInfer (arXiv 2305.09781, section 3), REST (arXiv 2311.08252, section 3.2).
 
@@ -146,32 +164,15 @@ def build_trie(sequences: Tensor, *, size: int | None = None, merge: bool = True
     tensor([[[0, 1],
              [0, 2]]], dtype=torch.int32)
     """
-    _params.tensor(sequences, "sequences")
+    conversion.tensor(sequences, "sequences")
     if size is None:
         size = sequences.shape[-2] * sequences.shape[-1] if sequences.dim() == 3 else 0
     return Trie(*torch.ops.specdec_kernels.build_trie.default(sequences, size, merge))
 
 
-@torch.library.register_fake("specdec_kernels::tree_attention")
-def _(parents: Tensor, lengths: Tensor, slots: int, window: int) -> tuple[Tensor, ...]:
-    _checks.tree_attention(parents, lengths, slots, window)
-    b, n = parents.shape
-    return (
-        parents.new_empty((b, n + 1, slots), dtype=torch.bool),
-        parents.new_empty((b, n + 1), dtype=torch.int64),
-    )
-
-
-@torch.library.register_fake("specdec_kernels::rerank_tree")
-def _(tokens: Tensor, parents: Tensor, scores: Tensor, size: int) -> tuple[Tensor, ...]:
-    _checks.rerank_tree(tokens, parents, scores, size)
-    b = tokens.shape[0]
-    return tuple(t.new_empty((b, size)) for t in (tokens, parents, parents))
-
-
 @torch.library.register_fake("specdec_kernels::build_trie")
 def _(sequences: Tensor, size: int, merge: bool) -> tuple[Tensor, ...]:
-    _checks.build_trie(sequences, size)
+    checks.build_trie(sequences, size)
     b = sequences.shape[0]
     return (
         sequences.new_empty((b, size)),

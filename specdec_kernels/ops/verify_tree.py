@@ -1,4 +1,10 @@
-"""Verification of a tree of drafted tokens."""
+"""Verification of a tree of drafted tokens.
+
+The *root* of the tree is the pending token: the last one emitted, not yet in the cache. A *node* is
+a drafted token; its *parent* is another node or the root. Nodes with one parent are *siblings*. The
+accepted nodes always form a *path* from the root downwards. Otherwise the terms are those defined
+in verify_chain.py.
+"""
 
 from __future__ import annotations
 
@@ -7,27 +13,27 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from specdec_kernels.arguments import conversion as _params
+from specdec_kernels.arguments import conversion
 from specdec_kernels.arguments.conversion import Param
-from specdec_kernels.arguments.rules import TreeRule
-from specdec_kernels.arguments.tree import TreeArguments
-from specdec_kernels.ops.verify_chain import (
+from specdec_kernels.arguments.draft_forms import (
     DraftMap,
-    Kind,
     SampledDraft,
     SparseDraft,
     map_columns,
     split_draft,
 )
+from specdec_kernels.arguments.rules import TreeRule
+from specdec_kernels.arguments.tree import TreeArguments
+from specdec_kernels.ops.verify_chain import Kind
 
 
 class Tree(NamedTuple):
-    """Drafted tokens below a root, the pending token, which is not part of it.
+    """The drafted tokens below the root; the root itself is not among them.
 
-    tokens: [B, N] int32 or int64; -1 is an absent node, and nothing hangs below it.
-    parents: [B, N] int32 or int64, the parent of each node, in [-1, n): -1 is the root. Nodes come
-        in topological order; siblings are tried in the order of their numbers. A chain is the tree
-        with parents -1, 0, 1, ...
+    tokens: [B, N] int32 or int64; -1 marks an absent node, and its descendants are absent too.
+    parents: [B, N] int32 or int64, the parent of node n, in [-1, n); -1 is the root. So parents
+        come before their children. Siblings are tried in the order of their numbers. The tree with
+        parents -1, 0, 1, ... is a chain.
     """
 
     tokens: Tensor
@@ -35,18 +41,19 @@ class Tree(NamedTuple):
 
 
 class TreeVerdict(NamedTuple):
-    """What `verify_tree` returns.
+    """The result of `verify_tree`.
 
-    path: [B, max_depth] in the dtype of parents: the accepted nodes from the root on, then -1.
+    path: [B, max_depth] in the dtype of parents: the accepted nodes from the root downwards, then
+        -1.
     tokens: [B, max_depth+1] in the dtype of the tree's tokens: those of the path, one more token
         (none after an end-of-sequence token or at `max_new_tokens`), then -1.
     num_accepted: [B] int32, the nodes on the path.
-    status: [B] int32, bits as in `Verdict`; bit 3 also for a parent out of range.
-    logprobs: [B, max_depth+1] float32, of emitted tokens under the filtered target; 0 at
+    status: [B] int32, the `Status` bits of each sequence; 0 where its data has no fault.
+    logprobs: [B, max_depth+1] float32, the log-probability of each emitted token under P; 0 at
         temperature 0 and where nothing was emitted. Empty if not asked for.
-    accept_probs: [B, N] float32, the probability with which each node was to be accepted, given that
-        the rule came to it: of rule target_only P of its token, of greedy and match 0 or 1. NaN
-        where the rule did not look. Empty if not asked for.
+    accept_probs: [B, N] float32, the acceptance probability of each node, given that the rule
+        reached it: P of its token for rule target_only, 0 or 1 for greedy and match. NaN for nodes
+        that the rule did not look at. Empty if not asked for.
     """
 
     path: Tensor
@@ -82,62 +89,66 @@ def verify_tree(
     with_logprobs: bool = True,
     with_accept_probs: bool = False,
 ) -> TreeVerdict:
-    """Decide which path of a drafted tree stands and sample the one token that follows it.
+    """Decide which path of a drafted tree is accepted, and sample the one token that follows it.
 
-    Every rule but traversal walks down from the root and reads only the rows of the nodes it
-    accepts; to it, nodes whose tokens spell the same path are one node with the children of all of
-    them. Rules multi_draft and k_seq try siblings of the same token one after the other, for each
-    was drawn by itself, and multi_draft_wor those of different parents or rows of `draft`; to the
-    other rules that walk they are one. Not differentiable. At temperature 0 every rule is greedy.
+    Every rule but "traversal" goes down from the root and reads only the rows of the nodes that it
+    accepts. These rules merge nodes whose tokens spell the same path: such nodes count as one, with
+    the children of all of them. Three rules keep siblings with the same token apart, because each
+    was sampled by itself: multi_draft and k_seq try them one after the other, multi_draft_wor those
+    of different parents or different rows of `draft`. At temperature 0 every rule decides as
+    "greedy" does. The op is not differentiable.
 
     Args:
-        target: [B, N+1, V] float32, bfloat16 or float16, or ragged [R, V] with `target_indptr`; row 0
-            judges the children of the root, row n+1 those of node n. The last dimension is
-            contiguous.
-        tree: [B, N] tokens and parents.
-        draft: the laws that nodes were drawn from: None (point masses), a tensor [B, N, D] or, with
-            `draft_rows`, [B, M, D] or [M, D] of what `kind` says, a `SampledDraft` or a
-            `SparseDraft`; forms as in `verify_chain`, all for the law of one draw, so that of
-            siblings drawn without replacement each has the law of the first. Only the ratio rules
-            read it: multi_draft, multi_draft_wor, top_k_plus_one, k_seq, traversal.
-        rule: lossless are
-            "greedy": the child that is the argmax; temperature ignored.
-            "match": the child that the target draws with shared noise, as in `verify_chain`.
-            "target_only": a token drawn from the target, and the child that is it, if there is one.
-                For children that were not sampled: nothing accepts more of them.
-            "multi_draft": siblings drawn independently, each from its own law, tried one by one
-                against what the target has left after those before it.
-            "multi_draft_wor": the same for siblings drawn without replacement. Of those of one
-                parent and one law, the last ones may be absent, no others.
-            "top_k_plus_one": siblings that are the most likely tokens of their law but the last
-                one, which was drawn from the others. All of a node's children or none.
-            "k_seq": siblings drawn independently from one law, each tried against the whole target.
-            "traversal": siblings as for multi_draft, judged from the leaves to the root; on a chain
-                it is rule block. Siblings of the same token keep their own children.
-            Lossy is "typical": of the children that are likely enough, the likeliest.
-        draft_rows: [B, N] int32, the row of `draft` that node n was drawn from; None is row n.
-            Siblings with one row share one law.
+        target: [B, N+1, V] float32, bfloat16 or float16, or ragged [R, V] with `target_indptr`.
+            Row 0 verifies the children of the root, row n+1 the children of node n. The last
+            dimension must be contiguous.
+        tree: tokens and parents of the nodes, [B, N] each.
+        draft: Q, the distributions that the nodes were sampled from: None (deterministic: one-hot
+            at each node's token), a tensor [B, N, D] or, with `draft_rows`, [B, M, D] or [M, D] of
+            what `kind` says, a `SampledDraft` or a `SparseDraft`, in the forms of `verify_chain`.
+            A row is the distribution of one draw: siblings that were sampled without replacement
+            all have that of the first. Only `TREE_RULES_READING_DRAFT` read it.
+        rule: one of `TREE_RULES`; docs/rules.md gives their formulas. Lossless are
+            "greedy": accepts the child that is the argmax; the temperature is ignored.
+            "match": accepts the child that the target samples with the shared Gumbel noise, as in
+                `verify_chain`.
+            "target_only": samples a token from P and accepts the child that equals it. For children
+                that were not sampled, such as the top k: no rule accepts more of them.
+            "multi_draft": for siblings sampled independently, each from its own Q. They are tried
+                one by one, each against the residual after those before it.
+            "multi_draft_wor": the same for siblings sampled without replacement. Among the siblings
+                with one parent and one Q only the last ones may be absent.
+            "top_k_plus_one": for siblings that are the most likely tokens of their Q, except the
+                last one, which was sampled from the other tokens. A node has all of these children
+                or none.
+            "k_seq": for siblings sampled independently from one Q, each tried against all of P.
+            "traversal": for siblings as in multi_draft, decided from the leaves to the root. On a
+                chain it equals rule block. Siblings with the same token keep their own children.
+            Lossy is "typical": accepts the likeliest of the children that are likely enough.
+        draft_rows: [B, N] int32, the row of `draft` that node n was sampled from; None means row n.
+            Siblings with the same row share one Q.
         kind: "logits" or "probs", as in `verify_chain`.
-        temperature, top_k, top_p, min_p: scalar or [B], as in `sample`; they shape the target.
+        temperature, top_k, top_p, min_p: scalar or [B], the sampling parameters of the target, as
+            in `sample`.
         seeds: [B] int64.
-        positions: [B] int64, the absolute index of the root's children; what stands at depth d
-            draws with (seed, position + d).
-        target_indptr: [B+1] int32, row target_indptr[b] is the root's, row target_indptr[b]+n+1 that of node n; nodes
-            without a row are absent.
-        uniforms: [B, 2N+1] float64 in [0, 1), for tests: column n is the coin of node n, column
-            N+d draws the token at depth d.
+        positions: [B] int64, the absolute index of the root's children. A token at depth d takes
+            its randomness from (seed, position + d).
+        target_indptr: [B+1] int32; row target_indptr[b] is the root's, row target_indptr[b]+n+1
+            that of node n. Nodes without a row are absent.
+        uniforms: [B, 2N+1] float64 in [0, 1), in place of random numbers, for tests. Column n is
+            the acceptance uniform of node n, column N+d draws the token at depth d.
         draft_map: as in `verify_chain`.
-        typical_epsilon, typical_delta: rule typical accepts `P(x) > min(epsilon, delta * exp(-H))`
-            with H the entropy of P.
+        typical_epsilon, typical_delta: rule typical accepts x if
+            `P(x) > min(epsilon, delta * exp(-H))` with H the entropy of P.
         eos_token_ids: [E] int64; nothing is emitted after one of them.
-        max_new_tokens: [B] int64, at most so many tokens; 0 or less emits nothing.
-        max_depth: nodes deeper than it (the root's children have depth 1) are not judged; the
-            width of the outputs. None is N.
-        with_logprobs, with_accept_probs: which optional outputs to compute.
+        max_new_tokens: [B] int64, how many tokens may be emitted; 0 or less emits nothing.
+        max_depth: the width of the outputs. Deeper nodes are never accepted; the children of the
+            root have depth 1. None means N.
+        with_logprobs, with_accept_probs: whether to compute these outputs.
 
     Raises:
-        RuntimeError: a shape, dtype, device or scalar out of range, with its name and value.
-        ValueError: an argument of a wrong type.
+        RuntimeError: a shape, dtype, device or scalar is out of range; the message names it.
+        TypeError: an argument has a wrong type, such as a tuple in place of a `Tree`.
 
     Source: multi_draft: Miao et al. 2023 (SpecInfer). multi_draft_wor: Chen et al. 2024 (Sequoia).
     k_seq: Sun et al. 2023 (SpecTr). traversal: arXiv 2505.12398. typical: Cai et al. 2024 (Medusa).
@@ -150,14 +161,14 @@ def verify_tree(
     (tensor([[ 1, -1]]), tensor([[ 1,  2, -1]]))
     """
     if not isinstance(tree, Tree):
-        raise ValueError(f"tree must be a Tree, got {type(tree).__name__}")
-    _params.tensor(tree.tokens, "tree tokens")
-    _params.tensor(tree.parents, "tree parents")
-    rows, ids, *law = split_draft(draft)
-    _params.tensors(target=target, seeds=seeds, positions=positions)
-    _params.optional(
-        draft_rows=draft_rows, target_indptr=target_indptr, uniforms=uniforms, eos_token_ids=eos_token_ids,
-        max_new_tokens=max_new_tokens,
+        raise TypeError(f"tree must be a Tree, got {type(tree).__name__}")
+    conversion.tensor(tree.tokens, "tree tokens")
+    conversion.tensor(tree.parents, "tree parents")
+    rows, ids, *statistics = split_draft(draft)
+    conversion.tensors(target=target, seeds=seeds, positions=positions)
+    conversion.optional(
+        draft_rows=draft_rows, target_indptr=target_indptr, uniforms=uniforms,
+        eos_token_ids=eos_token_ids, max_new_tokens=max_new_tokens,
     )  # fmt: skip
     return TreeVerdict(
         *torch.ops.specdec_kernels.verify_tree.default(
@@ -167,11 +178,11 @@ def verify_tree(
             rows,
             ids,
             map_columns(draft_map),
-            *law,
+            *statistics,
             draft_rows,
             kind,
             rule,
-            *_params.sampling(temperature, top_k, top_p, min_p),
+            *conversion.sampling(temperature, top_k, top_p, min_p),
             seeds,
             positions,
             target_indptr,

@@ -1,49 +1,25 @@
-"""The specification in code: each op, one row at a time, in float64.
+"""The specification in code: each op in float64, one row or sequence at a time.
 
-Same signatures as the ops of `torch.ops.specdec_kernels`; CPU tensors. Slow and short on purpose.
+The ops have the signatures of `torch.ops.specdec_kernels` and take CPU tensors. They are slow and
+short on purpose, and every other implementation is compared with them. The rules themselves are
+explained in docs/rules.md.
 """
 
-from specdec_kernels.reference.chain.verify_chain import verify_chain
-from specdec_kernels.reference.kv.dense import (
-    kv_append_,
-    kv_compact_,
-    kv_realign_,
-    kv_truncate_,
-    ring_truncate_,
-)
-from specdec_kernels.reference.kv.paged import paged_compact_, paged_truncate_
-from specdec_kernels.reference.row.distribution import (
-    TAIL,
-    Distribution,
-    exponentials,
-    philox,
-    pick,
-    uniform,
-)
-from specdec_kernels.reference.row.sample import sample
-from specdec_kernels.reference.tree.expand_tree import expand_tree
-from specdec_kernels.reference.tree.layout import build_trie, rerank_tree, tree_attention
-from specdec_kernels.reference.tree.verify_tree import verify_tree
+from __future__ import annotations
 
-__all__ = [
-    "TAIL",
-    "Distribution",
-    "build_trie",
-    "expand_tree",
-    "exponentials",
-    "kv_append_",
-    "kv_compact_",
-    "kv_realign_",
-    "kv_truncate_",
-    "paged_compact_",
-    "paged_truncate_",
-    "philox",
-    "pick",
-    "rerank_tree",
-    "ring_truncate_",
-    "sample",
-    "tree_attention",
-    "uniform",
-    "verify_chain",
-    "verify_tree",
-]
+import importlib
+from typing import Any
+
+from specdec_kernels._library import OPS
+from specdec_kernels.reference.row.distribution import Distribution
+from specdec_kernels.reference.row.noise import TAIL, exponentials, philox, uniform
+from specdec_kernels.reference.row.sample import pick
+
+__all__ = ["TAIL", "Distribution", "exponentials", "philox", "pick", "uniform"]
+
+
+def __getattr__(op: str) -> Any:
+    """The reference of an op, from the module of this package that the table of ops names."""
+    if op not in OPS:
+        raise AttributeError(f"module {__name__!r} has no attribute {op!r}")
+    return getattr(importlib.import_module(f"{__name__}.{OPS[op]}"), op)

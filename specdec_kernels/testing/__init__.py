@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from specdec_kernels import reference
+from specdec_kernels._library import OPS
 from specdec_kernels.testing import tree_layout as _tree_layout_cases
 from specdec_kernels.testing.case import (
     Case,
@@ -33,7 +34,6 @@ from specdec_kernels.testing.kv import (
     truncate_case,
 )
 from specdec_kernels.testing.tree import tree_case
-from specdec_kernels.triton import MODULES
 
 __all__ = [
     "CASES",
@@ -64,9 +64,9 @@ def providers(op: str) -> dict[str, Op]:
         "reference": getattr(reference, op),
         "cpp": getattr(torch.ops.specdec_kernels, op).default,
     }
-    name = f"specdec_kernels.triton.{MODULES.get(op)}"
+    name = f"specdec_kernels.triton.{OPS.get(op)}"
     interpreted = os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton")
-    if op in MODULES and interpreted and importlib.util.find_spec(name):
+    if op in OPS and interpreted and importlib.util.find_spec(name):
         found["triton"] = getattr(importlib.import_module(name), op)
     return found
 

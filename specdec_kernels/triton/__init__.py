@@ -1,6 +1,8 @@
-"""Triton provider for CUDA devices (and the CPU interpreter).
+"""The Triton provider: ops for CUDA devices, and for CPU tensors in Triton's interpreter.
 
-Nothing here imports triton until an op is first called: the import costs about a second.
+The modules lie in the same rooms as those of the reference; `specdec_kernels._library.OPS` says
+which module implements which op. None of them is imported, and triton neither, until an op is first
+called: that import costs about a second.
 """
 
 from __future__ import annotations
@@ -11,41 +13,26 @@ from typing import Any
 
 import torch
 
-__all__ = ["MODULES", "register"]
+__all__ = ["register"]
 
-# Op -> the module of this package that has a function of its name.
-MODULES = {
-    "sample": "row.sample",
-    "verify_chain": "chain.verify_chain",
-    "verify_tree": "tree.verify_tree",
-    "tree_attention": "tree.layout",
-    "rerank_tree": "tree.layout",
-    "build_trie": "tree.layout",
-    "expand_tree": "tree.expand_tree",
-    "kv_append_": "kv.append",
-    "kv_truncate_": "kv.append",
-    "kv_compact_": "kv.compact",
-    "paged_compact_": "kv.compact",
-    "kv_realign_": "kv.realign",
-    "ring_truncate_": "kv.ring_truncate",
-    "paged_truncate_": "kv.paged_truncate",
-}
-
+# Registered ops. A registration lasts as long as the object that made it.
 _libraries: dict[str, torch.library.Library] = {}
 
 
-def _on_call(op: str) -> Callable[..., Any]:
+def _import_on_call(op: str, module: str) -> Callable[..., Any]:
     def call(*args: Any) -> Any:
-        return getattr(importlib.import_module(f"{__name__}.{MODULES[op]}"), op)(*args)
+        return getattr(importlib.import_module(f"{__name__}.{module}"), op)(*args)
 
     return call
 
 
-def register(op: str, dispatch_key: str = "CUDA") -> None:
-    """Serve an op on `dispatch_key`; its schema must be there. A second call changes nothing."""
+def register(op: str, module: str, dispatch_key: str = "CUDA") -> None:
+    """Register function `op` of a module of this package as the kernel of the op of that name.
+
+    The op's schema must be defined already. A second call for the same op does nothing.
+    """
     if op in _libraries:
         return
     library = torch.library.Library("specdec_kernels", "IMPL")
-    library.impl(op, _on_call(op), dispatch_key)
-    # A registration lives as long as the object that made it.
+    library.impl(op, _import_on_call(op, module), dispatch_key)
     _libraries[op] = library

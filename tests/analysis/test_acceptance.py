@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy import stats
 from scipy.optimize import linprog
-from support.providers import NEVER, worst
+from support.providers import SIGNIFICANCE, assert_close
 
 from specdec_kernels import analysis
 
@@ -104,7 +104,7 @@ def test_lenient_and_token_are_the_rational_enumeration(lenience):
             rational_residual(p, scaled),
         )  # fmt: skip
         l, a, b = float(lenience), tensor(p), tensor(q)
-        worst("law", analysis.lenient_distribution(a, b, l), tensor(law), atol=1e-15)
+        assert_close("law", analysis.lenient_distribution(a, b, l), tensor(law), atol=1e-15)
         alpha = analysis.lenient_acceptance(a, b, l)
         assert float(alpha) == pytest.approx(float(sum(mass)), abs=1e-15)
         assert all(y <= x / lenience for x, y in zip(p, law, strict=True))
@@ -126,7 +126,9 @@ def test_typical_is_the_enumeration(epsilon, delta):
         mass, law = enumerated(p, q, lambda x, a=accepted: int(a[x]), p)
         a, b = tensor(p), tensor(q)
         assert analysis.typical_set(a, epsilon, delta).tolist() == accepted
-        worst("law", analysis.typical_distribution(a, b, epsilon, delta), tensor(law), atol=1e-15)
+        assert_close(
+            "law", analysis.typical_distribution(a, b, epsilon, delta), tensor(law), atol=1e-15
+        )
         alpha = float(analysis.typical_acceptance(a, b, epsilon, delta))
         assert alpha == pytest.approx(float(sum(mass)), abs=1e-15)
     assert seen == {True, False}
@@ -136,12 +138,12 @@ def test_residual_is_rational_and_falls_back_on_the_target():
     for p, q in pairs(np.random.default_rng(3)):
         for scale in (Fraction(1), Fraction(1, 4), Fraction(0)):
             got = analysis.residual(tensor(p), tensor(q), float(scale))
-            worst("residual", got, tensor(rational_residual(p, q, scale)), atol=1e-13)
+            assert_close("residual", got, tensor(rational_residual(p, q, scale)), atol=1e-13)
     p, q = torch.linspace(0, 9, 144).sin().view(2, 3, 4, 6).softmax(-1)
     scales = torch.linspace(0.5, 1.5, 12).view(3, 4)
     rows = [analysis.residual(*x) for x in zip(*(t.flatten(0, -2) for t in (p, q)),
                                                scales.flatten(), strict=True)]  # fmt: skip
-    worst("rows", analysis.residual(p, q, scales).flatten(0, 1), torch.stack(rows))
+    assert_close("rows", analysis.residual(p, q, scales).flatten(0, 1), torch.stack(rows))
 
 
 def direct_match(p, q):
@@ -158,7 +160,7 @@ def test_match_by_sorting_is_the_direct_formula():
     laws = [(p, q) for v in (1, 2, 5, 9) for p, q in pairs(np.random.default_rng(v), 30, v)]
     for p, q in laws:
         mass = direct_match(p, q)
-        worst("mass", analysis.accepted_mass(tensor(p), tensor(q), "match"), tensor(mass),
+        assert_close("mass", analysis.accepted_mass(tensor(p), tensor(q), "match"), tensor(mass),
               atol=1e-14)  # fmt: skip
         tv = sum(abs(a - b) for a, b in zip(p, q, strict=True)) / 2
         assert (1 - tv) / (1 + tv) <= sum(mass) <= 1 - tv
@@ -188,7 +190,7 @@ def test_match_mass_is_what_shared_noise_agrees_on():
     for hit, mass in zip(
         hits.tolist(), analysis.accepted_mass(p, q, "match").tolist(), strict=True
     ):
-        assert stats.binomtest(hit, n, mass).pvalue > NEVER
+        assert stats.binomtest(hit, n, mass).pvalue > SIGNIFICANCE
 
 
 def test_bound_is_the_minimum_over_all_sets():
@@ -219,7 +221,7 @@ def test_bound_of_one_draft_is_the_rate_of_rule_token_though_float32_rows_do_not
     generator = torch.Generator().manual_seed(9)
     p, q = torch.randn(2, 3, 100_000, generator=generator).mul(4).softmax(-1) * (1 - 1e-5)
     want = analysis.acceptance_rate(p, q)
-    worst("bound", analysis.acceptance_bound(p, q), want, rtol=3e-5)
+    assert_close("bound", analysis.acceptance_bound(p, q), want, rtol=3e-5)
 
 
 RULES = ["token", "match", "greedy", "typical", "lenient"]
@@ -231,7 +233,7 @@ def test_rows_of_a_batch_do_not_see_each_other(rule):
     got = analysis.accepted_mass(p, q, rule, lenience=0.5)
     assert got.dtype == torch.float64
     for i, j in product(range(3), range(2)):
-        worst("row", got[i, j], analysis.accepted_mass(p[i, j], q[i, j], rule, lenience=0.5))
+        assert_close("row", got[i, j], analysis.accepted_mass(p[i, j], q[i, j], rule, lenience=0.5))
     assert bool((got <= q + 1e-6).all())
 
 
@@ -335,7 +337,7 @@ def test_accepted_law_of_block_is_the_rational_enumeration(v, gamma):
         for tokens, mass in joint.items():
             assert mass == math.prod(p[tokens[:i]][tokens[i]] for i in range(gamma + 1))
         law = analysis.num_accepted_distribution(draft[:gamma], target, "block")
-        worst("tau", law, tensor(counts), atol=1e-15)
+        assert_close("tau", law, tensor(counts), atol=1e-15)
         mean, token = (analysis.mean_accepted(draft[:gamma], target, r) for r in ("block", "token"))
         assert mean >= token - 1e-15
         if gamma == 1:
@@ -359,7 +361,7 @@ def test_block_acceptance_of_impossible_tokens():
     p, q = torch.tensor([[0.0, 0.9], [0.0, 0.9], [0.4, 0.0], [0.2, 0.2]]), torch.zeros(4, 2)
     q[:2, 1], q[0, 0], q[3] = 0.1, 0.5, 0.2
     want = torch.tensor([[0.0, 0.0], [0.0, 0.0], [1.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
-    worst("kept", analysis.block_acceptance(p, q), want)
+    assert_close("kept", analysis.block_acceptance(p, q), want)
     assert analysis.block_acceptance(p[:, :0], q[:, :0]).shape == (4, 0)
 
 
@@ -371,8 +373,10 @@ def test_accepted_law_of_equal_rows_is_geometric(rule):
     parameters = {"lenience": 0.8} if rule == "lenient" else {}
     law = analysis.num_accepted_distribution(*tables, rule, **parameters)
     want = [alpha**n * (1 - alpha) for n in range(3)] + [alpha**3]
-    worst("tau", law, torch.tensor(want, dtype=torch.float64), atol=1e-15)
+    assert_close("tau", law, torch.tensor(want, dtype=torch.float64), atol=1e-15)
     mean = analysis.mean_accepted(*tables, rule, **parameters)
     assert 1 + mean == pytest.approx(analysis.expected_tokens(alpha, 3), abs=1e-14)
     if rule == "token":
-        worst("tau", law, tensor(chain_counts(law_of([3, 1, 2]), law_of([1, 4, 2]), 3)), atol=1e-15)
+        assert_close(
+            "tau", law, tensor(chain_counts(law_of([3, 1, 2]), law_of([1, 4, 2]), 3)), atol=1e-15
+        )

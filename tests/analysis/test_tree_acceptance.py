@@ -5,9 +5,9 @@ from fractions import Fraction
 
 import pytest
 import torch
-from support.chain_settings import TOLERANCE
-from support.providers import NATIVE, worst
-from support.tree_settings import DRAWN, TreeSetting, children_law
+from support.providers import FAST_PROVIDERS, assert_close
+from support.toy_chain import TOLERANCE
+from support.toy_tree import DRAWN, ToyTree, sibling_distribution
 
 from specdec_kernels import analysis
 from specdec_kernels.analysis import lineage, tree_acceptance, tree_acceptance_bound
@@ -99,9 +99,9 @@ class Tree:
         self.x, self.parents = drafts, setting.parents
         self.nodes = range(len(drafts))
         path = [[drafts[m] for m in lineage(self.parents, n)] for n in range(-1, len(drafts))]
-        self.p = [rationals(setting.p_law[len(t)][tuple(t)]) for t in path]
+        self.p = [rationals(setting.target_probs[len(t)][tuple(t)]) for t in path]
         self.group = list(zip(self.parents, setting.drafter, strict=True))
-        self.q = [rationals(setting.q_law[k][len(path[p + 1])][tuple(path[p + 1])])
+        self.q = [rationals(setting.draft_probs[k][len(path[p + 1])][tuple(path[p + 1])])
                   for p, k in self.group]  # fmt: skip
 
     def walk(self, judge):
@@ -173,20 +173,20 @@ PAIRS += [(r, "drafters") for r in ("multi_draft", "multi_draft_wor", "traversal
 @pytest.mark.parametrize(("rule", "setting"), PAIRS)
 def test_as_many_nodes_stand_as_in_rationals(rule, setting):
     options = COUNTED.get(setting) or dict(tree="22", drafters=2, seed=5)
-    setting = TreeSetting(rule, kind="probs", sixteenths=True, **options)
+    setting = ToyTree(rule, kind="probs", sixteenths=True, **options)
     law, want = setting.realized("cpp"), rational_nodes(setting)
     # Rule k_seq may take any rho within 1e-6 of the smallest.
     slack = 4 if rule == "k_seq" else 1
-    worst("probability of nodes", law.nodes, want, atol=slack * TOLERANCE)
+    assert_close("probability of nodes", law.nodes, want, atol=slack * TOLERANCE)
     assert law.mean_accepted == pytest.approx(float(want.sum()), abs=slack * TOLERANCE)
 
 
-@pytest.mark.parametrize("name", [n for n in NATIVE if n != "cpp"])
+@pytest.mark.parametrize("name", [n for n in FAST_PROVIDERS if n != "cpp"])
 @pytest.mark.parametrize("rule", POINTS)
 def test_as_many_nodes_stand_as_in_rationals_by_other_providers(name, rule):
-    setting = TreeSetting(rule, tree=[-1, -1], kind="probs", sixteenths=True, seed=6)
+    setting = ToyTree(rule, tree=[-1, -1], kind="probs", sixteenths=True, seed=6)
     law = setting.realized(name)
-    worst("probability of nodes", law.nodes, rational_nodes(setting), atol=4 * TOLERANCE)
+    assert_close("probability of nodes", law.nodes, rational_nodes(setting), atol=4 * TOLERANCE)
 
 
 # Two drafts of one token.
@@ -232,7 +232,7 @@ def test_a_rule_accepts_more_than_one_draft_would_and_no_more_than_the_bound(v, 
         assert bool((got <= most + 1e-12).all()), rule
     if drafts == 1:
         for rule in SAMPLED:
-            worst(rule, tree_acceptance(p, q, 1, rule), single, atol=1e-12)
+            assert_close(rule, tree_acceptance(p, q, 1, rule), single, atol=1e-12)
 
 
 @pytest.mark.parametrize("v", [3, 4, 5])
@@ -255,7 +255,7 @@ def test_target_only_and_top_k_plus_one_are_optimal_for_their_drafts():
             for a, b in zip(p, q, strict=True):
                 if int((b > 0).sum()) < drafts:
                     continue
-                tokens, weights = children_law(b.expand(drafts, -1), DRAWN[rule])
+                tokens, weights = sibling_distribution(b.expand(drafts, -1), DRAWN[rule])
                 assert brute_bound(a, tokens, weights) == pytest.approx(
                     float(tree_acceptance(a, b, drafts, rule)), abs=1e-12
                 )
@@ -275,7 +275,7 @@ def test_the_bounds_are_those_of_their_draft_laws(drafts):
     for rule in ("multi_draft", "multi_draft_wor"):
         for a, b in zip(p, q, strict=True):
             if int((b > 0).sum()) >= drafts:
-                given = children_law(b.expand(drafts, -1), DRAWN[rule])
+                given = sibling_distribution(b.expand(drafts, -1), DRAWN[rule])
                 assert brute_bound(a, *given) == pytest.approx(
                     float(bound(a, b, drafts, rule)), abs=1e-12
                 )
@@ -285,8 +285,8 @@ def test_the_bounds_are_those_of_their_draft_laws(drafts):
 @pytest.mark.parametrize("v", [3, 4])
 @pytest.mark.parametrize("rule", RULES)
 def test_kernels_accept_as_often_as_the_formula(rule, v, drafts):
-    setting = TreeSetting(rule, tree=[-1] * drafts, v=v, seed=v, holes=v == 4)
-    want = float(tree_acceptance(setting.p_law[0], setting.q_law[0][0], drafts, rule))
+    setting = ToyTree(rule, tree=[-1] * drafts, v=v, seed=v, holes=v == 4)
+    want = float(tree_acceptance(setting.target_probs[0], setting.draft_probs[0][0], drafts, rule))
     assert setting.realized("cpp").mean_accepted == pytest.approx(want, abs=2 * TOLERANCE)
 
 

@@ -1,23 +1,35 @@
-"""The emitted law of every rule and every form of the draft: each cell, through the kernels."""
+"""Emitted tokens of every rule, for every form of the draft, enumerated through the kernels.
+
+Lossless rules must give the target's distribution, lossy ones exactly that of their formulas.
+"""
 
 import functools
 
 import pytest
 import torch
-from support.chain_settings import (
+from support.providers import (
+    ALL_PROVIDERS,
+    ENUMERATED_PROVIDERS,
+    FAST_PROVIDERS,
+    assert_close,
+    assert_outputs_equal,
+    needs_triton,
+    provider,
+    verify,
+)
+from support.toy_chain import (
     RATES,
     TOLERANCE,
-    Setting,
-    chain_law,
-    exact_counts,
-    holds,
-    joint_close,
-    law_by,
-    lenient_parts,
-    rejection,
-    typical_parts,
+    ToyChain,
+    accepted_count_distribution,
+    assert_joint_distribution,
+    assert_target_distribution,
+    chain_joint_distribution,
+    lenient_masses,
+    lossy_joint_distribution,
+    rejection_mass,
+    typical_masses,
 )
-from support.providers import EVERY, NATIVE, identical, needs_triton, provider, verify, worst
 
 from specdec_kernels import analysis
 from specdec_kernels.testing import enumeration
@@ -31,94 +43,103 @@ FORMS = {
     "equal": dict(same=True),
     "probs": dict(kind="probs"),
     "probs-zeros": dict(kind="probs", holes=True),
-    "probs-shaped": dict(kind="probs", target=dict(temperature=0.7, top_p=0.8)),
-    "point-mass": dict(draft="none"),
-    "point-mass-probs": dict(draft="none", kind="probs"),
-    "filtered": dict(v=4, target=dict(temperature=0.8, top_k=3, top_p=0.9)),
-    "sampled": dict(v=4, draft="sampled", drafted=dict(temperature=1.8, top_k=3, min_p=0.1),
-                    target=dict(temperature=0.8, top_k=3, top_p=0.9, min_p=0.05)),
-    "sampled-greedy": dict(draft="sampled", drafted=dict(temperature=0.0)),
+    "probs-filtered": dict(kind="probs", target_filters=dict(temperature=0.7, top_p=0.8)),
+    "one-hot": dict(draft="none"),
+    "one-hot-probs": dict(draft="none", kind="probs"),
+    "filtered": dict(v=4, target_filters=dict(temperature=0.8, top_k=3, top_p=0.9)),
+    "sampled": dict(v=4, draft="sampled", draft_filters=dict(temperature=1.8, top_k=3, min_p=0.1),
+                    target_filters=dict(temperature=0.8, top_k=3, top_p=0.9, min_p=0.05)),
+    "sampled-greedy": dict(draft="sampled", draft_filters=dict(temperature=0.0)),
 }  # fmt: skip
 REDUCED = {
     "sparse": dict(draft="sparse"),
     "sparse-probs": dict(v=4, draft="sparse", kind="probs"),
-    "sparse-filtered": dict(v=4, draft="sparse", target=dict(temperature=0.7, top_k=3)),
+    "sparse-filtered": dict(v=4, draft="sparse", target_filters=dict(temperature=0.7, top_k=3)),
     "mapped": dict(v=4, draft="mapped"),
     "mapped-probs": dict(draft="mapped", kind="probs"),
-    "mapped-sampled": dict(v=4, draft="mapped-sampled", drafted=dict(temperature=0.6, top_k=2)),
+    "mapped-sampled": dict(
+        v=4, draft="mapped-sampled", draft_filters=dict(temperature=0.6, top_k=2)
+    ),
     "wide": dict(draft="wide"),
     "wide-probs": dict(draft="wide", kind="probs"),
-    "wide-sampled": dict(draft="wide-sampled", drafted=dict(temperature=1.5, top_k=3)),
-    "wide-filtered": dict(draft="wide", target=dict(temperature=0.7, top_k=2)),
+    "wide-sampled": dict(draft="wide-sampled", draft_filters=dict(temperature=1.5, top_k=3)),
+    "wide-filtered": dict(draft="wide", target_filters=dict(temperature=0.7, top_k=2)),
     "narrow": dict(draft="narrow"),
     "narrow-probs": dict(v=4, draft="narrow", kind="probs"),
-    "narrow-sampled": dict(v=4, draft="narrow-sampled", drafted=dict(temperature=0.8, top_k=2)),
+    "narrow-sampled": dict(
+        v=4, draft="narrow-sampled", draft_filters=dict(temperature=0.8, top_k=2)
+    ),
 }
 LOSSLESS = [("block", f) for f in (FORMS | REDUCED)] + [("token", f) for f in REDUCED]
 
 
 @functools.cache
-def setting_of(rule, form):
-    return Setting(**(FORMS | REDUCED)[form], rule=rule)
+def toy_of(rule, form):
+    return ToyChain(**(FORMS | REDUCED)[form], rule=rule)
 
 
 @pytest.mark.parametrize(("rule", "form"), LOSSLESS)
-@pytest.mark.parametrize("name", NATIVE)
-def test_the_emitted_law_is_the_targets(name, rule, form):
-    setting = setting_of(rule, form)
-    law = setting.realized(name)
-    holds(law, setting)
-    worst("accepted", law.accepted, exact_counts(setting, rule), atol=TOLERANCE)
+@pytest.mark.parametrize("name", ENUMERATED_PROVIDERS)
+def test_emitted_tokens_have_the_targets_distribution(name, rule, form):
+    toy = toy_of(rule, form)
+    realized = toy.realized(name)
+    assert_target_distribution(realized, toy)
+    assert_close(
+        "accepted", realized.accepted, accepted_count_distribution(toy, rule), atol=TOLERANCE
+    )
 
 
 @pytest.mark.parametrize("form", FORMS | REDUCED)
-def test_block_accepts_at_least_as_many_as_token(form):
-    """Counted over the cells of the kernel, against the mass formula of `analysis`."""
+def test_block_accepts_at_least_as_many_drafts_as_token(form):
+    """The means come from the kernel's cells, and equal the formula of `analysis`."""
     counts = {}
     for rule in ("block", "token"):
-        setting = setting_of(rule, form)
-        counts[rule] = setting.realized("cpp").mean_accepted
-        want = analysis.mean_accepted(setting.q_law, setting.p_law, rule)
+        toy = toy_of(rule, form)
+        counts[rule] = toy.realized("cpp").mean_accepted
+        want = analysis.mean_accepted(toy.draft_probs, toy.target_probs, rule)
         assert counts[rule] == pytest.approx(want, abs=TOLERANCE)
     assert counts["block"] >= counts["token"] - TOLERANCE
-    if "gamma1" in form or "point-mass" in form:
+    if "gamma1" in form or "one-hot" in form:
         assert counts["block"] == pytest.approx(counts["token"], abs=TOLERANCE)
 
 
-@pytest.mark.parametrize("name", NATIVE)
-def test_block_of_one_draft_is_token(name):
-    """Cell for cell: the same tokens for the same uniforms, not only the same law."""
+@pytest.mark.parametrize("name", ENUMERATED_PROVIDERS)
+def test_block_with_one_draft_decides_as_token(name):
+    """Emitted tokens and counts have the same joint distribution."""
     for form in ("gamma1", "zeros", "sparse", "wide", "mapped"):
         options = {**(FORMS | REDUCED)[form], "gamma": 1}
-        rules = [Setting(**options, rule=rule).realized(name) for rule in ("block", "token")]
-        worst("law", rules[0].joint, rules[1].joint, atol=1e-8)
-        worst("accepted", rules[0].accepted, rules[1].accepted, atol=1e-8)
+        rules = [ToyChain(**options, rule=rule).realized(name) for rule in ("block", "token")]
+        assert_close("realized", rules[0].joint, rules[1].joint, atol=1e-8)
+        assert_close("accepted", rules[0].accepted, rules[1].accepted, atol=1e-8)
 
 
-class Toy:
-    """P = (1/3, 2/3) and Q = (2/3, 1/3) at every position."""
+class PaperModel:
+    """The example of the paper on block verification: P = (1/3, 2/3), Q = (2/3, 1/3) everywhere."""
 
     def __init__(self):
         p, q = torch.tensor([[1 / 3, 2 / 3], [2 / 3, 1 / 3]], dtype=torch.float64)
         self.gamma = 2
-        self.q_law = [q.expand((2,) * n) for n in (1, 2)]
-        self.p_law = [p.expand((2,) * n) for n in (1, 2, 3)]
+        self.draft_probs = [q.expand((2,) * n) for n in (1, 2)]
+        self.target_probs = [p.expand((2,) * n) for n in (1, 2, 3)]
 
 
 @pytest.mark.parametrize(("rule", "mean"), [("token", 10 / 9), ("block", 11 / 9)])
-@pytest.mark.parametrize("name", NATIVE)
-def test_the_toy_model_of_the_paper(name, rule, mean):
-    op, toy = provider("verify_chain", name), Toy()
+@pytest.mark.parametrize("name", ENUMERATED_PROVIDERS)
+def test_the_papers_example_has_the_papers_accepted_length(name, rule, mean):
+    op, toy = provider("verify_chain", name), PaperModel()
 
     def run(drafts, uniforms):
         n = len(drafts)
-        p, q = (x[0].log().float().expand(n, i, 2) for x, i in ((toy.p_law, 3), (toy.q_law, 2)))
+        p, q = (
+            x[0].log().float().expand(n, i, 2)
+            for x, i in ((toy.target_probs, 3), (toy.draft_probs, 2))
+        )
         return verify(op, p, drafts, q, rule=rule, uniforms=uniforms)[:2]
 
-    law = enumeration.enumerate_distribution(run, toy.q_law, toy.p_law, steps=26)
-    holds(law, toy)
-    assert law.mean_accepted == pytest.approx(mean, abs=TOLERANCE)
-    exact = exact_counts(toy, rule)
+    realized = enumeration.enumerate_distribution(run, toy.draft_probs, toy.target_probs, steps=26)
+    assert_target_distribution(realized, toy)
+    assert realized.mean_accepted == pytest.approx(mean, abs=TOLERANCE)
+    exact = accepted_count_distribution(toy, rule)
     assert float((exact * torch.arange(3)).sum()) == pytest.approx(mean, abs=1e-12)
 
 
@@ -135,35 +156,37 @@ SMALL = {
 
 @needs_triton
 @pytest.mark.parametrize("form", SMALL)
-def test_the_emitted_law_is_the_targets_in_the_interpreter(form):
-    setting = Setting(**{"v": 2, **SMALL[form]})
-    holds(setting.realized("triton", steps=24), setting)
+def test_emitted_tokens_have_the_targets_distribution_in_triton(form):
+    toy = ToyChain(**{"v": 2, **SMALL[form]})
+    assert_target_distribution(toy.realized("triton", steps=24), toy)
 
 
-# Rules that change the law: to what they say, no further.
+# Lossy rules: the distribution is that of the rule's formula.
 
 
-def test_the_formula_of_a_chain_gives_the_targets_law_for_rule_token():
-    setting = Setting(gamma=3)
-    want = analysis.joint_distribution(setting.p_law)
-    worst("law", law_by(setting, lenient_parts, lenience=1.0), want, atol=1e-12)
+def test_the_formula_gives_the_targets_distribution_for_rule_token():
+    toy = ToyChain(gamma=3)
+    want = analysis.joint_distribution(toy.target_probs)
+    assert_close(
+        "realized", lossy_joint_distribution(toy, lenient_masses, lenience=1.0), want, atol=1e-12
+    )
 
 
 LENIENT = {
     "logits": dict(),
     "V4-gamma1": dict(v=4, gamma=1),
     "probs-zeros": dict(kind="probs", holes=True),
-    "point-mass": dict(draft="none", target=dict(temperature=0.8, top_k=2)),
+    "one-hot": dict(draft="none", target_filters=dict(temperature=0.8, top_k=2)),
     "sparse": dict(draft="sparse"),
     "wide": dict(draft="wide"),
-    "mapped-sampled": dict(v=4, draft="mapped-sampled", drafted=dict(top_k=2)),
+    "mapped-sampled": dict(v=4, draft="mapped-sampled", draft_filters=dict(top_k=2)),
 }
 
 
 @pytest.mark.parametrize("kind", ["logits", "probs"])
 @pytest.mark.parametrize("rule", ["token", "block"])
-@pytest.mark.parametrize("name", EVERY)
-def test_lenience_is_of_rule_lenient_alone(name, rule, kind):
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
+def test_lenience_changes_no_other_rule(name, rule, kind):
     n, g = (4 if name == "triton" else 64), torch.Generator().manual_seed(7)
     target, draft = torch.randn(n, 3, 5, generator=g), torch.randn(n, 2, 5, generator=g)
     if kind == "probs":
@@ -173,74 +196,86 @@ def test_lenience_is_of_rule_lenient_alone(name, rule, kind):
         verify, provider("verify_chain", name), target, tokens, draft, rule=rule, kind=kind,
         seeds=torch.arange(n),
     )  # fmt: skip
-    identical("verify_chain", call(lenience=0.125), call())
+    assert_outputs_equal("verify_chain", call(lenience=0.125), call())
 
 
 @pytest.mark.parametrize("lenience", [1.0, 0.5, 0.125])
 @pytest.mark.parametrize("form", LENIENT)
-@pytest.mark.parametrize("name", NATIVE)
-def test_lenient_has_its_law(name, form, lenience):
-    setting = Setting(**LENIENT[form], rule="lenient", lenience=lenience)
-    law = setting.realized(name)
-    joint_close(law, law_by(setting, lenient_parts, lenience=lenience))
-    first = law.joint.flatten(1).sum(-1)
-    assert (first <= setting.p_law[0] / lenience + TOLERANCE).all()
+@pytest.mark.parametrize("name", ENUMERATED_PROVIDERS)
+def test_lenient_has_the_distribution_of_its_formula(name, form, lenience):
+    toy = ToyChain(**LENIENT[form], rule="lenient", lenience=lenience)
+    realized = toy.realized(name)
+    assert_joint_distribution(
+        realized, lossy_joint_distribution(toy, lenient_masses, lenience=lenience)
+    )
+    first = realized.joint.flatten(1).sum(-1)
+    assert (first <= toy.target_probs[0] / lenience + TOLERANCE).all()
     if lenience == 1:
-        holds(law, setting)
+        assert_target_distribution(realized, toy)
     elif form == "logits":
-        assert law.mean_accepted > analysis.mean_accepted(setting.q_law, setting.p_law) + 0.01
+        assert (
+            realized.mean_accepted
+            > analysis.mean_accepted(toy.draft_probs, toy.target_probs) + 0.01
+        )
 
 
 TYPICAL = {
     "medusa": dict(v=4),
     "strict": dict(v=4, epsilon=0.9, delta=1.1),
     "entropy": dict(v=4, epsilon=0.9, delta=0.6),
-    "filtered": dict(v=4, epsilon=0.9, delta=0.8, target=dict(temperature=1.3, top_k=2)),
+    "filtered": dict(v=4, epsilon=0.9, delta=0.8, target_filters=dict(temperature=1.3, top_k=2)),
     "probs": dict(v=4, epsilon=0.5, delta=0.7, kind="probs"),
     "all": dict(epsilon=0.0),
 }
 
 
 @pytest.mark.parametrize("form", TYPICAL)
-@pytest.mark.parametrize("name", NATIVE)
-def test_typical_has_its_law(name, form):
-    setting = Setting(**TYPICAL[form], rule="typical")
-    epsilon, delta = (setting.options.get(k, x) for k, x in (("epsilon", 0.09), ("delta", 0.3)))
-    law = setting.realized(name)
-    joint_close(law, law_by(setting, typical_parts, epsilon=epsilon, delta=delta))
-    assert form != "all" or float(law.accepted[-1]) == pytest.approx(1, abs=1e-9)
-    assert form == "all" or 0 < law.mean_accepted < setting.gamma
+@pytest.mark.parametrize("name", ENUMERATED_PROVIDERS)
+def test_typical_has_the_distribution_of_its_formula(name, form):
+    toy = ToyChain(**TYPICAL[form], rule="typical")
+    epsilon, delta = (toy.options.get(k, x) for k, x in (("epsilon", 0.09), ("delta", 0.3)))
+    realized = toy.realized(name)
+    assert_joint_distribution(
+        realized, lossy_joint_distribution(toy, typical_masses, epsilon=epsilon, delta=delta)
+    )
+    assert form != "all" or float(realized.accepted[-1]) == pytest.approx(1, abs=1e-9)
+    assert form == "all" or 0 < realized.mean_accepted < toy.gamma
 
 
 @pytest.mark.parametrize("target", [dict(), dict(temperature=0.8, top_k=2), dict(temperature=0.0)])
-@pytest.mark.parametrize("name", NATIVE)
-def test_synthetic_accepts_at_its_rates_and_goes_on_with_the_target(name, target):
-    setting = Setting(rule="synthetic", rates=RATES, target=target, drafted=dict(temperature=1.0))
-    law = setting.realized(name)
+@pytest.mark.parametrize("name", ENUMERATED_PROVIDERS)
+def test_synthetic_accepts_at_its_rates_and_recovers_with_the_target(name, target):
+    toy = ToyChain(
+        rule="synthetic", rates=RATES, target_filters=target, draft_filters=dict(temperature=1.0)
+    )
+    realized = toy.realized(name)
     a, b = RATES.double().tolist()
     want = torch.tensor([1 - a, a * (1 - b), a * b], dtype=torch.float64)
-    worst("accepted", law.accepted, want, atol=TOLERANCE)
-    accept = [r * q for r, q in zip((a, b), setting.q_law, strict=True)]
-    reject = [rejection(x, p) for x, p in zip(accept, setting.p_law, strict=False)]
-    joint_close(law, chain_law(accept, reject, setting.p_law))
+    assert_close("accepted", realized.accepted, want, atol=TOLERANCE)
+    accept = [r * q for r, q in zip((a, b), toy.draft_probs, strict=True)]
+    reject = [rejection_mass(x, p) for x, p in zip(accept, toy.target_probs, strict=False)]
+    assert_joint_distribution(realized, chain_joint_distribution(accept, reject, toy.target_probs))
 
 
-@pytest.mark.parametrize("name", EVERY)
-def test_rates_at_and_beyond_the_ends_are_certain(name):
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
+def test_synthetic_rates_at_or_beyond_0_and_1_decide_every_draft(name):
     target, drafts = torch.zeros(1, 4, 3), torch.zeros(1, 3, dtype=torch.int64)
     top = 1 - 2.0**-53
     uniforms = torch.tensor([[top, top, 0.0, 0.5]], dtype=torch.float64)
-    for rates, count, chances in (([1.0, 7.0, 0.0], 2, [1, 1, 0]), ([-1.0, 1.0, 1.0], 0, [0])):
+    for rates, count, probabilities in (
+        ([1.0, 7.0, 0.0], 2, [1, 1, 0]),
+        ([-1.0, 1.0, 1.0], 0, [0]),
+    ):
         got = verify(provider("verify_chain", name), target, drafts, rule="synthetic",
                      rates=torch.tensor(rates), uniforms=uniforms)  # fmt: skip
         assert int(got[1]) == count
-        assert got[4][0, : len(chances)].tolist() == chances
+        assert got[4][0, : len(probabilities)].tolist() == probabilities
 
 
 @pytest.mark.parametrize("kind", ["logits", "probs"])
-@pytest.mark.parametrize("name", EVERY)
-def test_lenient_at_temperature_zero_takes_what_is_near_the_top(name, kind):
-    """P(x) >= lenience * max P, P at temperature 1; what follows is the argmax."""
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
+def test_lenient_at_temperature_zero_accepts_tokens_near_the_maximum(name, kind):
+    """It accepts where P(x) >= lenience * max P at temperature 1, and recovers with the argmax."""
     p = torch.tensor([0.5, 0.26, 0.24, 0.0]).expand(4, 2, 4)
     drafts = torch.arange(4)[:, None]
     got = verify(provider("verify_chain", name), p if kind == "probs" else p.log(), drafts,
@@ -250,9 +285,9 @@ def test_lenient_at_temperature_zero_takes_what_is_near_the_top(name, kind):
     assert not got[3].any()
 
 
-@pytest.mark.parametrize("name", EVERY)
-def test_typical_is_strict(name):
-    """A certain token has P = 1 and H = 0: it is not above a bound of 1."""
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
+def test_the_bound_of_typical_is_strict(name):
+    """A certain token has P = 1 and entropy 0, which is not above a bound of 1."""
     target = torch.tensor([0.0, -torch.inf, -torch.inf]).expand(1, 2, 3)
     for delta, count in ((1.0, 0), (0.999, 1)):
         got = verify(provider("verify_chain", name), target, torch.tensor([[0]]), rule="typical",
@@ -260,48 +295,49 @@ def test_typical_is_strict(name):
         assert (int(got[1]), got[0][0, 0], got[4].tolist()) == (count, 0, [[count]])
 
 
-def synthetic_parts(p, q, rate):
-    return rate * q, rejection(rate * q, p)
+def synthetic_masses(p, q, rate):
+    return rate * q, rejection_mass(rate * q, p)
 
 
-LOSSY = {  # options, and the parts of the law
-    "lenient": (dict(lenience=0.5), functools.partial(lenient_parts, lenience=0.5)),
+LOSSY = {  # options, and the masses of accepted and recovered tokens
+    "lenient": (dict(lenience=0.5), functools.partial(lenient_masses, lenience=0.5)),
     "typical": (dict(epsilon=0.9, delta=0.8),
-                functools.partial(typical_parts, epsilon=0.9, delta=0.8)),
-    "synthetic": (dict(rates=RATES[1:]), functools.partial(synthetic_parts, rate=float(RATES[1]))),
+                functools.partial(typical_masses, epsilon=0.9, delta=0.8)),
+    "synthetic": (dict(rates=RATES[1:]), functools.partial(synthetic_masses, rate=float(RATES[1]))),
 }  # fmt: skip
 
 
 @needs_triton
 @pytest.mark.parametrize("rule", LOSSY)
-def test_lossy_rules_have_their_law_in_the_interpreter(rule):
-    options, parts = LOSSY[rule]
-    setting = Setting(v=2, gamma=1, rule=rule, **options)
-    law = setting.realized("triton", steps=24)
-    joint_close(law, law_by(setting, parts))
-    assert 0 < law.mean_accepted < 1
+def test_lossy_rules_have_the_distribution_of_their_formulas_in_triton(rule):
+    options, masses = LOSSY[rule]
+    toy = ToyChain(v=2, gamma=1, rule=rule, **options)
+    realized = toy.realized("triton", steps=24)
+    assert_joint_distribution(realized, lossy_joint_distribution(toy, masses))
+    assert 0 < realized.mean_accepted < 1
 
 
 @pytest.mark.parametrize("rule", ["token", "block", "lenient", "typical", "synthetic"])
-@pytest.mark.parametrize("name", NATIVE)
-def test_acceptance_is_the_measured_chance(name, rule):
-    """The optional output is where the coin turns: tried just below and just above it."""
-    setting = Setting(v=4, gamma=2, rule=rule, lenience=0.7 if rule == "lenient" else 1.0,
+@pytest.mark.parametrize("name", FAST_PROVIDERS)
+def test_accept_probs_are_where_the_decision_changes(name, rule):
+    """A uniform just below the reported probability accepts, and one just above rejects."""
+    toy = ToyChain(v=4, gamma=2, rule=rule, lenience=0.7 if rule == "lenient" else 1.0,
                       rates=RATES if rule == "synthetic" else None)  # fmt: skip
     op = provider("verify_chain", name)
-    drafts = analysis.joint_distribution(setting.q_law).nonzero()
-    args = setting.arguments(drafts, "cpp")
+    drafts = analysis.joint_distribution(toy.draft_probs).nonzero()
+    args = toy.arguments(drafts, "cpp")
     n = len(drafts)
     for i in range(2):
-        # Walks reach draft 1 after draft 0, blocks draft 0 after draft 1.
+        # Draft 1 is decided only where draft 0 is accepted, but by rule block the last draft is
+        # decided first and draft 0 only where draft 1 is rejected.
         others = 1 - 2.0**-53 if rule == "block" else 0.0
         uniforms = torch.full((n, 3), others, dtype=torch.float64)
-        chances = verify(op, tokens=drafts, uniforms=uniforms, **args)[4][:, i].double()
-        looked = ~chances.isnan()
-        assert looked.any()
+        probabilities = verify(op, tokens=drafts, uniforms=uniforms, **args)[4][:, i].double()
+        defined = ~probabilities.isnan()
+        assert defined.any()
         for shift in (-1e-5, 1e-5):
-            inside = looked & (chances + shift > 0) & (chances + shift < 1)
-            uniforms[:, i] = torch.where(inside, chances + shift, 0.5)
-            count = verify(op, tokens=drafts, uniforms=uniforms, **args)[1][inside]
-            stands = count == 2 if rule != "block" and i else count > i
-            assert (stands == (shift < 0)).all()
+            tried = defined & (probabilities + shift > 0) & (probabilities + shift < 1)
+            uniforms[:, i] = torch.where(tried, probabilities + shift, 0.5)
+            count = verify(op, tokens=drafts, uniforms=uniforms, **args)[1][tried]
+            accepted = count == 2 if rule != "block" and i else count > i
+            assert (accepted == (shift < 0)).all()

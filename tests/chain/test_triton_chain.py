@@ -19,7 +19,14 @@ os.environ["TRITON_INTERPRET"] = "1"  # before any kernel is decorated
 import torch
 import triton
 import triton.language as tl
-from support.providers import allocations, identical, same_outputs, shaping, verify, worst
+from support.providers import (
+    assert_close,
+    assert_outputs_close,
+    assert_outputs_equal,
+    record_allocations,
+    sampling_arguments,
+    verify,
+)
 from support.triton_random import DTYPES, logits, poison, random_chain, random_shaping
 
 from specdec_kernels import reference
@@ -49,7 +56,7 @@ def both_schedules(op, args, monkeypatch):
     for split in (False, True):
         monkeypatch.setattr(launch, "force_row_parallel", split)
         out.append(op(*args))
-    identical("sample" if op is sample.sample else "verify_chain", *out)
+    assert_outputs_equal("sample" if op is sample.sample else "verify_chain", *out)
     return out[0]
 
 
@@ -150,9 +157,9 @@ def test_random_chains_equal_the_specification_in_both_schedules(batch, monkeypa
         want = reference.verify_chain(*args)
         got = both_schedules(chain.verify_chain, args, monkeypatch)
         for name, g, w in zip(("tokens", "accepted", "status"), got, want, strict=False):
-            worst(f"seed {seed}: {name}", g, w)
+            assert_close(f"seed {seed}: {name}", g, w)
         for name, g, w in zip(("logprobs", "accept_probs"), got[3:], want[3:], strict=True):
-            worst(f"seed {seed}: {name}", g, w, atol=1e-4, rtol=1e-4)
+            assert_close(f"seed {seed}: {name}", g, w, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("method", ["cdf", "gumbel"])
@@ -169,7 +176,7 @@ def test_random_rows_equal_the_specification_in_both_schedules(v, method, monkey
         )  # fmt: skip
         want = reference.sample(*args)
         # Tiny temperatures: the log-sum-exp is of the size of logits / temperature.
-        same_outputs("sample", both_schedules(sample.sample, args, monkeypatch), want)
+        assert_outputs_close("sample", both_schedules(sample.sample, args, monkeypatch), want)
 
 
 # Tiles, scan blocks, views, launches.
@@ -195,7 +202,7 @@ def test_many_tiles_and_scan_blocks(rule, filters, small_tiles, monkeypatch):
     rest = (target, torch.randint(0, v, (n, 1), generator=g), draft)
     options = dict(rule=rule, seeds=torch.arange(n), positions=torch.arange(n), **filters)
     want = verify(reference.verify_chain, *rest, **options)
-    same_outputs("verify_chain", judged(monkeypatch, *rest, **options), want)
+    assert_outputs_close("verify_chain", judged(monkeypatch, *rest, **options), want)
     assert {int(t) >= 4096 for t in want[0].flatten() if t >= 0} == {False, True}
 
 
@@ -217,7 +224,9 @@ def test_many_tiles_of_a_draft_with_a_vocabulary_of_its_own(form, small_tiles, m
     for rule in ("token", "block"):
         options = dict(rule=rule, ids=ids, columns=columns, seeds=torch.arange(n))
         want = verify(reference.verify_chain, target, tokens, draft, **options)
-        same_outputs("verify_chain", judged(monkeypatch, target, tokens, draft, **options), want)
+        assert_outputs_close(
+            "verify_chain", judged(monkeypatch, target, tokens, draft, **options), want
+        )
 
 
 def test_entries_beside_a_row_are_never_read():
@@ -236,7 +245,7 @@ def test_entries_beside_a_row_are_never_read():
         cut = verify(chain.verify_chain, target, tokens, draft, **options)
         whole = verify(chain.verify_chain, target.contiguous(), tokens.contiguous(),
                        draft.contiguous(), **options)  # fmt: skip
-        identical("verify_chain", cut, whole)
+        assert_outputs_equal("verify_chain", cut, whole)
         assert not cut[2].any()
 
 
@@ -257,15 +266,17 @@ def test_a_sequence_alone_is_the_same_as_in_a_batch(rule):
 
     together = run(torch.arange(n))
     order = torch.tensor([2, 0, 3, 1])
-    identical("verify_chain", run(order), [t[order] for t in together])
+    assert_outputs_equal("verify_chain", run(order), [t[order] for t in together])
     for b in range(n):
-        identical("verify_chain", run(torch.tensor([b])), [t[b : b + 1] for t in together])
+        assert_outputs_equal(
+            "verify_chain", run(torch.tensor([b])), [t[b : b + 1] for t in together]
+        )
 
 
 @pytest.mark.parametrize("rule", ["token", "block", "match", "greedy"])
 def test_scratch_is_a_few_numbers_a_tile(rule, monkeypatch):
     """Nothing of the size of the rows is ever allocated."""
-    sizes = allocations(monkeypatch)
+    sizes = record_allocations(monkeypatch)
     n, gamma, v = 2, 3, 9000
     tokens = torch.zeros(n, gamma, dtype=torch.int64)
     judged(monkeypatch, torch.zeros(n, gamma + 1, v), tokens, torch.zeros(n, gamma, v), rule=rule)
@@ -306,7 +317,9 @@ def test_an_empty_batch_launches_nothing():
     )  # fmt: skip
     assert [tuple(t.shape) for t in out] == [(0, 3), (0,), (0,), (0, 3), (0, 0)]
     assert out[0].dtype == torch.int32
-    assert sample.sample(torch.zeros(0, 5), *shaping(), none, none, "draft", "cdf")[0].shape == (0,)
+    assert sample.sample(torch.zeros(0, 5), *sampling_arguments(), none, none, "draft", "cdf")[
+        0
+    ].shape == (0,)
 
 
 # The compiler, and the import.

@@ -3,31 +3,31 @@
 import pytest
 import torch
 from support.providers import (
-    EVERY,
-    REAL,
-    TIE_PER_DRAW,
-    agreeing,
-    identical,
+    ALL_PROVIDERS,
+    KERNEL_PROVIDERS,
+    MAX_TIE_RATE,
+    assert_close,
+    assert_outputs_close,
+    assert_outputs_equal,
     provider,
-    same_outputs,
+    provider_cases,
     sample,
-    shaping,
+    sampling_arguments,
     verify,
-    worst,
 )
 
 from specdec_kernels import reference, testing
-from specdec_kernels.arguments import conversion as _params
+from specdec_kernels.arguments import conversion
 
 
-@pytest.mark.parametrize(("name", "case"), agreeing("verify_chain"))
+@pytest.mark.parametrize(("name", "case"), provider_cases("verify_chain"))
 def test_agrees_with_the_specification(name, case):
     got, want = provider("verify_chain", name)(*case.args()), reference.verify_chain(*case.args())
-    same_outputs("verify_chain", got, want)
+    assert_outputs_close("verify_chain", got, want)
 
 
-def test_the_cases_accept_reject_and_finish():
-    """The list would be worthless if every chain ended at once or none did."""
+def test_the_cases_hold_chains_that_are_rejected_at_once_late_and_never():
+    """Cases that all end at once, or never, would not exercise the residual."""
     accepted = torch.cat(
         [
             reference.verify_chain(*c.args())[1]
@@ -62,18 +62,18 @@ MANY = [
 
 @pytest.mark.parametrize(("rule", "draft", "kind", "filters"), MANY)
 def test_agreement_with_the_specification_on_thousands_of_rows(rule, draft, kind, filters):
-    """They may differ only where a uniform falls within rounding of an edge."""
+    """They may differ only where a uniform lies within rounding of a decision's boundary."""
     b, gamma = 120 if (filters, draft) != ("off", "full") else 300, 4
     case = testing.chain_case(b, gamma, 257, rule=rule, kind=kind, draft=draft, filters=filters)
     got, want = (provider("verify_chain", n)(*case.args()) for n in ("cpp", "reference"))
     differ = (got[0] != want[0]).any(-1) | (got[1] != want[1]) | (got[2] != want[2])
-    assert int(differ.sum()) <= b * (gamma + 1) * TIE_PER_DRAW + 1
-    worst("logprobs", got[3][~differ], want[3][~differ], atol=1e-4)
-    worst("accept_probs", got[4][~differ], want[4][~differ], atol=1e-4)
+    assert int(differ.sum()) <= b * (gamma + 1) * MAX_TIE_RATE + 1
+    assert_close("logprobs", got[3][~differ], want[3][~differ], atol=1e-4)
+    assert_close("accept_probs", got[4][~differ], want[4][~differ], atol=1e-4)
 
 
 def fixed(v=5):
-    """One sequence, gamma 2: P is uniform over 3 tokens, Q over 2 of them."""
+    """Logits of one sequence, gamma 2: P is uniform over 3 tokens, Q over 2 of them."""
     p = torch.full((1, 3, v), -torch.inf)
     p[..., :3] = 0.0
     q = torch.full((1, 2, v), -torch.inf)
@@ -81,28 +81,28 @@ def fixed(v=5):
     return p, q
 
 
-@pytest.mark.parametrize("name", EVERY)
-def test_counts_and_layout_of_the_verdict(name):
-    """P/Q = 2/3; the residual of row 1 is token 0 alone; the bonus is uniform over 0, 1, 2."""
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
+def test_tokens_counts_and_padding_of_the_verdict(name):
+    """P/Q = 2/3; the residual is token 0 alone; the bonus token is uniform over 0, 1 and 2."""
     p, q = fixed()
     drafts = torch.tensor([[1, 2]])
-    for coins, last, want, count in [
+    for accept, last, want, count in [
         ((0.6, 0.6), 0.99, [1, 2, 2], 2),
         ((0.6, 0.6), 0.0, [1, 2, 0], 2),
         ((0.6, 0.7), 0.99, [1, 0, -1], 1),
         ((0.7, 0.0), 0.5, [0, -1, -1], 0),
     ]:
-        uniforms = torch.tensor([[*coins, last]], dtype=torch.float64)
+        uniforms = torch.tensor([[*accept, last]], dtype=torch.float64)
         got = verify(provider("verify_chain", name), p, drafts, q, uniforms=uniforms)
         assert got[0].tolist() == [want]
         assert got[1].tolist() == [count]
         assert got[2].tolist() == [0]
         third = torch.tensor([[-1.0986123] * (count + 1) + [0.0] * (2 - count)])
-        worst("logprobs", got[3], third, atol=1e-6)
+        assert_close("logprobs", got[3], third, atol=1e-6)
 
 
 @pytest.mark.parametrize("rule", ["token", "block", "lenient", "typical", "greedy", "match"])
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
 def test_minus_one_ends_the_drafts_and_samples_the_target_not_the_residual(name, rule):
     p, q = fixed()
     drafts = torch.tensor([[-1, 2]])
@@ -117,11 +117,11 @@ def test_minus_one_ends_the_drafts_and_samples_the_target_not_the_residual(name,
     assert seen == {"greedy": {0}, "match": seen}.get(rule, {0, 1, 2})
 
 
-@pytest.mark.parametrize("name", EVERY)
-def test_greedy_accepts_the_argmax_and_corrects_with_it(name):
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
+def test_greedy_accepts_the_argmax_and_recovers_with_it(name):
     target = torch.zeros(3, 3, 9)
     target[:, 0, 4] = target[:, 1, 7] = target[:, 2, 2] = 1.0
-    target[:, 1, 8] = 1.0  # tied with 7: the lower id stands
+    target[:, 1, 8] = 1.0  # tied with 7: the lower id is the argmax
     drafts = torch.tensor([[4, 7], [4, 8], [3, 7]])
     got = verify(provider("verify_chain", name), target, drafts, rule="greedy", temperature=0.3)
     assert got[0].tolist() == [[4, 7, 2], [4, 7, -1], [4, -1, -1]]
@@ -129,9 +129,9 @@ def test_greedy_accepts_the_argmax_and_corrects_with_it(name):
     assert not got[3].any()
 
 
-@pytest.mark.parametrize("name", REAL)
-def test_match_is_sampling_with_shared_noise_row_by_row(name):
-    """Any drafts: emitted tokens are those that plain sampling draws at the same positions."""
+@pytest.mark.parametrize("name", KERNEL_PROVIDERS)
+def test_match_emits_what_sampling_with_shared_noise_draws(name):
+    """Whatever the drafts, emitted tokens are those of plain sampling at the same positions."""
     b, gamma, v = (2 if name == "triton" else 200), 3, 67
     generator = torch.Generator().manual_seed(12)
     target = testing.zipf_logits(b * (gamma + 1), v, generator).view(b, gamma + 1, v)
@@ -150,15 +150,15 @@ def test_match_is_sampling_with_shared_noise_row_by_row(name):
     got = verify(provider("verify_chain", name), target, drafts, rule="match", seeds=seeds,
                  positions=positions, temperature=temperature, **filters)  # fmt: skip
     emitted = torch.arange(gamma + 1) <= got[1][:, None]
-    worst("tokens", got[0], torch.where(emitted, tokens, -1))
-    worst("logprobs", got[3], torch.where(emitted, logprobs, 0.0), atol=1e-5)
+    assert_close("tokens", got[0], torch.where(emitted, tokens, -1))
+    assert_close("logprobs", got[3], torch.where(emitted, logprobs, 0.0), atol=1e-5)
     matches = (drafts == tokens[:, :gamma]).int().cumprod(-1).sum(-1)
-    worst("num_accepted", got[1], matches.int())
+    assert_close("num_accepted", got[1], matches.int())
 
 
 @pytest.mark.parametrize("rule", ["token", "block", "typical", "lenient", "match"])
-@pytest.mark.parametrize("name", REAL)
-def test_temperature_zero_rows_are_greedy_in_a_mixed_batch(name, rule):
+@pytest.mark.parametrize("name", KERNEL_PROVIDERS)
+def test_sequences_of_temperature_zero_are_greedy_in_a_mixed_batch(name, rule):
     case = testing.chain_case(6, 3, 67, rule=rule)
     target, drafts, q, *_ = case.args()
     temperature = torch.tensor([0.0, 1.0, 0.0, 0.7, 2.0, 0.0])
@@ -166,30 +166,30 @@ def test_temperature_zero_rows_are_greedy_in_a_mixed_batch(name, rule):
     mixed = verify(op, target, drafts, q, rule=rule, temperature=temperature)
     greedy = verify(op, target, drafts, q, rule="greedy")
     cold = temperature == 0
-    identical("verify_chain", [x[cold] for x in mixed], [x[cold] for x in greedy])
+    assert_outputs_equal("verify_chain", [x[cold] for x in mixed], [x[cold] for x in greedy])
     assert not torch.equal(mixed[0][~cold], greedy[0][~cold])
 
 
-@pytest.mark.parametrize("name", REAL)
-def test_a_sampled_draft_of_temperature_zero_is_a_point_mass(name):
+@pytest.mark.parametrize("name", KERNEL_PROVIDERS)
+def test_a_sampled_draft_of_temperature_zero_is_deterministic(name):
     target, drafts, q, *_ = testing.chain_case(5, 3, 67, draft="none").args()
     q = torch.zeros(5, 3, 67) if q is None else q
-    left = (torch.zeros(5, 3, dtype=torch.float64), torch.zeros(5, 3), 0.0)
+    sampled = (torch.zeros(5, 3, dtype=torch.float64), torch.zeros(5, 3), 0.0)
     op = provider("verify_chain", name)
-    got = verify(op, target, drafts, q, sampled=left, positions=3)
-    identical("verify_chain", got, verify(op, target, drafts, None, positions=3))
+    got = verify(op, target, drafts, q, sampled=sampled, positions=3)
+    assert_outputs_equal("verify_chain", got, verify(op, target, drafts, None, positions=3))
 
 
-@pytest.mark.parametrize("name", REAL)
-def test_a_sampled_draft_without_filters_is_its_logits(name):
+@pytest.mark.parametrize("name", KERNEL_PROVIDERS)
+def test_a_sampled_draft_without_filters_equals_its_logits(name):
     target, drafts, q, *_ = testing.chain_case(5, 3, 67).args()
-    left = (q.double().logsumexp(-1), torch.full((5, 3), -torch.inf), 1.0)
+    sampled = (q.double().logsumexp(-1), torch.full((5, 3), -torch.inf), 1.0)
     op = provider("verify_chain", name)
-    got = verify(op, target, drafts, q, sampled=left, positions=9)
-    same_outputs("verify_chain", got, verify(op, target, drafts, q, positions=9))
+    got = verify(op, target, drafts, q, sampled=sampled, positions=9)
+    assert_outputs_close("verify_chain", got, verify(op, target, drafts, q, positions=9))
 
 
-@pytest.mark.parametrize("name", REAL)
+@pytest.mark.parametrize("name", KERNEL_PROVIDERS)
 def test_scalar_parameters_equal_filled_vectors(name):
     target, drafts, q, *_ = testing.chain_case(2, 2, 131, filters="scalar").args()
     vectors = dict(
@@ -200,7 +200,7 @@ def test_scalar_parameters_equal_filled_vectors(name):
     )
     op = provider("verify_chain", name)
     scalar = verify(op, target, drafts, q, temperature=0.8, top_k=9, top_p=0.9, min_p=0.02)
-    identical("verify_chain", verify(op, target, drafts, q, **vectors), scalar)
+    assert_outputs_equal("verify_chain", verify(op, target, drafts, q, **vectors), scalar)
 
 
 def ragged(target, draft, lengths):
@@ -211,7 +211,7 @@ def ragged(target, draft, lengths):
 
 
 @pytest.mark.parametrize("rule", ["token", "block", "match"])
-@pytest.mark.parametrize("name", REAL)
+@pytest.mark.parametrize("name", KERNEL_PROVIDERS)
 def test_ragged_equals_padded(name, rule):
     b, gamma = 6, 3
     target, drafts, q, *_ = testing.chain_case(b, gamma, 131, rule=rule).args()
@@ -222,10 +222,10 @@ def test_ragged_equals_padded(name, rule):
     rows, q_rows, target_indptr = ragged(target, q, lengths)
     for given in (q_rows, q):
         got = verify(op, rows, drafts, given, rule=rule, positions=100, target_indptr=target_indptr)
-        identical("verify_chain", got, padded)
+        assert_outputs_equal("verify_chain", got, padded)
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
 def test_drafts_beyond_a_ragged_sequence_are_not_read(name):
     target, drafts, q, *_ = testing.chain_case(3, 2, 67, rule="greedy").args()
     rows, _, target_indptr = ragged(target, q, torch.tensor([1, 0, 2]))
@@ -233,7 +233,7 @@ def test_drafts_beyond_a_ragged_sequence_are_not_read(name):
     got = verify(op, rows, drafts, rule="greedy", target_indptr=target_indptr)
     other = drafts.clone()
     other[0, 1:] = other[1] = 10**9
-    identical(
+    assert_outputs_equal(
         "verify_chain", verify(op, rows, other, rule="greedy", target_indptr=target_indptr), got
     )
     assert not got[2].any()
@@ -242,7 +242,7 @@ def test_drafts_beyond_a_ragged_sequence_are_not_read(name):
 @pytest.mark.parametrize(
     "target_indptr", [[0, 0, 4], [-5, 2, 4], [0, 2, 99], [3, 1, 4], [7, 9, 11]]
 )
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
 def test_row_offsets_out_of_range_are_clamped(name, target_indptr):
     """Offsets are data: no provider may read outside the target for them."""
     target = torch.zeros(4, 9)
@@ -252,7 +252,7 @@ def test_row_offsets_out_of_range_are_clamped(name, target_indptr):
         provider("verify_chain", name), target, drafts, target_indptr=offsets, rule="greedy"
     )
     want = verify(reference.verify_chain, target, drafts, target_indptr=offsets, rule="greedy")
-    identical("verify_chain", got, want)
+    assert_outputs_equal("verify_chain", got, want)
 
 
 FAULTY = [
@@ -265,8 +265,8 @@ FAULTY = [
 
 @pytest.mark.parametrize("rule", ["token", "greedy", "match"])
 @pytest.mark.parametrize("row", FAULTY, ids=["zero", "nan", "negative", "inf"])
-@pytest.mark.parametrize("name", EVERY)
-def test_probabilities_that_are_none_emit_nothing_where_the_row_is_needed(name, row, rule):
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
+def test_invalid_target_probabilities_emit_nothing_where_the_row_is_read(name, row, rule):
     target = torch.tensor([[row, [0.25] * 4]])
     for draft in (-1, 3):
         got = verify(provider("verify_chain", name), target, torch.tensor([[draft]]), None,
@@ -274,20 +274,19 @@ def test_probabilities_that_are_none_emit_nothing_where_the_row_is_needed(name, 
         assert [x.tolist() for x in got[:4]] == [[[-1, -1]], [0], [1], [[0.0, 0.0]]]
 
 
-@pytest.mark.parametrize("name", EVERY)
-def test_of_probabilities_only_the_entries_that_are_visited_count(name):
-    """An accepted draft reads one entry of its row; a rejected one reads it all."""
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
+def test_an_accepted_draft_reads_one_probability_and_a_rejected_one_the_whole_row(name):
     target = torch.tensor([[[0.5, float("nan"), 0.5, 0.0], [0.0, 0.0, 0.0, 1.0]]])
     q = torch.tensor([[[1.0, 0.0, 0.0, 0.0]]])
-    for coin, tokens, status in ((0.4, [0, 3], 0), (0.6, [-1, -1], 1)):
-        uniforms = torch.tensor([[coin, 0.5]]).double()
+    for u, tokens, status in ((0.4, [0, 3], 0), (0.6, [-1, -1], 1)):
+        uniforms = torch.tensor([[u, 0.5]]).double()
         got = verify(provider("verify_chain", name), target, torch.tensor([[0]]), q, kind="probs",
                      uniforms=uniforms)  # fmt: skip
         assert (got[0].tolist(), int(got[2])) == ([tokens], status)
 
 
 @pytest.mark.parametrize("ids", [torch.int32, torch.int64])
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
 def test_ids_come_back_in_their_dtype(name, ids):
     p, q = fixed()
     got = verify(provider("verify_chain", name), p, torch.tensor([[1, 2]], dtype=ids), q)
@@ -295,7 +294,7 @@ def test_ids_come_back_in_their_dtype(name, ids):
     assert [x.dtype for x in got[1:]] == [torch.int32] * 2 + [torch.float32] * 2
 
 
-def test_shaping_helper_is_the_public_one():
+def test_the_helper_of_the_tests_orders_sampling_arguments_as_the_library_does():
     values = (torch.rand(2), 3, 0.5, torch.rand(2))
-    for a, b in zip(shaping(*values), _params.sampling(*values), strict=True):
+    for a, b in zip(sampling_arguments(*values), conversion.sampling(*values), strict=True):
         assert a is b or a == b

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 import torch
 from device.on_device import NATIVE, PROVIDERS, WIDE, capture, identical, implementation, replayed
-from support.providers import same_outputs
+from support.providers import assert_outputs_close
 
 from specdec_kernels import testing
 from specdec_kernels.arguments.rules import TREE_RULES
@@ -37,7 +37,7 @@ def on_device(name, case):
 @pytest.mark.parametrize(("name", "case"), EACH)
 def test_agrees_with_the_cpu(name, case):
     want = testing.providers(case.op)["cpp"](*case.args())
-    same_outputs(case.op, on_device(name, case), want)
+    assert_outputs_close(case.op, on_device(name, case), want)
 
 
 @pytest.mark.skipif("cuda" not in PROVIDERS, reason="_C.so has no CUDA kernels")

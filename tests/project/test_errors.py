@@ -1,40 +1,34 @@
-"""One table of bad inputs; real kernel, fake kernel, Triton and reference say the same of each."""
+"""Bad inputs raise, and every provider and the fake kernels raise the same message for each."""
 
 import random
 import re
 
 import pytest
 import torch
+from support import kv_error_table
 from support.check_sites import untripped
 from support.error_table import BUILD, Q2, TABLE, Q, f64, i64
 from support.providers import provider
 
 import specdec_kernels
 from specdec_kernels import reference, testing
-from specdec_kernels.arguments import chain as _chain_arguments
-from specdec_kernels.arguments import checks as _checks
-from specdec_kernels.arguments import draft as _draft_arguments
-from specdec_kernels.arguments import kv as _kv_checks
-from specdec_kernels.arguments import sample as _sample_arguments
-from specdec_kernels.arguments import tree as _tree_arguments
-from specdec_kernels.arguments import verification as _verify_arguments
+from specdec_kernels.arguments import chain, checks, draft, kv, verification
+from specdec_kernels.arguments import sample as sample_arguments
+from specdec_kernels.arguments import tree as tree_arguments
 from specdec_kernels.arguments.chain import ChainArguments
 from specdec_kernels.arguments.sample import SampleArguments
 from specdec_kernels.arguments.tree import TreeArguments
 
-# Where it is raised: `meta` runs the fake kernel.
+# Where each row runs: "meta" stands for the fake kernel.
 WHERE = {op: [*testing.providers(op), "meta"] for op in BUILD}
 ARGUMENTS = {
     "sample": SampleArguments, "verify_chain": ChainArguments, "verify_tree": TreeArguments,
 }  # fmt: skip
-MODULES = (
-    _checks, _sample_arguments, _verify_arguments, _chain_arguments, _draft_arguments,
-    _tree_arguments, _kv_checks,
-)  # fmt: skip
+MODULES = (checks, sample_arguments, verification, chain, draft, tree_arguments, kv)
 
 
-def says(op, args):
-    """First line of the error."""
+def message_of(op, args):
+    """The first line of the error that a call raises."""
     with pytest.raises((RuntimeError, ValueError)) as error:
         op(*args)
     return str(error.value).strip().splitlines()[0]
@@ -64,33 +58,33 @@ def name_of(row):
 def test_names_the_argument_the_rule_and_the_value(op, bad, message, where):
     args = BUILD[op](**bad)
     if where == "meta":
-        text = says(provider(op, "cpp"), on_meta(args))
+        text = message_of(provider(op, "cpp"), on_meta(args))
     else:
-        text = says(provider(op, where), args)
+        text = message_of(provider(op, where), args)
     assert re.fullmatch(message, text), f"{text!r} is not {message!r}"
 
 
-def check(op):
-    """The checks that the fakes and the reference make."""
+def validate(op):
+    """The validation in Python, which fake kernels, Triton and the reference share."""
     if op in ARGUMENTS:
         return lambda *a: ARGUMENTS[op](*a).check()
     return getattr(reference, op)
 
 
 def test_the_table_trips_every_check(monkeypatch):
-    """None of a shared one that an op makes goes without a row of that op."""
-    calls = [(op, lambda op=op, bad=bad: check(op)(*BUILD[op](**bad))) for op, bad, _ in TABLE]
+    """A check that several ops share needs a row of each of them."""
+    calls = [(op, lambda op=op, bad=bad: validate(op)(*BUILD[op](**bad))) for op, bad, _ in TABLE]
     assert untripped(monkeypatch, MODULES, calls) == ([], [])
 
 
 @pytest.mark.parametrize("op", ["sample", "verify_chain", "verify_tree"])
-def test_of_two_faults_all_kernels_name_the_same(op):
+def test_all_providers_name_the_same_of_two_faults(op):
     rows = [bad for name, bad, _ in TABLE if name == op]
     pairs = [(a, b) for a in rows for b in rows if not a.keys() & b.keys()]
     for a, b in random.Random(0).sample(pairs, 300):
         args = BUILD[op](**a, **b)
-        real = says(provider(op, "cpp"), args)
-        assert real == says(check(op), args), (a, b)
+        real = message_of(provider(op, "cpp"), args)
+        assert real == message_of(validate(op), args), (a, b)
 
 
 DEVICES = [
@@ -106,16 +100,11 @@ DEVICES = [
      "draft_map columns must be on the device of target"),
     ("verify_chain", "synthetic_rates", dict(rule="synthetic", rates=torch.ones(4)),
      "synthetic_rates must be on the device of target"),
-    ("verify_chain", "eos_token_ids", dict(eos_token_ids=i64(2)), "eos_token_ids must be on the device of target"),
+    ("verify_chain", "eos_token_ids", dict(eos_token_ids=i64(2)),
+     "eos_token_ids must be on the device of target"),
     ("verify_chain", "max_new_tokens", dict(max_new_tokens=i64(3)),
      "max_new_tokens must be on the device of target"),
-    ("kv_compact_", "path", {}, "path must be on the device of base"),
-    ("kv_compact_", "caches", {}, "caches[0] must be on the device of base"),
-    ("paged_compact_", "block_tables", {}, "block_tables must be on the device of base"),
-    ("paged_compact_", "caches", {}, "caches[0] must be on the device of base"),
-    ("paged_truncate_", "block_tables", {}, "block_tables must be on the device of lengths"),
-    ("kv_realign_", "shifts", {}, "shifts must be on the device of starts"),
-    ("ring_truncate_", "caches", {}, "caches[0] must be on the device of lengths"),
+    *kv_error_table.DEVICES,
     ("verify_tree", "tree_tokens", {}, "tree tokens must be on the device of target"),
     ("verify_tree", "parents", {}, "tree parents must be on the device of target"),
     ("verify_tree", "draft_rows", dict(draft=Q, draft_rows=i64(3, 4).int()),
@@ -136,11 +125,10 @@ def test_devices_are_checked(op, name, given, message):
     at = {"top_p": "top_ps"}.get(name, name)
     at = [argument.name for argument in schema.arguments].index(at)
     args[at] = BUILD[op](**given)[at]
-    text = says(provider(op, "cpp"), args)
+    text = message_of(provider(op, "cpp"), args)
     assert text.startswith(message), text
     assert text.endswith("meta, got cpu"), text
-    checks = says(check(op), args)
-    assert checks == text
+    assert message_of(validate(op), args) == text
 
 
 def test_good_inputs_raise_nothing():
@@ -153,13 +141,13 @@ def test_good_inputs_raise_nothing():
 @pytest.mark.parametrize(
     ("name", "value", "error", "message"),
     [
-        ("top_k", 0.5, ValueError, "top_k must be an integer or a tensor, got 0.5"),
+        ("top_k", 0.5, TypeError, "top_k must be an integer or a tensor, got 0.5"),
         ("top_k", torch.tensor([2.9]), ValueError, "top_k must be int32 or int64"),
         ("top_k", -1, RuntimeError, "top_k must be at least 0"),
         (
             "temperature",
             [0.5],
-            ValueError,
+            TypeError,
             r"temperature must be a number or a tensor, got \[0.5\]",
         ),
         ("temperature", torch.tensor(0.5), ValueError, "got a 0-dim tensor"),
@@ -167,7 +155,7 @@ def test_good_inputs_raise_nothing():
         ("temperature", -1, RuntimeError, "temperature must be finite and at least 0, got -1"),
         ("top_p", 1e-46, RuntimeError, r"top_p must be in \(0, 1\], got 0"),
         ("top_p", 0, RuntimeError, r"top_p must be in \(0, 1\], got 0"),
-        ("min_p", "a", ValueError, "min_p must be a number or a tensor, got 'a'"),
+        ("min_p", "a", TypeError, "min_p must be a number or a tensor, got 'a'"),
     ],
 )
 def test_public_sampling_parameters_are_named(name, value, error, message):
@@ -194,10 +182,7 @@ def test_draft_maps_are_checked_once_when_they_are_made(ids, message):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: specdec_kernels.DraftMap.from_ids([0, 1], 5), r"ids must be a tensor, got \[0, 1\]"),
         (lambda: specdec_kernels.DraftMap.from_ids(i64(0), 0), "vocab must be at least 1, got 0"),
-        (lambda: specdec_kernels.DraftMap.from_offsets([0], 5),
-         r"d2t must be a tensor, got \[0\]"),
         (lambda: specdec_kernels.DraftMap.from_offsets(torch.zeros(2), 5),
          r"d2t must be \[D\] int32 or int64, got \[2\] torch.float32"),
         (lambda: specdec_kernels.DraftMap.from_offsets(torch.tensor([0, 4]), 5),
@@ -209,6 +194,13 @@ def test_draft_maps_are_checked_once_when_they_are_made(ids, message):
 def test_draft_maps_name_what_they_cannot_take(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_draft_maps_take_tensors_only():
+    with pytest.raises(TypeError, match=r"ids must be a tensor, got \[0, 1\]"):
+        specdec_kernels.DraftMap.from_ids([0, 1], 5)
+    with pytest.raises(TypeError, match=r"d2t must be a tensor, got \[0\]"):
+        specdec_kernels.DraftMap.from_offsets([0], 5)
 
 
 def test_a_draft_map_from_offsets_is_the_one_from_ids():
@@ -249,7 +241,7 @@ SPARSE = specdec_kernels.SparseDraft(i64(1, 1, 2), torch.zeros(1, 1, 2))
 )  # fmt: skip
 def test_verify_chain_names_arguments_of_a_wrong_type(given, message):
     one = i64(1)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(TypeError, match=message):
         specdec_kernels.verify_chain(
             torch.zeros(1, 2, 3), i64(1, 1), seeds=one, positions=one, **given
         )
@@ -277,7 +269,7 @@ def test_verify_tree_names_arguments_of_a_wrong_type(given, message):
     one = i64(1)
     tree = specdec_kernels.Tree(i64(1, 1), torch.full((1, 1), -1))
     kw = dict(tree=tree, rule="greedy", seeds=one, positions=one)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(TypeError, match=message):
         specdec_kernels.verify_tree(torch.zeros(1, 2, 3), **(kw | given))
 
 
@@ -306,13 +298,12 @@ def test_devices_of_one_kind_are_told_apart():
     """The checks of the fakes; two CUDA devices need not exist for their names."""
     meta = torch.zeros(1, 2, device="meta")
     with pytest.raises(RuntimeError, match="the device of logits, cuda:0, got cpu"):
-        _checks.same_device("seeds", torch.zeros(1), torch.device("cuda:0"), "logits")
-    _checks.same_device("seeds", meta, meta.device, "logits")
-    assert _checks.device_name(torch.device("cuda:1")) == "cuda:1"
+        checks.same_device("seeds", torch.zeros(1), torch.device("cuda:0"), "logits")
+    checks.same_device("seeds", meta, meta.device, "logits")
+    assert checks.device_name(torch.device("cuda:1")) == "cuda:1"
 
 
 ONE, ROWS = i64(1), torch.zeros(1, 2, 7)
-CACHE = torch.zeros(1, 1, 2, 1)
 GOOD = {
     "sample": dict(logits=torch.zeros(1, 7), seeds=ONE, positions=ONE),
     "verify_chain": dict(target=ROWS, draft_token_ids=i64(1, 1), seeds=ONE, positions=ONE),
@@ -320,43 +311,32 @@ GOOD = {
     "rerank_tree": dict(tokens=i64(1, 1), parents=i64(1, 1), scores=torch.zeros(1, 1), size=1),
     "build_trie": dict(sequences=i64(1, 1, 1)),
     "expand_tree": dict(logits=torch.zeros(1, 1, 7), scores=torch.zeros(1, 1), width=1),
-    "kv_append_": dict(caches=[CACHE], entries=[CACHE], positions=ONE),
-    "kv_truncate_": dict(caches=[CACHE], lengths=ONE, new_lengths=ONE),
-    "kv_compact_": dict(caches=[CACHE], base=ONE, path=i64(1, 1)),
-    "kv_realign_": dict(caches=[CACHE], starts=ONE, lengths=ONE, shifts=ONE),
-    "ring_truncate_": dict(caches=[CACHE], lengths=ONE, new_lengths=ONE, window=1),
-    "state_select_": dict(states=[CACHE], index=ONE),
-    "paged_compact_": dict(
-        caches=[CACHE], block_tables=i64(1, 1).int(), base=ONE, path=i64(1, 1)
-    ),
-    "paged_truncate_": dict(
-        block_tables=i64(1, 1).int(), lengths=ONE, new_lengths=ONE, block_size=1
-    ),
-}  # fmt: skip
+    **kv_error_table.GOOD,
+}
 
 
 @pytest.mark.parametrize(
     ("op", "name"),
     [(op, n) for op, given in GOOD.items() for n, x in given.items() if not isinstance(x, int)],
 )
-def test_what_is_no_tensor_is_named(op, name):
+def test_every_argument_that_is_no_tensor_is_named(op, name):
     function, good = getattr(specdec_kernels, op), GOOD[op]
     function(**good)
     words = f"{name} must be a tensor, got None"
     if isinstance(good[name], list):
         words = f"{name} must be a list of tensors, got NoneType"
-        with pytest.raises(ValueError, match=re.escape(f"{name}[0] must be a tensor, got 3")):
+        with pytest.raises(TypeError, match=re.escape(f"{name}[0] must be a tensor, got 3")):
             function(**good | {name: [3]})
-        with pytest.raises(ValueError, match=f"{name} must be a list of tensors, got Tensor"):
-            function(**good | {name: CACHE})
-    with pytest.raises(ValueError, match=words):
+        with pytest.raises(TypeError, match=f"{name} must be a list of tensors, got Tensor"):
+            function(**good | {name: ROWS})
+    with pytest.raises(TypeError, match=words):
         function(**good | {name: None})
 
 
 @pytest.mark.parametrize("name", ["target", "seeds", "positions"])
-def test_what_is_no_tensor_is_named_of_a_tree(name):
+def test_verify_tree_names_every_argument_that_is_no_tensor(name):
     tree = specdec_kernels.Tree(i64(1, 1), torch.full((1, 1), -1))
     good = dict(target=ROWS, tree=tree, seeds=ONE, positions=ONE)
     specdec_kernels.verify_tree(**good, rule="greedy")
-    with pytest.raises(ValueError, match=f"{name} must be a tensor, got None"):
+    with pytest.raises(TypeError, match=f"{name} must be a tensor, got None"):
         specdec_kernels.verify_tree(**good | {name: None}, rule="greedy")

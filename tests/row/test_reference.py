@@ -6,7 +6,14 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from support.providers import EVERY, philox_words, provider, uniforms_of, verify, worst
+from support.providers import (
+    ALL_PROVIDERS,
+    assert_close,
+    philox_uniforms,
+    philox_words,
+    provider,
+    verify,
+)
 
 from specdec_kernels import analysis, reference
 from specdec_kernels.reference.row import distribution as law
@@ -40,12 +47,12 @@ def test_philox_takes_negative_seeds_and_positions_as_64_bits():
 
 
 def test_uniforms_stay_in_the_half_open_unit_interval_and_use_53_bits():
-    u = uniforms_of(np.arange(100_000), 0, 0)
+    u = philox_uniforms(np.arange(100_000), 0, 0)
     assert u.min() >= 0
     assert u.max() < 1
     assert (((2**53 - 1) << 11) >> 11) * 2.0**-53 < 1
     assert len(np.unique((u * 2**53).astype(np.int64) & 0x3FFFFF)) > 90_000
-    assert reference.uniform(77, 5, 0) == uniforms_of(77, 5, 0)
+    assert reference.uniform(77, 5, 0) == philox_uniforms(77, 5, 0)
 
 
 def test_noise_of_a_token_is_its_word_of_its_lane():
@@ -59,7 +66,7 @@ def test_noise_takes_32_more_bits_below_2_to_the_24(monkeypatch):
     monkeypatch.setattr(law, "philox", lambda s, lane, p, stream: words[stream])
     u = [(255 << 32) + 7.5, 0.5, (256 << 32) + 2.0**31, (1 << 32) + ONES + 0.5]
     want = torch.tensor([-math.log1p(-x * 2.0**-64) for x in u], dtype=torch.float64)
-    worst("noise", reference.exponentials(0, 0, 3, 4), want, rtol=1e-15)
+    assert_close("noise", reference.exponentials(0, 0, 3, 4), want, rtol=1e-15)
     assert float(want[1]) == 2.0**-65
 
 
@@ -89,7 +96,7 @@ def test_thresholds_give_the_filters_of_the_definition(filters):
         logits[::9] = -torch.inf
         full = {**dict(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0), **filters}
         got = reference.Distribution(logits.double(), **full)
-        worst("law", got.probs, analysis.filtered_distribution(logits, **full), atol=1e-14)
+        assert_close("law", got.probs, analysis.filtered_distribution(logits, **full), atol=1e-14)
 
 
 def law_of(weights):
@@ -124,7 +131,7 @@ def sixteenths(rng, shape):
     return counts.astype(np.float64) / 16
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
 def test_rule_token_decides_as_exact_arithmetic_does_ties_included(name):
     rng = np.random.default_rng(5)
     n, gamma, v = (24 if name == "triton" else 2000), 2, 4

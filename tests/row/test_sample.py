@@ -7,19 +7,19 @@ import pytest
 import torch
 from scipy import stats
 from support.providers import (
-    EVERY,
-    NEVER,
-    REAL,
-    TIE_PER_DRAW,
-    agreeing,
+    ALL_PROVIDERS,
+    KERNEL_PROVIDERS,
+    MAX_TIE_RATE,
+    SIGNIFICANCE,
+    assert_close,
+    assert_outputs_close,
+    assert_outputs_equal,
     chi_square,
-    identical,
+    philox_uniforms,
     philox_words,
     provider,
-    same_outputs,
+    provider_cases,
     sample,
-    uniforms_of,
-    worst,
 )
 
 from specdec_kernels import analysis, reference, testing
@@ -27,22 +27,24 @@ from specdec_kernels import analysis, reference, testing
 NUMBER = {"residual": 1, "draft": 2, "shared": 3}
 
 
-@pytest.mark.parametrize(("name", "case"), agreeing("sample"))
+@pytest.mark.parametrize(("name", "case"), provider_cases("sample"))
 def test_agrees_with_the_specification(name, case):
-    same_outputs("sample", provider("sample", name)(*case.args()), reference.sample(*case.args()))
+    assert_outputs_close(
+        "sample", provider("sample", name)(*case.args()), reference.sample(*case.args())
+    )
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
 @pytest.mark.parametrize("stream", ["draft", "residual"])
 def test_the_token_is_the_inverse_cdf_of_the_uniform_of_its_stream(name, stream):
     n, v = (12 if name == "triton" else 3000), 50
     logits = torch.zeros(n, v)
     got = sample(provider("sample", name), logits, seeds=torch.arange(n) - 7,
-                 positions=2**33 + torch.arange(n), stream=stream)  # fmt: skip
-    u = uniforms_of(np.arange(n) - 7, 2**33 + np.arange(n), NUMBER[stream])
+                 positions=2**33 + torch.arange(n), noise=stream)  # fmt: skip
+    u = philox_uniforms(np.arange(n) - 7, 2**33 + np.arange(n), NUMBER[stream])
     away = np.abs(u * v - np.round(u * v)) > 1e-4
     np.testing.assert_array_equal(got[0].numpy()[away], np.floor(u * v)[away])
-    worst("logprob", got[1], torch.full((n,), -math.log(v)), atol=1e-6)
+    assert_close("logprob", got[1], torch.full((n,), -math.log(v)), atol=1e-6)
 
 
 def test_agreement_with_the_specification_on_thousands_of_rows():
@@ -60,12 +62,12 @@ def test_agreement_with_the_specification_on_thousands_of_rows():
         sample(provider("sample", name), logits, positions=torch.arange(n), **filters)
         for name in ("cpp", "reference")
     )
-    assert int((got[0] != want[0]).sum()) <= n * TIE_PER_DRAW + 1
+    assert int((got[0] != want[0]).sum()) <= n * MAX_TIE_RATE + 1
     # A goal of top-p within rounding of a cumulative sum may move the threshold by one entry.
     moved = (got[3] - want[3]).abs() > 1e-6
     assert int(moved.sum()) <= n // 200
-    worst("logsumexp", got[2][~moved], want[2][~moved], atol=2e-6)
-    worst("logsumexp", got[2], want[2], atol=1e-3)
+    assert_close("logsumexp", got[2][~moved], want[2][~moved], atol=2e-6)
+    assert_close("logsumexp", got[2], want[2], atol=1e-3)
 
 
 def test_races_agree_with_the_specification_on_thousands_of_rows():
@@ -75,10 +77,10 @@ def test_races_agree_with_the_specification_on_thousands_of_rows():
         sample(provider("sample", name), logits, positions=torch.arange(n), noise="shared")
         for name in ("cpp", "reference")
     )
-    assert int((got[0] != want[0]).sum()) <= n * TIE_PER_DRAW + 1
+    assert int((got[0] != want[0]).sum()) <= n * MAX_TIE_RATE + 1
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
 def test_logsumexp_and_threshold_describe_the_law_that_was_drawn_from(name):
     logits = 3 * torch.randn(5, 60, generator=torch.Generator().manual_seed(1))
     filters = dict(temperature=0.7, top_k=20, top_p=0.95, min_p=0.01)
@@ -86,12 +88,12 @@ def test_logsumexp_and_threshold_describe_the_law_that_was_drawn_from(name):
     inner = (logits.double() / np.float32(0.7) - got[2][:, None]).exp()
     law = torch.where(logits >= got[3][:, None], inner, 0.0)
     for row, x in zip(law, logits, strict=True):
-        worst("law", row, analysis.filtered_distribution(x, **filters), atol=1e-6)
+        assert_close("law", row, analysis.filtered_distribution(x, **filters), atol=1e-6)
     at = law.gather(1, got[0][:, None])[:, 0]
-    worst("logprob", got[1], at.log().float(), atol=1e-5)
+    assert_close("logprob", got[1], at.log().float(), atol=1e-5)
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
 def test_temperature_zero_takes_the_lowest_id_of_the_largest(name):
     logits = torch.full((2, 5000), -1.0)
     logits[0, [37, 38, 4999]] = 4.0
@@ -103,14 +105,14 @@ def test_temperature_zero_takes_the_lowest_id_of_the_largest(name):
 
 
 @pytest.mark.parametrize("top_k", [64, 65, 2**31 - 1, 2**40])
-@pytest.mark.parametrize("name", REAL)
+@pytest.mark.parametrize("name", KERNEL_PROVIDERS)
 def test_a_top_k_of_the_vocabulary_or_more_keeps_every_token(name, top_k):
     logits = torch.randn(2, 64, generator=torch.Generator().manual_seed(5))
     op = provider("sample", name)
-    identical("sample", sample(op, logits, top_k=top_k), sample(op, logits))
+    assert_outputs_equal("sample", sample(op, logits, top_k=top_k), sample(op, logits))
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
 @pytest.mark.parametrize("method", ["cdf", "gumbel"])
 def test_ties_at_a_threshold_all_survive(name, method):
     n = 8 if name == "triton" else 60
@@ -124,7 +126,7 @@ def test_ties_at_a_threshold_all_survive(name, method):
         assert drawn == {0, 1, 2, 3} or (name == "triton" and drawn < {0, 1, 2, 3})
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
 def test_nothing_is_drawn_outside_the_survivors(name):
     n = 3 if name == "triton" else 300
     logits = torch.randn(n, 64, generator=torch.Generator().manual_seed(2))
@@ -136,7 +138,7 @@ def test_nothing_is_drawn_outside_the_survivors(name):
 
 
 @pytest.mark.parametrize("temperature", [1e-6, 1e-30, 1e-44])
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
 def test_a_tiny_temperature_is_nearly_greedy_and_finite(name, temperature):
     logits = torch.tensor([[0.0, 3.0, -1.0, 2.9]])
     got = sample(provider("sample", name), logits, temperature=temperature)
@@ -149,14 +151,14 @@ def test_streams_are_independent():
     op = provider("sample", "cpp")
     logits = torch.zeros(n, v)
     draws = [
-        sample(op, logits, positions=torch.arange(n), stream=s, method=m)[0]
+        sample(op, logits, positions=torch.arange(n), noise=s, method=m)[0]
         for s, m in (("draft", "cdf"), ("residual", "cdf"), ("shared", "gumbel"))
     ]
-    draws.append(torch.from_numpy(uniforms_of(0, np.arange(n), 0) * v).long())  # the coins
+    draws.append(torch.from_numpy(philox_uniforms(0, np.arange(n), 0) * v).long())  # the coins
     for i, a in enumerate(draws):
         for b in draws[:i]:
             table = torch.bincount(a * v + b, minlength=v * v).view(v, v).numpy()
-            assert stats.chi2_contingency(table).pvalue > NEVER
+            assert stats.chi2_contingency(table).pvalue > SIGNIFICANCE
 
 
 @pytest.mark.parametrize(("vary", "fixed"), [("seeds", "positions"), ("positions", "seeds")])
@@ -164,7 +166,7 @@ def test_neighbouring_seeds_and_positions_are_independent(vary, fixed):
     n, v = 20_000, 8
     got = sample(provider("sample", "cpp"), torch.zeros(n, v), **{vary: torch.arange(n), fixed: 5})
     table = torch.bincount(got[0][1:] * v + got[0][:-1], minlength=v * v).view(v, v).numpy()
-    assert stats.chi2_contingency(table).pvalue > NEVER
+    assert stats.chi2_contingency(table).pvalue > SIGNIFICANCE
 
 
 @pytest.mark.parametrize("method", ["cdf", "gumbel"])
@@ -174,11 +176,11 @@ def test_chi_square_over_a_large_vocabulary(method):
     got = sample(provider("sample", "cpp"), row.expand(n, v), positions=torch.arange(n),
                  method=method, temperature=0.9)  # fmt: skip
     p = (row.double() / np.float32(0.9)).softmax(-1)
-    assert chi_square(got[0], p) > NEVER
+    assert chi_square(got[0], p) > SIGNIFICANCE
     # The same draws by depth in the vocabulary: no tile is favoured.
     tile = torch.arange(v) // 4096
     mass = torch.zeros(int(tile.max()) + 1, dtype=torch.float64).index_add_(0, tile, p)
-    assert chi_square(got[0] // 4096, mass) > NEVER
+    assert chi_square(got[0] // 4096, mass) > SIGNIFICANCE
 
 
 # (position, lane, word): every word under 256 of the shared stream at seed 0, positions under 2^17,
@@ -193,7 +195,7 @@ RARE = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", REAL)
+@pytest.mark.parametrize("name", KERNEL_PROVIDERS)
 def test_noise_of_rare_words_has_its_exact_tail(name):
     """The rare token beats token 0 just when its 64-bit noise says so, within 1 %."""
     op = provider("sample", name)
@@ -212,7 +214,7 @@ def test_noise_of_rare_words_has_its_exact_tail(name):
 
 def test_rare_words_are_as_frequent_as_they_should_be_and_24_bits_would_miss_them():
     """2^29 words hold 32 under 256. A 24-bit uniform puts all of them at the same 2^-25."""
-    assert stats.poisson(2**29 / 2**24).cdf(len(RARE)) > NEVER
+    assert stats.poisson(2**29 / 2**24).cdf(len(RARE)) > SIGNIFICANCE
     words = [int(philox_words(0, lane, p, 3)[w]) for p, lane, w in RARE]
     off = [abs(math.log((x + 0.5) * 2.0**-32 / 2.0**-25)) > 0.01 for x in words]
     assert sum(off) >= len(off) - 1
@@ -227,4 +229,6 @@ def test_tail_tokens_keep_their_mass_in_the_race():
                  noise="shared")[0]  # fmt: skip
     tail = (v - 1) * math.exp(-gap)
     hits, expected = int((got != 77).sum()), n * tail / (1 + tail)
-    assert min(stats.poisson(expected).cdf(hits), stats.poisson(expected).sf(hits - 1)) > NEVER
+    assert (
+        min(stats.poisson(expected).cdf(hits), stats.poisson(expected).sf(hits - 1)) > SIGNIFICANCE
+    )

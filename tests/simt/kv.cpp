@@ -1,5 +1,7 @@
-// The cache ops as csrc/torch binds them, served by the CUDA source on CPU tensors, under a name of
-// their own; for tests/simt_kv.py.
+// The cache ops as csrc/torch registers them, but with the CUDA kernels behind the CPU dispatch
+// key: tests/simt runs those on CPU tensors. For tests/support/simt_kv.py.
+#define SPECDEC_LIBRARY specdec_kernels_simt_kv
+
 #include "../../csrc/torch/arguments/kv.cpp"
 
 #include "../../csrc/cuda/kv/append.cu"
@@ -7,17 +9,18 @@
 #include "../../csrc/cuda/kv/paged_truncate.cu"
 #include "../../csrc/cuda/kv/realign.cu"
 #include "../../csrc/cuda/kv/ring_truncate.cu"
+#include "../../csrc/cuda/kv/truncate.cu"
 #include "../../csrc/torch/arguments/checks.cpp"
 #include "../../csrc/torch/ops/kv_append.cpp"
 #include "../../csrc/torch/ops/kv_compact.cpp"
 #include "../../csrc/torch/ops/kv_realign.cpp"
+#include "../../csrc/torch/ops/kv_truncate.cpp"
 #include "../../csrc/torch/ops/paged_truncate.cpp"
 #include "../../csrc/torch/ops/ring_truncate.cpp"
-#include "torch/ops/schemas.h"
 
 namespace specdec {
 
-// No CUDA device: every tensor is on the CPU, and these stand where the CPU kernels would.
+// No CUDA device: every tensor is on the CPU, and these take the place of the CPU kernels.
 static void check_launch(int status) {
   SPECDEC_CHECK(status == 0,
                 "the launch failed: ", cudaGetErrorString(static_cast<cudaError_t>(status)));
@@ -47,27 +50,7 @@ SPECDEC_EXPORT void simt_reverse(bool reverse) { simt::reverse = reverse; }
 
 SPECDEC_EXPORT int64_t simt_launches() { return simt::launches; }
 
-// Undefined on purpose: shows that the sanitizer is awake.
+// Undefined behaviour on purpose, to show that the sanitizer reports it.
 SPECDEC_EXPORT unsigned simt_misaligned_load(const char* bytes) {
   return reinterpret_cast<const uint4*>(bytes)->x;
-}
-
-STABLE_TORCH_LIBRARY(specdec_kernels_simt_kv, m) {
-  m.def(specdec::kKvAppendSchema);
-  m.def(specdec::kKvTruncateSchema);
-  m.def(specdec::kKvCompactSchema);
-  m.def(specdec::kPagedCompactSchema);
-  m.def(specdec::kPagedTruncateSchema);
-  m.def(specdec::kKvRealignSchema);
-  m.def(specdec::kRingTruncateSchema);
-}
-
-STABLE_TORCH_LIBRARY_IMPL(specdec_kernels_simt_kv, CPU, m) {
-  m.impl("kv_append_", TORCH_BOX(&specdec::kv_append_));
-  m.impl("kv_truncate_", TORCH_BOX(&specdec::kv_truncate_));
-  m.impl("kv_compact_", TORCH_BOX(&specdec::kv_compact_));
-  m.impl("paged_compact_", TORCH_BOX(&specdec::paged_compact_));
-  m.impl("paged_truncate_", TORCH_BOX(&specdec::paged_truncate_));
-  m.impl("kv_realign_", TORCH_BOX(&specdec::kv_realign_));
-  m.impl("ring_truncate_", TORCH_BOX(&specdec::ring_truncate_));
 }

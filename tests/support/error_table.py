@@ -1,15 +1,18 @@
-"""Bad inputs of the ops, each with the message that names what is wrong."""
+"""Bad inputs of `sample` and of the verifiers, each with the message that it must raise.
+
+A row is (what to change in good arguments, the message). BUILD makes the arguments of an op.
+"""
 
 import torch
 from support import kv_error_table
 from support.kv_error_table import f64, i64
-from support.providers import shaping
+from support.providers import sampling_arguments
 
 
 def sample_args(logits=None, seeds=None, positions=None, noise="draft", method="cdf", **filters):
     return (
         torch.zeros(3, 7) if logits is None else logits,
-        *shaping(**filters),
+        *sampling_arguments(**filters),
         i64(3) if seeds is None else seeds,
         i64(3) if positions is None else positions,
         noise,
@@ -19,58 +22,41 @@ def sample_args(logits=None, seeds=None, positions=None, noise="draft", method="
 
 def chain_args(target=None, tokens=None, draft=None, ids=None, columns=None, lse=None,
                threshold=None, ts=None, t=1.0, kind="logits", rule="token", seeds=None,
-               positions=None, target_indptr=None, uniforms=None, lenience=1.0, epsilon=0.09, delta=0.3,
-               rates=None, eos_token_ids=None, max_new_tokens=None, **filters):  # fmt: skip
+               positions=None, target_indptr=None, uniforms=None, lenience=1.0, epsilon=0.09,
+               delta=0.3, rates=None, eos_token_ids=None, max_new_tokens=None,
+               **filters):  # fmt: skip
     return (
         torch.zeros(3, 5, 7) if target is None else target,
         i64(3, 4) if tokens is None else tokens,
         *(draft, ids, columns, lse, threshold, ts, t, kind, rule),
-        *shaping(**filters),
+        *sampling_arguments(**filters),
         i64(3) if seeds is None else seeds,
         i64(3) if positions is None else positions,
-        *(
-            target_indptr,
-            uniforms,
-            lenience,
-            epsilon,
-            delta,
-            rates,
-            eos_token_ids,
-            max_new_tokens,
-            True,
-            True,
-        ),
+        *(target_indptr, uniforms, lenience, epsilon, delta, rates, eos_token_ids, max_new_tokens),
+        *(True, True),
     )
 
 
 def tree_args(target=None, tokens=None, parents=None, draft=None, ids=None, columns=None, lse=None,
               threshold=None, ts=None, t=1.0, draft_rows=None, kind="logits", rule="multi_draft",
-              seeds=None, positions=None, target_indptr=None, uniforms=None, epsilon=0.09, delta=0.3,
-              eos_token_ids=None, max_new_tokens=None, max_depth=4, **filters):  # fmt: skip
+              seeds=None, positions=None, target_indptr=None, uniforms=None, epsilon=0.09,
+              delta=0.3, eos_token_ids=None, max_new_tokens=None, max_depth=4,
+              **filters):  # fmt: skip
     return (
         torch.zeros(3, 5, 7) if target is None else target,
         i64(3, 4) if tokens is None else tokens,
         torch.full((3, 4), -1) if parents is None else parents,
         *(draft, ids, columns, lse, threshold, ts, t, draft_rows, kind, rule),
-        *shaping(**filters),
+        *sampling_arguments(**filters),
         i64(3) if seeds is None else seeds,
         i64(3) if positions is None else positions,
-        *(
-            target_indptr,
-            uniforms,
-            epsilon,
-            delta,
-            eos_token_ids,
-            max_new_tokens,
-            max_depth,
-            True,
-            True,
-        ),
+        *(target_indptr, uniforms, epsilon, delta, eos_token_ids, max_new_tokens, max_depth),
+        *(True, True),
     )
 
 
 Q, Q2 = torch.zeros(3, 4, 7), torch.zeros(3, 4, 2)
-FILTERS = [  # of every op here
+FILTERS = [  # rows of every op here
     (dict(temperature=-1.0), "temperature must be finite and at least 0, got -1"),
     (dict(temperature=float("nan")), "temperature must be finite and at least 0, got nan"),
     (dict(temperature=float("inf")), "temperature must be finite and at least 0, got inf"),
@@ -107,9 +93,9 @@ SAMPLE = [
         dict(logits=torch.zeros(7, 3).T),
         "logits must have a contiguous last dimension, got stride 3",
     ),
-    (dict(noise="accept"), "stream must be one of residual, draft, shared, got accept"),
-    (dict(method="gumbel"), "method must be one of cdf, race, got gumbel"),
-    (dict(noise="shared"), "method must be race when stream is shared, got cdf"),
+    (dict(noise="accept"), "noise must be one of residual, draft, shared, got accept"),
+    (dict(method="race"), "method must be one of cdf, gumbel, got race"),
+    (dict(noise="shared"), "method must be gumbel when noise is shared, got cdf"),
 ]
 CHAIN = [
     *FILTERS,
@@ -296,7 +282,7 @@ CHAIN = [
     (dict(max_new_tokens=i64(4)), r"max_new_tokens must be \[3\], got \[4\]"),
     (dict(max_new_tokens=i64(3).int()), "max_new_tokens must be int64, got int32"),
 ]
-# Of the draft, those of verify_chain whose words do not depend on the op.
+# Rows about the draft whose messages are the same in verify_tree.
 SAME = ("draft_map", "draft ids", "draft temperature", "draft_logsumexp and")
 DRAFT_ROWS = i64(3, 4).int()
 TREE = [

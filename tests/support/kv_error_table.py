@@ -1,4 +1,4 @@
-"""Bad inputs of the cache ops; error_table.py joins them to those of the others."""
+"""Bad inputs of the cache ops, as error_table.py has them for the other ops."""
 
 import torch
 
@@ -46,7 +46,7 @@ def paged_truncate_args(tables=None, block_size=4, **given):
     return (i64(3, 2).int() if tables is None else tables, *truncate_args(**given), block_size)
 
 
-CACHES = [  # of ops on [B, H, S, D]
+CACHES = [  # rows of every op on [B, H, S, D]
     (
         dict(caches=[cache(3, 5, 4)]),
         r"caches\[0\] must be \[B, H, S, D\] with B = 3, got \[3, 5, 4\]",
@@ -123,4 +123,28 @@ ROWS = {
     "paged_truncate_": [*CUTS, *TABLES, *SIZES],
     "kv_realign_": [*MOVES, *CACHES],
     "ring_truncate_": [*CUTS, *CACHES, *WINDOWS],
+}
+
+# (op, the argument that stays on the CPU, what else to change, the start of the message)
+DEVICES = [
+    ("kv_compact_", "path", {}, "path must be on the device of base"),
+    ("kv_compact_", "caches", {}, "caches[0] must be on the device of base"),
+    ("paged_compact_", "block_tables", {}, "block_tables must be on the device of base"),
+    ("paged_compact_", "caches", {}, "caches[0] must be on the device of base"),
+    ("paged_truncate_", "block_tables", {}, "block_tables must be on the device of lengths"),
+    ("kv_realign_", "shifts", {}, "shifts must be on the device of starts"),
+    ("ring_truncate_", "caches", {}, "caches[0] must be on the device of lengths"),
+]
+
+# Arguments of the public functions that raise nothing.
+ONE, CACHE, TABLE = i64(1), cache(1, 1, 2, 1), i64(1, 1).int()
+GOOD = {
+    "kv_append_": dict(caches=[CACHE], entries=[CACHE], positions=ONE),
+    "kv_truncate_": dict(caches=[CACHE], lengths=ONE, new_lengths=ONE),
+    "kv_compact_": dict(caches=[CACHE], base=ONE, path=i64(1, 1)),
+    "kv_realign_": dict(caches=[CACHE], starts=ONE, lengths=ONE, shifts=ONE),
+    "ring_truncate_": dict(caches=[CACHE], lengths=ONE, new_lengths=ONE, window=1),
+    "state_select_": dict(states=[CACHE], index=ONE),
+    "paged_compact_": dict(caches=[CACHE], block_tables=TABLE, base=ONE, path=i64(1, 1)),
+    "paged_truncate_": dict(block_tables=TABLE, lengths=ONE, new_lengths=ONE, block_size=1),
 }

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import torch
-from support.providers import worst
+from support.providers import assert_close
 
 
 def parent(parents, b, n):
@@ -117,7 +117,7 @@ def check_expansion(args, got):
             n = len(order)
             assert tokens[i, j].tolist() == [*order, *[-1] * (width - n)], (i, j)
             assert (scores[i, j, n:] == -math.inf).all(), (i, j)
-            worst(f"scores[{i}, {j}]", scores[i, j, :n].double(), want, atol=4e-6, rtol=1e-6)
+            assert_close(f"scores[{i}, {j}]", scores[i, j, :n].double(), want, atol=4e-6, rtol=1e-6)
         flat = scores[i].flatten().tolist()
         best = sorted(range(len(flat)), key=lambda n, flat=flat: (-flat[n], n))[:width]
         assert frontier[i].tolist() == best, i

@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 import torch._dynamo.testing
-from support.providers import provider, worst
+from support.providers import assert_close, provider
 from support.tree_layout_oracles import check_expansion
 
 import specdec_kernels as sk
@@ -28,7 +28,7 @@ def run(name, *args):
 def same(got, want):
     """Bit for bit."""
     for i, (g, w) in enumerate(zip(got, want, strict=True)):
-        worst(f"output {i}", g, w)
+        assert_close(f"output {i}", g, w)
 
 
 def pairs():
@@ -127,8 +127,8 @@ def test_extreme_temperatures_and_logits(name):
         args = (rows, torch.tensor([[-2.0], [-1e38]]), 4, None, t)
         tokens, scores, _ = run(name, *args)
         want = testing.providers(OP)["reference"](*args)
-        worst("tokens", tokens, want[0])
-        worst("scores", scores, want[1], atol=1e-5, rtol=1e-5)
+        assert_close("tokens", tokens, want[0])
+        assert_close("scores", scores, want[1], atol=1e-5, rtol=1e-5)
         assert ((tokens == -1) == (scores == -torch.inf)).all()
 
 

@@ -7,7 +7,7 @@ import textwrap
 import pytest
 import torch
 import torch._dynamo.testing
-from support.providers import REAL, identical, provider, worst
+from support.providers import KERNEL_PROVIDERS, assert_close, assert_outputs_equal, provider
 
 import specdec_kernels
 from specdec_kernels import testing
@@ -26,7 +26,7 @@ CASES = [
 ]
 PAIRS = [("cpp", c) for c in CASES] + [
     (n, testing.tree_case(4, 4, 67, rule=r, laws="shared"))
-    for n in REAL
+    for n in KERNEL_PROVIDERS
     if n != "cpp"
     for r in TREE_RULES
 ]
@@ -48,9 +48,9 @@ def test_batch_slot_and_batch_size_change_no_bit(name, case):
     whole = op(*a)
     b = len(a.tree_tokens)
     order = torch.randperm(b, generator=torch.Generator().manual_seed(1))
-    identical("verify_tree", op(*select(a, order)), [x[order] for x in whole])
+    assert_outputs_equal("verify_tree", op(*select(a, order)), [x[order] for x in whole])
     for i in range(2 if name == "triton" else b):
-        identical("verify_tree", op(*select(a, [i])), [x[i : i + 1] for x in whole])
+        assert_outputs_equal("verify_tree", op(*select(a, [i])), [x[i : i + 1] for x in whole])
 
 
 def padded(a, more):
@@ -75,12 +75,12 @@ def padded(a, more):
 def test_absent_nodes_at_the_end_change_no_bit(name, case):
     op, a = provider("verify_tree", name), TreeArguments(*case.args())
     want, got = op(*a), op(*padded(a, 3))
-    identical("verify_tree", (*got[:5], got[5][:, : want[5].shape[1]]), want)
+    assert_outputs_equal("verify_tree", (*got[:5], got[5][:, : want[5].shape[1]]), want)
     assert got[5][:, want[5].shape[1] :].isnan().all()
     deeper = op(*padded(a, 3)._replace(max_depth=a.max_depth + 2))
     for i, fill in ((0, -1), (1, -1), (4, 0)):
         width = want[i].shape[1]
-        worst(f"output {i}", deeper[i][:, :width], want[i])
+        assert_close(f"output {i}", deeper[i][:, :width], want[i])
         assert (deeper[i][:, width:] == fill).all()
 
 
@@ -93,11 +93,13 @@ def test_layout_and_id_dtype_change_no_bit(name, case):
         for k, x in a._asdict().items()
         if torch.is_tensor(x) and x.dim() >= 2 and x.numel()
     }
-    identical("verify_tree", op(*a._replace(**views)), want)
+    assert_outputs_equal("verify_tree", op(*a._replace(**views)), want)
     for tokens, parents in ((torch.int32, torch.int64), (torch.int64, torch.int32)):
         got = op(*a._replace(tree_tokens=a.tree_tokens.to(tokens), parents=a.parents.to(parents)))
         assert (got[0].dtype, got[1].dtype) == (parents, tokens)
-        identical("verify_tree", [g.to(w.dtype) for g, w in zip(got, want, strict=True)], want)
+        assert_outputs_equal(
+            "verify_tree", [g.to(w.dtype) for g, w in zip(got, want, strict=True)], want
+        )
 
 
 @pytest.mark.parametrize(("name", "case"), PAIRS)
@@ -110,10 +112,10 @@ def test_ragged_equals_padded(name, case):
     target_indptr = torch.cat([torch.zeros(1).long(), (lengths + 1).cumsum(0)]).int()
     a = a._replace(max_new_tokens=None)
     got = op(*a._replace(target=a.target[used], target_indptr=target_indptr))
-    identical("verify_tree", got, op(*a._replace(tree_tokens=cut)))
+    assert_outputs_equal("verify_tree", got, op(*a._replace(tree_tokens=cut)))
 
 
-@pytest.mark.parametrize("name", REAL)
+@pytest.mark.parametrize("name", KERNEL_PROVIDERS)
 @pytest.mark.parametrize("rule", ["multi_draft", "k_seq", "top_k_plus_one", "traversal"])
 def test_one_row_of_siblings_is_as_good_as_a_copy_for_each(name, rule):
     op = provider("verify_tree", name)
@@ -121,8 +123,8 @@ def test_one_row_of_siblings_is_as_good_as_a_copy_for_each(name, rule):
     each = torch.stack([a.draft[b, rows.long()] for b, rows in enumerate(a.draft_rows)])
     got, want = op(*a._replace(draft=each, draft_rows=None)), op(*a)
     for i in (0, 1, 2, 3):
-        worst(f"output {i}", got[i], want[i])
-    worst("accept_probs", got[5], want[5], atol=1e-5)
+        assert_close(f"output {i}", got[i], want[i])
+    assert_close("accept_probs", got[5], want[5], atol=1e-5)
 
 
 # A walk reads target rows of accepted nodes and the root, and draft rows of tried nodes.
@@ -130,7 +132,7 @@ def test_one_row_of_siblings_is_as_good_as_a_copy_for_each(name, rule):
 
 @pytest.mark.parametrize("filters", ["off", "scalar"])
 @pytest.mark.parametrize("rule", TREE_RULES)
-@pytest.mark.parametrize("name", REAL)
+@pytest.mark.parametrize("name", KERNEL_PROVIDERS)
 def test_rows_off_the_path_are_not_read(name, rule, filters):
     op = provider("verify_tree", name)
     b, n = (2, 5) if name == "triton" else (12, 9)
@@ -149,7 +151,7 @@ def test_rows_off_the_path_are_not_read(name, rule, filters):
                 a.draft[i, node] = torch.nan
                 untouched += 1
     assert untouched > 0
-    identical("verify_tree", op(*a), want)
+    assert_outputs_equal("verify_tree", op(*a), want)
 
 
 def tree_rules(target, tokens, parents, draft, seeds, positions):
@@ -176,7 +178,7 @@ def test_rules_compile_as_one_graph_for_all_sizes():
             torch.arange(b), torch.arange(b) * 9,
         )  # fmt: skip
         for i, (got, want) in enumerate(zip(compiled(*args), tree_rules(*args), strict=True)):
-            worst(f"output {i}", got, want)
+            assert_close(f"output {i}", got, want)
         frames.append(counter.frame_count)
     assert frames == frames[:1] * 3
 
@@ -201,11 +203,11 @@ def test_the_number_of_threads_changes_no_bit(case):
     alone = op(*case.args())
     for threads in (2, 3):
         torch.set_num_threads(threads)
-        identical("verify_tree", op(*case.args()), alone)
+        assert_outputs_equal("verify_tree", op(*case.args()), alone)
 
 
 @pytest.mark.parametrize("rule", TREE_RULES)
-@pytest.mark.parametrize("name", REAL)
+@pytest.mark.parametrize("name", KERNEL_PROVIDERS)
 def test_outputs_are_written_everywhere_for_faulty_rows(name, rule):
     torch.use_deterministic_algorithms(True)
     op = provider("verify_tree", name)

@@ -6,21 +6,21 @@ verifiers that this machinery rejects.
 
 import pytest
 import torch
-from support.chain_settings import TOLERANCE, Setting
 from support.providers import (
-    NATIVE,
-    NEVER,
-    SHIM,
+    FAST_PROVIDERS,
+    SHIM_PROVIDERS,
+    SIGNIFICANCE,
+    assert_close,
+    assert_outputs_equal,
     chi_square,
-    identical,
     needs_triton,
     provider,
     sample,
     verify,
     verify_tree,
-    worst,
 )
-from support.tree_settings import DRAWN, TreeSetting, holds
+from support.toy_chain import TOLERANCE, ToyChain
+from support.toy_tree import DRAWN, ToyTree, assert_target_distribution
 
 from specdec_kernels import analysis
 from specdec_kernels.analysis import lineage
@@ -40,14 +40,14 @@ LOSSLESS = {
     "bf16": (RATIO, dict(tree="22", dtype=torch.bfloat16, seed=6)),
     "probs-zeros": (RATIO, dict(tree="22", kind="probs", holes=True, seed=7)),
     "probs-filtered": (EVERY_RULE, dict(tree="21", v=4, kind="probs", seed=8,
-                                        target=dict(temperature=0.7, top_p=0.8))),
+                                        target_filters=dict(temperature=0.7, top_p=0.8))),
     "point-mass": (["multi_draft", "multi_draft_wor", "traversal"],
                    dict(tree="22", draft="none", how="independent", seed=9)),
     "sampled": (RATIO, dict(tree="22", v=4, draft="sampled", seed=10,
-                            drafted=dict(temperature=0.6, top_k=2))),
+                            draft_filters=dict(temperature=0.6, top_k=2))),
     "sampled-both": (RATIO, dict(tree="22", draft="sampled", seed=11,
-                                 drafted=dict(temperature=1.8, top_p=0.9),
-                                 target=dict(temperature=0.8, top_k=2, min_p=0.05))),
+                                 draft_filters=dict(temperature=1.8, top_p=0.9),
+                                 target_filters=dict(temperature=0.8, top_k=2, min_p=0.05))),
     "drafters": (["multi_draft", "multi_draft_wor", "traversal"],
                  dict(tree="22", drafters=2, seed=12)),
     "three-of-two-drafters": (["multi_draft", "multi_draft_wor", "traversal"],
@@ -59,9 +59,9 @@ LOSSLESS = {
     "max-depth": (EVERY_RULE, dict(tree="22", max_depth=1, seed=16)),
     "eos": (EVERY_RULE, dict(tree="21", eos_token_ids=torch.tensor([1]), seed=17)),
     "duplicates": (["target_only"], dict(tree="221", how="independent", seed=18)),
-    "greedy": (["greedy"], dict(tree="221", target=dict(temperature=0.0))),
+    "greedy": (["greedy"], dict(tree="221", target_filters=dict(temperature=0.0))),
     "temperature-zero": (EVERY_RULE, dict(tree="21", how="independent",
-                                          target=dict(temperature=0.0))),
+                                          target_filters=dict(temperature=0.0))),
 }  # fmt: skip
 # rho is known to 1e-6 only, so that no other provider has quite the cells of k_seq.
 TINY = {
@@ -69,54 +69,54 @@ TINY = {
     "21-V2": dict(tree="21", v=2, seed=4),
     "22-V2": dict(tree="22", v=2, seed=1),
     "3-V3-zeros": dict(tree="3", holes=True, seed=2),
-    "sampled": dict(tree=[-1, -1], draft="sampled", drafted=dict(temperature=0.6, top_k=2)),
+    "sampled": dict(tree=[-1, -1], draft="sampled", draft_filters=dict(temperature=0.6, top_k=2)),
 }
 CASES = [pytest.param(r, s, id=f"{r}-{s}") for s, (rules, _) in LOSSLESS.items() for r in rules]
 
 
 @pytest.mark.parametrize(("rule", "setting"), CASES)
 def test_the_emitted_law_is_the_targets(rule, setting):
-    setting = TreeSetting(rule, **LOSSLESS[setting][1])
-    holds(setting.realized("cpp"), setting)
+    setting = ToyTree(rule, **LOSSLESS[setting][1])
+    assert_target_distribution(setting.realized("cpp"), setting)
 
 
 @pytest.mark.parametrize(
     ("rule", "setting"),
     [(r, s) for r in EVERY_RULE for s in TINY if r != "k_seq" or s in ("21-V2", "sampled")],
 )
-@pytest.mark.parametrize("name", ["reference", *SHIM])
+@pytest.mark.parametrize("name", ["reference", *SHIM_PROVIDERS])
 def test_the_emitted_law_of_slower_providers_is_the_targets(name, rule, setting):
-    setting = TreeSetting(rule, **TINY[setting])
-    holds(setting.realized(name), setting)
+    setting = ToyTree(rule, **TINY[setting])
+    assert_target_distribution(setting.realized(name), setting)
 
 
 @needs_triton
 @pytest.mark.parametrize("rule", DRAWN)
 def test_the_emitted_law_is_the_targets_in_the_interpreter(rule):
     filters = dict(temperature=0.0) if rule == "greedy" else {}
-    setting = TreeSetting(rule, tree=[-1, -1], v=2, target=filters)
-    holds(setting.realized("triton", steps=26), setting)
+    setting = ToyTree(rule, tree=[-1, -1], v=2, target_filters=filters)
+    assert_target_distribution(setting.realized("triton", steps=26), setting)
 
 
 def test_cells_learnt_from_another_verifier_are_not_believed():
     """A wrong teacher: the cells of the verifier itself are measured all the same."""
-    setting, other = (TreeSetting("multi_draft", tree="21", seed=s) for s in (0, 99))
+    setting, other = (ToyTree("multi_draft", tree="21", seed=s) for s in (0, 99))
     law = analysis.enumerate_tree_distribution(
-        setting.verifier("cpp"), setting.parents, setting.drafts, setting.weights, setting.p_law,
+        setting.verifier("cpp"), setting.parents, setting.drafts, setting.weights, setting.target_probs,
         like=other.verifier("cpp"),
     )  # fmt: skip
-    holds(law, setting)
+    assert_target_distribution(law, setting)
 
 
 @pytest.mark.parametrize("rule", RATIO)
-@pytest.mark.parametrize("name", NATIVE)
+@pytest.mark.parametrize("name", FAST_PROVIDERS)
 def test_acceptance_is_the_measured_chance(name, rule):
     tree = "22" if name == "cpp" else [-1, -1]
-    setting = TreeSetting(rule, tree=tree, kind="probs", seed=2)
+    setting = ToyTree(rule, tree=tree, kind="probs", seed=2)
     trials = setting.realized(name).trials
     assert len(trials.nodes) > 0
     told = setting.verifier(name, outputs=5)(trials.drafts, trials.uniforms)
-    worst("accept_probs", told.gather(1, trials.nodes[:, None])[:, 0].double(), trials.edges,
+    assert_close("accept_probs", told.gather(1, trials.nodes[:, None])[:, 0].double(), trials.edges,
           atol=TOLERANCE)  # fmt: skip
 
 
@@ -132,10 +132,10 @@ LIKE_A_CHAIN = {"multi_draft": "token", "k_seq": "token", "multi_draft_wor": "to
 
 @pytest.mark.parametrize("kind", ["logits", "probs"])
 @pytest.mark.parametrize("rule", LIKE_A_CHAIN)
-@pytest.mark.parametrize("name", NATIVE)
+@pytest.mark.parametrize("name", FAST_PROVIDERS)
 def test_one_draft_a_position_is_the_rule_of_a_chain_bit_for_bit(name, rule, kind):
-    setting = Setting(gamma=3, kind=kind, rule=LIKE_A_CHAIN[rule], holes=True, seed=4)
-    drafts = analysis.joint_distribution(setting.q_law).nonzero()
+    setting = ToyChain(gamma=3, kind=kind, rule=LIKE_A_CHAIN[rule], holes=True, seed=4)
+    drafts = analysis.joint_distribution(setting.draft_probs).nonzero()
     drafts = drafts.repeat(4 if name == "reference" else 40, 1)
     n, gamma = drafts.shape
     uniforms = uniforms_of_a_grid(n, gamma + 1)
@@ -150,10 +150,10 @@ def test_one_draft_a_position_is_the_rule_of_a_chain_bit_for_bit(name, rule, kin
     )  # fmt: skip
     path = torch.where(torch.arange(gamma) < got[2][:, None], torch.arange(gamma), -1)
     assert torch.equal(got[0], path)
-    identical("verify_chain", (got[1], got[2], got[3], got[4], got[5]), want)
+    assert_outputs_equal("verify_chain", (got[1], got[2], got[3], got[4], got[5]), want)
 
 
-@pytest.mark.parametrize("name", NATIVE)
+@pytest.mark.parametrize("name", FAST_PROVIDERS)
 def test_rule_match_gives_what_plain_sampling_gives(name):
     """Every token of the path and the one after it, for any drafts; it ends only where it must."""
     v, n, parents = 5, 100, [-1, -1, 0, 0, 1]
@@ -201,5 +201,5 @@ def test_own_noise_gives_the_target_law(rule):
         draft_rows=torch.zeros(n, k, dtype=torch.int32),
     )  # fmt: skip
     law = p.double().softmax(-1)
-    assert chi_square(got[1][:, 0], law) > NEVER
-    assert chi_square(got[1][got[2] == 1, 1], law) > NEVER
+    assert chi_square(got[1][:, 0], law) > SIGNIFICANCE
+    assert chi_square(got[1][got[2] == 1, 1], law) > SIGNIFICANCE

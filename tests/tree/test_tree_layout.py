@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch._dynamo.testing
-from support.providers import identical, provider, worst
+from support.providers import assert_close, assert_outputs_equal, provider
 from support.tree_layout_oracles import attention_oracle, check_trie, path, rerank_oracle
 
 import specdec_kernels as sk
@@ -39,7 +39,9 @@ def agree(op):
 @pytest.mark.parametrize(("name", "case"), agree("tree_attention"))
 def test_attention_is_that_of_the_walk_to_the_root(name, case):
     args = case.args()
-    identical("tree_attention", checked("tree_attention", name)(*args), attention_oracle(*args))
+    assert_outputs_equal(
+        "tree_attention", checked("tree_attention", name)(*args), attention_oracle(*args)
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -52,7 +54,7 @@ def test_random_forests(name):
         parents = random_parents(b, n, g, shape)
         lengths = torch.randint(-3, 44, (b,), generator=g)
         args = (parents, lengths, slots, seed % 5)
-        identical("tree_attention", op(*args), attention_oracle(*args))
+        assert_outputs_equal("tree_attention", op(*args), attention_oracle(*args))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -62,7 +64,7 @@ def test_no_length_and_no_window_overflows(name):
     for window in (0, 2, 2**63 - 1):
         mask, positions = checked("tree_attention", name)(parents, lengths, 7, window)
         kept = attention_oracle(parents[1:], lengths[1:], 7, window)
-        identical("tree_attention", (mask[1:], positions[1:]), kept)
+        assert_outputs_equal("tree_attention", (mask[1:], positions[1:]), kept)
         assert mask[0].all() == (window != 2)
         assert positions[0].tolist() == [2**62, 2**62 + 1, 2**62 + 2]
 
@@ -77,7 +79,7 @@ def test_the_oracle_rejects_a_mask_that_shows_siblings():
             older = (positions[b] < positions[b, row]).nonzero().flatten() + int(lengths[b])
             mask[b, row, older[older < slots]] = True
     with pytest.raises(AssertionError, match="mask"):
-        identical("tree_attention", (mask, positions), attention_oracle(*case.args()))
+        assert_outputs_equal("tree_attention", (mask, positions), attention_oracle(*case.args()))
 
 
 def attend(hidden, positions, mask, weights):
@@ -137,10 +139,10 @@ def test_the_number_of_threads_and_the_layout_change_nothing(name):
     want = op(parents, lengths, slots, 5)
     torch.set_num_threads(3)
     spread = parents.T.contiguous().T, lengths.repeat_interleave(2)[::2]
-    identical("tree_attention", op(*spread, slots, 5), want)
-    identical("tree_attention", op(parents.int(), lengths, slots, 5), want)
+    assert_outputs_equal("tree_attention", op(*spread, slots, 5), want)
+    assert_outputs_equal("tree_attention", op(parents.int(), lengths, slots, 5), want)
     last = op(parents[-1:], lengths[-1:], slots, 5)
-    identical("tree_attention", last, [t[-1:] for t in want])
+    assert_outputs_equal("tree_attention", last, [t[-1:] for t in want])
 
 
 def test_the_public_function_names_its_outputs():
@@ -152,7 +154,7 @@ def test_the_public_function_names_its_outputs():
 @pytest.mark.parametrize(("name", "case"), agree("rerank_tree"))
 def test_the_best_nodes_are_chosen(name, case):
     args = case.args()
-    identical("rerank_tree", checked("rerank_tree", name)(*args), rerank_oracle(*args))
+    assert_outputs_equal("rerank_tree", checked("rerank_tree", name)(*args), rerank_oracle(*args))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -167,7 +169,7 @@ def test_random_candidates(name):
         odd = torch.tensor([torch.nan, torch.inf, -torch.inf])
         scores[torch.rand(b, m, generator=g) < 0.1] = odd[seed % 3]
         args = (tokens, parents.int() if seed % 2 else parents, scores, size)
-        identical("rerank_tree", op(*args), rerank_oracle(*args))
+        assert_outputs_equal("rerank_tree", op(*args), rerank_oracle(*args))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -191,7 +193,7 @@ def test_the_oracle_rejects_a_choice_that_leaves_a_parent_out():
     scores = torch.tensor([[-3.0, -1.0, -2.0]])
     wrong = torch.tensor([[1, 2]]), torch.tensor([[-1, -1]]), torch.tensor([[1, 2]])
     with pytest.raises(AssertionError, match="tokens"):
-        identical("rerank_tree", wrong, rerank_oracle(tokens, parents, scores, 2))
+        assert_outputs_equal("rerank_tree", wrong, rerank_oracle(tokens, parents, scores, 2))
 
 
 @pytest.mark.parametrize(("name", "case"), agree("build_trie"))
@@ -199,7 +201,9 @@ def test_a_trie_spells_its_sequences(name, case):
     sequences, size, merge = case.args()
     got = checked("build_trie", name)(sequences, size, merge)
     check_trie(sequences, size, merge, got)
-    identical("build_trie", got, testing.providers("build_trie")["reference"](*case.args()))
+    assert_outputs_equal(
+        "build_trie", got, testing.providers("build_trie")["reference"](*case.args())
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -258,9 +262,9 @@ def test_batch_slot_and_threads_change_nothing(name, op):
         return [a[rows] if torch.is_tensor(a) else a for a in args]
 
     alone = torch.tensor([1])
-    identical(op, run(*chosen(alone)), [t[alone] for t in want])
+    assert_outputs_equal(op, run(*chosen(alone)), [t[alone] for t in want])
     order = torch.tensor([1, 0] if name == "triton" else [1, 0] * 40)
-    identical(op, run(*chosen(order)), [t[order] for t in want])
+    assert_outputs_equal(op, run(*chosen(order)), [t[order] for t in want])
 
 
 def layout_of_a_round(tokens, parents, scores, sequences, lengths, size):
@@ -288,7 +292,7 @@ def test_the_layout_of_a_round_compiles_as_one_graph_for_all_sizes(backend):
             torch.randint(0, 30, (b,), generator=g), size,
         )  # fmt: skip
         for got, want in zip(compiled(*args), layout_of_a_round(*args), strict=True):
-            worst("output", got, want)
+            assert_close("output", got, want)
         frames.append(counter.frame_count)
     assert frames == frames[:1] * 3
 

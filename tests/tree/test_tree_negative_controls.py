@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from support.providers import NATIVE
-from support.tree_settings import TreeSetting, holds, rejected
+from support.providers import FAST_PROVIDERS
+from support.toy_tree import ToyTree, assert_target_distribution, assert_wrong_distribution
 
 from specdec_kernels import analysis
 from specdec_kernels.arguments.tree import TreeArguments
@@ -169,7 +169,7 @@ def traversal(wrong=None):
     return verify
 
 
-class ToyTree:
+class DraftedTree:
     def __init__(self, a, b, rows):
         self.tokens, self.parents = a.tree_tokens[b].tolist(), a.parents[b].tolist()
         self.count = len(self.tokens)
@@ -194,7 +194,7 @@ def toy(verify):
         path, tokens = torch.full((b, n), -1), torch.full((b, n + 1), -1)
         rows = [x.double().tolist() for x in (a.uniforms, a.target, a.draft)]
         for i in range(b):
-            nodes, emitted = verify(ToyTree(a, i, rows))
+            nodes, emitted = verify(DraftedTree(a, i, rows))
             path[i, : len(nodes)] = torch.tensor(nodes, dtype=torch.int64)
             tokens[i, : len(emitted)] = torch.tensor(emitted)
         return path, tokens, (path >= 0).sum(-1), torch.zeros(b, dtype=torch.int32)
@@ -203,10 +203,10 @@ def toy(verify):
 
 
 def toy_law(rule, verify, **options):
-    setting = TreeSetting(rule, **{"tree": "21", "kind": "probs", "seed": 2, **options})
+    setting = ToyTree(rule, **{"tree": "21", "kind": "probs", "seed": 2, **options})
     run = setting.verifier(toy(verify))
     law = analysis.enumerate_tree_distribution(
-        run, setting.parents, setting.drafts, setting.weights, setting.p_law,
+        run, setting.parents, setting.drafts, setting.weights, setting.target_probs,
         upward=rule == "traversal", steps=26,
     )  # fmt: skip
     return law, setting
@@ -228,11 +228,13 @@ def made(rule, wrong=None):
 @pytest.mark.parametrize("rule", [*WALKS, "traversal"])
 @pytest.mark.parametrize("tree", ["21", "3"])
 def test_the_machinery_passes_a_correct(rule, tree):
-    holds(*toy_law(rule, made(rule), tree=tree))
+    assert_target_distribution(*toy_law(rule, made(rule), tree=tree))
 
 
 def test_the_machinery_passes_a_correct_rule_for_two_drafters():
-    holds(*toy_law("multi_draft_wor", made("multi_draft_wor"), tree="3", drafters=2))
+    assert_target_distribution(
+        *toy_law("multi_draft_wor", made("multi_draft_wor"), tree="3", drafters=2)
+    )
 
 
 WRONG = [
@@ -255,7 +257,7 @@ WRONG = [
 @pytest.mark.parametrize(("rule", "wrong", "options"), WRONG,
                          ids=[f"{r}-{w}" for r, w, _ in WRONG])  # fmt: skip
 def test_the_machinery_rejects(rule, wrong, options):
-    rejected(*toy_law(rule, made(rule, wrong), v=4, **options))
+    assert_wrong_distribution(*toy_law(rule, made(rule, wrong), v=4, **options))
 
 
 @pytest.mark.parametrize("rule", ["multi_draft", "multi_draft_wor"])
@@ -272,8 +274,8 @@ LOSSLESS = [("multi_draft_wor", "independent"), ("top_k_plus_one", "without_repl
 
 @pytest.mark.parametrize(("rule", "how"), LOSSLESS)
 def test_passes_other_drafts_that_a_rule_is_lossless_for(rule, how):
-    setting = TreeSetting(rule, tree="3", v=4, how=how, seed=2)
-    holds(setting.realized("cpp"), setting)
+    setting = ToyTree(rule, tree="3", v=4, how=how, seed=2)
+    assert_target_distribution(setting.realized("cpp"), setting)
 
 
 # Wrong calls of right kernels: drafts that were drawn in another way, laws that are not theirs.
@@ -292,20 +294,20 @@ CALLS = {
 
 
 @pytest.mark.parametrize("call", CALLS)
-@pytest.mark.parametrize("name", NATIVE)
+@pytest.mark.parametrize("name", FAST_PROVIDERS)
 def test_rejects(name, call):
     rule, options = CALLS[call]
-    setting = TreeSetting(rule, **{"tree": "21", "seed": 2, **options})
-    rejected(setting.realized(name, steps=26), setting)
+    setting = ToyTree(rule, **{"tree": "21", "seed": 2, **options})
+    assert_wrong_distribution(setting.realized(name, steps=26), setting)
 
 
 @pytest.mark.parametrize("rule", ["multi_draft", "multi_draft_wor", "traversal"])
-@pytest.mark.parametrize("name", NATIVE)
+@pytest.mark.parametrize("name", FAST_PROVIDERS)
 def test_rejects_one_law_for_the_drafts_of_two_models(name, rule):
-    setting = TreeSetting(rule, tree=[-1, -1], v=4, drafters=2, seed=2)
+    setting = ToyTree(rule, tree=[-1, -1], v=4, drafters=2, seed=2)
 
     def change(arguments):
         rows = arguments["draft_rows"]
         return {**arguments, "draft_rows": rows - rows % 2}
 
-    rejected(setting.realized(name, steps=26, change=change), setting)
+    assert_wrong_distribution(setting.realized(name, steps=26, change=change), setting)

@@ -14,7 +14,14 @@ pytest.importorskip("triton")
 os.environ["TRITON_INTERPRET"] = "1"  # before any kernel is decorated
 
 import torch
-from support.providers import OUTPUTS, allocations, identical, verify, verify_tree, worst
+from support.providers import (
+    OUTPUTS,
+    assert_close,
+    assert_outputs_equal,
+    record_allocations,
+    verify,
+    verify_tree,
+)
 from support.triton_random import DTYPES, logits, per_sequence, poison, random_shaping, sparse
 
 from specdec_kernels import reference
@@ -125,7 +132,7 @@ def random_call(seed, rule=None, form=None):
 def compared(seed, got, want):
     for name, g, w in zip(OUTPUTS["verify_tree"], got, want, strict=True):
         tolerance = {"logprobs": 1e-4, "accept_probs": 1e-4}.get(name, 0.0)
-        worst(f"seed {seed}: {name}", g, w, atol=tolerance, rtol=tolerance)
+        assert_close(f"seed {seed}: {name}", g, w, atol=tolerance, rtol=tolerance)
 
 
 @pytest.mark.parametrize("rule", TREE_RULES)
@@ -173,7 +180,7 @@ def test_a_chain_gets_the_same_bits_as_from_verify_chain(rule, as_chain, form, c
     )
     want = verify(chain.verify_chain, target, tokens, draft, rule=as_chain, **given[1], **options)
     path, *rest = got
-    identical("verify_chain", rest, want)
+    assert_outputs_equal("verify_chain", rest, want)
     steps = torch.arange(n).expand(b, n)
     assert path.tolist() == steps.where(steps < want[1][:, None], -1).tolist()
     assert 0 < int(want[1].sum()) < b * n
@@ -189,7 +196,7 @@ def test_one_sibling_of_k_seq_is_rule_token():
         tree.verify_tree, target, tokens, torch.full((b, 1), -1), draft, rule="k_seq", seeds=seeds
     )
     want = verify(chain.verify_chain, target, tokens, draft, rule="token", seeds=seeds)
-    identical("verify_chain", got[1:], want)
+    assert_outputs_equal("verify_chain", got[1:], want)
     assert {0, 1} == set(want[1].tolist())
 
 
@@ -238,7 +245,7 @@ def test_without_replacement_the_rest_of_a_peaked_law_is_accurate():
     options = {"rule": "multi_draft_wor", "draft_rows": rows, "uniforms": u}
     want = verify_tree(reference.verify_tree, *args, **options)
     got = verify_tree(tree.verify_tree, *args, **options)
-    worst("accept_probs", got[5], want[5], rtol=1e-6)
+    assert_close("accept_probs", got[5], want[5], rtol=1e-6)
     assert 0.01 < float(want[5][0, 1]) < 0.5
 
 
@@ -290,14 +297,14 @@ def test_views_and_the_place_in_a_batch_change_no_bit(rule):
                            seeds=seeds[index], positions=seeds[index], top_p=0.9)  # fmt: skip
 
     together = run(slice(None))
-    identical("verify_tree", run(slice(None), whole=True), together)
+    assert_outputs_equal("verify_tree", run(slice(None), whole=True), together)
     for i in range(b):
-        identical("verify_tree", run(slice(i, i + 1)), [t[i : i + 1] for t in together])
+        assert_outputs_equal("verify_tree", run(slice(i, i + 1)), [t[i : i + 1] for t in together])
 
 
 def test_scratch_is_a_few_numbers_a_tile_and_a_node(monkeypatch):
     """Nothing of the size of the rows is ever allocated."""
-    sizes = allocations(monkeypatch)
+    sizes = record_allocations(monkeypatch)
     b, n, v = 2, 5, 9000
     nodes = torch.zeros(b, n, dtype=torch.int64)
     verify_tree(tree.verify_tree, torch.zeros(b, n + 1, v), nodes, nodes - 1,

@@ -5,14 +5,14 @@ import random
 import pytest
 import torch
 from support.providers import (
-    EVERY,
-    REAL,
-    agreeing,
-    identical,
+    ALL_PROVIDERS,
+    KERNEL_PROVIDERS,
+    assert_close,
+    assert_outputs_close,
+    assert_outputs_equal,
     provider,
-    same_outputs,
+    provider_cases,
     verify_tree,
-    worst,
 )
 
 from specdec_kernels import reference, testing
@@ -24,10 +24,10 @@ NAN = float("nan")
 WALKS = [r for r in TREE_RULES if r != "traversal"]
 
 
-@pytest.mark.parametrize(("name", "case"), agreeing("verify_tree"))
+@pytest.mark.parametrize(("name", "case"), provider_cases("verify_tree"))
 def test_agrees_with_the_specification(name, case):
     got, want = provider("verify_tree", name)(*case.args()), reference.verify_tree(*case.args())
-    same_outputs("verify_tree", got, want)
+    assert_outputs_close("verify_tree", got, want)
 
 
 @pytest.mark.parametrize("rule", TREE_RULES)
@@ -69,7 +69,7 @@ def test_random_trees_agree_with_the_specification(name, rule):
         case = random_case(r, rule)
         got = provider("verify_tree", name)(*case.args())
         try:
-            same_outputs("verify_tree", got, reference.verify_tree(*case.args()))
+            assert_outputs_close("verify_tree", got, reference.verify_tree(*case.args()))
         except AssertionError as error:
             raise AssertionError(f"{case}: {error}") from None
 
@@ -104,7 +104,7 @@ SAME = [
 
 @pytest.mark.parametrize("given", [True, False], ids=["uniforms", "seeds"])
 @pytest.mark.parametrize(("rule", "tree_rule"), SAME)
-@pytest.mark.parametrize("name", REAL)
+@pytest.mark.parametrize("name", KERNEL_PROVIDERS)
 def test_on_a_chain_a_rule_is_that_of_verify_chain_bit_for_bit(name, rule, tree_rule, given):
     if given and rule == "match":
         pytest.skip("match takes no uniforms")
@@ -130,9 +130,9 @@ def test_on_a_chain_a_rule_is_that_of_verify_chain_bit_for_bit(name, rule, tree_
             uniforms = torch.rand(shape, generator=g, dtype=torch.float64)
         want = provider("verify_chain", name)(*a._replace(uniforms=uniforms))
         path, *got = provider("verify_tree", name)(*chain_as_tree(a, tree_rule, uniforms))
-        identical("verify_chain", got, want)
+        assert_outputs_equal("verify_chain", got, want)
         steps = torch.arange(path.shape[1])
-        worst("path", path, torch.where(steps < want[1][:, None], steps, -1))
+        assert_close("path", path, torch.where(steps < want[1][:, None], steps, -1))
 
 
 # Trees with a known answer. Tokens 0 to 3; P of a row is uniform over some of them.
@@ -149,7 +149,7 @@ def f64(*values):
     return torch.tensor([values], dtype=torch.float64)
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
 def test_layout_of_the_verdict(name):
     """Node 0 fails, its sibling 2 stands, then its child 3; the bonus follows."""
     target = uniform_over((1, 2), (0,), (0,), (3,), (2, 3))
@@ -162,12 +162,12 @@ def test_layout_of_the_verdict(name):
     assert got[1].tolist() == [[1, 3, 3, -1, -1]]
     assert (int(got[2]), int(got[3])) == (2, 0)
     half = -0.6931472
-    worst("logprobs", got[4], torch.tensor([[half, 0, half, 0, 0]]), atol=1e-6)
-    worst("accept_probs", got[5], torch.tensor([[0, NAN, 0.5, 1]]), atol=1e-6)
+    assert_close("logprobs", got[4], torch.tensor([[half, 0, half, 0, 0]]), atol=1e-6)
+    assert_close("accept_probs", got[5], torch.tensor([[0, NAN, 0.5, 1]]), atol=1e-6)
 
 
 @pytest.mark.parametrize("rule", WALKS)
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
 def test_nodes_that_spell_the_same_path_are_one(name, rule):
     """Two nodes say 1; the child that stands hangs below the second."""
     target = uniform_over((1,), (2,), (2,), (3,), (3,))
@@ -181,7 +181,7 @@ def test_nodes_that_spell_the_same_path_are_one(name, rule):
     assert got[1].tolist() == [[1, 2, 3, -1, -1]]
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
 def test_traversal_keeps_siblings_of_one_token_apart(name):
     """The child hangs below the second; the first is judged without it and fails its coin."""
     target = uniform_over((1, 2), (2,), (2,), (3,))
@@ -207,7 +207,7 @@ def star(rule, draft=None, **kw):
 
 
 @pytest.mark.parametrize("rule", TREE_RULES)
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
 def test_limits_end_the_walk(name, rule):
     op = provider("verify_tree", name)
     for kw, path, tokens in (
@@ -229,7 +229,7 @@ def test_limits_end_the_walk(name, rule):
 
 
 @pytest.mark.parametrize("rule", TREE_RULES)
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
 def test_nodes_out_of_range_are_absent_and_say_so(name, rule):
     op = provider("verify_tree", name)
     target, tokens, parents, draft, kw = star(rule)
@@ -244,7 +244,7 @@ def test_nodes_out_of_range_are_absent_and_say_so(name, rule):
         assert int(got[3]) == status
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
 def test_nothing_hangs_below_an_absent_node(name):
     target = uniform_over((1,), (2,), (2,), (2,))
     tokens, parents = torch.tensor([[-1, 1, 2]]), torch.tensor([[-1, 0, 1]])
@@ -254,7 +254,7 @@ def test_nothing_hangs_below_an_absent_node(name):
 
 @pytest.mark.parametrize("rule", TREE_RULES)
 @pytest.mark.parametrize("bad", [NAN, torch.inf, -torch.inf])
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
 def test_a_faulty_target_row_emits_nothing_where_it_is_needed(name, bad, rule):
     op = provider("verify_tree", name)
     target, *args, kw = star(rule)
@@ -268,7 +268,7 @@ def test_a_faulty_target_row_emits_nothing_where_it_is_needed(name, bad, rule):
 
 
 @pytest.mark.parametrize("rule", TREE_RULES_READING_DRAFT)
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
 def test_a_faulty_draft_row_ends_the_trials(name, rule):
     """What follows is drawn from what was left before that child: here from P."""
     op = provider("verify_tree", name)
@@ -282,7 +282,7 @@ def test_a_faulty_draft_row_ends_the_trials(name, rule):
             assert int(got[1][0, 0]) == 2
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
 def test_the_trials_before_a_faulty_draft_row_count(name):
     """Node 0 took token 1 from P; the second row is no law; token 2 is all that is left."""
     target = uniform_over((1, 2), (0,), (0,))
@@ -296,7 +296,7 @@ def test_the_trials_before_a_faulty_draft_row_count(name):
         assert (got[1].tolist(), int(got[3])) == ([[2, -1, -1]], 2)
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
 def test_siblings_of_two_parents_and_two_laws_are_apart(name):
     """Merged prefixes, drafts beyond the target's vocabulary, laws of nodes of all parents."""
     op, want = provider("verify_tree", name), provider("verify_tree", "reference")
@@ -310,12 +310,12 @@ def test_siblings_of_two_parents_and_two_laws_are_apart(name):
     tokens[:, 1] = tokens[:, 0]
     for rule in ("multi_draft_wor", "multi_draft"):
         given = dict(rule=rule, draft_rows=laws, seeds=torch.arange(n))
-        same_outputs("verify_tree", verify_tree(op, target, tokens, parents, draft, **given),
+        assert_outputs_close("verify_tree", verify_tree(op, target, tokens, parents, draft, **given),
                      verify_tree(want, target, tokens, parents, draft, **given))  # fmt: skip
 
 
 @pytest.mark.parametrize("rule", ["multi_draft_wor", "top_k_plus_one"])
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
 def test_a_rest_whose_tail_vanishes_is_no_law_to_judge_by(name, rule):
     """Of 0, -87, -87.7 the last has no weight beside the first: node 1 may come from it."""
     target, tokens = torch.zeros(1, 3, 3), torch.tensor([[0, 2]])
@@ -327,7 +327,7 @@ def test_a_rest_whose_tail_vanishes_is_no_law_to_judge_by(name, rule):
     assert got[2].tolist() == [0]
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
 def test_statistics_of_another_row_give_no_token_without_probability(name):
     """exp(300) of a draft row is no probability; what comes out is still the target's."""
     target = torch.tensor([0.0, 1.0, -torch.inf, -torch.inf]).expand(1, 2, 4)

@@ -3,7 +3,6 @@
 namespace specdec::cuda {
 namespace {
 
-// Grid: x over the lanes of one sequence, y over caches, z over sequences.
 template <int Capacity>
 __global__ void __launch_bounds__(kThreads)
     append_kernel(const __grid_constant__ Table<Capacity> table, KvVector<const int64_t> positions,
@@ -15,44 +14,26 @@ __global__ void __launch_bounds__(kThreads)
     const KvRange kept = kept_entries(position, t.count, t.slots);
     char* const cache = t.cache + b * t.cache_stride.sequence;
     const char* const entries = t.entries + b * t.entry_stride.sequence;
-    with_lane(job.lane_bytes, [&](auto lane) {
-      using Lane = decltype(lane);
-      for_each_lane<Lane>(t, kept.size, [&](int64_t head, int64_t row, int64_t byte) {
-        const int64_t entry = kept.begin + row, slot = position + entry;
-        *reinterpret_cast<Lane*>(cache + head * t.cache_stride.head + slot * t.cache_stride.slot +
+    with_word(job.word_bytes, [&](auto word) {
+      using Word = decltype(word);
+      for_each_word<Word>(t, kept.size, [&](int64_t head, int64_t i, int64_t byte) {
+        const int64_t entry = kept.begin + i, slot = position + entry;
+        *reinterpret_cast<Word*>(cache + head * t.cache_stride.head + slot * t.cache_stride.slot +
                                  byte) =
-            *reinterpret_cast<const Lane*>(entries + head * t.entry_stride.head +
+            *reinterpret_cast<const Word*>(entries + head * t.entry_stride.head +
                                            entry * t.entry_stride.slot + byte);
       });
     });
   }
 }
 
-__global__ void __launch_bounds__(kThreads)
-    lengths_kernel(KvVector<int64_t> lengths, KvVector<const int64_t> new_lengths, int64_t batch) {
-  const int64_t b = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  if (b < batch) lengths[b] = truncated_length(lengths[b], new_lengths[b]);
-}
-
 }  // namespace
 
 int kv_append(const KvAppendParams& p, void* stream) {
   if (p.batch == 0) return cudaSuccess;
-  const auto rows = [](const KvTensor& t) { return t.count; };
+  const auto slots = [](const KvTensor& t) { return t.count; };
   const auto kernel = [](auto capacity) { return append_kernel<decltype(capacity)::value>; };
-  return launch_all(p.tensors, p.num_tensors, p.batch, p.batch, stream, rows, kernel, p.positions);
-}
-
-// The new lengths get a launch of their own, after the zeroing in stream order: every zeroing block
-// needs the old ones, and to write them in the same launch would take either one block a sequence,
-// which leaves the device idle at small batches, or a counter in memory that must be allocated.
-int kv_truncate(const KvTruncateParams& p, void* stream) {
-  if (p.batch == 0) return cudaSuccess;
-  const cudaError_t status = launch_zero<dropped_slots>(p, stream);
-  if (status != cudaSuccess) return status;
-  const cudaLaunchConfig_t config =
-      launch_config(dim3(static_cast<unsigned>(blocks_for(p.batch))), stream);
-  return cudaLaunchKernelEx(&config, lengths_kernel, p.lengths, p.new_lengths, p.batch);
+  return launch_all(p.tensors, p.num_tensors, p.batch, p.batch, stream, slots, kernel, p.positions);
 }
 
 }  // namespace specdec::cuda

@@ -12,7 +12,7 @@ bool fits(const Tensor& t, const DraftSizes& sizes) {
 }
 
 // [B, gamma, D] = [4, 5, D].
-std::string words(const DraftSizes& sizes) {
+std::string described(const DraftSizes& sizes) {
   std::string names, numbers;
   for (const DraftSize& s : sizes) {
     names += std::string(names.empty() ? "" : ", ") + s.name;
@@ -34,7 +34,7 @@ bool is_id(ScalarType t) { return t == ScalarType::Int || t == ScalarType::Long;
 
 void DraftArguments::check(const Tensor& target, int64_t batch, const DraftSizes& sizes,
                            const DraftSizes& statistics) const {
-  if (rows) check_rows_of(target, sizes);
+  if (rows) check_draft_rows(target, sizes);
   if (ids) check_ids(target);
   if (columns) {
     check_vector("draft_map columns", *columns, target.size(target.dim() - 1), ScalarType::Int,
@@ -42,7 +42,7 @@ void DraftArguments::check(const Tensor& target, int64_t batch, const DraftSizes
     SPECDEC_CHECK(rows && !ids,
                   "draft_map must be None unless draft holds rows over a vocabulary of its own");
   }
-  check_left_behind(target, statistics);
+  check_statistics(target, statistics);
   if (temperatures) {
     check_vector("draft temperature", *temperatures, batch, ScalarType::Float, target, "target");
   } else {
@@ -52,11 +52,11 @@ void DraftArguments::check(const Tensor& target, int64_t batch, const DraftSizes
   }
 }
 
-void DraftArguments::check_rows_of(const Tensor& target, const DraftSizes& sizes) const {
+void DraftArguments::check_draft_rows(const Tensor& target, const DraftSizes& sizes) const {
   const char* name = ids ? "draft probabilities" : "draft";
   DraftSizes all = sizes;
   all.push_back({ids ? "K" : "D", kAnySize});
-  SPECDEC_CHECK(fits(*rows, all), name, " must be ", words(all), ", got ", shape_of(*rows));
+  SPECDEC_CHECK(fits(*rows, all), name, " must be ", described(all), ", got ", shape_of(*rows));
   SPECDEC_CHECK(!ids || rows->size(rows->dim() - 1) >= 1, name, " must have K >= 1 entries, got ",
                 shape_of(*rows));
   check_rows(name, *rows);
@@ -72,12 +72,12 @@ void DraftArguments::check_ids(const Tensor& target) const {
   check_same_device("draft ids", *ids, target, "target");
 }
 
-void DraftArguments::check_left_behind(const Tensor& target, const DraftSizes& statistics) const {
+void DraftArguments::check_statistics(const Tensor& target, const DraftSizes& statistics) const {
   SPECDEC_CHECK(logsumexp.has_value() == threshold.has_value() && (!logsumexp || (rows && !ids)),
                 "draft_logsumexp and draft_threshold must come together and with draft");
   const auto check_one = [&](const char* name, const std::optional<Tensor>& t, ScalarType dtype) {
     if (!t) return;
-    SPECDEC_CHECK(fits(*t, statistics), name, " must be ", words(statistics), ", got ",
+    SPECDEC_CHECK(fits(*t, statistics), name, " must be ", described(statistics), ", got ",
                   shape_of(*t));
     SPECDEC_CHECK(t->scalar_type() == dtype, name, " must be ", dtype_name(dtype), ", got ",
                   dtype_name(t->scalar_type()));

@@ -46,16 +46,18 @@ void TreeArguments::check_draft() const {
   }
   SPECDEC_CHECK(draft_rows || !flat_draft(),
                 "draft must be [B, N, D] unless draft_rows is given, got two dimensions");
-  SPECDEC_CHECK(rule != "k_seq" || law.rows, "draft must be given when rule is k_seq, got None");
+  SPECDEC_CHECK(rule != "k_seq" || draft_source.rows,
+                "draft must be given when rule is k_seq, got None");
   if (!draft_rows) {
     const DraftSizes each = {{"B", b}, {"N", n}};
-    return law.check(target, b, each, each);
+    return draft_source.check(target, b, each, each);
   }
-  const int64_t m = law.rows && law.rows->dim() >= 2 && law.rows->dim() <= 3
-                        ? law.rows->size(law.rows->dim() - 2)
-                        : kAnySize;
-  if (flat_draft()) return law.check(target, b, {{"M", kAnySize}}, {{"M", m}});
-  law.check(target, b, {{"B", b}, {"M", kAnySize}}, {{"B", b}, {"M", m}});
+  const int64_t m =
+      draft_source.rows && draft_source.rows->dim() >= 2 && draft_source.rows->dim() <= 3
+          ? draft_source.rows->size(draft_source.rows->dim() - 2)
+          : kAnySize;
+  if (flat_draft()) return draft_source.check(target, b, {{"M", kAnySize}}, {{"M", m}});
+  draft_source.check(target, b, {{"B", b}, {"M", kAnySize}}, {{"B", b}, {"M", m}});
 }
 
 TreeOutputs TreeArguments::new_outputs() const {

@@ -1,10 +1,11 @@
-#include "torch/ops/expand_tree.h"
-
 #include "specdec/expand_tree.h"
+
 #include "torch/arguments/checks.h"
 #include "torch/parallel.h"
+#include "torch/register.h"
 
 namespace specdec {
+namespace {
 
 std::tuple<Tensor, Tensor, Tensor> expand_tree(Tensor logits, Tensor scores, int64_t width,
                                                std::optional<Tensor> temperatures,
@@ -20,8 +21,8 @@ std::tuple<Tensor, Tensor, Tensor> expand_tree(Tensor logits, Tensor scores, int
                 dtype_name(scores.scalar_type()));
   check_same_device("scores", scores, logits, "logits");
   SPECDEC_CHECK(width >= 1 && width <= kMaxWidth, "width must be in [1, 64], got ", width);
-  SamplingArgs sampling{temperatures, temperature, std::nullopt, 0,
-                        std::nullopt, 1.0,         std::nullopt, 0.0};
+  SamplingArguments sampling{temperatures, temperature, std::nullopt, 0,
+                             std::nullopt, 1.0,         std::nullopt, 0.0};
   sampling.check_all(batch, logits, "logits");
 
   const auto output = [&](std::initializer_list<int64_t> shape, ScalarType dtype) {
@@ -49,4 +50,12 @@ std::tuple<Tensor, Tensor, Tensor> expand_tree(Tensor logits, Tensor scores, int
   return {tokens, out_scores, frontier};
 }
 
+STABLE_TORCH_LIBRARY_FRAGMENT(SPECDEC_LIBRARY, m) {
+  m.def(
+      "expand_tree(Tensor logits, Tensor scores, int width, Tensor? temperatures, "
+      "float temperature) -> (Tensor tokens, Tensor scores_out, Tensor frontier)");
+}
+SPECDEC_IMPLEMENT_CPU(expand_tree)
+
+}  // namespace
 }  // namespace specdec

@@ -1,7 +1,7 @@
 #include "specdec/kv_compact.h"
 
 #include "torch/arguments/kv.h"
-#include "torch/ops/kv.h"
+#include "torch/register.h"
 
 namespace specdec {
 namespace {
@@ -33,8 +33,6 @@ void check_paged(const std::vector<Tensor>& caches, const Tensor& base) {
   }
 }
 
-}  // namespace
-
 void kv_compact_(std::vector<Tensor> caches, Tensor base, Tensor path) {
   const int64_t batch = check_batch("base", base);
   const KvPath nodes = checked_path(path, batch, base);
@@ -58,4 +56,12 @@ void paged_compact_(std::vector<Tensor> caches, Tensor block_tables, Tensor base
   run_where<PagedCompactParams>(base, p, SPECDEC_KV_LAUNCHERS(paged_compact));
 }
 
+STABLE_TORCH_LIBRARY_FRAGMENT(SPECDEC_LIBRARY, m) {
+  m.def("kv_compact_(Tensor(a!)[] caches, Tensor base, Tensor path) -> ()");
+  m.def("paged_compact_(Tensor(a!)[] caches, Tensor block_tables, Tensor base, Tensor path) -> ()");
+}
+SPECDEC_IMPLEMENT(kv_compact_)
+SPECDEC_IMPLEMENT(paged_compact_)
+
+}  // namespace
 }  // namespace specdec

@@ -1,9 +1,10 @@
 #include "specdec/kv_realign.h"
 
 #include "torch/arguments/kv.h"
-#include "torch/ops/kv.h"
+#include "torch/register.h"
 
 namespace specdec {
+namespace {
 
 void kv_realign_(std::vector<Tensor> caches, Tensor starts, Tensor lengths, Tensor shifts,
                  bool zero_fill) {
@@ -22,4 +23,12 @@ void kv_realign_(std::vector<Tensor> caches, Tensor starts, Tensor lengths, Tens
   run_where<KvRealignParams>(starts, p, SPECDEC_KV_LAUNCHERS(kv_realign));
 }
 
+STABLE_TORCH_LIBRARY_FRAGMENT(SPECDEC_LIBRARY, m) {
+  m.def(
+      "kv_realign_(Tensor(a!)[] caches, Tensor starts, Tensor lengths, Tensor shifts, bool "
+      "zero_fill) -> ()");
+}
+SPECDEC_IMPLEMENT(kv_realign_)
+
+}  // namespace
 }  // namespace specdec

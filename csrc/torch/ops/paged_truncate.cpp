@@ -1,9 +1,10 @@
 #include "specdec/paged_truncate.h"
 
 #include "torch/arguments/kv.h"
-#include "torch/ops/kv.h"
+#include "torch/register.h"
 
 namespace specdec {
+namespace {
 
 std::tuple<Tensor, Tensor> paged_truncate_(Tensor block_tables, Tensor lengths, Tensor new_lengths,
                                            int64_t block_size) {
@@ -25,4 +26,12 @@ std::tuple<Tensor, Tensor> paged_truncate_(Tensor block_tables, Tensor lengths, 
   return {blocks, num_freed};
 }
 
+STABLE_TORCH_LIBRARY_FRAGMENT(SPECDEC_LIBRARY, m) {
+  m.def(
+      "paged_truncate_(Tensor(a!) block_tables, Tensor(b!) lengths, Tensor new_lengths, int "
+      "block_size) -> (Tensor blocks, Tensor num_freed)");
+}
+SPECDEC_IMPLEMENT(paged_truncate_)
+
+}  // namespace
 }  // namespace specdec

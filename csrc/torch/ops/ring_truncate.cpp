@@ -3,9 +3,10 @@
 #include <algorithm>
 
 #include "torch/arguments/kv.h"
-#include "torch/ops/kv.h"
+#include "torch/register.h"
 
 namespace specdec {
+namespace {
 
 Tensor ring_truncate_(std::vector<Tensor> caches, Tensor lengths, Tensor new_lengths,
                       int64_t window, bool zero_fill) {
@@ -35,4 +36,12 @@ Tensor ring_truncate_(std::vector<Tensor> caches, Tensor lengths, Tensor new_len
   return status;
 }
 
+STABLE_TORCH_LIBRARY_FRAGMENT(SPECDEC_LIBRARY, m) {
+  m.def(
+      "ring_truncate_(Tensor(a!)[] caches, Tensor(b!) lengths, Tensor new_lengths, int window, "
+      "bool zero_fill) -> Tensor status");
+}
+SPECDEC_IMPLEMENT(ring_truncate_)
+
+}  // namespace
 }  // namespace specdec

@@ -1,8 +1,8 @@
 #include "specdec/sample.h"
 
 #include "torch/arguments/checks.h"
-#include "torch/ops/ops.h"
 #include "torch/provider.h"
+#include "torch/register.h"
 
 namespace specdec {
 namespace {
@@ -14,8 +14,6 @@ uint32_t noise_stream(const std::string& noise) {
   return kSharedStream;
 }
 
-}  // namespace
-
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> sample(
     Tensor logits, std::optional<Tensor> temperatures, double temperature,
     std::optional<Tensor> top_ks, int64_t top_k, std::optional<Tensor> top_ps, double top_p,
@@ -24,7 +22,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> sample(
   SPECDEC_CHECK(logits.dim() == 2, "logits must be [R, V], got ", shape_of(logits));
   check_rows("logits", logits);
   const int64_t n = logits.size(0);
-  SamplingArgs sampling{temperatures, temperature, top_ks, top_k, top_ps, top_p, min_ps, min_p};
+  SamplingArguments sampling{temperatures, temperature, top_ks, top_k,
+                             top_ps,       top_p,       min_ps, min_p};
   sampling.check_all(n, logits, "logits");
   check_vector("seeds", seeds, n, ScalarType::Long, logits, "logits");
   check_vector("positions", positions, n, ScalarType::Long, logits, "logits");
@@ -60,4 +59,14 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> sample(
   return {tokens, logprobs, logsumexp, threshold, status};
 }
 
+STABLE_TORCH_LIBRARY_FRAGMENT(SPECDEC_LIBRARY, m) {
+  m.def(
+      "sample(Tensor logits, Tensor? temperatures, float temperature, Tensor? top_ks, int top_k, "
+      "Tensor? top_ps, float top_p, Tensor? min_ps, float min_p, Tensor seeds, Tensor positions, "
+      "str noise, str method) -> (Tensor tokens, Tensor logprobs, Tensor logsumexp, "
+      "Tensor threshold, Tensor status)");
+}
+SPECDEC_IMPLEMENT(sample)
+
+}  // namespace
 }  // namespace specdec

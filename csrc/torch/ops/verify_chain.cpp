@@ -1,9 +1,10 @@
 #include "specdec/chain.h"
 #include "torch/arguments/chain.h"
-#include "torch/ops/ops.h"
 #include "torch/provider.h"
+#include "torch/register.h"
 
 namespace specdec {
+namespace {
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> verify_chain(
     Tensor target, Tensor draft_token_ids, std::optional<Tensor> draft,
@@ -42,4 +43,20 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> verify_chain(
   return out;
 }
 
+STABLE_TORCH_LIBRARY_FRAGMENT(SPECDEC_LIBRARY, m) {
+  m.def(
+      "verify_chain(Tensor target, Tensor draft_token_ids, Tensor? draft, Tensor? draft_ids, "
+      "Tensor? draft_columns, Tensor? draft_logsumexp, Tensor? draft_threshold, "
+      "Tensor? draft_temperatures, float draft_temperature, str kind, str rule, "
+      "Tensor? temperatures, float temperature, Tensor? top_ks, int top_k, Tensor? top_ps, "
+      "float top_p, Tensor? min_ps, float min_p, Tensor seeds, Tensor positions, "
+      "Tensor? target_indptr, Tensor? uniforms, float lenience, float typical_epsilon, "
+      "float typical_delta, Tensor? synthetic_rates, Tensor? eos_token_ids, Tensor? "
+      "max_new_tokens, "
+      "bool with_logprobs, bool with_accept_probs) -> (Tensor tokens, Tensor num_accepted, "
+      "Tensor status, Tensor logprobs, Tensor accept_probs)");
+}
+SPECDEC_IMPLEMENT(verify_chain)
+
+}  // namespace
 }  // namespace specdec

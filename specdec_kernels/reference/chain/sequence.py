@@ -1,9 +1,15 @@
-"""What sequences of a chain and of a tree have alike: their parameters, rows, laws and noise."""
+"""What is known of one sequence while its drafts are verified, for chains and for trees.
+
+A draft is *accepted* or *rejected*. After the accepted drafts one more token is emitted: the
+*recovered* token, which takes the place of the first rejected draft and is mostly drawn from a
+*residual*, or the *bonus* token, which follows a fully accepted draft and is drawn from the target.
+An *acceptance uniform* is the random number that is compared with an acceptance probability.
+docs/rules.md has one section for each rule.
+"""
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -11,132 +17,201 @@ from torch import Tensor
 
 from specdec_kernels.arguments.chain import ChainArguments
 from specdec_kernels.arguments.checks import float32
+from specdec_kernels.arguments.status import Status
 from specdec_kernels.arguments.tree import TreeArguments
 from specdec_kernels.reference.row.distribution import (
-    ACCEPT,
-    BAD_PARAMETER,
-    RESIDUAL,
-    SHARED,
-    TARGET_NOT_FINITE,
-    at,
-    exponentials,
-    gumbel_argmax,
-    parameters,
-    pick,
-    uniform,
-    valid,
+    GREEDY,
+    SamplingParams,
+    TargetRow,
+    prob_of,
+    target_row,
+    value_at,
 )
-from specdec_kernels.reference.row.draft import Draft, Row, draft_row, sparse_row
+from specdec_kernels.reference.row.draft import (
+    DraftDistribution,
+    dense_draft,
+    invalid_draft,
+    one_hot_draft,
+    sparse_draft,
+)
+from specdec_kernels.reference.row.noise import ACCEPT, RESIDUAL, SHARED, exponentials, uniform
+from specdec_kernels.reference.row.sample import gumbel_argmax, pick
+
+Outputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 @dataclass
-class Verification(ABC):
-    """Of one sequence; `judge` says how its drafts are judged."""
+class VerifiedSequence:
+    """Sequence b of a batch, its rows and its noise, and what was decided so far."""
 
     a: ChainArguments | TreeArguments
     b: int
-    drafted: Tensor  # [B, gamma] or [B, N]
+    drafted: Tensor  # [B, gamma] or [B, N] token ids
     status: int = 0
-    accepted: int = 0
-    emitted: list[tuple[int, float]] = field(default_factory=list)
+    num_accepted: int = 0
+    emitted: list[tuple[int, float]] = field(default_factory=list)  # (token, logprob)
     accept_probs: dict[int, float] = field(default_factory=dict)
 
-    @abstractmethod
-    def judge(self, rows: int) -> None:
-        """With so many rows of the target, at least one."""
-
-    def verify(self) -> None:
+    def open(self) -> int:
+        """Reads parameters and limits; returns the number of target rows, 0 if unverifiable."""
         a, b = self.a, self.b
         self.seed, self.position = int(a.seeds[b]), int(a.positions[b])
-        self.params = parameters(a.sampling, b)
+        self.params = SamplingParams.of(a.sampling, b)
         self.v = a.target.shape[-1]
-        self.q_temperature = self.params[0]
+        self.draft_temperature = self.params.temperature
         if a.reads_draft and a.draft_logsumexp is not None:
-            self.q_temperature = at(a.draft_temperatures, a.draft_temperature, b)
-        if not valid(*self.params) or not valid(self.q_temperature, 0, 1.0, 0.0):
-            self.status = BAD_PARAMETER
-            return
+            self.draft_temperature = value_at(a.draft_temperatures, a.draft_temperature, b)
+        draft_params = SamplingParams(self.draft_temperature, 0, 1.0, 0.0)
+        if not self.params.in_range or not draft_params.in_range:
+            self.status = Status.BAD_PARAMETER
+            return 0
         if a.rule == "greedy":
-            self.params = (0.0, 0, 1.0, 0.0)
-        # Probabilities that need no shaping are the law itself; only visited entries are judged.
-        shaped = self.params[0] != 1 or 0 < self.params[1] < self.v or self.params[2:] != (1.0, 0.0)
-        self.direct = a.kind == "probs" and a.reads_draft and not shaped
+            self.params = GREEDY
+        temperature, top_k, top_p, min_p = self.params
+        processed = temperature != 1 or 0 < top_k < self.v or (top_p, min_p) != (1.0, 0.0)
+        # Probabilities that need no logits processing are P itself, and only entries that are
+        # read have to be valid.
+        self.direct = a.kind == "probs" and a.reads_draft and not processed
 
         rows = self.drafted.shape[1] + 1
-        self.begin = 0
+        self.begin = 0  # the sequence's first row of a ragged target
         if a.target_indptr is not None:
             n = a.target.shape[0]
             self.begin = min(max(int(a.target_indptr[b]), 0), n)
             rows = min(rows, min(max(int(a.target_indptr[b + 1]), self.begin), n) - self.begin)
         if rows == 0:
-            self.status = TARGET_NOT_FINITE
-            return
-        self.most = rows if a.max_new_tokens is None else max(0, int(a.max_new_tokens[b]))
-        self.ends = set(a.eos_token_ids.tolist()) if a.eos_token_ids is not None else set()
-        self.judge(rows)
+            self.status = Status.TARGET_NOT_FINITE
+            return 0
+        self.max_new_tokens = rows
+        if a.max_new_tokens is not None:
+            self.max_new_tokens = max(0, int(a.max_new_tokens[b]))
+        self.eos_token_ids: set[int] = set()
+        if a.eos_token_ids is not None:
+            self.eos_token_ids.update(a.eos_token_ids.tolist())
+        return rows
 
-    def given(self, row: int) -> Tensor:
-        """[V] float64, of the target."""
+    def unprocessed(self, row: int) -> Tensor:
+        """[V] float64 row of the target, as it was given."""
         target = self.a.target
-        return (
-            target[self.b, row] if self.a.target_indptr is None else target[self.begin + row]
-        ).double()
+        if self.a.target_indptr is None:
+            return target[self.b, row].double()
+        return target[self.begin + row].double()
 
-    def draft_law(self, at: tuple[int, ...], statistics: tuple[int, ...], x: int) -> Draft:
-        """Q of a row of the draft, at the token x."""
+    def draft_at(
+        self, index: tuple[int, ...], statistics: tuple[int, ...], token: int
+    ) -> DraftDistribution:
+        """Q of one row of the draft, and its probability of a token.
+
+        index: where the row is; statistics: where its logsumexp and threshold are.
+        """
         a = self.a
         assert a.draft is not None
-        row = a.draft[at].double()
+        row = a.draft[index].double()
         if a.draft_ids is not None:
-            return sparse_row(row, a.draft_ids[at].long(), x, self.v)
-        left = None
+            return sparse_draft(row, a.draft_ids[index].long(), token, self.v)
+        known = None
         if a.draft_logsumexp is not None and a.draft_threshold is not None:
-            left = float(a.draft_logsumexp[statistics]), float(a.draft_threshold[statistics])
-        return draft_row(row, x, self.v, a.kind, left, a.draft_columns, self.q_temperature)
+            known = float(a.draft_logsumexp[statistics]), float(a.draft_threshold[statistics])
+        return dense_draft(
+            row, token, self.v, a.kind, known, a.draft_columns, self.draft_temperature
+        )
 
-    def coin(self, column: int, position: int, lane: int = 0) -> float:
+    def acceptance_uniform(self, column: int, position: int, counter: int = 0) -> float:
+        """column: of the argument `uniforms`, where it is given."""
         if self.a.uniforms is not None:
             return float(self.a.uniforms[self.b, column])
-        return uniform(self.seed, position, ACCEPT, lane)
+        return uniform(self.seed, position, ACCEPT, counter)
 
     def draw(self, i: int, weights: Tensor, column: int) -> int:
-        """What follows i accepted drafts."""
+        """Draws the recovered or bonus token after i accepted drafts."""
         if self.a.uniforms is not None:
             return pick(weights, float(self.a.uniforms[self.b, column]))
         return pick(weights, uniform(self.seed, self.position + i, RESIDUAL))
 
-    def answer(self, i: int, row: Row) -> int:
-        """The token that the target itself says at temperature 0 or under shared noise."""
-        if self.params[0] == 0:
-            return int(row.lp.argmax())
-        return gumbel_argmax(row.lp, exponentials(self.seed, self.position + i, SHARED, self.v))
+    def target_token(self, i: int, row: TargetRow) -> int:
+        """The token after i accepted drafts that the target alone decides on.
 
-    def typical_bound(self, row: Row) -> float:
-        entropy = -float((row.p * row.lp).nan_to_num(0.0).sum())
+        It is the argmax at temperature 0 and the draw with shared noise under rule match.
+        """
+        if self.params.temperature == 0:
+            return int(row.logprobs.argmax())
+        noise = exponentials(self.seed, self.position + i, SHARED, self.v)
+        return gumbel_argmax(row.logprobs, noise)
+
+    def typical_bound(self, row: TargetRow) -> float:
+        """min(epsilon, delta * exp(-entropy of P)); see docs/rules.md#typical."""
+        entropy = -float((row.probs * row.logprobs).nan_to_num(0.0).sum())
         delta = float32(self.a.typical_delta)
         return min(float32(self.a.typical_epsilon), delta * math.exp(-entropy))
 
-    def emit(self, row: Row, token: int) -> None:
-        self.emitted.append((token, 0.0 if self.params[0] == 0 else float(row.lp[token])))
+    def emit(self, row: TargetRow, token: int) -> None:
+        greedy = self.params.temperature == 0
+        self.emitted.append((token, 0.0 if greedy else float(row.logprobs[token])))
 
 
-def ratio(p_x: float, q_x: float) -> float:
-    """P(x) / Q(x); a token that nothing proposes is accepted if the target knows it."""
-    return 0.0 if p_x == 0 else p_x / q_x if q_x else math.inf
+class ChainSequence(VerifiedSequence):
+    """A sequence whose drafts form a chain: draft i is verified against target row i."""
+
+    a: ChainArguments
+
+    def read_drafts(self, rows: int) -> None:
+        """Finds the drafts to verify, up to a missing one or to the end of the sequence.
+
+        `ended` tells that no bonus token follows them: nothing is emitted after an end-of-sequence
+        token or beyond `max_new_tokens`, so drafts there do not count.
+        """
+        self.lenience = float32(self.a.lenience) if self.a.rule == "lenient" else 1.0
+        self.drafts: list[int] = []
+        self.status_after = 0  # of the position after the drafts
+        self.ended = self.max_new_tokens == 0
+        for i in range(rows - 1):
+            token = int(self.drafted[self.b, i])
+            if self.ended or token == -1:
+                break
+            if not 0 <= token < self.a.id_limit:
+                self.status_after = Status.DRAFT_OUT_OF_RANGE
+                break
+            self.drafts.append(token)
+            full = len(self.drafts) == self.max_new_tokens
+            self.ended = full or token in self.eos_token_ids
+
+    def target(self, i: int, token: int = -1) -> TargetRow:
+        """P of row i. If a token is given, a `direct` row need be valid only there."""
+        row = self.unprocessed(i)
+        if self.direct and token >= 0:
+            return TargetRow(row, row.log(), valid=0 <= prob_of(row, token) < math.inf)
+        return target_row(row, self.a.kind, self.params, self.direct)
+
+    def draft(self, i: int) -> DraftDistribution:
+        """Q of draft i."""
+        a, token = self.a, self.drafts[i]
+        if a.draft is None or self.draft_temperature == 0:
+            return one_hot_draft(token, token, self.v)
+        if not a.ragged_draft:
+            return self.draft_at((self.b, i), (self.b, i), token)
+        # A ragged draft has one row less than the target for each sequence before this one.
+        index = self.begin - self.b + i
+        if not 0 <= index < a.draft.shape[0]:
+            return invalid_draft(self.v)
+        return self.draft_at((index,), (self.b, i), token)
+
+    def uniform_of(self, i: int) -> float:
+        """The acceptance uniform of draft i."""
+        return self.acceptance_uniform(i, self.position + i)
+
+    def draw_after(self, i: int, weights: Tensor) -> int:
+        return self.draw(i, weights, -1)
 
 
-def verdicts(
-    outputs: tuple[Tensor, Tensor, Tensor, Tensor, Tensor], sequences: Sequence[Verification]
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """(tokens, num_accepted, status, logprobs, accept_probs), written."""
+def write_outputs(outputs: Outputs, sequences: Sequence[VerifiedSequence]) -> Outputs:
+    """Fills (tokens, num_accepted, status, logprobs, accept_probs)."""
     tokens, num_accepted, status, logprobs, accept_probs = outputs
     tokens.fill_(-1)
     logprobs.zero_()
     accept_probs.fill_(math.nan)
     for b, sequence in enumerate(sequences):
-        sequence.verify()
         status[b] = sequence.status
-        num_accepted[b] = sequence.accepted
+        num_accepted[b] = sequence.num_accepted
         for i, (token, logprob) in enumerate(sequence.emitted):
             tokens[b, i] = token
             if sequence.a.with_logprobs:

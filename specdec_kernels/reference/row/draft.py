@@ -1,4 +1,9 @@
-"""P of a target row and Q of a draft row, in float64; what all rules read."""
+"""Q, the distribution that a drafted token was drawn from, in float64.
+
+A draft comes as a full row (logits or probabilities), as a row with the statistics that `sample`
+returned when it drew the token, as a few ids with their probabilities (sparse), or without any
+distribution: then the token counts as certain, and Q is *one-hot*.
+"""
 
 from __future__ import annotations
 
@@ -8,96 +13,82 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specdec_kernels.reference.row.distribution import Distribution, Shaping, finite
+from specdec_kernels.reference.row.distribution import Distribution, valid_logits
 
 
 @dataclass
-class Row:
-    """P of one target row: probabilities [V] and their logarithms, or a fault."""
+class DraftDistribution:
+    """Q of one draft row over the target's vocabulary: `probs` [V].
 
-    p: Tensor
-    lp: Tensor
-    fault: bool = False
-
-
-@dataclass
-class Draft:
-    """Q of one draft row, on the target's vocabulary [V]; `q_x` of the drafted token.
-
-    fault: seen where the drafted token is looked up. whole: nothing wrong anywhere in the row.
-    beyond: mass on what the target's vocabulary does not hold.
+    token_prob: probability of the drafted token, which the target's vocabulary may lack.
+    mass_beyond: probability of all ids that the target's vocabulary lacks.
+    valid_at_token: all that is read to accept or reject the drafted token is valid.
+    valid: the whole row is valid; the residual needs all of it.
     """
 
-    q: Tensor
-    q_x: float
-    fault: bool = False
-    whole: bool = True
-    beyond: float = 0.0
+    probs: Tensor
+    token_prob: float
+    mass_beyond: float = 0.0
+    valid_at_token: bool = True
+    valid: bool = True
 
 
-def target_row(row: Tensor, kind: str, shaping: Shaping, direct: bool) -> Row:
-    """P of a row [V] float64. A `direct` row of probabilities is the law as it is."""
-    if kind == "probs":
-        fault = not bool(row.isfinite().all() and (row >= 0).all() and row.sum() > 0)
-        if fault or direct:
-            return Row(row, row.log(), fault)
-        row = row.log()
-    elif not finite(row):
-        return Row(row, row, True)
-    law = Distribution(row, *shaping)
-    return Row(law.probs, law.logprobs)
+def invalid_draft(v: int) -> DraftDistribution:
+    return DraftDistribution(torch.zeros(v), 0.0, valid_at_token=False, valid=False)
 
 
-def entry(weights: Tensor, x: int) -> float:
-    """Of a token that the target may not have."""
-    return float(weights[x]) if x < len(weights) else 0.0
-
-
-def point_mass(certain: int, x: int, v: int) -> Draft:
-    """Q of a token that was certain, at the token x."""
-    q = torch.zeros(v, dtype=torch.float64)
+def one_hot_draft(certain: int, token: int, v: int) -> DraftDistribution:
+    """Q with all its mass on `certain`, and its probability of `token`."""
+    probs = torch.zeros(v, dtype=torch.float64)
     if certain < v:
-        q[certain] = 1.0
-    return Draft(q, float(x == certain), beyond=float(certain >= v))
+        probs[certain] = 1.0
+    return DraftDistribution(probs, float(token == certain), mass_beyond=float(certain >= v))
 
 
-def sparse_row(probs: Tensor, ids: Tensor, x: int, v: int) -> Draft:
-    """Q of a few ids [K] with their probabilities."""
-    q = torch.zeros(v, dtype=torch.float64)
-    fault = not bool((probs.isfinite() & (probs >= 0))[ids >= 0].all())
+def sparse_draft(row: Tensor, ids: Tensor, token: int, v: int) -> DraftDistribution:
+    """Q of a few ids [K] with their probabilities; an id may occur twice, -1 is unused."""
+    probs = torch.zeros(v, dtype=torch.float64)
+    valid = bool((row.isfinite() & (row >= 0))[ids >= 0].all())
     inside = (ids >= 0) & (ids < v)
-    q.index_add_(0, ids[inside], probs[inside])
-    return Draft(q, float(q[x]), fault, beyond=float(probs[ids >= v].sum()))
+    probs.index_add_(0, ids[inside], row[inside])
+    beyond = float(row[ids >= v].sum())
+    return DraftDistribution(probs, float(probs[token]), beyond, valid, valid)
 
 
-def draft_row(
+def dense_draft(
     row: Tensor,
-    x: int,
+    token: int,
     v: int,
     kind: str,
-    left: tuple[float, float] | None,
+    statistics: tuple[float, float] | None,
     columns: Tensor | None,
     temperature: float,
-) -> Draft:
-    """Q of a row [D]; left: logsumexp and threshold that `sample` left behind."""
-    q = torch.zeros(v, dtype=torch.float64)
-    fault, whole = False, finite(row)
-    column = x if columns is None else int(columns[x])
-    inside_row = 0 <= column < len(row)
-    if left is not None:
-        total, bound = left
-        fault = not math.isfinite(total) or math.isnan(bound)
-        fault |= inside_row and not float(row[column]) < math.inf
-        law = torch.where(row >= bound, (row / temperature - total).exp(), 0.0)
+) -> DraftDistribution:
+    """Q of a row [D].
+
+    statistics: (logsumexp, threshold) that `sample` returned for a row of logits.
+    columns: [V], the column of each id of the target's vocabulary, -1 for none; None if id and
+        column are the same.
+    """
+    column = token if columns is None else int(columns[token])
+    in_row = 0 <= column < len(row)
+    if statistics is not None:
+        logsumexp, bound = statistics
+        valid = valid_logits(row)
+        valid_at_token = math.isfinite(logsumexp) and not math.isnan(bound)
+        valid_at_token &= not in_row or float(row[column]) < math.inf
+        q = torch.where(row >= bound, (row / temperature - logsumexp).exp(), 0.0)
     elif kind == "probs":
-        whole = bool((row.isfinite() & (row >= 0)).all())
-        fault = inside_row and not 0 <= float(row[column]) < math.inf
-        law = row
+        valid = bool((row.isfinite() & (row >= 0)).all())
+        valid_at_token = not in_row or 0 <= float(row[column]) < math.inf
+        q = row
     else:
-        fault = not whole
-        law = row if fault else Distribution(row, temperature, 0, 1.0, 0.0).probs
-    beyond = float(law[v:].sum()) if columns is None else 0.0
+        valid = valid_at_token = valid_logits(row)
+        q = Distribution(row, temperature, 0, 1.0, 0.0).probs if valid else row
+    beyond = float(q[v:].sum()) if columns is None else 0.0
     columns = torch.arange(v) if columns is None else columns.long()
     known = (columns >= 0) & (columns < len(row))
-    q[known] = law[columns[known]]
-    return Draft(q, float(law[column]) if inside_row else 0.0, fault, whole, beyond)
+    probs = torch.zeros(v, dtype=torch.float64)
+    probs[known] = q[columns[known]]
+    token_prob = float(q[column]) if in_row else 0.0
+    return DraftDistribution(probs, token_prob, beyond, valid_at_token, valid and valid_at_token)

@@ -1,4 +1,4 @@
-"""Specification of `specdec_kernels::sample`."""
+"""Specification of `sample`: one token from each row of logits; see docs/rules.md#sampling."""
 
 from __future__ import annotations
 
@@ -7,46 +7,52 @@ from typing import Any
 from torch import Tensor
 
 from specdec_kernels.arguments.sample import STREAMS, SampleArguments
-from specdec_kernels.reference.row.distribution import (
-    BAD_PARAMETER,
-    TARGET_NOT_FINITE,
-    Distribution,
-    exponentials,
-    finite,
-    gumbel_argmax,
-    parameters,
-    pick,
-    uniform,
-    valid,
-)
+from specdec_kernels.arguments.status import Status
+from specdec_kernels.reference.row.distribution import Distribution, SamplingParams, valid_logits
+from specdec_kernels.reference.row.noise import exponentials, uniform
 
 
 def sample(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Arguments in the order of `SampleArguments`."""
+    """Takes its arguments in the order of `SampleArguments`."""
     a = SampleArguments(*args)
     a.check()
     tokens, logprobs, logsumexp, thresholds, status = a.new_outputs()
     tokens.fill_(-1)
     for output in (logprobs, logsumexp, thresholds, status):
         output.zero_()
-    number = STREAMS[a.noise]
+    stream = STREAMS[a.noise]
     for r in range(len(tokens)):
-        params = parameters(a.sampling, r)
+        params = SamplingParams.of(a.sampling, r)
         row = a.logits[r].double()
-        if not valid(*params):
-            status[r] = BAD_PARAMETER
+        if not params.in_range:
+            status[r] = Status.BAD_PARAMETER
             continue
-        if not finite(row):
-            status[r] = TARGET_NOT_FINITE
+        if not valid_logits(row):
+            status[r] = Status.TARGET_NOT_FINITE
             continue
-        law = Distribution(row, *params)
+        p = Distribution(row, *params)
         seed, position = int(a.seeds[r]), int(a.positions[r])
-        if params[0] == 0:
+        if params.temperature == 0:
             token = int(row.argmax())
         elif a.method == "gumbel":
-            token = gumbel_argmax(law.logprobs, exponentials(seed, position, number, len(row)))
+            token = gumbel_argmax(p.logprobs, exponentials(seed, position, stream, len(row)))
         else:
-            token = pick(law.probs, uniform(seed, position, number))
-        tokens[r], logprobs[r] = token, law.logprobs[token]
-        logsumexp[r], thresholds[r] = law.logsumexp, law.threshold
+            token = pick(p.probs, uniform(seed, position, stream))
+        tokens[r], logprobs[r] = token, p.logprobs[token]
+        logsumexp[r], thresholds[r] = p.logsumexp, p.threshold
     return tokens, logprobs, logsumexp, thresholds, status
+
+
+def pick(weights: Tensor, u: float) -> int:
+    """Inverse CDF: the first index with cdf > u * total and weight > 0.
+
+    If rounding leaves none, it is the last index with weight > 0.
+    """
+    cdf = weights.cumsum(0)
+    hits = ((cdf > u * cdf[-1]) & (weights > 0)).nonzero()
+    return int(hits[0] if len(hits) else weights.nonzero()[-1])
+
+
+def gumbel_argmax(logprobs: Tensor, exponentials: Tensor) -> int:
+    """Gumbel-max sampling: argmax(log P + G) with the Gumbel noise G = -log E."""
+    return int((logprobs - exponentials.log()).argmax())

@@ -1,17 +1,20 @@
-"""Specification of the small tree ops."""
+"""Specification of `tree_attention`, `rerank_tree` and `build_trie`.
+
+Node n is in row n + 1 of masks and positions, row 0 is the root; parents come before children.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from specdec_kernels.arguments import tree_layout as _checks
+from specdec_kernels.arguments import tree_layout as checks
 
-LONGEST = 2**62  # where lengths are clamped: no sum with them overflows
+MAX_LENGTH = 2**62  # lengths are clamped to it, so that sums with them cannot overflow
 
 
 def valid_parents(parents: Tensor) -> Tensor:
-    """[B, N] int64: what lies outside [-1, n) counts as -1."""
+    """[B, N] int64 parents; a parent outside [-1, n) counts as the root."""
     parents = parents.to(torch.int64)
     inside = (parents >= 0) & (parents < torch.arange(parents.shape[1]))
     return torch.where(inside, parents, -1)
@@ -20,11 +23,11 @@ def valid_parents(parents: Tensor) -> Tensor:
 def tree_attention(
     parents: Tensor, lengths: Tensor, slots: int, window: int
 ) -> tuple[Tensor, Tensor]:
-    """Specification of `specdec_kernels::tree_attention`."""
-    _checks.tree_attention(parents, lengths, slots, window)
+    """The mask [B, N+1, slots] that lets a node see the prefix and its path, and positions."""
+    checks.tree_attention(parents, lengths, slots, window)
     b, n = parents.shape
-    parents, lengths = valid_parents(parents), lengths.clamp(0, LONGEST)
-    sees = torch.zeros(b, n + 1, n + 1, dtype=torch.bool)  # row, row
+    parents, lengths = valid_parents(parents), lengths.clamp(0, MAX_LENGTH)
+    sees = torch.zeros(b, n + 1, n + 1, dtype=torch.bool)  # [B, row, row that it sees]
     sees[:, 0, 0] = True
     for row in range(1, n + 1):
         sees[:, row] = sees[torch.arange(b), parents[:, row - 1] + 1]
@@ -32,11 +35,11 @@ def tree_attention(
     positions = lengths[:, None] + sees.sum(-1) - 1
 
     slot = torch.arange(slots).expand(b, slots)
-    row_of = slot - lengths[:, None]  # which row of the tree a slot holds
-    of_tree = (row_of >= 0) & (row_of <= n)
-    row_of = torch.where(of_tree, row_of, 0)
-    key_positions = torch.where(of_tree, positions.gather(1, row_of), slot)
-    mask = sees.gather(2, row_of[:, None].expand(b, n + 1, slots)) & of_tree[:, None]
+    row_of = slot - lengths[:, None]  # the row of the tree that a slot holds
+    in_tree = (row_of >= 0) & (row_of <= n)
+    row_of = torch.where(in_tree, row_of, 0)
+    key_positions = torch.where(in_tree, positions.gather(1, row_of), slot)
+    mask = sees.gather(2, row_of[:, None].expand(b, n + 1, slots)) & in_tree[:, None]
     mask |= (slot < lengths[:, None])[:, None]
     if window:
         mask &= key_positions[:, None] > positions[..., None] - window
@@ -46,35 +49,35 @@ def tree_attention(
 def rerank_tree(
     tokens: Tensor, parents: Tensor, scores: Tensor, size: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Specification of `specdec_kernels::rerank_tree`."""
-    _checks.rerank_tree(tokens, parents, scores, size)
+    """The `size` best nodes with their ancestors; a node scores no better than its parent."""
+    checks.rerank_tree(tokens, parents, scores, size)
     b, m = tokens.shape
-    above = valid_parents(parents)
+    parent = valid_parents(parents)
     score = torch.where((tokens < 0) | scores.isnan(), -torch.inf, scores)
     for i in range(m):
-        of_parent = score.gather(1, above[:, i : i + 1].clamp(min=0))[:, 0]
-        of_parent = torch.where(above[:, i] < 0, torch.inf, of_parent)
-        score[:, i] = torch.minimum(score[:, i], of_parent)
+        score_of_parent = score.gather(1, parent[:, i : i + 1].clamp(min=0))[:, 0]
+        score_of_parent = torch.where(parent[:, i] < 0, torch.inf, score_of_parent)
+        score[:, i] = torch.minimum(score[:, i], score_of_parent)
     ranked, order = score.sort(descending=True, stable=True)
     nodes = torch.where(ranked > -torch.inf, order, m)[:, :size].sort().values
     nodes = torch.cat([nodes, nodes.new_full((b, size - nodes.shape[1]), m)], 1)
     chosen = torch.zeros(b, m + 1, dtype=torch.int64).scatter_(1, nodes, 1)[:, :m]
-    place = torch.nn.functional.pad(chosen.cumsum(1) - 1, (0, 1), value=-1)  # of none: -1
+    place = torch.nn.functional.pad(chosen.cumsum(1) - 1, (0, 1), value=-1)  # place[m] is -1
 
-    def pick(of_nodes: Tensor) -> Tensor:
+    def gathered(of_nodes: Tensor) -> Tensor:
         return torch.nn.functional.pad(of_nodes, (0, 1), value=-1).gather(1, nodes)
 
-    up = pick(above)
+    parent_node = gathered(parent)
     return (
-        pick(tokens),
-        place.gather(1, torch.where(up < 0, m, up)).to(parents.dtype),
+        gathered(tokens),
+        place.gather(1, torch.where(parent_node < 0, m, parent_node)).to(parents.dtype),
         torch.where(nodes < m, nodes, -1).to(parents.dtype),
     )
 
 
 def build_trie(sequences: Tensor, size: int, merge: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Specification of `specdec_kernels::build_trie`."""
-    _checks.build_trie(sequences, size)
+    """A tree of several sequences, which share the nodes of common prefixes if `merge`."""
+    checks.build_trie(sequences, size)
     b = sequences.shape[0]
     tokens = sequences.new_full((b, size), -1)
     parents = torch.full((b, size), -1, dtype=torch.int32)

@@ -1,61 +1,48 @@
-"""What a target row has left after siblings of a tree were rejected, in float64."""
+"""The residual of P after siblings were rejected, in float64.
+
+After one rejection it is max(P - Q, 0), after the next max(P' - Q', 0) of the normalised residual
+P', and so on. It is kept unnormalised: see docs/rules.md#multi_draft.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from specdec_kernels.reference.row.draft import Draft
+from specdec_kernels.reference.row.draft import DraftDistribution
 
-LEAST_REST = 1e-26  # csrc/include/specdec/tree.h says why
+# Where the tokens not yet tried have less mass than this in Q, they count as none: entries of Q
+# that the kernels round to 0 would weigh too much there. Only Q is asked, so rules stay lossless.
+LEAST_MASS = 1e-26
 
 
 @dataclass
-class Left:
-    """What the target has left after siblings were rejected: (c P - sum of scales * Q)+ / mass.
+class TargetResidual:
+    """P' = weights / mass after some rejections; at first P itself.
 
-    So far the scale of the next sibling's Q is `mass`. Nothing is left of a rejected token.
+    Whoever subtracts a Q sets `mass` to the sum of the new weights.
     """
 
     weights: Tensor
     mass: float = 1.0
 
-    def subtract(self, draft: Draft, scale: float, excluded: Iterable[int]) -> Left:
-        q = draft.q.clone()
+    def minus(
+        self, draft: DraftDistribution, scale: float, excluded: Iterable[int]
+    ) -> TargetResidual:
+        """max(weights - scale * Q, 0), with Q taken as 0 at the excluded ids."""
+        q = draft.probs.clone()
         q[[x for x in excluded if x < len(q)]] = 0.0
-        return Left((self.weights - scale * q).clamp(min=0))
+        return TargetResidual((self.weights - scale * q).clamp(min=0))
 
 
-def without(draft: Draft, taken: dict[int, float]) -> float:
-    """Mass of Q off some ids with these probabilities; 1 where there are none."""
-    if not taken:
+def mass_without(draft: DraftDistribution, excluded: dict[int, float]) -> float:
+    """Mass of Q outside some ids, which are given with their probabilities; 1 without any."""
+    if not excluded:
         return 1.0
-    v = len(draft.q)
-    inside = draft.q.clone()
-    inside[[x for x in taken if x < v]] = 0.0
-    return float(inside.sum()) + draft.beyond - sum(q for x, q in taken.items() if x >= v)
-
-
-def k_seq_factor(p: Tensor, q: Tensor, k: int) -> tuple[float, float]:
-    """The smallest rho in [1, K] with 1 - (1 - beta)^K <= rho * beta, beta = sum(min(Q, P / rho)).
-
-    At any larger rho the rule is as lossless, and accepts less.
-    """
-
-    def beta_of(rho: float) -> float:
-        return min(1.0, float(torch.minimum(q, p / rho).sum()))
-
-    low, high = 1.0, float(k)
-    if not beta_of(high) > 0:
-        return high, 0.0
-    for _ in range(100):
-        rho = (low + high) / 2
-        beta = beta_of(rho)
-        if 1 - (1 - beta) ** k <= rho * beta:
-            high = rho
-        else:
-            low = rho
-    return high, beta_of(high)
+    v = len(draft.probs)
+    inside = draft.probs.clone()
+    inside[[x for x in excluded if x < v]] = 0.0
+    beyond = sum(q for x, q in excluded.items() if x >= v)
+    return float(inside.sum()) + draft.mass_beyond - beyond

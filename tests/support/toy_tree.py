@@ -4,13 +4,13 @@ import itertools
 
 import pytest
 import torch
-from support.chain_settings import TOLERANCE, laws, tables
-from support.providers import provider, sample, verify_tree, worst
+from support.providers import assert_close, provider, sample, verify_tree
+from support.toy_chain import TOLERANCE, distributions, logit_tables
 
 from specdec_kernels import analysis
 from specdec_kernels.analysis import lineage
 
-TEACHER = "cpp"  # whose cells the other providers are tried in
+BOUNDARY_PROVIDER = "cpp"  # whose cells the other providers are tried in
 
 # The way the children of a node are drawn, for each lossless rule that reads uniforms.
 DRAWN = {
@@ -33,7 +33,7 @@ TREES = {
 }
 
 
-def children_law(laws, how):
+def sibling_distribution(laws, how):
     """Law of siblings together, laws [K, V]: tokens [n, K], probabilities [n]."""
     if how == "independent":
         v = laws.shape[-1]
@@ -76,7 +76,7 @@ def whole(law, generator):
     return (counts / 16).view(law.shape).float()
 
 
-class TreeSetting:
+class ToyTree:
     """Tables, and the arguments an implementation of `verify_tree` gets for a tuple of drafts.
 
     drafters: the number of draft models, of which sibling j is drawn from model j % drafters; those
@@ -86,35 +86,35 @@ class TreeSetting:
     """
 
     def __init__(self, rule, tree="221", v=3, *, seed=0, draft="full", kind="logits", how=None,
-                 dtype=torch.float32, holes=False, same=False, drafters=1, target=None,
-                 drafted=None, missing=(), ragged=False, sixteenths=False,
+                 dtype=torch.float32, holes=False, same=False, drafters=1, target_filters=None,
+                 draft_filters=None, missing=(), ragged=False, sixteenths=False,
                  **options):  # fmt: skip
         generator = torch.Generator().manual_seed(seed)
         self.rule, self.v, self.kind, self.options = rule, v, kind, options
         self.parents = TREES[tree] if isinstance(tree, str) else tree
         self.how = how or DRAWN[rule]
         self.form, self.missing, self.ragged = draft, missing, ragged
-        self.target_filters, self.draft_filters = target or {}, drafted or {}
+        self.target_filters, self.draft_filters = target_filters or {}, draft_filters or {}
         self.depth = max(len(lineage(self.parents, n)) for n in range(len(self.parents)))
         siblings = [self.parents[:n].count(p) for n, p in enumerate(self.parents)]
         self.drafter = [j % drafters for j in siblings]
-        p = [t.to(dtype) for t in tables(generator, v, self.depth + 1, holes=holes)]
-        q = [p[:-1] if same else [t.to(dtype) for t in tables(generator, v, self.depth,
+        p = [t.to(dtype) for t in logit_tables(generator, v, self.depth + 1, holes=holes)]
+        q = [p[:-1] if same else [t.to(dtype) for t in logit_tables(generator, v, self.depth,
              holes=holes)] for _ in range(drafters)]  # fmt: skip
-        self.p_law = laws(p, **self.target_filters)
+        self.target_probs = distributions(p, **self.target_filters)
         temperature = {k: x for k, x in self.target_filters.items() if k == "temperature"}
-        self.q_law = [laws(t, **(self.draft_filters or temperature)) for t in q]
+        self.draft_probs = [distributions(t, **(self.draft_filters or temperature)) for t in q]
         if kind == "probs":
             p, *q = ([t.float().softmax(-1) for t in x] for x in (p, *q))
-            self.p_law = laws([t.double().log() for t in p], **self.target_filters)
-            self.q_law = [[t.double() for t in x] for x in q]
+            self.target_probs = distributions([t.double().log() for t in p], **self.target_filters)
+            self.draft_probs = [[t.double() for t in x] for x in q]
         if sixteenths:
             p, *q = ([whole(t, generator) for t in x] for x in (p, *q))
-            self.p_law = [t.double() for t in p]
-            self.q_law = [[t.double() for t in x] for x in q]
+            self.target_probs = [t.double() for t in p]
+            self.draft_probs = [[t.double() for t in x] for x in q]
         if draft == "none":
-            self.q_law = [[torch.nn.functional.one_hot(t.argmax(-1), v).double() for t in x]
-                          for x in self.q_law]  # fmt: skip
+            self.draft_probs = [[torch.nn.functional.one_hot(t.argmax(-1), v).double() for t in x]
+                          for x in self.draft_probs]  # fmt: skip
         self.p, self.q = p, q
         self.drafts, weights = analysis.drawn_trees(self.parents, self.draw)
         self.weights = weights / weights.sum()  # of float32 probabilities
@@ -125,8 +125,8 @@ class TreeSetting:
         parts = []
         for k, group in enumerate(groups):
             if group:
-                law = self.q_law[k][len(path)][path].expand(len(group), -1)
-                tokens, probabilities = children_law(law, self.how)
+                law = self.draft_probs[k][len(path)][path].expand(len(group), -1)
+                tokens, probabilities = sibling_distribution(law, self.how)
                 parts.append((group, list(zip(tokens.tolist(), probabilities, strict=True))))
         rows, weights = [], []
         for choice in itertools.product(*(part for _, part in parts)):
@@ -188,19 +188,28 @@ class TreeSetting:
         return run
 
     def realized(self, name, steps=28, change=lambda arguments: arguments):
-        like = self.verifier(TEACHER, change) if TEACHER and name != TEACHER else None
+        like = (
+            self.verifier(BOUNDARY_PROVIDER, change)
+            if BOUNDARY_PROVIDER and name != BOUNDARY_PROVIDER
+            else None
+        )
         return analysis.enumerate_tree_distribution(
-            self.verifier(name, change), self.parents, self.drafts, self.weights, self.p_law,
+            self.verifier(name, change), self.parents, self.drafts, self.weights, self.target_probs,
             upward=self.rule == "traversal", steps=steps, like=like,
         )  # fmt: skip
 
 
-def holds(law, setting, tolerance=TOLERANCE):
+def assert_target_distribution(law, setting, tolerance=TOLERANCE):
     """The joint law of the emitted tokens is the target's."""
     assert float(law.accepted.sum()) == pytest.approx(1, abs=1e-7)
-    worst("P(y1, y2, ..)", law.joint, analysis.joint_distribution(setting.p_law), atol=tolerance)
+    assert_close(
+        "P(y1, y2, ..)",
+        law.joint,
+        analysis.joint_distribution(setting.target_probs),
+        atol=tolerance,
+    )
 
 
-def rejected(law, setting):
+def assert_wrong_distribution(law, setting):
     with pytest.raises(AssertionError, match="P\\(y1"):
-        holds(law, setting)
+        assert_target_distribution(law, setting)

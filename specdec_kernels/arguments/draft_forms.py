@@ -1,0 +1,149 @@
+"""The forms in which a drafter says from which distribution Q it drew its tokens.
+
+A draft is None (deterministic: Q is one-hot at the drafted token), a tensor of logits or
+probabilities, a `SampledDraft` (what `sample` returned) or a `SparseDraft` (a few tokens with their
+probabilities). A `DraftMap` goes with rows over a vocabulary smaller than the target's.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from specdec_kernels.arguments import conversion
+from specdec_kernels.arguments.conversion import Param
+
+
+class SampledDraft(NamedTuple):
+    """Q as `sample` drew from it: the logits, and the statistics that `sample` returned.
+
+    logits: [B, gamma, V] (or ragged [N-B, V]), as they were given to `sample`.
+    logsumexp: [B, gamma], `Sampled.logsumexp` of each row.
+    threshold: [B, gamma], `Sampled.threshold` of each row.
+    temperature: scalar or [B], as given to `sample`; at 0 the draft is deterministic. Another
+        temperature than the one that was sampled with describes another distribution, and the
+        output would no longer follow the target's.
+    """
+
+    logits: Tensor
+    logsumexp: Tensor
+    threshold: Tensor
+    temperature: Param
+
+
+class SparseDraft(NamedTuple):
+    """Q as a few tokens with their probabilities, for drafters that draw from their top k.
+
+    ids: [B, gamma, K] (or ragged [N-B, K]) int32 or int64, K >= 1: ids of the target's vocabulary,
+        in any order, negative where unused. Probabilities of an id that occurs twice are added.
+    probs: of the same shape, float32, bfloat16 or float16; the K of each row sum to 1.
+    """
+
+    ids: Tensor
+    probs: Tensor
+
+
+class DraftMap(NamedTuple):
+    """The column of each target token in the rows of a draft model with a smaller vocabulary.
+
+    columns: [V] int32, the draft's column of each target id, -1 where it has none.
+    """
+
+    columns: Tensor
+
+    @classmethod
+    def from_ids(cls, ids: Tensor, vocab: int) -> DraftMap:
+        """From the target id of each draft column.
+
+        Call it once and keep the map: it reads `ids` on the host.
+
+        Args:
+            ids: [D] int32 or int64, distinct, in [0, vocab).
+            vocab: V, the last dimension of the target rows.
+
+        Raises:
+            TypeError: ids is not a tensor.
+            ValueError: its shape or dtype is wrong, vocab is below 1, or an id is out of range or
+                occurs twice.
+
+        >>> DraftMap.from_ids(torch.tensor([3, 0]), 4).columns
+        tensor([ 1, -1, -1,  0], dtype=torch.int32)
+        """
+        _check_ids("ids", ids)
+        return cls(_inverse("ids", ids, vocab))
+
+    @classmethod
+    def from_offsets(cls, d2t: Tensor, vocab: int) -> DraftMap:
+        """From the `d2t` of an EAGLE-3 file: column i is target id `i + d2t[i]`.
+
+        Call it once and keep the map: it reads `d2t` on the host.
+
+        Args:
+            d2t: [D] int32 or int64.
+            vocab: V, the last dimension of the target rows.
+
+        Raises:
+            TypeError: d2t is not a tensor.
+            ValueError: as `from_ids`, for the ids `i + d2t[i]`.
+
+        >>> DraftMap.from_offsets(torch.tensor([0, 2]), 4).columns
+        tensor([ 0, -1, -1,  1], dtype=torch.int32)
+        """
+        _check_ids("d2t", d2t)
+        ids = d2t + torch.arange(len(d2t), device=d2t.device)
+        return cls(_inverse("i + d2t[i]", ids, vocab))
+
+
+def _check_ids(name: str, ids: Tensor) -> None:
+    conversion.tensor(ids, name)
+    if ids.dim() != 1 or ids.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"{name} must be [D] int32 or int64, got {list(ids.shape)} {ids.dtype}")
+
+
+def _inverse(name: str, ids: Tensor, vocab: int) -> Tensor:
+    """[vocab] int32: the index of each id in `ids`, else -1."""
+    if vocab < 1:
+        raise ValueError(f"vocab must be at least 1, got {vocab}")
+    if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < vocab:
+        raise ValueError(
+            f"{name} must be in [0, {vocab}), got {int(ids.min())} to {int(ids.max())}"
+        )
+    if len(ids.unique()) != len(ids):
+        raise ValueError(f"{name} must be distinct, got one twice")
+    columns = torch.full((vocab,), -1, dtype=torch.int32, device=ids.device)
+    columns[ids.long()] = torch.arange(len(ids), dtype=torch.int32, device=ids.device)
+    return columns
+
+
+def split_draft(
+    draft: Tensor | SampledDraft | SparseDraft | None,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None, float]:
+    """Rows, ids, logsumexp, threshold, and the temperature as a vector and as a scalar."""
+    if draft is None or isinstance(draft, Tensor):
+        return draft, None, None, None, None, 1.0
+    if isinstance(draft, SampledDraft):
+        logits, logsumexp, threshold, temperature = draft
+        conversion.tensor(logits, "draft logits")
+        conversion.tensor(logsumexp, "draft logsumexp")
+        conversion.tensor(threshold, "draft threshold")
+        split = conversion.split(temperature, "draft temperature", 1.0)
+        return logits, None, logsumexp.to(torch.float64), threshold, *split
+    if isinstance(draft, SparseDraft):
+        conversion.tensor(draft.ids, "draft ids")
+        conversion.tensor(draft.probs, "draft probabilities")
+        return draft.probs, draft.ids, None, None, None, 1.0
+    raise TypeError(
+        f"draft must be None, a tensor, a SampledDraft or a SparseDraft, got {type(draft).__name__}"
+    )
+
+
+def map_columns(draft_map: DraftMap | None) -> Tensor | None:
+    """The tensor that the ops take."""
+    if draft_map is None:
+        return None
+    if not isinstance(draft_map, DraftMap):
+        raise TypeError(f"draft_map must be a DraftMap or None, got {type(draft_map).__name__}")
+    conversion.tensor(draft_map.columns, "draft_map columns")
+    return draft_map.columns

@@ -1,0 +1,161 @@
+"""Which drafts of a chain are accepted, and the token that follows them; docs/rules.md#token."""
+
+from __future__ import annotations
+
+import math
+
+from specdec_kernels.arguments.status import Status
+from specdec_kernels.reference.chain.residual import block_accept_prob, ratio, recovered_token
+from specdec_kernels.reference.chain.sequence import ChainSequence
+from specdec_kernels.reference.row.distribution import TargetRow, prob_of
+from specdec_kernels.reference.row.draft import DraftDistribution
+
+
+def decide(s: ChainSequence) -> None:
+    if s.a.rule == "block" and s.params.temperature != 0:
+        _decide_block(s)
+    else:
+        _decide_in_order(s)
+
+
+def _decide_in_order(s: ChainSequence) -> None:
+    """Accepts drafts from the first on, up to the first rejection; every rule but block."""
+    for i, token in enumerate(s.drafts):
+        row = s.target(i, token)
+        if not row.valid:
+            s.status |= Status.TARGET_NOT_FINITE
+            return
+        if s.params.temperature == 0 or s.a.rule == "match":
+            accepted = _accept_by_target_token(s, i, token, row)
+        else:
+            accepted = _accept_by_probability(s, i, token, row)
+        if not accepted:
+            return
+        s.num_accepted += 1
+    if not s.ended:
+        _emit_bonus(s)
+
+
+def _emit_bonus(s: ChainSequence) -> None:
+    """Emits the token after the drafts, all of which were accepted."""
+    s.status |= s.status_after
+    i = len(s.drafts)
+    row = s.target(i)
+    if not row.valid:
+        s.status |= Status.TARGET_NOT_FINITE
+    elif s.params.temperature == 0 or s.a.rule == "match":
+        s.emit(row, s.target_token(i, row))
+    else:
+        s.emit(row, s.draw_after(i, row.probs))
+
+
+def _accept_by_target_token(s: ChainSequence, i: int, token: int, row: TargetRow) -> bool:
+    """Accepts draft i if it is the token that the target decides on, and else emits that one."""
+    wanted = s.target_token(i, row)
+    if s.a.rule == "synthetic":
+        accepted = _accept_at_rate(s, i)
+    else:
+        accepted = token == wanted or _is_near_maximum(s, i, token)
+        s.accept_probs[i] = float(accepted)
+    s.emit(row, token if accepted else wanted)
+    return accepted
+
+
+def _is_near_maximum(s: ChainSequence, i: int, token: int) -> bool:
+    """Rule lenient at temperature 0: P(x) >= lenience * max P, with P at temperature 1."""
+    if s.a.rule != "lenient" or token >= s.v:
+        return False
+    row = s.unprocessed(i)
+    if s.a.kind == "probs":
+        return float(row[token]) >= s.lenience * float(row.max())
+    return float(row[token] - row.max()) >= math.log(s.lenience)
+
+
+def _accept_at_rate(s: ChainSequence, i: int) -> bool:
+    """Rule synthetic: accepts draft i at a given rate, whatever its probability."""
+    assert s.a.synthetic_rates is not None
+    rate = float(s.a.synthetic_rates[i])
+    s.accept_probs[i] = min(max(rate, 0.0), 1.0)
+    return s.uniform_of(i) < rate
+
+
+def _accept_by_probability(s: ChainSequence, i: int, token: int, row: TargetRow) -> bool:
+    """Accepts draft i, or emits a recovered token."""
+    rule = s.a.rule
+    p = prob_of(row.probs, token)
+    draft = None
+    if rule == "typical":
+        accepted = p > s.typical_bound(row)
+        s.accept_probs[i] = float(accepted)
+    elif rule == "synthetic":
+        accepted = _accept_at_rate(s, i)
+    else:
+        draft = s.draft(i)
+        q = s.lenience * draft.token_prob
+        accepted = draft.valid_at_token and s.uniform_of(i) * q < p
+        if draft.valid_at_token:
+            s.accept_probs[i] = min(1.0, ratio(p, q))
+    if accepted:
+        s.emit(row, token)
+        return True
+    row = s.target(i)  # all of it has to be valid now
+    if not row.valid:
+        s.status |= Status.TARGET_NOT_FINITE
+    elif draft is None:
+        s.emit(row, s.draw_after(i, row.probs))
+    else:
+        s.emit(row, recovered_token(s, i, row.probs, draft, lenience=s.lenience))
+    return False
+
+
+def _decide_block(s: ChainSequence) -> None:
+    """Accepts the first tau drafts, tau the last i with u_i < h_i; docs/rules.md#block.
+
+    An invalid row ends the block before it, as if nothing had been drafted from there on.
+    """
+    c = [1.0]
+    rows: list[TargetRow] = []
+    drafts: list[DraftDistribution] = []
+    end, fault = len(s.drafts), 0
+    for i, token in enumerate(s.drafts):
+        row, draft = s.target(i, token), s.draft(i)
+        if not row.valid or not draft.valid_at_token:
+            end, fault = i, Status.DRAFT_NOT_FINITE if row.valid else Status.TARGET_NOT_FINITE
+            break
+        step = ratio(prob_of(row.probs, token), draft.token_prob)
+        c.append(min(1.0, c[-1] * step if c[-1] else 0.0))
+        rows.append(row)
+        drafts.append(draft)
+
+    tau = end
+    while tau > 0:
+        h = c[tau]
+        if tau < end:
+            row, draft = s.target(tau), drafts[tau]
+            if not row.valid or not draft.valid:
+                end, fault = tau, Status.DRAFT_NOT_FINITE if row.valid else Status.TARGET_NOT_FINITE
+            else:
+                h = block_accept_prob(c[tau], row.probs, draft)
+        s.accept_probs[tau - 1] = h
+        # The uniform is one of this round, not of its position: an earlier round may have compared
+        # that of the position, and what it then emitted depends on it.
+        if s.acceptance_uniform(tau - 1, s.position, tau - 1) < h:
+            break
+        tau -= 1
+
+    s.num_accepted = tau
+    for i in range(tau):
+        s.emit(rows[i], s.drafts[i])
+    if tau == end:
+        if not fault and s.ended:
+            return
+        s.status |= fault or s.status_after
+        if fault == Status.TARGET_NOT_FINITE:
+            return
+    row = s.target(tau)
+    if not row.valid:
+        s.status |= Status.TARGET_NOT_FINITE
+    elif tau == end:
+        s.emit(row, s.draw_after(tau, row.probs))
+    else:
+        s.emit(row, recovered_token(s, tau, row.probs, drafts[tau], scale=c[tau]))

@@ -1,0 +1,51 @@
+"""Every record of arguments in Python has the fields of its op's schema, in the same order."""
+
+import pytest
+import torch
+
+import specdec_kernels
+from specdec_kernels import _library, reference
+from specdec_kernels.arguments.chain import ChainArguments
+from specdec_kernels.arguments.draft import DraftArguments
+from specdec_kernels.arguments.sample import SampleArguments, SamplingArguments
+from specdec_kernels.arguments.tree import TreeArguments
+
+RECORDS = {"sample": SampleArguments, "verify_chain": ChainArguments, "verify_tree": TreeArguments}
+
+
+def schema(op):
+    return getattr(torch.ops.specdec_kernels, op).default._schema
+
+
+@pytest.mark.parametrize("op", RECORDS)
+def test_a_record_of_arguments_has_the_names_of_the_schema(op):
+    assert list(RECORDS[op]._fields) == [a.name for a in schema(op).arguments]
+
+
+@pytest.mark.parametrize("op", RECORDS)
+def test_a_record_hands_on_its_sampling_parameters_by_name(op):
+    arguments = RECORDS[op](**{name: name for name in RECORDS[op]._fields})
+    assert arguments.sampling == SamplingArguments(*SamplingArguments._fields)
+
+
+@pytest.mark.parametrize("op", ["verify_chain", "verify_tree"])
+def test_a_record_hands_on_its_draft_by_name(op):
+    arguments = RECORDS[op](**{name: name for name in RECORDS[op]._fields})
+    names = ["draft", *(f"draft_{name}" for name in DraftArguments._fields[1:])]
+    assert list(arguments.draft_source) == names
+
+
+NOT_OPS = {"built_with_cuda", "cpu_capability", "set_cuda_schedule"}
+
+
+def test_the_table_of_ops_lists_every_op_of_the_library():
+    schemas = torch._C._jit_get_all_schemas()
+    native = {s.name.removeprefix("specdec_kernels::") for s in schemas
+              if s.name.startswith("specdec_kernels::")}  # fmt: skip
+    assert native - NOT_OPS == set(_library.OPS)
+
+
+@pytest.mark.parametrize("op", _library.OPS)
+def test_every_op_has_a_public_function_and_a_reference(op):
+    assert callable(getattr(specdec_kernels, op))
+    assert getattr(reference, op).__module__ == f"specdec_kernels.reference.{_library.OPS[op]}"

@@ -1,0 +1,271 @@
+"""Toy target and draft models over a few tokens, small enough to enumerate what a verifier emits.
+
+`ToyChain` holds the models. `ToyChain.realized` runs a verifier on every tuple of drafts and every
+cell of the uniforms in which its decision is the same, and gives the exact joint distribution of
+the emitted tokens. The asserts below compare that with the target's, or with a rule's formula.
+"""
+
+import pytest
+import torch
+from support.providers import assert_close, provider, sample, verify
+
+from specdec_kernels import analysis
+
+TOLERANCE = 1e-6
+RATES = torch.tensor([0.75, 0.3])  # `synthetic_rates` of rule synthetic
+# The slower providers are tried at the cell boundaries that this one has; see `like` in
+# specdec_kernels/testing/enumeration.py.
+BOUNDARY_PROVIDER = "cpp"
+
+
+def logit_tables(generator, v, rows, scale=1.5, holes=False):
+    """Float32 logits of the next token after each prefix: table i is [v] * (i + 1).
+
+    holes: some entries are -inf.
+    """
+    out = []
+    for i in range(rows):
+        t = scale * torch.randn((v,) * (i + 1), generator=generator)
+        if holes:
+            dead = torch.rand(t.shape, generator=generator) < 0.35
+            dead[..., torch.randint(0, v, (1,), generator=generator)] = False
+            t = t.masked_fill(dead, -torch.inf)
+        out.append(t)
+    return out
+
+
+def distributions(logit_tables, **filters):
+    """Float64 probabilities of each row of each table, after the filters."""
+    return [
+        torch.stack(
+            [analysis.filtered_distribution(r, **filters) for r in t.reshape(-1, t.shape[-1])]
+        ).view(t.shape)
+        for t in logit_tables
+    ]
+
+
+def rows_after(tables, drafts):
+    """[N, rows, V]: the rows that follow the prefixes of each of N draft tuples."""
+    return torch.stack([t[tuple(drafts[:, :i].T)] if i else t.expand(len(drafts), -1)
+                        for i, t in enumerate(tables)], 1)  # fmt: skip
+
+
+def with_impossible(tables, ids):
+    """The tables with -inf at some ids: an index of the last dimension, or a function of a table
+    that gives a mask."""
+    out = []
+    for table in tables:
+        t = table.clone()
+        t[ids(t) if callable(ids) else (..., ids)] = -torch.inf
+        out.append(t)
+    return out
+
+
+class ToyChain:
+    """Tables of both models, and the arguments that `verify_chain` gets for a tuple of drafts.
+
+    All tables are over one vocabulary; tokens that the target or the draft lacks are impossible.
+    target_probs, draft_probs: the distributions of both models after each prefix.
+    draft: the form in which the draft is given, as in `testing.chain_case`. same: the draft model
+    is the target. holes: some tokens are impossible. options: more keyword arguments of `verify`.
+    """
+
+    def __init__(self, v=3, gamma=2, *, seed=0, draft="full", kind="logits", dtype=torch.float32,
+                 holes=False, same=False, rule="token", target_filters=None, draft_filters=None,
+                 **options):  # fmt: skip
+        generator = torch.Generator().manual_seed(seed)
+        self.v, self.gamma, self.kind, self.rule, self.options = v, gamma, kind, rule, options
+        self.form, _, self.variant = draft.partition("-")
+        self.draft = draft
+        self.target_filters = target_filters or {}
+        self.draft_filters = draft_filters or {}
+        size = v + 1 if self.form == "wide" else v
+        p = [t.to(dtype) for t in logit_tables(generator, size, gamma + 1, holes=holes)]
+        q = p[:gamma] if same else logit_tables(generator, size, gamma, holes=holes)
+        q = [t.to(dtype) for t in q]
+        p = with_impossible(p, slice(v, None))
+        # A mapped draft has a column for every id but 0, in falling order.
+        self.column_ids = torch.arange(v - 1, 0, -1)
+        if self.form == "narrow":
+            q = with_impossible(q, slice(v - 1, None))
+        elif self.form == "mapped":
+            q = with_impossible(q, 0)
+        elif self.form == "sparse":
+            q = with_impossible(q, lambda t: t < t.topk(2, -1).values[..., 1:])
+        self.target_probs = distributions(p, **self.target_filters)
+        temperature = {k: x for k, x in self.target_filters.items() if k == "temperature"}
+        self.draft_probs = distributions(q, **(self.draft_filters or temperature))
+        if kind == "probs":
+            p, q = ([t.float().softmax(-1) for t in x] for x in (p, q))
+            self.target_probs = distributions([t.double().log() for t in p], **self.target_filters)
+            self.draft_probs = [t.double() for t in q]
+        if draft == "none":
+            self.draft_probs = [torch.nn.functional.one_hot(t.argmax(-1), v).double() for t in q]
+        self.p, self.q = p, q
+
+    def arguments(self, drafts, provider_name):
+        """Keyword arguments of `providers.verify` for these draft tuples."""
+        target = rows_after(self.p, drafts)[..., : self.v]
+        sampled = None
+        given = self._draft(drafts, target)
+        if "sampled" in (self.form, self.variant):
+            filters = {"temperature": 1.0, **self.draft_filters}
+            rows = given["draft"]
+            out = sample(provider("sample", provider_name), rows.flatten(0, 1), **filters)
+            shape = rows.shape[:2]
+            sampled = (out[2].view(shape), out[3].view(shape), filters["temperature"])
+        return dict(target=target, **given, sampled=sampled, kind=self.kind, rule=self.rule,
+                    **self.target_filters, **self.options)  # fmt: skip
+
+    def _draft(self, drafts, target):
+        if self.form == "none":
+            return dict(draft=None)
+        rows = rows_after(self.q, drafts) if self.gamma else target[:, :0]
+        if self.form == "narrow":
+            return dict(draft=rows[..., : self.v - 1])
+        if self.form == "mapped":
+            columns = torch.full((self.v,), -1, dtype=torch.int32)
+            columns[self.column_ids] = torch.arange(self.v - 1, dtype=torch.int32)
+            return dict(draft=rows[..., self.column_ids], columns=columns)
+        if self.form == "sparse":
+            return self._sparse(rows_after(self.draft_probs, drafts).float())
+        return dict(draft=rows)
+
+    def _sparse(self, probs):
+        """A `SparseDraft` of two ids: the first listed twice with half its probability, and an
+        unused entry in between."""
+        top = probs.topk(2, -1)
+        first, second = top.values.split(1, -1)
+        a, b = top.indices.split(1, -1)
+        return dict(
+            draft=torch.cat([first / 2, torch.full_like(first, 0.3), second, first / 2], -1),
+            ids=torch.cat([a, torch.full_like(a, -1), b, a], -1),
+        )
+
+    def verifier(self, name, change=lambda arguments: arguments):
+        """A function of drafts and uniforms that gives tokens and counts of accepted drafts.
+
+        name: a provider, or an implementation of the op.
+        """
+        op = provider("verify_chain", name) if isinstance(name, str) else name
+
+        def run(drafts, uniforms):
+            arguments = change(self.arguments(drafts, name if isinstance(name, str) else "cpp"))
+            out = verify(op, **{"tokens": drafts, "uniforms": uniforms, **arguments})
+            assert not out[2].any()
+            return out[0], out[1]
+
+        return run
+
+    def realized(self, name, steps=36, change=lambda arguments: arguments):
+        """The joint distribution of what a provider emits; `change` alters the arguments."""
+        like = None
+        if BOUNDARY_PROVIDER and name != BOUNDARY_PROVIDER:
+            like = self.verifier(BOUNDARY_PROVIDER, change)
+        return analysis.enumerate_distribution(
+            self.verifier(name, change), self.draft_probs, self.target_probs, steps=steps, like=like
+        )
+
+
+def assert_joint_distribution(realized, want, tolerance=TOLERANCE):
+    """The emitted tokens have the joint distribution `want`."""
+    assert float(realized.accepted.sum()) == pytest.approx(1, abs=1e-7)
+    assert_close("P(y1, y2, ..)", realized.joint, want, atol=tolerance)
+
+
+def assert_target_distribution(realized, toy, tolerance=TOLERANCE):
+    """The emitted tokens have the joint distribution of the target."""
+    assert_joint_distribution(realized, analysis.joint_distribution(toy.target_probs), tolerance)
+
+
+def assert_wrong_distribution(realized, toy):
+    """The emitted tokens do not have the target's distribution: for negative controls."""
+    with pytest.raises(AssertionError, match="P\\(y1"):
+        assert_target_distribution(realized, toy)
+
+
+# The rules by their formulas (docs/rules.md), computed from the distributions alone.
+
+
+def accepted_count_distribution(toy, rule):
+    """[gamma + 1] probabilities of each number of accepted drafts, for rules token and block."""
+    counts = torch.zeros(toy.gamma + 1, dtype=torch.float64)
+    weights = analysis.joint_distribution(toy.draft_probs)
+    for drafts in weights.nonzero():
+        x = tuple(drafts.tolist())
+        p = [toy.target_probs[i][x[:i]] for i in range(len(x))]
+        q = [toy.draft_probs[i][x[:i]] for i in range(len(x))]
+        undecided = float(weights[x])
+        if rule == "token":
+            for i, token in enumerate(x):
+                accept = min(1.0, float(p[i][token] / q[i][token]))
+                counts[i] += undecided * (1 - accept)
+                undecided *= accept
+            counts[-1] += undecided
+            continue
+        for i, h in reversed(list(enumerate(block_accept_probs(p, q, x), 1))):
+            counts[i] += undecided * h
+            undecided *= 1 - h
+        counts[0] += undecided
+    return counts
+
+
+def block_accept_probs(p, q, x):
+    """h_1 .. h_gamma of rule block (docs/rules.md#block)."""
+    c = [1.0]
+    for i, token in enumerate(x):
+        c.append(min(1.0, c[-1] * float(p[i][token] / q[i][token])))
+    out = []
+    for i in range(1, len(x)):
+        common = float(torch.minimum(c[i] * p[i], q[i]).sum())
+        out.append((c[i] - common) / (1 - common) if common < 1 - 1e-15 else 1.0)
+    return [*out, c[-1]]
+
+
+# A lossy rule is described by two tables for each row: `accepted`, the mass with which it accepts
+# each token, and `recovered`, the mass with which it rejects the draft and emits that token.
+
+
+def chain_joint_distribution(accepted, recovered, p):
+    """Joint distribution of the emitted tokens of a rule that decides draft by draft.
+
+    accepted, recovered, p: tables [V] * (i + 1). The target continues after a rejection.
+    """
+
+    def continued(table, rows):
+        for row in rows:
+            table = table.unsqueeze(-1) * row
+        return table
+
+    total, reached = 0, torch.ones((), dtype=torch.float64)
+    for i, (a, r) in enumerate(zip(accepted, recovered, strict=True)):
+        total = total + continued(reached.unsqueeze(-1) * r, p[i + 1 :])
+        reached = reached.unsqueeze(-1) * a
+    return total + continued(reached, p[len(accepted) :])
+
+
+def rejection_mass(accepted, probs):
+    """The mass that was not accepted, distributed as `probs`."""
+    return (1 - accepted.sum(-1, keepdim=True)) * probs
+
+
+def lenient_masses(p, q, lenience, of_token=False):
+    """Rule lenient. of_token: with the residual of rule token, which is wrong."""
+    accepted = torch.minimum(q, p / lenience)
+    residual = (p - (1.0 if of_token else lenience) * q).clamp(min=0)
+    total = residual.sum(-1, keepdim=True)
+    return accepted, rejection_mass(accepted, torch.where(total > 0, residual / total, p))
+
+
+def typical_masses(p, q, epsilon, delta, unfiltered=None):
+    """Rule typical. unfiltered: the distribution whose entropy counts, where it is not p."""
+    h = -torch.special.xlogy(*[unfiltered if unfiltered is not None else p] * 2).sum(-1, True)
+    accepted = torch.where(p > (delta * (-h).exp()).clamp(max=epsilon), q, 0.0)
+    return accepted, rejection_mass(accepted, p)
+
+
+def lossy_joint_distribution(toy, masses, **parameters):
+    """Joint distribution under a rule whose `masses(p, q, **parameters)` are given."""
+    rows = zip(toy.target_probs, toy.draft_probs, strict=False)
+    made = [masses(p, q, **parameters) for p, q in rows]
+    return chain_joint_distribution([a for a, _ in made], [r for _, r in made], toy.target_probs)
