@@ -1,6 +1,6 @@
 #pragma once
-// A group: the blocks that work on one sequence together. On sm_90 and later a thread-block
-// cluster, before that one block. Code above this file does not know which.
+// A group: the blocks that work on one sequence together. On sm_90 and later it is a thread-block
+// cluster, before that a single block; the code that includes this file does not depend on which.
 #include <cooperative_groups.h>
 #include <cuda_runtime.h>
 
@@ -17,8 +17,8 @@ constexpr int kThreads = 256;
 constexpr int kLanes = 32;
 constexpr int kWarps = kThreads / kLanes;
 constexpr unsigned kAllLanes = 0xffffffffu;
-constexpr int kBins = 2048;        // of one selection pass
-constexpr int kCandidates = 2048;  // entries that a selection keeps at hand
+constexpr int kBins = 2048;        // of one pass of a selection
+constexpr int kCandidates = 2048;  // keys that a selection keeps
 
 struct Shared {
   unsigned long long bins[kBins];
@@ -27,8 +27,8 @@ struct Shared {
   int64_t broadcast[2];
   uint32_t num_candidates;
   uint32_t last;
-  // What a kernel knows of the sequence it works on. Here and not in registers, which the loops
-  // over entries need.
+  // What a kernel knows of its sequence. It is kept here because the loops over entries need the
+  // registers.
   alignas(16) unsigned char task[768];
 };
 
@@ -40,7 +40,7 @@ inline __device__ Shared* shared_memory() {
 #endif
 }
 
-// Read anew at every use: what is derived from it would otherwise be kept in registers throughout.
+// Read at every use: otherwise what is derived from it would occupy registers throughout.
 inline __device__ int thread_id() {
 #ifdef __CUDA_ARCH__
   int id;
@@ -61,7 +61,7 @@ inline __device__ To bits_as(From from) {
   return to;
 }
 
-// Shared memory of the other blocks needs the hardware of sm_90.
+// Access to the shared memory of other blocks needs sm_90.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 struct Cluster {
   __device__ unsigned rank() const { return 0; }
@@ -84,8 +84,8 @@ struct Cluster {
 };
 #endif
 
-// Every thread of every block of the group holds one. All its members but rank are the same in all
-// of them, and so is every decision made from reductions: no block waits for another's verdict.
+// Every thread of every block of a group holds one, and all members but rank agree. So does every
+// decision made from reductions: no block waits for the decision of another.
 struct BlockGroup {
   Shared* shared;
   unsigned rank, size;
@@ -116,14 +116,14 @@ struct BlockGroup {
     return Cluster().remote(mine, other);
   }
 
-  // First warp_tile of this warp and the step to its next one, when `parts` groups share a row.
-  __device__ int64_t first_warp_tile(int part) const {
-    return (int64_t{part} * size + rank) * kWarps + warp_id();
+  // The first warp tile of this warp and the step to its next one, if `splits` groups share a row.
+  __device__ int64_t first_warp_tile(int split) const {
+    return (int64_t{split} * size + rank) * kWarps + warp_id();
   }
-  __device__ int64_t warp_tile_step(int parts) const { return int64_t{parts} * size * kWarps; }
+  __device__ int64_t warp_tile_step(int splits) const { return int64_t{splits} * size * kWarps; }
 
-  // One value of each warp, folded in the order of the warps. Two buffers take turns, so that one
-  // barrier a call is enough.
+  // Folds one value of each warp, in the order of the warps. Two buffers take turns, so that each
+  // call needs one barrier only.
   template <class T, class Op>
   __device__ T fold_warps(T value, Op op) {
     uint64_t* const buffer = exchange(value);
@@ -158,7 +158,7 @@ struct BlockGroup {
     return before + upto - value;
   }
 
-  // The same of doubles, always in one order.
+  // The sum of doubles is always taken in the same order.
   __device__ double sum(double value) {
     for (int step = kLanes / 2; step > 0; step /= 2) {
       value += __shfl_xor_sync(kAllLanes, value, step);
@@ -166,7 +166,7 @@ struct BlockGroup {
     return fold_warps(value, [](double a, double b) { return a + b; });
   }
 
-  // The largest of a block's keys, unsigned.
+  // The largest unsigned key of the block.
   __device__ uint64_t max(uint64_t value) {
     for (int step = kLanes / 2; step > 0; step /= 2) {
       const uint64_t other = __shfl_xor_sync(kAllLanes, value, step);
@@ -193,9 +193,9 @@ struct BlockGroup {
 
 constexpr int64_t kMostArrivals = 0xffff;
 
-// A counter of arrivals that needs no clearing launch: the upper 48 bits name the launch, and a
-// word that this launch cannot have left counts as zero, whatever memory held before. The last
-// arrival leaves zero, for a CUDA graph that replays the same launch.
+// Counts arrivals without a launch that clears the counter first: the upper 48 bits name the
+// launch, and any word that this launch cannot have written counts as zero, whatever memory held
+// before. The last arrival writes zero, for a CUDA graph that replays the same launch.
 inline __device__ bool arrive(unsigned long long* ticket, uint64_t launch, unsigned count) {
   unsigned long long seen = *static_cast<volatile unsigned long long*>(ticket);
   for (;;) {
@@ -208,12 +208,12 @@ inline __device__ bool arrive(unsigned long long* ticket, uint64_t launch, unsig
   }
 }
 
-// Whether this group is the last of `count` to come here; what the others wrote is then visible.
+// Whether this group is the last of `count` to arrive; then what the others wrote is visible.
 inline __device__ bool last_group(BlockGroup& group, unsigned long long* ticket, uint64_t launch,
                                   unsigned count) {
   group.sync();
   if (group.rank == 0 && thread_id() == 0) {
-    __threadfence();  // of all that the barrier has brought here
+    __threadfence();  // publishes the writes of the whole group
     const bool last = arrive(ticket, launch, count);
     for (unsigned r = 0; r < group.size; ++r) *group.remote(&group.shared->last, r) = last;
   }
@@ -222,7 +222,7 @@ inline __device__ bool last_group(BlockGroup& group, unsigned long long* ticket,
   return group.shared->last != 0;
 }
 
-// The inputs may still be on their way when a launch overlaps the one before it.
+// A launch may overlap the one before it, which may still be writing the inputs.
 inline __device__ void wait_for_inputs() {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   cudaGridDependencySynchronize();

@@ -1,5 +1,5 @@
 #pragma once
-// Host side of a launch: what the device is, how many groups of what size, the attributes.
+// Host side of a launch: properties of the device, number and size of the groups, attributes.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -13,34 +13,34 @@
 
 namespace specdec::cuda {
 
-constexpr int kMaxTeam = 8;
+constexpr int kMaxGroupSize = 8;
 constexpr int kBlocksPerProcessor = 2;
 
-constexpr int kTeamSizes = 4;  // 1, 2, 4, 8
+constexpr int kGroupSizes = 4;  // 1, 2, 4, 8
 
 struct Device {
   int processors;
   bool clusters;  // thread-block clusters, programmatic dependent launch
-  // How many groups of 1 << i blocks run at once. Less than the processors say: a cluster stays
-  // within one group of them, and what is left over of a group is too small for another.
-  int groups[kTeamSizes];
+  // How many groups of 1 << i blocks run at once. These are fewer than the multiprocessors suggest,
+  // because a cluster must fit within one GPU processing cluster.
+  int groups[kGroupSizes];
 };
 
 inline int64_t round_up(int64_t bytes) { return (bytes + 15) / 16 * 16; }
 
 inline int64_t warp_tiles_of(int64_t vocab) { return (vocab + kWarpTile - 1) / kWarpTile; }
 
-// Of a row of the target or of its draft, whichever is longer.
+// Those of a target or draft row, whichever is longer.
 inline int64_t warp_tiles_of(const VerifyParams& p) {
   return warp_tiles_of(std::max(p.vocab, p.draft.vocab));
 }
 
-// Whether the best entry of a row may be asked for, by its noise or by itself.
-inline bool needs_ranks(const SamplingParams& s, bool raced) {
-  return raced || s.temperatures != nullptr || s.temperature == 0;
+// Whether the best entry of a row may be needed, by Gumbel-max sampling or as the maximum.
+inline bool needs_ranks(const SamplingParams& s, bool gumbel) {
+  return gumbel || s.temperatures != nullptr || s.temperature == 0;
 }
 
-// A launch of groups, but for its grid.
+// The configuration of a launch, except for its grid.
 struct GroupConfig {
   cudaLaunchAttribute attributes[2] = {};
   cudaLaunchConfig_t config = {};
@@ -77,7 +77,7 @@ cudaError_t ask_device(Kernel* kernel, int index, Device* out) {
   out->clusters = major >= 9 && attributes.ptxVersion >= 90;
   const int room = kBlocksPerProcessor * out->processors;
   out->groups[0] = room;
-  for (int i = 1; i < kTeamSizes && out->clusters; ++i) {
+  for (int i = 1; i < kGroupSizes && out->clusters; ++i) {
     GroupConfig launch(1 << i, true);
     launch.config.gridDim = dim3(1u << i);
     status = cudaOccupancyMaxActiveClusters(&out->groups[i], kernel, &launch.config);
@@ -87,7 +87,7 @@ cudaError_t ask_device(Kernel* kernel, int index, Device* out) {
   return cudaSuccess;
 }
 
-// Asked once a device and kernel: the answers take the driver long.
+// Asks once for each device and kernel, because the driver takes long to answer.
 template <class Kernel>
 cudaError_t current_device(Kernel* kernel, Device* out) {
   constexpr int kKnown = 64;
@@ -110,37 +110,37 @@ cudaError_t current_device(Kernel* kernel, Device* out) {
   return cudaSuccess;
 }
 
-// Row-parallel reads all rows of a sequence, of which row-lazy passes half or so; but row-lazy has
-// at most eight blocks a sequence. So the first is for sequences that leave half of the device or
-// more to nobody: up to 8 on 132 multiprocessors, where what is read in vain is a few microseconds.
-// Where there is one row a sequence, nothing is read in vain.
+// Row-parallel reads all rows of a sequence, while row-lazy stops after half of them or so but has
+// at most eight blocks for a sequence. So row-parallel pays if row-lazy would leave half of the
+// device idle or more: with up to 8 sequences on 132 multiprocessors, where reading rows in vain
+// costs a few microseconds. With one row for each sequence nothing is read in vain.
 inline bool shares_rows(const Device& device, int64_t sequences, int64_t rows) {
-  const int64_t busy = sequences * kMaxTeam;
+  const int64_t busy = sequences * kMaxGroupSize;
   return rows == 1 ? busy < kBlocksPerProcessor * device.processors : busy * 2 <= device.processors;
 }
 
-// `rows` of `warp_tiles` each for every one of `sequences`. wide: the walk of the last group reads
-// rows again, so that a larger group pays in the row-parallel schedule too.
+// Plans for `sequences` with `rows` of `warp_tiles` each. reads_again: the last group reads rows a
+// second time, so that a larger group pays in the row-parallel schedule too.
 inline CudaPlan make_plan(const CudaRequest& request, const Device& device, int64_t sequences,
-                          int64_t rows, int64_t warp_tiles, bool wide) {
-  // Blocks that one step of a row keeps busy.
+                          int64_t rows, int64_t warp_tiles, bool reads_again) {
+  // Blocks that one pass over a row keeps busy.
   const int64_t whole_row = (warp_tiles + kWarps - 1) / kWarps;
   CudaPlan plan = {};
   if (sequences * rows == 0) return plan;
-  const auto largest_team = [&](int64_t sequences_at_once) {
+  const auto largest_group = [&](int64_t sequences_at_once) {
     int i = 0;
-    while (i + 1 < kTeamSizes && 2 << i <= whole_row &&
+    while (i + 1 < kGroupSizes && 2 << i <= whole_row &&
            device.groups[i + 1] >= std::max<int64_t>(1, sequences_at_once)) {
       ++i;
     }
     return i;
   };
   // A ticket counts the groups of a sequence in 16 bits.
-  const int64_t most_parts = kMostArrivals / rows;
-  plan.parallel = most_parts > 0 && (request.schedule == Schedule::kParallel ||
-                                     (request.schedule == Schedule::kAuto && whole_row > 1 &&
-                                      shares_rows(device, sequences, rows)));
-  int size = plan.parallel ? wide ? largest_team(1) : 0 : largest_team(sequences);
+  const int64_t most_splits = kMostArrivals / rows;
+  plan.parallel = most_splits > 0 && (request.schedule == Schedule::kParallel ||
+                                      (request.schedule == Schedule::kAuto && whole_row > 1 &&
+                                       shares_rows(device, sequences, rows)));
+  int size = plan.parallel ? reads_again ? largest_group(1) : 0 : largest_group(sequences);
   if (request.group_size > 0) {
     for (size = 0; 2 << size <= request.group_size && device.groups[size + 1] > 0;) ++size;
   }
@@ -152,7 +152,7 @@ inline CudaPlan make_plan(const CudaRequest& request, const Device& device, int6
     return plan;
   }
   const int64_t share = room / (sequences * rows), useful = whole_row / plan.group_size;
-  plan.splits = static_cast<int32_t>(std::max<int64_t>(1, std::min({share, useful, most_parts})));
+  plan.splits = static_cast<int32_t>(std::max<int64_t>(1, std::min({share, useful, most_splits})));
   plan.groups = sequences * rows * plan.splits;
   return plan;
 }
@@ -164,8 +164,8 @@ inline uint64_t mixed(uint64_t x) {
   return x ^ x >> 31;
 }
 
-// 48 bits that memory does not hold by chance: they start anywhere, and their upper byte is none of
-// a small integer's.
+// 48 bits that memory is unlikely to hold by chance: they start anywhere, and their upper byte is
+// not that of a small integer.
 inline uint64_t next_launch() {
   static std::atomic<uint64_t> count{uint64_t{std::random_device()()} << 32 ^
                                      std::random_device()()};

@@ -138,9 +138,9 @@ def test_rows_are_split_if_few_sequences_would_leave_the_device_idle(simt):
     tiles = 297
     assert [b for b in range(1, 65) if simt.plan(H200, b, 6, tiles).parallel] == list(range(1, 9))
     one = simt.plan(H200, 1, 6, tiles)
-    assert one.groups * one.group <= 264
+    assert one.groups * one.group_size <= 264
     # No plan has more groups than run at once.
-    assert [simt.plan(H200, b, 6, tiles).group for b in (16, 30, 31, 64, 65, 133)] == [
+    assert [simt.plan(H200, b, 6, tiles).group_size for b in (16, 30, 31, 64, 65, 133)] == [
         8,
         8,
         4,

@@ -1,9 +1,8 @@
 #pragma once
 // One row, a vector of V logits or probabilities: its statistics under the sampling parameters of
 // its sequence, and draws from the distribution that they describe.
-//   row statistics  maximum, threshold and sum of exponentials: with them any entry of the row
-//   gives
-//                   its probability, and the row itself is never copied or normalised
+//   row statistics  maximum, threshold and sum of exponentials: with them an entry of the row gives
+//                   its probability, so that the row is never copied or normalised
 //   survivors       the tokens that top-k, top-p and min-p leave
 //   valid           said of a row that holds a distribution
 //   one-hot         said of a distribution with all mass on one token (temperature 0)

@@ -1,10 +1,9 @@
 #pragma once
+// Filters are thresholds on the raw logits of a row; nothing is sorted.
 #include "cpu/row/distribution.h"
 
 namespace specdec::cpu {
 
-// Filters are thresholds on the raw logits of a row; nothing is sorted.
-//
 // Whether top-p needs the mass of the whole row.
 bool needs_total(const SequenceParams& params, int64_t vocab);
 

@@ -1,7 +1,7 @@
 #pragma once
 // The draft tree of one sequence. Terms used in this directory:
 //   node        one drafted token; its number is its place in draft_token_ids
-//   root        the text before the draft (kRoot); its children are the first drafted tokens
+//   root        the last token before the draft (kRoot)
 //   child       a node whose parent is the given node or the root; children of one parent are
 //               siblings, in the order of their numbers
 //   path        nodes from a child of the root downwards; verification accepts one path

@@ -1,6 +1,6 @@
 #pragma once
-// The actions of a group. Each is written once, and the kernel calls it at one place: what is
-// inlined twice costs registers.
+// The actions of a group. Each is written once and the kernel calls it at one place, because what
+// is inlined twice costs registers.
 #include "cuda/chain/decide.cuh"
 #include "cuda/row/filter.cuh"
 
@@ -9,45 +9,45 @@ namespace specdec::cuda {
 constexpr size_t kBinBytes = sizeof(Shared::bins);
 constexpr int64_t kStatsInShared = kBinBytes / sizeof(RowStats);
 
-class ChainWalk {
+class ChainActions {
  public:
-  __device__ ChainWalk(BlockGroup& group, const ChainJob& job, int64_t context)
+  __device__ ChainActions(BlockGroup& group, const ChainJob& job, int64_t context)
       : group_(group), job_(job), t_(group.task<ChainTask>()), context_(context) {}
 
-  // The drafts before the first that does not stand, a thread a draft.
-  __device__ void touch(const Judge& judge) {
+  // Finds the first rejected draft, one thread for each draft, and emits those before it.
+  __device__ void check_entries(const ChainVerifier& verifier) {
     int64_t first = t_.drafts;
 #pragma unroll 1
     for (int emit = 0; emit < 2; ++emit) {
       for (int64_t i = thread_id(); i < first; i += kThreads) {
-        if (!judge.touch(i, emit != 0)) first = i;
+        if (!verifier.accepts_by_entry(i, emit != 0)) first = i;
       }
       if (emit == 0) first = static_cast<int64_t>(~group_.max(~static_cast<uint64_t>(first)));
     }
-    if (thread_id() == 0) t_.touched = first;
+    if (thread_id() == 0) t_.accepted_ahead = first;
   }
 
-  // Fills the slots of the row at hand.
-  __device__ void fill(int part, int parts) const {
+  // Computes the tile statistics of the current row and of its draft.
+  __device__ void fill(int split, int splits) const {
     const GumbelNoise noise{t_.seed, t_.position + t_.i, kSharedStream};
 #pragma unroll 1
     for (int which = 0; which < 2; ++which) {
-      if (which == 0 ? t_.gather : !measures_draft()) continue;
+      if (which == 0 ? t_.one_entry : !measures_draft()) continue;
       const Want want =
           which == 1 ? Want::kMass : first_want(target_want(), t_.filtered, t_.greedy);
       fill_tile_stats(group_, which == 0 ? t_.row : t_.draft.row,
                       which == 0 ? t_.tile_stats : t_.draft_tile_stats, want,
                       inverse_temperature(which == 0 ? t_.params.temperature : t_.q_temperature),
-                      noise, part, parts);
+                      noise, split, splits);
     }
   }
 
-  // The laws of all rows that were filled beforehand, a warp a row. Of a draft's row that could not
-  // be filled comes out what nobody asks for.
-  __device__ void measure_ahead() {
+  // Computes the statistics of all rows whose tile statistics are there, one warp for each row.
+  // Those of a draft row that was not read are never used.
+  __device__ void measure_all() {
     const ChainParams& p = job_.p;
-    if (!t_.ahead) return;
-    const int64_t targets = t_.drafts + (t_.cut ? 0 : 1);
+    if (!t_.all_measured) return;
+    const int64_t targets = t_.drafts + (t_.ends ? 0 : 1);
     const int64_t drafts = p.reads_draft() && p.draft.form == DraftForm::kRows ? t_.drafts : 0;
     for (int64_t i = warp_id(); i < targets + drafts; i += kWarps) {
       const bool of_draft = i >= targets;
@@ -60,13 +60,13 @@ class ChainWalk {
     }
   }
 
-  // The laws from the filled slots.
+  // Computes the statistics of the current row and of its draft from their tile statistics.
   __device__ void measure() {
     const bool sparse = t_.has_draft && t_.draft.form == DraftForm::kSparse && !t_.draft.fault;
 #pragma unroll 1
     for (int which = 0; which < 2; ++which) {
-      if (which == 0 ? t_.gather : !measures_draft()) continue;
-      if (t_.prefilled && t_.ahead) {
+      if (which == 0 ? t_.one_entry : !measures_draft()) continue;
+      if (t_.prefilled && t_.all_measured) {
         if (thread_id() == 0) {
           set_stats(which, all_stats()[t_.i + (which == 0 ? 0 : job_.row_tile_stats())], -1);
         }
@@ -84,18 +84,18 @@ class ChainWalk {
     if (sparse) look_up_sparse(group_, t_.draft);
   }
 
-  // Sums of max(cP - lQ, 0) and max(lQ - cP, 0) over the row; the first stays in a slot, to draw
-  // from. Or, for `entropy`, of P log P.
-  __device__ void difference(bool entropy) {
-    group_.sync();  // nobody reads these slots any more
-    if (!entropy && t_.state == State::kBlockBack && t_.draft.few() && !t_.direct) {
-      few_differences(group_, t_.draft, t_.row, t_.stats, t_.c, t_.more, t_.less);
+  // Sums max(cP - lQ, 0), whose tile sums are kept to draw from, and max(lQ - cP, 0) over the row;
+  // or, if `entropy`, P log P.
+  __device__ void sum_residual(bool entropy) {
+    group_.sync();  // no block reads these tile statistics any more
+    if (!entropy && t_.state == State::kBlockFromEnd && t_.draft.few() && !t_.direct) {
+      few_differences(group_, t_.draft, t_.row, t_.stats, t_.c, t_.positive, t_.negative);
       if (thread_id() == 0) t_.valid = true;
       return;
     }
-    const TileStats more = extra_tile_stats(0), less = extra_tile_stats(1);
+    const TileStats positive = extra_tile_stats(0), negative = extra_tile_stats(1);
     const int64_t warp_tiles = t_.row.warp_tiles(), step = group_.warp_tile_step(1);
-    // Both rows of the next warp_tile are on their way while this one is weighed.
+    // The loads of the next warp tile of both rows are under way meanwhile.
     Packed next, next_draft = {};
     int64_t warp_tile = group_.first_warp_tile(0);
     if (warp_tile < warp_tiles) load_both(warp_tile, entropy, next, next_draft);
@@ -117,8 +117,8 @@ class ChainWalk {
         valid = subtract(warp_tile, draft, values);
       }
       valid = __all_sync(kAllLanes, valid);
-      if (job_.p.rule == Rule::kBlock) store_positive(less, warp_tile, values, -1.0f, true);
-      store_positive(more, warp_tile, values, 1.0f, valid);
+      if (job_.p.rule == Rule::kBlock) store_positive(negative, warp_tile, values, -1.0f, true);
+      store_positive(positive, warp_tile, values, 1.0f, valid);
     }
     rest_of_draft();
     group_.sync();
@@ -132,7 +132,7 @@ class ChainWalk {
     const float max = linear ? max_of(group_, tile_stats.maxima, warp_tiles) : t_.stats.max;
     const WarpTileMasses masses(group_, tile_stats, warp_tiles, max, t_.stats.inv_t, linear);
     int64_t rest;
-    const int64_t warp_tile = masses.choose(group_, last_uniform(), rest);
+    const int64_t warp_tile = masses.choose(group_, residual_uniform(job_.p, t_, t_.i), rest);
     float values[kPerLane];
     Packed row, draft = {};
     load_both(warp_tile, !t_.residual, row, draft);
@@ -152,14 +152,12 @@ class ChainWalk {
   }
 
  private:
-  // What of the target's row is wanted in the end.
+  // What the target's row is read for in the end.
   __device__ Want target_want() const {
     return t_.direct ? Want::kLinear : job_.p.rule == Rule::kMatch ? Want::kGumbel : Want::kMass;
   }
 
   __device__ bool measures_draft() const { return t_.has_draft && t_.draft.unmeasured(); }
-
-  __device__ double last_uniform() const { return residual_uniform(job_.p, t_, t_.i); }
 
   __device__ TileStats extra_tile_stats(int i) const {
     return job_
@@ -170,7 +168,7 @@ class ChainWalk {
     return job_.p.rule == Rule::kLenient ? job_.p.lenience : 1.0f;
   }
 
-  // Of rows and their drafts, in memory that a selection would take.
+  // Statistics of target and draft rows, in shared memory that a selection would use.
   __device__ RowStats* all_stats() const {
     return reinterpret_cast<RowStats*>(group_.shared->bins);
   }
@@ -185,14 +183,14 @@ class ChainWalk {
     t_.draft.set(stats);
   }
 
-  // A warp_tile of the target, and of the draft unless the target's is all that is asked for.
+  // Loads a warp tile of the target and, unless `target_alone`, of the draft.
   __device__ void load_both(int64_t warp_tile, bool target_alone, Packed& target,
                             Packed& draft) const {
     load_warp_tile(t_.row, warp_tile, target);
     if (!target_alone) load_draft(t_.draft, t_.row.vocab, t_.row.wide(), warp_tile, draft);
   }
 
-  // cP - lQ of a warp_tile; values hold the row, `draft` what was loaded of the other.
+  // Turns a warp tile of the target into cP - lQ; `draft` is what was loaded of the draft.
   __device__ bool subtract(int64_t warp_tile, const Packed& draft,
                            float (&values)[kPerLane]) const {
     if (t_.direct) {
@@ -208,7 +206,7 @@ class ChainWalk {
                           values);
   }
 
-  // A row that was only touched so far is measured on the way.
+  // Computes the tile statistics of a direct row that was read at one entry only so far.
   __device__ void fill_direct(int64_t warp_tile, const float (&values)[kPerLane]) const {
     float top = warp_tile_max(values), w[kPerLane];
 #pragma unroll
@@ -239,7 +237,7 @@ class ChainWalk {
     const int64_t warp_tiles = t_.row.warp_tiles();
     const int64_t rest =
         entropy ? 0 : (rest_size(t_.draft, t_.row.vocab) + kWarpTile - 1) / kWarpTile;
-    double more = 0, less = 0, beyond = 0, whole = 0;
+    double positive = 0, negative = 0, beyond = 0, whole = 0;
 #pragma unroll 1
     for (int which = 0; which < 4; ++which) {
       if ((which == 1 && job_.p.rule != Rule::kBlock) || (which == 2 && rest == 0) ||
@@ -248,15 +246,15 @@ class ChainWalk {
       }
       const TileStats tile_stats = which == 3 ? t_.tile_stats : extra_tile_stats(which);
       const double sum = stored_sum(group_, tile_stats, which == 2 ? rest : warp_tiles);
-      if (which == 0) more = sum;
-      if (which == 1) less = sum;
+      if (which == 0) positive = sum;
+      if (which == 1) negative = sum;
       if (which == 2) beyond = sum;
       if (which == 3) whole = sum;
     }
     if (!entropy && t_.draft.form == DraftForm::kSparse) beyond = sparse_beyond();
     if (thread_id() != 0) return;
     if (entropy) {
-      t_.entropy = t_.stats.log_sum + t_.stats.inv_t * more * exp(-t_.stats.log_sum);
+      t_.entropy = t_.stats.log_sum + t_.stats.inv_t * positive * exp(-t_.stats.log_sum);
       return;
     }
     if (t_.direct) {
@@ -265,10 +263,11 @@ class ChainWalk {
       t_.stats.valid = whole > 0;
     }
     if (t_.draft.form == DraftForm::kOneHot && t_.draft.token >= t_.row.vocab) beyond = 1;
-    // With a map the rest of the row is looked through, and all its tokens were counted already.
-    t_.valid = is_finite(more) && is_finite(beyond);
-    t_.more = more;
-    t_.less = less + (t_.draft.columns != nullptr && !t_.draft.few() ? 0.0 : beyond);
+    t_.valid = is_finite(positive) && is_finite(beyond);
+    t_.positive = positive;
+    // With a map from tokens to columns `beyond` is the sum of the whole row: every token was
+    // counted.
+    t_.negative = negative + (t_.draft.columns != nullptr && !t_.draft.few() ? 0.0 : beyond);
   }
 
   __device__ double sparse_beyond() {

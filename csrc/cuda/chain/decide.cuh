@@ -1,79 +1,81 @@
 #pragma once
-// The verdicts, by one thread of each block; csrc/cpu/chain.cpp says the same in one piece.
+// Decides which drafts of a sequence are accepted, by one thread of each block. What needs all
+// threads it leaves to the actions: it sets t_.action, and goes on when that is done. Every block
+// of a group decides by itself and alike. csrc/cpu/chain/decide.cpp does the same without the
+// detours.
 #include "cuda/chain/sequence.cuh"
 #include "specdec/acceptance.h"
 
 namespace specdec::cuda {
 
-class Judge {
+class ChainVerifier {
  public:
-  // `context`: which slots and records this group has.
-  __device__ Judge(const ChainJob& job, ChainTask& task, int64_t context, unsigned rank)
+  __device__ ChainVerifier(const ChainJob& job, ChainTask& task, int64_t context, unsigned rank)
       : job_(job), p_(job.p), t_(task), context_(context), rank_(rank) {}
 
   __device__ void begin() {
-    t_.state = State::kWalk;
+    t_.state = State::kInOrder;
     if (t_.over) return finish();
     if (p_.rule != Rule::kBlock || t_.greedy) {
-      const bool touch = t_.direct && t_.drafts > 1 && p_.draft.form != DraftForm::kSparse;
-      if (!touch) return next_row(0);
-      t_.action = Action::kTouch;
+      const bool by_entries = t_.direct && t_.drafts > 1 && p_.draft.form != DraftForm::kSparse;
+      if (!by_entries) return next_row(0);
+      t_.action = Action::kCheckEntries;
       return;
     }
     t_.state = State::kBlockRows;
     t_.end = t_.drafts;
     record(0).carried = 1;
-    t_.drafts > 0 ? take_row(0) : walk_back(0);
+    t_.drafts > 0 ? open_row_and_draft(0) : look_back(0);
   }
 
-  // After the action.
+  // Goes on after the action.
   __device__ void go_on() {
     if (t_.action == Action::kDraw) return drawn();
-    if (t_.action == Action::kTouch) {
-      t_.accepted = static_cast<int32_t>(t_.touched);
-      return next_row(t_.touched);
+    if (t_.action == Action::kCheckEntries) {
+      t_.accepted = static_cast<int32_t>(t_.accepted_ahead);
+      return next_row(t_.accepted_ahead);
     }
     switch (t_.state) {
-      case State::kWalk:
-        return t_.action == Action::kMeasure   ? judge_row()
-               : t_.action == Action::kEntropy ? likely()
-                                               : after_difference();
+      case State::kInOrder:
+        return t_.action == Action::kMeasure   ? decide_row()
+               : t_.action == Action::kEntropy ? decide_typical()
+                                               : after_residual();
       case State::kRejected:
         return draw_from_target();
       case State::kBlockRows:
         return record_row();
-      case State::kBlockBack:
-        return judge_back();
+      case State::kBlockFromEnd:
+        return decide_back();
       case State::kBlockFollow:
-        return t_.action == Action::kMeasure ? draw_from_target() : after_difference();
+        return t_.action == Action::kMeasure ? draw_from_target() : after_residual();
     }
   }
 
-  // Whether draft i stands, of given probabilities; `emit` writes it. For any thread: a row that is
-  // judged at one entry needs no other row's verdict, so all of them are judged at once.
-  __device__ bool touch(int64_t i, bool emit) const {
+  // Whether the ratio test accepts draft i of a direct target; `emit` writes it to the outputs. Any
+  // thread may call this: the test reads one entry of one row, so all drafts are tested at once.
+  __device__ bool accepts_by_entry(int64_t i, bool emit) const {
     const int64_t x = p_.drafted(t_.b, i);
     DraftDistribution draft;
     open_draft(p_, t_, i, x, draft);
     const double p_x = x < p_.vocab ? at(target_row(i), x) : 0.0f;
     const Acceptance a = accept_ratio(accept_uniform(p_, t_, i), p_x, lenience() * draft.q_x);
-    const bool stands = !draft.fault && p_x < INFINITY && a.accepted;
-    if (stands && emit) {
+    const bool accepted = !draft.fault && p_x < INFINITY && a.accepted;
+    if (accepted && emit) {
       record_accept_prob(i, a.probability);
       write(i, x, log(p_x));
     }
-    return stands;
+    return accepted;
   }
 
-  // Row i and its draft, to be measured.
-  __device__ void take_row(int64_t i) {
+  // Has row i and its draft measured.
+  __device__ void open_row_and_draft(int64_t i) {
     open_row(i);
     t_.x = i < t_.drafts ? p_.drafted(t_.b, i) : -1;
-    t_.gather = t_.direct && t_.x >= 0;
+    t_.one_entry = t_.direct && t_.x >= 0;
     t_.has_draft = t_.x >= 0 && p_.reads_draft() && !t_.greedy;
     t_.prefilled = job_.plan.parallel;
     if (t_.has_draft) open_draft(p_, t_, i, t_.x, t_.draft);
-    measure(!t_.prefilled && (!t_.gather || (t_.has_draft && t_.draft.unmeasured())));
+    measure(!t_.prefilled && (!t_.one_entry || (t_.has_draft && t_.draft.unmeasured())));
   }
 
  private:
@@ -88,8 +90,9 @@ class Judge {
   __device__ void open_row(int64_t i) {
     t_.i = i;
     t_.row = target_row(i);
-    // A block that is ahead fills one slot while others still read the other. Between two fills is
-    // a barrier of the group; between two rows need not be, so a slot that was not filled stays.
+    // Two sets of tile statistics take turns: a block that is ahead fills one while others still
+    // read the other. There is a barrier of the group between two fills but not always between two
+    // rows, so a set that was not filled is kept.
     if (t_.used) t_.turn ^= 1;
     t_.used = false;
     const int64_t at = context_ * job_.context_tile_stats() + (job_.plan.parallel ? i : t_.turn);
@@ -106,30 +109,30 @@ class Judge {
   __device__ void finish() { t_.action = Action::kDone; }
 
   __device__ void next_row(int64_t i) {
-    if (i > t_.drafts || (i == t_.drafts && t_.cut)) return finish();
-    if (i == t_.drafts) t_.status |= t_.missing;
-    take_row(i);
+    if (i > t_.drafts || (i == t_.drafts && t_.ends)) return finish();
+    if (i == t_.drafts) t_.status |= t_.after_drafts;
+    open_row_and_draft(i);
   }
 
-  // The whole row again, to draw from it.
+  // Has the whole row measured, so that a token can be drawn from it.
   __device__ void measure_whole(State state) {
     open_row(t_.i);
     t_.x = -1;
-    t_.gather = t_.has_draft = t_.prefilled = false;
+    t_.one_entry = t_.has_draft = t_.prefilled = false;
     t_.state = state;
     measure(true);
   }
 
-  __device__ void judge_row() {
-    if (t_.gather) look_up_target();
+  __device__ void decide_row() {
+    if (t_.one_entry) look_up_target();
     if (!t_.stats.valid) {
       t_.status |= kTargetNotFinite;
       return finish();
     }
     if (t_.greedy || p_.rule == Rule::kMatch) return compare();
     if (t_.x < 0) return draw(false);
-    if (p_.reads_draft()) return accepts() ? stand() : reject();
-    if (p_.rule == Rule::kSynthetic) return at_its_rate() ? stand() : draw(false);
+    if (p_.reads_draft()) return accepts() ? accept() : reject();
+    if (p_.rule == Rule::kSynthetic) return at_its_rate() ? accept() : draw(false);
     const double p_x = exp(target_logprob(t_.x));
     if (!typical_needs_entropy(p_x, p_.typical_epsilon)) return typical(p_x > 0);
     t_.action = Action::kEntropy;
@@ -140,30 +143,30 @@ class Judge {
     return decide(accept_at_rate(accept_uniform(p_, t_, t_.i), p_.synthetic_rates[t_.i]));
   }
 
-  __device__ void likely() {
+  __device__ void decide_typical() {
     typical(exp(target_logprob(t_.x)) >
             typical_bound(p_.typical_epsilon, p_.typical_delta, t_.entropy));
   }
 
-  __device__ void typical(bool stands) {
-    record_accept_prob(t_.i, stands);
-    stands ? stand() : draw(false);
+  __device__ void typical(bool accepted) {
+    record_accept_prob(t_.i, accepted);
+    accepted ? accept() : draw(false);
   }
 
-  // The target says t_.token, by its maximum or by shared noise.
+  // The target chose t_.token, by its maximum or by the shared noise.
   __device__ void compare() {
-    bool stands = t_.x == t_.token;
+    bool accepted = t_.x == t_.token;
     if (p_.rule == Rule::kLenient && t_.x >= 0 && t_.x < p_.vocab) {
-      stands |=
+      accepted |=
           accept_near_maximum(at(t_.row, t_.x), t_.stats.max, p_.lenience, p_.kind == Kind::kProbs);
     }
     if (p_.rule == Rule::kSynthetic) {
-      stands = t_.x >= 0 && at_its_rate();
+      accepted = t_.x >= 0 && at_its_rate();
     } else if (t_.x >= 0) {
-      record_accept_prob(t_.i, stands);
+      record_accept_prob(t_.i, accepted);
     }
-    write(t_.i, stands ? t_.x : t_.token, t_.greedy ? 0.0 : target_logprob(t_.token));
-    if (!stands) return finish();
+    write(t_.i, accepted ? t_.x : t_.token, t_.greedy ? 0.0 : target_logprob(t_.token));
+    if (!accepted) return finish();
     ++t_.accepted;
     next_row(t_.i + 1);
   }
@@ -183,7 +186,7 @@ class Judge {
     return a.accepted;
   }
 
-  __device__ void stand() {
+  __device__ void accept() {
     write(t_.i, t_.x, target_logprob(t_.x));
     ++t_.accepted;
     next_row(t_.i + 1);
@@ -192,24 +195,24 @@ class Judge {
   __device__ void reject() {
     if (!t_.draft.fault) return subtract(1.0);
     t_.valid = false;
-    t_.gather ? measure_whole(State::kRejected) : after_difference();
+    t_.one_entry ? measure_whole(State::kRejected) : after_residual();
   }
 
   __device__ void subtract(double c) {
     t_.c = c;
     t_.used |= t_.direct;
-    t_.action = Action::kDifference;
+    t_.action = Action::kResidual;
   }
 
-  // Y ~ norm(max(cP - lQ, 0)), or ~ P where there is nothing to subtract or nothing left.
-  __device__ void after_difference() {
+  // Draws from the residual; or from P if the draft row is not valid or the residual is empty.
+  __device__ void after_residual() {
     if (!t_.stats.valid) {
       t_.status |= kTargetNotFinite;
       return finish();
     }
-    if (t_.valid && t_.more > 0) return draw(true);
+    if (t_.valid && t_.positive > 0) return draw(true);
     t_.status |= t_.valid ? kEmptyResidual : kDraftNotFinite;
-    // In rule block the slot is another row's by now.
+    // In rule block the tile statistics are another row's by now.
     t_.state == State::kBlockFollow ? measure_whole(State::kBlockFollow) : draw(false);
   }
 
@@ -232,16 +235,16 @@ class Judge {
     finish();
   }
 
-  // Rule block (Sun et al. 2024): the last i with u < h_i, from the end; only the rows that it
-  // passes are scanned. A faulty row ends the block before it, as if nothing had been drafted from
-  // there on.
+  // Rule block (Sun et al. 2024) accepts the first tau drafts, the largest tau with u < h_tau.
+  // First it records every drafted row. A faulty row ends the block before it, as if nothing had
+  // been drafted from there on.
   __device__ void record_row() {
     const int64_t i = t_.i;
-    if (t_.gather) look_up_target();
+    if (t_.one_entry) look_up_target();
     t_.fault = !t_.stats.valid ? kTargetNotFinite : t_.draft.fault ? kDraftNotFinite : 0;
     if (t_.fault != 0) {
       t_.end = i;
-      return walk_back(i);
+      return look_back(i);
     }
     ChainRecord& now = record(i);
     now.stats = t_.stats;
@@ -253,35 +256,36 @@ class Judge {
                         : probability_ratio_of_logs(now.logprob, t_.draft.log_q_x);
     }
     record(i + 1).carried = next_carried(now.carried, ratio);
-    i + 1 < t_.drafts ? take_row(i + 1) : walk_back(i + 1);
+    i + 1 < t_.drafts ? open_row_and_draft(i + 1) : look_back(i + 1);
   }
 
-  __device__ void walk_back(int64_t tau) {
+  // Then it looks for tau from the end, so that only the rows beyond it are read twice.
+  __device__ void look_back(int64_t tau) {
     t_.tau = tau;
     for (; t_.tau > 0; --t_.tau) {
       const double c = record(t_.tau).carried;
       if (t_.tau < t_.end) {
-        t_.state = State::kBlockBack;
+        t_.state = State::kBlockFromEnd;
         take_record(t_.tau);
         return subtract(c);
       }
-      if (stops_at(c)) break;
+      if (accepts_block(c)) break;
     }
     end_block(false);
   }
 
-  __device__ void judge_back() {
+  __device__ void decide_back() {
     double h = t_.c;
     t_.fault = !t_.stats.valid ? kTargetNotFinite : t_.valid ? 0 : kDraftNotFinite;
     if (t_.fault != 0) {
       t_.end = t_.tau;
     } else {
-      h = block_accept_prob(t_.c, t_.more, t_.less);
+      h = block_accept_prob(t_.c, t_.positive, t_.negative);
     }
-    stops_at(h) ? end_block(true) : walk_back(t_.tau - 1);
+    accepts_block(h) ? end_block(true) : look_back(t_.tau - 1);
   }
 
-  __device__ bool stops_at(double h) const {
+  __device__ bool accepts_block(double h) const {
     record_accept_prob(t_.tau - 1, h);
     return block_accept_uniform(p_, t_, t_.tau - 1) < h;
   }
@@ -292,36 +296,36 @@ class Judge {
     t_.draft = record(i).draft;
   }
 
-  // known: the difference at row tau was the last action.
+  // known: the residual of row tau was the last action.
   __device__ void end_block(bool known) {
     const int64_t tau = t_.tau;
     t_.accepted = static_cast<int32_t>(tau);
     for (int64_t i = 0; i < tau; ++i) write(i, p_.drafted(t_.b, i), record(i).logprob);
     t_.state = State::kBlockFollow;
     if (tau == t_.end) {
-      if (t_.fault == 0 && t_.cut) return finish();
-      t_.status |= t_.fault != 0 ? t_.fault : t_.missing;
+      if (t_.fault == 0 && t_.ends) return finish();
+      t_.status |= t_.fault != 0 ? t_.fault : t_.after_drafts;
       if (t_.fault == kTargetNotFinite) return finish();
       t_.i = tau;
       measure_whole(State::kBlockFollow);
-      // Nothing has touched the slot of a bonus row.
+      // The tile statistics of a bonus row have not been overwritten.
       t_.prefilled = job_.plan.parallel && tau == t_.drafts;
       t_.fills = !t_.prefilled;
       return;
     }
-    if (known && !scans_less()) return after_difference();
+    if (known && !looks_up_few()) return after_residual();
     take_record(tau);
     subtract(record(tau).carried);
   }
 
  public:
-  // Rule block on the way back: whether a few lookups replace the scan.
-  __device__ bool scans_less() const { return t_.draft.few() && !t_.direct; }
+  // Whether rule block computes h from a few lookups instead of a pass over the row.
+  __device__ bool looks_up_few() const { return t_.draft.few() && !t_.direct; }
 
   __device__ double lenience() const { return p_.rule == Rule::kLenient ? p_.lenience : 1.0; }
 
  private:
-  // A row that holds the law is judged at the drafted token alone.
+  // A direct row is read at the drafted token alone until that is rejected.
   __device__ void look_up_target() {
     const float value = t_.x < p_.vocab ? at(t_.row, t_.x) : 0;
     t_.stats = {};
@@ -340,7 +344,6 @@ class Judge {
     if (p_.logprobs != nullptr) p_.logprobs[at] = static_cast<float>(logprob);
   }
 
-  // The probability with which draft i was to stand.
   __device__ void record_accept_prob(int64_t i, double probability) const {
     if (rank_ != 0 || p_.accept_probs == nullptr) return;
     p_.accept_probs[t_.b * p_.gamma + i] = recorded_accept_prob(probability);

@@ -1,17 +1,18 @@
 #pragma once
-// What all ops that verify do with one sequence: its parameters, the positive part of a difference.
+// The residual max(cP - lQ, 0) of a row, for chains and trees: it is summed by warp tile and read
+// again to draw from, but never written down.
 #include "cuda/row/draft.cuh"
 
 namespace specdec::cuda {
 
-// The positive part of `sign` times the values of a warp_tile, to a slot.
+// Stores the sum of the positive part of `sign` times the values of a warp tile.
 inline __device__ void store_positive(const TileStats& tile_stats, int64_t warp_tile,
                                       const float (&values)[kPerLane], float sign, bool valid) {
   float w[kPerLane];
   uint32_t best = 0;
 #pragma unroll
   for (int j = 0; j < kPerLane; ++j) {
-    w[j] = fmaxf(sign * values[j], 0.0f);  // 0 of NaN
+    w[j] = fmaxf(sign * values[j], 0.0f);  // NaN becomes 0
     const auto bits = bits_as<uint32_t>(w[j]);
     best = bits > best ? bits : best;
   }
@@ -22,7 +23,7 @@ inline __device__ void store_positive(const TileStats& tile_stats, int64_t warp_
   tile_stats.units[warp_tile] = units;
 }
 
-// The sum of what was stored, NaN if some of it was not valid.
+// The sum of what was stored; NaN if some of it was not valid.
 inline __device__ double stored_sum(BlockGroup& group, const TileStats& tile_stats,
                                     int64_t warp_tiles) {
   const float max = max_of(group, tile_stats.maxima, warp_tiles);
@@ -30,27 +31,27 @@ inline __device__ double stored_sum(BlockGroup& group, const TileStats& tile_sta
                         : NAN;
 }
 
-// Columns of a draft row that no token of the target has. With a map, all of it: the scan of the
-// target's tokens has not seen the columns without one.
+// How many columns of a draft row lie beyond the target's vocabulary. With a map from tokens to
+// columns it is all of them, because the pass over the target's tokens has not seen every column.
 inline __device__ int64_t rest_size(const DraftDistribution& d, int64_t vocab) {
   if (d.few()) return 0;
   if (d.columns != nullptr) return d.checked ? 0 : d.row.vocab;
   return d.row.vocab > vocab ? d.row.vocab - vocab : 0;
 }
 
-// Sums of max(cP - Q, 0) and max(Q - cP, 0): of a point mass or a sparse law they need P at its ids
-// alone; the rest of P is above Q. For the whole block.
+// Sums of max(cP - Q, 0) and max(Q - cP, 0) for a draft that lists its tokens. P is read at these
+// alone, because elsewhere Q is 0. For the whole block.
 inline __device__ void few_differences(BlockGroup& group, const DraftDistribution& d,
                                        const RowView& row, const RowStats& stats, double c,
-                                       double& more_out, double& less_out) {
-  const bool point = d.form == DraftForm::kOneHot;
-  const int64_t n = point ? 1 : d.row.vocab;
-  double more = 0, less = 0, covered = 0;
+                                       double& positive_out, double& negative_out) {
+  const bool one_hot = d.form == DraftForm::kOneHot;
+  const int64_t n = one_hot ? 1 : d.row.vocab;
+  double positive = 0, negative = 0, covered = 0;
   for (int64_t k = thread_id(); k < n; k += kThreads) {
-    const int64_t id = point ? d.token : d.id(k);
-    double q = point ? 1 : 0;
+    const int64_t id = one_hot ? d.token : d.id(k);
+    double q = one_hot ? 1 : 0;
     bool again = id < 0;
-    for (int64_t j = 0; j < n && !point; ++j) {
+    for (int64_t j = 0; j < n && !one_hot; ++j) {
       if (d.id(j) != id) continue;
       again |= j < k;
       q += static_cast<double>(at(d.row, j));
@@ -59,15 +60,15 @@ inline __device__ void few_differences(BlockGroup& group, const DraftDistributio
     const double p = id < row.vocab ? exp(stats.logprob(at(row, id))) : 0;
     covered += p;
     const double gap = c * p - q;
-    more += fmax(gap, 0.0);
-    less += fmax(-gap, 0.0);
+    positive += fmax(gap, 0.0);
+    negative += fmax(-gap, 0.0);
   }
-  more = group.sum(more);
-  less = group.sum(less);
+  positive = group.sum(positive);
+  negative = group.sum(negative);
   covered = group.sum(covered);
   if (thread_id() != 0) return;
-  more_out = more + c * fmax(0.0, 1 - covered);
-  less_out = less;
+  positive_out = positive + c * fmax(0.0, 1 - covered);
+  negative_out = negative;
 }
 
 }  // namespace specdec::cuda

@@ -1,9 +1,88 @@
-#include "cuda/chain/verify_chain.cuh"
+// The op verify_chain on CUDA devices. What the words mean here:
+//   group            the blocks that work on one sequence together, see cuda/block_group.cuh
+//   tile statistics  maxima and masses of the 512-entry warp tiles of a row, in global memory
+//   decision         one thread of each block runs the ChainVerifier, until it needs an action
+//   action           a piece of work for all threads of the group, see ChainActions
+#include "cuda/chain/actions.cuh"
 #include "cuda/launch.cuh"
 #include "specdec/chain.h"
 
 namespace specdec::cuda {
 namespace {
+
+// Verifies sequence b. In the row-parallel schedule a group first computes the tile statistics of
+// row `row`, or of a split of it; the last group to finish goes on and decides.
+__forceinline__ __device__ void verify(BlockGroup& group, const ChainJob& job, int64_t b,
+                                       int64_t context, int64_t row, int split) {
+  ChainTask& t = group.task<ChainTask>();
+  ChainActions actions(group, job, context);
+  ChainVerifier verifier(job, t, context, group.rank);
+  bool filling = job.plan.parallel;
+  if (!filling) clear_outputs(group, job.p, b);
+  __syncthreads();
+  if (warp_id() == 0) {
+    if (lane_id() == 0) open_sequence(job.p, b, t);
+    __syncwarp();
+    find_drafts(job.p, t);
+    __syncwarp();
+    if (lane_id() == 0) {
+      t.all_measured = filling && !t.over && !t.greedy && !t.direct && !t.filtered &&
+                       job.p.rule != Rule::kMatch && 2 * job.row_tile_stats() <= kStatsInShared;
+      t.action = Action::kDone;
+      if (!filling) {
+        verifier.begin();
+      } else if (!t.over && (row < t.drafts || (row == t.drafts && !t.ends))) {
+        verifier.open_row_and_draft(row);
+        t.fills = true;
+      }
+    }
+  }
+  __syncthreads();
+  while (filling || t.action != Action::kDone) {
+    // Behind a barrier either exchange buffer may be next, so its turn need not occupy a register.
+    group.turn = 0;
+    if (t.action == Action::kMeasure && t.fills) {
+      // Afterwards no block reads these tile statistics any more.
+      if (!filling && job.plan.parallel) group.sync();
+      actions.fill(filling ? split : 0, filling ? job.plan.splits : 1);
+    }
+    if (filling) {
+      const auto count = static_cast<unsigned>((job.p.gamma + 1) * job.plan.splits);
+      if (!last_group(group, job.tickets + b, job.launch, count)) return;
+      filling = false;
+      clear_outputs(group, job.p, b);
+      __syncthreads();
+      actions.measure_all();
+      if (thread_id() == 0) verifier.begin();
+      __syncthreads();
+      continue;
+    }
+    switch (t.action) {
+      case Action::kCheckEntries:
+        actions.check_entries(verifier);
+        break;
+      case Action::kMeasure:
+        if (t.fills) group.sync();
+        actions.measure();
+        break;
+      case Action::kEntropy:
+      case Action::kResidual:
+        actions.sum_residual(t.action == Action::kEntropy);
+        break;
+      case Action::kDraw:
+        actions.draw();
+        break;
+      case Action::kDone:
+        break;
+    }
+    __syncthreads();
+    if (thread_id() == 0) verifier.go_on();
+    __syncthreads();
+  }
+  if (group.rank != 0 || thread_id() != 0) return;
+  job.p.num_accepted[b] = t.accepted;
+  job.p.status[b] = t.status;
+}
 
 __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
     chain_kernel(const __grid_constant__ ChainJob job) {
@@ -14,19 +93,19 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
     group.task<ChainTask>().used = false;
   }
   __syncthreads();
-  // Row-parallel: a group has a part of one row of one sequence, and at most goes on with that one.
+  // Row-parallel: a group reads a split of one row, and may then decide on that sequence.
   const bool parallel = job.plan.parallel;
   const int64_t groups = gridDim.x / group.size, rows = job.p.gamma + 1;
   int64_t first = blockIdx.x / group.size;
-  const auto part = static_cast<int>(first % job.plan.splits);
+  const auto split = static_cast<int>(first % job.plan.splits);
   first /= job.plan.splits;
   const int64_t row = parallel ? first % rows : 0;
   if (parallel) first /= rows;
-  for (int64_t b = first; b < job.p.batch; b += groups) verify(group, job, b, first, row, part);
+  for (int64_t b = first; b < job.p.batch; b += groups) verify(group, job, b, first, row, split);
 }
 
-// Rows of given probabilities are touched at single entries: there is nothing to fill beforehand.
-bool only_touches(const ChainParams& p) {
+// Direct rows are read at single entries: there is nothing to compute for all rows beforehand.
+bool reads_single_entries(const ChainParams& p) {
   const SamplingParams& s = p.sampling;
   const bool vectors = s.temperatures != nullptr || s.top_ks != nullptr || s.top_ps != nullptr ||
                        s.min_ps != nullptr;
@@ -38,11 +117,11 @@ bool needs_ranks(const ChainParams& p) {
   return cuda::needs_ranks(p.sampling, p.rule == Rule::kMatch || p.rule == Rule::kGreedy);
 }
 
-// Where things are in the workspace, all of them after the tickets.
-struct Layout {
+// Offsets in the workspace, which begins with the tickets.
+struct WorkspaceLayout {
   int64_t records, tile_stats_array, bytes;
 
-  Layout(const ChainParams& p, const ChainJob& job) {
+  WorkspaceLayout(const ChainParams& p, const ChainJob& job) {
     const int64_t contexts = job.plan.parallel ? p.batch : job.plan.groups;
     records = round_up(p.batch * 8);
     tile_stats_array = records;
@@ -62,12 +141,13 @@ int plan_verify_chain(const ChainParams& p, const CudaRequest& request, CudaPlan
   const cudaError_t status = current_device(chain_kernel, &device);
   if (status != cudaSuccess) return status;
   CudaRequest wanted = request;
-  if (wanted.schedule == Schedule::kAuto && only_touches(p)) wanted.schedule = Schedule::kLazy;
+  if (wanted.schedule == Schedule::kAuto && reads_single_entries(p))
+    wanted.schedule = Schedule::kLazy;
   *plan = make_plan(wanted, device, p.batch, p.gamma + 1, warp_tiles_of(p), true);
   ChainJob job = {};
   job.p = p;
   job.plan = *plan;
-  plan->workspace_bytes = Layout(p, job).bytes;
+  plan->workspace_bytes = WorkspaceLayout(p, job).bytes;
   return cudaSuccess;
 }
 
@@ -79,7 +159,7 @@ int verify_chain(const ChainParams& p, const CudaPlan& plan, void* workspace, vo
   ChainJob job = {};
   job.p = p;
   job.plan = plan;
-  const Layout layout(p, job);
+  const WorkspaceLayout layout(p, job);
   char* const memory = static_cast<char*>(workspace);
   job.tickets = reinterpret_cast<unsigned long long*>(memory);
   job.records = reinterpret_cast<ChainRecord*>(memory + layout.records);

@@ -1,21 +1,26 @@
 #pragma once
-// One row: statistics of its warp_tiles in a slot, its law under the sampling parameters, draws
-// from it. Every block of a group reads the whole slot and comes to the same numbers by itself.
+// One row, a vector of V logits or probabilities: its statistics under the sampling parameters of
+// its sequence, and draws from the distribution that they describe. A group computes statistics of
+// each warp tile into global memory; then every block reads all of these and computes the same row
+// statistics by itself.
+//   row statistics   maximum, threshold and sum of exponentials: with them an entry of the row has
+//                    a probability, so that the row is never copied or normalised
+//   survivors        the tokens that top-k, top-p and min-p leave
+//   direct           said of a row whose entries are the probabilities, used as they are
 #include "cuda/row/weights.cuh"
 #include "specdec/filter.h"
 #include "specdec/sequence_params.h"
 
 namespace specdec::cuda {
 
-// Statistics of the warp_tiles of one row, in global memory.
+// Statistics of the warp tiles of one row, in global memory.
 struct TileStats {
-  int64_t* units;  // [warp_tiles], mass relative to the warp_tile's own maximum or scale
-  uint64_t* best;  // [warp_tiles], ranked: of the race, or the place of the maximum
-  float*
-      maxima;  // [warp_tiles], of logits, or scales of weights; NaN if the warp_tile holds a fault
+  int64_t* units;  // [warp_tiles], mass relative to the tile's own maximum or scale
+  uint64_t* best;  // [warp_tiles], ranked: the best Gumbel score, or the maximum
+  float* maxima;   // [warp_tiles], of logits, or scales of weights; NaN if the tile is not valid
 };
 
-// TileStatsArray of `warp_tiles` entries one after the other; `best` only where the call needs it.
+// TileStats of several rows one after the other; `best` is there only if `ranked`.
 struct TileStatsArray {
   char* memory;
   int64_t warp_tiles;
@@ -37,16 +42,16 @@ struct TileStatsArray {
 inline __device__ bool is_finite(float x) { return x >= -kLargest && x <= kLargest; }
 inline __device__ bool is_finite(double x) { return fabs(x) < INFINITY; }
 
-// What a row is read for. kLinear: mass of weights that are given as they are.
+// What a row is read for. kLinear: the mass of a direct row.
 enum class Want : int32_t { kMass, kGumbel, kArgmax, kLinear };
 
 struct RowStats {
   float max;
   float inv_t;
   float threshold;  // in raw logits
-  bool valid;       // the row has a law
+  bool valid;       // the row holds a distribution
   bool one_hot;     // all mass on the maximum
-  bool direct;      // the row holds the probabilities; nothing above is used
+  bool direct;      // of the fields only `valid` and log_sum are used
   double log_sum;   // of exp((l - max) * inv_t) over survivors
 
   __device__ double logprob(float l) const {
@@ -56,8 +61,8 @@ struct RowStats {
   }
 };
 
-// Units of non-negative weights; leaves their scale in `top`, which is their maximum before, and
-// NaN where that is not finite. Consumes the weights.
+// The mass of non-negative weights in integer units. `top` is their maximum and becomes their
+// scale, or NaN if it is not finite. Overwrites the weights.
 inline __device__ int64_t linear_units(float (&w)[kPerLane], float& top) {
   if (!is_finite(top)) {
     top = NAN;
@@ -70,12 +75,12 @@ inline __device__ int64_t linear_units(float (&w)[kPerLane], float& top) {
   return warp_sum(lane_units(w));
 }
 
-// Fills `part` of `parts` of a slot.
+// Computes the tile statistics of a row, or of one split of it.
 inline __device__ void fill_tile_stats(const BlockGroup& group, const RowView& row,
                                        const TileStats& tile_stats, Want want, float inv_t,
-                                       const GumbelNoise& noise, int part = 0, int parts = 1) {
+                                       const GumbelNoise& noise, int split = 0, int splits = 1) {
   const float rate = rate_of(inv_t);
-  each_warp_tile(group, row, part, parts, [&](int64_t warp_tile, float (&values)[kPerLane]) {
+  each_warp_tile(group, row, split, splits, [&](int64_t warp_tile, float (&values)[kPerLane]) {
     float top = warp_tile_max(values);
     uint64_t best = 0;
     int64_t units = 0;
@@ -90,7 +95,7 @@ inline __device__ void fill_tile_stats(const BlockGroup& group, const RowView& r
 #pragma unroll
       for (int j = 0; j < kPerLane; ++j) values[j] = exp2_fast((values[j] - top) * rate);
       units = warp_mass(lane_units(values));
-      if (want == Want::kGumbel) best = warp_tile_race(values, row.wide(), warp_tile, noise);
+      if (want == Want::kGumbel) best = warp_tile_gumbel(values, row.wide(), warp_tile, noise);
     }
     if (lane_id() != 0) return;
     tile_stats.maxima[warp_tile] = top;
@@ -99,7 +104,7 @@ inline __device__ void fill_tile_stats(const BlockGroup& group, const RowView& r
   });
 }
 
-// The masses again, of the survivors alone. Spans without any are not read.
+// Computes the masses again for the survivors alone. Warp tiles without any are not read.
 inline __device__ void filter_tile_stats(const BlockGroup& group, const RowView& row,
                                          const TileStats& tile_stats, Want want, float inv_t,
                                          float threshold, const GumbelNoise& noise) {
@@ -113,7 +118,7 @@ inline __device__ void filter_tile_stats(const BlockGroup& group, const RowView&
       read_warp_tile(row, warp_tile, values);
       weigh(values, {top, rate_of(inv_t), threshold});
       units = warp_mass(lane_units(values));
-      if (want == Want::kGumbel) best = warp_tile_race(values, row.wide(), warp_tile, noise);
+      if (want == Want::kGumbel) best = warp_tile_gumbel(values, row.wide(), warp_tile, noise);
     }
     if (lane_id() != 0) continue;
     tile_stats.units[warp_tile] = units;
@@ -121,7 +126,7 @@ inline __device__ void filter_tile_stats(const BlockGroup& group, const RowView&
   }
 }
 
-// The largest entry of a filled slot; NaN if one is.
+// The maximum of a row; NaN if one tile has NaN.
 inline __device__ float max_of(BlockGroup& group, const float* maxima, int64_t warp_tiles) {
   uint32_t best = 0;
   for (int64_t i = thread_id(); i < warp_tiles; i += kThreads) {
@@ -133,10 +138,10 @@ inline __device__ float max_of(BlockGroup& group, const float* maxima, int64_t w
 
 inline __device__ int ceil_log2(int64_t n) { return n <= 1 ? 0 : 64 - __clzll(n - 1); }
 
-// Masses of the warp_tiles of a row on one scale.
+// The masses of the warp tiles of a row on one scale.
 class WarpTileScale {
  public:
-  // Relative to exp(max / T), or with `linear` to the power of two `max`.
+  // Relative to exp(max / T), or if `linear` to `max`, a power of two.
   __device__ WarpTileScale(const TileStats& tile_stats, int64_t warp_tiles, float max, float inv_t,
                            bool linear)
       : tile_stats_(tile_stats),
@@ -145,7 +150,7 @@ class WarpTileScale {
         linear_(linear),
         unit_(1.0 / static_cast<double>(int64_t{1} << ceil_log2(warp_tiles))) {}
 
-  // Of a total in units of 2^-50 / unit of the largest weight.
+  // The sum of weights whose masses add up to `total`.
   __device__ double sum(int64_t total) const {
     return static_cast<double>(total) * (0x1p-50 / unit_) * (linear_ ? max_ : 1.0);
   }
@@ -165,7 +170,7 @@ class WarpTileScale {
   const double unit_;
 };
 
-// The same, of which each thread of a block holds a run.
+// The same masses, where each thread of a block holds a run of them.
 class WarpTileMasses {
  public:
   __device__ WarpTileMasses(BlockGroup& group, const TileStats& tile_stats, int64_t warp_tiles,
@@ -182,8 +187,8 @@ class WarpTileMasses {
 
   __device__ double sum() const { return scale_.sum(total_); }
 
-  // The warp_tile where the cumulated mass passes u of the total, and the rest in units of this
-  // warp_tile.
+  // The warp tile in which the running mass passes u times the total, and what is missing at its
+  // start, in the units of this tile.
   __device__ int64_t choose(const BlockGroup& group, double u, int64_t& rest) const {
     auto target = static_cast<int64_t>(u * static_cast<double>(total_));
     if (target >= total_) target = total_ - 1;
@@ -206,7 +211,7 @@ class WarpTileMasses {
   int64_t begin_, end_, mine_, before_, total_;
 };
 
-// The law of a row without filters, from its slot. Temperature 0 leaves the maximum alone.
+// Statistics of a row before any filter, except log_sum. Temperature 0 leaves only the maximum.
 inline __device__ RowStats row_stats_of(BlockGroup& group, const TileStats& tile_stats,
                                         int64_t warp_tiles, float temperature) {
   RowStats stats = {};
@@ -218,8 +223,8 @@ inline __device__ RowStats row_stats_of(BlockGroup& group, const TileStats& tile
   return stats;
 }
 
-// The law of a row without filters, from its slot, by one warp; to the bit what a block finds. In
-// every lane.
+// Statistics of a row without filters, computed by one warp and bit for bit what a block computes.
+// In every lane.
 inline __device__ RowStats warp_row_stats(const TileStats& tile_stats, int64_t warp_tiles,
                                           float temperature) {
   uint32_t best = 0;
@@ -241,7 +246,8 @@ inline __device__ RowStats warp_row_stats(const TileStats& tile_stats, int64_t w
   return stats;
 }
 
-// Best of the warp_tiles' ranked scores times their factor; the lowest id of equals.
+// Gumbel-max sampling: the token with the best score, the lowest id among equals. The score of a
+// tile is relative to its own maximum.
 inline __device__ int64_t gumbel_winner(BlockGroup& group, const TileStats& tile_stats,
                                         int64_t warp_tiles, const RowStats& stats) {
   double best = 0;

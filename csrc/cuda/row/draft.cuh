@@ -1,5 +1,6 @@
 #pragma once
-// The draft's conditional Q of one row, on the target's vocabulary, whatever form it came in.
+// Q, the distribution that one token was drafted from, on the target's vocabulary and whatever form
+// it came in.
 #include "cuda/row/distribution.cuh"
 #include "specdec/draft.h"
 
@@ -7,26 +8,26 @@ namespace specdec::cuda {
 
 struct DraftDistribution {
   DraftForm form;
-  bool fault;    // seen where the drafted token was looked up
+  bool fault;    // the row is not valid, as far as the drafted token shows
   bool probs;    // the row holds probabilities
-  bool checked;  // the whole row is known to be finite
+  bool checked;  // the whole row is known to be valid
   bool ids_are_int64;
-  int64_t token;  // drafted
-  double q_x;     // of the drafted token; its logarithm is exact where q_x underflows
+  int64_t token;  // the drafted token
+  double q_x;     // Q(x) of the drafted token; log_q_x is exact where q_x underflows
   double log_q_x;
-  RowView row;                 // rows, sampled; probabilities of a sparse law
+  RowView row;                 // of rows and sampled; the probabilities of sparse
   WeightParams weight_params;  // of logits
-  float scale;                 // of the shape's weights
-  const int32_t* columns;      // of tokens, may be null
-  const void* ids;             // sparse, at this row
+  float scale;                 // makes the weights sum to 1
+  const int32_t* columns;      // of each token; null if the column is the token
+  const void* ids;             // sparse: ids of this row
 
-  // Whether a scan of all tokens says nothing that a few lookups do not.
+  // Q lists its tokens instead of having a row as long as the vocabulary.
   __device__ bool few() const { return form == DraftForm::kOneHot || form == DraftForm::kSparse; }
-  // Whether its row must be measured before a token of it can be judged.
+  // The row must be measured before a token can be looked up.
   __device__ bool unmeasured() const {
     return form == DraftForm::kRows && !probs && !fault && !checked;
   }
-  // Whether a lane holds the same entries of a warp_tile of the row as of the target's.
+  // A lane holds the same entries of a warp tile of this row as of the target's.
   __device__ bool pairs(bool wide) const {
     return !few() && columns == nullptr && row.wide() == wide;
   }
@@ -34,7 +35,7 @@ struct DraftDistribution {
   __device__ float weight(float value) const {
     return probs ? value : weight_params.weight(value) * scale;
   }
-  // What the row says to Q; returns the largest value there, NaN if one is.
+  // Turns entries of the row into Q; returns the largest entry, NaN if one is.
   __device__ float weigh_all(float (&values)[kPerLane]) const {
     float top = values[0];
 #pragma unroll
@@ -60,7 +61,7 @@ struct DraftDistribution {
     }
   }
 
-  // Logits with the law that was measured.
+  // Sets the statistics of logits and looks up the drafted token.
   __device__ void set(const RowStats& stats) {
     fault |= !stats.valid;
     weight_params = {stats.max, rate_of(stats.inv_t), stats.threshold};
@@ -69,9 +70,10 @@ struct DraftDistribution {
   }
 };
 
-// Q at the drafted token x: all of it but what has to be measured or, of a sparse law, looked up by
-// the whole block. `row` is of sequence b, or of all when the source is flat; `statistic` is where
-// what `sample` left behind of it stands. For one thread.
+// Opens row `row` of sequence b, or of all sequences if the source is flat, and looks up the
+// drafted token x; but rows of logits must be measured first, and a sparse draft is looked up by
+// the whole block. `statistic` is the index of the row in source.logsumexp and source.threshold.
+// For one thread.
 inline __device__ void open_draft(const DraftSource& source, int64_t b, int64_t row,
                                   int64_t statistic, int64_t x, float temperature,
                                   DraftDistribution& d) {
@@ -80,7 +82,7 @@ inline __device__ void open_draft(const DraftSource& source, int64_t b, int64_t 
   d.token = x;
   d.q_x = 1;
   if (d.form == DraftForm::kOneHot) return;
-  d.fault = row < 0 || row >= source.num_rows;  // which row it is may be data
+  d.fault = row < 0 || row >= source.num_rows;  // the index of the row may be data
   if (d.fault) return;
   d.probs =
       d.form == DraftForm::kSparse || (d.form == DraftForm::kRows && source.kind == Kind::kProbs);
@@ -100,15 +102,15 @@ inline __device__ void open_draft(const DraftSource& source, int64_t b, int64_t 
     stats.threshold = source.threshold[statistic];
     stats.inv_t = inverse_temperature(temperature);
     stats.valid = is_finite(total) && stats.threshold == stats.threshold;
-    // exp(d / T - total) about a point near the maximum, where float32 subtracts exactly.
+    // exp(l / T - total), relative to a logit near the maximum, where float32 subtracts exactly.
     stats.max = static_cast<float>(total / stats.inv_t);
     stats.log_sum = total - static_cast<double>(stats.max) * stats.inv_t;
     d.set(stats);
   }
 }
 
-// Mass of the drafted token, where ids that come twice add up, and whether anything is no
-// probability; for the whole block.
+// Looks up the drafted token in a sparse draft, where equal ids add up, and checks all its
+// probabilities. For the whole block.
 inline __device__ void look_up_sparse(BlockGroup& group, DraftDistribution& d) {
   double mass = 0;
   int64_t faults = 0;
@@ -129,14 +131,15 @@ inline __device__ void look_up_sparse(BlockGroup& group, DraftDistribution& d) {
   __syncthreads();
 }
 
-// What subtract_draft wants to have been loaded of a warp_tile of `vocab` target tokens.
+// Loads the draft for `subtract_draft`.
 inline __device__ void load_draft(const DraftDistribution& d, int64_t vocab, bool wide,
                                   int64_t warp_tile, Packed& out) {
   if (d.pairs(wide)) load_warp_tile(d.row.part(0, vocab), warp_tile, out);
 }
 
-// Subtracts Q of a warp_tile of `vocab` target tokens, times `factor`, from values that are spread
-// as a row of the target's dtype is. False in some lane if what was read is no law.
+// Subtracts `factor` times Q over a warp tile of `vocab` target tokens from values that are spread
+// over the lanes as a row of the target's dtype is. Returns false in some lane if what was read is
+// not valid.
 inline __device__ bool subtract_draft(const DraftDistribution& d, float factor, int64_t vocab,
                                       bool wide, int64_t warp_tile, const Packed& loaded,
                                       float (&values)[kPerLane]) {
@@ -162,7 +165,7 @@ inline __device__ bool subtract_draft(const DraftDistribution& d, float factor, 
     for (int j = 0; j < kPerLane; ++j) values[j] -= q[j] * factor;
     return top < INFINITY;
   }
-  // One element at a time: by column, or spread in another way than the target is.
+  // One element at a time: columns are mapped, or spread over the lanes in another way.
   float top = -INFINITY;
 #pragma unroll 1
   for (int quad = 0; quad < kQuads; ++quad) {

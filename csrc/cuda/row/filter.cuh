@@ -1,11 +1,11 @@
 #pragma once
-// The smallest surviving logit of a row: top-k, top-p of what is left, min-p; ties survive. Exact
-// selection on the ordered bits: an interval of keys is split into 2048 bins a pass.
+// The smallest logit that survives top-k, then top-p among the survivors, then min-p; ties survive.
+// Selection on ordered keys is exact: each pass splits an interval of keys into 2048 bins.
 #include "cuda/row/distribution.cuh"
 
 namespace specdec::cuda {
 
-// The histograms of all blocks added up in each: a block adds one slice, then all copy.
+// Adds up the histograms of all blocks: each block adds one slice of the bins, then all copy them.
 inline __device__ void merge_bins(const BlockGroup& group) {
   unsigned long long* const bins = group.shared->bins;
   group.sync();
@@ -25,8 +25,8 @@ inline __device__ void merge_bins(const BlockGroup& group) {
   group.sync();
 }
 
-// From the top, the bin in which the running sum reaches `need`; `need` becomes what of it is left
-// for this bin. `need` is at most the sum of all.
+// The bin in which the running sum from the top reaches `need`, which is at most the sum of all.
+// `need` becomes the part that this bin has to supply.
 inline __device__ int reach(BlockGroup& group, int64_t& need) {
   constexpr int kRun = kBins / kThreads;
   const unsigned long long* const bins = group.shared->bins;
@@ -50,15 +50,15 @@ inline __device__ int reach(BlockGroup& group, int64_t& need) {
 
 enum class Stage : int32_t { kFloor, kTopK, kTopP };
 
-// Largest key whose upper set weighs enough.
+// Finds the largest key such that the entries at and above it weigh enough.
 class Selection {
  public:
   __device__ Selection(BlockGroup& group, const RowView& row, const TileStats& tile_stats,
                        const WeightParams& weight_params)
-      : group_(group), row_(row), tile_stats_(tile_stats), shape_(weight_params) {}
+      : group_(group), row_(row), tile_stats_(tile_stats), weight_params_(weight_params) {}
 
-  // Of keys in [low, high]. `need` is a number of entries, or of units of mass; if 0, then `share`
-  // of the mass from low on.
+  // The key lies in [low, high]. `need` is a number of entries, or units of mass; if it is 0,
+  // `share` of the mass from low on is needed.
   __device__ uint32_t select(Stage stage, uint32_t low, uint32_t high, int64_t need, double share) {
     unsigned long long* const bins = group_.shared->bins;
     stage_ = stage;
@@ -80,7 +80,7 @@ class Selection {
         for (int i = thread_id(); i < kBins; i += kThreads) mine += static_cast<int64_t>(bins[i]);
         const int64_t all = group_.sum(mine);
         if (need == 0) need = static_cast<int64_t>(ceil(share * static_cast<double>(all)));
-        // Rounding may leave a need unreached by a hair: then all that was seen survives.
+        // Rounding may leave a need just unreached: then every entry seen survives.
         need = need > all ? all : need;
       }
       const auto bin = static_cast<uint32_t>(reach(group_, need));
@@ -107,7 +107,7 @@ class Selection {
       atomicAdd(halves, 1u);
       return;
     }
-    const auto mass = static_cast<uint64_t>(shape_.weight(from_ordered_key(key)) * unit());
+    const auto mass = static_cast<uint64_t>(weight_params_.weight(from_ordered_key(key)) * unit());
     const auto low = static_cast<unsigned>(mass);
     const unsigned before = atomicAdd(halves, low);
     const unsigned high = static_cast<unsigned>(mass >> 32) + (before + low < before ? 1 : 0);
@@ -116,20 +116,20 @@ class Selection {
 
   __device__ void count() {
     if (stage_ == Stage::kFloor) {
-      // Every block goes through all maxima by itself.
+      // Every block counts all maxima by itself.
       const int64_t warp_tiles = row_.warp_tiles();
       for (int64_t i = thread_id(); i < warp_tiles; i += kThreads)
         add(ordered_key(tile_stats_.maxima[i]));
       return;
     }
     Shared& s = *group_.shared;
-    // What one pass over the row has seen is kept as long as it fits; a narrower interval is
-    // answered from there.
+    // The keys that one pass over the row has seen are kept if they fit; a narrower interval is
+    // counted from them.
     if (kept_low_ <= low_ && high_ <= kept_high_ && s.num_candidates <= kCandidates) {
       for (uint32_t i = thread_id(); i < s.num_candidates; i += kThreads) add(s.candidates[i]);
       return;
     }
-    __syncthreads();  // every thread has judged the old number
+    __syncthreads();  // every thread has read the old number
     if (thread_id() == 0) s.num_candidates = 0;
     __syncthreads();
     kept_low_ = low_;
@@ -144,7 +144,7 @@ class Selection {
       if (ordered_key(tile_stats_.maxima[warp_tile]) < low_) continue;
       float values[kPerLane];
       read_warp_tile(row_, warp_tile, values);
-      // What stands beyond the end has the lowest key: it can make no other one the answer.
+      // Entries beyond the end have the lowest key, which changes no answer.
 #pragma unroll 1
       for (int q = 0; q < kQuads; ++q) {
 #pragma unroll
@@ -163,15 +163,15 @@ class Selection {
   BlockGroup& group_;
   const RowView& row_;
   const TileStats& tile_stats_;
-  const WeightParams shape_;
+  const WeightParams weight_params_;
   Stage stage_ = Stage::kFloor;
   uint32_t low_ = 0, high_ = 0, kept_low_ = ~0u, kept_high_ = 0;
   int shift_ = 0;
 };
 
-// Sets the threshold of a law without one. The slot holds all masses, and is filled again with what
-// survives.
-inline __device__ void filter_law(BlockGroup& group, const RowView& row,
+// Sets stats.threshold. The tile statistics hold the masses of all entries, afterwards those of the
+// survivors.
+inline __device__ void filter_row(BlockGroup& group, const RowView& row,
                                   const TileStats& tile_stats, const SequenceParams& params,
                                   Want want, const GumbelNoise& noise, RowStats& stats) {
   const uint32_t high = ordered_key(stats.max);
@@ -195,7 +195,7 @@ inline __device__ void filter_law(BlockGroup& group, const RowView& row,
         need = static_cast<int64_t>(ceil(params.top_p * sum * selection.unit()));
       }
     } else if (!top_k || (stage == Stage::kFloor && params.top_k > row.warp_tiles())) {
-      // The k-th largest maximum is a floor, because at least k entries reach it.
+      // The k-th largest tile maximum is a lower bound: at least k entries reach it.
       continue;
     }
     low = selection.select(stage, low, high, need, params.top_p);
@@ -207,19 +207,20 @@ inline __device__ void filter_law(BlockGroup& group, const RowView& row,
   group.sync();
 }
 
-// What a slot is filled for before a law is read from it.
-inline __device__ Want first_want(Want want, bool filtered, bool point) {
-  return point ? Want::kArgmax : filtered ? Want::kMass : want;
+// What tile statistics are first computed for.
+inline __device__ Want first_want(Want want, bool filtered, bool one_hot) {
+  return one_hot ? Want::kArgmax : filtered ? Want::kMass : want;
 }
 
-// The law of a filled slot, and the token that a point mass or the race says, else -1.
+// Row statistics from tile statistics. `token` becomes the choice of a one-hot distribution or of
+// Gumbel-max sampling, else -1.
 inline __device__ RowStats read_row_stats(BlockGroup& group, const RowView& row,
                                           const TileStats& tile_stats, const SequenceParams& params,
                                           bool filtered, Want want, const GumbelNoise& noise,
                                           int64_t& token) {
   const int64_t warp_tiles = row.warp_tiles();
   RowStats stats = row_stats_of(group, tile_stats, warp_tiles, params.temperature);
-  // A row of nothing but zeros is no law either.
+  // Probabilities that are all 0 are not valid either.
   if (stats.one_hot && row.read == Read::kProbs) stats.valid &= stats.max > 0;
   token = -1;
   if (!stats.valid) return stats;
@@ -227,7 +228,7 @@ inline __device__ RowStats read_row_stats(BlockGroup& group, const RowView& row,
     token = argmax(group, tile_stats, warp_tiles, stats.max);
     return stats;
   }
-  if (filtered) filter_law(group, row, tile_stats, params, want, noise, stats);
+  if (filtered) filter_row(group, row, tile_stats, params, want, noise, stats);
   stats.direct = want == Want::kLinear;
   const double sum =
       WarpTileMasses(group, tile_stats, warp_tiles, stats.max, stats.inv_t, stats.direct).sum();

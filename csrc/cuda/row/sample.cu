@@ -1,3 +1,4 @@
+// The op sample on CUDA devices.
 #include "cuda/launch.cuh"
 #include "cuda/row/filter.cuh"
 #include "specdec/sample.h"
@@ -13,7 +14,7 @@ struct SampleJob {
   uint64_t launch;
 };
 
-// One row, read through one slot.
+// What a group knows of the row it samples from, in shared memory.
 struct SampleTask {
   SequenceParams params;
   RowView row;
@@ -54,7 +55,7 @@ __device__ int64_t draw(const BlockGroup& group, const SampleTask& task,
   return warp_tile * kWarpTile + warp_tile_pick(values, task.row.wide(), rest);
 }
 
-// The slot is filled.
+// Draws the token from complete tile statistics.
 __device__ void finish(BlockGroup& group, const SampleParams& p, int64_t r) {
   const SampleTask& task = group.task<SampleTask>();
   if (!task.params.valid()) return write(group, p, r, -1, 0, 0, 0, kBadParameter);
@@ -66,7 +67,7 @@ __device__ void finish(BlockGroup& group, const SampleParams& p, int64_t r) {
                  stats.max, 0);
   }
   if (task.filtered) {
-    filter_law(group, task.row, task.tile_stats, task.params, want(p, task), task.noise, stats);
+    filter_row(group, task.row, task.tile_stats, task.params, want(p, task), task.noise, stats);
   }
   const WarpTileMasses masses(group, task.tile_stats, warp_tiles, stats.max, stats.inv_t);
   stats.log_sum = log(masses.sum());
@@ -83,11 +84,12 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
   wait_for_inputs();
   BlockGroup group = BlockGroup::mine();
   const bool parallel = job.plan.parallel;
-  const int parts = job.plan.splits;
+  const int splits = job.plan.splits;
   const int64_t first = blockIdx.x / group.size, groups = gridDim.x / group.size;
-  // Row-lazy: two slots a group, because a block that is ahead fills the next one.
-  int64_t tile_stats = parallel ? first / parts : first * 2;
-  for (int64_t r = first / parts; r < job.p.num_rows; r += groups) {
+  // Row-lazy: two sets of tile statistics take turns, because a block that is ahead fills the next
+  // one.
+  int64_t tile_stats = parallel ? first / splits : first * 2;
+  for (int64_t r = first / splits; r < job.p.num_rows; r += groups) {
     SampleTask& task = group.task<SampleTask>();
     __syncthreads();
     if (thread_id() == 0) task = SampleTask(job.p, r, job.tile_stats_array[tile_stats]);
@@ -96,12 +98,12 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
       fill_tile_stats(group, task.row, task.tile_stats,
                       task.filtered ? Want::kMass : want(job.p, task),
                       inverse_temperature(task.params.temperature), task.noise,
-                      static_cast<int>(first % parts), parts);
+                      static_cast<int>(first % splits), splits);
     }
     if (!parallel) {
       group.sync();
       tile_stats ^= 1;
-    } else if (!last_group(group, job.tickets + r, job.launch, parts)) {
+    } else if (!last_group(group, job.tickets + r, job.launch, splits)) {
       return;
     }
     finish(group, job.p, r);
@@ -115,10 +117,10 @@ int plan_sample(const SampleParams& p, const CudaRequest& request, CudaPlan* pla
   const cudaError_t status = current_device(sample_kernel, &device);
   if (status != cudaSuccess) return status;
   const SamplingParams& s = p.sampling;
-  const bool wide = s.top_ks != nullptr || s.top_ps != nullptr || s.min_ps != nullptr ||
-                    s.top_k > 0 || s.top_p < 1 || s.min_p > 0;
+  const bool reads_again = s.top_ks != nullptr || s.top_ps != nullptr || s.min_ps != nullptr ||
+                           s.top_k > 0 || s.top_p < 1 || s.min_p > 0;
   const int64_t warp_tiles = warp_tiles_of(p.vocab);
-  *plan = make_plan(request, device, p.num_rows, 1, warp_tiles, wide);
+  *plan = make_plan(request, device, p.num_rows, 1, warp_tiles, reads_again);
   const int64_t tile_stats_array = plan->parallel ? p.num_rows : 2 * plan->groups;
   plan->workspace_bytes =
       tile_stats_array * TileStatsArray::bytes(warp_tiles, needs_ranks(p.sampling, p.gumbel)) +
@@ -135,7 +137,7 @@ int sample(const SampleParams& p, const CudaPlan& plan, void* workspace, void* s
   job.p = p;
   job.plan = plan;
   job.tickets = static_cast<unsigned long long*>(workspace);
-  // Whole sixteens of bytes before the slots.
+  // The tile statistics are aligned to 16 bytes.
   job.tile_stats_array = {static_cast<char*>(workspace) + (p.num_rows + 1) / 2 * 16,
                           warp_tiles_of(p.vocab), needs_ranks(p.sampling, p.gumbel)};
   job.launch = next_launch();

@@ -1,6 +1,6 @@
 #pragma once
-// One warp_tile: the 512 entries of a row that a warp takes at once, 16 a lane. A tile of the
-// contract is eight of them. The map from entries to lanes depends on nothing but the dtype.
+// One warp tile: the 512 entries of a row that a warp reads at once, 16 in each lane. The map from
+// entries to lanes depends on the dtype alone.
 #include <cmath>
 
 #include "cuda/block_group.cuh"
@@ -11,9 +11,9 @@ namespace specdec::cuda {
 constexpr int kWarpTile = 512;
 constexpr int kPerLane = kWarpTile / kLanes;
 constexpr int kQuads = kPerLane / 4;
-static_assert(kTile % kWarpTile == 0, "warp_tiles divide tiles");
+static_assert(kTile % kWarpTile == 0, "warp tiles divide tiles");
 
-// What the elements of a row are, and what of them is wanted. A negative probability becomes NaN.
+// What a row holds and what is made of it. A negative probability becomes NaN.
 enum class Read : int32_t { kLogits, kProbs, kLogOfProbs };
 
 struct RowView {
@@ -47,7 +47,7 @@ struct RowView {
   }
 };
 
-// The lane that holds entry `index` of a warp_tile, and the element it is there.
+// The lane that holds entry `index` of a warp tile, and which of its elements that is.
 inline __device__ int holder(bool wide, int index) {
   return wide ? index % 128 / 4 : index % 256 / 8;
 }
@@ -55,13 +55,13 @@ inline __device__ int element(bool wide, int index) {
   return wide ? index / 128 * 4 + index % 4 : index / 256 * 8 + index % 8;
 }
 
-// Elements of a lane as they lie in memory; the 16-bit dtypes fill half of it.
+// The elements of a lane as they lie in memory; 16-bit dtypes fill half of it.
 struct Packed {
   uint32_t word[kPerLane];
 };
 
-// Where element j of this lane stands in its warp_tile: four neighbours of float32, eight of the
-// 16-bit dtypes.
+// The index in the warp tile of element j of this lane. A lane holds runs of four neighbours of
+// float32, of eight of the 16-bit dtypes.
 inline __device__ int place(bool wide, int j) {
   return wide ? j / 4 * 128 + lane_id() * 4 + j % 4 : j / 8 * 256 + lane_id() * 8 + j % 8;
 }
@@ -69,7 +69,7 @@ inline __device__ int first_of_quad(bool wide, int quad) { return place(wide, qu
 
 inline __device__ float from_bfloat16(uint32_t h) { return bits_as<float>(h << 16); }
 
-// The multiplication moves the exponent's bias and makes subnormals right.
+// The multiplication corrects the bias of the exponent, also for subnormals.
 inline __device__ float from_float16(uint32_t h) {
   const float magnitude = bits_as<float>((h & 0x7fffu) << 13) * 0x1p112f;
   const uint32_t special = (h & 0x7c00u) == 0x7c00u ? 0x7f800000u : 0;
@@ -92,17 +92,17 @@ inline __device__ float at(const RowView& row, int64_t index) {
   return as_wanted(row.read, value);
 }
 
-// Sixteen bytes a load where the row allows it; else one element a load, to the same lanes. `fill`
-// are the bits of what stands beyond the end.
+// Loads sixteen bytes at a time if the alignment allows it, else one element at a time into the
+// same lanes. `fill` holds the bits of entries beyond the end.
 template <class T>
 inline __device__ void load_elements(const RowView& row, int64_t begin, uint32_t fill,
                                      Packed& out) {
   constexpr int kPerLoad = 16 / sizeof(T), kPerWord = 4 / sizeof(T);
-  // Else the unused half is undefined, and would hold its registers from one warp_tile to the next.
+  // An undefined half would keep its registers from one warp tile to the next.
 #pragma unroll
   for (int w = kPerLane / kPerWord; w < kPerLane; ++w) out.word[w] = 0;
   const T* const data = static_cast<const T*>(row.data) + begin + lane_id() * kPerLoad;
-  const int64_t left = row.vocab - begin - lane_id() * kPerLoad;
+  const int64_t remaining = row.vocab - begin - lane_id() * kPerLoad;
   if (row.aligned() && row.vocab - begin >= kWarpTile) {
 #pragma unroll
     for (int load = 0; load < kPerLane / kPerLoad; ++load) {
@@ -121,7 +121,7 @@ inline __device__ void load_elements(const RowView& row, int64_t begin, uint32_t
 #pragma unroll
     for (int j = 0; j < kPerWord; ++j) {
       uint32_t bits = fill;
-      if (first + j < left) {
+      if (first + j < remaining) {
         if constexpr (kPerWord == 1) {
           bits = bits_as<uint32_t>(__ldg(data + first));
         } else {
@@ -134,7 +134,7 @@ inline __device__ void load_elements(const RowView& row, int64_t begin, uint32_t
   }
 }
 
-// Beyond the end stands what has no weight: -inf, or probability 0.
+// Entries beyond the end get no weight: they are -inf, or probability 0.
 inline __device__ void load_warp_tile(const RowView& row, int64_t warp_tile, Packed& out) {
   const bool probabilities = row.read != Read::kLogits;
   const int64_t begin = warp_tile * kWarpTile;
@@ -146,8 +146,8 @@ inline __device__ void load_warp_tile(const RowView& row, int64_t warp_tile, Pac
   }
 }
 
-// The next quad to the front, the first one to the end: a loop that rotates its values needs the
-// registers of one quad's work, not of four.
+// Moves the next quad to the front and the first one to the end: a loop that rotates its values
+// needs registers for the work on one quad instead of four.
 inline __device__ void rotate(float (&values)[kPerLane]) {
   const float first[4] = {values[0], values[1], values[2], values[3]};
 #pragma unroll
@@ -190,8 +190,8 @@ inline __device__ void read_warp_tile(const RowView& row, int64_t warp_tile,
   unpack(row, packed, out);
 }
 
-// Two warp_tiles at once of a 16-bit row, `step` apart: as many bytes on their way as of a float32
-// one.
+// Loads two warp tiles of a 16-bit row, `step` apart, so that as many bytes are under way as for
+// float32.
 inline __device__ void load_ahead(const RowView& row, int64_t warp_tile, int64_t step,
                                   Packed& out) {
   load_warp_tile(row, warp_tile, out);
@@ -202,14 +202,14 @@ inline __device__ void load_ahead(const RowView& row, int64_t warp_tile, int64_t
   for (int w = 0; w < kPerLane / 2; ++w) out.word[w + kPerLane / 2] = second.word[w];
 }
 
-// f(warp_tile, values) for the warp_tiles of this warp; the loads of the next ones are under way
-// meanwhile.
+// Calls f(warp_tile, values) for the warp tiles of this warp, while the loads of the next ones are
+// under way.
 template <class F>
-inline __device__ void each_warp_tile(const BlockGroup& group, const RowView& row, int part,
-                                      int parts, F f) {
-  const int64_t warp_tiles = row.warp_tiles(), step = group.warp_tile_step(parts);
+inline __device__ void each_warp_tile(const BlockGroup& group, const RowView& row, int split,
+                                      int splits, F f) {
+  const int64_t warp_tiles = row.warp_tiles(), step = group.warp_tile_step(splits);
   const int at_once = row.wide() ? 1 : 2;
-  int64_t warp_tile = group.first_warp_tile(part);
+  int64_t warp_tile = group.first_warp_tile(split);
   if (warp_tile >= warp_tiles) return;
   Packed next;
   load_ahead(row, warp_tile, step, next);

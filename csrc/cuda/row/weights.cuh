@@ -1,5 +1,5 @@
 #pragma once
-// Arithmetic on one warp_tile: maxima, weights, masses, the race, the inverse CDF.
+// Arithmetic on one warp tile: maxima, weights, masses, Gumbel-max sampling, the inverse CDF.
 #include "cuda/row/tile.cuh"
 #include "specdec/ordered_key.h"
 #include "specdec/philox.h"
@@ -33,7 +33,7 @@ inline __device__ uint32_t warp_max(uint32_t value) {
 #endif
 }
 
-// The largest of a warp_tile, NaN if one is; in every lane.
+// The largest entry of a warp tile, NaN if one is; in every lane.
 inline __device__ float warp_tile_max(const float (&values)[kPerLane]) {
   float best = values[0];
 #pragma unroll
@@ -73,8 +73,8 @@ inline __device__ float rate_of(float inverse_temperature) {
   return fminf(inverse_temperature * kLog2E, kLargest);
 }
 
-// Masses are integers: their sums have no order. Four neighbours are added as floats, every sum of
-// these is exact. The cut is 2^-50 of the largest weight.
+// Masses are integers, so that their sum does not depend on the order. Four neighbours are added as
+// floats first; every sum of those is exact. One unit is 2^-50 of the largest weight.
 constexpr float kUnit = 0x1p50f;
 
 inline __device__ int64_t units_of(float weight) { return static_cast<int64_t>(weight * kUnit); }
@@ -108,8 +108,9 @@ inline __device__ int64_t warp_sum(int64_t value) {
   return value;
 }
 
-// Of a warp_tile whose largest weight is 1: the sum is above 0 and at most 2^59, a lane's at most
-// 2^54. Two limbs, of which 32 stay within 32 bits; only the largest sum of all wraps, to 0.
+// The sum over a warp whose largest weight is 1: it is above 0 and at most 2^59, a lane's part at
+// most 2^54. It is taken in two limbs, 32 of which add up within 32 bits; only a sum of 2^59 wraps,
+// to 0.
 inline __device__ int64_t warp_mass(int64_t units) {
   constexpr int kLimb = 27;
   const auto low = static_cast<unsigned>(units) & ((1u << kLimb) - 1);
@@ -119,7 +120,8 @@ inline __device__ int64_t warp_mass(int64_t units) {
   return static_cast<int64_t>(sum != 0 ? sum : uint64_t{1} << 59);
 }
 
-// A value that is larger for a better score, then for a lower index; scores are not negative.
+// An integer that is larger for a better score, and among equals for a lower index. Scores are not
+// negative.
 inline __device__ uint64_t ranked(float score, int index) {
   return uint64_t{bits_as<uint32_t>(score)} << 32 | static_cast<uint32_t>(kWarpTile - 1 - index);
 }
@@ -138,8 +140,9 @@ inline __device__ uint64_t warp_best(uint64_t value) {
   return value;
 }
 
-// E = -log1p(-u), u = (x + 1/2) / 2^32: each half of the range keeps its relative precision. Where
-// x < 256, 32 more bits; -log1p(-u) is u there, to the last bit of a float.
+// E = -log1p(-u) with u = (x + 1/2) / 2^32, exponentially distributed; -log(E) is Gumbel noise.
+// Each half of the range keeps its relative precision. A small x takes 32 more bits; there
+// -log1p(-u) is u to the last bit of a float.
 inline __device__ float exponential(uint32_t x, int word, const GumbelNoise& noise,
                                     uint32_t counter) {
   if (x < 256) {
@@ -156,9 +159,10 @@ inline __device__ float exponential(uint32_t x, int word, const GumbelNoise& noi
   return upper ? -logf(h) : -log1pf(-h);
 }
 
-// The best of w / E in a warp_tile, ranked; 0 if nothing has weight.
-inline __device__ uint64_t warp_tile_race(float (&w)[kPerLane], bool wide, int64_t warp_tile,
-                                          const GumbelNoise& noise) {
+// The best score w / E of a warp tile, ranked; 0 if nothing has weight. It has the same argmax as
+// log(w) + Gumbel noise.
+inline __device__ uint64_t warp_tile_gumbel(float (&w)[kPerLane], bool wide, int64_t warp_tile,
+                                            const GumbelNoise& noise) {
   uint64_t best = 0;
 #pragma unroll 1
   for (int q = 0; q < kQuads; ++q) {
@@ -177,8 +181,8 @@ inline __device__ uint64_t warp_tile_race(float (&w)[kPerLane], bool wide, int64
   return warp_best(best);
 }
 
-// Index in the warp_tile of the first entry whose running sum of units passes `target`; else of the
-// last one with weight. In every lane.
+// Index in the warp tile of the first entry at which the running sum of units passes `target`; else
+// of the last one with weight. In every lane.
 inline __device__ int warp_tile_pick(const float (&w)[kPerLane], bool wide, int64_t target) {
   const bool pair = !wide;  // two quads of a lane are neighbours
   int64_t running = 0;
@@ -203,7 +207,7 @@ inline __device__ int warp_tile_pick(const float (&w)[kPerLane], bool wide, int6
       if (w[j] > 0) last = j;
       if (here && chosen < 0 && before + units_of(sum) > target) chosen = j;
     }
-    // Added one by one the four may stay under their sum.
+    // Because of rounding the running sum of the four may stay below their rounded sum.
     if (here && chosen < 0) chosen = last;
     if (!pair || q % 2) running += all;
   }

@@ -14,11 +14,11 @@ class TopDownVerifier : public KSeqVerifier {
     t_.node = kNone;
     t_.depth = 0;
     t_.state = TreeState::kEnterNode;
-    resume();
+    go_on();
   }
 
   // Decides until there is an action for all threads.
-  __forceinline__ __device__ void resume() {
+  __forceinline__ __device__ void go_on() {
     do {
       t_.action = TreeAction::kContinue;
       decide();

@@ -17,11 +17,11 @@ class TraversalVerifier : public TreeVerifier {
     t_.gathers_children = false;
     record_after(kNone).target_scale = 1;
     t_.state = TreeState::kEnterNode;
-    resume();
+    go_on();
   }
 
   // Decides until there is an action for all threads.
-  __forceinline__ __device__ void resume() {
+  __forceinline__ __device__ void go_on() {
     do {
       t_.action = TreeAction::kContinue;
       decide();

@@ -31,10 +31,10 @@ bool needs_ranks(const TreeParams& p) {
 }
 
 // Offsets into the workspace, which begins with the records.
-struct Layout {
+struct WorkspaceLayout {
   int64_t excluded, node_sets, tile_stats, bytes;
 
-  Layout(const TreeParams& p, const TreeJob& job) {
+  WorkspaceLayout(const TreeParams& p, const TreeJob& job) {
     const int64_t blocks = job.plan.groups * job.plan.group_size;
     // Rules that do not read the draft keep no records.
     const int64_t nodes = p.reads_draft() ? p.nodes : -1;
@@ -61,7 +61,7 @@ int plan_verify_tree(const TreeParams& p, const CudaRequest& request, CudaPlan* 
   TreeJob job = {};
   job.p = p;
   job.plan = *plan;
-  plan->workspace_bytes = Layout(p, job).bytes;
+  plan->workspace_bytes = WorkspaceLayout(p, job).bytes;
   return cudaSuccess;
 }
 
@@ -73,7 +73,7 @@ int verify_tree(const TreeParams& p, const CudaPlan& plan, void* workspace, void
   TreeJob job = {};
   job.p = p;
   job.plan = plan;
-  const Layout layout(p, job);
+  const WorkspaceLayout layout(p, job);
   char* const memory = static_cast<char*>(workspace);
   job.records = reinterpret_cast<NodeRecord*>(memory);
   job.excluded = reinterpret_cast<ExcludedToken*>(memory + layout.excluded);

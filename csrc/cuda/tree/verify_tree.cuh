@@ -57,7 +57,7 @@ class RowMeasurement {
 template <class Verifier>
 __noinline__ __device__ void decide_by(const TreeJob& job, bool begins) {
   Verifier verifier(job, *reinterpret_cast<TreeTask*>(shared_memory()->task));
-  begins ? verifier.begin() : verifier.resume();
+  begins ? verifier.begin() : verifier.go_on();
 }
 
 // Decides at the beginning, or after an action.

@@ -49,10 +49,11 @@ SPECDEC_HD inline double next_carried(double carried, double ratio) {
   return ratio > 0 && carried > 0 ? fmin(1.0, carried * ratio) : 0;
 }
 
-// Block verification: h_i, the probability of accepting the first i drafts, if not more. `more` is
-// the sum of max(c_i P - Q, 0) over the next row, `less` that of max(Q - c_i P, 0).
-SPECDEC_HD inline double block_accept_prob(double carried, double more, double less) {
-  return less > 0 ? fmin(1.0, more / less) : carried;
+// Block verification: h_i, the probability of accepting i drafts given that no more are accepted.
+// `positive` is the sum of max(c_i P - Q, 0) over the next row, `negative` that of
+// max(Q - c_i P, 0).
+SPECDEC_HD inline double block_accept_prob(double carried, double positive, double negative) {
+  return negative > 0 ? fmin(1.0, positive / negative) : carried;
 }
 
 // Rule typical accepts x if P(x) > min(epsilon, delta * exp(-H(P))). The entropy costs a pass over
@@ -64,7 +65,7 @@ SPECDEC_HD inline double typical_bound(double epsilon, double delta, double entr
   return fmin(epsilon, delta * exp(-entropy));
 }
 
-// Rule synthetic accepts with a given rate, NaN never.
+// Rule synthetic accepts with a probability that the caller gives; NaN accepts nothing.
 SPECDEC_HD inline Acceptance accept_at_rate(double u, float rate) {
   return {u < rate, rate < 0 ? 0.0f : rate};
 }

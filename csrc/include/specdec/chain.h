@@ -1,5 +1,5 @@
 #pragma once
-// Verification of a chain of drafted tokens.
+// Verification of a chain of drafted tokens. docs/rules.md explains the rules.
 #include "specdec/cuda_plan.h"
 #include "specdec/host_device.h"
 #include "specdec/parallel.h"
@@ -10,8 +10,8 @@ namespace specdec {
 
 enum class Rule : int32_t { kToken, kBlock, kGreedy, kMatch, kTypical, kLenient, kSynthetic };
 
-// Of a target [B, gamma+1, V], a draft [B, gamma, D] or ragged [R-B, D], its statistics [B, gamma],
-// and uniforms [B, gamma+1]; at most gamma+1 tokens are emitted.
+// The target is [B, gamma+1, V], or ragged [R, V]; the draft [B, gamma, D], or ragged [R-B, D], its
+// statistics [B, gamma]; the uniforms [B, gamma+1]. At most gamma+1 tokens are emitted.
 struct ChainParams : VerifyParams {
   const float* synthetic_rates;  // [gamma], null unless the rule is synthetic
   int64_t gamma;

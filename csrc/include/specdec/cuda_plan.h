@@ -1,24 +1,27 @@
 #pragma once
-// How the CUDA launchers share work out. No result depends on any of it.
+// How the CUDA launchers share work among thread blocks. No result depends on it.
+//   block group  the thread-block cluster, or the single block, that works on one row at a time
+//   split        the part of a row that one group reads when several groups share it
 #include <cstdint>
 
 namespace specdec {
 
-// Row-lazy: a group walks the rows of a sequence and stops early; for many sequences. Row-parallel:
-// the device reads all rows at once, the last group to finish walks over what was found; for few.
+// kLazy, for many sequences: a group reads the rows of a sequence in order and stops at the first
+// rejection. kParallel, for few: the device reads all rows at once, and the last group to finish
+// decides from their statistics.
 enum class Schedule : int32_t { kAuto, kLazy, kParallel };
 
 struct CudaRequest {
   Schedule schedule;
-  int32_t group_size;  // blocks that work on one sequence, 1, 2, 4 or 8; 0: by size
+  int32_t group_size;  // blocks in a group: 1, 2, 4 or 8; 0 lets the launcher choose
 };
 
 struct CudaPlan {
   bool parallel;
   int32_t group_size;
-  int32_t splits;  // groups that share a row, in the row-parallel schedule
+  int32_t splits;  // groups that share a row; 1 unless `parallel`
   int64_t groups;
-  int64_t workspace_bytes;  // of device memory, with anything in it
+  int64_t workspace_bytes;  // device memory, which need not be cleared
 };
 
 }  // namespace specdec

@@ -1,8 +1,8 @@
 #pragma once
-// Filters are thresholds on raw logits; what every native room must compute alike.
+// Filters are thresholds on the raw logits. The CPU and the CUDA kernels share this one.
 #include <cmath>
 
-#include "specdec/philox.h"
+#include "specdec/host_device.h"
 
 namespace specdec {
 

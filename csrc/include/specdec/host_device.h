@@ -1,5 +1,5 @@
 #pragma once
-// For inline functions that host and device code share.
+// Marks inline functions that host and device code share.
 #ifdef __CUDACC__
 #define SPECDEC_HD __host__ __device__
 #else

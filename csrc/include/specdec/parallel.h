@@ -1,5 +1,6 @@
 #pragma once
-// How a torch-free kernel gets its threads. Which thread runs what never changes a result.
+// How the CPU kernels get threads without knowing torch. No result depends on which thread runs
+// what.
 #include <cstdint>
 #include <type_traits>
 
@@ -11,7 +12,7 @@ struct Parallel {
   void* self;   // may be null
   int threads;  // at most this many bodies at once
 
-  // f(begin, end) over disjoint parts of [0, n); contiguous parts, one a thread.
+  // Calls f(begin, end) on disjoint ranges that cover [0, n), one for each thread.
   template <class F>
   void operator()(int64_t n, F&& f) const {
     if (threads <= 1 || n <= 1) {

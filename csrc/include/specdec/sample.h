@@ -1,5 +1,5 @@
 #pragma once
-// One fused sampling pass over R rows of logits.
+// Samples one token from each of R rows of logits in one fused pass.
 #include "specdec/cuda_plan.h"
 #include "specdec/parallel.h"
 #include "specdec/philox.h"
@@ -17,10 +17,10 @@ struct SampleParams {
   double* logsumexp;         // [R]
   float* threshold;          // [R]
   int32_t* status;           // [R]
-  int64_t num_rows;
+  int64_t num_rows;          // R
   int64_t vocab;
-  uint32_t stream;
-  bool gumbel;
+  uint32_t stream;  // NoiseStream
+  bool gumbel;      // Gumbel-max sampling, else inverse CDF
 };
 
 namespace cpu {

@@ -1,12 +1,12 @@
 #pragma once
-// What the rows of every op have in common: dtypes, sampling parameters, the status word.
+// What every op that reads rows takes or returns: dtypes, sampling parameters, the status.
 #include <cstdint>
 
 namespace specdec {
 
 enum class DType : int32_t { kFloat32, kBFloat16, kFloat16 };
 
-// One bit per data fault; see Verdict in specdec_kernels/chain.py.
+// One bit for each kind of data fault; specdec_kernels/arguments/status.py documents them.
 enum Status : int32_t {
   kTargetNotFinite = 1,
   kDraftNotFinite = 2,
@@ -15,7 +15,8 @@ enum Status : int32_t {
   kBadParameter = 16,
 };
 
-// Fixed, so that neither the batch nor the number of threads changes a sum.
+// Entries that are summed as one. It is fixed, so that neither the batch nor the number of threads
+// changes a sum.
 constexpr int64_t kTile = 4096;
 
 struct Rows {
@@ -25,7 +26,7 @@ struct Rows {
   int64_t stride_row;       // elements from one row to the next
 };
 
-// One value for all, or one a sequence. The vectors may be null: then the scalar holds.
+// For each parameter one value per sequence, or, where the vector is null, the scalar for all.
 struct SamplingParams {
   const float* temperatures;  // [B], may be null
   const int32_t* top_ks;      // [B], may be null

@@ -1,5 +1,8 @@
 #pragma once
-// Verification of a tree of drafted tokens.
+// Verification of a tree of drafted tokens. docs/rules.md explains the rules.
+//   node     a drafted token and its place in the tree; the root is the last token committed
+//   depth    of a node: how many drafted tokens its path has before it
+//   trial    the n-th sibling that is tried, from 0
 #include "specdec/cuda_plan.h"
 #include "specdec/host_device.h"
 #include "specdec/parallel.h"
@@ -8,7 +11,7 @@
 
 namespace specdec {
 
-// In the order of TREE_RULES in specdec_kernels/_tree_arguments.py.
+// In the order of TREE_RULES in specdec_kernels/arguments/rules.py.
 enum class TreeRule : int32_t {
   kGreedy,
   kMatch,
@@ -21,20 +24,21 @@ enum class TreeRule : int32_t {
   kTypical
 };
 
-// Of Q off the tokens that were tried: under it, tails whose exponential is taken for 0 weigh too
-// much of what is left, and nothing counts as left to draw from. Lossless, for it asks Q alone.
+// The least mass of Q outside the tokens already tried that counts as something to draw from. Below
+// it the tails whose exponential is taken as 0 matter too much. This is lossless, because the
+// choice depends on Q alone.
 constexpr double kLeastRest = 1e-26;
 
-// Of a target [B, N+1, V], whose row 0 is the root's and row n+1 that of node n; a draft [B, M, D]
-// or flat [M, D], its statistics [B, M] or [M]; and uniforms [B, 2N+1]: the coin of node n, then
-// the draw at depth d. At most max_depth+1 tokens are emitted.
+// The target is [B, N+1, V]: row 0 follows the root, row n+1 follows node n. The draft is [B, M, D]
+// or flat [M, D], its statistics [B, M] or [M]. The uniforms are [B, 2N+1]: the acceptance uniform
+// of each node, then the uniform of the draw at each depth. At most max_depth+1 tokens are emitted.
 struct TreeParams : VerifyParams {
   const void* parents;        // [B, N], strides below
-  const int32_t* draft_rows;  // [B, N] contiguous: the row of the law that node n was drawn from;
-                              // may be null: n
+  const int32_t* draft_rows;  // [B, N] contiguous: the draft row that node n was drawn from; null
+                              // if that is row n
   void* path;                 // [B, max_depth] contiguous, ids as in parents
   int64_t nodes;              // N
-  int64_t max_depth;          // deeper nodes are not judged; at most N
+  int64_t max_depth;          // deeper nodes are ignored; at most N
   int64_t stride_parent_sequence, stride_parent;
   bool parents_are_int64;
   TreeRule rule;

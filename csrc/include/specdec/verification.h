@@ -1,14 +1,20 @@
 #pragma once
-// What the parameters of all ops that verify have in common. Of a ragged target R is the number of
-// rows of all sequences.
+// The parameters that verify_chain and verify_tree have in common. Words used throughout:
+//   target, draft    the model to be sampled from, and the drafter; their distributions are P and Q
+//   sequence         one request of the batch
+//   row              the logits or probabilities of one position, V numbers
+//   accepted         said of a drafted token that is emitted
+//   recovered token  the token drawn from the residual after a rejection
+//   bonus token      the token that follows when every draft was accepted
+//   residual         max(P - Q, 0), normalised
 #include "specdec/draft.h"
 
 namespace specdec {
 
 struct VerifyParams {
-  Rows target;  // [B, rows, V], or ragged [R, V]: then stride_sequence is unused
+  Rows target;  // [B, rows, V], or ragged [R, V], where stride_sequence is unused
   DraftSource draft;
-  const int32_t* target_indptr;   // [B+1], may be null: padded
+  const int32_t* target_indptr;   // [B+1] first row of each sequence in a ragged target, else null
   const void* draft_token_ids;    // [B, drafts], strides below
   const int64_t* seeds;           // [B]
   const int64_t* positions;       // [B]
@@ -16,14 +22,14 @@ struct VerifyParams {
   const int64_t* eos_token_ids;   // [num_eos], may be null
   const int64_t* max_new_tokens;  // [B], may be null
   SamplingParams sampling;        // [B] each
-  void* tokens;           // [B, most that can be emitted] contiguous, ids as in draft_token_ids
-  int32_t* num_accepted;  // [B]
-  int32_t* status;        // [B]
-  float* logprobs;        // like tokens, may be null
-  float* accept_probs;    // [B, drafts] contiguous, may be null
+  void* tokens;                   // [B, most tokens emitted] contiguous, dtype of draft_token_ids
+  int32_t* num_accepted;          // [B]
+  int32_t* status;                // [B]
+  float* logprobs;                // like tokens, may be null
+  float* accept_probs;            // [B, drafts] contiguous, may be null
   int64_t batch;
   int64_t vocab;
-  int64_t num_rows;  // R, of the ragged form
+  int64_t num_rows;  // R, if ragged: rows of all sequences together
   int64_t num_eos;
   int64_t stride_token_sequence, stride_token;
   float typical_epsilon;
