@@ -1,7 +1,7 @@
-# make demo | test | lint | bench | bench-trees | format | clean. Each sets up what it needs.
+# make demo | quick | test | lint | bench | bench-trees | format | clean. Each sets up what it needs.
 PYTHON ?= python3
 VENV   ?= .venv
-# Processes that share the tests; who is done takes over what another has not begun.
+# Processes that share the tests; one that has finished takes tests from another.
 JOBS   ?= 2
 # Any torch >= 2.10 serves; set TORCH= to install another.
 TORCH  ?= torch==2.13.0
@@ -11,7 +11,7 @@ NATIVE  := $(shell find csrc tests/simt -name '*.h' -o -name '*.cpp' -o -name '*
 SOURCES := pyproject.toml setup.py CMakeLists.txt $(shell find csrc -type f)
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo test lint bench bench-trees format clean setup
+.PHONY: demo quick test lint bench bench-trees format clean setup
 
 setup: $(STAMP)
 
@@ -28,6 +28,12 @@ $(STAMP): $(SOURCES) | $(BIN)/python
 
 demo: $(STAMP)
 	$(BIN)/python -m specdec_hf demo $(ARGS)
+
+# Reference and C++ on light cases, structure, errors and one toy model: a minute on two cores.
+# pyproject.toml says what the markers leave out.
+quick: $(STAMP)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -p no:benchmark \
+	  -m "not slow and not simt and not triton and not cuda_compile and not model" $(ARGS)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)

@@ -15,6 +15,22 @@ import torch
 TESTS = Path(__file__).parent
 # Provider in a test's parameters -> marker. "cuda" is the CUDA source, compiled for the CPU.
 PROVIDERS = {"cuda": "simt", "triton": "triton"}
+# Files in which most tests take seconds, by measurement: they enumerate trees, run programs or
+# build the package.
+SLOW_FILES = {
+    "analysis/test_tree_acceptance.py",
+    "hf/test_cli.py",
+    "hf/test_cli_failures.py",
+    "hf/test_tree_calls.py",
+    "hf/test_trees.py",
+    "project/test_providers.py",
+    "project/test_package.py",
+    "row/test_capability.py",
+    "tree/test_tree_distribution.py",
+    "tree/test_tree_negative_controls.py",
+}
+SLOW_ROOMS = {"benchmarks", "device"}
+TOY_MODELS = {"gpt2", "qwen2", "qwen3", "gemma2"}  # beside llama, which `make quick` runs
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +45,10 @@ def _global_state():
 
 def _markers(item):
     """Markers that follow from where a test is, its parameters and its fixtures."""
-    room, *_, file = Path(item.path).relative_to(TESTS).parts
+    path = Path(item.path).relative_to(TESTS)
+    room, file = path.parts[0], path.name
+    if room in SLOW_ROOMS or str(path) in SLOW_FILES:
+        yield "slow"
     if room == "simt":
         yield "simt"
     if file.startswith("test_triton"):
@@ -40,6 +59,8 @@ def _markers(item):
     for value in parameters.values():
         if isinstance(value, str) and value in PROVIDERS:
             yield PROVIDERS[value]
+        if isinstance(value, str) and value in TOY_MODELS:
+            yield "slow"
         if getattr(value, "heavy", False):
             yield "slow"
 

@@ -23,7 +23,7 @@ from bench.kv_configs import KvInputs
 from bench.peers.base import Peer
 from bench.tree_configs import TreeInputs
 from bench.tree_configs import call as call_tree
-from specdec_kernels.triton import MODULES
+from specdec_kernels._library import OPS
 
 
 def _draft(inputs: Inputs) -> Any:
@@ -94,7 +94,7 @@ def _triton(op: str, tokens: str, first: Callable[[Any], Any], inputs: Any) -> C
     names = [argument.name for argument in dispatcher._schema.arguments]
     tokens_at, seeds_at = names.index(tokens), names.index("seeds")
     turns = itertools.cycle(inputs.turns)
-    function = getattr(importlib.import_module(f"specdec_kernels.triton.{MODULES[op]}"), op)
+    function = getattr(importlib.import_module(f"specdec_kernels.triton.{OPS[op]}"), op)
 
     def once() -> Any:
         arguments.found[tokens_at], arguments.found[seeds_at] = next(turns)

@@ -1,4 +1,4 @@
-"""The acceptance rate as it shows while decoding goes on."""
+"""Running estimates of the acceptance rate while decoding goes on."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from torch import Tensor
 
 
 def wilson_interval(rate: Tensor, visits: Tensor, z: float = 1.96) -> tuple[Tensor, Tensor]:
-    """Bounds of a probability seen as `rate` in this many visits, Wilson 1927; any shape.
+    """Confidence bounds of a probability whose estimate from `visits` trials is `rate`.
+
+    Wilson 1927; tensors of any shape.
 
     z: normal quantile, 1.96 for 95 %.
 
@@ -25,11 +27,12 @@ def wilson_interval(rate: Tensor, visits: Tensor, z: float = 1.96) -> tuple[Tens
 class AcceptanceEstimate(NamedTuple):
     """Running estimate of the acceptance rate, for rules that stop at the first rejection.
 
-    A position of a draft is visited until the first rejection, so acceptances over visits is the
-    maximum-likelihood estimate of a geometric law cut at gamma: a round that accepted everything
-    has no rejection. Where the probability of acceptance was recorded, its mean over the visits
-    estimates the same without the noise of the coins. Counts fade by `decay` with every update. An
-    estimate is a value, and nothing in it waits for the device. NaN where nothing was visited.
+    Drafts are *visited* up to and including the first rejection. Accepted over visited drafts is
+    the maximum-likelihood estimate of a geometric distribution cut at gamma, because a round that
+    accepts every draft has no rejection. If acceptance probabilities were recorded, their mean over
+    visited drafts estimates the same rate without the noise of the acceptance uniforms. Counts fade
+    by `decay` with every update. An estimate is an immutable value, and nothing in it waits for the
+    device. Rates are NaN where nothing was visited.
 
     >>> seen = AcceptanceEstimate.empty(gamma=2).update(torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 2]))
     >>> seen.alpha, seen.expected_tokens(2)
@@ -38,9 +41,9 @@ class AcceptanceEstimate(NamedTuple):
     tensor([0.6667, 0.6667], dtype=torch.float64)
 
     accepted: [gamma] float64, acceptances at each position of a draft, or their probabilities.
-    squares: [gamma] float64, the same of their squares.
-    visits: [gamma] float64, faded visits.
-    visits_squared: [gamma] float64, visits faded by the squared weights.
+    squares: [gamma] float64, sums of the squared values that are summed in `accepted`.
+    visits: [gamma] float64, sums of the weights of visited drafts.
+    visits_squared: [gamma] float64, sums of their squared weights.
     decay: weight of the past at an update, in (0, 1]; 1 keeps all.
     """
 
@@ -54,15 +57,15 @@ class AcceptanceEstimate(NamedTuple):
     def empty(
         cls, gamma: int, decay: float = 1.0, device: torch.device | str | None = None
     ) -> AcceptanceEstimate:
-        """Nothing seen yet of drafts of at most gamma tokens.
+        """The estimate before the first round; drafts have at most gamma tokens.
 
         Raises:
             ValueError: decay is outside (0, 1].
         """
         if not 0 < decay <= 1:
             raise ValueError(f"decay must be in (0, 1], got {decay}")
-        nothing = torch.zeros(gamma, dtype=torch.float64, device=device)
-        return cls(nothing, nothing, nothing, nothing, decay)
+        zeros = torch.zeros(gamma, dtype=torch.float64, device=device)
+        return cls(zeros, zeros, zeros, zeros, decay)
 
     def update(
         self, num_accepted: Tensor, drafted: Tensor | int | None = None
@@ -71,11 +74,12 @@ class AcceptanceEstimate(NamedTuple):
 
         Args:
             num_accepted: [B], accepted drafts of each sequence, at most `drafted`.
-            drafted: [B] or a number, drafts of each sequence that could be judged; None means
-                gamma, 0 leaves the sequence out. None is judged from the first -1 on, after an
-                end-of-sequence token or from `max_new_tokens` on, and without this argument the first of
-                them counts as rejected. Give the drafts before the first -1, and num_accepted where
-                nothing followed the accepted drafts: `(tokens >= 0).sum(-1) == num_accepted`.
+            drafted: [B] or a number: the drafts of each sequence that could be visited. None means
+                gamma, 0 leaves the sequence out. Drafts from the first -1 on, after an
+                end-of-sequence token or beyond `max_new_tokens` are never visited; without this
+                argument the first of them counts as rejected. Pass the number of drafts before the
+                first -1, and num_accepted for a sequence without recovered or bonus token, where
+                `(tokens >= 0).sum(-1) == num_accepted`.
         """
         position = torch.arange(len(self.visits), device=self.visits.device)
         count = num_accepted[:, None]
@@ -88,8 +92,8 @@ class AcceptanceEstimate(NamedTuple):
         """Adds one round of acceptance probabilities.
 
         Args:
-            probabilities: [B, gamma], `min(1, p/q)` of the draft at each visited position, NaN
-                where none was visited.
+            probabilities: [B, gamma], `min(1, p/q)` of each visited draft, NaN for the others;
+                what `verify_chain` returns as `accept_probs`.
         """
         return self._add(probabilities.double(), ~probabilities.isnan())
 
@@ -106,29 +110,32 @@ class AcceptanceEstimate(NamedTuple):
 
     @property
     def alpha(self) -> Tensor:
-        """[] float64, all positions together."""
+        """[] float64: the acceptance rate over all positions."""
         return self.accepted.sum() / self.visits.sum()
 
     @property
     def by_position(self) -> Tensor:
-        """[gamma] float64, of the drafts visited at each position."""
+        """[gamma] float64: the acceptance rate of the drafts visited at each position."""
         return self.accepted / self.visits
 
     @property
     def effective_visits(self) -> Tensor:
-        """[] float64: visits of equal weight that would tell as much, `(sum w)^2 / sum w^2`."""
+        """[] float64: the number of equally weighted visits that tell as much.
+
+        It is `(sum w)^2 / sum w^2`.
+        """
         return self.visits.sum() ** 2 / self.visits_squared.sum()
 
     @property
     def standard_error(self) -> Tensor:
-        """[] float64: of `alpha`, visits taken as independent."""
+        """[] float64: the standard error of `alpha` if visits are independent."""
         variance = self.squares.sum() / self.visits.sum() - self.alpha**2
         return (variance.clamp(min=0) / self.effective_visits).sqrt()
 
     def interval(self, z: float = 1.96) -> tuple[Tensor, Tensor]:
-        """Wilson bounds of `alpha`; for recorded probabilities they are wider than need be."""
+        """Wilson bounds of `alpha`; wider than necessary for recorded probabilities."""
         return wilson_interval(self.alpha, self.effective_visits, z)
 
     def expected_tokens(self, gamma: int) -> Tensor:
-        """[] float64: mean tokens of one verification, bonus included (Equation 1)."""
+        """[] float64: mean acceptance length, the bonus token included (Equation 1)."""
         return (self.alpha ** torch.arange(gamma + 1, device=self.alpha.device)).sum()

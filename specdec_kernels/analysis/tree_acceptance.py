@@ -1,4 +1,4 @@
-"""How often one of several drafts of the same token stands; see `specdec_kernels.analysis`."""
+"""How often one of several sibling drafts is accepted; see `specdec_kernels.analysis`."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _DRAWS = ("without_replacement", "top_k_plus_one", "top")
 
 
 def tree_acceptance(p: Tensor, q: Tensor, drafts: int, rule: str) -> Tensor:
-    """Probability that one of several siblings stands, [..., V] -> [...], exact.
+    """Exact probability that one of several siblings is accepted, [..., V] -> [...].
 
     Args:
         drafts: siblings, at least 1.
-        rule: and with it how they are drawn from q: `multi_draft` and `k_seq` independently,
-            `multi_draft_wor` without replacement, `top_k_plus_one` the likeliest drafts - 1 and one
-            of the others, `target_only` the likeliest. Rule multi_draft_wor takes time and memory
-            of V^drafts.
+        rule: it also tells how the siblings are drawn from Q. `multi_draft` and `k_seq`:
+            independently; `multi_draft_wor`: without replacement; `top_k_plus_one`: the likeliest
+            drafts - 1 and one of the others; `target_only`: the likeliest. Time and memory of
+            `multi_draft_wor` grow as V^drafts.
 
     Raises:
         ValueError: another rule, drafts below 1.
@@ -37,11 +37,11 @@ def tree_acceptance(p: Tensor, q: Tensor, drafts: int, rule: str) -> Tensor:
     if rule == "k_seq":
         return 1 - (1 - k_seq_factor(p, q, drafts)[1]) ** drafts
     if rule == "multi_draft":
-        missed = p.new_ones(p.shape[:-1])
+        all_rejected = p.new_ones(p.shape[:-1])
         for _ in range(drafts):
-            missed = missed * (1 - torch.minimum(p, q).sum(-1))
+            all_rejected = all_rejected * (1 - torch.minimum(p, q).sum(-1))
             p = _normalised((p - q).clamp(min=0))
-        return 1 - missed
+        return 1 - all_rejected
     if rule == "multi_draft_wor":
         return _without_replacement(p, q, drafts)
     return tree_acceptance_bound(p, q, drafts, "top" if rule == "target_only" else rule)
@@ -62,25 +62,26 @@ def _normalised(weights: Tensor) -> Tensor:
 def _without_replacement(p: Tensor, q: Tensor, drafts: int) -> Tensor:
     v = p.shape[-1]
     ids = torch.eye(v, dtype=torch.bool, device=p.device)
-    weight, hit = p.new_ones(p.shape[:-1]), p.new_zeros(p.shape[:-1])
+    # All rejected so far, and one accepted so far.
+    rejected, accepted = p.new_ones(p.shape[:-1]), p.new_zeros(p.shape[:-1])
     batch = p.dim() - 1
     for j in range(drafts):
-        # One dimension more for each token that was rejected.
-        taken = weight[..., None] * torch.minimum(p, q)
-        hit = hit + taken.flatten(batch).sum(-1)
+        # Each rejected token adds a dimension.
+        accepted_now = rejected[..., None] * torch.minimum(p, q)
+        accepted = accepted + accepted_now.flatten(batch).sum(-1)
         if j == drafts - 1:
             break
-        weight = weight[..., None] * (q - p).clamp(min=0)
+        rejected = rejected[..., None] * (q - p).clamp(min=0)
         p = _normalised((p - q).clamp(min=0))[..., None, :].expand(*q.shape, v)
         q = _normalised(q[..., None, :].masked_fill(ids, 0.0))
-    return hit
+    return accepted
 
 
 def k_seq_factor(p: Tensor, q: Tensor, drafts: int) -> tuple[Tensor, Tensor]:
     """rho and beta of rule k_seq, [..., V] -> [...] each.
 
     The smallest rho in [1, drafts] with `1 - (1 - beta)^drafts <= rho * beta`, where
-    `beta = sum(min(q, p / rho))` is the chance of one draft; SpecTr, section 5.
+    `beta = sum(min(q, p / rho))` is the acceptance probability of one draft; SpecTr, section 5.
 
     Raises:
         ValueError: drafts below 1.
@@ -103,14 +104,14 @@ def k_seq_factor(p: Tensor, q: Tensor, drafts: int) -> tuple[Tensor, Tensor]:
 
 
 def tree_acceptance_bound(p: Tensor, q: Tensor, drafts: int, draw: str) -> Tensor:
-    """Most that a lossless rule can accept of siblings drawn so, [..., V] -> [...].
+    """The most that a lossless rule can accept of siblings drawn in one way, [..., V] -> [...].
 
-    `1 + min_S [p(S) - Pr(all drafts in S)]`, the probability that one of them is emitted. Of
-    independent drafts: `analysis.acceptance_bound`.
+    It is `1 + min_S [p(S) - Pr(all drafts in S)]`, the probability that one of them is emitted.
+    For independent drafts see `acceptance_bound`.
 
     Args:
-        draw: `without_replacement` (of a q of at least `drafts` tokens; in time 2^V V^drafts),
-            `top_k_plus_one` or `top`, as in `tree_acceptance`.
+        draw: `without_replacement` (Q must hold at least `drafts` tokens; takes time
+            2^V V^drafts), `top_k_plus_one` or `top` (the likeliest), as in `tree_acceptance`.
 
     Raises:
         ValueError: another draw, drafts below 1.
@@ -138,11 +139,11 @@ def _subset_bound(p: Tensor, q: Tensor, drafts: int) -> Tensor:
     tuples = list(itertools.permutations(range(v), drafts))
     drawn = q.new_ones(*q.shape[:-1], len(tuples))
     index = torch.tensor(tuples, device=q.device).reshape(len(tuples), drafts)
-    off = torch.ones(len(tuples), v, dtype=torch.float64, device=q.device)
+    rest = torch.ones(len(tuples), v, dtype=torch.float64, device=q.device)
     for j in range(drafts):
-        chance = q[..., index[:, j]]
-        drawn = drawn * torch.where(chance > 0, chance / (q @ off.T), 0.0)
-        off.scatter_(1, index[:, j : j + 1], 0.0)
+        weight = q[..., index[:, j]]
+        drawn = drawn * torch.where(weight > 0, weight / (q @ rest.T), 0.0)
+        rest.scatter_(1, index[:, j : j + 1], 0.0)
     subsets = (torch.arange(2**v, device=q.device)[:, None] >> torch.arange(v, device=q.device)) & 1
     inside = subsets[:, index].prod(-1).double()  # [2^V, tuples]
     return 1 + (p @ subsets.double().T - drawn @ inside.T).amin(-1)

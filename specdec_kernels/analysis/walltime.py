@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 
 def expected_tokens(alpha: float, gamma: int) -> float:
-    """Mean tokens of one verification, bonus included: (1 - alpha^(gamma+1)) / (1 - alpha).
+    """Mean acceptance length, the bonus token included: (1 - alpha^(gamma+1)) / (1 - alpha).
 
-    Equation 1.
+    Equation 1. Tokens per target forward if every draft is accepted with probability alpha.
 
     >>> expected_tokens(0.5, 1), expected_tokens(1.0, 4)
     (1.5, 5.0)
@@ -19,8 +19,8 @@ def expected_tokens(alpha: float, gamma: int) -> float:
 def walltime_factor(alpha: float, gamma: int, cost: float, verification: float = 1.0) -> float:
     """Speed-up over plain decoding, Theorem 3.8.
 
-    cost: time of one draft step, and verification: time of one verification of gamma drafts, both
-    in units of one plain target step.
+    cost: time of one draft step. verification: time to verify gamma drafts. Both in units of one
+        plain target step.
 
     >>> round(walltime_factor(0.8, 5, 0.02), 3)
     3.354
@@ -45,9 +45,9 @@ def optimal_gamma(
     limit: int = 64,
     verification: Callable[[int], float] | None = None,
 ) -> int:
-    """The gamma in [0, limit] of largest walltime factor; the smallest of equals.
+    """The gamma in [0, limit] with the largest walltime factor; the smallest one of equals.
 
-    verification: time of a verification of gamma drafts; None takes 1 for all.
+    verification: gamma -> time to verify so many drafts; None means 1 for every gamma.
 
     Raises:
         ValueError: limit is negative.

@@ -1,4 +1,7 @@
-"""What builds the inputs in `testing`: rows like a model's, layouts, and cases of each op."""
+"""`Case`, and what builds its inputs: rows like those of a model, memory layouts, parameters.
+
+A case is one set of inputs of one op. Its id is also the seed of the inputs.
+"""
 
 from __future__ import annotations
 
@@ -20,17 +23,17 @@ _OFF = (None, 1.0, None, 0, None, 1.0, None, 0.0)
 
 @dataclass(frozen=True)
 class Case:
-    """Inputs of one op. `args` makes them anew, so that an op in place spoils nothing."""
+    """One set of inputs of one op; `args` copies them, so that an op may write in place."""
 
     op: str
     id: str
     build: Callable[[Generator], Args]
-    rows: int = 0  # vocabulary rows, and their entries
-    vocabulary: int = 0
+    rows: int = 0  # number of vocabulary rows
+    vocabulary: int = 0  # entries of each
 
     @property
     def heavy(self) -> bool:
-        """Too large for the races of the reference and for an interpreter."""
+        """Too large for an interpreter, and for the reference if it needs noise of all tokens."""
         return self.vocabulary >= 2**16
 
     def args(self, device: str | torch.device = "cpu") -> Args:
@@ -53,18 +56,15 @@ def _to(value: Any, device: str | torch.device) -> Any:
 
 
 def zipf_logits(n: int, v: int, generator: Generator, exponent: float = 1.5) -> Tensor:
-    """[n, v] float32: Zipf's law over a random order of the tokens, with noise, as a model's."""
-    ranks = torch.stack([torch.randperm(v, generator=generator) for _ in range(n)] or [_none(v)])
+    """[n, v] float32: Zipf-distributed over a random order of the tokens, with Gaussian noise."""
+    none = torch.zeros(v, dtype=torch.int64)
+    ranks = torch.stack([torch.randperm(v, generator=generator) for _ in range(n)] or [none])
     logits = -exponent * torch.log1p(ranks.float())
     return (logits + 0.5 * torch.randn(logits.shape, generator=generator))[:n]
 
 
-def _none(v: int) -> Tensor:
-    return torch.zeros(v, dtype=torch.int64)
-
-
 def noisy_draft(target: Tensor, acceptance: float, generator: Generator) -> Tensor:
-    """Logits [n, v] whose `sum(min(P, Q))` against the target's is about `acceptance`."""
+    """Logits [n, v] that rule token accepts with probability `acceptance`, roughly."""
     noise = torch.randn(target.shape, generator=generator)
     some, some_noise = target[:4].double(), noise[:4].double()
     p = some.softmax(-1)
@@ -77,7 +77,7 @@ def noisy_draft(target: Tensor, acceptance: float, generator: Generator) -> Tens
 
 
 def sliced(x: Tensor) -> Tensor:
-    """The same values as a view into a wider, filled tensor: only the last stride is 1."""
+    """The same values as a view into a wider tensor filled with 7; only the last stride is 1."""
     wide = torch.full((*(n + 1 for n in x.shape[:-1]), x.shape[-1] + 5), 7, dtype=x.dtype)
     view = wide[(*(slice(0, n) for n in x.shape[:-1]), slice(2, 2 + x.shape[-1]))]
     view.copy_(x)
@@ -85,7 +85,7 @@ def sliced(x: Tensor) -> Tensor:
 
 
 def spaced(x: Tensor) -> Tensor:
-    """A vector with stride 2."""
+    """The same vector with stride 2."""
     return x.repeat_interleave(2)[::2]
 
 
@@ -98,7 +98,11 @@ def any_positions(n: int, g: Generator) -> Tensor:
 
 
 def sampling(how: str, n: int, v: int, g: Generator) -> Args:
-    """The eight sampling arguments: off, scalar, tensor (with greedy rows) or one filter alone."""
+    """The eight sampling arguments of an op.
+
+    how: "off", "scalar", "tensor" (every third sequence greedy), "warm" and "zero" (temperature
+        alone), "topk", "topp" or "minp" (one filter alone).
+    """
     k = max(1, v // 20)
     if how == "scalar":
         return (None, 0.8, None, k, None, 0.9, None, 0.02)
@@ -122,17 +126,17 @@ def sampling(how: str, n: int, v: int, g: Generator) -> Args:
     return alone[how]
 
 
-def endings(tokens: Tensor, most: int, g: Generator) -> tuple[Tensor, Tensor]:
-    """(eos_token_ids, max_new_tokens) that end some sequences; every other one may emit what it likes."""
-    no_token = torch.tensor([-7])  # an end that does not come
-    eos_token_ids = torch.cat([tokens[-1:, :1].reshape(-1).long().clamp(min=0), no_token])
+def ending_limits(tokens: Tensor, most: int, g: Generator) -> tuple[Tensor, Tensor]:
+    """(eos_token_ids, max_new_tokens) that end some sequences; every other one has no maximum."""
+    never_emitted = torch.tensor([-7])
+    eos_token_ids = torch.cat([tokens[-1:, :1].reshape(-1).long().clamp(min=0), never_emitted])
     max_new_tokens = torch.randint(0, most, tokens.shape[:1], generator=g)
     max_new_tokens[1::2] = 2**40
     return eos_token_ids, max_new_tokens
 
 
 def ragged(b: int, n: int, g: Generator) -> tuple[Tensor, Tensor]:
-    """(rows [B, n+1] that sequences of random lengths have, target_indptr)."""
+    """([B, n+1] bool, the rows that sequences of random lengths have; target_indptr)."""
     lengths = torch.randint(0, n + 1, (b,), generator=g)
     lengths[:1] = n
     target_indptr = torch.cat([torch.zeros(1), (lengths + 1).cumsum(0)]).to(torch.int32)
@@ -140,31 +144,7 @@ def ragged(b: int, n: int, g: Generator) -> tuple[Tensor, Tensor]:
 
 
 def verify_id(sizes: list[str], words: list[str], **switches: bool) -> str:
-    """Of a case of `verify_chain` or `verify_tree`; what is as usual goes unsaid."""
-    usual = ("logits", "full", "each", "off", "dense")
-    words = [w for w in words if w not in usual]
+    """The id of a case of `verify_chain` or `verify_tree`; defaults are left out."""
+    defaults = ("logits", "full", "each", "off", "dense")
+    words = [w for w in words if w not in defaults]
     return "-".join([*sizes, *words, *(w for w, on in switches.items() if on)])
-
-
-def sample_case(
-    r: int,
-    v: int,
-    dtype: torch.dtype = torch.float32,
-    *,
-    filters: str = "off",
-    noise: str = "draft",
-    method: str = "cdf",
-    layout: str = "dense",
-) -> Case:
-    """A case of `sample` with r rows of v logits."""
-
-    def build(g: Generator) -> Args:
-        logits = zipf_logits(r, v, g).to(dtype)
-        seeds, positions = any_seeds(r, g), any_positions(r, g)
-        if layout == "sliced":
-            logits, seeds, positions = sliced(logits), spaced(seeds), spaced(positions)
-        return (logits, *sampling(filters, r, v, g), seeds, positions, noise, method)
-
-    words = [f"R{r}", f"V{v}", SHORT[dtype], noise, method]
-    words += [w for w in (filters, layout) if w not in ("off", "dense")]
-    return Case("sample", "-".join(words), build, r, v)

@@ -1,4 +1,4 @@
-"""Cases of `verify_chain`: every form of the draft, with tokens drawn from its law."""
+"""Cases of `verify_chain`: every form of the draft, with tokens drawn from its distribution."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
-from specdec_kernels.arguments.chain import RULES_READING_DRAFT
+from specdec_kernels.arguments.rules import RULES_READING_DRAFT
 from specdec_kernels.reference import Distribution
 from specdec_kernels.testing.case import (
     SHORT,
@@ -15,7 +15,7 @@ from specdec_kernels.testing.case import (
     Case,
     any_positions,
     any_seeds,
-    endings,
+    ending_limits,
     noisy_draft,
     ragged,
     sampling,
@@ -25,10 +25,12 @@ from specdec_kernels.testing.case import (
     zipf_logits,
 )
 
+bf16, f16 = torch.bfloat16, torch.float16
+
 
 @dataclass
-class Draft:
-    """The draft of one case: what `verify_chain` gets of it, and tokens drawn from its law."""
+class DraftInputs:
+    """The draft of one case: the arguments of the op, and what its tokens are drawn from."""
 
     tokens: Tensor  # [B, gamma]
     rows: Tensor | None = None  # [B, gamma, D]
@@ -37,8 +39,8 @@ class Draft:
     logsumexp: Tensor | None = None
     threshold: Tensor | None = None
     temperatures: Tensor | None = None
-    law: Tensor | None = None  # [B, gamma, D] what tokens are drawn from, by columns
-    names: Tensor | None = None  # the token of each column: [D] or [B, gamma, D]
+    probs: Tensor | None = None  # [B, gamma, D], by column
+    column_ids: Tensor | None = None  # the token of each column: [D] or [B, gamma, D]
 
 
 def chain_case(
@@ -59,12 +61,13 @@ def chain_case(
 ) -> Case:
     """A case of `verify_chain`.
 
-    draft: "full" (a tensor), "none" (point mass), "sampled" (filtered, with its logsumexp and
+    draft: "full" (a tensor), "none" (one-hot), "sampled" (filtered, with its logsumexp and
         threshold, at temperatures of its own), "sparse" (the most likely ids, one of them twice,
-        some slots unused), "mapped" (over part of the vocabulary, in an order of its own), "wide"
-        and "narrow" (more or fewer columns than the target's); the last three also "-sampled".
-    layout: "dense", "sliced" (views into wider tensors) or "ragged" (with "ragged-padded", the
-        draft stays [B, gamma, D]).
+        some places unused), "mapped" (over part of the vocabulary, in an order of its own), "wide"
+        and "narrow" (more or fewer columns than the target's). The last three also exist with
+        "-sampled".
+    layout: "dense", "sliced" (views into wider tensors), "ragged", or "ragged-padded" (only the
+        target is ragged, the draft is [B, gamma, D]).
     limits: some sequences end by an end-of-sequence token or at `max_new_tokens`.
     bare: without the optional outputs.
     """
@@ -73,11 +76,11 @@ def chain_case(
         target = zipf_logits(b * (gamma + 1), v, g).view(b, gamma + 1, v)
         near = noisy_draft(target[:, :gamma].reshape(-1, v), acceptance, g).view(b, gamma, v)
         target = target.to(dtype)
-        shaping = sampling(filters, b, v, g)
+        params = sampling(filters, b, v, g)
         if draft == "none":
-            made = Draft(_likely(target, acceptance, g))
+            made = DraftInputs(_likely(target, acceptance, g))
         else:
-            made = make_draft(draft, near.to(dtype), kind, temperatures_of(shaping, b), g)
+            made = make_draft(draft, near.to(dtype), kind, temperatures_of(params, b), g)
             if rule not in RULES_READING_DRAFT:
                 made.tokens = _likely(target, acceptance, g)
         if b >= 3 and gamma >= 2:
@@ -87,7 +90,7 @@ def chain_case(
             made.ids = made.ids.to(id_dtype)
         if kind == "probs":
             target = target.float().softmax(-1).to(dtype)
-        at = [any_seeds(b, g), any_positions(b, g)]
+        noise = [any_seeds(b, g), any_positions(b, g)]
         target_indptr = None
         if layout.startswith("ragged"):
             used, target_indptr = ragged(b, gamma, g)
@@ -98,13 +101,13 @@ def chain_case(
         if layout == "sliced":
             target = sliced(target)
             slice_draft(made)
-            at = [spaced(x) for x in at]
+            noise = [spaced(x) for x in noise]
         rates = torch.rand(gamma, generator=g) if rule == "synthetic" else None
         lenience = 0.6 if rule == "lenient" else 1.0
-        ends = endings(made.tokens, gamma + 2, g) if limits else (None, None)
+        ends = ending_limits(made.tokens, gamma + 2, g) if limits else (None, None)
         return (
             *(target, made.tokens, made.rows, made.ids, made.columns),
-            *(made.logsumexp, made.threshold, made.temperatures, 1.0, kind, rule, *shaping, *at),
+            *(made.logsumexp, made.threshold, made.temperatures, 1.0, kind, rule, *params, *noise),
             *(target_indptr, None, lenience, 0.09, 0.3, rates, *ends, not bare, not bare),
         )
 
@@ -114,22 +117,29 @@ def chain_case(
     return Case("verify_chain", words, build, b * (gamma + 1), v)
 
 
-def temperatures_of(shaping: Args, b: int) -> Tensor:
-    given, scalar = shaping[:2]
+def temperatures_of(params: Args, b: int) -> Tensor:
+    """[B], of the eight sampling arguments."""
+    given, scalar = params[:2]
     return torch.full((b,), scalar) if given is None else given
 
 
 def _likely(target: Tensor, acceptance: float, g: Generator) -> Tensor:
-    """[B, gamma] argmax of the target, with some tokens wrong."""
+    """[B, gamma]: the argmax of each target row, replaced by a random token in some places."""
     rows = target[:, :-1].float()
     wrong = torch.rand(rows.shape[:2], generator=g) > acceptance
     other = torch.randint(0, rows.shape[-1], rows.shape[:2], generator=g)
     return torch.where(wrong, other, rows.argmax(-1))
 
 
-def make_draft(form: str, near: Tensor, kind: str, temperatures: Tensor, g: Generator) -> Draft:
-    """near: [B, gamma, V] logits near the target's, in the dtype of the rows."""
-    form, _, left = form.partition("-")
+def make_draft(
+    form: str, near: Tensor, kind: str, temperatures: Tensor, g: Generator
+) -> DraftInputs:
+    """The draft of a case.
+
+    form: as `draft` of `chain_case`. near: [B, gamma, V] logits near the target's, in the dtype of
+    the rows.
+    """
+    form, _, suffix = form.partition("-")
     if form == "sparse":
         return _sparse_draft(near, temperatures, g)
     ids = torch.arange(near.shape[-1])
@@ -145,34 +155,34 @@ def make_draft(form: str, near: Tensor, kind: str, temperatures: Tensor, g: Gene
     elif form == "wide":
         rows = _widen(near, len(ids) // 8 + 1, g)
         ids = torch.arange(rows.shape[-1])
-    made = Draft(torch.empty(0), rows, columns=columns)
-    if "sampled" in (form, left):
-        law = _leave_behind(made, rows, g)
+    made = DraftInputs(torch.empty(0), rows, columns=columns)
+    if "sampled" in (form, suffix):
+        probs = _add_statistics(made, rows, g)
     elif kind == "probs":
         made.rows = rows.float().softmax(-1).to(rows.dtype)
-        law = made.rows
+        probs = made.rows
     else:
-        law = _softmax(rows, temperatures)
-    made.law, made.names = law, ids[: law.shape[-1]]
-    made.tokens = ids[_draw(law, g)]
+        probs = _softmax(rows, temperatures)
+    made.probs, made.column_ids = probs, ids[: probs.shape[-1]]
+    made.tokens = ids[_draw(probs, g)]
     return made
 
 
 def _softmax(rows: Tensor, temperatures: Tensor) -> Tensor:
-    t = temperatures.clamp(min=1e-4)  # so small that the largest entry is all
+    t = temperatures.clamp(min=1e-4)  # as good as 0: the largest entry gets all mass
     return (rows.double() / t[:, None, None]).softmax(-1)
 
 
-def _draw(law: Tensor, g: Generator) -> Tensor:
-    """[B, gamma] columns."""
-    flat = law.flatten(0, 1).float()
+def _draw(probs: Tensor, g: Generator) -> Tensor:
+    """[B, gamma] columns, drawn from [B, gamma, D]."""
+    flat = probs.flatten(0, 1).float()
     if len(flat) == 0:
-        return torch.zeros(law.shape[:2], dtype=torch.int64)
-    return torch.multinomial(flat, 1, generator=g).view(law.shape[:2])
+        return torch.zeros(probs.shape[:2], dtype=torch.int64)
+    return torch.multinomial(flat, 1, generator=g).view(probs.shape[:2])
 
 
 def _widen(near: Tensor, extra: int, g: Generator) -> Tensor:
-    """Columns that the target does not have, with about a seventh of the mass together."""
+    """Adds columns that the target does not have; together they hold a seventh of the mass."""
     b, gamma, _ = near.shape
     level = near.double().logsumexp(-1, keepdim=True) - 1.8
     noise = torch.randn(b, gamma, extra, generator=g).double()
@@ -180,37 +190,139 @@ def _widen(near: Tensor, extra: int, g: Generator) -> Tensor:
     return torch.cat([near, more.to(near.dtype)], -1)
 
 
-def _leave_behind(made: Draft, rows: Tensor, g: Generator) -> Tensor:
-    """What `sample` leaves behind of filtered rows, and their law [B, gamma, D]."""
+def _add_statistics(made: DraftInputs, rows: Tensor, g: Generator) -> Tensor:
+    """Adds what `sample` returns for filtered rows; returns their distributions [B, gamma, D]."""
     b, gamma, d = rows.shape
     made.temperatures = 0.5 + torch.rand(b, generator=g)
-    laws = [
+    filtered = [
         Distribution(row.double(), float(made.temperatures[i]), max(1, d // 4), 0.95, 0.0)
         for i in range(b)
         for row in rows[i]
     ]
-    made.logsumexp = torch.tensor([x.logsumexp for x in laws], dtype=torch.float64).view(b, gamma)
-    made.threshold = torch.tensor([x.threshold for x in laws]).view(b, gamma)
-    return torch.stack([x.probs for x in laws] or [torch.empty(0, d)]).view(b, gamma, d)
+    made.logsumexp = torch.tensor([x.logsumexp for x in filtered], dtype=torch.float64).view(
+        b, gamma
+    )
+    made.threshold = torch.tensor([x.threshold for x in filtered]).view(b, gamma)
+    return torch.stack([x.probs for x in filtered] or [torch.empty(0, d)]).view(b, gamma, d)
 
 
-def _sparse_draft(near: Tensor, temperatures: Tensor, g: Generator) -> Draft:
+def _sparse_draft(near: Tensor, temperatures: Tensor, g: Generator) -> DraftInputs:
     top = _softmax(near, temperatures).topk(min(near.shape[-1], 8), -1)
-    law = top.values / top.values.sum(-1, keepdim=True)
-    # The likeliest id comes in two halves, two slots stay unused.
-    half = law[..., :1] / 2
+    probs = top.values / top.values.sum(-1, keepdim=True)
+    # The likeliest id occurs twice with half its probability, and two places are unused.
+    half = probs[..., :1] / 2
     unused = torch.zeros_like(half)
-    law = torch.cat([half, law[..., 1:], half, unused, unused], -1)
+    probs = torch.cat([half, probs[..., 1:], half, unused, unused], -1)
     none = torch.full_like(top.indices[..., :1], -1)
     ids = torch.cat([top.indices, top.indices[..., :1], none, none - 6], -1)
-    order = torch.rand(law.shape, generator=g).argsort(-1)
-    law, ids = law.gather(-1, order).to(near.dtype), ids.gather(-1, order)
-    tokens = ids.gather(-1, _draw(law, g)[..., None])[..., 0]
-    return Draft(tokens, law, ids, law=law, names=ids)
+    order = torch.rand(probs.shape, generator=g).argsort(-1)
+    probs, ids = probs.gather(-1, order).to(near.dtype), ids.gather(-1, order)
+    tokens = ids.gather(-1, _draw(probs, g)[..., None])[..., 0]
+    return DraftInputs(tokens, probs, ids, probs=probs, column_ids=ids)
 
 
-def slice_draft(made: Draft) -> None:
+def slice_draft(made: DraftInputs) -> None:
+    """Turns the draft's tensors into views of wider ones."""
     made.tokens = sliced(made.tokens)
     made.rows = None if made.rows is None else sliced(made.rows)
     made.ids = None if made.ids is None else sliced(made.ids)
     made.columns = None if made.columns is None else spaced(made.columns)
+
+
+CASES: tuple[Case, ...] = (
+    chain_case(3, 5, 1031),
+    chain_case(3, 5, 1031, bf16),
+    chain_case(3, 5, 1031, f16, layout="sliced"),
+    chain_case(4, 3, 517, kind="probs"),
+    chain_case(4, 3, 517, bf16, kind="probs", layout="ragged"),
+    chain_case(4, 3, 517, kind="probs", filters="scalar"),
+    chain_case(4, 3, 517, kind="probs", draft="none"),
+    chain_case(5, 4, 517, draft="none", id_dtype=torch.int32),
+    chain_case(5, 4, 517, draft="none", filters="tensor", layout="ragged"),
+    chain_case(4, 3, 517, draft="sampled"),
+    chain_case(4, 3, 517, bf16, draft="sampled", filters="scalar"),
+    chain_case(5, 3, 517, draft="sampled", filters="tensor", layout="ragged"),
+    chain_case(5, 3, 517, f16, draft="sampled", layout="ragged-padded"),
+    chain_case(5, 4, 517, layout="ragged", id_dtype=torch.int32),
+    chain_case(7, 4, 517, filters="tensor"),
+    chain_case(3, 4, 517, filters="warm"),
+    chain_case(3, 4, 517, filters="zero"),
+    chain_case(4, 4, 517, rule="greedy"),
+    chain_case(4, 4, 517, bf16, rule="greedy", draft="none", layout="ragged"),
+    chain_case(3, 4, 517, kind="probs", rule="greedy", id_dtype=torch.int32),
+    chain_case(3, 4, 131, rule="match", draft="none"),
+    chain_case(5, 3, 131, bf16, rule="match", draft="none", filters="tensor"),
+    chain_case(4, 3, 131, rule="match", layout="ragged"),
+    chain_case(3, 2, 131, kind="probs", rule="match", draft="none"),
+    chain_case(0, 4, 17),
+    chain_case(3, 0, 517),
+    chain_case(3, 0, 517, draft="none", filters="scalar", layout="ragged"),
+    chain_case(4, 3, 1),
+    chain_case(4, 3, 1, rule="match", draft="none"),
+    chain_case(2, 2, 4097, bf16, filters="scalar"),
+    chain_case(2, 2, 67),
+    chain_case(1, 2, 67, f16, draft="sampled", filters="scalar"),
+    chain_case(1, 2, 67, kind="probs", filters="topp"),
+    chain_case(2, 2, 67, bf16, kind="probs", layout="sliced", id_dtype=torch.int32),
+    chain_case(2, 1, 67, draft="none", filters="tensor", layout="ragged"),
+    chain_case(2, 2, 67, rule="greedy", draft="none", layout="ragged-padded"),
+    chain_case(2, 2, 67, rule="match", draft="none", filters="warm"),
+    chain_case(1, 1, 4097, draft="none", filters="topk"),
+    chain_case(1, 3, 131073, bf16),
+    chain_case(2, 4, 151936, filters="scalar", acceptance=0.7),
+    chain_case(1, 3, 67, rule="block"),
+    chain_case(2, 2, 67, bf16, rule="block"),
+    chain_case(1, 4, 67, rule="block", kind="probs", id_dtype=torch.int32),
+    chain_case(2, 2, 67, f16, rule="block", draft="none", filters="tensor"),
+    chain_case(1, 3, 131, rule="block", draft="sampled", filters="scalar", layout="ragged"),
+    chain_case(2, 2, 67, rule="block", draft="sparse", id_dtype=torch.int32),
+    chain_case(2, 2, 67, rule="block", draft="mapped", layout="ragged"),
+    chain_case(1, 3, 67, rule="block", draft="wide", limits=True),
+    chain_case(2, 2, 67, rule="block", draft="narrow-sampled", limits=True),
+    chain_case(1, 2, 4097, bf16, rule="block"),
+    chain_case(1, 3, 1, rule="block"),
+    chain_case(2, 2, 67, draft="sparse", filters="scalar"),
+    chain_case(2, 2, 67, bf16, draft="mapped-sampled"),
+    chain_case(2, 2, 67, kind="probs", draft="wide"),
+    chain_case(2, 1, 67, f16, draft="narrow", layout="ragged-padded"),
+    chain_case(2, 2, 67, limits=True, bare=True),
+    chain_case(2, 2, 67, rule="typical", filters="tensor"),
+    chain_case(1, 2, 67, rule="lenient", limits=True),
+    chain_case(2, 2, 67, bf16, rule="lenient", filters="zero"),
+    chain_case(2, 2, 67, rule="synthetic", draft="none", limits=True, id_dtype=torch.int32),
+    chain_case(2, 2, 67, rule="synthetic", filters="zero"),
+    chain_case(7, 4, 517, rule="block"),
+    chain_case(5, 4, 517, rule="block", filters="tensor", layout="ragged"),
+    chain_case(5, 4, 517, bf16, rule="block", kind="probs", layout="sliced"),
+    chain_case(
+        5, 4, 517, rule="block", draft="sparse", filters="scalar", layout="sliced", limits=True
+    ),
+    chain_case(5, 4, 517, bf16, rule="block", draft="mapped-sampled", filters="tensor"),
+    chain_case(4, 3, 517, rule="block", kind="probs", draft="wide", filters="topp"),
+    chain_case(4, 5, 517, f16, rule="block", draft="wide-sampled", layout="ragged-padded"),
+    chain_case(5, 3, 517, bf16, draft="sparse", filters="tensor", layout="ragged"),
+    chain_case(4, 3, 517, kind="probs", draft="mapped", layout="sliced"),
+    chain_case(5, 4, 517, rule="lenient", draft="sparse", filters="tensor", layout="ragged"),
+    chain_case(7, 4, 517, rule="lenient", kind="probs"),
+    chain_case(4, 3, 517, rule="lenient", filters="zero"),
+    chain_case(7, 4, 517, rule="typical", draft="none"),
+    chain_case(
+        5,
+        4,
+        517,
+        bf16,
+        rule="typical",
+        kind="probs",
+        filters="scalar",
+        layout="ragged",
+        limits=True,
+    ),
+    chain_case(7, 5, 517, rule="synthetic", filters="tensor"),
+    chain_case(5, 3, 131, rule="match", draft="none", layout="ragged", limits=True),
+    chain_case(5, 4, 517, kind="probs", rule="greedy", limits=True),
+    chain_case(0, 4, 17, rule="block", draft="sparse"),
+    chain_case(3, 0, 517, rule="block", draft="mapped"),
+    chain_case(3, 2, 1, rule="block", draft="sparse"),
+    chain_case(1, 3, 131073, bf16, rule="block"),
+    chain_case(2, 4, 151936, rule="block", draft="sparse", filters="scalar", limits=True),
+)

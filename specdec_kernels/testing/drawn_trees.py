@@ -1,4 +1,4 @@
-"""Every tree that a drafter may draw, with its probability."""
+"""All token assignments of a tree that a drafter may draw, with their probabilities."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def drawn_trees(parents: Sequence[int], draw: SiblingDraw) -> tuple[Tensor, Tens
     Args:
         parents: [N], -1 the root; parents[n] < n.
         draw: (tokens from the root to a node, its children) -> (tokens [K, children],
-            probabilities [K]): the law of the children together. -1 is an absent node, and nothing
-            hangs below it.
+            probabilities [K]): the joint distribution of the children. Token -1 makes a node
+            absent, and its descendants with it.
 
     >>> def draw(path, nodes):
     ...     return torch.tensor([[0], [1]]), torch.tensor([0.25, 0.75])
@@ -48,7 +48,7 @@ def drawn_trees(parents: Sequence[int], draw: SiblingDraw) -> tuple[Tensor, Tens
 
 
 def lineage(parents: Sequence[int], node: int) -> list[int]:
-    """The nodes from the root's child down to a node; none for -1."""
+    """The nodes of the path from the root down to a node, the root left out; none for -1."""
     out = []
     while node >= 0:
         out.append(node)

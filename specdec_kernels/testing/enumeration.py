@@ -1,4 +1,10 @@
-"""The exact law that a verifier realises, from every cell of its random inputs."""
+"""The exact distribution that a chain verifier realizes, measured over all its random inputs.
+
+A verifier is a step function of its uniforms: they fall into *cells*, boxes of uniforms in which
+it always gives the same answer. Sum the answers, weighted by the volume of their cells and by the
+probability of the drafts, and the result is the exact distribution of the emitted tokens: no
+sampling, no tolerance for noise.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +14,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from specdec_kernels.testing.distributions import joint_distribution
+
 Verify = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
-TOP = 1 - 2.0**-53
-_NEAR = 2.0**-22
+LARGEST_UNIFORM = 1 - 2.0**-53
+_NEAR = 2.0**-22  # how far from an edge found on one verifier another one is tried
 
 
 @dataclass(frozen=True)
 class RealizedDistribution:
-    """What a verifier emits, drafts drawn from the draft law and coins uniform.
+    """What a verifier emits if drafts come from the draft distribution and uniforms are uniform.
 
-    joint: [V] * (gamma + 1) float64, law of the first gamma + 1 tokens, when decoding goes on with
-        the target's own law after the tokens that were emitted.
-    accepted: [gamma + 1] float64, law of the number of accepted drafts.
+    joint: [V] * (gamma + 1) float64, joint distribution of the first gamma + 1 tokens, if the
+        target's own distribution goes on after the emitted tokens.
+    accepted: [gamma + 1] float64, distribution of the number of accepted drafts.
     cells: number of cells that were evaluated.
     """
 
@@ -33,19 +41,6 @@ class RealizedDistribution:
         return float((self.accepted * torch.arange(len(self.accepted))).sum())
 
 
-def joint_distribution(tables: Sequence[Tensor]) -> Tensor:
-    """[V] * n float64: product of n conditionals, `tables[i]` [V] * (i + 1), last the next token.
-
-    >>> joint_distribution([torch.tensor([0.5, 0.5]), torch.tensor([[1.0, 0.0], [0.5, 0.5]])])
-    tensor([[0.5000, 0.0000],
-            [0.2500, 0.2500]], dtype=torch.float64)
-    """
-    joint = torch.ones((), dtype=torch.float64)
-    for table in tables:
-        joint = joint.unsqueeze(-1) * table
-    return joint
-
-
 def enumerate_distribution(
     verify: Verify,
     draft: Sequence[Tensor],
@@ -54,25 +49,25 @@ def enumerate_distribution(
     steps: int = 36,
     like: Verify | None = None,
 ) -> RealizedDistribution:
-    """The exact law that a verifier realises, from every cell of its random inputs.
+    """Measures a verifier on every draft tuple, every cell of its acceptance uniforms and every
+    cell of the uniform that draws the last token.
 
-    Every draft tuple, weighted by its probability, times every cell of the coins, times every
-    cell of the uniform that draws the last token. The edges of the cells are measured on the
-    verifier itself by bisection, so that an acceptance probability that is wrong shows as a cell
-    of the wrong width. Cells are then evaluated at three inner points, which must agree.
+    The edges of the cells are found by bisection on the verifier itself, so a wrong acceptance
+    probability shows as a cell of wrong width. Each cell is then evaluated at three inner places,
+    which must agree.
 
     Args:
         verify: (draft_token_ids [N, gamma], uniforms [N, gamma + 1]) -> (tokens [N, gamma + 1],
-            num_accepted [N]). Decisions are step functions of each uniform, and the last token
-            grows with the last uniform.
-        draft: gamma conditionals, draft[i] [V] * (i + 1) float64, the law the drafts come from.
+            num_accepted [N]). It must be a step function of each uniform, and the last token must
+            not fall as the last uniform grows.
+        draft: gamma conditionals, draft[i] [V] * (i + 1) float64, that the drafts are drawn from.
         target: gamma + 1 conditionals of the same form.
         steps: bisection steps; an edge is known to 2^-steps.
-        like: a faster verifier to learn the edges from. `verify` is then tried 2^-22 below and
-            above each of them, and bisected only if it does not turn there.
+        like: a faster verifier whose edges are tried first: if `verify` turns within 2^-22 of each
+            of them, it is not bisected itself.
 
     Raises:
-        ValueError: an inner point of a cell gives another answer.
+        ValueError: two inner places of one cell give different answers.
 
     >>> def verify(drafts, uniforms):
     ...     return (uniforms >= 0.25).long(), torch.zeros(len(uniforms), dtype=torch.int32)
@@ -83,7 +78,7 @@ def enumerate_distribution(
     weights = joint_distribution(draft).expand((v,) * gamma)
     drafts = weights.nonzero() if gamma else torch.zeros(1, 0, dtype=torch.int64)
 
-    drafts, lows, highs = _coin_cells(verify, like, drafts, steps)
+    drafts, lows, highs = _acceptance_cells(verify, like, drafts, steps)
     drafts, lows, highs = _token_cells(verify, like, drafts, lows, highs, v, steps)
 
     volume = (highs - lows).prod(-1) * weights[tuple(drafts.T)] if gamma else (highs - lows)[:, 0]
@@ -96,7 +91,7 @@ def enumerate_distribution(
         if len(wrong):
             c = int(wrong[0])
             raise ValueError(
-                f"not constant in a cell: draft {drafts[c].tolist()}, coins from "
+                f"not constant in a cell: draft {drafts[c].tolist()}, uniforms from "
                 f"{lows[c].tolist()} to {highs[c].tolist()}: {tokens[c].tolist()} and "
                 f"{again[c].tolist()}"
             )
@@ -104,7 +99,6 @@ def enumerate_distribution(
     joint = torch.zeros((v,) * (gamma + 1), dtype=torch.float64)
     for row, n, w in zip(tokens.tolist(), accepted.tolist(), volume.tolist(), strict=True):
         prefix = tuple(row[: n + 1])
-        # What follows the emitted tokens is the target's own continuation.
         joint[prefix] += w * joint_distribution([table[prefix] for table in target[n + 1 :]])
     by_count = torch.zeros(gamma + 1, dtype=torch.float64)
     by_count.index_add_(0, accepted.long(), volume)
@@ -114,14 +108,18 @@ def enumerate_distribution(
 def bisect(
     inside: Callable[[Tensor], Tensor], n: int, steps: int, guess: Tensor | None = None
 ) -> Tensor:
-    """[n] float64: where the interval from 0 on which `inside` holds ends, else 1."""
-    low, high = torch.zeros(n, dtype=torch.float64), torch.full((n,), TOP, dtype=torch.float64)
+    """[n] float64: where the interval from 0 on which `inside` holds ends; 1 if it holds for all.
+
+    guess: [n] edges, returned if `inside` turns near all of them.
+    """
+    low = torch.zeros(n, dtype=torch.float64)
+    high = torch.full((n,), LARGEST_UNIFORM, dtype=torch.float64)
     if guess is not None:
-        near, far = (guess - _NEAR).clamp(min=0), (guess + _NEAR).clamp(max=TOP)
+        near, far = (guess - _NEAR).clamp(min=0), (guess + _NEAR).clamp(max=LARGEST_UNIFORM)
         turns_after = inside(near) | (guess < _NEAR)
         turns_before = ~inside(far) | (guess > 1 - _NEAR)
         if bool((turns_after & turns_before).all()):
-            # So near to an end the teacher's rounding is not tried: no cell there.
+            # A cell narrower than 2^-22 may be due to the rounding of the other verifier alone.
             guess = torch.where(guess < _NEAR, 0.0, guess)
             return torch.where(guess > 1 - _NEAR, 1.0, guess)
     starts, ends = inside(low), inside(high)
@@ -132,22 +130,25 @@ def bisect(
     return torch.where(starts, torch.where(ends, 1.0, high), 0.0)
 
 
-def _coin_cells(
+def _acceptance_cells(
     verify: Verify, like: Verify | None, drafts: Tensor, steps: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Every draft tuple times every cell of its coins: drafts [C, gamma], lows and highs alike."""
+    """Every draft tuple times every cell of its acceptance uniforms.
+
+    Returns drafts [C, gamma] and the lower and upper corners of the cells [C, gamma].
+    """
     n, gamma = drafts.shape
     if gamma == 0:
         empty = torch.zeros(n, 0, dtype=torch.float64)
         return drafts, empty, empty
-    # An edge of coin i may show only when the other coins have a certain outcome.
-    contexts = torch.cartesian_prod(*[torch.tensor([0.0, TOP], dtype=torch.float64)] * gamma)
-    contexts = contexts.reshape(-1, gamma)
+    # An edge along one uniform may show only when the others accept, or only when they reject.
+    ends = torch.tensor([0.0, LARGEST_UNIFORM], dtype=torch.float64)
+    contexts = torch.cartesian_prod(*[ends] * gamma).reshape(-1, gamma)
     edges = []
     for i in range(gamma):
         others = contexts[contexts[:, i] == 0]
-        guess = _coin_edges(like, drafts, others, i, steps) if like else None
-        edges.append(_coin_edges(verify, drafts, others, i, steps, guess))
+        guess = _acceptance_edges(like, drafts, others, i, steps) if like else None
+        edges.append(_acceptance_edges(verify, drafts, others, i, steps, guess))
     out: list[tuple[Tensor, Tensor, Tensor]] = []
     for t in range(n):
         cuts = [torch.cat([torch.tensor([0.0, 1.0]).double(), e[t]]).unique() for e in edges]
@@ -159,7 +160,7 @@ def _coin_cells(
     return tuples, low, high
 
 
-def _coin_edges(
+def _acceptance_edges(
     verify: Verify,
     drafts: Tensor,
     contexts: Tensor,
@@ -167,7 +168,7 @@ def _coin_edges(
     steps: int,
     guess: Tensor | None = None,
 ) -> Tensor:
-    """[n, contexts] float64: where the number of accepted drafts changes with coin i."""
+    """[n, contexts] float64: where the number of accepted drafts changes with uniform i."""
     n, gamma = drafts.shape
     uniforms = torch.full((n, len(contexts), gamma + 1), 0.5, dtype=torch.float64)
     uniforms[..., :gamma] = contexts
@@ -192,7 +193,7 @@ def _token_cells(
     v: int,
     steps: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Splits every cell of the coins at the steps of the last token."""
+    """Splits every cell where the last token changes with the last uniform."""
     n = len(drafts)
     repeated = drafts.repeat_interleave(v, 0)
     uniforms = torch.cat([(lows + highs) / 2, torch.zeros(n, 1, dtype=torch.float64)], -1)
@@ -206,9 +207,9 @@ def _token_cells(
 
     guess = bisect(lambda u: at_most(u, like), n * v, steps) if like else None
     edges = bisect(at_most, n * v, steps, guess).view(n, v)
-    left = torch.cat([torch.zeros(n, 1, dtype=torch.float64), edges[:, :-1]], -1).flatten()
-    right = edges.flatten()
-    wide = right - left > 2.0 ** (2 - steps)
-    low = torch.cat([lows.repeat_interleave(v, 0), left[:, None]], -1)[wide]
-    high = torch.cat([highs.repeat_interleave(v, 0), right[:, None]], -1)[wide]
+    begin = torch.cat([torch.zeros(n, 1, dtype=torch.float64), edges[:, :-1]], -1).flatten()
+    end = edges.flatten()
+    wide = end - begin > 2.0 ** (2 - steps)
+    low = torch.cat([lows.repeat_interleave(v, 0), begin[:, None]], -1)[wide]
+    high = torch.cat([highs.repeat_interleave(v, 0), end[:, None]], -1)[wide]
     return repeated[wide], low, high

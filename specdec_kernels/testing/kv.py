@@ -1,4 +1,4 @@
-"""Cases of the cache ops."""
+"""Cases of the cache ops. Values are whole numbers, which every dtype holds exactly."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import torch
 from torch import Generator, Tensor
 
 from specdec_kernels.testing.case import Args, Case, sliced, spaced
+
+bf16, f16 = torch.bfloat16, torch.float16
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -23,7 +25,7 @@ def _caches(
 def append_case(
     b: int, s: int, n: int, dtype: torch.dtype = torch.float32, layout: str = "dense"
 ) -> Case:
-    """A case of `kv_append_`: four caches, some slots outside [0, S)."""
+    """A case of `kv_append_` with four caches and some positions outside [0, S)."""
 
     def build(g: Generator) -> Args:
         caches = _caches(4, b, s, dtype, layout, g)
@@ -40,7 +42,7 @@ def append_case(
 def truncate_case(
     b: int, s: int, dtype: torch.dtype = torch.float32, *, fill: bool, layout: str = "dense"
 ) -> Case:
-    """A case of `kv_truncate_`: new lengths below, at and above the old ones."""
+    """A case of `kv_truncate_` with new lengths below, at and above the old ones."""
 
     def build(g: Generator) -> Args:
         lengths = torch.randint(0, s + 1, (b,), generator=g)
@@ -52,7 +54,10 @@ def truncate_case(
 
 
 def _paths(b: int, p: int, nodes: int, g: Generator) -> Tensor:
-    """[b, p] int64: increasing node ids below `nodes`, then -1; the last one may lie too low."""
+    """[b, p] int64: increasing node ids below `nodes`, then -1.
+
+    The last sequence ends with an id that is too low to be valid.
+    """
     made = torch.full((b, p), -1)
     for i, row in enumerate(made):
         n = int(torch.randint(0, min(p, nodes) + 1, (), generator=g))
@@ -71,7 +76,7 @@ def compact_case(
     layout: str = "dense",
     id_dtype: torch.dtype = torch.int64,
 ) -> Case:
-    """A case of `kv_compact_`: four caches, trees that reach beyond some of them."""
+    """A case of `kv_compact_` with four caches and trees that reach beyond some of them."""
 
     def build(g: Generator) -> Args:
         base = torch.randint(-1, s + 1, (b,), generator=g)
@@ -85,7 +90,7 @@ def compact_case(
 
 
 def _blocks(b: int, m: int, g: Generator) -> Tensor:
-    """[b, m] int32: blocks 0 to b * m in any order; the last one of every other row is none."""
+    """[b, m] int32 block tables: random distinct blocks, the last of every other sequence is -1."""
     tables = torch.randperm(b * m, generator=g).to(torch.int32).view(b, m)
     tables[1::2, m - 1 :] = -1
     return tables
@@ -101,7 +106,7 @@ def paged_compact_case(
     layout: str = "NHD",
     id_dtype: torch.dtype = torch.int64,
 ) -> Case:
-    """A case of `paged_compact_`: three caches, blocks of so many tokens."""
+    """A case of `paged_compact_` with three caches and `size` tokens a block."""
 
     def build(g: Generator) -> Args:
         caches = []
@@ -119,7 +124,7 @@ def paged_compact_case(
 
 
 def paged_truncate_case(b: int, m: int, size: int, *, layout: str = "dense") -> Case:
-    """A case of `paged_truncate_`: cuts across several block edges, tables with -1 in them."""
+    """A case of `paged_truncate_` that frees several blocks at once; some tables hold -1."""
 
     def build(g: Generator) -> Args:
         tables = _blocks(b, m, g)
@@ -135,7 +140,7 @@ def paged_truncate_case(b: int, m: int, size: int, *, layout: str = "dense") -> 
 def realign_case(
     b: int, s: int, dtype: torch.dtype = torch.float32, *, fill: bool, layout: str = "dense"
 ) -> Case:
-    """A case of `kv_realign_`: both directions, some of it outside [0, S)."""
+    """A case of `kv_realign_` with shifts in both directions, some beyond [0, S)."""
 
     def build(g: Generator) -> Args:
         starts = torch.randint(-2, s, (b,), generator=g)
@@ -156,7 +161,7 @@ def ring_case(
     fill: bool,
     layout: str = "dense",
 ) -> Case:
-    """A case of `ring_truncate_`: rings that went round and some that did not."""
+    """A case of `ring_truncate_` with rings that were overwritten and some that were not."""
 
     def build(g: Generator) -> Args:
         lengths = torch.randint(0, 4 * s, (b,), generator=g)
@@ -165,3 +170,45 @@ def ring_case(
 
     name = f"B{b}-S{s}-W{window}-{_name(dtype)}-{'fill' if fill else 'keep'}-{layout}"
     return Case("ring_truncate_", name, build)
+
+
+CASES: tuple[Case, ...] = (
+    append_case(3, 9, 4),
+    append_case(2, 7, 3, bf16, "sliced"),
+    append_case(2, 5, 1, torch.int8),
+    append_case(0, 5, 2),
+    append_case(3, 5, 0),
+    truncate_case(4, 9, fill=False),
+    truncate_case(4, 9, fill=True),
+    truncate_case(3, 6, bf16, fill=True, layout="sliced"),
+    truncate_case(3, 6, torch.int8, fill=True),
+    truncate_case(0, 6, fill=True),
+    compact_case(5, 9, 4),
+    compact_case(3, 11, 5, bf16, layout="sliced", id_dtype=torch.int32),
+    compact_case(4, 7, 6, torch.int8, id_dtype=torch.int32),
+    compact_case(2, 5, 3, torch.float64),
+    compact_case(0, 5, 3),
+    compact_case(3, 5, 0),
+    paged_compact_case(3, 4, 4, 5),
+    paged_compact_case(4, 3, 3, 6, bf16, layout="HND", id_dtype=torch.int32),
+    paged_compact_case(2, 5, 1, 4, f16, layout="sliced"),
+    paged_compact_case(3, 2, 5, 7, torch.int8, id_dtype=torch.int32),
+    paged_compact_case(0, 2, 4, 3),
+    paged_compact_case(2, 0, 4, 3),
+    paged_compact_case(2, 2, 4, 0),
+    paged_truncate_case(5, 6, 4),
+    paged_truncate_case(4, 40, 3, layout="sliced"),
+    paged_truncate_case(3, 5, 1),
+    paged_truncate_case(0, 5, 4),
+    paged_truncate_case(3, 0, 4),
+    realign_case(6, 9, fill=False),
+    realign_case(6, 9, fill=True),
+    realign_case(5, 7, bf16, fill=True, layout="sliced"),
+    realign_case(4, 6, torch.int8, fill=False),
+    realign_case(0, 6, fill=True),
+    ring_case(6, 7, 3, fill=True),
+    ring_case(6, 7, 7, fill=False),
+    ring_case(5, 6, 4, bf16, fill=True, layout="sliced"),
+    ring_case(4, 5, 1, torch.int8, fill=True),
+    ring_case(0, 6, 4, fill=True),
+)

@@ -1,4 +1,4 @@
-"""Cases of `verify_tree`: random trees whose nodes were drawn from the law of each draft form."""
+"""Cases of `verify_tree`: random trees, with nodes drawn from every form of the draft."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from specdec_kernels.testing.case import (
     Case,
     any_positions,
     any_seeds,
-    endings,
+    ending_limits,
     noisy_draft,
     ragged,
     sampling,
@@ -21,7 +21,9 @@ from specdec_kernels.testing.case import (
     verify_id,
     zipf_logits,
 )
-from specdec_kernels.testing.chain import Draft, make_draft, slice_draft, temperatures_of
+from specdec_kernels.testing.chain import DraftInputs, make_draft, slice_draft, temperatures_of
+
+i32, bf16, f16 = torch.int32, torch.bfloat16, torch.float16
 
 
 def tree_case(
@@ -33,7 +35,7 @@ def tree_case(
     *,
     kind: str = "logits",
     draft: str = "full",
-    laws: str = "each",
+    rows: str = "each",
     filters: str = "off",
     layout: str = "dense",
     chain: bool = False,
@@ -46,8 +48,8 @@ def tree_case(
     """A case of `verify_tree` with n nodes, some of them absent, some siblings of one token.
 
     draft: as in `chain_case`.
-    laws: "each" node has its own row, "shared" (by `draft_rows`, siblings have one) or "flat" (the
-        same with the rows of all sequences in one list).
+    rows: of the draft: "each" (every node has a row of its own), "shared" (siblings share a row)
+        or "flat" (the same, with the rows of all sequences in one list).
     layout: "dense", "sliced" (views into wider tensors) or "ragged".
     limits: some sequences end by an end-of-sequence token, at `max_new_tokens` or at `max_depth`.
     """
@@ -55,21 +57,22 @@ def tree_case(
     def build(g: Generator) -> Args:
         target = zipf_logits(b * (n + 1), v, g).view(b, n + 1, v)
         parents = _parents(b, n, chain, g)
-        rows = parents + 1 if laws == "each" else torch.arange(n + 1).expand(b, n + 1)
-        above = target.gather(1, rows[..., None].expand(-1, -1, v))
-        near = noisy_draft(above.reshape(-1, v), acceptance, g).view(above.shape)
+        all_rows = torch.arange(n + 1).expand(b, n + 1)
+        target_rows = parents + 1 if rows == "each" else all_rows
+        after_parent = target.gather(1, target_rows[..., None].expand(-1, -1, v))
+        near = noisy_draft(after_parent.reshape(-1, v), acceptance, g).view(after_parent.shape)
         target = target.to(dtype)
-        shaping = sampling(filters, b, v, g)
-        made = Draft(torch.empty(0))
+        params = sampling(filters, b, v, g)
+        made = DraftInputs(torch.empty(0))
         if draft != "none":
-            made = make_draft(draft, near.to(dtype), kind, temperatures_of(shaping, b), g)
-        laws_of = torch.arange(n).expand(b, n) if laws == "each" else parents + 1
+            made = make_draft(draft, near.to(dtype), kind, temperatures_of(params, b), g)
+        row_of = torch.arange(n).expand(b, n) if rows == "each" else parents + 1
         drawn = rule in TREE_RULES_READING_DRAFT and draft != "none"
-        law, names = target.float().softmax(-1), torch.arange(v)
-        if drawn and made.law is not None and made.names is not None:
-            law, names = made.law, made.names
-        of = laws_of if drawn else parents + 1
-        tokens = _tokens(rule if drawn else "", parents, of, law, names, g)
+        probs, ids = target.float().softmax(-1), torch.arange(v)
+        if drawn and made.probs is not None and made.column_ids is not None:
+            probs, ids = made.probs, made.column_ids
+        drawn_from = row_of if drawn else parents + 1
+        tokens = _tokens(rule if drawn else "", parents, drawn_from, probs, ids, g)
         if b >= 3:
             tokens[2, n // 2 :: 3] = -1
         made.tokens = tokens.to(id_dtype)
@@ -77,11 +80,11 @@ def tree_case(
             made.ids = made.ids.to(id_dtype)
         if kind == "probs":
             target = target.float().softmax(-1).to(dtype)
-        draft_rows = None if laws == "each" else laws_of.to(torch.int32)
-        if laws == "flat":
-            draft_rows = _flatten(made, laws_of)
+        draft_rows = None if rows == "each" else row_of.to(torch.int32)
+        if rows == "flat":
+            draft_rows = _flatten(made, row_of)
         parents = parents.to(parent_dtype)
-        at = [any_seeds(b, g), any_positions(b, g)]
+        noise = [any_seeds(b, g), any_positions(b, g)]
         target_indptr = None
         if layout == "ragged":
             used, target_indptr = ragged(b, n, g)
@@ -90,17 +93,17 @@ def tree_case(
             target, parents = sliced(target), sliced(parents)
             draft_rows = None if draft_rows is None else sliced(draft_rows)
             slice_draft(made)
-            at = [spaced(x) for x in at]
-        ends = endings(made.tokens, 4, g) if limits else (None, None)
+            noise = [spaced(x) for x in noise]
+        ends = ending_limits(made.tokens, 4, g) if limits else (None, None)
         return (
             *(target, made.tokens, parents, made.rows, made.ids, made.columns),
             *(made.logsumexp, made.threshold, made.temperatures, 1.0, draft_rows, kind, rule),
-            *(*shaping, *at, target_indptr, None, 0.09, 0.3, *ends),
+            *(*params, *noise, target_indptr, None, 0.09, 0.3, *ends),
             *(min(n, 2) if limits else n, not bare, not bare),
         )
 
     words = verify_id(
-        [f"B{b}", f"N{n}", f"V{v}", SHORT[dtype], rule], [kind, draft, laws, filters, layout],
+        [f"B{b}", f"N{n}", f"V{v}", SHORT[dtype], rule], [kind, draft, rows, filters, layout],
         chain=chain, i32=id_dtype == torch.int32, p32=parent_dtype == torch.int32, limits=limits,
         bare=bare,
     )  # fmt: skip
@@ -108,7 +111,7 @@ def tree_case(
 
 
 def _parents(b: int, n: int, chain: bool, g: Generator) -> Tensor:
-    """[B, N]: each node hangs below one before it, more likely a late one, or below the root."""
+    """[B, N]: the parent of each node is a random earlier node, more often a late one, or -1."""
     if chain:
         return torch.arange(-1, n - 1).expand(b, n).clone()
     two = torch.rand(b, n, 2, generator=g).sort(-1).values
@@ -118,9 +121,12 @@ def _parents(b: int, n: int, chain: bool, g: Generator) -> Tensor:
 
 
 def _tokens(
-    rule: str, parents: Tensor, laws: Tensor, law: Tensor, names: Tensor, g: Generator
+    rule: str, parents: Tensor, rows: Tensor, probs: Tensor, ids: Tensor, g: Generator
 ) -> Tensor:
-    """[B, N]: drawn from law [B, M, D], or likely under it where the rule asks for no draws."""
+    """[B, N]: tokens drawn as the rule demands, or likely ones without a rule.
+
+    rows: [B, N], the row of each node among probs [B, M, D]. ids: the token of each column.
+    """
     tokens = torch.zeros_like(parents)
     for b, of_sequence in enumerate(parents.tolist()):
         siblings: dict[int, list[int]] = {}
@@ -128,22 +134,23 @@ def _tokens(
             siblings.setdefault(parent, []).append(node)
         for nodes in siblings.values():
             for k, node in enumerate(nodes):
-                row = int(laws[b, node])
-                weights = law[b, row].double()
-                at = names if names.dim() == 1 else names[b, row]
+                row = int(rows[b, node])
+                weights = probs[b, row].double()
+                of_row = ids if ids.dim() == 1 else ids[b, row]
                 drawn = [int(tokens[b, other]) for other in nodes[:k]]
-                tokens[b, node] = at[_column(rule, weights, at, drawn, k == len(nodes) - 1, g)]
+                last = k == len(nodes) - 1
+                tokens[b, node] = of_row[_column(rule, weights, of_row, drawn, last, g)]
     return tokens
 
 
 def _column(
-    rule: str, weights: Tensor, names: Tensor, drawn: list[int], last: bool, g: Generator
+    rule: str, weights: Tensor, ids: Tensor, drawn: list[int], last: bool, g: Generator
 ) -> Tensor:
-    """Where a sibling's token stands among the columns of its law, those before it drawn."""
+    """The column of the next sibling's token, after some siblings were drawn."""
     if rule in ("multi_draft_wor", "top_k_plus_one", ""):
-        tried = torch.isin(names, torch.tensor(drawn, dtype=names.dtype))
-        off = weights.masked_fill(tried, 0.0)
-        weights = off if float(off.sum()) > 0 else weights
+        taken = torch.isin(ids, torch.tensor(drawn, dtype=ids.dtype))
+        rest = weights.masked_fill(taken, 0.0)
+        weights = rest if float(rest.sum()) > 0 else weights
     if rule == "top_k_plus_one" and not last:
         return weights.argmax()
     if rule == "" and float(torch.rand((), generator=g)) < 0.6:
@@ -151,10 +158,73 @@ def _column(
     return torch.multinomial(weights, 1, generator=g)[0]
 
 
-def _flatten(made: Draft, laws: Tensor) -> Tensor:
-    """One list of rows for all sequences; returns `draft_rows`."""
-    b, m = laws.shape[0], laws.shape[1] + 1
+def _flatten(made: DraftInputs, rows: Tensor) -> Tensor:
+    """Puts the rows of all sequences into one list; returns the argument `draft_rows`."""
+    b, m = rows.shape[0], rows.shape[1] + 1
     for name in ("rows", "ids", "logsumexp", "threshold"):
         x = getattr(made, name)
         setattr(made, name, None if x is None else x.flatten(0, 1))
-    return (laws + m * torch.arange(b)[:, None]).to(torch.int32)
+    return (rows + m * torch.arange(b)[:, None]).to(torch.int32)
+
+
+CASES: tuple[Case, ...] = (
+    tree_case(3, 7, 517, rule="greedy", draft="none"),
+    tree_case(4, 9, 131, bf16, rule="greedy", layout="ragged", id_dtype=i32, limits=True),
+    tree_case(3, 7, 131, rule="match", draft="none"),
+    tree_case(5, 6, 131, bf16, rule="match", draft="none", filters="tensor", layout="sliced"),
+    tree_case(2, 2, 67, rule="match", draft="none", kind="probs", parent_dtype=i32),
+    tree_case(5, 9, 517, rule="target_only", draft="none"),
+    tree_case(4, 7, 517, bf16, rule="target_only", draft="none", filters="scalar", layout="ragged"),
+    tree_case(3, 5, 67, f16, rule="target_only", kind="probs", draft="none", limits=True),
+    tree_case(5, 9, 517),
+    tree_case(3, 7, 517, bf16, rows="shared", id_dtype=i32),
+    tree_case(4, 9, 517, f16, rows="flat", filters="tensor", layout="ragged", parent_dtype=i32),
+    tree_case(3, 9, 517, draft="none", filters="scalar", layout="sliced"),
+    tree_case(3, 9, 131, kind="probs", rows="shared", layout="sliced"),
+    tree_case(3, 7, 131, kind="probs", draft="none"),
+    tree_case(4, 9, 517, draft="sampled", rows="shared", filters="tensor"),
+    tree_case(4, 9, 131, bf16, draft="sparse", rows="flat", id_dtype=i32, limits=True),
+    tree_case(3, 7, 131, draft="mapped", rows="shared", filters="topk"),
+    tree_case(3, 7, 131, draft="wide", filters="warm"),
+    tree_case(4, 5, 67, draft="narrow-sampled", rows="flat", bare=True),
+    tree_case(3, 9, 23, rows="shared", acceptance=0.3),  # many siblings of one token
+    tree_case(3, 4, 131, chain=True),
+    tree_case(2, 4, 67, filters="zero"),
+    tree_case(5, 9, 517, rule="multi_draft_wor", rows="shared"),
+    tree_case(4, 9, 131, bf16, rule="multi_draft_wor", rows="flat", filters="scalar"),
+    tree_case(3, 9, 131, rule="multi_draft_wor", kind="probs", rows="shared", layout="sliced"),
+    tree_case(3, 7, 131, rule="multi_draft_wor", draft="sparse", rows="shared", layout="ragged"),
+    tree_case(3, 7, 67, rule="multi_draft_wor", draft="mapped-sampled", rows="shared", limits=True),
+    tree_case(3, 6, 67, rule="multi_draft_wor", draft="none", filters="tensor", id_dtype=i32),
+    tree_case(4, 9, 517, rule="top_k_plus_one", rows="shared"),
+    tree_case(4, 7, 131, bf16, rule="top_k_plus_one", rows="flat", filters="tensor"),
+    tree_case(3, 7, 131, rule="top_k_plus_one", kind="probs", draft="wide", rows="shared"),
+    tree_case(3, 5, 67, rule="top_k_plus_one", draft="sampled", rows="shared", limits=True),
+    tree_case(4, 9, 517, rule="k_seq", rows="shared"),
+    tree_case(4, 9, 131, bf16, rule="k_seq", rows="flat", filters="tensor", layout="ragged"),
+    tree_case(3, 7, 131, rule="k_seq", kind="probs", rows="shared", layout="sliced"),
+    tree_case(3, 6, 67, rule="k_seq", draft="sparse", rows="shared", parent_dtype=i32),
+    tree_case(3, 6, 67, f16, rule="k_seq", draft="mapped-sampled", rows="shared", limits=True),
+    tree_case(5, 9, 517, rule="traversal", rows="shared"),
+    tree_case(4, 7, 131, bf16, rule="traversal", filters="tensor", layout="ragged"),
+    tree_case(3, 9, 131, rule="traversal", kind="probs", rows="flat", layout="sliced"),
+    tree_case(3, 7, 131, rule="traversal", draft="sparse", rows="shared", id_dtype=i32),
+    tree_case(3, 6, 67, rule="traversal", draft="none", filters="scalar"),
+    tree_case(3, 6, 67, rule="traversal", draft="mapped-sampled", limits=True),
+    tree_case(3, 5, 67, f16, rule="traversal", draft="wide", rows="shared", chain=True),
+    tree_case(5, 9, 517, rule="typical", draft="none"),
+    tree_case(4, 7, 131, bf16, rule="typical", kind="probs", draft="none", layout="ragged"),
+    tree_case(3, 5, 67, rule="typical", draft="none", filters="scalar", limits=True),
+    *(tree_case(0, 5, 17, rule=r, rows="shared") for r in ("multi_draft", "traversal")),
+    *(tree_case(3, 0, 131, rule=r, rows="shared") for r in ("k_seq", "traversal", "target_only")),
+    *(tree_case(3, 4, 1, rule=r, rows="shared") for r in ("multi_draft", "multi_draft_wor")),
+    *(tree_case(3, 4, 1, rule=r, rows="shared") for r in ("top_k_plus_one", "k_seq", "traversal")),
+    tree_case(3, 3, 1, rule="match", draft="none"),
+    tree_case(2, 4, 4097, bf16, rows="shared"),
+    tree_case(2, 4, 4097, rule="traversal", filters="scalar"),
+    tree_case(2, 3, 4097, bf16, rule="k_seq", draft="wide", rows="shared"),
+    tree_case(1, 5, 131073, bf16, rows="shared"),
+    tree_case(1, 4, 131073, rule="traversal", rows="shared"),
+    tree_case(1, 4, 131073, bf16, rule="k_seq", rows="shared", filters="topp"),
+    tree_case(1, 4, 131073, rule="multi_draft_wor", rows="shared", filters="topk"),
+)

@@ -1,4 +1,9 @@
-"""The exact law that a verifier of trees realises, from every cell of its random inputs."""
+"""The exact distribution that a tree verifier realizes, measured over all its random inputs.
+
+`specdec_kernels.testing.enumeration` explains cells. A tree has too many uniforms to cut each of
+them for every outcome of the others, so cells are split in the order in which the rule itself
+compares its uniforms.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +14,7 @@ import torch
 from torch import Tensor
 
 from specdec_kernels.testing.drawn_trees import lineage
-from specdec_kernels.testing.enumeration import TOP, RealizedDistribution, bisect
+from specdec_kernels.testing.enumeration import LARGEST_UNIFORM, RealizedDistribution, bisect
 
 TreeVerify = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
@@ -17,17 +22,17 @@ _NEAR = 2.0**-22
 
 
 @dataclass(frozen=True)
-class Trials:
-    """Where the coin of a node decided: acceptance, measured.
+class Decisions:
+    """Where the acceptance uniform of a node decided, and the acceptance probability it showed.
 
-    drafts: [T, N]; uniforms: [T, 2N+1], a point at which the rule comes to the node; nodes: [T];
-    edges: [T] float64, the node stands for coins below.
+    drafts: [T, N]. uniforms: [T, 2N+1], with which the rule comes to try the node. nodes: [T].
+    accept_probs: [T] float64, the node is accepted if its uniform is lower.
     """
 
     drafts: Tensor
     uniforms: Tensor
     nodes: Tensor
-    edges: Tensor
+    accept_probs: Tensor
 
 
 @dataclass(frozen=True)
@@ -35,11 +40,11 @@ class RealizedTreeDistribution(RealizedDistribution):
     """`RealizedDistribution` of a tree, whose depth takes the place of gamma.
 
     nodes: [N] float64, probability that each node is on the accepted path.
-    trials: the coins that decided.
+    decisions: every decision on a node that its uniform made.
     """
 
     nodes: Tensor
-    trials: Trials
+    decisions: Decisions
 
 
 def enumerate_tree_distribution(
@@ -53,32 +58,32 @@ def enumerate_tree_distribution(
     steps: int = 32,
     like: TreeVerify | None = None,
 ) -> RealizedTreeDistribution:
-    """The exact law that a verifier of trees realises, from every cell of its random inputs.
+    """Measures a verifier on every tuple of drafted tokens and every cell of its uniforms.
 
-    Every tuple of drafted tokens, weighted, times every cell of the coins and draws. The cells are
-    found in the order in which a rule comes to its uniforms, which the tree and what was emitted
-    so far tell: the coin of each child where the path has come to, shown by the node on the path,
-    then the draw there, shown by the token. Each edge is bisected on the verifier itself. Cells
-    are then evaluated at inner points of all uniforms, which must agree, so that a rule that asks
-    another uniform than its own is seen.
+    Cells are split in the order in which the rule uses its uniforms, which follows from the tree
+    and from the tokens emitted so far: first the acceptance uniform of each child of the last
+    accepted node (the path shows whether the child was accepted), then the uniform that draws the
+    token there (the token shows where it falls). Each edge is found by bisection on the verifier
+    itself. Each cell is then evaluated at inner places of all uniforms, which must agree, so that a
+    rule that uses a wrong uniform is noticed.
 
     Args:
         verify: (drafts [C, N], uniforms [C, 2N+1]) -> (path [C, D], tokens [C, D+1]), as
-            `verify_tree` has them; D is the depth of the tree or more.
+            `verify_tree` takes and returns them; D is at least the depth of the tree.
         parents: [N], -1 the root; parents[n] < n.
         drafts, weights: [C, N] and [C], as from `drawn_trees`.
         target: conditionals of the target, target[i] [V] * (i + 1) float64, one more than the tree
             is deep.
-        upward: the rule goes from the leaves to the root (traversal): the coin of a node comes
-            after those below it, and nothing follows the draw.
+        upward: the rule goes from the leaves to the root (traversal): the uniform of a node is used
+            after those of its descendants, and nothing is used after the draw.
         steps: bisection steps; an edge is known to 2^-steps.
-        like: a faster verifier to learn the cells from. `verify` is then tried in the middle of
-            each cell and near each of its faces, where a mass of 2^-22 is cut off, and its own
-            cells are measured if it differs anywhere.
+        like: a faster verifier whose cells are tried first: if `verify` gives the same answers in
+            the middle of each cell and near each of its faces (where a mass of 2^-22 is cut off),
+            its own cells are not measured.
 
     Raises:
-        ValueError: a coin decides only for some values of uniforms that come later, or an inner
-            point of a cell gives another answer.
+        ValueError: an acceptance uniform decides only for some values of uniforms that come later,
+            or two inner places of one cell give different answers.
 
     >>> def verify(drafts, uniforms):
     ...     token = (uniforms[:, 1:2] >= 0.25).long()
@@ -91,12 +96,12 @@ def enumerate_tree_distribution(
     """
     v = target[0].shape[-1]
     if like is not None:
-        cells, trials = _Walk(like, parents, v, upward, steps).run(drafts)
+        cells, decisions = _Splitter(like, parents, v, upward, steps).run(drafts)
         path, tokens = like(cells.drafts, cells.middle())
     if like is None or not _agrees(verify, cells, path, tokens, steps):
-        cells, trials = _Walk(verify, parents, v, upward, steps).run(drafts)
+        cells, decisions = _Splitter(verify, parents, v, upward, steps).run(drafts)
         path, tokens = verify(cells.drafts, cells.middle())
-        _check_inner_points(verify, cells, path, tokens, steps)
+        _check_inner_places(verify, cells, path, tokens, steps)
     volume = (cells.high - cells.low).prod(-1) * weights[cells.origin]
     counts = (path >= 0).sum(-1)
     accepted = torch.zeros(len(target), dtype=torch.float64).index_add_(0, counts, volume)
@@ -106,12 +111,12 @@ def enumerate_tree_distribution(
         accepted,
         len(volume),
         (on_path * volume[:, None]).sum(0),
-        trials,
+        decisions,
     )
 
 
 def _joint(tokens: Tensor, volume: Tensor, target: Sequence[Tensor]) -> Tensor:
-    """What follows the emitted tokens is the target's own continuation."""
+    """Joint distribution; the target's own distribution goes on after the emitted tokens."""
     v = target[0].shape[-1]
     emitted = (tokens >= 0).sum(-1)
     joint = torch.zeros((), dtype=torch.float64)
@@ -129,19 +134,19 @@ def _joint(tokens: Tensor, volume: Tensor, target: Sequence[Tensor]) -> Tensor:
 
 @dataclass(frozen=True)
 class _Cells:
-    """Boxes of uniforms, S of them, and how far the rule has come in each.
+    """S cells, and how far the rule has come in each.
 
-    origin: [S], the row of `drafts`. low, high: [S, 2N+1]. asked: [S, 2N+1], uniforms that were
-    consulted. settled: [S, N], nodes whose coin is past. members: [S, N+1], the nodes (0 the root)
-    that the path has come to. depth: [S].
+    origin: [S], the row of `drafts`. low, high: [S, 2N+1], the corners. used: [S, 2N+1], uniforms
+    that the rule has used. tried: [S, N], nodes that were tried. members: [S, N+1], the last
+    accepted nodes, siblings of one token together; index 0 is the root. depth: [S].
     """
 
     origin: Tensor
     drafts: Tensor
     low: Tensor
     high: Tensor
-    asked: Tensor
-    settled: Tensor
+    used: Tensor
+    tried: Tensor
     members: Tensor
     depth: Tensor
 
@@ -151,20 +156,21 @@ class _Cells:
     def middle(self) -> Tensor:
         return (self.low + self.high) / 2
 
-    def point(self, coins: float, draws: float) -> Tensor:
-        """[S, 2N+1]: in the middle of what was consulted, elsewhere as given."""
+    def uniforms(self, acceptance: float, draws: float) -> Tensor:
+        """[S, 2N+1]: the middle of the cell for used uniforms, the given values for the others."""
         n = self.drafts.shape[1]
         rest = torch.full_like(self.low, draws)
-        rest[:, :n] = coins
-        return torch.where(self.asked, self.middle(), rest)
+        rest[:, :n] = acceptance
+        return torch.where(self.used, self.middle(), rest)
 
     def cut(self, column: Tensor, low: Tensor, high: Tensor) -> _Cells:
+        """The parts of the cells between two values of one uniform each."""
         at = column[:, None]
         return replace(
             self,
             low=self.low.scatter(1, at, low[:, None]),
             high=self.high.scatter(1, at, high[:, None]),
-            asked=self.asked.scatter(1, at, True),
+            used=self.used.scatter(1, at, True),
         )
 
 
@@ -174,59 +180,59 @@ def _join(parts: list[_Cells]) -> _Cells:
     )
 
 
-class _Walk:
-    """Splits the cells at the next uniform that is consulted in each, until none is left."""
+class _Splitter:
+    """Splits each cell at the next uniform that the rule uses, until it uses no more."""
 
     def __init__(
         self, verify: TreeVerify, parents: Sequence[int], v: int, upward: bool, steps: int
     ) -> None:
         self.verify, self.v, self.upward, self.steps = verify, v, upward, steps
-        # Of a cell narrower than this an evaluation in float64 may not find the inside.
+        # A cell narrower than this is dropped: in float64 its inside may not be found.
         self.narrow = max(2.0 ** (2 - steps), 2.0**-28)
         self.parents = torch.tensor(list(parents), dtype=torch.int64)
         self.depths = torch.tensor([len(lineage(parents, n)) - 1 for n in range(len(parents))])
-        # Of several nodes that can be next, the one of lowest turn is.
+        # Nodes are tried in the order of their turn.
         order = _leaves_first(parents) if upward else list(range(len(parents)))
         self.turn = torch.tensor([order.index(n) for n in range(len(parents))], dtype=torch.int64)
-        self.trials: list[Trials] = []
+        self.decisions: list[Decisions] = []
 
-    def run(self, drafts: Tensor) -> tuple[_Cells, Trials]:
+    def run(self, drafts: Tensor) -> tuple[_Cells, Decisions]:
         c, n = drafts.shape
         members = torch.zeros(c, n + 1, dtype=torch.bool)
         members[:, 0] = True
         low = torch.zeros(c, 2 * n + 1, dtype=torch.float64)
-        nothing = torch.zeros_like(low, dtype=torch.bool)
+        none = torch.zeros_like(low, dtype=torch.bool)
         cells = _Cells(
-            torch.arange(c), drafts, low, torch.ones_like(low), nothing, nothing[:, :n], members,
+            torch.arange(c), drafts, low, torch.ones_like(low), none, none[:, :n], members,
             torch.zeros(c, dtype=torch.int64),
         )  # fmt: skip
         done: list[_Cells] = [cells.take(torch.zeros(0, dtype=torch.int64))]
         while len(cells.origin):
             column = self._next(cells)
-            coins = column < n
-            tried = self._try(cells.take(coins), column[coins])
-            drawn, over = self._draw(cells.take(~coins), column[~coins])
+            of_nodes = column < n
+            tried = self._try(cells.take(of_nodes), column[of_nodes])
+            drawn, over = self._draw(cells.take(~of_nodes), column[~of_nodes])
             done.append(drawn.take(over))
             cells = _join([tried, drawn.take(~over)])
-        return _join(done), self._trials(n)
+        return _join(done), self._all_decisions(n)
 
-    def _trials(self, n: int) -> Trials:
-        nothing = Trials(
+    def _all_decisions(self, n: int) -> Decisions:
+        none = Decisions(
             torch.zeros(0, n, dtype=torch.int64), torch.zeros(0, 2 * n + 1, dtype=torch.float64),
             torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.float64),
         )  # fmt: skip
-        parts = [nothing, *self.trials]
-        names = Trials.__dataclass_fields__
-        return Trials(*(torch.cat([getattr(t, name) for t in parts]) for name in names))
+        parts = [none, *self.decisions]
+        names = Decisions.__dataclass_fields__
+        return Decisions(*(torch.cat([getattr(d, name) for d in parts]) for name in names))
 
     def _children(self, cells: _Cells) -> Tensor:
-        """[S, N]: present nodes below the members."""
+        """[S, N]: the children of the members that are not absent."""
         return cells.members[:, self.parents + 1] & (cells.drafts >= 0)
 
     def _next(self, cells: _Cells) -> Tensor:
-        """[S]: the column of the uniform that is consulted next."""
+        """[S]: the column of the uniform that is used next."""
         n = cells.drafts.shape[1]
-        candidates = (cells.drafts >= 0 if self.upward else self._children(cells)) & ~cells.settled
+        candidates = (cells.drafts >= 0 if self.upward else self._children(cells)) & ~cells.tried
         draw = n + cells.depth
         if n == 0:
             return draw
@@ -234,58 +240,58 @@ class _Walk:
         return torch.where(candidates.any(-1), first, draw)
 
     def _try(self, cells: _Cells, node: Tensor) -> _Cells:
-        """Splits at the coin of a node."""
+        """Splits at the acceptance uniform of a node."""
 
-        def stands(cells: _Cells, node: Tensor, u: Tensor, coins: float, draws: float) -> Tensor:
+        def accepted(cells: _Cells, node: Tensor, u: Tensor, later: float, draws: float) -> Tensor:
             at = node[:, None]
-            uniforms = cells.point(coins, draws).scatter(1, at, u[:, None])
+            uniforms = cells.uniforms(later, draws).scatter(1, at, u[:, None])
             return (self.verify(cells.drafts, uniforms)[0] == at).any(-1)
 
         first = torch.zeros(len(node), dtype=torch.float64)
-        contexts = [(coins, draws) for coins in (0.0, TOP) for draws in (0.0, TOP)]
-        low = torch.stack([stands(cells, node, first, *c) for c in contexts])
-        high = torch.stack([stands(cells, node, first + TOP, *c) for c in contexts])
+        ends = (0.0, LARGEST_UNIFORM)
+        contexts = [(later, draws) for later in ends for draws in ends]
+        low = torch.stack([accepted(cells, node, first, *c) for c in contexts])
+        last = first + LARGEST_UNIFORM
+        high = torch.stack([accepted(cells, node, last, *c) for c in contexts])
         turns = (low & ~high).all(0)
         idle = (low == high).all(0)
         if not bool((turns | idle).all()):
             s = int((~(turns | idle)).nonzero()[0])
             raise ValueError(
                 f"not constant in a cell: node {int(node[s])} of draft {cells.drafts[s].tolist()} "
-                f"stands by its coin only for some of the uniforms that come later"
+                f"is accepted by its uniform only for some of the uniforms that come later"
             )
         moving, moved = cells.take(turns), node[turns]
-        edge = bisect(lambda u: stands(moving, moved, u, 0.5, 0.5), len(moved), self.steps)
-        self.trials.append(Trials(moving.drafts, moving.point(0.5, 0.5), moved, edge))
-        up = moving.cut(moved, torch.zeros_like(edge), edge)
-        down = moving.cut(moved, edge, torch.ones_like(edge))
+        edge = bisect(lambda u: accepted(moving, moved, u, 0.5, 0.5), len(moved), self.steps)
+        self.decisions.append(Decisions(moving.drafts, moving.uniforms(0.5, 0.5), moved, edge))
+        below = moving.cut(moved, torch.zeros_like(edge), edge)
+        above = moving.cut(moved, edge, torch.ones_like(edge))
         wide = 1 - edge > self.narrow
-        sure = idle & low.all(0)
-        unclear = idle & ~sure
+        always = idle & low.all(0)
+        not_here = idle & ~always
         return _join([
-            self._accept(up, moved).take(edge > self.narrow),
-            self._settle(down, moved).take(wide),
-            self._accept(cells.take(sure), node[sure]),
-            self._settle(cells.take(unclear), node[unclear]),
+            self._accept(below, moved).take(edge > self.narrow),
+            self._reject(above, moved).take(wide),
+            self._accept(cells.take(always), node[always]),
+            self._reject(cells.take(not_here), node[not_here]),
         ])  # fmt: skip
 
-    def _settle(self, cells: _Cells, node: Tensor) -> _Cells:
-        return replace(cells, settled=cells.settled.scatter(1, node[:, None], True))
+    def _reject(self, cells: _Cells, node: Tensor) -> _Cells:
+        return replace(cells, tried=cells.tried.scatter(1, node[:, None], True))
 
     def _accept(self, cells: _Cells, node: Tensor) -> _Cells:
         if self.upward:
-            return replace(
-                cells, settled=torch.ones_like(cells.settled), depth=self.depths[node] + 1
-            )
+            return replace(cells, tried=torch.ones_like(cells.tried), depth=self.depths[node] + 1)
         return self._descend(cells, cells.drafts.gather(1, node[:, None]))
 
     def _descend(self, cells: _Cells, token: Tensor) -> _Cells:
-        """To all children with the token [S, 1]."""
+        """Goes on with all children that have the token [S, 1]."""
         below = self._children(cells) & (cells.drafts == token)
         members = torch.nn.functional.pad(below, (1, 0))
         return replace(cells, members=members, depth=cells.depth + 1)
 
     def _draw(self, cells: _Cells, column: Tensor) -> tuple[_Cells, Tensor]:
-        """Splits at the draw of a token; [S] whether the rule ends with it."""
+        """Splits at the uniform that draws a token; also [S], whether the rule ends with it."""
         s, v = len(column), self.v
         repeated = cells.take(torch.arange(s).repeat_interleave(v))
         columns = column.repeat_interleave(v)[:, None]
@@ -293,15 +299,15 @@ class _Walk:
         ids = torch.arange(v).repeat(s)
 
         def at_most(u: Tensor) -> Tensor:
-            uniforms = repeated.point(0.5, 0.5).scatter(1, columns, u[:, None])
+            uniforms = repeated.uniforms(0.5, 0.5).scatter(1, columns, u[:, None])
             return self.verify(repeated.drafts, uniforms)[1].gather(1, depths)[:, 0] <= ids
 
         edges = bisect(at_most, s * v, self.steps).view(s, v)
-        left = torch.nn.functional.pad(edges[:, :-1], (1, 0)).flatten()
-        right = edges.flatten()
-        wide = right - left > self.narrow
-        out = repeated.cut(columns[:, 0], left, right).take(wide)
-        path, tokens = self.verify(out.drafts, out.point(0.5, 0.5))
+        begin = torch.nn.functional.pad(edges[:, :-1], (1, 0)).flatten()
+        end = edges.flatten()
+        wide = end - begin > self.narrow
+        out = repeated.cut(columns[:, 0], begin, end).take(wide)
+        path, tokens = self.verify(out.drafts, out.uniforms(0.5, 0.5))
         over = (path >= 0).sum(-1) <= out.depth
         if self.upward:
             over = torch.ones_like(over)
@@ -323,38 +329,39 @@ def _differs(answer: tuple[Tensor, Tensor], path: Tensor, tokens: Tensor) -> Ten
 
 
 def _agrees(verify: TreeVerify, cells: _Cells, path: Tensor, tokens: Tensor, steps: int) -> bool:
-    """Whether a verifier gives these answers in the middle of cells and near all their faces."""
+    """Whether a verifier gives these answers in the middle of all cells and near their faces."""
     generator = torch.Generator().manual_seed(0)
     columns = cells.low.shape[1]
-    rows, points = [], []
+    rows, uniforms = [], []
     width = cells.high - cells.low
-    # A face that is misplaced so far moves so little mass.
+    # A face that is misplaced by less than this moves a mass of less than 2^-22.
     volume = width.prod(-1, keepdim=True)
     off = torch.minimum(_NEAR * width / volume, width / 4)
-    large = volume[:, 0] > _NEAR  # one verifier's rounding makes smaller ones, another's does not
+    large = volume[:, 0] > _NEAR  # smaller cells may be due to the rounding of one verifier
     rows.append(large.nonzero()[:, 0])
-    points.append(cells.middle()[large])
+    uniforms.append(cells.middle()[large])
     for column in range(columns):
         for face, inward in ((cells.low, off), (cells.high, -off)):
             here = (large & (face[:, column] > 0) & (face[:, column] < 1)).nonzero()[:, 0]
-            point = _inner(cells, generator, steps)[here]
-            point[:, column] = (face + inward)[here, column]
+            inner = _inner(cells, generator, steps)[here]
+            inner[:, column] = (face + inward)[here, column]
             rows.append(here)
-            points.append(point)
+            uniforms.append(inner)
     index = torch.cat(rows)
-    wrong = _differs(verify(cells.drafts[index], torch.cat(points)), path[index], tokens[index])
+    answer = verify(cells.drafts[index], torch.cat(uniforms))
+    wrong = _differs(answer, path[index], tokens[index])
     return not bool(wrong.any())
 
 
 def _inner(cells: _Cells, generator: torch.Generator, steps: int) -> Tensor:
-    """[S, 2N+1]: points inside, farther from the faces than the faces are uncertain."""
+    """[S, 2N+1]: uniforms inside the cells, farther from the faces than these are uncertain."""
     inner = torch.rand(cells.low.shape, generator=generator, dtype=torch.float64)
     width = cells.high - cells.low
     margin = (0.001 * width).clamp(min=2.0**-steps)
     return cells.low + margin + inner * (width - 2 * margin)
 
 
-def _check_inner_points(
+def _check_inner_places(
     verify: TreeVerify, cells: _Cells, path: Tensor, tokens: Tensor, steps: int
 ) -> None:
     generator = torch.Generator().manual_seed(0)

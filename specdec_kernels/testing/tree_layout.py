@@ -1,4 +1,4 @@
-"""Cases of the small tree ops for `testing`."""
+"""Cases of `tree_attention`, `rerank_tree`, `build_trie` and `expand_tree`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ i32, i64 = torch.int32, torch.int64
 
 
 def random_parents(b: int, n: int, g: Generator, shape: str = "random") -> Tensor:
-    """[b, n] int64 parents: "random", "chain", "wide" (all below the root) or "faulty" (with
-    parents out of range)."""
+    """[b, n] int64 parents.
+
+    shape: "random", "chain", "wide" (all are children of the root) or "faulty" (some parents are
+        out of range).
+    """
     node = torch.arange(n)
     if shape == "chain":
         return (node - 1).expand(b, n).clone()
@@ -26,7 +29,7 @@ def random_parents(b: int, n: int, g: Generator, shape: str = "random") -> Tenso
 
 
 def _spread(x: Tensor, layout: str) -> Tensor:
-    """The same values; "sliced" in a wider tensor, "transposed" with the last stride not 1."""
+    """The same values: "sliced" out of a wider tensor, or "transposed" (last stride not 1)."""
     if layout == "transposed":
         return x.transpose(0, -1).contiguous().transpose(0, -1)
     return sliced(x) if layout == "sliced" else x
@@ -42,7 +45,7 @@ def attention_case(
     window: int = 0,
     layout: str = "dense",
 ) -> Case:
-    """A case of `tree_attention`; some trees reach beyond the last slot."""
+    """A case of `tree_attention` in which some trees reach beyond the last slot."""
 
     def build(g: Generator) -> Args:
         parents = random_parents(b, n, g, shape).to(dtype)
@@ -63,7 +66,7 @@ def rerank_case(
     levels: int = 0,
     layout: str = "dense",
 ) -> Case:
-    """A case of `rerank_tree`, with absent nodes; `levels` distinct scores make ties."""
+    """A case of `rerank_tree` with absent nodes; few `levels` of the scores make ties."""
 
     def build(g: Generator) -> Args:
         tokens = torch.randint(0, 1000, (b, m), generator=g)
@@ -91,7 +94,7 @@ def trie_case(
     merge: bool = True,
     layout: str = "dense",
 ) -> Case:
-    """A case of `build_trie`: few tokens, so that prefixes coincide; -1 ends some sequences."""
+    """A case of `build_trie`: few distinct tokens, so that prefixes coincide; some end by -1."""
 
     def build(g: Generator) -> Args:
         sequences = torch.randint(0, 3, (b, k, length), generator=g)
@@ -113,8 +116,12 @@ def expand_case(
     rows: str = "zipf",
     layout: str = "dense",
 ) -> Case:
-    """A case of `expand_tree`. rows: "zipf", "ties" (few distinct logits) or "faulty" (rows that
-    are not finite or partly -inf, absent nodes). temperature: "one", "warm", "zero" or "tensor"."""
+    """A case of `expand_tree`.
+
+    rows: "zipf", "ties" (few distinct logits) or "faulty" (some rows are not finite or hold -inf,
+        some nodes are absent).
+    temperature: "one", "warm", "zero" or "tensor".
+    """
 
     def build(g: Generator) -> Args:
         logits = zipf_logits(b * f, v, g).view(b, f, v)

@@ -14,8 +14,8 @@ from torch import Tensor
 from specdec_kernels.arguments.checks import float32
 from specdec_kernels.arguments.sample import SamplingArguments
 
-TILE = 4096  # part of the contract: results depend on it
-CHUNK = 1024  # threshold passes keep one accumulator per pivot and position of a chunk
+TILE = 4096  # part of the contract: rounding depends on it
+CHUNK = 1024  # entries of one step of a threshold search, which keeps 8 accumulators for each
 MAX_BLOCK = 1024
 # Without contraction a product and a sum are rounded separately on every device, as they are in the
 # interpreter.

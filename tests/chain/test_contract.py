@@ -11,10 +11,13 @@ import torch
 import torch._dynamo.testing
 from support.providers import (
     KERNEL_PROVIDERS,
+    assert_all_equal,
     assert_close,
     assert_outputs_equal,
     provider,
+    run_case,
     sample,
+    tensors,
     verify,
 )
 from torch.testing._internal.optests.generate_tests import OpCheckError
@@ -49,24 +52,6 @@ ARGUMENTS = {"verify_chain": ChainArguments, "verify_tree": TreeArguments}
 PURE = [c for c in LIGHT if c.op in ("sample", *ARGUMENTS)]
 
 
-def run(case, name="cpp"):
-    """Outputs of an implementation, with its arguments where it works in place."""
-    args = case.args()
-    out = tensors([provider(case.op, name)(*args)])
-    return out + tensors(args) if case.op in _library.CACHE_OPS else out
-
-
-def tensors(values):
-    """The tensors among values, and in lists and tuples among them."""
-    flat = [t for v in values for t in (v if isinstance(v, (list, tuple)) else [v])]
-    return [t for t in flat if torch.is_tensor(t)]
-
-
-def same(got, want):
-    for i, (g, w) in enumerate(zip(got, want, strict=True)):
-        assert_close(f"output {i}", g, w)
-
-
 def test_every_op_is_listed_and_has_cases_a_kernel_a_fake_and_a_reference():
     assert set(NAMES) == set(_library.OPS)
     for name in NAMES:
@@ -85,6 +70,7 @@ def test_case_names_are_unique_and_a_case_gives_the_same_arguments_again():
             assert torch.equal(a, b) if torch.is_tensor(a) else a == b
 
 
+@pytest.mark.triton
 @pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="Triton is not installed")
 def test_triton_is_among_the_providers_where_it_is_installed():
     assert all("triton" in testing.providers(op) for op in NAMES)
@@ -150,7 +136,7 @@ def test_a_round_compiles_as_one_graph_for_all_sizes(backend):
     frames = []
     for sizes in ((3, 4, 61), (5, 2, 130), (4, 3, 97)):
         args = round_inputs(*sizes)
-        same(compiled(*args), draft_and_verify(*args))
+        assert_all_equal(compiled(*args), draft_and_verify(*args))
         frames.append(counter.frame_count)
     assert frames == frames[:1] * 3
 
@@ -178,7 +164,7 @@ def test_ragged_rules_compile_as_one_graph():
     target = torch.randn(7, 40, generator=torch.Generator().manual_seed(1))
     args = (target, torch.tensor([[1, 2, 3], [4, 5, 6]]), torch.arange(2), torch.arange(2),
             torch.tensor([0, 4, 7], dtype=torch.int32))  # fmt: skip
-    same(compiled(*args), ragged_rules(*args))
+    assert_all_equal(compiled(*args), ragged_rules(*args))
 
 
 def cache_round(keys, values, new, positions, lengths, cut):
@@ -197,124 +183,8 @@ def test_cache_ops_compile_as_one_graph_and_write_in_place():
                  torch.tensor([2, 5]), torch.tensor([6, 9]), torch.tensor([4, 7])]  # fmt: skip
         total = f(*state)
         states.append([*state, total])
-    same(*states)
+    assert_all_equal(*states)
     assert float(states[0][-1]) == 2 * 2 * 2 * 12
-
-
-# A result depends on (seed, position), the rows and the parameters of its own sequence alone.
-
-INVARIANT = [
-    testing.chain_case(6, 3, 257),
-    testing.chain_case(6, 3, 257, draft="sampled", filters="tensor"),
-    testing.chain_case(6, 3, 131, torch.bfloat16, rule="match", filters="tensor"),
-    testing.chain_case(6, 3, 257, kind="probs", draft="none"),
-    testing.chain_case(6, 3, 257, rule="block", filters="tensor"),
-    testing.chain_case(6, 3, 257, rule="block", kind="probs"),
-    testing.chain_case(6, 3, 257, torch.bfloat16, rule="block", draft="sparse"),
-    testing.chain_case(6, 3, 257, rule="block", draft="mapped-sampled"),
-    testing.chain_case(6, 3, 257, draft="wide"),
-    testing.chain_case(6, 3, 257, rule="typical"),
-    testing.chain_case(6, 3, 257, rule="lenient", draft="sparse"),
-    testing.chain_case(6, 3, 257, rule="synthetic", filters="tensor"),
-]
-PAIRS = [("cpp", c) for c in INVARIANT] + [
-    (n, c)
-    for n in KERNEL_PROVIDERS
-    if n != "cpp"
-    for c in (
-        INVARIANT[0],
-        testing.chain_case(6, 3, 67, rule="match"),
-        testing.chain_case(6, 3, 67, rule="block"),
-    )
-]
-PAIRS = [pytest.param(n, c, id=f"{n}-{c}") for n, c in PAIRS]
-SHARED = ("draft_columns", "synthetic_rates", "eos_token_ids")  # one for all sequences
-# Arguments of shape [B, gamma, ..].
-PER_DRAFT = ("draft_token_ids", "draft", "draft_ids", "draft_logsumexp", "draft_threshold")
-
-
-def select(args, rows):
-    """The arguments of `verify_chain` for some sequences of a padded batch."""
-    named = ChainArguments(*args)._asdict().items()
-    return [a[rows] if torch.is_tensor(a) and k not in SHARED else a for k, a in named]
-
-
-def shifted(args, start, stop, at=0):
-    """The arguments for drafts start .. stop - 1 alone, with positions moved by `at`."""
-    a = ChainArguments(*args)
-    cut = {k: x[:, start:stop] for k in PER_DRAFT if (x := getattr(a, k)) is not None}
-    rates = None if a.synthetic_rates is None else a.synthetic_rates[start:stop]
-    return a._replace(target=a.target[:, start : stop + 1], positions=a.positions + at,
-                      synthetic_rates=rates, **cut)  # fmt: skip
-
-
-@pytest.mark.parametrize(("name", "case"), PAIRS)
-def test_place_in_the_batch_and_batch_size_change_no_bit(name, case):
-    op, args = provider("verify_chain", name), case.args()
-    whole = op(*args)
-    order = torch.tensor([4, 2, 5, 0, 3, 1])
-    assert_outputs_equal("verify_chain", op(*select(args, order)), [x[order] for x in whole])
-    for b in range(2 if name == "triton" else 6):
-        assert_outputs_equal("verify_chain", op(*select(args, [b])), [x[b : b + 1] for x in whole])
-
-
-@pytest.mark.parametrize(("name", "case"), PAIRS)
-def test_padding_with_missing_drafts_changes_no_bit(name, case):
-    """gamma = 2 equals the start of gamma = 3 whose last draft is missing."""
-    op = provider("verify_chain", name)
-    args = case.args()
-    args[1][:, 2] = -1
-    longer = op(*args)
-    got = op(*shifted(args, 0, 2))
-    short = [x[:, : g.shape[1]] if x.dim() == 2 else x for x, g in zip(longer, got, strict=True)]
-    assert_outputs_equal("verify_chain", got, short)
-    assert (longer[0][:, 3] == -1).all()
-
-
-@pytest.mark.parametrize(("name", "case"), [p for p in PAIRS if "block" not in p.id])
-def test_a_chain_that_starts_later_continues_the_same_decisions(name, case):
-    """Where draft 0 is accepted, the rest equals a call that starts at draft 1 and its position."""
-    op = provider("verify_chain", name)
-    args = case.args()
-    whole = op(*args)
-    got = op(*shifted(args, 1, 3, at=1))
-    accepted = whole[1] > 0
-    assert accepted.any()
-    assert_close("tokens", got[0][accepted], whole[0][accepted, 1:])
-    assert_close("num_accepted", got[1][accepted] + 1, whole[1][accepted])
-
-
-@pytest.mark.parametrize("method", ["cdf", "gumbel"])
-@pytest.mark.parametrize("name", KERNEL_PROVIDERS)
-def test_a_row_of_sample_does_not_depend_on_its_neighbours(name, method):
-    logits = 2 * torch.randn(5, 257, generator=torch.Generator().manual_seed(9))
-    kw = dict(method=method, top_p=0.9, temperature=0.8)
-    op = provider("sample", name)
-    whole = sample(op, logits, seeds=torch.arange(5), positions=torch.arange(5), **kw)
-    for r in range(5):
-        alone = sample(op, logits[r : r + 1], seeds=r, positions=r, **kw)
-        assert_outputs_equal("sample", alone, [x[r : r + 1] for x in whole])
-
-
-THREADED = [c for c in testing.CASES if c.heavy or c.op in _library.CACHE_OPS] + [
-    testing.sample_case(1, 50_001, filters="scalar", noise="shared", method="gumbel"),
-    testing.sample_case(3, 50_001, filters="tensor"),
-    testing.chain_case(1, 2, 50_001, rule="match", filters="scalar"),
-    testing.chain_case(1, 2, 50_001, kind="probs"),
-    testing.chain_case(1, 2, 50_001, rule="block", draft="sampled", filters="scalar"),
-    testing.chain_case(1, 2, 50_001, rule="block", kind="probs", draft="mapped"),
-    testing.chain_case(1, 2, 50_001, rule="typical", filters="topp"),
-    testing.chain_case(5, 2, 10_001, draft="sampled", layout="ragged"),
-]
-
-
-@pytest.mark.parametrize("case", THREADED, ids=lambda c: f"{c.op}-{c}")
-def test_the_number_of_threads_changes_no_bit(case):
-    torch.set_num_threads(1)
-    alone = run(case)
-    for threads in (2, 3):
-        torch.set_num_threads(threads)
-        same(run(case), alone)
 
 
 @pytest.mark.parametrize("case", LIGHT, ids=lambda c: f"{c.op}-{c}")
@@ -326,7 +196,7 @@ def test_inputs_are_not_changed_and_a_second_call_gives_the_same(case):
         schema = getattr(torch.ops.specdec_kernels, case.op).default._schema
         for argument, a, b in zip(schema.arguments, args, before, strict=True):
             if argument.alias_info is None:
-                same(tensors([a]), tensors([b]))
+                assert_all_equal(tensors([a]), tensors([b]))
         return
     for a, b in zip(args, before, strict=True):
         if torch.is_tensor(a):
@@ -341,7 +211,7 @@ def test_every_element_of_the_outputs_is_written(op, name):
     torch.use_deterministic_algorithms(True)
     assert torch.empty(3).isnan().all()
     for case in testing.cases(op, rows=3 if name == "triton" else None):
-        got = run(case, name)
+        got = run_case(case, name)
         if op in ARGUMENTS:  # NaN where the rule decided without them
             want = getattr(reference, op)(*case.args())[-1]
             assert_close("accept_probs", got.pop(), want, atol=2e-5)
@@ -374,7 +244,7 @@ def test_every_element_of_the_outputs_is_written_for_invalid_rows(name):
 
 
 @pytest.mark.slow
-def test_no_temporary_of_the_size_of_the_rows():
+def test_extra_memory_is_smaller_than_a_copy_of_the_rows():
     """Peak memory of a fresh process while 48,617 kB of bfloat16 rows are verified and sampled."""
     program = """
     import resource, torch, specdec_kernels as sk
@@ -384,13 +254,18 @@ def test_no_temporary_of_the_size_of_the_rows():
     target[..., ::7] = 2.0
     draft = target[:, :gamma]
     tokens = torch.zeros(b, gamma, dtype=torch.int64)
+    nodes, parents = torch.arange(4).repeat(b, 1), torch.tensor([-1, -1, 1, 1]).repeat(b, 1)
+    rows = torch.tensor([0, 0, 2, 2], dtype=torch.int32).repeat(b, 1)
     at = torch.arange(b)
     def calls(n):
+        tree = sk.Tree(nodes[:n], parents[:n])
         for filters in ({}, dict(top_k=50, top_p=0.9, min_p=0.01, temperature=0.7)):
+            kw = dict(seeds=at[:n], positions=at[:n], **filters)
             for rule in ("token", "block", "greedy", "match", "typical", "lenient"):
-                kw = dict(rule=rule, seeds=at[:n], positions=at[:n], **filters)
-                sk.verify_chain(target[:n], tokens[:n], draft[:n], **kw)
-            sk.sample(target[:n, 0], seeds=at[:n], positions=at[:n], **filters)
+                sk.verify_chain(target[:n], tokens[:n], draft[:n], rule=rule, **kw)
+            for rule in sk.TREE_RULES:
+                sk.verify_tree(target[:n], tree, draft[:n], draft_rows=rows[:n], rule=rule, **kw)
+            sk.sample(target[:n, 0], **kw)
     calls(2)
     before = peak()
     calls(b)

@@ -29,7 +29,7 @@ from support.toy_chain import (
     logit_tables,
 )
 
-from specdec_kernels import analysis, reference
+from specdec_kernels import analysis, reference, testing
 from specdec_kernels.arguments.chain import ChainArguments
 
 LOSSLESS = {
@@ -87,9 +87,7 @@ def test_emitted_tokens_have_the_targets_distribution_in_triton(form):
     toy = ToyChain(**{**SMALL[form], "gamma": 1})
     run, like = (toy.verifier(name) for name in ("triton", "cpp"))
     assert_target_distribution(
-        analysis.enumerate_distribution(
-            run, toy.draft_probs, toy.target_probs, steps=24, like=like
-        ),
+        testing.enumerate_distribution(run, toy.draft_probs, toy.target_probs, steps=24, like=like),
         toy,
     )
 
@@ -97,7 +95,7 @@ def test_emitted_tokens_have_the_targets_distribution_in_triton(form):
 def test_cell_boundaries_of_another_verifier_are_only_a_hint():
     """`like` is a verifier of other models here; the boundaries are measured all the same."""
     toy, other = ToyChain(gamma=1), ToyChain(gamma=1, seed=99)
-    realized = analysis.enumerate_distribution(
+    realized = testing.enumerate_distribution(
         toy.verifier("cpp"),
         toy.draft_probs,
         toy.target_probs,
@@ -143,7 +141,7 @@ def test_parameters_of_one_sequence_do_not_change_its_neighbours_distribution():
         return out[0][::2], out[1][::2]
 
     assert_target_distribution(
-        analysis.enumerate_distribution(run, toy.draft_probs, toy.target_probs), toy
+        testing.enumerate_distribution(run, toy.draft_probs, toy.target_probs), toy
     )
 
 
@@ -165,7 +163,7 @@ def test_a_missing_draft_or_an_invalid_draft_row_keeps_the_targets_distribution(
             return verify(op, tokens=tokens, uniforms=uniforms, **arguments)[:2]
 
         assert_target_distribution(
-            analysis.enumerate_distribution(run, toy.draft_probs, toy.target_probs, steps=23),
+            testing.enumerate_distribution(run, toy.draft_probs, toy.target_probs, steps=23),
             toy,
         )
 
@@ -212,7 +210,7 @@ def test_rule_match_accepts_as_often_as_its_formula():
         provider("verify_chain", "cpp"), p.expand(n, 2, v), draft[0][:, None], rule="match",
         positions=positions,
     )  # fmt: skip
-    alpha = float(analysis.match_acceptance(*(x.double().softmax(-1) for x in (p, q))))
+    alpha = float(analysis.acceptance_rate(*(x.double().softmax(-1) for x in (p, q)), rule="match"))
     hits = int(got[1].sum())
     assert stats.binomtest(hits, n, alpha).pvalue > SIGNIFICANCE
     assert chi_square(got[0][:, 0], p.double().softmax(-1)) > SIGNIFICANCE
@@ -289,7 +287,7 @@ def enumerated(**parts):
     def call(drafts, uniforms):
         return verify(run, tokens=drafts, uniforms=uniforms, **toy.arguments(drafts, "cpp"))[:2]
 
-    return analysis.enumerate_distribution(call, toy.draft_probs, toy.target_probs, steps=26), toy
+    return testing.enumerate_distribution(call, toy.draft_probs, toy.target_probs, steps=26), toy
 
 
 def test_the_enumeration_passes_a_correct_verifier():

@@ -17,8 +17,7 @@ from support.providers import (
 )
 from support.toy_chain import ToyChain, assert_joint_distribution
 
-from specdec_kernels import RULES, analysis, reference, testing
-from specdec_kernels.testing import enumeration
+from specdec_kernels import RULES, reference, testing
 
 EOS = 1
 
@@ -65,7 +64,7 @@ def continued(toy, name, p, **limits):
 def realized(toy, name, p, **limits):
     like = continued(toy, "cpp", p, **limits) if name != "cpp" else None
     run = continued(toy, name, p, **limits)
-    return enumeration.enumerate_distribution(run, toy.draft_probs, p, steps=30, like=like)
+    return testing.enumerate_distribution(run, toy.draft_probs, p, steps=30, like=like)
 
 
 FORMS = {
@@ -84,7 +83,7 @@ def test_up_to_the_first_end_of_sequence_the_distribution_is_the_targets(name, r
     toy = ToyChain(**FORMS[form], rule=rule)
     p = ending(toy.target_probs)
     got = realized(toy, name, p, eos_token_ids=[EOS, 77])
-    assert_joint_distribution(got, analysis.joint_distribution(p))
+    assert_joint_distribution(got, testing.joint_distribution(p))
 
 
 @pytest.mark.parametrize("most", [1, 2, 3])
@@ -93,7 +92,7 @@ def test_up_to_the_first_end_of_sequence_the_distribution_is_the_targets(name, r
 def test_up_to_max_new_tokens_the_distribution_is_the_targets(name, rule, most):
     toy = ToyChain(rule=rule)
     got = realized(toy, name, toy.target_probs, max_new_tokens=most)
-    assert_joint_distribution(got, analysis.joint_distribution(toy.target_probs))
+    assert_joint_distribution(got, testing.joint_distribution(toy.target_probs))
     assert float(got.accepted[most + 1 :].sum()) == 0
 
 
@@ -105,15 +104,15 @@ def test_under_a_limit_the_distribution_is_the_targets_in_triton(limit):
     toy = ToyChain(v=2, gamma=1)
     p = ending(toy.target_probs) if "eos_token_ids" in limit else toy.target_probs
     got = realized(toy, "triton", p, **limit)
-    assert_joint_distribution(got, analysis.joint_distribution(p))
+    assert_joint_distribution(got, testing.joint_distribution(p))
 
 
 def test_the_enumeration_rejects_an_end_of_sequence_that_is_ignored():
     toy = ToyChain()
     p = ending(toy.target_probs)
-    got = enumeration.enumerate_distribution(toy.verifier("cpp"), toy.draft_probs, p)
+    got = testing.enumerate_distribution(toy.verifier("cpp"), toy.draft_probs, p)
     with pytest.raises(AssertionError, match="P\\(y1"):
-        assert_joint_distribution(got, analysis.joint_distribution(p))
+        assert_joint_distribution(got, testing.joint_distribution(p))
 
 
 @pytest.mark.parametrize("rule", RULES)

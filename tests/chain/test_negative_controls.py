@@ -31,7 +31,6 @@ from support.toy_chain import (
 
 from specdec_kernels import reference, testing
 from specdec_kernels.arguments.chain import ChainArguments
-from specdec_kernels.testing import enumeration
 
 # Target probabilities are multiples of 1/16 and draft probabilities powers of two. Every ratio,
 # product and sum is then a short binary fraction, so float32 decides exactly as rationals do.
@@ -192,7 +191,7 @@ def block_verifier(
 def enumerated(**steps):
     toy = ToyChain(kind="probs", rule="block", seed=3)
     run = toy.verifier(block_verifier(**steps))
-    return enumeration.enumerate_distribution(run, toy.draft_probs, toy.target_probs, steps=24), toy
+    return testing.enumerate_distribution(run, toy.draft_probs, toy.target_probs, steps=24), toy
 
 
 def test_the_enumeration_passes_a_correct_block_verifier():
@@ -285,7 +284,7 @@ def test_the_enumeration_rejects(name, call, rule):
     toy = ToyChain(**options, rule=rule)
     assert_target_distribution(toy.realized(name), toy)
     run, like = (wrong_call(toy, n, change) for n in (name, BOUNDARY_PROVIDER))
-    realized = enumeration.enumerate_distribution(
+    realized = testing.enumerate_distribution(
         run, toy.draft_probs, toy.target_probs, steps=24, like=like
     )
     assert_wrong_distribution(realized, toy)

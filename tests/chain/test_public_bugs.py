@@ -25,7 +25,7 @@ from support.providers import (
 
 from specdec_kernels import SampledDraft, Status, reference, testing, verify_chain
 from specdec_kernels import sample as public_sample
-from specdec_kernels.analysis import filtered_distribution
+from specdec_kernels.testing import filtered_distribution
 
 TARGET, DRAFT = Status.TARGET_NOT_FINITE, Status.DRAFT_NOT_FINITE
 EMPTY, RANGE = Status.EMPTY_RESIDUAL, Status.DRAFT_OUT_OF_RANGE

@@ -31,8 +31,7 @@ from support.toy_chain import (
     typical_masses,
 )
 
-from specdec_kernels import analysis
-from specdec_kernels.testing import enumeration
+from specdec_kernels import analysis, testing
 
 FORMS = {
     "logits": dict(),
@@ -136,7 +135,7 @@ def test_the_papers_example_has_the_papers_accepted_length(name, rule, mean):
         )
         return verify(op, p, drafts, q, rule=rule, uniforms=uniforms)[:2]
 
-    realized = enumeration.enumerate_distribution(run, toy.draft_probs, toy.target_probs, steps=26)
+    realized = testing.enumerate_distribution(run, toy.draft_probs, toy.target_probs, steps=26)
     assert_target_distribution(realized, toy)
     assert realized.mean_accepted == pytest.approx(mean, abs=TOLERANCE)
     exact = accepted_count_distribution(toy, rule)
@@ -166,7 +165,7 @@ def test_emitted_tokens_have_the_targets_distribution_in_triton(form):
 
 def test_the_formula_gives_the_targets_distribution_for_rule_token():
     toy = ToyChain(gamma=3)
-    want = analysis.joint_distribution(toy.target_probs)
+    want = testing.joint_distribution(toy.target_probs)
     assert_close(
         "realized", lossy_joint_distribution(toy, lenient_masses, lenience=1.0), want, atol=1e-12
     )
@@ -324,7 +323,7 @@ def test_accept_probs_are_where_the_decision_changes(name, rule):
     toy = ToyChain(v=4, gamma=2, rule=rule, lenience=0.7 if rule == "lenient" else 1.0,
                       rates=RATES if rule == "synthetic" else None)  # fmt: skip
     op = provider("verify_chain", name)
-    drafts = analysis.joint_distribution(toy.draft_probs).nonzero()
+    drafts = testing.joint_distribution(toy.draft_probs).nonzero()
     args = toy.arguments(drafts, "cpp")
     n = len(drafts)
     for i in range(2):

@@ -1,7 +1,7 @@
 """The Triton provider in the interpreter, and its kernels compiled for devices that are not here.
 
-What every provider must do is in test_sample, test_chain, test_law and test_contract; here is what
-is Triton's own: noise, schedules, tiles, scan blocks, and random calls against the specification.
+Tests of all providers are in tests/row and tests/chain. Here are those of Triton alone: its noise,
+schedules, tiles and scan blocks, and random calls against the specification.
 """
 
 import itertools
@@ -27,10 +27,10 @@ from support.providers import (
     sampling_arguments,
     verify,
 )
-from support.triton_random import DTYPES, logits, poison, random_chain, random_shaping
+from support.triton_random import DTYPES, logits, poison, random_chain, random_sampling
 
 from specdec_kernels import reference
-from specdec_kernels.reference.row import distribution as law
+from specdec_kernels.reference.row import noise
 from specdec_kernels.triton import launch
 from specdec_kernels.triton.chain import verify_chain as chain
 from specdec_kernels.triton.row import philox, sample
@@ -41,7 +41,7 @@ FILTERS = {"top_k": 40, "top_p": 0.9}
 
 @pytest.fixture
 def small_tiles(monkeypatch):
-    """Tiles of 256 and scan blocks of 16, so that a small row has several of each."""
+    """Use tiles of 256 and scan blocks of 16, so that a small row has several of each."""
     monkeypatch.setattr(launch, "TILE", 256)
     monkeypatch.setattr(launch, "CHUNK", 256)
     monkeypatch.setattr(launch, "MAX_BLOCK", 16)
@@ -51,7 +51,7 @@ def small_tiles(monkeypatch):
 
 
 def both_schedules(op, args, monkeypatch):
-    """What `op` gives, after the two schedules gave the same bits."""
+    """The outputs of `op`, which must be the same bits in both schedules."""
     out = []
     for split in (False, True):
         monkeypatch.setattr(launch, "force_row_parallel", split)
@@ -60,7 +60,7 @@ def both_schedules(op, args, monkeypatch):
     return out[0]
 
 
-def judged(monkeypatch, *args, **options):
+def verify_both(monkeypatch, *args, **options):
     """`verify_chain` of both schedules."""
     return verify(lambda *a: both_schedules(chain.verify_chain, a, monkeypatch), *args, **options)
 
@@ -136,10 +136,10 @@ def test_exponentials_keep_their_precision_and_their_tail(position, tile, index)
     picked = range(4096) if index is None else range(index - 4, index + 5)
     for i in picked:
         v = tile * 4096 + i
-        x = law.philox(7, v // 4, position, law.SHARED)[v % 4]
+        x = noise.philox(7, v // 4, position, noise.SHARED)[v % 4]
         if i == index:
             assert x < 256
-            tail = law.philox(7, v // 4, position, law.SHARED + law.TAIL)[v % 4]
+            tail = noise.philox(7, v // 4, position, noise.SHARED + noise.TAIL)[v % 4]
             want = (x * 2.0**32 + tail + 0.5) * 2.0**-64
         else:
             u = torch.tensor((x + 0.5) * 2.0**-32, dtype=torch.float64)
@@ -171,11 +171,11 @@ def test_random_rows_equal_the_specification_in_both_schedules(v, method, monkey
         if rnd.random() < 0.5:
             poison(rows, rnd)
         args = (
-            rows, *random_shaping(rnd, 4, v), torch.randint(-(2**62), 2**62, (4,), generator=g),
+            rows, *random_sampling(rnd, 4, v), torch.randint(-(2**62), 2**62, (4,), generator=g),
             torch.randint(0, 2**40, (4,), generator=g), rnd.choice(["draft", "residual"]), method,
         )  # fmt: skip
         want = reference.sample(*args)
-        # Tiny temperatures: the log-sum-exp is of the size of logits / temperature.
+        # At tiny temperatures the logsumexp is as large as logits / temperature.
         assert_outputs_close("sample", both_schedules(sample.sample, args, monkeypatch), want)
 
 
@@ -192,7 +192,7 @@ def test_random_rows_equal_the_specification_in_both_schedules(v, method, monkey
     ids=lambda x: x if isinstance(x, str) else "filtered" if x else "plain",
 )
 def test_many_tiles_and_scan_blocks(rule, filters, small_tiles, monkeypatch):
-    """V = 4500 is 18 tiles of 256 in 2 scan blocks; drawn tokens fall into both."""
+    """V = 4500 has 18 tiles of 256 in 2 scan blocks, and tokens are drawn from both."""
     g = torch.Generator().manual_seed(5)
     n, v = 4, 4500
     target = torch.randn(n, 2, v, generator=g)
@@ -202,13 +202,13 @@ def test_many_tiles_and_scan_blocks(rule, filters, small_tiles, monkeypatch):
     rest = (target, torch.randint(0, v, (n, 1), generator=g), draft)
     options = dict(rule=rule, seeds=torch.arange(n), positions=torch.arange(n), **filters)
     want = verify(reference.verify_chain, *rest, **options)
-    assert_outputs_close("verify_chain", judged(monkeypatch, *rest, **options), want)
+    assert_outputs_close("verify_chain", verify_both(monkeypatch, *rest, **options), want)
     assert {int(t) >= 4096 for t in want[0].flatten() if t >= 0} == {False, True}
 
 
 @pytest.mark.parametrize("form", ["wide", "mapped", "sparse"])
 def test_many_tiles_of_a_draft_with_a_vocabulary_of_its_own(form, small_tiles, monkeypatch):
-    """More tiles than the target's, columns in a random order, more ids than one step takes."""
+    """More tiles than the target has, columns in random order, more ids than one step takes."""
     g = torch.Generator().manual_seed(11)
     n, v, d = 2, 600, {"wide": 900, "mapped": 300, "sparse": 40}[form]
     target = torch.randn(n, 3, v, generator=g)
@@ -225,12 +225,12 @@ def test_many_tiles_of_a_draft_with_a_vocabulary_of_its_own(form, small_tiles, m
         options = dict(rule=rule, ids=ids, columns=columns, seeds=torch.arange(n))
         want = verify(reference.verify_chain, target, tokens, draft, **options)
         assert_outputs_close(
-            "verify_chain", judged(monkeypatch, target, tokens, draft, **options), want
+            "verify_chain", verify_both(monkeypatch, target, tokens, draft, **options), want
         )
 
 
 def test_entries_beside_a_row_are_never_read():
-    """Rows cut out of wider tensors of NaN, unaligned, give what their copies give, bit for bit."""
+    """Unaligned rows inside wider tensors of NaN give the same bits as contiguous copies."""
     g = torch.Generator().manual_seed(6)
     n, gamma, v = 3, 2, 4099
     wide = torch.full((n, gamma + 3, v + 13), float("nan"))
@@ -275,34 +275,36 @@ def test_a_sequence_alone_is_the_same_as_in_a_batch(rule):
 
 @pytest.mark.parametrize("rule", ["token", "block", "match", "greedy"])
 def test_scratch_is_a_few_numbers_a_tile(rule, monkeypatch):
-    """Nothing of the size of the rows is ever allocated."""
+    """No allocation is as large as the rows."""
     sizes = record_allocations(monkeypatch)
     n, gamma, v = 2, 3, 9000
     tokens = torch.zeros(n, gamma, dtype=torch.int64)
-    judged(monkeypatch, torch.zeros(n, gamma + 1, v), tokens, torch.zeros(n, gamma, v), rule=rule)
+    verify_both(
+        monkeypatch, torch.zeros(n, gamma + 1, v), tokens, torch.zeros(n, gamma, v), rule=rule
+    )
     assert max(sizes) <= 3 * n * (gamma + 1) * launch.tiling(v).tiles
 
 
-@pytest.mark.parametrize("cu", [[0, 2, 2], [0, 0, 3], [-5, 2, 99]], ids=str)
+@pytest.mark.parametrize("indptr", [[0, 2, 2], [0, 0, 3], [-5, 2, 99]], ids=str)
 @pytest.mark.parametrize("form", ["logits", "probs", "sampled", "sparse"])
-def test_a_ragged_draft_without_the_row_is_as_no_draft(cu, form, monkeypatch):
-    """target_indptr is data: no index of it may reach outside the rows."""
+def test_a_ragged_draft_without_the_row_is_as_no_draft(indptr, form, monkeypatch):
+    """target_indptr is data: whatever it holds, nothing outside the rows may be read."""
     g = torch.Generator().manual_seed(9)
-    rows, v = min(max(cu), 3), 11
+    rows, v = min(max(indptr), 3), 11
     target = torch.randn(rows, v, generator=g).softmax(-1)
     draft = torch.full((rows - 2, v), 1 / v)
     sampled = (torch.zeros(2, 2, dtype=torch.float64), torch.zeros(2, 2), 1.0)
     for rule in ("token", "block"):
-        tokens, _, status, _, _ = judged(
+        tokens, _, status, _, _ = verify_both(
             monkeypatch, target, torch.full((2, 2), 4), draft, rule=rule,
             ids=torch.arange(v).expand(rows - 2, v) if form == "sparse" else None,
             sampled=sampled if form == "sampled" else None,
             kind="probs" if form == "probs" else "logits",
-            target_indptr=torch.tensor(cu, dtype=torch.int32),
+            target_indptr=torch.tensor(indptr, dtype=torch.int32),
             uniforms=torch.full((2, 3), 0.999, dtype=torch.float64),
         )  # fmt: skip
         for b in range(2):
-            begin, end = (min(max(n, 0), rows) for n in cu[b : b + 2])
+            begin, end = (min(max(n, 0), rows) for n in indptr[b : b + 2])
             # The first draft of a sequence is row begin - b of the draft, if it is a row at all.
             missing = end - begin > 1 and not 0 <= begin - b < len(draft)
             assert bool(status[b] & 2) == missing
@@ -317,9 +319,8 @@ def test_an_empty_batch_launches_nothing():
     )  # fmt: skip
     assert [tuple(t.shape) for t in out] == [(0, 3), (0,), (0,), (0, 3), (0, 0)]
     assert out[0].dtype == torch.int32
-    assert sample.sample(torch.zeros(0, 5), *sampling_arguments(), none, none, "draft", "cdf")[
-        0
-    ].shape == (0,)
+    tokens = sample.sample(torch.zeros(0, 5), *sampling_arguments(), none, none, "draft", "cdf")[0]
+    assert tokens.shape == (0,)
 
 
 # The compiler, and the import.
@@ -335,7 +336,7 @@ def run_python(*args):
 
 @pytest.mark.parametrize("target", ["cuda:80", "cuda:90", "cuda:100", "hip:gfx942"])
 def test_every_kernel_compiles_ahead_of_time(target):
-    done = run_python(ROOT / "tests" / "triton_aot.py", target)
+    done = run_python(ROOT / "tests" / "support" / "triton_aot.py", target)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     assert "compiled" in done.stdout
     print(done.stdout)

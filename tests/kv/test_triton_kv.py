@@ -1,4 +1,4 @@
-"""What is Triton's own of the cache ops: tables, lanes and schedules, in the interpreter."""
+"""Tests of Triton's cache ops alone, in the interpreter: tables, word widths and schedules."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def half(*size):
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c.op}-{c}")
 def test_agrees_on_all_arguments_and_writes_all_outputs(case):
-    """New memory is filled with the largest integer; none of it comes out."""
+    """New memory is filled with the largest integer, which must not appear in any output."""
     torch.use_deterministic_algorithms(True)
     got, want = case.args(), case.args()
     found = tree_leaves((got, provider(case.op, "triton")(*got)))
@@ -43,24 +43,24 @@ def test_agrees_on_all_arguments_and_writes_all_outputs(case):
             same(f"tensor {i}", x, y)
 
 
-def test_one_launch_serves_the_caches_of_a_lane_width():
+def test_one_launch_serves_the_caches_of_a_word_width():
     wide = [half(2, 1 + i % 3, 5, 16) for i in range(300)]
     (group,) = groups(*wide)
-    assert (group.lane_bytes, tuple(group.table.shape), group.lanes) == (8, (300, 12), 3 * 4)
+    assert (group.word_bytes, tuple(group.table.shape), group.words) == (8, (300, 12), 3 * 4)
     scales, odd = half(2, 2, 5, 1).float(), half(2, 1, 5, 3)
-    widths = {g.lane_bytes: len(g.table) for g in groups(*wide, scales, odd, half(0, 1, 5, 2))}
+    widths = {g.word_bytes: len(g.table) for g in groups(*wide, scales, odd, half(0, 1, 5, 2))}
     assert widths == {8: 300, 4: 1, 2: 1}
     assert groups() == groups(half(2, 0, 5, 4)) == []
 
 
-def test_a_stride_that_nobody_steps_along_narrows_no_lane():
+def test_the_stride_of_a_dimension_of_size_1_does_not_narrow_words():
     loose = half(64).as_strided((1, 1, 2, 8), (1, 3, 24, 1))
     (group,) = groups(loose)
-    assert group.lane_bytes == 8
+    assert group.word_bytes == 8
     assert group.table[0, 1:4].tolist() == [0, 0, 6]
 
 
-def test_heads_side_by_side_are_one_row():
+def test_adjacent_heads_are_copied_as_one_row():
     (group,) = groups(half(3, 4, 2, 8), slot=1)
     assert group.table[0, 4:7].tolist() == [1, 4, 4]
     (group,) = groups(half(3, 4, 2, 8).transpose(1, 2))
@@ -69,7 +69,7 @@ def test_heads_side_by_side_are_one_row():
     assert group.table[0, 4:7].tolist() == [2, 4, 2]
 
 
-def test_a_table_serves_as_long_as_the_caches_stay():
+def test_a_table_is_reused_only_for_the_same_caches():
     keys, values, new = half(2, 2, 5, 8), half(2, 2, 5, 8), half(2, 2, 1, 8)
     (first,) = groups(keys, values)
     assert groups(keys, values)[0].table is first.table
@@ -84,14 +84,14 @@ def test_a_table_serves_as_long_as_the_caches_stay():
     assert not any(torch.equal(o[0].table, first.table) for o in others)
 
 
-def test_tables_kept_are_few():
+def test_at_most_64_tables_are_kept():
     kv_table._uploaded.cache_clear()
     for i in range(200):
         groups(half(1, 1, 1 + i, 2))
     assert kv_table._uploaded.cache_info().currsize == 64
 
 
-def test_a_captured_graph_writes_the_table_that_a_copy_brings():
+def test_a_captured_graph_writes_the_same_table_that_is_copied_otherwise():
     caches = [half(2, 1 + i % 3, 5, 1 + i) for i in range(9)]
     entries = [half(2, c.shape[1], 2, c.shape[3]) for c in caches]
     for given in (None, entries):
@@ -104,7 +104,7 @@ def test_a_captured_graph_writes_the_table_that_a_copy_brings():
 
 
 @pytest.mark.parametrize(("block", "blocks"), [(16, 1), (16, 3), (4, 40)])
-def test_a_program_strides_over_what_the_grid_leaves(block, blocks, monkeypatch):
+def test_programs_stride_over_words_beyond_the_grid(block, blocks, monkeypatch):
     monkeypatch.setattr(kv_table, "BLOCK", block)
     monkeypatch.setattr(kv_table, "MAX_BLOCKS", blocks)
     shapes, odd = [(2, 7, 3, 16), (1, 5, 2, 3)], torch.float16

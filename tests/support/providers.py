@@ -14,7 +14,7 @@ import torch
 from scipy import stats
 from support import simt_ops
 
-from specdec_kernels import testing
+from specdec_kernels import _library, testing
 
 OUTPUTS = {
     "sample": ("tokens", "logprobs", "logsumexp", "threshold", "status"),
@@ -94,6 +94,25 @@ def assert_outputs_equal(op, got, want):
     """Compare all outputs of an op bit for bit."""
     for name, g, w in zip(OUTPUTS[op], got, want, strict=True):
         assert_close(name, g, w)
+
+
+def tensors(values):
+    """The tensors among values, and in lists and tuples among them."""
+    flat = [t for v in values for t in (v if isinstance(v, (list, tuple)) else [v])]
+    return [t for t in flat if torch.is_tensor(t)]
+
+
+def run_case(case, name="cpp"):
+    """Outputs of a provider, with its arguments where the op works in place."""
+    args = case.args()
+    out = tensors([provider(case.op, name)(*args)])
+    return out + tensors(args) if case.op in _library.CACHE_OPS else out
+
+
+def assert_all_equal(got, want):
+    """Compare two lists of tensors bit for bit."""
+    for i, (g, w) in enumerate(zip(got, want, strict=True)):
+        assert_close(f"tensor {i}", g, w)
 
 
 def sampling_arguments(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):

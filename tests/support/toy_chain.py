@@ -9,12 +9,12 @@ import pytest
 import torch
 from support.providers import assert_close, provider, sample, verify
 
-from specdec_kernels import analysis
+from specdec_kernels import testing
 
 TOLERANCE = 1e-6
 RATES = torch.tensor([0.75, 0.3])  # `synthetic_rates` of rule synthetic
 # The slower providers are tried at the cell boundaries that this one has; see `like` in
-# specdec_kernels/testing/enumeration.py.
+# specdec_kernels/testing/testing.py.
 BOUNDARY_PROVIDER = "cpp"
 
 
@@ -38,7 +38,7 @@ def distributions(logit_tables, **filters):
     """Float64 probabilities of each row of each table, after the filters."""
     return [
         torch.stack(
-            [analysis.filtered_distribution(r, **filters) for r in t.reshape(-1, t.shape[-1])]
+            [testing.filtered_distribution(r, **filters) for r in t.reshape(-1, t.shape[-1])]
         ).view(t.shape)
         for t in logit_tables
     ]
@@ -162,7 +162,7 @@ class ToyChain:
         like = None
         if BOUNDARY_PROVIDER and name != BOUNDARY_PROVIDER:
             like = self.verifier(BOUNDARY_PROVIDER, change)
-        return analysis.enumerate_distribution(
+        return testing.enumerate_distribution(
             self.verifier(name, change), self.draft_probs, self.target_probs, steps=steps, like=like
         )
 
@@ -175,7 +175,7 @@ def assert_joint_distribution(realized, want, tolerance=TOLERANCE):
 
 def assert_target_distribution(realized, toy, tolerance=TOLERANCE):
     """The emitted tokens have the joint distribution of the target."""
-    assert_joint_distribution(realized, analysis.joint_distribution(toy.target_probs), tolerance)
+    assert_joint_distribution(realized, testing.joint_distribution(toy.target_probs), tolerance)
 
 
 def assert_wrong_distribution(realized, toy):
@@ -190,7 +190,7 @@ def assert_wrong_distribution(realized, toy):
 def accepted_count_distribution(toy, rule):
     """[gamma + 1] probabilities of each number of accepted drafts, for rules token and block."""
     counts = torch.zeros(toy.gamma + 1, dtype=torch.float64)
-    weights = analysis.joint_distribution(toy.draft_probs)
+    weights = testing.joint_distribution(toy.draft_probs)
     for drafts in weights.nonzero():
         x = tuple(drafts.tolist())
         p = [toy.target_probs[i][x[:i]] for i in range(len(x))]

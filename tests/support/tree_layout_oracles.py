@@ -1,4 +1,4 @@
-"""Oracles of the small tree ops that walk parents in Python, sharing nothing with the package."""
+"""Oracles of the layout ops, which follow parents in Python and share no code with the package."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def rerank_oracle(tokens, parents, scores, size):
 
 
 def check_trie(sequences, size, merge, got):
-    """What a prefix tree of the sequences is, said of its outputs; fails where one is not true."""
+    """Fails unless the outputs are a trie of the sequences: one node for each prefix, in order."""
     tokens, parents, nodes, num_nodes = got
     for b in range(len(sequences)):
         count = int(num_nodes[b])
@@ -92,7 +92,7 @@ def check_trie(sequences, size, merge, got):
 
 
 def check_expansion(args, got):
-    """Ids exactly; scores to rounding of float32; the frontier by the scores that were given."""
+    """Fails unless ids are exact, scores agree to float32 rounding and the frontier is the best."""
     logits, before, width, temperatures, temperature = args
     tokens, scores, frontier = got
     b, f, v = logits.shape
@@ -105,15 +105,14 @@ def check_expansion(args, got):
             ranked = row.numpy()
             order = np.lexsort((np.arange(v), -ranked))[:width]
             t_here = 1.0 if t == 0 else float(np.float32(t))
-            sound = math.isfinite(before[i, j]) and math.isfinite(row.max())
-            if not (sound and math.isfinite(t) and t >= 0):
+            valid = math.isfinite(before[i, j]) and math.isfinite(row.max())
+            if not (valid and math.isfinite(t) and t >= 0):
                 order = order[:0]
             order = order[ranked[order] > -math.inf]
-            law = (row - row.max()) / t_here
-            law = (
-                float(before[i, j]) + law - math.log(float(law.exp().sum())) if len(order) else law
-            )
-            want = law[torch.from_numpy(order.copy())]
+            scaled = (row - row.max()) / t_here
+            if len(order):
+                scaled += float(before[i, j]) - math.log(float(scaled.exp().sum()))
+            want = scaled[torch.from_numpy(order.copy())]
             n = len(order)
             assert tokens[i, j].tolist() == [*order, *[-1] * (width - n)], (i, j)
             assert (scores[i, j, n:] == -math.inf).all(), (i, j)

@@ -1,12 +1,12 @@
 """Compile every Triton kernel ahead of time for devices that are not here.
 
-    python tests/triton_aot.py [--all] [cuda:90 hip:gfx942 ...]
+    python tests/support/triton_aot.py [--all] [cuda:90 hip:gfx942 ...]
 
-The two nearest relatives of sm_90 get the variants in BRIEF only, unless --all is given.
+sm_80 and sm_100, which resemble sm_90, get the variants in BRIEF only, unless --all is given.
 
-Prints a line a kernel and target: variant, seconds, and where cuobjdump is at hand, registers and
-bytes spilled. `test_triton.py` runs it in a process of its own, since the interpreter and the
-compiler exclude each other in one.
+One line is printed for each kernel and target: variant, seconds and, where cuobjdump is installed,
+registers and bytes of stack. `tests/chain/test_triton_chain.py` runs it in a process of its own,
+because one process cannot use both the interpreter and the compiler.
 """
 
 from __future__ import annotations
@@ -25,15 +25,18 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from specdec_kernels.arguments.rules import TREE_RULES
+from specdec_kernels.arguments.rules import RULES, TREE_RULES
+from specdec_kernels.arguments.sample import STREAMS
 from specdec_kernels.triton import launch
 from specdec_kernels.triton.chain import verify_chain as chain
-from specdec_kernels.triton.kv import append as kv
+from specdec_kernels.triton.kv import append as kv_append
 from specdec_kernels.triton.kv import compact as kv_compact
 from specdec_kernels.triton.kv import paged_truncate, ring_truncate
 from specdec_kernels.triton.kv import realign as kv_realign
 from specdec_kernels.triton.kv import table as kv_table
-from specdec_kernels.triton.row import sample
+from specdec_kernels.triton.kv import truncate as kv_truncate
+from specdec_kernels.triton.row import draft, sample
+from specdec_kernels.triton.row.distribution import GUMBEL, MASSES, MAXIMA
 from specdec_kernels.triton.tree import expand_tree
 from specdec_kernels.triton.tree import layout as tree_layout
 from specdec_kernels.triton.tree import verify_tree as tree
@@ -45,10 +48,11 @@ TARGETS = {
     "hip:gfx942": GPUTarget("hip", "gfx942", 64),
 }
 BRIEF = {
-    "cdf-tiles", "gumbel-split-filters", "ragged-law-tiles", "match-tiles", "law-split-filters",
-    "sampled-lazy-filters", "greedy-split", "block-law-lazy", "block-sparse-split",
+    "cdf-tiles", "gumbel-split-filters", "ragged-logits-tiles", "match-tiles",
+    "logits-split-filters", "sampled-lazy-filters", "greedy-split", "block-logits-lazy",
+    "block-sparse-split",
     "attention", "rerank-score", "rerank-choose", "rerank-place", "trie-compare", "trie-number",
-    "expand-tiles", "expand-rows", "expand-frontier", "tree-wor-law", "tree-traversal-sampled",
+    "expand-tiles", "expand-rows", "expand-frontier", "tree-wor-logits", "tree-traversal-sampled",
     "kv-row", "kv-append-8", "kv-zero-8", "kv-lengths", "kv-compact-8", "kv-realign-8",
     "ring-lengths", "paged-truncate",
 }  # fmt: skip
@@ -68,16 +72,17 @@ ENTRIES = (
     expand_tree.choose_frontier,
     tree.tree_sequences,
     kv_table.write_row,
-    kv.append_lanes,
-    kv.zero_lanes,
-    kv.shorten,
-    kv_compact.compact_lanes,
-    kv_realign.realign_lanes,
+    kv_append.append_words,
+    kv_truncate.zero_words,
+    kv_truncate.shorten,
+    kv_compact.compact_words,
+    kv_realign.realign_words,
     ring_truncate.shorten_rings,
     paged_truncate.truncate_tables,
 )
 
-# Argument types by name; a name that a variant holds is a compile-time constant (None: no tensor).
+# Types of arguments by name. An argument that a variant names is a compile-time constant; None
+# stands for a tensor that is not given.
 TYPES = {
     "fp32": [
         "temperature", "top_p", "min_p", "draft_temperature", "lenience", "typical_epsilon",
@@ -100,45 +105,46 @@ TYPES = {
     ],
     "*i1": ["mask"],
     "*fp32": [
-        "temperatures", "top_ps", "min_ps", "tile_maxima", "logprobs", "thresholds", "draft_threshold",
-        "draft_temperatures", "synthetic_rates", "accept_probs", "scores", "out_scores",
+        "temperatures", "top_ps", "min_ps", "tile_maxima", "logprobs", "thresholds",
+        "draft_threshold", "draft_temperatures", "synthetic_rates", "accept_probs", "scores",
+        "out_scores",
     ],
     "*fp64": ["uniforms", "logsumexps", "draft_logsumexp", "workspace"],
-    "*i32": ["top_ks", "target_indptr", "num_accepted", "status", "draft_columns", "draft_rows", "chosen",
-             "first", "shared", "owned", "tables", "blocks", "num_freed"],
+    "*i32": [
+        "top_ks", "target_indptr", "num_accepted", "status", "draft_columns", "draft_rows",
+        "chosen", "first", "shared", "owned", "tables", "blocks", "num_freed",
+    ],
     "*i64": [
-        "seeds", "positions", "tile_sums", "tokens", "draft_token_ids", "draft_ids", "eos_token_ids", "max_new_tokens",
-        "parents", "lengths", "entries", "places", "out_tokens", "out_parents", "nodes", "ends",
-        "sequences", "found", "frontier", "tree_tokens", "path", "table",
-        "row", "new_lengths", "starts", "shifts", "base",
+        "seeds", "positions", "tile_sums", "tokens", "draft_token_ids", "draft_ids",
+        "eos_token_ids", "max_new_tokens", "parents", "lengths", "entries", "places", "out_tokens",
+        "out_parents", "nodes", "ends", "sequences", "found", "frontier", "tree_tokens", "path",
+        "table", "row", "new_lengths", "starts", "shifts", "base",
     ],
 }  # fmt: skip
 TYPE_OF = {name: kind for kind, names in TYPES.items() for name in names}
-# As the launcher finds them for a vocabulary of 128,000.
+# Arguments that are multiples of 16 for a vocabulary of 128,000.
 ALIGNED = {"v", "d", "row_stride", "target_stride_b", "target_stride_i", "draft_stride_b",
            "draft_stride_i", "logits_stride_b", "logits_stride_f"}  # fmt: skip
 
 SCALARS = dict.fromkeys(
     (
-        "temperatures", "top_ks", "top_ps", "min_ps", "draft_temperatures", "target_indptr", "uniforms",
-        "eos_token_ids", "max_new_tokens", "accept_probs",
+        "temperatures", "top_ks", "top_ps", "min_ps", "draft_temperatures", "target_indptr",
+        "uniforms", "eos_token_ids", "max_new_tokens", "accept_probs",
     )
 )  # fmt: skip
 SHAPE = {"TILE": launch.TILE, "CHUNK": launch.CHUNK, "BLOCK": 32, "LOG_TILES": 5, "WIDTH": 64}
-NO_LAW = dict.fromkeys(("draft_logsumexp", "draft_threshold", "draft_temperatures"))
-# Of the tensors that only some rule or form has, what a variant without them passes.
+# The tensors that only some rules or forms of a draft have.
 ABSENT = dict.fromkeys(
     ("draft_logsumexp", "draft_threshold", "draft_temperatures", "draft_ids", "draft_columns",
      "synthetic_rates", "workspace")
 )  # fmt: skip
-PLAIN = {"STATS": 1, "RAGGED_DRAFT": False, "BEYOND": False, "PROBS": False, "FILTERS": False}
-RULES = {
-    "token": {"RULE": 0}, "block": {"RULE": 1}, "greedy": {"RULE": 2, "STATS": 0},
-    "match": {"RULE": 3, "STATS": 2}, "typical": {"RULE": 4}, "lenient": {"RULE": 5},
-    "synthetic": {"RULE": 6},
+PLAIN = dict.fromkeys(("RAGGED_DRAFT", "BEYOND", "PROBS", "FILTERS"), False)
+STATS = {"greedy": MAXIMA.value, "match": GUMBEL.value}  # other rules need masses
+FORMS = {
+    "one-hot": draft.ONE_HOT.value, "logits": draft.DRAFT_LOGITS.value,
+    "probs": draft.DRAFT_PROBS.value, "sampled": draft.SAMPLED.value, "sparse": draft.SPARSE.value,
 }  # fmt: skip
-FORMS = {"point": 0, "law": 1, "raw": 2, "sampled": 3, "sparse": 4}
-OWN = {"block": ("workspace",), "synthetic": ("synthetic_rates",), "sparse": ("draft_ids",),
+TENSORS = {"block": ("workspace",), "synthetic": ("synthetic_rates",), "sparse": ("draft_ids",),
        "sampled": ("draft_logsumexp", "draft_threshold", "draft_temperatures"),
        "mapped": ("draft_columns",), "shared": ("draft_rows",)}  # fmt: skip
 SPLIT = {"SPLIT": True}
@@ -148,11 +154,15 @@ RAGGED = {"RAGGED_DRAFT": True}
 BEYOND = {"BEYOND": True}
 
 
-def walk(name: str, rule: str, form: str, *switches: str | dict[str, object],
+def sequences(name: str, rule: str, form: str, *switches: str | dict[str, object],
          rows: str = "bf16") -> tuple[str, object, dict[str, object]]:  # fmt: skip
     """A variant of `chain_sequences`; "mapped" among the switches gives the draft columns."""
-    owned = {t for key in (rule, form, *switches) if isinstance(key, str) for t in OWN.get(key, ())}
-    constants = PLAIN | SHAPE | RULES[rule] | {"DRAFT": FORMS[form], "SPLIT": False, "rows": rows}
+    owned = {
+        t for key in (rule, form, *switches) if isinstance(key, str) for t in TENSORS.get(key, ())
+    }
+    own = {"RULE": RULES.index(rule), "STATS": STATS.get(rule, MASSES.value),
+           "DRAFT": FORMS[form], "SPLIT": False, "rows": rows}  # fmt: skip
+    constants = PLAIN | SHAPE | own
     constants |= {name: None for name in ABSENT if name not in owned}
     for switch in switches:
         constants |= switch if isinstance(switch, dict) else {}
@@ -161,17 +171,19 @@ def walk(name: str, rule: str, form: str, *switches: str | dict[str, object],
 
 def tiles(name: str, rule: str, form: str, *switches: dict[str, object],
           rows: str = "bf16") -> tuple[str, object, dict[str, object]]:  # fmt: skip
-    return name, chain.chain_tiles, walk(name, rule, form, *switches, rows=rows)[2]
+    return name, chain.chain_tiles, sequences(name, rule, form, *switches, rows=rows)[2]
 
 
-def paths(name: str, rule: str, form: str, *switches: str | dict[str, object],
+def trees(name: str, rule: str, form: str, *switches: str | dict[str, object],
           rows: str = "bf16") -> tuple[str, object, dict[str, object]]:  # fmt: skip
-    """A variant of `tree_sequences`, made like those of `walk`; "shared" gives the draft rows."""
-    owned = {t for key in (form, *switches) if isinstance(key, str) for t in OWN.get(key, ())}
+    """A variant of `tree_sequences`, as in `sequences`; "shared" gives the draft rows."""
+    owned = {t for key in (form, *switches) if isinstance(key, str) for t in TENSORS.get(key, ())}
     own = {"RULE": TREE_RULES.index(rule), "DRAFT": FORMS[form], "FLAT_DRAFT": "shared" in switches,
-           "STATS": {"greedy": 0, "match": 2}.get(rule, 1), "NODES": 64, "rows": rows}  # fmt: skip
+           "STATS": STATS.get(rule, MASSES.value), "NODES": 64, "rows": rows}  # fmt: skip
     constants = PLAIN | SHAPE | own
-    constants |= {name: None for name in (*ABSENT, "draft_rows") if name not in owned | {"workspace"}}
+    constants |= {
+        name: None for name in (*ABSENT, "draft_rows") if name not in owned | {"workspace"}
+    }
     for switch in switches:
         constants |= switch if isinstance(switch, dict) else {}
     return name, tree.tree_sequences, constants
@@ -198,10 +210,10 @@ def tree_variants() -> list[tuple[str, object, dict[str, object]]]:
 
 def cache_variants() -> list[tuple[str, object, dict[str, object]]]:
     dense, paged = {"PAGED": False, "tables": None}, {"PAGED": True}
-    lengths = {"rows": "i64", "BLOCK": kv.LENGTHS, "options": kv_table.OPTIONS}
+    lengths = {"rows": "i64", "BLOCK": kv_truncate.LENGTHS, "options": kv_table.OPTIONS}
     out = [
         ("kv-row", kv_table.write_row, lengths),
-        ("kv-lengths", kv.shorten, lengths),
+        ("kv-lengths", kv_truncate.shorten, lengths),
         ("ring-lengths", ring_truncate.shorten_rings, lengths),
         ("paged-truncate", paged_truncate.truncate_tables,
          lengths | {"BLOCK": paged_truncate.BLOCK, "options": paged_truncate.OPTIONS}),
@@ -209,61 +221,67 @@ def cache_variants() -> list[tuple[str, object, dict[str, object]]]:
     for width in (1, 2, 4, 8):
         own = lengths | {"BLOCK": kv_table.BLOCK, "BYTES": width}
         out += [
-            (f"kv-append-{width}", kv.append_lanes, own),
-            (f"kv-zero-{width}", kv.zero_lanes, own | {"RING": False}),
-            (f"kv-compact-{width}", kv_compact.compact_lanes, own | dense),
-            (f"paged-compact-{width}", kv_compact.compact_lanes, own | paged),
-            (f"kv-realign-{width}", kv_realign.realign_lanes, own | {"ZERO": True}),
+            (f"kv-append-{width}", kv_append.append_words, own),
+            (f"kv-zero-{width}", kv_truncate.zero_words, own | {"RING": False}),
+            (f"kv-compact-{width}", kv_compact.compact_words, own | dense),
+            (f"paged-compact-{width}", kv_compact.compact_words, own | paged),
+            (f"kv-realign-{width}", kv_realign.realign_words, own | {"ZERO": True}),
         ]
-    return [*out, ("ring-zero-8", kv.zero_lanes, own | {"RING": True})]
+    return [*out, ("ring-zero-8", kv_truncate.zero_words, own | {"RING": True})]
 
 
 def variants() -> list[tuple[str, object, dict[str, object]]]:
     """(name, kernel, its row dtype and constants)."""
     out = []
-    for name, what in (("cdf", 1), ("gumbel", 2)):
-        base = {"rows": "bf16", "STREAM": 2, "STATS": what, **SHAPE}
+    for name, stats in (("cdf", MASSES.value), ("gumbel", GUMBEL.value)):
+        base = {"rows": "bf16", "STREAM": STREAMS["draft"], "STATS": stats, **SHAPE}
         out += [
             (f"{name}-tiles", sample.sample_tiles, base | SCALARS),
-            (f"{name}-lazy", sample.sample_rows, base | SCALARS | {"SPLIT": False, "FILTERS": False}),
+            (
+                f"{name}-lazy",
+                sample.sample_rows,
+                base | SCALARS | {"SPLIT": False, "FILTERS": False},
+            ),
             (f"{name}-split-filters", sample.sample_rows, base | {"SPLIT": True, "FILTERS": True}),
         ]
     return [
         *out,
-        tiles("law-tiles", "token", "law", SCALARS),
-        tiles("ragged-law-tiles", "token", "law", RAGGED, rows="fp32"),
-        tiles("match-tiles", "match", "point", SCALARS),
-        tiles("probs-tiles", "token", "raw", PROBS),
-        walk("point-lazy", "token", "point", SCALARS),
-        walk("law-lazy", "token", "law", SCALARS, rows="fp32"),
-        walk("law-split-filters", "token", "law", SPLIT, FILTERS),
-        walk("probs-ragged-filters", "token", "raw", RAGGED, FILTERS, PROBS, rows="fp16"),
-        walk("sampled-lazy-filters", "token", "sampled", RAGGED, FILTERS),
-        walk("match-lazy-filters", "match", "point", FILTERS),
-        walk("greedy-split", "greedy", "point", SCALARS, SPLIT),
-        walk("block-law-lazy", "block", "law", SCALARS),
-        walk("block-wide-law-split", "block", "law", SPLIT, BEYOND, rows="fp32"),
-        walk("block-mapped-sampled", "block", "sampled", "mapped", BEYOND),
-        walk("block-probs-ragged", "block", "raw", "mapped", RAGGED, PROBS, BEYOND, rows="fp16"),
-        walk("block-probs-point", "block", "point", SCALARS, PROBS),
-        walk("block-sparse-split", "block", "sparse", SPLIT),
-        walk("lenient-sparse", "lenient", "sparse", SCALARS),
-        walk("typical-lazy", "typical", "point", SCALARS),
-        walk("synthetic-split", "synthetic", "point", SCALARS, SPLIT),
-        paths("tree-greedy", "greedy", "point", SCALARS),
-        paths("tree-match-filters", "match", "point", FILTERS),
-        paths("tree-target-only", "target_only", "point", SCALARS, PROBS),
-        paths("tree-typical", "typical", "point", SCALARS, rows="fp16"),
-        paths("tree-multi-point", "multi_draft", "point", SCALARS),
-        paths("tree-multi-law", "multi_draft", "law", BEYOND, "mapped"),
-        paths("tree-wor-law", "multi_draft_wor", "law", FILTERS, BEYOND, "shared"),
-        paths("tree-wor-sparse", "multi_draft_wor", "sparse", SCALARS, BEYOND, "shared"),
-        paths("tree-top-raw", "top_k_plus_one", "raw", PROBS, "mapped", BEYOND, rows="fp32"),
-        paths("tree-seq-sampled", "k_seq", "sampled", FILTERS, BEYOND),
-        paths("tree-seq-law", "k_seq", "law", SCALARS, "shared"),
-        paths("tree-traversal-point", "traversal", "point", SCALARS, PROBS),
-        paths("tree-traversal-sparse", "traversal", "sparse", SCALARS, BEYOND),
-        paths("tree-traversal-sampled", "traversal", "sampled", FILTERS, BEYOND),
+        tiles("logits-tiles", "token", "logits", SCALARS),
+        tiles("ragged-logits-tiles", "token", "logits", RAGGED, rows="fp32"),
+        tiles("match-tiles", "match", "one-hot", SCALARS),
+        tiles("probs-tiles", "token", "probs", PROBS),
+        sequences("one-hot-lazy", "token", "one-hot", SCALARS),
+        sequences("logits-lazy", "token", "logits", SCALARS, rows="fp32"),
+        sequences("logits-split-filters", "token", "logits", SPLIT, FILTERS),
+        sequences("probs-ragged-filters", "token", "probs", RAGGED, FILTERS, PROBS, rows="fp16"),
+        sequences("sampled-lazy-filters", "token", "sampled", RAGGED, FILTERS),
+        sequences("match-lazy-filters", "match", "one-hot", FILTERS),
+        sequences("greedy-split", "greedy", "one-hot", SCALARS, SPLIT),
+        sequences("block-logits-lazy", "block", "logits", SCALARS),
+        sequences("block-wide-logits-split", "block", "logits", SPLIT, BEYOND, rows="fp32"),
+        sequences("block-mapped-sampled", "block", "sampled", "mapped", BEYOND),
+        sequences(
+            "block-probs-ragged", "block", "probs", "mapped", RAGGED, PROBS, BEYOND, rows="fp16"
+        ),
+        sequences("block-probs-one-hot", "block", "one-hot", SCALARS, PROBS),
+        sequences("block-sparse-split", "block", "sparse", SPLIT),
+        sequences("lenient-sparse", "lenient", "sparse", SCALARS),
+        sequences("typical-lazy", "typical", "one-hot", SCALARS),
+        sequences("synthetic-split", "synthetic", "one-hot", SCALARS, SPLIT),
+        trees("tree-greedy", "greedy", "one-hot", SCALARS),
+        trees("tree-match-filters", "match", "one-hot", FILTERS),
+        trees("tree-target-only", "target_only", "one-hot", SCALARS, PROBS),
+        trees("tree-typical", "typical", "one-hot", SCALARS, rows="fp16"),
+        trees("tree-multi-one-hot", "multi_draft", "one-hot", SCALARS),
+        trees("tree-multi-logits", "multi_draft", "logits", BEYOND, "mapped"),
+        trees("tree-wor-logits", "multi_draft_wor", "logits", FILTERS, BEYOND, "shared"),
+        trees("tree-wor-sparse", "multi_draft_wor", "sparse", SCALARS, BEYOND, "shared"),
+        trees("tree-top-probs", "top_k_plus_one", "probs", PROBS, "mapped", BEYOND, rows="fp32"),
+        trees("tree-seq-sampled", "k_seq", "sampled", FILTERS, BEYOND),
+        trees("tree-seq-logits", "k_seq", "logits", SCALARS, "shared"),
+        trees("tree-traversal-one-hot", "traversal", "one-hot", SCALARS, PROBS),
+        trees("tree-traversal-sparse", "traversal", "sparse", SCALARS, BEYOND),
+        trees("tree-traversal-sampled", "traversal", "sampled", FILTERS, BEYOND),
         *tree_variants(),
         *cache_variants(),
     ]

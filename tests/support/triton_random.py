@@ -1,4 +1,4 @@
-"""Random arguments of the ops, of every kind they take: for the Triton provider's interpreter."""
+"""Random arguments of every kind that the ops take, for Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def logits(rows, v, generator, dtype):
 
 
 def poison(t, rnd):
-    """One entry no row may hold, or one that only a point mass may."""
+    """Set one entry to a value that is invalid, or valid only in a one-hot row (-inf elsewhere)."""
     if t.numel():
         t.view(-1)[rnd.randrange(t.numel())] = rnd.choice(
             [float("nan"), float("inf"), float("-inf"), -1.0]
@@ -28,7 +28,7 @@ def per_sequence(rnd, n, values, dtype=torch.float32):
     return torch.tensor([rnd.choice(values) for _ in range(n)], dtype=dtype)
 
 
-def random_shaping(rnd, n, v):
+def random_sampling(rnd, n, v):
     """The eight sampling arguments: scalars and tensors, some of them out of range."""
     out = [
         None, rnd.choice([1.0, 1.0, 0.7, 0.0, 1e-30, 1e30]), None, rnd.choice([0, 0, 3, 50]),
@@ -45,21 +45,21 @@ def random_shaping(rnd, n, v):
     return out
 
 
-def sampled_law(draft, cu, lengths, gamma, rnd):
-    """(logsumexp, threshold) [B, gamma] float64 and float32 of a draft, and its temperature."""
+def sample_statistics(draft, indptr, lengths, gamma, rnd):
+    """What `sample` returns of a draft: logsumexp and threshold [B, gamma], and its temperature."""
     temperature = rnd.choice([1.0, 0.8, 0.0])
     total = (draft.float().double() / (temperature or 1)).logsumexp(-1)
     if draft.dim() == 2:
         flat, total = total, torch.zeros(len(lengths), gamma, dtype=torch.float64)
         for b, n in enumerate(lengths):
-            first = int(cu[b]) - b
+            first = int(indptr[b]) - b
             total[b, : n - 1] = flat[first : first + n - 1]
     cut = rnd.choice([float("-inf"), 0.0])
     return total, torch.full(total.shape, cut), temperature
 
 
 def sparse(draft, v, g):
-    """(ids, probabilities) of the likeliest tokens: one twice, one unused, one past the end."""
+    """(ids, probabilities) of the likeliest tokens: one id twice, one unused, one out of range."""
     k = min(draft.shape[-1], 5)
     ids = draft.float().topk(k, -1).indices.to(torch.int32)
     rows = torch.rand(ids.shape, generator=g)
@@ -71,14 +71,14 @@ def sparse(draft, v, g):
     return ids, rows
 
 
-def random_draft(rnd, g, target, lengths, gamma, cu, kind):
+def random_draft(rnd, g, target, lengths, gamma, indptr, kind):
     """(draft, ids, columns, logsumexp, threshold, temperature) in one of its forms."""
     n, v = len(lengths), target.shape[-1]
     form = rnd.choice(["none", "plain", "plain", "sampled", "sparse"])
-    flat = cu is not None and rnd.random() < 0.5
+    flat = indptr is not None and rnd.random() < 0.5
     d = v if rnd.random() < 0.6 else rnd.choice([max(1, v // 2), v + 7, 4099])
     draft = logits((sum(lengths) - n,) if flat else (n, gamma), d, g, torch.float32)
-    if cu is None and d == v and rnd.random() < 0.7:
+    if indptr is None and d == v and rnd.random() < 0.7:
         draft = target[:, :gamma] + 0.5 * draft
     ids = columns = total = cut = None
     temperature = 1.0
@@ -95,18 +95,18 @@ def random_draft(rnd, g, target, lengths, gamma, cu, kind):
     if rnd.random() < 0.2:
         poison(draft, rnd)
     if form == "sampled":
-        total, cut, temperature = sampled_law(draft, cu, lengths, gamma, rnd)
+        total, cut, temperature = sample_statistics(draft, indptr, lengths, gamma, rnd)
     return (None,) * 5 + (1.0,) if form == "none" else (draft, ids, columns, total, cut,
                                                         temperature)  # fmt: skip
 
 
-def likely_tokens(target, draft, ids, gamma, cu, v, rnd, g):
-    """[B, gamma] drafts, some of which stand, and some that no vocabulary has."""
-    n = len(target) if cu is None else len(cu) - 1
+def likely_tokens(target, draft, ids, gamma, indptr, v, rnd, g):
+    """[B, gamma] drafts: some are accepted, some are out of range."""
+    n = len(target) if indptr is None else len(indptr) - 1
     tokens = torch.randint(0, v, (n, gamma), generator=g)
-    if cu is None and rnd.random() < 0.6:
+    if indptr is None and rnd.random() < 0.6:
         tokens = target[:, :gamma].float().nan_to_num().argmax(-1)
-    elif cu is None and ids is not None:
+    elif indptr is None and ids is not None:
         tokens = ids[..., 0].long()
     if tokens.numel() and rnd.random() < 0.2:
         tokens.view(-1)[rnd.randrange(tokens.numel())] = rnd.choice([-1, -5, v, v + 2])
@@ -114,24 +114,24 @@ def likely_tokens(target, draft, ids, gamma, cu, v, rnd, g):
 
 
 def random_chain(seed):
-    """Arguments of `verify_chain`, of every kind it takes."""
+    """Arguments of `verify_chain`, of every kind that it takes."""
     rnd, g = random.Random(seed), torch.Generator().manual_seed(seed)
     v, gamma, n = rnd.choice([1, 5, 37, 67, 1031, 5000]), rnd.randrange(4), rnd.randrange(1, 4)
     kind, rule = rnd.choice(["logits", "logits", "probs"]), rnd.choice(RULES)
-    cu, lengths = None, [gamma + 1] * n
+    indptr, lengths = None, [gamma + 1] * n
     if rnd.random() < 0.4:
         lengths = [rnd.randrange(1, gamma + 2) for _ in range(n)]
-        cu = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32)
-    target = logits((n, gamma + 1) if cu is None else (sum(lengths),), v, g, torch.float32)
+        indptr = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32)
+    target = logits((n, gamma + 1) if indptr is None else (sum(lengths),), v, g, torch.float32)
     draft, ids, columns, total, cut, q_temperature = random_draft(
-        rnd, g, target, lengths, gamma, cu, kind
+        rnd, g, target, lengths, gamma, indptr, kind
     )
     if kind == "probs":
         target = target.softmax(-1)
     target = target.to(rnd.choice(list(DTYPES.values())))
     if rnd.random() < 0.2:
         poison(target, rnd)
-    tokens = likely_tokens(target, draft, ids, gamma, cu, v, rnd, g)
+    tokens = likely_tokens(target, draft, ids, gamma, indptr, v, rnd, g)
     q_temperatures = None
     if total is not None and rnd.random() < 0.5:
         q_temperatures = torch.full((n,), q_temperature)
@@ -143,9 +143,9 @@ def random_chain(seed):
     most = torch.randint(-1, gamma + 3, (n,), generator=g) if rnd.random() < 0.3 else None
     return (
         target, tokens, draft, ids, columns, total, cut, q_temperatures, q_temperature, kind, rule,
-        *random_shaping(rnd, n, v),
+        *random_sampling(rnd, n, v),
         torch.randint(-(2**62), 2**62, (n,), generator=g),
-        torch.randint(0, 2**40, (n,), generator=g), cu, uniforms,
+        torch.randint(0, 2**40, (n,), generator=g), indptr, uniforms,
         rnd.choice([1.0, 0.5, 0.1]), rnd.choice([0.09, 0.5, 1.0]), rnd.choice([0.3, 2.0]), rates,
         ends, most, rnd.random() < 0.8, rnd.random() < 0.8,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""expand_tree against a float64 oracle, and what it may not depend on."""
+"""`expand_tree` against a float64 oracle, and inputs that its result does not depend on."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAMES = [n for n in ("reference", "cpp", "triton") if n in testing.providers(OP)
 
 
 def run(name, *args):
-    """An implementation, with everything it allocates poisoned."""
+    """Run a provider with poisoned allocations."""
     torch.use_deterministic_algorithms(True)
     return provider(OP, name)(*args)
 
@@ -66,7 +66,7 @@ def test_random_frontiers(name):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("order", ["falling", "rising", "equal"])
 def test_every_order_of_a_row_over_tiles(name, order):
-    """Falling: the first block has all; rising: every entry comes in once."""
+    """Falling: the first tile has the best tokens. Rising: every entry replaces a best token."""
     v = 8200
     logits = {
         "falling": -torch.arange(v) / 100,
@@ -85,7 +85,7 @@ def test_the_signs_of_zero_tie(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_faults_leave_no_children_and_touch_no_neighbour(name):
+def test_an_invalid_row_has_no_children_and_does_not_change_other_nodes(name):
     g = torch.Generator().manual_seed(1)
     good = torch.randn(4, 2, 90, generator=g)
     logits = good.clone()
@@ -169,14 +169,14 @@ def spoiled():
 
 
 @pytest.mark.parametrize(("args", "wrong"), [*spoiled()])
-def test_the_oracle_rejects_what_is_wrong(args, wrong):
+def test_the_oracle_rejects_wrong_outputs(args, wrong):
     """Negative controls."""
     with pytest.raises(AssertionError):
         check_expansion(args, wrong)
 
 
 def grown(logits, scores, lengths, size, slots):
-    """Two levels of EAGLE-2, re-ranked, with their mask; the second level sees the same rows."""
+    """Two levels of EAGLE-2, re-ranked, with their mask; logits do not depend on chosen nodes."""
     first = sk.expand_tree(logits[:, :1], scores[:, :1], width=3, temperature=0.9)
     best = first.scores.flatten(1).gather(1, first.frontier)
     second = sk.expand_tree(logits[:, 1:], best, width=3, temperature=0.9)
@@ -204,7 +204,7 @@ def test_growing_a_tree_compiles_as_one_graph_for_all_sizes():
 
 
 def test_a_grown_tree_holds_the_best_paths():
-    """With a law that does not depend on the path, the tree of EAGLE-2 is the best one there is."""
+    """If the distribution does not depend on the path, EAGLE-2 finds the most likely tree."""
     g = torch.Generator().manual_seed(4)
     row = torch.randn(1, 1, 50, generator=g)
     logits = row.expand(1, 4, 50)
@@ -219,7 +219,7 @@ def test_a_grown_tree_holds_the_best_paths():
     assert got == want
 
 
-def test_no_temporary_of_the_size_of_the_rows():
+def test_extra_memory_is_smaller_than_a_copy_of_the_rows():
     program = """
 import resource, torch, specdec_kernels as sk
 logits = torch.zeros(32, 5, 151_936, dtype=torch.bfloat16)

@@ -1,7 +1,8 @@
-"""The law of what `verify_tree` emits, through the real kernels: every cell of every random input.
+"""The distribution of what `verify_tree` emits is the target's: enumerated through the kernels.
 
-Drafts are drawn in the way that each rule says it is for; see tests/test_tree_controls.py for the
-verifiers that this machinery rejects.
+Uniforms divide into cells in each of which a verifier emits the same tokens. The enumeration adds
+up the weights of all cells of all drafts. Drafts are drawn in the way that each rule is designed
+for; test_tree_negative_controls.py has the verifiers that this method rejects.
 """
 
 import pytest
@@ -22,13 +23,13 @@ from support.providers import (
 from support.toy_chain import TOLERANCE, ToyChain
 from support.toy_tree import DRAWN, ToyTree, assert_target_distribution
 
-from specdec_kernels import analysis
-from specdec_kernels.analysis import lineage
+from specdec_kernels import testing
+from specdec_kernels.testing import lineage
 
 RATIO = ["multi_draft", "multi_draft_wor", "top_k_plus_one", "k_seq", "traversal"]
 EVERY_RULE = [r for r in DRAWN if r != "greedy"]
 
-# The rules each stands for, and the setting. Slower providers take the ones of TINY.
+# Name -> (rules, arguments of ToyTree). Slower providers take the trees of TINY.
 LOSSLESS = {
     "221": ([r for r in EVERY_RULE if r != "k_seq"], dict(tree="221")),
     "312": ([r for r in EVERY_RULE if r != "k_seq"], dict(tree="312", seed=1)),
@@ -41,7 +42,7 @@ LOSSLESS = {
     "probs-zeros": (RATIO, dict(tree="22", kind="probs", holes=True, seed=7)),
     "probs-filtered": (EVERY_RULE, dict(tree="21", v=4, kind="probs", seed=8,
                                         target_filters=dict(temperature=0.7, top_p=0.8))),
-    "point-mass": (["multi_draft", "multi_draft_wor", "traversal"],
+    "one-hot": (["multi_draft", "multi_draft_wor", "traversal"],
                    dict(tree="22", draft="none", how="independent", seed=9)),
     "sampled": (RATIO, dict(tree="22", v=4, draft="sampled", seed=10,
                             draft_filters=dict(temperature=0.6, top_k=2))),
@@ -63,7 +64,7 @@ LOSSLESS = {
     "temperature-zero": (EVERY_RULE, dict(tree="21", how="independent",
                                           target_filters=dict(temperature=0.0))),
 }  # fmt: skip
-# rho is known to 1e-6 only, so that no other provider has quite the cells of k_seq.
+# Providers find rho of k_seq to 1e-6 only, so that their cells differ a little from each other.
 TINY = {
     "21": dict(tree="21", seed=5),
     "21-V2": dict(tree="21", v=2, seed=4),
@@ -75,7 +76,7 @@ CASES = [pytest.param(r, s, id=f"{r}-{s}") for s, (rules, _) in LOSSLESS.items()
 
 
 @pytest.mark.parametrize(("rule", "setting"), CASES)
-def test_the_emitted_law_is_the_targets(rule, setting):
+def test_the_emitted_distribution_is_that_of_the_target(rule, setting):
     setting = ToyTree(rule, **LOSSLESS[setting][1])
     assert_target_distribution(setting.realized("cpp"), setting)
 
@@ -85,65 +86,65 @@ def test_the_emitted_law_is_the_targets(rule, setting):
     [(r, s) for r in EVERY_RULE for s in TINY if r != "k_seq" or s in ("21-V2", "sampled")],
 )
 @pytest.mark.parametrize("name", ["reference", *SHIM_PROVIDERS])
-def test_the_emitted_law_of_slower_providers_is_the_targets(name, rule, setting):
+def test_slower_providers_emit_the_target_distribution(name, rule, setting):
     setting = ToyTree(rule, **TINY[setting])
     assert_target_distribution(setting.realized(name), setting)
 
 
 @needs_triton
 @pytest.mark.parametrize("rule", DRAWN)
-def test_the_emitted_law_is_the_targets_in_the_interpreter(rule):
+def test_triton_emits_the_target_distribution_in_the_interpreter(rule):
     filters = dict(temperature=0.0) if rule == "greedy" else {}
     setting = ToyTree(rule, tree=[-1, -1], v=2, target_filters=filters)
     assert_target_distribution(setting.realized("triton", steps=26), setting)
 
 
-def test_cells_learnt_from_another_verifier_are_not_believed():
-    """A wrong teacher: the cells of the verifier itself are measured all the same."""
+def test_boundaries_of_another_verifier_do_not_change_the_distribution():
+    """Cell boundaries of a different verifier (`like`) are only a first guess."""
     setting, other = (ToyTree("multi_draft", tree="21", seed=s) for s in (0, 99))
-    law = analysis.enumerate_tree_distribution(
-        setting.verifier("cpp"), setting.parents, setting.drafts, setting.weights, setting.target_probs,
-        like=other.verifier("cpp"),
+    realized = testing.enumerate_tree_distribution(
+        setting.verifier("cpp"), setting.parents, setting.drafts, setting.weights,
+        setting.target_probs, like=other.verifier("cpp"),
     )  # fmt: skip
-    assert_target_distribution(law, setting)
+    assert_target_distribution(realized, setting)
 
 
 @pytest.mark.parametrize("rule", RATIO)
 @pytest.mark.parametrize("name", FAST_PROVIDERS)
-def test_acceptance_is_the_measured_chance(name, rule):
+def test_accept_probs_are_the_measured_probabilities(name, rule):
     tree = "22" if name == "cpp" else [-1, -1]
     setting = ToyTree(rule, tree=tree, kind="probs", seed=2)
-    trials = setting.realized(name).trials
-    assert len(trials.nodes) > 0
-    told = setting.verifier(name, outputs=5)(trials.drafts, trials.uniforms)
-    assert_close("accept_probs", told.gather(1, trials.nodes[:, None])[:, 0].double(), trials.edges,
-          atol=TOLERANCE)  # fmt: skip
+    decisions = setting.realized(name).decisions
+    assert len(decisions.nodes) > 0
+    probs = setting.verifier(name, outputs=5)(decisions.drafts, decisions.uniforms)
+    probs = probs.gather(1, decisions.nodes[:, None])[:, 0].double()
+    assert_close("accept_probs", probs, decisions.accept_probs, atol=TOLERANCE)
 
 
-def uniforms_of_a_grid(n, columns, seed=0):
-    """[n, columns] float64, multiples of 1/64: often at an edge."""
+def coarse_uniforms(n, columns, seed=0):
+    """[n, columns] float64, multiples of 1/64, which are often at the boundary of a cell."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(0, 64, (n, columns), generator=generator).double() / 64
 
 
-LIKE_A_CHAIN = {"multi_draft": "token", "k_seq": "token", "multi_draft_wor": "token",
+CHAIN_RULE = {"multi_draft": "token", "k_seq": "token", "multi_draft_wor": "token",
                 "traversal": "block"}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", ["logits", "probs"])
-@pytest.mark.parametrize("rule", LIKE_A_CHAIN)
+@pytest.mark.parametrize("rule", CHAIN_RULE)
 @pytest.mark.parametrize("name", FAST_PROVIDERS)
-def test_one_draft_a_position_is_the_rule_of_a_chain_bit_for_bit(name, rule, kind):
-    setting = ToyChain(gamma=3, kind=kind, rule=LIKE_A_CHAIN[rule], holes=True, seed=4)
-    drafts = analysis.joint_distribution(setting.draft_probs).nonzero()
+def test_a_tree_without_siblings_gives_the_bits_of_verify_chain(name, rule, kind):
+    setting = ToyChain(gamma=3, kind=kind, rule=CHAIN_RULE[rule], holes=True, seed=4)
+    drafts = testing.joint_distribution(setting.draft_probs).nonzero()
     drafts = drafts.repeat(4 if name == "reference" else 40, 1)
     n, gamma = drafts.shape
-    uniforms = uniforms_of_a_grid(n, gamma + 1)
+    uniforms = coarse_uniforms(n, gamma + 1)
     arguments = setting.arguments(drafts, name)
     want = verify(provider("verify_chain", name), tokens=drafts, uniforms=uniforms, **arguments)
     wide = torch.zeros(n, 2 * gamma + 1, dtype=torch.float64)
     wide[:, :gamma] = uniforms[:, :gamma]
-    wide[:, gamma:] = uniforms[:, gamma:]  # of the chain, one draw wherever it is
+    wide[:, gamma:] = uniforms[:, gamma:]  # verify_chain has one uniform for the last token
     got = verify_tree(
         provider("verify_tree", name), tokens=drafts, uniforms=wide,
         parents=torch.arange(-1, gamma - 1).expand(n, -1), **{**arguments, "rule": rule},
@@ -154,11 +155,13 @@ def test_one_draft_a_position_is_the_rule_of_a_chain_bit_for_bit(name, rule, kin
 
 
 @pytest.mark.parametrize("name", FAST_PROVIDERS)
-def test_rule_match_gives_what_plain_sampling_gives(name):
-    """Every token of the path and the one after it, for any drafts; it ends only where it must."""
+def test_rule_match_emits_the_tokens_of_plain_sampling(name):
+    """The path ends only where no child has the token that plain sampling draws."""
     v, n, parents = 5, 100, [-1, -1, 0, 0, 1]
     generator = torch.Generator().manual_seed(5)
-    table = torch.randn(v + 1, v, generator=generator)  # of the token before; the last row of none
+    table = torch.randn(
+        v + 1, v, generator=generator
+    )  # logits given the token before; the last row is for none
     drafts = torch.randint(0, v, (n, len(parents)), generator=generator)
     rows = torch.cat([torch.full((n, 1), v), drafts], 1)
     seeds, want, before = torch.arange(n), [], torch.full((n,), v)
@@ -171,15 +174,15 @@ def test_rule_match_gives_what_plain_sampling_gives(name):
         rule="match", seeds=seeds, temperature=0.8,
     )  # fmt: skip
     for b, (x, y, z) in enumerate(torch.stack(want, 1).tolist()):
-        points = {tuple(drafts[b, lineage(parents, m)].tolist()) for m in range(len(parents))}
-        emitted = [x, y, z][: 1 + ((x,) in points) + ((x, y) in points)]
+        texts = {tuple(drafts[b, lineage(parents, m)].tolist()) for m in range(len(parents))}
+        emitted = [x, y, z][: 1 + ((x,) in texts) + ((x, y) in texts)]
         assert got[1][b].tolist() == emitted + [-1] * (6 - len(emitted))
         assert int(got[2][b]) == len(emitted) - 1
     assert int(got[2].max()) == 2
 
 
 def siblings_drawn(how, q, n, k, position=0):
-    """[n, k] from the library's own draft stream, lane by lane."""
+    """Siblings [n, k], drawn by `sample`; the upper half of the position counts trials."""
     op = provider("sample", "cpp")
     rows, out = q.expand(n, -1), []
     for j in range(k):
@@ -191,7 +194,7 @@ def siblings_drawn(how, q, n, k, position=0):
 
 
 @pytest.mark.parametrize("rule", ["multi_draft", "multi_draft_wor", "k_seq", "traversal"])
-def test_own_noise_gives_the_target_law(rule):
+def test_uniforms_of_the_kernel_give_the_target_distribution(rule):
     n, v, k = 100_000, 6, 3
     p, q = 1.5 * torch.randn(2, v, generator=torch.Generator().manual_seed(8))
     drafts = siblings_drawn(DRAWN[rule], q, n, k)
@@ -200,6 +203,6 @@ def test_own_noise_gives_the_target_law(rule):
         torch.full((n, k), -1), q.expand(n, 1, v), rule=rule, seeds=torch.arange(n),
         draft_rows=torch.zeros(n, k, dtype=torch.int32),
     )  # fmt: skip
-    law = p.double().softmax(-1)
-    assert chi_square(got[1][:, 0], law) > SIGNIFICANCE
-    assert chi_square(got[1][got[2] == 1, 1], law) > SIGNIFICANCE
+    probs = p.double().softmax(-1)
+    assert chi_square(got[1][:, 0], probs) > SIGNIFICANCE
+    assert chi_square(got[1][got[2] == 1, 1], probs) > SIGNIFICANCE

@@ -1,4 +1,12 @@
-"""tree_attention, rerank_tree and build_trie against oracles that walk parents in Python."""
+"""tree_attention, rerank_tree and build_trie against oracles that follow parents in Python.
+
+Terms of this folder:
+node: a drafted token of a tree; its parent is an earlier node, or -1 for the root.
+root: the last committed token, which is not a node.
+path: the nodes from a child of the root down to a node.
+candidates: nodes with scores, of which rerank_tree keeps the best.
+trie: the tree of all prefixes of some sequences.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +29,7 @@ NAMES = [n for n in ("reference", "cpp", "triton") if n in testing.providers("tr
 
 
 def checked(op, name):
-    """The implementation, with everything it allocates poisoned."""
+    """A provider's op, with poisoned allocations."""
     torch.use_deterministic_algorithms(True)
     return provider(op, name)
 
@@ -37,7 +45,7 @@ def agree(op):
 
 
 @pytest.mark.parametrize(("name", "case"), agree("tree_attention"))
-def test_attention_is_that_of_the_walk_to_the_root(name, case):
+def test_a_row_sees_its_ancestors_and_the_prefix(name, case):
     args = case.args()
     assert_outputs_equal(
         "tree_attention", checked("tree_attention", name)(*args), attention_oracle(*args)
@@ -58,7 +66,7 @@ def test_random_forests(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_no_length_and_no_window_overflows(name):
+def test_huge_lengths_and_windows_do_not_overflow(name):
     parents = torch.tensor([[-1, 0]]).expand(4, 2)
     lengths = torch.tensor([2**63 - 1, -(2**63), 3, 0])
     for window in (0, 2, 2**63 - 1):
@@ -96,15 +104,15 @@ def attend(hidden, positions, mask, weights):
 
 @pytest.mark.parametrize("window", [0, 3])
 @pytest.mark.parametrize("name", NAMES)
-def test_one_pass_over_a_tree_equals_each_path_alone(name, window):
-    """What the mask means: a node gets the logits that its own path, run as a text, gives it."""
+def test_attention_over_a_tree_equals_attention_over_each_path(name, window):
+    """A node gets the same hidden state as at the end of a plain text of its path."""
     g = torch.Generator().manual_seed(5)
     length, n, d, extra = 6, 17, 8, 4
     parents = random_parents(1, n, g)
     table = torch.randn(50, d, generator=g, dtype=torch.float64)
     weights = torch.randn(2, 3, d, d, generator=g, dtype=torch.float64) / d**0.5
     tokens = torch.randint(0, 50, (length + 1 + n + extra,), generator=g)
-    slots = len(tokens)  # the last ones hold what no row may see
+    slots = len(tokens)  # the last slots hold tokens that no row may see
     op = checked("tree_attention", name)
     tree_mask, positions = op(parents, torch.tensor([length]), slots, window)
 
@@ -173,7 +181,7 @@ def test_random_candidates(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_chosen_tree_spells_the_same_texts(name):
+def test_a_chosen_tree_has_the_same_paths(name):
     """A path of the chosen tree is the path of the same node among the candidates."""
     g = torch.Generator().manual_seed(11)
     parents = random_parents(2, 25, g)
@@ -187,8 +195,8 @@ def test_a_chosen_tree_spells_the_same_texts(name):
             assert [int(chosen.tokens[b, i]) for i in ours] == [int(tokens[b, i]) for i in theirs]
 
 
-def test_the_oracle_rejects_a_choice_that_leaves_a_parent_out():
-    """Negative control: the best by their own score alone."""
+def test_the_oracle_rejects_a_node_without_its_parent():
+    """Negative control: nodes chosen by their own scores only."""
     tokens, parents = torch.arange(3)[None], torch.tensor([[-1, 0, -1]])
     scores = torch.tensor([[-3.0, -1.0, -2.0]])
     wrong = torch.tensor([[1, 2]]), torch.tensor([[-1, -1]]), torch.tensor([[1, 2]])
@@ -197,7 +205,7 @@ def test_the_oracle_rejects_a_choice_that_leaves_a_parent_out():
 
 
 @pytest.mark.parametrize(("name", "case"), agree("build_trie"))
-def test_a_trie_spells_its_sequences(name, case):
+def test_a_trie_has_the_prefixes_of_its_sequences(name, case):
     sequences, size, merge = case.args()
     got = checked("build_trie", name)(sequences, size, merge)
     check_trie(sequences, size, merge, got)
@@ -220,7 +228,7 @@ def test_random_sequences(name):
 
 
 def wrong_tries():
-    """(name, sequences, size, merge, outputs) that are no trie of the sequences."""
+    """(name, sequences, size, merge, outputs) where the outputs are not a trie of sequences."""
     sequences = torch.tensor([[[5, 6], [5, 7]]])
     right = [t.clone() for t in sk.build_trie(sequences)]
     for i, (at, value) in enumerate([((0, 2), 9), ((0, 2), 1), ((0, 1, 1), 1), ((0,), 2)]):
@@ -233,7 +241,7 @@ def wrong_tries():
 
 
 @pytest.mark.parametrize("wrong", [pytest.param(w[1:], id=w[0]) for w in wrong_tries()])
-def test_the_oracle_rejects_what_is_no_trie(wrong):
+def test_the_oracle_rejects_wrong_tries(wrong):
     """Negative controls."""
     sequences, size, merge, got = wrong
     if got[2].shape != sequences.shape:
@@ -242,7 +250,7 @@ def test_the_oracle_rejects_what_is_no_trie(wrong):
         check_trie(sequences, size, merge, got)
 
 
-def test_a_trie_makes_room_for_every_token_by_default():
+def test_a_trie_has_room_for_every_token_by_default():
     sequences = torch.arange(12).view(1, 3, 4)
     trie = sk.build_trie(sequences)
     assert trie.tokens.flatten().tolist() == list(range(12))
@@ -299,7 +307,7 @@ def test_the_layout_of_a_round_compiles_as_one_graph_for_all_sizes(backend):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
 def test_the_tree_ops_on_the_device():
-    """Through Triton's compiler, in a process without its interpreter."""
+    """Triton's compiler needs a process in which its interpreter is off."""
     here = Path(__file__).resolve().parents[1]
     done = subprocess.run(
         [

@@ -1,4 +1,4 @@
-"""Bad inputs of the small tree ops: every provider and the fakes say the same of each."""
+"""Invalid arguments of the layout ops: providers and fake kernels raise the same messages."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def says(op, where, **bad):
 
 @pytest.mark.parametrize("where", [*WHERE, "meta"])
 @pytest.mark.parametrize(("op", "bad", "message"), TABLE, ids=[f"{r[0]}-{r[2]}" for r in TABLE])
-def test_names_the_argument_the_rule_and_the_value(op, bad, message, where):
+def test_a_message_names_the_argument_the_rule_and_the_value(op, bad, message, where):
     text = says(op, where, **bad)
     assert re.fullmatch(message, text), f"{text!r} is not {message!r}"
 
@@ -117,7 +117,7 @@ def test_good_inputs_raise_nothing(op, where):
     assert call(op, where)
 
 
-def test_the_table_trips_every_check(monkeypatch):
+def test_the_table_covers_every_check(monkeypatch):
     def call(op, bad):
         arguments = GOOD[op] | bad
         arguments.pop("merge", None)

@@ -1,7 +1,7 @@
 """`verify_tree` of the Triton provider in the interpreter, against the specification.
 
-Each row costs the interpreter up to a second: trees are small, and each rule, draft form and limit
-has few settings. The kernels are compiled for devices in test_triton.py.
+The interpreter takes up to a second for each row. Trees are therefore small, and each rule, form of
+draft and limit has few settings. tests/chain/test_triton_chain.py compiles the kernels for devices.
 """
 
 import itertools
@@ -22,7 +22,7 @@ from support.providers import (
     verify,
     verify_tree,
 )
-from support.triton_random import DTYPES, logits, per_sequence, poison, random_shaping, sparse
+from support.triton_random import DTYPES, logits, per_sequence, poison, random_sampling, sparse
 
 from specdec_kernels import reference
 from specdec_kernels.arguments.rules import TREE_RULES, TREE_RULES_READING_DRAFT
@@ -34,7 +34,7 @@ FORMS = ("none", "rows", "sampled", "sparse", "mapped")
 
 
 def random_tree(rnd, n, b, v):
-    """(tokens, parents) [B, N]: bushy, with siblings of one token, absent nodes, nonsense."""
+    """(tokens, parents) [B, N]: with siblings of equal tokens, absent nodes and invalid values."""
     tokens = torch.tensor([[rnd.randrange(min(v, 5)) for _ in range(n)] for _ in range(b)])
     parents = torch.tensor(
         [[rnd.choice([-1, rnd.randrange(-1, i), i - 1]) for i in range(n)] for _ in range(b)]
@@ -47,8 +47,8 @@ def random_tree(rnd, n, b, v):
     return tokens.view(b, n).to(rnd.choice(ids)), parents.view(b, n).to(rnd.choice(ids))
 
 
-def random_laws(rnd, g, target, parents, kind, form):
-    """(draft, keywords): rows in one form, some of them shared by the nodes of one parent."""
+def random_drafts(rnd, g, target, parents, kind, form):
+    """(draft, keywords): rows in one form, some of them shared by the children of one node."""
     n, v, b = parents.shape[1], target.shape[-1], len(parents)
     shared, flat = rnd.random() < 0.6, rnd.random() < 0.3
     if form == "none":
@@ -61,7 +61,7 @@ def random_laws(rnd, g, target, parents, kind, form):
             more["draft_rows"][0, rnd.randrange(n)] = rnd.choice([-1, m, 2**30])
     d = v if form == "sparse" or rnd.random() < 0.6 else rnd.choice([max(1, v // 2), v + 7])
     draft = logits((m,) if flat else (b, m), d, g, torch.float32)
-    draft[..., : min(d, 5)] += 3  # where drafted tokens are
+    draft[..., : min(d, 5)] += 3  # the drafted tokens are among these
     if form == "sparse":
         more["ids"], draft = sparse(draft, v, g)
     elif form == "mapped":
@@ -84,7 +84,7 @@ def random_laws(rnd, g, target, parents, kind, form):
 
 
 def random_call(seed, rule=None, form=None):
-    """(positional, keyword) arguments of `providers.verify_tree`, of every kind the op takes."""
+    """(positional, keyword) arguments of `providers.verify_tree`, of every kind that it takes."""
     rnd, g = random.Random(seed), torch.Generator().manual_seed(seed)
     rule, form = rule or rnd.choice(TREE_RULES), form or rnd.choice(FORMS)
     if rule == "k_seq" and form == "none":
@@ -92,19 +92,19 @@ def random_call(seed, rule=None, form=None):
     v, n, b = rnd.choice([1, 5, 19, 37, 67, 4100]), rnd.choice([0, 1, 3, 5, 7]), rnd.randrange(1, 3)
     kind = rnd.choice(["logits", "logits", "probs"])
     tokens, parents = random_tree(rnd, n, b, v)
-    cu, lengths = None, [n + 1] * b
+    indptr, lengths = None, [n + 1] * b
     if rnd.random() < 0.3:
         lengths = [rnd.randrange(n + 2) for _ in range(b)]
-        cu = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32)
-    target = logits((b, n + 1) if cu is None else (sum(lengths),), v, g, torch.float32) / 2
+        indptr = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32)
+    target = logits((b, n + 1) if indptr is None else (sum(lengths),), v, g, torch.float32) / 2
     target[..., : min(v, 5)] += 3
-    draft, more = random_laws(rnd, g, target, parents, kind, form)
+    draft, more = random_drafts(rnd, g, target, parents, kind, form)
     if kind == "probs":
         target = target.softmax(-1)
     target = target.to(rnd.choice(list(DTYPES.values())))
     if rnd.random() < 0.1:
         poison(target, rnd)
-    t, temperature, k, top_k, p, top_p, m, min_p = random_shaping(rnd, b, v)
+    t, temperature, k, top_k, p, top_p, m, min_p = random_sampling(rnd, b, v)
     more |= {
         "temperature": temperature if t is None else t, "top_k": top_k if k is None else k,
         "top_p": top_p if p is None else p, "min_p": min_p if m is None else m,
@@ -120,9 +120,9 @@ def random_call(seed, rule=None, form=None):
     if rnd.random() < 0.2:
         more["max_depth"] = rnd.randrange(n + 1)
     more |= {
-        "rule": rule, "kind": kind, "target_indptr": cu, "epsilon": rnd.choice([0.09, 0.5, 1.0]),
-        "delta": rnd.choice([0.3, 2.0]), "logprobs": rnd.random() < 0.8,
-        "accept_probs": rnd.random() < 0.8,
+        "rule": rule, "kind": kind, "target_indptr": indptr,
+        "epsilon": rnd.choice([0.09, 0.5, 1.0]), "delta": rnd.choice([0.3, 2.0]),
+        "logprobs": rnd.random() < 0.8, "accept_probs": rnd.random() < 0.8,
         "seeds": torch.randint(-(2**62), 2**62, (b,), generator=g),
         "positions": torch.randint(0, 2**40, (b,), generator=g),
     }  # fmt: skip
@@ -147,16 +147,16 @@ def test_random_trees_equal_the_specification(rule):
 # A chain is a tree.
 
 
-@pytest.mark.parametrize("coins", ["drawn", "given"])
+@pytest.mark.parametrize("uniforms", ["drawn", "given"])
 @pytest.mark.parametrize("form", ["none", "rows", "probs", "sampled", "sparse"])
 @pytest.mark.parametrize(("rule", "as_chain"), [("multi_draft", "token"), ("traversal", "block")])
-def test_a_chain_gets_the_same_bits_as_from_verify_chain(rule, as_chain, form, coins):
+def test_a_chain_gets_the_same_bits_as_from_verify_chain(rule, as_chain, form, uniforms):
     g = torch.Generator().manual_seed(len(form))
     b, n, v = 6, 3, 37
     target = torch.randn(b, n + 1, v, generator=g)
     draft = target[:, :n] + torch.randn(b, n, v, generator=g)
     tokens = torch.multinomial(draft.softmax(-1).flatten(0, 1), 1, generator=g).view(b, n)
-    if form in ("none", "sparse"):  # whose tokens would hardly stand
+    if form in ("none", "sparse"):  # drafted tokens would hardly be accepted otherwise
         target.scatter_add_(-1, tokens[..., None], torch.full((b, n, 1), 3.0))
     parents = torch.arange(-1, n - 1).expand(b, n)
     options = {"seeds": torch.arange(b), "positions": torch.arange(b) * 9, "top_k": 30}
@@ -171,9 +171,9 @@ def test_a_chain_gets_the_same_bits_as_from_verify_chain(rule, as_chain, form, c
         options["ids"] = torch.stack([tokens, (tokens + 1) % v], -1)
         draft = torch.full((b, n, 2), 0.5)
     given = {}, {}
-    if coins == "given":
+    if uniforms == "given":
         u = torch.rand(b, 2 * n + 1, generator=g, dtype=torch.float64)
-        u[:, n:] = u[:, n : n + 1]  # verify_chain has one draw a sequence, whatever its depth
+        u[:, n:] = u[:, n : n + 1]  # verify_chain has one uniform for the last token, at any depth
         given = {"uniforms": u}, {"uniforms": u[:, : n + 1].contiguous()}
     got = verify_tree(
         tree.verify_tree, target, tokens, parents, draft, rule=rule, **given[0], **options
@@ -204,7 +204,7 @@ def test_one_sibling_of_k_seq_is_rule_token():
 
 
 def siblings(tokens):
-    """One point: [1, N] tokens, all children of the root, of the law in row 0."""
+    """[1, N] tokens that are all children of the root, their parents, and draft rows of zeros."""
     n = len(tokens)
     return torch.tensor([tokens]), torch.full((1, n), -1), torch.zeros(1, n, dtype=torch.int32)
 
@@ -212,7 +212,7 @@ def siblings(tokens):
 @pytest.mark.parametrize("near", [0.0, 0.9, 0.999])
 @pytest.mark.parametrize("k", [2, 3, 8])
 def test_the_factor_of_k_seq_is_the_smallest_that_is_lossless(k, near):
-    """Its inverse is the acceptance of a token that the draft overstates."""
+    """rho is computed from the acceptance probability P(x) / (rho * Q(x)) of one token."""
     g = torch.Generator().manual_seed(k)
     p, q = torch.randn(2, 23, generator=g).mul(2).softmax(-1)
     q = (1 - near) * q + near * p
@@ -231,8 +231,8 @@ def test_the_factor_of_k_seq_is_the_smallest_that_is_lossless(k, near):
     assert rho <= 1 + 4e-6 or 1 - (1 - least) ** k > (rho - 4e-6) * least - 1e-7
 
 
-def test_without_replacement_the_rest_of_a_peaked_law_is_accurate():
-    """The first sibling holds all but 1e-9 of Q: what is left of Q decides over the second."""
+def test_without_replacement_the_rest_of_a_peaked_draft_is_accurate():
+    """The first sibling has all but 1e-9 of Q, so the rest of Q decides about the second."""
     v = 50
     q = torch.full((1, 1, v), -24.0)
     q[..., 7] = 0.0
@@ -251,7 +251,7 @@ def test_without_replacement_the_rest_of_a_peaked_law_is_accurate():
 
 @pytest.mark.parametrize("rule", ["multi_draft", "multi_draft_wor", "traversal"])
 def test_many_siblings_of_several_rows_in_many_tiles(rule, monkeypatch):
-    """Tiles of 256; rows come back after others, and siblings share them or not."""
+    """Tiles of 256; siblings share draft rows, also with other rows tried in between."""
     monkeypatch.setattr(launch, "TILE", 256)
     monkeypatch.setattr(launch, "CHUNK", 256)
     monkeypatch.setattr(launch, "MAX_BLOCK", 16)
@@ -303,12 +303,14 @@ def test_views_and_the_place_in_a_batch_change_no_bit(rule):
 
 
 def test_scratch_is_a_few_numbers_a_tile_and_a_node(monkeypatch):
-    """Nothing of the size of the rows is ever allocated."""
+    """No allocation is as large as the rows."""
     sizes = record_allocations(monkeypatch)
     b, n, v = 2, 5, 9000
     nodes = torch.zeros(b, n, dtype=torch.int64)
-    verify_tree(tree.verify_tree, torch.zeros(b, n + 1, v), nodes, nodes - 1,
-                torch.zeros(b, n, v), rule="traversal", max_new_tokens=torch.zeros(b).long())  # fmt: skip
+    verify_tree(
+        tree.verify_tree, torch.zeros(b, n + 1, v), nodes, nodes - 1, torch.zeros(b, n, v),
+        rule="traversal", max_new_tokens=torch.zeros(b).long(),
+    )  # fmt: skip
     assert max(sizes) <= b * max(3 * launch.tiling(v).tiles, 16 * (n + 1))
 
 

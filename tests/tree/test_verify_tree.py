@@ -1,4 +1,4 @@
-"""`verify_tree`: every provider against the specification, and trees with a known answer."""
+"""`verify_tree` of every provider against the reference, and trees with a known answer."""
 
 import random
 
@@ -21,18 +21,18 @@ from specdec_kernels.arguments.rules import TREE_RULES, TREE_RULES_READING_DRAFT
 from specdec_kernels.arguments.tree import TreeArguments
 
 NAN = float("nan")
-WALKS = [r for r in TREE_RULES if r != "traversal"]
+TOP_DOWN_RULES = [r for r in TREE_RULES if r != "traversal"]
 
 
 @pytest.mark.parametrize(("name", "case"), provider_cases("verify_tree"))
-def test_agrees_with_the_specification(name, case):
+def test_agrees_with_the_reference(name, case):
     got, want = provider("verify_tree", name)(*case.args()), reference.verify_tree(*case.args())
     assert_outputs_close("verify_tree", got, want)
 
 
 @pytest.mark.parametrize("rule", TREE_RULES)
-def test_the_cases_of_a_rule_end_at_the_root_and_below(rule):
-    """The list would be worthless if every walk ended at once."""
+def test_the_cases_of_a_rule_accept_different_numbers_of_nodes(rule):
+    """Cases that all reject at the root would prove little."""
     accepted = torch.cat(
         [
             reference.verify_tree(*c.args())[2]
@@ -50,12 +50,12 @@ def random_case(r, rule):
     kind = r.choice(["logits", "probs"])
     forms = [f for f in FORMS if not (kind == "probs" and "sampled" in f)]
     draft = r.choice([f for f in forms if f != "none"] if rule == "k_seq" else forms)
-    # Filtered probabilities go through float32 logarithms: two that tie may part there.
+    # Filters take float32 logarithms of probabilities, in which ties may be lost.
     filters = ["off", "off", "warm"] if kind == "probs" else ["off", "scalar", "tensor", "minp"]
     return testing.tree_case(
         r.choice([1, 3]), r.choice([1, 5, 11]), r.choice([2, 23, 131]),
         r.choice([torch.float32, torch.bfloat16]), rule, kind=kind, draft=draft,
-        laws=r.choice(["each", "shared", "flat"]), filters=r.choice(filters),
+        rows=r.choice(["each", "shared", "flat"]), filters=r.choice(filters),
         layout=r.choice(["dense", "sliced", "ragged"]), chain=r.random() < 0.1,
         acceptance=r.choice([0.4, 0.7, 0.9]), limits=r.random() < 0.2,
     )  # fmt: skip
@@ -63,7 +63,7 @@ def random_case(r, rule):
 
 @pytest.mark.parametrize("rule", TREE_RULES)
 @pytest.mark.parametrize("name", ["cpp"])
-def test_random_trees_agree_with_the_specification(name, rule):
+def test_random_trees_agree_with_the_reference(name, rule):
     r = random.Random(rule)
     for _ in range(40):
         case = random_case(r, rule)
@@ -74,7 +74,7 @@ def test_random_trees_agree_with_the_specification(name, rule):
             raise AssertionError(f"{case}: {error}") from None
 
 
-# A chain is a tree of one child each.
+# A chain is a tree whose nodes have one child each.
 
 
 def chain_as_tree(a, rule, uniforms):
@@ -105,7 +105,7 @@ SAME = [
 @pytest.mark.parametrize("given", [True, False], ids=["uniforms", "seeds"])
 @pytest.mark.parametrize(("rule", "tree_rule"), SAME)
 @pytest.mark.parametrize("name", KERNEL_PROVIDERS)
-def test_on_a_chain_a_rule_is_that_of_verify_chain_bit_for_bit(name, rule, tree_rule, given):
+def test_a_chain_gives_the_bits_of_verify_chain(name, rule, tree_rule, given):
     if given and rule == "match":
         pytest.skip("match takes no uniforms")
     r = random.Random(f"{rule}{given}")
@@ -135,7 +135,7 @@ def test_on_a_chain_a_rule_is_that_of_verify_chain_bit_for_bit(name, rule, tree_
         assert_close("path", path, torch.where(steps < want[1][:, None], steps, -1))
 
 
-# Trees with a known answer. Tokens 0 to 3; P of a row is uniform over some of them.
+# Trees with a known answer. Tokens are 0 to 3, and each target row is uniform over some of them.
 
 
 def uniform_over(*rows):
@@ -150,8 +150,8 @@ def f64(*values):
 
 
 @pytest.mark.parametrize("name", ALL_PROVIDERS)
-def test_layout_of_the_verdict(name):
-    """Node 0 fails, its sibling 2 stands, then its child 3; the bonus follows."""
+def test_layout_of_the_outputs(name):
+    """Node 0 is rejected, its sibling 2 and its child 3 are accepted, and a bonus token follows."""
     target = uniform_over((1, 2), (0,), (0,), (3,), (2, 3))
     tokens, parents = torch.tensor([[0, 3, 1, 3]]), torch.tensor([[-1, 0, -1, 2]])
     got = verify_tree(
@@ -166,10 +166,10 @@ def test_layout_of_the_verdict(name):
     assert_close("accept_probs", got[5], torch.tensor([[0, NAN, 0.5, 1]]), atol=1e-6)
 
 
-@pytest.mark.parametrize("rule", WALKS)
+@pytest.mark.parametrize("rule", TOP_DOWN_RULES)
 @pytest.mark.parametrize("name", ALL_PROVIDERS)
-def test_nodes_that_spell_the_same_path_are_one(name, rule):
-    """Two nodes say 1; the child that stands hangs below the second."""
+def test_siblings_with_equal_tokens_count_as_one_node(name, rule):
+    """Two siblings have token 1, and the accepted child is below the second."""
     target = uniform_over((1,), (2,), (2,), (3,), (3,))
     tokens, parents = torch.tensor([[1, 1, 0, 2]]), torch.tensor([[-1, -1, 0, 1]])
     draft = torch.full((1, 4, 4), 0.25) if rule == "k_seq" else None
@@ -182,11 +182,11 @@ def test_nodes_that_spell_the_same_path_are_one(name, rule):
 
 
 @pytest.mark.parametrize("name", ALL_PROVIDERS)
-def test_traversal_keeps_siblings_of_one_token_apart(name):
-    """The child hangs below the second; the first is judged without it and fails its coin."""
+def test_traversal_keeps_siblings_with_equal_tokens_apart(name):
+    """The accepted child is below the second sibling; the first is tested without it."""
     target = uniform_over((1, 2), (2,), (2,), (3,))
     tokens, parents = torch.tensor([[1, 1, 2]]), torch.tensor([[-1, -1, 1]])
-    draft = torch.full((1, 3, 4), 0.0)  # of 1: P/Q = 2, then (P - Q)+ / Q = 1 after it
+    draft = torch.full((1, 3, 4), 0.0)  # token 1 has P/Q = 2, and (P - Q)+ / Q = 1 once rejected
     op = provider("verify_tree", name)
     got = verify_tree(op, target, tokens, parents, draft, rule="traversal",
                       uniforms=f64(0.5, 0, 0, 0, 0, 0, 0))  # fmt: skip
@@ -198,7 +198,7 @@ def test_traversal_keeps_siblings_of_one_token_apart(name):
 
 
 def star(rule, draft=None, **kw):
-    """Four children of the root, 0 to 3; only token 2 is possible, then only token 3."""
+    """A root with four children, tokens 0 to 3. P is one-hot: token 2 first, token 3 after it."""
     target = uniform_over((2,), (3,), (3,), (3,), (3,))
     tokens, parents = torch.tensor([[0, 1, 2, 3]]), torch.full((1, 4), -1)
     if rule == "k_seq":
@@ -208,7 +208,7 @@ def star(rule, draft=None, **kw):
 
 @pytest.mark.parametrize("rule", TREE_RULES)
 @pytest.mark.parametrize("name", ALL_PROVIDERS)
-def test_limits_end_the_walk(name, rule):
+def test_limits_end_the_path(name, rule):
     op = provider("verify_tree", name)
     for kw, path, tokens in (
         ({}, [2], [2, 3]),
@@ -230,7 +230,7 @@ def test_limits_end_the_walk(name, rule):
 
 @pytest.mark.parametrize("rule", TREE_RULES)
 @pytest.mark.parametrize("name", ALL_PROVIDERS)
-def test_nodes_out_of_range_are_absent_and_say_so(name, rule):
+def test_nodes_out_of_range_are_absent_and_set_a_status_bit(name, rule):
     op = provider("verify_tree", name)
     target, tokens, parents, draft, kw = star(rule)
     for bad_token, bad_parent, status in (
@@ -245,7 +245,7 @@ def test_nodes_out_of_range_are_absent_and_say_so(name, rule):
 
 
 @pytest.mark.parametrize("name", ALL_PROVIDERS)
-def test_nothing_hangs_below_an_absent_node(name):
+def test_descendants_of_an_absent_node_are_absent(name):
     target = uniform_over((1,), (2,), (2,), (2,))
     tokens, parents = torch.tensor([[-1, 1, 2]]), torch.tensor([[-1, 0, 1]])
     got = verify_tree(provider("verify_tree", name), target, tokens, parents, rule="greedy")
@@ -255,10 +255,10 @@ def test_nothing_hangs_below_an_absent_node(name):
 @pytest.mark.parametrize("rule", TREE_RULES)
 @pytest.mark.parametrize("bad", [NAN, torch.inf, -torch.inf])
 @pytest.mark.parametrize("name", ALL_PROVIDERS)
-def test_a_faulty_target_row_emits_nothing_where_it_is_needed(name, bad, rule):
+def test_an_invalid_target_row_emits_nothing(name, bad, rule):
     op = provider("verify_tree", name)
     target, *args, kw = star(rule)
-    target[0, 3] = bad  # the row of node 2, which stands
+    target[0, 3] = bad  # the row of node 2, which is accepted
     got = verify_tree(op, target, *args, **kw)
     assert (got[0].tolist(), got[1].tolist()) == ([[2, -1, -1, -1]], [[2, -1, -1, -1, -1]])
     assert int(got[3]) == 1
@@ -269,22 +269,23 @@ def test_a_faulty_target_row_emits_nothing_where_it_is_needed(name, bad, rule):
 
 @pytest.mark.parametrize("rule", TREE_RULES_READING_DRAFT)
 @pytest.mark.parametrize("name", ALL_PROVIDERS)
-def test_a_faulty_draft_row_ends_the_trials(name, rule):
-    """What follows is drawn from what was left before that child: here from P."""
+def test_an_invalid_draft_row_ends_the_trials(name, rule):
+    """The next token is drawn from the residual before that child, which is P here."""
     op = provider("verify_tree", name)
     target, tokens, parents, _, kw = star(rule)
     for bad in (NAN, torch.inf):
         draft = torch.full((1, 1, 4), bad)
         for rows in (torch.zeros(1, 4), torch.full((1, 4), 1), torch.full((1, 4), -1)):
             got = verify_tree(op, target, tokens, parents, draft, draft_rows=rows.int(), **kw)
-            stands = rule == "top_k_plus_one"  # a draw from P is a child of the top
-            assert (int(got[2]), int(got[3])) == (int(stands), 2), rows
+            # top_k_plus_one accepts the draw from P, which is a child.
+            accepted = int(rule == "top_k_plus_one")
+            assert (int(got[2]), int(got[3])) == (accepted, 2), rows
             assert int(got[1][0, 0]) == 2
 
 
 @pytest.mark.parametrize("name", ALL_PROVIDERS)
-def test_the_trials_before_a_faulty_draft_row_count(name):
-    """Node 0 took token 1 from P; the second row is no law; token 2 is all that is left."""
+def test_trials_before_an_invalid_draft_row_count(name):
+    """Rejecting node 0 leaves token 2 in the residual; the second draft row is invalid."""
     target = uniform_over((1, 2), (0,), (0,))
     draft = torch.tensor([[[0.0, 0.5, 0.0, 0.5], [NAN] * 4]])
     tokens, parents = torch.tensor([[3, 1]]), torch.tensor([[-1, -1]])
@@ -297,27 +298,28 @@ def test_the_trials_before_a_faulty_draft_row_count(name):
 
 
 @pytest.mark.parametrize("name", ALL_PROVIDERS)
-def test_siblings_of_two_parents_and_two_laws_are_apart(name):
-    """Merged prefixes, drafts beyond the target's vocabulary, laws of nodes of all parents."""
+def test_siblings_of_two_parents_and_two_distributions_are_kept_apart(name):
+    """Equal tokens, drafts outside the target's vocabulary, draft rows shared by all parents."""
     op, want = provider("verify_tree", name), provider("verify_tree", "reference")
     g = torch.Generator().manual_seed(3)
     n, v, d, nodes = (20 if name == "triton" else 200), 4, 6, 8
     target = torch.randn(n, nodes + 1, v, generator=g)
     draft = 2 * torch.randn(2, d, generator=g)
-    laws = torch.randint(0, 2, (n, nodes), generator=g, dtype=torch.int32)
+    rows = torch.randint(0, 2, (n, nodes), generator=g, dtype=torch.int32)
     parents = torch.tensor([-1, -1, 0, 1, 0, 1, 0, 1]).expand(n, -1)
     tokens = torch.randint(0, d, (n, nodes), generator=g)
     tokens[:, 1] = tokens[:, 0]
     for rule in ("multi_draft_wor", "multi_draft"):
-        given = dict(rule=rule, draft_rows=laws, seeds=torch.arange(n))
-        assert_outputs_close("verify_tree", verify_tree(op, target, tokens, parents, draft, **given),
-                     verify_tree(want, target, tokens, parents, draft, **given))  # fmt: skip
+        given = dict(rule=rule, draft_rows=rows, seeds=torch.arange(n))
+        got = verify_tree(op, target, tokens, parents, draft, **given)
+        expected = verify_tree(want, target, tokens, parents, draft, **given)
+        assert_outputs_close("verify_tree", got, expected)
 
 
 @pytest.mark.parametrize("rule", ["multi_draft_wor", "top_k_plus_one"])
 @pytest.mark.parametrize("name", ALL_PROVIDERS)
-def test_a_rest_whose_tail_vanishes_is_no_law_to_judge_by(name, rule):
-    """Of 0, -87, -87.7 the last has no weight beside the first: node 1 may come from it."""
+def test_a_draft_whose_remaining_mass_underflows_ends_the_trials(name, rule):
+    """Node 1 has the token with logit -87.7, which has almost no weight beside logit 0."""
     target, tokens = torch.zeros(1, 3, 3), torch.tensor([[0, 2]])
     draft = torch.tensor([[[0.0, -87.0, -87.7]]])
     got = verify_tree(provider("verify_tree", name), target, tokens, torch.full((1, 2), -1), draft,
@@ -328,11 +330,11 @@ def test_a_rest_whose_tail_vanishes_is_no_law_to_judge_by(name, rule):
 
 
 @pytest.mark.parametrize("name", ALL_PROVIDERS)
-def test_statistics_of_another_row_give_no_token_without_probability(name):
-    """exp(300) of a draft row is no probability; what comes out is still the target's."""
+def test_wrong_row_statistics_never_emit_a_token_without_target_probability(name):
+    """With these statistics the draft row has exp(300) as a probability."""
     target = torch.tensor([0.0, 1.0, -torch.inf, -torch.inf]).expand(1, 2, 4)
-    left = (torch.zeros(1, 1, dtype=torch.float64), torch.full((1, 1), -torch.inf), 1.0)
+    sampled = (torch.zeros(1, 1, dtype=torch.float64), torch.full((1, 1), -torch.inf), 1.0)
     got = verify_tree(provider("verify_tree", name), target, torch.tensor([[3]]),
                       torch.tensor([[-1]]), torch.tensor([[[300.0, 250.0, 400.0, 90.0]]]),
-                      rule="multi_draft", sampled=left, uniforms=f64(0.5, 0.9, 0))  # fmt: skip
+                      rule="multi_draft", sampled=sampled, uniforms=f64(0.5, 0.9, 0))  # fmt: skip
     assert int(got[1][0, 0]) in (0, 1)

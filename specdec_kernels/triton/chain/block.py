@@ -1,9 +1,10 @@
 """Rule block (Sun et al. 2024): the last prefix i with u_i < h_i is accepted.
 
-A first loop goes forward over the rows and computes the scale c_i of P, which is the probability of
-keeping the prefix before row i. A second loop goes back from the end, computes h_i from the sums of
-the residual max(c * P - Q, 0) and stops at the first prefix that is accepted. docs/rules.md#block
-has the formulas.
+A first loop goes forward over the rows and computes the scale c_i of P at each, the probability of
+keeping the prefix so far: c_0 = 1 and c_(i+1) = min(c_i * P(x_i) / Q(x_i), 1). A second loop goes
+back from the end, computes h_i = min(S+ / S-, 1) from the sums of the positive and the negative
+parts of c_i * P - Q, and stops at the first prefix that is accepted. docs/rules.md#block explains
+the rule.
 """
 
 from __future__ import annotations
@@ -200,8 +201,8 @@ def saved_distributions(
 def round_uniform(noise, i):
     """The acceptance uniform of prefix or node i, which belongs to the round's position.
 
-    A uniform of the prefix's own position may have been used before: the rule looks ahead, so that
-    uniform may have influenced tokens that were emitted before this position.
+    The rule looks ahead, so a uniform of a later position would influence tokens that are emitted
+    before that position, and would not be fresh when that position is verified.
     """
     if noise.uniforms is None:
         u = counter_uniform(i.to(tl.uint32), noise.seed, noise.position, ACCEPT)

@@ -11,7 +11,7 @@ from torch import Tensor
 from specdec_kernels.arguments import kv as checks
 from specdec_kernels.triton import launch
 from specdec_kernels.triton.kv import table as kv_table
-from specdec_kernels.triton.kv.table import FIELDS, cache_at, sizes_of
+from specdec_kernels.triton.kv.table import COUNT, ENTRIES, FIELDS, cache_at, sizes_of
 
 
 @triton.jit
@@ -33,10 +33,10 @@ def append_words(
     b = (tl.program_id(0) // num_caches).to(tl.int64)
     fields = table + tl.program_id(0) % num_caches * FIELDS
     cache, head_stride, slot_stride = cache_at(fields, b, BYTES)
-    entries, entry_head, entry_slot = cache_at(fields + 7, b, BYTES)
+    entries, entry_head, entry_slot = cache_at(fields + ENTRIES, b, BYTES)
     heads, slots, words = sizes_of(fields)
     position = tl.load(positions + b * position_stride)
-    begin, size = kept_entries(position, tl.load(fields + 11), slots)
+    begin, size = kept_entries(position, tl.load(fields + COUNT), slots)
     total = heads * size * words
     step = tl.num_programs(1).to(tl.int64) * BLOCK
     for start in range(tl.program_id(1).to(tl.int64) * BLOCK, total, step):

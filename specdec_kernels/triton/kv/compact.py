@@ -16,7 +16,7 @@ from torch import Tensor
 from specdec_kernels.arguments import kv as checks
 from specdec_kernels.triton import launch
 from specdec_kernels.triton.kv import table as kv_table
-from specdec_kernels.triton.kv.table import FIELDS, cache_at, sizes_of
+from specdec_kernels.triton.kv.table import FIELDS, SEQUENCE_STRIDE, cache_at, sizes_of
 
 
 @triton.jit
@@ -51,7 +51,7 @@ def compact_words(
     b = (tl.program_id(0) // num_caches).to(tl.int64)
     fields = table + tl.program_id(0) % num_caches * FIELDS
     cache, head_stride, slot_stride = cache_at(fields, 0, BYTES)
-    block_stride = tl.load(fields + 1)
+    block_stride = tl.load(fields + SEQUENCE_STRIDE)
     heads, slots, words = sizes_of(fields)
     first = tl.load(base + b * base_stride)
     reach = slots * columns if PAGED else slots

@@ -21,7 +21,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-FIELDS = tl.constexpr(12)  # int64 numbers of one cache
+# Fields of the table. Four describe the addresses of a cache, and four those of its entries.
+ADDRESS = tl.constexpr(0)
+SEQUENCE_STRIDE = tl.constexpr(1)
+HEAD_STRIDE = tl.constexpr(2)
+SLOT_STRIDE = tl.constexpr(3)
+HEADS = tl.constexpr(4)
+SLOTS = tl.constexpr(5)
+WORDS = tl.constexpr(6)  # of a token in one head
+ENTRIES = tl.constexpr(7)  # where the four of the entries start
+COUNT = tl.constexpr(11)  # entries of one sequence
+FIELDS = tl.constexpr(12)
 WIDEST = 8  # bytes of a word
 # Words of one program. With fewer words than threads, two threads would own one word.
 BLOCK = 512
@@ -67,14 +77,14 @@ def word_pointer(address, BYTES: tl.constexpr):
 @triton.jit
 def cache_at(fields, b, BYTES: tl.constexpr):
     """(pointer to sequence or block b, head stride, slot stride) of one cache, in words."""
-    pointer = word_pointer(tl.load(fields), BYTES) + b * tl.load(fields + 1)
-    return pointer, tl.load(fields + 2), tl.load(fields + 3)
+    pointer = word_pointer(tl.load(fields + ADDRESS), BYTES) + b * tl.load(fields + SEQUENCE_STRIDE)
+    return pointer, tl.load(fields + HEAD_STRIDE), tl.load(fields + SLOT_STRIDE)
 
 
 @triton.jit
 def sizes_of(fields):
     """(heads, slots, words of a token in one head) of one cache."""
-    return tl.load(fields + 4), tl.load(fields + 5), tl.load(fields + 6)
+    return tl.load(fields + HEADS), tl.load(fields + SLOTS), tl.load(fields + WORDS)
 
 
 @triton.jit(do_not_specialize=[*range(1, FIELDS.value + 1)])
@@ -137,8 +147,8 @@ def _grouped(caches: Layouts, entries: Layouts | None, slot: int) -> dict[int, l
 
 
 def _group(rows: list[list[int]], word: int, table: Tensor) -> Group:
-    words = max(row[4] * row[6] for row in rows)
-    slots, entries = (max(row[i] for row in rows) for i in (5, 11))
+    words = max(row[HEADS.value] * row[WORDS.value] for row in rows)
+    slots, entries = (max(row[i.value] for row in rows) for i in (SLOTS, COUNT))
     return Group(table, word, words, min(slots, TYPICAL_SLOTS), entries)
 
 

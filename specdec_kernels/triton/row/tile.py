@@ -2,7 +2,7 @@
 
 Terms of this room:
 
-tile         TILE neighbouring entries of a row. The size is fixed, so results do not depend on it.
+tile         TILE neighbouring entries of a row. The size is fixed, because rounding depends on it.
 mass         The sum of the weights of a tile or a row, as an integer (see below).
 statistics   The maximum and the mass of each tile (`TileStats`), and what follows from them for the
              row: maximum, filter threshold and logsumexp (`RowStats` in distribution.py).

@@ -52,12 +52,7 @@ from specdec_kernels.triton.row.tile import (
     row_total,
     stats_at,
 )
-from specdec_kernels.triton.tree.rules import (
-    K_SEQ,
-    MULTI_DRAFT_WOR,
-    TOP_K_PLUS_ONE,
-    TRAVERSAL,
-)
+from specdec_kernels.triton.tree.rules import K_SEQ, MULTI_DRAFT_WOR, TOP_K_PLUS_ONE, TRAVERSAL
 
 # The float64 numbers of an entry. The two scales are subtracted one after the other, because the
 # residual is clamped at 0 before the last trial.

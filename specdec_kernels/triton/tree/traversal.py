@@ -107,7 +107,7 @@ def emit_recovered_or_bonus(
 ):  # fmt: skip
     """Draw and write the token after the last accepted node -> status.
 
-    It comes from the residual that the node's children left, or from P if it has no entry.
+    It comes from the node's residual, or from P if no child of the node was rejected.
     """
     stats = stats_at(scratch, RESIDUAL_STATS, scratch.tiles)
     tokens = tree.tokens

@@ -1,8 +1,8 @@
 """`specdec_kernels::verify_tree` in Triton: one program verifies one sequence.
 
 The nodes of a sequence are vectors over the next power of two, and a set of nodes is a mask. Rule
-traversal is in traversal.py; decide.py has the walk of every other rule. At temperature 0 every
-rule walks down from the root.
+traversal is in traversal.py, the other rules are in decide.py. At temperature 0 rule traversal is
+greedy too, and goes down from the root like the others.
 """
 
 from __future__ import annotations

@@ -1,0 +1,67 @@
+"""Cases of `sample`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Generator
+
+from specdec_kernels.testing.case import (
+    SHORT,
+    Args,
+    Case,
+    any_positions,
+    any_seeds,
+    sampling,
+    sliced,
+    spaced,
+    zipf_logits,
+)
+
+bf16, f16 = torch.bfloat16, torch.float16
+
+
+def sample_case(
+    r: int,
+    v: int,
+    dtype: torch.dtype = torch.float32,
+    *,
+    filters: str = "off",
+    noise: str = "draft",
+    method: str = "cdf",
+    layout: str = "dense",
+) -> Case:
+    """A case of `sample` with r rows of v logits."""
+
+    def build(g: Generator) -> Args:
+        logits = zipf_logits(r, v, g).to(dtype)
+        seeds, positions = any_seeds(r, g), any_positions(r, g)
+        if layout == "sliced":
+            logits, seeds, positions = sliced(logits), spaced(seeds), spaced(positions)
+        return (logits, *sampling(filters, r, v, g), seeds, positions, noise, method)
+
+    words = [f"R{r}", f"V{v}", SHORT[dtype], noise, method]
+    words += [w for w in (filters, layout) if w not in ("off", "dense")]
+    return Case("sample", "-".join(words), build, r, v)
+
+
+CASES: tuple[Case, ...] = (
+    sample_case(5, 1031),
+    sample_case(5, 1031, bf16, layout="sliced"),
+    sample_case(4, 517, f16, filters="scalar"),
+    sample_case(7, 517, filters="tensor"),
+    sample_case(6, 1031, bf16, filters="tensor", noise="residual"),
+    sample_case(3, 131, method="gumbel"),
+    sample_case(4, 131, bf16, noise="shared", method="gumbel", layout="sliced"),
+    sample_case(5, 131, filters="tensor", noise="shared", method="gumbel"),
+    sample_case(3, 1031, filters="topk"),
+    sample_case(3, 1031, filters="topp"),
+    sample_case(3, 1031, f16, filters="minp"),
+    sample_case(3, 1031, filters="warm"),
+    sample_case(3, 1031, filters="zero"),
+    sample_case(0, 17),
+    sample_case(3, 1),
+    sample_case(3, 1, filters="scalar", noise="shared", method="gumbel"),
+    sample_case(2, 4097, bf16, filters="scalar"),
+    sample_case(1, 131073, bf16),
+    sample_case(2, 151936, filters="scalar"),
+)

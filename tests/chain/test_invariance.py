@@ -1,0 +1,175 @@
+"""A result depends on (seed, position), the rows and the parameters of its own sequence alone.
+
+The place in the batch, its size, padding, neighbours and the number of threads change no bit.
+"""
+
+import pytest
+import torch
+from support.providers import (
+    KERNEL_PROVIDERS,
+    assert_all_equal,
+    assert_close,
+    assert_outputs_equal,
+    provider,
+    run_case,
+    sample,
+)
+
+from specdec_kernels import TREE_RULES, _library, testing
+from specdec_kernels.arguments.chain import ChainArguments
+from specdec_kernels.arguments.tree import TreeArguments
+
+ARGUMENTS = {"verify_chain": ChainArguments, "verify_tree": TreeArguments}
+
+CHAINS = [
+    testing.chain_case(6, 3, 257),
+    testing.chain_case(6, 3, 257, draft="sampled", filters="tensor"),
+    testing.chain_case(6, 3, 131, torch.bfloat16, rule="match", filters="tensor"),
+    testing.chain_case(6, 3, 257, kind="probs", draft="none"),
+    testing.chain_case(6, 3, 257, rule="block", filters="tensor"),
+    testing.chain_case(6, 3, 257, rule="block", kind="probs"),
+    testing.chain_case(6, 3, 257, torch.bfloat16, rule="block", draft="sparse"),
+    testing.chain_case(6, 3, 257, rule="block", draft="mapped-sampled"),
+    testing.chain_case(6, 3, 257, draft="wide"),
+    testing.chain_case(6, 3, 257, rule="typical"),
+    testing.chain_case(6, 3, 257, rule="lenient", draft="sparse"),
+    testing.chain_case(6, 3, 257, rule="synthetic", filters="tensor"),
+]
+CHAIN_PAIRS = [("cpp", c) for c in CHAINS] + [
+    (n, c)
+    for n in KERNEL_PROVIDERS
+    if n != "cpp"
+    for c in (
+        CHAINS[0],
+        testing.chain_case(6, 3, 67, rule="match"),
+        testing.chain_case(6, 3, 67, rule="block"),
+    )
+]
+TREES = [
+    *(testing.tree_case(6, 7, 257, rule=r) for r in TREE_RULES),
+    testing.tree_case(6, 7, 257, torch.bfloat16, rows="shared", filters="tensor"),
+    testing.tree_case(6, 7, 257, draft="sampled", rows="flat", filters="tensor"),
+    testing.tree_case(6, 7, 257, kind="probs", rows="flat"),
+    testing.tree_case(6, 7, 257, rule="multi_draft_wor", draft="sparse", rows="shared"),
+    testing.tree_case(6, 7, 257, rule="traversal", draft="mapped-sampled", filters="tensor"),
+    testing.tree_case(6, 7, 257, rule="k_seq", kind="probs", rows="shared"),
+]
+TREE_PAIRS = [("cpp", c) for c in TREES] + [
+    (n, testing.tree_case(4, 4, 67, rule=r, rows="shared"))
+    for n in KERNEL_PROVIDERS
+    if n != "cpp"
+    for r in TREE_RULES
+]
+
+
+def named(pairs):
+    return [pytest.param(n, c, id=f"{n}-{c.op}-{c}") for n, c in pairs]
+
+
+# Arguments that all sequences share; so is a draft without a batch dimension.
+SHARED = ("draft_columns", "synthetic_rates", "eos_token_ids")
+FLAT = ("draft", "draft_ids", "draft_logsumexp", "draft_threshold")
+# Arguments of shape [B, gamma, ..].
+PER_DRAFT = ("draft_token_ids", "draft", "draft_ids", "draft_logsumexp", "draft_threshold")
+
+
+def select(op, args, rows):
+    """The arguments of a verifier for some sequences of a padded batch."""
+    a = ARGUMENTS[op](*args)
+    flat = op == "verify_tree" and a.draft is not None and a.draft.dim() == 2
+    shared = SHARED + (FLAT if flat else ())
+    named = a._asdict().items()
+    return [x[rows] if torch.is_tensor(x) and k not in shared else x for k, x in named]
+
+
+def shifted(args, start, stop, at=0):
+    """The arguments for drafts start .. stop - 1 alone, with positions moved by `at`."""
+    a = ChainArguments(*args)
+    cut = {k: x[:, start:stop] for k in PER_DRAFT if (x := getattr(a, k)) is not None}
+    rates = None if a.synthetic_rates is None else a.synthetic_rates[start:stop]
+    return a._replace(target=a.target[:, start : stop + 1], positions=a.positions + at,
+                      synthetic_rates=rates, **cut)  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "case"), named(CHAIN_PAIRS + TREE_PAIRS))
+def test_place_in_the_batch_and_batch_size_change_no_bit(name, case):
+    op, args = provider(case.op, name), case.args()
+    whole = op(*args)
+    b = len(whole[0])
+    order = torch.randperm(b, generator=torch.Generator().manual_seed(1))
+    assert_outputs_equal(case.op, op(*select(case.op, args, order)), [x[order] for x in whole])
+    for i in range(2 if name == "triton" else b):
+        alone = op(*select(case.op, args, [i]))
+        assert_outputs_equal(case.op, alone, [x[i : i + 1] for x in whole])
+
+
+@pytest.mark.parametrize(("name", "case"), named(CHAIN_PAIRS))
+def test_padding_with_missing_drafts_changes_no_bit(name, case):
+    """gamma = 2 equals the start of gamma = 3 whose last draft is missing."""
+    op = provider("verify_chain", name)
+    args = case.args()
+    args[1][:, 2] = -1
+    longer = op(*args)
+    got = op(*shifted(args, 0, 2))
+    short = [x[:, : g.shape[1]] if x.dim() == 2 else x for x, g in zip(longer, got, strict=True)]
+    assert_outputs_equal("verify_chain", got, short)
+    assert (longer[0][:, 3] == -1).all()
+
+
+# Rule block may decide otherwise about the same drafts in a longer chain.
+@pytest.mark.parametrize(
+    ("name", "case"), named((n, c) for n, c in CHAIN_PAIRS if "block" not in str(c))
+)
+def test_a_chain_that_starts_later_continues_the_same_decisions(name, case):
+    """Where draft 0 is accepted, the rest equals a call that starts at draft 1 and its position."""
+    op = provider("verify_chain", name)
+    args = case.args()
+    whole = op(*args)
+    got = op(*shifted(args, 1, 3, at=1))
+    accepted = whole[1] > 0
+    assert accepted.any()
+    assert_close("tokens", got[0][accepted], whole[0][accepted, 1:])
+    assert_close("num_accepted", got[1][accepted] + 1, whole[1][accepted])
+
+
+@pytest.mark.parametrize("method", ["cdf", "gumbel"])
+@pytest.mark.parametrize("name", KERNEL_PROVIDERS)
+def test_a_row_of_sample_does_not_depend_on_its_neighbours(name, method):
+    logits = 2 * torch.randn(5, 257, generator=torch.Generator().manual_seed(9))
+    kw = dict(method=method, top_p=0.9, temperature=0.8)
+    op = provider("sample", name)
+    whole = sample(op, logits, seeds=torch.arange(5), positions=torch.arange(5), **kw)
+    for r in range(5):
+        alone = sample(op, logits[r : r + 1], seeds=r, positions=r, **kw)
+        assert_outputs_equal("sample", alone, [x[r : r + 1] for x in whole])
+
+
+THREADED = [c for c in testing.CASES if c.heavy or c.op in _library.CACHE_OPS] + [
+    testing.sample_case(1, 50_001, filters="scalar", noise="shared", method="gumbel"),
+    testing.sample_case(3, 50_001, filters="tensor"),
+    testing.chain_case(1, 2, 50_001, rule="match", filters="scalar"),
+    testing.chain_case(1, 2, 50_001, kind="probs"),
+    testing.chain_case(1, 2, 50_001, rule="block", draft="sampled", filters="scalar"),
+    testing.chain_case(1, 2, 50_001, rule="block", kind="probs", draft="mapped"),
+    testing.chain_case(1, 2, 50_001, rule="typical", filters="topp"),
+    testing.chain_case(5, 2, 10_001, draft="sampled", layout="ragged"),
+    *(
+        testing.tree_case(1, 5, 50_001, rule=r, rows="shared", filters=f)
+        for r, f in (
+            ("multi_draft", "off"), ("multi_draft_wor", "scalar"), ("k_seq", "off"),
+            ("traversal", "topp"), ("target_only", "off"), ("typical", "off"), ("match", "off"),
+        )
+    ),
+    testing.tree_case(5, 6, 10_001, rule="multi_draft_wor", rows="shared"),
+    testing.tree_case(1, 5, 50_001, rule="top_k_plus_one", kind="probs", rows="shared"),
+    testing.tree_case(1, 5, 50_001, draft="mapped", rows="flat"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", THREADED, ids=lambda c: f"{c.op}-{c}")
+def test_the_number_of_threads_changes_no_bit(case):
+    torch.set_num_threads(1)
+    alone = run_case(case)
+    for threads in (2, 3):
+        torch.set_num_threads(threads)
+        assert_all_equal(run_case(case), alone)

@@ -1,0 +1,81 @@
+"""The public API: names, docstrings and their examples, and the error of a missing library."""
+
+import ast
+import doctest
+import importlib
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from support.sources import MODULES
+
+import specdec_kernels
+
+PACKAGE = Path(specdec_kernels.__file__).parent
+
+
+def test_all_names_what_the_package_offers():
+    for name in specdec_kernels.__all__:
+        assert getattr(specdec_kernels, name) is not None
+    assert len(set(specdec_kernels.__all__)) == len(specdec_kernels.__all__)
+
+
+@pytest.mark.parametrize("name", specdec_kernels._library.OPS)
+def test_public_functions_have_docstrings_with_shapes_errors_and_an_example(name):
+    text = getattr(specdec_kernels, name).__doc__
+    for part in ("Args:", "Raises:", ">>>", "[B" if name != "sample" else "[R"):
+        assert part in text, f"{name} lacks {part}"
+
+
+def undocumented(path):
+    """Public modules, classes, functions and methods of a file without a docstring."""
+    tree = ast.parse(path.read_text())
+    defined = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    nodes = [n for n in tree.body if isinstance(n, defined)]
+    names = {"the module": tree, **{n.name: n for n in nodes}}
+    return [
+        name for name, n in names.items() if not name.startswith("_") and not ast.get_docstring(n)
+    ]
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if m.startswith("specdec_kernels.ops.")])
+def test_everything_public_has_a_docstring(module):
+    assert not undocumented(MODULES[module])
+
+
+WITH_EXAMPLES = sorted(m for m, path in MODULES.items() if ">>> " in path.read_text())
+
+
+@pytest.mark.parametrize("name", WITH_EXAMPLES)
+def test_examples_of_docstrings_run(name):
+    result = doctest.testmod(importlib.import_module(name), extraglobs={"torch": torch})
+    assert result.failed == 0
+    assert result.attempted > 0 or "+SKIP" in MODULES[name].read_text()
+
+
+def test_each_op_has_an_example():
+    missing = [
+        op for op in specdec_kernels._library.OPS
+        if getattr(specdec_kernels, op).__module__ not in WITH_EXAMPLES
+    ]  # fmt: skip
+    assert not missing
+
+
+def test_a_missing_library_is_an_import_error_with_the_reason(tmp_path):
+    """There is no silent fallback, whether `_C.so` is absent or does not load."""
+    package = tmp_path / "specdec_kernels"
+    shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("_C.so", "__pycache__"))
+    for content, reason in ((None, "was not built"), (b"junk", "does not load under torch")):
+        if content:
+            (package / "_C.so").write_bytes(content)
+        out = subprocess.run(
+            [sys.executable, "-c", "import specdec_kernels"], cwd=tmp_path, capture_output=True,
+            text=True, check=False, env={"PYTHONPATH": str(tmp_path), "PATH": ""},
+        )  # fmt: skip
+        last = out.stderr.strip().splitlines()[-1]
+        assert out.returncode == 1
+        assert last.startswith("ImportError: _C.so")
+        assert reason in last

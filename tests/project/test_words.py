@@ -1,0 +1,159 @@
+"""Code and documents use the words of the field, and what they cite exists."""
+
+import ast
+import re
+import subprocess
+
+import pytest
+from support.sources import ROOT
+
+# A word that a reader does not expect -> the word of the field.
+WORDS = {
+    "law": "distribution",
+    "laws": "distributions",
+    "lawful": "valid",
+    "coin": "uniform",
+    "coins": "uniforms",
+    "judge": "verifier",
+    "judges": "decides",
+    "judged": "decided",
+    "race": "Gumbel-max sampling",
+    "stands": "is accepted",
+    "stood": "were accepted",
+}
+# Also inside of names, such as draft_law and DraftLaw.
+WORD = re.compile(
+    rf"(?<![A-Za-z])({'|'.join(WORDS)})(?![A-Za-z])"
+    r"|(?<=[a-z])(Law|Laws|Coin|Coins|Judge|Race)(?![a-z])",
+    re.IGNORECASE,
+)
+CAMEL = re.compile(r"^(?:Laws?|Coins?|Judge|Race)$")
+# Documents of the project's planning, which readers of the repository do not have.
+OUTSIDE = re.compile(r"\b(ALGORITHMS|PEERS|GLOSSARY|DESIGN)(\.md\b|,? section|[^\w]+section)")
+SUFFIXES = {".py", ".md", ".h", ".cpp", ".cu", ".cuh", ".sh", ".toml", ".txt", ".yml", ".cfg"}
+# (path, part of the line) -> why the word is right there.
+ALLOWED = {
+    ("tests/project/test_words.py", ""): "the table of the words",
+}
+
+
+def tracked():
+    done = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        pytest.skip("not a git checkout")
+    paths = [ROOT / line for line in done.stdout.splitlines()]
+    plain = {"Makefile", "run"}
+    return [p for p in paths if p.exists() and (p.suffix in SUFFIXES or p.name in plain)]
+
+
+def lines():
+    for path in tracked():
+        name = path.relative_to(ROOT).as_posix()
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            yield name, number, line
+
+
+def words_in(line):
+    """Words of the private language in a line."""
+    line = re.sub(r"\brace conditions?\b", "", line, flags=re.IGNORECASE)
+    for found in WORD.finditer(line):
+        inside = found.start() > 0 and line[found.start() - 1].isalpha()
+        if not inside or CAMEL.match(found[0]):
+            yield found[0]
+
+
+def test_everything_is_said_in_the_words_of_the_field():
+    wrong = [
+        f"{name}:{number}: {word} (say {WORDS[word.lower()]})"
+        for name, number, line in lines()
+        for word in words_in(line)
+        if not any(name == path and part in line for path, part in ALLOWED)
+    ]
+    assert not wrong, "\n" + "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("the law of p, and q_law", ["law", "law"]),
+        ("struct DraftLaw {", ["Law"]),
+        ("a race condition, found by racecheck", []),
+        ("flaw, lawn, coincide, trace, understands, stand", []),
+        ("The Gumbel race", ["race"]),
+    ],
+)
+def test_the_search_finds_words_and_parts_of_names(line, words):
+    assert list(words_in(line)) == words
+
+
+def test_nothing_cites_a_document_outside_of_the_repository():
+    wrong = [
+        f"{name}:{number}: {line.strip()}"
+        for name, number, line in lines()
+        if OUTSIDE.search(line) and name != "tests/project/test_words.py"
+    ]
+    assert not wrong, "\n" + "\n".join(wrong)
+
+
+def anchors(document):
+    """The anchors of a document's headings, as GitHub and MyST make them."""
+    headings = re.findall(r"^#+ +(.+)$", document.read_text(), re.MULTILINE)
+    return {
+        re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings
+    }
+
+
+def test_citations_of_documents_lead_to_a_file_and_a_heading():
+    wrong = []
+    for name, number, line in lines():
+        for file, _, anchor in re.findall(r"\b(docs/[\w/-]+\.md)(#([\w-]+))?", line):
+            document = ROOT / file
+            if not document.exists() or (anchor and anchor not in anchors(document)):
+                wrong.append(f"{name}:{number}: {file}{'#' * bool(anchor)}{anchor}")
+    assert not wrong, "\n" + "\n".join(wrong)
+
+
+# The walk of a rejected token: a numbered list of functions, each "path:function".
+
+WALK = ROOT / "docs/design/loop.md"
+STEP = re.compile(r"^\d+\. `([^:`]+):([\w.]+)`", re.MULTILINE)
+
+
+def defines(path, function):
+    """Whether a file defines a function, given as `name` or, in Python, `Class.name`."""
+    text = path.read_text()
+    if path.suffix != ".py":
+        # A definition or declaration: a type, then the name and its parameters.
+        name = re.escape(function.split(".")[-1])
+        start = r"^(?![ \t]*(?:return|else|throw)\b)[\w:<>,&*() \t]*[\w>&*)][ \t]+[*&]?"
+        return bool(re.search(rf"{start}{name}\(", text, re.MULTILINE))
+    body = ast.parse(text).body
+    for part in function.split("."):
+        found = [n for n in body if getattr(n, "name", None) == part]
+        if not found:
+            return False
+        body = getattr(found[0], "body", [])
+    return True
+
+
+def test_each_step_of_the_walk_of_a_rejected_token_exists():
+    section = WALK.read_text().partition("## The walk of a rejected token\n")[2]
+    steps = STEP.findall(section.partition("\n## ")[0])
+    assert len(steps) >= 8
+    missing = [
+        f"{file}:{function}" for file, function in steps
+        if not (ROOT / file).exists() or not defines(ROOT / file, function)
+    ]  # fmt: skip
+    assert not missing
+
+
+def test_the_search_for_a_step_tells_functions_from_calls(tmp_path):
+    native, python = tmp_path / "a.cpp", tmp_path / "a.py"
+    native.write_text("static int64_t decide(int n) {\n  return other(n);\n}\n")
+    python.write_text("class A:\n    def f(self):\n        return g()\n")
+    assert defines(native, "decide")
+    assert not defines(native, "other")
+    assert defines(python, "A.f")
+    assert not defines(python, "g")

@@ -1,0 +1,105 @@
+"""The source files of the repository, and the graph of imports of its Python packages."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+CSRC = ROOT / "csrc"
+PACKAGE = ROOT / "specdec_kernels"
+NATIVE = sorted(p for p in CSRC.rglob("*") if p.suffix in (".h", ".cpp", ".cu", ".cuh"))
+PYTHON = sorted(
+    p for folder in ("specdec_kernels", "python", "tests", "bench", "examples")
+    for p in (ROOT / folder).rglob("*.py")
+)  # fmt: skip
+
+
+def relative(path):
+    return path.relative_to(ROOT).as_posix()
+
+
+def includes(path):
+    """What a native file includes, system headers too."""
+    return re.findall(r'^\s*#\s*include\s+[<"]([^>"]+)[>"]', path.read_text(), re.MULTILINE)
+
+
+def module_name(path):
+    """The dotted name under which a file of the packages is imported."""
+    parts = list(path.relative_to(ROOT).with_suffix("").parts)
+    parts = parts[1:] if parts[0] == "python" else parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+# Module -> file, of what is installed.
+MODULES = {module_name(p): p for p in PYTHON if relative(p).startswith(("specdec_", "python/"))}
+
+
+def imports(path, *, top_level=False):
+    """Dotted names that a file imports: of modules, or of names in modules.
+
+    top_level: only those that run when the file is imported. Imports inside functions and under
+    `if TYPE_CHECKING:` do not.
+    """
+    tree = ast.parse(path.read_text())
+    found = set()
+    for node in _executed(tree.body) if top_level else ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {a.name for a in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            source = _absolute(node, path)
+            found |= {f"{source}.{a.name}" for a in node.names}
+    return found
+
+
+def _executed(body):
+    for node in body:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            continue
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            yield from _executed(node.orelse)
+            continue
+        yield node
+        for part in ("body", "orelse", "finalbody"):
+            yield from _executed(getattr(node, part, []))
+
+
+def _absolute(node, path):
+    """The module that a `from` statement names, with the leading dots resolved."""
+    if not node.level:
+        return node.module
+    parents = module_name(path).split(".")
+    drop = node.level - (path.name == "__init__.py")
+    base = parents[: len(parents) - drop]
+    return ".".join([*base, node.module] if node.module else base)
+
+
+def import_graph():
+    """Module -> the modules of ours that importing it imports by name."""
+    graph = {}
+    for module, path in MODULES.items():
+        names = imports(path, top_level=True)
+        # `from a import b` imports the module a.b where there is one, else takes b out of a.
+        found = {n if n in MODULES else n.rpartition(".")[0] for n in names}
+        graph[module] = found & MODULES.keys() - {module}
+    return graph
+
+
+def circles(graph):
+    """The circles of a graph, each as the list of its nodes with the first one repeated."""
+    done, path, found = set(), [], []
+
+    def visit(node):
+        if node in path:
+            found.append([*path[path.index(node) :], node])
+        elif node not in done:
+            path.append(node)
+            for successor in sorted(graph[node]):
+                visit(successor)
+            path.pop()
+            done.add(node)
+
+    for node in sorted(graph):
+        visit(node)
+    return found
