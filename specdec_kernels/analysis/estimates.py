@@ -70,7 +70,7 @@ class AcceptanceEstimate(NamedTuple):
     def update(
         self, num_accepted: Tensor, drafted: Tensor | int | None = None
     ) -> AcceptanceEstimate:
-        """Adds one round of verdicts.
+        """Adds the accepted counts of one round.
 
         Args:
             num_accepted: [B], accepted drafts of each sequence, at most `drafted`.

@@ -1,4 +1,4 @@
-"""The formulas against exact rational enumeration, brute force and what others published."""
+"""Acceptance rates and walltime factors against rational enumeration and published figures."""
 
 import math
 from fractions import Fraction
@@ -14,40 +14,50 @@ from support.providers import SIGNIFICANCE, assert_close
 from specdec_kernels import analysis
 
 
-def law_of(weights):
+def normalized(weights):
+    """Whole numbers to rational probabilities."""
     total = sum(weights)
     return [Fraction(w, total) for w in weights]
 
 
-def tensor(law):
-    """[V] float64 of a rational law."""
-    return torch.tensor([float(x) for x in law], dtype=torch.float64)
+def tensor(probs):
+    """[V] float64 of rational probabilities."""
+    return torch.tensor([float(x) for x in probs], dtype=torch.float64)
 
 
-def pairs(rng, n=60, v=5):
-    """Rational laws p and q: dense, with zeros, with ties, equal, point masses."""
-    point, other = [0] * (v - 1) + [1], [1] + [0] * (v - 1)
-    weights = [(point, other), (point, point), ([1] * v, [1] * v), ([1] * v, point)]
+def rational_pairs(rng, n=60, v=5):
+    """Rational distributions P and Q: equal, one-hot, with ties, with zeros, dense."""
+    last, first = [0] * (v - 1) + [1], [1] + [0] * (v - 1)
+    weights = [(last, first), (last, last), ([1] * v, [1] * v), ([1] * v, last)]
     weights += [tuple([*map(int, rng.integers(0, 7, v - 1)), 1] for _ in "pq") for _ in range(n)]
-    return [(law_of(p), law_of(q)) for p, q in weights]
+    return [(normalized(p), normalized(q)) for p, q in weights]
 
 
-def chain_counts(p, q, gamma):
-    """[gamma + 1] law of the accepted count for i.i.d. rows, by enumeration of drafts."""
+def rational_residual(p, q, scale=1):
+    weights = [max(scale * a - b, 0) for a, b in zip(p, q, strict=True)]
+    return [x / sum(weights) for x in weights] if sum(weights) else p
+
+
+def rational_counts(p, q, gamma):
+    """[gamma + 1] distribution of the accepted count of rule token, if all rows are equal."""
     counts = [Fraction(0)] * (gamma + 1)
     for drafts in product(range(len(p)), repeat=gamma):
-        reach = Fraction(1)
+        all_accepted = Fraction(1)
         for i, x in enumerate(drafts):
             accept = min(Fraction(1), p[x] / q[x]) if q[x] else Fraction(0)
-            counts[i] += reach * q[x] * (1 - accept) * math.prod(q[y] for y in drafts[i + 1 :])
-            reach *= q[x] * accept
-        counts[gamma] += reach
+            after = math.prod(q[y] for y in drafts[i + 1 :])
+            counts[i] += all_accepted * q[x] * (1 - accept) * after
+            all_accepted *= q[x] * accept
+        counts[gamma] += all_accepted
     return counts
 
 
-def test_expected_tokens_is_the_rational_enumeration():
-    p, q = law_of([3, 1, 2]), law_of([1, 4, 2])
-    counts = chain_counts(p, q, 3)
+# Expected tokens and factors.
+
+
+def test_expected_tokens_equals_the_rational_enumeration():
+    p, q = normalized([3, 1, 2]), normalized([1, 4, 2])
+    counts = rational_counts(p, q, 3)
     assert sum(counts) == 1
     alpha = float(analysis.acceptance_rate(tensor(p), tensor(q)))
     mean = float(sum(n * c for n, c in enumerate(counts)))
@@ -55,14 +65,13 @@ def test_expected_tokens_is_the_rational_enumeration():
 
 
 def test_expected_tokens_of_the_toy_model():
-    """P = (1/3, 2/3), Q = (2/3, 1/3), gamma = 2: 10/9 accepted (ALGORITHMS.md, rule block)."""
-    counts = chain_counts(law_of([1, 2]), law_of([2, 1]), 2)
+    """P = (1/3, 2/3), Q = (2/3, 1/3), gamma = 2: 10/9 accepted drafts (docs/rules.md#block)."""
+    counts = rational_counts(normalized([1, 2]), normalized([2, 1]), 2)
     assert sum(n * c for n, c in enumerate(counts)) == Fraction(10, 9)
     assert analysis.expected_tokens(2 / 3, 2) == pytest.approx(1 + 10 / 9)
 
 
-def test_factors_are_leviathans():
-    """Table 1 of the paper: operations and speed for c = c-hat = 0.01."""
+def test_factors_reproduce_table_1_of_leviathan():
     for alpha, gamma, operations, speed in [
         (0.6, 2, 1.53, 1.96), (0.7, 3, 1.58, 2.53), (0.8, 2, 1.23, 2.44), (0.8, 5, 1.63, 3.69),
         (0.9, 2, 1.11, 2.71), (0.9, 10, 1.60, 6.86),
@@ -71,7 +80,7 @@ def test_factors_are_leviathans():
         assert analysis.walltime_factor(alpha, gamma, 0.0) == pytest.approx(speed, abs=6e-3)
 
 
-def test_optimal_gamma_is_the_best_of_all_and_zero_when_drafting_costs_more_than_it_gives():
+def test_optimal_gamma_has_the_largest_factor_and_is_zero_if_drafting_does_not_pay():
     for alpha, cost in product((0.3, 0.6, 0.9), (0.01, 0.1, 0.5)):
         best = analysis.optimal_gamma(alpha, cost)
         factor = analysis.walltime_factor(alpha, best, cost)
@@ -80,74 +89,42 @@ def test_optimal_gamma_is_the_best_of_all_and_zero_when_drafting_costs_more_than
     assert analysis.optimal_gamma(0.9, 0.0, verification=lambda g: 1 + 3 * g) == 0
 
 
-# One row.
-
-
-def enumerated(p, q, accept, after):
-    """Accept mass and emitted law of one row: accept(x) its probability, after the law if not."""
-    mass = [b * accept(x) for x, b in enumerate(q)]
-    rejected = 1 - sum(mass)
-    return mass, [m + rejected * y for m, y in zip(mass, after, strict=True)]
-
-
-def rational_residual(p, q, scale=1):
-    left = [max(scale * a - b, 0) for a, b in zip(p, q, strict=True)]
-    return [x / sum(left) for x in left] if sum(left) else p
+# Acceptance in one row.
 
 
 @pytest.mark.parametrize("lenience", [Fraction(1), Fraction(7, 10), Fraction(1, 16)], ids=str)
-def test_lenient_and_token_are_the_rational_enumeration(lenience):
-    for p, q in pairs(np.random.default_rng(1)):
-        scaled = [lenience * b for b in q]
-        mass, law = enumerated(
-            p, q, lambda x, p=p, s=scaled: min(1, p[x] / s[x]) if s[x] else 0,
-            rational_residual(p, scaled),
-        )  # fmt: skip
+def test_acceptance_of_lenient_and_token_equals_the_rational_enumeration(lenience):
+    for p, q in rational_pairs(np.random.default_rng(1)):
+        accepted = [b * min(1, a / (lenience * b)) if b else 0 for a, b in zip(p, q, strict=True)]
         l, a, b = float(lenience), tensor(p), tensor(q)
-        assert_close("law", analysis.lenient_distribution(a, b, l), tensor(law), atol=1e-15)
-        alpha = analysis.lenient_acceptance(a, b, l)
-        assert float(alpha) == pytest.approx(float(sum(mass)), abs=1e-15)
-        assert all(y <= x / lenience for x, y in zip(p, law, strict=True))
+        mass = analysis.accepted_mass(a, b, "lenient", lenience=l)
+        assert_close("mass", mass, tensor(accepted), atol=1e-15)
+        rate = analysis.acceptance_rate(a, b, "lenient", lenience=l)
+        assert float(rate) == pytest.approx(float(sum(accepted)), abs=1e-15)
         if lenience == 1:
-            assert law == p
-            assert float(analysis.acceptance_rate(a, b)) == float(alpha)
+            assert float(analysis.acceptance_rate(a, b)) == float(rate)
 
 
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.09, 0.3), (0.5, 0.9), (0.0, 0.3), (1.0, 1.0)])
-def test_typical_is_the_enumeration(epsilon, delta):
-    seen = set()
-    for p, q in pairs(np.random.default_rng(2)):
+def test_acceptance_of_typical_equals_the_enumeration(epsilon, delta):
+    outcomes = set()
+    for p, q in rational_pairs(np.random.default_rng(2)):
         entropy = -sum(float(x) * math.log(x) for x in p if x)
         bound = min(epsilon, delta * math.exp(-entropy))
         if bound and any(abs(x - bound) < 1e-12 for x in p):
             continue  # rounding decides
         accepted = [x > bound for x in p]
-        seen |= set(accepted)
-        mass, law = enumerated(p, q, lambda x, a=accepted: int(a[x]), p)
+        outcomes |= set(accepted)
         a, b = tensor(p), tensor(q)
         assert analysis.typical_set(a, epsilon, delta).tolist() == accepted
-        assert_close(
-            "law", analysis.typical_distribution(a, b, epsilon, delta), tensor(law), atol=1e-15
-        )
-        alpha = float(analysis.typical_acceptance(a, b, epsilon, delta))
-        assert alpha == pytest.approx(float(sum(mass)), abs=1e-15)
-    assert seen == {True, False}
+        rate = float(analysis.acceptance_rate(a, b, "typical", epsilon=epsilon, delta=delta))
+        want = float(sum(x for x, ok in zip(q, accepted, strict=True) if ok))
+        assert rate == pytest.approx(want, abs=1e-15)
+    assert outcomes == {True, False}
 
 
-def test_residual_is_rational_and_falls_back_on_the_target():
-    for p, q in pairs(np.random.default_rng(3)):
-        for scale in (Fraction(1), Fraction(1, 4), Fraction(0)):
-            got = analysis.residual(tensor(p), tensor(q), float(scale))
-            assert_close("residual", got, tensor(rational_residual(p, q, scale)), atol=1e-13)
-    p, q = torch.linspace(0, 9, 144).sin().view(2, 3, 4, 6).softmax(-1)
-    scales = torch.linspace(0.5, 1.5, 12).view(3, 4)
-    rows = [analysis.residual(*x) for x in zip(*(t.flatten(0, -2) for t in (p, q)),
-                                               scales.flatten(), strict=True)]  # fmt: skip
-    assert_close("rows", analysis.residual(p, q, scales).flatten(0, 1), torch.stack(rows))
-
-
-def direct_match(p, q):
-    """The formula as it stands, in rationals: [V] mass of each token."""
+def rational_match(p, q):
+    """[V] accepted mass of rule match by its formula, in rationals."""
     both = [x for x in range(len(p)) if p[x] and q[x]]
     out = [Fraction(0)] * len(p)
     for x in both:
@@ -156,17 +133,17 @@ def direct_match(p, q):
     return out
 
 
-def test_match_by_sorting_is_the_direct_formula():
-    laws = [(p, q) for v in (1, 2, 5, 9) for p, q in pairs(np.random.default_rng(v), 30, v)]
-    for p, q in laws:
-        mass = direct_match(p, q)
-        assert_close("mass", analysis.accepted_mass(tensor(p), tensor(q), "match"), tensor(mass),
-              atol=1e-14)  # fmt: skip
+def test_acceptance_of_match_by_sorting_equals_the_formula():
+    pairs = [pair for v in (1, 2, 5, 9) for pair in rational_pairs(np.random.default_rng(v), 30, v)]
+    for p, q in pairs:
+        want = rational_match(p, q)
+        mass = analysis.accepted_mass(tensor(p), tensor(q), "match")
+        assert_close("mass", mass, tensor(want), atol=1e-14)
         tv = sum(abs(a - b) for a, b in zip(p, q, strict=True)) / 2
-        assert (1 - tv) / (1 + tv) <= sum(mass) <= 1 - tv
+        assert (1 - tv) / (1 + tv) <= sum(want) <= 1 - tv
 
 
-def test_match_over_a_large_vocabulary_in_classes_of_equal_tokens():
+def test_acceptance_of_match_over_a_large_vocabulary_in_classes_of_equal_tokens():
     rng = np.random.default_rng(6)
     counts = np.array([1, 3, 40, 2100, 60_000, 200_000])
     p, q = (w / (w @ counts) for w in np.exp(-rng.uniform(0, 14, (2, 6))))
@@ -176,37 +153,35 @@ def test_match_over_a_large_vocabulary_in_classes_of_equal_tokens():
     order = rng.permutation(counts.sum())
     wide = [torch.from_numpy(np.repeat(x, counts)[order]) for x in (p, q)]
     assert wide[0].shape == (262_144,)
-    assert float(analysis.match_acceptance(*wide)) == pytest.approx(want, rel=1e-11)
-    single = analysis.match_acceptance(*(x.float() for x in wide))
+    assert float(analysis.acceptance_rate(*wide, "match")) == pytest.approx(want, rel=1e-11)
+    single = analysis.acceptance_rate(*(x.float() for x in wide), "match")
     assert float(single) == pytest.approx(want, rel=1e-6)
 
 
-def test_match_mass_is_what_shared_noise_agrees_on():
+def test_acceptance_of_match_is_how_often_draws_with_shared_noise_agree():
     n, (p, q) = 200_000, torch.tensor([[0.5, 0.2, 0.2, 0.1, 0.0], [0.1, 0.4, 0.2, 0.2, 0.1]])
     generator = torch.Generator().manual_seed(5)
     noise = torch.empty(n, 5, dtype=torch.float64).exponential_(generator=generator)
     target, draft = (noise / p).argmin(-1), (noise / q).argmin(-1)
-    hits = draft[target == draft].bincount(minlength=5)
-    for hit, mass in zip(
-        hits.tolist(), analysis.accepted_mass(p, q, "match").tolist(), strict=True
-    ):
+    hits = draft[target == draft].bincount(minlength=5).tolist()
+    for hit, mass in zip(hits, analysis.accepted_mass(p, q, "match").tolist(), strict=True):
         assert stats.binomtest(hit, n, mass).pvalue > SIGNIFICANCE
 
 
-def test_bound_is_the_minimum_over_all_sets():
-    for p, q in pairs(np.random.default_rng(7), 20):
+def test_the_bound_is_the_minimum_over_all_sets():
+    for p, q in rational_pairs(np.random.default_rng(7), 20):
         sets = list(product((0, 1), repeat=len(p)))
-        rows = [[sum(x for x, s in zip(law, subset, strict=True) if s) for subset in sets]
-                for law in (p, q)]  # fmt: skip
+        masses = [[sum(x for x, s in zip(probs, subset, strict=True) if s) for subset in sets]
+                  for probs in (p, q)]  # fmt: skip
         for k in (1, 2, 5):
-            want = 1 + min(a - b**k for a, b in zip(*rows, strict=True))
+            want = 1 + min(a - b**k for a, b in zip(*masses, strict=True))
             got = float(analysis.acceptance_bound(tensor(p), tensor(q), k))
             assert got == pytest.approx(float(want), abs=1e-14)
-        assert 1 + min(a - b for a, b in zip(*rows, strict=True)) == sum(map(min, p, q))
+        assert 1 + min(a - b for a, b in zip(*masses, strict=True)) == sum(map(min, p, q))
 
 
-def test_bound_is_reached_by_the_best_transport():
-    """The linear programme over couplings of two drafts and the emitted token."""
+def test_the_bound_is_reached_by_the_best_transport():
+    """A linear programme over couplings of two drafts with the emitted token."""
     p, q = np.array([[0.6, 0.3, 0.1], [0.2, 0.3, 0.5]])
     cells = list(product(range(3), repeat=3))  # x1, x2, y
     gain = [-float(y in (a, b)) for a, b, y in cells]
@@ -217,28 +192,29 @@ def test_bound_is_reached_by_the_best_transport():
     assert got == pytest.approx(-best.fun, abs=1e-9)
 
 
-def test_bound_of_one_draft_is_the_rate_of_rule_token_though_float32_rows_do_not_sum_to_one():
+def test_the_bound_of_one_draft_is_the_rate_of_token_even_if_rows_do_not_sum_to_one():
     generator = torch.Generator().manual_seed(9)
     p, q = torch.randn(2, 3, 100_000, generator=generator).mul(4).softmax(-1) * (1 - 1e-5)
     want = analysis.acceptance_rate(p, q)
     assert_close("bound", analysis.acceptance_bound(p, q), want, rtol=3e-5)
 
 
-RULES = ["token", "match", "greedy", "typical", "lenient"]
+ROW_RULES = ["token", "match", "greedy", "typical", "lenient"]
 
 
-@pytest.mark.parametrize("rule", RULES)
-def test_rows_of_a_batch_do_not_see_each_other(rule):
+@pytest.mark.parametrize("rule", ROW_RULES)
+def test_rows_of_a_batch_are_independent(rule):
     p, q = torch.rand(2, 3, 2, 7, generator=torch.Generator().manual_seed(1)).mul(4).softmax(-1)
     got = analysis.accepted_mass(p, q, rule, lenience=0.5)
     assert got.dtype == torch.float64
     for i, j in product(range(3), range(2)):
-        assert_close("row", got[i, j], analysis.accepted_mass(p[i, j], q[i, j], rule, lenience=0.5))
+        want = analysis.accepted_mass(p[i, j], q[i, j], rule, lenience=0.5)
+        assert_close("row", got[i, j], want)
     assert bool((got <= q + 1e-6).all())
 
 
-@pytest.mark.parametrize("rule", [*RULES, "block"])
-def test_one_token_and_laws_without_a_common_token(rule):
+@pytest.mark.parametrize("rule", [*ROW_RULES, "block"])
+def test_a_vocabulary_of_one_token_and_rows_without_a_common_token(rule):
     one = torch.ones(1, 1, 1, dtype=torch.float64)
     assert analysis.mean_accepted([one[0, 0], one[0]], [one[0, 0], one[0], one], rule) == 2
     p, q = torch.tensor([0.5, 0.5, 0.0]), torch.tensor([0.0, 0.0, 1.0])
@@ -250,16 +226,11 @@ def test_errors_name_argument_rule_and_value():
     p = torch.ones(1)
     for lenience in (0.0, -1.0, 1.5, math.nan):
         with pytest.raises(ValueError, match=rf"^lenience must be in \(0, 1\], got {lenience}$"):
-            analysis.lenient_distribution(p, p, lenience)
-    with pytest.raises(ValueError, match=r"^rule must be token, match, greedy, .*, got 'block'$"):
+            analysis.acceptance_rate(p, p, "lenient", lenience=lenience)
+    with pytest.raises(ValueError, match=r"^rule must be one of token, match, .*, got 'block'$"):
         analysis.accepted_mass(p, p, "block")
     with pytest.raises(ValueError, match=r"^limit must be at least 0, got -1$"):
         analysis.optimal_gamma(0.5, 0.1, limit=-1)
-    for temperature in (-1.0, math.inf, math.nan):
-        with pytest.raises(
-            ValueError, match=rf"^temperature must be finite .*, got {temperature}$"
-        ):
-            analysis.filtered_distribution(torch.zeros(2), temperature=temperature)
     for count in (analysis.num_accepted_distribution, analysis.mean_accepted):
         with pytest.raises(ValueError, match=r"^rule must be one of token, .*, got 'tokens'$"):
             count([], [], "tokens")
@@ -275,37 +246,35 @@ def test_errors_name_argument_rule_and_value():
 def test_nothing_waits_for_the_device():
     """On the meta device every read of a value fails."""
     p, q = torch.empty(2, 3, 7, device="meta")
-    for rule in RULES:
-        assert analysis.accepted_mass(p, q, rule).is_meta
+    for rule in ROW_RULES:
+        assert analysis.acceptance_rate(p, q, rule).is_meta
     assert analysis.acceptance_bound(p, q, 2).shape == (3,)
-    assert analysis.residual(p, q, p[..., 0]).shape == (3, 7)
-    assert analysis.lenient_distribution(p, q, 0.5).is_meta
-    assert analysis.typical_distribution(p, q).is_meta
     assert analysis.block_acceptance(p, q).shape == (3, 7)
-    for rule in (*RULES, "block"):
+    for rule in (*ROW_RULES, "block"):
         assert analysis.num_accepted_distribution([q[0]], [p[0]], rule).is_meta
-    seen = analysis.AcceptanceEstimate.empty(7, device="meta").observe(p)
-    seen = seen.update(torch.empty(3, device="meta", dtype=torch.int32))
-    for value in (seen.alpha, seen.by_position, seen.standard_error, *seen.interval()):
+    estimate = analysis.AcceptanceEstimate.empty(7, device="meta").observe(p)
+    estimate = estimate.update(torch.empty(3, device="meta", dtype=torch.int32))
+    figures = (estimate.alpha, estimate.by_position, estimate.standard_error)
+    for value in (*figures, *estimate.interval()):
         assert value.is_meta
-    assert seen.expected_tokens(3).is_meta
+    assert estimate.expected_tokens(3).is_meta
 
 
-# Conditionals on a prefix.
+# Acceptance in rows that depend on the prefix.
 
 
 def conditionals(rng, v, rows):
-    """Random rational laws by prefix, zeros among them, and as tables [V] * (i + 1)."""
-    laws, out = {}, []
+    """Random rational distributions by prefix, zeros among them, and as tables [V] * (i + 1)."""
+    by_prefix, out = {}, []
     for i in range(rows):
         prefixes = list(product(range(v), repeat=i))
-        laws |= {x: law_of([*map(int, rng.integers(0, 5, v - 1)), 1]) for x in prefixes}
-        out.append(torch.stack([tensor(laws[x]) for x in prefixes]).view((v,) * (i + 1)))
-    return laws, out
+        by_prefix |= {x: normalized([*map(int, rng.integers(0, 5, v - 1)), 1]) for x in prefixes}
+        out.append(torch.stack([tensor(by_prefix[x]) for x in prefixes]).view((v,) * (i + 1)))
+    return by_prefix, out
 
 
 def rational_block(p, q, v, gamma):
-    """Rule `block` as ALGORITHMS.md states it: law of tau, and joint law of gamma + 1 tokens."""
+    """Rule block (docs/rules.md#block): distributions of tau and of gamma + 1 tokens."""
     counts, joint = [Fraction(0)] * (gamma + 1), {}
     for x in product(range(v), repeat=gamma):
         weight, c, rows = math.prod(q[x[:i]][x[i]] for i in range(gamma)), [Fraction(1)], []
@@ -314,8 +283,8 @@ def rational_block(p, q, v, gamma):
         for i in range(gamma):
             c.append(min(1, c[i] * p[x[:i]][x[i]] / q[x[:i]][x[i]]))
             scaled = [c[i] * a for a in p[x[:i]]]
-            kept = sum(map(min, scaled, q[x[:i]]))
-            h = (c[i] - kept) / (1 - kept) if kept != 1 else Fraction(1)
+            common = sum(map(min, scaled, q[x[:i]]))
+            h = (c[i] - common) / (1 - common) if common != 1 else Fraction(1)
             rows.append((h if i else Fraction(1), rational_residual(p[x[:i]], q[x[:i]], c[i])))
         rows.append((c[gamma], p[x]))
         for n, (h, last) in reversed(list(enumerate(rows))):
@@ -329,28 +298,28 @@ def rational_block(p, q, v, gamma):
 
 
 @pytest.mark.parametrize(("v", "gamma"), [(2, 1), (4, 1), (3, 2), (2, 3)])
-def test_accepted_law_of_block_is_the_rational_enumeration(v, gamma):
+def test_the_accepted_count_of_block_equals_the_rational_enumeration(v, gamma):
     rng = np.random.default_rng(10 * v + gamma)
     for _ in range(12):
         (p, target), (q, draft) = (conditionals(rng, v, gamma + 1) for _ in "pq")
-        counts, joint = rational_block(p, q, v, gamma)
+        want, joint = rational_block(p, q, v, gamma)
         for tokens, mass in joint.items():
             assert mass == math.prod(p[tokens[:i]][tokens[i]] for i in range(gamma + 1))
-        law = analysis.num_accepted_distribution(draft[:gamma], target, "block")
-        assert_close("tau", law, tensor(counts), atol=1e-15)
+        counts = analysis.num_accepted_distribution(draft[:gamma], target, "block")
+        assert_close("tau", counts, tensor(want), atol=1e-15)
         mean, token = (analysis.mean_accepted(draft[:gamma], target, r) for r in ("block", "token"))
         assert mean >= token - 1e-15
         if gamma == 1:
             assert mean == token == float(analysis.acceptance_rate(target[0], draft[0]))
-        paths = torch.cartesian_prod(*[torch.arange(v)] * gamma).view(-1, gamma)
-        rows = [torch.stack([t[tuple(paths[:, : i + 1].T)] for i, t in enumerate(x[:gamma])], -1)
-                for x in (target, draft)]  # fmt: skip
-        kept = analysis.block_acceptance(*rows) * rows[1].prod(-1, keepdim=True)
-        assert float(kept.sum()) == pytest.approx(mean, abs=1e-14)
+        drafts = torch.cartesian_prod(*[torch.arange(v)] * gamma).view(-1, gamma)
+        probs = [torch.stack([t[tuple(drafts[:, : i + 1].T)] for i, t in enumerate(x[:gamma])], -1)
+                 for x in (target, draft)]  # fmt: skip
+        accepted = analysis.block_acceptance(*probs) * probs[1].prod(-1, keepdim=True)
+        assert float(accepted.sum()) == pytest.approx(mean, abs=1e-14)
 
 
-def test_block_beats_token_on_the_toy_model():
-    """10/9 and 11/9 (ALGORITHMS.md, rule block)."""
+def test_block_accepts_more_than_token_on_the_toy_model():
+    """11/9 drafts against 10/9 (docs/rules.md#block)."""
     p, q = (torch.tensor(x, dtype=torch.float64) / 3 for x in ([1, 2], [2, 1]))
     draft, target = [q, q.expand(2, 2)], [p, p.expand(2, 2)]
     assert analysis.mean_accepted(draft, target) == pytest.approx(10 / 9, abs=1e-15)
@@ -361,22 +330,20 @@ def test_block_acceptance_of_impossible_tokens():
     p, q = torch.tensor([[0.0, 0.9], [0.0, 0.9], [0.4, 0.0], [0.2, 0.2]]), torch.zeros(4, 2)
     q[:2, 1], q[0, 0], q[3] = 0.1, 0.5, 0.2
     want = torch.tensor([[0.0, 0.0], [0.0, 0.0], [1.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
-    assert_close("kept", analysis.block_acceptance(p, q), want)
+    assert_close("accepted", analysis.block_acceptance(p, q), want)
     assert analysis.block_acceptance(p[:, :0], q[:, :0]).shape == (4, 0)
 
 
-@pytest.mark.parametrize("rule", RULES)
-def test_accepted_law_of_equal_rows_is_geometric(rule):
-    p, q = tensor(law_of([3, 1, 2])), tensor(law_of([1, 4, 2]))
-    tables = [[x.expand((3,) * (i + 1)) for i in range(3)] for x in (q, p)]
-    alpha = float(analysis.accepted_mass(p, q, rule, lenience=0.8).sum())
+@pytest.mark.parametrize("rule", ROW_RULES)
+def test_the_accepted_count_of_equal_rows_is_geometric(rule):
+    p, q = normalized([3, 1, 2]), normalized([1, 4, 2])
+    tables = [[tensor(x).expand((3,) * (i + 1)) for i in range(3)] for x in (q, p)]
     parameters = {"lenience": 0.8} if rule == "lenient" else {}
-    law = analysis.num_accepted_distribution(*tables, rule, **parameters)
+    alpha = float(analysis.acceptance_rate(tensor(p), tensor(q), rule, **parameters))
+    counts = analysis.num_accepted_distribution(*tables, rule, **parameters)
     want = [alpha**n * (1 - alpha) for n in range(3)] + [alpha**3]
-    assert_close("tau", law, torch.tensor(want, dtype=torch.float64), atol=1e-15)
+    assert_close("tau", counts, torch.tensor(want, dtype=torch.float64), atol=1e-15)
     mean = analysis.mean_accepted(*tables, rule, **parameters)
     assert 1 + mean == pytest.approx(analysis.expected_tokens(alpha, 3), abs=1e-14)
     if rule == "token":
-        assert_close(
-            "tau", law, tensor(chain_counts(law_of([3, 1, 2]), law_of([1, 4, 2]), 3)), atol=1e-15
-        )
+        assert_close("tau", counts, tensor(rational_counts(p, q, 3)), atol=1e-15)

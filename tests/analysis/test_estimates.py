@@ -1,4 +1,4 @@
-"""Online estimates of the acceptance rate: exact counts, fading, and honest error bars."""
+"""Running estimates of the acceptance rate: exact counts, fading, and correct error bars."""
 
 import pytest
 import torch
@@ -9,51 +9,58 @@ from specdec_kernels.analysis.estimates import AcceptanceEstimate, wilson_interv
 
 
 def test_censored_counts_give_the_rate_of_the_toy_model():
-    """alpha = 2/3, gamma = 3: 27 rounds in the proportions of the exact law."""
+    """alpha = 2/3, gamma = 3: 27 rounds in the proportions of the exact distribution."""
     counts = torch.tensor([0] * 9 + [1] * 6 + [2] * 4 + [3] * 8)
-    seen = AcceptanceEstimate.empty(3).update(counts)
-    assert float(seen.alpha) == 2 / 3
-    assert seen.by_position.tolist() == pytest.approx([2 / 3] * 3, abs=1e-15)
-    assert seen.visits.tolist() == [27, 18, 12]
-    assert float(seen.expected_tokens(3)) == pytest.approx(1 + float(counts.double().mean()))
+    estimate = AcceptanceEstimate.empty(3).update(counts)
+    assert float(estimate.alpha) == 2 / 3
+    assert estimate.by_position.tolist() == pytest.approx([2 / 3] * 3, abs=1e-15)
+    assert estimate.visits.tolist() == [27, 18, 12]
+    assert float(estimate.expected_tokens(3)) == pytest.approx(1 + float(counts.double().mean()))
 
 
 def test_positions_that_were_not_drafted_are_not_visited():
     counts, drafted = torch.tensor([0, 1, 1, 3, 0]), torch.tensor([0, 2, 1, 3, 3])
-    seen = AcceptanceEstimate.empty(3).update(counts, drafted)
-    assert seen.accepted.tolist() == [3, 1, 1]
-    assert seen.visits.tolist() == [4, 2, 1]
+    estimate = AcceptanceEstimate.empty(3).update(counts, drafted)
+    assert estimate.accepted.tolist() == [3, 1, 1]
+    assert estimate.visits.tolist() == [4, 2, 1]
     same = AcceptanceEstimate.empty(5).update(torch.tensor([0, 2, 1]), 2)
     assert same.visits.tolist() == [3, 2, 0, 0, 0]
     assert same.by_position.isnan().tolist() == [False, False, True, True, True]
 
 
-def test_drafts_that_were_never_judged_are_told_from_the_verdict():
-    """Certain rows: all drafts stand up to a missing one, an end of sequence or `max_new_tokens`."""
+def test_drafts_that_were_never_visited_follow_from_the_verdict():
+    """One-hot rows accept all drafts up to a missing one, an end of sequence or a maximum."""
     one = torch.zeros(4, dtype=torch.int64)
     target = torch.tensor([0.0, 90.0, 0.0]).repeat(4, 4, 1)
     target[1, 1] = torch.tensor([0.0, 0.0, 90.0])
     drafts = torch.tensor([[1, 1, -1], [1, 2, 1], [1, 1, 1], [1, 0, 1]])
-    verdict = verify_chain(target, drafts, seeds=one, positions=one, eos_token_ids=torch.tensor([2]),
-                           max_new_tokens=torch.tensor([9, 9, 1, 9]))  # fmt: skip
+    verdict = verify_chain(
+        target, drafts, seeds=one, positions=one, eos_token_ids=torch.tensor([2]),
+        max_new_tokens=torch.tensor([9, 9, 1, 9]),
+    )  # fmt: skip
     accepted = verdict.num_accepted
     given = (drafts != -1).long().cumprod(-1).sum(-1)
     cut = (verdict.tokens >= 0).sum(-1) == accepted
-    seen = AcceptanceEstimate.empty(3).update(accepted, torch.where(cut, accepted, given))
+    estimate = AcceptanceEstimate.empty(3).update(accepted, torch.where(cut, accepted, given))
     assert accepted.tolist() == [2, 2, 1, 1]
-    assert seen.visits.tolist() == [4, 3, 0]
-    assert seen.accepted.tolist() == [4, 2, 0]
+    assert estimate.visits.tolist() == [4, 3, 0]
+    assert estimate.accepted.tolist() == [4, 2, 0]
 
 
-def test_what_was_not_seen_is_not_a_number():
-    seen = AcceptanceEstimate.empty(2)
-    for value in (seen.alpha, seen.standard_error, *seen.interval(), *seen.by_position):
+def test_a_rate_without_visits_is_not_a_number():
+    estimate = AcceptanceEstimate.empty(2)
+    for value in (
+        estimate.alpha,
+        estimate.standard_error,
+        *estimate.interval(),
+        *estimate.by_position,
+    ):
         assert bool(value.isnan())
-    assert seen.update(torch.zeros(0, dtype=torch.int32)).visits.tolist() == [0, 0]
+    assert estimate.update(torch.zeros(0, dtype=torch.int32)).visits.tolist() == [0, 0]
     assert bool(AcceptanceEstimate.empty(0).update(torch.tensor([0])).alpha.isnan())
 
 
-def test_counts_fade_and_the_old_estimate_stays_as_it_was():
+def test_counts_fade_and_the_old_estimate_does_not_change():
     first = AcceptanceEstimate.empty(1, decay=0.5).update(torch.tensor([1, 1]))
     second = first.update(torch.tensor([0]))
     assert float(first.alpha) == 1
@@ -62,21 +69,21 @@ def test_counts_fade_and_the_old_estimate_stays_as_it_was():
     for _ in range(60):
         second = second.update(torch.tensor([0]))
     assert float(second.alpha) < 1e-15
-    # Equal weights beta^i: (1 + beta) / (1 - beta) visits in the long run.
+    # Weights decay^i tell as much as (1 + decay) / (1 - decay) equally weighted visits.
     assert float(second.effective_visits) == pytest.approx(3)
 
 
 def test_observed_probabilities_count_where_they_are_numbers():
     rows = torch.tensor([[0.5, 1.0], [0.25, torch.nan]])
-    seen = AcceptanceEstimate.empty(2).observe(rows)
-    assert float(seen.alpha) == pytest.approx(1.75 / 3)
-    assert seen.by_position.tolist() == [0.375, 1.0]
+    estimate = AcceptanceEstimate.empty(2).observe(rows)
+    assert float(estimate.alpha) == pytest.approx(1.75 / 3)
+    assert estimate.by_position.tolist() == [0.375, 1.0]
     variance = torch.tensor([0.5, 1.0, 0.25]).double().var(correction=0)
-    assert float(seen.standard_error) == pytest.approx(float((variance / 3).sqrt()))
+    assert float(estimate.standard_error) == pytest.approx(float((variance / 3).sqrt()))
 
 
 @pytest.mark.parametrize(("hits", "n"), [(0, 7), (3, 7), (7, 7), (61, 90)])
-def test_interval_is_wilsons(hits, n):
+def test_the_interval_is_wilsons(hits, n):
     low, high = wilson_interval(
         torch.tensor(hits / n).double(), torch.tensor(n), stats.norm.ppf(0.975)
     )
@@ -91,8 +98,8 @@ def simulated(runs, rounds, gamma, seed):
     shape = (runs, rounds, gamma)
     drafts = q.multinomial(runs * rounds * gamma, True, generator=generator).view(shape)
     ratio = (p / q).clamp(max=1)[drafts]
-    stands = torch.rand(shape, generator=generator) < ratio
-    counts = stands.long().cumprod(-1).sum(-1)
+    accepted = torch.rand(shape, generator=generator) < ratio
+    counts = accepted.long().cumprod(-1).sum(-1)
     visited = torch.arange(gamma) <= counts[..., None]
     ratio = ratio.where(visited, torch.nan)
     empty = AcceptanceEstimate.empty(gamma)
@@ -100,15 +107,15 @@ def simulated(runs, rounds, gamma, seed):
     return both, float(torch.minimum(p, q).sum())
 
 
-def test_error_bars_hold_and_probabilities_have_the_smaller_ones():
+def test_error_bars_cover_the_rate_and_those_of_recorded_probabilities_are_smaller():
     both, alpha = simulated(runs=400, rounds=60, gamma=4, seed=3)
     verdicts, probabilities = zip(*both, strict=True)
     inside = sum(
         float(low) <= alpha <= float(high) for low, high in (s.interval() for s in verdicts)
     )
     assert 0.92 <= inside / len(both) <= 0.98
-    for seen in (verdicts, probabilities):
-        z = torch.stack([(s.alpha - alpha) / s.standard_error for s in seen])
+    for estimates in (verdicts, probabilities):
+        z = torch.stack([(s.alpha - alpha) / s.standard_error for s in estimates])
         assert 0.85 < float(z.std()) < 1.15
         assert abs(float(z.mean())) < 0.3
     for a, b in both:

@@ -1,4 +1,4 @@
-"""How many nodes stand, in rationals; and which rule accepts more of two drafts."""
+"""How often each tree rule accepts a node: kernels against rationals, and rules against bounds."""
 
 import itertools
 from fractions import Fraction
@@ -10,17 +10,18 @@ from support.toy_chain import TOLERANCE
 from support.toy_tree import DRAWN, ToyTree, sibling_distribution
 
 from specdec_kernels import analysis
-from specdec_kernels.analysis import lineage, tree_acceptance, tree_acceptance_bound
+from specdec_kernels.analysis import tree_acceptance, tree_acceptance_bound
+from specdec_kernels.testing import lineage
 
 ONE, ZERO = Fraction(1), Fraction(0)
 
 
-def normalised(weights):
+def normalized(weights):
     total = sum(weights)
     return [w / total for w in weights] if total else weights
 
 
-def less(p, q):
+def difference(p, q):
     return [max(a - b, ZERO) for a, b in zip(p, q, strict=True)]
 
 
@@ -28,26 +29,27 @@ def ratio(p, q):
     return ONE if p and not q else min(ONE, p / q) if p else ZERO
 
 
-# One point of a tree by the papers: P, children (node, token, group, Q) -> {node: chance}.
+# The children of one node by the papers: P after the node and its children (node, token, row of the
+# draft, Q) give the probability that each child is accepted, {node: probability}.
 
 
 def multi_draft(p, children):
-    out, left = {}, ONE
+    out, rejected = {}, ONE
     for n, x, _, q in children:
-        out[n] = left * ratio(p[x], q[x])
-        left -= out[n]
-        p = normalised(less(p, q))
+        out[n] = rejected * ratio(p[x], q[x])
+        rejected -= out[n]
+        p = normalized(difference(p, q))
     return out
 
 
 def multi_draft_wor(p, children):
-    out, left, laws = {}, ONE, {}
-    for n, x, group, q in children:
-        q_now = laws.get(group, q)
-        out[n] = left * ratio(p[x], q_now[x])
-        left -= out[n]
-        p = normalised(less(p, q_now))
-        laws[group] = normalised([ZERO if v == x else w for v, w in enumerate(q_now)])
+    out, rejected, q_of = {}, ONE, {}
+    for n, x, row, q in children:
+        q_now = q_of.get(row, q)
+        out[n] = rejected * ratio(p[x], q_now[x])
+        rejected -= out[n]
+        p = normalized(difference(p, q_now))
+        q_of[row] = normalized([ZERO if v == x else w for v, w in enumerate(q_now)])
     return out
 
 
@@ -58,10 +60,10 @@ def target_only(p, children):
 def top_k_plus_one(p, children):
     *top, (n, x, _, q) = children
     ids = [t for _, t, *_ in top]
-    off = normalised([ZERO if v in ids else w for v, w in enumerate(q)])
-    taken = ratio(p[x], off[x])
-    left = normalised([w if v in ids else max(w - off[v], ZERO) for v, w in enumerate(p)])
-    return {**{m: (1 - taken) * left[t] for m, t, *_ in top}, n: taken}
+    rest = normalized([ZERO if v in ids else w for v, w in enumerate(q)])
+    accepted = ratio(p[x], rest[x])
+    residual = normalized([w if v in ids else max(w - rest[v], ZERO) for v, w in enumerate(p)])
+    return {**{m: (1 - accepted) * residual[t] for m, t, *_ in top}, n: accepted}
 
 
 def k_seq(p, children):
@@ -76,14 +78,14 @@ def k_seq(p, children):
         middle = (low + high) / 2
         low, high = (low, middle) if enough(middle) else (middle, high)
     rho = ONE if enough(ONE) else high
-    out, left = {}, ONE
+    out, rejected = {}, ONE
     for n, x, *_ in children:
-        out[n] = left * ratio(p[x], rho * q[x])
-        left -= out[n]
+        out[n] = rejected * ratio(p[x], rho * q[x])
+        rejected -= out[n]
     return out
 
 
-POINTS = {
+ONE_LEVEL = {
     "target_only": target_only,
     "multi_draft": multi_draft,
     "multi_draft_wor": multi_draft_wor,
@@ -92,52 +94,52 @@ POINTS = {
 }
 
 
-class Tree:
-    """One tuple of drafts: the rational P after each node (0 the root) and Q of each node."""
+class RationalTree:
+    """A tree with drafted tokens: rational P after each node (0 is the root) and Q of each node."""
 
-    def __init__(self, setting, drafts):
-        self.x, self.parents = drafts, setting.parents
+    def __init__(self, toy, drafts):
+        self.x, self.parents = drafts, toy.parents
         self.nodes = range(len(drafts))
         path = [[drafts[m] for m in lineage(self.parents, n)] for n in range(-1, len(drafts))]
-        self.p = [rationals(setting.target_probs[len(t)][tuple(t)]) for t in path]
-        self.group = list(zip(self.parents, setting.drafter, strict=True))
-        self.q = [rationals(setting.draft_probs[k][len(path[p + 1])][tuple(path[p + 1])])
-                  for p, k in self.group]  # fmt: skip
+        self.p = [rationals(toy.target_probs[len(t)][tuple(t)]) for t in path]
+        self.drawn_from = list(zip(self.parents, toy.drafter, strict=True))
+        self.q = [rationals(toy.draft_probs[k][len(path[p + 1])][tuple(path[p + 1])])
+                  for p, k in self.drawn_from]  # fmt: skip
 
-    def walk(self, judge):
-        """{node: probability that it is on the path}."""
-        chances = {}
+    def downward(self, decide):
+        """{node: probability that it is on the path}, for a rule that goes from the root down."""
+        on_path = {}
 
         def go(node, members, reach):
             below = [n for n in self.nodes if self.parents[n] in members]
             if not below or not reach:
                 return
-            given = [(n, self.x[n], self.group[n], self.q[n]) for n in below]
-            for n, chance in judge(self.p[node + 1], given).items():
-                chances[n] = chances.get(n, ZERO) + reach * chance
-                go(n, [m for m in below if self.x[m] == self.x[n]], reach * chance)
+            given = [(n, self.x[n], self.drawn_from[n], self.q[n]) for n in below]
+            for n, accepted in decide(self.p[node + 1], given).items():
+                on_path[n] = on_path.get(n, ZERO) + reach * accepted
+                go(n, [m for m in below if self.x[m] == self.x[n]], reach * accepted)
 
         go(-1, [-1], ONE)
-        return chances
+        return on_path
 
-    def traverse(self):
-        """The same for rule traversal, arXiv 2505.12398."""
+    def upward(self):
+        """The same for rule traversal (arXiv 2505.12398), from the leaves to the root."""
         ends = {}
 
         def visit(node, a, reach):
-            """The probability that the node or one below stands, if it is come to."""
-            p, found = self.p[node + 1], ZERO
+            """Probability that the node or a descendant is accepted, if the rule comes to it."""
+            p, accepted = self.p[node + 1], ZERO
             for n in [n for n in self.nodes if self.parents[n] == node]:
                 q, x = self.q[n], self.x[n]
-                come = reach * (1 - found)
-                found += (1 - found) * visit(n, min(ONE, a * p[x] / q[x]), come)
-                left = less([a * w for w in p], q)
-                s = sum(left)
+                child = visit(n, min(ONE, a * p[x] / q[x]), reach * (1 - accepted))
+                accepted += (1 - accepted) * child
+                residual = difference([a * w for w in p], q)
+                s = sum(residual)
                 a = s / (s + 1 - a) if s + 1 - a else ONE
-                p = normalised(left) if s else p
+                p = normalized(residual) if s else p
             a = ONE if node == -1 else a
-            ends[node] = ends.get(node, ZERO) + reach * (1 - found) * a
-            return found + (1 - found) * a
+            ends[node] = ends.get(node, ZERO) + reach * (1 - accepted) * a
+            return accepted + (1 - accepted) * a
 
         visit(-1, ONE, ONE)
         return {n: sum(w for m, w in ends.items() if n in lineage(self.parents, m))
@@ -148,69 +150,69 @@ def rationals(row):
     return [Fraction(float(w)) for w in row]
 
 
-def rational_nodes(setting):
-    """[N] float64: the probability of each node, over all drafts."""
-    out = torch.zeros(len(setting.parents), dtype=torch.float64)
-    for drafts, weight in zip(setting.drafts.tolist(), setting.weights.tolist(), strict=True):
-        tree = Tree(setting, drafts)
-        up = setting.rule == "traversal"
-        chances = tree.traverse() if up else tree.walk(POINTS[setting.rule])
-        for n, chance in chances.items():
-            out[n] += weight * float(chance)
+def rational_nodes(toy):
+    """[N] float64: the probability that each node is accepted, over all drafts."""
+    out = torch.zeros(len(toy.parents), dtype=torch.float64)
+    for drafts, weight in zip(toy.drafts.tolist(), toy.weights.tolist(), strict=True):
+        tree = RationalTree(toy, drafts)
+        upward = toy.rule == "traversal"
+        on_path = tree.upward() if upward else tree.downward(ONE_LEVEL[toy.rule])
+        for n, probability in on_path.items():
+            out[n] += weight * float(probability)
     return out
 
 
-COUNTED = {
+TOYS = {
     "21": dict(tree="21", seed=1),
     "22": dict(tree="22", seed=2),
     "3-V4": dict(tree="3", v=4, seed=3),
     "mixed": dict(tree="mixed", seed=4),
 }
-PAIRS = [(r, s) for r in (*POINTS, "traversal") for s in COUNTED]
+PAIRS = [(r, s) for r in (*ONE_LEVEL, "traversal") for s in TOYS]
 PAIRS += [(r, "drafters") for r in ("multi_draft", "multi_draft_wor", "traversal")]
 
 
-@pytest.mark.parametrize(("rule", "setting"), PAIRS)
-def test_as_many_nodes_stand_as_in_rationals(rule, setting):
-    options = COUNTED.get(setting) or dict(tree="22", drafters=2, seed=5)
-    setting = ToyTree(rule, kind="probs", sixteenths=True, **options)
-    law, want = setting.realized("cpp"), rational_nodes(setting)
+@pytest.mark.parametrize(("rule", "name"), PAIRS)
+def test_nodes_are_accepted_as_often_as_in_rationals(rule, name):
+    options = TOYS.get(name) or dict(tree="22", drafters=2, seed=5)
+    toy = ToyTree(rule, kind="probs", sixteenths=True, **options)
+    realized, want = toy.realized("cpp"), rational_nodes(toy)
     # Rule k_seq may take any rho within 1e-6 of the smallest.
     slack = 4 if rule == "k_seq" else 1
-    assert_close("probability of nodes", law.nodes, want, atol=slack * TOLERANCE)
-    assert law.mean_accepted == pytest.approx(float(want.sum()), abs=slack * TOLERANCE)
+    assert_close("probability of nodes", realized.nodes, want, atol=slack * TOLERANCE)
+    assert realized.mean_accepted == pytest.approx(float(want.sum()), abs=slack * TOLERANCE)
 
 
 @pytest.mark.parametrize("name", [n for n in FAST_PROVIDERS if n != "cpp"])
-@pytest.mark.parametrize("rule", POINTS)
-def test_as_many_nodes_stand_as_in_rationals_by_other_providers(name, rule):
-    setting = ToyTree(rule, tree=[-1, -1], kind="probs", sixteenths=True, seed=6)
-    law = setting.realized(name)
-    assert_close("probability of nodes", law.nodes, rational_nodes(setting), atol=4 * TOLERANCE)
+@pytest.mark.parametrize("rule", ONE_LEVEL)
+def test_other_providers_accept_nodes_as_often_as_in_rationals(name, rule):
+    toy = ToyTree(rule, tree=[-1, -1], kind="probs", sixteenths=True, seed=6)
+    realized = toy.realized(name)
+    assert_close("probability of nodes", realized.nodes, rational_nodes(toy), atol=4 * TOLERANCE)
 
 
-# Two drafts of one token.
+# Several drafts of one token.
 
 RULES = ("target_only", "multi_draft", "multi_draft_wor", "top_k_plus_one", "k_seq")
 SAMPLED = RULES[1:]
 
 
-def random_laws(v, n=4000, seed=0):
-    """p, q [n, v] float64, from flat to peaked, a third of them with zeros, some equal."""
+def random_distributions(v, n=4000, seed=0):
+    """P and Q [n, v] float64, from flat to peaked, a third of them with zeros, some equal."""
     generator = torch.Generator().manual_seed(seed)
     scale = 0.3 + 3 * torch.rand(2, n, 1, generator=generator, dtype=torch.float64)
-    laws = (scale * torch.randn(2, n, v, generator=generator, dtype=torch.float64)).softmax(-1)
+    probs = (scale * torch.randn(2, n, v, generator=generator, dtype=torch.float64)).softmax(-1)
     dead = torch.rand(2, n, v, generator=generator) < 0.3
     dead[:, n // 3 :] = False
-    dead[..., :2] = False  # two drafts can be drawn
-    laws = laws.masked_fill(dead, 0.0)
-    p, q = laws / laws.sum(-1, keepdim=True)
+    dead[..., :2] = False  # leave two tokens to draw
+    probs = probs.masked_fill(dead, 0.0)
+    p, q = probs / probs.sum(-1, keepdim=True)
     q[:50] = p[:50]
     return p, q
 
 
 def bound(p, q, drafts, rule):
-    """Of the draft law that the rule is for."""
+    """The bound for drafts drawn as the rule demands."""
     if DRAWN[rule] == "independent":
         return analysis.acceptance_bound(p, q, drafts)
     return tree_acceptance_bound(p, q, drafts, DRAWN[rule])
@@ -219,7 +221,7 @@ def bound(p, q, drafts, rule):
 @pytest.mark.parametrize("v", [3, 4, 5])
 @pytest.mark.parametrize("drafts", [1, 2, 3])
 def test_a_rule_accepts_more_than_one_draft_would_and_no_more_than_the_bound(v, drafts):
-    p, q = random_laws(v)
+    p, q = random_distributions(v)
     single = analysis.acceptance_rate(p, q)
     for rule in RULES:
         got, most = tree_acceptance(p, q, drafts, rule), bound(p, q, drafts, rule)
@@ -237,7 +239,7 @@ def test_a_rule_accepts_more_than_one_draft_would_and_no_more_than_the_bound(v, 
 
 @pytest.mark.parametrize("v", [3, 4, 5])
 def test_the_order_of_the_rules_for_two_drafts(v):
-    p, q = random_laws(v)
+    p, q = random_distributions(v)
     got = {rule: tree_acceptance(p, q, 2, rule) for rule in RULES}
     single = analysis.acceptance_rate(p, q)
     mean = {"token": float(single.mean()), **{r: float(x.mean()) for r, x in got.items()}}
@@ -250,7 +252,7 @@ def test_the_order_of_the_rules_for_two_drafts(v):
 def test_target_only_and_top_k_plus_one_are_optimal_for_their_drafts():
     """The bound over all subsets, by brute force."""
     for v, drafts in itertools.product((3, 4, 5), (1, 2, 3)):
-        p, q = random_laws(v, n=50, seed=v)
+        p, q = random_distributions(v, n=50, seed=v)
         for rule in ("target_only", "top_k_plus_one"):
             for a, b in zip(p, q, strict=True):
                 if int((b > 0).sum()) < drafts:
@@ -270,8 +272,8 @@ def brute_bound(p, tokens, weights):
 
 
 @pytest.mark.parametrize("drafts", [1, 2, 3])
-def test_the_bounds_are_those_of_their_draft_laws(drafts):
-    p, q = random_laws(4, n=40, seed=1)
+def test_the_bounds_equal_brute_force_over_all_subsets(drafts):
+    p, q = random_distributions(4, n=40, seed=1)
     for rule in ("multi_draft", "multi_draft_wor"):
         for a, b in zip(p, q, strict=True):
             if int((b > 0).sum()) >= drafts:
@@ -285,12 +287,12 @@ def test_the_bounds_are_those_of_their_draft_laws(drafts):
 @pytest.mark.parametrize("v", [3, 4])
 @pytest.mark.parametrize("rule", RULES)
 def test_kernels_accept_as_often_as_the_formula(rule, v, drafts):
-    setting = ToyTree(rule, tree=[-1] * drafts, v=v, seed=v, holes=v == 4)
-    want = float(tree_acceptance(setting.target_probs[0], setting.draft_probs[0][0], drafts, rule))
-    assert setting.realized("cpp").mean_accepted == pytest.approx(want, abs=2 * TOLERANCE)
+    toy = ToyTree(rule, tree=[-1] * drafts, v=v, seed=v, holes=v == 4)
+    want = float(tree_acceptance(toy.target_probs[0], toy.draft_probs[0][0], drafts, rule))
+    assert toy.realized("cpp").mean_accepted == pytest.approx(want, abs=2 * TOLERANCE)
 
 
-def test_what_is_no_rule_and_no_draw_is_named():
+def test_errors_name_argument_rule_and_value():
     p = torch.tensor([0.5, 0.5])
     with pytest.raises(ValueError, match=r"rule must be one of target_only, .*, got 'token'"):
         tree_acceptance(p, p, 2, "token")

@@ -1,4 +1,4 @@
-"""Each build of the CPU tile arithmetic: the narrower ones run in processes of their own."""
+"""The CPU kernels are built for several instruction sets; each runs here in its own process."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def cases():
     return [case for op in OPS for case in testing.cases(op, heavy=True)]
 
 
-def test_a_narrower_set_can_be_asked_for(results):
+def test_every_set_up_to_the_widest_can_be_asked_for(results):
     here = LEVELS.index(specdec_kernels.cpu_capability())
     assert set(results) == set(LEVELS[: here + 1])
 

@@ -1,4 +1,4 @@
-"""The specification itself: Philox, noise, filters and rule `token` in exact arithmetic."""
+"""The specification itself: Philox, noise, filters, and rule token in exact arithmetic."""
 
 import math
 from fractions import Fraction
@@ -15,8 +15,8 @@ from support.providers import (
     verify,
 )
 
-from specdec_kernels import analysis, reference
-from specdec_kernels.reference.row import distribution as law
+from specdec_kernels import reference, testing
+from specdec_kernels.reference.row import noise
 
 ONES = 0xFFFFFFFF
 
@@ -35,15 +35,15 @@ ONES = 0xFFFFFFFF
     ids=["zero", "ones", "pi"],
 )
 def test_philox_gives_the_known_answers_of_random123(counter, key, words):
-    lane, low, high, stream = counter
-    assert reference.philox(key[0] | key[1] << 32, lane, low | high << 32, stream) == words
+    first, low, high, stream = counter
+    assert reference.philox(key[0] | key[1] << 32, first, low | high << 32, stream) == words
 
 
 def test_philox_takes_negative_seeds_and_positions_as_64_bits():
     seeds, positions = [-1, 5, -(2**63)], [2**40 + 3, -1, -7]
-    for lane, (seed, position) in enumerate(zip(seeds, positions, strict=True)):
-        want = tuple(int(w) for w in philox_words(seed, lane, position, 3))
-        assert reference.philox(seed, lane, position, 3) == want
+    for counter, (seed, position) in enumerate(zip(seeds, positions, strict=True)):
+        want = tuple(int(w) for w in philox_words(seed, counter, position, 3))
+        assert reference.philox(seed, counter, position, 3) == want
 
 
 def test_uniforms_stay_in_the_half_open_unit_interval_and_use_53_bits():
@@ -55,15 +55,15 @@ def test_uniforms_stay_in_the_half_open_unit_interval_and_use_53_bits():
     assert reference.uniform(77, 5, 0) == philox_uniforms(77, 5, 0)
 
 
-def test_noise_of_a_token_is_its_word_of_its_lane():
-    noise = reference.exponentials(9, 4, 3, 11).numpy()
+def test_token_v_takes_word_v_mod_4_of_counter_v_div_4():
+    exponentials = reference.exponentials(9, 4, 3, 11).numpy()
     words = philox_words(9, np.arange(3), 4, 3).reshape(-1)[:11]
-    np.testing.assert_allclose(noise, -np.log1p(-(words + 0.5) * 2.0**-32), rtol=1e-14)
+    np.testing.assert_allclose(exponentials, -np.log1p(-(words + 0.5) * 2.0**-32), rtol=1e-14)
 
 
-def test_noise_takes_32_more_bits_below_2_to_the_24(monkeypatch):
+def test_words_below_256_are_extended_by_32_bits(monkeypatch):
     words = {3: (255, 0, 256, 1), 3 + reference.TAIL: (7, 0, 9, ONES)}
-    monkeypatch.setattr(law, "philox", lambda s, lane, p, stream: words[stream])
+    monkeypatch.setattr(noise, "philox", lambda s, counter, p, stream: words[stream])
     u = [(255 << 32) + 7.5, 0.5, (256 << 32) + 2.0**31, (1 << 32) + ONES + 0.5]
     want = torch.tensor([-math.log1p(-x * 2.0**-64) for x in u], dtype=torch.float64)
     assert_close("noise", reference.exponentials(0, 0, 3, 4), want, rtol=1e-15)
@@ -88,7 +88,7 @@ def name_of(filters):
 
 
 @pytest.mark.parametrize("filters", FILTERS, ids=name_of)
-def test_thresholds_give_the_filters_of_the_definition(filters):
+def test_filtering_by_a_threshold_follows_the_definition_of_each_filter(filters):
     generator = torch.Generator().manual_seed(3)
     for ties in (False, True):
         logits = 2 * torch.randn(40, generator=generator)
@@ -96,19 +96,25 @@ def test_thresholds_give_the_filters_of_the_definition(filters):
         logits[::9] = -torch.inf
         full = {**dict(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0), **filters}
         got = reference.Distribution(logits.double(), **full)
-        assert_close("law", got.probs, analysis.filtered_distribution(logits, **full), atol=1e-14)
+        assert_close("probs", got.probs, testing.filtered_distribution(logits, **full), atol=1e-14)
 
 
-def law_of(weights):
+@pytest.mark.parametrize("temperature", [-1.0, math.inf, math.nan])
+def test_filtered_distribution_refuses_a_temperature_out_of_range(temperature):
+    with pytest.raises(ValueError, match=rf"^temperature must be finite .*, got {temperature}$"):
+        testing.filtered_distribution(torch.zeros(2), temperature=temperature)
+
+
+def normalized(weights):
     total = sum(weights)
     return [Fraction(w, total) for w in weights]
 
 
-def rational_token(p, q, drafts, coins, last):
-    """Rule `token` on one sequence in exact arithmetic: emitted tokens."""
+def rational_token(p, q, drafts, uniforms, last):
+    """The tokens that rule token emits for one sequence, in exact arithmetic."""
     out = []
     for i, x in enumerate(drafts):
-        if coins[i] * q[i][x] < p[i][x]:
+        if uniforms[i] * q[i][x] < p[i][x]:
             out.append(x)
             continue
         residual = [max(a - b, 0) for a, b in zip(p[i], q[i], strict=True)]
@@ -146,19 +152,19 @@ def test_rule_token_decides_as_exact_arithmetic_does_ties_included(name):
     tied = 0
     for r in range(n):
         rows = [[[Fraction(x) for x in row] for row in m] for m in (p[r], q[r])]
-        coins = [Fraction(u) for u in uniforms[r]]
-        want = rational_token(*rows, drafts[r], coins[:gamma], coins[gamma])
-        tied += coins[0] * rows[1][0][drafts[r][0]] == rows[0][0][drafts[r][0]]
+        exact = [Fraction(u) for u in uniforms[r]]
+        want = rational_token(*rows, drafts[r], exact[:gamma], exact[gamma])
+        tied += exact[0] * rows[1][0][drafts[r][0]] == rows[0][0][drafts[r][0]]
         assert got[0][r].tolist() == want + [-1] * (gamma + 1 - len(want)), (r, p[r], q[r])
         assert int(got[1][r]) == len(want) - 1
-    assert tied >= n // 100  # the comparison at equality was tried
+    assert tied >= n // 100  # the case of equality occurred
 
 
-def test_rule_token_keeps_the_target_law_in_rationals():
-    """Sum over drafts of accept and residual probabilities, no sampling and no floats."""
+def test_rule_token_keeps_the_target_distribution_in_rationals():
+    """min(P, Q) plus the residual is P, without sampling and without floats."""
     rng = np.random.default_rng(11)
     for _ in range(200):
-        p, q = (law_of([int(w) for w in (*rng.integers(0, 6, 3), 1)]) for _ in "pq")
+        p, q = (normalized([int(w) for w in (*rng.integers(0, 6, 3), 1)]) for _ in "pq")
         accepted = [min(a, b) for a, b in zip(p, q, strict=True)]
         residual = [a - b for a, b in zip(p, accepted, strict=True)]
         rejected = 1 - sum(accepted)

@@ -1,4 +1,4 @@
-"""`sample`: every provider against the specification, large vocabularies, the tail of the race."""
+"""`sample`: providers against the specification, large vocabularies, the tail of the noise."""
 
 import math
 
@@ -22,9 +22,9 @@ from support.providers import (
     sample,
 )
 
-from specdec_kernels import analysis, reference, testing
+from specdec_kernels import reference, testing
 
-NUMBER = {"residual": 1, "draft": 2, "shared": 3}
+STREAM = {"residual": 1, "draft": 2, "shared": 3}
 
 
 @pytest.mark.parametrize(("name", "case"), provider_cases("sample"))
@@ -35,20 +35,20 @@ def test_agrees_with_the_specification(name, case):
 
 
 @pytest.mark.parametrize("name", ALL_PROVIDERS)
-@pytest.mark.parametrize("stream", ["draft", "residual"])
-def test_the_token_is_the_inverse_cdf_of_the_uniform_of_its_stream(name, stream):
+@pytest.mark.parametrize("noise", ["draft", "residual"])
+def test_the_token_is_the_inverse_cdf_of_the_uniform_of_its_noise_stream(name, noise):
     n, v = (12 if name == "triton" else 3000), 50
     logits = torch.zeros(n, v)
     got = sample(provider("sample", name), logits, seeds=torch.arange(n) - 7,
-                 positions=2**33 + torch.arange(n), noise=stream)  # fmt: skip
-    u = philox_uniforms(np.arange(n) - 7, 2**33 + np.arange(n), NUMBER[stream])
+                 positions=2**33 + torch.arange(n), noise=noise)  # fmt: skip
+    u = philox_uniforms(np.arange(n) - 7, 2**33 + np.arange(n), STREAM[noise])
     away = np.abs(u * v - np.round(u * v)) > 1e-4
     np.testing.assert_array_equal(got[0].numpy()[away], np.floor(u * v)[away])
     assert_close("logprob", got[1], torch.full((n,), -math.log(v)), atol=1e-6)
 
 
 def test_agreement_with_the_specification_on_thousands_of_rows():
-    """A draw may differ only where its uniform falls within rounding of a step of the cdf."""
+    """Draws may differ only where a uniform falls within rounding of a step of the CDF."""
     n, v = 1500, 257
     generator = torch.Generator().manual_seed(6)
     logits = testing.zipf_logits(n, v, generator)
@@ -63,14 +63,14 @@ def test_agreement_with_the_specification_on_thousands_of_rows():
         for name in ("cpp", "reference")
     )
     assert int((got[0] != want[0]).sum()) <= n * MAX_TIE_RATE + 1
-    # A goal of top-p within rounding of a cumulative sum may move the threshold by one entry.
+    # A top-p within rounding of a cumulative sum may move the threshold by one entry.
     moved = (got[3] - want[3]).abs() > 1e-6
     assert int(moved.sum()) <= n // 200
     assert_close("logsumexp", got[2][~moved], want[2][~moved], atol=2e-6)
     assert_close("logsumexp", got[2], want[2], atol=1e-3)
 
 
-def test_races_agree_with_the_specification_on_thousands_of_rows():
+def test_gumbel_sampling_agrees_with_the_specification_on_thousands_of_rows():
     n, v = 1500, 40
     logits = testing.zipf_logits(n, v, torch.Generator().manual_seed(7))
     got, want = (
@@ -81,15 +81,15 @@ def test_races_agree_with_the_specification_on_thousands_of_rows():
 
 
 @pytest.mark.parametrize("name", ALL_PROVIDERS)
-def test_logsumexp_and_threshold_describe_the_law_that_was_drawn_from(name):
+def test_logsumexp_and_threshold_describe_the_distribution_that_was_drawn_from(name):
     logits = 3 * torch.randn(5, 60, generator=torch.Generator().manual_seed(1))
     filters = dict(temperature=0.7, top_k=20, top_p=0.95, min_p=0.01)
     got = sample(provider("sample", name), logits, **filters)
     inner = (logits.double() / np.float32(0.7) - got[2][:, None]).exp()
-    law = torch.where(logits >= got[3][:, None], inner, 0.0)
-    for row, x in zip(law, logits, strict=True):
-        assert_close("law", row, analysis.filtered_distribution(x, **filters), atol=1e-6)
-    at = law.gather(1, got[0][:, None])[:, 0]
+    probs = torch.where(logits >= got[3][:, None], inner, 0.0)
+    for row, x in zip(probs, logits, strict=True):
+        assert_close("probs", row, testing.filtered_distribution(x, **filters), atol=1e-6)
+    at = probs.gather(1, got[0][:, None])[:, 0]
     assert_close("logprob", got[1], at.log().float(), atol=1e-5)
 
 
@@ -114,7 +114,7 @@ def test_a_top_k_of_the_vocabulary_or_more_keeps_every_token(name, top_k):
 
 @pytest.mark.parametrize("name", ALL_PROVIDERS)
 @pytest.mark.parametrize("method", ["cdf", "gumbel"])
-def test_ties_at_a_threshold_all_survive(name, method):
+def test_all_logits_equal_to_the_threshold_survive(name, method):
     n = 8 if name == "triton" else 60
     logits = torch.tensor([2.0, 1.0, 1.0, 1.0, 0.0]).repeat(n, 1)
     for filters in (dict(top_k=2), dict(top_p=0.6), dict(min_p=0.3)):
@@ -146,7 +146,7 @@ def test_a_tiny_temperature_is_nearly_greedy_and_finite(name, temperature):
     assert float(got[1]) == 0.0
 
 
-def test_streams_are_independent():
+def test_noise_streams_are_independent():
     n, v = 20_000, 8
     op = provider("sample", "cpp")
     logits = torch.zeros(n, v)
@@ -154,7 +154,7 @@ def test_streams_are_independent():
         sample(op, logits, positions=torch.arange(n), noise=s, method=m)[0]
         for s, m in (("draft", "cdf"), ("residual", "cdf"), ("shared", "gumbel"))
     ]
-    draws.append(torch.from_numpy(philox_uniforms(0, np.arange(n), 0) * v).long())  # the coins
+    draws.append(torch.from_numpy(philox_uniforms(0, np.arange(n), 0) * v).long())  # acceptance
     for i, a in enumerate(draws):
         for b in draws[:i]:
             table = torch.bincount(a * v + b, minlength=v * v).view(v, v).numpy()
@@ -177,14 +177,15 @@ def test_chi_square_over_a_large_vocabulary(method):
                  method=method, temperature=0.9)  # fmt: skip
     p = (row.double() / np.float32(0.9)).softmax(-1)
     assert chi_square(got[0], p) > SIGNIFICANCE
-    # The same draws by depth in the vocabulary: no tile is favoured.
+    # The same draws by tile: none is favoured.
     tile = torch.arange(v) // 4096
     mass = torch.zeros(int(tile.max()) + 1, dtype=torch.float64).index_add_(0, tile, p)
     assert chi_square(got[0] // 4096, mass) > SIGNIFICANCE
 
 
-# (position, lane, word): every word under 256 of the shared stream at seed 0, positions under 2^17,
-# tokens under 4096. `philox_words(0, range(1024), range(2**17), 3) < 256` finds them in 16 s.
+# (position, counter, word): all words below 256 of the shared noise stream at seed 0, for positions
+# below 2^17 and tokens below 4096. They were found in 16 s as
+# `philox_words(0, range(1024), range(2**17), 3) < 256`.
 RARE = [
     (479, 402, 1), (1331, 569, 1), (3353, 67, 3), (8832, 837, 2), (18482, 512, 3), (19819, 691, 0),
     (26038, 859, 2), (28982, 504, 1), (32350, 330, 3), (35039, 770, 3), (41553, 17, 3),
@@ -197,11 +198,11 @@ RARE = [
 
 @pytest.mark.parametrize("name", KERNEL_PROVIDERS)
 def test_noise_of_rare_words_has_its_exact_tail(name):
-    """The rare token beats token 0 just when its 64-bit noise says so, within 1 %."""
+    """The rare token wins over token 0 exactly if its 64-bit noise says so, within 1 %."""
     op = provider("sample", name)
-    for position, lane, word in RARE[: 4 if name == "triton" else None]:
-        token = 4 * lane + word
-        x, more = (int(philox_words(0, lane, position, 3 + s)[word]) for s in (0, 256))
+    for position, counter, word in RARE[: 4 if name == "triton" else None]:
+        token = 4 * counter + word
+        x, more = (int(philox_words(0, counter, position, 3 + s)[word]) for s in (0, 256))
         assert x < 256
         rare = -math.log1p(-((x << 32) + more + 0.5) * 2.0**-64)
         level = math.log(rare / float(reference.exponentials(0, position, 3, 1)))
@@ -209,19 +210,19 @@ def test_noise_of_rare_words_has_its_exact_tail(name):
         logits[:, 0] = 0.0
         logits[:, token] = torch.tensor([level + 0.01, level - 0.01])
         got = sample(op, logits, positions=position, noise="shared")
-        assert got[0].tolist() == [token, 0], (position, lane, word, level)
+        assert got[0].tolist() == [token, 0], (position, counter, word, level)
 
 
-def test_rare_words_are_as_frequent_as_they_should_be_and_24_bits_would_miss_them():
-    """2^29 words hold 32 under 256. A 24-bit uniform puts all of them at the same 2^-25."""
+def test_rare_words_are_as_frequent_as_expected_and_24_bits_would_not_tell_them_apart():
+    """2^29 words hold 32 below 256. A 24-bit uniform would make all of them 2^-25."""
     assert stats.poisson(2**29 / 2**24).cdf(len(RARE)) > SIGNIFICANCE
-    words = [int(philox_words(0, lane, p, 3)[w]) for p, lane, w in RARE]
+    words = [int(philox_words(0, counter, p, 3)[w]) for p, counter, w in RARE]
     off = [abs(math.log((x + 0.5) * 2.0**-32 / 2.0**-25)) > 0.01 for x in words]
     assert sum(off) >= len(off) - 1
 
 
-def test_tail_tokens_keep_their_mass_in_the_race():
-    """One dominant token against 32,767 at gap 15: the hits are Poisson."""
+def test_tail_tokens_keep_their_mass_in_gumbel_sampling():
+    """One dominant token against 32,767 whose logits are 15 lower: hits are Poisson."""
     n, v, gap = 8000, 32_768, 15.0
     logits = torch.full((v,), -gap)
     logits[77] = 0.0

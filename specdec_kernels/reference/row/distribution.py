@@ -53,7 +53,7 @@ GREEDY = SamplingParams(0.0, 0, 1.0, 0.0)
 
 
 def value_at(tensor: Tensor | None, scalar: float, b: int) -> float:
-    """Entry b of a tensor, or the scalar that stands for all entries, rounded to float32.
+    """Entry b of a tensor, or the scalar given for all entries, rounded to float32.
 
     Scalars reach the kernels as float32, so a scalar and a tensor filled with it agree.
     """
