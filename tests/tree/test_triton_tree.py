@@ -249,6 +249,19 @@ def test_without_replacement_the_rest_of_a_peaked_draft_is_accurate():
     assert 0.01 < float(want[5][0, 1]) < 0.5
 
 
+def test_traversal_counts_the_draft_of_every_token_beyond_a_tiny_vocabulary():
+    """V = 2: the rejected token 2 has most of Q, and the acceptance of token 1 depends on it."""
+    target = torch.tensor([0.7, 0.3]).expand(1, 4, 2).contiguous()
+    draft = torch.tensor([0.1, 0.25, 0.6, 0.05]).expand(1, 1, 4).contiguous()
+    tokens, parents, rows = siblings([2, 1, 0])
+    options = {"rule": "traversal", "kind": "probs", "draft_rows": rows,
+               "uniforms": torch.full((1, 7), 0.99999, dtype=torch.float64)}  # fmt: skip
+    args = (target, tokens, parents, draft)
+    want = verify_tree(reference.verify_tree, *args, **options)
+    compared("tiny", verify_tree(tree.verify_tree, *args, **options), want)
+    assert 0.3 < float(want[5][0, 1]) < 0.31
+
+
 @pytest.mark.parametrize("rule", ["multi_draft", "multi_draft_wor", "traversal"])
 def test_many_siblings_of_several_rows_in_many_tiles(rule, monkeypatch):
     """Tiles of 256; siblings share draft rows, also with other rows tried in between."""

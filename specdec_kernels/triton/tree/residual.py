@@ -105,7 +105,7 @@ class NodeResidual(NamedTuple):
     count: Any
     p_scale: Any
     mode: Any
-    excluded: Any  # one number for each node
+    excluded: Any  # for each node: 0, FROM_DRAFT or FROM_BOTH; a mask in top_k_plus_one
 
 
 @triton.jit

@@ -111,6 +111,7 @@ def emit_recovered_or_bonus(
     """
     stats = stats_at(scratch, RESIDUAL_STATS, scratch.tiles)
     tokens = tree.tokens
+    none = tokens * 0  # nothing is excluded
     state = states + (node + 1) * STATE
     row = rows.first + (node.to(tl.int64) + 1) * rows.stride
     head = tl.load(state + HEAD).to(tl.int32)
@@ -122,7 +123,7 @@ def emit_recovered_or_bonus(
         p, _logsumexp = saved_target(row, v, state, params)
         if filled == 0:
             _bad, _positive_sum, _negative_sum, _rest = fill_residual(
-                p, NodeResidual(head, tail, count, p_scale, mode, tokens), drafts, tokens, scratch,
+                p, NodeResidual(head, tail, count, p_scale, mode, none), drafts, tokens, scratch,
                 RULE, PROBS, DRAFT, False, TILE, WIDTH,
             )  # fmt: skip
         scale = row_maximum(stats, BLOCK)
@@ -143,7 +144,7 @@ def emit_recovered_or_bonus(
     if valid > 0:
         p, logsumexp = saved_target(row, v, state, params)
         token, _mass, _flags = draw_residual(
-            p, NodeResidual(head, tail, count, p_scale, mode, tokens), drafts, tokens,
+            p, NodeResidual(head, tail, count, p_scale, mode, none), drafts, tokens,
             tl.full([], 1.0, tl.float64), (count > 0).to(tl.int32),
             RowStats(maximum, p.weights.threshold, logsumexp), scratch, noise, depth,
             tree.num_nodes, RULE, PROBS, DRAFT, TILE, BLOCK, LOG_TILES, WIDTH,
@@ -167,6 +168,7 @@ def traversal(
     """Verify one sequence -> (accepted nodes, status)."""
     temperature = params.temperature
     tokens = tree.tokens
+    none = tokens * 0  # nothing is excluded
     entries = scratch.entries
     few_tokens: tl.constexpr = DRAFT == ONE_HOT or DRAFT == SPARSE  # noqa: PLR1714
     index = tl.arange(0, tokens.shape[0])
@@ -240,7 +242,7 @@ def traversal(
                     )  # fmt: skip
             if scan > 0:
                 bad, positive_sum, negative_sum, _rest = fill_residual(
-                    p, NodeResidual(head, tail, count, c.to(tl.float32), mode, tokens), drafts,
+                    p, NodeResidual(head, tail, count, c.to(tl.float32), mode, none), drafts,
                     tokens, scratch, RULE, PROBS, DRAFT, BEYOND, TILE, WIDTH,
                 )  # fmt: skip
                 filled = flag(1)
@@ -272,7 +274,7 @@ def traversal(
                     p_scale = tl.where(kept, tl.minimum(c * step, 1.0), 0.0)
                 else:
                     residual_x = residual_at(
-                        c * p_x, x, NodeResidual(head, tail, count, c.to(tl.float32), mode, tokens),
+                        c * p_x, x, NodeResidual(head, tail, count, c.to(tl.float32), mode, none),
                         entries, drafts, temperature, DRAFT, WIDTH,
                     ) / mass  # fmt: skip
                     p_scale = tl.where(q_x > 0, residual_x / tl.where(q_x > 0, q_x, 1.0), 1.0)
