@@ -5,8 +5,8 @@
 
 The draft model is the target with the weights of its layers rounded to a few values: a stand-in for
 a smaller model that agrees with it about as often. Sequoia's trees come from acceptance vectors
-measured on prompts that are not counted. Nothing here is timed. What stands behind +- is the
-standard error of the mean over rounds.
+measured on prompts that are not counted. Nothing here is timed. The number after +- is the standard
+error of the mean over rounds.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def main(
         title=f"SmolLM2-135M, drafted by itself with weights of {2 * steps + 1} values; {about}",
     )  # fmt: skip
     for mode, settings in MODES.items():
-        acceptance = run(spare, tree=WIDE, **settings).acceptance_by_rank
+        acceptance = run(spare, tree=WIDE, **settings).acceptance_by_trial
         console.print(f"{mode}: acceptance by rank {', '.join(f'{a:.2f}' for a in acceptance)}")
         for nodes in NODES:
             chain = 0.0
