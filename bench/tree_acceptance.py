@@ -26,7 +26,7 @@ from specdec_hf.cli.prompts import read_prompts, shipped_prompts
 from specdec_hf.cli.weights import load_embedded
 
 NODES = (8, 16)
-WIDE = (4, 2, 1, 1)  # the tree that acceptance is measured with
+WIDE = (4, 2, 1, 1)  # branchings of the tree that acceptance is measured with
 MODES: dict[str, dict[str, Any]] = {
     "greedy": {"do_sample": False},
     "sampled at T=1": {"do_sample": True, "temperature": 1.0, "top_k": 0, "seed": 1},
@@ -35,7 +35,7 @@ console = Console(highlight=False, width=120)
 
 
 def rounded(model: Any, steps: int) -> Any:
-    """A copy whose layers' matrices hold integers in [-steps, steps] times a scale a row."""
+    """A copy of a model whose matrix rows hold integers in [-steps, steps] times a scale."""
     draft = copy.deepcopy(model)
     with torch.no_grad():
         for module in draft.model.layers.modules():
@@ -58,7 +58,7 @@ def encode(tokenizer: Any, questions: list[str]) -> dict[str, torch.Tensor]:
 def layouts(
     nodes: int, acceptance: list[float], *, sampled: bool
 ) -> Iterator[tuple[str, int, dict[str, Any]]]:
-    """Name, the tokens drafted, arguments of `generate`; the chain first."""
+    """Name, drafted tokens and arguments of `generate` of each layout; the chain comes first."""
     best = TreeSpec.sequoia(acceptance, nodes)
     sequoia = f"Sequoia's tree, {best.leaves} leaves, depth {best.depth}"
     two = TreeSpec.branching((2,) + (1,) * (nodes // 2 - 1))
@@ -70,16 +70,20 @@ def layouts(
 
 
 def standard_error(stats: SpecStats) -> float:
-    """Of the mean acceptance length, rounds taken for independent."""
+    """Standard error of the mean acceptance length, as if rounds were independent."""
     counts = stats.together.acceptance_histogram
     accepted = np.repeat(list(counts.keys()), list(counts.values()))
     return float(accepted.std(ddof=1) / np.sqrt(len(accepted)))
 
 
 def main(
-    steps: Annotated[int, typer.Option(help="Of the draft's weights on each side of 0.")] = 6,
-    limit: Annotated[int, typer.Option(help="Prompts to count; as many again measure.")] = 4,
-    samples: Annotated[int, typer.Option(help="Texts of each prompt, where sampled.")] = 4,
+    steps: Annotated[
+        int, typer.Option(help="Values of the draft's weights on each side of 0.")
+    ] = 6,
+    limit: Annotated[
+        int, typer.Option(help="Prompts to count; as many others measure acceptance.")
+    ] = 4,
+    samples: Annotated[int, typer.Option(help="Sampled texts of each prompt.")] = 4,
     tokens: Annotated[int, typer.Option(help="New tokens of each text.")] = 48,
     prompts: Annotated[
         Path | None, typer.Option(help='JSON lines with "turns" (Spec-Bench format).')

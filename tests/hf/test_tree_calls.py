@@ -93,10 +93,10 @@ def test_a_grammar_never_sees_a_forbidden_path():
     model, inputs = hf_models.tiny("llama"), hf_models.prompts((9, 4))
     columns = inputs["input_ids"].shape[1]
 
-    def allowed(row, ids):
-        made = ids[columns:].tolist()
-        if any((after - before) % 67 not in (1, 2) for before, after in pairwise(made)):
-            raise KeyError(f"no state after {made}")
+    def allowed(b, ids):
+        generated = ids[columns:].tolist()
+        if any((after - before) % 67 not in (1, 2) for before, after in pairwise(generated)):
+            raise KeyError(f"no state after {generated}")
         return [(int(ids[-1]) + 1) % 67, (int(ids[-1]) + 2) % 67]
 
     kwargs = {"do_sample": True, "prefix_allowed_tokens_fn": allowed, "seed": 3}

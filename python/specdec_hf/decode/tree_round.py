@@ -23,7 +23,7 @@ RULES_TRYING_EQUAL_SIBLINGS = ("multi_draft", "k_seq", "traversal")
 
 
 class TreeRound:
-    """Drafts with a `TreeDrafter` and verifies with `verify_tree`. See `rounds.Round`."""
+    """Drafts with a `TreeDrafter` and verifies with `verify_tree`; see `rounds.Round`."""
 
     def __init__(self, session: Session) -> None:
         assert isinstance(session.cache, SpecCache)
