@@ -1,12 +1,12 @@
-"""Tokens a round of chains and of trees with as many drafted tokens, on SmolLM2-135M-Instruct.
+"""Compares chains and trees of equally many drafted tokens by tokens per round, on SmolLM2-135M.
 
     python -m bench.tree_acceptance [--steps N] [--limit PROMPTS] [--samples N] [--tokens N]
                                     [--prompts FILE]
 
-The draft model is the target with the weights of its layers rounded to a few values: a stand-in for
-a smaller model that agrees with it about as often. Sequoia's trees come from acceptance vectors
-measured on prompts that are not counted. Nothing here is timed. The number after +- is the standard
-error of the mean over rounds.
+The draft model is the target with the weights of its layers rounded to a few values. It stands in
+for a smaller model that agrees with the target about as often. Sequoia's trees are built from
+acceptance vectors measured on other prompts than those that are counted. Nothing here is timed.
+The number after +- is the standard error of the mean over rounds.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from specdec_hf.cli.prompts import read_prompts, shipped_prompts
 from specdec_hf.cli.weights import load_embedded
 
 NODES = (8, 16)
-WIDE = (4, 2, 1, 1)  # branchings of the tree that acceptance is measured with
+WIDE = (4, 2, 1, 1)  # the tree that acceptance is measured with
 MODES: dict[str, dict[str, Any]] = {
     "greedy": {"do_sample": False},
     "sampled at T=1": {"do_sample": True, "temperature": 1.0, "top_k": 0, "seed": 1},
@@ -35,7 +35,7 @@ console = Console(highlight=False, width=120)
 
 
 def rounded(model: Any, steps: int) -> Any:
-    """A copy of a model whose matrix rows hold integers in [-steps, steps] times a scale."""
+    """A copy of a model whose matrices hold integers in [-steps, steps] times a scale per row."""
     draft = copy.deepcopy(model)
     with torch.no_grad():
         for module in draft.model.layers.modules():
@@ -58,7 +58,7 @@ def encode(tokenizer: Any, questions: list[str]) -> dict[str, torch.Tensor]:
 def layouts(
     nodes: int, acceptance: list[float], *, sampled: bool
 ) -> Iterator[tuple[str, int, dict[str, Any]]]:
-    """Name, drafted tokens and arguments of `generate` of each layout; the chain comes first."""
+    """(name, drafted tokens, arguments of `generate`) of each layout; the chain comes first."""
     best = TreeSpec.sequoia(acceptance, nodes)
     sequoia = f"Sequoia's tree, {best.leaves} leaves, depth {best.depth}"
     two = TreeSpec.branching((2,) + (1,) * (nodes // 2 - 1))
@@ -70,7 +70,7 @@ def layouts(
 
 
 def standard_error(stats: SpecStats) -> float:
-    """Standard error of the mean acceptance length, as if rounds were independent."""
+    """The standard error of the mean acceptance length, as if rounds were independent."""
     counts = stats.together.acceptance_histogram
     accepted = np.repeat(list(counts.keys()), list(counts.values()))
     return float(accepted.std(ddof=1) / np.sqrt(len(accepted)))
@@ -83,7 +83,7 @@ def main(
     limit: Annotated[
         int, typer.Option(help="Prompts to count; as many others measure acceptance.")
     ] = 4,
-    samples: Annotated[int, typer.Option(help="Sampled texts of each prompt.")] = 4,
+    samples: Annotated[int, typer.Option(help="Texts for each prompt when sampling.")] = 4,
     tokens: Annotated[int, typer.Option(help="New tokens of each text.")] = 48,
     prompts: Annotated[
         Path | None, typer.Option(help='JSON lines with "turns" (Spec-Bench format).')
@@ -105,12 +105,12 @@ def main(
 
     about = f"{len(counted)} prompts, {tokens} tokens each"
     table = Table(
-        "decoding", "drafted", "layout", "rule", "tokens a round", "to the chain",
+        "decoding", "drafted", "layout", "rule", "tokens per round", "relative to the chain",
         title=f"SmolLM2-135M, drafted by itself with weights of {2 * steps + 1} values; {about}",
     )  # fmt: skip
     for mode, settings in MODES.items():
         acceptance = run(spare, tree=WIDE, **settings).acceptance_by_trial
-        console.print(f"{mode}: acceptance by rank {', '.join(f'{a:.2f}' for a in acceptance)}")
+        console.print(f"{mode}: acceptance by trial {', '.join(f'{a:.2f}' for a in acceptance)}")
         for nodes in NODES:
             chain = 0.0
             sampled = settings["do_sample"]
@@ -119,7 +119,7 @@ def main(
                 length = stats.mean_acceptance_length
                 chain = chain or length
                 found = f"{length:.2f} +- {standard_error(stats):.2f}"
-                console.print(f"{mode}, {name}: {found} tokens a round, {stats.rule}")
+                console.print(f"{mode}, {name}: {found} tokens per round, {stats.rule}")
                 table.add_row(mode, str(size), name, stats.rule, found, f"{length / chain:.2f}")
     console.print(table)
 
