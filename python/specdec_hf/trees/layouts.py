@@ -141,16 +141,16 @@ class TreeSpec:
             raise ValueError(f"accuracies must be given when size is, got None with size={size}")
         rows = check_sequence("accuracies", accuracies)
         table = [check_probabilities(f"accuracies[{h}]", row) for h, row in enumerate(rows)]
-        value: list[float] = []
+        values: list[float] = []
         for parent, rank, depth in zip(full.parents, full.ranks, full.depths, strict=True):
             if depth > len(table) or rank >= len(table[depth - 1]):
                 raise ValueError(
                     f"accuracies must cover rank {rank} of head {depth - 1}, which ranks offers"
                 )
-            value.append(table[depth - 1][rank] * (value[parent] if parent >= 0 else 1.0))
+            values.append(table[depth - 1][rank] * (values[parent] if parent >= 0 else 1.0))
         # No value exceeds that of the parent, and of equal values the lower number is kept, so the
         # nodes that are kept form a tree.
-        kept = sorted(sorted(range(full.size), key=lambda n: (-value[n], n))[:size])
+        kept = sorted(sorted(range(full.size), key=lambda n: (-values[n], n))[:size])
         number = {-1: -1, **{n: i for i, n in enumerate(kept)}}
         return cls(tuple(number[full.parents[n]] for n in kept), tuple(full.ranks[n] for n in kept))
 
@@ -193,11 +193,11 @@ class TreeSpec:
         """
         listed = check_probabilities("acceptance", acceptance)
         accept_probs = [p * math.prod(1 - q for q in listed[:k]) for k, p in enumerate(listed)]
-        value: list[float] = []
+        values: list[float] = []
         for parent, trial in zip(self.parents, self._sibling_numbers(), strict=True):
             accept_prob = accept_probs[trial] if trial < len(accept_probs) else 0.0
-            value.append(accept_prob * (value[parent] if parent >= 0 else 1.0))
-        return math.fsum(value)
+            values.append(accept_prob * (values[parent] if parent >= 0 else 1.0))
+        return math.fsum(values)
 
 
 @dataclass(frozen=True)
