@@ -109,8 +109,8 @@ def main(
         title=f"SmolLM2-135M, drafted by itself with weights of {2 * steps + 1} values; {about}",
     )  # fmt: skip
     for mode, settings in MODES.items():
-        acceptance = run(spare, tree=WIDE, **settings).acceptance_by_rank
-        console.print(f"{mode}: acceptance by rank {', '.join(f'{a:.2f}' for a in acceptance)}")
+        acceptance = run(spare, tree=WIDE, **settings).acceptance_by_trial
+        console.print(f"{mode}: acceptance by trial {', '.join(f'{a:.2f}' for a in acceptance)}")
         for nodes in NODES:
             chain = 0.0
             sampled = settings["do_sample"]

@@ -24,13 +24,8 @@ if TYPE_CHECKING:
         PromptLookupDrafter,
     )
     from specdec_hf.schedules.benefit_guard import BenefitGuard
-    from specdec_hf.trees.layouts import (
-        EagleTree,
-        TreeSpec,
-        TrieTree,
-        load_acceptance,
-        save_acceptance,
-    )
+    from specdec_hf.trees.acceptance_file import load_acceptance, save_acceptance
+    from specdec_hf.trees.layouts import EagleTree, TreeSpec, TrieTree
 
 __all__ = [
     "BenefitGuard",
@@ -71,7 +66,8 @@ _MODULES = {
     ),
     "decode.generate": ("SpeculativeDecoder", "generate"),
     "schedules.benefit_guard": ("BenefitGuard",),
-    "trees.layouts": ("EagleTree", "TreeSpec", "TrieTree", "load_acceptance", "save_acceptance"),
+    "trees.acceptance_file": ("load_acceptance", "save_acceptance"),
+    "trees.layouts": ("EagleTree", "TreeSpec", "TrieTree"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 

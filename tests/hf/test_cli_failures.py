@@ -85,7 +85,7 @@ def test_a_later_failure_keeps_the_earlier_answers(tmp_path):
     path.write_text(json.dumps({"turns": ["Hi", "word " * 9000]}))
     result = invoke("generate", "--prompts", path, "--max-new-tokens", 2, "--json", out)
     assert result.exit_code == 2, result.output
-    assert "error: prompt 1: prompt of row 0 has" in result.output
+    assert "error: prompt 1: prompt of sequence 0 has" in result.output
     report = json.loads(out.read_text())
     assert len(report["prompts"][0]["turns"]) == report["summary"]["answers"] == 1
     assert "but the model's context is 8192" in report["error"]

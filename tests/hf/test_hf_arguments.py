@@ -36,12 +36,12 @@ class Recorder(BaseStreamer):
 
 
 class PreferNew(LogitsProcessor):
-    """Depends on the whole prefix: bans what occurred among the last five tokens."""
+    """Forbids the last five tokens of the prefix."""
 
     def __call__(self, input_ids, scores):
         scores = scores.clone()
-        for row, ids in enumerate(input_ids):
-            scores[row, ids[-5:]] = -float("inf")
+        for b, ids in enumerate(input_ids):
+            scores[b, ids[-5:]] = -float("inf")
         return scores
 
 
@@ -89,8 +89,8 @@ def test_rule_match_with_processors_equals_plain_sampling():
 def test_prefix_allowed_tokens_fn_gets_the_index_of_the_sequence():
     model, inputs = hf_models.tiny("llama"), hf_models.prompts(RAGGED)
 
-    def allowed(row, ids):
-        return [t for t in range(1, hf_models.VOCAB) if t % 3 == row and t != ids[-1]]
+    def allowed(b, ids):
+        return [t for t in range(1, hf_models.VOCAB) if t % 3 == b and t != ids[-1]]
 
     kwargs = {"max_new_tokens": 8, "do_sample": False, "prefix_allowed_tokens_fn": allowed}
     expected = model.generate(**inputs, **kwargs)

@@ -187,19 +187,19 @@ def test_measured_acceptance_makes_a_tree(tmp_path):
         model, **inputs, drafter=hf_models.perturbed("llama", 0.1), tree=(3, 2), seed=1,
         max_new_tokens=40, do_sample=True, guard=False, return_dict_in_generate=True,
     )  # fmt: skip
-    measured = out.stats.acceptance_by_rank
+    measured = out.stats.acceptance_by_trial
     assert len(measured) == 3
     assert measured[0] > 0.3
     save_acceptance(tmp_path / "a.json", measured)
     tree = TreeSpec.sequoia(load_acceptance(tmp_path / "a.json"), 8)
     assert tree.expected_length(measured) >= TreeSpec.chain(8).expected_length(measured)
     written = json.loads(json.dumps(out.stats.to_dict()))
-    assert written["acceptance_by_rank"] == measured
-    assert len(written["tried_at_rank"]) == 3
+    assert written["acceptance_by_trial"] == measured
+    assert len(written["trials"]) == 3
     # A child is tried only where its siblings before it were rejected.
     total = out.stats.together
-    assert total.tried_at_rank[1] <= total.tried_at_rank[0] - total.accepted_at_rank[0]
-    assert sum(total.accepted_at_rank.values()) >= total.accepted
+    assert total.trials[1] <= total.trials[0] - total.accepted_trials[0]
+    assert sum(total.accepted_trials.values()) >= total.accepted
 
 
 def test_several_lookups_begin_with_the_single_one():

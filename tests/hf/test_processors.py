@@ -29,11 +29,11 @@ def test_a_grammar_never_sees_a_forbidden_prefix(lengths, sampled):
     model, inputs = hf_models.tiny("llama"), hf_models.prompts(lengths)
     columns = inputs["input_ids"].shape[1]
 
-    def allowed(row, ids):
-        made = ids[columns:].tolist()
-        for before, after in pairwise(made):
+    def allowed(b, ids):
+        generated = ids[columns:].tolist()
+        for before, after in pairwise(generated):
             if after != (before + 1) % hf_models.VOCAB:
-                raise KeyError(f"no state after {made}")
+                raise KeyError(f"no state after {generated}")
         last = int(ids[-1])
         return [(last + 1) % hf_models.VOCAB]
 

@@ -93,10 +93,10 @@ def test_a_grammar_never_sees_a_forbidden_path():
     model, inputs = hf_models.tiny("llama"), hf_models.prompts((9, 4))
     columns = inputs["input_ids"].shape[1]
 
-    def allowed(row, ids):
-        made = ids[columns:].tolist()
-        if any((after - before) % 67 not in (1, 2) for before, after in pairwise(made)):
-            raise KeyError(f"no state after {made}")
+    def allowed(b, ids):
+        generated = ids[columns:].tolist()
+        if any((after - before) % 67 not in (1, 2) for before, after in pairwise(generated)):
+            raise KeyError(f"no state after {generated}")
         return [(int(ids[-1]) + 1) % 67, (int(ids[-1]) + 2) % 67]
 
     kwargs = {"do_sample": True, "prefix_allowed_tokens_fn": allowed, "seed": 3}
@@ -178,7 +178,7 @@ def test_a_perfect_drafter_is_always_accepted():
             rule=rule, temperature=0.8, top_k=0, max_new_tokens=16,
         )  # fmt: skip
         assert out.stats.mean_acceptance_length > 3.5
-        assert out.stats.acceptance_by_rank[0] > 0.9
+        assert out.stats.acceptance_by_trial[0] > 0.9
         assert out.stats.acceptance_by_position[0] > 0.9
         assert out.stats.draft_acceptance_rate == pytest.approx(0.5, abs=0.06)
 
@@ -192,9 +192,9 @@ def test_children_of_equal_siblings_are_counted_in_the_order_the_rule_tries_them
         model, inputs, drafter=drafter, tree=(2, 2), do_sample=True, rule=rule,
         seed=[1, 2, 3, 4], max_new_tokens=40,
     )  # fmt: skip
-    assert len(out.stats.acceptance_by_rank) == most
+    assert len(out.stats.acceptance_by_trial) == most
     greedy = run(model, inputs, drafter=model, tree=(2, 2), rule=rule)
-    assert greedy.stats.acceptance_by_rank[0] > 0.9
+    assert greedy.stats.acceptance_by_trial[0] > 0.9
 
 
 def test_the_loop_stops_drafting_when_it_does_not_pay():

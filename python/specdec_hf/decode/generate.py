@@ -73,11 +73,11 @@ def generate(
         num_assistant_tokens_schedule: "constant", or "heuristic" (+2 after full acceptance, else
             -1).
         rule: acceptance rule: "token", "block", "greedy", or "match", whose sampled output equals
-            plain decoding with the same seed. "auto" is greedy without sampling; with it, block for
-            the drafts of a model and token for others. With ``tree`` it is one of the lossless
-            rules of `specdec_kernels.verify_tree`, and "auto" of sampled calls is multi_draft_wor
-            for a tree of draft models, multi_draft where each model drafts a chain (`TrieTree`),
-            and target_only for trees that are not drawn from a distribution.
+            plain decoding with the same seed; see docs/rules.md. "auto" is greedy without sampling;
+            with it, block for the drafts of a model and token for others. With ``tree`` the rule is
+            one of the lossless rules of `specdec_kernels.verify_tree`, and "auto" of sampled calls
+            is multi_draft_wor for a tree of draft models, multi_draft where each model drafts a
+            chain (`TrieTree`), and target_only for trees that are not drawn from a distribution.
         tree: None for chains; a `TreeSpec` or a tuple of branchings, such as (4, 2, 1), drafted by
             one or more draft models (prompt lookup fills as many nodes); an `EagleTree`, drafted by
             one draft model; a `TrieTree`, by any drafters. One forward of the target verifies the

@@ -1,4 +1,4 @@
-"""The choice of the acceptance rule."""
+"""The choice of the acceptance rule. The rules themselves are explained in docs/rules.md."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 Only committed tokens are counted: drafts that were accepted behind a stop are not.
 
 - mean acceptance length (tau, block efficiency): tokens per forward of the target.
-- rank: number of a node among its siblings, in the order in which the rule tries them.
+- trial: one child of a tree node that is compared with the target; trial 0 is the first child.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class SequenceStats:
         acceptance_histogram: rounds by number of accepted drafts.
         drafted_at, accepted_at: rounds that drafted, and accepted, a token at each position of the
             draft. In a tree the position is the depth less 1.
-        tried_at_rank, accepted_at_rank: children of tree nodes that were tried, and accepted.
+        trials, accepted_trials: how often trial 0, 1, ... was made, and accepted.
         stop_reason: "eos", "criteria", "length" or "context".
     """
 
@@ -34,8 +34,8 @@ class SequenceStats:
     acceptance_histogram: Counter[int] = field(default_factory=Counter)
     drafted_at: Counter[int] = field(default_factory=Counter)
     accepted_at: Counter[int] = field(default_factory=Counter)
-    tried_at_rank: Counter[int] = field(default_factory=Counter)
-    accepted_at_rank: Counter[int] = field(default_factory=Counter)
+    trials: Counter[int] = field(default_factory=Counter)
+    accepted_trials: Counter[int] = field(default_factory=Counter)
     stop_reason: str = ""
 
     @property
@@ -58,24 +58,24 @@ class SequenceStats:
         ]
 
     @property
-    def acceptance_by_rank(self) -> list[float]:
-        """Share of first, second, ... children accepted, of those that were tried."""
-        last = max(self.tried_at_rank, default=-1)
+    def acceptance_by_trial(self) -> list[float]:
+        """Share of trials 0, 1, ... that accepted their child."""
+        last = max(self.trials, default=-1)
         return [
-            self.accepted_at_rank[i] / self.tried_at_rank[i] if self.tried_at_rank[i] else 0.0
+            self.accepted_trials[i] / self.trials[i] if self.trials[i] else 0.0
             for i in range(last + 1)
         ]
 
-    def record_children(self, tried: int, accepted: int | None) -> None:
+    def record_trials(self, tried: int, accepted: int | None) -> None:
         """Count the children of one tree node.
 
         Args:
             tried: how many of them were tried, the accepted one included.
-            accepted: rank of the accepted child, None where all were rejected.
+            accepted: number of the trial that accepted, None where all rejected.
         """
-        self.tried_at_rank.update(range(tried))
+        self.trials.update(range(tried))
         if accepted is not None:
-            self.accepted_at_rank[accepted] += 1
+            self.accepted_trials[accepted] += 1
 
     def record(self, drafted: int, accepted: int, emitted: int, depth: int | None = None) -> None:
         """Count one round.
@@ -110,8 +110,8 @@ class SequenceStats:
                 str(k): v for k, v in sorted(self.acceptance_histogram.items())
             },
             "acceptance_by_position": self.acceptance_by_position,
-            "acceptance_by_rank": self.acceptance_by_rank,
-            "tried_at_rank": [self.tried_at_rank[i] for i in sorted(self.tried_at_rank)],
+            "acceptance_by_trial": self.acceptance_by_trial,
+            "trials": [self.trials[i] for i in sorted(self.trials)],
             "stop_reason": self.stop_reason,
         }
 
@@ -160,8 +160,8 @@ class SpecStats:
             total.acceptance_histogram.update(one.acceptance_histogram)
             total.drafted_at.update(one.drafted_at)
             total.accepted_at.update(one.accepted_at)
-            total.tried_at_rank.update(one.tried_at_rank)
-            total.accepted_at_rank.update(one.accepted_at_rank)
+            total.trials.update(one.trials)
+            total.accepted_trials.update(one.accepted_trials)
         return total
 
     @property
@@ -200,9 +200,9 @@ class SpecStats:
         return self.together.acceptance_by_position
 
     @property
-    def acceptance_by_rank(self) -> list[float]:
+    def acceptance_by_trial(self) -> list[float]:
         """The measured acceptance vector of trees, which `TreeSpec.sequoia` takes."""
-        return self.together.acceptance_by_rank
+        return self.together.acceptance_by_trial
 
     @property
     def tokens_per_second(self) -> float:

@@ -23,7 +23,7 @@ RULES_TRYING_EQUAL_SIBLINGS = ("multi_draft", "k_seq", "traversal")
 
 
 class TreeRound:
-    """Drafts with a `TreeDrafter` and verifies with `verify_tree`. See `rounds.Round`."""
+    """Drafts with a `TreeDrafter` and verifies with `verify_tree`; see `rounds.Round`."""
 
     def __init__(self, session: Session) -> None:
         assert isinstance(session.cache, SpecCache)
@@ -87,13 +87,13 @@ class TreeRound:
         for b in np.flatnonzero(self.session.history.active).tolist():
             children, drafted[b], depths[b] = _children(tokens[b].tolist(), parents[b].tolist())
             accepted = int(verdict.num_accepted[b])
-            rejected = self._record_trials(
+            rejected = self._count_trials(
                 b, path[b, :accepted].tolist(), tokens[b], parents[b], children
             )
             tried[b] = accepted + rejected
         return DraftCounts(drafted, depths, tried)
 
-    def _record_trials(
+    def _count_trials(
         self,
         b: int,
         path: list[int],
@@ -101,7 +101,7 @@ class TreeRound:
         parents: NDArray[np.int64],
         children: dict[int, list[int]],
     ) -> bool:
-        """Count the children that the verification tried along a path, by their rank.
+        """Count the trials of the verification along a path.
 
         Returns:
             Whether the last node of the path has children, all of which were then rejected.
@@ -116,11 +116,13 @@ class TreeRound:
             siblings = sorted(n for m in members for n in children.get(m, ()))
             listed = [int(tokens[n]) for n in siblings]
             if node is None:
-                stats.record_children(len(listed if tries_equal else set(listed)), None)
+                stats.record_trials(len(listed if tries_equal else set(listed)), None)
                 return len(siblings) > 0
             token = int(tokens[node])
-            rank = siblings.index(node) if tries_equal else list(dict.fromkeys(listed)).index(token)
-            stats.record_children(rank + 1, rank)
+            trial = (
+                siblings.index(node) if tries_equal else list(dict.fromkeys(listed)).index(token)
+            )
+            stats.record_trials(trial + 1, trial)
             members = [n for n in siblings if int(tokens[n]) == token]
         return False
 

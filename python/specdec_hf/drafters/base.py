@@ -101,7 +101,8 @@ class Draft:
 
     Attributes:
         tokens: [B, gamma] int64 on any device; -1 ends a sequence's draft early.
-        distribution: what `sample` returned for the tokens, or None for deterministic drafts.
+        distribution: the logits that `sample` drew the tokens from and the statistics it returned;
+            None for deterministic drafts.
         counts: [B] drafts per sequence where the host knows them. They hold no -1. None stands for
             gamma drafts everywhere.
     """

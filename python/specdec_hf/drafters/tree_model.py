@@ -21,7 +21,8 @@ from specdec_hf.drafters.base import (
 )
 from specdec_hf.drafters.children import MAX_WIDTH, Children, draw_children
 from specdec_hf.drafters.draft_model import DraftModel
-from specdec_hf.trees.layouts import MAX_NODES, Forest, TreeSpec
+from specdec_hf.trees.checks import MAX_NODES
+from specdec_hf.trees.layouts import Forest, TreeSpec
 
 # The first is rule "auto". Siblings of several models have several distributions, for which
 # top_k_plus_one and k_seq are not defined.

@@ -1,23 +1,25 @@
-"""Layouts of token trees: which nodes are drafted, before anyone knows their tokens.
+"""Layouts of draft trees: which nodes are drafted, before their tokens are known.
 
-A tree hangs below the pending token, its root, which is not a node. Nodes are numbered breadth
-first; siblings are tried in the order of their numbers. No torch in here.
+Nodes are numbered breadth first, and the verification tries siblings in the order of their numbers.
+This module does without torch, because the command line checks ``--tree`` before it loads torch.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from numbers import Integral, Real
-from pathlib import Path
 from typing import Any
 
+from specdec_hf.trees.checks import (
+    MAX_NODES,
+    check_integer,
+    check_integers,
+    check_probabilities,
+    check_sequence,
+)
 from specdec_hf.trees.sequoia import best_parents
-
-MAX_NODES = 1024
 
 
 @dataclass(frozen=True)
@@ -27,11 +29,12 @@ class TreeSpec:
     Args:
         parents: parent of each node, -1 for children of the root; breadth first, so parents never
             decrease.
-        ranks: of each node among its siblings: 0 is the draft's first choice, 1 its second, and so
-            on. None counts them. Drafters that sample read only their order.
+        ranks: which of the draft's most likely tokens each node holds: 0 for the most likely, 1 for
+            the second, and so on. None numbers the siblings 0, 1, ... Drafters that sample tokens
+            use only the number of siblings.
 
     Raises:
-        ValueError: not such a tree, with the argument, the rule and the value.
+        ValueError: parents or ranks that are no such tree.
 
     Example:
         >>> TreeSpec.branching((2, 1))
@@ -42,7 +45,7 @@ class TreeSpec:
     ranks: tuple[int, ...] = None  # type: ignore[assignment]  # always a tuple afterwards
 
     def __post_init__(self) -> None:
-        parents = _integers("parents", self.parents)
+        parents = check_integers("parents", self.parents)
         if not 1 <= len(parents) <= MAX_NODES:
             raise ValueError(f"parents must have 1 to {MAX_NODES} entries, got {len(parents)}")
         for n, parent in enumerate(parents):
@@ -54,7 +57,9 @@ class TreeSpec:
                     f"got {parents[n - 1]} before {parent} at {n}"
                 )
         object.__setattr__(self, "parents", parents)
-        ranks = self._counted() if self.ranks is None else _integers("ranks", self.ranks)
+        ranks = (
+            self._sibling_numbers() if self.ranks is None else check_integers("ranks", self.ranks)
+        )
         if len(ranks) != len(parents):
             raise ValueError(f"ranks must have {len(parents)} entries, got {len(ranks)}")
         for n, rank in enumerate(ranks):
@@ -65,11 +70,11 @@ class TreeSpec:
                 )
         object.__setattr__(self, "ranks", ranks)
 
-    def _counted(self) -> tuple[int, ...]:
-        ranks: list[int] = []
+    def _sibling_numbers(self) -> tuple[int, ...]:
+        numbers: list[int] = []
         for n, parent in enumerate(self.parents):
-            ranks.append(ranks[-1] + 1 if n and self.parents[n - 1] == parent else 0)
-        return tuple(ranks)
+            numbers.append(numbers[-1] + 1 if n and self.parents[n - 1] == parent else 0)
+        return tuple(numbers)
 
     @property
     def size(self) -> int:
@@ -103,8 +108,8 @@ class TreeSpec:
 
     @classmethod
     def chain(cls, n: int) -> TreeSpec:
-        """n tokens one after the other."""
-        return cls.branching((1,) * _integer("n", n, 1))
+        """A tree of ``n`` nodes without branches."""
+        return cls.branching((1,) * check_integer("n", n, 1))
 
     @classmethod
     def branching(cls, widths: Iterable[int]) -> TreeSpec:
@@ -118,34 +123,34 @@ class TreeSpec:
         size: int | None = None,
         accuracies: Sequence[Sequence[float]] | None = None,
     ) -> TreeSpec:
-        """The product of the heads' likeliest tokens, or the best ``size`` nodes of it.
+        """All combinations of the heads' most likely tokens, or the best ``size`` nodes of them.
 
         Args:
-            ranks: how many of its likeliest tokens each head offers.
+            ranks: how many of its most likely tokens each head offers.
             size: nodes to keep; needs ``accuracies``.
-            accuracies: ``accuracies[h][r]``, how often the token of rank r of head h is right. A
-                node counts the product along its path.
+            accuracies: ``accuracies[h][r]``, how often the token of rank r of head h is right. The
+                value of a node is the product along its path.
 
         Source: Cai et al. 2024 (Medusa), section 2.3.3.
         """
         full = cls.branching(ranks)
         if size is None:
             return full
-        size = _integer("size", size, 1)
+        size = check_integer("size", size, 1)
         if accuracies is None:
             raise ValueError(f"accuracies must be given when size is, got None with size={size}")
-        rows = _listed("accuracies", accuracies)
-        table = [_probabilities(f"accuracies[{h}]", row) for h, row in enumerate(rows)]
-        worth: list[float] = []
+        rows = check_sequence("accuracies", accuracies)
+        table = [check_probabilities(f"accuracies[{h}]", row) for h, row in enumerate(rows)]
+        values: list[float] = []
         for parent, rank, depth in zip(full.parents, full.ranks, full.depths, strict=True):
             if depth > len(table) or rank >= len(table[depth - 1]):
                 raise ValueError(
                     f"accuracies must cover rank {rank} of head {depth - 1}, which ranks offers"
                 )
-            worth.append(table[depth - 1][rank] * (worth[parent] if parent >= 0 else 1.0))
-        # No node is worth more than its parent and ties go to the lower number: what is kept hangs
-        # together.
-        kept = sorted(sorted(range(full.size), key=lambda n: (-worth[n], n))[:size])
+            values.append(table[depth - 1][rank] * (values[parent] if parent >= 0 else 1.0))
+        # No value exceeds that of the parent, and of equal values the lower number is kept, so the
+        # nodes that are kept form a tree.
+        kept = sorted(sorted(range(full.size), key=lambda n: (-values[n], n))[:size])
         number = {-1: -1, **{n: i for i, n in enumerate(kept)}}
         return cls(tuple(number[full.parents[n]] for n in kept), tuple(full.ranks[n] for n in kept))
 
@@ -160,47 +165,47 @@ class TreeSpec:
         """The tree of at most ``size`` nodes with the largest expected accepted length.
 
         Args:
-            acceptance: ``acceptance[k]``, the probability that the (k+1)-th child is accepted given
-                that those before it were not, the same at every node. As the loop measures it:
-                ``out.stats.acceptance_by_rank``.
-            size: nodes at most; fewer where more would add nothing.
-            depth, branching: limits; None is none but the others.
+            acceptance: ``acceptance[k]``, the probability that trial k (the (k+1)-th child) accepts
+                given that the trials before it did not. It is taken to be the same at every node.
+                The loop measures it: ``out.stats.acceptance_by_trial``.
+            size: most nodes; the tree has fewer where more would add nothing.
+            depth, branching: most levels, and most children of a node; None sets no limit.
 
-        Source: Chen et al. 2024 (Sequoia), section 4.1: the dynamic programme.
+        Source: Chen et al. 2024 (Sequoia), section 4.1.
         """
-        listed = _probabilities("acceptance", acceptance)
-        size = _integer("size", size, 1, MAX_NODES)
-        deepest = size if depth is None else min(_integer("depth", depth, 1), size)
-        widest = len(listed) if branching is None else _integer("branching", branching, 1)
-        chances: list[float] = []
-        missed = 1.0
+        listed = check_probabilities("acceptance", acceptance)
+        size = check_integer("size", size, 1, MAX_NODES)
+        deepest = size if depth is None else min(check_integer("depth", depth, 1), size)
+        widest = len(listed) if branching is None else check_integer("branching", branching, 1)
+        accept_probs: list[float] = []
+        all_rejected = 1.0
         for p in listed[: min(widest, size)]:
-            chances.append(missed * p)
-            missed *= 1 - p
-        if not max(chances) > 0:
+            accept_probs.append(all_rejected * p)
+            all_rejected *= 1 - p
+        if not max(accept_probs) > 0:
             return cls((-1,))
-        return cls(tuple(best_parents(chances, size, deepest)))
+        return cls(tuple(best_parents(accept_probs, size, deepest)))
 
     def expected_length(self, acceptance: Sequence[float]) -> float:
-        """Expected accepted nodes where siblings are accepted with these chances, as in `sequoia`.
+        """Expected number of accepted nodes for an acceptance vector as in `sequoia`.
 
-        Ranks beyond the list count as never accepted.
+        Children beyond the vector count as never accepted.
         """
-        listed = _probabilities("acceptance", acceptance)
-        chances = [p * math.prod(1 - q for q in listed[:k]) for k, p in enumerate(listed)]
-        worth: list[float] = []
-        for parent, rank in zip(self.parents, self._counted(), strict=True):
-            chance = chances[rank] if rank < len(chances) else 0.0
-            worth.append(chance * (worth[parent] if parent >= 0 else 1.0))
-        return math.fsum(worth)
+        listed = check_probabilities("acceptance", acceptance)
+        accept_probs = [p * math.prod(1 - q for q in listed[:k]) for k, p in enumerate(listed)]
+        values: list[float] = []
+        for parent, trial in zip(self.parents, self._sibling_numbers(), strict=True):
+            accept_prob = accept_probs[trial] if trial < len(accept_probs) else 0.0
+            values.append(accept_prob * (values[parent] if parent >= 0 else 1.0))
+        return math.fsum(values)
 
 
 @dataclass(frozen=True)
 class EagleTree:
-    """A tree that grows where the draft model is sure (EAGLE-2).
+    """A tree that grows along the most likely paths of the draft model (EAGLE-2).
 
-    Each level expands the ``width`` likeliest paths so far by their ``width`` likeliest tokens; of
-    all candidates the ``size`` likeliest are verified.
+    Each level expands the ``width`` most likely paths so far by their ``width`` most likely tokens.
+    The ``size`` most likely of all candidates are verified.
 
     Raises:
         ValueError: a number out of range, by name.
@@ -213,19 +218,19 @@ class EagleTree:
     size: int = 16
 
     def __post_init__(self) -> None:
-        _integer("width", self.width, 1, 64)
-        _integer("depth", self.depth, 1, 64)
-        _integer("size", self.size, 1, MAX_NODES)
+        check_integer("width", self.width, 1, 64)
+        check_integer("depth", self.depth, 1, 64)
+        check_integer("size", self.size, 1, MAX_NODES)
 
 
 @dataclass(frozen=True)
 class TrieTree:
-    """Several drafted sequences merged into a prefix tree (SpecInfer, REST).
+    """Several drafted chains merged into a prefix tree (SpecInfer, REST).
 
     Args:
-        sequences: continuations that prompt lookup proposes; other drafters propose one each.
-        depth: tokens of each.
-        size: nodes of the tree at most; what has no room is dropped from the end. None holds all.
+        sequences: chains that prompt lookup drafts; other drafters draft one each.
+        depth: tokens of each chain.
+        size: most nodes of the tree; the last chains lose what exceeds it. None keeps all nodes.
 
     Raises:
         ValueError: a number out of range, by name.
@@ -236,17 +241,17 @@ class TrieTree:
     size: int | None = None
 
     def __post_init__(self) -> None:
-        _integer("sequences", self.sequences, 1, MAX_NODES)
-        _integer("depth", self.depth, 1, MAX_NODES)
+        check_integer("sequences", self.sequences, 1, MAX_NODES)
+        check_integer("depth", self.depth, 1, MAX_NODES)
         if self.size is not None:
-            _integer("size", self.size, 1, MAX_NODES)
+            check_integer("size", self.size, 1, MAX_NODES)
 
 
 Layout = TreeSpec | EagleTree | TrieTree
 
 
 def as_layout(tree: Any) -> Layout | None:
-    """A layout from what `generate` accepts; None is none.
+    """The layout that the argument ``tree`` of `generate` names; None stays None.
 
     Raises:
         ValueError: anything else.
@@ -264,8 +269,10 @@ def as_layout(tree: Any) -> Layout | None:
 class Forest:
     """Copies of one tree under one root, one for each of several draft models.
 
-    ``spec`` is the whole; node n of it belongs to copy ``owners[n]`` and is node ``numbers[n]``
-    there. Levels stay together, so cutting at a depth leaves all numbers as they are.
+    Attributes:
+        spec: the whole. It is breadth first too, so a cut at a depth keeps all numbers.
+        owners: the copy that each node of ``spec`` belongs to.
+        numbers: the number of each node of ``spec`` in its copy.
     """
 
     tree: TreeSpec
@@ -288,34 +295,9 @@ class Forest:
         object.__setattr__(self, "numbers", tuple(n for _, _, n in order))
 
 
-def save_acceptance(path: str | Path, acceptance: Sequence[float]) -> None:
-    """Write an acceptance vector as JSON, for `load_acceptance` and `TreeSpec.sequoia`."""
-    listed = _probabilities("acceptance", acceptance)
-    Path(path).write_text(json.dumps({"acceptance": listed}) + "\n", encoding="utf-8")
-
-
-def load_acceptance(path: str | Path) -> list[float]:
-    """Read what `save_acceptance` wrote.
-
-    Raises:
-        ValueError: unreadable, or no such content; the message says which file and why.
-    """
-    try:
-        content: Any = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise ValueError(f"cannot read acceptance file {path}: {reason}") from error
-    if not isinstance(content, dict) or not isinstance(content.get("acceptance"), list):
-        raise ValueError(f'{path}: needs "acceptance", a list of probabilities')
-    try:
-        return _probabilities("acceptance", content["acceptance"])
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
-
-
 def _branching(name: str, widths: Any) -> tuple[int, ...]:
     """Parents of a tree whose nodes at depth d have ``widths[d]`` children."""
-    widths = tuple(_integer(name, w, 1) for w in _listed(name, widths))
+    widths = tuple(check_integer(name, w, 1) for w in check_sequence(name, widths))
     if not widths:
         raise ValueError(f"{name} must have at least one entry, got none")
     if sum(math.prod(widths[: d + 1]) for d in range(len(widths))) > MAX_NODES:
@@ -327,35 +309,3 @@ def _branching(name: str, widths: Any) -> tuple[int, ...]:
         parents += [node for node in level for _ in range(width)]
         level = list(range(begin, len(parents)))
     return tuple(parents)
-
-
-def _listed(name: str, values: Any) -> list[Any]:
-    if isinstance(values, str) or not isinstance(values, Iterable):
-        raise ValueError(f"{name} must be a sequence, got {values!r}")
-    return list(values)
-
-
-def _integers(name: str, values: Any) -> tuple[int, ...]:
-    listed = _listed(name, values)
-    for n, value in enumerate(listed):
-        if not isinstance(value, Integral) or isinstance(value, bool):
-            raise ValueError(f"{name}[{n}] must be an integer, got {value!r}")
-    return tuple(int(value) for value in listed)
-
-
-def _integer(name: str, value: Any, least: int, most: int = MAX_NODES) -> int:
-    whole = isinstance(value, Integral) and not isinstance(value, bool)
-    if not whole or not least <= int(value) <= most:
-        raise ValueError(f"{name} must be an integer in [{least}, {most}], got {value!r}")
-    return int(value)
-
-
-def _probabilities(name: str, values: Any) -> list[float]:
-    listed = _listed(name, values)
-    if not listed:
-        raise ValueError(f"{name} must have at least one entry, got none")
-    for k, value in enumerate(listed):
-        number = isinstance(value, Real) and not isinstance(value, bool)
-        if not number or not 0 <= float(value) <= 1:
-            raise ValueError(f"{name}[{k}] must be in [0, 1], got {value!r}")
-    return [float(value) for value in listed]

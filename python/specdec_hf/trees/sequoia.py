@@ -1,4 +1,4 @@
-"""The tree of so many nodes with the largest expected accepted length: Sequoia's dynamic programme.
+"""The tree with the largest expected accepted length, by Sequoia's dynamic programme.
 
 Source: Chen et al. 2024 (Sequoia), section 4.1.
 """
@@ -9,41 +9,48 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def best_parents(chances: list[float], size: int, depth: int) -> list[int]:
+def best_parents(accept_probs: list[float], size: int, depth: int) -> list[int]:
     """Parents of at most ``size`` nodes, breadth first, at most ``depth`` deep.
 
     Args:
-        chances: of the first, second, ... child to be the one that is accepted; one is not 0.
+        accept_probs: probability of the first, second, ... child to be the accepted one. At least
+            one of them is not 0.
     """
-    splits = _best_splits(chances, size, depth)
+    splits = _best_splits(accept_probs, size, depth)
     parents: list[int] = []
     level = [(-1, size)]
-    for left in range(len(splits), 0, -1):
+    for levels in range(len(splits), 0, -1):
         below: list[tuple[int, int]] = []
-        for node, room in level:
-            rest = room
-            for split in splits[left]:
-                share = int(split[rest])
+        for node, budget in level:
+            remaining = budget
+            for split in splits[levels]:
+                share = int(split[remaining])
                 if share == 0:
                     break
                 below.append((len(parents), share - 1))
                 parents.append(node)
-                rest -= share
+                remaining -= share
         level = below
     return parents
 
 
-def _best_splits(chances: list[float], size: int, depth: int) -> dict[int, list[NDArray[np.int64]]]:
-    """``splits[d][k][n]``: of n nodes below a node that allows d levels, with k children placed
-    already, how many the next child takes (itself and what is below it)."""
-    worth = np.zeros(size + 1)  # of n nodes below a node, with one level fewer
+def _best_splits(
+    accept_probs: list[float], size: int, depth: int
+) -> dict[int, list[NDArray[np.int64]]]:
+    """How to divide a budget of nodes among the children of one node.
+
+    Returns:
+        ``splits[d][k][n]``: the size of child k's subtree, itself included, where d levels are
+        allowed below the parent and n nodes are to be divided among child k and those after it.
+    """
+    values = np.zeros(size + 1)  # expected length of the best n nodes below a node, a level deeper
     splits: dict[int, list[NDArray[np.int64]]] = {}
     for d in range(1, depth + 1):
-        after = np.zeros(size + 1)  # of n nodes for the children from the next one on
+        after = np.zeros(size + 1)  # expected length of n nodes for the children after this one
         picked: list[NDArray[np.int64]] = []
-        for chance in reversed(chances):
+        for accept_prob in reversed(accept_probs):
             best, share = np.zeros(size + 1), np.zeros(size + 1, dtype=np.int64)
-            child = chance * (1 + worth[:size])  # of 1 to size nodes
+            child = accept_prob * (1 + values[:size])  # of subtrees of 1 to size nodes
             for n in range(1, size + 1):
                 total = child[:n] + after[n - 1 :: -1][:n]
                 m = int(total.argmax())
@@ -52,7 +59,7 @@ def _best_splits(chances: list[float], size: int, depth: int) -> dict[int, list[
             after = best
             picked.insert(0, share)
         splits[d] = picked
-        if np.array_equal(after, worth):
-            break  # deeper trees of so few nodes are no better
-        worth = after
+        if np.array_equal(after, values):
+            break  # more levels do not help so few nodes
+        values = after
     return splits
