@@ -1,7 +1,8 @@
-"""`sample` and the verifiers on a CUDA device against the C++ kernels: run by test_cuda.py.
+"""`sample` and the verifiers on a CUDA device against the C++ kernels.
 
-A process of its own: the suite's other tests need Triton's interpreter, this one its compiler. The
-CUDA kernels come first (`-k cuda`), then what Triton has to compile (`-k triton`).
+test_cuda.py and bench/gpu.sh run this file in a process of its own, because it needs Triton's
+compiler and the rest of the suite Triton's interpreter. The tests of the CUDA kernels come first
+(`-k cuda`), then those of the kernels that Triton has to compile (`-k triton`).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from specdec_kernels._library import OPS as MODULES
 from specdec_kernels.testing import chain_case, sample_case, tree_case
 
 OPS = ("sample", "verify_chain")
-WIDE = 131073  # 33 tiles: several blocks or groups share a row
+WIDE = 131073  # 33 tiles, so that a row is split among several blocks
 LARGE = [
     sample_case(4, WIDE),
     sample_case(4, WIDE, torch.bfloat16, filters="tensor"),
@@ -46,33 +47,33 @@ TREES = [
     *(tree_case(3, 8, WIDE, torch.bfloat16, rule=r, rows="shared")
       for r in ("multi_draft_wor", "top_k_plus_one", "traversal")),
 ]  # fmt: skip
-NATIVE = [(s, group) for s in ("lazy", "parallel") for group in (1, 2, 8)]
+SCHEDULES = [(s, group) for s in ("lazy", "parallel") for group in (1, 2, 8)]
 PROVIDERS = [
     *(["cuda"] if sk.has_cuda_kernels() else []),
     *(["triton"] if importlib.util.find_spec("triton") else []),
 ]
 REPLAYS = 20
-ID_SIZES = (64, 512, 4096, 32768, 2**18, 2**20)  # of PyTorch's small blocks and of large ones
+ID_SIZES = (64, 512, 4096, 32768, 2**18, 2**20)  # in small and large blocks of the allocator
 
 cuda_only = pytest.mark.skipif("cuda" not in PROVIDERS, reason="_C.so has no CUDA kernels")
 
 
 @pytest.fixture(scope="module", params=PROVIDERS)
 def name(request):
-    """A provider. Of the module's scope, so that all tests of one come before those of the next."""
+    """A provider. With module scope, all tests of one provider run before those of the next."""
     return request.param
 
 
 @pytest.fixture
 def schedule():
-    """Forces how the CUDA kernels share work out."""
+    """A function that forces a schedule and a group size of the CUDA kernels."""
     force = torch.ops.specdec_kernels.set_cuda_schedule.default
     yield force
     force("auto", 0)
 
 
 def implementation(name, op):
-    """What serves the op: the CUDA kernels behind the dispatcher, or Triton's own function."""
+    """The op by the CUDA kernels, behind the dispatcher, or Triton's function."""
     if name == "cuda":
         assert sk.providers()[op]["cuda"] == "cuda"
         return getattr(torch.ops.specdec_kernels, op).default
@@ -84,13 +85,13 @@ def on_device(name, case, device="cuda"):
 
 
 def bits(t):
-    """Floats as integers: -0 is not 0, and a NaN equals itself."""
+    """Floats as integers, so that -0 differs from 0 and a NaN equals itself."""
     sizes = {2: torch.int16, 4: torch.int32, 8: torch.int64}
     return t.cpu().view(sizes[t.element_size()]) if t.is_floating_point() else t.cpu()
 
 
-def identical(op, got, want):
-    """Bit for bit."""
+def assert_bits_equal(op, got, want):
+    """Outputs are equal bit for bit, NaNs and signs of zero included."""
     for output, g, w in zip(OUTPUTS[op], got, want, strict=True):
         assert g.dtype == w.dtype, f"{output}: {g.dtype}, not {w.dtype}"
         if not torch.equal(bits(g), bits(w)):
@@ -99,7 +100,7 @@ def identical(op, got, want):
 
 
 def write_ids():
-    """Tensors of token ids in the allocator's blocks: what a workspace may find in its memory."""
+    """Fill memory of the allocator with token ids, which a later workspace may consist of."""
     held = []
     for size in ID_SIZES:
         for _ in range(16 if size < 2**16 else 2):
@@ -128,22 +129,24 @@ def replayed(graph, out):
 
 
 FRESH = """
-import on_device, providers, torch
+import torch
+from device import on_device
+from support import providers
 torch.ops.specdec_kernels.set_cuda_schedule("parallel", 8)
 cases = [c for c in on_device.LARGE if c.op == "verify_chain"]
 inputs = [c.args("cuda") for c in cases]
 for case, args in zip(cases, inputs):
     on_device.write_ids()
     got = on_device.implementation("cuda", case.op)(*args)
-    on_device.identical(case.op, got, on_device.implementation("cuda", case.op)(*args))
+    on_device.assert_bits_equal(case.op, got, on_device.implementation("cuda", case.op)(*args))
     want = on_device.testing.providers(case.op)["cpp"](*case.args())
-    providers.same_outputs(case.op, [t.cpu() for t in got], want)
+    providers.assert_outputs_close(case.op, [t.cpu() for t in got], want)
 """
 
 
 @cuda_only
-def test_cuda_first_calls_of_a_process_find_token_ids_in_their_workspace():
-    """The launches' numbers are small then, and so are token ids."""
+def test_cuda_first_calls_of_a_process_survive_token_ids_in_their_workspace():
+    """Launch numbers of a new process are small, and could be mistaken for token ids."""
     done = subprocess.run(
         [sys.executable, "-c", FRESH],
         cwd=Path(__file__).resolve().parents[1],
@@ -158,32 +161,32 @@ def test_cuda_first_calls_of_a_process_find_token_ids_in_their_workspace():
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_cuda_schedules_and_groups_agree_bit_for_bit(case, schedule):
     want = on_device("cuda", case)
-    for forced in NATIVE:
+    for forced in SCHEDULES:
         schedule(*forced)
-        identical(case.op, on_device("cuda", case), want)
+        assert_bits_equal(case.op, on_device("cuda", case), want)
 
 
 @cuda_only
 @pytest.mark.parametrize("case", [c for op in OPS for c in VARIED[op][3:]], ids=str)
-@pytest.mark.parametrize("forced", NATIVE, ids=lambda f: f"{f[0]}-group{f[1]}")
+@pytest.mark.parametrize("forced", SCHEDULES, ids=lambda f: f"{f[0]}-group{f[1]}")
 def test_cuda_schedules_are_captured_and_replayed(case, forced, schedule):
     want = on_device("cuda", case)
     schedule(*forced)
     graph, out = capture("cuda", case.op, case.args("cuda"))
     for _ in range(REPLAYS):
-        identical(case.op, replayed(graph, out), want)
+        assert_bits_equal(case.op, replayed(graph, out), want)
 
 
 @cuda_only
 @pytest.mark.parametrize("case", LARGE, ids=str)
-@pytest.mark.parametrize("forced", NATIVE, ids=lambda f: f"{f[0]}-group{f[1]}")
-def test_cuda_schedules_take_a_workspace_that_holds_token_ids(case, forced, schedule):
+@pytest.mark.parametrize("forced", SCHEDULES, ids=lambda f: f"{f[0]}-group{f[1]}")
+def test_cuda_schedules_survive_token_ids_in_their_workspace(case, forced, schedule):
     want = on_device("cuda", case)
     schedule(*forced)
     args = case.args("cuda")
     for _ in range(REPLAYS):
-        write_ids()  # freed at once: the next call's workspace is cut out of it
-        identical(case.op, implementation("cuda", case.op)(*args), want)
+        write_ids()  # freed at once, so that the next workspace takes this memory
+        assert_bits_equal(case.op, implementation("cuda", case.op)(*args), want)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -194,39 +197,39 @@ def test_agrees_with_the_cpu(name, case):
 
 @cuda_only
 @pytest.mark.parametrize("case", TREES, ids=str)
-def test_trees_agree_with_the_cpu_whatever_the_group(case, schedule):
+def test_cuda_trees_agree_with_the_cpu_for_every_group_size(case, schedule):
     want = on_device("cuda", case)
     assert_outputs_close(case.op, want, testing.providers(case.op)["cpp"](*case.args()))
     for group in (1, 2, 8):
         schedule("lazy", group)
-        identical(case.op, on_device("cuda", case), want)
+        assert_bits_equal(case.op, on_device("cuda", case), want)
 
 
 @cuda_only
 @pytest.mark.parametrize("case", TREES[-3:], ids=str)
-def test_trees_are_captured_and_replayed_over_any_workspace(case):
+def test_cuda_trees_are_captured_and_replayed_over_any_workspace(case):
     want = on_device("cuda", case)
     graph, out = capture("cuda", case.op, case.args("cuda"))
     for _ in range(REPLAYS):
         write_ids()
-        identical(case.op, replayed(graph, out), want)
-        identical(case.op, on_device("cuda", case), want)
+        assert_bits_equal(case.op, replayed(graph, out), want)
+        assert_bits_equal(case.op, on_device("cuda", case), want)
 
 
 @pytest.mark.parametrize("case", SOME, ids=str)
-def test_again_gives_the_same_bits(name, case):
+def test_repeated_calls_give_the_same_bits(name, case):
     want = on_device(name, case)
     for _ in range(4):
-        identical(case.op, on_device(name, case), want)
+        assert_bits_equal(case.op, on_device(name, case), want)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 @pytest.mark.parametrize("case", [c for op in OPS for c in VARIED[op]], ids=str)
-def test_another_device_than_the_current_one(name, case):
-    identical(case.op, on_device(name, case, "cuda:1"), on_device(name, case))
+def test_a_device_that_is_not_the_current_one(name, case):
+    assert_bits_equal(case.op, on_device(name, case, "cuda:1"), on_device(name, case))
 
 
-def test_calls_on_two_streams_do_not_disturb_each_other(name):
+def test_calls_on_two_streams_are_independent(name):
     chosen = [c for op in OPS for c in VARIED[op]]
     want = [on_device(name, c) for c in chosen]
     inputs = [c.args("cuda") for c in chosen]
@@ -239,12 +242,12 @@ def test_calls_on_two_streams_do_not_disturb_each_other(name):
                 got.append(implementation(name, case.op)(*args))
         torch.cuda.synchronize()
         for case, g, w in zip(chosen, got, want, strict=True):
-            identical(case.op, g, w)
+            assert_bits_equal(case.op, g, w)
 
 
 @pytest.mark.parametrize("case", VARIED["verify_chain"], ids=str)
 def test_a_call_reads_what_the_call_before_it_wrote(name, case):
-    """Launches may overlap: each must wait for the inputs that another kernel still writes."""
+    """Launches may overlap, but each has to wait for inputs that another kernel still writes."""
     args = list(case.args("cuda"))
     call = implementation(name, "verify_chain")
     target = args[0].clone()
@@ -253,14 +256,14 @@ def test_a_call_reads_what_the_call_before_it_wrote(name, case):
         want = [t.cpu() for t in call(shifted, *args[1:])]
         args[0].zero_()
         args[0].copy_(shifted)
-        identical("verify_chain", call(*args), want)
+        assert_bits_equal("verify_chain", call(*args), want)
 
 
 def _sample_then_verify(name, target, draft, seeds, wait, **filters):
-    """Outputs of both ops; the second reads three of the first's."""
+    """Outputs of both ops; `verify_chain` reads three outputs of `sample`."""
     b, gamma, v = draft.shape
     positions = torch.arange(gamma, device="cuda").repeat(b)
-    left = sample(
+    drawn = sample(
         implementation(name, "sample"),
         draft.view(-1, v),
         seeds=seeds.repeat_interleave(gamma),
@@ -269,7 +272,7 @@ def _sample_then_verify(name, target, draft, seeds, wait, **filters):
     )
     if wait:
         torch.cuda.synchronize()
-    tokens, logsumexp, threshold = (left[i].view(b, gamma) for i in (0, 2, 3))
+    tokens, logsumexp, threshold = (drawn[i].view(b, gamma) for i in (0, 2, 3))
     verdict = verify(
         implementation(name, "verify_chain"),
         target,
@@ -282,7 +285,7 @@ def _sample_then_verify(name, target, draft, seeds, wait, **filters):
     )
     if wait:
         torch.cuda.synchronize()
-    return {"sample": left, "verify_chain": verdict}
+    return {"sample": drawn, "verify_chain": verdict}
 
 
 @pytest.mark.parametrize(
@@ -296,12 +299,12 @@ def test_verification_waits_for_the_sampling_before_it(name, filters):
     got = [_sample_then_verify(name, target, draft, s, False, **filters) for s in rounds]
     for g, w in zip(got, want, strict=True):
         for op in OPS:
-            identical(op, g[op], w[op])
+            assert_bits_equal(op, g[op], w[op])
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_graph_capture_and_replay(name, op):
-    """Inputs that change between replays; one launch after the other, and out of order."""
+def test_graphs_replay_with_other_inputs(name, op):
+    """Graphs are replayed in the order of their capture, and in the reverse order."""
     graphs = []
     for case in VARIED[op]:
         args = case.args("cuda")
@@ -310,12 +313,12 @@ def test_graph_capture_and_replay(name, op):
         for case, args, graph, out in graphs[:: -1 if turn % 2 else 1]:
             args[0].copy_(args[0].roll(1, 0))
             replayed(graph, out)
-            identical(case.op, out, implementation(name, op)(*args))
+            assert_bits_equal(case.op, out, implementation(name, op)(*args))
 
 
 @pytest.mark.parametrize("case", [c for op in OPS for c in VARIED[op]], ids=str)
-def test_replays_whose_workspace_another_graph_overwrites(name, case):
-    """Two graphs of one pool: the second is given the memory that the first one's call freed."""
+def test_a_replay_survives_another_graph_that_overwrites_its_workspace(name, case):
+    """The graphs share a pool, so that the second gets memory that the first has freed."""
     want = on_device(name, case)
     pool = torch.cuda.graph_pool_handle()
     graph, out = capture(name, case.op, case.args("cuda"), pool)
@@ -324,17 +327,17 @@ def test_replays_whose_workspace_another_graph_overwrites(name, case):
         held = write_ids()
     for _ in range(REPLAYS):
         other.replay()
-        identical(case.op, replayed(graph, out), want)
+        assert_bits_equal(case.op, replayed(graph, out), want)
     del held
 
 
 @pytest.mark.skipif("triton" not in PROVIDERS, reason="Triton is not installed")
 @pytest.mark.parametrize("case", SOME, ids=str)
 def test_triton_schedules_agree_bit_for_bit(case, monkeypatch):
-    from specdec_kernels.triton import launch  # noqa: PLC0415 - nothing of Triton before the ops
+    from specdec_kernels.triton import launch  # noqa: PLC0415 - needs Triton
 
     results = []
     for split in (False, True):
         monkeypatch.setattr(launch, "force_row_parallel", split)
         results.append(on_device("triton", case))
-    identical(case.op, *results)
+    assert_bits_equal(case.op, *results)

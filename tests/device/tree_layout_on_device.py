@@ -1,6 +1,7 @@
-"""The small tree ops on a CUDA device, where Triton serves them: run by test_tree_layout.py.
+"""The layout ops of trees on a CUDA device, where Triton serves them.
 
-A process of its own: the suite's other tests need Triton's interpreter, this one its compiler.
+tests/tree/test_tree_layout.py and bench/gpu.sh run this file in a process of its own, because it
+needs Triton's compiler and the rest of the suite Triton's interpreter.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def test_agrees_with_the_cpp_kernels(case):
 
 
 @pytest.mark.parametrize("case", LARGE, ids=lambda c: f"{c.op}-{c}")
-def test_nothing_waits_for_the_device_and_a_graph_replays(case):
+def test_a_call_never_waits_for_the_device_and_a_graph_replays(case):
     """The outputs of a captured call follow inputs that change on the device."""
     args = case.args("cuda")
     side = torch.cuda.Stream()

@@ -1,14 +1,22 @@
-"""`verify_tree` on a CUDA device against the C++ kernels: run by test_cuda.py.
+"""`verify_tree` on a CUDA device against the C++ kernels.
 
-A process of its own, as on_device.py is. The CUDA kernels come first (`-k cuda`), then what Triton
-has to compile (`-k triton`): of that a case of each rule.
+test_cuda.py and bench/gpu.sh run this file in a process of its own, as on_device.py. The tests of
+the CUDA kernels come first (`-k cuda`), then those of Triton's (`-k triton`) with one case a rule.
 """
 
 from __future__ import annotations
 
 import pytest
 import torch
-from device.on_device import NATIVE, PROVIDERS, WIDE, capture, identical, implementation, replayed
+from device.on_device import (
+    PROVIDERS,
+    SCHEDULES,
+    WIDE,
+    assert_bits_equal,
+    capture,
+    implementation,
+    replayed,
+)
 from support.providers import assert_outputs_close
 
 from specdec_kernels import testing
@@ -46,16 +54,16 @@ def test_cuda_groups_agree_bit_for_bit(case):
     force = torch.ops.specdec_kernels.set_cuda_schedule.default
     want = on_device("cuda", case)
     try:
-        for forced in NATIVE:
+        for forced in SCHEDULES:
             force(*forced)
-            identical(case.op, on_device("cuda", case), want)
+            assert_bits_equal(case.op, on_device("cuda", case), want)
     finally:
         force("auto", 0)
 
 
 @pytest.mark.parametrize(("name", "case"), SOME)
-def test_a_sequence_does_not_depend_on_those_beside_it(name, case):
-    """Twice the same batch: both halves are what one gives."""
+def test_a_sequence_does_not_depend_on_the_others(name, case):
+    """A batch of two copies gives the same bits for both halves as one copy."""
     args = case.args("cuda")
     cut = [isinstance(a, torch.Tensor) and a.dim() > 0 and len(a) == len(args[1]) for a in args]
     if args[0].dim() == 2:
@@ -64,7 +72,7 @@ def test_a_sequence_does_not_depend_on_those_beside_it(name, case):
     call = implementation(name, case.op)
     want, got = call(*args), call(*twice)
     for half in (slice(None, len(args[1])), slice(len(args[1]), None)):
-        identical(case.op, [t[half] if len(t) else t for t in got], want)
+        assert_bits_equal(case.op, [t[half] if len(t) else t for t in got], want)
 
 
 @pytest.mark.parametrize(("name", "case"), SOME)
@@ -75,4 +83,4 @@ def test_a_graph_replays_with_other_rows_and_trees(name, case):
         for a in args[:3]:
             a.copy_(a.roll(1, 0))
         replayed(graph, out)
-        identical(case.op, out, implementation(name, case.op)(*args))
+        assert_bits_equal(case.op, out, implementation(name, case.op)(*args))

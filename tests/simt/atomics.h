@@ -1,5 +1,5 @@
 #pragma once
-// One thread runs at a time, so an atomic is a plain update; others may run before it.
+// Atomics: plain updates, because one thread runs at a time. Other threads may run before each.
 #include "schedule.h"
 
 namespace simt {
@@ -23,7 +23,7 @@ T update(T* address, F f) {
   SIMT_ATOMIC(name, unsigned, expression)      \
   SIMT_ATOMIC(name, unsigned long long, expression)
 
-// As unsigned long long, because a device's sum wraps.
+// Sums of int are computed in unsigned, because they wrap on a device.
 SIMT_ATOMIC(atomicAdd, int, static_cast<int>(static_cast<unsigned>(old) + value))
 SIMT_ATOMIC(atomicAdd, unsigned, old + value)
 SIMT_ATOMIC(atomicAdd, unsigned long long, old + value)

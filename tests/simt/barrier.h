@@ -1,6 +1,6 @@
 #pragma once
-// Barriers of a block, a cluster and a cooperative grid. Stricter than a device, which forgets a
-// thread that has returned: here every thread of the group has to arrive.
+// Barriers of a block, a cluster and a cooperative grid. They are stricter than on a device, which
+// does not wait for threads that have returned: here every thread has to arrive.
 #include <vector>
 
 #include "schedule.h"
@@ -9,7 +9,7 @@ namespace simt {
 
 inline std::vector<Thread*> released;
 
-// The number of threads whose predicate was not zero.
+// Waits for all threads; returns the number of threads whose predicate is not zero.
 inline unsigned arrive(Barrier& barrier, const char* name, bool predicate = false) {
   const Thread& self = *scheduler.current;
   if (barrier.returned > 0) {
@@ -35,7 +35,7 @@ inline unsigned arrive(Barrier& barrier, const char* name, bool predicate = fals
   return barrier.result;
 }
 
-// A thread of the group has returned.
+// Records that a thread has returned.
 inline void leave(Barrier& barrier, const Thread& self) {
   ++barrier.returned;
   if (barrier.arrived > 0) {

@@ -1,5 +1,5 @@
 #pragma once
-// The groups of CUDA's cooperative_groups that the kernels use.
+// The parts of CUDA's cooperative_groups that the kernels use.
 #include "cuda_runtime.h"
 
 namespace cooperative_groups {

@@ -1,8 +1,21 @@
 #pragma once
-// Enough of CUDA's runtime for g++ to compile csrc/cuda/*.cu and for a CPU to run them. The threads
-// of a cluster are fibers on one operating-system thread: they meet at barriers and in warps as on
-// a device. Not here: memory order (an atomic is seen at once), loops that wait for memory without
-// an atomic, and blocks of different clusters at the same time unless the launch is cooperative.
+// A SIMT emulator: CUDA source compiled for the CPU, threads as fibers.
+//
+// This header stands in for CUDA's, so that g++ compiles csrc/cuda/**/*.cu and a CPU runs them. The
+// threads of a cluster are fibers on one operating-system thread, which meet at barriers and in
+// warp-wide operations as on a device. Launches that would fail or hang on a device fail with a
+// message. The emulator does not show faults of memory order, because every write is visible at
+// once; it does not support loops that wait for memory without an atomic; and it runs blocks of
+// different clusters at the same time only in a cooperative launch.
+//
+// fiber.h     stacks, and switching between them
+// schedule.h  which thread runs next
+// launch.h    checks of a launch, and its waves of blocks
+// barrier.h   __syncthreads and its relatives; cooperative_groups.h has clusters and grids
+// warp.h      shuffles, votes and reductions
+// shared.h    dynamic shared memory, poisoned and between canaries
+// atomics.h, scalar.h, vector_types.h   functions and types of one thread
+// host.h      device attributes and errors
 #include <cstddef>
 #include <cstdint>
 #include <utility>
@@ -15,9 +28,9 @@
 #define __launch_bounds__(...)
 #define __forceinline__ inline
 #define __align__(bytes) alignas(bytes)
-// Empty, because the C++ library spells its own attributes with this name.
+// Empty, because the C++ standard library uses this name in its own attributes.
 #define __noinline__
-#define __shared__ _Pragma("GCC error \"static shared memory is not in the shim\"")
+#define __shared__ _Pragma("GCC error \"static shared memory is not emulated\"")
 #define __cluster_dims__(...) _Pragma("GCC error \"give the cluster as a launch attribute\"")
 
 #include "atomics.h"

@@ -1,5 +1,5 @@
 #pragma once
-// A stack of its own on the one operating-system thread, entered and left without a system call.
+// Fibers: stacks on one operating-system thread, entered and left without a system call.
 #include <sys/mman.h>
 #include <ucontext.h>
 #include <unistd.h>
@@ -14,7 +14,7 @@ class Fiber {
  public:
   using Entry = void (*)(Fiber&);
 
-  // The caller's own stack: something to come back to.
+  // The caller's own stack, to which other fibers return.
   Fiber() = default;
 
   Fiber(Entry entry, unsigned number) : entry_(entry), started_(false) {
@@ -22,7 +22,7 @@ class Fiber {
     size_ = kStackBytes + page;
     void* const memory = mmap(nullptr, size_, PROT_READ | PROT_WRITE,
                               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    // The lowest page faults, so that a stack cannot grow into its neighbour.
+    // The lowest page is protected, so that a stack cannot grow into its neighbour.
     if (memory == MAP_FAILED || mprotect(memory, page, PROT_NONE) != 0) {
       std::perror("simt: no memory for the stack of a thread");
       std::abort();
@@ -30,7 +30,7 @@ class Fiber {
     memory_ = static_cast<char*>(memory);
     getcontext(&context_);
     context_.uc_stack.ss_sp = memory_ + page;
-    // Tops at the same offset of a page would share a few cache sets.
+    // Stacks start at different offsets of a page, or they would compete for a few cache sets.
     context_.uc_stack.ss_size = kStackBytes - number * 320 % 4096 / 64 * 64;
     makecontext(&context_, &Fiber::begin, 0);
   }
@@ -41,7 +41,7 @@ class Fiber {
     if (memory_) munmap(memory_, size_);
   }
 
-  // Leaves `from` where it stands; returns when somebody resumes it.
+  // Suspends `from` and runs this fiber; returns when `from` is resumed.
   __attribute__((noinline)) void resume_from(Fiber& from) {
     if (__builtin_setjmp(from.registers_) == 0) resume();
   }
@@ -55,7 +55,7 @@ class Fiber {
   }
 
  private:
-  // Kernel parameters alone may take 32 KiB; only the pages that are touched cost memory.
+  // Kernel parameters may take 32 KiB; pages that are not used cost no memory.
   static constexpr size_t kStackBytes = 128 << 10;
 
   static void begin() {

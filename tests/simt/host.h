@@ -1,5 +1,5 @@
 #pragma once
-// What a host asks the device, which here is whatever a test says it is.
+// The runtime functions of the host. Tests choose the properties of the emulated device.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -70,7 +70,7 @@ namespace simt {
 
 inline int multiprocessors = 4;
 inline int capability_major = 9, capability_minor = 0;
-inline int max_shared_per_block = 232448;  // when a function opted in
+inline int max_shared_per_block = 232448;  // for a function that opted in
 inline int max_shared_per_multiprocessor = 233472;
 inline int64_t launches = 0;
 
@@ -85,7 +85,7 @@ struct FunctionLimits {
 inline std::map<const void*, FunctionLimits> function_limits;
 
 inline cudaError_t last_error = cudaSuccess;
-inline std::string message;  // why the last launch failed
+inline std::string message;  // the reason why the last launch failed
 
 inline cudaError_t report(cudaError_t status) {
   if (status != cudaSuccess) last_error = status;
@@ -118,7 +118,7 @@ inline const char* cudaGetErrorString(cudaError_t status) {
   }
 }
 
-// Each capability is a device of its own: a host may ask once a device.
+// Each compute capability is another device, because hosts keep the attributes of a device.
 inline cudaError_t cudaGetDevice(int* device) {
   *device = simt::capability_major;
   return cudaSuccess;

@@ -1,5 +1,5 @@
 #pragma once
-// A launch: checked as a device would, then one wave of blocks after the other.
+// A launch: it is checked as a device would check it, then runs one wave of blocks after another.
 #include <vector>
 
 #include "barrier.h"
@@ -64,7 +64,7 @@ inline cudaError_t check(const WeightParams& s, const FunctionLimits& limits,
   return cudaSuccess;
 }
 
-// The blocks that run at the same time.
+// The blocks that run at the same time: one cluster, or all blocks of a cooperative launch.
 class Wave {
  public:
   explicit Wave(const WeightParams& shape)

@@ -1,5 +1,5 @@
-// Kernels that use everything of CUDA the shim offers, for tests/test_simt_runtime.py. Plain CUDA:
-// nvcc -x cu compiles this file as well.
+// Kernels that use every CUDA feature of the emulator, for test_simt_runtime.py. This is plain
+// CUDA, which nvcc -x cu compiles as well.
 #include <cooperative_groups.h>
 #include <cuda_runtime.h>
 
@@ -28,7 +28,7 @@ __device__ int warp_sum(int x) {
   return x;
 }
 
-// The sum over the block, in every thread. Takes one int a warp of shared memory.
+// The sum over the block, in every thread. Needs one int of shared memory for each warp.
 template <bool Barrier>
 __device__ int block_sum(int x, int* partial) {
   const unsigned warp = threadIdx.x / 32, warps = blockDim.x / 32;
@@ -60,7 +60,7 @@ __global__ void scan_kernel(const int* in, int* out) {
   out[threadIdx.x] = x;
 }
 
-// The positive entries in their order; returns how many in count.
+// Writes the positive entries in their order, and their number to count.
 __global__ void compact_kernel(const int* in, int* out, int* count) {
   int* const partial = shared<int>();
   const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -100,7 +100,7 @@ __global__ void cluster_kernel(const int* in, int* out) {
   if (LastSync) cluster.sync();
 }
 
-// The block that finishes last adds up what the others left.
+// The block that finishes last adds up the sums of all blocks.
 __global__ void ticket_kernel(const int* in, int* sums, unsigned* ticket, int* out) {
   const int sum = block_sum<true>(in[blockIdx.x * blockDim.x + threadIdx.x], shared<int>());
   bool last = false;
@@ -125,7 +125,7 @@ __global__ void grid_kernel(const int* in, int* sums, int* out) {
   if (threadIdx.x == 0) out[blockIdx.x] = total;
 }
 
-// One row of 32 a lane-wise operation.
+// Writes one row of 32 results for each warp-wide operation.
 __global__ void lanes_kernel(const unsigned* in, unsigned long long* out) {
   const unsigned lane = threadIdx.x, x = in[lane];
   const unsigned half = lane < 16 ? 0xFFFFu : 0xFFFF0000u;
@@ -206,14 +206,14 @@ __global__ void atomics_kernel(const int* __restrict__ in, Totals* t) {
   cudaTriggerProgrammaticLaunchCompletion();
 }
 
-// What a block finds in its shared memory, which it then fills.
+// Writes the initial contents of a block's shared memory, and then fills it.
 __global__ void poison_kernel(unsigned* out) {
   unsigned* const s = shared<unsigned>();
   __stcs(&out[blockIdx.x * blockDim.x + threadIdx.x], s[threadIdx.x]);
   s[threadIdx.x] = threadIdx.x;
 }
 
-// The neighbour's entry, which needs a meeting of the warp.
+// Reads the neighbour's entry, for which the warp has to synchronize.
 template <bool Barrier>
 __global__ void neighbour_kernel(int* out) {
   int* const s = shared<int>();
@@ -269,8 +269,8 @@ __global__ void fault_kernel(int fault, unsigned* flag) {
   }
 }
 
-template <class... SequenceParams, class... Args>
-int launch(void (*kernel)(SequenceParams...), unsigned grid, unsigned block, unsigned cluster,
+template <class... KernelParams, class... Args>
+int launch(void (*kernel)(KernelParams...), unsigned grid, unsigned block, unsigned cluster,
            size_t shared_bytes, bool cooperative, Args... args) {
   cudaLaunchAttribute attributes[3] = {};
   attributes[0].id = cudaLaunchAttributeClusterDimension;

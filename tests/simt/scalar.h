@@ -1,5 +1,5 @@
 #pragma once
-// CUDA's functions of one thread: bits, rounding, cached loads.
+// CUDA's intrinsics that concern one thread: bits, rounding and cached loads.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -15,7 +15,7 @@ To bits_as(From from) {
   return to;
 }
 
-// Keeps a product and a sum apart: the compiler may not fuse what goes through here.
+// Hides a value from the compiler, so that it cannot fuse a product and a sum.
 template <class T>
 T opaque(T x) {
   asm("" : "+m"(x));
@@ -73,7 +73,7 @@ inline float __logf(float x) { return std::log(x); }
 inline float __log2f(float x) { return std::log2(x); }
 inline float __fdividef(float x, float y) { return x / y; }
 
-// To the nearest; a value that the integer does not hold is undefined here, and saturates there.
+// Rounds to nearest. Values out of range are undefined here; on a device they saturate.
 inline int __float2int_rn(float x) { return static_cast<int>(std::nearbyint(x)); }
 inline long long __double2ll_rn(double x) { return static_cast<long long>(std::nearbyint(x)); }
 inline double __ll2double_rn(long long x) { return static_cast<double>(x); }

@@ -1,6 +1,6 @@
 #pragma once
-// Who runs next. A wave is the set of blocks that run at the same time: one cluster, or the whole
-// grid of a cooperative launch. A thread runs until it has to wait for another.
+// The scheduler of the fibers. A wave is the set of blocks that run at the same time: one cluster,
+// or the whole grid of a cooperative launch. A thread runs until it has to wait for another one.
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -16,8 +16,8 @@ constexpr int warpSize = 32;
 
 namespace simt {
 
-inline bool reverse = false;       // the last thread of the last block first
-inline uint64_t shuffle_seed = 0;  // not 0: in an order drawn from it, new at every barrier
+inline bool reverse = false;       // threads run from the last one of the last block to the first
+inline uint64_t shuffle_seed = 0;  // if not 0, threads run in a random order, new at every barrier
 
 struct Collective;
 struct Block;
@@ -25,17 +25,17 @@ struct Block;
 struct Thread {
   Block* block;
   Fiber* fiber;
-  const char* waits_at;  // null while it does not wait
+  const char* waits_at;  // the operation at which it waits, or null
   dim3 index;
   unsigned rank;  // in its block
 };
 
-// What all threads of a block, a cluster or a grid meet at.
+// The state of a barrier of a block, a cluster or a grid.
 struct Barrier {
   Thread* first;
   unsigned threads;
   unsigned arrived = 0, returned = 0, nonzero = 0, result = 0;
-  const char* name = nullptr;  // of the operation the first thread asked for
+  const char* name = nullptr;  // the operation by which its first thread arrived
 };
 
 struct Warp {
@@ -60,7 +60,7 @@ struct Block {
   Barrier barrier;
   Cluster* cluster;
   Warp* warps;
-  unsigned char* shared;  // what the launch asked for, between canaries
+  unsigned char* shared;  // dynamic shared memory, between canaries
   unsigned rank;          // in its cluster
   dim3 index;
 };
@@ -81,7 +81,7 @@ class Scheduler {
   void (*returned)(Thread&) = nullptr;  // called when a thread has returned
   std::string failure;
 
-  // Every thread once; false, and `failure`, when the launch failed.
+  // Runs every thread to its end. Returns false and sets `failure` if the launch failed.
   bool run(Body body, const void* context) {
     body_ = body;
     context_ = context;
@@ -95,7 +95,7 @@ class Scheduler {
     shuffle(order_);
     give_way(main_);
     if (failure.empty()) return true;
-    // The stacks hold threads that will never go on.
+    // The stacks hold threads that will never be resumed.
     idle_.clear();
     fibers_.clear();
     return false;
@@ -106,14 +106,14 @@ class Scheduler {
     main_.resume();
   }
 
-  // Returns when somebody has released the thread that runs.
+  // Suspends the current thread until it is released.
   void wait(const char* name) {
     current->waits_at = name;
     give_way(*current->fiber);
   }
 
-  // Threads that waited may go on, before all that were ready already: one warp gets as far ahead
-  // of the others as the barriers allow, which is what a missing barrier does not survive.
+  // Lets threads that waited run before all that are ready already. One warp thus gets as far ahead
+  // of the others as the barriers allow, so that a missing barrier changes the result.
   void release(std::vector<Thread*>& group) {
     stalled_ = 0;
     shuffle(group);
@@ -126,7 +126,7 @@ class Scheduler {
     }
   }
 
-  // Called by every operation that another thread can see at once, such as an atomic.
+  // Called by every operation that other threads can observe at once, such as an atomic.
   void observable(uint64_t cost = 1) {
     stalled_ += cost;
     if (stalled_ > kStalled) fail("livelock: " + text(*current) + " and others wait in loops");
@@ -149,8 +149,9 @@ class Scheduler {
   }
 
  private:
-  static constexpr uint64_t kPatience = 4096;     // atomics before another thread has its turn
-  static constexpr uint64_t kStalled = 1u << 25;  // atomics while nobody returns or is released
+  static constexpr uint64_t kPatience = 4096;  // atomics until another thread runs
+  static constexpr uint64_t kStalled =
+      1u << 25;  // atomics without any thread returning or being released
 
   static void enter(Fiber& self);
 
@@ -200,7 +201,7 @@ class Scheduler {
     return *current->fiber;
   }
 
-  // The one that returned last: a launch that never waits runs on one stack.
+  // The fiber that became idle last, so that a launch that never waits runs on one stack.
   Fiber& idle_fiber() {
     if (idle_.empty()) {
       fibers_.push_back(std::make_unique<Fiber>(enter, static_cast<unsigned>(fibers_.size())));

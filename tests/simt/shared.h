@@ -1,6 +1,6 @@
 #pragma once
-// Dynamic shared memory: poisoned before a block starts, between canaries, and watched after its
-// block has returned, when a device may have given it to another.
+// Dynamic shared memory. It is poisoned before a block starts, lies between canaries, and must not
+// be written after its block has returned, when a device may give it to another block.
 #include <cstring>
 
 #include "schedule.h"
@@ -63,10 +63,10 @@ class SharedPool {
 
 inline SharedPool shared_pool;
 
-// What `extern __shared__` names on a device.
+// The memory that `extern __shared__` names on a device.
 inline unsigned char* shared_memory() { return scheduler.current->block->shared; }
 
-// The same place in another block of the cluster.
+// The address of the same variable in another block of the cluster.
 inline unsigned char* remote_shared(const void* address, unsigned rank) {
   const Thread& self = *scheduler.current;
   const Cluster& cluster = *self.block->cluster;

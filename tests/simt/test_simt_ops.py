@@ -1,7 +1,12 @@
-"""The CUDA source of `sample` and `verify_chain` on the CPU, through the binding users call.
+"""The CUDA source of `sample` and `verify_chain`, run on the CPU by the SIMT emulator.
 
-Every case against the C++ CPU kernels; then the same bits from every way to share the work out, and
-from every order in which threads may run.
+It is called through the same binding as on a device. Every case has to agree with the C++ kernels,
+and give the same bits for every schedule, group size and order of threads.
+
+schedule: "lazy" (a group of blocks takes one sequence and stops reading at the first rejection) or
+"parallel" (each row is split among groups).
+group: the blocks that work on one row together.
+tile: 512 entries of a row, which one warp takes (a warp tile).
 """
 
 from __future__ import annotations
@@ -20,7 +25,7 @@ pytestmark = pytest.mark.skipif(
 
 OPS = ("sample", "verify_chain")
 CASES = [case for op in OPS for case in testing.cases(op, heavy=True)]
-# More tiles than eight blocks take at once, a last one that is cut, rows at odd addresses.
+# More tiles than eight blocks take at once, an incomplete last tile, and rows at odd addresses.
 V = 40_001
 LARGE = [
     sample_case(2, V, filters="tensor", layout="sliced"),
@@ -33,7 +38,7 @@ LARGE = [
     chain_case(1, 2, V, rule="typical", draft="none", filters="warm"),
     chain_case(1, 2, V, rule="match", draft="none"),
 ]
-# A few of each op and rule, small enough to run in every order.
+# Some cases of each op and rule that are small enough to run in every order of threads.
 SMALL = [
     case
     for op in OPS
@@ -60,11 +65,13 @@ def test_agrees_with_the_cpu_kernels(simt, case):
 
 
 @pytest.mark.parametrize("case", CASES[::3] + LARGE, ids=str)
-def test_no_schedule_and_no_group_changes_a_bit(simt, case):
+def test_every_schedule_and_group_size_gives_the_same_bits(simt, case):
     args = case.args()
     want = outputs(simt, case, args, schedule="lazy", group=1)
     for schedule, group in list(simt_ops.SHARES.values())[1:]:
-        assert_outputs_equal(case.op, outputs(simt, case, args, schedule=schedule, group=group), want)
+        assert_outputs_equal(
+            case.op, outputs(simt, case, args, schedule=schedule, group=group), want
+        )
 
 
 @pytest.mark.parametrize("case", LARGE[::2], ids=str)
@@ -74,7 +81,7 @@ def test_a_device_without_clusters_gives_the_same_bits(simt, case):
 
 @pytest.mark.parametrize("order", list(simt_ops.ORDERS)[1:])
 @pytest.mark.parametrize("case", SMALL[::2], ids=str)
-def test_no_order_of_threads_changes_a_bit(simt, case, order):
+def test_every_order_of_threads_gives_the_same_bits(simt, case, order):
     args = case.args()
     for schedule, group in (("lazy", 2), ("parallel", 2)):
         share = {"schedule": schedule, "group": group}
@@ -84,7 +91,7 @@ def test_no_order_of_threads_changes_a_bit(simt, case, order):
 
 @pytest.mark.parametrize("order", ["reverse", "seed-1"])
 @pytest.mark.parametrize("case", [LARGE[0], LARGE[3], LARGE[5]], ids=str)
-def test_no_order_of_threads_changes_a_bit_of_a_large_row(simt, case, order):
+def test_every_order_of_threads_gives_the_same_bits_for_a_large_row(simt, case, order):
     share = {"schedule": "parallel", "group": 8}
     assert_outputs_equal(
         case.op, outputs(simt, case, **share, order=order), outputs(simt, case, **share)
@@ -93,8 +100,8 @@ def test_no_order_of_threads_changes_a_bit_of_a_large_row(simt, case, order):
 
 @pytest.mark.parametrize("schedule", ["lazy", "parallel"])
 @pytest.mark.parametrize("rule", ["token", "block"])
-def test_the_workspace_holds_statistics_of_tiles_alone(simt, schedule, rule):
-    # Twenty bytes a tile of 512 entries at most, rounded up to sixteen; no row is copied.
+def test_the_workspace_holds_only_statistics_of_tiles(simt, schedule, rule):
+    # At most 20 bytes for each tile of 512 entries, rounded up to 16; no row is copied.
     b, gamma, group = 5, 2, 2
     rows, contexts = gamma + 1, b if schedule == "parallel" else simt_ops.MULTIPROCESSORS
     slots = 2 * (rows if schedule == "parallel" else 2) + 3
@@ -109,8 +116,8 @@ def test_the_workspace_holds_statistics_of_tiles_alone(simt, schedule, rule):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_row_of_equal_logits_has_all_its_mass(simt, dtype):
-    # The largest mass a tile can have: every weight is 1.
+def test_a_row_of_equal_logits_does_not_overflow(simt, dtype):
+    # Every weight is 1, which is the largest sum that a tile can have.
     for case in (sample_case(2, 4096, dtype), chain_case(2, 2, 4096, dtype)):
         args = [
             torch.zeros_like(a)
@@ -122,17 +129,17 @@ def test_a_row_of_equal_logits_has_all_its_mass(simt, dtype):
         assert_outputs_close(case.op, outputs(simt, case, args), want)
 
 
-# Multiprocessors, and groups of 1, 2, 4 and 8 blocks at once.
+# (multiprocessors, groups of 1, 2, 4 and 8 blocks that run at once)
 H200 = (132, 264, 132, 64, 30)
 A100 = (108, 216, 0, 0, 0)
 
 
-def test_rows_are_shared_where_few_sequences_leave_the_device_idle(simt):
+def test_rows_are_split_if_few_sequences_would_leave_the_device_idle(simt):
     tiles = 297
     assert [b for b in range(1, 65) if simt.plan(H200, b, 6, tiles).parallel] == list(range(1, 9))
     one = simt.plan(H200, 1, 6, tiles)
     assert one.groups * one.group <= 264
-    # No more groups than run at once.
+    # No plan has more groups than run at once.
     assert [simt.plan(H200, b, 6, tiles).group for b in (16, 30, 31, 64, 65, 133)] == [
         8,
         8,
@@ -145,7 +152,7 @@ def test_rows_are_shared_where_few_sequences_leave_the_device_idle(simt):
     assert simt.plan(A100, 32, 6, tiles) == (0, 32, 1, 1, 0)
 
 
-def test_no_ticket_counts_past_its_bits(simt):
+def test_a_plan_does_not_overflow_the_ticket_counter(simt):
     with simt.sharing("parallel"):
         assert simt.plan(H200, 1, 65_536, 297).parallel == 0
         plan = simt.plan((132_000, 264_000, 132_000, 64_000, 300_000), 1, 16_383, 297)
@@ -153,13 +160,13 @@ def test_no_ticket_counts_past_its_bits(simt):
     assert 16_383 * plan.splits < 65_536
 
 
-def test_no_small_integer_is_a_ticket(simt):
+def test_launch_numbers_are_never_small_integers(simt):
     numbers = [simt.next_launch() for _ in range(10_000)]
     assert len(set(numbers)) == len(numbers)
     assert all(2**40 <= n < 255 * 2**40 for n in numbers)
 
 
-# Integers that reused memory may hold: tickets, if launches were numbered from 1; and other words.
+# Words that reused memory may hold; the first three would be tickets if launches counted from 1.
 @pytest.mark.parametrize(
     "fill", [70_000, 131_073, 151_643, 0, simt_ops.ALL_ONES, 0x3F80_3F80_3F80_3F80]
 )
@@ -173,8 +180,8 @@ def test_the_workspace_may_hold_anything(simt, case, fill):
         )
 
 
-def _places(op, args, offset):
-    """The same rows at another address: every tensor of rows moved by `offset` elements."""
+def _moved(op, args, offset):
+    """The arguments with every tensor of rows at another address, moved by `offset` elements."""
     moved = []
     for value in args:
         if isinstance(value, torch.Tensor) and value.is_floating_point() and value.dim() >= 2:
@@ -187,14 +194,14 @@ def _places(op, args, offset):
 
 @pytest.mark.parametrize("offset", [1, 2, 4])
 @pytest.mark.parametrize("case", [LARGE[1], LARGE[3], LARGE[4]], ids=str)
-def test_the_alignment_of_rows_changes_nothing(simt, case, offset):
+def test_the_alignment_of_rows_changes_no_bit(simt, case, offset):
     args = case.args()
-    want = outputs(simt, case, _places(case.op, args, 0))
-    assert_outputs_equal(case.op, outputs(simt, case, _places(case.op, args, offset)), want)
+    want = outputs(simt, case, _moved(case.op, args, 0))
+    assert_outputs_equal(case.op, outputs(simt, case, _moved(case.op, args, offset)), want)
 
 
 @pytest.mark.parametrize("schedule", ["lazy", "parallel"])
-def test_neither_the_batch_nor_the_place_in_it_matters(simt, schedule):
+def test_the_rest_of_the_batch_changes_no_bit(simt, schedule):
     case = chain_case(7, 4, 517, rule="block")
     whole = outputs(simt, case, schedule=schedule)
     for b in (0, 3, 6):
@@ -206,7 +213,7 @@ def test_neither_the_batch_nor_the_place_in_it_matters(simt, schedule):
         assert_outputs_equal(case.op, got, [t[b : b + 1] for t in whole])
 
 
-def test_what_is_asked_for_is_checked(simt):
+def test_a_forced_schedule_is_validated(simt):
     share = torch.ops.specdec_kernels_simt.set_cuda_schedule.default
     with pytest.raises(RuntimeError, match="schedule must be one of auto, lazy, parallel"):
         share("fast", 0)

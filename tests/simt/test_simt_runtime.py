@@ -1,4 +1,4 @@
-"""The shim of tests/simt itself: kernels that meet at barriers, and faults it has to report."""
+"""Tests the SIMT emulator itself: kernels that meet at barriers, and faults it has to report."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_block_sum(library, grid, block):
     np.testing.assert_array_equal(block_sums(library, x, grid), want)
 
 
-def test_a_missing_barrier_changes_with_the_order(library):
+def test_without_a_barrier_results_depend_on_the_order(library):
     x = integers(256)
     results = []
     for order in ORDERS.values():
@@ -92,7 +92,7 @@ def test_a_missing_barrier_changes_with_the_order(library):
         assert not any(np.array_equal(a, b) for b in results[:i])
 
 
-def test_an_order_repeats(library):
+def test_a_seed_gives_the_same_order_again(library):
     x = integers(512)
     library.set_order(False, 7)
     first = block_sums(library, x, 1, barrier=False)
@@ -186,7 +186,7 @@ def test_lanes_see_each_other_after_syncwarp(library):
     assert library.run_neighbour(pointer(out), True) == 0
     np.testing.assert_array_equal(out, np.arange(32) ^ 1)
     assert library.run_neighbour(pointer(out), False) == 0
-    assert (out == -1).sum() == 16  # whoever came first found poison
+    assert (out == -1).sum() == 16  # the first lane of each pair reads poison
 
 
 @pytest.mark.usefixtures("order")
@@ -223,7 +223,7 @@ def test_scalars(library):
     x = np.random.default_rng(0).integers(0, 1 << 32, (256, 4), dtype=np.uint64)
     x[:20] >>= np.arange(0, 40, 2, dtype=np.uint64)[:, None]
     given, out = x.astype(np.uint32), np.zeros((256, 16), np.uint32)
-    storage = np.zeros(256 * 16 + 4, np.uint32)  # uint4 asks for 16-byte addresses
+    storage = np.zeros(256 * 16 + 4, np.uint32)  # uint4 needs 16-byte addresses
     start = -storage.ctypes.data % 16 // 4
     source = np.zeros(256 * 4 + 4, np.uint32)
     source_start = -source.ctypes.data % 16 // 4
@@ -250,7 +250,7 @@ def test_scalars(library):
 
 
 def fails(library, fault, threads=64):
-    """What the shim says about a launch with this fault of runtime.cpp."""
+    """The emulator's message about a launch with this fault of runtime.cpp."""
     status = library.run_fault(fault, threads)
     assert status == LAUNCH_FAILURE
     assert library.last_error() == LAUNCH_FAILURE
@@ -273,10 +273,10 @@ def fails(library, fault, threads=64):
         pytest.param(14, ["this_cluster().sync", "return"], id="half-of-the-cluster"),
     ],
 )
-def test_threads_that_do_not_meet(library, fault, words):
+def test_threads_that_do_not_meet_fail_the_launch(library, fault, words):
     message = fails(library, fault)
     assert all(word in message for word in words), message
-    assert library.run_fault(0, 64) == 0  # the next launch is sound
+    assert library.run_fault(0, 64) == 0  # the next launch succeeds
 
 
 def test_a_deadlock_names_its_threads(library):
@@ -294,16 +294,16 @@ def test_a_deadlock_names_its_threads(library):
         pytest.param(10, "wrote before its shared memory, which has 64 bytes", id="underflow"),
     ],
 )
-def test_writes_outside_shared_memory(library, fault, words):
+def test_writes_outside_shared_memory_fail_the_launch(library, fault, words):
     assert words in fails(library, fault)
 
 
-def test_shared_memory_of_a_block_that_has_returned(library):
+def test_use_of_shared_memory_of_a_block_that_has_returned_fails(library):
     assert "which has returned" in fails(library, 12)
     assert "written after the block had returned" in fails(library, 13)
 
 
-def test_a_cluster_that_ends_too_early(library):
+def test_a_cluster_without_a_last_barrier_fails(library):
     x, out = integers(2 * 64), np.zeros(2, np.int32)
     status = library.run_cluster(pointer(x), pointer(out), 2, 64, 2, False)
     assert status == LAUNCH_FAILURE
@@ -329,7 +329,7 @@ def test_limits_of_a_launch(library):
     library.set_device(4, 9)
 
 
-def test_what_the_device_says(library):
+def test_device_attributes(library):
     major, minor, optin, multiprocessors = 75, 76, 97, 16
     library.set_device(132, 9)
     ids = (major, minor, optin, multiprocessors)
@@ -357,13 +357,13 @@ def test_a_cooperative_grid_fits_the_device(library):
     [
         (
             "__global__ void f() { __shared__ float x[32]; }",
-            "static shared memory is not in the shim",
+            "static shared memory is not emulated",
         ),
         ("__global__ void __cluster_dims__(2) f() {}", "give the cluster as a launch attribute"),
     ],
     ids=["static-shared", "cluster-dims"],
 )
-def test_what_is_not_there_does_not_compile(tmp_path, line, words):
+def test_unsupported_features_do_not_compile(tmp_path, line, words):
     source = tmp_path / "kernel.cpp"
     source.write_text(f"#include <cuda_runtime.h>\n{line}\n")
     done = _compile(source, "-fsyntax-only")

@@ -1,7 +1,7 @@
-"""The CUDA source of `verify_tree` on the CPU, through the binding users call.
+"""The CUDA source of `verify_tree`, run on the CPU by the SIMT emulator.
 
-Every case against the specification or the C++ CPU kernels; then the same bits from groups of every
-size, from every order in which threads may run and over whatever the workspace holds.
+Every case has to agree with the reference and the C++ kernels, and give the same bits for every
+group size, every order of threads and any workspace. test_simt_ops.py has the terms.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ pytestmark = pytest.mark.skipif(
 )
 
 CASES = testing.cases("verify_tree", heavy=True)
-# Small enough for the specification and for every order of threads.
+# Small enough for the reference and for every order of threads.
 SMALL = [case for case in CASES if case.vocabulary <= 131]
-# More tiles than eight blocks take at once, a last one that is cut, rows at odd addresses.
+# More tiles than eight blocks take at once, an incomplete last tile, and rows at odd addresses.
 V = 40_001
 LARGE = [
     tree_case(1, 5, V, rows="shared", layout="sliced"),
@@ -44,7 +44,7 @@ def outputs(simt, args, **sharing):
 
 
 @pytest.mark.parametrize("case", SMALL, ids=str)
-def test_agrees_with_the_specification(simt, case):
+def test_agrees_with_the_reference(simt, case):
     args = case.args()
     assert_outputs_close("verify_tree", outputs(simt, args), reference.verify_tree(*args))
 
@@ -57,7 +57,7 @@ def test_agrees_with_the_cpu_kernels(simt, case):
 
 
 @pytest.mark.parametrize("case", SMALL[::2] + LARGE, ids=str)
-def test_no_group_and_no_device_changes_a_bit(simt, case):
+def test_every_group_size_and_device_gives_the_same_bits(simt, case):
     args = case.args()
     want = outputs(simt, args, group=1)
     for group in GROUPS[1:]:
@@ -67,7 +67,7 @@ def test_no_group_and_no_device_changes_a_bit(simt, case):
 
 @pytest.mark.parametrize("order", list(simt_ops.ORDERS)[1:])
 @pytest.mark.parametrize("case", [*SMALL, LARGE[0]], ids=str)
-def test_no_order_of_threads_changes_a_bit(simt, case, order):
+def test_every_order_of_threads_gives_the_same_bits(simt, case, order):
     args = case.args()
     want = outputs(simt, args, group=2)
     assert_outputs_equal("verify_tree", outputs(simt, args, group=2, order=order), want)
@@ -82,8 +82,13 @@ def test_the_workspace_may_hold_anything(simt, case, fill):
 
 
 @pytest.mark.parametrize("rule", ["multi_draft", "traversal"])
+<<<<<<< HEAD
 def test_neither_the_batch_nor_the_place_in_it_matters(simt, rule):
     args = tree_case(7, 9, 517, rule=rule, rows="shared").args()
+=======
+def test_the_rest_of_the_batch_changes_no_bit(simt, rule):
+    args = tree_case(7, 9, 517, rule=rule, laws="shared").args()
+>>>>>>> ttree
     whole = outputs(simt, args)
     for b in (0, 3, 6):
         alone = [
@@ -94,7 +99,7 @@ def test_neither_the_batch_nor_the_place_in_it_matters(simt, rule):
 
 @pytest.mark.parametrize("kind", ["logits", "probs"])
 @pytest.mark.parametrize(("rule", "of_chain"), [("multi_draft", "token"), ("traversal", "block")])
-def test_a_chain_is_judged_as_verify_chain_does_over_many_tiles(simt, rule, of_chain, kind):
+def test_a_chain_over_many_tiles_gives_the_bits_of_verify_chain(simt, rule, of_chain, kind):
     generator = torch.Generator().manual_seed(0)
     b, n, v = 4, 3, 2311
     target = torch.randn(b, n + 1, v, generator=generator) * 3
@@ -124,7 +129,7 @@ def test_a_tree_may_have_more_nodes_than_a_block_has_threads(simt, rule, n):
 
 
 @pytest.mark.parametrize("rule", ["typical", "multi_draft", "k_seq"])
-def test_the_workspace_holds_no_row(simt, rule):
+def test_the_workspace_is_too_small_for_a_row(simt, rule):
     b, n, group = 5, 6, 2
     for v in (4096, 40_001):
         outputs(simt, tree_case(b, n, v, rule=rule, rows="shared").args(), group=group)

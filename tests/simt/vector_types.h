@@ -1,6 +1,7 @@
 #pragma once
-// CUDA's vector types with CUDA's alignment, so that the undefined-behaviour sanitizer reports what
-// would fault there; copied word by word, so that a report is all that happens here.
+// CUDA's vector types with CUDA's alignment, so that the undefined-behaviour sanitizer reports
+// accesses that fault on a device. They are copied word by word, so that such an access does not
+// crash here.
 
 struct dim3 {
   unsigned x, y, z;

@@ -1,5 +1,5 @@
 #pragma once
-// Warp-wide operations: the lanes of a mask meet, the last to arrive computes every lane's result.
+// Warp-wide operations: the lanes of a mask meet, and the last one computes every lane's result.
 #include <cstring>
 #include <type_traits>
 
@@ -70,7 +70,7 @@ inline constexpr Collective kReduceMax = {
 
 inline Warp& warp_of(const Thread& t) { return t.block->warps[t.rank / 32]; }
 
-// When all lanes of the mask that have not returned are here, they go on.
+// Releases the lanes of a mask if all of them that have not returned have arrived.
 inline void try_to_meet(Warp& warp, uint32_t mask) {
   const uint32_t members = mask & warp.alive;
   if (members == 0 || (members & ~warp.waiting) != 0) return;
@@ -106,7 +106,7 @@ inline uint64_t meet(const Collective& what, uint32_t mask, uint64_t value = 0,
   return warp.lanes[lane].result;
 }
 
-// A thread has returned: those that waited for it alone go on.
+// Records that a thread has returned, and releases lanes that waited for no other thread.
 inline void leave(Warp& warp, const Thread& self) {
   warp.alive &= ~(1u << self.rank % 32);
   for (uint32_t left = warp.waiting; left != 0; left &= warp.waiting & (left - 1)) {

@@ -1,4 +1,9 @@
-"""Small trees drafted from small models, whose verifiers are enumerated cell by cell."""
+"""Toy trees: small enough to enumerate everything that a verifier can emit.
+
+A toy model is a table of distributions, one for each sequence of tokens before. The enumeration
+runs a verifier on every tree that can be drafted and every cell of its uniforms: within a cell,
+the verifier emits the same tokens.
+"""
 
 import itertools
 
@@ -10,9 +15,9 @@ from support.toy_chain import TOLERANCE, distributions, logit_tables
 from specdec_kernels import testing
 from specdec_kernels.testing import lineage
 
-BOUNDARY_PROVIDER = "cpp"  # whose cells the other providers are tried in
+BOUNDARY_PROVIDER = "cpp"  # other providers start from the cell boundaries of this one
 
-# The way the children of a node are drawn, for each lossless rule that reads uniforms.
+# How the children of a node are drawn, for each lossless rule that reads uniforms.
 DRAWN = {
     "greedy": "top",
     "target_only": "top",
@@ -26,63 +31,68 @@ TREES = {
     "21": [-1, -1, 0],
     "22": [-1, -1, 0, 0],
     "221": [-1, -1, 0, 0, 1],
-    "mixed": [-1, 0, -1, 0, 2],  # not level by level
+    "mixed": [-1, 0, -1, 0, 2],  # not in the order of levels
     "312": [-1, -1, -1, 0, 1, 1],
     "3": [-1, -1, -1],
     "chain": [-1, 0],
 }
 
 
-def sibling_distribution(laws, how):
-    """Law of siblings together, laws [K, V]: tokens [n, K], probabilities [n]."""
+def sibling_distribution(probs, how):
+    """(tokens [n, K], probabilities [n]) of K siblings whose distributions are probs [K, V]."""
     if how == "independent":
-        v = laws.shape[-1]
-        tokens = torch.cartesian_prod(*[torch.arange(v)] * len(laws)).reshape(-1, len(laws))
-        return tokens, laws.gather(1, tokens.T).prod(0)
-    law, k = laws[0], len(laws)
-    order = law.argsort(descending=True, stable=True).tolist()
-    order = [x for x in order if float(law[x]) > 0]
+        v = probs.shape[-1]
+        tokens = torch.cartesian_prod(*[torch.arange(v)] * len(probs)).reshape(-1, len(probs))
+        return tokens, probs.gather(1, tokens.T).prod(0)
+    q, k = probs[0], len(probs)
+    order = q.argsort(descending=True, stable=True).tolist()
+    order = [x for x in order if float(q[x]) > 0]
     if how == "without_replacement":
-        return one_after_another(law, k)
+        return drawn_without_replacement(q, k)
     if how == "top":
         return torch.tensor([(order + [-1] * k)[:k]]), torch.ones(1, dtype=torch.float64)
     top = (order + [-1] * k)[: k - 1]
-    off = law.clone()
-    off[[x for x in top if x >= 0]] = 0
-    if not float(off.sum()) > 0:
+    others = q.clone()
+    others[[x for x in top if x >= 0]] = 0
+    if not float(others.sum()) > 0:
         return torch.tensor([[*top, -1]]), torch.ones(1, dtype=torch.float64)
-    return torch.tensor([[*top, x] for x in range(len(law))]), off / off.sum()
+    return torch.tensor([[*top, x] for x in range(len(q))]), others / others.sum()
 
 
-def one_after_another(law, k):
-    """Draws without replacement; -1 where nothing is left to draw."""
+def drawn_without_replacement(q, k):
+    """(tokens [n, k], probabilities [n]); -1 once no token with a probability remains."""
     rows, weights = [], []
-    for tokens in itertools.permutations(range(len(law)), min(k, int((law > 0).sum()))):
-        weight, left = 1.0, float(law.sum())
+    for tokens in itertools.permutations(range(len(q)), min(k, int((q > 0).sum()))):
+        weight, mass = 1.0, float(q.sum())
         for x in tokens:
-            weight *= float(law[x]) / left if law[x] > 0 else 0.0
-            left -= float(law[x])
+            weight *= float(q[x]) / mass if q[x] > 0 else 0.0
+            mass -= float(q[x])
         if weight > 0:
             rows.append([*tokens, *[-1] * (k - len(tokens))])
             weights.append(weight)
     return torch.tensor(rows), torch.tensor(weights, dtype=torch.float64)
 
 
-def whole(law, generator):
-    """The same shape [.., V] of a law drawn from another, in sixteenths."""
-    rows = law.reshape(-1, law.shape[-1])
+def in_sixteenths(probs, generator):
+    """Distributions of the same shape [.., V] whose probabilities are multiples of 1/16."""
+    rows = probs.reshape(-1, probs.shape[-1])
     drawn = torch.multinomial(rows, 16, replacement=True, generator=generator)
-    counts = torch.nn.functional.one_hot(drawn, law.shape[-1]).sum(-2)
-    return (counts / 16).view(law.shape).float()
+    counts = torch.nn.functional.one_hot(drawn, probs.shape[-1]).sum(-2)
+    return (counts / 16).view(probs.shape).float()
 
 
 class ToyTree:
-    """Tables, and the arguments an implementation of `verify_tree` gets for a tuple of drafts.
+    """Toy models of a target and its drafters, a tree, and arguments of `verify_tree` for drafts.
 
-    drafters: the number of draft models, of which sibling j is drawn from model j % drafters; those
-    of one model together, as `how` says. draft: "full", "sampled" (its rows with what `sample` left
-    behind) or "none" (its argmax). missing: absent nodes. ragged: the last node has no row.
-    sixteenths: probabilities are whole multiples of 1/16. options: more keyword arguments.
+    tree: a name in TREES, or parents.
+    draft: "full"; "sampled", with the statistics that `sample` returns; or "none", where drafts are
+        the argmax of a drafter.
+    how: how siblings of one drafter are drawn, as in DRAWN.
+    holes: whether some tokens have probability 0. same: whether the drafter is the target.
+    drafters: the number of draft models; sibling j is drawn from model j % drafters.
+    missing: nodes that are absent. ragged: whether the last node has no target row.
+    sixteenths: whether probabilities are multiples of 1/16.
+    options: more keyword arguments of `verify_tree`.
     """
 
     def __init__(self, rule, tree="221", v=3, *, seed=0, draft="full", kind="logits", how=None,
@@ -109,7 +119,7 @@ class ToyTree:
             self.target_probs = distributions([t.double().log() for t in p], **self.target_filters)
             self.draft_probs = [[t.double() for t in x] for x in q]
         if sixteenths:
-            p, *q = ([whole(t, generator) for t in x] for x in (p, *q))
+            p, *q = ([in_sixteenths(t, generator) for t in x] for x in (p, *q))
             self.target_probs = [t.double() for t in p]
             self.draft_probs = [[t.double() for t in x] for x in q]
         if draft == "none":
@@ -117,16 +127,16 @@ class ToyTree:
                           for x in self.draft_probs]  # fmt: skip
         self.p, self.q = p, q
         self.drafts, weights = testing.drawn_trees(self.parents, self.draw)
-        self.weights = weights / weights.sum()  # of float32 probabilities
+        self.weights = weights / weights.sum()  # float32 probabilities do not add up to 1
 
     def draw(self, path, nodes):
-        """The law of a node's children: independent between models."""
+        """(tokens, probabilities) of the children of a node; drafters are independent."""
         groups = [[n for n in nodes if self.drafter[n] == k] for k in range(len(self.q))]
         parts = []
         for k, group in enumerate(groups):
             if group:
-                law = self.draft_probs[k][len(path)][path].expand(len(group), -1)
-                tokens, probabilities = sibling_distribution(law, self.how)
+                probs = self.draft_probs[k][len(path)][path].expand(len(group), -1)
+                tokens, probabilities = sibling_distribution(probs, self.how)
                 parts.append((group, list(zip(tokens.tolist(), probabilities, strict=True))))
         rows, weights = [], []
         for choice in itertools.product(*(part for _, part in parts)):
@@ -139,7 +149,7 @@ class ToyTree:
         return torch.tensor(rows), torch.tensor(weights, dtype=torch.float64)
 
     def row(self, table, drafts, node):
-        """[C, V] of a table, after the tokens down to a node."""
+        """Rows [C, V] of a table that follow the tokens on the path to a node."""
         path = drafts[:, lineage(self.parents, node)].clamp(min=0)
         return table[tuple(path.T)] if path.shape[1] else table.expand(len(drafts), -1)
 
@@ -156,7 +166,7 @@ class ToyTree:
         return {**out, "target": target, **self._draft(drafts, depth, provider_name)}
 
     def _draft(self, drafts, depth, provider_name):
-        """One row for each node and model: the law of the children. Rows of leaves are not read."""
+        """Draft arguments with a row for each node and model; rows that are not read are NaN."""
         (c, n), models = drafts.shape, len(self.q)
         if self.form == "none":
             return {}
@@ -170,9 +180,9 @@ class ToyTree:
             c, n).contiguous())  # fmt: skip
         if self.form == "sampled":
             filters = {"temperature": 1.0, **self.draft_filters}
-            left = sample(provider("sample", provider_name), rows.flatten(0, 1), **filters)
+            drawn = sample(provider("sample", provider_name), rows.flatten(0, 1), **filters)
             shape = rows.shape[:2]
-            out["sampled"] = (left[2].view(shape), left[3].view(shape), filters["temperature"])
+            out["sampled"] = (drawn[2].view(shape), drawn[3].view(shape), filters["temperature"])
         return out
 
     def verifier(self, name, change=lambda arguments: arguments, outputs=slice(0, 2)):
@@ -181,7 +191,7 @@ class ToyTree:
         def run(drafts, uniforms):
             arguments = change(self.arguments(drafts, name if isinstance(name, str) else "cpp"))
             out = verify_tree(op, **{"tokens": drafts, "uniforms": uniforms, **arguments})
-            # A coin of almost 1 may reject where nothing is left: an empty residual, bit 2.
+            # A uniform of almost 1 may reject although the residual is empty, which sets bit 2.
             assert not (out[3] & ~4).any()
             return out[outputs]
 
@@ -199,17 +209,18 @@ class ToyTree:
         )  # fmt: skip
 
 
-def assert_target_distribution(law, setting, tolerance=TOLERANCE):
-    """The joint law of the emitted tokens is the target's."""
-    assert float(law.accepted.sum()) == pytest.approx(1, abs=1e-7)
+def assert_target_distribution(realized, setting, tolerance=TOLERANCE):
+    """The joint distribution of the emitted tokens is that of the target."""
+    assert float(realized.accepted.sum()) == pytest.approx(1, abs=1e-7)
     assert_close(
         "P(y1, y2, ..)",
-        law.joint,
+        realized.joint,
         testing.joint_distribution(setting.target_probs),
         atol=tolerance,
     )
 
 
-def assert_wrong_distribution(law, setting):
+def assert_wrong_distribution(realized, setting):
+    """`assert_target_distribution` fails."""
     with pytest.raises(AssertionError, match="P\\(y1"):
-        assert_target_distribution(law, setting)
+        assert_target_distribution(realized, setting)
