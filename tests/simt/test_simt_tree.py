@@ -82,13 +82,8 @@ def test_the_workspace_may_hold_anything(simt, case, fill):
 
 
 @pytest.mark.parametrize("rule", ["multi_draft", "traversal"])
-<<<<<<< HEAD
-def test_neither_the_batch_nor_the_place_in_it_matters(simt, rule):
-    args = tree_case(7, 9, 517, rule=rule, rows="shared").args()
-=======
 def test_the_rest_of_the_batch_changes_no_bit(simt, rule):
-    args = tree_case(7, 9, 517, rule=rule, laws="shared").args()
->>>>>>> ttree
+    args = tree_case(7, 9, 517, rule=rule, rows="shared").args()
     whole = outputs(simt, args)
     for b in (0, 3, 6):
         alone = [
