@@ -197,6 +197,7 @@ def test_ids_stay_in_the_vocabulary_for_rows_of_every_kind():
         assert_outputs_close("verify_chain", got, want)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [0, 1], ids=["accept", "residual"])
 def test_small_uniforms_keep_their_bits(stream):
     """Elsewhere: floats in (0, 1], or multiples of 2^-24. The smallest of two million decides."""

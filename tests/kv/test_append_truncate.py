@@ -206,6 +206,7 @@ def test_a_decoding_step_compiles_as_one_graph():
     assert results[0][2].tolist() == [2, 6]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
 def test_opcheck(dtype):
     caches = [_cache(2, 2, 6, 3, dtype=dtype), _cache(2, 1, 4, 5, dtype=dtype)]

@@ -268,6 +268,7 @@ def test_addresses_beyond_2_to_the_31_elements(ops):
     same("moved cache", view, want)
 
 
+@pytest.mark.simt
 @pytest.mark.skipif(not simt_kv.available, reason="needs g++ and the CUDA sources")
 @pytest.mark.parametrize(
     ("count", "launches"), [(0, 0), (1, 1), (64, 1), (65, 1), (256, 1), (257, 2)]
