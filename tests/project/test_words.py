@@ -121,11 +121,12 @@ CITED = re.compile(
 
 
 def test_files_that_documents_cite_exist():
+    """All but those of the op "example", which CONTRIBUTING.md adds in its instructions."""
     wrong = [
         f"{name}:{number}: {file}"
         for name, number, line in lines()
         for file in CITED.findall(line)
-        if name.endswith(".md") and not (ROOT / file).exists()
+        if name.endswith(".md") and not (ROOT / file).exists() and "example." not in file
     ]
     assert not wrong, "\n" + "\n".join(wrong)
 
