@@ -32,7 +32,7 @@ demo: $(STAMP)
 # Reference and C++ on light cases, structure, errors and one toy model: a minute on two cores.
 # pyproject.toml says what the markers leave out.
 quick: $(STAMP)
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -p no:benchmark \
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal \
 	  -m "not slow and not simt and not triton and not cuda_compile and not model" $(ARGS)
 
 test: $(STAMP)

@@ -312,9 +312,12 @@ def test_the_enumeration_rejects_unfiltered_draft_logits_for_drafts_of_filtered_
 
 def test_the_enumeration_rejects_a_full_draft_distribution_for_argmax_drafts():
     toy = ToyChain(draft="none")
-    full = ToyChain()
-    realized = toy.realized("cpp", change=lambda a: {**a, "draft": torch.zeros(1).expand(
-        len(a["target"]), full.gamma, 3).contiguous()})  # fmt: skip
+
+    def full_draft(arguments):
+        shape = len(arguments["target"]), toy.gamma, toy.v
+        return {**arguments, "draft": torch.zeros(shape)}
+
+    realized = toy.realized("cpp", change=full_draft)
     assert_wrong_distribution(realized, toy)
 
 

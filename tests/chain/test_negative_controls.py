@@ -7,8 +7,8 @@ import pytest
 import torch
 from row.test_reference import rational_pick, sixteenths
 from support.providers import (
-    ALL_PROVIDERS,
     ENUMERATED_PROVIDERS,
+    KERNEL_PROVIDERS,
     assert_close,
     provider,
     verify,
@@ -59,7 +59,9 @@ def rational_block(p, q, drafts, uniforms, last):
     return [*drafts[:tau], rational_pick(weights, last)], accept_probs
 
 
-@pytest.mark.parametrize("name", ALL_PROVIDERS)
+@pytest.mark.parametrize(
+    "name", [pytest.param("reference", marks=pytest.mark.slow), *KERNEL_PROVIDERS]
+)
 def test_rule_block_decides_as_exact_arithmetic_does_ties_included(name):
     rng = np.random.default_rng(6)
     n, gamma, v = (24 if name == "triton" else 2000), 2, 4

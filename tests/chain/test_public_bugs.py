@@ -100,13 +100,13 @@ def test_an_invalid_draft_row_counts_as_no_draft(name, kind):
 
 
 @pytest.mark.parametrize(
-    ("sampled", "fault"), [((NAN, 0.0), True), ((INF, 0.0), True), ((1.0, 5.0), False)]
+    ("logsumexp", "threshold", "fault"), [(NAN, 0.0, True), (INF, 0.0, True), (1.0, 5.0, False)]
 )
 @pytest.mark.parametrize("name", ALL_PROVIDERS)
-def test_the_statistics_of_a_sampled_draft_are_validated_too(name, sampled, fault):
+def test_the_statistics_of_a_sampled_draft_are_validated_too(name, logsumexp, threshold, fault):
     """A logsumexp that is not finite is a fault; a draft below its threshold has Q = 0 < P."""
     p, q = torch.zeros(1, 2, 4), torch.zeros(1, 1, 4)
-    sampled = (torch.tensor([[sampled[0]]]).double(), torch.tensor([[sampled[1]]]), 1.0)
+    sampled = (torch.tensor([[logsumexp]]).double(), torch.tensor([[threshold]]), 1.0)
     uniforms = torch.tensor([[0.999, 0.6]]).double()
     got = verify(provider("verify_chain", name), p, torch.tensor([[1]]), q, sampled=sampled,
                  uniforms=uniforms)  # fmt: skip
@@ -197,6 +197,7 @@ def test_ids_stay_in_the_vocabulary_for_rows_of_every_kind():
         assert_outputs_close("verify_chain", got, want)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [0, 1], ids=["accept", "residual"])
 def test_small_uniforms_keep_their_bits(stream):
     """Elsewhere: floats in (0, 1], or multiples of 2^-24. The smallest of two million decides."""

@@ -320,8 +320,9 @@ def test_lossy_rules_have_the_distribution_of_their_formulas_in_triton(rule):
 @pytest.mark.parametrize("name", FAST_PROVIDERS)
 def test_accept_probs_are_where_the_decision_changes(name, rule):
     """A uniform just below the reported probability accepts, and one just above rejects."""
-    toy = ToyChain(v=4, gamma=2, rule=rule, lenience=0.7 if rule == "lenient" else 1.0,
-                      rates=RATES if rule == "synthetic" else None)  # fmt: skip
+    lenience = 0.7 if rule == "lenient" else 1.0
+    rates = RATES if rule == "synthetic" else None
+    toy = ToyChain(v=4, gamma=2, rule=rule, lenience=lenience, rates=rates)
     op = provider("verify_chain", name)
     drafts = testing.joint_distribution(toy.draft_probs).nonzero()
     args = toy.arguments(drafts, "cpp")

@@ -60,6 +60,7 @@ MANY = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rule", "draft", "kind", "filters"), MANY)
 def test_agreement_with_the_specification_on_thousands_of_rows(rule, draft, kind, filters):
     """They may differ only where a uniform lies within rounding of a decision's boundary."""

@@ -60,6 +60,7 @@ def test_mismatched_vocabularies_name_both_sizes():
         generate(model, **hf_models.prompts((9,)), drafter=other, max_new_tokens=4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["other architecture", "bfloat16", "short context"])
 def test_a_drafter_unlike_the_target_changes_nothing(kind):
     model, inputs = hf_models.tiny("llama"), hf_models.prompts((9, 4))

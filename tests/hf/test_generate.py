@@ -51,6 +51,7 @@ def test_match_equals_plain_sampling(name, lengths, cache, drafter):
         torch.testing.assert_close(got.logprobs, plain.logprobs, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["token", "block", "match"])
 @pytest.mark.parametrize("drafter", ["prompt_lookup", "model"])
 def test_a_sequence_does_not_depend_on_its_batch(drafter, rule):

@@ -57,6 +57,7 @@ PROCESSED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drafter", ["prompt_lookup", "model"])
 @pytest.mark.parametrize("lengths", [(9,), RAGGED], ids=str)
 @pytest.mark.parametrize("case", PROCESSED)

@@ -66,6 +66,7 @@ def _large_cases(batch, layout):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("threads", [1, 2, 5])
 @pytest.mark.parametrize("layout", ["contiguous", "transposed"])
@@ -191,6 +192,7 @@ def _decoding_step(cache, entry, lengths, drop):
     return cache.sum(), lengths
 
 
+@pytest.mark.slow
 def test_a_decoding_step_compiles_as_one_graph():
     compiled = torch.compile(_decoding_step, fullgraph=True, backend="aot_eager")
     lengths, drop = _index(0, 3), _index(1, 0)
@@ -204,6 +206,7 @@ def test_a_decoding_step_compiles_as_one_graph():
     assert results[0][2].tolist() == [2, 6]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
 def test_opcheck(dtype):
     caches = [_cache(2, 2, 6, 3, dtype=dtype), _cache(2, 1, 4, 5, dtype=dtype)]

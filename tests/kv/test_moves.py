@@ -196,6 +196,7 @@ def test_the_comparison_rejects_wrong_blocks_and_a_wrong_status():
 # Schedules and sizes.
 
 
+@pytest.mark.simt
 @pytest.mark.parametrize("order", [False, True], ids=["first-to-last", "last-to-first"])
 @pytest.mark.skipif(not simt_kv.available, reason="needs g++ and the CUDA sources")
 def test_any_order_of_gpu_threads_leaves_the_same_bytes(order):
@@ -228,6 +229,7 @@ LARGE = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", LARGE, ids=lambda c: f"{c.op}{c}")
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_any_number_of_threads_leaves_the_same_bytes(threads, case):
@@ -266,6 +268,7 @@ def test_addresses_beyond_2_to_the_31_elements(ops):
     same("moved cache", view, want)
 
 
+@pytest.mark.simt
 @pytest.mark.skipif(not simt_kv.available, reason="needs g++ and the CUDA sources")
 @pytest.mark.parametrize(
     ("count", "launches"), [(0, 0), (1, 1), (64, 1), (65, 1), (256, 1), (257, 2)]
@@ -345,6 +348,7 @@ def _tree_round(cache, scale, paged, state, base, path, lengths, tables):
     return cache.sum() + scale.sum() + paged.sum() + state.sum(), *freed, status
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_a_tree_round_compiles_as_one_graph_and_writes_in_place(dynamic):
     torch._dynamo.reset()

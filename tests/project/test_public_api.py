@@ -64,6 +64,7 @@ def test_each_op_has_an_example():
     assert not missing
 
 
+@pytest.mark.slow
 def test_a_missing_library_is_an_import_error_with_the_reason(tmp_path):
     """There is no silent fallback, whether `_C.so` is absent or does not load."""
     package = tmp_path / "specdec_kernels"

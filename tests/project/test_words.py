@@ -115,6 +115,22 @@ def test_citations_of_documents_lead_to_a_file_and_a_heading():
     assert not wrong, "\n" + "\n".join(wrong)
 
 
+CITED = re.compile(
+    r"`((?:docs|tests|csrc|bench|python|specdec_kernels)/[\w/.-]+\.(?:py|md|h|cpp|cu|cuh|sh))"
+)
+
+
+def test_files_that_documents_cite_exist():
+    """All but those of the op "example", which CONTRIBUTING.md adds in its instructions."""
+    wrong = [
+        f"{name}:{number}: {file}"
+        for name, number, line in lines()
+        for file in CITED.findall(line)
+        if name.endswith(".md") and not (ROOT / file).exists() and "example." not in file
+    ]
+    assert not wrong, "\n" + "\n".join(wrong)
+
+
 # The walk of a rejected token: a numbered list of functions, each "path:function".
 
 WALK = ROOT / "docs/design/loop.md"

@@ -70,6 +70,7 @@ def test_agreement_with_the_specification_on_thousands_of_rows():
     assert_close("logsumexp", got[2], want[2], atol=1e-3)
 
 
+@pytest.mark.slow
 def test_gumbel_sampling_agrees_with_the_specification_on_thousands_of_rows():
     n, v = 1500, 40
     logits = testing.zipf_logits(n, v, torch.Generator().manual_seed(7))

@@ -174,7 +174,7 @@ def assert_joint_distribution(realized, want, tolerance=TOLERANCE):
 
 
 def assert_target_distribution(realized, toy, tolerance=TOLERANCE):
-    """The emitted tokens have the joint distribution of the target."""
+    """The emitted tokens of a toy chain or tree have the joint distribution of the target."""
     assert_joint_distribution(realized, testing.joint_distribution(toy.target_probs), tolerance)
 
 

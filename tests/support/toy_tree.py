@@ -7,10 +7,9 @@ the verifier emits the same tokens.
 
 import itertools
 
-import pytest
 import torch
-from support.providers import assert_close, provider, sample, verify_tree
-from support.toy_chain import TOLERANCE, distributions, logit_tables
+from support.providers import provider, sample, verify_tree
+from support.toy_chain import distributions, logit_tables
 
 from specdec_kernels import testing
 from specdec_kernels.testing import lineage
@@ -207,20 +206,3 @@ class ToyTree:
             self.verifier(name, change), self.parents, self.drafts, self.weights, self.target_probs,
             upward=self.rule == "traversal", steps=steps, like=like,
         )  # fmt: skip
-
-
-def assert_target_distribution(realized, setting, tolerance=TOLERANCE):
-    """The joint distribution of the emitted tokens is that of the target."""
-    assert float(realized.accepted.sum()) == pytest.approx(1, abs=1e-7)
-    assert_close(
-        "P(y1, y2, ..)",
-        realized.joint,
-        testing.joint_distribution(setting.target_probs),
-        atol=tolerance,
-    )
-
-
-def assert_wrong_distribution(realized, setting):
-    """`assert_target_distribution` fails."""
-    with pytest.raises(AssertionError, match="P\\(y1"):
-        assert_target_distribution(realized, setting)

@@ -190,6 +190,7 @@ def grown(logits, scores, lengths, size, slots):
     return (*tree, *sk.tree_attention(tree.parents, lengths, slots=slots))
 
 
+@pytest.mark.slow
 def test_growing_a_tree_compiles_as_one_graph_for_all_sizes():
     torch._dynamo.reset()
     counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
@@ -219,6 +220,7 @@ def test_a_grown_tree_holds_the_best_paths():
     assert got == want
 
 
+@pytest.mark.slow
 def test_extra_memory_is_smaller_than_a_copy_of_the_rows():
     program = """
 import resource, torch, specdec_kernels as sk

@@ -145,6 +145,7 @@ def tree_rules(target, tokens, parents, draft, seeds, positions):
     )
 
 
+@pytest.mark.slow
 def test_rules_compile_as_one_graph_for_all_sizes():
     torch._dynamo.reset()
     counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")

@@ -20,8 +20,8 @@ from support.providers import (
     verify,
     verify_tree,
 )
-from support.toy_chain import TOLERANCE, ToyChain
-from support.toy_tree import DRAWN, ToyTree, assert_target_distribution
+from support.toy_chain import TOLERANCE, ToyChain, assert_target_distribution
+from support.toy_tree import DRAWN, ToyTree
 
 from specdec_kernels import testing
 from specdec_kernels.testing import lineage

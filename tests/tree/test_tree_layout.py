@@ -286,6 +286,7 @@ def layout_of_a_round(tokens, parents, scores, sequences, lengths, size):
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_the_layout_of_a_round_compiles_as_one_graph_for_all_sizes(backend):
     torch._dynamo.reset()

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import pytest
 import torch
 from support.providers import FAST_PROVIDERS
-from support.toy_tree import ToyTree, assert_target_distribution, assert_wrong_distribution
+from support.toy_chain import assert_target_distribution, assert_wrong_distribution
+from support.toy_tree import ToyTree
 
 from specdec_kernels import analysis, testing
 from specdec_kernels.arguments.tree import TreeArguments

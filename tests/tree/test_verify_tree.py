@@ -61,6 +61,7 @@ def random_case(r, rule):
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", TREE_RULES)
 @pytest.mark.parametrize("name", ["cpp"])
 def test_random_trees_agree_with_the_reference(name, rule):
@@ -84,11 +85,9 @@ def chain_as_tree(a, rule, uniforms):
         last = uniforms[:, gamma:].expand(b, gamma + 1)
         uniforms = torch.cat([uniforms[:, :gamma], last], 1).contiguous()
     parents = torch.arange(-1, gamma - 1).expand(b, gamma)
-    return TreeArguments(
-        a.target, a.draft_token_ids, parents, *a.law, None, a.kind, rule, *a.sampling, a.seeds,
-        a.positions, a.target_indptr, uniforms, a.typical_epsilon, a.typical_delta, a.eos_token_ids,
-        a.max_new_tokens, gamma, a.with_logprobs, a.with_accept_probs,
-    )  # fmt: skip
+    shared = {k: x for k, x in a._asdict().items() if k in TreeArguments._fields}
+    changed = dict(rule=rule, uniforms=uniforms, draft_rows=None, max_depth=gamma)
+    return TreeArguments(**{**shared, **changed}, tree_tokens=a.draft_token_ids, parents=parents)
 
 
 SAME = [
