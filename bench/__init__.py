@@ -1,1 +1,10 @@
-"""Benchmarks: `make bench` on pytest-benchmark, `python -m bench.sweep` over a grid of sizes."""
+"""Benchmarks: `make bench` runs pytest-benchmark, `python -m bench.sweep` measures a grid of sizes.
+
+Terms used in this folder:
+config: one setting of a benchmark, such as batch size, vocabulary and dtype.
+grid: the configs that a sweep measures, in order of importance.
+peer: an implementation that is timed, this project's own providers included.
+turn: the draft tokens and seeds of one call; calls go through the turns of a config in a cycle, so
+    that acceptance is averaged over several drafts.
+byte floor: the bytes that no exact implementation can avoid reading (and, for a cache, writing).
+"""

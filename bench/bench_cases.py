@@ -1,4 +1,4 @@
-"""The cases that correctness is tested on, timed as they are: a quick look at every form."""
+"""Times the cases of the correctness tests: a quick look at every rule, draft and filter."""
 
 from __future__ import annotations
 

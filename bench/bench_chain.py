@@ -1,4 +1,4 @@
-"""`verify_chain` from raw logits against the eager rule and, at B=1, transformers."""
+"""Times `verify_chain` from raw logits against eager PyTorch and, at B=1, transformers."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import dataclasses
 import pytest
 import torch
 
-from bench.configs import FILTERS, SHOWS, TURNS, Point, build, floor_bytes, touched_bytes
+from bench.configs import FILTERS, HEADLINE, TURNS, Config, build, floor_bytes, visited_bytes
 from bench.peers import PEERS, Unsupported
 
-SIZES = (Point(), Point(batch=1), Point(batch=1, vocabulary=128256))
-POINTS = dict.fromkeys(
+SIZES = (Config(), Config(batch=1), Config(batch=1, vocabulary=128256))
+CONFIGS = dict.fromkeys(
     [
-        *SHOWS["cpu"],
+        *HEADLINE["cpu"],
         *(
             dataclasses.replace(size, dtype=dtype, filters=filters)
             for dtype in ("float32", "bfloat16")
@@ -27,21 +27,21 @@ BY_NAME = {peer.name: peer for peer in PEERS}
 OURS = BY_NAME["cpp"]
 
 
-@pytest.mark.parametrize("point", POINTS, ids=lambda point: point.id)
-def test_verify_chain(compare, point):
-    inputs = build(point)
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.id)
+def test_verify_chain(compare, config):
+    inputs = build(config)
     peers = {}
     for name in ("eager", "eager-topk", "transformers"):
         with contextlib.suppress(Unsupported):
             peers[name] = BY_NAME[name].build(inputs)
     ours = OURS.build(inputs)
-    plain = point.dtype == "float32" and point.start == "logits" and not inputs.filtering
+    plain = config.dtype == "float32" and config.start == "logits" and not inputs.filtering
     accepted = torch.stack([OURS.accepted(ours()) for _ in range(TURNS)])
-    floor = floor_bytes(point, accepted)
+    floor = floor_bytes(config, accepted)
     compare(
         ours,
         peers,
         floor=floor,
-        touched=touched_bytes(point, accepted),
-        exps=floor / point.element if plain else 0,  # one for each entry that is read
+        bytes_read=visited_bytes(config, accepted),
+        exps=floor / config.element if plain else 0,  # one exponential for each entry read
     )

@@ -1,4 +1,4 @@
-"""The cache ops against eager PyTorch, layer by layer, on the caches of real models."""
+"""Times the cache ops on caches of real models against eager PyTorch, which goes layer by layer."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from bench import kv_configs as kv_points
-from bench.kv_configs import KvPoint
+from bench import kv_configs
+from bench.kv_configs import KvConfig
 from bench.peers import kv_copy
 from specdec_kernels import kv_append_, kv_compact_, kv_truncate_
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Keys and values of each layer: caches [B, heads, slots, head_dim]."""
+    """Sizes of a model's cache: keys and values of each layer are [B, heads, slots, head_dim]."""
 
     id: str
     layers: int
@@ -33,7 +33,7 @@ class Shape:
         return [torch.zeros(size, dtype=dtype) for _ in range(2 * self.layers)]
 
     def entries(self, dtype: torch.dtype) -> list[torch.Tensor]:
-        """As a model's projections leave them: [B, new, heads, head_dim], transposed."""
+        """New keys and values as projections return them: [B, new, heads, head_dim] transposed."""
         size = (self.batch, self.new, self.heads, self.head_dim)
         return [torch.randn(size).to(dtype).transpose(1, 2) for _ in range(2 * self.layers)]
 
@@ -43,13 +43,13 @@ ROUND = (
     Shape("SmolLM2-135M-B8", 30, 8, 3, 1024, 64, 6),
     Shape("Llama-8B-layers4-B8", 4, 8, 8, 1024, 128, 6),
 )
-TREES = (KvPoint(batch=8, layers=30, heads=3, head_dim=64, slots=1024), KvPoint(slots=128))
+TREES = (KvConfig(batch=8, layers=30, heads=3, head_dim=64, slots=1024), KvConfig(slots=128))
 PREFILL = (Shape("SmolLM2-135M-B2-prefill512", 30, 2, 3, 1024, 64, 512),)
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
 
 
 def eager_append(caches, entries, positions):
-    """What a static cache does with positions of its own for each sequence."""
+    """Write the entries as a static cache does, at each sequence's own position."""
     n = entries[0].shape[2]
     slots = positions[:, None] + torch.arange(n, device=positions.device)
     rows = torch.arange(len(positions), device=positions.device)[:, None]
@@ -58,6 +58,7 @@ def eager_append(caches, entries, positions):
 
 
 def eager_truncate(caches, lengths, new_lengths):
+    """Zero the dropped slots of every cache and store the new lengths."""
     old = lengths.clone()
     lengths.copy_(torch.minimum(lengths, new_lengths).clamp(min=0))
     slot = torch.arange(caches[0].shape[2], device=lengths.device)
@@ -86,7 +87,7 @@ def test_kv_append(compare, shape, dtype):
 @DTYPES
 @pytest.mark.parametrize("shape", ROUND, ids=lambda s: s.id)
 def test_kv_truncate(compare, shape, dtype):
-    """A round that drops four slots of each sequence, zeroed."""
+    """A round drops four slots of each sequence and zeroes them."""
     drop = 4
     caches = shape.caches(dtype)
     for cache in caches:
@@ -109,12 +110,12 @@ def test_kv_truncate(compare, shape, dtype):
     )
 
 
-@pytest.mark.parametrize("point", TREES, ids=lambda p: p.id)
-def test_kv_compact(compare, point):
-    """Against one copy of the moved bytes too, whose time it should at most double."""
-    inputs = kv_points.build(point)
+@pytest.mark.parametrize("config", TREES, ids=lambda p: p.id)
+def test_kv_compact(compare, config):
+    """Compaction should take at most twice as long as one copy of the bytes that it moves."""
+    inputs = kv_configs.build(config)
     compare(
         lambda: kv_compact_(inputs.caches, inputs.base, inputs.path),
         {"copy": kv_copy.build(inputs), "eager": kv_copy.build_eager(inputs)},
-        floor=kv_points.floor_bytes(point),
+        floor=kv_configs.floor_bytes(config),
     )

@@ -1,4 +1,4 @@
-"""`sample` against softmax and multinomial on the same logits."""
+"""Times `sample` against `torch.softmax` and `torch.multinomial` on the same logits."""
 
 from __future__ import annotations
 

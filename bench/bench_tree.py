@@ -1,4 +1,4 @@
-"""`verify_tree` against eager PyTorch: a softmax of all rows, or of those on the path alone."""
+"""Times `verify_tree` against eager PyTorch with a softmax of all rows, or of the path's rows."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ import contextlib
 import pytest
 
 from bench.peers import TREE_PEERS, Unsupported
-from bench.tree_configs import build, floor_bytes, grid, touched_bytes, visits
+from bench.tree_configs import build, floor_bytes, grid, visited_bytes, visits
 
 BY_NAME = {peer.name: peer for peer in TREE_PEERS}
 
 
-@pytest.mark.parametrize("point", grid("cpu"), ids=lambda point: point.id)
-def test_verify_tree(compare, point):
-    inputs = build(point)
+@pytest.mark.parametrize("config", grid("cpu"), ids=lambda config: config.id)
+def test_verify_tree(compare, config):
+    inputs = build(config)
     peers = {}
     for name in ("eager", "eager-path"):
         with contextlib.suppress(Unsupported):
             peers[name] = BY_NAME[name].build(inputs)
     seen = visits(inputs)
-    floor = floor_bytes(point, seen)
-    plain = point.dtype == "float32" and point.filters == "off" and point.rule != "greedy"
+    floor = floor_bytes(config, seen)
+    plain = config.dtype == "float32" and config.filters == "off" and config.rule != "greedy"
     compare(
         BY_NAME["cpp"].build(inputs),
         peers,
         floor=floor,
-        touched=touched_bytes(point, seen),
-        exps=floor / point.element if plain else 0,  # one for each entry that is read
+        bytes_read=visited_bytes(config, seen),
+        exps=floor / config.element if plain else 0,  # one exponential for each entry read
     )

@@ -1,4 +1,4 @@
-"""What is timed: a point of the grid, its inputs, and the bytes that its answer needs."""
+"""Configs of `verify_chain`: the grid, the inputs of a config, and the bytes it has to read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from bench import eager
 from specdec_kernels.testing import noisy_draft, zipf_logits
 
-# Name -> temperature, top-k, top-p of the target.
+# Name -> (temperature, top_k, top_p) of the target.
 FILTERS = {
     "off": (1.0, 0, 1.0),
     "t.8": (0.8, 0, 1.0),
@@ -23,20 +23,19 @@ STARTS = ("logits", "sampled", "probs")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 SHORT = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 
-POOL = 24  # distinct rows; a larger batch repeats them at addresses of their own
-# Eager filters keep about so many float32 copies of every row.
-COPIES = 8
-TURNS = 32  # drafts and seeds that calls go through, so that acceptance is averaged
+POOL = 24  # distinct rows; a larger batch holds copies of them
+COPIES = 8  # float32 copies of every row that eager filters hold at their peak, about
+TURNS = 32  # turns of a config
 
 
 @dataclass(frozen=True)
-class Point:
-    """One place of the grid.
+class Config:
+    """One setting of `verify_chain`.
 
-    start: "logits" (raw logits of target and draft), "sampled" (the draft's logsumexp is there
-        from its sampling; a peer without use for it starts from the logits) or "probs" (float32
-        probabilities, filters applied).
-    per_sequence: temperature and filters are tensors [B], not numbers.
+    start: what verification starts from. "logits": raw logits of target and draft. "sampled": raw
+        logits and the draft's logsumexp, which its sampling has computed; a peer that cannot use
+        it starts from the logits. "probs": float32 probabilities with the filters applied.
+    per_sequence: whether temperature and filters are tensors [B] instead of numbers.
     """
 
     batch: int = 8
@@ -72,7 +71,10 @@ class Point:
 
 
 class Turn(NamedTuple):
-    """What changes from call to call: tokens [B, gamma] drawn from the draft, seeds [B]; int64."""
+    """Arguments that change from call to call: tokens [B, gamma] drawn from the draft, seeds [B].
+
+    Both are int64. The tokens of a tree are [B, N].
+    """
 
     tokens: Tensor
     seeds: Tensor
@@ -80,9 +82,9 @@ class Turn(NamedTuple):
 
 @dataclass(frozen=True)
 class Inputs:
-    """Tensors of a point: target [B, gamma+1, V] and draft [B, gamma, V]."""
+    """Tensors of a config; target is [B, gamma+1, V], draft is [B, gamma, V]."""
 
-    point: Point
+    config: Config
     target: Tensor
     draft: Tensor
     turns: list[Turn]
@@ -90,38 +92,38 @@ class Inputs:
     top_k: int | Tensor
     top_p: float | Tensor
     positions: Tensor  # [B] int64
-    logsumexp: Tensor | None = None  # [B, gamma] float64, of the draft at its temperature
+    logsumexp: Tensor | None = None  # [B, gamma] float64, the draft's at its temperature
 
     @property
     def filtering(self) -> bool:
-        return self.point.start != "probs" and FILTERS[self.point.filters][1:] != (0, 1.0)
+        return self.config.start != "probs" and FILTERS[self.config.filters][1:] != (0, 1.0)
 
 
 @functools.lru_cache(maxsize=4)
 def pool(v: int, acceptance: float) -> tuple[Tensor, Tensor]:
-    """Logits [POOL, v] of target and draft."""
+    """(target, draft) logits, each [POOL, v]."""
     g = torch.Generator().manual_seed(0)
     target = zipf_logits(POOL, v, g)
     return target, noisy_draft(target, acceptance, g)
 
 
-def parameters(point: Any, device: str) -> dict[str, Any]:
-    """Temperature, top-k and top-p of a point; off where its probabilities have them in."""
-    values = FILTERS["off" if point.start == "probs" else point.filters]
+def parameters(config: Any, device: str) -> dict[str, Any]:
+    """Temperature, top_k and top_p of a config; off if its probabilities are filtered already."""
+    values = FILTERS["off" if config.start == "probs" else config.filters]
     names, dtypes = ("temperature", "top_k", "top_p"), (torch.float32, torch.int32, torch.float32)
     found: dict[str, Any] = dict(zip(names, values, strict=True))
-    if point.per_sequence and point.start != "probs":
+    if config.per_sequence and config.start != "probs":
         for name, dtype, off in zip(names, dtypes, (None, 0, 1.0), strict=True):
             if found[name] != off:
-                found[name] = torch.full((point.batch,), found[name], dtype=dtype, device=device)
+                found[name] = torch.full((config.batch,), found[name], dtype=dtype, device=device)
     return found
 
 
-def build(point: Point, device: str = "cpu") -> Inputs:
-    """The point's tensors; the same values on every device."""
-    b, gamma, v = point.batch, point.gamma, point.vocabulary
-    temperature, top_k, top_p = FILTERS[point.filters]
-    target, draft = (rows.to(DTYPES[point.dtype]) for rows in pool(v, point.acceptance))
+def build(config: Config, device: str = "cpu") -> Inputs:
+    """The inputs of a config, with the same values on every device."""
+    b, gamma, v = config.batch, config.gamma, config.vocabulary
+    temperature, top_k, top_p = FILTERS[config.filters]
+    target, draft = (rows.to(DTYPES[config.dtype]) for rows in pool(v, config.acceptance))
     q = eager.filtered(draft, temperature, 0, 1.0)
     pick = (torch.arange(b * (gamma + 1)) % POOL).view(b, gamma + 1)
     g = torch.Generator().manual_seed(1)
@@ -132,63 +134,67 @@ def build(point: Point, device: str = "cpu") -> Inputs:
         for i, at in enumerate(nth)
     ]
     logsumexp = None
-    if point.start == "probs":
+    if config.start == "probs":
         target, draft = eager.filtered(target, temperature, top_k, top_p), q
-    elif point.start == "sampled":
+    elif config.start == "sampled":
         logsumexp = (draft.double() / temperature).logsumexp(-1)[pick[:, :gamma]].to(device)
 
     pick = pick.to(device)
     return Inputs(
-        point=point,
+        config=config,
         target=target.to(device)[pick],
         draft=draft.to(device)[pick[:, :gamma]],
         turns=turns,
-        **parameters(point, device),
+        **parameters(config, device),
         positions=torch.full((b,), 100, device=device),
         logsumexp=logsumexp,
     )
 
 
-def floor_bytes(point: Point, accepted: Tensor) -> float:
-    """Bytes an exact rule cannot do without, mean over calls: every row it visits, once.
+def floor_bytes(config: Config, accepted: Tensor) -> float:
+    """Bytes that an exact rule has to read: every visited row once. The mean over calls.
 
-    accepted: [calls, B] drafts accepted. Raw logits need the whole target row and the whole draft
-    row of each draft that is judged; with the draft's logsumexp saved, the draft row only where
-    the residual is drawn; probabilities, two entries a draft and then the one residual.
+    accepted: [calls, B], the number of accepted drafts.
+
+    From raw logits, each tested draft needs its whole target row and its whole draft row. If the
+    draft's logsumexp is known, a draft row is needed only where the residual is drawn from. From
+    probabilities, each tested draft needs two entries, and the recovered or bonus token needs the
+    rows that it is drawn from.
     """
-    n = accepted.double().reshape(-1, point.batch)
-    rejected = (n < point.gamma).double()
-    row = point.vocabulary * point.element
-    draft_rows = (n + 1).clamp(max=point.gamma)
+    n = accepted.double().reshape(-1, config.batch)
+    rejected = (n < config.gamma).double()
+    row = config.vocabulary * config.element
+    draft_rows = (n + 1).clamp(max=config.gamma)
     by_start = {
         "logits": row * (n + 1 + draft_rows),
         "sampled": row * (n + 1 + rejected),
-        "probs": row * (1 + rejected) + 2 * point.element * draft_rows,
+        "probs": row * (1 + rejected) + 2 * config.element * draft_rows,
     }
-    return float(by_start[point.start].sum(-1).mean())
+    return float(by_start[config.start].sum(-1).mean())
 
 
-def touched_bytes(point: Point, accepted: Tensor) -> float:
-    """Bytes our kernels read without filters: the residual's rows are read again for the draw.
+def visited_bytes(config: Config, accepted: Tensor) -> float:
+    """Bytes that this project's kernels read: the floor, and the residual's rows a second time.
 
-    Passes that look for a filter's threshold are not in it: they find the row in a cache.
+    Passes that look for a filter's threshold are not counted, because they find the row in a cache.
     """
-    rejected = (accepted.reshape(-1, point.batch) < point.gamma).double().sum(-1).mean()
-    again = {"logits": 2, "sampled": 1, "probs": 0}[point.start]
-    return floor_bytes(point, accepted) + float(rejected) * again * point.vocabulary * point.element
+    rejected = (accepted.reshape(-1, config.batch) < config.gamma).double().sum(-1).mean()
+    again = {"logits": 2, "sampled": 1, "probs": 0}[config.start]
+    row = config.vocabulary * config.element
+    return floor_bytes(config, accepted) + float(rejected) * again * row
 
 
 BASE = {
-    "cpu": Point(),
-    "cuda": Point(32, 5, 151936, "bfloat16", "t.8", per_sequence=True),
+    "cpu": Config(),
+    "cuda": Config(32, 5, 151936, "bfloat16", "t.8", per_sequence=True),
 }
-_CUDA_PROBS = Point(1, 5, 128256, "float32", "t.8", start="probs")
-# The points that issue 3 sets figures for come first: a budget that runs out costs others.
-SHOWS = {
+_CUDA_PROBS = Config(1, 5, 128256, "float32", "t.8", start="probs")
+# Configs with a performance target come first in the grid: a budget that runs out costs others.
+HEADLINE = {
     "cpu": (
-        Point(filters="t.8"),
-        Point(filters="t.8-k50-p.9"),
-        Point(batch=1, vocabulary=128256),
+        Config(filters="t.8"),
+        Config(filters="t.8-k50-p.9"),
+        Config(batch=1, vocabulary=128256),
     ),
     "cuda": (
         BASE["cuda"],
@@ -224,14 +230,14 @@ _QUICK: dict[str, dict[str, tuple[Any, ...]]] = {
 }
 
 
-def grid(device: str, *, quick: bool = False) -> list[Point]:
-    """One factor at a time around the base point, the points with a figure to reach first."""
+def grid(device: str, *, quick: bool = False) -> list[Config]:
+    """The headline configs, then the base config with one factor changed at a time."""
     base, factors = BASE[device], _QUICK[device] if quick else FACTORS
-    points = [*SHOWS[device], base]
+    configs = [*HEADLINE[device], base]
     for name, values in factors.items():
-        points += [replace(base, **{name: value}) for value in values]
+        configs += [replace(base, **{name: value}) for value in values]
     if not quick:
         filtered = replace(base, filters="t.8-k50-p.9")
         for name in ("batch", "vocabulary"):
-            points += [replace(filtered, **{name: value}) for value in FACTORS[name]]
-    return list(dict.fromkeys(points))
+            configs += [replace(filtered, **{name: value}) for value in FACTORS[name]]
+    return list(dict.fromkeys(configs))

@@ -1,5 +1,8 @@
-"""Every benchmark runs its peers before each of its own rounds, so that a ratio compares neighbours
-in time, and prints one table at the end."""
+"""The `compare` fixture of the benchmarks, and the table that is printed at the end.
+
+Every benchmark calls its peers before each of its own rounds, so that a ratio compares calls that
+are neighbours in time.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,11 @@ from bench import measure
 
 @pytest.fixture
 def compare(benchmark):
-    """compare(ours, {name: peer}, floor=bytes): times `ours`, the rest goes to extra_info.
+    """compare(ours, {name: peer}, floor=bytes): times `ours`; all else goes to `extra_info`.
 
-    floor: bytes that no exact implementation can do without. touched: bytes that ours reads, where
-    that is more than the floor. exps: exponentials that no exact implementation can do without; 0
-    where they are not counted.
+    floor: bytes that no exact implementation can avoid.
+    bytes_read: bytes that `ours` reads, if that is more than the floor.
+    exps: exponentials that no exact implementation can avoid; 0 if they are not counted.
     """
 
     def run(
@@ -28,7 +31,7 @@ def compare(benchmark):
         peers: Mapping[str, Callable[[], Any]],
         *,
         floor: float,
-        touched: float | None = None,
+        bytes_read: float | None = None,
         exps: float = 0,
         rounds: int = 20,
     ) -> None:
@@ -48,7 +51,7 @@ def compare(benchmark):
         both = read + exps * measure.seconds_per_exp() if exps else None
         benchmark.extra_info.update(
             launches=measure.dispatched(ours)[0],
-            bytes_touched=floor if touched is None else touched,
+            bytes_read=floor if bytes_read is None else bytes_read,
             bytes_floor=floor,
             ratio_to_floor=median / read,
             ratio_to_read_and_exp=both and median / both,
@@ -63,7 +66,7 @@ def compare(benchmark):
     return run
 
 
-@pytest.hookimpl(trylast=True)  # below the plug-in's own
+@pytest.hookimpl(trylast=True)  # prints below the table of pytest-benchmark
 def pytest_terminal_summary(config):
     session = getattr(config, "_benchmarksession", None)
     rows = [b for b in getattr(session, "benchmarks", []) if "bytes_floor" in b.extra_info]
@@ -71,7 +74,7 @@ def pytest_terminal_summary(config):
         return
     table = Table(
         Column("case", no_wrap=True),
-        *("us", "IQR", "launches", "MB touched", "MB floor", "x floor", "x (read + exp)"),
+        *("us", "IQR", "launches", "MB read", "MB floor", "x floor", "x (read + exp)"),
         "peak extra KB",
         *("times faster than (us)",),
         title=f"memory is read at {measure.read_bandwidth('cpu') / 1e9:.1f} GB/s, "
@@ -86,7 +89,7 @@ def pytest_terminal_summary(config):
             f"{b.stats.median * 1e6:.0f}",
             f"{b.stats.iqr * 1e6:.0f}",
             str(info["launches"]),
-            f"{info['bytes_touched'] / 1e6:.2f}",
+            f"{info['bytes_read'] / 1e6:.2f}",
             f"{info['bytes_floor'] / 1e6:.2f}",
             f"{info['ratio_to_floor']:.1f}",
             "-" if both is None else f"{both:.2f}",

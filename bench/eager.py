@@ -1,4 +1,4 @@
-"""The eager PyTorch rules that the ops are measured against, batched, as users write them."""
+"""Sampling and chain verification in batched eager PyTorch, as users write them: a baseline."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from torch import Tensor
 
 
 def _broadcast(parameter: Tensor | float, logits: Tensor) -> Tensor | float:
-    """A parameter [B] against logits [B, ..., V]."""
+    """A parameter [B] in a shape that broadcasts against logits [B, ..., V]."""
     if isinstance(parameter, Tensor):
         return parameter.view(-1, *[1] * (logits.dim() - 1))
     return parameter
 
 
 def _kth(logits: Tensor, top_k: Tensor | int) -> Tensor:
+    """The top_k-th largest logit of each row [..., 1]."""
     if isinstance(top_k, Tensor):
         last = top_k.long().view(-1, *[1] * (logits.dim() - 1)) - 1
         ordered = logits.sort(dim=-1, descending=True).values
@@ -38,15 +39,15 @@ def filtered(
     return logits.softmax(-1)
 
 
-def _beyond(law: Tensor, top_p: Tensor | float) -> Tensor:
-    """Entries of a falling law that come after a mass of top_p."""
-    return law.cumsum(-1) - law >= top_p
+def _beyond(probs: Tensor, top_p: Tensor | float) -> Tensor:
+    """Whether the entries before one, in descending order, already hold a mass of top_p."""
+    return probs.cumsum(-1) - probs >= top_p
 
 
 def _candidates(
     logits: Tensor, temperature: Tensor | float, top_k: int, top_p: Tensor | float
 ) -> tuple[Tensor, Tensor]:
-    """Probabilities and ids [..., top_k]. Of tokens that tie with the last one, some are left."""
+    """Probabilities and ids [..., top_k]. Some tokens that tie with the last one are dropped."""
     kept, ids = logits.topk(top_k, dim=-1)
     kept = kept.float() / _broadcast(temperature, logits)
     drop = _beyond(kept.softmax(-1), _broadcast(top_p, logits))
@@ -56,20 +57,20 @@ def _candidates(
 def filtered_candidates(
     logits: Tensor, temperature: Tensor | float, top_k: int, top_p: Tensor | float
 ) -> Tensor:
-    """`filtered` without a sort of the row: top-k first, top-p inside its candidates."""
-    law, ids = _candidates(logits, temperature, top_k, top_p)
-    return torch.zeros_like(logits, dtype=torch.float32).scatter_(-1, ids, law)
+    """`filtered` without sorting the row: `torch.topk` first, then top-p among its candidates."""
+    probs, ids = _candidates(logits, temperature, top_k, top_p)
+    return torch.zeros_like(logits, dtype=torch.float32).scatter_(-1, ids, probs)
 
 
 def sample(logits: Tensor, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0) -> Tensor:
-    """One token a row [R]."""
+    """One token for each row [R]."""
     return torch.multinomial(filtered(logits, temperature, top_k, top_p), 1)[:, 0]
 
 
 def sample_candidates(logits: Tensor, temperature: float, top_k: int, top_p: float) -> Tensor:
-    """`sample` from the top-k candidates alone."""
-    law, ids = _candidates(logits, temperature, top_k, top_p)
-    return ids.gather(-1, torch.multinomial(law, 1))[:, 0]
+    """`sample` with `filtered_candidates` in the place of `filtered`."""
+    probs, ids = _candidates(logits, temperature, top_k, top_p)
+    return ids.gather(-1, torch.multinomial(probs, 1))[:, 0]
 
 
 def verify_chain(
@@ -80,7 +81,7 @@ def verify_chain(
     top_k: Tensor | int = 0,
     top_p: Tensor | float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """Leviathan's Algorithm 1 over a batch: tokens [B, gamma+1] and accepted counts [B]."""
+    """Leviathan's Algorithm 1 over a batch: (tokens [B, gamma+1], num_accepted [B])."""
     p = filtered(target, temperature, top_k, top_p)
     return verify_probs(p, tokens, filtered(draft, temperature, 0, 1.0))
 
@@ -93,13 +94,13 @@ def verify_chain_candidates(
     top_k: int,
     top_p: Tensor | float,
 ) -> tuple[Tensor, Tensor]:
-    """`verify_chain` with the target's filters by `filtered_candidates`."""
+    """`verify_chain` with `filtered_candidates` for the target."""
     p = filtered_candidates(target, temperature, top_k, top_p)
     return verify_probs(p, tokens, filtered(draft, temperature, 0, 1.0))
 
 
 def verify_probs(p: Tensor, tokens: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
-    """The same from probabilities p [B, gamma+1, V] and q [B, gamma, V]."""
+    """`verify_chain` from probabilities p [B, gamma+1, V] and q [B, gamma, V]."""
     gamma = tokens.shape[1]
     p_x = p[:, :gamma].gather(-1, tokens[..., None]).squeeze(-1)
     q_x = q.gather(-1, tokens[..., None]).squeeze(-1)

@@ -1,8 +1,10 @@
-"""Verification of trees in eager PyTorch, batched over sequences, as users write it: a loop over
-the depth of the tree, and over siblings where the rule tries one after the other.
+"""Tree verification in batched eager PyTorch, as users write it: a baseline.
 
-A law is a function from places [B], 0 the root and n+1 node n, to probabilities [B, V]. All return
-the path [B, depth], then -1, the number of accepted nodes [B] and the token that follows [B].
+It loops over the depth of the tree and, for rules that try siblings one by one, over siblings.
+
+A tree's rows are numbered from the root: row 0 belongs to the root and row n+1 to node n.
+`Distribution` is a function from rows [B] to probabilities [B, V]. Every rule returns the path
+[B, depth] (then -1), the number of accepted nodes [B] and the recovered or bonus token [B].
 """
 
 from __future__ import annotations
@@ -12,19 +14,19 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-Law = Callable[[Tensor], Tensor]
+Distribution = Callable[[Tensor], Tensor]
 Outcome = tuple[Tensor, Tensor, Tensor]
 
 
 def draw(weights: Tensor) -> Tensor:
-    """A token of each row [B, V] by inverting its cdf."""
+    """One token for each row of weights [B, V], by inverting the cdf."""
     cdf = weights.cumsum(-1)
     u = torch.rand(len(cdf), 1, device=cdf.device) * cdf[:, -1:]
     return torch.searchsorted(cdf, u, right=True)[:, 0].clamp(max=cdf.shape[1] - 1)
 
 
-class _Walk:
-    """Where each sequence is, and whether it still goes on."""
+class _Traversal:
+    """The row that each sequence has reached, and whether it is still going down."""
 
     def __init__(self, tokens: Tensor, children: Tensor, depth: int) -> None:
         self.rows = torch.arange(len(tokens), device=tokens.device)
@@ -35,82 +37,90 @@ class _Walk:
         self.path = torch.full((len(tokens), depth), -1, device=tokens.device)
 
     def family(self) -> tuple[Tensor, Tensor]:
-        """Children [B, K] of where each sequence is, -1 for none, and their tokens."""
+        """Children [B, K] of the node that each sequence has reached (-1 for none) and tokens."""
         nodes = self.children[self.here].where(self.alive[:, None], -1)
         return nodes, self.tokens.gather(1, nodes.clamp(min=0))
 
-    def go(self, node: Tensor, stands: Tensor) -> None:
-        """On to the nodes that stand; the other sequences end here."""
-        step = torch.nn.functional.one_hot(self.accepted, self.path.shape[1] + 1)[:, :-1].bool()
-        self.path = torch.where(step & stands[:, None], node[:, None], self.path)
-        self.here = torch.where(stands, node + 1, self.here)
-        self.accepted += stands
-        self.alive = stands
+    def step(self, node: Tensor, accepted: Tensor) -> None:
+        """Step down to the accepted nodes; the other sequences end here."""
+        last = torch.nn.functional.one_hot(self.accepted, self.path.shape[1] + 1)[:, :-1].bool()
+        self.path = torch.where(last & accepted[:, None], node[:, None], self.path)
+        self.here = torch.where(accepted, node + 1, self.here)
+        self.accepted += accepted
+        self.alive = accepted
 
     def follow(self, answer: Callable[[], Tensor]) -> Outcome:
-        """The children that are the answer, as long as there are some."""
+        """Step down to the child whose token is the answer, until there is none."""
         y = torch.zeros_like(self.here)
         for _ in range(self.path.shape[1] + 1):
             y = torch.where(self.alive, answer(), y)
             nodes, tokens = self.family()
             hit = (nodes >= 0) & (tokens == y[:, None])
-            stands = hit.any(-1)
-            self.go(nodes.gather(1, hit.int().argmax(-1, keepdim=True))[:, 0], stands)
-            if not stands.any():
+            found = hit.any(-1)
+            self.step(nodes.gather(1, hit.int().argmax(-1, keepdim=True))[:, 0], found)
+            if not found.any():
                 break
         return self.path, self.accepted, y
 
 
 def greedy(target: Tensor, tokens: Tensor, children: Tensor, depth: int) -> Outcome:
-    """The path of the most likely tokens. target: [B, N+1, V], anything in the order of the law."""
-    best, walk = target.argmax(-1), _Walk(tokens, children, depth)
-    return walk.follow(lambda: best[walk.rows, walk.here])
+    """The path of the most likely tokens. target [B, N+1, V] holds logits or probabilities."""
+    best, at = target.argmax(-1), _Traversal(tokens, children, depth)
+    return at.follow(lambda: best[at.rows, at.here])
 
 
-def target_only(p: Law, tokens: Tensor, children: Tensor, depth: int) -> Outcome:
+def target_only(p: Distribution, tokens: Tensor, children: Tensor, depth: int) -> Outcome:
     """The path of tokens drawn from the target."""
-    walk = _Walk(tokens, children, depth)
-    return walk.follow(lambda: draw(p(walk.here)))
+    at = _Traversal(tokens, children, depth)
+    return at.follow(lambda: draw(p(at.here)))
 
 
 def multi_draft(
-    p: Law, q: Law, tokens: Tensor, children: Tensor, depth: int, *, replacement: bool = True
+    p: Distribution,
+    q: Distribution,
+    tokens: Tensor,
+    children: Tensor,
+    depth: int,
+    *,
+    replacement: bool = True,
 ) -> Outcome:
-    """SpecInfer's rule, or Sequoia's without replacement. q: of the children at a place."""
-    walk = _Walk(tokens, children, depth)
-    left = torch.empty(0)
+    """SpecInfer's rule, or Sequoia's for siblings drawn without replacement.
+
+    q: the distribution that the children of a row's node were drawn from.
+    """
+    at = _Traversal(tokens, children, depth)
+    last = torch.empty(0)
     for _ in range(depth + 1):
-        law = p(walk.here)
-        node, stands, law = _siblings(walk, law, q, replacement)
-        left = torch.where(walk.alive[:, None], law, left) if len(left) else law
-        walk.go(node, stands)
-        if not stands.any():
+        node, accepted, residual = _siblings(at, p(at.here), q, replacement)
+        last = torch.where(at.alive[:, None], residual, last) if len(last) else residual
+        at.step(node, accepted)
+        if not accepted.any():
             break
-    return walk.path, walk.accepted, draw(left)
+    return at.path, at.accepted, draw(last)
 
 
 def _siblings(
-    walk: _Walk, law: Tensor, q_of: Law, replacement: bool
+    at: _Traversal, p: Tensor, q_of: Distribution, replacement: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The child that stands, whether one does, and what is left of the law [B, V]."""
-    nodes, tokens = walk.family()
-    taken, stands = torch.zeros_like(walk.here), torch.zeros_like(walk.alive)
+    """(accepted child, whether there is one, P or the residual after the rejections [B, V])."""
+    nodes, tokens = at.family()
+    chosen, accepted = torch.zeros_like(at.here), torch.zeros_like(at.alive)
     trying = (nodes >= 0).any(-1)
     if not trying.any():
-        return taken, stands, law
-    q = q_of(walk.here)
+        return chosen, accepted, p
+    q = q_of(at.here)
     for node, x in zip(nodes.unbind(1), tokens[..., None].unbind(1), strict=True):
         trying = trying & (node >= 0)
         if not trying.any():
             break
-        coin = torch.rand_like(law[:, 0])
-        ok = trying & (coin * q.gather(1, x)[:, 0] < law.gather(1, x)[:, 0])
-        taken, stands, trying = torch.where(ok, node, taken), stands | ok, trying & ~ok
-        rest = (law - q).clamp(min=0)
+        u = torch.rand_like(p[:, 0])
+        ok = trying & (u * q.gather(1, x)[:, 0] < p.gather(1, x)[:, 0])
+        chosen, accepted, trying = torch.where(ok, node, chosen), accepted | ok, trying & ~ok
+        residual = (p - q).clamp(min=0)
         if not replacement:
-            rest = rest.scatter(1, x, 0.0)
+            residual = residual.scatter(1, x, 0.0)
             q = q.scatter(1, x, 0.0)
             q = q / q.sum(-1, keepdim=True)
-        mass = rest.sum(-1, keepdim=True)
-        law = torch.where(trying[:, None] & (mass > 0), rest / mass, law)
-    return taken, stands, law
+        mass = residual.sum(-1, keepdim=True)
+        p = torch.where(trying[:, None] & (mass > 0), residual / mass, p)
+    return chosen, accepted, p

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Tests, sanitizes and measures the CUDA side on a machine with an NVIDIA GPU and torch >= 2.10.
+# Tests, sanitizes and measures the GPU kernels on a machine with an NVIDIA GPU and torch >= 2.10.
 #
 #   bench/gpu.sh            # PYTHON= another interpreter, BUDGET= seconds (480), OUT= a folder
 #
 # Needs no network. Uses specdec_kernels/_C.so if it loads and holds CUDA kernels, else builds it.
-# Every part runs whatever became of the others; the exit status is 0 only if all of them passed.
+# Every part runs even if others fail; the exit status is 0 only if all of them passed.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 
@@ -27,7 +27,8 @@ fail() {
   note "FAILED   $1"
 }
 
-# part NAME LIMIT RESERVE COMMAND...: at most LIMIT seconds, RESERVE of the budget left to others.
+# part NAME LIMIT RESERVE COMMAND...: runs COMMAND for at most LIMIT seconds, and leaves RESERVE
+# seconds of the budget to later parts.
 part() {
   local name=$1 limit=$2 reserve=$3 begin=$SECONDS left status
   shift 3
@@ -111,12 +112,12 @@ else
 fi
 with_cuda_kernels || fail "_C.so has no CUDA kernels: their tests are skipped"
 
-# Neither a plug-in nor the options that need one.
+# No plug-in may be installed here, so that options which need one are cleared.
 pytest=("$python" -m pytest -q -o addopts= -p no:randomly -p no:cacheprovider -rs)
 on_device=(env TRITON_INTERPRET=0)
 several=()
 if "$python" -c 'import xdist' 2>/dev/null; then
-  on_device+=(OMP_NUM_THREADS=2)  # a pool of every core in each worker would wait busily
+  on_device+=(OMP_NUM_THREADS=2)  # each worker would start a thread pool for all cores
   several=(-n 8)
 fi
 on_device+=("${pytest[@]}" "${several[@]}")
@@ -127,6 +128,7 @@ part "CUDA trees on the device" 40 230 "${on_device[@]}" tests/device/trees_on_d
 if "$python" -c 'import triton' 2>/dev/null; then
   part "Triton ops on the device" 100 220 "${on_device[@]}" tests/device/on_device.py -k triton
   part "Triton trees on the device" 70 200 "${on_device[@]}" tests/device/trees_on_device.py -k triton
+  part "Triton cache ops on the device" 40 190 "${on_device[@]}" tests/device/kv_on_device.py
   part "layout of trees on the device" 40 190 "${on_device[@]}" tests/device/tree_layout_on_device.py
 else
   note "ABSENT   triton: its ops were not run"
@@ -140,13 +142,15 @@ elif ! timeout --kill-after=5 30 "$sanitizer" --tool memcheck --error-exitcode 9
   note "ABSENT   compute-sanitizer does not run on this device: no memcheck, no racecheck"
 else
   for tool in memcheck racecheck; do
-    # Without PyTorch's own allocator, an access past the end of a tensor is one past its allocation.
+    # Without PyTorch's caching allocator, each tensor is an allocation of its own, so that accesses
+    # past its end are found.
     part "$tool" 60 120 env PYTORCH_NO_CUDA_MEMORY_CACHING=1 \
       "$sanitizer" --tool "$tool" --error-exitcode 9 "$python" -m bench.sanitize
   done
 fi
 
-# sweep OP LIMIT RESERVE: starting, and the point that is under way at the end, take time as well.
+# sweep OP LIMIT RESERVE: the sweep's own budget is shorter than LIMIT, because it takes time to start
+# and to finish its last config.
 sweep() {
   part "sweep of $1" "$2" "$3" "$python" -m bench.sweep --op "$1" --device cuda --quick \
     --budget $(($2 > 45 ? $2 - 25 : 20)) --out "$OUT"
@@ -165,7 +169,7 @@ printf '\nSummary after %d s\n' "$SECONDS"
 printf '  %s\n' "${summary[@]}"
 rm -f "$began"
 exec >&- 2>&-
-# A process that outlived its part may still hold the log open.
+# A process that outlives its part may still hold the log open.
 for _ in 1 2 3 4 5; do
   kill -0 "$log" 2>/dev/null || break
   sleep 0.5

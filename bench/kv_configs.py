@@ -1,4 +1,4 @@
-"""Compaction of a cache along accepted paths: its point, its inputs and the bytes that move."""
+"""Configs of `kv_compact_`: the grid, the inputs of a config, and the bytes that it moves."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from bench.configs import DTYPES, SHORT
 
 
 @dataclass(frozen=True)
-class KvPoint:
-    """A cache [B, heads, slots, head_dim] of keys and one of values in each layer.
+class KvConfig:
+    """One setting of `kv_compact_`: keys and values of each layer are [B, heads, slots, head_dim].
 
-    nodes: the tree whose keys and values stand behind the committed prefix. accepted: of them.
+    nodes: the size of the tree whose keys and values follow the committed prefix.
+    accepted: the number of nodes on the accepted path.
     """
 
     batch: int = 64
@@ -35,7 +36,7 @@ class KvPoint:
 
     @property
     def row(self) -> int:
-        """Bytes of a token in one cache."""
+        """Bytes of one token in one cache."""
         return self.heads * self.head_dim * DTYPES[self.dtype].itemsize
 
     @property
@@ -52,36 +53,35 @@ class KvPoint:
 
 @dataclass(frozen=True)
 class KvInputs:
-    """base [B] and path [B, nodes], int64. No accepted node is where it belongs: all move."""
+    """Arguments of `kv_compact_`; base [B] and path [B, nodes] are int64. Every path node moves."""
 
-    point: KvPoint
+    config: KvConfig
     caches: list[Tensor]
     base: Tensor
     path: Tensor
 
 
-def build(point: KvPoint, device: str = "cpu") -> KvInputs:
-    """The point's tensors; prefixes of different lengths, every sequence with a path of its own."""
+def build(config: KvConfig, device: str = "cpu") -> KvInputs:
+    """The inputs of a config. Every sequence has its own prefix length and its own path."""
     g = torch.Generator().manual_seed(0)
-    path = torch.full((point.batch, point.nodes), -1)
+    path = torch.full((config.batch, config.nodes), -1)
     for row in path:
-        # not node 0, or the first would be in place already
-        chosen = 1 + torch.randperm(point.nodes - 1, generator=g)[: point.accepted]
-        row[: point.accepted] = chosen.sort().values
-    base = torch.randint(0, point.slots - point.nodes + 1, (point.batch,), generator=g)
-    size = (point.batch, point.heads, point.slots, point.head_dim)
-    caches = [
-        torch.zeros(size, dtype=DTYPES[point.dtype], device=device) for _ in range(2 * point.layers)
-    ]
-    return KvInputs(point, caches, base.to(device), path.to(device))
+        # Node 0 is left out, because it is in its place already.
+        chosen = 1 + torch.randperm(config.nodes - 1, generator=g)[: config.accepted]
+        row[: config.accepted] = chosen.sort().values
+    base = torch.randint(0, config.slots - config.nodes + 1, (config.batch,), generator=g)
+    size = (config.batch, config.heads, config.slots, config.head_dim)
+    dtype = DTYPES[config.dtype]
+    caches = [torch.zeros(size, dtype=dtype, device=device) for _ in range(2 * config.layers)]
+    return KvInputs(config, caches, base.to(device), path.to(device))
 
 
-def floor_bytes(point: KvPoint) -> float:
-    """What moves is read and written."""
-    return 2.0 * point.moved_bytes
+def floor_bytes(config: KvConfig) -> float:
+    """Bytes that are read and written to move the path's tokens."""
+    return 2.0 * config.moved_bytes
 
 
-def grid(device: str, *, quick: bool = False) -> list[KvPoint]:
-    """One cache; on the CPU also a shorter one, of which more rows share a page."""
+def grid(device: str, *, quick: bool = False) -> list[KvConfig]:
+    """One cache, and on the CPU a shorter one, where several heads share a page."""
     del quick
-    return [KvPoint()] if device == "cuda" else [KvPoint(slots=128), KvPoint()]
+    return [KvConfig()] if device == "cuda" else [KvConfig(slots=128), KvConfig()]

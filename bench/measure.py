@@ -1,4 +1,4 @@
-"""Time, launches and memory of a call, on the CPU and on a CUDA device."""
+"""Measures time, launches and memory of a call, on the CPU and on a CUDA device."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 Call = Callable[[], Any]
-# No sampler xors or seeks both extremes: the names of the kernels that empty the cache, the first
-# and the last, tell them from those being measured.
+# Parts of the names of the first and the last kernel of `flush`. No sampler computes an xor or both
+# extremes of a tensor, so that these names tell a flush from the work that is measured.
 _FLUSH_BEGINS, _FLUSH_ENDS = "bitwisexor", "minmaxops"
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Microseconds: the median and the quartiles around it."""
+    """The median and the quartiles of some times in microseconds."""
 
     median: float
     low: float
@@ -53,10 +53,10 @@ def _flush_buffers() -> tuple[Tensor, Tensor]:
 
 
 def flush() -> None:
-    """Writes twice the L2 cache, so that no call finds its inputs there, and reads as much.
+    """Write and read twice the size of the L2 cache, so that no call finds its inputs there.
 
-    Without the reading a call would pay for the write-back of the lines left behind. The event
-    keeps a launch that may overlap its predecessor out of this one.
+    Without the read, the next call would pay for writing back the modified lines. The event keeps
+    a launch that may overlap its predecessor from overlapping the flush.
     """
     written, read = _flush_buffers()
     written.bitwise_xor_(1)
@@ -92,9 +92,9 @@ def _round(calls: Mapping[str, Call], device: str) -> dict[str, float]:
 def rounds(
     calls: Mapping[str, Call], device: str, *, budget: float, least: int = 3, most: int = 60
 ) -> dict[str, list[float]]:
-    """Microseconds of each call, round by round: neighbours in a round are neighbours in time.
+    """Microseconds of each call in each round. A round makes every call once, one after another.
 
-    budget: seconds that the rounds should take together; `least` of them are made in any case.
+    budget: seconds that all rounds should take together; at least `least` rounds are made.
     """
     found: dict[str, list[float]] = {name: [] for name in calls}
     begin = time.perf_counter()
@@ -108,10 +108,11 @@ def rounds(
 
 
 def capture(f: Call, variants: int) -> Call:
-    """Replays of f as CUDA graphs, one after another: as many as there are turns to go through."""
+    """Capture `variants` calls of f as CUDA graphs; returns a call that replays the next one."""
     stream, side = torch.cuda.current_stream(), torch.cuda.Stream()
     side.wait_stream(stream)
-    # A capture that fails leaves generator and allocator unusable: whoever waits is refused before.
+    # A failed capture leaves generator and allocator unusable, so that a call which waits for the
+    # device is refused before the capture.
     torch.cuda.set_sync_debug_mode("error")
     try:
         with torch.cuda.stream(side):
@@ -119,7 +120,7 @@ def capture(f: Call, variants: int) -> Call:
     finally:
         torch.cuda.set_sync_debug_mode("default")
         stream.wait_stream(side)
-    # One pool, as they never run at the same time and nobody reads what they leave.
+    # The graphs may share a pool: they never run at the same time and nobody reads their outputs.
     pool, graphs = torch.cuda.graph_pool_handle(), []
     for _ in range(variants):
         graph = torch.cuda.CUDAGraph()
@@ -131,9 +132,9 @@ def capture(f: Call, variants: int) -> Call:
 
 
 def device_activity(f: Call, calls: int) -> tuple[float, float]:
-    """Launches (kernels, copies and fills) and microseconds on the device, mean of so many calls.
+    """(launches, microseconds on the device), the mean over some calls.
 
-    Every call finds an empty cache; what empties it is not counted.
+    Launches are kernels, copies and fills. Every call follows a flush, which is not counted.
     """
     flush()
     torch.cuda.synchronize()
@@ -148,7 +149,7 @@ def device_activity(f: Call, calls: int) -> tuple[float, float]:
 
 
 def _without_flushes(events: Iterable[Any], flushes: int) -> list[Any]:
-    """The events on the device that belong to no flush. An error if they cannot be told apart."""
+    """The device events that belong to no flush; raises if flushes cannot be told apart."""
     on_device = [
         event
         for event in events
@@ -170,7 +171,7 @@ def _without_flushes(events: Iterable[Any], flushes: int) -> list[Any]:
 
 
 class Operands(TorchDispatchMode):
-    """Counts dispatched ops and the bytes of their tensor operands; a view costs nothing."""
+    """Counts dispatched ops and the bytes of their operands and results; views cost nothing."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -188,7 +189,7 @@ class Operands(TorchDispatchMode):
 
 
 def dispatched(f: Call) -> tuple[int, int]:
-    """Ops that one call dispatches, and the bytes of their operands and results."""
+    """(ops that one call dispatches, bytes of their operands and results)."""
     with Operands() as counted:
         f()
     return counted.ops, counted.bytes
@@ -202,10 +203,10 @@ def _resident(name: str) -> int:
 
 
 def peak_extra(f: Call, device: str) -> int | None:
-    """Bytes that a call holds at its peak beyond what was held before; outputs count.
+    """Bytes that a call allocates at its peak on top of those allocated before; outputs count.
 
-    On the CPU the resident set's high-water mark: whatever allocated the memory, PyTorch or C++,
-    and one page the least. None where the system does not reset that mark.
+    On the CPU this is the growth of the resident set's high-water mark, which counts memory of
+    PyTorch and of C++ alike, in whole pages. None if the system cannot reset that mark.
     """
     gc.collect()
     if device == "cuda":
@@ -216,7 +217,7 @@ def peak_extra(f: Call, device: str) -> int | None:
         torch.cuda.synchronize()
         return torch.cuda.max_memory_allocated() - before
     try:
-        # Pages that the allocator kept would serve the call unseen.
+        # A call that reuses freed pages of the allocator would not raise the mark.
         ctypes.CDLL(None).malloc_trim(0)
         Path("/proc/self/clear_refs").write_text("5")
         before = _resident("VmHWM")
@@ -228,7 +229,7 @@ def peak_extra(f: Call, device: str) -> int | None:
 
 @functools.cache
 def seconds_per_exp() -> float:
-    """Seconds that torch.exp takes for a float32 in the CPU's cache: the best of many calls."""
+    """Seconds for one float32 of `torch.exp` in the CPU's cache, in the best of many calls."""
     x = torch.linspace(-20, 0, 2**16 * torch.get_num_threads())
     out = torch.empty_like(x)
     calls: dict[str, Call] = {"exp": lambda: torch.exp(x, out=out)}
@@ -237,7 +238,7 @@ def seconds_per_exp() -> float:
 
 @functools.cache
 def read_bandwidth(device: str) -> float:
-    """Bytes a second that this machine reads from memory in this run: the best of many sums."""
+    """Bytes per second that this machine reads from memory now, in the best of many reductions."""
     if device == "cuda":
         x = torch.ones(2**29, dtype=torch.float32, device="cuda")  # 2 GiB
         copy = torch.empty_like(x)

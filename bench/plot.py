@@ -17,20 +17,20 @@ import matplotlib.pyplot as plt
 from bench.results import Row, Run, read
 
 AXES = {"batch": "B", "vocabulary": "V", "nodes": "N"}
-MOST = 6  # panels on top of each other: of more series those that the grid has first
+MOST = 6  # series in one figure: the first ones of the grid
 
 
-def _rest(point: dict[str, Any], axis: str) -> tuple[Any, ...]:
-    return tuple((k, v) for k, v in point.items() if k not in (axis, "id"))
+def _rest(config: dict[str, Any], axis: str) -> tuple[Any, ...]:
+    return tuple((k, v) for k, v in config.items() if k not in (axis, "id"))
 
 
 def series(run: Run, axis: str) -> dict[tuple[Any, ...], list[Row]]:
-    """Rows that differ along the axis alone, where there are three places or more."""
+    """Rows that differ in one field of their config only, if it takes three values or more."""
     found: dict[tuple[Any, ...], list[Row]] = {}
     for row in run.rows:
-        if axis in row.point:
-            found.setdefault(_rest(row.point, axis), []).append(row)
-    several = [(k, rows) for k, rows in found.items() if len({r.point[axis] for r in rows}) >= 3]
+        if axis in row.config:
+            found.setdefault(_rest(row.config, axis), []).append(row)
+    several = [(k, rows) for k, rows in found.items() if len({r.config[axis] for r in rows}) >= 3]
     return dict(several[:MOST])
 
 
@@ -47,13 +47,13 @@ def _panel(panel: Any, rows: list[Row], axis: str, kind: str, title: str) -> Non
     for provider in dict.fromkeys(row.provider for row in rows):
         ordered = sorted(
             (row for row in rows if row.provider == provider and getattr(row, kind)),
-            key=lambda row: row.point[axis],
+            key=lambda row: row.config[axis],
         )
-        x = [row.point[axis] for row in ordered]
+        x = [row.config[axis] for row in ordered]
         line = panel.plot(x, [getattr(r, kind) for r in ordered], marker="o", label=provider)
         low, high = ([getattr(r, f"{kind}_{end}") for r in ordered] for end in ("low", "high"))
         panel.fill_between(x, low, high, alpha=0.2, color=line[0].get_color())
-    floor = sorted({row.point[axis]: row.floor_us for row in rows}.items())
+    floor = sorted({row.config[axis]: row.floor_us for row in rows}.items())
     panel.plot(*zip(*floor, strict=True), "k--", label="byte floor")
     panel.set(xscale="log", yscale="log", xlabel=AXES[axis], ylabel="microseconds")
     panel.set_title(title, fontsize=8)
@@ -64,7 +64,10 @@ def _panel(panel: Any, rows: list[Row], axis: str, kind: str, title: str) -> Non
 
 
 def draw(run: Run, axis: str, path: Path) -> bool:
-    """A row of panels a series: a call from the host and, if any was replayed, its CUDA graph."""
+    """Draw each series as a row of panels: host calls and, if measured, CUDA graph replays.
+
+    Returns False if there is no series along this axis.
+    """
     found = series(run, axis)
     if not found:
         return False
@@ -85,7 +88,7 @@ def draw(run: Run, axis: str, path: Path) -> bool:
 
 
 def plots(path: Path, folder: Path) -> list[Path]:
-    """A figure against each axis that the points vary, as SVG files in the folder."""
+    """Draw a results file against each axis that its configs vary; the SVG files written."""
     run = read(path)
     folder.mkdir(parents=True, exist_ok=True)
     mpl.rcParams["svg.hashsalt"] = path.stem
@@ -102,7 +105,7 @@ def main(
     for path in made:
         typer.echo(path)
     if not made:
-        typer.echo(f"{results} has no three points that differ in B, V or N alone: nothing to draw")
+        typer.echo(f"{results} has no three configs that differ in B, V or N only: nothing to draw")
 
 
 if __name__ == "__main__":

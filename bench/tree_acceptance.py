@@ -1,12 +1,12 @@
-"""Tokens a round of chains and of trees with as many drafted tokens, on SmolLM2-135M-Instruct.
+"""Compares chains and trees of equally many drafted tokens by tokens per round, on SmolLM2-135M.
 
     python -m bench.tree_acceptance [--steps N] [--limit PROMPTS] [--samples N] [--tokens N]
                                     [--prompts FILE]
 
-The draft model is the target with the weights of its layers rounded to a few values: a stand-in for
-a smaller model that agrees with it about as often. Sequoia's trees come from acceptance vectors
-measured on prompts that are not counted. Nothing here is timed. What stands behind +- is the
-standard error of the mean over rounds.
+The draft model is the target with the weights of its layers rounded to a few values. It stands in
+for a smaller model that agrees with the target about as often. Sequoia's trees are built from
+acceptance vectors measured on other prompts than those that are counted. Nothing here is timed.
+The number after +- is the standard error of the mean over rounds.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ console = Console(highlight=False, width=120)
 
 
 def rounded(model: Any, steps: int) -> Any:
-    """A copy whose layers' matrices hold integers in [-steps, steps] times a scale a row."""
+    """A copy of a model whose matrices hold integers in [-steps, steps] times a scale per row."""
     draft = copy.deepcopy(model)
     with torch.no_grad():
         for module in draft.model.layers.modules():
@@ -58,28 +58,32 @@ def encode(tokenizer: Any, questions: list[str]) -> dict[str, torch.Tensor]:
 def layouts(
     nodes: int, acceptance: list[float], *, sampled: bool
 ) -> Iterator[tuple[str, int, dict[str, Any]]]:
-    """Name, the tokens drafted, arguments of `generate`; the chain first."""
+    """(name, drafted tokens, arguments of `generate`) of each layout; the chain comes first."""
     best = TreeSpec.sequoia(acceptance, nodes)
     sequoia = f"Sequoia's tree, {best.leaves} leaves, depth {best.depth}"
     two = TreeSpec.branching((2,) + (1,) * (nodes // 2 - 1))
     yield f"chain of {nodes}", nodes, {"num_assistant_tokens": nodes}
     for rule in ("auto", "traversal") if sampled else ("auto",):
-        yield sequoia, best.size, {"tree": best, "acceptance": rule}
-        yield "two chains", two.size, {"tree": two, "acceptance": rule}
+        yield sequoia, best.size, {"tree": best, "rule": rule}
+        yield "two chains", two.size, {"tree": two, "rule": rule}
     yield "EAGLE-2's tree", nodes, {"tree": EagleTree(4, 6, nodes)}
 
 
 def standard_error(stats: SpecStats) -> float:
-    """Of the mean acceptance length, rounds taken for independent."""
+    """The standard error of the mean acceptance length, as if rounds were independent."""
     counts = stats.together.acceptance_histogram
     accepted = np.repeat(list(counts.keys()), list(counts.values()))
     return float(accepted.std(ddof=1) / np.sqrt(len(accepted)))
 
 
 def main(
-    steps: Annotated[int, typer.Option(help="Of the draft's weights on each side of 0.")] = 6,
-    limit: Annotated[int, typer.Option(help="Prompts to count; as many again measure.")] = 4,
-    samples: Annotated[int, typer.Option(help="Texts of each prompt, where sampled.")] = 4,
+    steps: Annotated[
+        int, typer.Option(help="Values of the draft's weights on each side of 0.")
+    ] = 6,
+    limit: Annotated[
+        int, typer.Option(help="Prompts to count; as many others measure acceptance.")
+    ] = 4,
+    samples: Annotated[int, typer.Option(help="Texts for each prompt when sampling.")] = 4,
     tokens: Annotated[int, typer.Option(help="New tokens of each text.")] = 48,
     prompts: Annotated[
         Path | None, typer.Option(help='JSON lines with "turns" (Spec-Bench format).')
@@ -101,7 +105,7 @@ def main(
 
     about = f"{len(counted)} prompts, {tokens} tokens each"
     table = Table(
-        "decoding", "drafted", "layout", "rule", "tokens a round", "to the chain",
+        "decoding", "drafted", "layout", "rule", "tokens per round", "relative to the chain",
         title=f"SmolLM2-135M, drafted by itself with weights of {2 * steps + 1} values; {about}",
     )  # fmt: skip
     for mode, settings in MODES.items():
@@ -115,7 +119,7 @@ def main(
                 length = stats.mean_acceptance_length
                 chain = chain or length
                 found = f"{length:.2f} +- {standard_error(stats):.2f}"
-                console.print(f"{mode}, {name}: {found} tokens a round, {stats.rule}")
+                console.print(f"{mode}, {name}: {found} tokens per round, {stats.rule}")
                 table.add_row(mode, str(size), name, stats.rule, found, f"{length / chain:.2f}")
     console.print(table)
 

@@ -1,4 +1,4 @@
-"""Trees that are timed: a point of their grid, its inputs, and the bytes that its answer needs."""
+"""Configs of `verify_tree`: the grid, the inputs of a config, and the bytes it has to read."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ from bench.configs import (
 from specdec_kernels.ops.verify_tree import Tree, TreeVerdict, verify_tree
 
 RULES = ("greedy", "target_only", "multi_draft", "multi_draft_wor", "traversal")
-OTHERS = ("match", "top_k_plus_one", "k_seq", "typical")  # at fewer points
-# Rule -> how its siblings come about; of the others they are the draft's most likely tokens.
+OTHERS = ("match", "top_k_plus_one", "k_seq", "typical")  # timed at fewer configs
+# Rule -> how siblings are drawn from the draft (see `_siblings`). Other rules get the draft's most
+# likely tokens.
 DRAWN = {
     "multi_draft": "with",
     "k_seq": "with",
@@ -34,15 +35,16 @@ DRAWN = {
     "multi_draft_wor": "without",
     "top_k_plus_one": "last",
 }
-SETS = 16  # of siblings drawn for each distinct row
-FIRST, DEPTH = 0.6, 8  # probability that the first child of a node stands; the deepest tree
+SETS = 16  # sets of siblings that are drawn for each distinct row
+FIRST, DEPTH = 0.6, 8  # acceptance probability of a node's first child; depth of the deepest tree
 
 
 @dataclass(frozen=True)
-class TreePoint:
-    """One place of the grid of `verify_tree`. Fields as in `Point`; nodes is N of each tree.
+class TreeConfig:
+    """One setting of `verify_tree`, with fields as in `Config`.
 
-    start: "logits", or "probs" for rule target_only alone.
+    nodes: N, the number of nodes of each tree.
+    start: "logits", or "probs" for rule target_only only.
     """
 
     batch: int = 8
@@ -81,10 +83,13 @@ class TreePoint:
 
 @functools.cache
 def tree(nodes: int) -> tuple[int, ...]:
-    """Parents of the most likely nodes, if child k of a node stands with FIRST * (1 - FIRST)^k."""
+    """Parents of a tree of the most likely nodes.
+
+    Child k of a node is assumed to be accepted with probability FIRST * (1 - FIRST)^k.
+    """
     parents: list[int] = []
     depth = {-1: 0}
-    waiting = [(-FIRST, -1)]  # value, parent; pushed after the parent is numbered
+    waiting = [(-FIRST, -1)]  # (-probability, parent) of nodes whose parent is in the tree
     while len(parents) < nodes:
         value, parent = heapq.heappop(waiting)
         n = len(parents)
@@ -97,7 +102,10 @@ def tree(nodes: int) -> tuple[int, ...]:
 
 
 class Shape(NamedTuple):
-    """Of one tree. children: [N+1, K] int64, those of the root first, then -1."""
+    """The shape of one tree.
+
+    children: [N+1, K] int64; row 0 has the root's children, row n+1 those of node n, then -1.
+    """
 
     parents: tuple[int, ...]
     children: Tensor
@@ -119,9 +127,9 @@ class Shape(NamedTuple):
 
 @dataclass(frozen=True)
 class TreeInputs:
-    """Tensors of a point: target [B, N+1, V], and draft [B, M, V] of the nodes with children."""
+    """Tensors of a config; target is [B, N+1, V], draft is [B, M, V] for M nodes with children."""
 
-    point: TreePoint
+    config: TreeConfig
     shape: Shape
     target: Tensor
     draft: Tensor | None  # None for rules whose siblings were not sampled
@@ -136,9 +144,10 @@ class TreeInputs:
 
 @functools.lru_cache(maxsize=16)
 def _siblings(v: int, acceptance: float, dtype: str, t: float, how: str, width: int) -> Tensor:
-    """[POOL, SETS, width] children of a node whose draft is that row of the pool.
+    """Tokens of siblings [POOL, SETS, width], drawn from each draft row of the pool.
 
-    how: with or without replacement, "top" as they are, or "last": column k is drawn off the top k.
+    how: "with" or "without" replacement; "top", the most likely tokens; or "last", where column k
+    is drawn from the tokens that are not among the top k.
     """
     q = eager.filtered(pool(v, acceptance)[1].to(DTYPES[dtype]), t, 0, 1.0)
     g = torch.Generator().manual_seed(2)
@@ -157,56 +166,56 @@ def _siblings(v: int, acceptance: float, dtype: str, t: float, how: str, width: 
     return top[:, None].expand(-1, SETS, -1)
 
 
-def build(point: TreePoint, device: str = "cpu") -> TreeInputs:
-    """The point's tensors; the same values on every device."""
-    b, n = point.batch, point.nodes
+def build(config: TreeConfig, device: str = "cpu") -> TreeInputs:
+    """The config's tensors; the same values on every device."""
+    b, n = config.batch, config.nodes
     shape = Shape.of(tree(n))
     target, draft = (
-        rows.to(DTYPES[point.dtype]) for rows in pool(point.vocabulary, point.acceptance)
+        rows.to(DTYPES[config.dtype]) for rows in pool(config.vocabulary, config.acceptance)
     )
-    if point.start == "probs":
-        target = eager.filtered(target, *FILTERS[point.filters])
+    if config.start == "probs":
+        target = eager.filtered(target, *FILTERS[config.filters])
     pick = (torch.arange(b * (n + 1)) % POOL).view(b, n + 1)
     parents = torch.tensor(shape.parents)
     inside = parents.unique()  # nodes with children, the root among them
     rank = (shape.children[parents + 1] == torch.arange(n)[:, None]).long().argmax(-1)
-    laws = point.vocabulary, point.acceptance, point.dtype, FILTERS[point.filters][0]
-    how, width = DRAWN.get(point.rule, "top"), shape.children.shape[1]
-    families = _siblings(*laws, "top" if how == "last" else how, width)
+    source = config.vocabulary, config.acceptance, config.dtype, FILTERS[config.filters][0]
+    how, width = DRAWN.get(config.rule, "top"), shape.children.shape[1]
+    families = _siblings(*source, "top" if how == "last" else how, width)
     if how == "last":
         last = rank + 1 == (shape.children[parents + 1] >= 0).sum(-1)
         rank = torch.where(last, rank + width, rank)
-        families = torch.cat([families, _siblings(*laws, how, width)], -1)
+        families = torch.cat([families, _siblings(*source, how, width)], -1)
     turns = []
     for i in range(TURNS):
         of = (i + 5 * torch.arange(b)[:, None] + 3 * parents) % SETS
         tokens = families[pick[:, parents + 1], of, rank]
         turns.append(Turn(tokens.to(device), (torch.arange(b) + b * i).to(device)))
-    drawn = point.rule in DRAWN
+    drawn = config.rule in DRAWN
     pick = pick.to(device)
     rows = torch.searchsorted(inside, parents).int().expand(b, n).contiguous()
     return TreeInputs(
-        point=point,
+        config=config,
         shape=shape,
         target=target.to(device)[pick],
         draft=draft.to(device)[pick[:, (inside + 1).to(device)]] if drawn else None,
         draft_rows=rows.to(device) if drawn else None,
         parents=parents.expand(b, n).contiguous().to(device),
         turns=turns,
-        **parameters(point, device),
+        **parameters(config, device),
         positions=torch.full((b,), 100, device=device),
     )
 
 
 def call(inputs: TreeInputs, turn: Turn, *, with_accept_probs: bool = False) -> TreeVerdict:
-    """The public function on one turn."""
+    """Call the public function with one turn."""
     return verify_tree(
         inputs.target,
         Tree(turn.tokens, inputs.parents),
         inputs.draft,
-        rule=inputs.point.rule,  # type: ignore[arg-type]
+        rule=inputs.config.rule,  # type: ignore[arg-type]
         draft_rows=inputs.draft_rows,
-        kind="probs" if inputs.point.start == "probs" else "logits",
+        kind="probs" if inputs.config.start == "probs" else "logits",
         temperature=inputs.temperature,
         top_k=inputs.top_k,
         top_p=inputs.top_p,
@@ -218,98 +227,102 @@ def call(inputs: TreeInputs, turn: Turn, *, with_accept_probs: bool = False) -> 
 
 
 class Visits(NamedTuple):
-    """What the verdicts of all turns looked at, a sequence: [TURNS, B] each.
+    """Counts of what each turn visits in each sequence, each [TURNS, B].
 
-    targets, drafts: rows of which the rule needs all. judged: nodes. rejected: of them, by coin.
+    accepted: accepted nodes.
+    targets, drafts: rows that the rule has to read.
+    tested: nodes that the rule decides about.
+    rejected: tested nodes that an acceptance uniform rejects.
     """
 
     accepted: Tensor
     targets: Tensor
     drafts: Tensor
-    judged: Tensor
+    tested: Tensor
     rejected: Tensor
 
 
 def visits(inputs: TreeInputs) -> Visits:
-    """Calls every turn once more, with `acceptance`, which is NaN where the rule did not look."""
+    """Call every turn once more with `accept_probs`, which are NaN for nodes not decided about."""
     found = []
     drawn = inputs.draft_rows is not None
     for turn in inputs.turns:
         verdict = call(inputs, turn, with_accept_probs=True)
-        judged = ~verdict.acceptance.isnan()
-        nodes = torch.arange(inputs.point.nodes, device=judged.device)
+        decided = ~verdict.accept_probs.isnan()
+        nodes = torch.arange(inputs.config.nodes, device=decided.device)
         accepted = (verdict.path[..., None] == nodes).any(1)
-        tried = judged | accepted  # an ancestor of what stands was never judged by traversal
+        tested = decided | accepted  # traversal has no probability for ancestors of the last node
         n = verdict.num_accepted
         drafts = n * 0
         if inputs.draft is not None:
-            rows = torch.arange(inputs.draft.shape[1], device=judged.device)
-            drafts = ((inputs.draft_rows[..., None] == rows) & tried[..., None]).any(1).sum(-1)
-        every = tried if inputs.point.rule == "traversal" else accepted
-        rejected = (judged & ~accepted).sum(-1) if drawn else n * 0
-        found.append((n, 1 + every.sum(-1), drafts, tried.sum(-1), rejected))
+            rows = torch.arange(inputs.draft.shape[1], device=decided.device)
+            drafts = ((inputs.draft_rows[..., None] == rows) & tested[..., None]).any(1).sum(-1)
+        read = tested if inputs.config.rule == "traversal" else accepted
+        rejected = (decided & ~accepted).sum(-1) if drawn else n * 0
+        found.append((n, 1 + read.sum(-1), drafts, tested.sum(-1), rejected))
     return Visits(*(torch.stack(counts).cpu() for counts in zip(*found, strict=True)))
 
 
-def floor_bytes(point: TreePoint, seen: Visits) -> float:
-    """Bytes an exact rule cannot do without, mean over calls: every row it visits, once.
+def floor_bytes(config: TreeConfig, seen: Visits) -> float:
+    """Bytes that an exact rule has to read: every visited row once. The mean over calls.
 
-    Raw logits need every visited row for its normaliser. Probabilities, for rule target_only, an
-    entry for each child and the row that the last token is drawn from.
+    From raw logits, every visited row is needed for its normaliser. From probabilities, rule
+    target_only needs one entry for each child and the row that the last token is drawn from.
     """
-    row = point.vocabulary * point.element
-    if point.start == "probs":
-        needed = row + point.element * seen.judged
+    row = config.vocabulary * config.element
+    if config.start == "probs":
+        needed = row + config.element * seen.tested
     else:
         needed = row * (seen.targets + seen.drafts)
     return float(needed.double().sum(-1).mean())
 
 
-def touched_bytes(point: TreePoint, seen: Visits) -> float:
-    """Bytes our kernels read without filters: target and draft once more for each rejection.
+def visited_bytes(config: TreeConfig, seen: Visits) -> float:
+    """Bytes that this project's kernels read without filters.
 
-    Without replacement the draft a third time, for its mass off the tokens that were tried. Of
-    top_k_plus_one an upper bound, for its top is judged without a pass; of k_seq a lower one, for
-    what is accepted with some factors is summed several times.
+    Every rejection reads target and draft again, and multi_draft_wor reads the draft a third time
+    for its mass outside the tried tokens. This is an upper bound for top_k_plus_one, which decides
+    about the top tokens without a pass, and a lower bound for k_seq, which sums the accepted mass
+    for several factors.
     """
-    row = point.vocabulary * point.element
-    again = 3 if point.rule == "multi_draft_wor" else 2
+    row = config.vocabulary * config.element
+    again = 3 if config.rule == "multi_draft_wor" else 2
     rows = seen.targets + seen.drafts + again * seen.rejected
     return float((row * rows).double().sum(-1).mean())
 
 
-# Every rule over N comes first: a budget that runs out costs other points.
-_CUDA = TreePoint(8, 16, 128256, "bfloat16", per_sequence=True)
+# Every rule over N comes first in the grid: a budget that runs out costs other configs.
+_CUDA = TreeConfig(8, 16, 128256, "bfloat16", per_sequence=True)
 _EVERY_B, _EVERY_N = (1, 8, 64), (8, 16, 64)
 
 
-def _cpu() -> list[TreePoint]:
-    base = TreePoint()
-    points = [replace(base, rule=rule) for rule in RULES]
-    points += [replace(base, batch=1, nodes=n) for n in _EVERY_N]
-    points += [replace(base, filters=f, rule=r) for f in FILTERS for r in RULES[1:3]]
-    points += [replace(base, batch=1, nodes=64, vocabulary=128256, rule=rule) for rule in RULES]
-    points += [replace(base, rule=rule) for rule in OTHERS]
-    return points
+def _cpu() -> list[TreeConfig]:
+    base = TreeConfig()
+    configs = [replace(base, rule=rule) for rule in RULES]
+    configs += [replace(base, batch=1, nodes=n) for n in _EVERY_N]
+    configs += [replace(base, filters=f, rule=r) for f in FILTERS for r in RULES[1:3]]
+    configs += [replace(base, batch=1, nodes=64, vocabulary=128256, rule=rule) for rule in RULES]
+    configs += [replace(base, rule=rule) for rule in OTHERS]
+    return configs
 
 
-def _cuda(quick: bool) -> list[TreePoint]:
+def _cuda(quick: bool) -> list[TreeConfig]:
     base = _CUDA
-    points = [replace(base, rule=rule, nodes=n) for rule in RULES for n in _EVERY_N]
-    points += [
+    configs = [replace(base, rule=rule, nodes=n) for rule in RULES for n in _EVERY_N]
+    configs += [
         replace(base, rule=r, batch=b, nodes=n) for b in _EVERY_B for n in _EVERY_N for r in RULES
     ]
     probs = replace(base, rule="target_only", dtype="float32", start="probs", per_sequence=False)
-    points += [replace(probs, batch=b, nodes=n) for b in _EVERY_B for n in _EVERY_N]
-    points += [replace(base, filters=f, rule=r) for f in FILTERS for r in RULES[1:]]
-    points += [replace(base, dtype="float32", rule=r) for r in RULES]
-    points += [replace(base, batch=b, rule=r) for r in OTHERS for b in _EVERY_B]
+    configs += [replace(probs, batch=b, nodes=n) for b in _EVERY_B for n in _EVERY_N]
+    configs += [replace(base, filters=f, rule=r) for f in FILTERS for r in RULES[1:]]
+    configs += [replace(base, dtype="float32", rule=r) for r in RULES]
+    configs += [replace(base, batch=b, rule=r) for r in OTHERS for b in _EVERY_B]
     if not quick:
-        points += [replace(base, nodes=n, rule=r) for r in OTHERS for n in _EVERY_N]
-        points += [replace(point, dtype="float32") for point in points]
-    return points
+        configs += [replace(base, nodes=n, rule=r) for r in OTHERS for n in _EVERY_N]
+        configs += [replace(config, dtype="float32") for config in configs]
+    return configs
 
 
-def grid(device: str, *, quick: bool = False) -> list[TreePoint]:
-    """Rules over B and N, then probabilities as they are, filters and dtypes."""
+def grid(device: str, *, quick: bool = False) -> list[TreeConfig]:
+    """Rules over B and N first, then probabilities, filters and dtypes."""
     return list(dict.fromkeys(_cpu() if device == "cpu" else _cuda(quick)))

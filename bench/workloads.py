@@ -1,4 +1,4 @@
-"""What the sweep can time: an op, its grid, its implementations and what a call costs at least."""
+"""The ops that the sweep can time, each with its grid, its peers and its byte floor."""
 
 from __future__ import annotations
 
@@ -8,26 +8,29 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from bench import configs as points
-from bench import kv_configs as kv_points
-from bench import tree_configs as tree_points
+from bench import configs, kv_configs, tree_configs
 from bench.peers import KV_PEERS, PEERS, TREE_PEERS, Peer
 
 
 class Cost(NamedTuple):
-    """Bytes of a call, mean over its turns: what no exact rule can do without, what ours reads."""
+    """Bytes of a call, the mean over turns.
+
+    floor: bytes that no exact implementation can avoid.
+    read: bytes that this project's kernels read.
+    """
 
     floor: float
-    touched: float
+    read: float
 
 
 @dataclass(frozen=True)
 class Workload:
     """One op of the sweep.
 
-    grid: device and quick -> points. build: point and device -> inputs. cost: inputs and what the
-    first provider accepted [calls, B] -> bytes. compiled: device -> points at which peers with a
-    long compilation take part.
+    grid: (device, quick) -> configs.
+    build: (config, device) -> inputs.
+    cost: (inputs, accepted [calls, B] of the first provider) -> Cost.
+    compiled: device -> the configs at which peers with a long compilation are timed.
     """
 
     peers: tuple[Peer, ...]
@@ -37,25 +40,25 @@ class Workload:
     compiled: Callable[[str], tuple[Any, ...]] = lambda device: ()
 
 
-def _chain_cost(inputs: points.Inputs, accepted: Tensor) -> Cost:
-    point = inputs.point
-    return Cost(points.floor_bytes(point, accepted), points.touched_bytes(point, accepted))
+def _chain_cost(inputs: configs.Inputs, accepted: Tensor) -> Cost:
+    config = inputs.config
+    return Cost(configs.floor_bytes(config, accepted), configs.visited_bytes(config, accepted))
 
 
-def _tree_cost(inputs: tree_points.TreeInputs, accepted: Tensor) -> Cost:
-    seen = tree_points.visits(inputs)
-    floor = tree_points.floor_bytes(inputs.point, seen)
-    return Cost(floor, tree_points.touched_bytes(inputs.point, seen))
+def _tree_cost(inputs: tree_configs.TreeInputs, accepted: Tensor) -> Cost:
+    seen = tree_configs.visits(inputs)
+    floor = tree_configs.floor_bytes(inputs.config, seen)
+    return Cost(floor, tree_configs.visited_bytes(inputs.config, seen))
 
 
-def _kv_cost(inputs: kv_points.KvInputs, accepted: Tensor) -> Cost:
-    return Cost(*2 * (kv_points.floor_bytes(inputs.point),))
+def _kv_cost(inputs: kv_configs.KvInputs, accepted: Tensor) -> Cost:
+    return Cost(*2 * (kv_configs.floor_bytes(inputs.config),))
 
 
 WORKLOADS = {
     "verify_chain": Workload(
-        PEERS, points.grid, points.build, _chain_cost, lambda device: points.SHOWS[device]
+        PEERS, configs.grid, configs.build, _chain_cost, lambda device: configs.HEADLINE[device]
     ),
-    "verify_tree": Workload(TREE_PEERS, tree_points.grid, tree_points.build, _tree_cost),
-    "kv_compact_": Workload(KV_PEERS, kv_points.grid, kv_points.build, _kv_cost),
+    "verify_tree": Workload(TREE_PEERS, tree_configs.grid, tree_configs.build, _tree_cost),
+    "kv_compact_": Workload(KV_PEERS, kv_configs.grid, kv_configs.build, _kv_cost),
 }

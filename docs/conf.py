@@ -6,4 +6,6 @@ project = "specdec-kernels"
 author = "the developers of specdec-kernels"
 version = release = __version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+myst_enable_extensions = ["dollarmath"]
+myst_heading_anchors = 3
 html_theme = "alabaster"

@@ -10,16 +10,20 @@ torch.manual_seed(0)
 target = 4 * torch.randn(batch, gamma + 1, vocab)
 draft = target[:, :gamma] + 0.3 * torch.randn(batch, gamma, vocab)
 
-rows = (draft.reshape(-1, vocab), seeds.repeat_interleave(gamma))
-steps = (positions[:, None] + torch.arange(gamma)).reshape(-1)
-drafted = sample(rows[0], temperature=0.8, top_k=50, seeds=rows[1], positions=steps)
-law = SampledDraft(
+drafted = sample(
+    draft.reshape(-1, vocab),
+    temperature=0.8,
+    top_k=50,
+    seeds=seeds.repeat_interleave(gamma),
+    positions=(positions[:, None] + torch.arange(gamma)).reshape(-1),
+)
+distribution = SampledDraft(
     draft, drafted.logsumexp.view(batch, gamma), drafted.threshold.view(batch, gamma), 0.8
 )
 verdict = verify_chain(
     target,
     drafted.tokens.view(batch, gamma),
-    law,
+    distribution,
     temperature=0.8,
     top_k=50,
     seeds=seeds,

@@ -1,5 +1,7 @@
-"""The implementations that are compared, one file each. A peer is imported only where it is
-installed; nothing of it is kept here."""
+"""The implementations that are compared, one file each.
+
+A peer's package is imported only when the peer is built; none of its code is copied here.
+"""
 
 from __future__ import annotations
 

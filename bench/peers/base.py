@@ -1,4 +1,4 @@
-"""What the harness knows of an implementation."""
+"""The interface of an implementation that is timed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class Unsupported(Exception):
-    """The implementation has no answer for a point; the message says why."""
+    """The implementation does not support a config; the message says why."""
 
 
 def _second(result: Any) -> Tensor:
@@ -21,14 +21,14 @@ def _second(result: Any) -> Tensor:
 
 @dataclass(frozen=True)
 class Peer:
-    """An implementation of what is timed.
+    """An implementation of an op.
 
-    available: device type -> "" if it can run there, or the reason why not.
-    build: inputs of a point -> a call of one turn; raises `Unsupported`.
-    accepted: what such a call returned -> drafts or nodes accepted [B].
-    ours: it is one of this project's providers.
-    reads: it reads the device from the host, so that no CUDA graph can hold it.
-    compiles: its first call at new sizes takes long; only the points with a figure to reach get it.
+    available: device type -> "" if it can run there, else the reason why not.
+    build: inputs of a config -> a function that makes one call; raises `Unsupported`.
+    accepted: the result of such a call -> number of accepted drafts or nodes [B].
+    ours: whether it is one of this project's providers.
+    reads: whether the host reads from the device during a call, which a CUDA graph cannot capture.
+    compiles: whether the first call at new sizes takes long, so that only some configs time it.
     """
 
     name: str
@@ -41,5 +41,5 @@ class Peer:
 
 
 def importable(module: str) -> str:
-    """ "" if the top-level module is installed, or that it is not."""
+    """An empty string if the top-level module is installed, else a message that it is not."""
     return "" if importlib.util.find_spec(module) else f"{module} is not installed"

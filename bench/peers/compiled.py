@@ -1,4 +1,4 @@
-"""The eager rule through torch.compile."""
+"""The eager rule, compiled by `torch.compile`."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def _available(device: str) -> str:
 
 
 def build(inputs: Inputs) -> Callable[[], Any]:
-    torch._dynamo.reset()  # a compilation for each point, without symbolic sizes
+    torch._dynamo.reset()  # compiles anew for each config, without symbolic sizes
     turns = itertools.cycle(inputs.turns)
-    if inputs.point.start == "probs":
+    if inputs.config.start == "probs":
         from_probs = torch.compile(eager.verify_probs, dynamic=False)
         return lambda: from_probs(inputs.target, next(turns).tokens, inputs.draft)
     rule = torch.compile(eager.verify_chain, dynamic=False)

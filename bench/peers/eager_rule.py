@@ -1,4 +1,4 @@
-"""The batched rule in eager PyTorch: filters by sorting, and by torch.topk first."""
+"""The batched rule in eager PyTorch, with filters by sorting or by `torch.topk`."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from bench.peers.base import Peer, Unsupported
 
 def build(inputs: Inputs) -> Callable[[], Any]:
     turns = itertools.cycle(inputs.turns)
-    if inputs.point.start == "probs":
+    if inputs.config.start == "probs":
         return lambda: eager.verify_probs(inputs.target, next(turns).tokens, inputs.draft)
     parameters = (inputs.temperature, inputs.top_k, inputs.top_p)
     return lambda: eager.verify_chain(inputs.target, next(turns).tokens, inputs.draft, *parameters)
 
 
 def build_topk(inputs: Inputs) -> Callable[[], Any]:
-    top_k = FILTERS[inputs.point.filters][1]
-    if inputs.point.start == "probs" or not top_k:
+    top_k = FILTERS[inputs.config.filters][1]
+    if inputs.config.start == "probs" or not top_k:
         raise Unsupported("takes raw logits and a top-k")
     turns = itertools.cycle(inputs.turns)
     parameters = (inputs.temperature, top_k, inputs.top_p)

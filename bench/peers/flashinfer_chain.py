@@ -1,5 +1,7 @@
-"""FlashInfer's `chain_speculative_sampling`, with its softmax, top-k and top-p where it must start
-from logits."""
+"""FlashInfer's `chain_speculative_sampling`.
+
+If it has to start from logits, FlashInfer's softmax, top-k and top-p are part of the call.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,14 @@ def _available(device: str) -> str:
 def build(inputs: Inputs) -> Callable[[], Any]:
     from flashinfer import sampling  # noqa: PLC0415
 
-    b, gamma, v = inputs.point.batch, inputs.point.gamma, inputs.point.vocabulary
-    temperature, top_k, top_p = FILTERS[inputs.point.filters]
+    b, gamma, v = inputs.config.batch, inputs.config.gamma, inputs.config.vocabulary
+    temperature, top_k, top_p = FILTERS[inputs.config.filters]
     target, draft = inputs.target.view(-1, v), inputs.draft.view(-1, v)
     turns = itertools.cycle([(turn.tokens.int(), turn.seeds[:1]) for turn in inputs.turns])
-    # Seeds in memory, or a captured graph would draw the same numbers for ever.
+    # Seeds are tensors, because a captured graph would draw the same numbers from integers.
     offset = torch.zeros(1, dtype=torch.int64, device=target.device)
 
-    def laws() -> tuple[torch.Tensor, torch.Tensor]:
+    def distributions() -> tuple[torch.Tensor, torch.Tensor]:
         p = sampling.softmax(target, temperature)
         if top_k:
             p = sampling.top_k_renorm_probs(p, top_k)
@@ -37,7 +39,7 @@ def build(inputs: Inputs) -> Callable[[], Any]:
 
     def once() -> Any:
         tokens, seed = next(turns)
-        p, q = (target, draft) if inputs.point.start == "probs" else laws()
+        p, q = (target, draft) if inputs.config.start == "probs" else distributions()
         return sampling.chain_speculative_sampling(
             q.view(b, gamma, v),
             tokens,

@@ -1,7 +1,7 @@
-"""transformers' `_speculative_sampling`, with the warpers that its generation loop applies first.
+"""Transformers' `_speculative_sampling`, with the warpers that its generation loop applies first.
 
-The loop warps each target row in turn and brings the logits to float32; the draft's logits reach
-it warped by the assistant, so that their temperature is not charged here.
+The loop converts the target's logits to float32 and warps one row after another. The assistant
+model has warped the draft's logits already, so that their temperature is not part of the call.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from bench.peers.base import Peer, Unsupported, importable
 def build(inputs: Inputs) -> Callable[[], Any]:
     from transformers.generation import logits_process, utils  # noqa: PLC0415
 
-    point = inputs.point
-    if point.batch != 1:
+    config = inputs.config
+    if config.batch != 1:
         raise Unsupported("takes one sequence")
-    if point.start == "probs":
+    if config.start == "probs":
         raise Unsupported("starts from logits")
-    temperature, top_k, top_p = FILTERS[point.filters]
+    temperature, top_k, top_p = FILTERS[config.filters]
     warpers: list[Any] = []
     if temperature != 1:
         warpers.append(logits_process.TemperatureLogitsWarper(temperature))
@@ -41,10 +41,10 @@ def build(inputs: Inputs) -> Callable[[], Any]:
     def once() -> Any:
         ids = next(turns).tokens
         logits = inputs.target.to(torch.float32, copy=bool(warpers))
-        for i in range(point.gamma + 1) if warpers else ():
+        for i in range(config.gamma + 1) if warpers else ():
             for warp in warpers:
                 logits[:, i] = warp(ids, logits[:, i])
-        return utils._speculative_sampling(ids, draft, point.gamma, logits, **extra)
+        return utils._speculative_sampling(ids, draft, config.gamma, logits, **extra)
 
     return once
 

@@ -1,4 +1,4 @@
-"""A copy of the bytes that a compaction moves: the least that it can cost."""
+"""Two baselines of compaction: one copy of as many bytes, and indexing layer by layer."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from bench.peers.base import Peer
 
 
 def _all(inputs: KvInputs) -> torch.Tensor:
-    return torch.full((inputs.point.batch,), inputs.point.accepted)
+    return torch.full((inputs.config.batch,), inputs.config.accepted)
 
 
 def build(inputs: KvInputs) -> Callable[[], Any]:
-    dtype = DTYPES[inputs.point.dtype]
+    dtype = DTYPES[inputs.config.dtype]
     source = torch.ones(
-        inputs.point.moved_bytes // dtype.itemsize, dtype=dtype, device=inputs.base.device
+        inputs.config.moved_bytes // dtype.itemsize, dtype=dtype, device=inputs.base.device
     )
     copy, accepted = torch.empty_like(source), _all(inputs)
 
@@ -31,14 +31,14 @@ def build(inputs: KvInputs) -> Callable[[], Any]:
 
 
 def build_eager(inputs: KvInputs) -> Callable[[], Any]:
-    """Layer by layer with indices: a gather of the slots, and a scatter to where they belong."""
-    point, accepted = inputs.point, _all(inputs)
-    rows = torch.arange(point.batch, device=inputs.base.device)[:, None]
-    kept = inputs.path[:, : point.accepted]
+    """Gather the accepted slots of each layer and scatter them to their new places."""
+    config, accepted = inputs.config, _all(inputs)
+    rows = torch.arange(config.batch, device=inputs.base.device)[:, None]
+    kept = inputs.path[:, : config.accepted]
 
     def once() -> Any:
         source = inputs.base[:, None] + kept
-        slots = inputs.base[:, None] + torch.arange(point.accepted, device=rows.device)
+        slots = inputs.base[:, None] + torch.arange(config.accepted, device=rows.device)
         for cache in inputs.caches:
             by_slot = cache.transpose(1, 2)
             by_slot[rows, slots] = by_slot[rows, source]

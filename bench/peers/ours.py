@@ -1,4 +1,8 @@
-"""This project's providers: the public functions, and Triton's kernels where others serve them."""
+"""This project's providers.
+
+The C++ and CUDA kernels are called through the public functions. The Triton kernels are called
+directly, because on CUDA devices the public functions may be served by the CUDA kernels.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +23,7 @@ from bench.kv_configs import KvInputs
 from bench.peers.base import Peer
 from bench.tree_configs import TreeInputs
 from bench.tree_configs import call as call_tree
+from specdec_kernels.triton import MODULES
 
 
 def _draft(inputs: Inputs) -> Any:
@@ -33,7 +38,7 @@ def _call(inputs: Inputs, draft: Any, turn: Turn) -> sk.Verdict:
         inputs.target,
         turn.tokens,
         draft,
-        kind="probs" if inputs.point.start == "probs" else "logits",
+        kind="probs" if inputs.config.start == "probs" else "logits",
         temperature=inputs.temperature,
         top_k=inputs.top_k,
         top_p=inputs.top_p,
@@ -43,7 +48,7 @@ def _call(inputs: Inputs, draft: Any, turn: Turn) -> sk.Verdict:
 
 
 class _Arguments(TorchDispatchMode):
-    """Notes what a public function passes to its op, with every default filled in."""
+    """Records the arguments that a public function passes to its op, defaults included."""
 
     def __init__(self, op: Any) -> None:
         super().__init__()
@@ -69,7 +74,7 @@ def _tree(inputs: TreeInputs) -> Callable[[], Any]:
 
 
 def _compact(inputs: KvInputs) -> Callable[[], Any]:
-    accepted = torch.full((inputs.point.batch,), inputs.point.accepted)
+    accepted = torch.full((inputs.config.batch,), inputs.config.accepted)
 
     def once() -> Any:
         sk.kv_compact_(inputs.caches, inputs.base, inputs.path)
@@ -78,17 +83,18 @@ def _compact(inputs: KvInputs) -> Callable[[], Any]:
     return once
 
 
-def _triton(
-    module: str, op: str, tokens: str, first: Callable[[Any], Any], inputs: Any
-) -> Callable[[], Any]:
-    """Triton's function on the arguments that the public one passes; tokens: their name."""
+def _triton(op: str, tokens: str, first: Callable[[Any], Any], inputs: Any) -> Callable[[], Any]:
+    """Call Triton's function with the arguments that the public function passes to the op.
+
+    tokens: the name of the op's argument for draft tokens. first: builds the public call.
+    """
     dispatcher = getattr(torch.ops.specdec_kernels, op).default
     with _Arguments(dispatcher) as arguments:
         first(inputs)()
     names = [argument.name for argument in dispatcher._schema.arguments]
     tokens_at, seeds_at = names.index(tokens), names.index("seeds")
     turns = itertools.cycle(inputs.turns)
-    function = getattr(importlib.import_module(f"specdec_kernels.triton.{module}"), op)
+    function = getattr(importlib.import_module(f"specdec_kernels.triton.{MODULES[op]}"), op)
 
     def once() -> Any:
         arguments.found[tokens_at], arguments.found[seeds_at] = next(turns)
@@ -119,8 +125,8 @@ def _accepted(verdict: sk.TreeVerdict) -> torch.Tensor:
     return verdict.num_accepted
 
 
-_CHAIN = partial(_triton, "chain", "verify_chain", "draft_token_ids", _dispatched)
-_TREE = partial(_triton, "tree", "verify_tree", "tree_tokens", _tree)
+_CHAIN = partial(_triton, "verify_chain", "draft_token_ids", _dispatched)
+_TREE = partial(_triton, "verify_tree", "tree_tokens", _tree)
 
 PEERS = (
     Peer("cpp", _served("verify_chain", "cpp", "cpu"), _dispatched, ours=True),

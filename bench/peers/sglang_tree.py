@@ -1,8 +1,9 @@
-"""SGLang's kernels for trees, `tree_speculative_sampling_target_only` and `verify_tree_greedy`,
-with the softmax, top-k and top-p of its verification where it must start from logits.
+"""SGLang's tree kernels `tree_speculative_sampling_target_only` and `verify_tree_greedy`.
 
-Its nodes are numbered with the root as 0. A tree is three arrays [B, N+1] int64: the row of each
-node in the flat outputs, its first child and its next sibling, -1 for none.
+If they have to start from logits, SGLang's softmax, top-k and top-p are part of the call.
+
+SGLang numbers nodes from the root, which is node 0. A tree is three arrays [B, N+1] int64: each
+node's index in the flat outputs, its first child and its next sibling, with -1 for none.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from bench.tree_configs import TreeInputs
 
 
 def links(parents: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Index, first child and next sibling [B, N+1] of trees with these parents [B, N]."""
+    """(index, first child, next sibling), each [B, N+1], of trees with parents [B, N]."""
     b, n = parents.shape
     none, number = n + 1, torch.arange(1, n + 1, device=parents.device)
     index = torch.arange(b * (n + 1), device=parents.device).view(b, n + 1)
@@ -33,11 +34,11 @@ def links(parents: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 class _Outputs:
-    """What the kernels write: a token for each row, the rows of the path, nodes accepted."""
+    """Outputs of the kernels: a token for each node, the path, the number of accepted nodes."""
 
     def __init__(self, inputs: TreeInputs) -> None:
-        b, device = inputs.point.batch, inputs.target.device
-        rows = b * (inputs.point.nodes + 1)
+        b, device = inputs.config.batch, inputs.target.device
+        rows = b * (inputs.config.nodes + 1)
         self.predicts = torch.zeros(rows, dtype=torch.int32, device=device)
         self.path = torch.full((b, inputs.shape.depth + 1), -1, dtype=torch.int32, device=device)
         self.accepted = torch.zeros(b, dtype=torch.int32, device=device)
@@ -46,9 +47,9 @@ class _Outputs:
         return iter((self.predicts, self.path, self.accepted))
 
 
-def _laws(inputs: TreeInputs) -> Tensor:
-    """Probabilities [B * (N+1), V] as its verification makes them of logits."""
-    temperature, top_k, top_p = FILTERS[inputs.point.filters]
+def _target_probs(inputs: TreeInputs) -> Tensor:
+    """Target probabilities [B * (N+1), V], computed from logits as SGLang's verification does."""
+    temperature, top_k, top_p = FILTERS[inputs.config.filters]
     rows = inputs.target.flatten(0, 1)
     p = torch.softmax(rows / temperature if temperature != 1 else rows, -1, dtype=torch.float32)
     if top_k or top_p < 1:
@@ -63,17 +64,17 @@ def _laws(inputs: TreeInputs) -> Tensor:
 
 
 def build(inputs: TreeInputs) -> Callable[[], Any]:
-    if inputs.point.rule not in ("greedy", "target_only"):
-        raise Unsupported(f"has no rule {inputs.point.rule}")
+    if inputs.config.rule not in ("greedy", "target_only"):
+        raise Unsupported(f"has no rule {inputs.config.rule}")
     import sgl_kernel  # noqa: PLC0415
 
-    b, n, device = inputs.point.batch, inputs.point.nodes, inputs.target.device
+    b, n, device = inputs.config.batch, inputs.config.nodes, inputs.target.device
     outputs, tree = _Outputs(inputs), links(inputs.parents)
-    # The root is its column 0: a token that was emitted before.
+    # Column 0 is the root, whose token was emitted before and is not read.
     turns = itertools.cycle(
         [torch.nn.functional.pad(turn.tokens.long(), (1, 0)) for turn in inputs.turns]
     )
-    given = inputs.point.start == "probs"
+    given = inputs.config.start == "probs"
     kept = torch.zeros_like(inputs.target) if given else None
 
     def greedy() -> Any:
@@ -82,16 +83,17 @@ def build(inputs: TreeInputs) -> Callable[[], Any]:
         return outputs.accepted.clone()
 
     def target_only() -> Any:
-        p = inputs.target if given else _laws(inputs).view(b, n + 1, -1)
-        # The kernel notes rejected tokens in it: its engine clears one for every call.
-        noted = torch.zeros_like(p) if kept is None else kept
-        coins, last = torch.rand(b, n + 1, device=device), torch.rand(b, device=device)
+        p = inputs.target if given else _target_probs(inputs).view(b, n + 1, -1)
+        # The kernel writes the probabilities of rejected tokens here; SGLang's engine allocates
+        # and clears this tensor for every call.
+        rejected = torch.zeros_like(p) if kept is None else kept
+        uniforms, last = torch.rand(b, n + 1, device=device), torch.rand(b, device=device)
         sgl_kernel.tree_speculative_sampling_target_only(
-            *outputs, next(turns), *tree, coins, last, p, noted
+            *outputs, next(turns), *tree, uniforms, last, p, rejected
         )
         return outputs.accepted.clone()
 
-    return greedy if inputs.point.rule == "greedy" else target_only
+    return greedy if inputs.config.rule == "greedy" else target_only
 
 
 def _available(device: str) -> str:

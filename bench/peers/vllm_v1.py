@@ -1,7 +1,7 @@
 """vLLM's V1 rejection sampler, `RejectionSampler.forward`, from raw logits.
 
-It wants the draft's probabilities: their softmax is charged to it. On the CPU its build for CPUs
-puts C++ functions in the place of Triton's kernels.
+It needs the draft's probabilities, so that their softmax is part of the call. On the CPU, vLLM's
+CPU build replaces the Triton kernels by C++ functions.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ def build(inputs: Inputs) -> Callable[[], Any]:
     from vllm.v1.sample.sampler import Sampler  # noqa: PLC0415
     from vllm.v1.spec_decode.metadata import SpecDecodeMetadata  # noqa: PLC0415
 
-    point, device = inputs.point, inputs.target.device
-    if point.start == "probs":
+    config, device = inputs.config, inputs.target.device
+    if config.start == "probs":
         raise Unsupported("starts from logits")
     _kernels()
-    b, gamma, v = point.batch, point.gamma, point.vocabulary
-    temperature, top_k, top_p = FILTERS[point.filters]
+    b, gamma, v = config.batch, config.gamma, config.vocabulary
+    temperature, top_k, top_p = FILTERS[config.filters]
     ones = torch.ones(b, device=device)
     sampling = SamplingMetadata(
         temperature=ones * temperature,

@@ -1,7 +1,7 @@
 """vLLM's V2 rejection sampler, from raw logits.
 
-As its model runner does: where a request has a temperature or a filter, the target's logits are
-first copied to float32, divided and masked; then `rejection_sample`.
+As in its model runner, if a request has a temperature or a filter, the target's logits are copied
+to float32, divided and masked before `rejection_sample`.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ def build(inputs: Inputs) -> Callable[[], Any]:
         rejection_sample,
     )
 
-    point, device = inputs.point, inputs.target.device
-    if point.start == "probs":
+    config, device = inputs.config, inputs.target.device
+    if config.start == "probs":
         raise Unsupported("starts from logits")
-    b, gamma, v = point.batch, point.gamma, point.vocabulary
-    temperature, top_k, top_p = FILTERS[point.filters]
+    b, gamma, v = config.batch, config.gamma, config.vocabulary
+    temperature, top_k, top_p = FILTERS[config.filters]
     rows = b * (gamma + 1)
     index = torch.arange(b, dtype=torch.int32, device=device)
     expanded = index.repeat_interleave(gamma + 1)
     local = torch.arange(gamma + 1, dtype=torch.int32, device=device).repeat(b)
     target_indptr = torch.arange(b + 1, dtype=torch.int32, device=device) * (gamma + 1)
-    # Row i holds the token before draft i: the last one sampled, then the drafts.
+    # Row i holds the token before draft i: the last sampled token, then the drafts.
     turns = itertools.cycle(
         [
             (torch.nn.functional.pad(turn.tokens, (1, 0)).int().flatten(), turn.seeds)

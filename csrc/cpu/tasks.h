@@ -5,10 +5,10 @@
 
 namespace specdec::cpu {
 
-// Runs f(i, inner) for i in [0, n): whole sequences side by side when there are enough of them,
-// each on whichever thread is free (they stop at different rows), else one after the other with
-// all threads inside. Little work, in row entries, is not worth waking a thread. Every order
-// computes the same numbers.
+// Calls f(i, inner, state) for each sequence i in [0, n). If there are enough sequences they run
+// side by side, each on whichever thread is free, because they stop at different rows; else one
+// after the other, with all threads inside each. `work` counts row entries: a little is not worth
+// waking a thread. Every order computes the same numbers.
 template <class State, class F>
 void each_sequence(const Parallel& threads, int64_t n, int64_t work, F&& f) {
   constexpr int64_t kWorthwhile = 32768;

@@ -6,8 +6,8 @@
 
 namespace specdec {
 
-// libtorch_cuda.so owns the function. Looking it up late is what lets one library load under a
-// CPU-only torch too.
+// The function is in libtorch_cuda.so. It is looked up at run time, so that this library also loads
+// under a torch without CUDA.
 void* current_cuda_stream(int32_t device) {
   using Function = AOTITorchError (*)(int32_t device, void** stream);
   static const Function get = [] {

@@ -3,7 +3,7 @@
 
 namespace specdec {
 
-// The stream torch works on now, a cudaStream_t.
+// The current stream of torch on a device, a cudaStream_t.
 void* current_cuda_stream(int32_t device);
 
 }  // namespace specdec

@@ -3,7 +3,7 @@
 
 namespace specdec {
 
-// Threads of torch's own pool, as many as torch.set_num_threads allows now.
+// Runs on torch's own thread pool, with as many threads as torch.set_num_threads allows now.
 Parallel torch_parallel();
 
 }  // namespace specdec

@@ -1,5 +1,7 @@
 #pragma once
-// Which room runs an op whose launcher wants scratch memory: the CPU's, or CUDA's.
+// Runs an op on the device of its tensors: the CPU kernel, or the CUDA kernel with the scratch
+// memory that its plan asks for. The cache ops, which need none, have their own run_where in
+// arguments/kv.h.
 #include <torch/csrc/stable/accelerator.h>
 
 #include "specdec/cuda_plan.h"
@@ -9,7 +11,7 @@
 
 namespace specdec {
 
-// What the CUDA launchers are asked for; the tests and benchmarks change it.
+// The schedule that the CUDA launchers are asked for; tests and benchmarks change it.
 CudaRequest& cuda_request();
 
 template <class OpParams>

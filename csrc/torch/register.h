@@ -1,8 +1,10 @@
 #pragma once
-// Registration with PyTorch's dispatcher. Each file of csrc/torch/ops registers its own ops: the
-// schema with STABLE_TORCH_LIBRARY_FRAGMENT, the implementation with SPECDEC_IMPLEMENT. The fake
-// kernels stand under the public functions in specdec_kernels/ops, and the Triton provider
-// registers its implementations from specdec_kernels/_library.py.
+// Registration with PyTorch's dispatcher. Each file of csrc/torch/ops holds an op or a few: it
+// validates the arguments, allocates the outputs, fills in the parameters that kernels take,
+// launches the CPU or the CUDA kernel, and registers itself: the schema with
+// STABLE_TORCH_LIBRARY_FRAGMENT, the function with SPECDEC_IMPLEMENT. It takes tensors and strings
+// by value, because the boxing of the stable ABI does. The fake kernels are under the public
+// functions in specdec_kernels/ops, and specdec_kernels/_library.py registers the Triton provider.
 #include <torch/csrc/stable/library.h>
 
 // The namespace in torch.ops; the tests compile the same files under another one.
@@ -24,7 +26,7 @@
 #define SPECDEC_IMPLEMENT(op) SPECDEC_IMPLEMENT_CPU(op)
 #endif
 
-// A function without tensors, which no dispatch key can be read from.
+// A function without tensors, from which no dispatch key could be read.
 #define SPECDEC_IMPLEMENT_ANYWHERE(op)                                       \
   STABLE_TORCH_LIBRARY_IMPL(SPECDEC_LIBRARY, CompositeExplicitAutograd, m) { \
     m.impl(#op, TORCH_BOX(&op));                                             \

@@ -10,10 +10,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from specdec_hf.cache.rows import SpecCache
+    from specdec_hf.cache.spec_cache import SpecCache
     from specdec_hf.decode.generate import SpeculativeDecoder, generate
     from specdec_hf.decode.session import SpecOutput
-    from specdec_hf.decode.statistics import RowStats, SpecStats
+    from specdec_hf.decode.statistics import SequenceStats, SpecStats
     from specdec_hf.decode.streaming import Step
     from specdec_hf.drafters import (
         Draft,
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         ModelDrafter,
         PromptLookupDrafter,
     )
-    from specdec_hf.schedules.schedules import BenefitGuard
+    from specdec_hf.schedules.benefit_guard import BenefitGuard
     from specdec_hf.trees.layouts import (
         EagleTree,
         TreeSpec,
@@ -41,7 +41,7 @@ __all__ = [
     "History",
     "ModelDrafter",
     "PromptLookupDrafter",
-    "RowStats",
+    "SequenceStats",
     "SpecCache",
     "SpecOutput",
     "SpecStats",
@@ -54,11 +54,12 @@ __all__ = [
     "save_acceptance",
 ]
 
-# Loaded at first use, so that the command line answers --help without torch and transformers.
+# Names are loaded at first use, so that the command line answers --help without importing torch and
+# transformers. No submodule may be called ``generate``: importing it would replace the function.
 _MODULES = {
-    "cache.rows": ("SpecCache",),
+    "cache.spec_cache": ("SpecCache",),
     "decode.session": ("SpecOutput",),
-    "decode.statistics": ("RowStats", "SpecStats"),
+    "decode.statistics": ("SequenceStats", "SpecStats"),
     "decode.streaming": ("Step",),
     "drafters": (
         "Draft",
@@ -69,16 +70,16 @@ _MODULES = {
         "PromptLookupDrafter",
     ),
     "decode.generate": ("SpeculativeDecoder", "generate"),
-    "schedules.schedules": ("BenefitGuard",),
+    "schedules.benefit_guard": ("BenefitGuard",),
     "trees.layouts": ("EagleTree", "TreeSpec", "TrieTree", "load_acceptance", "save_acceptance"),
 }
-_HOMES = {name: module for module, names in _MODULES.items() for name in names}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    value = getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
     globals()[name] = value
     return value
 

@@ -1,5 +1,3 @@
-"""`python -m specdec_hf`."""
-
 from specdec_hf.cli.app import main
 
 if __name__ == "__main__":

@@ -174,8 +174,3 @@ def state_select(states: Sequence[Tensor], index: Tensor) -> None:
             )
         if t.device != index.device:
             same_device(f"states[{i}]", t, index.device, "index")
-
-
-# The names before the ops' rooms; whoever still calls one is to call the function above.
-kv_append_, kv_truncate_, kv_compact_, kv_realign_ = append, truncate, compact, realign
-paged_compact_, paged_truncate_, ring_truncate_ = paged_compact, paged_truncate, ring_truncate

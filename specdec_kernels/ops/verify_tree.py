@@ -115,7 +115,7 @@ def verify_tree(
             "target_only": samples a token from P and accepts the child that equals it. For children
                 that were not sampled, such as the top k: no rule accepts more of them.
             "multi_draft": for siblings sampled independently, each from its own Q. They are tried
-                one by one, each against the residual that the ones before it left.
+                one by one, each against the residual after those before it.
             "multi_draft_wor": the same for siblings sampled without replacement. Among the siblings
                 with one parent and one Q only the last ones may be absent.
             "top_k_plus_one": for siblings that are the most likely tokens of their Q, except the

@@ -1,4 +1,4 @@
-"""What the two ops need on the host to launch: tiles, the schedule, packed arguments."""
+"""What the ops need on the host to launch: tiles, the schedule, packed arguments."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from specdec_kernels.arguments.sample import SamplingArguments
 TILE = 4096  # part of the contract: results depend on it
 CHUNK = 1024  # threshold passes keep one accumulator per pivot and position of a chunk
 MAX_BLOCK = 1024
-# No contraction: a product and a sum round apart on every device, as they do in the interpreter.
+# Without contraction a product and a sum are rounded separately on every device, as they are in the
+# interpreter.
 OPTIONS = {"num_warps": 8, "enable_fp_fusion": False}
 
-# None: by batch size. Tests set it to compare the schedules.
+# None chooses by batch size. Tests set it to compare the schedules.
 force_row_parallel: bool | None = None
 
 
@@ -38,7 +39,7 @@ def tiling(v: int) -> Tiling:
 
 
 def width(k: int) -> int:
-    """Entries of a sparse draft that one step takes."""
+    """The number of entries of a sparse draft that one step takes."""
     return min(max(1 << max(k - 1, 0).bit_length(), 16), 1024)
 
 
@@ -62,7 +63,7 @@ def on_device_of(t: Tensor) -> Iterator[None]:
         with torch.cuda.device(t.device):
             yield
     else:
-        # The interpreter's NumPy warns of the infinities that the kernels count on.
+        # The interpreter's NumPy warns of infinities, which the kernels use on purpose.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)
             yield
@@ -74,7 +75,7 @@ def packed(*tensors: Any) -> tuple[Any, ...]:
 
 
 def scratch(t: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Slots of tile statistics: (tops, sums)."""
+    """Uninitialised (maxima, sums) of tile statistics, see `TileStats`."""
     return t.new_empty((size,), dtype=torch.float32), t.new_empty((size,), dtype=torch.int64)
 
 
@@ -86,7 +87,7 @@ def filters(v: int, sampling: SamplingArguments) -> tuple[Any, ...]:
 
 
 def filtering(v: int, filters: tuple[Any, ...]) -> bool:
-    """Whether some sequence may have a filter; values on the device are not looked at."""
+    """Whether some sequence may have a filter; values on the device are not read."""
     top_ks, top_k, top_ps, top_p, min_ps, min_p = filters
     tensors = top_ks is not None or top_ps is not None or min_ps is not None
     return tensors or 0 < top_k < v or top_p < 1 or min_p > 0

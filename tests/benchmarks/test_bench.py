@@ -1,4 +1,4 @@
-"""The benchmark itself: its grid, its counts, its peers and its files."""
+"""Tests the benchmarks themselves: the grid, the byte counts, the peers and the results files."""
 
 from __future__ import annotations
 
@@ -17,74 +17,74 @@ from bench.configs import (
     BASE,
     FACTORS,
     FILTERS,
-    SHOWS,
+    HEADLINE,
     STARTS,
-    Point,
+    Config,
     build,
     floor_bytes,
     grid,
-    touched_bytes,
+    visited_bytes,
 )
 from bench.peers import PEERS, Unsupported
 from bench.peers.base import importable
 from bench.workloads import WORKLOADS
 from specdec_kernels import testing
 
-SMALL = Point(batch=4, gamma=3, vocabulary=521)
+SMALL = Config(batch=4, gamma=3, vocabulary=521)
 BY_NAME = {peer.name: peer for peer in PEERS}
 
 
 def test_the_grid_covers_every_value_around_the_base_point():
     for device, base in BASE.items():
-        points = grid(device)
-        assert len(points) == len(set(points))
-        assert tuple(points[: len(SHOWS[device])]) == SHOWS[device]
+        configs = grid(device)
+        assert len(configs) == len(set(configs))
+        assert tuple(configs[: len(HEADLINE[device])]) == HEADLINE[device]
         for name, values in FACTORS.items():
             around = [dataclasses.replace(base, **{name: value}) for value in values]
-            assert set(around) <= set(points), name
-        assert len(grid(device, quick=True)) < len(points)
+            assert set(around) <= set(configs), name
+        assert len(grid(device, quick=True)) < len(configs)
 
 
 def test_ids_tell_points_apart():
-    points = [*grid("cpu"), *grid("cuda")]
-    assert len({point.id for point in points}) == len(set(points))
+    configs = [*grid("cpu"), *grid("cuda")]
+    assert len({config.id for config in configs}) == len(set(configs))
 
 
 def test_floor_counts_each_visited_row_once():
-    point = Point(batch=2, gamma=3, vocabulary=1000, dtype="bfloat16")
+    config = Config(batch=2, gamma=3, vocabulary=1000, dtype="bfloat16")
     row = 2 * 1000
-    accepted = torch.tensor([[0, 3]])  # rejected at once; all accepted
-    assert floor_bytes(point, accepted) == row * ((1 + 1) + (4 + 3))
-    assert touched_bytes(point, accepted) == floor_bytes(point, accepted) + 2 * row
-    saved = dataclasses.replace(point, start="sampled")
+    accepted = torch.tensor([[0, 3]])  # one sequence rejects its first draft, one accepts all
+    assert floor_bytes(config, accepted) == row * ((1 + 1) + (4 + 3))
+    assert visited_bytes(config, accepted) == floor_bytes(config, accepted) + 2 * row
+    saved = dataclasses.replace(config, start="sampled")
     assert floor_bytes(saved, accepted) == row * ((1 + 1) + 4)
-    assert touched_bytes(saved, accepted) == floor_bytes(saved, accepted) + row
-    probs = dataclasses.replace(point, start="probs")
+    assert visited_bytes(saved, accepted) == floor_bytes(saved, accepted) + row
+    probs = dataclasses.replace(config, start="probs")
     assert floor_bytes(probs, accepted) == 4 * 1000 * (2 + 1) + 4 * 2 * (1 + 3)
     twice = torch.cat([accepted, accepted])
-    assert floor_bytes(point, twice) == floor_bytes(point, accepted)
+    assert floor_bytes(config, twice) == floor_bytes(config, accepted)
 
 
 @pytest.mark.parametrize("per_sequence", [False, True], ids=["numbers", "tensors"])
-def test_inputs_have_the_point_s_shapes(per_sequence):
-    point = dataclasses.replace(SMALL, filters="t.8-k50-p.9", per_sequence=per_sequence)
-    inputs = build(point)
+def test_inputs_have_the_shapes_of_the_config(per_sequence):
+    config = dataclasses.replace(SMALL, filters="t.8-k50-p.9", per_sequence=per_sequence)
+    inputs = build(config)
     assert inputs.target.shape == (4, 4, 521)
     assert inputs.draft.shape == (4, 3, 521)
     assert all(turn.tokens.shape == (4, 3) for turn in inputs.turns)
     assert len({tuple(turn.seeds.tolist()) for turn in inputs.turns}) == len(inputs.turns)
     assert isinstance(inputs.top_p, torch.Tensor) == per_sequence
-    law = eager.filtered(inputs.target, inputs.temperature, inputs.top_k, inputs.top_p)
-    plain = eager.filtered(inputs.target, 0.8, 50, 0.9)
-    torch.testing.assert_close(law, plain)
+    probs = eager.filtered(inputs.target, inputs.temperature, inputs.top_k, inputs.top_p)
+    expected = eager.filtered(inputs.target, 0.8, 50, 0.9)
+    torch.testing.assert_close(probs, expected)
 
 
 @pytest.mark.parametrize("start", STARTS)
 @pytest.mark.parametrize("filters", FILTERS)
 def test_every_provider_accepts_as_many_drafts(filters, start):
-    """Each adapter passes what its peer means: the mean of accepted drafts is the same law's."""
-    point = Point(batch=1, gamma=3, vocabulary=521, filters=filters, start=start)
-    inputs = build(point)
+    """If an adapter passes wrong arguments, its peer accepts fewer or more drafts than others."""
+    config = Config(batch=1, gamma=3, vocabulary=521, filters=filters, start=start)
+    inputs = build(config)
     means = {}
     refusing = {"transformers": start == "probs"}
     refusing["eager-topk"] = start == "probs" or not FILTERS[filters][1]
@@ -96,18 +96,18 @@ def test_every_provider_accepts_as_many_drafts(filters, start):
             continue
         call = peer.build(inputs)
         torch.manual_seed(0)
-        # ours repeats its turns: the other two draw anew, and their spread decides
+        # Ours gives the same result for a turn every time; the others draw new uniforms.
         count = len(inputs.turns) * (1 if peer.ours else 12)
         drafts = torch.stack([peer.accepted(call()) for _ in range(count)])
         assert drafts.shape == (count, 1)
         means[name] = float(drafts.double().mean())
-    # standard errors: 1.2 / sqrt(32) of ours, 1.2 / sqrt(384) of a coin on the same drafts
+    # The standard errors are 1.2 / sqrt(32) for ours and 1.2 / sqrt(384) for the others.
     assert abs(means["cpp"] - means["eager"]) < 0.75
     for name in means.keys() - {"cpp", "eager"}:
         assert abs(means[name] - means["eager"]) < 0.3
 
 
-def test_candidates_of_top_k_have_the_law_of_the_sorted_rule():
+def test_top_k_candidates_have_the_distribution_of_the_sorted_rule():
     logits = testing.zipf_logits(6, 521, torch.Generator().manual_seed(0)).view(2, 3, 521)
     for temperature in (0.8, torch.tensor([0.8, 1.2])):
         want = eager.filtered(logits, temperature, 50, 0.9)
@@ -118,7 +118,7 @@ def test_candidates_of_top_k_have_the_law_of_the_sorted_rule():
     assert (eager.filtered(logits[0], 0.8, 50, 0.9).gather(-1, drawn.T) > 0).all()
 
 
-def test_a_batch_is_not_for_transformers():
+def test_transformers_supports_no_batch():
     with pytest.raises(Unsupported, match="one sequence"):
         BY_NAME["transformers"].build(build(SMALL))
 
@@ -151,7 +151,7 @@ def _event(name, start, device="CUDA", annotation=False):
     )
 
 
-def test_the_profile_of_a_call_leaves_out_what_empties_the_cache():
+def test_a_profile_does_not_count_cache_flushes():
     xor = "void at::native::vectorized_elementwise_kernel<4, at::native::BitwiseXorFunctor<int>>"
     extremes = "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<int, MinMaxOps<int>>>"
     flush = [(xor, 0), ("Memset (Device)", 1), (extremes, 2)]
@@ -179,7 +179,7 @@ def test_rounds_alternate_and_stop_at_the_budget():
 
 
 def replaced(monkeypatch, **fields):
-    """The workload of verify_chain with other fields, in its place."""
+    """Replace fields of the workload of verify_chain."""
     work = dataclasses.replace(WORKLOADS["verify_chain"], **fields)
     monkeypatch.setitem(WORKLOADS, "verify_chain", work)
     return work
@@ -187,7 +187,7 @@ def replaced(monkeypatch, **fields):
 
 @pytest.fixture
 def run(monkeypatch):
-    """A sweep of small points, with a peer that fails and one that is not there."""
+    """A sweep of small configs, with a peer that fails and one that is not installed."""
     monkeypatch.setattr(measure, "read_bandwidth", lambda device: 1e10)
 
     def broken(inputs):
@@ -198,34 +198,34 @@ def run(monkeypatch):
         sweep.Peer("broken", lambda device: "", broken),
     )
     replaced(monkeypatch, peers=peers)
-    points = [
+    configs = [
         dataclasses.replace(SMALL, batch=b, vocabulary=v)
         for b, v in ((1, 521), (2, 521), (4, 521), (4, 1031), (4, 4099))
     ]
     huge = dataclasses.replace(SMALL, batch=10**6, vocabulary=10**6)
-    done = sweep.sweep([*points, huge], "cpu", budget=60)
-    return points, huge, done
+    done = sweep.sweep([*configs, huge], "cpu", budget=60)
+    return configs, huge, done
 
 
 def test_a_sweep_reports_rows_absences_and_failures(run, tmp_path):
-    points, huge, done = run
-    rows = {(row.point["id"], row.provider): row for row in done.rows}
-    for point in points:
-        ours, peer = rows[point.id, "cpp"], rows[point.id, "eager"]
+    configs, huge, done = run
+    rows = {(row.config["id"], row.provider): row for row in done.rows}
+    for config in configs:
+        ours, peer = rows[config.id, "cpp"], rows[config.id, "eager"]
         assert ours.us_low <= ours.us <= ours.us_high
         assert ours.times_faster["eager"] > 0
         assert ours.floor_us == pytest.approx(ours.floor_bytes / 1e10 * 1e6)
         assert ours.ratio_to_floor == pytest.approx(ours.us / ours.floor_us)
         assert (ours.launches, ours.graph_us, ours.kernel_us) == (1, None, None)
         assert peer.launches > 10
-        assert peer.bytes_touched > ours.bytes_touched >= ours.floor_bytes
+        assert peer.bytes_read > ours.bytes_read >= ours.floor_bytes
         assert peer.floor_bytes == ours.floor_bytes
-        assert (point.id, "transformers") in rows or point.batch > 1
+        assert (config.id, "transformers") in rows or config.batch > 1
     assert {"cuda", "triton", "flashinfer", "vllm-v2"} <= set(done.absent)
     assert all(done.absent.values())
-    left_out = {(s["point"], s["provider"]): s["reason"] for s in done.skipped}
-    assert left_out[points[0].id, "broken"] == "failed: RuntimeError: no such kernel"
-    assert left_out[points[1].id, "transformers"] == "takes one sequence"
+    left_out = {(s["config"], s["provider"]): s["reason"] for s in done.skipped}
+    assert left_out[configs[0].id, "broken"] == "failed: RuntimeError: no such kernel"
+    assert left_out[configs[1].id, "transformers"] == "takes one sequence"
     assert left_out[huge.id, "all"].startswith("needs ")
     for key in ("device", "date", "commit", "torch", "triton", "python", "bandwidth", "providers"):
         assert key in done.machine
@@ -240,7 +240,7 @@ def test_a_sweep_reports_rows_absences_and_failures(run, tmp_path):
 
 
 def test_a_device_gets_graphs_and_kernel_times(monkeypatch):
-    """The branch for a device, with the device's part of the measuring left to the CPU."""
+    """Runs the code path for devices with stand-ins that measure on the CPU."""
 
     def on_cpu(calls, device, **options):
         return {name: [measure.seconds(f) * 1e6 for _ in range(3)] for name, f in calls.items()}
@@ -258,11 +258,11 @@ def test_a_device_gets_graphs_and_kernel_times(monkeypatch):
     }.items():
         monkeypatch.setattr(measure, name, stand_in)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    point = dataclasses.replace(SMALL, batch=1)
+    config = dataclasses.replace(SMALL, batch=1)
     peers = tuple(BY_NAME[name] for name in ("cpp", "eager", "transformers"))
-    work = replaced(monkeypatch, peers=peers, build=lambda point, device: build(point))
+    work = replaced(monkeypatch, peers=peers, build=lambda config, device: build(config))
     run = results.Run({})
-    rows = sweep.measure_point(point, work, run, "cuda", seconds=0.1, compiled=False)
+    rows = sweep.measure_config(config, work, run, "cuda", seconds=0.1, compiled=False)
     ours, _, synced = rows
     assert [row.graph_us is None for row in rows] == [False, False, True]
     assert set(ours.times_faster_graph) == {"eager"}
@@ -272,13 +272,13 @@ def test_a_device_gets_graphs_and_kernel_times(monkeypatch):
 
     monkeypatch.setattr(measure, "capture", refuse)
     work = dataclasses.replace(work, peers=peers[:1])
-    rows = sweep.measure_point(point, work, run, "cuda", seconds=0.1, compiled=False)
+    rows = sweep.measure_config(config, work, run, "cuda", seconds=0.1, compiled=False)
     assert rows[0].notes == [
         "graph: RuntimeError: operation not permitted when stream is capturing"
     ]
 
 
-def test_a_peer_that_answers_another_question_is_noted():
+def test_a_peer_that_accepts_another_number_of_drafts_gets_a_note():
     ours = torch.tensor([[0, 1, 3, 2]] * 16)
     assert sweep._suspect(ours, ours) == ""
     assert sweep._suspect(torch.zeros_like(ours), ours).startswith("suspect: accepts 0.00 drafts")
@@ -290,13 +290,13 @@ def test_a_spent_budget_leaves_points_out_by_name(monkeypatch):
     assert done.rows == []
     assert done.absent["eager"] == "not asked for"
     assert done.skipped == [
-        {"point": SMALL.id, "provider": "all", "reason": "the budget of 0 s was spent"}
+        {"config": SMALL.id, "provider": "all", "reason": "the budget of 0 s was spent"}
     ]
 
 
 @pytest.fixture
 def command(monkeypatch, tmp_path):
-    """`python -m bench.sweep` on one small point."""
+    """`python -m bench.sweep` on one small config."""
     monkeypatch.setattr(measure, "read_bandwidth", lambda device: 1e10)
     replaced(monkeypatch, grid=lambda device, quick: [SMALL])
     app = typer.Typer()
@@ -304,7 +304,7 @@ def command(monkeypatch, tmp_path):
     return lambda *words: CliRunner().invoke(app, ["--out", str(tmp_path), *words])
 
 
-def test_the_command_writes_a_file_and_says_what_is_absent(command, tmp_path):
+def test_the_command_writes_a_file_and_names_absent_peers(command, tmp_path):
     done = command("--only", "cpp", "--only", "eager", "--budget", "5")
     assert done.exit_code == 0, done.output
     (path,) = tmp_path.glob("cpu-*.json")
@@ -314,18 +314,18 @@ def test_the_command_writes_a_file_and_says_what_is_absent(command, tmp_path):
 
 
 def test_a_sweep_that_is_stopped_keeps_the_points_before(command, monkeypatch, tmp_path):
-    def stopped(point, *rest, **options):
-        if point != SMALL:
+    def stopped(config, *rest, **options):
+        if config != SMALL:
             raise KeyboardInterrupt
-        return measured(point, *rest, **options)
+        return measured(config, *rest, **options)
 
-    measured = sweep.measure_point
-    monkeypatch.setattr(sweep, "measure_point", stopped)
-    points = [SMALL, dataclasses.replace(SMALL, batch=1)]
-    replaced(monkeypatch, grid=lambda device, quick: points)
+    measured = sweep.measure_config
+    monkeypatch.setattr(sweep, "measure_config", stopped)
+    configs = [SMALL, dataclasses.replace(SMALL, batch=1)]
+    replaced(monkeypatch, grid=lambda device, quick: configs)
     assert command("--only", "cpp", "--budget", "5").exit_code != 0
     (path,) = tmp_path.iterdir()
-    assert [row.point["id"] for row in results.read(path).rows] == [SMALL.id]
+    assert [row.config["id"] for row in results.read(path).rows] == [SMALL.id]
 
 
 @pytest.mark.parametrize(
@@ -333,11 +333,19 @@ def test_a_sweep_that_is_stopped_keeps_the_points_before(command, monkeypatch, t
     [("--device", "tpu"), ("--only", "vllm-v3"), ("--device", "cuda"), ("--op", "sample")],
     ids=" ".join,
 )
-def test_the_command_refuses_what_it_does_not_know(command, words):
+def test_the_command_refuses_unknown_options(command, words):
     if words == ("--device", "cuda") and torch.cuda.is_available():
-        # There it would start a sweep; without a device the word is refused, which is tested.
-        pytest.skip("torch sees a CUDA device, so the command knows the word")
+        pytest.skip("torch sees a CUDA device, so that this command would start a sweep")
     assert command(*words).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "path", sorted((results.ROOT / "bench/results").glob("*.json")), ids=lambda p: p.stem
+)
+def test_results_written_with_older_field_names_can_be_read(path):
+    run = results.read(path)
+    assert all(row.config["id"] for row in run.rows)
+    assert all(entry.keys() == {"config", "provider", "reason"} for entry in run.skipped)
 
 
 def test_the_commit_can_be_named(monkeypatch):
@@ -345,7 +353,7 @@ def test_the_commit_can_be_named(monkeypatch):
     assert results.commit() == "abc"
 
 
-def test_the_sanitizer_s_program_calls_every_op():
+def test_the_program_for_the_sanitizer_calls_every_op():
     calls = sanitize.main("cpu")
     for op in sk.providers():
         if cases := testing.cases(op):

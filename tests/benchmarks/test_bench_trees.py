@@ -1,4 +1,4 @@
-"""The benchmark of trees and of compaction: trees, counts, peers and files."""
+"""Tests the benchmarks of trees and of compaction: trees, byte counts, peers and results files."""
 
 from __future__ import annotations
 
@@ -10,49 +10,47 @@ import pytest
 import torch
 from support.providers import SIGNIFICANCE, chi_square
 
-from bench import eager, eager_tree, measure, results, sweep
-from bench import kv_configs as kv_points
-from bench import tree_configs as tree_points
-from bench.kv_configs import KvPoint
+from bench import eager, eager_tree, kv_configs, measure, results, sweep, tree_configs
+from bench.kv_configs import KvConfig
 from bench.peers import KV_PEERS, TREE_PEERS, Unsupported, sglang_tree
-from bench.tree_configs import RULES, Shape, TreePoint, Visits, grid, tree
+from bench.tree_configs import RULES, Shape, TreeConfig, Visits, grid, tree
 from bench.workloads import WORKLOADS
 from specdec_kernels.arguments.rules import TREE_RULES
 
-SMALL = TreePoint(batch=4, nodes=8, vocabulary=521)
+SMALL = TreeConfig(batch=4, nodes=8, vocabulary=521)
 BY_NAME = {peer.name: peer for peer in TREE_PEERS}
-# Two trees: siblings far apart, a chain below a leaf, and three at the root.
+# Two trees whose siblings are not neighbours, with chains and several children of the root.
 PARENTS = torch.tensor([[-1, 0, -1, 1, 0, 2, 3, -1, 1], [-1, -1, -1, 2, 3, 4, 0, 6, 7]])
 
 
 def test_the_grid_has_every_rule_batch_and_size():
-    points = grid("cuda", quick=True)
-    assert len(points) == len(set(points)) == len({point.id for point in points})
+    configs = grid("cuda", quick=True)
+    assert len(configs) == len(set(configs)) == len({config.id for config in configs})
     for dtype in ("bfloat16", "float32"):
         found = {(p.rule, p.batch, p.nodes) for p in grid("cuda") if p.dtype == dtype}
         assert found >= {(r, b, n) for r in RULES for b in (1, 8, 64) for n in (8, 16, 64)}
-    assert {p.filters for p in points} == set(tree_points.FILTERS)
-    every = {*RULES, *tree_points.OTHERS}
-    assert {p.rule for p in grid("cpu")} == {p.rule for p in points} == every
+    assert {p.filters for p in configs} == set(tree_configs.FILTERS)
+    every = {*RULES, *tree_configs.OTHERS}
+    assert {p.rule for p in grid("cpu")} == {p.rule for p in configs} == every
     assert every == set(TREE_RULES)
-    assert {p.vocabulary for p in points} == {128256}
+    assert {p.vocabulary for p in configs} == {128256}
 
 
 @pytest.mark.parametrize("n", [1, 8, 16, 64])
-def test_trees_are_in_topological_order_and_siblings_fall(n):
+def test_trees_are_in_topological_order_and_smaller_trees_are_prefixes(n):
     parents = tree(n)
     assert len(parents) == n
     assert all(-1 <= parent < i for i, parent in enumerate(parents))
     assert parents == tree(64)[:n]
     shape = Shape.of(parents)
-    assert shape.depth <= tree_points.DEPTH
+    assert shape.depth <= tree_configs.DEPTH
     assert sorted(shape.children[shape.children >= 0].tolist()) == list(range(n))
     for place, family in enumerate(shape.children.tolist()):
         assert all(parents[i] == place - 1 for i in family if i >= 0)
 
 
 def test_siblings_without_replacement_differ():
-    inputs = tree_points.build(dataclasses.replace(SMALL, rule="multi_draft_wor", nodes=16))
+    inputs = tree_configs.build(dataclasses.replace(SMALL, rule="multi_draft_wor", nodes=16))
     for family in inputs.shape.children.tolist():
         nodes = [n for n in family if n >= 0]
         for turn in inputs.turns:
@@ -60,8 +58,8 @@ def test_siblings_without_replacement_differ():
             assert all(len(set(row)) == len(nodes) for row in tokens.tolist())
 
 
-def test_the_last_child_is_drawn_off_the_top():
-    inputs = tree_points.build(dataclasses.replace(SMALL, rule="top_k_plus_one", nodes=16))
+def test_the_last_child_is_not_among_the_top_tokens():
+    inputs = tree_configs.build(dataclasses.replace(SMALL, rule="top_k_plus_one", nodes=16))
     for place, family in enumerate(inputs.shape.children.tolist()):
         *top, last = [n for n in family if n >= 0] or [None]
         if last is None:
@@ -77,8 +75,8 @@ def test_the_last_child_is_drawn_off_the_top():
 
 
 def test_nodes_are_drawn_from_the_row_of_their_parent():
-    inputs = tree_points.build(dataclasses.replace(SMALL, rule="target_only"))
-    drawn = tree_points.build(SMALL)
+    inputs = tree_configs.build(dataclasses.replace(SMALL, rule="target_only"))
+    drawn = tree_configs.build(SMALL)
     assert inputs.draft is None
     inside = sorted(set(inputs.shape.parents))
     for n, parent in enumerate(drawn.shape.parents):
@@ -89,33 +87,33 @@ def test_nodes_are_drawn_from_the_row_of_their_parent():
 
 
 def test_floor_counts_each_visited_row_once():
-    point = TreePoint(batch=2, nodes=8, vocabulary=1000, dtype="bfloat16")
+    config = TreeConfig(batch=2, nodes=8, vocabulary=1000, dtype="bfloat16")
     seen = Visits(*(torch.tensor([n]) for n in ([2, 0], [3, 1], [3, 1], [4, 2], [2, 2])))
-    assert tree_points.floor_bytes(point, seen) == 2000 * (4 + 4)
-    assert tree_points.touched_bytes(point, seen) == 2000 * (4 + 4 + 2 * 4)
-    without = dataclasses.replace(point, rule="multi_draft_wor")
-    assert tree_points.touched_bytes(without, seen) == 2000 * (4 + 4 + 3 * 4)
-    probs = dataclasses.replace(point, rule="target_only", start="probs")
-    assert tree_points.floor_bytes(probs, seen) == 2 * 4000 + 4 * 6
+    assert tree_configs.floor_bytes(config, seen) == 2000 * (4 + 4)
+    assert tree_configs.visited_bytes(config, seen) == 2000 * (4 + 4 + 2 * 4)
+    without = dataclasses.replace(config, rule="multi_draft_wor")
+    assert tree_configs.visited_bytes(without, seen) == 2000 * (4 + 4 + 3 * 4)
+    probs = dataclasses.replace(config, rule="target_only", start="probs")
+    assert tree_configs.floor_bytes(probs, seen) == 2 * 4000 + 4 * 6
 
 
-@pytest.mark.parametrize("rule", [*RULES, *tree_points.OTHERS])
+@pytest.mark.parametrize("rule", [*RULES, *tree_configs.OTHERS])
 def test_visits_are_those_of_the_rule(rule):
-    inputs = tree_points.build(dataclasses.replace(SMALL, rule=rule))
-    seen = tree_points.visits(inputs)
-    assert seen.accepted.shape == (tree_points.TURNS, 4)
-    walks = rule != "traversal"
+    inputs = tree_configs.build(dataclasses.replace(SMALL, rule=rule))
+    seen = tree_configs.visits(inputs)
+    assert seen.accepted.shape == (tree_configs.TURNS, 4)
+    top_down = rule != "traversal"
     assert (seen.targets >= seen.accepted + 1).all()
-    assert not walks or seen.targets.equal((seen.accepted + 1).long())
-    assert (seen.drafts <= seen.judged).all()
-    assert (seen.drafts > 0).all() == (rule in tree_points.DRAWN)
-    if rule in tree_points.DRAWN:
-        assert (seen.rejected <= seen.judged).all()
+    assert not top_down or seen.targets.equal((seen.accepted + 1).long())
+    assert (seen.drafts <= seen.tested).all()
+    assert (seen.drafts > 0).all() == (rule in tree_configs.DRAWN)
+    if rule in tree_configs.DRAWN:
+        assert (seen.rejected <= seen.tested).all()
         assert seen.rejected.any()
 
 
 def rebuilt(index, child, sibling):
-    """Parents, node by node, from SGLang's arrays of one tree; families in order."""
+    """Parents of one tree, rebuilt from SGLang's arrays; siblings must be in order."""
     parents, waiting = {}, [0]
     while waiting:
         place = waiting.pop()
@@ -130,7 +128,7 @@ def rebuilt(index, child, sibling):
     return [parents[i] - 1 for i in range(1, len(index))]
 
 
-def test_sglang_s_links_spell_the_same_trees():
+def test_sglang_links_describe_the_same_trees():
     g = torch.Generator().manual_seed(0)
     drawn = [torch.randint(-1, n, (20,), generator=g) if n else -torch.ones(20) for n in range(9)]
     for parents in (PARENTS, torch.stack(drawn, 1).long(), torch.tensor([tree(64)] * 2)):
@@ -143,7 +141,7 @@ def test_sglang_s_links_spell_the_same_trees():
 
 
 def walk(outputs, tokens, tree, answer):
-    """What SGLang's arrays mean, one sequence at a time: answer(row) is the token that follows."""
+    """Verify one sequence after another over SGLang's arrays: answer(b, node) is the next token."""
     predicts, path, accepted = outputs
     for b, links in enumerate(zip(*tree, strict=True)):
         index, child, sibling = (x.tolist() for x in links)
@@ -172,10 +170,10 @@ def kernels(monkeypatch):
         outputs, tree = (predicts, path, accepted), (index, child, sibling)
         walk(outputs, tokens, tree, lambda b, place: int(best[b, place]))
 
-    def target_only(predicts, path, accepted, tokens, index, child, sibling, coins, last, p, q):
-        assert coins.dtype == last.dtype == p.dtype == q.dtype == torch.float32
+    def target_only(predicts, path, accepted, tokens, index, child, sibling, uniforms, last, p, q):
+        assert uniforms.dtype == last.dtype == p.dtype == q.dtype == torch.float32
         assert p.shape == q.shape == (*tokens.shape, p.shape[-1])
-        assert coins.shape == tokens.shape
+        assert uniforms.shape == tokens.shape
         torch.testing.assert_close(p.sum(-1), torch.ones(p.shape[:2]))
         outputs, tree = (predicts, path, accepted), (index, child, sibling)
         walk(outputs, tokens, tree, lambda b, place: int(p[b, place].multinomial(1)))
@@ -185,33 +183,33 @@ def kernels(monkeypatch):
     monkeypatch.setitem(sys.modules, "sgl_kernel", module)
 
 
-def test_sglang_s_greedy_kernel_is_asked_the_same_question(kernels):
-    inputs = tree_points.build(dataclasses.replace(SMALL, rule="greedy"))
+def test_sglang_greedy_kernel_gets_the_same_trees(kernels):
+    inputs = tree_configs.build(dataclasses.replace(SMALL, rule="greedy"))
     call = sglang_tree.build(inputs)
     for turn in inputs.turns[:8]:
-        assert call().equal(tree_points.call(inputs, turn).num_accepted)
+        assert call().equal(tree_configs.call(inputs, turn).num_accepted)
 
 
 @pytest.mark.parametrize("start", ["logits", "probs"])
-def test_sglang_s_sampling_kernel_is_asked_the_same_question(kernels, start):
-    inputs = tree_points.build(dataclasses.replace(SMALL, rule="target_only", start=start))
+def test_sglang_sampling_kernel_gets_the_same_trees(kernels, start):
+    inputs = tree_configs.build(dataclasses.replace(SMALL, rule="target_only", start=start))
     call = sglang_tree.build(inputs)
     torch.manual_seed(0)
     theirs = torch.stack([call() for _ in range(200)]).double()
-    ours = torch.stack([tree_points.call(inputs, t).num_accepted for t in inputs.turns]).double()
-    # standard deviation about 1.4: standard errors .05 and .12
+    ours = torch.stack([tree_configs.call(inputs, t).num_accepted for t in inputs.turns]).double()
+    # The standard deviation is about 1.4, so that the standard errors are 0.05 and 0.12.
     assert abs(float(theirs.mean() - ours.mean())) < 0.5
 
 
-def test_sglang_has_two_rules():
+def test_sglang_supports_two_rules():
     with pytest.raises(Unsupported, match="no rule traversal"):
-        sglang_tree.build(tree_points.build(dataclasses.replace(SMALL, rule="traversal")))
+        sglang_tree.build(tree_configs.build(dataclasses.replace(SMALL, rule="traversal")))
 
 
 @pytest.mark.parametrize("rule", ["greedy", "target_only", "multi_draft", "multi_draft_wor"])
 def test_eager_rules_accept_as_many_nodes(rule):
-    inputs = tree_points.build(dataclasses.replace(SMALL, rule=rule, batch=8))
-    ours = torch.stack([tree_points.call(inputs, t).num_accepted for t in inputs.turns]).double()
+    inputs = tree_configs.build(dataclasses.replace(SMALL, rule=rule, batch=8))
+    ours = torch.stack([tree_configs.call(inputs, t).num_accepted for t in inputs.turns]).double()
     for name in ("eager", "eager-path"):
         if (rule, name) == ("greedy", "eager-path"):
             with pytest.raises(Unsupported):
@@ -225,18 +223,18 @@ def test_eager_rules_accept_as_many_nodes(rule):
 
 
 def test_the_eager_greedy_rule_finds_the_same_paths():
-    inputs = tree_points.build(dataclasses.replace(SMALL, rule="greedy", nodes=16))
+    inputs = tree_configs.build(dataclasses.replace(SMALL, rule="greedy", nodes=16))
     call = BY_NAME["eager"].build(inputs)
     for turn in inputs.turns[:4]:
         path, accepted, y = call()
-        verdict = tree_points.call(inputs, turn)
+        verdict = tree_configs.call(inputs, turn)
         assert path.equal(verdict.path)
         assert y.equal(verdict.tokens.gather(1, accepted[:, None])[:, 0])
 
 
 @pytest.mark.parametrize("rule", ["target_only", "multi_draft", "multi_draft_wor"])
-def test_eager_rules_keep_the_law_of_the_target(rule):
-    """The first two tokens after the root, over many sequences of one tree."""
+def test_eager_rules_emit_the_target_distribution(rule):
+    """Tests the first two emitted tokens over many sequences with trees of one shape."""
     b, v = 20000, 4
     g = torch.Generator().manual_seed(0)
     shape = Shape.of((-1, -1, 0, 0))
@@ -260,7 +258,7 @@ def test_eager_rules_keep_the_law_of_the_target(rule):
     assert 0 < float(accepted.double().mean()) < 2
 
 
-def test_draws_by_the_cdf_leave_out_what_has_no_weight():
+def test_a_draw_by_the_cdf_never_gives_a_token_without_weight():
     torch.manual_seed(0)
     weights = torch.tensor([[0.0, 3.0, 0.0, 1.0, 0.0]]).expand(4000, 5)
     assert chi_square(eager_tree.draw(weights), torch.tensor([0, 0.75, 0, 0.25, 0])) > SIGNIFICANCE
@@ -268,15 +266,15 @@ def test_draws_by_the_cdf_leave_out_what_has_no_weight():
 
 def test_a_sweep_of_trees_writes_a_file_and_a_picture(monkeypatch, tmp_path):
     monkeypatch.setattr(measure, "read_bandwidth", lambda device: 1e10)
-    points = [dataclasses.replace(SMALL, nodes=n) for n in (4, 8, 16)]
+    configs = [dataclasses.replace(SMALL, nodes=n) for n in (4, 8, 16)]
     probs = dataclasses.replace(SMALL, rule="target_only", start="probs")
-    done = sweep.sweep([*points, probs], "cpu", "verify_tree", budget=20)
-    rows = {(row.point["id"], row.provider): row for row in done.rows}
-    for point in points:
-        ours, peer = rows[point.id, "cpp"], rows[point.id, "eager"]
+    done = sweep.sweep([*configs, probs], "cpu", "verify_tree", budget=20)
+    rows = {(row.config["id"], row.provider): row for row in done.rows}
+    for config in configs:
+        ours, peer = rows[config.id, "cpp"], rows[config.id, "eager"]
         assert ours.times_faster.keys() == {"eager", "eager-path"}
         assert ours.launches == 1
-        assert peer.bytes_touched > ours.bytes_touched >= ours.floor_bytes == peer.floor_bytes
+        assert peer.bytes_read > ours.bytes_read >= ours.floor_bytes == peer.floor_bytes
         assert not ours.notes
     assert (probs.id, "eager") in rows
     assert {"cuda", "triton", "sglang"} <= set(done.absent)
@@ -288,10 +286,10 @@ def test_a_sweep_of_trees_writes_a_file_and_a_picture(monkeypatch, tmp_path):
     assert [p.name.removeprefix(path.stem) for p in made] == ["-nodes.svg"]
 
 
-def test_compaction_is_measured_against_a_copy_of_what_moves(monkeypatch, tmp_path):
+def test_compaction_is_compared_with_a_copy_of_the_moved_bytes(monkeypatch, tmp_path):
     monkeypatch.setattr(measure, "read_bandwidth", lambda device: 1e10)
-    point = KvPoint(batch=3, layers=2, heads=2, head_dim=16, slots=40)
-    done = sweep.sweep([point], "cpu", "kv_compact_", budget=5)
+    config = KvConfig(batch=3, layers=2, heads=2, head_dim=16, slots=40)
+    done = sweep.sweep([config], "cpu", "kv_compact_", budget=5)
     rows = {row.provider: row for row in done.rows}
     assert rows.keys() == {"cpp", "copy", "eager"}
     assert all(row.floor_bytes == 2 * 4 * 3 * 4 * 2 * 16 * 2 for row in done.rows)
@@ -300,11 +298,11 @@ def test_compaction_is_measured_against_a_copy_of_what_moves(monkeypatch, tmp_pa
 
 
 def test_the_eager_compaction_and_ours_move_the_same_tokens():
-    point = KvPoint(batch=3, layers=2, heads=2, head_dim=16, slots=40)
+    config = KvConfig(batch=3, layers=2, heads=2, head_dim=16, slots=40)
     moved = []
     for peer in KV_PEERS:
-        inputs = kv_points.build(point)
-        assert (inputs.path[:, : point.accepted] > torch.arange(point.accepted)).all()
+        inputs = kv_configs.build(config)
+        assert (inputs.path[:, : config.accepted] > torch.arange(config.accepted)).all()
         for i, cache in enumerate(inputs.caches):
             cache.copy_(torch.arange(cache.numel()).view_as(cache) % 199 + i)
         if peer.name in ("cpp", "eager"):
@@ -320,9 +318,9 @@ def test_every_peer_says_why_it_cannot_run(op):
             assert isinstance(peer.available(device), str)
 
 
-def test_filters_of_a_point_reach_the_op_as_tensors():
-    point = dataclasses.replace(SMALL, filters="t.8-k50-p.9", per_sequence=True)
-    inputs = tree_points.build(point)
-    law = eager.filtered(inputs.target, inputs.temperature, inputs.top_k, inputs.top_p)
-    torch.testing.assert_close(law, eager.filtered(inputs.target, 0.8, 50, 0.9))
+def test_filters_of_a_config_reach_the_op_as_tensors():
+    config = dataclasses.replace(SMALL, filters="t.8-k50-p.9", per_sequence=True)
+    inputs = tree_configs.build(config)
+    probs = eager.filtered(inputs.target, inputs.temperature, inputs.top_k, inputs.top_p)
+    torch.testing.assert_close(probs, eager.filtered(inputs.target, 0.8, 50, 0.9))
     assert inputs.top_k.dtype == torch.int32

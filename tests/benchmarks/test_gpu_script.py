@@ -1,4 +1,4 @@
-"""bench/gpu.sh, with programs that only say whether they succeed."""
+"""Runs bench/gpu.sh with stand-ins for python and compute-sanitizer that only succeed or fail."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ shift 4
 
 @pytest.fixture
 def gpu(tmp_path):
-    """Runs bench/gpu.sh; its status and what it printed."""
+    """A function that runs bench/gpu.sh and returns (exit status, output)."""
     if not shutil.which("bash"):
         pytest.skip("needs bash")
     programs = {"python": PYTHON, "compute-sanitizer": SANITIZER, "nvidia-smi": "#!/bin/bash\n"}
@@ -73,6 +73,7 @@ def test_the_gpu_script_goes_on_after_a_failure_and_reports_it(gpu):
         "CUDA trees on the device",
         "Triton ops on the device",
         "Triton trees on the device",
+        "Triton cache ops on the device",
         "layout of trees on the device",
         "sweep of verify_chain",
         "sweep of verify_tree",
@@ -90,7 +91,7 @@ def test_the_gpu_script_passes_when_every_part_does(gpu):
     assert "FAILED" not in said
 
 
-def test_the_gpu_script_says_that_the_sanitizer_refuses_the_device(gpu):
+def test_the_gpu_script_reports_that_the_sanitizer_does_not_support_the_device(gpu):
     status, said = gpu(CLEAN="1", REFUSED="1")
     assert status == 0, said
     assert said.count("ABSENT   compute-sanitizer does not run on this device") == 2
@@ -100,9 +101,9 @@ def test_the_gpu_script_says_that_the_sanitizer_refuses_the_device(gpu):
 def test_the_gpu_script_keeps_to_its_budget(gpu):
     status, said = gpu(CLEAN="1", SLOW="1", BUDGET="278")
     assert status == 1
-    # the second on a machine so slow that too little was left to begin
+    # On a very slow machine no time is left to start the tests at all.
     assert "CUDA tests: stopped after" in said or "CUDA tests: no time left" in said
-    assert said.count("passed   sweep of") == 6  # where it ends, and in the summary
+    assert said.count("passed   sweep of") == 6  # three sweeps, each also in the summary
 
 
 def test_the_gpu_script_needs_a_device(tmp_path):
@@ -122,6 +123,6 @@ def test_the_gpu_script_needs_a_device(tmp_path):
 
 
 @pytest.mark.skipif(not shutil.which("shellcheck"), reason="needs shellcheck")
-def test_the_gpu_script_is_clean():
+def test_shellcheck_finds_nothing_in_the_gpu_script():
     done = subprocess.run(["shellcheck", GPU], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout

@@ -1,8 +1,8 @@
-"""Peak extra memory of a call: nothing that grows with rows times vocabulary.
+"""No call may allocate memory that grows with rows times vocabulary.
 
-One process makes every call: a buffer that is kept from an earlier call was charged to that one,
-the first to need it or to need so much. The high-water mark of the resident set counts PyTorch's
-allocations and those of C++ alike.
+One process makes all calls. A buffer kept between calls counts for the first call that needs
+it or that needs it to be so large. The high-water mark of the resident set counts allocations of
+PyTorch and of C++ alike.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from bench import measure
 ROOT = Path(__file__).resolve().parents[2]
 MIB = 2**20
 V = 262144
-SIZES = (128, 512)  # rows: 64 and 256 MiB of bfloat16 under one bound
+SIZES = (128, 512)  # rows: 64 and 256 MiB of bfloat16 have to keep to the same limit
 LIMIT = 4 * MIB
 FILTERED = "temperature=0.8, top_k=50, top_p=0.9, min_p=0.01"
 
-# The small call first brings in code and tables that every process needs once.
+# Each call is first made with few rows, which loads the code and tables that a process needs once.
 PROGRAM = """
 import json
 import sys
@@ -37,7 +37,7 @@ from bench import eager, measure
 torch.set_num_threads(2)
 GAMMA = 7
 
-def rows(n, v):  # all alike
+def rows(n, v):  # equal rows
     x = torch.empty(n, v, dtype=torch.bfloat16)
     x.copy_(torch.linspace(8, -8, v).to(torch.bfloat16)[torch.arange(v) * 7919 % v])
     return x
@@ -52,9 +52,9 @@ def near(target):
 def sampled(target):
     draft = near(target)
     zeros = torch.zeros(draft.shape[:2].numel(), dtype=torch.int64)
-    left = sk.sample(draft.flatten(0, 1), seeds=zeros, positions=zeros, top_k=100)
-    left = (t.view(draft.shape[:2]) for t in (left[2], left[3]))
-    return sk.SampledDraft(draft, *left, temperature=1.0)
+    drawn = sk.sample(draft.flatten(0, 1), seeds=zeros, positions=zeros, top_k=100)
+    statistics = (t.view(draft.shape[:2]) for t in (drawn.logsumexp, drawn.threshold))
+    return sk.SampledDraft(draft, *statistics, temperature=1.0)
 
 def sparse(target):
     likely = target[0, 0].topk(64)
@@ -103,9 +103,9 @@ print(json.dumps([
 CALLS = {
     "sample": "sample(x)",
     "sample-filtered": f"sample(x, {FILTERED})",
-    "sample-race": 'sample(x, method="gumbel")',
+    "sample-gumbel": 'sample(x, method="gumbel")',
     "chain": "chain(x)",
-    "chain-point-mass": 'chain(x, "none")',
+    "chain-one-hot": 'chain(x, "none")',
     "chain-filtered": f"chain(x, {FILTERED})",
     "chain-match-filtered": f'chain(x, "none", rule="match", {FILTERED})',
     "chain-block": 'chain(x, rule="block")',
@@ -120,7 +120,7 @@ CALLS = {
 
 @functools.cache
 def peaks(sizes, eager=False):
-    """Rows -> call -> bytes, measured in one process."""
+    """{rows: {call: peak extra bytes}}, measured in one process."""
     calls = {"eager": "plain_rule(x)"} if eager else CALLS
     words = map(json.dumps, (calls, sizes, V))
     done = subprocess.run(
@@ -139,20 +139,20 @@ def peaks(sizes, eager=False):
 
 @pytest.mark.parametrize("rows", SIZES)
 @pytest.mark.parametrize("call", CALLS)
-def test_no_term_in_rows_times_vocabulary(call, rows):
+def test_extra_memory_does_not_grow_with_rows_times_vocabulary(call, rows):
     extra = peaks(SIZES)[rows][call]
     assert extra < LIMIT, f"{extra / MIB:.1f} MiB beside {rows * V * 2 / MIB:.0f} MiB of logits"
 
 
-def test_the_eager_rule_is_seen_to_copy_every_row():
+def test_the_measurement_sees_that_the_eager_rule_copies_every_row():
     rows = SIZES[0] // 4
     assert peaks((rows,), eager=True)[rows]["eager"] > 2 * rows * V * 4
 
 
-def test_a_buffer_the_call_frees_is_seen():
-    """The measure itself, on allocations of C++ that PyTorch does not know of."""
+def test_the_measurement_sees_a_buffer_that_the_call_frees():
+    """The buffer is allocated outside PyTorch."""
     size = 32 * MIB
-    for _ in range(2):  # the second time the allocator may hold on to the first one's pages
+    for _ in range(2):  # in the second round the allocator may still hold pages of the first
         extra = measure.peak_extra(lambda: bytearray(b"x") * size, "cpu")
         if extra is None:
             pytest.skip("the system does not reset the resident set's high-water mark")

@@ -1,4 +1,4 @@
-"""DESIGN section 2, for every op of the namespace: registration, invariances, memory."""
+"""The contract of every op (docs/design/contract.md): registration, invariances, memory."""
 
 import importlib.util
 import subprocess
@@ -17,21 +17,22 @@ from support.providers import (
     sample,
     verify,
 )
+from torch.testing._internal.optests.generate_tests import OpCheckError
 
 from specdec_kernels import (
+    RULES,
     DraftMap,
     SampledDraft,
     SparseDraft,
+    _library,
     kv_append_,
     kv_truncate_,
     reference,
     testing,
 )
-from specdec_kernels import _library as _ops
 from specdec_kernels import sample as public_sample
 from specdec_kernels import verify_chain as public_verify_chain
 from specdec_kernels.arguments.chain import ChainArguments
-from specdec_kernels.arguments.rules import RULES
 from specdec_kernels.arguments.tree import TreeArguments
 
 HELPERS = {"built_with_cuda", "cpu_capability", "set_cuda_schedule"}
@@ -49,14 +50,14 @@ PURE = [c for c in LIGHT if c.op in ("sample", *ARGUMENTS)]
 
 
 def run(case, name="cpp"):
-    """Outputs of an implementation, and its arguments where it works in place."""
+    """Outputs of an implementation, with its arguments where it works in place."""
     args = case.args()
     out = tensors([provider(case.op, name)(*args)])
-    return out + tensors(args) if case.op in _ops.CACHE_OPS else out
+    return out + tensors(args) if case.op in _library.CACHE_OPS else out
 
 
 def tensors(values):
-    """Those among values and in lists and tuples of them."""
+    """The tensors among values, and in lists and tuples among them."""
     flat = [t for v in values for t in (v if isinstance(v, (list, tuple)) else [v])]
     return [t for t in flat if torch.is_tensor(t)]
 
@@ -66,8 +67,8 @@ def same(got, want):
         assert_close(f"output {i}", g, w)
 
 
-def test_every_op_is_listed_and_has_cases_a_fake_a_kernel_and_a_reference():
-    assert set(NAMES) == set(_ops.OPS)
+def test_every_op_is_listed_and_has_cases_a_kernel_a_fake_and_a_reference():
+    assert set(NAMES) == set(_library.OPS)
     for name in NAMES:
         assert len(testing.cases(name)) >= 5, f"{name} has too few cases"
         assert callable(getattr(reference, name)), f"{name} has no reference"
@@ -76,7 +77,7 @@ def test_every_op_is_listed_and_has_cases_a_fake_a_kernel_and_a_reference():
             assert has, f"{name} has no {key} kernel"
 
 
-def test_case_names_are_unique_and_cases_repeat_exactly():
+def test_case_names_are_unique_and_a_case_gives_the_same_arguments_again():
     assert len({(c.op, c.id) for c in testing.CASES}) == len(testing.CASES)
     for case in PURE:
         again = replace(case, build=lambda g, case=case: case.build(g))
@@ -90,42 +91,45 @@ def test_triton_is_among_the_providers_where_it_is_installed():
 
 
 def test_providers_are_named_for_every_op_and_device():
-    assert set(_ops.providers()) == set(NAMES)
-    assert all(p["cpu"] == "cpp" for p in _ops.providers().values())
+    assert set(_library.providers()) == set(NAMES)
+    assert all(p["cpu"] == "cpp" for p in _library.providers().values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", LIGHT, ids=lambda c: f"{c.op}-{c}")
 def test_opcheck(case):
     op, args = getattr(torch.ops.specdec_kernels, case.op).default, case.args()
-    if case.op in ARGUMENTS and op(*args)[-1].isnan().any():  # to opcheck NaN is not NaN
+    # To opcheck, NaN differs from NaN.
+    if case.op in ARGUMENTS and op(*args)[-1].isnan().any():
         args = ARGUMENTS[case.op](*args)._replace(with_accept_probs=False)
     torch.library.opcheck(op, tuple(args))
 
 
 def test_opcheck_rejects_an_op_whose_fake_is_wrong():
-    """The control: a fake that forgets the bonus token."""
+    """The negative control: a fake that omits the bonus token."""
     with torch.library._scoped_library("specdec_control", "DEF") as lib:
         lib.define("longer(Tensor x) -> Tensor")
         lib.impl("longer", lambda x: x.new_zeros(len(x) + 1), "CPU")
         torch.library.register_fake("specdec_control::longer", torch.empty_like, lib=lib)
-        with pytest.raises(torch.testing._internal.optests.generate_tests.OpCheckError):
+        with pytest.raises(OpCheckError):
             torch.library.opcheck(torch.ops.specdec_control.longer.default, (torch.zeros(3),))
 
 
-# Compiled without a graph break, with dynamic shapes; the sizes of the second call differ.
+# The ops compile without a graph break, with dynamic shapes: sizes differ from call to call.
 
 
 def draft_and_verify(target, logits, seeds, positions, temperature):
-    """A round of the loop: draft with `sample`, verify with what it left behind."""
+    """A round of the loop: draft with `sample`, and verify with the statistics it returns."""
     b, gamma, v = logits.shape
     flat = logits.reshape(b * gamma, v)
     at = (positions[:, None] + torch.arange(gamma)).flatten()
     drawn = public_sample(flat, temperature=0.8, top_k=5, top_p=0.9,
                           seeds=seeds.repeat_interleave(gamma), positions=at)  # fmt: skip
-    left = SampledDraft(logits, drawn.logsumexp.view(b, gamma), drawn.threshold.view(b, gamma), 0.8)
+    logsumexp, threshold = drawn.logsumexp.view(b, gamma), drawn.threshold.view(b, gamma)
+    sampled = SampledDraft(logits, logsumexp, threshold, 0.8)
     verdict = public_verify_chain(
-        target, drawn.tokens.view(b, gamma), left, temperature=temperature, top_p=0.95, min_p=0.01,
-        seeds=seeds, positions=positions,
+        target, drawn.tokens.view(b, gamma), sampled, temperature=temperature, top_p=0.95,
+        min_p=0.01, seeds=seeds, positions=positions,
     )  # fmt: skip
     return (*verdict, drawn.tokens)
 
@@ -137,6 +141,7 @@ def round_inputs(b, gamma, v):
     return target, logits, torch.arange(b), torch.arange(b) * 9, torch.rand(b, generator=g)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_a_round_compiles_as_one_graph_for_all_sizes(backend):
     torch._dynamo.reset()
@@ -151,27 +156,22 @@ def test_a_round_compiles_as_one_graph_for_all_sizes(backend):
 
 
 def ragged_rules(target, tokens, seeds, positions, target_indptr):
-    kw = dict(seeds=seeds, positions=positions)
-    few = SparseDraft(tokens[..., None], torch.ones(tokens.shape)[..., None])
+    kw = dict(seeds=seeds, positions=positions, target_indptr=target_indptr)
+    sparse = SparseDraft(tokens[..., None], torch.ones(tokens.shape)[..., None])
     columns = DraftMap(torch.arange(target.shape[1], dtype=torch.int32))
     own = target[: len(target) - len(tokens)]
     limits = dict(eos_token_ids=tokens[0, :1], max_new_tokens=positions + 2, with_accept_probs=True)
     return (
-        *public_verify_chain(
-            target, tokens, few, rule="block", target_indptr=target_indptr, **kw, **limits
-        ),
-        *public_verify_chain(
-            target, tokens, own, draft_map=columns, target_indptr=target_indptr, **kw
-        ),
-        *public_verify_chain(target, tokens, rule="typical", target_indptr=target_indptr, **kw),
-        *public_verify_chain(target, tokens, rule="greedy", target_indptr=target_indptr, **kw),
-        *public_verify_chain(target, tokens, rule="match", target_indptr=target_indptr, **kw),
-        *public_verify_chain(
-            target.softmax(-1), tokens, kind="probs", target_indptr=target_indptr, **kw
-        ),
+        *public_verify_chain(target, tokens, sparse, rule="block", **kw, **limits),
+        *public_verify_chain(target, tokens, own, draft_map=columns, **kw),
+        *public_verify_chain(target, tokens, rule="typical", **kw),
+        *public_verify_chain(target, tokens, rule="greedy", **kw),
+        *public_verify_chain(target, tokens, rule="match", **kw),
+        *public_verify_chain(target.softmax(-1), tokens, kind="probs", **kw),
     )
 
 
+@pytest.mark.slow
 def test_ragged_rules_compile_as_one_graph():
     torch._dynamo.reset()
     compiled = torch.compile(ragged_rules, fullgraph=True, backend="aot_eager", dynamic=True)
@@ -187,6 +187,7 @@ def cache_round(keys, values, new, positions, lengths, cut):
     return keys.sum() + values.sum()
 
 
+@pytest.mark.slow
 def test_cache_ops_compile_as_one_graph_and_write_in_place():
     torch._dynamo.reset()
     compiled = torch.compile(cache_round, fullgraph=True, backend="aot_eager", dynamic=True)
@@ -227,33 +228,28 @@ PAIRS = [("cpp", c) for c in INVARIANT] + [
     )
 ]
 PAIRS = [pytest.param(n, c, id=f"{n}-{c}") for n, c in PAIRS]
-WHOLE = ("draft_columns", "synthetic_rates", "eos_token_ids")  # of all sequences
-CHAIN = (
-    "draft_token_ids",
-    "draft",
-    "draft_ids",
-    "draft_logsumexp",
-    "draft_threshold",
-)  # [B, gamma]
+SHARED = ("draft_columns", "synthetic_rates", "eos_token_ids")  # one for all sequences
+# Arguments of shape [B, gamma, ..].
+PER_DRAFT = ("draft_token_ids", "draft", "draft_ids", "draft_logsumexp", "draft_threshold")
 
 
 def select(args, rows):
     """The arguments of `verify_chain` for some sequences of a padded batch."""
     named = ChainArguments(*args)._asdict().items()
-    return [a[rows] if torch.is_tensor(a) and k not in WHOLE else a for k, a in named]
+    return [a[rows] if torch.is_tensor(a) and k not in SHARED else a for k, a in named]
 
 
 def shifted(args, start, stop, at=0):
-    """The arguments for drafts start..stop alone, `at` positions on."""
+    """The arguments for drafts start .. stop - 1 alone, with positions moved by `at`."""
     a = ChainArguments(*args)
-    cut = {k: x[:, start:stop] for k in CHAIN if (x := getattr(a, k)) is not None}
+    cut = {k: x[:, start:stop] for k in PER_DRAFT if (x := getattr(a, k)) is not None}
     rates = None if a.synthetic_rates is None else a.synthetic_rates[start:stop]
     return a._replace(target=a.target[:, start : stop + 1], positions=a.positions + at,
                       synthetic_rates=rates, **cut)  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "case"), PAIRS)
-def test_batch_slot_and_batch_size_change_no_bit(name, case):
+def test_place_in_the_batch_and_batch_size_change_no_bit(name, case):
     op, args = provider("verify_chain", name), case.args()
     whole = op(*args)
     order = torch.tensor([4, 2, 5, 0, 3, 1])
@@ -264,7 +260,7 @@ def test_batch_slot_and_batch_size_change_no_bit(name, case):
 
 @pytest.mark.parametrize(("name", "case"), PAIRS)
 def test_padding_with_missing_drafts_changes_no_bit(name, case):
-    """gamma = 2 alone, and as the head of gamma = 3 whose last draft is missing."""
+    """gamma = 2 equals the start of gamma = 3 whose last draft is missing."""
     op = provider("verify_chain", name)
     args = case.args()
     args[1][:, 2] = -1
@@ -277,20 +273,20 @@ def test_padding_with_missing_drafts_changes_no_bit(name, case):
 
 @pytest.mark.parametrize(("name", "case"), [p for p in PAIRS if "block" not in p.id])
 def test_a_chain_that_starts_later_continues_the_same_decisions(name, case):
-    """Where draft 0 stood, the rest equals a call that starts at draft 1, one position on."""
+    """Where draft 0 is accepted, the rest equals a call that starts at draft 1 and its position."""
     op = provider("verify_chain", name)
     args = case.args()
     whole = op(*args)
     got = op(*shifted(args, 1, 3, at=1))
-    stood = whole[1] > 0
-    assert stood.any()
-    assert_close("tokens", got[0][stood], whole[0][stood, 1:])
-    assert_close("num_accepted", got[1][stood] + 1, whole[1][stood])
+    accepted = whole[1] > 0
+    assert accepted.any()
+    assert_close("tokens", got[0][accepted], whole[0][accepted, 1:])
+    assert_close("num_accepted", got[1][accepted] + 1, whole[1][accepted])
 
 
 @pytest.mark.parametrize("method", ["cdf", "gumbel"])
 @pytest.mark.parametrize("name", KERNEL_PROVIDERS)
-def test_a_row_of_sample_does_not_see_its_neighbours(name, method):
+def test_a_row_of_sample_does_not_depend_on_its_neighbours(name, method):
     logits = 2 * torch.randn(5, 257, generator=torch.Generator().manual_seed(9))
     kw = dict(method=method, top_p=0.9, temperature=0.8)
     op = provider("sample", name)
@@ -300,7 +296,7 @@ def test_a_row_of_sample_does_not_see_its_neighbours(name, method):
         assert_outputs_equal("sample", alone, [x[r : r + 1] for x in whole])
 
 
-THREADED = [c for c in testing.CASES if c.heavy or c.op in _ops.CACHE_OPS] + [
+THREADED = [c for c in testing.CASES if c.heavy or c.op in _library.CACHE_OPS] + [
     testing.sample_case(1, 50_001, filters="scalar", noise="shared", method="gumbel"),
     testing.sample_case(3, 50_001, filters="tensor"),
     testing.chain_case(1, 2, 50_001, rule="match", filters="scalar"),
@@ -322,11 +318,11 @@ def test_the_number_of_threads_changes_no_bit(case):
 
 
 @pytest.mark.parametrize("case", LIGHT, ids=lambda c: f"{c.op}-{c}")
-def test_inputs_stay_as_they_were_and_a_second_call_gives_the_same(case):
+def test_inputs_are_not_changed_and_a_second_call_gives_the_same(case):
     args, before = case.args(), case.args()
     op = provider(case.op, "cpp")
     first = op(*args)
-    if case.op in _ops.CACHE_OPS:
+    if case.op in _library.CACHE_OPS:
         schema = getattr(torch.ops.specdec_kernels, case.op).default._schema
         for argument, a, b in zip(schema.arguments, args, before, strict=True):
             if argument.alias_info is None:
@@ -340,13 +336,13 @@ def test_inputs_stay_as_they_were_and_a_second_call_gives_the_same(case):
 
 @pytest.mark.parametrize("name", KERNEL_PROVIDERS)
 @pytest.mark.parametrize("op", ["sample", "verify_chain", "verify_tree"])
-def test_outputs_are_written_everywhere(op, name):
-    """New memory is filled with NaN and with the largest integer; none of it comes out."""
+def test_every_element_of_the_outputs_is_written(op, name):
+    """New memory holds NaN and the largest integer, and no output has them."""
     torch.use_deterministic_algorithms(True)
     assert torch.empty(3).isnan().all()
     for case in testing.cases(op, rows=3 if name == "triton" else None):
         got = run(case, name)
-        if op in ARGUMENTS:  # NaN says there where the rule did not look
+        if op in ARGUMENTS:  # NaN where the rule decided without them
             want = getattr(reference, op)(*case.args())[-1]
             assert_close("accept_probs", got.pop(), want, atol=2e-5)
         for x in got:
@@ -354,14 +350,14 @@ def test_outputs_are_written_everywhere(op, name):
             assert not bad.any(), f"{case}: not written at {bad.nonzero()[0].tolist()}"
 
 
-BAD_ROWS = [torch.nan, torch.inf, -torch.inf]
+INVALID = [torch.nan, torch.inf, -torch.inf]
 
 
 @pytest.mark.parametrize("name", KERNEL_PROVIDERS)
-def test_outputs_are_written_everywhere_for_faulty_rows(name):
+def test_every_element_of_the_outputs_is_written_for_invalid_rows(name):
     torch.use_deterministic_algorithms(True)
     target = torch.zeros(4, 3, 50)
-    for b, value in enumerate(BAD_ROWS):
+    for b, value in enumerate(INVALID):
         target[b] = value
     drafts = torch.full((4, 2), 999)
     for rule in RULES:
@@ -377,6 +373,7 @@ def test_outputs_are_written_everywhere_for_faulty_rows(name):
         assert x[:3].tolist() == ([-1] * 3 if x.dtype == torch.int64 else [0.0] * 3)
 
 
+@pytest.mark.slow
 def test_no_temporary_of_the_size_of_the_rows():
     """Peak memory of a fresh process while 48,617 kB of bfloat16 rows are verified and sampled."""
     program = """

@@ -1,7 +1,8 @@
-"""The law of the emitted tokens, through the real kernels: every cell of every random input.
+"""Emitted tokens have the target's distribution: rules token and greedy, in every kernel.
 
-The negative controls at the end are verifiers that are wrong in the ways others shipped; the same
-machinery must reject each.
+Toy models are enumerated over every draft and every cell of the uniforms, so the comparison is
+exact to 1e-6. The negative controls at the end are verifiers with faults that other projects have
+shipped; the same enumeration must reject each.
 """
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from scipy import stats
 from support.providers import (
     ALL_PROVIDERS,
-    FAST_PROVIDERS,
+    ENUMERATED_PROVIDERS,
     SIGNIFICANCE,
     chi_square,
     needs_triton,
@@ -43,12 +44,13 @@ LOSSLESS = {
     "probs": dict(kind="probs"),
     "probs-zeros": dict(kind="probs", holes=True),
     "probs-filtered": dict(v=4, kind="probs", target_filters=dict(temperature=0.7, top_p=0.8)),
-    "probs-point-mass": dict(v=4, kind="probs", draft="none"),
-    "point-mass": dict(draft="none"),
-    "point-mass-filtered": dict(v=4, draft="none", target_filters=dict(temperature=0.7, top_p=0.8)),
+    "probs-one-hot": dict(v=4, kind="probs", draft="none"),
+    "one-hot": dict(draft="none"),
+    "one-hot-filtered": dict(v=4, draft="none", target_filters=dict(temperature=0.7, top_p=0.8)),
     "sampled": dict(v=4, draft="sampled", draft_filters=dict(temperature=0.6, top_k=2)),
     "sampled-top-p": dict(v=4, draft="sampled", draft_filters=dict(temperature=1.8, top_p=0.7)),
-    "sampled-both": dict(v=4, draft="sampled", draft_filters=dict(temperature=1.8, top_k=3, min_p=0.1),
+    "sampled-both": dict(v=4, draft="sampled",
+                         draft_filters=dict(temperature=1.8, top_k=3, min_p=0.1),
                          target_filters=dict(temperature=0.8, top_k=3, top_p=0.9, min_p=0.05)),
     "sampled-greedy": dict(draft="sampled", draft_filters=dict(temperature=0.0)),
     "hot": dict(target_filters=dict(temperature=2.5)),
@@ -60,58 +62,58 @@ LOSSLESS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("setting", LOSSLESS)
-@pytest.mark.parametrize("name", FAST_PROVIDERS)
-def test_the_emitted_law_is_the_targets(name, setting):
-    setting = ToyChain(**LOSSLESS[setting])
-    law = setting.realized(name, steps=28 if name == "reference" else 36)
-    assert_target_distribution(law, setting)
-    if setting.draft != "none" and setting.rule == "token":
-        want = analysis.mean_accepted(setting.draft_probs, setting.target_probs)
-        assert law.mean_accepted == pytest.approx(want, abs=TOLERANCE)
+@pytest.mark.parametrize("form", LOSSLESS)
+@pytest.mark.parametrize("name", ENUMERATED_PROVIDERS)
+def test_emitted_tokens_have_the_targets_distribution(name, form):
+    toy = ToyChain(**LOSSLESS[form])
+    realized = toy.realized(name, steps=28 if name == "reference" else 36)
+    assert_target_distribution(realized, toy)
+    if toy.draft != "none" and toy.rule == "token":
+        want = analysis.mean_accepted(toy.draft_probs, toy.target_probs)
+        assert realized.mean_accepted == pytest.approx(want, abs=TOLERANCE)
 
 
 SMALL = {
     "logits": dict(),
     "probs-zeros": dict(kind="probs", holes=True),
-    "point-mass-filtered": dict(draft="none", target_filters=dict(temperature=0.8, top_k=2)),
+    "one-hot-filtered": dict(draft="none", target_filters=dict(temperature=0.8, top_k=2)),
     "sampled": dict(draft="sampled", draft_filters=dict(temperature=0.6, top_k=2)),
 }
 
 
 @needs_triton
-@pytest.mark.parametrize("setting", SMALL)
-def test_the_emitted_law_is_the_targets_in_the_interpreter(setting):
-    setting = ToyChain(**{**SMALL[setting], "gamma": 1})
-    run, like = (setting.verifier(name) for name in ("triton", "cpp"))
+@pytest.mark.parametrize("form", SMALL)
+def test_emitted_tokens_have_the_targets_distribution_in_triton(form):
+    toy = ToyChain(**{**SMALL[form], "gamma": 1})
+    run, like = (toy.verifier(name) for name in ("triton", "cpp"))
     assert_target_distribution(
         testing.enumerate_distribution(
-            run, setting.draft_probs, setting.target_probs, steps=24, like=like
+            run, toy.draft_probs, toy.target_probs, steps=24, like=like
         ),
-        setting,
+        toy,
     )
 
 
-def test_edges_learnt_from_another_verifier_are_not_believed():
-    """A wrong teacher: the edges of the verifier itself are measured all the same."""
-    setting, other = ToyChain(gamma=1), ToyChain(gamma=1, seed=99)
-    law = testing.enumerate_distribution(
-        setting.verifier("cpp"),
-        setting.draft_probs,
-        setting.target_probs,
+def test_cell_boundaries_of_another_verifier_are_only_a_hint():
+    """`like` is a verifier of other models here; the boundaries are measured all the same."""
+    toy, other = ToyChain(gamma=1), ToyChain(gamma=1, seed=99)
+    realized = testing.enumerate_distribution(
+        toy.verifier("cpp"),
+        toy.draft_probs,
+        toy.target_probs,
         like=other.verifier("cpp"),
     )
-    assert_target_distribution(law, setting)
+    assert_target_distribution(realized, toy)
 
 
-def test_cells_are_the_products_they_should_be():
-    """gamma = 2, V = 3, dense tables: 9 drafts, at most 4 coin cells and 3 tokens each."""
-    law = ToyChain().realized("cpp")
-    assert 9 * 3 <= law.cells <= 9 * 4 * 3
+def test_the_number_of_cells_is_that_of_decisions_and_tokens():
+    """gamma = 2, V = 3, dense tables: 9 drafts, each at most 4 decisions times 3 tokens."""
+    realized = ToyChain().realized("cpp")
+    assert 9 * 3 <= realized.cells <= 9 * 4 * 3
 
 
 def with_decoys(run):
-    """Doubles the batch: every other sequence has other tables, filters and temperature 0."""
+    """Double the batch with sequences of other tables, other filters and temperature 0."""
 
     def doubled(arguments):
         n = len(arguments["target"])
@@ -128,34 +130,33 @@ def with_decoys(run):
     return doubled
 
 
-def test_parameters_of_one_sequence_leave_its_neighbours_law_alone():
-    setting = ToyChain(v=4, target_filters=dict(temperature=0.7, top_k=3, top_p=0.9, min_p=0.02))
+def test_parameters_of_one_sequence_do_not_change_its_neighbours_distribution():
+    toy = ToyChain(v=4, target_filters=dict(temperature=0.7, top_k=3, top_p=0.9, min_p=0.02))
     op = provider("verify_chain", "cpp")
 
     def run(drafts, uniforms):
         def call(arguments):
-            twice = (x.repeat_interleave(2, 0) for x in (drafts, uniforms))
-            tokens, coins = twice
-            return verify(op, tokens=tokens, uniforms=coins, **arguments)
+            tokens, both = (x.repeat_interleave(2, 0) for x in (drafts, uniforms))
+            return verify(op, tokens=tokens, uniforms=both, **arguments)
 
-        out = with_decoys(call)(setting.arguments(drafts, "cpp"))
+        out = with_decoys(call)(toy.arguments(drafts, "cpp"))
         return out[0][::2], out[1][::2]
 
     assert_target_distribution(
-        testing.enumerate_distribution(run, setting.draft_probs, setting.target_probs), setting
+        testing.enumerate_distribution(run, toy.draft_probs, toy.target_probs), toy
     )
 
 
 @pytest.mark.parametrize("rule", ["token", "block"])
-@pytest.mark.parametrize("name", FAST_PROVIDERS)
-def test_law_survives_a_missing_draft_and_a_draft_row_that_is_not_finite(name, rule):
-    setting = ToyChain(rule=rule)
-    last = setting.gamma - 1
+@pytest.mark.parametrize("name", ENUMERATED_PROVIDERS)
+def test_a_missing_draft_or_an_invalid_draft_row_keeps_the_targets_distribution(name, rule):
+    toy = ToyChain(rule=rule)
+    last = toy.gamma - 1
     op = provider("verify_chain", name)
     for poison in (False, True):
 
         def run(drafts, uniforms, poison=poison):
-            arguments = setting.arguments(drafts, name)
+            arguments = toy.arguments(drafts, name)
             tokens = drafts.clone()
             if poison:
                 arguments["draft"][:, last] = torch.nan
@@ -164,14 +165,12 @@ def test_law_survives_a_missing_draft_and_a_draft_row_that_is_not_finite(name, r
             return verify(op, tokens=tokens, uniforms=uniforms, **arguments)[:2]
 
         assert_target_distribution(
-            testing.enumerate_distribution(
-                run, setting.draft_probs, setting.target_probs, steps=23
-            ),
-            setting,
+            testing.enumerate_distribution(run, toy.draft_probs, toy.target_probs, steps=23),
+            toy,
         )
 
 
-EDGES = {  # target row, draft row, coin, whether draft 0 stands
+EDGES = {  # target row, draft row, uniform, whether draft 0 is accepted
     "P=0 is never accepted": ([0.0, 1.0], [0.5, 0.5], 0.0, False),
     "P=Q is always accepted": ([0.3, 0.7], [0.3, 0.7], 1 - 2.0**-53, True),
     "Q=0<P is always accepted": ([0.1, 0.9], [0.0, 1.0], 1 - 2.0**-53, True),
@@ -181,13 +180,13 @@ EDGES = {  # target row, draft row, coin, whether draft 0 stands
 }
 
 
-def edge_stands(op, p, q, coin, kind):
+def edge_accepts(op, p, q, u, kind):
     p, q = torch.tensor(p), torch.tensor(q)
     if kind == "logits":
         p, q = p.log(), q.log()
     out = verify(
         op, torch.stack([p, p])[None], torch.zeros(1, 1, dtype=torch.int64), q[None, None],
-        kind=kind, uniforms=torch.tensor([[coin, 0.5]], dtype=torch.float64),
+        kind=kind, uniforms=torch.tensor([[u, 0.5]], dtype=torch.float64),
     )  # fmt: skip
     return bool(out[1][0])
 
@@ -198,9 +197,9 @@ BOTH = [(e, k) for e in EDGES for k in ("probs", "logits") if (e[:8], k) != ("eq
 
 @pytest.mark.parametrize(("edge", "kind"), BOTH)
 @pytest.mark.parametrize("name", ALL_PROVIDERS)
-def test_the_test_is_strict(name, edge, kind):
-    p, q, coin, stands = EDGES[edge]
-    assert edge_stands(provider("verify_chain", name), p, q, coin, kind) == stands
+def test_the_acceptance_test_is_strict(name, edge, kind):
+    p, q, u, accepted = EDGES[edge]
+    assert edge_accepts(provider("verify_chain", name), p, q, u, kind) == accepted
 
 
 def test_rule_match_accepts_as_often_as_its_formula():
@@ -220,18 +219,18 @@ def test_rule_match_accepts_as_often_as_its_formula():
 
 
 def drawn_drafts(n, q, positions):
-    """Drafts from the draft stream of the library's own sampler."""
+    """Drafts of the library's own sampler, with noise="draft"."""
     return sample(provider("sample", "cpp"), q.expand(n, len(q)), positions=positions)[0]
 
 
-def streams_law(n=100_000, v=6):
+def models_and_positions(n=100_000, v=6):
     generator = torch.Generator().manual_seed(8)
     p, q = 1.5 * torch.randn(2, v, generator=generator)
     return n, p, q, torch.arange(n)
 
 
-def test_own_streams_draft_accept_and_residual_give_the_target_law():
-    n, p, q, positions = streams_law()
+def test_the_ops_own_noise_streams_give_the_targets_distribution():
+    n, p, q, positions = models_and_positions()
     got = verify(
         provider("verify_chain", "cpp"), p.expand(n, 2, -1), drawn_drafts(n, q, positions)[:, None],
         q.expand(n, 1, -1), positions=positions,
@@ -244,8 +243,8 @@ def test_own_streams_draft_accept_and_residual_give_the_target_law():
 # Negative controls.
 
 
-def toy(accept=None, residual=None):
-    """Rule `token` in float64 for probabilities; `accept` and `residual` replace its two parts."""
+def token_verifier(accept=None, residual=None):
+    """Rule token in float64 on probabilities; `accept` and `residual` replace its two steps."""
     accept = accept or (lambda u, p, q: u * q < p)
     residual = residual or (lambda p, q: (p - q).clamp(min=0))
 
@@ -279,70 +278,68 @@ WRONG = {
     "residual of Q - P": dict(residual=lambda p, q: (q - p).clamp(min=0)),
     "acceptance P": dict(accept=lambda u, p, q: u < p),
     "acceptance off by 1e-4": dict(accept=lambda u, p, q: u * q < p * (1 - 1e-4)),
-    "acceptance of the likelier": dict(accept=lambda u, p, q: q <= p),
+    "acceptance wherever Q <= P": dict(accept=lambda u, p, q: q <= p),
 }
 
 
-def toy_law(**parts):
-    setting = ToyChain(gamma=1, kind="probs")
-    run = toy(**parts)
+def enumerated(**parts):
+    toy = ToyChain(gamma=1, kind="probs")
+    run = token_verifier(**parts)
 
     def call(drafts, uniforms):
-        return verify(run, tokens=drafts, uniforms=uniforms, **setting.arguments(drafts, "cpp"))[:2]
+        return verify(run, tokens=drafts, uniforms=uniforms, **toy.arguments(drafts, "cpp"))[:2]
 
-    return testing.enumerate_distribution(
-        call, setting.draft_probs, setting.target_probs, steps=26
-    ), setting
+    return testing.enumerate_distribution(call, toy.draft_probs, toy.target_probs, steps=26), toy
 
 
-def test_the_machinery_passes_a_correct_toy():
-    assert_target_distribution(*toy_law())
+def test_the_enumeration_passes_a_correct_verifier():
+    assert_target_distribution(*enumerated())
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_the_machinery_rejects(wrong):
-    assert_wrong_distribution(*toy_law(**WRONG[wrong]))
+def test_the_enumeration_rejects_a_verifier_with(wrong):
+    assert_wrong_distribution(*enumerated(**WRONG[wrong]))
 
 
-def test_the_edge_table_rejects_a_comparison_that_is_not_strict():
-    loose = toy(accept=lambda u, p, q: u * q <= p)
-    wrong = [e for e, (p, q, u, ok) in EDGES.items() if edge_stands(loose, p, q, u, "probs") != ok]
+def test_the_edge_cases_reject_a_comparison_that_is_not_strict():
+    loose = token_verifier(accept=lambda u, p, q: u * q <= p)
+    wrong = [e for e, (p, q, u, ok) in EDGES.items() if edge_accepts(loose, p, q, u, "probs") != ok]
     assert set(wrong) == {"P=0 is never accepted", "P=Q=0 is rejected", "equality is rejected"}
 
 
-def test_rejects_raw_logits_as_q_where_filtered_ones_were_drawn():
-    setting = ToyChain(v=4, draft="sampled", draft_filters=dict(temperature=0.6, top_k=2))
-    assert_wrong_distribution(
-        setting.realized("cpp", change=lambda a: {**a, "sampled": None}), setting
-    )
+def test_the_enumeration_rejects_unfiltered_draft_logits_for_drafts_of_filtered_ones():
+    toy = ToyChain(v=4, draft="sampled", draft_filters=dict(temperature=0.6, top_k=2))
+    assert_wrong_distribution(toy.realized("cpp", change=lambda a: {**a, "sampled": None}), toy)
 
 
-def test_rejects_a_full_q_for_argmax_drafts():
-    setting = ToyChain(draft="none")
+def test_the_enumeration_rejects_a_full_draft_distribution_for_argmax_drafts():
+    toy = ToyChain(draft="none")
     full = ToyChain()
-    law = setting.realized("cpp", change=lambda a: {**a, "draft": torch.zeros(1).expand(
+    realized = toy.realized("cpp", change=lambda a: {**a, "draft": torch.zeros(1).expand(
         len(a["target"]), full.gamma, 3).contiguous()})  # fmt: skip
-    assert_wrong_distribution(law, setting)
+    assert_wrong_distribution(realized, toy)
 
 
-def test_rejects_a_q_that_was_not_renormalised():
-    setting = ToyChain(kind="probs")
+def test_the_enumeration_rejects_draft_probabilities_that_were_not_renormalised():
+    toy = ToyChain(kind="probs")
     assert_wrong_distribution(
-        setting.realized("cpp", change=lambda a: {**a, "draft": 0.8 * a["draft"]}), setting
+        toy.realized("cpp", change=lambda a: {**a, "draft": 0.8 * a["draft"]}), toy
     )
 
 
-def test_rejects_a_draft_temperature_that_is_not_the_one_sampled_with():
-    setting = ToyChain(draft="sampled", draft_filters=dict(temperature=0.6))
-    wrong = setting.realized("cpp", change=lambda a: {**a, "sampled": (*a["sampled"][:2], 0.7)})
-    assert_wrong_distribution(wrong, setting)
+def test_the_enumeration_rejects_a_draft_temperature_other_than_the_one_sampled_with():
+    toy = ToyChain(draft="sampled", draft_filters=dict(temperature=0.6))
+    wrong = toy.realized("cpp", change=lambda a: {**a, "sampled": (*a["sampled"][:2], 0.7)})
+    assert_wrong_distribution(wrong, toy)
 
 
-@pytest.mark.parametrize("fault", ["coin of the draft's noise", "residual of the draft's uniform"])
-def test_rejects_noise_that_draft_and_verifier_share(fault):
-    n, p, q, positions = streams_law()
-    if fault.startswith("coin"):
-        # The draft is drawn by the race; its own noise then decides whether it stands.
+@pytest.mark.parametrize(
+    "fault", ["acceptance by the draft's noise", "residual by the draft's uniform"]
+)
+def test_the_chi_square_test_rejects_noise_that_drafter_and_verifier_share(fault):
+    n, p, q, positions = models_and_positions()
+    if fault.startswith("acceptance"):
+        # Gumbel-max sampling draws the draft, and its noise then decides acceptance as well.
         drawn = sample(provider("sample", "cpp"), q[None].expand(n, -1).contiguous(),
                        positions=positions, noise="shared")[0]  # fmt: skip
         noise = shared_noise(n, len(q)).gather(1, drawn[:, None])[:, 0]
@@ -350,8 +347,8 @@ def test_rejects_noise_that_draft_and_verifier_share(fault):
     else:
         drawn = drawn_drafts(n, q, positions)
         same = torch.from_numpy(philox_uniforms(0, positions.numpy(), 2))
-        coin = torch.from_numpy(philox_uniforms(0, positions.numpy(), 0))
-        uniforms = torch.stack([coin, same], 1)
+        accept = torch.from_numpy(philox_uniforms(0, positions.numpy(), 0))
+        uniforms = torch.stack([accept, same], 1)
     got = verify(
         provider("verify_chain", "cpp"), p.expand(n, 2, -1), drawn[:, None], q.expand(n, 1, -1),
         uniforms=uniforms,

@@ -1,9 +1,13 @@
-"""End-of-sequence tokens and `max_new_tokens`: what is emitted ends there, and has the target's law."""
+"""Emitted tokens end at an end-of-sequence token or at `max_new_tokens`.
+
+Up to there they have the target's distribution, and nothing beyond it is read.
+"""
 
 import pytest
 import torch
 from support.providers import (
     ALL_PROVIDERS,
+    ENUMERATED_PROVIDERS,
     FAST_PROVIDERS,
     assert_close,
     assert_outputs_equal,
@@ -13,14 +17,13 @@ from support.providers import (
 )
 from support.toy_chain import ToyChain, assert_joint_distribution
 
-from specdec_kernels import reference, testing
+from specdec_kernels import RULES, reference, testing
 
 EOS = 1
-RULES = ("token", "block", "greedy", "match", "typical", "lenient", "synthetic")
 
 
 def ending(p):
-    """The tables of a model that says nothing but EOS after EOS."""
+    """The tables of a model that gives only EOS after an EOS."""
     out = [p[0]]
     stop = torch.nn.functional.one_hot(torch.tensor(EOS), p[0].shape[-1]).double()
     ended = torch.zeros((), dtype=torch.bool)
@@ -30,8 +33,8 @@ def ending(p):
     return out
 
 
-def continued(setting, name, p, **limits):
-    """A verifier whose cut sequences go on with a draw from the tables `p`."""
+def continued(toy, name, p, **limits):
+    """A verifier under limits, whose cut sequences continue with a draw from the tables `p`."""
     op = provider("verify_chain", name)
     limits = {k: torch.tensor(x) for k, x in limits.items()}
     most = limits.pop("max_new_tokens", None)
@@ -41,7 +44,7 @@ def continued(setting, name, p, **limits):
         each = None if most is None else most.expand(n)
         tokens, accepted, status, *_ = verify(
             op, tokens=drafts, uniforms=uniforms, max_new_tokens=each, **limits,
-            **setting.arguments(drafts, "cpp"),
+            **toy.arguments(drafts, "cpp"),
         )  # fmt: skip
         assert not status.any()
         emitted = (tokens >= 0).sum(-1)
@@ -51,22 +54,22 @@ def continued(setting, name, p, **limits):
             at_end = count == int(most or -1) or int(tokens[r, count - 1]) == EOS
             assert at_end
             assert (tokens[r, count:] == -1).all()
-            law = p[count][tuple(tokens[r, :count].tolist())]
-            tokens[r, count] = reference.pick(law, float(uniforms[r, -1]))
+            row = p[count][tuple(tokens[r, :count].tolist())]
+            tokens[r, count] = reference.pick(row, float(uniforms[r, -1]))
         return tokens, accepted
 
     return run
 
 
-def realized(setting, name, p, **limits):
-    like = continued(setting, "cpp", p, **limits) if name != "cpp" else None
-    run = continued(setting, name, p, **limits)
-    return testing.enumerate_distribution(run, setting.draft_probs, p, steps=30, like=like)
+def realized(toy, name, p, **limits):
+    like = continued(toy, "cpp", p, **limits) if name != "cpp" else None
+    run = continued(toy, name, p, **limits)
+    return testing.enumerate_distribution(run, toy.draft_probs, p, steps=30, like=like)
 
 
 FORMS = {
     "logits": dict(gamma=2),
-    "point-mass": dict(gamma=2, draft="none"),
+    "one-hot": dict(gamma=2, draft="none"),
     "sparse": dict(gamma=2, draft="sparse"),
     "gamma3": dict(v=2, gamma=3),
 }
@@ -74,42 +77,42 @@ FORMS = {
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("rule", ["token", "block"])
-@pytest.mark.parametrize("name", FAST_PROVIDERS)
-def test_up_to_the_first_end_of_sequence_the_law_is_the_targets(name, rule, form):
-    """Drafts and target rows after EOS are junk; nothing may be emitted of them."""
-    setting = ToyChain(**FORMS[form], rule=rule)
-    p = ending(setting.target_probs)
-    law = realized(setting, name, p, eos_token_ids=[EOS, 77])
-    assert_joint_distribution(law, testing.joint_distribution(p))
+@pytest.mark.parametrize("name", ENUMERATED_PROVIDERS)
+def test_up_to_the_first_end_of_sequence_the_distribution_is_the_targets(name, rule, form):
+    """Drafts and target rows after EOS are meaningless, and none of them may be emitted."""
+    toy = ToyChain(**FORMS[form], rule=rule)
+    p = ending(toy.target_probs)
+    got = realized(toy, name, p, eos_token_ids=[EOS, 77])
+    assert_joint_distribution(got, testing.joint_distribution(p))
 
 
 @pytest.mark.parametrize("most", [1, 2, 3])
 @pytest.mark.parametrize("rule", ["token", "block"])
-@pytest.mark.parametrize("name", FAST_PROVIDERS)
-def test_up_to_max_emit_the_law_is_the_targets(name, rule, most):
-    setting = ToyChain(rule=rule)
-    law = realized(setting, name, setting.target_probs, max_new_tokens=most)
-    assert_joint_distribution(law, testing.joint_distribution(setting.target_probs))
-    assert float(law.accepted[most + 1 :].sum()) == 0
+@pytest.mark.parametrize("name", ENUMERATED_PROVIDERS)
+def test_up_to_max_new_tokens_the_distribution_is_the_targets(name, rule, most):
+    toy = ToyChain(rule=rule)
+    got = realized(toy, name, toy.target_probs, max_new_tokens=most)
+    assert_joint_distribution(got, testing.joint_distribution(toy.target_probs))
+    assert float(got.accepted[most + 1 :].sum()) == 0
 
 
 @needs_triton
 @pytest.mark.parametrize(
     "limit", [dict(eos_token_ids=[EOS]), dict(max_new_tokens=1)], ids=["eos", "max_new_tokens"]
 )
-def test_the_law_is_the_targets_in_the_interpreter(limit):
-    setting = ToyChain(v=2, gamma=1)
-    p = ending(setting.target_probs) if "eos_token_ids" in limit else setting.target_probs
-    law = realized(setting, "triton", p, **limit)
-    assert_joint_distribution(law, testing.joint_distribution(p))
+def test_under_a_limit_the_distribution_is_the_targets_in_triton(limit):
+    toy = ToyChain(v=2, gamma=1)
+    p = ending(toy.target_probs) if "eos_token_ids" in limit else toy.target_probs
+    got = realized(toy, "triton", p, **limit)
+    assert_joint_distribution(got, testing.joint_distribution(p))
 
 
-def test_rejects_an_end_of_sequence_that_is_ignored():
-    setting = ToyChain()
-    p = ending(setting.target_probs)
-    law = testing.enumerate_distribution(setting.verifier("cpp"), setting.draft_probs, p)
+def test_the_enumeration_rejects_an_end_of_sequence_that_is_ignored():
+    toy = ToyChain()
+    p = ending(toy.target_probs)
+    got = testing.enumerate_distribution(toy.verifier("cpp"), toy.draft_probs, p)
     with pytest.raises(AssertionError, match="P\\(y1"):
-        assert_joint_distribution(law, testing.joint_distribution(p))
+        assert_joint_distribution(got, testing.joint_distribution(p))
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -125,13 +128,13 @@ def test_nothing_follows_an_accepted_end_of_sequence(name, rule):
     third = [4, 3, 4, 4] if rule == "synthetic" else [4, 7, -1, -1]
     assert got[0].tolist() == [[4, 7, -1, -1], [4, 7, -1, -1], third]
     assert got[1].tolist() == [2, 2, 3 if rule == "synthetic" else 1]
-    assert got[2].tolist() == [0, 0, 0]  # an id beyond the end is never judged
+    assert got[2].tolist() == [0, 0, 0]  # an id out of range after the end is never looked at
     assert_close("logprobs", got[3][:2], torch.zeros(2, 4), atol=1e-6)
 
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("name", ALL_PROVIDERS)
-def test_max_emit_counts_every_emitted_token(name, rule):
+def test_max_new_tokens_counts_every_emitted_token(name, rule):
     target = torch.zeros(6, 3, 5)
     target[..., 2] = 90.0
     drafts = torch.full((6, 2), 2)
@@ -147,7 +150,7 @@ def test_max_emit_counts_every_emitted_token(name, rule):
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("name", ALL_PROVIDERS)
 def test_nothing_is_read_where_nothing_may_be_emitted(name, rule):
-    """A faulty row of a sequence that may emit nothing is no fault."""
+    """An invalid row sets no status where its sequence may emit nothing."""
     target = torch.full((2, 2, 5), torch.nan)
     kw = dict(rule=rule, rates=torch.ones(1) if rule == "synthetic" else None)
     got = verify(provider("verify_chain", name), target, torch.tensor([[3], [99]]),
@@ -157,7 +160,7 @@ def test_nothing_is_read_where_nothing_may_be_emitted(name, rule):
 
 @pytest.mark.parametrize("rule", ["token", "block", "match"])
 @pytest.mark.parametrize("name", FAST_PROVIDERS)
-def test_without_an_end_in_reach_the_limits_change_no_bit(name, rule):
+def test_limits_that_are_not_reached_change_no_bit(name, rule):
     target, drafts, q = testing.chain_case(5, 3, 67, rule=rule).args()[:3]
     op = provider("verify_chain", name)
     want = verify(op, target, drafts, q, rule=rule)
@@ -169,8 +172,8 @@ def test_without_an_end_in_reach_the_limits_change_no_bit(name, rule):
 
 @pytest.mark.parametrize("rule", ["token", "block"])
 @pytest.mark.parametrize("name", FAST_PROVIDERS)
-def test_a_chain_that_ends_is_the_shorter_chain(name, rule):
-    """Cut after draft 1 by either limit: as if gamma were 2, less the token that would follow."""
+def test_a_cut_chain_equals_the_shorter_chain(name, rule):
+    """After a cut behind draft 1, outputs are those of gamma = 2 without the bonus token."""
     target, drafts, q = testing.chain_case(40, 3, 67, rule=rule).args()[:3]
     op = provider("verify_chain", name)
     drafts[2] = drafts[3]
@@ -197,13 +200,13 @@ def test_optional_outputs_are_empty_unless_asked_for(name):
     args = case.args()[:3]
     whole = verify(op, *args, rule="block")
     for logprobs in (False, True):
-        for acceptance in (False, True):
-            got = verify(op, *args, rule="block", logprobs=logprobs, accept_probs=acceptance)
+        for accept_probs in (False, True):
+            got = verify(op, *args, rule="block", logprobs=logprobs, accept_probs=accept_probs)
             for i in range(3):
                 assert_close(f"output {i}", got[i], whole[i])
             for given, asked, full in (
                 (got[3], logprobs, whole[3]),
-                (got[4], acceptance, whole[4]),
+                (got[4], accept_probs, whole[4]),
             ):
                 assert given.shape == (full.shape if asked else (0, 0))
                 if asked:

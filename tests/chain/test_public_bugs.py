@@ -1,6 +1,8 @@
-"""Faults that others shipped (PEERS section 3), each as a test of `sample` and `verify_chain`."""
+"""Faults that other projects have shipped, each as a test of `sample` and `verify_chain`.
 
-import resource
+A docstring that begins with "Elsewhere" says what another published implementation did. Where only
+one is known to have done it, it is named.
+"""
 
 import numpy as np
 import pytest
@@ -21,12 +23,14 @@ from support.providers import (
     verify,
 )
 
-from specdec_kernels import SampledDraft, reference, testing, verify_chain
+from specdec_kernels import SampledDraft, Status, reference, testing, verify_chain
 from specdec_kernels import sample as public_sample
 from specdec_kernels.testing import filtered_distribution
 
-TARGET, DRAFT, EMPTY, RANGE, PARAMETER = 1, 2, 4, 8, 16
-RULES = ("token", "greedy", "match")
+TARGET, DRAFT = Status.TARGET_NOT_FINITE, Status.DRAFT_NOT_FINITE
+EMPTY, RANGE = Status.EMPTY_RESIDUAL, Status.DRAFT_OUT_OF_RANGE
+PARAMETER = Status.BAD_PARAMETER
+SOME_RULES = ("token", "greedy", "match")
 NAN, INF = float("nan"), float("inf")
 
 
@@ -34,10 +38,12 @@ def batch(b=4, gamma=3, v=70, **kw):
     return testing.chain_case(b, gamma, v, **kw).args()[:3]
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", SOME_RULES)
 @pytest.mark.parametrize("value", [NAN, INF, -INF], ids=["nan", "inf", "minus-inf"])
 @pytest.mark.parametrize("name", ALL_PROVIDERS)
-def test_a_target_row_that_is_not_finite_emits_nothing_and_keeps_what_stood(name, value, rule):
+def test_an_invalid_target_row_emits_nothing_and_keeps_the_drafts_accepted_before(
+    name, value, rule
+):
     """Elsewhere: an all-NaN row emits a valid-looking id, or ends the whole batch."""
     target, drafts, q = batch()
     target[:, :, 5] = 30.0  # token 5 is certain
@@ -54,7 +60,7 @@ def test_a_target_row_that_is_not_finite_emits_nothing_and_keeps_what_stood(name
 @pytest.mark.parametrize("at", [0, 33, 69])
 @pytest.mark.parametrize("value", [NAN, INF], ids=["nan", "inf"])
 @pytest.mark.parametrize("name", KERNEL_PROVIDERS)
-def test_one_bad_entry_anywhere_in_a_row_is_seen(name, value, at):
+def test_one_invalid_entry_anywhere_in_a_target_row_is_detected(name, value, at):
     target, drafts, q = batch(1)
     target[0, 0, at] = value
     got = verify(provider("verify_chain", name), target, drafts, q)
@@ -68,7 +74,7 @@ def test_one_bad_entry_anywhere_in_a_row_is_seen(name, value, at):
 @pytest.mark.parametrize("v", [131_073, 4097])
 @pytest.mark.parametrize("value", [NAN, INF], ids=["nan", "inf"])
 @pytest.mark.parametrize("method", ["cdf", "gumbel"])
-def test_a_bad_entry_in_the_last_tile_of_a_large_row_is_seen(v, value, method):
+def test_an_invalid_entry_in_the_last_tile_of_a_large_row_is_detected(v, value, method):
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         logits = torch.zeros(1, v, dtype=dtype)
         logits[0, -1] = value
@@ -79,7 +85,7 @@ def test_a_bad_entry_in_the_last_tile_of_a_large_row_is_seen(v, value, method):
 
 @pytest.mark.parametrize("kind", ["logits", "probs"])
 @pytest.mark.parametrize("name", ALL_PROVIDERS)
-def test_a_draft_row_that_is_not_finite_counts_as_no_draft(name, kind):
+def test_an_invalid_draft_row_counts_as_no_draft(name, kind):
     """Elsewhere: a NaN draft row re-emits the token that it just rejected, or accepts it."""
     b = 64 if name != "triton" else 8
     p = torch.zeros(b, 2, 4) if kind == "logits" else torch.full((b, 2, 4), 0.25)
@@ -87,20 +93,20 @@ def test_a_draft_row_that_is_not_finite_counts_as_no_draft(name, kind):
     uniforms = torch.stack([torch.zeros(b), (torch.arange(b) + 0.5) / b], 1).double()
     q = torch.full((b, 1, 4), NAN)
     got = verify(provider("verify_chain", name), p, drafts, q, kind=kind, uniforms=uniforms)
-    want = torch.arange(b) * 4 // b  # the whole target, token 2 among it
+    want = torch.arange(b) * 4 // b  # drawn from the whole target, token 2 included
     assert_close("tokens", got[0][:, 0], want)
     assert (got[2] == DRAFT).all()
     assert not got[1].any()
 
 
 @pytest.mark.parametrize(
-    ("left", "fault"), [((NAN, 0.0), True), ((INF, 0.0), True), ((1.0, 5.0), False)]
+    ("sampled", "fault"), [((NAN, 0.0), True), ((INF, 0.0), True), ((1.0, 5.0), False)]
 )
 @pytest.mark.parametrize("name", ALL_PROVIDERS)
-def test_what_a_faulty_drafter_left_behind_is_judged_too(name, left, fault):
-    """A logsumexp that is no number is a fault; a draft under its own threshold has Q = 0 < P."""
+def test_the_statistics_of_a_sampled_draft_are_validated_too(name, sampled, fault):
+    """A logsumexp that is not finite is a fault; a draft below its threshold has Q = 0 < P."""
     p, q = torch.zeros(1, 2, 4), torch.zeros(1, 1, 4)
-    sampled = (torch.tensor([[left[0]]]).double(), torch.tensor([[left[1]]]), 1.0)
+    sampled = (torch.tensor([[sampled[0]]]).double(), torch.tensor([[sampled[1]]]), 1.0)
     uniforms = torch.tensor([[0.999, 0.6]]).double()
     got = verify(provider("verify_chain", name), p, torch.tensor([[1]]), q, sampled=sampled,
                  uniforms=uniforms)  # fmt: skip
@@ -108,7 +114,7 @@ def test_what_a_faulty_drafter_left_behind_is_judged_too(name, left, fault):
     assert int(got[1]) == (0 if fault else 1)
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", SOME_RULES)
 @pytest.mark.parametrize("bad", [70, 71, 2**31 - 1, -2, -(2**31)])
 @pytest.mark.parametrize("name", ALL_PROVIDERS)
 def test_a_draft_id_out_of_range_is_never_an_index(name, bad, rule):
@@ -137,7 +143,7 @@ def test_an_id_above_32_bits_is_not_cut_to_a_valid_one(name):
 
 @pytest.mark.parametrize("name", ALL_PROVIDERS)
 def test_an_empty_residual_falls_back_to_the_target(name):
-    """Elsewhere: uninitialised memory or V-1. Q covers P everywhere, so nothing is left."""
+    """Elsewhere: uninitialised memory or V-1. Here Q >= P everywhere, so the residual is empty."""
     p = torch.tensor([[[0.5, 0.25, 0.25, 0.0]] * 2])
     q = torch.tensor([[[1.0, 0.5, 0.5, 0.5]]])
     for last, want in ((0.0, 0), (0.6, 1), (0.99999, 2)):
@@ -178,7 +184,7 @@ def test_ids_stay_in_the_vocabulary_for_rows_of_every_kind():
         hit = torch.rand(x.shape, generator=generator) < 0.02
         x[hit] = odd[torch.randint(0, 6, (int(hit.sum()),), generator=generator)]
     drafts = torch.randint(-3, v + 3, (b, gamma), generator=generator)
-    for rule in RULES:
+    for rule in SOME_RULES:
         args = dict(rule=rule, positions=torch.arange(b), top_p=0.9, top_k=30)
         got = verify(provider("verify_chain", "cpp"), target, drafts, q, **args)
         assert ((got[0] >= -1) & (got[0] < v)).all()
@@ -191,7 +197,7 @@ def test_ids_stay_in_the_vocabulary_for_rows_of_every_kind():
         assert_outputs_close("verify_chain", got, want)
 
 
-@pytest.mark.parametrize("stream", [0, 1], ids=["coin", "residual"])
+@pytest.mark.parametrize("stream", [0, 1], ids=["accept", "residual"])
 def test_small_uniforms_keep_their_bits(stream):
     """Elsewhere: floats in (0, 1], or multiples of 2^-24. The smallest of two million decides."""
     u = philox_uniforms(0, np.arange(2_000_000), stream)
@@ -212,8 +218,8 @@ def test_small_uniforms_keep_their_bits(stream):
 )
 @pytest.mark.parametrize("at", [0, 4096, 4999])
 @pytest.mark.parametrize("name", ALL_PROVIDERS)
-def test_a_bad_entry_beside_the_drafted_one_makes_the_draft_row_unusable(name, kind, at, bad):
-    """It could only bend the residual: after a rejection the target is sampled instead."""
+def test_an_invalid_entry_beside_the_drafted_one_makes_the_draft_row_invalid(name, kind, at, bad):
+    """The residual cannot be computed: the target is sampled instead after a rejection."""
     v = 5000
     p = torch.full((1, 2, v), 1 / v)
     q = torch.full((1, 1, v), 1 / v)
@@ -233,7 +239,7 @@ def test_a_bad_entry_beside_the_drafted_one_makes_the_draft_row_unusable(name, k
     assert not got[1].any()
 
 
-def test_the_coin_of_each_position_is_its_own():
+def test_each_position_has_its_own_acceptance_uniform():
     """Elsewhere: reseeding inside the loop gives every position the same uniform; or u is 0."""
     n, gamma = 3000, 3
     p = torch.tensor([0.6, 0.4]).log().expand(n, gamma + 1, 2)
@@ -241,13 +247,13 @@ def test_the_coin_of_each_position_is_its_own():
     drafts = torch.zeros(n, gamma, dtype=torch.int64)
     positions = torch.arange(n) * 17
     got = verify(provider("verify_chain", "cpp"), p, drafts, q, positions=positions)
-    coins = philox_uniforms(0, positions.numpy()[:, None] + np.arange(gamma), 0)
-    near = np.abs(coins - 0.6).min(-1) < 1e-5
-    want = np.cumprod(coins < 0.6, -1).sum(-1)
+    uniforms = philox_uniforms(0, positions.numpy()[:, None] + np.arange(gamma), 0)
+    near = np.abs(uniforms - 0.6).min(-1) < 1e-5
+    want = np.cumprod(uniforms < 0.6, -1).sum(-1)
     np.testing.assert_array_equal(got[1].numpy()[~near], want[~near])
 
 
-def test_the_seed_is_not_folded_with_the_row_of_the_batch():
+def test_equal_seeds_and_positions_give_equal_results_anywhere_in_the_batch():
     target, drafts, q = batch(1)
     args = (target.expand(50, -1, -1), drafts.expand(50, -1), q.expand(50, -1, -1))
     got = verify(provider("verify_chain", "cpp"), *args, seeds=11, positions=3)
@@ -262,7 +268,7 @@ def test_seeds_and_positions_use_all_64_bits():
     assert len(tokens) == len(base)
 
 
-PER_REQUEST = [
+PER_SEQUENCE = [
     ("temperature", torch.tensor([0.1, 1.0, 4.0])),
     ("top_k", torch.tensor([1, 3, 50], dtype=torch.int32)),
     ("top_p", torch.tensor([0.05, 0.6, 1.0])),
@@ -270,10 +276,10 @@ PER_REQUEST = [
 ]
 
 
-@pytest.mark.parametrize(("parameter", "values"), PER_REQUEST, ids=[p for p, _ in PER_REQUEST])
+@pytest.mark.parametrize(("parameter", "values"), PER_SEQUENCE, ids=[p for p, _ in PER_SEQUENCE])
 @pytest.mark.parametrize("name", FAST_PROVIDERS)
-def test_parameters_of_each_request_are_the_ones_used(name, parameter, values):
-    """Elsewhere: the expanded per-request vectors were uninitialised memory. Strided ones too."""
+def test_parameters_of_each_sequence_are_the_ones_used(name, parameter, values):
+    """vLLM on the CPU: the vectors expanded to rows were uninitialised memory. Strided ones too."""
     target, drafts, q = batch(3, 2, 300)
     wide = values.repeat_interleave(3)
     for given in (values, wide[::3]):
@@ -311,7 +317,7 @@ def test_a_parameter_out_of_range_stops_its_own_sequence_only(name, fault):
 
 
 @needs_triton
-def test_parameters_of_each_request_are_the_ones_used_and_judged_in_the_interpreter():
+def test_parameters_of_each_sequence_are_the_ones_used_and_validated_in_triton():
     target, drafts, q = batch(4, 1)
     vectors = dict(
         temperature=torch.tensor([0.7, NAN, 1.3, 0.0]),
@@ -328,8 +334,8 @@ def test_parameters_of_each_request_are_the_ones_used_and_judged_in_the_interpre
     assert_outputs_close("sample", drawn, sample(reference.sample, target[:, 0], **vectors))
 
 
-def test_greedy_takes_no_random_test():
-    """Elsewhere: "greedy" as a stochastic test at a small temperature. Near ties tell."""
+def test_greedy_is_deterministic():
+    """Elsewhere: "greedy" is a stochastic test at a small temperature, which near ties reveal."""
     target = torch.zeros(500, 2, 8)
     target[:, :, 3] = 1e-6
     drafts = torch.full((500, 1), 3)
@@ -341,15 +347,15 @@ def test_greedy_takes_no_random_test():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", KERNEL_PROVIDERS)
-def test_q_is_the_law_of_the_dtype_that_was_sampled(name, dtype):
-    """Elsewhere: drafts sampled from bfloat16 rows were judged by float32 ones."""
+def test_the_draft_distribution_is_that_of_the_dtype_sampled_from(name, dtype):
+    """Elsewhere: drafts sampled from bfloat16 rows were verified against float32 ones."""
     logits = testing.zipf_logits(6, 257, torch.Generator().manual_seed(4)).to(dtype)
     low = sample(provider("sample", name), logits, temperature=0.8, top_k=40)
     full = sample(provider("sample", name), logits.float(), temperature=0.8, top_k=40)
     assert_outputs_equal("sample", low, full)
 
 
-def test_the_candidate_sets_of_target_and_draft_may_differ():
+def test_filters_may_keep_different_tokens_of_target_and_draft():
     """Elsewhere: the residual was taken by index over two differently filtered lists."""
     b, v = 40_000, 12
     generator = torch.Generator().manual_seed(17)
@@ -358,48 +364,9 @@ def test_the_candidate_sets_of_target_and_draft_may_differ():
     positions = torch.arange(b)
     kw = dict(seeds=torch.zeros(b, dtype=torch.int64), positions=positions)
     drawn = public_sample(logits.expand(b, v), top_k=3, temperature=1.4, **kw)
-    left = SampledDraft(logits.expand(b, 1, v), drawn.logsumexp[:, None], drawn.threshold[:, None],
-                        1.4)  # fmt: skip
-    got = verify_chain(target, drawn.tokens[:, None], left, top_p=0.8, **kw)
+    statistics = drawn.logsumexp[:, None], drawn.threshold[:, None]
+    sampled = SampledDraft(logits.expand(b, 1, v), *statistics, 1.4)
+    got = verify_chain(target, drawn.tokens[:, None], sampled, top_p=0.8, **kw)
     assert (
         chi_square(got.tokens[:, 0], filtered_distribution(target[0, 0], top_p=0.8)) > SIGNIFICANCE
     )
-
-
-# Addresses beyond 2^31 elements: the memory is reserved, only the rows are touched.
-
-
-def far_rows(rows, v, stride):
-    """[rows, v] float16 with `stride` elements between rows, in memory that was never touched."""
-    return torch.empty((rows - 1) * stride + v, dtype=torch.float16).as_strided(
-        (rows, v), (stride, 1)
-    )
-
-
-@pytest.mark.parametrize("name", KERNEL_PROVIDERS)
-def test_element_offsets_beyond_32_bits_do_not_wrap(name):
-    """5 rows, 2^30 + 7 elements apart: the last starts at element 4,294,967,324, byte 8.6e9."""
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    v, stride = 33, 2**30 + 7
-    rows = far_rows(5, v, stride)
-    near = torch.randn(5, v, generator=torch.Generator().manual_seed(3)).half()
-    rows.copy_(near)
-    positions = torch.arange(5)
-    assert_outputs_equal(
-        "sample",
-        sample(provider("sample", name), rows, positions=positions),
-        sample(provider("sample", name), near, positions=positions),
-    )
-    op = provider("verify_chain", name)
-    drafts = near[:4].float().argmax(-1)[None]
-    target_indptr = torch.tensor([0, 5], dtype=torch.int32)
-    for rule in ("token", "block", "match", "greedy"):
-        far = verify(op, rows[None], drafts, rows[None, :4], rule=rule)
-        assert_outputs_equal(
-            "verify_chain", far, verify(op, near[None], drafts, near[None, :4], rule=rule)
-        )
-        assert int(far[1]) > 0
-        ragged = verify(op, rows, drafts, rows[:4], rule=rule, target_indptr=target_indptr)
-        assert_outputs_equal("verify_chain", ragged, far)
-    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    assert grown < 2_000_000  # kB: the pages between the rows stayed untouched

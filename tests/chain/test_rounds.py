@@ -1,7 +1,8 @@
-"""Several rounds of one sequence with the library's own noise: no coin may be seen twice.
+"""Several rounds of one sequence give the target's distribution with the library's own noise.
 
-A rule that looks ahead (block, traversal) lets drafts beyond the last accepted one shape what is
-emitted. The next round stands where they stood, so it may use neither their noise nor their coins.
+Under a rule that looks ahead (block, traversal), drafts beyond the last accepted one influence what
+is emitted. The next round drafts at the positions of those drafts, so it may use neither the noise
+that drew them nor their acceptance uniforms.
 """
 
 import functools
@@ -18,15 +19,17 @@ from support.providers import (
     verify_tree,
 )
 
+pytestmark = pytest.mark.slow  # 200,000 sequences each
+
 GAMMA, LENGTH, N = 3, 4, 200_000
-# Of the next token after none, 0 and 1.
+# Log-probabilities of the next token at the start, after token 0 and after token 1.
 P = torch.tensor([[0.5, 0.5], [0.2, 0.8], [0.9, 0.1]]).log()
 Q = torch.tensor([[0.8, 0.2], [0.7, 0.3], [0.3, 0.7]]).log()
-AHEAD = {"token": False, "multi_draft": False, "block": True, "traversal": True}
+LOOKS_AHEAD = {"token": False, "multi_draft": False, "block": True, "traversal": True}
 
 
-def target_law():
-    """[2^LENGTH] float64 of the first tokens, the first token the lowest bit."""
+def target_probs():
+    """[2^LENGTH] float64: probabilities of the first tokens; the first is the lowest bit."""
     out = torch.ones(2**LENGTH, dtype=torch.float64)
     for code in range(2**LENGTH):
         state = 0
@@ -50,58 +53,59 @@ def tree(rule, target, tokens, draft, starts, uniforms):
     return out[1], out[2]
 
 
-def absolute_uniforms(starts):
-    """What the verifier would draw if every coin belonged to a position, not to a round."""
-    coins = [philox_uniforms(torch.arange(N), starts + i, 0) for i in range(GAMMA)]
-    coins.append(philox_uniforms(torch.arange(N), starts, 1))
-    return torch.stack([torch.from_numpy(c) for c in coins], 1)
+def uniforms_of_positions(starts):
+    """The uniforms of a verifier that takes those of each draft's own position."""
+    uniforms = [philox_uniforms(torch.arange(N), starts + i, 0) for i in range(GAMMA)]
+    uniforms.append(philox_uniforms(torch.arange(N), starts, 1))
+    return torch.stack([torch.from_numpy(c) for c in uniforms], 1)
 
 
 @functools.cache
-def rounds(rule, of_the_round, absolute_coins=False):
+def rounds(rule, of_the_round, own_positions=False):
     """[N] codes of the first LENGTH tokens.
 
-    of_the_round: drafts take the noise of lanes above 2^32 of where the round starts; else that of
-    their own positions, which the next round may take again.
+    of_the_round: draft i is drawn at position start + ((i + 1) << 32), which no other round uses;
+    else at its own position, which the next round may use again. own_positions: so does the
+    verifier with its uniforms.
     """
     step = tree if rule in ("multi_draft", "traversal") else chain
     text = torch.zeros(N, LENGTH + GAMMA + 1, dtype=torch.int64)
     count, last = (torch.zeros(N, dtype=torch.int64) for _ in "cl")
     while int(count.min()) < LENGTH:
-        state, rows, drafts, laws = last, [P[last]], [], []
+        state, rows, drafts, draft_rows = last, [P[last]], [], []
         for i in range(GAMMA):
             positions = count + ((i + 1) << 32) if of_the_round else count + i
             x = sample(provider("sample", "cpp"), Q[state], seeds=torch.arange(N),
                        positions=positions)[0]  # fmt: skip
-            laws.append(Q[state])
+            draft_rows.append(Q[state])
             drafts.append(x)
             state = x + 1
             rows.append(P[state])
-        given = (torch.stack(part, 1) for part in (rows, drafts, laws))
-        uniforms = absolute_uniforms(count) if absolute_coins else None
+        given = (torch.stack(part, 1) for part in (rows, drafts, draft_rows))
+        uniforms = uniforms_of_positions(count) if own_positions else None
         tokens, accepted = step(rule, *given, count, uniforms)
         emitted = accepted.long() + 1
         slots = count[:, None] + torch.arange(GAMMA + 1)
         new = (torch.arange(GAMMA + 1) < emitted[:, None]) & (slots < LENGTH)
         text[new.nonzero()[:, 0], slots[new]] = tokens[new]
-        open_ = count < LENGTH
-        last = torch.where(open_, tokens.gather(1, accepted.long()[:, None])[:, 0] + 1, last)
-        count = torch.where(open_, count + emitted, count)
+        unfinished = count < LENGTH
+        last = torch.where(unfinished, tokens.gather(1, accepted.long()[:, None])[:, 0] + 1, last)
+        count = torch.where(unfinished, count + emitted, count)
     return (text[:, :LENGTH] << torch.arange(LENGTH)).sum(-1)
 
 
-@pytest.mark.parametrize("rule", AHEAD)
-def test_several_rounds_give_the_target_law(rule):
-    assert chi_square(rounds(rule, AHEAD[rule]), target_law()) > SIGNIFICANCE
+@pytest.mark.parametrize("rule", LOOKS_AHEAD)
+def test_several_rounds_give_the_targets_distribution(rule):
+    assert chi_square(rounds(rule, LOOKS_AHEAD[rule]), target_probs()) > SIGNIFICANCE
 
 
 @pytest.mark.parametrize("rule", ["token", "multi_draft"])
-def test_rules_that_do_not_look_ahead_may_use_either_noise(rule):
-    assert chi_square(rounds(rule, True), target_law()) > SIGNIFICANCE
+def test_rules_that_do_not_look_ahead_may_draw_drafts_at_either_position(rule):
+    assert chi_square(rounds(rule, True), target_probs()) > SIGNIFICANCE
 
 
 @pytest.mark.parametrize(
-    ("rule", "absolute_coins"), [("block", False), ("block", True), ("traversal", False)]
+    ("rule", "own_positions"), [("block", False), ("block", True), ("traversal", False)]
 )
-def test_rejects_drafts_whose_noise_the_next_round_uses_again(rule, absolute_coins):
-    assert chi_square(rounds(rule, False, absolute_coins), target_law()) < SIGNIFICANCE
+def test_noise_that_the_next_round_uses_again_gives_another_distribution(rule, own_positions):
+    assert chi_square(rounds(rule, False, own_positions), target_probs()) < SIGNIFICANCE

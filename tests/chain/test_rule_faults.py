@@ -1,4 +1,7 @@
-"""Faulty data under every rule and form of the draft: a status and what stood, never a wrong id."""
+"""Invalid rows, ids and parameters under every rule and form of the draft.
+
+They set a status; drafts accepted before stay accepted, and no id out of range is emitted.
+"""
 
 import pytest
 import torch
@@ -15,12 +18,11 @@ from support.providers import (
     verify,
 )
 
-from specdec_kernels import reference, testing
+from specdec_kernels import RULES, RULES_READING_DRAFT, Status, reference, testing
 
-TARGET, DRAFT, EMPTY, RANGE = 1, 2, 4, 8
+TARGET, DRAFT = Status.TARGET_NOT_FINITE, Status.DRAFT_NOT_FINITE
+EMPTY, RANGE = Status.EMPTY_RESIDUAL, Status.DRAFT_OUT_OF_RANGE
 NAN, INF = float("nan"), float("inf")
-RULES = ("token", "block", "greedy", "match", "typical", "lenient", "synthetic")
-RATIO = ("token", "block", "lenient")
 
 
 def options(rule, gamma=3):
@@ -28,7 +30,7 @@ def options(rule, gamma=3):
 
 
 def certain(b=4, gamma=3, v=70, token=5):
-    """Both models say `token`, so every draft stands where nothing is wrong."""
+    """Both models are certain of `token`, so that every draft is accepted."""
     target = torch.zeros(b, gamma + 1, v)
     target[..., token] = 200.0
     return target, torch.full((b, gamma), token), target[:, :gamma].clone()
@@ -37,7 +39,7 @@ def certain(b=4, gamma=3, v=70, token=5):
 @pytest.mark.parametrize("rule", ["block", "typical", "lenient", "synthetic"])
 @pytest.mark.parametrize("value", [NAN, INF, -INF], ids=["nan", "inf", "minus-inf"])
 @pytest.mark.parametrize("name", ALL_PROVIDERS)
-def test_a_target_row_that_is_not_finite_keeps_what_stood(name, value, rule):
+def test_an_invalid_target_row_keeps_the_drafts_accepted_before(name, value, rule):
     target, drafts, q = certain()
     target[1, 0], target[2, 2], target[3, 3] = value, value, value
     got = verify(provider("verify_chain", name), target, drafts, q, **options(rule))
@@ -47,10 +49,10 @@ def test_a_target_row_that_is_not_finite_keeps_what_stood(name, value, rule):
     assert_close("logprobs", got[3], torch.zeros(4, 4), atol=1e-6)
 
 
-@pytest.mark.parametrize("rule", RATIO)
+@pytest.mark.parametrize("rule", RULES_READING_DRAFT)
 @pytest.mark.parametrize("value", [NAN, INF, -INF], ids=["nan", "inf", "minus-inf"])
 @pytest.mark.parametrize("name", ALL_PROVIDERS)
-def test_a_draft_row_that_is_not_finite_ends_the_drafts(name, value, rule):
+def test_an_invalid_draft_row_ends_the_drafts(name, value, rule):
     target, drafts, q = certain()
     q[1, 0], q[2, 1], q[3, 2] = value, value, value
     got = verify(provider("verify_chain", name), target, drafts, q, **options(rule))
@@ -59,22 +61,22 @@ def test_a_draft_row_that_is_not_finite_ends_the_drafts(name, value, rule):
     assert got[2].tolist() == [0, DRAFT, DRAFT, DRAFT]
 
 
-@pytest.mark.parametrize("rule", [r for r in RULES if r not in RATIO])
+@pytest.mark.parametrize("rule", [r for r in RULES if r not in RULES_READING_DRAFT])
 @pytest.mark.parametrize("name", ALL_PROVIDERS)
-def test_rules_that_do_not_compare_read_no_draft_row(name, rule):
+def test_rules_that_do_not_compare_with_the_draft_read_no_draft_row(name, rule):
     target, drafts, q = certain()
-    left = (torch.full((4, 3), NAN).double(), torch.full((4, 3), NAN), torch.full((4,), -1.0))
+    sampled = (torch.full((4, 3), NAN).double(), torch.full((4, 3), NAN), torch.full((4,), -1.0))
     got = verify(provider("verify_chain", name), target, drafts, torch.full_like(q, NAN),
-                 sampled=left, **options(rule))  # fmt: skip
+                 sampled=sampled, **options(rule))  # fmt: skip
     assert got[1].tolist() == [3] * 4
     assert not got[2].any()
 
 
-@pytest.mark.parametrize("rule", RATIO)
+@pytest.mark.parametrize("rule", RULES_READING_DRAFT)
 @pytest.mark.parametrize("value", [NAN, INF, -0.25], ids=str)
 @pytest.mark.parametrize("name", ALL_PROVIDERS)
-def test_a_sparse_probability_that_is_none_ends_the_drafts(name, value, rule):
-    """Wherever it stands among the used slots; in an unused one it is nothing."""
+def test_an_invalid_sparse_probability_ends_the_drafts(name, value, rule):
+    """It may be at any entry with an id; an entry without one is not read."""
     target, drafts, _ = certain(3, 2)
     ids = torch.tensor([5, 9, -1]).expand(3, 2, 3).contiguous()
     q = torch.tensor([1.0, 0.0, 0.0]).repeat(3, 2, 1)
@@ -85,11 +87,11 @@ def test_a_sparse_probability_that_is_none_ends_the_drafts(name, value, rule):
     assert got[0].tolist() == [[5, 5, -1], [5, 5, -1], [5, 5, 5]]
 
 
-@pytest.mark.parametrize("rule", RATIO)
+@pytest.mark.parametrize("rule", RULES_READING_DRAFT)
 @pytest.mark.parametrize("column", [-1, -(2**31), 70, 2**31 - 1])
 @pytest.mark.parametrize("name", ALL_PROVIDERS)
-def test_a_column_out_of_range_is_no_column(name, column, rule):
-    """Columns are data: such a token has Q = 0, and no provider may read there."""
+def test_a_draft_column_out_of_range_is_never_an_index(name, column, rule):
+    """Columns are data: a token with such a column has Q = 0, and no provider may read there."""
     target, drafts, q = certain(2, 2)
     columns = torch.arange(70, dtype=torch.int32)
     columns[7] = columns[69] = column
@@ -124,11 +126,9 @@ def test_a_draft_id_out_of_range_is_never_an_index(name, bad, rule, form):
     assert got[2].tolist() == [int(want[2][0]), RANGE if int(want[1][1]) == 1 else 0]
 
 
-@pytest.mark.parametrize("rule", RATIO)
+@pytest.mark.parametrize("rule", RULES_READING_DRAFT)
 @pytest.mark.parametrize("name", ALL_PROVIDERS)
-def test_an_id_beyond_the_target_is_a_rejection_for_a_wide_draft_and_out_of_range_beyond_it(
-    name, rule
-):
+def test_a_wide_draft_may_name_ids_beyond_the_target_but_not_beyond_itself(name, rule):
     target, _, _ = certain(2, 1)
     q = torch.zeros(2, 1, 80)
     got = verify(provider("verify_chain", name), target, torch.tensor([[79], [80]]), q,
@@ -142,7 +142,7 @@ def test_an_id_beyond_the_target_is_a_rejection_for_a_wide_draft_and_out_of_rang
 @pytest.mark.parametrize("name", ALL_PROVIDERS)
 def test_a_bad_entry_beyond_the_target_makes_the_draft_row_unusable(name):
     target, drafts, _ = certain(2, 1)
-    for rule in RATIO:
+    for rule in RULES_READING_DRAFT:
         q = torch.zeros(2, 1, 80)
         q[:, :, 5] = 100.0
         q[1, 0, 75] = NAN
@@ -152,7 +152,7 @@ def test_a_bad_entry_beyond_the_target_makes_the_draft_row_unusable(name):
 
 
 @pytest.mark.parametrize("name", ALL_PROVIDERS)
-def test_rates_that_are_no_numbers_never_accept(name):
+def test_synthetic_rates_of_nan_never_accept(name):
     target, drafts, q = certain(2, 2)
     drafts[:] = 6
     for rates in ([NAN, 1.0], [-INF, 1.0]):
@@ -163,7 +163,7 @@ def test_rates_that_are_no_numbers_never_accept(name):
 
 
 @pytest.mark.parametrize("name", ALL_PROVIDERS)
-def test_ends_out_of_range_are_no_ends(name):
+def test_end_of_sequence_ids_out_of_range_end_nothing(name):
     target, drafts, q = certain(1)
     ends = torch.tensor([-1, -(2**63), 2**63 - 1, 70, 2**32 + 5])
     for rule in ("token", "block"):
@@ -174,8 +174,8 @@ def test_ends_out_of_range_are_no_ends(name):
 
 
 @pytest.mark.parametrize("name", ALL_PROVIDERS)
-def test_an_empty_residual_of_a_block_falls_back_to_the_target(name):
-    """Q covers c P everywhere, so nothing is left: not the last id, not new memory."""
+def test_an_empty_residual_of_rule_block_falls_back_to_the_target(name):
+    """Q >= c P everywhere. The last id or uninitialised memory would be wrong."""
     p = torch.tensor([0.5, 0.25, 0.25, 0.0]).expand(1, 3, 4)
     q = torch.tensor([1.0, 0.5, 0.5, 0.5]).expand(1, 2, 4)
     uniforms = torch.tensor([[0.999, 0.999, 0.6]]).double()
@@ -188,7 +188,7 @@ def test_an_empty_residual_of_a_block_falls_back_to_the_target(name):
 @pytest.mark.parametrize("kind", ["logits", "probs"])
 @pytest.mark.parametrize("rule", ["block", "token", "lenient"])
 def test_ids_stay_in_the_vocabulary_for_data_of_every_kind(rule, kind, form):
-    """Random faults in every tensor of floats and ids; the specification says the same."""
+    """Random faults in every tensor of floats and ids; outputs equal the specification's."""
     g = torch.Generator().manual_seed(31)
     b, gamma, v = 60, 3, 37
     case = testing.chain_case(b, gamma, v, rule=rule, kind=kind, draft=form, filters="off")
@@ -212,7 +212,7 @@ def test_ids_stay_in_the_vocabulary_for_data_of_every_kind(rule, kind, form):
     assert_outputs_close("verify_chain", got, reference.verify_chain(*args))
 
 
-# Faults that others shipped (PEERS section 3).
+# Faults that other projects have shipped; see test_public_bugs.py.
 
 
 @pytest.mark.parametrize("rule", ["token", "block", "match"])
@@ -235,17 +235,17 @@ def test_one_end_of_sequence_does_not_end_the_batch(name, rule):
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("name", ALL_PROVIDERS)
-def test_missing_drafts_count_neither_as_accepted_nor_as_judged(name, rule):
+def test_missing_drafts_have_no_acceptance_probability(name, rule):
     target, drafts, q = certain(3)
     drafts[0, 1:] = drafts[1] = -1
     got = verify(provider("verify_chain", name), target, drafts, q, **options(rule))
     assert got[1].tolist() == [1, 0, 3]
-    judged = ~got[4].isnan()
-    if rule == "block":  # the last draft stood, and nothing before it was looked at
-        assert judged.tolist() == [[True, False, False], [False] * 3, [False, False, True]]
+    decided = ~got[4].isnan()
+    if rule == "block":  # it decides the last draft first, and no other where that one is accepted
+        assert decided.tolist() == [[True, False, False], [False] * 3, [False, False, True]]
     else:
-        assert judged.tolist() == [[True, False, False], [False] * 3, [True] * 3]
-    assert_close("accept_probs", got[4][judged], torch.ones(int(judged.sum())), atol=1e-6)
+        assert decided.tolist() == [[True, False, False], [False] * 3, [True] * 3]
+    assert_close("accept_probs", got[4][decided], torch.ones(int(decided.sum())), atol=1e-6)
 
 
 @pytest.mark.parametrize("ids_dtype", [torch.int32, torch.int64])
@@ -257,14 +257,14 @@ def test_ids_above_16_bits_are_not_cut(name, ids_dtype):
     drafts = torch.full((1, 2), token, dtype=ids_dtype)
     sparse = torch.tensor([[[464, token, -1]] * 2], dtype=ids_dtype)  # 464 is its lower half
     op = provider("verify_chain", name)
-    for rule in RATIO:
+    for rule in RULES_READING_DRAFT:
         got = verify(op, target, drafts, torch.tensor([[[0.5, 0.5, 0.0]] * 2]), ids=sparse,
                      rule=rule)  # fmt: skip
         assert got[0].tolist() == [[token] * 3]
     columns = torch.full((v,), -1, dtype=torch.int32)
     columns[token] = 1
     q = torch.zeros(1, 2, 3)
-    for rule in RATIO:
+    for rule in RULES_READING_DRAFT:
         got = verify(op, target, drafts, q, columns=columns, rule=rule)
         assert got[0].tolist() == [[token] * 3]
 
@@ -291,8 +291,8 @@ def test_parameters_of_each_request_are_the_ones_used(parameter, values, rule):
             assert_outputs_equal("verify_chain", [x[one] for x in got], alone)
 
 
-def test_own_streams_give_a_block_the_target_law():
-    """Drafts by the draft stream, coins and residual by theirs: no noise is used twice."""
+def test_the_ops_own_noise_streams_give_rule_block_the_targets_distribution():
+    """Drafts, acceptance uniforms and the residual each have a noise stream of their own."""
     n, v = 60_000, 6
     generator = torch.Generator().manual_seed(8)
     p, q = 1.5 * torch.randn(2, v, generator=generator)
@@ -301,8 +301,8 @@ def test_own_streams_give_a_block_the_target_law():
     drawn = sample(provider("sample", "cpp"), q.expand(2 * n, v), positions=at)[0].view(n, 2)
     got = verify(provider("verify_chain", "cpp"), p.expand(n, 3, v), drawn, q.expand(n, 2, v),
                  rule="block", positions=positions)  # fmt: skip
-    law = p.double().softmax(-1)
-    after = torch.multinomial(law, 3 * n, replacement=True, generator=generator).view(n, 3)
-    tokens = torch.where(got[0] >= 0, got[0], after)  # the target goes on by itself
-    joint = (law[:, None, None] * law[:, None] * law).flatten()
+    probs = p.double().softmax(-1)
+    after = torch.multinomial(probs, 3 * n, replacement=True, generator=generator).view(n, 3)
+    tokens = torch.where(got[0] >= 0, got[0], after)  # the target continues
+    joint = (probs[:, None, None] * probs[:, None] * probs).flatten()
     assert chi_square(tokens @ torch.tensor([v * v, v, 1]), joint) > SIGNIFICANCE

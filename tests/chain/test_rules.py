@@ -1,4 +1,7 @@
-"""The emitted law of every rule and every form of the draft: each cell, through the kernels."""
+"""Emitted tokens of every rule, for every form of the draft, enumerated through the kernels.
+
+Lossless rules must give the target's distribution, lossy ones exactly that of their formulas.
+"""
 
 import functools
 
@@ -6,6 +9,7 @@ import pytest
 import torch
 from support.providers import (
     ALL_PROVIDERS,
+    ENUMERATED_PROVIDERS,
     FAST_PROVIDERS,
     assert_close,
     assert_outputs_equal,
@@ -38,9 +42,9 @@ FORMS = {
     "equal": dict(same=True),
     "probs": dict(kind="probs"),
     "probs-zeros": dict(kind="probs", holes=True),
-    "probs-shaped": dict(kind="probs", target_filters=dict(temperature=0.7, top_p=0.8)),
-    "point-mass": dict(draft="none"),
-    "point-mass-probs": dict(draft="none", kind="probs"),
+    "probs-filtered": dict(kind="probs", target_filters=dict(temperature=0.7, top_p=0.8)),
+    "one-hot": dict(draft="none"),
+    "one-hot-probs": dict(draft="none", kind="probs"),
     "filtered": dict(v=4, target_filters=dict(temperature=0.8, top_k=3, top_p=0.9)),
     "sampled": dict(v=4, draft="sampled", draft_filters=dict(temperature=1.8, top_k=3, min_p=0.1),
                     target_filters=dict(temperature=0.8, top_k=3, top_p=0.9, min_p=0.05)),
@@ -69,47 +73,47 @@ LOSSLESS = [("block", f) for f in (FORMS | REDUCED)] + [("token", f) for f in RE
 
 
 @functools.cache
-def setting_of(rule, form):
+def toy_of(rule, form):
     return ToyChain(**(FORMS | REDUCED)[form], rule=rule)
 
 
 @pytest.mark.parametrize(("rule", "form"), LOSSLESS)
-@pytest.mark.parametrize("name", FAST_PROVIDERS)
-def test_the_emitted_law_is_the_targets(name, rule, form):
-    setting = setting_of(rule, form)
-    law = setting.realized(name)
-    assert_target_distribution(law, setting)
+@pytest.mark.parametrize("name", ENUMERATED_PROVIDERS)
+def test_emitted_tokens_have_the_targets_distribution(name, rule, form):
+    toy = toy_of(rule, form)
+    realized = toy.realized(name)
+    assert_target_distribution(realized, toy)
     assert_close(
-        "accepted", law.accepted, accepted_count_distribution(setting, rule), atol=TOLERANCE
+        "accepted", realized.accepted, accepted_count_distribution(toy, rule), atol=TOLERANCE
     )
 
 
 @pytest.mark.parametrize("form", FORMS | REDUCED)
-def test_block_accepts_at_least_as_many_as_token(form):
-    """Counted over the cells of the kernel, against the mass formula of `analysis`."""
+def test_block_accepts_at_least_as_many_drafts_as_token(form):
+    """The means come from the kernel's cells, and equal the formula of `analysis`."""
     counts = {}
     for rule in ("block", "token"):
-        setting = setting_of(rule, form)
-        counts[rule] = setting.realized("cpp").mean_accepted
-        want = analysis.mean_accepted(setting.draft_probs, setting.target_probs, rule)
+        toy = toy_of(rule, form)
+        counts[rule] = toy.realized("cpp").mean_accepted
+        want = analysis.mean_accepted(toy.draft_probs, toy.target_probs, rule)
         assert counts[rule] == pytest.approx(want, abs=TOLERANCE)
     assert counts["block"] >= counts["token"] - TOLERANCE
-    if "gamma1" in form or "point-mass" in form:
+    if "gamma1" in form or "one-hot" in form:
         assert counts["block"] == pytest.approx(counts["token"], abs=TOLERANCE)
 
 
-@pytest.mark.parametrize("name", FAST_PROVIDERS)
-def test_block_of_one_draft_is_token(name):
-    """Cell for cell: the same tokens for the same uniforms, not only the same law."""
+@pytest.mark.parametrize("name", ENUMERATED_PROVIDERS)
+def test_block_with_one_draft_decides_as_token(name):
+    """Emitted tokens and counts have the same joint distribution."""
     for form in ("gamma1", "zeros", "sparse", "wide", "mapped"):
         options = {**(FORMS | REDUCED)[form], "gamma": 1}
         rules = [ToyChain(**options, rule=rule).realized(name) for rule in ("block", "token")]
-        assert_close("law", rules[0].joint, rules[1].joint, atol=1e-8)
+        assert_close("realized", rules[0].joint, rules[1].joint, atol=1e-8)
         assert_close("accepted", rules[0].accepted, rules[1].accepted, atol=1e-8)
 
 
-class Toy:
-    """P = (1/3, 2/3) and Q = (2/3, 1/3) at every position."""
+class PaperModel:
+    """The example of the paper on block verification: P = (1/3, 2/3), Q = (2/3, 1/3) everywhere."""
 
     def __init__(self):
         p, q = torch.tensor([[1 / 3, 2 / 3], [2 / 3, 1 / 3]], dtype=torch.float64)
@@ -119,9 +123,9 @@ class Toy:
 
 
 @pytest.mark.parametrize(("rule", "mean"), [("token", 10 / 9), ("block", 11 / 9)])
-@pytest.mark.parametrize("name", FAST_PROVIDERS)
-def test_the_toy_model_of_the_paper(name, rule, mean):
-    op, toy = provider("verify_chain", name), Toy()
+@pytest.mark.parametrize("name", ENUMERATED_PROVIDERS)
+def test_the_papers_example_has_the_papers_accepted_length(name, rule, mean):
+    op, toy = provider("verify_chain", name), PaperModel()
 
     def run(drafts, uniforms):
         n = len(drafts)
@@ -131,9 +135,9 @@ def test_the_toy_model_of_the_paper(name, rule, mean):
         )
         return verify(op, p, drafts, q, rule=rule, uniforms=uniforms)[:2]
 
-    law = testing.enumerate_distribution(run, toy.draft_probs, toy.target_probs, steps=26)
-    assert_target_distribution(law, toy)
-    assert law.mean_accepted == pytest.approx(mean, abs=TOLERANCE)
+    realized = testing.enumerate_distribution(run, toy.draft_probs, toy.target_probs, steps=26)
+    assert_target_distribution(realized, toy)
+    assert realized.mean_accepted == pytest.approx(mean, abs=TOLERANCE)
     exact = accepted_count_distribution(toy, rule)
     assert float((exact * torch.arange(3)).sum()) == pytest.approx(mean, abs=1e-12)
 
@@ -151,19 +155,19 @@ SMALL = {
 
 @needs_triton
 @pytest.mark.parametrize("form", SMALL)
-def test_the_emitted_law_is_the_targets_in_the_interpreter(form):
-    setting = ToyChain(**{"v": 2, **SMALL[form]})
-    assert_target_distribution(setting.realized("triton", steps=24), setting)
+def test_emitted_tokens_have_the_targets_distribution_in_triton(form):
+    toy = ToyChain(**{"v": 2, **SMALL[form]})
+    assert_target_distribution(toy.realized("triton", steps=24), toy)
 
 
-# Rules that change the law: to what they say, no further.
+# Lossy rules: the distribution is that of the rule's formula.
 
 
-def test_the_formula_of_a_chain_gives_the_targets_law_for_rule_token():
-    setting = ToyChain(gamma=3)
-    want = testing.joint_distribution(setting.target_probs)
+def test_the_formula_gives_the_targets_distribution_for_rule_token():
+    toy = ToyChain(gamma=3)
+    want = testing.joint_distribution(toy.target_probs)
     assert_close(
-        "law", lossy_joint_distribution(setting, lenient_masses, lenience=1.0), want, atol=1e-12
+        "realized", lossy_joint_distribution(toy, lenient_masses, lenience=1.0), want, atol=1e-12
     )
 
 
@@ -171,7 +175,7 @@ LENIENT = {
     "logits": dict(),
     "V4-gamma1": dict(v=4, gamma=1),
     "probs-zeros": dict(kind="probs", holes=True),
-    "point-mass": dict(draft="none", target_filters=dict(temperature=0.8, top_k=2)),
+    "one-hot": dict(draft="none", target_filters=dict(temperature=0.8, top_k=2)),
     "sparse": dict(draft="sparse"),
     "wide": dict(draft="wide"),
     "mapped-sampled": dict(v=4, draft="mapped-sampled", draft_filters=dict(top_k=2)),
@@ -181,7 +185,7 @@ LENIENT = {
 @pytest.mark.parametrize("kind", ["logits", "probs"])
 @pytest.mark.parametrize("rule", ["token", "block"])
 @pytest.mark.parametrize("name", ALL_PROVIDERS)
-def test_lenience_is_of_rule_lenient_alone(name, rule, kind):
+def test_lenience_changes_no_other_rule(name, rule, kind):
     n, g = (4 if name == "triton" else 64), torch.Generator().manual_seed(7)
     target, draft = torch.randn(n, 3, 5, generator=g), torch.randn(n, 2, 5, generator=g)
     if kind == "probs":
@@ -196,21 +200,21 @@ def test_lenience_is_of_rule_lenient_alone(name, rule, kind):
 
 @pytest.mark.parametrize("lenience", [1.0, 0.5, 0.125])
 @pytest.mark.parametrize("form", LENIENT)
-@pytest.mark.parametrize("name", FAST_PROVIDERS)
-def test_lenient_has_its_law(name, form, lenience):
-    setting = ToyChain(**LENIENT[form], rule="lenient", lenience=lenience)
-    law = setting.realized(name)
+@pytest.mark.parametrize("name", ENUMERATED_PROVIDERS)
+def test_lenient_has_the_distribution_of_its_formula(name, form, lenience):
+    toy = ToyChain(**LENIENT[form], rule="lenient", lenience=lenience)
+    realized = toy.realized(name)
     assert_joint_distribution(
-        law, lossy_joint_distribution(setting, lenient_masses, lenience=lenience)
+        realized, lossy_joint_distribution(toy, lenient_masses, lenience=lenience)
     )
-    first = law.joint.flatten(1).sum(-1)
-    assert (first <= setting.target_probs[0] / lenience + TOLERANCE).all()
+    first = realized.joint.flatten(1).sum(-1)
+    assert (first <= toy.target_probs[0] / lenience + TOLERANCE).all()
     if lenience == 1:
-        assert_target_distribution(law, setting)
+        assert_target_distribution(realized, toy)
     elif form == "logits":
         assert (
-            law.mean_accepted
-            > analysis.mean_accepted(setting.draft_probs, setting.target_probs) + 0.01
+            realized.mean_accepted
+            > analysis.mean_accepted(toy.draft_probs, toy.target_probs) + 0.01
         )
 
 
@@ -225,49 +229,52 @@ TYPICAL = {
 
 
 @pytest.mark.parametrize("form", TYPICAL)
-@pytest.mark.parametrize("name", FAST_PROVIDERS)
-def test_typical_has_its_law(name, form):
-    setting = ToyChain(**TYPICAL[form], rule="typical")
-    epsilon, delta = (setting.options.get(k, x) for k, x in (("epsilon", 0.09), ("delta", 0.3)))
-    law = setting.realized(name)
+@pytest.mark.parametrize("name", ENUMERATED_PROVIDERS)
+def test_typical_has_the_distribution_of_its_formula(name, form):
+    toy = ToyChain(**TYPICAL[form], rule="typical")
+    epsilon, delta = (toy.options.get(k, x) for k, x in (("epsilon", 0.09), ("delta", 0.3)))
+    realized = toy.realized(name)
     assert_joint_distribution(
-        law, lossy_joint_distribution(setting, typical_masses, epsilon=epsilon, delta=delta)
+        realized, lossy_joint_distribution(toy, typical_masses, epsilon=epsilon, delta=delta)
     )
-    assert form != "all" or float(law.accepted[-1]) == pytest.approx(1, abs=1e-9)
-    assert form == "all" or 0 < law.mean_accepted < setting.gamma
+    assert form != "all" or float(realized.accepted[-1]) == pytest.approx(1, abs=1e-9)
+    assert form == "all" or 0 < realized.mean_accepted < toy.gamma
 
 
 @pytest.mark.parametrize("target", [dict(), dict(temperature=0.8, top_k=2), dict(temperature=0.0)])
-@pytest.mark.parametrize("name", FAST_PROVIDERS)
-def test_synthetic_accepts_at_its_rates_and_goes_on_with_the_target(name, target):
-    setting = ToyChain(
+@pytest.mark.parametrize("name", ENUMERATED_PROVIDERS)
+def test_synthetic_accepts_at_its_rates_and_recovers_with_the_target(name, target):
+    toy = ToyChain(
         rule="synthetic", rates=RATES, target_filters=target, draft_filters=dict(temperature=1.0)
     )
-    law = setting.realized(name)
+    realized = toy.realized(name)
     a, b = RATES.double().tolist()
     want = torch.tensor([1 - a, a * (1 - b), a * b], dtype=torch.float64)
-    assert_close("accepted", law.accepted, want, atol=TOLERANCE)
-    accept = [r * q for r, q in zip((a, b), setting.draft_probs, strict=True)]
-    reject = [rejection_mass(x, p) for x, p in zip(accept, setting.target_probs, strict=False)]
-    assert_joint_distribution(law, chain_joint_distribution(accept, reject, setting.target_probs))
+    assert_close("accepted", realized.accepted, want, atol=TOLERANCE)
+    accept = [r * q for r, q in zip((a, b), toy.draft_probs, strict=True)]
+    reject = [rejection_mass(x, p) for x, p in zip(accept, toy.target_probs, strict=False)]
+    assert_joint_distribution(realized, chain_joint_distribution(accept, reject, toy.target_probs))
 
 
 @pytest.mark.parametrize("name", ALL_PROVIDERS)
-def test_rates_at_and_beyond_the_ends_are_certain(name):
+def test_synthetic_rates_at_or_beyond_0_and_1_decide_every_draft(name):
     target, drafts = torch.zeros(1, 4, 3), torch.zeros(1, 3, dtype=torch.int64)
     top = 1 - 2.0**-53
     uniforms = torch.tensor([[top, top, 0.0, 0.5]], dtype=torch.float64)
-    for rates, count, chances in (([1.0, 7.0, 0.0], 2, [1, 1, 0]), ([-1.0, 1.0, 1.0], 0, [0])):
+    for rates, count, probabilities in (
+        ([1.0, 7.0, 0.0], 2, [1, 1, 0]),
+        ([-1.0, 1.0, 1.0], 0, [0]),
+    ):
         got = verify(provider("verify_chain", name), target, drafts, rule="synthetic",
                      rates=torch.tensor(rates), uniforms=uniforms)  # fmt: skip
         assert int(got[1]) == count
-        assert got[4][0, : len(chances)].tolist() == chances
+        assert got[4][0, : len(probabilities)].tolist() == probabilities
 
 
 @pytest.mark.parametrize("kind", ["logits", "probs"])
 @pytest.mark.parametrize("name", ALL_PROVIDERS)
-def test_lenient_at_temperature_zero_takes_what_is_near_the_top(name, kind):
-    """P(x) >= lenience * max P, P at temperature 1; what follows is the argmax."""
+def test_lenient_at_temperature_zero_accepts_tokens_near_the_maximum(name, kind):
+    """It accepts where P(x) >= lenience * max P at temperature 1, and recovers with the argmax."""
     p = torch.tensor([0.5, 0.26, 0.24, 0.0]).expand(4, 2, 4)
     drafts = torch.arange(4)[:, None]
     got = verify(provider("verify_chain", name), p if kind == "probs" else p.log(), drafts,
@@ -278,8 +285,8 @@ def test_lenient_at_temperature_zero_takes_what_is_near_the_top(name, kind):
 
 
 @pytest.mark.parametrize("name", ALL_PROVIDERS)
-def test_typical_is_strict(name):
-    """A certain token has P = 1 and H = 0: it is not above a bound of 1."""
+def test_the_bound_of_typical_is_strict(name):
+    """A certain token has P = 1 and entropy 0, which is not above a bound of 1."""
     target = torch.tensor([0.0, -torch.inf, -torch.inf]).expand(1, 2, 3)
     for delta, count in ((1.0, 0), (0.999, 1)):
         got = verify(provider("verify_chain", name), target, torch.tensor([[0]]), rule="typical",
@@ -287,48 +294,49 @@ def test_typical_is_strict(name):
         assert (int(got[1]), got[0][0, 0], got[4].tolist()) == (count, 0, [[count]])
 
 
-def synthetic_parts(p, q, rate):
+def synthetic_masses(p, q, rate):
     return rate * q, rejection_mass(rate * q, p)
 
 
-LOSSY = {  # options, and the parts of the law
+LOSSY = {  # options, and the masses of accepted and recovered tokens
     "lenient": (dict(lenience=0.5), functools.partial(lenient_masses, lenience=0.5)),
     "typical": (dict(epsilon=0.9, delta=0.8),
                 functools.partial(typical_masses, epsilon=0.9, delta=0.8)),
-    "synthetic": (dict(rates=RATES[1:]), functools.partial(synthetic_parts, rate=float(RATES[1]))),
+    "synthetic": (dict(rates=RATES[1:]), functools.partial(synthetic_masses, rate=float(RATES[1]))),
 }  # fmt: skip
 
 
 @needs_triton
 @pytest.mark.parametrize("rule", LOSSY)
-def test_lossy_rules_have_their_law_in_the_interpreter(rule):
-    options, parts = LOSSY[rule]
-    setting = ToyChain(v=2, gamma=1, rule=rule, **options)
-    law = setting.realized("triton", steps=24)
-    assert_joint_distribution(law, lossy_joint_distribution(setting, parts))
-    assert 0 < law.mean_accepted < 1
+def test_lossy_rules_have_the_distribution_of_their_formulas_in_triton(rule):
+    options, masses = LOSSY[rule]
+    toy = ToyChain(v=2, gamma=1, rule=rule, **options)
+    realized = toy.realized("triton", steps=24)
+    assert_joint_distribution(realized, lossy_joint_distribution(toy, masses))
+    assert 0 < realized.mean_accepted < 1
 
 
 @pytest.mark.parametrize("rule", ["token", "block", "lenient", "typical", "synthetic"])
 @pytest.mark.parametrize("name", FAST_PROVIDERS)
-def test_acceptance_is_the_measured_chance(name, rule):
-    """The optional output is where the coin turns: tried just below and just above it."""
-    setting = ToyChain(v=4, gamma=2, rule=rule, lenience=0.7 if rule == "lenient" else 1.0,
+def test_accept_probs_are_where_the_decision_changes(name, rule):
+    """A uniform just below the reported probability accepts, and one just above rejects."""
+    toy = ToyChain(v=4, gamma=2, rule=rule, lenience=0.7 if rule == "lenient" else 1.0,
                       rates=RATES if rule == "synthetic" else None)  # fmt: skip
     op = provider("verify_chain", name)
-    drafts = testing.joint_distribution(setting.draft_probs).nonzero()
-    args = setting.arguments(drafts, "cpp")
+    drafts = testing.joint_distribution(toy.draft_probs).nonzero()
+    args = toy.arguments(drafts, "cpp")
     n = len(drafts)
     for i in range(2):
-        # Walks reach draft 1 after draft 0, blocks draft 0 after draft 1.
+        # Draft 1 is decided only where draft 0 is accepted, but by rule block the last draft is
+        # decided first and draft 0 only where draft 1 is rejected.
         others = 1 - 2.0**-53 if rule == "block" else 0.0
         uniforms = torch.full((n, 3), others, dtype=torch.float64)
-        chances = verify(op, tokens=drafts, uniforms=uniforms, **args)[4][:, i].double()
-        looked = ~chances.isnan()
-        assert looked.any()
+        probabilities = verify(op, tokens=drafts, uniforms=uniforms, **args)[4][:, i].double()
+        defined = ~probabilities.isnan()
+        assert defined.any()
         for shift in (-1e-5, 1e-5):
-            inside = looked & (chances + shift > 0) & (chances + shift < 1)
-            uniforms[:, i] = torch.where(inside, chances + shift, 0.5)
-            count = verify(op, tokens=drafts, uniforms=uniforms, **args)[1][inside]
-            stands = count == 2 if rule != "block" and i else count > i
-            assert (stands == (shift < 0)).all()
+            tried = defined & (probabilities + shift > 0) & (probabilities + shift < 1)
+            uniforms[:, i] = torch.where(tried, probabilities + shift, 0.5)
+            count = verify(op, tokens=drafts, uniforms=uniforms, **args)[1][tried]
+            accepted = count == 2 if rule != "block" and i else count > i
+            assert (accepted == (shift < 0)).all()

@@ -17,7 +17,7 @@ from support.providers import (
 )
 
 from specdec_kernels import reference, testing
-from specdec_kernels.arguments import conversion as _params
+from specdec_kernels.arguments import conversion
 
 
 @pytest.mark.parametrize(("name", "case"), provider_cases("verify_chain"))
@@ -26,8 +26,8 @@ def test_agrees_with_the_specification(name, case):
     assert_outputs_close("verify_chain", got, want)
 
 
-def test_the_cases_accept_reject_and_finish():
-    """The list would be worthless if every chain ended at once or none did."""
+def test_the_cases_hold_chains_that_are_rejected_at_once_late_and_never():
+    """Cases that all end at once, or never, would not exercise the residual."""
     accepted = torch.cat(
         [
             reference.verify_chain(*c.args())[1]
@@ -62,7 +62,7 @@ MANY = [
 
 @pytest.mark.parametrize(("rule", "draft", "kind", "filters"), MANY)
 def test_agreement_with_the_specification_on_thousands_of_rows(rule, draft, kind, filters):
-    """They may differ only where a uniform falls within rounding of an edge."""
+    """They may differ only where a uniform lies within rounding of a decision's boundary."""
     b, gamma = 120 if (filters, draft) != ("off", "full") else 300, 4
     case = testing.chain_case(b, gamma, 257, rule=rule, kind=kind, draft=draft, filters=filters)
     got, want = (provider("verify_chain", n)(*case.args()) for n in ("cpp", "reference"))
@@ -73,7 +73,7 @@ def test_agreement_with_the_specification_on_thousands_of_rows(rule, draft, kind
 
 
 def fixed(v=5):
-    """One sequence, gamma 2: P is uniform over 3 tokens, Q over 2 of them."""
+    """Logits of one sequence, gamma 2: P is uniform over 3 tokens, Q over 2 of them."""
     p = torch.full((1, 3, v), -torch.inf)
     p[..., :3] = 0.0
     q = torch.full((1, 2, v), -torch.inf)
@@ -82,17 +82,17 @@ def fixed(v=5):
 
 
 @pytest.mark.parametrize("name", ALL_PROVIDERS)
-def test_counts_and_layout_of_the_verdict(name):
-    """P/Q = 2/3; the residual of row 1 is token 0 alone; the bonus is uniform over 0, 1, 2."""
+def test_tokens_counts_and_padding_of_the_verdict(name):
+    """P/Q = 2/3; the residual is token 0 alone; the bonus token is uniform over 0, 1 and 2."""
     p, q = fixed()
     drafts = torch.tensor([[1, 2]])
-    for coins, last, want, count in [
+    for accept, last, want, count in [
         ((0.6, 0.6), 0.99, [1, 2, 2], 2),
         ((0.6, 0.6), 0.0, [1, 2, 0], 2),
         ((0.6, 0.7), 0.99, [1, 0, -1], 1),
         ((0.7, 0.0), 0.5, [0, -1, -1], 0),
     ]:
-        uniforms = torch.tensor([[*coins, last]], dtype=torch.float64)
+        uniforms = torch.tensor([[*accept, last]], dtype=torch.float64)
         got = verify(provider("verify_chain", name), p, drafts, q, uniforms=uniforms)
         assert got[0].tolist() == [want]
         assert got[1].tolist() == [count]
@@ -118,10 +118,10 @@ def test_minus_one_ends_the_drafts_and_samples_the_target_not_the_residual(name,
 
 
 @pytest.mark.parametrize("name", ALL_PROVIDERS)
-def test_greedy_accepts_the_argmax_and_corrects_with_it(name):
+def test_greedy_accepts_the_argmax_and_recovers_with_it(name):
     target = torch.zeros(3, 3, 9)
     target[:, 0, 4] = target[:, 1, 7] = target[:, 2, 2] = 1.0
-    target[:, 1, 8] = 1.0  # tied with 7: the lower id stands
+    target[:, 1, 8] = 1.0  # tied with 7: the lower id is the argmax
     drafts = torch.tensor([[4, 7], [4, 8], [3, 7]])
     got = verify(provider("verify_chain", name), target, drafts, rule="greedy", temperature=0.3)
     assert got[0].tolist() == [[4, 7, 2], [4, 7, -1], [4, -1, -1]]
@@ -130,8 +130,8 @@ def test_greedy_accepts_the_argmax_and_corrects_with_it(name):
 
 
 @pytest.mark.parametrize("name", KERNEL_PROVIDERS)
-def test_match_is_sampling_with_shared_noise_row_by_row(name):
-    """Any drafts: emitted tokens are those that plain sampling draws at the same positions."""
+def test_match_emits_what_sampling_with_shared_noise_draws(name):
+    """Whatever the drafts, emitted tokens are those of plain sampling at the same positions."""
     b, gamma, v = (2 if name == "triton" else 200), 3, 67
     generator = torch.Generator().manual_seed(12)
     target = testing.zipf_logits(b * (gamma + 1), v, generator).view(b, gamma + 1, v)
@@ -158,7 +158,7 @@ def test_match_is_sampling_with_shared_noise_row_by_row(name):
 
 @pytest.mark.parametrize("rule", ["token", "block", "typical", "lenient", "match"])
 @pytest.mark.parametrize("name", KERNEL_PROVIDERS)
-def test_temperature_zero_rows_are_greedy_in_a_mixed_batch(name, rule):
+def test_sequences_of_temperature_zero_are_greedy_in_a_mixed_batch(name, rule):
     case = testing.chain_case(6, 3, 67, rule=rule)
     target, drafts, q, *_ = case.args()
     temperature = torch.tensor([0.0, 1.0, 0.0, 0.7, 2.0, 0.0])
@@ -171,21 +171,21 @@ def test_temperature_zero_rows_are_greedy_in_a_mixed_batch(name, rule):
 
 
 @pytest.mark.parametrize("name", KERNEL_PROVIDERS)
-def test_a_sampled_draft_of_temperature_zero_is_a_point_mass(name):
+def test_a_sampled_draft_of_temperature_zero_is_deterministic(name):
     target, drafts, q, *_ = testing.chain_case(5, 3, 67, draft="none").args()
     q = torch.zeros(5, 3, 67) if q is None else q
-    left = (torch.zeros(5, 3, dtype=torch.float64), torch.zeros(5, 3), 0.0)
+    sampled = (torch.zeros(5, 3, dtype=torch.float64), torch.zeros(5, 3), 0.0)
     op = provider("verify_chain", name)
-    got = verify(op, target, drafts, q, sampled=left, positions=3)
+    got = verify(op, target, drafts, q, sampled=sampled, positions=3)
     assert_outputs_equal("verify_chain", got, verify(op, target, drafts, None, positions=3))
 
 
 @pytest.mark.parametrize("name", KERNEL_PROVIDERS)
-def test_a_sampled_draft_without_filters_is_its_logits(name):
+def test_a_sampled_draft_without_filters_equals_its_logits(name):
     target, drafts, q, *_ = testing.chain_case(5, 3, 67).args()
-    left = (q.double().logsumexp(-1), torch.full((5, 3), -torch.inf), 1.0)
+    sampled = (q.double().logsumexp(-1), torch.full((5, 3), -torch.inf), 1.0)
     op = provider("verify_chain", name)
-    got = verify(op, target, drafts, q, sampled=left, positions=9)
+    got = verify(op, target, drafts, q, sampled=sampled, positions=9)
     assert_outputs_close("verify_chain", got, verify(op, target, drafts, q, positions=9))
 
 
@@ -266,7 +266,7 @@ FAULTY = [
 @pytest.mark.parametrize("rule", ["token", "greedy", "match"])
 @pytest.mark.parametrize("row", FAULTY, ids=["zero", "nan", "negative", "inf"])
 @pytest.mark.parametrize("name", ALL_PROVIDERS)
-def test_probabilities_that_are_none_emit_nothing_where_the_row_is_needed(name, row, rule):
+def test_invalid_target_probabilities_emit_nothing_where_the_row_is_read(name, row, rule):
     target = torch.tensor([[row, [0.25] * 4]])
     for draft in (-1, 3):
         got = verify(provider("verify_chain", name), target, torch.tensor([[draft]]), None,
@@ -275,12 +275,11 @@ def test_probabilities_that_are_none_emit_nothing_where_the_row_is_needed(name, 
 
 
 @pytest.mark.parametrize("name", ALL_PROVIDERS)
-def test_of_probabilities_only_the_entries_that_are_visited_count(name):
-    """An accepted draft reads one entry of its row; a rejected one reads it all."""
+def test_an_accepted_draft_reads_one_probability_and_a_rejected_one_the_whole_row(name):
     target = torch.tensor([[[0.5, float("nan"), 0.5, 0.0], [0.0, 0.0, 0.0, 1.0]]])
     q = torch.tensor([[[1.0, 0.0, 0.0, 0.0]]])
-    for coin, tokens, status in ((0.4, [0, 3], 0), (0.6, [-1, -1], 1)):
-        uniforms = torch.tensor([[coin, 0.5]]).double()
+    for u, tokens, status in ((0.4, [0, 3], 0), (0.6, [-1, -1], 1)):
+        uniforms = torch.tensor([[u, 0.5]]).double()
         got = verify(provider("verify_chain", name), target, torch.tensor([[0]]), q, kind="probs",
                      uniforms=uniforms)  # fmt: skip
         assert (got[0].tolist(), int(got[2])) == ([tokens], status)
@@ -295,7 +294,7 @@ def test_ids_come_back_in_their_dtype(name, ids):
     assert [x.dtype for x in got[1:]] == [torch.int32] * 2 + [torch.float32] * 2
 
 
-def test_shaping_helper_is_the_public_one():
+def test_the_helper_of_the_tests_orders_sampling_arguments_as_the_library_does():
     values = (torch.rand(2), 3, 0.5, torch.rand(2))
-    for a, b in zip(sampling_arguments(*values), _params.sampling(*values), strict=True):
+    for a, b in zip(sampling_arguments(*values), conversion.sampling(*values), strict=True):
         assert a is b or a == b

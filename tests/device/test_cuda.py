@@ -1,4 +1,10 @@
-"""The CUDA kernels on a device: the CPU's cases, streams and CUDA graphs."""
+"""The CUDA kernels on a device: the cases of the CPU tests, streams and CUDA graphs.
+
+This file is the entry of the tests that need a GPU. The other files of this folder need Triton's
+compiler where the rest of the suite needs its interpreter, so that each runs in its own process:
+test_triton_ops_on_the_device here and tests/tree/test_tree_layout.py start them, and bench/gpu.sh
+runs them directly.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +15,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import kv_cases, kv_moves
-from support.kv_cases import KvCase, check_append, check_truncate
-from torch.utils._pytree import tree_leaves
+from support import kv_cases, kv_path_cases
+from support.kv_buffers import check, check_far_apart, same, same_tensors
 
 import specdec_kernels as sk
 from specdec_kernels import reference, testing
@@ -28,53 +33,40 @@ append = torch.ops.specdec_kernels.kv_append_.default
 truncate = torch.ops.specdec_kernels.kv_truncate_.default
 
 
+CASES = [
+    *kv_cases.append_cases(),
+    *kv_cases.truncate_cases(),
+    *kv_path_cases.move_cases(),
+    *kv_cases.large_cases(),
+]
+
+
 def _named(case):
-    return f"{case.op}-{case}"
+    return f"{case.op}{case}"
 
 
-@pytest.mark.parametrize("case", kv_cases.append_cases(), ids=str)
-def test_append(case):
-    check_append(append, case, "cuda")
+def _op(case):
+    return getattr(torch.ops.specdec_kernels, case.op).default
 
 
-@pytest.mark.parametrize("zero_fill", [False, True], ids=["keep", "fill"])
-@pytest.mark.parametrize("case", kv_cases.truncate_cases(), ids=str)
-def test_truncate(case, zero_fill):
-    check_truncate(truncate, case, zero_fill, "cuda")
-
-
-@pytest.mark.parametrize("seed", range(60))
-def test_random(seed):
-    added, cut = kv_cases.random_case(seed)
-    check_append(append, added, "cuda")
-    check_truncate(truncate, cut, zero_fill=True, device="cuda")
-
-
-def test_many_rows():
-    case = KvCase("many-rows", 3, [(8, 900, 600, 128)], [[-7, 400, 890]], torch.bfloat16)
-    check_append(append, case, "cuda")
-    lengths = [[900, 700, 3], [1, 699, 3]]
-    case = KvCase("many-rows-cut", 3, [(8, 900, 0, 128)], lengths, torch.bfloat16, "transposed")
-    check_truncate(truncate, case, zero_fill=True, device="cuda")
-
-
-@pytest.mark.parametrize("case", kv_moves.every_case(), ids=str)
-def test_moves(case):
-    kv_moves.check(getattr(torch.ops.specdec_kernels, case.op).default, case, "cuda")
+@pytest.mark.parametrize("case", CASES, ids=_named)
+def test_leaves_the_bytes_of_the_reference(case):
+    check(_op(case), case, "cuda")
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_random_moves(seed):
-    for case in (kv_moves.random_compact(seed), kv_moves.random_paged(seed)):
-        kv_moves.check(getattr(torch.ops.specdec_kernels, case.op).default, case, "cuda")
+def test_random_caches_and_paths(seed):
+    cases = *kv_cases.random_append_and_truncate(seed), *kv_path_cases.random_moves(seed)
+    for case in cases:
+        check(_op(case), case, "cuda")
 
 
-def test_more_than_2_to_the_31_elements_apart():
-    kv_cases.check_far_apart(append, truncate, "cuda")
+def test_addresses_beyond_2_to_the_31_elements():
+    check_far_apart(append, truncate, "cuda")
 
 
-def test_on_the_current_stream():
-    """Work queued before on a side stream is seen, and nothing waits for it."""
+def test_a_call_runs_on_the_current_stream_and_does_not_wait():
+    """It sees the results of work queued on a side stream before it."""
     cache = torch.zeros(1, 1, 8, 4, device="cuda")
     entry = torch.zeros(1, 1, 2, 4, device="cuda")
     positions = torch.zeros(1, dtype=torch.int64, device="cuda")
@@ -92,7 +84,7 @@ def test_on_the_current_stream():
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 def test_on_another_device():
-    check_append(append, KvCase("cuda1", 1, [(2, 5, 2, 8)], [[1]]), "cuda:1")
+    check(append, kv_cases.append("cuda1", [(2, 5, 2, 8)], [1]), "cuda:1")
     lengths = torch.zeros(1, dtype=torch.int64, device="cuda:1")
     with pytest.raises(RuntimeError, match=r"caches\[0\] must be on the device of .*, cuda:1, got"):
         truncate([torch.zeros(1, 1, 2, 3, device="cuda:0")], lengths, lengths, True)
@@ -119,7 +111,7 @@ def _capture(f):
 
 
 @pytest.mark.parametrize("count", [2, 100, 300])
-def test_graph_replay(count):
+def test_a_captured_round_replays_with_other_lengths(count):
     """One captured round, replayed with positions and lengths that change on the device."""
     caches = [torch.randn(3, 2, 11, 16, device="cuda").half() for _ in range(count)]
     entries = [torch.randn(3, 4, 2, 16, device="cuda").half().transpose(1, 2) for _ in caches]
@@ -143,11 +135,11 @@ def test_graph_replay(count):
         now += 4
         reference.kv_truncate_(want, now, torch.tensor(new), True)
         for i, (got, cache) in enumerate(zip(caches, want, strict=True)):
-            kv_cases.same(f"caches[{i}]", got, cache)
+            same(f"caches[{i}]", got, cache)
         assert lengths.tolist() == now.tolist()
 
 
-def test_graph_replay_of_a_compaction():
+def test_a_captured_compaction_replays_with_other_paths():
     """The path changes on the device between replays."""
     caches = [torch.randn(3, 2, 30, 16, device="cuda").half() for _ in range(70)]
     base = torch.tensor([0, 7, 14], device="cuda")
@@ -159,7 +151,7 @@ def test_graph_replay_of_a_compaction():
         graph.replay()
         reference.kv_compact_(want, base.cpu(), torch.tensor(nodes))
         for i, (got, cache) in enumerate(zip(caches, want, strict=True)):
-            kv_cases.same(f"caches[{i}]", got, cache)
+            same(f"caches[{i}]", got, cache)
 
 
 def test_opcheck():
@@ -172,18 +164,15 @@ def test_opcheck():
 
 @pytest.mark.parametrize("case", [c for op in CACHE_OPS for c in testing.cases(op)], ids=_named)
 def test_cache_ops_agree_with_the_cpu(case):
-    """Of every op all arguments, of which some are changed, and what it returns."""
-    op = getattr(torch.ops.specdec_kernels, case.op).default
+    """All arguments, some of which are changed in place, and the outputs."""
+    op = _op(case)
     got, want = case.args("cuda"), case.args()
-    found, wanted = tree_leaves((got, op(*got))), tree_leaves((want, op(*want)))
-    for i, (x, y) in enumerate(zip(found, wanted, strict=True)):
-        if isinstance(y, torch.Tensor):
-            kv_cases.same(f"tensor {i}", x.cpu(), y)
+    same_tensors(case.op, (got, op(*got)), (want, op(*want)))
 
 
 @pytest.mark.parametrize("file", ["on_device.py", "trees_on_device.py", "kv_on_device.py"])
 def test_triton_ops_on_the_device(file):
-    """Through Triton's compiler, in a process without its interpreter."""
+    """Triton's compiler needs a process in which its interpreter is off."""
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:randomly", str(HERE / file)],
         env={**os.environ, "TRITON_INTERPRET": "0"},

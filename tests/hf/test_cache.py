@@ -1,13 +1,14 @@
-"""Cache book-keeping: reads per round, lengths, given and returned caches, and faults that show."""
+"""The caches of the loop: lengths, rollback, given and returned caches, reads per round."""
 
 import numpy as np
 import pytest
 import torch
 from specdec_hf import SpecCache, generate
-from specdec_hf.cache import rows as cache_module
-from specdec_hf.cache.rows import make_cache
+from specdec_hf.cache import spec_cache
+from specdec_hf.cache.forward import forward_window
+from specdec_hf.cache.make import make_cache
 from specdec_hf.decode import rounds
-from specdec_hf.decode.forward import forward_window
+from specdec_hf.decode import session as sessions
 from specdec_hf.hf_arguments.call import prepare_call
 from support import hf_models
 from support.hf_models import one_thread  # noqa: F401  # autouse here
@@ -19,18 +20,18 @@ RAGGED = (9, 4, 12)
 
 def begin(model, inputs, **options):
     call = prepare_call(model, **inputs, max_new_tokens=NEW, do_sample=False)
-    return rounds.begin(model, call, rounds.Options(guard=False, **options))
+    return sessions.begin(model, call, sessions.Options(guard=False, **options))
 
 
 @pytest.mark.parametrize("drafter", ["prompt_lookup", "model"])
-def test_one_device_read_per_round(drafter, monkeypatch):
+def test_a_round_reads_from_the_device_once(drafter, monkeypatch):
     model, inputs = hf_models.tiny("llama"), hf_models.prompts(RAGGED)
     session = begin(model, inputs, drafter=hf_models.drafter_for("llama", drafter))
     packed, other = [], []
-    original = rounds.read_round
+    original = rounds.read_verdict
     allowed = []
 
-    def read_round(verdict):
+    def read_verdict(verdict):
         allowed.append(True)
         try:
             packed.append(1)
@@ -38,7 +39,7 @@ def test_one_device_read_per_round(drafter, monkeypatch):
         finally:
             allowed.pop()
 
-    monkeypatch.setattr(rounds, "read_round", read_round)
+    monkeypatch.setattr(rounds, "read_verdict", read_verdict)
     reads = ("item", "tolist", "cpu", "numpy", "nonzero", "__bool__", "__int__", "__float__")
     for name in reads:
         method = getattr(torch.Tensor, name)
@@ -65,16 +66,16 @@ def test_lengths_count_committed_tokens(drafter):
         steps = rounds.step(session)
         assert (session.cache.lengths == session.history.lengths - 1).all()
         grown = session.history.lengths - before
-        for made in steps:
-            accepted = sum(made.from_draft)
-            assert grown[made.row] == len(made.tokens)
-            assert made.finished or grown[made.row] == accepted + 1
+        for appended in steps:
+            accepted = sum(appended.from_draft)
+            assert grown[appended.row] == len(appended.tokens)
+            assert appended.finished or grown[appended.row] == accepted + 1
         assert (grown[~active] == 0).all()
         if drafter == "model":
             trailing = session.history.lengths - session.drafter._draft.cache.lengths
-            full = [m.row for m in steps if len(m.tokens) == 6 and m.kinds[-1] == "bonus"]
+            full = [s.row for s in steps if len(s.tokens) == 6 and s.kinds[-1] == "bonus"]
             assert (trailing[active] >= 1).all()
-            assert all(trailing[row] == 2 for row in full)
+            assert all(trailing[b] == 2 for b in full)
 
 
 @pytest.mark.parametrize("lengths", [(9,), RAGGED], ids=str)
@@ -120,8 +121,7 @@ def test_given_cache_changes_nothing(name, lengths, cache):
         assert torch.equal(layer.values, values)
 
 
-def test_a_conversation_through_ragged_caches():
-    """Rows that ended at different places, a second turn, and the cache of the first."""
+def test_a_second_turn_continues_the_cache_of_sequences_that_ended_at_different_places():
     model, inputs = hf_models.tiny("llama"), hf_models.prompts(RAGGED)
     free = model.generate(**inputs, max_new_tokens=NEW, do_sample=False)[:, -NEW:]
     kwargs = {"do_sample": False, "eos_token_id": int(free[0, 3]), "pad_token_id": hf_models.PAD}
@@ -129,7 +129,7 @@ def test_a_conversation_through_ragged_caches():
         model, **inputs, max_new_tokens=8, drafter=hf_models.perturbed("llama"),
         return_dict_in_generate=True, **kwargs,
     )  # fmt: skip
-    assert len({row.new_tokens for row in first.stats.rows}) > 1
+    assert len({one.new_tokens for one in first.stats.sequences}) > 1
     turn = hf_models.prompts((4, 4, 4), seed=9)
     ids = torch.cat([first.sequences, turn["input_ids"]], dim=1)
     mask = torch.cat([first.attention_mask, turn["attention_mask"]], dim=1)
@@ -139,7 +139,7 @@ def test_a_conversation_through_ragged_caches():
     assert warm.tolist() == cold.tolist()
 
 
-def test_rows_of_a_batch_equal_separate_forwards():
+def test_sequences_of_a_batch_equal_separate_forwards():
     for name in hf_models.NAMES:
         model, inputs = hf_models.tiny(name), hf_models.prompts(RAGGED)
         lengths = np.array(RAGGED)
@@ -148,35 +148,49 @@ def test_rows_of_a_batch_equal_separate_forwards():
             got = forward_window(model, cache, inputs["input_ids"], lengths - max(RAGGED), keep=1)
             more = torch.tensor([[1, 2, 3]] * 3)
             got = forward_window(model, cache, more, lengths, keep=3)
-            for row, length in enumerate(RAGGED):
-                alone = torch.cat([inputs["input_ids"][row, -length:], more[row]])[None]
+            for b, length in enumerate(RAGGED):
+                alone = torch.cat([inputs["input_ids"][b, -length:], more[b]])[None]
                 expected = model(alone).logits[0, -3:]
-                torch.testing.assert_close(got[row], expected, rtol=1e-4, atol=1e-4)
+                torch.testing.assert_close(got[b], expected, rtol=1e-4, atol=1e-4)
 
 
-def test_cache_grows():
+def test_cache_grows_beyond_its_first_capacity():
     model, inputs = hf_models.tiny("llama"), hf_models.prompts((9,))
     expected = model.generate(**inputs, max_new_tokens=60, do_sample=False)
     session = begin(model, inputs, drafter="prompt_lookup")
     session.cache = SpecCache(model, 1, 2)
     session.budgets[:] = 60
-    session.sequences = np.zeros((1, 69), dtype=np.int64)
-    session.sequences[:, :9] = inputs["input_ids"].numpy()
     session.history.tokens = np.pad(session.history.tokens, ((0, 0), (0, 60)))
     session.call.max_new_tokens = 60
     while not session.done:
         rounds.step(session)
-    assert session.sequences.tolist() == expected.tolist()
+    assert sessions.finish(session).sequences.tolist() == expected.tolist()
 
 
-def test_cache_errors():
+def test_a_layer_moves_slots_to_its_own_device():
+    asked = []
+
+    class Slots:
+        def to(self, device):
+            asked.append(device)
+            return torch.zeros(1, dtype=torch.int64)
+
+    cache = SpecCache(hf_models.tiny("llama"), 1, 8)
+    cache._cursor.starts, cache._cursor.visible = Slots(), 3
+    states = torch.ones(1, 2, 3, 8)
+    keys, _ = cache.spec_layers[0].update(states, states)
+    assert asked == [states.device]
+    assert torch.equal(keys, states)
+
+
+def test_caches_refuse_wrong_arguments_by_name():
     model = hf_models.tiny("llama")
     with pytest.raises(ValueError, match="cache must be 'auto', 'spec' or 'dynamic', got 'static'"):
         make_cache(model, 1, 8, "static")
     with pytest.raises(ValueError, match="cache='dynamic' needs batch size 1, got 2"):
         make_cache(model, 2, 8, "dynamic")
     cache = SpecCache(model, 1, 8)
-    with pytest.raises(ValueError, match="truncate cannot grow a row"):
+    with pytest.raises(ValueError, match="truncate cannot grow a sequence"):
         cache.truncate(np.array([1]))
     inputs = hf_models.prompts((9,))
     past = DynamicCache(config=model.config)
@@ -186,13 +200,13 @@ def test_cache_errors():
         generate(model, **inputs, past_key_values=past, max_new_tokens=2)
 
 
-def identity_holds(name="gemma2"):
-    """Whether batched greedy and match output equal plain decoding, on one short run."""
+def identities_hold(name="gemma2"):
+    """Whether the greedy text, and that of rule match, equal plain decoding in one short run."""
     model, inputs = hf_models.tiny(name), hf_models.prompts(RAGGED)
     drafter = hf_models.perturbed(name)
     kwargs = {"max_new_tokens": NEW, "guard": False}
     greedy = model.generate(**inputs, max_new_tokens=NEW, do_sample=False)
-    sampled = {"do_sample": True, "temperature": 0.8, "acceptance": "match", "seed": 3}
+    sampled = {"do_sample": True, "temperature": 0.8, "rule": "match", "seed": 3}
     plain = generate(model, **inputs, **kwargs, **sampled)
     return (
         greedy.equal(generate(model, **inputs, **kwargs, do_sample=False, drafter=drafter)),
@@ -200,21 +214,21 @@ def identity_holds(name="gemma2"):
     )
 
 
-def test_control_without_fault():
-    assert identity_holds() == (True, True)
+def test_the_identities_hold_without_a_fault():
+    assert identities_hold() == (True, True)
 
 
-@pytest.mark.parametrize("fault", ["stale entry", "shifted position", "no rollback in the mask"])
+@pytest.mark.parametrize("fault", ["stale slot", "shifted position", "no rollback in the mask"])
 def test_a_wrong_rollback_is_detected(fault, monkeypatch):
-    """Negative controls: the identity tests must reject each of these."""
-    if fault == "stale entry":
-        # A rejected draft's entry stays where the pending token's belongs.
-        def append(caches, entries, positions):
-            skip = 1 if entries[0].shape[2] > 1 and int(positions.max()) > 0 else 0
-            cache_module_append(caches, [x[:, :, skip:] for x in entries], positions + skip)
+    """Negative controls: the identities must not hold with any of these faults."""
+    if fault == "stale slot":
+        # The key and value of a rejected draft stay in the slot of the pending token.
+        def append(caches, states, starts):
+            skip = 1 if states[0].shape[2] > 1 and int(starts.max()) > 0 else 0
+            original(caches, [x[:, :, skip:] for x in states], starts + skip)
 
-        cache_module_append = cache_module.kv_append_
-        monkeypatch.setattr(cache_module, "kv_append_", append)
+        original = spec_cache.kv_append_
+        monkeypatch.setattr(spec_cache, "kv_append_", append)
     elif fault == "shifted position":
         window = SpecCache.window
 
@@ -230,4 +244,4 @@ def test_a_wrong_rollback_is_detected(fault, monkeypatch):
         monkeypatch.setattr(
             SpecCache, "_mask", lambda self, ids, visible: mask(self, ids + ids.shape[1], visible)
         )
-    assert identity_holds() != (True, True)
+    assert identities_hold() != (True, True)

@@ -1,4 +1,4 @@
-"""The command line: what it prints and writes, and one line for each bad input."""
+"""The command line prints and writes the same figures, and refuses bad input in one line."""
 
 import json
 
@@ -11,6 +11,7 @@ from support import hf_models
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 from typer.testing import CliRunner
 
+SCHEDULE = "--num-assistant-tokens-schedule"
 LINE = '{"question_id": 1, "category": "x", "turns": ["Say yes.", "Say no."]}\n'
 
 
@@ -19,7 +20,7 @@ def invoke(*arguments):
 
 
 def says(result, words):
-    """Whether the output holds these words, however it is laid out."""
+    """Whether the output holds these words, whatever its line breaks."""
     return words in " ".join(result.output.split())
 
 
@@ -33,7 +34,7 @@ def one_line_error(*arguments):
     return lines[0]
 
 
-def test_generate_writes_what_it_printed(tmp_path):
+def test_generate_writes_the_text_that_it_printed(tmp_path):
     path = tmp_path / "out.json"
     result = invoke(
         "generate", "--prompt", "Say: the cat sat on the mat. The cat sat on", "--max-new-tokens",
@@ -51,13 +52,13 @@ def test_generate_writes_what_it_printed(tmp_path):
     assert report["summary"]["ratio"] > 0
 
 
-def test_generate_with_sampling_and_a_model_drafter(tmp_path):
+def test_generate_samples_with_a_model_drafter(tmp_path):
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text(LINE * 3)
     result = invoke(
         "generate", "--prompts", prompts, "--limit", 1, "--max-new-tokens", 6, "--drafter",
         "layers:4", "--temperature", 0.8, "--top-p", 0.9, "--rule", "match", "--gamma", 3,
-        "--gamma-policy", "heuristic",
+        SCHEDULE, "heuristic",
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     assert says(result, "sampled outputs identical yes")
@@ -65,7 +66,7 @@ def test_generate_with_sampling_and_a_model_drafter(tmp_path):
     assert "Say no." in result.output
 
 
-def test_generate_with_a_tree(tmp_path):
+def test_generate_drafts_a_tree(tmp_path):
     path = tmp_path / "out.json"
     result = invoke(
         "generate", "--prompt", "Say: one two one two one", "--max-new-tokens", 6, "--drafter",
@@ -83,7 +84,7 @@ def test_generate_with_a_tree(tmp_path):
     assert says(result, "sampled outputs identical yes")
 
 
-def test_no_compare_runs_once(tmp_path):
+def test_no_compare_omits_the_baseline(tmp_path):
     path = tmp_path / "out.json"
     result = invoke(
         "generate", "--prompt", "Hi", "--max-new-tokens", 4, "--no-compare", "--drafter", "none",
@@ -93,13 +94,13 @@ def test_no_compare_runs_once(tmp_path):
     assert "baseline" not in json.loads(path.read_text())["summary"]
 
 
-def test_demo():
+def test_demo_answers_the_shipped_prompts():
     result = invoke("demo", "--limit", 1, "--max-new-tokens", 8)
     assert result.exit_code == 0, result.output
     assert says(result, "greedy outputs identical yes")
 
 
-def test_info(tmp_path):
+def test_info_lists_versions_and_providers(tmp_path):
     result = invoke("info", "--json", tmp_path / "info.json")
     assert result.exit_code == 0, result.output
     for word in ("torch", "transformers", "verify_chain", "cpu instructions", "gpu"):
@@ -131,7 +132,7 @@ def test_info(tmp_path):
         (["--prompt", "a", "--drafter", "magic"], "--drafter must be prompt_lookup, none"),
         (["--prompt", "a", "--drafter", "layers:x"], "--drafter layers:N needs a number"),
         (["--prompt", "a", "--drafter", "layers:99"], "num_layers must be in [1, 30], got 99"),
-        (["--prompt", "a", "--rule", "best"], "acceptance must be 'auto'"),
+        (["--prompt", "a", "--rule", "best"], "rule must be 'auto'"),
         (["--prompt", "a", "--rule", "greedy", "--temperature", "1"], "needs do_sample=False"),
         (["--prompt", "a", "--gamma", "-1"], "--num-assistant-tokens must be in"),
         (["--prompt", "a", "--tree", "2,x"], "--tree must be numbers of children such as 4,2,1"),
@@ -139,8 +140,8 @@ def test_info(tmp_path):
         (["--prompt", "a", "--tree", "99,99"], "--tree must have at most 1024 nodes"),
         (["--prompt", "a", "--tree", "2", "--gamma", "3"], "must not be given with tree"),
         (["--prompt", "a", "--tree", "2", "--drafter", "none"], "drafter must be given with tree"),
-        (["--prompt", "a", "--gamma-policy", "x"], "gamma_policy must be"),
-        (["--prompt", "a", "--gamma-policy", "x", "--gamma", "0"], "gamma_policy must be"),
+        (["--prompt", "a", SCHEDULE, "x"], "num_assistant_tokens_schedule must be"),
+        (["--prompt", "a", SCHEDULE, "x", "--gamma", "0"], "num_assistant_tokens_schedule must be"),
         (["--prompt", "word " * 9000], "tokens, but the model's context is 8192"),
     ],
     ids=lambda value: value[-2] if isinstance(value, list) and value else "",
@@ -168,7 +169,7 @@ def test_bad_prompt_files_name_the_line(tmp_path, text, message):
     assert message in one_line_error("generate", "--prompts", path)
 
 
-def test_unreadable_prompt_files(tmp_path):
+def test_unreadable_prompt_files_are_named(tmp_path):
     assert "cannot read prompt file" in one_line_error("generate", "--prompts", tmp_path)
     binary = tmp_path / "binary.jsonl"
     binary.write_bytes(b"\xff\xfe\x00")
@@ -176,7 +177,7 @@ def test_unreadable_prompt_files(tmp_path):
 
 
 def test_missing_model_gets_one_line(monkeypatch):
-    monkeypatch.setattr("specdec_hf.weights.EMBEDDED_PACKAGE", "no_such_package")
+    monkeypatch.setattr("specdec_hf.cli.weights.EMBEDDED_PACKAGE", "no_such_package")
     assert "SmolLM2-135M-Instruct not found" in one_line_error("generate", "--prompt", "a")
 
 
@@ -187,13 +188,13 @@ def test_a_broken_model_folder_gets_one_line(tmp_path):
     )
 
 
-def test_shipped_prompts(monkeypatch, tmp_path):
+def test_shipped_prompts_are_of_many_kinds():
     prompts = read_prompts(shipped_prompts())
     assert len(prompts) >= 6
     assert {p.category for p in prompts} >= {"summarise", "rewrite", "code edit", "chat"}
 
 
-def test_trace_colours():
+def test_tokens_are_coloured_by_kind():
     tokenizer = hf_models.smollm()[1]
     ids = tokenizer("the café at seven").input_ids
     steps = [
@@ -206,5 +207,5 @@ def test_trace_colours():
     assert [str(span.style) for span in text.spans if span.style] == ["green", "blue", "green"]
     assert step_kinds(2, 3, 3) == ["accepted", "accepted"]
     assert step_kinds(1, 0, 0) == ["plain"]
-    assert step_kinds(1, 0, 4) == ["corrected"]
+    assert step_kinds(1, 0, 4) == ["recovered"]
     assert step_kinds(4, 3, 3)[-1] == "bonus"

@@ -1,13 +1,12 @@
-"""The command line where something goes wrong on the way: damaged files, prompts too long."""
+"""The command line under faults: damaged files, missing libraries, prompts that are too long."""
 
 import json
 import subprocess
 import sys
 
 import pytest
-import torch
 from hf.test_cli import invoke, one_line_error
-from specdec_hf import SpecCache, SpeculativeDecoder
+from specdec_hf import SpeculativeDecoder
 from specdec_hf.cli import compare, weights
 from specdec_hf.cli.prompts import read_prompts
 from specdec_hf.cli.weights import MissingModelError, load_embedded, load_folder
@@ -17,7 +16,7 @@ from support.hf_models import one_thread  # noqa: F401  # autouse here
 
 def test_help_is_quick_and_loads_no_torch():
     code = (
-        "import sys; from specdec_hf.__main__ import app\n"
+        "import sys; from specdec_hf.cli.app import app\n"
         "try: app(['--help'])\n"
         "finally: assert not {'torch', 'transformers', 'specdec_kernels'} & set(sys.modules)"
     )
@@ -31,11 +30,11 @@ def test_a_missing_library_gets_one_line(monkeypatch):
     assert "specdec_kernels" in one_line_error("info")
 
 
-def test_what_nobody_expected_gets_one_line(monkeypatch):
+def test_an_unexpected_error_gets_one_line(monkeypatch):
     def broken():
         raise ZeroDivisionError("oops")
 
-    monkeypatch.setattr("specdec_hf.__main__.collect_info", broken)
+    monkeypatch.setattr("specdec_hf.cli.app.collect_info", broken)
     assert one_line_error("info") == "error: unexpected ZeroDivisionError: oops"
 
 
@@ -81,7 +80,7 @@ def test_long_first_turns_are_refused_before_the_run(tmp_path):
     assert "but the model's context is 8192" in message
 
 
-def test_a_later_failure_keeps_what_was_done(tmp_path):
+def test_a_later_failure_keeps_the_earlier_answers(tmp_path):
     path, out = tmp_path / "prompts.jsonl", tmp_path / "out.json"
     path.write_text(json.dumps({"turns": ["Hi", "word " * 9000]}))
     result = invoke("generate", "--prompts", path, "--max-new-tokens", 2, "--json", out)
@@ -93,26 +92,10 @@ def test_a_later_failure_keeps_what_was_done(tmp_path):
 
 
 @pytest.mark.parametrize("do_sample", [False, True])
-def test_both_stop_at_the_context(do_sample):
+def test_speculative_and_plain_decoding_both_stop_at_the_context(do_sample):
     model = hf_models.build("llama", context=16)
-    decoder = SpeculativeDecoder("prompt_lookup", acceptance="auto")
+    decoder = SpeculativeDecoder("prompt_lookup", rule="auto")
     settings = {"do_sample": do_sample, "max_new_tokens": 20}
     turn = compare.run_turn(model, hf_models.prompts((9,)), decoder, settings, compare=True)
     assert len(turn.tokens) == len(turn.baseline_tokens) == 7
     assert do_sample or turn.identical
-
-
-def test_layers_may_live_on_another_device():
-    asked = []
-
-    class Positions:
-        def to(self, device):
-            asked.append(device)
-            return torch.zeros(1, dtype=torch.int64)
-
-    cache = SpecCache(hf_models.tiny("llama"), 1, 8)
-    cache._cursor.starts, cache._cursor.visible = Positions(), 3
-    states = torch.ones(1, 2, 3, 8)
-    keys, _ = cache.rows[0].update(states, states)
-    assert asked == [states.device]
-    assert torch.equal(keys, states)

@@ -1,4 +1,4 @@
-"""The loop on tiny models: what it generates equals plain decoding, and stops where that stops."""
+"""The loop on tiny models: its text equals plain decoding, and stops where that stops."""
 
 import pytest
 import torch
@@ -41,36 +41,36 @@ def test_greedy_equals_model_generate(name, lengths, cache, drafter):
 @pytest.mark.parametrize("name", hf_models.NAMES)
 def test_match_equals_plain_sampling(name, lengths, cache, drafter):
     model, inputs = hf_models.tiny(name), hf_models.prompts(lengths)
-    plain = run(model, inputs, acceptance="match", **SAMPLED)
+    plain = run(model, inputs, rule="match", **SAMPLED)
     for gamma in (1, 4):
         got = run(
             model, inputs, drafter=hf_models.drafter_for(name, drafter), gamma=gamma, cache=cache,
-            acceptance="match", **SAMPLED,
+            rule="match", **SAMPLED,
         )  # fmt: skip
         torch.testing.assert_close(got.sequences, plain.sequences, rtol=0, atol=0)
         torch.testing.assert_close(got.logprobs, plain.logprobs, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("acceptance", ["token", "block", "match"])
+@pytest.mark.parametrize("rule", ["token", "block", "match"])
 @pytest.mark.parametrize("drafter", ["prompt_lookup", "model"])
-def test_a_row_does_not_depend_on_its_batch(drafter, acceptance):
+def test_a_sequence_does_not_depend_on_its_batch(drafter, rule):
     model = hf_models.tiny("llama")
     inputs = hf_models.prompts(RAGGED)
     kwargs = {
         "drafter": hf_models.drafter_for("llama", drafter),
-        "gamma_policy": "heuristic",
-        "acceptance": acceptance,
+        "num_assistant_tokens_schedule": "heuristic",
+        "rule": rule,
         **SAMPLED,
         "seed": [5, 6, 7],
     }
     together = run(model, inputs, **kwargs)
-    for row, length in enumerate(RAGGED):
-        alone = {key: value[row : row + 1, -length:] for key, value in inputs.items()}
-        got = run(model, alone, **{**kwargs, "seed": 5 + row})
-        assert together.sequences[row, -NEW:].tolist() == got.sequences[0, -NEW:].tolist()
+    for b, length in enumerate(RAGGED):
+        alone = {key: value[b : b + 1, -length:] for key, value in inputs.items()}
+        got = run(model, alone, **{**kwargs, "seed": 5 + b})
+        assert together.sequences[b, -NEW:].tolist() == got.sequences[0, -NEW:].tolist()
 
 
-def test_seeds_and_positions_alone_decide():
+def test_equal_prompts_with_equal_seeds_give_equal_text():
     model, inputs = hf_models.tiny("llama"), hf_models.prompts((9, 9))
     inputs["input_ids"][1] = inputs["input_ids"][0]
     same = run(model, inputs, **SAMPLED).sequences
@@ -80,7 +80,7 @@ def test_seeds_and_positions_alone_decide():
     assert other[1].tolist() != same[1].tolist()
 
 
-def test_parameters_per_row():
+def test_sampling_parameters_per_sequence():
     model, inputs = hf_models.tiny("llama"), hf_models.prompts((9, 9))
     inputs["input_ids"][1] = inputs["input_ids"][0]
     drafter = hf_models.perturbed("llama")
@@ -90,8 +90,8 @@ def test_parameters_per_row():
     )  # fmt: skip
     greedy = model.generate(**inputs, max_new_tokens=NEW, do_sample=False)
     assert mixed.sequences[0].tolist() == greedy[0].tolist()
-    row = {key: value[1:] for key, value in inputs.items()}
-    sampled = run(model, row, drafter=drafter, **SAMPLED)
+    second = {key: value[1:] for key, value in inputs.items()}
+    sampled = run(model, second, drafter=drafter, **SAMPLED)
     assert mixed.sequences[1].tolist() == sampled.sequences[0].tolist()
 
 
@@ -101,8 +101,8 @@ def test_max_new_tokens_is_exact(new_tokens):
     expected = model.generate(**inputs, max_new_tokens=new_tokens, do_sample=False)
     got = run(model, inputs, drafter=hf_models.perturbed("gemma2"), max_new_tokens=new_tokens)
     assert got.sequences.tolist() == expected.tolist()
-    assert [row.new_tokens for row in got.stats.rows] == [new_tokens] * 3
-    assert {row.stop_reason for row in got.stats.rows} == {"length"}
+    assert [one.new_tokens for one in got.stats.sequences] == [new_tokens] * 3
+    assert {one.stop_reason for one in got.stats.sequences} == {"length"}
     by_length = run(
         model, inputs, max_new_tokens=None, max_length=inputs["input_ids"].shape[1] + new_tokens
     )
@@ -111,7 +111,7 @@ def test_max_new_tokens_is_exact(new_tokens):
 
 @pytest.mark.parametrize("drafter", ["prompt_lookup", "model"])
 @pytest.mark.parametrize("lengths", [(9,), RAGGED], ids=str)
-def test_end_of_sequence_in_the_middle(lengths, drafter):
+def test_end_of_sequence_inside_a_draft_ends_the_text(lengths, drafter):
     model, inputs = hf_models.tiny("gemma2"), hf_models.prompts(lengths)
     free = model.generate(**inputs, max_new_tokens=NEW, do_sample=False)[:, -NEW:]
     for at in (2, 5, 9):
@@ -124,7 +124,7 @@ def test_end_of_sequence_in_the_middle(lengths, drafter):
 
 
 class EndsWith(StoppingCriteria):
-    """Stops where the last two tokens are the given ones; remembers what it was shown."""
+    """Stops after two given tokens; remembers the length of every prefix it was shown."""
 
     def __init__(self, pair):
         self.pair = torch.tensor(pair)
@@ -136,7 +136,7 @@ class EndsWith(StoppingCriteria):
 
 
 @pytest.mark.parametrize("cache", ["spec", "dynamic"])
-def test_custom_stopping_criteria(cache):
+def test_custom_stopping_criteria_see_every_prefix_once(cache):
     model, inputs = hf_models.tiny("gpt2"), hf_models.prompts((9,))
     free = model.generate(**inputs, max_new_tokens=NEW, do_sample=False)[0, -NEW:].tolist()
     mine, theirs = EndsWith(free[6:8]), EndsWith(free[6:8])
@@ -150,7 +150,7 @@ def test_custom_stopping_criteria(cache):
     )  # fmt: skip
     assert got.sequences.tolist() == expected.tolist()
     assert mine.lengths == theirs.lengths
-    assert got.stats.rows[0].stop_reason == "criteria"
+    assert got.stats.sequences[0].stop_reason == "criteria"
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
@@ -158,8 +158,8 @@ def test_the_context_ends_generation(name):
     model = hf_models.build(name, context=32)
     inputs = hf_models.prompts((20, 26))
     got = run(model, inputs, drafter="prompt_lookup", max_new_tokens=50, gamma=6)
-    assert [row.new_tokens for row in got.stats.rows] == [12, 6]
-    assert {row.stop_reason for row in got.stats.rows} == {"context"}
+    assert [one.new_tokens for one in got.stats.sequences] == [12, 6]
+    assert {one.stop_reason for one in got.stats.sequences} == {"context"}
     assert "stopped at the model's context length" in got.stats.notes
     long = model.generate(
         **{key: value[:1, -20:] for key, value in inputs.items()},
@@ -169,8 +169,8 @@ def test_the_context_ends_generation(name):
     assert got.sequences[0, -12:].tolist() == long[0, -12:].tolist()
 
 
-class Awkward(Drafter):
-    """Proposes ids out of range, holes and short drafts."""
+class Malformed(Drafter):
+    """Proposes ids out of range, absent tokens between others, and short drafts."""
 
     def __init__(self, tokens):
         self.tokens = tokens
@@ -181,10 +181,10 @@ class Awkward(Drafter):
 
 
 @pytest.mark.parametrize("tokens", [[-1, -1], [3, -1, 4], [10**6, 1], [-7, 2]], ids=str)
-def test_awkward_drafts_change_nothing(tokens):
+def test_malformed_drafts_change_nothing(tokens):
     model, inputs = hf_models.tiny("llama"), hf_models.prompts(RAGGED)
     expected = model.generate(**inputs, max_new_tokens=NEW, do_sample=False)
-    got = run(model, inputs, drafter=Awkward(tokens))
+    got = run(model, inputs, drafter=Malformed(tokens))
     assert got.sequences.tolist() == expected.tolist()
 
 
@@ -201,12 +201,12 @@ def test_drafts_of_the_wrong_shape_are_refused(tree):
 
 
 @pytest.mark.parametrize("tree", [None, (2, 2)], ids=["chain", "tree"])
-def test_logits_that_are_not_finite_name_row_and_position(tree):
+def test_logits_that_are_not_finite_name_sequence_and_position(tree):
     model = hf_models.build("llama")
     inputs = hf_models.prompts((9, 4))
     poison = int(model.generate(**inputs, max_new_tokens=3, do_sample=False)[1, -1])
     with torch.no_grad():
         model.model.embed_tokens.weight[poison] = float("nan")
     inputs["input_ids"][inputs["input_ids"] == poison] = (poison + 1) % hf_models.VOCAB
-    with pytest.raises(RuntimeError, match=r"logits of row \d at position \d+ are not finite"):
+    with pytest.raises(RuntimeError, match=r"logits of sequence \d at position \d+ are not finite"):
         run(model, inputs, drafter=hf_models.tiny("llama") if tree else "prompt_lookup", tree=tree)

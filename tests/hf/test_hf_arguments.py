@@ -1,4 +1,4 @@
-"""Hugging Face arguments: what works as in ``model.generate``, what is refused or left whole."""
+"""Hugging Face arguments work as in ``model.generate``, are refused by name, and never changed."""
 
 import copy
 
@@ -23,7 +23,7 @@ RAGGED = (9, 4, 12)
 
 
 class Recorder(BaseStreamer):
-    """Keeps every call."""
+    """Remembers every call."""
 
     def __init__(self):
         self.calls = []
@@ -60,7 +60,7 @@ PROCESSED = {
 @pytest.mark.parametrize("drafter", ["prompt_lookup", "model"])
 @pytest.mark.parametrize("lengths", [(9,), RAGGED], ids=str)
 @pytest.mark.parametrize("case", PROCESSED)
-def test_logits_processors_see_each_rows_own_prefix(case, lengths, drafter):
+def test_logits_processors_see_the_prefix_of_one_sequence(case, lengths, drafter):
     model, inputs = hf_models.tiny("llama"), hf_models.prompts(lengths)
     kwargs = {"max_new_tokens": NEW, "pad_token_id": hf_models.PAD, **PROCESSED[case]}
     expected = model.generate(**inputs, do_sample=False, **kwargs)
@@ -75,18 +75,18 @@ def test_logits_processors_see_each_rows_own_prefix(case, lengths, drafter):
     assert hooked.tolist() == expected.tolist()
 
 
-def test_processors_and_rule_match():
+def test_rule_match_with_processors_equals_plain_sampling():
     model, inputs = hf_models.tiny("llama"), hf_models.prompts(RAGGED)
     kwargs = {
         "max_new_tokens": NEW, "do_sample": True, "temperature": 0.8, "repetition_penalty": 1.5,
-        "no_repeat_ngram_size": 3, "acceptance": "match", "seed": 11,
+        "no_repeat_ngram_size": 3, "rule": "match", "seed": 11,
     }  # fmt: skip
     plain = generate(model, **inputs, **kwargs)
     for drafter in ("prompt_lookup", hf_models.perturbed("llama")):
         assert generate(model, **inputs, drafter=drafter, **kwargs).tolist() == plain.tolist()
 
 
-def test_prefix_allowed_tokens_fn_gets_the_row():
+def test_prefix_allowed_tokens_fn_gets_the_index_of_the_sequence():
     model, inputs = hf_models.tiny("llama"), hf_models.prompts(RAGGED)
 
     def allowed(row, ids):
@@ -113,7 +113,7 @@ def test_defaults_come_from_the_generation_config():
 
 @pytest.mark.parametrize("lengths", [(9,), RAGGED], ids=str)
 @pytest.mark.parametrize("sampled", [False, True])
-def test_custom_generate(lengths, sampled):
+def test_custom_generate_equals_generate(lengths, sampled):
     model, inputs = hf_models.tiny("gemma2"), hf_models.prompts(lengths)
     drafter = hf_models.perturbed("gemma2")
     settings = {"max_new_tokens": NEW, "do_sample": sampled}
@@ -131,7 +131,7 @@ def test_custom_generate(lengths, sampled):
     assert whole.stats.accepted > 0
 
 
-def test_custom_generate_keeps_a_users_own_warper():
+def test_custom_generate_keeps_a_warper_of_the_caller():
     model, inputs = hf_models.tiny("llama"), hf_models.prompts((9,))
     settings = {"max_new_tokens": NEW, "do_sample": True, "top_k": 0}
     hooked = model.generate(
@@ -143,7 +143,7 @@ def test_custom_generate_keeps_a_users_own_warper():
 
 
 @pytest.mark.parametrize("entry", ["generate", "custom_generate"])
-def test_streamer_sees_what_plain_generate_shows(entry):
+def test_streamer_is_called_as_by_plain_generate(entry):
     model, inputs = hf_models.tiny("gemma2"), hf_models.prompts((9,))
     kwargs = {"max_new_tokens": NEW, "do_sample": False}
     theirs, mine = Recorder(), Recorder()
@@ -157,21 +157,21 @@ def test_streamer_sees_what_plain_generate_shows(entry):
     assert mine.calls == theirs.calls
 
 
-def test_stream_yields_what_generate_returns():
+def test_stream_yields_the_tokens_that_generate_returns():
     model, inputs = hf_models.tiny("gemma2"), hf_models.prompts(RAGGED)
     decoder = SpeculativeDecoder(hf_models.perturbed("gemma2"), gamma=3)
-    rows = [[] for _ in RAGGED]
+    streamed = [[] for _ in RAGGED]
     ends = []
     for step in decoder.stream(model, **inputs, max_new_tokens=NEW, do_sample=False):
         assert isinstance(step, Step)
         assert len(step.tokens) == len(step.kinds) == len(step.from_draft) == len(step.logprobs)
         assert sorted(step.from_draft, reverse=True) == step.from_draft
-        rows[step.row] += step.tokens
+        streamed[step.row] += step.tokens
         ends += [step.finished] if step.finished else []
     expected = model.generate(**inputs, max_new_tokens=NEW, do_sample=False)
-    assert rows == expected[:, -NEW:].tolist()
+    assert streamed == expected[:, -NEW:].tolist()
     assert ends == ["length"] * 3
-    # Streaming leaves no mode behind: the caller's code between steps runs as it did.
+    # The caller's code between the steps must not run in inference mode.
     assert not torch.is_inference_mode_enabled()
 
 
@@ -192,8 +192,9 @@ def test_user_objects_are_not_changed():
         torch.get_rng_state(),
     )
     generate(
-        model, **inputs, drafter=drafter, gamma_policy="heuristic", generation_config=config,
-        logits_processor=processors, stopping_criteria=criteria, guard=True,
+        model, **inputs, drafter=drafter, num_assistant_tokens_schedule="heuristic",
+        generation_config=config, logits_processor=processors, stopping_criteria=criteria,
+        guard=True,
     )  # fmt: skip
     after = [
         thing.to_dict() for m in (model, drafter) for thing in (m.config, m.generation_config)
@@ -209,7 +210,7 @@ def test_user_objects_are_not_changed():
         assert now.equal(then)
 
 
-def test_results_are_ordinary_tensors():
+def test_results_may_be_written_into():
     model, inputs = hf_models.tiny("llama"), hf_models.prompts((9,))
     for cache in ("spec", "dynamic"):
         out = generate(
@@ -241,11 +242,15 @@ REFUSED = {
     "gamma": ({"gamma": -1}, "num_assistant_tokens must be an integer in [0, 1024]"),
     "huge gamma": ({"gamma": 10**20}, "num_assistant_tokens must be an integer in [0, 1024]"),
     "gammas": ({"gamma": 2, "num_assistant_tokens": 3}, "are the same argument"),
-    "policy": ({"gamma_policy": "best", "drafter": "prompt_lookup"}, "gamma_policy must be"),
-    "acceptance": ({"accept_probs": "typical"}, "acceptance must be 'auto'"),
+    "schedule": (
+        {"num_assistant_tokens_schedule": "best", "drafter": "prompt_lookup"},
+        "num_assistant_tokens_schedule must be",
+    ),
+    "rule": ({"rule": "typical"}, "rule must be 'auto'"),
+    "old name": ({"acceptance": "token"}, "unknown or unsupported arguments: acceptance"),
     "lossy greedy": (
-        {"acceptance": "greedy", "do_sample": True},
-        "acceptance='greedy' needs do_sample=False",
+        {"rule": "greedy", "do_sample": True},
+        "rule='greedy' needs do_sample=False",
     ),
     "drafter": ({"drafter": "ngram"}, "drafter must be None, 'prompt_lookup'"),
     "seed": ({"seed": [1, 2]}, "seed must be an int or have 1 entries, got 2"),

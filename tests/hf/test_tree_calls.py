@@ -1,4 +1,4 @@
-"""Trees in the loop: stops, caches, processors, streams, statistics, and what is refused."""
+"""Trees in the loop: stops, caches, processors, streams, statistics and refusals."""
 
 from itertools import pairwise
 
@@ -6,7 +6,8 @@ import pytest
 from hf.test_generate import NEW, RAGGED, EndsWith, run
 from hf.test_hf_arguments import PROCESSED
 from specdec_hf import EagleTree, SpeculativeDecoder, TreeSpec, TrieTree, generate
-from specdec_hf.decode import rounds, tree_rounds
+from specdec_hf.decode import rounds
+from specdec_hf.decode.session import begin
 from specdec_hf.hf_arguments.call import prepare_call
 from support import hf_models
 from support.hf_models import one_thread  # noqa: F401  # autouse here
@@ -22,12 +23,12 @@ def test_max_new_tokens_is_exact(kind, new_tokens):
     expected = model.generate(**inputs, max_new_tokens=new_tokens, do_sample=False)
     got = run(model, inputs, drafter=drafter, tree=tree, max_new_tokens=new_tokens)
     assert got.sequences.tolist() == expected.tolist()
-    assert {row.stop_reason for row in got.stats.rows} == {"length"}
-    assert all(row.drafted == 0 for row in got.stats.rows) == (new_tokens == 1)
+    assert {one.stop_reason for one in got.stats.sequences} == {"length"}
+    assert all(one.drafted == 0 for one in got.stats.sequences) == (new_tokens == 1)
 
 
 @pytest.mark.parametrize("kind", ["branching", "two models", "eagle", "trie of all"])
-def test_end_of_sequence_in_the_middle(kind):
+def test_end_of_sequence_inside_a_tree_ends_the_text(kind):
     model, inputs = hf_models.tiny("gemma2"), hf_models.prompts(RAGGED)
     drafter, tree = drafters("gemma2")[kind]
     free = model.generate(**inputs, max_new_tokens=NEW, do_sample=False)[:, -NEW:]
@@ -39,7 +40,7 @@ def test_end_of_sequence_in_the_middle(kind):
         assert got.sequences.tolist() == expected.tolist()
 
 
-def test_custom_stopping_criteria():
+def test_custom_stopping_criteria_see_every_prefix_once():
     model, inputs = hf_models.tiny("gpt2"), hf_models.prompts((9,))
     free = model.generate(**inputs, max_new_tokens=NEW, do_sample=False)[0, -NEW:].tolist()
     mine, theirs = EndsWith(free[6:8]), EndsWith(free[6:8])
@@ -62,11 +63,11 @@ def test_the_context_ends_generation(kind):
     )  # fmt: skip
     plain = run(model, hf_models.prompts((20, 26)), max_new_tokens=50)
     assert got.sequences.tolist() == plain.sequences.tolist()
-    assert {row.stop_reason for row in got.stats.rows} == {"context"}
+    assert {one.stop_reason for one in got.stats.sequences} == {"context"}
 
 
 @pytest.mark.parametrize("kind", ["other architecture", "bfloat16", "short context"])
-def test_unlike_drafters(kind):
+def test_a_drafter_unlike_the_target_changes_nothing(kind):
     model, inputs = hf_models.tiny("llama"), hf_models.prompts((9, 4))
     drafter = hf_models.unlike(kind)
     expected = model.generate(**inputs, max_new_tokens=NEW, do_sample=False)
@@ -79,7 +80,7 @@ def test_unlike_drafters(kind):
 
 @pytest.mark.parametrize("case", PROCESSED)
 @pytest.mark.parametrize("kind", ["branching", "trie of all"])
-def test_logits_processors_see_each_nodes_own_path(case, kind):
+def test_logits_processors_see_the_path_to_each_node(case, kind):
     model, inputs = hf_models.tiny("llama"), hf_models.prompts(RAGGED)
     kwargs = {"max_new_tokens": NEW, "pad_token_id": hf_models.PAD, **PROCESSED[case]}
     expected = model.generate(**inputs, do_sample=False, **kwargs)
@@ -101,7 +102,7 @@ def test_a_grammar_never_sees_a_forbidden_path():
     kwargs = {"do_sample": True, "prefix_allowed_tokens_fn": allowed, "seed": 3}
     plain = run(model, inputs, **kwargs)
     got = run(
-        model, inputs, drafter=model, tree=(8, 4), acceptance="target_only", **kwargs
+        model, inputs, drafter=model, tree=(8, 4), rule="target_only", **kwargs
     )  # fmt: skip
     assert got.sequences.tolist() == plain.sequences.tolist()
 
@@ -134,10 +135,10 @@ def test_lengths_count_committed_tokens():
         drafter, tree = drafters("llama")[kind]
         decoder = SpeculativeDecoder(drafter, tree=tree, guard=False)
         call = prepare_call(model, **inputs, max_new_tokens=NEW, do_sample=False)
-        session = rounds.begin(model, call, decoder.options)
+        session = begin(model, call, decoder.options)
         while not session.done:
             before = session.history.lengths.copy()
-            steps = tree_rounds.tree_step(session)
+            steps = rounds.step(session)
             assert (session.cache.lengths == session.history.lengths - 1).all()
             grown = session.history.lengths - before
             assert [len(s.tokens) for s in steps] == grown[grown > 0].tolist()
@@ -145,13 +146,13 @@ def test_lengths_count_committed_tokens():
             caches = [inner._draft] if kind == "eagle" else inner._drafts
             for draft in caches:
                 assert (draft.cache.lengths < session.history.lengths)[session.history.active].all()
-            # What was accepted and fed is not fed again: one or two tokens are missing.
+            # Committed tokens that were fed stay in the cache: it lacks one or two tokens.
             missing = (session.history.lengths - caches[0].cache.lengths)[session.history.active]
             if kind != "two models" and len(missing):
                 assert missing.max() <= 2
 
 
-def test_streaming_and_the_plug_in_point():
+def test_streams_and_custom_generate_equal_generate():
     model, inputs = hf_models.tiny("gemma2"), hf_models.prompts(RAGGED)
     drafter, tree = drafters("gemma2")["branching"]
     decoder = SpeculativeDecoder(drafter, tree=tree, seed=4)
@@ -159,14 +160,14 @@ def test_streaming_and_the_plug_in_point():
     direct = generate(model, **inputs, **kwargs, drafter=drafter, tree=tree, seed=4)
     hooked = model.generate(**inputs, **kwargs, custom_generate=decoder)
     assert hooked.tolist() == direct.tolist()
-    made = [[] for _ in RAGGED]
+    streamed = [[] for _ in RAGGED]
     kinds = set()
     for step in decoder.stream(model, **inputs, **kwargs):
-        made[step.row] += step.tokens
+        streamed[step.row] += step.tokens
         kinds |= set(step.kinds)
         assert step.kinds[-1] != "plain" or len(step.tokens) == 1
-    assert made == direct[:, -NEW:].tolist()
-    assert {"accepted", "corrected", "bonus"} <= kinds
+    assert streamed == direct[:, -NEW:].tolist()
+    assert {"accepted", "recovered", "bonus"} <= kinds
 
 
 def test_a_perfect_drafter_is_always_accepted():
@@ -174,7 +175,7 @@ def test_a_perfect_drafter_is_always_accepted():
     for rule in ("greedy", "match", "multi_draft_wor", "multi_draft", "traversal"):
         out = run(
             model, inputs, drafter=model, tree=(2, 1, 1), do_sample=rule != "greedy", seed=2,
-            acceptance=rule, temperature=0.8, top_k=0, max_new_tokens=16,
+            rule=rule, temperature=0.8, top_k=0, max_new_tokens=16,
         )  # fmt: skip
         assert out.stats.mean_acceptance_length > 3.5
         assert out.stats.acceptance_by_rank[0] > 0.9
@@ -183,16 +184,16 @@ def test_a_perfect_drafter_is_always_accepted():
 
 
 @pytest.mark.parametrize(("rule", "most"), [("traversal", 2), ("multi_draft", 4)])
-def test_children_of_equal_siblings_are_counted_as_the_rule_tries_them(rule, most):
-    """With few tokens siblings are often equal; traversal alone keeps their children apart."""
+def test_children_of_equal_siblings_are_counted_in_the_order_the_rule_tries_them(rule, most):
+    """Siblings of a small vocabulary are often equal; only traversal keeps their children apart."""
     model, drafter = (hf_models.build("llama", seed=s, vocab_size=5) for s in (0, 1))
     inputs = hf_models.prompts((9, 9, 4, 6), vocab_size=5)
     out = run(
-        model, inputs, drafter=drafter, tree=(2, 2), do_sample=True, acceptance=rule,
+        model, inputs, drafter=drafter, tree=(2, 2), do_sample=True, rule=rule,
         seed=[1, 2, 3, 4], max_new_tokens=40,
     )  # fmt: skip
     assert len(out.stats.acceptance_by_rank) == most
-    greedy = run(model, inputs, drafter=model, tree=(2, 2), acceptance=rule)
+    greedy = run(model, inputs, drafter=model, tree=(2, 2), rule=rule)
     assert greedy.stats.acceptance_by_rank[0] > 0.9
 
 
@@ -229,25 +230,25 @@ def refused():
             {"tree": (2,), "drafter": model, "gamma": 3},
             "num_assistant_tokens must not be given with tree",
         ),
-        "policy": (
-            {"tree": (2,), "drafter": model, "gamma_policy": "heuristic"},
-            "gamma_policy must be 'constant' with tree, got 'heuristic'",
+        "schedule": (
+            {"tree": (2,), "drafter": model, "num_assistant_tokens_schedule": "heuristic"},
+            "num_assistant_tokens_schedule must be 'constant' with tree, got 'heuristic'",
         ),
         "cache": (
             {"tree": (2,), "drafter": model, "cache": "dynamic"},
             "cache must be 'auto' or 'spec' with tree, got 'dynamic'",
         ),
         "typical": (
-            {"tree": (2,), "drafter": model, "acceptance": "typical", "do_sample": True},
-            "acceptance must be 'auto', 'multi_draft_wor', 'multi_draft', 'top_k_plus_one'",
+            {"tree": (2,), "drafter": model, "rule": "typical", "do_sample": True},
+            "rule must be 'auto', 'multi_draft_wor', 'multi_draft', 'top_k_plus_one'",
         ),
         "several": (
-            {"tree": (2,), "drafter": [model] * 2, "acceptance": "k_seq", "do_sample": True},
-            "with this tree and drafter, got 'k_seq'",
+            {"tree": (2,), "drafter": [model] * 2, "rule": "k_seq", "do_sample": True},
+            "with this drafter, got 'k_seq'",
         ),
         "lossy greedy": (
-            {"tree": (2,), "drafter": model, "acceptance": "greedy", "do_sample": True},
-            "acceptance='greedy' needs do_sample=False",
+            {"tree": (2,), "drafter": model, "rule": "greedy", "do_sample": True},
+            "rule='greedy' needs do_sample=False",
         ),
         "eagle": (
             {"tree": EagleTree(), "drafter": "prompt_lookup"},

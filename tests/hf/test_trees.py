@@ -1,4 +1,4 @@
-"""Trees in the loop: every drafter and layout generates what plain decoding does."""
+"""Trees in the loop: every drafter and layout keeps the text, or its distribution."""
 
 import pytest
 import torch
@@ -28,13 +28,13 @@ def test_greedy_equals_model_generate(name, lengths, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["llama", "gemma2"])
-def test_rules_without_coins_equal_plain_sampling(name, kind):
-    """Shared noise, and a token drawn whatever the children are: the text is that of no tree."""
+def test_rules_without_acceptance_uniforms_equal_plain_sampling(name, kind):
+    """Rules match and target_only draw the target's token whatever the tree is."""
     model, inputs = hf_models.tiny(name), hf_models.prompts(RAGGED)
     drafter, tree = drafters(name)[kind]
     for rule, alone in (("match", "match"), ("target_only", "token")):
-        plain = run(model, inputs, acceptance=alone, **SAMPLED)
-        got = run(model, inputs, drafter=drafter, tree=tree, acceptance=rule, **SAMPLED)
+        plain = run(model, inputs, rule=alone, **SAMPLED)
+        got = run(model, inputs, drafter=drafter, tree=tree, rule=rule, **SAMPLED)
         torch.testing.assert_close(got.sequences, plain.sequences, rtol=0, atol=0)
         torch.testing.assert_close(got.logprobs, plain.logprobs, rtol=1e-3, atol=1e-3)
 
@@ -44,9 +44,9 @@ def test_rules_without_coins_equal_plain_sampling(name, kind):
 def test_traversal_of_a_chain_is_rule_block(name, lengths):
     model, inputs = hf_models.tiny(name), hf_models.prompts(lengths)
     drafter = hf_models.perturbed(name)
-    block = run(model, inputs, drafter=drafter, gamma=4, acceptance="block", **SAMPLED)
+    block = run(model, inputs, drafter=drafter, gamma=4, rule="block", **SAMPLED)
     for tree in (TreeSpec.chain(4), TrieTree(depth=4)):
-        got = run(model, inputs, drafter=drafter, tree=tree, acceptance="traversal", **SAMPLED)
+        got = run(model, inputs, drafter=drafter, tree=tree, rule="traversal", **SAMPLED)
         assert got.sequences.tolist() == block.sequences.tolist()
         assert got.stats.accepted == block.stats.accepted > 0
 
@@ -65,17 +65,17 @@ SAMPLED_RULES = [
 
 
 @pytest.mark.parametrize(("kind", "rule"), SAMPLED_RULES)
-def test_a_row_does_not_depend_on_its_batch(kind, rule):
+def test_a_sequence_does_not_depend_on_its_batch(kind, rule):
     model, inputs = hf_models.tiny("llama"), hf_models.prompts(RAGGED)
     drafter, tree = drafters("llama")[kind]
-    kwargs = {"drafter": drafter, "tree": tree, "acceptance": rule, **SAMPLED, "seed": [5, 6, 7]}
+    kwargs = {"drafter": drafter, "tree": tree, "rule": rule, **SAMPLED, "seed": [5, 6, 7]}
     together = run(model, inputs, **kwargs)
     assert together.stats.rule == rule
     assert together.stats.accepted > 0
-    for row, length in enumerate(RAGGED):
-        alone = {key: value[row : row + 1, -length:] for key, value in inputs.items()}
-        got = run(model, alone, **{**kwargs, "seed": 5 + row})
-        assert together.sequences[row, -NEW:].tolist() == got.sequences[0, -NEW:].tolist()
+    for b, length in enumerate(RAGGED):
+        alone = {key: value[b : b + 1, -length:] for key, value in inputs.items()}
+        got = run(model, alone, **{**kwargs, "seed": 5 + b})
+        assert together.sequences[b, -NEW:].tolist() == got.sequences[0, -NEW:].tolist()
 
 
 @pytest.mark.parametrize(
@@ -83,18 +83,18 @@ def test_a_row_does_not_depend_on_its_batch(kind, rule):
     [(None, "block"), ((2, 2), "multi_draft_wor"), (TrieTree(depth=4), "traversal")],
     ids=str,
 )
-def test_a_row_does_not_depend_on_rows_beyond_the_drafters_context(tree, rule):
+def test_a_sequence_does_not_depend_on_others_beyond_the_drafters_context(tree, rule):
     model, inputs = hf_models.tiny("llama"), hf_models.prompts((14, 6))
     drafter = hf_models.build("llama", context=16)
-    kwargs = {"drafter": drafter, "tree": tree, "acceptance": rule, **SAMPLED, "seed": 5}
+    kwargs = {"drafter": drafter, "tree": tree, "rule": rule, **SAMPLED, "seed": 5}
     together = run(model, inputs, **kwargs)
     alone = {key: value[1:, -6:] for key, value in inputs.items()}
     got = run(model, alone, **kwargs)
     assert together.sequences[1, -NEW:].tolist() == got.sequences[0, -NEW:].tolist()
-    assert together.stats.rows[1].drafted == got.stats.rows[0].drafted > 0
+    assert together.stats.sequences[1].drafted == got.stats.sequences[0].drafted > 0
 
 
-LAWS = [
+DISTRIBUTION_CASES = [
     (None, "block"),
     ((2, 2), "multi_draft_wor"),
     ((2, 2), "multi_draft"),
@@ -110,9 +110,9 @@ LAWS = [
 ]
 
 
-def law_fits(tree, rule):
-    """p-value of the first three tokens of many rows, over round after round, under the law."""
-    tokens, rows, shaping = 6, 6000, {"temperature": 1.3, "top_k": 5}
+def text_p_value(tree, rule):
+    """Chi-square p-value of the first three tokens of many texts under the target."""
+    tokens, texts, sampling = 6, 6000, {"temperature": 1.3, "top_k": 5}
     model = hf_models.build("llama", vocab_size=tokens)
     small = [hf_models.build("llama", vocab_size=tokens, seed=seed) for seed in (1, 2)]
     drafter = small if tree in ("two", "trie") else small[0]
@@ -121,46 +121,46 @@ def law_fits(tree, rule):
     prefixes = torch.cartesian_prod(*[torch.arange(tokens)] * 2)
     with torch.no_grad():
         logits = model(torch.cat([prompt.expand(len(prefixes), -1), prefixes], dim=1)).logits
-    logits = logits[:, -3:].double() / shaping["temperature"]
-    bound = logits.topk(shaping["top_k"], dim=-1).values[..., -1:]
-    law = logits.masked_fill(logits < bound, -torch.inf).softmax(dim=-1)
-    one, two, three = law.unbind(dim=1)
+    logits = logits[:, -3:].double() / sampling["temperature"]
+    bound = logits.topk(sampling["top_k"], dim=-1).values[..., -1:]
+    target_probs = logits.masked_fill(logits < bound, -torch.inf).softmax(dim=-1)
+    first, second, third = target_probs.unbind(dim=1)
     here = torch.arange(len(prefixes))
-    exact = (one[here, prefixes[:, 0]] * two[here, prefixes[:, 1]])[:, None] * three
+    exact = (first[here, prefixes[:, 0]] * second[here, prefixes[:, 1]])[:, None] * third
     got = run(
         model,
-        {"input_ids": prompt.expand(rows, -1), "attention_mask": torch.ones(rows, 3, dtype=int)},
-        drafter=drafter, tree=layout, gamma=None if layout else 4, acceptance=rule,
-        do_sample=True, seed=list(range(rows)), max_new_tokens=4, **shaping,
+        {"input_ids": prompt.expand(texts, -1), "attention_mask": torch.ones(texts, 3, dtype=int)},
+        drafter=drafter, tree=layout, gamma=None if layout else 4, rule=rule,
+        do_sample=True, seed=list(range(texts)), max_new_tokens=4, **sampling,
     )  # fmt: skip
     assert got.stats.accepted > 0
     a, b, c = got.sequences[:, 3:6].unbind(dim=1)
     seen = torch.bincount((a * tokens + b) * tokens + c, minlength=tokens**3)
-    expected = exact.flatten() * rows
+    expected = exact.flatten() * texts
     assert not seen[expected == 0].any()
     likely = expected >= 5
     cells = torch.cat([expected[likely], expected[~likely].sum()[None]])
     counts = torch.cat([seen[likely], seen[~likely].sum()[None]])
-    return chisquare(counts.numpy(), cells.numpy() * rows / cells.sum().item()).pvalue
+    return chisquare(counts.numpy(), cells.numpy() * texts / cells.sum().item()).pvalue
 
 
-@pytest.mark.parametrize(("tree", "rule"), LAWS, ids=str)
-def test_the_law_of_the_text_is_the_targets(tree, rule):
-    assert law_fits(tree, rule) > SIGNIFICANCE
+@pytest.mark.parametrize(("tree", "rule"), DISTRIBUTION_CASES, ids=str)
+def test_the_distribution_of_the_text_is_the_targets(tree, rule):
+    assert text_p_value(tree, rule) > SIGNIFICANCE
 
 
 @pytest.mark.parametrize("rule", ["multi_draft", "traversal"])
-def test_noise_that_belongs_to_a_position_is_found_out(rule, monkeypatch):
-    """Negative control: siblings that share their noise, and draw with it again next round."""
+def test_noise_that_depends_on_the_position_alone_is_detected(rule, monkeypatch):
+    """Negative control: siblings share their noise, and the next round draws with it again."""
 
     def shared(self, children):
         return (self.start[:, None] + self.depth - 1).expand(-1, len(children))
 
-    monkeypatch.setattr("specdec_hf.drafters.children._Level.noise", shared)
-    assert law_fits((2, 2), rule) < SIGNIFICANCE
+    monkeypatch.setattr("specdec_hf.drafters.children._Level.noise_positions", shared)
+    assert text_p_value((2, 2), rule) < SIGNIFICANCE
 
 
-def test_rules_for_auto():
+def test_rule_auto_follows_drafter_and_layout():
     model, inputs = hf_models.tiny("llama"), hf_models.prompts((9,))
     expected = {"eagle": "target_only", "trie of models": "multi_draft", "lookup": "target_only"}
     for kind in ("branching", "two models", *expected):
@@ -170,14 +170,14 @@ def test_rules_for_auto():
         assert got.stats.tree
 
 
-def test_greedy_rows_in_a_sampled_batch():
+def test_sequences_of_temperature_0_in_a_sampled_batch_are_greedy():
     model, inputs = hf_models.tiny("llama"), hf_models.prompts((9, 9))
     inputs["input_ids"][1] = inputs["input_ids"][0]
     greedy = model.generate(**inputs, max_new_tokens=NEW, do_sample=False)
     for rule in ("multi_draft_wor", "multi_draft", "top_k_plus_one", "k_seq", "traversal"):
         mixed = run(
             model, inputs, drafter=hf_models.perturbed("llama"), tree=(3, 2), do_sample=True,
-            seed=5, temperature=[0.0, 0.7], top_k=[0, 20], acceptance=rule,
+            seed=5, temperature=[0.0, 0.7], top_k=[0, 20], rule=rule,
         )  # fmt: skip
         assert mixed.sequences[0].tolist() == greedy[0].tolist()
-        assert mixed.stats.rows[0].accepted > 0
+        assert mixed.stats.sequences[0].accepted > 0

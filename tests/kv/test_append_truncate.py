@@ -1,11 +1,21 @@
-"""kv_append_ and kv_truncate_ in C++ and Triton against the reference, byte for byte."""
+"""kv_append_ and kv_truncate_ of C++ and Triton leave the same bytes as the reference.
+
+Terms of this folder:
+slot: the place of one token in a cache [B, H, S, D].
+compact: move the tokens of an accepted path to the slots right behind the committed prefix.
+realign: move a range of slots by a shift, as after left padding changes.
+ring: a cache of a sliding window, where token t is in slot t modulo the number of slots.
+block table: the blocks of a paged cache that hold a sequence, in order; -1 for none.
+"""
 
 from __future__ import annotations
+
+import functools
 
 import pytest
 import torch
 from support import kv_cases
-from support.kv_cases import KvCase, check_append, check_truncate
+from support.kv_buffers import check, check_far_apart
 from support.providers import provider
 
 import specdec_kernels as sk
@@ -13,71 +23,71 @@ from specdec_kernels import reference, testing
 
 append = torch.ops.specdec_kernels.kv_append_.default
 truncate = torch.ops.specdec_kernels.kv_truncate_.default
-# Above the size from which the CPU kernels use threads.
+# Large enough for the CPU kernels to use several threads.
 LARGE = [(3, 900, 501, 64)] * 3 + [(1, 850, 490, 65)]
-
-
 PROVIDERS = [n for n in ("cpp", "triton") if n in testing.providers("kv_append_")]
 
 
-def _each(cases, light):
-    """(provider, case) pairs."""
+def _each(cases, fewer):
+    """(provider, case) pairs; Triton's interpreter gets fewer cases."""
     return [
-        pytest.param(n, c, id=f"{n}-{c}") for n in PROVIDERS for c in (cases, light)[n == "triton"]
+        pytest.param(n, c, id=f"{n}-{c}") for n in PROVIDERS for c in (cases, fewer)[n == "triton"]
     ]
 
 
-def _all(cases):
-    return _each(cases, kv_cases.light(cases))
+def _edge_cases(op, cases):
+    cases = [*testing.cases(op), *cases]
+    return _each(cases, kv_cases.for_interpreter(cases))
 
 
-@pytest.mark.parametrize(("name", "case"), _all(kv_cases.append_cases()))
-def test_append(name, case):
-    check_append(provider("kv_append_", name), case)
+@pytest.mark.parametrize(("name", "case"), _edge_cases("kv_append_", kv_cases.append_cases()))
+def test_append_leaves_the_bytes_of_the_reference(name, case):
+    check(provider("kv_append_", name), case)
 
 
-@pytest.mark.parametrize("case", kv_cases.truncate_cases(), ids=str)
-def test_truncate_keeps_what_it_drops(case):
-    check_truncate(truncate, case, zero_fill=False)
-
-
-@pytest.mark.parametrize(("name", "case"), _all(kv_cases.truncate_cases()))
-def test_truncate(name, case):
-    check_truncate(provider("kv_truncate_", name), case, zero_fill=True)
+@pytest.mark.parametrize(("name", "case"), _edge_cases("kv_truncate_", kv_cases.truncate_cases()))
+def test_truncate_leaves_the_bytes_of_the_reference(name, case):
+    check(provider("kv_truncate_", name), case)
 
 
 @pytest.mark.parametrize(("name", "seed"), _each(range(60), range(6)))
-def test_random(name, seed):
-    added, cut = kv_cases.random_case(seed)
-    check_append(provider("kv_append_", name), added)
-    check_truncate(provider("kv_truncate_", name), cut, zero_fill=seed % 6 > 0)
+def test_random_caches(name, seed):
+    for case in kv_cases.random_append_and_truncate(seed):
+        check(provider(case.op, name), case)
+
+
+@functools.cache
+def _large_cases(batch, layout):
+    cut = [(h, s, d) for h, s, _, d in LARGE]
+    new, old = (v[:batch] for v in ([-5, 120, 700], [900, 860, 3]))
+    return (
+        kv_cases.append("large", LARGE, new, layout=layout),
+        kv_cases.truncate("large", cut, old, [0, 100, 3][:batch], layout=layout),
+    )
 
 
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("threads", [1, 2, 5])
 @pytest.mark.parametrize("layout", ["contiguous", "transposed"])
-def test_threads_share_the_work(threads, batch, layout):
+def test_any_number_of_threads_leaves_the_same_bytes(threads, batch, layout):
     torch.set_num_threads(threads)
-    positions = [-5, 120, 700][:batch]
-    check_append(append, KvCase(f"{layout}-large", batch, LARGE, [positions], layout=layout))
-    lengths = [[900, 860, 3][:batch], [0, 100, 3][:batch]]
-    case = KvCase(f"{layout}-large-cut", batch, LARGE, lengths, layout=layout)
-    check_truncate(truncate, case, zero_fill=True)
+    for case in _large_cases(batch, layout):
+        check(provider(case.op, "cpp"), case)
 
 
 @pytest.mark.parametrize("name", PROVIDERS)
-def test_more_than_2_to_the_31_elements_apart(name):
-    kv_cases.check_far_apart(provider("kv_append_", name), provider("kv_truncate_", name))
+def test_addresses_beyond_2_to_the_31_elements(name):
+    check_far_apart(provider("kv_append_", name), provider("kv_truncate_", name))
 
 
-def _moved(delta):
+def _append_shifted(delta):
     def op(caches, entries, positions):
         reference.kv_append_(caches, entries, positions + delta)
 
     return op
 
 
-def _cut(old, new):
+def _truncate_shifted(old, new):
     def op(caches, lengths, new_lengths, zero_fill):
         reference.kv_truncate_(caches, lengths, new_lengths + new, zero_fill)
         lengths += old
@@ -85,8 +95,8 @@ def _cut(old, new):
     return op
 
 
-def _overreaching(caches, entries, positions):
-    """Right, but for one element behind the rows of each cache."""
+def _append_and_write_behind(caches, entries, positions):
+    """Correct, except for a write to the element behind each cache."""
     append(caches, entries, positions)
     for c in caches:
         end = c.storage_offset() + sum(
@@ -95,20 +105,22 @@ def _overreaching(caches, entries, positions):
         c.as_strided((1,), (1,), end + 1).view(torch.uint8).bitwise_not_()
 
 
-def test_the_comparison_catches_wrong_slots():
-    """Negative control: off-by-one implementations and writes beside the view must fail."""
-    case = KvCase("control", 2, [(2, 9, 3, 8)], [[1, 4]], layout="sliced")
-    check_append(_moved(0), case)
-    for wrong in (_moved(1), _moved(-1), _overreaching, lambda *_: None):
-        with pytest.raises(AssertionError, match="control caches"):
-            check_append(wrong, case)
-    case = KvCase("control", 2, [(2, 9, 3, 8)], [[5, 8], [2, 6]], layout="sliced")
-    check_truncate(_cut(0, 0), case, zero_fill=True)
-    for wrong in (_cut(0, 1), _cut(0, -1)):
-        with pytest.raises(AssertionError, match="control caches"):
-            check_truncate(wrong, case, zero_fill=True)
-    with pytest.raises(AssertionError, match="lengths"):
-        check_truncate(_cut(1, 0), case, zero_fill=True)
+def test_the_comparison_rejects_wrong_slots_and_writes_beside_the_cache():
+    """Negative controls."""
+    case = kv_cases.append("control", [(2, 9, 3, 8)], [1, 4], layout="sliced")
+    check(_append_shifted(0), case)
+    for wrong in (_append_shifted(1), _append_shifted(-1), lambda *_: None):
+        with pytest.raises(AssertionError, match=r"^kv_append_control arguments\[0\]\[0\]"):
+            check(wrong, case)
+    with pytest.raises(AssertionError, match=r"^buffer of kv_append_control arguments\[0\]\[0\]"):
+        check(_append_and_write_behind, case)
+    case = kv_cases.truncate("control", [(2, 9, 8)], [5, 8], [2, 6], layout="sliced")
+    check(_truncate_shifted(0, 0), case)
+    for wrong in (_truncate_shifted(0, 1), _truncate_shifted(0, -1)):
+        with pytest.raises(AssertionError, match=r"control-fill arguments\[0\]\[0\]"):
+            check(wrong, case)
+    with pytest.raises(AssertionError, match=r"control-fill arguments\[1\]"):
+        check(_truncate_shifted(1, 0), case)
 
 
 def _cache(*size, dtype=torch.float32, device="cpu"):
@@ -157,7 +169,7 @@ BAD = [
 
 @pytest.mark.parametrize("name", PROVIDERS)
 @pytest.mark.parametrize(("op", "args"), BAD)
-def test_errors_are_those_of_the_specification(op, args, name):
+def test_errors_are_those_of_the_reference(op, args, name):
     with pytest.raises(RuntimeError) as wanted:
         getattr(reference, op)(*args)
     with pytest.raises(RuntimeError) as got:
@@ -165,7 +177,7 @@ def test_errors_are_those_of_the_specification(op, args, name):
     assert str(got.value) == str(wanted.value)
 
 
-def test_nothing_is_written_when_one_cache_is_wrong():
+def test_nothing_is_written_if_one_cache_is_invalid():
     caches = [_cache(1, 1, 2, 3), _cache(1, 1, 2, 4)]
     with pytest.raises(RuntimeError, match=r"entries\[1\] must be"):
         sk.kv_append_(caches, [torch.ones(1, 1, 1, 3)] * 2, _index(0))
@@ -179,7 +191,7 @@ def _decoding_step(cache, entry, lengths, drop):
     return cache.sum(), lengths
 
 
-def test_compiles_whole():
+def test_a_decoding_step_compiles_as_one_graph():
     compiled = torch.compile(_decoding_step, fullgraph=True, backend="aot_eager")
     lengths, drop = _index(0, 3), _index(1, 0)
     results = []

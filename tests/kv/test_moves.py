@@ -1,4 +1,4 @@
-"""The ops that move or drop tokens of caches, by every provider against the reference."""
+"""The ops that move or drop tokens of caches leave the same bytes as the reference."""
 
 from __future__ import annotations
 
@@ -6,27 +6,44 @@ import random
 
 import pytest
 import torch
-from support import kv_moves, simt_kv
-from support.kv_cases import DTYPES, LAYOUTS, far_apart, light, same, strided
-from support.kv_moves import MoveCase, check
+from support import kv_cases, kv_path_cases, simt_kv
+from support.kv_buffers import (
+    DTYPES,
+    LAYOUTS,
+    check,
+    copied,
+    embedded,
+    far_apart,
+    integers,
+    same,
+    same_buffers,
+)
 from support.providers import provider
 
 import specdec_kernels as sk
 from specdec_kernels import reference, testing
-from specdec_kernels.reference.kv.compact import path_moves
+from specdec_kernels._library import CACHE_OPS
+from specdec_kernels.testing import Case
 
 PROVIDERS = ["cpp", *(["cuda"] if simt_kv.available else [])]
 EVERY = [*PROVIDERS, *(["triton"] if "triton" in testing.providers("kv_compact_") else [])]
 
 
-def _each(cases, few):
-    """Providers and cases, of which Triton's interpreter takes fewer; the first through `ops`."""
-    return [pytest.param(n, c, id=f"{n}-{c}") for n in EVERY for c in (cases, few)[n == "triton"]]
+def _each(cases, fewer):
+    """(provider, case) pairs, the provider for fixture `ops`; Triton's interpreter gets fewer."""
+    return [
+        pytest.param(n, c, id=f"{n}-{getattr(c, 'op', '')}{c}")
+        for n in EVERY
+        for c in (cases, fewer)[n == "triton"]
+    ]
 
 
 @pytest.fixture(params=PROVIDERS)
 def ops(request, capfd):
-    """The ops of a provider by name; the test fails when the shim's sanitizer spoke."""
+    """A function from the name of an op to a provider's op.
+
+    The test fails if the undefined-behaviour sanitizer of the SIMT emulator reports something.
+    """
     if request.param != "cuda":
         yield lambda name: provider(name, request.param)
         return
@@ -34,22 +51,25 @@ def ops(request, capfd):
     assert "runtime error" not in capfd.readouterr().err
 
 
-CASES = kv_moves.every_case()
+MOVES = [op for op in CACHE_OPS if op not in ("kv_append_", "kv_truncate_")]
+CASES = [*(c for op in MOVES for c in testing.cases(op)), *kv_path_cases.move_cases()]
 
 
-@pytest.mark.parametrize(("ops", "case"), _each(CASES, light(CASES)), indirect=["ops"])
+@pytest.mark.parametrize(
+    ("ops", "case"), _each(CASES, kv_cases.for_interpreter(CASES)), indirect=["ops"]
+)
 def test_leaves_the_bytes_of_the_reference(ops, case):
     check(ops(case.op), case)
 
 
 @pytest.mark.parametrize(("ops", "seed"), _each(range(60), range(6)), indirect=["ops"])
-def test_random(ops, seed):
-    for case in (kv_moves.random_compact(seed), kv_moves.random_paged(seed)):
+def test_random_paths(ops, seed):
+    for case in kv_path_cases.random_moves(seed):
         check(ops(case.op), case)
 
 
-def _copied(cache, base, path):
-    """What compaction leaves, as a gather from a copy."""
+def _compacted(cache, base, path):
+    """A compacted copy of a cache [B, H, S, D], by gathering the path's slots."""
     out = cache.clone()
     for b, nodes in enumerate(path.tolist()):
         kept = [n for n in nodes if n >= 0]
@@ -63,59 +83,57 @@ def _copied(cache, base, path):
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
 def test_compaction_is_a_gather_from_a_copy(ops, dtype, layout):
-    """Dense, and through blocks in any order, each against the plain statement of what moves."""
+    """The same paths in a dense cache and in blocks in random order."""
     r = random.Random(f"{dtype}{layout}")
     g = torch.Generator().manual_seed(r.randrange(2**32))
     b, s, size = 6, 40, 5
     base = torch.tensor([r.randint(0, 20) for _ in range(b)])
-    path = torch.tensor([kv_moves.increasing(r, 9, 20) for _ in range(b)])
-    cache = strided((b, 3, s, 7), dtype, layout, g)
-    want = cache.copy()
-    want.view.copy_(_copied(cache.view, base, path))
-    ops("kv_compact_")([cache.view], base, path.int())
-    same("cache", cache.buffer, want.buffer)
+    path = torch.tensor([kv_path_cases.increasing_path(r, 9, 20) for _ in range(b)])
+    cache = embedded((b, 3, s, 7), dtype, layout, g)
+    want = copied(cache)
+    want.copy_(_compacted(cache, base, path))
+    ops("kv_compact_")([cache], base, path.int())
+    same_buffers("cache", cache, want)
 
     tables = torch.randperm(b * s // size, generator=g).view(b, -1).int()
-    paged = strided((b * s // size, size, 3, 7), dtype, layout, g)
-    gathered = paged.view[tables.long()].reshape(b, s, 3, 7).transpose(1, 2).contiguous()
-    wanted = _copied(gathered, base, path).transpose(1, 2).reshape(b, -1, size, 3, 7)
-    want = paged.copy()
+    paged = embedded((b * s // size, size, 3, 7), dtype, layout, g)
+    dense = paged[tables.long()].reshape(b, s, 3, 7).transpose(1, 2).contiguous()
+    expected = _compacted(dense, base, path).transpose(1, 2).reshape(b, -1, size, 3, 7)
+    want = copied(paged)
     for i, blocks in enumerate(tables.tolist()):
         for j, block in enumerate(blocks):
-            want.view[block] = wanted[i, j]
-    ops("paged_compact_")([paged.view], tables, base, path)
-    same("paged cache", paged.buffer, want.buffer)
+            want[block] = expected[i, j]
+    ops("paged_compact_")([paged], tables, base, path)
+    same_buffers("paged cache", paged, want)
 
 
-# Negative controls: what the comparison must reject.
+# Negative controls: wrong implementations that the comparison has to reject.
 
 
-def _last_first(caches, base, path):
+def _compact_last_node_first(caches, base, path):
     for cache in caches:
-        for b in range(len(base)):
-            moves = [*path_moves(int(base[b]), path[b].tolist(), cache.shape[2])]
-            for source, to in reversed(moves):
-                cache[b, :, to] = cache[b, :, source]
+        for b, nodes in enumerate(path.tolist()):
+            for i, node in reversed([*enumerate(n for n in nodes if n >= 0)]):
+                cache[b, :, int(base[b]) + i] = cache[b, :, int(base[b]) + node]
 
 
-def _off_by(delta):
+def _compact_shifted(delta):
     def op(caches, base, path):
         reference.kv_compact_(caches, base + delta, path)
 
     return op
 
 
-def _through_broken_paths(caches, base, path):
+def _compact_beyond_the_end_of_a_path(caches, base, path):
     reference.kv_compact_(caches, base, path.clamp(min=0).cummax(1).values)
 
 
-def _heads_apart(caches, base, path):
-    """Right for the first head alone."""
+def _compact_first_head_only(caches, base, path):
     reference.kv_compact_([c[:, :1] for c in caches], base, path)
 
 
-def _overreaching(caches, base, path):
-    """Right, but for a byte behind the rows of each cache."""
+def _compact_and_write_behind(caches, base, path):
+    """Correct, except for a write to the element behind each cache."""
     reference.kv_compact_(caches, base, path)
     for c in caches:
         end = sum((n - 1) * s for n, s in zip(c.shape, c.stride(), strict=True))
@@ -124,21 +142,30 @@ def _overreaching(caches, base, path):
 
 @pytest.mark.parametrize(
     "wrong",
-    [_last_first, _off_by(1), _off_by(-1), _heads_apart, _overreaching, lambda *_: None],
+    [
+        _compact_last_node_first,
+        _compact_shifted(1),
+        _compact_shifted(-1),
+        _compact_first_head_only,
+        _compact_and_write_behind,
+        lambda *_: None,
+    ],
 )
-def test_the_comparison_catches_wrong_moves(wrong):
-    case = next(c for c in kv_moves.compact_cases() if "int8-sliced" in c.id)
-    check(_off_by(0), case)
-    with pytest.raises(AssertionError, match="int8-sliced buffers"):
+def test_the_comparison_rejects_wrong_compactions(wrong):
+    base, path = [0, 3], [[1, 2, 4, -1], [0, 2, 3, 5]]
+    shapes = [(2, 9, 16), (3, 9, 3)]
+    case = kv_path_cases.compact("control", shapes, base, path, torch.int8, "sliced")
+    check(_compact_shifted(0), case)
+    with pytest.raises(AssertionError, match=r"control arguments\[0\]"):
         check(wrong, case)
 
 
-def test_the_comparison_catches_paths_that_go_on():
-    with pytest.raises(AssertionError, match="buffers"):
-        check(_through_broken_paths, kv_moves.every_path())
+def test_the_comparison_rejects_a_compaction_that_continues_a_path_behind_its_end():
+    with pytest.raises(AssertionError, match=r"arguments\[0\]"):
+        check(_compact_beyond_the_end_of_a_path, kv_path_cases.every_path())
 
 
-def test_the_comparison_catches_realignment_from_the_wrong_end():
+def test_the_comparison_rejects_a_realignment_that_overwrites_slots_it_still_has_to_move():
     def wrong(caches, starts, lengths, shifts, zero_fill):
         for cache in caches:
             for b in range(len(starts)):
@@ -147,69 +174,70 @@ def test_the_comparison_catches_realignment_from_the_wrong_end():
                     if 0 <= slot + shift < cache.shape[2]:
                         cache[b, :, slot + shift] = cache[b, :, slot].clone()
 
-    case = next(c for c in kv_moves.realign_cases() if c.id.startswith("strided-keep"))
+    case = next(c for c in kv_cases.realign_cases() if c.id.startswith("strided-keep"))
     check(reference.kv_realign_, case)
-    with pytest.raises(AssertionError, match="strided-keep buffers"):
+    with pytest.raises(AssertionError, match=r"strided-keep arguments\[0\]"):
         check(wrong, case)
 
 
-def test_the_comparison_catches_wrong_blocks_and_a_wrong_status():
-    def lazy(tables, lengths, new_lengths, size):
+def test_the_comparison_rejects_wrong_blocks_and_a_wrong_status():
+    def one_token_too_many(tables, lengths, new_lengths, size):
         return reference.paged_truncate_(tables, lengths, new_lengths + 1, size)
 
-    def sure(*args):
+    def no_status(*args):
         return reference.ring_truncate_(*args) * 0
 
-    with pytest.raises(AssertionError, match="buffers"):
-        check(lazy, kv_moves.paged_truncate_cases()[2])
+    with pytest.raises(AssertionError, match="arguments"):
+        check(one_token_too_many, kv_path_cases.paged_truncate_cases()[2])
     with pytest.raises(AssertionError, match="outputs"):
-        check(sure, next(c for c in kv_moves.ring_cases() if c.id.startswith("every")))
+        check(no_status, next(c for c in kv_cases.ring_cases() if c.id.startswith("every")))
 
 
-# Sizes.
+# Schedules and sizes.
 
 
 @pytest.mark.parametrize("order", [False, True], ids=["first-to-last", "last-to-first"])
 @pytest.mark.skipif(not simt_kv.available, reason="needs g++ and the CUDA sources")
-def test_no_thread_relies_on_one_before_it(order):
+def test_any_order_of_gpu_threads_leaves_the_same_bytes(order):
     library = simt_kv.library()
     with library.order(reverse=order):
-        for case in (kv_moves.every_path(), *kv_moves.realign_cases()[-4:]):
+        for case in (kv_path_cases.every_path(), *kv_cases.realign_cases()[-4:]):
             check(library.op(case.op), case)
         for seed in range(20):
-            check(library.op("paged_compact_"), kv_moves.random_paged(seed))
+            check(library.op("paged_compact_"), kv_path_cases.random_paged_compact(seed))
 
 
-def _large(op, *vectors, count=3):
-    """Above the size from which the CPU kernels use threads."""
+def _large(op, *vectors, options=(), count=3):
+    """A case large enough for the CPU kernels to use several threads."""
 
-    def make(g):
-        caches = [strided((3, 3, 900, 64), torch.float32, "transposed", g) for _ in range(count)]
-        caches.append(strided((3, 2, 850, 65), torch.float32, "sliced", g))
-        return (caches, *(kv_moves.numbers(v, torch.tensor(v).shape) for v in vectors))
+    def build(g):
+        caches = [embedded((3, 3, 900, 64), torch.float32, "transposed", g) for _ in range(count)]
+        caches.append(embedded((3, 2, 850, 65), torch.float32, "sliced", g))
+        return (caches, *(integers(v, torch.tensor(v).shape) for v in vectors), *options)
 
-    return MoveCase(op, "large", make)
+    return Case(op, f"large-{count}", build)
 
 
+LARGE_PATH = [list(range(0, 850, 2)), list(range(1, 426)), [0, *range(2, 426)]]
+LARGE = [
+    _large("kv_compact_", [0, 400, 3], LARGE_PATH),
+    # 11 MB move, for which the CPU kernel bypasses the cache with its stores.
+    _large("kv_compact_", [0, 400, 3], LARGE_PATH, count=12),
+    _large("kv_realign_", [0, 30, 3], [700, 850, 900], [150, -7, 1], options=(True,)),
+    _large("ring_truncate_", [2000, 1000, 700], [1000, 150, 200], options=(100, True)),
+]
+
+
+@pytest.mark.parametrize("case", LARGE, ids=lambda c: f"{c.op}{c}")
 @pytest.mark.parametrize("threads", [1, 2, 5])
-def test_threads_share_the_work(threads):
+def test_any_number_of_threads_leaves_the_same_bytes(threads, case):
     torch.set_num_threads(threads)
-    path = [list(range(0, 850, 2)), list(range(1, 426)), [0, *range(2, 426)]]
-    for count in (3, 12):  # the larger one, 11 MB, moves around the caches
-        case = _large("kv_compact_", [0, 400, 3], path, count=count)
-        check(torch.ops.specdec_kernels.kv_compact_.default, case)
-    moves = [0, 30, 3], [700, 850, 900], [150, -7, 1]
-    case = _large("kv_realign_", *moves)
-    case = MoveCase(case.op, case.id, lambda g, make=case.make: (*make(g), True))
-    check(torch.ops.specdec_kernels.kv_realign_.default, case)
-    case = _large("ring_truncate_", [2000, 1000, 700], [1000, 150, 200])
-    case = MoveCase(case.op, case.id, lambda g, make=case.make: (*make(g), 100, True))
-    check(torch.ops.specdec_kernels.ring_truncate_.default, case)
+    check(provider(case.op, "cpp"), case)
 
 
 @pytest.mark.parametrize("ops", EVERY, indirect=True)
-def test_a_path_need_not_rise(ops):
-    """`verify_tree` names the sibling that stood; what follows may hang below an equal one."""
+def test_node_ids_on_a_path_may_decrease(ops):
+    """Among siblings with equal tokens, `verify_tree` may go on below another one than it names."""
     cache = torch.arange(6.0).view(1, 1, 6, 1)
     ops("kv_compact_")([cache], torch.tensor([1]), torch.tensor([[2, 1, 4, 3, 2]]))
     assert cache.flatten().tolist() == [0, 3, 2, 5, 4, 5]
@@ -219,7 +247,7 @@ def test_a_path_need_not_rise(ops):
 
 
 @pytest.mark.parametrize("ops", EVERY, indirect=True)
-def test_more_than_2_to_the_31_elements_apart(ops):
+def test_addresses_beyond_2_to_the_31_elements(ops):
     view = far_apart()
     slots = torch.arange(12, dtype=torch.int8).view(2, 2, 3, 1)
     view.copy_(slots.expand(view.shape))
@@ -242,7 +270,7 @@ def test_more_than_2_to_the_31_elements_apart(ops):
 @pytest.mark.parametrize(
     ("count", "launches"), [(0, 0), (1, 1), (64, 1), (65, 1), (256, 1), (257, 2)]
 )
-def test_launches(count, launches):
+def test_one_launch_serves_up_to_256_caches(count, launches):
     library = simt_kv.library()
     caches = [torch.zeros(2, 1, 4, 3) for _ in range(count)]
     lengths, path = torch.tensor([2, 1]), torch.tensor([[0, 2], [1, 2]])
@@ -267,7 +295,7 @@ def test_launches(count, launches):
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize("shape", [(6, 4), (6, 4, 3), (6, 4, 2, 5), (6, 1, 3), (6, 0, 3)])
-def test_state_select(shape, dtype):
+def test_state_select_moves_the_chosen_state_to_the_front(shape, dtype):
     g = torch.Generator().manual_seed(1)
     wide = [torch.randint(-100, 100, (8, *shape[1:]), generator=g) for _ in range(2)]
     states = [wide[0][1:7], wide[1].half()[1:7]]
@@ -301,12 +329,9 @@ def test_state_select(shape, dtype):
         ),
     ],
 )
-def test_state_select_names_what_does_not_fit(states, index, message):
+def test_state_select_names_the_wrong_argument(states, index, message):
     with pytest.raises(RuntimeError, match=message):
         sk.state_select_(states, index)
-
-
-# Compiled.
 
 
 def _tree_round(cache, scale, paged, state, base, path, lengths, tables):
@@ -321,7 +346,7 @@ def _tree_round(cache, scale, paged, state, base, path, lengths, tables):
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_compiles_whole_and_writes_in_place(dynamic):
+def test_a_tree_round_compiles_as_one_graph_and_writes_in_place(dynamic):
     torch._dynamo.reset()
     compiled = torch.compile(_tree_round, fullgraph=True, backend="aot_eager", dynamic=dynamic)
     for b in (2, 3):

@@ -10,9 +10,8 @@ pytest.importorskip("triton")
 os.environ["TRITON_INTERPRET"] = "1"  # before any kernel is decorated
 
 import torch
-from support import kv_cases, kv_moves
-from support.kv_cases import KvCase, check_append, check_truncate
-from support.kv_moves import check
+from support import kv_cases, kv_path_cases
+from support.kv_buffers import check, same
 from support.providers import provider
 from torch.utils._pytree import tree_leaves
 
@@ -41,7 +40,7 @@ def test_agrees_on_all_arguments_and_writes_all_outputs(case):
     wanted = tree_leaves((want, getattr(reference, case.op)(*want)))
     for i, (x, y) in enumerate(zip(found, wanted, strict=True)):
         if torch.is_tensor(y):
-            kv_cases.same(f"tensor {i}", x, y)
+            same(f"tensor {i}", x, y)
 
 
 def test_one_launch_serves_the_caches_of_a_lane_width():
@@ -109,13 +108,14 @@ def test_a_program_strides_over_what_the_grid_leaves(block, blocks, monkeypatch)
     monkeypatch.setattr(kv_table, "BLOCK", block)
     monkeypatch.setattr(kv_table, "MAX_BLOCKS", blocks)
     shapes, odd = [(2, 7, 3, 16), (1, 5, 2, 3)], torch.float16
-    case = KvCase("strides", 2, shapes, [[-1, 4]], odd, "sliced")
-    check_append(provider("kv_append_", "triton"), case)
-    case = KvCase("strides-cut", 2, shapes, [[6, 9], [1, 2]], odd, "transposed")
-    check_truncate(provider("kv_truncate_", "triton"), case, zero_fill=True)
+    case = kv_cases.append("strides", shapes, [-1, 4], odd, "sliced")
+    check(provider("kv_append_", "triton"), case)
+    kept = [(h, s, d) for h, s, _, d in shapes]
+    case = kv_cases.truncate("strides", kept, [6, 9], [1, 2], odd, "transposed")
+    check(provider("kv_truncate_", "triton"), case)
     for seed in range(2):
-        for case in (kv_moves.random_compact(seed), kv_moves.random_paged(seed)):
+        for case in kv_path_cases.random_moves(seed):
             check(provider(case.op, "triton"), case)
-    for case in kv_moves.realign_cases():
+    for case in kv_cases.realign_cases():
         if case.id.startswith("strided-"):
             check(provider(case.op, "triton"), case)

@@ -18,7 +18,10 @@ TARGETS = ("sm_80", "sm_90", "sm_100", "sm_120")
 REGISTERS = {"kv": 40}
 MOST_REGISTERS = 128
 
-pytestmark = pytest.mark.skipif(not NVCC or not SOURCES, reason="needs nvcc and csrc/cuda")
+pytestmark = [
+    pytest.mark.cuda_compile,
+    pytest.mark.skipif(not NVCC or not SOURCES, reason="needs nvcc and csrc/cuda"),
+]
 
 SPILLING = """
 __global__ void spills(float* x) {

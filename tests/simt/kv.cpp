@@ -1,6 +1,8 @@
-// The cache ops as csrc/torch registers them, but with the CUDA kernels behind the CPU dispatch key:
-// tests/simt runs those on CPU tensors. For tests/support/simt_kv.py.
+// The cache ops as csrc/torch registers them, but with the CUDA kernels behind the CPU dispatch
+// key: tests/simt runs those on CPU tensors. For tests/support/simt_kv.py.
 #define SPECDEC_LIBRARY specdec_kernels_simt_kv
+
+#include "../../csrc/torch/arguments/kv.cpp"
 
 #include "../../csrc/cuda/kv/append.cu"
 #include "../../csrc/cuda/kv/compact.cu"
@@ -9,7 +11,6 @@
 #include "../../csrc/cuda/kv/ring_truncate.cu"
 #include "../../csrc/cuda/kv/truncate.cu"
 #include "../../csrc/torch/arguments/checks.cpp"
-#include "../../csrc/torch/arguments/kv.cpp"
 #include "../../csrc/torch/ops/kv_append.cpp"
 #include "../../csrc/torch/ops/kv_compact.cpp"
 #include "../../csrc/torch/ops/kv_realign.cpp"
@@ -19,7 +20,7 @@
 
 namespace specdec {
 
-// No CUDA device: every tensor is on the CPU, and these stand where the CPU kernels would.
+// No CUDA device: every tensor is on the CPU, and these take the place of the CPU kernels.
 static void check_launch(int status) {
   SPECDEC_CHECK(status == 0,
                 "the launch failed: ", cudaGetErrorString(static_cast<cudaError_t>(status)));
@@ -49,7 +50,7 @@ SPECDEC_EXPORT void simt_reverse(bool reverse) { simt::reverse = reverse; }
 
 SPECDEC_EXPORT int64_t simt_launches() { return simt::launches; }
 
-// Undefined on purpose: shows that the sanitizer is awake.
+// Undefined behaviour on purpose, to show that the sanitizer reports it.
 SPECDEC_EXPORT unsigned simt_misaligned_load(const char* bytes) {
   return reinterpret_cast<const uint4*>(bytes)->x;
 }

@@ -1,5 +1,6 @@
-// `sample`, `verify_chain` and `verify_tree` as csrc/torch registers them, but with the CUDA kernels
-// behind the CPU dispatch key: tests/simt runs those on CPU tensors. For tests/support/simt_ops.py.
+// `sample`, `verify_chain` and `verify_tree` as csrc/torch registers them, but with the CUDA
+// kernels behind the CPU dispatch key: tests/simt runs those on CPU tensors. For
+// tests/support/simt_ops.py.
 #include <cstring>
 
 #define SPECDEC_LIBRARY specdec_kernels_simt
@@ -18,12 +19,13 @@
 
 namespace specdec {
 
-// What a workspace holds before a launch: one word over and over.
+// Before a launch the workspace is filled with this word.
 static uint64_t workspace_word = ~uint64_t{0};
-// Of the last launch.
+// The plan of the last launch, for simt_last_plan.
 static CudaPlan last_plan = {};
 
-// No CUDA device: every tensor is on the CPU, and this stands where the CPU kernels would.
+// No CUDA device: every tensor is on the CPU, and these functions take the place of the CPU
+// kernels.
 template <class OpParams>
 void run_in_shim(const OpParams& p, int (*plan)(const OpParams&, const CudaRequest&, CudaPlan*),
                  int (*launch)(const OpParams&, const CudaPlan&, void*, void*)) {
@@ -75,7 +77,7 @@ extern "C" __attribute__((visibility("default"))) void simt_workspace(uint64_t w
   specdec::workspace_word = word;
 }
 
-// Bytes of the workspace, groups, blocks a group, groups a row, row-parallel.
+// In the order of `Plan` in tests/support/simt_ops.py.
 static void write_plan(const specdec::CudaPlan& plan, int64_t* out) {
   out[0] = plan.workspace_bytes;
   out[1] = plan.groups;
@@ -92,12 +94,13 @@ extern "C" __attribute__((visibility("default"))) uint64_t simt_next_launch() {
   return specdec::cuda::next_launch();
 }
 
-// What a device would be asked for: multiprocessors, how many groups of 1, 2, 4 and 8 blocks it
-// runs.
+// The plan for a device that has so many multiprocessors and runs so many groups of 1, 2, 4 and 8
+// blocks at once.
 extern "C" __attribute__((visibility("default"))) void simt_plan(const int32_t* device,
                                                                  int64_t sequences, int64_t rows,
                                                                  int64_t warp_tiles, int64_t* out) {
-  specdec::cuda::Device d = {device[0], device[2] > 0, {device[1], device[2], device[3], device[4]}};
-  write_plan(specdec::cuda::make_plan(specdec::cuda_request(), d, sequences, rows, warp_tiles, true),
-             out);
+  specdec::cuda::Device d = {
+      device[0], device[2] > 0, {device[1], device[2], device[3], device[4]}};
+  write_plan(
+      specdec::cuda::make_plan(specdec::cuda_request(), d, sequences, rows, warp_tiles, true), out);
 }

@@ -1,4 +1,4 @@
-"""The body of csrc/cuda/kv.cu on the CPU, through the shim in tests/simt."""
+"""The CUDA source of kv_append_ and kv_truncate_, run on the CPU by the SIMT emulator."""
 
 from __future__ import annotations
 
@@ -7,23 +7,25 @@ import ctypes
 import pytest
 import torch
 from support import kv_cases, simt_kv
-from support.kv_cases import KvCase, check_append, check_truncate
+from support.kv_buffers import check, check_far_apart
 
 pytestmark = pytest.mark.skipif(
     not simt_kv.available, reason="needs g++ and the sources of the CUDA kernels"
 )
 
+CASES = [*kv_cases.append_cases(), *kv_cases.truncate_cases()]
+
 
 @pytest.fixture
 def library(capfd):
-    """The library; the test fails when the sanitizer spoke."""
+    """The library; the test fails if the undefined-behaviour sanitizer reports something."""
     yield simt_kv.library()
     assert "runtime error" not in capfd.readouterr().err
 
 
 @pytest.fixture(params=[False, True], ids=["first-to-last", "last-to-first"])
 def order(request, library):
-    """No thread may rely on one before it."""
+    """Runs a test with two orders of threads, since no thread may rely on an earlier one."""
     with library.order(reverse=request.param):
         yield
 
@@ -39,34 +41,26 @@ def truncate(library):
 
 
 @pytest.mark.usefixtures("order")
-@pytest.mark.parametrize("case", kv_cases.append_cases(), ids=str)
-def test_append(append, case):
-    check_append(append, case)
-
-
-@pytest.mark.usefixtures("order")
-@pytest.mark.parametrize("zero_fill", [False, True], ids=["keep", "fill"])
-@pytest.mark.parametrize("case", kv_cases.truncate_cases(), ids=str)
-def test_truncate(truncate, case, zero_fill):
-    check_truncate(truncate, case, zero_fill)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.op}{case}")
+def test_leaves_the_bytes_of_the_reference(library, case):
+    check(library.op(case.op), case)
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_random(append, truncate, seed):
-    added, cut = kv_cases.random_case(seed)
-    check_append(append, added)
-    check_truncate(truncate, cut, zero_fill=True)
+def test_random_caches(library, seed):
+    for case in kv_cases.random_append_and_truncate(seed):
+        check(library.op(case.op), case)
 
 
-def test_grid_strides(append, truncate):
-    """More lanes a sequence than the grid has threads."""
-    check_append(append, KvCase("wide", 1, [(2, 1100, 1060, 129)], [[17]], torch.float16))
-    cut = KvCase("wide-cut", 2, [(1, 900, 0, 65)], [[900, 880], [0, 7]], torch.float16)
-    check_truncate(truncate, cut, zero_fill=True)
+def test_a_sequence_larger_than_the_grid(append, truncate):
+    """The threads of a grid loop when a sequence has more vectors than the grid has threads."""
+    half = torch.float16
+    check(append, kv_cases.append("wide", [(2, 1100, 1060, 129)], [17], half))
+    check(truncate, kv_cases.truncate("wide", [(1, 900, 65)], [900, 880], [0, 7], half))
 
 
 def test_more_sequences_than_the_grid_holds(append, truncate):
-    """Grid z ends at 65535."""
+    """The z dimension of a grid ends at 65535."""
     n = 65_540
     cache = torch.zeros(n, 1, 2, 1, dtype=torch.int8)
     new = torch.ones(n, 1, 1, 1, dtype=torch.int8)
@@ -80,14 +74,14 @@ def test_more_sequences_than_the_grid_holds(append, truncate):
     assert int(cache.sum()) == n
 
 
-def test_more_than_2_to_the_31_elements_apart(append, truncate):
-    kv_cases.check_far_apart(append, truncate)
+def test_addresses_beyond_2_to_the_31_elements(append, truncate):
+    check_far_apart(append, truncate)
 
 
 @pytest.mark.parametrize(
     ("count", "launches"), [(0, 0), (1, 1), (64, 1), (65, 1), (256, 1), (257, 2)]
 )
-def test_launches(library, append, truncate, count, launches):
+def test_one_launch_serves_up_to_256_caches(library, append, truncate, count, launches):
     caches = [torch.zeros(2, 1, 4, 3) for _ in range(count)]
     entries = [torch.ones(2, 1, 2, 3) for _ in range(count)]
     lengths = torch.tensor([2, 1])
@@ -105,8 +99,8 @@ def test_launches(library, append, truncate, count, launches):
     assert launched(truncate, [c[:0] for c in caches], lengths[:0], lengths[:0], True) == 0
 
 
-def test_the_sanitizer_is_awake(capfd):
-    """Negative control: a misaligned 16-byte lane is reported."""
+def test_the_sanitizer_reports_a_misaligned_load(capfd):
+    """Negative control: a 16-byte load from an odd address."""
     library = simt_kv.library()
     if not library.sanitized:
         pytest.skip("this g++ has no undefined-behaviour sanitizer library")

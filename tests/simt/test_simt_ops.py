@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(
 
 OPS = ("sample", "verify_chain")
 CASES = [case for op in OPS for case in testing.cases(op, heavy=True)]
-# More spans than eight blocks take at once, a last one that is cut, rows at odd addresses.
+# More warp tiles than eight blocks take at once, a last one that is cut, rows at odd addresses.
 V = 40_001
 LARGE = [
     sample_case(2, V, filters="tensor", layout="sliced"),
@@ -60,11 +60,13 @@ def test_agrees_with_the_cpu_kernels(simt, case):
 
 
 @pytest.mark.parametrize("case", CASES[::3] + LARGE, ids=str)
-def test_no_schedule_and_no_team_changes_a_bit(simt, case):
+def test_no_schedule_and_no_group_changes_a_bit(simt, case):
     args = case.args()
-    want = outputs(simt, case, args, schedule="lazy", team=1)
-    for schedule, team in list(simt_ops.SHARES.values())[1:]:
-        assert_outputs_equal(case.op, outputs(simt, case, args, schedule=schedule, team=team), want)
+    want = outputs(simt, case, args, schedule="lazy", group=1)
+    for schedule, group in list(simt_ops.SHARES.values())[1:]:
+        assert_outputs_equal(
+            case.op, outputs(simt, case, args, schedule=schedule, group=group), want
+        )
 
 
 @pytest.mark.parametrize("case", LARGE[::2], ids=str)
@@ -76,8 +78,8 @@ def test_a_device_without_clusters_gives_the_same_bits(simt, case):
 @pytest.mark.parametrize("case", SMALL[::2], ids=str)
 def test_no_order_of_threads_changes_a_bit(simt, case, order):
     args = case.args()
-    for schedule, team in (("lazy", 2), ("parallel", 2)):
-        share = {"schedule": schedule, "team": team}
+    for schedule, group in (("lazy", 2), ("parallel", 2)):
+        share = {"schedule": schedule, "group": group}
         want = outputs(simt, case, args, **share)
         assert_outputs_equal(case.op, outputs(simt, case, args, **share, order=order), want)
 
@@ -85,7 +87,7 @@ def test_no_order_of_threads_changes_a_bit(simt, case, order):
 @pytest.mark.parametrize("order", ["reverse", "seed-1"])
 @pytest.mark.parametrize("case", [LARGE[0], LARGE[3], LARGE[5]], ids=str)
 def test_no_order_of_threads_changes_a_bit_of_a_large_row(simt, case, order):
-    share = {"schedule": "parallel", "team": 8}
+    share = {"schedule": "parallel", "group": 8}
     assert_outputs_equal(
         case.op, outputs(simt, case, **share, order=order), outputs(simt, case, **share)
     )
@@ -95,14 +97,14 @@ def test_no_order_of_threads_changes_a_bit_of_a_large_row(simt, case, order):
 @pytest.mark.parametrize("rule", ["token", "block"])
 def test_the_workspace_holds_statistics_of_spans_alone(simt, schedule, rule):
     # Twenty bytes a span of 512 entries at most, rounded up to sixteen; no row is copied.
-    b, gamma, team = 5, 2, 2
+    b, gamma, group = 5, 2, 2
     rows, contexts = gamma + 1, b if schedule == "parallel" else simt_ops.MULTIPROCESSORS
     slots = 2 * (rows if schedule == "parallel" else 2) + 3
-    rest = 16 * b + (contexts * team * rows * 256 if rule == "block" else 0)
+    rest = 16 * b + (contexts * group * rows * 256 if rule == "block" else 0)
     for v in (4096, 40_001):
         sizes = set()
         for dtype in (torch.float32, torch.bfloat16):
-            outputs(simt, chain_case(b, gamma, v, dtype, rule=rule), schedule=schedule, team=team)
+            outputs(simt, chain_case(b, gamma, v, dtype, rule=rule), schedule=schedule, group=group)
             sizes.add(simt.last_plan().workspace_bytes)
         assert len(sizes) == 1
         assert sizes.pop() <= contexts * slots * (20 * -(-v // 512) + 15) + rest
@@ -122,18 +124,20 @@ def test_a_row_of_equal_logits_has_all_its_mass(simt, dtype):
         assert_outputs_close(case.op, outputs(simt, case, args), want)
 
 
-# Multiprocessors, and teams of 1, 2, 4 and 8 blocks at once.
+# Multiprocessors, and groups of 1, 2, 4 and 8 blocks at once.
 H200 = (132, 264, 132, 64, 30)
 A100 = (108, 216, 0, 0, 0)
 
 
 def test_rows_are_shared_where_few_sequences_leave_the_device_idle(simt):
-    spans = 297
-    assert [b for b in range(1, 65) if simt.plan(H200, b, 6, spans).parallel] == list(range(1, 9))
-    one = simt.plan(H200, 1, 6, spans)
-    assert one.teams * one.team <= 264
-    # No more teams than run at once.
-    assert [simt.plan(H200, b, 6, spans).team for b in (16, 30, 31, 64, 65, 133)] == [
+    warp_tiles = 297
+    assert [b for b in range(1, 65) if simt.plan(H200, b, 6, warp_tiles).parallel] == list(
+        range(1, 9)
+    )
+    one = simt.plan(H200, 1, 6, warp_tiles)
+    assert one.groups * one.group_size <= 264
+    # No more groups than run at once.
+    assert [simt.plan(H200, b, 6, warp_tiles).group_size for b in (16, 30, 31, 64, 65, 133)] == [
         8,
         8,
         4,
@@ -141,8 +145,8 @@ def test_rows_are_shared_where_few_sequences_leave_the_device_idle(simt):
         2,
         1,
     ]
-    assert simt.plan(H200, 1000, 6, spans).teams == 264
-    assert simt.plan(A100, 32, 6, spans) == (0, 32, 1, 1, 0)
+    assert simt.plan(H200, 1000, 6, warp_tiles).groups == 264
+    assert simt.plan(A100, 32, 6, warp_tiles) == (0, 32, 1, 1, 0)
 
 
 def test_no_ticket_counts_past_its_bits(simt):
@@ -150,7 +154,7 @@ def test_no_ticket_counts_past_its_bits(simt):
         assert simt.plan(H200, 1, 65_536, 297).parallel == 0
         plan = simt.plan((132_000, 264_000, 132_000, 64_000, 300_000), 1, 16_383, 297)
     assert plan.parallel
-    assert 16_383 * plan.parts < 65_536
+    assert 16_383 * plan.splits < 65_536
 
 
 def test_no_small_integer_is_a_ticket(simt):
@@ -166,10 +170,10 @@ def test_no_small_integer_is_a_ticket(simt):
 @pytest.mark.parametrize("case", [LARGE[0], LARGE[3], LARGE[5]], ids=str)
 def test_the_workspace_may_hold_anything(simt, case, fill):
     args = case.args()
-    want = outputs(simt, case, args, schedule="lazy", team=1)
-    for schedule, team in (("lazy", 2), ("parallel", 1), ("parallel", 8)):
+    want = outputs(simt, case, args, schedule="lazy", group=1)
+    for schedule, group in (("lazy", 2), ("parallel", 1), ("parallel", 8)):
         assert_outputs_equal(
-            case.op, outputs(simt, case, args, schedule=schedule, team=team, fill=fill), want
+            case.op, outputs(simt, case, args, schedule=schedule, group=group, fill=fill), want
         )
 
 
@@ -210,5 +214,5 @@ def test_what_is_asked_for_is_checked(simt):
     share = torch.ops.specdec_kernels_simt.set_cuda_schedule.default
     with pytest.raises(RuntimeError, match="schedule must be one of auto, lazy, parallel"):
         share("fast", 0)
-    with pytest.raises(RuntimeError, match=r"team must be 0 \(by size\), 1, 2, 4 or 8, got 3"):
+    with pytest.raises(RuntimeError, match=r"group must be 0 \(by size\), 1, 2, 4 or 8, got 3"):
         share("auto", 3)

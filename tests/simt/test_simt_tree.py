@@ -1,6 +1,6 @@
 """The CUDA source of `verify_tree` on the CPU, through the binding users call.
 
-Every case against the specification or the C++ CPU kernels; then the same bits from teams of every
+Every case against the specification or the C++ CPU kernels; then the same bits from groups of every
 size, from every order in which threads may run and over whatever the workspace holds.
 """
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(
 CASES = testing.cases("verify_tree", heavy=True)
 # Small enough for the specification and for every order of threads.
 SMALL = [case for case in CASES if case.vocabulary <= 131]
-# More spans than eight blocks take at once, a last one that is cut, rows at odd addresses.
+# More warp tiles than eight blocks take at once, a last one that is cut, rows at odd addresses.
 V = 40_001
 LARGE = [
     tree_case(1, 5, V, rows="shared", layout="sliced"),
@@ -30,7 +30,7 @@ LARGE = [
     tree_case(1, 4, V, torch.float16, rule="k_seq", draft="wide", rows="shared"),
     tree_case(1, 5, V, rule="top_k_plus_one", draft="mapped", rows="shared"),
 ]
-TEAMS = (1, 2, 8)
+GROUPS = (1, 2, 8)
 
 
 @pytest.fixture(scope="module")
@@ -57,11 +57,11 @@ def test_agrees_with_the_cpu_kernels(simt, case):
 
 
 @pytest.mark.parametrize("case", SMALL[::2] + LARGE, ids=str)
-def test_no_team_and_no_device_changes_a_bit(simt, case):
+def test_no_group_and_no_device_changes_a_bit(simt, case):
     args = case.args()
-    want = outputs(simt, args, team=1)
-    for team in TEAMS[1:]:
-        assert_outputs_equal("verify_tree", outputs(simt, args, team=team), want)
+    want = outputs(simt, args, group=1)
+    for group in GROUPS[1:]:
+        assert_outputs_equal("verify_tree", outputs(simt, args, group=group), want)
     assert_outputs_equal("verify_tree", outputs(simt, args, capability=8), want)
 
 
@@ -69,16 +69,16 @@ def test_no_team_and_no_device_changes_a_bit(simt, case):
 @pytest.mark.parametrize("case", [*SMALL, LARGE[0]], ids=str)
 def test_no_order_of_threads_changes_a_bit(simt, case, order):
     args = case.args()
-    want = outputs(simt, args, team=2)
-    assert_outputs_equal("verify_tree", outputs(simt, args, team=2, order=order), want)
+    want = outputs(simt, args, group=2)
+    assert_outputs_equal("verify_tree", outputs(simt, args, group=2, order=order), want)
 
 
 @pytest.mark.parametrize("fill", [0, 131_073, 0x3F80_3F80_3F80_3F80])
 @pytest.mark.parametrize("case", SMALL[::3] + LARGE, ids=str)
 def test_the_workspace_may_hold_anything(simt, case, fill):
     args = case.args()
-    want = outputs(simt, args, team=2)
-    assert_outputs_equal("verify_tree", outputs(simt, args, team=2, fill=fill), want)
+    want = outputs(simt, args, group=2)
+    assert_outputs_equal("verify_tree", outputs(simt, args, group=2, fill=fill), want)
 
 
 @pytest.mark.parametrize("rule", ["multi_draft", "traversal"])
@@ -105,7 +105,7 @@ def test_a_chain_is_judged_as_verify_chain_does_over_many_spans(simt, rule, of_c
     tokens = q.flatten(0, 1).multinomial(1, generator=generator).view(b, n)
     parents = torch.arange(-1, n - 1).expand(b, n)
     how = {"kind": kind, "seeds": torch.arange(b), "positions": torch.arange(b) * 7}
-    for sharing in ({"team": 1}, {"team": 8}):
+    for sharing in ({"group": 1}, {"group": 8}):
         with simt.sharing("lazy", **sharing):
             op = simt.op("verify_tree")
             tree = verify_tree(op, target, tokens, parents, draft, rule=rule, **how)
@@ -119,16 +119,16 @@ def test_a_tree_may_have_more_nodes_than_a_block_has_threads(simt, rule, n):
     case = tree_case(1, n, 23, rule=rule, rows="shared", draft="sparse", acceptance=0.3)
     args = case.args()
     want = testing.providers("verify_tree")["cpp"](*args)
-    for team in TEAMS:
-        assert_outputs_close("verify_tree", outputs(simt, args, team=team, order="seed-1"), want)
+    for group in GROUPS:
+        assert_outputs_close("verify_tree", outputs(simt, args, group=group, order="seed-1"), want)
 
 
 @pytest.mark.parametrize("rule", ["typical", "multi_draft", "k_seq"])
 def test_the_workspace_holds_no_row(simt, rule):
-    b, n, team = 5, 6, 2
+    b, n, group = 5, 6, 2
     for v in (4096, 40_001):
-        outputs(simt, tree_case(b, n, v, rule=rule, rows="shared").args(), team=team)
-        blocks, slots = simt_ops.MULTIPROCESSORS * team, 11
-        spans = -(-v // 512)
-        most = blocks * (n + 1) * 600 + blocks * slots * (20 * spans + 15) + 64
+        outputs(simt, tree_case(b, n, v, rule=rule, rows="shared").args(), group=group)
+        blocks, slots = simt_ops.MULTIPROCESSORS * group, 11
+        warp_tiles = -(-v // 512)
+        most = blocks * (n + 1) * 600 + blocks * slots * (20 * warp_tiles + 15) + 64
         assert simt.last_plan().workspace_bytes <= most

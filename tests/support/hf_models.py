@@ -1,4 +1,4 @@
-"""Tiny random models for the loop's tests, and the real one, loaded once per process."""
+"""Tiny random models for the tests of the loop, and the embedded one, loaded once per process."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ VOCAB = 67
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    """For the modules that import it: tiny models on several threads mostly wait for each other.
+    """Run on one thread: on several, tiny models mostly wait for each other.
 
-    The thread count is put back in conftest.py.
+    conftest.py restores the number of threads.
     """
     torch.set_num_threads(1)
 
@@ -39,7 +39,7 @@ NAMES = ("llama", "gpt2", "qwen2", "qwen3", "gemma2")
 
 
 def build(name: str, seed: int = 0, vocab_size: int = VOCAB, context: int = 256) -> Any:
-    """A two-layer random model; no end-of-sequence token, so that lengths are what a test says."""
+    """A two-layer random model. It has no end-of-sequence token, so a test decides the lengths."""
     common = {
         "vocab_size": vocab_size,
         "hidden_size": 32,
@@ -89,13 +89,13 @@ def build(name: str, seed: int = 0, vocab_size: int = VOCAB, context: int = 256)
 
 @cache
 def tiny(name: str, seed: int = 0) -> Any:
-    """A shared tiny model; tests must not change it."""
+    """A tiny model that tests share and must not change."""
     return build(name, seed)
 
 
 @cache
 def perturbed(name: str, amount: float = 0.05) -> Any:
-    """A drafter that agrees with ``tiny(name)`` often, not always."""
+    """A drafter that often agrees with ``tiny(name)``: the same weights with some noise."""
     drafter = copy.deepcopy(tiny(name))
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
@@ -105,29 +105,29 @@ def perturbed(name: str, amount: float = 0.05) -> Any:
 
 
 def unlike(kind: str) -> Any:
-    """A drafter for `llama` that is an "other architecture", "bfloat16" or of "short context"."""
+    """A drafter for llama: of an "other architecture", in "bfloat16", or of a "short context"."""
     if kind == "other architecture":
         return tiny("gpt2")
     return build("llama", context=20) if kind != "bfloat16" else build("llama").to(torch.bfloat16)
 
 
 def drafter_for(name: str, kind: str) -> Any:
-    """What `generate` takes as ``drafter``: "prompt_lookup" or a "model"."""
+    """The argument ``drafter`` of `generate` for kind "prompt_lookup" or "model"."""
     return perturbed(name) if kind == "model" else kind
 
 
 def prompts(
     lengths: tuple[int, ...], seed: int = 1, vocab_size: int = VOCAB
 ) -> dict[str, torch.Tensor]:
-    """Left-padded random prompts with some repetition in them."""
+    """Left-padded random prompts that repeat a phrase, so that prompt lookup finds matches."""
     generator = torch.Generator().manual_seed(seed)
     width = max(lengths)
     ids = torch.full((len(lengths), width), PAD)
     mask = torch.zeros_like(ids)
-    for row, length in enumerate(lengths):
+    for b, length in enumerate(lengths):
         phrase = torch.randint(1, vocab_size, (max(3, length // 2),), generator=generator)
-        ids[row, width - length :] = phrase.repeat(3)[:length]
-        mask[row, width - length :] = 1
+        ids[b, width - length :] = phrase.repeat(3)[:length]
+        mask[b, width - length :] = 1
     return {"input_ids": ids, "attention_mask": mask}
 
 

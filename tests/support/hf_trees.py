@@ -1,4 +1,4 @@
-"""Every kind of tree drafter with the layouts it can draft, for the tests of trees in the loop."""
+"""Every kind of tree drafter with the layouts that it can draft."""
 
 import torch
 from specdec_hf import (
@@ -14,7 +14,7 @@ from support import hf_models
 
 
 class Repeats(Drafter):
-    """Proposes what the row ended with before, badly and with holes."""
+    """Proposes the last tokens once more, with absent tokens in every other sequence."""
 
     name = "repeats"
 
@@ -25,7 +25,7 @@ class Repeats(Drafter):
 
 
 def drafters(name):
-    """By kind: what `generate` takes as ``drafter`` and ``tree``."""
+    """The arguments ``drafter`` and ``tree`` of `generate`, by kind."""
     good, bad = hf_models.perturbed(name), hf_models.perturbed(name, 0.2)
     return {
         "chain": (good, TreeSpec.chain(4)),
@@ -36,7 +36,7 @@ def drafters(name):
         "two models": ([good, bad], (2, 1, 1)),
         "three models": ([bad, good, bad], TreeSpec((-1, -1, 0, 1, 1))),
         "eagle": (good, EagleTree(width=3, depth=4, size=9)),
-        "eagle at its edges": (good, EagleTree(width=64, depth=1, size=1024)),
+        "eagle of the largest sizes": (good, EagleTree(width=64, depth=1, size=1024)),
         "lookup": (PromptLookupDrafter(4, 1), TrieTree(sequences=3, depth=4)),
         "lookup in a spec": ("prompt_lookup", (2, 2)),
         "trie of models": ([good, bad], TrieTree(depth=4)),

@@ -1,175 +1,70 @@
-"""Cases of the cache ops, every byte around them included, and the comparison all targets share."""
+"""Edge cases of the cache ops: `specdec_kernels.testing.Case`s with buffers around their tensors.
+
+The cases of `specdec_kernels.testing` are small and serve every test of every op; these add all
+dtypes and layouts, indices at and beyond the ends, and many caches. This file has the ops that take
+lengths or positions, kv_path_cases.py those that take a path or a block table.
+"""
 
 from __future__ import annotations
 
+import functools
+import itertools
 import random
 import zlib
-from dataclasses import dataclass, field
 
 import torch
+from support.kv_buffers import DTYPES, HUGE, LAYOUTS, ODD_LAYOUTS, embedded, integers
 
-from specdec_kernels import reference
+from specdec_kernels.testing import Case
 
-DTYPES = (
-    *(torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.float64, torch.int32),
-    *(torch.float8_e4m3fn, torch.float8_e5m2),
-)
-LAYOUTS = ("contiguous", "sliced", "padded", "transposed")
-ODD = ("odd-sequence", "odd-head", "odd-slot", "odd-start")
-HUGE = 2**63 - 1
-
-
-# A dtype of each size is enough for Triton, and its interpreter takes many seconds for hundreds of
-# caches or sequences.
-HEAVY = (
-    *("bfloat16-", "int32-", "float8_"),
-    *("64-caches", "256-caches", "257-caches", "600-caches", "-many", "-1"),
+HALF = torch.float16
+# Around the limits of the tables of caches in csrc/cuda/kv.
+MANY_CACHES = (64, 65, 256, 257, 600)
+# The interpreter of Triton takes many seconds for hundreds of caches or sequences, and a dtype of
+# each size is enough for it.
+SLOW_IN_INTERPRETER = (
+    *("bfloat16-", "int32-", "float8_", "many-sequences", "size-1"),
+    *("64-caches", "256-caches", "257-caches", "600-caches"),
 )
 
 
-def light(cases):
-    return [c for c in cases if not c.id.startswith(HEAVY)]
+def for_interpreter(cases):
+    """The cases that Triton's interpreter finishes in seconds."""
+    return [c for c in cases if not c.id.startswith(SLOW_IN_INTERPRETER)]
 
 
-@dataclass
-class Strided:
-    """A view and the whole buffer it lies in: what an op must not touch is part of the result."""
-
-    buffer: torch.Tensor
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
-
-    @property
-    def view(self):
-        return self.buffer.as_strided(self.size, self.stride, self.offset)
-
-    def copy(self, device="cpu"):
-        buffer = self.buffer.to(device, copy=True)
-        return Strided(buffer, self.size, self.stride, self.offset)
-
-
-def strided(size, dtype, layout, g):
-    """Random bytes (NaNs of every kind) in a buffer that goes on beyond the view."""
-    b, h, s, d = size
-    item = dtype.itemsize
-    lane = 16 // item
-    if layout in ODD:  # all in 16-byte steps, but for one stride or the start
-        odd = ODD.index(layout)
-        steps = [1, 1, 1, 1]
-        for i, below in ((2, d), (1, s), (0, h)):
-            steps[i] = -(-below * steps[i + 1] // lane) * lane + (i == odd)
-        order, start, count = (0, 1, 2, 3), (0, 0, 0, int(odd == 3)), steps[0] * b
-    else:
-        wide, order, start = {
-            "contiguous": ((b, h, s, d), (0, 1, 2, 3), (0, 0, 0, 0)),
-            # odd offsets: the narrowest lanes
-            "sliced": ((b + 1, h + 2, s + 3, d + 3), (0, 1, 2, 3), (1, 1, 2, 1)),
-            # the widest lanes the rows allow
-            "padded": (
-                (b + 1, h + 1, s + 1, -(-d // lane) * lane + lane),
-                (0, 1, 2, 3),
-                (0, 1, 1, 0),
-            ),
-            # a projection's output [B, S, H, D]
-            "transposed": ((b, s, h, d), (0, 2, 1, 3), (0, 0, 0, 0)),
-        }[layout]
-        steps = [1, 1, 1, 1]
-        for i in (2, 1, 0):
-            steps[i] = steps[i + 1] * wide[i + 1]
-        count = steps[0] * wide[0]
-    count += 16
-    raw = torch.randint(0, 256, (count * item,), dtype=torch.uint8, generator=g)
-    offset = sum(a * b for a, b in zip(start, steps, strict=True))
-    return Strided(raw.view(dtype), size, tuple(steps[i] for i in order), offset)
-
-
-@dataclass
-class KvCase:
-    """shapes: (H, S, n, D) of each cache. `values` are positions or (lengths, new_lengths)."""
-
-    id: str
-    batch: int
-    shapes: list[tuple[int, int, int, int]]
-    values: list[list[int]]
-    dtype: torch.dtype = torch.float32
-    layout: str = "contiguous"
-    entry_layout: str | None = None
-    vector_stride: int = 1
-    caches: list[Strided] = field(init=False)
-    entries: list[Strided] = field(init=False)
-
-    def __str__(self):
-        return self.id
-
-    def build(self):
-        g = torch.Generator().manual_seed(zlib.crc32(self.id.encode()))
-        other = self.entry_layout or self.layout
-        b = self.batch
-        self.caches = [
-            strided((b, h, s, d), self.dtype, self.layout, g) for h, s, _, d in self.shapes
-        ]
-        self.entries = [strided((b, h, n, d), self.dtype, other, g) for h, _, n, d in self.shapes]
-        return self
-
-    def vectors(self, device="cpu"):
-        made = []
-        for values in self.values:
-            assert len(values) == self.batch
-            wide = torch.full((self.batch, self.vector_stride), 77, dtype=torch.int64)
-            wide[:, 0] = torch.tensor(values, dtype=torch.int64)
-            made.append(wide.to(device)[:, 0])
-        return made
-
-
-def same(name, got, want):
-    """Bit for bit, NaNs included; names the first element that differs."""
-    got, want = (t.cpu().clone(memory_format=torch.contiguous_format) for t in (got, want))
-    differ = got.view(torch.uint8) != want.view(torch.uint8)
-    if differ.any():
-        per_element = differ.view(*want.shape, want.element_size()).any(-1)
-        at = per_element.nonzero()[0].tolist()
-        raise AssertionError(
-            f"{name}{at} is {got[tuple(at)].item()!r}, not {want[tuple(at)].item()!r} "
-            f"({int(per_element.sum())} of {want.numel()} differ)"
-        )
-
-
-def _same(case, kind, got, want):
-    for i, (g, w) in enumerate(zip(got, want, strict=True)):
-        same(f"{case} {kind}[{i}]", g.buffer, w.buffer)
-
-
-def check_append(op, case, device="cpu"):
-    """`op` and the reference leave the same bytes in every buffer."""
-    case.build()
-    (positions,) = case.vectors()
-    want = [c.copy() for c in case.caches]
-    reference.kv_append_([c.view for c in want], [e.view for e in case.entries], positions)
-    got = [c.copy(device) for c in case.caches]
-    entries = [e.copy(device) for e in case.entries]
-    (moved,) = case.vectors(device)
-    op([c.view for c in got], [e.view for e in entries], moved)
-    _same(case, "caches", got, want)
-    _same(case, "entries", entries, case.entries)
-    same("positions", moved, positions)
-
-
-def check_truncate(op, case, zero_fill, device="cpu"):
-    case.build()
-    lengths, new = case.vectors()
-    want = [c.copy() for c in case.caches]
-    reference.kv_truncate_([c.view for c in want], lengths, new, zero_fill)
-    got = [c.copy(device) for c in case.caches]
-    moved, moved_new = case.vectors(device)
-    op([c.view for c in got], moved, moved_new, zero_fill)
-    _same(case, "caches", got, want)
-    same("lengths", moved, lengths)
-    same("new_lengths", moved_new, new)
-
-
-def _name(dtype):
+def dtype_name(dtype):
     return str(dtype).removeprefix("torch.")
+
+
+def seeded(name):
+    return random.Random(zlib.crc32(name.encode()))
+
+
+def caches_of(b, shapes, dtype, layout, g):
+    """One cache [b, H, S, D] for each (H, S, D)."""
+    return [embedded((b, h, s, d), dtype, layout, g) for h, s, d in shapes]
+
+
+def vectors(columns, b, step):
+    return [integers(values, (b,), step=step) for values in columns]
+
+
+# kv_append_
+
+
+def append(name, shapes, positions, dtype=torch.float32, layout="contiguous", entry_layout=None,
+           step=1):  # fmt: skip
+    """A case of kv_append_. shapes: (H, S, n, D) of each cache and its n new entries."""
+
+    def build(g):
+        b = len(positions)
+        caches = caches_of(b, [(h, s, d) for h, s, _, d in shapes], dtype, layout, g)
+        new = [(h, n, d) for h, _, n, d in shapes]
+        entries = caches_of(b, new, dtype, entry_layout or layout, g)
+        return (caches, entries, *vectors([positions], b, step))
+
+    return Case("kv_append_", name, build)
 
 
 def _edges(s, n):
@@ -177,93 +72,113 @@ def _edges(s, n):
     return [0, s - n, 1 - n, -n, s - 1, s, -1, HUGE, -HUGE - 1, HUGE - n + 1]
 
 
-def _rng(name):
-    return random.Random(zlib.crc32(name.encode()))
-
-
-def _mixed(count, name):
-    r = _rng(name)
-    return [
-        (r.randint(1, 4), r.randint(1, 9), r.randint(0, 5), r.choice((1, 2, 3, 8, 16, 65)))
-        for _ in range(count)
-    ]
-
-
+@functools.cache
 def append_cases():
-    out = []
-    for dtype in DTYPES:
-        for layout in LAYOUTS:
-            shapes = [(2, 9, 4, 16), (3, 9, 4, 3)]
-            out.append(
-                KvCase(f"{_name(dtype)}-{layout}", 10, shapes, [_edges(9, 4)], dtype, layout)
-            )
-    half = torch.float16
-    for d in (1, 3, 65, 128):
-        out.append(KvCase(f"D{d}", 10, [(2, 7, 3, d)], [_edges(7, 3)], half))
-    for odd in ODD:
+    cases = [
+        append(f"{dtype_name(dtype)}-{layout}", [(2, 9, 4, 16), (3, 9, 4, 3)], _edges(9, 4), dtype,
+               layout)
+        for dtype in DTYPES
+        for layout in LAYOUTS
+    ]  # fmt: skip
+    cases += [append(f"D{d}", [(2, 7, 3, d)], _edges(7, 3), HALF) for d in (1, 3, 65, 128)]
+    for odd in ODD_LAYOUTS:
         for pair in ((odd, "padded"), ("padded", odd)):
             name = f"{pair[0]}-cache-{pair[1]}-entries"
-            out.append(KvCase(name, 10, [(3, 7, 3, 16)], [_edges(7, 3)], half, *pair))
-    out += [
-        KvCase("sliced-cache-transposed-entries", 10, [(3, 7, 3, 24)], [_edges(7, 3)], half,
-               "sliced", "transposed"),
-        KvCase("padded-cache-contiguous-entries", 10, [(3, 7, 3, 24)], [_edges(7, 3)], half,
-               "padded", "contiguous"),
-        KvCase("strided-positions", 10, [(2, 7, 3, 8)], [_edges(7, 3)], vector_stride=3),
-        KvCase("S1", 10, [(2, 1, 1, 8), (2, 1, 3, 8)], [_edges(1, 1)]),
-        KvCase("n-above-S", 10, [(2, 3, 11, 8)], [_edges(3, 11)]),
-        KvCase("B0", 0, [(2, 5, 3, 8)], [[]]),
-        KvCase("B0-no-caches", 0, [], [[]]),
-        KvCase("no-caches", 2, [], [[0, 1]]),
-        KvCase("n0", 2, [(2, 5, 0, 8)], [[0, 1]]),
-        KvCase("H0-S0-D0", 2, [(0, 5, 2, 8), (2, 0, 2, 8), (2, 5, 2, 0)], [[0, 1]]),
-        KvCase("n0-beside-others", 2, [(2, 5, 0, 8), (2, 5, 2, 8), (0, 5, 2, 8)], [[0, 4]]),
-        KvCase("batch-of-one", 1, [(1, 9, 4, 128)], [[3]], torch.bfloat16, "transposed"),
-    ]  # fmt: skip
-    for count in (64, 65, 256, 257, 600):  # around the tables of csrc/cuda/kv.cuh
-        out.append(KvCase(f"{count}-caches", 3, _mixed(count, "append"), [[-1, 2, 5]], half))
-    return out
+            cases.append(append(name, [(3, 7, 3, 16)], _edges(7, 3), HALF, *pair))
+    wide = [(3, 7, 3, 24)], _edges(7, 3), HALF
+    cases += [
+        append("sliced-cache-transposed-entries", *wide, "sliced", "transposed"),
+        append("padded-cache-contiguous-entries", *wide, "padded", "contiguous"),
+        append("strided-positions", [(2, 7, 3, 8)], _edges(7, 3), step=3),
+        append("S1", [(2, 1, 1, 8), (2, 1, 3, 8)], _edges(1, 1)),
+        append("n-above-S", [(2, 3, 11, 8)], _edges(3, 11)),
+        append("B0", [(2, 5, 3, 8)], []),
+        append("B0-no-caches", [], []),
+        append("no-caches", [], [0, 1]),
+        append("n0", [(2, 5, 0, 8)], [0, 1]),
+        append("H0-S0-D0", [(0, 5, 2, 8), (2, 0, 2, 8), (2, 5, 2, 0)], [0, 1]),
+        append("n0-beside-others", [(2, 5, 0, 8), (2, 5, 2, 8), (0, 5, 2, 8)], [0, 4]),
+        append("batch-of-one", [(1, 9, 4, 128)], [3], torch.bfloat16, "transposed"),
+    ]
+    for count in MANY_CACHES:
+        r = seeded("append")
+        shapes = [
+            (r.randint(1, 4), r.randint(1, 9), r.randint(0, 5), r.choice((1, 2, 3, 8, 16, 65)))
+            for _ in range(count)
+        ]
+        cases.append(append(f"{count}-caches", shapes, [-1, 2, 5], HALF))
+    return cases
 
 
-def _lengths(s):
-    """Pairs of old and new: shorter, equal, longer, empty, negative, beyond S, huge."""
+# kv_truncate_
+
+
+def truncate(name, shapes, lengths, new_lengths, dtype=torch.float32, layout="contiguous", *,
+             fill=True, step=1):  # fmt: skip
+    """A case of kv_truncate_. shapes: (H, S, D) of each cache."""
+
+    def build(g):
+        b = len(lengths)
+        caches = caches_of(b, shapes, dtype, layout, g)
+        return (caches, *vectors([lengths, new_lengths], b, step), fill)
+
+    return Case("kv_truncate_", f"{name}-{'fill' if fill else 'keep'}", build)
+
+
+def _old_and_new(s):
+    """(lengths, new_lengths): shorter, equal, longer, empty, negative, beyond S, huge."""
     pairs = [
         *((s, s - 2), (s, s), (s - 1, s + 3), (3, 0), (0, 0), (2, -5), (-3, 1), (-3, -9)),
         *((s + 4, s - 1), (s + 4, s + 1), (HUGE, 1), (-HUGE - 1, HUGE), (HUGE, -HUGE - 1)),
         (HUGE, HUGE - 1),
     ]
-    return [list(v) for v in zip(*pairs, strict=True)]
+    return tuple(map(list, zip(*pairs, strict=True)))
 
 
+@functools.cache
 def truncate_cases():
-    out = []
-    n = len(_lengths(9)[0])
-    for dtype in DTYPES:
-        for layout in LAYOUTS:
-            shapes = [(2, 9, 0, 16), (3, 9, 0, 3)]
-            out.append(KvCase(f"{_name(dtype)}-{layout}", n, shapes, _lengths(9), dtype, layout))
-    half = torch.float16
-    for d in (1, 3, 65, 128):
-        out.append(KvCase(f"D{d}", n, [(2, 7, 0, d)], _lengths(7), half))
-    for odd in ODD:
-        out.append(KvCase(odd, n, [(3, 7, 0, 16)], _lengths(7), half, odd))
-    out += [
-        KvCase("strided-lengths", n, [(2, 7, 0, 8)], _lengths(7), vector_stride=3),
-        KvCase("S1", n, [(2, 1, 0, 8)], _lengths(1)),
-        KvCase("B0", 0, [(2, 5, 0, 8)], [[], []]),
-        KvCase("no-caches", 2, [], [[4, 1], [2, 3]]),
-        KvCase("H0-S0-D0", 2, [(0, 5, 0, 8), (2, 0, 0, 8), (2, 5, 0, 0)], [[3, 4], [1, 0]]),
-        KvCase("long-drop", 2, [(2, 300, 0, 32)], [[300, 290], [0, 5]], half, "transposed"),
+    cases = []
+    for fill in (True, False):
+        case = functools.partial(truncate, fill=fill)
+        cases += [
+            case(f"{dtype_name(dtype)}-{layout}", [(2, 9, 16), (3, 9, 3)], *_old_and_new(9), dtype,
+                 layout)
+            for dtype in DTYPES
+            for layout in LAYOUTS
+        ]  # fmt: skip
+        cases += [case(f"D{d}", [(2, 7, d)], *_old_and_new(7), HALF) for d in (1, 3, 65, 128)]
+        cases += [case(odd, [(3, 7, 16)], *_old_and_new(7), HALF, odd) for odd in ODD_LAYOUTS]
+        cases += [
+            case("strided-lengths", [(2, 7, 8)], *_old_and_new(7), step=3),
+            case("S1", [(2, 1, 8)], *_old_and_new(1)),
+            case("B0", [(2, 5, 8)], [], []),
+            case("no-caches", [], [4, 1], [2, 3]),
+            case("H0-S0-D0", [(0, 5, 8), (2, 0, 8), (2, 5, 0)], [3, 4], [1, 0]),
+            case("long-drop", [(2, 300, 32)], [300, 290], [0, 5], HALF, "transposed"),
+        ]
+        for count in MANY_CACHES:
+            r = seeded("cut")
+            shapes = [
+                (r.randint(1, 4), r.randint(1, 9), r.choice((1, 2, 3, 8, 16, 65)))
+                for _ in range(count)
+            ]
+            cases.append(case(f"{count}-caches", shapes, [4, 9, 7], [1, 9, -2], HALF))
+    return cases
+
+
+@functools.cache
+def large_cases():
+    """One case of kv_append_ and one of kv_truncate_ with many rows."""
+    bf16 = torch.bfloat16
+    old, new = [900, 700, 3], [1, 699, 3]
+    return [
+        append("many-rows", [(8, 900, 600, 128)], [-7, 400, 890], bf16),
+        truncate("many-rows", [(8, 900, 128)], old, new, bf16, "transposed"),
     ]
-    for count in (64, 65, 256, 257, 600):
-        out.append(
-            KvCase(f"{count}-caches", 3, _mixed(count, "cut"), [[4, 9, 7], [1, 9, -2]], half)
-        )
-    return out
 
 
-def random_case(seed):
-    """An append case and a truncate case drawn at random."""
+def random_append_and_truncate(seed):
+    """One case of kv_append_ and one of kv_truncate_."""
     r = random.Random(seed)
     b = r.randint(1, 4)
     d = r.choice((1, 2, 4, 7, 8, 16, 24, 64))
@@ -271,40 +186,97 @@ def random_case(seed):
         (r.randint(1, 3), r.randint(1, 12), r.randint(0, 6), r.choice((d, r.randint(1, 33))))
         for _ in range(r.randint(1, 5))
     ]
-    common = {
-        "dtype": r.choice(DTYPES),
-        "layout": r.choice(LAYOUTS + ODD),
-        "entry_layout": r.choice(LAYOUTS + ODD),
-        "vector_stride": r.randint(1, 2),
-    }
+    dtype, step = r.choice(DTYPES), r.randint(1, 2)
+    layouts = [r.choice(LAYOUTS + ODD_LAYOUTS) for _ in range(2)]
 
     def draw(low, high):
         return [r.randint(low, high) for _ in range(b)]
 
-    append = KvCase(f"append-{seed}", b, shapes, [draw(-7, 13)], **common)
-    return append, KvCase(f"truncate-{seed}", b, shapes, [draw(-2, 14), draw(-2, 14)], **common)
+    kept = [(h, s, d) for h, s, _, d in shapes]
+    return (
+        append(f"random-{seed}", shapes, draw(-7, 13), dtype, *layouts, step),
+        truncate(f"random-{seed}", kept, draw(-2, 14), draw(-2, 14), dtype, layouts[0],
+                 fill=seed % 6 > 0, step=step),
+    )  # fmt: skip
 
 
-def far_apart(device="cpu"):
-    """A cache [2, 2, 3, 8] of int8 whose sequences lie more than 2^31 elements apart, unwritten
-    but for its own rows: only pages that are touched take memory."""
-    step = 2**31 + 2**20
-    buffer = torch.empty(step + 2**12, dtype=torch.int8, device=device)
-    view = buffer.as_strided((2, 2, 3, 8), (step, 64, 16, 1), 32)
-    view.fill_(5)
-    return view
+# kv_realign_
 
 
-def check_far_apart(append, truncate, device="cpu"):
-    view = far_apart(device)
-    want = torch.full(view.shape, 5, dtype=torch.int8)
-    new = torch.arange(32, dtype=torch.int8).view(2, 2, 1, 8)
-    for positions in ([1, 2], [2, 0]):
-        where = torch.tensor(positions)
-        reference.kv_append_([want], [new], where)
-        append([view], [new.to(device)], where.to(device))
-    same("cache", view, want)
-    old, cut = torch.tensor([3, 3]), torch.tensor([2, 1])
-    truncate([view], old.clone().to(device), cut.to(device), True)
-    reference.kv_truncate_([want], old, cut, True)
-    same("cache", view, want)
+def realign(name, shapes, moves, dtype=torch.float32, layout="contiguous", *, fill=True, step=1):
+    """A case of kv_realign_. moves: (start, length, shift) of each sequence."""
+
+    def build(g):
+        columns = list(zip(*moves, strict=True)) or [(), (), ()]
+        b = len(moves)
+        return (caches_of(b, shapes, dtype, layout, g), *vectors(columns, b, step), fill)
+
+    return Case("kv_realign_", f"{name}-{'fill' if fill else 'keep'}", build)
+
+
+@functools.cache
+def realign_cases():
+    some = [(0, 9, 2), (2, 5, -2), (1, 6, 1), (3, 6, -1), (0, 4, 4), (4, 4, -4), (2, 3, 0),
+            (-2, 6, 3), (5, 9, -3), (0, 9, 9), (0, 9, -9), (7, 2, -7), (2, -1, 3), (0, 2, 7),
+            (0, HUGE, 1), (-HUGE - 1, HUGE, 3), (4, 3, HUGE), (4, 3, -HUGE - 1),
+            (HUGE, HUGE, HUGE), (-100, 50, 1), (-3, HUGE, -2), (2, 4, -1)]  # fmt: skip
+    cases = []
+    for fill in (False, True):
+        case = functools.partial(realign, fill=fill)
+        cases += [
+            case(f"{dtype_name(dtype)}-{layout}", [(2, 9, 16), (3, 9, 3)], some, dtype, layout)
+            for dtype in DTYPES
+            for layout in LAYOUTS
+        ]
+        cases += [case(odd, [(3, 9, 16)], some, HALF, odd) for odd in ODD_LAYOUTS]
+        cases += [case("strided", [(2, 9, 1), (1, 5, 8)], some, step=3)]
+    every = itertools.product(range(-2, 6), range(-1, 8), range(-5, 6))
+    uneven = [(1, 5 + i % 4, 4) for i in range(257)]
+    return [
+        *cases,
+        realign("every", [(1, 4, 3)], list(every), torch.int8),
+        realign("B0", [(2, 5, 3)], []),
+        realign("no-caches", [], some),
+        realign("H0-S0-D0", [(0, 5, 2), (2, 0, 2), (2, 5, 0)], [(0, 3, 1)]),
+        realign("long", [(2, 300, 32)], [(0, 280, 1), (20, 280, -17), (0, 150, 150)], HALF),
+        realign("65-caches", uneven[:65], [(0, 4, 2), (2, 4, -2)]),
+        realign("257-caches", uneven, [(0, 4, 2), (2, 4, -2)]),
+    ]
+
+
+# ring_truncate_
+
+
+def ring(name, shapes, pairs, window, dtype=torch.float32, layout="contiguous", *, fill=True,
+         step=1):  # fmt: skip
+    """A case of ring_truncate_. pairs: (length, new length) of each sequence."""
+
+    def build(g):
+        b = len(pairs)
+        columns = [[p[i] for p in pairs] for i in (0, 1)]
+        return (caches_of(b, shapes, dtype, layout, g), *vectors(columns, b, step), window, fill)
+
+    return Case("ring_truncate_", f"{name}-W{window}-{'fill' if fill else 'keep'}", build)
+
+
+@functools.cache
+def ring_cases():
+    some = [(9, 7), (9, 9), (20, 18), (20, 11), (20, 2), (13, 0), (4, 1), (9, 12), (-3, 2), (5, -5),
+            (0, 0), (HUGE, HUGE - 2), (HUGE, 3), (HUGE, -HUGE - 1), (-HUGE - 1, HUGE)]  # fmt: skip
+    every = [(old, new) for old in range(12) for new in range(-1, 13)]
+    cases = [
+        ring(f"{dtype_name(dtype)}-{layout}", [(2, 9, 16), (3, 7, 3)], some, 4, dtype, layout)
+        for dtype in DTYPES
+        for layout in LAYOUTS
+    ]
+    cases += [ring(odd, [(3, 9, 16)], some, 9, HALF, odd) for odd in ODD_LAYOUTS]
+    cases += [ring("every", [(1, 3, 2)], every, w, torch.int8) for w in (1, 2, 3)]
+    return [
+        *cases,
+        ring("plain", [(2, 9, 16)], some, 4, fill=False),
+        ring("strided", [(2, 9, 1)], some, 4, step=3),
+        ring("B0", [(2, 5, 3)], [], 2),
+        ring("no-caches", [], some, 4),
+        ring("H0-D0", [(0, 5, 2), (2, 6, 0)], some, 5),
+        ring("257-caches", [(1, 5 + i % 4, 4) for i in range(257)], [(9, 7), (20, 16)], 3),
+    ]

@@ -125,7 +125,7 @@ ROWS = {
     "ring_truncate_": [*CUTS, *CACHES, *WINDOWS],
 }
 
-# (op, argument that stays on the CPU, what else to change, the message's begin)
+# (op, the argument that stays on the CPU, what else to change, the start of the message)
 DEVICES = [
     ("kv_compact_", "path", {}, "path must be on the device of base"),
     ("kv_compact_", "caches", {}, "caches[0] must be on the device of base"),

@@ -1,4 +1,10 @@
-"""What several test files share: comparisons that name the worst element, and shorter calls."""
+"""Providers, comparisons that name the worst element, and short calls of the ops.
+
+A provider is one implementation of an op: "reference" (the float64 specification), "cpp" (the C++
+CPU kernels), "triton" (in Triton's interpreter) or "cuda" (the CUDA source compiled for the CPU by
+the shim of `tests/simt`). `provider(op, name)` returns the function, which takes the arguments of
+the op's schema; `sample`, `verify` and `verify_tree` call it with those of the public function.
+"""
 
 from __future__ import annotations
 
@@ -19,29 +25,32 @@ OUTPUTS = {
     "expand_tree": ("tokens", "scores", "frontier"),
     "build_trie": ("tokens", "parents", "nodes", "num_nodes"),
 }
-# A draw lands on another token only if its uniform is this close to a step of the cdf.
+# Providers that round differently draw different tokens only where a uniform lies this close to a
+# step of the cumulative distribution: the share of draws in which that may happen.
 MAX_TIE_RATE = 2e-5
-SIGNIFICANCE = 1e-6  # p-value under which a statistical test of fixed seeds fails
+SIGNIFICANCE = 1e-6  # a statistical test fails below this p-value; seeds are fixed
 
-SHIM_PROVIDERS = ["cuda"] if simt_ops.available else []  # the CUDA source on the CPU
-KERNEL_PROVIDERS = [
-    n for n in ("cpp", "triton") if n in testing.providers("verify_chain")
-] + SHIM_PROVIDERS
+SHIM_PROVIDERS = ["cuda"] if simt_ops.available else []
+KERNEL_PROVIDERS = [n for n in ("cpp", "triton") if n in testing.providers("verify_chain")]
+KERNEL_PROVIDERS += SHIM_PROVIDERS
 ALL_PROVIDERS = ["reference", *KERNEL_PROVIDERS]
-FAST_PROVIDERS = [
-    "reference",
-    "cpp",
-    *SHIM_PROVIDERS,
-]  # the interpreter takes 0.05 to 1 s for each row
+# Triton's interpreter takes 0.05 to 1 s for each row.
+FAST_PROVIDERS = ["reference", "cpp", *SHIM_PROVIDERS]
 
-# Triton is there for Linux alone, and the device tests turn its interpreter off.
-needs_triton = pytest.mark.skipif(
-    "triton" not in KERNEL_PROVIDERS, reason="Triton is not installed, or TRITON_INTERPRET is not 1"
-)
+# For tests that enumerate a toy model, which takes the reference up to a second each.
+ENUMERATED_PROVIDERS = [pytest.param("reference", marks=pytest.mark.slow), "cpp", *SHIM_PROVIDERS]
+
+
+def needs_triton(test):
+    """Mark a test of Triton's interpreter. Triton exists for Linux only, and the device tests turn
+    its interpreter off."""
+    missing = "triton" not in KERNEL_PROVIDERS
+    reason = "Triton is not installed, or TRITON_INTERPRET is not 1"
+    return pytest.mark.triton(pytest.mark.skipif(missing, reason=reason)(test))
 
 
 def provider_cases(op):
-    """(provider, case) pairs to compare with the specification."""
+    """(provider, case) pairs to compare with the specification: fewer rows for the interpreter."""
     pairs = [("cpp", c) for c in testing.cases(op, heavy=True)]
     if "triton" in testing.providers(op):
         pairs += [("triton", c) for c in testing.cases(op, rows=6)]
@@ -49,11 +58,12 @@ def provider_cases(op):
 
 
 def provider(op, name):
+    """The function with which a provider implements an op."""
     return simt_ops.library().op(op) if name == "cuda" else testing.providers(op)[name]
 
 
 def assert_close(name, got, want, atol=0.0, rtol=0.0):
-    """Fails with the worst element, its index and both values; NaN equals NaN, inf equals inf."""
+    """Fail with the worst element, its index and both values; NaN equals NaN, inf equals inf."""
     assert got.shape == want.shape, f"{name}: shape {tuple(got.shape)}, not {tuple(want.shape)}"
     assert got.dtype == want.dtype, f"{name}: {got.dtype}, not {want.dtype}"
     if got.numel() == 0:
@@ -71,7 +81,7 @@ def assert_close(name, got, want, atol=0.0, rtol=0.0):
 
 
 def assert_outputs_close(op, got, want):
-    """Ids, counts and status exactly, float outputs to rounding of float32."""
+    """Compare ids, counts and status exactly, and float outputs to rounding of float32."""
     for name, g, w in zip(OUTPUTS[op], got, want, strict=True):
         tolerance = {
             "logprobs": 1e-5, "logsumexp": 2e-6, "threshold": 1e-6, "accept_probs": 2e-5,
@@ -81,73 +91,77 @@ def assert_outputs_close(op, got, want):
 
 
 def assert_outputs_equal(op, got, want):
-    """Bit for bit."""
+    """Compare all outputs of an op bit for bit."""
     for name, g, w in zip(OUTPUTS[op], got, want, strict=True):
         assert_close(name, g, w)
 
 
 def sampling_arguments(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
-    """The eight sampling arguments of an op."""
+    """The eight sampling arguments of an op: for each parameter a tensor or None, and a scalar."""
     out = []
     for value, off in ((temperature, 1.0), (top_k, 0), (top_p, 1.0), (min_p, 0.0)):
         out += [value, off] if isinstance(value, torch.Tensor) else [None, value]
     return out
 
 
-def vector(value, n):
+def per_sequence(value, n):
+    """[n] int64: a tensor as it is, a scalar repeated."""
     return value if isinstance(value, torch.Tensor) else torch.full((n,), value, dtype=torch.int64)
 
 
 def sample(op, logits, *, seeds=0, positions=0, noise="draft", method=None, **filters):
-    """An implementation of `sample`, called as the public function is."""
+    """Call an implementation of `sample` with the arguments of the public function."""
     n = len(logits)
     method = method or ("gumbel" if noise == "shared" else "cdf")
-    args = (*sampling_arguments(**filters), vector(seeds, n), vector(positions, n), noise, method)
-    return op(logits, *args)
+    seeds, positions = per_sequence(seeds, n), per_sequence(positions, n)
+    return op(logits, *sampling_arguments(**filters), seeds, positions, noise, method)
 
 
 def verify(op, target, tokens, draft=None, *, sampled=None, ids=None, columns=None, kind="logits",
            rule="token", seeds=0, positions=0, target_indptr=None, uniforms=None, lenience=1.0,
-           epsilon=0.09, delta=0.3, rates=None, eos_token_ids=None, max_new_tokens=None, logprobs=True,
-           accept_probs=True, **filters):  # fmt: skip
-    """An implementation of `verify_chain`, called as the public function is.
+           epsilon=0.09, delta=0.3, rates=None, eos_token_ids=None, max_new_tokens=None,
+           logprobs=True, accept_probs=True, **filters):  # fmt: skip
+    """Call an implementation of `verify_chain` with the arguments of the public function.
 
-    sampled: (logsumexp, threshold, temperature) of a SampledDraft. ids: of a SparseDraft, whose
-    probabilities are `draft`. columns: of a DraftMap.
+    sampled: logsumexp, threshold and temperature of a `SampledDraft`, whose logits are `draft`.
+    ids: those of a `SparseDraft`, whose probabilities are `draft`. columns: those of a `DraftMap`.
+    rates: `synthetic_rates`.
     """
     n = len(tokens)
     logsumexp, threshold, t = sampled or (None, None, 1.0)
     ts, t = (t, 1.0) if isinstance(t, torch.Tensor) else (None, t)
     return op(
         target, tokens, draft, ids, columns, logsumexp, threshold, ts, t, kind, rule,
-        *sampling_arguments(**filters), vector(seeds, n), vector(positions, n), target_indptr, uniforms, lenience,
-        epsilon, delta, rates, eos_token_ids, max_new_tokens, logprobs, accept_probs,
+        *sampling_arguments(**filters), per_sequence(seeds, n), per_sequence(positions, n),
+        target_indptr, uniforms, lenience, epsilon, delta, rates, eos_token_ids, max_new_tokens,
+        logprobs, accept_probs,
     )  # fmt: skip
 
 
 def verify_tree(op, target, tokens, parents, draft=None, *, rule, sampled=None, ids=None,
-                columns=None, draft_rows=None, kind="logits", seeds=0, positions=0, target_indptr=None,
-                uniforms=None, epsilon=0.09, delta=0.3, eos_token_ids=None, max_new_tokens=None,
-                max_depth=None, logprobs=True, accept_probs=True, **filters):  # fmt: skip
-    """An implementation of `verify_tree`, called as the public function is; see `verify`."""
+                columns=None, draft_rows=None, kind="logits", seeds=0, positions=0,
+                target_indptr=None, uniforms=None, epsilon=0.09, delta=0.3, eos_token_ids=None,
+                max_new_tokens=None, max_depth=None, logprobs=True, accept_probs=True,
+                **filters):  # fmt: skip
+    """Call an implementation of `verify_tree`; the arguments of drafts are those of `verify`."""
     b, n = tokens.shape
     logsumexp, threshold, t = sampled or (None, None, 1.0)
     ts, t = (t, 1.0) if isinstance(t, torch.Tensor) else (None, t)
     return op(
         target, tokens, parents, draft, ids, columns, logsumexp, threshold, ts, t, draft_rows, kind,
-        rule, *sampling_arguments(**filters), vector(seeds, b), vector(positions, b), target_indptr, uniforms,
-        epsilon, delta, eos_token_ids, max_new_tokens, n if max_depth is None else max_depth, logprobs,
-        accept_probs,
+        rule, *sampling_arguments(**filters), per_sequence(seeds, b), per_sequence(positions, b),
+        target_indptr, uniforms, epsilon, delta, eos_token_ids, max_new_tokens,
+        n if max_depth is None else max_depth, logprobs, accept_probs,
     )  # fmt: skip
 
 
 def record_allocations(monkeypatch):
-    """A list to which every tensor made by `new_empty` from now on adds its size."""
+    """A list to which each later call of `new_empty` adds the number of elements."""
     sizes = []
     empty = torch.Tensor.new_empty
 
     def counted(t, size, **options):
-        if size != 0:  # the interpreter's own views
+        if size != 0:  # of size 0 are the views that the interpreter makes
             sizes.append(torch.Size(size).numel())
         return empty(t, size, **options)
 
@@ -155,15 +169,15 @@ def record_allocations(monkeypatch):
     return sizes
 
 
-def philox_words(seeds, lanes, positions, stream):
+def philox_words(seeds, counters, positions, stream):
     """Philox4x32-10 over NumPy arrays, written from the paper: [..., 4] uint32."""
     mask = np.uint64(0xFFFFFFFF)
     shift = np.uint64(32)
-    seeds, lanes, positions = np.broadcast_arrays(
-        *(np.asarray(x).astype(np.int64).view(np.uint64) for x in (seeds, lanes, positions))
+    seeds, counters, positions = np.broadcast_arrays(
+        *(np.asarray(x).astype(np.int64).view(np.uint64) for x in (seeds, counters, positions))
     )
     key = [seeds & mask, seeds >> shift]
-    c = [lanes & mask, positions & mask, positions >> shift, np.full_like(lanes, stream)]
+    c = [counters & mask, positions & mask, positions >> shift, np.full_like(counters, stream)]
     for _ in range(10):
         a, b = np.uint64(0xD2511F53) * c[0], np.uint64(0xCD9E8D57) * c[2]
         c = [(b >> shift) ^ c[1] ^ key[0], b & mask, (a >> shift) ^ c[3] ^ key[1], a & mask]
@@ -172,16 +186,16 @@ def philox_words(seeds, lanes, positions, stream):
 
 
 def philox_uniforms(seeds, positions, stream):
-    """[n] float64: 53 bits of words 0 and 1 of lane 0."""
+    """[n] float64 in [0, 1): 53 bits of words 0 and 1 of counter 0."""
     words = philox_words(seeds, 0, positions, stream).astype(np.uint64)
     return ((words[..., 0] | words[..., 1] << np.uint64(32)) >> np.uint64(11)) * 2.0**-53
 
 
-def chi_square(tokens, law):
-    """p-value of tokens against a law; cells under 5 expected are joined."""
+def chi_square(tokens, probs):
+    """p-value of tokens against their distribution; cells with under 5 expected are joined."""
     n = len(tokens)
-    counts = torch.bincount(tokens, minlength=len(law)).numpy().astype(float)
-    expected = law.numpy() * n
+    counts = torch.bincount(tokens, minlength=len(probs)).numpy().astype(float)
+    expected = probs.numpy() * n
     assert counts[expected == 0].sum() == 0
     order = np.argsort(-expected)
     counts, expected = counts[order], expected[order]

@@ -1,4 +1,4 @@
-"""The CUDA source of the cache ops as ops on CPU tensors, through tests/simt."""
+"""The CUDA kernels of the cache ops as ops on CPU tensors, as simt_ops.py has the others."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import torch
 from support import simt_ops
 
 SOURCE = simt_ops.ROOT / "tests/simt/kv.cpp"
-# Misaligned lanes and signed overflow, which a CPU forgives and a GPU does not.
+# Misaligned words and signed overflow, which a CPU forgives and a GPU does not.
 SANITIZE = ("-fsanitize=undefined", "-fno-sanitize=vptr")
 
 available = simt_ops.available and SOURCE.exists()
 
 
 class Library:
-    """The built library: its ops by name, and what a test may turn."""
+    """The built library: its ops by name, and switches for the tests."""
 
     def __init__(self, path: Path, sanitized: bool) -> None:
         torch.ops.load_library(path)
@@ -56,7 +56,7 @@ def _compile(folder: Path, flags: tuple[str, ...]):
 
 @functools.cache
 def library() -> Library:
-    """One a process: an op's namespace can be taken only once."""
+    """Built once in each process, because the ops can be registered only once."""
     with tempfile.TemporaryDirectory() as name:
         done, out = _compile(Path(name), SANITIZE)
         sanitized = done.returncode == 0

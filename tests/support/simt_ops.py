@@ -1,4 +1,7 @@
-"""The CUDA source of `sample` and the verifiers as ops on CPU tensors, through tests/simt."""
+"""The CUDA kernels of `sample` and the verifiers as ops on CPU tensors.
+
+tests/simt compiles the CUDA source with g++ and runs its threads as fibers, one after the other.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +33,11 @@ COMPILE = (
     *("-isystem", str(TORCH / "include")),
 )  # fmt: skip
 
-# Few multiprocessors, so that small cases fill them; and orders in which threads run.
+# So few multiprocessors that small cases fill them, and the orders in which threads can run.
 MULTIPROCESSORS = 4
 ORDERS = {"forward": (False, 0), "reverse": (True, 0), "seed-1": (False, 1), "seed-2": (False, 2)}
 ALL_ONES = 2**64 - 1
-# How work is shared out: schedule and blocks a team.
+# Schedules and group sizes; group size 0 lets the plan choose.
 SHARES = {
     "lazy-1": ("lazy", 1),
     "lazy-2": ("lazy", 2),
@@ -48,17 +51,17 @@ available = bool(shutil.which("g++")) and all((ROOT / s).exists() for s in SOURC
 
 
 class Plan(NamedTuple):
-    """How a launch shared its work out."""
+    """How a launch splits its work: `CudaPlan` in csrc/include/specdec/cuda_plan.h."""
 
     workspace_bytes: int
-    teams: int
-    team: int
-    parts: int
+    groups: int
+    group_size: int
+    splits: int
     parallel: int
 
 
 class Library:
-    """The built library: its ops by name, and what a test may turn."""
+    """The built library: its ops by name, and switches for the tests."""
 
     def __init__(self, path: Path) -> None:
         torch.ops.load_library(path)
@@ -71,10 +74,10 @@ class Library:
         return getattr(torch.ops.specdec_kernels_simt, name).default
 
     @contextlib.contextmanager
-    def sharing(self, schedule="auto", team=0, *, order="forward", capability=9, fill=ALL_ONES):
-        """`fill`: the word that the workspace holds before a launch, over and over."""
+    def sharing(self, schedule="auto", group=0, *, order="forward", capability=9, fill=ALL_ONES):
+        """Launches with this schedule and order of threads, in a workspace filled with `fill`."""
         share = torch.ops.specdec_kernels_simt.set_cuda_schedule.default
-        share(schedule, team)
+        share(schedule, group)
         self._native.simt_order(*ORDERS[order])
         self._native.simt_device(MULTIPROCESSORS, capability)
         self._native.simt_workspace(fill)
@@ -85,10 +88,10 @@ class Library:
             self._native.simt_order(*ORDERS["forward"])
             self._native.simt_workspace(ALL_ONES)
 
-    def plan(self, device, sequences: int, rows: int, spans: int) -> Plan:
-        """`device`: multiprocessors, then how many teams of 1, 2, 4 and 8 blocks run at once."""
+    def plan(self, device, sequences: int, rows: int, warp_tiles: int) -> Plan:
+        """`device`: multiprocessors, then how many groups of 1, 2, 4 and 8 blocks run at once."""
         out = (ctypes.c_int64 * 5)()
-        sizes = [ctypes.c_int64(n) for n in (sequences, rows, spans)]
+        sizes = [ctypes.c_int64(n) for n in (sequences, rows, warp_tiles)]
         self._native.simt_plan((ctypes.c_int32 * 5)(*device), *sizes, out)
         return Plan(*out)
 
@@ -96,7 +99,7 @@ class Library:
         return self._native.simt_next_launch()
 
     def last_plan(self) -> Plan:
-        """Of the last launch."""
+        """The plan of the last launch."""
         out = (ctypes.c_int64 * 5)()
         self._native.simt_last_plan(out)
         return Plan(*out)
@@ -133,6 +136,6 @@ def build(folder: Path) -> Library:
 
 @functools.cache
 def library() -> Library:
-    """One a process: an op's namespace can be taken only once."""
+    """Built once in each process, because the ops can be registered only once."""
     with tempfile.TemporaryDirectory() as folder:
         return build(Path(folder))

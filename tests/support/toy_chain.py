@@ -1,4 +1,9 @@
-"""Small models of a target and a draft, whose verifiers are enumerated cell by cell."""
+"""Toy target and draft models over a few tokens, small enough to enumerate what a verifier emits.
+
+`ToyChain` holds the models. `ToyChain.realized` runs a verifier on every tuple of drafts and every
+cell of the uniforms in which its decision is the same, and gives the exact joint distribution of
+the emitted tokens. The asserts below compare that with the target's, or with a rule's formula.
+"""
 
 import pytest
 import torch
@@ -7,12 +12,17 @@ from support.providers import assert_close, provider, sample, verify
 from specdec_kernels import testing
 
 TOLERANCE = 1e-6
-RATES = torch.tensor([0.75, 0.3])  # of rule synthetic
-BOUNDARY_PROVIDER = "cpp"  # whose edges the slower providers are tried at
+RATES = torch.tensor([0.75, 0.3])  # `synthetic_rates` of rule synthetic
+# The slower providers are tried at the cell boundaries that this one has; see `like` in
+# specdec_kernels/testing/enumeration.py.
+BOUNDARY_PROVIDER = "cpp"
 
 
 def logit_tables(generator, v, rows, scale=1.5, holes=False):
-    """`rows` conditionals on the prefix as float32 logits: [v] * (i + 1), some -inf if asked."""
+    """Float32 logits of the next token after each prefix: table i is [v] * (i + 1).
+
+    holes: some entries are -inf.
+    """
     out = []
     for i in range(rows):
         t = scale * torch.randn((v,) * (i + 1), generator=generator)
@@ -25,7 +35,7 @@ def logit_tables(generator, v, rows, scale=1.5, holes=False):
 
 
 def distributions(logit_tables, **filters):
-    """The exact law of each row of each table."""
+    """Float64 probabilities of each row of each table, after the filters."""
     return [
         torch.stack(
             [testing.filtered_distribution(r, **filters) for r in t.reshape(-1, t.shape[-1])]
@@ -34,27 +44,30 @@ def distributions(logit_tables, **filters):
     ]
 
 
-def rows_after(conditionals, drafts):
-    """[N, rows, V]: the row that follows each prefix of each draft tuple."""
+def rows_after(tables, drafts):
+    """[N, rows, V]: the rows that follow the prefixes of each of N draft tuples."""
     return torch.stack([t[tuple(drafts[:, :i].T)] if i else t.expand(len(drafts), -1)
-                        for i, t in enumerate(conditionals)], 1)  # fmt: skip
+                        for i, t in enumerate(tables)], 1)  # fmt: skip
 
 
-def without(tables, dead):
-    """The tables with some ids impossible: a slice, or a function of a table."""
+def with_impossible(tables, ids):
+    """The tables with -inf at some ids: an index of the last dimension, or a function of a table
+    that gives a mask."""
     out = []
     for table in tables:
         t = table.clone()
-        t[dead(t) if callable(dead) else (..., dead)] = -torch.inf
+        t[ids(t) if callable(ids) else (..., ids)] = -torch.inf
         out.append(t)
     return out
 
 
 class ToyChain:
-    """Tables, and the arguments an implementation of `verify_chain` gets for a draft tuple.
+    """Tables of both models, and the arguments that `verify_chain` gets for a tuple of drafts.
 
-    All tables are over one vocabulary; what the target or the draft lacks has no probability there.
-    draft: as in `testing.chain_case`, for tables of these laws. options: more keyword arguments.
+    All tables are over one vocabulary; tokens that the target or the draft lacks are impossible.
+    target_probs, draft_probs: the distributions of both models after each prefix.
+    draft: the form in which the draft is given, as in `testing.chain_case`. same: the draft model
+    is the target. holes: some tokens are impossible. options: more keyword arguments of `verify`.
     """
 
     def __init__(self, v=3, gamma=2, *, seed=0, draft="full", kind="logits", dtype=torch.float32,
@@ -62,7 +75,7 @@ class ToyChain:
                  **options):  # fmt: skip
         generator = torch.Generator().manual_seed(seed)
         self.v, self.gamma, self.kind, self.rule, self.options = v, gamma, kind, rule, options
-        self.form, _, self.left = draft.partition("-")
+        self.form, _, self.variant = draft.partition("-")
         self.draft = draft
         self.target_filters = target_filters or {}
         self.draft_filters = draft_filters or {}
@@ -70,15 +83,15 @@ class ToyChain:
         p = [t.to(dtype) for t in logit_tables(generator, size, gamma + 1, holes=holes)]
         q = p[:gamma] if same else logit_tables(generator, size, gamma, holes=holes)
         q = [t.to(dtype) for t in q]
-        p = without(p, slice(v, None))
-        # Columns of a mapped draft: every id but 0, in falling order.
+        p = with_impossible(p, slice(v, None))
+        # A mapped draft has a column for every id but 0, in falling order.
         self.column_ids = torch.arange(v - 1, 0, -1)
         if self.form == "narrow":
-            q = without(q, slice(v - 1, None))
+            q = with_impossible(q, slice(v - 1, None))
         elif self.form == "mapped":
-            q = without(q, 0)
+            q = with_impossible(q, 0)
         elif self.form == "sparse":
-            q = without(q, lambda t: t < t.topk(2, -1).values[..., 1:])
+            q = with_impossible(q, lambda t: t < t.topk(2, -1).values[..., 1:])
         self.target_probs = distributions(p, **self.target_filters)
         temperature = {k: x for k, x in self.target_filters.items() if k == "temperature"}
         self.draft_probs = distributions(q, **(self.draft_filters or temperature))
@@ -95,7 +108,7 @@ class ToyChain:
         target = rows_after(self.p, drafts)[..., : self.v]
         sampled = None
         given = self._draft(drafts, target)
-        if "sampled" in (self.form, self.left):
+        if "sampled" in (self.form, self.variant):
             filters = {"temperature": 1.0, **self.draft_filters}
             rows = given["draft"]
             out = sample(provider("sample", provider_name), rows.flatten(0, 1), **filters)
@@ -118,9 +131,10 @@ class ToyChain:
             return self._sparse(rows_after(self.draft_probs, drafts).float())
         return dict(draft=rows)
 
-    def _sparse(self, law):
-        """The first id in two halves, a slot in between unused."""
-        top = law.topk(2, -1)
+    def _sparse(self, probs):
+        """A `SparseDraft` of two ids: the first listed twice with half its probability, and an
+        unused entry in between."""
+        top = probs.topk(2, -1)
         first, second = top.values.split(1, -1)
         a, b = top.indices.split(1, -1)
         return dict(
@@ -129,6 +143,10 @@ class ToyChain:
         )
 
     def verifier(self, name, change=lambda arguments: arguments):
+        """A function of drafts and uniforms that gives tokens and counts of accepted drafts.
+
+        name: a provider, or an implementation of the op.
+        """
         op = provider("verify_chain", name) if isinstance(name, str) else name
 
         def run(drafts, uniforms):
@@ -140,60 +158,60 @@ class ToyChain:
         return run
 
     def realized(self, name, steps=36, change=lambda arguments: arguments):
-        like = (
-            self.verifier(BOUNDARY_PROVIDER, change)
-            if BOUNDARY_PROVIDER and name != BOUNDARY_PROVIDER
-            else None
-        )
+        """The joint distribution of what a provider emits; `change` alters the arguments."""
+        like = None
+        if BOUNDARY_PROVIDER and name != BOUNDARY_PROVIDER:
+            like = self.verifier(BOUNDARY_PROVIDER, change)
         return testing.enumerate_distribution(
             self.verifier(name, change), self.draft_probs, self.target_probs, steps=steps, like=like
         )
 
 
-def assert_joint_distribution(law, want, tolerance=TOLERANCE):
-    """The joint law of the emitted tokens is `want`."""
-    assert float(law.accepted.sum()) == pytest.approx(1, abs=1e-7)
-    assert_close("P(y1, y2, ..)", law.joint, want, atol=tolerance)
+def assert_joint_distribution(realized, want, tolerance=TOLERANCE):
+    """The emitted tokens have the joint distribution `want`."""
+    assert float(realized.accepted.sum()) == pytest.approx(1, abs=1e-7)
+    assert_close("P(y1, y2, ..)", realized.joint, want, atol=tolerance)
 
 
-def assert_target_distribution(law, setting, tolerance=TOLERANCE):
-    """The joint law of the emitted tokens is the target's."""
-    assert_joint_distribution(law, testing.joint_distribution(setting.target_probs), tolerance)
+def assert_target_distribution(realized, toy, tolerance=TOLERANCE):
+    """The emitted tokens have the joint distribution of the target."""
+    assert_joint_distribution(realized, testing.joint_distribution(toy.target_probs), tolerance)
 
 
-def assert_wrong_distribution(law, setting):
+def assert_wrong_distribution(realized, toy):
+    """The emitted tokens do not have the target's distribution: for negative controls."""
     with pytest.raises(AssertionError, match="P\\(y1"):
-        assert_target_distribution(law, setting)
+        assert_target_distribution(realized, toy)
 
 
-# What each rule does, by its formulas (ALGORITHMS section 1).
+# The rules by their formulas (docs/rules.md), computed from the distributions alone.
 
 
-def accepted_count_distribution(setting, rule):
-    """[gamma + 1] law of the accepted count: a sum over draft tuples of products of chances."""
-    counts = torch.zeros(setting.gamma + 1, dtype=torch.float64)
-    weights = testing.joint_distribution(setting.draft_probs)
+def accepted_count_distribution(toy, rule):
+    """[gamma + 1] probabilities of each number of accepted drafts, for rules token and block."""
+    counts = torch.zeros(toy.gamma + 1, dtype=torch.float64)
+    weights = testing.joint_distribution(toy.draft_probs)
     for drafts in weights.nonzero():
         x = tuple(drafts.tolist())
-        p = [setting.target_probs[i][x[:i]] for i in range(len(x))]
-        q = [setting.draft_probs[i][x[:i]] for i in range(len(x))]
-        left = float(weights[x])
+        p = [toy.target_probs[i][x[:i]] for i in range(len(x))]
+        q = [toy.draft_probs[i][x[:i]] for i in range(len(x))]
+        undecided = float(weights[x])
         if rule == "token":
             for i, token in enumerate(x):
-                stands = min(1.0, float(p[i][token] / q[i][token]))
-                counts[i] += left * (1 - stands)
-                left *= stands
-            counts[-1] += left
+                accept = min(1.0, float(p[i][token] / q[i][token]))
+                counts[i] += undecided * (1 - accept)
+                undecided *= accept
+            counts[-1] += undecided
             continue
         for i, h in reversed(list(enumerate(block_accept_probs(p, q, x), 1))):
-            counts[i] += left * h
-            left *= 1 - h
-        counts[0] += left
+            counts[i] += undecided * h
+            undecided *= 1 - h
+        counts[0] += undecided
     return counts
 
 
 def block_accept_probs(p, q, x):
-    """h_1 .. h_gamma of rule block (ALGORITHMS section 1)."""
+    """h_1 .. h_gamma of rule block (docs/rules.md#block)."""
     c = [1.0]
     for i, token in enumerate(x):
         c.append(min(1.0, c[-1] * float(p[i][token] / q[i][token])))
@@ -204,47 +222,50 @@ def block_accept_probs(p, q, x):
     return [*out, c[-1]]
 
 
-def chain_joint_distribution(accept, reject, p):
-    """Joint law when row i accepts with mass accept[i] and says something with reject[i] instead.
+# A lossy rule is described by two tables for each row: `accepted`, the mass with which it accepts
+# each token, and `recovered`, the mass with which it rejects the draft and emits that token.
 
-    Tables [V] * (i + 1); the target goes on after a rejection.
+
+def chain_joint_distribution(accepted, recovered, p):
+    """Joint distribution of the emitted tokens of a rule that decides draft by draft.
+
+    accepted, recovered, p: tables [V] * (i + 1). The target continues after a rejection.
     """
 
-    def follow(table, rows):
+    def continued(table, rows):
         for row in rows:
             table = table.unsqueeze(-1) * row
         return table
 
-    total, alive = 0, torch.ones((), dtype=torch.float64)
-    for i, (a, r) in enumerate(zip(accept, reject, strict=True)):
-        total = total + follow(alive.unsqueeze(-1) * r, p[i + 1 :])
-        alive = alive.unsqueeze(-1) * a
-    return total + follow(alive, p[len(accept) :])
+    total, reached = 0, torch.ones((), dtype=torch.float64)
+    for i, (a, r) in enumerate(zip(accepted, recovered, strict=True)):
+        total = total + continued(reached.unsqueeze(-1) * r, p[i + 1 :])
+        reached = reached.unsqueeze(-1) * a
+    return total + continued(reached, p[len(accepted) :])
 
 
-def rejection_mass(accept, law):
-    """The mass that was not accepted, spread by a law."""
-    return (1 - accept.sum(-1, keepdim=True)) * law
+def rejection_mass(accepted, probs):
+    """The mass that was not accepted, distributed as `probs`."""
+    return (1 - accepted.sum(-1, keepdim=True)) * probs
 
 
 def lenient_masses(p, q, lenience, of_token=False):
-    accept = torch.minimum(q, p / lenience)
-    left = (p - (1.0 if of_token else lenience) * q).clamp(min=0)
-    total = left.sum(-1, keepdim=True)
-    return accept, rejection_mass(accept, torch.where(total > 0, left / total, p))
+    """Rule lenient. of_token: with the residual of rule token, which is wrong."""
+    accepted = torch.minimum(q, p / lenience)
+    residual = (p - (1.0 if of_token else lenience) * q).clamp(min=0)
+    total = residual.sum(-1, keepdim=True)
+    return accepted, rejection_mass(accepted, torch.where(total > 0, residual / total, p))
 
 
 def typical_masses(p, q, epsilon, delta, unfiltered=None):
+    """Rule typical. unfiltered: the distribution whose entropy counts, where it is not p."""
     h = -torch.special.xlogy(*[unfiltered if unfiltered is not None else p] * 2).sum(-1, True)
-    accept = torch.where(p > (delta * (-h).exp()).clamp(max=epsilon), q, 0.0)
-    return accept, rejection_mass(accept, p)
+    accepted = torch.where(p > (delta * (-h).exp()).clamp(max=epsilon), q, 0.0)
+    return accepted, rejection_mass(accepted, p)
 
 
-def lossy_joint_distribution(setting, parts, **given):
-    made = [
-        parts(p, q, **given)
-        for p, q in zip(setting.target_probs, setting.draft_probs, strict=False)
-    ]
-    return chain_joint_distribution(
-        [a for a, _ in made], [r for _, r in made], setting.target_probs
-    )
+def lossy_joint_distribution(toy, masses, **parameters):
+    """Joint distribution under a rule whose `masses(p, q, **parameters)` are given."""
+    rows = zip(toy.target_probs, toy.draft_probs, strict=False)
+    made = [masses(p, q, **parameters) for p, q in rows]
+    return chain_joint_distribution([a for a, _ in made], [r for _, r in made], toy.target_probs)

@@ -45,7 +45,7 @@ TARGETS = {
     "hip:gfx942": GPUTarget("hip", "gfx942", 64),
 }
 BRIEF = {
-    "cdf-tiles", "race-split-filters", "ragged-law-tiles", "match-tiles", "law-split-filters",
+    "cdf-tiles", "gumbel-split-filters", "ragged-law-tiles", "match-tiles", "law-split-filters",
     "sampled-lazy-filters", "greedy-split", "block-law-lazy", "block-sparse-split",
     "attention", "rerank-score", "rerank-choose", "rerank-place", "trie-compare", "trie-number",
     "expand-tiles", "expand-rows", "expand-frontier", "tree-wor-law", "tree-traversal-sampled",
@@ -84,8 +84,8 @@ TYPES = {
         "typical_delta",
     ],
     "i32": [
-        "top_k", "gamma", "v", "d", "n_rows", "n_draft", "tiles", "d_tiles", "slot_size",
-        "draft_slots", "residual_slots", "id_limit", "num_eos", "max_depth",
+        "top_k", "gamma", "v", "d", "n_rows", "n_draft", "tiles", "d_tiles", "stats_size",
+        "draft_stats", "residual_stats", "id_limit", "num_eos", "max_depth",
         "num_rows", "slots", "window", "m", "size", "branches", "length", "num_nodes", "width",
         "children", "num_caches", "batch", "path_length", "columns", "num_blocks", "block_size",
     ],
@@ -100,14 +100,14 @@ TYPES = {
     ],
     "*i1": ["mask"],
     "*fp32": [
-        "temperatures", "top_ps", "min_ps", "tops", "logprobs", "thresholds", "draft_threshold",
+        "temperatures", "top_ps", "min_ps", "tile_maxima", "logprobs", "thresholds", "draft_threshold",
         "draft_temperatures", "synthetic_rates", "accept_probs", "scores", "out_scores",
     ],
-    "*fp64": ["uniforms", "logsumexps", "draft_logsumexp", "marks"],
+    "*fp64": ["uniforms", "logsumexps", "draft_logsumexp", "workspace"],
     "*i32": ["top_ks", "target_indptr", "num_accepted", "status", "draft_columns", "draft_rows", "chosen",
              "first", "shared", "owned", "tables", "blocks", "num_freed"],
     "*i64": [
-        "seeds", "positions", "sums", "tokens", "draft_token_ids", "draft_ids", "eos_token_ids", "max_new_tokens",
+        "seeds", "positions", "tile_sums", "tokens", "draft_token_ids", "draft_ids", "eos_token_ids", "max_new_tokens",
         "parents", "lengths", "entries", "places", "out_tokens", "out_parents", "nodes", "ends",
         "sequences", "found", "frontier", "tree_tokens", "path", "table",
         "row", "new_lengths", "starts", "shifts", "base",
@@ -129,19 +129,19 @@ NO_LAW = dict.fromkeys(("draft_logsumexp", "draft_threshold", "draft_temperature
 # Of the tensors that only some rule or form has, what a variant without them passes.
 ABSENT = dict.fromkeys(
     ("draft_logsumexp", "draft_threshold", "draft_temperatures", "draft_ids", "draft_columns",
-     "synthetic_rates", "marks")
+     "synthetic_rates", "workspace")
 )  # fmt: skip
-PLAIN = {"WHAT": 1, "RAGGED_DRAFT": False, "BEYOND": False, "PROBS": False, "FILTERS": False}
+PLAIN = {"STATS": 1, "RAGGED_DRAFT": False, "BEYOND": False, "PROBS": False, "FILTERS": False}
 RULES = {
-    "token": {"RULE": 0}, "block": {"RULE": 1}, "greedy": {"RULE": 2, "WHAT": 0},
-    "match": {"RULE": 3, "WHAT": 2}, "typical": {"RULE": 4}, "lenient": {"RULE": 5},
+    "token": {"RULE": 0}, "block": {"RULE": 1}, "greedy": {"RULE": 2, "STATS": 0},
+    "match": {"RULE": 3, "STATS": 2}, "typical": {"RULE": 4}, "lenient": {"RULE": 5},
     "synthetic": {"RULE": 6},
 }  # fmt: skip
 FORMS = {"point": 0, "law": 1, "raw": 2, "sampled": 3, "sparse": 4}
-OWN = {"block": ("marks",), "synthetic": ("synthetic_rates",), "sparse": ("draft_ids",),
+OWN = {"block": ("workspace",), "synthetic": ("synthetic_rates",), "sparse": ("draft_ids",),
        "sampled": ("draft_logsumexp", "draft_threshold", "draft_temperatures"),
        "mapped": ("draft_columns",), "shared": ("draft_rows",)}  # fmt: skip
-SPLIT = {"PRE": True}
+SPLIT = {"SPLIT": True}
 FILTERS = {"FILTERS": True}
 PROBS = {"PROBS": True}
 RAGGED = {"RAGGED_DRAFT": True}
@@ -152,7 +152,7 @@ def walk(name: str, rule: str, form: str, *switches: str | dict[str, object],
          rows: str = "bf16") -> tuple[str, object, dict[str, object]]:  # fmt: skip
     """A variant of `chain_sequences`; "mapped" among the switches gives the draft columns."""
     owned = {t for key in (rule, form, *switches) if isinstance(key, str) for t in OWN.get(key, ())}
-    constants = PLAIN | SHAPE | RULES[rule] | {"DRAFT": FORMS[form], "PRE": False, "rows": rows}
+    constants = PLAIN | SHAPE | RULES[rule] | {"DRAFT": FORMS[form], "SPLIT": False, "rows": rows}
     constants |= {name: None for name in ABSENT if name not in owned}
     for switch in switches:
         constants |= switch if isinstance(switch, dict) else {}
@@ -169,9 +169,9 @@ def paths(name: str, rule: str, form: str, *switches: str | dict[str, object],
     """A variant of `tree_sequences`, made like those of `walk`; "shared" gives the draft rows."""
     owned = {t for key in (form, *switches) if isinstance(key, str) for t in OWN.get(key, ())}
     own = {"RULE": TREE_RULES.index(rule), "DRAFT": FORMS[form], "FLAT_DRAFT": "shared" in switches,
-           "WHAT": {"greedy": 0, "match": 2}.get(rule, 1), "NODES": 64, "rows": rows}  # fmt: skip
+           "STATS": {"greedy": 0, "match": 2}.get(rule, 1), "NODES": 64, "rows": rows}  # fmt: skip
     constants = PLAIN | SHAPE | own
-    constants |= {name: None for name in (*ABSENT, "draft_rows") if name not in owned | {"marks"}}
+    constants |= {name: None for name in (*ABSENT, "draft_rows") if name not in owned | {"workspace"}}
     for switch in switches:
         constants |= switch if isinstance(switch, dict) else {}
     return name, tree.tree_sequences, constants
@@ -222,11 +222,11 @@ def variants() -> list[tuple[str, object, dict[str, object]]]:
     """(name, kernel, its row dtype and constants)."""
     out = []
     for name, what in (("cdf", 1), ("gumbel", 2)):
-        base = {"rows": "bf16", "STREAM": 2, "WHAT": what, **SHAPE}
+        base = {"rows": "bf16", "STREAM": 2, "STATS": what, **SHAPE}
         out += [
             (f"{name}-tiles", sample.sample_tiles, base | SCALARS),
-            (f"{name}-lazy", sample.sample_rows, base | SCALARS | {"PRE": False, "FILTERS": False}),
-            (f"{name}-split-filters", sample.sample_rows, base | {"PRE": True, "FILTERS": True}),
+            (f"{name}-lazy", sample.sample_rows, base | SCALARS | {"SPLIT": False, "FILTERS": False}),
+            (f"{name}-split-filters", sample.sample_rows, base | {"SPLIT": True, "FILTERS": True}),
         ]
     return [
         *out,

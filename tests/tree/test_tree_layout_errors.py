@@ -128,7 +128,7 @@ def test_the_table_trips_every_check(monkeypatch):
 
 
 def test_public_arguments_are_named():
-    with pytest.raises(ValueError, match=r"temperature must be a number or a tensor, got \[1\]"):
+    with pytest.raises(TypeError, match=r"temperature must be a number or a tensor, got \[1\]"):
         sk.expand_tree(f32(1, 1, 3), f32(1, 1), width=1, temperature=[1])
     with pytest.raises(RuntimeError, match=r"sequences must be \[B, K, L\], got \[3\]"):
         sk.build_trie(i64(3))

@@ -5,47 +5,47 @@
 
 namespace specdec::cpu {
 
-bool Pair::residual(int64_t t, float* out, float* less) const {
+bool RowPair::residual_tile(int64_t t, float* positive, float* negative) const {
   const int64_t n = row.tile_size(t);
   float q[kTile];
   if (!draft.weights(t * kTile, n, q)) return false;
   if (lenience != 1) {
     for (int64_t j = 0; j < n; ++j) q[j] *= lenience;
   }
-  target_weights(row, stats, t, c, out);
-  if (less != nullptr) {
-    std::copy(q, q + n, less);
-    tile_kernels().subtract(less, out, n);
+  target_weights(row, stats, t, c, positive);
+  if (negative != nullptr) {
+    std::copy(q, q + n, negative);
+    tile_kernels().subtract(negative, positive, n);
   }
-  tile_kernels().subtract(out, q, n);
+  tile_kernels().subtract(positive, q, n);
   return true;
 }
 
-void scan(const Pair& pair, bool both, const Parallel& parallel, Difference& d) {
+void sum_residual(const RowPair& pair, bool both, const Parallel& parallel, ResidualSums& sums) {
   const TileKernels& k = tile_kernels();
   const int64_t tiles = pair.row.tiles();
-  d.sums.assign(tiles, 0.0f);
-  d.rest.assign(tiles, 0.0f);
+  sums.positive_tiles.assign(tiles, 0.0f);
+  sums.negative_tiles.assign(tiles, 0.0f);
   parallel(tiles, [&](int64_t begin, int64_t end) {
-    float more[kTile], less[kTile];
+    float positive[kTile], negative[kTile];
     for (int64_t t = begin; t < end; ++t) {
       const int64_t n = pair.row.tile_size(t);
-      if (!pair.residual(t, more, both ? less : nullptr)) {
-        d.rest[t] = NAN;
+      if (!pair.residual_tile(t, positive, both ? negative : nullptr)) {
+        sums.negative_tiles[t] = NAN;
         continue;
       }
-      d.sums[t] = k.sum(more, n);
-      if (both) d.rest[t] = k.sum(less, n);
+      sums.positive_tiles[t] = k.sum(positive, n);
+      if (both) sums.negative_tiles[t] = k.sum(negative, n);
     }
   });
-  d.more = total(d.sums);
-  d.less = total(d.rest);
+  sums.positive = total(sums.positive_tiles);
+  sums.negative = total(sums.negative_tiles);
   double beyond = 0;
-  d.valid = pair.draft.rest(pair.row.vocab(), beyond) && !std::isnan(d.less);
-  d.less += beyond;
+  sums.valid = pair.draft.rest(pair.row.vocab(), beyond) && !std::isnan(sums.negative);
+  sums.negative += beyond;
 }
 
-int64_t draw_among(const Pair& pair, const Survivors& s, double uniform) {
+int64_t draw_among_survivors(const RowPair& pair, const Survivors& s, double uniform) {
   const TileKernels& k = tile_kernels();
   float p[kTile], q[kTile];
   survivor_weights(pair.stats, s, pair.c, p);
@@ -56,21 +56,21 @@ int64_t draw_among(const Pair& pair, const Survivors& s, double uniform) {
   return total > 0 ? s.ids[k.pick(p, s.count, 0, uniform * total)] : -1;
 }
 
-void look_up(const Pair& pair, Difference& d) {
+void sum_residual_of_few(const RowPair& pair, ResidualSums& sums) {
   std::vector<int64_t> seen;
-  d.valid = true;
-  d.more = d.less = 0;
-  double outside = 1;
+  sums.valid = true;
+  sums.positive = sums.negative = 0;
+  double elsewhere = 1;
   pair.draft.each_token([&](int64_t token) {
     if (holds(seen, token)) return;
     seen.push_back(token);
     const double q = pair.draft.form == DraftForm::kSparse ? pair.draft.mass(token) : 1;
     const bool known = token < pair.row.vocab();
     const double p = known ? std::exp(pair.stats.logprob(pair.row, token)) : 0;
-    outside -= p;
-    (pair.c * p > q ? d.more : d.less) += std::abs(pair.c * p - q);
+    elsewhere -= p;
+    (pair.c * p > q ? sums.positive : sums.negative) += std::abs(pair.c * p - q);
   });
-  d.more += pair.c * std::max(0.0, outside);
+  sums.positive += pair.c * std::max(0.0, elsewhere);
 }
 
 }  // namespace specdec::cpu

@@ -1,45 +1,49 @@
 #pragma once
-// The one-sided differences of c * P and l * Q over one row: acceptance of rule block, residuals.
+// The residual max(cP - lQ, 0) of one row: what a rejected draft leaves of the target. Rule block
+// also needs its counterpart max(lQ - cP, 0).
 #include <vector>
 
 #include "cpu/row/draft.h"
 
 namespace specdec::cpu {
 
-struct Difference {
-  bool valid = true;        // false: the draft row is no law
-  double more = 0;          // sum of max(cP - lQ, 0)
-  double less = 0;          // sum of max(lQ - cP, 0), only if asked for
-  std::vector<float> sums;  // [tiles] parts of `more`
-  std::vector<float> rest;  // [tiles] parts of `less`
-};
-
-// P and Q of one row and their factors.
-struct Pair {
+// P and Q of one row, and their factors: c is that of rule block, else 1.
+struct RowPair {
   const RowView& row;
   const RowStats& stats;  // of the target
   const DraftDistribution& draft;
   double c;
   float lenience;
 
-  // One tile of max(cP - lQ, 0). False if the draft row is no law. `less` may be null.
-  bool residual(int64_t t, float* out, float* less) const;
+  // One tile of the residual and of its counterpart, which may be null. Returns false if the draft
+  // row is not valid.
+  bool residual_tile(int64_t t, float* positive, float* negative) const;
 };
 
-// Reads both rows once; reuses the memory of `d`.
-void scan(const Pair& pair, bool both, const Parallel& parallel, Difference& d);
+struct ResidualSums {
+  bool valid = true;                  // the draft row is
+  double positive = 0;                // sum of max(cP - lQ, 0)
+  double negative = 0;                // sum of max(lQ - cP, 0), where asked for
+  std::vector<float> positive_tiles;  // [tiles]
+  std::vector<float> negative_tiles;  // [tiles]
+};
 
-// Y ~ norm(max(cP - lQ, 0)) where these are all that P has and the whole draft row is known to be
-// valid; -1 if nothing is left.
-int64_t draw_among(const Pair& pair, const Survivors& survivors, double uniform);
+// Reads both rows once; reuses the memory of `sums`.
+void sum_residual(const RowPair& pair, bool both, const Parallel& parallel, ResidualSums& sums);
 
-// Whether `look_up` is cheaper than a scan: it compares every id with every other.
+// Draws from the residual of a row whose survivors are listed, given that the whole draft row is
+// valid. Returns -1 if the residual is empty.
+int64_t draw_among_survivors(const RowPair& pair, const Survivors& survivors, double uniform);
+
+// Whether `sum_residual_of_few` is cheaper than `sum_residual`: it compares every id with every
+// other one.
 inline bool worth_looking_up(const DraftDistribution& draft) {
-  constexpr int64_t kMost = 128;
-  return draft.few() && draft.row.vocab() <= kMost;
+  constexpr int64_t kMostIds = 128;
+  return draft.few() && draft.row.vocab() <= kMostIds;
 }
 
-// The same of a draft that is few tokens, by looking these up; the target's row sums to 1.
-void look_up(const Pair& pair, Difference& d);
+// The sums of a draft that lists few tokens. P is read at these alone: elsewhere Q is 0, and the
+// target's row sums to 1.
+void sum_residual_of_few(const RowPair& pair, ResidualSums& sums);
 
 }  // namespace specdec::cpu

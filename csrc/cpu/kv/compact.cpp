@@ -12,16 +12,18 @@
 namespace specdec::cpu {
 namespace {
 
-constexpr int64_t kLine = 64;
-// What streams at once: an instruction for each part, so that the processor sees each of them go
-// from head to head in steps of one length and reads ahead.
-constexpr int64_t kChunk = 4 * kLine;
-// In bytes: more than the caches keep until the next forward reads them.
-constexpr int64_t kBeyondCaches = 8 * 1024 * 1024;
+constexpr int64_t kCacheLine = 64;
+// Bytes that are streamed by one iteration, with an instruction of its own for each part. So each
+// instruction goes from head to head in equal steps, which the processor's prefetcher recognises.
+constexpr int64_t kChunk = 4 * kCacheLine;
+// Moves of more bytes than this bypass the processor's caches, which would have lost them anyway by
+// the time that the next forward reads them.
+constexpr int64_t kStreamFrom = 8 * 1024 * 1024;
 
-// Around the caches, so that memory is not read for the sake of lines that are written whole: a
-// third of the traffic. Both addresses are those of lines, the size is one of chunks.
-void stream_row(char* to, const char* from, int64_t bytes) {
+// Stores that bypass the processor's caches do not first read the lines that they overwrite, which
+// saves a third of the memory traffic. Both addresses must be aligned to cache lines, and the size
+// must be a multiple of kChunk.
+void stream_entry(char* to, const char* from, int64_t bytes) {
 #ifdef __SSE2__
   constexpr int kParts = kChunk / sizeof(__m128i);
   for (int64_t byte = 0; byte < bytes; byte += kChunk) {
@@ -36,28 +38,28 @@ void stream_row(char* to, const char* from, int64_t bytes) {
 #endif
 }
 
-bool streams(const KvTensor& t) {
+bool can_stream(const KvTensor& t) {
   const uint64_t lines = reinterpret_cast<uintptr_t>(t.cache) | t.cache_stride.sequence |
                          t.cache_stride.head | t.cache_stride.slot;
-  return lines % kLine == 0 && t.row_bytes % kChunk == 0;
+  return lines % kCacheLine == 0 && t.entry_bytes % kChunk == 0;
 }
 
-// To the second-level cache.
+// Into the second-level cache.
 void prefetch(const char* chunk) {
-  for (int64_t byte = 0; byte < kChunk; byte += kLine) __builtin_prefetch(chunk + byte, 0, 2);
+  for (int64_t byte = 0; byte < kChunk; byte += kCacheLine) __builtin_prefetch(chunk + byte, 0, 2);
 }
 
-// All heads of a move before the next one, for the sake of those steps; the next one's rows are on
-// their way meanwhile.
-void stream_rows(const KvTensor& t, const std::vector<KvMove>& moves) {
-  const int64_t step = t.cache_stride.head, bytes = t.row_bytes;
+// Moves all heads of one token before the next token, in equal steps for the prefetcher, and
+// prefetches the next token meanwhile.
+void stream_slots(const KvTensor& t, const std::vector<KvMove>& moves) {
+  const int64_t step = t.cache_stride.head, bytes = t.entry_bytes;
   for (size_t i = 0; i < moves.size(); ++i) {
     char* to = t.cache + moves[i].to;
     const char* from = t.cache + moves[i].from;
     const char* next = t.cache + moves[std::min(i + 1, moves.size() - 1)].from;
     for (int64_t h = 0, heads = t.heads; h < heads; ++h) {
       prefetch(next + h * step);
-      stream_row(to + h * step, from + h * step, bytes);
+      stream_entry(to + h * step, from + h * step, bytes);
     }
   }
 #ifdef __SSE2__
@@ -65,11 +67,11 @@ void stream_rows(const KvTensor& t, const std::vector<KvMove>& moves) {
 #endif
 }
 
-void move_rows(const KvTensor& t, const std::vector<KvMove>& moves) {
+void move_slots(const KvTensor& t, const std::vector<KvMove>& moves) {
   for (const KvMove& move : moves) {
     for (int64_t h = 0; h < t.heads; ++h) {
       char* const head = t.cache + h * t.cache_stride.head;
-      std::memcpy(head + move.to, head + move.from, static_cast<size_t>(t.row_bytes));
+      std::memcpy(head + move.to, head + move.from, static_cast<size_t>(t.entry_bytes));
     }
   }
 }
@@ -77,14 +79,14 @@ void move_rows(const KvTensor& t, const std::vector<KvMove>& moves) {
 template <class Slots>
 void compact(const KvCompactParams& p, const Slots& slots, const Parallel& parallel) {
   if (p.num_tensors == 0) return;
-  // As many tokens in every cache, but in those that are too short.
+  // An estimate from the first cache: others move as many tokens, unless they have fewer slots.
   int64_t tokens = 0, token_bytes = 0;
   for (int64_t b = 0; b < p.batch; ++b) {
-    PathMoves<Slots> walk(slots, p.path, p.tensors[0], b, p.base[b]);
-    for (KvMove move; walk.next(&move);) ++tokens;
+    PathMoves<Slots> steps(slots, p.path, p.tensors[0], b, p.base[b]);
+    for (KvMove move; steps.next(&move);) ++tokens;
   }
   for (int64_t i = 0; i < p.num_tensors; ++i) {
-    token_bytes += p.tensors[i].heads * p.tensors[i].row_bytes;
+    token_bytes += p.tensors[i].heads * p.tensors[i].entry_bytes;
   }
   const int64_t bytes = tokens * token_bytes;
   const Parallel threads = worth_threads(bytes) ? parallel : serial();
@@ -96,13 +98,13 @@ void compact(const KvCompactParams& p, const Slots& slots, const Parallel& paral
       moves.clear();
       for (const int64_t last = std::min(end, (cache + 1) * p.batch); begin < last; ++begin) {
         const int64_t b = begin % p.batch;
-        PathMoves<Slots> walk(slots, p.path, t, b, p.base[b]);
-        for (KvMove move; walk.next(&move);) moves.push_back(move);
+        PathMoves<Slots> steps(slots, p.path, t, b, p.base[b]);
+        for (KvMove move; steps.next(&move);) moves.push_back(move);
       }
-      if (bytes >= kBeyondCaches && streams(t)) {
-        stream_rows(t, moves);
+      if (bytes >= kStreamFrom && can_stream(t)) {
+        stream_slots(t, moves);
       } else {
-        move_rows(t, moves);
+        move_slots(t, moves);
       }
     }
   });

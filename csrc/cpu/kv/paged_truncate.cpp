@@ -4,7 +4,7 @@
 
 namespace specdec::cpu {
 
-// A few numbers a sequence: a thread would cost more to wake.
+// Each sequence takes a few integers only, which is less work than waking threads.
 void paged_truncate(const PagedTruncateParams& p, const Parallel&) {
   for (int64_t b = 0; b < p.batch; ++b) {
     const KvRange freed =

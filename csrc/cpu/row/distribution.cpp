@@ -9,22 +9,6 @@
 
 namespace specdec::cpu {
 
-bool SequenceParams::valid() const {
-  return std::isfinite(temperature) && temperature >= 0 && top_k >= 0 && top_p > 0 && top_p <= 1 &&
-         min_p >= 0 && min_p <= 1;
-}
-
-bool SequenceParams::filters(int64_t vocab) const {
-  return (top_k > 0 && top_k < vocab) || top_p < 1 || min_p > 0;
-}
-
-SequenceParams params_of(const SamplingParams& s, int64_t b) {
-  return {s.temperatures ? s.temperatures[b] : s.temperature, s.top_ks ? s.top_ks[b] : s.top_k,
-          s.top_ps ? s.top_ps[b] : s.top_p, s.min_ps ? s.min_ps[b] : s.min_p};
-}
-
-float inverse_temperature(float temperature) { return std::min(1.0f / temperature, FLT_MAX); }
-
 float weight_floor(const WeightParams& s) {
   const float reach = std::min(-kSmallestExponent / s.inv_t, FLT_MAX);
   return std::max({s.threshold, s.offset - reach, -FLT_MAX});
@@ -103,7 +87,8 @@ double total(const std::vector<float>& sums) {
 
 namespace {
 
-// The tiles' maxima, those of their blocks if asked for, and their sums relative to their maxima.
+// Finds the maximum of each tile, of each of its blocks if asked for, and its sum of exponentials
+// relative to its own maximum.
 void read_tiles(const RowView& row, float inv_t, bool blocks, bool sums, const Parallel& parallel,
                 Scratch& scratch) {
   const TileKernels& k = tile_kernels();
@@ -125,13 +110,13 @@ void read_tiles(const RowView& row, float inv_t, bool blocks, bool sums, const P
   });
 }
 
-// From the tiles' maxima to the row's; returns the total.
+// Rescales the sums from the maxima of the tiles to that of the row; returns their total.
 double join_sums(const RowStats& stats, Scratch& scratch) {
   const float floor = weight_floor({stats.max, stats.inv_t, -INFINITY, 1.0f});
   double total = 0;
   for (size_t t = 0; t < scratch.sums.size(); ++t) {
     const double gap = (static_cast<double>(scratch.maxima[t]) - stats.max) * stats.inv_t;
-    // Where a tile's weights vanish when it is read again, so must its sum.
+    // A tile whose weights come out as 0 when it is read again must have no sum either.
     scratch.sums[t] =
         scratch.maxima[t] < floor ? 0.0f : static_cast<float>(scratch.sums[t] * std::exp(gap));
     total += static_cast<double>(scratch.sums[t]);
@@ -254,8 +239,10 @@ int64_t draw(const RowView& row, const RowStats& stats, const Scratch& scratch, 
   if (stats.listed) {
     const Survivors& s = *scratch.survivors;
     float weights[kTile];
-    tile_kernels().weights(s.values, s.count, {stats.max, stats.inv_t, stats.threshold, 1.0f}, weights);
-    const int64_t index = tile_kernels().pick(weights, s.count, 0, uniform * std::exp(stats.log_sum));
+    tile_kernels().weights(s.values, s.count, {stats.max, stats.inv_t, stats.threshold, 1.0f},
+                           weights);
+    const int64_t index =
+        tile_kernels().pick(weights, s.count, 0, uniform * std::exp(stats.log_sum));
     return index < 0 ? -1 : s.ids[index];
   }
   return draw(row, scratch.sums, uniform, [&](int64_t t, float* out) {
@@ -285,8 +272,8 @@ int64_t gumbel_argmax(const RowView& row, const RowStats& stats, const GumbelNoi
   parallel(row.tiles(), [&](int64_t begin, int64_t end) {
     float buffer[kTile], floor = -INFINITY;
     for (int64_t t = begin; t < end; ++t) {
-      best[t] = tile_kernels().gumbel(row.tile(t, buffer), row.tile_size(t), t * kTile, weight_params,
-                                      noise, floor);
+      best[t] = tile_kernels().gumbel(row.tile(t, buffer), row.tile_size(t), t * kTile,
+                                      weight_params, noise, floor);
       floor = std::max(floor, best[t].score);
     }
   });

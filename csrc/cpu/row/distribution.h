@@ -1,5 +1,13 @@
 #pragma once
-// One vocabulary row: its law under the sampling parameters, and draws from it.
+// One row, a vector of V logits or probabilities: its statistics under the sampling parameters of
+// its sequence, and draws from the distribution that they describe.
+//   row statistics  maximum, threshold and sum of exponentials: with them any entry of the row
+//   gives
+//                   its probability, and the row itself is never copied or normalised
+//   survivors       the tokens that top-k, top-p and min-p leave
+//   valid           said of a row that holds a distribution
+//   one-hot         said of a distribution with all mass on one token (temperature 0)
+//   direct          said of a row whose entries are the probabilities, used as they are
 #include <memory>
 #include <vector>
 
@@ -7,24 +15,9 @@
 #include "specdec/parallel.h"
 #include "specdec/philox.h"
 #include "specdec/sampling.h"
+#include "specdec/sequence_params.h"
 
 namespace specdec::cpu {
-
-// The parameters of one sequence.
-struct SequenceParams {
-  float temperature;
-  int64_t top_k;
-  float top_p;
-  float min_p;
-
-  bool valid() const;
-  bool filters(int64_t vocab) const;
-};
-
-SequenceParams params_of(const SamplingParams& sampling, int64_t sequence);
-
-// min(1/T, largest float): a temperature under 1/FLT_MAX must not make 0 * inf at the maximum.
-float inverse_temperature(float temperature);
 
 // V elements, read tile by tile as floats.
 class RowView {
@@ -40,7 +33,7 @@ class RowView {
   float at(int64_t index) const;
   // Elements [begin, begin + n), n <= kTile; in scratch [kTile] if they need conversion.
   const float* read(int64_t begin, int64_t n, float* scratch) const;
-  // out[j] = element columns[j], or `rest` where that is none of the row.
+  // out[j] = element columns[j], or `rest` where the row has no such column.
   void gather(const int32_t* columns, int64_t n, float rest, float* out) const;
 
  private:
@@ -52,56 +45,57 @@ class RowView {
 
 struct RowStats {
   bool valid = false;
-  bool one_hot = false; // all mass on argmax
-  bool direct = false;  // the row holds the probabilities; nothing else here is used
-  bool listed = false;  // scratch.survivors is all that has mass
-  int64_t argmax = -1;  // found only where it is needed
+  bool one_hot = false;  // all mass on argmax
+  bool direct = false;   // of the fields only `valid` is used
+  bool listed = false;   // scratch.survivors holds every token with mass
+  int64_t argmax = -1;   // only if one-hot
   float max = 0;
   float inv_t = 1;
   float threshold = 0;  // in raw logits
   double log_sum = 0;   // of exp((l - max) * inv_t) over survivors
 
   double logprob(const RowView& row, int64_t index) const;
-  // Weights that sum to 1.
+  // Scaled so that the weights sum to 1.
   WeightParams weight_params() const;
 };
 
-// What filters left of a row, in the order of the ids.
+// The survivors of a row, by ascending id.
 struct Survivors {
   int64_t count;
   float values[kTile];
   int32_t ids[kTile];
 };
 
-// Reused from row to row: O(tiles) floats and one tile, the only memory an op allocates.
+// Reused from row to row. These O(tiles) floats and a few tiles are all that an op allocates.
 struct Scratch {
   std::vector<float> sums;               // [tiles], of the last row measured or summed
   std::vector<float> maxima;             // [tiles]
   std::vector<float> blocks;             // [V / kBlock], only with filters
   std::vector<float> block_weights;      // the same, only with top-p
   std::unique_ptr<Survivors> survivors;  // only with filters
-  std::unique_ptr<Histogram> histogram;  // only where the survivors are too many to list
+  std::unique_ptr<Histogram> histogram;  // only if the survivors are too many to list
 };
 
-// Reads the row once, and again where filters leave more than a tile. Fills scratch.survivors, or
-// scratch.sums relative to law.max.
+// Reads the row once, and again if more than a tile of it survives the filters. Fills
+// scratch.survivors, or else scratch.sums, which are relative to the weight of the maximum.
 RowStats measure(const RowView& row, const SequenceParams& params, const Parallel& parallel,
                  Scratch& scratch);
 
-// Of probabilities as they are: their tile sums, and whether every entry can be one.
+// For a direct row: fills scratch.sums and checks that every entry is a probability.
 RowStats measure_direct(const RowView& row, const Parallel& parallel, Scratch& scratch);
 
-// H = -sum P log P over the survivors; reuses the memory of `sums`.
+// -sum P log P over the survivors; reuses the memory of `sums`.
 double entropy(const RowView& row, const RowStats& stats, const Parallel& parallel,
                std::vector<float>& sums);
 
-// c * P of one tile, and of the survivors.
+// c * P over one tile, or over the survivors.
 void target_weights(const RowView& row, const RowStats& stats, int64_t t, double c, float* out);
 void survivor_weights(const RowStats& stats, const Survivors& s, double c, float* out);
 
 double total(const std::vector<float>& sums);
 
-// Inverse CDF of `fill(tile, out)` weights whose tile sums are given; -1 if no weight is left.
+// Inverse CDF of the weights that `fill(tile, out)` gives, whose tile sums are known. Returns -1 if
+// all of them are 0.
 template <class Fill>
 int64_t draw(const RowView& row, const std::vector<float>& sums, double uniform, Fill&& fill) {
   const double mass = total(sums);
@@ -122,18 +116,18 @@ int64_t draw(const RowView& row, const std::vector<float>& sums, double uniform,
   return index < 0 ? -1 : chosen * kTile + index;
 }
 
-// A token of a measured law; scratch as measure left it.
+// Inverse CDF of a measured row; scratch as `measure` filled it.
 int64_t draw(const RowView& row, const RowStats& stats, const Scratch& scratch, double uniform);
 
-// argmax(log P + G); G is the noise of (seed, position, stream).
+// Gumbel-max sampling: argmax(log P + G), where G is the Gumbel noise.
 int64_t gumbel_argmax(const RowView& row, const RowStats& stats, const Scratch& scratch,
                       const GumbelNoise& noise, const Parallel& parallel);
 
-// The same from the row alone.
+// The same without the list of survivors.
 int64_t gumbel_argmax(const RowView& row, const RowStats& stats, const GumbelNoise& noise,
                       const Parallel& parallel);
 
-// Lowest index of the largest entry; scratch.maxima as measure left it.
+// Lowest index of the largest entry; maxima as `measure` filled them.
 int64_t argmax(const RowView& row, float max, const std::vector<float>& maxima);
 
 }  // namespace specdec::cpu

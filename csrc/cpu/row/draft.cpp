@@ -72,7 +72,7 @@ bool DraftDistribution::weights(int64_t begin, int64_t n, float* out) const {
   if (columns != nullptr) {
     row.gather(columns + begin, n, probs ? 0.0f : -INFINITY, out);
     if (!probs) tile_kernels().weights(out, n, weight_params, out);
-    return true;  // `rest` judges the row
+    return true;  // `rest` checks the row
   }
   const int64_t known = std::clamp<int64_t>(row.vocab() - begin, 0, n);
   std::fill(out + known, out + n, 0.0f);
@@ -153,7 +153,7 @@ DraftDistribution draft_distribution(const DraftSource& source, int64_t b, int64
   d.token = x;
   if (source.form == DraftForm::kOneHot || temperature == 0) return d;
   d.form = source.form;
-  if (row < 0 || row >= source.num_rows) {  // which row it is may be data
+  if (row < 0 || row >= source.num_rows) {  // the index of the row may be data
     d.fault = d.broken = true;
     return d;
   }
@@ -176,7 +176,7 @@ DraftDistribution draft_distribution(const DraftSource& source, int64_t b, int64
     stats.threshold = source.threshold[statistic];
     stats.inv_t = inverse_temperature(temperature);
     d.broken = !std::isfinite(total) || std::isnan(stats.threshold);
-    // exp(d / T - total) about a point near the maximum, where float32 subtracts exactly.
+    // exp(l / T - total), relative to a logit near the maximum, where float32 subtracts exactly.
     stats.max = static_cast<float>(total / stats.inv_t);
     stats.log_sum = total - static_cast<double>(stats.max) * stats.inv_t;
     d.weight_params = stats.weight_params();

@@ -5,15 +5,16 @@
 #include <cstring>
 
 #include "specdec/filter.h"
+#include "specdec/ordered_key.h"
 
 namespace specdec::cpu {
 namespace {
 
-// 11 + 11 + 10 bits of the key, most significant first.
+// A selection looks at 11 + 11 + 10 bits of the ordered key, most significant first.
 constexpr int kShifts[] = {21, 10, 0};
 constexpr uint32_t kMasks[] = {0x7ff, 0x7ff, 0x3ff};
 
-struct Selection {
+struct RadixSelection {
   const RowView& row;
   const std::vector<float>& maxima;
   WeightParams weight_params;
@@ -33,8 +34,9 @@ struct Selection {
     }
   }
 
-  // Largest key whose entries at and above it reach the goal, of keys from low on. reached() looks
-  // at one bin, from the top: true if the goal lies in it, else it adds the bin.
+  // The largest key, at least `low`, such that the entries at and above it reach the goal.
+  // reached(bin) is called from the top bin down: it returns true if the goal lies in that bin,
+  // else it adds the bin to what was seen.
   template <class Reached>
   uint32_t select(uint32_t low, Reached&& reached) {
     uint32_t prefix = 0;
@@ -48,7 +50,7 @@ struct Selection {
         if (reached(bin)) break;
       }
       const uint32_t shifted = static_cast<uint32_t>(bin < 0 ? last : bin) << kShifts[level];
-      // Rounding may leave a goal unreached by a hair: then all that was seen survives.
+      // Rounding may leave a goal just unreached: then every entry seen survives.
       if (bin < 0) return level == 0 ? low : prefix | shifted;
       prefix |= shifted;
     }
@@ -56,11 +58,11 @@ struct Selection {
   }
 };
 
-bool limits(const SequenceParams& params, int64_t vocab) {
+bool has_top_k(const SequenceParams& params, int64_t vocab) {
   return params.top_k > 0 && params.top_k < vocab;
 }
 
-// The largest key of [low, high] that reaches the goal; low is taken to.
+// The largest float of [low, high] that reaches the goal; low is taken to reach it.
 template <class Reaches>
 float last_to_reach(float low, float high, Reaches&& reaches) {
   uint32_t begin = ordered_key(low), end = ordered_key(high);
@@ -75,20 +77,20 @@ float last_to_reach(float low, float high, Reaches&& reaches) {
   return from_ordered_key(begin);
 }
 
-// No survivor of top-k, or else of top-p, or else of min-p, lies below.
-float floor_of(const RowView& row, const SequenceParams& params, double total, const RowStats& stats,
-               Scratch& scratch) {
+// A bound below the threshold of the first filter that is set, found from the block maxima alone.
+float floor_of(const RowView& row, const SequenceParams& params, double total,
+               const RowStats& stats, Scratch& scratch) {
   const TileKernels& k = tile_kernels();
   const float* blocks = scratch.blocks.data();
   const auto n = static_cast<int64_t>(scratch.blocks.size());
-  if (limits(params, row.vocab())) {
+  if (has_top_k(params, row.vocab())) {
     // The k-th largest block maximum: at least k entries reach it.
     return last_to_reach(-INFINITY, stats.max,
                          [&](float floor) { return k.count(blocks, n, floor) >= params.top_k; });
   }
   if (params.top_p == 1) return min_p_threshold(stats.max, params.temperature, params.min_p);
-  // Entries under (1-p)/V of the largest weight hold less than 1-p of the mass together. Higher, if
-  // the maxima of the blocks alone hold p.
+  // Entries under (1-p)/V of the largest weight hold less than 1-p of the mass together. The bound
+  // is higher if the block maxima above it hold p of the mass already.
   const double gap = params.temperature * std::log((1.0 - params.top_p) / row.vocab());
   std::vector<float>& weights = scratch.block_weights;
   weights.resize(scratch.blocks.size());
@@ -99,8 +101,8 @@ float floor_of(const RowView& row, const SequenceParams& params, double total, c
   });
 }
 
-// False if there are too many.
-bool list(const RowView& row, float floor, const Scratch& scratch, Survivors& s) {
+// Returns false if there are too many.
+bool list_survivors(const RowView& row, float floor, const Scratch& scratch, Survivors& s) {
   s.count = 0;
   for (int64_t b = 0; b < static_cast<int64_t>(scratch.blocks.size()); ++b) {
     if (!(scratch.blocks[b] >= floor)) continue;
@@ -127,15 +129,16 @@ float threshold_of_list(const SequenceParams& params, int64_t vocab, float floor
                         const RowStats& stats, Survivors& s) {
   const TileKernels& k = tile_kernels();
   float keep = floor;
-  if (limits(params, vocab)) {
-    keep = last_to_reach(
-        floor, stats.max, [&](float low) { return k.count(s.values, s.count, low) >= params.top_k; });
+  if (has_top_k(params, vocab)) {
+    keep = last_to_reach(floor, stats.max, [&](float low) {
+      return k.count(s.values, s.count, low) >= params.top_k;
+    });
     drop_below(keep, s);
   }
   if (params.top_p < 1) {
     float weights[kTile];
     k.weights(s.values, s.count, {stats.max, stats.inv_t, -INFINITY, 1.0f}, weights);
-    if (limits(params, vocab)) total = k.mass(s.values, weights, s.count, keep);
+    if (has_top_k(params, vocab)) total = k.mass(s.values, weights, s.count, keep);
     const double goal = params.top_p * total;
     keep = last_to_reach(keep, stats.max, [&](float low) {
       return static_cast<double>(k.mass(s.values, weights, s.count, low)) >= goal;
@@ -147,9 +150,10 @@ float threshold_of_list(const SequenceParams& params, int64_t vocab, float floor
 float threshold_by_radix(const RowView& row, const SequenceParams& params, float floor,
                          double total, const RowStats& stats, Scratch& scratch) {
   if (scratch.histogram == nullptr) scratch.histogram.reset(new Histogram);
-  Selection s{row, scratch.maxima, {stats.max, stats.inv_t, -INFINITY, 1.0f}, *scratch.histogram};
+  RadixSelection s{
+      row, scratch.maxima, {stats.max, stats.inv_t, -INFINITY, 1.0f}, *scratch.histogram};
   float keep = floor;
-  if (limits(params, row.vocab())) {
+  if (has_top_k(params, row.vocab())) {
     int64_t above = 0;
     keep = from_ordered_key(s.select(ordered_key(floor), [&](int bin) {
       if (above + s.h.counts[bin] >= params.top_k) return true;
@@ -158,7 +162,7 @@ float threshold_by_radix(const RowView& row, const SequenceParams& params, float
     }));
   }
   if (params.top_p < 1) {
-    double goal = limits(params, row.vocab()) ? -1 : params.top_p * total, above = 0;
+    double goal = has_top_k(params, row.vocab()) ? -1 : params.top_p * total, above = 0;
     keep = from_ordered_key(s.select(ordered_key(keep), [&](int bin) {
       if (goal < 0) {
         goal = 0;
@@ -176,7 +180,7 @@ float threshold_by_radix(const RowView& row, const SequenceParams& params, float
 }  // namespace
 
 bool needs_total(const SequenceParams& params, int64_t vocab) {
-  return params.top_p < 1 && !limits(params, vocab);
+  return params.top_p < 1 && !has_top_k(params, vocab);
 }
 
 void filter(const RowView& row, const SequenceParams& params, double total, RowStats& stats,
@@ -184,9 +188,9 @@ void filter(const RowView& row, const SequenceParams& params, double total, RowS
   if (scratch.survivors == nullptr) scratch.survivors.reset(new Survivors);
   Survivors& s = *scratch.survivors;
   const float floor = floor_of(row, params, total, stats, scratch);
-  stats.listed = list(row, floor, scratch, s);
+  stats.listed = list_survivors(row, floor, scratch, s);
   stats.threshold = stats.listed ? threshold_of_list(params, row.vocab(), floor, total, stats, s)
-                             : threshold_by_radix(row, params, floor, total, stats, scratch);
+                                 : threshold_by_radix(row, params, floor, total, stats, scratch);
   stats.threshold =
       std::max(stats.threshold, min_p_threshold(stats.max, params.temperature, params.min_p));
   if (stats.listed) drop_below(stats.threshold, s);

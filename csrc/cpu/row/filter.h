@@ -3,12 +3,14 @@
 
 namespace specdec::cpu {
 
+// Filters are thresholds on the raw logits of a row; nothing is sorted.
+//
 // Whether top-p needs the mass of the whole row.
 bool needs_total(const SequenceParams& params, int64_t vocab);
 
-// Sets law.threshold, the smallest surviving logit: top-k, top-p of what is left, min-p; ties
-// survive. Lists the survivors if they fit; no sort. scratch as the tiles were read, total if
-// needed.
+// Sets stats.threshold, the smallest logit that survives top-k, then top-p among the survivors,
+// then min-p; ties survive. Lists the survivors if they fit. `scratch` holds the maxima of tiles
+// and blocks; `total` is the mass of the row if that is needed.
 void filter(const RowView& row, const SequenceParams& params, double total, RowStats& stats,
             Scratch& scratch);
 

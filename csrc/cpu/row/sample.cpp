@@ -35,7 +35,8 @@ void sample(const SampleParams& p, const Parallel& parallel) {
         p.tokens[r] = token;
         p.logprobs[r] = static_cast<float>(stats.logprob(row, token));
         p.threshold[r] = stats.threshold;
-        if (!stats.one_hot) p.logsumexp[r] = static_cast<double>(stats.max) * stats.inv_t + stats.log_sum;
+        if (!stats.one_hot)
+          p.logsumexp[r] = static_cast<double>(stats.max) * stats.inv_t + stats.log_sum;
       });
 }
 

@@ -12,10 +12,10 @@
 namespace specdec::cpu {
 namespace {
 
-constexpr float kTopExponent = 126.0f;  // of two; a larger one would run into the sign
+constexpr float kTopExponent = 126.0f;  // of 2: a larger one would overflow into the sign bit
 
-// The weight of a logit, 2 units in the last place beside its product by inv_t: a power of two and
-// a degree-5 minimax polynomial of the rest, 1 at 0.
+// The weight of a logit: a power of two times a minimax polynomial of degree 5 of the remainder,
+// which is 1 at 0. The error is 2 units in the last place, besides that of the product with inv_t.
 struct Weight {
   explicit Weight(const WeightParams& s)
       : offset(s.offset), rate(s.inv_t * kLog2e), floor(weight_floor(s)) {
@@ -25,7 +25,7 @@ struct Weight {
 
   F operator()(const F& l) const {
     constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
-    // Nothing is far above the offset, unless what a caller says of a row belongs to another one.
+    // No logit is far above the offset, unless a caller gives the statistics of another row.
     const F above = l - offset;
     const F d = select(above < top, above, F(top));
     const F shifted = d * rate + kRound;
@@ -71,7 +71,7 @@ void from_bfloat16(const uint16_t* in, int64_t n, float* out) {
 
 void from_float16(const uint16_t* in, int64_t n, float* out) {
   widen(in, n, out, [](const U& h) {
-    // The multiplication moves the exponent's bias and makes subnormals right.
+    // The multiplication corrects the bias of the exponent, also for subnormals.
     const F magnitude = as<F>((h & 0x7fffu) << 13) * 0x1p112f;
     const U special = as<U>((h & 0x7c00u) == 0x7c00u) & 0x7f800000u;
     return as<F>(as<U>(magnitude) | special | ((h & 0x8000u) << 16));
@@ -85,7 +85,7 @@ void log_tile(const float* in, int64_t n, float* out) {
 template <bool kBlocks>
 inline Peak peak_of(const float* tile, int64_t n, float* blocks) {
   F best = -kInf;
-  I magnitude = 0;  // of the bits: NaN lies above infinity
+  I magnitude = 0;  // largest bits without sign: those of a NaN are above those of infinity
   const auto bits_of = [](const F& a) { return as<I>(a) & 0x7fffffff; };
   int64_t i = 0;
   for (; i + kBlock <= n; i += kBlock) {
@@ -224,14 +224,14 @@ void histogram(const float* tile, int64_t n, const WeightParams& weight_params, 
     const U raw = as<U>(l + 0.0f);  // -0 is 0: they tie
     const U negative = as<U>(as<I>(raw) >> 31);
     const U key = raw ^ (negative | 0x80000000u);
-    uint32_t left = bits((key >= h.low) & (key <= h.high));
-    if (left == 0) return;
+    uint32_t set = bits((key >= h.low) & (key <= h.high));
+    if (set == 0) return;
     uint32_t keys[kWidth];
     float w[kWidth];
     store(keys, key);
     store(w, weight(l));
-    for (; left != 0; left &= left - 1) {
-      const int j = __builtin_ctz(left);
+    for (; set != 0; set &= set - 1) {
+      const int j = __builtin_ctz(set);
       if (i + j >= n) return;
       const uint32_t bin = (keys[j] >> h.shift) & h.mask;
       h.counts[bin] += 1;
@@ -242,30 +242,32 @@ void histogram(const float* tile, int64_t n, const WeightParams& weight_params, 
 
 }  // namespace
 
-Best SPECDEC_CAT(race_, SPECDEC_ISA)(const float* tile, int64_t n, int64_t first_token,
-                                     const WeightParams& weight_params, const GumbelNoise& noise,
-                                     float floor);
-Best SPECDEC_CAT(race_among_, SPECDEC_ISA)(const float* values, const int32_t* ids, int64_t n,
-                                           const WeightParams& weight_params, const GumbelNoise& noise);
+Best SPECDEC_CAT(gumbel_, SPECDEC_ISA)(const float* tile, int64_t n, int64_t first_token,
+                                       const WeightParams& weight_params, const GumbelNoise& noise,
+                                       float floor);
+Best SPECDEC_CAT(gumbel_among_, SPECDEC_ISA)(const float* values, const int32_t* ids, int64_t n,
+                                             const WeightParams& weight_params,
+                                             const GumbelNoise& noise);
 
 extern const TileKernels SPECDEC_CAT(tile_kernels_, SPECDEC_ISA);
-const TileKernels SPECDEC_CAT(tile_kernels_, SPECDEC_ISA) = {SPECDEC_STR(SPECDEC_ISA),
-                                                             from_bfloat16,
-                                                             from_float16,
-                                                             log_tile,
-                                                             peak,
-                                                             sum_exp,
-                                                             weights,
-                                                             subtract,
-                                                             sum,
-                                                             is_distribution,
-                                                             pick,
-                                                             count,
-                                                             mass,
-                                                             gather,
-                                                             SPECDEC_CAT(race_, SPECDEC_ISA),
-                                                             SPECDEC_CAT(race_among_, SPECDEC_ISA),
-                                                             overlap,
-                                                             histogram};
+const TileKernels SPECDEC_CAT(tile_kernels_, SPECDEC_ISA) = {
+    SPECDEC_STR(SPECDEC_ISA),
+    from_bfloat16,
+    from_float16,
+    log_tile,
+    peak,
+    sum_exp,
+    weights,
+    subtract,
+    sum,
+    is_distribution,
+    pick,
+    count,
+    mass,
+    gather,
+    SPECDEC_CAT(gumbel_, SPECDEC_ISA),
+    SPECDEC_CAT(gumbel_among_, SPECDEC_ISA),
+    overlap,
+    histogram};
 
 }  // namespace specdec::cpu

@@ -1,14 +1,15 @@
 #pragma once
-// Arithmetic on one tile of a row: at most kTile floats that sit in the first-level cache. Built
-// once per instruction set from one source; all of them add in the same order, and AVX2 and AVX-512
-// agree bit for bit (the plain build has no fused multiply-add).
+// Arithmetic on one tile of a row: at most kTile floats, which fit in the first-level cache. One
+// source is built once per instruction set. Every build adds in the same order, and AVX2 and
+// AVX-512 agree bit for bit (the plain build has no fused multiply-add).
 #include <cstdint>
 
+#include "specdec/noise.h"
 #include "specdec/sampling.h"
 
 namespace specdec::cpu {
 
-constexpr int64_t kBlock = 64;    // entries behind one block maximum
+constexpr int64_t kBlock = 64;    // entries that share one block maximum
 constexpr int kRadixBins = 2048;  // 11 bits of the ordered key at a time
 
 constexpr float kSmallestExponent = -87.0f;  // below it exp is 0
@@ -20,10 +21,10 @@ struct Peak {
 
 struct Best {
   float score;
-  int64_t index;  // -1: nothing survived
+  int64_t index;  // -1: no entry survives
 };
 
-// exp((l - offset) * inv_t) * scale where l >= threshold, else 0.
+// The weight of a logit l is exp((l - offset) * inv_t) * scale if l >= threshold, else 0.
 struct WeightParams {
   float offset;
   float inv_t;
@@ -31,18 +32,12 @@ struct WeightParams {
   float scale;
 };
 
-// The smallest logit with a weight: the threshold, or where the exponential is taken for 0.
+// The smallest logit whose weight is not 0: the threshold, or where the exponential is taken as 0.
 float weight_floor(const WeightParams& weight_params);
 
 struct Overlap {
   float sum;    // of min(q, t * p)
   float slope;  // its derivative by t
-};
-
-struct GumbelNoise {
-  uint64_t seed;
-  uint64_t position;
-  uint32_t stream;
 };
 
 struct Histogram {
@@ -58,24 +53,27 @@ struct TileKernels {
   void (*from_bfloat16)(const uint16_t* in, int64_t n, float* out);
   void (*from_float16)(const uint16_t* in, int64_t n, float* out);
   void (*log)(const float* in, int64_t n, float* out);
-  // blocks: maximum of each kBlock entries, may be null.
+  // Writes the maximum of each kBlock entries to `blocks`, which may be null.
   Peak (*peak)(const float* tile, int64_t n, float* blocks);
-  float (*sum_exp)(const float* tile, int64_t n, const WeightParams& weight_params);  // as if scale were 1
+  float (*sum_exp)(const float* tile, int64_t n,
+                   const WeightParams& weight_params);  // as if scale were 1
   void (*weights)(const float* tile, int64_t n, const WeightParams& weight_params, float* out);
   void (*subtract)(float* p, const float* q, int64_t n);  // p = max(p - q, 0)
   float (*sum)(const float* tile, int64_t n);
   bool (*is_distribution)(const float* tile, int64_t n);  // every entry finite and not negative
-  // First index whose running sum (from prefix) passes target; else the last with weight; else -1.
+  // The first index at which the sum, starting from prefix, passes target; else the last one with
+  // weight; else -1.
   int64_t (*pick)(const float* weights, int64_t n, double prefix, double target);
-  int64_t (*count)(const float* values, int64_t n, float floor);  // of values >= floor
-  float (*mass)(const float* values, const float* weights, int64_t n, float floor);  // of the same
-  // Entries >= floor, in order; ids count from first.
+  int64_t (*count)(const float* values, int64_t n, float floor);  // values >= floor
+  float (*mass)(const float* values, const float* weights, int64_t n,
+                float floor);  // weights of these
+  // Copies the entries >= floor in order, and their ids, of which the tile's first is `first`.
   int64_t (*gather)(const float* tile, int64_t n, int64_t first, float floor, float* values,
                     int32_t* ids);
-  // Only scores over the floor.
-  Best (*gumbel)(const float* tile, int64_t n, int64_t first_token, const WeightParams& weight_params,
-                 const GumbelNoise& noise, float floor);
-  // The same noise for scattered tokens; index is into values.
+  // The best score log P + G of the tile, if it is above the floor.
+  Best (*gumbel)(const float* tile, int64_t n, int64_t first_token,
+                 const WeightParams& weight_params, const GumbelNoise& noise, float floor);
+  // The same for scattered tokens; Best::index is into values.
   Best (*gumbel_among)(const float* values, const int32_t* ids, int64_t n,
                        const WeightParams& weight_params, const GumbelNoise& noise);
   Overlap (*overlap)(const float* p, const float* q, int64_t n, float t);
@@ -84,20 +82,5 @@ struct TileKernels {
 
 // The widest instruction set this processor runs.
 const TileKernels& tile_kernels();
-
-// Unsigned order of the keys is the order of the floats.
-inline uint32_t ordered_key(float value) {
-  value += 0.0f;  // -0 is 0: they tie
-  uint32_t bits;
-  __builtin_memcpy(&bits, &value, 4);
-  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-}
-
-inline float from_ordered_key(uint32_t key) {
-  const uint32_t bits = key & 0x80000000u ? key ^ 0x80000000u : ~key;
-  float value;
-  __builtin_memcpy(&value, &bits, 4);
-  return value;
-}
 
 }  // namespace specdec::cpu

@@ -14,7 +14,7 @@ extern const TileKernels tile_kernels_avx512;
 const TileKernels& tile_kernels() {
   static const TileKernels& chosen = []() -> const TileKernels& {
 #ifdef SPECDEC_X86
-    // A narrower set may be asked for, never a wider one than the processor has.
+    // The variable may narrow the instruction set, never widen it beyond the processor's.
     const char* asked = std::getenv("SPECDEC_CPU_CAPABILITY");
     const bool plain = asked != nullptr && std::strcmp(asked, "plain") == 0;
     const bool narrow = plain || (asked != nullptr && std::strcmp(asked, "avx2") == 0);

@@ -1,7 +1,7 @@
 #pragma once
 // Sixteen floats at a time on every instruction set, so that each build adds in the same order.
-// Only for the files that are compiled once per instruction set: all of it has internal linkage,
-// else the linker would keep one build of it for all processors.
+// Only files that are compiled once per instruction set include it, and all of it has internal
+// linkage, else the linker would keep one build of it for all processors.
 #include <cstdint>
 
 #if defined(__AVX2__)
@@ -28,8 +28,8 @@ constexpr float kLog2e = 1.44269504088896341f;
 
 using Size = decltype(sizeof 0);
 
-// 64 bytes in as many of the processor's registers as they take. The compiler splits wider
-// vectors of its own into scalars at each comparison.
+// 64 bytes in as many registers as the processor needs for them. The compiler's own vectors of that
+// width would be split into scalars at each comparison.
 template <class T>
 struct Vector {
   typedef T Part __attribute__((vector_size(kRegister)));
@@ -65,7 +65,7 @@ struct Vector {
 };
 
 using F = Vector<float>;
-using I = Vector<int32_t>;  // also masks: all bits of a lane
+using I = Vector<int32_t>;  // also masks, which set all bits of a lane
 using U = Vector<uint32_t>;
 using L = Vector<uint64_t>;  // half as many lanes
 
@@ -95,7 +95,7 @@ inline Vector<T> select(const I& mask, const Vector<T>& a, const Vector<T>& b) {
   return out;
 }
 
-// The larger of the two; b where a is NaN.
+// The larger of two; b if a is NaN.
 template <class T>
 inline Vector<T> larger(const Vector<T>& a, const Vector<T>& b) {
   Vector<T> out;
@@ -103,7 +103,7 @@ inline Vector<T> larger(const Vector<T>& a, const Vector<T>& b) {
   return out;
 }
 
-// The same bits.
+// Reinterprets the bits.
 template <class To, class T>
 inline To as(const Vector<T>& from) {
   To to;
@@ -111,7 +111,7 @@ inline To as(const Vector<T>& from) {
   return to;
 }
 
-// The same values.
+// Converts the values.
 template <class To, class T>
 inline To convert(const Vector<T>& from) {
   To to;
@@ -158,7 +158,7 @@ inline void each(const float* tile, int64_t n, float rest, Body&& body) {
   if (i < n) body(i, load_part(tile + i, n - i, rest));
 }
 
-// In place allowed.
+// `out` may be `in`.
 template <class Op>
 inline void map(const float* in, int64_t n, float* out, Op&& op) {
   int64_t i = 0;
@@ -217,8 +217,8 @@ inline bool any(const I& mask) { return bits(mask) != 0; }
 
 constexpr int32_t kIndices[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
-// Writes the lanes whose bits are set, in order, and their indices; returns how many. May write
-// sixteen.
+// Writes the lanes whose bits are set, in order, and their indices; returns how many. It may write
+// to all sixteen places.
 inline int compress(uint32_t set, const F& v, int32_t first, float* values, int32_t* ids) {
 #if defined(__AVX512DQ__)
   const auto mask = static_cast<__mmask16>(set);
@@ -242,7 +242,7 @@ inline int compress(uint32_t set, const F& v, int32_t first, float* values, int3
 #endif
 }
 
-// Of the low 32 bits of each lane.
+// The product of the low 32 bits of each lane.
 inline L multiply(const L& a, uint32_t b) {
   L out;
   const L wide(b);
@@ -259,7 +259,7 @@ inline L multiply(const L& a, uint32_t b) {
   return out;
 }
 
-// 1 unit in the last place; log(0) = -inf, log(inf) = inf, NaN below 0.
+// The error is 1 unit in the last place; log(0) = -inf, log(inf) = inf, NaN below 0.
 inline F log(const F& x) {
   const I tiny = x < 1.17549435e-38f;
   const F scaled = select(tiny, x * 8388608.0f, x);

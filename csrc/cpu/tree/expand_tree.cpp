@@ -8,23 +8,24 @@
 
 #include "cpu/row/distribution.h"
 #include "cpu/tasks.h"
+#include "specdec/ordered_key.h"
 
 namespace specdec::cpu {
 namespace {
 
-// The largest logits of a row with their tokens, in order; the lower token first among equals.
-class Largest {
+// The largest logits of a row with their tokens, in descending order; ties go to the lower token.
+class TopTokens {
  public:
-  explicit Largest(int64_t width) : width_(width) {
+  explicit TopTokens(int64_t width) : width_(width) {
     std::fill_n(values_, width, -INFINITY);
     std::fill_n(tokens_, width, -1);
   }
 
-  // Only what is above it can still come in.
+  // Only larger values can still enter.
   float floor() const { return values_[width_ - 1]; }
 
-  // Tokens come in ascending order.
-  void take(float value, int64_t token) {
+  // Tokens must be inserted in ascending order, so that ties keep the lower one.
+  void insert(float value, int64_t token) {
     int64_t j = width_ - 1;
     for (; j > 0 && values_[j - 1] < value; --j) {
       values_[j] = values_[j - 1];
@@ -44,22 +45,22 @@ class Largest {
 };
 
 struct RowScratch {
-  std::vector<float> maxima;  // [tiles]
-  std::vector<float> sums;    // [tiles], relative to their own maxima
-  std::vector<float> blocks;  // [V / kBlock]
+  std::vector<float> maxima;        // [tiles]
+  std::vector<float> sums;          // [tiles], of exp relative to each tile's maximum
+  std::vector<float> block_maxima;  // [V / kBlock]
 };
 
 void read_row(const RowView& row, float inv_t, const Parallel& parallel, RowScratch& scratch) {
   const TileKernels& k = tile_kernels();
   scratch.maxima.resize(row.tiles());
   scratch.sums.resize(row.tiles());
-  scratch.blocks.resize((row.vocab() + kBlock - 1) / kBlock);
+  scratch.block_maxima.resize((row.vocab() + kBlock - 1) / kBlock);
   parallel(row.tiles(), [&](int64_t begin, int64_t end) {
     float buffer[kTile];
     for (int64_t t = begin; t < end; ++t) {
       const float* tile = row.tile(t, buffer);
       const int64_t n = row.tile_size(t);
-      const Peak peak = k.peak(tile, n, scratch.blocks.data() + t * (kTile / kBlock));
+      const Peak peak = k.peak(tile, n, scratch.block_maxima.data() + t * (kTile / kBlock));
       scratch.maxima[t] = peak.nan ? NAN : peak.max;
       scratch.sums[t] =
           std::isfinite(peak.max) ? k.sum_exp(tile, n, {peak.max, inv_t, -INFINITY, 1.0f}) : 0.0f;
@@ -67,7 +68,7 @@ void read_row(const RowView& row, float inv_t, const Parallel& parallel, RowScra
   });
 }
 
-// The largest of maxima without NaN and +inf; -inf where the row is not finite.
+// The row maximum; -inf if the row holds NaN or +inf, or nothing finite.
 float finite_max(const std::vector<float>& maxima) {
   float max = -INFINITY;
   for (float m : maxima) {
@@ -87,15 +88,16 @@ double log_sum(const RowScratch& scratch, float max, double temperature) {
   return std::log(total);
 }
 
-// A logit that at least `width` blocks reach, and few more: no less can be among the largest.
-float common_floor(const std::vector<float>& blocks, int64_t width, float max) {
-  const auto n = static_cast<int64_t>(blocks.size());
+// A logit that at least `width` block maxima reach, and not many more. No smaller logit can be
+// among the `width` largest of the row.
+float top_floor(const std::vector<float>& block_maxima, int64_t width, float max) {
+  const auto n = static_cast<int64_t>(block_maxima.size());
   if (n < width) return -INFINITY;
   float floor = -INFINITY;
   uint32_t low = ordered_key(-FLT_MAX), high = ordered_key(max);
   while (low < high) {
     const uint32_t middle = low + (high - low + 1) / 2;
-    const int64_t reached = tile_kernels().count(blocks.data(), n, from_ordered_key(middle));
+    const int64_t reached = tile_kernels().count(block_maxima.data(), n, from_ordered_key(middle));
     if (reached < width) {
       high = middle - 1;
       continue;
@@ -107,45 +109,45 @@ float common_floor(const std::vector<float>& blocks, int64_t width, float max) {
   return floor;
 }
 
-// Reads again only the blocks that may hold one of the largest.
-void find_largest(const RowView& row, const RowScratch& scratch, float floor, Largest& largest) {
-  for (int64_t i = 0; i < static_cast<int64_t>(scratch.blocks.size()); ++i) {
-    if (!(scratch.blocks[i] >= floor && scratch.blocks[i] > largest.floor())) continue;
+// Reads only those blocks again that may hold one of the largest logits.
+void find_top(const RowView& row, const RowScratch& scratch, float floor, TopTokens& top) {
+  for (int64_t i = 0; i < static_cast<int64_t>(scratch.block_maxima.size()); ++i) {
+    if (!(scratch.block_maxima[i] >= floor && scratch.block_maxima[i] > top.floor())) continue;
     const int64_t begin = i * kBlock, n = std::min(kBlock, row.vocab() - begin);
     float buffer[kBlock], values[kBlock];
     int32_t tokens[kBlock];
     const int64_t count = tile_kernels().gather(row.read(begin, n, buffer), n, begin,
-                                                std::max(floor, largest.floor()), values, tokens);
+                                                std::max(floor, top.floor()), values, tokens);
     for (int64_t j = 0; j < count; ++j) {
-      if (values[j] > largest.floor()) largest.take(values[j], tokens[j]);
+      if (values[j] > top.floor()) top.insert(values[j], tokens[j]);
     }
   }
 }
 
 void expand_node(const ExpandTreeParams& p, int64_t r, const Parallel& parallel,
                  RowScratch& scratch) {
-  const int64_t b = r / p.nodes, f = r % p.nodes;
+  const int64_t b = r / p.nodes, node = r % p.nodes;
   int64_t* tokens = p.tokens + r * p.width;
   float* scores = p.out_scores + r * p.width;
   std::fill_n(tokens, p.width, -1);
   std::fill_n(scores, p.width, -INFINITY);
-  const float score = p.scores[b * p.score_stride_sequence + f * p.score_stride];
+  const float score = p.scores[b * p.score_stride_sequence + node * p.score_stride];
   float temperature = p.temperatures != nullptr ? p.temperatures[b] : p.temperature;
   if (!std::isfinite(score) || !std::isfinite(temperature) || temperature < 0) return;
   if (temperature == 0) temperature = 1;
 
-  const RowView row(p.logits, b, f, p.vocab);
+  const RowView row(p.logits, b, node, p.vocab);
   read_row(row, inverse_temperature(temperature), parallel, scratch);
   const float max = finite_max(scratch.maxima);
   if (max == -INFINITY) return;
   const double total = log_sum(scratch, max, temperature);
-  Largest largest(p.width);
-  find_largest(row, scratch, common_floor(scratch.blocks, p.width, max), largest);
-  for (int64_t j = 0; j < p.width && largest.token(j) >= 0; ++j) {
-    const double gap = (static_cast<double>(largest.value(j)) - max) / temperature;
+  TopTokens top(p.width);
+  find_top(row, scratch, top_floor(scratch.block_maxima, p.width, max), top);
+  for (int64_t j = 0; j < p.width && top.token(j) >= 0; ++j) {
+    const double gap = (static_cast<double>(top.value(j)) - max) / temperature;
     const auto child = static_cast<float>(score + (gap - total));
     if (child == -INFINITY) return;
-    tokens[j] = largest.token(j);
+    tokens[j] = top.token(j);
     scores[j] = child;
   }
 }

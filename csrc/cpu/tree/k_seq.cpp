@@ -3,22 +3,24 @@
 #include <algorithm>
 #include <cmath>
 
+#include "specdec/acceptance.h"
+
 namespace specdec::cpu {
 namespace {
 
-// (1 - (1 - beta)^K) / beta, in [1, K]: how much of beta one of K siblings takes. It falls with
-// beta.
+// (1 - (1 - beta)^K) / beta, in [1, K]: the probability that one of K trials accepts, per unit of
+// beta. It falls with beta.
 double share(double beta, int64_t siblings) {
   if (siblings == 1) return 1;
-  const double k = static_cast<double>(siblings);
-  return beta > 0 ? -std::expm1(k * std::log1p(-std::min(beta, 1.0))) / beta : k;
+  if (!(beta > 0)) return static_cast<double>(siblings);
+  return any_sibling_accepted(beta, siblings) / beta;
 }
 
 bool lossless(float t, double beta, int64_t siblings) {
   return static_cast<double>(t) * share(beta, siblings) <= 1;
 }
 
-// The t in [low, high] up to which `beta(t)` is lossless.
+// The largest t in [low, high] at which `beta(t)` is lossless.
 template <class F>
 float last_lossless(double low, double high, int64_t siblings, F&& beta) {
   for (int i = 0; i < 40; ++i) {
@@ -31,27 +33,27 @@ float last_lossless(double low, double high, int64_t siblings, F&& beta) {
 }  // namespace
 
 bool KSeq::load(int64_t t, float* p, float* q) const {
-  if (listed_ != nullptr) {
-    survivor_weights(law_, *listed_, 1.0, p);
-    draft_.weights_of(listed_->ids, listed_->count, q);
+  if (survivors_ != nullptr) {
+    survivor_weights(stats_, *survivors_, 1.0, p);
+    draft_.weights_of(survivors_->ids, survivors_->count, q);
     return true;
   }
-  target_weights(row_, law_, t, 1.0, p);
+  target_weights(row_, stats_, t, 1.0, p);
   return draft_.weights(t * kTile, row_.tile_size(t), q);
 }
 
-bool KSeq::measure(Bound* at, int64_t count) {
+bool KSeq::measure(Overlaps* at, int64_t count) {
   const TileKernels& k = tile_kernels();
-  const int64_t tiles = listed_ != nullptr ? 1 : row_.tiles();
-  std::vector<Overlap>& parts = memory_.overlaps;  // [tiles, count]
-  parts.resize(tiles * count);
+  const int64_t tiles = survivors_ != nullptr ? 1 : row_.tiles();
+  std::vector<Overlap>& overlaps = scratch_.overlaps;  // [tiles, count]
+  overlaps.resize(tiles * count);
   parallel_(tiles, [&](int64_t begin, int64_t end) {
     float p[kTile], q[kTile];
     for (int64_t t = begin; t < end; ++t) {
-      const int64_t n = listed_ != nullptr ? listed_->count : row_.tile_size(t);
+      const int64_t n = survivors_ != nullptr ? survivors_->count : row_.tile_size(t);
       const bool valid = load(t, p, q);
       for (int64_t i = 0; i < count; ++i) {
-        parts[t * count + i] = valid ? k.overlap(p, q, n, at[i].t) : Overlap{NAN, NAN};
+        overlaps[t * count + i] = valid ? k.overlap(p, q, n, at[i].t) : Overlap{NAN, NAN};
       }
     }
   });
@@ -59,72 +61,72 @@ bool KSeq::measure(Bound* at, int64_t count) {
   for (int64_t i = 0; i < count; ++i) {
     at[i].beta = at[i].slope = 0;
     for (int64_t t = 0; t < tiles; ++t) {
-      at[i].beta += static_cast<double>(parts[t * count + i].sum);
-      at[i].slope += static_cast<double>(parts[t * count + i].slope);
+      at[i].beta += static_cast<double>(overlaps[t * count + i].sum);
+      at[i].slope += static_cast<double>(overlaps[t * count + i].slope);
     }
     valid = valid && !std::isnan(at[i].beta);
   }
   return valid;
 }
 
-// beta is concave: two tangents lie above it and the chord between them below, and so do the ends
-// of what is lossless.
-void KSeq::narrow(Bound& low, Bound& high, int64_t siblings) {
-  constexpr double kApart = 2e-7;  // about a found end, so that the next pass may confirm it
+// beta is concave: the tangents at both ends lie above it and the chord below it. Solving for these
+// instead of beta therefore brackets the largest lossless t.
+void KSeq::narrow(Overlaps& low, Overlaps& high, int64_t siblings) {
+  constexpr double kMargin = 2e-7;  // around a bracket, so that the next pass can confirm it
   const auto above = [&](double t) {
     return std::min(high.beta + high.slope * (t - high.t), low.beta + low.slope * (t - low.t));
   };
   const auto below = [&](double t) {
     return low.beta + (high.beta - low.beta) * ((t - low.t) / (high.t - low.t));
   };
-  const double first = last_lossless(low.t, high.t, siblings, below) * (1 - kApart);
-  const double last = last_lossless(low.t, high.t, siblings, above) * (1 + kApart);
-  Bound at[3] = {{static_cast<float>(first)}, {0}, {static_cast<float>(last)}};
+  const double first = last_lossless(low.t, high.t, siblings, below) * (1 - kMargin);
+  const double last = last_lossless(low.t, high.t, siblings, above) * (1 + kMargin);
+  Overlaps at[3] = {{static_cast<float>(first)}, {0}, {static_cast<float>(last)}};
   at[1].t = (at[0].t + at[2].t) / 2;
   measure(at, 3);
-  for (const Bound& a : at) {
+  for (const Overlaps& a : at) {
     if (a.t > low.t && a.t < high.t) (lossless(a.t, a.beta, siblings) ? low : high) = a;
   }
 }
 
 bool KSeq::solve(int64_t siblings) {
   constexpr float kClose = 8e-7f;
-  // Rounded down: at rho = K and above every law is kept.
+  // Rounded down: the rule is lossless at rho = K and above, whatever P and Q are.
   const float least = std::nextafter(1.0f / static_cast<float>(siblings), 0.0f);
-  Bound ends[2] = {{1.0f}, {siblings > 1 ? least : 1.0f}};
+  Overlaps ends[2] = {{1.0f}, {siblings > 1 ? least : 1.0f}};
   double beyond = 0;
-  const bool valid = listed_ == nullptr || draft_.whole_row_valid(parallel_);
+  const bool valid = survivors_ == nullptr || draft_.whole_row_valid(parallel_);
   if (!valid || !measure(ends, 2) || !draft_.rest(row_.vocab(), beyond)) return false;
   draft_.checked = true;
-  Bound high = ends[0], low = ends[1];
+  Overlaps high = ends[0], low = ends[1];
   if (lossless(high.t, high.beta, siblings)) low = high;
   for (int i = 0; i < 30 && high.t - low.t > kClose * high.t; ++i) narrow(low, high, siblings);
-  inverse_ = low.t;
-  taken_ = low.beta > 0 ? static_cast<float>(share(low.beta, siblings)) : 0.0f;
+  inverse_rho_ = low.t;
+  share_ = low.beta > 0 ? static_cast<float>(share(low.beta, siblings)) : 0.0f;
   return true;
 }
 
-void KSeq::left(const float* p, const float* q, int64_t n, float* out) const {
+void KSeq::residual(const float* p, const float* q, int64_t n, float* out) const {
   for (int64_t j = 0; j < n; ++j) {
-    out[j] = std::max(p[j] - taken_ * std::min(q[j], inverse_ * p[j]), 0.0f);
+    out[j] = std::max(p[j] - share_ * std::min(q[j], inverse_rho_ * p[j]), 0.0f);
   }
 }
 
 int64_t KSeq::draw(double uniform) {
   const TileKernels& k = tile_kernels();
-  if (listed_ != nullptr) {
+  if (survivors_ != nullptr) {
     float p[kTile], q[kTile];
     load(0, p, q);
-    left(p, q, listed_->count, p);
-    const double mass = k.sum(p, listed_->count);
-    return mass > 0 ? listed_->ids[k.pick(p, listed_->count, 0, uniform * mass)] : -1;
+    residual(p, q, survivors_->count, p);
+    const double mass = k.sum(p, survivors_->count);
+    return mass > 0 ? survivors_->ids[k.pick(p, survivors_->count, 0, uniform * mass)] : -1;
   }
-  std::vector<float>& sums = memory_.more;
+  std::vector<float>& sums = scratch_.positive;
   sums.resize(row_.tiles());
   const auto fill = [&](int64_t t, float* out) {
     float q[kTile];
     load(t, out, q);
-    left(out, q, row_.tile_size(t), out);
+    residual(out, q, row_.tile_size(t), out);
   };
   parallel_(row_.tiles(), [&](int64_t begin, int64_t end) {
     float weights[kTile];

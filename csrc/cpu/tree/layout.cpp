@@ -8,13 +8,14 @@
 namespace specdec::cpu {
 namespace {
 
-// For fewer bytes a thread costs more to wake than its share takes.
+// For fewer bytes, waking a thread costs more than it saves.
 bool worth_threads(int64_t bytes) { return bytes >= 256 * 1024; }
 
-// The candidates of one sequence, best first as far as they are sorted.
+// The candidates of one sequence and their scores.
 class Ranking {
  public:
-  // A node counts with the smallest score on its way to the root; NaN and -inf are never taken.
+  // A node is ranked by the smallest score on its path, so no node ranks above its parent. Nodes
+  // whose score is NaN or -inf are never kept.
   void read(const RerankTreeParams& p, int64_t b) {
     score_.resize(p.candidates);
     parent_.resize(p.candidates);
@@ -29,7 +30,8 @@ class Ranking {
     }
   }
 
-  // The best `size` in their own order; a parent ties with its children and comes before them.
+  // The best `size` candidates in ascending order. Ties go to the lower number, which is the
+  // parent where a child ties with it.
   const std::vector<int64_t>& best(int64_t size) {
     if (size < static_cast<int64_t>(order_.size())) {
       std::nth_element(order_.begin(), order_.begin() + size, order_.end(),
@@ -49,39 +51,39 @@ class Ranking {
   std::vector<int64_t> parent_, order_;
 };
 
-// The nodes of one prefix tree, with the children of each as a linked list.
+// One prefix tree under construction, with the children of each node as a linked list.
 class Trie {
  public:
   Trie(const BuildTrieParams& p, int64_t b)
       : p_(p),
         b_(b),
-        room_(std::min(p.size, p.branches * p.length)),
-        first_(room_ + 1, -1),
-        next_(room_, -1) {}
+        capacity_(std::min(p.size, p.branches * p.length)),
+        first_child_(capacity_ + 1, -1),
+        next_sibling_(capacity_, -1) {}
 
   int32_t count() const { return count_; }
 
-  // The child of `parent` (-1: the root) with this token; -1 if there is none and no room.
+  // Finds or adds the child of `parent` (-1: the root) with this token; -1 if the tree is full.
   int32_t child(int32_t parent, int64_t token) {
     if (p_.merge) {
-      for (int32_t n = first_[parent + 1]; n >= 0; n = next_[n]) {
+      for (int32_t n = first_child_[parent + 1]; n >= 0; n = next_sibling_[n]) {
         if (tokens_[n] == token) return n;
       }
     }
-    if (count_ == room_) return -1;
+    if (count_ == capacity_) return -1;
     p_.tokens.set(b_ * p_.size + count_, token);
     p_.parents[b_ * p_.size + count_] = parent;
     tokens_.push_back(token);
-    next_[count_] = first_[parent + 1];
-    first_[parent + 1] = count_;
+    next_sibling_[count_] = first_child_[parent + 1];
+    first_child_[parent + 1] = count_;
     return count_++;
   }
 
  private:
   const BuildTrieParams& p_;
-  int64_t b_, room_;
+  int64_t b_, capacity_;
   std::vector<int64_t> tokens_;
-  std::vector<int32_t> first_, next_;
+  std::vector<int32_t> first_child_, next_sibling_;  // entry parent + 1, entry n
   int32_t count_ = 0;
 };
 
@@ -114,12 +116,12 @@ void tree_attention(const TreeAttentionParams& p, const Parallel& parallel) {
   threads(p.batch * rows, [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
       const int64_t b = r / rows, node = r % rows - 1;
-      // No slot is beyond 2^62, and no sum below can overflow.
+      // Clamped so that no sum below can overflow.
       const int64_t length = std::clamp<int64_t>(p.lengths[b], 0, int64_t{1} << 62);
       int64_t depth = 0;
       for (int64_t n = node; n >= 0; n = parent_of(p.parents, b, n)) ++depth;
       p.positions[r] = length + depth;
-      // Keys at positions below `first` are out of the window.
+      // Keys at positions below `first` lie outside the window.
       const int64_t first = p.window > 0 ? length + depth - p.window + 1 : 0;
       bool* row = p.mask + r * p.slots;
       const int64_t prefix = std::min(length, p.slots);

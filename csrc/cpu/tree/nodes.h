@@ -1,100 +1,47 @@
 #pragma once
-// What the rules of verify_tree read and write of one sequence.
+// The draft tree of one sequence. Terms used in this directory:
+//   node        one drafted token; its number is its place in draft_token_ids
+//   root        the text before the draft (kRoot); its children are the first drafted tokens
+//   child       a node whose parent is the given node or the root; children of one parent are
+//               siblings, in the order of their numbers
+//   path        nodes from a child of the root downwards; verification accepts one path
+//   depth       number of nodes on the path so far; the token at depth d follows d accepted nodes
+//   trial       the acceptance test of one sibling; trial 0 is the first sibling tested
+//   residual    the target distribution P less the draft distributions Q of rejected siblings,
+//               clipped at zero and normalised
+//   recovered token   emitted once every child was rejected; rules that read Q draw it from the
+//                     residual
+//   bonus token       emitted after a path whose last node has no children
+#include <cstdint>
 #include <vector>
-
-#include "cpu/chain/sequence.h"
-#include "specdec/tree.h"
 
 namespace specdec::cpu {
 
 constexpr int64_t kRoot = -1, kNone = -1;
 
-// The nodes of one sequence that can be judged; siblings in the order of their numbers.
+// The nodes that take part in verification, as linked lists of siblings. Absent nodes (token -1)
+// and invalid ones belong to no list.
 struct Nodes {
-  std::vector<int64_t> tokens;   // [N]
-  std::vector<int64_t> parents;  // [N]
-  std::vector<int64_t> first;    // [N+1], of node n at n+1: its first child
-  std::vector<int64_t> next;     // [N], the sibling after it
+  std::vector<int64_t> tokens;         // [N]
+  std::vector<int64_t> parents;        // [N]
+  std::vector<int64_t> first_of;       // [N+1], entry n+1: the first child of node n
+  std::vector<int64_t> next_siblings;  // [N]
 
-  int64_t first_child(int64_t node) const { return first[node + 1]; }
-};
+  int64_t first_child(int64_t node) const { return first_of[node + 1]; }
 
-class TreeView : protected SequenceView<TreeParams> {
- public:
-  TreeView(const TreeParams& p, int64_t b, const Parallel& parallel, Nodes& nodes)
-      : SequenceView(p, b, parallel), nodes_(nodes) {}
-
- protected:
-  // P of what follows a node.
-  RowView row_after(int64_t node) const { return target_row(node + 1); }
-
-  // Absent nodes are no child of any; returns false if one that is there is out of range.
-  bool read_nodes(int64_t n) {
-    bool valid = true;
-    nodes_.tokens.assign(n, kNone);
-    nodes_.parents.assign(n, kNone);
-    nodes_.next.assign(n, kNone);
-    nodes_.first.assign(n + 1, kNone);
-    while (--n >= 0) {
-      const int64_t x = drafted(n);
-      const int64_t parent = id_at(p_.parents, p_.parents_are_int64,
-                                   b_ * p_.stride_parent_sequence + n * p_.stride_parent);
-      if (parent < kRoot || parent >= n || x < kNone || x >= p_.id_limit()) {
-        valid = false;
-      } else if (x != kNone) {
-        nodes_.tokens[n] = x;
-        nodes_.parents[n] = parent;
-        nodes_.next[n] = nodes_.first[parent + 1];
-        nodes_.first[parent + 1] = n;
-      }
-    }
-    return valid;
+  void clear(int64_t n) {
+    tokens.assign(n, kNone);
+    parents.assign(n, kNone);
+    next_siblings.assign(n, kNone);
+    first_of.assign(n + 1, kNone);
   }
-
-  int64_t token(int64_t node) const { return nodes_.tokens[node]; }
-  // The row of the law that a node was drawn from.
-  int64_t draft_row(int64_t node) const {
-    return p_.draft_rows != nullptr ? p_.draft_rows[b_ * p_.nodes + node] : node;
+  // Nodes are added in descending order, so that lists of siblings ascend.
+  void add(int64_t n, int64_t token, int64_t parent) {
+    tokens[n] = token;
+    parents[n] = parent;
+    next_siblings[n] = first_of[parent + 1];
+    first_of[parent + 1] = n;
   }
-
-  double accept_uniform(int64_t node, int64_t depth, int64_t lane) const {
-    if (p_.uniforms != nullptr) return p_.uniforms[b_ * (2 * p_.nodes + 1) + node];
-    return uniform(seed(), position(depth), kAcceptStream, static_cast<uint32_t>(lane));
-  }
-  double last(int64_t depth) const {
-    if (p_.uniforms != nullptr) return p_.uniforms[b_ * (2 * p_.nodes + 1) + p_.nodes + depth];
-    return uniform(seed(), position(depth), kResidualStream);
-  }
-
-  // Whether nothing follows: a token ends the text or is the last that is allowed.
-  bool over(int64_t depth, int64_t node) const {
-    const int64_t* end = p_.eos_token_ids + p_.num_eos;
-    return depth == most_ || (depth > 0 && std::find(p_.eos_token_ids, end, token(node)) != end);
-  }
-
-  void clear() const {
-    for (int64_t d = 0; d <= p_.max_depth; ++d) write(d, kNone, 0);
-    for (int64_t d = 0; d < p_.max_depth; ++d) {
-      put_id(p_.path, p_.parents_are_int64, b_ * p_.max_depth + d, kNone);
-    }
-    for (int64_t n = 0; n < p_.nodes; ++n) record_accept_prob(n, NAN);
-    p_.num_accepted[b_] = 0;
-  }
-  void accept(int64_t depth, int64_t node, double logprob) const {
-    put_id(p_.path, p_.parents_are_int64, b_ * p_.max_depth + depth, node);
-    write(depth, token(node), logprob);
-    ++p_.num_accepted[b_];
-  }
-  void write(int64_t depth, int64_t token, double logprob) const {
-    write_at(b_ * (p_.max_depth + 1) + depth, token, logprob);
-  }
-  // The probability with which a node was to be accepted.
-  void record_accept_prob(int64_t node, double probability) const {
-    record_accept_prob_at(b_ * p_.nodes + node, probability);
-  }
-
-  Nodes& nodes_;
-  int64_t most_ = 0;  // tokens that may be emitted
 };
 
 }  // namespace specdec::cpu

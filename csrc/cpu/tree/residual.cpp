@@ -12,7 +12,7 @@ void scale_by(double scale, int64_t n, float* q) {
   for (int64_t j = 0; j < n; ++j) q[j] *= s;
 }
 
-// Zeroes what these tokens have among the survivors, whose ids ascend.
+// Zeroes the entries of these tokens among the survivors, whose ids ascend.
 void clear(const std::vector<int64_t>& tokens, const Survivors& s, float* out) {
   for (int64_t x : tokens) {
     const int32_t* end = s.ids + s.count;
@@ -23,29 +23,29 @@ void clear(const std::vector<int64_t>& tokens, const Survivors& s, float* out) {
 
 }  // namespace
 
-bool Taken::weights(int64_t begin, int64_t n, float* out) const {
+bool TriedDraft::weights(int64_t begin, int64_t n, float* out) const {
   if (!draft.weights(begin, n, out)) return false;
-  clear(without, begin, n, out);
+  clear(excluded, begin, n, out);
   return true;
 }
 
-double Taken::at(int64_t token) const {
-  if (holds(without, token)) return 0;
-  DraftDistribution there = draft;
-  there.look_up(token);
-  return there.q_x;
+double TriedDraft::at(int64_t token) const {
+  if (holds(excluded, token)) return 0;
+  DraftDistribution copy = draft;
+  copy.look_up(token);
+  return copy.q_x;
 }
 
-bool Taken::sum_rest(int64_t vocab, const Parallel& parallel, std::vector<float>& sums) {
-  if (!std::isnan(rest)) return true;
+bool TriedDraft::sum_mass(int64_t vocab, const Parallel& parallel, std::vector<float>& sums) {
+  if (!std::isnan(mass)) return true;
   if (draft.form == DraftForm::kOneHot) {
-    rest = !holds(without, draft.token);
+    mass = !holds(excluded, draft.token);
     return true;
   }
   if (draft.form == DraftForm::kSparse) {
-    rest = 0;
+    mass = 0;
     for (int64_t k = 0; k < draft.row.vocab(); ++k) {
-      if (draft.id(k) >= 0 && !holds(without, draft.id(k))) rest += draft.row.at(k);
+      if (draft.id(k) >= 0 && !holds(excluded, draft.id(k))) mass += draft.row.at(k);
     }
     return true;
   }
@@ -58,69 +58,72 @@ bool Taken::sum_rest(int64_t vocab, const Parallel& parallel, std::vector<float>
       sums[t] = weights(t * kTile, n, q) ? tile_kernels().sum(q, n) : NAN;
     }
   });
-  rest = total(sums);
-  if (!draft.rest(vocab, rest, without) || std::isnan(rest)) return false;
+  mass = total(sums);
+  if (!draft.rest(vocab, mass, excluded) || std::isnan(mass)) return false;
   draft.checked = true;
   return true;
 }
 
-double Left::at(int64_t token) const {
-  if (token >= row.vocab() || holds(removed_, token)) return 0;
-  double p = c_ * std::exp(stats.logprob(row, token));
-  if (stats.direct) p = c_ * row.at(token);
-  for (const Taken& t : taken_) {
+double Residual::at(int64_t token) const {
+  if (token >= row.vocab() || holds(excluded_, token)) return 0;
+  double p = target_scale_ * std::exp(stats.logprob(row, token));
+  if (stats.direct) p = target_scale_ * row.at(token);
+  for (const TriedDraft& t : drafts_) {
     if (t.scale > 0) p -= t.scale * t.at(token);
   }
   return std::max(p, 0.0);
 }
 
-void Left::remove(Taken& taken, int64_t token) {
-  removed_.push_back(token);
-  taken.without.push_back(token);
-  taken.rest = NAN;
+void Residual::exclude(TriedDraft& draft, int64_t token) {
+  excluded_.push_back(token);
+  draft.excluded.push_back(token);
+  draft.mass = NAN;
 }
 
-void Left::restore(Taken& taken) {
-  removed_.pop_back();
-  taken.without.pop_back();
+void Residual::undo_exclude(TriedDraft& draft) {
+  excluded_.pop_back();
+  draft.excluded.pop_back();
 }
 
-Left::Step Left::weigh(Taken& next, double scale, bool both) {
-  scanned_ = summed_ = false;
-  if (worth_looking_up(next)) return look_up(next, scale);
-  if (listed_ == nullptr) return scan(next, scale, both);
-  Step step;
-  step.valid = next.draft.whole_row_valid(*parallel_);
-  if (!step.valid) return step;
-  next.draft.checked = true;
-  float left[kTile];
-  step.more = among(next, scale, left);
-  return step;
+Residual::Sums Residual::sums_after(TriedDraft& draft, double scale, bool with_negative) {
+  scanned_ = sums_current_ = false;
+  if (lookup_suffices(draft)) return sums_by_lookup(draft, scale);
+  if (survivors_ == nullptr) return sums_by_scan(draft, scale, with_negative);
+  Sums sums;
+  sums.valid = draft.draft.whole_row_valid(*parallel_);
+  if (!sums.valid) return sums;
+  draft.draft.checked = true;
+  float weights[kTile];
+  sums.positive = fill_survivors(draft, scale, weights);
+  return sums;
 }
 
-void Left::take(Taken& taken, double scale) {
-  taken.scale += scale;
-  newest_ = &taken;
-  summed_ = scanned_;
+void Residual::subtract(TriedDraft& draft, double scale) {
+  draft.scale += scale;
+  last_subtracted_ = &draft;
+  sums_current_ = scanned_;
 }
 
-int64_t Left::draw(double uniform) {
-  if (listed_ != nullptr) {
-    float left[kTile];
-    const double mass = among(*newest_, 0, left);
+int64_t Residual::draw(double uniform) {
+  if (survivors_ != nullptr) {
+    float weights[kTile];
+    const double mass = fill_survivors(*last_subtracted_, 0, weights);
     if (!(mass > 0)) return -1;
-    return listed_->ids[tile_kernels().pick(left, listed_->count, 0, uniform * mass)];
+    const int64_t count = survivors_->count;
+    return survivors_->ids[tile_kernels().pick(weights, count, 0, uniform * mass)];
   }
-  if (!summed_) scan(*newest_, 0, false);
-  return cpu::draw(row, memory_->more, uniform,
-                   [&](int64_t t, float* out) { tile(t, *newest_, 0, out, nullptr, nullptr); });
+  if (!sums_current_) sums_by_scan(*last_subtracted_, 0, false);
+  return cpu::draw(row, scratch_->positive, uniform, [&](int64_t t, float* out) {
+    fill_tile(t, *last_subtracted_, 0, out, nullptr, nullptr);
+  });
 }
 
-bool Left::worth_looking_up(const Taken& next) const {
+// Each token is compared with all others, so a scan is cheaper where there are many.
+bool Residual::lookup_suffices(const TriedDraft& next) const {
   constexpr int64_t kMost = 128;
   if (stats.direct) return false;
   int64_t ids = 0;
-  for (const Taken& t : taken_) {
+  for (const TriedDraft& t : drafts_) {
     if (t.scale == 0 && &t != &next) continue;
     if (!t.draft.few()) return false;
     ids += t.draft.form == DraftForm::kOneHot ? 1 : t.draft.row.vocab();
@@ -128,111 +131,111 @@ bool Left::worth_looking_up(const Taken& next) const {
   return ids <= kMost;
 }
 
-// The target's row sums to 1: what no law holds a token of is left whole.
-Left::Step Left::look_up(const Taken& next, double scale) const {
+// Only tokens that some draft holds lose mass. The target row sums to 1, which gives the mass of
+// all others.
+Residual::Sums Residual::sums_by_lookup(const TriedDraft& next, double scale) const {
   std::vector<int64_t> seen;
-  Step step;
+  Sums sums;
   double outside = 1;
   const auto add = [&](int64_t x) {
     if (holds(seen, x)) return;
     seen.push_back(x);
-    const bool known = x < row.vocab();
-    outside -= known ? std::exp(stats.logprob(row, x)) : 0;
-    const double left = at(x), q = scale * next.at(x);
-    (left > q ? step.more : step.less) += std::abs(left - q);
+    const bool in_target = x < row.vocab();
+    outside -= in_target ? std::exp(stats.logprob(row, x)) : 0;
+    const double p = at(x), q = scale * next.at(x);
+    (p > q ? sums.positive : sums.negative) += std::abs(p - q);
   };
-  for (int64_t x : removed_) add(x);
-  for (const Taken& t : taken_) {
+  for (int64_t x : excluded_) add(x);
+  for (const TriedDraft& t : drafts_) {
     if (t.scale == 0 && &t != &next) continue;
     t.draft.each_token(add);
   }
-  step.more += c_ * std::max(0.0, outside);
-  return step;
+  sums.positive += target_scale_ * std::max(0.0, outside);
+  return sums;
 }
 
-// One tile of what is left, also without `scale` more of the next law, which comes last. `less` and
-// `mass`, the sum of the next law, may be null. False if its row is no law.
-bool Left::tile(int64_t t, const Taken& next, double scale, float* out, float* less,
-                float* mass) const {
+bool Residual::fill_tile(int64_t t, const TriedDraft& next, double scale, float* out,
+                         float* negative, float* draft_mass) const {
   const TileKernels& k = tile_kernels();
   const int64_t begin = t * kTile, n = row.tile_size(t);
   float q[kTile];
-  target_weights(row, stats, t, c_, out);
-  for (const Taken& other : taken_) {
+  target_weights(row, stats, t, target_scale_, out);
+  for (const TriedDraft& other : drafts_) {
     if (&other == &next || other.scale == 0) continue;
     other.weights(begin, n, q);
     scale_by(other.scale, n, q);
     k.subtract(out, q, n);
   }
   if (!next.weights(begin, n, q)) return false;
-  if (mass != nullptr) *mass = k.sum(q, n);
-  double more = next.scale + scale;
-  if (less != nullptr) {
+  if (draft_mass != nullptr) *draft_mass = k.sum(q, n);
+  double remaining = next.scale + scale;
+  if (negative != nullptr) {
     if (next.scale > 0) {
-      std::copy(q, q + n, less);
-      scale_by(next.scale, n, less);
-      k.subtract(out, less, n);
+      std::copy(q, q + n, negative);
+      scale_by(next.scale, n, negative);
+      k.subtract(out, negative, n);
     }
-    more = scale;
-    std::copy(q, q + n, less);
-    scale_by(scale, n, less);
-    k.subtract(less, out, n);
+    remaining = scale;
+    std::copy(q, q + n, negative);
+    scale_by(scale, n, negative);
+    k.subtract(negative, out, n);
   }
-  scale_by(more, n, q);
+  scale_by(remaining, n, q);
   k.subtract(out, q, n);
-  clear(removed_, begin, n, out);
+  clear(excluded_, begin, n, out);
   return true;
 }
 
-Left::Step Left::scan(Taken& next, double scale, bool both) {
+Residual::Sums Residual::sums_by_scan(TriedDraft& next, double scale, bool with_negative) {
   const TileKernels& k = tile_kernels();
-  std::vector<float>&more = memory_->more, &less = memory_->less, &mass = memory_->mass;
+  std::vector<float>&positive = scratch_->positive, &negative = scratch_->negative,
+  &masses = scratch_->masses;
   const int64_t tiles = row.tiles();
-  more.assign(tiles, 0.0f);
-  less.assign(tiles, 0.0f);
-  mass.assign(tiles, 0.0f);
-  const bool rest = std::isnan(next.rest);
+  positive.assign(tiles, 0.0f);
+  negative.assign(tiles, 0.0f);
+  masses.assign(tiles, 0.0f);
+  const bool wants_mass = std::isnan(next.mass);
   (*parallel_)(tiles, [&](int64_t begin, int64_t end) {
-    float left[kTile], over[kTile];
+    float above[kTile], below[kTile];
     for (int64_t t = begin; t < end; ++t) {
       const int64_t n = row.tile_size(t);
-      if (!tile(t, next, scale, left, both ? over : nullptr, rest ? &mass[t] : nullptr)) {
-        less[t] = NAN;
+      if (!fill_tile(t, next, scale, above, with_negative ? below : nullptr,
+                     wants_mass ? &masses[t] : nullptr)) {
+        negative[t] = NAN;
         continue;
       }
-      more[t] = k.sum(left, n);
-      if (both) less[t] = k.sum(over, n);
+      positive[t] = k.sum(above, n);
+      if (with_negative) negative[t] = k.sum(below, n);
     }
   });
-  Step step;
-  step.more = total(more);
-  step.less = total(less);
-  double beyond = 0;
-  step.valid = next.draft.rest(row.vocab(), beyond, next.without) && !std::isnan(step.less);
-  if (!step.valid) return step;
+  Sums sums;
+  sums.positive = total(positive);
+  sums.negative = total(negative);
+  double beyond = 0;  // mass of Q at columns that no token of the target has
+  sums.valid = next.draft.rest(row.vocab(), beyond, next.excluded) && !std::isnan(sums.negative);
+  if (!sums.valid) return sums;
   next.draft.checked = scanned_ = true;
-  if (rest) next.rest = total(mass) + beyond;
-  step.less += scale * beyond;
-  return step;
+  if (wants_mass) next.mass = total(masses) + beyond;
+  sums.negative += scale * beyond;
+  return sums;
 }
 
-// The survivors of a filtered row; returns their sum.
-double Left::among(const Taken& next, double scale, float* out) const {
+double Residual::fill_survivors(const TriedDraft& next, double scale, float* out) const {
   const TileKernels& k = tile_kernels();
-  const Survivors& s = *listed_;
+  const Survivors& s = *survivors_;
   float q[kTile];
-  survivor_weights(stats, s, c_, out);
-  const auto subtract = [&](const Taken& t, double times) {
+  survivor_weights(stats, s, target_scale_, out);
+  const auto subtract = [&](const TriedDraft& t, double times) {
     t.draft.weights_of(s.ids, s.count, q);
-    clear(t.without, s, q);
+    clear(t.excluded, s, q);
     scale_by(times, s.count, q);
     k.subtract(out, q, s.count);
   };
-  for (const Taken& other : taken_) {
+  for (const TriedDraft& other : drafts_) {
     if (&other != &next && other.scale > 0) subtract(other, other.scale);
   }
   subtract(next, next.scale + scale);
-  clear(removed_, s, out);
+  clear(excluded_, s, out);
   return static_cast<double>(k.sum(out, s.count));
 }
 

@@ -1,6 +1,6 @@
 #pragma once
-// What the target has left at one point of a tree after siblings were rejected:
-// max(cP - sum of s_m Q_m, 0), which is read again tile by tile and never written down.
+// The residual of one target row after siblings were rejected: max(cP - sum of s_m Q_m, 0). It is
+// computed tile by tile whenever it is needed and never stored.
 #include <deque>
 #include <vector>
 
@@ -8,84 +8,96 @@
 
 namespace specdec::cpu {
 
-// A law that siblings were drawn from.
-struct Taken {
-  int64_t parent, key;  // what it is known by: siblings drawn together share it
+// A draft distribution that siblings were drawn from.
+struct TriedDraft {
+  int64_t parent, key;  // siblings drawn from one distribution have both in common
   DraftDistribution draft;
-  double scale = 0;              // how often it was taken from the target so far
-  std::vector<int64_t> without;  // tokens at which it counts for nothing
-  double rest = 1;               // its mass off them; NaN: to be summed
+  double scale = 0;               // the multiple of Q subtracted from the target so far
+  std::vector<int64_t> excluded;  // tokens whose probability in Q counts as 0
+  double mass = 1;                // mass of Q outside the excluded tokens; NaN: not summed yet
 
-  // Probabilities of the tokens [begin, begin + n). False if what was read is no law.
+  // Probabilities of the tokens [begin, begin + n). False if the draft row is invalid.
   bool weights(int64_t begin, int64_t n, float* out) const;
   double at(int64_t token) const;
-  // Sums `rest`; false if the row is no law.
-  bool sum_rest(int64_t vocab, const Parallel& parallel, std::vector<float>& sums);
+  // Sums `mass` unless it is known; false if the draft row is invalid.
+  bool sum_mass(int64_t vocab, const Parallel& parallel, std::vector<float>& sums);
 };
 
-// Reused from point to point: [tiles] each.
-struct LeftMemory {
-  std::vector<float> more, less, mass;
-  std::vector<Overlap> overlaps;  // of rule k_seq, a few a tile
+// Reused from row to row: [tiles] each.
+struct ResidualScratch {
+  std::vector<float> positive, negative, masses;
+  std::vector<Overlap> overlaps;  // of rule k_seq, a few for each tile
 };
 
-class Left {
+class Residual {
  public:
-  // listed: all that has mass of a filtered row, else null.
-  Left(const RowView& row, const RowStats& stats, double c, const Survivors* listed,
-       const Parallel& parallel, LeftMemory& memory)
-      : row(row), stats(stats), c_(c), listed_(listed), parallel_(&parallel), memory_(&memory) {}
+  // survivors: all tokens with mass where filters left few of them, else null.
+  Residual(const RowView& row, const RowStats& stats, double target_scale,
+           const Survivors* survivors, const Parallel& parallel, ResidualScratch& scratch)
+      : row(row),
+        stats(stats),
+        target_scale_(target_scale),
+        survivors_(survivors),
+        parallel_(&parallel),
+        scratch_(&scratch) {}
 
-  struct Step {
-    bool valid = true;  // false: the draft row is no law
-    double more = 0;    // sum of max(left - sQ, 0)
-    double less = 0;    // sum of max(sQ - left, 0), only if asked for
+  struct Sums {
+    bool valid = true;    // false: the draft row is invalid
+    double positive = 0;  // sum of max(residual - sQ, 0)
+    double negative = 0;  // sum of max(sQ - residual, 0), only if asked for
   };
 
   RowView row;
   RowStats stats;
-  double mass = 1;  // scale of the next sibling's law
+  double mass = 1;  // the multiple of the next sibling's Q that is compared with the residual
 
-  // The law known by these, made by `make` where it is new. References stay valid.
+  // Finds the draft with this parent and key, or adds what `make` returns. References stay valid.
   template <class Make>
-  Taken& taken(int64_t parent, int64_t key, Make&& make) {
-    for (Taken& t : taken_) {
+  TriedDraft& tried(int64_t parent, int64_t key, Make&& make) {
+    for (TriedDraft& t : drafts_) {
       if (t.parent == parent && t.key == key) return t;
     }
-    taken_.push_back(Taken{parent, key, make(), 0, {}, 1});
-    return taken_.back();
+    drafts_.push_back(TriedDraft{parent, key, make(), 0, {}, 1});
+    return drafts_.back();
   }
 
-  bool untouched() const { return newest_ == nullptr; }
-  double scale() const { return c_; }  // of P
+  // Whether nothing was subtracted: the residual is still P, scaled.
+  bool is_target() const { return last_subtracted_ == nullptr; }
+  double target_scale() const { return target_scale_; }  // c
   double at(int64_t token) const;
-  // What another `scale` of a law would leave.
-  Step weigh(Taken& taken, double scale, bool both);
-  // Takes what was weighed last.
-  void take(Taken& taken, double scale);
-  // Nothing is left of a token, and its law counts for nothing there.
-  void remove(Taken& taken, int64_t token);
-  void restore(Taken& taken);  // the last one
-  // A token of what is left, -1 if nothing is. Not of what is untouched.
+  // The sums after `scale` times this draft would be subtracted. `draft` itself is unchanged but
+  // for what the scan finds out about its row.
+  Sums sums_after(TriedDraft& draft, double scale, bool with_negative);
+  // Subtracts the draft of the last `sums_after`, with the same scale.
+  void subtract(TriedDraft& draft, double scale);
+  // Sets the residual and the draft to 0 at a rejected token.
+  void exclude(TriedDraft& draft, int64_t token);
+  void undo_exclude(TriedDraft& draft);
+  // A token of the residual, -1 if no mass remains. Needs a draft to have been subtracted.
   int64_t draw(double uniform);
 
  private:
-  // Whether the tokens of few laws are all that needs to be looked at.
-  bool worth_looking_up(const Taken& next) const;
-  Step look_up(const Taken& next, double scale) const;
-  Step scan(Taken& next, double scale, bool both);
-  double among(const Taken& next, double scale, float* out) const;
-  bool tile(int64_t t, const Taken& next, double scale, float* out, float* less, float* mass) const;
+  bool lookup_suffices(const TriedDraft& next) const;
+  Sums sums_by_lookup(const TriedDraft& next, double scale) const;
+  Sums sums_by_scan(TriedDraft& next, double scale, bool with_negative);
+  // The residual at the survivors; returns its sum.
+  double fill_survivors(const TriedDraft& next, double scale, float* out) const;
+  // One tile of the residual after `scale` more of `next` is subtracted. `negative` (the part of
+  // scale * next above the residual) and `draft_mass` (the sum of `next` in this tile) may be null.
+  // False if the draft row of `next` is invalid.
+  bool fill_tile(int64_t t, const TriedDraft& next, double scale, float* out, float* negative,
+                 float* draft_mass) const;
 
-  double c_;
-  const Survivors* listed_;
+  double target_scale_;
+  const Survivors* survivors_;
   const Parallel* parallel_;
-  LeftMemory* memory_;
-  std::deque<Taken> taken_;
-  std::vector<int64_t> removed_;
-  Taken* newest_ = nullptr;  // taken last, and so subtracted last
-  bool scanned_ = false;     // memory_->more is of what `weigh` saw,
-  bool summed_ = false;      // and that was taken
+  ResidualScratch* scratch_;
+  std::deque<TriedDraft> drafts_;
+  std::vector<int64_t> excluded_;
+  // Subtraction is clipped, so its order matters: the draft subtracted last stays last.
+  TriedDraft* last_subtracted_ = nullptr;
+  bool scanned_ = false;       // scratch_->positive holds the sums of the last `sums_after`,
+  bool sums_current_ = false;  // and these are the residual's tile sums
 };
 
 }  // namespace specdec::cpu

@@ -1,40 +1,49 @@
 #include "cpu/tree/sequence.h"
 
+#include <cmath>
+
 namespace specdec::cpu {
 
-bool TreeSequence::prepare() {
+bool TreeSequence::open_tree() {
   const int64_t rows = open(p_.rule == TreeRule::kGreedy, p_.nodes + 1);
   if (rows == 0) return false;
   if (!read_nodes(rows - 1)) status_ |= kDraftOutOfRange;
-  most_ = p_.max_new_tokens != nullptr ? std::max<int64_t>(0, p_.max_new_tokens[b_]) : rows;
-  return most_ > 0;
+  max_tokens_ = most_new_tokens(p_, state_);
+  return max_tokens_ > 0;
 }
 
-TreePoint TreeSequence::measure_point(int64_t depth, int64_t node) {
-  const RowView row = row_after(node);
-  measured_ = node;
-  return {depth, row, measure_target(row, scratch_.target)};
+bool TreeSequence::read_nodes(int64_t n) {
+  bool valid = true;
+  nodes_.clear(n);
+  while (--n >= 0) {
+    const int64_t x = drafted(n);
+    const int64_t parent = p_.parent(b_, n);
+    if (!p_.valid_node(n, x, parent)) {
+      valid = false;
+    } else if (x != kNone) {
+      nodes_.add(n, x, parent);
+    }
+  }
+  return valid;
 }
 
-Taken& TreeSequence::taken_of(Left& left, int64_t node, int64_t x) {
-  const bool certain = p_.draft.form == DraftForm::kOneHot || q_temperature_ == 0;
-  const bool replaced = p_.rule != TreeRule::kMultiDraftWor;
-  const int64_t key = !certain ? draft_row(node) : replaced ? x : node;
-  Taken& taken =
-      left.taken(replaced ? kRoot : nodes_.parents[node], key, [&] { return draft_of(node); });
-  taken.draft.look_up(x);
-  return taken;
+void TreeSequence::clear() const {
+  for (int64_t d = 0; d <= p_.max_depth; ++d) write(d, kNone, 0);
+  for (int64_t d = 0; d < p_.max_depth; ++d) {
+    put_id(p_.path, p_.parents_are_int64, b_ * p_.max_depth + d, kNone);
+  }
+  for (int64_t n = 0; n < p_.nodes; ++n) record_accept_prob(n, NAN);
+  p_.num_accepted[b_] = 0;
 }
 
-DraftDistribution TreeSequence::draft_of(int64_t node) {
-  const int64_t row = draft_row(node);
-  const int64_t statistic = p_.draft.flat ? row : b_ * p_.draft.num_rows + row;
-  return draft_distribution(p_.draft, b_, row, statistic, token(node), q_temperature_, parallel_,
-                            scratch_.draft);
+bool TreeSequence::ends_at(int64_t depth, int64_t node) const {
+  return depth == max_tokens_ || (depth > 0 && is_eos(p_, token(node)));
 }
 
-int64_t TreeSequence::draw_target(const TreePoint& point) {
-  return draw(point.row, point.stats, scratch_.target, last(point.depth));
+void TreeSequence::accept(int64_t depth, int64_t node, double logprob) const {
+  put_id(p_.path, p_.parents_are_int64, b_ * p_.max_depth + depth, node);
+  write(depth, token(node), logprob);
+  ++p_.num_accepted[b_];
 }
 
 }  // namespace specdec::cpu

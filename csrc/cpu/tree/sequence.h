@@ -1,81 +1,47 @@
 #pragma once
-// What the rules of verify_tree have in common of one sequence.
+// One sequence of verify_tree: its nodes, its uniforms and its outputs.
+#include "cpu/chain/sequence.h"
 #include "cpu/tree/nodes.h"
-#include "cpu/tree/residual.h"
-#include "specdec/parallel.h"
+#include "specdec/tree.h"
 
 namespace specdec::cpu {
 
-// One point of the tree: what has been accepted, and the row that judges what follows.
-struct TreePoint {
-  int64_t depth;
-  RowView row;
-  RowStats stats;
-};
-
-// A node of the path that rule traversal is on.
-struct Level {
-  int64_t node;
-  Left left;           // of what follows it
-  double accepted;     // probability so far
-  int64_t next;        // child to be judged
-  Taken* judged;       // law of the child that is
-  int32_t status = 0;  // if it is the last node that stands
-};
-
-struct TreeScratch {
-  Scratch target, draft;
-  std::vector<float> entropies;  // [tiles]
-  LeftMemory left;
-  Nodes nodes;
-  std::vector<int64_t> members;   // nodes that spell the path so far
-  std::vector<int64_t> children;  // of all of them
-  std::vector<int64_t> distinct;  // the first of them with each token
-  std::deque<Level> levels;
-};
-
-class TreeSequence : protected TreeView {
+class TreeSequence : protected SequenceView<TreeParams> {
  public:
-  TreeSequence(const TreeParams& p, int64_t b, const Parallel& parallel, TreeScratch& scratch)
-      : TreeView(p, b, parallel, scratch.nodes), scratch_(scratch) {}
-
-  void verify() {
-    clear();
-    if (prepare()) judge();
-    p_.status[b_] = status_;
-  }
+  TreeSequence(const TreeParams& p, int64_t b, const Parallel& parallel, Nodes& nodes)
+      : SequenceView(p, b, parallel), nodes_(nodes) {}
 
  protected:
-  ~TreeSequence() = default;
-  virtual void judge() = 0;
+  // Reads parameters and nodes; false if no token is to be emitted.
+  bool open_tree();
+  // Fills the outputs as if nothing were emitted and no node tested.
+  void clear() const;
 
-  TreePoint measure_point(int64_t depth, int64_t node);
-  // Of siblings with one row the law is read once. Without replacement, what was drawn of it counts
-  // for the siblings of one parent.
-  Taken& taken_of(Left& left, int64_t node, int64_t x);
-  DraftDistribution draft_of(int64_t node);
-  int64_t draw_target(const TreePoint& point);
+  int64_t token(int64_t node) const { return nodes_.tokens[node]; }
+  // The target row that predicts the token after a node.
+  RowView row_after(int64_t node) const { return target_row(node + 1); }
+  // The draft row that a node was drawn from.
+  int64_t draft_row(int64_t node) const { return p_.draft_row(b_, node); }
 
-  TreeScratch& scratch_;
-  int64_t measured_ = kRoot;  // node whose row scratch_.target is of
+  // Whether no token follows `node`: it is an end-of-sequence token or the last one allowed.
+  bool ends_at(int64_t depth, int64_t node) const;
+
+  // Appends an accepted node to the path.
+  void accept(int64_t depth, int64_t node, double logprob) const;
+  void write(int64_t depth, int64_t token, double logprob) const {
+    write_at(b_ * (p_.max_depth + 1) + depth, token, logprob);
+  }
+  void record_accept_prob(int64_t node, double probability) const {
+    record_accept_prob_at(b_ * p_.nodes + node, probability);
+  }
+
+  Nodes& nodes_;
 
  private:
-  // False if there is nothing to judge.
-  bool prepare();
-};
+  // False if a node is out of range.
+  bool read_nodes(int64_t n);
 
-// Rule traversal.
-class Traversal final : public TreeSequence {
- public:
-  using TreeSequence::TreeSequence;
-
- private:
-  void judge() override;
-  void open(int64_t node, double accepted);
-  double ratio_of(const Left& left, int64_t x, const DraftDistribution& draft) const;
-  bool accepted(const Level& level) const;
-  void subtract(Level& level);
-  void follow(int64_t depth, Level& level);
+  int64_t max_tokens_ = 0;
 };
 
 }  // namespace specdec::cpu

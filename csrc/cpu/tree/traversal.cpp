@@ -1,107 +1,109 @@
+#include "cpu/tree/traversal.h"
+
 #include <algorithm>
 #include <cmath>
-
-#include "cpu/tree/sequence.h"
 
 namespace specdec::cpu {
 namespace {
 
-void end(Level& level, int32_t status) {
-  level.next = kNone;
+void skip_children(TraversalLevel& level, int32_t status) {
+  level.next_child = kNone;
   level.status = status;
 }
 
 }  // namespace
 
-// From the leaves to the root; of a node, its children one after the other against what it was
-// accepted with so far. On a chain it is rule block.
-void Traversal::judge() {
-  std::deque<Level>& levels = scratch_.levels;
+// Depth first: descend to the first leaf; test it; if it is rejected, subtract its draft from the
+// residual of its parent and go on with the next sibling, or test the parent after the last one.
+void TraversalVerifier::decide() {
+  std::deque<TraversalLevel>& levels = scratch_.levels;
   levels.clear();
-  open(kRoot, 1.0);
+  enter(kRoot, 1.0);
   for (;;) {
-    Level& here = levels.back();
-    if (here.next != kNone) {
-      const int64_t n = here.next, x = token(n);
-      here.next = nodes_.next[n];
-      here.judged = &taken_of(here.left, n, x);
-      if (here.judged->draft.fault) {
-        end(here, kDraftNotFinite);
+    TraversalLevel& level = levels.back();
+    if (level.next_child != kNone) {
+      const int64_t n = level.next_child, x = token(n);
+      level.next_child = nodes_.next_siblings[n];
+      level.tried = &tried_draft(level.residual, n, x);
+      const DraftDistribution& draft = level.tried->draft;
+      if (draft.fault) {
+        skip_children(level, kDraftNotFinite);
       } else {
-        open(n, std::min(1.0, ratio_of(here.left, x, here.judged->draft)));
+        enter(n, std::min(1.0, acceptance_ratio(level.residual, x, draft)));
       }
       continue;
     }
-    if (here.node == kRoot || accepted(here)) break;
+    if (level.node == kRoot || accepts(level)) break;
     levels.pop_back();
-    subtract(levels.back());
+    subtract_child(levels.back());
   }
   for (size_t d = 1; d < levels.size(); ++d) {
-    const Left& left = levels[d - 1].left;
-    accept(d - 1, levels[d].node, left.stats.logprob(left.row, token(levels[d].node)));
+    const Residual& residual = levels[d - 1].residual;
+    const int64_t n = levels[d].node;
+    accept(d - 1, n, residual.stats.logprob(residual.row, token(n)));
   }
-  follow(levels.size() - 1, levels.back());
+  emit_next(levels.size() - 1, levels.back());
 }
 
-void Traversal::open(int64_t node, double accepted) {
+void TraversalVerifier::enter(int64_t node, double accept_prob) {
   const auto depth = static_cast<int64_t>(scratch_.levels.size());
-  const bool last = over(depth, node);
-  TreePoint point{depth, row_after(node), {}};
-  if (!last) point = measure_point(depth, node);
-  Level level{node, Left(point.row, point.stats, accepted, nullptr, parallel_, scratch_.left),
-              accepted, kNone, nullptr};
-  if (!last && !point.stats.valid) level.status = kTargetNotFinite;
-  if (!last && point.stats.valid && depth < p_.max_depth) level.next = nodes_.first_child(node);
+  const bool ends = ends_at(depth, node);
+  TreeStep step{depth, row_after(node), {}};
+  if (!ends) step = measure_step(depth, node);
+  TraversalLevel level{
+      node, Residual(step.row, step.stats, accept_prob, nullptr, parallel_, scratch_.residual),
+      accept_prob, kNone, nullptr};
+  if (!ends && !step.stats.valid) level.status = kTargetNotFinite;
+  if (!ends && step.stats.valid && depth < p_.max_depth) {
+    level.next_child = nodes_.first_child(node);
+  }
   scratch_.levels.push_back(std::move(level));
 }
 
-// What is left is relative to the mass of it; of an untouched row without underflow.
-double Traversal::ratio_of(const Left& left, int64_t x, const DraftDistribution& draft) const {
+// Once something was subtracted, the residual is normalised by its mass. Before, logits give the
+// ratio through logarithms, which do not underflow.
+double TraversalVerifier::acceptance_ratio(const Residual& residual, int64_t x,
+                                           const DraftDistribution& draft) const {
   if (x >= p_.vocab) return 0;
-  if (!left.untouched()) {
-    const double p_x = left.at(x) / left.mass;
-    return p_x > 0 ? p_x / draft.q_x : 0;
+  if (!residual.is_target()) {
+    return probability_ratio(residual.at(x) / residual.mass, draft.q_x);
   }
-  double ratio = 0;
-  if (left.stats.direct) {
-    const double p_x = left.row.at(x);
-    if (p_x > 0) ratio = p_x / draft.q_x;
-  } else {
-    const double log_p = left.stats.logprob(left.row, x);
-    if (log_p > -INFINITY) ratio = std::exp(log_p - draft.log_q_x);
-  }
-  return ratio > 0 && left.scale() > 0 ? left.scale() * ratio : 0;
+  const double ratio =
+      residual.stats.direct
+          ? probability_ratio(residual.row.at(x), draft.q_x)
+          : probability_ratio_of_logs(residual.stats.logprob(residual.row, x), draft.log_q_x);
+  return next_carried(residual.target_scale(), ratio);
 }
 
-bool Traversal::accepted(const Level& level) const {
-  record_accept_prob(level.node, level.accepted);
-  return accept_uniform(level.node, 0, level.node) < level.accepted;
+// Every node has a uniform of its own at the first position: siblings and depths share none.
+bool TraversalVerifier::accepts(const TraversalLevel& level) const {
+  record_accept_prob(level.node, level.accept_prob);
+  return accept_uniform(p_, state_, level.node, 0, level.node) < level.accept_prob;
 }
 
-// The child judged last and all below it failed.
-void Traversal::subtract(Level& level) {
-  Left& left = level.left;
-  const Left::Step step = left.weigh(*level.judged, left.mass, true);
-  if (!step.valid) return end(level, kDraftNotFinite);
-  if (!(step.less > 0)) return end(level, kEmptyResidual);
-  level.accepted = std::min(1.0, step.more / step.less);
-  left.take(*level.judged, left.mass);
-  left.mass = step.less;
+void TraversalVerifier::subtract_child(TraversalLevel& level) {
+  Residual& residual = level.residual;
+  const Residual::Sums sums = residual.sums_after(*level.tried, residual.mass, true);
+  if (!sums.valid) return skip_children(level, kDraftNotFinite);
+  if (!(sums.negative > 0)) return skip_children(level, kEmptyResidual);
+  level.accept_prob = block_accept_prob(level.accept_prob, sums.positive, sums.negative);
+  residual.subtract(*level.tried, residual.mass);
+  residual.mass = sums.negative;
 }
 
-// The token after the last node that stands.
-void Traversal::follow(int64_t depth, Level& level) {
-  if (over(depth, level.node)) return;
+void TraversalVerifier::emit_next(int64_t depth, TraversalLevel& level) {
+  if (ends_at(depth, level.node)) return;
   status_ |= level.status;
   if (level.status == kTargetNotFinite) return;
-  int64_t y = level.left.untouched() ? kNone : level.left.draw(last(depth));
+  Residual& residual = level.residual;
+  int64_t y = residual.is_target() ? kNone : residual.draw(residual_uniform(p_, state_, depth));
   if (y < 0) {
-    if (!level.left.untouched()) status_ |= kEmptyResidual;
-    const bool still = measured_ == level.node;  // no other row was measured since
-    y = draw_target(still ? TreePoint{depth, level.left.row, level.left.stats}
-                          : measure_point(depth, level.node));
+    if (!residual.is_target()) status_ |= kEmptyResidual;
+    const bool still_measured = measured_ == level.node;
+    y = draw_target(still_measured ? TreeStep{depth, residual.row, residual.stats}
+                                   : measure_step(depth, level.node));
   }
-  write(depth, y, level.left.stats.logprob(level.left.row, y));
+  write(depth, y, residual.stats.logprob(residual.row, y));
 }
 
 }  // namespace specdec::cpu

@@ -33,10 +33,12 @@ class ChainWalk {
 #pragma unroll 1
     for (int which = 0; which < 2; ++which) {
       if (which == 0 ? t_.gather : !measures_draft()) continue;
-      const Want want = which == 1 ? Want::kMass : first_want(target_want(), t_.filtered, t_.greedy);
-      fill_tile_stats(group_, which == 0 ? t_.row : t_.draft.row, which == 0 ? t_.tile_stats : t_.draft_tile_stats,
-                want, inverse_temperature(which == 0 ? t_.params.temperature : t_.q_temperature),
-                noise, part, parts);
+      const Want want =
+          which == 1 ? Want::kMass : first_want(target_want(), t_.filtered, t_.greedy);
+      fill_tile_stats(group_, which == 0 ? t_.row : t_.draft.row,
+                      which == 0 ? t_.tile_stats : t_.draft_tile_stats, want,
+                      inverse_temperature(which == 0 ? t_.params.temperature : t_.q_temperature),
+                      noise, part, parts);
     }
   }
 
@@ -53,7 +55,7 @@ class ChainWalk {
       const TileStats tile_stats = job_.tile_stats_array[context_ * job_.context_tile_stats() + at];
       const int64_t vocab = of_draft ? p.draft.vocab : p.vocab;
       const RowStats stats = warp_row_stats(tile_stats, (vocab + kWarpTile - 1) / kWarpTile,
-                                    of_draft ? t_.q_temperature : t_.params.temperature);
+                                            of_draft ? t_.q_temperature : t_.params.temperature);
       if (lane_id() == 0) all_stats()[at] = stats;
     }
   }
@@ -72,10 +74,11 @@ class ChainWalk {
       }
       int64_t token;
       const RowStats stats =
-          read_row_stats(group_, which == 0 ? t_.row : t_.draft.row, which == 0 ? t_.tile_stats : t_.draft_tile_stats,
-                   which == 0 ? t_.params : SequenceParams{t_.q_temperature, 0, 1, 0},
-                   which == 0 && t_.filtered, which == 0 ? target_want() : Want::kMass,
-                   {t_.seed, t_.position + t_.i, kSharedStream}, token);
+          read_row_stats(group_, which == 0 ? t_.row : t_.draft.row,
+                         which == 0 ? t_.tile_stats : t_.draft_tile_stats,
+                         which == 0 ? t_.params : SequenceParams{t_.q_temperature, 0, 1, 0},
+                         which == 0 && t_.filtered, which == 0 ? target_want() : Want::kMass,
+                         {t_.seed, t_.position + t_.i, kSharedStream}, token);
       if (thread_id() == 0) set_stats(which, stats, token);
     }
     if (sparse) look_up_sparse(group_, t_.draft);
@@ -156,14 +159,11 @@ class ChainWalk {
 
   __device__ bool measures_draft() const { return t_.has_draft && t_.draft.unmeasured(); }
 
-  __device__ double last_uniform() const {
-    const ChainParams& p = job_.p;
-    return p.uniforms != nullptr ? p.uniforms[t_.b * (p.gamma + 1) + p.gamma]
-                                 : uniform(t_.seed, t_.position + t_.i, kResidualStream);
-  }
+  __device__ double last_uniform() const { return residual_uniform(job_.p, t_, t_.i); }
 
   __device__ TileStats extra_tile_stats(int i) const {
-    return job_.tile_stats_array[context_ * job_.context_tile_stats() + 2 * job_.row_tile_stats() + i];
+    return job_
+        .tile_stats_array[context_ * job_.context_tile_stats() + 2 * job_.row_tile_stats() + i];
   }
 
   __device__ float lenience() const {
@@ -171,7 +171,9 @@ class ChainWalk {
   }
 
   // Of rows and their drafts, in memory that a selection would take.
-  __device__ RowStats* all_stats() const { return reinterpret_cast<RowStats*>(group_.shared->bins); }
+  __device__ RowStats* all_stats() const {
+    return reinterpret_cast<RowStats*>(group_.shared->bins);
+  }
 
   __device__ void set_stats(int which, const RowStats& stats, int64_t token) {
     if (which == 0) {

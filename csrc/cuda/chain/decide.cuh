@@ -1,6 +1,7 @@
 #pragma once
 // The verdicts, by one thread of each block; csrc/cpu/chain.cpp says the same in one piece.
 #include "cuda/chain/sequence.cuh"
+#include "specdec/acceptance.h"
 
 namespace specdec::cuda {
 
@@ -54,10 +55,11 @@ class Judge {
     const int64_t x = p_.drafted(t_.b, i);
     DraftDistribution draft;
     open_draft(p_, t_, i, x, draft);
-    const double p_x = x < p_.vocab ? at(target_row(i), x) : 0.0f, q_x = lenience() * draft.q_x;
-    const bool stands = !draft.fault && p_x < INFINITY && accept_uniform(i) * q_x < p_x;
+    const double p_x = x < p_.vocab ? at(target_row(i), x) : 0.0f;
+    const Acceptance a = accept_ratio(accept_uniform(p_, t_, i), p_x, lenience() * draft.q_x);
+    const bool stands = !draft.fault && p_x < INFINITY && a.accepted;
     if (stands && emit) {
-      record_accept_prob(i, p_x / q_x);
+      record_accept_prob(i, a.probability);
       write(i, x, log(p_x));
     }
     return stands;
@@ -77,10 +79,10 @@ class Judge {
  private:
   __device__ RowView target_row(int64_t i) const {
     const Read read = p_.kind == Kind::kLogits ? Read::kLogits
-                      : t_.direct || t_.greedy  ? Read::kProbs
+                      : t_.direct || t_.greedy ? Read::kProbs
                                                : Read::kLogOfProbs;
-    return p_.target_indptr != nullptr ? RowView(p_.target, 0, t_.begin + i, p_.vocab, read)
-                                       : RowView(p_.target, t_.b, i, p_.vocab, read);
+    const TargetRow at = specdec::target_row(p_, t_, i);
+    return RowView(p_.target, at.sequence, at.row, p_.vocab, read);
   }
 
   __device__ void open_row(int64_t i) {
@@ -129,19 +131,18 @@ class Judge {
     if (p_.reads_draft()) return accepts() ? stand() : reject();
     if (p_.rule == Rule::kSynthetic) return at_its_rate() ? stand() : draw(false);
     const double p_x = exp(target_logprob(t_.x));
-    if (p_x > p_.typical_epsilon || !(p_x > 0)) return typical(p_x > 0);
-    t_.action = Action::kEntropy;  // the smaller bound needs a pass over the row
+    if (!typical_needs_entropy(p_x, p_.typical_epsilon)) return typical(p_x > 0);
+    t_.action = Action::kEntropy;
   }
 
   // Rule synthetic, at every temperature.
   __device__ bool at_its_rate() const {
-    const float rate = p_.synthetic_rates[t_.i];
-    record_accept_prob(t_.i, rate != rate ? NAN : fmaxf(rate, 0.0f));
-    return accept_uniform(t_.i) < rate;
+    return decide(accept_at_rate(accept_uniform(p_, t_, t_.i), p_.synthetic_rates[t_.i]));
   }
 
   __device__ void likely() {
-    typical(exp(target_logprob(t_.x)) > p_.typical_delta * exp(-t_.entropy));
+    typical(exp(target_logprob(t_.x)) >
+            typical_bound(p_.typical_epsilon, p_.typical_delta, t_.entropy));
   }
 
   __device__ void typical(bool stands) {
@@ -153,9 +154,8 @@ class Judge {
   __device__ void compare() {
     bool stands = t_.x == t_.token;
     if (p_.rule == Rule::kLenient && t_.x >= 0 && t_.x < p_.vocab) {
-      // P(x) >= lenience * max P at temperature 1; the row holds what was given.
-      const double value = at(t_.row, t_.x), top = t_.stats.max, l = p_.lenience;
-      stands |= p_.kind == Kind::kProbs ? value >= l * top : value - top >= log(l);
+      stands |=
+          accept_near_maximum(at(t_.row, t_.x), t_.stats.max, p_.lenience, p_.kind == Kind::kProbs);
     }
     if (p_.rule == Rule::kSynthetic) {
       stands = t_.x >= 0 && at_its_rate();
@@ -168,20 +168,19 @@ class Judge {
     next_row(t_.i + 1);
   }
 
-  // u * l * Q(x) < P(x), strict. Probabilities are compared as they are: a tie is a tie. Of logits
-  // the difference is, without underflow; -inf - -inf is NaN there: P = 0 is never accepted.
   __device__ bool accepts() const {
     const DraftDistribution& draft = t_.draft;
     if (draft.fault) return false;
-    const double u = accept_uniform(t_.i), l = lenience();
+    const double u = accept_uniform(p_, t_, t_.i), l = lenience();
     if (t_.direct) {
-      const double p_x = t_.x < p_.vocab ? at(t_.row, t_.x) : 0.0f, q_x = l * draft.q_x;
-      record_accept_prob(t_.i, p_x == 0 ? 0 : p_x / q_x);
-      return u * q_x < p_x;
+      return decide(accept_ratio(u, t_.x < p_.vocab ? at(t_.row, t_.x) : 0.0f, l * draft.q_x));
     }
-    const double log_p = target_logprob(t_.x), log_q = log(l) + draft.log_q_x;
-    record_accept_prob(t_.i, log_p == -INFINITY ? 0 : exp(fmin(0.0, log_p - log_q)));
-    return log(u) < log_p - log_q;
+    return decide(accept_log_ratio(u, target_logprob(t_.x), log(l) + draft.log_q_x));
+  }
+
+  __device__ bool decide(const Acceptance& a) const {
+    record_accept_prob(t_.i, a.probability);
+    return a.accepted;
   }
 
   __device__ void stand() {
@@ -248,14 +247,12 @@ class Judge {
     now.stats = t_.stats;
     now.draft = t_.draft;
     now.logprob = target_logprob(t_.x);
-    // P(x) / Q(x): of probabilities as they are, so that a tie is a tie; of logits without
-    // underflow.
     double ratio = 0;
-    if (t_.x < p_.vocab && now.logprob > -INFINITY) {
-      ratio = t_.direct ? static_cast<double>(at(t_.row, t_.x)) / t_.draft.q_x
-                        : exp(now.logprob - t_.draft.log_q_x);
+    if (t_.x < p_.vocab) {
+      ratio = t_.direct ? probability_ratio(at(t_.row, t_.x), t_.draft.q_x)
+                        : probability_ratio_of_logs(now.logprob, t_.draft.log_q_x);
     }
-    record(i + 1).carried = ratio > 0 && now.carried > 0 ? fmin(1.0, now.carried * ratio) : 0;
+    record(i + 1).carried = next_carried(now.carried, ratio);
     i + 1 < t_.drafts ? take_row(i + 1) : walk_back(i + 1);
   }
 
@@ -278,15 +275,15 @@ class Judge {
     t_.fault = !t_.stats.valid ? kTargetNotFinite : t_.valid ? 0 : kDraftNotFinite;
     if (t_.fault != 0) {
       t_.end = t_.tau;
-    } else if (t_.less > 0) {
-      h = fmin(1.0, t_.more / t_.less);
+    } else {
+      h = block_accept_prob(t_.c, t_.more, t_.less);
     }
     stops_at(h) ? end_block(true) : walk_back(t_.tau - 1);
   }
 
   __device__ bool stops_at(double h) const {
     record_accept_prob(t_.tau - 1, h);
-    return block_accept_uniform(t_.tau - 1) < h;
+    return block_accept_uniform(p_, t_, t_.tau - 1) < h;
   }
 
   __device__ void take_record(int64_t i) {
@@ -323,11 +320,6 @@ class Judge {
 
   __device__ double lenience() const { return p_.rule == Rule::kLenient ? p_.lenience : 1.0; }
 
-  __device__ double last(int64_t i) const {
-    return p_.uniforms != nullptr ? p_.uniforms[t_.b * (p_.gamma + 1) + p_.gamma]
-                                  : uniform(t_.seed, t_.position + i, kResidualStream);
-  }
-
  private:
   // A row that holds the law is judged at the drafted token alone.
   __device__ void look_up_target() {
@@ -341,17 +333,6 @@ class Judge {
     return token < p_.vocab ? t_.stats.logprob(at(t_.row, token)) : -INFINITY;
   }
 
-  __device__ double accept_uniform(int64_t i) const {
-    return p_.uniforms != nullptr ? p_.uniforms[t_.b * (p_.gamma + 1) + i]
-                                  : uniform(t_.seed, t_.position + i, kAcceptStream);
-  }
-
-  // csrc/cpu/chain.cpp says why it is another one.
-  __device__ double block_accept_uniform(int64_t i) const {
-    if (p_.uniforms != nullptr) return accept_uniform(i);
-    return uniform(t_.seed, t_.position, kAcceptStream, static_cast<uint32_t>(i));
-  }
-
   __device__ void write(int64_t i, int64_t token, double logprob) const {
     if (rank_ != 0) return;
     const int64_t at = t_.b * (p_.gamma + 1) + i;
@@ -362,7 +343,7 @@ class Judge {
   // The probability with which draft i was to stand.
   __device__ void record_accept_prob(int64_t i, double probability) const {
     if (rank_ != 0 || p_.accept_probs == nullptr) return;
-    p_.accept_probs[t_.b * p_.gamma + i] = static_cast<float>(probability > 1 ? 1.0 : probability);
+    p_.accept_probs[t_.b * p_.gamma + i] = recorded_accept_prob(probability);
   }
 
   __device__ ChainRecord& record(int64_t i) const {

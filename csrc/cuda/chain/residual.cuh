@@ -4,40 +4,6 @@
 
 namespace specdec::cuda {
 
-inline __device__ int64_t clamp(int64_t x, int64_t low, int64_t high) {
-  return x < low ? low : x > high ? high : x;
-}
-
-// Seeds, sampling parameters and the first row of sequence b; returns how many of its `most` rows
-// it has. A sequence without any is over, and so is one with parameters out of range. For one
-// thread.
-template <class Verification, class Task>
-inline __device__ int64_t open_rows(const Verification& p, bool greedy, int64_t b, int64_t most,
-                                    Task& t) {
-  t.b = b;
-  t.begin = t.accepted = t.status = 0;
-  t.seed = static_cast<uint64_t>(p.seeds[b]);
-  t.position = static_cast<uint64_t>(p.positions[b]);
-  t.params = params_of(p.sampling, b);
-  t.q_temperature = t.params.temperature;
-  if (p.reads_draft() && p.draft.form == DraftForm::kSampled) {
-    t.q_temperature = p.draft.temperatures ? p.draft.temperatures[b] : p.draft.temperature;
-  }
-  const bool valid = t.params.valid() && t.q_temperature >= 0 && t.q_temperature <= kLargest;
-  if (greedy) t.params = {0.0f, 0, 1.0f, 0.0f};
-  t.greedy = t.params.temperature == 0;
-  t.filtered = !t.greedy && t.params.filters(p.vocab);
-  t.direct = p.kind == Kind::kProbs && p.reads_draft() && t.params.temperature == 1 && !t.filtered;
-  int64_t rows = most;
-  if (p.target_indptr != nullptr) {
-    t.begin = clamp(p.target_indptr[b], 0, p.num_rows);
-    rows = clamp(p.target_indptr[b + 1], t.begin, p.num_rows) - t.begin;
-  }
-  t.over = !valid || rows == 0;
-  if (t.over) t.status = valid ? kTargetNotFinite : kBadParameter;
-  return rows < most ? rows : most;
-}
-
 // The positive part of `sign` times the values of a warp_tile, to a slot.
 inline __device__ void store_positive(const TileStats& tile_stats, int64_t warp_tile,
                                       const float (&values)[kPerLane], float sign, bool valid) {
@@ -57,9 +23,11 @@ inline __device__ void store_positive(const TileStats& tile_stats, int64_t warp_
 }
 
 // The sum of what was stored, NaN if some of it was not valid.
-inline __device__ double stored_sum(BlockGroup& group, const TileStats& tile_stats, int64_t warp_tiles) {
+inline __device__ double stored_sum(BlockGroup& group, const TileStats& tile_stats,
+                                    int64_t warp_tiles) {
   const float max = max_of(group, tile_stats.maxima, warp_tiles);
-  return is_finite(max) ? WarpTileMasses(group, tile_stats, warp_tiles, max, 1.0f, true).sum() : NAN;
+  return is_finite(max) ? WarpTileMasses(group, tile_stats, warp_tiles, max, 1.0f, true).sum()
+                        : NAN;
 }
 
 // Columns of a draft row that no token of the target has. With a map, all of it: the scan of the

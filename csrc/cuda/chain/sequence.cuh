@@ -26,17 +26,11 @@ struct ChainRecord {
   double logprob;
 };
 
-struct ChainTask {
+struct ChainTask : SequenceState {
   // Of the sequence.
-  int64_t b, begin, drafts;  // drafts: how many are judged
-  uint64_t seed, position;
-  SequenceParams params;
-  float q_temperature;
+  int64_t drafts;  // how many are judged
   int32_t status, accepted;
   int32_t missing;  // status of the position after the drafts
-  bool greedy;     // temperature 0: the law is a point mass
-  bool direct;      // the target's rows are the law as they are
-  bool filtered;    // and nothing of this is true when the sequence is over before it began
   bool cut;         // nothing follows the last draft
   bool over;
   bool ahead;       // row-parallel: all laws are found before the first verdict
@@ -82,31 +76,28 @@ struct ChainJob {
 // Q of draft i, at the drafted token x; see draft.cuh.
 inline __device__ void open_draft(const ChainParams& p, const ChainTask& t, int64_t i, int64_t x,
                                   DraftDistribution& d) {
-  const int64_t row = p.draft.flat ? t.begin - t.b + i : i;
-  open_draft(p.draft, t.b, row, t.b * p.gamma + i, x, t.q_temperature, d);
+  open_draft(p.draft, t.b, draft_row(p, t, i), draft_statistic(p, t, i), x, t.q_temperature, d);
 }
 
-// Parameters and rows of sequence b; returns how many rows it has. For one thread.
-inline __device__ int64_t open_sequence(const ChainParams& p, int64_t b, ChainTask& t) {
-  t.drafts = t.fault = 0;
-  const int64_t rows = open_rows(p, p.rule == Rule::kGreedy, b, p.gamma + 1, t);
-  const int64_t most = p.max_new_tokens != nullptr ? clamp(p.max_new_tokens[b], 0, rows) : rows;
-  t.cut = most == 0;
-  return t.over || t.cut ? 0 : rows;
+// Parameters and rows of sequence b. For one thread.
+inline __device__ void open_sequence(const ChainParams& p, int64_t b, ChainTask& t) {
+  t.drafts = t.fault = t.accepted = 0;
+  t.status = open_sequence(p, p.rule == Rule::kGreedy, b, p.gamma + 1, t);
+  t.over = t.status != 0;
+  t.cut = most_new_tokens(p, t) == 0;
 }
 
 // How many drafts are judged, and whether nothing follows when all of them stand: nothing follows
 // an end-of-sequence token or the last token that may be emitted. For one warp, a lane a draft.
-inline __device__ void limit_drafts(const ChainParams& p, int64_t rows, ChainTask& t) {
-  const int64_t most = p.max_new_tokens != nullptr ? p.max_new_tokens[t.b] : rows;
-  int64_t drafts = rows > 0 ? rows - 1 : 0;
+inline __device__ void limit_drafts(const ChainParams& p, ChainTask& t) {
+  const int64_t most = most_new_tokens(p, t);
+  int64_t drafts = t.over || t.cut ? 0 : t.rows - 1;
   bool cut = t.cut, outside = false;
   for (int64_t first = 0; first < drafts; first += kLanes) {
     const int64_t i = first + lane_id();
     const int64_t x = i < drafts ? p.drafted(t.b, i) : 0;
     const bool before = i < drafts && (x < 0 || x >= p.id_limit());
-    bool after = i < drafts && i + 1 >= most;
-    for (int64_t e = 0; e < p.num_eos; ++e) after |= i < drafts && x == p.eos_token_ids[e];
+    const bool after = i < drafts && (i + 1 >= most || is_eos(p, x));
     const unsigned stops = __ballot_sync(kAllLanes, before || after);
     if (stops == 0) continue;
     const int lane = __ffs(static_cast<int>(stops)) - 1;

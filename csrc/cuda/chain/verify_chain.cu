@@ -48,10 +48,10 @@ struct Layout {
     tile_stats_array = records;
     if (p.rule == Rule::kBlock) {
       tile_stats_array += round_up(contexts * job.plan.group_size * (p.gamma + 1) *
-                        static_cast<int64_t>(sizeof(ChainRecord)));
+                                   static_cast<int64_t>(sizeof(ChainRecord)));
     }
     bytes = tile_stats_array + contexts * job.context_tile_stats() *
-                        TileStatsArray::bytes(warp_tiles_of(p), needs_ranks(p));
+                                   TileStatsArray::bytes(warp_tiles_of(p), needs_ranks(p));
   }
 };
 

@@ -15,9 +15,9 @@ __forceinline__ __device__ void verify(BlockGroup& group, const ChainJob& job, i
   if (!filling) clear_outputs(group, job.p, b);
   __syncthreads();
   if (warp_id() == 0) {
-    if (lane_id() == 0) t.end = open_sequence(job.p, b, t);
+    if (lane_id() == 0) open_sequence(job.p, b, t);
     __syncwarp();
-    limit_drafts(job.p, t.end, t);
+    limit_drafts(job.p, t);
     __syncwarp();
     if (lane_id() == 0) {
       t.ahead = filling && !t.over && !t.greedy && !t.direct && !t.filtered &&

@@ -3,7 +3,6 @@
 namespace specdec::cuda {
 namespace {
 
-// Grid: x over the lanes of one sequence, y over caches, z over sequences.
 template <int Capacity>
 __global__ void __launch_bounds__(kThreads)
     append_kernel(const __grid_constant__ Table<Capacity> table, KvVector<const int64_t> positions,
@@ -15,13 +14,13 @@ __global__ void __launch_bounds__(kThreads)
     const KvRange kept = kept_entries(position, t.count, t.slots);
     char* const cache = t.cache + b * t.cache_stride.sequence;
     const char* const entries = t.entries + b * t.entry_stride.sequence;
-    with_lane(job.lane_bytes, [&](auto lane) {
-      using Lane = decltype(lane);
-      for_each_lane<Lane>(t, kept.size, [&](int64_t head, int64_t row, int64_t byte) {
-        const int64_t entry = kept.begin + row, slot = position + entry;
-        *reinterpret_cast<Lane*>(cache + head * t.cache_stride.head + slot * t.cache_stride.slot +
+    with_word(job.word_bytes, [&](auto word) {
+      using Word = decltype(word);
+      for_each_word<Word>(t, kept.size, [&](int64_t head, int64_t i, int64_t byte) {
+        const int64_t entry = kept.begin + i, slot = position + entry;
+        *reinterpret_cast<Word*>(cache + head * t.cache_stride.head + slot * t.cache_stride.slot +
                                  byte) =
-            *reinterpret_cast<const Lane*>(entries + head * t.entry_stride.head +
+            *reinterpret_cast<const Word*>(entries + head * t.entry_stride.head +
                                            entry * t.entry_stride.slot + byte);
       });
     });
@@ -32,9 +31,9 @@ __global__ void __launch_bounds__(kThreads)
 
 int kv_append(const KvAppendParams& p, void* stream) {
   if (p.batch == 0) return cudaSuccess;
-  const auto rows = [](const KvTensor& t) { return t.count; };
+  const auto slots = [](const KvTensor& t) { return t.count; };
   const auto kernel = [](auto capacity) { return append_kernel<decltype(capacity)::value>; };
-  return launch_all(p.tensors, p.num_tensors, p.batch, p.batch, stream, rows, kernel, p.positions);
+  return launch_all(p.tensors, p.num_tensors, p.batch, p.batch, stream, slots, kernel, p.positions);
 }
 
 }  // namespace specdec::cuda

@@ -4,28 +4,27 @@
 namespace specdec::cuda {
 namespace {
 
-// Moves one lane of every token of a path. To load ahead of the stores is safe, because no slot is
-// read after it was written.
-template <class Lane, class Slots>
-__device__ void move_along(PathMoves<Slots> walk, char* lane) {
+// Moves one word of every token of a path. Loads may run ahead of stores, because no slot is read
+// after it was written (see PathMoves).
+template <class Word, class Slots>
+__device__ void move_along(PathMoves<Slots> moves, char* word) {
   for (bool more = true; more;) {
-    Lane held[kHeld];
-    int64_t to[kHeld];
+    Word words[kInFlight];
+    int64_t to[kInFlight];
 #pragma unroll
-    for (int i = 0; i < kHeld; ++i) {
+    for (int i = 0; i < kInFlight; ++i) {
       KvMove move = {};
-      more = more && walk.next(&move);
+      more = more && moves.next(&move);
       to[i] = more ? move.to : -1;
-      if (more) held[i] = *reinterpret_cast<const Lane*>(lane + move.from);
+      if (more) words[i] = *reinterpret_cast<const Word*>(word + move.from);
     }
 #pragma unroll
-    for (int i = 0; i < kHeld; ++i) {
-      if (to[i] >= 0) *reinterpret_cast<Lane*>(lane + to[i]) = held[i];
+    for (int i = 0; i < kInFlight; ++i) {
+      if (to[i] >= 0) *reinterpret_cast<Word*>(word + to[i]) = words[i];
     }
   }
 }
 
-// Grid: x over the lanes of one token, y over caches, z over sequences.
 template <int Capacity, class Slots>
 __global__ void __launch_bounds__(kThreads, 2)
     compact_kernel(const __grid_constant__ Table<Capacity> table, const Slots slots,
@@ -33,11 +32,11 @@ __global__ void __launch_bounds__(kThreads, 2)
   const Job& job = table.jobs[blockIdx.y];
   const KvTensor& t = job.tensor;
   for (int64_t b = blockIdx.z; b < batch; b += gridDim.z) {
-    const PathMoves<Slots> walk(slots, path, t, b, base[b]);
-    with_lane(job.lane_bytes, [&](auto lane) {
-      using Lane = decltype(lane);
-      for_each_lane<Lane>(t, 1, [&](int64_t head, int64_t, int64_t byte) {
-        move_along<Lane>(walk, t.cache + head * t.cache_stride.head + byte);
+    const PathMoves<Slots> moves(slots, path, t, b, base[b]);
+    with_word(job.word_bytes, [&](auto word) {
+      using Word = decltype(word);
+      for_each_word<Word>(t, 1, [&](int64_t head, int64_t, int64_t byte) {
+        move_along<Word>(moves, t.cache + head * t.cache_stride.head + byte);
       });
     });
   }
@@ -46,11 +45,11 @@ __global__ void __launch_bounds__(kThreads, 2)
 template <class Slots>
 int compact(const KvCompactParams& p, const Slots& slots, int64_t sequences, void* stream) {
   if (p.batch == 0 || p.path.length == 0) return cudaSuccess;
-  const auto rows = [](const KvTensor&) { return int64_t{1}; };
+  const auto one_slot = [](const KvTensor&) { return int64_t{1}; };
   const auto kernel = [](auto capacity) {
     return compact_kernel<decltype(capacity)::value, Slots>;
   };
-  return launch_all(p.tensors, p.num_tensors, sequences, p.batch, stream, rows, kernel, slots,
+  return launch_all(p.tensors, p.num_tensors, sequences, p.batch, stream, one_slot, kernel, slots,
                     p.base, p.path);
 }
 

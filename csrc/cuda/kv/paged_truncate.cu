@@ -7,7 +7,8 @@ namespace {
 constexpr int kLanes = 32;
 constexpr unsigned kAllLanes = 0xffffffffu;
 
-// A warp a sequence: the lanes count the blocks before their own among themselves.
+// One warp for each sequence: each lane takes a column of the block table, and a ballot tells it
+// how many freed blocks come before its own.
 __global__ void __launch_bounds__(kThreads) paged_truncate_kernel(const PagedTruncateParams p) {
   const int64_t warps = int64_t{gridDim.x} * (kThreads / kLanes);
   const unsigned lane = threadIdx.x % kLanes;
@@ -27,8 +28,7 @@ __global__ void __launch_bounds__(kThreads) paged_truncate_kernel(const PagedTru
       count += __popc(kept);
     }
     for (int64_t i = count + lane; i < p.tables.columns; i += kLanes) out[i] = -1;
-    // Every lane has read the length.
-    __syncwarp();
+    __syncwarp();  // every lane has read the length
     if (lane == 0) {
       p.num_freed[b] = static_cast<int32_t>(count);
       p.lengths[b] = truncated_length(length, new_length);

@@ -14,7 +14,7 @@ __global__ void __launch_bounds__(kThreads) ring_lengths_kernel(const RingTrunca
 
 }  // namespace
 
-// Two launches, as kv_truncate_ has them and for its reason.
+// Two launches, for the reason given in truncate.cu.
 int ring_truncate(const RingTruncateParams& p, void* stream) {
   if (p.batch == 0) return cudaSuccess;
   const cudaError_t status = launch_zero<dropped_ring_slots>(p, stream);

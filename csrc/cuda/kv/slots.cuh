@@ -1,5 +1,9 @@
 #pragma once
-// What the cache kernels share: the caches of a launch, the lanes of a cache, how work is launched.
+// Shared by the CUDA kernels of the cache ops: the caches of a launch, the words that threads move,
+// and the launch itself.
+//
+// A slot is one token's place in a cache; its entry is what one head keeps there, `entry_bytes`
+// long. A word is the part of an entry that one thread moves at once.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -10,21 +14,24 @@
 namespace specdec::cuda {
 
 constexpr int kThreads = 256;
-// Enough blocks for any device; what is left over, the grid-stride loop takes.
+// Enough blocks to fill any device; larger caches are covered by a grid-stride loop.
 constexpr int64_t kMaxBlocksPerSequence = 1024;
 constexpr int64_t kMaxGridZ = 65535;
-// How many slots are dropped or left is known on the device alone; a round drops a few.
-constexpr int64_t kTypicalRows = 8;
-// Tokens that a thread holds at once: their loads do not wait for one another.
-constexpr int kHeld = 4;
+// How many slots are dropped or vacated is known on the device only, so grids are sized for a
+// guess: a round of speculative decoding drops a few tokens.
+constexpr int64_t kTypicalSlots = 8;
+// Words that a thread loads before it stores the first: the loads do not wait for one another.
+constexpr int kInFlight = 4;
 
+// One cache of a launch.
 struct Job {
   KvTensor tensor;
-  int64_t lane_bytes;  // what one thread moves at once: 16, 8, 4, 2 or 1
+  int64_t word_bytes;  // 16, 8, 4, 2 or 1
 };
 
-// The caches of one launch travel as a kernel parameter: no device memory to allocate or to copy
-// to, and a CUDA graph keeps its own copy. Two sizes, because a launch copies the whole table.
+// The caches of one launch, passed as a kernel parameter: no device memory has to be allocated or
+// copied to, and a CUDA graph keeps its own copy. There are two capacities, because a launch copies
+// the whole table.
 template <int Capacity>
 struct Table {
   Job jobs[Capacity];
@@ -32,11 +39,11 @@ struct Table {
 constexpr int kSmallTable = 64, kLargeTable = 256;
 static_assert(sizeof(Table<kLargeTable>) + 256 <= 32764, "CUDA's limit on kernel parameters");
 
-// The widest lane that divides every address of the tensor. A stride nobody steps along does not
-// count: PyTorch leaves anything there.
-inline int64_t lane_bytes(const KvTensor& t, int64_t sequences) {
+// The widest word that every entry of the tensor is aligned to and divisible by. The stride of a
+// dimension of size 1 is ignored, because PyTorch leaves any value there.
+inline int64_t word_bytes(const KvTensor& t, int64_t sequences) {
   uint64_t bits = 16 | reinterpret_cast<uintptr_t>(t.cache) |
-                  reinterpret_cast<uintptr_t>(t.entries) | static_cast<uint64_t>(t.row_bytes);
+                  reinterpret_cast<uintptr_t>(t.entries) | static_cast<uint64_t>(t.entry_bytes);
   if (sequences > 1) bits |= t.cache_stride.sequence | t.entry_stride.sequence;
   if (t.heads > 1) bits |= t.cache_stride.head | t.entry_stride.head;
   if (t.slots > 1) bits |= t.cache_stride.slot;
@@ -44,8 +51,9 @@ inline int64_t lane_bytes(const KvTensor& t, int64_t sequences) {
   return static_cast<int64_t>(bits & (~bits + 1));
 }
 
+// Calls f with a word of the type that has this size.
 template <class F>
-__device__ void with_lane(int64_t bytes, F f) {
+__device__ void with_word(int64_t bytes, F f) {
   switch (bytes) {
     case 16:
       return f(uint4{});
@@ -60,18 +68,18 @@ __device__ void with_lane(int64_t bytes, F f) {
   }
 }
 
-// f(head, row, byte) for every lane of [heads, rows, row_bytes], spread over grid x. Unsigned,
-// because the compiler's 64-bit division then takes a short path for small operands.
-template <class Lane, class F>
-__device__ void for_each_lane(const KvTensor& t, int64_t rows, F f) {
-  const uint64_t lanes = static_cast<uint64_t>(t.row_bytes) / sizeof(Lane);
-  const uint64_t num_rows = static_cast<uint64_t>(rows);
-  const uint64_t total = static_cast<uint64_t>(t.heads) * num_rows * lanes;
+// Calls f(head, i, byte) for every word of [heads, slots, entry_bytes], spread over grid x. The
+// numbers are unsigned, because 64-bit division is then short for small operands.
+template <class Word, class F>
+__device__ void for_each_word(const KvTensor& t, int64_t slots, F f) {
+  const uint64_t words = static_cast<uint64_t>(t.entry_bytes) / sizeof(Word);
+  const uint64_t num_slots = static_cast<uint64_t>(slots);
+  const uint64_t total = static_cast<uint64_t>(t.heads) * num_slots * words;
   const uint64_t step = uint64_t{gridDim.x} * blockDim.x;
   for (uint64_t i = uint64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < total; i += step) {
-    const uint64_t row = i / lanes, head = row / num_rows;
-    f(static_cast<int64_t>(head), static_cast<int64_t>(row - head * num_rows),
-      static_cast<int64_t>((i - row * lanes) * sizeof(Lane)));
+    const uint64_t entry = i / words, head = entry / num_slots;
+    f(static_cast<int64_t>(head), static_cast<int64_t>(entry - head * num_slots),
+      static_cast<int64_t>((i - entry * words) * sizeof(Word)));
   }
 }
 
@@ -85,20 +93,22 @@ inline cudaLaunchConfig_t launch_config(dim3 grid, void* stream) {
   return config;
 }
 
-// One launch for each `Capacity` caches of so many sequences or blocks, with grid z over the batch;
-// rows_of(tensor) is how many rows a head moves.
-template <int Capacity, class RowsOf, class Kernel, class... Args>
+// Launches the kernel once for every `Capacity` caches. `sequences` is the first dimension of the
+// caches, which for paged ones counts blocks; `slots_of(tensor)` estimates how many slots of a head
+// a sequence moves. Grid: x over words, y over caches, z over the batch.
+template <int Capacity, class SlotsOf, class Kernel, class... Args>
 cudaError_t launch_jobs(const KvTensor* tensors, int64_t num_tensors, int64_t sequences,
-                        int64_t batch, void* stream, RowsOf rows_of, Kernel kernel, Args... args) {
+                        int64_t batch, void* stream, SlotsOf slots_of, Kernel kernel,
+                        Args... args) {
   for (int64_t first = 0; first < num_tensors; first += Capacity) {
     const int64_t size = std::min<int64_t>(num_tensors - first, Capacity);
     Table<Capacity> table;
     int64_t blocks = 0;
     for (int64_t i = 0; i < size; ++i) {
       const KvTensor& t = tensors[first + i];
-      const int64_t bytes = lane_bytes(t, sequences);
+      const int64_t bytes = word_bytes(t, sequences);
       table.jobs[i] = {t, bytes};
-      blocks = std::max(blocks, blocks_for(t.heads * rows_of(t) * (t.row_bytes / bytes)));
+      blocks = std::max(blocks, blocks_for(t.heads * slots_of(t) * (t.entry_bytes / bytes)));
     }
     if (blocks == 0) continue;
     const dim3 grid(static_cast<unsigned>(std::min(blocks, kMaxBlocksPerSequence)),
@@ -110,24 +120,24 @@ cudaError_t launch_jobs(const KvTensor* tensors, int64_t num_tensors, int64_t se
   return cudaSuccess;
 }
 
-// kernel_of(capacity) is the kernel for tables of so many caches.
-template <class RowsOf, class KernelOf, class... Args>
+// Picks the capacity of the table; kernel_of(capacity) is the kernel for it.
+template <class SlotsOf, class KernelOf, class... Args>
 cudaError_t launch_all(const KvTensor* tensors, int64_t num_tensors, int64_t sequences,
-                       int64_t batch, void* stream, RowsOf rows_of, KernelOf kernel_of,
+                       int64_t batch, void* stream, SlotsOf slots_of, KernelOf kernel_of,
                        Args... args) {
   constexpr std::integral_constant<int, kSmallTable> few;
   constexpr std::integral_constant<int, kLargeTable> many;
   return num_tensors <= kSmallTable
-             ? launch_jobs<kSmallTable>(tensors, num_tensors, sequences, batch, stream, rows_of,
+             ? launch_jobs<kSmallTable>(tensors, num_tensors, sequences, batch, stream, slots_of,
                                         kernel_of(few), args...)
-             : launch_jobs<kLargeTable>(tensors, num_tensors, sequences, batch, stream, rows_of,
+             : launch_jobs<kLargeTable>(tensors, num_tensors, sequences, batch, stream, slots_of,
                                         kernel_of(many), args...);
 }
 
-inline int64_t typical_rows(const KvTensor& t) { return std::min(t.slots, kTypicalRows); }
+inline int64_t typical_slots(const KvTensor& t) { return std::min(t.slots, kTypicalSlots); }
 
-// Zeroes dropped(length, new_length, slots), which may go on from the last slot to the first. Grid:
-// x over the lanes of one sequence, y over caches, z over sequences.
+// Zeroes the slots dropped(length, new_length, slots) of each sequence. In a ring buffer this range
+// may wrap around from the last slot to the first.
 template <int Capacity, KvRange (*dropped)(int64_t, int64_t, int64_t)>
 __global__ void __launch_bounds__(kThreads)
     zero_kernel(const __grid_constant__ Table<Capacity> table, KvVector<const int64_t> lengths,
@@ -137,12 +147,12 @@ __global__ void __launch_bounds__(kThreads)
   for (int64_t b = blockIdx.z; b < batch; b += gridDim.z) {
     const KvRange slots = dropped(lengths[b], new_lengths[b], t.slots);
     char* const cache = t.cache + b * t.cache_stride.sequence;
-    with_lane(job.lane_bytes, [&](auto lane) {
-      using Lane = decltype(lane);
-      for_each_lane<Lane>(t, slots.size, [&](int64_t head, int64_t row, int64_t byte) {
-        const int64_t at = slots.begin + row, slot = at < t.slots ? at : at - t.slots;
-        *reinterpret_cast<Lane*>(cache + head * t.cache_stride.head + slot * t.cache_stride.slot +
-                                 byte) = Lane{};
+    with_word(job.word_bytes, [&](auto word) {
+      using Word = decltype(word);
+      for_each_word<Word>(t, slots.size, [&](int64_t head, int64_t i, int64_t byte) {
+        const int64_t at = slots.begin + i, slot = at < t.slots ? at : at - t.slots;
+        *reinterpret_cast<Word*>(cache + head * t.cache_stride.head + slot * t.cache_stride.slot +
+                                 byte) = Word{};
       });
     });
   }
@@ -153,7 +163,7 @@ cudaError_t launch_zero(const OpParams& p, void* stream) {
   if (!p.zero_fill) return cudaSuccess;
   const auto kernel = [](auto capacity) { return zero_kernel<decltype(capacity)::value, dropped>; };
   const KvVector<const int64_t> lengths = {p.lengths.data, p.lengths.stride};
-  return launch_all(p.tensors, p.num_tensors, p.batch, p.batch, stream, typical_rows, kernel,
+  return launch_all(p.tensors, p.num_tensors, p.batch, p.batch, stream, typical_slots, kernel,
                     lengths, p.new_lengths);
 }
 

@@ -11,9 +11,9 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-// The new lengths get a launch of their own, after the zeroing in stream order: every zeroing block
-// needs the old ones, and to write them in the same launch would take either one block a sequence,
-// which leaves the device idle at small batches, or a counter in memory that must be allocated.
+// The new lengths are written by a second launch, because every block that zeroes slots needs the
+// old ones. One launch for both would take either a single block for each sequence, which leaves
+// the device idle at small batches, or a counter in memory that has to be allocated.
 int kv_truncate(const KvTruncateParams& p, void* stream) {
   if (p.batch == 0) return cudaSuccess;
   const cudaError_t status = launch_zero<dropped_slots>(p, stream);

@@ -3,6 +3,7 @@
 // from it. Every block of a group reads the whole slot and comes to the same numbers by itself.
 #include "cuda/row/weights.cuh"
 #include "specdec/filter.h"
+#include "specdec/sequence_params.h"
 
 namespace specdec::cuda {
 
@@ -32,32 +33,6 @@ struct TileStatsArray {
     return s;
   }
 };
-
-// The parameters of one sequence.
-struct SequenceParams {
-  float temperature;
-  int64_t top_k;
-  float top_p;
-  float min_p;
-
-  __device__ bool valid() const {
-    return temperature >= 0 && temperature <= kLargest && top_k >= 0 && top_p > 0 && top_p <= 1 &&
-           min_p >= 0 && min_p <= 1;
-  }
-  __device__ bool filters(int64_t vocab) const {
-    return (top_k > 0 && top_k < vocab) || top_p < 1 || min_p > 0;
-  }
-};
-
-inline __device__ SequenceParams params_of(const SamplingParams& s, int64_t b) {
-  return {s.temperatures ? s.temperatures[b] : s.temperature, s.top_ks ? s.top_ks[b] : s.top_k,
-          s.top_ps ? s.top_ps[b] : s.top_p, s.min_ps ? s.min_ps[b] : s.min_p};
-}
-
-// min(1/T, largest float): a temperature under 1/FLT_MAX must not make 0 * inf at the maximum.
-inline __device__ float inverse_temperature(float temperature) {
-  return fminf(1.0f / temperature, kLargest);
-}
 
 inline __device__ bool is_finite(float x) { return x >= -kLargest && x <= kLargest; }
 inline __device__ bool is_finite(double x) { return fabs(x) < INFINITY; }
@@ -96,9 +71,9 @@ inline __device__ int64_t linear_units(float (&w)[kPerLane], float& top) {
 }
 
 // Fills `part` of `parts` of a slot.
-inline __device__ void fill_tile_stats(const BlockGroup& group, const RowView& row, const TileStats& tile_stats,
-                                 Want want, float inv_t, const GumbelNoise& noise, int part = 0,
-                                 int parts = 1) {
+inline __device__ void fill_tile_stats(const BlockGroup& group, const RowView& row,
+                                       const TileStats& tile_stats, Want want, float inv_t,
+                                       const GumbelNoise& noise, int part = 0, int parts = 1) {
   const float rate = rate_of(inv_t);
   each_warp_tile(group, row, part, parts, [&](int64_t warp_tile, float (&values)[kPerLane]) {
     float top = warp_tile_max(values);
@@ -126,8 +101,8 @@ inline __device__ void fill_tile_stats(const BlockGroup& group, const RowView& r
 
 // The masses again, of the survivors alone. Spans without any are not read.
 inline __device__ void filter_tile_stats(const BlockGroup& group, const RowView& row,
-                                   const TileStats& tile_stats, Want want, float inv_t, float threshold,
-                                   const GumbelNoise& noise) {
+                                         const TileStats& tile_stats, Want want, float inv_t,
+                                         float threshold, const GumbelNoise& noise) {
   const int64_t warp_tiles = row.warp_tiles(), step = group.warp_tile_step(1);
   for (int64_t warp_tile = group.first_warp_tile(0); warp_tile < warp_tiles; warp_tile += step) {
     const float top = tile_stats.maxima[warp_tile];
@@ -193,8 +168,8 @@ class WarpTileScale {
 // The same, of which each thread of a block holds a run.
 class WarpTileMasses {
  public:
-  __device__ WarpTileMasses(BlockGroup& group, const TileStats& tile_stats, int64_t warp_tiles, float max,
-                            float inv_t, bool linear = false)
+  __device__ WarpTileMasses(BlockGroup& group, const TileStats& tile_stats, int64_t warp_tiles,
+                            float max, float inv_t, bool linear = false)
       : scale_(tile_stats, warp_tiles, max, inv_t, linear) {
     const int64_t run = (warp_tiles + kThreads - 1) / kThreads;
     begin_ = thread_id() * run < warp_tiles ? thread_id() * run : warp_tiles;
@@ -232,8 +207,8 @@ class WarpTileMasses {
 };
 
 // The law of a row without filters, from its slot. Temperature 0 leaves the maximum alone.
-inline __device__ RowStats row_stats_of(BlockGroup& group, const TileStats& tile_stats, int64_t warp_tiles,
-                                    float temperature) {
+inline __device__ RowStats row_stats_of(BlockGroup& group, const TileStats& tile_stats,
+                                        int64_t warp_tiles, float temperature) {
   RowStats stats = {};
   stats.max = max_of(group, tile_stats.maxima, warp_tiles);
   stats.inv_t = inverse_temperature(temperature);
@@ -245,7 +220,8 @@ inline __device__ RowStats row_stats_of(BlockGroup& group, const TileStats& tile
 
 // The law of a row without filters, from its slot, by one warp; to the bit what a block finds. In
 // every lane.
-inline __device__ RowStats warp_row_stats(const TileStats& tile_stats, int64_t warp_tiles, float temperature) {
+inline __device__ RowStats warp_row_stats(const TileStats& tile_stats, int64_t warp_tiles,
+                                          float temperature) {
   uint32_t best = 0;
   for (int64_t i = lane_id(); i < warp_tiles; i += kLanes) {
     const uint32_t key = ordered_key(tile_stats.maxima[i]);

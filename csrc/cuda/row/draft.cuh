@@ -14,11 +14,11 @@ struct DraftDistribution {
   int64_t token;  // drafted
   double q_x;     // of the drafted token; its logarithm is exact where q_x underflows
   double log_q_x;
-  RowView row;             // rows, sampled; probabilities of a sparse law
-  WeightParams weight_params;      // of logits
-  float scale;             // of the shape's weights
-  const int32_t* columns;  // of tokens, may be null
-  const void* ids;         // sparse, at this row
+  RowView row;                 // rows, sampled; probabilities of a sparse law
+  WeightParams weight_params;  // of logits
+  float scale;                 // of the shape's weights
+  const int32_t* columns;      // of tokens, may be null
+  const void* ids;             // sparse, at this row
 
   // Whether a scan of all tokens says nothing that a few lookups do not.
   __device__ bool few() const { return form == DraftForm::kOneHot || form == DraftForm::kSparse; }
@@ -31,7 +31,9 @@ struct DraftDistribution {
     return !few() && columns == nullptr && row.wide() == wide;
   }
   __device__ int64_t id(int64_t k) const { return id_at(ids, ids_are_int64, k); }
-  __device__ float weight(float value) const { return probs ? value : weight_params.weight(value) * scale; }
+  __device__ float weight(float value) const {
+    return probs ? value : weight_params.weight(value) * scale;
+  }
   // What the row says to Q; returns the largest value there, NaN if one is.
   __device__ float weigh_all(float (&values)[kPerLane]) const {
     float top = values[0];

@@ -171,9 +171,9 @@ class Selection {
 
 // Sets the threshold of a law without one. The slot holds all masses, and is filled again with what
 // survives.
-inline __device__ void filter_law(BlockGroup& group, const RowView& row, const TileStats& tile_stats,
-                                  const SequenceParams& params, Want want, const GumbelNoise& noise,
-                                  RowStats& stats) {
+inline __device__ void filter_law(BlockGroup& group, const RowView& row,
+                                  const TileStats& tile_stats, const SequenceParams& params,
+                                  Want want, const GumbelNoise& noise, RowStats& stats) {
   const uint32_t high = ordered_key(stats.max);
   uint32_t low = ordered_key(-INFINITY);
   Selection selection(group, row, tile_stats, {stats.max, rate_of(stats.inv_t), -INFINITY});
@@ -190,7 +190,8 @@ inline __device__ void filter_law(BlockGroup& group, const RowView& row, const T
         const double share = (1.0 - params.top_p) / static_cast<double>(row.vocab);
         const double cut = stats.max + params.temperature * log(share);
         low = ordered_key(fmaxf(static_cast<float>(cut), -kLargest));
-        const double sum = WarpTileMasses(group, tile_stats, row.warp_tiles(), stats.max, stats.inv_t).sum();
+        const double sum =
+            WarpTileMasses(group, tile_stats, row.warp_tiles(), stats.max, stats.inv_t).sum();
         need = static_cast<int64_t>(ceil(params.top_p * sum * selection.unit()));
       }
     } else if (!top_k || (stage == Stage::kFloor && params.top_k > row.warp_tiles())) {
@@ -212,9 +213,10 @@ inline __device__ Want first_want(Want want, bool filtered, bool point) {
 }
 
 // The law of a filled slot, and the token that a point mass or the race says, else -1.
-inline __device__ RowStats read_row_stats(BlockGroup& group, const RowView& row, const TileStats& tile_stats,
-                                    const SequenceParams& params, bool filtered, Want want,
-                                    const GumbelNoise& noise, int64_t& token) {
+inline __device__ RowStats read_row_stats(BlockGroup& group, const RowView& row,
+                                          const TileStats& tile_stats, const SequenceParams& params,
+                                          bool filtered, Want want, const GumbelNoise& noise,
+                                          int64_t& token) {
   const int64_t warp_tiles = row.warp_tiles();
   RowStats stats = row_stats_of(group, tile_stats, warp_tiles, params.temperature);
   // A row of nothing but zeros is no law either.
@@ -227,7 +229,8 @@ inline __device__ RowStats read_row_stats(BlockGroup& group, const RowView& row,
   }
   if (filtered) filter_law(group, row, tile_stats, params, want, noise, stats);
   stats.direct = want == Want::kLinear;
-  const double sum = WarpTileMasses(group, tile_stats, warp_tiles, stats.max, stats.inv_t, stats.direct).sum();
+  const double sum =
+      WarpTileMasses(group, tile_stats, warp_tiles, stats.max, stats.inv_t, stats.direct).sum();
   stats.valid = sum > 0;
   stats.log_sum = log(sum);
   if (want == Want::kGumbel) token = gumbel_winner(group, tile_stats, warp_tiles, stats);

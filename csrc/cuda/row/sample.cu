@@ -62,7 +62,8 @@ __device__ void finish(BlockGroup& group, const SampleParams& p, int64_t r) {
   RowStats stats = row_stats_of(group, task.tile_stats, warp_tiles, task.params.temperature);
   if (!stats.valid) return write(group, p, r, -1, 0, 0, 0, kTargetNotFinite);
   if (stats.one_hot) {
-    return write(group, p, r, argmax(group, task.tile_stats, warp_tiles, stats.max), 0, 0, stats.max, 0);
+    return write(group, p, r, argmax(group, task.tile_stats, warp_tiles, stats.max), 0, 0,
+                 stats.max, 0);
   }
   if (task.filtered) {
     filter_law(group, task.row, task.tile_stats, task.params, want(p, task), task.noise, stats);
@@ -70,9 +71,9 @@ __device__ void finish(BlockGroup& group, const SampleParams& p, int64_t r) {
   const WarpTileMasses masses(group, task.tile_stats, warp_tiles, stats.max, stats.inv_t);
   stats.log_sum = log(masses.sum());
   const GumbelNoise& noise = task.noise;
-  const int64_t token =
-      p.gumbel ? gumbel_winner(group, task.tile_stats, warp_tiles, stats)
-               : draw(group, task, masses, stats, uniform(noise.seed, noise.position, noise.stream));
+  const int64_t token = p.gumbel ? gumbel_winner(group, task.tile_stats, warp_tiles, stats)
+                                 : draw(group, task, masses, stats,
+                                        uniform(noise.seed, noise.position, noise.stream));
   write(group, p, r, token, stats.logprob(at(task.row, token)),
         static_cast<double>(stats.max) * stats.inv_t + stats.log_sum, stats.threshold, 0);
 }
@@ -92,9 +93,10 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
     if (thread_id() == 0) task = SampleTask(job.p, r, job.tile_stats_array[tile_stats]);
     __syncthreads();
     if (task.params.valid()) {
-      fill_tile_stats(group, task.row, task.tile_stats, task.filtered ? Want::kMass : want(job.p, task),
-                inverse_temperature(task.params.temperature), task.noise,
-                static_cast<int>(first % parts), parts);
+      fill_tile_stats(group, task.row, task.tile_stats,
+                      task.filtered ? Want::kMass : want(job.p, task),
+                      inverse_temperature(task.params.temperature), task.noise,
+                      static_cast<int>(first % parts), parts);
     }
     if (!parallel) {
       group.sync();
@@ -134,8 +136,8 @@ int sample(const SampleParams& p, const CudaPlan& plan, void* workspace, void* s
   job.plan = plan;
   job.tickets = static_cast<unsigned long long*>(workspace);
   // Whole sixteens of bytes before the slots.
-  job.tile_stats_array = {static_cast<char*>(workspace) + (p.num_rows + 1) / 2 * 16, warp_tiles_of(p.vocab),
-               needs_ranks(p.sampling, p.gumbel)};
+  job.tile_stats_array = {static_cast<char*>(workspace) + (p.num_rows + 1) / 2 * 16,
+                          warp_tiles_of(p.vocab), needs_ranks(p.sampling, p.gumbel)};
   job.launch = next_launch();
   return launch_groups(sample_kernel, job, plan, device, stream);
 }

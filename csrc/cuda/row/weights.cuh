@@ -1,6 +1,7 @@
 #pragma once
 // Arithmetic on one warp_tile: maxima, weights, masses, the race, the inverse CDF.
 #include "cuda/row/tile.cuh"
+#include "specdec/ordered_key.h"
 #include "specdec/philox.h"
 
 namespace specdec::cuda {
@@ -30,16 +31,6 @@ inline __device__ uint32_t warp_max(uint32_t value) {
   }
   return value;
 #endif
-}
-
-// Unsigned order of the keys is the order of the floats; the positive NaN is above all.
-inline __device__ uint32_t ordered_key(float value) {
-  const uint32_t bits = bits_as<uint32_t>(value + 0.0f);  // -0 is 0: they tie
-  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-}
-
-inline __device__ float from_ordered_key(uint32_t key) {
-  return bits_as<float>(key & 0x80000000u ? key ^ 0x80000000u : ~key);
 }
 
 // The largest of a warp_tile, NaN if one is; in every lane.
@@ -147,18 +138,13 @@ inline __device__ uint64_t warp_best(uint64_t value) {
   return value;
 }
 
-struct GumbelNoise {
-  uint64_t seed;
-  uint64_t position;
-  uint32_t stream;
-};
-
 // E = -log1p(-u), u = (x + 1/2) / 2^32: each half of the range keeps its relative precision. Where
 // x < 256, 32 more bits; -log1p(-u) is u there, to the last bit of a float.
-inline __device__ float exponential(uint32_t x, int word, const GumbelNoise& noise, uint32_t lane) {
+inline __device__ float exponential(uint32_t x, int word, const GumbelNoise& noise,
+                                    uint32_t counter) {
   if (x < 256) {
     const Words more =
-        philox(noise.seed, lane, noise.position, noise.stream + uint32_t{kTailStreams});
+        philox(noise.seed, counter, noise.position, noise.stream + uint32_t{kTailStreams});
     const uint32_t low = word == 0   ? more.word[0]
                          : word == 1 ? more.word[1]
                          : word == 2 ? more.word[2]
@@ -177,12 +163,12 @@ inline __device__ uint64_t warp_tile_race(float (&w)[kPerLane], bool wide, int64
 #pragma unroll 1
   for (int q = 0; q < kQuads; ++q) {
     const int first = first_of_quad(wide, q);
-    const auto lane = static_cast<uint32_t>((warp_tile * kWarpTile + first) / 4);
-    const Words x = philox(noise.seed, lane, noise.position, noise.stream);
+    const auto counter = static_cast<uint32_t>((warp_tile * kWarpTile + first) / 4);
+    const Words x = philox(noise.seed, counter, noise.position, noise.stream);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       if (w[j] > 0) {
-        const uint64_t rank = ranked(w[j] / exponential(x.word[j], j, noise, lane), first + j);
+        const uint64_t rank = ranked(w[j] / exponential(x.word[j], j, noise, counter), first + j);
         best = rank > best ? rank : best;
       }
     }

@@ -1,65 +1,66 @@
 #pragma once
-// The rules that walk from the root down; specdec_kernels/reference/tree.py says the same in one
-// piece.
-#include "cuda/tree/verifier.cuh"
+// Every rule but traversal: from the root down, each step accepts one child or emits the token that
+// ends the path. At temperature 0 every rule decides here, as rule greedy does.
+// specdec_kernels/reference/tree/verify_tree.py says the same without a state machine.
+#include "cuda/tree/k_seq.cuh"
 
 namespace specdec::cuda {
 
-class TreeWalkJudge : public TreePoint {
+class TopDownVerifier : public KSeqVerifier {
  public:
-  using TreePoint::TreePoint;
+  using KSeqVerifier::KSeqVerifier;
 
   __forceinline__ __device__ void begin() {
-    t_.here = kNone;
+    t_.node = kNone;
     t_.depth = 0;
-    t_.state = TreeState::kEnter;
-    go_on();
+    t_.state = TreeState::kEnterNode;
+    resume();
   }
 
-  // After the action.
-  __forceinline__ __device__ void go_on() {
+  // Decides until there is an action for all threads.
+  __forceinline__ __device__ void resume() {
     do {
-      t_.action = TreeAction::kThink;
-      step();
-    } while (t_.action == TreeAction::kThink);
+      t_.action = TreeAction::kContinue;
+      decide();
+    } while (t_.action == TreeAction::kContinue);
   }
 
  private:
-  __forceinline__ __device__ void step() {
+  __forceinline__ __device__ void decide() {
     switch (t_.state) {
-      case TreeState::kEnter:
-        return arrive();
-      case TreeState::kArrived:
-        return judge_point();
-      case TreeState::kNext:
+      case TreeState::kEnterNode:
+        return enter_node();
+      case TreeState::kTargetMeasured:
+        return choose_method();
+      case TreeState::kNextChild:
         return next_trial();
-      case TreeState::kOpen:
-        open(k_seq() ? t_.first : kNone);
-        return measure_draft(TreeState::kCandidate);
-      case TreeState::kCandidate:
-        return judge_candidate();
-      case TreeState::kVerdict:
-        return think(accepts(t_.factor) ? TreeState::kStand : TreeState::kReject);
-      case TreeState::kLeft:
-        return judge_left();
+      case TreeState::kOpenDraft:
+        open_draft_of_child(k_seq() ? t_.first_draft : kNone);
+        return measure_draft(TreeState::kDraftMeasured);
+      case TreeState::kDraftMeasured:
+        return prepare_test();
+      case TreeState::kTest:
+        return go_to(accepts(t_.draft_scale) ? TreeState::kAcceptChild : TreeState::kReject);
+      case TreeState::kResidualRead:
+        return test_residual();
       case TreeState::kReject:
         return reject();
-      case TreeState::kStand:
-        return stand();
-      case TreeState::kSubtract:
+      case TreeState::kAcceptChild:
+        return accept_child();
+      case TreeState::kSubtracted:
         return subtracted();
-      case TreeState::kRest:
-        return judge_last();
-      case TreeState::kFactor:
-        return narrow();
-      case TreeState::kEntropy:
-        return judge_typical();
-      case TreeState::kSurveyed:
-        return surveyed();
-      case TreeState::kAnswer:
+      case TreeState::kRemainingMass:
+        return test_last_of_top();
+      case TreeState::kOverlapsMeasured:
+        return search_factor();
+      case TreeState::kEntropyMeasured:
+        return compare_typical();
+      case TreeState::kChildrenCompared:
+        return children_compared();
+      case TreeState::kDrawn:
         return drawn();
-      case TreeState::kEnd:
-        return end(t_.token);
+      case TreeState::kEmit:
+        return emit(t_.token);
       default:
         return draw(true);
     }
@@ -69,229 +70,184 @@ class TreeWalkJudge : public TreePoint {
     return p_.rule == TreeRule::kMultiDraftWor;
   }
   __forceinline__ __device__ bool k_seq() const { return p_.rule == TreeRule::kKSeq; }
-  __forceinline__ __device__ bool top() const { return p_.rule == TreeRule::kTopKPlusOne; }
+  __forceinline__ __device__ bool top_k() const { return p_.rule == TreeRule::kTopKPlusOne; }
 
-  __forceinline__ __device__ void arrive() {
+  __forceinline__ __device__ void enter_node() {
     t_.accepted = static_cast<int32_t>(t_.depth);
-    if (over()) return finish();
-    t_.gathers = t_.depth < p_.max_depth;
+    if (ends_here()) return finish();
+    t_.gathers_children = t_.depth < p_.max_depth;
     t_.num_children = 0;
-    t_.child = t_.lane = t_.but = -1;
-    t_.c = t_.mass = t_.bound = 1;
-    t_.num_tried = 0;
-    t_.scan = Scan::kLeft;
-    remove_all();
-    measure_target(TreeState::kArrived);
+    t_.child = t_.trial = t_.last_tried = -1;
+    t_.target_scale = t_.residual_mass = t_.total_mass = 1;
+    t_.num_excluded = 0;
+    t_.scan = ScanKind::kResidual;
+    clear_drafts();
+    measure_target(TreeState::kTargetMeasured);
   }
 
-  __forceinline__ __device__ void stand() {
+  __forceinline__ __device__ void accept_child() {
     t_.x = p_.drafted(t_.b, t_.child);
     write(t_.depth, t_.child, t_.x, target_logprob(t_.x));
-    t_.here = t_.child;
+    t_.node = t_.child;
     ++t_.depth;
-    think(TreeState::kEnter);
+    go_to(TreeState::kEnterNode);
   }
 
-  __forceinline__ __device__ void judge_point() {
+  __forceinline__ __device__ void choose_method() {
     if (!t_.stats.valid) {
       t_.status |= kTargetNotFinite;
       return finish();
     }
-    t_.gathers = false;
-    if (t_.greedy || p_.rule == TreeRule::kMatch) return survey();
+    t_.gathers_children = false;
+    if (t_.greedy || p_.rule == TreeRule::kMatch) return compare_children();
     if (t_.num_children == 0 || p_.rule == TreeRule::kTargetOnly) return draw(false);
-    if (p_.rule == TreeRule::kTypical) return scan(Scan::kEntropy, TreeState::kEntropy);
-    if (top()) return try_last();
-    if (k_seq()) return candidate(next(-1, false));
-    think(TreeState::kNext);
+    if (p_.rule == TreeRule::kTypical) return scan(ScanKind::kEntropy, TreeState::kEntropyMeasured);
+    if (top_k()) return try_last_of_top();
+    if (k_seq()) return try_child(next_child(-1, false));
+    go_to(TreeState::kNextChild);
   }
 
-  __forceinline__ __device__ void survey() {
-    if (t_.num_children == 0) return think(TreeState::kEnd);
-    t_.state = TreeState::kSurveyed;
-    t_.action = TreeAction::kSurvey;
+  // Accepts the child that holds t_.token, if there is one.
+  __forceinline__ __device__ void compare_children() {
+    if (t_.num_children == 0) return go_to(TreeState::kEmit);
+    t_.state = TreeState::kChildrenCompared;
+    t_.action = TreeAction::kCompareChildren;
   }
 
-  __forceinline__ __device__ void surveyed() {
-    if (t_.child >= 0) return think(TreeState::kStand);
-    p_.rule == TreeRule::kTypical && !t_.greedy ? draw(false) : think(TreeState::kEnd);
+  __forceinline__ __device__ void children_compared() {
+    if (t_.child >= 0) return go_to(TreeState::kAcceptChild);
+    p_.rule == TreeRule::kTypical && !t_.greedy ? draw(false) : go_to(TreeState::kEmit);
   }
 
   __forceinline__ __device__ void drawn() {
-    if (!top() && p_.rule != TreeRule::kTargetOnly) return think(TreeState::kEnd);
-    // Of the weights that were drawn from; those of the top are P's.
-    t_.bound = t_.residual ? t_.more : top() && t_.direct ? exp(t_.stats.log_sum) : 1.0;
-    survey();
+    if (!top_k() && p_.rule != TreeRule::kTargetOnly) return go_to(TreeState::kEmit);
+    // Acceptance probabilities refer to what was drawn from. Under top_k_plus_one, P may hold
+    // probabilities as they were given, which need not sum to exactly 1.
+    t_.total_mass = t_.from_residual       ? t_.positive_sum
+                    : top_k() && t_.direct ? exp(t_.stats.log_sum)
+                                           : 1.0;
+    compare_children();
   }
 
-  __forceinline__ __device__ void judge_typical() {
-    const double entropy = t_.stats.log_sum + t_.stats.inv_t * t_.more * exp(-t_.stats.log_sum);
-    t_.bound = fmin(static_cast<double>(p_.typical_epsilon), p_.typical_delta * exp(-entropy));
-    t_.state = TreeState::kSurveyed;
-    t_.action = TreeAction::kSurvey;
+  __forceinline__ __device__ void compare_typical() {
+    const double entropy =
+        t_.stats.log_sum + t_.stats.inv_t * t_.positive_sum * exp(-t_.stats.log_sum);
+    t_.typical_bound = typical_bound(p_.typical_epsilon, p_.typical_delta, entropy);
+    t_.state = TreeState::kChildrenCompared;
+    t_.action = TreeAction::kCompareChildren;
   }
 
-  __forceinline__ __device__ void candidate(int64_t n) {
+  __forceinline__ __device__ void try_child(int64_t n) {
     t_.child = n;
-    ++t_.lane;
-    think(TreeState::kOpen);
+    ++t_.trial;
+    go_to(TreeState::kOpenDraft);
   }
 
-  __forceinline__ __device__ void judge_candidate() {
-    t_.factor = k_seq() ? t_.high : 1.0;
-    if (k_seq() && t_.first >= 0) return think(TreeState::kVerdict);
-    if (t_.draft.fault) return give_up();
-    if (k_seq()) return find_factor();
-    if (top()) {
-      append(t_.child, 1);
-      return scan(Scan::kRest, TreeState::kRest);
+  // The draft of the child is known: test it, after what the rule needs to know first.
+  __forceinline__ __device__ void prepare_test() {
+    t_.draft_scale = k_seq() ? t_.high : 1.0;
+    if (k_seq() && t_.first_draft >= 0) return go_to(TreeState::kTest);
+    if (t_.draft.fault) return stop_trials();
+    if (k_seq()) return begin_search();
+    if (top_k()) {
+      push_draft(t_.child, 1);
+      return scan(ScanKind::kRemainingMass, TreeState::kRemainingMass);
     }
-    if (t_.first < 0) return think(TreeState::kVerdict);
-    if (t_.x < p_.vocab) return look(TreeState::kLeft);
-    t_.left = 0;
-    think(TreeState::kLeft);
+    if (t_.first_draft < 0) return go_to(TreeState::kTest);
+    if (t_.x < p_.vocab) return read_residual(TreeState::kResidualRead);
+    t_.residual_at_x = 0;
+    go_to(TreeState::kResidualRead);
   }
 
-  // The next candidate that is tried.
   __forceinline__ __device__ void next_trial() {
     int64_t n = t_.child;
     for (;;) {
-      n = next(n, without_replacement());
-      if (n < 0) return k_seq() ? leave_accepted() : draw(t_.first >= 0);
-      t_.rest = 1;
-      if (!without_replacement() || t_.first < 0) break;
-      const int32_t twin = twin_of(n);
-      if (twin >= 0) t_.rest = t_.records[twin].rest;
-      if (t_.rest > kLeastRest) break;
-      ++t_.lane;  // nothing was left to draw this one from
+      n = next_child(n, without_replacement());
+      if (n < 0) return k_seq() ? scan_k_seq_residual() : draw(t_.first_draft >= 0);
+      t_.remaining_mass = 1;
+      if (!without_replacement() || t_.first_draft < 0) break;
+      const int32_t same = same_draft_as(n);
+      if (same >= 0) t_.remaining_mass = t_.records[same].remaining_mass;
+      if (t_.remaining_mass > kLeastRest) break;
+      // Outside the excluded tokens Q has no mass that this child could have been drawn from.
+      ++t_.trial;
     }
-    candidate(n);
+    try_child(n);
   }
 
-  __forceinline__ __device__ void judge_left() {
-    const double q_x = t_.mass * t_.draft.q_x / t_.rest;
-    record_accept_prob(t_.child, t_.left == 0 ? 0 : q_x > 0 ? t_.left / q_x : 1);
-    const bool stands = accept_uniform(t_.position + t_.depth, t_.lane) * q_x < t_.left;
-    think(stands ? TreeState::kStand : TreeState::kReject);
+  __forceinline__ __device__ void test_residual() {
+    const double q_x = t_.residual_mass * t_.draft.q_x / t_.remaining_mass;
+    const double u = accept_uniform(p_, t_, t_.child, t_.depth, t_.trial);
+    const bool accepted = record_test(accept_ratio(u, t_.residual_at_x, q_x));
+    go_to(accepted ? TreeState::kAcceptChild : TreeState::kReject);
   }
 
   __forceinline__ __device__ void reject() {
-    if (k_seq()) return think(TreeState::kNext);
-    append(t_.child, top() ? t_.factor : t_.mass / t_.rest);
-    if (without_replacement()) t_.tried[t_.num_tried++] = {t_.x, t_.child};
-    const bool off = top() || without_replacement();
-    scan(off ? Scan::kOff : Scan::kLeft, TreeState::kSubtract);
+    if (k_seq()) return go_to(TreeState::kNextChild);
+    push_draft(t_.child, top_k() ? t_.draft_scale : t_.residual_mass / t_.remaining_mass);
+    if (without_replacement()) t_.excluded[t_.num_excluded++] = {t_.x, t_.child};
+    const bool excludes = top_k() || without_replacement();
+    scan(excludes ? ScanKind::kExcluding : ScanKind::kResidual, TreeState::kSubtracted);
   }
 
   __forceinline__ __device__ void subtracted() {
-    if (!t_.valid) {
-      remove_last();
-      if (without_replacement()) --t_.num_tried;
+    if (!t_.drafts_valid) {
+      pop_draft();
+      if (without_replacement()) --t_.num_excluded;
       t_.status |= kDraftNotFinite;
-      return t_.first < 0 ? draw(false) : scan(t_.scan, TreeState::kAgain);
+      return t_.first_draft < 0 ? draw(false) : scan(t_.scan, TreeState::kRescanned);
     }
-    if (!(t_.more > 0)) {
+    if (!(t_.positive_sum > 0)) {
       t_.status |= kEmptyResidual;
       return draw(false);
     }
-    if (top() || k_seq()) return draw(true);
-    t_.mass = t_.more;
-    t_.records[t_.child].rest = t_.second;
-    think(TreeState::kNext);
+    if (top_k() || k_seq()) return draw(true);
+    t_.residual_mass = t_.positive_sum;
+    t_.records[t_.child].remaining_mass = t_.second_sum;
+    go_to(TreeState::kNextChild);
   }
 
-  // A candidate whose law cannot be read: what is left is drawn from.
-  __forceinline__ __device__ void give_up() {
+  // The draft row of the child is invalid: the siblings after it are not tried either.
+  __forceinline__ __device__ void stop_trials() {
     t_.status |= kDraftNotFinite;
-    draw(t_.first >= 0);
+    draw(t_.first_draft >= 0);
   }
 
-  // top_k_plus_one: the last candidate was drawn off the tokens of the others.
-  __forceinline__ __device__ void try_last() {
+  // Rule top_k_plus_one: all children but the last are the top tokens of Q. The last one was drawn
+  // from Q without them and is the only one that is tried.
+  __forceinline__ __device__ void try_last_of_top() {
     int64_t last = -1;
-    for (int64_t n = next(-1, false); n >= 0; n = next(n, false)) last = n;
+    for (int64_t n = next_child(-1, false); n >= 0; n = next_child(n, false)) last = n;
     const int64_t x = p_.drafted(t_.b, last);
-    bool among = false;
-    for (int64_t n = next(-1, true); n >= 0; n = next(n, true)) {
+    bool in_top = false;
+    for (int64_t n = next_child(-1, true); n >= 0; n = next_child(n, true)) {
       if (n == last) continue;
       const int64_t token = p_.drafted(t_.b, n);
-      t_.tried[t_.num_tried++] = {token, last};
-      among |= token == x;
+      t_.excluded[t_.num_excluded++] = {token, last};
+      in_top |= token == x;
     }
-    if (among) return draw(false);
-    t_.but = last;
-    candidate(last);
+    if (in_top) return draw(false);
+    t_.last_tried = last;
+    try_child(last);
   }
 
-  __forceinline__ __device__ void judge_last() {
-    const double rest = t_.num_tried == 0 ? 1.0 : t_.second;
-    remove_all();
-    if (!t_.valid) return give_up();
-    if (!(rest > kLeastRest)) return draw(false);
-    t_.factor = 1 / rest;
-    think(TreeState::kVerdict);
+  __forceinline__ __device__ void test_last_of_top() {
+    const double mass = t_.num_excluded == 0 ? 1.0 : t_.second_sum;
+    clear_drafts();
+    if (!t_.drafts_valid) return stop_trials();
+    if (!(mass > kLeastRest)) return draw(false);
+    t_.draft_scale = 1 / mass;
+    go_to(TreeState::kTest);
   }
 
-  // k_seq: the smallest factor of Q with which every candidate may be tried against P.
-  __forceinline__ __device__ void find_factor() {
-    append(t_.child, 1);
-    const auto k = static_cast<double>(t_.num_children);
-    t_.low = 1;
-    t_.high = k;
-    t_.passes = 0;
-    ask_factors(1, 1 + (k - 1) / 8, 1 + (k - 1) / 2, k);
-  }
-
-  __forceinline__ __device__ void ask_factors(double a, double b, double c, double d) {
-    t_.rho[0] = a;
-    t_.rho[1] = b;
-    t_.rho[2] = c;
-    t_.rho[3] = d;
-    scan(Scan::kFactors, TreeState::kFactor);
-  }
-
-  // Probability that one of k trials stands.
-  __forceinline__ __device__ double hit(double beta) const {
-    return -expm1(static_cast<double>(t_.num_children) * log1p(-beta));
-  }
-
-  // The smallest factor that is large enough lies in (low, high]; high always is. Four more are
-  // looked at in each pass: two around the root of the secant, two between them and the ends.
-  __forceinline__ __device__ void narrow() {
-    if (!t_.valid) {
-      remove_all();
-      return give_up();
+  __forceinline__ __device__ void search_factor() {
+    if (!t_.drafts_valid) {
+      clear_drafts();
+      return stop_trials();
     }
-    const auto k = static_cast<double>(t_.num_children);
-    for (int i = 0; i < kFactorsAtOnce; ++i) {
-      const double rho = t_.rho[i], beta = t_.accepted_at[i], gap = rho * beta - hit(beta);
-      if (gap >= 0 || rho >= k) {
-        t_.high = rho;
-        t_.high_gap = gap;
-        t_.beta = beta;
-        break;
-      }
-      t_.low = rho;
-      t_.low_gap = gap;
-    }
-    const double width = t_.high - t_.low;
-    if (t_.high == 1 || width <= 5e-7 || ++t_.passes == 40) return begin_trials();
-    const double slope = t_.high_gap - t_.low_gap;
-    const double root = t_.low + (slope > 0 ? width * -t_.low_gap / slope : width / 2);
-    const double near = fmax(width * fmin(0.03125, width), 1e-7);
-    const double a = fmax(root - near, t_.low), b = fmin(root + near, t_.high);
-    ask_factors((t_.low + a) / 2, a, b, (b + t_.high) / 2);
-  }
-
-  __forceinline__ __device__ void begin_trials() {
-    t_.child = t_.lane = -1;
-    think(TreeState::kNext);
-  }
-
-  __forceinline__ __device__ void leave_accepted() {
-    const double part = t_.num_children == 1 ? 1 : t_.beta > 0 ? hit(t_.beta) / t_.beta : 0;
-    t_.records[t_.first].scale = static_cast<float>(part);
-    scan(Scan::kAccepted, TreeState::kSubtract);
+    if (!narrow_search()) return;
+    t_.child = t_.trial = -1;
+    go_to(TreeState::kNextChild);
   }
 };
 

@@ -1,99 +1,103 @@
 #pragma once
-// One pass over the target's row and those of the drafts that were subtracted from it.
+// A pass over the target row together with the draft rows that are subtracted from it. The residual
+// is computed warp tile by warp tile whenever it is needed and never stored.
 #include "cuda/tree/sequence.cuh"
 
 namespace specdec::cuda {
 
-class TreeScan {
+class ResidualScan {
  public:
-  __device__ TreeScan(BlockGroup& group, const TreeJob& job)
+  __device__ ResidualScan(BlockGroup& group, const TreeJob& job)
       : group_(group), job_(job), t_(group.task<TreeTask>()) {}
 
-  // Of all warp_tiles, to slots and then to sums; or of the one that holds the candidate's token,
-  // or a drawn one.
+  // kScanResidual reads all warp tiles and leaves sums in the task. kReadResidual reads the tile of
+  // the child's token, kDraw the tile where the drawn token lies.
   __device__ void run() {
     const TreeAction action = t_.action;
     const int64_t warp_tiles = t_.row.warp_tiles();
-    if (action == TreeAction::kScan) {
-      group_.sync();  // nobody reads these slots any more
+    if (action == TreeAction::kScanResidual) {
+      group_.sync();  // no block reads these tile statistics any more
       pass(group_.first_warp_tile(0), group_.warp_tile_step(1), warp_tiles, 0);
-      rest_of_draft();
+      scan_beyond();
       group_.sync();
       group_.turn = 0;
       return add_up();
     }
-    int64_t warp_tile = t_.x / kWarpTile, rest = 0;
+    int64_t warp_tile = t_.x / kWarpTile, units = 0;
     if (action == TreeAction::kDraw) {
-      const TileStats tile_stats = t_.residual ? extra_tile_stats(0) : t_.tile_stats;
+      const TileStats tile_stats = drawn_tile_stats();
       const float max = linear() ? max_of(group_, tile_stats.maxima, warp_tiles) : t_.stats.max;
       const WarpTileMasses masses(group_, tile_stats, warp_tiles, max, t_.stats.inv_t, linear());
-      warp_tile = masses.choose(group_, draw_uniform(), rest);
+      warp_tile = masses.choose(group_, residual_uniform(job_.p, t_, t_.depth), units);
     }
-    pass(warp_tile, 1, warp_tile + 1, rest);
+    pass(warp_tile, 1, warp_tile + 1, units);
   }
 
  private:
-  __device__ bool linear() const { return t_.residual || t_.stats.direct; }
+  // Tile statistics that a scan writes.
+  enum Sum { kPositive, kSecond, kBeyond, kOverlap };  // kOverlap + i: at factor i
+  __device__ TileStats scan_stats(int sum) const {
+    return job_.tile_stats(t_.context, TreeJob::kScanStats + sum);
+  }
+
+  // The weights that are drawn from are probabilities, not exponentials of logits.
+  __device__ bool linear() const { return t_.from_residual || t_.stats.direct; }
+  __device__ TileStats drawn_tile_stats() const {
+    return t_.from_residual ? scan_stats(kPositive) : t_.tile_stats;
+  }
   __device__ bool draws() const { return t_.action == TreeAction::kDraw; }
-  // What is subtracted in this pass; none where P itself is wanted.
-  __device__ int32_t first_entry() const { return draws() && !t_.residual ? kNone : t_.first; }
-
-  __device__ double draw_uniform() const {
-    const TreeParams& p = job_.p;
-    return p.uniforms != nullptr ? p.uniforms[t_.b * (2 * p.nodes + 1) + p.nodes + t_.depth]
-                                 : uniform(t_.seed, t_.position + t_.depth, kResidualStream);
+  // The first record whose draft this pass subtracts; none where P itself is drawn from.
+  __device__ int32_t first_draft() const {
+    return draws() && !t_.from_residual ? kNone : t_.first_draft;
   }
 
-  __device__ TileStats extra_tile_stats(int i) const {
-    return job_.tile_stats_array[t_.context * job_.context_tile_stats() + 4 + i];
-  }
-
-  // Of an entry, or of the target's row.
-  __device__ void load(int32_t entry, int64_t warp_tile, Packed& out) const {
-    const bool target = entry < 0;
-    if (!target && !t_.records[entry].draft.pairs(t_.row.wide())) return;
-    load_warp_tile(target ? t_.row : t_.records[entry].draft.row.part(0, t_.row.vocab), warp_tile,
+  // A warp tile of the target row (node < 0), or of the draft row of a record.
+  __device__ void load(int32_t node, int64_t warp_tile, Packed& out) const {
+    const bool target = node < 0;
+    if (!target && !t_.records[node].draft.pairs(t_.row.wide())) return;
+    load_warp_tile(target ? t_.row : t_.records[node].draft.row.part(0, t_.row.vocab), warp_tile,
                    out);
   }
 
-  // Row by row of one warp_tile, then the next warp_tile. What follows is on its way while a row is
-  // weighed.
-  __device__ void pass(int64_t warp_tile, int64_t step, int64_t end, int64_t rest) const {
-    constexpr int32_t kNothing = kNone - 1;
-    int32_t at = kNothing, next_at = kNone;
+  // Goes through the target row and all draft rows of one warp tile, then through those of the next
+  // one. While one row is used, the one after it is being loaded. Rows are named by their records,
+  // the target row by kNone. `units` is the mass in this tile before the token that is drawn.
+  __device__ void pass(int64_t warp_tile, int64_t step, int64_t end, int64_t units) const {
+    constexpr int32_t kNotStarted = kNone - 1;
+    int32_t current = kNotStarted, next = kNone;
     int64_t next_warp_tile = warp_tile;
-    Packed next = {};
+    Packed next_loaded = {};
     float values[kPerLane];
     bool valid = true;
 #pragma unroll 1
-    while (at != kNothing || next_warp_tile < end) {
-      const Packed now = next;
-      if (next_warp_tile < end) load(next_at, next_warp_tile, next);
-      if (at == kNone) {
-        unpack(t_.row, now, values);
+    while (current != kNotStarted || next_warp_tile < end) {
+      const Packed loaded = next_loaded;
+      if (next_warp_tile < end) load(next, next_warp_tile, next_loaded);
+      if (current == kNone) {
+        unpack(t_.row, loaded, values);
         weigh_target(warp_tile, values);
         valid = true;
-      } else if (at >= 0) {
-        valid &= subtract(at, warp_tile, now, values);
+      } else if (current >= 0) {
+        valid &= subtract(current, warp_tile, loaded, values);
       }
-      if (at != kNothing && next_at == kNone) {
-        if (t_.action == TreeAction::kScan) {
+      if (current != kNotStarted && next == kNone) {
+        if (t_.action == TreeAction::kScanResidual) {
           store(warp_tile, values, __all_sync(kAllLanes, valid));
         } else {
-          pick(warp_tile, values, rest);
+          pick(warp_tile, values, units);
         }
         if (next_warp_tile >= end) return;
       }
-      at = next_at;
+      current = next;
       warp_tile = next_warp_tile;
-      next_at = at < 0 ? first_entry() : t_.records[at].next;
-      if (next_at < 0) next_warp_tile += step;
+      next = current < 0 ? first_draft() : t_.records[current].next_draft;
+      if (next < 0) next_warp_tile += step;
     }
   }
 
-  // cP, or what else is wanted of the target.
+  // Turns the target row into cP; for kEntropy, into the term of each token.
   __device__ void weigh_target(int64_t warp_tile, float (&values)[kPerLane]) const {
-    if (t_.scan == Scan::kEntropy && !draws()) {
+    if (t_.scan == ScanKind::kEntropy && !draws()) {
       const WeightParams weight_params{t_.stats.max, rate_of(t_.stats.inv_t), t_.stats.threshold};
 #pragma unroll
       for (int j = 0; j < kPerLane; ++j) {
@@ -102,30 +106,31 @@ class TreeScan {
       }
       return;
     }
-    const bool own = draws() && !t_.residual;  // relative to the warp_tile's own maximum
+    const bool own = draws() && !t_.from_residual;  // relative to the maximum of this warp tile
     if (t_.direct) {
-      const double c = own ? 1.0 : t_.c;
+      const double c = own ? 1.0 : t_.target_scale;
 #pragma unroll
       for (int j = 0; j < kPerLane; ++j) values[j] = static_cast<float>(c * values[j]);
       return;
     }
-    weigh(values,
-          {own ? t_.tile_stats.maxima[warp_tile] : t_.stats.max, rate_of(t_.stats.inv_t), t_.stats.threshold});
-    const float scale = own ? 1.0f : static_cast<float>(exp(-t_.stats.log_sum) * t_.c);
+    weigh(values, {own ? t_.tile_stats.maxima[warp_tile] : t_.stats.max, rate_of(t_.stats.inv_t),
+                   t_.stats.threshold});
+    const float scale = own ? 1.0f : static_cast<float>(exp(-t_.stats.log_sum) * t_.target_scale);
 #pragma unroll
     for (int j = 0; j < kPerLane; ++j) values[j] *= scale;
   }
 
-  // The values less an entry. The last one is subtracted from what the others leave.
-  __device__ bool subtract(int32_t entry, int64_t warp_tile, const Packed& loaded,
+  // Subtracts the draft of a record. The last one is subtracted after clipping at 0; for all kinds
+  // of scan but kResidual, `combine` does that, with the values so far set aside.
+  __device__ bool subtract(int32_t node, int64_t warp_tile, const Packed& loaded,
                            float (&values)[kPerLane]) const {
-    const TreeRecord& r = t_.records[entry];
-    const bool last = entry == t_.last;
+    const NodeRecord& r = t_.records[node];
+    const bool last = node == t_.last_draft;
     if (last) {
 #pragma unroll
       for (int j = 0; j < kPerLane; ++j) values[j] = fmaxf(values[j], 0.0f);
     }
-    const bool apart = last && t_.scan != Scan::kLeft;
+    const bool apart = last && t_.scan != ScanKind::kResidual;
     if (apart) {
       float* const held = this->held();
 #pragma unroll
@@ -140,76 +145,79 @@ class TreeScan {
     return valid;
   }
 
-  // Sixteen values of this thread, in memory that a selection would take: registers are short.
+  // kPerLane values of this thread, in shared memory that only selections use otherwise: there are
+  // no registers to spare.
   __device__ float* held() const {
     static_assert(sizeof(Shared::bins) >= kPerLane * kThreads * sizeof(float), "fits");
     return reinterpret_cast<float*>(group_.shared->bins) + thread_id();
   }
 
-  // `q` becomes what is left of the values held.
-  __device__ void combine(const TreeRecord& r, int64_t warp_tile, bool valid,
+  // Combines Q of the last draft with the values set aside; `q` becomes the residual.
+  __device__ void combine(const NodeRecord& r, int64_t warp_tile, bool valid,
                           float (&q)[kPerLane]) const {
     const float* const held = this->held();
-    if (t_.scan == Scan::kFactors) return store_factors(warp_tile, q);
-    if (t_.scan == Scan::kAccepted) {
-      const auto inverse = static_cast<float>(1 / t_.high), part = r.scale;
+    if (t_.scan == ScanKind::kOverlaps) return store_overlaps(warp_tile, q);
+    if (t_.scan == ScanKind::kKSeqResidual) {
+      const auto inverse = static_cast<float>(1 / t_.high), share = r.scale;
 #pragma unroll
       for (int j = 0; j < kPerLane; ++j) {
         const float p = held[j * kThreads];
-        q[j] = p - part * fminf(q[j], p * inverse);
+        q[j] = p - share * fminf(q[j], p * inverse);
       }
       return;
     }
-    uint32_t gone, off;
-    mark_tried(warp_tile, gone, off);
+    uint32_t excluded, excluded_from_draft;
+    mark_excluded(warp_tile, excluded, excluded_from_draft);
 #pragma unroll
-    for (int j = 0; j < kPerLane; ++j) q[j] = off >> j & 1 ? 0.0f : q[j];
-    if (t_.action == TreeAction::kScan) {
-      store_positive(extra_tile_stats(1), warp_tile, q, 1.0f, __all_sync(kAllLanes, valid));
+    for (int j = 0; j < kPerLane; ++j) q[j] = excluded_from_draft >> j & 1 ? 0.0f : q[j];
+    if (t_.action == TreeAction::kScanResidual) {
+      store_positive(scan_stats(kSecond), warp_tile, q, 1.0f, __all_sync(kAllLanes, valid));
     }
-    if (job_.p.rule != TreeRule::kMultiDraftWor) gone = 0;
+    // The top tokens of rule top_k_plus_one remain in the residual.
+    if (job_.p.rule != TreeRule::kMultiDraftWor) excluded = 0;
 #pragma unroll
     for (int j = 0; j < kPerLane; ++j)
-      q[j] = gone >> j & 1 ? 0.0f : held[j * kThreads] - r.scale * q[j];
+      q[j] = excluded >> j & 1 ? 0.0f : held[j * kThreads] - r.scale * q[j];
   }
 
-  // Elements of this lane that are tokens tried; and of them those of the last entry's law.
-  __device__ void mark_tried(int64_t warp_tile, uint32_t& gone, uint32_t& off) const {
-    gone = off = 0;
-    for (int32_t k = 0; k < t_.num_tried; ++k) {
-      const int64_t index = t_.tried[k].token - warp_tile * kWarpTile;
+  // Bits for the elements of this lane that are excluded tokens, and for those among them that are
+  // excluded from the last draft.
+  __device__ void mark_excluded(int64_t warp_tile, uint32_t& all, uint32_t& from_draft) const {
+    all = from_draft = 0;
+    for (int32_t k = 0; k < t_.num_excluded; ++k) {
+      const int64_t index = t_.excluded[k].token - warp_tile * kWarpTile;
       if (index < 0 || index >= kWarpTile) continue;
       const auto i = static_cast<int>(index);
       if (holder(t_.row.wide(), i) != lane_id()) continue;
       const uint32_t bit = 1u << element(t_.row.wide(), i);
-      gone |= bit;
-      if (of_last_law(k)) off |= bit;
+      all |= bit;
+      if (excluded_from_last(k)) from_draft |= bit;
     }
   }
 
-  // Sums of min(Q, P / rho), at most 1 each: in units of 2^-50.
-  __device__ void store_factors(int64_t warp_tile, const float (&q)[kPerLane]) const {
+  // Sums of min(Q, P / rho). Each is at most 1, so units of 2^-50 fit an integer.
+  __device__ void store_overlaps(int64_t warp_tile, const float (&q)[kPerLane]) const {
     const float* const p = held();
 #pragma unroll 1
     for (int i = 0; i < kFactorsAtOnce; ++i) {
-      const auto inverse = static_cast<float>(1 / t_.rho[i]);
+      const auto inverse = static_cast<float>(1 / t_.factors[i]);
       float least[kPerLane];
 #pragma unroll
       for (int j = 0; j < kPerLane; ++j) least[j] = fminf(q[j], p[j * kThreads] * inverse);
       const int64_t units = warp_sum(lane_units(least));
-      if (lane_id() == 0) extra_tile_stats(3 + i).units[warp_tile] = units;
+      if (lane_id() == 0) scan_stats(kOverlap + i).units[warp_tile] = units;
     }
   }
 
   __device__ void store(int64_t warp_tile, const float (&values)[kPerLane], bool valid) const {
     if (job_.p.rule == TreeRule::kTraversal) {
-      store_positive(extra_tile_stats(1), warp_tile, values, -1.0f, true);
+      store_positive(scan_stats(kSecond), warp_tile, values, -1.0f, true);
     }
-    store_positive(extra_tile_stats(0), warp_tile, values, 1.0f, valid);
+    store_positive(scan_stats(kPositive), warp_tile, values, 1.0f, valid);
   }
 
-  // The value at the candidate's token, or the token where the mass passes `rest`.
-  __device__ void pick(int64_t warp_tile, float (&values)[kPerLane], int64_t rest) const {
+  // Takes the value at the child's token, or the token where the running mass passes `units`.
+  __device__ void pick(int64_t warp_tile, float (&values)[kPerLane], int64_t units) const {
     if (!draws()) {
       const auto index = static_cast<int>(t_.x - warp_tile * kWarpTile);
       const int mine = element(t_.row.wide(), index);
@@ -217,42 +225,43 @@ class TreeScan {
 #pragma unroll
       for (int j = 0; j < kPerLane; ++j) value = j == mine ? values[j] : value;
       value = __shfl_sync(kAllLanes, value, holder(t_.row.wide(), index));
-      if (thread_id() == 0) t_.left = fmaxf(value, 0.0f);
+      if (thread_id() == 0) t_.residual_at_x = fmaxf(value, 0.0f);
       return;
     }
     if (linear()) {
-      const TileStats tile_stats = t_.residual ? extra_tile_stats(0) : t_.tile_stats;
+      const TileStats tile_stats = drawn_tile_stats();
       const float inverse = inverse_scale(tile_stats.maxima[warp_tile]);
 #pragma unroll
       for (int j = 0; j < kPerLane; ++j) values[j] = values[j] > 0 ? values[j] * inverse : 0.0f;
     }
-    const int64_t token = warp_tile * kWarpTile + warp_tile_pick(values, t_.row.wide(), rest);
+    const int64_t token = warp_tile * kWarpTile + warp_tile_pick(values, t_.row.wide(), units);
     if (thread_id() == 0) t_.token = token;
   }
 
-  // Q where the target has no token; tokens tried there are left out.
-  __device__ void rest_of_draft() const {
-    if (t_.last < 0 || t_.scan == Scan::kEntropy) return;
-    const DraftDistribution& d = t_.records[t_.last].draft;
+  // Sums Q over the columns that no target token has, without the excluded tokens there.
+  __device__ void scan_beyond() const {
+    if (t_.last_draft < 0 || t_.scan == ScanKind::kEntropy) return;
+    const DraftDistribution& d = t_.records[t_.last_draft].draft;
     const int64_t size = rest_size(d, t_.row.vocab);
     if (size == 0) return;
-    const int64_t skip = d.row.vocab - size;
-    const RowView rest = d.row.part(skip, size);
+    const int64_t begin = d.row.vocab - size;
+    const RowView rest = d.row.part(begin, size);
     const int64_t step = group_.warp_tile_step(1);
     for (int64_t warp_tile = group_.first_warp_tile(0); warp_tile < rest.warp_tiles();
          warp_tile += step) {
       float values[kPerLane];
       read_warp_tile(rest, warp_tile, values);
       const float top = d.weigh_all(values);
-      if (d.columns == nullptr) leave_out_tried(rest.wide(), skip + warp_tile * kWarpTile, values);
-      store_positive(extra_tile_stats(2), warp_tile, values, 1.0f, __all_sync(kAllLanes, top < INFINITY));
+      if (d.columns == nullptr) zero_excluded(rest.wide(), begin + warp_tile * kWarpTile, values);
+      store_positive(scan_stats(kBeyond), warp_tile, values, 1.0f,
+                     __all_sync(kAllLanes, top < INFINITY));
     }
   }
 
-  __device__ void leave_out_tried(bool wide, int64_t begin, float (&values)[kPerLane]) const {
-    for (int32_t k = 0; k < t_.num_tried; ++k) {
-      const int64_t index = t_.tried[k].token - begin;
-      if (index < 0 || index >= kWarpTile || !of_last_law(k)) continue;
+  __device__ void zero_excluded(bool wide, int64_t begin, float (&values)[kPerLane]) const {
+    for (int32_t k = 0; k < t_.num_excluded; ++k) {
+      const int64_t index = t_.excluded[k].token - begin;
+      if (index < 0 || index >= kWarpTile || !excluded_from_last(k)) continue;
       const auto i = static_cast<int>(index);
       const int mine = holder(wide, i) == lane_id() ? element(wide, i) : -1;
 #pragma unroll
@@ -260,54 +269,62 @@ class TreeScan {
     }
   }
 
-  __device__ bool of_last_law(int32_t k) const {
-    return same_draft_row(job_.p, t_.b, t_.tried[k].node, t_.last);
+  // Whether excluded token k is excluded from the draft subtracted last.
+  __device__ bool excluded_from_last(int32_t k) const {
+    return same_draft_row(job_.p, t_.b, t_.excluded[k].node, t_.last_draft);
   }
 
   __device__ void add_up() {
     const int64_t warp_tiles = t_.row.warp_tiles();
-    if (t_.scan == Scan::kFactors) {
+    if (t_.scan == ScanKind::kOverlaps) {
 #pragma unroll 1
       for (int i = 0; i < kFactorsAtOnce; ++i) {
-        const TileStats tile_stats = extra_tile_stats(3 + i);
+        const TileStats tile_stats = scan_stats(kOverlap + i);
         int64_t units = 0;
         for (int64_t s = thread_id(); s < warp_tiles; s += kThreads) units += tile_stats.units[s];
         units = group_.sum(units);
-        if (thread_id() == 0) t_.accepted_at[i] = fmin(1.0, static_cast<double>(units) * 0x1p-50);
+        if (thread_id() == 0) t_.overlaps[i] = fmin(1.0, static_cast<double>(units) * 0x1p-50);
       }
     }
-    const bool off = t_.scan == Scan::kOff || t_.scan == Scan::kRest;
-    const bool entry = t_.last >= 0 && t_.scan != Scan::kEntropy;
-    const int64_t size = entry ? rest_size(t_.records[t_.last].draft, t_.row.vocab) : 0;
-    double more = 0, second = 0, beyond = 0;
+    const bool excludes = t_.scan == ScanKind::kExcluding || t_.scan == ScanKind::kRemainingMass;
+    const bool has_draft = t_.last_draft >= 0 && t_.scan != ScanKind::kEntropy;
+    const int64_t size = has_draft ? rest_size(t_.records[t_.last_draft].draft, t_.row.vocab) : 0;
+    double positive = 0, second = 0, beyond = 0;
 #pragma unroll 1
     for (int which = 0; which < 3; ++which) {
-      if (which == 1 && !off && job_.p.rule != TreeRule::kTraversal) continue;
-      if (which == 2 && size == 0) continue;
-      const double sum = stored_sum(group_, extra_tile_stats(which),
-                                    which == 2 ? (size + kWarpTile - 1) / kWarpTile : warp_tiles);
-      if (which == 0) more = sum;
-      if (which == 1) second = sum;
-      if (which == 2) beyond = sum;
+      if (which == kSecond && !excludes && job_.p.rule != TreeRule::kTraversal) continue;
+      if (which == kBeyond && size == 0) continue;
+      const double sum =
+          stored_sum(group_, scan_stats(which),
+                     which == kBeyond ? (size + kWarpTile - 1) / kWarpTile : warp_tiles);
+      if (which == kPositive) positive = sum;
+      if (which == kSecond) second = sum;
+      if (which == kBeyond) beyond = sum;
     }
-    if (entry && t_.records[t_.last].draft.few()) beyond = few_beyond(t_.records[t_.last].draft);
+    if (has_draft && t_.records[t_.last_draft].draft.few()) {
+      beyond = beyond_of_few(t_.records[t_.last_draft].draft);
+    }
     if (thread_id() != 0) return;
-    t_.valid = is_finite(more) && is_finite(second) && is_finite(beyond);
-    t_.more = more;
-    // With a map the rest of the row is looked through, and all its tokens were counted already.
-    if (entry && t_.records[t_.last].draft.columns != nullptr && size > 0) beyond = 0;
-    t_.second = second + (off ? 1.0 : t_.mass) * beyond;
+    t_.drafts_valid = is_finite(positive) && is_finite(second) && is_finite(beyond);
+    t_.positive_sum = positive;
+    // With a column map, the scan above went through the whole row to validate it; its mass is
+    // already counted token by token.
+    if (has_draft && t_.records[t_.last_draft].draft.columns != nullptr && size > 0) beyond = 0;
+    t_.second_sum = second + (excludes ? 1.0 : t_.residual_mass) * beyond;
   }
 
-  __device__ double few_beyond(const DraftDistribution& d) {
+  // The mass of a one-hot or sparse draft at ids that the target does not have.
+  __device__ double beyond_of_few(const DraftDistribution& d) {
     if (d.form == DraftForm::kOneHot) return d.token >= t_.row.vocab ? 1 : 0;
     double mass = 0;
     for (int64_t k = thread_id(); k < d.row.vocab; k += kThreads) {
       const int64_t id = d.id(k);
       if (id < t_.row.vocab) continue;
-      bool out = false;
-      for (int32_t i = 0; i < t_.num_tried; ++i) out |= t_.tried[i].token == id && of_last_law(i);
-      if (!out) mass += static_cast<double>(at(d.row, k));
+      bool excluded = false;
+      for (int32_t i = 0; i < t_.num_excluded; ++i) {
+        excluded |= t_.excluded[i].token == id && excluded_from_last(i);
+      }
+      if (!excluded) mass += static_cast<double>(at(d.row, k));
     }
     return group_.sum(mass);
   }

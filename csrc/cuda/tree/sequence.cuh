@@ -1,142 +1,105 @@
 #pragma once
-// What the blocks of a group know of the tree they verify, each in its own shared memory.
-#include "cuda/chain/residual.cuh"
-#include "specdec/tree.h"
+// The state of one tree: a TreeTask in the shared memory of each block, and a NodeRecord for each
+// node in global memory.
+#include "cuda/tree/nodes.cuh"
+#include "cuda/tree/state.cuh"
 
 namespace specdec::cuda {
 
-// What all threads of a group do together; see chain_task.cuh. kThink is nothing: the judge goes
-// on. The actions from kScan on go through warp_tiles of the target and of drafts together.
-enum class TreeAction : int32_t {
-  kThink,
-  kMeasure,  // one row
-  kLookUp,   // a sparse draft
-  kSeek,
-  kSurvey,
-  kFew,
-  kDone,
-  kScan,
-  kLook,
-  kDraw
-};
+constexpr int kFactorsAtOnce = 4;  // of rule k_seq, in one scan
 
-// Where the judge is. What several verdicts lead to stands at one place in the code.
-enum class TreeState : int32_t {
-  kEnter,      // a node, or the root
-  kArrived,    // the law of its row is known
-  kNext,       // the next candidate
-  kOpen,       // a candidate
-  kCandidate,  // the law of its draft is known
-  kVerdict,    // against P and a multiple of Q
-  kLeft,       // what is left at its token is known
-  kReject,
-  kStand,
-  kSubtract,  // what is left after a rejection is known
-  kRest,      // the mass that a draft has off the tokens tried
-  kFactor,    // rule k_seq: what is accepted with some factors
-  kEntropy,
-  kSurveyed,
-  kSettle,  // rule traversal: all below a node is judged
-  kAccept,
-  kBack,    // what is left after a child is known
-  kAgain,   // what is left, scanned again to draw from it
-  kRow,     // the row again, to draw from it
-  kWhole,   // its law is known
-  kAnswer,  // a token was drawn
-  kEnd
-};
-
-// What a scan makes of P and Q.
-enum class Scan : int32_t {
-  kLeft,      // cP less the entries, and for rule traversal what the last one has above it
-  kOff,       // the same with Q off the tokens tried, and the mass of that
-  kRest,      // that mass alone
-  kFactors,   // sums of min(Q, P / rho) for some factors
-  kAccepted,  // P less a part of min(Q, P / rho)
-  kEntropy
-};
-
-constexpr int kFactorsAtOnce = 4;
-constexpr int kNone = -1;
-
-// One a node and one for the root. Of the draft that a node was tried with, and in rule traversal
-// of the target's row behind it.
-struct TreeRecord {
+// One for each node and one for the root. The drafts that a scan subtracts from the current target
+// row form a linked list of these records.
+struct NodeRecord {
+  // The draft that the node was tried with:
   DraftDistribution draft;
-  RowStats q_stats;  // of a measured draft
-  float scale;     // of Q in what is left
-  int32_t next;    // entry of the same point
-  double rest;     // mass of Q off the tokens of this law that were tried
-  double logprob;
-  // The row behind.
+  RowStats q_stats;       // its statistics, if its row had to be measured
+  float scale;            // the multiple of Q that is subtracted
+  int32_t next_draft;     // the next record of the list
+  double remaining_mass;  // the mass of Q outside the excluded tokens
+  double logprob;         // the node's token under P
+
+  // Rule traversal, the target row after the node:
   RowStats stats;
-  double c, stands;  // factor of P; probability to accept the node, so far
-  double mass;
-  int64_t parent, child;
-  int32_t first, last;  // entries
-  int32_t status;
-  bool measured, over;
+  double target_scale;   // c, the factor of P
+  double accept_prob;    // of the node, given the children rejected so far
+  double residual_mass;  // the scale of the next child's Q
+  int64_t parent;
+  int32_t first_draft, last_draft;  // the drafts subtracted from this row
+  int32_t status;                   // reported if the accepted path ends here
+  bool measured, ends_path;
 };
 
-// A token that was tried in vain, and the node that it was.
-struct Tried {
+// A token at which the draft of `node` counts as 0: a sibling rejected before, or one of the top
+// tokens of rule top_k_plus_one.
+struct ExcludedToken {
   int64_t token;
   int64_t node;
 };
 
-struct TreeTask {
-  // Of the group and of this block.
-  int64_t context;      // which slots
-  TreeRecord* records;  // [N+1], rules that read the draft
-  Tried* tried;         // [N], the same
-  uint32_t* sets;       // three of nodes
-  unsigned rank;
-  // Of the sequence.
-  int64_t b, begin, nodes;  // nodes: how many have a row
-  uint64_t seed, position;
-  SequenceParams params;
-  float q_temperature;
+struct TreeTask : SequenceState {
+  // The workspace of the group and of this block:
+  int64_t context;          // index of the group
+  NodeRecord* records;      // [N+1], only for rules that read the draft
+  ExcludedToken* excluded;  // [N], the same
+  uint32_t* node_sets;      // [3, words], see NodeSets
+  unsigned rank;            // this block's place in the group
+
+  // The sequence:
+  int64_t nodes;  // how many have a target row
+  int64_t max_tokens;
   int32_t status, accepted;
-  bool greedy, direct, filtered, over;
-  int64_t most;  // tokens that may be emitted
-  // Of the row at hand.
+  bool over;  // there is nothing to verify
+
+  // The state machine:
   TreeState state;
   TreeAction action;
-  Scan scan;
-  int64_t here;      // its node
-  int64_t depth;     // of the node
-  int64_t child, x;  // candidate and its token
-  int64_t lane;      // number of the candidate in the list
-  int64_t but;       // candidate that is no answer
+  ScanKind scan;
+  bool gathers_children;  // kMeasure also finds the children of the path
+  bool from_residual;     // kDraw draws from the residual, else from P
+  bool residual_known;    // the last scan summed the residual that a token will be drawn from
+  bool drafts_valid;      // the last scan found the subtracted draft rows valid
+  int turn, draft_turn;   // which of two tile statistics is written next
+
+  // The current step:
+  int64_t node;        // last node of the path
+  int64_t depth;       // of the token after it
+  int64_t child, x;    // the child being tried and its token
+  int64_t trial;       // how many children were tried before it
+  int64_t last_tried;  // top_k_plus_one: the only child that is tried
   int64_t num_children;
-  bool gathers;   // finds the children first
-  bool residual;  // what a draw is from
-  bool known;     // the difference at hand is that of the last scan
-  bool valid;     // of the drafts, in the last scan
-  int turn, draft_turn;
-  int32_t first, last;  // entries
-  int32_t num_tried;
-  RowView row;
+  RowView row;  // the target row after the node
+  RowStats stats;
   TileStats tile_stats;
-  RowView source;  // what is measured
-  TileStats sink;
-  bool of_draft;
-  RowStats stats, q_stats;
-  DraftDistribution draft;
-  double c;             // factor of P
-  double mass;          // of what is left
-  double more, second;  // sums of a scan
-  double left;          // at the candidate's token
-  double rest;          // of the candidate's law, off the tokens tried
-  double bound;         // rule typical
-  double rho[kFactorsAtOnce], accepted_at[kFactorsAtOnce];
-  double low, high, low_gap, high_gap, beta;  // of rule k_seq
-  int passes;
-  double factor;  // of Q in a verdict
-  int64_t token;  // what the target says, or what was drawn
+  DraftDistribution draft;  // of the child
+  RowStats q_stats;         // the statistics of its row, if that had to be measured
+  RowView measured_row;     // what kMeasure reads: a target or a draft row
+  TileStats measured_tile_stats;
+  bool measures_draft;
+
+  // The residual of the target row:
+  double target_scale;              // c, the factor of P
+  int32_t first_draft, last_draft;  // the drafts subtracted from it
+  int32_t num_excluded;
+  double residual_mass;   // the scale of the next child's Q
+  double residual_at_x;   // the residual at the child's token
+  double remaining_mass;  // the mass of the child's Q outside the excluded tokens
+  double positive_sum;    // result of a scan: the residual's mass; kEntropy: its sum
+  double second_sum;      // result of a scan: the mass of Q outside the excluded tokens; under rule
+                          // traversal, by how much Q exceeds the residual
+
+  // Single rules:
+  double total_mass;     // target_only, top_k_plus_one: the mass that a token was drawn from
+  double typical_bound;  // typical: a child must be likelier
+  double factors[kFactorsAtOnce], overlaps[kFactorsAtOnce];  // k_seq: factors rho and their beta
+  double low, high, low_gap, high_gap, beta;                 // k_seq: the search, see k_seq.cuh
+  int passes;                                                // k_seq: scans so far
+  double draft_scale;  // k_seq, top_k_plus_one: the multiple of Q that a child is tested against
+
+  int64_t token;  // what the target predicts, or what was drawn
 };
 
-// A copy a word at a time: a wide one would take the registers of all of it at once.
+// Copies word by word: a plain assignment would hold the whole struct in registers.
 template <class T>
 inline __device__ void copy(T& to, const T& from) {
   constexpr size_t kWord = sizeof(uint32_t);
@@ -150,72 +113,54 @@ struct TreeJob {
   TreeParams p;
   CudaPlan plan;
   TileStatsArray tile_stats_array;
-  TreeRecord* records;  // [blocks, N+1], rules that read the draft
-  Tried* tried;         // [blocks, N], the same
-  uint32_t* sets;       // [blocks, 3, words]
+  NodeRecord* records;      // [blocks, N+1], only for rules that read the draft
+  ExcludedToken* excluded;  // [blocks, N], the same
+  uint32_t* node_sets;      // [blocks, 3, words]
 
   SPECDEC_HD int64_t words() const { return (p.nodes + kLanes - 1) / kLanes; }
-  // Two of target rows and two of drafts in turns, then those of a scan.
+
+  // Tile statistics of one group: two take turns for target rows and two for draft rows, the rest
+  // belong to scans.
+  static constexpr int kTargetStats = 0, kDraftStats = 2, kScanStats = 4;
   SPECDEC_HD int64_t context_tile_stats() const {
     return 7 + (p.rule == TreeRule::kKSeq ? kFactorsAtOnce : 0);
   }
+  __device__ TileStats tile_stats(int64_t context, int64_t i) const {
+    return tile_stats_array[context * context_tile_stats() + i];
+  }
 };
 
-inline __device__ int64_t parent_of(const TreeParams& p, int64_t b, int64_t n) {
-  return id_at(p.parents, p.parents_are_int64, b * p.stride_parent_sequence + n * p.stride_parent);
-}
-
-inline __device__ bool lawful_node(const TreeParams& p, int64_t n, int64_t token, int64_t parent) {
-  return parent >= -1 && parent < n && token >= -1 && token < p.id_limit();
-}
-
-// Whether n hangs below `parent`.
-inline __device__ bool child_of(const TreeParams& p, int64_t b, int64_t n, int64_t parent) {
-  const int64_t x = p.drafted(b, n);
-  return parent_of(p, b, n) == parent && x != -1 && lawful_node(p, n, x, parent);
-}
-
-// The row of the law that node n was drawn from.
-inline __device__ int64_t draft_row(const TreeParams& p, int64_t b, int64_t n) {
-  return p.draft_rows != nullptr ? p.draft_rows[b * p.nodes + n] : n;
-}
-
-// Whether two nodes were drawn from one law; without replacement also together, below one node.
-inline __device__ bool same_draft_row(const TreeParams& p, int64_t b, int64_t n, int64_t m) {
-  return draft_row(p, b, n) == draft_row(p, b, m) &&
-         (p.rule != TreeRule::kMultiDraftWor || parent_of(p, b, n) == parent_of(p, b, m));
-}
-
-// Q of node n, at the token x; see draft.cuh. A point mass is on the node's own token.
+// Q of node n, at the token x. A one-hot draft has its mass on the node's own token.
 inline __device__ void open_draft(const TreeParams& p, const TreeTask& t, int64_t n, int64_t x,
                                   DraftDistribution& d) {
-  const int64_t row = draft_row(p, t.b, n);
-  const int64_t statistic = p.draft.flat ? row : t.b * p.draft.num_rows + row;
-  open_draft(p.draft, t.b, row, statistic, x, t.q_temperature, d);
+  const int64_t row = p.draft_row(t.b, n);
+  open_draft(p.draft, t.b, row, p.draft_statistic(t.b, row), x, t.q_temperature, d);
   if (d.form != DraftForm::kOneHot) return;
   d.token = p.drafted(t.b, n);
   d.q_x = x == d.token ? 1 : 0;
   d.log_q_x = log(d.q_x);
 }
 
-// Parameters and rows of sequence b. For one thread.
+// Reads parameters and target rows of sequence b. For one thread.
 inline __device__ void open_sequence(const TreeParams& p, int64_t b, TreeTask& t) {
-  const int64_t rows = open_rows(p, p.rule == TreeRule::kGreedy, b, p.nodes + 1, t);
-  t.nodes = t.over ? 0 : rows - 1;
-  t.most = p.max_new_tokens == nullptr ? rows : p.max_new_tokens[b] < 0 ? 0 : p.max_new_tokens[b];
+  t.accepted = 0;
+  t.status = open_sequence(p, p.rule == TreeRule::kGreedy, b, p.nodes + 1, t);
+  t.over = t.status != 0;
+  t.nodes = t.over ? 0 : t.rows - 1;
+  t.max_tokens = most_new_tokens(p, t);
 }
 
-// Whether a node with a row is out of range; for the whole block.
+// Reports nodes out of range. For the whole block.
 inline __device__ void check_nodes(BlockGroup& group, const TreeParams& p, TreeTask& t) {
   int64_t faults = 0;
   for (int64_t n = thread_id(); n < t.nodes; n += kThreads) {
-    faults += !lawful_node(p, n, p.drafted(t.b, n), parent_of(p, t.b, n));
+    faults += !p.valid_node(n, p.drafted(t.b, n), p.parent(t.b, n));
   }
   faults = group.sum(faults);
   if (thread_id() == 0 && faults > 0) t.status |= kDraftOutOfRange;
 }
 
-// Nothing emitted, nothing judged.
+// Fills the outputs as if nothing were emitted and no node tested.
 inline __device__ void clear_outputs(const BlockGroup& group, const TreeParams& p, int64_t b) {
   if (group.rank != 0) return;
   for (int64_t i = thread_id(); i <= p.max_depth; i += kThreads) {

@@ -1,204 +1,206 @@
 #pragma once
-// Rule traversal: from the leaves to the root, in the order in which nodes come. On a chain it says
-// what rule block of verify_chain says, to the bit.
+// Rule traversal: nodes are tested from the leaves to the root, children in the order of their
+// numbers. On a tree without siblings it equals rule block of verify_chain, to the bit.
+// See docs/rules.md#traversal.
 #include "cuda/tree/verifier.cuh"
 
 namespace specdec::cuda {
 
-class TreeVisitJudge : public TreePoint {
+class TraversalVerifier : public TreeVerifier {
  public:
-  using TreePoint::TreePoint;
+  using TreeVerifier::TreeVerifier;
 
   __forceinline__ __device__ void begin() {
-    t_.here = kNone;
+    t_.node = kNone;
     t_.depth = 0;
-    t_.num_tried = 0;
-    t_.gathers = false;
-    behind(kNone).c = 1;
-    t_.state = TreeState::kEnter;
-    go_on();
+    t_.num_excluded = 0;
+    t_.gathers_children = false;
+    record_after(kNone).target_scale = 1;
+    t_.state = TreeState::kEnterNode;
+    resume();
   }
 
-  // After the action.
-  __forceinline__ __device__ void go_on() {
+  // Decides until there is an action for all threads.
+  __forceinline__ __device__ void resume() {
     do {
-      t_.action = TreeAction::kThink;
-      step();
-    } while (t_.action == TreeAction::kThink);
+      t_.action = TreeAction::kContinue;
+      decide();
+    } while (t_.action == TreeAction::kContinue);
   }
 
  private:
-  __forceinline__ __device__ void step() {
+  __forceinline__ __device__ void decide() {
     switch (t_.state) {
-      case TreeState::kEnter:
-        return enter();
-      case TreeState::kNext:
-        return t_.child < 0 ? think(TreeState::kSettle) : try_child();
-      case TreeState::kArrived:
-        return measured();
-      case TreeState::kOpen:
-        open();
-        return measure_draft(TreeState::kCandidate);
-      case TreeState::kCandidate:
-        return judge_child();
-      case TreeState::kLeft:
-        return visit(t_.left / t_.mass / t_.draft.q_x, t_.left > 0);
-      case TreeState::kSettle:
-        return settle();
+      case TreeState::kEnterNode:
+        return enter_node();
+      case TreeState::kNextChild:
+        return t_.child < 0 ? go_to(TreeState::kTestNode) : try_child();
+      case TreeState::kTargetMeasured:
+        return target_measured();
+      case TreeState::kOpenDraft:
+        open_draft_of_child();
+        return measure_draft(TreeState::kDraftMeasured);
+      case TreeState::kDraftMeasured:
+        return weigh_child();
+      case TreeState::kResidualRead:
+        return enter_child(next_carried(
+            1.0, probability_ratio(t_.residual_at_x / t_.residual_mass, t_.draft.q_x)));
+      case TreeState::kTestNode:
+        return test_node();
       case TreeState::kReject:
-        return go_back();
-      case TreeState::kBack:
-        return judge_back();
-      case TreeState::kAccept:
-        return accept();
-      case TreeState::kAgain:
-        return draw_left();
-      case TreeState::kRow:
-        return measure_target(TreeState::kWhole);
-      case TreeState::kWhole:
-        return draw_whole();
+        return reject_node();
+      case TreeState::kParentMeasured:
+        return parent_measured();
+      case TreeState::kAcceptPath:
+        return accept_path();
+      case TreeState::kRescanned:
+        return draw_recovered();
+      case TreeState::kReadRowAgain:
+        return measure_target(TreeState::kRowReadAgain);
+      case TreeState::kRowReadAgain:
+        return draw_from_target();
       default:
-        return end(t_.token);
+        return emit(t_.token);
     }
   }
 
-  // Of the row behind a node.
-  __forceinline__ __device__ TreeRecord& behind(int64_t node) const {
+  // The record of the target row after a node; the root's record is the last one.
+  __forceinline__ __device__ NodeRecord& record_after(int64_t node) const {
     return t_.records[node < 0 ? p_.nodes : node];
   }
 
-  __forceinline__ __device__ void enter() {
+  __forceinline__ __device__ void enter_node() {
     t_.child = kNone;
-    t_.known = false;
-    TreeRecord& r = behind(t_.here);
-    r.stands = r.c;
-    r.mass = 1;
-    r.first = r.last = kNone;
+    t_.residual_known = false;
+    NodeRecord& r = record_after(t_.node);
+    r.accept_prob = r.target_scale;
+    r.residual_mass = 1;
+    r.first_draft = r.last_draft = kNone;
     r.status = 0;
     r.measured = false;
-    r.over = over();
-    r.over || t_.depth >= p_.max_depth ? think(TreeState::kSettle) : seek();
+    r.ends_path = ends_here();
+    r.ends_path || t_.depth >= p_.max_depth ? go_to(TreeState::kTestNode) : find_child();
   }
 
-  __forceinline__ __device__ void seek() {
-    t_.state = TreeState::kNext;
-    t_.action = TreeAction::kSeek;
+  __forceinline__ __device__ void find_child() {
+    t_.state = TreeState::kNextChild;
+    t_.action = TreeAction::kFindChild;
   }
 
-  // The row at hand again, and what of it is left.
-  __forceinline__ __device__ void restore() {
-    const TreeRecord& r = behind(t_.here);
-    take_row();
+  // Makes the row after the current node the current row again, with its residual.
+  __forceinline__ __device__ void restore_row() {
+    const NodeRecord& r = record_after(t_.node);
+    open_row();
     copy(t_.stats, r.stats);
-    t_.c = r.c;
-    t_.mass = r.mass;
-    t_.first = r.first;
-    t_.last = r.last;
-    t_.scan = Scan::kLeft;
+    t_.target_scale = r.target_scale;
+    t_.residual_mass = r.residual_mass;
+    t_.first_draft = r.first_draft;
+    t_.last_draft = r.last_draft;
+    t_.scan = ScanKind::kResidual;
   }
 
   __forceinline__ __device__ void try_child() {
-    restore();
-    behind(t_.here).measured ? think(TreeState::kOpen) : measure_target(TreeState::kArrived);
+    restore_row();
+    const bool measured = record_after(t_.node).measured;
+    measured ? go_to(TreeState::kOpenDraft) : measure_target(TreeState::kTargetMeasured);
   }
 
-  __forceinline__ __device__ void measured() {
-    TreeRecord& r = behind(t_.here);
+  __forceinline__ __device__ void target_measured() {
+    NodeRecord& r = record_after(t_.node);
     r.measured = t_.stats.valid;
     copy(r.stats, t_.stats);
     if (!r.measured) r.status = kTargetNotFinite;
-    think(r.measured ? TreeState::kOpen : TreeState::kSettle);
+    go_to(r.measured ? TreeState::kOpenDraft : TreeState::kTestNode);
   }
 
-  __forceinline__ __device__ void judge_child() {
+  __forceinline__ __device__ void weigh_child() {
     if (t_.draft.fault) {
-      behind(t_.here).status = kDraftNotFinite;
-      return think(TreeState::kSettle);
+      record_after(t_.node).status = kDraftNotFinite;
+      return go_to(TreeState::kTestNode);
     }
-    TreeRecord& r = keep_draft(t_.child);
+    NodeRecord& r = keep_draft(t_.child);
     r.logprob = target_logprob(t_.x);
-    if (t_.first >= 0 && t_.x < p_.vocab) return look(TreeState::kLeft);
-    // P(x) / Q(x): of probabilities as they are, so that a tie is a tie; of logits without
-    // underflow.
-    const bool possible = t_.first < 0 && r.logprob > -INFINITY && t_.c > 0;
+    if (t_.first_draft >= 0 && t_.x < p_.vocab) return read_residual(TreeState::kResidualRead);
     double ratio = 0;
-    if (possible) {
-      ratio = t_.direct ? static_cast<double>(at(t_.row, t_.x)) / t_.draft.q_x
-                        : exp(r.logprob - t_.draft.log_q_x);
+    if (t_.first_draft < 0 && t_.x < p_.vocab) {
+      ratio = t_.direct ? probability_ratio(at(t_.row, t_.x), t_.draft.q_x)
+                        : probability_ratio_of_logs(r.logprob, t_.draft.log_q_x);
     }
-    visit(t_.c * ratio, possible);
+    enter_child(next_carried(t_.target_scale, ratio));
   }
 
-  // The candidate, accepted so far with probability c if that is possible at all.
-  __forceinline__ __device__ void visit(double c, bool possible) {
-    TreeRecord& r = behind(t_.child);
-    r.parent = t_.here;
-    r.c = possible ? fmin(1.0, c) : 0;
-    t_.here = t_.child;
+  // Descends to the child, whose acceptance probability before its own children count is given.
+  __forceinline__ __device__ void enter_child(double accept_prob) {
+    NodeRecord& r = record_after(t_.child);
+    r.parent = t_.node;
+    r.target_scale = accept_prob;
+    t_.node = t_.child;
     ++t_.depth;
-    think(TreeState::kEnter);
+    go_to(TreeState::kEnterNode);
   }
 
-  // Whether the node at hand stands; else what is left behind its parent is told.
-  __forceinline__ __device__ void settle() {
-    t_.child = t_.here;
-    if (t_.here < 0) return think(TreeState::kAccept);
-    const double h = behind(t_.here).stands;
-    record_accept_prob(t_.here, h);
-    think(accept_uniform(t_.position, t_.here) < h ? TreeState::kAccept : TreeState::kReject);
+  // Every node has a uniform of its own at the first position: siblings and depths share none.
+  __forceinline__ __device__ void test_node() {
+    t_.child = t_.node;
+    if (t_.node < 0) return go_to(TreeState::kAcceptPath);
+    const double h = record_after(t_.node).accept_prob;
+    record_accept_prob(t_.node, h);
+    go_to(accept_uniform(p_, t_, t_.node, 0, t_.node) < h ? TreeState::kAcceptPath
+                                                          : TreeState::kReject);
   }
 
-  __forceinline__ __device__ void go_back() {
-    t_.here = behind(t_.child).parent;
+  // Subtracts the draft of the rejected node from the residual of its parent.
+  __forceinline__ __device__ void reject_node() {
+    t_.node = record_after(t_.child).parent;
     --t_.depth;
-    restore();
+    restore_row();
     copy(t_.draft, t_.records[t_.child].draft);
     copy(t_.q_stats, t_.records[t_.child].q_stats);
-    append(t_.child, t_.mass);
-    scan(Scan::kLeft, TreeState::kBack);
-    t_.known = t_.direct || !t_.draft.few() || t_.first != t_.last;
-    if (!t_.known) t_.action = TreeAction::kFew;
+    push_draft(t_.child, t_.residual_mass);
+    scan(ScanKind::kResidual, TreeState::kParentMeasured);
+    t_.residual_known = t_.direct || !t_.draft.few() || t_.first_draft != t_.last_draft;
+    if (!t_.residual_known) t_.action = TreeAction::kLookUpDifferences;
   }
 
-  __forceinline__ __device__ void judge_back() {
-    TreeRecord& r = behind(t_.here);
-    const bool ends = !t_.valid || !(t_.second > 0);
-    if (ends && (!t_.valid || t_.first != t_.last)) {
-      r.status = t_.valid ? kEmptyResidual : kDraftNotFinite;
-      t_.known = false;
-      remove_last();
+  __forceinline__ __device__ void parent_measured() {
+    NodeRecord& r = record_after(t_.node);
+    const bool ends = !t_.drafts_valid || !(t_.second_sum > 0);
+    if (ends && (!t_.drafts_valid || t_.first_draft != t_.last_draft)) {
+      r.status = t_.drafts_valid ? kEmptyResidual : kDraftNotFinite;
+      t_.residual_known = false;
+      pop_draft();
     } else if (!ends) {
-      r.stands = fmin(1.0, t_.more / t_.second);
-      r.mass = t_.second;
+      r.accept_prob = block_accept_prob(r.accept_prob, t_.positive_sum, t_.second_sum);
+      r.residual_mass = t_.second_sum;
     }
-    r.first = t_.first;
-    r.last = t_.last;
-    ends ? think(TreeState::kSettle) : seek();
+    r.first_draft = t_.first_draft;
+    r.last_draft = t_.last_draft;
+    ends ? go_to(TreeState::kTestNode) : find_child();
   }
 
-  // The path to the node at hand, and one token more.
-  __forceinline__ __device__ void accept() {
-    const TreeRecord& r = behind(t_.here);
+  __forceinline__ __device__ void accept_path() {
+    const NodeRecord& r = record_after(t_.node);
     t_.accepted = static_cast<int32_t>(t_.depth);
     int64_t depth = t_.depth;
-    for (int64_t n = t_.here; n >= 0; n = behind(n).parent) {
+    for (int64_t n = t_.node; n >= 0; n = record_after(n).parent) {
       write(--depth, n, p_.drafted(t_.b, n), t_.records[n].logprob);
     }
-    if (r.over) return finish();
+    if (r.ends_path) return finish();
     t_.status |= r.status;
     if (r.status == kTargetNotFinite) return finish();
-    if (r.first < 0) return think(TreeState::kRow);
-    restore();
-    t_.known ? think(TreeState::kAgain) : scan(Scan::kLeft, TreeState::kAgain);
+    if (r.first_draft < 0) return go_to(TreeState::kReadRowAgain);
+    restore_row();
+    t_.residual_known ? go_to(TreeState::kRescanned)
+                      : scan(ScanKind::kResidual, TreeState::kRescanned);
   }
 
-  __forceinline__ __device__ void draw_left() {
-    if (t_.more > 0) return draw(true);
+  __forceinline__ __device__ void draw_recovered() {
+    if (t_.positive_sum > 0) return draw(true);
     t_.status |= kEmptyResidual;
-    think(TreeState::kRow);
+    go_to(TreeState::kReadRowAgain);
   }
 
-  __forceinline__ __device__ void draw_whole() {
+  __forceinline__ __device__ void draw_from_target() {
     if (t_.stats.valid) return draw(false);
     t_.status |= kTargetNotFinite;
     finish();

@@ -1,19 +1,79 @@
 #pragma once
-// What verdicts on trees are made of, by one thread of each block.
+// The base of the two verifiers: TopDownVerifier (decide.cuh) accepts a child of each node from the
+// root down, TraversalVerifier (traversal.cuh) tests nodes from the leaves up. One thread of each
+// block runs them.
 #include "cuda/tree/sequence.cuh"
+#include "specdec/acceptance.h"
 
 namespace specdec::cuda {
 
-class TreePoint {
+class TreeVerifier {
  public:
-  __device__ TreePoint(const TreeJob& job, TreeTask& task) : job_(job), p_(job.p), t_(task) {}
+  __device__ TreeVerifier(const TreeJob& job, TreeTask& task) : job_(job), p_(job.p), t_(task) {}
 
  protected:
+  // Each of these names the action that comes next, and the state after it.
+
   __forceinline__ __device__ void finish() { t_.action = TreeAction::kDone; }
 
-  // The first candidate after n, or -1; one whose token no earlier one has.
-  __forceinline__ __device__ int64_t next(int64_t n, bool distinct) const {
-    const uint32_t* const set = t_.sets + (distinct ? 2 : 1) * job_.words();
+  __forceinline__ __device__ void go_to(TreeState state) {
+    t_.state = state;
+    t_.action = TreeAction::kContinue;
+  }
+
+  // Two tile statistics take turns: a fast block writes one while others still read the other.
+  __forceinline__ __device__ void measure_target(TreeState state) {
+    open_row();
+    t_.turn ^= 1;
+    t_.tile_stats = job_.tile_stats(t_.context, TreeJob::kTargetStats + t_.turn);
+    t_.measured_row = t_.row;
+    t_.measured_tile_stats = t_.tile_stats;
+    t_.measures_draft = false;
+    t_.state = state;
+    t_.action = TreeAction::kMeasure;
+  }
+
+  // Measures the child's draft row where Q(x) cannot be told without.
+  __forceinline__ __device__ void measure_draft(TreeState state) {
+    t_.state = state;
+    if (!t_.draft.unmeasured()) {
+      const bool looks_up = t_.draft.form == DraftForm::kSparse && !t_.draft.fault;
+      t_.action = looks_up ? TreeAction::kLookUpSparse : TreeAction::kContinue;
+      return;
+    }
+    t_.draft_turn ^= 1;
+    t_.measured_row = t_.draft.row;
+    t_.measured_tile_stats = job_.tile_stats(t_.context, TreeJob::kDraftStats + t_.draft_turn);
+    t_.measures_draft = true;
+    t_.action = TreeAction::kMeasure;
+  }
+
+  __forceinline__ __device__ void scan(ScanKind kind, TreeState state) {
+    t_.scan = kind;
+    t_.state = state;
+    t_.action = TreeAction::kScanResidual;
+  }
+
+  __forceinline__ __device__ void read_residual(TreeState state) {
+    t_.state = state;
+    t_.action = TreeAction::kReadResidual;
+  }
+
+  __forceinline__ __device__ void draw(bool from_residual) {
+    t_.from_residual = from_residual;
+    t_.state = TreeState::kDrawn;
+    t_.action = TreeAction::kDraw;
+  }
+
+  // Emits the token that ends the path.
+  __forceinline__ __device__ void emit(int64_t token) {
+    write(t_.depth, kNone, token, target_logprob(token));
+    finish();
+  }
+
+  // The first child after n, or the first distinct one; -1 if there is none.
+  __forceinline__ __device__ int64_t next_child(int64_t n, bool distinct) const {
+    const uint32_t* const set = t_.node_sets + (distinct ? 2 : 1) * job_.words();
     for (++n; n < t_.nodes; n = (n / kLanes + 1) * kLanes) {
       const uint32_t word = set[n / kLanes] >> (n % kLanes);
       if (word != 0) return n + __ffs(static_cast<int>(word)) - 1;
@@ -21,153 +81,99 @@ class TreePoint {
     return -1;
   }
 
-  // Whether nothing follows the node at hand.
-  __forceinline__ __device__ bool over() const {
-    if (t_.depth >= t_.most) return true;
-    const int64_t x = t_.here < 0 ? -1 : p_.drafted(t_.b, t_.here);
-    bool ends = false;
-    for (int64_t e = 0; e < p_.num_eos && t_.here >= 0; ++e) ends |= x == p_.eos_token_ids[e];
-    return ends;
+  // Whether no token follows the current node: it is an end-of-sequence token or the last allowed.
+  __forceinline__ __device__ bool ends_here() const {
+    if (t_.depth >= t_.max_tokens) return true;
+    return t_.node >= 0 && is_eos(p_, p_.drafted(t_.b, t_.node));
   }
 
-  __forceinline__ __device__ void take_row() {
+  // The target row after the current node.
+  __forceinline__ __device__ void open_row() {
     const Read read = p_.kind == Kind::kLogits ? Read::kLogits
-                      : t_.direct || t_.greedy  ? Read::kProbs
+                      : t_.direct || t_.greedy ? Read::kProbs
                                                : Read::kLogOfProbs;
-    t_.row = p_.target_indptr != nullptr
-                 ? RowView(p_.target, 0, t_.begin + t_.here + 1, p_.vocab, read)
-                 : RowView(p_.target, t_.b, t_.here + 1, p_.vocab, read);
+    const TargetRow at = target_row(p_, t_, t_.node + 1);
+    t_.row = RowView(p_.target, at.sequence, at.row, p_.vocab, read);
   }
 
-  // Two slots take turns: a block that is ahead fills one while others still read the other.
-  __forceinline__ __device__ void measure_target(TreeState state) {
-    take_row();
-    t_.turn ^= 1;
-    t_.tile_stats = job_.tile_stats_array[t_.context * job_.context_tile_stats() + t_.turn];
-    t_.source = t_.row;
-    t_.sink = t_.tile_stats;
-    t_.of_draft = false;
-    t_.state = state;
-    t_.action = TreeAction::kMeasure;
-  }
-
-  // What the candidate's draft is asked for, if anything.
-  __forceinline__ __device__ void measure_draft(TreeState state) {
-    t_.state = state;
-    if (!t_.draft.unmeasured()) {
-      const bool looks_up = t_.draft.form == DraftForm::kSparse && !t_.draft.fault;
-      t_.action = looks_up ? TreeAction::kLookUp : TreeAction::kThink;
-      return;
-    }
-    t_.draft_turn ^= 1;
-    t_.source = t_.draft.row;
-    t_.sink = job_.tile_stats_array[t_.context * job_.context_tile_stats() + 2 + t_.draft_turn];
-    t_.of_draft = true;
-    t_.action = TreeAction::kMeasure;
-  }
-
-  // Goes on without an action.
-  __forceinline__ __device__ void think(TreeState state) {
-    t_.state = state;
-    t_.action = TreeAction::kThink;
-  }
-
-  __forceinline__ __device__ void scan(Scan what, TreeState state) {
-    t_.scan = what;
-    t_.state = state;
-    t_.action = TreeAction::kScan;
-  }
-
-  __forceinline__ __device__ void look(TreeState state) {
-    t_.state = state;
-    t_.action = TreeAction::kLook;
-  }
-
-  __forceinline__ __device__ void draw(bool residual) {
-    t_.residual = residual;
-    t_.state = TreeState::kAnswer;
-    t_.action = TreeAction::kDraw;
-  }
-
-  // Q of the candidate, or of an entry at its token; as it was measured, if an entry has its law.
-  __forceinline__ __device__ void open(int32_t entry = kNone) {
+  // Q of the child, or of another node at the child's token. If a subtracted draft is the same
+  // distribution, its statistics are taken over.
+  __forceinline__ __device__ void open_draft_of_child(int32_t node = kNone) {
     t_.x = p_.drafted(t_.b, t_.child);
-    open_draft(p_, t_, entry < 0 ? t_.child : entry, t_.x, t_.draft);
-    const int32_t twin = entry < 0 ? twin_of(t_.child) : entry;
-    if (!t_.draft.unmeasured() || twin < 0) return;
-    copy(t_.q_stats, t_.records[twin].q_stats);
+    open_draft(p_, t_, node < 0 ? t_.child : node, t_.x, t_.draft);
+    const int32_t same = node < 0 ? same_draft_as(t_.child) : node;
+    if (!t_.draft.unmeasured() || same < 0) return;
+    copy(t_.q_stats, t_.records[same].q_stats);
     t_.draft.checked = true;
     t_.draft.set(t_.q_stats);
   }
 
-  // The last entry that has the law of node n, or none.
-  __forceinline__ __device__ int32_t twin_of(int64_t n) const {
+  // The last subtracted draft that is the distribution node n was drawn from, or kNone.
+  __forceinline__ __device__ int32_t same_draft_as(int64_t n) const {
     int32_t found = kNone;
     if (p_.draft_rows == nullptr || t_.draft.form == DraftForm::kOneHot) return found;
-    for (int32_t e = t_.first; e >= 0; e = t_.records[e].next) {
+    for (int32_t e = t_.first_draft; e >= 0; e = t_.records[e].next_draft) {
       if (same_draft_row(p_, t_.b, e, n)) found = e;
     }
     return found;
   }
 
-  // One more entry. The one before it stood apart from another of its law, and joins it now.
-  __forceinline__ __device__ void append(int64_t n, double scale) {
-    join_last();
-    TreeRecord& r = keep_draft(n);
+  // Adds the child's draft to those that are subtracted. The last one always has a record of its
+  // own, because subtraction is clipped and a scan subtracts it after all others; the one that was
+  // last so far is now joined with an earlier record of the same distribution.
+  __forceinline__ __device__ void push_draft(int64_t n, double scale) {
+    join_last_draft();
+    NodeRecord& r = keep_draft(n);
     r.scale = static_cast<float>(scale);
-    r.next = kNone;
-    (t_.first < 0 ? t_.first : t_.records[t_.last].next) = static_cast<int32_t>(n);
-    t_.last = static_cast<int32_t>(n);
+    r.next_draft = kNone;
+    (t_.first_draft < 0 ? t_.first_draft : t_.records[t_.last_draft].next_draft) =
+        static_cast<int32_t>(n);
+    t_.last_draft = static_cast<int32_t>(n);
   }
 
-  __forceinline__ __device__ TreeRecord& keep_draft(int64_t n) {
-    TreeRecord& r = t_.records[n];
+  __forceinline__ __device__ NodeRecord& keep_draft(int64_t n) {
+    NodeRecord& r = t_.records[n];
     copy(r.draft, t_.draft);
     copy(r.q_stats, t_.q_stats);
     return r;
   }
 
-  __forceinline__ __device__ void remove_last() {
+  __forceinline__ __device__ void pop_draft() {
     int32_t before = kNone;
-    for (int32_t e = t_.first; e != t_.last; e = t_.records[e].next) before = e;
-    (before < 0 ? t_.first : t_.records[before].next) = kNone;
-    t_.last = before;
+    for (int32_t e = t_.first_draft; e != t_.last_draft; e = t_.records[e].next_draft) before = e;
+    (before < 0 ? t_.first_draft : t_.records[before].next_draft) = kNone;
+    t_.last_draft = before;
   }
 
-  __forceinline__ __device__ void remove_all() { t_.first = t_.last = kNone; }
+  __forceinline__ __device__ void clear_drafts() { t_.first_draft = t_.last_draft = kNone; }
 
-  // u * l * Q(x) < P(x), strict; as rule token of verify_chain says it.
-  __forceinline__ __device__ bool accepts(double l) const {
+  // Whether the child is accepted: u * s * Q(x) < P(x), strictly.
+  __forceinline__ __device__ bool accepts(double s) const {
     const DraftDistribution& draft = t_.draft;
-    const double u = accept_uniform(t_.position + t_.depth, t_.lane);
+    const double u = accept_uniform(p_, t_, t_.child, t_.depth, t_.trial);
     if (t_.direct) {
-      const double p_x = t_.x < p_.vocab ? at(t_.row, t_.x) : 0.0f, q_x = l * draft.q_x;
-      record_accept_prob(t_.child, p_x == 0 ? 0 : p_x / q_x);
-      return u * q_x < p_x;
+      const float p_x = t_.x < p_.vocab ? at(t_.row, t_.x) : 0.0f;
+      return record_test(accept_ratio(u, p_x, s * draft.q_x));
     }
-    const double log_p = target_logprob(t_.x), log_q = log(l) + draft.log_q_x;
-    record_accept_prob(t_.child, log_p == -INFINITY ? 0 : exp(fmin(0.0, log_p - log_q)));
-    return log(u) < log_p - log_q;
+    return record_test(accept_log_ratio(u, target_logprob(t_.x), log(s) + draft.log_q_x));
+  }
+
+  // Records the test of the child; returns whether it was accepted.
+  __forceinline__ __device__ bool record_test(const Acceptance& a) const {
+    record_accept_prob(t_.child, a.probability);
+    return a.accepted;
   }
 
   __forceinline__ __device__ double target_logprob(int64_t token) const {
     return token < p_.vocab ? t_.stats.logprob(at(t_.row, token)) : -INFINITY;
   }
 
-  // Of the candidate.
-  __forceinline__ __device__ double accept_uniform(uint64_t position, int64_t lane) const {
-    return p_.uniforms != nullptr
-               ? p_.uniforms[t_.b * (2 * p_.nodes + 1) + t_.child]
-               : uniform(t_.seed, position, kAcceptStream, static_cast<uint32_t>(lane));
-  }
-
-  // The probability with which a node was to stand.
   __forceinline__ __device__ void record_accept_prob(int64_t n, double probability) const {
     if (t_.rank != 0 || p_.accept_probs == nullptr) return;
-    p_.accept_probs[t_.b * p_.nodes + n] = static_cast<float>(probability > 1 ? 1.0 : probability);
+    p_.accept_probs[t_.b * p_.nodes + n] = recorded_accept_prob(probability);
   }
 
-  // The token at a depth, and the node that it is.
+  // The token at a depth; `node` is kNone for a recovered or bonus token.
   __forceinline__ __device__ void write(int64_t depth, int64_t node, int64_t token,
                                         double logprob) const {
     if (t_.rank != 0) return;
@@ -177,25 +183,20 @@ class TreePoint {
     if (p_.logprobs != nullptr) p_.logprobs[at] = static_cast<float>(t_.greedy ? 0.0 : logprob);
   }
 
-  __forceinline__ __device__ void end(int64_t token) {
-    write(t_.depth, kNone, token, target_logprob(token));
-    finish();
-  }
-
   const TreeJob& job_;
   const TreeParams& p_;
   TreeTask& t_;
 
  private:
-  __forceinline__ __device__ void join_last() {
-    if (t_.first == t_.last || p_.draft_rows == nullptr) return;
-    TreeRecord& last = t_.records[t_.last];
+  __forceinline__ __device__ void join_last_draft() {
+    if (t_.first_draft == t_.last_draft || p_.draft_rows == nullptr) return;
+    NodeRecord& last = t_.records[t_.last_draft];
     if (last.draft.form == DraftForm::kOneHot) return;
-    for (int32_t e = t_.first; e != t_.last; e = t_.records[e].next) {
-      if (!same_draft_row(p_, t_.b, e, t_.last)) continue;
+    for (int32_t e = t_.first_draft; e != t_.last_draft; e = t_.records[e].next_draft) {
+      if (!same_draft_row(p_, t_.b, e, t_.last_draft)) continue;
       t_.records[e].scale += last.scale;
-      t_.records[e].rest = last.rest;
-      return remove_last();
+      t_.records[e].remaining_mass = last.remaining_mass;
+      return pop_draft();
     }
   }
 };

@@ -15,8 +15,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
     t.rank = group.rank;
     t.context = blockIdx.x / group.size;
     t.records = job.records + blockIdx.x * (job.p.nodes + 1);
-    t.tried = job.tried + blockIdx.x * job.p.nodes;
-    t.sets = job.sets + blockIdx.x * 3 * job.words();
+    t.excluded = job.excluded + blockIdx.x * job.p.nodes;
+    t.node_sets = job.node_sets + blockIdx.x * 3 * job.words();
   }
   __syncthreads();
   int64_t b = blockIdx.x / group.size;
@@ -30,18 +30,22 @@ bool needs_ranks(const TreeParams& p) {
   return cuda::needs_ranks(p.sampling, p.rule == TreeRule::kMatch || p.rule == TreeRule::kGreedy);
 }
 
-// Where things are in the workspace; the records come first.
+// Offsets into the workspace, which begins with the records.
 struct Layout {
-  int64_t tried, sets, tile_stats_array, bytes;
+  int64_t excluded, node_sets, tile_stats, bytes;
 
   Layout(const TreeParams& p, const TreeJob& job) {
     const int64_t blocks = job.plan.groups * job.plan.group_size;
-    const int64_t nodes = p.reads_draft() ? p.nodes : -1;  // of which something is kept
-    tried = round_up(blocks * (nodes + 1) * static_cast<int64_t>(sizeof(TreeRecord)));
-    sets = tried + round_up(nodes > 0 ? blocks * nodes * static_cast<int64_t>(sizeof(Tried)) : 0);
-    tile_stats_array = sets + round_up(blocks * 3 * job.words() * static_cast<int64_t>(sizeof(uint32_t)));
-    bytes = tile_stats_array + job.plan.groups * job.context_tile_stats() *
-                        TileStatsArray::bytes(warp_tiles_of(p), needs_ranks(p));
+    // Rules that do not read the draft keep no records.
+    const int64_t nodes = p.reads_draft() ? p.nodes : -1;
+    excluded = round_up(blocks * (nodes + 1) * static_cast<int64_t>(sizeof(NodeRecord)));
+    node_sets =
+        excluded +
+        round_up(nodes > 0 ? blocks * nodes * static_cast<int64_t>(sizeof(ExcludedToken)) : 0);
+    tile_stats =
+        node_sets + round_up(blocks * 3 * job.words() * static_cast<int64_t>(sizeof(uint32_t)));
+    bytes = tile_stats + job.plan.groups * job.context_tile_stats() *
+                             TileStatsArray::bytes(warp_tiles_of(p), needs_ranks(p));
   }
 };
 
@@ -52,7 +56,7 @@ int plan_verify_tree(const TreeParams& p, const CudaRequest& request, CudaPlan* 
   const cudaError_t status = current_device(tree_kernel, &device);
   if (status != cudaSuccess) return status;
   CudaRequest wanted = request;
-  wanted.schedule = Schedule::kLazy;  // of all rows of a tree most lie off the path
+  wanted.schedule = Schedule::kLazy;  // most rows of a tree are not on the path
   *plan = make_plan(wanted, device, p.batch, 1, warp_tiles_of(p), true);
   TreeJob job = {};
   job.p = p;
@@ -71,10 +75,10 @@ int verify_tree(const TreeParams& p, const CudaPlan& plan, void* workspace, void
   job.plan = plan;
   const Layout layout(p, job);
   char* const memory = static_cast<char*>(workspace);
-  job.records = reinterpret_cast<TreeRecord*>(memory);
-  job.tried = reinterpret_cast<Tried*>(memory + layout.tried);
-  job.sets = reinterpret_cast<uint32_t*>(memory + layout.sets);
-  job.tile_stats_array = {memory + layout.tile_stats_array, warp_tiles_of(p), needs_ranks(p)};
+  job.records = reinterpret_cast<NodeRecord*>(memory);
+  job.excluded = reinterpret_cast<ExcludedToken*>(memory + layout.excluded);
+  job.node_sets = reinterpret_cast<uint32_t*>(memory + layout.node_sets);
+  job.tile_stats_array = {memory + layout.tile_stats, warp_tiles_of(p), needs_ranks(p)};
   return launch_groups(tree_kernel, job, plan, device, stream);
 }
 

@@ -3,7 +3,7 @@
 #include "specdec/cuda_plan.h"
 #include "specdec/host_device.h"
 #include "specdec/parallel.h"
-#include "specdec/philox.h"
+#include "specdec/sequence.h"
 #include "specdec/verification.h"
 
 namespace specdec {
@@ -23,6 +23,27 @@ struct ChainParams : VerifyParams {
   }
   SPECDEC_HD int64_t id_limit() const { return reads_draft() ? draft.id_limit(vocab) : vocab; }
 };
+
+// The row of the draft that draft i was drawn from, and the place of its statistics.
+SPECDEC_HD inline int64_t draft_row(const ChainParams& p, const SequenceState& s, int64_t i) {
+  return p.draft.flat ? s.begin - s.b + i : i;
+}
+SPECDEC_HD inline int64_t draft_statistic(const ChainParams& p, const SequenceState& s, int64_t i) {
+  return s.b * p.gamma + i;
+}
+
+SPECDEC_HD inline double accept_uniform(const ChainParams& p, const SequenceState& s, int64_t i) {
+  return uniform_at(p, s, s.b * (p.gamma + 1) + i, i, kAcceptStream);
+}
+// Rule block looks ahead: a uniform may have influenced tokens emitted before its own position. The
+// next round must not meet it again, so it belongs to the position where this round began.
+SPECDEC_HD inline double block_accept_uniform(const ChainParams& p, const SequenceState& s,
+                                              int64_t i) {
+  return uniform_at(p, s, s.b * (p.gamma + 1) + i, 0, kAcceptStream, i);
+}
+SPECDEC_HD inline double residual_uniform(const ChainParams& p, const SequenceState& s, int64_t i) {
+  return uniform_at(p, s, s.b * (p.gamma + 1) + p.gamma, i, kResidualStream);
+}
 
 namespace cpu {
 void verify_chain(const ChainParams& p, const Parallel& parallel);

@@ -1,5 +1,7 @@
 #pragma once
-// The next level of a drafted tree, from the logits of its frontier.
+// The next level of a draft tree (EAGLE-2): every node of the frontier, the last level drafted,
+// gets its `width` likeliest tokens as children, and the best of all children are the next
+// frontier.
 #include "specdec/parallel.h"
 #include "specdec/sampling.h"
 
@@ -9,13 +11,13 @@ constexpr int64_t kMaxWidth = 64;
 
 struct ExpandTreeParams {
   Rows logits;          // [B, F, V]
-  const float* scores;  // [B, F]
+  const float* scores;  // [B, F], log-probability of each path
   int64_t score_stride_sequence, score_stride;
-  const float* temperatures;  // [B], may be null: then the scalar holds
+  const float* temperatures;  // [B], may be null: then `temperature` is used
   float temperature;
-  int64_t* tokens;    // [B, F, width]
+  int64_t* tokens;    // [B, F, width], -1: no child
   float* out_scores;  // [B, F, width]
-  int64_t* frontier;  // [B, width], into F * width
+  int64_t* frontier;  // [B, width], indices into the F * width children
   int64_t batch;
   int64_t nodes;  // F
   int64_t vocab;

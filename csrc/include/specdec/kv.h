@@ -1,5 +1,7 @@
 #pragma once
-// In-place maintenance of the KV cache. Bytes move, whatever the dtype: strides are in bytes.
+// Parameters of the ops that change KV caches in place. A slot is one token's place in a cache; an
+// entry is what one head keeps in a slot. The kernels move bytes and do not know the dtype, so
+// strides of caches are in bytes.
 #include <cstdint>
 
 #include "specdec/host_device.h"
@@ -8,22 +10,22 @@
 namespace specdec {
 
 struct KvStrides {
-  int64_t sequence, head, slot;  // bytes from one to the next
+  int64_t sequence, head, slot;  // bytes
 };
 
-// One cache of a call, and for kv_append_ what goes into it.
+// One cache of a call, and for kv_append_ the entries that are written to it.
 struct KvTensor {
-  char* cache;          // [B, heads, slots, row_bytes]; a paged one has a block for a sequence
-  const char* entries;  // [B, heads, count, row_bytes]; null but in kv_append_
+  char* cache;          // [B, heads, slots, entry_bytes]; if paged, the first dimension is blocks
+  const char* entries;  // [B, heads, count, entry_bytes]; null except for kv_append_
   KvStrides cache_stride;
   KvStrides entry_stride;
   int64_t heads;
   int64_t slots;
   int64_t count;
-  int64_t row_bytes;
+  int64_t entry_bytes;
 };
 
-// One value a sequence.
+// One value for each sequence.
 template <class T>
 struct KvVector {
   T* data;         // [B], on the device of the caches
@@ -32,7 +34,7 @@ struct KvVector {
   SPECDEC_HD T& operator[](int64_t b) const { return data[b * stride]; }
 };
 
-// One row a sequence.
+// One list of `columns` values for each sequence.
 template <class T>
 struct KvTable {
   T* data;                                 // [B, columns], on the device of the caches
@@ -64,7 +66,8 @@ struct KvRange {
   int64_t begin, size;
 };
 
-// Which of `count` entries have a slot in [0, slots). No sum here can overflow.
+// Those of `count` entries from slot `position` on that have a slot in [0, slots). No sum here or
+// in the functions below can overflow, whatever the arguments.
 SPECDEC_HD inline KvRange kept_entries(int64_t position, int64_t count, int64_t slots) {
   if (position >= slots || position <= -count) return {0, 0};
   const int64_t begin = position < 0 ? -position : 0;
@@ -89,7 +92,8 @@ void kv_append(const KvAppendParams& p, const Parallel& parallel);
 void kv_truncate(const KvTruncateParams& p, const Parallel& parallel);
 }  // namespace cpu
 
-// A cudaError_t as int, so that this header needs no CUDA toolkit; `stream` is a cudaStream_t.
+// Returns a cudaError_t as int, so that this header needs no CUDA toolkit; `stream` is a
+// cudaStream_t.
 namespace cuda {
 int kv_append(const KvAppendParams& p, void* stream);
 int kv_truncate(const KvTruncateParams& p, void* stream);

@@ -1,24 +1,25 @@
 #pragma once
-// Compaction of a cache along the accepted path of a token tree: the token in slot base + path[j]
-// moves to slot base + j.
+// Parameters of kv_compact_ and paged_compact_, which compact a cache along the accepted path of a
+// token tree: the token in slot base + path[j] moves to slot base + j.
 #include "specdec/kv.h"
 
 namespace specdec {
 
 // Node ids of the accepted paths.
 struct KvPath {
-  const void* nodes;  // [B, length], int64 if wide, else int32
-  bool wide;
+  const void* nodes;  // [B, length] int64 or int32
+  bool nodes_are_int64;
   int64_t sequence_stride, node_stride;  // elements
   int64_t length;
 
   SPECDEC_HD int64_t node(int64_t b, int64_t j) const {
     const int64_t at = b * sequence_stride + j * node_stride;
-    return wide ? static_cast<const int64_t*>(nodes)[at] : static_cast<const int32_t*>(nodes)[at];
+    return nodes_are_int64 ? static_cast<const int64_t*>(nodes)[at]
+                           : static_cast<const int32_t*>(nodes)[at];
   }
 };
 
-// Slots of a cache [B, H, S, D].
+// Finds the slots of a sequence in a cache [B, H, S, D].
 struct DenseSlots {
   SPECDEC_HD int64_t count(const KvTensor& t) const { return t.slots; }
   SPECDEC_HD bool locate(const KvTensor& t, int64_t b, int64_t slot, int64_t* bytes) const {
@@ -27,14 +28,14 @@ struct DenseSlots {
   }
 };
 
-// Slots of a cache [num_blocks, block_size, H, D].
+// Finds the slots of a sequence in a cache [num_blocks, block_size, H, D].
 struct PagedSlots {
   static constexpr int64_t kMostSlots = 0xffffffff;
   KvTable<const int32_t> blocks;
   int64_t num_blocks;
 
-  // Of 32 bits, which is more than any sequence has: on devices a division of 64 is a call, and
-  // registers spill around it.
+  // Slot numbers are limited to 32 bits, which no sequence exceeds: on GPUs a 64-bit division is a
+  // function call, and registers are spilled around it.
   SPECDEC_HD int64_t count(const KvTensor& t) const {
     const int64_t slots = blocks.columns * t.slots;
     return slots < kMostSlots ? slots : kMostSlots;
@@ -52,15 +53,15 @@ struct KvMove {
   int64_t from, to;  // bytes from the start of a head
 };
 
-// The moves of one sequence in one cache. As path[j] >= j, no slot is read after it was written:
-// what the moves before j wrote lies below j.
+// Iterates over the moves of one sequence in one cache. No slot is read after it was written: move
+// j reads slot path[j] >= j, and the moves before it wrote slots below j.
 template <class Slots>
 struct PathMoves {
   const Slots& slots;
   const KvPath& path;
   const KvTensor& tensor;
   int64_t b, base;
-  int64_t room;  // nodes below it have a slot
+  int64_t room;  // nodes in [0, room) have a slot
   int64_t j = 0;
 
   SPECDEC_HD PathMoves(const Slots& slots, const KvPath& path, const KvTensor& tensor, int64_t b,
@@ -72,7 +73,7 @@ struct PathMoves {
         base(base),
         room(base < 0 ? 0 : slots.count(tensor) - base) {}
 
-  // False where the path ends. What is in place already is passed over.
+  // Returns false at the end of the path. Tokens that are in place already are skipped.
   SPECDEC_HD bool next(KvMove* move) {
     while (j < path.length) {
       const int64_t node = path.node(b, j);
@@ -105,7 +106,7 @@ void kv_compact(const KvCompactParams& p, const Parallel& parallel);
 void paged_compact(const PagedCompactParams& p, const Parallel& parallel);
 }  // namespace cpu
 
-// As in kv.h.
+// As in kv.h: a cudaError_t, a cudaStream_t.
 namespace cuda {
 int kv_compact(const KvCompactParams& p, void* stream);
 int paged_compact(const PagedCompactParams& p, void* stream);

@@ -1,5 +1,6 @@
 #pragma once
-// Moves the tokens of each sequence to the right or left: the padding of a batch changed.
+// Parameters of the op that moves the tokens of each sequence to the right or to the left, because
+// the padding of its batch changed.
 #include "specdec/kv.h"
 
 namespace specdec {
@@ -12,23 +13,24 @@ struct KvRealignParams {
   bool zero_fill;
 };
 
-// What moves of one sequence. Distances count from the end of its range that moves inwards, in the
-// direction of the shift: the token at distance d goes to d + step, the farthest first, and what
-// lies at distances below `left` is left behind. Distances that differ by a multiple of step form
-// a chain; no two chains touch a common slot.
+// How the tokens of one sequence move. Slots are counted by their distance from the trailing end of
+// the range, in the direction of the shift: the token at distance d moves to distance d + step, and
+// no token moves to the distances [0, vacated). Distances that differ by a multiple of step form a
+// chain. Chains have no slot in common, so they can move in any order; within a chain the token at
+// the largest distance moves first, so that no slot is read after it was written.
 struct KvShift {
   int64_t origin;     // slot at distance 0
   int64_t direction;  // 1 or -1
   int64_t step;
-  int64_t size;  // tokens that move: distances [0, size)
-  int64_t left;  // at most step
+  int64_t size;     // tokens that move: distances [0, size)
+  int64_t vacated;  // at most step
 
   SPECDEC_HD int64_t slot(int64_t distance) const { return origin + direction * distance; }
-  // The slots of the distances [0, n).
+  // The slots at the distances [0, n).
   SPECDEC_HD KvRange slots(int64_t n) const { return {direction > 0 ? origin : origin - n + 1, n}; }
 };
 
-// No sum here can overflow.
+// No sum here can overflow, whatever the arguments.
 SPECDEC_HD inline KvShift realigned(int64_t start, int64_t length, int64_t shift, int64_t slots) {
   const auto clamp = [slots](int64_t slot) { return slot < 0 ? 0 : slot < slots ? slot : slots; };
   const int64_t begin = clamp(start);
@@ -41,15 +43,15 @@ SPECDEC_HD inline KvShift realigned(int64_t start, int64_t length, int64_t shift
   const int64_t step = shift < -slots || shift > slots ? slots : shift < 0 ? -shift : shift;
   const int64_t room = (shift > 0 ? slots - begin : end) - step;
   const int64_t size = room < 0 ? 0 : room < range ? room : range;
-  const int64_t left = step < range ? step : range;
-  return {shift > 0 ? begin : end - 1, shift > 0 ? 1 : -1, step, size, left};
+  const int64_t vacated = step < range ? step : range;
+  return {shift > 0 ? begin : end - 1, shift > 0 ? 1 : -1, step, size, vacated};
 }
 
 namespace cpu {
 void kv_realign(const KvRealignParams& p, const Parallel& parallel);
 }  // namespace cpu
 
-// As in kv.h.
+// As in kv.h: a cudaError_t, a cudaStream_t.
 namespace cuda {
 int kv_realign(const KvRealignParams& p, void* stream);
 }  // namespace cuda

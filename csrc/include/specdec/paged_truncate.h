@@ -1,5 +1,6 @@
 #pragma once
-// Truncation of paged sequences: the blocks that no token needs any more leave the table.
+// Parameters of paged_truncate_, which truncates sequences and removes the blocks that they no
+// longer need from their block tables.
 #include "specdec/kv.h"
 
 namespace specdec {
@@ -14,7 +15,7 @@ struct PagedTruncateParams {
   int32_t* num_freed;  // [B]
 };
 
-// The columns of the table whose blocks truncation frees. No sum here can overflow.
+// The columns of a block table that truncation frees. No sum here can overflow.
 SPECDEC_HD inline KvRange freed_columns(int64_t length, int64_t new_length, int64_t block_size,
                                         int64_t columns) {
   const auto blocks = [=](int64_t n) {
@@ -30,7 +31,7 @@ namespace cpu {
 void paged_truncate(const PagedTruncateParams& p, const Parallel& parallel);
 }  // namespace cpu
 
-// As in kv.h.
+// As in kv.h: a cudaError_t, a cudaStream_t.
 namespace cuda {
 int paged_truncate(const PagedTruncateParams& p, void* stream);
 }  // namespace cuda

@@ -1,18 +1,11 @@
 #pragma once
-// Philox4x32-10 (Salmon et al. 2011) and the uniforms of the contract. Shared by every native room.
+// Philox4x32-10 (Salmon et al. 2011) and the uniforms that the ops draw.
 #include <cstdint>
 
 #include "specdec/host_device.h"
+#include "specdec/noise.h"
 
 namespace specdec {
-
-enum Stream : uint32_t {
-  kAcceptStream = 0,
-  kResidualStream = 1,
-  kDraftStream = 2,
-  kSharedStream = 3,
-  kTailStreams = 256,  // added to a stream: 32 more bits of the same noise
-};
 
 struct Words {
   uint32_t word[4];
@@ -22,8 +15,9 @@ constexpr uint32_t kPhiloxMul0 = 0xD2511F53u, kPhiloxMul1 = 0xCD9E8D57u;
 constexpr uint32_t kPhiloxKey0 = 0x9E3779B9u, kPhiloxKey1 = 0xBB67AE85u;
 constexpr int kPhiloxRounds = 10;
 
-SPECDEC_HD inline Words philox(uint64_t seed, uint32_t lane, uint64_t position, uint32_t stream) {
-  uint32_t c0 = lane, c1 = static_cast<uint32_t>(position),
+SPECDEC_HD inline Words philox(uint64_t seed, uint32_t counter, uint64_t position,
+                               uint32_t stream) {
+  uint32_t c0 = counter, c1 = static_cast<uint32_t>(position),
            c2 = static_cast<uint32_t>(position >> 32), c3 = stream;
   uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
   for (int round = 0; round < kPhiloxRounds; ++round) {
@@ -38,10 +32,10 @@ SPECDEC_HD inline Words philox(uint64_t seed, uint32_t lane, uint64_t position, 
   return {{c0, c1, c2, c3}};
 }
 
-// In [0, 1), on the grid of 2^-53.
+// In [0, 1), a multiple of 2^-53.
 SPECDEC_HD inline double uniform(uint64_t seed, uint64_t position, uint32_t stream,
-                                 uint32_t lane = 0) {
-  const Words w = philox(seed, lane, position, stream);
+                                 uint32_t counter = 0) {
+  const Words w = philox(seed, counter, position, stream);
   const uint64_t pair = uint64_t{w.word[0]} | uint64_t{w.word[1]} << 32;
   return static_cast<double>(pair >> 11) * 0x1p-53;
 }

@@ -3,7 +3,7 @@
 #include "specdec/cuda_plan.h"
 #include "specdec/host_device.h"
 #include "specdec/parallel.h"
-#include "specdec/philox.h"
+#include "specdec/sequence.h"
 #include "specdec/verification.h"
 
 namespace specdec {
@@ -45,7 +45,32 @@ struct TreeParams : VerifyParams {
            rule == TreeRule::kTraversal;
   }
   SPECDEC_HD int64_t id_limit() const { return reads_draft() ? draft.id_limit(vocab) : vocab; }
+
+  SPECDEC_HD int64_t parent(int64_t b, int64_t n) const {
+    return id_at(parents, parents_are_int64, b * stride_parent_sequence + n * stride_parent);
+  }
+  SPECDEC_HD bool valid_node(int64_t n, int64_t token, int64_t parent) const {
+    return parent >= -1 && parent < n && token >= -1 && token < id_limit();
+  }
+  // The row of the draft that node n was drawn from, and the place of its statistics.
+  SPECDEC_HD int64_t draft_row(int64_t b, int64_t n) const {
+    return draft_rows != nullptr ? draft_rows[b * nodes + n] : n;
+  }
+  SPECDEC_HD int64_t draft_statistic(int64_t b, int64_t row) const {
+    return draft.flat ? row : b * draft.num_rows + row;
+  }
 };
+
+// Of the trial-th sibling that is tried at a depth. Rule traversal looks ahead, so its uniforms
+// belong to depth 0 of the round; there `trial` is the node itself.
+SPECDEC_HD inline double accept_uniform(const TreeParams& p, const SequenceState& s, int64_t node,
+                                        int64_t depth, int64_t trial) {
+  return uniform_at(p, s, s.b * (2 * p.nodes + 1) + node, depth, kAcceptStream, trial);
+}
+SPECDEC_HD inline double residual_uniform(const TreeParams& p, const SequenceState& s,
+                                          int64_t depth) {
+  return uniform_at(p, s, s.b * (2 * p.nodes + 1) + p.nodes + depth, depth, kResidualStream);
+}
 
 namespace cpu {
 void verify_tree(const TreeParams& p, const Parallel& parallel);

@@ -1,31 +1,34 @@
 #pragma once
-// Token trees as parents: who sees whom, the best nodes of a tree, prefix trees.
+// Ops on the shape of token trees: attention masks, reranking, prefix trees.
+//
+// A tree of N nodes is a list of parents: parents[n] is a node before n, or -1 for the root, the
+// token that precedes the draft. Where rows or slots count N+1, the root comes first.
 #include <cstdint>
 
 #include "specdec/parallel.h"
 
 namespace specdec {
 
-// int32 or int64 numbers in any layout: [B, N] (outer is 0 then) or [B, K, L].
+// int32 or int64 numbers of any strides: [B, N], where `outer` is 0, or [B, K, L].
 struct Ids {
   const void* data;
-  bool wide;  // int64
+  bool are_int64;
   int64_t stride_sequence, stride_outer, stride_inner;
 
   int64_t at(int64_t b, int64_t outer, int64_t inner) const {
     const int64_t i = b * stride_sequence + outer * stride_outer + inner * stride_inner;
-    return wide ? static_cast<const int64_t*>(data)[i] : static_cast<const int32_t*>(data)[i];
+    return are_int64 ? static_cast<const int64_t*>(data)[i] : static_cast<const int32_t*>(data)[i];
   }
   int64_t at(int64_t b, int64_t n) const { return at(b, 0, n); }
 };
 
-// The same to write, contiguous.
+// Contiguous int32 or int64 numbers that an op writes.
 struct IdsOut {
   void* data;
-  bool wide;
+  bool are_int64;
 
   void set(int64_t i, int64_t value) const {
-    if (wide) {
+    if (are_int64) {
       static_cast<int64_t*>(data)[i] = value;
     } else {
       static_cast<int32_t*>(data)[i] = static_cast<int32_t>(value);
@@ -33,12 +36,13 @@ struct IdsOut {
   }
 };
 
-// The parent of node n, -1 for the root: what lies outside [-1, n) is data and counts as -1.
+// Parents are data and raise no error: a value outside [-1, n) counts as the root.
 inline int64_t parent_of(const Ids& parents, int64_t b, int64_t n) {
   const int64_t parent = parents.at(b, n);
   return parent >= 0 && parent < n ? parent : -1;
 }
 
+// Each node sees the `lengths[b]` slots of the text, the root and its own ancestors.
 struct TreeAttentionParams {
   Ids parents;             // [B, N]
   const int64_t* lengths;  // [B]
@@ -46,10 +50,11 @@ struct TreeAttentionParams {
   int64_t* positions;      // [B, N+1]
   int64_t batch;
   int64_t nodes;
-  int64_t slots;
-  int64_t window;  // 0: every key
+  int64_t slots;   // S, key slots: the text, then the N+1 tokens of the tree
+  int64_t window;  // a query sees that many positions up to its own; 0: no limit
 };
 
+// Keeps the best `size` of M candidates with their ancestors.
 struct RerankTreeParams {
   Ids tokens;           // [B, M]
   Ids parents;          // [B, M]
@@ -57,23 +62,24 @@ struct RerankTreeParams {
   int64_t score_stride_sequence, score_stride;
   IdsOut out_tokens;   // [B, size]
   IdsOut out_parents;  // [B, size]
-  IdsOut nodes;        // [B, size], among the candidates
+  IdsOut nodes;        // [B, size], the candidates kept
   int64_t batch;
   int64_t candidates;
   int64_t size;
 };
 
+// Joins K token sequences, one branch each, into a tree.
 struct BuildTrieParams {
-  Ids sequences;       // [B, K, L]
+  Ids sequences;       // [B, K, L], -1 ends a branch
   IdsOut tokens;       // [B, size]
   int32_t* parents;    // [B, size]
-  int32_t* nodes;      // [B, K, L]
+  int32_t* nodes;      // [B, K, L], the node of each token, -1 for none
   int32_t* num_nodes;  // [B]
   int64_t batch;
   int64_t branches;  // K
   int64_t length;    // L
   int64_t size;
-  bool merge;  // one node for what has one prefix
+  bool merge;  // branches share the nodes of a common prefix
 };
 
 namespace cpu {

@@ -1,5 +1,6 @@
 #pragma once
-// The arguments of verify_chain by name; specdec_kernels/_chain_arguments.py in C++.
+// The arguments of verify_chain by name and their validation, with the messages of
+// specdec_kernels/arguments/chain.py.
 #include <tuple>
 
 #include "specdec/chain.h"
@@ -13,10 +14,10 @@ struct ChainArguments : VerifyArguments {
   double lenience;
   std::optional<Tensor> synthetic_rates;
 
-  // Throws what the user did wrong.
+  // Throws a message that names the argument, the rule and the value.
   void check() const;
   ChainOutputs new_outputs() const;
-  // Pointers into these arguments, made dense where the kernels want it, and into `out`.
+  // Pointers into these arguments, which become contiguous where kernels need it, and into `out`.
   ChainParams params(const ChainOutputs& out);
 
  private:

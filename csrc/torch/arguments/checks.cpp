@@ -103,7 +103,7 @@ DType row_dtype(const Tensor& t) {
 Tensor dense(const Tensor& t) { return t.is_contiguous() ? t : torch::stable::contiguous(t); }
 
 void SamplingArguments::check_all(int64_t n, const Tensor& of_tensor, const char* of) const {
-  // Judged as the float32 that the kernels compute with.
+  // Checked as float32, which the kernels compute with.
   const auto temperature = static_cast<float>(this->temperature);
   const auto top_p = static_cast<float>(this->top_p), min_p = static_cast<float>(this->min_p);
   if (temperatures) {

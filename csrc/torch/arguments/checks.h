@@ -1,5 +1,6 @@
 #pragma once
-// The argument checks of specdec_kernels/_checks.py and _sample_arguments.py in C++, word for word.
+// The checks that the validation of every op is made of, with the same messages as in
+// specdec_kernels/arguments/checks.py and sample.py.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
@@ -18,7 +19,7 @@ namespace specdec {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-// The message alone: what the user did, without our file and line in front.
+// Throws the message alone, without a file and line of this library in front of it.
 template <class... Parts>
 [[noreturn]] void fail(const Parts&... parts) {
   std::ostringstream out;
@@ -26,7 +27,7 @@ template <class... Parts>
   throw std::runtime_error(out.str());
 }
 
-// A macro, so that the parts of a message cost nothing while all is well.
+// A macro, so that the parts of the message are evaluated only on failure.
 #define SPECDEC_CHECK(condition, ...)               \
   do {                                              \
     if (!(condition)) ::specdec::fail(__VA_ARGS__); \
@@ -41,15 +42,15 @@ void check_vector(const char* name, const Tensor& t, int64_t n, ScalarType dtype
                   const Tensor& of_tensor, const char* of);
 void check_matrix(const char* name, const Tensor& t, const char* shape, int64_t rows,
                   int64_t columns, ScalarType dtype, const Tensor& of_tensor, const char* of);
-// The index of a value among the allowed ones.
+// The index of `value` among the allowed ones; throws if it is none of them.
 size_t one_of(const char* name, const std::string& value, const char* const* allowed, size_t n);
-// A tensor whose last dimension is one vocabulary row.
+// The last dimension must be a vocabulary that kernels can read: dtype, size and stride.
 void check_rows(const char* name, const Tensor& t);
 
 DType row_dtype(const Tensor& t);
-Tensor dense(const Tensor& t);  // itself if contiguous
+Tensor dense(const Tensor& t);  // itself if it is contiguous, else a contiguous copy
 
-// The eight sampling arguments of the ops. Holds the tensors that `params` points into.
+// The eight sampling arguments of the ops. They own the memory that `params` points into.
 struct SamplingArguments {
   std::optional<Tensor> temperatures;
   double temperature;

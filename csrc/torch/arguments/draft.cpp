@@ -12,7 +12,7 @@ bool fits(const Tensor& t, const DraftSizes& sizes) {
 }
 
 // [B, gamma, D] = [4, 5, D].
-std::string words(const DraftSizes& sizes) {
+std::string described(const DraftSizes& sizes) {
   std::string names, numbers;
   for (const DraftSize& s : sizes) {
     names += std::string(names.empty() ? "" : ", ") + s.name;
@@ -56,7 +56,7 @@ void DraftArguments::check_draft_rows(const Tensor& target, const DraftSizes& si
   const char* name = ids ? "draft probabilities" : "draft";
   DraftSizes all = sizes;
   all.push_back({ids ? "K" : "D", kAnySize});
-  SPECDEC_CHECK(fits(*rows, all), name, " must be ", words(all), ", got ", shape_of(*rows));
+  SPECDEC_CHECK(fits(*rows, all), name, " must be ", described(all), ", got ", shape_of(*rows));
   SPECDEC_CHECK(!ids || rows->size(rows->dim() - 1) >= 1, name, " must have K >= 1 entries, got ",
                 shape_of(*rows));
   check_rows(name, *rows);
@@ -77,7 +77,7 @@ void DraftArguments::check_statistics(const Tensor& target, const DraftSizes& st
                 "draft_logsumexp and draft_threshold must come together and with draft");
   const auto check_one = [&](const char* name, const std::optional<Tensor>& t, ScalarType dtype) {
     if (!t) return;
-    SPECDEC_CHECK(fits(*t, statistics), name, " must be ", words(statistics), ", got ",
+    SPECDEC_CHECK(fits(*t, statistics), name, " must be ", described(statistics), ", got ",
                   shape_of(*t));
     SPECDEC_CHECK(t->scalar_type() == dtype, name, " must be ", dtype_name(dtype), ", got ",
                   dtype_name(t->scalar_type()));

@@ -1,6 +1,6 @@
 #pragma once
-// The arguments of an op that say what draft_source drafted tokens were drawn from;
-// specdec_kernels/_draft_arguments.py in C++.
+// The arguments of a verifier that describe the draft distribution Q, and their validation, with
+// the messages of specdec_kernels/arguments/draft.py.
 #include <optional>
 #include <string>
 #include <vector>
@@ -16,17 +16,17 @@ struct DraftSize {
   const char* name;
   int64_t size;
 };
-using DraftSizes = std::vector<DraftSize>;  // of each dimension
+using DraftSizes = std::vector<DraftSize>;  // one for each dimension
 
 struct DraftArguments {
   std::optional<Tensor> rows, ids, columns, logsumexp, threshold, temperatures;
   double temperature;
 
-  // Throws what the user did wrong. sizes: of the rows, the last dimension left out; statistics: of
-  // what `sample` left behind.
+  // Throws a message that names the argument, the rule and the value. `sizes` are the dimensions of
+  // the rows, without the last one; `statistics` are those of logsumexp and threshold.
   void check(const Tensor& target, int64_t batch, const DraftSizes& sizes,
              const DraftSizes& statistics) const;
-  // Pointers into these arguments, made dense where the kernels want it.
+  // Pointers into these arguments, which become contiguous where kernels need it.
   DraftSource source(Kind kind, bool flat);
 
  private:
@@ -38,7 +38,7 @@ struct DraftArguments {
 Kind kind_of(const std::string& kind);
 bool is_id(ScalarType t);
 
-// Made dense; null where there is none.
+// A pointer to the values of a tensor, which becomes contiguous; null where there is no tensor.
 template <class T>
 const T* pointer(std::optional<Tensor>& t) {
   if (!t) return nullptr;

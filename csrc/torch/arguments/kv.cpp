@@ -3,27 +3,26 @@
 namespace specdec {
 namespace {
 
-// Of a tensor with the slots in dimension `slot` and the heads in the other of 1 and 2.
-KvStrides strides_in_bytes(const Tensor& t, int slot = 2) {
+KvStrides strides_in_bytes(const Tensor& t, int slot_dim = 2) {
   const auto strides = t.strides();
   const int64_t size = static_cast<int64_t>(t.element_size());
-  return {strides[0] * size, strides[3 - slot] * size, strides[slot] * size};
+  return {strides[0] * size, strides[3 - slot_dim] * size, strides[slot_dim] * size};
 }
 
-KvTensor kv_tensor(const Tensor& cache, int slot = 2) {
+KvTensor kv_tensor(const Tensor& cache, int slot_dim = 2) {
   KvTensor t = {};
   t.cache = static_cast<char*>(cache.mutable_data_ptr());
-  t.cache_stride = strides_in_bytes(cache, slot);
-  t.heads = cache.size(3 - slot);
-  t.slots = cache.size(slot);
-  t.row_bytes = cache.size(3) * static_cast<int64_t>(cache.element_size());
+  t.cache_stride = strides_in_bytes(cache, slot_dim);
+  t.heads = cache.size(3 - slot_dim);
+  t.slots = cache.size(slot_dim);
+  t.entry_bytes = cache.size(3) * static_cast<int64_t>(cache.element_size());
   return t;
 }
 
-// Where the heads of a token lie side by side they move as one row.
+// Treats all heads of a token as one, where they are adjacent in memory.
 void merge_heads(KvTensor* t) {
-  if (t->heads > 1 && t->cache_stride.head == t->row_bytes) {
-    t->row_bytes *= t->heads;
+  if (t->heads > 1 && t->cache_stride.head == t->entry_bytes) {
+    t->entry_bytes *= t->heads;
     t->heads = 1;
   }
 }
@@ -37,7 +36,7 @@ int64_t check_batch(const char* name, const Tensor& t) {
   return batch;
 }
 
-// On one device, not only on one kind of it: one launch serves them all.
+// All on one device, and not only of one type of device, because one launch reads them all.
 void check_caches(const char* name, const std::vector<Tensor>& tensors, const Tensor& of,
                   const char* of_name) {
   const int64_t batch = of.size(0);
@@ -76,12 +75,12 @@ std::vector<KvTensor> kv_tensors(const std::vector<Tensor>& caches,
   return out;
 }
 
-std::vector<KvTensor> kv_tensors(const std::vector<Tensor>& caches, int slot) {
+std::vector<KvTensor> kv_tensors(const std::vector<Tensor>& caches, int slot_dim) {
   std::vector<KvTensor> out;
   out.reserve(caches.size());
   for (const Tensor& cache : caches) {
     if (cache.numel() == 0) continue;
-    out.push_back(kv_tensor(cache, slot));
+    out.push_back(kv_tensor(cache, slot_dim));
     merge_heads(&out.back());
   }
   return out;

@@ -1,5 +1,7 @@
 #pragma once
-// What the cache ops share: checks of a list of caches, the table the kernels take, the device.
+// Shared by the bindings of the cache ops: validation of a list of caches, the list of KvTensor
+// that the kernels take, and the choice between CPU and CUDA kernels. Messages are those of
+// specdec_kernels/arguments/kv.py.
 #include <torch/csrc/stable/accelerator.h>
 
 #include <type_traits>
@@ -12,19 +14,20 @@
 
 namespace specdec {
 
-// [B] int64, whose size the others are held to. Returns B.
+// The tensor must be [B] int64; B is returned, for the other arguments to be checked against.
 int64_t check_batch(const char* name, const Tensor& t);
-// [B, H, S, D], on the device of `of` [B].
+// Every tensor must be [B, H, S, D] and on the device of `of`, which is [B].
 void check_caches(const char* name, const std::vector<Tensor>& tensors, const Tensor& of,
                   const char* of_name);
-// [B, M] int32.
+// The tensor must be [B, M] int32.
 void check_block_tables(const Tensor& t, int64_t batch, const Tensor& of, const char* of_name);
 
-// The tensors with anything to move: with an entry for each cache; without, and with the dimension
-// that holds the slots, the other of 1 and 2 being the heads.
+// The caches as kernels take them; empty ones are left out. Of the dimensions 1 and 2, `slot_dim`
+// is the slots and the other one the heads.
+std::vector<KvTensor> kv_tensors(const std::vector<Tensor>& caches, int slot_dim = 2);
+// The same with the entries to append to each cache.
 std::vector<KvTensor> kv_tensors(const std::vector<Tensor>& caches,
                                  const std::vector<Tensor>& entries);
-std::vector<KvTensor> kv_tensors(const std::vector<Tensor>& caches, int slot = 2);
 
 template <class T>
 T* kv_data(const Tensor& t) {

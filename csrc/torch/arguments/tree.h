@@ -1,5 +1,6 @@
 #pragma once
-// The arguments of verify_tree by name; specdec_kernels/_tree_arguments.py in C++.
+// The arguments of verify_tree by name and their validation, with the messages of
+// specdec_kernels/arguments/tree.py.
 #include <tuple>
 
 #include "specdec/tree.h"
@@ -14,10 +15,10 @@ struct TreeArguments : VerifyArguments {
   std::optional<Tensor> draft_rows;
   int64_t max_depth;
 
-  // Throws what the user did wrong.
+  // Throws a message that names the argument, the rule and the value.
   void check() const;
   TreeOutputs new_outputs() const;
-  // Pointers into these arguments, made dense where the kernels want it, and into `out`.
+  // Pointers into these arguments, which become contiguous where kernels need it, and into `out`.
   TreeParams params(const TreeOutputs& out);
 
  private:

@@ -1,6 +1,6 @@
 #pragma once
-// What the arguments of all ops that verify have in common; specdec_kernels/_verify_arguments.py in
-// C++.
+// The arguments that verify_chain and verify_tree share, and their validation, with the messages of
+// specdec_kernels/arguments/verification.py.
 #include <optional>
 #include <string>
 
@@ -10,7 +10,7 @@
 namespace specdec {
 
 struct VerifyArguments {
-  Tensor target, drafted;
+  Tensor target, drafted;  // the drafted token ids: [B, gamma], or [B, N] of a tree
   DraftArguments draft_source;
   std::string kind, rule;
   SamplingArguments sampling;
@@ -21,14 +21,16 @@ struct VerifyArguments {
   bool with_logprobs, with_accept_probs;
 
  protected:
-  // What a message calls the drafted tokens and their number, and the rows of a ragged target.
+  // The names in messages of the drafted tokens, of their number, and of the rows of a ragged
+  // target.
   struct Names {
     const char *drafted, *size, *rows;
   };
 
   int64_t batch() const { return drafted.size(0); }
   int64_t size() const { return drafted.size(1); }
-  // Throw what the user did wrong; in the order of Python's, so that of two faults both name one.
+  // Each throws on the first fault, in the order of Python's checks: of two faults both report the
+  // same.
   void check_drafted(const Names& names) const;
   void check_target(const Names& names) const;
   void check_draws(const char* uniforms_shape, int64_t columns) const;
@@ -37,7 +39,7 @@ struct VerifyArguments {
   Tensor new_output(int64_t columns, ScalarType dtype) const;
   Tensor new_counts() const;
   Tensor new_floats(bool wanted, int64_t columns) const;
-  // Pointers into these arguments, made dense where the kernels want it.
+  // Fills in pointers into these arguments, which become contiguous where kernels need it.
   void fill(VerifyParams& p, bool flat_draft);
   void fill_outputs(VerifyParams& p, const Tensor& tokens, const Tensor& num_accepted,
                     const Tensor& status, const Tensor& logprobs, const Tensor& accept_probs) const;

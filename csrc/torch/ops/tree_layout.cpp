@@ -15,7 +15,7 @@ void check_ids(const char* name, const Tensor& t) {
   SPECDEC_CHECK(is_id(t), name, " must be int32 or int64, got ", dtype_name(t.scalar_type()));
 }
 
-void check_beside(const char* name, const Tensor& t, const Tensor& tokens) {
+void check_shape(const char* name, const Tensor& t, const Tensor& tokens) {
   SPECDEC_CHECK(t.dim() == 2 && t.size(0) == tokens.size(0) && t.size(1) == tokens.size(1), name,
                 " must be [B, M] = ", shape_of(tokens), ", got ", shape_of(t));
 }
@@ -25,7 +25,7 @@ void check_float32(const char* name, const Tensor& t) {
                 dtype_name(t.scalar_type()));
 }
 
-// [B, N] or [B, K, L].
+// Of a tensor [B, N] or [B, K, L].
 Ids ids_of(const Tensor& t) {
   const bool nested = t.dim() == 3;
   return {t.const_data_ptr(), t.scalar_type() == ScalarType::Long, t.stride(0),
@@ -36,7 +36,7 @@ IdsOut ids_out(const Tensor& t) {
   return {t.mutable_data_ptr(), t.scalar_type() == ScalarType::Long};
 }
 
-// What a node number of type int32 can count.
+// Node numbers are int32.
 void check_size(int64_t size) {
   SPECDEC_CHECK(size >= 0 && size < (int64_t{1} << 31), "size must be in [0, 2147483647], got ",
                 size);
@@ -71,10 +71,10 @@ std::tuple<Tensor, Tensor, Tensor> rerank_tree(Tensor tokens, Tensor parents, Te
   SPECDEC_CHECK(tokens.dim() == 2, "tokens must be [B, M], got ", shape_of(tokens));
   check_ids("tokens", tokens);
   const int64_t batch = tokens.size(0), candidates = tokens.size(1);
-  check_beside("parents", parents, tokens);
+  check_shape("parents", parents, tokens);
   check_ids("parents", parents);
   check_same_device("parents", parents, tokens, "tokens");
-  check_beside("scores", scores, tokens);
+  check_shape("scores", scores, tokens);
   check_float32("scores", scores);
   check_same_device("scores", scores, tokens, "tokens");
   check_size(size);

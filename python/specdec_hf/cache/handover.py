@@ -1,4 +1,4 @@
-"""Handing caches over: a given ``past_key_values`` in, a continuable ``DynamicCache`` out."""
+"""Conversion of caches: from the caller's ``past_key_values``, and to the one that is returned."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ import torch
 from numpy.typing import NDArray
 from transformers.cache_utils import DynamicCache, DynamicSlidingWindowLayer
 
-from specdec_hf.cache.rows import DynamicRow, RowCache, SpecCache, make_cache
+from specdec_hf.cache.dynamic_cache import DynamicCacheAdapter
+from specdec_hf.cache.make import make_cache
+from specdec_hf.cache.protocol import RollbackCache
+from specdec_hf.cache.spec_cache import SpecCache
 
 
 def import_cache(
     model: Any, past: Any, mask: NDArray[np.bool_], capacity: int, kind: str = "auto"
-) -> RowCache:
-    """A copy of a given ``past_key_values`` as a row cache; the given one is not touched.
+) -> RollbackCache:
+    """A copy of the caller's ``past_key_values`` as a cache of the loop; theirs is not changed.
 
     Args:
         model: the model that filled ``past``.
@@ -26,7 +29,7 @@ def import_cache(
         kind: as in `make_cache`.
 
     Raises:
-        ValueError: another kind of cache, another batch size, or nothing left to feed.
+        ValueError: another kind of cache, another batch size, or no token beyond the cache.
     """
     if isinstance(past, SpecCache):
         past = export_cache(model, past, np.arange(past.lengths.max()) < past.lengths[:, None])
@@ -47,25 +50,27 @@ def import_cache(
     layers: list[Any] = past.layers
     held = next(layer.keys for layer in layers if layer.is_initialized)
     if held.shape[0] != batch_size:
-        raise ValueError(f"past_key_values has {held.shape[0]} rows, input_ids has {batch_size}")
+        raise ValueError(
+            f"past_key_values has {held.shape[0]} sequences, input_ids has {batch_size}"
+        )
     lengths = mask[:, :columns].sum(axis=1).astype(np.int64)
-    if isinstance(cache, DynamicRow):
+    if isinstance(cache, DynamicCacheAdapter):
         if lengths[0] != columns:
             raise ValueError(
                 "cache='dynamic' cannot drop padding from past_key_values; use cache='spec'"
             )
-        # The layers only ever rebind keys and values, so a shallow copy leaves the user's alone.
+        # Layers rebind keys and values and never write into them: a shallow copy is enough.
         fresh = copy.copy(past)
         fresh.layers = [copy.copy(layer) for layer in past.layers]
-        return DynamicRow(model, fresh)
+        return DynamicCacheAdapter(model, fresh)
     assert isinstance(cache, SpecCache)
-    # A stable sort by "is padding" moves each row's real columns to the front, in order.
+    # A stable sort by "is padding" moves each sequence's tokens to the front, in order.
     order = torch.from_numpy(np.argsort(~mask[:, :columns], axis=1, kind="stable"))
     order = order.to(model.device)[:, None, :, None]
     compact = bool((lengths == columns).all())
 
     def slots_of(x: torch.Tensor) -> torch.Tensor:
-        # A sliding layer keeps its last columns only; the lost ones are never read again.
+        # A sliding layer holds its last columns only; the mask hides the others for good.
         full = torch.nn.functional.pad(x.to(model.device), (0, 0, columns - x.shape[2], 0))
         return full if compact else full.gather(2, order.expand_as(full))
 
@@ -74,16 +79,16 @@ def import_cache(
     return cache
 
 
-def export_cache(model: Any, cache: RowCache, mask: NDArray[np.bool_]) -> DynamicCache:
+def export_cache(model: Any, cache: RollbackCache, mask: NDArray[np.bool_]) -> DynamicCache:
     """A ``DynamicCache`` whose columns are those of the returned sequences.
 
     Args:
         model: the model that filled ``cache``.
-        cache: the row cache; row ``b`` holds at least ``mask[b].sum()`` tokens.
-        mask: [B, P] bool, which columns hold a token. P is one less than the sequences have, as
-            plain ``generate`` leaves it.
+        cache: holds at least ``mask[b].sum()`` tokens of sequence ``b``.
+        mask: [B, P] bool, which columns hold a token. The cache lacks the last column of the
+            returned sequences, as after plain ``generate``.
     """
-    if isinstance(cache, DynamicRow):
+    if isinstance(cache, DynamicCacheAdapter):
         return cache.release()
     assert isinstance(cache, SpecCache)
     columns = mask.shape[1]
@@ -91,7 +96,7 @@ def export_cache(model: Any, cache: RowCache, mask: NDArray[np.bool_]) -> Dynami
     layers: list[Any] = exported.layers
     slots = torch.from_numpy(np.maximum(mask.cumsum(axis=1) - 1, 0)).to(model.device)  # [B, P]
     aligned = bool(mask.any(axis=0).all()) and bool((mask[:, :-1] >= mask[:, 1:]).all())
-    for source, target in zip(cache.rows, layers, strict=True):
+    for source, target in zip(cache.spec_layers, layers, strict=True):
         entries = [
             x[:, :, :columns]
             if aligned

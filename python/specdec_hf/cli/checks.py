@@ -1,4 +1,4 @@
-"""What the command line refuses before it loads a model, in one line each."""
+"""Arguments that the command line refuses before it loads a model, with one line each."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.console import Console
 from specdec_hf.trees.layouts import as_layout
 
 ERROR_EXIT = 2
-MAX_GAMMA = 1024  # as in session.py, which loads torch
+MAX_NUM_ASSISTANT_TOKENS = 1024  # as in decode/session.py, whose import loads torch
 
 errors = Console(stderr=True, highlight=False, soft_wrap=True)
 
@@ -25,12 +25,12 @@ def fail(message: str) -> NoReturn:
 def check_ranges(
     sampling: dict[str, Any],
     max_new_tokens: int,
-    gamma: int | None,
+    num_assistant_tokens: int | None,
     seed: int,
     limit: int | None,
     json_file: Path | None,
 ) -> None:
-    """Say what is wrong before a model is loaded."""
+    """Refuse numbers out of range, and a --json path that cannot be written."""
     if not 0 <= sampling["temperature"] < float("inf"):
         fail(f"--temperature must be finite and >= 0, got {sampling['temperature']}")
     if not 0 <= sampling["top_k"] < 2**31:
@@ -41,8 +41,9 @@ def check_ranges(
         fail(f"--min-p must be in [0, 1], got {sampling['min_p']}")
     if not 1 <= max_new_tokens < 2**31:
         fail(f"--max-new-tokens must be in [1, 2**31), got {max_new_tokens}")
-    if gamma is not None and not 0 <= gamma <= MAX_GAMMA:
-        fail(f"--num-assistant-tokens must be in [0, {MAX_GAMMA}], got {gamma}")
+    drafts = num_assistant_tokens
+    if drafts is not None and not 0 <= drafts <= MAX_NUM_ASSISTANT_TOKENS:
+        fail(f"--num-assistant-tokens must be in [0, {MAX_NUM_ASSISTANT_TOKENS}], got {drafts}")
     if not -(2**63) <= seed < 2**63:
         fail(f"--seed must be in [-2**63, 2**63), got {seed}")
     if limit is not None and limit < 1:
@@ -66,6 +67,7 @@ def parse_branching(tree: str | None) -> tuple[int, ...] | None:
 
 
 def check_json(path: Path | None) -> None:
+    """Refuse a path that cannot be written."""
     if path is not None and path.is_dir():
         fail(f"--json must name a file, {path} is a folder")
     if path is not None and not path.absolute().parent.is_dir():

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from specdec_hf.cache.rows import context_of
+from specdec_hf.cache.protocol import context_length
 from specdec_hf.decode.generate import SpeculativeDecoder
 from specdec_hf.decode.statistics import SpecStats
 from specdec_hf.decode.streaming import Step
@@ -85,12 +85,13 @@ def run_turn(
 ) -> Turn:
     """Generate one answer, and once more without speculation where ``compare`` asks for it.
 
-    Greedy text is compared with ``model.generate``; sampled text with this library's own plain
-    decoding, token for token under rule "match" and in speed only under the others.
+    Greedy text is compared with ``model.generate``, sampled text with this library's own plain
+    decoding. Sampled texts are the same token for token under rule "match"; under other rules only
+    the speeds can be compared.
 
     Args:
         model: target.
-        inputs: ``input_ids`` and ``attention_mask`` of one row.
+        inputs: ``input_ids`` and ``attention_mask`` of one sequence.
         decoder: the speculative decoder.
         settings: generation arguments.
         compare: run the baseline too.
@@ -115,9 +116,9 @@ def run_turn(
     began = time.perf_counter()
     if settings["do_sample"]:
         options = decoder.options
-        # Without drafts the rules differ in their noise alone, and only match has its own.
+        # Without drafts all rules draw from the target alike; only match takes other noise.
         plain = SpeculativeDecoder(
-            acceptance="match" if options.acceptance == "match" else "auto",
+            rule="match" if options.rule == "match" else "auto",
             cache=options.cache,
             seed=options.seed,
         )
@@ -138,7 +139,7 @@ def run_turn(
 def _room(model: Any, prompt_tokens: int, settings: dict[str, Any]) -> int:
     """New tokens that fit the context; ``model.generate`` itself would go on past it."""
     wanted: int = settings["max_new_tokens"]
-    context = context_of(model)
+    context = context_length(model)
     return wanted if context is None else min(wanted, context - prompt_tokens)
 
 

@@ -25,7 +25,7 @@ class Prompt:
 
 def shipped_prompts() -> Path:
     """The prompt file of the repository: under the working folder, or beside the sources."""
-    for root in (Path.cwd(), Path(__file__).resolve().parents[2]):
+    for root in (Path.cwd(), Path(__file__).resolve().parents[3]):
         if (root / SHIPPED).is_file():
             return root / SHIPPED
     raise PromptError(f"{SHIPPED} not found: run from the repository root, or pass --prompts FILE")

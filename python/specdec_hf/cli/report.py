@@ -1,6 +1,6 @@
-"""What the command line prints and writes."""
+"""The output of the command line: coloured text, tables and JSON."""
 
-# ruff: noqa: PLC0415  # see __main__
+# ruff: noqa: PLC0415  # torch loads at first use; see app.py
 from __future__ import annotations
 
 import json
@@ -22,7 +22,7 @@ console = Console(highlight=False)
 
 
 def collect_info() -> dict[str, Any]:
-    """What `info` prints, as plain values."""
+    """The facts that `info` prints, as plain values."""
     import torch
 
     import specdec_kernels
@@ -73,6 +73,7 @@ def summarize(turns: list[Turn], *, greedy: bool, rule: str) -> dict[str, Any]:
 
 
 def print_turn(tokenizer: Any, prompt: Prompt, text: str, turn: Turn) -> None:
+    """Print the user's text, the answer in colours, and its figures."""
     from specdec_hf.cli.trace import render
 
     title = " ".join(text.split())
@@ -95,6 +96,7 @@ def print_turn(tokenizer: Any, prompt: Prompt, text: str, turn: Turn) -> None:
 
 
 def print_summary(summary: dict[str, Any]) -> None:
+    """Print the figures of all answers and the legend of the colours."""
     from specdec_hf.cli.trace import legend
 
     console.rule("summary", align="left", style="dim")
@@ -120,6 +122,7 @@ def print_summary(summary: dict[str, Any]) -> None:
 
 
 def write_json(path: Path | None, content: dict[str, Any]) -> None:
+    """Write a report where a path was given, and say so."""
     if path is not None:
         path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         console.print(f"wrote {path}", style="dim", markup=False)

@@ -1,4 +1,4 @@
-"""Coloured text: what was drafted, corrected or added (Leviathan et al. 2023, Figure 1)."""
+"""Generated text coloured by how each token came about (Leviathan et al. 2023, Figure 1)."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from rich.text import Text
 
 from specdec_hf.decode.streaming import Kind, Step, text_pieces
 
-STYLES: dict[Kind, str] = {"accepted": "green", "corrected": "blue", "bonus": "", "plain": ""}
+STYLES: dict[Kind, str] = {"accepted": "green", "recovered": "blue", "bonus": "", "plain": ""}
 
 
 def render(tokenizer: Any, steps: Iterable[Step], row: int = 0) -> Text:
-    """The generated text of one row: accepted drafts green, corrections blue, the rest plain."""
+    """The text of one sequence: accepted drafts green, recovered tokens blue, others plain."""
     tokens: list[int] = []
     kinds: list[Kind] = []
     for step in steps:
@@ -31,6 +31,6 @@ def legend() -> Text:
     return Text.assemble(
         ("drafted and accepted", STYLES["accepted"]),
         "  ",
-        ("corrected", STYLES["corrected"]),
+        ("recovered after a rejection", STYLES["recovered"]),
         "  bonus or plain",
     )

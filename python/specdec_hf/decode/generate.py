@@ -1,7 +1,10 @@
-"""The decoding loop behind Hugging Face's argument names; its rounds are in rounds.py.
+"""The decoding loop behind Hugging Face's argument names; one of its rounds is in rounds.py.
 
-`generate` is the whole of it; `SpeculativeDecoder` is the same as an object, for
+`generate` is the whole of it. `SpeculativeDecoder` is the same as an object, for
 ``model.generate(custom_generate=...)`` and for streaming step by step.
+
+This module is not ``specdec_hf/generate.py`` because importing a submodule of that name would put
+the module in the place of the lazily loaded function ``specdec_hf.generate``.
 """
 
 from __future__ import annotations
@@ -13,11 +16,19 @@ from typing import Any
 import torch
 from transformers import StopStringCriteria
 
-from specdec_hf.decode.rounds import begin, finish, step
-from specdec_hf.decode.session import DEFAULT_GAMMA, MAX_GAMMA, Options, Session, SpecOutput
+from specdec_hf.decode.rounds import step
+from specdec_hf.decode.session import (
+    DEFAULT_NUM_ASSISTANT_TOKENS,
+    MAX_NUM_ASSISTANT_TOKENS,
+    Options,
+    Session,
+    SpecOutput,
+    begin,
+    finish,
+)
 from specdec_hf.decode.streaming import Step, Streamer, put_step
 from specdec_hf.hf_arguments.call import call_from_hugging_face, prepare_call
-from specdec_hf.schedules.schedules import BenefitGuard
+from specdec_hf.schedules.benefit_guard import BenefitGuard
 from specdec_hf.trees.layouts import as_layout
 
 
@@ -30,8 +41,8 @@ def generate(
     num_assistant_tokens: int | None = None,
     gamma: int | None = None,
     num_speculative_tokens: int | None = None,
-    gamma_policy: str = "constant",
-    acceptance: str = "auto",
+    num_assistant_tokens_schedule: str = "constant",
+    rule: str = "auto",
     tree: Any = None,
     cache: str = "auto",
     seed: Any = None,
@@ -40,15 +51,16 @@ def generate(
     streamer: Streamer | None = None,
     **kwargs: Any,
 ) -> Any:
-    """Generate text speculatively with the unmodified ``model``; lossless.
+    """Generate text speculatively with the unmodified ``model``, without loss.
 
     All other arguments are those of ``model.generate`` and mean the same: ``attention_mask``,
     ``max_new_tokens``, ``max_length``, ``do_sample``, ``temperature``, ``top_k``, ``top_p``,
-    ``min_p`` (scalar, or one per row), ``logits_processor``, ``stopping_criteria``,
+    ``min_p`` (scalar, or one per sequence), ``logits_processor``, ``stopping_criteria``,
     ``stop_strings`` with ``tokenizer``, ``eos_token_id``, ``pad_token_id``, ``past_key_values``,
     ``generation_config``, ``return_dict_in_generate``, penalties. Defaults come from
-    ``model.generation_config``. Processors and criteria are called one row at a time, possibly with
-    tokens that are then rejected: they must be pure functions of their arguments.
+    ``model.generation_config``. Processors and criteria are called for one sequence at a time, and
+    processors also for prefixes that end in a draft which is then rejected. They must therefore be
+    pure functions of their arguments.
 
     Args:
         model: causal LM, left on its device and in its dtype.
@@ -58,40 +70,42 @@ def generate(
             `Drafter`; with ``tree`` also a list of them.
         num_assistant_tokens: tokens to draft per round; ``gamma`` and ``num_speculative_tokens``
             are aliases.
-        gamma_policy: "constant", or "heuristic" (+2 after full acceptance, else -1).
-        acceptance: "token", "block", "greedy", or "match", whose sampled output equals plain
-            decoding with the same seed. "auto" is greedy without sampling; with it, block for the
-            drafts of a model and token for others. With ``tree`` the lossless rules of
-            `specdec_kernels.verify_tree`, and "auto" of sampling is multi_draft_wor for a
-            tree of draft models, multi_draft where each brings a sequence (`TrieTree`), target_only
-            for trees that are not drawn; how children are drawn follows the rule.
+        num_assistant_tokens_schedule: "constant", or "heuristic" (+2 after full acceptance, else
+            -1).
+        rule: acceptance rule: "token", "block", "greedy", or "match", whose sampled output equals
+            plain decoding with the same seed. "auto" is greedy without sampling; with it, block for
+            the drafts of a model and token for others. With ``tree`` it is one of the lossless
+            rules of `specdec_kernels.verify_tree`, and "auto" of sampled calls is multi_draft_wor
+            for a tree of draft models, multi_draft where each model drafts a chain (`TrieTree`),
+            and target_only for trees that are not drawn from a distribution.
         tree: None for chains; a `TreeSpec` or a tuple of branchings, such as (4, 2, 1), drafted by
-            one or more draft models (prompt lookup fills as many nodes); an `EagleTree`, by one
-            draft model; a `TrieTree`, by any drafters. The target judges it in one pass; needs the
-            cache "spec".
-        cache: "auto", "spec" (static, ragged rows) or "dynamic" (one row).
-        seed: an int, or one per row. Noise depends on (seed, position) alone, so equal rows with
-            equal seeds give equal text. None is 0.
-        guard: whether drafting stops while it measurably does not pay. None: yes, except for rules
-            that compare with the draft's law (token, block, most of trees) with an explicit seed:
-            their text would depend on timing; there it only notes.
+            one or more draft models (prompt lookup fills as many nodes); an `EagleTree`, drafted by
+            one draft model; a `TrieTree`, by any drafters. One forward of the target verifies the
+            whole tree, which needs the cache "spec".
+        cache: "auto", "spec" (a batch of different lengths) or "dynamic" (one sequence).
+        seed: an int, or one per sequence. Noise depends on (seed, position) alone, so equal prompts
+            with equal seeds give equal text. None is 0.
+        guard: whether drafting pauses while it is measurably slower than plain decoding. None: yes,
+            except where an explicit seed meets a rule that reads the draft distribution (token,
+            block, most rules of trees). The text would then depend on timing, so the guard only
+            adds a note to the statistics.
         clock: seconds, for tests.
-        streamer: Hugging Face streamer; one row only.
+        streamer: Hugging Face streamer; one sequence only.
 
     Returns:
         [B, W] int64 token ids, or `SpecOutput` with ``return_dict_in_generate=True``.
 
     Raises:
         ValueError: an argument unknown, unsupported or out of range, by name.
-        RuntimeError: logits that are not finite, by row and position.
+        RuntimeError: logits that are not finite, by sequence and position.
     """
     options = Options(
         drafter=drafter,
-        num_assistant_tokens=resolve_gamma(
+        num_assistant_tokens=resolve_num_assistant_tokens(
             num_assistant_tokens, gamma, num_speculative_tokens, tree=tree
         ),
-        gamma_policy=gamma_policy,
-        acceptance=acceptance,
+        num_assistant_tokens_schedule=num_assistant_tokens_schedule,
+        rule=rule,
         tree=as_layout(tree),
         cache=cache,
         seed=seed,
@@ -112,9 +126,10 @@ class SpeculativeDecoder:
     callable, so this object takes them itself. Sampling arguments stay with ``generate``.
 
     Args:
-        drafter, num_assistant_tokens, gamma, num_speculative_tokens, gamma_policy, acceptance,
-            tree, cache, seed, guard, streamer: as in `generate`.
-        tokenizer, stop_strings: end rows at these strings.
+        drafter, num_assistant_tokens, gamma, num_speculative_tokens,
+            num_assistant_tokens_schedule, rule, tree, cache, seed, guard, streamer: as in
+            `generate`.
+        tokenizer, stop_strings: end sequences at these strings.
     """
 
     def __init__(
@@ -124,8 +139,8 @@ class SpeculativeDecoder:
         num_assistant_tokens: int | None = None,
         gamma: int | None = None,
         num_speculative_tokens: int | None = None,
-        gamma_policy: str = "constant",
-        acceptance: str = "auto",
+        num_assistant_tokens_schedule: str = "constant",
+        rule: str = "auto",
         tree: Any = None,
         cache: str = "auto",
         seed: Any = None,
@@ -138,11 +153,11 @@ class SpeculativeDecoder:
             raise ValueError("stop_strings needs tokenizer")
         self.options = Options(
             drafter=drafter,
-            num_assistant_tokens=resolve_gamma(
+            num_assistant_tokens=resolve_num_assistant_tokens(
                 num_assistant_tokens, gamma, num_speculative_tokens, tree=tree
             ),
-            gamma_policy=gamma_policy,
-            acceptance=acceptance,
+            num_assistant_tokens_schedule=num_assistant_tokens_schedule,
+            rule=rule,
             tree=as_layout(tree),
             cache=cache,
             seed=seed,
@@ -176,7 +191,7 @@ class SpeculativeDecoder:
     def stream(
         self, model: Any, input_ids: torch.Tensor | None = None, **kwargs: Any
     ) -> Generator[Step, None, SpecOutput]:
-        """Yield a `Step` per row and round; the generator's return value is a `SpecOutput`."""
+        """Yield a `Step` per sequence and round; the generator returns a `SpecOutput`."""
         for name in ("tokenizer", "stop_strings"):
             if getattr(self, name) is not None:
                 kwargs.setdefault(name, getattr(self, name))
@@ -187,21 +202,21 @@ class SpeculativeDecoder:
 
 
 def run(session: Session, streamer: Streamer | None = None) -> Any:
-    """All rounds of a session, then its output."""
+    """Run all rounds of a session; returns its output."""
     while not session.done:
-        for made in step(session):
-            put_step(streamer, made)
+        for appended in step(session):
+            put_step(streamer, appended)
     if streamer is not None:
         streamer.end()
     output = finish(session)
     return output if session.call.return_dict else output.sequences
 
 
-def resolve_gamma(*values: int | None, tree: Any = None) -> int:
-    """The one of the aliases that was given.
+def resolve_num_assistant_tokens(*values: int | None, tree: Any = None) -> int:
+    """The value of the alias that was given, or the default.
 
     Raises:
-        ValueError: two aliases disagree, not an integer in [0, `MAX_GAMMA`], or given with a tree.
+        ValueError: two aliases disagree, the value is not an integer in range, or a tree is given.
     """
     given = {value for value in values if value is not None}
     if given and tree is not None:
@@ -214,12 +229,14 @@ def resolve_gamma(*values: int | None, tree: Any = None) -> int:
             "num_assistant_tokens, gamma and num_speculative_tokens are the same argument, "
             f"got {sorted(given)}"
         )
-    gamma = given.pop() if given else DEFAULT_GAMMA
-    if not isinstance(gamma, int) or isinstance(gamma, bool) or not 0 <= gamma <= MAX_GAMMA:
+    number = given.pop() if given else DEFAULT_NUM_ASSISTANT_TOKENS
+    whole = isinstance(number, int) and not isinstance(number, bool)
+    if not whole or not 0 <= number <= MAX_NUM_ASSISTANT_TOKENS:
         raise ValueError(
-            f"num_assistant_tokens must be an integer in [0, {MAX_GAMMA}], got {gamma!r}"
+            f"num_assistant_tokens must be an integer in [0, {MAX_NUM_ASSISTANT_TOKENS}], "
+            f"got {number!r}"
         )
-    return gamma
+    return number
 
 
 def _check_streamer(batch_size: int) -> None:

@@ -1,46 +1,31 @@
-"""Which acceptance rule a call uses, by name or from how drafts are drawn."""
+"""The choice of the acceptance rule."""
 
 from __future__ import annotations
 
-RULES = ("token", "block", "greedy", "match")
+from collections.abc import Sequence
 
 
-def resolve_rule(acceptance: str, do_sample: bool, sampled_drafts: bool) -> str:
-    """The acceptance rule: "auto" is greedy without sampling, and with it the rule that accepts
-    most: block where drafts are drawn from a law, token where each was certain.
+def resolve_rule(rule: str, do_sample: bool, supported: Sequence[str]) -> str:
+    """The acceptance rule of a call.
 
-    Raises:
-        ValueError: unknown rule, or greedy acceptance of sampled text, which would not be lossless.
-    """
-    if acceptance == "auto":
-        return ("block" if sampled_drafts else "token") if do_sample else "greedy"
-    if acceptance not in RULES:
-        raise ValueError(
-            f"acceptance must be 'auto', {', '.join(map(repr, RULES))}, got {acceptance!r}"
-        )
-    if acceptance == "greedy" and do_sample:
-        raise ValueError(
-            "acceptance='greedy' needs do_sample=False: it would not keep the sampled law"
-        )
-    return acceptance
-
-
-def resolve_tree_rule(acceptance: str, do_sample: bool, rules: tuple[str, ...]) -> str:
-    """The acceptance rule of a tree: "auto" is greedy without sampling, and with it the first of
-    the lossless ``rules`` that the tree's drafter draws for.
+    Args:
+        rule: what the caller asked for. "auto" is greedy without sampling, else the first rule
+            that the drafter supports.
+        do_sample: whether the call samples.
+        supported: the lossless rules that the drafter's drafts can be verified with, best first.
 
     Raises:
-        ValueError: another rule, or greedy acceptance of sampled text, which would not be lossless.
+        ValueError: another rule, or greedy verification of sampled text, which is not lossless.
     """
-    if acceptance == "auto":
-        return rules[0] if do_sample else "greedy"
-    if acceptance not in rules:
+    if rule == "auto":
+        return supported[0] if do_sample else "greedy"
+    if rule not in supported:
         raise ValueError(
-            "acceptance must be 'auto', "
-            f"{', '.join(map(repr, rules))} with this tree and drafter, got {acceptance!r}"
+            f"rule must be 'auto', {', '.join(map(repr, supported))} with this drafter, "
+            f"got {rule!r}"
         )
-    if acceptance == "greedy" and do_sample:
+    if rule == "greedy" and do_sample:
         raise ValueError(
-            "acceptance='greedy' needs do_sample=False: it would not keep the sampled law"
+            "rule='greedy' needs do_sample=False: it would not keep the target's distribution"
         )
-    return acceptance
+    return rule

@@ -1,10 +1,14 @@
-"""What a call carries from round to round, and what it gives back."""
+"""What a call carries from round to round: how it begins, and what it gives back.
+
+The tokens of a call are stored once, in ``Session.history``, without padding. Only where Hugging
+Face's objects or the caller read them is the padding of ``input_ids`` put in front again.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,15 +16,26 @@ import torch
 from numpy.typing import NDArray
 from transformers.utils.generic import ModelOutput
 
-from specdec_hf.cache.rows import RowCache
-from specdec_hf.decode.statistics import SpecStats
-from specdec_hf.drafters import Drafter, History, TreeDrafter
+from specdec_hf.cache.dynamic_cache import DynamicCacheAdapter
+from specdec_hf.cache.forward import forward_window
+from specdec_hf.cache.handover import export_cache, import_cache
+from specdec_hf.cache.make import make_cache
+from specdec_hf.cache.protocol import Lengths, RollbackCache, context_length
+from specdec_hf.decode.rules import resolve_rule
+from specdec_hf.decode.statistics import SequenceStats, SpecStats
+from specdec_hf.drafters import DraftContext, Drafter, History, TreeDrafter
+from specdec_hf.drafters.base import reads_draft
+from specdec_hf.drafters.resolve import resolve_drafter, resolve_tree_drafter
 from specdec_hf.hf_arguments.call import Call
-from specdec_hf.schedules.schedules import BenefitGuard, GammaPolicy
+from specdec_hf.hf_arguments.sampling import sequence_seeds
+from specdec_hf.schedules.benefit_guard import BenefitGuard
+from specdec_hf.schedules.draft_length import DraftLengthSchedule, make_schedule
 from specdec_hf.trees.layouts import Layout
+from specdec_kernels import LOSSLESS_RULES
 
-DEFAULT_GAMMA = 5
-MAX_GAMMA = 1024
+DEFAULT_NUM_ASSISTANT_TOKENS = 5
+MAX_NUM_ASSISTANT_TOKENS = 1024
+SLOTS_AHEAD = 512  # cache slots allocated beyond the prompt before the cache has to grow
 
 
 @dataclass
@@ -28,9 +43,9 @@ class Options:
     """The loop's own arguments; see `generate`."""
 
     drafter: Any = None
-    num_assistant_tokens: int = DEFAULT_GAMMA
-    gamma_policy: str = "constant"
-    acceptance: str = "auto"
+    num_assistant_tokens: int = DEFAULT_NUM_ASSISTANT_TOKENS
+    num_assistant_tokens_schedule: str = "constant"
+    rule: str = "auto"
     tree: Layout | None = None
     cache: str = "auto"
     seed: Any = None
@@ -48,7 +63,7 @@ class SpecOutput(ModelOutput):
         logprobs: [B, W - T] float32, of new tokens under the filtered target; 0 when greedy and
             in the padding.
         past_key_values: ``DynamicCache`` of W - 1 columns, as plain ``generate`` leaves it.
-        stats: counts and times.
+        stats: a `SpecStats`, counts and times.
     """
 
     sequences: torch.Tensor | None = None
@@ -59,41 +74,194 @@ class SpecOutput(ModelOutput):
 
 
 @dataclass
-class RoundRead:
-    """One round's verdict on the host."""
-
-    tokens: NDArray[np.int64]  # [B, gamma+1]
-    num_accepted: NDArray[np.int64]  # [B]
-    status: NDArray[np.int64]  # [B]
-    logprobs: NDArray[np.float32]  # [B, gamma+1]
-    extra: list[NDArray[np.int64]]  # [B, E] each
-
-
-@dataclass
 class Session:
-    """The state of one call between rounds."""
+    """The state of one call between rounds.
+
+    Attributes:
+        schedules: [B], one draft length schedule a sequence, so that what a sequence drafts does
+            not depend on the others of its batch.
+        history: all committed tokens.
+        prompt_lengths: [B] tokens of each prompt, without padding.
+        budgets: [B] most new tokens of each sequence.
+        logprobs: [B] lists, of the new tokens.
+    """
 
     model: Any
     call: Call
     rule: str
-    cache: RowCache
+    cache: RollbackCache
     drafter: Drafter | TreeDrafter | None
-    policies: list[GammaPolicy]  # one per row, so that a row drafts alike in every batch
+    schedules: list[DraftLengthSchedule]
     guard: BenefitGuard | None
     history: History
-    budgets: NDArray[np.int64]  # [B] new tokens each row may have
-    sequences: NDArray[np.int64]  # [B, T + max_new_tokens]
+    prompt_lengths: Lengths
+    budgets: NDArray[np.int64]
     logprobs: list[list[float]]
     seeds: torch.Tensor
     stats: SpecStats
     clock: Callable[[], float]
     started: float
-    new: NDArray[np.int64] = field(init=False)  # [B] new tokens so far
 
-    def __post_init__(self) -> None:
-        self.new = np.zeros(len(self.history.lengths), dtype=np.int64)
+    @property
+    def new_tokens(self) -> NDArray[np.int64]:
+        """[B], how many tokens each sequence has beyond its prompt."""
+        return self.history.lengths - self.prompt_lengths
 
     @property
     def done(self) -> bool:
-        """Whether every row has ended."""
+        """Whether every sequence has ended."""
         return not self.history.active.any()
+
+    def padded_ids(self, b: int) -> NDArray[np.int64]:
+        """The tokens of sequence ``b`` as ``model.generate`` holds them: with left padding."""
+        begin, end = self.prompt_lengths[b], self.history.lengths[b]
+        return np.concatenate([self.call.input_ids[b], self.history.tokens[b, begin:end]])
+
+
+def begin(model: Any, call: Call, options: Options) -> Session:
+    """Set up the cache, the drafter and the schedules of one call.
+
+    Raises:
+        ValueError: prompt longer than the context, drafter that does not fit, bad option.
+    """
+    drafter: Drafter | TreeDrafter | None
+    if options.tree is None:
+        drafter = resolve_drafter(options.drafter)
+    else:
+        drafter = resolve_tree_drafter(options.drafter, options.tree)
+    rule = resolve_rule(
+        options.rule, call.do_sample, LOSSLESS_RULES if drafter is None else drafter.rules
+    )
+    if options.tree is not None:
+        _check_tree_options(options)
+    batch_size = len(call.mask)
+    lengths, budgets = _token_budgets(model, call)
+    max_length = int((lengths + budgets).max())
+    tokens = np.zeros((batch_size, max_length), dtype=np.int64)
+    for b in range(batch_size):
+        tokens[b, : lengths[b]] = call.input_ids[b, call.mask[b]]
+
+    if isinstance(drafter, TreeDrafter):
+        draft_length, draft_size = drafter.depth, drafter.size
+    else:
+        draft_length = draft_size = options.num_assistant_tokens
+    schedules = [
+        make_schedule(options.num_assistant_tokens_schedule, draft_length)
+        for _ in range(batch_size)
+    ]
+    seeds = torch.tensor(
+        sequence_seeds(0 if options.seed is None else options.seed, batch_size),
+        device=model.device,
+    )
+    capacity = min(max_length, int(lengths.max()) + SLOTS_AHEAD) + draft_size + 1
+    if call.past is None:
+        cache = make_cache(model, batch_size, capacity, options.cache)
+    else:
+        cache = import_cache(model, call.past, call.mask, capacity, options.cache)
+    if drafter is not None:
+        drafter.start(
+            DraftContext(
+                model, rule, **call.sampling.to_dict(), seeds=seeds, batch_size=batch_size,
+                max_length=max_length, max_draft=max(draft_size, 16),
+                round_noise=0 if rule == "block" else None,
+            )
+        )  # fmt: skip
+    stats = SpecStats(
+        sequences=[SequenceStats(prompt_tokens=int(n)) for n in lengths],
+        rule=rule,
+        drafter="none" if drafter is None else drafter.name,
+        cache="dynamic" if isinstance(cache, DynamicCacheAdapter) else "spec",
+        tree="" if options.tree is None else str(options.tree),
+        notes=list(call.notes),
+    )
+    return Session(
+        model=model,
+        call=call,
+        rule=rule,
+        cache=cache,
+        drafter=drafter,
+        schedules=schedules,
+        guard=_resolve_guard(options, rule, drafter),
+        history=History(tokens, lengths, np.ones(batch_size, dtype=bool)),
+        prompt_lengths=lengths.copy(),
+        budgets=budgets,
+        logprobs=[[] for _ in range(batch_size)],
+        seeds=seeds,
+        stats=stats,
+        clock=options.clock,
+        started=options.clock(),
+    )
+
+
+def finish(session: Session) -> SpecOutput:
+    """The output of a session whose sequences have all ended."""
+    s = session
+    batch_size, columns = s.call.mask.shape
+    new_tokens = s.new_tokens
+    longest = int(new_tokens.max())
+    mask = np.concatenate([s.call.mask, np.arange(longest) < new_tokens[:, None]], axis=1)
+    past = None
+    if s.call.return_dict:
+        if (new_tokens < longest).any():
+            # The cache lacks the last token of every sequence. Plain generate stores it for those
+            # that end early, while it goes on with the others.
+            last = torch.from_numpy(s.history.last(1)).to(s.model.device)
+            with torch.inference_mode():
+                forward_window(s.model, s.cache, last, s.history.lengths - 1, keep=1)
+        past = export_cache(s.model, s.cache, mask[:, :-1])
+    s.stats.total_seconds = s.clock() - s.started
+    if s.guard is not None:
+        s.stats.benefit = s.guard.benefit
+        s.stats.plain_step_seconds = s.guard.plain_step
+    sequences = np.full((batch_size, columns + longest), s.call.pad, dtype=np.int64)
+    logprobs = np.zeros((batch_size, longest), dtype=np.float32)
+    for b, values in enumerate(s.logprobs):
+        ids = s.padded_ids(b)
+        sequences[b, : len(ids)] = ids
+        logprobs[b, : len(values)] = values
+    device = s.model.device
+    return SpecOutput(
+        sequences=torch.from_numpy(sequences).to(device),
+        attention_mask=torch.from_numpy(mask.astype(np.int64)).to(device),
+        logprobs=torch.from_numpy(logprobs),
+        past_key_values=past,
+        stats=s.stats,
+    )
+
+
+def _check_tree_options(options: Options) -> None:
+    if options.num_assistant_tokens_schedule != "constant":
+        raise ValueError(
+            "num_assistant_tokens_schedule must be 'constant' with tree, "
+            f"got {options.num_assistant_tokens_schedule!r}"
+        )
+    if options.cache == "dynamic":
+        raise ValueError("cache must be 'auto' or 'spec' with tree, got 'dynamic'")
+
+
+def _token_budgets(model: Any, call: Call) -> tuple[Lengths, Lengths]:
+    """[B] prompt lengths, and [B] the most new tokens of each sequence."""
+    lengths = call.mask.sum(axis=1).astype(np.int64)
+    budgets = np.full(len(lengths), call.max_new_tokens, dtype=np.int64)
+    context = context_length(model)
+    if context is None:
+        return lengths, budgets
+    if lengths.max() >= context:
+        raise ValueError(
+            f"prompt of sequence {int(lengths.argmax())} has {int(lengths.max())} tokens, "
+            f"but the model's context is {context}"
+        )
+    return lengths, np.minimum(budgets, context - lengths)
+
+
+def _resolve_guard(
+    options: Options, rule: str, drafter: Drafter | TreeDrafter | None
+) -> BenefitGuard | None:
+    if isinstance(options.guard, BenefitGuard):
+        return options.guard
+    if drafter is None or options.guard is False:
+        return None
+    # Rules that read the draft's distribution emit other text in rounds without drafts, so a pause,
+    # which depends on time, changes the text. A caller who names a seed wants the same text again.
+    stops = options.guard is True or not reads_draft(rule) or options.seed is None
+    return BenefitGuard(stops=stops)

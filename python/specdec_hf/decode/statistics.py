@@ -1,4 +1,10 @@
-"""What a run of speculative decoding did, counted after every cut: per row and together."""
+"""Counts and times of a `generate` call, for each sequence and for all of them together.
+
+Only committed tokens are counted: drafts that were accepted behind a stop are not.
+
+- mean acceptance length (tau, block efficiency): tokens per forward of the target.
+- rank: number of a node among its siblings, in the order in which the rule tries them.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +14,17 @@ from typing import Any
 
 
 @dataclass
-class RowStats:
-    """Counts of one sequence. A round is one pass of the target in which the row still decoded."""
+class SequenceStats:
+    """Counts of one sequence.
+
+    Attributes:
+        rounds: forwards of the target while the sequence was active.
+        acceptance_histogram: rounds by number of accepted drafts.
+        drafted_at, accepted_at: rounds that drafted, and accepted, a token at each position of the
+            draft. In a tree the position is the depth less 1.
+        tried_at_rank, accepted_at_rank: children of tree nodes that were tried, and accepted.
+        stop_reason: "eos", "criteria", "length" or "context".
+    """
 
     prompt_tokens: int = 0
     new_tokens: int = 0
@@ -25,7 +40,7 @@ class RowStats:
 
     @property
     def mean_acceptance_length(self) -> float:
-        """Tokens per round, bonus included: 1 + accepted / rounds (tau, block efficiency)."""
+        """1 + accepted / rounds: the recovered or bonus token of each round is included."""
         return 1.0 + self.accepted / self.rounds if self.rounds else 0.0
 
     @property
@@ -35,7 +50,7 @@ class RowStats:
 
     @property
     def acceptance_by_position(self) -> list[float]:
-        """Share of drafts accepted at position 0, 1, ... of a draft, of those proposed there."""
+        """Share of the drafts at position 0, 1, ... of a draft that were accepted."""
         last = max(self.drafted_at, default=-1)
         return [
             self.accepted_at[i] / self.drafted_at[i] if self.drafted_at[i] else 0.0
@@ -44,7 +59,7 @@ class RowStats:
 
     @property
     def acceptance_by_rank(self) -> list[float]:
-        """Of trees: share of first, second, ... children accepted where those before were not."""
+        """Share of first, second, ... children accepted, of those that were tried."""
         last = max(self.tried_at_rank, default=-1)
         return [
             self.accepted_at_rank[i] / self.tried_at_rank[i] if self.tried_at_rank[i] else 0.0
@@ -52,16 +67,25 @@ class RowStats:
         ]
 
     def record_children(self, tried: int, accepted: int | None) -> None:
-        """Count one point of a tree: how many of its children were tried, and the rank that stood.
+        """Count the children of one tree node.
 
-        The children before the accepted one were tried and not accepted; ``tried`` counts it too.
+        Args:
+            tried: how many of them were tried, the accepted one included.
+            accepted: rank of the accepted child, None where all were rejected.
         """
         self.tried_at_rank.update(range(tried))
         if accepted is not None:
             self.accepted_at_rank[accepted] += 1
 
     def record(self, drafted: int, accepted: int, emitted: int, depth: int | None = None) -> None:
-        """Count one round: drafts proposed, drafts kept, tokens emitted; depth of a tree."""
+        """Count one round.
+
+        Args:
+            drafted: tokens that were drafted.
+            accepted: how many of them were committed.
+            emitted: tokens that were committed, the recovered or bonus token included.
+            depth: depth of the draft tree; None for a chain.
+        """
         self.rounds += 1
         self.drafted += drafted
         self.accepted += accepted
@@ -96,11 +120,17 @@ class RowStats:
 class SpecStats:
     """Counts and times of one `generate` call.
 
-    Times are host seconds. On a GPU work is queued: what a phase queued may be paid where the
-    round is read, in ``accept_seconds``.
+    Times are seconds of the host. On a GPU a phase only queues its work, and the host waits for all
+    of it where the round is read, which ``accept_seconds`` measures.
+
+    Attributes:
+        rounds: forwards of the target over the whole batch.
+        gammas: tokens drafted for each sequence, per round.
+        benefit, plain_step_seconds: what `BenefitGuard` measured.
+        notes: remarks for the user.
     """
 
-    rows: list[RowStats] = field(default_factory=list)
+    sequences: list[SequenceStats] = field(default_factory=list)
     rounds: int = 0
     device_reads: int = 0
     draft_seconds: float = 0.0
@@ -118,45 +148,45 @@ class SpecStats:
     notes: list[str] = field(default_factory=list)
 
     @property
-    def together(self) -> RowStats:
-        """The counts of all rows added up."""
-        total = RowStats()
-        for row in self.rows:
-            total.prompt_tokens += row.prompt_tokens
-            total.new_tokens += row.new_tokens
-            total.rounds += row.rounds
-            total.drafted += row.drafted
-            total.accepted += row.accepted
-            total.acceptance_histogram.update(row.acceptance_histogram)
-            total.drafted_at.update(row.drafted_at)
-            total.accepted_at.update(row.accepted_at)
-            total.tried_at_rank.update(row.tried_at_rank)
-            total.accepted_at_rank.update(row.accepted_at_rank)
+    def together(self) -> SequenceStats:
+        """The counts of all sequences added up."""
+        total = SequenceStats()
+        for one in self.sequences:
+            total.prompt_tokens += one.prompt_tokens
+            total.new_tokens += one.new_tokens
+            total.rounds += one.rounds
+            total.drafted += one.drafted
+            total.accepted += one.accepted
+            total.acceptance_histogram.update(one.acceptance_histogram)
+            total.drafted_at.update(one.drafted_at)
+            total.accepted_at.update(one.accepted_at)
+            total.tried_at_rank.update(one.tried_at_rank)
+            total.accepted_at_rank.update(one.accepted_at_rank)
         return total
 
     @property
     def new_tokens(self) -> int:
-        """Tokens generated over all rows."""
-        return sum(row.new_tokens for row in self.rows)
+        """Tokens generated over all sequences."""
+        return sum(one.new_tokens for one in self.sequences)
 
     @property
     def drafted(self) -> int:
-        """Draft tokens proposed over all rows."""
-        return sum(row.drafted for row in self.rows)
+        """Drafted tokens over all sequences."""
+        return sum(one.drafted for one in self.sequences)
 
     @property
     def accepted(self) -> int:
-        """Draft tokens kept over all rows."""
-        return sum(row.accepted for row in self.rows)
+        """Accepted tokens over all sequences."""
+        return sum(one.accepted for one in self.sequences)
 
     @property
     def mean_acceptance_length(self) -> float:
-        """1 + accepted / rounds over all rows (tau, block efficiency, bonus included)."""
+        """1 + accepted / rounds over all sequences (tau, block efficiency)."""
         return self.together.mean_acceptance_length
 
     @property
     def draft_acceptance_rate(self) -> float:
-        """accepted / drafted over all rows."""
+        """accepted / drafted over all sequences."""
         return self.together.draft_acceptance_rate
 
     @property
@@ -171,30 +201,39 @@ class SpecStats:
 
     @property
     def acceptance_by_rank(self) -> list[float]:
-        """Of trees: the acceptance vector that `TreeSpec.sequoia` takes, as measured."""
+        """The measured acceptance vector of trees, which `TreeSpec.sequoia` takes."""
         return self.together.acceptance_by_rank
 
     @property
     def tokens_per_second(self) -> float:
-        """New tokens of all rows per second of wall time, prefill included."""
+        """New tokens of all sequences per second of wall time, prefill included."""
         return self.new_tokens / self.total_seconds if self.total_seconds else 0.0
 
     @property
     def time_split(self) -> dict[str, float]:
-        """Seconds drafting, in the target's forward, and deciding what stands."""
+        """Seconds of drafting, of the target's forward, and of verification and commit."""
         return {
             "draft": self.draft_seconds,
             "verify": self.verify_seconds,
             "accept": self.accept_seconds,
         }
 
+    def record_round(self, drafted: int, draft: float, verify: float, accept: float) -> None:
+        """Count a round that drafted ``drafted`` tokens, and the seconds of its three phases."""
+        self.rounds += 1
+        self.device_reads += 1
+        self.draft_seconds += draft
+        self.verify_seconds += verify
+        self.accept_seconds += accept
+        self.gammas.append(drafted)
+
     def note(self, text: str) -> None:
-        """Say something once."""
+        """Add a remark unless it is there already."""
         if text not in self.notes:
             self.notes.append(text)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON, rows included."""
+        """Plain values for JSON, sequences included."""
         together = self.together.to_dict()
         together.pop("stop_reason")
         return {
@@ -213,5 +252,5 @@ class SpecStats:
             "benefit": self.benefit,
             "plain_step_seconds": self.plain_step_seconds,
             "notes": self.notes,
-            "rows": [row.to_dict() for row in self.rows],
+            "sequences": [one.to_dict() for one in self.sequences],
         }

@@ -1,4 +1,12 @@
-"""What the loop hands out round by round."""
+"""What the loop hands out after every round.
+
+Kinds of tokens, in the words of vLLM's rejection sampler:
+
+- accepted: drafted, and kept by the verification.
+- recovered: drawn from the residual in place of the first rejected draft.
+- bonus: drawn from the target after a fully accepted draft.
+- plain: drawn from the target where nothing was drafted.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +15,19 @@ from typing import Any, Literal, Protocol
 
 import torch
 
-Kind = Literal["accepted", "corrected", "bonus", "plain"]
+Kind = Literal["accepted", "recovered", "bonus", "plain"]
 
 
 @dataclass(frozen=True)
 class Step:
-    """What one round added to one row, after every cut.
+    """What one round appended to one sequence.
 
     Attributes:
-        row: index in the batch.
-        tokens: the new token ids, in order.
-        kinds: how each came about: "accepted" (drafted and accepted), "corrected" (took the place
-            of a rejected draft), "bonus" (followed a fully accepted draft), "plain" (nothing was
-            drafted).
-        logprobs: log probability of each under the filtered target.
-        finished: why the row ended with this step, "" while it goes on.
+        row: index of the sequence in the batch, its row of ``input_ids``.
+        tokens: the new token ids, in order, cut where plain decoding would have stopped.
+        kinds: how each token came about: "accepted", "recovered", "bonus" or "plain".
+        logprobs: log probability of each token under the filtered target.
+        finished: why the sequence ended with this step, "" while it goes on.
     """
 
     row: int
@@ -51,15 +57,24 @@ def put_step(streamer: Streamer | None, step: Step) -> None:
             streamer.put(torch.tensor([token]))
 
 
-def step_kinds(kept: int, accepted: int, drafted: int) -> list[Kind]:
-    """Kinds of the first ``kept`` of a round's ``accepted + 1`` tokens; it drafted ``drafted``."""
-    last: Kind = "plain" if drafted == 0 else "bonus" if accepted == drafted else "corrected"
+def step_kinds(kept: int, accepted: int, tried: int) -> list[Kind]:
+    """Kinds of a round's tokens.
+
+    Args:
+        kept: tokens that were appended, at most ``accepted + 1``.
+        accepted: drafts that the verification accepted.
+        tried: drafts that the verification compared: ``accepted`` where it rejected none.
+    """
+    last: Kind = "plain" if tried == 0 else "bonus" if accepted == tried else "recovered"
     drafts: list[Kind] = ["accepted"] * accepted
     return [*drafts, last][:kept]
 
 
 def text_pieces(tokenizer: Any, tokens: list[int], kinds: list[Kind]) -> list[tuple[str, Kind]]:
-    """Text of each run of tokens of one kind; a character split over tokens goes with the last."""
+    """Text of each run of tokens of one kind.
+
+    A character whose bytes are spread over several tokens takes the kind of the last of them.
+    """
     pieces: list[tuple[str, Kind]] = []
     done = ""
     for end in range(1, len(tokens) + 1):

@@ -1,4 +1,4 @@
-"""Where drafts come from: a smaller model, the prompt itself, or anything with ``propose``."""
+"""Where drafts come from: a smaller model, the prompt itself, or the user's own `Drafter`."""
 
 from specdec_hf.drafters.base import Draft, DraftContext, Drafter, History, TreeDraft, TreeDrafter
 from specdec_hf.drafters.model import ModelDrafter

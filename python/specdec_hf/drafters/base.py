@@ -1,8 +1,22 @@
-"""The contract between the loop and whatever proposes tokens."""
+"""The contract between the loop and whatever drafts tokens.
+
+Terms:
+
+- chain: drafted tokens that follow one another. Tree: drafted tokens with several continuations of
+  one prefix. Its root is the pending token, the last committed one, which is not a node.
+- draft distribution: the distribution Q that a token was drawn from. A draft without one, such as a
+  copied n-gram, is deterministic: its Q is one-hot.
+- gamma: number of tokens that a chain may have.
+
+Chains and trees have a protocol each. A chain drafter is asked for a number of tokens and told how
+many were kept; the loop cuts its drafts to what each sequence can use. A tree drafter must do that
+itself, names the node each token hangs below, and is told which path was kept.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,22 +24,27 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specdec_kernels import SampledDraft
+from specdec_kernels import (
+    LOSSLESS_RULES,
+    RULES_READING_DRAFT,
+    TREE_RULES_READING_DRAFT,
+    SampledDraft,
+)
 
-# They compare with the law that the drafts were drawn from.
-RULES_READING_DRAFT = (
-    "token", "block", "multi_draft", "multi_draft_wor", "top_k_plus_one", "k_seq", "traversal",
-)  # fmt: skip
+
+def reads_draft(rule: str) -> bool:
+    """Whether a rule compares the target's probabilities with those of the draft distribution."""
+    return rule in RULES_READING_DRAFT or rule in TREE_RULES_READING_DRAFT
 
 
 @dataclass
 class History:
-    """The tokens of every row, without padding, on the host.
+    """The committed tokens of every sequence, without padding, on the host.
 
     Attributes:
-        tokens: [B, C] int64, row ``b`` holds ``lengths[b]`` tokens, the rest is 0.
-        lengths: [B] int64, committed tokens and the pending one.
-        active: [B] bool, rows that still decode.
+        tokens: [B, C] int64; sequence ``b`` holds ``lengths[b]`` tokens, and zeros follow them.
+        lengths: [B] int64, number of committed tokens, the pending one included.
+        active: [B] bool, sequences that have not ended.
     """
 
     tokens: NDArray[np.int64]
@@ -33,42 +52,34 @@ class History:
     active: NDArray[np.bool_]
 
     def last(self, size: int) -> NDArray[np.int64]:
-        """[B, size], the last ``size`` tokens of each row, right aligned, filled with 0."""
+        """[B, size], the last ``size`` tokens of each sequence; zeros precede short ones."""
         columns = self.lengths[:, None] - size + np.arange(size)
         taken = np.take_along_axis(self.tokens, np.maximum(columns, 0), axis=1)
         taken[columns < 0] = 0
         return taken
 
-
-@dataclass
-class Draft:
-    """Proposed tokens and, where they were sampled, the law they were drawn from.
-
-    Attributes:
-        tokens: [B, gamma] int64 on any device; -1 ends a row's draft early.
-        law: None for drafts that were not sampled (a point mass), else what `sample` left behind.
-        counts: [B] drafts per row where the host knows them (no -1 inside), None for "all gamma".
-    """
-
-    tokens: torch.Tensor
-    law: SampledDraft | None = None
-    counts: NDArray[np.int64] | None = None
+    def append(self, b: int, tokens: Sequence[int]) -> None:
+        """Commit tokens of sequence ``b``. Only the loop calls this."""
+        begin = self.lengths[b]
+        self.tokens[b, begin : begin + len(tokens)] = tokens
+        self.lengths[b] += len(tokens)
 
 
 @dataclass
 class DraftContext:
-    """What a drafter may use of the call it serves.
+    """What a drafter may know of the call it serves.
 
     Attributes:
         model: the target.
-        rule: acceptance rule of the loop.
+        rule: acceptance rule of the call.
         temperature, top_k, top_p, min_p: float or int, or a tensor [B] on the target's device.
         seeds: [B] int64 on the target's device.
-        batch_size: rows B.
-        max_length: no row will hold more tokens than this.
-        max_gamma: no more tokens than this will be asked for at once.
-        noise_from: None for noise that belongs to a token's position, else the first number of
-            noise that belongs to the round, for rules that look ahead and for trees.
+        batch_size: number of sequences B.
+        max_length: no sequence will hold more tokens than this.
+        max_draft: no round will ask for more tokens than this.
+        round_noise: None where a draft's noise depends on its position alone. Else noise depends on
+            the round too, and this is the first number that this drafter may use for it; see
+            `ModelDrafter`.
     """
 
     model: Any
@@ -80,59 +91,86 @@ class DraftContext:
     seeds: torch.Tensor
     batch_size: int
     max_length: int
-    max_gamma: int
-    noise_from: int | None = None
+    max_draft: int
+    round_noise: int | None = None
+
+
+@dataclass
+class Draft:
+    """A chain of drafted tokens for every sequence.
+
+    Attributes:
+        tokens: [B, gamma] int64 on any device; -1 ends a sequence's draft early.
+        distribution: what `sample` returned for the tokens, or None for deterministic drafts.
+        counts: [B] drafts per sequence where the host knows them. They hold no -1. None stands for
+            gamma drafts everywhere.
+    """
+
+    tokens: torch.Tensor
+    distribution: SampledDraft | None = None
+    counts: NDArray[np.int64] | None = None
 
 
 class Drafter(ABC):
-    """Base of all drafters. Override `propose`; the others have empty defaults.
+    """Base class of what drafts chains. Override `propose`; the other methods do nothing.
 
-    A drafter serves one `generate` call at a time: `start` resets it.
+    A drafter serves one `generate` call at a time, and `start` begins the next one.
+
+    Attributes:
+        rules: acceptance rules that its drafts can be verified with; the first is rule "auto" of
+            sampled calls.
     """
 
     name = "custom"
+    rules: tuple[str, ...] = LOSSLESS_RULES
 
     def start(self, context: DraftContext) -> None:
         """Begin a new call."""
 
     @abstractmethod
     def propose(self, history: History, gamma: int) -> Draft | None:
-        """Up to ``gamma`` next tokens for every row, or None when there is nothing to propose.
+        """Draft up to ``gamma`` next tokens for every sequence; None drafts nothing.
 
-        Must not read from the device: the loop's one read per round is elsewhere.
+        It must not read from the device: a round has one read, and that is the verdict's.
         """
 
     def commit(self, lengths: NDArray[np.int64], accepted: NDArray[np.int64]) -> None:
-        """Learn what stood: row ``b`` had ``lengths[b]`` tokens and kept ``accepted[b]`` drafts."""
+        """Learn the outcome of a round.
+
+        Args:
+            lengths: [B] tokens that each sequence had when it drafted.
+            accepted: [B] how many of its drafts were committed.
+        """
 
 
 @dataclass
 class TreeDraft:
-    """A proposed tree, one round's. Nodes are in topological order.
+    """A tree of drafted tokens for every sequence. A node's number is larger than its parent's.
 
     Attributes:
         tokens: [B, N] int64 on the target's device; -1 is an absent node.
         parents: [B, N] int32 or int64 there, -1 for children of the root.
         depth: no node is deeper.
-        law: the laws that nodes were drawn from, rows [B, M, V], or None for point masses.
-        draft_rows: [B, N] int32, the row of each node's law.
-        note: [B, E] int64 on the target's device, what the drafter wants to read with the verdict.
+        distribution: rows [B, M, V] of the draft distributions, or None for deterministic drafts.
+        draft_rows: [B, N] int32, which of these rows each node was drawn from.
+        note: [B, E] int64 on the target's device. The loop reads it along with the verdict and
+            gives it back in `TreeOutcome`.
     """
 
     tokens: torch.Tensor
     parents: torch.Tensor
     depth: int
-    law: SampledDraft | None = None
+    distribution: SampledDraft | None = None
     draft_rows: torch.Tensor | None = None
     note: torch.Tensor | None = None
 
 
 @dataclass
 class TreeOutcome:
-    """What stood of a proposed tree, on the host.
+    """What was committed of a tree, on the host.
 
     Attributes:
-        path: [B, D] int64, the accepted nodes that were kept, then -1.
+        path: [B, D] int64, numbers of the committed nodes from the root down, then -1.
         tokens: [B, D] int64, their tokens, then -1.
         note: [B, E] int64, as in the draft.
     """
@@ -143,10 +181,11 @@ class TreeOutcome:
 
 
 class TreeDrafter(ABC):
-    """Base of what proposes trees. It serves one `generate` call at a time.
+    """Base class of what drafts trees. It serves one `generate` call at a time.
 
     Attributes:
-        rules: the acceptance rules that its trees are drawn for; the first is "auto" of sampling.
+        rules: acceptance rules that its trees can be verified with; the first is rule "auto" of
+            sampled calls.
         size, depth: no tree has more nodes, or deeper ones.
     """
 
@@ -160,27 +199,45 @@ class TreeDrafter(ABC):
 
     @abstractmethod
     def propose(self, history: History, limits: NDArray[np.int64]) -> TreeDraft | None:
-        """A tree for every row, no deeper than ``limits[b]``, or None for none at all.
+        """Draft a tree for every sequence, no deeper than ``limits[b]``; None drafts nothing.
 
-        Must not wait for the device: the loop's one read per round is elsewhere.
+        It must not wait for the device: a round has one read, and that is the verdict's.
         """
 
     def commit(self, lengths: NDArray[np.int64], outcome: TreeOutcome | None) -> None:
-        """Learn what stood: row ``b`` had ``lengths[b]`` tokens. None: no tree was proposed."""
+        """Learn the outcome of a round.
+
+        Args:
+            lengths: [B] tokens that each sequence had when it drafted.
+            outcome: what was committed of the tree; None in a round without one.
+        """
 
 
-def absent_beyond(
+def mask_below_limits(
     tokens: torch.Tensor, depths: torch.Tensor, limits: NDArray[np.int64]
 ) -> torch.Tensor:
-    """Tokens [B, N] with -1 where the depth [B, N] or [1, N] is larger than the row's limit."""
+    """Tokens [B, N] with -1 where the depth [B, N] or [1, N] exceeds the sequence's limit."""
     bounds = torch.from_numpy(limits.copy()).to(tokens.device, non_blocking=True)
     return tokens.masked_fill(depths > bounds[:, None], -1)
 
 
-def check_draft(drafter: Drafter, draft: Draft, rows: int, gamma: int) -> None:
+def concat_distributions(
+    parts: Sequence[SampledDraft], temperature: float | torch.Tensor, device: torch.device
+) -> SampledDraft:
+    """The rows [B, m, V] of several draft distributions one after the other, on one device."""
+    return SampledDraft(
+        torch.cat([part.logits.to(device) for part in parts], dim=1),
+        torch.cat([part.logsumexp.to(device) for part in parts], dim=1),
+        torch.cat([part.threshold.to(device) for part in parts], dim=1),
+        temperature,
+    )
+
+
+def check_draft(drafter: Drafter, draft: Draft, batch_size: int, gamma: int) -> None:
     """Raises ValueError if a chain of drafts has a wrong shape."""
     shape = list(draft.tokens.shape)
-    if len(shape) != 2 or shape[0] != rows or not 0 < shape[1] <= gamma:
+    if len(shape) != 2 or shape[0] != batch_size or not 0 < shape[1] <= gamma:
         raise ValueError(
-            f"{type(drafter).__name__}.propose must return tokens [{rows}, 1..{gamma}], got {shape}"
+            f"{type(drafter).__name__}.propose must return tokens [{batch_size}, 1..{gamma}], "
+            f"got {shape}"
         )

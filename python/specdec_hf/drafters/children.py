@@ -1,12 +1,17 @@
 """Drawing the children of tree nodes from the draft's logits, as each acceptance rule needs them.
 
-- multi_draft, k_seq, traversal: independent draws from the law Q.
-- multi_draft_wor: without replacement, each from Q off those before it. match: the same with the
-  noise that the target will use, so that the first child is the draft's answer to it.
-- top_k_plus_one: the likeliest tokens, and last one drawn from Q off them.
-- greedy, target_only: the likeliest tokens.
+Q is the draft distribution of a node, after the sampling parameters.
 
-Every child has noise of its own, and every round: a rejected child shapes what is emitted after it.
+- multi_draft, k_seq, traversal: the children are independent draws from Q.
+- multi_draft_wor: they are drawn without replacement, each from Q without those before it.
+- match: as multi_draft_wor, with the noise that the target will use at this position. The first
+  child is then the draft model's own guess of the token that the target draws.
+- top_k_plus_one: all but the last are the most likely tokens, and the last is drawn from Q without
+  those.
+- greedy, target_only: they are the most likely tokens; nothing is drawn.
+
+Every child has noise of its own in every round: a rejected child influences what is emitted, so the
+noise that drew it must not draw again at the same position.
 """
 
 from __future__ import annotations
@@ -17,30 +22,27 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specdec_hf.drafters.base import RULES_READING_DRAFT
+from specdec_hf.drafters.base import reads_draft
 from specdec_hf.drafters.draft_model import DraftModel
 from specdec_hf.trees.layouts import TreeSpec
-from specdec_kernels import Sampled, expand_tree
+from specdec_kernels import Sampled, SampledDraft, expand_tree
 
-MAX_WIDTH = 64  # of expand_tree
+MAX_WIDTH = 64  # most children of a node that expand_tree selects
 WITHOUT_REPLACEMENT = ("multi_draft_wor", "match")
 
 
 @dataclass
 class Children:
-    """The children of m nodes, and the laws Q of these nodes.
+    """The children of the m nodes of one level that have any.
 
     Attributes:
-        tokens: [B, C] int64, all children of the first node, then those of the second, ...; -1
-            where nothing was left to draw.
-        logits: [B, m, V] of the nodes.
-        logsumexp, threshold: [B, m], as `sample` left them; empty where nothing was sampled.
+        tokens: [B, C] int64, all children of the first node, then those of the second, and so on;
+            -1 where Q had no token left to draw.
+        distribution: rows [B, m, V] of the nodes' Q; None where nothing was drawn from them.
     """
 
     tokens: torch.Tensor
-    logits: torch.Tensor
-    logsumexp: torch.Tensor
-    threshold: torch.Tensor
+    distribution: SampledDraft | None
 
 
 def draw_children(
@@ -57,56 +59,60 @@ def draw_children(
 
     Args:
         draft: samples; its context names the rule.
-        logits: [B, m, V] behind the nodes that get children.
+        logits: [B, m, V] of the nodes that get children.
         start: [B] int64, absolute index of the tokens at depth 1.
         depth: of the children.
         widths: [m] number of children of each node, at least 1.
-        numbers: [C] of the children in the round, for their noise.
+        numbers: [C] of the children among all nodes of the round, for their noise.
         spec, nodes: the tree, and [C] which of its nodes the children are.
     """
     rule = draft.context.rule
     firsts = np.cumsum(widths) - widths
-    if rule not in RULES_READING_DRAFT and rule != "match":
+    if not reads_draft(rule) and rule != "match":
         ranks = np.array(spec.ranks)[nodes]
-        tokens = _likeliest(logits, int(ranks.max()) + 1)
+        tokens = _most_likely(logits, int(ranks.max()) + 1)
         owners = np.repeat(np.arange(len(widths)), widths)
-        nothing = logits.new_empty((len(logits), 0))
-        return Children(_pick(tokens, owners, ranks), logits, nothing, nothing)
+        return Children(_pick(tokens, owners, ranks), None)
     level = _Level(draft, logits, start, depth, numbers)
-    law = draft.draw(logits, level.noise(firsts))
+    first_draw = draft.sample(logits, level.noise_positions(firsts))
     columns: dict[int, torch.Tensor] = {}
 
-    def put(points: NDArray[np.int64], k: int, tokens: torch.Tensor) -> None:
-        columns.update(zip((firsts[points] + k).tolist(), tokens.unbind(dim=1), strict=True))
+    def put(parents: NDArray[np.int64], k: int, tokens: torch.Tensor) -> None:
+        """Set child ``k`` of these nodes."""
+        columns.update(zip((firsts[parents] + k).tolist(), tokens.unbind(dim=1), strict=True))
 
-    put(np.arange(len(widths)), 0, law.tokens)
+    put(np.arange(len(widths)), 0, first_draw.tokens)
     several = np.flatnonzero(widths > 1)
     if len(several) and (rule in WITHOUT_REPLACEMENT or rule == "top_k_plus_one"):
-        level.restrict(law, several)
+        level.begin_removal(first_draw, several)
     if rule == "top_k_plus_one":
         for width in np.unique(widths[several]).tolist():
-            points = np.flatnonzero(widths == width)
-            top = _likeliest(_rows(logits, points), width - 1)
+            parents = np.flatnonzero(widths == width)
+            top = _most_likely(_rows(logits, parents), width - 1)
             for k in range(width - 1):
-                put(points, k, top[:, :, k])
-            level.remove(points, top)
-            put(points, width - 1, level.rest(points, firsts[points] + width - 1))
+                put(parents, k, top[:, :, k])
+            level.remove(parents, top)
+            put(parents, width - 1, level.draw_remaining(parents, firsts[parents] + width - 1))
     else:
         if len(several) and rule in WITHOUT_REPLACEMENT:
-            level.remove(several, _rows(law.tokens, several)[..., None])
+            level.remove(several, _rows(first_draw.tokens, several)[..., None])
         for k in range(1, int(widths.max())):
-            points = np.flatnonzero(widths > k)
-            children = firsts[points] + k
+            parents = np.flatnonzero(widths > k)
+            children = firsts[parents] + k
             if rule in WITHOUT_REPLACEMENT:
-                put(points, k, level.rest(points, children))
+                put(parents, k, level.draw_remaining(parents, children))
             else:
-                put(points, k, draft.draw(_rows(logits, points), level.noise(children)).tokens)
+                positions = level.noise_positions(children)
+                put(parents, k, draft.sample(_rows(logits, parents), positions).tokens)
     tokens = torch.stack([columns[c] for c in range(len(numbers))], dim=1)
-    return Children(tokens, logits, law.logsumexp, law.threshold)
+    return Children(
+        tokens,
+        SampledDraft(logits, first_draw.logsumexp, first_draw.threshold, draft.context.temperature),
+    )
 
 
 class _Level:
-    """The nodes of one level that get children, and what is left of their laws."""
+    """The nodes of one level that get children, and their Q without the tokens drawn so far."""
 
     def __init__(
         self,
@@ -122,60 +128,64 @@ class _Level:
         self.depth = depth
         self.numbers = numbers
 
-    def noise(self, children: NDArray[np.int64]) -> torch.Tensor:
-        """[B, c], where the noise of these children comes from."""
+    def noise_positions(self, children: NDArray[np.int64]) -> torch.Tensor:
+        """[B, c], the positions that these children take their noise from."""
         if self.draft.context.rule == "match":
             return (self.start[:, None] + (self.depth - 1)).expand(-1, len(children))
         own = torch.from_numpy((self.numbers[children] + 1) << 32)
         return self.start[:, None] + own.to(self.start.device, non_blocking=True)
 
-    def restrict(self, law: Sampled, points: NDArray[np.int64]) -> None:
-        """Leave of these nodes' laws what the filters left."""
-        threshold = law.threshold
-        temperature = self.draft.settings["temperature"]
+    def begin_removal(self, first_draw: Sampled, parents: NDArray[np.int64]) -> None:
+        """Set up the logits from which tokens are removed: those that pass the filters."""
+        threshold = first_draw.threshold
+        temperature = self.draft.sampling["temperature"]
         if isinstance(temperature, torch.Tensor):
-            # At temperature 0 the threshold is the maximum; children are then simply the likeliest.
+            # At temperature 0 the threshold is the maximum, which would leave a single child. The
+            # children of greedy sequences are the most likely tokens instead.
             threshold = threshold.masked_fill((temperature == 0)[:, None], -torch.inf)
         elif temperature == 0:
             threshold = torch.full_like(threshold, -torch.inf)
-        rows = _rows(self.logits, points)
-        self.points = points
-        self.left = rows.masked_fill(rows < _rows(threshold, points)[..., None], -torch.inf)
+        rows = _rows(self.logits, parents)
+        self.parents = parents
+        self.remaining = rows.masked_fill(rows < _rows(threshold, parents)[..., None], -torch.inf)
 
-    def remove(self, points: NDArray[np.int64], tokens: torch.Tensor) -> None:
-        """Take tokens [B, c, t] out of what is left of the nodes' laws."""
-        at = torch.from_numpy(np.searchsorted(self.points, points))
+    def remove(self, parents: NDArray[np.int64], tokens: torch.Tensor) -> None:
+        """Take tokens [B, c, t] out of the distributions of these nodes."""
+        at = torch.from_numpy(np.searchsorted(self.parents, parents))
         at = at.to(tokens.device, non_blocking=True)
         rows = torch.arange(len(tokens), device=tokens.device)[:, None, None]
-        # Absent (-1) is what was drawn where nothing is left: removing token 0 changes nothing.
-        self.left[rows, at[None, :, None], tokens.clamp(min=0)] = -torch.inf
+        # A draw is -1 where no token remains. Removing token 0 there changes nothing.
+        self.remaining[rows, at[None, :, None], tokens.clamp(min=0)] = -torch.inf
 
-    def rest(self, points: NDArray[np.int64], children: NDArray[np.int64]) -> torch.Tensor:
-        """Draw from what is left of these nodes' laws, and take it out; [B, c]."""
-        rows = _rows(self.left, np.searchsorted(self.points, points))
-        drawn = self.draft.draw(rows, self.noise(children), filtered=False).tokens
-        self.remove(points, drawn[..., None])
+    def draw_remaining(
+        self, parents: NDArray[np.int64], children: NDArray[np.int64]
+    ) -> torch.Tensor:
+        """[B, c], draw one child of each of these nodes and remove it from their distributions."""
+        rows = _rows(self.remaining, np.searchsorted(self.parents, parents))
+        positions = self.noise_positions(children)
+        drawn = self.draft.sample(rows, positions, filtered=False).tokens
+        self.remove(parents, drawn[..., None])
         return drawn
 
 
-def _rows(x: torch.Tensor, points: NDArray[np.int64]) -> torch.Tensor:
-    """x [B, m, ...] at some of the m nodes; a view where it is all of them."""
-    if len(points) == x.shape[1]:
+def _rows(x: torch.Tensor, nodes: NDArray[np.int64]) -> torch.Tensor:
+    """x [B, m, ...] at some of the m nodes; a view where they are all of them."""
+    if len(nodes) == x.shape[1]:
         return x
-    return x[:, torch.from_numpy(points).to(x.device, non_blocking=True)]
+    return x[:, torch.from_numpy(nodes).to(x.device, non_blocking=True)]
 
 
-def _likeliest(logits: torch.Tensor, width: int) -> torch.Tensor:
-    """[B, m, width], the likeliest tokens of each row, ties in ascending order."""
+def _most_likely(logits: torch.Tensor, width: int) -> torch.Tensor:
+    """[B, m, width], the most likely tokens of each row; of equals the smaller id comes first."""
     scores = torch.zeros(logits.shape[:2], device=logits.device)
     return expand_tree(logits, scores, width=width).tokens
 
 
 def _pick(
-    tokens: torch.Tensor, points: NDArray[np.int64], ranks: NDArray[np.int64]
+    tokens: torch.Tensor, owners: NDArray[np.int64], ranks: NDArray[np.int64]
 ) -> torch.Tensor:
-    """[B, C], the token of each child from those [B, m, K] of its node."""
-    points_, ranks_ = (
-        torch.from_numpy(x).to(tokens.device, non_blocking=True) for x in (points, ranks)
+    """[B, C], the token of each child among those [B, m, K] of the node that owns it."""
+    owners_, ranks_ = (
+        torch.from_numpy(x).to(tokens.device, non_blocking=True) for x in (owners, ranks)
     )
-    return tokens[:, points_, ranks_]
+    return tokens[:, owners_, ranks_]

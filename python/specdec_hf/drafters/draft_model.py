@@ -1,4 +1,4 @@
-"""A draft model with a cache of its own: what drafting chains and trees has in common."""
+"""A draft model with a cache of its own: what drafters of chains and of trees share."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specdec_hf.cache.rows import Lengths, SpecCache, context_of, make_cache
-from specdec_hf.decode.forward import forward_tree, forward_window
+from specdec_hf.cache.forward import forward_tree, forward_window
+from specdec_hf.cache.make import make_cache
+from specdec_hf.cache.protocol import Lengths, context_length
+from specdec_hf.cache.spec_cache import SpecCache
 from specdec_hf.drafters.base import DraftContext, History
 from specdec_kernels import Sampled, sample
 
 
 class DraftModel:
-    """Any causal LM of the target's vocabulary; may live on another device or in another dtype.
+    """Any causal LM of the target's vocabulary; it may be on another device or in another dtype.
 
-    It samples with the target's own temperature and filters, so that its law is close to the one
-    that judges it.
+    It samples with the target's sampling parameters, so that its distribution is close to the one
+    that its drafts are verified with.
 
     Args:
         model: the draft model. Neither it nor its configs are changed.
@@ -43,10 +45,10 @@ class DraftModel:
         self.cache = make_cache(
             model,
             context.batch_size,
-            min(context.max_length, 1024) + context.max_gamma + 1,
+            min(context.max_length, 1024) + context.max_draft + 1,
             cache,
         )
-        self.settings: dict[str, Any] = {
+        self.sampling: dict[str, Any] = {
             name: value.to(self.device) if isinstance(value, torch.Tensor) else value
             for name, value in (
                 ("temperature", context.temperature),
@@ -56,79 +58,79 @@ class DraftModel:
             )
         }
         self.seeds = context.seeds.to(self.device)
-        self._limit = context_of(model)
-        self._fed = 0
+        self._context_length = context_length(model)
+        self._nodes_fed = 0
 
     def room(self, history: History, wanted: NDArray[np.int64] | int) -> NDArray[np.int64]:
-        """[B], tokens it can draft for each row before its own context ends, ``wanted`` at most."""
+        """[B], how many of the ``wanted`` tokens each sequence can draft within its context."""
         most = np.where(history.active, wanted, 0)
-        if self._limit is None:
+        if self._context_length is None:
             return most
-        return np.minimum(most, np.maximum(self._limit - history.lengths, 0))
+        return np.minimum(most, np.maximum(self._context_length - history.lengths, 0))
 
     def catch_up(self, history: History) -> torch.Tensor:
-        """Feed what the cache lacks; logits [B, V] behind each row's last token."""
+        """Feed the tokens that the cache lacks; logits [B, V] of each sequence's last token."""
         lengths = history.lengths
-        # Rows that trail by less than the one that trails most are fed a few tokens again: the same
-        # entries land in the same slots, and the batch stays rectangular and right aligned.
+        # All sequences are fed as many tokens as the one that lacks most. Those that lack fewer
+        # write the same keys and values into the same slots again, and the batch has no padding.
         missing = int((lengths - self.cache.lengths).max())
         tokens = torch.from_numpy(history.last(missing)).to(self.device, non_blocking=True)
-        self._fed = 0
+        self._nodes_fed = 0
         return forward_window(self.model, self.cache, tokens, lengths - missing, keep=1)[:, -1]
 
     def feed(self, tokens: torch.Tensor, lengths: Lengths, parents: torch.Tensor) -> torch.Tensor:
-        """Feed the next nodes of a tree below each row's last token; their logits [B, m, V].
+        """Feed the next nodes of a tree below each sequence's last token; their logits [B, m, V].
 
         Args:
-            tokens: [B, m] int64; absent ones (-1) are fed as 0, and nobody asks for them.
-            lengths: [B] tokens of each row.
-            parents: [B, k] of all nodes fed so far in this round, these last.
+            tokens: [B, m] int64; absent nodes (-1) are fed as token 0, and have no children.
+            lengths: [B] tokens of each sequence.
+            parents: [B, k] of all nodes fed so far in this round, the m new ones last.
         """
-        self._fed = parents.shape[1]
+        self._nodes_fed = parents.shape[1]
         cache = self.cache
         assert isinstance(cache, SpecCache)
         return forward_tree(self.model, cache, tokens.clamp(min=0), lengths - 1, parents)
 
     def keep(self, lengths: Lengths, path: NDArray[np.int64]) -> None:
-        """Keep the accepted path of what `feed` was given, up to the first node it was not.
+        """Keep the committed path in the cache, down to its first node that was not fed.
 
         Args:
-            lengths: [B] tokens of each row when it drafted.
+            lengths: [B] tokens of each sequence when it drafted.
             path: [B, P], numbers of nodes in the order they were fed, -1 for others.
         """
-        run = np.minimum.accumulate((path >= 0) & (path < self._fed), axis=1)
-        if run.any():
+        in_cache = np.minimum.accumulate((path >= 0) & (path < self._nodes_fed), axis=1)
+        if in_cache.any():
             assert isinstance(self.cache, SpecCache)
             self.cache.compact(
                 torch.from_numpy(lengths.copy()).to(self.device, non_blocking=True),
-                torch.from_numpy(np.where(run, path, -1)).to(self.device, non_blocking=True),
+                torch.from_numpy(np.where(in_cache, path, -1)).to(self.device, non_blocking=True),
             )
-        self.truncate(lengths + run.sum(axis=1))
-        self._fed = 0
+        self.truncate(lengths + in_cache.sum(axis=1))
+        self._nodes_fed = 0
 
     def truncate(self, lengths: Lengths) -> None:
-        """Keep ``lengths[b]`` tokens of each row, or fewer where it was not fed so many."""
+        """Keep ``lengths[b]`` tokens of each sequence, or all where the cache holds fewer."""
         self.cache.truncate(np.minimum(self.cache.lengths, lengths))
 
-    def draw(
+    def sample(
         self, logits: torch.Tensor, positions: torch.Tensor, *, filtered: bool = True
     ) -> Sampled:
-        """`sample` from logits [B, m, V]; every result is [B, m].
+        """One token from each row of logits [B, m, V]; every field of the result is [B, m].
 
         Args:
             logits: the rows.
-            positions: [B, m] int64, where their noise comes from.
+            positions: [B, m] int64, where the noise of each row comes from.
             filtered: False leaves out top-k, top-p and min-p.
         """
         rows = logits.shape[1]
-        settings: dict[str, Any] = {
+        sampling: dict[str, Any] = {
             name: value.repeat_interleave(rows) if isinstance(value, torch.Tensor) else value
-            for name, value in self.settings.items()
+            for name, value in self.sampling.items()
             if filtered or name == "temperature"
         }
         drawn = sample(
             logits.flatten(0, 1),
-            **settings,
+            **sampling,
             seeds=self.seeds.repeat_interleave(rows),
             positions=positions.flatten(),
             noise="shared" if self.context.rule == "match" else "draft",

@@ -1,4 +1,4 @@
-"""Drafting a tree that grows where the draft model is sure: EAGLE-2's expansion and re-rank."""
+"""Drafting a tree that grows along the most likely paths: EAGLE-2's expansion and re-ranking."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from specdec_hf.drafters.base import (
     TreeDraft,
     TreeDrafter,
     TreeOutcome,
-    absent_beyond,
+    mask_below_limits,
 )
 from specdec_hf.drafters.draft_model import DraftModel
 from specdec_hf.trees.layouts import EagleTree
@@ -23,13 +23,13 @@ from specdec_kernels import expand_tree, rerank_tree
 
 
 class EagleDrafter(TreeDrafter):
-    """Each level expands the likeliest paths so far; the likeliest of all candidates are proposed.
+    """Each level expands the most likely paths so far; the most likely candidates are proposed.
 
-    Which nodes those are is decided on the device, and comes back with the verdict.
+    The device decides which nodes those are, and the host learns it together with the verdict.
 
     Args:
         model: the draft model. Neither it nor its configs are changed.
-        layout: how far it grows.
+        layout: size of the tree.
 
     Source: arXiv 2406.16858, section 4.
     """
@@ -49,8 +49,8 @@ class EagleDrafter(TreeDrafter):
         Raises:
             ValueError: a draft model that does not fit; see `DraftModel`.
         """
-        most = max(context.max_gamma, self._most_fed)
-        self._context = context = dataclasses.replace(context, max_gamma=most)
+        most = max(context.max_draft, self._most_fed)
+        self._context = context = dataclasses.replace(context, max_draft=most)
         self._draft = DraftModel(self.model, context, "spec")
 
     def propose(self, history: History, limits: NDArray[np.int64]) -> TreeDraft | None:
@@ -66,8 +66,9 @@ class EagleDrafter(TreeDrafter):
         )
         root = torch.full_like(grown.frontier, -1)  # [B, K]
         tokens, scores, parents = [grown.tokens.flatten(1)], [grown.scores.flatten(1)], [root]
-        fed = [root]  # of each candidate, its number among the nodes fed
-        above: list[torch.Tensor] = []  # [B, K] a level: the parents among the nodes fed
+        # A node is fed to the draft model when it is expanded. Nodes are numbered in that order.
+        fed = [root]  # number of each candidate among the nodes fed, -1 for those that were not
+        above: list[torch.Tensor] = []  # [B, K] for each level: numbers of the parents fed
         frontier, first, came_from = grown.frontier, 0, root
         for level in range(1, levels):
             begin = (level - 1) * width
@@ -87,7 +88,7 @@ class EagleDrafter(TreeDrafter):
         candidates = torch.cat(tokens, dim=1)
         depths = np.repeat(np.arange(1, levels + 1), [x.shape[1] for x in tokens])
         depths_ = torch.from_numpy(depths)[None].to(draft.device, non_blocking=True)
-        candidates = absent_beyond(candidates, depths_, limits)
+        candidates = mask_below_limits(candidates, depths_, limits)
         best = rerank_tree(
             candidates,
             torch.cat(parents, dim=1),

@@ -8,17 +8,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specdec_hf.decode.forward import forward_window
-from specdec_hf.drafters.base import RULES_READING_DRAFT, Draft, DraftContext, Drafter, History
+from specdec_hf.cache.forward import forward_window
+from specdec_hf.drafters.base import Draft, DraftContext, Drafter, History, reads_draft
 from specdec_hf.drafters.draft_model import DraftModel
 from specdec_kernels import SampledDraft
 
 
 class ModelDrafter(Drafter):
-    """Any causal LM; may live on another device or in another dtype than the target.
+    """Any causal LM; it may be on another device or in another dtype than the target.
 
-    It hands over exactly the law it drew from. Its cache trails the sequence by one token after a
-    fully accepted draft, and the next call feeds that token first.
+    A draft comes with exactly the distribution it was drawn from. After a fully accepted draft the
+    model's cache lacks the last drafted token, which the next round feeds first.
 
     Args:
         model: the draft model. Neither it nor its configs are changed.
@@ -26,6 +26,7 @@ class ModelDrafter(Drafter):
     """
 
     name = "model"
+    rules = ("block", "token", "greedy", "match")  # block accepts at least as much as token
 
     def __init__(self, model: Any, cache: str = "auto") -> None:
         self.model = model
@@ -48,11 +49,13 @@ class ModelDrafter(Drafter):
             return None
         logits = draft.catch_up(history)
         positions = torch.from_numpy(lengths.copy()).to(draft.device, non_blocking=True)
+        with_distribution = reads_draft(self._context.rule)
         drawn: list[torch.Tensor] = []
         logits_of, sums, thresholds = [], [], []
         for i in range(gamma):
             if i:
-                # A row that is not finite draws -1: fed as 0, and judged as "no draft from here on"
+                # A row of logits that is not finite draws -1. It is fed as token 0, and the
+                # verification takes it as "no draft from here on".
                 logits = forward_window(
                     draft.model,
                     draft.cache,
@@ -60,40 +63,37 @@ class ModelDrafter(Drafter):
                     lengths + i - 1,
                     keep=1,
                 )[:, -1]
-            picked = draft.draw(logits[:, None], self._noise(positions, i)[:, None])
-            drawn.append(picked.tokens[:, 0])
-            if self._needs_law:
+            sampled = draft.sample(logits[:, None], self._noise_positions(positions, i)[:, None])
+            drawn.append(sampled.tokens[:, 0])
+            if with_distribution:
                 logits_of.append(logits)
-                sums.append(picked.logsumexp[:, 0])
-                thresholds.append(picked.threshold[:, 0])
-        drafted = torch.stack(drawn, dim=1)
-        if not self._needs_law:
-            return Draft(drafted, counts=counts)
+                sums.append(sampled.logsumexp[:, 0])
+                thresholds.append(sampled.threshold[:, 0])
+        tokens = torch.stack(drawn, dim=1)
+        if not with_distribution:
+            return Draft(tokens, counts=counts)
         target = self._context.model.device
-        law = SampledDraft(
+        distribution = SampledDraft(
             torch.stack(logits_of, dim=1).to(target),
             torch.stack(sums, dim=1).to(target),
             torch.stack(thresholds, dim=1).to(target),
             self._context.temperature,
         )
-        return Draft(drafted, law, counts)
+        return Draft(tokens, distribution, counts)
 
     def commit(self, lengths: NDArray[np.int64], accepted: NDArray[np.int64]) -> None:
-        # The last draft was never fed, hence one short after full acceptance.
         self._draft.truncate(lengths + accepted)
 
-    def _noise(self, positions: torch.Tensor, i: int) -> torch.Tensor:
-        """Where the noise of draft i comes from, [B].
+    def _noise_positions(self, positions: torch.Tensor, i: int) -> torch.Tensor:
+        """[B], the positions that draft ``i`` takes its noise from.
 
-        Rules match and token use that of the token's position. Rule block and trees judge a token
-        by what comes after it: a rejected draft has then shaped what was emitted, and noise that
-        drew it must not draw again at the same position in the next round.
+        Rules match and token take the noise of the token's own position. Rule block and the rules
+        of trees accept a token with a view to those behind it, so a rejected draft has influenced
+        what was emitted, and the noise that drew it must not draw again. The next round drafts for
+        the same position, so noise then depends on the position where the round began (the low 32
+        bits) and on the number of the draft in the round (the bits above).
         """
-        begin = self._context.noise_from
-        if begin is None or self._context.rule == "match":
+        first = self._context.round_noise
+        if first is None or self._context.rule == "match":
             return positions + i
-        return positions + ((begin + i + 1) << 32)
-
-    @property
-    def _needs_law(self) -> bool:
-        return self._context.rule in RULES_READING_DRAFT
+        return positions + ((first + i + 1) << 32)

@@ -1,4 +1,7 @@
-"""Prompt lookup: the continuation of the last place where the current ending occurred before."""
+"""Prompt lookup: drafts are copied from where the last tokens of a sequence occurred before.
+
+The ending of a sequence is its last n tokens. A match is an earlier place with the same n tokens.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,13 @@ from specdec_hf.drafters.base import Draft, Drafter, History
 
 
 class PromptLookupDrafter(Drafter):
-    """Copies what followed the latest of the longest earlier matches of the row's ending.
+    """Copies the tokens that followed the latest of the longest matches of a sequence's ending.
 
-    Runs on the host over the tokens the loop has there anyway; rows are independent.
+    It runs on the host, where the loop holds all tokens, and treats every sequence by itself.
 
     Args:
         max_ngram: longest ending to look for.
-        min_ngram: shortest ending worth a draft.
+        min_ngram: shortest ending that gives a draft.
 
     Raises:
         ValueError: not 1 <= min_ngram <= max_ngram.
@@ -37,19 +40,19 @@ class PromptLookupDrafter(Drafter):
         tokens = np.full((len(history.lengths), gamma), -1, dtype=np.int64)
         counts = np.zeros(len(history.lengths), dtype=np.int64)
         for b in np.flatnonzero(history.active):
-            row = history.tokens[b, : history.lengths[b]]
-            found = lookup(row, gamma, self.max_ngram, self.min_ngram)
+            committed = history.tokens[b, : history.lengths[b]]
+            found = lookup(committed, gamma, self.max_ngram, self.min_ngram)
             tokens[b, : len(found)] = found
             counts[b] = len(found)
         return Draft(torch.from_numpy(tokens), counts=counts) if counts.any() else None
 
     def propose_several(self, history: History, gamma: int, count: int) -> torch.Tensor | None:
-        """Up to ``count`` different continuations of every row, [B, count, gamma], best first."""
+        """[B, count, gamma], different continuations of every sequence, best first, then -1."""
         tokens = np.full((len(history.lengths), count, gamma), -1, dtype=np.int64)
         for b in np.flatnonzero(history.active):
-            row = history.tokens[b, : history.lengths[b]]
+            committed = history.tokens[b, : history.lengths[b]]
             for k, found in enumerate(
-                lookup_several(row, gamma, count, self.max_ngram, self.min_ngram)
+                lookup_several(committed, gamma, count, self.max_ngram, self.min_ngram)
             ):
                 tokens[b, k] = found
         return torch.from_numpy(tokens) if (tokens >= 0).any() else None
@@ -58,11 +61,11 @@ class PromptLookupDrafter(Drafter):
 def lookup(
     tokens: NDArray[np.int64], gamma: int, max_ngram: int, min_ngram: int = 1
 ) -> NDArray[np.int64]:
-    """The ``gamma`` tokens that followed the latest of the longest earlier matches of the ending.
-    None of them if there is no match of ``min_ngram`` tokens or more.
+    """The ``gamma`` tokens that followed the latest of the longest matches of the ending.
 
-    Where the copy reaches the end of ``tokens`` it goes on over its own beginning, as LZ77 does:
-    the ending repeats with that period, and all drafts have one size, which keeps the shapes.
+    They are empty if no match has ``min_ngram`` tokens. Where the copy reaches the end of
+    ``tokens`` it continues from its own beginning, as in LZ77: the text then repeats with that
+    period. All drafts so have one length, which keeps the shapes of the batch.
 
     Example:
         >>> import numpy as np
@@ -78,8 +81,9 @@ def lookup(
 def lookup_several(
     tokens: NDArray[np.int64], gamma: int, count: int, max_ngram: int, min_ngram: int = 1
 ) -> list[NDArray[np.int64]]:
-    """Up to ``count`` different continuations as of `lookup`: those of longer matches first, of
-    equally long ones the latest.
+    """Up to ``count`` different continuations as in `lookup`.
+
+    Those of longer matches come first; of equally long matches the latest does.
 
     Example:
         >>> import numpy as np
@@ -100,9 +104,9 @@ def lookup_several(
 def _matches(
     tokens: NDArray[np.int64], max_ngram: int, min_ngram: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Where the ending occurred before: index of its last token there, length of the match."""
+    """All matches of the ending: index of the last token of each, and its length."""
     length = len(tokens)
-    # Candidates end where the last token occurred before; each longer n-gram thins them out.
+    # Candidates end where the last token occurred before. Each longer ending leaves fewer of them.
     ends = np.flatnonzero(tokens[:-1] == tokens[-1]) if length > 1 else np.empty(0, np.int64)
     sizes = np.ones(len(ends), dtype=np.int64)
     longest = np.arange(len(ends))

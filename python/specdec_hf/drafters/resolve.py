@@ -1,4 +1,4 @@
-"""Drafters from what `generate` accepts as ``drafter`` and ``tree``."""
+"""The drafter of a call, from what `generate` accepts as ``drafter`` and ``tree``."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from specdec_hf.trees.layouts import EagleTree, Layout, TreeSpec, TrieTree
 
 
 def _named(drafter: Any) -> str:
-    """A model prints its whole architecture; its type says enough."""
+    """A drafter in a message: a model by its type, since its repr is the whole architecture."""
     if isinstance(drafter, list | tuple):
         return f"[{', '.join(map(_named, drafter))}]"
     return type(drafter).__name__ if isinstance(drafter, torch.nn.Module) else repr(drafter)
 
 
 def resolve_drafter(drafter: Any) -> Drafter | None:
-    """What drafts chains.
+    """The drafter of chains; None for plain decoding.
 
     Raises:
         ValueError: not a drafter.
@@ -43,18 +43,18 @@ def resolve_drafter(drafter: Any) -> Drafter | None:
 
 
 def resolve_tree_drafter(drafter: Any, layout: Layout) -> TreeDrafter:
-    """What drafts trees of a layout.
+    """The drafter of trees of a layout.
 
     Raises:
         ValueError: no drafter, or one that cannot draft this layout.
     """
     given = list(drafter) if isinstance(drafter, list | tuple) else [drafter]
-    drafters = [made for made in map(resolve_drafter, given) if made is not None]
+    drafters = [one for one in map(resolve_drafter, given) if one is not None]
     if not drafters or len(drafters) < len(given):
         raise ValueError(f"drafter must be given with tree, got {_named(drafter)}")
     if isinstance(layout, TrieTree):
         return TrieDrafter(drafters, layout)
-    models = [made.model for made in drafters if isinstance(made, ModelDrafter)]
+    models = [one.model for one in drafters if isinstance(one, ModelDrafter)]
     if isinstance(layout, EagleTree):
         if len(models) != 1 or len(drafters) != 1:
             raise ValueError(
@@ -64,13 +64,13 @@ def resolve_tree_drafter(drafter: Any, layout: Layout) -> TreeDrafter:
     if len(models) == len(drafters):
         return TreeModelDrafter(models, layout)
     if len(drafters) == 1 and isinstance(drafters[0], PromptLookupDrafter):
-        return TrieDrafter(drafters, _room_of(layout))
+        return TrieDrafter(drafters, _trie_of(layout))
     raise ValueError(
         "drafter must be 'prompt_lookup', a draft model or a list of them with tree=TreeSpec "
         f"(TrieTree takes any), got {_named(drafter)}"
     )
 
 
-def _room_of(spec: TreeSpec) -> TrieTree:
-    """Prompt lookup fills a tree with what it finds: as many sequences, levels and nodes."""
+def _trie_of(spec: TreeSpec) -> TrieTree:
+    """A trie with as many leaves, levels and nodes: prompt lookup cannot fill a fixed shape."""
     return TrieTree(spec.leaves, spec.depth, spec.size)

@@ -1,4 +1,4 @@
-"""Drafting a tree of fixed shape with one draft model, or with several side by side."""
+"""Drafting a tree of fixed shape with one draft model, or with several that draft it in turn."""
 
 from __future__ import annotations
 
@@ -10,38 +10,42 @@ import torch
 from numpy.typing import NDArray
 
 from specdec_hf.drafters.base import (
-    RULES_READING_DRAFT,
     DraftContext,
     History,
     TreeDraft,
     TreeDrafter,
     TreeOutcome,
-    absent_beyond,
+    concat_distributions,
+    mask_below_limits,
+    reads_draft,
 )
 from specdec_hf.drafters.children import MAX_WIDTH, Children, draw_children
 from specdec_hf.drafters.draft_model import DraftModel
 from specdec_hf.trees.layouts import MAX_NODES, Forest, TreeSpec
-from specdec_kernels import SampledDraft
 
-SEVERAL_MODELS = (
+# The first is rule "auto". Siblings of several models have several distributions, for which
+# top_k_plus_one and k_seq are not defined.
+RULES_OF_SEVERAL_MODELS = (
     "multi_draft_wor", "multi_draft", "traversal", "target_only", "match", "greedy",
 )  # fmt: skip
-# These have no trial for siblings of different laws.
-ONE_MODEL = (*SEVERAL_MODELS[:2], "top_k_plus_one", "k_seq", *SEVERAL_MODELS[2:])
+RULES_OF_ONE_MODEL = (
+    "multi_draft_wor", "multi_draft", "top_k_plus_one", "k_seq", "traversal", "target_only",
+    "match", "greedy",
+)  # fmt: skip
 
 
 class TreeModelDrafter(TreeDrafter):
-    """Every draft model drafts the whole tree level by level, one forward a level.
+    """Each draft model drafts a whole tree, level by level, with one forward a level.
 
-    How children are drawn follows the acceptance rule; see children.py. With several models
-    (SpecInfer) each node keeps the law it was drawn from.
+    How children are drawn follows the acceptance rule; see children.py. The trees of several models
+    (SpecInfer) hang below one root, and each node keeps the distribution it was drawn from.
 
     Args:
         models: the draft models. Neither they nor their configs are changed.
         spec: the tree that each of them drafts.
 
     Raises:
-        ValueError: a rank too large, or too many nodes.
+        ValueError: a rank too large for `expand_tree`, or too many nodes.
     """
 
     name = "model"
@@ -57,7 +61,7 @@ class TreeModelDrafter(TreeDrafter):
         self.models = list(models)
         self.forest = Forest(spec, len(self.models))
         self.size, self.depth = self.forest.spec.size, spec.depth
-        self.rules = ONE_MODEL if len(self.models) == 1 else SEVERAL_MODELS
+        self.rules = RULES_OF_ONE_MODEL if len(self.models) == 1 else RULES_OF_SEVERAL_MODELS
 
     def start(self, context: DraftContext) -> None:
         """Check vocabularies and make empty caches.
@@ -69,17 +73,17 @@ class TreeModelDrafter(TreeDrafter):
         self._drafts = [DraftModel(model, context, "spec") for model in self.models]
         owners, numbers = np.array(self.forest.owners), np.array(self.forest.numbers)
         self._nodes = [np.flatnonzero(owners == copy) for copy in range(len(self.models))]
-        # Where in a model's cache each node of the whole tree goes: inner ones only are fed.
+        # Only nodes with children are fed to their model; these are their places in its cache.
         fed = _feeding_order(self.forest.tree)
         self._fed = [np.where(owners == copy, fed[numbers], -1) for copy in range(len(self.models))]
 
     def propose(self, history: History, limits: NDArray[np.int64]) -> TreeDraft | None:
-        rows, depth = len(limits), min(self.depth, int(limits.max()))
+        batch_size, depth = len(limits), min(self.depth, int(limits.max()))
         spec = self.forest.spec.cut(depth)
         target = self._context.model.device
-        tokens = torch.full((rows, spec.size), -1, dtype=torch.int64, device=target)
+        tokens = torch.full((batch_size, spec.size), -1, dtype=torch.int64, device=target)
         draft_rows = np.zeros(spec.size, dtype=np.int32)
-        laws: list[Children] = []
+        levels: list[Children] = []
         offset = 0
         for draft, nodes in zip(self._drafts, self._nodes, strict=True):
             room = draft.room(history, np.minimum(limits, depth))
@@ -87,30 +91,26 @@ class TreeModelDrafter(TreeDrafter):
                 continue
             tree = self.forest.tree.cut(int(room.max()))
             mine = nodes[: tree.size]
-            levels = draft_tree(draft, tree, mine, history)
-            where = torch.from_numpy(mine).to(target, non_blocking=True)
-            drawn = torch.cat([made.tokens for made in levels], dim=1)
+            drawn = draft_tree(draft, tree, mine, history)
+            columns = torch.from_numpy(mine).to(target, non_blocking=True)
             depths = torch.tensor(tree.depths)[None].to(draft.device, non_blocking=True)
-            tokens[:, where] = absent_beyond(drawn, depths, room).to(target)
-            inner = np.concatenate([[0], _feeding_order(tree) + 1])  # the root's law comes first
-            draft_rows[mine] = offset + inner[np.array(tree.parents) + 1]
-            offset += int(inner.max()) + 1
-            laws += levels
-        if not laws:
+            drafted = torch.cat([level.tokens for level in drawn], dim=1)
+            tokens[:, columns] = mask_below_limits(drafted, depths, room).to(target)
+            # Row 0 of a model's distributions is the root's; those of its inner nodes follow.
+            row_of = np.concatenate([[0], _feeding_order(tree) + 1])
+            draft_rows[mine] = offset + row_of[np.array(tree.parents) + 1]
+            offset += int(row_of.max()) + 1
+            levels += drawn
+        if not levels:
             return None
-        parents = torch.tensor(spec.parents).to(target, non_blocking=True).expand(rows, -1)
-        made = TreeDraft(tokens, parents, depth)
-        if self._context.rule in RULES_READING_DRAFT:
-            made.law = SampledDraft(
-                torch.cat([x.logits.to(target) for x in laws], dim=1),
-                torch.cat([x.logsumexp.to(target) for x in laws], dim=1),
-                torch.cat([x.threshold.to(target) for x in laws], dim=1),
-                self._context.temperature,
-            )
-            made.draft_rows = (
-                torch.from_numpy(draft_rows).to(target, non_blocking=True).expand(rows, -1)
-            )
-        return made
+        parents = torch.tensor(spec.parents).to(target, non_blocking=True).expand(batch_size, -1)
+        proposed = TreeDraft(tokens, parents, depth)
+        if reads_draft(self._context.rule):
+            parts = [x.distribution for x in levels if x.distribution is not None]
+            proposed.distribution = concat_distributions(parts, self._context.temperature, target)
+            rows = torch.from_numpy(draft_rows).to(target, non_blocking=True)
+            proposed.draft_rows = rows.expand(batch_size, -1)
+        return proposed
 
     def commit(self, lengths: NDArray[np.int64], outcome: TreeOutcome | None) -> None:
         for draft, fed in zip(self._drafts, self._fed, strict=True):
@@ -123,19 +123,22 @@ class TreeModelDrafter(TreeDrafter):
 def draft_tree(
     draft: DraftModel, spec: TreeSpec, numbers: NDArray[np.int64], history: History
 ) -> list[Children]:
-    """Draw a whole tree level by level; the draws of each level.
+    """Draw a whole tree level by level.
 
     Args:
-        draft: the draft model; the inner nodes are in its cache afterwards.
+        draft: the draft model; the nodes that have children are in its cache afterwards.
         spec: the tree.
-        numbers: [N] of its nodes among all that the round drafts, for their noise.
-        history: the rows.
+        numbers: [N] of its nodes among all nodes of the round, for their noise.
+        history: the committed tokens.
+
+    Returns:
+        The children that were drawn at depth 1, 2, ...
     """
     lengths, fed = history.lengths, _feeding_order(spec)
     start = torch.from_numpy(lengths.copy()).to(draft.device, non_blocking=True)
     parents, depths = np.array(spec.parents), np.array(spec.depths)
     inner = np.flatnonzero(fed >= 0)
-    # -1 stays -1: fed[-1] would be the last node's.
+    # The root is -1 in both numberings.
     above = torch.from_numpy(np.where(parents >= 0, fed[parents], -1)[inner])
     above = above.to(draft.device, non_blocking=True).expand(len(lengths), -1)
     logits = draft.catch_up(history)[:, None]
@@ -144,18 +147,18 @@ def draft_tree(
     for depth in range(1, spec.depth + 1):
         nodes = np.flatnonzero(depths == depth)
         widths = np.unique(parents[nodes], return_counts=True)[1]
-        made = draw_children(draft, logits, start, depth, widths, numbers[nodes], spec, nodes)
-        levels.append(made)
+        drawn = draw_children(draft, logits, start, depth, widths, numbers[nodes], spec, nodes)
+        levels.append(drawn)
         here = inner[depths[inner] == depth]
         if len(here):
             count += len(here)
             columns = torch.from_numpy(here - nodes[0]).to(draft.device, non_blocking=True)
-            logits = draft.feed(made.tokens[:, columns], lengths, above[:, :count])
+            logits = draft.feed(drawn.tokens[:, columns], lengths, above[:, :count])
     return levels
 
 
 def _feeding_order(spec: TreeSpec) -> NDArray[np.int64]:
-    """[N], the number of each node among those with children, -1 for leaves."""
+    """[N], number of each node among those that have children, -1 for leaves."""
     order = np.full(spec.size, -1, dtype=np.int64)
     inner = sorted({parent for parent in spec.parents if parent >= 0})
     order[inner] = np.arange(len(inner))

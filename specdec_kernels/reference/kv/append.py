@@ -16,7 +16,7 @@ from specdec_kernels.arguments import kv as checks
 
 def kv_append_(caches: Sequence[Tensor], entries: Sequence[Tensor], positions: Tensor) -> None:
     """Writes entries from slot positions[b] on; slots outside the cache are skipped."""
-    checks.kv_append_(caches, entries, positions)
+    checks.append(caches, entries, positions)
     for cache, new in zip(caches, entries, strict=True):
         for b in range(cache.shape[0]):
             for j in range(new.shape[2]):

@@ -22,7 +22,7 @@ def path_moves(base: int, path: list[int], slots: int) -> Iterator[tuple[int, in
 
 
 def kv_compact_(caches: Sequence[Tensor], base: Tensor, path: Tensor) -> None:
-    checks.kv_compact_(caches, base, path)
+    checks.compact(caches, base, path)
     for cache in caches:
         for b in range(cache.shape[0]):
             for source, to in path_moves(int(base[b]), path[b].tolist(), cache.shape[2]):
@@ -33,7 +33,7 @@ def paged_compact_(
     caches: Sequence[Tensor], block_tables: Tensor, base: Tensor, path: Tensor
 ) -> None:
     """The same for caches [num_blocks, block_size, ...]; ends at the first missing block."""
-    checks.paged_compact_(caches, block_tables, base, path)
+    checks.paged_compact(caches, block_tables, base, path)
     for cache in caches:
         num_blocks, size = cache.shape[:2]
         for b, table in enumerate(block_tables.tolist()):

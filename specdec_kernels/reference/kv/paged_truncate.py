@@ -15,7 +15,7 @@ def paged_truncate_(
 
     Returns the freed blocks of each sequence [B, M] int32, filled up with -1, and their number.
     """
-    checks.paged_truncate_(block_tables, lengths, new_lengths, block_size)
+    checks.paged_truncate(block_tables, lengths, new_lengths, block_size)
     blocks = torch.full(block_tables.shape, -1, dtype=torch.int32)
     num_freed = torch.zeros(lengths.shape, dtype=torch.int32)
     for b in range(lengths.shape[0]):

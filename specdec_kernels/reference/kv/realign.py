@@ -16,7 +16,7 @@ def kv_realign_(
 
     Slots that would leave the cache are dropped; `zero_fill` clears the slots that were left.
     """
-    checks.kv_realign_(caches, starts, lengths, shifts)
+    checks.realign(caches, starts, lengths, shifts)
     for cache in caches:
         slots = range(cache.shape[2])
         for b in range(cache.shape[0]):

@@ -17,7 +17,7 @@ def ring_truncate_(
     caches: Sequence[Tensor], lengths: Tensor, new_lengths: Tensor, window: int, zero_fill: bool
 ) -> Tensor:
     """Returns [B] int32 status: 1 where a token inside the window of the new length is gone."""
-    checks.ring_truncate_(caches, lengths, new_lengths, window)
+    checks.ring_truncate(caches, lengths, new_lengths, window)
     status = torch.zeros(lengths.shape, dtype=torch.int32)
     for b in range(lengths.shape[0]):
         old = max(int(lengths[b]), 0)

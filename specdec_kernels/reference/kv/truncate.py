@@ -13,7 +13,7 @@ def kv_truncate_(
     caches: Sequence[Tensor], lengths: Tensor, new_lengths: Tensor, zero_fill: bool
 ) -> None:
     """Shortens each sequence to its new length, which may not make it longer."""
-    checks.kv_truncate_(caches, lengths, new_lengths)
+    checks.truncate(caches, lengths, new_lengths)
     for b in range(lengths.shape[0]):
         old = int(lengths[b])
         new = max(0, min(old, int(new_lengths[b])))

@@ -1,29 +1,34 @@
-"""The rules that judge drafts from the first one on."""
+"""The rules that decide draft by draft, from the first one on: all but rule block."""
 
 from __future__ import annotations
+
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
 
-from specdec_kernels.triton.chain.residual import following
-from specdec_kernels.triton.chain.rules import (
-    BLOCK_RULE,
-    DRAFT_NOT_FINITE,
-    LENIENT,
-    SYNTHETIC,
-    TARGET_NOT_FINITE,
-    TYPICAL,
-)
+from specdec_kernels.triton.chain.residual import recovered_or_bonus
+from specdec_kernels.triton.chain.rules import BLOCK_RULE, LENIENT, SYNTHETIC, TYPICAL
+from specdec_kernels.triton.chain.sequence import TargetDistribution, row_uniform
 from specdec_kernels.triton.row.distribution import (
-    MASS,
-    RACE,
-    density_constants,
+    GUMBEL,
+    MASSES,
+    RowStats,
     entropy,
-    race,
-    row_law,
+    gumbel_argmax,
+    row_stats,
+    weight_params,
 )
-from specdec_kernels.triton.row.draft import KEEP, POINT, SAMPLED, draft_entry, draft_row
-from specdec_kernels.triton.row.philox import ACCEPT, RESIDUAL, SHARED, uniform
+from specdec_kernels.triton.row.draft import (
+    KEEP,
+    ONE_HOT,
+    SAMPLED,
+    DraftDistribution,
+    draft_entry,
+    draft_row,
+)
+from specdec_kernels.triton.row.philox import ACCEPT, RESIDUAL, SHARED
+from specdec_kernels.triton.row.status import DRAFT_NOT_FINITE, TARGET_NOT_FINITE
 from specdec_kernels.triton.row.tile import (
     INF,
     finite,
@@ -32,18 +37,38 @@ from specdec_kernels.triton.row.tile import (
     log64,
     log_probability,
     row_argmax,
+    stats_at,
 )
 
 
-@triton.jit
-def number(noise, i, column, STREAM: tl.constexpr):
-    """A uniform of row i, or the given one of `column`."""
-    seed, position, uniforms = noise
-    if uniforms is None:  # noqa: SIM108  (a choice of the compiler)
-        u = uniform(seed, position + i, STREAM)
-    else:
-        u = tl.load(uniforms + column)
-    return u
+class ChainScratch(NamedTuple):
+    """The scratch of a launch, and where this sequence's tile statistics are in it."""
+
+    maxima: Any
+    sums: Any
+    size: Any  # entries that the statistics of one row take
+    tiles: Any
+    d_tiles: Any
+    target: Any  # index of the first target row
+    draft: Any  # from a target row to its draft row
+    residual: Any
+
+
+class RuleParams(NamedTuple):
+    """The parameters of the rules lenient, typical and synthetic."""
+
+    lenience: Any
+    epsilon: Any
+    delta: Any
+    synthetic_rates: Any  # [gamma]; may be None
+
+
+class ChainOutputs(NamedTuple):
+    """The outputs of one sequence."""
+
+    tokens: Any
+    logprobs: Any  # may be None
+    accept_probs: Any  # may be None
 
 
 @triton.jit
@@ -51,61 +76,64 @@ def ratio(p_x, q_x, logprob, log_q_x, direct, PROBS: tl.constexpr, DRAFT: tl.con
     """P(x) / Q(x), float64; 0 where P(x) is 0, whatever Q(x)."""
     out = tl.where(logprob > -INF, tl.exp(logprob - log_q_x), 0.0)
     if PROBS and DRAFT != SAMPLED:
-        # Both are given numbers: compare them as they are.
+        # Both probabilities were given: their logarithms would add rounding errors.
         quotient = tl.where(q_x > 0, p_x / tl.where(q_x > 0, q_x, 1.0), INF)
         out = tl.where(direct, tl.where(p_x > 0, quotient, 0.0), out)
     return out
 
 
 @triton.jit
-def target_row(p_row, x, v, tiles, tops, sums, shaping, noise, i, WHAT: tl.constexpr,
-               PRE: tl.constexpr, FILTERS: tl.constexpr, PROBS: tl.constexpr, TILE: tl.constexpr,
-               CHUNK: tl.constexpr, BLOCK: tl.constexpr, LOG_TILES: tl.constexpr):  # fmt: skip
-    """(P(x) of probabilities used as they are, top, threshold, logsumexp, whether it is sound).
+def target_row(
+    row, x, v, stats, params, noise, i, STATS: tl.constexpr, SPLIT: tl.constexpr,
+    FILTERS: tl.constexpr, PROBS: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr,
+    BLOCK: tl.constexpr, LOG_TILES: tl.constexpr,
+):  # fmt: skip
+    """(P(x) of a direct row, RowStats, whether the row is valid).
 
-    Of probabilities used as they are only the drafted token is visited here.
+    Only the drafted token of a direct row is read here; other rows are scanned.
     """
-    temp, inv_t, k, top_p, min_p, filtered, direct = shaping
-    seed, position, _ = noise
     p_x = tl.full([], 0.0, tl.float64)
-    top = tl.full([], float("-inf"), tl.float32)
+    maximum = tl.full([], float("-inf"), tl.float32)
     threshold = tl.full([], float("-inf"), tl.float32)
     logsumexp = tl.full([], 0.0, tl.float64)
-    if direct:
-        p_x = tl.load(p_row + x, mask=(x >= 0) & (x < v), other=0).to(tl.float64)
-        sound = (p_x >= 0) & (p_x < INF)
+    if params.direct:
+        p_x = tl.load(row + x, mask=(x >= 0) & (x < v), other=0).to(tl.float64)
+        valid = (p_x >= 0) & (p_x < INF)
     else:
-        top, threshold, logsumexp = row_law(
-            p_row, v, tiles, tops, sums, temp, inv_t, k, top_p, min_p, filtered, seed,
-            position + i, SHARED, WHAT, PRE, FILTERS, PROBS, TILE, CHUNK, BLOCK, LOG_TILES,
+        own = row_stats(
+            row, v, stats, params, noise.seed, noise.position + i, SHARED, STATS, SPLIT, FILTERS,
+            PROBS, TILE, CHUNK, BLOCK, LOG_TILES,
         )  # fmt: skip
-        sound = finite(top)
-    return p_x, top, threshold, logsumexp, sound.to(tl.int32)
+        maximum = own.maximum
+        threshold = own.threshold
+        logsumexp = own.logsumexp
+        valid = finite(maximum)
+    return p_x, RowStats(maximum, threshold, logsumexp), valid.to(tl.int32)
 
 
 @triton.jit
-def laws(
-    p_row, v, direct, threshold, logsumexp, temp, inv_t, drafts, i, x, q_threshold, q_logsumexp,
-    DRAFT: tl.constexpr, RAGGED_DRAFT: tl.constexpr,
+def distributions(
+    row, v, params, p_stats, drafts, i, x, q_threshold, q_logsumexp, DRAFT: tl.constexpr,
+    RAGGED_DRAFT: tl.constexpr,
 ):  # fmt: skip
-    """(p, q): a target row and its draft row as the residual takes them."""
-    _, _, _, _, d, _, _, q_temp, _, _, _, _ = drafts
-    c, r = density_constants(logsumexp, temp)
-    p = (p_row, v, direct, threshold, c, r, inv_t)
-    if DRAFT == POINT:
-        q = (p_row, i, d, x, threshold, c, r, inv_t)
+    """(P, Q) of row i as the residual takes them."""
+    weights = weight_params(p_stats.threshold, p_stats.logsumexp, params.temperature, params.inv_t)
+    p = TargetDistribution(row, v, params.direct, weights)
+    if DRAFT == ONE_HOT:
+        q = DraftDistribution(row, i, drafts.d, x, weights)
     else:
-        q_row, first, _there = draft_row(drafts, i, RAGGED_DRAFT)
-        q_c, q_r = density_constants(q_logsumexp, q_temp)
-        q = (q_row, first, d, x, q_threshold, q_c, q_r, inverse(q_temp))
+        q_row, first_id, _there = draft_row(drafts, i, RAGGED_DRAFT)
+        q_temperature = drafts.temperature
+        q_weights = weight_params(q_threshold, q_logsumexp, q_temperature, inverse(q_temperature))
+        q = DraftDistribution(q_row, first_id, drafts.d, x, q_weights)
     return p, q
 
 
 @triton.jit
-def near_the_top(row, x, y, v, lenience, PROBS: tl.constexpr):
-    """Rule lenient at temperature 0: P(x) >= lenience * max P, P at temperature 1; y is the top."""
+def near_the_best(row, x, best, v, lenience, PROBS: tl.constexpr):
+    """Rule lenient at temperature 0: P(x) >= lenience * P(best), P taken at temperature 1."""
     known = (x >= 0) & (x < v)
-    high = tl.load(row + y).to(tl.float64)
+    high = tl.load(row + best).to(tl.float64)
     if PROBS:
         near = tl.load(row + x, mask=known, other=0).to(tl.float64) >= lenience * high
     else:
@@ -116,10 +144,10 @@ def near_the_top(row, x, y, v, lenience, PROBS: tl.constexpr):
 
 @triton.jit
 def by_rate(noise, i, rates):
-    """Rule synthetic -> (whether draft i stands, how likely that was)."""
+    """Rule synthetic -> (whether draft i is accepted, its acceptance probability)."""
     rate = tl.load(rates + i).to(tl.float64)
-    hit = number(noise, i, i, ACCEPT) < rate
-    return hit, tl.where(rate < 0, 0.0, tl.where(rate > 1, 1.0, rate))
+    accepted = row_uniform(noise, i, i, ACCEPT) < rate
+    return accepted, tl.where(rate < 0, 0.0, tl.where(rate > 1, 1.0, rate))
 
 
 @triton.jit
@@ -127,141 +155,144 @@ def by_ratio(
     u, p_x, q_x, logprob, log_q_x, direct, lenience, RULE: tl.constexpr, PROBS: tl.constexpr,
     DRAFT: tl.constexpr,
 ):  # fmt: skip
-    """Rules token and lenient -> (whether u * l * Q(x) < P(x), how likely that was)."""
+    """Rules token and lenient -> (whether u * l * Q(x) < P(x), the acceptance probability)."""
     if RULE == LENIENT:
         q_x = lenience * q_x
         log_q_x += tl.log(lenience)
-    hit = log64(u) < logprob - log_q_x
+    accepted = log64(u) < logprob - log_q_x
     if PROBS and DRAFT != SAMPLED:
-        hit = tl.where(direct, u * q_x < p_x, hit)
-    return hit, tl.minimum(1.0, ratio(p_x, q_x, logprob, log_q_x, direct, PROBS, DRAFT))
+        accepted = tl.where(direct, u * q_x < p_x, accepted)
+    return accepted, tl.minimum(1.0, ratio(p_x, q_x, logprob, log_q_x, direct, PROBS, DRAFT))
 
 
 @triton.jit
 def likely_enough(
-    logprob, epsilon, delta, row, v, tiles, tops, sums, top, threshold, inv_t,
+    logprob, epsilon, delta, row, v, stats, p_stats, inv_t,
     PROBS: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr, LOG_TILES: tl.constexpr,
 ):  # fmt: skip
-    """Rule typical: P(x) > min(epsilon, delta * exp(-H)); H is a pass over the row."""
-    likely = tl.exp(logprob)
+    """Rule typical: P(x) > min(epsilon, delta * exp(-H)).
+
+    The entropy H takes a pass over the row, so it is computed only where it decides.
+    """
+    probability = tl.exp(logprob)
     bound = epsilon
-    if (likely > 0) & (likely <= epsilon):
-        h = entropy(row, v, tiles, tops, sums, top, threshold, inv_t, PROBS, TILE, BLOCK, LOG_TILES)
+    if (probability > 0) & (probability <= epsilon):
+        h = entropy(
+            row, v, stats, p_stats.maximum, p_stats.threshold, inv_t, PROBS, TILE, BLOCK, LOG_TILES
+        )
         bound = tl.minimum(epsilon, delta * tl.exp(-h))
-    return likely > bound
+    return probability > bound
 
 
 @triton.jit
-def walk(
-    rows, draft_token_ids, count, cut, missing, drafts, shaping, noise, scratch, judge, out, gamma, v,
-    tiles, d_tiles,
-    RULE: tl.constexpr, WHAT: tl.constexpr, PRE: tl.constexpr, FILTERS: tl.constexpr,
+def decide(
+    rows, draft_token_ids, count, cut, missing, drafts, params, noise, scratch, rule_params, out,
+    gamma, v,
+    RULE: tl.constexpr, STATS: tl.constexpr, SPLIT: tl.constexpr, FILTERS: tl.constexpr,
     PROBS: tl.constexpr, DRAFT: tl.constexpr, RAGGED_DRAFT: tl.constexpr, BEYOND: tl.constexpr,
     TILE: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, LOG_TILES: tl.constexpr,
     WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Rows up to the first rejection -> (how many drafts stand, rows written, status)."""
-    row_0, row_stride = rows
-    temp, inv_t, _, _, _, _, direct = shaping
-    tops, sums, slot_0, draft_slots, slot_size, residual_at = scratch
-    lenience, epsilon, delta, rates = judge
-    tokens, logprobs, accept_probs = out
+    """Go through the rows up to the first rejection -> (accepted drafts, rows written, status)."""
+    temperature = params.temperature
+    inv_t = params.inv_t
     flags = tl.full([], 0, tl.int32)
-    stood = tl.full([], 0, tl.int32)
+    num_accepted = tl.full([], 0, tl.int32)
     i = tl.full([], 0, tl.int64)
     going = ((count > 0) | (cut == 0)).to(tl.int32)
     while going > 0:
         x = tl.load(draft_token_ids + i, mask=i < count, other=-1).to(tl.int64)
-        row = row_0 + i * row_stride
-        slot = (slot_0 + i) if PRE else slot_0
-        law_at = slot * slot_size
-        p_x, top, threshold, logsumexp, alive = target_row(
-            row, x, v, tiles, tops + law_at, sums + law_at, shaping, noise, i, WHAT, PRE, FILTERS,
-            PROBS, TILE, CHUNK, BLOCK, LOG_TILES,
+        row = rows.first + i * rows.stride
+        index = (scratch.target + i) if SPLIT else scratch.target
+        stats = stats_at(scratch, index, scratch.tiles)
+        p_x, p_stats, valid = target_row(
+            row, x, v, stats, params, noise, i, STATS, SPLIT, FILTERS, PROBS, TILE, CHUNK, BLOCK,
+            LOG_TILES,
         )  # fmt: skip
-        flags |= tl.where(alive > 0, 0, TARGET_NOT_FINITE).to(tl.int32)
+        flags |= tl.where(valid > 0, 0, TARGET_NOT_FINITE).to(tl.int32)
         flags |= tl.where(i < count, 0, missing)
 
         token = tl.full([], -1, tl.int64)
         logprob = tl.full([], 0.0, tl.float64)
-        chance = tl.full([], float("nan"), tl.float64)
+        accept_prob = tl.full([], float("nan"), tl.float64)
         accepted = tl.full([], 0, tl.int32)
-        if (alive > 0) & (temp == 0):
-            token = row_argmax(row, v, tops + law_at, tiles, top, PROBS, TILE, BLOCK).to(tl.int64)
+        if (valid > 0) & (temperature == 0):
+            token = row_argmax(row, v, stats, p_stats.maximum, PROBS, TILE, BLOCK).to(tl.int64)
             hit = token == x
             if RULE == LENIENT:
-                hit = hit | near_the_top(row, x, token, v, lenience, PROBS)
+                hit = hit | near_the_best(row, x, token, v, rule_params.lenience, PROBS)
                 token = tl.where(hit, x, token)
             accepted = hit.to(tl.int32)
-            chance = tl.where(x >= 0, accepted.to(tl.float64), chance)
+            accept_prob = tl.where(x >= 0, accepted.to(tl.float64), accept_prob)
             if RULE == SYNTHETIC:  # noqa: SIM102  (compiled in for this rule only)
                 if x >= 0:
-                    hit, chance = by_rate(noise, i, rates)
+                    hit, accept_prob = by_rate(noise, i, rule_params.synthetic_rates)
                     accepted = hit.to(tl.int32)
                     token = tl.where(hit, x, token)
-        elif alive > 0:
-            if WHAT == RACE:
-                token = race(tops + law_at, sums + law_at, tiles, inv_t, TILE, BLOCK).to(tl.int64)
+        elif valid > 0:
+            if STATS == GUMBEL:
+                token = gumbel_argmax(stats, inv_t, TILE, BLOCK).to(tl.int64)
                 accepted = (token == x).to(tl.int32)
-                chance = tl.where(x >= 0, accepted.to(tl.float64), chance)
+                accept_prob = tl.where(x >= 0, accepted.to(tl.float64), accept_prob)
                 logprob = log_probability(
-                    row, token, token >= 0, direct, temp, logsumexp, threshold, PROBS
-                )
-            elif WHAT == MASS and RULE != BLOCK_RULE:  # that one comes here at temperature 0 only
+                    row, token, token >= 0, params.direct, temperature, p_stats.logsumexp,
+                    p_stats.threshold, PROBS,
+                )  # fmt: skip
+            elif STATS == MASSES and RULE != BLOCK_RULE:  # block comes here at temperature 0 only
                 logprob = log_probability(
-                    row, x, (x >= 0) & (x < v), direct, temp, logsumexp, threshold, PROBS
-                )
+                    row, x, (x >= 0) & (x < v), params.direct, temperature, p_stats.logsumexp,
+                    p_stats.threshold, PROBS,
+                )  # fmt: skip
                 mode = flag(KEEP)
-                q_threshold = threshold
-                q_logsumexp = logsumexp
+                q_threshold = p_stats.threshold
+                q_logsumexp = p_stats.logsumexp
                 faults = tl.full([], 0, tl.int32)
                 if RULE == SYNTHETIC:
                     if x >= 0:
-                        hit, chance = by_rate(noise, i, rates)
+                        hit, accept_prob = by_rate(noise, i, rule_params.synthetic_rates)
                         accepted = hit.to(tl.int32)
                 elif RULE == TYPICAL:
                     if x >= 0:
                         hit = likely_enough(
-                            logprob, epsilon, delta, row, v, tiles, tops + law_at, sums + law_at,
-                            top, threshold, inv_t, PROBS, TILE, BLOCK, LOG_TILES,
+                            logprob, rule_params.epsilon, rule_params.delta, row, v, stats,
+                            p_stats, inv_t, PROBS, TILE, BLOCK, LOG_TILES,
                         )  # fmt: skip
                         accepted = hit.to(tl.int32)
-                        chance = accepted.to(tl.float64)
+                        accept_prob = accepted.to(tl.float64)
                 else:
-                    to = (draft_slots + slot) * slot_size
                     q_x, log_q_x, q_logsumexp, q_threshold, mode = draft_entry(
-                        drafts, i, x, temp, inv_t, tops + to, sums + to, d_tiles, DRAFT,
-                        RAGGED_DRAFT, PRE, TILE, CHUNK, BLOCK, LOG_TILES, WIDTH,
+                        drafts, i, x, params,
+                        stats_at(scratch, scratch.draft + index, scratch.d_tiles), DRAFT,
+                        RAGGED_DRAFT, SPLIT, TILE, CHUNK, BLOCK, LOG_TILES, WIDTH,
                     )  # fmt: skip
                     if mode != KEEP:
-                        hit, chance = by_ratio(
-                            number(noise, i, i, ACCEPT), p_x, q_x, logprob, log_q_x, direct,
-                            lenience, RULE, PROBS, DRAFT,
+                        hit, accept_prob = by_ratio(
+                            row_uniform(noise, i, i, ACCEPT), p_x, q_x, logprob, log_q_x,
+                            params.direct, rule_params.lenience, RULE, PROBS, DRAFT,
                         )  # fmt: skip
                         accepted = hit.to(tl.int32)
                     elif x >= 0:
                         faults = flag(DRAFT_NOT_FINITE)
                 token = x
                 if accepted == 0:
-                    p, q = laws(
-                        row, v, direct, threshold, logsumexp, temp, inv_t, drafts, i, x,
-                        q_threshold, q_logsumexp, DRAFT, RAGGED_DRAFT,
+                    p, q = distributions(
+                        row, v, params, p_stats, drafts, i, x, q_threshold, q_logsumexp, DRAFT,
+                        RAGGED_DRAFT,
                     )  # fmt: skip
-                    token, logprob, more = following(
-                        p, q, drafts[3], mode, tl.full([], 1.0, tl.float32),
-                        lenience.to(tl.float32), tl.full([], 0, tl.int32),
-                        (top, threshold, logsumexp), shaping, tiles,
-                        tops + law_at, sums + law_at, tops + residual_at, sums + residual_at,
-                        number(noise, i, gamma, RESIDUAL), RULE, PRE, FILTERS, PROBS, DRAFT,
+                    token, logprob, more = recovered_or_bonus(
+                        p, q, drafts, mode, tl.full([], 1.0, tl.float32),
+                        rule_params.lenience.to(tl.float32), tl.full([], 0, tl.int32), p_stats,
+                        params, stats, stats_at(scratch, scratch.residual, scratch.tiles),
+                        row_uniform(noise, i, gamma, RESIDUAL), RULE, SPLIT, FILTERS, PROBS, DRAFT,
                         BEYOND, TILE, CHUNK, BLOCK, LOG_TILES, WIDTH,
                     )  # fmt: skip
                     flags |= more | tl.where(token >= 0, faults, 0)
-        tl.store(tokens + i, token.to(tokens.dtype.element_ty))
-        if logprobs is not None:
-            tl.store(logprobs + i, logprob.to(tl.float32))
-        if accept_probs is not None:
-            tl.store(accept_probs + i, chance.to(tl.float32), mask=i < gamma)
-        stood += accepted
+        tl.store(out.tokens + i, token.to(out.tokens.dtype.element_ty))
+        if out.logprobs is not None:
+            tl.store(out.logprobs + i, logprob.to(tl.float32))
+        if out.accept_probs is not None:
+            tl.store(out.accept_probs + i, accept_prob.to(tl.float32), mask=i < gamma)
+        num_accepted += accepted
         i += 1
         going = accepted * ((i < count) | (cut == 0)).to(tl.int32)
-    return stood, i.to(tl.int32), flags
+    return num_accepted, i.to(tl.int32), flags

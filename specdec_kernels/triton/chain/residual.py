@@ -1,8 +1,7 @@
-"""The residual max(c * P - l * Q, 0) of one row: tile masses in scratch, then one tile read again.
+"""The residual max(c * P - l * Q, 0) of one row, and the token drawn after the accepted drafts.
 
-A target row is the tuple p = (row, v, direct, threshold, c, r, inv_t): with `direct` its entries
-are the law, without normalisation, else `density` makes it of their logits. The share c is 1 but
-for rule block, the lenience l is 1 but for rule lenient.
+Its tile masses go to scratch, and the tile that the drawn token falls into is computed again. The
+scale c of P is 1 except in rule block, and l is 1 except in rule lenient, where it is the lenience.
 """
 
 from __future__ import annotations
@@ -10,19 +9,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from specdec_kernels.triton.chain.rules import (
-    BLOCK_RULE,
-    DRAFT_NOT_FINITE,
-    EMPTY_RESIDUAL,
-    LENIENT,
-    SYNTHETIC,
-    TARGET_NOT_FINITE,
-    TYPICAL,
-)
-from specdec_kernels.triton.row.distribution import MASS, density, draw, row_law
+from specdec_kernels.triton.chain.rules import BLOCK_RULE, LENIENT, SYNTHETIC, TYPICAL
+from specdec_kernels.triton.row.distribution import MASSES, draw_token, probabilities, row_stats
 from specdec_kernels.triton.row.draft import (
+    DRAFT_PROBS,
     KEEP,
-    RAW,
     SAMPLED,
     SUBTRACT,
     draft_beyond,
@@ -30,6 +21,7 @@ from specdec_kernels.triton.row.draft import (
     linear_sum,
 )
 from specdec_kernels.triton.row.philox import SHARED
+from specdec_kernels.triton.row.status import DRAFT_NOT_FINITE, EMPTY_RESIDUAL, TARGET_NOT_FINITE
 from specdec_kernels.triton.row.tile import (
     INF,
     STAGES,
@@ -41,40 +33,39 @@ from specdec_kernels.triton.row.tile import (
     linear_units,
     load_tile,
     log_probability,
-    row_top,
+    row_maximum,
     row_total,
 )
 
 
 @triton.jit
 def target_tile(p, tile, PROBS: tl.constexpr, TILE: tl.constexpr):
-    """(P of one tile, float32 [TILE]; its top, +inf where the row holds what it may not)."""
-    row, v, direct, threshold, c, r, inv_t = p
+    """(P of one tile, float32 [TILE]; its maximum, +inf where the tile holds an invalid value)."""
     if PROBS:
-        raw = load_tile(row, tile, v, 0.0, TILE)
-        top = tl.max(tl.where((raw >= 0) & (raw < INF), raw, INF), 0)
+        raw = load_tile(p.row, tile, p.v, 0.0, TILE)
+        maximum = tl.max(tl.where((raw >= 0) & (raw < INF), raw, INF), 0)
     else:
-        raw = load_tile(row, tile, v, float("-inf"), TILE)
-        top = tl.full([], 0.0, tl.float32)
-    law = density(as_logits(raw, PROBS), threshold, c, r, inv_t)
+        raw = load_tile(p.row, tile, p.v, float("-inf"), TILE)
+        maximum = tl.full([], 0.0, tl.float32)
+    probs = probabilities(as_logits(raw, PROBS), p.weights)
     if PROBS:
-        law = tl.where(direct, raw, law)
-    return law, top
+        probs = tl.where(p.direct, raw, probs)
+    return probs, maximum
 
 
 @triton.jit
 def tile_residual(
-    p, q, keys, tile, mode, share, lenience, RULE: tl.constexpr, PROBS: tl.constexpr,
+    p, q, drafts, tile, mode, p_scale, lenience, RULE: tl.constexpr, PROBS: tl.constexpr,
     DRAFT: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """(share * P - lenience * Q, float32 [TILE]; the tops of both rows)."""
-    law, p_top = target_tile(p, tile, PROBS, TILE)
-    taken, q_top = draft_tile(q, keys, tile, p[1], mode, DRAFT, TILE, WIDTH)
+    """(p_scale * P - lenience * Q, float32 [TILE]; the maxima of both rows)."""
+    probs, p_max = target_tile(p, tile, PROBS, TILE)
+    q_probs, q_max = draft_tile(q, drafts, tile, p.v, mode, DRAFT, TILE, WIDTH)
     if RULE == BLOCK_RULE:
-        law = law * share
+        probs = probs * p_scale
     if RULE == LENIENT:
-        taken = taken * lenience
-    return law - taken, p_top, q_top
+        q_probs = q_probs * lenience
+    return probs - q_probs, p_max, q_max
 
 
 @triton.jit
@@ -84,46 +75,47 @@ def positive(x):
 
 @triton.jit
 def fill_residual(
-    p, q, keys, tiles, mode, share, lenience, scales, sums,
+    p, q, drafts, mode, p_scale, lenience, stats,
     RULE: tl.constexpr, PROBS: tl.constexpr, DRAFT: tl.constexpr, BEYOND: tl.constexpr,
     TILE: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Masses of all tiles into a slot -> (top of the target, top of the draft, S+, S-).
+    """Store the residual's tile masses -> (maximum of P's row, maximum of Q's row, S+, S-).
 
-    S+ and S-, of rule block alone, are the sums of both signs of the difference.
+    S+ and S- are the sums of the positive and the negative parts of c * P - Q; only rule block
+    needs them.
     """
-    p_top = tl.full([], float("-inf"), tl.float32)
-    q_top = tl.full([], float("-inf"), tl.float32)
-    more = tl.full([], 0.0, tl.float64)
-    less = tl.full([], 0.0, tl.float64)
+    p_max = tl.full([], float("-inf"), tl.float32)
+    q_max = tl.full([], float("-inf"), tl.float32)
+    positive_sum = tl.full([], 0.0, tl.float64)
+    negative_sum = tl.full([], 0.0, tl.float64)
     tl.debug_barrier()
-    for t in tl.range(0, tiles, num_stages=STAGES):
+    for t in tl.range(0, stats.tiles, num_stages=STAGES):
         difference, p_tile, q_tile = tile_residual(
-            p, q, keys, t, mode, share, lenience, RULE, PROBS, DRAFT, TILE, WIDTH
+            p, q, drafts, t, mode, p_scale, lenience, RULE, PROBS, DRAFT, TILE, WIDTH
         )
-        p_top = tl.maximum(p_top, p_tile)
-        q_top = tl.maximum(q_top, q_tile)
+        p_max = tl.maximum(p_max, p_tile)
+        q_max = tl.maximum(q_max, q_tile)
         scale, units = linear_units(positive(difference))
         mass = tl.sum(units, 0)
-        tl.store(scales + t, scale)
-        tl.store(sums + t, mass)
+        tl.store(stats.maxima + t, scale)
+        tl.store(stats.sums + t, mass)
         if RULE == BLOCK_RULE:
-            more += mass.to(tl.float64) * (1.0 / (1 << 48)) * scale.to(tl.float64)
-            less += linear_sum(positive(-difference))
+            positive_sum += mass.to(tl.float64) * (1.0 / (1 << 48)) * scale.to(tl.float64)
+            negative_sum += linear_sum(positive(-difference))
     tl.debug_barrier()
     if BEYOND:  # noqa: SIM102  (compiled in only where the draft has columns of its own)
         if mode == SUBTRACT:
-            mass, top = draft_beyond(q, keys, p[1], DRAFT, TILE)
-            q_top = tl.maximum(q_top, top)
-            less += mass
-    return p_top, q_top, more, less
+            mass, maximum = draft_beyond(q, drafts, p.v, DRAFT, TILE)
+            q_max = tl.maximum(q_max, maximum)
+            negative_sum += mass
+    return p_max, q_max, positive_sum, negative_sum
 
 
 @triton.jit
-def unsound(mode, q_top, DRAFT: tl.constexpr):
-    """Whether a scanned draft row holds what it may not; logits alone were judged before."""
-    if DRAFT == RAW or DRAFT == SAMPLED:  # noqa: SIM109, PLR1714  (no `in` in Triton)
-        bad = (mode == SUBTRACT) & ((q_top == INF) | (q_top == -INF))
+def invalid_draft(mode, q_max, DRAFT: tl.constexpr):
+    """Whether a draft row turned out invalid in a scan; plain logits have been checked before."""
+    if DRAFT == DRAFT_PROBS or DRAFT == SAMPLED:  # noqa: SIM109, PLR1714  (no `in` in Triton)
+        bad = (mode == SUBTRACT) & ((q_max == INF) | (q_max == -INF))
     else:
         bad = tl.full([], 0, tl.int1)
     return bad
@@ -131,92 +123,98 @@ def unsound(mode, q_top, DRAFT: tl.constexpr):
 
 @triton.jit
 def draw_residual(
-    p, q, keys, tiles, mode, share, lenience, scales, sums, scale, u,
+    p, q, drafts, mode, p_scale, lenience, stats, scale, u,
     RULE: tl.constexpr, PROBS: tl.constexpr, DRAFT: tl.constexpr, TILE: tl.constexpr,
     BLOCK: tl.constexpr, LOG_TILES: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Inverse CDF of a filled slot at u; `scale` is the largest of its scales."""
-    inv_t = p[6]
-    total = row_total(scales, sums, tiles, scale, inv_t, True, LOG_TILES, BLOCK)
-    tile, rest = choose_tile(
-        scales, sums, tiles, scale, inv_t, u * total.to(tl.float64), True, LOG_TILES, BLOCK
-    )
+    """The inverse CDF at u of a residual whose tile masses are filled.
+
+    `scale` is the largest of the tiles' scales.
+    """
+    inv_t = p.weights.inv_t
+    total = row_total(stats, scale, inv_t, True, LOG_TILES, BLOCK)
+    tile, rest = choose_tile(stats, scale, inv_t, u * total.to(tl.float64), True, LOG_TILES, BLOCK)
     difference, _, _ = tile_residual(
-        p, q, keys, tile, mode, share, lenience, RULE, PROBS, DRAFT, TILE, WIDTH
+        p, q, drafts, tile, mode, p_scale, lenience, RULE, PROBS, DRAFT, TILE, WIDTH
     )
     _, units = linear_units(positive(difference))
     return tile * TILE + choose_in_tile(units, rest, TILE)
 
 
 @triton.jit
-def following(
-    p, q, keys, mode, share, lenience, filled, law, shaping, tiles, law_tops, law_sums, tops, sums,
-    u,
-    RULE: tl.constexpr, PRE: tl.constexpr, FILTERS: tl.constexpr, PROBS: tl.constexpr,
+def recovered_or_bonus(
+    p, q, drafts, mode, p_scale, lenience, filled, p_stats, params, target_stats, stats, u,
+    RULE: tl.constexpr, SPLIT: tl.constexpr, FILTERS: tl.constexpr, PROBS: tl.constexpr,
     DRAFT: tl.constexpr, BEYOND: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr,
     BLOCK: tl.constexpr, LOG_TILES: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """(token, its log-probability, status): what follows the drafts that stand.
+    """Draw the token after the accepted drafts -> (token, its log-probability, status).
 
-    It is drawn from the residual, or from P where nothing is to be taken off. `filled` says that
-    the slot at `tops`, `sums` holds the residual of two sound rows. The slot of P holds the row's
-    masses, but in rule block, where it is filled here.
+    It comes from the residual, or from P where nothing is subtracted. `filled` says that `stats`
+    holds the residual's tile masses and that both rows are valid. `target_stats` holds the masses
+    of P, except in rule block, where they are filled here.
     """
-    row, v, direct, _, _, _, inv_t = p
-    temp, k, top_p, min_p, filtered = shaping[0], shaping[2], shaping[3], shaping[4], shaping[5]
-    top, threshold, logsumexp = law
+    maximum = p_stats.maximum
+    threshold = p_stats.threshold
+    logsumexp = p_stats.logsumexp
     token = tl.full([], -1, tl.int64)
     logprob = tl.full([], 0.0, tl.float64)
     flags = tl.full([], 0, tl.int32)
-    alive = tl.full([], 1, tl.int32)
+    valid = tl.full([], 1, tl.int32)
     scale = tl.full([], 0.0, tl.float32)
-    p_top = tl.full([], 1.0, tl.float32)
-    q_top = tl.full([], 1.0, tl.float32)
+    p_max = tl.full([], 1.0, tl.float32)
+    q_max = tl.full([], 1.0, tl.float32)
     linear = tl.full([], 0, tl.int32)
-    # Other rules draw from P alone, and dead code is more than some versions of Triton can analyse.
+    # The other rules draw from P alone. The condition is for the compiler: some versions of Triton
+    # fail to analyse this much dead code.
     if RULE != TYPICAL and RULE != SYNTHETIC:  # noqa: PLR1714  (no `in` in Triton)
-        linear = (direct | (mode != KEEP)).to(tl.int32)
+        linear = (p.direct | (mode != KEEP)).to(tl.int32)
         work = linear
         while work > 0:
             work = tl.full([], 0, tl.int32)
             if filled == 0:
-                p_top, q_top, _more, _less = fill_residual(
-                    p, q, keys, tiles, mode, share, lenience, tops, sums, RULE, PROBS, DRAFT,
-                    BEYOND, TILE, WIDTH,
+                p_max, q_max, _positive_sum, _negative_sum = fill_residual(
+                    p, q, drafts, mode, p_scale, lenience, stats, RULE, PROBS, DRAFT, BEYOND, TILE,
+                    WIDTH,
                 )  # fmt: skip
             filled = tl.full([], 0, tl.int32)
-            if direct & ((p_top == 0) | (p_top == INF)):
-                alive = tl.full([], 0, tl.int32)
+            if p.direct & ((p_max == 0) | (p_max == INF)):
+                valid = tl.full([], 0, tl.int32)
             else:
-                scale = row_top(tops, tiles, BLOCK)
-                total = row_total(tops, sums, tiles, scale, inv_t, True, LOG_TILES, BLOCK)
-                bad = unsound(mode, q_top, DRAFT)
+                scale = row_maximum(stats, BLOCK)
+                total = row_total(stats, scale, p.weights.inv_t, True, LOG_TILES, BLOCK)
+                bad = invalid_draft(mode, q_max, DRAFT)
                 if (mode != KEEP) & (bad | (total == 0)):
-                    # Nothing to take off: sample from the target.
+                    # Q cannot be subtracted, so the token is drawn from P.
                     flags |= tl.where(bad, DRAFT_NOT_FINITE, EMPTY_RESIDUAL).to(tl.int32)
                     mode = flag(KEEP)
-                    share = tl.full([], 1.0, tl.float32)
-                    linear = direct.to(tl.int32)
+                    p_scale = tl.full([], 1.0, tl.float32)
+                    linear = p.direct.to(tl.int32)
                     work = linear
-        if (alive > 0) & (linear > 0):
+        if (valid > 0) & (linear > 0):
             token = draw_residual(
-                p, q, keys, tiles, mode, share, lenience, tops, sums, scale, u, RULE, PROBS, DRAFT,
-                TILE, BLOCK, LOG_TILES, WIDTH,
+                p, q, drafts, mode, p_scale, lenience, stats, scale, u, RULE, PROBS, DRAFT, TILE,
+                BLOCK, LOG_TILES, WIDTH,
             ).to(tl.int64)  # fmt: skip
-    if (alive > 0) & (linear == 0):
+    if (valid > 0) & (linear == 0):
         if RULE == BLOCK_RULE:
-            top, threshold, logsumexp = row_law(
-                row, v, tiles, law_tops, law_sums, temp, inv_t, k, top_p, min_p, filtered, token,
-                token, SHARED, MASS, PRE, FILTERS, PROBS, TILE, CHUNK, BLOCK, LOG_TILES,
+            own = row_stats(
+                p.row, p.v, target_stats, params, token, token, SHARED, MASSES, SPLIT, FILTERS,
+                PROBS, TILE, CHUNK, BLOCK, LOG_TILES,
             )  # fmt: skip
-            alive = finite(top).to(tl.int32)
-        if alive > 0:
-            token = draw(
-                row, v, tiles, law_tops, law_sums, top, threshold, inv_t, u, PROBS, TILE, BLOCK,
-                LOG_TILES,
+            maximum = own.maximum
+            threshold = own.threshold
+            logsumexp = own.logsumexp
+            valid = finite(maximum).to(tl.int32)
+        if valid > 0:
+            token = draw_token(
+                p.row, p.v, target_stats, maximum, threshold, p.weights.inv_t, u, PROBS, TILE,
+                BLOCK, LOG_TILES,
             ).to(tl.int64)  # fmt: skip
-    if alive > 0:
-        logprob = log_probability(row, token, token >= 0, direct, temp, logsumexp, threshold, PROBS)
+    if valid > 0:
+        logprob = log_probability(
+            p.row, token, token >= 0, p.direct, params.temperature, logsumexp, threshold, PROBS
+        )
     else:
         flags = flag(TARGET_NOT_FINITE)
     return token, logprob, flags

@@ -1,4 +1,16 @@
-"""What `verify_chain` and `verify_tree` begin with alike, on the host and in a program."""
+"""What `verify_chain` and `verify_tree` share: the plan of a launch and how a program begins.
+
+Terms of both rooms:
+
+acceptance uniform   The random number that a draft's acceptance probability is compared with.
+residual             max(P - Q, 0), normalised; docs/rules.md explains it for each rule.
+recovered token      The token drawn from the residual after a rejected draft.
+bonus token          The token drawn from P after the last draft was accepted.
+valid                A row is valid if it holds a distribution; faults are in the status word.
+direct               The rows hold probabilities that are used as they are, without normalisation.
+tile statistics      See row/tile.py. The op's scratch has room for those of each row that a program
+                     may need at a time: target rows, draft rows and a residual.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +24,46 @@ from specdec_kernels.arguments.chain import ChainArguments
 from specdec_kernels.arguments.checks import float32
 from specdec_kernels.arguments.tree import TreeArguments
 from specdec_kernels.triton import launch
-from specdec_kernels.triton.chain.rules import BAD_PARAMETER, TARGET_NOT_FINITE
-from specdec_kernels.triton.row.distribution import MASS, RACE, TOPS
-from specdec_kernels.triton.row.draft import LAW, POINT, RAW, SAMPLED, SPARSE
-from specdec_kernels.triton.row.tile import INF, count_parameter, inverse, parameter, valid
+from specdec_kernels.triton.row.distribution import (
+    GUMBEL,
+    MASSES,
+    MAXIMA,
+    WeightParams,
+    sequence_params,
+)
+from specdec_kernels.triton.row.draft import DRAFT_LOGITS, DRAFT_PROBS, ONE_HOT, SAMPLED, SPARSE
+from specdec_kernels.triton.row.philox import uniform
+from specdec_kernels.triton.row.status import BAD_PARAMETER, TARGET_NOT_FINITE
+from specdec_kernels.triton.row.tile import INF, parameter
+
+
+class Noise(NamedTuple):
+    """Where the random numbers of one sequence come from."""
+
+    seed: Any
+    position: Any
+    uniforms: Any  # given instead of drawn; may be None
+
+
+class TargetRows(NamedTuple):
+    """The target rows of one sequence."""
+
+    first: Any
+    stride: Any
+
+
+class TargetDistribution(NamedTuple):
+    """P of one row."""
+
+    row: Any
+    v: Any
+    direct: Any
+    weights: WeightParams
 
 
 @triton.jit
-def sequence(target_indptr, b, gamma, n_rows):
-    """(first row, row count) of sequence b, inside the target whatever target_indptr holds."""
+def sequence_rows(target_indptr, b, gamma, n_rows):
+    """(first row, row count) of sequence b; always inside the target, whatever target_indptr is."""
     if target_indptr is None:
         begin = b * 0
         rows = b * 0 + gamma + 1
@@ -33,48 +76,52 @@ def sequence(target_indptr, b, gamma, n_rows):
 
 
 @triton.jit
-def shaping_of(
+def verification_params(
     sampling, draft_temperatures, draft_temperature, b, v, rows,
     GREEDY: tl.constexpr, COMPARES: tl.constexpr, PROBS: tl.constexpr, DRAFT: tl.constexpr,
 ):  # fmt: skip
-    """(what shapes the target's law, the draft's temperature, status before anything is judged)."""
-    temperatures, temperature, top_ks, top_k, top_ps, top_p, min_ps, min_p = sampling
-    temp = parameter(temperatures, temperature, b)
-    k = count_parameter(top_ks, top_k, b)
-    p = parameter(top_ps, top_p, b)
-    least = parameter(min_ps, min_p, b)
-    good = valid(temp, k, p, least)
-    shaped = ((k > 0) & (k < v)) | (p < 1) | (least > 0)
-    if GREEDY:
-        temp = tl.full([], 0.0, tl.float64)
-    # Probabilities that need no shaping are the law itself to the rules that read Q; the ratio test
-    # then reads one entry of each accepted row.
-    direct = (temp == 1) & (shaped == 0) & (PROBS and COMPARES)
+    """(SequenceParams, the draft's temperature, status before any draft is looked at).
+
+    COMPARES says that the rule compares P with Q. Such a rule uses probabilities without filters or
+    temperature as they are, and reads one entry of each accepted row.
+    """
+    direct: tl.constexpr = PROBS and COMPARES
+    params, good = sequence_params(sampling, b, v, GREEDY, direct)
     # Only a SampledDraft has a temperature of its own.
-    q_temp = temp
+    q_temperature = params.temperature
     if DRAFT == SAMPLED:
-        q_temp = parameter(draft_temperatures, draft_temperature, b)
-        good = good & (q_temp >= 0) & (q_temp < INF)
+        q_temperature = parameter(draft_temperatures, draft_temperature, b)
+        good = good & (q_temperature >= 0) & (q_temperature < INF)
     flags = tl.where(good, tl.where(rows > 0, 0, TARGET_NOT_FINITE), BAD_PARAMETER).to(tl.int32)
-    return (temp, inverse(temp), k, p, least, shaped & (temp > 0), direct), q_temp, flags
+    return params, q_temperature, flags
+
+
+@triton.jit
+def row_uniform(noise, i, column, STREAM: tl.constexpr):
+    """A uniform that belongs to position + i, or the given one of `column`."""
+    if noise.uniforms is None:
+        u = uniform(noise.seed, noise.position + i, STREAM)
+    else:
+        u = tl.load(noise.uniforms + column)
+    return u
 
 
 class Plan(NamedTuple):
-    """What a launch is made of, but for the nodes or drafts.
+    """The arguments of a launch, apart from the drafted tokens or nodes.
 
-    target, draft: rows and both strides; without a draft the target's, which are not read as one.
-    laws: the other arguments that say what the draft is, as a kernel takes them.
+    target, draft: rows and both strides. Without a draft, `draft` is the target and is not read.
+    draft_arguments: the other arguments of the draft, in the order of a kernel.
     """
 
     form: int
     target: tuple[Tensor, int, int]
     draft: tuple[Tensor, int, int]
-    laws: tuple[Any, ...]
+    draft_arguments: tuple[Any, ...]
     filters: tuple[Any, ...]
     shape: launch.Tiling
-    most: launch.Tiling  # of the longer rows
+    most: launch.Tiling  # of the longer of a target and a draft row
     d_tiles: int  # 0 where a draft row needs no statistics
-    slot_size: int
+    stats_size: int  # entries that the tile statistics of one row take
     n_rows: int
     num_eos: int
     options: dict[str, Any]
@@ -82,25 +129,30 @@ class Plan(NamedTuple):
 
 def plan(a: ChainArguments | TreeArguments) -> Plan:
     target, v = a.target, a.target.shape[-1]
-    draft, laws, form = a.draft, a.draft_source[1:6], LAW.value
+    draft, form = a.draft, DRAFT_LOGITS.value
+    draft_arguments: tuple[Tensor | None, ...] = (
+        a.draft_ids, a.draft_columns, a.draft_logsumexp, a.draft_threshold, a.draft_temperatures,
+    )  # fmt: skip
     if not a.reads_draft or draft is None:
-        draft, laws, form = target, (None,) * 5, POINT.value
+        draft, draft_arguments, form = target, (None,) * 5, ONE_HOT.value
     elif a.draft_ids is not None:
         form = SPARSE.value
     elif a.draft_logsumexp is not None:
         form = SAMPLED.value
     elif a.kind == "probs":
-        form = RAW.value
-    law, d, own_columns = form == LAW.value, draft.shape[-1], laws[1] is not None
-    scanned = law or form in (RAW.value, SAMPLED.value)
+        form = DRAFT_PROBS.value
+    logits, d = form == DRAFT_LOGITS.value, draft.shape[-1]
+    own_columns = a.draft_columns is not None
+    scanned = logits or form in (DRAFT_PROBS.value, SAMPLED.value)
     filters = launch.filters(v, a.sampling)
     shape = launch.tiling(v)
-    d_tiles = launch.tiling(d).tiles if law else 0
-    most = launch.tiling(max(v, d)) if law else shape
+    d_tiles = launch.tiling(d).tiles if logits else 0
+    most = launch.tiling(max(v, d)) if logits else shape
     options = {
-        "WHAT": {"match": RACE, "greedy": TOPS}.get(a.rule, MASS).value, "PROBS": a.kind == "probs",
+        "STATS": {"match": GUMBEL, "greedy": MAXIMA}.get(a.rule, MASSES).value,
+        "PROBS": a.kind == "probs",
         "FILTERS": a.rule != "greedy" and launch.filtering(v, filters), "DRAFT": form,
-        "BEYOND": scanned and (not law if own_columns else d > v),
+        "BEYOND": scanned and (not logits if own_columns else d > v),
         "TILE": launch.TILE, "CHUNK": launch.CHUNK, "BLOCK": most.block,
         "LOG_TILES": most.log_tiles, "WIDTH": launch.width(d) if form == SPARSE.value else 16,
         **launch.OPTIONS,
@@ -109,7 +161,7 @@ def plan(a: ChainArguments | TreeArguments) -> Plan:
         form,
         (target, 0 if a.target_indptr is not None else target.stride(0), target.stride(-2)),
         (draft, 0 if draft.dim() == 2 else draft.stride(0), draft.stride(-2)),
-        (*launch.packed(*laws), float32(a.draft_temperature)),
+        (*launch.packed(*draft_arguments), float32(a.draft_temperature)),
         filters,
         shape,
         most,

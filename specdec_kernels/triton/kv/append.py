@@ -1,144 +1,61 @@
-"""`kv_append_` and `kv_truncate_` in Triton."""
+"""`kv_append_` in Triton."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from specdec_kernels.arguments import kv as _kv_checks
+from specdec_kernels.arguments import kv as checks
 from specdec_kernels.triton import launch
 from specdec_kernels.triton.kv import table as kv_table
 from specdec_kernels.triton.kv.table import FIELDS, cache_at, sizes_of
 
-LENGTHS = 128  # sequences a program
-
-
-@triton.jit
-def truncated_length(length, new_length):
-    return tl.maximum(tl.minimum(length, new_length), 0)
-
-
-# No sum below overflows where it counts.
-
 
 @triton.jit
 def kept_entries(position, count, slots):
-    """(first, how many) of `count` entries with a slot in [0, slots)."""
+    """(first, how many) of `count` entries whose slot is in [0, slots).
+
+    Sums may overflow for extreme positions, but not where the result depends on them.
+    """
     begin = tl.where(position < 0, -position, 0)
     size = tl.minimum(count, slots - position) - begin
     return begin, tl.where((position < slots) & (position > -count), size, 0)
 
 
-@triton.jit
-def dropped_slots(length, new_length, slots, RING: tl.constexpr):
-    """(first, how many) of the slots that truncation drops; those of a ring go on from slot 0."""
-    begin = truncated_length(length, new_length)
-    if RING:
-        first = tl.maximum(begin, length - slots)
-        size = tl.where(length > begin, length - first, 0)
-        begin = tl.where(size > 0, first, 0) % slots
-    else:
-        size = tl.maximum(tl.minimum(length, slots) - begin, 0)
-    return begin, size
-
-
 @triton.jit(do_not_specialize=["num_caches", "position_stride"])
-def append_lanes(
+def append_words(
     table, num_caches, positions, position_stride, BYTES: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Grid (B * num_caches, blocks)."""
+    """Grid (B * num_caches, blocks): each program copies words of one sequence's entries."""
     b = (tl.program_id(0) // num_caches).to(tl.int64)
     fields = table + tl.program_id(0) % num_caches * FIELDS
     cache, head_stride, slot_stride = cache_at(fields, b, BYTES)
     entries, entry_head, entry_slot = cache_at(fields + 7, b, BYTES)
-    heads, slots, lanes = sizes_of(fields)
+    heads, slots, words = sizes_of(fields)
     position = tl.load(positions + b * position_stride)
     begin, size = kept_entries(position, tl.load(fields + 11), slots)
-    total = heads * size * lanes
+    total = heads * size * words
     step = tl.num_programs(1).to(tl.int64) * BLOCK
     for start in range(tl.program_id(1).to(tl.int64) * BLOCK, total, step):
         i = start + tl.arange(0, BLOCK)
-        token = i // lanes
+        token = i // words
         head = token // size
         entry = begin + token - head * size
-        lane = i - token * lanes
-        source = entries + head * entry_head + entry * entry_slot + lane
-        to = cache + head * head_stride + (position + entry) * slot_stride + lane
+        word = i - token * words
+        source = entries + head * entry_head + entry * entry_slot + word
+        to = cache + head * head_stride + (position + entry) * slot_stride + word
         tl.store(to, tl.load(source, mask=i < total), mask=i < total)
-
-
-@triton.jit(do_not_specialize=["num_caches", "length_stride", "new_length_stride"])
-def zero_lanes(
-    table, num_caches, lengths, length_stride, new_lengths, new_length_stride,
-    BYTES: tl.constexpr, BLOCK: tl.constexpr, RING: tl.constexpr,
-):  # fmt: skip
-    """Grid (B * num_caches, blocks): zeros in the slots that truncation drops."""
-    b = (tl.program_id(0) // num_caches).to(tl.int64)
-    fields = table + tl.program_id(0) % num_caches * FIELDS
-    cache, head_stride, slot_stride = cache_at(fields, b, BYTES)
-    heads, slots, lanes = sizes_of(fields)
-    length = tl.load(lengths + b * length_stride)
-    new_length = tl.load(new_lengths + b * new_length_stride)
-    begin, size = dropped_slots(length, new_length, slots, RING)
-    total = heads * size * lanes
-    step = tl.num_programs(1).to(tl.int64) * BLOCK
-    for start in range(tl.program_id(1).to(tl.int64) * BLOCK, total, step):
-        i = start + tl.arange(0, BLOCK)
-        token = i // lanes
-        head = token // size
-        slot = begin + token - head * size
-        slot = tl.where(slot < slots, slot, slot - slots)
-        to = cache + head * head_stride + slot * slot_stride + i - token * lanes
-        tl.store(to, tl.zeros([BLOCK], to.dtype.element_ty), mask=i < total)
-
-
-@triton.jit(do_not_specialize=["length_stride", "new_length_stride", "batch"])
-def shorten(
-    lengths, length_stride, new_lengths, new_length_stride, batch, BLOCK: tl.constexpr
-):  # fmt: skip
-    b = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    length = tl.load(lengths + b * length_stride, mask=b < batch)
-    new_length = tl.load(new_lengths + b * new_length_stride, mask=b < batch)
-    tl.store(lengths + b * length_stride, truncated_length(length, new_length), mask=b < batch)
-
-
-def zero_dropped(
-    caches: Sequence[Tensor], lengths: Tensor, new_lengths: Tensor, **constants: Any
-) -> None:
-    """A launch before that of the lengths: every program needs the old ones."""
-    for group in kv_table.groups_of(lengths.device, caches):
-        kv_table.start(
-            zero_lanes, group, lengths.shape[0], group.typical_slots,
-            lengths, lengths.stride(0), new_lengths, new_lengths.stride(0), **constants,
-        )  # fmt: skip
 
 
 def kv_append_(caches: Sequence[Tensor], entries: Sequence[Tensor], positions: Tensor) -> None:
     """`reference.kv_append_` on a CUDA device; CPU tensors with TRITON_INTERPRET=1."""
-    _kv_checks.kv_append_(caches, entries, positions)
+    checks.append(caches, entries, positions)
     with launch.on_device_of(positions):
         for group in kv_table.groups_of(positions.device, caches, entries):
             kv_table.start(
-                append_lanes, group, positions.shape[0], group.entries,
+                append_words, group, positions.shape[0], group.entries,
                 positions, positions.stride(0),
             )  # fmt: skip
-
-
-def kv_truncate_(
-    caches: Sequence[Tensor], lengths: Tensor, new_lengths: Tensor, zero_fill: bool
-) -> None:
-    """`reference.kv_truncate_` on a CUDA device; CPU tensors with TRITON_INTERPRET=1."""
-    _kv_checks.kv_truncate_(caches, lengths, new_lengths)
-    batch = lengths.shape[0]
-    if batch == 0:
-        return
-    with launch.on_device_of(lengths):
-        if zero_fill:
-            zero_dropped(caches, lengths, new_lengths, RING=False)
-        shorten[(triton.cdiv(batch, LENGTHS),)](
-            lengths, lengths.stride(0), new_lengths, new_lengths.stride(0), batch, BLOCK=LENGTHS,
-        )  # fmt: skip

@@ -6,11 +6,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specdec_kernels.arguments import kv as _kv_checks
+from specdec_kernels.arguments import kv as checks
 from specdec_kernels.triton import launch
-from specdec_kernels.triton.kv.append import truncated_length
+from specdec_kernels.triton.kv.truncate import truncated_length
 
-# Columns a step: no fewer than a warp has threads, so that each is read by one alone.
+# Columns of one step: at least as many as a warp has threads, so that no two threads read one.
 BLOCK = 128
 OPTIONS = {"num_warps": 1}
 
@@ -30,7 +30,7 @@ def truncate_tables(
     tables, table_stride_b, table_stride_m, columns, block_size, lengths, length_stride,
     new_lengths, new_length_stride, blocks, num_freed, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Grid (B,)."""
+    """Grid (B,): each program drops the blocks of one sequence that it no longer needs."""
     b = tl.program_id(0).to(tl.int64)
     length = tl.load(lengths + b * length_stride)
     kept = truncated_length(length, tl.load(new_lengths + b * new_length_stride))
@@ -50,7 +50,7 @@ def truncate_tables(
     for start in range(count, columns, BLOCK):
         column = start + tl.arange(0, BLOCK)
         tl.store(out + column, tl.full([BLOCK], -1, tl.int32), mask=column < columns)
-    # Every thread has read the length.
+    # Wait until every thread has read the length.
     tl.debug_barrier()
     tl.store(num_freed + b, count)
     tl.store(lengths + b * length_stride, kept)
@@ -60,7 +60,7 @@ def paged_truncate_(
     block_tables: Tensor, lengths: Tensor, new_lengths: Tensor, block_size: int
 ) -> tuple[Tensor, Tensor]:
     """`reference.paged_truncate_` on a CUDA device; CPU tensors with TRITON_INTERPRET=1."""
-    _kv_checks.paged_truncate_(block_tables, lengths, new_lengths, block_size)
+    checks.paged_truncate(block_tables, lengths, new_lengths, block_size)
     batch, columns = block_tables.shape
     blocks = block_tables.new_empty((batch, columns))
     num_freed = block_tables.new_empty((batch,))

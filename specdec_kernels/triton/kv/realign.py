@@ -1,9 +1,9 @@
 """`kv_realign_` in Triton.
 
-Distances count from the end of the range that moves inwards, in the direction of the shift: the
-token at distance d goes to d + step. Distances that differ by a multiple of step form a chain, and
-no two chains touch a common slot. A lane of a chain goes the farthest first, so that no slot is
-read after it was written, and nobody else has it.
+A distance counts from the end of the range that moves inwards, in the direction of the shift: the
+token at distance d moves to d + step. Distances that differ by a multiple of step form a chain, and
+no two chains share a slot. One thread moves one word position of a chain, the farthest token first,
+so that no slot is read after it was written, and no other thread accesses that word position.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specdec_kernels.arguments import kv as _kv_checks
+from specdec_kernels.arguments import kv as checks
 from specdec_kernels.triton import launch
 from specdec_kernels.triton.kv import table as kv_table
 from specdec_kernels.triton.kv.table import FIELDS, cache_at, sizes_of
@@ -27,9 +27,9 @@ def clamped(slot, slots):
 
 @triton.jit
 def realigned(start, length, shift, slots):
-    """(slot at distance 0, direction, step, how many move, how many are left behind).
+    """(slot at distance 0, direction, step, how many tokens move, how many slots are vacated).
 
-    No sum overflows where it counts.
+    Sums may overflow for extreme arguments, but not where the result depends on them.
     """
     begin = clamped(start, slots)
     behind = tl.where(length < slots - begin, begin + length, slots)
@@ -44,50 +44,50 @@ def realigned(start, length, shift, slots):
 
 
 @triton.jit(do_not_specialize=["num_caches", "start_stride", "length_stride", "shift_stride"])
-def realign_lanes(
+def realign_words(
     table, num_caches, starts, start_stride, lengths, length_stride, shifts, shift_stride,
     BYTES: tl.constexpr, BLOCK: tl.constexpr, ZERO: tl.constexpr,
 ):  # fmt: skip
-    """Grid (B * num_caches, blocks)."""
+    """Grid (B * num_caches, blocks): each program moves some words of one sequence's tokens."""
     b = (tl.program_id(0) // num_caches).to(tl.int64)
     fields = table + tl.program_id(0) % num_caches * FIELDS
     cache, head_stride, slot_stride = cache_at(fields, b, BYTES)
-    heads, slots, lanes = sizes_of(fields)
-    origin, direction, step, size, left = realigned(
+    heads, slots, words = sizes_of(fields)
+    origin, direction, step, size, vacated = realigned(
         tl.load(starts + b * start_stride), tl.load(lengths + b * length_stride),
         tl.load(shifts + b * shift_stride), slots,
     )  # fmt: skip
-    total = heads * left * lanes
+    total = heads * vacated * words
     cache += origin * slot_stride
     slot_stride *= direction
     stride = tl.num_programs(1).to(tl.int64) * BLOCK
     for first in range(tl.program_id(1).to(tl.int64) * BLOCK, total, stride):
         i = first + tl.arange(0, BLOCK)
-        row = i // lanes
-        head = row // left
-        chain = row - head * left
-        lane = cache + head * head_stride + i - row * lanes
+        row = i // words
+        head = row // vacated
+        chain = row - head * vacated
+        word = cache + head * head_stride + i - row * words
         inside = i < total
         distance = chain + (size - 1) // step * step
         for _ in range(0, size, step):
             moves = inside & (distance < size)
-            token = tl.load(lane + distance * slot_stride, mask=moves)
-            tl.store(lane + (distance + step) * slot_stride, token, mask=moves)
+            token = tl.load(word + distance * slot_stride, mask=moves)
+            tl.store(word + (distance + step) * slot_stride, token, mask=moves)
             distance -= step
         if ZERO:
-            zeros = tl.zeros([BLOCK], lane.dtype.element_ty)
-            tl.store(lane + chain * slot_stride, zeros, mask=inside)
+            zeros = tl.zeros([BLOCK], word.dtype.element_ty)
+            tl.store(word + chain * slot_stride, zeros, mask=inside)
 
 
 def kv_realign_(
     caches: Sequence[Tensor], starts: Tensor, lengths: Tensor, shifts: Tensor, zero_fill: bool
 ) -> None:
     """`reference.kv_realign_` on a CUDA device; CPU tensors with TRITON_INTERPRET=1."""
-    _kv_checks.kv_realign_(caches, starts, lengths, shifts)
+    checks.realign(caches, starts, lengths, shifts)
     with launch.on_device_of(starts):
         for group in kv_table.groups_of(starts.device, caches):
             kv_table.start(
-                realign_lanes, group, starts.shape[0], group.typical_slots, starts,
+                realign_words, group, starts.shape[0], group.typical_slots, starts,
                 starts.stride(0), lengths, lengths.stride(0), shifts, shifts.stride(0),
                 ZERO=zero_fill,
             )  # fmt: skip

@@ -9,9 +9,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specdec_kernels.arguments import kv as _kv_checks
+from specdec_kernels.arguments import kv as checks
 from specdec_kernels.triton import launch
-from specdec_kernels.triton.kv.append import LENGTHS, truncated_length, zero_dropped
+from specdec_kernels.triton.kv.truncate import LENGTHS, truncated_length, zero_dropped
 
 
 @triton.jit(do_not_specialize=["length_stride", "new_length_stride", "batch", "slots", "window"])
@@ -19,13 +19,17 @@ def shorten_rings(
     lengths, length_stride, new_lengths, new_length_stride, status, batch, slots, window,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """slots: of the shortest ring; 0 without caches."""
+    """Shorten the lengths; `slots` is the size of the shortest ring, 0 without caches.
+
+    The status is 1 where the ring has already overwritten a position that the window of the new
+    length needs.
+    """
     b = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = b < batch
     length = tl.load(lengths + b * length_stride, mask=inside, other=0)
     new_length = tl.load(new_lengths + b * new_length_stride, mask=inside, other=0)
     kept = truncated_length(length, new_length)
-    # As kept > 0, the length is positive and nothing overflows.
+    # Where kept > 0, the length is positive too, so nothing overflows.
     lost = (slots > 0) & (kept > 0) & (tl.maximum(kept - window, 0) < length - slots)
     tl.store(status + b, lost.to(tl.int32), mask=inside)
     tl.store(lengths + b * length_stride, kept, mask=inside)
@@ -35,7 +39,7 @@ def ring_truncate_(
     caches: Sequence[Tensor], lengths: Tensor, new_lengths: Tensor, window: int, zero_fill: bool
 ) -> Tensor:
     """`reference.ring_truncate_` on a CUDA device; CPU tensors with TRITON_INTERPRET=1."""
-    _kv_checks.ring_truncate_(caches, lengths, new_lengths, window)
+    checks.ring_truncate(caches, lengths, new_lengths, window)
     batch = lengths.shape[0]
     status = lengths.new_empty((batch,), dtype=torch.int32)
     if batch == 0:

@@ -1,6 +1,13 @@
 """The caches of a call as a table of addresses, strides and sizes that one launch reads.
 
-Bytes move, whatever the dtype: a lane is the widest integer that divides every address of a cache.
+Terms of this room:
+
+slot    One token's place in a cache.
+word    The unit of a copy: the widest integer (of 1, 2, 4 or 8 bytes) that every address, stride
+        and row of a cache is a multiple of. Bytes are copied whatever their dtype is.
+row     The bytes of one token in one head.
+table   One line of int64 fields for each cache (`FIELDS`).
+group   The caches with words of one width; a launch serves one group.
 """
 
 from __future__ import annotations
@@ -14,18 +21,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-FIELDS = tl.constexpr(12)  # int64 a cache
-WIDEST = 8  # bytes a lane
-# Lanes a program; with fewer than its threads some would be held twice.
+FIELDS = tl.constexpr(12)  # int64 numbers of one cache
+WIDEST = 8  # bytes of a word
+# Words of one program. With fewer words than threads, two threads would own one word.
 BLOCK = 512
 OPTIONS = {"num_warps": 4}
-MAX_BLOCKS = 1024  # a sequence; what is left over, the stride of the loop takes
-# How many slots are dropped or left is known on the device alone; a round drops a few.
+MAX_BLOCKS = 1024  # of one sequence; the loops of the kernels stride over the rest
+# The number of dropped or vacated slots is known on the device only; a round drops a few.
 TYPICAL_SLOTS = 8
 
 
-class Span(NamedTuple):
-    """Addresses of a tensor, in bytes; a stride that nobody steps along is 0."""
+class Strides(NamedTuple):
+    """Address and strides of a tensor in bytes; the stride of a dimension of size 1 is 0."""
 
     address: int = 0
     sequence: int = 0
@@ -34,18 +41,18 @@ class Span(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Caches whose lanes are equally wide: those of one launch."""
+    """The caches of one launch."""
 
     table: Tensor  # [caches, FIELDS] int64
-    lane_bytes: int
-    lanes: int  # at most of one token
-    typical_slots: int  # that a call drops or leaves behind
-    entries: int  # at most, of one sequence
+    word_bytes: int
+    words: int  # of one token, the most of any cache
+    typical_slots: int  # slots that a call drops or vacates
+    entries: int  # of one sequence, the most of any cache
 
 
 @triton.jit
-def lane_pointer(address, BYTES: tl.constexpr):
-    """An address as a pointer to integers of so many bytes."""
+def word_pointer(address, BYTES: tl.constexpr):
+    """An address as a pointer to integers of BYTES bytes."""
     if BYTES == 8:
         pointer = address.to(tl.pointer_type(tl.int64))
     elif BYTES == 4:
@@ -58,16 +65,16 @@ def lane_pointer(address, BYTES: tl.constexpr):
 
 
 @triton.jit
-def cache_at(row, b, BYTES: tl.constexpr):
-    """(sequence or block b, head stride, slot stride) of a row of the table, in lanes."""
-    pointer = lane_pointer(tl.load(row), BYTES) + b * tl.load(row + 1)
-    return pointer, tl.load(row + 2), tl.load(row + 3)
+def cache_at(fields, b, BYTES: tl.constexpr):
+    """(pointer to sequence or block b, head stride, slot stride) of one cache, in words."""
+    pointer = word_pointer(tl.load(fields), BYTES) + b * tl.load(fields + 1)
+    return pointer, tl.load(fields + 2), tl.load(fields + 3)
 
 
 @triton.jit
-def sizes_of(row):
-    """(heads, slots, lanes of a token in one head) of a row of the table."""
-    return tl.load(row + 4), tl.load(row + 5), tl.load(row + 6)
+def sizes_of(fields):
+    """(heads, slots, words of a token in one head) of one cache."""
+    return tl.load(fields + 4), tl.load(fields + 5), tl.load(fields + 6)
 
 
 @triton.jit(do_not_specialize=[*range(1, FIELDS.value + 1)])
@@ -97,25 +104,25 @@ def _layout(t: Tensor) -> Layout:
     return t.data_ptr(), t.shape, t.stride(), t.element_size()
 
 
-def _span(layout: Layout, slot: int) -> Span:
+def _strides(layout: Layout, slot: int) -> Strides:
     address, shape, stride, item = layout
     steps = (stride[i] * item if shape[i] > 1 else 0 for i in (0, 3 - slot, slot))
-    return Span(address, *steps)
+    return Strides(address, *steps)
 
 
 def _row(cache: Layout, entry: Layout | None, slot: int) -> tuple[int, list[int]]:
-    """(bytes of a lane, the fields of one cache)."""
-    to, source = _span(cache, slot), _span(entry, slot) if entry else Span()
+    """(bytes of a word, the fields of one cache and its entries)."""
+    to, source = _strides(cache, slot), _strides(entry, slot) if entry else Strides()
     shape = cache[1]
     heads, row_bytes = shape[3 - slot], shape[3] * cache[3]
-    if entry is None and to.head == row_bytes:  # the heads of a token side by side move as one row
+    if entry is None and to.head == row_bytes:  # adjacent heads of a token are copied as one row
         to, row_bytes, heads = to._replace(head=0), row_bytes * heads, 1
     bits = functools.reduce(lambda x, y: x | y, (*to, *source, row_bytes), WIDEST)
-    lane = bits & -bits
-    steps, entry_steps = ([n // lane for n in span[1:]] for span in (to, source))
+    word = bits & -bits
+    steps, entry_steps = ([n // word for n in strides[1:]] for strides in (to, source))
     count = entry[1][slot] if entry else 0
-    sizes = [heads, shape[slot], row_bytes // lane]
-    return lane, [to.address, *steps, *sizes, source.address, *entry_steps, count]
+    sizes = [heads, shape[slot], row_bytes // word]
+    return word, [to.address, *steps, *sizes, source.address, *entry_steps, count]
 
 
 def _grouped(caches: Layouts, entries: Layouts | None, slot: int) -> dict[int, list[list[int]]]:
@@ -124,20 +131,20 @@ def _grouped(caches: Layouts, entries: Layouts | None, slot: int) -> dict[int, l
         entry = entries[i] if entries is not None else None
         if 0 in cache[1] or (entry and 0 in entry[1]):
             continue
-        lane, row = _row(cache, entry, slot)
-        groups.setdefault(lane, []).append(row)
+        word, row = _row(cache, entry, slot)
+        groups.setdefault(word, []).append(row)
     return groups
 
 
-def _group(rows: list[list[int]], lane: int, table: Tensor) -> Group:
-    lanes = max(row[4] * row[6] for row in rows)
+def _group(rows: list[list[int]], word: int, table: Tensor) -> Group:
+    words = max(row[4] * row[6] for row in rows)
     slots, entries = (max(row[i] for row in rows) for i in (5, 11))
-    return Group(table, lane, lanes, min(slots, TYPICAL_SLOTS), entries)
+    return Group(table, word, words, min(slots, TYPICAL_SLOTS), entries)
 
 
 @functools.cache
 def _compile_writer(device: torch.device) -> None:
-    """Before a CUDA graph is captured: there no code can be loaded."""
+    """Compile `write_row` before a CUDA graph is captured, where no code can be loaded."""
     write_row[(1,)](_empty(1, device), *[0] * FIELDS.value, num_warps=1)
 
 
@@ -149,30 +156,30 @@ def _empty(rows: int, device: torch.device) -> Tensor:
 def _uploaded(
     device: torch.device, stream: int, caches: Layouts, entries: Layouts | None, slot: int
 ) -> list[Group]:
-    """`stream` is part of the key: on another the copy might not have arrived."""
+    """`stream` is part of the key, because the copy is ordered only before work on its stream."""
     cuda = device.type == "cuda"
     if cuda:
         _compile_writer(device)
     groups = []
-    for lane, rows in _grouped(caches, entries, slot).items():
+    for word, rows in _grouped(caches, entries, slot).items():
         host = torch.tensor(rows, dtype=torch.int64, pin_memory=cuda)
-        groups.append(_group(rows, lane, host.to(device, non_blocking=True)))
+        groups.append(_group(rows, word, host.to(device, non_blocking=True)))
     return groups
 
 
 def _captured(
     device: torch.device, caches: Layouts, entries: Layouts | None, slot: int
 ) -> list[Group]:
-    """Written by the CUDA graph that is being captured, into memory of its own.
+    """Tables that the CUDA graph being captured writes itself, into memory of its own.
 
-    A table from elsewhere could be evicted and freed while the graph still reads it.
+    A table of `_uploaded` could be evicted and freed while the graph still reads it.
     """
     groups = []
-    for lane, rows in _grouped(caches, entries, slot).items():
+    for word, rows in _grouped(caches, entries, slot).items():
         table = _empty(len(rows), device)
         for at, row in zip(table, rows, strict=True):
             write_row[(1,)](at, *row, num_warps=1)
-        groups.append(_group(rows, lane, table))
+        groups.append(_group(rows, word, table))
     return groups
 
 
@@ -182,7 +189,7 @@ def groups_of(
     entries: Sequence[Tensor] | None = None,
     slot: int = 2,
 ) -> list[Group]:
-    """Tables of the caches that hold anything; `slot` is the dimension of the slots, 1 or 2."""
+    """The groups of the caches that are not empty; `slot` is the dimension of the slots, 1 or 2."""
     layouts = tuple(map(_layout, caches))
     entry_layouts = None if entries is None else tuple(map(_layout, entries))
     if device.type != "cuda":
@@ -194,9 +201,9 @@ def groups_of(
 
 
 def start(kernel: Any, group: Group, batch: int, rows: int, *args: Any, **constants: Any) -> None:
-    """Launch for `rows` rows of lanes a sequence; the kernel strides over what is left."""
-    blocks = min(-(-group.lanes * rows // BLOCK), MAX_BLOCKS)
+    """Launch with programs for `rows` tokens of each sequence; loops stride over any others."""
+    blocks = min(-(-group.words * rows // BLOCK), MAX_BLOCKS)
     kernel[(batch * len(group.table), blocks)](
-        group.table, len(group.table), *args, BYTES=group.lane_bytes, BLOCK=BLOCK,
+        group.table, len(group.table), *args, BYTES=group.word_bytes, BLOCK=BLOCK,
         **constants, **OPTIONS,
     )  # fmt: skip

@@ -1,9 +1,10 @@
-"""Exact thresholds of one row, without a sort and without a copy of the row.
+"""Exact filter thresholds of one row, without a sort and without a copy of the row.
 
 A threshold is the largest value whose upper set weighs enough: k tokens for top-k, top_p of the
-mass for top-p. Floats in their bit order are integers, so the search narrows an integer interval
-eightfold a pass, and also to the least and the greatest value seen in it; it ends with one value,
-an entry of the row. Masses are int64 (see row.py): the answer depends on no order of summation.
+mass for top-p. Floats in their bit order are integers, so each pass over the row narrows an integer
+interval eightfold, and also to the least and the greatest value seen in it; the search ends at one
+value, an entry of the row. Masses are int64 (see tile.py), so the answer does not depend on the
+order of summation.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from specdec_kernels.triton.row.tile import INF, STAGES, law_weights, load_logits
+from specdec_kernels.triton.row.tile import INF, STAGES, exp_weights, load_logits
 
 PIVOTS = tl.constexpr(8)
 LOWEST = tl.constexpr(-2139095041)  # the key of -inf
@@ -31,22 +32,22 @@ def value_of(key):
 
 @triton.jit
 def select(
-    row, v, low, high, need, top, inv_t, MASS: tl.constexpr, PROBS: tl.constexpr,
+    row, v, low, high, need, maximum, inv_t, MASS: tl.constexpr, PROBS: tl.constexpr,
     LOG_TILES: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Largest key in [low, high] whose upper set weighs at least `need`; int64 scalars.
+    """The largest key in [low, high] whose upper set weighs at least `need` (int64 scalars).
 
-    With MASS a token weighs its probability and `need` is a share of the mass from `low` on, else
-    it weighs one. Needs weight(>= low) >= need.
+    With MASS a token weighs its probability and `need` is a share of the mass from `low` on;
+    without, every token weighs one. The upper set of `low` must weigh at least `need`.
     """
-    rank = tl.arange(0, PIVOTS)
+    pivot_index = tl.arange(0, PIVOTS)
     chunks = tl.cdiv(v, CHUNK)
     enough = tl.full([], 0.0, tl.float64)
     known = tl.full([], 0, tl.int32)
     unit = tl.full([], 2.0 ** (50 - LOG_TILES), tl.float32)
     while low < high:
         step = (high - low + PIVOTS) // PIVOTS
-        pivots = (low + step * rank.to(tl.int64)).to(tl.int32)
+        pivots = (low + step * pivot_index.to(tl.int64)).to(tl.int32)
         if MASS:
             weight = tl.zeros([PIVOTS, CHUNK], tl.int64)
         else:
@@ -58,7 +59,7 @@ def select(
             inside = tl.arange(0, CHUNK) < v - t * CHUNK
             key = key_of(logits)
             if MASS:
-                one = (law_weights(logits, top, -INF, inv_t) * unit).to(tl.int64)
+                one = (exp_weights(logits, maximum, -INF, inv_t) * unit).to(tl.int64)
             else:
                 one = inside.to(tl.int32)
             above = key[None, :] >= pivots[:, None]
@@ -68,7 +69,7 @@ def select(
             greatest = tl.maximum(greatest, tl.where(held, key, LOWEST))
         heavy = tl.sum(weight, 1).to(tl.float64)
         if known == 0:
-            whole = tl.sum(tl.where(rank == 0, heavy, 0.0), 0)
+            whole = tl.sum(tl.where(pivot_index == 0, heavy, 0.0), 0)
             enough = need * whole if MASS else need
             known += 1
         passed = tl.sum((heavy >= enough).to(tl.int64), 0)
@@ -82,22 +83,25 @@ def select(
 
 @triton.jit
 def row_threshold(
-    row, v, top, temperature, inv_t, k, p, min_p, PROBS: tl.constexpr, LOG_TILES: tl.constexpr,
-    CHUNK: tl.constexpr,
+    row, v, maximum, params, PROBS: tl.constexpr, LOG_TILES: tl.constexpr, CHUNK: tl.constexpr
 ):  # fmt: skip
-    """Smallest surviving logit (float32) of a finite row: top-k, top-p of the rest, min-p."""
+    """The smallest surviving logit (float32) of a valid row: top-k, top-p of the rest, min-p."""
+    k = params.top_k
     low = tl.full([], LOWEST, tl.int64)
-    high = key_of(top).to(tl.int64)
+    high = key_of(maximum).to(tl.int64)
     if (k > 0) & (k < v):
         low = select(
-            row, v, low, high, k.to(tl.float64), top, inv_t, False, PROBS, LOG_TILES, CHUNK
+            row, v, low, high, k.to(tl.float64), maximum, params.inv_t, False, PROBS, LOG_TILES,
+            CHUNK,
+        )  # fmt: skip
+    if params.top_p < 1:
+        low = select(
+            row, v, low, high, params.top_p, maximum, params.inv_t, True, PROBS, LOG_TILES, CHUNK
         )
-    if p < 1:
-        low = select(row, v, low, high, p, top, inv_t, True, PROBS, LOG_TILES, CHUNK)
     threshold = value_of(low.to(tl.int32))
-    if min_p > 0:
-        # The smallest float32 not below the float64 bound selects what the bound selects.
-        bound = top.to(tl.float64) + temperature * tl.log(min_p)
+    if params.min_p > 0:
+        # The smallest float32 not below the float64 bound selects the same tokens as the bound.
+        bound = maximum.to(tl.float64) + params.temperature * tl.log(params.min_p)
         bound = tl.maximum(bound, -3.4028234663852886e38)
         nearest = bound.to(tl.float32)
         key = key_of(nearest)
@@ -107,5 +111,5 @@ def row_threshold(
 
 
 @triton.jit
-def tile_top(row, tile, v, PROBS: tl.constexpr, TILE: tl.constexpr):
+def tile_maximum(row, tile, v, PROBS: tl.constexpr, TILE: tl.constexpr):
     return tl.max(load_logits(row, tile, v, PROBS, TILE), 0)

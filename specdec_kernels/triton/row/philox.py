@@ -1,4 +1,8 @@
-"""Philox4x32-10 (Salmon et al. 2011) and the two ways the ops use its words."""
+"""Philox4x32-10 (Salmon et al. 2011), and the uniforms and exponentials made of its words.
+
+The key is the seed; the counter is (counter, position low, position high, noise stream).
+docs/rules.md#noise has the formulas.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +13,10 @@ ROUND_A = tl.constexpr(0xD2511F53)
 ROUND_B = tl.constexpr(0xCD9E8D57)
 KEY_A = tl.constexpr(0x9E3779B9)
 KEY_B = tl.constexpr(0xBB67AE85)
+# Added to a stream for the low bits of small words: its exponentials reach down to 2^-65.
 TAIL = tl.constexpr(256)
 
+# Noise streams.
 ACCEPT = tl.constexpr(0)
 RESIDUAL = tl.constexpr(1)
 SHARED = tl.constexpr(3)
@@ -31,26 +37,26 @@ def philox(c0, c1, c2, c3, k0, k1):
 
 
 @triton.jit
-def words(lane, seed, position, stream: tl.constexpr):
-    """Four words of each lane (uint32, any shape); seed and position int64 scalars."""
-    zero = lane * 0
+def words(counter, seed, position, stream: tl.constexpr):
+    """Four words for each counter (uint32, any shape); seed and position are int64 scalars."""
+    zero = counter * 0
     low = (position & 0xFFFFFFFF).to(tl.uint32)
     high = ((position >> 32) & 0xFFFFFFFF).to(tl.uint32)
     k0 = (seed & 0xFFFFFFFF).to(tl.uint32)
     k1 = ((seed >> 32) & 0xFFFFFFFF).to(tl.uint32)
-    return philox(lane, zero + low, zero + high, zero + stream, k0, k1)
+    return philox(counter, zero + low, zero + high, zero + stream, k0, k1)
 
 
 @triton.jit
 def uniform(seed, position, stream: tl.constexpr):
-    """53 bits in [0, 1), a float64 scalar."""
-    return lane_uniform(tl.full([], 0, tl.uint32), seed, position, stream)
+    """A float64 scalar of 53 bits in [0, 1), from counter 0."""
+    return counter_uniform(tl.full([], 0, tl.uint32), seed, position, stream)
 
 
 @triton.jit
-def lane_uniform(lane, seed, position, stream: tl.constexpr):
-    """The same of another lane (uint32 scalar)."""
-    w0, w1, _, _ = words(lane, seed, position, stream)
+def counter_uniform(counter, seed, position, stream: tl.constexpr):
+    """A float64 scalar of 53 bits in [0, 1), from a counter (uint32 scalar)."""
+    w0, w1, _, _ = words(counter, seed, position, stream)
     # In int64 the pair shifted by 11 is at most 53 bits and converts exactly.
     pair = (w0.to(tl.int64) >> 11) | (w1.to(tl.int64) << 21)
     return pair.to(tl.float64) * (1.0 / 9007199254740992.0)
@@ -58,15 +64,15 @@ def lane_uniform(lane, seed, position, stream: tl.constexpr):
 
 @triton.jit
 def tile_words(tile, seed, position, stream: tl.constexpr, TILE: tl.constexpr):
-    """[TILE] uint32: word v % 4 of lane v // 4 for the tokens v of one tile."""
-    lane = (tile * (TILE // 4) + tl.arange(0, TILE // 4)).to(tl.uint32)
-    w0, w1, w2, w3 = words(lane, seed, position, stream)
+    """[TILE] uint32: word v % 4 of counter v // 4 for the tokens v of one tile."""
+    counter = (tile * (TILE // 4) + tl.arange(0, TILE // 4)).to(tl.uint32)
+    w0, w1, w2, w3 = words(counter, seed, position, stream)
     return tl.interleave(tl.interleave(w0, w2), tl.interleave(w1, w3))
 
 
 @triton.jit
 def tile_exponentials(tile, seed, position, stream: tl.constexpr, TILE: tl.constexpr):
-    """[TILE] float32 unit exponentials -log1p(-u), u in (2^-65, 1) (ALGORITHMS section 4)."""
+    """[TILE] float32 unit exponentials -log1p(-u) with u in (2^-65, 1), see docs/rules.md#noise."""
     x = tile_words(tile, seed, position, stream, TILE)
     tail = x < 256
     half = tl.full([TILE], 0.5, tl.float32)

@@ -11,15 +11,25 @@ from torch import Tensor
 from specdec_kernels.arguments.checks import float32
 from specdec_kernels.arguments.sample import STREAMS, SampleArguments
 from specdec_kernels.triton import launch
-from specdec_kernels.triton.row.distribution import MASS, RACE, draw, race, row_law, store_tile
+from specdec_kernels.triton.row.distribution import (
+    GUMBEL,
+    MASSES,
+    Sampling,
+    draw_token,
+    gumbel_argmax,
+    row_stats,
+    sequence_params,
+    store_tile,
+)
 from specdec_kernels.triton.row.philox import uniform
+from specdec_kernels.triton.row.status import BAD_PARAMETER, TARGET_NOT_FINITE
 from specdec_kernels.triton.row.tile import (
-    count_parameter,
+    TileStats,
     finite,
+    flag,
     inverse,
     parameter,
     row_argmax,
-    valid,
 )
 
 
@@ -27,17 +37,18 @@ from specdec_kernels.triton.row.tile import (
 def sample_tiles(
     logits, row_stride, v, tiles,
     temperatures, temperature, seeds, positions,
-    tops, sums,
-    STREAM: tl.constexpr, WHAT: tl.constexpr, TILE: tl.constexpr,
+    tile_maxima, tile_sums,
+    STREAM: tl.constexpr, STATS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Grid (R, tiles): the statistics of one tile, unfiltered."""
+    """Grid (R, tiles): each program computes the statistics of one tile, unfiltered."""
     r = tl.program_id(0).to(tl.int64)
     tile = tl.program_id(1)
     inv_t = inverse(parameter(temperatures, temperature, r))
-    slot = r * tiles * WHAT
+    offset = r * tiles * STATS
     store_tile(
-        logits + r * row_stride, tile, v, inv_t, float("-inf"), tops + slot, sums + slot, tiles,
-        tl.load(seeds + r), tl.load(positions + r), STREAM, WHAT, False, TILE,
+        logits + r * row_stride, tile, v, inv_t, float("-inf"),
+        TileStats(tile_maxima + offset, tile_sums + offset, tiles),
+        tl.load(seeds + r), tl.load(positions + r), STREAM, STATS, False, TILE,
     )  # fmt: skip
 
 
@@ -46,50 +57,49 @@ def sample_rows(
     logits, row_stride, v, tiles,
     temperatures, temperature, top_ks, top_k, top_ps, top_p, min_ps, min_p,
     seeds, positions,
-    tops, sums,
+    tile_maxima, tile_sums,
     tokens, logprobs, logsumexps, thresholds, status,
-    STREAM: tl.constexpr, WHAT: tl.constexpr, PRE: tl.constexpr, FILTERS: tl.constexpr,
+    STREAM: tl.constexpr, STATS: tl.constexpr, SPLIT: tl.constexpr, FILTERS: tl.constexpr,
     TILE: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, LOG_TILES: tl.constexpr,
 ):  # fmt: skip
-    """Grid (R,): one row a program."""
+    """Grid (R,): each program samples one row."""
     r = tl.program_id(0).to(tl.int64)
     row = logits + r * row_stride
-    temp = parameter(temperatures, temperature, r)
-    k = count_parameter(top_ks, top_k, r)
-    p = parameter(top_ps, top_p, r)
-    least = parameter(min_ps, min_p, r)
-    inv_t = inverse(temp)
+    sampling = Sampling(temperatures, temperature, top_ks, top_k, top_ps, top_p, min_ps, min_p)
+    params, good = sequence_params(sampling, r, v, False, False)
     token = tl.full([], -1, tl.int32)
     logprob = tl.full([], 0.0, tl.float64)
     logsumexp = tl.full([], 0.0, tl.float64)
     threshold = tl.full([], 0.0, tl.float32)
-    fault = tl.full([], 16, tl.int32)
-    if valid(temp, k, p, least):
+    fault = flag(BAD_PARAMETER)
+    if good:
         seed = tl.load(seeds + r)
         position = tl.load(positions + r)
-        filtered = (temp > 0) & (((k > 0) & (k < v)) | (p < 1) | (least > 0))
-        slot = r * tiles * WHAT
-        top, threshold, logsumexp = row_law(
-            row, v, tiles, tops + slot, sums + slot, temp, inv_t, k, p, least, filtered, seed,
-            position, STREAM, WHAT, PRE, FILTERS, False, TILE, CHUNK, BLOCK, LOG_TILES,
+        offset = r * tiles * STATS
+        tile_stats = TileStats(tile_maxima + offset, tile_sums + offset, tiles)
+        stats = row_stats(
+            row, v, tile_stats, params, seed, position, STREAM, STATS, SPLIT, FILTERS, False, TILE,
+            CHUNK, BLOCK, LOG_TILES,
         )  # fmt: skip
-        fault = tl.where(finite(top), 0, 1)
+        threshold = stats.threshold
+        logsumexp = stats.logsumexp
+        fault = tl.where(finite(stats.maximum), 0, TARGET_NOT_FINITE).to(tl.int32)
         if fault > 0:
             threshold = tl.full([], 0.0, tl.float32)
-        elif temp == 0:
-            token = row_argmax(row, v, tops + slot, tiles, top, False, TILE, BLOCK)
+        elif params.temperature == 0:
+            token = row_argmax(row, v, tile_stats, stats.maximum, False, TILE, BLOCK)
             logsumexp = tl.full([], 0.0, tl.float64)
-            threshold = top
+            threshold = stats.maximum
         else:
-            if WHAT == RACE:
-                token = race(tops + slot, sums + slot, tiles, inv_t, TILE, BLOCK)
+            if STATS == GUMBEL:
+                token = gumbel_argmax(tile_stats, params.inv_t, TILE, BLOCK)
             else:
                 u = uniform(seed, position, STREAM)
-                token = draw(
-                    row, v, tiles, tops + slot, sums + slot, top, threshold, inv_t, u, False,
-                    TILE, BLOCK, LOG_TILES,
+                token = draw_token(
+                    row, v, tile_stats, stats.maximum, threshold, params.inv_t, u, False, TILE,
+                    BLOCK, LOG_TILES,
                 )  # fmt: skip
-            logprob = tl.load(row + token).to(tl.float64) / temp - logsumexp
+            logprob = tl.load(row + token).to(tl.float64) / params.temperature - logsumexp
     tl.store(tokens + r, token.to(tl.int64))
     tl.store(logprobs + r, logprob.to(tl.float32))
     tl.store(logsumexps + r, logsumexp)
@@ -106,10 +116,10 @@ def sample(*args: Any) -> tuple[Tensor, ...]:
     if n == 0:
         return out
     shape = launch.tiling(v)
-    what = RACE.value if a.method == "gumbel" else MASS.value
+    stats = GUMBEL.value if a.method == "gumbel" else MASSES.value
     split = launch.row_parallel(logits, n, shape.tiles)
-    number = STREAMS[a.noise]
-    tops, sums = launch.scratch(logits, n * what * shape.tiles)
+    stream = STREAMS[a.noise]
+    maxima, sums = launch.scratch(logits, n * stats * shape.tiles)
     temps, seeds, positions = launch.packed(a.temperatures, a.seeds, a.positions)
     temperature = float32(a.temperature)
     filters = launch.filters(v, a.sampling)
@@ -117,12 +127,12 @@ def sample(*args: Any) -> tuple[Tensor, ...]:
         if split:
             sample_tiles[(n, shape.tiles)](
                 logits, logits.stride(0), v, shape.tiles, temps, temperature, seeds, positions,
-                tops, sums, STREAM=number, WHAT=what, TILE=launch.TILE, **launch.OPTIONS,
+                maxima, sums, STREAM=stream, STATS=stats, TILE=launch.TILE, **launch.OPTIONS,
             )  # fmt: skip
         sample_rows[(n,)](
             logits, logits.stride(0), v, shape.tiles, temps, temperature,
-            *filters, seeds, positions, tops, sums, *out,
-            STREAM=number, WHAT=what, PRE=split, FILTERS=launch.filtering(v, filters),
+            *filters, seeds, positions, maxima, sums, *out,
+            STREAM=stream, STATS=stats, SPLIT=split, FILTERS=launch.filtering(v, filters),
             TILE=launch.TILE, CHUNK=launch.CHUNK, BLOCK=shape.block, LOG_TILES=shape.log_tiles,
             **launch.OPTIONS,
         )  # fmt: skip

@@ -1,23 +1,53 @@
-"""One vocabulary row in fixed tiles: masses, totals, the inverse CDF, the race.
+"""One vocabulary row in fixed tiles: tile masses, row totals and the inverse CDF.
+
+Terms of this room:
+
+tile         TILE neighbouring entries of a row. The size is fixed, so results do not depend on it.
+mass         The sum of the weights of a tile or a row, as an integer (see below).
+statistics   The maximum and the mass of each tile (`TileStats`), and what follows from them for the
+             row: maximum, filter threshold and logsumexp (`RowStats` in distribution.py).
+linear       Weights that are given as they are (a residual), not as exponentials of logits. Tiles
+             of a linear row have a power of two near their largest weight in place of a maximum.
 
 Masses are integers. A tile's weights are scaled by its own maximum, cut to 50 bits and summed in
-int64; tiles are then rescaled in float64 and summed in int64 again. An integer sum has no order:
-neither the layout the compiler picks for a kernel, nor the alignment of a row, nor the schedule,
-nor the warp size can change a bit of a total or of a prefix sum, and the cut (2^-50 of the largest
-weight) is finer than any float32 sum.
+int64; tiles are then rescaled in float64 and summed in int64 again. An integer sum has no order, so
+neither the layout that the compiler picks for a kernel, nor the alignment of a row, nor the
+schedule, nor the warp size can change a bit of a total or of a prefix sum. The cut (2^-50 of the
+largest weight) is finer than the rounding of any float32 sum.
+
+Device code passes records (`NamedTuple`). A record with a member that may be None, such as an
+optional tensor, can only be an argument: no function returns one. Compile-time constants are not
+members of records, because Triton turns them into run-time values there.
 """
 
 from __future__ import annotations
+
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
 
 INF = tl.constexpr(float("inf"))
 FLT_MAX = tl.constexpr(3.4028234663852886e38)
-LAW_UNIT = tl.constexpr(float(2**50))
+EXP_UNIT = tl.constexpr(float(2**50))
 LINEAR_UNIT = tl.constexpr(float(2**48))
 # Tiles on their way from memory while one is worked on.
 STAGES = tl.constexpr(3)
+
+
+class TileStats(NamedTuple):
+    """Where the statistics of one row's tiles are in scratch memory."""
+
+    maxima: Any  # float32 [planes, tiles]: largest logits (linear: scales); best Gumbel scores
+    sums: Any  # int64 [planes, tiles]: masses; the index of the best score in its tile
+    tiles: Any
+
+
+@triton.jit
+def stats_at(scratch, index, tiles):
+    """The index-th row's tile statistics in `scratch` (a record with maxima, sums and size)."""
+    offset = index * scratch.size
+    return TileStats(scratch.maxima + offset, scratch.sums + offset, tiles)
 
 
 @triton.jit
@@ -32,7 +62,7 @@ def parameter(pointer, scalar, b):
 
 @triton.jit
 def count_parameter(pointer, scalar, b):
-    """The same for an int32 parameter."""
+    """A per-sequence tensor [B] or a scalar, as int32."""
     if pointer is None:
         value = tl.full([], 0, tl.int32) + scalar
     else:
@@ -47,15 +77,8 @@ def flag(value):
 
 
 @triton.jit
-def valid(temperature, k, p, min_p):
-    """Comparisons with NaN are false, so NaN is out of range everywhere."""
-    shape = (temperature >= 0) & (temperature < INF) & (k >= 0)
-    return shape & (p > 0) & (p <= 1) & (min_p >= 0) & (min_p <= 1)
-
-
-@triton.jit
 def inverse(temperature):
-    """min(1 / T, FLT_MAX) in float32; T float64, may be 0."""
+    """min(1 / T, FLT_MAX) in float32; T is float64 and may be 0."""
     return tl.minimum(1.0 / tl.maximum(temperature, 1e-300), FLT_MAX).to(tl.float32)
 
 
@@ -69,7 +92,7 @@ def load_tile(row, tile, v, other: tl.constexpr, TILE: tl.constexpr):
 
 @triton.jit
 def as_logits(raw, PROBS: tl.constexpr):
-    """Logits of a loaded tile; every value a row may not hold becomes +inf, which its max shows."""
+    """Logits of a loaded tile. Invalid values become +inf, so that the maximum shows them."""
     if PROBS:
         good = (raw >= 0) & (raw < INF)
         logits = tl.where(good, tl.log(tl.where(good & (raw > 0), raw, 1.0)), INF)
@@ -103,27 +126,29 @@ def log_probability(
     logit = as_logits(raw, PROBS)
     exact = logit.to(tl.float64)
     if PROBS:
-        # A shaped law was computed from float32 logarithms: its own rounding must cancel.
+        # The statistics of a processed row come from float32 logarithms. The numerator must be
+        # rounded alike, so that the rounding cancels.
         exact = tl.where(direct, log64(raw.to(tl.float64)), exact)
     return tl.where(inside & (logit >= threshold), exact / temperature - logsumexp, -INF)
 
 
 @triton.jit
-def finite(top):
-    return (top < INF) & (top > -INF)
+def finite(maximum):
+    """Whether a row with this maximum is valid."""
+    return (maximum < INF) & (maximum > -INF)
 
 
 @triton.jit
-def law_weights(logits, top, threshold, inv_t):
-    """Weights of one tile in units of its maximum `top`, float32 in [0, 1]."""
-    base = tl.where(top == -INF, 0.0, top)
+def exp_weights(logits, maximum, threshold, inv_t):
+    """Weights of one tile in units of its `maximum`, float32 in [0, 1]."""
+    base = tl.where(maximum == -INF, 0.0, maximum)
     keep = (logits >= threshold) & (logits < INF)
     return tl.where(keep, tl.exp((logits - base) * inv_t), 0.0)
 
 
 @triton.jit
-def law_units(weights):
-    return (weights * LAW_UNIT).to(tl.int64)
+def exp_units(weights):
+    return (weights * EXP_UNIT).to(tl.int64)
 
 
 @triton.jit
@@ -139,57 +164,52 @@ def linear_units(weights):
 
 
 @triton.jit
-def row_top(tops, tiles, BLOCK: tl.constexpr):
-    """Maximum of tops [tiles] (float32); +inf says that the row holds what it may not."""
-    top = tl.full([], float("-inf"), tl.float32)
-    for t in range(0, tiles, BLOCK):
+def row_maximum(stats, BLOCK: tl.constexpr):
+    """The largest tile maximum (float32); +inf where the row holds an invalid value."""
+    maximum = tl.full([], float("-inf"), tl.float32)
+    for t in range(0, stats.tiles, BLOCK):
         index = t + tl.arange(0, BLOCK)
-        part = tl.load(tops + index, mask=index < tiles, other=float("-inf"))
-        top = tl.maximum(top, tl.max(part, 0))
-    return top
+        part = tl.load(stats.maxima + index, mask=index < stats.tiles, other=float("-inf"))
+        maximum = tl.maximum(maximum, tl.max(part, 0))
+    return maximum
 
 
 @triton.jit
-def block_mass(
-    tops, sums, t, tiles, top, inv_t, LINEAR: tl.constexpr, LOG_TILES: tl.constexpr,
-    BLOCK: tl.constexpr,
+def tile_masses(
+    stats, t, maximum, inv_t, LINEAR: tl.constexpr, LOG_TILES: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """[BLOCK] int64 masses of the tiles from t on, and the float64 factors they were scaled by.
-
-    `tops` holds the maxima of logits, or with LINEAR the scales of linear weights.
-    """
+    """[BLOCK] int64 masses of the tiles from t on, and the float64 factors that rescaled them."""
     index = t + tl.arange(0, BLOCK)
-    inside = index < tiles
-    units = tl.load(sums + index, mask=inside, other=0).to(tl.float64)
+    inside = index < stats.tiles
+    units = tl.load(stats.sums + index, mask=inside, other=0).to(tl.float64)
     if LINEAR:
-        own = tl.load(tops + index, mask=inside, other=0.0)
-        factors = own.to(tl.float64) / top.to(tl.float64)
+        own = tl.load(stats.maxima + index, mask=inside, other=0.0)
+        factors = own.to(tl.float64) / maximum.to(tl.float64)
     else:
-        own = tl.load(tops + index, mask=inside, other=float("-inf"))
-        factors = tl.exp((own.to(tl.float64) - top.to(tl.float64)) * inv_t.to(tl.float64))
-    # The rows' totals stay below 2^63: each tile's sum is at most 2^62.
+        own = tl.load(stats.maxima + index, mask=inside, other=float("-inf"))
+        factors = tl.exp((own.to(tl.float64) - maximum.to(tl.float64)) * inv_t.to(tl.float64))
+    # Each tile's sum is at most 2^62, so this keeps the row's total below 2^63.
     return (units * (factors * (1.0 / (1 << LOG_TILES)))).to(tl.int64), factors
 
 
 @triton.jit
 def row_total(
-    tops, sums, tiles, top, inv_t, LINEAR: tl.constexpr, LOG_TILES: tl.constexpr,
-    BLOCK: tl.constexpr,
+    stats, maximum, inv_t, LINEAR: tl.constexpr, LOG_TILES: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """int64 mass of the row in units of 2^(LOG_TILES - 50) of its largest weight."""
+    """The int64 mass of the row in units of 2^(LOG_TILES - 50) of its largest weight."""
     total = tl.full([], 0, tl.int64)
-    for t in range(0, tiles, BLOCK):
-        mass, _ = block_mass(tops, sums, t, tiles, top, inv_t, LINEAR, LOG_TILES, BLOCK)
+    for t in range(0, stats.tiles, BLOCK):
+        mass, _ = tile_masses(stats, t, maximum, inv_t, LINEAR, LOG_TILES, BLOCK)
         total += tl.sum(mass, 0)
     return total
 
 
 @triton.jit
 def choose_tile(
-    tops, sums, tiles, top, inv_t, target, LINEAR: tl.constexpr, LOG_TILES: tl.constexpr,
+    stats, maximum, inv_t, target, LINEAR: tl.constexpr, LOG_TILES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """First tile whose prefix mass exceeds `target`, else the last with mass.
+    """The first tile whose prefix mass exceeds `target`, or else the last one with mass.
 
     Returns its index and the part of `target` that falls into it, in units of its own sum.
     """
@@ -197,9 +217,9 @@ def choose_tile(
     rest = tl.full([], 0.0, tl.float64)
     found = tl.full([], 0, tl.int32)
     before = tl.full([], 0, tl.int64)
-    for t in range(0, tiles, BLOCK):
+    for t in range(0, stats.tiles, BLOCK):
         if found == 0:
-            mass, factors = block_mass(tops, sums, t, tiles, top, inv_t, LINEAR, LOG_TILES, BLOCK)
+            mass, factors = tile_masses(stats, t, maximum, inv_t, LINEAR, LOG_TILES, BLOCK)
             index = tl.arange(0, BLOCK)
             prefix = before + tl.cumsum(mass, 0)
             first = tl.min(tl.where(prefix.to(tl.float64) > target, index, BLOCK), 0)
@@ -218,7 +238,7 @@ def choose_tile(
 
 @triton.jit
 def choose_in_tile(units, target, TILE: tl.constexpr):
-    """First index of [TILE] int64 weights whose prefix sum exceeds target, else the last > 0."""
+    """The first of [TILE] int64 weights whose prefix sum exceeds target, or else the last > 0."""
     index = tl.arange(0, TILE)
     prefix = tl.cumsum(units, 0)
     hit = (prefix.to(tl.float64) > target) & (units > 0)
@@ -228,22 +248,23 @@ def choose_in_tile(units, target, TILE: tl.constexpr):
 
 
 @triton.jit
-def first_tile(tops, tiles, top, BLOCK: tl.constexpr):
-    """Index of the first tile whose maximum is `top`."""
+def first_tile(stats, maximum, BLOCK: tl.constexpr):
+    """The index of the first tile whose maximum is that of the row."""
     chosen = tl.full([], 0x7FFFFFFF, tl.int32)
-    for t in range(0, tiles, BLOCK):
+    for t in range(0, stats.tiles, BLOCK):
         index = t + tl.arange(0, BLOCK)
-        part = tl.load(tops + index, mask=index < tiles, other=float("-inf"))
-        hit = (part == top) & (index < tiles)
+        part = tl.load(stats.maxima + index, mask=index < stats.tiles, other=float("-inf"))
+        hit = (part == maximum) & (index < stats.tiles)
         chosen = tl.minimum(chosen, tl.min(tl.where(hit, index, 0x7FFFFFFF), 0))
     return chosen
 
 
 @triton.jit
-def row_argmax(row, v, tops, tiles, top, PROBS: tl.constexpr, TILE: tl.constexpr,
-               BLOCK: tl.constexpr):  # fmt: skip
-    """Lowest id of the maximum."""
-    tile = first_tile(tops, tiles, top, BLOCK)
+def row_argmax(
+    row, v, stats, maximum, PROBS: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """The lowest id of the maximum."""
+    tile = first_tile(stats, maximum, BLOCK)
     logits = load_logits(row, tile, v, PROBS, TILE)
     index = tl.arange(0, TILE)
-    return tile * TILE + tl.min(tl.where(logits == top, index, TILE), 0)
+    return tile * TILE + tl.min(tl.where(logits == maximum, index, TILE), 0)

@@ -1,7 +1,8 @@
 """`specdec_kernels::expand_tree` in Triton.
 
-An entry is one int64: the order of its value above, its index below, so that the largest of some
-entries is the first of the best, and the best of a row are found tile by tile, in any order.
+A candidate is one int64, an entry: the ordered bits of its value in the upper half, its index,
+inverted, in the lower half. The largest entry is then the first of the best candidates, and the
+best of a row can be found tile by tile, in any order.
 """
 
 from __future__ import annotations
@@ -12,24 +13,25 @@ import triton.language as tl
 from torch import Tensor
 
 from specdec_kernels.arguments import checks as _checks
-from specdec_kernels.arguments import tree_layout as _own
+from specdec_kernels.arguments import tree_layout as _tree_checks
 from specdec_kernels.triton import launch
 from specdec_kernels.triton.row.filter import key_of, value_of
 from specdec_kernels.triton.row.tile import (
     INF,
+    TileStats,
+    exp_units,
+    exp_weights,
     finite,
     inverse,
-    law_units,
-    law_weights,
     load_logits,
     parameter,
-    row_top,
+    row_maximum,
     row_total,
 )
 
 NOTHING = tl.constexpr(-(2**63))  # below every entry
-LAST = tl.constexpr(0x7FFFFFFF)  # the lower index is the larger entry
-CHUNK = 4096  # entries a step of a merge
+LAST = tl.constexpr(0x7FFFFFFF)  # the lower of two indices makes the larger entry
+CHUNK = 4096  # entries that one step of a merge takes
 
 
 @triton.jit
@@ -49,7 +51,7 @@ def load_entries(entries, index, inside):
 
 @triton.jit
 def keep_best(best, entries, width, PLACES: tl.constexpr):
-    """[PLACES] the `width` largest of best [PLACES] and entries, largest first."""
+    """[PLACES]: the `width` largest of `best` [PLACES] and `entries`, largest first."""
     place = tl.arange(0, PLACES)
     least = tl.min(tl.where(place == width - 1, best, -NOTHING - 1), 0)
     if tl.max(entries, 0) > least:
@@ -65,7 +67,7 @@ def keep_best(best, entries, width, PLACES: tl.constexpr):
 
 @triton.jit
 def used_temperature(temperatures, temperature, b):
-    """float64; 0 counts as 1."""
+    """The float64 temperature of sequence b; 0 counts as 1."""
     value = parameter(temperatures, temperature, b)
     return tl.where(value == 0, 1.0, value)
 
@@ -73,19 +75,19 @@ def used_temperature(temperatures, temperature, b):
 @triton.jit(do_not_specialize=["num_nodes", "tiles", "width"])
 def expand_tiles(
     logits, logits_stride_b, logits_stride_f, v, num_nodes, tiles, width, temperatures, temperature,
-    tops, sums, found, TILE: tl.constexpr, PLACES: tl.constexpr,
+    tile_maxima, tile_sums, found, TILE: tl.constexpr, PLACES: tl.constexpr,
 ):  # fmt: skip
-    """Grid (B * F, tiles): the maximum, the mass and the best entries of one tile."""
+    """Grid (B * F, tiles): maximum, mass and best entries of one tile."""
     r = tl.program_id(0).to(tl.int64)
     tile = tl.program_id(1)
     b = r // num_nodes
     row = logits + b * logits_stride_b + r % num_nodes * logits_stride_f
     values = load_logits(row, tile, v, False, TILE)
-    top = tl.max(values, 0)
+    maximum = tl.max(values, 0)
     inv_t = inverse(used_temperature(temperatures, temperature, b))
-    units = law_units(law_weights(values, top, float("-inf"), inv_t))
-    tl.store(tops + r * tiles + tile, top)
-    tl.store(sums + r * tiles + tile, tl.sum(units, 0))
+    units = exp_units(exp_weights(values, maximum, float("-inf"), inv_t))
+    tl.store(tile_maxima + r * tiles + tile, maximum)
+    tl.store(tile_sums + r * tiles + tile, tl.sum(units, 0))
     index = tile * TILE + tl.arange(0, TILE)
     entries = tl.where(values > -INF, entries_of(values, index), NOTHING)
     best = keep_best(tl.full([PLACES], NOTHING, tl.int64), entries, width, PLACES)
@@ -96,22 +98,21 @@ def expand_tiles(
 @triton.jit(do_not_specialize=["num_nodes", "tiles", "width"])
 def expand_rows(
     scores, score_stride_b, score_stride_f, num_nodes, tiles, width, temperatures, temperature,
-    tops, sums, found, out_tokens, out_scores,
+    tile_maxima, tile_sums, found, out_tokens, out_scores,
     BLOCK: tl.constexpr, LOG_TILES: tl.constexpr, CHUNK: tl.constexpr, PLACES: tl.constexpr,
 ):  # fmt: skip
-    """Grid (B * F,): the children of one node from those of its tiles."""
+    """Grid (B * F,): the best children of one node, merged from those of its tiles."""
     r = tl.program_id(0).to(tl.int64)
     b = r // num_nodes
-    before = tl.load(scores + b * score_stride_b + r % num_nodes * score_stride_f)
+    parent_score = tl.load(scores + b * score_stride_b + r % num_nodes * score_stride_f)
     temp = used_temperature(temperatures, temperature, b)
     place = tl.arange(0, PLACES)
     token = tl.full([PLACES], -1, tl.int64)
     score = tl.full([PLACES], float("-inf"), tl.float32)
-    top = row_top(tops + r * tiles, tiles, BLOCK)
-    if finite(top) & finite(before) & (temp > 0) & (temp < INF):
-        mass = row_total(
-            tops + r * tiles, sums + r * tiles, tiles, top, inverse(temp), False, LOG_TILES, BLOCK
-        )
+    stats = TileStats(tile_maxima + r * tiles, tile_sums + r * tiles, tiles)
+    maximum = row_maximum(stats, BLOCK)
+    if finite(maximum) & finite(parent_score) & (temp > 0) & (temp < INF):
+        mass = row_total(stats, maximum, inverse(temp), False, LOG_TILES, BLOCK)
         total = tl.log(mass.to(tl.float64) * (2.0 ** (LOG_TILES - 50)))
         best = tl.full([PLACES], NOTHING, tl.int64)
         for start in range(0, tiles * width, CHUNK):
@@ -119,8 +120,8 @@ def expand_rows(
             inside = index < tiles * width
             entries = load_entries(found + r * tiles * width, index, inside)
             best = keep_best(best, entries, width, PLACES)
-        gap = (value_of((best >> 32).to(tl.int32)).to(tl.float64) - top.to(tl.float64)) / temp
-        child = (before.to(tl.float64) + (gap - total)).to(tl.float32)
+        gap = (value_of((best >> 32).to(tl.int32)).to(tl.float64) - maximum.to(tl.float64)) / temp
+        child = (parent_score.to(tl.float64) + (gap - total)).to(tl.float32)
         there = (best != NOTHING) & (child > -INF)
         token = tl.where(there, index_of(best), -1)
         score = tl.where(there, child, -INF)
@@ -149,7 +150,7 @@ def expand_tree(
     logits: Tensor, scores: Tensor, width: int, temperatures: Tensor | None, temperature: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`reference.expand_tree` on a CUDA device; CPU tensors with TRITON_INTERPRET=1."""
-    _own.expand_tree(logits, scores, width, temperatures, temperature)
+    _tree_checks.expand_tree(logits, scores, width, temperatures, temperature)
     b, f, v = logits.shape
     tokens = logits.new_empty((b, f, width), dtype=torch.int64)
     out_scores = logits.new_empty((b, f, width), dtype=torch.float32)
@@ -157,7 +158,7 @@ def expand_tree(
     if b == 0:
         return tokens, out_scores, frontier
     shape = launch.tiling(v)
-    tops, sums = launch.scratch(logits, b * f * shape.tiles)
+    maxima, sums = launch.scratch(logits, b * f * shape.tiles)
     found = logits.new_empty((b * f * shape.tiles * width,), dtype=torch.int64)
     (temps,) = launch.packed(temperatures)
     temperature = _checks.float32(temperature)
@@ -165,11 +166,11 @@ def expand_tree(
     with launch.on_device_of(logits):
         expand_tiles[(b * f, shape.tiles)](
             logits, logits.stride(0), logits.stride(1), v, f, shape.tiles, width, temps,
-            temperature, tops, sums, found, TILE=launch.TILE, PLACES=places, **launch.OPTIONS,
+            temperature, maxima, sums, found, TILE=launch.TILE, PLACES=places, **launch.OPTIONS,
         )  # fmt: skip
         expand_rows[(b * f,)](
             scores, scores.stride(0), scores.stride(1), f, shape.tiles, width, temps, temperature,
-            tops, sums, found, tokens, out_scores, BLOCK=shape.block, LOG_TILES=shape.log_tiles,
+            maxima, sums, found, tokens, out_scores, BLOCK=shape.block, LOG_TILES=shape.log_tiles,
             CHUNK=CHUNK, PLACES=places, **launch.OPTIONS,
         )  # fmt: skip
         choose_frontier[(b,)](

@@ -1,73 +1,116 @@
-"""Rule k_seq (Sun et al. 2023): each sibling against the whole target, by one factor rho."""
+"""Rule k_seq (SpecTr, Sun et al. 2023): each sibling against the whole P, damped by a factor rho.
+
+A sibling x is accepted with probability min(P(x) / (rho * Q(x)), 1). With K siblings and
+
+    beta(rho) = sum of min(Q, P / rho)
+    g(rho) = 1 - (1 - beta)^K - rho * beta
+
+the rule is lossless for every rho with g(rho) <= 0, and it accepts most at the smallest of them.
+docs/rules.md#k_seq has the derivation.
+"""
 
 from __future__ import annotations
+
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
 
-from specdec_kernels.triton.chain.residual import target_tile, unsound
-from specdec_kernels.triton.chain.rules import DRAFT_NOT_FINITE
-from specdec_kernels.triton.row.draft import RAW, SAMPLED, SUBTRACT, draft_tile, linear_sum
+from specdec_kernels.triton.chain.residual import invalid_draft, target_tile
+from specdec_kernels.triton.row.draft import (
+    DRAFT_PROBS,
+    SAMPLED,
+    SUBTRACT,
+    draft_tile,
+    linear_sum,
+)
+from specdec_kernels.triton.row.status import DRAFT_NOT_FINITE
 from specdec_kernels.triton.row.tile import STAGES, flag, log64
 from specdec_kernels.triton.tree.residual import (
     BEFORE,
     ENTRY,
     LAST,
-    at,
-    beyond,
-    draw_left,
-    entry_law,
+    NodeResidual,
+    beyond_target,
+    draw_residual,
+    element,
     first_node,
-    note_law,
+    save_draft_row,
+    saved_draft,
 )
-from specdec_kernels.triton.tree.siblings import at_first, coin, draft_at, law_at, target_at
+from specdec_kernels.triton.tree.siblings import (
+    by_target,
+    measure_draft,
+    node_draft_probability,
+    target_probability,
+    trial_uniform,
+)
 
-PASSES = tl.constexpr(24)  # over two rows, at most; four to eight are usual
-# Roots are aimed at from above, by less than rho may be too large.
+PASSES = tl.constexpr(24)  # over both rows, at most; four to eight are usual
+# The search aims a little above the root, by less than rho may be too large.
 NEAR = tl.constexpr(2.5e-7)
 CLOSE = tl.constexpr(4e-7)
 WIDTH_OF_RHO = tl.constexpr(1e-6)
-# Where so little is rejected, rho has no more digits than its masses.
+# If all trials are rejected more rarely than this, rho cannot be known more accurately.
 NOTHING = tl.constexpr(1e-8)
+
+
+class Low(NamedTuple):
+    """The lower end of the bracket of rho, where g > 0."""
+
+    rho: Any
+    g: Any
+    slope: Any  # -dg / drho
+
+
+class High(NamedTuple):
+    """The upper end of the bracket of rho, where g <= 0."""
+
+    rho: Any
+    g: Any  # -g
+    p_scale: Any  # 1 / rho in float32, as the tiles used it
+    times: Any  # S, see `narrow`
 
 
 @triton.jit
 def overlap(
-    p, q, drafts, mode, tokens, tiles, share_a, share_b,
+    p, q, drafts, mode, tokens, tiles, scale_a, scale_b,
     PROBS: tl.constexpr, DRAFT: tl.constexpr, BEYOND: tl.constexpr, TILE: tl.constexpr,
     WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Of two shares s of P: sum of min(Q, s P), and of Q where it is below s P; if Q is bad."""
-    q_top = tl.full([], float("-inf"), tl.float32)
+    """For two scales s of P: the sum of min(Q, s P) and that of Q where Q < s P.
+
+    -> (both sums of scale a, both of scale b, whether Q's row is invalid)
+    """
+    q_max = tl.full([], float("-inf"), tl.float32)
     beta_a = tl.full([], 0.0, tl.float64)
     below_a = tl.full([], 0.0, tl.float64)
     beta_b = tl.full([], 0.0, tl.float64)
     below_b = tl.full([], 0.0, tl.float64)
     for t in tl.range(0, tiles, num_stages=STAGES):
-        law, _p_top = target_tile(p, t, PROBS, TILE)
-        taken, top = draft_tile(q, drafts[3], t, p[1], mode, DRAFT, TILE, WIDTH)
-        q_top = tl.maximum(q_top, top)
-        part = law * share_a
-        beta_a += linear_sum(tl.minimum(taken, part))
-        below_a += linear_sum(tl.where(taken < part, taken, 0.0))
-        part = law * share_b
-        beta_b += linear_sum(tl.minimum(taken, part))
-        below_b += linear_sum(tl.where(taken < part, taken, 0.0))
-    scanned: tl.constexpr = DRAFT == RAW or DRAFT == SAMPLED  # noqa: PLR1714
+        p_probs, _p_max = target_tile(p, t, PROBS, TILE)
+        q_probs, tile_max = draft_tile(q, drafts, t, p.v, mode, DRAFT, TILE, WIDTH)
+        q_max = tl.maximum(q_max, tile_max)
+        scaled = p_probs * scale_a
+        beta_a += linear_sum(tl.minimum(q_probs, scaled))
+        below_a += linear_sum(tl.where(q_probs < scaled, q_probs, 0.0))
+        scaled = p_probs * scale_b
+        beta_b += linear_sum(tl.minimum(q_probs, scaled))
+        below_b += linear_sum(tl.where(q_probs < scaled, q_probs, 0.0))
+    scanned: tl.constexpr = DRAFT == DRAFT_PROBS or DRAFT == SAMPLED  # noqa: PLR1714
     if BEYOND and scanned:  # noqa: SIM102  (compiled in only where the draft has such columns)
         if mode == SUBTRACT:
-            _mass, top = beyond(q, drafts[3], p[1], tokens, tokens * 0, DRAFT, TILE, WIDTH)
-            q_top = tl.maximum(q_top, top)
-    return beta_a, below_a, beta_b, below_b, unsound(mode, q_top, DRAFT).to(tl.int32)
+            _mass, maximum = beyond_target(q, drafts, p.v, tokens, tokens * 0, DRAFT, TILE, WIDTH)
+            q_max = tl.maximum(q_max, maximum)
+    return beta_a, below_a, beta_b, below_b, invalid_draft(mode, q_max, DRAFT).to(tl.int32)
 
 
 @triton.jit
-def narrow(low, high, rho, share, beta, below, k):
-    """The bracket after one look, and whether its upper end is close enough.
+def narrow(low, high, rho, p_scale, beta, below, k):
+    """Narrow the bracket by one evaluation -> (low, high, whether high is close enough).
 
-    g(rho) = 1 - (1 - beta)^K - rho * beta falls with rho, and any rho with g <= 0 is lossless. With
-    S the sum of (1 - beta)^i, i < K, it is beta * (S - rho); S is also how often a token that one
-    trial accepts comes out of all of them.
+    With S the sum of (1 - beta)^i for i < K, g(rho) = beta * (S - rho). S is also the expected
+    number of times that a token accepted in one trial comes out of all of them.
     """
     beta = tl.minimum(beta, 1.0)
     miss = 1.0 - beta
@@ -80,21 +123,19 @@ def narrow(low, high, rho, share, beta, below, k):
         power = power * miss
     g = beta * (times - rho)
     slope = k * power_before * (beta - below) / rho + below
-    low_rho, low_g, low_slope = low
-    high_rho, high_g, high_share, high_times = high
     lossless = (g <= 0) | (rho >= k)
-    lower = lossless & (rho <= high_rho)
-    higher = (lossless == 0) & (rho >= low_rho)
+    lower = lossless & (rho <= high.rho)
+    higher = (lossless == 0) & (rho >= low.rho)
     close = lower & ((-g <= CLOSE * slope) | (power < NOTHING))
-    low = (
-        tl.where(higher, rho, low_rho), tl.where(higher, g, low_g),
-        tl.where(higher, slope, low_slope),
+    new_low = Low(
+        tl.where(higher, rho, low.rho), tl.where(higher, g, low.g),
+        tl.where(higher, slope, low.slope),
     )  # fmt: skip
-    high = (
-        tl.where(lower, rho, high_rho), tl.where(lower, tl.maximum(-g, 0.0), high_g),
-        tl.where(lower, share, high_share), tl.where(lower, times, high_times),
+    new_high = High(
+        tl.where(lower, rho, high.rho), tl.where(lower, tl.maximum(-g, 0.0), high.g),
+        tl.where(lower, p_scale, high.p_scale), tl.where(lower, times, high.times),
     )  # fmt: skip
-    return low, high, close.to(tl.int32)
+    return new_low, new_high, close.to(tl.int32)
 
 
 @triton.jit
@@ -103,15 +144,15 @@ def factor(
     PROBS: tl.constexpr, DRAFT: tl.constexpr, BEYOND: tl.constexpr, TILE: tl.constexpr,
     WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """(rho, 1 / rho as it was used, S, whether Q is bad).
+    """Find the smallest rho >= 1 with g <= 0 -> (High of it, whether Q's row is invalid).
 
-    The smallest rho >= 1 with g <= 0 lies between the tangent of g at the lower end of its bracket
-    and the secant, on either side; where both are slow, at kinks, the bracket is halved.
+    The root lies between the tangent of g at the lower end of the bracket and the secant. Each pass
+    evaluates g at both. Where both converge slowly, at kinks of g, the bracket is halved.
     """
     zero = tl.full([], 0.0, tl.float64)
     most = zero + k
-    low = (zero + 1, zero, zero + 1)
-    high = (most, zero, tl.full([], 1.0, tl.float32), most)
+    low = Low(zero + 1, zero, zero + 1)
+    high = High(most, zero, tl.full([], 1.0, tl.float32), most)
     a = zero + 1
     b = most
     bad = flag(0)
@@ -119,40 +160,40 @@ def factor(
     width = most
     going = flag(1)
     while going > 0:
-        share_a = (1.0 / a).to(tl.float32)
-        share_b = (1.0 / b).to(tl.float32)
+        scale_a = (1.0 / a).to(tl.float32)
+        scale_b = (1.0 / b).to(tl.float32)
         beta_a, below_a, beta_b, below_b, bad = overlap(
-            p, q, drafts, mode, tokens, tiles, share_a, share_b, PROBS, DRAFT, BEYOND, TILE, WIDTH
+            p, q, drafts, mode, tokens, tiles, scale_a, scale_b, PROBS, DRAFT, BEYOND, TILE, WIDTH
         )
-        low, high, close_a = narrow(low, high, a, share_a, beta_a, below_a, k)
-        low, high, close_b = narrow(low, high, b, share_b, beta_b, below_b, k)
+        low, high, close_a = narrow(low, high, a, scale_a, beta_a, below_a, k)
+        low, high, close_b = narrow(low, high, b, scale_b, beta_b, below_b, k)
         passes += 1
-        end = low[0]
-        span = high[0] - end
-        middle = end + span / 2
-        tangent = end + low[1] / tl.maximum(low[2], 1e-30) + NEAR
-        secant = end + span * low[1] / tl.maximum(low[1] + high[1], 1e-30) + NEAR
-        slow = (passes > 1) & (span > width / 4)
+        end = low.rho
+        bracket = high.rho - end
+        middle = end + bracket / 2
+        tangent = end + low.g / tl.maximum(low.slope, 1e-30) + NEAR
+        secant = end + bracket * low.g / tl.maximum(low.g + high.g, 1e-30) + NEAR
+        slow = (passes > 1) & (bracket > width / 4)
         a = tl.where(slow & (tangent > middle) & (secant >= middle), middle, tangent)
         b = tl.where(slow & (secant < middle), middle, secant)
-        a = tl.where((a > end) & (a < high[0]), a, middle)
-        b = tl.where((b > end) & (b < high[0]), b, middle)
-        width = span
-        done = (bad > 0) | (close_a > 0) | (close_b > 0) | (span <= WIDTH_OF_RHO)
+        a = tl.where((a > end) & (a < high.rho), a, middle)
+        b = tl.where((b > end) & (b < high.rho), b, middle)
+        width = bracket
+        done = (bad > 0) | (close_a > 0) | (close_b > 0) | (bracket <= WIDTH_OF_RHO)
         going = ((done == 0) & (passes < PASSES)).to(tl.int32)
-    return high[0], high[2], high[3], bad
+    return high, bad
 
 
 @triton.jit
 def k_seq(
-    p, law, children, depth, tree, drafts, mode, shaping, noise, scratch, entries, accept_probs,
-    tiles, d_tiles,
+    p, p_stats, children, depth, tree, drafts, mode, params, noise, scratch, accept_probs,
     RULE: tl.constexpr, PROBS: tl.constexpr, DRAFT: tl.constexpr, BEYOND: tl.constexpr,
     TILE: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, LOG_TILES: tl.constexpr,
     WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """-> (the child that stands or -1, the token, status). All are of the law of the first."""
-    tokens, _, laws, nodes = tree
+    """-> (the accepted child or -1, the token, status). All children use the first one's Q."""
+    tokens = tree.tokens
+    entries = scratch.entries
     one = tl.full([], 1.0, tl.float32)
     index = tl.arange(0, tokens.shape[0])
     k = tl.sum(children, 0)
@@ -162,43 +203,51 @@ def k_seq(
     count = flag(0)
     n = first_node(children)
     if k > 0:
-        certain = at(tokens, n)
-        draft = at(laws, n)
-        _q_x, _log_q_x, q_logsumexp, q_threshold, sound = law_at(
-            drafts, draft, certain, mode, entries, n, count, shaping, scratch, d_tiles, DRAFT, TILE,
-            CHUNK, BLOCK, LOG_TILES, WIDTH,
+        first_token = element(tokens, n)
+        draft = element(tree.draft_rows, n)
+        _q_x, _log_q_x, q_logsumexp, q_threshold, valid = measure_draft(
+            drafts, draft, first_token, mode, n, count, params, scratch, DRAFT, TILE, CHUNK, BLOCK,
+            LOG_TILES, WIDTH,
         )  # fmt: skip
-        share = one
+        p_scale = one
         rho = tl.full([], 1.0, tl.float64)
         times = rho
-        if sound > 0:
-            note_law(entries, n, certain, draft, draft.to(tl.float64), q_logsumexp, q_threshold)
-            q, _before, _last, _next = entry_law(entries, n, drafts)
-            rho, share, times, bad = factor(
-                p, q, drafts, mode, tokens, k, tiles, PROBS, DRAFT, BEYOND, TILE, WIDTH
+        if valid > 0:
+            save_draft_row(
+                entries, n, first_token, draft, draft.to(tl.float64), q_logsumexp, q_threshold
             )
-            sound = 1 - bad
-        if sound == 0:
+            q, _before, _last, _following = saved_draft(entries, n, drafts)
+            found, bad = factor(
+                p, q, drafts, mode, tokens, k, scratch.tiles, PROBS, DRAFT, BEYOND, TILE, WIDTH
+            )
+            rho = found.rho
+            p_scale = found.p_scale
+            times = found.times
+            valid = 1 - bad
+        if valid == 0:
             flags = flag(DRAFT_NOT_FINITE)
         else:
             remaining = children
-            lane = flag(0)
+            trial = flag(0)
             work = flag(1)
             while work > 0:
                 m = first_node(remaining)
-                x = at(tokens, m)
-                q_x, log_q_x, _sound = draft_at(
-                    drafts, draft, x, certain, mode, shaping, q_logsumexp, q_threshold, DRAFT, WIDTH
+                x = element(tokens, m)
+                q_x, log_q_x, _valid = node_draft_probability(
+                    drafts, draft, x, first_token, mode, params, q_logsumexp, q_threshold, DRAFT,
+                    WIDTH,
+                )  # fmt: skip
+                p_x, logprob = target_probability(
+                    p, x, p_stats.logsumexp, params.temperature, PROBS
                 )
-                p_x, logprob = target_at(p, x, law[2], shaping[0], PROBS)
-                hit, chance = at_first(
-                    coin(noise, m, depth, lane), p_x, rho * q_x, logprob, log_q_x + log64(rho),
-                    p[2], PROBS, DRAFT,
+                hit, accept_prob = by_target(
+                    trial_uniform(noise, m, depth, trial), p_x, rho * q_x, logprob,
+                    log_q_x + log64(rho), p.direct, PROBS, DRAFT,
                 )  # fmt: skip
                 if accept_probs is not None:
-                    tl.store(accept_probs + m, chance.to(tl.float32))
+                    tl.store(accept_probs + m, accept_prob.to(tl.float32))
                 remaining = tl.where(index == m, 0, remaining)
-                lane += 1
+                trial += 1
                 work = tl.max(remaining, 0)
                 if hit:
                     node = m
@@ -206,14 +255,14 @@ def k_seq(
                     work = flag(0)
             if node < 0:
                 count = flag(1)
-                tl.store(entries + n * ENTRY + BEFORE, share.to(tl.float64))
+                tl.store(entries + n * ENTRY + BEFORE, p_scale.to(tl.float64))
                 tl.store(entries + n * ENTRY + LAST, times)
                 tl.debug_barrier()
     if node < 0:
-        token, _count, _mass, more = draw_left(
-            p, (entries, n, count, one, mode, children), drafts, tokens, n,
-            tl.full([], 0.0, tl.float64), flag(0), law, tiles, scratch, noise, depth, nodes, RULE,
-            PROBS, DRAFT, TILE, BLOCK, LOG_TILES, WIDTH,
+        token, _mass, more = draw_residual(
+            p, NodeResidual(n, n, count, one, mode, children), drafts, tokens,
+            tl.full([], 0.0, tl.float64), flag(0), p_stats, scratch, noise, depth, tree.num_nodes,
+            RULE, PROBS, DRAFT, TILE, BLOCK, LOG_TILES, WIDTH,
         )  # fmt: skip
         flags |= more
     return node, token, flags

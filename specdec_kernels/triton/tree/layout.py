@@ -12,14 +12,14 @@ from specdec_kernels.triton import launch
 from specdec_kernels.triton.row.tile import INF
 from specdec_kernels.triton.tree.expand_tree import NOTHING, entries_of, load_entries
 
-LONGEST = tl.constexpr(2**62)  # where lengths are clamped: no sum with them overflows
-SLOTS = 1024  # slots a step
-BLOCK = 128  # candidates a program, and a step of the comparison
+LONGEST = tl.constexpr(2**62)  # lengths are clamped to it, so that no sum with them overflows
+SLOTS = 1024  # slots of the mask that one step writes
+BLOCK = 128  # candidates of one program, and of one step of the comparison
 
 
 @triton.jit
 def parents_of(parents, stride, node, inside):
-    """int64; -1 for the root, for what is out of range and where not `inside`."""
+    """Parents, int64; -1 for the root, for parents out of range and where not `inside`."""
     parent = tl.load(parents + node * stride, mask=inside, other=-1).to(tl.int64)
     return tl.where((parent >= 0) & (parent < node), parent, -1)
 
@@ -29,7 +29,7 @@ def attention_rows(
     parents, parent_stride_b, parent_stride_n, lengths, mask, positions, num_rows, slots, window,
     SLOTS: tl.constexpr,
 ):  # fmt: skip
-    """Grid (B * num_rows,): one row of the mask a program."""
+    """Grid (B * num_rows,): each program writes one row of the mask."""
     r = tl.program_id(0).to(tl.int64)
     b = r // num_rows
     node = r % num_rows - 1
@@ -41,17 +41,17 @@ def attention_rows(
         position += 1
         n = parents_of(parents, parent_stride_n, n, n >= 0)
     tl.store(positions + r, position)
-    # Keys at positions below `first` are out of the window.
+    # Keys at positions below `first` are outside the sliding window.
     first = tl.where(window > 0, position - window + 1, 0)
     for start in range(0, slots, SLOTS):
         slot = start + tl.arange(0, SLOTS)
         visible = (slot < length) & (slot >= first)
         if (start + SLOTS > length) & (start <= length + 1 + node):
             n = node
-            at = position
-            while at >= tl.maximum(first, length):
+            node_position = position
+            while node_position >= tl.maximum(first, length):
                 visible = visible | (slot == length + 1 + n)
-                at -= 1
+                node_position -= 1
                 n = parents_of(parents, parent_stride_n, n, n >= 0)
         tl.store(mask + r * slots + slot, visible, mask=slot < slots)
 
@@ -76,7 +76,7 @@ def tree_attention(
 
 @triton.jit
 def own_score(tokens, token_stride, scores, score_stride, node, inside):
-    """The scores of nodes, -inf where one is absent; +inf where not `inside`."""
+    """The scores of nodes: -inf where a node is absent, +inf where not `inside`."""
     score = tl.load(scores + node * score_stride, mask=inside, other=float("inf"))
     token = tl.load(tokens + node * token_stride, mask=inside, other=0)
     return tl.where((token >= 0) & (score > -INF), score, -INF)
@@ -87,7 +87,7 @@ def score_nodes(
     tokens, token_stride_b, token_stride_m, parents, parent_stride_b, parent_stride_m,
     scores, score_stride_b, score_stride_m, entries, m, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Grid (B, blocks): each node as an entry of the smallest score on its way to the root."""
+    """Grid (B, blocks): an entry for each node, of the smallest score on its path from the root."""
     b = tl.program_id(0).to(tl.int64)
     tokens += b * token_stride_b
     parents += b * parent_stride_b
@@ -98,8 +98,8 @@ def score_nodes(
     above = parents_of(parents, parent_stride_m, node, inside)
     while tl.max(above, 0) >= 0:
         there = above >= 0
-        on_the_way = own_score(tokens, token_stride_m, scores, score_stride_m, above, there)
-        score = tl.minimum(score, on_the_way)
+        score_above = own_score(tokens, token_stride_m, scores, score_stride_m, above, there)
+        score = tl.minimum(score, score_above)
         above = parents_of(parents, parent_stride_m, above, there)
     entry = tl.where(score > -INF, entries_of(score, node), NOTHING)
     tl.store(entries + b * m + node, entry, mask=inside)
@@ -107,7 +107,7 @@ def score_nodes(
 
 @triton.jit(do_not_specialize=["m", "size"])
 def choose_nodes(entries, chosen, m, size, BLOCK: tl.constexpr):
-    """Grid (B, blocks): whether fewer than `size` nodes are better."""
+    """Grid (B, blocks): choose each node that has fewer than `size` better ones."""
     b = tl.program_id(0).to(tl.int64)
     node = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     own = load_entries(entries + b * m, node, node < m)
@@ -124,7 +124,7 @@ def place_nodes(
     tokens, token_stride_b, token_stride_m, parents, parent_stride_b, parent_stride_m,
     chosen, places, out_tokens, out_parents, nodes, m, size, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Grid (B, blocks): `places` counts the chosen nodes up to each."""
+    """Grid (B, blocks): move the chosen nodes; `places` counts the chosen nodes up to each."""
     b = tl.program_id(0).to(tl.int64)
     node = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK).to(tl.int64)
     here = tl.load(chosen + b * m + node, mask=node < m, other=0) != 0
@@ -168,11 +168,12 @@ def compare_sequences(
     sequences, stride_b, stride_k, stride_l, first, shared, owned, branches, length,
     MERGE: tl.constexpr, BRANCHES: tl.constexpr,
 ):  # fmt: skip
-    """Grid (B * K,): which sequence has each token first (-1: none), and how many are shared.
+    """Grid (B * K,): the first sequence with the prefix up to each token, and how many are shared.
 
-    A token is a node of its own where no sequence before has the same prefix; else it is the node
-    of the first that has. A sequence that leaves those before it never comes back: it shares some
-    tokens and owns the rest, and its nodes follow those of the sequences before.
+    A token is a new node if no sequence before has the same prefix; otherwise it is the node of the
+    first sequence that has it. A sequence shares the tokens up to some length and owns the rest,
+    and its own nodes are numbered after those of the sequences before. `first` is -1 where the
+    sequence has no token.
     """
     r = tl.program_id(0).to(tl.int64)
     k = r % branches
@@ -199,12 +200,13 @@ def compare_sequences(
 
 @triton.jit
 def node_of(first, shared, owned, ends, b, branches, length, r, l, inside, size):
-    """The node of tokens (r, l), int64; -1 where there is none."""
+    """(node of token l of sequence r, int64, -1 where there is none; the sequence that owns it)."""
     holder = tl.load(first + r * length + l, mask=inside, other=-1)
     there = holder >= 0
-    at = b * branches + holder
-    start = tl.load(ends + at, mask=there, other=0) - tl.load(owned + at, mask=there, other=0)
-    node = start + l - tl.load(shared + at, mask=there, other=0)
+    owner = b * branches + holder
+    end = tl.load(ends + owner, mask=there, other=0)
+    start = end - tl.load(owned + owner, mask=there, other=0)
+    node = start + l - tl.load(shared + owner, mask=there, other=0)
     return tl.where(there & (node < size), node, -1), holder
 
 
@@ -213,7 +215,7 @@ def number_nodes(
     sequences, stride_b, stride_k, stride_l, first, shared, owned, ends, tokens, parents, nodes,
     branches, length, size, LENGTH: tl.constexpr,
 ):  # fmt: skip
-    """Grid (B * K,): `ends` counts the nodes up to and with each sequence."""
+    """Grid (B * K,): number the nodes of one sequence; `ends` counts nodes up to and with each."""
     r = tl.program_id(0).to(tl.int64)
     b = r // branches
     k = r % branches

@@ -1,17 +1,21 @@
-"""Numbers of the rules that judge trees, in the order of TREE_RULES."""
+"""The numbers of the tree rules, as constants of a kernel."""
 
 from __future__ import annotations
 
 import triton.language as tl
 
-GREEDY = tl.constexpr(0)
-MATCH = tl.constexpr(1)
-TARGET_ONLY = tl.constexpr(2)
-MULTI_DRAFT = tl.constexpr(3)
-MULTI_DRAFT_WOR = tl.constexpr(4)
-TOP_K_PLUS_ONE = tl.constexpr(5)
-K_SEQ = tl.constexpr(6)
-TRAVERSAL = tl.constexpr(7)
-TYPICAL = tl.constexpr(8)
+from specdec_kernels.arguments.rules import TREE_RULES
 
-LEAST_REST = tl.constexpr(1e-26)  # csrc/include/specdec/tree.h says why
+GREEDY = tl.constexpr(TREE_RULES.index("greedy"))
+MATCH = tl.constexpr(TREE_RULES.index("match"))
+TARGET_ONLY = tl.constexpr(TREE_RULES.index("target_only"))
+MULTI_DRAFT = tl.constexpr(TREE_RULES.index("multi_draft"))
+MULTI_DRAFT_WOR = tl.constexpr(TREE_RULES.index("multi_draft_wor"))
+TOP_K_PLUS_ONE = tl.constexpr(TREE_RULES.index("top_k_plus_one"))
+K_SEQ = tl.constexpr(TREE_RULES.index("k_seq"))
+TRAVERSAL = tl.constexpr(TREE_RULES.index("traversal"))
+TYPICAL = tl.constexpr(TREE_RULES.index("typical"))
+
+# Where Q has less mass than this off the tokens that were tried, no further sibling can have been
+# drawn from the rest. The same number is explained in csrc/include/specdec/tree.h.
+LEAST_REST = tl.constexpr(1e-26)

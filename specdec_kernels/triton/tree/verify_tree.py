@@ -1,6 +1,8 @@
-"""`specdec_kernels::verify_tree` in Triton: one program a sequence.
+"""`specdec_kernels::verify_tree` in Triton: one program verifies one sequence.
 
-The nodes of a sequence are vectors over the next power of two; a set of nodes is a mask.
+The nodes of a sequence are vectors over the next power of two, and a set of nodes is a mask. Rule
+traversal is in traversal.py; decide.py has the walk of every other rule. At temperature 0 every
+rule walks down from the root.
 """
 
 from __future__ import annotations
@@ -16,53 +18,72 @@ from specdec_kernels.arguments.checks import float32
 from specdec_kernels.arguments.rules import TREE_RULES
 from specdec_kernels.arguments.tree import TreeArguments
 from specdec_kernels.triton import launch
-from specdec_kernels.triton.chain.rules import DRAFT_OUT_OF_RANGE
-from specdec_kernels.triton.chain.sequence import plan, sequence, shaping_of
-from specdec_kernels.triton.row.draft import POINT, REMOVE, SPARSE, SUBTRACT
+from specdec_kernels.triton.chain.sequence import (
+    Noise,
+    TargetRows,
+    plan,
+    sequence_rows,
+    verification_params,
+)
+from specdec_kernels.triton.row.distribution import Sampling
+from specdec_kernels.triton.row.draft import ONE_HOT, REMOVE, SPARSE, SUBTRACT, Drafts
+from specdec_kernels.triton.row.status import DRAFT_OUT_OF_RANGE
 from specdec_kernels.triton.row.tile import flag
-from specdec_kernels.triton.tree.decide import tree_walk
-from specdec_kernels.triton.tree.residual import ENTRY
-from specdec_kernels.triton.tree.rules import GREEDY, MULTI_DRAFT, TRAVERSAL
+from specdec_kernels.triton.tree.decide import (
+    Limits,
+    TreeOutputs,
+    TypicalParams,
+    decide_from_root,
+)
+from specdec_kernels.triton.tree.residual import ENTRY, Tree, TreeScratch
+from specdec_kernels.triton.tree.rules import (
+    GREEDY,
+    K_SEQ,
+    MULTI_DRAFT,
+    MULTI_DRAFT_WOR,
+    TOP_K_PLUS_ONE,
+    TRAVERSAL,
+)
 from specdec_kernels.triton.tree.traversal import STATE, traversal
 
 
 @triton.jit
-def read_tree(tree_tokens, parents, draft_rows, nodes, rows, id_limit, point, NODES: tl.constexpr):
-    """((tokens, -1 where absent, parents, draft rows, N), status)."""
+def read_tree(
+    tree_tokens, parents, draft_rows, num_nodes, rows, id_limit, one_hot, NODES: tl.constexpr
+):
+    """(Tree, status). Nodes out of range are absent."""
     index = tl.arange(0, NODES)
-    inside = index < tl.minimum(nodes, rows - 1)
+    inside = index < tl.minimum(num_nodes, rows - 1)
     x = tl.load(tree_tokens + index, mask=inside, other=-1).to(tl.int64)
     parent = tl.load(parents + index, mask=inside, other=-1).to(tl.int64)
-    lawful = (parent >= -1) & (parent < index) & (x >= -1) & (x < id_limit)
-    wrong = tl.max((inside & (lawful == 0)).to(tl.int32), 0)
-    laws = index
+    good = (parent >= -1) & (parent < index) & (x >= -1) & (x < id_limit)
+    wrong = tl.max((inside & (good == 0)).to(tl.int32), 0)
+    own_rows = index
     if draft_rows is not None:
-        laws = tl.load(draft_rows + index, mask=inside, other=0)
-        laws = tl.where(point, index, laws)  # a point mass is a law of its own
-    tree = (tl.where(lawful, x, -1), parent.to(tl.int32), laws, nodes)
+        own_rows = tl.load(draft_rows + index, mask=inside, other=0)
+        own_rows = tl.where(one_hot, index, own_rows)  # each one-hot Q is a distribution of its own
+    tree = Tree(tl.where(good, x, -1), parent.to(tl.int32), own_rows, num_nodes)
     return tree, tl.where(wrong > 0, DRAFT_OUT_OF_RANGE, 0).to(tl.int32)
 
 
 @triton.jit
-def no_outputs(out, nodes, max_depth, NODES: tl.constexpr):
-    """What stands where nothing is written."""
-    path, tokens, logprobs, accept_probs = out
+def clear_outputs(out, num_nodes, max_depth, NODES: tl.constexpr):
+    """Fill the outputs with the values of entries that are not written later."""
     index = tl.arange(0, NODES)
-    nothing = tl.full([NODES], -1, tl.int32)
-    tl.store(path + index, nothing.to(path.dtype.element_ty), mask=index < max_depth)
-    tl.store(tokens + index, nothing.to(tokens.dtype.element_ty), mask=index <= max_depth)
-    if logprobs is not None:
-        tl.store(logprobs + index, tl.zeros([NODES], tl.float32), mask=index <= max_depth)
-    if accept_probs is not None:
-        tl.store(
-            accept_probs + index, tl.full([NODES], float("nan"), tl.float32), mask=index < nodes
-        )
+    absent = tl.full([NODES], -1, tl.int32)
+    tl.store(out.path + index, absent.to(out.path.dtype.element_ty), mask=index < max_depth)
+    tl.store(out.tokens + index, absent.to(out.tokens.dtype.element_ty), mask=index <= max_depth)
+    if out.logprobs is not None:
+        tl.store(out.logprobs + index, tl.zeros([NODES], tl.float32), mask=index <= max_depth)
+    if out.accept_probs is not None:
+        nan = tl.full([NODES], float("nan"), tl.float32)
+        tl.store(out.accept_probs + index, nan, mask=index < num_nodes)
     tl.debug_barrier()
 
 
 @triton.jit(
     do_not_specialize=[
-        "num_nodes", "max_depth", "n_rows", "n_draft", "tiles", "d_tiles", "slot_size", "id_limit",
+        "num_nodes", "max_depth", "n_rows", "n_draft", "tiles", "d_tiles", "stats_size", "id_limit",
         "num_eos",
     ]
 )  # fmt: skip
@@ -72,21 +93,25 @@ def tree_sequences(
     draft_threshold, draft_temperatures, draft_temperature, draft_rows,
     target_indptr, temperatures, temperature, top_ks, top_k, top_ps, top_p, min_ps, min_p,
     seeds, positions, uniforms, typical_epsilon, typical_delta, eos_token_ids, max_new_tokens,
-    tops, sums, marks,
+    tile_maxima, tile_sums, workspace,
     path, tokens, num_accepted, status, logprobs, accept_probs,
-    num_nodes, max_depth, v, d, n_rows, n_draft, tiles, d_tiles, slot_size, id_limit, num_eos,
-    RULE: tl.constexpr, WHAT: tl.constexpr, FILTERS: tl.constexpr, PROBS: tl.constexpr,
+    num_nodes, max_depth, v, d, n_rows, n_draft, tiles, d_tiles, stats_size, id_limit, num_eos,
+    RULE: tl.constexpr, STATS: tl.constexpr, FILTERS: tl.constexpr, PROBS: tl.constexpr,
     DRAFT: tl.constexpr, FLAT_DRAFT: tl.constexpr, BEYOND: tl.constexpr, NODES: tl.constexpr,
     TILE: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, LOG_TILES: tl.constexpr,
     WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Grid (B,): the verdict on one sequence."""
+    """Grid (B,): each program verifies one sequence."""
     b = tl.program_id(0).to(tl.int64)
-    begin, rows = sequence(target_indptr, b, num_nodes, n_rows)
-    ratio_rule: tl.constexpr = RULE >= MULTI_DRAFT and RULE <= TRAVERSAL
-    shaping, q_temp, flags = shaping_of(
-        (temperatures, temperature, top_ks, top_k, top_ps, top_p, min_ps, min_p),
-        draft_temperatures, draft_temperature, b, v, rows, RULE == GREEDY, ratio_rule, PROBS, DRAFT,
+    begin, rows = sequence_rows(target_indptr, b, num_nodes, n_rows)
+    compares: tl.constexpr = (
+        RULE == MULTI_DRAFT or RULE == MULTI_DRAFT_WOR  # noqa: PLR1714  (no `in` in Triton)
+        or RULE == TOP_K_PLUS_ONE or RULE == K_SEQ or RULE == TRAVERSAL
+    )  # fmt: skip
+    sampling = Sampling(temperatures, temperature, top_ks, top_k, top_ps, top_p, min_ps, min_p)
+    params, q_temperature, flags = verification_params(
+        sampling, draft_temperatures, draft_temperature, b, v, rows, RULE == GREEDY, compares,
+        PROBS, DRAFT,
     )  # fmt: skip
     tree_tokens += b * num_nodes
     parents += b * num_nodes
@@ -107,54 +132,57 @@ def tree_sequences(
         accept_probs += b * num_nodes
     if uniforms is not None:
         uniforms += b * (2 * num_nodes + 1)
-    no_outputs((path, tokens, logprobs, accept_probs), num_nodes, max_depth, NODES)
+    out = TreeOutputs(path, tokens, logprobs, accept_probs)
+    clear_outputs(out, num_nodes, max_depth, NODES)
 
-    stood = flag(0)
+    accepted = flag(0)
     if flags == 0:
-        point = (q_temp == 0) | (DRAFT == POINT)
-        mode = tl.where(point, REMOVE, SUBTRACT).to(tl.int32)
+        one_hot = (q_temperature == 0) | (DRAFT == ONE_HOT)
+        mode = tl.where(one_hot, REMOVE, SUBTRACT).to(tl.int32)
         tree, flags = read_tree(
-            tree_tokens, parents, draft_rows, num_nodes, rows, id_limit, point, NODES
+            tree_tokens, parents, draft_rows, num_nodes, rows, id_limit, one_hot, NODES
         )
         most = rows
         if max_new_tokens is not None:
             most = tl.maximum(tl.load(max_new_tokens + b), 0)
         if most > 0:
-            target_rows = (
-                target + b * target_stride_b + begin * target_stride_i, target_stride_i,
+            target_rows = TargetRows(
+                target + b * target_stride_b + begin * target_stride_i, target_stride_i
+            )
+            # The pointers above are those of this sequence. As a ragged draft with no sequence
+            # before it, row i of the draft is row i of these pointers.
+            drafts = Drafts(
+                draft, draft_stride_b, draft_stride_i, draft_ids, draft_columns, d,
+                draft_logsumexp, draft_threshold, q_temperature, b * 0, b * 0, n_draft, n_draft,
             )  # fmt: skip
-            # A ragged draft of no sequence before this one: row i is row i.
-            drafts = (
-                draft, draft_stride_b, draft_stride_i, (draft_ids, draft_columns), d,
-                draft_logsumexp, draft_threshold, q_temp, b * 0, b * 0, n_draft, n_draft,
+            noise = Noise(tl.load(seeds + b), tl.load(positions + b), uniforms)
+            offset = 3 * b * stats_size
+            states = workspace + b * ((num_nodes + 1) * STATE + num_nodes * ENTRY)
+            scratch = TreeScratch(
+                tile_maxima + offset, tile_sums + offset, stats_size, tiles, d_tiles,
+                states + (num_nodes + 1) * STATE,
             )  # fmt: skip
-            noise = (tl.load(seeds + b), tl.load(positions + b), uniforms)
-            at = 3 * b * slot_size
-            scratch = (tops + at, sums + at, slot_size)
-            states = marks + b * ((num_nodes + 1) * STATE + num_nodes * ENTRY)
-            entries = states + (num_nodes + 1) * STATE
             zero = tl.full([], 0.0, tl.float64)
-            judge = (zero + typical_epsilon, zero + typical_delta, shaping[0])
-            limits = (most, max_depth, eos_token_ids, num_eos)
-            out = (path, tokens, logprobs, accept_probs)
-            walking = flag(1)
+            typical_params = TypicalParams(zero + typical_epsilon, zero + typical_delta)
+            limits = Limits(most, max_depth, eos_token_ids, num_eos)
+            from_root = flag(1)
             if RULE == TRAVERSAL:  # noqa: SIM102  (compiled in for this rule only)
-                if shaping[0] != 0:
-                    walking = flag(0)
-                    stood, more = traversal(
-                        target_rows, tree, drafts, mode, shaping, noise, scratch, entries, states,
-                        limits, out, v, tiles, d_tiles, RULE, FILTERS, PROBS, DRAFT, BEYOND, TILE,
-                        CHUNK, BLOCK, LOG_TILES, WIDTH,
+                if params.temperature != 0:
+                    from_root = flag(0)
+                    accepted, more = traversal(
+                        target_rows, tree, drafts, mode, params, noise, scratch, states, limits,
+                        out, v, RULE, FILTERS, PROBS, DRAFT, BEYOND, TILE, CHUNK, BLOCK, LOG_TILES,
+                        WIDTH,
                     )  # fmt: skip
                     flags |= more
-            if walking > 0:
-                stood, more = tree_walk(
-                    target_rows, tree, drafts, mode, shaping, noise, scratch, entries, judge,
-                    limits, out, v, tiles, d_tiles, RULE, WHAT, FILTERS, PROBS, DRAFT, BEYOND,
-                    TILE, CHUNK, BLOCK, LOG_TILES, WIDTH,
+            if from_root > 0:
+                accepted, more = decide_from_root(
+                    target_rows, tree, drafts, mode, params, noise, scratch, typical_params,
+                    limits, out, v, RULE, STATS, FILTERS, PROBS, DRAFT, BEYOND, TILE, CHUNK, BLOCK,
+                    LOG_TILES, WIDTH,
                 )  # fmt: skip
                 flags |= more
-    tl.store(num_accepted + b, stood)
+    tl.store(num_accepted + b, accepted)
     tl.store(status + b, flags)
 
 
@@ -167,23 +195,24 @@ def verify_tree(*args: Any) -> tuple[Tensor, ...]:
     if batch == 0:
         return out
     target, p = a.target, plan(a)
-    own = p.form != POINT.value
-    # Slots: the target row, a draft row's statistics, what is left of the target.
-    tops, sums = launch.scratch(target, 3 * batch * p.slot_size)
+    own = p.form != ONE_HOT.value
+    # Tile statistics of a target row, a draft row and a residual for each sequence.
+    maxima, sums = launch.scratch(target, 3 * batch * p.stats_size)
     numbers = (nodes + 1) * STATE.value + nodes * ENTRY.value
-    marks = target.new_empty((batch * numbers,), dtype=torch.float64)
-    # What a sparse row has beyond the target's vocabulary counts in what is left of a tree.
+    workspace = target.new_empty((batch * numbers,), dtype=torch.float64)
+    # A sparse draft's ids beyond the target's vocabulary count in the residuals of a tree.
     options = p.options | {"BEYOND": p.options["BEYOND"] or p.form == SPARSE.value}
     with launch.on_device_of(target):
         tree_sequences[(batch,)](
-            *p.target, *launch.packed(a.tree_tokens, a.parents), *p.draft, *p.laws,
+            *p.target, *launch.packed(a.tree_tokens, a.parents), *p.draft, *p.draft_arguments,
             *launch.packed(a.draft_rows if own else None, a.target_indptr, a.temperatures),
             float32(a.temperature), *p.filters,
             *launch.packed(a.seeds, a.positions, a.uniforms), float32(a.typical_epsilon),
-            float32(a.typical_delta), *launch.packed(a.eos_token_ids, a.max_new_tokens), tops, sums, marks,
+            float32(a.typical_delta), *launch.packed(a.eos_token_ids, a.max_new_tokens),
+            maxima, sums, workspace,
             *out[:4], out[4] if a.with_logprobs else None, out[5] if a.with_accept_probs else None,
             nodes, a.max_depth, target.shape[-1], p.draft[0].shape[-1], p.n_rows,
-            p.draft[0].shape[-2], p.shape.tiles, p.d_tiles, p.slot_size, a.id_limit, p.num_eos,
+            p.draft[0].shape[-2], p.shape.tiles, p.d_tiles, p.stats_size, a.id_limit, p.num_eos,
             RULE=TREE_RULES.index(a.rule), FLAT_DRAFT=own and a.flat_draft,
             NODES=1 << nodes.bit_length(), **options,
         )  # fmt: skip

@@ -1,45 +1,27 @@
-"""Caches that can be rolled back row by row, for the unmodified ``model.forward``.
+"""A cache for batches whose sequences have different lengths, under the unmodified forward.
 
-The loop asks for two things only: ``window(starts, size)`` gives the model inputs (cache, position
-ids, mask) for the next ``size`` tokens of every row, and ``truncate(lengths)`` drops what was
-rejected. `SpecCache` does both for a whole ragged batch in static buffers; `DynamicRow` wraps
-transformers' own ``DynamicCache`` for a single row.
+The forward writes keys and values where the cache's cursor points, and a mask made from the lengths
+hides the slots that hold padding or rejected drafts. Truncation therefore moves no data: it lowers
+a length, and the next window overwrites the slots behind it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from transformers.cache_utils import (
-    Cache,
-    CacheLayerMixin,
-    DynamicCache,
-    get_layer_types_and_kwargs,
-)
+from transformers.cache_utils import Cache, CacheLayerMixin, get_layer_types_and_kwargs
 
+from specdec_hf.cache.protocol import Lengths, context_length
 from specdec_kernels import kv_append_, kv_compact_, tree_attention
-
-Lengths = NDArray[np.int64]
 
 MASKED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 
 
-class RowCache(Protocol):
-    """What the loop needs of a cache. ``lengths`` [B] counts the committed tokens of each row."""
-
-    lengths: Lengths
-
-    def window(self, starts: Lengths, size: int) -> dict[str, Any]: ...
-
-    def truncate(self, lengths: Lengths) -> None: ...
-
-
 class _Cursor:
-    """Where the next entries go; one object shared by all layers of a cache."""
+    """Where the next forward writes, and how many slots it sees; all layers share one object."""
 
     def __init__(self) -> None:
         self.starts: torch.Tensor = torch.zeros(0, dtype=torch.int64)  # [B]
@@ -48,7 +30,7 @@ class _Cursor:
 
 
 class SpecLayer(CacheLayerMixin):
-    """One layer's static buffers [B, H, S, D]; entry ``j`` of row ``b`` goes to ``starts[b]+j``."""
+    """One layer's buffers [B, H, S, D]; token ``j`` of a forward goes to slot ``starts[b] + j``."""
 
     is_sliding = False
     supports_early_init = False
@@ -58,8 +40,9 @@ class SpecLayer(CacheLayerMixin):
         self.cursor = cursor
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        # Zeros, not empty: a masked slot still meets its weight of 0, and 0 * NaN is NaN. Normal
-        # tensors, not inference tensors: the returned cache is the user's to write into.
+        # The buffers start as zeros because attention multiplies masked slots by a weight of 0, and
+        # 0 * NaN is NaN. They are made outside inference mode because the user may write into the
+        # returned cache.
         with torch.inference_mode(False):
             self.keys, self.values = (
                 torch.zeros(
@@ -75,7 +58,7 @@ class SpecLayer(CacheLayerMixin):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         keys, values = self.buffers
-        # Layers may live on several devices; to() is free where the positions already are.
+        # Layers of one model may live on several devices.
         starts = self.cursor.starts.to(key_states.device)
         kv_append_([keys, values], [key_states, value_states], starts)
         visible = self.cursor.visible
@@ -108,16 +91,16 @@ class SpecLayer(CacheLayerMixin):
 
 
 class SpecCache(Cache):
-    """Static, growing key and value buffers with one length per row.
+    """Key and value buffers for a whole batch, with one length per sequence.
 
-    Token ``t`` of a row lives in slot ``t``: left padding is never stored. The forward gets
-    explicit position ids and a 4-D mask made from the lengths, boolean for scaled-dot-product
-    attention, additive for eager attention, one per layer type where the model has several.
+    Token ``t`` of a sequence lies in slot ``t``; left padding is never stored. The forward gets
+    explicit position ids and a 4-D mask made from the lengths: boolean for scaled-dot-product
+    attention, additive for eager attention, and one per layer type where the model has several.
 
     Args:
         model: the causal language model whose forward will use this cache.
-        batch_size: number of rows B.
-        capacity: slots S to allocate; grows when needed.
+        batch_size: number of sequences B.
+        capacity: slots S to allocate at first; the buffers grow when needed.
 
     Raises:
         ValueError: the model's attention or layer types cannot take such a mask.
@@ -131,11 +114,11 @@ class SpecCache(Cache):
         self._cursor = _Cursor()
         self._cursor.capacity = capacity
         layer_types, _ = get_layer_types_and_kwargs(config)
-        self.rows = [SpecLayer(self._cursor) for _ in layer_types]
-        super().__init__(layers=list(self.rows))
+        self.spec_layers = [SpecLayer(self._cursor) for _ in layer_types]
+        super().__init__(layers=list(self.spec_layers))
         self.lengths: Lengths = np.zeros(batch_size, dtype=np.int64)
         self.device: torch.device = model.device
-        self._context = context_of(model)
+        self._context = context_length(model)
         self._sliding_window: int | None = getattr(config, "sliding_window", None)
         self._mask_types: list[str] | None = (
             sorted(set(config.layer_types)) if getattr(config, "layer_types", None) else None
@@ -146,22 +129,25 @@ class SpecCache(Cache):
         self._slots = torch.arange(capacity, device=self.device)
 
     def window(self, starts: Lengths, size: int) -> dict[str, Any]:
-        """Model inputs for ``size`` tokens per row, the first at position ``starts[b]``.
+        """Model inputs for ``size`` tokens per sequence, the first at position ``starts[b]``.
 
-        A negative position is left padding: it is not stored, and nobody reads its output.
+        A negative position is left padding: its key and value are not stored, and its logits are
+        not used.
 
         Args:
-            starts: [B], position of each row's first token.
-            size: tokens per row in this forward.
+            starts: [B], position of each sequence's first token.
+            size: tokens per sequence in this forward.
 
         Returns:
             ``past_key_values``, ``position_ids`` [B, size] and ``attention_mask``.
         """
         visible = int(starts.max()) + size
-        self._aim(torch.from_numpy(starts.copy()).to(self.device, non_blocking=True), visible)
+        first_slots = torch.from_numpy(starts.copy()).to(self.device, non_blocking=True)
+        self._move_cursor(first_slots, visible)
         positions = np.maximum(starts[:, None] + np.arange(size), 0)
         if self._context is not None:
-            # Only rows that are finished or out of drafts run past the context; see rounds.py.
+            # Positions beyond the context belong to sequences that have ended or draft nothing:
+            # their logits are not used, but the model's position table must not be overrun.
             np.minimum(positions, self._context - 1, out=positions)
         position_ids = torch.from_numpy(positions).to(self.device, non_blocking=True)
         self.lengths = np.maximum(self.lengths, starts + size)
@@ -172,22 +158,22 @@ class SpecCache(Cache):
         }
 
     def tree_window(self, roots: Lengths, parents: torch.Tensor, skip: int = 0) -> dict[str, Any]:
-        """Model inputs for a tree of tokens below each row's root, all at once or level by level.
+        """Model inputs for a tree below each sequence's root, all at once or level by level.
 
-        The root of row b goes to slot ``roots[b]``, node n to ``roots[b] + 1 + n``; each sees the
-        tokens before the root and what is above it.
+        The root of sequence ``b`` goes to slot ``roots[b]`` and node ``n`` to slot
+        ``roots[b] + 1 + n``. A node attends to the tokens before the root and to its own ancestors.
 
         Args:
-            roots: [B], position of each row's root.
+            roots: [B], position of each sequence's root.
             parents: [B, N] int32 or int64, of the nodes; -1 is the root.
-            skip: how many of root and nodes are in the cache already.
+            skip: how many of [root, node 0, node 1, ...] are in the cache already.
 
         Returns:
-            As `window`, for N + 1 - skip tokens per row.
+            As `window`, for N + 1 - skip tokens per sequence.
         """
         visible = int(roots.max()) + parents.shape[1] + 1
         lengths = torch.from_numpy(roots.copy()).to(self.device, non_blocking=True)
-        self._aim(lengths + skip, visible)
+        self._move_cursor(lengths + skip, visible)
 
         def mask_of(sliding: int) -> torch.Tensor:
             tree = tree_attention(parents, lengths, slots=visible, window=sliding)
@@ -204,30 +190,35 @@ class SpecCache(Cache):
         }
 
     def compact(self, base: torch.Tensor, path: torch.Tensor) -> None:
-        """Move the tokens of a path through a tree to the front of it, in all layers.
+        """Move the keys and values of an accepted path to the slots after the root, in all layers.
 
         Args:
             base: [B] int64, slot of node 0.
-            path: [B, P], node numbers from the root on, then -1.
+            path: [B, P], numbers of the nodes on the path from the root down, then -1.
         """
         by_device: dict[torch.device, list[torch.Tensor]] = {}
-        for layer in self.rows:
+        for layer in self.spec_layers:
             keys, values = layer.buffers
             by_device.setdefault(keys.device, []).extend((keys, values))
         for device, buffers in by_device.items():
             kv_compact_(buffers, base.to(device), path.to(device))
 
     def truncate(self, lengths: Lengths) -> None:
-        """Keep the first ``lengths[b]`` tokens of each row. Raises when a row would grow."""
+        """Keep the first ``lengths[b]`` tokens of each sequence.
+
+        Raises:
+            ValueError: a sequence would grow.
+        """
         if (lengths > self.lengths).any():
-            raise ValueError(f"truncate cannot grow a row: have {self.lengths}, asked {lengths}")
-        # The mask hides the slots beyond a row's length, and the next window overwrites them.
+            raise ValueError(
+                f"truncate cannot grow a sequence: have {self.lengths}, asked {lengths}"
+            )
         self.lengths = lengths.astype(np.int64, copy=True)
 
     def fill(self, entries: list[tuple[torch.Tensor, torch.Tensor]], lengths: Lengths) -> None:
-        """Start from given keys and values [B, H, n, D] per layer, ``lengths[b]`` of them real."""
+        """Start from keys and values [B, H, n, D] of each layer; ``lengths[b]`` of n are tokens."""
         self._cursor.starts = torch.zeros(len(lengths), dtype=torch.int64, device=self.device)
-        for layer, (keys, values) in zip(self.rows, entries, strict=True):
+        for layer, (keys, values) in zip(self.spec_layers, entries, strict=True):
             layer.update(keys, values)
         self.lengths = lengths
 
@@ -237,12 +228,12 @@ class SpecCache(Cache):
     def _grow(self, needed: int) -> None:
         capacity = max(needed, self._cursor.capacity + self._cursor.capacity // 2)
         self._cursor.capacity = capacity
-        for layer in self.rows:
+        for layer in self.spec_layers:
             layer.grow(capacity)
         self._slots = torch.arange(capacity, device=self.device)
 
-    def _aim(self, starts: torch.Tensor, visible: int) -> None:
-        """Point all layers at the slots that the next forward writes and sees."""
+    def _move_cursor(self, starts: torch.Tensor, visible: int) -> None:
+        """Tell all layers which slots the next forward writes and sees."""
         if visible > self._cursor.capacity:
             self._grow(visible)
         self._cursor.starts = starts
@@ -263,7 +254,11 @@ class SpecCache(Cache):
     def _by_layer_type(
         self, mask_of: Callable[[int], torch.Tensor]
     ) -> torch.Tensor | dict[str, torch.Tensor]:
-        """What the model takes, from boolean masks [B, 1, n, S] by sliding window, 0 for none."""
+        """The mask in the form that the model takes.
+
+        Args:
+            mask_of: boolean mask [B, 1, n, S] for the size of a sliding window, 0 for none.
+        """
         window = self._sliding_window or 0
         if self._mask_types is None:
             return self._encode(mask_of(window))
@@ -279,52 +274,6 @@ class SpecCache(Cache):
         return torch.where(mask, zero, torch.finfo(self._additive).min)
 
 
-class DynamicRow:
-    """One row over transformers' own ``DynamicCache``, rolled back with ``crop``."""
-
-    def __init__(self, model: Any, cache: DynamicCache | None = None) -> None:
-        self.cache = DynamicCache(config=model.config) if cache is None else cache
-        self.cache.activate_past_recording()
-        self.device: torch.device = model.device
-        self.lengths: Lengths = np.array([self.cache.get_seq_length()], dtype=np.int64)
-
-    def window(self, starts: Lengths, size: int) -> dict[str, Any]:
-        """Model inputs for the next ``size`` tokens; ``starts`` [1] must be the cache's length."""
-        if starts[0] != self.lengths[0]:
-            raise ValueError(
-                f"DynamicCache holds {self.lengths[0]} tokens, asked to start at {starts[0]}"
-            )
-        start = int(starts[0])
-        self.lengths = self.lengths + size
-        return {
-            "past_key_values": self.cache,
-            "position_ids": torch.arange(start, start + size, device=self.device)[None],
-        }
-
-    def truncate(self, lengths: Lengths) -> None:
-        """Keep the first ``lengths[0]`` tokens."""
-        # crop(0) matters: a sliding layer sheds what its window no longer needs only in crop.
-        self.cache.crop(-int(self.lengths[0] - lengths[0]))
-        self.lengths = lengths.astype(np.int64, copy=True)
-
-    def release(self) -> DynamicCache:
-        """The cache as plain ``generate`` would leave it."""
-        layers: list[Any] = self.cache.layers
-        for layer in layers:
-            if hasattr(layer, "record_past"):
-                layer.record_past = False
-            # Outside inference mode a clone is a normal tensor again, the user's to write into.
-            layer.keys, layer.values = layer.keys.clone(), layer.values.clone()
-        return self.cache
-
-
-def context_of(model: Any) -> int | None:
-    """Most tokens the model has positions for, None when its config does not say."""
-    config = model.config.get_text_config(decoder=True)
-    context: int | None = getattr(config, "max_position_embeddings", None)
-    return context
-
-
 def unsupported_reason(model: Any) -> str | None:
     """Why `SpecCache` cannot serve this model, or None if it can."""
     config = model.config.get_text_config(decoder=True)
@@ -335,29 +284,6 @@ def unsupported_reason(model: Any) -> str | None:
         return f"attn_implementation must be 'sdpa' or 'eager', got {attention!r}"
     layer_types = set(get_layer_types_and_kwargs(config)[0])
     if not layer_types <= MASKED_LAYER_TYPES:
-        return f"layer types {sorted(layer_types - MASKED_LAYER_TYPES)} have no per-row rollback"
+        others = sorted(layer_types - MASKED_LAYER_TYPES)
+        return f"layer types {others} have no rollback per sequence"
     return None
-
-
-def make_cache(model: Any, batch_size: int, capacity: int, kind: str = "auto") -> RowCache:
-    """The cache named by ``kind``: "spec", "dynamic" (one row only), or "auto" (spec if it can).
-
-    Raises:
-        ValueError: unknown kind, or a kind that this model or batch size cannot use.
-    """
-    if kind not in ("auto", "spec", "dynamic"):
-        raise ValueError(f"cache must be 'auto', 'spec' or 'dynamic', got {kind!r}")
-    reason = unsupported_reason(model)
-    if getattr(model.config, "is_encoder_decoder", False):
-        raise ValueError(f"{type(model).__name__}: {reason}")
-    if kind == "spec" or (kind == "auto" and reason is None):
-        return SpecCache(model, batch_size, capacity)
-    if batch_size != 1:
-        raise ValueError(
-            f"cache='dynamic' needs batch size 1, got {batch_size}"
-            + (f" (cache='spec' cannot be used: {reason})" if reason else "")
-        )
-    row = DynamicRow(model)
-    if not row.cache.is_croppable:
-        raise ValueError(f"{type(model).__name__} keeps a state that cannot be rolled back")
-    return row

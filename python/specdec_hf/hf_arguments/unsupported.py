@@ -1,21 +1,12 @@
-"""What the loop refuses by name, and Hugging Face's objects cut to one row."""
+"""Arguments of ``model.generate`` that the loop does not support and refuses by name."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-import torch
 from transformers import GenerationConfig
-from transformers.generation.logits_process import (
-    MinPLogitsWarper,
-    RepetitionPenaltyLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
 
-# Name of the GenerationConfig field and its neutral values; anything else is refused by name.
+# Fields of GenerationConfig with the values that change nothing. Any other value is refused.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "num_beams": (None, 1),
     "num_beam_groups": (None, 1),
@@ -47,11 +38,12 @@ UNSUPPORTED_SAMPLING: dict[str, tuple[Any, ...]] = {
 INSTEAD = {
     "assistant_model": "pass drafter=",
     "prompt_lookup_num_tokens": "pass drafter='prompt_lookup' and num_assistant_tokens=",
-    "num_return_sequences": "repeat the prompt and give one seed per row",
+    "num_return_sequences": "repeat the prompt and give one seed per sequence",
 }
 
 
 def refuse_unsupported(config: GenerationConfig) -> None:
+    """Raises ValueError for a field whose value asks for something that the loop does not do."""
     table = {**UNSUPPORTED, **(UNSUPPORTED_SAMPLING if config.do_sample else {})}
     for name, neutral in table.items():
         value = getattr(config, name, None)
@@ -60,40 +52,5 @@ def refuse_unsupported(config: GenerationConfig) -> None:
 
 
 def instead(name: str) -> str:
+    """The end of a message: what to pass instead of an unsupported argument, or nothing."""
     return f"; {INSTEAD[name]}" if name in INSTEAD else ""
-
-
-def is_per_row(value: Any) -> bool:
-    if isinstance(value, torch.Tensor | np.ndarray):
-        return value.ndim == 1
-    return isinstance(value, list | tuple)
-
-
-def for_row(function: Any, row: int) -> Any:
-    if function is None:
-        return None
-    return lambda _, ids: function(row, ids)
-
-
-def warper_value(processor: Any) -> tuple[str, Any] | None:
-    kind = type(processor)
-    if kind is TemperatureLogitsWarper:
-        return "temperature", processor.temperature
-    if kind is TopKLogitsWarper:
-        return "top_k", processor.top_k
-    if kind is TopPLogitsWarper:
-        return "top_p", processor.top_p
-    if kind is MinPLogitsWarper:
-        return "min_p", processor.min_p
-    return None
-
-
-def row_processor(processor: Any, row: int) -> Any:
-    """generate() built this one for the whole batch; give it this row's share."""
-    if type(processor) is RepetitionPenaltyLogitsProcessor and isinstance(
-        processor.prompt_ignore_length, torch.Tensor
-    ):
-        return RepetitionPenaltyLogitsProcessor(
-            processor.penalty, prompt_ignore_length=processor.prompt_ignore_length[row : row + 1]
-        )
-    return processor

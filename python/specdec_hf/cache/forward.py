@@ -1,4 +1,4 @@
-"""One pass of a model over the next tokens of every row, or over a tree of them."""
+"""One forward of a model over the next tokens of every sequence, or over a tree of drafts."""
 
 from __future__ import annotations
 
@@ -8,20 +8,24 @@ from typing import Any
 
 import torch
 
-from specdec_hf.cache.rows import Lengths, RowCache, SpecCache
+from specdec_hf.cache.protocol import Lengths, RollbackCache
+from specdec_hf.cache.spec_cache import SpecCache
 
 
 def forward_window(
-    model: Any, cache: RowCache, tokens: torch.Tensor, starts: Lengths, keep: int
+    model: Any, cache: RollbackCache, tokens: torch.Tensor, starts: Lengths, keep: int
 ) -> torch.Tensor:
-    """Logits [B, keep, V] of the last ``keep`` of the ``tokens`` [B, n]; their entries are cached.
+    """Run the model over the next tokens of every sequence and cache their keys and values.
 
     Args:
         model: causal LM, called through its unmodified forward.
-        cache: row cache; holds ``starts[b] + n`` tokens of row ``b`` afterwards.
+        cache: holds ``starts[b] + n`` tokens of sequence ``b`` afterwards.
         tokens: [B, n] int64 on the model's device.
-        starts: [B] position of each row's first token; negative positions are left padding.
-        keep: rows of logits wanted, counted from the end.
+        starts: [B] position of each sequence's first token; a negative one is left padding.
+        keep: how many rows of logits to return, counted from the end.
+
+    Returns:
+        Logits [B, keep, V].
     """
     return _forward(model, tokens, cache.window(starts, tokens.shape[1]), keep)
 
@@ -29,14 +33,18 @@ def forward_window(
 def forward_tree(
     model: Any, cache: SpecCache, tokens: torch.Tensor, roots: Lengths, parents: torch.Tensor
 ) -> torch.Tensor:
-    """Logits [B, n, V] of the last n of a tree's root and nodes; their entries are cached.
+    """Run the model over a tree, or over its last nodes, and cache their keys and values.
 
     Args:
-        model: as in `forward_window`.
-        cache: holds root and nodes afterwards, in the order of their numbers.
-        tokens: [B, n] int64; the root comes first.
-        roots: [B] position of each row's root.
-        parents: [B, N] of all nodes; those that ``tokens`` leaves out are in the cache.
+        model: causal LM, called through its unmodified forward.
+        cache: holds the root and all nodes afterwards, in the order of their numbers.
+        tokens: [B, n] int64: the last n tokens of [root, node 0, node 1, ...]. Tokens that are left
+            out must be in the cache already.
+        roots: [B] position of each sequence's root.
+        parents: [B, N] of all nodes, -1 for children of the root.
+
+    Returns:
+        Logits [B, n, V].
     """
     skip = parents.shape[1] + 1 - tokens.shape[1]
     return _forward(model, tokens, cache.tree_window(roots, parents, skip), tokens.shape[1])

@@ -1,0 +1,86 @@
+#pragma once
+// Decides on one draft from a few numbers. The CPU and the CUDA verifiers share this arithmetic, so
+// that they accept the same tokens to the bit; docs/rules.md explains the rules.
+//
+// P and Q are the distributions of the target and of the draft at the drafted token's position, x
+// is the drafted token, u its acceptance uniform.
+#include <cmath>
+#include <cstdint>
+
+#include "specdec/host_device.h"
+
+namespace specdec {
+
+struct Acceptance {
+  bool accepted;
+  double probability;  // may exceed 1
+};
+
+// The value that `accept_probs` holds for an acceptance probability.
+SPECDEC_HD inline float recorded_accept_prob(double probability) {
+  return static_cast<float>(probability > 1 ? 1.0 : probability);
+}
+
+// The ratio test u * q_x < p_x, where q_x is Q(x) times what the rule scales Q by. It is strict, so
+// that P(x) = 0 is never accepted; and it compares the probabilities as they were given, so that
+// equal ones tie.
+SPECDEC_HD inline Acceptance accept_ratio(double u, double p_x, double q_x) {
+  return {u * q_x < p_x, p_x == 0 ? 0 : p_x / q_x};
+}
+
+// The ratio test for distributions made of logits, without underflow. Where P(x) and Q(x) are both
+// 0 the difference is NaN, which accepts nothing.
+SPECDEC_HD inline Acceptance accept_log_ratio(double u, double log_p, double log_q) {
+  const double log_ratio = log_p - log_q;
+  return {log(u) < log_ratio, log_p == -INFINITY ? 0 : exp(fmin(0.0, log_ratio))};
+}
+
+// P(x) / Q(x), and 0 wherever P(x) is 0.
+SPECDEC_HD inline double probability_ratio(double p_x, double q_x) {
+  return p_x > 0 ? p_x / q_x : 0;
+}
+SPECDEC_HD inline double probability_ratio_of_logs(double log_p, double log_q) {
+  return log_p > -INFINITY ? exp(log_p - log_q) : 0;
+}
+
+// Block verification (Sun et al. 2024): c_i, the factor of P after i drafts, from c_{i-1} and
+// P(x) / Q(x). c_0 is 1.
+SPECDEC_HD inline double next_carried(double carried, double ratio) {
+  return ratio > 0 && carried > 0 ? fmin(1.0, carried * ratio) : 0;
+}
+
+// Block verification: h_i, the probability of accepting the first i drafts, if not more. `more` is
+// the sum of max(c_i P - Q, 0) over the next row, `less` that of max(Q - c_i P, 0).
+SPECDEC_HD inline double block_accept_prob(double carried, double more, double less) {
+  return less > 0 ? fmin(1.0, more / less) : carried;
+}
+
+// Rule typical accepts x if P(x) > min(epsilon, delta * exp(-H(P))). The entropy costs a pass over
+// the row; without it a P(x) above epsilon is accepted and P(x) = 0 is not.
+SPECDEC_HD inline bool typical_needs_entropy(double p_x, double epsilon) {
+  return p_x > 0 && !(p_x > epsilon);
+}
+SPECDEC_HD inline double typical_bound(double epsilon, double delta, double entropy) {
+  return fmin(epsilon, delta * exp(-entropy));
+}
+
+// Rule synthetic accepts with a given rate, NaN never.
+SPECDEC_HD inline Acceptance accept_at_rate(double u, float rate) {
+  return {u < rate, rate < 0 ? 0.0f : rate};
+}
+
+// Rule lenient at temperature 0: P(x) >= lenience * max P, where P is that of temperature 1.
+// `value` and `max` are what the row holds.
+SPECDEC_HD inline bool accept_near_maximum(double value, double max, double lenience,
+                                           bool probabilities) {
+  return probabilities ? value >= lenience * max : value - max >= log(lenience);
+}
+
+// Rule k_seq (Sun et al. 2023): 1 - (1 - beta)^K, the probability that one of K siblings is
+// accepted, if each is with probability beta.
+SPECDEC_HD inline double any_sibling_accepted(double beta, int64_t siblings) {
+  // Rounding may leave a sum of probabilities a little above 1.
+  return -expm1(static_cast<double>(siblings) * log1p(-fmin(beta, 1.0)));
+}
+
+}  // namespace specdec

@@ -1,0 +1,85 @@
+#pragma once
+// One sequence of a verifying op: its parameters, its rows, and where its noise comes from. The CPU
+// and the CUDA kernels open it with the same code.
+#include "specdec/philox.h"
+#include "specdec/sequence_params.h"
+#include "specdec/verification.h"
+
+namespace specdec {
+
+struct SequenceState {
+  int64_t b;      // index in the batch
+  int64_t begin;  // first row of a ragged sequence
+  int64_t rows;   // 0 if there is nothing to verify
+  uint64_t seed, position;
+  SequenceParams params;
+  float q_temperature;  // temperature of the draft
+  bool greedy;          // temperature 0: P is one-hot
+  bool filtered;        // top-k, top-p or min-p removes tokens of P
+  bool direct;          // target rows hold P itself: they are read at single tokens where possible
+};
+
+// Returns a status, which is not 0 if there is nothing to verify. `most` is the number of rows of a
+// padded sequence.
+template <class OpParams>
+SPECDEC_HD inline int32_t open_sequence(const OpParams& p, bool greedy, int64_t b, int64_t most,
+                                        SequenceState& s) {
+  s.b = b;
+  s.begin = 0;
+  s.rows = most;
+  s.seed = static_cast<uint64_t>(p.seeds[b]);
+  s.position = static_cast<uint64_t>(p.positions[b]);
+  s.params = params_of(p.sampling, b);
+  s.q_temperature = s.params.temperature;
+  if (p.reads_draft() && p.draft.form == DraftForm::kSampled) {
+    s.q_temperature = p.draft.temperatures ? p.draft.temperatures[b] : p.draft.temperature;
+  }
+  const bool valid = s.params.valid() && s.q_temperature >= 0 && s.q_temperature <= FLT_MAX;
+  if (greedy) s.params = {0.0f, 0, 1.0f, 0.0f};
+  s.greedy = s.params.temperature == 0;
+  s.filtered = !s.greedy && s.params.filters(p.vocab);
+  s.direct = p.kind == Kind::kProbs && p.reads_draft() && s.params.temperature == 1 && !s.filtered;
+  if (p.target_indptr != nullptr) {
+    // The offsets are data: whatever they hold, no row beyond the target is read.
+    const auto row_at = [&](int64_t i, int64_t low) {
+      const int64_t row = p.target_indptr[i];
+      return row < low ? low : row > p.num_rows ? p.num_rows : row;
+    };
+    s.begin = row_at(b, 0);
+    const int64_t rows = row_at(b + 1, s.begin) - s.begin;
+    s.rows = rows < most ? rows : most;
+  }
+  const int32_t status = !valid ? kBadParameter : s.rows == 0 ? kTargetNotFinite : 0;
+  if (status != 0) s.rows = 0;
+  return status;
+}
+
+struct TargetRow {
+  int64_t sequence, row;  // to be multiplied by the strides of the target
+};
+
+SPECDEC_HD inline TargetRow target_row(const VerifyParams& p, const SequenceState& s, int64_t i) {
+  return p.target_indptr != nullptr ? TargetRow{0, s.begin + i} : TargetRow{s.b, i};
+}
+
+// How many tokens the sequence may emit.
+SPECDEC_HD inline int64_t most_new_tokens(const VerifyParams& p, const SequenceState& s) {
+  if (p.max_new_tokens == nullptr) return s.rows;
+  return p.max_new_tokens[s.b] < 0 ? 0 : p.max_new_tokens[s.b];
+}
+
+SPECDEC_HD inline bool is_eos(const VerifyParams& p, int64_t token) {
+  bool found = false;
+  for (int64_t e = 0; e < p.num_eos; ++e) found |= token == p.eos_token_ids[e];
+  return found;
+}
+
+// A uniform that the caller gave, or else one of the position `offset` after the first draft.
+SPECDEC_HD inline double uniform_at(const VerifyParams& p, const SequenceState& s, int64_t given,
+                                    int64_t offset, uint32_t stream, int64_t counter = 0) {
+  if (p.uniforms != nullptr) return p.uniforms[given];
+  return uniform(s.seed, s.position + static_cast<uint64_t>(offset), stream,
+                 static_cast<uint32_t>(counter));
+}
+
+}  // namespace specdec

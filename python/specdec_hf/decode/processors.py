@@ -1,0 +1,40 @@
+"""Hugging Face's logits processors over the rows of one round."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from specdec_hf.decode.session import Session
+from specdec_kernels import Tree
+
+
+def process_logits(session: Session, logits: torch.Tensor, drafts: Tree) -> torch.Tensor:
+    """Logits [B, N+1, V] float32 after the processors, each row with the path to it as prefix.
+
+    Rows behind a draft that cannot be accepted, because it is absent or a processor forbids it, are
+    left as they are: verification never reaches them, and a processor must not be shown a prefix
+    that plain decoding could not have made.
+
+    Args:
+        session: names the processors of each sequence.
+        logits: [B, N+1, V], the row of the pending token, then those of the drafts.
+        drafts: tokens and parents [B, N].
+    """
+    s = session
+    processors: list[Any] = s.call.processors
+    processed = logits.to(torch.float32, copy=True)
+    tokens, parents = drafts.tokens.tolist(), drafts.parents.tolist()
+    for b in np.flatnonzero(s.history.active).tolist():
+        prefixes = {-1: torch.from_numpy(s.padded_ids(b)).to(s.model.device)[None]}
+        processed[b, 0] = processors[b](prefixes[-1], processed[b, 0][None])[0]
+        for n, (token, parent) in enumerate(zip(tokens[b], parents[b], strict=True)):
+            if parent not in prefixes or not 0 <= token < logits.shape[2]:
+                continue
+            if processed[b, parent + 1, token] == -torch.inf:
+                continue
+            prefixes[n] = torch.cat([prefixes[parent], drafts.tokens[b, n].view(1, 1)], dim=1)
+            processed[b, n + 1] = processors[b](prefixes[n], processed[b, n + 1][None])[0]
+    return processed

@@ -1,0 +1,147 @@
+"""A round whose drafts form a tree below the pending token, which is the tree's root."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from specdec_hf.cache.forward import forward_tree, forward_window
+from specdec_hf.cache.spec_cache import SpecCache
+from specdec_hf.decode.commit import DraftCounts, HostVerdict
+from specdec_hf.decode.session import Session
+from specdec_hf.drafters import TreeDraft, TreeDrafter
+from specdec_hf.drafters.base import TreeOutcome
+from specdec_kernels import Tree, TreeVerdict, verify_tree
+from specdec_kernels.arguments.rules import TreeRule
+
+# These rules try siblings that hold the same token one after the other. For the other rules such
+# siblings are one child.
+RULES_TRYING_EQUAL_SIBLINGS = ("multi_draft", "k_seq", "traversal")
+
+
+class TreeRound:
+    """Drafts with a `TreeDrafter` and verifies with `verify_tree`. See `rounds.Round`."""
+
+    def __init__(self, session: Session) -> None:
+        assert isinstance(session.cache, SpecCache)
+        assert isinstance(session.drafter, TreeDrafter)
+        self.session = session
+        self.cache = session.cache
+        self.drafter = session.drafter
+        self.lengths = session.history.lengths.copy()
+        self.proposed: TreeDraft | None = None
+        empty = torch.empty((len(self.lengths), 0), dtype=torch.int64, device=session.model.device)
+        self.tree = Tree(empty, empty)
+
+    def draft(self, limits: NDArray[np.int64]) -> None:
+        self.proposed = self.drafter.propose(self.session.history, limits)
+        if self.proposed is not None:
+            self.tree = Tree(self.proposed.tokens, self.proposed.parents)
+
+    def forward(self) -> torch.Tensor:
+        s, model = self.session, self.session.model
+        missing = int((self.lengths - self.cache.lengths).max())
+        if missing > 1:
+            # The prompt without its last token, which is the root. A tree's mask is made for a root
+            # and its nodes only, so the prompt needs a forward of its own.
+            prompt = torch.from_numpy(s.history.last(missing)[:, :-1].copy())
+            prompt = prompt.to(model.device, non_blocking=True)
+            forward_window(model, self.cache, prompt, self.lengths - missing, keep=1)
+        root = torch.from_numpy(s.history.last(1)).to(model.device, non_blocking=True)
+        vocab_size = model.config.get_text_config(decoder=True).vocab_size
+        tokens = torch.cat([root, self.tree.tokens.clamp(0, vocab_size - 1)], dim=1)
+        return forward_tree(model, self.cache, tokens, self.lengths - 1, self.tree.parents)
+
+    def layout(self) -> Tree:
+        return self.tree
+
+    def verify(self, logits: torch.Tensor) -> tuple[TreeVerdict, list[torch.Tensor]]:
+        s, made, tree = self.session, self.proposed, self.tree
+        positions = torch.from_numpy(self.lengths).to(s.model.device, non_blocking=True)
+        # Rules that draw from a distribution all draw from the target's where there is no tree.
+        plain = made is None and s.rule not in ("greedy", "match")
+        verdict = verify_tree(
+            logits,
+            tree,
+            None if made is None else made.distribution,
+            rule=cast(TreeRule, "target_only" if plain else s.rule),
+            draft_rows=None if made is None else made.draft_rows,
+            **s.call.sampling.to_dict(),
+            seeds=s.seeds,
+            positions=positions,
+            max_depth=0 if made is None else min(made.depth, tree.tokens.shape[1]),
+        )
+        extra = [verdict.path, tree.tokens, tree.parents]
+        if made is not None:
+            self.cache.compact(positions, verdict.path)
+            extra += [] if made.note is None else [made.note]
+        return verdict, extra
+
+    def count(self, verdict: HostVerdict) -> DraftCounts:
+        path, tokens, parents = verdict.extra[:3]
+        drafted = np.zeros(len(path), dtype=np.int64)
+        depths, tried = drafted.copy(), drafted.copy()
+        for b in np.flatnonzero(self.session.history.active).tolist():
+            children, drafted[b], depths[b] = _children(tokens[b].tolist(), parents[b].tolist())
+            accepted = int(verdict.num_accepted[b])
+            rejected = self._record_trials(
+                b, path[b, :accepted].tolist(), tokens[b], parents[b], children
+            )
+            tried[b] = accepted + rejected
+        return DraftCounts(drafted, depths, tried)
+
+    def _record_trials(
+        self,
+        b: int,
+        path: list[int],
+        tokens: NDArray[np.int64],
+        parents: NDArray[np.int64],
+        children: dict[int, list[int]],
+    ) -> bool:
+        """Count the children that the verification tried along a path, by their rank.
+
+        Returns:
+            Whether the last node of the path has children, all of which were then rejected.
+        """
+        stats, rule = self.session.stats.sequences[b], self.session.rule
+        tries_equal = rule in RULES_TRYING_EQUAL_SIBLINGS
+        members = [-1]  # siblings with the token that was accepted last; the rule sees one node
+        for above, node in zip([-1, *path], [*path, None], strict=True):
+            if rule == "traversal":
+                # Traversal keeps the subtrees of equal siblings apart, except where it is greedy.
+                members = [above if node is None else int(parents[node])]
+            siblings = sorted(n for m in members for n in children.get(m, ()))
+            listed = [int(tokens[n]) for n in siblings]
+            if node is None:
+                stats.record_children(len(listed if tries_equal else set(listed)), None)
+                return len(siblings) > 0
+            token = int(tokens[node])
+            rank = siblings.index(node) if tries_equal else list(dict.fromkeys(listed)).index(token)
+            stats.record_children(rank + 1, rank)
+            members = [n for n in siblings if int(tokens[n]) == token]
+        return False
+
+    def inform_drafter(self, verdict: HostVerdict, kept: NDArray[np.int64]) -> None:
+        outcome = None
+        if self.proposed is not None:
+            path, tokens = verdict.extra[:2]
+            keeps = np.arange(path.shape[1]) < kept[:, None]
+            path = np.where(keeps, path, -1)
+            note = verdict.extra[3] if len(verdict.extra) > 3 else path[:, :0]
+            accepted = np.take_along_axis(tokens, np.maximum(path, 0), axis=1)
+            outcome = TreeOutcome(path, np.where(keeps, accepted, -1), note)
+        self.drafter.commit(self.lengths, outcome)
+
+
+def _children(tokens: list[int], parents: list[int]) -> tuple[dict[int, list[int]], int, int]:
+    """The children of each present node, the number of present nodes, and their largest depth."""
+    depths = {-1: 0}
+    children: dict[int, list[int]] = {}
+    for n, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
+        if token >= 0 and parent in depths:
+            depths[n] = depths[parent] + 1
+            children.setdefault(parent, []).append(n)
+    return children, len(depths) - 1, max(depths.values())

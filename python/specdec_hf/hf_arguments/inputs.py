@@ -1,0 +1,62 @@
+"""Checks of ``input_ids`` and ``attention_mask``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import GenerationConfig
+
+
+def check_input_ids(model: Any, input_ids: torch.Tensor | None) -> torch.Tensor:
+    """``input_ids`` [B, T] as int64 on the host.
+
+    Raises:
+        ValueError: encoder-decoder model, missing or empty prompt, wrong shape or id.
+    """
+    if getattr(model.config, "is_encoder_decoder", False):
+        raise ValueError(f"encoder-decoder models are not supported, got {type(model).__name__}")
+    if input_ids is None:
+        raise ValueError("input_ids is required")
+    if input_ids.ndim != 2:
+        raise ValueError(f"input_ids must be [B, T], got shape {list(input_ids.shape)}")
+    if input_ids.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"input_ids must be int32 or int64, got {input_ids.dtype}")
+    if input_ids.numel() == 0:
+        raise ValueError(f"input_ids is empty: shape {list(input_ids.shape)}")
+    ids = input_ids.detach().to("cpu", torch.int64)
+    vocab_size = model.config.get_text_config(decoder=True).vocab_size
+    if int(ids.min()) < 0 or int(ids.max()) >= vocab_size:
+        raise ValueError(
+            f"input_ids must be in [0, {vocab_size}), "
+            f"got ids from {int(ids.min())} to {int(ids.max())}"
+        )
+    return ids
+
+
+def check_mask(
+    model: Any, ids: torch.Tensor, attention_mask: torch.Tensor | None, config: GenerationConfig
+) -> NDArray[np.bool_]:
+    """``attention_mask`` [B, T] as bool on the host; None is made as ``model.generate`` makes it.
+
+    Raises:
+        ValueError: wrong shape, or a prompt without tokens.
+    """
+    if attention_mask is None:
+        attention_mask = model._prepare_attention_mask_for_generation(ids, config, {})
+    if attention_mask.shape != ids.shape:
+        raise ValueError(
+            f"attention_mask must have the shape of input_ids {list(ids.shape)}, "
+            f"got {list(attention_mask.shape)}"
+        )
+    mask: NDArray[np.bool_] = attention_mask.detach().cpu().numpy() != 0
+    check_rows(mask)
+    return mask
+
+
+def check_rows(mask: NDArray[np.bool_]) -> None:
+    """Raises ValueError if the mask hides all tokens of a prompt."""
+    for b in np.flatnonzero(~mask.any(axis=1)):
+        raise ValueError(f"row {b} of input_ids is empty: attention_mask hides all of it")

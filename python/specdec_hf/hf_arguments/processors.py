@@ -1,0 +1,46 @@
+"""Hugging Face's logits processors, made for a whole batch, taken apart into one per sequence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers.generation.logits_process import (
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+
+def allowed_tokens_of(function: Any, b: int) -> Any:
+    """A ``prefix_allowed_tokens_fn`` for a batch that holds sequence ``b`` alone."""
+    if function is None:
+        return None
+    return lambda _, ids: function(b, ids)
+
+
+def warper_parameter(processor: Any) -> tuple[str, Any] | None:
+    """Name and value of the sampling parameter that a warper applies; None for other processors."""
+    kind = type(processor)
+    if kind is TemperatureLogitsWarper:
+        return "temperature", processor.temperature
+    if kind is TopKLogitsWarper:
+        return "top_k", processor.top_k
+    if kind is TopPLogitsWarper:
+        return "top_p", processor.top_p
+    if kind is MinPLogitsWarper:
+        return "min_p", processor.min_p
+    return None
+
+
+def processor_of(processor: Any, b: int) -> Any:
+    """A processor for sequence ``b`` alone, where the given one holds a tensor per sequence."""
+    if type(processor) is RepetitionPenaltyLogitsProcessor and isinstance(
+        processor.prompt_ignore_length, torch.Tensor
+    ):
+        return RepetitionPenaltyLogitsProcessor(
+            processor.penalty, prompt_ignore_length=processor.prompt_ignore_length[b : b + 1]
+        )
+    return processor

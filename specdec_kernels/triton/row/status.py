@@ -1,0 +1,13 @@
+"""The bits of a sequence's status word (`specdec_kernels.Status`) as constants of a kernel."""
+
+from __future__ import annotations
+
+import triton.language as tl
+
+from specdec_kernels.arguments.status import Status
+
+TARGET_NOT_FINITE = tl.constexpr(int(Status.TARGET_NOT_FINITE))
+DRAFT_NOT_FINITE = tl.constexpr(int(Status.DRAFT_NOT_FINITE))
+EMPTY_RESIDUAL = tl.constexpr(int(Status.EMPTY_RESIDUAL))
+DRAFT_OUT_OF_RANGE = tl.constexpr(int(Status.DRAFT_OUT_OF_RANGE))
+BAD_PARAMETER = tl.constexpr(int(Status.BAD_PARAMETER))
