@@ -3,8 +3,8 @@
     python -m bench.tree_acceptance [--steps N] [--limit PROMPTS] [--samples N] [--tokens N]
                                     [--prompts FILE]
 
-The draft model is the target with the weights of its layers rounded to a few values. It stands in
-for a smaller model that agrees with the target about as often. Sequoia's trees are built from
+The draft model is the target with the weights of its layers rounded to a few values; it takes the
+place of a smaller model that agrees with the target about as often. Sequoia's trees are built from
 acceptance vectors measured on other prompts than those that are counted. Nothing here is timed.
 The number after +- is the standard error of the mean over rounds.
 """

@@ -13,6 +13,8 @@ from specdec_kernels.arguments.rules import (
     RULES_READING_DRAFT,
     TREE_RULES,
     TREE_RULES_READING_DRAFT,
+    Rule,
+    TreeRule,
 )
 from specdec_kernels.arguments.status import Status
 from specdec_kernels.ops.expand_tree import Expansion, expand_tree
@@ -54,12 +56,14 @@ __all__ = [
     "Expansion",
     "FreedBlocks",
     "RankedTree",
+    "Rule",
     "Sampled",
     "SampledDraft",
     "SparseDraft",
     "Status",
     "Tree",
     "TreeAttention",
+    "TreeRule",
     "TreeVerdict",
     "Trie",
     "Verdict",

@@ -19,7 +19,7 @@ from specdec_kernels.arguments.chain import ChainArguments
 from specdec_kernels.arguments.sample import SampleArguments
 from specdec_kernels.arguments.tree import TreeArguments
 
-# Where each row runs: "meta" stands for the fake kernel.
+# Where each row runs: "meta" is the fake kernel.
 WHERE = {op: [*testing.providers(op), "meta"] for op in BUILD}
 ARGUMENTS = {
     "sample": SampleArguments, "verify_chain": ChainArguments, "verify_tree": TreeArguments,

@@ -1,11 +1,11 @@
 #pragma once
 // A SIMT emulator: CUDA source compiled for the CPU, threads as fibers.
 //
-// This header stands in for CUDA's, so that g++ compiles csrc/cuda/**/*.cu and a CPU runs them. The
-// threads of a cluster are fibers on one operating-system thread, which meet at barriers and in
-// warp-wide operations as on a device. Launches that would fail or hang on a device fail with a
-// message. The emulator does not show faults of memory order, because every write is visible at
-// once; it does not support loops that wait for memory without an atomic; and it runs blocks of
+// This header takes the place of CUDA's, so that g++ compiles csrc/cuda/**/*.cu and a CPU runs
+// them. The threads of a cluster are fibers on one operating-system thread, which meet at barriers
+// and in warp-wide operations as on a device. Launches that would fail or hang on a device fail
+// with a message. The emulator does not show faults of memory order, because every write is visible
+// at once; it does not support loops that wait for memory without an atomic; and it runs blocks of
 // different clusters at the same time only in a cooperative launch.
 //
 // fiber.h     stacks, and switching between them

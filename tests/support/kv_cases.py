@@ -16,6 +16,7 @@ import torch
 from support.kv_buffers import DTYPES, HUGE, LAYOUTS, ODD_LAYOUTS, embedded, integers
 
 from specdec_kernels.testing import Case
+from specdec_kernels.testing.kv import realign_case
 
 HALF = torch.float16
 # Around the limits of the tables of caches in csrc/cuda/kv.
@@ -200,18 +201,18 @@ def random_append_and_truncate(seed):
     )  # fmt: skip
 
 
-# kv_realign_
+# Realigning.
 
 
 def realign(name, shapes, moves, dtype=torch.float32, layout="contiguous", *, fill=True, step=1):
-    """A case of kv_realign_. moves: (start, length, shift) of each sequence."""
+    """A shift of each sequence; moves: (start, length, shift)."""
 
     def build(g):
         columns = list(zip(*moves, strict=True)) or [(), (), ()]
         b = len(moves)
         return (caches_of(b, shapes, dtype, layout, g), *vectors(columns, b, step), fill)
 
-    return Case("kv_realign_", f"{name}-{'fill' if fill else 'keep'}", build)
+    return Case(realign_case(0, 1, fill=fill).op, f"{name}-{'fill' if fill else 'keep'}", build)
 
 
 @functools.cache

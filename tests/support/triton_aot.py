@@ -82,7 +82,7 @@ ENTRIES = (
 )
 
 # Types of arguments by name. An argument that a variant names is a compile-time constant; None
-# stands for a tensor that is not given.
+# means a tensor that is not given.
 TYPES = {
     "fp32": [
         "temperature", "top_p", "min_p", "draft_temperature", "lenience", "typical_epsilon",

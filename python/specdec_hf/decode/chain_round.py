@@ -13,8 +13,7 @@ from specdec_hf.decode.commit import DraftCounts, HostVerdict
 from specdec_hf.decode.session import Session
 from specdec_hf.drafters import Drafter
 from specdec_hf.drafters.base import check_draft
-from specdec_kernels import SampledDraft, Tree, Verdict, verify_chain
-from specdec_kernels.arguments.rules import Rule
+from specdec_kernels import Rule, SampledDraft, Tree, Verdict, verify_chain
 
 
 class ChainRound:

@@ -14,8 +14,7 @@ from specdec_hf.decode.commit import DraftCounts, HostVerdict
 from specdec_hf.decode.session import Session
 from specdec_hf.drafters import TreeDraft, TreeDrafter
 from specdec_hf.drafters.base import TreeOutcome
-from specdec_kernels import Tree, TreeVerdict, verify_tree
-from specdec_kernels.arguments.rules import TreeRule
+from specdec_kernels import Tree, TreeRule, TreeVerdict, verify_tree
 
 # These rules try siblings that hold the same token one after the other. For the other rules such
 # siblings are one child.

@@ -103,7 +103,7 @@ class Draft:
         tokens: [B, gamma] int64 on any device; -1 ends a sequence's draft early.
         distribution: the logits that `sample` drew the tokens from and the statistics it returned;
             None for deterministic drafts.
-        counts: [B] drafts per sequence where the host knows them. They hold no -1. None stands for
+        counts: [B] drafts per sequence where the host knows them. They hold no -1. None means
             gamma drafts everywhere.
     """
 

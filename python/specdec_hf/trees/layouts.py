@@ -38,7 +38,7 @@ class TreeSpec:
 
     Example:
         >>> TreeSpec.branching((2, 1))
-        TreeSpec(parents=(-1, -1, 0, 1), ranks=(0, 0, 0, 0))
+        TreeSpec(parents=(-1, -1, 0, 1), ranks=(0, 1, 0, 0))
     """
 
     parents: tuple[int, ...]
