@@ -62,7 +62,7 @@ class ChainArguments(NamedTuple):
         return self.draft is not None and self.target_indptr is not None and self.draft.dim() == 2
 
     @property
-    def draft_source(self) -> DraftArguments:
+    def draft_arguments(self) -> DraftArguments:
         return DraftArguments.of(self)
 
     @property
@@ -74,7 +74,7 @@ class ChainArguments(NamedTuple):
     def id_limit(self) -> int:
         """Drafted ids in [0, id_limit) are valid; others are `Status.DRAFT_OUT_OF_RANGE`."""
         v = self.target.shape[-1]
-        return self.draft_source.id_limit(v) if self.reads_draft else v
+        return self.draft_arguments.id_limit(v) if self.reads_draft else v
 
     def check(self) -> None:
         """Raises RuntimeError naming the argument, the rule and the value."""
@@ -109,7 +109,7 @@ class ChainArguments(NamedTuple):
                 f"got {shape(self.target)}",
             )
             sizes = (("N-B", n),)
-        self.draft_source.check(self.target, b, sizes, each)
+        self.draft_arguments.check(self.target, b, sizes, each)
 
     def new_outputs(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Uninitialised (tokens, num_accepted, status, logprobs, accept_probs)."""

@@ -12,9 +12,9 @@ class Status(IntFlag):
     They report a fault here, keep the tokens accepted before it and never return an id outside the
     vocabulary.
 
-    TARGET_NOT_FINITE: a target row holds no distribution (NaN, +inf, or no finite logit), or it is
+    TARGET_INVALID: a target row holds no distribution (NaN, +inf, or no finite logit), or it is
         missing. No token is emitted at its position: -1.
-    DRAFT_NOT_FINITE: a draft row holds no distribution. Its draft is treated as absent (-1).
+    DRAFT_INVALID: a draft row holds no distribution. Its draft is treated as absent (-1).
     EMPTY_RESIDUAL: a draft was rejected, but max(P - Q, 0) is zero everywhere, by rounding or
         because Q is wrong. The recovered token is sampled from the target distribution P.
     DRAFT_OUT_OF_RANGE: a drafted id is outside the vocabulary, or a parent outside the tree. The
@@ -22,11 +22,11 @@ class Status(IntFlag):
     BAD_PARAMETER: a sampling parameter or an injected uniform is out of range. Nothing is emitted.
 
     >>> Status(5)
-    <Status.TARGET_NOT_FINITE|EMPTY_RESIDUAL: 5>
+    <Status.TARGET_INVALID|EMPTY_RESIDUAL: 5>
     """
 
-    TARGET_NOT_FINITE = 1
-    DRAFT_NOT_FINITE = 2
+    TARGET_INVALID = 1
+    DRAFT_INVALID = 2
     EMPTY_RESIDUAL = 4
     DRAFT_OUT_OF_RANGE = 8
     BAD_PARAMETER = 16

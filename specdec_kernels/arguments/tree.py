@@ -58,7 +58,7 @@ class TreeArguments(NamedTuple):
         return SamplingArguments.of(self)
 
     @property
-    def draft_source(self) -> DraftArguments:
+    def draft_arguments(self) -> DraftArguments:
         return DraftArguments.of(self)
 
     @property
@@ -75,7 +75,7 @@ class TreeArguments(NamedTuple):
     def id_limit(self) -> int:
         """Drafted ids in [0, id_limit) are valid; others are `Status.DRAFT_OUT_OF_RANGE`."""
         v = self.target.shape[-1]
-        return self.draft_source.id_limit(v) if self.reads_draft else v
+        return self.draft_arguments.id_limit(v) if self.reads_draft else v
 
     def check(self) -> None:
         """Raises RuntimeError naming the argument, the rule and the value."""
@@ -117,7 +117,7 @@ class TreeArguments(NamedTuple):
             m = self.draft.shape[-2]
             sizes = (("M", None),) if self.flat_draft else sizes
             statistics = (("M", m),) if self.flat_draft else (("B", b), ("M", m))
-        self.draft_source.check(self.target, b, sizes, statistics)
+        self.draft_arguments.check(self.target, b, sizes, statistics)
 
     def new_outputs(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Uninitialised (path, tokens, num_accepted, status, logprobs, accept_probs)."""

@@ -26,7 +26,7 @@ class Sampled(NamedTuple):
     logprobs: [R] float32, the log-probability of the token after all filters; 0 at temperature 0.
     logsumexp: [R] float64, of logits / temperature over the survivors; 0 at temperature 0.
     threshold: [R] float32, in units of the raw logits: survivors have `logit >= threshold`.
-    status: [R] int32, `Status.TARGET_NOT_FINITE` if the row holds no distribution,
+    status: [R] int32, `Status.TARGET_INVALID` if the row holds no distribution,
         `Status.BAD_PARAMETER` if a sampling parameter is out of range, otherwise 0.
 
     Logsumexp and threshold describe the distribution that the token was sampled from exactly:

@@ -27,7 +27,7 @@ from specdec_kernels import SampledDraft, Status, reference, testing, verify_cha
 from specdec_kernels import sample as public_sample
 from specdec_kernels.testing import filtered_distribution
 
-TARGET, DRAFT = Status.TARGET_NOT_FINITE, Status.DRAFT_NOT_FINITE
+TARGET, DRAFT = Status.TARGET_INVALID, Status.DRAFT_INVALID
 EMPTY, RANGE = Status.EMPTY_RESIDUAL, Status.DRAFT_OUT_OF_RANGE
 PARAMETER = Status.BAD_PARAMETER
 SOME_RULES = ("token", "greedy", "match")

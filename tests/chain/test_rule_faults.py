@@ -20,7 +20,7 @@ from support.providers import (
 
 from specdec_kernels import RULES, RULES_READING_DRAFT, Status, reference, testing
 
-TARGET, DRAFT = Status.TARGET_NOT_FINITE, Status.DRAFT_NOT_FINITE
+TARGET, DRAFT = Status.TARGET_INVALID, Status.DRAFT_INVALID
 EMPTY, RANGE = Status.EMPTY_RESIDUAL, Status.DRAFT_OUT_OF_RANGE
 NAN, INF = float("nan"), float("inf")
 

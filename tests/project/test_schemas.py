@@ -32,7 +32,7 @@ def test_a_record_hands_on_its_sampling_parameters_by_name(op):
 def test_a_record_hands_on_its_draft_by_name(op):
     arguments = RECORDS[op](**{name: name for name in RECORDS[op]._fields})
     names = ["draft", *(f"draft_{name}" for name in DraftArguments._fields[1:])]
-    assert list(arguments.draft_source) == names
+    assert list(arguments.draft_arguments) == names
 
 
 NOT_OPS = {"built_with_cuda", "cpu_capability", "set_cuda_schedule"}

@@ -49,7 +49,7 @@ bool ChainVerifier::decide_row(int64_t i, int64_t x) {
   const bool one_entry = state_.direct && x >= 0;
   RowStats stats = one_entry ? check_entry(row, x) : measure_target(row);
   if (!stats.valid) {
-    status_ |= kTargetNotFinite;
+    status_ |= kTargetInvalid;
     return false;
   }
   if (state_.greedy || p_.rule == Rule::kMatch) return compare(i, x, row, stats);
@@ -70,7 +70,7 @@ bool ChainVerifier::decide_row(int64_t i, int64_t x) {
   if (one_entry) {
     stats = measure_target(row);
     if (!stats.valid) {
-      status_ |= kTargetNotFinite;
+      status_ |= kTargetInvalid;
       return false;
     }
   }
@@ -135,10 +135,10 @@ int64_t ChainVerifier::measure_block() {
     const RowView row = target_row(i);
     all_stats.push_back(state_.direct ? check_entry(row, x) : measure_target(row));
     const RowStats& stats = all_stats[i];
-    block_fault_ = stats.valid ? 0 : kTargetNotFinite;
+    block_fault_ = stats.valid ? 0 : kTargetInvalid;
     if (block_fault_ == 0) {
       drafts.push_back(draft_of(i, x));
-      block_fault_ = drafts[i].fault ? kDraftNotFinite : 0;
+      block_fault_ = drafts[i].fault ? kDraftInvalid : 0;
     }
     if (block_fault_ != 0) return i;
     double ratio = 0;
@@ -163,7 +163,7 @@ void ChainVerifier::decide_block() {
       RowStats& stats = scratch_.all_stats[tau];
       ResidualSums& sums = scratch_.residual;
       if (state_.direct) stats = measure_target(row);
-      block_fault_ = stats.valid ? 0 : kTargetNotFinite;
+      block_fault_ = stats.valid ? 0 : kTargetInvalid;
       if (block_fault_ == 0) {
         const DraftDistribution& draft = scratch_.drafts[tau];
         const RowPair pair{row, stats, draft, c, 1.0f};
@@ -172,7 +172,7 @@ void ChainVerifier::decide_block() {
         } else {
           sum_residual(pair, true, parallel_, sums);
         }
-        block_fault_ = sums.valid ? 0 : kDraftNotFinite;
+        block_fault_ = sums.valid ? 0 : kDraftInvalid;
       }
       if (block_fault_ != 0) {
         end = tau;
@@ -191,7 +191,7 @@ void ChainVerifier::decide_block() {
   const bool whole = tau == end;
   if (whole && block_fault_ == 0 && ends_) return;
   if (whole) status_ |= block_fault_ != 0 ? block_fault_ : after_drafts_;
-  if (!whole || block_fault_ != kTargetNotFinite) emit_after_block(tau, whole);
+  if (!whole || block_fault_ != kTargetInvalid) emit_after_block(tau, whole);
 }
 
 // Emits the bonus token if the whole block was accepted, else the recovered one.
@@ -200,7 +200,7 @@ void ChainVerifier::emit_after_block(int64_t tau, bool whole) {
   const bool measured = !whole && !(state_.direct && tau == 0);
   const RowStats stats = measured ? scratch_.all_stats[tau] : measure_target(row);
   if (!stats.valid) {
-    status_ |= kTargetNotFinite;
+    status_ |= kTargetInvalid;
   } else if (whole) {
     emit_from_target(tau, row, stats);
   } else {
@@ -229,7 +229,7 @@ bool ChainVerifier::emit_residual(int64_t i, const RowView& row, const RowStats&
     }
   }
   if (y < 0) {
-    status_ |= sums.valid ? kEmptyResidual : kDraftNotFinite;
+    status_ |= sums.valid ? kEmptyResidual : kDraftInvalid;
     if (p_.rule == Rule::kBlock) measure_target(row);  // the tile sums are another row's by now
     return emit_from_target(i, row, stats);
   }

@@ -146,7 +146,7 @@ bool DraftDistribution::rest(int64_t vocab, double& beyond,
   return true;
 }
 
-DraftDistribution draft_distribution(const DraftSource& source, int64_t b, int64_t row,
+DraftDistribution draft_distribution(const DraftParams& source, int64_t b, int64_t row,
                                      int64_t statistic, int64_t x, float temperature,
                                      const Parallel& parallel, Scratch& scratch) {
   DraftDistribution d;

@@ -58,7 +58,7 @@ void clear(const std::vector<int64_t>& tokens, int64_t begin, int64_t n, float* 
 
 // Opens row `row` of sequence b, or of all sequences if the source is flat, and looks up the
 // drafted token x. `statistic` is the index of the row in source.logsumexp and source.threshold.
-DraftDistribution draft_distribution(const DraftSource& source, int64_t b, int64_t row,
+DraftDistribution draft_distribution(const DraftParams& source, int64_t b, int64_t row,
                                      int64_t statistic, int64_t x, float temperature,
                                      const Parallel& parallel, Scratch& scratch);
 

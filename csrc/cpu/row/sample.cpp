@@ -24,7 +24,7 @@ void sample(const SampleParams& p, const Parallel& parallel) {
         const RowView row(p.logits, r, 0, p.vocab);
         const RowStats stats = measure(row, params, inner, scratch);
         if (!stats.valid) {
-          p.status[r] = kTargetNotFinite;
+          p.status[r] = kTargetInvalid;
           return;
         }
         const auto seed = static_cast<uint64_t>(p.seeds[r]);

@@ -15,7 +15,7 @@ void TopDownVerifier::decide() {
   for (int64_t depth = 0; !ends_at(depth, node); ++depth) {
     const TreeStep step = measure_step(depth, node);
     if (!step.stats.valid) {
-      status_ |= kTargetNotFinite;
+      status_ |= kTargetInvalid;
       return;
     }
     find_children(depth);
@@ -125,7 +125,7 @@ TopDownVerifier::Decision TopDownVerifier::multi_draft(const TreeStep& step) {
     const bool summed =
         !tried.draft.fault && tried.sum_mass(p_.vocab, parallel_, scratch_.residual.masses);
     if (!summed) {
-      status_ |= kDraftNotFinite;
+      status_ |= kDraftInvalid;
       break;
     }
     // Outside the excluded tokens Q has no mass that this sibling could have been drawn from.
@@ -136,7 +136,7 @@ TopDownVerifier::Decision TopDownVerifier::multi_draft(const TreeStep& step) {
     const Residual::Sums sums = residual.sums_after(tried, s, false);
     if (!sums.valid) {
       if (!with_replacement) residual.undo_exclude(tried);
-      status_ |= kDraftNotFinite;
+      status_ |= kDraftInvalid;
       break;
     }
     residual.subtract(tried, s);
@@ -162,7 +162,7 @@ TopDownVerifier::Decision TopDownVerifier::top_k_plus_one(const TreeStep& step) 
         (top.empty() ? tried.draft.whole_row_valid(parallel_)
                      : tried.sum_mass(p_.vocab, parallel_, scratch_.residual.masses));
     if (!valid) {
-      status_ |= kDraftNotFinite;
+      status_ |= kDraftInvalid;
     } else if (tried.mass > kLeastRest) {
       const double s = 1 / tried.mass;
       if (accepts(step, residual, last, 0, tried.draft, s)) return {last, kNone};
@@ -191,7 +191,7 @@ TopDownVerifier::Decision TopDownVerifier::k_seq(const TreeStep& step) {
   }
   KSeq rule(step.row, step.stats, survivors(step.stats), draft, parallel_, scratch_.residual);
   if (!valid || !rule.solve(siblings)) {
-    status_ |= kDraftNotFinite;
+    status_ |= kDraftInvalid;
     return {kNone, draw_target(step)};
   }
   for (int64_t trial = 0; trial < siblings; ++trial) {

@@ -27,7 +27,7 @@ void TraversalVerifier::decide() {
       level.tried = &tried_draft(level.residual, n, x);
       const DraftDistribution& draft = level.tried->draft;
       if (draft.fault) {
-        skip_children(level, kDraftNotFinite);
+        skip_children(level, kDraftInvalid);
       } else {
         enter(n, std::min(1.0, acceptance_ratio(level.residual, x, draft)));
       }
@@ -53,7 +53,7 @@ void TraversalVerifier::enter(int64_t node, double accept_prob) {
   TraversalLevel level{
       node, Residual(step.row, step.stats, accept_prob, nullptr, parallel_, scratch_.residual),
       accept_prob, kNone, nullptr};
-  if (!ends && !step.stats.valid) level.status = kTargetNotFinite;
+  if (!ends && !step.stats.valid) level.status = kTargetInvalid;
   if (!ends && step.stats.valid && depth < p_.max_depth) {
     level.next_child = nodes_.first_child(node);
   }
@@ -84,7 +84,7 @@ bool TraversalVerifier::accepts(const TraversalLevel& level) const {
 void TraversalVerifier::subtract_child(TraversalLevel& level) {
   Residual& residual = level.residual;
   const Residual::Sums sums = residual.sums_after(*level.tried, residual.mass, true);
-  if (!sums.valid) return skip_children(level, kDraftNotFinite);
+  if (!sums.valid) return skip_children(level, kDraftInvalid);
   if (!(sums.negative > 0)) return skip_children(level, kEmptyResidual);
   level.accept_prob = block_accept_prob(level.accept_prob, sums.positive, sums.negative);
   residual.subtract(*level.tried, residual.mass);
@@ -94,7 +94,7 @@ void TraversalVerifier::subtract_child(TraversalLevel& level) {
 void TraversalVerifier::emit_next(int64_t depth, TraversalLevel& level) {
   if (ends_at(depth, level.node)) return;
   status_ |= level.status;
-  if (level.status == kTargetNotFinite) return;
+  if (level.status == kTargetInvalid) return;
   Residual& residual = level.residual;
   int64_t y = residual.is_target() ? kNone : residual.draw(residual_uniform(p_, state_, depth));
   if (y < 0) {

@@ -126,7 +126,7 @@ class ChainVerifier {
   __device__ void decide_row() {
     if (t_.one_entry) look_up_target();
     if (!t_.stats.valid) {
-      t_.status |= kTargetNotFinite;
+      t_.status |= kTargetInvalid;
       return finish();
     }
     if (t_.greedy || p_.rule == Rule::kMatch) return compare();
@@ -207,21 +207,21 @@ class ChainVerifier {
   // Draws from the residual; or from P if the draft row is not valid or the residual is empty.
   __device__ void after_residual() {
     if (!t_.stats.valid) {
-      t_.status |= kTargetNotFinite;
+      t_.status |= kTargetInvalid;
       return finish();
     }
     if (t_.valid && t_.positive > 0) return draw(true);
-    t_.status |= t_.valid ? kEmptyResidual : kDraftNotFinite;
+    t_.status |= t_.valid ? kEmptyResidual : kDraftInvalid;
     // In rule block the tile statistics are another row's by now.
     t_.state == State::kBlockFollow ? measure_whole(State::kBlockFollow) : draw(false);
   }
 
   __device__ void draw_from_target() {
     if (!t_.stats.valid) {
-      t_.status |= kTargetNotFinite;
+      t_.status |= kTargetInvalid;
       return finish();
     }
-    if (t_.state == State::kRejected) t_.status |= kDraftNotFinite;
+    if (t_.state == State::kRejected) t_.status |= kDraftInvalid;
     draw(false);
   }
 
@@ -241,7 +241,7 @@ class ChainVerifier {
   __device__ void record_row() {
     const int64_t i = t_.i;
     if (t_.one_entry) look_up_target();
-    t_.fault = !t_.stats.valid ? kTargetNotFinite : t_.draft.fault ? kDraftNotFinite : 0;
+    t_.fault = !t_.stats.valid ? kTargetInvalid : t_.draft.fault ? kDraftInvalid : 0;
     if (t_.fault != 0) {
       t_.end = i;
       return look_back(i);
@@ -276,7 +276,7 @@ class ChainVerifier {
 
   __device__ void decide_back() {
     double h = t_.c;
-    t_.fault = !t_.stats.valid ? kTargetNotFinite : t_.valid ? 0 : kDraftNotFinite;
+    t_.fault = !t_.stats.valid ? kTargetInvalid : t_.valid ? 0 : kDraftInvalid;
     if (t_.fault != 0) {
       t_.end = t_.tau;
     } else {
@@ -305,7 +305,7 @@ class ChainVerifier {
     if (tau == t_.end) {
       if (t_.fault == 0 && t_.ends) return finish();
       t_.status |= t_.fault != 0 ? t_.fault : t_.after_drafts;
-      if (t_.fault == kTargetNotFinite) return finish();
+      if (t_.fault == kTargetInvalid) return finish();
       t_.i = tau;
       measure_whole(State::kBlockFollow);
       // The tile statistics of a bonus row have not been overwritten.

@@ -74,7 +74,7 @@ struct DraftDistribution {
 // drafted token x; but rows of logits must be measured first, and a sparse draft is looked up by
 // the whole block. `statistic` is the index of the row in source.logsumexp and source.threshold.
 // For one thread.
-inline __device__ void open_draft(const DraftSource& source, int64_t b, int64_t row,
+inline __device__ void open_draft(const DraftParams& source, int64_t b, int64_t row,
                                   int64_t statistic, int64_t x, float temperature,
                                   DraftDistribution& d) {
   d = {};

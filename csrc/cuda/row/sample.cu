@@ -61,7 +61,7 @@ __device__ void finish(BlockGroup& group, const SampleParams& p, int64_t r) {
   if (!task.params.valid()) return write(group, p, r, -1, 0, 0, 0, kBadParameter);
   const int64_t warp_tiles = task.row.warp_tiles();
   RowStats stats = row_stats_of(group, task.tile_stats, warp_tiles, task.params.temperature);
-  if (!stats.valid) return write(group, p, r, -1, 0, 0, 0, kTargetNotFinite);
+  if (!stats.valid) return write(group, p, r, -1, 0, 0, 0, kTargetInvalid);
   if (stats.one_hot) {
     return write(group, p, r, argmax(group, task.tile_stats, warp_tiles, stats.max), 0, 0,
                  stats.max, 0);

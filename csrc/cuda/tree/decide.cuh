@@ -95,7 +95,7 @@ class TopDownVerifier : public KSeqVerifier {
 
   __forceinline__ __device__ void choose_method() {
     if (!t_.stats.valid) {
-      t_.status |= kTargetNotFinite;
+      t_.status |= kTargetInvalid;
       return finish();
     }
     t_.gathers_children = false;
@@ -194,7 +194,7 @@ class TopDownVerifier : public KSeqVerifier {
     if (!t_.drafts_valid) {
       pop_draft();
       if (without_replacement()) --t_.num_excluded;
-      t_.status |= kDraftNotFinite;
+      t_.status |= kDraftInvalid;
       return t_.first_draft < 0 ? draw(false) : scan(t_.scan, TreeState::kRescanned);
     }
     if (!(t_.positive_sum > 0)) {
@@ -209,7 +209,7 @@ class TopDownVerifier : public KSeqVerifier {
 
   // The draft row of the child is invalid: the siblings after it are not tried either.
   __forceinline__ __device__ void stop_trials() {
-    t_.status |= kDraftNotFinite;
+    t_.status |= kDraftInvalid;
     draw(t_.first_draft >= 0);
   }
 

@@ -109,13 +109,13 @@ class TraversalVerifier : public TreeVerifier {
     NodeRecord& r = record_after(t_.node);
     r.measured = t_.stats.valid;
     copy(r.stats, t_.stats);
-    if (!r.measured) r.status = kTargetNotFinite;
+    if (!r.measured) r.status = kTargetInvalid;
     go_to(r.measured ? TreeState::kOpenDraft : TreeState::kTestNode);
   }
 
   __forceinline__ __device__ void weigh_child() {
     if (t_.draft.fault) {
-      record_after(t_.node).status = kDraftNotFinite;
+      record_after(t_.node).status = kDraftInvalid;
       return go_to(TreeState::kTestNode);
     }
     NodeRecord& r = keep_draft(t_.child);
@@ -166,7 +166,7 @@ class TraversalVerifier : public TreeVerifier {
     NodeRecord& r = record_after(t_.node);
     const bool ends = !t_.drafts_valid || !(t_.second_sum > 0);
     if (ends && (!t_.drafts_valid || t_.first_draft != t_.last_draft)) {
-      r.status = t_.drafts_valid ? kEmptyResidual : kDraftNotFinite;
+      r.status = t_.drafts_valid ? kEmptyResidual : kDraftInvalid;
       t_.residual_known = false;
       pop_draft();
     } else if (!ends) {
@@ -187,7 +187,7 @@ class TraversalVerifier : public TreeVerifier {
     }
     if (r.ends_path) return finish();
     t_.status |= r.status;
-    if (r.status == kTargetNotFinite) return finish();
+    if (r.status == kTargetInvalid) return finish();
     if (r.first_draft < 0) return go_to(TreeState::kReadRowAgain);
     restore_row();
     t_.residual_known ? go_to(TreeState::kRescanned)
@@ -202,7 +202,7 @@ class TraversalVerifier : public TreeVerifier {
 
   __forceinline__ __device__ void draw_from_target() {
     if (t_.stats.valid) return draw(false);
-    t_.status |= kTargetNotFinite;
+    t_.status |= kTargetInvalid;
     finish();
   }
 };

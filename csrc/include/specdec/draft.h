@@ -25,7 +25,7 @@ SPECDEC_HD inline void put_id(void* ids, bool are_int64, int64_t at, int64_t id)
   }
 }
 
-struct DraftSource {
+struct DraftParams {
   Rows rows;  // [B, M, D], or flat [M, D], where stride_sequence is unused
   DraftForm form;
   Kind kind;

@@ -8,8 +8,8 @@ enum class DType : int32_t { kFloat32, kBFloat16, kFloat16 };
 
 // One bit for each kind of data fault; specdec_kernels/arguments/status.py documents them.
 enum Status : int32_t {
-  kTargetNotFinite = 1,
-  kDraftNotFinite = 2,
+  kTargetInvalid = 1,
+  kDraftInvalid = 2,
   kEmptyResidual = 4,
   kDraftOutOfRange = 8,
   kBadParameter = 16,

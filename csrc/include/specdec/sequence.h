@@ -49,7 +49,7 @@ SPECDEC_HD inline int32_t open_sequence(const OpParams& p, bool greedy, int64_t 
     const int64_t rows = row_at(b + 1, s.begin) - s.begin;
     s.rows = rows < most ? rows : most;
   }
-  const int32_t status = !valid ? kBadParameter : s.rows == 0 ? kTargetNotFinite : 0;
+  const int32_t status = !valid ? kBadParameter : s.rows == 0 ? kTargetInvalid : 0;
   if (status != 0) s.rows = 0;
   return status;
 }

@@ -13,7 +13,7 @@ namespace specdec {
 
 struct VerifyParams {
   Rows target;  // [B, rows, V], or ragged [R, V], where stride_sequence is unused
-  DraftSource draft;
+  DraftParams draft;
   const int32_t* target_indptr;   // [B+1] first row of each sequence in a ragged target, else null
   const void* draft_token_ids;    // [B, drafts], strides below
   const int64_t* seeds;           // [B]

@@ -15,7 +15,7 @@ Rule rule_of(const std::string& rule) {
 }  // namespace
 
 bool ChainArguments::ragged_draft() const {
-  return draft_source.rows && target_indptr && draft_source.rows->dim() == 2;
+  return draft_arguments.rows && target_indptr && draft_arguments.rows->dim() == 2;
 }
 
 void ChainArguments::check() const {
@@ -33,11 +33,11 @@ void ChainArguments::check() const {
 void ChainArguments::check_draft() const {
   const int64_t b = batch();
   const DraftSizes each = {{"B", b}, {"gamma", size()}};
-  if (!ragged_draft()) return draft_source.check(target, b, each, each);
+  if (!ragged_draft()) return draft_arguments.check(target, b, each, each);
   const int64_t n = target.size(0) - b;
   SPECDEC_CHECK(n >= 0, "target must be [N, V] with N >= B = ", b, " when draft is [N-B, ",
-                draft_source.ids ? "K" : "D", "], got ", shape_of(target));
-  draft_source.check(target, b, {{"N-B", n}}, each);
+                draft_arguments.ids ? "K" : "D", "], got ", shape_of(target));
+  draft_arguments.check(target, b, {{"N-B", n}}, each);
 }
 
 void ChainArguments::check_rule() const {

@@ -87,8 +87,8 @@ void DraftArguments::check_statistics(const Tensor& target, const DraftSizes& st
   check_one("draft_threshold", threshold, ScalarType::Float);
 }
 
-DraftSource DraftArguments::source(Kind kind, bool flat) {
-  DraftSource s{};
+DraftParams DraftArguments::source(Kind kind, bool flat) {
+  DraftParams s{};
   if (rows) {
     s.form = ids ? DraftForm::kSparse : logsumexp ? DraftForm::kSampled : DraftForm::kRows;
     s.flat = flat;

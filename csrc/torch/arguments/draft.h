@@ -27,7 +27,7 @@ struct DraftArguments {
   void check(const Tensor& target, int64_t batch, const DraftSizes& sizes,
              const DraftSizes& statistics) const;
   // Pointers into these arguments, which become contiguous where kernels need it.
-  DraftSource source(Kind kind, bool flat);
+  DraftParams source(Kind kind, bool flat);
 
  private:
   void check_draft_rows(const Tensor& target, const DraftSizes& sizes) const;

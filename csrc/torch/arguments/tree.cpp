@@ -46,18 +46,18 @@ void TreeArguments::check_draft() const {
   }
   SPECDEC_CHECK(draft_rows || !flat_draft(),
                 "draft must be [B, N, D] unless draft_rows is given, got two dimensions");
-  SPECDEC_CHECK(rule != "k_seq" || draft_source.rows,
+  SPECDEC_CHECK(rule != "k_seq" || draft_arguments.rows,
                 "draft must be given when rule is k_seq, got None");
   if (!draft_rows) {
     const DraftSizes each = {{"B", b}, {"N", n}};
-    return draft_source.check(target, b, each, each);
+    return draft_arguments.check(target, b, each, each);
   }
   const int64_t m =
-      draft_source.rows && draft_source.rows->dim() >= 2 && draft_source.rows->dim() <= 3
-          ? draft_source.rows->size(draft_source.rows->dim() - 2)
+      draft_arguments.rows && draft_arguments.rows->dim() >= 2 && draft_arguments.rows->dim() <= 3
+          ? draft_arguments.rows->size(draft_arguments.rows->dim() - 2)
           : kAnySize;
-  if (flat_draft()) return draft_source.check(target, b, {{"M", kAnySize}}, {{"M", m}});
-  draft_source.check(target, b, {{"B", b}, {"M", kAnySize}}, {{"B", b}, {"M", m}});
+  if (flat_draft()) return draft_arguments.check(target, b, {{"M", kAnySize}}, {{"M", m}});
+  draft_arguments.check(target, b, {{"B", b}, {"M", kAnySize}}, {{"B", b}, {"M", m}});
 }
 
 TreeOutputs TreeArguments::new_outputs() const {

@@ -22,7 +22,7 @@ struct TreeArguments : VerifyArguments {
   TreeParams params(const TreeOutputs& out);
 
  private:
-  bool flat_draft() const { return draft_source.rows && draft_source.rows->dim() == 2; }
+  bool flat_draft() const { return draft_arguments.rows && draft_arguments.rows->dim() == 2; }
   void check_parents() const;
   void check_draft() const;
 };

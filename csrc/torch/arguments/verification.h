@@ -11,7 +11,7 @@ namespace specdec {
 
 struct VerifyArguments {
   Tensor target, drafted;  // the drafted token ids: [B, gamma], or [B, N] of a tree
-  DraftArguments draft_source;
+  DraftArguments draft_arguments;
   std::string kind, rule;
   SamplingArguments sampling;
   Tensor seeds, positions;

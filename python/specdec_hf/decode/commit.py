@@ -150,7 +150,7 @@ def _raise_fault(b: int, position: int, status: Status) -> None:
         raise RuntimeError(
             f"sampling parameters of sequence {b} are out of range at position {position}"
         )
-    if Status.TARGET_NOT_FINITE in status:
+    if Status.TARGET_INVALID in status:
         raise RuntimeError(f"logits of sequence {b} at position {position} are not finite")
     raise RuntimeError(
         f"sequence {b} emitted no token at position {position} (status {int(status)})"

@@ -23,7 +23,7 @@ def _decide_in_order(s: ChainSequence) -> None:
     for i, token in enumerate(s.drafts):
         row = s.target(i, token)
         if not row.valid:
-            s.status |= Status.TARGET_NOT_FINITE
+            s.status |= Status.TARGET_INVALID
             return
         if s.params.temperature == 0 or s.a.rule == "match":
             accepted = _accept_by_target_token(s, i, token, row)
@@ -42,7 +42,7 @@ def _emit_bonus(s: ChainSequence) -> None:
     i = len(s.drafts)
     row = s.target(i)
     if not row.valid:
-        s.status |= Status.TARGET_NOT_FINITE
+        s.status |= Status.TARGET_INVALID
     elif s.params.temperature == 0 or s.a.rule == "match":
         s.emit(row, s.target_token(i, row))
     else:
@@ -100,7 +100,7 @@ def _accept_by_probability(s: ChainSequence, i: int, token: int, row: TargetRow)
         return True
     row = s.target(i)  # all of it has to be valid now
     if not row.valid:
-        s.status |= Status.TARGET_NOT_FINITE
+        s.status |= Status.TARGET_INVALID
     elif draft is None:
         s.emit(row, s.draw_after(i, row.probs))
     else:
@@ -120,7 +120,7 @@ def _decide_block(s: ChainSequence) -> None:
     for i, token in enumerate(s.drafts):
         row, draft = s.target(i, token), s.draft(i)
         if not row.valid or not draft.valid_at_token:
-            end, fault = i, Status.DRAFT_NOT_FINITE if row.valid else Status.TARGET_NOT_FINITE
+            end, fault = i, Status.DRAFT_INVALID if row.valid else Status.TARGET_INVALID
             break
         step = ratio(prob_of(row.probs, token), draft.token_prob)
         c.append(min(1.0, c[-1] * step if c[-1] else 0.0))
@@ -133,7 +133,7 @@ def _decide_block(s: ChainSequence) -> None:
         if tau < end:
             row, draft = s.target(tau), drafts[tau]
             if not row.valid or not draft.valid:
-                end, fault = tau, Status.DRAFT_NOT_FINITE if row.valid else Status.TARGET_NOT_FINITE
+                end, fault = tau, Status.DRAFT_INVALID if row.valid else Status.TARGET_INVALID
             else:
                 h = block_accept_prob(c[tau], row.probs, draft)
         s.accept_probs[tau - 1] = h
@@ -150,11 +150,11 @@ def _decide_block(s: ChainSequence) -> None:
         if not fault and s.ended:
             return
         s.status |= fault or s.status_after
-        if fault == Status.TARGET_NOT_FINITE:
+        if fault == Status.TARGET_INVALID:
             return
     row = s.target(tau)
     if not row.valid:
-        s.status |= Status.TARGET_NOT_FINITE
+        s.status |= Status.TARGET_INVALID
     elif tau == end:
         s.emit(row, s.draw_after(tau, row.probs))
     else:

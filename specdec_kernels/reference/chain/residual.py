@@ -31,7 +31,7 @@ def recovered_token(
 ) -> int:
     """Draws the token after i accepted drafts; from P itself where there is no residual."""
     if not draft.valid:
-        s.status |= Status.DRAFT_NOT_FINITE
+        s.status |= Status.DRAFT_INVALID
         return s.draw_after(i, p)
     residual = (scale * p - lenience * draft.probs).clamp(min=0)
     if not float(residual.sum()) > 0:

@@ -80,7 +80,7 @@ class VerifiedSequence:
             self.begin = min(max(int(a.target_indptr[b]), 0), n)
             rows = min(rows, min(max(int(a.target_indptr[b + 1]), self.begin), n) - self.begin)
         if rows == 0:
-            self.status = Status.TARGET_NOT_FINITE
+            self.status = Status.TARGET_INVALID
             return 0
         self.max_new_tokens = rows
         if a.max_new_tokens is not None:

@@ -28,7 +28,7 @@ def sample(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
             status[r] = Status.BAD_PARAMETER
             continue
         if not valid_logits(row):
-            status[r] = Status.TARGET_NOT_FINITE
+            status[r] = Status.TARGET_INVALID
             continue
         p = Distribution(row, *params)
         seed, position = int(a.seeds[r]), int(a.positions[r])

@@ -25,7 +25,7 @@ def _descend(s: TreeSequence) -> None:
     while not s.ends(s.path):
         row = s.target(node)
         if not row.valid:
-            s.status |= Status.TARGET_NOT_FINITE
+            s.status |= Status.TARGET_INVALID
             return
         depth = len(s.path)
         children: list[int] = []
@@ -105,7 +105,7 @@ def _decide_one_by_one(
         before = {} if replacement else tried.setdefault(s.drawn_together(n), {})
         rest = mass_without(draft, before)
         if not draft.valid_at_token:
-            s.status |= Status.DRAFT_NOT_FINITE
+            s.status |= Status.DRAFT_INVALID
             break
         if not rest > LEAST_MASS:  # Q holds no other token that could have been drawn
             continue
@@ -113,7 +113,7 @@ def _decide_one_by_one(
         if s.accept(n, p, q, s.position + depth, trial):
             return n, -1
         if not draft.valid:
-            s.status |= Status.DRAFT_NOT_FINITE
+            s.status |= Status.DRAFT_INVALID
             break
         residual = residual.minus(draft, residual.mass / rest, before)
         if not replacement:
@@ -139,7 +139,7 @@ def _decide_top_k_plus_one(
         draft = s.draft(n)
         rest = mass_without(draft, {t: s.draft(n, token=t).token_prob for t in top})
         if not draft.valid:
-            s.status |= Status.DRAFT_NOT_FINITE
+            s.status |= Status.DRAFT_INVALID
         elif rest > LEAST_MASS:
             p, q = prob_of(row.probs, s.tokens[n]), draft.token_prob / rest
             if s.accept(n, p, q, s.position + depth, 0):

@@ -22,7 +22,7 @@ def decide_k_seq(
     drafts = [s.draft(children[0], s.tokens[n]) for n in children]
     first = drafts[0]
     if not first.valid or not all(d.valid_at_token for d in drafts):
-        s.status |= Status.DRAFT_NOT_FINITE
+        s.status |= Status.DRAFT_INVALID
         return None, s.draw_at(depth, row.probs)
     rho, beta = k_seq_factor(row.probs, first.probs, len(children))
     for trial, (n, draft) in enumerate(zip(children, drafts, strict=True)):

@@ -32,13 +32,13 @@ def _visit(s: TreeSequence, path: list[int], a: float) -> bool:
     for n in [] if is_leaf else s.children[node]:
         draft = s.draft(n)
         if not draft.valid_at_token:
-            status = Status.DRAFT_NOT_FINITE
+            status = Status.DRAFT_INVALID
             break
         p = prob_of(residual.weights, s.tokens[n]) / residual.mass
         if _visit(s, [*path, n], min(1.0, ratio(p, draft.token_prob))):
             return True
         if not draft.valid:
-            status = Status.DRAFT_NOT_FINITE
+            status = Status.DRAFT_INVALID
             break
         after = residual.minus(draft, residual.mass, [])
         above = float(after.weights.sum())
@@ -59,7 +59,7 @@ def _visit(s: TreeSequence, path: list[int], a: float) -> bool:
     if is_end:
         return True
     if not row.valid:
-        s.status |= Status.TARGET_NOT_FINITE
+        s.status |= Status.TARGET_INVALID
         return True
     s.status |= status
     weights = residual.weights if any_rejected else row.probs

@@ -33,7 +33,7 @@ from specdec_kernels.triton.row.draft import (
     linear_sum,
 )
 from specdec_kernels.triton.row.philox import ACCEPT, RESIDUAL, counter_uniform
-from specdec_kernels.triton.row.status import DRAFT_NOT_FINITE, TARGET_NOT_FINITE
+from specdec_kernels.triton.row.status import DRAFT_INVALID, TARGET_INVALID
 from specdec_kernels.triton.row.tile import INF, STAGES, flag, log_probability, stats_at
 
 # The float64 numbers that a row keeps between the two loops.
@@ -163,13 +163,13 @@ def prefix_scales(
             tl.store(saved + i * SAVED + DRAFT_LOGSUMEXP, q_logsumexp)
             step = ratio(p_x, q_x, logprob, log_q_x, params.direct, PROBS, DRAFT)
             if mode == KEEP:
-                fault = flag(DRAFT_NOT_FINITE)
+                fault = flag(DRAFT_INVALID)
             else:
                 kept = (p_scale > 0) & (step > 0)
                 p_scale = tl.where(kept, tl.minimum(p_scale * step, 1.0), 0.0)
                 i += 1
         else:
-            fault = flag(TARGET_NOT_FINITE)
+            fault = flag(TARGET_INVALID)
         going = (fault == 0).to(tl.int32) * (i < count).to(tl.int32)
     tl.store(saved + i * SAVED + P_SCALE, p_scale)
     tl.debug_barrier()
@@ -258,10 +258,10 @@ def decide_block(
                 )  # fmt: skip
             if params.direct & ((p_max == 0) | (p_max == INF)):
                 end = tau
-                fault = flag(TARGET_NOT_FINITE)
+                fault = flag(TARGET_INVALID)
             elif invalid_draft(mode, q_max, DRAFT):
                 end = tau
-                fault = flag(DRAFT_NOT_FINITE)
+                fault = flag(DRAFT_INVALID)
             else:
                 # S- is 0 where Q <= c * P everywhere. Then c = 1 and P = Q, and h stays c.
                 some = negative_sum > 0
@@ -287,7 +287,7 @@ def decide_block(
     flags = tl.full([], 0, tl.int32)
     written = tau.to(tl.int32)
     at_end = tau == end
-    if at_end & (fault == TARGET_NOT_FINITE):
+    if at_end & (fault == TARGET_INVALID):
         flags = fault
     elif (at_end & (fault == 0) & (cut > 0)) == 0:
         p, q, mode, logsumexp, threshold = saved_distributions(

@@ -28,7 +28,7 @@ from specdec_kernels.triton.row.draft import (
     draft_row,
 )
 from specdec_kernels.triton.row.philox import ACCEPT, RESIDUAL, SHARED
-from specdec_kernels.triton.row.status import DRAFT_NOT_FINITE, TARGET_NOT_FINITE
+from specdec_kernels.triton.row.status import DRAFT_INVALID, TARGET_INVALID
 from specdec_kernels.triton.row.tile import (
     INF,
     finite,
@@ -209,7 +209,7 @@ def decide(
             row, x, v, stats, params, noise, i, STATS, SPLIT, FILTERS, PROBS, TILE, CHUNK, BLOCK,
             LOG_TILES,
         )  # fmt: skip
-        flags |= tl.where(valid > 0, 0, TARGET_NOT_FINITE).to(tl.int32)
+        flags |= tl.where(valid > 0, 0, TARGET_INVALID).to(tl.int32)
         flags |= tl.where(i < count, 0, missing)
 
         token = tl.full([], -1, tl.int64)
@@ -272,7 +272,7 @@ def decide(
                         )  # fmt: skip
                         accepted = hit.to(tl.int32)
                     elif x >= 0:
-                        faults = flag(DRAFT_NOT_FINITE)
+                        faults = flag(DRAFT_INVALID)
                 token = x
                 if accepted == 0:
                     p, q = distributions(

@@ -21,7 +21,7 @@ from specdec_kernels.triton.row.draft import (
     linear_sum,
 )
 from specdec_kernels.triton.row.philox import SHARED
-from specdec_kernels.triton.row.status import DRAFT_NOT_FINITE, EMPTY_RESIDUAL, TARGET_NOT_FINITE
+from specdec_kernels.triton.row.status import DRAFT_INVALID, EMPTY_RESIDUAL, TARGET_INVALID
 from specdec_kernels.triton.row.tile import (
     INF,
     STAGES,
@@ -186,7 +186,7 @@ def recovered_or_bonus(
                 bad = invalid_draft(mode, q_max, DRAFT)
                 if (mode != KEEP) & (bad | (total == 0)):
                     # Q cannot be subtracted, so the token is drawn from P.
-                    flags |= tl.where(bad, DRAFT_NOT_FINITE, EMPTY_RESIDUAL).to(tl.int32)
+                    flags |= tl.where(bad, DRAFT_INVALID, EMPTY_RESIDUAL).to(tl.int32)
                     mode = flag(KEEP)
                     p_scale = tl.full([], 1.0, tl.float32)
                     linear = p.direct.to(tl.int32)
@@ -216,5 +216,5 @@ def recovered_or_bonus(
             p.row, token, token >= 0, p.direct, params.temperature, logsumexp, threshold, PROBS
         )
     else:
-        flags = flag(TARGET_NOT_FINITE)
+        flags = flag(TARGET_INVALID)
     return token, logprob, flags

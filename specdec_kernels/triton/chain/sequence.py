@@ -33,7 +33,7 @@ from specdec_kernels.triton.row.distribution import (
 )
 from specdec_kernels.triton.row.draft import DRAFT_LOGITS, DRAFT_PROBS, ONE_HOT, SAMPLED, SPARSE
 from specdec_kernels.triton.row.philox import uniform
-from specdec_kernels.triton.row.status import BAD_PARAMETER, TARGET_NOT_FINITE
+from specdec_kernels.triton.row.status import BAD_PARAMETER, TARGET_INVALID
 from specdec_kernels.triton.row.tile import INF, parameter
 
 
@@ -92,7 +92,7 @@ def verification_params(
     if DRAFT == SAMPLED:
         q_temperature = parameter(draft_temperatures, draft_temperature, b)
         good = good & (q_temperature >= 0) & (q_temperature < INF)
-    flags = tl.where(good, tl.where(rows > 0, 0, TARGET_NOT_FINITE), BAD_PARAMETER).to(tl.int32)
+    flags = tl.where(good, tl.where(rows > 0, 0, TARGET_INVALID), BAD_PARAMETER).to(tl.int32)
     return params, q_temperature, flags
 
 

@@ -22,7 +22,7 @@ from specdec_kernels.triton.row.distribution import (
     store_tile,
 )
 from specdec_kernels.triton.row.philox import uniform
-from specdec_kernels.triton.row.status import BAD_PARAMETER, TARGET_NOT_FINITE
+from specdec_kernels.triton.row.status import BAD_PARAMETER, TARGET_INVALID
 from specdec_kernels.triton.row.tile import (
     TileStats,
     finite,
@@ -83,7 +83,7 @@ def sample_rows(
         )  # fmt: skip
         threshold = stats.threshold
         logsumexp = stats.logsumexp
-        fault = tl.where(finite(stats.maximum), 0, TARGET_NOT_FINITE).to(tl.int32)
+        fault = tl.where(finite(stats.maximum), 0, TARGET_INVALID).to(tl.int32)
         if fault > 0:
             threshold = tl.full([], 0.0, tl.float32)
         elif params.temperature == 0:

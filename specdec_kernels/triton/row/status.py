@@ -6,8 +6,8 @@ import triton.language as tl
 
 from specdec_kernels.arguments.status import Status
 
-TARGET_NOT_FINITE = tl.constexpr(int(Status.TARGET_NOT_FINITE))
-DRAFT_NOT_FINITE = tl.constexpr(int(Status.DRAFT_NOT_FINITE))
+TARGET_INVALID = tl.constexpr(int(Status.TARGET_INVALID))
+DRAFT_INVALID = tl.constexpr(int(Status.DRAFT_INVALID))
 EMPTY_RESIDUAL = tl.constexpr(int(Status.EMPTY_RESIDUAL))
 DRAFT_OUT_OF_RANGE = tl.constexpr(int(Status.DRAFT_OUT_OF_RANGE))
 BAD_PARAMETER = tl.constexpr(int(Status.BAD_PARAMETER))

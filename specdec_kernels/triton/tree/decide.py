@@ -17,7 +17,7 @@ from specdec_kernels.triton.row.distribution import (
     weight_params,
 )
 from specdec_kernels.triton.row.philox import RESIDUAL
-from specdec_kernels.triton.row.status import TARGET_NOT_FINITE
+from specdec_kernels.triton.row.status import TARGET_INVALID
 from specdec_kernels.triton.row.tile import INF, flag, log_probability, row_argmax, stats_at
 from specdec_kernels.triton.tree.k_seq import k_seq
 from specdec_kernels.triton.tree.residual import TARGET_STATS, element, first_node
@@ -284,5 +284,5 @@ def decide_from_root(
                 ended = is_eos(token, limits.eos_token_ids, limits.num_eos)
                 going = ((depth < limits.max_new_tokens) & (ended == 0)).to(tl.int32)
         else:
-            flags |= flag(TARGET_NOT_FINITE)
+            flags |= flag(TARGET_INVALID)
     return depth, flags

@@ -24,7 +24,7 @@ from specdec_kernels.triton.row.draft import (
     draft_tile,
     linear_sum,
 )
-from specdec_kernels.triton.row.status import DRAFT_NOT_FINITE
+from specdec_kernels.triton.row.status import DRAFT_INVALID
 from specdec_kernels.triton.row.tile import STAGES, flag, log64
 from specdec_kernels.triton.tree.residual import (
     BEFORE,
@@ -225,7 +225,7 @@ def k_seq(
             times = found.times
             valid = 1 - bad
         if valid == 0:
-            flags = flag(DRAFT_NOT_FINITE)
+            flags = flag(DRAFT_INVALID)
         else:
             remaining = children
             trial = flag(0)

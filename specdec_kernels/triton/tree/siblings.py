@@ -19,7 +19,7 @@ from specdec_kernels.triton.row.draft import (
     linear_sum,
 )
 from specdec_kernels.triton.row.philox import ACCEPT, counter_uniform
-from specdec_kernels.triton.row.status import DRAFT_NOT_FINITE, EMPTY_RESIDUAL
+from specdec_kernels.triton.row.status import DRAFT_INVALID, EMPTY_RESIDUAL
 from specdec_kernels.triton.row.tile import INF, flag, log_probability, stats_at
 from specdec_kernels.triton.tree.residual import (
     DRAFT_ROW,
@@ -200,7 +200,7 @@ def one_by_one(
         if RULE == MULTI_DRAFT_WOR:
             rest = rest_of_group(entries, head, count, group)
         if valid == 0:
-            flags = flag(DRAFT_NOT_FINITE)
+            flags = flag(DRAFT_INVALID)
             work = flag(0)
         elif rest > LEAST_REST:  # otherwise this sibling cannot have been drawn, and is skipped
             u = trial_uniform(noise, n, depth, trial)
@@ -232,7 +232,7 @@ def one_by_one(
                 mass = residual_mass
                 filled = flag(1)
                 if bad > 0:
-                    flags = flag(DRAFT_NOT_FINITE)
+                    flags = flag(DRAFT_INVALID)
                     count = undo(entries, tail, count, shared)
                     excluded = tl.where(index == n, 0, excluded)
                     filled = flag(0)
@@ -323,7 +323,7 @@ def top_k_plus_one(
             valid = 1 - bad
             rest = tl.where(tl.max(top_k, 0) > 0, rest, 1.0)
         if valid == 0:
-            flags = flag(DRAFT_NOT_FINITE)
+            flags = flag(DRAFT_INVALID)
         elif rest > LEAST_REST:  # otherwise the last child cannot have been drawn, and is skipped
             p_x, _logprob = target_probability(p, x, logsumexp, params.temperature, PROBS)
             u = trial_uniform(noise, n, depth, count)

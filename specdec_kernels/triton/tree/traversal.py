@@ -15,7 +15,7 @@ from specdec_kernels.triton.chain.decide import ratio
 from specdec_kernels.triton.chain.sequence import TargetDistribution
 from specdec_kernels.triton.row.distribution import MASSES, RowStats, weight_params
 from specdec_kernels.triton.row.draft import ONE_HOT, SPARSE
-from specdec_kernels.triton.row.status import DRAFT_NOT_FINITE, EMPTY_RESIDUAL, TARGET_NOT_FINITE
+from specdec_kernels.triton.row.status import DRAFT_INVALID, EMPTY_RESIDUAL, TARGET_INVALID
 from specdec_kernels.triton.row.tile import (
     flag,
     log_probability,
@@ -154,7 +154,7 @@ def emit_recovered_or_bonus(
             _p_x, logprob = target_probability(p, token, logsumexp, params.temperature, PROBS)
             tl.store(out.logprobs + depth, logprob.to(tl.float32))
     else:
-        flags = flag(TARGET_NOT_FINITE)
+        flags = flag(TARGET_INVALID)
     return flags
 
 
@@ -205,7 +205,7 @@ def traversal(
                 threshold = p_stats.threshold
                 logsumexp = p_stats.logsumexp
                 if valid == 0:
-                    fault = flag(TARGET_NOT_FINITE)
+                    fault = flag(TARGET_INVALID)
                     remaining = remaining * 0
             save_target(state, p_scale, logsumexp, threshold)
             one = tl.full([], 1.0, tl.float64)
@@ -247,7 +247,7 @@ def traversal(
                 )  # fmt: skip
                 filled = flag(1)
             if (bad > 0) | ((negative_sum > 0) == 0):
-                fault = tl.where(bad > 0, DRAFT_NOT_FINITE, EMPTY_RESIDUAL).to(tl.int32)
+                fault = tl.where(bad > 0, DRAFT_INVALID, EMPTY_RESIDUAL).to(tl.int32)
                 count = undo(entries, tail, count, shared)
                 remaining = remaining * 0
                 filled = flag(0)
@@ -283,7 +283,7 @@ def traversal(
                 depth += 1
                 rejected = flag(-1)
             else:
-                fault = flag(DRAFT_NOT_FINITE)
+                fault = flag(DRAFT_INVALID)
         if entering == 0:
             accepted = flag(1)
             if node >= 0:
@@ -301,7 +301,7 @@ def traversal(
     flags = flag(0)
     if ended == 0:
         flags = fault
-        if fault != TARGET_NOT_FINITE:
+        if fault != TARGET_INVALID:
             flags |= emit_recovered_or_bonus(
                 node, depth, tree, rows, drafts, mode, params, noise, scratch, states, filled, out,
                 v, RULE, FILTERS, PROBS, DRAFT, TILE, CHUNK, BLOCK, LOG_TILES, WIDTH,
