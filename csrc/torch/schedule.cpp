@@ -1,7 +1,9 @@
-#include "torch/provider.h"
+#include "torch/schedule.h"
 
+#include <array>
 #include <string>
 
+#include "torch/arguments/checks.h"
 #include "torch/register.h"
 
 namespace specdec {
@@ -13,16 +15,16 @@ CudaRequest& cuda_request() {
 
 namespace {
 
-// How the CUDA kernels share their work out from now on; no result depends on it.
+// In the order of enum class Schedule.
+constexpr std::array<const char*, 3> kSchedules = {"auto", "lazy", "parallel"};
+
+// Sets how the CUDA kernels share their work from now on; no result depends on it.
 void set_cuda_schedule(std::string schedule, int64_t group) {
-  SPECDEC_CHECK(schedule == "auto" || schedule == "lazy" || schedule == "parallel",
-                "schedule must be one of auto, lazy, parallel, got ", schedule);
+  const auto chosen =
+      static_cast<Schedule>(one_of("schedule", schedule, kSchedules.data(), kSchedules.size()));
   SPECDEC_CHECK(group >= 0 && group <= 8 && (group & (group - 1)) == 0,
-                "group must be 0 (by size), 1, 2, 4 or 8, got ", group);
-  cuda_request() = {schedule == "auto"   ? Schedule::kAuto
-                    : schedule == "lazy" ? Schedule::kLazy
-                                         : Schedule::kParallel,
-                    static_cast<int32_t>(group)};
+                "group must be 0 (automatic), 1, 2, 4 or 8, got ", group);
+  cuda_request() = {chosen, static_cast<int32_t>(group)};
 }
 
 STABLE_TORCH_LIBRARY_FRAGMENT(SPECDEC_LIBRARY, m) {
