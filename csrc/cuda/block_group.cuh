@@ -1,6 +1,7 @@
 #pragma once
-// A group: the blocks that work on one sequence together. On sm_90 and later it is a thread-block
-// cluster, before that a single block; the code that includes this file does not depend on which.
+// A block group: the thread blocks that work on one row or sequence together. On sm_90 and later it
+// is a thread-block cluster, before that a single block; the code that includes this file does not
+// depend on which.
 #include <cooperative_groups.h>
 #include <cuda_runtime.h>
 
@@ -27,8 +28,8 @@ struct Shared {
   int64_t broadcast[2];
   uint32_t num_candidates;
   uint32_t last;
-  // What a kernel knows of its sequence. It is kept here because the loops over entries need the
-  // registers.
+  // The state of the sequence that the kernel works on. It is kept here because the loops over
+  // entries need the registers.
   alignas(16) unsigned char task[768];
 };
 
@@ -84,12 +85,13 @@ struct Cluster {
 };
 #endif
 
-// Every thread of every block of a group holds one, and all members but rank agree. So does every
-// decision made from reductions: no block waits for the decision of another.
+// Every thread of every block of a group holds one; all its fields but `rank` are the same in all
+// of them. All blocks also compute the same results of reductions, and so make the same decisions:
+// no block waits for the decision of another.
 struct BlockGroup {
   Shared* shared;
   unsigned rank, size;
-  unsigned turn;
+  unsigned exchange_buffer;  // which buffer of Shared::exchange the next reduction writes
 
   static __device__ BlockGroup mine() {
     const Cluster cluster;
@@ -122,8 +124,8 @@ struct BlockGroup {
   }
   __device__ int64_t warp_tile_step(int splits) const { return int64_t{splits} * size * kWarps; }
 
-  // Folds one value of each warp, in the order of the warps. Two buffers take turns, so that each
-  // call needs one barrier only.
+  // Folds one value of each warp, in the order of the warps. Calls alternate between two buffers,
+  // so that each needs one barrier only.
   template <class T, class Op>
   __device__ T fold_warps(T value, Op op) {
     uint64_t* const buffer = exchange(value);
@@ -166,7 +168,8 @@ struct BlockGroup {
     return fold_warps(value, [](double a, double b) { return a + b; });
   }
 
-  // The largest unsigned key of the block.
+  // The smallest and the largest unsigned key of the block.
+  __device__ uint64_t min(uint64_t value) { return ~max(~value); }
   __device__ uint64_t max(uint64_t value) {
     for (int step = kLanes / 2; step > 0; step /= 2) {
       const uint64_t other = __shfl_xor_sync(kAllLanes, value, step);
@@ -179,8 +182,8 @@ struct BlockGroup {
   template <class T>
   __device__ uint64_t* exchange(T value) {
     static_assert(sizeof(T) == 8, "one word");
-    uint64_t* const buffer = shared->exchange[turn];
-    turn ^= 1;
+    uint64_t* const buffer = shared->exchange[exchange_buffer];
+    exchange_buffer ^= 1;
     if (lane_id() == 0) buffer[warp_id()] = bits_as<uint64_t>(value);
     __syncthreads();
     return buffer;
@@ -193,15 +196,15 @@ struct BlockGroup {
 
 constexpr int64_t kMostArrivals = 0xffff;
 
-// Counts arrivals without a launch that clears the counter first: the upper 48 bits name the
-// launch, and any word that this launch cannot have written counts as zero, whatever memory held
-// before. The last arrival writes zero, for a CUDA graph that replays the same launch.
-inline __device__ bool arrive(unsigned long long* ticket, uint64_t launch, unsigned count) {
+// Counts arrivals without a launch that clears the counter first: the upper 48 bits are the id of
+// the launch, and any word that this launch cannot have written counts as zero, whatever memory
+// held before. The last arrival writes zero, for a CUDA graph that replays the same launch.
+inline __device__ bool arrive(unsigned long long* ticket, uint64_t launch_id, unsigned count) {
   unsigned long long seen = *static_cast<volatile unsigned long long*>(ticket);
   for (;;) {
-    const bool ours = seen >> 16 == launch && (seen & 0xffff) < count;
+    const bool ours = seen >> 16 == launch_id && (seen & 0xffff) < count;
     const uint64_t arrived = (ours ? seen & 0xffff : 0) + 1;
-    const unsigned long long next = arrived == count ? 0 : launch << 16 | arrived;
+    const unsigned long long next = arrived == count ? 0 : launch_id << 16 | arrived;
     const unsigned long long old = atomicCAS(ticket, seen, next);
     if (old == seen) return arrived == count;
     seen = old;
@@ -209,12 +212,12 @@ inline __device__ bool arrive(unsigned long long* ticket, uint64_t launch, unsig
 }
 
 // Whether this group is the last of `count` to arrive; then what the others wrote is visible.
-inline __device__ bool last_group(BlockGroup& group, unsigned long long* ticket, uint64_t launch,
+inline __device__ bool last_group(BlockGroup& group, unsigned long long* ticket, uint64_t launch_id,
                                   unsigned count) {
   group.sync();
   if (group.rank == 0 && thread_id() == 0) {
     __threadfence();  // publishes the writes of the whole group
-    const bool last = arrive(ticket, launch, count);
+    const bool last = arrive(ticket, launch_id, count);
     for (unsigned r = 0; r < group.size; ++r) *group.remote(&group.shared->last, r) = last;
   }
   group.sync();

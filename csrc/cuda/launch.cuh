@@ -30,13 +30,13 @@ inline int64_t round_up(int64_t bytes) { return (bytes + 15) / 16 * 16; }
 
 inline int64_t warp_tiles_of(int64_t vocab) { return (vocab + kWarpTile - 1) / kWarpTile; }
 
-// Those of a target or draft row, whichever is longer.
+// The warp tiles of a target or draft row, whichever is longer.
 inline int64_t warp_tiles_of(const VerifyParams& p) {
   return warp_tiles_of(std::max(p.vocab, p.draft.vocab));
 }
 
 // Whether the best entry of a row may be needed, by Gumbel-max sampling or as the maximum.
-inline bool needs_ranks(const SamplingParams& s, bool gumbel) {
+inline bool needs_best(const SamplingParams& s, bool gumbel) {
   return gumbel || s.temperatures != nullptr || s.temperature == 0;
 }
 
@@ -114,7 +114,7 @@ cudaError_t current_device(Kernel* kernel, Device* out) {
 // at most eight blocks for a sequence. So row-parallel pays if row-lazy would leave half of the
 // device idle or more: with up to 8 sequences on 132 multiprocessors, where reading rows in vain
 // costs a few microseconds. With one row for each sequence nothing is read in vain.
-inline bool shares_rows(const Device& device, int64_t sequences, int64_t rows) {
+inline bool row_parallel_pays(const Device& device, int64_t sequences, int64_t rows) {
   const int64_t busy = sequences * kMaxGroupSize;
   return rows == 1 ? busy < kBlocksPerProcessor * device.processors : busy * 2 <= device.processors;
 }
@@ -139,7 +139,7 @@ inline CudaPlan make_plan(const CudaRequest& request, const Device& device, int6
   const int64_t most_splits = kMostArrivals / rows;
   plan.parallel = most_splits > 0 && (request.schedule == Schedule::kParallel ||
                                       (request.schedule == Schedule::kAuto && whole_row > 1 &&
-                                       shares_rows(device, sequences, rows)));
+                                       row_parallel_pays(device, sequences, rows)));
   int size = plan.parallel ? reads_again ? largest_group(1) : 0 : largest_group(sequences);
   if (request.group_size > 0) {
     for (size = 0; 2 << size <= request.group_size && device.groups[size + 1] > 0;) ++size;
@@ -164,14 +164,14 @@ inline uint64_t mixed(uint64_t x) {
   return x ^ x >> 31;
 }
 
-// 48 bits that memory is unlikely to hold by chance: they start anywhere, and their upper byte is
-// not that of a small integer.
-inline uint64_t next_launch() {
+// The id of a launch has 48 bits that memory is unlikely to hold by chance: the sequence of ids
+// starts at random, and the upper byte is neither 0x00 nor 0xff, as in small integers.
+inline uint64_t next_launch_id() {
   static std::atomic<uint64_t> count{uint64_t{std::random_device()()} << 32 ^
                                      std::random_device()()};
   for (;;) {
-    const uint64_t launch = mixed(count.fetch_add(1)) >> 16;
-    if (launch >> 40 != 0 && launch >> 40 != 0xff) return launch;
+    const uint64_t id = mixed(count.fetch_add(1)) >> 16;
+    if (id >> 40 != 0 && id >> 40 != 0xff) return id;
   }
 }
 

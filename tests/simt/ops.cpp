@@ -8,12 +8,13 @@
 #include "../../csrc/torch/arguments/chain.cpp"
 #include "../../csrc/torch/arguments/checks.cpp"
 #include "../../csrc/torch/arguments/draft.cpp"
+#include "../../csrc/torch/arguments/sample.cpp"
 #include "../../csrc/torch/arguments/tree.cpp"
 #include "../../csrc/torch/arguments/verification.cpp"
 #include "../../csrc/torch/ops/sample.cpp"
 #include "../../csrc/torch/ops/verify_chain.cpp"
 #include "../../csrc/torch/ops/verify_tree.cpp"
-#include "../../csrc/torch/provider.cpp"
+#include "../../csrc/torch/schedule.cpp"
 #include "cuda/launch.cuh"
 #include "cuda_runtime.h"
 
@@ -91,7 +92,7 @@ extern "C" __attribute__((visibility("default"))) void simt_last_plan(int64_t* o
 }
 
 extern "C" __attribute__((visibility("default"))) uint64_t simt_next_launch() {
-  return specdec::cuda::next_launch();
+  return specdec::cuda::next_launch_id();
 }
 
 // The plan for a device that has so many multiprocessors and runs so many groups of 1, 2, 4 and 8

@@ -217,5 +217,5 @@ def test_a_forced_schedule_is_validated(simt):
     share = torch.ops.specdec_kernels_simt.set_cuda_schedule.default
     with pytest.raises(RuntimeError, match="schedule must be one of auto, lazy, parallel"):
         share("fast", 0)
-    with pytest.raises(RuntimeError, match=r"group must be 0 \(by size\), 1, 2, 4 or 8, got 3"):
+    with pytest.raises(RuntimeError, match=r"group must be 0 \(automatic\), 1, 2, 4 or 8, got 3"):
         share("auto", 3)

@@ -16,7 +16,7 @@ struct ChainScratch {
   // Rule block, one for each draft.
   std::vector<RowStats> all_stats;
   std::vector<DraftDistribution> drafts;
-  std::vector<double> carried;  // c_i, one more
+  std::vector<double> p_scales;  // c_i, one more than drafts
 };
 
 class ChainVerifier : SequenceView<ChainParams> {
@@ -31,19 +31,20 @@ class ChainVerifier : SequenceView<ChainParams> {
 
   void decide_in_order();
   bool decide_row(int64_t i, int64_t x);
-  bool compare(int64_t i, int64_t x, const RowView& row, const RowStats& stats);
+  bool accept_target_token(int64_t i, int64_t x, const RowView& row, const RowStats& stats);
   bool accepts_ratio(int64_t i, int64_t x, const RowView& row, const RowStats& stats,
                      const DraftDistribution& draft);
   bool accepts_typical(int64_t i, int64_t x, const RowView& row, const RowStats& stats);
   bool accepts_at_rate(int64_t i);
 
+  // Rule block, in block.cpp.
   void decide_block();
   int64_t measure_block();
   void emit_after_block(int64_t tau, bool whole);
 
-  bool emit_residual(int64_t i, const RowView& row, const RowStats& stats,
+  void emit_residual(int64_t i, const RowView& row, const RowStats& stats,
                      const DraftDistribution& draft, double c);
-  bool emit_from_target(int64_t i, const RowView& row, const RowStats& stats);
+  void emit_from_target(int64_t i, const RowView& row, const RowStats& stats);
 
   DraftDistribution draft_of(int64_t i, int64_t x);
   RowStats check_entry(const RowView& row, int64_t x) const;
@@ -57,16 +58,16 @@ class ChainVerifier : SequenceView<ChainParams> {
   void record_accept_prob(int64_t i, double probability) const {
     record_accept_prob_at(b_ * p_.gamma + i, probability);
   }
-  bool decide(int64_t i, const Acceptance& a) const {
+  bool record(int64_t i, const Acceptance& a) const {
     record_accept_prob(i, a.probability);
     return a.accepted;
   }
 
   ChainScratch& scratch_;
-  int64_t drafts_ = 0;        // how many can be accepted
-  bool ends_ = false;         // no token follows the last of them
-  int32_t after_drafts_ = 0;  // status of the position after them
-  int32_t block_fault_ = 0;   // status of the row that ends a block early
+  int64_t num_drafts_ = 0;           // how many can be accepted
+  bool no_bonus_ = false;            // no token follows the last of them
+  int32_t status_after_drafts_ = 0;  // of the position after them
+  int32_t block_fault_ = 0;          // status of the row that ends a block early
 };
 
 }  // namespace specdec::cpu

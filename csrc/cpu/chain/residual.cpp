@@ -40,9 +40,10 @@ void sum_residual(const RowPair& pair, bool both, const Parallel& parallel, Resi
   });
   sums.positive = total(sums.positive_tiles);
   sums.negative = total(sums.negative_tiles);
-  double beyond = 0;
-  sums.valid = pair.draft.rest(pair.row.vocab(), beyond) && !std::isnan(sums.negative);
-  sums.negative += beyond;
+  double mass_beyond = 0;
+  sums.valid =
+      pair.draft.add_mass_beyond(pair.row.vocab(), mass_beyond) && !std::isnan(sums.negative);
+  sums.negative += mass_beyond;
 }
 
 int64_t draw_among_survivors(const RowPair& pair, const Survivors& s, double uniform) {
@@ -62,11 +63,11 @@ void sum_residual_of_few(const RowPair& pair, ResidualSums& sums) {
   sums.positive = sums.negative = 0;
   double elsewhere = 1;
   pair.draft.each_token([&](int64_t token) {
-    if (holds(seen, token)) return;
+    if (contains(seen, token)) return;
     seen.push_back(token);
     const double q = pair.draft.form == DraftForm::kSparse ? pair.draft.mass(token) : 1;
-    const bool known = token < pair.row.vocab();
-    const double p = known ? std::exp(pair.stats.logprob(pair.row, token)) : 0;
+    const bool in_target = token < pair.row.vocab();
+    const double p = in_target ? std::exp(pair.stats.logprob(pair.row, token)) : 0;
     elsewhere -= p;
     (pair.c * p > q ? sums.positive : sums.negative) += std::abs(pair.c * p - q);
   });

@@ -1,6 +1,6 @@
 #pragma once
-// The residual max(cP - lQ, 0) of one row: what a rejected draft leaves of the target. Rule block
-// also needs its counterpart max(lQ - cP, 0).
+// The residual max(cP - lQ, 0) of one row, not normalised; l is the lenience. Rule block also needs
+// its counterpart max(lQ - cP, 0).
 #include <vector>
 
 #include "cpu/row/draft.h"
@@ -39,7 +39,7 @@ int64_t draw_among_survivors(const RowPair& pair, const Survivors& survivors, do
 // other one.
 inline bool worth_looking_up(const DraftDistribution& draft) {
   constexpr int64_t kMostIds = 128;
-  return draft.few() && draft.row.vocab() <= kMostIds;
+  return draft.lists_tokens() && draft.row.vocab() <= kMostIds;
 }
 
 // The sums of a draft that lists few tokens. P is read at these alone: elsewhere Q is 0, and the

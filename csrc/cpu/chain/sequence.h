@@ -23,7 +23,7 @@ class SequenceView {
   }
 
   RowView target_row(int64_t i) const {
-    const TargetRow at = specdec::target_row(p_, state_, i);
+    const RowIndex at = target_row_index(p_, state_, i);
     const bool as_log = p_.kind == Kind::kProbs && !state_.direct && !state_.greedy;
     return RowView(p_.target, at.sequence, at.row, p_.vocab, as_log);
   }

@@ -1,11 +1,6 @@
-// The op verify_chain on the CPU. What the words mean:
-//   accepted draft   a drafted token that is emitted as it is
-//   recovered token  the token drawn from the residual where the first draft was rejected
-//   bonus token      the token drawn from the target's last row after every draft was accepted
-//   residual         max(P - Q, 0), normalised: it makes up for what rejection took from P
-//   row              the logits or probabilities of one position, V numbers
+// The op verify_chain on the CPU. specdec/verification.h defines the terms.
 #include "cpu/chain/decide.h"
-#include "cpu/tasks.h"
+#include "cpu/each_sequence.h"
 
 namespace specdec::cpu {
 

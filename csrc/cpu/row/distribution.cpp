@@ -6,13 +6,9 @@
 #include <cstring>
 
 #include "cpu/row/filter.h"
+#include "specdec/row_stats.h"
 
 namespace specdec::cpu {
-
-float weight_floor(const WeightParams& s) {
-  const float reach = std::min(-kSmallestExponent / s.inv_t, FLT_MAX);
-  return std::max({s.threshold, s.offset - reach, -FLT_MAX});
-}
 
 RowView::RowView(const Rows& rows, int64_t sequence, int64_t row, int64_t vocab, bool as_log)
     : vocab_(vocab), dtype_(rows.dtype), as_log_(as_log) {
@@ -59,10 +55,7 @@ void RowView::gather(const int32_t* columns, int64_t n, float rest, float* out) 
 
 double RowStats::logprob(const RowView& row, int64_t index) const {
   if (one_hot) return index == argmax ? 0.0 : -INFINITY;
-  const float l = row.at(index);
-  if (direct) return std::log(static_cast<double>(l));
-  if (!(l >= threshold)) return -INFINITY;
-  return (static_cast<double>(l) - max) * inv_t - log_sum;
+  return entry_logprob(*this, row.at(index));
 }
 
 WeightParams RowStats::weight_params() const {
@@ -87,21 +80,21 @@ double total(const std::vector<float>& sums) {
 
 namespace {
 
-// Finds the maximum of each tile, of each of its blocks if asked for, and its sum of exponentials
-// relative to its own maximum.
-void read_tiles(const RowView& row, float inv_t, bool blocks, bool sums, const Parallel& parallel,
+// Finds the maximum of each tile; if asked for, also those of its strips and its sum of
+// exponentials relative to its own maximum.
+void read_tiles(const RowView& row, float inv_t, bool strips, bool sums, const Parallel& parallel,
                 Scratch& scratch) {
   const TileKernels& k = tile_kernels();
   scratch.sums.resize(row.tiles());
   scratch.maxima.resize(row.tiles());
-  if (blocks) scratch.blocks.resize((row.vocab() + kBlock - 1) / kBlock);
+  if (strips) scratch.strip_maxima.resize((row.vocab() + kStrip - 1) / kStrip);
   parallel(row.tiles(), [&](int64_t begin, int64_t end) {
     float buffer[kTile];
     for (int64_t t = begin; t < end; ++t) {
       const float* tile = row.tile(t, buffer);
       const int64_t n = row.tile_size(t);
       const Peak peak =
-          k.peak(tile, n, blocks ? scratch.blocks.data() + t * (kTile / kBlock) : nullptr);
+          k.peak(tile, n, strips ? scratch.strip_maxima.data() + t * (kTile / kStrip) : nullptr);
       scratch.maxima[t] = peak.nan ? NAN : peak.max;
       if (sums && std::isfinite(peak.max)) {
         scratch.sums[t] = k.sum_exp(tile, n, {peak.max, inv_t, -INFINITY, 1.0f});

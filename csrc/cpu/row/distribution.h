@@ -22,7 +22,7 @@ namespace specdec::cpu {
 class RowView {
  public:
   RowView() = default;
-  // as_log: the elements are probabilities and their logarithms are wanted.
+  // as_log: the elements are probabilities and are read as their logarithms.
   RowView(const Rows& rows, int64_t sequence, int64_t row, int64_t vocab, bool as_log = false);
   int64_t vocab() const { return vocab_; }
   int64_t tiles() const { return (vocab_ + kTile - 1) / kTile; }
@@ -45,13 +45,13 @@ class RowView {
 struct RowStats {
   bool valid = false;
   bool one_hot = false;  // all mass on argmax
-  bool direct = false;   // of the fields only `valid` is used
+  bool direct = false;   // entries are probabilities: the other fields but `valid` are not used
   bool listed = false;   // scratch.survivors holds every token with mass
   int64_t argmax = -1;   // only if one-hot
   float max = 0;
   float inv_t = 1;
   float threshold = 0;  // in raw logits
-  double log_sum = 0;   // of exp((l - max) * inv_t) over survivors
+  double log_sum = 0;   // logarithm of the sum of exp((l - max) * inv_t) over the survivors
 
   double logprob(const RowView& row, int64_t index) const;
   // Scaled so that the weights sum to 1.
@@ -69,8 +69,8 @@ struct Survivors {
 struct Scratch {
   std::vector<float> sums;               // [tiles], of the last row measured or summed
   std::vector<float> maxima;             // [tiles]
-  std::vector<float> blocks;             // [V / kBlock], only with filters
-  std::vector<float> block_weights;      // the same, only with top-p
+  std::vector<float> strip_maxima;       // [V / kStrip], only with filters
+  std::vector<float> strip_weights;      // the same, only with top-p
   std::unique_ptr<Survivors> survivors;  // only with filters
   std::unique_ptr<Histogram> histogram;  // only if the survivors are too many to list
 };

@@ -62,7 +62,8 @@ bool has_top_k(const SequenceParams& params, int64_t vocab) {
   return params.top_k > 0 && params.top_k < vocab;
 }
 
-// The largest float of [low, high] that reaches the goal; low is taken to reach it.
+// The largest float of [low, high] for which `reaches` holds. It must hold for low, and for every
+// float below one for which it holds.
 template <class Reaches>
 float last_to_reach(float low, float high, Reaches&& reaches) {
   uint32_t begin = ordered_key(low), end = ordered_key(high);
@@ -77,38 +78,40 @@ float last_to_reach(float low, float high, Reaches&& reaches) {
   return from_ordered_key(begin);
 }
 
-// A bound below the threshold of the first filter that is set, found from the block maxima alone.
+// A lower bound of the threshold of the first filter that is set, found from the strip maxima
+// alone.
 float floor_of(const RowView& row, const SequenceParams& params, double total,
                const RowStats& stats, Scratch& scratch) {
   const TileKernels& k = tile_kernels();
-  const float* blocks = scratch.blocks.data();
-  const auto n = static_cast<int64_t>(scratch.blocks.size());
+  const float* strip_maxima = scratch.strip_maxima.data();
+  const auto n = static_cast<int64_t>(scratch.strip_maxima.size());
   if (has_top_k(params, row.vocab())) {
-    // The k-th largest block maximum: at least k entries reach it.
-    return last_to_reach(-INFINITY, stats.max,
-                         [&](float floor) { return k.count(blocks, n, floor) >= params.top_k; });
+    // The k-th largest strip maximum: at least k entries reach it.
+    return last_to_reach(-INFINITY, stats.max, [&](float floor) {
+      return k.count(strip_maxima, n, floor) >= params.top_k;
+    });
   }
   if (params.top_p == 1) return min_p_threshold(stats.max, params.temperature, params.min_p);
   // Entries under (1-p)/V of the largest weight hold less than 1-p of the mass together. The bound
-  // is higher if the block maxima above it hold p of the mass already.
+  // is higher if the strip maxima above it hold p of the mass already.
   const double gap = params.temperature * std::log((1.0 - params.top_p) / row.vocab());
-  std::vector<float>& weights = scratch.block_weights;
-  weights.resize(scratch.blocks.size());
-  k.weights(blocks, n, {stats.max, stats.inv_t, -INFINITY, 1.0f}, weights.data());
+  std::vector<float>& weights = scratch.strip_weights;
+  weights.resize(scratch.strip_maxima.size());
+  k.weights(strip_maxima, n, {stats.max, stats.inv_t, -INFINITY, 1.0f}, weights.data());
   const double goal = params.top_p * total;
   return last_to_reach(static_cast<float>(stats.max + gap), stats.max, [&](float floor) {
-    return static_cast<double>(k.mass(blocks, weights.data(), n, floor)) >= goal;
+    return static_cast<double>(k.mass(strip_maxima, weights.data(), n, floor)) >= goal;
   });
 }
 
 // Returns false if there are too many.
 bool list_survivors(const RowView& row, float floor, const Scratch& scratch, Survivors& s) {
   s.count = 0;
-  for (int64_t b = 0; b < static_cast<int64_t>(scratch.blocks.size()); ++b) {
-    if (!(scratch.blocks[b] >= floor)) continue;
-    if (s.count + kBlock > kTile) return false;
-    const int64_t begin = b * kBlock, n = std::min(kBlock, row.vocab() - begin);
-    float buffer[kBlock];
+  for (int64_t b = 0; b < static_cast<int64_t>(scratch.strip_maxima.size()); ++b) {
+    if (!(scratch.strip_maxima[b] >= floor)) continue;
+    if (s.count + kStrip > kTile) return false;
+    const int64_t begin = b * kStrip, n = std::min(kStrip, row.vocab() - begin);
+    float buffer[kStrip];
     s.count += tile_kernels().gather(row.read(begin, n, buffer), n, begin, floor,
                                      s.values + s.count, s.ids + s.count);
   }

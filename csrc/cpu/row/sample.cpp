@@ -2,8 +2,9 @@
 
 #include <cmath>
 
+#include "cpu/each_sequence.h"
 #include "cpu/row/distribution.h"
-#include "cpu/tasks.h"
+#include "specdec/row_stats.h"
 
 namespace specdec::cpu {
 
@@ -17,7 +18,7 @@ void sample(const SampleParams& p, const Parallel& parallel) {
         p.threshold[r] = 0;
         p.status[r] = 0;
         const SequenceParams params = params_of(p.sampling, r);
-        if (!params.valid()) {
+        if (!params.in_range()) {
           p.status[r] = kBadParameter;
           return;
         }
@@ -35,8 +36,7 @@ void sample(const SampleParams& p, const Parallel& parallel) {
         p.tokens[r] = token;
         p.logprobs[r] = static_cast<float>(stats.logprob(row, token));
         p.threshold[r] = stats.threshold;
-        if (!stats.one_hot)
-          p.logsumexp[r] = static_cast<double>(stats.max) * stats.inv_t + stats.log_sum;
+        if (!stats.one_hot) p.logsumexp[r] = row_logsumexp(stats);
       });
 }
 

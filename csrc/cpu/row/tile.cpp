@@ -82,20 +82,20 @@ void log_tile(const float* in, int64_t n, float* out) {
   map(in, n, out, [](const F& x) { return log(x); });
 }
 
-template <bool kBlocks>
-inline Peak peak_of(const float* tile, int64_t n, float* blocks) {
+template <bool kStrips>
+inline Peak peak_of(const float* tile, int64_t n, float* strip_maxima) {
   F best = -kInf;
   I magnitude = 0;  // largest bits without sign: those of a NaN are above those of infinity
   const auto bits_of = [](const F& a) { return as<I>(a) & 0x7fffffff; };
   int64_t i = 0;
-  for (; i + kBlock <= n; i += kBlock) {
+  for (; i + kStrip <= n; i += kStrip) {
     const F a = load(tile + i), b = load(tile + i + kWidth), c = load(tile + i + 2 * kWidth),
             d = load(tile + i + 3 * kWidth);
     const I x = larger(bits_of(a), bits_of(b)), y = larger(bits_of(c), bits_of(d));
     magnitude = larger(larger(x, y), magnitude);
     const F block = larger(larger(a, b), larger(c, d));
     best = larger(block, best);
-    if (kBlocks) blocks[i / kBlock] = horizontal_max(block);
+    if (kStrips) strip_maxima[i / kStrip] = horizontal_max(block);
   }
   if (i < n) {
     F block = -kInf;
@@ -104,13 +104,14 @@ inline Peak peak_of(const float* tile, int64_t n, float* blocks) {
       magnitude = larger(bits_of(l), magnitude);
     });
     best = larger(block, best);
-    if (kBlocks) blocks[i / kBlock] = horizontal_max(block);
+    if (kStrips) strip_maxima[i / kStrip] = horizontal_max(block);
   }
   return {horizontal_max(best), any(magnitude > 0x7f800000)};
 }
 
-Peak peak(const float* tile, int64_t n, float* blocks) {
-  return blocks != nullptr ? peak_of<true>(tile, n, blocks) : peak_of<false>(tile, n, blocks);
+Peak peak(const float* tile, int64_t n, float* strip_maxima) {
+  return strip_maxima != nullptr ? peak_of<true>(tile, n, strip_maxima)
+                                 : peak_of<false>(tile, n, strip_maxima);
 }
 
 template <class Value>
@@ -155,8 +156,8 @@ bool is_distribution(const float* tile, int64_t n) {
 int64_t pick(const float* weights, int64_t n, double prefix, double target) {
   int64_t begin = 0, last = -1;
   double running = prefix;
-  for (; begin < n; begin += kBlock) {
-    const float block = sum(weights + begin, n - begin < kBlock ? n - begin : kBlock);
+  for (; begin < n; begin += kStrip) {
+    const float block = sum(weights + begin, n - begin < kStrip ? n - begin : kStrip);
     if (!(block > 0.0f)) continue;
     prefix = running;
     running += static_cast<double>(block);
@@ -166,7 +167,7 @@ int64_t pick(const float* weights, int64_t n, double prefix, double target) {
   if (last < 0) return -1;
   begin = last;
   running = prefix;
-  for (int64_t i = begin; i < n && i < begin + kBlock; ++i) {
+  for (int64_t i = begin; i < n && i < begin + kStrip; ++i) {
     if (!(weights[i] > 0.0f)) continue;
     running += static_cast<double>(weights[i]);
     last = i;

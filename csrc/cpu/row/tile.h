@@ -9,7 +9,7 @@
 
 namespace specdec::cpu {
 
-constexpr int64_t kBlock = 64;    // entries that share one block maximum
+constexpr int64_t kStrip = 64;    // entries behind one maximum, see TileKernels::peak
 constexpr int kRadixBins = 2048;  // 11 bits of the ordered key at a time
 
 constexpr float kSmallestExponent = -87.0f;  // below it exp is 0
@@ -32,7 +32,8 @@ struct WeightParams {
   float scale;
 };
 
-// The smallest logit whose weight is not 0: the threshold, or where the exponential is taken as 0.
+// The smallest logit whose weight is not 0: the threshold, or the logit below which the exponential
+// is taken as 0.
 float weight_floor(const WeightParams& weight_params);
 
 struct Overlap {
@@ -53,8 +54,8 @@ struct TileKernels {
   void (*from_bfloat16)(const uint16_t* in, int64_t n, float* out);
   void (*from_float16)(const uint16_t* in, int64_t n, float* out);
   void (*log)(const float* in, int64_t n, float* out);
-  // Writes the maximum of each kBlock entries to `blocks`, which may be null.
-  Peak (*peak)(const float* tile, int64_t n, float* blocks);
+  // Writes the maximum of each kStrip entries to `strip_maxima`, which may be null.
+  Peak (*peak)(const float* tile, int64_t n, float* strip_maxima);
   float (*sum_exp)(const float* tile, int64_t n,
                    const WeightParams& weight_params);  // as if scale were 1
   void (*weights)(const float* tile, int64_t n, const WeightParams& weight_params, float* out);

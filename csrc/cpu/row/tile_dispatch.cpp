@@ -1,9 +1,16 @@
+#include <algorithm>
+#include <cfloat>
 #include <cstdlib>
 #include <cstring>
 
 #include "cpu/row/tile.h"
 
 namespace specdec::cpu {
+
+float weight_floor(const WeightParams& s) {
+  const float reach = std::min(-kSmallestExponent / s.inv_t, FLT_MAX);
+  return std::max({s.threshold, s.offset - reach, -FLT_MAX});
+}
 
 extern const TileKernels tile_kernels_plain;
 #ifdef SPECDEC_X86

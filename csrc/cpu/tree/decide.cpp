@@ -100,11 +100,10 @@ bool TopDownVerifier::accepts(const TreeStep& step, const Residual& residual, in
   const double u = accept_uniform(p_, state_, node, step.depth, trial);
   const int64_t x = token(node);
   // A residual is computed as probabilities; only P itself has exact logarithms.
-  if (!residual.is_target() || step.stats.direct) {
-    return record_test(node, accept_ratio(u, residual.at(x), s * draft.q_x));
-  }
-  const double log_p = x < p_.vocab ? step.stats.logprob(step.row, x) : -INFINITY;
-  return record_test(node, accept_log_ratio(u, log_p, std::log(s) + draft.log_q_x));
+  const bool probabilities = !residual.is_target() || step.stats.direct;
+  const double p_x = probabilities ? residual.at(x) : 0;
+  const double log_p = probabilities || x >= p_.vocab ? -INFINITY : step.stats.logprob(step.row, x);
+  return record_test(node, accept_draft(probabilities, u, p_x, log_p, s, draft));
 }
 
 bool TopDownVerifier::record_test(int64_t node, const Acceptance& a) const {
@@ -122,14 +121,14 @@ TopDownVerifier::Decision TopDownVerifier::multi_draft(const TreeStep& step) {
     ++trial;
     const int64_t x = token(n);
     TriedDraft& tried = tried_draft(residual, n, x);
-    const bool summed =
-        !tried.draft.fault && tried.sum_mass(p_.vocab, parallel_, scratch_.residual.masses);
+    const bool summed = !tried.draft.invalid_at_token &&
+                        tried.sum_mass(p_.vocab, parallel_, scratch_.residual.masses);
     if (!summed) {
       status_ |= kDraftInvalid;
       break;
     }
     // Outside the excluded tokens Q has no mass that this sibling could have been drawn from.
-    if (!(tried.mass > kLeastRest)) continue;
+    if (!(tried.mass > kLeastMass)) continue;
     const double s = residual.mass / tried.mass;
     if (accepts(step, residual, n, trial, tried.draft, s)) return {n, kNone};
     if (!with_replacement) residual.exclude(tried, x);
@@ -158,12 +157,12 @@ TopDownVerifier::Decision TopDownVerifier::top_k_plus_one(const TreeStep& step) 
     for (int64_t n : top) tried.excluded.push_back(token(n));
     if (!top.empty()) tried.mass = NAN;
     const bool valid =
-        !tried.draft.fault &&
+        !tried.draft.invalid_at_token &&
         (top.empty() ? tried.draft.whole_row_valid(parallel_)
                      : tried.sum_mass(p_.vocab, parallel_, scratch_.residual.masses));
     if (!valid) {
       status_ |= kDraftInvalid;
-    } else if (tried.mass > kLeastRest) {
+    } else if (tried.mass > kLeastMass) {
       const double s = 1 / tried.mass;
       if (accepts(step, residual, last, 0, tried.draft, s)) return {last, kNone};
       residual.mass = residual.sums_after(tried, s, false).positive;
@@ -187,7 +186,7 @@ TopDownVerifier::Decision TopDownVerifier::k_seq(const TreeStep& step) {
   bool valid = true;
   for (int64_t n : children) {
     draft.look_up(token(n));
-    valid = valid && !draft.fault;
+    valid = valid && !draft.invalid_at_token;
   }
   KSeq rule(step.row, step.stats, survivors(step.stats), draft, parallel_, scratch_.residual);
   if (!valid || !rule.solve(siblings)) {

@@ -6,8 +6,8 @@
 #include <numeric>
 #include <vector>
 
+#include "cpu/each_sequence.h"
 #include "cpu/row/distribution.h"
-#include "cpu/tasks.h"
 #include "specdec/ordered_key.h"
 
 namespace specdec::cpu {
@@ -47,20 +47,20 @@ class TopTokens {
 struct RowScratch {
   std::vector<float> maxima;        // [tiles]
   std::vector<float> sums;          // [tiles], of exp relative to each tile's maximum
-  std::vector<float> block_maxima;  // [V / kBlock]
+  std::vector<float> strip_maxima;  // [V / kStrip]
 };
 
 void read_row(const RowView& row, float inv_t, const Parallel& parallel, RowScratch& scratch) {
   const TileKernels& k = tile_kernels();
   scratch.maxima.resize(row.tiles());
   scratch.sums.resize(row.tiles());
-  scratch.block_maxima.resize((row.vocab() + kBlock - 1) / kBlock);
+  scratch.strip_maxima.resize((row.vocab() + kStrip - 1) / kStrip);
   parallel(row.tiles(), [&](int64_t begin, int64_t end) {
     float buffer[kTile];
     for (int64_t t = begin; t < end; ++t) {
       const float* tile = row.tile(t, buffer);
       const int64_t n = row.tile_size(t);
-      const Peak peak = k.peak(tile, n, scratch.block_maxima.data() + t * (kTile / kBlock));
+      const Peak peak = k.peak(tile, n, scratch.strip_maxima.data() + t * (kTile / kStrip));
       scratch.maxima[t] = peak.nan ? NAN : peak.max;
       scratch.sums[t] =
           std::isfinite(peak.max) ? k.sum_exp(tile, n, {peak.max, inv_t, -INFINITY, 1.0f}) : 0.0f;
@@ -88,16 +88,16 @@ double log_sum(const RowScratch& scratch, float max, double temperature) {
   return std::log(total);
 }
 
-// A logit that at least `width` block maxima reach, and not many more. No smaller logit can be
+// A logit that at least `width` strip maxima reach, and not many more. No smaller logit can be
 // among the `width` largest of the row.
-float top_floor(const std::vector<float>& block_maxima, int64_t width, float max) {
-  const auto n = static_cast<int64_t>(block_maxima.size());
+float top_floor(const std::vector<float>& strip_maxima, int64_t width, float max) {
+  const auto n = static_cast<int64_t>(strip_maxima.size());
   if (n < width) return -INFINITY;
   float floor = -INFINITY;
   uint32_t low = ordered_key(-FLT_MAX), high = ordered_key(max);
   while (low < high) {
     const uint32_t middle = low + (high - low + 1) / 2;
-    const int64_t reached = tile_kernels().count(block_maxima.data(), n, from_ordered_key(middle));
+    const int64_t reached = tile_kernels().count(strip_maxima.data(), n, from_ordered_key(middle));
     if (reached < width) {
       high = middle - 1;
       continue;
@@ -109,13 +109,13 @@ float top_floor(const std::vector<float>& block_maxima, int64_t width, float max
   return floor;
 }
 
-// Reads only those blocks again that may hold one of the largest logits.
+// Reads only those strips again that may hold one of the largest logits.
 void find_top(const RowView& row, const RowScratch& scratch, float floor, TopTokens& top) {
-  for (int64_t i = 0; i < static_cast<int64_t>(scratch.block_maxima.size()); ++i) {
-    if (!(scratch.block_maxima[i] >= floor && scratch.block_maxima[i] > top.floor())) continue;
-    const int64_t begin = i * kBlock, n = std::min(kBlock, row.vocab() - begin);
-    float buffer[kBlock], values[kBlock];
-    int32_t tokens[kBlock];
+  for (int64_t i = 0; i < static_cast<int64_t>(scratch.strip_maxima.size()); ++i) {
+    if (!(scratch.strip_maxima[i] >= floor && scratch.strip_maxima[i] > top.floor())) continue;
+    const int64_t begin = i * kStrip, n = std::min(kStrip, row.vocab() - begin);
+    float buffer[kStrip], values[kStrip];
+    int32_t tokens[kStrip];
     const int64_t count = tile_kernels().gather(row.read(begin, n, buffer), n, begin,
                                                 std::max(floor, top.floor()), values, tokens);
     for (int64_t j = 0; j < count; ++j) {
@@ -142,7 +142,7 @@ void expand_node(const ExpandTreeParams& p, int64_t r, const Parallel& parallel,
   if (max == -INFINITY) return;
   const double total = log_sum(scratch, max, temperature);
   TopTokens top(p.width);
-  find_top(row, scratch, top_floor(scratch.block_maxima, p.width, max), top);
+  find_top(row, scratch, top_floor(scratch.strip_maxima, p.width, max), top);
   for (int64_t j = 0; j < p.width && top.token(j) >= 0; ++j) {
     const double gap = (static_cast<double>(top.value(j)) - max) / temperature;
     const auto child = static_cast<float>(score + (gap - total));

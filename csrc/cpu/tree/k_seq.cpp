@@ -8,16 +8,8 @@
 namespace specdec::cpu {
 namespace {
 
-// (1 - (1 - beta)^K) / beta, in [1, K]: the probability that one of K trials accepts, per unit of
-// beta. It falls with beta.
-double share(double beta, int64_t siblings) {
-  if (siblings == 1) return 1;
-  if (!(beta > 0)) return static_cast<double>(siblings);
-  return any_sibling_accepted(beta, siblings) / beta;
-}
-
 bool lossless(float t, double beta, int64_t siblings) {
-  return static_cast<double>(t) * share(beta, siblings) <= 1;
+  return static_cast<double>(t) * sibling_share(beta, siblings) <= 1;
 }
 
 // The largest t in [low, high] at which `beta(t)` is lossless.
@@ -25,7 +17,7 @@ template <class F>
 float last_lossless(double low, double high, int64_t siblings, F&& beta) {
   for (int i = 0; i < 40; ++i) {
     const double t = (low + high) / 2;
-    (t * share(beta(t), siblings) <= 1 ? low : high) = t;
+    (t * sibling_share(beta(t), siblings) <= 1 ? low : high) = t;
   }
   return static_cast<float>(low);
 }
@@ -94,15 +86,16 @@ bool KSeq::solve(int64_t siblings) {
   // Rounded down: the rule is lossless at rho = K and above, whatever P and Q are.
   const float least = std::nextafter(1.0f / static_cast<float>(siblings), 0.0f);
   Overlaps ends[2] = {{1.0f}, {siblings > 1 ? least : 1.0f}};
-  double beyond = 0;
+  double mass_beyond = 0;
   const bool valid = survivors_ == nullptr || draft_.whole_row_valid(parallel_);
-  if (!valid || !measure(ends, 2) || !draft_.rest(row_.vocab(), beyond)) return false;
-  draft_.checked = true;
+  if (!valid || !measure(ends, 2) || !draft_.add_mass_beyond(row_.vocab(), mass_beyond))
+    return false;
+  draft_.row_checked = true;
   Overlaps high = ends[0], low = ends[1];
   if (lossless(high.t, high.beta, siblings)) low = high;
   for (int i = 0; i < 30 && high.t - low.t > kClose * high.t; ++i) narrow(low, high, siblings);
   inverse_rho_ = low.t;
-  share_ = low.beta > 0 ? static_cast<float>(share(low.beta, siblings)) : 0.0f;
+  share_ = static_cast<float>(sibling_share(low.beta, siblings));
   return true;
 }
 

@@ -1,17 +1,5 @@
 #pragma once
-// The draft tree of one sequence. Terms used in this directory:
-//   node        one drafted token; its number is its place in draft_token_ids
-//   root        the last token before the draft (kRoot)
-//   child       a node whose parent is the given node or the root; children of one parent are
-//               siblings, in the order of their numbers
-//   path        nodes from a child of the root downwards; verification accepts one path
-//   depth       number of nodes on the path so far; the token at depth d follows d accepted nodes
-//   trial       the acceptance test of one sibling; trial 0 is the first sibling tested
-//   residual    the target distribution P less the draft distributions Q of rejected siblings,
-//               clipped at zero and normalised
-//   recovered token   emitted once every child was rejected; rules that read Q draw it from the
-//                     residual
-//   bonus token       emitted after a path whose last node has no children
+// The draft tree of one sequence. specdec/tree.h defines the terms.
 #include <cstdint>
 #include <vector>
 

@@ -13,7 +13,7 @@ void scale_by(double scale, int64_t n, float* q) {
 }
 
 // Zeroes the entries of these tokens among the survivors, whose ids ascend.
-void clear(const std::vector<int64_t>& tokens, const Survivors& s, float* out) {
+void zero_out(const std::vector<int64_t>& tokens, const Survivors& s, float* out) {
   for (int64_t x : tokens) {
     const int32_t* end = s.ids + s.count;
     const int32_t* at = std::lower_bound(s.ids, end, x);
@@ -25,12 +25,12 @@ void clear(const std::vector<int64_t>& tokens, const Survivors& s, float* out) {
 
 bool TriedDraft::weights(int64_t begin, int64_t n, float* out) const {
   if (!draft.weights(begin, n, out)) return false;
-  clear(excluded, begin, n, out);
+  zero_out(excluded, begin, n, out);
   return true;
 }
 
 double TriedDraft::at(int64_t token) const {
-  if (holds(excluded, token)) return 0;
+  if (contains(excluded, token)) return 0;
   DraftDistribution copy = draft;
   copy.look_up(token);
   return copy.q_x;
@@ -39,13 +39,13 @@ double TriedDraft::at(int64_t token) const {
 bool TriedDraft::sum_mass(int64_t vocab, const Parallel& parallel, std::vector<float>& sums) {
   if (!std::isnan(mass)) return true;
   if (draft.form == DraftForm::kOneHot) {
-    mass = !holds(excluded, draft.token);
+    mass = !contains(excluded, draft.token);
     return true;
   }
   if (draft.form == DraftForm::kSparse) {
     mass = 0;
     for (int64_t k = 0; k < draft.row.vocab(); ++k) {
-      if (draft.id(k) >= 0 && !holds(excluded, draft.id(k))) mass += draft.row.at(k);
+      if (draft.id(k) >= 0 && !contains(excluded, draft.id(k))) mass += draft.row.at(k);
     }
     return true;
   }
@@ -59,13 +59,13 @@ bool TriedDraft::sum_mass(int64_t vocab, const Parallel& parallel, std::vector<f
     }
   });
   mass = total(sums);
-  if (!draft.rest(vocab, mass, excluded) || std::isnan(mass)) return false;
-  draft.checked = true;
+  if (!draft.add_mass_beyond(vocab, mass, excluded) || std::isnan(mass)) return false;
+  draft.row_checked = true;
   return true;
 }
 
 double Residual::at(int64_t token) const {
-  if (token >= row.vocab() || holds(excluded_, token)) return 0;
+  if (token >= row.vocab() || contains(excluded_, token)) return 0;
   double p = target_scale_ * std::exp(stats.logprob(row, token));
   if (stats.direct) p = target_scale_ * row.at(token);
   for (const TriedDraft& t : drafts_) {
@@ -92,7 +92,7 @@ Residual::Sums Residual::sums_after(TriedDraft& draft, double scale, bool with_n
   Sums sums;
   sums.valid = draft.draft.whole_row_valid(*parallel_);
   if (!sums.valid) return sums;
-  draft.draft.checked = true;
+  draft.draft.row_checked = true;
   float weights[kTile];
   sums.positive = fill_survivors(draft, scale, weights);
   return sums;
@@ -125,7 +125,7 @@ bool Residual::lookup_suffices(const TriedDraft& next) const {
   int64_t ids = 0;
   for (const TriedDraft& t : drafts_) {
     if (t.scale == 0 && &t != &next) continue;
-    if (!t.draft.few()) return false;
+    if (!t.draft.lists_tokens()) return false;
     ids += t.draft.form == DraftForm::kOneHot ? 1 : t.draft.row.vocab();
   }
   return ids <= kMost;
@@ -138,7 +138,7 @@ Residual::Sums Residual::sums_by_lookup(const TriedDraft& next, double scale) co
   Sums sums;
   double outside = 1;
   const auto add = [&](int64_t x) {
-    if (holds(seen, x)) return;
+    if (contains(seen, x)) return;
     seen.push_back(x);
     const bool in_target = x < row.vocab();
     outside -= in_target ? std::exp(stats.logprob(row, x)) : 0;
@@ -182,7 +182,7 @@ bool Residual::fill_tile(int64_t t, const TriedDraft& next, double scale, float*
   }
   scale_by(remaining, n, q);
   k.subtract(out, q, n);
-  clear(excluded_, begin, n, out);
+  zero_out(excluded_, begin, n, out);
   return true;
 }
 
@@ -211,12 +211,13 @@ Residual::Sums Residual::sums_by_scan(TriedDraft& next, double scale, bool with_
   Sums sums;
   sums.positive = total(positive);
   sums.negative = total(negative);
-  double beyond = 0;  // mass of Q at columns that no token of the target has
-  sums.valid = next.draft.rest(row.vocab(), beyond, next.excluded) && !std::isnan(sums.negative);
+  double mass_beyond = 0;  // mass of Q at columns that no token of the target has
+  sums.valid = next.draft.add_mass_beyond(row.vocab(), mass_beyond, next.excluded) &&
+               !std::isnan(sums.negative);
   if (!sums.valid) return sums;
-  next.draft.checked = scanned_ = true;
-  if (wants_mass) next.mass = total(masses) + beyond;
-  sums.negative += scale * beyond;
+  next.draft.row_checked = scanned_ = true;
+  if (wants_mass) next.mass = total(masses) + mass_beyond;
+  sums.negative += scale * mass_beyond;
   return sums;
 }
 
@@ -227,7 +228,7 @@ double Residual::fill_survivors(const TriedDraft& next, double scale, float* out
   survivor_weights(stats, s, target_scale_, out);
   const auto subtract = [&](const TriedDraft& t, double times) {
     t.draft.weights_of(s.ids, s.count, q);
-    clear(t.excluded, s, q);
+    zero_out(t.excluded, s, q);
     scale_by(times, s.count, q);
     k.subtract(out, q, s.count);
   };
@@ -235,7 +236,7 @@ double Residual::fill_survivors(const TriedDraft& next, double scale, float* out
     if (&other != &next && other.scale > 0) subtract(other, other.scale);
   }
   subtract(next, next.scale + scale);
-  clear(excluded_, s, out);
+  zero_out(excluded_, s, out);
   return static_cast<double>(k.sum(out, s.count));
 }
 

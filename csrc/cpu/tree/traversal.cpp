@@ -26,7 +26,7 @@ void TraversalVerifier::decide() {
       level.next_child = nodes_.next_siblings[n];
       level.tried = &tried_draft(level.residual, n, x);
       const DraftDistribution& draft = level.tried->draft;
-      if (draft.fault) {
+      if (draft.invalid_at_token) {
         skip_children(level, kDraftInvalid);
       } else {
         enter(n, std::min(1.0, acceptance_ratio(level.residual, x, draft)));
@@ -68,11 +68,9 @@ double TraversalVerifier::acceptance_ratio(const Residual& residual, int64_t x,
   if (!residual.is_target()) {
     return probability_ratio(residual.at(x) / residual.mass, draft.q_x);
   }
-  const double ratio =
-      residual.stats.direct
-          ? probability_ratio(residual.row.at(x), draft.q_x)
-          : probability_ratio_of_logs(residual.stats.logprob(residual.row, x), draft.log_q_x);
-  return next_carried(residual.target_scale(), ratio);
+  const double ratio = ratio_of_draft(residual.stats.direct, residual.row.at(x),
+                                      residual.stats.logprob(residual.row, x), draft);
+  return next_p_scale(residual.target_scale(), ratio);
 }
 
 // Every node has a uniform of its own at the first position: siblings and depths share none.

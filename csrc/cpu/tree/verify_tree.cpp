@@ -1,4 +1,4 @@
-#include "cpu/tasks.h"
+#include "cpu/each_sequence.h"
 #include "cpu/tree/decide.h"
 #include "cpu/tree/traversal.h"
 #include "specdec/tree.h"

@@ -1,13 +1,13 @@
 #pragma once
-// The actions of a group. Each is written once and the kernel calls it at one place, because what
-// is inlined twice costs registers.
-#include "cuda/chain/decide.cuh"
+// The actions of a group. The kernel calls each at one place, because code that is inlined twice
+// costs registers.
+#include "cuda/chain/block.cuh"
 #include "cuda/row/filter.cuh"
 
 namespace specdec::cuda {
 
 constexpr size_t kBinBytes = sizeof(Shared::bins);
-constexpr int64_t kStatsInShared = kBinBytes / sizeof(RowStats);
+constexpr int64_t kMaxRowStatsInBins = kBinBytes / sizeof(RowStats);
 
 class ChainActions {
  public:
@@ -16,13 +16,13 @@ class ChainActions {
 
   // Finds the first rejected draft, one thread for each draft, and emits those before it.
   __device__ void check_entries(const ChainVerifier& verifier) {
-    int64_t first = t_.drafts;
+    int64_t first = t_.num_drafts;
 #pragma unroll 1
     for (int emit = 0; emit < 2; ++emit) {
       for (int64_t i = thread_id(); i < first; i += kThreads) {
         if (!verifier.accepts_by_entry(i, emit != 0)) first = i;
       }
-      if (emit == 0) first = static_cast<int64_t>(~group_.max(~static_cast<uint64_t>(first)));
+      if (emit == 0) first = static_cast<int64_t>(group_.min(static_cast<uint64_t>(first)));
     }
     if (thread_id() == 0) t_.accepted_ahead = first;
   }
@@ -31,69 +31,72 @@ class ChainActions {
   __device__ void fill(int split, int splits) const {
     const GumbelNoise noise{t_.seed, t_.position + t_.i, kSharedStream};
 #pragma unroll 1
-    for (int which = 0; which < 2; ++which) {
-      if (which == 0 ? t_.one_entry : !measures_draft()) continue;
-      const Want want =
-          which == 1 ? Want::kMass : first_want(target_want(), t_.filtered, t_.greedy);
-      fill_tile_stats(group_, which == 0 ? t_.row : t_.draft.row,
-                      which == 0 ? t_.tile_stats : t_.draft_tile_stats, want,
-                      inverse_temperature(which == 0 ? t_.params.temperature : t_.q_temperature),
+    for (int which = kTarget; which <= kDraft; ++which) {
+      const bool target = which == kTarget;
+      if (!measures(which)) continue;
+      const Want want = target ? first_want(target_want(), t_.filtered, t_.greedy) : Want::kMass;
+      fill_tile_stats(group_, target ? t_.row : t_.draft.row,
+                      target ? t_.tile_stats : t_.draft_tile_stats, want,
+                      inverse_temperature(target ? t_.params.temperature : t_.draft_temperature),
                       noise, split, splits);
     }
   }
 
-  // Computes the statistics of all rows whose tile statistics are there, one warp for each row.
-  // Those of a draft row that was not read are never used.
+  // Computes the statistics of all rows from their tile statistics, one warp for each row. The
+  // result for a draft row that was not read has no meaning and is not used.
   __device__ void measure_all() {
     const ChainParams& p = job_.p;
     if (!t_.all_measured) return;
-    const int64_t targets = t_.drafts + (t_.ends ? 0 : 1);
-    const int64_t drafts = p.reads_draft() && p.draft.form == DraftForm::kRows ? t_.drafts : 0;
+    const int64_t targets = t_.num_drafts + (t_.no_bonus ? 0 : 1);
+    const int64_t drafts = p.reads_draft() && p.draft.form == DraftForm::kRows ? t_.num_drafts : 0;
     for (int64_t i = warp_id(); i < targets + drafts; i += kWarps) {
       const bool of_draft = i >= targets;
       const int64_t at = of_draft ? job_.row_tile_stats() + i - targets : i;
       const TileStats tile_stats = job_.tile_stats_array[context_ * job_.context_tile_stats() + at];
       const int64_t vocab = of_draft ? p.draft.vocab : p.vocab;
-      const RowStats stats = warp_row_stats(tile_stats, (vocab + kWarpTile - 1) / kWarpTile,
-                                            of_draft ? t_.q_temperature : t_.params.temperature);
+      const RowStats stats =
+          warp_row_stats(tile_stats, (vocab + kWarpTile - 1) / kWarpTile,
+                         of_draft ? t_.draft_temperature : t_.params.temperature);
       if (lane_id() == 0) all_stats()[at] = stats;
     }
   }
 
   // Computes the statistics of the current row and of its draft from their tile statistics.
   __device__ void measure() {
-    const bool sparse = t_.has_draft && t_.draft.form == DraftForm::kSparse && !t_.draft.fault;
+    const bool sparse =
+        t_.has_draft && t_.draft.form == DraftForm::kSparse && !t_.draft.invalid_at_token;
 #pragma unroll 1
-    for (int which = 0; which < 2; ++which) {
-      if (which == 0 ? t_.one_entry : !measures_draft()) continue;
+    for (int which = kTarget; which <= kDraft; ++which) {
+      const bool target = which == kTarget;
+      if (!measures(which)) continue;
       if (t_.prefilled && t_.all_measured) {
         if (thread_id() == 0) {
-          set_stats(which, all_stats()[t_.i + (which == 0 ? 0 : job_.row_tile_stats())], -1);
+          set_stats(which, all_stats()[t_.i + (target ? 0 : job_.row_tile_stats())], -1);
         }
         continue;
       }
       int64_t token;
-      const RowStats stats =
-          read_row_stats(group_, which == 0 ? t_.row : t_.draft.row,
-                         which == 0 ? t_.tile_stats : t_.draft_tile_stats,
-                         which == 0 ? t_.params : SequenceParams{t_.q_temperature, 0, 1, 0},
-                         which == 0 && t_.filtered, which == 0 ? target_want() : Want::kMass,
-                         {t_.seed, t_.position + t_.i, kSharedStream}, token);
+      const RowStats stats = read_row_stats(
+          group_, target ? t_.row : t_.draft.row, target ? t_.tile_stats : t_.draft_tile_stats,
+          target ? t_.params : SequenceParams{t_.draft_temperature, 0, 1, 0}, target && t_.filtered,
+          target ? target_want() : Want::kMass, {t_.seed, t_.position + t_.i, kSharedStream},
+          token);
       if (thread_id() == 0) set_stats(which, stats, token);
     }
     if (sparse) look_up_sparse(group_, t_.draft);
   }
 
-  // Sums max(cP - lQ, 0), whose tile sums are kept to draw from, and max(lQ - cP, 0) over the row;
-  // or, if `entropy`, P log P.
-  __device__ void sum_residual(bool entropy) {
+  // kResidual: sums max(cP - lQ, 0), whose tile sums are kept to draw from, and max(lQ - cP, 0)
+  // over the row. kEntropy: computes the entropy of P.
+  __device__ void sum_over_row() {
+    const bool entropy = t_.action == Action::kEntropy;
     group_.sync();  // no block reads these tile statistics any more
-    if (!entropy && t_.state == State::kBlockFromEnd && t_.draft.few() && !t_.direct) {
-      few_differences(group_, t_.draft, t_.row, t_.stats, t_.c, t_.positive, t_.negative);
+    if (!entropy && t_.state == State::kBlockFromEnd && t_.sums_residual_of_few()) {
+      sum_residual_of_few(group_, t_.draft, t_.row, t_.stats, t_.c, t_.positive, t_.negative);
       if (thread_id() == 0) t_.valid = true;
       return;
     }
-    const TileStats positive = extra_tile_stats(0), negative = extra_tile_stats(1);
+    const TileStats positive = extra_tile_stats(kPositive), negative = extra_tile_stats(kNegative);
     const int64_t warp_tiles = t_.row.warp_tiles(), step = group_.warp_tile_step(1);
     // The loads of the next warp tile of both rows are under way meanwhile.
     Packed next, next_draft = {};
@@ -107,12 +110,7 @@ class ChainActions {
       if (t_.direct) fill_direct(warp_tile, values);
       bool valid = true;
       if (entropy) {
-        const WeightParams weight_params{t_.stats.max, rate_of(t_.stats.inv_t), t_.stats.threshold};
-#pragma unroll
-        for (int j = 0; j < kPerLane; ++j) {
-          const float w = weight_params.weight(values[j]);
-          values[j] = w > 0 ? w * (t_.stats.max - values[j]) : 0.0f;
-        }
+        weigh_entropy(values, t_.stats);
       } else {
         valid = subtract(warp_tile, draft, values);
       }
@@ -120,13 +118,13 @@ class ChainActions {
       if (job_.p.rule == Rule::kBlock) store_positive(negative, warp_tile, values, -1.0f, true);
       store_positive(positive, warp_tile, values, 1.0f, valid);
     }
-    rest_of_draft();
+    if (!entropy) sum_beyond();
     group_.sync();
     add_up(entropy);
   }
 
   __device__ void draw() {
-    const TileStats tile_stats = t_.residual ? extra_tile_stats(0) : t_.tile_stats;
+    const TileStats tile_stats = t_.residual ? extra_tile_stats(kPositive) : t_.tile_stats;
     const int64_t warp_tiles = t_.row.warp_tiles();
     const bool linear = t_.residual || t_.stats.direct;
     const float max = linear ? max_of(group_, tile_stats.maxima, warp_tiles) : t_.stats.max;
@@ -152,20 +150,23 @@ class ChainActions {
   }
 
  private:
-  // What the target's row is read for in the end.
+  // The rows that are measured.
+  enum Which { kTarget, kDraft };
+  // The sums over a row: the first three have tile statistics of their own.
+  enum Sum { kPositive, kNegative, kBeyond, kDirect };
+
+  // The use of the target row's tile statistics once filters are applied.
   __device__ Want target_want() const {
     return t_.direct ? Want::kLinear : job_.p.rule == Rule::kMatch ? Want::kGumbel : Want::kMass;
   }
 
-  __device__ bool measures_draft() const { return t_.has_draft && t_.draft.unmeasured(); }
-
-  __device__ TileStats extra_tile_stats(int i) const {
-    return job_
-        .tile_stats_array[context_ * job_.context_tile_stats() + 2 * job_.row_tile_stats() + i];
+  __device__ bool measures(int which) const {
+    return which == kTarget ? !t_.reads_one_entry : t_.has_draft && t_.draft.unmeasured();
   }
 
-  __device__ float lenience() const {
-    return job_.p.rule == Rule::kLenient ? job_.p.lenience : 1.0f;
+  __device__ TileStats extra_tile_stats(int sum) const {
+    return job_
+        .tile_stats_array[context_ * job_.context_tile_stats() + 2 * job_.row_tile_stats() + sum];
   }
 
   // Statistics of target and draft rows, in shared memory that a selection would use.
@@ -174,12 +175,12 @@ class ChainActions {
   }
 
   __device__ void set_stats(int which, const RowStats& stats, int64_t token) {
-    if (which == 0) {
+    if (which == kTarget) {
       t_.stats = stats;
       t_.token = token;
       return;
     }
-    t_.draft.checked = stats.valid;
+    t_.draft.row_checked = stats.valid;
     t_.draft.set(stats);
   }
 
@@ -190,7 +191,7 @@ class ChainActions {
     if (!target_alone) load_draft(t_.draft, t_.row.vocab, t_.row.wide(), warp_tile, draft);
   }
 
-  // Turns a warp tile of the target into cP - lQ; `draft` is what was loaded of the draft.
+  // Turns a warp tile of the target into cP - lQ, with the draft's warp tile that `load_both` read.
   __device__ bool subtract(int64_t warp_tile, const Packed& draft,
                            float (&values)[kPerLane]) const {
     if (t_.direct) {
@@ -202,11 +203,11 @@ class ChainActions {
 #pragma unroll
       for (int j = 0; j < kPerLane; ++j) values[j] *= scale;
     }
-    return subtract_draft(t_.draft, lenience(), t_.row.vocab, t_.row.wide(), warp_tile, draft,
+    return subtract_draft(t_.draft, job_.p.lenience, t_.row.vocab, t_.row.wide(), warp_tile, draft,
                           values);
   }
 
-  // Computes the tile statistics of a direct row that was read at one entry only so far.
+  // Computes the tile statistics of a direct row, of which only one entry was read before.
   __device__ void fill_direct(int64_t warp_tile, const float (&values)[kPerLane]) const {
     float top = warp_tile_max(values), w[kPerLane];
 #pragma unroll
@@ -217,17 +218,18 @@ class ChainActions {
     t_.tile_stats.units[warp_tile] = units;
   }
 
-  __device__ void rest_of_draft() const {
+  // Sums Q over the columns that no target token has.
+  __device__ void sum_beyond() const {
     const DraftDistribution& d = t_.draft;
-    const int64_t size = t_.action == Action::kEntropy ? 0 : rest_size(d, t_.row.vocab);
+    const int64_t size = columns_beyond(d, t_.row.vocab);
     if (size == 0) return;
-    const TileStats tile_stats = extra_tile_stats(2);
-    const RowView rest = d.row.part(d.row.vocab - size, size);
+    const TileStats tile_stats = extra_tile_stats(kBeyond);
+    const RowView columns = d.row.part(d.row.vocab - size, size);
     const int64_t step = group_.warp_tile_step(1);
-    for (int64_t warp_tile = group_.first_warp_tile(0); warp_tile < rest.warp_tiles();
+    for (int64_t warp_tile = group_.first_warp_tile(0); warp_tile < columns.warp_tiles();
          warp_tile += step) {
       float values[kPerLane];
-      read_warp_tile(rest, warp_tile, values);
+      read_warp_tile(columns, warp_tile, values);
       const float top = d.weigh_all(values);
       store_positive(tile_stats, warp_tile, values, 1.0f, __all_sync(kAllLanes, top < INFINITY));
     }
@@ -235,42 +237,44 @@ class ChainActions {
 
   __device__ void add_up(bool entropy) {
     const int64_t warp_tiles = t_.row.warp_tiles();
-    const int64_t rest =
-        entropy ? 0 : (rest_size(t_.draft, t_.row.vocab) + kWarpTile - 1) / kWarpTile;
-    double positive = 0, negative = 0, beyond = 0, whole = 0;
+    const int64_t warp_tiles_beyond =
+        entropy ? 0 : (columns_beyond(t_.draft, t_.row.vocab) + kWarpTile - 1) / kWarpTile;
+    double positive = 0, negative = 0, mass_beyond = 0, direct_mass = 0;
 #pragma unroll 1
-    for (int which = 0; which < 4; ++which) {
-      if ((which == 1 && job_.p.rule != Rule::kBlock) || (which == 2 && rest == 0) ||
-          (which == 3 && !t_.direct)) {
+    for (int which = kPositive; which <= kDirect; ++which) {
+      if ((which == kNegative && job_.p.rule != Rule::kBlock) ||
+          (which == kBeyond && warp_tiles_beyond == 0) || (which == kDirect && !t_.direct)) {
         continue;
       }
-      const TileStats tile_stats = which == 3 ? t_.tile_stats : extra_tile_stats(which);
-      const double sum = stored_sum(group_, tile_stats, which == 2 ? rest : warp_tiles);
-      if (which == 0) positive = sum;
-      if (which == 1) negative = sum;
-      if (which == 2) beyond = sum;
-      if (which == 3) whole = sum;
+      const TileStats tile_stats = which == kDirect ? t_.tile_stats : extra_tile_stats(which);
+      const double sum =
+          stored_sum(group_, tile_stats, which == kBeyond ? warp_tiles_beyond : warp_tiles);
+      if (which == kPositive) positive = sum;
+      if (which == kNegative) negative = sum;
+      if (which == kBeyond) mass_beyond = sum;
+      if (which == kDirect) direct_mass = sum;
     }
-    if (!entropy && t_.draft.form == DraftForm::kSparse) beyond = sparse_beyond();
+    if (!entropy && t_.draft.form == DraftForm::kSparse) mass_beyond = sparse_mass_beyond();
     if (thread_id() != 0) return;
     if (entropy) {
-      t_.entropy = t_.stats.log_sum + t_.stats.inv_t * positive * exp(-t_.stats.log_sum);
+      t_.entropy = t_.stats.entropy(positive);
       return;
     }
     if (t_.direct) {
       t_.stats = {};
       t_.stats.direct = true;
-      t_.stats.valid = whole > 0;
+      t_.stats.valid = direct_mass > 0;
     }
-    if (t_.draft.form == DraftForm::kOneHot && t_.draft.token >= t_.row.vocab) beyond = 1;
-    t_.valid = is_finite(positive) && is_finite(beyond);
+    if (t_.draft.form == DraftForm::kOneHot && t_.draft.token >= t_.row.vocab) mass_beyond = 1;
+    t_.valid = is_finite(positive) && is_finite(mass_beyond);
     t_.positive = positive;
-    // With a map from tokens to columns `beyond` is the sum of the whole row: every token was
-    // counted.
-    t_.negative = negative + (t_.draft.columns != nullptr && !t_.draft.few() ? 0.0 : beyond);
+    // With a map from tokens to columns the whole row was read again, to validate it: its mass is
+    // counted token by token already.
+    const bool mapped = t_.draft.columns != nullptr && !t_.draft.lists_tokens();
+    t_.negative = negative + (mapped ? 0.0 : mass_beyond);
   }
 
-  __device__ double sparse_beyond() {
+  __device__ double sparse_mass_beyond() {
     double mass = 0;
     for (int64_t k = thread_id(); k < t_.draft.row.vocab; k += kThreads) {
       if (t_.draft.id(k) >= t_.row.vocab) mass += static_cast<double>(at(t_.draft.row, k));

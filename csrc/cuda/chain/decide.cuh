@@ -1,10 +1,9 @@
 #pragma once
-// Decides which drafts of a sequence are accepted, by one thread of each block. What needs all
-// threads it leaves to the actions: it sets t_.action, and goes on when that is done. Every block
-// of a group decides by itself and alike. csrc/cpu/chain/decide.cpp does the same without the
-// detours.
+// Decides which drafts of a sequence are accepted. One thread of each block runs it; work that
+// needs all threads is left to the actions: the verifier sets t_.action and goes on when that is
+// done. All blocks of a group make the same decisions. csrc/cpu/chain/decide.cpp does the same in
+// straight line. Rule block is in block.cuh.
 #include "cuda/chain/sequence.cuh"
-#include "specdec/acceptance.h"
 
 namespace specdec::cuda {
 
@@ -15,17 +14,18 @@ class ChainVerifier {
 
   __device__ void begin() {
     t_.state = State::kInOrder;
-    if (t_.over) return finish();
+    if (t_.nothing_to_verify) return finish();
     if (p_.rule != Rule::kBlock || t_.greedy) {
-      const bool by_entries = t_.direct && t_.drafts > 1 && p_.draft.form != DraftForm::kSparse;
-      if (!by_entries) return next_row(0);
+      const bool reads_single_entries =
+          t_.direct && t_.num_drafts > 1 && p_.draft.form != DraftForm::kSparse;
+      if (!reads_single_entries) return next_row(0);
       t_.action = Action::kCheckEntries;
       return;
     }
     t_.state = State::kBlockRows;
-    t_.end = t_.drafts;
-    record(0).carried = 1;
-    t_.drafts > 0 ? open_row_and_draft(0) : look_back(0);
+    t_.end = t_.num_drafts;
+    row_record(0).p_scale = 1;
+    t_.num_drafts > 0 ? open_row_and_draft(0) : look_back(0);
   }
 
   // Goes on after the action.
@@ -57,9 +57,9 @@ class ChainVerifier {
     const int64_t x = p_.drafted(t_.b, i);
     DraftDistribution draft;
     open_draft(p_, t_, i, x, draft);
-    const double p_x = x < p_.vocab ? at(target_row(i), x) : 0.0f;
-    const Acceptance a = accept_ratio(accept_uniform(p_, t_, i), p_x, lenience() * draft.q_x);
-    const bool accepted = !draft.fault && p_x < INFINITY && a.accepted;
+    const double p_x = x < p_.vocab ? at(target_row(p_, t_, i), x) : 0.0f;
+    const Acceptance a = accept_ratio(accept_uniform(p_, t_, i), p_x, p_.lenience * draft.q_x);
+    const bool accepted = !draft.invalid_at_token && p_x < INFINITY && a.accepted;
     if (accepted && emit) {
       record_accept_prob(i, a.probability);
       write(i, x, log(p_x));
@@ -70,47 +70,40 @@ class ChainVerifier {
   // Has row i and its draft measured.
   __device__ void open_row_and_draft(int64_t i) {
     open_row(i);
-    t_.x = i < t_.drafts ? p_.drafted(t_.b, i) : -1;
-    t_.one_entry = t_.direct && t_.x >= 0;
+    t_.x = i < t_.num_drafts ? p_.drafted(t_.b, i) : -1;
+    t_.reads_one_entry = t_.direct && t_.x >= 0;
     t_.has_draft = t_.x >= 0 && p_.reads_draft() && !t_.greedy;
     t_.prefilled = job_.plan.parallel;
     if (t_.has_draft) open_draft(p_, t_, i, t_.x, t_.draft);
-    measure(!t_.prefilled && (!t_.one_entry || (t_.has_draft && t_.draft.unmeasured())));
+    measure(!t_.prefilled && (!t_.reads_one_entry || (t_.has_draft && t_.draft.unmeasured())));
   }
 
  private:
-  __device__ RowView target_row(int64_t i) const {
-    const Read read = p_.kind == Kind::kLogits ? Read::kLogits
-                      : t_.direct || t_.greedy ? Read::kProbs
-                                               : Read::kLogOfProbs;
-    const TargetRow at = specdec::target_row(p_, t_, i);
-    return RowView(p_.target, at.sequence, at.row, p_.vocab, read);
-  }
-
   __device__ void open_row(int64_t i) {
     t_.i = i;
-    t_.row = target_row(i);
-    // Two sets of tile statistics take turns: a block that is ahead fills one while others still
-    // read the other. There is a barrier of the group between two fills but not always between two
-    // rows, so a set that was not filled is kept.
-    if (t_.used) t_.turn ^= 1;
-    t_.used = false;
-    const int64_t at = context_ * job_.context_tile_stats() + (job_.plan.parallel ? i : t_.turn);
+    t_.row = target_row(p_, t_, i);
+    // Rows alternate between two sets of tile statistics: a block that is ahead fills one while
+    // others still read the other. Barriers of the group separate fills, not rows, so a row whose
+    // set was not filled leaves it to the next row.
+    if (t_.stats_filled) t_.stats_buffer ^= 1;
+    t_.stats_filled = false;
+    const int64_t at =
+        context_ * job_.context_tile_stats() + (job_.plan.parallel ? i : t_.stats_buffer);
     t_.tile_stats = job_.tile_stats_array[at];
     t_.draft_tile_stats = job_.tile_stats_array[at + job_.row_tile_stats()];
   }
 
   __device__ void measure(bool fills) {
     t_.fills = fills;
-    t_.used |= fills;
+    t_.stats_filled |= fills;
     t_.action = Action::kMeasure;
   }
 
   __device__ void finish() { t_.action = Action::kDone; }
 
   __device__ void next_row(int64_t i) {
-    if (i > t_.drafts || (i == t_.drafts && t_.ends)) return finish();
-    if (i == t_.drafts) t_.status |= t_.after_drafts;
+    if (i > t_.num_drafts || (i == t_.num_drafts && t_.no_bonus)) return finish();
+    if (i == t_.num_drafts) t_.status |= t_.status_after_drafts;
     open_row_and_draft(i);
   }
 
@@ -118,18 +111,18 @@ class ChainVerifier {
   __device__ void measure_whole(State state) {
     open_row(t_.i);
     t_.x = -1;
-    t_.one_entry = t_.has_draft = t_.prefilled = false;
+    t_.reads_one_entry = t_.has_draft = t_.prefilled = false;
     t_.state = state;
     measure(true);
   }
 
   __device__ void decide_row() {
-    if (t_.one_entry) look_up_target();
+    if (t_.reads_one_entry) look_up_target();
     if (!t_.stats.valid) {
       t_.status |= kTargetInvalid;
       return finish();
     }
-    if (t_.greedy || p_.rule == Rule::kMatch) return compare();
+    if (t_.greedy || p_.rule == Rule::kMatch) return accept_target_token();
     if (t_.x < 0) return draw(false);
     if (p_.reads_draft()) return accepts() ? accept() : reject();
     if (p_.rule == Rule::kSynthetic) return at_its_rate() ? accept() : draw(false);
@@ -140,7 +133,7 @@ class ChainVerifier {
 
   // Rule synthetic, at every temperature.
   __device__ bool at_its_rate() const {
-    return decide(accept_at_rate(accept_uniform(p_, t_, t_.i), p_.synthetic_rates[t_.i]));
+    return record(accept_at_rate(accept_uniform(p_, t_, t_.i), p_.synthetic_rates[t_.i]));
   }
 
   __device__ void decide_typical() {
@@ -154,7 +147,7 @@ class ChainVerifier {
   }
 
   // The target chose t_.token, by its maximum or by the shared noise.
-  __device__ void compare() {
+  __device__ void accept_target_token() {
     bool accepted = t_.x == t_.token;
     if (p_.rule == Rule::kLenient && t_.x >= 0 && t_.x < p_.vocab) {
       accepted |=
@@ -172,16 +165,12 @@ class ChainVerifier {
   }
 
   __device__ bool accepts() const {
-    const DraftDistribution& draft = t_.draft;
-    if (draft.fault) return false;
-    const double u = accept_uniform(p_, t_, t_.i), l = lenience();
-    if (t_.direct) {
-      return decide(accept_ratio(u, t_.x < p_.vocab ? at(t_.row, t_.x) : 0.0f, l * draft.q_x));
-    }
-    return decide(accept_log_ratio(u, target_logprob(t_.x), log(l) + draft.log_q_x));
+    if (t_.draft.invalid_at_token) return false;
+    return record(test_draft(t_, t_.row, t_.stats, t_.x, accept_uniform(p_, t_, t_.i), p_.lenience,
+                             t_.draft));
   }
 
-  __device__ bool decide(const Acceptance& a) const {
+  __device__ bool record(const Acceptance& a) const {
     record_accept_prob(t_.i, a.probability);
     return a.accepted;
   }
@@ -193,14 +182,14 @@ class ChainVerifier {
   }
 
   __device__ void reject() {
-    if (!t_.draft.fault) return subtract(1.0);
+    if (!t_.draft.invalid_at_token) return subtract(1.0);
     t_.valid = false;
-    t_.one_entry ? measure_whole(State::kRejected) : after_residual();
+    t_.reads_one_entry ? measure_whole(State::kRejected) : after_residual();
   }
 
   __device__ void subtract(double c) {
     t_.c = c;
-    t_.used |= t_.direct;
+    t_.stats_filled |= t_.direct;
     t_.action = Action::kResidual;
   }
 
@@ -212,7 +201,7 @@ class ChainVerifier {
     }
     if (t_.valid && t_.positive > 0) return draw(true);
     t_.status |= t_.valid ? kEmptyResidual : kDraftInvalid;
-    // In rule block the tile statistics are another row's by now.
+    // Rule block has filled the tile statistics with those of another row since.
     t_.state == State::kBlockFollow ? measure_whole(State::kBlockFollow) : draw(false);
   }
 
@@ -235,96 +224,14 @@ class ChainVerifier {
     finish();
   }
 
-  // Rule block (Sun et al. 2024) accepts the first tau drafts, the largest tau with u < h_tau.
-  // First it records every drafted row. A faulty row ends the block before it, as if nothing had
-  // been drafted from there on.
-  __device__ void record_row() {
-    const int64_t i = t_.i;
-    if (t_.one_entry) look_up_target();
-    t_.fault = !t_.stats.valid ? kTargetInvalid : t_.draft.fault ? kDraftInvalid : 0;
-    if (t_.fault != 0) {
-      t_.end = i;
-      return look_back(i);
-    }
-    ChainRecord& now = record(i);
-    now.stats = t_.stats;
-    now.draft = t_.draft;
-    now.logprob = target_logprob(t_.x);
-    double ratio = 0;
-    if (t_.x < p_.vocab) {
-      ratio = t_.direct ? probability_ratio(at(t_.row, t_.x), t_.draft.q_x)
-                        : probability_ratio_of_logs(now.logprob, t_.draft.log_q_x);
-    }
-    record(i + 1).carried = next_carried(now.carried, ratio);
-    i + 1 < t_.drafts ? open_row_and_draft(i + 1) : look_back(i + 1);
-  }
+  // Rule block, in block.cuh.
+  __device__ void record_row();
+  __device__ void look_back(int64_t tau);
+  __device__ void decide_back();
+  __device__ bool accepts_block(double h) const;
+  __device__ void take_record(int64_t i);
+  __device__ void end_block(bool residual_is_summed);
 
-  // Then it looks for tau from the end, so that only the rows beyond it are read twice.
-  __device__ void look_back(int64_t tau) {
-    t_.tau = tau;
-    for (; t_.tau > 0; --t_.tau) {
-      const double c = record(t_.tau).carried;
-      if (t_.tau < t_.end) {
-        t_.state = State::kBlockFromEnd;
-        take_record(t_.tau);
-        return subtract(c);
-      }
-      if (accepts_block(c)) break;
-    }
-    end_block(false);
-  }
-
-  __device__ void decide_back() {
-    double h = t_.c;
-    t_.fault = !t_.stats.valid ? kTargetInvalid : t_.valid ? 0 : kDraftInvalid;
-    if (t_.fault != 0) {
-      t_.end = t_.tau;
-    } else {
-      h = block_accept_prob(t_.c, t_.positive, t_.negative);
-    }
-    accepts_block(h) ? end_block(true) : look_back(t_.tau - 1);
-  }
-
-  __device__ bool accepts_block(double h) const {
-    record_accept_prob(t_.tau - 1, h);
-    return block_accept_uniform(p_, t_, t_.tau - 1) < h;
-  }
-
-  __device__ void take_record(int64_t i) {
-    open_row(i);
-    t_.stats = record(i).stats;
-    t_.draft = record(i).draft;
-  }
-
-  // known: the residual of row tau was the last action.
-  __device__ void end_block(bool known) {
-    const int64_t tau = t_.tau;
-    t_.accepted = static_cast<int32_t>(tau);
-    for (int64_t i = 0; i < tau; ++i) write(i, p_.drafted(t_.b, i), record(i).logprob);
-    t_.state = State::kBlockFollow;
-    if (tau == t_.end) {
-      if (t_.fault == 0 && t_.ends) return finish();
-      t_.status |= t_.fault != 0 ? t_.fault : t_.after_drafts;
-      if (t_.fault == kTargetInvalid) return finish();
-      t_.i = tau;
-      measure_whole(State::kBlockFollow);
-      // The tile statistics of a bonus row have not been overwritten.
-      t_.prefilled = job_.plan.parallel && tau == t_.drafts;
-      t_.fills = !t_.prefilled;
-      return;
-    }
-    if (known && !looks_up_few()) return after_residual();
-    take_record(tau);
-    subtract(record(tau).carried);
-  }
-
- public:
-  // Whether rule block computes h from a few lookups instead of a pass over the row.
-  __device__ bool looks_up_few() const { return t_.draft.few() && !t_.direct; }
-
-  __device__ double lenience() const { return p_.rule == Rule::kLenient ? p_.lenience : 1.0; }
-
- private:
   // A direct row is read at the drafted token alone until that is rejected.
   __device__ void look_up_target() {
     const float value = t_.x < p_.vocab ? at(t_.row, t_.x) : 0;
@@ -334,7 +241,7 @@ class ChainVerifier {
   }
 
   __device__ double target_logprob(int64_t token) const {
-    return token < p_.vocab ? t_.stats.logprob(at(t_.row, token)) : -INFINITY;
+    return cuda::target_logprob(t_.row, t_.stats, token);
   }
 
   __device__ void write(int64_t i, int64_t token, double logprob) const {
@@ -345,11 +252,10 @@ class ChainVerifier {
   }
 
   __device__ void record_accept_prob(int64_t i, double probability) const {
-    if (rank_ != 0 || p_.accept_probs == nullptr) return;
-    p_.accept_probs[t_.b * p_.gamma + i] = recorded_accept_prob(probability);
+    cuda::record_accept_prob(p_, rank_, t_.b * p_.gamma + i, probability);
   }
 
-  __device__ ChainRecord& record(int64_t i) const {
+  __device__ ChainRecord& row_record(int64_t i) const {
     return job_.records[(context_ * job_.plan.group_size + rank_) * (p_.gamma + 1) + i];
   }
 

@@ -1,7 +1,7 @@
 #pragma once
 // The residual max(cP - lQ, 0) of a row, for chains and trees: it is summed by warp tile and read
 // again to draw from, but never written down.
-#include "cuda/row/draft.cuh"
+#include "cuda/chain/target.cuh"
 
 namespace specdec::cuda {
 
@@ -23,7 +23,7 @@ inline __device__ void store_positive(const TileStats& tile_stats, int64_t warp_
   tile_stats.units[warp_tile] = units;
 }
 
-// The sum of what was stored; NaN if some of it was not valid.
+// The sum over the row of the values stored; NaN if a warp tile was not valid.
 inline __device__ double stored_sum(BlockGroup& group, const TileStats& tile_stats,
                                     int64_t warp_tiles) {
   const float max = max_of(group, tile_stats.maxima, warp_tiles);
@@ -31,19 +31,20 @@ inline __device__ double stored_sum(BlockGroup& group, const TileStats& tile_sta
                         : NAN;
 }
 
-// How many columns of a draft row lie beyond the target's vocabulary. With a map from tokens to
-// columns it is all of them, because the pass over the target's tokens has not seen every column.
-inline __device__ int64_t rest_size(const DraftDistribution& d, int64_t vocab) {
-  if (d.few()) return 0;
-  if (d.columns != nullptr) return d.checked ? 0 : d.row.vocab;
+// How many columns of a draft row must be read for the mass of Q beyond the target's vocabulary.
+// With a map from tokens to columns it is all of them, because the pass over the target's tokens
+// has not read every column and cannot tell whether the row is valid.
+inline __device__ int64_t columns_beyond(const DraftDistribution& d, int64_t vocab) {
+  if (d.lists_tokens()) return 0;
+  if (d.columns != nullptr) return d.row_checked ? 0 : d.row.vocab;
   return d.row.vocab > vocab ? d.row.vocab - vocab : 0;
 }
 
 // Sums of max(cP - Q, 0) and max(Q - cP, 0) for a draft that lists its tokens. P is read at these
 // alone, because elsewhere Q is 0. For the whole block.
-inline __device__ void few_differences(BlockGroup& group, const DraftDistribution& d,
-                                       const RowView& row, const RowStats& stats, double c,
-                                       double& positive_out, double& negative_out) {
+inline __device__ void sum_residual_of_few(BlockGroup& group, const DraftDistribution& d,
+                                           const RowView& row, const RowStats& stats, double c,
+                                           double& positive_out, double& negative_out) {
   const bool one_hot = d.form == DraftForm::kOneHot;
   const int64_t n = one_hot ? 1 : d.row.vocab;
   double positive = 0, negative = 0, covered = 0;

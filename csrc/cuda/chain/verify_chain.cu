@@ -1,5 +1,6 @@
-// The op verify_chain on CUDA devices. What the words mean here:
-//   group            the blocks that work on one sequence together, see cuda/block_group.cuh
+// The op verify_chain on CUDA devices. specdec/verification.h defines the terms of verification;
+// those of this room are:
+//   group            the thread blocks that work on one sequence, see cuda/block_group.cuh
 //   tile statistics  maxima and masses of the 512-entry warp tiles of a row, in global memory
 //   decision         one thread of each block runs the ChainVerifier, until it needs an action
 //   action           a piece of work for all threads of the group, see ChainActions
@@ -26,12 +27,13 @@ __forceinline__ __device__ void verify(BlockGroup& group, const ChainJob& job, i
     find_drafts(job.p, t);
     __syncwarp();
     if (lane_id() == 0) {
-      t.all_measured = filling && !t.over && !t.greedy && !t.direct && !t.filtered &&
-                       job.p.rule != Rule::kMatch && 2 * job.row_tile_stats() <= kStatsInShared;
+      t.all_measured = filling && !t.nothing_to_verify && !t.greedy && !t.direct && !t.filtered &&
+                       job.p.rule != Rule::kMatch && 2 * job.row_tile_stats() <= kMaxRowStatsInBins;
       t.action = Action::kDone;
       if (!filling) {
         verifier.begin();
-      } else if (!t.over && (row < t.drafts || (row == t.drafts && !t.ends))) {
+      } else if (!t.nothing_to_verify &&
+                 (row < t.num_drafts || (row == t.num_drafts && !t.no_bonus))) {
         verifier.open_row_and_draft(row);
         t.fills = true;
       }
@@ -39,8 +41,9 @@ __forceinline__ __device__ void verify(BlockGroup& group, const ChainJob& job, i
   }
   __syncthreads();
   while (filling || t.action != Action::kDone) {
-    // Behind a barrier either exchange buffer may be next, so its turn need not occupy a register.
-    group.turn = 0;
+    // After a barrier either exchange buffer may be used next. Choosing a fixed one here saves the
+    // register that would keep the choice through an iteration.
+    group.exchange_buffer = 0;
     if (t.action == Action::kMeasure && t.fills) {
       // Afterwards no block reads these tile statistics any more.
       if (!filling && job.plan.parallel) group.sync();
@@ -48,7 +51,7 @@ __forceinline__ __device__ void verify(BlockGroup& group, const ChainJob& job, i
     }
     if (filling) {
       const auto count = static_cast<unsigned>((job.p.gamma + 1) * job.plan.splits);
-      if (!last_group(group, job.tickets + b, job.launch, count)) return;
+      if (!last_group(group, job.tickets + b, job.launch_id, count)) return;
       filling = false;
       clear_outputs(group, job.p, b);
       __syncthreads();
@@ -67,7 +70,7 @@ __forceinline__ __device__ void verify(BlockGroup& group, const ChainJob& job, i
         break;
       case Action::kEntropy:
       case Action::kResidual:
-        actions.sum_residual(t.action == Action::kEntropy);
+        actions.sum_over_row();
         break;
       case Action::kDraw:
         actions.draw();
@@ -89,8 +92,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
   wait_for_inputs();
   BlockGroup group = BlockGroup::mine();
   if (thread_id() == 0) {
-    group.task<ChainTask>().turn = 0;
-    group.task<ChainTask>().used = false;
+    group.task<ChainTask>().stats_buffer = 0;
+    group.task<ChainTask>().stats_filled = false;
   }
   __syncthreads();
   // Row-parallel: a group reads a split of one row, and may then decide on that sequence.
@@ -113,8 +116,8 @@ bool reads_single_entries(const ChainParams& p) {
          (s.top_k == 0 || s.top_k >= p.vocab) && s.top_p == 1 && s.min_p == 0;
 }
 
-bool needs_ranks(const ChainParams& p) {
-  return cuda::needs_ranks(p.sampling, p.rule == Rule::kMatch || p.rule == Rule::kGreedy);
+bool needs_best(const ChainParams& p) {
+  return cuda::needs_best(p.sampling, p.rule == Rule::kMatch || p.rule == Rule::kGreedy);
 }
 
 // Offsets in the workspace, which begins with the tickets.
@@ -130,7 +133,7 @@ struct WorkspaceLayout {
                                    static_cast<int64_t>(sizeof(ChainRecord)));
     }
     bytes = tile_stats_array + contexts * job.context_tile_stats() *
-                                   TileStatsArray::bytes(warp_tiles_of(p), needs_ranks(p));
+                                   TileStatsArray::bytes(warp_tiles_of(p), needs_best(p));
   }
 };
 
@@ -163,8 +166,8 @@ int verify_chain(const ChainParams& p, const CudaPlan& plan, void* workspace, vo
   char* const memory = static_cast<char*>(workspace);
   job.tickets = reinterpret_cast<unsigned long long*>(memory);
   job.records = reinterpret_cast<ChainRecord*>(memory + layout.records);
-  job.tile_stats_array = {memory + layout.tile_stats_array, warp_tiles_of(p), needs_ranks(p)};
-  job.launch = next_launch();
+  job.tile_stats_array = {memory + layout.tile_stats_array, warp_tiles_of(p), needs_best(p)};
+  job.launch_id = next_launch_id();
   return launch_groups(chain_kernel, job, plan, device, stream);
 }
 

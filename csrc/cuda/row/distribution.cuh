@@ -7,34 +7,38 @@
 //                    a probability, so that the row is never copied or normalised
 //   survivors        the tokens that top-k, top-p and min-p leave
 //   direct           said of a row whose entries are the probabilities, used as they are
+//   weight           a number proportional to the probability of an entry
+//   units, mass      a sum of weights as an integer, see weights.cuh
+//   scale            the weight that counts as 2^50 units
 #include "cuda/row/weights.cuh"
 #include "specdec/filter.h"
+#include "specdec/row_stats.h"
 #include "specdec/sequence_params.h"
 
 namespace specdec::cuda {
 
 // Statistics of the warp tiles of one row, in global memory.
 struct TileStats {
-  int64_t* units;  // [warp_tiles], mass relative to the tile's own maximum or scale
-  uint64_t* best;  // [warp_tiles], ranked: the best Gumbel score, or the maximum
-  float* maxima;   // [warp_tiles], of logits, or scales of weights; NaN if the tile is not valid
+  int64_t* units;  // [warp_tiles], mass of the tile, on the scale given by its entry in `maxima`
+  uint64_t* best;  // [warp_tiles], see pack_best: the best Gumbel score, or the maximum
+  float* maxima;   // [warp_tiles], the largest logit, or a scale of the weights; NaN if not valid
 };
 
-// TileStats of several rows one after the other; `best` is there only if `ranked`.
+// TileStats of several rows one after the other; `best` is there only if `has_best`.
 struct TileStatsArray {
   char* memory;
   int64_t warp_tiles;
-  bool ranked;
+  bool has_best;
 
-  static SPECDEC_HD int64_t bytes(int64_t warp_tiles, bool ranked) {
-    return (warp_tiles * (ranked ? 20 : 12) + 15) / 16 * 16;
+  static SPECDEC_HD int64_t bytes(int64_t warp_tiles, bool has_best) {
+    return (warp_tiles * (has_best ? 20 : 12) + 15) / 16 * 16;
   }
   __device__ TileStats operator[](int64_t i) const {
-    char* const at = memory + i * bytes(warp_tiles, ranked);
+    char* const at = memory + i * bytes(warp_tiles, has_best);
     TileStats s;
     s.units = reinterpret_cast<int64_t*>(at);
     s.best = reinterpret_cast<uint64_t*>(s.units + warp_tiles);
-    s.maxima = reinterpret_cast<float*>(s.best + (ranked ? warp_tiles : 0));
+    s.maxima = reinterpret_cast<float*>(s.best + (has_best ? warp_tiles : 0));
     return s;
   }
 };
@@ -42,7 +46,8 @@ struct TileStatsArray {
 inline __device__ bool is_finite(float x) { return x >= -kLargest && x <= kLargest; }
 inline __device__ bool is_finite(double x) { return fabs(x) < INFINITY; }
 
-// What a row is read for. kLinear: the mass of a direct row.
+// The use that a row is read for: to draw by mass (kLinear: in a direct row), by Gumbel-max
+// sampling, or to find the maximum.
 enum class Want : int32_t { kMass, kGumbel, kArgmax, kLinear };
 
 struct RowStats {
@@ -51,15 +56,25 @@ struct RowStats {
   float threshold;  // in raw logits
   bool valid;       // the row holds a distribution
   bool one_hot;     // all mass on the maximum
-  bool direct;      // of the fields only `valid` and log_sum are used
-  double log_sum;   // of exp((l - max) * inv_t) over survivors
+  bool direct;     // entries are probabilities: the other fields but `valid` and log_sum are unused
+  double log_sum;  // logarithm of the sum of exp((l - max) * inv_t) over the survivors
 
   __device__ double logprob(float l) const {
-    if (direct) return log(static_cast<double>(l));
-    if (!(l >= threshold)) return -INFINITY;
-    return one_hot ? 0.0 : (static_cast<double>(l) - max) * inv_t - log_sum;
+    return one_hot && l >= threshold ? 0.0 : entry_logprob(*this, l);
   }
+  // The entropy of P, from the sum of what `weigh_entropy` gives.
+  __device__ double entropy(double sum) const { return log_sum + inv_t * sum * exp(-log_sum); }
 };
+
+// Turns the logits l of a warp tile into exp((l - max) * inv_t) * (max - l).
+inline __device__ void weigh_entropy(float (&values)[kPerLane], const RowStats& stats) {
+  const WeightParams weight_params{stats.max, rate_of(stats.inv_t), stats.threshold};
+#pragma unroll
+  for (int j = 0; j < kPerLane; ++j) {
+    const float w = weight_params.weight(values[j]);
+    values[j] = w > 0 ? w * (stats.max - values[j]) : 0.0f;
+  }
+}
 
 // The mass of non-negative weights in integer units. `top` is their maximum and becomes their
 // scale, or NaN if it is not finite. Overwrites the weights.
@@ -90,7 +105,7 @@ inline __device__ void fill_tile_stats(const BlockGroup& group, const RowView& r
       int first = -1;
 #pragma unroll
       for (int j = kPerLane - 1; j >= 0; --j) first = values[j] == top ? j : first;
-      best = warp_best(first < 0 ? 0 : ranked(1.0f, place(row.wide(), first)));
+      best = warp_best(first < 0 ? 0 : pack_best(1.0f, place(row.wide(), first)));
     } else if (is_finite(top)) {
 #pragma unroll
       for (int j = 0; j < kPerLane; ++j) values[j] = exp2_fast((values[j] - top) * rate);
@@ -187,8 +202,8 @@ class WarpTileMasses {
 
   __device__ double sum() const { return scale_.sum(total_); }
 
-  // The warp tile in which the running mass passes u times the total, and what is missing at its
-  // start, in the units of this tile.
+  // The warp tile in which the running mass passes u times the total; `rest` becomes the mass
+  // between the start of this tile and that point, in the units of the tile.
   __device__ int64_t choose(const BlockGroup& group, double u, int64_t& rest) const {
     auto target = static_cast<int64_t>(u * static_cast<double>(total_));
     if (target >= total_) target = total_ - 1;
@@ -253,30 +268,30 @@ inline __device__ int64_t gumbel_winner(BlockGroup& group, const TileStats& tile
   double best = 0;
   int64_t winner = 0;
   for (int64_t i = thread_id(); i < warp_tiles; i += kThreads) {
-    const uint64_t rank = tile_stats.best[i];
-    if (rank == 0) continue;
+    const uint64_t packed = tile_stats.best[i];
+    if (packed == 0) continue;
     const double gap = static_cast<double>(tile_stats.maxima[i]) - stats.max;
-    const double score = score_of(rank) * exp(gap * stats.inv_t);
+    const double score = score_of(packed) * exp(gap * stats.inv_t);
     if (!(score > best)) continue;
     best = score;
     winner = i;
   }
   const uint64_t high = group.max(bits_as<uint64_t>(best));
   const bool mine = best > 0 && bits_as<uint64_t>(best) == high;
-  winner = static_cast<int64_t>(~group.max(mine ? ~static_cast<uint64_t>(winner) : 0));
+  winner = static_cast<int64_t>(group.min(mine ? static_cast<uint64_t>(winner) : ~uint64_t{0}));
   return winner * kWarpTile + index_of(tile_stats.best[winner]);
 }
 
 // Lowest id of the maximum.
 inline __device__ int64_t argmax(BlockGroup& group, const TileStats& tile_stats, int64_t warp_tiles,
                                  float max) {
-  uint64_t first = 0;
+  uint64_t first = ~uint64_t{0};
   for (int64_t i = thread_id(); i < warp_tiles; i += kThreads) {
     if (tile_stats.maxima[i] != max) continue;
-    first = ~static_cast<uint64_t>(i);
+    first = static_cast<uint64_t>(i);
     break;
   }
-  const auto warp_tile = static_cast<int64_t>(~group.max(first));
+  const auto warp_tile = static_cast<int64_t>(group.min(first));
   return warp_tile * kWarpTile + index_of(tile_stats.best[warp_tile]);
 }
 

@@ -1,6 +1,5 @@
 #pragma once
-// Q, the distribution that one token was drafted from, on the target's vocabulary and whatever form
-// it came in.
+// Q, the draft distribution of one token, mapped to the target's vocabulary from any form of draft.
 #include "cuda/row/distribution.cuh"
 #include "specdec/draft.h"
 
@@ -8,9 +7,9 @@ namespace specdec::cuda {
 
 struct DraftDistribution {
   DraftForm form;
-  bool fault;    // the row is not valid, as far as the drafted token shows
-  bool probs;    // the row holds probabilities
-  bool checked;  // the whole row is known to be valid
+  bool invalid_at_token;  // the row is not valid, or its entry of the drafted token
+  bool probs;             // the row holds probabilities
+  bool row_checked;       // the whole row is known to be valid
   bool ids_are_int64;
   int64_t token;  // the drafted token
   double q_x;     // Q(x) of the drafted token; log_q_x is exact where q_x underflows
@@ -21,15 +20,17 @@ struct DraftDistribution {
   const int32_t* columns;      // of each token; null if the column is the token
   const void* ids;             // sparse: ids of this row
 
-  // Q lists its tokens instead of having a row as long as the vocabulary.
-  __device__ bool few() const { return form == DraftForm::kOneHot || form == DraftForm::kSparse; }
-  // The row must be measured before a token can be looked up.
-  __device__ bool unmeasured() const {
-    return form == DraftForm::kRows && !probs && !fault && !checked;
+  // Whether Q lists its tokens instead of having a row as long as the vocabulary.
+  __device__ bool lists_tokens() const {
+    return form == DraftForm::kOneHot || form == DraftForm::kSparse;
   }
-  // A lane holds the same entries of a warp tile of this row as of the target's.
+  // Whether the row must be measured before a token can be looked up.
+  __device__ bool unmeasured() const {
+    return form == DraftForm::kRows && !probs && !invalid_at_token && !row_checked;
+  }
+  // Whether a lane holds the same entries of a warp tile of this row as of the target's.
   __device__ bool pairs(bool wide) const {
-    return !few() && columns == nullptr && row.wide() == wide;
+    return !lists_tokens() && columns == nullptr && row.wide() == wide;
   }
   __device__ int64_t id(int64_t k) const { return id_at(ids, ids_are_int64, k); }
   __device__ float weight(float value) const {
@@ -51,7 +52,7 @@ struct DraftDistribution {
     const int64_t column = columns != nullptr ? columns[token] : token;
     const bool inside = column >= 0 && column < row.vocab;
     const float value = inside ? at(row, column) : 0;
-    fault |= inside && !(value < INFINITY);
+    invalid_at_token |= inside && !(value < INFINITY);
     if (probs) {
       q_x = value;
       log_q_x = log(q_x);
@@ -63,10 +64,10 @@ struct DraftDistribution {
 
   // Sets the statistics of logits and looks up the drafted token.
   __device__ void set(const RowStats& stats) {
-    fault |= !stats.valid;
+    invalid_at_token |= !stats.valid;
     weight_params = {stats.max, rate_of(stats.inv_t), stats.threshold};
     scale = static_cast<float>(exp(-stats.log_sum));
-    if (!fault) look_up(stats);
+    if (!invalid_at_token) look_up(stats);
   }
 };
 
@@ -82,8 +83,8 @@ inline __device__ void open_draft(const DraftParams& source, int64_t b, int64_t 
   d.token = x;
   d.q_x = 1;
   if (d.form == DraftForm::kOneHot) return;
-  d.fault = row < 0 || row >= source.num_rows;  // the index of the row may be data
-  if (d.fault) return;
+  d.invalid_at_token = row < 0 || row >= source.num_rows;  // the index of the row may be data
+  if (d.invalid_at_token) return;
   d.probs =
       d.form == DraftForm::kSparse || (d.form == DraftForm::kRows && source.kind == Kind::kProbs);
   d.row = RowView(source.rows, source.flat ? 0 : b, row, source.vocab,
@@ -97,14 +98,8 @@ inline __device__ void open_draft(const DraftParams& source, int64_t b, int64_t 
   } else if (d.probs) {
     d.look_up({});
   } else if (d.form == DraftForm::kSampled) {
-    const double total = source.logsumexp[statistic];
     RowStats stats = {};
-    stats.threshold = source.threshold[statistic];
-    stats.inv_t = inverse_temperature(temperature);
-    stats.valid = is_finite(total) && stats.threshold == stats.threshold;
-    // exp(l / T - total), relative to a logit near the maximum, where float32 subtracts exactly.
-    stats.max = static_cast<float>(total / stats.inv_t);
-    stats.log_sum = total - static_cast<double>(stats.max) * stats.inv_t;
+    set_sampled_stats(source, statistic, temperature, stats);
     d.set(stats);
   }
 }
@@ -124,7 +119,7 @@ inline __device__ void look_up_sparse(BlockGroup& group, DraftDistribution& d) {
   mass = group.sum(mass);
   faults = group.sum(faults);
   if (thread_id() == 0) {
-    d.fault = faults > 0;
+    d.invalid_at_token = faults > 0;
     d.q_x = mass;
     d.log_q_x = log(mass);
   }
@@ -144,7 +139,7 @@ inline __device__ bool subtract_draft(const DraftDistribution& d, float factor, 
                                       bool wide, int64_t warp_tile, const Packed& loaded,
                                       float (&values)[kPerLane]) {
   const int64_t begin = warp_tile * kWarpTile;
-  if (d.few()) {
+  if (d.lists_tokens()) {
     const int64_t n = d.form == DraftForm::kOneHot ? 1 : d.row.vocab;
     for (int64_t k = 0; k < n; ++k) {
       const int64_t index = (n == 1 && d.ids == nullptr ? d.token : d.id(k)) - begin;

@@ -207,7 +207,7 @@ inline __device__ void filter_row(BlockGroup& group, const RowView& row,
   group.sync();
 }
 
-// What tile statistics are first computed for.
+// The use that tile statistics are first computed for, before filters.
 inline __device__ Want first_want(Want want, bool filtered, bool one_hot) {
   return one_hot ? Want::kArgmax : filtered ? Want::kMass : want;
 }

@@ -11,10 +11,10 @@ struct SampleJob {
   CudaPlan plan;
   TileStatsArray tile_stats_array;
   unsigned long long* tickets;  // [R], row-parallel
-  uint64_t launch;
+  uint64_t launch_id;
 };
 
-// What a group knows of the row it samples from, in shared memory.
+// The row that a group samples from and its parameters, in shared memory.
 struct SampleTask {
   SequenceParams params;
   RowView row;
@@ -58,7 +58,7 @@ __device__ int64_t draw(const BlockGroup& group, const SampleTask& task,
 // Draws the token from complete tile statistics.
 __device__ void finish(BlockGroup& group, const SampleParams& p, int64_t r) {
   const SampleTask& task = group.task<SampleTask>();
-  if (!task.params.valid()) return write(group, p, r, -1, 0, 0, 0, kBadParameter);
+  if (!task.params.in_range()) return write(group, p, r, -1, 0, 0, 0, kBadParameter);
   const int64_t warp_tiles = task.row.warp_tiles();
   RowStats stats = row_stats_of(group, task.tile_stats, warp_tiles, task.params.temperature);
   if (!stats.valid) return write(group, p, r, -1, 0, 0, 0, kTargetInvalid);
@@ -75,8 +75,8 @@ __device__ void finish(BlockGroup& group, const SampleParams& p, int64_t r) {
   const int64_t token = p.gumbel ? gumbel_winner(group, task.tile_stats, warp_tiles, stats)
                                  : draw(group, task, masses, stats,
                                         uniform(noise.seed, noise.position, noise.stream));
-  write(group, p, r, token, stats.logprob(at(task.row, token)),
-        static_cast<double>(stats.max) * stats.inv_t + stats.log_sum, stats.threshold, 0);
+  write(group, p, r, token, stats.logprob(at(task.row, token)), row_logsumexp(stats),
+        stats.threshold, 0);
 }
 
 __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
@@ -86,15 +86,15 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
   const bool parallel = job.plan.parallel;
   const int splits = job.plan.splits;
   const int64_t first = blockIdx.x / group.size, groups = gridDim.x / group.size;
-  // Row-lazy: two sets of tile statistics take turns, because a block that is ahead fills the next
-  // one.
+  // Row-lazy: rows alternate between two sets of tile statistics, because a block that is ahead
+  // fills the next one while others still read.
   int64_t tile_stats = parallel ? first / splits : first * 2;
   for (int64_t r = first / splits; r < job.p.num_rows; r += groups) {
     SampleTask& task = group.task<SampleTask>();
     __syncthreads();
     if (thread_id() == 0) task = SampleTask(job.p, r, job.tile_stats_array[tile_stats]);
     __syncthreads();
-    if (task.params.valid()) {
+    if (task.params.in_range()) {
       fill_tile_stats(group, task.row, task.tile_stats,
                       task.filtered ? Want::kMass : want(job.p, task),
                       inverse_temperature(task.params.temperature), task.noise,
@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
     if (!parallel) {
       group.sync();
       tile_stats ^= 1;
-    } else if (!last_group(group, job.tickets + r, job.launch, splits)) {
+    } else if (!last_group(group, job.tickets + r, job.launch_id, splits)) {
       return;
     }
     finish(group, job.p, r);
@@ -123,7 +123,7 @@ int plan_sample(const SampleParams& p, const CudaRequest& request, CudaPlan* pla
   *plan = make_plan(request, device, p.num_rows, 1, warp_tiles, reads_again);
   const int64_t tile_stats_array = plan->parallel ? p.num_rows : 2 * plan->groups;
   plan->workspace_bytes =
-      tile_stats_array * TileStatsArray::bytes(warp_tiles, needs_ranks(p.sampling, p.gumbel)) +
+      tile_stats_array * TileStatsArray::bytes(warp_tiles, needs_best(p.sampling, p.gumbel)) +
       (p.num_rows + 1) / 2 * 16;
   return cudaSuccess;
 }
@@ -139,8 +139,8 @@ int sample(const SampleParams& p, const CudaPlan& plan, void* workspace, void* s
   job.tickets = static_cast<unsigned long long*>(workspace);
   // The tile statistics are aligned to 16 bytes.
   job.tile_stats_array = {static_cast<char*>(workspace) + (p.num_rows + 1) / 2 * 16,
-                          warp_tiles_of(p.vocab), needs_ranks(p.sampling, p.gumbel)};
-  job.launch = next_launch();
+                          warp_tiles_of(p.vocab), needs_best(p.sampling, p.gumbel)};
+  job.launch_id = next_launch_id();
   return launch_groups(sample_kernel, job, plan, device, stream);
 }
 

@@ -13,7 +13,8 @@ constexpr int kPerLane = kWarpTile / kLanes;
 constexpr int kQuads = kPerLane / 4;
 static_assert(kTile % kWarpTile == 0, "warp tiles divide tiles");
 
-// What a row holds and what is made of it. A negative probability becomes NaN.
+// How the entries of a row are read: as they are, checked to be probabilities (a negative one
+// becomes NaN), or as logarithms of probabilities.
 enum class Read : int32_t { kLogits, kProbs, kLogOfProbs };
 
 struct RowView {

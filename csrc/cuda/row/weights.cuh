@@ -73,8 +73,9 @@ inline __device__ float rate_of(float inverse_temperature) {
   return fminf(inverse_temperature * kLog2E, kLargest);
 }
 
-// Masses are integers, so that their sum does not depend on the order. Four neighbours are added as
-// floats first; every sum of those is exact. One unit is 2^-50 of the largest weight.
+// A mass is a sum of weights. It is an integer number of units, so that it does not depend on the
+// order of summation; one unit is 2^-50 of the largest weight. Four neighbours are added as floats
+// first; every sum of those is exact.
 constexpr float kUnit = 0x1p50f;
 
 inline __device__ int64_t units_of(float weight) { return static_cast<int64_t>(weight * kUnit); }
@@ -120,16 +121,16 @@ inline __device__ int64_t warp_mass(int64_t units) {
   return static_cast<int64_t>(sum != 0 ? sum : uint64_t{1} << 59);
 }
 
-// An integer that is larger for a better score, and among equals for a lower index. Scores are not
-// negative.
-inline __device__ uint64_t ranked(float score, int index) {
+// Packs a score and its index into an integer that is larger for a better score, and among equals
+// for a lower index. Scores are not negative.
+inline __device__ uint64_t pack_best(float score, int index) {
   return uint64_t{bits_as<uint32_t>(score)} << 32 | static_cast<uint32_t>(kWarpTile - 1 - index);
 }
-inline __device__ float score_of(uint64_t rank) {
-  return bits_as<float>(static_cast<uint32_t>(rank >> 32));
+inline __device__ float score_of(uint64_t packed) {
+  return bits_as<float>(static_cast<uint32_t>(packed >> 32));
 }
-inline __device__ int index_of(uint64_t rank) {
-  return kWarpTile - 1 - static_cast<int>(static_cast<uint32_t>(rank));
+inline __device__ int index_of(uint64_t packed) {
+  return kWarpTile - 1 - static_cast<int>(static_cast<uint32_t>(packed));
 }
 
 inline __device__ uint64_t warp_best(uint64_t value) {
@@ -159,8 +160,8 @@ inline __device__ float exponential(uint32_t x, int word, const GumbelNoise& noi
   return upper ? -logf(h) : -log1pf(-h);
 }
 
-// The best score w / E of a warp tile, ranked; 0 if nothing has weight. It has the same argmax as
-// log(w) + Gumbel noise.
+// The best score w / E of a warp tile, packed with its index; 0 if nothing has weight. It has the
+// same argmax as log(w) + Gumbel noise.
 inline __device__ uint64_t warp_tile_gumbel(float (&w)[kPerLane], bool wide, int64_t warp_tile,
                                             const GumbelNoise& noise) {
   uint64_t best = 0;
@@ -172,8 +173,9 @@ inline __device__ uint64_t warp_tile_gumbel(float (&w)[kPerLane], bool wide, int
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       if (w[j] > 0) {
-        const uint64_t rank = ranked(w[j] / exponential(x.word[j], j, noise, counter), first + j);
-        best = rank > best ? rank : best;
+        const uint64_t packed =
+            pack_best(w[j] / exponential(x.word[j], j, noise, counter), first + j);
+        best = packed > best ? packed : best;
       }
     }
     rotate(w);

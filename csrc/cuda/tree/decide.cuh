@@ -130,9 +130,8 @@ class TopDownVerifier : public KSeqVerifier {
   }
 
   __forceinline__ __device__ void compare_typical() {
-    const double entropy =
-        t_.stats.log_sum + t_.stats.inv_t * t_.positive_sum * exp(-t_.stats.log_sum);
-    t_.typical_bound = typical_bound(p_.typical_epsilon, p_.typical_delta, entropy);
+    t_.typical_bound =
+        typical_bound(p_.typical_epsilon, p_.typical_delta, t_.stats.entropy(t_.positive_sum));
     t_.state = TreeState::kChildrenCompared;
     t_.action = TreeAction::kCompareChildren;
   }
@@ -147,7 +146,7 @@ class TopDownVerifier : public KSeqVerifier {
   __forceinline__ __device__ void prepare_test() {
     t_.draft_scale = k_seq() ? t_.high : 1.0;
     if (k_seq() && t_.first_draft >= 0) return go_to(TreeState::kTest);
-    if (t_.draft.fault) return stop_trials();
+    if (t_.draft.invalid_at_token) return stop_trials();
     if (k_seq()) return begin_search();
     if (top_k()) {
       push_draft(t_.child, 1);
@@ -168,7 +167,7 @@ class TopDownVerifier : public KSeqVerifier {
       if (!without_replacement() || t_.first_draft < 0) break;
       const int32_t same = same_draft_as(n);
       if (same >= 0) t_.remaining_mass = t_.records[same].remaining_mass;
-      if (t_.remaining_mass > kLeastRest) break;
+      if (t_.remaining_mass > kLeastMass) break;
       // Outside the excluded tokens Q has no mass that this child could have been drawn from.
       ++t_.trial;
     }
@@ -235,7 +234,7 @@ class TopDownVerifier : public KSeqVerifier {
     const double mass = t_.num_excluded == 0 ? 1.0 : t_.second_sum;
     clear_drafts();
     if (!t_.drafts_valid) return stop_trials();
-    if (!(mass > kLeastRest)) return draw(false);
+    if (!(mass > kLeastMass)) return draw(false);
     t_.draft_scale = 1 / mass;
     go_to(TreeState::kTest);
   }

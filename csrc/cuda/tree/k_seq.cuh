@@ -49,9 +49,7 @@ class KSeqVerifier : public TreeVerifier {
 
   // Sums P - share * min(Q, P / rho), the residual after every child was rejected.
   __forceinline__ __device__ void scan_k_seq_residual() {
-    const double share = t_.num_children == 1 ? 1
-                         : t_.beta > 0 ? any_sibling_accepted(t_.beta, t_.num_children) / t_.beta
-                                       : 0;
+    const double share = sibling_share(t_.beta, t_.num_children);
     t_.records[t_.first_draft].scale = static_cast<float>(share);
     scan(ScanKind::kKSeqResidual, TreeState::kSubtracted);
   }

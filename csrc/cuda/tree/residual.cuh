@@ -18,9 +18,9 @@ class ResidualScan {
     if (action == TreeAction::kScanResidual) {
       group_.sync();  // no block reads these tile statistics any more
       pass(group_.first_warp_tile(0), group_.warp_tile_step(1), warp_tiles, 0);
-      scan_beyond();
+      sum_beyond();
       group_.sync();
-      group_.turn = 0;
+      group_.exchange_buffer = 0;
       return add_up();
     }
     int64_t warp_tile = t_.x / kWarpTile, units = 0;
@@ -98,12 +98,7 @@ class ResidualScan {
   // Turns the target row into cP; for kEntropy, into the term of each token.
   __device__ void weigh_target(int64_t warp_tile, float (&values)[kPerLane]) const {
     if (t_.scan == ScanKind::kEntropy && !draws()) {
-      const WeightParams weight_params{t_.stats.max, rate_of(t_.stats.inv_t), t_.stats.threshold};
-#pragma unroll
-      for (int j = 0; j < kPerLane; ++j) {
-        const float w = weight_params.weight(values[j]);
-        values[j] = w > 0 ? w * (t_.stats.max - values[j]) : 0.0f;
-      }
+      weigh_entropy(values, t_.stats);
       return;
     }
     const bool own = draws() && !t_.from_residual;  // relative to the maximum of this warp tile
@@ -239,20 +234,21 @@ class ResidualScan {
   }
 
   // Sums Q over the columns that no target token has, without the excluded tokens there.
-  __device__ void scan_beyond() const {
+  __device__ void sum_beyond() const {
     if (t_.last_draft < 0 || t_.scan == ScanKind::kEntropy) return;
     const DraftDistribution& d = t_.records[t_.last_draft].draft;
-    const int64_t size = rest_size(d, t_.row.vocab);
+    const int64_t size = columns_beyond(d, t_.row.vocab);
     if (size == 0) return;
     const int64_t begin = d.row.vocab - size;
-    const RowView rest = d.row.part(begin, size);
+    const RowView columns = d.row.part(begin, size);
     const int64_t step = group_.warp_tile_step(1);
-    for (int64_t warp_tile = group_.first_warp_tile(0); warp_tile < rest.warp_tiles();
+    for (int64_t warp_tile = group_.first_warp_tile(0); warp_tile < columns.warp_tiles();
          warp_tile += step) {
       float values[kPerLane];
-      read_warp_tile(rest, warp_tile, values);
+      read_warp_tile(columns, warp_tile, values);
       const float top = d.weigh_all(values);
-      if (d.columns == nullptr) zero_excluded(rest.wide(), begin + warp_tile * kWarpTile, values);
+      if (d.columns == nullptr)
+        zero_excluded(columns.wide(), begin + warp_tile * kWarpTile, values);
       store_positive(scan_stats(kBeyond), warp_tile, values, 1.0f,
                      __all_sync(kAllLanes, top < INFINITY));
     }
@@ -288,8 +284,9 @@ class ResidualScan {
     }
     const bool excludes = t_.scan == ScanKind::kExcluding || t_.scan == ScanKind::kRemainingMass;
     const bool has_draft = t_.last_draft >= 0 && t_.scan != ScanKind::kEntropy;
-    const int64_t size = has_draft ? rest_size(t_.records[t_.last_draft].draft, t_.row.vocab) : 0;
-    double positive = 0, second = 0, beyond = 0;
+    const int64_t size =
+        has_draft ? columns_beyond(t_.records[t_.last_draft].draft, t_.row.vocab) : 0;
+    double positive = 0, second = 0, mass_beyond = 0;
 #pragma unroll 1
     for (int which = 0; which < 3; ++which) {
       if (which == kSecond && !excludes && job_.p.rule != TreeRule::kTraversal) continue;
@@ -299,22 +296,23 @@ class ResidualScan {
                      which == kBeyond ? (size + kWarpTile - 1) / kWarpTile : warp_tiles);
       if (which == kPositive) positive = sum;
       if (which == kSecond) second = sum;
-      if (which == kBeyond) beyond = sum;
+      if (which == kBeyond) mass_beyond = sum;
     }
-    if (has_draft && t_.records[t_.last_draft].draft.few()) {
-      beyond = beyond_of_few(t_.records[t_.last_draft].draft);
+    if (has_draft && t_.records[t_.last_draft].draft.lists_tokens()) {
+      mass_beyond = mass_beyond_of_few(t_.records[t_.last_draft].draft);
     }
     if (thread_id() != 0) return;
-    t_.drafts_valid = is_finite(positive) && is_finite(second) && is_finite(beyond);
+    t_.drafts_valid = is_finite(positive) && is_finite(second) && is_finite(mass_beyond);
     t_.positive_sum = positive;
     // With a column map, the scan above went through the whole row to validate it; its mass is
     // already counted token by token.
-    if (has_draft && t_.records[t_.last_draft].draft.columns != nullptr && size > 0) beyond = 0;
-    t_.second_sum = second + (excludes ? 1.0 : t_.residual_mass) * beyond;
+    if (has_draft && t_.records[t_.last_draft].draft.columns != nullptr && size > 0)
+      mass_beyond = 0;
+    t_.second_sum = second + (excludes ? 1.0 : t_.residual_mass) * mass_beyond;
   }
 
   // The mass of a one-hot or sparse draft at ids that the target does not have.
-  __device__ double beyond_of_few(const DraftDistribution& d) {
+  __device__ double mass_beyond_of_few(const DraftDistribution& d) {
     if (d.form == DraftForm::kOneHot) return d.token >= t_.row.vocab ? 1 : 0;
     double mass = 0;
     for (int64_t k = thread_id(); k < d.row.vocab; k += kThreads) {

@@ -49,17 +49,17 @@ struct TreeTask : SequenceState {
   int64_t nodes;  // how many have a target row
   int64_t max_tokens;
   int32_t status, accepted;
-  bool over;  // there is nothing to verify
+  bool nothing_to_verify;
 
   // The state machine:
   TreeState state;
   TreeAction action;
   ScanKind scan;
-  bool gathers_children;  // kMeasure also finds the children of the path
-  bool from_residual;     // kDraw draws from the residual, else from P
-  bool residual_known;    // the last scan summed the residual that a token will be drawn from
-  bool drafts_valid;      // the last scan found the subtracted draft rows valid
-  int turn, draft_turn;   // which of two tile statistics is written next
+  bool gathers_children;    // kMeasure also finds the children of the path
+  bool from_residual;       // kDraw draws from the residual, else from P
+  bool residual_is_summed;  // the last scan summed the residual that a token will be drawn from
+  bool drafts_valid;        // the last scan found the subtracted draft rows valid
+  int stats_buffer, draft_stats_buffer;  // which of two tile statistics is in use
 
   // The current step:
   int64_t node;        // last node of the path
@@ -119,8 +119,8 @@ struct TreeJob {
 
   SPECDEC_HD int64_t words() const { return (p.nodes + kLanes - 1) / kLanes; }
 
-  // Tile statistics of one group: two take turns for target rows and two for draft rows, the rest
-  // belong to scans.
+  // Tile statistics of one group: two for target rows and two for draft rows, which alternate; the
+  // rest belong to scans.
   static constexpr int kTargetStats = 0, kDraftStats = 2, kScanStats = 4;
   SPECDEC_HD int64_t context_tile_stats() const {
     return 7 + (p.rule == TreeRule::kKSeq ? kFactorsAtOnce : 0);
@@ -134,7 +134,7 @@ struct TreeJob {
 inline __device__ void open_draft(const TreeParams& p, const TreeTask& t, int64_t n, int64_t x,
                                   DraftDistribution& d) {
   const int64_t row = p.draft_row(t.b, n);
-  open_draft(p.draft, t.b, row, p.draft_statistic(t.b, row), x, t.q_temperature, d);
+  open_draft(p.draft, t.b, row, p.draft_statistic(t.b, row), x, t.draft_temperature, d);
   if (d.form != DraftForm::kOneHot) return;
   d.token = p.drafted(t.b, n);
   d.q_x = x == d.token ? 1 : 0;
@@ -145,8 +145,8 @@ inline __device__ void open_draft(const TreeParams& p, const TreeTask& t, int64_
 inline __device__ void open_sequence(const TreeParams& p, int64_t b, TreeTask& t) {
   t.accepted = 0;
   t.status = open_sequence(p, p.rule == TreeRule::kGreedy, b, p.nodes + 1, t);
-  t.over = t.status != 0;
-  t.nodes = t.over ? 0 : t.rows - 1;
+  t.nothing_to_verify = t.status != 0;
+  t.nodes = t.nothing_to_verify ? 0 : t.rows - 1;
   t.max_tokens = most_new_tokens(p, t);
 }
 

@@ -41,13 +41,14 @@ class Siblings {
 
   // Rule traversal: the first child of t.node after t.child.
   __device__ void find_next() const {
-    uint64_t first = 0;
+    constexpr uint64_t kNoChild = ~uint64_t{0};
+    uint64_t first = kNoChild;
     int64_t n = (t_.child > t_.node ? t_.child : t_.node) + 1 + thread_id();
-    for (; n < t_.nodes && first == 0; n += kThreads) {
-      if (is_child(p_, t_.b, n, t_.node)) first = ~static_cast<uint64_t>(n);
+    for (; n < t_.nodes && first == kNoChild; n += kThreads) {
+      if (is_child(p_, t_.b, n, t_.node)) first = static_cast<uint64_t>(n);
     }
-    first = group_.max(first);
-    if (thread_id() == 0) t_.child = first == 0 ? -1 : static_cast<int64_t>(~first);
+    first = group_.min(first);
+    if (thread_id() == 0) t_.child = first == kNoChild ? kNone : static_cast<int64_t>(first);
   }
 
   // The child that holds t.token; in rule typical the likeliest child above the bound. Records the
@@ -74,9 +75,7 @@ class Siblings {
           score = ordered_key(value);
         }
       }
-      if (group_.rank == 0 && p_.accept_probs != nullptr) {
-        p_.accept_probs[t_.b * p_.nodes + n] = static_cast<float>(probability);
-      }
+      record_accept_prob(p_, group_.rank, t_.b * p_.nodes + n, probability);
       const uint64_t key = uint64_t{score} << 32 | static_cast<uint32_t>(~n);
       if (accepted && key > best) best = key;
     }

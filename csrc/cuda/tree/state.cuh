@@ -8,12 +8,12 @@ namespace specdec::cuda {
 
 // An action that all threads carry out together; ResidualScan does those from kScanResidual on.
 enum class TreeAction : int32_t {
-  kContinue,           // nothing: the verifier goes on to its next state
-  kMeasure,            // row statistics of a target or draft row
-  kLookUpSparse,       // the probability of the child's token in a sparse draft
-  kFindChild,          // rule traversal: the next child of the current node
-  kCompareChildren,    // the child that holds the target's token, or the likeliest typical one
-  kLookUpDifferences,  // sums of a residual from the few tokens of the draft
+  kContinue,          // nothing: the verifier goes on to its next state
+  kMeasure,           // row statistics of a target or draft row
+  kLookUpSparse,      // the probability of the child's token in a sparse draft
+  kFindChild,         // rule traversal: the next child of the current node
+  kCompareChildren,   // the child that holds the target's token, or the likeliest typical one
+  kSumResidualOfFew,  // sums of a residual from the few tokens of the draft
   kDone,
   kScanResidual,  // sums over the whole row
   kReadResidual,  // the residual at the child's token

@@ -43,7 +43,7 @@ class TraversalVerifier : public TreeVerifier {
       case TreeState::kDraftMeasured:
         return weigh_child();
       case TreeState::kResidualRead:
-        return enter_child(next_carried(
+        return enter_child(next_p_scale(
             1.0, probability_ratio(t_.residual_at_x / t_.residual_mass, t_.draft.q_x)));
       case TreeState::kTestNode:
         return test_node();
@@ -71,7 +71,7 @@ class TraversalVerifier : public TreeVerifier {
 
   __forceinline__ __device__ void enter_node() {
     t_.child = kNone;
-    t_.residual_known = false;
+    t_.residual_is_summed = false;
     NodeRecord& r = record_after(t_.node);
     r.accept_prob = r.target_scale;
     r.residual_mass = 1;
@@ -114,7 +114,7 @@ class TraversalVerifier : public TreeVerifier {
   }
 
   __forceinline__ __device__ void weigh_child() {
-    if (t_.draft.fault) {
+    if (t_.draft.invalid_at_token) {
       record_after(t_.node).status = kDraftInvalid;
       return go_to(TreeState::kTestNode);
     }
@@ -123,10 +123,9 @@ class TraversalVerifier : public TreeVerifier {
     if (t_.first_draft >= 0 && t_.x < p_.vocab) return read_residual(TreeState::kResidualRead);
     double ratio = 0;
     if (t_.first_draft < 0 && t_.x < p_.vocab) {
-      ratio = t_.direct ? probability_ratio(at(t_.row, t_.x), t_.draft.q_x)
-                        : probability_ratio_of_logs(r.logprob, t_.draft.log_q_x);
+      ratio = ratio_of_draft(t_.direct, at(t_.row, t_.x), r.logprob, t_.draft);
     }
-    enter_child(next_carried(t_.target_scale, ratio));
+    enter_child(next_p_scale(t_.target_scale, ratio));
   }
 
   // Descends to the child, whose acceptance probability before its own children count is given.
@@ -158,8 +157,9 @@ class TraversalVerifier : public TreeVerifier {
     copy(t_.q_stats, t_.records[t_.child].q_stats);
     push_draft(t_.child, t_.residual_mass);
     scan(ScanKind::kResidual, TreeState::kParentMeasured);
-    t_.residual_known = t_.direct || !t_.draft.few() || t_.first_draft != t_.last_draft;
-    if (!t_.residual_known) t_.action = TreeAction::kLookUpDifferences;
+    t_.residual_is_summed =
+        t_.direct || !t_.draft.lists_tokens() || t_.first_draft != t_.last_draft;
+    if (!t_.residual_is_summed) t_.action = TreeAction::kSumResidualOfFew;
   }
 
   __forceinline__ __device__ void parent_measured() {
@@ -167,7 +167,7 @@ class TraversalVerifier : public TreeVerifier {
     const bool ends = !t_.drafts_valid || !(t_.second_sum > 0);
     if (ends && (!t_.drafts_valid || t_.first_draft != t_.last_draft)) {
       r.status = t_.drafts_valid ? kEmptyResidual : kDraftInvalid;
-      t_.residual_known = false;
+      t_.residual_is_summed = false;
       pop_draft();
     } else if (!ends) {
       r.accept_prob = block_accept_prob(r.accept_prob, t_.positive_sum, t_.second_sum);
@@ -190,8 +190,8 @@ class TraversalVerifier : public TreeVerifier {
     if (r.status == kTargetInvalid) return finish();
     if (r.first_draft < 0) return go_to(TreeState::kReadRowAgain);
     restore_row();
-    t_.residual_known ? go_to(TreeState::kRescanned)
-                      : scan(ScanKind::kResidual, TreeState::kRescanned);
+    t_.residual_is_summed ? go_to(TreeState::kRescanned)
+                          : scan(ScanKind::kResidual, TreeState::kRescanned);
   }
 
   __forceinline__ __device__ void draw_recovered() {

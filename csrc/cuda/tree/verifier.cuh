@@ -3,7 +3,6 @@
 // root down, TraversalVerifier (traversal.cuh) tests nodes from the leaves up. One thread of each
 // block runs them.
 #include "cuda/tree/sequence.cuh"
-#include "specdec/acceptance.h"
 
 namespace specdec::cuda {
 
@@ -21,11 +20,12 @@ class TreeVerifier {
     t_.action = TreeAction::kContinue;
   }
 
-  // Two tile statistics take turns: a fast block writes one while others still read the other.
+  // Rows alternate between two tile statistics: a fast block writes one while others still read the
+  // other.
   __forceinline__ __device__ void measure_target(TreeState state) {
     open_row();
-    t_.turn ^= 1;
-    t_.tile_stats = job_.tile_stats(t_.context, TreeJob::kTargetStats + t_.turn);
+    t_.stats_buffer ^= 1;
+    t_.tile_stats = job_.tile_stats(t_.context, TreeJob::kTargetStats + t_.stats_buffer);
     t_.measured_row = t_.row;
     t_.measured_tile_stats = t_.tile_stats;
     t_.measures_draft = false;
@@ -37,13 +37,14 @@ class TreeVerifier {
   __forceinline__ __device__ void measure_draft(TreeState state) {
     t_.state = state;
     if (!t_.draft.unmeasured()) {
-      const bool looks_up = t_.draft.form == DraftForm::kSparse && !t_.draft.fault;
+      const bool looks_up = t_.draft.form == DraftForm::kSparse && !t_.draft.invalid_at_token;
       t_.action = looks_up ? TreeAction::kLookUpSparse : TreeAction::kContinue;
       return;
     }
-    t_.draft_turn ^= 1;
+    t_.draft_stats_buffer ^= 1;
     t_.measured_row = t_.draft.row;
-    t_.measured_tile_stats = job_.tile_stats(t_.context, TreeJob::kDraftStats + t_.draft_turn);
+    t_.measured_tile_stats =
+        job_.tile_stats(t_.context, TreeJob::kDraftStats + t_.draft_stats_buffer);
     t_.measures_draft = true;
     t_.action = TreeAction::kMeasure;
   }
@@ -88,13 +89,7 @@ class TreeVerifier {
   }
 
   // The target row after the current node.
-  __forceinline__ __device__ void open_row() {
-    const Read read = p_.kind == Kind::kLogits ? Read::kLogits
-                      : t_.direct || t_.greedy ? Read::kProbs
-                                               : Read::kLogOfProbs;
-    const TargetRow at = target_row(p_, t_, t_.node + 1);
-    t_.row = RowView(p_.target, at.sequence, at.row, p_.vocab, read);
-  }
+  __forceinline__ __device__ void open_row() { t_.row = target_row(p_, t_, t_.node + 1); }
 
   // Q of the child, or of another node at the child's token. If a subtracted draft is the same
   // distribution, its statistics are taken over.
@@ -104,7 +99,7 @@ class TreeVerifier {
     const int32_t same = node < 0 ? same_draft_as(t_.child) : node;
     if (!t_.draft.unmeasured() || same < 0) return;
     copy(t_.q_stats, t_.records[same].q_stats);
-    t_.draft.checked = true;
+    t_.draft.row_checked = true;
     t_.draft.set(t_.q_stats);
   }
 
@@ -149,13 +144,8 @@ class TreeVerifier {
 
   // Whether the child is accepted: u * s * Q(x) < P(x), strictly.
   __forceinline__ __device__ bool accepts(double s) const {
-    const DraftDistribution& draft = t_.draft;
     const double u = accept_uniform(p_, t_, t_.child, t_.depth, t_.trial);
-    if (t_.direct) {
-      const float p_x = t_.x < p_.vocab ? at(t_.row, t_.x) : 0.0f;
-      return record_test(accept_ratio(u, p_x, s * draft.q_x));
-    }
-    return record_test(accept_log_ratio(u, target_logprob(t_.x), log(s) + draft.log_q_x));
+    return record_test(test_draft(t_, t_.row, t_.stats, t_.x, u, s, t_.draft));
   }
 
   // Records the test of the child; returns whether it was accepted.
@@ -165,12 +155,11 @@ class TreeVerifier {
   }
 
   __forceinline__ __device__ double target_logprob(int64_t token) const {
-    return token < p_.vocab ? t_.stats.logprob(at(t_.row, token)) : -INFINITY;
+    return cuda::target_logprob(t_.row, t_.stats, token);
   }
 
   __forceinline__ __device__ void record_accept_prob(int64_t n, double probability) const {
-    if (t_.rank != 0 || p_.accept_probs == nullptr) return;
-    p_.accept_probs[t_.b * p_.nodes + n] = recorded_accept_prob(probability);
+    cuda::record_accept_prob(p_, t_.rank, t_.b * p_.nodes + n, probability);
   }
 
   // The token at a depth; `node` is kNone for a recovered or bonus token.

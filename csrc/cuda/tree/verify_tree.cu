@@ -11,7 +11,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
   BlockGroup group = BlockGroup::mine();
   if (thread_id() == 0) {
     TreeTask& t = group.task<TreeTask>();
-    t.turn = t.draft_turn = 0;
+    t.stats_buffer = t.draft_stats_buffer = 0;
     t.rank = group.rank;
     t.context = blockIdx.x / group.size;
     t.records = job.records + blockIdx.x * (job.p.nodes + 1);
@@ -26,8 +26,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
   }
 }
 
-bool needs_ranks(const TreeParams& p) {
-  return cuda::needs_ranks(p.sampling, p.rule == TreeRule::kMatch || p.rule == TreeRule::kGreedy);
+bool needs_best(const TreeParams& p) {
+  return cuda::needs_best(p.sampling, p.rule == TreeRule::kMatch || p.rule == TreeRule::kGreedy);
 }
 
 // Offsets into the workspace, which begins with the records.
@@ -45,7 +45,7 @@ struct WorkspaceLayout {
     tile_stats =
         node_sets + round_up(blocks * 3 * job.words() * static_cast<int64_t>(sizeof(uint32_t)));
     bytes = tile_stats + job.plan.groups * job.context_tile_stats() *
-                             TileStatsArray::bytes(warp_tiles_of(p), needs_ranks(p));
+                             TileStatsArray::bytes(warp_tiles_of(p), needs_best(p));
   }
 };
 
@@ -78,7 +78,7 @@ int verify_tree(const TreeParams& p, const CudaPlan& plan, void* workspace, void
   job.records = reinterpret_cast<NodeRecord*>(memory);
   job.excluded = reinterpret_cast<ExcludedToken*>(memory + layout.excluded);
   job.node_sets = reinterpret_cast<uint32_t*>(memory + layout.node_sets);
-  job.tile_stats_array = {memory + layout.tile_stats, warp_tiles_of(p), needs_ranks(p)};
+  job.tile_stats_array = {memory + layout.tile_stats, warp_tiles_of(p), needs_best(p)};
   return launch_groups(tree_kernel, job, plan, device, stream);
 }
 

@@ -20,14 +20,14 @@ class RowMeasurement {
                     first_want(want(), filters(), !t_.measures_draft && t_.greedy),
                     inverse_temperature(params().temperature), noise);
     group_.sync();
-    group_.turn = 0;
+    group_.exchange_buffer = 0;
     int64_t token;
     const RowStats stats = read_row_stats(group_, t_.measured_row, t_.measured_tile_stats, params(),
                                           filters(), want(), noise, token);
     if (thread_id() != 0) return;
     if (t_.measures_draft) {
       t_.q_stats = stats;
-      t_.draft.checked = stats.valid;
+      t_.draft.row_checked = stats.valid;
       t_.draft.set(stats);
     } else {
       t_.stats = stats;
@@ -38,7 +38,7 @@ class RowMeasurement {
  private:
   __device__ bool filters() const { return !t_.measures_draft && t_.filtered; }
   __device__ SequenceParams params() const {
-    return t_.measures_draft ? SequenceParams{t_.q_temperature, 0, 1, 0} : t_.params;
+    return t_.measures_draft ? SequenceParams{t_.draft_temperature, 0, 1, 0} : t_.params;
   }
   __device__ Want want() const {
     return t_.measures_draft                 ? Want::kMass
@@ -73,10 +73,10 @@ __forceinline__ __device__ void verify(BlockGroup& group, const TreeJob& job, in
   __syncthreads();
   if (thread_id() == 0) open_sequence(job.p, b, t);
   __syncthreads();
-  group.turn = 0;
+  group.exchange_buffer = 0;
   check_nodes(group, job.p, t);
   if (thread_id() == 0) {
-    if (t.over || t.max_tokens == 0) {
+    if (t.nothing_to_verify || t.max_tokens == 0) {
       t.action = TreeAction::kDone;
     } else {
       decide(job, t, true);
@@ -84,8 +84,9 @@ __forceinline__ __device__ void verify(BlockGroup& group, const TreeJob& job, in
   }
   __syncthreads();
   while (t.action != TreeAction::kDone) {
-    // Behind a barrier either exchange buffer is free, so the turn need not stay in a register.
-    group.turn = 0;
+    // After a barrier either exchange buffer may be used next. Choosing a fixed one here saves the
+    // register that would keep the choice through an iteration.
+    group.exchange_buffer = 0;
     switch (t.action) {
       case TreeAction::kMeasure:
         if (t.gathers_children) siblings.gather();
@@ -100,9 +101,9 @@ __forceinline__ __device__ void verify(BlockGroup& group, const TreeJob& job, in
       case TreeAction::kCompareChildren:
         siblings.compare();
         break;
-      case TreeAction::kLookUpDifferences:
-        few_differences(group, t.draft, t.row, t.stats, t.target_scale, t.positive_sum,
-                        t.second_sum);
+      case TreeAction::kSumResidualOfFew:
+        sum_residual_of_few(group, t.draft, t.row, t.stats, t.target_scale, t.positive_sum,
+                            t.second_sum);
         if (thread_id() == 0) t.drafts_valid = true;
         break;
       default:

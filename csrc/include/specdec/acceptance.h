@@ -13,7 +13,7 @@ namespace specdec {
 
 struct Acceptance {
   bool accepted;
-  double probability;  // may exceed 1
+  double probability;  // before it is clipped at 1
 };
 
 // The value that `accept_probs` holds for an acceptance probability.
@@ -21,18 +21,27 @@ SPECDEC_HD inline float recorded_accept_prob(double probability) {
   return static_cast<float>(probability > 1 ? 1.0 : probability);
 }
 
-// The ratio test u * q_x < p_x, where q_x is Q(x) times what the rule scales Q by. It is strict, so
-// that P(x) = 0 is never accepted; and it compares the probabilities as they were given, so that
-// equal ones tie.
+// The ratio test u * q_x < p_x, where q_x is Q(x) times the rule's factor for Q. The comparison is
+// strict, so that no token with P(x) = 0 is accepted. It uses the probabilities without a division,
+// whose rounding could decide between equal ones.
 SPECDEC_HD inline Acceptance accept_ratio(double u, double p_x, double q_x) {
   return {u * q_x < p_x, p_x == 0 ? 0 : p_x / q_x};
 }
 
-// The ratio test for distributions made of logits, without underflow. Where P(x) and Q(x) are both
-// 0 the difference is NaN, which accepts nothing.
+// The same test on logarithms, for distributions that are given as logits: small probabilities do
+// not underflow. Where P(x) and Q(x) are both 0 the difference is NaN, and x is rejected.
 SPECDEC_HD inline Acceptance accept_log_ratio(double u, double log_p, double log_q) {
   const double log_ratio = log_p - log_q;
   return {log(u) < log_ratio, log_p == -INFINITY ? 0 : exp(fmin(0.0, log_ratio))};
+}
+
+// The ratio test of a drafted token. `direct` says that the target row holds the probabilities:
+// then `p_x` is used, else `log_p`. `scale` is the rule's factor for Q.
+template <class DraftDistribution>
+SPECDEC_HD inline Acceptance accept_draft(bool direct, double u, double p_x, double log_p,
+                                          double scale, const DraftDistribution& draft) {
+  return direct ? accept_ratio(u, p_x, scale * draft.q_x)
+                : accept_log_ratio(u, log_p, log(scale) + draft.log_q_x);
 }
 
 // P(x) / Q(x), and 0 wherever P(x) is 0.
@@ -43,17 +52,25 @@ SPECDEC_HD inline double probability_ratio_of_logs(double log_p, double log_q) {
   return log_p > -INFINITY ? exp(log_p - log_q) : 0;
 }
 
-// Block verification (Sun et al. 2024): c_i, the factor of P after i drafts, from c_{i-1} and
-// P(x) / Q(x). c_0 is 1.
-SPECDEC_HD inline double next_carried(double carried, double ratio) {
-  return ratio > 0 && carried > 0 ? fmin(1.0, carried * ratio) : 0;
+// The ratio of a drafted token, with the arguments of `accept_draft`.
+template <class DraftDistribution>
+SPECDEC_HD inline double ratio_of_draft(bool direct, double p_x, double log_p,
+                                        const DraftDistribution& draft) {
+  return direct ? probability_ratio(p_x, draft.q_x)
+                : probability_ratio_of_logs(log_p, draft.log_q_x);
+}
+
+// Block verification (Sun et al. 2024): c_i, the factor of P after i drafts, from c = c_{i-1} and
+// the ratio P(x) / Q(x). c_0 is 1.
+SPECDEC_HD inline double next_p_scale(double c, double ratio) {
+  return ratio > 0 && c > 0 ? fmin(1.0, c * ratio) : 0;
 }
 
 // Block verification: h_i, the probability of accepting i drafts given that no more are accepted.
 // `positive` is the sum of max(c_i P - Q, 0) over the next row, `negative` that of
 // max(Q - c_i P, 0).
-SPECDEC_HD inline double block_accept_prob(double carried, double positive, double negative) {
-  return negative > 0 ? fmin(1.0, positive / negative) : carried;
+SPECDEC_HD inline double block_accept_prob(double c, double positive, double negative) {
+  return negative > 0 ? fmin(1.0, positive / negative) : c;
 }
 
 // Rule typical accepts x if P(x) > min(epsilon, delta * exp(-H(P))). The entropy costs a pass over
@@ -82,6 +99,13 @@ SPECDEC_HD inline bool accept_near_maximum(double value, double max, double leni
 SPECDEC_HD inline double any_sibling_accepted(double beta, int64_t siblings) {
   // Rounding may leave a sum of probabilities a little above 1.
   return -expm1(static_cast<double>(siblings) * log1p(-fmin(beta, 1.0)));
+}
+
+// The same per unit of beta, in [1, K]. It falls with beta, and its limit at beta = 0 is K.
+SPECDEC_HD inline double sibling_share(double beta, int64_t siblings) {
+  if (siblings == 1) return 1;
+  if (!(beta > 0)) return static_cast<double>(siblings);
+  return any_sibling_accepted(beta, siblings) / beta;
 }
 
 }  // namespace specdec

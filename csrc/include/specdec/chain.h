@@ -8,10 +8,12 @@
 
 namespace specdec {
 
+// In the order of RULES in specdec_kernels/arguments/rules.py.
 enum class Rule : int32_t { kToken, kBlock, kGreedy, kMatch, kTypical, kLenient, kSynthetic };
 
-// The target is [B, gamma+1, V], or ragged [R, V]; the draft [B, gamma, D], or ragged [R-B, D], its
-// statistics [B, gamma]; the uniforms [B, gamma+1]. At most gamma+1 tokens are emitted.
+// The target is [B, gamma+1, V], or ragged [R, V] with the R rows of all sequences; the draft is
+// [B, gamma, D], or ragged [R-B, D], because the last row of a sequence has no draft. The draft's
+// statistics are [B, gamma], the uniforms [B, gamma+1]. At most gamma+1 tokens are emitted.
 struct ChainParams : VerifyParams {
   const float* synthetic_rates;  // [gamma], null unless the rule is synthetic
   int64_t gamma;

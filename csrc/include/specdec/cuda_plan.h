@@ -6,6 +6,7 @@
 
 namespace specdec {
 
+// kAuto chooses by the number of sequences and the size of the device.
 // kLazy, for many sequences: a group reads the rows of a sequence in order and stops at the first
 // rejection. kParallel, for few: the device reads all rows at once, and the last group to finish
 // decides from their statistics.
@@ -19,7 +20,7 @@ struct CudaRequest {
 struct CudaPlan {
   bool parallel;
   int32_t group_size;
-  int32_t splits;  // groups that share a row; 1 unless `parallel`
+  int32_t splits;  // how many groups share a row; 1 unless `parallel`
   int64_t groups;
   int64_t workspace_bytes;  // device memory, which need not be cleared
 };

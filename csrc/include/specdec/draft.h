@@ -1,7 +1,7 @@
 #pragma once
 // The forms in which a draft gives Q, the distribution that each token was drafted from.
 #include "specdec/host_device.h"
-#include "specdec/sampling.h"
+#include "specdec/sequence_params.h"
 
 namespace specdec {
 
@@ -26,10 +26,11 @@ SPECDEC_HD inline void put_id(void* ids, bool are_int64, int64_t at, int64_t id)
 }
 
 struct DraftParams {
-  Rows rows;  // [B, M, D], or flat [M, D], where stride_sequence is unused
+  Rows rows;  // [B, M, D], or [M, D] if `flat`
   DraftForm form;
   Kind kind;
-  bool flat;
+  bool flat;  // the sequences share one list of rows: that of a ragged chain, or the rows that
+              // `draft_rows` of a tree chooses from; rows.stride_sequence is unused
   bool ids_are_int64;
   int64_t num_rows;         // M
   int64_t vocab;            // D: columns of a row, or ids of a sparse row
@@ -45,9 +46,22 @@ struct DraftParams {
   // larger vocabulary may propose tokens that the target does not have: these are rejected as any
   // other token with P(x) = 0.
   SPECDEC_HD int64_t id_limit(int64_t target_vocab) const {
-    const bool own = form == DraftForm::kRows || form == DraftForm::kSampled;
-    return own && columns == nullptr && vocab > target_vocab ? vocab : target_vocab;
+    const bool whole_rows = form == DraftForm::kRows || form == DraftForm::kSampled;
+    return whole_rows && columns == nullptr && vocab > target_vocab ? vocab : target_vocab;
   }
 };
+
+// Row statistics from those that `sample` returned: exp(l / T - logsumexp) is computed relative to
+// a logit near the maximum, where float32 subtracts exactly.
+template <class RowStats>
+SPECDEC_HD inline void set_sampled_stats(const DraftParams& p, int64_t statistic, float temperature,
+                                         RowStats& stats) {
+  const double logsumexp = p.logsumexp[statistic];
+  stats.threshold = p.threshold[statistic];
+  stats.inv_t = inverse_temperature(temperature);
+  stats.valid = fabs(logsumexp) < INFINITY && stats.threshold == stats.threshold;
+  stats.max = static_cast<float>(logsumexp / stats.inv_t);
+  stats.log_sum = logsumexp - static_cast<double>(stats.max) * stats.inv_t;
+}
 
 }  // namespace specdec

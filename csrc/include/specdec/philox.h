@@ -12,7 +12,7 @@ struct Words {
 };
 
 constexpr uint32_t kPhiloxMul0 = 0xD2511F53u, kPhiloxMul1 = 0xCD9E8D57u;
-constexpr uint32_t kPhiloxKey0 = 0x9E3779B9u, kPhiloxKey1 = 0xBB67AE85u;
+constexpr uint32_t kPhiloxWeyl0 = 0x9E3779B9u, kPhiloxWeyl1 = 0xBB67AE85u;
 constexpr int kPhiloxRounds = 10;
 
 SPECDEC_HD inline Words philox(uint64_t seed, uint32_t counter, uint64_t position,
@@ -26,8 +26,8 @@ SPECDEC_HD inline Words philox(uint64_t seed, uint32_t counter, uint64_t positio
     c2 = static_cast<uint32_t>(a >> 32) ^ c3 ^ k1;
     c1 = static_cast<uint32_t>(b);
     c3 = static_cast<uint32_t>(a);
-    k0 += kPhiloxKey0;
-    k1 += kPhiloxKey1;
+    k0 += kPhiloxWeyl0;
+    k1 += kPhiloxWeyl1;
   }
   return {{c0, c1, c2, c3}};
 }

@@ -1,5 +1,5 @@
 #pragma once
-// What every op that reads rows takes or returns: dtypes, sampling parameters, the status.
+// Shared by all ops that read rows: dtypes, rows, sampling parameters, the status.
 #include <cstdint>
 
 namespace specdec {

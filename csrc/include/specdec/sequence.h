@@ -13,14 +13,14 @@ struct SequenceState {
   int64_t rows;   // 0 if there is nothing to verify
   uint64_t seed, position;
   SequenceParams params;
-  float q_temperature;  // temperature of the draft
-  bool greedy;          // temperature 0: P is one-hot
-  bool filtered;        // top-k, top-p or min-p removes tokens of P
-  bool direct;          // target rows hold P itself: they are read at single tokens where possible
+  float draft_temperature;  // temperature of the draft
+  bool greedy;              // temperature 0: P is one-hot
+  bool filtered;            // top-k, top-p or min-p removes tokens of P
+  bool direct;  // target rows hold P itself: they are read at single tokens where possible
 };
 
-// Returns a status, which is not 0 if there is nothing to verify. `most` is the number of rows of a
-// padded sequence.
+// Fills s and returns the status, which is not 0 if there is nothing to verify. `most` is the
+// number of rows of a padded sequence.
 template <class OpParams>
 SPECDEC_HD inline int32_t open_sequence(const OpParams& p, bool greedy, int64_t b, int64_t most,
                                         SequenceState& s) {
@@ -30,11 +30,12 @@ SPECDEC_HD inline int32_t open_sequence(const OpParams& p, bool greedy, int64_t 
   s.seed = static_cast<uint64_t>(p.seeds[b]);
   s.position = static_cast<uint64_t>(p.positions[b]);
   s.params = params_of(p.sampling, b);
-  s.q_temperature = s.params.temperature;
+  s.draft_temperature = s.params.temperature;
   if (p.reads_draft() && p.draft.form == DraftForm::kSampled) {
-    s.q_temperature = p.draft.temperatures ? p.draft.temperatures[b] : p.draft.temperature;
+    s.draft_temperature = p.draft.temperatures ? p.draft.temperatures[b] : p.draft.temperature;
   }
-  const bool valid = s.params.valid() && s.q_temperature >= 0 && s.q_temperature <= FLT_MAX;
+  const bool valid =
+      s.params.in_range() && s.draft_temperature >= 0 && s.draft_temperature <= FLT_MAX;
   if (greedy) s.params = {0.0f, 0, 1.0f, 0.0f};
   s.greedy = s.params.temperature == 0;
   s.filtered = !s.greedy && s.params.filters(p.vocab);
@@ -54,12 +55,13 @@ SPECDEC_HD inline int32_t open_sequence(const OpParams& p, bool greedy, int64_t 
   return status;
 }
 
-struct TargetRow {
+struct RowIndex {
   int64_t sequence, row;  // to be multiplied by the strides of the target
 };
 
-SPECDEC_HD inline TargetRow target_row(const VerifyParams& p, const SequenceState& s, int64_t i) {
-  return p.target_indptr != nullptr ? TargetRow{0, s.begin + i} : TargetRow{s.b, i};
+SPECDEC_HD inline RowIndex target_row_index(const VerifyParams& p, const SequenceState& s,
+                                            int64_t i) {
+  return p.target_indptr != nullptr ? RowIndex{0, s.begin + i} : RowIndex{s.b, i};
 }
 
 // How many tokens the sequence may emit.

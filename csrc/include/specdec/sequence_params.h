@@ -14,7 +14,7 @@ struct SequenceParams {
   float top_p;
   float min_p;
 
-  SPECDEC_HD bool valid() const {
+  SPECDEC_HD bool in_range() const {
     return temperature >= 0 && temperature <= FLT_MAX && top_k >= 0 && top_p > 0 && top_p <= 1 &&
            min_p >= 0 && min_p <= 1;
   }

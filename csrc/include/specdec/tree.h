@@ -1,8 +1,18 @@
 #pragma once
 // Verification of a tree of drafted tokens. docs/rules.md explains the rules.
-//   node     a drafted token and its place in the tree; the root is the last token committed
-//   depth    of a node: how many drafted tokens its path has before it
-//   trial    the n-th sibling that is tried, from 0
+//   node      a drafted token; its number is its place in draft_token_ids
+//   root      the last token before the draft, node -1
+//   child     a node whose parent is the given node or the root; children of one parent are
+//             siblings, in the order of their numbers
+//   path      nodes from a child of the root downwards; verification accepts one path
+//   depth     the number of nodes on the path before a token: the token at depth d follows d
+//             accepted nodes
+//   trial     the acceptance test of one sibling; trial 0 is the first sibling tested
+//   residual  the target distribution P less the draft distributions Q of the rejected siblings,
+//             clipped at zero and normalised
+//   recovered token   the token emitted once every child was rejected; rules that read Q draw it
+//                     from the residual
+//   bonus token       the token emitted after a path whose last node has no children
 #include "specdec/cuda_plan.h"
 #include "specdec/host_device.h"
 #include "specdec/parallel.h"
@@ -27,7 +37,7 @@ enum class TreeRule : int32_t {
 // The least mass of Q outside the tokens already tried that counts as something to draw from. Below
 // it the tails whose exponential is taken as 0 matter too much. This is lossless, because the
 // choice depends on Q alone.
-constexpr double kLeastRest = 1e-26;
+constexpr double kLeastMass = 1e-26;
 
 // The target is [B, N+1, V]: row 0 follows the root, row n+1 follows node n. The draft is [B, M, D]
 // or flat [M, D], its statistics [B, M] or [M]. The uniforms are [B, 2N+1]: the acceptance uniform
@@ -65,8 +75,8 @@ struct TreeParams : VerifyParams {
   }
 };
 
-// Of the trial-th sibling that is tried at a depth. Rule traversal looks ahead, so its uniforms
-// belong to depth 0 of the round; there `trial` is the node itself.
+// The acceptance uniform of one trial. Rule traversal looks ahead, so its uniforms belong to depth
+// 0 of the round, and `trial` is the node itself.
 SPECDEC_HD inline double accept_uniform(const TreeParams& p, const SequenceState& s, int64_t node,
                                         int64_t depth, int64_t trial) {
   return uniform_at(p, s, s.b * (2 * p.nodes + 1) + node, depth, kAcceptStream, trial);

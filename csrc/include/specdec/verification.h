@@ -4,7 +4,10 @@
 //   sequence         one request of the batch
 //   row              the logits or probabilities of one position, V numbers
 //   accepted         said of a drafted token that is emitted
-//   recovered token  the token drawn from the residual after a rejection
+//   recovered token  the token emitted after a rejection: drawn from the residual (rules token,
+//   block,
+//                    lenient) or from P (typical, synthetic), or the target's own choice (greedy,
+//                    match)
 //   bonus token      the token that follows when every draft was accepted
 //   residual         max(P - Q, 0), normalised
 #include "specdec/draft.h"

@@ -1,5 +1,7 @@
 #include "torch/arguments/checks.h"
 
+#include <array>
+
 namespace specdec {
 
 std::string dtype_name(ScalarType dtype) {
@@ -89,6 +91,13 @@ void check_rows(const char* name, const Tensor& t) {
                 " must have a contiguous last dimension, got stride ", stride);
 }
 
+Kind kind_of(const std::string& kind) {
+  constexpr std::array<const char*, 2> kKinds = {"logits", "probs"};  // in the order of Kind
+  return static_cast<Kind>(one_of("kind", kind, kKinds.data(), kKinds.size()));
+}
+
+bool is_id(ScalarType t) { return t == ScalarType::Int || t == ScalarType::Long; }
+
 DType row_dtype(const Tensor& t) {
   switch (t.scalar_type()) {
     case ScalarType::BFloat16:
@@ -102,7 +111,7 @@ DType row_dtype(const Tensor& t) {
 
 Tensor dense(const Tensor& t) { return t.is_contiguous() ? t : torch::stable::contiguous(t); }
 
-void SamplingArguments::check_all(int64_t n, const Tensor& of_tensor, const char* of) const {
+void SamplingArguments::check(int64_t n, const Tensor& of_tensor, const char* of) const {
   // Checked as float32, which the kernels compute with.
   const auto temperature = static_cast<float>(this->temperature);
   const auto top_p = static_cast<float>(this->top_p), min_p = static_cast<float>(this->min_p);
@@ -131,18 +140,10 @@ void SamplingArguments::check_all(int64_t n, const Tensor& of_tensor, const char
 
 SamplingParams SamplingArguments::params() {
   SamplingParams p{};
-  const auto pointer = [](std::optional<Tensor>& t) -> const float* {
-    if (!t) return nullptr;
-    *t = dense(*t);
-    return t->const_data_ptr<float>();
-  };
-  p.temperatures = pointer(temperatures);
-  p.top_ps = pointer(top_ps);
-  p.min_ps = pointer(min_ps);
-  if (top_ks) {
-    *top_ks = dense(*top_ks);
-    p.top_ks = top_ks->const_data_ptr<int32_t>();
-  }
+  p.temperatures = pointer<float>(temperatures);
+  p.top_ks = pointer<int32_t>(top_ks);
+  p.top_ps = pointer<float>(top_ps);
+  p.min_ps = pointer<float>(min_ps);
   p.temperature = static_cast<float>(temperature);
   p.top_k = top_k;
   p.top_p = static_cast<float>(top_p);

@@ -12,7 +12,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "specdec/sampling.h"
+#include "specdec/draft.h"
 
 namespace specdec {
 
@@ -47,8 +47,19 @@ size_t one_of(const char* name, const std::string& value, const char* const* all
 // The last dimension must be a vocabulary that kernels can read: dtype, size and stride.
 void check_rows(const char* name, const Tensor& t);
 
+Kind kind_of(const std::string& kind);
+bool is_id(ScalarType t);  // a dtype of token ids and node numbers
+
 DType row_dtype(const Tensor& t);
 Tensor dense(const Tensor& t);  // itself if it is contiguous, else a contiguous copy
+
+// A pointer to the values of a tensor, which becomes contiguous; null where there is no tensor.
+template <class T>
+const T* pointer(std::optional<Tensor>& t) {
+  if (!t) return nullptr;
+  *t = dense(*t);
+  return t->const_data_ptr<T>();
+}
 
 // The eight sampling arguments of the ops. They own the memory that `params` points into.
 struct SamplingArguments {
@@ -61,7 +72,7 @@ struct SamplingArguments {
   std::optional<Tensor> min_ps;
   double min_p;
 
-  void check_all(int64_t n, const Tensor& of_tensor, const char* of) const;
+  void check(int64_t n, const Tensor& of_tensor, const char* of) const;
   SamplingParams params();
 };
 

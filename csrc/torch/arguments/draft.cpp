@@ -24,14 +24,6 @@ std::string described(const DraftSizes& sizes) {
 
 }  // namespace
 
-Kind kind_of(const std::string& kind) {
-  if (kind == "logits") return Kind::kLogits;
-  SPECDEC_CHECK(kind == "probs", "kind must be one of logits, probs, got ", kind);
-  return Kind::kProbs;
-}
-
-bool is_id(ScalarType t) { return t == ScalarType::Int || t == ScalarType::Long; }
-
 void DraftArguments::check(const Tensor& target, int64_t batch, const DraftSizes& sizes,
                            const DraftSizes& statistics) const {
   if (rows) check_draft_rows(target, sizes);
@@ -65,8 +57,8 @@ void DraftArguments::check_draft_rows(const Tensor& target, const DraftSizes& si
 
 void DraftArguments::check_ids(const Tensor& target) const {
   SPECDEC_CHECK(rows && shape_of(*ids) == shape_of(*rows),
-                "draft ids must be like the draft probabilities, ", rows ? shape_of(*rows) : "None",
-                ", got ", shape_of(*ids));
+                "draft ids must have the shape of the draft probabilities, ",
+                rows ? shape_of(*rows) : "None", ", got ", shape_of(*ids));
   SPECDEC_CHECK(is_id(ids->scalar_type()), "draft ids must be int32 or int64, got ",
                 dtype_name(ids->scalar_type()));
   check_same_device("draft ids", *ids, target, "target");
@@ -74,7 +66,7 @@ void DraftArguments::check_ids(const Tensor& target) const {
 
 void DraftArguments::check_statistics(const Tensor& target, const DraftSizes& statistics) const {
   SPECDEC_CHECK(logsumexp.has_value() == threshold.has_value() && (!logsumexp || (rows && !ids)),
-                "draft_logsumexp and draft_threshold must come together and with draft");
+                "draft logsumexp and draft threshold must come together and with draft");
   const auto check_one = [&](const char* name, const std::optional<Tensor>& t, ScalarType dtype) {
     if (!t) return;
     SPECDEC_CHECK(fits(*t, statistics), name, " must be ", described(statistics), ", got ",
@@ -83,32 +75,32 @@ void DraftArguments::check_statistics(const Tensor& target, const DraftSizes& st
                   dtype_name(t->scalar_type()));
     check_same_device(name, *t, target, "target");
   };
-  check_one("draft_logsumexp", logsumexp, ScalarType::Double);
-  check_one("draft_threshold", threshold, ScalarType::Float);
+  check_one("draft logsumexp", logsumexp, ScalarType::Double);
+  check_one("draft threshold", threshold, ScalarType::Float);
 }
 
-DraftParams DraftArguments::source(Kind kind, bool flat) {
-  DraftParams s{};
+DraftParams DraftArguments::params(Kind kind, bool flat) {
+  DraftParams p{};
   if (rows) {
-    s.form = ids ? DraftForm::kSparse : logsumexp ? DraftForm::kSampled : DraftForm::kRows;
-    s.flat = flat;
-    s.num_rows = rows->size(flat ? 0 : 1);
-    s.vocab = rows->size(rows->dim() - 1);
-    s.rows = {rows->const_data_ptr(), row_dtype(*rows), flat ? 0 : rows->stride(0),
+    p.form = ids ? DraftForm::kSparse : logsumexp ? DraftForm::kSampled : DraftForm::kRows;
+    p.flat = flat;
+    p.num_rows = rows->size(flat ? 0 : 1);
+    p.vocab = rows->size(rows->dim() - 1);
+    p.rows = {rows->const_data_ptr(), row_dtype(*rows), flat ? 0 : rows->stride(0),
               rows->stride(flat ? 0 : 1)};
   }
-  s.kind = kind;
+  p.kind = kind;
   if (ids) {
     ids = dense(*ids);
-    s.ids = ids->const_data_ptr();
-    s.ids_are_int64 = ids->scalar_type() == ScalarType::Long;
+    p.ids = ids->const_data_ptr();
+    p.ids_are_int64 = ids->scalar_type() == ScalarType::Long;
   }
-  s.columns = pointer<int32_t>(columns);
-  s.logsumexp = pointer<double>(logsumexp);
-  s.threshold = pointer<float>(threshold);
-  s.temperatures = pointer<float>(temperatures);
-  s.temperature = static_cast<float>(temperature);
-  return s;
+  p.columns = pointer<int32_t>(columns);
+  p.logsumexp = pointer<double>(logsumexp);
+  p.threshold = pointer<float>(threshold);
+  p.temperatures = pointer<float>(temperatures);
+  p.temperature = static_cast<float>(temperature);
+  return p;
 }
 
 }  // namespace specdec

@@ -27,23 +27,12 @@ struct DraftArguments {
   void check(const Tensor& target, int64_t batch, const DraftSizes& sizes,
              const DraftSizes& statistics) const;
   // Pointers into these arguments, which become contiguous where kernels need it.
-  DraftParams source(Kind kind, bool flat);
+  DraftParams params(Kind kind, bool flat);
 
  private:
   void check_draft_rows(const Tensor& target, const DraftSizes& sizes) const;
   void check_ids(const Tensor& target) const;
   void check_statistics(const Tensor& target, const DraftSizes& statistics) const;
 };
-
-Kind kind_of(const std::string& kind);
-bool is_id(ScalarType t);
-
-// A pointer to the values of a tensor, which becomes contiguous; null where there is no tensor.
-template <class T>
-const T* pointer(std::optional<Tensor>& t) {
-  if (!t) return nullptr;
-  *t = dense(*t);
-  return t->const_data_ptr<T>();
-}
 
 }  // namespace specdec

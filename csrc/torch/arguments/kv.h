@@ -1,16 +1,11 @@
 #pragma once
-// Shared by the bindings of the cache ops: validation of a list of caches, the list of KvTensor
-// that the kernels take, and the choice between CPU and CUDA kernels. Messages are those of
-// specdec_kernels/arguments/kv.py.
-#include <torch/csrc/stable/accelerator.h>
-
+// Shared by the bindings of the cache ops: validation of a list of caches, and the list of KvTensor
+// that the kernels take. Messages are those of specdec_kernels/arguments/kv.py.
 #include <type_traits>
 #include <vector>
 
 #include "specdec/kv.h"
 #include "torch/arguments/checks.h"
-#include "torch/cuda_stream.h"
-#include "torch/parallel.h"
 
 namespace specdec {
 
@@ -45,31 +40,6 @@ KvVector<T> kv_vector(const Tensor& t) {
 template <class T>
 KvTable<T> kv_table(const Tensor& t) {
   return {kv_data<T>(t), t.stride(0), t.stride(1), t.size(1)};
-}
-
-template <class OpParams>
-struct KvLaunchers {
-  void (*cpu)(const OpParams&, const Parallel&);
-  int (*cuda)(const OpParams&, void* stream);
-};
-
-#ifdef SPECDEC_WITH_CUDA
-#define SPECDEC_KV_LAUNCHERS(op) {specdec::cpu::op, specdec::cuda::op}
-#else
-#define SPECDEC_KV_LAUNCHERS(op) {specdec::cpu::op, nullptr}
-#endif
-
-template <class OpParams>
-void run_where(const Tensor& of, const OpParams& p, const KvLaunchers<OpParams>& launchers) {
-  if (of.is_cpu()) return launchers.cpu(p, torch_parallel());
-#ifdef SPECDEC_WITH_CUDA
-  const int32_t device = of.get_device_index();
-  const torch::stable::accelerator::DeviceGuard guard(device);
-  const int status = launchers.cuda(p, current_cuda_stream(device));
-  SPECDEC_CHECK(status == 0, "the CUDA kernels did not start, cudaError_t ", status);
-#else
-  SPECDEC_CHECK(false, "specdec_kernels was built without CUDA kernels");
-#endif
 }
 
 }  // namespace specdec

@@ -28,7 +28,7 @@ void VerifyArguments::check_target(const Names& names) const {
 
 void VerifyArguments::check_draws(const char* uniforms_shape, int64_t columns) const {
   const int64_t b = batch();
-  sampling.check_all(b, target, "target");
+  sampling.check(b, target, "target");
   check_vector("seeds", seeds, b, ScalarType::Long, target, "target");
   check_vector("positions", positions, b, ScalarType::Long, target, "target");
   if (!uniforms) return;
@@ -78,7 +78,7 @@ void VerifyArguments::fill(VerifyParams& p, bool flat_draft) {
   p.target_indptr = pointer<int32_t>(target_indptr);
   p.target = {target.const_data_ptr(), row_dtype(target), target_indptr ? 0 : target.stride(0),
               target.stride(target_indptr ? 0 : 1)};
-  p.draft = draft_arguments.source(p.kind, flat_draft);
+  p.draft = draft_arguments.params(p.kind, flat_draft);
   p.draft_token_ids = drafted.const_data_ptr();
   p.stride_token_sequence = drafted.stride(0);
   p.stride_token = drafted.stride(1);

@@ -23,7 +23,7 @@ std::tuple<Tensor, Tensor, Tensor> expand_tree(Tensor logits, Tensor scores, int
   SPECDEC_CHECK(width >= 1 && width <= kMaxWidth, "width must be in [1, 64], got ", width);
   SamplingArguments sampling{temperatures, temperature, std::nullopt, 0,
                              std::nullopt, 1.0,         std::nullopt, 0.0};
-  sampling.check_all(batch, logits, "logits");
+  sampling.check(batch, logits, "logits");
 
   const auto output = [&](std::initializer_list<int64_t> shape, ScalarType dtype) {
     return torch::stable::new_empty(logits, shape, dtype);

@@ -1,5 +1,6 @@
 #include "specdec/kv.h"
 #include "torch/arguments/kv.h"
+#include "torch/launch.h"
 #include "torch/register.h"
 
 namespace specdec {
@@ -23,7 +24,7 @@ void kv_append_(std::vector<Tensor> caches, std::vector<Tensor> entries, Tensor 
   const std::vector<KvTensor> tensors = kv_tensors(caches, entries);
   const KvAppendParams p = {tensors.data(), static_cast<int64_t>(tensors.size()), batch,
                             kv_vector<const int64_t>(positions)};
-  run_where<KvAppendParams>(positions, p, SPECDEC_KV_LAUNCHERS(kv_append));
+  launch(positions, p, SPECDEC_KV_LAUNCHERS(KvAppendParams, kv_append));
 }
 
 STABLE_TORCH_LIBRARY_FRAGMENT(SPECDEC_LIBRARY, m) {

@@ -1,6 +1,7 @@
 #include "specdec/kv_realign.h"
 
 #include "torch/arguments/kv.h"
+#include "torch/launch.h"
 #include "torch/register.h"
 
 namespace specdec {
@@ -20,13 +21,13 @@ void kv_realign_(std::vector<Tensor> caches, Tensor starts, Tensor lengths, Tens
                              kv_vector<const int64_t>(lengths),
                              kv_vector<const int64_t>(shifts),
                              zero_fill};
-  run_where<KvRealignParams>(starts, p, SPECDEC_KV_LAUNCHERS(kv_realign));
+  launch(starts, p, SPECDEC_KV_LAUNCHERS(KvRealignParams, kv_realign));
 }
 
 STABLE_TORCH_LIBRARY_FRAGMENT(SPECDEC_LIBRARY, m) {
   m.def(
-      "kv_realign_(Tensor(a!)[] caches, Tensor starts, Tensor lengths, Tensor shifts, bool "
-      "zero_fill) -> ()");
+      "kv_realign_(Tensor(a!)[] caches, Tensor starts, Tensor lengths, Tensor shifts, "
+      "bool zero_fill) -> ()");
 }
 SPECDEC_IMPLEMENT(kv_realign_)
 

@@ -1,5 +1,6 @@
 #include "specdec/kv.h"
 #include "torch/arguments/kv.h"
+#include "torch/launch.h"
 #include "torch/register.h"
 
 namespace specdec {
@@ -16,13 +17,13 @@ void kv_truncate_(std::vector<Tensor> caches, Tensor lengths, Tensor new_lengths
                               kv_vector<int64_t>(lengths),
                               kv_vector<const int64_t>(new_lengths),
                               zero_fill};
-  run_where<KvTruncateParams>(lengths, p, SPECDEC_KV_LAUNCHERS(kv_truncate));
+  launch(lengths, p, SPECDEC_KV_LAUNCHERS(KvTruncateParams, kv_truncate));
 }
 
 STABLE_TORCH_LIBRARY_FRAGMENT(SPECDEC_LIBRARY, m) {
   m.def(
-      "kv_truncate_(Tensor(a!)[] caches, Tensor(b!) lengths, Tensor new_lengths, bool "
-      "zero_fill) -> ()");
+      "kv_truncate_(Tensor(a!)[] caches, Tensor(b!) lengths, Tensor new_lengths, "
+      "bool zero_fill) -> ()");
 }
 SPECDEC_IMPLEMENT(kv_truncate_)
 

@@ -1,6 +1,7 @@
 #include "specdec/paged_truncate.h"
 
 #include "torch/arguments/kv.h"
+#include "torch/launch.h"
 #include "torch/register.h"
 
 namespace specdec {
@@ -22,14 +23,14 @@ std::tuple<Tensor, Tensor> paged_truncate_(Tensor block_tables, Tensor lengths, 
                                  kv_vector<const int64_t>(new_lengths),
                                  blocks.mutable_data_ptr<int32_t>(),
                                  num_freed.mutable_data_ptr<int32_t>()};
-  run_where<PagedTruncateParams>(lengths, p, SPECDEC_KV_LAUNCHERS(paged_truncate));
+  launch(lengths, p, SPECDEC_KV_LAUNCHERS(PagedTruncateParams, paged_truncate));
   return {blocks, num_freed};
 }
 
 STABLE_TORCH_LIBRARY_FRAGMENT(SPECDEC_LIBRARY, m) {
   m.def(
-      "paged_truncate_(Tensor(a!) block_tables, Tensor(b!) lengths, Tensor new_lengths, int "
-      "block_size) -> (Tensor blocks, Tensor num_freed)");
+      "paged_truncate_(Tensor(a!) block_tables, Tensor(b!) lengths, Tensor new_lengths, "
+      "int block_size) -> (Tensor blocks, Tensor num_freed)");
 }
 SPECDEC_IMPLEMENT(paged_truncate_)
 

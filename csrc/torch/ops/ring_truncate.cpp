@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "torch/arguments/kv.h"
+#include "torch/launch.h"
 #include "torch/register.h"
 
 namespace specdec {
@@ -32,7 +33,7 @@ Tensor ring_truncate_(std::vector<Tensor> caches, Tensor lengths, Tensor new_len
                                 kv_vector<const int64_t>(new_lengths),
                                 status.mutable_data_ptr<int32_t>(),
                                 zero_fill};
-  run_where<RingTruncateParams>(lengths, p, SPECDEC_KV_LAUNCHERS(ring_truncate));
+  launch(lengths, p, SPECDEC_KV_LAUNCHERS(RingTruncateParams, ring_truncate));
   return status;
 }
 

@@ -7,12 +7,9 @@
 namespace specdec {
 namespace {
 
-bool is_id(const Tensor& t) {
-  return t.scalar_type() == ScalarType::Int || t.scalar_type() == ScalarType::Long;
-}
-
 void check_ids(const char* name, const Tensor& t) {
-  SPECDEC_CHECK(is_id(t), name, " must be int32 or int64, got ", dtype_name(t.scalar_type()));
+  SPECDEC_CHECK(is_id(t.scalar_type()), name, " must be int32 or int64, got ",
+                dtype_name(t.scalar_type()));
 }
 
 void check_shape(const char* name, const Tensor& t, const Tensor& tokens) {
@@ -25,7 +22,7 @@ void check_float32(const char* name, const Tensor& t) {
                 dtype_name(t.scalar_type()));
 }
 
-// Of a tensor [B, N] or [B, K, L].
+// The ids of a tensor [B, N] or [B, K, L].
 Ids ids_of(const Tensor& t) {
   const bool nested = t.dim() == 3;
   return {t.const_data_ptr(), t.scalar_type() == ScalarType::Long, t.stride(0),

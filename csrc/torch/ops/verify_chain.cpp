@@ -1,6 +1,6 @@
 #include "specdec/chain.h"
 #include "torch/arguments/chain.h"
-#include "torch/provider.h"
+#include "torch/launch.h"
 #include "torch/register.h"
 
 namespace specdec {
@@ -39,7 +39,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> verify_chain(
                    synthetic_rates};
   a.check();
   const ChainOutputs out = a.new_outputs();
-  run_where<ChainParams>(target, a.params(out), SPECDEC_LAUNCHERS(verify_chain));
+  launch(target, a.params(out), SPECDEC_LAUNCHERS(ChainParams, verify_chain));
   return out;
 }
 
@@ -51,9 +51,9 @@ STABLE_TORCH_LIBRARY_FRAGMENT(SPECDEC_LIBRARY, m) {
       "Tensor? temperatures, float temperature, Tensor? top_ks, int top_k, Tensor? top_ps, "
       "float top_p, Tensor? min_ps, float min_p, Tensor seeds, Tensor positions, "
       "Tensor? target_indptr, Tensor? uniforms, float lenience, float typical_epsilon, "
-      "float typical_delta, Tensor? synthetic_rates, Tensor? eos_token_ids, Tensor? "
-      "max_new_tokens, "
-      "bool with_logprobs, bool with_accept_probs) -> (Tensor tokens, Tensor num_accepted, "
+      "float typical_delta, Tensor? synthetic_rates, Tensor? eos_token_ids, "
+      "Tensor? max_new_tokens, bool with_logprobs, bool with_accept_probs) -> (Tensor tokens, "
+      "Tensor num_accepted, "
       "Tensor status, Tensor logprobs, Tensor accept_probs)");
 }
 SPECDEC_IMPLEMENT(verify_chain)

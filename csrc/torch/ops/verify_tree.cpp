@@ -1,6 +1,6 @@
 #include "specdec/tree.h"
 #include "torch/arguments/tree.h"
-#include "torch/provider.h"
+#include "torch/launch.h"
 #include "torch/register.h"
 
 namespace specdec {
@@ -40,7 +40,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> verify_tree(
                   max_depth};
   a.check();
   const TreeOutputs out = a.new_outputs();
-  run_where<TreeParams>(target, a.params(out), SPECDEC_LAUNCHERS(verify_tree));
+  launch(target, a.params(out), SPECDEC_LAUNCHERS(TreeParams, verify_tree));
   return out;
 }
 
@@ -48,14 +48,14 @@ STABLE_TORCH_LIBRARY_FRAGMENT(SPECDEC_LIBRARY, m) {
   m.def(
       "verify_tree(Tensor target, Tensor tree_tokens, Tensor parents, Tensor? draft, "
       "Tensor? draft_ids, Tensor? draft_columns, Tensor? draft_logsumexp, Tensor? draft_threshold, "
-      "Tensor? draft_temperatures, float draft_temperature, Tensor? draft_rows, str kind, str "
-      "rule, "
-      "Tensor? temperatures, float temperature, Tensor? top_ks, int top_k, Tensor? top_ps, "
+      "Tensor? draft_temperatures, float draft_temperature, Tensor? draft_rows, str kind, "
+      "str rule, Tensor? temperatures, float temperature, Tensor? top_ks, int top_k, Tensor? "
+      "top_ps, "
       "float top_p, Tensor? min_ps, float min_p, Tensor seeds, Tensor positions, "
       "Tensor? target_indptr, Tensor? uniforms, float typical_epsilon, float typical_delta, "
-      "Tensor? eos_token_ids, Tensor? max_new_tokens, SymInt max_depth, bool with_logprobs, bool "
-      "with_accept_probs) "
-      "-> (Tensor path, Tensor tokens, Tensor num_accepted, Tensor status, Tensor logprobs, "
+      "Tensor? eos_token_ids, Tensor? max_new_tokens, SymInt max_depth, bool with_logprobs, "
+      "bool with_accept_probs) -> (Tensor path, Tensor tokens, Tensor num_accepted, Tensor status, "
+      "Tensor logprobs, "
       "Tensor accept_probs)");
 }
 SPECDEC_IMPLEMENT(verify_tree)

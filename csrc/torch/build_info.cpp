@@ -1,4 +1,4 @@
-// Facts about this build, which specdec_kernels/_library.py asks for.
+// Facts that _library.py asks for: how this library was built, and what the processor runs.
 #include <string>
 
 #include "cpu/row/tile.h"

@@ -1,0 +1,71 @@
+#pragma once
+// Launches an op on the device of its tensors: the CPU kernel or the CUDA kernel.
+#include <torch/csrc/stable/accelerator.h>
+
+#include "specdec/cuda_plan.h"
+#include "torch/arguments/checks.h"
+#include "torch/cuda_stream.h"
+#include "torch/parallel.h"
+#include "torch/schedule.h"
+
+namespace specdec {
+
+// The kernels of an op whose CUDA kernel needs scratch memory, as its plan says.
+template <class OpParams>
+struct Launchers {
+  void (*cpu)(const OpParams&, const Parallel&);
+  int (*plan)(const OpParams&, const CudaRequest&, CudaPlan*);
+  int (*cuda)(const OpParams&, const CudaPlan&, void* workspace, void* stream);
+};
+
+// The kernels of a cache op, which needs no scratch memory.
+template <class OpParams>
+struct KvLaunchers {
+  void (*cpu)(const OpParams&, const Parallel&);
+  int (*cuda)(const OpParams&, void* stream);
+};
+
+#ifdef SPECDEC_WITH_CUDA
+#define SPECDEC_LAUNCHERS(OpParams, op) \
+  specdec::Launchers<OpParams> { cpu::op, cuda::plan_##op, cuda::op }
+#define SPECDEC_KV_LAUNCHERS(OpParams, op) \
+  specdec::KvLaunchers<OpParams> { cpu::op, cuda::op }
+#else
+#define SPECDEC_LAUNCHERS(OpParams, op) \
+  specdec::Launchers<OpParams> { cpu::op, nullptr, nullptr }
+#define SPECDEC_KV_LAUNCHERS(OpParams, op) \
+  specdec::KvLaunchers<OpParams> { cpu::op, nullptr }
+#endif
+
+// Calls start(stream), which returns a cudaError_t, with the current stream of the tensor's device.
+template <class Start>
+void start_on_cuda([[maybe_unused]] const Tensor& of, [[maybe_unused]] Start start) {
+#ifdef SPECDEC_WITH_CUDA
+  const int32_t device = of.get_device_index();
+  const torch::stable::accelerator::DeviceGuard guard(device);
+  const int status = start(current_cuda_stream(device));
+  SPECDEC_CHECK(status == 0, "the CUDA kernels did not start, cudaError_t ", status);
+#else
+  SPECDEC_CHECK(false, "specdec_kernels was built without CUDA kernels");
+#endif
+}
+
+template <class OpParams>
+void launch(const Tensor& of, const OpParams& p, const Launchers<OpParams>& launchers) {
+  if (of.is_cpu()) return launchers.cpu(p, torch_parallel());
+  start_on_cuda(of, [&](void* stream) {
+    CudaPlan plan = {};
+    const int status = launchers.plan(p, cuda_request(), &plan);
+    if (status != 0) return status;
+    Tensor workspace = torch::stable::new_empty(of, {plan.workspace_bytes}, ScalarType::Byte);
+    return launchers.cuda(p, plan, workspace.mutable_data_ptr(), stream);
+  });
+}
+
+template <class OpParams>
+void launch(const Tensor& of, const OpParams& p, const KvLaunchers<OpParams>& launchers) {
+  if (of.is_cpu()) return launchers.cpu(p, torch_parallel());
+  start_on_cuda(of, [&](void* stream) { return launchers.cuda(p, stream); });
+}
+
+}  // namespace specdec
