@@ -64,7 +64,7 @@ class DraftMap(NamedTuple):
             vocab: V, the last dimension of the target rows.
 
         Raises:
-            TypeError: ids is not a tensor.
+            TypeError: ids is not a tensor, or vocab not an integer.
             ValueError: its shape or dtype is wrong, vocab is below 1, or an id is out of range or
                 occurs twice.
 
@@ -85,7 +85,7 @@ class DraftMap(NamedTuple):
             vocab: V, the last dimension of the target rows.
 
         Raises:
-            TypeError: d2t is not a tensor.
+            TypeError: d2t is not a tensor, or vocab not an integer.
             ValueError: as `from_ids`, for the ids `i + d2t[i]`.
 
         >>> DraftMap.from_offsets(torch.tensor([0, 2]), 4).columns
@@ -97,13 +97,14 @@ class DraftMap(NamedTuple):
 
 
 def _check_ids(name: str, ids: Tensor) -> None:
-    conversion.tensor(ids, name)
+    conversion.require_tensor(ids, name)
     if ids.dim() != 1 or ids.dtype not in (torch.int32, torch.int64):
         raise ValueError(f"{name} must be [D] int32 or int64, got {list(ids.shape)} {ids.dtype}")
 
 
 def _inverse(name: str, ids: Tensor, vocab: int) -> Tensor:
     """[vocab] int32: the index of each id in `ids`, else -1."""
+    conversion.require_integer(vocab, "vocab")
     if vocab < 1:
         raise ValueError(f"vocab must be at least 1, got {vocab}")
     if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < vocab:
@@ -125,14 +126,14 @@ def split_draft(
         return draft, None, None, None, None, 1.0
     if isinstance(draft, SampledDraft):
         logits, logsumexp, threshold, temperature = draft
-        conversion.tensor(logits, "draft logits")
-        conversion.tensor(logsumexp, "draft logsumexp")
-        conversion.tensor(threshold, "draft threshold")
-        split = conversion.split(temperature, "draft temperature", 1.0)
-        return logits, None, logsumexp.to(torch.float64), threshold, *split
+        conversion.require_tensor(logits, "draft logits")
+        conversion.require_tensor(logsumexp, "draft logsumexp")
+        conversion.require_tensor(threshold, "draft threshold")
+        given = conversion.vector_and_scalar(temperature, "draft temperature", 1.0)
+        return logits, None, logsumexp.to(torch.float64), threshold, *given
     if isinstance(draft, SparseDraft):
-        conversion.tensor(draft.ids, "draft ids")
-        conversion.tensor(draft.probs, "draft probabilities")
+        conversion.require_tensor(draft.ids, "draft ids")
+        conversion.require_tensor(draft.probs, "draft probabilities")
         return draft.probs, draft.ids, None, None, None, 1.0
     raise TypeError(
         f"draft must be None, a tensor, a SampledDraft or a SparseDraft, got {type(draft).__name__}"
@@ -145,5 +146,5 @@ def map_columns(draft_map: DraftMap | None) -> Tensor | None:
         return None
     if not isinstance(draft_map, DraftMap):
         raise TypeError(f"draft_map must be a DraftMap or None, got {type(draft_map).__name__}")
-    conversion.tensor(draft_map.columns, "draft_map columns")
+    conversion.require_tensor(draft_map.columns, "draft_map columns")
     return draft_map.columns

@@ -83,9 +83,11 @@ def sample(
     >>> sample(logits, temperature=0.0, seeds=one, positions=one).tokens
     tensor([1])
     """
-    conversion.tensors(logits=logits, seeds=seeds, positions=positions)
+    conversion.require_tensors(logits=logits, seeds=seeds, positions=positions)
+    conversion.require_word(noise, "noise")
     if method is None:
         method = "gumbel" if noise == "shared" else "cdf"
+    conversion.require_word(method, "method")
     return Sampled(
         *torch.ops.specdec_kernels.sample.default(
             logits,

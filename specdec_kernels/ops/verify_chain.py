@@ -145,13 +145,20 @@ def verify_chain(
     (tensor([[1, 0]]), tensor([1], dtype=torch.int32))
     """
     rows, ids, *statistics = split_draft(draft)
-    conversion.tensors(
+    conversion.require_tensors(
         target=target, draft_token_ids=draft_token_ids, seeds=seeds, positions=positions
     )
-    conversion.optional(
+    conversion.require_tensors_or_none(
         target_indptr=target_indptr, uniforms=uniforms, synthetic_rates=synthetic_rates,
         eos_token_ids=eos_token_ids, max_new_tokens=max_new_tokens,
     )  # fmt: skip
+    conversion.require_word(kind, "kind")
+    conversion.require_word(rule, "rule")
+    conversion.require_number(lenience, "lenience")
+    conversion.require_number(typical_epsilon, "typical_epsilon")
+    conversion.require_number(typical_delta, "typical_delta")
+    conversion.require_flag(with_logprobs, "with_logprobs")
+    conversion.require_flag(with_accept_probs, "with_accept_probs")
     return Verdict(
         *torch.ops.specdec_kernels.verify_chain.default(
             target,

@@ -162,14 +162,23 @@ def verify_tree(
     """
     if not isinstance(tree, Tree):
         raise TypeError(f"tree must be a Tree, got {type(tree).__name__}")
-    conversion.tensor(tree.tokens, "tree tokens")
-    conversion.tensor(tree.parents, "tree parents")
+    conversion.require_tensor(tree.tokens, "tree tokens")
+    conversion.require_tensor(tree.parents, "tree parents")
     rows, ids, *statistics = split_draft(draft)
-    conversion.tensors(target=target, seeds=seeds, positions=positions)
-    conversion.optional(
+    conversion.require_tensors(target=target, seeds=seeds, positions=positions)
+    conversion.require_tensors_or_none(
         draft_rows=draft_rows, target_indptr=target_indptr, uniforms=uniforms,
         eos_token_ids=eos_token_ids, max_new_tokens=max_new_tokens,
     )  # fmt: skip
+    if max_depth is None:
+        max_depth = tree.tokens.shape[-1]
+    conversion.require_word(kind, "kind")
+    conversion.require_word(rule, "rule")
+    conversion.require_number(typical_epsilon, "typical_epsilon")
+    conversion.require_number(typical_delta, "typical_delta")
+    conversion.require_integer(max_depth, "max_depth")
+    conversion.require_flag(with_logprobs, "with_logprobs")
+    conversion.require_flag(with_accept_probs, "with_accept_probs")
     return TreeVerdict(
         *torch.ops.specdec_kernels.verify_tree.default(
             target,
@@ -191,7 +200,7 @@ def verify_tree(
             typical_delta,
             eos_token_ids,
             max_new_tokens,
-            tree.tokens.shape[-1] if max_depth is None else max_depth,
+            max_depth,
             with_logprobs,
             with_accept_probs,
         )
