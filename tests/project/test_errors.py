@@ -113,7 +113,7 @@ DEVICES = [
      "draft_rows must be on the device of target"),
     ("verify_tree", "draft_logsumexp",
      dict(draft=Q, lse=f64(3, 4), threshold=torch.zeros(3, 4)),
-     "draft_logsumexp must be on the device of target"),
+     "draft logsumexp must be on the device of target"),
     ("verify_tree", "uniforms", dict(uniforms=f64(3, 9)),
      "uniforms must be on the device of target"),
 ]  # fmt: skip
@@ -300,8 +300,8 @@ def test_devices_of_one_kind_are_told_apart():
     """The checks of the fakes; two CUDA devices need not exist for their names."""
     meta = torch.zeros(1, 2, device="meta")
     with pytest.raises(RuntimeError, match="the device of logits, cuda:0, got cpu"):
-        checks.same_device("seeds", torch.zeros(1), torch.device("cuda:0"), "logits")
-    checks.same_device("seeds", meta, meta.device, "logits")
+        checks.check_same_device("seeds", torch.zeros(1), torch.device("cuda:0"), "logits")
+    checks.check_same_device("seeds", meta, meta.device, "logits")
     assert checks.device_name(torch.device("cuda:1")) == "cuda:1"
 
 

@@ -16,11 +16,11 @@ from specdec_kernels.triton.row.draft import (
     KEEP,
     SAMPLED,
     SUBTRACT,
-    draft_beyond,
     draft_tile,
     linear_sum,
+    mass_beyond,
 )
-from specdec_kernels.triton.row.philox import SHARED
+from specdec_kernels.triton.row.noise import SHARED
 from specdec_kernels.triton.row.status import DRAFT_INVALID, EMPTY_RESIDUAL, TARGET_INVALID
 from specdec_kernels.triton.row.tile import (
     INF,
@@ -105,7 +105,7 @@ def fill_residual(
     tl.debug_barrier()
     if BEYOND:  # noqa: SIM102  (compiled in only where the draft has columns of its own)
         if mode == SUBTRACT:
-            mass, maximum = draft_beyond(q, drafts, p.v, DRAFT, TILE)
+            mass, maximum = mass_beyond(q, drafts, p.v, DRAFT, TILE)
             q_max = tl.maximum(q_max, maximum)
             negative_sum += mass
     return p_max, q_max, positive_sum, negative_sum
@@ -144,7 +144,7 @@ def draw_residual(
 @triton.jit
 def recovered_or_bonus(
     p, q, drafts, mode, p_scale, lenience, filled, p_stats, params, target_stats, stats, u,
-    RULE: tl.constexpr, SPLIT: tl.constexpr, FILTERS: tl.constexpr, PROBS: tl.constexpr,
+    RULE: tl.constexpr, ROW_PARALLEL: tl.constexpr, FILTERS: tl.constexpr, PROBS: tl.constexpr,
     DRAFT: tl.constexpr, BEYOND: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr,
     BLOCK: tl.constexpr, LOG_TILES: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
@@ -199,8 +199,8 @@ def recovered_or_bonus(
     if (valid > 0) & (linear == 0):
         if RULE == BLOCK_RULE:
             own = row_stats(
-                p.row, p.v, target_stats, params, token, token, SHARED, MASSES, SPLIT, FILTERS,
-                PROBS, TILE, CHUNK, BLOCK, LOG_TILES,
+                p.row, p.v, target_stats, params, token, token, SHARED, MASSES, ROW_PARALLEL,
+                FILTERS, PROBS, TILE, CHUNK, BLOCK, LOG_TILES,
             )  # fmt: skip
             maximum = own.maximum
             threshold = own.threshold

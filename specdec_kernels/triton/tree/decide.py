@@ -16,7 +16,7 @@ from specdec_kernels.triton.row.distribution import (
     gumbel_argmax,
     weight_params,
 )
-from specdec_kernels.triton.row.philox import RESIDUAL
+from specdec_kernels.triton.row.noise import RESIDUAL
 from specdec_kernels.triton.row.status import TARGET_INVALID
 from specdec_kernels.triton.row.tile import INF, flag, log_probability, row_argmax, stats_at
 from specdec_kernels.triton.tree.k_seq import k_seq

@@ -40,7 +40,7 @@ from specdec_kernels.triton.row.draft import (
     draft_tile,
     linear_sum,
 )
-from specdec_kernels.triton.row.philox import RESIDUAL
+from specdec_kernels.triton.row.noise import RESIDUAL
 from specdec_kernels.triton.row.status import EMPTY_RESIDUAL
 from specdec_kernels.triton.row.tile import (
     choose_in_tile,

@@ -18,4 +18,4 @@ TYPICAL = tl.constexpr(TREE_RULES.index("typical"))
 
 # Where Q has less mass than this off the tokens that were tried, no further sibling can have been
 # drawn from the rest. The same number is explained in csrc/include/specdec/tree.h.
-LEAST_REST = tl.constexpr(1e-26)
+LEAST_MASS = tl.constexpr(1e-26)

@@ -36,14 +36,7 @@ from specdec_kernels.triton.tree.decide import (
     decide_from_root,
 )
 from specdec_kernels.triton.tree.residual import ENTRY, Tree, TreeScratch
-from specdec_kernels.triton.tree.rules import (
-    GREEDY,
-    K_SEQ,
-    MULTI_DRAFT,
-    MULTI_DRAFT_WOR,
-    TOP_K_PLUS_ONE,
-    TRAVERSAL,
-)
+from specdec_kernels.triton.tree.rules import GREEDY, TRAVERSAL
 from specdec_kernels.triton.tree.traversal import STATE, traversal
 
 
@@ -96,7 +89,8 @@ def tree_sequences(
     tile_maxima, tile_sums, workspace,
     path, tokens, num_accepted, status, logprobs, accept_probs,
     num_nodes, max_depth, v, d, n_rows, n_draft, tiles, d_tiles, stats_size, id_limit, num_eos,
-    RULE: tl.constexpr, STATS: tl.constexpr, FILTERS: tl.constexpr, PROBS: tl.constexpr,
+    RULE: tl.constexpr, READS_DRAFT: tl.constexpr, STATS: tl.constexpr, FILTERS: tl.constexpr,
+    PROBS: tl.constexpr,
     DRAFT: tl.constexpr, FLAT_DRAFT: tl.constexpr, BEYOND: tl.constexpr, NODES: tl.constexpr,
     TILE: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, LOG_TILES: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -104,13 +98,10 @@ def tree_sequences(
     """Grid (B,): each program verifies one sequence."""
     b = tl.program_id(0).to(tl.int64)
     begin, rows = sequence_rows(target_indptr, b, num_nodes, n_rows)
-    compares: tl.constexpr = (
-        RULE == MULTI_DRAFT or RULE == MULTI_DRAFT_WOR  # noqa: PLR1714  (no `in` in Triton)
-        or RULE == TOP_K_PLUS_ONE or RULE == K_SEQ or RULE == TRAVERSAL
-    )  # fmt: skip
     sampling = Sampling(temperatures, temperature, top_ks, top_k, top_ps, top_p, min_ps, min_p)
-    params, q_temperature, flags = verification_params(
-        sampling, draft_temperatures, draft_temperature, b, v, rows, RULE == GREEDY, compares,
+    params, draft_temperature, flags = verification_params(
+        sampling, draft_temperatures, draft_temperature, b, v, rows, RULE == GREEDY,
+        READS_DRAFT,
         PROBS, DRAFT,
     )  # fmt: skip
     tree_tokens += b * num_nodes
@@ -137,7 +128,7 @@ def tree_sequences(
 
     accepted = flag(0)
     if flags == 0:
-        one_hot = (q_temperature == 0) | (DRAFT == ONE_HOT)
+        one_hot = (draft_temperature == 0) | (DRAFT == ONE_HOT)
         mode = tl.where(one_hot, REMOVE, SUBTRACT).to(tl.int32)
         tree, flags = read_tree(
             tree_tokens, parents, draft_rows, num_nodes, rows, id_limit, one_hot, NODES
@@ -153,7 +144,7 @@ def tree_sequences(
             # before it, row i of the draft is row i of these pointers.
             drafts = Drafts(
                 draft, draft_stride_b, draft_stride_i, draft_ids, draft_columns, d,
-                draft_logsumexp, draft_threshold, q_temperature, b * 0, b * 0, n_draft, n_draft,
+                draft_logsumexp, draft_threshold, draft_temperature, b * 0, b * 0, n_draft, n_draft,
             )  # fmt: skip
             noise = Noise(tl.load(seeds + b), tl.load(positions + b), uniforms)
             offset = 3 * b * stats_size
@@ -210,9 +201,11 @@ def verify_tree(*args: Any) -> tuple[Tensor, ...]:
             *launch.packed(a.seeds, a.positions, a.uniforms), float32(a.typical_epsilon),
             float32(a.typical_delta), *launch.packed(a.eos_token_ids, a.max_new_tokens),
             maxima, sums, workspace,
-            *out[:4], out[4] if a.with_logprobs else None, out[5] if a.with_accept_probs else None,
-            nodes, a.max_depth, target.shape[-1], p.draft[0].shape[-1], p.n_rows,
-            p.draft[0].shape[-2], p.shape.tiles, p.d_tiles, p.stats_size, a.id_limit, p.num_eos,
+            out.path, out.tokens, out.num_accepted, out.status,
+            out.logprobs if a.with_logprobs else None,
+            out.accept_probs if a.with_accept_probs else None,
+            nodes, a.max_depth, target.shape[-1], p.draft.rows.shape[-1], p.n_rows,
+            p.draft.rows.shape[-2], p.shape.tiles, p.d_tiles, p.stats_size, a.id_limit, p.num_eos,
             RULE=TREE_RULES.index(a.rule), FLAT_DRAFT=own and a.flat_draft,
             NODES=1 << nodes.bit_length(), **options,
         )  # fmt: skip
