@@ -1,4 +1,4 @@
-"""What speculative decoding is worth: acceptance rates, expected tokens, walltime, best gamma.
+"""The gain of speculative decoding: acceptance rates, expected tokens, walltime, best gamma.
 
 P is the target's distribution and Q the draft's, the one that the drafts were really drawn from:
 probabilities [..., V] of any floating dtype on any device. Sums and results are float64, and no

@@ -58,7 +58,7 @@ class ChainArguments(NamedTuple):
 
     @property
     def ragged_draft(self) -> bool:
-        """Whether the draft rows are [N-B, D], packed as the target's rows are."""
+        """Whether the draft rows are [R-B, D], packed as the target's rows are."""
         return self.draft is not None and self.target_indptr is not None and self.draft.dim() == 2
 
     @property

@@ -1,4 +1,4 @@
-"""The forms in which a drafter says from which distribution Q it drew its tokens.
+"""The forms in which a drafter passes Q, the distribution that it drew its tokens from.
 
 A draft is None (deterministic: Q is one-hot at the drafted token), a tensor of logits or
 probabilities, a `SampledDraft` (what `sample` returned) or a `SparseDraft` (a few tokens with their
@@ -19,7 +19,7 @@ from specdec_kernels.arguments.conversion import Param
 class SampledDraft(NamedTuple):
     """Q as `sample` drew from it: the logits, and the statistics that `sample` returned.
 
-    logits: [B, gamma, V] (or ragged [N-B, V]), as they were given to `sample`.
+    logits: [B, gamma, V] (or ragged [R-B, V]), as they were given to `sample`.
     logsumexp: [B, gamma], `Sampled.logsumexp` of each row.
     threshold: [B, gamma], `Sampled.threshold` of each row.
     temperature: scalar or [B], as given to `sample`; at 0 the draft is deterministic. Another
@@ -36,7 +36,7 @@ class SampledDraft(NamedTuple):
 class SparseDraft(NamedTuple):
     """Q as a few tokens with their probabilities, for drafters that draw from their top k.
 
-    ids: [B, gamma, K] (or ragged [N-B, K]) int32 or int64, K >= 1: ids of the target's vocabulary,
+    ids: [B, gamma, K] (or ragged [R-B, K]) int32 or int64, K >= 1: ids of the target's vocabulary,
         in any order, negative where unused. Probabilities of an id that occurs twice are added.
     probs: of the same shape, float32, bfloat16 or float16; the K of each row sum to 1.
     """
@@ -47,6 +47,9 @@ class SparseDraft(NamedTuple):
 
 class DraftMap(NamedTuple):
     """The column of each target token in the rows of a draft model with a smaller vocabulary.
+
+    Drafted ids are the target's all the same. Without a map column v is token v: tokens from D on
+    have Q = 0, where D is the number of columns, and drafts from V on are rejected.
 
     columns: [V] int32, the draft's column of each target id, -1 where it has none.
     """

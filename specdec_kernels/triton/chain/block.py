@@ -1,10 +1,10 @@
-"""Rule block (Sun et al. 2024): the last prefix i with u_i < h_i is accepted.
+"""Rule block (Sun et al. 2024): the first tau drafts are accepted, tau the last i with u_i < h_i.
 
-A first loop goes forward over the rows and computes the scale c_i of P at each, the probability of
-keeping the prefix so far: c_0 = 1 and c_(i+1) = min(c_i * P(x_i) / Q(x_i), 1). A second loop goes
-back from the end, computes h_i = min(S+ / S-, 1) from the sums of the positive and the negative
-parts of c_i * P - Q, and stops at the first prefix that is accepted. docs/rules.md#block explains
-the rule.
+A first loop goes forward over the rows and computes the scale of P at each, `p_scale` in the code:
+c_0 = 1 and c_(i+1) = min(c_i * P(x_i) / Q(x_i), 1). A second loop goes back from the last draft and
+computes h_i = min(positive / negative, 1), where these are the sums of the positive and of the
+negative parts of c_i * P - Q, both taken as positive numbers. It stops at the first i that is
+accepted. docs/rules.md#block explains the rule.
 """
 
 from __future__ import annotations
@@ -74,9 +74,9 @@ def sparse_entries(row, ids, d, start, WIDTH: tl.constexpr):
 def sparse_residual_sums(
     p, q, ids, p_scale, total, temperature, p_logsumexp, PROBS: tl.constexpr, WIDTH: tl.constexpr
 ):
-    """(S+, S-) with a sparse draft.
+    """(positive sum, negative sum) with a sparse draft.
 
-    P is read at the draft's ids; off them Q is 0, so the rest of P counts as one term.
+    P is read at the draft's ids. Elsewhere Q is 0, so the mass of P there is added in one term.
     """
     at_ids = tl.full([], 0.0, tl.float64)
     positive_sum = tl.full([], 0.0, tl.float64)
@@ -103,7 +103,7 @@ def residual_sums(
     p, q, drafts, p_x, tiles, p_scale, temperature, p_logsumexp, PROBS: tl.constexpr,
     DRAFT: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """(maximum of P's row, S+, S-) with a one-hot or sparse draft.
+    """(maximum of P's row, positive sum, negative sum) with a one-hot or sparse draft.
 
     Only a direct row is scanned, because its sum is not known to be 1.
     """
@@ -199,10 +199,9 @@ def saved_distributions(
 
 @triton.jit
 def round_uniform(noise, i):
-    """The acceptance uniform of prefix or node i, which belongs to the round's position.
+    """The acceptance uniform of draft or node i under a rule that looks ahead.
 
-    The rule looks ahead, so a uniform of a later position would influence tokens that are emitted
-    before that position, and would not be fresh when that position is verified.
+    It belongs to the round and not to the draft's own position; see docs/rules.md#noise.
     """
     if noise.uniforms is None:
         u = counter_uniform(i.to(tl.uint32), noise.seed, noise.position, ACCEPT)
@@ -263,7 +262,7 @@ def decide_block(
                 end = tau
                 fault = flag(DRAFT_INVALID)
             else:
-                # S- is 0 where Q <= c * P everywhere. Then c = 1 and P = Q, and h stays c.
+                # If Q <= c * P everywhere, the negative sum is 0. Then c = 1 and P = Q, and h is c.
                 some = negative_sum > 0
                 quotient = positive_sum / tl.where(some, negative_sum, 1.0)
                 h = tl.where(some, tl.minimum(quotient, 1.0), h)

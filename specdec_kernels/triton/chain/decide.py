@@ -133,7 +133,7 @@ def distributions(
 
 @triton.jit
 def accept_near_maximum(row, x, best, v, lenience, PROBS: tl.constexpr):
-    """Rule lenient at temperature 0: P(x) >= lenience * P(best), P taken at temperature 1."""
+    """Rule lenient at temperature 0: P(x) >= lenience * P(best), with P at temperature 1."""
     known = (x >= 0) & (x < v)
     high = tl.load(row + best).to(tl.float64)
     if PROBS:
@@ -157,7 +157,10 @@ def accept_ratio(
     u, p_x, q_x, logprob, log_q_x, direct, lenience, RULE: tl.constexpr, PROBS: tl.constexpr,
     DRAFT: tl.constexpr,
 ):  # fmt: skip
-    """Rules token and lenient -> (whether u * l * Q(x) < P(x), the acceptance probability)."""
+    """Rules token and lenient: accept if u * lenience * Q(x) < P(x).
+
+    -> (whether it is accepted, the acceptance probability).
+    """
     if RULE == LENIENT:
         q_x = lenience * q_x
         log_q_x += tl.log(lenience)
@@ -195,7 +198,7 @@ def decide(
     TILE: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, LOG_TILES: tl.constexpr,
     WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Go through the rows up to the first rejection -> (accepted drafts, rows written, status)."""
+    """Verify one sequence -> (accepted drafts, emitted tokens, status)."""
     temperature = params.temperature
     inv_t = params.inv_t
     flags = tl.full([], 0, tl.int32)

@@ -1,7 +1,7 @@
-"""The residual max(c * P - l * Q, 0) of one row, and the token drawn after the accepted drafts.
+"""The residual max(p_scale * P - lenience * Q, 0) of one row, and the recovered or bonus token.
 
-Its tile masses go to scratch, and the tile that the drawn token falls into is computed again. The
-scale c of P is 1 except in rule block, and l is 1 except in rule lenient, where it is the lenience.
+Its tile masses go to scratch, and the tile that the drawn token falls into is computed again.
+`p_scale` is 1 except in rule block, and `lenience` is 1 except in rule lenient.
 """
 
 from __future__ import annotations
@@ -79,10 +79,10 @@ def fill_residual(
     RULE: tl.constexpr, PROBS: tl.constexpr, DRAFT: tl.constexpr, BEYOND: tl.constexpr,
     TILE: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Store the residual's tile masses -> (maximum of P's row, maximum of Q's row, S+, S-).
+    """Store the residual's tile masses -> (maxima of P's and Q's rows, positive sum, negative sum).
 
-    S+ and S- are the sums of the positive and the negative parts of c * P - Q; only rule block
-    needs them.
+    The sums are those of the positive and of the negative parts of p_scale * P - Q, both as
+    positive numbers. Only rule block needs them.
     """
     p_max = tl.full([], float("-inf"), tl.float32)
     q_max = tl.full([], float("-inf"), tl.float32)
@@ -148,7 +148,7 @@ def recovered_or_bonus(
     DRAFT: tl.constexpr, BEYOND: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr,
     BLOCK: tl.constexpr, LOG_TILES: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Draw the token after the accepted drafts -> (token, its log-probability, status).
+    """Draw the recovered or bonus token -> (token, its log-probability, status).
 
     It comes from the residual, or from P where nothing is subtracted. `filled` says that `stats`
     holds the residual's tile masses and that both rows are valid. `target_stats` holds the masses

@@ -1,11 +1,7 @@
-"""What `verify_chain` and `verify_tree` share: the plan of a launch and how a program begins.
+"""The plan of a launch and the begin of a program, for `verify_chain` and `verify_tree`.
 
-Terms of both rooms:
+specdec_kernels/ops/verify_chain.py defines the terms of the rules. Terms of the kernels:
 
-acceptance uniform   The random number that a draft's acceptance probability is compared with.
-residual             max(P - Q, 0), normalised; docs/rules.md explains it for each rule.
-recovered token      The token drawn from the residual after a rejected draft.
-bonus token          The token drawn from P after the last draft was accepted.
 valid                A row is valid if it holds a distribution; faults are in the status word.
 direct               The rows hold probabilities that are used as they are, without normalisation.
 tile statistics      See row/tile.py. The op's scratch has room for those of each row that a program

@@ -40,10 +40,11 @@ NEVER = tl.constexpr(0x7FFFFFFF)
 
 @triton.jit
 def find_drafts(draft_token_ids, rows, id_limit, eos_token_ids, num_eos, max_new_tokens, b):
-    """(number of drafts to verify, whether no token may follow if all are accepted, status).
+    """(number of drafts to verify, no_bonus, status_after_drafts).
 
-    No token follows an end-of-sequence token or the last of max_new_tokens. The status holds if the
-    row after the last of these drafts is reached.
+    Nothing is emitted after an end-of-sequence token or beyond max_new_tokens. So drafts from there
+    on do not count, and `no_bonus` says that no bonus token may follow the last one. The status is
+    reported if all drafts are accepted.
     """
     stop = flag(NEVER)
     wrong = flag(NEVER)

@@ -71,7 +71,7 @@ class RowStats(NamedTuple):
 
 
 class WeightParams(NamedTuple):
-    """What makes probabilities of logits: exp((l - offset) * inv_t - remainder)."""
+    """The parameters of P(v) = exp((logits[v] - offset) * inv_t - remainder)."""
 
     threshold: Any
     offset: Any

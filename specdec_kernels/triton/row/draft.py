@@ -23,7 +23,7 @@ DRAFT_PROBS = tl.constexpr(2)  # probabilities, used as they are
 SAMPLED = tl.constexpr(3)  # logits with the logsumexp and the threshold that `sample` returned
 SPARSE = tl.constexpr(4)  # probabilities of a few ids
 
-# What the residual subtracts from P at one row (mode).
+# The mode of a row: the residual subtracts from P
 KEEP = tl.constexpr(0)  # nothing: there is no draft, or its row is not valid
 REMOVE = tl.constexpr(1)  # the drafted token
 SUBTRACT = tl.constexpr(2)  # Q
@@ -61,7 +61,7 @@ class DraftDistribution(NamedTuple):
 def draft_index(b, i, begin, n_draft, RAGGED_DRAFT: tl.constexpr):
     """(sequence index, row index, whether it exists) of draft i in its tensor.
 
-    A ragged draft [N-B, D] has no row for the last target row of each sequence.
+    A ragged draft [R-B, D] has no row for the last target row of each sequence.
     """
     if RAGGED_DRAFT:
         row = begin - b + i

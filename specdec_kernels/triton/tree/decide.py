@@ -41,24 +41,6 @@ class TypicalParams(NamedTuple):
     delta: Any
 
 
-class Limits(NamedTuple):
-    """Where verification of one sequence stops."""
-
-    max_new_tokens: Any
-    max_depth: Any
-    eos_token_ids: Any  # may be None
-    num_eos: Any
-
-
-class TreeOutputs(NamedTuple):
-    """The outputs of one sequence."""
-
-    path: Any
-    tokens: Any
-    logprobs: Any  # may be None
-    accept_probs: Any  # may be None
-
-
 @triton.jit
 def node_target(
     row, v, params, noise, depth, scratch, STATS: tl.constexpr, FILTERS: tl.constexpr,

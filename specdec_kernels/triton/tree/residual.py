@@ -77,28 +77,8 @@ DRAFT_STATS = tl.constexpr(1)
 RESIDUAL_STATS = tl.constexpr(2)
 
 
-class TreeScratch(NamedTuple):
-    """The scratch of one sequence."""
-
-    maxima: Any
-    sums: Any
-    size: Any  # entries that the tile statistics of one row take
-    tiles: Any
-    d_tiles: Any
-    entries: Any  # float64 [N, ENTRY]
-
-
-class Tree(NamedTuple):
-    """The nodes of one sequence, as vectors over the next power of two."""
-
-    tokens: Any  # -1 where absent
-    parents: Any
-    draft_rows: Any
-    num_nodes: Any
-
-
 class NodeResidual(NamedTuple):
-    """What it takes to compute the residual at one node."""
+    """The inputs of the residual at one node."""
 
     head: Any  # first entry
     tail: Any  # last entry
