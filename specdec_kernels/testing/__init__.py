@@ -18,6 +18,7 @@ import torch
 from specdec_kernels import reference
 from specdec_kernels._library import OPS
 from specdec_kernels.testing import chain, kv, row, tree, tree_layout
+from specdec_kernels.testing.bounds import acceptance_bound
 from specdec_kernels.testing.case import Case, noisy_draft, sliced, zipf_logits
 from specdec_kernels.testing.chain import chain_case
 from specdec_kernels.testing.distributions import filtered_distribution, joint_distribution
@@ -35,6 +36,7 @@ __all__ = [
     "Case",
     "RealizedDistribution",
     "RealizedTreeDistribution",
+    "acceptance_bound",
     "cases",
     "chain_case",
     "drawn_trees",
