@@ -22,10 +22,11 @@ from bench.configs import (
     parameters,
     pool,
 )
+from specdec_kernels.arguments.rules import TREE_RULES
 from specdec_kernels.ops.verify_tree import Tree, TreeVerdict, verify_tree
 
-RULES = ("greedy", "target_only", "multi_draft", "multi_draft_wor", "traversal")
 OTHERS = ("match", "top_k_plus_one", "k_seq", "typical")  # timed at fewer configs
+RULES = tuple(rule for rule in TREE_RULES if rule not in OTHERS)
 # Rule -> how siblings are drawn from the draft (see `_siblings`). Other rules get the draft's most
 # likely tokens.
 DRAWN = {

@@ -1,7 +1,7 @@
 """The verification step of speculative decoding as fused PyTorch ops.
 
 `sample` draws the drafts, `verify_chain` and `verify_tree` decide which of them are accepted and
-sample the token that follows, and the cache ops remove the rejected tokens from the KV cache.
+sample the recovered or bonus token, and the cache ops remove the rejected tokens from the KV cache.
 """
 
 from specdec_kernels._library import cpu_capability, has_cuda_kernels, providers

@@ -15,8 +15,8 @@ import torch
 
 from specdec_kernels import triton as _triton
 
-# Op -> the module that implements it, the same below `specdec_kernels.reference` and below
-# `specdec_kernels.triton`. This is the only list of the ops.
+# Op -> the module that implements it, in `specdec_kernels.reference` and in
+# `specdec_kernels.triton` alike. This is the only list of the ops.
 OPS = {
     "sample": "row.sample",
     "verify_chain": "chain.verify_chain",
@@ -42,8 +42,8 @@ _LIBRARY = Path(__file__).with_name("_C.so")
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
-def _asked_for(variable: str, allowed: tuple[str, ...]) -> str:
-    """The value of an environment variable, "" where it is not set. A misspelt one is an error."""
+def _environment(variable: str, allowed: tuple[str, ...]) -> str:
+    """The value of an environment variable, "" if it is not set; others than `allowed` raise."""
     value = os.environ.get(variable, "")
     if value and value not in allowed:
         raise ImportError(f"{variable} must be one of {', '.join(allowed)}, got {value}")
@@ -51,8 +51,8 @@ def _asked_for(variable: str, allowed: tuple[str, ...]) -> str:
 
 
 def _load() -> None:
-    # The library reads the variable by itself, and takes a word that it does not know for no word.
-    _asked_for("SPECDEC_CPU_CAPABILITY", CPU_CAPABILITIES)
+    # The library reads this variable itself and ignores an unknown value, so it is checked here.
+    _environment("SPECDEC_CPU_CAPABILITY", CPU_CAPABILITIES)
     if not _LIBRARY.exists():
         raise ImportError(
             f"{_LIBRARY.name} is missing beside specdec_kernels: the native library was not built. "
@@ -89,7 +89,7 @@ def _cuda_provider() -> str:
     SPECDEC_CUDA_PROVIDER asks for one. By default the CUDA kernels come first, if `_C.so` has them.
     """
     available = {"cuda": has_cuda_kernels(), "triton": _HAS_TRITON}
-    asked = _asked_for("SPECDEC_CUDA_PROVIDER", tuple(available))
+    asked = _environment("SPECDEC_CUDA_PROVIDER", tuple(available))
     if asked and not available[asked]:
         lacks = {"cuda": "_C.so has no CUDA kernels", "triton": "triton is not installed"}
         raise ImportError(f"SPECDEC_CUDA_PROVIDER is {asked}, but {lacks[asked]}")
@@ -102,7 +102,7 @@ _CUDA_PROVIDER = _cuda_provider()
 def _register_triton() -> None:
     ops = tuple(OPS) if _CUDA_PROVIDER == "triton" else _TRITON_ONLY if _HAS_TRITON else ()
     with warnings.catch_warnings():
-        # Whoever asks for Triton asks for it in place of the CUDA kernels.
+        # SPECDEC_CUDA_PROVIDER=triton replaces the CUDA kernels on purpose.
         warnings.filterwarnings(
             "ignore", message=".*[Oo]verriding a previously registered kernel.*"
         )

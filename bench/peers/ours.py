@@ -24,6 +24,7 @@ from bench.peers.base import Peer
 from bench.tree_configs import TreeInputs
 from bench.tree_configs import call as call_tree
 from specdec_kernels._library import OPS
+from specdec_kernels.arguments.tree import TreeOutputs
 
 
 def _draft(inputs: Inputs) -> Any:
@@ -121,7 +122,7 @@ def _triton_available(device: str) -> str:
     return "TRITON_INTERPRET is set" if os.environ.get("TRITON_INTERPRET") == "1" else ""
 
 
-def _accepted(verdict: sk.TreeVerdict) -> torch.Tensor:
+def _accepted(verdict: sk.TreeVerdict | TreeOutputs) -> torch.Tensor:
     return verdict.num_accepted
 
 
@@ -136,7 +137,7 @@ PEERS = (
 TREE_PEERS = (
     Peer("cpp", _served("verify_tree", "cpp", "cpu"), _tree, _accepted, ours=True),
     Peer("cuda", _served("verify_tree", "cuda", "cuda"), _tree, _accepted, ours=True),
-    Peer("triton", _triton_available, _TREE, lambda verdict: verdict[2], ours=True),
+    Peer("triton", _triton_available, _TREE, _accepted, ours=True),
 )
 KV_PEERS = (
     Peer("cpp", _served("kv_compact_", "cpp", "cpu"), _compact, lambda n: n, ours=True),

@@ -1,4 +1,4 @@
-"""What speculative decoding is worth: acceptance rates, expected tokens, walltime, best gamma.
+"""The gain of speculative decoding: acceptance rates, expected tokens, walltime, best gamma.
 
 P is the target's distribution and Q the draft's, the one that the drafts were really drawn from:
 probabilities [..., V] of any floating dtype on any device. Sums and results are float64, and no
@@ -7,7 +7,6 @@ Formulas are those of Leviathan et al. 2023 (arXiv 2211.17192), section 3, unles
 """
 
 from specdec_kernels.analysis.acceptance import (
-    acceptance_bound,
     acceptance_rate,
     accepted_mass,
     block_acceptance,
@@ -30,7 +29,6 @@ from specdec_kernels.analysis.walltime import (
 
 __all__ = [
     "AcceptanceEstimate",
-    "acceptance_bound",
     "acceptance_rate",
     "accepted_mass",
     "block_acceptance",

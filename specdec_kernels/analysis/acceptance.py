@@ -7,8 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-_ROW_RULES = ("token", "match", "greedy", "typical", "lenient")
-_RULES = ("token", "block", "match", "greedy", "typical", "lenient")
+from specdec_kernels.arguments.rules import RULES
+
+# Rule synthetic does not depend on P and Q.
+_RULES = tuple(rule for rule in RULES if rule != "synthetic")
+ROW_RULES = tuple(rule for rule in _RULES if rule != "block")
 _RULE_OF_PARAMETER = {"epsilon": "typical", "delta": "typical", "lenience": "lenient"}
 
 
@@ -64,7 +67,7 @@ def accepted_mass(
         if not 0 < lenience <= 1:
             raise ValueError(f"lenience must be in (0, 1], got {lenience}")
         return torch.minimum(p / lenience, q)
-    raise ValueError(f"rule must be one of {', '.join(_ROW_RULES)}, got {rule!r}")
+    raise ValueError(f"rule must be one of {', '.join(ROW_RULES)}, got {rule!r}")
 
 
 def typical_set(p: Tensor, epsilon: float = 0.09, delta: float = 0.3) -> Tensor:
@@ -87,24 +90,6 @@ def _agreement(p: Tensor, q: Tensor) -> Tensor:
     later = q.flip(-1).cumsum(-1).flip(-1) - q
     mass = torch.where((p > 0) & (q > 0), 1 / (p.cumsum(-1) / p + later / q), 0.0)
     return torch.empty_like(mass).scatter_(-1, order, mass)
-
-
-def acceptance_bound(p: Tensor, q: Tensor, drafts: int = 1) -> Tensor:
-    """The most that a lossless rule can accept of independent drafts from Q, [..., V] -> [...].
-
-    It is `1 + min_S [p(S) - q(S)^drafts]`, the probability that one of the drafts is emitted. The
-    minimum is at a set of largest q/p, so one sort finds it. For one draft it is the
-    `acceptance_rate` of rule token.
-
-    >>> acceptance_bound(torch.tensor([0.5, 0.5]), torch.tensor([0.75, 0.25]), drafts=2)
-    tensor(0.9375, dtype=torch.float64)
-    """
-    p, q = torch.broadcast_tensors(p.double(), q.double())
-    order = (p / q).argsort(-1)
-    within = q.gather(-1, order).cumsum(-1)
-    # Float32 rows sum to 1 only nearly; unnormalised, what Q lacks would count as rejected.
-    outside = (within / within[..., -1:]) ** drafts
-    return 1 + (p.gather(-1, order).cumsum(-1) - outside).amin(-1).clamp(max=0)
 
 
 def block_acceptance(p: Tensor, q: Tensor) -> Tensor:

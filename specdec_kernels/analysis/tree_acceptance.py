@@ -7,7 +7,12 @@ import itertools
 import torch
 from torch import Tensor
 
-_RULES = ("target_only", "multi_draft", "multi_draft_wor", "top_k_plus_one", "k_seq")
+from specdec_kernels.arguments.rules import TREE_RULES
+
+# Whether the other rules accept one of several siblings does not depend on how these were drawn, or
+# (traversal) not on the siblings alone.
+_OTHERS = ("greedy", "match", "typical", "traversal")
+SIBLING_RULES = tuple(rule for rule in TREE_RULES if rule not in _OTHERS)
 _DRAWS = ("without_replacement", "top_k_plus_one", "top")
 
 
@@ -31,8 +36,8 @@ def tree_acceptance(p: Tensor, q: Tensor, drafts: int, rule: str) -> Tensor:
     >>> [round(float(tree_acceptance(p, q, 2, r)), 4) for r in ("multi_draft", "multi_draft_wor")]
     [0.625, 0.75]
     """
-    if rule not in _RULES:
-        raise ValueError(f"rule must be one of {', '.join(_RULES)}, got {rule!r}")
+    if rule not in SIBLING_RULES:
+        raise ValueError(f"rule must be one of {', '.join(SIBLING_RULES)}, got {rule!r}")
     p, q = _pair(p, q, drafts)
     if rule == "k_seq":
         return 1 - (1 - k_seq_factor(p, q, drafts)[1]) ** drafts
@@ -82,6 +87,8 @@ def k_seq_factor(p: Tensor, q: Tensor, drafts: int) -> tuple[Tensor, Tensor]:
 
     The smallest rho in [1, drafts] with `1 - (1 - beta)^drafts <= rho * beta`, where
     `beta = sum(min(q, p / rho))` is the acceptance probability of one draft; SpecTr, section 5.
+    The reference of `verify_tree` solves the same for one row on its own, so that neither is
+    proved by itself; this one takes batches and never waits for the device.
 
     Raises:
         ValueError: drafts below 1.
@@ -107,7 +114,7 @@ def tree_acceptance_bound(p: Tensor, q: Tensor, drafts: int, draw: str) -> Tenso
     """The most that a lossless rule can accept of siblings drawn in one way, [..., V] -> [...].
 
     It is `1 + min_S [p(S) - Pr(all drafts in S)]`, the probability that one of them is emitted.
-    For independent drafts see `acceptance_bound`.
+    For independent drafts see `specdec_kernels.testing.acceptance_bound`.
 
     Args:
         draw: `without_replacement` (Q must hold at least `drafts` tokens; takes time

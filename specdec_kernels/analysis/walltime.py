@@ -1,4 +1,4 @@
-"""What speculative decoding saves, by section 3 of Leviathan et al. 2023 (arXiv 2211.17192)."""
+"""The savings of speculative decoding; Leviathan et al. 2023 (arXiv 2211.17192), section 3."""
 
 from __future__ import annotations
 

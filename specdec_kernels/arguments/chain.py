@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from specdec_kernels.arguments import verification as verify
-from specdec_kernels.arguments.checks import float32, require, shape, vector
+from specdec_kernels.arguments.checks import check_vector, float32, require, shape
 from specdec_kernels.arguments.draft import DraftArguments, Sizes
 from specdec_kernels.arguments.rules import RULES, RULES_READING_DRAFT
 from specdec_kernels.arguments.sample import SamplingArguments
@@ -58,7 +58,7 @@ class ChainArguments(NamedTuple):
 
     @property
     def ragged_draft(self) -> bool:
-        """Whether the draft rows are [N-B, D], packed as the target's rows are."""
+        """Whether the draft rows are [R-B, D], packed as the target's rows are."""
         return self.draft is not None and self.target_indptr is not None and self.draft.dim() == 2
 
     @property
@@ -79,7 +79,7 @@ class ChainArguments(NamedTuple):
     def check(self) -> None:
         """Raises RuntimeError naming the argument, the rule and the value."""
         tokens = self.draft_token_ids
-        verify.check_tokens(self, RULES, "draft_token_ids", tokens, "[B, gamma]")
+        verify.check_drafted(self, RULES, "draft_token_ids", tokens, "[B, gamma]")
         verify.check_target(self, "draft_token_ids", tokens, "gamma", "[N, V]")
         self._check_draft()
         b, gamma = tokens.shape
@@ -93,7 +93,9 @@ class ChainArguments(NamedTuple):
         )
         if self.synthetic_rates is not None:
             dev = self.target.device
-            vector("synthetic_rates", self.synthetic_rates, gamma, torch.float32, dev, "target")
+            check_vector(
+                "synthetic_rates", self.synthetic_rates, gamma, torch.float32, dev, "target"
+            )
         verify.check_limits(self, b)
 
     def _check_draft(self) -> None:
@@ -111,6 +113,6 @@ class ChainArguments(NamedTuple):
             sizes = (("N-B", n),)
         self.draft_arguments.check(self.target, b, sizes, each)
 
-    def new_outputs(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Uninitialised (tokens, num_accepted, status, logprobs, accept_probs)."""
+    def new_outputs(self) -> verify.Outputs:
+        """Uninitialised outputs, in the order of the schema."""
         return verify.new_outputs(self, self.draft_token_ids, self.draft_token_ids.shape[1] + 1)

@@ -44,7 +44,7 @@ def require(condition: bool, message: str) -> None:
         raise RuntimeError(message)
 
 
-def one_of(name: str, value: str, allowed: Sequence[str]) -> None:
+def check_one_of(name: str, value: str, allowed: Sequence[str]) -> None:
     require(value in allowed, f"{name} must be one of {', '.join(allowed)}, got {value}")
 
 
@@ -53,29 +53,31 @@ def device_name(device: torch.device) -> str:
     return f"cuda:{device.index}" if device.type == "cuda" else device.type
 
 
-def same_device(name: str, t: Tensor, device: torch.device, of: str) -> None:
+def check_same_device(name: str, t: Tensor, device: torch.device, of: str) -> None:
     require(
         t.device == device,
         f"{name} must be on the device of {of}, {device_name(device)}, got {device_name(t.device)}",
     )
 
 
-def ids(name: str, t: Tensor) -> None:
+def check_ids(name: str, t: Tensor) -> None:
     require(t.dtype in IDS, f"{name} must be int32 or int64, got {dtype_name(t.dtype)}")
 
 
-def typed(name: str, t: Tensor, dtype: torch.dtype, device: torch.device, of: str) -> None:
+def check_typed(name: str, t: Tensor, dtype: torch.dtype, device: torch.device, of: str) -> None:
     require(t.dtype == dtype, f"{name} must be {dtype_name(dtype)}, got {dtype_name(t.dtype)}")
-    same_device(name, t, device, of)
+    check_same_device(name, t, device, of)
 
 
-def vector(name: str, t: Tensor, n: int, dtype: torch.dtype, device: torch.device, of: str) -> None:
+def check_vector(
+    name: str, t: Tensor, n: int, dtype: torch.dtype, device: torch.device, of: str
+) -> None:
     """The tensor must be [n] of one dtype; any stride."""
     require(t.dim() == 1 and t.shape[0] == n, f"{name} must be [{n}], got {shape(t)}")
-    typed(name, t, dtype, device, of)
+    check_typed(name, t, dtype, device, of)
 
 
-def matrix(
+def check_matrix(
     name: str,
     t: Tensor,
     dims: str,
@@ -86,10 +88,10 @@ def matrix(
 ) -> None:
     """The tensor must be [*sizes] of one dtype; `dims` names the dimensions in the message."""
     require(t.shape == sizes, f"{name} must be {dims} = {list(sizes)}, got {shape(t)}")
-    typed(name, t, dtype, device, of)
+    check_typed(name, t, dtype, device, of)
 
 
-def rows(name: str, t: Tensor) -> None:
+def check_rows(name: str, t: Tensor) -> None:
     """The last dimension must be a vocabulary that kernels can read: dtype, size, stride."""
     require(
         t.dtype in FLOATS,

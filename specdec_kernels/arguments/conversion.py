@@ -13,38 +13,58 @@ from torch import Tensor
 
 Param = float | Tensor
 _INT32 = 2**31 - 1
+# While torch.compile or torch.export traces a size, it is a SymInt.
+_INTEGERS = (int, torch.SymInt, Integral)
+_NUMBERS = (float, int, torch.SymFloat, torch.SymInt, Real)
 
 
-def tensor(value: object, name: str) -> None:
-    """Refuses what is not a tensor."""
+def require_tensor(value: object, name: str) -> None:
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a tensor, got {value!r}")
 
 
-def tensors(**given: object) -> None:
-    """Refuses what is not a tensor, by the name of the argument."""
+def require_tensors(**given: object) -> None:
     for name, value in given.items():
-        tensor(value, name)
+        require_tensor(value, name)
 
 
-def optional(**given: object) -> None:
-    """As `tensors`, for arguments that may be None."""
+def require_tensors_or_none(**given: object) -> None:
     for name, value in given.items():
         if value is not None:
-            tensor(value, name)
+            require_tensor(value, name)
 
 
-def listed(values: object, name: str) -> list[Tensor]:
+def require_tensor_list(values: object, name: str) -> list[Tensor]:
     """Caches or states as a list, one tensor for each layer."""
     if isinstance(values, Tensor) or not isinstance(values, Sequence):
         raise TypeError(f"{name} must be a list of tensors, got {type(values).__name__}")
     for i, value in enumerate(values):
         if not isinstance(value, Tensor):  # the name costs time, so it is built only on failure
-            tensor(value, f"{name}[{i}]")
+            require_tensor(value, f"{name}[{i}]")
     return list(values)
 
 
-def split(value: Param, name: str, default: float) -> tuple[Tensor | None, float]:
+def require_number(value: object, name: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, _NUMBERS):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+
+
+def require_integer(value: object, name: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, _INTEGERS):
+        raise TypeError(f"{name} must be an integer, got {value!r}")
+
+
+def require_flag(value: object, name: str) -> None:
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, got {value!r}")
+
+
+def require_word(value: object, name: str) -> None:
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be a string, got {value!r}")
+
+
+def vector_and_scalar(value: Param, name: str, default: float) -> tuple[Tensor | None, float]:
     """The two forms in which an op takes a number: a float32 vector [B], or None and a scalar.
 
     Where the vector is given, the op ignores the scalar, which is `default` then.
@@ -56,8 +76,8 @@ def split(value: Param, name: str, default: float) -> tuple[Tensor | None, float
     return None, float(value)
 
 
-def split_int(value: int | Tensor, name: str, default: int) -> tuple[Tensor | None, int]:
-    """As `split`, for counts in int32.
+def vector_and_count(value: int | Tensor, name: str, default: int) -> tuple[Tensor | None, int]:
+    """As `vector_and_scalar`, for counts in int32.
 
     Counts are clamped: one beyond int32 keeps every token, and a negative one stays negative.
     """
@@ -84,8 +104,8 @@ def sampling(
     temperature: Param, top_k: int | Tensor, top_p: Param, min_p: Param
 ) -> tuple[Tensor | None, float, Tensor | None, int, Tensor | None, float, Tensor | None, float]:
     """The eight sampling arguments of the ops, in the order of their schemas."""
-    t, t0 = split(temperature, "temperature", 1.0)
-    k, k0 = split_int(top_k, "top_k", 0)
-    p, p0 = split(top_p, "top_p", 1.0)
-    m, m0 = split(min_p, "min_p", 0.0)
+    t, t0 = vector_and_scalar(temperature, "temperature", 1.0)
+    k, k0 = vector_and_count(top_k, "top_k", 0)
+    p, p0 = vector_and_scalar(top_p, "top_p", 1.0)
+    m, m0 = vector_and_scalar(min_p, "min_p", 0.0)
     return t, t0, k, k0, p, p0, m, m0

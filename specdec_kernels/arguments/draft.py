@@ -6,24 +6,22 @@ csrc/torch/arguments/draft.cpp validates the same with the same messages.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from specdec_kernels.arguments.checks import (
+    check_ids,
+    check_rows,
+    check_same_device,
+    check_typed,
+    check_vector,
     float32,
-    ids,
     require,
-    rows,
-    same_device,
     shape,
-    typed,
-    vector,
 )
-
-if TYPE_CHECKING:
-    from specdec_kernels.arguments.verification import VerifyArguments
+from specdec_kernels.arguments.verification import VerifyArguments
 
 # The name of each dimension and its size; None allows any size.
 Sizes = tuple[tuple[str, int | None], ...]
@@ -79,14 +77,14 @@ class DraftArguments(NamedTuple):
         if self.ids is not None:
             require(
                 self.rows is not None and self.ids.shape == self.rows.shape,
-                f"draft ids must be like the draft probabilities, "
+                f"draft ids must have the shape of the draft probabilities, "
                 f"{shape(self.rows) if self.rows is not None else 'None'}, got {shape(self.ids)}",
             )
-            ids("draft ids", self.ids)
-            same_device("draft ids", self.ids, dev, "target")
+            check_ids("draft ids", self.ids)
+            check_same_device("draft ids", self.ids, dev, "target")
         if self.columns is not None:
             v = target.shape[-1]
-            vector("draft_map columns", self.columns, v, torch.int32, dev, "target")
+            check_vector("draft_map columns", self.columns, v, torch.int32, dev, "target")
             require(
                 self.rows is not None and self.ids is None,
                 "draft_map must be None unless draft holds rows over a vocabulary of its own",
@@ -94,11 +92,11 @@ class DraftArguments(NamedTuple):
         require(
             (self.logsumexp is None) == (self.threshold is None)
             and (self.logsumexp is None or (self.rows is not None and self.ids is None)),
-            "draft_logsumexp and draft_threshold must come together and with draft",
+            "draft logsumexp and draft threshold must come together and with draft",
         )
         for name, t, dtype in (
-            ("draft_logsumexp", self.logsumexp, torch.float64),
-            ("draft_threshold", self.threshold, torch.float32),
+            ("draft logsumexp", self.logsumexp, torch.float64),
+            ("draft threshold", self.threshold, torch.float32),
         ):
             if t is None:
                 continue
@@ -106,9 +104,11 @@ class DraftArguments(NamedTuple):
                 _fits(t.shape, statistics),
                 f"{name} must be {_described(statistics)}, got {shape(t)}",
             )
-            typed(name, t, dtype, dev, "target")
+            check_typed(name, t, dtype, dev, "target")
         if self.temperatures is not None:
-            vector("draft temperature", self.temperatures, batch, torch.float32, dev, "target")
+            check_vector(
+                "draft temperature", self.temperatures, batch, torch.float32, dev, "target"
+            )
         else:
             t0 = float32(self.temperature)
             require(
@@ -127,8 +127,8 @@ class DraftArguments(NamedTuple):
             not sparse or draft.shape[-1] >= 1,
             f"{name} must have K >= 1 entries, got {shape(draft)}",
         )
-        rows(name, draft)
-        same_device(name, draft, target.device, "target")
+        check_rows(name, draft)
+        check_same_device(name, draft, target.device, "target")
 
 
 def _fits(got: torch.Size, sizes: Sizes) -> bool:

@@ -1,4 +1,4 @@
-"""The forms in which a drafter says from which distribution Q it drew its tokens.
+"""The forms in which a drafter passes Q, the distribution that it drew its tokens from.
 
 A draft is None (deterministic: Q is one-hot at the drafted token), a tensor of logits or
 probabilities, a `SampledDraft` (what `sample` returned) or a `SparseDraft` (a few tokens with their
@@ -19,7 +19,7 @@ from specdec_kernels.arguments.conversion import Param
 class SampledDraft(NamedTuple):
     """Q as `sample` drew from it: the logits, and the statistics that `sample` returned.
 
-    logits: [B, gamma, V] (or ragged [N-B, V]), as they were given to `sample`.
+    logits: [B, gamma, V] (or ragged [R-B, V]), as they were given to `sample`.
     logsumexp: [B, gamma], `Sampled.logsumexp` of each row.
     threshold: [B, gamma], `Sampled.threshold` of each row.
     temperature: scalar or [B], as given to `sample`; at 0 the draft is deterministic. Another
@@ -36,7 +36,7 @@ class SampledDraft(NamedTuple):
 class SparseDraft(NamedTuple):
     """Q as a few tokens with their probabilities, for drafters that draw from their top k.
 
-    ids: [B, gamma, K] (or ragged [N-B, K]) int32 or int64, K >= 1: ids of the target's vocabulary,
+    ids: [B, gamma, K] (or ragged [R-B, K]) int32 or int64, K >= 1: ids of the target's vocabulary,
         in any order, negative where unused. Probabilities of an id that occurs twice are added.
     probs: of the same shape, float32, bfloat16 or float16; the K of each row sum to 1.
     """
@@ -47,6 +47,9 @@ class SparseDraft(NamedTuple):
 
 class DraftMap(NamedTuple):
     """The column of each target token in the rows of a draft model with a smaller vocabulary.
+
+    Drafted ids are the target's all the same. Without a map column v is token v: tokens from D on
+    have Q = 0, where D is the number of columns, and drafts from V on are rejected.
 
     columns: [V] int32, the draft's column of each target id, -1 where it has none.
     """
@@ -64,7 +67,7 @@ class DraftMap(NamedTuple):
             vocab: V, the last dimension of the target rows.
 
         Raises:
-            TypeError: ids is not a tensor.
+            TypeError: ids is not a tensor, or vocab not an integer.
             ValueError: its shape or dtype is wrong, vocab is below 1, or an id is out of range or
                 occurs twice.
 
@@ -85,7 +88,7 @@ class DraftMap(NamedTuple):
             vocab: V, the last dimension of the target rows.
 
         Raises:
-            TypeError: d2t is not a tensor.
+            TypeError: d2t is not a tensor, or vocab not an integer.
             ValueError: as `from_ids`, for the ids `i + d2t[i]`.
 
         >>> DraftMap.from_offsets(torch.tensor([0, 2]), 4).columns
@@ -97,13 +100,14 @@ class DraftMap(NamedTuple):
 
 
 def _check_ids(name: str, ids: Tensor) -> None:
-    conversion.tensor(ids, name)
+    conversion.require_tensor(ids, name)
     if ids.dim() != 1 or ids.dtype not in (torch.int32, torch.int64):
         raise ValueError(f"{name} must be [D] int32 or int64, got {list(ids.shape)} {ids.dtype}")
 
 
 def _inverse(name: str, ids: Tensor, vocab: int) -> Tensor:
     """[vocab] int32: the index of each id in `ids`, else -1."""
+    conversion.require_integer(vocab, "vocab")
     if vocab < 1:
         raise ValueError(f"vocab must be at least 1, got {vocab}")
     if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < vocab:
@@ -125,14 +129,14 @@ def split_draft(
         return draft, None, None, None, None, 1.0
     if isinstance(draft, SampledDraft):
         logits, logsumexp, threshold, temperature = draft
-        conversion.tensor(logits, "draft logits")
-        conversion.tensor(logsumexp, "draft logsumexp")
-        conversion.tensor(threshold, "draft threshold")
-        split = conversion.split(temperature, "draft temperature", 1.0)
-        return logits, None, logsumexp.to(torch.float64), threshold, *split
+        conversion.require_tensor(logits, "draft logits")
+        conversion.require_tensor(logsumexp, "draft logsumexp")
+        conversion.require_tensor(threshold, "draft threshold")
+        given = conversion.vector_and_scalar(temperature, "draft temperature", 1.0)
+        return logits, None, logsumexp.to(torch.float64), threshold, *given
     if isinstance(draft, SparseDraft):
-        conversion.tensor(draft.ids, "draft ids")
-        conversion.tensor(draft.probs, "draft probabilities")
+        conversion.require_tensor(draft.ids, "draft ids")
+        conversion.require_tensor(draft.probs, "draft probabilities")
         return draft.probs, draft.ids, None, None, None, 1.0
     raise TypeError(
         f"draft must be None, a tensor, a SampledDraft or a SparseDraft, got {type(draft).__name__}"
@@ -145,5 +149,5 @@ def map_columns(draft_map: DraftMap | None) -> Tensor | None:
         return None
     if not isinstance(draft_map, DraftMap):
         raise TypeError(f"draft_map must be a DraftMap or None, got {type(draft_map).__name__}")
-    conversion.tensor(draft_map.columns, "draft_map columns")
+    conversion.require_tensor(draft_map.columns, "draft_map columns")
     return draft_map.columns

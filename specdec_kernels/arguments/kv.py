@@ -14,20 +14,20 @@ from torch import Tensor
 
 from specdec_kernels.arguments.checks import (
     IDS,
+    check_ids,
+    check_same_device,
+    check_typed,
+    check_vector,
     dtype_name,
-    ids,
     require,
-    same_device,
     shape,
-    typed,
-    vector,
 )
 
 
 def check_batch(name: str, t: Tensor) -> int:
     """The tensor must be [B] int64; it defines B for the other arguments."""
     require(t.dim() == 1, f"{name} must be [B], got {shape(t)}")
-    typed(name, t, torch.int64, t.device, name)
+    check_typed(name, t, torch.int64, t.device, name)
     return t.shape[0]
 
 
@@ -51,7 +51,7 @@ def check_caches(
             f"{name}[{i}] must be [B, H, S, D] with B = {b}, got {shape(t)}",
         )
         _contiguous_rows(f"{name}[{i}]", t)
-        same_device(f"{name}[{i}]", t, device, of)
+        check_same_device(f"{name}[{i}]", t, device, of)
 
 
 def check_paged_caches(tensors: Sequence[Tensor], device: torch.device) -> None:
@@ -67,7 +67,7 @@ def check_paged_caches(tensors: Sequence[Tensor], device: torch.device) -> None:
             f"got {shape(t)}",
         )
         _contiguous_rows(f"caches[{i}]", t)
-        same_device(f"caches[{i}]", t, device, "base")
+        check_same_device(f"caches[{i}]", t, device, "base")
 
 
 def check_block_tables(t: Tensor, b: int, device: torch.device, of: str) -> None:
@@ -75,13 +75,13 @@ def check_block_tables(t: Tensor, b: int, device: torch.device, of: str) -> None
         t.dim() == 2 and t.shape[0] == b,
         f"block_tables must be [B, M] with B = {b}, got {shape(t)}",
     )
-    typed("block_tables", t, torch.int32, device, of)
+    check_typed("block_tables", t, torch.int32, device, of)
 
 
 def check_path(t: Tensor, b: int, device: torch.device) -> None:
     require(t.dim() == 2 and t.shape[0] == b, f"path must be [B, P] with B = {b}, got {shape(t)}")
-    ids("path", t)
-    same_device("path", t, device, "base")
+    check_ids("path", t)
+    check_same_device("path", t, device, "base")
 
 
 def append(caches: Sequence[Tensor], entries: Sequence[Tensor], positions: Tensor) -> None:
@@ -106,7 +106,7 @@ def append(caches: Sequence[Tensor], entries: Sequence[Tensor], positions: Tenso
 
 def truncate(caches: Sequence[Tensor], lengths: Tensor, new_lengths: Tensor) -> None:
     b = check_batch("lengths", lengths)
-    vector("new_lengths", new_lengths, b, torch.int64, lengths.device, "lengths")
+    check_vector("new_lengths", new_lengths, b, torch.int64, lengths.device, "lengths")
     check_caches("caches", caches, b, lengths.device)
 
 
@@ -129,15 +129,15 @@ def paged_truncate(
     block_tables: Tensor, lengths: Tensor, new_lengths: Tensor, block_size: int
 ) -> None:
     b = check_batch("lengths", lengths)
-    vector("new_lengths", new_lengths, b, torch.int64, lengths.device, "lengths")
+    check_vector("new_lengths", new_lengths, b, torch.int64, lengths.device, "lengths")
     check_block_tables(block_tables, b, lengths.device, "lengths")
     require(block_size >= 1, f"block_size must be at least 1, got {block_size}")
 
 
 def realign(caches: Sequence[Tensor], starts: Tensor, lengths: Tensor, shifts: Tensor) -> None:
     b = check_batch("starts", starts)
-    vector("lengths", lengths, b, torch.int64, starts.device, "starts")
-    vector("shifts", shifts, b, torch.int64, starts.device, "starts")
+    check_vector("lengths", lengths, b, torch.int64, starts.device, "starts")
+    check_vector("shifts", shifts, b, torch.int64, starts.device, "starts")
     check_caches("caches", caches, b, starts.device, "starts")
 
 
@@ -145,7 +145,7 @@ def ring_truncate(
     caches: Sequence[Tensor], lengths: Tensor, new_lengths: Tensor, window: int
 ) -> None:
     b = check_batch("lengths", lengths)
-    vector("new_lengths", new_lengths, b, torch.int64, lengths.device, "lengths")
+    check_vector("new_lengths", new_lengths, b, torch.int64, lengths.device, "lengths")
     check_caches("caches", caches, b, lengths.device, "lengths")
     require(window >= 1, f"window must be at least 1, got {window}")
     for i, t in enumerate(caches):
@@ -173,4 +173,4 @@ def state_select(states: Sequence[Tensor], index: Tensor) -> None:
                 f"states[{i}] must have contiguous trailing dimensions, got {t.stride()}"
             )
         if t.device != index.device:
-            same_device(f"states[{i}]", t, index.device, "index")
+            check_same_device(f"states[{i}]", t, index.device, "index")

@@ -11,7 +11,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from specdec_kernels.arguments.checks import float32, one_of, require, rows, shape, vector
+from specdec_kernels.arguments.checks import (
+    check_one_of,
+    check_rows,
+    check_vector,
+    float32,
+    require,
+    shape,
+)
 
 # Noise streams by name, with their numbers in csrc/include/specdec/philox.h.
 STREAMS = {"residual": 1, "draft": 2, "shared": 3}
@@ -46,25 +53,25 @@ class SamplingArguments(NamedTuple):
         """
         temperature, top_p, min_p = map(float32, (self.temperature, self.top_p, self.min_p))
         if self.temperatures is not None:
-            vector("temperature", self.temperatures, n, torch.float32, device, of)
+            check_vector("temperature", self.temperatures, n, torch.float32, device, of)
         else:
             require(
                 math.isfinite(temperature) and temperature >= 0,
                 f"temperature must be finite and at least 0, got {temperature:g}",
             )
         if self.top_ks is not None:
-            vector("top_k", self.top_ks, n, torch.int32, device, of)
+            check_vector("top_k", self.top_ks, n, torch.int32, device, of)
         else:
             require(
                 self.top_k >= 0,
                 f"top_k must be at least 0 (0 keeps every token), got {self.top_k}",
             )
         if self.top_ps is not None:
-            vector("top_p", self.top_ps, n, torch.float32, device, of)
+            check_vector("top_p", self.top_ps, n, torch.float32, device, of)
         else:
             require(0 < top_p <= 1, f"top_p must be in (0, 1], got {top_p:g}")
         if self.min_ps is not None:
-            vector("min_p", self.min_ps, n, torch.float32, device, of)
+            check_vector("min_p", self.min_ps, n, torch.float32, device, of)
         else:
             require(0 <= min_p <= 1, f"min_p must be in [0, 1], got {min_p:g}")
 
@@ -94,13 +101,13 @@ class SampleArguments(NamedTuple):
         """Raises RuntimeError naming the argument, the rule and the value."""
         logits = self.logits
         require(logits.dim() == 2, f"logits must be [R, V], got {shape(logits)}")
-        rows("logits", logits)
+        check_rows("logits", logits)
         n, dev = logits.shape[0], logits.device
         self.sampling.check(n, dev, "logits")
-        vector("seeds", self.seeds, n, torch.int64, dev, "logits")
-        vector("positions", self.positions, n, torch.int64, dev, "logits")
-        one_of("noise", self.noise, tuple(STREAMS))
-        one_of("method", self.method, METHODS)
+        check_vector("seeds", self.seeds, n, torch.int64, dev, "logits")
+        check_vector("positions", self.positions, n, torch.int64, dev, "logits")
+        check_one_of("noise", self.noise, tuple(STREAMS))
+        check_one_of("method", self.method, METHODS)
         require(
             self.noise != "shared" or self.method == "gumbel",
             "method must be gumbel when noise is shared, got cdf",

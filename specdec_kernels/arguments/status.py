@@ -6,20 +6,21 @@ from enum import IntFlag
 
 
 class Status(IntFlag):
-    """Faults in the data of one sequence, as `status` of `sample` and of the verifiers counts them.
+    """Faults in the data of a sequence or row: the bits in `status` of `sample` and the verifiers.
 
     Ops never raise for values in a tensor: to look at them would make the host wait for the device.
     They report a fault here, keep the tokens accepted before it and never return an id outside the
     vocabulary.
 
-    TARGET_INVALID: a target row holds no distribution (NaN, +inf, or no finite logit), or it is
-        missing. No token is emitted at its position: -1.
+    TARGET_INVALID: a target row holds no distribution (NaN, +inf, or no finite logit), or a ragged
+        target has no row for the sequence. No token is emitted at its position: -1.
     DRAFT_INVALID: a draft row holds no distribution. Its draft is treated as absent (-1).
     EMPTY_RESIDUAL: a draft was rejected, but max(P - Q, 0) is zero everywhere, by rounding or
         because Q is wrong. The recovered token is sampled from the target distribution P.
     DRAFT_OUT_OF_RANGE: a drafted id is outside the vocabulary, or a parent outside the tree. The
         draft is treated as absent (-1).
-    BAD_PARAMETER: a sampling parameter or an injected uniform is out of range. Nothing is emitted.
+    BAD_PARAMETER: a sampling parameter, or the temperature of a `SampledDraft`, is out of range.
+        Nothing is emitted.
 
     >>> Status(5)
     <Status.TARGET_INVALID|EMPTY_RESIDUAL: 5>

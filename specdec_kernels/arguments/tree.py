@@ -11,10 +11,27 @@ import torch
 from torch import Tensor
 
 from specdec_kernels.arguments import verification as verify
-from specdec_kernels.arguments.checks import ids, matrix, require, same_device, shape
+from specdec_kernels.arguments.checks import (
+    check_ids,
+    check_matrix,
+    check_same_device,
+    require,
+    shape,
+)
 from specdec_kernels.arguments.draft import DraftArguments, Sizes
 from specdec_kernels.arguments.rules import TREE_RULES, TREE_RULES_READING_DRAFT
 from specdec_kernels.arguments.sample import SamplingArguments
+
+
+class TreeOutputs(NamedTuple):
+    """The outputs in the order of the schema; those not asked for have no entries."""
+
+    path: Tensor
+    tokens: Tensor
+    num_accepted: Tensor
+    status: Tensor
+    logprobs: Tensor
+    accept_probs: Tensor
 
 
 class TreeArguments(NamedTuple):
@@ -80,15 +97,15 @@ class TreeArguments(NamedTuple):
     def check(self) -> None:
         """Raises RuntimeError naming the argument, the rule and the value."""
         tokens, parents = self.tree_tokens, self.parents
-        verify.check_tokens(self, TREE_RULES, "tree tokens", tokens, "[B, N]")
+        verify.check_drafted(self, TREE_RULES, "tree tokens", tokens, "[B, N]")
         b, n = tokens.shape
         require(
             parents.shape == tokens.shape,
             f"tree parents must be [B, N] = [{b}, {n}], got {shape(parents)}",
         )
-        ids("tree parents", parents)
+        check_ids("tree parents", parents)
         verify.check_target(self, "tree tokens", tokens, "N", "[R, V]")
-        same_device("tree parents", parents, self.target.device, "target")
+        check_same_device("tree parents", parents, self.target.device, "target")
         self._check_draft()
         verify.check_draws(self, b, "[B, 2N+1]", 2 * n + 1)
         verify.check_typical(self)
@@ -102,7 +119,9 @@ class TreeArguments(NamedTuple):
         b, n = self.tree_tokens.shape
         if self.draft_rows is not None:
             dev = self.target.device
-            matrix("draft_rows", self.draft_rows, "[B, N]", (b, n), torch.int32, dev, "target")
+            check_matrix(
+                "draft_rows", self.draft_rows, "[B, N]", (b, n), torch.int32, dev, "target"
+            )
         require(
             self.draft_rows is not None or not self.flat_draft,
             "draft must be [B, N, D] unless draft_rows is given, got two dimensions",
@@ -119,7 +138,7 @@ class TreeArguments(NamedTuple):
             statistics = (("M", m),) if self.flat_draft else (("B", b), ("M", m))
         self.draft_arguments.check(self.target, b, sizes, statistics)
 
-    def new_outputs(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Uninitialised (path, tokens, num_accepted, status, logprobs, accept_probs)."""
+    def new_outputs(self) -> TreeOutputs:
+        """Uninitialised outputs."""
         path = self.parents.new_empty((self.parents.shape[0], self.max_depth))
-        return path, *verify.new_outputs(self, self.tree_tokens, self.max_depth + 1)
+        return TreeOutputs(path, *verify.new_outputs(self, self.tree_tokens, self.max_depth + 1))

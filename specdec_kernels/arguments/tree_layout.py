@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from specdec_kernels.arguments.checks import (
+    check_ids,
+    check_rows,
+    check_same_device,
+    check_vector,
     dtype_name,
-    ids,
     require,
-    rows,
-    same_device,
     shape,
-    vector,
 )
 from specdec_kernels.arguments.sample import SamplingArguments
 
@@ -25,8 +25,8 @@ MAX_WIDTH = 64
 
 def tree_attention(parents: Tensor, lengths: Tensor, slots: int, window: int) -> None:
     require(parents.dim() == 2, f"parents must be [B, N], got {shape(parents)}")
-    ids("parents", parents)
-    vector("lengths", lengths, parents.shape[0], torch.int64, parents.device, "parents")
+    check_ids("parents", parents)
+    check_vector("lengths", lengths, parents.shape[0], torch.int64, parents.device, "parents")
     require(slots >= 0, f"slots must be at least 0, got {slots}")
     require(window >= 0, f"window must be at least 0 (0 sees every key), got {window}")
 
@@ -48,19 +48,19 @@ def check_size(size: int) -> None:
 
 def rerank_tree(tokens: Tensor, parents: Tensor, scores: Tensor, size: int) -> None:
     require(tokens.dim() == 2, f"tokens must be [B, M], got {shape(tokens)}")
-    ids("tokens", tokens)
+    check_ids("tokens", tokens)
     beside("parents", parents, tokens)
-    ids("parents", parents)
-    same_device("parents", parents, tokens.device, "tokens")
+    check_ids("parents", parents)
+    check_same_device("parents", parents, tokens.device, "tokens")
     beside("scores", scores, tokens)
     float32("scores", scores)
-    same_device("scores", scores, tokens.device, "tokens")
+    check_same_device("scores", scores, tokens.device, "tokens")
     check_size(size)
 
 
 def build_trie(sequences: Tensor, size: int) -> None:
     require(sequences.dim() == 3, f"sequences must be [B, K, L], got {shape(sequences)}")
-    ids("sequences", sequences)
+    check_ids("sequences", sequences)
     check_size(size)
 
 
@@ -68,7 +68,7 @@ def expand_tree(
     logits: Tensor, scores: Tensor, width: int, temperatures: Tensor | None, temperature: float
 ) -> None:
     require(logits.dim() == 3, f"logits must be [B, F, V], got {shape(logits)}")
-    rows("logits", logits)
+    check_rows("logits", logits)
     b, f = logits.shape[:2]
     require(f >= 1, f"logits must have a frontier of at least one node, got {shape(logits)}")
     require(
@@ -76,6 +76,6 @@ def expand_tree(
         f"scores must be [B, F] = [{b}, {f}], got {shape(scores)}",
     )
     float32("scores", scores)
-    same_device("scores", scores, logits.device, "logits")
+    check_same_device("scores", scores, logits.device, "logits")
     require(1 <= width <= MAX_WIDTH, f"width must be in [1, {MAX_WIDTH}], got {width}")
     SamplingArguments(temperatures, temperature).check(b, logits.device, "logits")

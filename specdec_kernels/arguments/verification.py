@@ -6,41 +6,83 @@ csrc/torch/arguments/verification.cpp validates the same with the same messages.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, TypeAlias
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from specdec_kernels.arguments.checks import (
+    check_ids,
+    check_matrix,
+    check_one_of,
+    check_rows,
+    check_same_device,
+    check_typed,
+    check_vector,
     float32,
-    ids,
-    matrix,
-    one_of,
     require,
-    rows,
-    same_device,
     shape,
-    typed,
-    vector,
 )
-
-if TYPE_CHECKING:
-    from specdec_kernels.arguments.chain import ChainArguments
-    from specdec_kernels.arguments.tree import TreeArguments
-
-    VerifyArguments: TypeAlias = ChainArguments | TreeArguments
+from specdec_kernels.arguments.sample import SamplingArguments
 
 KINDS = ("logits", "probs")
 
 
-def check_tokens(
+class VerifyArguments(Protocol):
+    """The arguments that both verifiers have."""
+
+    @property
+    def target(self) -> Tensor: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def rule(self) -> str: ...
+    @property
+    def sampling(self) -> SamplingArguments: ...
+    @property
+    def seeds(self) -> Tensor: ...
+    @property
+    def positions(self) -> Tensor: ...
+    @property
+    def target_indptr(self) -> Tensor | None: ...
+    @property
+    def uniforms(self) -> Tensor | None: ...
+    @property
+    def typical_epsilon(self) -> float: ...
+    @property
+    def typical_delta(self) -> float: ...
+    @property
+    def eos_token_ids(self) -> Tensor | None: ...
+    @property
+    def max_new_tokens(self) -> Tensor | None: ...
+    @property
+    def draft(self) -> Tensor | None: ...
+    @property
+    def draft_ids(self) -> Tensor | None: ...
+    @property
+    def draft_columns(self) -> Tensor | None: ...
+    @property
+    def draft_logsumexp(self) -> Tensor | None: ...
+    @property
+    def draft_threshold(self) -> Tensor | None: ...
+    @property
+    def draft_temperatures(self) -> Tensor | None: ...
+    @property
+    def draft_temperature(self) -> float: ...
+    @property
+    def with_logprobs(self) -> bool: ...
+    @property
+    def with_accept_probs(self) -> bool: ...
+
+
+def check_drafted(
     a: VerifyArguments, rules: tuple[str, ...], name: str, t: Tensor, dims: str
 ) -> None:
     """The names that select what is computed, then the drafted tokens."""
-    one_of("kind", a.kind, KINDS)
-    one_of("rule", a.rule, rules)
+    check_one_of("kind", a.kind, KINDS)
+    check_one_of("rule", a.rule, rules)
     require(t.dim() == 2, f"{name} must be {dims}, got {shape(t)}")
-    ids(name, t)
+    check_ids(name, t)
 
 
 def check_target(a: VerifyArguments, name: str, t: Tensor, width: str, ragged: str) -> None:
@@ -56,19 +98,19 @@ def check_target(a: VerifyArguments, name: str, t: Tensor, width: str, ragged: s
             target.dim() == 2,
             f"target must be {ragged} when target_indptr is given, got {shape(target)}",
         )
-        vector("target_indptr", a.target_indptr, b + 1, torch.int32, target.device, "target")
-    rows("target", target)
-    same_device(name, t, target.device, "target")
+        check_vector("target_indptr", a.target_indptr, b + 1, torch.int32, target.device, "target")
+    check_rows("target", target)
+    check_same_device(name, t, target.device, "target")
 
 
 def check_draws(a: VerifyArguments, b: int, dims: str, columns: int) -> None:
     """The sampling parameters of the target, and the randomness; `dims` are those of uniforms."""
     dev = a.target.device
     a.sampling.check(b, dev, "target")
-    vector("seeds", a.seeds, b, torch.int64, dev, "target")
-    vector("positions", a.positions, b, torch.int64, dev, "target")
+    check_vector("seeds", a.seeds, b, torch.int64, dev, "target")
+    check_vector("positions", a.positions, b, torch.int64, dev, "target")
     if a.uniforms is not None:
-        matrix("uniforms", a.uniforms, dims, (b, columns), torch.float64, dev, "target")
+        check_matrix("uniforms", a.uniforms, dims, (b, columns), torch.float64, dev, "target")
         require(a.rule != "match", "uniforms must be None when rule is match")
 
 
@@ -87,17 +129,25 @@ def check_limits(a: VerifyArguments, b: int) -> None:
         require(
             a.eos_token_ids.dim() == 1, f"eos_token_ids must be [E], got {shape(a.eos_token_ids)}"
         )
-        typed("eos_token_ids", a.eos_token_ids, torch.int64, dev, "target")
+        check_typed("eos_token_ids", a.eos_token_ids, torch.int64, dev, "target")
     if a.max_new_tokens is not None:
-        vector("max_new_tokens", a.max_new_tokens, b, torch.int64, dev, "target")
+        check_vector("max_new_tokens", a.max_new_tokens, b, torch.int64, dev, "target")
 
 
-def new_outputs(
-    a: VerifyArguments, tokens: Tensor, emitted: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Uninitialised (tokens, num_accepted, status, logprobs, accept_probs)."""
+class Outputs(NamedTuple):
+    """The outputs that both verifiers have; those not asked for have no entries."""
+
+    tokens: Tensor
+    num_accepted: Tensor
+    status: Tensor
+    logprobs: Tensor
+    accept_probs: Tensor
+
+
+def new_outputs(a: VerifyArguments, tokens: Tensor, emitted: int) -> Outputs:
+    """Uninitialised outputs; `tokens` are the drafted ones."""
     b, drafted = tokens.shape
-    return (
+    return Outputs(
         tokens.new_empty((b, emitted)),
         tokens.new_empty((b,), dtype=torch.int32),
         tokens.new_empty((b,), dtype=torch.int32),

@@ -65,10 +65,11 @@ def expand_tree(
     tensor([[[0.3000, 0.1500],
              [0.2800, 0.0800]]])
     """
-    conversion.tensors(logits=logits, scores=scores)
+    conversion.require_tensors(logits=logits, scores=scores)
+    conversion.require_integer(width, "width")
     return Expansion(
         *torch.ops.specdec_kernels.expand_tree.default(
-            logits, scores, width, *conversion.split(temperature, "temperature", 1.0)
+            logits, scores, width, *conversion.vector_and_scalar(temperature, "temperature", 1.0)
         )
     )
 

@@ -39,9 +39,11 @@ def kv_append_(caches: Sequence[Tensor], entries: Sequence[Tensor], positions: T
     >>> cache.flatten()
     tensor([0., 1., 1.])
     """
-    conversion.tensors(positions=positions)
+    conversion.require_tensors(positions=positions)
     torch.ops.specdec_kernels.kv_append_.default(
-        conversion.listed(caches, "caches"), conversion.listed(entries, "entries"), positions
+        conversion.require_tensor_list(caches, "caches"),
+        conversion.require_tensor_list(entries, "entries"),
+        positions,
     )
 
 
@@ -66,16 +68,17 @@ def kv_truncate_(
 
     Raises:
         RuntimeError: a shape, dtype or device does not fit; the message names it.
-        TypeError: an argument is not a tensor, or not a list of tensors.
+        TypeError: an argument has a wrong type, such as a tensor in place of a list of tensors.
 
     >>> lengths = torch.tensor([4, 1])
     >>> kv_truncate_([], lengths, torch.tensor([2, 3]))
     >>> lengths
     tensor([2, 1])
     """
-    conversion.tensors(lengths=lengths, new_lengths=new_lengths)
+    conversion.require_tensors(lengths=lengths, new_lengths=new_lengths)
+    conversion.require_flag(zero_fill, "zero_fill")
     torch.ops.specdec_kernels.kv_truncate_.default(
-        conversion.listed(caches, "caches"), lengths, new_lengths, zero_fill
+        conversion.require_tensor_list(caches, "caches"), lengths, new_lengths, zero_fill
     )
 
 
@@ -109,8 +112,10 @@ def kv_compact_(caches: Sequence[Tensor], base: Tensor, path: Tensor) -> None:
     >>> cache.flatten()
     tensor([0., 1., 3., 5., 4., 5.])
     """
-    conversion.tensors(base=base, path=path)
-    torch.ops.specdec_kernels.kv_compact_.default(conversion.listed(caches, "caches"), base, path)
+    conversion.require_tensors(base=base, path=path)
+    torch.ops.specdec_kernels.kv_compact_.default(
+        conversion.require_tensor_list(caches, "caches"), base, path
+    )
 
 
 @torch.library.register_fake("specdec_kernels::kv_compact_")
@@ -142,7 +147,7 @@ def kv_realign_(
 
     Raises:
         RuntimeError: a shape, dtype or device does not fit; the message names it.
-        TypeError: an argument is not a tensor, or not a list of tensors.
+        TypeError: an argument has a wrong type, such as a tensor in place of a list of tensors.
 
     >>> cache = torch.arange(5.0).view(1, 1, 5, 1)
     >>> where = torch.tensor([1]), torch.tensor([3]), torch.tensor([1])
@@ -150,9 +155,10 @@ def kv_realign_(
     >>> cache.flatten()
     tensor([0., 0., 1., 2., 3.])
     """
-    conversion.tensors(starts=starts, lengths=lengths, shifts=shifts)
+    conversion.require_tensors(starts=starts, lengths=lengths, shifts=shifts)
+    conversion.require_flag(zero_fill, "zero_fill")
     torch.ops.specdec_kernels.kv_realign_.default(
-        conversion.listed(caches, "caches"), starts, lengths, shifts, zero_fill
+        conversion.require_tensor_list(caches, "caches"), starts, lengths, shifts, zero_fill
     )
 
 
@@ -192,7 +198,7 @@ def ring_truncate_(
 
     Raises:
         RuntimeError: a shape, dtype, device or value does not fit; the message names it.
-        TypeError: an argument is not a tensor, or not a list of tensors.
+        TypeError: an argument has a wrong type, such as a tensor in place of a list of tensors.
 
     >>> cache, lengths = torch.tensor([4.0, 5, 2, 3]).view(1, 1, 4, 1), torch.tensor([6])
     >>> ring_truncate_([cache], lengths, torch.tensor([5]), 3, zero_fill=True)
@@ -200,9 +206,11 @@ def ring_truncate_(
     >>> cache.flatten(), lengths
     (tensor([4., 0., 2., 3.]), tensor([5]))
     """
-    conversion.tensors(lengths=lengths, new_lengths=new_lengths)
+    conversion.require_tensors(lengths=lengths, new_lengths=new_lengths)
+    conversion.require_integer(window, "window")
+    conversion.require_flag(zero_fill, "zero_fill")
     status: Tensor = torch.ops.specdec_kernels.ring_truncate_.default(
-        conversion.listed(caches, "caches"), lengths, new_lengths, window, zero_fill
+        conversion.require_tensor_list(caches, "caches"), lengths, new_lengths, window, zero_fill
     )
     return status
 
@@ -236,8 +244,8 @@ def state_select_(states: Sequence[Tensor], index: Tensor) -> None:
     >>> states.flatten()
     tensor([2., 1., 2., 3., 4., 5.])
     """
-    conversion.tensor(index, "index")
-    states = conversion.listed(states, "states")
+    conversion.require_tensor(index, "index")
+    states = conversion.require_tensor_list(states, "states")
     checks.state_select(states, index)
     rows = [t.view(*t.shape[:2], math.prod(t.shape[2:]))[:, None] for t in states]
     base = torch.zeros(index.shape, dtype=torch.int64, device=index.device)

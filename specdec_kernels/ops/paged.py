@@ -56,9 +56,9 @@ def paged_compact_(
     >>> cache.flatten()
     tensor([0., 1., 2., 3., 4., 1.])
     """
-    conversion.tensors(block_tables=block_tables, base=base, path=path)
+    conversion.require_tensors(block_tables=block_tables, base=base, path=path)
     torch.ops.specdec_kernels.paged_compact_.default(
-        conversion.listed(caches, "caches"), block_tables, base, path
+        conversion.require_tensor_list(caches, "caches"), block_tables, base, path
     )
 
 
@@ -86,7 +86,7 @@ def paged_truncate_(
 
     Raises:
         RuntimeError: a shape, dtype, device or value does not fit; the message names it.
-        TypeError: an argument is not a tensor.
+        TypeError: an argument has a wrong type, such as a list in place of a tensor.
 
     >>> tables, lengths = torch.tensor([[7, 3, 5, -1]], dtype=torch.int32), torch.tensor([9])
     >>> freed = paged_truncate_(tables, lengths, torch.tensor([4]), 4)
@@ -95,7 +95,8 @@ def paged_truncate_(
     >>> tables, lengths
     (tensor([[ 7, -1, -1, -1]], dtype=torch.int32), tensor([4]))
     """
-    conversion.tensors(block_tables=block_tables, lengths=lengths, new_lengths=new_lengths)
+    conversion.require_tensors(block_tables=block_tables, lengths=lengths, new_lengths=new_lengths)
+    conversion.require_integer(block_size, "block_size")
     return FreedBlocks(
         *torch.ops.specdec_kernels.paged_truncate_.default(
             block_tables, lengths, new_lengths, block_size

@@ -24,7 +24,8 @@ class Sampled(NamedTuple):
 
     tokens: [R] int64, -1 where the row cannot be sampled (see status).
     logprobs: [R] float32, the log-probability of the token after all filters; 0 at temperature 0.
-    logsumexp: [R] float64, of logits / temperature over the survivors; 0 at temperature 0.
+    logsumexp: [R] float64, log(sum(exp(logits / temperature))) over the survivors; 0 at temperature
+        0.
     threshold: [R] float32, in units of the raw logits: survivors have `logit >= threshold`.
     status: [R] int32, `Status.TARGET_INVALID` if the row holds no distribution,
         `Status.BAD_PARAMETER` if a sampling parameter is out of range, otherwise 0.
@@ -62,10 +63,14 @@ def sample(
         top_p: scalar or [R] in (0, 1]; of the tokens that top_k kept, keeps the smallest set of
             largest probabilities whose sum reaches top_p, with ties.
         min_p: scalar or [R] in [0, 1]; keeps `p >= min_p * max(p)`.
-        seeds, positions: [R] int64; the token depends on these two and on the row alone.
-        noise: the noise stream that the randomness comes from. Streams are independent of each
-            other: "draft" for drafters, "residual" is the one of recovered and bonus tokens,
-            "shared" for drafts that rule `match` verifies.
+        seeds: [R] int64.
+        positions: [R] int64, the absolute index of the token that is sampled. Drafts for rules
+            block and traversal are sampled at position + ((i + 1) << 32) instead, where position is
+            that of the first draft; see docs/rules.md#noise. The token depends on the row, its
+            sampling parameters, seed and position, and on nothing else.
+        noise: the noise stream that the random numbers come from. Streams are independent of each
+            other: "draft" is for drafters, "residual" is that of recovered and bonus tokens, and
+            "shared" is for drafts that rule `match` verifies.
         method: "cdf" (inverse CDF of one uniform) or "gumbel" (Gumbel-max sampling). None means
             "gumbel" for the shared noise, which allows no other, and "cdf" otherwise.
 
@@ -75,17 +80,18 @@ def sample(
         ValueError: a tensor of sampling parameters has no dimension, or top_k a dtype that is not
             int32 or int64.
 
-    Source: inverse CDF over tiles and then within one; shared Gumbel noise as in Daliri et al.,
-    arXiv 2408.07978.
+    Source: docs/rules.md#sampling; for the shared Gumbel noise, Daliri et al., arXiv 2408.07978.
 
     >>> logits = torch.tensor([[0.0, 2.0, 1.0]])
     >>> one = torch.zeros(1, dtype=torch.int64)
     >>> sample(logits, temperature=0.0, seeds=one, positions=one).tokens
     tensor([1])
     """
-    conversion.tensors(logits=logits, seeds=seeds, positions=positions)
+    conversion.require_tensors(logits=logits, seeds=seeds, positions=positions)
+    conversion.require_word(noise, "noise")
     if method is None:
         method = "gumbel" if noise == "shared" else "cdf"
+    conversion.require_word(method, "method")
     return Sampled(
         *torch.ops.specdec_kernels.sample.default(
             logits,

@@ -75,7 +75,7 @@ def tree_attention(
 
     Raises:
         RuntimeError: a shape, dtype, device or size is out of range; the message names it.
-        TypeError: an argument is not a tensor.
+        TypeError: an argument has a wrong type, such as a list in place of a tensor.
 
     Source: the tree attention of SpecInfer (arXiv 2305.09781, section 4.2) and Medusa.
 
@@ -88,7 +88,9 @@ def tree_attention(
     >>> positions
     tensor([[1, 2, 2, 3]])
     """
-    conversion.tensors(parents=parents, lengths=lengths)
+    conversion.require_tensors(parents=parents, lengths=lengths)
+    conversion.require_integer(slots, "slots")
+    conversion.require_integer(window, "window")
     return TreeAttention(
         *torch.ops.specdec_kernels.tree_attention.default(parents, lengths, slots, window)
     )
@@ -120,7 +122,7 @@ def rerank_tree(tokens: Tensor, parents: Tensor, scores: Tensor, *, size: int) -
 
     Raises:
         RuntimeError: a shape, dtype, device or size is out of range; the message names it.
-        TypeError: an argument is not a tensor.
+        TypeError: an argument has a wrong type, such as a list in place of a tensor.
 
     Source: EAGLE-2 (arXiv 2406.16858, section 4.2).
 
@@ -128,7 +130,8 @@ def rerank_tree(tokens: Tensor, parents: Tensor, scores: Tensor, *, size: int) -
     >>> rerank_tree(tokens, parents, torch.tensor([[-3.0, -1.0, -2.0]]), size=2)
     RankedTree(tokens=tensor([[6, 7]]), parents=tensor([[-1,  0]]), nodes=tensor([[1, 2]]))
     """
-    conversion.tensors(tokens=tokens, parents=parents, scores=scores)
+    conversion.require_tensors(tokens=tokens, parents=parents, scores=scores)
+    conversion.require_integer(size, "size")
     return RankedTree(*torch.ops.specdec_kernels.rerank_tree.default(tokens, parents, scores, size))
 
 
@@ -153,7 +156,7 @@ def build_trie(sequences: Tensor, *, size: int | None = None, merge: bool = True
 
     Raises:
         RuntimeError: a shape, dtype or size is out of range; the message names it.
-        TypeError: sequences is not a tensor.
+        TypeError: an argument has a wrong type, such as a list in place of a tensor.
 
     Source: SpecInfer (arXiv 2305.09781, section 3), REST (arXiv 2311.08252, section 3.2).
 
@@ -164,9 +167,11 @@ def build_trie(sequences: Tensor, *, size: int | None = None, merge: bool = True
     tensor([[[0, 1],
              [0, 2]]], dtype=torch.int32)
     """
-    conversion.tensor(sequences, "sequences")
+    conversion.require_tensor(sequences, "sequences")
     if size is None:
         size = sequences.shape[-2] * sequences.shape[-1] if sequences.dim() == 3 else 0
+    conversion.require_integer(size, "size")
+    conversion.require_flag(merge, "merge")
     return Trie(*torch.ops.specdec_kernels.build_trie.default(sequences, size, merge))
 
 

@@ -2,9 +2,13 @@
 
 Terms, here and in the whole package. The *target* model's distribution at a position is P, the
 *draft* model's is Q. The *drafted tokens* of a sequence are tried in order until one is *rejected*;
-those before it are *accepted*. Then one more token is sampled. After a rejection it is the
-*recovered token*, from the residual max(P - Q, 0) normalised; after a fully accepted draft it is
-the *bonus token*, from P. The accepted tokens and this one are the *emitted* tokens.
+those before it are *accepted*. Then one more token is emitted. After a rejection it is the
+*recovered token*: rules token, block and lenient sample it from the *residual* max(P - Q, 0)
+normalised, rules typical and synthetic from P, and for rules greedy and match it is the token that
+the target chose itself. After a fully accepted draft it is the *bonus token*, from P. The accepted
+tokens and this one are the *emitted* tokens. P is the distribution after the sampling parameters.
+The random number that is compared with the *acceptance probability* of a draft is its *acceptance
+uniform*.
 """
 
 from __future__ import annotations
@@ -41,9 +45,9 @@ class Verdict(NamedTuple):
         temperature 0 and where nothing was emitted. Empty if not asked for.
     accept_probs: [B, gamma] float32, the acceptance probability of each draft, given that it was
         reached: `min(1, P/Q)` for rule token, `min(1, P/(lenience Q))` for lenient, the rate for
-        synthetic, 0 or 1 where nothing is random. For rule block it is `h_i`, which is conditional
-        on every later draft having failed. NaN for drafts that the rule did not look at. Empty if
-        not asked for.
+        synthetic, 0 or 1 where nothing is random. For rule block column i is h_{i+1} of
+        docs/rules.md#block: the probability of accepting i + 1 drafts, given that no more are
+        accepted. NaN for drafts that the rule did not look at. Empty if not asked for.
     """
 
     tokens: Tensor
@@ -78,46 +82,52 @@ def verify_chain(
     with_logprobs: bool = True,
     with_accept_probs: bool = False,
 ) -> Verdict:
-    """Decide which drafted tokens are accepted, and sample the one token that follows them.
+    """Decide which drafted tokens are accepted, and sample the recovered or bonus token.
 
     The op reads logits as the model returns them and applies the sampling parameters itself. It is
     not differentiable. At temperature 0 every rule decides as "greedy" does, except "synthetic",
     whose rates hold, and "lenient", see below.
 
     Args:
-        target: [B, gamma+1, V] float32, bfloat16 or float16, or ragged [N, V] with `target_indptr`.
+        target: [B, gamma+1, V] float32, bfloat16 or float16, or ragged [R, V] with `target_indptr`.
             Row i verifies draft i; the last row of a sequence gives its bonus token. The last
             dimension must be contiguous.
         draft_token_ids: [B, gamma] int32 or int64; -1 means no draft from here on.
-        draft: Q, the distribution that the drafts were sampled from. None (deterministic: Q is
+        draft: Q, the distribution that the drafts were sampled from: None (deterministic: Q is
             one-hot at the drafted token), a tensor [B, gamma, D] of what `kind` says, a
-            `SampledDraft` or a `SparseDraft`. Logits in a tensor are divided by the target's
-            temperature and not filtered; probabilities are taken as they are. With a ragged target
-            also [N-B, D]: row target_indptr[b]-b+i belongs to draft i, and every sequence must have
-            at least one target row. D may differ from V: without a `draft_map` column v is token v,
-            tokens from D on have Q = 0, and drafts from V on are rejected. A draft with Q = 0 < P
-            is always accepted, as the rule demands, so a drafter that passes the wrong rows shows
-            as `accept_probs` of 1.
+            `SampledDraft` or a `SparseDraft`. Only `RULES_READING_DRAFT` read it.
+
+            Logits in a tensor are divided by the target's temperature and not filtered;
+            probabilities are taken as they are. D may differ from V, see `DraftMap`.
+
+            With a ragged target the rows may be [R-B, D]: row target_indptr[b]-b+i belongs to draft
+            i. Then every sequence must have at least one target row.
+
+            A draft with Q = 0 < P is always accepted, as the rules demand. So a drafter that passes
+            the wrong rows shows as `accept_probs` of 1.
         kind: "logits" or "probs", the content of the target and of a draft given as a tensor. For
             probabilities at temperature 1 without filters, rules token, block and lenient use them
             as they are, and read and check only the entries that they need.
         rule: one of `RULES`; docs/rules.md gives their formulas. Lossless, so that the output
             follows the target's distribution: "token" (rejection sampling, draft by draft), "block"
-            (all drafts together: accepts as many or more), "match" (Gumbel-max sampling with shared
-            noise: the output equals that of `sample` with `noise="shared"`, and drafts are often
-            accepted if the drafter sampled so too, with the same seeds and positions) and "greedy"
-            (accepts the argmax; the temperature is ignored). Lossy: "typical" (accepts what is
-            likely enough under P), "lenient" (compares P with lenience * Q) and "synthetic"
-            (accepts at given rates whatever the rows hold: for benchmarks of servers).
+            (all drafts together: accepts at least as many in expectation), "match" (Gumbel-max
+            sampling with shared noise: the output equals that of `sample` with `noise="shared"`,
+            and drafts are often accepted if the drafter sampled so too, with the same seeds and
+            positions) and "greedy" (accepts the argmax; the temperature is ignored). Lossy:
+            "typical" (accepts tokens that are likely enough under P), "lenient" (compares P with
+            lenience * Q) and "synthetic" (accepts at given rates whatever the rows hold: for
+            benchmarks of servers).
         temperature, top_k, top_p, min_p: scalar or [B], the sampling parameters of the target, as
             in `sample`.
         seeds: [B] int64.
         positions: [B] int64, the absolute index of the first drafted token. Row i takes its
-            randomness from (seed, position + i), so the result does not depend on the batch.
+            randomness from (seed, position + i), except the acceptance uniforms of rule block,
+            which belong to the round. So the result does not depend on the batch. Rule block needs
+            drafts that `sample` drew at position + ((i + 1) << 32), see docs/rules.md#noise.
         target_indptr: [B+1] int32; row target_indptr[b]+i verifies draft i of sequence b.
-        uniforms: [B, gamma+1] float64 in [0, 1), in place of random numbers, for tests. Column
-            i < gamma is the acceptance uniform of draft i, the last column draws the token that
-            follows.
+        uniforms: [B, gamma+1] float64 in [0, 1), in place of random numbers, for tests; the values
+            are not checked. Column i < gamma is the acceptance uniform of draft i, the last column
+            draws the recovered or bonus token.
         draft_map: for draft rows over a smaller vocabulary of the draft model. The drafted ids are
             still the target's.
         lenience: in (0, 1], for rule lenient. At temperature 0 that rule accepts drafts whose
@@ -145,13 +155,20 @@ def verify_chain(
     (tensor([[1, 0]]), tensor([1], dtype=torch.int32))
     """
     rows, ids, *statistics = split_draft(draft)
-    conversion.tensors(
+    conversion.require_tensors(
         target=target, draft_token_ids=draft_token_ids, seeds=seeds, positions=positions
     )
-    conversion.optional(
+    conversion.require_tensors_or_none(
         target_indptr=target_indptr, uniforms=uniforms, synthetic_rates=synthetic_rates,
         eos_token_ids=eos_token_ids, max_new_tokens=max_new_tokens,
     )  # fmt: skip
+    conversion.require_word(kind, "kind")
+    conversion.require_word(rule, "rule")
+    conversion.require_number(lenience, "lenience")
+    conversion.require_number(typical_epsilon, "typical_epsilon")
+    conversion.require_number(typical_delta, "typical_delta")
+    conversion.require_flag(with_logprobs, "with_logprobs")
+    conversion.require_flag(with_accept_probs, "with_accept_probs")
     return Verdict(
         *torch.ops.specdec_kernels.verify_chain.default(
             target,

@@ -89,7 +89,7 @@ def verify_tree(
     with_logprobs: bool = True,
     with_accept_probs: bool = False,
 ) -> TreeVerdict:
-    """Decide which path of a drafted tree is accepted, and sample the one token that follows it.
+    """Decide which path of a drafted tree is accepted, and sample the recovered or bonus token.
 
     Every rule but "traversal" goes down from the root and reads only the rows of the nodes that it
     accepts. These rules merge nodes whose tokens spell the same path: such nodes count as one, with
@@ -132,11 +132,14 @@ def verify_tree(
             in `sample`.
         seeds: [B] int64.
         positions: [B] int64, the absolute index of the root's children. A token at depth d takes
-            its randomness from (seed, position + d).
+            its randomness from (seed, position + d), except the acceptance uniforms of rule
+            traversal, which belong to the round. That rule needs drafts drawn with the noise of a
+            round, as rule block does; see docs/rules.md#noise.
         target_indptr: [B+1] int32; row target_indptr[b] is the root's, row target_indptr[b]+n+1
             that of node n. Nodes without a row are absent.
-        uniforms: [B, 2N+1] float64 in [0, 1), in place of random numbers, for tests. Column n is
-            the acceptance uniform of node n, column N+d draws the token at depth d.
+        uniforms: [B, 2N+1] float64 in [0, 1), in place of random numbers, for tests; the values are
+            not checked. Column n is the acceptance uniform of node n, column N+d draws the token at
+            depth d.
         draft_map: as in `verify_chain`.
         typical_epsilon, typical_delta: rule typical accepts x if
             `P(x) > min(epsilon, delta * exp(-H))` with H the entropy of P.
@@ -162,14 +165,23 @@ def verify_tree(
     """
     if not isinstance(tree, Tree):
         raise TypeError(f"tree must be a Tree, got {type(tree).__name__}")
-    conversion.tensor(tree.tokens, "tree tokens")
-    conversion.tensor(tree.parents, "tree parents")
+    conversion.require_tensor(tree.tokens, "tree tokens")
+    conversion.require_tensor(tree.parents, "tree parents")
     rows, ids, *statistics = split_draft(draft)
-    conversion.tensors(target=target, seeds=seeds, positions=positions)
-    conversion.optional(
+    conversion.require_tensors(target=target, seeds=seeds, positions=positions)
+    conversion.require_tensors_or_none(
         draft_rows=draft_rows, target_indptr=target_indptr, uniforms=uniforms,
         eos_token_ids=eos_token_ids, max_new_tokens=max_new_tokens,
     )  # fmt: skip
+    if max_depth is None:
+        max_depth = tree.tokens.shape[-1]
+    conversion.require_word(kind, "kind")
+    conversion.require_word(rule, "rule")
+    conversion.require_number(typical_epsilon, "typical_epsilon")
+    conversion.require_number(typical_delta, "typical_delta")
+    conversion.require_integer(max_depth, "max_depth")
+    conversion.require_flag(with_logprobs, "with_logprobs")
+    conversion.require_flag(with_accept_probs, "with_accept_probs")
     return TreeVerdict(
         *torch.ops.specdec_kernels.verify_tree.default(
             target,
@@ -191,7 +203,7 @@ def verify_tree(
             typical_delta,
             eos_token_ids,
             max_new_tokens,
-            tree.tokens.shape[-1] if max_depth is None else max_depth,
+            max_depth,
             with_logprobs,
             with_accept_probs,
         )

@@ -1,4 +1,4 @@
-"""What proves an op, for this project and for whoever adds an op.
+"""Cases and measurements that prove an op, for this project and for whoever adds an op.
 
 `CASES` is the one list of inputs, from a seed, for correctness, opcheck, compilation and
 benchmarks; `providers` finds the implementations that take them. `enumerate_distribution` and
@@ -18,6 +18,7 @@ import torch
 from specdec_kernels import reference
 from specdec_kernels._library import OPS
 from specdec_kernels.testing import chain, kv, row, tree, tree_layout
+from specdec_kernels.testing.bounds import acceptance_bound
 from specdec_kernels.testing.case import Case, noisy_draft, sliced, zipf_logits
 from specdec_kernels.testing.chain import chain_case
 from specdec_kernels.testing.distributions import filtered_distribution, joint_distribution
@@ -35,6 +36,7 @@ __all__ = [
     "Case",
     "RealizedDistribution",
     "RealizedTreeDistribution",
+    "acceptance_bound",
     "cases",
     "chain_case",
     "drawn_trees",
@@ -77,8 +79,7 @@ def providers(op: str) -> dict[str, Op]:
         "reference": getattr(reference, op),
         "cpp": getattr(torch.ops.specdec_kernels, op).default,
     }
-    module = f"specdec_kernels.triton.{OPS[op]}"
-    interpreted = os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton")
-    if interpreted and importlib.util.find_spec(module):
-        found["triton"] = getattr(importlib.import_module(module), op)
+    if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton"):
+        module = importlib.import_module(f"specdec_kernels.triton.{OPS[op]}")
+        found["triton"] = getattr(module, op)
     return found

@@ -24,7 +24,7 @@ _NEAR = 2.0**-22  # how far from an edge found on one verifier another one is tr
 
 @dataclass(frozen=True)
 class RealizedDistribution:
-    """What a verifier emits if drafts come from the draft distribution and uniforms are uniform.
+    """The emitted tokens if drafts come from the draft distribution and uniforms are uniform.
 
     joint: [V] * (gamma + 1) float64, joint distribution of the first gamma + 1 tokens, if the
         target's own distribution goes on after the emitted tokens.

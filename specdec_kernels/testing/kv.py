@@ -5,13 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Generator, Tensor
 
+from specdec_kernels.arguments.checks import dtype_name
 from specdec_kernels.testing.case import Args, Case, sliced, spaced
 
 bf16, f16 = torch.bfloat16, torch.float16
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _caches(
@@ -35,7 +32,7 @@ def append_case(
         entries = [sliced(e) for e in entries] if layout == "sliced" else entries
         return caches, entries, torch.randint(-n, s + 1, (b,), generator=g)
 
-    name = f"B{b}-S{s}-n{n}-{_name(dtype)}-{layout}"
+    name = f"B{b}-S{s}-n{n}-{dtype_name(dtype)}-{layout}"
     return Case("kv_append_", name, build)
 
 
@@ -49,7 +46,7 @@ def truncate_case(
         new = lengths + torch.randint(-4, 2, (b,), generator=g)
         return _caches(3, b, s, dtype, layout, g), lengths, new, fill
 
-    name = f"B{b}-S{s}-{_name(dtype)}-{'fill' if fill else 'keep'}-{layout}"
+    name = f"B{b}-S{s}-{dtype_name(dtype)}-{'fill' if fill else 'keep'}-{layout}"
     return Case("kv_truncate_", name, build)
 
 
@@ -85,7 +82,7 @@ def compact_case(
             base, path = spaced(base), sliced(path)
         return _caches(4, b, s, dtype, layout, g), base, path
 
-    name = f"B{b}-S{s}-P{p}-{_name(dtype)}-{_name(id_dtype)}-{layout}"
+    name = f"B{b}-S{s}-P{p}-{dtype_name(dtype)}-{dtype_name(id_dtype)}-{layout}"
     return Case("kv_compact_", name, build)
 
 
@@ -119,7 +116,7 @@ def paged_compact_case(
         path = _paths(b, p, m * size, g).to(id_dtype)
         return caches, _blocks(b, m, g), base, path
 
-    name = f"B{b}-M{m}-{size}-P{p}-{_name(dtype)}-{_name(id_dtype)}-{layout}"
+    name = f"B{b}-M{m}-{size}-P{p}-{dtype_name(dtype)}-{dtype_name(id_dtype)}-{layout}"
     return Case("paged_compact_", name, build)
 
 
@@ -148,7 +145,7 @@ def realign_case(
         shifts = torch.randint(-s // 2, s // 2 + 1, (b,), generator=g)
         return _caches(3, b, s, dtype, layout, g), starts, lengths, shifts, fill
 
-    name = f"B{b}-S{s}-{_name(dtype)}-{'fill' if fill else 'keep'}-{layout}"
+    name = f"B{b}-S{s}-{dtype_name(dtype)}-{'fill' if fill else 'keep'}-{layout}"
     return Case("kv_realign_", name, build)
 
 
@@ -168,7 +165,7 @@ def ring_case(
         new = lengths - torch.randint(-1, s + 3, (b,), generator=g)
         return _caches(3, b, s, dtype, layout, g), lengths, new, window, fill
 
-    name = f"B{b}-S{s}-W{window}-{_name(dtype)}-{'fill' if fill else 'keep'}-{layout}"
+    name = f"B{b}-S{s}-W{window}-{dtype_name(dtype)}-{'fill' if fill else 'keep'}-{layout}"
     return Case("ring_truncate_", name, build)
 
 

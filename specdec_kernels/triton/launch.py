@@ -1,4 +1,4 @@
-"""What the ops need on the host to launch: tiles, the schedule, packed arguments."""
+"""The host side of a launch: tiles, the schedule, packed arguments."""
 
 from __future__ import annotations
 
@@ -79,15 +79,25 @@ def scratch(t: Tensor, size: int) -> tuple[Tensor, Tensor]:
     return t.new_empty((size,), dtype=torch.float32), t.new_empty((size,), dtype=torch.int64)
 
 
-def filters(v: int, sampling: SamplingArguments) -> tuple[Any, ...]:
-    """The six filter arguments of a kernel; a top_k of V or more keeps every token."""
+class Filters(NamedTuple):
+    """The filter arguments of a kernel, in its order; see `SamplingArguments`."""
+
+    top_ks: Tensor | None
+    top_k: int
+    top_ps: Tensor | None
+    top_p: float
+    min_ps: Tensor | None
+    min_p: float
+
+
+def filters(v: int, sampling: SamplingArguments) -> Filters:
+    """A top_k of V or more keeps every token."""
     s = sampling
     top_ks, top_ps, min_ps = packed(s.top_ks, s.top_ps, s.min_ps)
-    return top_ks, min(s.top_k, v), top_ps, float32(s.top_p), min_ps, float32(s.min_p)
+    return Filters(top_ks, min(s.top_k, v), top_ps, float32(s.top_p), min_ps, float32(s.min_p))
 
 
-def filtering(v: int, filters: tuple[Any, ...]) -> bool:
+def filtering(v: int, f: Filters) -> bool:
     """Whether some sequence may have a filter; values on the device are not read."""
-    top_ks, top_k, top_ps, top_p, min_ps, min_p = filters
-    tensors = top_ks is not None or top_ps is not None or min_ps is not None
-    return tensors or 0 < top_k < v or top_p < 1 or min_p > 0
+    tensors = f.top_ks is not None or f.top_ps is not None or f.min_ps is not None
+    return tensors or 0 < f.top_k < v or f.top_p < 1 or f.min_p > 0

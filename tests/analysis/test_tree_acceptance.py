@@ -11,7 +11,8 @@ from support.toy_tree import DRAWN, ToyTree, sibling_distribution
 
 from specdec_kernels import analysis
 from specdec_kernels.analysis import tree_acceptance, tree_acceptance_bound
-from specdec_kernels.testing import lineage
+from specdec_kernels.analysis.tree_acceptance import SIBLING_RULES
+from specdec_kernels.testing import acceptance_bound, lineage
 
 ONE, ZERO = Fraction(1), Fraction(0)
 
@@ -193,8 +194,7 @@ def test_other_providers_accept_nodes_as_often_as_in_rationals(name, rule):
 
 # Several drafts of one token.
 
-RULES = ("target_only", "multi_draft", "multi_draft_wor", "top_k_plus_one", "k_seq")
-SAMPLED = RULES[1:]
+SAMPLED = tuple(rule for rule in SIBLING_RULES if rule != "target_only")
 
 
 def random_distributions(v, n=4000, seed=0):
@@ -214,7 +214,7 @@ def random_distributions(v, n=4000, seed=0):
 def bound(p, q, drafts, rule):
     """The bound for drafts drawn as the rule demands."""
     if DRAWN[rule] == "independent":
-        return analysis.acceptance_bound(p, q, drafts)
+        return acceptance_bound(p, q, drafts)
     return tree_acceptance_bound(p, q, drafts, DRAWN[rule])
 
 
@@ -223,7 +223,7 @@ def bound(p, q, drafts, rule):
 def test_a_rule_accepts_more_than_one_draft_would_and_no_more_than_the_bound(v, drafts):
     p, q = random_distributions(v)
     single = analysis.acceptance_rate(p, q)
-    for rule in RULES:
+    for rule in SIBLING_RULES:
         got, most = tree_acceptance(p, q, drafts, rule), bound(p, q, drafts, rule)
         if drafts == 3 and rule == "multi_draft_wor":
             live = (q > 0).sum(-1) >= 3
@@ -240,7 +240,7 @@ def test_a_rule_accepts_more_than_one_draft_would_and_no_more_than_the_bound(v, 
 @pytest.mark.parametrize("v", [3, 4, 5])
 def test_the_order_of_the_rules_for_two_drafts(v):
     p, q = random_distributions(v)
-    got = {rule: tree_acceptance(p, q, 2, rule) for rule in RULES}
+    got = {rule: tree_acceptance(p, q, 2, rule) for rule in SIBLING_RULES}
     single = analysis.acceptance_rate(p, q)
     mean = {"token": float(single.mean()), **{r: float(x.mean()) for r, x in got.items()}}
     print(f"V={v}:", ", ".join(f"{r} {x:.4f}" for r, x in mean.items()))
@@ -285,7 +285,7 @@ def test_the_bounds_equal_brute_force_over_all_subsets(drafts):
 
 @pytest.mark.parametrize("drafts", [2, 3])
 @pytest.mark.parametrize("v", [3, 4])
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", SIBLING_RULES)
 def test_kernels_accept_as_often_as_the_formula(rule, v, drafts):
     toy = ToyTree(rule, tree=[-1] * drafts, v=v, seed=v, holes=v == 4)
     want = float(tree_acceptance(toy.target_probs[0], toy.draft_probs[0][0], drafts, rule))

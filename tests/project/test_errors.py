@@ -1,8 +1,10 @@
 """Bad inputs raise, and every provider and the fake kernels raise the same message for each."""
 
+import inspect
 import random
 import re
 
+import numpy as np
 import pytest
 import torch
 from support import kv_error_table
@@ -111,7 +113,7 @@ DEVICES = [
      "draft_rows must be on the device of target"),
     ("verify_tree", "draft_logsumexp",
      dict(draft=Q, lse=f64(3, 4), threshold=torch.zeros(3, 4)),
-     "draft_logsumexp must be on the device of target"),
+     "draft logsumexp must be on the device of target"),
     ("verify_tree", "uniforms", dict(uniforms=f64(3, 9)),
      "uniforms must be on the device of target"),
 ]  # fmt: skip
@@ -298,8 +300,8 @@ def test_devices_of_one_kind_are_told_apart():
     """The checks of the fakes; two CUDA devices need not exist for their names."""
     meta = torch.zeros(1, 2, device="meta")
     with pytest.raises(RuntimeError, match="the device of logits, cuda:0, got cpu"):
-        checks.same_device("seeds", torch.zeros(1), torch.device("cuda:0"), "logits")
-    checks.same_device("seeds", meta, meta.device, "logits")
+        checks.check_same_device("seeds", torch.zeros(1), torch.device("cuda:0"), "logits")
+    checks.check_same_device("seeds", meta, meta.device, "logits")
     assert checks.device_name(torch.device("cuda:1")) == "cuda:1"
 
 
@@ -340,3 +342,76 @@ def test_verify_tree_names_every_argument_that_is_no_tensor(name):
     specdec_kernels.verify_tree(**good, rule="greedy")
     with pytest.raises(TypeError, match=f"{name} must be a tensor, got None"):
         specdec_kernels.verify_tree(**good | {name: None}, rule="greedy")
+
+
+TREE = specdec_kernels.Tree(i64(1, 1), torch.full((1, 1), -1))
+GOOD_TREE = dict(target=ROWS, tree=TREE, seeds=ONE, positions=ONE, rule="greedy")
+# What a scalar argument must be, and values of other types.
+WRONG = {
+    "a number": (None, "a", True, [0.5]),
+    "an integer": (None, "b", 2.5, True, [1]),
+    "True or False": (None, "yes", 1),
+    "a string": (None, 3, True),
+}
+SCALARS = {
+    "sample": {"noise": "a string", "method": "a string"},
+    "verify_chain": {
+        "kind": "a string", "rule": "a string", "lenience": "a number",
+        "typical_epsilon": "a number", "typical_delta": "a number",
+        "with_logprobs": "True or False", "with_accept_probs": "True or False",
+    },
+    "verify_tree": {
+        "kind": "a string", "rule": "a string", "typical_epsilon": "a number",
+        "typical_delta": "a number", "max_depth": "an integer", "with_logprobs": "True or False",
+        "with_accept_probs": "True or False",
+    },
+    "tree_attention": {"slots": "an integer", "window": "an integer"},
+    "rerank_tree": {"size": "an integer"},
+    "build_trie": {"size": "an integer", "merge": "True or False"},
+    "expand_tree": {"width": "an integer"},
+    "kv_truncate_": {"zero_fill": "True or False"},
+    "kv_realign_": {"zero_fill": "True or False"},
+    "ring_truncate_": {"window": "an integer", "zero_fill": "True or False"},
+    "paged_truncate_": {"block_size": "an integer"},
+}  # fmt: skip
+NONE_IS_A_DEFAULT = {("sample", "method"), ("verify_tree", "max_depth"), ("build_trie", "size")}
+
+
+@pytest.mark.parametrize(("op", "name"), [(op, n) for op, names in SCALARS.items() for n in names])
+def test_every_scalar_of_a_wrong_type_is_named(op, name):
+    function, good = getattr(specdec_kernels, op), (GOOD | {"verify_tree": GOOD_TREE})[op]
+    function(**good)
+    words = SCALARS[op][name]
+    for value in WRONG[words]:
+        if value is None and (op, name) in NONE_IS_A_DEFAULT:
+            continue
+        with pytest.raises(TypeError) as error:
+            function(**good | {name: value})
+        assert str(error.value) == f"{name} must be {words}, got {value!r}"
+
+
+PARAMETERS = {"temperature", "top_k", "top_p", "min_p"}  # scalars or tensors, tested above
+NO_SCALARS = {
+    "draft", "draft_map", "draft_rows", "target_indptr", "uniforms", "synthetic_rates",
+    "eos_token_ids", "max_new_tokens",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("op", specdec_kernels.providers())
+def test_the_tables_name_every_argument_of_a_public_function(op):
+    arguments = inspect.signature(getattr(specdec_kernels, op)).parameters.keys()
+    given = (GOOD | {"verify_tree": GOOD_TREE})[op]
+    assert arguments <= given.keys() | SCALARS.get(op, {}).keys() | PARAMETERS | NO_SCALARS
+
+
+@pytest.mark.parametrize("make", ["from_ids", "from_offsets"])
+def test_the_vocabulary_of_a_draft_map_is_an_integer(make):
+    with pytest.raises(TypeError, match=re.escape("vocab must be an integer, got 7.5")):
+        getattr(specdec_kernels.DraftMap, make)(i64(1), 7.5)
+
+
+def test_numbers_of_numpy_are_numbers():
+    good = GOOD["verify_chain"]
+    specdec_kernels.verify_chain(**good, rule="lenient", lenience=np.float64(0.5))
+    specdec_kernels.verify_chain(**good, rule="lenient", lenience=np.float32(0.5))
+    specdec_kernels.tree_attention(**GOOD["tree_attention"] | {"slots": np.int64(3)})

@@ -9,12 +9,12 @@ from pathlib import Path
 def check_sites(modules):
     """(file, first line, last line) of every call of `require`.
 
-    Left out are `same_device`, which needs two devices, and `append` of the cache ops, whose bad
-    inputs are in tests/kv.
+    Left out are `check_same_device`, which needs two devices, and `append` of the cache ops, whose
+    bad inputs are in tests/kv.
     """
     for module in modules:
         for f in ast.walk(ast.parse(Path(module.__file__).read_text())):
-            if isinstance(f, ast.FunctionDef) and f.name not in ("append", "same_device"):
+            if isinstance(f, ast.FunctionDef) and f.name not in ("append", "check_same_device"):
                 for node in ast.walk(f):
                     if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "require":
                         yield module.__file__, node.lineno, node.end_lineno
@@ -42,7 +42,7 @@ def untripped(monkeypatch, modules, calls, shared=()):
     def require(condition, message):
         frame = sys._getframe(1)
         way = (op, *way_to(frame, files))
-        if frame.f_code.co_name != "same_device":
+        if frame.f_code.co_name != "check_same_device":
             ways.add(way)
         if not condition:
             file, line = frame.f_code.co_filename, frame.f_lineno

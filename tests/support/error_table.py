@@ -112,31 +112,31 @@ CHAIN = [
     ),
     (
         dict(lse=f64(3, 4)),
-        "draft_logsumexp and draft_threshold must come together and with draft",
+        "draft logsumexp and draft threshold must come together and with draft",
     ),
     (
         dict(draft=Q, threshold=torch.zeros(3, 4)),
-        "draft_logsumexp and draft_threshold must come together and with draft",
+        "draft logsumexp and draft threshold must come together and with draft",
     ),
     (
         dict(lse=f64(3, 4), threshold=torch.zeros(3, 4)),
-        "draft_logsumexp and draft_threshold must come together and with draft",
+        "draft logsumexp and draft threshold must come together and with draft",
     ),
     (
         dict(draft=Q, lse=f64(3, 5), threshold=torch.zeros(3, 4)),
-        r"draft_logsumexp must be \[B, gamma\] = \[3, 4\], got \[3, 5\]",
+        r"draft logsumexp must be \[B, gamma\] = \[3, 4\], got \[3, 5\]",
     ),
     (
         dict(draft=Q, lse=f64(3, 4), threshold=torch.zeros(4)),
-        r"draft_threshold must be \[B, gamma\] = \[3, 4\], got \[4\]",
+        r"draft threshold must be \[B, gamma\] = \[3, 4\], got \[4\]",
     ),
     (
         dict(draft=Q, lse=torch.zeros(3, 4), threshold=torch.zeros(3, 4)),
-        "draft_logsumexp must be float64, got float32",
+        "draft logsumexp must be float64, got float32",
     ),
     (
         dict(draft=Q, lse=f64(3, 4), threshold=f64(3, 4)),
-        "draft_threshold must be float32, got float64",
+        "draft threshold must be float32, got float64",
     ),
     (dict(t=-0.5), "draft temperature must be finite and at least 0, got -0.5"),
     (dict(ts=torch.ones(4)), r"draft temperature must be \[3\], got \[4\]"),
@@ -177,21 +177,21 @@ CHAIN = [
     ),
     (
         dict(ids=i64(3, 4, 2)),
-        r"draft ids must be like the draft probabilities, None, got \[3, 4, 2\]",
+        r"draft ids must have the shape of the draft probabilities, None, got \[3, 4, 2\]",
     ),
     (
         dict(draft=Q2, ids=i64(3, 4, 3)),
-        r"draft ids must be like the draft probabilities, \[3, 4, 2\], got \[3, 4, 3\]",
+        r"draft ids must have the shape of the draft probabilities, \[3, 4, 2\], got \[3, 4, 3\]",
     ),
     (
         dict(draft=Q2, ids=i64(12, 2)),
-        r"draft ids must be like the draft probabilities, \[3, 4, 2\], got \[12, 2\]",
+        r"draft ids must have the shape of the draft probabilities, \[3, 4, 2\], got \[12, 2\]",
     ),
     (dict(draft=Q2, ids=i64(3, 4, 2).short()), "draft ids must be int32 or int64, got int16"),
     (dict(draft=Q2, ids=torch.zeros(3, 4, 2)), "draft ids must be int32 or int64, got float32"),
     (
         dict(draft=Q2, ids=i64(3, 4, 2), lse=f64(3, 4), threshold=torch.zeros(3, 4)),
-        "draft_logsumexp and draft_threshold must come together and with draft",
+        "draft logsumexp and draft threshold must come together and with draft",
     ),
     (
         dict(draft=Q, columns=i64(6).int()),
@@ -236,7 +236,7 @@ CHAIN = [
     (dict(max_new_tokens=i64(3).int()), "max_new_tokens must be int64, got int32"),
 ]
 # Rows about the draft whose messages are the same in verify_tree.
-SAME = ("draft_map", "draft ids", "draft temperature", "draft_logsumexp and")
+SAME = ("draft_map", "draft ids", "draft temperature", "draft logsumexp and")
 DRAFT_ROWS = i64(3, 4).int()
 TREE = [
     *FILTERS,
@@ -322,25 +322,25 @@ TREE = [
     (dict(draft=i64(3, 4, 7)), "draft must be float32, bfloat16 or float16, got int64"),
     (
         dict(draft=Q, lse=f64(3, 5), threshold=torch.zeros(3, 4)),
-        r"draft_logsumexp must be \[B, N\] = \[3, 4\], got \[3, 5\]",
+        r"draft logsumexp must be \[B, N\] = \[3, 4\], got \[3, 5\]",
     ),
     (
         dict(draft=Q, lse=f64(3, 4), threshold=torch.zeros(3, 5), draft_rows=DRAFT_ROWS),
-        r"draft_threshold must be \[B, M\] = \[3, 4\], got \[3, 5\]",
+        r"draft threshold must be \[B, M\] = \[3, 4\], got \[3, 5\]",
     ),
     (
         dict(
             draft=torch.zeros(6, 7), lse=f64(3, 4), threshold=torch.zeros(6), draft_rows=DRAFT_ROWS
         ),
-        r"draft_logsumexp must be \[M\] = \[6\], got \[3, 4\]",
+        r"draft logsumexp must be \[M\] = \[6\], got \[3, 4\]",
     ),
     (
         dict(draft=Q, lse=torch.zeros(3, 4), threshold=torch.zeros(3, 4)),
-        "draft_logsumexp must be float64, got float32",
+        "draft logsumexp must be float64, got float32",
     ),
     (
         dict(draft=Q, lse=f64(3, 4), threshold=f64(3, 4)),
-        "draft_threshold must be float32, got float64",
+        "draft threshold must be float32, got float64",
     ),
     (dict(uniforms=f64(3, 5)), r"uniforms must be \[B, 2N\+1\] = \[3, 9\], got \[3, 5\]"),
     (dict(uniforms=torch.zeros(3, 9)), "uniforms must be float64, got float32"),

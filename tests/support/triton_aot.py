@@ -25,7 +25,12 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from specdec_kernels.arguments.rules import RULES, TREE_RULES
+from specdec_kernels.arguments.rules import (
+    RULES,
+    RULES_READING_DRAFT,
+    TREE_RULES,
+    TREE_RULES_READING_DRAFT,
+)
 from specdec_kernels.arguments.sample import STREAMS
 from specdec_kernels.triton import launch
 from specdec_kernels.triton.chain import verify_chain as chain
@@ -48,9 +53,9 @@ TARGETS = {
     "hip:gfx942": GPUTarget("hip", "gfx942", 64),
 }
 BRIEF = {
-    "cdf-tiles", "gumbel-split-filters", "ragged-logits-tiles", "match-tiles",
-    "logits-split-filters", "sampled-lazy-filters", "greedy-split", "block-logits-lazy",
-    "block-sparse-split",
+    "cdf-tiles", "gumbel-row-parallel-filters", "ragged-logits-tiles", "match-tiles",
+    "logits-row-parallel-filters", "sampled-lazy-filters", "greedy-row-parallel",
+    "block-logits-lazy", "block-sparse-row-parallel",
     "attention", "rerank-score", "rerank-choose", "rerank-place", "trie-compare", "trie-number",
     "expand-tiles", "expand-rows", "expand-frontier", "tree-wor-logits", "tree-traversal-sampled",
     "kv-row", "kv-append-8", "kv-zero-8", "kv-lengths", "kv-compact-8", "kv-realign-8",
@@ -147,7 +152,7 @@ FORMS = {
 TENSORS = {"block": ("workspace",), "synthetic": ("synthetic_rates",), "sparse": ("draft_ids",),
        "sampled": ("draft_logsumexp", "draft_threshold", "draft_temperatures"),
        "mapped": ("draft_columns",), "shared": ("draft_rows",)}  # fmt: skip
-SPLIT = {"SPLIT": True}
+ROW_PARALLEL = {"ROW_PARALLEL": True}
 FILTERS = {"FILTERS": True}
 PROBS = {"PROBS": True}
 RAGGED = {"RAGGED_DRAFT": True}
@@ -161,7 +166,8 @@ def sequences(name: str, rule: str, form: str, *switches: str | dict[str, object
         t for key in (rule, form, *switches) if isinstance(key, str) for t in TENSORS.get(key, ())
     }
     own = {"RULE": RULES.index(rule), "STATS": STATS.get(rule, MASSES.value),
-           "DRAFT": FORMS[form], "SPLIT": False, "rows": rows}  # fmt: skip
+           "READS_DRAFT": rule in RULES_READING_DRAFT, "DRAFT": FORMS[form],
+           "ROW_PARALLEL": False, "rows": rows}  # fmt: skip
     constants = PLAIN | SHAPE | own
     constants |= {name: None for name in ABSENT if name not in owned}
     for switch in switches:
@@ -178,7 +184,8 @@ def trees(name: str, rule: str, form: str, *switches: str | dict[str, object],
           rows: str = "bf16") -> tuple[str, object, dict[str, object]]:  # fmt: skip
     """A variant of `tree_sequences`, as in `sequences`; "shared" gives the draft rows."""
     owned = {t for key in (form, *switches) if isinstance(key, str) for t in TENSORS.get(key, ())}
-    own = {"RULE": TREE_RULES.index(rule), "DRAFT": FORMS[form], "FLAT_DRAFT": "shared" in switches,
+    own = {"RULE": TREE_RULES.index(rule), "READS_DRAFT": rule in TREE_RULES_READING_DRAFT,
+           "DRAFT": FORMS[form], "FLAT_DRAFT": "shared" in switches,
            "STATS": STATS.get(rule, MASSES.value), "NODES": 64, "rows": rows}  # fmt: skip
     constants = PLAIN | SHAPE | own
     constants |= {
@@ -240,9 +247,13 @@ def variants() -> list[tuple[str, object, dict[str, object]]]:
             (
                 f"{name}-lazy",
                 sample.sample_rows,
-                base | SCALARS | {"SPLIT": False, "FILTERS": False},
+                base | SCALARS | {"ROW_PARALLEL": False, "FILTERS": False},
             ),
-            (f"{name}-split-filters", sample.sample_rows, base | {"SPLIT": True, "FILTERS": True}),
+            (
+                f"{name}-row-parallel-filters",
+                sample.sample_rows,
+                base | {"ROW_PARALLEL": True, "FILTERS": True},
+            ),
         ]
     return [
         *out,
@@ -252,22 +263,24 @@ def variants() -> list[tuple[str, object, dict[str, object]]]:
         tiles("probs-tiles", "token", "probs", PROBS),
         sequences("one-hot-lazy", "token", "one-hot", SCALARS),
         sequences("logits-lazy", "token", "logits", SCALARS, rows="fp32"),
-        sequences("logits-split-filters", "token", "logits", SPLIT, FILTERS),
+        sequences("logits-row-parallel-filters", "token", "logits", ROW_PARALLEL, FILTERS),
         sequences("probs-ragged-filters", "token", "probs", RAGGED, FILTERS, PROBS, rows="fp16"),
         sequences("sampled-lazy-filters", "token", "sampled", RAGGED, FILTERS),
         sequences("match-lazy-filters", "match", "one-hot", FILTERS),
-        sequences("greedy-split", "greedy", "one-hot", SCALARS, SPLIT),
+        sequences("greedy-row-parallel", "greedy", "one-hot", SCALARS, ROW_PARALLEL),
         sequences("block-logits-lazy", "block", "logits", SCALARS),
-        sequences("block-wide-logits-split", "block", "logits", SPLIT, BEYOND, rows="fp32"),
+        sequences(
+            "block-wide-logits-row-parallel", "block", "logits", ROW_PARALLEL, BEYOND, rows="fp32"
+        ),
         sequences("block-mapped-sampled", "block", "sampled", "mapped", BEYOND),
         sequences(
             "block-probs-ragged", "block", "probs", "mapped", RAGGED, PROBS, BEYOND, rows="fp16"
         ),
         sequences("block-probs-one-hot", "block", "one-hot", SCALARS, PROBS),
-        sequences("block-sparse-split", "block", "sparse", SPLIT),
+        sequences("block-sparse-row-parallel", "block", "sparse", ROW_PARALLEL),
         sequences("lenient-sparse", "lenient", "sparse", SCALARS),
         sequences("typical-lazy", "typical", "one-hot", SCALARS),
-        sequences("synthetic-split", "synthetic", "one-hot", SCALARS, SPLIT),
+        sequences("synthetic-row-parallel", "synthetic", "one-hot", SCALARS, ROW_PARALLEL),
         trees("tree-greedy", "greedy", "one-hot", SCALARS),
         trees("tree-match-filters", "match", "one-hot", FILTERS),
         trees("tree-target-only", "target_only", "one-hot", SCALARS, PROBS),

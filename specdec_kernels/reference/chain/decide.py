@@ -1,19 +1,19 @@
-"""Which drafts of a chain are accepted, and the token that follows them; docs/rules.md#token."""
+"""Which drafts of a chain are accepted, and the recovered or bonus token; docs/rules.md#token."""
 
 from __future__ import annotations
 
 import math
 
 from specdec_kernels.arguments.status import Status
-from specdec_kernels.reference.chain.residual import block_accept_prob, ratio, recovered_token
+from specdec_kernels.reference.chain.block import decide_block
+from specdec_kernels.reference.chain.residual import ratio, recovered_token
 from specdec_kernels.reference.chain.sequence import ChainSequence
 from specdec_kernels.reference.row.distribution import TargetRow, prob_of
-from specdec_kernels.reference.row.draft import DraftDistribution
 
 
 def decide(s: ChainSequence) -> None:
     if s.a.rule == "block" and s.params.temperature != 0:
-        _decide_block(s)
+        decide_block(s)
     else:
         _decide_in_order(s)
 
@@ -32,13 +32,13 @@ def _decide_in_order(s: ChainSequence) -> None:
         if not accepted:
             return
         s.num_accepted += 1
-    if not s.ended:
+    if not s.no_bonus:
         _emit_bonus(s)
 
 
 def _emit_bonus(s: ChainSequence) -> None:
     """Emits the token after the drafts, all of which were accepted."""
-    s.status |= s.status_after
+    s.status |= s.status_after_drafts
     i = len(s.drafts)
     row = s.target(i)
     if not row.valid:
@@ -55,13 +55,13 @@ def _accept_by_target_token(s: ChainSequence, i: int, token: int, row: TargetRow
     if s.a.rule == "synthetic":
         accepted = _accept_at_rate(s, i)
     else:
-        accepted = token == wanted or _is_near_maximum(s, i, token)
+        accepted = token == wanted or _accept_near_maximum(s, i, token)
         s.accept_probs[i] = float(accepted)
     s.emit(row, token if accepted else wanted)
     return accepted
 
 
-def _is_near_maximum(s: ChainSequence, i: int, token: int) -> bool:
+def _accept_near_maximum(s: ChainSequence, i: int, token: int) -> bool:
     """Rule lenient at temperature 0: P(x) >= lenience * max P, with P at temperature 1."""
     if s.a.rule != "lenient" or token >= s.v:
         return False
@@ -106,56 +106,3 @@ def _accept_by_probability(s: ChainSequence, i: int, token: int, row: TargetRow)
     else:
         s.emit(row, recovered_token(s, i, row.probs, draft, lenience=s.lenience))
     return False
-
-
-def _decide_block(s: ChainSequence) -> None:
-    """Accepts the first tau drafts, tau the last i with u_i < h_i; docs/rules.md#block.
-
-    An invalid row ends the block before it, as if nothing had been drafted from there on.
-    """
-    c = [1.0]
-    rows: list[TargetRow] = []
-    drafts: list[DraftDistribution] = []
-    end, fault = len(s.drafts), 0
-    for i, token in enumerate(s.drafts):
-        row, draft = s.target(i, token), s.draft(i)
-        if not row.valid or not draft.valid_at_token:
-            end, fault = i, Status.DRAFT_INVALID if row.valid else Status.TARGET_INVALID
-            break
-        step = ratio(prob_of(row.probs, token), draft.token_prob)
-        c.append(min(1.0, c[-1] * step if c[-1] else 0.0))
-        rows.append(row)
-        drafts.append(draft)
-
-    tau = end
-    while tau > 0:
-        h = c[tau]
-        if tau < end:
-            row, draft = s.target(tau), drafts[tau]
-            if not row.valid or not draft.valid:
-                end, fault = tau, Status.DRAFT_INVALID if row.valid else Status.TARGET_INVALID
-            else:
-                h = block_accept_prob(c[tau], row.probs, draft)
-        s.accept_probs[tau - 1] = h
-        # The uniform is one of this round, not of its position: an earlier round may have compared
-        # that of the position, and what it then emitted depends on it.
-        if s.acceptance_uniform(tau - 1, s.position, tau - 1) < h:
-            break
-        tau -= 1
-
-    s.num_accepted = tau
-    for i in range(tau):
-        s.emit(rows[i], s.drafts[i])
-    if tau == end:
-        if not fault and s.ended:
-            return
-        s.status |= fault or s.status_after
-        if fault == Status.TARGET_INVALID:
-            return
-    row = s.target(tau)
-    if not row.valid:
-        s.status |= Status.TARGET_INVALID
-    elif tau == end:
-        s.emit(row, s.draw_after(tau, row.probs))
-    else:
-        s.emit(row, recovered_token(s, tau, row.probs, drafts[tau], scale=c[tau]))

@@ -1,10 +1,6 @@
-"""What is known of one sequence while its drafts are verified, for chains and for trees.
+"""The state of one sequence while its drafts are verified, for chains and for trees.
 
-A draft is *accepted* or *rejected*. After the accepted drafts one more token is emitted: the
-*recovered* token, which takes the place of the first rejected draft and is mostly drawn from a
-*residual*, or the *bonus* token, which follows a fully accepted draft and is drawn from the target.
-An *acceptance uniform* is the random number that is compared with an acceptance probability.
-docs/rules.md has one section for each rule.
+See specdec_kernels/ops/verify_chain.py for the terms, and docs/rules.md for each rule.
 """
 
 from __future__ import annotations
@@ -18,10 +14,11 @@ from torch import Tensor
 from specdec_kernels.arguments.chain import ChainArguments
 from specdec_kernels.arguments.checks import float32
 from specdec_kernels.arguments.status import Status
-from specdec_kernels.arguments.tree import TreeArguments
+from specdec_kernels.arguments.tree import TreeArguments, TreeOutputs
+from specdec_kernels.arguments.verification import Outputs
 from specdec_kernels.reference.row.distribution import (
     GREEDY,
-    SamplingParams,
+    SequenceParams,
     TargetRow,
     prob_of,
     target_row,
@@ -36,8 +33,6 @@ from specdec_kernels.reference.row.draft import (
 )
 from specdec_kernels.reference.row.noise import ACCEPT, RESIDUAL, SHARED, exponentials, uniform
 from specdec_kernels.reference.row.sample import gumbel_argmax, pick
-
-Outputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 @dataclass
@@ -56,12 +51,12 @@ class VerifiedSequence:
         """Reads parameters and limits; returns the number of target rows, 0 if unverifiable."""
         a, b = self.a, self.b
         self.seed, self.position = int(a.seeds[b]), int(a.positions[b])
-        self.params = SamplingParams.of(a.sampling, b)
+        self.params = SequenceParams.of(a.sampling, b)
         self.v = a.target.shape[-1]
         self.draft_temperature = self.params.temperature
         if a.reads_draft and a.draft_logsumexp is not None:
             self.draft_temperature = value_at(a.draft_temperatures, a.draft_temperature, b)
-        draft_params = SamplingParams(self.draft_temperature, 0, 1.0, 0.0)
+        draft_params = SequenceParams(self.draft_temperature, 0, 1.0, 0.0)
         if not self.params.in_range or not draft_params.in_range:
             self.status = Status.BAD_PARAMETER
             return 0
@@ -154,26 +149,29 @@ class ChainSequence(VerifiedSequence):
 
     a: ChainArguments
 
-    def read_drafts(self, rows: int) -> None:
-        """Finds the drafts to verify, up to a missing one or to the end of the sequence.
-
-        `ended` tells that no bonus token follows them: nothing is emitted after an end-of-sequence
-        token or beyond `max_new_tokens`, so drafts there do not count.
-        """
+    def open(self) -> int:
         self.lenience = float32(self.a.lenience) if self.a.rule == "lenient" else 1.0
+        return super().open()
+
+    def find_drafts(self, rows: int) -> None:
+        """Finds the drafts to verify, up to an absent one or to the end of the sequence.
+
+        Nothing is emitted after an end-of-sequence token or beyond `max_new_tokens`. So drafts from
+        there on do not count, and `no_bonus` says that no bonus token may follow the last one.
+        """
         self.drafts: list[int] = []
-        self.status_after = 0  # of the position after the drafts
-        self.ended = self.max_new_tokens == 0
+        self.status_after_drafts = 0  # reported if all drafts are accepted
+        self.no_bonus = self.max_new_tokens == 0
         for i in range(rows - 1):
             token = int(self.drafted[self.b, i])
-            if self.ended or token == -1:
+            if self.no_bonus or token == -1:
                 break
             if not 0 <= token < self.a.id_limit:
-                self.status_after = Status.DRAFT_OUT_OF_RANGE
+                self.status_after_drafts = Status.DRAFT_OUT_OF_RANGE
                 break
             self.drafts.append(token)
             full = len(self.drafts) == self.max_new_tokens
-            self.ended = full or token in self.eos_token_ids
+            self.no_bonus = full or token in self.eos_token_ids
 
     def target(self, i: int, token: int = -1) -> TargetRow:
         """P of row i. If a token is given, a `direct` row need be valid only there."""
@@ -203,19 +201,17 @@ class ChainSequence(VerifiedSequence):
         return self.draw(i, weights, -1)
 
 
-def write_outputs(outputs: Outputs, sequences: Sequence[VerifiedSequence]) -> Outputs:
-    """Fills (tokens, num_accepted, status, logprobs, accept_probs)."""
-    tokens, num_accepted, status, logprobs, accept_probs = outputs
-    tokens.fill_(-1)
-    logprobs.zero_()
-    accept_probs.fill_(math.nan)
+def write_outputs(out: Outputs | TreeOutputs, sequences: Sequence[VerifiedSequence]) -> None:
+    """Fills the outputs that chains and trees share."""
+    out.tokens.fill_(-1)
+    out.logprobs.zero_()
+    out.accept_probs.fill_(math.nan)
     for b, sequence in enumerate(sequences):
-        status[b] = sequence.status
-        num_accepted[b] = sequence.num_accepted
+        out.status[b] = sequence.status
+        out.num_accepted[b] = sequence.num_accepted
         for i, (token, logprob) in enumerate(sequence.emitted):
-            tokens[b, i] = token
+            out.tokens[b, i] = token
             if sequence.a.with_logprobs:
-                logprobs[b, i] = logprob
+                out.logprobs[b, i] = logprob
         for i, probability in sequence.accept_probs.items() if sequence.a.with_accept_probs else ():
-            accept_probs[b, i] = probability
-    return outputs
+            out.accept_probs[b, i] = probability

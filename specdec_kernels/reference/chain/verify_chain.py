@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from specdec_kernels.arguments.chain import ChainArguments
+from specdec_kernels.arguments.verification import Outputs
 from specdec_kernels.reference.chain.decide import decide
-from specdec_kernels.reference.chain.sequence import ChainSequence, Outputs, write_outputs
+from specdec_kernels.reference.chain.sequence import ChainSequence, write_outputs
 
 
 def verify_chain(*args: Any) -> Outputs:
@@ -17,6 +18,8 @@ def verify_chain(*args: Any) -> Outputs:
     sequences = [ChainSequence(a, b, drafted) for b in range(len(drafted))]
     for sequence in sequences:
         if rows := sequence.open():
-            sequence.read_drafts(rows)
+            sequence.find_drafts(rows)
             decide(sequence)
-    return write_outputs(a.new_outputs(), sequences)
+    out = a.new_outputs()
+    write_outputs(out, sequences)
+    return out

@@ -20,7 +20,7 @@ from specdec_kernels.arguments.sample import SamplingArguments
 from specdec_kernels.reference.row.filter import threshold
 
 
-class SamplingParams(NamedTuple):
+class SequenceParams(NamedTuple):
     """The sampling parameters of one sequence or row."""
 
     temperature: float
@@ -29,7 +29,7 @@ class SamplingParams(NamedTuple):
     min_p: float
 
     @classmethod
-    def of(cls, sampling: SamplingArguments, b: int) -> SamplingParams:
+    def of(cls, sampling: SamplingArguments, b: int) -> SequenceParams:
         s = sampling
         return cls(
             value_at(s.temperatures, s.temperature, b),
@@ -49,7 +49,7 @@ class SamplingParams(NamedTuple):
         )
 
 
-GREEDY = SamplingParams(0.0, 0, 1.0, 0.0)
+GREEDY = SequenceParams(0.0, 0, 1.0, 0.0)
 
 
 def value_at(tensor: Tensor | None, scalar: float, b: int) -> float:
@@ -93,7 +93,7 @@ class TargetRow:
     valid: bool = True
 
 
-def target_row(row: Tensor, kind: str, params: SamplingParams, direct: bool) -> TargetRow:
+def target_row(row: Tensor, kind: str, params: SequenceParams, direct: bool) -> TargetRow:
     """P of a target row [V] float64. `direct` takes a row of probabilities as it is."""
     if kind == "probs":
         valid = bool(row.isfinite().all() and (row >= 0).all() and row.sum() > 0)

@@ -51,8 +51,8 @@ def sparse_draft(row: Tensor, ids: Tensor, token: int, v: int) -> DraftDistribut
     valid = bool((row.isfinite() & (row >= 0))[ids >= 0].all())
     inside = (ids >= 0) & (ids < v)
     probs.index_add_(0, ids[inside], row[inside])
-    beyond = float(row[ids >= v].sum())
-    return DraftDistribution(probs, float(probs[token]), beyond, valid, valid)
+    mass_beyond = float(row[ids >= v].sum())
+    return DraftDistribution(probs, float(probs[token]), mass_beyond, valid, valid)
 
 
 def dense_draft(
@@ -85,10 +85,12 @@ def dense_draft(
     else:
         valid = valid_at_token = valid_logits(row)
         q = Distribution(row, temperature, 0, 1.0, 0.0).probs if valid else row
-    beyond = float(q[v:].sum()) if columns is None else 0.0
+    mass_beyond = float(q[v:].sum()) if columns is None else 0.0
     columns = torch.arange(v) if columns is None else columns.long()
     known = (columns >= 0) & (columns < len(row))
     probs = torch.zeros(v, dtype=torch.float64)
     probs[known] = q[columns[known]]
     token_prob = float(q[column]) if in_row else 0.0
-    return DraftDistribution(probs, token_prob, beyond, valid_at_token, valid and valid_at_token)
+    return DraftDistribution(
+        probs, token_prob, mass_beyond, valid_at_token, valid and valid_at_token
+    )

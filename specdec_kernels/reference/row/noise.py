@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 ACCEPT, RESIDUAL, DRAFT, SHARED = range(4)
-TAIL = 256  # added to a stream's number, it gives the second 32 bits of its rare words
+TAIL = 256  # stream + TAIL gives 32 more bits for words whose top 24 bits are 0
 
 
 def philox(seed: int, counter: int, position: int, stream: int) -> tuple[int, int, int, int]:

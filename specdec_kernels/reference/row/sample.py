@@ -8,7 +8,7 @@ from torch import Tensor
 
 from specdec_kernels.arguments.sample import STREAMS, SampleArguments
 from specdec_kernels.arguments.status import Status
-from specdec_kernels.reference.row.distribution import Distribution, SamplingParams, valid_logits
+from specdec_kernels.reference.row.distribution import Distribution, SequenceParams, valid_logits
 from specdec_kernels.reference.row.noise import exponentials, uniform
 
 
@@ -22,7 +22,7 @@ def sample(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         output.zero_()
     stream = STREAMS[a.noise]
     for r in range(len(tokens)):
-        params = SamplingParams.of(a.sampling, r)
+        params = SequenceParams.of(a.sampling, r)
         row = a.logits[r].double()
         if not params.in_range:
             status[r] = Status.BAD_PARAMETER

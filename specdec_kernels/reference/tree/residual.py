@@ -44,5 +44,5 @@ def mass_without(draft: DraftDistribution, excluded: dict[int, float]) -> float:
     v = len(draft.probs)
     inside = draft.probs.clone()
     inside[[x for x in excluded if x < v]] = 0.0
-    beyond = sum(q for x, q in excluded.items() if x >= v)
-    return float(inside.sum()) + draft.mass_beyond - beyond
+    excluded_beyond = sum(q for x, q in excluded.items() if x >= v)
+    return float(inside.sum()) + draft.mass_beyond - excluded_beyond

@@ -1,4 +1,4 @@
-"""What is known of one sequence while its draft tree is verified.
+"""The state of one sequence while its draft tree is verified.
 
 Each *node* is a drafted token below its parent. The *root* is the token before all drafts; it is
 no node and has index -1. *Siblings* share a parent, and the n-th sibling that a rule tries is its

@@ -21,8 +21,8 @@ def _visit(s: TreeSequence, path: list[int], a: float) -> bool:
     """Whether the path or a longer one was accepted; then its tokens and one more are emitted.
 
     a: acceptance probability of the path's last node, before its children are tried. After each
-    child that fails it is the ratio of two one-sided differences, as in rule block. An invalid row
-    ends the tree there.
+    rejected child it is the sum of the positive parts of P' - Q divided by that of the negative
+    parts, as in rule block. An invalid row ends the tree there.
     """
     node = path[-1] if path else ROOT
     row = s.target(node)
@@ -41,18 +41,18 @@ def _visit(s: TreeSequence, path: list[int], a: float) -> bool:
             status = Status.DRAFT_INVALID
             break
         after = residual.minus(draft, residual.mass, [])
-        above = float(after.weights.sum())
-        below = float((residual.mass * draft.probs - residual.weights).clamp(min=0).sum())
-        below += residual.mass * draft.mass_beyond
-        if not below > 0:
+        positive = float(after.weights.sum())
+        negative = float((residual.mass * draft.probs - residual.weights).clamp(min=0).sum())
+        negative += residual.mass * draft.mass_beyond
+        if not negative > 0:
             status = Status.EMPTY_RESIDUAL
             break
-        a, any_rejected = min(1.0, above / below), True
+        a, any_rejected = min(1.0, positive / negative), True
         residual = after
-        residual.mass = below
+        residual.mass = negative
     if path:
         s.accept_probs[node] = a
-        # The uniform is one of this round, not of its position, as in rule block.
+        # The uniform belongs to the round, as in rule block.
         if s.acceptance_uniform(node, s.position, node) >= a:
             return False
     _accept_path(s, path)
@@ -72,5 +72,5 @@ def _visit(s: TreeSequence, path: list[int], a: float) -> bool:
 
 def _accept_path(s: TreeSequence, path: list[int]) -> None:
     s.path = path
-    for above, n in zip([ROOT, *path], path, strict=False):
-        s.emit(s.target(above), s.tokens[n])
+    for parent, n in zip([ROOT, *path], path, strict=False):
+        s.emit(s.target(parent), s.tokens[n])

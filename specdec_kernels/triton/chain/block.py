@@ -1,10 +1,10 @@
-"""Rule block (Sun et al. 2024): the last prefix i with u_i < h_i is accepted.
+"""Rule block (Sun et al. 2024): the first tau drafts are accepted, tau the last i with u_i < h_i.
 
-A first loop goes forward over the rows and computes the scale c_i of P at each, the probability of
-keeping the prefix so far: c_0 = 1 and c_(i+1) = min(c_i * P(x_i) / Q(x_i), 1). A second loop goes
-back from the end, computes h_i = min(S+ / S-, 1) from the sums of the positive and the negative
-parts of c_i * P - Q, and stops at the first prefix that is accepted. docs/rules.md#block explains
-the rule.
+A first loop goes forward over the rows and computes the scale of P at each, `p_scale` in the code:
+c_0 = 1 and c_(i+1) = min(c_i * P(x_i) / Q(x_i), 1). A second loop goes back from the last draft and
+computes h_i = min(positive / negative, 1), where these are the sums of the positive and of the
+negative parts of c_i * P - Q, both taken as positive numbers. It stops at the first i that is
+accepted. docs/rules.md#block explains the rule.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from specdec_kernels.triton.row.draft import (
     draft_entry,
     linear_sum,
 )
-from specdec_kernels.triton.row.philox import ACCEPT, RESIDUAL, counter_uniform
+from specdec_kernels.triton.row.noise import ACCEPT, RESIDUAL, counter_uniform
 from specdec_kernels.triton.row.status import DRAFT_INVALID, TARGET_INVALID
 from specdec_kernels.triton.row.tile import INF, STAGES, flag, log_probability, stats_at
 
@@ -74,9 +74,9 @@ def sparse_entries(row, ids, d, start, WIDTH: tl.constexpr):
 def sparse_residual_sums(
     p, q, ids, p_scale, total, temperature, p_logsumexp, PROBS: tl.constexpr, WIDTH: tl.constexpr
 ):
-    """(S+, S-) with a sparse draft.
+    """(positive sum, negative sum) with a sparse draft.
 
-    P is read at the draft's ids; off them Q is 0, so the rest of P counts as one term.
+    P is read at the draft's ids. Elsewhere Q is 0, so the mass of P there is added in one term.
     """
     at_ids = tl.full([], 0.0, tl.float64)
     positive_sum = tl.full([], 0.0, tl.float64)
@@ -103,7 +103,7 @@ def residual_sums(
     p, q, drafts, p_x, tiles, p_scale, temperature, p_logsumexp, PROBS: tl.constexpr,
     DRAFT: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """(maximum of P's row, S+, S-) with a one-hot or sparse draft.
+    """(maximum of P's row, positive sum, negative sum) with a one-hot or sparse draft.
 
     Only a direct row is scanned, because its sum is not known to be 1.
     """
@@ -125,7 +125,7 @@ def residual_sums(
 @triton.jit
 def prefix_scales(
     rows, draft_token_ids, count, drafts, params, noise, scratch, saved, logprobs, v,
-    SPLIT: tl.constexpr, FILTERS: tl.constexpr, PROBS: tl.constexpr, DRAFT: tl.constexpr,
+    ROW_PARALLEL: tl.constexpr, FILTERS: tl.constexpr, PROBS: tl.constexpr, DRAFT: tl.constexpr,
     RAGGED_DRAFT: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
     LOG_TILES: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
@@ -141,15 +141,15 @@ def prefix_scales(
     while going > 0:
         x = tl.load(draft_token_ids + i).to(tl.int64)
         row = rows.first + i * rows.stride
-        index = (scratch.target + i) if SPLIT else scratch.target
+        index = (scratch.target + i) if ROW_PARALLEL else scratch.target
         p_x, p_stats, valid = target_row(
-            row, x, v, stats_at(scratch, index, scratch.tiles), params, noise, i, MASSES, SPLIT,
-            FILTERS, PROBS, TILE, CHUNK, BLOCK, LOG_TILES,
+            row, x, v, stats_at(scratch, index, scratch.tiles), params, noise, i, MASSES,
+            ROW_PARALLEL, FILTERS, PROBS, TILE, CHUNK, BLOCK, LOG_TILES,
         )  # fmt: skip
         if valid > 0:
             q_x, log_q_x, q_logsumexp, _q_threshold, mode = draft_entry(
                 drafts, i, x, params, stats_at(scratch, scratch.draft + index, scratch.d_tiles),
-                DRAFT, RAGGED_DRAFT, SPLIT, TILE, CHUNK, BLOCK, LOG_TILES, WIDTH,
+                DRAFT, RAGGED_DRAFT, ROW_PARALLEL, TILE, CHUNK, BLOCK, LOG_TILES, WIDTH,
             )  # fmt: skip
             logprob = log_probability(
                 row, x, x < v, params.direct, temperature, p_stats.logsumexp, p_stats.threshold,
@@ -199,10 +199,9 @@ def saved_distributions(
 
 @triton.jit
 def round_uniform(noise, i):
-    """The acceptance uniform of prefix or node i, which belongs to the round's position.
+    """The acceptance uniform of draft or node i under a rule that looks ahead.
 
-    The rule looks ahead, so a uniform of a later position would influence tokens that are emitted
-    before that position, and would not be fresh when that position is verified.
+    It belongs to the round and not to the draft's own position; see docs/rules.md#noise.
     """
     if noise.uniforms is None:
         u = counter_uniform(i.to(tl.uint32), noise.seed, noise.position, ACCEPT)
@@ -213,9 +212,9 @@ def round_uniform(noise, i):
 
 @triton.jit
 def decide_block(
-    rows, draft_token_ids, count, cut, missing, drafts, params, noise, scratch, saved, out, gamma,
-    v,
-    RULE: tl.constexpr, SPLIT: tl.constexpr, FILTERS: tl.constexpr, PROBS: tl.constexpr,
+    rows, draft_token_ids, count, no_bonus, status_after_drafts, drafts, params, noise, scratch,
+    saved, out, gamma, v,
+    RULE: tl.constexpr, ROW_PARALLEL: tl.constexpr, FILTERS: tl.constexpr, PROBS: tl.constexpr,
     DRAFT: tl.constexpr, RAGGED_DRAFT: tl.constexpr, BEYOND: tl.constexpr, TILE: tl.constexpr,
     CHUNK: tl.constexpr, BLOCK: tl.constexpr, LOG_TILES: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
@@ -224,12 +223,12 @@ def decide_block(
     An invalid row ends the block before it, as if nothing had been drafted from there on.
     """
     temperature = params.temperature
-    few_tokens: tl.constexpr = DRAFT == ONE_HOT or DRAFT == SPARSE  # noqa: PLR1714
+    lists_tokens: tl.constexpr = DRAFT == ONE_HOT or DRAFT == SPARSE  # noqa: PLR1714
     residual = stats_at(scratch, scratch.residual, scratch.tiles)
     one = tl.full([], 1.0, tl.float32)
     end, fault = prefix_scales(
-        rows, draft_token_ids, count, drafts, params, noise, scratch, saved, out.logprobs, v, SPLIT,
-        FILTERS, PROBS, DRAFT, RAGGED_DRAFT, TILE, CHUNK, BLOCK, LOG_TILES, WIDTH,
+        rows, draft_token_ids, count, drafts, params, noise, scratch, saved, out.logprobs, v,
+        ROW_PARALLEL, FILTERS, PROBS, DRAFT, RAGGED_DRAFT, TILE, CHUNK, BLOCK, LOG_TILES, WIDTH,
     )  # fmt: skip
 
     num_seen = end
@@ -241,7 +240,7 @@ def decide_block(
             p, q, mode, logsumexp, threshold = saved_distributions(
                 rows, draft_token_ids, tau, count, drafts, params, saved, v, DRAFT, RAGGED_DRAFT
             )
-            if few_tokens:
+            if lists_tokens:
                 p_x = tl.exp(log_probability(
                     p.row, q.token, q.token < v, params.direct, temperature, logsumexp, threshold,
                     PROBS,
@@ -263,7 +262,7 @@ def decide_block(
                 end = tau
                 fault = flag(DRAFT_INVALID)
             else:
-                # S- is 0 where Q <= c * P everywhere. Then c = 1 and P = Q, and h stays c.
+                # If Q <= c * P everywhere, the negative sum is 0. Then c = 1 and P = Q, and h is c.
                 some = negative_sum > 0
                 quotient = positive_sum / tl.where(some, negative_sum, 1.0)
                 h = tl.where(some, tl.minimum(quotient, 1.0), h)
@@ -289,7 +288,7 @@ def decide_block(
     at_end = tau == end
     if at_end & (fault == TARGET_INVALID):
         flags = fault
-    elif (at_end & (fault == 0) & (cut > 0)) == 0:
+    elif (at_end & (fault == 0) & (no_bonus > 0)) == 0:
         p, q, mode, logsumexp, threshold = saved_distributions(
             rows, draft_token_ids, tau, count, drafts, params, saved, v, DRAFT, RAGGED_DRAFT
         )
@@ -299,15 +298,15 @@ def decide_block(
             p_scale = one
             logsumexp = tl.full([], 0.0, tl.float64)
             threshold = tl.full([], float("-inf"), tl.float32)
-        index = (scratch.target + tau) if SPLIT else scratch.target
-        filled = (at_end == 0).to(tl.int32) * (0 if few_tokens else 1)
+        index = (scratch.target + tau) if ROW_PARALLEL else scratch.target
+        filled = (at_end == 0).to(tl.int32) * (0 if lists_tokens else 1)
         token, logprob, flags = recovered_or_bonus(
             p, q, drafts, mode, p_scale, one, filled, RowStats(one, threshold, logsumexp), params,
             stats_at(scratch, index, scratch.tiles), residual,
-            row_uniform(noise, tau, gamma, RESIDUAL), RULE, SPLIT, FILTERS, PROBS, DRAFT, BEYOND,
-            TILE, CHUNK, BLOCK, LOG_TILES, WIDTH,
+            row_uniform(noise, tau, gamma, RESIDUAL), RULE, ROW_PARALLEL, FILTERS, PROBS, DRAFT,
+            BEYOND, TILE, CHUNK, BLOCK, LOG_TILES, WIDTH,
         )  # fmt: skip
-        flags |= tl.where(at_end, tl.where(fault > 0, fault, missing), 0)
+        flags |= tl.where(at_end, tl.where(fault > 0, fault, status_after_drafts), 0)
         tl.store(out.tokens + tau, token.to(out.tokens.dtype.element_ty))
         if out.logprobs is not None:
             tl.debug_barrier()

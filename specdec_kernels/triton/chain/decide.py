@@ -27,7 +27,7 @@ from specdec_kernels.triton.row.draft import (
     draft_entry,
     draft_row,
 )
-from specdec_kernels.triton.row.philox import ACCEPT, RESIDUAL, SHARED
+from specdec_kernels.triton.row.noise import ACCEPT, RESIDUAL, SHARED
 from specdec_kernels.triton.row.status import DRAFT_INVALID, TARGET_INVALID
 from specdec_kernels.triton.row.tile import (
     INF,
@@ -84,7 +84,7 @@ def ratio(p_x, q_x, logprob, log_q_x, direct, PROBS: tl.constexpr, DRAFT: tl.con
 
 @triton.jit
 def target_row(
-    row, x, v, stats, params, noise, i, STATS: tl.constexpr, SPLIT: tl.constexpr,
+    row, x, v, stats, params, noise, i, STATS: tl.constexpr, ROW_PARALLEL: tl.constexpr,
     FILTERS: tl.constexpr, PROBS: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr,
     BLOCK: tl.constexpr, LOG_TILES: tl.constexpr,
 ):  # fmt: skip
@@ -101,8 +101,8 @@ def target_row(
         valid = (p_x >= 0) & (p_x < INF)
     else:
         own = row_stats(
-            row, v, stats, params, noise.seed, noise.position + i, SHARED, STATS, SPLIT, FILTERS,
-            PROBS, TILE, CHUNK, BLOCK, LOG_TILES,
+            row, v, stats, params, noise.seed, noise.position + i, SHARED, STATS, ROW_PARALLEL,
+            FILTERS, PROBS, TILE, CHUNK, BLOCK, LOG_TILES,
         )  # fmt: skip
         maximum = own.maximum
         threshold = own.threshold
@@ -123,15 +123,17 @@ def distributions(
         q = DraftDistribution(row, i, drafts.d, x, weights)
     else:
         q_row, first_id, _there = draft_row(drafts, i, RAGGED_DRAFT)
-        q_temperature = drafts.temperature
-        q_weights = weight_params(q_threshold, q_logsumexp, q_temperature, inverse(q_temperature))
+        draft_temperature = drafts.temperature
+        q_weights = weight_params(
+            q_threshold, q_logsumexp, draft_temperature, inverse(draft_temperature)
+        )
         q = DraftDistribution(q_row, first_id, drafts.d, x, q_weights)
     return p, q
 
 
 @triton.jit
-def near_the_best(row, x, best, v, lenience, PROBS: tl.constexpr):
-    """Rule lenient at temperature 0: P(x) >= lenience * P(best), P taken at temperature 1."""
+def accept_near_maximum(row, x, best, v, lenience, PROBS: tl.constexpr):
+    """Rule lenient at temperature 0: P(x) >= lenience * P(best), with P at temperature 1."""
     known = (x >= 0) & (x < v)
     high = tl.load(row + best).to(tl.float64)
     if PROBS:
@@ -143,7 +145,7 @@ def near_the_best(row, x, best, v, lenience, PROBS: tl.constexpr):
 
 
 @triton.jit
-def by_rate(noise, i, rates):
+def accept_at_rate(noise, i, rates):
     """Rule synthetic -> (whether draft i is accepted, its acceptance probability)."""
     rate = tl.load(rates + i).to(tl.float64)
     accepted = row_uniform(noise, i, i, ACCEPT) < rate
@@ -151,11 +153,14 @@ def by_rate(noise, i, rates):
 
 
 @triton.jit
-def by_ratio(
+def accept_ratio(
     u, p_x, q_x, logprob, log_q_x, direct, lenience, RULE: tl.constexpr, PROBS: tl.constexpr,
     DRAFT: tl.constexpr,
 ):  # fmt: skip
-    """Rules token and lenient -> (whether u * l * Q(x) < P(x), the acceptance probability)."""
+    """Rules token and lenient: accept if u * lenience * Q(x) < P(x).
+
+    -> (whether it is accepted, the acceptance probability).
+    """
     if RULE == LENIENT:
         q_x = lenience * q_x
         log_q_x += tl.log(lenience)
@@ -166,7 +171,7 @@ def by_ratio(
 
 
 @triton.jit
-def likely_enough(
+def accept_typical(
     logprob, epsilon, delta, row, v, stats, p_stats, inv_t,
     PROBS: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr, LOG_TILES: tl.constexpr,
 ):  # fmt: skip
@@ -186,31 +191,31 @@ def likely_enough(
 
 @triton.jit
 def decide(
-    rows, draft_token_ids, count, cut, missing, drafts, params, noise, scratch, rule_params, out,
-    gamma, v,
-    RULE: tl.constexpr, STATS: tl.constexpr, SPLIT: tl.constexpr, FILTERS: tl.constexpr,
+    rows, draft_token_ids, count, no_bonus, status_after_drafts, drafts, params, noise, scratch,
+    rule_params, out, gamma, v,
+    RULE: tl.constexpr, STATS: tl.constexpr, ROW_PARALLEL: tl.constexpr, FILTERS: tl.constexpr,
     PROBS: tl.constexpr, DRAFT: tl.constexpr, RAGGED_DRAFT: tl.constexpr, BEYOND: tl.constexpr,
     TILE: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, LOG_TILES: tl.constexpr,
     WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Go through the rows up to the first rejection -> (accepted drafts, rows written, status)."""
+    """Verify one sequence -> (accepted drafts, emitted tokens, status)."""
     temperature = params.temperature
     inv_t = params.inv_t
     flags = tl.full([], 0, tl.int32)
     num_accepted = tl.full([], 0, tl.int32)
     i = tl.full([], 0, tl.int64)
-    going = ((count > 0) | (cut == 0)).to(tl.int32)
+    going = ((count > 0) | (no_bonus == 0)).to(tl.int32)
     while going > 0:
         x = tl.load(draft_token_ids + i, mask=i < count, other=-1).to(tl.int64)
         row = rows.first + i * rows.stride
-        index = (scratch.target + i) if SPLIT else scratch.target
+        index = (scratch.target + i) if ROW_PARALLEL else scratch.target
         stats = stats_at(scratch, index, scratch.tiles)
         p_x, p_stats, valid = target_row(
-            row, x, v, stats, params, noise, i, STATS, SPLIT, FILTERS, PROBS, TILE, CHUNK, BLOCK,
-            LOG_TILES,
+            row, x, v, stats, params, noise, i, STATS, ROW_PARALLEL, FILTERS, PROBS, TILE, CHUNK,
+            BLOCK, LOG_TILES,
         )  # fmt: skip
         flags |= tl.where(valid > 0, 0, TARGET_INVALID).to(tl.int32)
-        flags |= tl.where(i < count, 0, missing)
+        flags |= tl.where(i < count, 0, status_after_drafts)
 
         token = tl.full([], -1, tl.int64)
         logprob = tl.full([], 0.0, tl.float64)
@@ -220,13 +225,13 @@ def decide(
             token = row_argmax(row, v, stats, p_stats.maximum, PROBS, TILE, BLOCK).to(tl.int64)
             hit = token == x
             if RULE == LENIENT:
-                hit = hit | near_the_best(row, x, token, v, rule_params.lenience, PROBS)
+                hit = hit | accept_near_maximum(row, x, token, v, rule_params.lenience, PROBS)
                 token = tl.where(hit, x, token)
             accepted = hit.to(tl.int32)
             accept_prob = tl.where(x >= 0, accepted.to(tl.float64), accept_prob)
             if RULE == SYNTHETIC:  # noqa: SIM102  (compiled in for this rule only)
                 if x >= 0:
-                    hit, accept_prob = by_rate(noise, i, rule_params.synthetic_rates)
+                    hit, accept_prob = accept_at_rate(noise, i, rule_params.synthetic_rates)
                     accepted = hit.to(tl.int32)
                     token = tl.where(hit, x, token)
         elif valid > 0:
@@ -249,11 +254,11 @@ def decide(
                 faults = tl.full([], 0, tl.int32)
                 if RULE == SYNTHETIC:
                     if x >= 0:
-                        hit, accept_prob = by_rate(noise, i, rule_params.synthetic_rates)
+                        hit, accept_prob = accept_at_rate(noise, i, rule_params.synthetic_rates)
                         accepted = hit.to(tl.int32)
                 elif RULE == TYPICAL:
                     if x >= 0:
-                        hit = likely_enough(
+                        hit = accept_typical(
                             logprob, rule_params.epsilon, rule_params.delta, row, v, stats,
                             p_stats, inv_t, PROBS, TILE, BLOCK, LOG_TILES,
                         )  # fmt: skip
@@ -263,10 +268,10 @@ def decide(
                     q_x, log_q_x, q_logsumexp, q_threshold, mode = draft_entry(
                         drafts, i, x, params,
                         stats_at(scratch, scratch.draft + index, scratch.d_tiles), DRAFT,
-                        RAGGED_DRAFT, SPLIT, TILE, CHUNK, BLOCK, LOG_TILES, WIDTH,
+                        RAGGED_DRAFT, ROW_PARALLEL, TILE, CHUNK, BLOCK, LOG_TILES, WIDTH,
                     )  # fmt: skip
                     if mode != KEEP:
-                        hit, accept_prob = by_ratio(
+                        hit, accept_prob = accept_ratio(
                             row_uniform(noise, i, i, ACCEPT), p_x, q_x, logprob, log_q_x,
                             params.direct, rule_params.lenience, RULE, PROBS, DRAFT,
                         )  # fmt: skip
@@ -283,8 +288,8 @@ def decide(
                         p, q, drafts, mode, tl.full([], 1.0, tl.float32),
                         rule_params.lenience.to(tl.float32), tl.full([], 0, tl.int32), p_stats,
                         params, stats, stats_at(scratch, scratch.residual, scratch.tiles),
-                        row_uniform(noise, i, gamma, RESIDUAL), RULE, SPLIT, FILTERS, PROBS, DRAFT,
-                        BEYOND, TILE, CHUNK, BLOCK, LOG_TILES, WIDTH,
+                        row_uniform(noise, i, gamma, RESIDUAL), RULE, ROW_PARALLEL, FILTERS, PROBS,
+                        DRAFT, BEYOND, TILE, CHUNK, BLOCK, LOG_TILES, WIDTH,
                     )  # fmt: skip
                     flags |= more | tl.where(token >= 0, faults, 0)
         tl.store(out.tokens + i, token.to(out.tokens.dtype.element_ty))
@@ -294,5 +299,5 @@ def decide(
             tl.store(out.accept_probs + i, accept_prob.to(tl.float32), mask=i < gamma)
         num_accepted += accepted
         i += 1
-        going = accepted * ((i < count) | (cut == 0)).to(tl.int32)
+        going = accepted * ((i < count) | (no_bonus == 0)).to(tl.int32)
     return num_accepted, i.to(tl.int32), flags

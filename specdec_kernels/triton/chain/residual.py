@@ -1,7 +1,7 @@
-"""The residual max(c * P - l * Q, 0) of one row, and the token drawn after the accepted drafts.
+"""The residual max(p_scale * P - lenience * Q, 0) of one row, and the recovered or bonus token.
 
-Its tile masses go to scratch, and the tile that the drawn token falls into is computed again. The
-scale c of P is 1 except in rule block, and l is 1 except in rule lenient, where it is the lenience.
+Its tile masses go to scratch, and the tile that the drawn token falls into is computed again.
+`p_scale` is 1 except in rule block, and `lenience` is 1 except in rule lenient.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from specdec_kernels.triton.row.draft import (
     KEEP,
     SAMPLED,
     SUBTRACT,
-    draft_beyond,
     draft_tile,
     linear_sum,
+    mass_beyond,
 )
-from specdec_kernels.triton.row.philox import SHARED
+from specdec_kernels.triton.row.noise import SHARED
 from specdec_kernels.triton.row.status import DRAFT_INVALID, EMPTY_RESIDUAL, TARGET_INVALID
 from specdec_kernels.triton.row.tile import (
     INF,
@@ -79,10 +79,10 @@ def fill_residual(
     RULE: tl.constexpr, PROBS: tl.constexpr, DRAFT: tl.constexpr, BEYOND: tl.constexpr,
     TILE: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Store the residual's tile masses -> (maximum of P's row, maximum of Q's row, S+, S-).
+    """Store the residual's tile masses -> (maxima of P's and Q's rows, positive sum, negative sum).
 
-    S+ and S- are the sums of the positive and the negative parts of c * P - Q; only rule block
-    needs them.
+    The sums are those of the positive and of the negative parts of p_scale * P - Q, both as
+    positive numbers. Only rule block needs them.
     """
     p_max = tl.full([], float("-inf"), tl.float32)
     q_max = tl.full([], float("-inf"), tl.float32)
@@ -105,7 +105,7 @@ def fill_residual(
     tl.debug_barrier()
     if BEYOND:  # noqa: SIM102  (compiled in only where the draft has columns of its own)
         if mode == SUBTRACT:
-            mass, maximum = draft_beyond(q, drafts, p.v, DRAFT, TILE)
+            mass, maximum = mass_beyond(q, drafts, p.v, DRAFT, TILE)
             q_max = tl.maximum(q_max, maximum)
             negative_sum += mass
     return p_max, q_max, positive_sum, negative_sum
@@ -144,11 +144,11 @@ def draw_residual(
 @triton.jit
 def recovered_or_bonus(
     p, q, drafts, mode, p_scale, lenience, filled, p_stats, params, target_stats, stats, u,
-    RULE: tl.constexpr, SPLIT: tl.constexpr, FILTERS: tl.constexpr, PROBS: tl.constexpr,
+    RULE: tl.constexpr, ROW_PARALLEL: tl.constexpr, FILTERS: tl.constexpr, PROBS: tl.constexpr,
     DRAFT: tl.constexpr, BEYOND: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr,
     BLOCK: tl.constexpr, LOG_TILES: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Draw the token after the accepted drafts -> (token, its log-probability, status).
+    """Draw the recovered or bonus token -> (token, its log-probability, status).
 
     It comes from the residual, or from P where nothing is subtracted. `filled` says that `stats`
     holds the residual's tile masses and that both rows are valid. `target_stats` holds the masses
@@ -199,8 +199,8 @@ def recovered_or_bonus(
     if (valid > 0) & (linear == 0):
         if RULE == BLOCK_RULE:
             own = row_stats(
-                p.row, p.v, target_stats, params, token, token, SHARED, MASSES, SPLIT, FILTERS,
-                PROBS, TILE, CHUNK, BLOCK, LOG_TILES,
+                p.row, p.v, target_stats, params, token, token, SHARED, MASSES, ROW_PARALLEL,
+                FILTERS, PROBS, TILE, CHUNK, BLOCK, LOG_TILES,
             )  # fmt: skip
             maximum = own.maximum
             threshold = own.threshold

@@ -1,11 +1,7 @@
-"""What `verify_chain` and `verify_tree` share: the plan of a launch and how a program begins.
+"""The plan of a launch and the begin of a program, for `verify_chain` and `verify_tree`.
 
-Terms of both rooms:
+specdec_kernels/ops/verify_chain.py defines the terms of the rules. Terms of the kernels:
 
-acceptance uniform   The random number that a draft's acceptance probability is compared with.
-residual             max(P - Q, 0), normalised; docs/rules.md explains it for each rule.
-recovered token      The token drawn from the residual after a rejected draft.
-bonus token          The token drawn from P after the last draft was accepted.
 valid                A row is valid if it holds a distribution; faults are in the status word.
 direct               The rows hold probabilities that are used as they are, without normalisation.
 tile statistics      See row/tile.py. The op's scratch has room for those of each row that a program
@@ -32,7 +28,7 @@ from specdec_kernels.triton.row.distribution import (
     sequence_params,
 )
 from specdec_kernels.triton.row.draft import DRAFT_LOGITS, DRAFT_PROBS, ONE_HOT, SAMPLED, SPARSE
-from specdec_kernels.triton.row.philox import uniform
+from specdec_kernels.triton.row.noise import uniform
 from specdec_kernels.triton.row.status import BAD_PARAMETER, TARGET_INVALID
 from specdec_kernels.triton.row.tile import INF, parameter
 
@@ -78,22 +74,22 @@ def sequence_rows(target_indptr, b, gamma, n_rows):
 @triton.jit
 def verification_params(
     sampling, draft_temperatures, draft_temperature, b, v, rows,
-    GREEDY: tl.constexpr, COMPARES: tl.constexpr, PROBS: tl.constexpr, DRAFT: tl.constexpr,
+    GREEDY: tl.constexpr, READS_DRAFT: tl.constexpr, PROBS: tl.constexpr, DRAFT: tl.constexpr,
 ):  # fmt: skip
     """(SequenceParams, the draft's temperature, status before any draft is looked at).
 
-    COMPARES says that the rule compares P with Q. Such a rule uses probabilities without filters or
-    temperature as they are, and reads one entry of each accepted row.
+    Rules that compare P with Q (READS_DRAFT) use probabilities without filters or temperature as
+    they are, and read one entry of each accepted row.
     """
-    direct: tl.constexpr = PROBS and COMPARES
+    direct: tl.constexpr = PROBS and READS_DRAFT
     params, good = sequence_params(sampling, b, v, GREEDY, direct)
-    # Only a SampledDraft has a temperature of its own.
-    q_temperature = params.temperature
-    if DRAFT == SAMPLED:
-        q_temperature = parameter(draft_temperatures, draft_temperature, b)
-        good = good & (q_temperature >= 0) & (q_temperature < INF)
+    if DRAFT == SAMPLED:  # no other draft has a temperature of its own
+        draft_temperature = parameter(draft_temperatures, draft_temperature, b)
+        good = good & (draft_temperature >= 0) & (draft_temperature < INF)
+    else:
+        draft_temperature = params.temperature
     flags = tl.where(good, tl.where(rows > 0, 0, TARGET_INVALID), BAD_PARAMETER).to(tl.int32)
-    return params, q_temperature, flags
+    return params, draft_temperature, flags
 
 
 @triton.jit
@@ -106,18 +102,26 @@ def row_uniform(noise, i, column, STREAM: tl.constexpr):
     return u
 
 
+class Rows(NamedTuple):
+    """Rows [B, I, V] or ragged [R, V] as a kernel takes them."""
+
+    rows: Tensor
+    stride_b: int  # 0 where the rows are ragged
+    stride_i: int
+
+
 class Plan(NamedTuple):
     """The arguments of a launch, apart from the drafted tokens or nodes.
 
-    target, draft: rows and both strides. Without a draft, `draft` is the target and is not read.
+    draft: without a draft it is the target and is not read.
     draft_arguments: the other arguments of the draft, in the order of a kernel.
     """
 
     form: int
-    target: tuple[Tensor, int, int]
-    draft: tuple[Tensor, int, int]
+    target: Rows
+    draft: Rows
     draft_arguments: tuple[Any, ...]
-    filters: tuple[Any, ...]
+    filters: launch.Filters
     shape: launch.Tiling
     most: launch.Tiling  # of the longer of a target and a draft row
     d_tiles: int  # 0 where a draft row needs no statistics
@@ -151,16 +155,16 @@ def plan(a: ChainArguments | TreeArguments) -> Plan:
     options = {
         "STATS": {"match": GUMBEL, "greedy": MAXIMA}.get(a.rule, MASSES).value,
         "PROBS": a.kind == "probs",
-        "FILTERS": a.rule != "greedy" and launch.filtering(v, filters), "DRAFT": form,
-        "BEYOND": scanned and (not logits if own_columns else d > v),
+        "READS_DRAFT": a.reads_draft, "FILTERS": a.rule != "greedy" and launch.filtering(v,
+        filters), "DRAFT": form, "BEYOND": scanned and (not logits if own_columns else d > v),
         "TILE": launch.TILE, "CHUNK": launch.CHUNK, "BLOCK": most.block,
         "LOG_TILES": most.log_tiles, "WIDTH": launch.width(d) if form == SPARSE.value else 16,
         **launch.OPTIONS,
     }  # fmt: skip
     return Plan(
         form,
-        (target, 0 if a.target_indptr is not None else target.stride(0), target.stride(-2)),
-        (draft, 0 if draft.dim() == 2 else draft.stride(0), draft.stride(-2)),
+        Rows(target, 0 if a.target_indptr is not None else target.stride(0), target.stride(-2)),
+        Rows(draft, 0 if draft.dim() == 2 else draft.stride(0), draft.stride(-2)),
         (*launch.packed(*draft_arguments), float32(a.draft_temperature)),
         filters,
         shape,

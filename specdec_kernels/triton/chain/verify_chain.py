@@ -20,7 +20,7 @@ from specdec_kernels.arguments.rules import RULES
 from specdec_kernels.triton import launch
 from specdec_kernels.triton.chain.block import SAVED, decide_block
 from specdec_kernels.triton.chain.decide import ChainOutputs, ChainScratch, RuleParams, decide
-from specdec_kernels.triton.chain.rules import BLOCK_RULE, GREEDY, LENIENT, TOKEN
+from specdec_kernels.triton.chain.rules import BLOCK_RULE, GREEDY
 from specdec_kernels.triton.chain.sequence import (
     Noise,
     TargetRows,
@@ -30,20 +30,21 @@ from specdec_kernels.triton.chain.sequence import (
 )
 from specdec_kernels.triton.row.distribution import MASSES, Sampling, store_tile
 from specdec_kernels.triton.row.draft import DRAFT_LOGITS, ONE_HOT, Drafts, draft_index
-from specdec_kernels.triton.row.philox import SHARED
+from specdec_kernels.triton.row.noise import SHARED
 from specdec_kernels.triton.row.status import DRAFT_OUT_OF_RANGE
 from specdec_kernels.triton.row.tile import TileStats, flag, inverse, parameter
 
-STEP = tl.constexpr(32)  # drafts that one step of `count_drafts` looks at
+STEP = tl.constexpr(32)  # drafts that one step of `find_drafts` looks at
 NEVER = tl.constexpr(0x7FFFFFFF)
 
 
 @triton.jit
-def count_drafts(draft_token_ids, rows, id_limit, eos_token_ids, num_eos, max_new_tokens, b):
-    """(number of drafts to verify, whether no token may follow if all are accepted, status).
+def find_drafts(draft_token_ids, rows, id_limit, eos_token_ids, num_eos, max_new_tokens, b):
+    """(number of drafts to verify, no_bonus, status_after_drafts).
 
-    No token follows an end-of-sequence token or the last of max_new_tokens. The status holds if the
-    row after the last of these drafts is reached.
+    Nothing is emitted after an end-of-sequence token or beyond max_new_tokens. So drafts from there
+    on do not count, and `no_bonus` says that no bonus token may follow the last one. The status is
+    reported if all drafts are accepted.
     """
     stop = flag(NEVER)
     wrong = flag(NEVER)
@@ -60,15 +61,15 @@ def count_drafts(draft_token_ids, rows, id_limit, eos_token_ids, num_eos, max_ne
                 ends = x == tl.load(eos_token_ids + e)
                 last = tl.minimum(last, tl.min(tl.where(ends, index, NEVER), 0))
     stop = tl.minimum(stop, drafts)
-    cut = last < stop
-    count = tl.where(cut, last + 1, stop).to(tl.int64)
-    out_of_range = (wrong == stop) & (cut == 0)
+    no_bonus = last < stop
+    count = tl.where(no_bonus, last + 1, stop).to(tl.int64)
+    out_of_range = (wrong == stop) & (no_bonus == 0)
     if max_new_tokens is not None:
         most = tl.maximum(tl.load(max_new_tokens + b), 0)
         out_of_range = out_of_range & (stop < most)
-        cut = cut | (most <= count)
+        no_bonus = no_bonus | (most <= count)
         count = tl.minimum(count, most)
-    return count, cut.to(tl.int32), tl.where(out_of_range, DRAFT_OUT_OF_RANGE, 0).to(tl.int32)
+    return count, no_bonus.to(tl.int32), tl.where(out_of_range, DRAFT_OUT_OF_RANGE, 0).to(tl.int32)
 
 
 @triton.jit(do_not_specialize=["gamma", "n_rows", "n_draft", "tiles", "d_tiles", "stats_size",
@@ -126,20 +127,19 @@ def chain_sequences(
     tokens, num_accepted, status, logprobs, accept_probs,
     gamma, v, d, n_rows, n_draft, tiles, d_tiles, stats_size, draft_stats, residual_stats,
     id_limit, num_eos,
-    RULE: tl.constexpr, STATS: tl.constexpr, FILTERS: tl.constexpr, PROBS: tl.constexpr,
-    DRAFT: tl.constexpr, RAGGED_DRAFT: tl.constexpr, BEYOND: tl.constexpr, SPLIT: tl.constexpr,
-    TILE: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, LOG_TILES: tl.constexpr,
-    WIDTH: tl.constexpr,
+    RULE: tl.constexpr, READS_DRAFT: tl.constexpr, STATS: tl.constexpr, FILTERS: tl.constexpr,
+    PROBS: tl.constexpr,
+    DRAFT: tl.constexpr, RAGGED_DRAFT: tl.constexpr, BEYOND: tl.constexpr,
+    ROW_PARALLEL: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
+    LOG_TILES: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Grid (B,): each program verifies one sequence."""
     b = tl.program_id(0).to(tl.int64)
     begin, rows = sequence_rows(target_indptr, b, gamma, n_rows)
-    compares: tl.constexpr = (
-        RULE == TOKEN or RULE == BLOCK_RULE or RULE == LENIENT  # noqa: PLR1714  (no `in` in Triton)
-    )
     sampling = Sampling(temperatures, temperature, top_ks, top_k, top_ps, top_p, min_ps, min_p)
-    params, q_temperature, flags = verification_params(
-        sampling, draft_temperatures, draft_temperature, b, v, rows, RULE == GREEDY, compares,
+    params, draft_temperature, flags = verification_params(
+        sampling, draft_temperatures, draft_temperature, b, v, rows, RULE == GREEDY,
+        READS_DRAFT,
         PROBS, DRAFT,
     )  # fmt: skip
     draft_token_ids += b * gamma
@@ -159,7 +159,7 @@ def chain_sequences(
     written = tl.full([], 0, tl.int32)
     probs_written = tl.full([], 0, tl.int32)
     if flags == 0:
-        count, cut, missing = count_drafts(
+        count, no_bonus, status_after_drafts = find_drafts(
             draft_token_ids, rows, id_limit, eos_token_ids, num_eos, max_new_tokens, b
         )
         target_rows = TargetRows(
@@ -167,12 +167,12 @@ def chain_sequences(
         )
         drafts = Drafts(
             draft, draft_stride_b, draft_stride_i, draft_ids, draft_columns, d, draft_logsumexp,
-            draft_threshold, q_temperature, b, begin, gamma, n_draft,
+            draft_threshold, draft_temperature, b, begin, gamma, n_draft,
         )  # fmt: skip
         noise = Noise(tl.load(seeds + b), tl.load(positions + b), uniforms)
         scratch = ChainScratch(
-            tile_maxima, tile_sums, stats_size, tiles, d_tiles, (b * (gamma + 1)) if SPLIT else b,
-            draft_stats, residual_stats + b,
+            tile_maxima, tile_sums, stats_size, tiles, d_tiles,
+            (b * (gamma + 1)) if ROW_PARALLEL else b, draft_stats, residual_stats + b,
         )  # fmt: skip
         out = ChainOutputs(tokens, logprobs, accept_probs)
         zero = tl.full([], 0.0, tl.float64)
@@ -185,17 +185,17 @@ def chain_sequences(
                 one_by_one = tl.full([], 0, tl.int32)
                 probs_written = tl.full([], 0, tl.int32) + gamma
                 accepted, written, more = decide_block(
-                    target_rows, draft_token_ids, count, cut, missing, drafts, params, noise,
-                    scratch, workspace + b * (gamma + 1) * SAVED, out, gamma, v,
-                    RULE, SPLIT, FILTERS, PROBS, DRAFT, RAGGED_DRAFT, BEYOND, TILE, CHUNK, BLOCK,
-                    LOG_TILES, WIDTH,
+                    target_rows, draft_token_ids, count, no_bonus, status_after_drafts, drafts,
+                    params, noise, scratch, workspace + b * (gamma + 1) * SAVED, out, gamma, v,
+                    RULE, ROW_PARALLEL, FILTERS, PROBS, DRAFT, RAGGED_DRAFT, BEYOND, TILE, CHUNK,
+                    BLOCK, LOG_TILES, WIDTH,
                 )  # fmt: skip
                 flags |= more
         if one_by_one > 0:
             accepted, written, more = decide(
-                target_rows, draft_token_ids, count, cut, missing, drafts, params, noise, scratch,
-                rule_params, out, gamma, v,
-                RULE, STATS, SPLIT, FILTERS, PROBS, DRAFT, RAGGED_DRAFT, BEYOND, TILE, CHUNK,
+                target_rows, draft_token_ids, count, no_bonus, status_after_drafts, drafts, params,
+                noise, scratch, rule_params, out, gamma, v,
+                RULE, STATS, ROW_PARALLEL, FILTERS, PROBS, DRAFT, RAGGED_DRAFT, BEYOND, TILE, CHUNK,
                 BLOCK, LOG_TILES, WIDTH,
             )  # fmt: skip
             probs_written = written
@@ -223,14 +223,14 @@ def verify_chain(*args: Any) -> tuple[Tensor, ...]:
         return out
     p = plan(a)
     target, v, logits = a.target, a.target.shape[-1], p.form == DRAFT_LOGITS.value
-    # Such a call reads one entry of each accepted row, so no row is worth splitting.
+    # Such a call reads one entry of each accepted row, so a grid over tiles would read too much.
     direct = p.options["PROBS"] and a.reads_draft and not p.options["FILTERS"]
     direct = direct and a.temperatures is None and a.temperature == 1
-    split = launch.row_parallel(target, batch, p.shape.tiles) and not direct
+    row_parallel = launch.row_parallel(target, batch, p.shape.tiles) and not direct
 
     # Tile statistics of the target rows, of the draft rows if they need them, and of one residual
     # a sequence, in this order.
-    draft_stats = batch * (gamma + 1) if split else batch
+    draft_stats = batch * (gamma + 1) if row_parallel else batch
     residual_stats = draft_stats * (2 if logits else 1)
     maxima, sums = launch.scratch(target, (residual_stats + batch) * p.stats_size)
     workspace = None
@@ -238,17 +238,17 @@ def verify_chain(*args: Any) -> tuple[Tensor, ...]:
         workspace = target.new_empty((batch * (gamma + 1) * SAVED.value,), dtype=torch.float64)
 
     ragged_draft = p.form != ONE_HOT.value and a.ragged_draft
-    n_draft = p.draft[0].shape[0] if ragged_draft else batch * gamma
+    n_draft = p.draft.rows.shape[0] if ragged_draft else batch * gamma
     temps, seeds, positions, target_indptr = launch.packed(
         a.temperatures, a.seeds, a.positions, a.target_indptr
     )
     temperature = float32(a.temperature)
     counts = (
-        gamma, v, p.draft[0].shape[-1], p.n_rows, n_draft, p.shape.tiles, p.d_tiles, p.stats_size,
+        gamma, v, p.draft.rows.shape[-1], p.n_rows, n_draft, p.shape.tiles, p.d_tiles, p.stats_size,
         draft_stats,
     )  # fmt: skip
     with launch.on_device_of(target):
-        if split:
+        if row_parallel:
             chain_tiles[(p.most.tiles, gamma + 1, batch)](
                 *p.target, *p.draft, target_indptr, temps, temperature, seeds, positions,
                 maxima, sums, *counts, STATS=p.options["STATS"], PROBS=p.options["PROBS"],
@@ -260,8 +260,10 @@ def verify_chain(*args: Any) -> tuple[Tensor, ...]:
             *launch.packed(a.uniforms), float32(a.lenience), float32(a.typical_epsilon),
             float32(a.typical_delta),
             *launch.packed(a.synthetic_rates, a.eos_token_ids, a.max_new_tokens),
-            maxima, sums, workspace, *out[:3], out[3] if a.with_logprobs else None,
-            out[4] if a.with_accept_probs else None, *counts, residual_stats, a.id_limit, p.num_eos,
-            RULE=RULES.index(a.rule), RAGGED_DRAFT=ragged_draft, SPLIT=split, **p.options,
+            maxima, sums, workspace, out.tokens, out.num_accepted, out.status,
+            out.logprobs if a.with_logprobs else None,
+            out.accept_probs if a.with_accept_probs else None, *counts, residual_stats, a.id_limit,
+            p.num_eos, RULE=RULES.index(a.rule), RAGGED_DRAFT=ragged_draft,
+            ROW_PARALLEL=row_parallel, **p.options,
         )  # fmt: skip
     return out

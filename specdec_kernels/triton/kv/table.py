@@ -106,31 +106,38 @@ def write_row(
     tl.store(row + 11, f11)
 
 
-Layout = tuple[int, tuple[int, ...], tuple[int, ...], int]  # address, shape, stride, item size
+class Layout(NamedTuple):
+    """Where a tensor is in memory."""
+
+    address: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]  # in entries
+    entry_bytes: int
+
+
 Layouts = tuple[Layout, ...]
 
 
 def _layout(t: Tensor) -> Layout:
-    return t.data_ptr(), t.shape, t.stride(), t.element_size()
+    return Layout(t.data_ptr(), t.shape, t.stride(), t.element_size())
 
 
-def _strides(layout: Layout, slot: int) -> Strides:
-    address, shape, stride, item = layout
-    steps = (stride[i] * item if shape[i] > 1 else 0 for i in (0, 3 - slot, slot))
-    return Strides(address, *steps)
+def _strides(t: Layout, slot: int) -> Strides:
+    steps = (t.stride[i] * t.entry_bytes if t.shape[i] > 1 else 0 for i in (0, 3 - slot, slot))
+    return Strides(t.address, *steps)
 
 
 def _row(cache: Layout, entry: Layout | None, slot: int) -> tuple[int, list[int]]:
     """(bytes of a word, the fields of one cache and its entries)."""
     to, source = _strides(cache, slot), _strides(entry, slot) if entry else Strides()
-    shape = cache[1]
-    heads, row_bytes = shape[3 - slot], shape[3] * cache[3]
+    shape = cache.shape
+    heads, row_bytes = shape[3 - slot], shape[3] * cache.entry_bytes
     if entry is None and to.head == row_bytes:  # adjacent heads of a token are copied as one row
         to, row_bytes, heads = to._replace(head=0), row_bytes * heads, 1
     bits = functools.reduce(lambda x, y: x | y, (*to, *source, row_bytes), WIDEST)
     word = bits & -bits
     steps, entry_steps = ([n // word for n in strides[1:]] for strides in (to, source))
-    count = entry[1][slot] if entry else 0
+    count = entry.shape[slot] if entry else 0
     sizes = [heads, shape[slot], row_bytes // word]
     return word, [to.address, *steps, *sizes, source.address, *entry_steps, count]
 
@@ -139,7 +146,7 @@ def _grouped(caches: Layouts, entries: Layouts | None, slot: int) -> dict[int, l
     groups: dict[int, list[list[int]]] = {}
     for i, cache in enumerate(caches):
         entry = entries[i] if entries is not None else None
-        if 0 in cache[1] or (entry and 0 in entry[1]):
+        if 0 in cache.shape or (entry and 0 in entry.shape):
             continue
         word, row = _row(cache, entry, slot)
         groups.setdefault(word, []).append(row)

@@ -1,8 +1,8 @@
 """Sampling parameters of a sequence, statistics of a row under them, and the draws from it.
 
 Statistics of a row's tiles are in scratch memory (`TileStats`). Either the program that needs the
-row fills them, or, for small batches, a grid over (row, tile) has filled them before (SPLIT). Both
-call `store_tile`, so the schedule cannot change a result.
+row fills them, or, for small batches, a grid over (row, tile) has filled them before
+(ROW_PARALLEL). Both call `store_tile`, so the schedule cannot change a result.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from specdec_kernels.triton.row.filter import row_threshold, tile_maximum
-from specdec_kernels.triton.row.philox import tile_exponentials
+from specdec_kernels.triton.row.noise import tile_exponentials
 from specdec_kernels.triton.row.tile import (
     FLT_MAX,
     INF,
@@ -71,7 +71,7 @@ class RowStats(NamedTuple):
 
 
 class WeightParams(NamedTuple):
-    """What makes probabilities of logits: exp((l - offset) * inv_t - remainder)."""
+    """The parameters of P(v) = exp((logits[v] - offset) * inv_t - remainder)."""
 
     threshold: Any
     offset: Any
@@ -130,7 +130,7 @@ def store_tile(
 @triton.jit
 def row_stats(
     row, v, stats, params, seed, position, STREAM: tl.constexpr, STATS: tl.constexpr,
-    SPLIT: tl.constexpr, FILTERS: tl.constexpr, PROBS: tl.constexpr, TILE: tl.constexpr,
+    ROW_PARALLEL: tl.constexpr, FILTERS: tl.constexpr, PROBS: tl.constexpr, TILE: tl.constexpr,
     CHUNK: tl.constexpr, BLOCK: tl.constexpr, LOG_TILES: tl.constexpr,
 ):  # fmt: skip
     """Fill the tile statistics where needed -> RowStats.
@@ -140,10 +140,10 @@ def row_stats(
     threshold = tl.full([], float("-inf"), tl.float32)
     maximum = tl.full([], float("-inf"), tl.float32)
     logsumexp = tl.full([], 0.0, tl.float64)
-    work = tl.full([], 0 if SPLIT else 1, tl.int32)
+    work = tl.full([], 0 if ROW_PARALLEL else 1, tl.int32)
     if FILTERS:  # noqa: SIM102  (compiled in only where some sequence may have a filter)
         if params.filtered:
-            if not SPLIT:
+            if not ROW_PARALLEL:
                 tl.debug_barrier()
                 for t in tl.range(0, stats.tiles, num_stages=STAGES):
                     tl.store(stats.maxima + t, tile_maximum(row, t, v, PROBS, TILE))

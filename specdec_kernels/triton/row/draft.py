@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from specdec_kernels.triton.row.distribution import MASSES, probabilities, row_stats
-from specdec_kernels.triton.row.philox import SHARED
+from specdec_kernels.triton.row.noise import SHARED
 from specdec_kernels.triton.row.tile import INF, as_logits, finite, linear_units, log64
 
 # The form of a draft (DRAFT).
@@ -23,7 +23,7 @@ DRAFT_PROBS = tl.constexpr(2)  # probabilities, used as they are
 SAMPLED = tl.constexpr(3)  # logits with the logsumexp and the threshold that `sample` returned
 SPARSE = tl.constexpr(4)  # probabilities of a few ids
 
-# What the residual subtracts from P at one row (mode).
+# The mode of a row: the residual subtracts from P
 KEEP = tl.constexpr(0)  # nothing: there is no draft, or its row is not valid
 REMOVE = tl.constexpr(1)  # the drafted token
 SUBTRACT = tl.constexpr(2)  # Q
@@ -61,7 +61,7 @@ class DraftDistribution(NamedTuple):
 def draft_index(b, i, begin, n_draft, RAGGED_DRAFT: tl.constexpr):
     """(sequence index, row index, whether it exists) of draft i in its tensor.
 
-    A ragged draft [N-B, D] has no row for the last target row of each sequence.
+    A ragged draft [R-B, D] has no row for the last target row of each sequence.
     """
     if RAGGED_DRAFT:
         row = begin - b + i
@@ -110,7 +110,7 @@ def row_entry(row, drafts, x, other: tl.constexpr):
 @triton.jit
 def draft_statistics(
     drafts, i, params, stats,
-    DRAFT: tl.constexpr, RAGGED_DRAFT: tl.constexpr, SPLIT: tl.constexpr, TILE: tl.constexpr,
+    DRAFT: tl.constexpr, RAGGED_DRAFT: tl.constexpr, ROW_PARALLEL: tl.constexpr, TILE: tl.constexpr,
     CHUNK: tl.constexpr, BLOCK: tl.constexpr, LOG_TILES: tl.constexpr,
 ):  # fmt: skip
     """(logsumexp, threshold, whether it exists and is valid) of draft row i."""
@@ -120,8 +120,8 @@ def draft_statistics(
     if valid:
         if DRAFT == DRAFT_LOGITS:
             q_stats = row_stats(
-                row, drafts.d, stats, params, i, i, SHARED, MASSES, SPLIT, False, False, TILE,
-                CHUNK, BLOCK, LOG_TILES,
+                row, drafts.d, stats, params, i, i, SHARED, MASSES, ROW_PARALLEL, False, False,
+                TILE, CHUNK, BLOCK, LOG_TILES,
             )  # fmt: skip
             logsumexp = q_stats.logsumexp
             valid = finite(q_stats.maximum)
@@ -164,7 +164,7 @@ def draft_probability(
 @triton.jit
 def draft_entry(
     drafts, i, x, params, stats,
-    DRAFT: tl.constexpr, RAGGED_DRAFT: tl.constexpr, SPLIT: tl.constexpr, TILE: tl.constexpr,
+    DRAFT: tl.constexpr, RAGGED_DRAFT: tl.constexpr, ROW_PARALLEL: tl.constexpr, TILE: tl.constexpr,
     CHUNK: tl.constexpr, BLOCK: tl.constexpr, LOG_TILES: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """(Q(x), log Q(x), logsumexp, threshold, mode) of draft i.
@@ -179,7 +179,17 @@ def draft_entry(
     if DRAFT != ONE_HOT:  # noqa: SIM102  (compiled in only where there are rows)
         if (x >= 0) & (drafts.temperature != 0):
             logsumexp, threshold, valid = draft_statistics(
-                drafts, i, params, stats, DRAFT, RAGGED_DRAFT, SPLIT, TILE, CHUNK, BLOCK, LOG_TILES
+                drafts,
+                i,
+                params,
+                stats,
+                DRAFT,
+                RAGGED_DRAFT,
+                ROW_PARALLEL,
+                TILE,
+                CHUNK,
+                BLOCK,
+                LOG_TILES,
             )
             if valid:
                 q_x, log_q_x, valid = draft_probability(
@@ -256,7 +266,7 @@ def draft_probabilities(entries, inside, weights, DRAFT: tl.constexpr):
 
 
 @triton.jit
-def draft_beyond(q, drafts, v, DRAFT: tl.constexpr, TILE: tl.constexpr):
+def mass_beyond(q, drafts, v, DRAFT: tl.constexpr, TILE: tl.constexpr):
     """(mass of Q on columns that no token of the target has, their maximum).
 
     With `columns` any column may belong to a token, so the maximum is that of the row and the mass

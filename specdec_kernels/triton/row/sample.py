@@ -21,7 +21,7 @@ from specdec_kernels.triton.row.distribution import (
     sequence_params,
     store_tile,
 )
-from specdec_kernels.triton.row.philox import uniform
+from specdec_kernels.triton.row.noise import uniform
 from specdec_kernels.triton.row.status import BAD_PARAMETER, TARGET_INVALID
 from specdec_kernels.triton.row.tile import (
     TileStats,
@@ -59,7 +59,7 @@ def sample_rows(
     seeds, positions,
     tile_maxima, tile_sums,
     tokens, logprobs, logsumexps, thresholds, status,
-    STREAM: tl.constexpr, STATS: tl.constexpr, SPLIT: tl.constexpr, FILTERS: tl.constexpr,
+    STREAM: tl.constexpr, STATS: tl.constexpr, ROW_PARALLEL: tl.constexpr, FILTERS: tl.constexpr,
     TILE: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, LOG_TILES: tl.constexpr,
 ):  # fmt: skip
     """Grid (R,): each program samples one row."""
@@ -78,8 +78,8 @@ def sample_rows(
         offset = r * tiles * STATS
         tile_stats = TileStats(tile_maxima + offset, tile_sums + offset, tiles)
         stats = row_stats(
-            row, v, tile_stats, params, seed, position, STREAM, STATS, SPLIT, FILTERS, False, TILE,
-            CHUNK, BLOCK, LOG_TILES,
+            row, v, tile_stats, params, seed, position, STREAM, STATS, ROW_PARALLEL, FILTERS,
+            False, TILE, CHUNK, BLOCK, LOG_TILES,
         )  # fmt: skip
         threshold = stats.threshold
         logsumexp = stats.logsumexp
@@ -117,14 +117,14 @@ def sample(*args: Any) -> tuple[Tensor, ...]:
         return out
     shape = launch.tiling(v)
     stats = GUMBEL.value if a.method == "gumbel" else MASSES.value
-    split = launch.row_parallel(logits, n, shape.tiles)
+    row_parallel = launch.row_parallel(logits, n, shape.tiles)
     stream = STREAMS[a.noise]
     maxima, sums = launch.scratch(logits, n * stats * shape.tiles)
     temps, seeds, positions = launch.packed(a.temperatures, a.seeds, a.positions)
     temperature = float32(a.temperature)
     filters = launch.filters(v, a.sampling)
     with launch.on_device_of(logits):
-        if split:
+        if row_parallel:
             sample_tiles[(n, shape.tiles)](
                 logits, logits.stride(0), v, shape.tiles, temps, temperature, seeds, positions,
                 maxima, sums, STREAM=stream, STATS=stats, TILE=launch.TILE, **launch.OPTIONS,
@@ -132,8 +132,8 @@ def sample(*args: Any) -> tuple[Tensor, ...]:
         sample_rows[(n,)](
             logits, logits.stride(0), v, shape.tiles, temps, temperature,
             *filters, seeds, positions, maxima, sums, *out,
-            STREAM=stream, STATS=stats, SPLIT=split, FILTERS=launch.filtering(v, filters),
-            TILE=launch.TILE, CHUNK=launch.CHUNK, BLOCK=shape.block, LOG_TILES=shape.log_tiles,
-            **launch.OPTIONS,
+            STREAM=stream, STATS=stats, ROW_PARALLEL=row_parallel, FILTERS=launch.filtering(v,
+            filters), TILE=launch.TILE, CHUNK=launch.CHUNK, BLOCK=shape.block,
+            LOG_TILES=shape.log_tiles, **launch.OPTIONS,
         )  # fmt: skip
     return out

@@ -16,7 +16,7 @@ from specdec_kernels.triton.row.distribution import (
     gumbel_argmax,
     weight_params,
 )
-from specdec_kernels.triton.row.philox import RESIDUAL
+from specdec_kernels.triton.row.noise import RESIDUAL
 from specdec_kernels.triton.row.status import TARGET_INVALID
 from specdec_kernels.triton.row.tile import INF, flag, log_probability, row_argmax, stats_at
 from specdec_kernels.triton.tree.k_seq import k_seq
@@ -39,24 +39,6 @@ class TypicalParams(NamedTuple):
 
     epsilon: Any
     delta: Any
-
-
-class Limits(NamedTuple):
-    """Where verification of one sequence stops."""
-
-    max_new_tokens: Any
-    max_depth: Any
-    eos_token_ids: Any  # may be None
-    num_eos: Any
-
-
-class TreeOutputs(NamedTuple):
-    """The outputs of one sequence."""
-
-    path: Any
-    tokens: Any
-    logprobs: Any  # may be None
-    accept_probs: Any  # may be None
 
 
 @triton.jit

@@ -39,7 +39,7 @@ from specdec_kernels.triton.tree.residual import (
     saved_draft,
 )
 from specdec_kernels.triton.tree.siblings import (
-    by_target,
+    accept_against_target,
     measure_draft,
     node_draft_probability,
     target_probability,
@@ -240,7 +240,7 @@ def k_seq(
                 p_x, logprob = target_probability(
                     p, x, p_stats.logsumexp, params.temperature, PROBS
                 )
-                hit, accept_prob = by_target(
+                hit, accept_prob = accept_against_target(
                     trial_uniform(noise, m, depth, trial), p_x, rho * q_x, logprob,
                     log_q_x + log64(rho), p.direct, PROBS, DRAFT,
                 )  # fmt: skip

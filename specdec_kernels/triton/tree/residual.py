@@ -40,7 +40,7 @@ from specdec_kernels.triton.row.draft import (
     draft_tile,
     linear_sum,
 )
-from specdec_kernels.triton.row.philox import RESIDUAL
+from specdec_kernels.triton.row.noise import RESIDUAL
 from specdec_kernels.triton.row.status import EMPTY_RESIDUAL
 from specdec_kernels.triton.row.tile import (
     choose_in_tile,
@@ -77,28 +77,8 @@ DRAFT_STATS = tl.constexpr(1)
 RESIDUAL_STATS = tl.constexpr(2)
 
 
-class TreeScratch(NamedTuple):
-    """The scratch of one sequence."""
-
-    maxima: Any
-    sums: Any
-    size: Any  # entries that the tile statistics of one row take
-    tiles: Any
-    d_tiles: Any
-    entries: Any  # float64 [N, ENTRY]
-
-
-class Tree(NamedTuple):
-    """The nodes of one sequence, as vectors over the next power of two."""
-
-    tokens: Any  # -1 where absent
-    parents: Any
-    draft_rows: Any
-    num_nodes: Any
-
-
 class NodeResidual(NamedTuple):
-    """What it takes to compute the residual at one node."""
+    """The inputs of the residual at one node."""
 
     head: Any  # first entry
     tail: Any  # last entry

@@ -16,6 +16,6 @@ K_SEQ = tl.constexpr(TREE_RULES.index("k_seq"))
 TRAVERSAL = tl.constexpr(TREE_RULES.index("traversal"))
 TYPICAL = tl.constexpr(TREE_RULES.index("typical"))
 
-# Where Q has less mass than this off the tokens that were tried, no further sibling can have been
-# drawn from the rest. The same number is explained in csrc/include/specdec/tree.h.
-LEAST_REST = tl.constexpr(1e-26)
+# If the tokens not yet tried have less mass than this in Q, no further sibling can have been drawn
+# from them. csrc/include/specdec/tree.h explains the number.
+LEAST_MASS = tl.constexpr(1e-26)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from specdec_kernels.triton.chain.decide import by_ratio
+from specdec_kernels.triton.chain.decide import accept_ratio
 from specdec_kernels.triton.chain.residual import invalid_draft
 from specdec_kernels.triton.chain.rules import TOKEN
 from specdec_kernels.triton.row.draft import (
@@ -18,7 +18,7 @@ from specdec_kernels.triton.row.draft import (
     draft_tile,
     linear_sum,
 )
-from specdec_kernels.triton.row.philox import ACCEPT, counter_uniform
+from specdec_kernels.triton.row.noise import ACCEPT, counter_uniform
 from specdec_kernels.triton.row.status import DRAFT_INVALID, EMPTY_RESIDUAL
 from specdec_kernels.triton.row.tile import INF, flag, log_probability, stats_at
 from specdec_kernels.triton.tree.residual import (
@@ -44,7 +44,7 @@ from specdec_kernels.triton.tree.residual import (
     undo,
     without_tokens,
 )
-from specdec_kernels.triton.tree.rules import LEAST_REST, MULTI_DRAFT_WOR
+from specdec_kernels.triton.tree.rules import LEAST_MASS, MULTI_DRAFT_WOR
 
 
 @triton.jit
@@ -126,19 +126,21 @@ def node_draft_probability(
 
 
 @triton.jit
-def by_residual(u, p_x, q_x):
+def accept_against_residual(u, p_x, q_x):
     """(whether u * Q(x) < P(x), the acceptance probability), where P may be a residual."""
     quotient = tl.where(q_x > 0, tl.minimum(p_x / tl.where(q_x > 0, q_x, 1.0), 1.0), 1.0)
     return u * q_x < p_x, tl.where(p_x > 0, quotient, 0.0)
 
 
 @triton.jit
-def by_target(u, p_x, q_x, logprob, log_q_x, direct, PROBS: tl.constexpr, DRAFT: tl.constexpr):
+def accept_against_target(
+    u, p_x, q_x, logprob, log_q_x, direct, PROBS: tl.constexpr, DRAFT: tl.constexpr
+):
     """The same for the whole target, with the comparison of rule token.
 
     A token with P(x) = 0 is never accepted.
     """
-    accepted, accept_prob = by_ratio(
+    accepted, accept_prob = accept_ratio(
         u, p_x, q_x, logprob, log_q_x, direct, tl.full([], 1.0, tl.float32), TOKEN, PROBS, DRAFT
     )
     return accepted & (p_x > 0), tl.where(p_x > 0, accept_prob, 0.0)
@@ -202,17 +204,19 @@ def one_by_one(
         if valid == 0:
             flags = flag(DRAFT_INVALID)
             work = flag(0)
-        elif rest > LEAST_REST:  # otherwise this sibling cannot have been drawn, and is skipped
+        elif rest > LEAST_MASS:  # otherwise this sibling cannot have been drawn, and is skipped
             u = trial_uniform(noise, n, depth, trial)
             p_x, logprob = target_probability(p, x, logsumexp, temperature, PROBS)
             if count == 0:
-                hit, accept_prob = by_target(u, p_x, q_x, logprob, log_q_x, p.direct, PROBS, DRAFT)
+                hit, accept_prob = accept_against_target(
+                    u, p_x, q_x, logprob, log_q_x, p.direct, PROBS, DRAFT
+                )
             else:
                 residual_x = residual_at(
                     p_x, x, NodeResidual(head, tail, count, one, mode, excluded), entries, drafts,
                     temperature, DRAFT, WIDTH,
                 )  # fmt: skip
-                hit, accept_prob = by_residual(u, residual_x, mass * q_x / rest)
+                hit, accept_prob = accept_against_residual(u, residual_x, mass * q_x / rest)
             if accept_probs is not None:
                 tl.store(accept_probs + n, accept_prob.to(tl.float32))
             if hit:
@@ -324,10 +328,10 @@ def top_k_plus_one(
             rest = tl.where(tl.max(top_k, 0) > 0, rest, 1.0)
         if valid == 0:
             flags = flag(DRAFT_INVALID)
-        elif rest > LEAST_REST:  # otherwise the last child cannot have been drawn, and is skipped
+        elif rest > LEAST_MASS:  # otherwise the last child cannot have been drawn, and is skipped
             p_x, _logprob = target_probability(p, x, logsumexp, params.temperature, PROBS)
             u = trial_uniform(noise, n, depth, count)
-            hit, accept_prob = by_residual(u, p_x, q_x / rest)
+            hit, accept_prob = accept_against_residual(u, p_x, q_x / rest)
             if accept_probs is not None:
                 tl.store(accept_probs + n, accept_prob.to(tl.float32))
             if hit:

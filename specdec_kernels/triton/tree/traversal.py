@@ -170,7 +170,7 @@ def traversal(
     tokens = tree.tokens
     none = tokens * 0  # nothing is excluded
     entries = scratch.entries
-    few_tokens: tl.constexpr = DRAFT == ONE_HOT or DRAFT == SPARSE  # noqa: PLR1714
+    lists_tokens: tl.constexpr = DRAFT == ONE_HOT or DRAFT == SPARSE  # noqa: PLR1714
     index = tl.arange(0, tokens.shape[0])
     node = flag(-1)
     depth = flag(0)
@@ -227,7 +227,7 @@ def traversal(
             group = element(tree.draft_rows, rejected).to(tl.float64)
             head, tail, count, shared = push(entries, head, tail, count, rejected, group, mass)
             scan = flag(1)
-            if few_tokens:  # noqa: SIM102  (compiled in only for drafts of a few tokens)
+            if lists_tokens:  # noqa: SIM102  (compiled in only for drafts of a few tokens)
                 if first > 0:  # the sums of one subtraction need no scan of the row
                     scan = flag(0)
                     q, _before, _last, _following = saved_draft(entries, rejected, drafts)

@@ -27,58 +27,18 @@ from specdec_kernels.triton.chain.sequence import (
 )
 from specdec_kernels.triton.row.distribution import Sampling
 from specdec_kernels.triton.row.draft import ONE_HOT, REMOVE, SPARSE, SUBTRACT, Drafts
-from specdec_kernels.triton.row.status import DRAFT_OUT_OF_RANGE
 from specdec_kernels.triton.row.tile import flag
-from specdec_kernels.triton.tree.decide import (
+from specdec_kernels.triton.tree.decide import TypicalParams, decide_from_root
+from specdec_kernels.triton.tree.residual import ENTRY
+from specdec_kernels.triton.tree.rules import GREEDY, TRAVERSAL
+from specdec_kernels.triton.tree.sequence import (
     Limits,
     TreeOutputs,
-    TypicalParams,
-    decide_from_root,
-)
-from specdec_kernels.triton.tree.residual import ENTRY, Tree, TreeScratch
-from specdec_kernels.triton.tree.rules import (
-    GREEDY,
-    K_SEQ,
-    MULTI_DRAFT,
-    MULTI_DRAFT_WOR,
-    TOP_K_PLUS_ONE,
-    TRAVERSAL,
+    TreeScratch,
+    clear_outputs,
+    read_tree,
 )
 from specdec_kernels.triton.tree.traversal import STATE, traversal
-
-
-@triton.jit
-def read_tree(
-    tree_tokens, parents, draft_rows, num_nodes, rows, id_limit, one_hot, NODES: tl.constexpr
-):
-    """(Tree, status). Nodes out of range are absent."""
-    index = tl.arange(0, NODES)
-    inside = index < tl.minimum(num_nodes, rows - 1)
-    x = tl.load(tree_tokens + index, mask=inside, other=-1).to(tl.int64)
-    parent = tl.load(parents + index, mask=inside, other=-1).to(tl.int64)
-    good = (parent >= -1) & (parent < index) & (x >= -1) & (x < id_limit)
-    wrong = tl.max((inside & (good == 0)).to(tl.int32), 0)
-    own_rows = index
-    if draft_rows is not None:
-        own_rows = tl.load(draft_rows + index, mask=inside, other=0)
-        own_rows = tl.where(one_hot, index, own_rows)  # each one-hot Q is a distribution of its own
-    tree = Tree(tl.where(good, x, -1), parent.to(tl.int32), own_rows, num_nodes)
-    return tree, tl.where(wrong > 0, DRAFT_OUT_OF_RANGE, 0).to(tl.int32)
-
-
-@triton.jit
-def clear_outputs(out, num_nodes, max_depth, NODES: tl.constexpr):
-    """Fill the outputs with the values of entries that are not written later."""
-    index = tl.arange(0, NODES)
-    absent = tl.full([NODES], -1, tl.int32)
-    tl.store(out.path + index, absent.to(out.path.dtype.element_ty), mask=index < max_depth)
-    tl.store(out.tokens + index, absent.to(out.tokens.dtype.element_ty), mask=index <= max_depth)
-    if out.logprobs is not None:
-        tl.store(out.logprobs + index, tl.zeros([NODES], tl.float32), mask=index <= max_depth)
-    if out.accept_probs is not None:
-        nan = tl.full([NODES], float("nan"), tl.float32)
-        tl.store(out.accept_probs + index, nan, mask=index < num_nodes)
-    tl.debug_barrier()
 
 
 @triton.jit(
@@ -96,7 +56,8 @@ def tree_sequences(
     tile_maxima, tile_sums, workspace,
     path, tokens, num_accepted, status, logprobs, accept_probs,
     num_nodes, max_depth, v, d, n_rows, n_draft, tiles, d_tiles, stats_size, id_limit, num_eos,
-    RULE: tl.constexpr, STATS: tl.constexpr, FILTERS: tl.constexpr, PROBS: tl.constexpr,
+    RULE: tl.constexpr, READS_DRAFT: tl.constexpr, STATS: tl.constexpr, FILTERS: tl.constexpr,
+    PROBS: tl.constexpr,
     DRAFT: tl.constexpr, FLAT_DRAFT: tl.constexpr, BEYOND: tl.constexpr, NODES: tl.constexpr,
     TILE: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, LOG_TILES: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -104,13 +65,10 @@ def tree_sequences(
     """Grid (B,): each program verifies one sequence."""
     b = tl.program_id(0).to(tl.int64)
     begin, rows = sequence_rows(target_indptr, b, num_nodes, n_rows)
-    compares: tl.constexpr = (
-        RULE == MULTI_DRAFT or RULE == MULTI_DRAFT_WOR  # noqa: PLR1714  (no `in` in Triton)
-        or RULE == TOP_K_PLUS_ONE or RULE == K_SEQ or RULE == TRAVERSAL
-    )  # fmt: skip
     sampling = Sampling(temperatures, temperature, top_ks, top_k, top_ps, top_p, min_ps, min_p)
-    params, q_temperature, flags = verification_params(
-        sampling, draft_temperatures, draft_temperature, b, v, rows, RULE == GREEDY, compares,
+    params, draft_temperature, flags = verification_params(
+        sampling, draft_temperatures, draft_temperature, b, v, rows, RULE == GREEDY,
+        READS_DRAFT,
         PROBS, DRAFT,
     )  # fmt: skip
     tree_tokens += b * num_nodes
@@ -137,7 +95,7 @@ def tree_sequences(
 
     accepted = flag(0)
     if flags == 0:
-        one_hot = (q_temperature == 0) | (DRAFT == ONE_HOT)
+        one_hot = (draft_temperature == 0) | (DRAFT == ONE_HOT)
         mode = tl.where(one_hot, REMOVE, SUBTRACT).to(tl.int32)
         tree, flags = read_tree(
             tree_tokens, parents, draft_rows, num_nodes, rows, id_limit, one_hot, NODES
@@ -153,7 +111,7 @@ def tree_sequences(
             # before it, row i of the draft is row i of these pointers.
             drafts = Drafts(
                 draft, draft_stride_b, draft_stride_i, draft_ids, draft_columns, d,
-                draft_logsumexp, draft_threshold, q_temperature, b * 0, b * 0, n_draft, n_draft,
+                draft_logsumexp, draft_threshold, draft_temperature, b * 0, b * 0, n_draft, n_draft,
             )  # fmt: skip
             noise = Noise(tl.load(seeds + b), tl.load(positions + b), uniforms)
             offset = 3 * b * stats_size
@@ -210,9 +168,11 @@ def verify_tree(*args: Any) -> tuple[Tensor, ...]:
             *launch.packed(a.seeds, a.positions, a.uniforms), float32(a.typical_epsilon),
             float32(a.typical_delta), *launch.packed(a.eos_token_ids, a.max_new_tokens),
             maxima, sums, workspace,
-            *out[:4], out[4] if a.with_logprobs else None, out[5] if a.with_accept_probs else None,
-            nodes, a.max_depth, target.shape[-1], p.draft[0].shape[-1], p.n_rows,
-            p.draft[0].shape[-2], p.shape.tiles, p.d_tiles, p.stats_size, a.id_limit, p.num_eos,
+            out.path, out.tokens, out.num_accepted, out.status,
+            out.logprobs if a.with_logprobs else None,
+            out.accept_probs if a.with_accept_probs else None,
+            nodes, a.max_depth, target.shape[-1], p.draft.rows.shape[-1], p.n_rows,
+            p.draft.rows.shape[-2], p.shape.tiles, p.d_tiles, p.stats_size, a.id_limit, p.num_eos,
             RULE=TREE_RULES.index(a.rule), FLAT_DRAFT=own and a.flat_draft,
             NODES=1 << nodes.bit_length(), **options,
         )  # fmt: skip

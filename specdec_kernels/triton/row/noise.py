@@ -13,7 +13,7 @@ ROUND_A = tl.constexpr(0xD2511F53)
 ROUND_B = tl.constexpr(0xCD9E8D57)
 KEY_A = tl.constexpr(0x9E3779B9)
 KEY_B = tl.constexpr(0xBB67AE85)
-# Added to a stream for the low bits of small words: its exponentials reach down to 2^-65.
+# stream + TAIL gives 32 more bits for words whose top 24 bits are 0.
 TAIL = tl.constexpr(256)
 
 # Noise streams.
