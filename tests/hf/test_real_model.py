@@ -89,13 +89,13 @@ def test_greedy_batch_equals_model_generate(smollm):
     assert got.tolist() == expected.tolist()
 
 
-@pytest.mark.parametrize("rows", [1, 3])
-def test_match_equals_plain_sampling(smollm, rows):
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_match_equals_plain_sampling(smollm, batch_size):
     model, tokenizer, small = smollm
-    inputs = encode(tokenizer, *QUESTIONS[-rows:])
+    inputs = encode(tokenizer, *QUESTIONS[-batch_size:])
     kwargs = {
         "max_new_tokens": 16, "do_sample": True, "temperature": 0.8, "top_p": 0.95, "top_k": 0,
-        "rule": "match", "seed": list(range(rows)), "return_dict_in_generate": True,
+        "rule": "match", "seed": list(range(batch_size)), "return_dict_in_generate": True,
     }  # fmt: skip
     plain = generate(model, **inputs, **kwargs)
     for drafter in ("prompt_lookup", small):

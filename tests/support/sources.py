@@ -21,7 +21,7 @@ def relative(path):
 
 
 def includes(path):
-    """What a native file includes, system headers too."""
+    """The headers that a native file includes, system headers too."""
     return re.findall(r'^\s*#\s*include\s+[<"]([^>"]+)[>"]', path.read_text(), re.MULTILINE)
 
 

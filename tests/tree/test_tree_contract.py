@@ -1,4 +1,4 @@
-"""What the result of `verify_tree` for one sequence may depend on.
+"""The result of `verify_tree` for one sequence depends on little.
 
 It depends on those of its own rows that the rule needs, and not on padding, layout or the dtype of
 ids. tests/chain/test_invariance.py shows the same of the batch and the number of threads.
