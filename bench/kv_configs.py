@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from bench.configs import DTYPES, SHORT
+from bench.configs import DTYPES, SHORT, BaseConfig
 
 
 @dataclass(frozen=True)
-class KvConfig:
+class KvConfig(BaseConfig):
     """One setting of `kv_compact_`: keys and values of each layer are [B, heads, slots, head_dim].
 
     nodes: the size of the tree whose keys and values follow the committed prefix.
@@ -46,9 +45,6 @@ class KvConfig:
     @property
     def needed_bytes(self) -> int:
         return 2 * self.layers * self.batch * self.slots * self.row + 4 * self.moved_bytes
-
-    def as_dict(self) -> dict[str, Any]:
-        return {"id": self.id, **asdict(self)}
 
 
 @dataclass(frozen=True)

@@ -47,11 +47,6 @@ SMALL = [
 ]
 
 
-@pytest.fixture(scope="module")
-def simt():
-    return simt_ops.library()
-
-
 def outputs(simt, case, args=None, **sharing):
     with simt.sharing(**sharing):
         return simt.op(case.op)(*(args or case.args()))

@@ -33,11 +33,6 @@ LARGE = [
 GROUPS = (1, 2, 8)
 
 
-@pytest.fixture(scope="module")
-def simt():
-    return simt_ops.library()
-
-
 def outputs(simt, args, **sharing):
     with simt.sharing("lazy", **sharing):
         return simt.op("verify_tree")(*args)
