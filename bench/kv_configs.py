@@ -34,17 +34,17 @@ class KvConfig(BaseConfig):
         return "-".join([*words, f"{self.accepted}of{self.nodes}", SHORT[self.dtype]])
 
     @property
-    def row(self) -> int:
+    def token_bytes(self) -> int:
         """Bytes of one token in one cache."""
         return self.heads * self.head_dim * DTYPES[self.dtype].itemsize
 
     @property
     def moved_bytes(self) -> int:
-        return 2 * self.layers * self.batch * self.accepted * self.row
+        return 2 * self.layers * self.batch * self.accepted * self.token_bytes
 
     @property
     def needed_bytes(self) -> int:
-        return 2 * self.layers * self.batch * self.slots * self.row + 4 * self.moved_bytes
+        return 2 * self.layers * self.batch * self.slots * self.token_bytes + 4 * self.moved_bytes
 
 
 @dataclass(frozen=True)
@@ -61,10 +61,10 @@ def build(config: KvConfig, device: str = "cpu") -> KvInputs:
     """The inputs of a config. Every sequence has its own prefix length and its own path."""
     g = torch.Generator().manual_seed(0)
     path = torch.full((config.batch, config.nodes), -1)
-    for row in path:
+    for nodes in path:
         # Node 0 is left out, because it is in its place already.
         chosen = 1 + torch.randperm(config.nodes - 1, generator=g)[: config.accepted]
-        row[: config.accepted] = chosen.sort().values
+        nodes[: config.accepted] = chosen.sort().values
     base = torch.randint(0, config.slots - config.nodes + 1, (config.batch,), generator=g)
     size = (config.batch, config.heads, config.slots, config.head_dim)
     dtype = DTYPES[config.dtype]
