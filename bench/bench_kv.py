@@ -25,7 +25,7 @@ class Shape:
     head_dim: int
     new: int
 
-    def rows(self) -> int:
+    def heads_of_all_caches(self) -> int:
         return 2 * self.layers * self.batch * self.heads
 
     def caches(self, dtype: torch.dtype) -> list[torch.Tensor]:
@@ -52,9 +52,9 @@ def eager_append(caches, entries, positions):
     """Write the entries as a static cache does, at each sequence's own position."""
     n = entries[0].shape[2]
     slots = positions[:, None] + torch.arange(n, device=positions.device)
-    rows = torch.arange(len(positions), device=positions.device)[:, None]
+    sequences = torch.arange(len(positions), device=positions.device)[:, None]
     for cache, new in zip(caches, entries, strict=True):
-        cache.transpose(1, 2).index_put_((rows, slots), new.transpose(1, 2))
+        cache.transpose(1, 2).index_put_((sequences, slots), new.transpose(1, 2))
 
 
 def eager_truncate(caches, lengths, new_lengths):
@@ -80,7 +80,7 @@ def test_kv_append(compare, shape, dtype):
     compare(
         lambda: kv_append_(caches, entries, positions),
         {"eager": lambda: eager_append(caches, entries, positions)},
-        floor=2 * shape.rows() * shape.new * shape.head_dim * dtype.itemsize,
+        floor=2 * shape.heads_of_all_caches() * shape.new * shape.head_dim * dtype.itemsize,
     )
 
 
@@ -106,7 +106,7 @@ def test_kv_truncate(compare, shape, dtype):
     compare(
         lambda: again(kv_truncate_, zero_fill=True),
         {"eager": lambda: again(eager_truncate)},
-        floor=shape.rows() * drop * shape.head_dim * dtype.itemsize,
+        floor=shape.heads_of_all_caches() * drop * shape.head_dim * dtype.itemsize,
     )
 
 

@@ -29,7 +29,20 @@ TURNS = 32  # turns of a config
 
 
 @dataclass(frozen=True)
-class Config:
+class BaseConfig:
+    """One setting of a benchmark."""
+
+    @property
+    def id(self) -> str:
+        """The name of the setting in results and test ids."""
+        raise NotImplementedError
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"id": self.id, **asdict(self)}
+
+
+@dataclass(frozen=True)
+class Config(BaseConfig):
     """One setting of `verify_chain`.
 
     start: what verification starts from. "logits": raw logits of target and draft. "sampled": raw
@@ -65,9 +78,6 @@ class Config:
     @property
     def element(self) -> int:
         return 4 if self.start == "probs" else DTYPES[self.dtype].itemsize
-
-    def as_dict(self) -> dict[str, Any]:
-        return {"id": self.id, **asdict(self)}
 
 
 class Turn(NamedTuple):

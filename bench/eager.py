@@ -105,12 +105,12 @@ def verify_probs(p: Tensor, tokens: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
     p_x = p[:, :gamma].gather(-1, tokens[..., None]).squeeze(-1)
     q_x = q.gather(-1, tokens[..., None]).squeeze(-1)
     accepted = (torch.rand_like(p_x) * q_x < p_x).long().cumprod(-1).sum(-1)
-    rows = torch.arange(len(tokens), device=tokens.device)
-    residual = p[rows, accepted]
+    sequences = torch.arange(len(tokens), device=tokens.device)
+    residual = p[sequences, accepted]
     rejected = accepted < gamma
     residual = torch.where(
         rejected[:, None],
-        (residual - q[rows, accepted.clamp(max=gamma - 1)]).clamp(min=0),
+        (residual - q[sequences, accepted.clamp(max=gamma - 1)]).clamp(min=0),
         residual,
     )
     y = torch.multinomial(residual / residual.sum(-1, keepdim=True), 1)

@@ -29,11 +29,11 @@ class _Traversal:
     """The row that each sequence has reached, and whether it is still going down."""
 
     def __init__(self, tokens: Tensor, children: Tensor, depth: int) -> None:
-        self.rows = torch.arange(len(tokens), device=tokens.device)
+        self.sequences = torch.arange(len(tokens), device=tokens.device)
         self.tokens, self.children = tokens, children
-        self.here = torch.zeros_like(self.rows)
-        self.accepted = torch.zeros_like(self.rows)
-        self.alive = torch.ones_like(self.rows, dtype=torch.bool)
+        self.here = torch.zeros_like(self.sequences)
+        self.accepted = torch.zeros_like(self.sequences)
+        self.alive = torch.ones_like(self.sequences, dtype=torch.bool)
         self.path = torch.full((len(tokens), depth), -1, device=tokens.device)
 
     def family(self) -> tuple[Tensor, Tensor]:
@@ -66,7 +66,7 @@ class _Traversal:
 def greedy(target: Tensor, tokens: Tensor, children: Tensor, depth: int) -> Outcome:
     """The path of the most likely tokens. target [B, N+1, V] holds logits or probabilities."""
     best, at = target.argmax(-1), _Traversal(tokens, children, depth)
-    return at.follow(lambda: best[at.rows, at.here])
+    return at.follow(lambda: best[at.sequences, at.here])
 
 
 def target_only(p: Distribution, tokens: Tensor, children: Tensor, depth: int) -> Outcome:

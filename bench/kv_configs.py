@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from bench.configs import DTYPES, SHORT
+from bench.configs import DTYPES, SHORT, BaseConfig
 
 
 @dataclass(frozen=True)
-class KvConfig:
+class KvConfig(BaseConfig):
     """One setting of `kv_compact_`: keys and values of each layer are [B, heads, slots, head_dim].
 
     nodes: the size of the tree whose keys and values follow the committed prefix.
@@ -35,20 +34,17 @@ class KvConfig:
         return "-".join([*words, f"{self.accepted}of{self.nodes}", SHORT[self.dtype]])
 
     @property
-    def row(self) -> int:
+    def token_bytes(self) -> int:
         """Bytes of one token in one cache."""
         return self.heads * self.head_dim * DTYPES[self.dtype].itemsize
 
     @property
     def moved_bytes(self) -> int:
-        return 2 * self.layers * self.batch * self.accepted * self.row
+        return 2 * self.layers * self.batch * self.accepted * self.token_bytes
 
     @property
     def needed_bytes(self) -> int:
-        return 2 * self.layers * self.batch * self.slots * self.row + 4 * self.moved_bytes
-
-    def as_dict(self) -> dict[str, Any]:
-        return {"id": self.id, **asdict(self)}
+        return 2 * self.layers * self.batch * self.slots * self.token_bytes + 4 * self.moved_bytes
 
 
 @dataclass(frozen=True)
@@ -65,10 +61,10 @@ def build(config: KvConfig, device: str = "cpu") -> KvInputs:
     """The inputs of a config. Every sequence has its own prefix length and its own path."""
     g = torch.Generator().manual_seed(0)
     path = torch.full((config.batch, config.nodes), -1)
-    for row in path:
+    for nodes in path:
         # Node 0 is left out, because it is in its place already.
         chosen = 1 + torch.randperm(config.nodes - 1, generator=g)[: config.accepted]
-        row[: config.accepted] = chosen.sort().values
+        nodes[: config.accepted] = chosen.sort().values
     base = torch.randint(0, config.slots - config.nodes + 1, (config.batch,), generator=g)
     size = (config.batch, config.heads, config.slots, config.head_dim)
     dtype = DTYPES[config.dtype]

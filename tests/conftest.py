@@ -1,6 +1,7 @@
 """Environment of every test run, and the markers by which `make quick` leaves tests out."""
 
 import os
+from collections import Counter
 
 # Triton decides at import whether kernels are interpreted; every test of them needs that here.
 os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -30,6 +31,38 @@ SLOW_FILES = {
     "tree/test_tree_negative_controls.py",
 }
 SLOW_ROOMS = {"benchmarks", "device"}
+# The slowest single tests of the other files, by measurement.
+SLOW_TESTS = {
+    "test_importing_the_ops_loads_no_transformers",
+    "test_case_names_are_unique_and_a_case_gives_the_same_arguments_again",
+    "test_rule_token_decides_as_exact_arithmetic_does_ties_included[reference]",
+    "test_siblings_of_two_parents_and_two_distributions_are_kept_apart[reference]",
+    "test_the_token_is_the_inverse_cdf_of_the_uniform_of_its_noise_stream[draft-reference]",
+    "test_the_token_is_the_inverse_cdf_of_the_uniform_of_its_noise_stream[residual-reference]",
+    "test_a_row_sees_its_ancestors_and_the_prefix[reference-B2-N300-S517-int32-random-w0-dense]",
+    "test_a_row_sees_its_ancestors_and_the_prefix[cpp-B2-N300-S517-int32-random-w0-dense]",
+}
+# Tests with many cases of each kind -> n, of which `make quick` runs every n-th. The numbers have
+# no factor in common with those of the last parameters, so that each of these occurs.
+EVERY = {
+    "chain/test_limits.py::test_up_to_max_new_tokens_the_distribution_is_the_targets": 4,
+    "chain/test_limits.py::test_up_to_the_first_end_of_sequence_the_distribution_is_the_targets": 3,
+    "chain/test_negative_controls.py::test_the_enumeration_rejects_a_block_verifier_with": 4,
+    "chain/test_rule_faults.py::test_a_draft_id_out_of_range_is_never_an_index": 3,
+    "chain/test_rule_faults.py::test_ids_stay_in_the_vocabulary_for_data_of_every_kind": 5,
+    "chain/test_rules.py::test_block_accepts_at_least_as_many_drafts_as_token": 4,
+    "chain/test_rules.py::test_emitted_tokens_have_the_targets_distribution": 3,
+    "chain/test_rules.py::test_lenient_has_the_distribution_of_its_formula": 4,
+    "hf/test_cache.py::test_a_wrong_rollback_is_detected": 3,
+    "hf/test_generate.py::test_end_of_sequence_inside_a_draft_ends_the_text": 3,
+    "hf/test_generate.py::test_greedy_equals_model_generate": 2,
+    "hf/test_generate.py::test_match_equals_plain_sampling": 5,
+    "hf/test_hf_arguments.py::test_custom_generate_equals_generate": 3,
+    "kv/test_append_truncate.py::test_append_leaves_the_bytes_of_the_reference": 3,
+    "kv/test_append_truncate.py::test_truncate_leaves_the_bytes_of_the_reference": 3,
+    "kv/test_moves.py::test_leaves_the_bytes_of_the_reference": 3,
+    "tree/test_verify_tree.py::test_a_chain_gives_the_bits_of_verify_chain": 3,
+}
 TOY_MODELS = {"gpt2", "qwen2", "qwen3", "gemma2"}  # beside llama, which `make quick` runs
 
 
@@ -47,7 +80,7 @@ def _markers(item):
     """Markers that follow from where a test is, its parameters and its fixtures."""
     path = Path(item.path).relative_to(TESTS)
     room, file = path.parts[0], path.name
-    if room in SLOW_ROOMS or str(path) in SLOW_FILES:
+    if room in SLOW_ROOMS or str(path) in SLOW_FILES or item.name in SLOW_TESTS:
         yield "slow"
     if room == "simt":
         yield "simt"
@@ -67,7 +100,14 @@ def _markers(item):
 
 @pytest.hookimpl(tryfirst=True)  # before pytest reads the markers for -m
 def pytest_collection_modifyitems(items):
-    for item in items:
+    seen = Counter()
+    for item in sorted(items, key=lambda item: item.nodeid):  # the given order may be random
         if Path(item.path).is_relative_to(TESTS):
-            for marker in _markers(item):
+            markers = set(_markers(item))
+            test = f"{Path(item.path).relative_to(TESTS)}::{item.originalname}"
+            if not markers and test in EVERY:
+                seen[test] += 1
+                if seen[test] % EVERY[test] != 1:
+                    markers.add("slow")
+            for marker in sorted(markers):
                 item.add_marker(marker)

@@ -16,7 +16,8 @@ from bench.tree_configs import TreeInputs
 
 def build(inputs: TreeInputs, *, whole: bool) -> Callable[[], Any]:
     config = inputs.config
-    turns, rows = itertools.cycle(inputs.turns), torch.arange(config.batch).to(inputs.target.device)
+    turns = itertools.cycle(inputs.turns)
+    sequences = torch.arange(config.batch).to(inputs.target.device)
     children = inputs.shape.children.to(inputs.target.device)
     parameters = (inputs.temperature, inputs.top_k, inputs.top_p)
     given = config.start == "probs"
@@ -25,17 +26,21 @@ def build(inputs: TreeInputs, *, whole: bool) -> Callable[[], Any]:
     if inputs.draft_rows is not None:
         of_children = inputs.draft_rows.long()[:, children[:, 0].clamp(min=0)]
 
+    def of_node(at: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        assert of_children is not None
+        return sequences, of_children[sequences, at]
+
     def distributions() -> tuple[eager_tree.Distribution, eager_tree.Distribution]:
         if given:
-            return (lambda at: inputs.target[rows, at]), (lambda at: at)
+            return (lambda at: inputs.target[sequences, at]), (lambda at: at)
         draft, filtered = inputs.draft, eager.filtered
         if whole:
             p = filtered(inputs.target, *parameters)
             q = None if draft is None else filtered(draft, inputs.temperature, 0, 1.0)
-            return (lambda at: p[rows, at]), (lambda at: q[rows, of_children[rows, at]])
+            return (lambda at: p[sequences, at]), (lambda at: q[of_node(at)])
         return (
-            lambda at: filtered(inputs.target[rows, at], *parameters),
-            lambda at: filtered(draft[rows, of_children[rows, at]], inputs.temperature, 0, 1.0),
+            lambda at: filtered(inputs.target[sequences, at], *parameters),
+            lambda at: filtered(draft[of_node(at)], inputs.temperature, 0, 1.0),
         )
 
     def once(rule: Callable[..., Any]) -> Any:

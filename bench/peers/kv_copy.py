@@ -33,15 +33,15 @@ def build(inputs: KvInputs) -> Callable[[], Any]:
 def build_eager(inputs: KvInputs) -> Callable[[], Any]:
     """Gather the accepted slots of each layer and scatter them to their new places."""
     config, accepted = inputs.config, _all(inputs)
-    rows = torch.arange(config.batch, device=inputs.base.device)[:, None]
+    sequences = torch.arange(config.batch, device=inputs.base.device)[:, None]
     kept = inputs.path[:, : config.accepted]
 
     def once() -> Any:
         source = inputs.base[:, None] + kept
-        slots = inputs.base[:, None] + torch.arange(config.accepted, device=rows.device)
+        slots = inputs.base[:, None] + torch.arange(config.accepted, device=sequences.device)
         for cache in inputs.caches:
             by_slot = cache.transpose(1, 2)
-            by_slot[rows, slots] = by_slot[rows, source]
+            by_slot[sequences, slots] = by_slot[sequences, source]
         return accepted
 
     return once

@@ -14,8 +14,9 @@ from support.providers import (
     run_case,
     sample,
 )
+from support.tree_pairs import TREE_PAIRS
 
-from specdec_kernels import TREE_RULES, _library, testing
+from specdec_kernels import _library, testing
 from specdec_kernels.arguments.chain import ChainArguments
 from specdec_kernels.arguments.tree import TreeArguments
 
@@ -44,21 +45,6 @@ CHAIN_PAIRS = [("cpp", c) for c in CHAINS] + [
         testing.chain_case(6, 3, 67, rule="match"),
         testing.chain_case(6, 3, 67, rule="block"),
     )
-]
-TREES = [
-    *(testing.tree_case(6, 7, 257, rule=r) for r in TREE_RULES),
-    testing.tree_case(6, 7, 257, torch.bfloat16, rows="shared", filters="tensor"),
-    testing.tree_case(6, 7, 257, draft="sampled", rows="flat", filters="tensor"),
-    testing.tree_case(6, 7, 257, kind="probs", rows="flat"),
-    testing.tree_case(6, 7, 257, rule="multi_draft_wor", draft="sparse", rows="shared"),
-    testing.tree_case(6, 7, 257, rule="traversal", draft="mapped-sampled", filters="tensor"),
-    testing.tree_case(6, 7, 257, rule="k_seq", kind="probs", rows="shared"),
-]
-TREE_PAIRS = [("cpp", c) for c in TREES] + [
-    (n, testing.tree_case(4, 4, 67, rule=r, rows="shared"))
-    for n in KERNEL_PROVIDERS
-    if n != "cpp"
-    for r in TREE_RULES
 ]
 
 
@@ -107,8 +93,8 @@ def test_place_in_the_batch_and_batch_size_change_no_bit(name, case):
 def test_padding_with_missing_drafts_changes_no_bit(name, case):
     """gamma = 2 equals the start of gamma = 3 whose last draft is missing."""
     op = provider("verify_chain", name)
-    args = case.args()
-    args[1][:, 2] = -1
+    args = ChainArguments(*case.args())
+    args.draft_token_ids[:, 2] = -1
     longer = op(*args)
     got = op(*shifted(args, 0, 2))
     short = [x[:, : g.shape[1]] if x.dim() == 2 else x for x, g in zip(longer, got, strict=True)]

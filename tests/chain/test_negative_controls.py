@@ -224,7 +224,7 @@ def test_the_enumeration_rejects_a_block_verifier_with(wrong):
 def test_an_acceptance_probability_that_relies_on_rows_summing_to_one_is_rejected():
     """(c - M) / (1 - M) needs rows that sum to one, and those rounded to bfloat16 do not."""
     case = testing.chain_case(5, 4, 517, torch.bfloat16, "block", kind="probs", acceptance=0.6)
-    args = case.args()
+    args = ChainArguments(*case.args())
     want = reference.verify_chain(*args)[4]
     looked = ~want.isnan()
     looked[2] = False  # some drafts of this sequence are missing
@@ -234,9 +234,8 @@ def test_an_acceptance_probability_that_relies_on_rows_summing_to_one_is_rejecte
         return (c - common) / (1 - common)
 
     for formula, close in ((accept_prob, True), (by_the_formula, False)):
-        got = block_verifier(accept_prob=formula)(
-            *(args[:22]), torch.rand(5, 5).double(), *args[23:]
-        )[4]
+        drawn = args._replace(uniforms=torch.rand(5, 5).double())
+        got = block_verifier(accept_prob=formula)(*drawn)[4]
         off = float((got[looked] - want[looked]).abs().max())
         assert (off < 2e-5) == close, off
 

@@ -19,6 +19,7 @@ from support.providers import (
 )
 
 from specdec_kernels import RULES, RULES_READING_DRAFT, Status, reference, testing
+from specdec_kernels.arguments.chain import ChainArguments
 
 TARGET, DRAFT = Status.TARGET_INVALID, Status.DRAFT_INVALID
 EMPTY, RANGE = Status.EMPTY_RESIDUAL, Status.DRAFT_OUT_OF_RANGE
@@ -192,18 +193,18 @@ def test_ids_stay_in_the_vocabulary_for_data_of_every_kind(rule, kind, form):
     g = torch.Generator().manual_seed(31)
     b, gamma, v = 60, 3, 37
     case = testing.chain_case(b, gamma, v, rule=rule, kind=kind, draft=form, filters="off")
-    args = list(case.args())
+    args = ChainArguments(*case.args())
     odd = torch.tensor([NAN, INF, -INF, 20.0, -20.0, 1e-45])
-    for i in (0, 2, 5, 6):
-        if torch.is_tensor(args[i]):
-            hit = torch.rand(args[i].shape, generator=g) < 0.01
-            args[i][hit] = odd[torch.randint(0, 6, (int(hit.sum()),), generator=g)].to(args[i])
-    for i in (1, 3):
-        if torch.is_tensor(args[i]):
-            hit = torch.rand(args[i].shape, generator=g) < 0.1
-            args[i][hit] = torch.randint(-3, v + 9, (int(hit.sum()),), generator=g)
-    if args[4] is not None:
-        args[4][torch.rand(v, generator=g) < 0.2] = 10**6
+    for x in (args.target, args.draft, args.draft_logsumexp, args.draft_threshold):
+        if x is not None:
+            hit = torch.rand(x.shape, generator=g) < 0.01
+            x[hit] = odd[torch.randint(0, 6, (int(hit.sum()),), generator=g)].to(x)
+    for x in (args.draft_token_ids, args.draft_ids):
+        if x is not None:
+            hit = torch.rand(x.shape, generator=g) < 0.1
+            x[hit] = torch.randint(-3, v + 9, (int(hit.sum()),), generator=g)
+    if args.draft_columns is not None:
+        args.draft_columns[torch.rand(v, generator=g) < 0.2] = 10**6
     got = provider("verify_chain", "cpp")(*args)
     assert ((got[0] >= -1) & (got[0] < v)).all()
     emitted = torch.arange(gamma + 1) < got[1][:, None]

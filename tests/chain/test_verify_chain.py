@@ -18,6 +18,7 @@ from support.providers import (
 
 from specdec_kernels import reference, testing
 from specdec_kernels.arguments import conversion
+from specdec_kernels.arguments.chain import ChainArguments
 
 
 @pytest.mark.parametrize(("name", "case"), provider_cases("verify_chain"))
@@ -30,9 +31,9 @@ def test_the_cases_hold_chains_that_are_rejected_at_once_late_and_never():
     """Cases that all end at once, or never, would not exercise the residual."""
     accepted = torch.cat(
         [
-            reference.verify_chain(*c.args())[1]
-            for c in testing.cases("verify_chain")
-            if c.args()[1].shape[1] == 4
+            reference.verify_chain(*args)[1]
+            for args in (ChainArguments(*c.args()) for c in testing.cases("verify_chain"))
+            if args.draft_token_ids.shape[1] == 4
         ]
     )
     assert {0, 1, 2, 4} <= set(accepted.tolist())

@@ -20,6 +20,7 @@ from support.providers import OUTPUTS, assert_close, assert_outputs_close, sampl
 import specdec_kernels as sk
 from specdec_kernels import testing
 from specdec_kernels._library import OPS as OP_MODULES
+from specdec_kernels.arguments.chain import ChainArguments
 from specdec_kernels.testing import chain_case, sample_case, tree_case
 
 OPS = ("sample", "verify_chain")
@@ -248,14 +249,14 @@ def test_calls_on_two_streams_are_independent(name):
 @pytest.mark.parametrize("case", VARIED["verify_chain"], ids=str)
 def test_a_call_reads_what_the_call_before_it_wrote(name, case):
     """Launches may overlap, but each has to wait for inputs that another kernel still writes."""
-    args = list(case.args("cuda"))
+    args = ChainArguments(*case.args("cuda"))
     call = implementation(name, "verify_chain")
-    target = args[0].clone()
+    target = args.target.clone()
     for i in range(REPLAYS):
         shifted = target.roll(i, -1)
-        want = [t.cpu() for t in call(shifted, *args[1:])]
-        args[0].zero_()
-        args[0].copy_(shifted)
+        want = [t.cpu() for t in call(*args._replace(target=shifted))]
+        args.target.zero_()
+        args.target.copy_(shifted)
         assert_bits_equal("verify_chain", call(*args), want)
 
 
@@ -292,8 +293,8 @@ def _sample_then_verify(name, target, draft, seeds, wait, **filters):
     "filters", [{}, {"temperature": 0.8, "top_k": 50, "top_p": 0.9}], ids=["plain", "filtered"]
 )
 def test_verification_waits_for_the_sampling_before_it(name, filters):
-    args = LARGE[3].args("cuda")
-    target, draft = args[0], args[2]
+    args = ChainArguments(*LARGE[3].args("cuda"))
+    target, draft = args.target, args.draft
     rounds = [torch.arange(len(target), device="cuda") + 100 * i for i in range(100)]
     want = [_sample_then_verify(name, target, draft, s, True, **filters) for s in rounds]
     got = [_sample_then_verify(name, target, draft, s, False, **filters) for s in rounds]
@@ -311,7 +312,8 @@ def test_graphs_replay_with_other_inputs(name, op):
         graphs.append((case, args, *capture(name, op, args)))
     for turn in range(6):
         for case, args, graph, out in graphs[:: -1 if turn % 2 else 1]:
-            args[0].copy_(args[0].roll(1, 0))
+            rows = args[0]  # target of verify_chain, logits of sample
+            rows.copy_(rows.roll(1, 0))
             replayed(graph, out)
             assert_bits_equal(case.op, out, implementation(name, op)(*args))
 

@@ -68,12 +68,12 @@ def test_lengths_count_committed_tokens(drafter):
         grown = session.history.lengths - before
         for appended in steps:
             accepted = sum(appended.from_draft)
-            assert grown[appended.row] == len(appended.tokens)
-            assert appended.finished or grown[appended.row] == accepted + 1
+            assert grown[appended.sequence] == len(appended.tokens)
+            assert appended.finished or grown[appended.sequence] == accepted + 1
         assert (grown[~active] == 0).all()
         if drafter == "model":
             trailing = session.history.lengths - session.drafter._draft.cache.lengths
-            full = [s.row for s in steps if len(s.tokens) == 6 and s.kinds[-1] == "bonus"]
+            full = [s.sequence for s in steps if len(s.tokens) == 6 and s.kinds[-1] == "bonus"]
             assert (trailing[active] >= 1).all()
             assert all(trailing[b] == 2 for b in full)
 

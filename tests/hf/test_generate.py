@@ -177,8 +177,7 @@ class Malformed(Drafter):
         self.tokens = tokens
 
     def propose(self, history, gamma):
-        rows = len(history.lengths)
-        return Draft(torch.tensor([self.tokens] * rows)[:, :gamma])
+        return Draft(torch.tensor([self.tokens] * len(history.lengths))[:, :gamma])
 
 
 @pytest.mark.parametrize("tokens", [[-1, -1], [3, -1, 4], [10**6, 1], [-7, 2]], ids=str)

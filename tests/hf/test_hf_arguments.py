@@ -167,7 +167,7 @@ def test_stream_yields_the_tokens_that_generate_returns():
         assert isinstance(step, Step)
         assert len(step.tokens) == len(step.kinds) == len(step.from_draft) == len(step.logprobs)
         assert sorted(step.from_draft, reverse=True) == step.from_draft
-        streamed[step.row] += step.tokens
+        streamed[step.sequence] += step.tokens
         ends += [step.finished] if step.finished else []
     expected = model.generate(**inputs, max_new_tokens=NEW, do_sample=False)
     assert streamed == expected[:, -NEW:].tolist()
@@ -241,6 +241,7 @@ REFUSED = {
     "unknown": ({"max_new_token": 3}, "unknown or unsupported arguments: max_new_token"),
     "tree": ({"tree": 3}, "tree must be a TreeSpec, EagleTree, TrieTree or a tuple"),
     "gamma": ({"gamma": -1}, "num_assistant_tokens must be an integer in [0, 1024]"),
+    "gamma type": ({"gamma": 2.5}, "num_assistant_tokens must be an integer in [0, 1024], got 2.5"),
     "huge gamma": ({"gamma": 10**20}, "num_assistant_tokens must be an integer in [0, 1024]"),
     "gammas": ({"gamma": 2, "num_assistant_tokens": 3}, "are the same argument"),
     "schedule": (
@@ -253,8 +254,10 @@ REFUSED = {
         {"rule": "greedy", "do_sample": True},
         "rule='greedy' needs do_sample=False",
     ),
+    "drafter type": ({"drafter": 7}, "drafter must be None, 'prompt_lookup', a PreTrainedModel"),
     "drafter": ({"drafter": "ngram"}, "drafter must be None, 'prompt_lookup'"),
     "seed": ({"seed": [1, 2]}, "seed must be an int or have 1 entries, got 2"),
+    "seed type": ({"seed": 0.5}, "seed must be an int or one int per sequence, got 0.5"),
     "huge seed": ({"seed": 2**63}, "seed must be in [-2**63, 2**63), got 9223"),
     "hot": ({"temperature": "hot", "do_sample": True}, "temperature must be finite and >= 0"),
     "temperature": ({"temperature": -0.5, "do_sample": True}, "temperature must be finite"),
@@ -267,13 +270,14 @@ REFUSED = {
     "min_p": ({"min_p": 1.5, "do_sample": True}, "min_p must be in [0, 1], got 1.5"),
     "max_length": ({"max_length": 5, "max_new_tokens": None}, "limited to 5"),
 }
+WRONG_TYPES = ("tree", "gamma type", "drafter type", "seed type", "hot")
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_refused_arguments_are_named(case):
     kwargs, message = REFUSED[case]
     model, inputs = hf_models.tiny("llama"), hf_models.prompts((9,))
-    with pytest.raises(ValueError) as raised:
+    with pytest.raises(TypeError if case in WRONG_TYPES else ValueError) as raised:
         generate(model, **inputs, **{"max_new_tokens": 4, **kwargs})
     assert message in str(raised.value)
 
@@ -287,7 +291,7 @@ def test_refused_inputs_are_named():
         ({"input_ids": one.float()}, "input_ids must be int32 or int64"),
         ({"input_ids": one + 96}, r"input_ids must be in \[0, 67\), got ids from 97 to 97"),
         ({"input_ids": one, "attention_mask": one[:, 1:]}, "attention_mask must have the shape"),
-        ({"input_ids": one, "attention_mask": one * 0}, "row 0 of input_ids is empty"),
+        ({"input_ids": one, "attention_mask": one * 0}, "sequence 0 of input_ids is empty"),
         ({"input_ids": one.expand(1, 4).repeat(1, 64)}, "has 256 tokens, but the model's context"),
         ({"input_ids": one.repeat(2, 1), "streamer": Recorder()}, "streamer needs batch size 1"),
     ]

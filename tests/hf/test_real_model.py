@@ -14,6 +14,8 @@ from support import hf_models
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 from transformers import StopStringCriteria, TextStreamer
 
+from bench.tree_acceptance import encode
+
 COPY = (
     "Repeat this sentence twice: The harbour ferry between Lindholm and the old fish market "
     "was out of service for four days last week."
@@ -23,25 +25,13 @@ QUESTIONS = ["Why is the sky blue?", COPY, "Name three colours of the rainbow an
 
 @pytest.fixture(scope="session")
 def smollm():
-    """Model, tokenizer and a drafter of its first layers that shares its weights."""
-    model, tokenizer = hf_models.smollm()
-    return model, tokenizer, hf_models.smollm_drafter()
-
-
-def encode(tokenizer, *questions):
-    chats = [
-        tokenizer.apply_chat_template(
-            [{"role": "user", "content": q}], add_generation_prompt=True, tokenize=False
-        )
-        for q in questions
-    ]
-    return dict(tokenizer(chats, return_tensors="pt", padding=True, padding_side="left"))
+    return hf_models.smollm()
 
 
 @pytest.mark.parametrize("drafter", ["prompt_lookup", "layers"])
 def test_greedy_equals_model_generate(smollm, drafter):
     model, tokenizer, small = smollm
-    inputs = encode(tokenizer, COPY)
+    inputs = encode(tokenizer, [COPY])
     expected = model.generate(**inputs, max_new_tokens=30, do_sample=False)
     for cache in ("spec", "dynamic"):
         got = generate(
@@ -57,7 +47,7 @@ def test_greedy_equals_model_generate(smollm, drafter):
 @pytest.mark.parametrize("tree", [(3, 2), EagleTree(3, 3, 6)], ids=str)
 def test_greedy_trees_equal_model_generate(smollm, tree):
     model, tokenizer, small = smollm
-    inputs = encode(tokenizer, *QUESTIONS[1:])
+    inputs = encode(tokenizer, QUESTIONS[1:])
     expected = model.generate(**inputs, max_new_tokens=12, do_sample=False)
     got = generate(
         model, **inputs, max_new_tokens=12, do_sample=False, drafter=small, tree=tree, guard=False,
@@ -69,7 +59,7 @@ def test_greedy_trees_equal_model_generate(smollm, tree):
 
 def test_sampled_trees_of_prompt_lookup_change_nothing(smollm):
     model, tokenizer, _ = smollm
-    inputs = encode(tokenizer, COPY)
+    inputs = encode(tokenizer, [COPY])
     kwargs = {"max_new_tokens": 24, "do_sample": True, "temperature": 0.3, "seed": 1}
     plain = generate(model, **inputs, **kwargs)
     got = generate(
@@ -83,19 +73,19 @@ def test_sampled_trees_of_prompt_lookup_change_nothing(smollm):
 
 def test_greedy_batch_equals_model_generate(smollm):
     model, tokenizer, _ = smollm
-    inputs = encode(tokenizer, *QUESTIONS)
+    inputs = encode(tokenizer, QUESTIONS)
     expected = model.generate(**inputs, max_new_tokens=12, do_sample=False)
     got = generate(model, **inputs, max_new_tokens=12, do_sample=False, drafter="prompt_lookup")
     assert got.tolist() == expected.tolist()
 
 
-@pytest.mark.parametrize("rows", [1, 3])
-def test_match_equals_plain_sampling(smollm, rows):
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_match_equals_plain_sampling(smollm, batch_size):
     model, tokenizer, small = smollm
-    inputs = encode(tokenizer, *QUESTIONS[-rows:])
+    inputs = encode(tokenizer, QUESTIONS[-batch_size:])
     kwargs = {
         "max_new_tokens": 16, "do_sample": True, "temperature": 0.8, "top_p": 0.95, "top_k": 0,
-        "rule": "match", "seed": list(range(rows)), "return_dict_in_generate": True,
+        "rule": "match", "seed": list(range(batch_size)), "return_dict_in_generate": True,
     }  # fmt: skip
     plain = generate(model, **inputs, **kwargs)
     for drafter in ("prompt_lookup", small):
@@ -111,7 +101,7 @@ def test_match_equals_plain_sampling(smollm, rows):
 
 def test_the_same_seed_gives_the_same_text(smollm):
     model, tokenizer, small = smollm
-    inputs = encode(tokenizer, QUESTIONS[0])
+    inputs = encode(tokenizer, QUESTIONS[:1])
     kwargs = {
         "max_new_tokens": 16, "do_sample": True, "temperature": 0.7, "seed": 3, "drafter": small,
         "return_dict_in_generate": True,
@@ -124,7 +114,7 @@ def test_the_same_seed_gives_the_same_text(smollm):
 
 def test_stop_strings_end_the_text_as_in_plain_generate(smollm):
     model, tokenizer, _ = smollm
-    inputs = encode(tokenizer, COPY)
+    inputs = encode(tokenizer, [COPY])
     kwargs = {"max_new_tokens": 40, "do_sample": False}
     stops = {"stop_strings": [" fish"], "tokenizer": tokenizer}
     expected = model.generate(**inputs, **kwargs, **stops)
@@ -140,7 +130,7 @@ def test_stop_strings_end_the_text_as_in_plain_generate(smollm):
 
 def test_text_streamer_prints_the_text_of_plain_generate(smollm, capsys):
     model, tokenizer, _ = smollm
-    inputs = encode(tokenizer, COPY)
+    inputs = encode(tokenizer, [COPY])
     kwargs = {"max_new_tokens": 16, "do_sample": False}
     streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
     generate(model, **inputs, **kwargs, drafter="prompt_lookup", streamer=streamer)

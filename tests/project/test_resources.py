@@ -45,7 +45,7 @@ __global__ void indexes_a_local_array(int* x) {
 
 @dataclass(frozen=True)
 class Function:
-    """What ptxas reports of one function; it counts registers only for kernels."""
+    """The report of ptxas on one function; it counts registers only for kernels."""
 
     name: str
     target: str

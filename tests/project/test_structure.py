@@ -5,6 +5,7 @@ torch.ops -> csrc/torch -> csrc/include <- csrc/cpu and csrc/cuda.
 """
 
 import re
+import runpy
 import subprocess
 import sys
 
@@ -196,6 +197,19 @@ def test_importing_the_ops_loads_no_transformers():
 def test_no_file_has_more_than_400_lines():
     lines = {relative(p): len(p.read_text().splitlines()) for p in (*NATIVE, *PYTHON)}
     assert not {name: n for name, n in lines.items() if n > LONGEST}
+
+
+def test_the_tests_that_conftest_names_exist():
+    """A name that no longer exists would mark nothing."""
+    tests = ROOT / "tests"
+    names = runpy.run_path(str(tests / "conftest.py"))
+    text = "".join(p.read_text() for p in tests.rglob("test_*.py"))
+    assert all((tests / file).exists() for file in names["SLOW_FILES"])
+    assert all((tests / room).is_dir() for room in names["SLOW_ROOMS"])
+    assert all(f"def {test.partition('[')[0]}(" in text for test in names["SLOW_TESTS"])
+    for test in names["EVERY"]:
+        file, _, function = test.partition("::")
+        assert f"def {function}(" in (tests / file).read_text()
 
 
 # The table of ops says in which room and file an op is; see _library.OPS.

@@ -20,6 +20,13 @@ WORDS = {
     "race": "Gumbel-max sampling",
     "stands": "is accepted",
     "stood": "were accepted",
+    "fallen": "rejected",
+    "corrected": "recovered",
+    "shaping": "logits processing",
+    "team": "block group",
+    "teams": "block groups",
+    "liar": "negative control",
+    "liars": "negative controls",
 }
 # Also inside of names, such as draft_law and DraftLaw.
 WORD = re.compile(
@@ -131,20 +138,30 @@ def test_files_that_documents_cite_exist():
     assert not wrong, "\n" + "\n".join(wrong)
 
 
-# The walk of a rejected token: a numbered list of functions, each "path:function".
+# The path of a rejected token: a numbered list of functions, each "path:function".
 
-WALK = ROOT / "docs/design/loop.md"
-STEP = re.compile(r"^\d+\. `([^:`]+):([\w.]+)`", re.MULTILINE)
+PATH_OF_A_TOKEN = ROOT / "docs/design/loop.md"
+HEADING = re.compile(r"^## (?:Where a rejected token goes|The walk of a rejected token)\n", re.M)
+NUMBERED = re.compile(r"^\d+\. ", re.MULTILINE)
+STEP = re.compile(r"^\d+\. `([^:`]+):([\w.:]+)`", re.MULTILINE)
 
 
 def defines(path, function):
-    """Whether a file defines a function, given as `name` or, in Python, `Class.name`."""
+    """Whether a file defines a function, given as `name`, `Class.name` or, in C++, `Class::name`.
+
+    A method in C++ is defined outside of its class with its full name, or inside of it.
+    """
     text = path.read_text()
     if path.suffix != ".py":
         # A definition or declaration: a type, then the name and its parameters.
-        name = re.escape(function.split(".")[-1])
         start = r"^(?![ \t]*(?:return|else|throw)\b)[\w:<>,&*() \t]*[\w>&*)][ \t]+[*&]?"
-        return bool(re.search(rf"{start}{name}\(", text, re.MULTILINE))
+        if re.search(rf"{start}{re.escape(function)}\(", text, re.MULTILINE):
+            return True
+        owner, _, name = function.rpartition("::")
+        body = re.search(rf"^(?:class|struct) {owner}\b[^;{{]*{{\n(.*?)^}};", text, re.M | re.S)
+        return bool(
+            owner and body and re.search(rf"{start}{re.escape(name)}\(", body[1], re.MULTILINE)
+        )
     body = ast.parse(text).body
     for part in function.split("."):
         found = [n for n in body if getattr(n, "name", None) == part]
@@ -154,10 +171,11 @@ def defines(path, function):
     return True
 
 
-def test_each_step_of_the_walk_of_a_rejected_token_exists():
-    section = WALK.read_text().partition("## The walk of a rejected token\n")[2]
-    steps = STEP.findall(section.partition("\n## ")[0])
-    assert len(steps) >= 8
+def test_each_step_on_the_path_of_a_rejected_token_exists():
+    _, section = HEADING.split(PATH_OF_A_TOKEN.read_text())
+    section = section.partition("\n## ")[0]
+    steps = STEP.findall(section)
+    assert len(steps) == len(NUMBERED.findall(section)) >= 8
     missing = [
         f"{file}:{function}" for file, function in steps
         if not (ROOT / file).exists() or not defines(ROOT / file, function)
@@ -167,9 +185,20 @@ def test_each_step_of_the_walk_of_a_rejected_token_exists():
 
 def test_the_search_for_a_step_tells_functions_from_calls(tmp_path):
     native, python = tmp_path / "a.cpp", tmp_path / "a.py"
-    native.write_text("static int64_t decide(int n) {\n  return other(n);\n}\n")
+    native.write_text(
+        "class A {\n  void inside() {\n    other();\n  }\n  void outside(int n);\n};\n"
+        "class B : public A {\n  int inner() const;\n};\n"
+        "static int64_t decide(int n) {\n  return other(n);\n}\n"
+        "void C::outside(int n) {\n  A::other(n);\n}\n"
+    )
     python.write_text("class A:\n    def f(self):\n        return g()\n")
     assert defines(native, "decide")
+    assert defines(native, "A::inside")
+    assert defines(native, "B::inner")
+    assert defines(native, "C::outside")
+    assert not defines(native, "A::inner")
+    assert not defines(native, "B::outside")
+    assert not defines(native, "A::other")
     assert not defines(native, "other")
     assert defines(python, "A.f")
     assert not defines(python, "g")

@@ -47,11 +47,6 @@ SMALL = [
 ]
 
 
-@pytest.fixture(scope="module")
-def simt():
-    return simt_ops.library()
-
-
 def outputs(simt, case, args=None, **sharing):
     with simt.sharing(**sharing):
         return simt.op(case.op)(*(args or case.args()))
@@ -104,7 +99,7 @@ def test_the_workspace_holds_only_statistics_of_tiles(simt, schedule, rule):
     # At most 20 bytes for each tile of 512 entries, rounded up to 16; no row is copied.
     b, gamma, group = 5, 2, 2
     rows, contexts = gamma + 1, b if schedule == "parallel" else simt_ops.MULTIPROCESSORS
-    slots = 2 * (rows if schedule == "parallel" else 2) + 3
+    statistics = 2 * (rows if schedule == "parallel" else 2) + 3
     rest = 16 * b + (contexts * group * rows * 256 if rule == "block" else 0)
     for v in (4096, 40_001):
         sizes = set()
@@ -112,7 +107,7 @@ def test_the_workspace_holds_only_statistics_of_tiles(simt, schedule, rule):
             outputs(simt, chain_case(b, gamma, v, dtype, rule=rule), schedule=schedule, group=group)
             sizes.add(simt.last_plan().workspace_bytes)
         assert len(sizes) == 1
-        assert sizes.pop() <= contexts * slots * (20 * -(-v // 512) + 15) + rest
+        assert sizes.pop() <= contexts * statistics * (20 * -(-v // 512) + 15) + rest
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

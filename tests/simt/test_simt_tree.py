@@ -33,11 +33,6 @@ LARGE = [
 GROUPS = (1, 2, 8)
 
 
-@pytest.fixture(scope="module")
-def simt():
-    return simt_ops.library()
-
-
 def outputs(simt, args, **sharing):
     with simt.sharing("lazy", **sharing):
         return simt.op("verify_tree")(*args)
@@ -128,7 +123,7 @@ def test_the_workspace_is_too_small_for_a_row(simt, rule):
     b, n, group = 5, 6, 2
     for v in (4096, 40_001):
         outputs(simt, tree_case(b, n, v, rule=rule, rows="shared").args(), group=group)
-        blocks, slots = simt_ops.MULTIPROCESSORS * group, 11
+        blocks, statistics = simt_ops.MULTIPROCESSORS * group, 11
         warp_tiles = -(-v // 512)
-        most = blocks * (n + 1) * 600 + blocks * slots * (20 * warp_tiles + 15) + 64
+        most = blocks * (n + 1) * 600 + blocks * statistics * (20 * warp_tiles + 15) + 64
         assert simt.last_plan().workspace_bytes <= most

@@ -132,12 +132,7 @@ def prompts(
 
 
 @lru_cache(maxsize=1)
-def smollm() -> tuple[Any, Any]:
-    """The embedded model and its tokenizer."""
-    return load_embedded()
-
-
-@lru_cache(maxsize=1)
-def smollm_drafter() -> Any:
-    """The first layers of the embedded model as a drafter; weights are shared."""
-    return with_fewer_layers(smollm()[0], 6)
+def smollm() -> tuple[Any, Any, Any]:
+    """The embedded model, its tokenizer, and a drafter of its first layers that shares weights."""
+    model, tokenizer = load_embedded()
+    return model, tokenizer, with_fewer_layers(model, 6)

@@ -15,6 +15,7 @@ import zlib
 import torch
 from support.kv_buffers import DTYPES, HUGE, LAYOUTS, ODD_LAYOUTS, embedded, integers
 
+from specdec_kernels.arguments.checks import dtype_name
 from specdec_kernels.testing import Case
 from specdec_kernels.testing.kv import realign_case
 
@@ -32,10 +33,6 @@ SLOW_IN_INTERPRETER = (
 def for_interpreter(cases):
     """The cases that Triton's interpreter finishes in seconds."""
     return [c for c in cases if not c.id.startswith(SLOW_IN_INTERPRETER)]
-
-
-def dtype_name(dtype):
-    return str(dtype).removeprefix("torch.")
 
 
 def seeded(name):

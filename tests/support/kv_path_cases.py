@@ -12,13 +12,13 @@ from support.kv_cases import (
     HALF,
     MANY_CACHES,
     caches_of,
-    dtype_name,
     realign_cases,
     ring_cases,
     seeded,
     vectors,
 )
 
+from specdec_kernels.arguments.checks import dtype_name
 from specdec_kernels.testing import Case
 
 INT32_MAX = 2**31 - 1

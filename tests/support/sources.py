@@ -21,7 +21,7 @@ def relative(path):
 
 
 def includes(path):
-    """What a native file includes, system headers too."""
+    """The headers that a native file includes, system headers too."""
     return re.findall(r'^\s*#\s*include\s+[<"]([^>"]+)[>"]', path.read_text(), re.MULTILINE)
 
 
@@ -39,12 +39,12 @@ MODULES = {module_name(p): p for p in PYTHON if relative(p).startswith(("specdec
 def imports(path, *, top_level=False):
     """Dotted names that a file imports: of modules, or of names in modules.
 
-    top_level: only those that run when the file is imported. Imports inside functions and under
-    `if TYPE_CHECKING:` do not.
+    top_level: all but those inside functions. Imports under `if TYPE_CHECKING:` count, because a
+        reader follows them as the others.
     """
     tree = ast.parse(path.read_text())
     found = set()
-    for node in _executed(tree.body) if top_level else ast.walk(tree):
+    for node in _outside_functions(tree.body) if top_level else ast.walk(tree):
         if isinstance(node, ast.Import):
             found |= {a.name for a in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -53,16 +53,13 @@ def imports(path, *, top_level=False):
     return found
 
 
-def _executed(body):
+def _outside_functions(body):
     for node in body:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             continue
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            yield from _executed(node.orelse)
-            continue
         yield node
         for part in ("body", "orelse", "finalbody"):
-            yield from _executed(getattr(node, part, []))
+            yield from _outside_functions(getattr(node, part, []))
 
 
 def _absolute(node, path):
@@ -76,7 +73,7 @@ def _absolute(node, path):
 
 
 def import_graph():
-    """Module -> the modules of ours that importing it imports by name."""
+    """Module -> the modules of ours that it imports by name, outside of its functions."""
     graph = {}
     for module, path in MODULES.items():
         names = imports(path, top_level=True)

@@ -46,7 +46,7 @@ def random_sampling(rnd, n, v):
 
 
 def sample_statistics(draft, indptr, lengths, gamma, rnd):
-    """What `sample` returns of a draft: logsumexp and threshold [B, gamma], and its temperature."""
+    """A draft's logsumexp and threshold [B, gamma], as `sample` gives them, and its temperature."""
     temperature = rnd.choice([1.0, 0.8, 0.0])
     total = (draft.float().double() / (temperature or 1)).logsumexp(-1)
     if draft.dim() == 2:

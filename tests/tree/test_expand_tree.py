@@ -133,7 +133,7 @@ def test_extreme_temperatures_and_logits(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_batch_slot_layout_and_threads_change_no_bit(name):
+def test_place_in_the_batch_layout_and_threads_change_no_bit(name):
     b, f, v, k = (2, 2, 300, 5) if name == "triton" else (5, 4, 9000, 12)
     case = expand_case(b, f, v, k, temperature="tensor")
     logits, scores, width, t, _ = case.args()

@@ -1,4 +1,4 @@
-"""What the result of `verify_tree` for one sequence may depend on.
+"""The result of `verify_tree` for one sequence depends on little.
 
 It depends on those of its own rows that the rule needs, and not on padding, layout or the dtype of
 ids. tests/chain/test_invariance.py shows the same of the batch and the number of threads.
@@ -8,28 +8,14 @@ import pytest
 import torch
 import torch._dynamo.testing
 from support.providers import KERNEL_PROVIDERS, assert_close, assert_outputs_equal, provider
+from support.tree_pairs import TREE_PAIRS
 
 import specdec_kernels
 from specdec_kernels import testing
 from specdec_kernels.arguments.rules import TREE_RULES
 from specdec_kernels.arguments.tree import TreeArguments
 
-CASES = [
-    *(testing.tree_case(6, 7, 257, rule=r) for r in TREE_RULES),
-    testing.tree_case(6, 7, 257, torch.bfloat16, rows="shared", filters="tensor"),
-    testing.tree_case(6, 7, 257, draft="sampled", rows="flat", filters="tensor"),
-    testing.tree_case(6, 7, 257, kind="probs", rows="flat"),
-    testing.tree_case(6, 7, 257, rule="multi_draft_wor", draft="sparse", rows="shared"),
-    testing.tree_case(6, 7, 257, rule="traversal", draft="mapped-sampled", filters="tensor"),
-    testing.tree_case(6, 7, 257, rule="k_seq", kind="probs", rows="shared"),
-]
-PAIRS = [("cpp", c) for c in CASES] + [
-    (n, testing.tree_case(4, 4, 67, rule=r, rows="shared"))
-    for n in KERNEL_PROVIDERS
-    if n != "cpp"
-    for r in TREE_RULES
-]
-PAIRS = [pytest.param(n, c, id=f"{n}-{c}") for n, c in PAIRS]
+PAIRS = [pytest.param(n, c, id=f"{n}-{c}") for n, c in TREE_PAIRS]
 
 
 def padded(a, more):

@@ -259,7 +259,7 @@ def test_a_trie_has_room_for_every_token_by_default():
 
 @pytest.mark.parametrize("op", ["rerank_tree", "build_trie"])
 @pytest.mark.parametrize("name", NAMES)
-def test_batch_slot_and_threads_change_nothing(name, op):
+def test_place_in_the_batch_and_threads_change_nothing(name, op):
     case = testing.cases(op)[0 if name == "triton" else -1]
     args, run = case.args(), checked(op, name)
     torch.set_num_threads(1)

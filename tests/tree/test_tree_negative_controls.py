@@ -37,7 +37,7 @@ def normalised(weights):
     return [w / total for w in weights] if total > 0 else weights
 
 
-def positive_difference(p, q):
+def unnormalised_residual(p, q):
     return [max(a - b, 0.0) for a, b in zip(p, q, strict=True)]
 
 
@@ -61,7 +61,7 @@ def one_by_one(family, wrong, without_replacement):
         u = family.uniform(family.children[0][0] if wrong == "one uniform for siblings" else n)
         if u * q[x] < p[x]:
             return n, p
-        residual = positive_difference(p, q)
+        residual = unnormalised_residual(p, q)
         if sum(residual) > 0 and wrong != "no residual after a rejection":
             p = residual if wrong == "P not renormalised" else normalised(residual)
         if without_replacement:
@@ -122,7 +122,7 @@ def k_seq(family, wrong):
     accepted = [min(b, a / rho) for a, b in zip(p, q, strict=True)]
     beta = sum(accepted)
     scale = (1 - (1 - beta) ** k) / beta if beta > 0 else 0.0
-    residual = positive_difference(p, [scale * w for w in accepted])
+    residual = unnormalised_residual(p, [scale * w for w in accepted])
     return None, residual if sum(residual) > 0 else p, {}
 
 
@@ -159,7 +159,7 @@ def traversal(wrong=None):
                 if found:
                     return found
                 scaled = [w if wrong == "residual without a" else a * w for w in p]
-                residual = positive_difference(scaled, q)
+                residual = unnormalised_residual(scaled, q)
                 mass = sum(residual)
                 if mass > 0:
                     p = normalised(residual)

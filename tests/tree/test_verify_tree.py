@@ -35,9 +35,9 @@ def test_the_cases_of_a_rule_accept_different_numbers_of_nodes(rule):
     """Cases that all reject at the root would prove little."""
     accepted = torch.cat(
         [
-            reference.verify_tree(*c.args())[2]
-            for c in testing.cases("verify_tree")
-            if c.args()[12] == rule
+            reference.verify_tree(*args)[2]
+            for args in (TreeArguments(*c.args()) for c in testing.cases("verify_tree"))
+            if args.rule == rule
         ]
     )
     assert len(set(accepted.tolist())) >= 3

@@ -1,4 +1,4 @@
-"""What the decoding loop needs of a KV cache.
+"""The interface that the decoding loop needs of a KV cache.
 
 Transformers' caches roll back a whole batch by one common number of tokens. In speculative decoding
 each sequence of a batch keeps another number of drafts, so a cache of the loop is truncated to one

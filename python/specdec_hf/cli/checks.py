@@ -61,7 +61,7 @@ def parse_branching(tree: str | None) -> tuple[int, ...] | None:
     branching = tuple(map(int, widths))
     try:
         as_layout(branching)
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         fail(f"--{error}")
     return branching
 

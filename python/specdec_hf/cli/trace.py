@@ -12,12 +12,12 @@ from specdec_hf.decode.streaming import Kind, Step, text_pieces
 STYLES: dict[Kind, str] = {"accepted": "green", "recovered": "blue", "bonus": "", "plain": ""}
 
 
-def render(tokenizer: Any, steps: Iterable[Step], row: int = 0) -> Text:
+def render(tokenizer: Any, steps: Iterable[Step], sequence: int = 0) -> Text:
     """The text of one sequence: accepted drafts green, recovered tokens blue, others plain."""
     tokens: list[int] = []
     kinds: list[Kind] = []
     for step in steps:
-        if step.row == row:
+        if step.sequence == sequence:
             tokens += step.tokens
             kinds += step.kinds
     text = Text()

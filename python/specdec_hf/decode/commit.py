@@ -39,7 +39,7 @@ class HostVerdict:
 
 @dataclass
 class DraftCounts:
-    """What was drafted for each sequence, [B] each.
+    """How much was drafted for each sequence, [B] each.
 
     Attributes:
         drafted: number of drafted tokens.

@@ -216,8 +216,13 @@ def resolve_num_assistant_tokens(*values: int | None, tree: Any = None) -> int:
     """The value of the alias that was given, or the default.
 
     Raises:
-        ValueError: two aliases disagree, the value is not an integer in range, or a tree is given.
+        TypeError: a value that is not an integer.
+        ValueError: two aliases disagree, the value is out of range, or a tree is given.
     """
+    rule = f"num_assistant_tokens must be an integer in [0, {MAX_NUM_ASSISTANT_TOKENS}]"
+    for value in values:
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+            raise TypeError(f"{rule}, got {value!r}")
     given = {value for value in values if value is not None}
     if given and tree is not None:
         raise ValueError(
@@ -230,12 +235,8 @@ def resolve_num_assistant_tokens(*values: int | None, tree: Any = None) -> int:
             f"got {sorted(given)}"
         )
     number = given.pop() if given else DEFAULT_NUM_ASSISTANT_TOKENS
-    whole = isinstance(number, int) and not isinstance(number, bool)
-    if not whole or not 0 <= number <= MAX_NUM_ASSISTANT_TOKENS:
-        raise ValueError(
-            f"num_assistant_tokens must be an integer in [0, {MAX_NUM_ASSISTANT_TOKENS}], "
-            f"got {number!r}"
-        )
+    if not 0 <= number <= MAX_NUM_ASSISTANT_TOKENS:
+        raise ValueError(f"{rule}, got {number}")
     return number
 
 

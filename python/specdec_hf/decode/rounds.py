@@ -30,7 +30,10 @@ from specdec_kernels import Tree, TreeVerdict, Verdict
 
 
 class Round(Protocol):
-    """What chains and trees do differently. `step` calls the methods once each, in this order."""
+    """The parts of a round in which chains and trees differ.
+
+    `step` calls the methods once each, in this order.
+    """
 
     def draft(self, limits: NDArray[np.int64]) -> None:
         """Draft up to ``limits[b]`` tokens deep for each sequence. Not called without drafts."""
@@ -49,7 +52,7 @@ class Round(Protocol):
         ...
 
     def count(self, verdict: HostVerdict) -> DraftCounts:
-        """What was drafted for each sequence."""
+        """How much was drafted for each sequence."""
         ...
 
     def inform_drafter(self, verdict: HostVerdict, kept: NDArray[np.int64]) -> None:

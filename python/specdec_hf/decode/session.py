@@ -1,4 +1,4 @@
-"""What a call carries from round to round: how it begins, and what it gives back.
+"""The state of a call from round to round, how it begins, and what it gives back.
 
 The tokens of a call are stored once, in ``Session.history``, without padding. Only where Hugging
 Face's objects or the caller read them is the padding of ``input_ids`` put in front again.
@@ -55,7 +55,7 @@ class Options:
 
 @dataclass
 class SpecOutput(ModelOutput):
-    """What `generate` returns with ``return_dict_in_generate=True``.
+    """The output of `generate` with ``return_dict_in_generate=True``.
 
     Attributes:
         sequences: [B, W] int64: the input with its padding, new tokens, then ``pad_token_id``.

@@ -1,4 +1,4 @@
-"""What the loop hands out after every round.
+"""The output of the loop after every round.
 
 Kinds of tokens, in the words of vLLM's rejection sampler:
 
@@ -20,17 +20,17 @@ Kind = Literal["accepted", "recovered", "bonus", "plain"]
 
 @dataclass(frozen=True)
 class Step:
-    """What one round appended to one sequence.
+    """The tokens that one round appended to one sequence.
 
     Attributes:
-        row: index of the sequence in the batch, its row of ``input_ids``.
+        sequence: index of the sequence in the batch.
         tokens: the new token ids, in order, cut where plain decoding would have stopped.
         kinds: how each token came about: "accepted", "recovered", "bonus" or "plain".
         logprobs: log probability of each token under the filtered target.
         finished: why the sequence ended with this step, "" while it goes on.
     """
 
-    row: int
+    sequence: int
     tokens: list[int]
     kinds: list[Kind]
     logprobs: list[float]

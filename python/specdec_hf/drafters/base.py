@@ -67,7 +67,7 @@ class History:
 
 @dataclass
 class DraftContext:
-    """What a drafter may know of the call it serves.
+    """The facts that a drafter may know of the call it serves.
 
     Attributes:
         model: the target.
@@ -113,7 +113,7 @@ class Draft:
 
 
 class Drafter(ABC):
-    """Base class of what drafts chains. Override `propose`; the other methods do nothing.
+    """Base class of chain drafters. Override `propose`; the other methods do nothing.
 
     A drafter serves one `generate` call at a time, and `start` begins the next one.
 
@@ -168,7 +168,7 @@ class TreeDraft:
 
 @dataclass
 class TreeOutcome:
-    """What was committed of a tree, on the host.
+    """The part of a tree that was committed, on the host.
 
     Attributes:
         path: [B, D] int64, numbers of the committed nodes from the root down, then -1.
@@ -182,7 +182,7 @@ class TreeOutcome:
 
 
 class TreeDrafter(ABC):
-    """Base class of what drafts trees. It serves one `generate` call at a time.
+    """Base class of tree drafters. A drafter serves one `generate` call at a time.
 
     Attributes:
         rules: acceptance rules that its trees can be verified with; the first is rule "auto" of

@@ -153,9 +153,9 @@ class _Level:
         """Take tokens [B, c, t] out of the distributions of these nodes."""
         at = torch.from_numpy(np.searchsorted(self.parents, parents))
         at = at.to(tokens.device, non_blocking=True)
-        rows = torch.arange(len(tokens), device=tokens.device)[:, None, None]
+        sequences = torch.arange(len(tokens), device=tokens.device)[:, None, None]
         # A draw is -1 where no token remains. Removing token 0 there changes nothing.
-        self.remaining[rows, at[None, :, None], tokens.clamp(min=0)] = -torch.inf
+        self.remaining[sequences, at[None, :, None], tokens.clamp(min=0)] = -torch.inf
 
     def draw_remaining(
         self, parents: NDArray[np.int64], children: NDArray[np.int64]

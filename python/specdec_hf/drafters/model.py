@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from specdec_hf.cache.forward import forward_window
 from specdec_hf.drafters.base import Draft, DraftContext, Drafter, History, reads_draft
 from specdec_hf.drafters.draft_model import DraftModel
-from specdec_kernels import SampledDraft
+from specdec_kernels import LOSSLESS_RULES, SampledDraft
 
 
 class ModelDrafter(Drafter):
@@ -26,7 +26,8 @@ class ModelDrafter(Drafter):
     """
 
     name = "model"
-    rules = ("block", "token", "greedy", "match")  # block accepts at least as much as token
+    # Rule "auto" is block, which accepts at least as much as token.
+    rules: tuple[str, ...] = tuple(dict.fromkeys(("block", *LOSSLESS_RULES)))
 
     def __init__(self, model: Any, cache: str = "auto") -> None:
         self.model = model

@@ -87,8 +87,8 @@ def lookup_several(
 
     Example:
         >>> import numpy as np
-        >>> row = np.array([5, 6, 7, 5, 6, 8, 5, 6])
-        >>> [found.tolist() for found in lookup_several(row, 2, 3, max_ngram=2)]
+        >>> tokens = np.array([5, 6, 7, 5, 6, 8, 5, 6])
+        >>> [found.tolist() for found in lookup_several(tokens, 2, 3, max_ngram=2)]
         [[8, 5], [7, 5]]
     """
     ends, sizes = _matches(tokens, max_ngram, min_ngram)

@@ -27,7 +27,8 @@ def resolve_drafter(drafter: Any) -> Drafter | None:
     """The drafter of chains; None for plain decoding.
 
     Raises:
-        ValueError: not a drafter.
+        TypeError: not a drafter.
+        ValueError: an unknown name, or several drafters.
     """
     if drafter is None or isinstance(drafter, Drafter):
         return drafter
@@ -35,11 +36,15 @@ def resolve_drafter(drafter: Any) -> Drafter | None:
         return PromptLookupDrafter()
     if isinstance(drafter, PreTrainedModel):
         return ModelDrafter(drafter)
-    several = "; several drafters need tree" if isinstance(drafter, list | tuple) else ""
-    raise ValueError(
+    message = (
         "drafter must be None, 'prompt_lookup', a PreTrainedModel or a Drafter, "
-        f"got {_named(drafter)}{several}"
+        f"got {_named(drafter)}"
     )
+    if isinstance(drafter, list | tuple):
+        raise ValueError(f"{message}; several drafters need tree")
+    if isinstance(drafter, str):
+        raise ValueError(message)
+    raise TypeError(message)
 
 
 def resolve_tree_drafter(drafter: Any, layout: Layout) -> TreeDrafter:

@@ -23,16 +23,17 @@ from specdec_hf.drafters.children import MAX_WIDTH, Children, draw_children
 from specdec_hf.drafters.draft_model import DraftModel
 from specdec_hf.trees.checks import MAX_NODES
 from specdec_hf.trees.layouts import Forest, TreeSpec
+from specdec_kernels import TREE_RULES_READING_DRAFT
 
-# The first is rule "auto". Siblings of several models have several distributions, for which
-# top_k_plus_one and k_seq are not defined.
-RULES_OF_SEVERAL_MODELS = (
-    "multi_draft_wor", "multi_draft", "traversal", "target_only", "match", "greedy",
-)  # fmt: skip
-RULES_OF_ONE_MODEL = (
-    "multi_draft_wor", "multi_draft", "top_k_plus_one", "k_seq", "traversal", "target_only",
-    "match", "greedy",
-)  # fmt: skip
+# Rule "auto" is multi_draft_wor, and the other rules that read the draft precede those that do not.
+RULES_OF_ONE_MODEL: tuple[str, ...] = tuple(
+    dict.fromkeys(("multi_draft_wor", *TREE_RULES_READING_DRAFT, *TreeDrafter.rules))
+)
+# Siblings of several models have several distributions, for which these rules are not defined.
+RULES_OF_ONE_DISTRIBUTION = ("top_k_plus_one", "k_seq")
+RULES_OF_SEVERAL_MODELS = tuple(
+    rule for rule in RULES_OF_ONE_MODEL if rule not in RULES_OF_ONE_DISTRIBUTION
+)
 
 
 class TreeModelDrafter(TreeDrafter):

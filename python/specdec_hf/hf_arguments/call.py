@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
-from specdec_hf.hf_arguments.inputs import check_input_ids, check_mask, check_rows
+from specdec_hf.hf_arguments.inputs import check_input_ids, check_mask, check_prompts
 from specdec_hf.hf_arguments.processors import allowed_tokens_of, processor_of, warper_parameter
 from specdec_hf.hf_arguments.sampling import PARAMETERS, Sampling, is_per_sequence, make_sampling
 from specdec_hf.hf_arguments.unsupported import instead, refuse_unsupported
@@ -129,17 +129,7 @@ def prepare_call(
         for b in range(batch_size)
     ]
     config.do_sample = do_sample
-    return build_call(
-        model,
-        ids,
-        mask,
-        config,
-        per_sequence,
-        processors,
-        criteria,
-        past_key_values,
-        max_length_required=True,
-    )
+    return build_call(model, ids, mask, config, per_sequence, processors, criteria, past_key_values)
 
 
 def call_from_hugging_face(
@@ -156,7 +146,7 @@ def call_from_hugging_face(
     mask = np.ones(tuple(ids.shape), dtype=bool)
     if model_kwargs.get("attention_mask") is not None:
         mask = model_kwargs["attention_mask"].cpu().numpy() != 0
-    check_rows(mask)
+    check_prompts(mask)
     per_sequence: dict[str, Any] = {}
     kept = []
     for processor in logits_processor:
@@ -189,7 +179,6 @@ def build_call(
     processors: list[LogitsProcessorList],
     criteria: StoppingCriteriaList,
     past: Any,
-    max_length_required: bool = False,
 ) -> Call:
     """Assemble a `Call` from a complete generation config."""
     columns = ids.shape[1]

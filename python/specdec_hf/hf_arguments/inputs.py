@@ -52,11 +52,11 @@ def check_mask(
             f"got {list(attention_mask.shape)}"
         )
     mask: NDArray[np.bool_] = attention_mask.detach().cpu().numpy() != 0
-    check_rows(mask)
+    check_prompts(mask)
     return mask
 
 
-def check_rows(mask: NDArray[np.bool_]) -> None:
+def check_prompts(mask: NDArray[np.bool_]) -> None:
     """Raises ValueError if the mask hides all tokens of a prompt."""
     for b in np.flatnonzero(~mask.any(axis=1)):
-        raise ValueError(f"row {b} of input_ids is empty: attention_mask hides all of it")
+        raise ValueError(f"sequence {b} of input_ids is empty: attention_mask hides all of it")

@@ -60,6 +60,7 @@ def make_sampling(
     """Checked sampling parameters; without ``do_sample`` temperature 0 and no filters.
 
     Raises:
+        TypeError: a value that is no number, by name.
         ValueError: a value out of range, by name.
     """
     checked: dict[str, Any] = {}
@@ -76,12 +77,15 @@ def make_sampling(
                 f"{name} must be a scalar or have {batch_size} entries, got {len(listed)}"
             )
         for x in listed:
+            message = f"{name} must be {parameter.rule}, got {x!r}"
             try:
                 valid = parameter.holds(x)
-            except (TypeError, ValueError, OverflowError):  # not a number, or not a finite one
+            except TypeError as error:
+                raise TypeError(message) from error
+            except (ValueError, OverflowError):  # int(x) of a number that is not finite
                 valid = False
             if not valid:
-                raise ValueError(f"{name} must be {parameter.rule}, got {x!r}")
+                raise ValueError(message)
         kind = type(parameter.neutral)
         dtype = torch.int32 if kind is int else torch.float32
         if per_sequence and kind is int:
@@ -96,14 +100,15 @@ def sequence_seeds(seed: Any, batch_size: int) -> list[int]:
     """One seed per sequence; an int is the seed of all of them.
 
     Raises:
-        ValueError: neither an int of 64 bits nor one per sequence.
+        TypeError: neither an int nor a sequence of them.
+        ValueError: a seed of more than 64 bits, or not one per sequence.
     """
     if isinstance(seed, torch.Tensor | np.ndarray):
         seed = seed.tolist()
     per_sequence = isinstance(seed, list | tuple)
     listed = list(seed) if per_sequence else [seed]
     if not all(isinstance(s, Integral) and not isinstance(s, bool) for s in listed):
-        raise ValueError(f"seed must be an int or one int per sequence, got {seed!r}")
+        raise TypeError(f"seed must be an int or one int per sequence, got {seed!r}")
     if per_sequence and len(listed) != batch_size:
         raise ValueError(f"seed must be an int or have {batch_size} entries, got {len(listed)}")
     for s in listed:

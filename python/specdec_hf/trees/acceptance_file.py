@@ -31,5 +31,5 @@ def load_acceptance(path: str | Path) -> list[float]:
         raise ValueError(f'{path}: needs "acceptance", a list of probabilities')
     try:
         return check_probabilities("acceptance", content["acceptance"])
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from error

@@ -34,6 +34,7 @@ class TreeSpec:
             use only the number of siblings.
 
     Raises:
+        TypeError: parents or ranks that are not sequences of integers.
         ValueError: parents or ranks that are no such tree.
 
     Example:
@@ -139,8 +140,8 @@ class TreeSpec:
         size = check_integer("size", size, 1)
         if accuracies is None:
             raise ValueError(f"accuracies must be given when size is, got None with size={size}")
-        rows = check_sequence("accuracies", accuracies)
-        table = [check_probabilities(f"accuracies[{h}]", row) for h, row in enumerate(rows)]
+        heads = check_sequence("accuracies", accuracies)
+        table = [check_probabilities(f"accuracies[{h}]", head) for h, head in enumerate(heads)]
         values: list[float] = []
         for parent, rank, depth in zip(full.parents, full.ranks, full.depths, strict=True):
             if depth > len(table) or rank >= len(table[depth - 1]):
@@ -186,19 +187,6 @@ class TreeSpec:
             return cls((-1,))
         return cls(tuple(best_parents(accept_probs, size, deepest)))
 
-    def expected_length(self, acceptance: Sequence[float]) -> float:
-        """Expected number of accepted nodes for an acceptance vector as in `sequoia`.
-
-        Children beyond the vector count as never accepted.
-        """
-        listed = check_probabilities("acceptance", acceptance)
-        accept_probs = [p * math.prod(1 - q for q in listed[:k]) for k, p in enumerate(listed)]
-        values: list[float] = []
-        for parent, trial in zip(self.parents, self._sibling_numbers(), strict=True):
-            accept_prob = accept_probs[trial] if trial < len(accept_probs) else 0.0
-            values.append(accept_prob * (values[parent] if parent >= 0 else 1.0))
-        return math.fsum(values)
-
 
 @dataclass(frozen=True)
 class EagleTree:
@@ -208,6 +196,7 @@ class EagleTree:
     The ``size`` most likely of all candidates are verified.
 
     Raises:
+        TypeError: a size that is not an integer, by name.
         ValueError: a number out of range, by name.
 
     Source: arXiv 2406.16858, section 4.
@@ -233,6 +222,7 @@ class TrieTree:
         size: most nodes of the tree; the last chains lose what exceeds it. None keeps all nodes.
 
     Raises:
+        TypeError: a size that is not an integer, by name.
         ValueError: a number out of range, by name.
     """
 
@@ -254,13 +244,14 @@ def as_layout(tree: Any) -> Layout | None:
     """The layout that the argument ``tree`` of `generate` names; None stays None.
 
     Raises:
-        ValueError: anything else.
+        TypeError: anything else.
+        ValueError: numbers of children that are no tree.
     """
     if tree is None or isinstance(tree, TreeSpec | EagleTree | TrieTree):
         return tree
     if isinstance(tree, list | tuple):
         return TreeSpec(_branching("tree", tree))
-    raise ValueError(
+    raise TypeError(
         f"tree must be a TreeSpec, EagleTree, TrieTree or a tuple of branchings, got {tree!r}"
     )
 
