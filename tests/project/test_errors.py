@@ -9,7 +9,7 @@ import pytest
 import torch
 from support import kv_error_table
 from support.check_sites import untripped
-from support.error_table import BUILD, Q2, TABLE, Q, f64, i64
+from support.error_table import BUILD, DEVICES, TABLE, f64, i64
 from support.providers import provider
 
 import specdec_kernels
@@ -87,36 +87,6 @@ def test_all_providers_name_the_same_of_two_faults(op):
         args = BUILD[op](**a, **b)
         real = message_of(provider(op, "cpp"), args)
         assert real == message_of(validate(op), args), (a, b)
-
-
-DEVICES = [
-    ("sample", "seeds", dict(seeds=i64(3)), "seeds must be on the device of logits"),
-    ("sample", "top_p", dict(top_p=torch.ones(3)), "top_p must be on the device of logits"),
-    ("verify_chain", "draft_token_ids", {}, "draft_token_ids must be on the device of target"),
-    ("verify_chain", "draft", dict(draft=Q), "draft must be on the device of target"),
-    ("verify_chain", "uniforms", dict(uniforms=f64(3, 5)),
-     "uniforms must be on the device of target"),
-    ("verify_chain", "draft_ids", dict(draft=Q2, ids=i64(3, 4, 2)),
-     "draft ids must be on the device of target"),
-    ("verify_chain", "draft_columns", dict(draft=Q, columns=i64(7).int()),
-     "draft_map columns must be on the device of target"),
-    ("verify_chain", "synthetic_rates", dict(rule="synthetic", rates=torch.ones(4)),
-     "synthetic_rates must be on the device of target"),
-    ("verify_chain", "eos_token_ids", dict(eos_token_ids=i64(2)),
-     "eos_token_ids must be on the device of target"),
-    ("verify_chain", "max_new_tokens", dict(max_new_tokens=i64(3)),
-     "max_new_tokens must be on the device of target"),
-    *kv_error_table.DEVICES,
-    ("verify_tree", "tree_tokens", {}, "tree tokens must be on the device of target"),
-    ("verify_tree", "parents", {}, "tree parents must be on the device of target"),
-    ("verify_tree", "draft_rows", dict(draft=Q, draft_rows=i64(3, 4).int()),
-     "draft_rows must be on the device of target"),
-    ("verify_tree", "draft_logsumexp",
-     dict(draft=Q, lse=f64(3, 4), threshold=torch.zeros(3, 4)),
-     "draft logsumexp must be on the device of target"),
-    ("verify_tree", "uniforms", dict(uniforms=f64(3, 9)),
-     "uniforms must be on the device of target"),
-]  # fmt: skip
 
 
 @pytest.mark.parametrize(("op", "name", "given", "message"), DEVICES)

@@ -357,3 +357,33 @@ BUILD = {
 }
 ROWS = {"sample": SAMPLE, "verify_chain": CHAIN, "verify_tree": TREE, **kv_error_table.ROWS}
 TABLE = [(op, bad, m) for op, rows in ROWS.items() for bad, m in rows]
+
+# (op, the argument that stays on the CPU, what else to change, the start of the message)
+DEVICES = [
+    ("sample", "seeds", dict(seeds=i64(3)), "seeds must be on the device of logits"),
+    ("sample", "top_p", dict(top_p=torch.ones(3)), "top_p must be on the device of logits"),
+    ("verify_chain", "draft_token_ids", {}, "draft_token_ids must be on the device of target"),
+    ("verify_chain", "draft", dict(draft=Q), "draft must be on the device of target"),
+    ("verify_chain", "uniforms", dict(uniforms=f64(3, 5)),
+     "uniforms must be on the device of target"),
+    ("verify_chain", "draft_ids", dict(draft=Q2, ids=i64(3, 4, 2)),
+     "draft ids must be on the device of target"),
+    ("verify_chain", "draft_columns", dict(draft=Q, columns=i64(7).int()),
+     "draft_map columns must be on the device of target"),
+    ("verify_chain", "synthetic_rates", dict(rule="synthetic", rates=torch.ones(4)),
+     "synthetic_rates must be on the device of target"),
+    ("verify_chain", "eos_token_ids", dict(eos_token_ids=i64(2)),
+     "eos_token_ids must be on the device of target"),
+    ("verify_chain", "max_new_tokens", dict(max_new_tokens=i64(3)),
+     "max_new_tokens must be on the device of target"),
+    *kv_error_table.DEVICES,
+    ("verify_tree", "tree_tokens", {}, "tree tokens must be on the device of target"),
+    ("verify_tree", "parents", {}, "tree parents must be on the device of target"),
+    ("verify_tree", "draft_rows", dict(draft=Q, draft_rows=i64(3, 4).int()),
+     "draft_rows must be on the device of target"),
+    ("verify_tree", "draft_logsumexp",
+     dict(draft=Q, lse=f64(3, 4), threshold=torch.zeros(3, 4)),
+     "draft logsumexp must be on the device of target"),
+    ("verify_tree", "uniforms", dict(uniforms=f64(3, 9)),
+     "uniforms must be on the device of target"),
+]  # fmt: skip
