@@ -31,10 +31,10 @@ WORDS = {
 # Also inside of names, such as draft_law and DraftLaw.
 WORD = re.compile(
     rf"(?<![A-Za-z])({'|'.join(WORDS)})(?![A-Za-z])"
-    r"|(?<=[a-z])(Law|Laws|Coin|Coins|Judge|Race)(?![a-z])",
+    r"|(?<=[a-z])(Law|Laws|Coin|Coins|Judge|Race|Team|Liar)(?![a-z])",
     re.IGNORECASE,
 )
-CAMEL = re.compile(r"^(?:Laws?|Coins?|Judge|Race)$")
+CAMEL = re.compile(r"^(?:Laws?|Coins?|Judge|Race|Team|Liar)$")
 # Documents of the project's planning, which readers of the repository do not have.
 OUTSIDE = re.compile(r"\b(ALGORITHMS|PEERS|GLOSSARY|DESIGN)(\.md\b|,? section|[^\w]+section)")
 SUFFIXES = {".py", ".md", ".h", ".cpp", ".cu", ".cuh", ".sh", ".toml", ".txt", ".yml", ".cfg"}
@@ -89,6 +89,7 @@ def test_everything_is_said_in_the_words_of_the_field():
         ("a race condition, found by racecheck", []),
         ("flaw, lawn, coincide, trace, understands, stand", []),
         ("The Gumbel race", ["race"]),
+        ("steam, familiar, WarpTeam and liars", ["Team", "liars"]),
     ],
 )
 def test_the_search_finds_words_and_parts_of_names(line, words):

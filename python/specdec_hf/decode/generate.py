@@ -96,6 +96,7 @@ def generate(
         [B, W] int64 token ids, or `SpecOutput` with ``return_dict_in_generate=True``.
 
     Raises:
+        TypeError: an argument of a wrong type, by name.
         ValueError: an argument unknown, unsupported or out of range, by name.
         RuntimeError: logits that are not finite, by sequence and position.
     """

@@ -122,6 +122,7 @@ def begin(model: Any, call: Call, options: Options) -> Session:
     """Set up the cache, the drafter and the schedules of one call.
 
     Raises:
+        TypeError: a drafter or seed of a wrong type.
         ValueError: prompt longer than the context, drafter that does not fit, bad option.
     """
     drafter: Drafter | TreeDrafter | None

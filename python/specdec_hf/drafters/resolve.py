@@ -51,6 +51,7 @@ def resolve_tree_drafter(drafter: Any, layout: Layout) -> TreeDrafter:
     """The drafter of trees of a layout.
 
     Raises:
+        TypeError: not a drafter.
         ValueError: no drafter, or one that cannot draft this layout.
     """
     given = list(drafter) if isinstance(drafter, list | tuple) else [drafter]

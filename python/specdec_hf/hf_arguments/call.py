@@ -70,6 +70,7 @@ def prepare_call(
     """Read Hugging Face arguments as ``model.generate`` would, without changing any of them.
 
     Raises:
+        TypeError: a sampling parameter that is no number, by name.
         ValueError: an argument that is unknown, unsupported or out of range, by name.
     """
     ids = check_input_ids(model, input_ids)
