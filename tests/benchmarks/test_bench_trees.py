@@ -268,7 +268,7 @@ def test_a_sweep_of_trees_writes_a_file_and_a_picture(monkeypatch, tmp_path):
     monkeypatch.setattr(measure, "read_bandwidth", lambda device: 1e10)
     configs = [dataclasses.replace(SMALL, nodes=n) for n in (4, 8, 16)]
     probs = dataclasses.replace(SMALL, rule="target_only", start="probs")
-    done = sweep.sweep([*configs, probs], "cpu", "verify_tree", budget=20)
+    done = sweep.sweep([*configs, probs], "cpu", "verify_tree", budget=120)
     rows = {(row.config["id"], row.provider): row for row in done.rows}
     for config in configs:
         ours, peer = rows[config.id, "cpp"], rows[config.id, "eager"]
