@@ -33,7 +33,8 @@ from specdec_kernels import reference
 from specdec_kernels.reference.row import noise
 from specdec_kernels.triton import launch
 from specdec_kernels.triton.chain import verify_chain as chain
-from specdec_kernels.triton.row import philox, sample
+from specdec_kernels.triton.row import noise as triton_noise
+from specdec_kernels.triton.row import sample
 
 ROOT = Path(__file__).resolve().parents[2]
 FILTERS = {"top_k": 40, "top_p": 0.9}
@@ -70,7 +71,7 @@ def verify_both(monkeypatch, *args, **options):
 
 @triton.jit
 def _philox(counters, keys, out):
-    c0, c1, c2, c3 = philox.philox(
+    c0, c1, c2, c3 = triton_noise.philox(
         tl.load(counters), tl.load(counters + 1), tl.load(counters + 2), tl.load(counters + 3),
         tl.load(keys), tl.load(keys + 1),
     )  # fmt: skip
@@ -82,14 +83,16 @@ def _philox(counters, keys, out):
 
 @triton.jit
 def _exponentials(seed, position, tile, out, TILE: tl.constexpr):
-    noise = philox.tile_exponentials(tile, tl.load(seed), tl.load(position), philox.SHARED, TILE)
+    noise = triton_noise.tile_exponentials(
+        tile, tl.load(seed), tl.load(position), triton_noise.SHARED, TILE
+    )
     tl.store(out + tl.arange(0, TILE), noise)
 
 
 @triton.jit
 def _uniforms(seeds, positions, out, STREAM: tl.constexpr):
     i = tl.program_id(0)
-    tl.store(out + i, philox.uniform(tl.load(seeds + i), tl.load(positions + i), STREAM))
+    tl.store(out + i, triton_noise.uniform(tl.load(seeds + i), tl.load(positions + i), STREAM))
 
 
 @pytest.mark.parametrize(
