@@ -44,7 +44,7 @@ void start_on_cuda([[maybe_unused]] const Tensor& of, [[maybe_unused]] Start sta
   const int32_t device = of.get_device_index();
   const torch::stable::accelerator::DeviceGuard guard(device);
   const int status = start(current_cuda_stream(device));
-  SPECDEC_CHECK(status == 0, "the CUDA kernels did not start, cudaError_t ", status);
+  SPECDEC_CHECK(status == 0, "the CUDA kernel launch failed with cudaError_t ", status);
 #else
   SPECDEC_CHECK(false, "specdec_kernels was built without CUDA kernels");
 #endif

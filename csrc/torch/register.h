@@ -16,8 +16,8 @@
 #define SPECDEC_IMPLEMENT_CPU(op) \
   STABLE_TORCH_LIBRARY_IMPL(SPECDEC_LIBRARY, CPU, m) { m.impl(#op, TORCH_BOX(&op)); }
 
-// An op with kernels for the CPU and for CUDA. One function serves both: it asks the device of its
-// tensors which kernels to launch.
+// An op with kernels for the CPU and for CUDA. One function serves both: it launches the kernels of
+// the device that its tensors are on.
 #ifdef SPECDEC_WITH_CUDA
 #define SPECDEC_IMPLEMENT(op) \
   SPECDEC_IMPLEMENT_CPU(op)   \

@@ -80,7 +80,7 @@ class ChainArguments(NamedTuple):
         """Raises RuntimeError naming the argument, the rule and the value."""
         tokens = self.draft_token_ids
         verify.check_drafted(self, RULES, "draft_token_ids", tokens, "[B, gamma]")
-        verify.check_target(self, "draft_token_ids", tokens, "gamma", "[N, V]")
+        verify.check_target(self, "draft_token_ids", tokens, "gamma", "[R, V]")
         self._check_draft()
         b, gamma = tokens.shape
         verify.check_draws(self, b, "[B, gamma+1]", gamma + 1)
@@ -107,10 +107,10 @@ class ChainArguments(NamedTuple):
             last = "D" if self.draft_ids is None else "K"
             require(
                 n >= 0,
-                f"target must be [N, V] with N >= B = {b} when draft is [N-B, {last}], "
+                f"target must be [R, V] with R >= B = {b} when draft is [R-B, {last}], "
                 f"got {shape(self.target)}",
             )
-            sizes = (("N-B", n),)
+            sizes = (("R-B", n),)
         self.draft_arguments.check(self.target, b, sizes, each)
 
     def new_outputs(self) -> verify.Outputs:

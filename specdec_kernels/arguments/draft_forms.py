@@ -48,8 +48,8 @@ class SparseDraft(NamedTuple):
 class DraftMap(NamedTuple):
     """The column of each target token in the rows of a draft model with a smaller vocabulary.
 
-    Drafted ids are the target's all the same. Without a map column v is token v: tokens from D on
-    have Q = 0, where D is the number of columns, and drafts from V on are rejected.
+    Drafted ids are ids of the target's vocabulary, with a map too. Without a map, column v of a
+    draft row is token v: with D columns, tokens v >= D have Q = 0, and drafts v >= V are rejected.
 
     columns: [V] int32, the draft's column of each target id, -1 where it has none.
     """

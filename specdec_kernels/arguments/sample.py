@@ -20,7 +20,7 @@ from specdec_kernels.arguments.checks import (
     shape,
 )
 
-# Noise streams by name, with their numbers in csrc/include/specdec/philox.h.
+# Noise streams by name, with their numbers in csrc/include/specdec/noise.h.
 STREAMS = {"residual": 1, "draft": 2, "shared": 3}
 METHODS = ("cdf", "gumbel")
 

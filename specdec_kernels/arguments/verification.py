@@ -78,7 +78,7 @@ class VerifyArguments(Protocol):
 def check_drafted(
     a: VerifyArguments, rules: tuple[str, ...], name: str, t: Tensor, dims: str
 ) -> None:
-    """The names that select what is computed, then the drafted tokens."""
+    """Validates kind and rule, then the drafted tokens `t`, which messages call `name`."""
     check_one_of("kind", a.kind, KINDS)
     check_one_of("rule", a.rule, rules)
     require(t.dim() == 2, f"{name} must be {dims}, got {shape(t)}")
@@ -104,7 +104,7 @@ def check_target(a: VerifyArguments, name: str, t: Tensor, width: str, ragged: s
 
 
 def check_draws(a: VerifyArguments, b: int, dims: str, columns: int) -> None:
-    """The sampling parameters of the target, and the randomness; `dims` are those of uniforms."""
+    """Validates the sampling parameters, seeds, positions and uniforms, whose shape is `dims`."""
     dev = a.target.device
     a.sampling.check(b, dev, "target")
     check_vector("seeds", a.seeds, b, torch.int64, dev, "target")

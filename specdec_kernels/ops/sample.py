@@ -30,9 +30,9 @@ class Sampled(NamedTuple):
     status: [R] int32, `Status.TARGET_INVALID` if the row holds no distribution,
         `Status.BAD_PARAMETER` if a sampling parameter is out of range, otherwise 0.
 
-    Logsumexp and threshold describe the distribution that the token was sampled from exactly:
-    `P(v) = exp(logits[v] / temperature - logsumexp)` where `logits[v] >= threshold`, else 0. Pass
-    them to `verify_chain` in a `SampledDraft`.
+    Above temperature 0, logsumexp and threshold describe exactly the distribution that the token
+    was sampled from: `P(v) = exp(logits[v] / temperature - logsumexp)` where `logits[v] >=
+    threshold`, else 0. Pass them to `verify_chain` in a `SampledDraft`.
     """
 
     tokens: Tensor
@@ -64,10 +64,10 @@ def sample(
             largest probabilities whose sum reaches top_p, with ties.
         min_p: scalar or [R] in [0, 1]; keeps `p >= min_p * max(p)`.
         seeds: [R] int64.
-        positions: [R] int64, the absolute index of the token that is sampled. Drafts for rules
-            block and traversal are sampled at position + ((i + 1) << 32) instead, where position is
-            that of the first draft; see docs/rules.md#noise. The token depends on the row, its
-            sampling parameters, seed and position, and on nothing else.
+        positions: [R] int64, the absolute index of the token that is sampled. For rules block and
+            traversal, sample draft i at position + ((i + 1) << 32) instead, where position is that
+            of the first draft; see docs/rules.md#noise. Apart from `noise` and `method`, the token
+            depends on the row, its sampling parameters, seed and position, and on nothing else.
         noise: the noise stream that the random numbers come from. Streams are independent of each
             other: "draft" is for drafters, "residual" is that of recovered and bonus tokens, and
             "shared" is for drafts that rule `match` verifies.

@@ -113,17 +113,18 @@ def verify_chain(
             (all drafts together: accepts at least as many in expectation), "match" (Gumbel-max
             sampling with shared noise: the output equals that of `sample` with `noise="shared"`,
             and drafts are often accepted if the drafter sampled so too, with the same seeds and
-            positions) and "greedy" (accepts the argmax; the temperature is ignored). Lossy:
-            "typical" (accepts tokens that are likely enough under P), "lenient" (compares P with
-            lenience * Q) and "synthetic" (accepts at given rates whatever the rows hold: for
-            benchmarks of servers).
+            positions) and "greedy" (accepts the argmax and ignores the temperature, so that P is
+            the distribution at temperature 0). Lossy: "typical" (accepts tokens that are likely
+            enough under P), "lenient" (compares P with lenience * Q) and "synthetic" (accepts at
+            given rates whatever the rows hold: for benchmarks of servers).
         temperature, top_k, top_p, min_p: scalar or [B], the sampling parameters of the target, as
             in `sample`.
         seeds: [B] int64.
         positions: [B] int64, the absolute index of the first drafted token. Row i takes its
             randomness from (seed, position + i), except the acceptance uniforms of rule block,
-            which belong to the round. So the result does not depend on the batch. Rule block needs
-            drafts that `sample` drew at position + ((i + 1) << 32), see docs/rules.md#noise.
+            which all come from (seed, position). So the result does not depend on the batch. For
+            rule block, `sample` must draw draft i at position + ((i + 1) << 32), see
+            docs/rules.md#noise.
         target_indptr: [B+1] int32; row target_indptr[b]+i verifies draft i of sequence b.
         uniforms: [B, gamma+1] float64 in [0, 1), in place of random numbers, for tests; the values
             are not checked. Column i < gamma is the acceptance uniform of draft i, the last column

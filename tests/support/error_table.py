@@ -74,7 +74,7 @@ CHAIN = [
     ),
     (
         dict(target_indptr=i64(4).int()),
-        r"target must be \[N, V\] when target_indptr is given, got \[3, 5, 7\]",
+        r"target must be \[R, V\] when target_indptr is given, got \[3, 5, 7\]",
     ),
     (
         dict(target=torch.zeros(9, 7), target_indptr=i64(3).int()),
@@ -103,7 +103,7 @@ CHAIN = [
     ),
     (
         dict(target=torch.zeros(9, 7), target_indptr=i64(4).int(), draft=torch.zeros(7, 7)),
-        r"draft must be \[N-B, D\] = \[6, D\], got \[7, 7\]",
+        r"draft must be \[R-B, D\] = \[6, D\], got \[7, 7\]",
     ),
     (dict(draft=i64(3, 4, 7)), "draft must be float32, bfloat16 or float16, got int64"),
     (
@@ -157,7 +157,7 @@ CHAIN = [
     ),
     (
         dict(target=torch.zeros(9, 7), target_indptr=i64(4).int(), draft=Q2[0, :1], ids=i64(1, 2)),
-        r"draft probabilities must be \[N-B, K\] = \[6, K\], got \[1, 2\]",
+        r"draft probabilities must be \[R-B, K\] = \[6, K\], got \[1, 2\]",
     ),
     (
         dict(draft=torch.zeros(3, 4, 0), ids=i64(3, 4, 0)),
@@ -169,11 +169,11 @@ CHAIN = [
     ),
     (
         dict(target=torch.zeros(2, 7), target_indptr=i64(4).int(), draft=torch.zeros(0, 7)),
-        r"target must be \[N, V\] with N >= B = 3 when draft is \[N-B, D\], got \[2, 7\]",
+        r"target must be \[R, V\] with R >= B = 3 when draft is \[R-B, D\], got \[2, 7\]",
     ),
     (
         dict(target=torch.zeros(2, 7), target_indptr=i64(4).int(), draft=Q2[0, :0], ids=i64(0, 2)),
-        r"target must be \[N, V\] with N >= B = 3 when draft is \[N-B, K\], got \[2, 7\]",
+        r"target must be \[R, V\] with R >= B = 3 when draft is \[R-B, K\], got \[2, 7\]",
     ),
     (
         dict(ids=i64(3, 4, 2)),

@@ -3,8 +3,8 @@
 
 namespace specdec::cpu {
 
-// Accepts the first tau drafts, where tau is the largest with u < h_tau. It is
-// looked for from the end, so that only the rows after it are read twice.
+// Accepts the first tau drafts, where tau is the largest i with u_i < h_i, or 0. The search starts
+// at the end, so that only the rows after the accepted drafts are read twice.
 void ChainVerifier::decide_block() {
   int64_t end = measure_block(), tau = end;
   for (; tau > 0; --tau) {

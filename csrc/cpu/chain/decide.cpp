@@ -17,8 +17,8 @@ void ChainVerifier::verify() {
   p_.status[b_] = status_;
 }
 
-// Drafts end at the first -1, and nothing follows an end-of-sequence token or the last token that
-// may be emitted.
+// Counts the drafts to verify. They end before the first -1 or id out of range, and with an
+// end-of-sequence token or the last token that may be emitted.
 void ChainVerifier::find_drafts(int64_t rows) {
   const int64_t most = most_new_tokens(p_, state_);
   no_bonus_ = most == 0;

@@ -64,9 +64,9 @@ class ChainVerifier : SequenceView<ChainParams> {
   }
 
   ChainScratch& scratch_;
-  int64_t num_drafts_ = 0;           // how many can be accepted
-  bool no_bonus_ = false;            // no token follows the last of them
-  int32_t status_after_drafts_ = 0;  // of the position after them
+  int64_t num_drafts_ = 0;           // drafts to verify, as `find_drafts` counts them
+  bool no_bonus_ = false;            // no bonus token may follow the last draft
+  int32_t status_after_drafts_ = 0;  // reported if all drafts are accepted
   int32_t block_fault_ = 0;          // status of the row that ends a block early
 };
 

@@ -28,7 +28,7 @@ struct ResidualSums {
   std::vector<float> negative_tiles;  // [tiles]
 };
 
-// Reads both rows once; reuses the memory of `sums`.
+// Reads each row once. Computes `sums.negative` only if `both`. Reuses the memory of `sums`.
 void sum_residual(const RowPair& pair, bool both, const Parallel& parallel, ResidualSums& sums);
 
 // Draws from the residual of a row whose survivors are listed, given that the whole draft row is

@@ -98,7 +98,7 @@ class ChainActions {
     }
     const TileStats positive = extra_tile_stats(kPositive), negative = extra_tile_stats(kNegative);
     const int64_t warp_tiles = t_.row.warp_tiles(), step = group_.warp_tile_step(1);
-    // The loads of the next warp tile of both rows are under way meanwhile.
+    // While one warp tile is summed, the next one of both rows is already being loaded.
     Packed next, next_draft = {};
     int64_t warp_tile = group_.first_warp_tile(0);
     if (warp_tile < warp_tiles) load_both(warp_tile, entropy, next, next_draft);
@@ -169,7 +169,8 @@ class ChainActions {
         .tile_stats_array[context_ * job_.context_tile_stats() + 2 * job_.row_tile_stats() + sum];
   }
 
-  // Statistics of target and draft rows, in shared memory that a selection would use.
+  // The statistics of all target and draft rows. They lie in the histogram of the top-k and top-p
+  // selection, which is free because `all_measured` excludes filters.
   __device__ RowStats* all_stats() const {
     return reinterpret_cast<RowStats*>(group_.shared->bins);
   }
@@ -218,7 +219,7 @@ class ChainActions {
     t_.tile_stats.units[warp_tile] = units;
   }
 
-  // Sums Q over the columns that no target token has.
+  // Sums Q over the last `columns_beyond` columns of the draft row.
   __device__ void sum_beyond() const {
     const DraftDistribution& d = t_.draft;
     const int64_t size = columns_beyond(d, t_.row.vocab);
@@ -268,8 +269,8 @@ class ChainActions {
     if (t_.draft.form == DraftForm::kOneHot && t_.draft.token >= t_.row.vocab) mass_beyond = 1;
     t_.valid = is_finite(positive) && is_finite(mass_beyond);
     t_.positive = positive;
-    // With a map from tokens to columns the whole row was read again, to validate it: its mass is
-    // counted token by token already.
+    // With a map from tokens to columns `mass_beyond` is the sum of the whole row, which was read
+    // only to validate it; `negative` has counted Q token by token already.
     const bool mapped = t_.draft.columns != nullptr && !t_.draft.lists_tokens();
     t_.negative = negative + (mapped ? 0.0 : mass_beyond);
   }

@@ -9,11 +9,11 @@ namespace specdec::cuda {
 // drafted from there on.
 inline __device__ void ChainVerifier::record_row() {
   const int64_t i = t_.i;
-  if (t_.reads_one_entry) look_up_target();
+  if (t_.reads_one_entry) check_entry();
   t_.block_fault = !t_.stats.valid ? kTargetInvalid : t_.draft.invalid_at_token ? kDraftInvalid : 0;
   if (t_.block_fault != 0) {
     t_.end = i;
-    return look_back(i);
+    return search_from_end(i);
   }
   ChainRecord& now = row_record(i);
   now.stats = t_.stats;
@@ -24,17 +24,17 @@ inline __device__ void ChainVerifier::record_row() {
     ratio = ratio_of_draft(t_.direct, at(t_.row, t_.x), now.logprob, t_.draft);
   }
   row_record(i + 1).p_scale = next_p_scale(now.p_scale, ratio);
-  i + 1 < t_.num_drafts ? open_row_and_draft(i + 1) : look_back(i + 1);
+  i + 1 < t_.num_drafts ? open_row_and_draft(i + 1) : search_from_end(i + 1);
 }
 
 // Looks for tau from the end, so that only the rows after it are read twice.
-inline __device__ void ChainVerifier::look_back(int64_t tau) {
+inline __device__ void ChainVerifier::search_from_end(int64_t tau) {
   t_.tau = tau;
   for (; t_.tau > 0; --t_.tau) {
     const double c = row_record(t_.tau).p_scale;
     if (t_.tau < t_.end) {
       t_.state = State::kBlockFromEnd;
-      take_record(t_.tau);
+      restore_row(t_.tau);
       return subtract(c);
     }
     if (accepts_block(c)) break;
@@ -42,7 +42,7 @@ inline __device__ void ChainVerifier::look_back(int64_t tau) {
   end_block(false);
 }
 
-inline __device__ void ChainVerifier::decide_back() {
+inline __device__ void ChainVerifier::decide_from_end() {
   double h = t_.c;
   t_.block_fault = !t_.stats.valid ? kTargetInvalid : t_.valid ? 0 : kDraftInvalid;
   if (t_.block_fault != 0) {
@@ -50,7 +50,7 @@ inline __device__ void ChainVerifier::decide_back() {
   } else {
     h = block_accept_prob(t_.c, t_.positive, t_.negative);
   }
-  accepts_block(h) ? end_block(true) : look_back(t_.tau - 1);
+  accepts_block(h) ? end_block(true) : search_from_end(t_.tau - 1);
 }
 
 inline __device__ bool ChainVerifier::accepts_block(double h) const {
@@ -58,7 +58,7 @@ inline __device__ bool ChainVerifier::accepts_block(double h) const {
   return block_accept_uniform(p_, t_, t_.tau - 1) < h;
 }
 
-inline __device__ void ChainVerifier::take_record(int64_t i) {
+inline __device__ void ChainVerifier::restore_row(int64_t i) {
   open_row(i);
   t_.stats = row_record(i).stats;
   t_.draft = row_record(i).draft;
@@ -82,7 +82,7 @@ inline __device__ void ChainVerifier::end_block(bool residual_is_summed) {
     return;
   }
   if (residual_is_summed && !t_.sums_residual_of_few()) return after_residual();
-  take_record(tau);
+  restore_row(tau);
   subtract(row_record(tau).p_scale);
 }
 

@@ -1,8 +1,8 @@
 #pragma once
-// Decides which drafts of a sequence are accepted. One thread of each block runs it; work that
-// needs all threads is left to the actions: the verifier sets t_.action and goes on when that is
-// done. All blocks of a group make the same decisions. csrc/cpu/chain/decide.cpp does the same in
-// straight line. Rule block is in block.cuh.
+// Decides which drafts of a sequence are accepted. One thread of each block runs the verifier. Work
+// that needs all threads is an action: the verifier sets t_.action and returns, and `go_on` resumes
+// it when the action is done. All blocks of a group make the same decisions. The same decisions as
+// straight-line code are in csrc/cpu/chain/decide.cpp. Rule block is in block.cuh.
 #include "cuda/chain/sequence.cuh"
 
 namespace specdec::cuda {
@@ -25,7 +25,7 @@ class ChainVerifier {
     t_.state = State::kBlockRows;
     t_.end = t_.num_drafts;
     row_record(0).p_scale = 1;
-    t_.num_drafts > 0 ? open_row_and_draft(0) : look_back(0);
+    t_.num_drafts > 0 ? open_row_and_draft(0) : search_from_end(0);
   }
 
   // Goes on after the action.
@@ -45,14 +45,15 @@ class ChainVerifier {
       case State::kBlockRows:
         return record_row();
       case State::kBlockFromEnd:
-        return decide_back();
+        return decide_from_end();
       case State::kBlockFollow:
         return t_.action == Action::kMeasure ? draw_from_target() : after_residual();
     }
   }
 
-  // Whether the ratio test accepts draft i of a direct target; `emit` writes it to the outputs. Any
-  // thread may call this: the test reads one entry of one row, so all drafts are tested at once.
+  // Whether the ratio test accepts draft i of a direct target; with `emit`, writes an accepted one
+  // to the outputs. Any thread may call this: the test reads one entry of the target row and one of
+  // the draft row, so all drafts are tested at once.
   __device__ bool accepts_by_entry(int64_t i, bool emit) const {
     const int64_t x = p_.drafted(t_.b, i);
     DraftDistribution draft;
@@ -117,31 +118,31 @@ class ChainVerifier {
   }
 
   __device__ void decide_row() {
-    if (t_.reads_one_entry) look_up_target();
+    if (t_.reads_one_entry) check_entry();
     if (!t_.stats.valid) {
       t_.status |= kTargetInvalid;
       return finish();
     }
     if (t_.greedy || p_.rule == Rule::kMatch) return accept_target_token();
     if (t_.x < 0) return draw(false);
-    if (p_.reads_draft()) return accepts() ? accept() : reject();
-    if (p_.rule == Rule::kSynthetic) return at_its_rate() ? accept() : draw(false);
+    if (p_.reads_draft()) return accepts_ratio() ? accept() : reject();
+    if (p_.rule == Rule::kSynthetic) return accepts_at_rate() ? accept() : draw(false);
     const double p_x = exp(target_logprob(t_.x));
-    if (!typical_needs_entropy(p_x, p_.typical_epsilon)) return typical(p_x > 0);
+    if (!typical_needs_entropy(p_x, p_.typical_epsilon)) return accept_or_draw(p_x > 0);
     t_.action = Action::kEntropy;
   }
 
   // Rule synthetic, at every temperature.
-  __device__ bool at_its_rate() const {
+  __device__ bool accepts_at_rate() const {
     return record(accept_at_rate(accept_uniform(p_, t_, t_.i), p_.synthetic_rates[t_.i]));
   }
 
   __device__ void decide_typical() {
-    typical(exp(target_logprob(t_.x)) >
-            typical_bound(p_.typical_epsilon, p_.typical_delta, t_.entropy));
+    accept_or_draw(exp(target_logprob(t_.x)) >
+                   typical_bound(p_.typical_epsilon, p_.typical_delta, t_.entropy));
   }
 
-  __device__ void typical(bool accepted) {
+  __device__ void accept_or_draw(bool accepted) {
     record_accept_prob(t_.i, accepted);
     accepted ? accept() : draw(false);
   }
@@ -154,7 +155,7 @@ class ChainVerifier {
           accept_near_maximum(at(t_.row, t_.x), t_.stats.max, p_.lenience, p_.kind == Kind::kProbs);
     }
     if (p_.rule == Rule::kSynthetic) {
-      accepted = t_.x >= 0 && at_its_rate();
+      accepted = t_.x >= 0 && accepts_at_rate();
     } else if (t_.x >= 0) {
       record_accept_prob(t_.i, accepted);
     }
@@ -164,7 +165,7 @@ class ChainVerifier {
     next_row(t_.i + 1);
   }
 
-  __device__ bool accepts() const {
+  __device__ bool accepts_ratio() const {
     if (t_.draft.invalid_at_token) return false;
     return record(test_draft(t_, t_.row, t_.stats, t_.x, accept_uniform(p_, t_, t_.i), p_.lenience,
                              t_.draft));
@@ -226,14 +227,14 @@ class ChainVerifier {
 
   // Rule block, in block.cuh.
   __device__ void record_row();
-  __device__ void look_back(int64_t tau);
-  __device__ void decide_back();
+  __device__ void search_from_end(int64_t tau);
+  __device__ void decide_from_end();
   __device__ bool accepts_block(double h) const;
-  __device__ void take_record(int64_t i);
+  __device__ void restore_row(int64_t i);
   __device__ void end_block(bool residual_is_summed);
 
   // A direct row is read at the drafted token alone until that is rejected.
-  __device__ void look_up_target() {
+  __device__ void check_entry() {
     const float value = t_.x < p_.vocab ? at(t_.row, t_.x) : 0;
     t_.stats = {};
     t_.stats.direct = true;

@@ -1,6 +1,7 @@
 #pragma once
-// The residual max(cP - lQ, 0) of a row, for chains and trees: it is summed by warp tile and read
-// again to draw from, but never written down.
+// The residual max(cP - lQ, 0) of a row, not normalised, for chains and trees; c is the factor of
+// P in rules block and traversal, l the lenience; each is 1 for other rules. It is summed by warp
+// tile, and the warp tile that is drawn from is computed again: the values are never stored.
 #include "cuda/chain/target.cuh"
 
 namespace specdec::cuda {

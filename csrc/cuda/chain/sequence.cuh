@@ -28,10 +28,10 @@ struct ChainRecord {
 };
 
 struct ChainTask : SequenceState {
-  int64_t num_drafts;  // how many can be accepted
+  int64_t num_drafts;  // drafts to verify, as `find_drafts` counts them
   int32_t status, accepted;
-  int32_t status_after_drafts;  // status of the position after them
-  bool no_bonus;                // no token follows the last of them
+  int32_t status_after_drafts;  // reported if all drafts are accepted
+  bool no_bonus;                // no bonus token may follow the last draft
   bool nothing_to_verify;
   bool all_measured;       // row-parallel: the statistics of all rows are known before any decision
   int64_t accepted_ahead;  // leading drafts that were accepted by their entries alone
@@ -93,8 +93,9 @@ inline __device__ void open_sequence(const ChainParams& p, int64_t b, ChainTask&
   t.no_bonus = most_new_tokens(p, t) == 0;
 }
 
-// Drafts end at the first -1, and nothing follows an end-of-sequence token or the last token that
-// may be emitted. For one warp, whose lanes look at one draft each.
+// Counts the drafts to verify. They end before the first -1 or id out of range, and with an
+// end-of-sequence token or the last token that may be emitted. For one warp: each lane looks at one
+// draft.
 inline __device__ void find_drafts(const ChainParams& p, ChainTask& t) {
   const int64_t most = most_new_tokens(p, t);
   int64_t num_drafts = t.nothing_to_verify || t.no_bonus ? 0 : t.rows - 1;

@@ -1,9 +1,11 @@
 // The op verify_chain on CUDA devices. specdec/verification.h defines the terms of verification;
-// those of this room are:
+// the CUDA kernel adds these:
 //   group            the thread blocks that work on one sequence, see cuda/block_group.cuh
+//   direct           said of a row of probabilities that is used as P itself, see SequenceState
 //   tile statistics  maxima and masses of the 512-entry warp tiles of a row, in global memory
-//   decision         one thread of each block runs the ChainVerifier, until it needs an action
+//   decision         what the ChainVerifier does, in one thread of each block, between two actions
 //   action           a piece of work for all threads of the group, see ChainActions
+//   row-lazy, row-parallel  the schedules kLazy and kParallel of specdec/cuda_plan.h
 #include "cuda/chain/actions.cuh"
 #include "cuda/launch.cuh"
 #include "specdec/chain.h"

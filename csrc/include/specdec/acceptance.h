@@ -13,7 +13,7 @@ namespace specdec {
 
 struct Acceptance {
   bool accepted;
-  double probability;  // before it is clipped at 1
+  double probability;  // may exceed 1; `recorded_accept_prob` clips it
 };
 
 // The value that `accept_probs` holds for an acceptance probability.
@@ -22,8 +22,8 @@ SPECDEC_HD inline float recorded_accept_prob(double probability) {
 }
 
 // The ratio test u * q_x < p_x, where q_x is Q(x) times the rule's factor for Q. The comparison is
-// strict, so that no token with P(x) = 0 is accepted. It uses the probabilities without a division,
-// whose rounding could decide between equal ones.
+// strict, so that no token with P(x) = 0 is accepted. It multiplies and does not divide,
+// because the rounding of a quotient could decide where both sides are equal.
 SPECDEC_HD inline Acceptance accept_ratio(double u, double p_x, double q_x) {
   return {u * q_x < p_x, p_x == 0 ? 0 : p_x / q_x};
 }
@@ -52,7 +52,7 @@ SPECDEC_HD inline double probability_ratio_of_logs(double log_p, double log_q) {
   return log_p > -INFINITY ? exp(log_p - log_q) : 0;
 }
 
-// The ratio of a drafted token, with the arguments of `accept_draft`.
+// P(x) / Q(x) of a drafted token; the arguments are those of `accept_draft` without u and scale.
 template <class DraftDistribution>
 SPECDEC_HD inline double ratio_of_draft(bool direct, double p_x, double log_p,
                                         const DraftDistribution& draft) {
@@ -73,8 +73,8 @@ SPECDEC_HD inline double block_accept_prob(double c, double positive, double neg
   return negative > 0 ? fmin(1.0, positive / negative) : c;
 }
 
-// Rule typical accepts x if P(x) > min(epsilon, delta * exp(-H(P))). The entropy costs a pass over
-// the row; without it a P(x) above epsilon is accepted and P(x) = 0 is not.
+// Rule typical accepts x if P(x) > min(epsilon, delta * exp(-H(P))). The entropy H costs a pass
+// over the row. It is not needed where P(x) > epsilon (accepted) or P(x) = 0 (rejected).
 SPECDEC_HD inline bool typical_needs_entropy(double p_x, double epsilon) {
   return p_x > 0 && !(p_x > epsilon);
 }
@@ -94,14 +94,14 @@ SPECDEC_HD inline bool accept_near_maximum(double value, double max, double leni
   return probabilities ? value >= lenience * max : value - max >= log(lenience);
 }
 
-// Rule k_seq (Sun et al. 2023): 1 - (1 - beta)^K, the probability that one of K siblings is
-// accepted, if each is with probability beta.
+// Rule k_seq (Sun et al. 2023): 1 - (1 - beta)^K, the probability that at least one of K siblings
+// is accepted if each is accepted with probability beta, independently of the others.
 SPECDEC_HD inline double any_sibling_accepted(double beta, int64_t siblings) {
   // Rounding may leave a sum of probabilities a little above 1.
   return -expm1(static_cast<double>(siblings) * log1p(-fmin(beta, 1.0)));
 }
 
-// The same per unit of beta, in [1, K]. It falls with beta, and its limit at beta = 0 is K.
+// any_sibling_accepted(beta, K) / beta, in [1, K]. It falls as beta grows; its limit at 0 is K.
 SPECDEC_HD inline double sibling_share(double beta, int64_t siblings) {
   if (siblings == 1) return 1;
   if (!(beta > 0)) return static_cast<double>(siblings);

@@ -19,8 +19,9 @@ struct SequenceState {
   bool direct;  // target rows hold P itself: they are read at single tokens where possible
 };
 
-// Fills s and returns the status, which is not 0 if there is nothing to verify. `most` is the
-// number of rows of a padded sequence.
+// Fills s and returns the status, which is not 0 if there is nothing to verify. `greedy` says that
+// the rule is greedy; `most` is the number of target rows of each sequence if the target is not
+// ragged, and the largest that counts if it is.
 template <class OpParams>
 SPECDEC_HD inline int32_t open_sequence(const OpParams& p, bool greedy, int64_t b, int64_t most,
                                         SequenceState& s) {
@@ -76,7 +77,8 @@ SPECDEC_HD inline bool is_eos(const VerifyParams& p, int64_t token) {
   return found;
 }
 
-// A uniform that the caller gave, or else one of the position `offset` after the first draft.
+// Entry `given` of the caller's uniforms, or else the uniform of a noise stream at the position
+// that lies `offset` after that of the first draft.
 SPECDEC_HD inline double uniform_at(const VerifyParams& p, const SequenceState& s, int64_t given,
                                     int64_t offset, uint32_t stream, int64_t counter = 0) {
   if (p.uniforms != nullptr) return p.uniforms[given];

@@ -19,7 +19,7 @@ bool ChainArguments::ragged_draft() const {
 }
 
 void ChainArguments::check() const {
-  const Names names = {"draft_token_ids", "gamma", "N"};
+  const Names names = {"draft_token_ids", "gamma", "R"};
   kind_of(kind);
   rule_of(rule);
   check_drafted(names);
@@ -35,9 +35,9 @@ void ChainArguments::check_draft() const {
   const DraftSizes each = {{"B", b}, {"gamma", size()}};
   if (!ragged_draft()) return draft_arguments.check(target, b, each, each);
   const int64_t n = target.size(0) - b;
-  SPECDEC_CHECK(n >= 0, "target must be [N, V] with N >= B = ", b, " when draft is [N-B, ",
+  SPECDEC_CHECK(n >= 0, "target must be [R, V] with R >= B = ", b, " when draft is [R-B, ",
                 draft_arguments.ids ? "K" : "D", "], got ", shape_of(target));
-  draft_arguments.check(target, b, {{"N-B", n}}, each);
+  draft_arguments.check(target, b, {{"R-B", n}}, each);
 }
 
 void ChainArguments::check_rule() const {

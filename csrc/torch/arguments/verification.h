@@ -10,7 +10,7 @@
 namespace specdec {
 
 struct VerifyArguments {
-  Tensor target, drafted;  // the drafted token ids: [B, gamma], or [B, N] of a tree
+  Tensor target, drafted;  // drafted: token ids, [B, gamma], or [B, N] of a tree
   DraftArguments draft_arguments;
   std::string kind, rule;
   SamplingArguments sampling;

@@ -124,9 +124,10 @@ class VerifiedSequence:
         return pick(weights, uniform(self.seed, self.position + i, RESIDUAL))
 
     def target_token(self, i: int, row: TargetRow) -> int:
-        """The token after i accepted drafts that the target alone decides on.
+        """The token that the target itself chooses after i accepted drafts.
 
-        It is the argmax at temperature 0 and the draw with shared noise under rule match.
+        It is the argmax at temperature 0, under rule match the Gumbel-max sample with
+        shared noise.
         """
         if self.params.temperature == 0:
             return int(row.logprobs.argmax())
