@@ -2,7 +2,7 @@
 
 Terms, here and in the whole package. The *target* model's distribution at a position is P, the
 *draft* model's is Q. The *drafted tokens* of a sequence are tried in order until one is *rejected*;
-those before it are *accepted*. Then one more token is emitted. After a rejection it is the
+those before it are *accepted*. One token follows them. After a rejection it is the
 *recovered token*: rules token, block and lenient sample it from the *residual* max(P - Q, 0)
 normalised, rules typical and synthetic from P, and for rules greedy and match it is the token that
 the target chose itself. After a fully accepted draft it is the *bonus token*, from P. The accepted
@@ -37,8 +37,8 @@ class Verdict(NamedTuple):
     """The result of `verify_chain`.
 
     tokens: [B, gamma+1] in the dtype of draft_token_ids: the emitted tokens, then -1. These are the
-        accepted drafts and one more token (none after an end-of-sequence token, at `max_new_tokens`
-        or where a fault ends the sequence), so `(tokens >= 0).sum(-1)` counts them.
+        accepted drafts and the recovered or bonus token, so `(tokens >= 0).sum(-1)` counts them.
+        No such token follows an end-of-sequence token, `max_new_tokens` tokens or a fault.
     num_accepted: [B] int32, the accepted drafts among them.
     status: [B] int32, the `Status` bits of each sequence; 0 where its data has no fault.
     logprobs: [B, gamma+1] float32, the log-probability of each emitted token under P; 0 at

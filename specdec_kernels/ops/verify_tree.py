@@ -45,8 +45,9 @@ class TreeVerdict(NamedTuple):
 
     path: [B, max_depth] in the dtype of parents: the accepted nodes from the root downwards, then
         -1.
-    tokens: [B, max_depth+1] in the dtype of the tree's tokens: those of the path, one more token
-        (none after an end-of-sequence token or at `max_new_tokens`), then -1.
+    tokens: [B, max_depth+1] in the dtype of the tree's tokens: those of the path, then the
+        recovered or bonus token, then -1. No such token follows an end-of-sequence token or
+        `max_new_tokens` tokens.
     num_accepted: [B] int32, the nodes on the path.
     status: [B] int32, the `Status` bits of each sequence; 0 where its data has no fault.
     logprobs: [B, max_depth+1] float32, the log-probability of each emitted token under P; 0 at

@@ -5,7 +5,7 @@ Terms:
 - pending token: the last committed token of a sequence. The target's next forward reads it, and its
   key and value are then cached.
 - round: one forward of the target over the pending token and the drafts of every sequence. It emits
-  the accepted drafts and one more token: the recovered token after a rejection, else the bonus.
+  the accepted drafts, then the recovered token after a rejection or else the bonus token.
 - chain: drafts that follow one another; see chain_round.py. Tree: drafts with several continuations
   of one prefix; see tree_round.py. They differ in how a round drafts, lays out the forward and
   verifies. Everything else, the commit above all, is the same code for both.
