@@ -123,8 +123,8 @@ def test_schedules_follow_their_definition():
 def feed(guard, rounds, drafting_seconds, plain_seconds, tokens):
     """Run a guard over rounds of fixed cost; returns how many drafted, and the notes."""
     drafted, notes = 0, []
-    for _ in range(rounds):
-        if guard.allows_drafting():
+    for number in range(rounds):
+        if guard.allows_drafting(number):
             drafted += 1
             note = guard.observe(4, tokens, drafting_seconds)
         else:

@@ -74,7 +74,7 @@ def test_a_sequence_does_not_depend_on_its_batch(drafter, rule):
 def test_equal_prompts_with_equal_seeds_give_equal_text():
     model, inputs = hf_models.tiny("llama"), hf_models.prompts((9, 9))
     inputs["input_ids"][1] = inputs["input_ids"][0]
-    same = run(model, inputs, **SAMPLED).sequences
+    same = run(model, inputs, **{**SAMPLED, "seed": [5, 5]}).sequences
     assert same[0].tolist() == same[1].tolist()
     other = run(model, inputs, **{**SAMPLED, "seed": [5, 6]}).sequences
     assert other[0].tolist() == same[0].tolist()
@@ -86,7 +86,7 @@ def test_sampling_parameters_per_sequence():
     inputs["input_ids"][1] = inputs["input_ids"][0]
     drafter = hf_models.perturbed("llama")
     mixed = run(
-        model, inputs, drafter=drafter, do_sample=True, seed=5, temperature=[0.0, 0.7],
+        model, inputs, drafter=drafter, do_sample=True, seed=[4, 5], temperature=[0.0, 0.7],
         top_k=[0, 20], top_p=torch.tensor([1.0, 0.95]),
     )  # fmt: skip
     greedy = model.generate(**inputs, max_new_tokens=NEW, do_sample=False)

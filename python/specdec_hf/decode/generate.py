@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -83,12 +84,15 @@ def generate(
             one draft model; a `TrieTree`, by any drafters. One forward of the target verifies the
             whole tree, which needs the cache "spec".
         cache: "auto", "spec" (a batch of different lengths) or "dynamic" (one sequence).
-        seed: an int, or one per sequence. Noise depends on (seed, position) alone, so equal prompts
-            with equal seeds give equal text. None is 0.
-        guard: whether drafting pauses while it is measurably slower than plain decoding. None: yes,
-            except where an explicit seed meets a rule that reads the draft distribution (token,
-            block, most rules of trees). The text would then depend on timing, so the guard only
-            adds a note to the statistics.
+        seed: None draws one seed for each sequence of a sampled call from torch's default generator
+            (``torch.manual_seed``). An int is the seed of sequence 0, from which those of the
+            others are derived. A list, array or tensor of ints gives them one by one.
+            ``stats.seeds`` holds the seeds; with ``seed=stats.seeds`` the same call gives the same
+            text again. See docs/loop.md#seeds.
+        guard: whether drafting pauses while it is measurably slower than plain decoding. None: yes
+            where the text cannot change by it (greedy, match, target_only), else the guard only
+            adds a note to the statistics. True: always; where a pause changes the text, which then
+            depends on timing, a note says so. False: never, and nothing is measured.
         clock: seconds, for tests.
         streamer: Hugging Face streamer; one sequence only.
 
@@ -175,9 +179,14 @@ class SpeculativeDecoder:
         logits_processor: Any,
         stopping_criteria: Any,
         generation_config: Any,
+        seed: Any = None,
         **model_kwargs: Any,
     ) -> Any:
-        """Called by ``model.generate``; same result as `generate`."""
+        """Called by ``model.generate``; same result as `generate`.
+
+        ``model.generate(custom_generate=..., seed=...)`` hands ``seed`` over because it is named in
+        this signature. None means the ``seed`` of this object.
+        """
         criteria = type(stopping_criteria)(stopping_criteria)
         if self.stop_strings is not None:
             criteria.append(StopStringCriteria(self.tokenizer, self.stop_strings))
@@ -187,19 +196,26 @@ class SpeculativeDecoder:
         if self.streamer is not None:
             _check_streamer(len(call.mask))
             self.streamer.put(torch.from_numpy(call.input_ids))
-        return run(begin(model, call, self.options), self.streamer)
+        return run(begin(model, call, self._options(seed)), self.streamer)
 
     def stream(
-        self, model: Any, input_ids: torch.Tensor | None = None, **kwargs: Any
+        self, model: Any, input_ids: torch.Tensor | None = None, *, seed: Any = None, **kwargs: Any
     ) -> Generator[Step, None, SpecOutput]:
-        """Yield a `Step` per sequence and round; the generator returns a `SpecOutput`."""
+        """Yield a `Step` per sequence and round; the generator returns a `SpecOutput`.
+
+        ``seed`` is that of this call; None means the ``seed`` of this object.
+        """
         for name in ("tokenizer", "stop_strings"):
             if getattr(self, name) is not None:
                 kwargs.setdefault(name, getattr(self, name))
-        session = begin(model, prepare_call(model, input_ids, **kwargs), self.options)
+        session = begin(model, prepare_call(model, input_ids, **kwargs), self._options(seed))
         while not session.done:
             yield from step(session)
         return finish(session)
+
+    def _options(self, seed: Any) -> Options:
+        """The options of one call."""
+        return self.options if seed is None else replace(self.options, seed=seed)
 
 
 def run(session: Session, streamer: Streamer | None = None) -> Any:

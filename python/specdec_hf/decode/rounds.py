@@ -26,6 +26,7 @@ from specdec_hf.decode.session import Session
 from specdec_hf.decode.streaming import Step
 from specdec_hf.decode.tree_round import TreeRound
 from specdec_hf.drafters import TreeDrafter
+from specdec_hf.drafters.base import reads_draft
 from specdec_kernels import Tree, TreeVerdict, Verdict
 
 
@@ -96,7 +97,14 @@ def step(session: Session) -> list[Step]:
 def draft_limits(session: Session) -> NDArray[np.int64]:
     """[B], how deep to draft for each sequence; 0 everywhere in a round without drafts."""
     s = session
-    if s.drafter is None or (s.guard is not None and not s.guard.allows_drafting()):
+    if s.drafter is None:
+        return np.zeros_like(s.budgets)
+    if s.guard is not None and not s.guard.allows_drafting(s.stats.rounds):
+        if s.guard.pausing and reads_draft(s.rule):
+            s.stats.note(
+                f"drafting paused by the clock under rule {s.rule!r}: the text depends on timing, "
+                "and the same seeds need not give it again"
+            )
         return np.zeros_like(s.budgets)
     wanted = np.array([schedule.next_length() for schedule in s.schedules], dtype=np.int64)
     # The round emits one token beyond the drafts, so the last budgeted token is never drafted.

@@ -150,10 +150,13 @@ def begin(model: Any, call: Call, options: Options) -> Session:
         make_schedule(options.num_assistant_tokens_schedule, draft_length)
         for _ in range(batch_size)
     ]
-    seeds = torch.tensor(
-        sequence_seeds(0 if options.seed is None else options.seed, batch_size),
-        device=model.device,
+    seeds = sequence_seeds(
+        options.seed,
+        batch_size,
+        do_sample=call.do_sample,
+        num_return_sequences=call.num_return_sequences,
     )
+    seeds_ = torch.tensor(seeds, dtype=torch.int64, device=model.device)
     capacity = min(max_length, int(lengths.max()) + SLOTS_AHEAD) + draft_size + 1
     if call.past is None:
         cache = make_cache(model, batch_size, capacity, options.cache)
@@ -162,7 +165,7 @@ def begin(model: Any, call: Call, options: Options) -> Session:
     if drafter is not None:
         drafter.start(
             DraftContext(
-                model, rule, **call.sampling.to_dict(), seeds=seeds, batch_size=batch_size,
+                model, rule, **call.sampling.to_dict(), seeds=seeds_, batch_size=batch_size,
                 max_length=max_length, max_draft=max(draft_size, 16),
                 round_noise=0 if rule == "block" else None,
             )
@@ -173,6 +176,7 @@ def begin(model: Any, call: Call, options: Options) -> Session:
         drafter="none" if drafter is None else drafter.name,
         cache="dynamic" if isinstance(cache, DynamicCacheAdapter) else "spec",
         tree="" if options.tree is None else str(options.tree),
+        seeds=seeds,
         notes=list(call.notes),
     )
     return Session(
@@ -187,7 +191,7 @@ def begin(model: Any, call: Call, options: Options) -> Session:
         prompt_lengths=lengths.copy(),
         budgets=budgets,
         logprobs=[[] for _ in range(batch_size)],
-        seeds=seeds,
+        seeds=seeds_,
         stats=stats,
         clock=options.clock,
         started=options.clock(),
@@ -263,6 +267,5 @@ def _resolve_guard(
     if drafter is None or options.guard is False:
         return None
     # Rules that read the draft's distribution emit other text in rounds without drafts, so a pause,
-    # which depends on time, changes the text. A caller who names a seed wants the same text again.
-    stops = options.guard is True or not reads_draft(rule) or options.seed is None
-    return BenefitGuard(stops=stops)
+    # which depends on time, changes the text.
+    return BenefitGuard(stops=options.guard is True or not reads_draft(rule))

@@ -127,6 +127,7 @@ class SpecStats:
         rounds: forwards of the target over the whole batch.
         gammas: tokens drafted for each sequence, per round.
         benefit, plain_step_seconds: what `BenefitGuard` measured.
+        seeds: of each sequence; the same call with ``seed=seeds`` gives the same text.
         notes: remarks for the user.
     """
 
@@ -142,6 +143,7 @@ class SpecStats:
     drafter: str = ""
     tree: str = ""
     cache: str = ""
+    seeds: list[int] = field(default_factory=list)
     gammas: list[int] = field(default_factory=list)
     benefit: float | None = None
     plain_step_seconds: float | None = None
@@ -248,6 +250,7 @@ class SpecStats:
             "drafter": self.drafter,
             "tree": self.tree,
             "cache": self.cache,
+            "seeds": self.seeds,
             "gammas": self.gammas,
             "benefit": self.benefit,
             "plain_step_seconds": self.plain_step_seconds,

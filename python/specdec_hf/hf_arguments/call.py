@@ -17,7 +17,13 @@ from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengt
 
 from specdec_hf.hf_arguments.inputs import check_input_ids, check_mask, check_prompts
 from specdec_hf.hf_arguments.processors import allowed_tokens_of, processor_of, warper_parameter
-from specdec_hf.hf_arguments.sampling import PARAMETERS, Sampling, is_per_sequence, make_sampling
+from specdec_hf.hf_arguments.sampling import (
+    PARAMETERS,
+    Sampling,
+    is_per_sequence,
+    make_sampling,
+    sequences_per_prompt,
+)
 from specdec_hf.hf_arguments.unsupported import instead, refuse_unsupported
 
 
@@ -37,6 +43,7 @@ class Call:
         criteria: stopping criteria other than length and end-of-sequence.
         past: the caller's cache, which is never written to, or None.
         return_dict: whether the caller wants the whole output.
+        num_return_sequences: how many sequences that follow one another continue one prompt.
         notes: remarks for the statistics.
     """
 
@@ -51,6 +58,7 @@ class Call:
     criteria: StoppingCriteriaList
     past: Any
     return_dict: bool
+    num_return_sequences: int = 1
     notes: list[str] = field(default_factory=list)
 
 
@@ -98,6 +106,10 @@ def prepare_call(
         config, attention_mask is not None, device="cpu", batch_size=batch_size
     )
     mask = check_mask(model, ids, attention_mask, config)
+    # In the order of _expand_inputs_for_generation: the sequences of a prompt follow one another.
+    returned = sequences_per_prompt(config)
+    ids, mask = ids.repeat_interleave(returned, dim=0), mask.repeat(returned, axis=0)
+    batch_size = len(mask)
     if config.max_new_tokens is not None:
         has_default_max_length = has_default_max_length or config.max_length is None
     config = model._prepare_generated_length(
@@ -197,16 +209,18 @@ def build_call(
             others.append(criterion)
     pad = config._pad_token_tensor
     do_sample = bool(config.do_sample)
+    returned = sequences_per_prompt(config)
     return Call(
         input_ids=ids.numpy(),
         mask=mask,
         max_new_tokens=max_length - columns,
         eos=frozenset(eos),
         pad=int(pad) if pad is not None else 0,
-        sampling=make_sampling(config, per_sequence, do_sample, len(mask), model.device),
+        sampling=make_sampling(config, per_sequence, do_sample, len(mask), model.device, returned),
         do_sample=do_sample,
         processors=processors,
         criteria=others,
         past=past,
         return_dict=bool(config.return_dict_in_generate),
+        num_return_sequences=returned,
     )

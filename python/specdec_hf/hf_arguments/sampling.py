@@ -56,8 +56,11 @@ def make_sampling(
     do_sample: bool,
     batch_size: int,
     device: torch.device,
+    num_return_sequences: int = 1,
 ) -> Sampling:
     """Checked sampling parameters; without ``do_sample`` temperature 0 and no filters.
+
+    A list holds one value for each sequence or, with ``num_return_sequences``, for each prompt.
 
     Raises:
         TypeError: a value that is no number, by name.
@@ -72,10 +75,11 @@ def make_sampling(
             value = parameter.neutral
         per_sequence = isinstance(value, list | tuple)
         listed = list(value) if per_sequence else [value]
+        if per_sequence and len(listed) * num_return_sequences == batch_size:
+            listed = [x for x in listed for _ in range(num_return_sequences)]
         if per_sequence and len(listed) != batch_size:
-            raise ValueError(
-                f"{name} must be a scalar or have {batch_size} entries, got {len(listed)}"
-            )
+            counts = _allowed_counts(batch_size, num_return_sequences)
+            raise ValueError(f"{name} must be a scalar or have {counts} entries, got {len(listed)}")
         for x in listed:
             message = f"{name} must be {parameter.rule}, got {x!r}"
             try:
@@ -96,22 +100,88 @@ def make_sampling(
     return Sampling(**checked) if do_sample else Sampling(0.0, 0, 1.0, 0.0)
 
 
-def sequence_seeds(seed: Any, batch_size: int) -> list[int]:
-    """One seed per sequence; an int is the seed of all of them.
+def sequences_per_prompt(config: GenerationConfig) -> int:
+    """``num_return_sequences``, checked; None is 1.
 
     Raises:
-        TypeError: neither an int nor a sequence of them.
-        ValueError: a seed of more than 64 bits, or not one per sequence.
+        TypeError: not an int.
+        ValueError: below 1.
     """
+    value = 1 if config.num_return_sequences is None else config.num_return_sequences
+    message = f"num_return_sequences must be an integer >= 1, got {value!r}"
+    if not isinstance(value, Integral) or isinstance(value, bool):
+        raise TypeError(message)
+    if value < 1:
+        raise ValueError(message)
+    return int(value)
+
+
+def sequence_seeds(
+    seed: Any, batch_size: int, *, do_sample: bool = True, num_return_sequences: int = 1
+) -> list[int]:
+    """One seed for each sequence; docs/loop.md#seeds says which.
+
+    Args:
+        seed: None, an int, or one int for each sequence or prompt.
+        batch_size: number of sequences, a multiple of ``num_return_sequences``.
+        do_sample: whether None draws from torch's default generator; a greedy call needs no noise,
+            and its seeds are then 0.
+        num_return_sequences: how many sequences that follow one another belong to one prompt.
+
+    Raises:
+        TypeError: neither None nor an int nor a sequence of them.
+        ValueError: a seed of more than 64 bits, or a wrong number of them.
+    """
+    if seed is None:
+        if not do_sample:
+            return [0] * batch_size
+        drawn = torch.empty(batch_size, dtype=torch.int64, device="cpu")
+        return [int(s) for s in drawn.random_(-(2**63), None).tolist()]
     if isinstance(seed, torch.Tensor | np.ndarray):
         seed = seed.tolist()
     per_sequence = isinstance(seed, list | tuple)
     listed = list(seed) if per_sequence else [seed]
     if not all(isinstance(s, Integral) and not isinstance(s, bool) for s in listed):
         raise TypeError(f"seed must be an int or one int per sequence, got {seed!r}")
-    if per_sequence and len(listed) != batch_size:
-        raise ValueError(f"seed must be an int or have {batch_size} entries, got {len(listed)}")
     for s in listed:
         if not -(2**63) <= s < 2**63:
             raise ValueError(f"seed must be in [-2**63, 2**63), got {s}")
-    return [int(s) for s in listed] * (1 if per_sequence else batch_size)
+    if not per_sequence:
+        return [derived_seed(int(listed[0]), b) for b in range(batch_size)]
+    if len(listed) == batch_size:
+        return [int(s) for s in listed]
+    if len(listed) * num_return_sequences == batch_size:
+        return [derived_seed(int(s), k) for s in listed for k in range(num_return_sequences)]
+    raise ValueError(
+        f"seed must be an int or have {_allowed_counts(batch_size, num_return_sequences)} entries, "
+        f"got {len(listed)}"
+    )
+
+
+def derived_seed(seed: int, index: int) -> int:
+    """The seed of sequence ``index`` where one seed is given for several; sequence 0 keeps it.
+
+    Both numbers pass through a 64-bit mixing function, so that sequences of one call have different
+    seeds and those of calls with neighbouring seeds have nothing in common.
+
+    Source: the generator SplitMix64 of Steele, Lea and Flood, OOPSLA 2014, here
+    mix(mix(seed) + index).
+    """
+    if index == 0:
+        return seed
+    mixed = _mix(_mix(seed % 2**64) + index)
+    return mixed - 2**64 if mixed >= 2**63 else mixed
+
+
+def _mix(x: int) -> int:
+    x = (x + 0x9E3779B97F4A7C15) % 2**64
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    x = (x ^ x >> 27) * 0x94D049BB133111EB % 2**64
+    return x ^ x >> 31
+
+
+def _allowed_counts(batch_size: int, num_return_sequences: int) -> str:
+    """How many entries a list may have, for a message."""
+    if num_return_sequences == 1:
+        return str(batch_size)
+    return f"{batch_size // num_return_sequences} or {batch_size}"

@@ -10,7 +10,6 @@ from transformers import GenerationConfig
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "num_beams": (None, 1),
     "num_beam_groups": (None, 1),
-    "num_return_sequences": (None, 1),
     "penalty_alpha": (None, 0, 0.0),
     "dola_layers": (None,),
     "constraints": (None,),
@@ -38,7 +37,6 @@ UNSUPPORTED_SAMPLING: dict[str, tuple[Any, ...]] = {
 INSTEAD = {
     "assistant_model": "pass drafter=",
     "prompt_lookup_num_tokens": "pass drafter='prompt_lookup' and num_assistant_tokens=",
-    "num_return_sequences": "repeat the prompt and give one seed per sequence",
 }
 
 

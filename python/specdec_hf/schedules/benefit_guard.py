@@ -13,6 +13,10 @@ class BenefitGuard:
     drafting round. Each pause lasts twice as many plain rounds as the one before, and then a few
     drafting rounds measure again. All times come from the loop's clock, so tests can make them up.
 
+    Under rules that read the draft distribution, a round without drafts emits other text than one
+    with drafts. There the guard must not pause by the clock (``stops=False``), and the one plain
+    round that it needs for comparison is always the same one.
+
     Args:
         window: number of drafting rounds that are measured before a decision.
         pause: number of plain rounds in the first pause.
@@ -43,9 +47,17 @@ class BenefitGuard:
         tokens = sum(self._draft_tokens) / len(self._draft_tokens)
         return tokens * plain / max(median(self._draft_times), 1e-12)
 
-    def allows_drafting(self) -> bool:
-        """Whether the next round should draft."""
-        if self._rounds_to_pause > 0:
+    @property
+    def pausing(self) -> bool:
+        """Whether the next round belongs to a pause."""
+        return self._rounds_to_pause > 0
+
+    def allows_drafting(self, number: int) -> bool:
+        """Whether the next round of a call, its ``number``-th from 0, should draft."""
+        if not self.stops:
+            # Neither times nor the other sequences of the batch may decide here.
+            return number != self.window // 2 + 1
+        if self.pausing:
             return False
         # The comparison needs one plain round. It costs time, so it waits until half a window of
         # drafting rounds has been seen: short texts never pay for it.
@@ -77,7 +89,7 @@ class BenefitGuard:
         self._draft_times.clear()
         self._draft_tokens.clear()
         if not self.stops:
-            return measured + "; drafting goes on because a seeded result must not depend on time"
+            return measured + "; drafting goes on because the text must not depend on time"
         self.stopped += 1
         self._rounds_to_pause, self.pause = self.pause, self.pause * 2
         return measured + "; drafting stopped, with occasional probes"

@@ -1,0 +1,326 @@
+"""Seeds: what is random without one, what one repeats, and which seed each sequence has."""
+
+import copy
+import json
+
+import numpy as np
+import pytest
+import torch
+from specdec_hf import (
+    BenefitGuard,
+    ModelDrafter,
+    PromptLookupDrafter,
+    SpeculativeDecoder,
+    TrieTree,
+    generate,
+)
+from specdec_hf.hf_arguments import sampling
+from specdec_hf.hf_arguments.sampling import derived_seed, sequence_seeds
+from support import hf_models
+from support.hf_models import one_thread  # noqa: F401  # autouse here
+
+NEW = 16
+SAMPLED = {"do_sample": True, "temperature": 0.9, "return_dict_in_generate": True}
+
+
+def equal_prompts(count):
+    """``count`` times the same prompt."""
+    return {key: value.repeat(count, 1) for key, value in hf_models.prompts((9,)).items()}
+
+
+def texts(out):
+    return [tuple(ids) for ids in out.sequences[:, -NEW:].tolist()]
+
+
+def entry(name, model, inputs, seed=None, **kwargs):
+    """One call through ``generate``, through ``model.generate``, or streamed."""
+    ours = {key: kwargs.pop(key) for key in ("drafter", "rule") if key in kwargs}
+    kwargs = {"max_new_tokens": NEW, **SAMPLED, **kwargs}
+    if name == "generate":
+        return generate(model, **inputs, **kwargs, **ours, seed=seed)
+    decoder = SpeculativeDecoder(**ours)
+    if name == "custom_generate":
+        return model.generate(**inputs, **kwargs, custom_generate=decoder, seed=seed)
+    steps = decoder.stream(model, **inputs, **kwargs, seed=seed)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value
+
+
+ENTRIES = ("generate", "custom_generate", "stream")
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_without_a_seed_sampling_is_random_as_torch_is(name):
+    model, inputs = hf_models.tiny("llama"), equal_prompts(3)
+    torch.manual_seed(0)
+    first, second = (entry(name, model, inputs) for _ in range(2))
+    assert len({*texts(first), *texts(second)}) == 6
+    assert len({*first.stats.seeds, *second.stats.seeds}) == 6
+    torch.manual_seed(0)
+    again = entry(name, model, inputs)
+    assert texts(again) == texts(first)
+    assert (
+        again.stats.seeds
+        == first.stats.seeds
+        == json.loads(json.dumps(again.stats.to_dict()))["seeds"]
+    )
+
+
+def test_a_sampled_call_takes_one_draw_from_torch_and_a_greedy_one_none():
+    model, inputs = hf_models.tiny("llama"), equal_prompts(3)
+    for kwargs, draws in (
+        ({"do_sample": False}, 0),
+        ({"do_sample": True}, 1),
+        ({"do_sample": True, "seed": 1}, 0),
+    ):
+        torch.manual_seed(5)
+        generate(model, **inputs, max_new_tokens=2, drafter=hf_models.perturbed("llama"), **kwargs)
+        after = torch.get_rng_state()
+        torch.manual_seed(5)
+        for _ in range(draws):
+            torch.empty(3, dtype=torch.int64).random_(-(2**63), None)
+        assert torch.equal(torch.get_rng_state(), after)
+
+
+@pytest.mark.parametrize("drafter", ["prompt_lookup", "model"])
+@pytest.mark.parametrize("rule", ["auto", "token"])
+def test_recorded_seeds_repeat_a_sequence_alone_and_in_another_batch(drafter, rule):
+    """The guard has its default, and rule auto is token for prompt lookup and block for a model."""
+    model, lengths = hf_models.tiny("llama"), (9, 4, 12)
+    inputs = hf_models.prompts(lengths)
+    kwargs = {
+        **SAMPLED, "drafter": hf_models.drafter_for("llama", drafter), "rule": rule,
+        "max_new_tokens": NEW,
+    }  # fmt: skip
+    out = generate(model, **inputs, **kwargs)
+    seeds = out.stats.seeds
+    assert texts(generate(model, **inputs, **kwargs, seed=seeds)) == texts(out)
+    for b, length in enumerate(lengths):
+        alone = {key: value[b : b + 1, -length:] for key, value in inputs.items()}
+        assert texts(generate(model, **alone, **kwargs, seed=seeds[b])) == texts(out)[b : b + 1]
+    order = [2, 0, 2, 1]
+    other = {key: value[order] for key, value in inputs.items()}
+    got = generate(model, **other, **kwargs, seed=[seeds[b] for b in order])
+    assert texts(got) == [texts(out)[b] for b in order]
+
+
+def test_recorded_seeds_repeat_a_text_with_another_drafter_under_rule_match():
+    model, inputs = hf_models.tiny("llama"), equal_prompts(3)
+    kwargs = {**SAMPLED, "max_new_tokens": NEW, "rule": "match"}
+    out = generate(model, **inputs, **kwargs, drafter=hf_models.perturbed("llama"))
+    assert out.stats.accepted > 0
+    for other in (None, "prompt_lookup", hf_models.tiny("gpt2")):
+        got = generate(model, **inputs, **kwargs, drafter=other, seed=out.stats.seeds)
+        assert texts(got) == texts(out)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_recorded_seeds_repeat_a_text_on_another_number_of_threads(threads):
+    model, inputs = hf_models.tiny("llama"), equal_prompts(3)
+    kwargs = {**SAMPLED, "max_new_tokens": NEW, "drafter": hf_models.perturbed("llama")}
+    out = generate(model, **inputs, **kwargs)
+    torch.set_num_threads(threads)
+    assert texts(generate(model, **inputs, **kwargs, seed=out.stats.seeds)) == texts(out)
+
+
+def test_an_integer_seed_gives_each_sequence_its_own():
+    seeds = sequence_seeds(5, 4)
+    assert seeds[0] == 5
+    assert seeds == [derived_seed(5, b) for b in range(4)]
+    model, inputs = hf_models.tiny("llama"), equal_prompts(4)
+    out = generate(model, **inputs, **SAMPLED, max_new_tokens=NEW, seed=5)
+    assert out.stats.seeds == seeds
+    assert len(set(texts(out))) == 4
+
+
+def test_neighbouring_seeds_share_no_sequence():
+    rows = [sequence_seeds(s, 1000) for s in (0, 1, 2, -1, 2**63 - 1, -(2**63))]
+    # A seed that was derived may be given to another call.
+    rows += [sequence_seeds(s, 1000)[1:] for s in rows[0][1:4]]
+    assert len({seed for row in rows for seed in row}) == sum(map(len, rows))
+    assert all(-(2**63) <= seed < 2**63 for row in rows for seed in row)
+
+
+def test_derived_seeds_are_those_of_splitmix64():
+    """The generator's published first outputs for state 1234567, and our composition of it."""
+    golden = 0x9E3779B97F4A7C15
+    outputs = [sampling._mix(1234567 + k * golden) for k in range(3)]
+    assert outputs == [6457827717110365317, 3203168211198807973, 9817491932198370423]
+    inner = sampling._mix(2**64 - 3)
+    assert derived_seed(-3, 7) % 2**64 == sampling._mix(inner + 7)
+
+
+SEEDS = {
+    "list": [3, -4],
+    "tuple": (3, -4),
+    "numpy": np.array([3, -4]),
+    "numpy integers": [np.int64(3), np.int32(-4)],
+    "tensor": torch.tensor([3, -4]),
+}
+
+
+@pytest.mark.parametrize("kind", SEEDS)
+def test_seeds_may_be_given_one_by_one(kind):
+    assert sequence_seeds(SEEDS[kind], 2) == [3, -4]
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_num_return_sequences_gives_different_texts_in_the_order_of_transformers(name):
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9, 4))
+    drafter = hf_models.perturbed("llama")
+    out = entry(name, model, inputs, num_return_sequences=3, drafter=drafter)
+    assert len(set(texts(out))) == len(set(out.stats.seeds)) == 6
+    width = inputs["input_ids"].shape[1]
+    for key, got in (("input_ids", out.sequences), ("attention_mask", out.attention_mask)):
+        assert torch.equal(got[:, :width], inputs[key].repeat_interleave(3, dim=0))
+    again = entry(
+        name, model, inputs, num_return_sequences=3, drafter=drafter, seed=out.stats.seeds
+    )
+    assert texts(again) == texts(out)
+    several = {key: value.repeat_interleave(3, dim=0) for key, value in inputs.items()}
+    assert texts(entry(name, model, several, drafter=drafter, seed=out.stats.seeds)) == texts(out)
+    # One seed a prompt: its first sequence keeps it.
+    got = entry(name, model, inputs, num_return_sequences=3, drafter=drafter, seed=[7, 8])
+    assert got.stats.seeds == [derived_seed(s, k) for s in (7, 8) for k in range(3)]
+
+
+def test_num_return_sequences_repeats_parameters_of_prompts():
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9, 4))
+    kwargs = {**SAMPLED, "max_new_tokens": NEW, "num_return_sequences": 2}
+    kwargs["temperature"] = [0.0, 0.9]
+    out = generate(model, **inputs, **kwargs)
+    first, second, third, fourth = texts(out)
+    assert first == second
+    assert third != fourth
+    seen = []
+
+    def allowed(b, ids):
+        seen.append(b)
+        return range(1, 9)
+
+    generate(model, **inputs, **kwargs, prefix_allowed_tokens_fn=allowed)
+    assert set(seen) == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "message"),
+    [
+        ({"do_sample": False}, ValueError, "different than 1 (got 3)"),
+        ({"num_return_sequences": 0}, ValueError, "must be an integer >= 1, got 0"),
+        ({"num_return_sequences": 2.5}, TypeError, "must be an integer >= 1, got 2.5"),
+        ({"seed": [1] * 4}, ValueError, "seed must be an int or have 2 or 6 entries, got 4"),
+        ({"seed": [1, True]}, TypeError, "seed must be an int or one int per sequence"),
+        ({"seed": torch.Generator()}, TypeError, "seed must be an int or one int per sequence"),
+        ({"top_k": [1] * 4}, ValueError, "top_k must be a scalar or have 2 or 6 entries, got 4"),
+    ],
+)
+def test_refused_seeds_and_numbers_of_sequences_are_named(wrong, error, message):
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9, 4))
+    with pytest.raises(error) as raised:
+        generate(model, **inputs, **{**SAMPLED, "num_return_sequences": 3, **wrong})
+    assert message in str(raised.value)
+
+
+def test_a_seed_of_one_call_precedes_that_of_the_decoder():
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9,))
+    decoder = SpeculativeDecoder(seed=4)
+    for seed in (None, 3):
+        out = model.generate(
+            **inputs, **SAMPLED, max_new_tokens=4, custom_generate=decoder, seed=seed
+        )
+        assert out.stats.seeds == [4 if seed is None else seed]
+
+
+class Clock:
+    """Advances by one second a call, and by what a drafter adds."""
+
+    now = 0.0
+
+    def __call__(self):
+        self.now += 1.0
+        return self.now
+
+
+class SlowLookup(PromptLookupDrafter):
+    """Prompt lookup that takes some seconds of a clock for every draft."""
+
+    def __init__(self, clock, seconds):
+        super().__init__(3, 1)
+        self.clock, self.seconds = clock, seconds
+
+    def timed(self, found):
+        self.clock.now += 0.0 if found is None else self.seconds
+        return found
+
+    def propose(self, history, gamma):
+        return self.timed(super().propose(history, gamma))
+
+    def propose_several(self, history, gamma, count):
+        return self.timed(super().propose_several(history, gamma, count))
+
+
+def slow_and_fast(inputs, guard, **kwargs):
+    """The same call with a drafter that takes a hundred seconds, and with one that takes none."""
+    for seconds in (100.0, 0.0):
+        clock = Clock()
+        yield generate(
+            hf_models.tiny("llama"), **inputs, **SAMPLED, drafter=SlowLookup(clock, seconds),
+            clock=clock, guard=copy.deepcopy(guard),
+            **{"max_new_tokens": 60, "seed": [1, 2], "rule": "token", **kwargs},
+        )  # fmt: skip
+
+
+def test_by_default_the_clock_never_changes_a_text():
+    inputs = hf_models.prompts((9, 12))
+    for rule in ("token", "block", "match"):
+        slow, fast = slow_and_fast(inputs, None, rule=rule)
+        assert slow.sequences.tolist() == fast.sequences.tolist()
+        stopped = any("drafting stopped" in note for note in slow.stats.notes)
+        assert stopped == (rule == "match"), "a pause cannot change the text of rule match"
+        assert not any("timing" in note for note in slow.stats.notes)
+        if rule != "match":
+            assert any("drafting goes on" in note for note in slow.stats.notes)
+            assert slow.stats.gammas.count(0) == fast.stats.gammas.count(0)
+
+
+def test_a_tree_without_a_distribution_may_pause():
+    inputs = hf_models.prompts((9, 12))
+    slow, fast = slow_and_fast(inputs, None, rule="target_only", tree=TrieTree(2, 3))
+    assert any("drafting stopped" in note for note in slow.stats.notes)
+    assert slow.sequences.tolist() == fast.sequences.tolist()
+
+
+@pytest.mark.parametrize("guard", [True, BenefitGuard()], ids=["True", "object"])
+def test_a_pause_that_changes_the_text_leaves_a_note(guard):
+    inputs = hf_models.prompts((9, 12))
+    slow, fast = slow_and_fast(inputs, guard)
+    assert slow.sequences.tolist() != fast.sequences.tolist()
+    note = "drafting paused by the clock under rule 'token': the text depends on timing"
+    assert sum(note in found for found in slow.stats.notes) == 1
+    assert not any("timing" in found for found in fast.stats.notes)
+
+
+class LateForOnes(ModelDrafter):
+    """Drafts nothing at first for prompts that begin with token 1."""
+
+    def propose(self, history, gamma):
+        late = (history.tokens[:, 0] == 1) & (history.lengths < 5)
+        draft = None if late.all() else super().propose(history, gamma)
+        if draft is not None:
+            draft.counts = np.where(late, 0, gamma)
+        return draft
+
+
+def test_the_plain_round_of_the_guard_does_not_depend_on_the_batch():
+    """Alone, the sequences have rounds without drafts before the guard compares."""
+    model, drafter = hf_models.tiny("llama"), LateForOnes(hf_models.perturbed("llama"))
+    ids = torch.tensor([[1, 2, 3], [2, 3, 1]]).repeat_interleave(8, dim=0)
+    kwargs = {**SAMPLED, "drafter": drafter, "rule": "token", "gamma": 2, "max_new_tokens": 20}
+    together = generate(model, ids, **kwargs, seed=list(range(16)))
+    alone = generate(model, ids[:8], **kwargs, seed=list(range(8)))
+    assert together.stats.gammas[:6] == [2] * 5 + [0]
+    assert alone.stats.gammas[0] == alone.stats.gammas[5] == 0
+    assert alone.sequences.tolist() == together.sequences[:8].tolist()
