@@ -196,7 +196,7 @@ def test_drafts_of_the_wrong_shape_are_refused(tree):
         def propose(self, history, gamma):
             return Draft(torch.zeros(1, gamma + 1, dtype=torch.int64))
 
-    with pytest.raises(ValueError, match=r"TooMany.propose must return tokens \[1, 1..5\], got"):
+    with pytest.raises(ValueError, match=r"TooMany.propose must return tokens \[1, 0..5\], got"):
         run(model, inputs, drafter=TooMany(), tree=tree)
 
 

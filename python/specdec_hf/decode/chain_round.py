@@ -12,7 +12,7 @@ from specdec_hf.cache.forward import forward_window
 from specdec_hf.decode.commit import DraftCounts, HostVerdict
 from specdec_hf.decode.session import Session
 from specdec_hf.drafters import Drafter
-from specdec_hf.drafters.base import check_draft
+from specdec_hf.drafters.checks import read_draft
 from specdec_kernels import Rule, SampledDraft, Tree, Verdict, verify_chain
 
 
@@ -32,13 +32,14 @@ class ChainRound:
         s = self.session
         assert isinstance(s.drafter, Drafter)
         gamma = int(limits.max())
-        draft = s.drafter.propose(s.history, gamma)
+        history = s.history.shown()
+        proposed = s.drafter.propose(history, gamma)
+        draft = read_draft(s.drafter, proposed, history, gamma, s.model, s.stats.note_round)
         if draft is None:
             return
-        check_draft(s.drafter, draft, len(limits), gamma)
+        assert draft.counts is not None
         tokens, size = draft.tokens, draft.tokens.shape[1]
-        counts = np.full_like(limits, size) if draft.counts is None else draft.counts
-        self.counts = np.minimum(counts, limits)
+        self.counts = np.minimum(draft.counts, limits)
         if (self.counts < size).any():
             # -1 means "no draft from here on": what a sequence drafts must not depend on how many
             # drafts the others of its batch may have.

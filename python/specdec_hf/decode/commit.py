@@ -15,7 +15,15 @@ from numpy.typing import NDArray
 
 from specdec_hf.decode.session import Session
 from specdec_hf.decode.streaming import Step, step_kinds
+from specdec_hf.drafters.checks import IGNORED, OUTSIDE, describe
 from specdec_kernels import Status, TreeVerdict, Verdict
+
+DRAFT_FAULTS = {
+    Status.DRAFT_OUT_OF_RANGE: OUTSIDE,
+    Status.DRAFT_INVALID: f"gave a distribution that is not finite; {IGNORED}",
+    Status.EMPTY_RESIDUAL: "drafted a token that was rejected although the residual is empty, by "
+    "rounding or because the distribution is not the one that the token was drawn from",
+}
 
 
 @dataclass
@@ -119,6 +127,7 @@ def commit(
             s.stats.sequences[b].stop_reason = reason
         kinds = step_kinds(count, accepted, int(counts.tried[b]))
         steps.append(Step(b, tokens, kinds, logprobs, reason))
+        _note_draft_faults(s, Status(int(verdict.status[b])))
     s.cache.truncate(history.lengths - 1)
     return steps, kept_drafts
 
@@ -143,6 +152,13 @@ def _cut(session: Session, b: int, tokens: list[int]) -> tuple[list[int], str]:
         s.stats.note("stopped at the model's context length")
         return tokens, "context"
     return tokens, "length"
+
+
+def _note_draft_faults(session: Session, status: Status) -> None:
+    if session.drafter is not None:
+        for fault, text in DRAFT_FAULTS.items():
+            if fault in status:
+                session.stats.note_round(f"{describe(session.drafter)} {text}")
 
 
 def _raise_fault(b: int, position: int, status: Status) -> None:

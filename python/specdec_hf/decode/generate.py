@@ -102,7 +102,8 @@ def generate(
     Raises:
         TypeError: an argument of a wrong type, by name.
         ValueError: an argument unknown, unsupported or out of range, by name.
-        RuntimeError: logits that are not finite, by sequence and position.
+        RuntimeError: logits that are not finite, by sequence and position; a drafter that another
+            call is using.
     """
     options = Options(
         drafter=drafter,
@@ -209,9 +210,12 @@ class SpeculativeDecoder:
             if getattr(self, name) is not None:
                 kwargs.setdefault(name, getattr(self, name))
         session = begin(model, prepare_call(model, input_ids, **kwargs), self._options(seed))
-        while not session.done:
-            yield from step(session)
-        return finish(session)
+        try:
+            while not session.done:
+                yield from step(session)
+            return finish(session)
+        finally:
+            session.lease.release()
 
     def _options(self, seed: Any) -> Options:
         """The options of one call."""
@@ -220,12 +224,15 @@ class SpeculativeDecoder:
 
 def run(session: Session, streamer: Streamer | None = None) -> Any:
     """Run all rounds of a session; returns its output."""
-    while not session.done:
-        for appended in step(session):
-            put_step(streamer, appended)
-    if streamer is not None:
-        streamer.end()
-    output = finish(session)
+    try:
+        while not session.done:
+            for appended in step(session):
+                put_step(streamer, appended)
+        if streamer is not None:
+            streamer.end()
+        output = finish(session)
+    finally:
+        session.lease.release()
     return output if session.call.return_dict else output.sequences
 
 

@@ -6,6 +6,7 @@ Face's objects or the caller read them is the padding of ``input_ids`` put in fr
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,11 +22,13 @@ from specdec_hf.cache.forward import forward_window
 from specdec_hf.cache.handover import export_cache, import_cache
 from specdec_hf.cache.make import make_cache
 from specdec_hf.cache.protocol import Lengths, RollbackCache, context_length
+from specdec_hf.decode.history import CommittedTokens
 from specdec_hf.decode.rules import resolve_rule
 from specdec_hf.decode.statistics import SequenceStats, SpecStats
-from specdec_hf.drafters import DraftContext, Drafter, History, TreeDrafter
+from specdec_hf.drafters import DraftContext, Drafter, TreeDrafter
 from specdec_hf.drafters.base import reads_draft
-from specdec_hf.drafters.resolve import resolve_drafter, resolve_tree_drafter
+from specdec_hf.drafters.lease import Lease
+from specdec_hf.drafters.resolve import parts_of, resolve_drafter, resolve_tree_drafter
 from specdec_hf.hf_arguments.call import Call
 from specdec_hf.hf_arguments.sampling import sequence_seeds
 from specdec_hf.schedules.benefit_guard import BenefitGuard
@@ -84,6 +87,7 @@ class Session:
         prompt_lengths: [B] tokens of each prompt, without padding.
         budgets: [B] most new tokens of each sequence.
         logprobs: [B] lists, of the new tokens.
+        lease: keeps the drafter from other calls.
     """
 
     model: Any
@@ -93,11 +97,12 @@ class Session:
     drafter: Drafter | TreeDrafter | None
     schedules: list[DraftLengthSchedule]
     guard: BenefitGuard | None
-    history: History
+    history: CommittedTokens
     prompt_lengths: Lengths
     budgets: NDArray[np.int64]
     logprobs: list[list[float]]
     seeds: torch.Tensor
+    lease: Lease
     stats: SpecStats
     clock: Callable[[], float]
     started: float
@@ -124,6 +129,7 @@ def begin(model: Any, call: Call, options: Options) -> Session:
     Raises:
         TypeError: a drafter or seed of a wrong type.
         ValueError: prompt longer than the context, drafter that does not fit, bad option.
+        RuntimeError: a drafter that another call is using.
     """
     drafter: Drafter | TreeDrafter | None
     if options.tree is None:
@@ -162,14 +168,6 @@ def begin(model: Any, call: Call, options: Options) -> Session:
         cache = make_cache(model, batch_size, capacity, options.cache)
     else:
         cache = import_cache(model, call.past, call.mask, capacity, options.cache)
-    if drafter is not None:
-        drafter.start(
-            DraftContext(
-                model, rule, **call.sampling.to_dict(), seeds=seeds_, batch_size=batch_size,
-                max_length=max_length, max_draft=max(draft_size, 16),
-                round_noise=0 if rule == "block" else None,
-            )
-        )  # fmt: skip
     stats = SpecStats(
         sequences=[SequenceStats(prompt_tokens=int(n)) for n in lengths],
         rule=rule,
@@ -179,6 +177,18 @@ def begin(model: Any, call: Call, options: Options) -> Session:
         seeds=seeds,
         notes=list(call.notes),
     )
+    lease = Lease(parts_of(drafter))
+    if drafter is not None:
+        context = DraftContext(
+            model, rule, **copy.deepcopy(call.sampling.to_dict()), seeds=seeds_.clone(),
+            batch_size=batch_size, max_length=max_length, max_draft=max(draft_size, 16),
+            round_noise=0 if rule == "block" else None, note=stats.note_round,
+        )  # fmt: skip
+        try:
+            drafter.start(context)
+        except BaseException:
+            lease.release()  # at once, since the traceback keeps it alive
+            raise
     return Session(
         model=model,
         call=call,
@@ -187,11 +197,12 @@ def begin(model: Any, call: Call, options: Options) -> Session:
         drafter=drafter,
         schedules=schedules,
         guard=_resolve_guard(options, rule, drafter),
-        history=History(tokens, lengths, np.ones(batch_size, dtype=bool)),
+        history=CommittedTokens(tokens, lengths, np.ones(batch_size, dtype=bool)),
         prompt_lengths=lengths.copy(),
         budgets=budgets,
         logprobs=[[] for _ in range(batch_size)],
         seeds=seeds_,
+        lease=lease,
         stats=stats,
         clock=options.clock,
         started=options.clock(),

@@ -234,6 +234,11 @@ class SpecStats:
         if text not in self.notes:
             self.notes.append(text)
 
+    def note_round(self, text: str) -> None:
+        """Add a remark with the number of the round under way, unless an earlier round left it."""
+        if not any(note.endswith(f": {text}") for note in self.notes):
+            self.notes.append(f"round {self.rounds + 1}: {text}")
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON, sequences included."""
         together = self.together.to_dict()

@@ -36,7 +36,7 @@ class TreeRound:
         self.tree = Tree(empty, empty)
 
     def draft(self, limits: NDArray[np.int64]) -> None:
-        self.proposed = self.drafter.propose(self.session.history, limits)
+        self.proposed = self.drafter.propose(self.session.history.shown(), limits)
         if self.proposed is not None:
             self.tree = Tree(self.proposed.tokens, self.proposed.parents)
 

@@ -16,8 +16,8 @@ itself, names the node each token hangs below, and is told which path was kept.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -37,9 +37,11 @@ def reads_draft(rule: str) -> bool:
     return rule in RULES_READING_DRAFT or rule in TREE_RULES_READING_DRAFT
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
 class History:
     """The committed tokens of every sequence, without padding, on the host.
+
+    A drafter cannot write to the arrays that it gets, and the loop reads none of them.
 
     Attributes:
         tokens: [B, C] int64; sequence ``b`` holds ``lengths[b]`` tokens, and zeros follow them.
@@ -52,17 +54,11 @@ class History:
     active: NDArray[np.bool_]
 
     def last(self, size: int) -> NDArray[np.int64]:
-        """[B, size], the last ``size`` tokens of each sequence; zeros precede short ones."""
+        """[B, size], a copy of each sequence's last ``size`` tokens; zeros precede short ones."""
         columns = self.lengths[:, None] - size + np.arange(size)
         taken = np.take_along_axis(self.tokens, np.maximum(columns, 0), axis=1)
         taken[columns < 0] = 0
         return taken
-
-    def append(self, b: int, tokens: Sequence[int]) -> None:
-        """Commit tokens of sequence ``b``. Only the loop calls this."""
-        begin = self.lengths[b]
-        self.tokens[b, begin : begin + len(tokens)] = tokens
-        self.lengths[b] += len(tokens)
 
 
 @dataclass
@@ -80,6 +76,8 @@ class DraftContext:
         round_noise: None where a draft's noise depends on its position alone. Else noise depends on
             the round too, and this is the first number that this drafter may use for it; see
             `ModelDrafter`.
+        note: leaves a remark in the statistics, with the number of the round. A remark that was
+            left before is left out.
     """
 
     model: Any
@@ -93,6 +91,7 @@ class DraftContext:
     max_length: int
     max_draft: int
     round_noise: int | None = None
+    note: Callable[[str], None] = field(default=lambda text: None)
 
 
 @dataclass
@@ -232,13 +231,3 @@ def concat_distributions(
         torch.cat([part.threshold.to(device) for part in parts], dim=1),
         temperature,
     )
-
-
-def check_draft(drafter: Drafter, draft: Draft, batch_size: int, gamma: int) -> None:
-    """Raises ValueError if a chain of drafts has a wrong shape."""
-    shape = list(draft.tokens.shape)
-    if len(shape) != 2 or shape[0] != batch_size or not 0 < shape[1] <= gamma:
-        raise ValueError(
-            f"{type(drafter).__name__}.propose must return tokens [{batch_size}, 1..{gamma}], "
-            f"got {shape}"
-        )

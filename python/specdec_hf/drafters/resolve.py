@@ -77,6 +77,13 @@ def resolve_tree_drafter(drafter: Any, layout: Layout) -> TreeDrafter:
     )
 
 
+def parts_of(drafter: Drafter | TreeDrafter | None) -> list[Drafter | TreeDrafter]:
+    """The drafters that keep a state of the call: the caller's, and what was made of them."""
+    if drafter is None:
+        return []
+    return [drafter, *(drafter.drafters if isinstance(drafter, TrieDrafter) else ())]
+
+
 def _trie_of(spec: TreeSpec) -> TrieTree:
     """A trie with as many leaves, levels and nodes: prompt lookup cannot fill a fixed shape."""
     return TrieTree(spec.leaves, spec.depth, spec.size)

@@ -16,10 +16,10 @@ from specdec_hf.drafters.base import (
     TreeDraft,
     TreeDrafter,
     TreeOutcome,
-    check_draft,
     concat_distributions,
     reads_draft,
 )
+from specdec_hf.drafters.checks import OUTSIDE, describe, read_draft
 from specdec_hf.drafters.model import ModelDrafter
 from specdec_hf.drafters.prompt_lookup import PromptLookupDrafter
 from specdec_hf.trees.layouts import TrieTree
@@ -65,7 +65,7 @@ class TrieDrafter(TreeDrafter):
     def propose(self, history: History, limits: NDArray[np.int64]) -> TreeDraft | None:
         depth = min(self.depth, int(limits.max()))
         answers = [
-            _ask(drafter, count, history, depth)
+            _ask(drafter, count, history, depth, self._context)
             for drafter, count in zip(self.drafters, self._counts, strict=True)
         ]
         given = [chains for chains, _ in answers if chains is not None]
@@ -109,30 +109,31 @@ class TrieDrafter(TreeDrafter):
             accepted = np.zeros_like(lengths)
             if outcome is not None:
                 chain = outcome.note.reshape(len(lengths), sum(self._counts), -1)[:, first]
+                if (chain < -1).any():  # the trie ends there as it does at -1
+                    self._context.note(f"{describe(drafter)} {OUTSIDE}")
                 depth = min(chain.shape[1], outcome.tokens.shape[1])
                 chain, committed = chain[:, :depth], outcome.tokens[:, :depth]
                 agrees = (chain == committed) & (committed >= 0)
                 accepted = np.minimum.accumulate(agrees, axis=1).sum(axis=1)
-            drafter.commit(lengths, accepted)
+            drafter.commit(lengths.copy(), accepted)
             first += count
 
 
 def _ask(
-    drafter: Drafter, count: int, history: History, depth: int
+    drafter: Drafter, count: int, history: History, depth: int, context: DraftContext
 ) -> tuple[torch.Tensor | None, SampledDraft | None]:
     """A drafter's chains [B, count, up to depth], -1 behind their ends, and their distribution."""
     if isinstance(drafter, PromptLookupDrafter):
         return drafter.propose_several(history, depth, count), None
-    draft = drafter.propose(history, depth)
+    proposed = drafter.propose(history, depth)
+    draft = read_draft(drafter, proposed, history, depth, context.model, context.note)
     if draft is None:
         return None, None
-    check_draft(drafter, draft, len(history.lengths), depth)
+    assert draft.counts is not None
     tokens = draft.tokens
-    if draft.counts is not None:
-        bounds = torch.from_numpy(draft.counts.copy()).to(tokens.device, non_blocking=True)
-        columns = torch.arange(tokens.shape[1], device=tokens.device)
-        tokens = tokens.masked_fill(columns >= bounds[:, None], -1)
-    return tokens[:, None], draft.distribution
+    bounds = torch.from_numpy(draft.counts).to(tokens.device, non_blocking=True)
+    columns = torch.arange(tokens.shape[1], device=tokens.device)
+    return tokens.masked_fill(columns >= bounds[:, None], -1)[:, None], draft.distribution
 
 
 def _draft_rows(

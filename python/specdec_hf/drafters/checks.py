@@ -1,0 +1,156 @@
+"""Checks of the drafts that a `Drafter` returns.
+
+A fault of the program, such as tokens of a wrong type, raises and names the drafter. A fault that
+can come and go with the text leaves a note in the statistics, and the drafts count as absent: text
+is never lost to a bad draft.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeGuard
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from specdec_hf.drafters.base import Draft, Drafter, History
+from specdec_hf.trees.checks import check_integers
+from specdec_kernels import SampledDraft
+
+IGNORED = "those drafts count as absent"
+OUTSIDE = f"drafted ids outside the vocabulary; {IGNORED}"
+
+
+def describe(drafter: Any) -> str:
+    """A drafter in a note of the statistics."""
+    return f"drafter {drafter.name} ({type(drafter).__name__})"
+
+
+def read_draft(
+    drafter: Drafter,
+    proposed: Any,
+    history: History,
+    gamma: int,
+    model: Any,
+    note: Callable[[str], None],
+) -> Draft | None:
+    """What a drafter proposed, as a `Draft` with valid counts; None where it drafts nothing.
+
+    Args:
+        drafter: named in messages and notes.
+        proposed: a `Draft`, or its tokens alone. Tokens are a tensor or array [B, up to gamma], or
+            a list of one list per sequence; lists may differ in length.
+        history, gamma: that it was given.
+        model: the target.
+        note: takes a remark for the statistics.
+
+    Raises:
+        TypeError: not a draft, or one that holds something of a wrong type.
+        ValueError: tokens of a wrong shape, or a tensor on a wrong device.
+    """
+    if proposed is None:
+        return None
+    name, batch_size = f"{type(drafter).__name__}.propose", len(history.lengths)
+    draft = proposed if isinstance(proposed, Draft) else Draft(proposed)
+    tokens = _read_tokens(name, draft.tokens, batch_size, gamma)
+    size = tokens.shape[1]
+    counts = np.full(batch_size, size)
+    if draft.counts is not None:
+        given = _read_counts(name, draft.counts)
+        if given.shape != (batch_size,):
+            note(f"{describe(drafter)} gave counts that are not [B]; {IGNORED}")
+            return None
+        counts = given.clip(0, size)
+        if (counts != given).any():
+            note(f"{describe(drafter)} gave counts outside [0, gamma], which are clipped")
+    if not _check_distribution(name, draft.distribution, (batch_size, size), model.device):
+        note(f"{describe(drafter)} gave a distribution that is not [B, gamma, V]; {IGNORED}")
+        return None
+    if tokens.device.type == "cpu":
+        # On a device the verification finds these ends, and reports them in its status.
+        ids, drafted = tokens.numpy(), np.arange(size) < counts[:, None]
+        outside = (ids < -1) | (ids >= model.config.get_text_config(decoder=True).vocab_size)
+        if (outside & drafted)[history.active].any():
+            note(f"{describe(drafter)} {OUTSIDE}")
+        ended = ((ids == -1) | outside).cumsum(axis=1) > 0
+        counts = np.minimum(counts, (~ended).sum(axis=1))
+    if not counts.any():
+        return None
+    return Draft(tokens, draft.distribution, counts)
+
+
+def _read_tokens(name: str, given: Any, batch_size: int, gamma: int) -> torch.Tensor:
+    """Drafted tokens [B, up to gamma] int64, -1 behind the ends of short lists."""
+    tokens: Any = given
+    wanted = f"{name} must return tokens [{batch_size}, 0..{gamma}]"
+    if isinstance(given, list | tuple):
+        if len(given) != batch_size:
+            raise ValueError(f"{wanted}, got {len(given)} lists")
+        rows = [_read_row(f"{name} tokens[{b}]", row) for b, row in enumerate(given)]
+        tokens = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-1)
+    elif isinstance(given, np.ndarray) and given.dtype.kind in "iu":
+        tokens = torch.from_numpy(given.astype(np.int64))
+    elif not isinstance(given, np.ndarray | torch.Tensor):
+        raise TypeError(
+            f"{name} must return None, a Draft, or its tokens as a tensor, array or list, "
+            f"got {type(given).__name__}"
+        )
+    if not _holds_integers(tokens):
+        raise TypeError(f"{name} must return tokens of an integer type, got {tokens.dtype}")
+    if tokens.device.type == "meta":
+        raise ValueError(f"{name} must return tokens on a device that stores them, got meta")
+    shape = list(tokens.shape)
+    if len(shape) != 2 or shape[0] != batch_size or shape[1] > gamma:
+        raise ValueError(f"{wanted}, got {shape}")
+    return tokens.to(torch.int64)
+
+
+def _read_row(name: str, row: Any) -> torch.Tensor:
+    if isinstance(row, torch.Tensor) and row.ndim == 1 and _holds_integers(row):
+        return row.to(torch.int64)
+    # An id of more than 64 bits is out of range like any other beyond the vocabulary.
+    ids = [min(max(token, -2), 2**62) for token in check_integers(name, row)]
+    return torch.tensor(ids, dtype=torch.int64, device="cpu")
+
+
+def _holds_integers(tokens: Any) -> TypeGuard[torch.Tensor]:
+    if not isinstance(tokens, torch.Tensor):
+        return False
+    return not (tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool)
+
+
+def _read_counts(name: str, given: Any) -> NDArray[np.int64]:
+    """Counts as an array of any shape."""
+    on_device = isinstance(given, torch.Tensor) and given.device.type != "cpu"
+    counts = None if on_device else np.asarray(given)
+    if counts is None or (counts.dtype.kind not in "iu" and counts.size):
+        kind = f"a tensor on {given.device}" if counts is None else f"{counts.dtype}"
+        raise TypeError(f"{name} must return counts as integers on the host, got {kind}")
+    return counts.astype(np.int64)
+
+
+def _check_distribution(
+    name: str, distribution: Any, shape: tuple[int, int], device: torch.device
+) -> bool:
+    """Whether the draft distribution has a row for each of the tokens [B, gamma]."""
+    if distribution is None:
+        return True
+    if not isinstance(distribution, SampledDraft):
+        raise TypeError(
+            f"{name} must return a distribution that is None or a SampledDraft, "
+            f"got {type(distribution).__name__}"
+        )
+    fits = True
+    for field in ("logits", "logsumexp", "threshold"):
+        value = getattr(distribution, field)
+        if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+            got = value.dtype if isinstance(value, torch.Tensor) else type(value).__name__
+            raise TypeError(f"{name} must return distribution.{field} as floats, got {got}")
+        if value.device != device:
+            raise ValueError(
+                f"{name} must return distribution.{field} on the target's device {device}, "
+                f"got {value.device}"
+            )
+        fits = fits and value.shape[:2] == shape and value.ndim == (3 if field == "logits" else 2)
+    return fits
