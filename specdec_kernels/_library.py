@@ -37,6 +37,7 @@ CACHE_OPS = tuple(op for op, module in OPS.items() if module.startswith("kv."))
 # Ops without CUDA kernels in `_C.so`: on CUDA devices Triton always serves them.
 _TRITON_ONLY = tuple(op for op, m in OPS.items() if m in ("tree.layout", "tree.expand_tree"))
 
+# csrc/torch/build_info.cpp returns an index into it.
 CPU_CAPABILITIES = ("avx512", "avx2", "plain")
 _LIBRARY = Path(__file__).with_name("_C.so")
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
@@ -80,7 +81,7 @@ def cpu_capability() -> str:
     It is the widest one that the processor has. The environment variable SPECDEC_CPU_CAPABILITY,
     read when the package is imported, asks for a narrower one.
     """
-    return str(torch.ops.specdec_kernels.cpu_capability.default())
+    return CPU_CAPABILITIES[torch.ops.specdec_kernels.cpu_capability.default()]
 
 
 def _cuda_provider() -> str:

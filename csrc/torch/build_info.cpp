@@ -1,5 +1,5 @@
 // Facts that _library.py asks for: how this library was built, and what the processor runs.
-#include <string>
+#include <string_view>
 
 #include "cpu/row/tile.h"
 #include "torch/register.h"
@@ -15,11 +15,15 @@ bool built_with_cuda() {
 #endif
 }
 
-std::string cpu_capability() { return cpu::tile_kernels().isa; }
+// The number of the instruction set in CPU_CAPABILITIES of _library.py.
+int64_t cpu_capability() {
+  const std::string_view isa = cpu::tile_kernels().isa;
+  return isa == "avx512" ? 0 : isa == "avx2" ? 1 : 2;
+}
 
 STABLE_TORCH_LIBRARY_FRAGMENT(SPECDEC_LIBRARY, m) {
   m.def("built_with_cuda() -> bool");
-  m.def("cpu_capability() -> str");
+  m.def("cpu_capability() -> int");
 }
 SPECDEC_IMPLEMENT_ANYWHERE(built_with_cuda)
 SPECDEC_IMPLEMENT_ANYWHERE(cpu_capability)

@@ -2,7 +2,7 @@
 // Registration with PyTorch's dispatcher. Each file of csrc/torch/ops holds an op or a few: it
 // validates the arguments, allocates the outputs, fills in the parameters that kernels take,
 // launches the CPU or the CUDA kernel, and registers itself: the schema with
-// STABLE_TORCH_LIBRARY_FRAGMENT, the function with SPECDEC_IMPLEMENT. It takes tensors and strings
+// STABLE_TORCH_LIBRARY_FRAGMENT, the function with SPECDEC_IMPLEMENT. It takes tensors
 // by value, because the boxing of the stable ABI does. The fake kernels are under the public
 // functions in specdec_kernels/ops, and specdec_kernels/_library.py registers the Triton provider.
 #include <torch/csrc/stable/library.h>

@@ -1,8 +1,5 @@
 #include "torch/schedule.h"
 
-#include <array>
-#include <string>
-
 #include "torch/arguments/checks.h"
 #include "torch/register.h"
 
@@ -15,20 +12,16 @@ CudaRequest& cuda_request() {
 
 namespace {
 
-// In the order of enum class Schedule.
-constexpr std::array<const char*, 3> kSchedules = {"auto", "lazy", "parallel"};
-
 // Sets how the CUDA kernels share their work from now on; no result depends on it.
-void set_cuda_schedule(std::string schedule, int64_t group) {
-  const auto chosen =
-      static_cast<Schedule>(one_of("schedule", schedule, kSchedules.data(), kSchedules.size()));
+void set_cuda_schedule(int64_t schedule, int64_t group) {
+  const Schedule chosen = enum_of("schedule", schedule, Schedule::kParallel);
   SPECDEC_CHECK(group >= 0 && group <= 8 && (group & (group - 1)) == 0,
                 "group must be 0 (automatic), 1, 2, 4 or 8, got ", group);
   cuda_request() = {chosen, static_cast<int32_t>(group)};
 }
 
 STABLE_TORCH_LIBRARY_FRAGMENT(SPECDEC_LIBRARY, m) {
-  m.def("set_cuda_schedule(str schedule, int group) -> ()");
+  m.def("set_cuda_schedule(int schedule, int group) -> ()");
 }
 SPECDEC_IMPLEMENT_ANYWHERE(set_cuda_schedule)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from specdec_kernels.arguments import verification as verify
 from specdec_kernels.arguments.checks import check_vector, float32, require, shape
 from specdec_kernels.arguments.draft import DraftArguments, Sizes
-from specdec_kernels.arguments.rules import RULES, RULES_READING_DRAFT
+from specdec_kernels.arguments.rules import KINDS, RULES, RULES_READING_DRAFT, Kind, Rule
 from specdec_kernels.arguments.sample import SamplingArguments
 
 
@@ -29,8 +29,8 @@ class ChainArguments(NamedTuple):
     draft_threshold: Tensor | None
     draft_temperatures: Tensor | None
     draft_temperature: float
-    kind: str
-    rule: str
+    kind: int
+    rule: int
     temperatures: Tensor | None
     temperature: float
     top_ks: Tensor | None
@@ -53,6 +53,14 @@ class ChainArguments(NamedTuple):
     with_accept_probs: bool
 
     @property
+    def kind_name(self) -> Kind:
+        return KINDS[self.kind]
+
+    @property
+    def rule_name(self) -> Rule:
+        return RULES[self.rule]
+
+    @property
     def sampling(self) -> SamplingArguments:
         return SamplingArguments.of(self)
 
@@ -68,7 +76,7 @@ class ChainArguments(NamedTuple):
     @property
     def reads_draft(self) -> bool:
         """Whether the rule compares P with Q."""
-        return self.rule in RULES_READING_DRAFT
+        return self.rule_name in RULES_READING_DRAFT
 
     @property
     def id_limit(self) -> int:
@@ -88,7 +96,7 @@ class ChainArguments(NamedTuple):
         require(0 < lenience <= 1, f"lenience must be in (0, 1], got {lenience:g}")
         verify.check_typical(self)
         require(
-            (self.synthetic_rates is not None) == (self.rule == "synthetic"),
+            (self.synthetic_rates is not None) == (self.rule_name == "synthetic"),
             "synthetic_rates must be given with rule synthetic and with no other",
         )
         if self.synthetic_rates is not None:

@@ -44,8 +44,9 @@ def require(condition: bool, message: str) -> None:
         raise RuntimeError(message)
 
 
-def check_one_of(name: str, value: str, allowed: Sequence[str]) -> None:
-    require(value in allowed, f"{name} must be one of {', '.join(allowed)}, got {value}")
+def check_number(name: str, value: int, names: Sequence[str]) -> None:
+    """The value must be the number of a name."""
+    require(0 <= value < len(names), f"{name} must be in [0, {len(names) - 1}], got {value}")
 
 
 def device_name(device: torch.device) -> str:

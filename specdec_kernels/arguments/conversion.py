@@ -1,6 +1,7 @@
 """Conversion of what users pass to public functions into what the native ops take.
 
-A wrong type raises TypeError here. Shapes, dtypes, devices and values are validated by the ops.
+A wrong type raises TypeError here, an unknown name RuntimeError. Shapes, dtypes, devices and values
+are validated by the ops.
 """
 
 from __future__ import annotations
@@ -59,9 +60,13 @@ def require_flag(value: object, name: str) -> None:
         raise TypeError(f"{name} must be True or False, got {value!r}")
 
 
-def require_word(value: object, name: str) -> None:
+def number_of(value: object, name: str, names: tuple[str, ...]) -> int:
+    """The number by which an op takes a name: its index in one of the tuples of rules.py."""
     if not isinstance(value, str):
         raise TypeError(f"{name} must be a string, got {value!r}")
+    if value not in names:
+        raise RuntimeError(f"{name} must be one of {', '.join(names)}, got {value}")
+    return names.index(value)
 
 
 def vector_and_scalar(value: Param, name: str, default: float) -> tuple[Tensor | None, float]:

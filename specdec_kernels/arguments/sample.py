@@ -12,17 +12,17 @@ import torch
 from torch import Tensor
 
 from specdec_kernels.arguments.checks import (
-    check_one_of,
+    check_number,
     check_rows,
     check_vector,
     float32,
     require,
     shape,
 )
+from specdec_kernels.arguments.rules import METHODS, NOISES, Method, Noise
 
-# Noise streams by name, with their numbers in csrc/include/specdec/noise.h.
-STREAMS = {"residual": 1, "draft": 2, "shared": 3}
-METHODS = ("cdf", "gumbel")
+# The numbers of the noise streams in Philox's counter: csrc/include/specdec/noise.h.
+STREAMS: dict[Noise, int] = {noise: number for number, noise in enumerate(NOISES, start=1)}
 
 
 class SamplingArguments(NamedTuple):
@@ -90,8 +90,16 @@ class SampleArguments(NamedTuple):
     min_p: float
     seeds: Tensor
     positions: Tensor
-    noise: str
-    method: str
+    noise: int
+    method: int
+
+    @property
+    def noise_name(self) -> Noise:
+        return NOISES[self.noise]
+
+    @property
+    def method_name(self) -> Method:
+        return METHODS[self.method]
 
     @property
     def sampling(self) -> SamplingArguments:
@@ -106,10 +114,10 @@ class SampleArguments(NamedTuple):
         self.sampling.check(n, dev, "logits")
         check_vector("seeds", self.seeds, n, torch.int64, dev, "logits")
         check_vector("positions", self.positions, n, torch.int64, dev, "logits")
-        check_one_of("noise", self.noise, tuple(STREAMS))
-        check_one_of("method", self.method, METHODS)
+        check_number("noise", self.noise, NOISES)
+        check_number("method", self.method, METHODS)
         require(
-            self.noise != "shared" or self.method == "gumbel",
+            self.noise_name != "shared" or self.method_name == "gumbel",
             "method must be gumbel when noise is shared, got cdf",
         )
 

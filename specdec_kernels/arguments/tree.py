@@ -19,7 +19,13 @@ from specdec_kernels.arguments.checks import (
     shape,
 )
 from specdec_kernels.arguments.draft import DraftArguments, Sizes
-from specdec_kernels.arguments.rules import TREE_RULES, TREE_RULES_READING_DRAFT
+from specdec_kernels.arguments.rules import (
+    KINDS,
+    TREE_RULES,
+    TREE_RULES_READING_DRAFT,
+    Kind,
+    TreeRule,
+)
 from specdec_kernels.arguments.sample import SamplingArguments
 
 
@@ -48,8 +54,8 @@ class TreeArguments(NamedTuple):
     draft_temperatures: Tensor | None
     draft_temperature: float
     draft_rows: Tensor | None
-    kind: str
-    rule: str
+    kind: int
+    rule: int
     temperatures: Tensor | None
     temperature: float
     top_ks: Tensor | None
@@ -71,6 +77,14 @@ class TreeArguments(NamedTuple):
     with_accept_probs: bool
 
     @property
+    def kind_name(self) -> Kind:
+        return KINDS[self.kind]
+
+    @property
+    def rule_name(self) -> TreeRule:
+        return TREE_RULES[self.rule]
+
+    @property
     def sampling(self) -> SamplingArguments:
         return SamplingArguments.of(self)
 
@@ -86,7 +100,7 @@ class TreeArguments(NamedTuple):
     @property
     def reads_draft(self) -> bool:
         """Whether the rule compares P with Q."""
-        return self.rule in TREE_RULES_READING_DRAFT
+        return self.rule_name in TREE_RULES_READING_DRAFT
 
     @property
     def id_limit(self) -> int:
@@ -127,7 +141,7 @@ class TreeArguments(NamedTuple):
             "draft must be [B, N, D] unless draft_rows is given, got two dimensions",
         )
         require(
-            self.rule != "k_seq" or self.draft is not None,
+            self.rule_name != "k_seq" or self.draft is not None,
             "draft must be given when rule is k_seq, got None",
         )
         sizes: Sizes = (("B", b), ("N", n) if self.draft_rows is None else ("M", None))

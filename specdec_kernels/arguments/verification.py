@@ -14,7 +14,7 @@ from torch import Tensor
 from specdec_kernels.arguments.checks import (
     check_ids,
     check_matrix,
-    check_one_of,
+    check_number,
     check_rows,
     check_same_device,
     check_typed,
@@ -23,9 +23,8 @@ from specdec_kernels.arguments.checks import (
     require,
     shape,
 )
+from specdec_kernels.arguments.rules import KINDS, Kind, Rule, TreeRule
 from specdec_kernels.arguments.sample import SamplingArguments
-
-KINDS = ("logits", "probs")
 
 
 class VerifyArguments(Protocol):
@@ -34,9 +33,13 @@ class VerifyArguments(Protocol):
     @property
     def target(self) -> Tensor: ...
     @property
-    def kind(self) -> str: ...
+    def kind(self) -> int: ...
     @property
-    def rule(self) -> str: ...
+    def kind_name(self) -> Kind: ...
+    @property
+    def rule(self) -> int: ...
+    @property
+    def rule_name(self) -> Rule | TreeRule: ...
     @property
     def sampling(self) -> SamplingArguments: ...
     @property
@@ -79,8 +82,8 @@ def check_drafted(
     a: VerifyArguments, rules: tuple[str, ...], name: str, t: Tensor, dims: str
 ) -> None:
     """Validates kind and rule, then the drafted tokens `t`, which messages call `name`."""
-    check_one_of("kind", a.kind, KINDS)
-    check_one_of("rule", a.rule, rules)
+    check_number("kind", a.kind, KINDS)
+    check_number("rule", a.rule, rules)
     require(t.dim() == 2, f"{name} must be {dims}, got {shape(t)}")
     check_ids(name, t)
 
@@ -111,7 +114,7 @@ def check_draws(a: VerifyArguments, b: int, dims: str, columns: int) -> None:
     check_vector("positions", a.positions, b, torch.int64, dev, "target")
     if a.uniforms is not None:
         check_matrix("uniforms", a.uniforms, dims, (b, columns), torch.float64, dev, "target")
-        require(a.rule != "match", "uniforms must be None when rule is match")
+        require(a.rule_name != "match", "uniforms must be None when rule is match")
 
 
 def check_typical(a: VerifyArguments) -> None:

@@ -6,17 +6,15 @@ top-k, top-p and min-p, applied in this order; tokens that pass all filters are 
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from specdec_kernels.arguments import conversion
 from specdec_kernels.arguments.conversion import Param
+from specdec_kernels.arguments.rules import METHODS, NOISES, Method, Noise
 from specdec_kernels.arguments.sample import SampleArguments
-
-Noise = Literal["draft", "residual", "shared"]
-Method = Literal["cdf", "gumbel"]
 
 
 class Sampled(NamedTuple):
@@ -88,18 +86,16 @@ def sample(
     tensor([1])
     """
     conversion.require_tensors(logits=logits, seeds=seeds, positions=positions)
-    conversion.require_word(noise, "noise")
     if method is None:
         method = "gumbel" if noise == "shared" else "cdf"
-    conversion.require_word(method, "method")
     return Sampled(
         *torch.ops.specdec_kernels.sample.default(
             logits,
             *conversion.sampling(temperature, top_k, top_p, min_p),
             seeds,
             positions,
-            noise,
-            method,
+            conversion.number_of(noise, "noise", NOISES),
+            conversion.number_of(method, "method", METHODS),
         )
     )
 

@@ -13,7 +13,7 @@ uniform*.
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,9 +28,7 @@ from specdec_kernels.arguments.draft_forms import (
     map_columns,
     split_draft,
 )
-from specdec_kernels.arguments.rules import Rule
-
-Kind = Literal["logits", "probs"]
+from specdec_kernels.arguments.rules import KINDS, RULES, Kind, Rule
 
 
 class Verdict(NamedTuple):
@@ -163,8 +161,6 @@ def verify_chain(
         target_indptr=target_indptr, uniforms=uniforms, synthetic_rates=synthetic_rates,
         eos_token_ids=eos_token_ids, max_new_tokens=max_new_tokens,
     )  # fmt: skip
-    conversion.require_word(kind, "kind")
-    conversion.require_word(rule, "rule")
     conversion.require_number(lenience, "lenience")
     conversion.require_number(typical_epsilon, "typical_epsilon")
     conversion.require_number(typical_delta, "typical_delta")
@@ -178,8 +174,8 @@ def verify_chain(
             ids,
             map_columns(draft_map),
             *statistics,
-            kind,
-            rule,
+            conversion.number_of(kind, "kind", KINDS),
+            conversion.number_of(rule, "rule", RULES),
             *conversion.sampling(temperature, top_k, top_p, min_p),
             seeds,
             positions,

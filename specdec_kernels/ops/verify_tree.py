@@ -22,9 +22,8 @@ from specdec_kernels.arguments.draft_forms import (
     map_columns,
     split_draft,
 )
-from specdec_kernels.arguments.rules import TreeRule
+from specdec_kernels.arguments.rules import KINDS, TREE_RULES, Kind, TreeRule
 from specdec_kernels.arguments.tree import TreeArguments
-from specdec_kernels.ops.verify_chain import Kind
 
 
 class Tree(NamedTuple):
@@ -176,8 +175,6 @@ def verify_tree(
     )  # fmt: skip
     if max_depth is None:
         max_depth = tree.tokens.shape[-1]
-    conversion.require_word(kind, "kind")
-    conversion.require_word(rule, "rule")
     conversion.require_number(typical_epsilon, "typical_epsilon")
     conversion.require_number(typical_delta, "typical_delta")
     conversion.require_integer(max_depth, "max_depth")
@@ -193,8 +190,8 @@ def verify_tree(
             map_columns(draft_map),
             *statistics,
             draft_rows,
-            kind,
-            rule,
+            conversion.number_of(kind, "kind", KINDS),
+            conversion.number_of(rule, "rule", TREE_RULES),
             *conversion.sampling(temperature, top_k, top_p, min_p),
             seeds,
             positions,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
-from specdec_kernels.arguments.rules import RULES_READING_DRAFT
+from specdec_kernels.arguments.rules import KINDS, RULES, RULES_READING_DRAFT
 from specdec_kernels.reference import Distribution
 from specdec_kernels.testing.case import (
     SHORT,
@@ -107,7 +107,8 @@ def chain_case(
         ends = ending_limits(made.tokens, gamma + 2, g) if limits else (None, None)
         return (
             *(target, made.tokens, made.rows, made.ids, made.columns),
-            *(made.logsumexp, made.threshold, made.temperatures, 1.0, kind, rule, *params, *noise),
+            *(made.logsumexp, made.threshold, made.temperatures, 1.0),
+            *(KINDS.index(kind), RULES.index(rule), *params, *noise),
             *(target_indptr, None, lenience, 0.09, 0.3, rates, *ends, not bare, not bare),
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Generator
 
+from specdec_kernels.arguments.rules import METHODS, NOISES
 from specdec_kernels.testing.case import (
     SHORT,
     Args,
@@ -37,7 +38,14 @@ def sample_case(
         seeds, positions = any_seeds(r, g), any_positions(r, g)
         if layout == "sliced":
             logits, seeds, positions = sliced(logits), spaced(seeds), spaced(positions)
-        return (logits, *sampling(filters, r, v, g), seeds, positions, noise, method)
+        return (
+            logits,
+            *sampling(filters, r, v, g),
+            seeds,
+            positions,
+            NOISES.index(noise),
+            METHODS.index(method),
+        )
 
     words = [f"R{r}", f"V{v}", SHORT[dtype], noise, method]
     words += [w for w in (filters, layout) if w not in ("off", "dense")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Generator, Tensor
 
-from specdec_kernels.arguments.rules import TREE_RULES_READING_DRAFT
+from specdec_kernels.arguments.rules import KINDS, TREE_RULES, TREE_RULES_READING_DRAFT
 from specdec_kernels.testing.case import (
     SHORT,
     Args,
@@ -97,7 +97,8 @@ def tree_case(
         ends = ending_limits(made.tokens, 4, g) if limits else (None, None)
         return (
             *(target, made.tokens, parents, made.rows, made.ids, made.columns),
-            *(made.logsumexp, made.threshold, made.temperatures, 1.0, draft_rows, kind, rule),
+            *(made.logsumexp, made.threshold, made.temperatures, 1.0, draft_rows),
+            *(KINDS.index(kind), TREE_RULES.index(rule)),
             *(*params, *noise, target_indptr, None, 0.09, 0.3, *ends),
             *(min(n, 2) if limits else n, not bare, not bare),
         )

@@ -358,6 +358,6 @@ def test_the_program_for_the_sanitizer_calls_every_op():
     for op in sk.providers():
         if cases := testing.cases(op):
             assert calls[op] >= max(1, len(cases) // sanitize.SHARE // 2), op
-    for turn in range(len(sanitize.SCHEDULES)):
+    for turn in range(len(sanitize.FORCED)):
         wide = [c.id for c in sanitize._chosen("verify_chain", turn) if c.vocabulary > 4096]
         assert any(c.endswith("scalar") for c in wide), wide

@@ -30,6 +30,7 @@ from support.providers import (
 from support.triton_random import DTYPES, logits, poison, random_chain, random_sampling
 
 from specdec_kernels import reference
+from specdec_kernels.arguments.rules import METHODS, NOISES
 from specdec_kernels.reference.row import noise
 from specdec_kernels.triton import launch
 from specdec_kernels.triton.chain import verify_chain as chain
@@ -175,7 +176,8 @@ def test_random_rows_equal_the_specification_in_both_schedules(v, method, monkey
             poison(rows, rnd)
         args = (
             rows, *random_sampling(rnd, 4, v), torch.randint(-(2**62), 2**62, (4,), generator=g),
-            torch.randint(0, 2**40, (4,), generator=g), rnd.choice(["draft", "residual"]), method,
+            torch.randint(0, 2**40, (4,), generator=g),
+            NOISES.index(rnd.choice(["draft", "residual"])), METHODS.index(method),
         )  # fmt: skip
         want = reference.sample(*args)
         # At tiny temperatures the logsumexp is as large as logits / temperature.
@@ -322,7 +324,7 @@ def test_an_empty_batch_launches_nothing():
     )  # fmt: skip
     assert [tuple(t.shape) for t in out] == [(0, 3), (0,), (0,), (0, 3), (0, 0)]
     assert out[0].dtype == torch.int32
-    tokens = sample.sample(torch.zeros(0, 5), *sampling_arguments(), none, none, "draft", "cdf")[0]
+    tokens = sample.sample(torch.zeros(0, 5), *sampling_arguments(), none, none, 1, 0)[0]
     assert tokens.shape == (0,)
 
 

@@ -20,6 +20,7 @@ from support.providers import OUTPUTS, assert_close, assert_outputs_close, sampl
 import specdec_kernels as sk
 from specdec_kernels import testing
 from specdec_kernels._library import OPS as OP_MODULES
+from specdec_kernels.arguments import rules
 from specdec_kernels.arguments.chain import ChainArguments
 from specdec_kernels.testing import chain_case, sample_case, tree_case
 
@@ -69,8 +70,8 @@ def name(request):
 def schedule():
     """A function that forces a schedule and a group size of the CUDA kernels."""
     force = torch.ops.specdec_kernels.set_cuda_schedule.default
-    yield force
-    force("auto", 0)
+    yield lambda name, group: force(rules.SCHEDULES.index(name), group)
+    force(rules.SCHEDULES.index("auto"), 0)
 
 
 def implementation(name, op):
@@ -132,8 +133,9 @@ def replayed(graph, out):
 FRESH = """
 import torch
 from device import on_device
+from specdec_kernels.arguments import rules
 from support import providers
-torch.ops.specdec_kernels.set_cuda_schedule("parallel", 8)
+torch.ops.specdec_kernels.set_cuda_schedule(rules.SCHEDULES.index("parallel"), 8)
 cases = [c for c in on_device.LARGE if c.op == "verify_chain"]
 inputs = [c.args("cuda") for c in cases]
 for case, args in zip(cases, inputs):

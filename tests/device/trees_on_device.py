@@ -20,6 +20,7 @@ from device.on_device import (
 from support.providers import assert_outputs_close
 
 from specdec_kernels import testing
+from specdec_kernels.arguments import rules
 from specdec_kernels.arguments.rules import TREE_RULES
 from specdec_kernels.arguments.tree import TreeArguments
 from specdec_kernels.testing import tree_case
@@ -55,11 +56,11 @@ def test_cuda_groups_agree_bit_for_bit(case):
     force = torch.ops.specdec_kernels.set_cuda_schedule.default
     want = on_device("cuda", case)
     try:
-        for forced in SCHEDULES:
-            force(*forced)
+        for schedule, group in SCHEDULES:
+            force(rules.SCHEDULES.index(schedule), group)
             assert_bits_equal(case.op, on_device("cuda", case), want)
     finally:
-        force("auto", 0)
+        force(rules.SCHEDULES.index("auto"), 0)
 
 
 @pytest.mark.parametrize(("name", "case"), SOME)

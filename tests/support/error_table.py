@@ -46,17 +46,17 @@ SAMPLE = [
         dict(logits=torch.zeros(7, 3).T),
         "logits must have a contiguous last dimension, got stride 3",
     ),
-    (dict(noise="accept"), "noise must be one of residual, draft, shared, got accept"),
-    (dict(method="gumble"), "method must be one of cdf, gumbel, got gumble"),
+    (dict(noise=3), r"noise must be in \[0, 2\], got 3"),
+    (dict(noise=-1), r"noise must be in \[0, 2\], got -1"),
+    (dict(method=2), r"method must be in \[0, 1\], got 2"),
     (dict(noise="shared"), "method must be gumbel when noise is shared, got cdf"),
 ]
 CHAIN = [
     *FILTERS,
-    (dict(kind="logprobs"), "kind must be one of logits, probs, got logprobs"),
-    (
-        dict(rule="tokens"),
-        "rule must be one of token, block, greedy, match, typical, lenient, synthetic, got tokens",
-    ),
+    (dict(kind=2), r"kind must be in \[0, 1\], got 2"),
+    (dict(kind=-1), r"kind must be in \[0, 1\], got -1"),
+    (dict(rule=7), r"rule must be in \[0, 6\], got 7"),
+    (dict(rule=2**32), r"rule must be in \[0, 6\], got 4294967296"),
     (dict(tokens=i64(3)), r"draft_token_ids must be \[B, gamma\], got \[3\]"),
     (dict(tokens=torch.zeros(3, 4)), "draft_token_ids must be int32 or int64, got float32"),
     (dict(tokens=i64(3, 4).short()), "draft_token_ids must be int32 or int64, got int16"),
@@ -258,11 +258,7 @@ TREE = [
         for bad, m in CHAIN
         if m.startswith(("typical", "eos_token_ids", "max_new_tokens", "kind"))
     ),
-    (
-        dict(rule="token"),
-        "rule must be one of greedy, match, target_only, multi_draft, multi_draft_wor, "
-        "top_k_plus_one, k_seq, traversal, typical, got token",
-    ),
+    (dict(rule=9), r"rule must be in \[0, 8\], got 9"),
     (dict(tokens=i64(3)), r"tree tokens must be \[B, N\], got \[3\]"),
     (dict(tokens=torch.zeros(3, 4)), "tree tokens must be int32 or int64, got float32"),
     (dict(parents=i64(3, 5)), r"tree parents must be \[B, N\] = \[3, 4\], got \[3, 5\]"),

@@ -2,7 +2,9 @@
 
 import torch
 from support.kv_error_table import i64
-from support.providers import sampling_arguments
+from support.providers import number, sampling_arguments
+
+from specdec_kernels.arguments.rules import KINDS, METHODS, NOISES, RULES, TREE_RULES
 
 
 def sample_args(logits=None, seeds=None, positions=None, noise="draft", method="cdf", **filters):
@@ -11,8 +13,8 @@ def sample_args(logits=None, seeds=None, positions=None, noise="draft", method="
         *sampling_arguments(**filters),
         i64(3) if seeds is None else seeds,
         i64(3) if positions is None else positions,
-        noise,
-        method,
+        number(noise, NOISES),
+        number(method, METHODS),
     )
 
 
@@ -24,7 +26,7 @@ def chain_args(target=None, tokens=None, draft=None, ids=None, columns=None, lse
     return (
         torch.zeros(3, 5, 7) if target is None else target,
         i64(3, 4) if tokens is None else tokens,
-        *(draft, ids, columns, lse, threshold, ts, t, kind, rule),
+        *(draft, ids, columns, lse, threshold, ts, t, number(kind, KINDS), number(rule, RULES)),
         *sampling_arguments(**filters),
         i64(3) if seeds is None else seeds,
         i64(3) if positions is None else positions,
@@ -42,7 +44,8 @@ def tree_args(target=None, tokens=None, parents=None, draft=None, ids=None, colu
         torch.zeros(3, 5, 7) if target is None else target,
         i64(3, 4) if tokens is None else tokens,
         torch.full((3, 4), -1) if parents is None else parents,
-        *(draft, ids, columns, lse, threshold, ts, t, draft_rows, kind, rule),
+        *(draft, ids, columns, lse, threshold, ts, t, draft_rows),
+        *(number(kind, KINDS), number(rule, TREE_RULES)),
         *sampling_arguments(**filters),
         i64(3) if seeds is None else seeds,
         i64(3) if positions is None else positions,

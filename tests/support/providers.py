@@ -15,6 +15,7 @@ from scipy import stats
 from support import simt_ops
 
 from specdec_kernels import _library, testing
+from specdec_kernels.arguments.rules import KINDS, METHODS, NOISES, RULES, TREE_RULES
 
 OUTPUTS = {
     "sample": ("tokens", "logprobs", "logsumexp", "threshold", "status"),
@@ -123,6 +124,11 @@ def sampling_arguments(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
     return out
 
 
+def number(value, names):
+    """The number by which an op takes a name; a number stays as it is."""
+    return names.index(value) if isinstance(value, str) else value
+
+
 def per_sequence(value, n):
     """[n] int64: a tensor as it is, a scalar repeated."""
     return value if isinstance(value, torch.Tensor) else torch.full((n,), value, dtype=torch.int64)
@@ -133,7 +139,10 @@ def sample(op, logits, *, seeds=0, positions=0, noise="draft", method=None, **fi
     n = len(logits)
     method = method or ("gumbel" if noise == "shared" else "cdf")
     seeds, positions = per_sequence(seeds, n), per_sequence(positions, n)
-    return op(logits, *sampling_arguments(**filters), seeds, positions, noise, method)
+    return op(
+        logits, *sampling_arguments(**filters), seeds, positions, number(noise, NOISES),
+        number(method, METHODS),
+    )  # fmt: skip
 
 
 def verify(op, target, tokens, draft=None, *, sampled=None, ids=None, columns=None, kind="logits",
@@ -150,8 +159,9 @@ def verify(op, target, tokens, draft=None, *, sampled=None, ids=None, columns=No
     logsumexp, threshold, t = sampled or (None, None, 1.0)
     ts, t = (t, 1.0) if isinstance(t, torch.Tensor) else (None, t)
     return op(
-        target, tokens, draft, ids, columns, logsumexp, threshold, ts, t, kind, rule,
-        *sampling_arguments(**filters), per_sequence(seeds, n), per_sequence(positions, n),
+        target, tokens, draft, ids, columns, logsumexp, threshold, ts, t, number(kind, KINDS),
+        number(rule, RULES), *sampling_arguments(**filters),
+        per_sequence(seeds, n), per_sequence(positions, n),
         target_indptr, uniforms, lenience, epsilon, delta, rates, eos_token_ids, max_new_tokens,
         logprobs, accept_probs,
     )  # fmt: skip
@@ -167,8 +177,9 @@ def verify_tree(op, target, tokens, parents, draft=None, *, rule, sampled=None, 
     logsumexp, threshold, t = sampled or (None, None, 1.0)
     ts, t = (t, 1.0) if isinstance(t, torch.Tensor) else (None, t)
     return op(
-        target, tokens, parents, draft, ids, columns, logsumexp, threshold, ts, t, draft_rows, kind,
-        rule, *sampling_arguments(**filters), per_sequence(seeds, b), per_sequence(positions, b),
+        target, tokens, parents, draft, ids, columns, logsumexp, threshold, ts, t, draft_rows,
+        number(kind, KINDS), number(rule, TREE_RULES), *sampling_arguments(**filters),
+        per_sequence(seeds, b), per_sequence(positions, b),
         target_indptr, uniforms, epsilon, delta, eos_token_ids, max_new_tokens,
         n if max_depth is None else max_depth, logprobs, accept_probs,
     )  # fmt: skip

@@ -17,6 +17,8 @@ from typing import NamedTuple
 
 import torch
 
+from specdec_kernels.arguments.rules import SCHEDULES
+
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = (
     "csrc/cuda/row/sample.cu",
@@ -77,14 +79,14 @@ class Library:
     def sharing(self, schedule="auto", group=0, *, order="forward", capability=9, fill=ALL_ONES):
         """Launches with this schedule and order of threads, in a workspace filled with `fill`."""
         share = torch.ops.specdec_kernels_simt.set_cuda_schedule.default
-        share(schedule, group)
+        share(SCHEDULES.index(schedule), group)
         self._native.simt_order(*ORDERS[order])
         self._native.simt_device(MULTIPROCESSORS, capability)
         self._native.simt_workspace(fill)
         try:
             yield
         finally:
-            share("auto", 0)
+            share(SCHEDULES.index("auto"), 0)
             self._native.simt_order(*ORDERS["forward"])
             self._native.simt_workspace(ALL_ONES)
 

@@ -7,6 +7,8 @@ import random
 
 import torch
 
+from specdec_kernels.arguments import rules
+
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 RULES = ("token", "token", "block", "block", "block", "lenient", "typical", "synthetic", "match",
          "greedy")  # fmt: skip
@@ -142,8 +144,8 @@ def random_chain(seed):
     ends = tokens.flatten()[:2].long() if rnd.random() < 0.3 else None
     most = torch.randint(-1, gamma + 3, (n,), generator=g) if rnd.random() < 0.3 else None
     return (
-        target, tokens, draft, ids, columns, total, cut, q_temperatures, q_temperature, kind, rule,
-        *random_sampling(rnd, n, v),
+        target, tokens, draft, ids, columns, total, cut, q_temperatures, q_temperature,
+        rules.KINDS.index(kind), rules.RULES.index(rule), *random_sampling(rnd, n, v),
         torch.randint(-(2**62), 2**62, (n,), generator=g),
         torch.randint(0, 2**40, (n,), generator=g), indptr, uniforms,
         rnd.choice([1.0, 0.5, 0.1]), rnd.choice([0.09, 0.5, 1.0]), rnd.choice([0.3, 2.0]), rates,

@@ -37,7 +37,7 @@ def test_the_cases_of_a_rule_accept_different_numbers_of_nodes(rule):
         [
             reference.verify_tree(*args)[2]
             for args in (TreeArguments(*c.args()) for c in testing.cases("verify_tree"))
-            if args.rule == rule
+            if args.rule_name == rule
         ]
     )
     assert len(set(accepted.tolist())) >= 3
@@ -86,7 +86,7 @@ def chain_as_tree(a, rule, uniforms):
         uniforms = torch.cat([uniforms[:, :gamma], last], 1).contiguous()
     parents = torch.arange(-1, gamma - 1).expand(b, gamma)
     shared = {k: x for k, x in a._asdict().items() if k in TreeArguments._fields}
-    changed = dict(rule=rule, uniforms=uniforms, draft_rows=None, max_depth=gamma)
+    changed = dict(rule=TREE_RULES.index(rule), uniforms=uniforms, draft_rows=None, max_depth=gamma)
     return TreeArguments(**{**shared, **changed}, tree_tokens=a.draft_token_ids, parents=parents)
 
 

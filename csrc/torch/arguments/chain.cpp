@@ -1,18 +1,6 @@
 #include "torch/arguments/chain.h"
 
-#include <array>
-
 namespace specdec {
-namespace {
-
-constexpr std::array<const char*, 7> kRules = {"token",   "block",   "greedy",   "match",
-                                               "typical", "lenient", "synthetic"};
-
-Rule rule_of(const std::string& rule) {
-  return static_cast<Rule>(one_of("rule", rule, kRules.data(), kRules.size()));
-}
-
-}  // namespace
 
 bool ChainArguments::ragged_draft() const {
   return draft_arguments.rows && target_indptr && draft_arguments.rows->dim() == 2;
@@ -20,12 +8,12 @@ bool ChainArguments::ragged_draft() const {
 
 void ChainArguments::check() const {
   const Names names = {"draft_token_ids", "gamma", "R"};
-  kind_of(kind);
-  rule_of(rule);
+  checked_kind();
+  checked_rule();
   check_drafted(names);
   check_target(names);
   check_draft();
-  check_draws("[B, gamma+1]", size() + 1);
+  check_draws("[B, gamma+1]", size() + 1, checked_rule() == Rule::kMatch);
   check_rule();
   check_limits();
 }
@@ -44,7 +32,7 @@ void ChainArguments::check_rule() const {
   const float l = static_cast<float>(lenience);
   SPECDEC_CHECK(0 < l && l <= 1, "lenience must be in (0, 1], got ", l);
   check_typical();
-  SPECDEC_CHECK(synthetic_rates.has_value() == (rule == "synthetic"),
+  SPECDEC_CHECK(synthetic_rates.has_value() == (checked_rule() == Rule::kSynthetic),
                 "synthetic_rates must be given with rule synthetic and with no other");
   if (synthetic_rates) {
     check_vector("synthetic_rates", *synthetic_rates, size(), ScalarType::Float, target, "target");
@@ -61,9 +49,9 @@ ChainParams ChainArguments::params(const ChainOutputs& out) {
   ChainParams p{};
   fill(p, ragged_draft());
   fill_outputs(p, tokens, num_accepted, status, logprobs, accept_probs);
-  p.rule = rule_of(rule);
+  p.rule = checked_rule();
   p.gamma = size();
-  p.lenience = rule == "lenient" ? static_cast<float>(lenience) : 1.0f;
+  p.lenience = p.rule == Rule::kLenient ? static_cast<float>(lenience) : 1.0f;
   p.synthetic_rates = pointer<float>(synthetic_rates);
   return p;
 }

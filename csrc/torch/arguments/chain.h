@@ -21,6 +21,7 @@ struct ChainArguments : VerifyArguments {
   ChainParams params(const ChainOutputs& out);
 
  private:
+  Rule checked_rule() const { return enum_of("rule", rule, Rule::kSynthetic); }
   bool ragged_draft() const;
   void check_draft() const;
   void check_rule() const;

@@ -1,7 +1,5 @@
 #include "torch/arguments/checks.h"
 
-#include <array>
-
 namespace specdec {
 
 std::string dtype_name(ScalarType dtype) {
@@ -70,15 +68,6 @@ void check_matrix(const char* name, const Tensor& t, const char* shape, int64_t 
   check_same_device(name, t, of_tensor, of);
 }
 
-size_t one_of(const char* name, const std::string& value, const char* const* allowed, size_t n) {
-  std::string all;
-  for (size_t i = 0; i < n; ++i) {
-    if (value == allowed[i]) return i;
-    all += std::string(i == 0 ? "" : ", ") + allowed[i];
-  }
-  fail(name, " must be one of ", all, ", got ", value);
-}
-
 void check_rows(const char* name, const Tensor& t) {
   const ScalarType dtype = t.scalar_type();
   SPECDEC_CHECK(
@@ -89,11 +78,6 @@ void check_rows(const char* name, const Tensor& t) {
                 " must have a vocabulary of 1 to 2147483647 entries, got ", shape_of(t));
   SPECDEC_CHECK(stride == 1 || size == 1, name,
                 " must have a contiguous last dimension, got stride ", stride);
-}
-
-Kind kind_of(const std::string& kind) {
-  constexpr std::array<const char*, 2> kKinds = {"logits", "probs"};  // in the order of Kind
-  return static_cast<Kind>(one_of("kind", kind, kKinds.data(), kKinds.size()));
 }
 
 bool is_id(ScalarType t) { return t == ScalarType::Int || t == ScalarType::Long; }

@@ -42,12 +42,17 @@ void check_vector(const char* name, const Tensor& t, int64_t n, ScalarType dtype
                   const Tensor& of_tensor, const char* of);
 void check_matrix(const char* name, const Tensor& t, const char* shape, int64_t rows,
                   int64_t columns, ScalarType dtype, const Tensor& of_tensor, const char* of);
-// The index of `value` among the allowed ones; throws if it is none of them.
-size_t one_of(const char* name, const std::string& value, const char* const* allowed, size_t n);
+// The enumerator with this number; throws if there is none. Schemas hold numbers and no strings,
+// because the stable ABI leaks each string argument. The names are in arguments/rules.py.
+template <class E>
+E enum_of(const char* name, int64_t value, E last) {
+  SPECDEC_CHECK(0 <= value && value <= static_cast<int64_t>(last), name, " must be in [0, ",
+                static_cast<int64_t>(last), "], got ", value);
+  return static_cast<E>(value);
+}
 // The last dimension must be a vocabulary that kernels can read: dtype, size and stride.
 void check_rows(const char* name, const Tensor& t);
 
-Kind kind_of(const std::string& kind);
 bool is_id(ScalarType t);  // a dtype of token ids and node numbers
 
 DType row_dtype(const Tensor& t);

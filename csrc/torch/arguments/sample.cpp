@@ -1,16 +1,17 @@
 #include "torch/arguments/sample.h"
 
-#include <array>
-
 namespace specdec {
 namespace {
 
-constexpr std::array<const char*, 3> kNoises = {"residual", "draft", "shared"};
-constexpr std::array<NoiseStream, 3> kStreams = {kResidualStream, kDraftStream, kSharedStream};
-constexpr std::array<const char*, 2> kMethods = {"cdf", "gumbel"};
-
-NoiseStream noise_stream(const std::string& noise) {
-  return kStreams[one_of("noise", noise, kNoises.data(), kNoises.size())];
+NoiseStream stream_of(Noise noise) {
+  switch (noise) {
+    case Noise::kResidual:
+      return kResidualStream;
+    case Noise::kDraft:
+      return kDraftStream;
+    default:
+      return kSharedStream;
+  }
 }
 
 }  // namespace
@@ -22,9 +23,8 @@ void SampleArguments::check() const {
   sampling.check(n, logits, "logits");
   check_vector("seeds", seeds, n, ScalarType::Long, logits, "logits");
   check_vector("positions", positions, n, ScalarType::Long, logits, "logits");
-  noise_stream(noise);
-  one_of("method", method, kMethods.data(), kMethods.size());
-  SPECDEC_CHECK(noise != "shared" || method == "gumbel",
+  const bool shared = checked_noise() == Noise::kShared;
+  SPECDEC_CHECK(checked_method() == Method::kGumbel || !shared,
                 "method must be gumbel when noise is shared, got cdf");
 }
 
@@ -52,8 +52,8 @@ SampleParams SampleArguments::params(const SampleOutputs& out) {
   p.status = status.mutable_data_ptr<int32_t>();
   p.num_rows = logits.size(0);
   p.vocab = logits.size(1);
-  p.stream = noise_stream(noise);
-  p.gumbel = method == "gumbel";
+  p.stream = stream_of(checked_noise());
+  p.gumbel = checked_method() == Method::kGumbel;
   return p;
 }
 

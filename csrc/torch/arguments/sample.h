@@ -1,7 +1,6 @@
 #pragma once
 // The arguments of sample by name and their validation, with the messages of
 // specdec_kernels/arguments/sample.py.
-#include <string>
 #include <tuple>
 
 #include "specdec/sample.h"
@@ -11,17 +10,25 @@ namespace specdec {
 
 using SampleOutputs = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
 
+// In the order of NOISES and METHODS in specdec_kernels/arguments/rules.py.
+enum class Noise : int64_t { kResidual, kDraft, kShared };
+enum class Method : int64_t { kCdf, kGumbel };
+
 struct SampleArguments {
   Tensor logits;
   SamplingArguments sampling;
   Tensor seeds, positions;
-  std::string noise, method;
+  int64_t noise, method;  // the numbers of Noise and Method
 
   // Throws a message that names the argument, the rule and the value.
   void check() const;
   SampleOutputs new_outputs() const;
   // Pointers into these arguments, which become contiguous where kernels need it, and into `out`.
   SampleParams params(const SampleOutputs& out);
+
+ private:
+  Noise checked_noise() const { return enum_of("noise", noise, Noise::kShared); }
+  Method checked_method() const { return enum_of("method", method, Method::kGumbel); }
 };
 
 }  // namespace specdec

@@ -1,30 +1,17 @@
 #include "torch/arguments/tree.h"
 
-#include <array>
-
 namespace specdec {
-namespace {
-
-constexpr std::array<const char*, 9> kTreeRules = {
-    "greedy",         "match", "target_only", "multi_draft", "multi_draft_wor",
-    "top_k_plus_one", "k_seq", "traversal",   "typical"};
-
-TreeRule tree_rule_of(const std::string& rule) {
-  return static_cast<TreeRule>(one_of("rule", rule, kTreeRules.data(), kTreeRules.size()));
-}
-
-}  // namespace
 
 void TreeArguments::check() const {
   const Names names = {"tree tokens", "N", "R"};
-  kind_of(kind);
-  tree_rule_of(rule);
+  checked_kind();
+  checked_rule();
   check_drafted(names);
   check_parents();
   check_target(names);
   check_same_device("tree parents", parents, target, "target");
   check_draft();
-  check_draws("[B, 2N+1]", 2 * size() + 1);
+  check_draws("[B, 2N+1]", 2 * size() + 1, checked_rule() == TreeRule::kMatch);
   check_typical();
   check_limits();
   SPECDEC_CHECK(0 <= max_depth && max_depth <= size(), "max_depth must be in [0, N] = [0, ", size(),
@@ -46,7 +33,7 @@ void TreeArguments::check_draft() const {
   }
   SPECDEC_CHECK(draft_rows || !flat_draft(),
                 "draft must be [B, N, D] unless draft_rows is given, got two dimensions");
-  SPECDEC_CHECK(rule != "k_seq" || draft_arguments.rows,
+  SPECDEC_CHECK(checked_rule() != TreeRule::kKSeq || draft_arguments.rows,
                 "draft must be given when rule is k_seq, got None");
   if (!draft_rows) {
     const DraftSizes each = {{"B", b}, {"N", n}};
@@ -74,7 +61,7 @@ TreeParams TreeArguments::params(const TreeOutputs& out) {
   TreeParams p{};
   fill(p, flat_draft());
   fill_outputs(p, tokens, num_accepted, status, logprobs, accept_probs);
-  p.rule = tree_rule_of(rule);
+  p.rule = checked_rule();
   p.nodes = size();
   p.max_depth = max_depth;
   p.draft_rows = pointer<int32_t>(draft_rows);

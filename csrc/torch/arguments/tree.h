@@ -22,6 +22,7 @@ struct TreeArguments : VerifyArguments {
   TreeParams params(const TreeOutputs& out);
 
  private:
+  TreeRule checked_rule() const { return enum_of("rule", rule, TreeRule::kTypical); }
   bool flat_draft() const { return draft_arguments.rows && draft_arguments.rows->dim() == 2; }
   void check_parents() const;
   void check_draft() const;

@@ -26,7 +26,8 @@ void VerifyArguments::check_target(const Names& names) const {
   check_same_device(names.drafted, drafted, target, "target");
 }
 
-void VerifyArguments::check_draws(const char* uniforms_shape, int64_t columns) const {
+void VerifyArguments::check_draws(const char* uniforms_shape, int64_t columns,
+                                  bool rule_is_match) const {
   const int64_t b = batch();
   sampling.check(b, target, "target");
   check_vector("seeds", seeds, b, ScalarType::Long, target, "target");
@@ -34,7 +35,7 @@ void VerifyArguments::check_draws(const char* uniforms_shape, int64_t columns) c
   if (!uniforms) return;
   check_matrix("uniforms", *uniforms, uniforms_shape, b, columns, ScalarType::Double, target,
                "target");
-  SPECDEC_CHECK(rule != "match", "uniforms must be None when rule is match");
+  SPECDEC_CHECK(!rule_is_match, "uniforms must be None when rule is match");
 }
 
 void VerifyArguments::check_typical() const {
@@ -71,7 +72,7 @@ Tensor VerifyArguments::new_floats(bool wanted, int64_t columns) const {
 }
 
 void VerifyArguments::fill(VerifyParams& p, bool flat_draft) {
-  p.kind = kind_of(kind);
+  p.kind = checked_kind();
   p.batch = batch();
   p.vocab = target.size(target.dim() - 1);
   p.num_rows = target.size(0);

@@ -2,7 +2,6 @@
 // The arguments that verify_chain and verify_tree share, and their validation, with the messages of
 // specdec_kernels/arguments/verification.py.
 #include <optional>
-#include <string>
 
 #include "specdec/verification.h"
 #include "torch/arguments/draft.h"
@@ -12,7 +11,7 @@ namespace specdec {
 struct VerifyArguments {
   Tensor target, drafted;  // drafted: token ids, [B, gamma], or [B, N] of a tree
   DraftArguments draft_arguments;
-  std::string kind, rule;
+  int64_t kind, rule;  // the numbers of Kind, and of Rule or TreeRule
   SamplingArguments sampling;
   Tensor seeds, positions;
   std::optional<Tensor> target_indptr, uniforms;
@@ -27,13 +26,14 @@ struct VerifyArguments {
     const char *drafted, *size, *rows;
   };
 
+  Kind checked_kind() const { return enum_of("kind", kind, Kind::kProbs); }
   int64_t batch() const { return drafted.size(0); }
   int64_t size() const { return drafted.size(1); }
   // Each throws on the first fault, in the order of Python's checks: of two faults both report the
   // same.
   void check_drafted(const Names& names) const;
   void check_target(const Names& names) const;
-  void check_draws(const char* uniforms_shape, int64_t columns) const;
+  void check_draws(const char* uniforms_shape, int64_t columns, bool rule_is_match) const;
   void check_typical() const;
   void check_limits() const;
   Tensor new_output(int64_t columns, ScalarType dtype) const;

@@ -10,14 +10,13 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> verify_chain(
     Tensor target, Tensor draft_token_ids, std::optional<Tensor> draft,
     std::optional<Tensor> draft_ids, std::optional<Tensor> draft_columns,
     std::optional<Tensor> draft_logsumexp, std::optional<Tensor> draft_threshold,
-    std::optional<Tensor> draft_temperatures, double draft_temperature, std::string kind,
-    std::string rule, std::optional<Tensor> temperatures, double temperature,
-    std::optional<Tensor> top_ks, int64_t top_k, std::optional<Tensor> top_ps, double top_p,
-    std::optional<Tensor> min_ps, double min_p, Tensor seeds, Tensor positions,
-    std::optional<Tensor> target_indptr, std::optional<Tensor> uniforms, double lenience,
-    double typical_epsilon, double typical_delta, std::optional<Tensor> synthetic_rates,
-    std::optional<Tensor> eos_token_ids, std::optional<Tensor> max_new_tokens, bool with_logprobs,
-    bool with_accept_probs) {
+    std::optional<Tensor> draft_temperatures, double draft_temperature, int64_t kind, int64_t rule,
+    std::optional<Tensor> temperatures, double temperature, std::optional<Tensor> top_ks,
+    int64_t top_k, std::optional<Tensor> top_ps, double top_p, std::optional<Tensor> min_ps,
+    double min_p, Tensor seeds, Tensor positions, std::optional<Tensor> target_indptr,
+    std::optional<Tensor> uniforms, double lenience, double typical_epsilon, double typical_delta,
+    std::optional<Tensor> synthetic_rates, std::optional<Tensor> eos_token_ids,
+    std::optional<Tensor> max_new_tokens, bool with_logprobs, bool with_accept_probs) {
   ChainArguments a{{target,
                     draft_token_ids,
                     {draft, draft_ids, draft_columns, draft_logsumexp, draft_threshold,
@@ -47,7 +46,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(SPECDEC_LIBRARY, m) {
   m.def(
       "verify_chain(Tensor target, Tensor draft_token_ids, Tensor? draft, Tensor? draft_ids, "
       "Tensor? draft_columns, Tensor? draft_logsumexp, Tensor? draft_threshold, "
-      "Tensor? draft_temperatures, float draft_temperature, str kind, str rule, "
+      "Tensor? draft_temperatures, float draft_temperature, int kind, int rule, "
       "Tensor? temperatures, float temperature, Tensor? top_ks, int top_k, Tensor? top_ps, "
       "float top_p, Tensor? min_ps, float min_p, Tensor seeds, Tensor positions, "
       "Tensor? target_indptr, Tensor? uniforms, float lenience, float typical_epsilon, "

@@ -11,7 +11,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> verify_tree(
     std::optional<Tensor> draft_ids, std::optional<Tensor> draft_columns,
     std::optional<Tensor> draft_logsumexp, std::optional<Tensor> draft_threshold,
     std::optional<Tensor> draft_temperatures, double draft_temperature,
-    std::optional<Tensor> draft_rows, std::string kind, std::string rule,
+    std::optional<Tensor> draft_rows, int64_t kind, int64_t rule,
     std::optional<Tensor> temperatures, double temperature, std::optional<Tensor> top_ks,
     int64_t top_k, std::optional<Tensor> top_ps, double top_p, std::optional<Tensor> min_ps,
     double min_p, Tensor seeds, Tensor positions, std::optional<Tensor> target_indptr,
@@ -48,8 +48,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(SPECDEC_LIBRARY, m) {
   m.def(
       "verify_tree(Tensor target, Tensor tree_tokens, Tensor parents, Tensor? draft, "
       "Tensor? draft_ids, Tensor? draft_columns, Tensor? draft_logsumexp, Tensor? draft_threshold, "
-      "Tensor? draft_temperatures, float draft_temperature, Tensor? draft_rows, str kind, "
-      "str rule, Tensor? temperatures, float temperature, Tensor? top_ks, int top_k, Tensor? "
+      "Tensor? draft_temperatures, float draft_temperature, Tensor? draft_rows, int kind, "
+      "int rule, Tensor? temperatures, float temperature, Tensor? top_ks, int top_k, Tensor? "
       "top_ps, "
       "float top_p, Tensor? min_ps, float min_p, Tensor seeds, Tensor positions, "
       "Tensor? target_indptr, Tensor? uniforms, float typical_epsilon, float typical_delta, "

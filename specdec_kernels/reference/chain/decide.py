@@ -12,7 +12,7 @@ from specdec_kernels.reference.row.distribution import TargetRow, prob_of
 
 
 def decide(s: ChainSequence) -> None:
-    if s.a.rule == "block" and s.params.temperature != 0:
+    if s.a.rule_name == "block" and s.params.temperature != 0:
         decide_block(s)
     else:
         _decide_in_order(s)
@@ -25,7 +25,7 @@ def _decide_in_order(s: ChainSequence) -> None:
         if not row.valid:
             s.status |= Status.TARGET_INVALID
             return
-        if s.params.temperature == 0 or s.a.rule == "match":
+        if s.params.temperature == 0 or s.a.rule_name == "match":
             accepted = _accept_by_target_token(s, i, token, row)
         else:
             accepted = _accept_by_probability(s, i, token, row)
@@ -43,7 +43,7 @@ def _emit_bonus(s: ChainSequence) -> None:
     row = s.target(i)
     if not row.valid:
         s.status |= Status.TARGET_INVALID
-    elif s.params.temperature == 0 or s.a.rule == "match":
+    elif s.params.temperature == 0 or s.a.rule_name == "match":
         s.emit(row, s.target_token(i, row))
     else:
         s.emit(row, s.draw_after(i, row.probs))
@@ -52,7 +52,7 @@ def _emit_bonus(s: ChainSequence) -> None:
 def _accept_by_target_token(s: ChainSequence, i: int, token: int, row: TargetRow) -> bool:
     """Accepts draft i if it is the token that the target decides on, and else emits that one."""
     wanted = s.target_token(i, row)
-    if s.a.rule == "synthetic":
+    if s.a.rule_name == "synthetic":
         accepted = _accept_at_rate(s, i)
     else:
         accepted = token == wanted or _accept_near_maximum(s, i, token)
@@ -63,10 +63,10 @@ def _accept_by_target_token(s: ChainSequence, i: int, token: int, row: TargetRow
 
 def _accept_near_maximum(s: ChainSequence, i: int, token: int) -> bool:
     """Rule lenient at temperature 0: P(x) >= lenience * max P, with P at temperature 1."""
-    if s.a.rule != "lenient" or token >= s.v:
+    if s.a.rule_name != "lenient" or token >= s.v:
         return False
     row = s.unprocessed(i)
-    if s.a.kind == "probs":
+    if s.a.kind_name == "probs":
         return float(row[token]) >= s.lenience * float(row.max())
     return float(row[token] - row.max()) >= math.log(s.lenience)
 
@@ -81,7 +81,7 @@ def _accept_at_rate(s: ChainSequence, i: int) -> bool:
 
 def _accept_by_probability(s: ChainSequence, i: int, token: int, row: TargetRow) -> bool:
     """Accepts draft i, or emits a recovered token."""
-    rule = s.a.rule
+    rule = s.a.rule_name
     p = prob_of(row.probs, token)
     draft = None
     if rule == "typical":

@@ -60,13 +60,13 @@ class VerifiedSequence:
         if not self.params.in_range or not draft_params.in_range:
             self.status = Status.BAD_PARAMETER
             return 0
-        if a.rule == "greedy":
+        if a.rule_name == "greedy":
             self.params = GREEDY
         temperature, top_k, top_p, min_p = self.params
         processed = temperature != 1 or 0 < top_k < self.v or (top_p, min_p) != (1.0, 0.0)
         # Probabilities that need no logits processing are P itself, and only entries that are
         # read have to be valid.
-        self.direct = a.kind == "probs" and a.reads_draft and not processed
+        self.direct = a.kind_name == "probs" and a.reads_draft and not processed
 
         rows = self.drafted.shape[1] + 1
         self.begin = 0  # the sequence's first row of a ragged target
@@ -108,7 +108,7 @@ class VerifiedSequence:
         if a.draft_logsumexp is not None and a.draft_threshold is not None:
             known = float(a.draft_logsumexp[statistics]), float(a.draft_threshold[statistics])
         return dense_draft(
-            row, token, self.v, a.kind, known, a.draft_columns, self.draft_temperature
+            row, token, self.v, a.kind_name, known, a.draft_columns, self.draft_temperature
         )
 
     def acceptance_uniform(self, column: int, position: int, counter: int = 0) -> float:
@@ -151,7 +151,7 @@ class ChainSequence(VerifiedSequence):
     a: ChainArguments
 
     def open(self) -> int:
-        self.lenience = float32(self.a.lenience) if self.a.rule == "lenient" else 1.0
+        self.lenience = float32(self.a.lenience) if self.a.rule_name == "lenient" else 1.0
         return super().open()
 
     def find_drafts(self, rows: int) -> None:
@@ -179,7 +179,7 @@ class ChainSequence(VerifiedSequence):
         row = self.unprocessed(i)
         if self.direct and token >= 0:
             return TargetRow(row, row.log(), valid=0 <= prob_of(row, token) < math.inf)
-        return target_row(row, self.a.kind, self.params, self.direct)
+        return target_row(row, self.a.kind_name, self.params, self.direct)
 
     def draft(self, i: int) -> DraftDistribution:
         """Q of draft i."""

@@ -20,7 +20,7 @@ def sample(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     tokens.fill_(-1)
     for output in (logprobs, logsumexp, thresholds, status):
         output.zero_()
-    stream = STREAMS[a.noise]
+    stream = STREAMS[a.noise_name]
     for r in range(len(tokens)):
         params = SequenceParams.of(a.sampling, r)
         row = a.logits[r].double()
@@ -34,7 +34,7 @@ def sample(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         seed, position = int(a.seeds[r]), int(a.positions[r])
         if params.temperature == 0:
             token = int(row.argmax())
-        elif a.method == "gumbel":
+        elif a.method_name == "gumbel":
             token = gumbel_argmax(p.logprobs, exponentials(seed, position, stream, len(row)))
         else:
             token = pick(p.probs, uniform(seed, position, stream))

@@ -13,7 +13,7 @@ from specdec_kernels.reference.tree.traversal import decide_traversal
 def decide(s: TreeSequence) -> None:
     if s.max_new_tokens == 0:
         return
-    if s.a.rule == "traversal" and s.params.temperature != 0:
+    if s.a.rule_name == "traversal" and s.params.temperature != 0:
         decide_traversal(s)
     else:
         _descend(s)
@@ -47,7 +47,7 @@ def _decide_children(
     s: TreeSequence, depth: int, row: TargetRow, children: list[int]
 ) -> tuple[int | None, int]:
     """(the accepted child, or None; the token to emit if there is none)."""
-    rule = s.a.rule
+    rule = s.a.rule_name
     first = {s.tokens[n]: n for n in reversed(children)}  # the first child of each token
     distinct = sorted(first.values())
     if s.params.temperature == 0 or rule in ("greedy", "match", "target_only"):
@@ -69,7 +69,7 @@ def _decide_by_target_token(
     s: TreeSequence, depth: int, row: TargetRow, first: dict[int, int]
 ) -> tuple[int | None, int]:
     """Accepts the child with the token that the target decides on, which target_only draws."""
-    drawn = s.params.temperature != 0 and s.a.rule == "target_only"
+    drawn = s.params.temperature != 0 and s.a.rule_name == "target_only"
     wanted = s.draw_at(depth, row.probs) if drawn else s.target_token(depth, row)
     for token, n in first.items():
         s.accept_probs[n] = float(row.probs[token]) if drawn else float(token == wanted)

@@ -46,7 +46,7 @@ class TreeSequence(VerifiedSequence):
 
     def target(self, node: int) -> TargetRow:
         """P after a node."""
-        return target_row(self.unprocessed(node + 1), self.a.kind, self.params, self.direct)
+        return target_row(self.unprocessed(node + 1), self.a.kind_name, self.params, self.direct)
 
     def draft_row(self, node: int) -> int:
         """The row of the draft that a node was drawn from."""

@@ -143,7 +143,7 @@ def plan(a: ChainArguments | TreeArguments) -> Plan:
         form = SPARSE.value
     elif a.draft_logsumexp is not None:
         form = SAMPLED.value
-    elif a.kind == "probs":
+    elif a.kind_name == "probs":
         form = DRAFT_PROBS.value
     logits, d = form == DRAFT_LOGITS.value, draft.shape[-1]
     own_columns = a.draft_columns is not None
@@ -153,9 +153,9 @@ def plan(a: ChainArguments | TreeArguments) -> Plan:
     d_tiles = launch.tiling(d).tiles if logits else 0
     most = launch.tiling(max(v, d)) if logits else shape
     options = {
-        "STATS": {"match": GUMBEL, "greedy": MAXIMA}.get(a.rule, MASSES).value,
-        "PROBS": a.kind == "probs",
-        "READS_DRAFT": a.reads_draft, "FILTERS": a.rule != "greedy" and launch.filtering(v,
+        "STATS": {"match": GUMBEL, "greedy": MAXIMA}.get(a.rule_name, MASSES).value,
+        "PROBS": a.kind_name == "probs",
+        "READS_DRAFT": a.reads_draft, "FILTERS": a.rule_name != "greedy" and launch.filtering(v,
         filters), "DRAFT": form, "BEYOND": scanned and (not logits if own_columns else d > v),
         "TILE": launch.TILE, "CHUNK": launch.CHUNK, "BLOCK": most.block,
         "LOG_TILES": most.log_tiles, "WIDTH": launch.width(d) if form == SPARSE.value else 16,
@@ -170,7 +170,7 @@ def plan(a: ChainArguments | TreeArguments) -> Plan:
         shape,
         most,
         d_tiles,
-        most.tiles * (2 if a.rule == "match" else 1),
+        most.tiles * (2 if a.rule_name == "match" else 1),
         target.shape[:-1].numel(),
         0 if a.eos_token_ids is None else len(a.eos_token_ids),
         options,

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from specdec_kernels.arguments.chain import ChainArguments
 from specdec_kernels.arguments.checks import float32
-from specdec_kernels.arguments.rules import RULES
 from specdec_kernels.triton import launch
 from specdec_kernels.triton.chain.block import SAVED, decide_block
 from specdec_kernels.triton.chain.decide import ChainOutputs, ChainScratch, RuleParams, decide
@@ -234,7 +233,7 @@ def verify_chain(*args: Any) -> tuple[Tensor, ...]:
     residual_stats = draft_stats * (2 if logits else 1)
     maxima, sums = launch.scratch(target, (residual_stats + batch) * p.stats_size)
     workspace = None
-    if a.rule == "block":
+    if a.rule_name == "block":
         workspace = target.new_empty((batch * (gamma + 1) * SAVED.value,), dtype=torch.float64)
 
     ragged_draft = p.form != ONE_HOT.value and a.ragged_draft
@@ -263,7 +262,7 @@ def verify_chain(*args: Any) -> tuple[Tensor, ...]:
             maxima, sums, workspace, out.tokens, out.num_accepted, out.status,
             out.logprobs if a.with_logprobs else None,
             out.accept_probs if a.with_accept_probs else None, *counts, residual_stats, a.id_limit,
-            p.num_eos, RULE=RULES.index(a.rule), RAGGED_DRAFT=ragged_draft,
+            p.num_eos, RULE=a.rule, RAGGED_DRAFT=ragged_draft,
             ROW_PARALLEL=row_parallel, **p.options,
         )  # fmt: skip
     return out

@@ -116,9 +116,9 @@ def sample(*args: Any) -> tuple[Tensor, ...]:
     if n == 0:
         return out
     shape = launch.tiling(v)
-    stats = GUMBEL.value if a.method == "gumbel" else MASSES.value
+    stats = GUMBEL.value if a.method_name == "gumbel" else MASSES.value
     row_parallel = launch.row_parallel(logits, n, shape.tiles)
-    stream = STREAMS[a.noise]
+    stream = STREAMS[a.noise_name]
     maxima, sums = launch.scratch(logits, n * stats * shape.tiles)
     temps, seeds, positions = launch.packed(a.temperatures, a.seeds, a.positions)
     temperature = float32(a.temperature)

@@ -15,7 +15,6 @@ import triton.language as tl
 from torch import Tensor
 
 from specdec_kernels.arguments.checks import float32
-from specdec_kernels.arguments.rules import TREE_RULES
 from specdec_kernels.arguments.tree import TreeArguments
 from specdec_kernels.triton import launch
 from specdec_kernels.triton.chain.sequence import (
@@ -173,7 +172,7 @@ def verify_tree(*args: Any) -> tuple[Tensor, ...]:
             out.accept_probs if a.with_accept_probs else None,
             nodes, a.max_depth, target.shape[-1], p.draft.rows.shape[-1], p.n_rows,
             p.draft.rows.shape[-2], p.shape.tiles, p.d_tiles, p.stats_size, a.id_limit, p.num_eos,
-            RULE=TREE_RULES.index(a.rule), FLAT_DRAFT=own and a.flat_draft,
+            RULE=a.rule, FLAT_DRAFT=own and a.flat_draft,
             NODES=1 << nodes.bit_length(), **options,
         )  # fmt: skip
     return out
