@@ -24,7 +24,7 @@ class _Cursor:
     """Where the next forward writes, and how many slots it sees; all layers share one object."""
 
     def __init__(self) -> None:
-        self.starts: torch.Tensor = torch.zeros(0, dtype=torch.int64)  # [B]
+        self.starts: torch.Tensor = torch.zeros(0, dtype=torch.int64, device="cpu")  # [B]
         self.visible = 0
         self.capacity = 0
 

@@ -144,7 +144,7 @@ def _cut(session: Session, b: int, tokens: list[int]) -> tuple[list[int], str]:
         if prefix is not None:
             ids = torch.from_numpy(np.append(prefix, tokens[: i + 1]))[None]
             stop = s.call.criteria(ids.to(s.model.device), None)
-            if bool(torch.as_tensor(stop).any()):
+            if bool(stop.any() if isinstance(stop, torch.Tensor) else stop):
                 return tokens[: i + 1], "criteria"
     if len(tokens) < most:
         return tokens, ""

@@ -54,7 +54,7 @@ def put_step(streamer: Streamer | None, step: Step) -> None:
     """Give a step to a streamer token by token, as plain ``generate`` would."""
     if streamer is not None:
         for token in step.tokens:
-            streamer.put(torch.tensor([token]))
+            streamer.put(torch.tensor([token], device="cpu"))
 
 
 def step_kinds(kept: int, accepted: int, tried: int) -> list[Kind]:

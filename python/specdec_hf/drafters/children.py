@@ -177,7 +177,7 @@ def _rows(x: torch.Tensor, nodes: NDArray[np.int64]) -> torch.Tensor:
 
 def _most_likely(logits: torch.Tensor, width: int) -> torch.Tensor:
     """[B, m, width], the most likely tokens of each row; ties go to the smaller id."""
-    scores = torch.zeros(logits.shape[:2], device=logits.device)
+    scores = torch.zeros(logits.shape[:2], dtype=torch.float32, device=logits.device)
     return expand_tree(logits, scores, width=width).tokens
 
 

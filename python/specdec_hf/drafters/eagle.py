@@ -61,7 +61,7 @@ class EagleDrafter(TreeDrafter):
             return None
         grown = expand_tree(
             draft.catch_up(history)[:, None],
-            torch.zeros((len(lengths), 1), device=draft.device),
+            torch.zeros((len(lengths), 1), dtype=torch.float32, device=draft.device),
             width=width,
         )
         root = torch.full_like(grown.frontier, -1)  # [B, K]

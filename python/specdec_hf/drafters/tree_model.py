@@ -95,7 +95,9 @@ class TreeModelDrafter(TreeDrafter):
             mine = nodes[: tree.size]
             drawn = draft_tree(draft, tree, mine, history)
             columns = torch.from_numpy(mine).to(target, non_blocking=True)
-            depths = torch.tensor(tree.depths)[None].to(draft.device, non_blocking=True)
+            depths = torch.from_numpy(np.array(tree.depths))[None].to(
+                draft.device, non_blocking=True
+            )
             drafted = torch.cat([level.tokens for level in drawn], dim=1)
             tokens[:, columns] = mask_below_limits(drafted, depths, room).to(target)
             # Row 0 of a model's distributions is the root's; those of its inner nodes follow.
@@ -105,8 +107,8 @@ class TreeModelDrafter(TreeDrafter):
             levels += drawn
         if not levels:
             return None
-        parents = torch.tensor(spec.parents).to(target, non_blocking=True).expand(batch_size, -1)
-        proposed = TreeDraft(tokens, parents, depth)
+        parents = torch.from_numpy(np.array(spec.parents)).to(target, non_blocking=True)
+        proposed = TreeDraft(tokens, parents.expand(batch_size, -1), depth)
         if reads_draft(self._context.rule):
             parts = [x.distribution for x in levels if x.distribution is not None]
             proposed.distribution = concat_distributions(parts, self._context.temperature, target)

@@ -179,7 +179,7 @@ def _uploaded(
         _compile_writer(device)
     groups = []
     for word, rows in _grouped(caches, entries, slot).items():
-        host = torch.tensor(rows, dtype=torch.int64, pin_memory=cuda)
+        host = torch.tensor(rows, dtype=torch.int64, device="cpu", pin_memory=cuda)
         groups.append(_group(rows, word, host.to(device, non_blocking=True)))
     return groups
 
