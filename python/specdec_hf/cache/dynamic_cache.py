@@ -21,6 +21,7 @@ class DynamicCacheAdapter:
         self.cache = DynamicCache(config=model.config) if cache is None else cache
         self.cache.activate_past_recording()
         self.device: torch.device = model.device
+        self.later_inputs: Any = None
         self.lengths: Lengths = np.array([self.cache.get_seq_length()], dtype=np.int64)
 
     def window(self, starts: Lengths, size: int) -> dict[str, Any]:

@@ -27,7 +27,7 @@ def forward_window(
     Returns:
         Logits [B, keep, V].
     """
-    return _forward(model, tokens, cache.window(starts, tokens.shape[1]), keep)
+    return _forward(model, cache, tokens, cache.window(starts, tokens.shape[1]), keep)
 
 
 def forward_tree(
@@ -47,10 +47,15 @@ def forward_tree(
         Logits [B, n, V].
     """
     skip = parents.shape[1] + 1 - tokens.shape[1]
-    return _forward(model, tokens, cache.tree_window(roots, parents, skip), tokens.shape[1])
+    inputs = cache.tree_window(roots, parents, skip)
+    return _forward(model, cache, tokens, inputs, tokens.shape[1])
 
 
-def _forward(model: Any, tokens: torch.Tensor, inputs: dict[str, Any], keep: int) -> torch.Tensor:
+def _forward(
+    model: Any, cache: RollbackCache, tokens: torch.Tensor, inputs: dict[str, Any], keep: int
+) -> torch.Tensor:
+    if cache.later_inputs is not None:
+        inputs = cache.later_inputs.add_to(inputs, tokens.shape[1])
     model_class: type = type(model)
     if _takes_logits_to_keep(model_class):
         inputs["logits_to_keep"] = keep

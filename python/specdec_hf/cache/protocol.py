@@ -23,9 +23,11 @@ class RollbackCache(Protocol):
 
     Attributes:
         lengths: [B] int64, committed tokens of each sequence that the cache holds.
+        later_inputs: a `LaterInputs` where the model's own methods made the prefill, else None.
     """
 
     lengths: Lengths
+    later_inputs: Any
 
     def window(self, starts: Lengths, size: int) -> dict[str, Any]:
         """Inputs of the model's forward for the next ``size`` tokens of every sequence."""

@@ -118,6 +118,7 @@ class SpecCache(Cache):
         super().__init__(layers=list(self.spec_layers))
         self.lengths: Lengths = np.zeros(batch_size, dtype=np.int64)
         self.device: torch.device = model.device
+        self.later_inputs: Any = None
         self._context = context_length(model)
         self._sliding_window: int | None = getattr(config, "sliding_window", None)
         self._mask_types: list[str] | None = (

@@ -66,15 +66,18 @@ def step(session: Session) -> list[Step]:
     """Run one round; returns what it appended to each sequence that was still active."""
     s = session
     began = s.clock()
-    # The first round also reads the prompt, which says nothing about the time of later ones.
-    reads_prompt = int((s.history.lengths - s.cache.lengths).max()) > 1
+    # The first round also reads the prompt, or takes the logits of a prefill that has read it. It
+    # says nothing about the time of later ones.
+    reads_prompt = int((s.history.lengths - s.cache.lengths).max()) != 1
     this: Round = TreeRound(s) if isinstance(s.drafter, TreeDrafter) else ChainRound(s)
     limits = draft_limits(s)
     if limits.any():
         this.draft(limits)
     drafted_at = s.clock()
 
-    logits = this.forward()
+    logits, s.first_logits = s.first_logits, None
+    if logits is None:
+        logits = this.forward()
     verified_at = s.clock()
 
     if any(s.call.processors):
@@ -97,7 +100,7 @@ def step(session: Session) -> list[Step]:
 def draft_limits(session: Session) -> NDArray[np.int64]:
     """[B], how deep to draft for each sequence; 0 everywhere in a round without drafts."""
     s = session
-    if s.drafter is None:
+    if s.drafter is None or s.first_logits is not None:
         return np.zeros_like(s.budgets)
     if s.guard is not None and not s.guard.allows_drafting(s.stats.rounds):
         if s.guard.pausing and reads_draft(s.rule):

@@ -23,6 +23,7 @@ from specdec_hf.cache.handover import export_cache, import_cache
 from specdec_hf.cache.make import make_cache
 from specdec_hf.cache.protocol import Lengths, RollbackCache, context_length
 from specdec_hf.decode.history import CommittedTokens
+from specdec_hf.decode.prefill import prefill
 from specdec_hf.decode.rules import resolve_rule
 from specdec_hf.decode.statistics import SequenceStats, SpecStats
 from specdec_hf.drafters import DraftContext, Drafter, TreeDrafter
@@ -63,6 +64,7 @@ class SpecOutput(ModelOutput):
     Attributes:
         sequences: [B, W] int64: the input with its padding, new tokens, then ``pad_token_id``.
         attention_mask: [B, W] int64, 1 where ``sequences`` holds a token; pass it on to continue.
+            With ``inputs_embeds`` alone it also has their columns, which ``sequences`` lacks.
         logprobs: [B, W - T] float32, of new tokens under the filtered target; 0 when greedy and
             in the padding.
         past_key_values: ``DynamicCache`` of W - 1 columns, as plain ``generate`` leaves it.
@@ -88,6 +90,7 @@ class Session:
         budgets: [B] most new tokens of each sequence.
         logprobs: [B] lists, of the new tokens.
         lease: keeps the drafter from other calls.
+        first_logits: [B, 1, V], those of the model's own prefill until the first round reads them.
     """
 
     model: Any
@@ -106,6 +109,7 @@ class Session:
     stats: SpecStats
     clock: Callable[[], float]
     started: float
+    first_logits: torch.Tensor | None = None
 
     @property
     def new_tokens(self) -> NDArray[np.int64]:
@@ -139,14 +143,17 @@ def begin(model: Any, call: Call, options: Options) -> Session:
     rule = resolve_rule(
         options.rule, call.do_sample, LOSSLESS_RULES if drafter is None else drafter.rules
     )
+    kind = options.cache
     if options.tree is not None:
         _check_tree_options(options)
+        kind = "spec"
+    started = options.clock()
     batch_size = len(call.mask)
     lengths, budgets = _token_budgets(model, call)
     max_length = int((lengths + budgets).max())
     tokens = np.zeros((batch_size, max_length), dtype=np.int64)
     for b in range(batch_size):
-        tokens[b, : lengths[b]] = call.input_ids[b, call.mask[b]]
+        tokens[b, : lengths[b]] = call.prompt_ids[b, call.mask[b]]
 
     if isinstance(drafter, TreeDrafter):
         draft_length, draft_size = drafter.depth, drafter.size
@@ -164,10 +171,13 @@ def begin(model: Any, call: Call, options: Options) -> Session:
     )
     seeds_ = torch.tensor(seeds, dtype=torch.int64, device=model.device)
     capacity = min(max_length, int(lengths.max()) + SLOTS_AHEAD) + draft_size + 1
-    if call.past is None:
-        cache = make_cache(model, batch_size, capacity, options.cache)
+    first_logits = None
+    if call.prefill is not None:
+        cache, first_logits = prefill(model, call, capacity, kind)
+    elif call.past is None:
+        cache = make_cache(model, batch_size, capacity, kind)
     else:
-        cache = import_cache(model, call.past, call.mask, capacity, options.cache)
+        cache = import_cache(model, call.past, call.mask, capacity, kind)
     stats = SpecStats(
         sequences=[SequenceStats(prompt_tokens=int(n)) for n in lengths],
         rule=rule,
@@ -205,14 +215,15 @@ def begin(model: Any, call: Call, options: Options) -> Session:
         lease=lease,
         stats=stats,
         clock=options.clock,
-        started=options.clock(),
+        started=started,
+        first_logits=first_logits,
     )
 
 
 def finish(session: Session) -> SpecOutput:
     """The output of a session whose sequences have all ended."""
     s = session
-    batch_size, columns = s.call.mask.shape
+    batch_size, columns = s.call.input_ids.shape
     new_tokens = s.new_tokens
     longest = int(new_tokens.max())
     mask = np.concatenate([s.call.mask, np.arange(longest) < new_tokens[:, None]], axis=1)

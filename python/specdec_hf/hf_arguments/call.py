@@ -16,6 +16,13 @@ from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
 from specdec_hf.hf_arguments.inputs import check_input_ids, check_mask, check_prompts
+from specdec_hf.hf_arguments.model_inputs import (
+    Prefill,
+    check_extra_inputs,
+    given_prefill,
+    inputs_beyond_text,
+    prepare_prefill,
+)
 from specdec_hf.hf_arguments.processors import allowed_tokens_of, processor_of, warper_parameter
 from specdec_hf.hf_arguments.sampling import (
     PARAMETERS,
@@ -32,8 +39,10 @@ class Call:
     """The arguments of one generate call, which do not change while it runs.
 
     Attributes:
-        input_ids: [B, T] int64 on the host, as given, padding included.
-        mask: [B, T] bool, columns that hold a token.
+        input_ids: [B, T] int64 on the host, as given, padding included; T is 0 where the prompt is
+            given as ``inputs_embeds`` alone.
+        mask: [B, P] bool, columns of the prompt that hold a token; P is T, or the columns of
+            ``inputs_embeds``.
         max_new_tokens: most new tokens of each sequence.
         eos: ids that end a sequence.
         pad: id that fills up sequences that ended early.
@@ -42,6 +51,7 @@ class Call:
         processors: one list per sequence, empty where nothing is to be applied.
         criteria: stopping criteria other than length and end-of-sequence.
         past: the caller's cache, which is never written to, or None.
+        prefill: the model's own prefill of inputs other than text, or None.
         return_dict: whether the caller wants the whole output.
         num_return_sequences: how many sequences that follow one another continue one prompt.
         notes: remarks for the statistics.
@@ -59,7 +69,15 @@ class Call:
     past: Any
     return_dict: bool
     num_return_sequences: int = 1
+    prefill: Prefill | None = None
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def prompt_ids(self) -> NDArray[np.int64]:
+        """[B, P], the ids of the prompt's columns; 0 where only their embeddings are known."""
+        if self.input_ids.shape == self.mask.shape:
+            return self.input_ids
+        return np.zeros(self.mask.shape, dtype=np.int64)
 
 
 def prepare_call(
@@ -81,13 +99,14 @@ def prepare_call(
         TypeError: a sampling parameter that is no number, by name.
         ValueError: an argument that is unknown, unsupported or out of range, by name.
     """
-    ids = check_input_ids(model, input_ids)
+    embeds = kwargs.get("inputs_embeds")
+    ids = check_input_ids(model, input_ids, embeds)
     batch_size, columns = ids.shape
     per_sequence = {
         name: kwargs.pop(name) for name in PARAMETERS if is_per_sequence(kwargs.get(name))
     }
     kwargs = {name: value for name, value in kwargs.items() if value is not None}
-    for name in ("assistant_model", "negative_prompt_ids", "synced_gpus", "inputs_embeds"):
+    for name in ("assistant_model", "negative_prompt_ids", "synced_gpus"):
         if kwargs.pop(name, False) is not False:
             raise ValueError(f"{name} is not supported" + instead(name))
     kwargs.pop("trust_remote_code", None)
@@ -98,16 +117,21 @@ def prepare_call(
         )
         and "max_length" not in kwargs
     )
-    config, unknown = model._prepare_generation_config(generation_config, **kwargs)
-    if unknown:
-        raise ValueError(f"unknown or unsupported arguments: {', '.join(sorted(unknown))}")
+    config, extras = model._prepare_generation_config(generation_config, **kwargs)
+    check_extra_inputs(model, extras)
     refuse_unsupported(config)
     model._prepare_special_tokens(
         config, attention_mask is not None, device="cpu", batch_size=batch_size
     )
-    mask = check_mask(model, ids, attention_mask, config)
-    # In the order of _expand_inputs_for_generation: the sequences of a prompt follow one another.
     returned = sequences_per_prompt(config)
+    mask = check_mask(model, ids if embeds is None else embeds, attention_mask, config)
+    names = inputs_beyond_text(model, ids, mask, {**extras, "past_key_values": past_key_values})
+    prefill = None
+    if names:
+        prefill = prepare_prefill(
+            model, input_ids, attention_mask, past_key_values, config, extras, names
+        )
+    # In the order of _expand_inputs_for_generation: the sequences of a prompt follow one another.
     ids, mask = ids.repeat_interleave(returned, dim=0), mask.repeat(returned, axis=0)
     batch_size = len(mask)
     if config.max_new_tokens is not None:
@@ -142,7 +166,9 @@ def prepare_call(
         for b in range(batch_size)
     ]
     config.do_sample = do_sample
-    return build_call(model, ids, mask, config, per_sequence, processors, criteria, past_key_values)
+    return build_call(
+        model, ids, mask, config, per_sequence, processors, criteria, past_key_values, prefill
+    )
 
 
 def call_from_hugging_face(
@@ -154,12 +180,15 @@ def call_from_hugging_face(
     model_kwargs: dict[str, Any],
 ) -> Call:
     """The same `Call` from what ``model.generate`` hands to a ``custom_generate`` callable."""
-    ids = check_input_ids(model, input_ids)
+    embeds = model_kwargs.get("inputs_embeds")
+    ids = check_input_ids(model, input_ids, embeds)
     refuse_unsupported(generation_config)
-    mask = np.ones(tuple(ids.shape), dtype=bool)
+    mask = np.ones(tuple((ids if embeds is None else embeds).shape[:2]), dtype=bool)
     if model_kwargs.get("attention_mask") is not None:
         mask = model_kwargs["attention_mask"].cpu().numpy() != 0
     check_prompts(mask)
+    names = inputs_beyond_text(model, ids, mask, model_kwargs)
+    prefill = given_prefill(input_ids, model_kwargs, generation_config, names) if names else None
     per_sequence: dict[str, Any] = {}
     kept = []
     for processor in logits_processor:
@@ -179,8 +208,9 @@ def call_from_hugging_face(
     if past is not None and past.get_seq_length() == 0:
         past = None
     return build_call(
-        model, ids, mask, generation_config, per_sequence, processors, stopping_criteria, past
-    )
+        model, ids, mask, generation_config, per_sequence, processors, stopping_criteria, past,
+        prefill,
+    )  # fmt: skip
 
 
 def build_call(
@@ -192,6 +222,7 @@ def build_call(
     processors: list[LogitsProcessorList],
     criteria: StoppingCriteriaList,
     past: Any,
+    prefill: Prefill | None = None,
 ) -> Call:
     """Assemble a `Call` from a complete generation config."""
     columns = ids.shape[1]
@@ -223,4 +254,5 @@ def build_call(
         past=past,
         return_dict=bool(config.return_dict_in_generate),
         num_return_sequences=returned,
+        prefill=prefill,
     )

@@ -10,14 +10,28 @@ from numpy.typing import NDArray
 from transformers import GenerationConfig
 
 
-def check_input_ids(model: Any, input_ids: torch.Tensor | None) -> torch.Tensor:
-    """``input_ids`` [B, T] as int64 on the host.
+def check_input_ids(
+    model: Any, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None = None
+) -> torch.Tensor:
+    """``input_ids`` [B, T] as int64 on the host; T is 0 with ``inputs_embeds`` alone.
 
     Raises:
         ValueError: encoder-decoder model, missing or empty prompt, wrong shape or id.
     """
     if getattr(model.config, "is_encoder_decoder", False):
         raise ValueError(f"encoder-decoder models are not supported, got {type(model).__name__}")
+    if inputs_embeds is not None:
+        if inputs_embeds.ndim != 3:
+            raise ValueError(
+                f"inputs_embeds must be [B, T, hidden], got shape {list(inputs_embeds.shape)}"
+            )
+        if input_ids is None or input_ids.numel() == 0:
+            return torch.zeros((inputs_embeds.shape[0], 0), dtype=torch.int64)
+        if input_ids.shape != inputs_embeds.shape[:2]:
+            raise ValueError(
+                f"input_ids must be [B, T] = {list(inputs_embeds.shape[:2])} as inputs_embeds, "
+                f"got {list(input_ids.shape)}"
+            )
     if input_ids is None:
         raise ValueError("input_ids is required")
     if input_ids.ndim != 2:
@@ -41,14 +55,20 @@ def check_mask(
 ) -> NDArray[np.bool_]:
     """``attention_mask`` [B, T] as bool on the host; None is made as ``model.generate`` makes it.
 
+    Args:
+        model: the model.
+        ids: [B, T] int64, or the embeddings [B, T, hidden] given in their place.
+        attention_mask: as the caller gave it.
+        config: with its special tokens prepared.
+
     Raises:
         ValueError: wrong shape, or a prompt without tokens.
     """
     if attention_mask is None:
         attention_mask = model._prepare_attention_mask_for_generation(ids, config, {})
-    if attention_mask.shape != ids.shape:
+    if attention_mask.shape != ids.shape[:2]:
         raise ValueError(
-            f"attention_mask must have the shape of input_ids {list(ids.shape)}, "
+            f"attention_mask must have the shape of input_ids {list(ids.shape[:2])}, "
             f"got {list(attention_mask.shape)}"
         )
     mask: NDArray[np.bool_] = attention_mask.detach().cpu().numpy() != 0

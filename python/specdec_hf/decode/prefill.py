@@ -1,0 +1,142 @@
+"""The prefill of a call with inputs other than text, made by the model's own methods.
+
+``model.generate`` turns images, audio, token types, embeddings and unusual masks or positions into
+inputs of the first forward, model by model. The loop makes that forward in the same way, takes over
+the cache that it filled, and starts its first round with the logits that it gave. Later rounds feed
+new tokens only; what they need beyond ids, positions and mask is in cache/later_inputs.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers.cache_utils import get_layer_types_and_kwargs
+
+from specdec_hf.cache.forward import forward_window
+from specdec_hf.cache.handover import import_cache
+from specdec_hf.cache.later_inputs import LaterInputs
+from specdec_hf.cache.protocol import Lengths, RollbackCache
+from specdec_hf.hf_arguments.call import Call
+from specdec_hf.hf_arguments.model_inputs import HOLED_MASK, copied
+
+PROBES = 3  # tokens that the first call of a kind feeds twice, to compare
+# Largest difference of logits, in units of the largest logit.
+TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+
+_proven: set[tuple[Any, ...]] = set()
+
+
+@torch.inference_mode()
+def prefill(model: Any, call: Call, capacity: int, kind: str) -> tuple[RollbackCache, torch.Tensor]:
+    """Run the model's own prefill and hand its cache to the loop.
+
+    The first time that a class and configuration of model has inputs of these names, the logits of
+    a few tokens are compared with those of plain forwards.
+
+    Args:
+        model: causal LM.
+        call: its ``prefill`` holds the model's inputs.
+        capacity: slots to allocate.
+        kind: "auto", "spec" or "dynamic".
+
+    Returns:
+        The cache, which holds the whole prompt, and logits [B, 1, V] of the token that follows.
+
+    Raises:
+        ValueError: the loop cannot feed this model's later tokens as plain generation does.
+    """
+    made = call.prefill
+    assert made is not None
+    outputs = model._prefill(made.input_ids, made.config, made.model_kwargs)
+    past = outputs.get("past_key_values")
+    if past is None:
+        raise ValueError(
+            f"{named(made.names)} not supported: {type(model).__name__} gives no past_key_values"
+        )
+    lengths = call.mask.sum(axis=1).astype(np.int64)
+    later = LaterInputs(model, made.input_ids, made.model_kwargs, outputs, past, lengths)
+    kinds = ("spec", "dynamic") if kind == "auto" else (kind,)
+    faults = []
+    for one in kinds:
+        try:
+            return _taken_over(model, call, past, later, capacity, one), outputs.logits[
+                :, -1:
+            ].clone()
+        except ValueError as error:
+            faults.append(str(error))
+    raise ValueError(f"{named(made.names)} not supported: {'; '.join(faults)}")
+
+
+def named(names: list[str]) -> str:
+    """The subject of a message that refuses arguments."""
+    return f"{', '.join(names)} {'is' if len(names) == 1 else 'are'}"
+
+
+def _taken_over(
+    model: Any, call: Call, past: Any, later: LaterInputs, capacity: int, kind: str
+) -> RollbackCache:
+    assert call.prefill is not None
+    batch_size = len(call.mask)
+    config = model.config.get_text_config(decoder=True)
+    if HOLED_MASK in call.prefill.names and set(get_layer_types_and_kwargs(config)[0]) != {
+        "full_attention"
+    }:
+        raise ValueError("a sliding window counts the columns that the mask hides")
+    # The cache holds every column, and the token that follows is not in the input.
+    mask = np.concatenate([call.mask, np.ones((batch_size, 1), dtype=bool)], axis=1)
+    cache = import_cache(model, past, mask, capacity, kind)
+    cache.later_inputs = later
+    key = (
+        type(model), model.config.to_json_string(), model.dtype, type(cache),
+        tuple(call.prefill.names), bool(call.mask.all()),
+    )  # fmt: skip
+    if key not in _proven:
+        try:
+            difference = _difference(model, cache, past, later)
+        except Exception as error:  # raised inside the model, which was not made for such inputs
+            raise ValueError(
+                f"cache={kind!r}: {type(model).__name__} cannot use it: {_line(error)}"
+            ) from error
+        limit = TOLERANCE.get(model.dtype, 1e-1)
+        if not difference <= limit:
+            raise ValueError(
+                f"cache={kind!r}: logits of {type(model).__name__} differ from plain generation "
+                f"by {difference:.2g} of the largest"
+            )
+        _proven.add(key)
+    return cache
+
+
+def _line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def _difference(model: Any, cache: RollbackCache, past: Any, later: LaterInputs) -> float:
+    """The largest difference of logits between ragged windows and plain forwards of probes.
+
+    The cache of the loop is as before afterwards.
+    """
+    past = copied(past)
+    lengths: Lengths = cache.lengths.copy()
+    batch_size = len(lengths)
+    vocab_size = model.config.get_text_config(decoder=True).vocab_size
+    generator = torch.Generator().manual_seed(0)
+    probes = torch.randint(1, vocab_size, (batch_size, PROBES), generator=generator)
+    probes = probes.to(model.device)
+    # Every second sequence keeps one token more of the first window, as if a draft was accepted.
+    kept: NDArray[np.int64] = np.arange(batch_size) % 2
+    forward_window(model, cache, probes[:, :2].contiguous(), lengths, keep=1)
+    cache.truncate(lengths + kept)
+    window = torch.stack([probes[b, k : k + 2] for b, k in enumerate(kept.tolist())])
+    got = forward_window(model, cache, window, lengths + kept, keep=2).float()
+    cache.truncate(lengths)
+    plain = []
+    for i in range(1, PROBES + 1):
+        inputs = later.native(past, i, 1, probes[:, :i])
+        plain.append(model(**inputs, return_dict=True).logits[:, -1].float())
+    rows = torch.stack(plain, dim=1)  # [B, PROBES, V]
+    want = torch.stack([rows[b, k : k + 2] for b, k in enumerate(kept.tolist())])
+    return float((got - want).abs().max() / want.abs().max())
