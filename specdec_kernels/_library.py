@@ -114,6 +114,20 @@ def _register_triton() -> None:
 _register_triton()
 
 
+def _pass_by_autograd() -> None:
+    """No op is differentiable: outputs do not require gradients, whatever the arguments do.
+
+    Without this, autograd would attach a node to the outputs that warns in the backward pass. To
+    pass by autograd also makes each call cheaper.
+    """
+    for op in OPS:
+        _NO_AUTOGRAD.impl(op, torch.library.fallthrough_kernel, "Autograd")
+
+
+_NO_AUTOGRAD = torch.library.Library("specdec_kernels", "IMPL")
+_pass_by_autograd()
+
+
 def providers() -> dict[str, dict[str, str]]:
     """Op name -> device type -> provider ("cpp", "cuda", "triton" or "none").
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from specdec_kernels.arguments import conversion
+from specdec_kernels.arguments import conversion, in_place
 from specdec_kernels.arguments import kv as checks
 
 
@@ -40,11 +40,11 @@ def kv_append_(caches: Sequence[Tensor], entries: Sequence[Tensor], positions: T
     tensor([0., 1., 1.])
     """
     conversion.require_tensors(positions=positions)
-    torch.ops.specdec_kernels.kv_append_.default(
-        conversion.require_tensor_list(caches, "caches"),
-        conversion.require_tensor_list(entries, "entries"),
-        positions,
-    )
+    caches = conversion.require_tensor_list(caches, "caches")
+    entries = conversion.require_tensor_list(entries, "entries")
+    in_place.check_leaves(caches, "caches")
+    torch.ops.specdec_kernels.kv_append_.default(caches, entries, positions)
+    in_place.raise_versions(caches)
 
 
 @torch.library.register_fake("specdec_kernels::kv_append_")
@@ -77,9 +77,11 @@ def kv_truncate_(
     """
     conversion.require_tensors(lengths=lengths, new_lengths=new_lengths)
     conversion.require_flag(zero_fill, "zero_fill")
-    torch.ops.specdec_kernels.kv_truncate_.default(
-        conversion.require_tensor_list(caches, "caches"), lengths, new_lengths, zero_fill
-    )
+    caches = conversion.require_tensor_list(caches, "caches")
+    written = caches if zero_fill else []
+    in_place.check_leaves(written, "caches")
+    torch.ops.specdec_kernels.kv_truncate_.default(caches, lengths, new_lengths, zero_fill)
+    in_place.raise_versions([*written, lengths])
 
 
 @torch.library.register_fake("specdec_kernels::kv_truncate_")
@@ -113,9 +115,10 @@ def kv_compact_(caches: Sequence[Tensor], base: Tensor, path: Tensor) -> None:
     tensor([0., 1., 3., 5., 4., 5.])
     """
     conversion.require_tensors(base=base, path=path)
-    torch.ops.specdec_kernels.kv_compact_.default(
-        conversion.require_tensor_list(caches, "caches"), base, path
-    )
+    caches = conversion.require_tensor_list(caches, "caches")
+    in_place.check_leaves(caches, "caches")
+    torch.ops.specdec_kernels.kv_compact_.default(caches, base, path)
+    in_place.raise_versions(caches)
 
 
 @torch.library.register_fake("specdec_kernels::kv_compact_")
@@ -157,9 +160,10 @@ def kv_realign_(
     """
     conversion.require_tensors(starts=starts, lengths=lengths, shifts=shifts)
     conversion.require_flag(zero_fill, "zero_fill")
-    torch.ops.specdec_kernels.kv_realign_.default(
-        conversion.require_tensor_list(caches, "caches"), starts, lengths, shifts, zero_fill
-    )
+    caches = conversion.require_tensor_list(caches, "caches")
+    in_place.check_leaves(caches, "caches")
+    torch.ops.specdec_kernels.kv_realign_.default(caches, starts, lengths, shifts, zero_fill)
+    in_place.raise_versions(caches)
 
 
 @torch.library.register_fake("specdec_kernels::kv_realign_")
@@ -209,9 +213,13 @@ def ring_truncate_(
     conversion.require_tensors(lengths=lengths, new_lengths=new_lengths)
     conversion.require_integer(window, "window")
     conversion.require_flag(zero_fill, "zero_fill")
+    caches = conversion.require_tensor_list(caches, "caches")
+    written = caches if zero_fill else []
+    in_place.check_leaves(written, "caches")
     status: Tensor = torch.ops.specdec_kernels.ring_truncate_.default(
-        conversion.require_tensor_list(caches, "caches"), lengths, new_lengths, window, zero_fill
+        caches, lengths, new_lengths, window, zero_fill
     )
+    in_place.raise_versions([*written, lengths])
     return status
 
 
@@ -246,6 +254,7 @@ def state_select_(states: Sequence[Tensor], index: Tensor) -> None:
     """
     conversion.require_tensor(index, "index")
     states = conversion.require_tensor_list(states, "states")
+    in_place.check_leaves(states, "states")
     checks.state_select(states, index)
     rows = [t.view(*t.shape[:2], math.prod(t.shape[2:]))[:, None] for t in states]
     base = torch.zeros(index.shape, dtype=torch.int64, device=index.device)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specdec_kernels.arguments import conversion
+from specdec_kernels.arguments import conversion, in_place
 from specdec_kernels.arguments import kv as checks
 
 
@@ -57,9 +57,10 @@ def paged_compact_(
     tensor([0., 1., 2., 3., 4., 1.])
     """
     conversion.require_tensors(block_tables=block_tables, base=base, path=path)
-    torch.ops.specdec_kernels.paged_compact_.default(
-        conversion.require_tensor_list(caches, "caches"), block_tables, base, path
-    )
+    caches = conversion.require_tensor_list(caches, "caches")
+    in_place.check_leaves(caches, "caches")
+    torch.ops.specdec_kernels.paged_compact_.default(caches, block_tables, base, path)
+    in_place.raise_versions(caches)
 
 
 @torch.library.register_fake("specdec_kernels::paged_compact_")
@@ -97,11 +98,11 @@ def paged_truncate_(
     """
     conversion.require_tensors(block_tables=block_tables, lengths=lengths, new_lengths=new_lengths)
     conversion.require_integer(block_size, "block_size")
-    return FreedBlocks(
-        *torch.ops.specdec_kernels.paged_truncate_.default(
-            block_tables, lengths, new_lengths, block_size
-        )
+    freed = torch.ops.specdec_kernels.paged_truncate_.default(
+        block_tables, lengths, new_lengths, block_size
     )
+    in_place.raise_versions([block_tables, lengths])
+    return FreedBlocks(*freed)
 
 
 @torch.library.register_fake("specdec_kernels::paged_truncate_")

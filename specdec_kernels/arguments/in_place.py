@@ -1,0 +1,33 @@
+"""What autograd expects of an op that writes a tensor in place; PyTorch's own ops do the same.
+
+No op here is differentiable. A tensor that is written must not be a leaf that requires a gradient,
+for its gradient would belong to other values. Where autograd saved a tensor for a backward pass,
+it notices by the version counter that the tensor was written since, and the backward pass raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def check_leaves(tensors: Sequence[Tensor], name: str) -> None:
+    """Raises RuntimeError for a leaf that requires a gradient, or a view of one, in grad mode."""
+    if not torch.is_grad_enabled():
+        return
+    for i, t in enumerate(tensors):
+        if t.requires_grad and (t if t._base is None else t._base).is_leaf:
+            raise RuntimeError(
+                f"{name}[{i}] must not be a leaf that requires a gradient, because it is written "
+                "in place, got requires_grad=True"
+            )
+
+
+def raise_versions(tensors: Sequence[Tensor]) -> None:
+    """Counts one more version of each tensor, for autograd."""
+    try:
+        torch.autograd.graph.increment_version(tensors)
+    except RuntimeError:  # outside of inference mode, inference tensors have no version to raise
+        torch.autograd.graph.increment_version([t for t in tensors if not t.is_inference()])

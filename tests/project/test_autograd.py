@@ -1,0 +1,136 @@
+"""No op is differentiable, and autograd notices what the cache ops write in place."""
+
+import pytest
+import torch
+from support import kv_error_table
+from support.kv_error_table import cache, i64
+from support.providers import tensors
+
+import specdec_kernels as sk
+from specdec_kernels import _library, testing
+
+SMALLEST = {op: min(testing.cases(op), key=lambda c: c.rows * c.vocabulary) for op in _library.OPS}
+
+
+@pytest.mark.parametrize("op", _library.OPS)
+def test_outputs_do_not_require_gradients(op):
+    """Were it not so, a forgotten `no_grad` would keep the graph of every round in memory."""
+    args = [
+        a.requires_grad_() if torch.is_tensor(a) and a.is_floating_point() else a
+        for a in SMALLEST[op].args()
+    ]
+    out = tensors([getattr(torch.ops.specdec_kernels, op).default(*args)])
+    assert not any(t.requires_grad or t.grad_fn is not None for t in out)
+    assert all(t.is_leaf for t in tensors(args))
+
+
+def test_the_public_verifier_returns_plain_tensors_where_the_rows_require_gradients():
+    rows, one = torch.randn(1, 2, 7, requires_grad=True), i64(1)
+    out = sk.verify_chain(rows * 2, i64(1, 1), seeds=one, positions=one, with_accept_probs=True)
+    assert not any(t.requires_grad for t in out)
+
+
+GOOD = kv_error_table.GOOD
+# What each op writes, and what it writes only with zero_fill.
+WRITES = {
+    "kv_append_": ["caches"], "kv_compact_": ["caches"], "kv_realign_": ["caches"],
+    "paged_compact_": ["caches"], "paged_truncate_": ["block_tables", "lengths"],
+    "kv_truncate_": ["lengths"], "ring_truncate_": ["lengths"], "state_select_": ["states"],
+}  # fmt: skip
+WITH_ZEROS = ("kv_truncate_", "ring_truncate_")
+
+
+def written(op, given):
+    names = WRITES[op] + (["caches"] if op in WITH_ZEROS and given.get("zero_fill") else [])
+    return tensors([given[name] for name in names])
+
+
+def fresh(op, **changed):
+    def copied(x):
+        return [copied(y) for y in x] if isinstance(x, list) else x.clone()
+
+    good = {n: x if isinstance(x, int) else copied(x) for n, x in GOOD[op].items()}
+    return good | changed
+
+
+CALLS = [(op, {}) for op in WRITES] + [(op, {"zero_fill": True}) for op in WITH_ZEROS]
+
+
+@pytest.mark.parametrize(("op", "how"), CALLS, ids=lambda x: x if isinstance(x, str) else len(x))
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_the_version_counter_of_what_is_written_rises_and_no_other(op, how, mode):
+    given = fresh(op, **how)
+    every = tensors(given.values())
+    before = [t._version for t in every]
+    with mode():
+        getattr(sk, op)(**given)
+    risen = {id(t) for t, v in zip(every, before, strict=True) if t._version > v}
+    assert risen == {id(t) for t in written(op, given)}
+
+
+def test_a_call_that_raises_leaves_the_version_counter():
+    given = fresh("kv_compact_")
+    with pytest.raises(RuntimeError):
+        sk.kv_compact_(**given | {"path": i64(9)})
+    assert given["caches"][0]._version == 0
+
+
+def test_the_backward_pass_notices_that_a_saved_tensor_was_written():
+    x = torch.ones(1, 1, 3, 1, requires_grad=True)
+    kept = x * 2
+    loss = (kept * kept).sum()
+    sk.kv_append_([kept], [cache(1, 1, 1, 1)], i64(1))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+OF_LEAVES = [c for c in CALLS if c[0] not in (*WITH_ZEROS, "paged_truncate_") or c[1]]
+
+
+@pytest.mark.parametrize(("op", "how"), OF_LEAVES, ids=lambda x: x if isinstance(x, str) else "")
+def test_a_leaf_that_requires_a_gradient_is_refused_by_name(op, how):
+    given = fresh(op, **how)
+    name = "states" if op == "state_select_" else "caches"
+    (leaf,) = given[name]
+    given[name] = [leaf.clone(), leaf.requires_grad_()]
+    if "entries" in given:
+        given["entries"] *= 2  # one for each cache
+    message = (
+        f"{name}[1] must not be a leaf that requires a gradient, because it is written in place, "
+        "got requires_grad=True"
+    )
+    for refused in (leaf, leaf[:]):
+        given[name][1] = refused
+        with pytest.raises(RuntimeError) as error:
+            getattr(sk, op)(**given)
+        assert str(error.value) == message
+    with torch.no_grad():
+        getattr(sk, op)(**given)
+
+
+def test_a_leaf_that_is_not_written_is_not_refused():
+    leaf = cache(1, 1, 3, 1).requires_grad_()
+    sk.kv_truncate_([leaf], i64(1), i64(1))
+    assert leaf._version == 0
+    sk.kv_append_([cache(1, 1, 3, 1)], [cache(1, 1, 1, 1).requires_grad_()], i64(1))
+
+
+def test_inference_tensors_are_written_inside_and_outside_of_inference_mode():
+    with torch.inference_mode():
+        kept, entry = cache(1, 1, 3, 1), cache(1, 1, 1, 1) + 1
+        sk.kv_append_([kept], [entry], i64(1))
+    other = cache(1, 1, 3, 1)
+    sk.kv_append_([kept, other], [entry * 2, entry], i64(1))
+    assert (kept.flatten().tolist(), other.flatten().tolist()) == ([2, 0, 0], [1, 0, 0])
+    assert other._version == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_compiled_call_raises_the_version_counter(backend):
+    torch._dynamo.reset()
+    append = torch.compile(sk.kv_append_, fullgraph=True, backend=backend)
+    kept = cache(1, 1, 3, 1)
+    append([kept], [cache(1, 1, 1, 1) + 1], i64(1))
+    assert kept.flatten().tolist() == [1, 0, 0]
+    assert kept._version > 0
