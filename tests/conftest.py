@@ -22,6 +22,7 @@ SLOW_FILES = {
     "analysis/test_tree_acceptance.py",
     "hf/test_cli.py",
     "hf/test_cli_failures.py",
+    "hf/test_cli_process.py",
     "hf/test_tree_calls.py",
     "hf/test_trees.py",
     "project/test_providers.py",

@@ -1,4 +1,7 @@
-from specdec_hf.cli.app import main
+from specdec_hf.cli import interrupt
 
 if __name__ == "__main__":
-    main()
+    with interrupt.in_one_line():
+        from specdec_hf.cli.app import main
+
+        main()

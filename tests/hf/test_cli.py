@@ -1,37 +1,18 @@
-"""The command line prints and writes the same figures, and refuses bad input in one line."""
+"""The command line prints and writes the same text and figures, whatever the model and prompt."""
 
 import json
 
 import pytest
-from specdec_hf.cli.app import app
 from specdec_hf.cli.prompts import read_prompts, shipped_prompts
-from specdec_hf.cli.trace import render
+from specdec_hf.cli.terminal import Terminal, visible
+from specdec_hf.cli.trace import ASCII_MARKS, MARKS, PieceStream, legend, marks_of, render
 from specdec_hf.decode.streaming import Step, step_kinds
-from support import hf_models
+from support import cli_models, hf_models
+from support.cli_models import folder, invoke, one_line_error, says  # noqa: F401
 from support.hf_models import one_thread  # noqa: F401  # autouse here
-from typer.testing import CliRunner
 
 SCHEDULE = "--num-assistant-tokens-schedule"
 LINE = '{"question_id": 1, "category": "x", "turns": ["Say yes.", "Say no."]}\n'
-
-
-def invoke(*arguments):
-    return CliRunner().invoke(app, [str(a) for a in arguments])
-
-
-def says(result, words):
-    """Whether the output holds these words, whatever its line breaks."""
-    return words in " ".join(result.output.split())
-
-
-def one_line_error(*arguments):
-    result = invoke(*arguments)
-    assert result.exit_code == 2, result.output
-    assert isinstance(result.exception, SystemExit), result.exception
-    lines = result.output.strip().splitlines()
-    assert len(lines) == 1, result.output
-    assert lines[0].startswith("error: ")
-    return lines[0]
 
 
 def test_generate_writes_the_text_that_it_printed(tmp_path):
@@ -52,13 +33,13 @@ def test_generate_writes_the_text_that_it_printed(tmp_path):
     assert report["summary"]["ratio"] > 0
 
 
-def test_generate_samples_with_a_model_drafter(tmp_path):
+def test_generate_samples_with_a_model_drafter(folder, tmp_path):  # noqa: F811
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text(LINE * 3)
     result = invoke(
-        "generate", "--prompts", prompts, "--limit", 1, "--max-new-tokens", 6, "--drafter",
-        "layers:4", "--temperature", 0.8, "--top-p", 0.9, "--rule", "match", "--gamma", 3,
-        SCHEDULE, "heuristic",
+        "generate", "--model", folder, "--prompts", prompts, "--limit", 1, "--max-new-tokens", 6,
+        "--drafter", "layers:1", "--temperature", 0.8, "--top-p", 0.9, "--rule", "match",
+        "--gamma", 3, SCHEDULE, "heuristic",
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     assert says(result, "sampled outputs identical yes")
@@ -66,11 +47,11 @@ def test_generate_samples_with_a_model_drafter(tmp_path):
     assert "Say no." in result.output
 
 
-def test_generate_drafts_a_tree(tmp_path):
+def test_generate_drafts_a_tree(folder, tmp_path):  # noqa: F811
     path = tmp_path / "out.json"
     result = invoke(
-        "generate", "--prompt", "Say: one two one two one", "--max-new-tokens", 6, "--drafter",
-        "layers:4", "--tree", "2,2", "--json", path,
+        "generate", "--model", folder, "--prompt", "Say: one two one two one", "--max-new-tokens",
+        6, "--drafter", "layers:1", "--tree", "2,2", "--json", path,
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     assert says(result, "greedy outputs identical yes")
@@ -78,20 +59,101 @@ def test_generate_drafts_a_tree(tmp_path):
     assert report["tree"] == [2, 2]
     assert report["prompts"][0]["turns"][0]["stats"]["drafted"] > 0
     result = invoke(
-        "generate", "--prompt", "Say", "--max-new-tokens", 4, "--temperature", 0.8, "--tree", "3",
-        "--rule", "match",
+        "generate", "--model", folder, "--prompt", "Say", "--max-new-tokens", 4, "--temperature",
+        0.8, "--tree", "3", "--rule", "match",
     )  # fmt: skip
     assert says(result, "sampled outputs identical yes")
 
 
-def test_no_compare_omits_the_baseline(tmp_path):
+def test_nothing_drafted_prints_no_ratio(folder, tmp_path):  # noqa: F811
     path = tmp_path / "out.json"
     result = invoke(
-        "generate", "--prompt", "Hi", "--max-new-tokens", 4, "--no-compare", "--drafter", "none",
+        "generate", "--model", folder, "--prompt", "Hi", "--max-new-tokens", 4, "--drafter",
+        "none", "--json", path,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert says(result, "drafts accepted nothing was drafted")
+    for word in ("ratio", "x)", "%"):
+        assert word not in result.output
+    report = json.loads(path.read_text())
+    assert "ratio" not in report["summary"]
+    assert report["prompts"][0]["turns"][0]["ratio"] is None
+
+
+def test_no_compare_omits_the_baseline(folder, tmp_path):  # noqa: F811
+    path = tmp_path / "out.json"
+    result = invoke(
+        "generate", "--model", folder, "--prompt", "Hi", "--max-new-tokens", 4, "--no-compare",
         "--json", path,
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     assert "baseline" not in json.loads(path.read_text())["summary"]
+
+
+def test_models_are_folders_gguf_files_and_ids_of_the_local_cache(
+    folder,  # noqa: F811
+    tmp_path,
+    monkeypatch,
+):
+    cli_models.write_snapshot(tmp_path)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    gguf = cli_models.write_gguf(tmp_path / "tiny.gguf")
+    texts = []
+    for name in (folder, cli_models.HUB_ID, gguf):
+        result = invoke(
+            "generate", "--model", name, "--drafter", name, "--prompt", "Hi", "--max-new-tokens",
+            6, "--json", tmp_path / "out.json", "--device", "cpu",
+        )  # fmt: skip
+        assert result.exit_code == 0, result.output
+        assert says(result, "greedy outputs identical yes")
+        report = json.loads((tmp_path / "out.json").read_text())
+        assert (report["summary"]["dtype"], report["device"]) == ("float32", "cpu")
+        assert report["summary"]["accepted"] > 0
+        texts.append(report["prompts"][0]["turns"][0]["tokens"])
+    assert texts[0] == texts[1] == texts[2]
+
+
+def test_dtype_and_system_message_reach_the_model(folder, tmp_path):  # noqa: F811
+    path = tmp_path / "out.json"
+    arguments = ["generate", "--model", folder, "--prompt", "Hi", "--max-new-tokens", 3]
+    tokens = {}
+    for system in ((), ("--system", "Be brief.")):
+        result = invoke(*arguments, *system, "--dtype", "bfloat16", "--json", path)
+        assert result.exit_code == 0, result.output
+        report = json.loads(path.read_text())
+        assert report["summary"]["dtype"] == "bfloat16"
+        tokens[system] = report["prompts"][0]["turns"][0]["stats"]["prompt_tokens"]
+    assert report["system"] == "Be brief."
+    assert tokens["--system", "Be brief."] - tokens[()] == len("<system>Be brief.") + 1
+
+
+def test_prompts_come_from_standard_input(folder, tmp_path):  # noqa: F811
+    path = tmp_path / "out.json"
+    arguments = ("generate", "--model", folder, "--max-new-tokens", 2, "--json", path)
+    for option, text in (("--prompt", "Say yes.\nSay é :smile:\n"), ("--prompts", LINE)):
+        result = invoke(*arguments, option, "-", input=text)
+        assert result.exit_code == 0, result.output
+        turns = json.loads(path.read_text())["prompts"][0]["turns"]
+        assert [t["prompt"] for t in turns] == (
+            [text] if option == "--prompt" else ["Say yes.", "Say no."]
+        )
+    start = ("generate", "--model", folder, "--prompt", "-")
+    assert one_line_error(*start, input="  \n") == "error: standard input is empty"
+    line = "error: standard input is not UTF-8 text: byte 0xff at 2"
+    assert one_line_error(*start, input=b"ok\xff") == line
+    assert "standard input line 1: not valid JSON" in one_line_error(
+        "generate", "--model", folder, "--prompts", "-", input="{oops"
+    )
+
+
+def test_prompts_and_answers_are_printed_as_they_are(folder, tmp_path):  # noqa: F811
+    text = "[bold]a[/bold] :smile: \x1b[31mred"
+    result = invoke(
+        "generate", "--model", folder, "--prompt", text, "--max-new-tokens", 24, "--no-compare",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert "[bold]a[/bold] :smile: ␛[31mred" in result.output
+    assert not any(ord(c) < 32 and c not in "\n\t" for c in result.output)
 
 
 def test_demo_answers_the_shipped_prompts():
@@ -106,48 +168,6 @@ def test_info_lists_versions_and_providers(tmp_path):
     for word in ("torch", "transformers", "verify_chain", "cpu instructions", "gpu"):
         assert word in result.output
     assert json.loads((tmp_path / "info.json").read_text())["providers"]["sample"]["cpu"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "give either --prompt TEXT or --prompts FILE"),
-        (["--prompt", "a", "--prompts", "b"], "give either"),
-        (["--prompt", "  "], "empty prompt"),
-        (["--prompts", "nowhere.jsonl"], "cannot read prompt file nowhere.jsonl: No such file"),
-        (["--prompt", "a", "--temperature", "-1"], "--temperature must be finite and >= 0, got -1"),
-        (["--prompt", "a", "--temperature", "nan"], "--temperature must be finite"),
-        (["--prompt", "a", "--top-p", "0"], "--top-p must be in (0, 1], got 0.0"),
-        (["--prompt", "a", "--top-k", "-3"], "--top-k must be in [0, 2**31), got -3"),
-        (["--prompt", "a", "--min-p", "2"], "--min-p must be in [0, 1], got 2.0"),
-        (["--prompt", "a", "--top-k", str(2**63)], "--top-k must be in [0, 2**31), got 9223"),
-        (["--prompt", "a", "--max-new-tokens", "0"], "--max-new-tokens must be in [1, 2**31)"),
-        (["--prompt", "a", "--seed", str(2**63)], "--seed must be in [-2**63, 2**63), got 9223"),
-        (["--prompt", "a", "--gamma", str(10**12)], "--num-assistant-tokens must be in [0, 1024]"),
-        (["--prompt", "a", "--gamma", str(10**20)], "--num-assistant-tokens must be in [0, 1024]"),
-        (["--prompt", "a", "--json", "tests"], "--json must name a file, tests is a folder"),
-        (["--prompt", "a", "--limit", "0"], "--limit must be >= 1, got 0"),
-        (["--prompt", "a", "--json", "no/such/folder/x.json"], "folder no/such/folder does not"),
-        (["--prompt", "a", "--model", "nowhere"], "model folder nowhere does not exist"),
-        (["--prompt", "a", "--drafter", "magic"], "--drafter must be prompt_lookup, none"),
-        (["--prompt", "a", "--drafter", "layers:x"], "--drafter layers:N needs a number"),
-        (["--prompt", "a", "--drafter", "layers:99"], "num_layers must be in [1, 30], got 99"),
-        (["--prompt", "a", "--rule", "best"], "rule must be 'auto'"),
-        (["--prompt", "a", "--rule", "greedy", "--temperature", "1"], "needs do_sample=False"),
-        (["--prompt", "a", "--gamma", "-1"], "--num-assistant-tokens must be in"),
-        (["--prompt", "a", "--tree", "2,x"], "--tree must be numbers of children such as 4,2,1"),
-        (["--prompt", "a", "--tree", "2,0"], "--tree must be an integer in [1, 1024], got 0"),
-        (["--prompt", "a", "--tree", "99,99"], "--tree must have at most 1024 nodes"),
-        (["--prompt", "a", "--tree", "2", "--gamma", "3"], "must not be given with tree"),
-        (["--prompt", "a", "--tree", "2", "--drafter", "none"], "drafter must be given with tree"),
-        (["--prompt", "a", SCHEDULE, "x"], "num_assistant_tokens_schedule must be"),
-        (["--prompt", "a", SCHEDULE, "x", "--gamma", "0"], "num_assistant_tokens_schedule must be"),
-        (["--prompt", "word " * 9000], "tokens, but the model's context is 8192"),
-    ],
-    ids=lambda value: value[-2] if isinstance(value, list) and value else "",
-)
-def test_bad_input_gets_one_line(arguments, message):
-    assert message in one_line_error("generate", *arguments)
 
 
 @pytest.mark.parametrize(
@@ -176,18 +196,6 @@ def test_unreadable_prompt_files_are_named(tmp_path):
     assert "cannot read prompt file" in one_line_error("generate", "--prompts", binary)
 
 
-def test_missing_model_gets_one_line(monkeypatch):
-    monkeypatch.setattr("specdec_hf.cli.weights.EMBEDDED_PACKAGE", "no_such_package")
-    assert "SmolLM2-135M-Instruct not found" in one_line_error("generate", "--prompt", "a")
-
-
-def test_a_broken_model_folder_gets_one_line(tmp_path):
-    (tmp_path / "config.json").write_text("{}")
-    assert "cannot load a model from" in one_line_error(
-        "generate", "--prompt", "a", "--model", tmp_path
-    )
-
-
 def test_shipped_prompts_are_of_many_kinds():
     prompts = read_prompts(shipped_prompts())
     assert len(prompts) >= 6
@@ -209,3 +217,48 @@ def test_tokens_are_coloured_by_kind():
     assert step_kinds(1, 0, 0) == ["plain"]
     assert step_kinds(1, 0, 4) == ["recovered"]
     assert step_kinds(4, 3, 3)[-1] == "bonus"
+
+
+def test_where_there_is_no_colour_marks_tell_drafted_tokens_apart():
+    tokenizer = cli_models.tokenizer()
+    ids = tokenizer("a cat sat on").input_ids
+    steps = [
+        Step(0, ids[:5], ["accepted"] * 5, [0.0] * 5),
+        Step(0, ids[5:9], ["recovered"] * 4, [0.0] * 4),
+        Step(0, ids[9:10], ["accepted"], [0.0]),
+        Step(0, ids[10:], ["plain"] * 2, [0.0] * 2),
+    ]
+    assert render(tokenizer, steps, marks=MARKS).plain == "«a cat» ‹sat› on"
+    assert render(tokenizer, steps, marks=ASCII_MARKS).plain == "[a cat] {sat} on"
+    assert not render(tokenizer, steps, marks=MARKS).spans
+    assert legend(MARKS).plain == (
+        "«drafted and accepted»  ‹recovered after a rejection›  bonus or plain"
+    )
+
+
+@pytest.mark.parametrize(
+    ("environment", "marked"),
+    [
+        ({"TERM": "xterm-256color"}, False),
+        ({"TERM": "xterm-256color", "NO_COLOR": "1"}, True),
+        ({"TERM": "dumb"}, True),
+    ],
+    ids=str,
+)
+def test_marks_take_the_place_of_colours(environment, marked):
+    assert bool(marks_of(Terminal(_environ=environment, force_terminal=True))) == marked
+    assert marks_of(Terminal(_environ=environment, force_terminal=False))
+
+
+def test_a_stream_of_pieces_is_the_text():
+    tokenizer = cli_models.tokenizer()
+    ids = tokenizer("né 😄 ok").input_ids
+    stream = PieceStream(tokenizer)
+    pieces = [p for i in ids for p in stream.feed(Step(0, [i], ["accepted"], [0.0]))]
+    assert [text for text, _ in pieces] == ["n", "é", " ", "😄", " ", "o", "k"]
+    stream.feed(Step(0, ids[1:2], ["bonus"], [0.0]))
+    assert stream.rest() == ("\N{REPLACEMENT CHARACTER}", "bonus")
+
+
+def test_control_characters_become_symbols():
+    assert visible("a\tb\n\x1b[0m\r\x7f\x9b") == "a\tb\n␛[0m␍␡\N{REPLACEMENT CHARACTER}"

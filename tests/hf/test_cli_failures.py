@@ -1,33 +1,22 @@
 """The command line under faults: damaged files, missing libraries, prompts that are too long."""
 
 import json
-import subprocess
 import sys
+from pathlib import Path
 
 import pytest
-from hf.test_cli import invoke, one_line_error
 from specdec_hf import SpeculativeDecoder
 from specdec_hf.cli import compare, weights
 from specdec_hf.cli.prompts import read_prompts
 from specdec_hf.cli.weights import MissingModelError, load_embedded, load_folder
 from support import hf_models
+from support.cli_models import folder, invoke, one_line_error, write_folder  # noqa: F401
 from support.hf_models import one_thread  # noqa: F401  # autouse here
-
-
-def test_help_is_quick_and_loads_no_torch():
-    code = (
-        "import sys; from specdec_hf.cli.app import app\n"
-        "try: app(['--help'])\n"
-        "finally: assert not {'torch', 'transformers', 'specdec_kernels'} & set(sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "generate" in done.stdout
 
 
 def test_a_missing_library_gets_one_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "specdec_kernels", None)
-    assert "specdec_kernels" in one_line_error("info")
+    assert "specdec_kernels" in one_line_error("info", code=1)
 
 
 def test_an_unexpected_error_gets_one_line(monkeypatch):
@@ -35,22 +24,44 @@ def test_an_unexpected_error_gets_one_line(monkeypatch):
         raise ZeroDivisionError("oops")
 
     monkeypatch.setattr("specdec_hf.cli.app.collect_info", broken)
-    assert one_line_error("info") == "error: unexpected ZeroDivisionError: oops"
+    assert one_line_error("info", code=1) == "error: unexpected ZeroDivisionError: oops"
 
 
-def test_prompt_files_may_hold_any_character(tmp_path):
+def test_prompt_files_may_hold_any_character(folder, tmp_path):  # noqa: F811
     path = tmp_path / "prompts.jsonl"
     line = '{"question_id": "[/x]", "category": "[/x]", "turns": ["one\u2028two"]}'
     path.write_bytes(f"{line}\r\n{line}\r\n".encode("utf-8-sig"))
     prompts = read_prompts(path)
     assert [p.turns for p in prompts] == [["one\u2028two"]] * 2
-    result = invoke("generate", "--prompts", path, "--limit", 1, "--max-new-tokens", 2)
+    result = invoke(
+        "generate", "--model", folder, "--prompts", path, "--limit", 1, "--max-new-tokens", 2
+    )
     assert result.exit_code == 0, result.output
     assert "[/x]" in result.output
 
 
+def test_missing_model_gets_one_line(monkeypatch):
+    monkeypatch.setattr("specdec_hf.cli.sources.EMBEDDED_PACKAGE", "no_such_package")
+    assert "SmolLM2-135M-Instruct not found" in one_line_error("generate", "--prompt", "a")
+
+
+def test_a_broken_model_folder_gets_one_line(tmp_path):
+    def line():
+        return one_line_error("generate", "--prompt", "a", "--model", tmp_path)
+
+    (tmp_path / "config.json").write_text("{}")
+    assert "holds no weights (*.safetensors or *.bin)" in line()
+    (tmp_path / "model.safetensors").write_text("")
+    assert "cannot load the configuration from" in line()
+    (tmp_path / "config.json").write_text('{"model_type": "t5"}')
+    assert "is of type 't5', which Transformers does not list among causal" in line()
+    (tmp_path / "config.json").unlink()
+    (tmp_path / "x.gguf").write_text("")
+    assert "config.json is missing; name the GGUF file in it" in line()
+
+
 def test_a_damaged_model_gets_one_line(tmp_path):
-    hf_models.tiny("llama").save_pretrained(tmp_path)
+    write_folder(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"\x10" * 64)
     with pytest.raises(MissingModelError, match="cannot load a model from"):
         load_folder(tmp_path)
@@ -59,36 +70,81 @@ def test_a_damaged_model_gets_one_line(tmp_path):
 
 def test_a_damaged_converted_model_is_converted_again(monkeypatch, tmp_path):
     monkeypatch.setenv("SPECDEC_CACHE", str(tmp_path))
-    folder = tmp_path / f"{weights.embedded_gguf().stem}-{weights.CONVERSION}"
-    folder.mkdir()
-    (folder / "config.json").write_text("{oops")
+    made = tmp_path / f"{weights.embedded_gguf().stem}-{weights.CONVERSION}"
+    made.mkdir()
+    (made / "config.json").write_text("{oops")
     good = hf_models.tiny("llama")
     monkeypatch.setattr(weights, "_convert", lambda gguf, to, say: good.save_pretrained(to))
     seen = []
-    with pytest.raises(MissingModelError, match="cannot load a model"):  # no tokenizer in there
+    with pytest.raises(MissingModelError, match="cannot load a tokenizer"):
         load_embedded(progress=seen.append)
     assert any(text.startswith("converting") for text in seen)
-    assert (folder / "model.safetensors").is_file()
+    assert (made / "model.safetensors").is_file()
 
 
-def test_long_first_turns_are_refused_before_the_run(tmp_path):
+def test_long_first_turns_are_refused_before_the_run(folder, tmp_path):  # noqa: F811
     path = tmp_path / "prompts.jsonl"
-    texts = ("Hi", "word " * 9000)
-    path.write_text("".join(json.dumps({"turns": [text]}) + "\n" for text in texts))
-    message = one_line_error("generate", "--prompts", path, "--max-new-tokens", 2)
-    assert message.startswith("error: prompt 2 has ")
-    assert "but the model's context is 8192" in message
+    path.write_text("".join(json.dumps({"turns": [text]}) + "\n" for text in ("Hi", "word " * 90)))
+    message = one_line_error("generate", "--model", folder, "--prompts", path)
+    assert message == "error: prompt 2 has 468 tokens, but the model's context is 256"
 
 
-def test_a_later_failure_keeps_the_earlier_answers(tmp_path):
-    path, out = tmp_path / "prompts.jsonl", tmp_path / "out.json"
-    path.write_text(json.dumps({"turns": ["Hi", "word " * 9000]}))
-    result = invoke("generate", "--prompts", path, "--max-new-tokens", 2, "--json", out)
-    assert result.exit_code == 2, result.output
+@pytest.fixture
+def two_turns(tmp_path):
+    """A prompt file whose second turn does not fit the context."""
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(json.dumps({"turns": ["Hi", "word " * 90]}))
+    return path
+
+
+def test_a_later_failure_keeps_the_earlier_answers(folder, two_turns, tmp_path):  # noqa: F811
+    out = tmp_path / "out.json"
+    result = invoke(
+        "generate", "--model", folder, "--prompts", two_turns, "--max-new-tokens", 2, "--json", out
+    )
+    assert result.exit_code == 1, result.output
     assert "error: prompt 1: prompt of sequence 0 has" in result.output
     report = json.loads(out.read_text())
     assert len(report["prompts"][0]["turns"]) == report["summary"]["answers"] == 1
-    assert "but the model's context is 8192" in report["error"]
+    assert "but the model's context is 256" in report["error"]
+
+
+def test_an_interruption_is_one_line_and_keeps_the_earlier_answers(
+    folder,  # noqa: F811
+    two_turns,
+    tmp_path,
+    monkeypatch,
+    capfd,
+):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("specdec_hf.cli.interrupt.State.told", False)
+    out = tmp_path / "out.json"
+    arguments = ("generate", "--model", folder, "--prompts", two_turns, "--max-new-tokens", 2)
+    # The second turn of the prompt is encoded after its first has been answered.
+    monkeypatch.setattr("specdec_hf.cli.run._check_prompts", lambda *_: None)
+    monkeypatch.setattr("specdec_hf.cli.run.print_summary", interrupted)
+    run_turn, calls = compare.run_turn, iter(range(3))
+    monkeypatch.setattr(
+        compare,
+        "run_turn",
+        lambda *a, **k: (interrupted if next(calls) == 2 else run_turn)(*a, **k),
+    )
+    result = invoke(*arguments, "--json", out)
+    assert result.exit_code == 130, result.output
+    assert capfd.readouterr().err == "error: interrupted\n"
+    assert json.loads(out.read_text())["error"] == "interrupted"
+
+
+def test_a_disk_that_is_full_gets_one_line(folder):  # noqa: F811
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full here")
+    result = invoke(
+        "generate", "--model", folder, "--prompt", "a", "--max-new-tokens", 2, "--json", "/dev/full"
+    )
+    assert result.exit_code == 1
+    assert result.output.splitlines()[-1] == "error: [Errno 28] No space left on device"
 
 
 @pytest.mark.parametrize("do_sample", [False, True])

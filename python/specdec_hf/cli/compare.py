@@ -20,7 +20,8 @@ class Turn:
     """One generated answer.
 
     ``baseline_tokens`` is what plain decoding generated, empty when it was not run. Seconds are
-    wall time of the whole call, prefill included.
+    wall time of the whole call, prefill included. ``seed`` repeats a sampled answer; greedy ones
+    have none.
     """
 
     prompt_tokens: int
@@ -30,6 +31,7 @@ class Turn:
     baseline: str = ""
     baseline_tokens: list[int] = field(default_factory=list)
     baseline_seconds: float = 0.0
+    seed: int | None = None
 
     @property
     def tokens(self) -> list[int]:
@@ -48,9 +50,9 @@ class Turn:
 
     @property
     def ratio(self) -> float:
-        """Speed with speculation over speed without."""
+        """Speed with speculation over speed without; 0 where either is missing."""
         plain = self.baseline_tokens_per_second
-        return self.tokens_per_second / plain if plain else 0.0
+        return self.tokens_per_second / plain if plain and self.stats.drafted else 0.0
 
     @property
     def identical(self) -> bool | None:
@@ -62,6 +64,7 @@ class Turn:
         return {
             "text": tokenizer.decode(self.tokens, skip_special_tokens=True),
             "tokens": self.tokens,
+            "seed": self.seed,
             "kinds": [kind for step in self.steps for kind in step.kinds],
             "seconds": self.seconds,
             "tokens_per_second": self.tokens_per_second,
@@ -111,6 +114,8 @@ def run_turn(
     _synchronize(model)
     seconds = time.perf_counter() - began
     turn = Turn(inputs["input_ids"].shape[1], steps, output.stats, seconds)
+    if settings["do_sample"]:
+        turn.seed = output.stats.seeds[0]
     if not compare:
         return turn
     began = time.perf_counter()
@@ -120,7 +125,7 @@ def run_turn(
         plain = SpeculativeDecoder(
             rule="match" if options.rule == "match" else "auto",
             cache=options.cache,
-            seed=options.seed,
+            seed=turn.seed,
         )
         for step in plain.stream(model, **inputs, **settings):
             turn.baseline_tokens += step.tokens

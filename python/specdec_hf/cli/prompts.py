@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 SHIPPED = Path("examples") / "prompts.jsonl"
+STANDARD_INPUT = "-"
 
 
 class PromptError(ValueError):
@@ -22,6 +24,9 @@ class Prompt:
     category: str
     turns: list[str]
 
+    def __str__(self) -> str:
+        return f"prompt {self.name}" if self.name else "the prompt"
+
 
 def shipped_prompts() -> Path:
     """The prompt file of the repository: under the working folder, or beside the sources."""
@@ -31,17 +36,21 @@ def shipped_prompts() -> Path:
     raise PromptError(f"{SHIPPED} not found: run from the repository root, or pass --prompts FILE")
 
 
-def read_prompts(path: Path) -> list[Prompt]:
-    """All prompts of a JSON lines file.
+def read_prompts(path: str | Path) -> list[Prompt]:
+    """All prompts of a JSON lines file; "-" is standard input.
 
     Raises:
         PromptError: file unreadable or empty, or a bad line, by number.
     """
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise PromptError(f"cannot read prompt file {path}: {reason}") from error
+    if str(path) == STANDARD_INPUT:
+        path = "standard input"
+        text = read_standard_input()
+    else:
+        try:
+            text = Path(path).read_text(encoding="utf-8-sig")
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            raise PromptError(f"cannot read prompt file {path}: {reason}") from error
     prompts = [
         _parse_line(path, number, line.strip("\r"))
         # Not splitlines(): JSON strings may hold U+2028 and other breaks as they are.
@@ -49,11 +58,28 @@ def read_prompts(path: Path) -> list[Prompt]:
         if line.strip()
     ]
     if not prompts:
-        raise PromptError(f"prompt file {path} holds no prompts")
+        raise PromptError(f"{path} holds no prompts")
     return prompts
 
 
-def _parse_line(path: Path, number: int, line: str) -> Prompt:
+def read_standard_input() -> str:
+    """All of standard input as text.
+
+    Raises:
+        PromptError: it is closed, or not UTF-8.
+    """
+    if sys.stdin is None:
+        raise PromptError("standard input is closed")
+    try:
+        return sys.stdin.buffer.read().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise PromptError(
+            f"standard input is not UTF-8 text: byte {error.object[error.start]:#04x} "
+            f"at {error.start}"
+        ) from error
+
+
+def _parse_line(path: str | Path, number: int, line: str) -> Prompt:
     where = f"{path} line {number}"
     try:
         entry: Any = json.loads(line)

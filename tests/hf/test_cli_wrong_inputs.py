@@ -1,0 +1,188 @@
+"""Wrong inputs as a new user types them: one line each, in the words of the command line.
+
+The first table is refused before torch does anything, the second before a weight is read.
+"""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from specdec_hf.cli import checks
+from specdec_hf.decode import session
+from specdec_hf.drafters import ModelDrafter, PromptLookupDrafter, tree_model
+from specdec_hf.drafters.base import TreeDrafter
+from support import hf_models
+from support.cli_models import folder, invoke, one_line_error, write_folder  # noqa: F401
+from support.hf_models import one_thread  # noqa: F401  # autouse here
+
+SCHEDULE = "--num-assistant-tokens-schedule"
+
+BEFORE_TORCH = [
+    ([], "give either --prompt TEXT or --prompts FILE"),
+    (["--prompt", "a", "--prompts", "b"], "or --prompts FILE, not both"),
+    (["--prompt", "  "], "--prompt is empty"),
+    (["--prompt", ""], "--prompt is empty"),
+    (["--prompt", "a\udcff"], "--prompt is not valid UTF-8 at character 1"),
+    (["--prompt"], "'--prompt' requires an argument"),
+    (["--prompt", "a", "extra"], "extra"),
+    (["--prompts", "nowhere.jsonl"], "cannot read prompt file nowhere.jsonl: No such file"),
+    (["--prompts", "tests"], "cannot read prompt file tests: Is a directory"),
+    (["--prompt", "a", "--nonsense"], "--nonsense"),
+    (["--prompt", "a", "--seed", "x"], "'--seed'"),
+    (["--prompt", "a", "--temperature", "warm"], "'--temperature'"),
+    (["--prompt", "a", "--temperature", "-1"], "--temperature must be finite and >= 0, got -1"),
+    (["--prompt", "a", "--temperature", "nan"], "--temperature must be finite"),
+    (["--prompt", "a", "--temperature", "inf"], "--temperature must be finite"),
+    (["--prompt", "a", "--temperature", "1", "--top-p", "0"], "--top-p must be in (0, 1], got 0.0"),
+    (["--prompt", "a", "--temperature", "1", "--top-k", "-3"], "--top-k must be in [0, 2**31)"),
+    (["--prompt", "a", "--temperature", "1", "--top-k", str(2**63)], "got 9223372036854775808"),
+    (["--prompt", "a", "--temperature", "1", "--min-p", "2"], "--min-p must be in [0, 1], got 2.0"),
+    (["--prompt", "a", "--top-k", "5"], "--top-k needs --temperature above 0"),
+    (["--prompt", "a", "--top-p", "0.9"], "--top-p needs --temperature above 0"),
+    (["--prompt", "a", "--min-p", "0.1"], "--min-p needs --temperature above 0"),
+    (["--prompt", "a", "--max-new-tokens", "0"], "--max-new-tokens must be in [1, 2**31), got 0"),
+    (["--prompt", "a", "--max-new-tokens", "2.5"], "'--max-new-tokens'"),
+    (["--prompt", "a", "--seed", str(2**63)], "--seed must be in [-2**63, 2**63), got 9223"),
+    (["--prompt", "a", "--gamma", "-1"], "--num-assistant-tokens must be in [0, 1024], got -1"),
+    (["--prompt", "a", "--gamma", str(10**20)], "--num-assistant-tokens must be in [0, 1024]"),
+    (["--prompt", "a", "--gamma", "3", "--drafter", "none"], "--num-assistant-tokens needs a draf"),
+    (["--prompt", "a", SCHEDULE, "x"], f"{SCHEDULE} must be one of constant, heuristic, got 'x'"),
+    (["--prompt", "a", SCHEDULE, "x", "--gamma", "0"], f"{SCHEDULE} must be one of constant"),
+    (["--prompt", "a", SCHEDULE, "heuristic", "--tree", "2"], f"{SCHEDULE} must not be given with"),
+    (["--prompt", "a", "--limit", "0"], "--limit must be >= 1, got 0"),
+    (["--prompt", "a", "--json", "tests"], "--json must name a file, tests is a folder"),
+    (["--prompt", "a", "--json", "-"], "--json must name a file, got -"),
+    (["--prompt", "a", "--json", "no/such/folder/x.json"], "folder no/such/folder does not exist"),
+    (["--prompt", "a", "--json", "/proc/version"], "--json: cannot write /proc/version"),
+    (["--prompts", "README.md", "--json", "README.md"], "would overwrite the prompt file"),
+    (["--prompt", "a", "--rule", "best"], "--rule must be one of auto, token, block, match, greed"),
+    (["--prompt", "a", "--rule", "traversal"], "--rule must be one of auto, token, block, match"),
+    (["--prompt", "a", "--rule", "token", "--tree", "2"], "must be one of auto, target_only, matc"),
+    (["--prompt", "a", "--rule", "greedy", "--temperature", "1"], "greedy needs --temperature 0"),
+    (["--prompt", "a", "--tree", "2,x"], "--tree must be numbers of children such as 4,2,1, got"),
+    (["--prompt", "a", "--tree", ""], "--tree must be numbers of children such as 4,2,1, got ''"),
+    (["--prompt", "a", "--tree", "2,0"], "--tree must be an integer in [1, 1024], got 0"),
+    (["--prompt", "a", "--tree", "99,99"], "--tree must have at most 1024 nodes"),
+    (["--prompt", "a", "--tree", "2", "--gamma", "3"], "must not be given with --tree"),
+    (["--prompt", "a", "--tree", "2", "--drafter", "none"], "--tree needs a drafter"),
+    (["--prompt", "a", "--dtype", "int8"], "--dtype must be one of float32, bfloat16, float16, au"),
+    (["--prompt", "a", "--device", "gpu"], "--device must be cpu, cuda, cuda:N or mps, got 'gpu'"),
+    (["--prompt", "a", "--device", "cuda:-1"], "--device must be cpu, cuda, cuda:N or mps"),
+    (["--prompt", "a", "--system", " "], "--system is empty"),
+    (["--prompt", "a", "--model", "no/where/at all"], "--model must be embedded, a model folder,"),
+    (["--prompt", "a", "--model", "nowhere.gguf"], "--model must be embedded, a model folder, a G"),
+    (["--prompt", "a", "--model", ""], "--model must be embedded, a model folder, a GGUF file"),
+    (["--prompt", "a", "--model", "README.md"], "README.md is no GGUF file: it begins with b'# sp"),
+    (["--prompt", "a", "--model", "tests"], "--model: folder tests holds no model: config.json is"),
+    (["--prompt", "a", "--model", "some/one"], "`hf download some/one` gets a hub id"),
+    (["--prompt", "a", "--drafter", "magic wand"], "--drafter must be prompt_lookup, none, layers"),
+    (["--prompt", "a", "--drafter", "some/one"], "neither prompt_lookup, none, layers:N, a folder"),
+    (["--prompt", "a", "--drafter", "layers:x"], "--drafter layers:N needs a number of layers"),
+    (["--prompt", "a", "--drafter", "layers:0"], "--drafter layers:N needs a number of layers"),
+]  # fmt: skip
+BEFORE_WEIGHTS = [
+    (["--prompt", "a", "--drafter", "layers:99"], "layers:N: N must be in [1, 2], got 99"),
+    (["--prompt", "word " * 90], "the prompt has 468 tokens, but the model's context is 256"),
+    (["--prompt", "a", "--device", "cuda:99"], "--device cuda:99 is not available"),
+    (["--prompt", "a", "--device", "mps"], "--device mps is not available"),
+]
+
+
+@pytest.fixture
+def no_model(monkeypatch):
+    """A test that gets as far as this fails."""
+
+    def reached(*_, **__):
+        raise AssertionError("a model would be loaded")
+
+    monkeypatch.setattr("specdec_hf.cli.run.load_models", reached)
+
+
+@pytest.fixture
+def no_weights(monkeypatch):
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+
+    def reached(*_, **__):
+        raise AssertionError("weights would be read")
+
+    monkeypatch.setattr("specdec_hf.cli.load.load_model", reached)
+
+
+def named(value):
+    """A readable test id."""
+    return " ".join(value)[:60] if isinstance(value, list) else ""
+
+
+@pytest.mark.parametrize(("arguments", "message"), BEFORE_TORCH, ids=named)
+@pytest.mark.usefixtures("no_model")
+def test_wrong_options_get_one_line_before_a_model_is_loaded(arguments, message):
+    assert message in one_line_error("generate", *arguments)
+
+
+@pytest.mark.parametrize(("arguments", "message"), BEFORE_WEIGHTS, ids=named)
+@pytest.mark.usefixtures("no_weights")
+def test_what_does_not_fit_the_model_gets_one_line_before_its_weights_are_read(
+    folder,  # noqa: F811
+    arguments,
+    message,
+):
+    assert message in one_line_error("generate", "--model", folder, *arguments)
+
+
+def test_there_are_at_least_forty_wrong_inputs():
+    assert len(BEFORE_TORCH) + len(BEFORE_WEIGHTS) >= 40
+
+
+@pytest.mark.parametrize("command", [["nonsense"], ["--nonsense"], ["chat", "--prompt", "a"]])
+def test_what_the_parser_does_not_know_gets_one_line(command):
+    assert command[-2 if command[0] == "chat" else -1] in one_line_error(*command)
+
+
+@pytest.mark.usefixtures("no_weights")
+def test_a_template_is_needed_for_a_system_message_and_for_chat(tmp_path):
+    bare = write_folder(tmp_path, template=None)
+    line = one_line_error("generate", "--prompt", "a", "--model", bare, "--system", "Be brief.")
+    assert "--system needs a chat template, which the tokenizer of" in line
+
+
+@pytest.mark.usefixtures("no_weights")
+def test_a_drafter_of_another_vocabulary_is_refused(folder, tmp_path):  # noqa: F811
+    hf_models.tiny("llama").save_pretrained(tmp_path)
+    line = one_line_error("generate", "--prompt", "a", "--model", folder, "--drafter", tmp_path)
+    assert "--drafter must have the model's vocabulary of 258 tokens, got 67" in line
+
+
+@pytest.mark.usefixtures("no_model")
+def test_a_refused_output_leaves_no_file_behind(tmp_path):
+    out = tmp_path / "out.json"
+    one_line_error("generate", "--prompt", "a", "--json", out, "--rule", "best")
+    assert not out.exists()
+
+
+def test_wrong_input_of_a_program_is_one_line_without_torch():
+    code = (
+        "import sys; from specdec_hf.cli.app import main\n"
+        "sys.argv = ['x', 'generate', '--prompt', 'a', '--rule', 'best']\n"
+        "try: main()\n"
+        "finally: assert not {'torch', 'transformers', 'specdec_kernels'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+
+
+def test_the_tables_of_the_command_line_are_those_of_the_loop():
+    assert checks.MAX_NUM_ASSISTANT_TOKENS == session.MAX_NUM_ASSISTANT_TOKENS
+    assert set(checks.CHAIN_RULES) == set(PromptLookupDrafter.rules) == set(ModelDrafter.rules)
+    assert set(checks.LOOKUP_TREE_RULES) == set(TreeDrafter.rules)
+    assert set(checks.MODEL_TREE_RULES) == set(tree_model.RULES_OF_ONE_MODEL)
+
+
+def test_help_and_version_succeed():
+    for arguments in (["--help"], [], ["generate", "--help"], ["chat", "--help"], ["--version"]):
+        result = invoke(*arguments)
+        assert result.exit_code == 0, result.output
+        assert result.output.strip()
+        assert max(map(len, result.output.splitlines())) <= 80

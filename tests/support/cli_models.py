@@ -1,0 +1,113 @@
+"""A tiny random model with a byte tokenizer on disk: a folder, a snapshot of the hub, a GGUF file.
+
+The command line runs on it within this process.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import pytest
+import torch
+from specdec_hf.cli.app import app
+from support import hf_models
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+from typer.testing import CliRunner
+
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+END = 257  # "</s>"; the ids below are bytes, and one merge, without which GGUF files do not do
+HUB_ID = "someone/tiny"
+
+
+def tokenizer(template: str | None = TEMPLATE) -> PreTrainedTokenizerFast:
+    """One token per byte, and ``</s>``."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {piece: i for i, piece in enumerate([*alphabet, "ab"])}
+    core = Tokenizer(models.BPE(vocabulary, [("a", "b")]))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    core.decoder = decoders.ByteLevel()
+    core.add_special_tokens(["</s>"])
+    made = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="</s>", pad_token="</s>")
+    made.chat_template = template
+    return made
+
+
+def write_folder(path: Path, template: str | None = TEMPLATE, **settings: int) -> Path:
+    """A model folder in the Hugging Face layout."""
+    hf_models.build("llama", vocab_size=END + 1, **settings).save_pretrained(path)
+    tokenizer(template).save_pretrained(path)
+    return path
+
+
+def write_snapshot(cache: Path) -> Path:
+    """The same model as the local cache of the hub holds it, under `HUB_ID`."""
+    root = cache / f"models--{HUB_ID.replace('/', '--')}"
+    (root / "refs").mkdir(parents=True)
+    (root / "refs" / "main").write_text("0" * 40)
+    return write_folder(root / "snapshots" / ("0" * 40))
+
+
+def write_gguf(path: Path) -> Path:
+    """A GGUF file of a tiny llama with the same tokenizer."""
+    model = hf_models.build("llama", vocab_size=END + 1)
+    config = model.config
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_vocab_size(config.vocab_size)
+    made = tokenizer()
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(made.convert_ids_to_tokens(list(range(END + 1))))
+    writer.add_token_types([1] * END + [3])
+    writer.add_token_merges(["a b"])
+    writer.add_eos_token_id(END)
+    writer.add_chat_template(TEMPLATE)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    for name, value in model.state_dict().items():
+        writer.add_tensor(
+            names.get_name(name, try_suffixes=(".weight",)), value.to(torch.float32).numpy()
+        )
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory):
+    """The model folder, which tests share and must not change."""
+    return write_folder(tmp_path_factory.mktemp("tiny"))
+
+
+def invoke(*arguments, input=None):
+    """Run the command line in this process."""
+    return CliRunner().invoke(app, [str(a) for a in arguments], input=input)
+
+
+def says(result, words):
+    """Whether the output holds these words, whatever its line breaks."""
+    return words in " ".join(result.output.split())
+
+
+def one_line_error(*arguments, code=2, input=None):
+    """The one line that a failing command prints."""
+    result = invoke(*arguments, input=input)
+    assert result.exit_code == code, result.output
+    assert isinstance(result.exception, SystemExit), result.exception
+    lines = result.output.strip().splitlines()
+    assert len(lines) == 1, result.output
+    assert lines[0].startswith("error: ")
+    return lines[0]
