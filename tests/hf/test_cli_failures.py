@@ -125,12 +125,12 @@ def test_an_interruption_is_one_line_and_keeps_the_earlier_answers(
     # The second turn of the prompt is encoded after its first has been answered.
     monkeypatch.setattr("specdec_hf.cli.run._check_prompts", lambda *_: None)
     monkeypatch.setattr("specdec_hf.cli.run.print_summary", interrupted)
-    run_turn, calls = compare.run_turn, iter(range(3))
-    monkeypatch.setattr(
-        compare,
-        "run_turn",
-        lambda *a, **k: (interrupted if next(calls) == 2 else run_turn)(*a, **k),
-    )
+    calls = iter([compare.run_turn] * 2 + [interrupted])
+
+    def run_turn(*args, **kwargs):
+        return next(calls)(*args, **kwargs)
+
+    monkeypatch.setattr(compare, "run_turn", run_turn)
     result = invoke(*arguments, "--json", out)
     assert result.exit_code == 130, result.output
     assert capfd.readouterr().err == "error: interrupted\n"

@@ -75,7 +75,12 @@ def write_gguf(path: Path) -> Path:
     writer.add_eos_token_id(END)
     writer.add_chat_template(TEMPLATE)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
-    for name, value in model.state_dict().items():
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    for name, weight in model.state_dict().items():
+        part = name.split(".")[-2]
+        # llama.cpp rotates neighbours, Transformers rotates halves.
+        halves = weight.reshape(heads.get(part, 1), 2, -1, weight.shape[-1])
+        value = halves.transpose(1, 2).reshape(weight.shape) if part in heads else weight
         writer.add_tensor(
             names.get_name(name, try_suffixes=(".weight",)), value.to(torch.float32).numpy()
         )

@@ -181,9 +181,9 @@ def check_json(path: Path | None, prompts: str | None = None) -> None:
             fail(f"--json must name a file, {path} is a folder")
         if not path.absolute().parent.is_dir():
             fail(f"--json: folder {path.parent} does not exist")
-        if prompts is not None and path.exists() and path.samefile(prompts):
-            fail(f"--json would overwrite the prompt file {prompts}")
         existed = path.exists()
+        if prompts is not None and existed and Path(prompts).exists() and path.samefile(prompts):
+            fail(f"--json would overwrite the prompt file {prompts}")
         path.open("ab").close()
         if not existed:
             path.unlink()
