@@ -77,12 +77,12 @@ def write_gguf(path: Path) -> Path:
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     for name, weight in model.state_dict().items():
-        part = name.split(".")[-2]
-        # llama.cpp rotates neighbours, Transformers rotates halves.
-        halves = weight.reshape(heads.get(part, 1), 2, -1, weight.shape[-1])
-        value = halves.transpose(1, 2).reshape(weight.shape) if part in heads else weight
+        count = heads.get(name.split(".")[-2])
+        order = torch.arange(len(weight))
+        if count:  # llama.cpp rotates neighbours, Transformers rotates halves
+            order = order.view(count, 2, -1).transpose(1, 2).flatten()
         writer.add_tensor(
-            names.get_name(name, try_suffixes=(".weight",)), value.to(torch.float32).numpy()
+            names.get_name(name, try_suffixes=(".weight",)), weight[order].float().numpy()
         )
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
