@@ -2,7 +2,7 @@
 
 import torch
 
-from specdec_kernels import SampledDraft, sample, verify_chain
+from specdec_kernels import SampledDraft, draft_positions, sample, verify_chain
 
 batch, gamma, vocab = 2, 5, 32000
 seeds, positions = torch.tensor([1, 2]), torch.tensor([10, 20])
@@ -15,7 +15,7 @@ drafted = sample(
     temperature=0.8,
     top_k=50,
     seeds=seeds.repeat_interleave(gamma),
-    positions=(positions[:, None] + torch.arange(gamma)).reshape(-1),
+    positions=draft_positions(positions, gamma, rule="block").reshape(-1),
 )
 distribution = SampledDraft(
     draft, drafted.logsumexp.view(batch, gamma), drafted.threshold.view(batch, gamma), 0.8
@@ -24,6 +24,7 @@ verdict = verify_chain(
     target,
     drafted.tokens.view(batch, gamma),
     distribution,
+    rule="block",
     temperature=0.8,
     top_k=50,
     seeds=seeds,

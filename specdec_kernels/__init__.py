@@ -6,6 +6,7 @@ sample the recovered or bonus token, and the cache ops remove the rejected token
 
 from specdec_kernels._library import cpu_capability, has_cuda_kernels, providers
 from specdec_kernels.arguments.draft_forms import DraftMap, SampledDraft, SparseDraft
+from specdec_kernels.arguments.noise import RULES_NEEDING_ROUND_NOISE, draft_positions
 from specdec_kernels.arguments.rules import (
     LOSSLESS_RULES,
     LOSSLESS_TREE_RULES,
@@ -49,6 +50,7 @@ __all__ = [
     "LOSSLESS_RULES",
     "LOSSLESS_TREE_RULES",
     "RULES",
+    "RULES_NEEDING_ROUND_NOISE",
     "RULES_READING_DRAFT",
     "TREE_RULES",
     "TREE_RULES_READING_DRAFT",
@@ -69,6 +71,7 @@ __all__ = [
     "Verdict",
     "build_trie",
     "cpu_capability",
+    "draft_positions",
     "expand_tree",
     "has_cuda_kernels",
     "kv_append_",

@@ -241,10 +241,10 @@ def test_ids_that_only_the_verification_sees_leave_a_note(monkeypatch):
     """The host does not look at drafts that lie on a device."""
     model, inputs, expected = plain_text()
 
-    def unread(drafter, proposed, history, gamma, *_):
+    def unread(drafter, proposed, history, gamma, context):
         return Draft(torch.full((3, 1), 10**6), counts=np.ones(3, dtype=np.int64))
 
-    monkeypatch.setattr("specdec_hf.decode.chain_round.read_draft", unread)
+    monkeypatch.setattr("specdec_hf.drafters.checks.read_draft", unread)
     got = run(model, inputs, drafter=always(None))
     assert got.sequences.tolist() == expected
     assert got.stats.notes == [

@@ -12,7 +12,7 @@ from specdec_hf.cache.forward import forward_window
 from specdec_hf.decode.commit import DraftCounts, HostVerdict
 from specdec_hf.decode.session import Session
 from specdec_hf.drafters import Drafter
-from specdec_hf.drafters.checks import read_draft
+from specdec_hf.drafters.checks import ask
 from specdec_kernels import Rule, SampledDraft, Tree, Verdict, verify_chain
 
 
@@ -31,10 +31,9 @@ class ChainRound:
     def draft(self, limits: NDArray[np.int64]) -> None:
         s = self.session
         assert isinstance(s.drafter, Drafter)
+        assert s.context is not None
         gamma = int(limits.max())
-        history = s.history.shown()
-        proposed = s.drafter.propose(history, gamma)
-        draft = read_draft(s.drafter, proposed, history, gamma, s.model, s.stats.note_round)
+        draft = ask(s.drafter, s.history.shown(), gamma, s.context)
         if draft is None:
             return
         assert draft.counts is not None

@@ -98,6 +98,7 @@ class Session:
     rule: str
     cache: RollbackCache
     drafter: Drafter | TreeDrafter | None
+    context: DraftContext | None
     schedules: list[DraftLengthSchedule]
     guard: BenefitGuard | None
     history: CommittedTokens
@@ -188,11 +189,12 @@ def begin(model: Any, call: Call, options: Options) -> Session:
         notes=list(call.notes),
     )
     lease = Lease(parts_of(drafter))
+    context = None
     if drafter is not None:
         context = DraftContext(
             model, rule, **copy.deepcopy(call.sampling.to_dict()), seeds=seeds_.clone(),
             batch_size=batch_size, max_length=max_length, max_draft=max(draft_size, 16),
-            round_noise=0 if rule == "block" else None, note=stats.note_round,
+            note=stats.note_round,
         )  # fmt: skip
         try:
             drafter.start(context)
@@ -205,6 +207,7 @@ def begin(model: Any, call: Call, options: Options) -> Session:
         rule=rule,
         cache=cache,
         drafter=drafter,
+        context=context,
         schedules=schedules,
         guard=_resolve_guard(options, rule, drafter),
         history=CommittedTokens(tokens, lengths, np.ones(batch_size, dtype=bool)),

@@ -18,7 +18,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -26,10 +26,13 @@ from numpy.typing import NDArray
 
 from specdec_kernels import (
     LOSSLESS_RULES,
+    RULES_NEEDING_ROUND_NOISE,
     RULES_READING_DRAFT,
     TREE_RULES_READING_DRAFT,
     SampledDraft,
 )
+
+MAX_NUMBERS = 2**16  # drafts of one drafter in one round
 
 
 def reads_draft(rule: str) -> bool:
@@ -73,11 +76,11 @@ class DraftContext:
         batch_size: number of sequences B.
         max_length: no sequence will hold more tokens than this.
         max_draft: no round will ask for more tokens than this.
-        round_noise: None where a draft's noise depends on its position alone. Else noise depends on
-            the round too, and this is the first number that this drafter may use for it; see
-            `ModelDrafter`.
         note: leaves a remark in the statistics, with the number of the round. A remark that was
             left before is left out.
+        first_number: number of this drafter's first draft among all drafts of the round. Only the
+            loop sets it.
+        asked_for_noise: whether `noise_positions` was called in this round.
     """
 
     model: Any
@@ -90,8 +93,49 @@ class DraftContext:
     batch_size: int
     max_length: int
     max_draft: int
-    round_noise: int | None = None
     note: Callable[[str], None] = field(default=lambda text: None)
+    first_number: int = 0
+    asked_for_noise: bool = False
+
+    def noise_positions(
+        self,
+        lengths: NDArray[np.int64] | torch.Tensor,
+        index: int | Sequence[int] | NDArray[np.int64],
+        *,
+        depth: int | None = None,
+    ) -> torch.Tensor:
+        """The ``positions`` that `specdec_kernels.sample` draws a draft at.
+
+        They are those that the rule of the call needs; see docs/rules.md#noise. A drafter that
+        returns a distribution calls this in every round, or declares `Drafter.noise`.
+
+        Args:
+            lengths: [B] int64, `History.lengths` of the round.
+            index: which draft of the round is drawn, from 0; or n of them. Drafts that are drawn in
+                one round have different numbers.
+            depth: for a tree, how deep below the pending token these drafts are, from 1; index
+                + 1, as in a chain, where it is not given.
+
+        Returns:
+            int64, [B] for one index and [B, n] for n; on the device of ``lengths`` if that is a
+            tensor, else on the target's.
+
+        Raises:
+            ValueError: an index outside [0, 65536).
+        """
+        self.asked_for_noise = True
+        numbers = np.asarray(index, dtype=np.int64)
+        if numbers.size and not 0 <= numbers.min() <= numbers.max() < MAX_NUMBERS:
+            raise ValueError(f"index must be in [0, {MAX_NUMBERS}), got {index!r}")
+        if not isinstance(lengths, torch.Tensor):
+            lengths = torch.from_numpy(lengths.copy()).to(self.seeds.device, non_blocking=True)
+        if self.rule in RULES_NEEDING_ROUND_NOISE:
+            offsets = (self.first_number + numbers + 1) << 32
+        else:
+            offsets = numbers if depth is None else np.full_like(numbers, depth - 1)
+        if numbers.ndim == 0:
+            return lengths + int(offsets)
+        return lengths[:, None] + torch.from_numpy(offsets).to(lengths.device, non_blocking=True)
 
 
 @dataclass
@@ -119,10 +163,17 @@ class Drafter(ABC):
     Attributes:
         rules: acceptance rules that its drafts can be verified with; the first is rule "auto" of
             sampled calls.
+        noise: where the random numbers come from that draw the drafts. "context": `sample` takes
+            them at the positions of `DraftContext.noise_positions`. "independent": they are the
+            drafter's own, and none is used twice. Rule block and the rules of trees that read the
+            draft distribution refuse a distribution of a drafter that has neither asked in this
+            round nor declared "independent", because with other noise the text would be biased.
+            Drafts without a distribution need no noise.
     """
 
     name = "custom"
     rules: tuple[str, ...] = LOSSLESS_RULES
+    noise: Literal["context", "independent"] = "context"
 
     def start(self, context: DraftContext) -> None:
         """Begin a new call."""

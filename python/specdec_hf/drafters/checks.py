@@ -7,16 +7,15 @@ is never lost to a bad draft.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, TypeGuard
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specdec_hf.drafters.base import Draft, Drafter, History
+from specdec_hf.drafters.base import Draft, DraftContext, Drafter, History
 from specdec_hf.trees.checks import check_integers
-from specdec_kernels import SampledDraft
+from specdec_kernels import RULES_NEEDING_ROUND_NOISE, SampledDraft
 
 IGNORED = "those drafts count as absent"
 OUTSIDE = f"drafted ids outside the vocabulary; {IGNORED}"
@@ -27,13 +26,47 @@ def describe(drafter: Any) -> str:
     return f"drafter {drafter.name} ({type(drafter).__name__})"
 
 
+def ask(drafter: Drafter, history: History, gamma: int, context: DraftContext) -> Draft | None:
+    """A drafter's proposal of one round, checked; None where it drafts nothing.
+
+    Args:
+        drafter: asked once.
+        history, gamma: arguments of `Drafter.propose`.
+        context: the one that the drafter was started with.
+
+    Raises:
+        TypeError: not a draft, or one that holds something of a wrong type.
+        ValueError: tokens of a wrong shape, a tensor on a wrong device, or a distribution that was
+            drawn from with noise that the rule does not allow.
+    """
+    context.asked_for_noise = False
+    draft = read_draft(drafter, drafter.propose(history, gamma), history, gamma, context)
+    if draft is not None and draft.distribution is not None:
+        _check_noise(drafter, context)
+    return draft
+
+
+def _check_noise(drafter: Drafter, context: DraftContext) -> None:
+    if drafter.noise not in ("context", "independent"):
+        raise ValueError(
+            f"{type(drafter).__name__}.noise must be 'context' or 'independent', "
+            f"got {drafter.noise!r}"
+        )
+    if (
+        context.rule in RULES_NEEDING_ROUND_NOISE
+        and drafter.noise == "context"
+        and not context.asked_for_noise
+    ):
+        raise ValueError(
+            f"{type(drafter).__name__}.propose must draw at positions from "
+            f"context.noise_positions(history.lengths, i) under rule {context.rule!r}, which needs "
+            "noise of the round, but did not ask for them; a drafter whose random numbers are its "
+            "own, none used twice, sets noise = 'independent'"
+        )
+
+
 def read_draft(
-    drafter: Drafter,
-    proposed: Any,
-    history: History,
-    gamma: int,
-    model: Any,
-    note: Callable[[str], None],
+    drafter: Drafter, proposed: Any, history: History, gamma: int, context: DraftContext
 ) -> Draft | None:
     """What a drafter proposed, as a `Draft` with valid counts; None where it drafts nothing.
 
@@ -42,8 +75,7 @@ def read_draft(
         proposed: a `Draft`, or its tokens alone. Tokens are a tensor or array [B, up to gamma], or
             a list of one list per sequence; lists may differ in length.
         history, gamma: that it was given.
-        model: the target.
-        note: takes a remark for the statistics.
+        context: names the target, and takes remarks for the statistics.
 
     Raises:
         TypeError: not a draft, or one that holds something of a wrong type.
@@ -51,6 +83,7 @@ def read_draft(
     """
     if proposed is None:
         return None
+    model, note = context.model, context.note
     name, batch_size = f"{type(drafter).__name__}.propose", len(history.lengths)
     draft = proposed if isinstance(proposed, Draft) else Draft(proposed)
     tokens = _read_tokens(name, draft.tokens, batch_size, gamma)

@@ -130,10 +130,9 @@ class _Level:
 
     def noise_positions(self, children: NDArray[np.int64]) -> torch.Tensor:
         """[B, c], the positions that these children take their noise from."""
-        if self.draft.context.rule == "match":
-            return (self.start[:, None] + (self.depth - 1)).expand(-1, len(children))
-        own = torch.from_numpy((self.numbers[children] + 1) << 32)
-        return self.start[:, None] + own.to(self.start.device, non_blocking=True)
+        return self.draft.context.noise_positions(
+            self.start, self.numbers[children], depth=self.depth
+        )
 
     def begin_removal(self, first_draw: Sampled, parents: NDArray[np.int64]) -> None:
         """Set up the logits from which tokens are removed: those that pass the filters."""

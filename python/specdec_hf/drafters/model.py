@@ -64,7 +64,8 @@ class ModelDrafter(Drafter):
                     lengths + i - 1,
                     keep=1,
                 )[:, -1]
-            sampled = draft.sample(logits[:, None], self._noise_positions(positions, i)[:, None])
+            noise = self._context.noise_positions(positions, i)
+            sampled = draft.sample(logits[:, None], noise[:, None])
             drawn.append(sampled.tokens[:, 0])
             if with_distribution:
                 logits_of.append(logits)
@@ -84,17 +85,3 @@ class ModelDrafter(Drafter):
 
     def commit(self, lengths: NDArray[np.int64], accepted: NDArray[np.int64]) -> None:
         self._draft.truncate(lengths + accepted)
-
-    def _noise_positions(self, positions: torch.Tensor, i: int) -> torch.Tensor:
-        """[B], the positions that draft ``i`` takes its noise from.
-
-        Rules match and token take the noise of the token's own position. Rule block and the rules
-        of trees accept a token with a view to those behind it, so a rejected draft has influenced
-        what was emitted, and the noise that drew it must not draw again. The next round drafts for
-        the same position, so noise then depends on the position where the round began (the low 32
-        bits) and on the number of the draft in the round (the bits above).
-        """
-        first = self._context.round_noise
-        if first is None or self._context.rule == "match":
-            return positions + i
-        return positions + ((first + i + 1) << 32)

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from specdec_hf.drafters.base import (
+    MAX_NUMBERS,
     DraftContext,
     Drafter,
     History,
@@ -19,7 +20,7 @@ from specdec_hf.drafters.base import (
     concat_distributions,
     reads_draft,
 )
-from specdec_hf.drafters.checks import OUTSIDE, describe, read_draft
+from specdec_hf.drafters.checks import OUTSIDE, ask, describe
 from specdec_hf.drafters.model import ModelDrafter
 from specdec_hf.drafters.prompt_lookup import PromptLookupDrafter
 from specdec_hf.trees.layouts import TrieTree
@@ -31,7 +32,8 @@ class TrieDrafter(TreeDrafter):
 
     Chains share the nodes of their common prefix, which is then verified once. Only rules that read
     the draft distribution keep the chains apart: they try a token that was drawn twice two times
-    (SpecInfer). They are offered where all drafters are draft models.
+    (SpecInfer). They are offered where no drafter is prompt lookup, and rule "auto" is one of them
+    where all drafters are draft models.
 
     Args:
         drafters: prompt lookup drafts several chains, each other drafter one.
@@ -48,14 +50,20 @@ class TrieDrafter(TreeDrafter):
         ]
         all_nodes = sum(self._counts) * layout.depth
         self.size = all_nodes if layout.size is None else min(layout.size, all_nodes)
+        drawn = ("multi_draft", "traversal")
         if all(isinstance(drafter, ModelDrafter) for drafter in drafters):
-            self.rules = ("multi_draft", "traversal", *TreeDrafter.rules)
+            self.rules = (*drawn, *TreeDrafter.rules)
+        elif not any(isinstance(drafter, PromptLookupDrafter) for drafter in drafters):
+            self.rules = (*TreeDrafter.rules, *drawn)
 
     def start(self, context: DraftContext) -> None:
         """Begin a new call with every drafter."""
         self._context = context
+        self._contexts = []
         for k, drafter in enumerate(self.drafters):
-            mine = dataclasses.replace(context, round_noise=k * self.depth)
+            # Chains of one round must not share their noise.
+            mine = dataclasses.replace(context, first_number=k * MAX_NUMBERS)
+            self._contexts.append(mine)
             if context.rule == "target_only":
                 # This rule accepts whichever child equals the target's own draw, so the most likely
                 # tokens are the best drafts and nothing need be drawn.
@@ -65,8 +73,10 @@ class TrieDrafter(TreeDrafter):
     def propose(self, history: History, limits: NDArray[np.int64]) -> TreeDraft | None:
         depth = min(self.depth, int(limits.max()))
         answers = [
-            _ask(drafter, count, history, depth, self._context)
-            for drafter, count in zip(self.drafters, self._counts, strict=True)
+            _ask(drafter, count, history, depth, context)
+            for drafter, count, context in zip(
+                self.drafters, self._counts, self._contexts, strict=True
+            )
         ]
         given = [chains for chains, _ in answers if chains is not None]
         if not given:
@@ -96,12 +106,30 @@ class TrieDrafter(TreeDrafter):
             note=chains.flatten(1).to(target, non_blocking=True),
         )
         distributions = [distribution for _, distribution in answers]
-        parts = [part for part in distributions if part is not None]
-        if parts:
+        if reads_draft(self._context.rule) and any(d is not None for d in distributions):
+            for drafter, (chain, distribution) in zip(self.drafters, answers, strict=True):
+                if chain is not None:
+                    self._check_distribution(drafter, distribution)
+            parts = [part for part in distributions if part is not None]
             proposed.distribution = concat_distributions(parts, self._context.temperature, target)
             rows = _draft_rows(trie.nodes, self.size, distributions)
             proposed.draft_rows = rows[:, :size].to(target, non_blocking=True)
         return proposed
+
+    def _check_distribution(self, drafter: Drafter, distribution: SampledDraft | None) -> None:
+        """The rows of all drafters become one draft, which has one temperature and vocabulary."""
+        name, context = type(drafter).__name__, self._context
+        if distribution is None:
+            raise ValueError(
+                f"{name}.propose must return a distribution under rule {context.rule!r} if another "
+                "drafter of the TrieTree does, got None"
+            )
+        given, wanted = distribution.temperature, context.temperature
+        if given is not wanted and (isinstance(given, torch.Tensor) or given != wanted):
+            raise ValueError(
+                f"{name}.propose must return a distribution of context.temperature with TrieTree, "
+                f"got {given!r}"
+            )
 
     def commit(self, lengths: NDArray[np.int64], outcome: TreeOutcome | None) -> None:
         first = 0
@@ -125,8 +153,7 @@ def _ask(
     """A drafter's chains [B, count, up to depth], -1 behind their ends, and their distribution."""
     if isinstance(drafter, PromptLookupDrafter):
         return drafter.propose_several(history, depth, count), None
-    proposed = drafter.propose(history, depth)
-    draft = read_draft(drafter, proposed, history, depth, context.model, context.note)
+    draft = ask(drafter, history, depth, context)
     if draft is None:
         return None, None
     assert draft.counts is not None

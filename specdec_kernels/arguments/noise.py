@@ -1,0 +1,49 @@
+"""The positions at which drafts are drawn, as the rule that verifies them needs them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specdec_kernels.arguments.rules import RULES, TREE_RULES, TREE_RULES_READING_DRAFT
+
+# The outcome of a round depends on drafts that no emitted token stems from: those behind the one at
+# which the rule stops, or rejected siblings. Their noise must not draw again.
+RULES_NEEDING_ROUND_NOISE: tuple[str, ...] = ("block", *TREE_RULES_READING_DRAFT)
+
+
+def draft_positions(positions: Tensor, number: int, *, rule: str) -> Tensor:
+    """The ``positions`` of `sample` for the drafts of one round.
+
+    Args:
+        positions: [B] int64, absolute index of the first drafted token; the ``positions`` of
+            `verify_chain` or `verify_tree` in this round.
+        number: of drafts, gamma for a chain and N for a tree.
+        rule: the rule that verifies them.
+
+    Returns:
+        [B, number] int64. Draft i of a chain, or node i of a tree, takes its noise from
+        ``positions + ((i + 1) << 32)`` where the rule needs noise of the round (block, and the
+        rules of trees that read a draft distribution). For other rules draft i of a chain takes
+        that of its own position, ``positions + i``; a node of a tree that is drawn for rule match
+        takes ``positions + depth - 1`` instead.
+
+    Raises:
+        ValueError: unknown rule, or a negative number.
+
+    Source: docs/rules.md#noise.
+
+    >>> draft_positions(torch.tensor([10, 20]), 3, rule="token")
+    tensor([[10, 11, 12],
+            [20, 21, 22]])
+    >>> draft_positions(torch.tensor([10]), 2, rule="block") - 10 >> 32
+    tensor([[1, 2]])
+    """
+    if rule not in (*RULES, *TREE_RULES):
+        raise ValueError(f"rule must be one of {', '.join((*RULES, *TREE_RULES))}, got {rule!r}")
+    if number < 0:
+        raise ValueError(f"number must be at least 0, got {number}")
+    drafts = torch.arange(number, device=positions.device)
+    if rule in RULES_NEEDING_ROUND_NOISE:
+        drafts = (drafts + 1) << 32
+    return positions[:, None] + drafts
