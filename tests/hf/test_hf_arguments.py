@@ -6,8 +6,9 @@ import pytest
 import torch
 from specdec_hf import SpeculativeDecoder, Step, generate
 from support import hf_models
-from support.hf_models import one_thread  # noqa: F401  # autouse here
+from support.hf_models import Recorder, one_thread  # noqa: F401  # autouse here
 from transformers import (
+    BatchEncoding,
     GenerationConfig,
     LogitsProcessor,
     LogitsProcessorList,
@@ -16,23 +17,9 @@ from transformers import (
     T5ForConditionalGeneration,
     TemperatureLogitsWarper,
 )
-from transformers.generation.streamers import BaseStreamer
 
 NEW = 20
 RAGGED = (9, 4, 12)
-
-
-class Recorder(BaseStreamer):
-    """Remembers every call."""
-
-    def __init__(self):
-        self.calls = []
-
-    def put(self, value):
-        self.calls.append(value.tolist())
-
-    def end(self):
-        self.calls.append("end")
 
 
 class PreferNew(LogitsProcessor):
@@ -227,13 +214,26 @@ REFUSED = {
     "guidance_scale": ({"guidance_scale": 1.5}, "guidance_scale=1.5 is not supported"),
     "typical_p": ({"typical_p": 0.5, "do_sample": True}, "typical_p=0.5 is not supported"),
     "output_scores": ({"output_scores": True}, "output_scores=True is not supported"),
-    "prompt_lookup_num_tokens": ({"prompt_lookup_num_tokens": 3}, "pass drafter='prompt_lookup'"),
+    "prompt_lookup_num_tokens": (
+        {"prompt_lookup_num_tokens": 3, "drafter": hf_models.perturbed("llama")},
+        "drafter and prompt_lookup_num_tokens must not both be given",
+    ),
+    "max_matching_ngram_size": (
+        {"max_matching_ngram_size": 3},
+        "max_matching_ngram_size=3 needs drafter='prompt_lookup'",
+    ),
+    "assistant_early_exit": (
+        {"assistant_early_exit": 1},
+        "assistant_early_exit=1 is not supported",
+    ),
+    "assistant_tokenizer": ({"assistant_tokenizer": "x"}, "assistant_tokenizer is not supported"),
+    "both assistants": (
+        {"assistant_model": hf_models.perturbed("llama"), "drafter": "prompt_lookup"},
+        "drafter and assistant_model must not both be given",
+    ),
     "use_cache": ({"use_cache": False}, "use_cache=False is not supported"),
     "cache_implementation": ({"cache_implementation": "static"}, "cache_implementation='static'"),
-    "assistant_model": (
-        {"assistant_model": "x"},
-        "assistant_model is not supported; pass drafter=",
-    ),
+    "assistant_model": ({"assistant_model": "x"}, "assistant_model must be a model, got 'x'"),
     "unknown": ({"max_new_token": 3}, "unknown or unsupported arguments: max_new_token"),
     "tree": ({"tree": 3}, "tree must be a TreeSpec, EagleTree, TrieTree or a tuple"),
     "gamma": ({"gamma": -1}, "num_assistant_tokens must be an integer in [0, 1024]"),
@@ -266,7 +266,7 @@ REFUSED = {
     "min_p": ({"min_p": 1.5, "do_sample": True}, "min_p must be in [0, 1], got 1.5"),
     "max_length": ({"max_length": 5, "max_new_tokens": None}, "limited to 5"),
 }
-WRONG_TYPES = ("tree", "gamma type", "drafter type", "seed type", "hot")
+WRONG_TYPES = ("assistant_model", "tree", "gamma type", "drafter type", "seed type", "hot")
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -294,6 +294,19 @@ def test_refused_inputs_are_named():
     for kwargs, message in cases:
         with pytest.raises(ValueError, match=message):
             generate(model, **kwargs, max_new_tokens=4)
+    for wrong, message in (
+        ("Once upon", r"input_ids must be a torch.Tensor, got str; pass \*\*tokenizer\("),
+        (["Once"], r"input_ids must be a torch.Tensor, got list; pass \*\*tokenizer\("),
+        ([[1, 2]], r"input_ids must be a torch.Tensor, got list; pass a torch.tensor of it"),
+        (BatchEncoding({"input_ids": one}), r"got BatchEncoding; pass its entries, as in generate"),
+        ({"input_ids": one}, r"input_ids must be a torch.Tensor, got dict; pass its entries"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            generate(model, wrong, max_new_tokens=4)
+    with pytest.raises(ValueError, match="inputs and input_ids are the same argument"):
+        generate(model, one, input_ids=one, max_new_tokens=4)
+    with pytest.raises(TypeError, match=r"attention_mask must be a torch.Tensor, got list"):
+        generate(model, one, attention_mask=[[1] * 4], max_new_tokens=4)
     with pytest.raises(ValueError, match="stop_strings needs tokenizer"):
         SpeculativeDecoder(stop_strings="x")
     with pytest.raises(ValueError, match="tree must have at least one entry, got none"):

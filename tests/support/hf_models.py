@@ -21,6 +21,7 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
 )
+from transformers.generation.streamers import BaseStreamer
 
 VOCAB = 67
 
@@ -136,3 +137,16 @@ def smollm() -> tuple[Any, Any, Any]:
     """The embedded model, its tokenizer, and a drafter of its first layers that shares weights."""
     model, tokenizer = load_embedded()
     return model, tokenizer, with_fewer_layers(model, 6)
+
+
+class Recorder(BaseStreamer):
+    """Remembers every call."""
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+
+    def put(self, value: torch.Tensor) -> None:
+        self.calls.append(value.tolist())
+
+    def end(self) -> None:
+        self.calls.append("end")

@@ -28,7 +28,11 @@ from specdec_hf.decode.session import (
     finish,
 )
 from specdec_hf.decode.streaming import Step, Streamer, put_step
-from specdec_hf.hf_arguments.call import call_from_hugging_face, prepare_call
+from specdec_hf.drafters.prompt_lookup import PromptLookupDrafter
+from specdec_hf.hf_arguments.assistant import Assistant
+from specdec_hf.hf_arguments.call import Call, call_from_hugging_face, prepare_call
+from specdec_hf.hf_arguments.caller import kept_arguments
+from specdec_hf.hf_arguments.inputs import one_of
 from specdec_hf.schedules.benefit_guard import BenefitGuard
 from specdec_hf.trees.layouts import as_layout
 
@@ -42,7 +46,7 @@ def generate(
     num_assistant_tokens: int | None = None,
     gamma: int | None = None,
     num_speculative_tokens: int | None = None,
-    num_assistant_tokens_schedule: str = "constant",
+    num_assistant_tokens_schedule: str | None = None,
     rule: str = "auto",
     tree: Any = None,
     cache: str = "auto",
@@ -70,7 +74,7 @@ def generate(
         drafter: None for plain decoding, "prompt_lookup", a causal LM of the same vocabulary, or a
             `Drafter`; with ``tree`` also a list of them.
         num_assistant_tokens: tokens to draft per round; ``gamma`` and ``num_speculative_tokens``
-            are aliases.
+            are aliases. None is the value of the generation config, or 5.
         num_assistant_tokens_schedule: "constant", or "heuristic" (+2 after full acceptance, else
             -1).
         rule: acceptance rule: "token", "block", "greedy", or "match", whose sampled output equals
@@ -118,18 +122,19 @@ def generate(
         guard=guard,
         clock=clock,
     )
-    call = prepare_call(model, inputs if input_ids is None else input_ids, **kwargs)
+    call = prepare_call(model, one_of(inputs, input_ids), **kwargs)
     if streamer is not None:
         _check_streamer(len(call.mask))
         streamer.put(torch.from_numpy(call.input_ids))
-    return run(begin(model, call, options), streamer)
+    return run(_begin(model, call, options), streamer)
 
 
 class SpeculativeDecoder:
     """The loop as an object: ``model.generate(**inputs, custom_generate=SpeculativeDecoder(...))``.
 
-    ``model.generate`` keeps streamer, tokenizer and ``stop_strings`` from a ``custom_generate``
-    callable, so this object takes them itself. Sampling arguments stay with ``generate``.
+    ``model.generate`` drops ``tokenizer`` where it calls a ``custom_generate``, so this object
+    takes it, and ``stop_strings``, itself. It also takes a streamer; one given to
+    ``model.generate`` is used as well. All other arguments stay with ``model.generate``.
 
     Args:
         drafter, num_assistant_tokens, gamma, num_speculative_tokens,
@@ -145,7 +150,7 @@ class SpeculativeDecoder:
         num_assistant_tokens: int | None = None,
         gamma: int | None = None,
         num_speculative_tokens: int | None = None,
-        num_assistant_tokens_schedule: str = "constant",
+        num_assistant_tokens_schedule: str | None = None,
         rule: str = "auto",
         tree: Any = None,
         cache: str = "auto",
@@ -191,13 +196,19 @@ class SpeculativeDecoder:
         criteria = type(stopping_criteria)(stopping_criteria)
         if self.stop_strings is not None:
             criteria.append(StopStringCriteria(self.tokenizer, self.stop_strings))
+        kept = kept_arguments()
         call = call_from_hugging_face(
-            model, input_ids, logits_processor, criteria, generation_config, model_kwargs
+            model, input_ids, logits_processor, criteria, generation_config, model_kwargs, kept
         )
-        if self.streamer is not None:
+        streamer = kept.get("streamer")
+        if streamer is not None and self.streamer is not None:
+            raise ValueError("streamer is given to model.generate and to SpeculativeDecoder")
+        if streamer is None and self.streamer is not None:
+            streamer = self.streamer
+            streamer.put(torch.from_numpy(call.input_ids))  # model.generate does it for its own
+        if streamer is not None:
             _check_streamer(len(call.mask))
-            self.streamer.put(torch.from_numpy(call.input_ids))
-        return run(begin(model, call, self._options(seed)), self.streamer)
+        return run(_begin(model, call, self._options(seed)), streamer)
 
     def stream(
         self, model: Any, input_ids: torch.Tensor | None = None, *, seed: Any = None, **kwargs: Any
@@ -209,7 +220,7 @@ class SpeculativeDecoder:
         for name in ("tokenizer", "stop_strings"):
             if getattr(self, name) is not None:
                 kwargs.setdefault(name, getattr(self, name))
-        session = begin(model, prepare_call(model, input_ids, **kwargs), self._options(seed))
+        session = _begin(model, prepare_call(model, input_ids, **kwargs), self._options(seed))
         try:
             while not session.done:
                 yield from step(session)
@@ -236,8 +247,8 @@ def run(session: Session, streamer: Streamer | None = None) -> Any:
     return output if session.call.return_dict else output.sequences
 
 
-def resolve_num_assistant_tokens(*values: int | None, tree: Any = None) -> int:
-    """The value of the alias that was given, or the default.
+def resolve_num_assistant_tokens(*values: int | None, tree: Any = None) -> int | None:
+    """The value of the alias that was given, or None.
 
     Raises:
         TypeError: a value that is not an integer.
@@ -258,10 +269,51 @@ def resolve_num_assistant_tokens(*values: int | None, tree: Any = None) -> int:
             "num_assistant_tokens, gamma and num_speculative_tokens are the same argument, "
             f"got {sorted(given)}"
         )
-    number = given.pop() if given else DEFAULT_NUM_ASSISTANT_TOKENS
+    if not given:
+        return None
+    number = given.pop()
     if not 0 <= number <= MAX_NUM_ASSISTANT_TOKENS:
         raise ValueError(f"{rule}, got {number}")
     return number
+
+
+def _begin(model: Any, call: Call, options: Options) -> Session:
+    return begin(model, call, with_assistant(options, call.assistant))
+
+
+def with_assistant(options: Options, assistant: Assistant) -> Options:
+    """The options of the loop, completed by what ``model.generate`` was told about drafts.
+
+    Raises:
+        ValueError: the same is asked for in two ways.
+    """
+    drafter, lookup = options.drafter, options.drafter == "prompt_lookup"
+    if assistant.model is not None or assistant.lookup:
+        if drafter is not None and not (lookup and assistant.lookup):
+            name = "prompt_lookup_num_tokens" if assistant.lookup else "assistant_model"
+            raise ValueError(f"drafter and {name} must not both be given")
+        drafter, lookup = assistant.model or "prompt_lookup", assistant.lookup
+    if assistant.max_ngram is not None:
+        if not lookup:
+            raise ValueError(
+                f"max_matching_ngram_size={assistant.max_ngram} needs drafter='prompt_lookup'"
+            )
+        drafter = PromptLookupDrafter(assistant.max_ngram, min(2, assistant.max_ngram))
+    number, schedule = options.num_assistant_tokens, options.num_assistant_tokens_schedule
+    if assistant.num_assistant_tokens is not None and not (
+        assistant.from_model and (number is not None or options.tree is not None)
+    ):
+        number = resolve_num_assistant_tokens(
+            number, assistant.num_assistant_tokens, tree=options.tree
+        )
+    if schedule is None and not (assistant.from_model and options.tree is not None):
+        schedule = assistant.schedule
+    return replace(
+        options,
+        drafter=drafter,
+        num_assistant_tokens=DEFAULT_NUM_ASSISTANT_TOKENS if number is None else number,
+        num_assistant_tokens_schedule=schedule or "constant",
+    )
 
 
 def _check_streamer(batch_size: int) -> None:

@@ -47,8 +47,8 @@ class Options:
     """The loop's own arguments; see `generate`."""
 
     drafter: Any = None
-    num_assistant_tokens: int = DEFAULT_NUM_ASSISTANT_TOKENS
-    num_assistant_tokens_schedule: str = "constant"
+    num_assistant_tokens: int | None = None
+    num_assistant_tokens_schedule: str | None = None
     rule: str = "auto"
     tree: Layout | None = None
     cache: str = "auto"
@@ -159,9 +159,10 @@ def begin(model: Any, call: Call, options: Options) -> Session:
     if isinstance(drafter, TreeDrafter):
         draft_length, draft_size = drafter.depth, drafter.size
     else:
+        assert options.num_assistant_tokens is not None
         draft_length = draft_size = options.num_assistant_tokens
     schedules = [
-        make_schedule(options.num_assistant_tokens_schedule, draft_length)
+        make_schedule(options.num_assistant_tokens_schedule or "constant", draft_length)
         for _ in range(batch_size)
     ]
     seeds = sequence_seeds(
@@ -260,7 +261,7 @@ def finish(session: Session) -> SpecOutput:
 
 
 def _check_tree_options(options: Options) -> None:
-    if options.num_assistant_tokens_schedule != "constant":
+    if options.num_assistant_tokens_schedule not in (None, "constant"):
         raise ValueError(
             "num_assistant_tokens_schedule must be 'constant' with tree, "
             f"got {options.num_assistant_tokens_schedule!r}"

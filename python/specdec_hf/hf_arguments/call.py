@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
+from specdec_hf.hf_arguments.assistant import Assistant, assistant_of
 from specdec_hf.hf_arguments.inputs import check_input_ids, check_mask, check_prompts
 from specdec_hf.hf_arguments.model_inputs import (
     Prefill,
@@ -31,7 +32,7 @@ from specdec_hf.hf_arguments.sampling import (
     make_sampling,
     sequences_per_prompt,
 )
-from specdec_hf.hf_arguments.unsupported import instead, refuse_unsupported
+from specdec_hf.hf_arguments.unsupported import Origin, refuse_unsupported
 
 
 @dataclass
@@ -52,6 +53,7 @@ class Call:
         criteria: stopping criteria other than length and end-of-sequence.
         past: the caller's cache, which is never written to, or None.
         prefill: the model's own prefill of inputs other than text, or None.
+        assistant: the drafts that the arguments of ``model.generate`` ask for.
         return_dict: whether the caller wants the whole output.
         num_return_sequences: how many sequences that follow one another continue one prompt.
         notes: remarks for the statistics.
@@ -70,6 +72,7 @@ class Call:
     return_dict: bool
     num_return_sequences: int = 1
     prefill: Prefill | None = None
+    assistant: Assistant = field(default_factory=Assistant)
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -106,9 +109,8 @@ def prepare_call(
         name: kwargs.pop(name) for name in PARAMETERS if is_per_sequence(kwargs.get(name))
     }
     kwargs = {name: value for name, value in kwargs.items() if value is not None}
-    for name in ("assistant_model", "negative_prompt_ids", "synced_gpus"):
-        if kwargs.pop(name, False) is not False:
-            raise ValueError(f"{name} is not supported" + instead(name))
+    refuse_kept(kwargs)
+    assistant_model = kwargs.pop("assistant_model", None)
     kwargs.pop("trust_remote_code", None)
     has_default_max_length = (
         all(
@@ -119,7 +121,11 @@ def prepare_call(
     )
     config, extras = model._prepare_generation_config(generation_config, **kwargs)
     check_extra_inputs(model, extras)
-    refuse_unsupported(config)
+    given = set(kwargs)
+    if generation_config is not None:
+        given |= {name for name, value in vars(generation_config).items() if value is not None}
+    origin = Origin(model, given)
+    refuse_unsupported(config, origin)
     model._prepare_special_tokens(
         config, attention_mask is not None, device="cpu", batch_size=batch_size
     )
@@ -167,8 +173,9 @@ def prepare_call(
     ]
     config.do_sample = do_sample
     return build_call(
-        model, ids, mask, config, per_sequence, processors, criteria, past_key_values, prefill
-    )
+        model, ids, mask, config, per_sequence, processors, criteria, past_key_values, prefill,
+        origin, assistant_of(config, origin, assistant_model),
+    )  # fmt: skip
 
 
 def call_from_hugging_face(
@@ -178,11 +185,17 @@ def call_from_hugging_face(
     stopping_criteria: StoppingCriteriaList,
     generation_config: GenerationConfig,
     model_kwargs: dict[str, Any],
+    arguments_kept: dict[str, Any],
 ) -> Call:
-    """The same `Call` from what ``model.generate`` hands to a ``custom_generate`` callable."""
+    """The same `Call` from what ``model.generate`` hands to a ``custom_generate`` callable.
+
+    ``arguments_kept`` are those that it keeps to itself; see caller.py.
+    """
     embeds = model_kwargs.get("inputs_embeds")
     ids = check_input_ids(model, input_ids, embeds)
-    refuse_unsupported(generation_config)
+    refuse_kept(arguments_kept)
+    origin = Origin(model, set(arguments_kept.get("kwargs", ())))
+    refuse_unsupported(generation_config, origin)
     mask = np.ones(tuple((ids if embeds is None else embeds).shape[:2]), dtype=bool)
     if model_kwargs.get("attention_mask") is not None:
         mask = model_kwargs["attention_mask"].cpu().numpy() != 0
@@ -204,12 +217,13 @@ def call_from_hugging_face(
     processors = [
         LogitsProcessorList(processor_of(p, b) for p in kept) for b in range(ids.shape[0])
     ]
+    assistant = assistant_of(generation_config, origin, arguments_kept.get("assistant_model"))
     past = model_kwargs.get("past_key_values")
     if past is not None and past.get_seq_length() == 0:
         past = None
     return build_call(
         model, ids, mask, generation_config, per_sequence, processors, stopping_criteria, past,
-        prefill,
+        prefill, origin, assistant,
     )  # fmt: skip
 
 
@@ -222,7 +236,9 @@ def build_call(
     processors: list[LogitsProcessorList],
     criteria: StoppingCriteriaList,
     past: Any,
-    prefill: Prefill | None = None,
+    prefill: Prefill | None,
+    origin: Origin,
+    assistant: Assistant,
 ) -> Call:
     """Assemble a `Call` from a complete generation config."""
     columns = ids.shape[1]
@@ -241,13 +257,18 @@ def build_call(
     pad = config._pad_token_tensor
     do_sample = bool(config.do_sample)
     returned = sequences_per_prompt(config)
+    try:
+        sampling = make_sampling(config, per_sequence, do_sample, len(mask), model.device, returned)
+    except (TypeError, ValueError) as error:
+        name = str(error).split()[0]
+        raise type(error)(f"{error}{origin.of(name, getattr(config, name, None))}") from error
     return Call(
         input_ids=ids.numpy(),
         mask=mask,
         max_new_tokens=max_length - columns,
         eos=frozenset(eos),
         pad=int(pad) if pad is not None else 0,
-        sampling=make_sampling(config, per_sequence, do_sample, len(mask), model.device, returned),
+        sampling=sampling,
         do_sample=do_sample,
         processors=processors,
         criteria=others,
@@ -255,4 +276,19 @@ def build_call(
         return_dict=bool(config.return_dict_in_generate),
         num_return_sequences=returned,
         prefill=prefill,
+        assistant=assistant,
     )
+
+
+def refuse_kept(arguments: dict[str, Any]) -> None:
+    """Raises ValueError for arguments of ``model.generate`` that ask for other kinds of decoding.
+
+    They are removed from ``arguments`` where their value changes nothing.
+    """
+    for name in ("negative_prompt_ids", "negative_prompt_attention_mask", "synced_gpus"):
+        if arguments.pop(name, False) is not False:
+            raise ValueError(f"{name} is not supported")
+    if arguments.pop("assistant_tokenizer", None) is not None:
+        raise ValueError(
+            "assistant_tokenizer is not supported: a draft model must share the vocabulary"
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,16 +11,44 @@ from numpy.typing import NDArray
 from transformers import GenerationConfig
 
 
+def one_of(inputs: Any, input_ids: Any) -> Any:
+    """The prompts, which may be given under either name.
+
+    Raises:
+        ValueError: both names are used.
+    """
+    if inputs is not None and input_ids is not None:
+        raise ValueError("inputs and input_ids are the same argument, got both")
+    return inputs if input_ids is None else input_ids
+
+
+def check_tensor(name: str, value: Any) -> None:
+    """Raises TypeError for what is no tensor, with what to pass instead."""
+    if value is None or isinstance(value, torch.Tensor):
+        return
+    instead = ""
+    if isinstance(value, str) or (isinstance(value, list) and value and isinstance(value[0], str)):
+        instead = "; pass **tokenizer(text, return_tensors='pt')"
+    elif isinstance(value, Mapping):
+        instead = "; pass its entries, as in generate(model, **inputs)"
+    elif isinstance(value, list | tuple | np.ndarray):
+        instead = "; pass a torch.tensor of it"
+    raise TypeError(f"{name} must be a torch.Tensor, got {type(value).__name__}{instead}")
+
+
 def check_input_ids(
     model: Any, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None = None
 ) -> torch.Tensor:
     """``input_ids`` [B, T] as int64 on the host; T is 0 with ``inputs_embeds`` alone.
 
     Raises:
+        TypeError: no tensor.
         ValueError: encoder-decoder model, missing or empty prompt, wrong shape or id.
     """
     if getattr(model.config, "is_encoder_decoder", False):
         raise ValueError(f"encoder-decoder models are not supported, got {type(model).__name__}")
+    check_tensor("input_ids", input_ids)
+    check_tensor("inputs_embeds", inputs_embeds)
     if inputs_embeds is not None:
         if inputs_embeds.ndim != 3:
             raise ValueError(
@@ -62,8 +91,10 @@ def check_mask(
         config: with its special tokens prepared.
 
     Raises:
+        TypeError: no tensor.
         ValueError: wrong shape, or a prompt without tokens.
     """
+    check_tensor("attention_mask", attention_mask)
     if attention_mask is None:
         attention_mask = model._prepare_attention_mask_for_generation(ids, config, {})
     if attention_mask.shape != ids.shape[:2]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
 from transformers.generation.logits_process import (
+    EncoderNoRepeatNGramLogitsProcessor,
+    EncoderRepetitionPenaltyLogitsProcessor,
     MinPLogitsWarper,
+    PrefixConstrainedLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
@@ -36,11 +40,21 @@ def warper_parameter(processor: Any) -> tuple[str, Any] | None:
 
 
 def processor_of(processor: Any, b: int) -> Any:
-    """A processor for sequence ``b`` alone, where the given one holds a tensor per sequence."""
+    """A processor for sequence ``b`` alone, where the given one knows the sequences of a batch."""
     if type(processor) is RepetitionPenaltyLogitsProcessor and isinstance(
         processor.prompt_ignore_length, torch.Tensor
     ):
         return RepetitionPenaltyLogitsProcessor(
             processor.penalty, prompt_ignore_length=processor.prompt_ignore_length[b : b + 1]
         )
-    return processor
+    alone = copy.copy(processor)
+    if type(processor) is EncoderRepetitionPenaltyLogitsProcessor:
+        alone.encoder_input_ids = processor.encoder_input_ids[b : b + 1]
+    elif type(processor) is EncoderNoRepeatNGramLogitsProcessor:
+        alone.batch_size, alone.generated_ngrams = 1, processor.generated_ngrams[b : b + 1]
+    elif type(processor) is PrefixConstrainedLogitsProcessor:
+        allowed = allowed_tokens_of(processor._prefix_allowed_tokens_fn, b)
+        alone._prefix_allowed_tokens_fn = allowed
+    else:
+        return processor
+    return alone

@@ -1,4 +1,8 @@
-"""Arguments of ``model.generate`` that the loop does not support and refuses by name."""
+"""Every field of ``GenerationConfig``: honoured, refused by name, or without effect.
+
+docs/generation-config.md lists them, and a test compares these tables with the installed
+Transformers. A field that is in none of them is refused where its value is not the default.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +10,34 @@ from typing import Any
 
 from transformers import GenerationConfig
 
-# Fields of GenerationConfig with the values that change nothing. Any other value is refused.
+HONOURED = frozenset(
+    {"max_length", "max_new_tokens", "min_length", "min_new_tokens", "max_time", "stop_strings"}
+    | {"do_sample", "temperature", "top_k", "top_p", "min_p", "num_return_sequences"}
+    | {"repetition_penalty", "encoder_repetition_penalty", "no_repeat_ngram_size"}
+    | {"encoder_no_repeat_ngram_size", "bad_words_ids", "renormalize_logits"}
+    | {"forced_bos_token_id", "forced_eos_token_id", "remove_invalid_values"}
+    | {"exponential_decay_length_penalty", "suppress_tokens", "begin_suppress_tokens"}
+    | {"sequence_bias", "return_dict_in_generate", "pad_token_id", "eos_token_id"}
+    | {"num_assistant_tokens", "num_assistant_tokens_schedule"}
+    | {"prompt_lookup_num_tokens", "max_matching_ngram_size"}
+)
+# They have no effect on plain generation of one kind either: they belong to beam search, to static
+# or quantized caches, to encoder-decoder models, to other entry points, or are bookkeeping.
+WITHOUT_EFFECT = frozenset(
+    {"early_stopping", "length_penalty", "low_memory", "decoder_start_token_id", "bos_token_id"}
+    | {"cache_config", "max_cache_len", "compile_config", "disable_compile"}
+    | {"continuous_batching_config", "transformers_version", "_from_model_config"}
+)
+# The values of the other fields that change nothing. Any other value is refused.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "num_beams": (None, 1),
     "num_beam_groups": (None, 1),
-    "penalty_alpha": (None, 0, 0.0),
+    "diversity_penalty": (None, 0),
+    "penalty_alpha": (None, 0),
     "dola_layers": (None,),
     "constraints": (None,),
     "force_words_ids": (None,),
-    "guidance_scale": (None, 1, 1.0),
+    "guidance_scale": (None, 1),
     "watermarking_config": (None,),
     "token_healing": (None, False),
     "cache_implementation": (None,),
@@ -22,33 +45,56 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "output_logits": (None, False),
     "output_attentions": (None, False),
     "output_hidden_states": (None, False),
-    "prompt_lookup_num_tokens": (None,),
+    "is_assistant": (None, False),
+    "assistant_confidence_threshold": (None, 0, 0.4),
     "assistant_early_exit": (None,),
+    "assistant_lookbehind": (None, 10),
+    "target_lookbehind": (None, 10),
+    "assistant_ensemble_weight": (None,),
+    "speculation_type": (None,),
     "use_mtp": (None, False),
     "use_cache": (None, True),
     "prefill_chunk_size": (None,),
 }
 UNSUPPORTED_SAMPLING: dict[str, tuple[Any, ...]] = {
-    "typical_p": (None, 1, 1.0),
-    "epsilon_cutoff": (None, 0, 0.0),
-    "eta_cutoff": (None, 0, 0.0),
+    "typical_p": (None, 1),
+    "epsilon_cutoff": (None, 0),
+    "eta_cutoff": (None, 0),
     "top_h": (None,),
 }
-INSTEAD = {
-    "assistant_model": "pass drafter=",
-    "prompt_lookup_num_tokens": "pass drafter='prompt_lookup' and num_assistant_tokens=",
-}
 
 
-def refuse_unsupported(config: GenerationConfig) -> None:
+class Origin:
+    """Says in messages where a value of the generation config comes from.
+
+    Args:
+        model: its ``generation_config`` holds the defaults.
+        given: names of the arguments of the call.
+    """
+
+    def __init__(self, model: Any, given: set[str]) -> None:
+        self.defaults = model.generation_config
+        self.given = given
+
+    def of(self, name: str, value: Any) -> str:
+        """The end of a message about a value: the model's own config, or nothing."""
+        default = getattr(self.defaults, name, None)
+        own = name not in self.given and default is not None and _same(default, value)
+        return " (from model.generation_config)" if own else ""
+
+
+def refuse_unsupported(config: GenerationConfig, origin: Origin) -> None:
     """Raises ValueError for a field whose value asks for something that the loop does not do."""
     table = {**UNSUPPORTED, **(UNSUPPORTED_SAMPLING if config.do_sample else {})}
-    for name, neutral in table.items():
+    known = HONOURED | WITHOUT_EFFECT | UNSUPPORTED_SAMPLING.keys()
+    # Entries that Transformers itself does not know come from files of models and are never read.
+    for name in GenerationConfig().__dict__:
+        if name in known and name not in table:
+            continue
         value = getattr(config, name, None)
-        if not any(value is n or value == n for n in neutral):
-            raise ValueError(f"{name}={value!r} is not supported" + instead(name))
+        if not any(_same(value, neutral) for neutral in table.get(name, (None,))):
+            raise ValueError(f"{name}={value!r} is not supported{origin.of(name, value)}")
 
 
-def instead(name: str) -> str:
-    """The end of a message: what to pass instead of an unsupported argument, or nothing."""
-    return f"; {INSTEAD[name]}" if name in INSTEAD else ""
+def _same(value: Any, other: Any) -> bool:
+    return value is other or bool(type(value) is not bool and value == other)

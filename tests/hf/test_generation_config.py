@@ -1,0 +1,157 @@
+"""Every field of GenerationConfig is honoured, refused by name, or without effect."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from specdec_hf import SpeculativeDecoder, generate
+from specdec_hf.hf_arguments import unsupported
+from support import hf_models
+from support.hf_models import Recorder, one_thread  # noqa: F401  # autouse here
+from transformers import GenerationConfig
+
+PAGE = Path(__file__).parents[2] / "docs" / "generation-config.md"
+REFUSED = {**unsupported.UNSUPPORTED, **unsupported.UNSUPPORTED_SAMPLING}
+NEW = {"max_new_tokens": 16, "do_sample": False}
+
+
+def test_every_field_of_the_installed_transformers_is_in_one_table():
+    fields = set(GenerationConfig().__dict__)
+    tables = [unsupported.HONOURED, unsupported.WITHOUT_EFFECT, set(REFUSED)]
+    assert set().union(*tables) == fields
+    assert sum(map(len, tables)) == len(fields)
+
+
+@pytest.mark.skipif(not PAGE.is_file(), reason="the documentation is not beside the tests")
+def test_the_page_lists_every_field_under_its_heading():
+    parts = re.split(r"^## ", PAGE.read_text(), flags=re.M)
+    for part, table in zip(
+        parts[1:4], (unsupported.HONOURED, set(REFUSED), unsupported.WITHOUT_EFFECT), strict=True
+    ):
+        rows = [line.split("|")[1] for line in part.splitlines() if line.startswith("| `")]
+        assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == sorted(table)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_refused_field_is_named(name):
+    config = GenerationConfig(do_sample=True)
+    setattr(config, name, 0.25)
+    model = hf_models.tiny("llama")
+    with pytest.raises(ValueError, match=rf"^{name}=0.25 is not supported$"):
+        unsupported.refuse_unsupported(config, unsupported.Origin(model, {name}))
+
+
+def test_a_field_that_no_table_knows_is_refused(monkeypatch):
+    monkeypatch.setattr(unsupported, "HONOURED", unsupported.HONOURED - {"min_p"})
+    inputs = hf_models.prompts((5,))
+    with pytest.raises(ValueError, match=r"min_p=0.2 is not supported"):
+        generate(hf_models.tiny("llama"), **inputs, min_p=0.2, max_new_tokens=2)
+
+
+@pytest.mark.parametrize("entry", ["generate", "custom_generate"])
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("num_beams", 3, "num_beams=3 is not supported (from model.generation_config)"),
+        ("guidance_scale", 2.0, "guidance_scale=2.0 is not supported"),
+    ],
+)
+def test_a_value_of_the_models_own_config_is_named_as_such(field, value, message, entry):
+    model, inputs = hf_models.build("llama"), hf_models.prompts((5,))
+    setattr(model.generation_config, field, value)
+    settings = {"max_new_tokens": 2}
+    if entry == "custom_generate":
+        settings["custom_generate"] = SpeculativeDecoder()
+    call = model.generate if entry == "custom_generate" else generate
+    args = () if entry == "custom_generate" else (model,)
+    with pytest.raises(ValueError) as raised:
+        call(*args, **inputs, **settings)
+    assert message in str(raised.value)
+    assert "(from model.generation_config)" in str(raised.value)
+    if field == "num_beams":
+        with pytest.raises(ValueError, match=r"num_beams=3 is not supported$"):
+            call(*args, **inputs, **settings, num_beams=3)
+    model.generation_config = GenerationConfig()
+    model.generation_config.top_p = 2.0
+    with pytest.raises(ValueError, match=r"got 2.0 \(from model.generation_config\)$"):
+        generate(model, **inputs, max_new_tokens=2, do_sample=True)
+
+
+@pytest.mark.parametrize("entry", ["generate", "custom_generate"])
+def test_arguments_of_assisted_generation_choose_the_drafter(entry):
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9,))
+    expected = model.generate(**inputs, **NEW)
+
+    def decode(drafter=None, **arguments):
+        arguments |= {**inputs, **NEW, "return_dict_in_generate": True}
+        if entry == "generate":
+            out = generate(model, drafter=drafter, guard=False, **arguments)
+        else:
+            decoder = SpeculativeDecoder(drafter, guard=False)
+            out = model.generate(**arguments, custom_generate=decoder)
+        assert out.sequences.equal(expected)
+        return out.stats
+
+    assert decode(assistant_model=hf_models.perturbed("llama")).drafter == "model"
+    lookup = decode(prompt_lookup_num_tokens=3, max_matching_ngram_size=1)
+    assert lookup.drafter == "prompt_lookup"
+    assert lookup.drafted > 0
+    # Endings of one token have other matches than the longer ones of the default.
+    assert lookup.drafted != decode(prompt_lookup_num_tokens=3).drafted
+    drafted = [
+        decode(
+            hf_models.perturbed("llama"),
+            generation_config=GenerationConfig(num_assistant_tokens=number, **NEW),
+        ).drafted
+        for number in (1, 9)
+    ]
+    assert drafted[0] < drafted[1]
+    with pytest.raises(ValueError, match="drafter and assistant_model must not both be given"):
+        decode("prompt_lookup", assistant_model=model)
+
+
+def test_a_streamer_of_model_generate_is_used():
+    model, inputs = hf_models.tiny("gemma2"), hf_models.prompts((9,))
+    theirs, mine = Recorder(), Recorder()
+    model.generate(**inputs, **NEW, streamer=theirs)
+    decoder = SpeculativeDecoder(hf_models.perturbed("gemma2"))
+    model.generate(**inputs, **NEW, streamer=mine, custom_generate=decoder)
+    assert mine.calls == theirs.calls
+    both = SpeculativeDecoder(streamer=Recorder())
+    with pytest.raises(ValueError, match=r"streamer is given to model.generate and to Speculative"):
+        model.generate(**inputs, **NEW, streamer=mine, custom_generate=both)
+    two = hf_models.prompts((9, 5))
+    with pytest.raises(ValueError, match="streamer needs batch size 1, got 2"):
+        model.generate(**two, **NEW, streamer=mine, custom_generate=decoder)
+
+
+def test_negative_prompts_are_refused_by_a_decoder():
+    inputs = hf_models.prompts((9,))
+    with pytest.raises(ValueError, match="negative_prompt_ids is not supported"):
+        hf_models.tiny("llama").generate(
+            **inputs, **NEW, negative_prompt_ids=inputs["input_ids"],
+            custom_generate=SpeculativeDecoder(),
+        )  # fmt: skip
+
+
+BY_SEQUENCE = {
+    "encoder_no_repeat_ngram_size": {"encoder_no_repeat_ngram_size": 1},
+    "encoder_repetition_penalty": {"encoder_repetition_penalty": 3.0},
+    "prefix_allowed_tokens_fn": {
+        "prefix_allowed_tokens_fn": lambda b, ids: [t for t in range(1, 67) if t % 3 == b]
+    },
+}
+
+
+@pytest.mark.parametrize("case", BY_SEQUENCE)
+def test_a_processor_that_knows_its_batch_is_taken_apart(case):
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9, 4, 12))
+    kwargs = {**BY_SEQUENCE[case], **NEW}
+    expected = model.generate(**inputs, **kwargs)
+    assert not expected.equal(model.generate(**inputs, **NEW))
+    drafter = hf_models.perturbed("llama")
+    assert generate(model, **inputs, drafter=drafter, **kwargs).equal(expected)
+    decoder = SpeculativeDecoder(drafter)
+    assert model.generate(**inputs, **kwargs, custom_generate=decoder).equal(expected)
+    assert torch.equal(expected[:, :12], inputs["input_ids"])
