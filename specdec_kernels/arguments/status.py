@@ -19,8 +19,8 @@ class Status(IntFlag):
         because Q is wrong. The recovered token is sampled from the target distribution P.
     DRAFT_OUT_OF_RANGE: a drafted id is outside the vocabulary, or a parent outside the tree. The
         draft is treated as absent (-1).
-    BAD_PARAMETER: a sampling parameter, or the temperature of a `SampledDraft`, is out of range.
-        Nothing is emitted.
+    BAD_PARAMETER: a sampling parameter, the temperature of a `SampledDraft` or a value in
+        `uniforms` is out of range. Nothing is emitted.
 
     >>> Status(5)
     <Status.TARGET_INVALID|EMPTY_RESIDUAL: 5>

@@ -124,9 +124,10 @@ def verify_chain(
             rule block, `sample` must draw draft i at position + ((i + 1) << 32), see
             docs/rules.md#noise.
         target_indptr: [B+1] int32; row target_indptr[b]+i verifies draft i of sequence b.
-        uniforms: [B, gamma+1] float64 in [0, 1), in place of random numbers, for tests; the values
-            are not checked. Column i < gamma is the acceptance uniform of draft i, the last column
-            draws the recovered or bonus token.
+        uniforms: [B, gamma+1] float64 in [0, 1), in place of random numbers, for tests. Column
+            i < gamma is the acceptance uniform of draft i, the last column draws the recovered or
+            bonus token. If any value of a row is out of range, even one that no decision would
+            read, the sequence emits nothing: `Status.BAD_PARAMETER`.
         draft_map: for draft rows over a smaller vocabulary of the draft model. The drafted ids are
             still the target's.
         lenience: in (0, 1], for rule lenient. At temperature 0 that rule accepts drafts whose

@@ -137,9 +137,9 @@ def verify_tree(
             round, as rule block does; see docs/rules.md#noise.
         target_indptr: [B+1] int32; row target_indptr[b] is the root's, row target_indptr[b]+n+1
             that of node n. Nodes without a row are absent.
-        uniforms: [B, 2N+1] float64 in [0, 1), in place of random numbers, for tests; the values are
-            not checked. Column n is the acceptance uniform of node n, column N+d draws the token at
-            depth d.
+        uniforms: [B, 2N+1] float64 in [0, 1), in place of random numbers, for tests. Column n is
+            the acceptance uniform of node n, column N+d draws the token at depth d. Values out of
+            range are a fault, as in `verify_chain`.
         draft_map: as in `verify_chain`.
         typical_epsilon, typical_delta: rule typical accepts x if
             `P(x) > min(epsilon, delta * exp(-H))` with H the entropy of P.

@@ -40,7 +40,7 @@ void DraftDistribution::look_up(int64_t x) {
   const float at = inside ? row.at(column) : 0;
   if (probs) {
     invalid_at_token = inside && !is_probability(at);
-    q_x = at;
+    q_x = at + 0.0f;  // -0 becomes 0: P / -0 would be -inf
     log_q_x = std::log(q_x);
   } else {
     invalid_at_token = inside && !(at < INFINITY);

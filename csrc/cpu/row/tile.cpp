@@ -37,7 +37,8 @@ struct Weight {
     p = p * r + 0x1.ebf9bcp-3f;
     p = p * r + 0x1.62e42ap-1f;
     p = p * r + 1.0f;
-    const F w = as<F>(as<I>(p) + (as<I>(shifted) << 23));
+    // Unsigned, because the shift drops the high bits of the rounding constant.
+    const F w = as<F>(as<U>(p) + (as<U>(shifted) << 23));
     return select(l >= floor, w, F(0.0f));
   }
 

@@ -54,7 +54,7 @@ struct DraftDistribution {
     const float value = inside ? at(row, column) : 0;
     invalid_at_token |= inside && !(value < INFINITY);
     if (probs) {
-      q_x = value;
+      q_x = value + 0.0f;  // -0 becomes 0: P / -0 would be -inf
       log_q_x = log(q_x);
     } else {
       log_q_x = inside ? stats.logprob(value) : -INFINITY;

@@ -24,6 +24,7 @@ struct ChainParams : VerifyParams {
     return rule == Rule::kToken || rule == Rule::kBlock || rule == Rule::kLenient;
   }
   SPECDEC_HD int64_t id_limit() const { return reads_draft() ? draft.id_limit(vocab) : vocab; }
+  SPECDEC_HD int64_t uniforms_per_sequence() const { return gamma + 1; }
 };
 
 // The row of the draft that draft i was drawn from, and the place of its statistics.
@@ -35,16 +36,16 @@ SPECDEC_HD inline int64_t draft_statistic(const ChainParams& p, const SequenceSt
 }
 
 SPECDEC_HD inline double accept_uniform(const ChainParams& p, const SequenceState& s, int64_t i) {
-  return uniform_at(p, s, s.b * (p.gamma + 1) + i, i, kAcceptStream);
+  return uniform_at(p, s, s.b * p.uniforms_per_sequence() + i, i, kAcceptStream);
 }
 // Rule block looks ahead: a uniform may have influenced tokens emitted before its own position. The
 // next round must not meet it again, so it belongs to the position where this round began.
 SPECDEC_HD inline double block_accept_uniform(const ChainParams& p, const SequenceState& s,
                                               int64_t i) {
-  return uniform_at(p, s, s.b * (p.gamma + 1) + i, 0, kAcceptStream, i);
+  return uniform_at(p, s, s.b * p.uniforms_per_sequence() + i, 0, kAcceptStream, i);
 }
 SPECDEC_HD inline double residual_uniform(const ChainParams& p, const SequenceState& s, int64_t i) {
-  return uniform_at(p, s, s.b * (p.gamma + 1) + p.gamma, i, kResidualStream);
+  return uniform_at(p, s, s.b * p.uniforms_per_sequence() + p.gamma, i, kResidualStream);
 }
 
 namespace cpu {

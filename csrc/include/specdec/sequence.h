@@ -19,6 +19,19 @@ struct SequenceState {
   bool direct;  // target rows hold P itself: they are read at single tokens where possible
 };
 
+// Whether all uniforms that the caller gave for sequence b are in [0, 1), which NaN is not. Those
+// that no decision would read are checked too, so that the answer does not depend on the rule.
+template <class OpParams>
+SPECDEC_HD inline bool uniforms_in_range(const OpParams& p, int64_t b) {
+  if (p.uniforms == nullptr) return true;
+  const int64_t columns = p.uniforms_per_sequence();
+  bool good = true;
+  for (int64_t i = b * columns; i < (b + 1) * columns; ++i) {
+    good = good && p.uniforms[i] >= 0 && p.uniforms[i] < 1;
+  }
+  return good;
+}
+
 // Fills s and returns the status, which is not 0 if there is nothing to verify. `greedy` says that
 // the rule is greedy; `most` is the number of target rows of each sequence if the target is not
 // ragged, and the largest that counts if it is.
@@ -35,8 +48,8 @@ SPECDEC_HD inline int32_t open_sequence(const OpParams& p, bool greedy, int64_t 
   if (p.reads_draft() && p.draft.form == DraftForm::kSampled) {
     s.draft_temperature = p.draft.temperatures ? p.draft.temperatures[b] : p.draft.temperature;
   }
-  const bool valid =
-      s.params.in_range() && s.draft_temperature >= 0 && s.draft_temperature <= FLT_MAX;
+  const bool valid = s.params.in_range() && s.draft_temperature >= 0 &&
+                     s.draft_temperature <= FLT_MAX && uniforms_in_range(p, b);
   if (greedy) s.params = {0.0f, 0, 1.0f, 0.0f};
   s.greedy = s.params.temperature == 0;
   s.filtered = !s.greedy && s.params.filters(p.vocab);

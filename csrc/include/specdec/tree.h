@@ -59,6 +59,7 @@ struct TreeParams : VerifyParams {
            rule == TreeRule::kTraversal;
   }
   SPECDEC_HD int64_t id_limit() const { return reads_draft() ? draft.id_limit(vocab) : vocab; }
+  SPECDEC_HD int64_t uniforms_per_sequence() const { return 2 * nodes + 1; }
 
   SPECDEC_HD int64_t parent(int64_t b, int64_t n) const {
     return id_at(parents, parents_are_int64, b * stride_parent_sequence + n * stride_parent);
@@ -79,11 +80,12 @@ struct TreeParams : VerifyParams {
 // 0 of the round, and `trial` is the node itself.
 SPECDEC_HD inline double accept_uniform(const TreeParams& p, const SequenceState& s, int64_t node,
                                         int64_t depth, int64_t trial) {
-  return uniform_at(p, s, s.b * (2 * p.nodes + 1) + node, depth, kAcceptStream, trial);
+  return uniform_at(p, s, s.b * p.uniforms_per_sequence() + node, depth, kAcceptStream, trial);
 }
 SPECDEC_HD inline double residual_uniform(const TreeParams& p, const SequenceState& s,
                                           int64_t depth) {
-  return uniform_at(p, s, s.b * (2 * p.nodes + 1) + p.nodes + depth, depth, kResidualStream);
+  return uniform_at(p, s, s.b * p.uniforms_per_sequence() + p.nodes + depth, depth,
+                    kResidualStream);
 }
 
 namespace cpu {

@@ -21,7 +21,7 @@ struct VerifyParams {
   const void* draft_token_ids;    // [B, drafts], strides below
   const int64_t* seeds;           // [B]
   const int64_t* positions;       // [B]
-  const double* uniforms;         // contiguous, may be null
+  const double* uniforms;         // [B, uniforms_per_sequence()] contiguous, may be null
   const int64_t* eos_token_ids;   // [num_eos], may be null
   const int64_t* max_new_tokens;  // [B], may be null
   SamplingParams sampling;        // [B] each

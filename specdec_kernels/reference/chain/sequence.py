@@ -57,7 +57,10 @@ class VerifiedSequence:
         if a.reads_draft and a.draft_logsumexp is not None:
             self.draft_temperature = value_at(a.draft_temperatures, a.draft_temperature, b)
         draft_params = SequenceParams(self.draft_temperature, 0, 1.0, 0.0)
-        if not self.params.in_range or not draft_params.in_range:
+        in_range = self.params.in_range and draft_params.in_range
+        if a.uniforms is not None:  # also those that no decision would read; NaN is out of range
+            in_range &= all(0 <= u < 1 for u in a.uniforms[b].tolist())
+        if not in_range:
             self.status = Status.BAD_PARAMETER
             return 0
         if a.rule_name == "greedy":

@@ -30,7 +30,9 @@ from specdec_kernels.triton.row.distribution import (
 from specdec_kernels.triton.row.draft import DRAFT_LOGITS, DRAFT_PROBS, ONE_HOT, SAMPLED, SPARSE
 from specdec_kernels.triton.row.noise import uniform
 from specdec_kernels.triton.row.status import BAD_PARAMETER, TARGET_INVALID
-from specdec_kernels.triton.row.tile import INF, parameter
+from specdec_kernels.triton.row.tile import INF, flag, parameter
+
+UNIFORMS = tl.constexpr(32)  # of the caller's, checked in one step
 
 
 class Noise(NamedTuple):
@@ -72,8 +74,24 @@ def sequence_rows(target_indptr, b, gamma, n_rows):
 
 
 @triton.jit
+def uniforms_in_range(uniforms, b, columns):
+    """Whether all uniforms that the caller gave for sequence b are in [0, 1), which NaN is not.
+
+    Those that no decision would read are checked too, so that the answer does not depend on the
+    rule.
+    """
+    wrong = flag(0)
+    if uniforms is not None:
+        for start in range(0, columns, UNIFORMS):
+            index = start + tl.arange(0, UNIFORMS)
+            u = tl.load(uniforms + b * columns + index, mask=index < columns, other=0.0)
+            wrong += tl.sum((((u >= 0) & (u < 1)) == 0).to(tl.int32), 0)
+    return wrong == 0
+
+
+@triton.jit
 def verification_params(
-    sampling, draft_temperatures, draft_temperature, b, v, rows,
+    sampling, draft_temperatures, draft_temperature, b, v, rows, uniforms, columns,
     GREEDY: tl.constexpr, READS_DRAFT: tl.constexpr, PROBS: tl.constexpr, DRAFT: tl.constexpr,
 ):  # fmt: skip
     """(SequenceParams, the draft's temperature, status before any draft is looked at).
@@ -88,6 +106,7 @@ def verification_params(
         good = good & (draft_temperature >= 0) & (draft_temperature < INF)
     else:
         draft_temperature = params.temperature
+    good = good & uniforms_in_range(uniforms, b, columns)
     flags = tl.where(good, tl.where(rows > 0, 0, TARGET_INVALID), BAD_PARAMETER).to(tl.int32)
     return params, draft_temperature, flags
 

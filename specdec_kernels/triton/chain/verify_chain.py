@@ -137,9 +137,8 @@ def chain_sequences(
     begin, rows = sequence_rows(target_indptr, b, gamma, n_rows)
     sampling = Sampling(temperatures, temperature, top_ks, top_k, top_ps, top_p, min_ps, min_p)
     params, draft_temperature, flags = verification_params(
-        sampling, draft_temperatures, draft_temperature, b, v, rows, RULE == GREEDY,
-        READS_DRAFT,
-        PROBS, DRAFT,
+        sampling, draft_temperatures, draft_temperature, b, v, rows, uniforms, gamma + 1,
+        RULE == GREEDY, READS_DRAFT, PROBS, DRAFT,
     )  # fmt: skip
     draft_token_ids += b * gamma
     tokens += b * (gamma + 1)

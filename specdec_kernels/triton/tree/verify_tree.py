@@ -66,9 +66,8 @@ def tree_sequences(
     begin, rows = sequence_rows(target_indptr, b, num_nodes, n_rows)
     sampling = Sampling(temperatures, temperature, top_ks, top_k, top_ps, top_p, min_ps, min_p)
     params, draft_temperature, flags = verification_params(
-        sampling, draft_temperatures, draft_temperature, b, v, rows, RULE == GREEDY,
-        READS_DRAFT,
-        PROBS, DRAFT,
+        sampling, draft_temperatures, draft_temperature, b, v, rows, uniforms, 2 * num_nodes + 1,
+        RULE == GREEDY, READS_DRAFT, PROBS, DRAFT,
     )  # fmt: skip
     tree_tokens += b * num_nodes
     parents += b * num_nodes

@@ -1,0 +1,173 @@
+"""Numbers that are no uniforms, and zeros with a sign, in chains and in trees.
+
+A uniform outside [0, 1) is a fault of the data of its sequence. A negative one would accept drafts
+that P excludes, among them ids beyond the target's vocabulary. A probability of -0 is 0.
+"""
+
+import pytest
+import torch
+from support.providers import (
+    ALL_PROVIDERS,
+    assert_close,
+    assert_outputs_equal,
+    provider,
+    verify,
+    verify_tree,
+)
+
+from specdec_kernels import RULES, RULES_READING_DRAFT, TREE_RULES, Status, testing
+from specdec_kernels.arguments.chain import ChainArguments
+from specdec_kernels.arguments.rules import TREE_RULES_READING_DRAFT
+from specdec_kernels.arguments.tree import TreeArguments
+
+NAN, INF = float("nan"), float("inf")
+NO_UNIFORMS = [-(2.0**-1074), -0.25, -1e300, 1.0, 1.5, INF, -INF, NAN]
+B = len(NO_UNIFORMS) + 2  # the last two sequences have no fault
+# Triton's interpreter takes a second for each; it has one check for all rules.
+SHORT_FOR_TRITON = ("token", "block", "multi_draft", "traversal")
+
+
+def pairs(rules):
+    """(provider, rule) without match, which takes no uniforms."""
+    return [
+        (n, r)
+        for n in ALL_PROVIDERS
+        for r in rules
+        if r != "match" and (n != "triton" or r in SHORT_FOR_TRITON)
+    ]
+
+
+def uniforms(columns):
+    """[B, columns] in [0, 1)."""
+    g = torch.Generator().manual_seed(5)
+    return torch.rand(B, columns, generator=g, dtype=torch.float64)
+
+
+def with_faults(given):
+    """The same with one fault in each sequence but the last two, in a column of its own."""
+    given = given.clone()
+    for b, value in enumerate(NO_UNIFORMS):
+        given[b, (b * 3 + 1) % given.shape[1]] = value
+    return given
+
+
+def assert_faulty_sequences_emit_nothing(got, want, path=()):
+    """Outputs from tokens to accept_probs; `want` are those without faults."""
+    n = len(NO_UNIFORMS)
+    tokens, num_accepted, status, logprobs, accept_probs = (x[:n] for x in got)
+    assert status.tolist() == [Status.BAD_PARAMETER] * n
+    assert (tokens == -1).all()
+    assert not num_accepted.any()
+    assert not logprobs.any()
+    assert accept_probs.isnan().all()
+    assert all((x[:n] == -1).all() for x in path)
+    assert not want[2].any()
+    for i, (g, w) in enumerate(zip(got, want, strict=True)):
+        assert_close(f"output {i} of the other sequences", g[n:], w[n:])
+
+
+@pytest.mark.parametrize(("name", "rule"), pairs(RULES))
+def test_a_uniform_outside_the_unit_interval_emits_nothing(name, rule):
+    a = ChainArguments(*testing.chain_case(B, 3, 37, rule=rule).args())
+    a = a._replace(with_accept_probs=True)
+    op, given = provider("verify_chain", name), uniforms(4)
+    want = op(*a._replace(uniforms=given))
+    got = op(*a._replace(uniforms=with_faults(given)))
+    assert_faulty_sequences_emit_nothing(got, want)
+
+
+@pytest.mark.parametrize(("name", "rule"), pairs(TREE_RULES))
+def test_a_uniform_outside_the_unit_interval_emits_no_path(name, rule):
+    a = TreeArguments(*testing.tree_case(B, 3, 37, rule=rule).args())
+    a = a._replace(with_accept_probs=True)
+    op, given = provider("verify_tree", name), uniforms(7)
+    want = op(*a._replace(uniforms=given))
+    got = op(*a._replace(uniforms=with_faults(given)))
+    assert_faulty_sequences_emit_nothing(got[1:], want[1:], path=got[:1])
+
+
+@pytest.mark.parametrize("kind", ["logits", "probs"])
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
+def test_a_negative_uniform_does_not_accept_an_id_beyond_the_vocabulary(name, kind):
+    """The draft has more columns than the target, and Q is certain of one of these."""
+    v, beyond = 5, 8
+    target, q = torch.zeros(1, 2, v), torch.zeros(1, 1, 9)
+    if kind == "probs":
+        target += 1 / v
+    q[..., beyond] = 1.0
+    negative = torch.tensor([[-0.5, 0.5]], dtype=torch.float64)
+    for rule in RULES_READING_DRAFT:
+        got = verify(provider("verify_chain", name), target, torch.tensor([[beyond]]), q,
+                     kind=kind, rule=rule, uniforms=negative)  # fmt: skip
+        assert (got[0].tolist(), got[1].tolist(), got[2].tolist()) == ([[-1, -1]], [0], [16])
+    negative = torch.tensor([[-0.5, 0.5, 0.5]], dtype=torch.float64)
+    for rule in TREE_RULES_READING_DRAFT:
+        got = verify_tree(provider("verify_tree", name), target, torch.tensor([[beyond]]),
+                          torch.tensor([[-1]]), q, kind=kind, rule=rule,
+                          uniforms=negative)  # fmt: skip
+        assert (got[1].tolist(), got[2].tolist(), got[3].tolist()) == ([[-1, -1]], [0], [16])
+
+
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
+def test_a_uniform_of_minus_zero_is_zero(name):
+    for rule in ("token", "block", "typical"):
+        a = ChainArguments(*testing.chain_case(3, 2, 37, rule=rule, kind="probs").args())
+        op, zeros = provider("verify_chain", name), torch.zeros(3, 3, dtype=torch.float64)
+        want = op(*a._replace(uniforms=zeros))
+        assert not (want[2] & Status.BAD_PARAMETER).any()
+        assert_outputs_equal("verify_chain", op(*a._replace(uniforms=-zeros)), want)
+
+
+# Probabilities of -0. The target's rows at odd tokens and the draft's at every third one are 0.
+
+
+def signed_zeros(x):
+    return torch.where(x == 0, -torch.zeros((), dtype=x.dtype), x)
+
+
+def assert_zeros_without_a_sign(op, name, a, rows):
+    got = provider(op, name)(*a._replace(**{k: signed_zeros(getattr(a, k)) for k in rows}))
+    assert_outputs_equal(op, got, provider(op, name)(*a))
+    assert not (got[-1] < 0).any()  # accept_probs
+
+
+def zeroed(a, tokens):
+    """Rows in which some tokens have probability 0, among them drafted ones."""
+    target, draft = a.target.clone(), a.draft.clone()
+    target[..., 1::2] = 0
+    draft[..., ::3] = 0
+    tokens = tokens.clone()
+    tokens[:, 0] = 3 * torch.arange(len(tokens)) % 36  # Q = 0, and P = 0 for every other one
+    return dict(target=target, draft=draft, with_accept_probs=True), tokens
+
+
+FORMS = [
+    *(("full", filters) for filters in ("off", "zero", "topp")),
+    *((form, "off") for form in ("mapped", "wide", "narrow", "sparse")),
+    ("sparse", "topp"),
+]
+
+
+@pytest.mark.parametrize("rule", RULES_READING_DRAFT)
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
+def test_probabilities_of_minus_zero_are_zero(name, rule):
+    short = name in ("triton", "reference")
+    for form, filters in FORMS[:: 6 if short else 1]:
+        case = testing.chain_case(2 if short else 12, 2, 37, rule=rule, kind="probs", draft=form,
+                                  filters=filters)  # fmt: skip
+        a = ChainArguments(*case.args())
+        changed, tokens = zeroed(a, a.draft_token_ids)
+        a = a._replace(draft_token_ids=tokens, **changed)
+        assert_zeros_without_a_sign("verify_chain", name, a, ("target", "draft"))
+
+
+@pytest.mark.parametrize("rule", TREE_RULES_READING_DRAFT)
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
+def test_probabilities_of_minus_zero_are_zero_in_trees(name, rule):
+    for form in ("full",) if name == "triton" else ("full", "sparse"):
+        case = testing.tree_case(2 if name == "triton" else 12, 4, 37, rule=rule, kind="probs",
+                                 draft=form, rows="shared")  # fmt: skip
+        a = TreeArguments(*case.args())
+        changed, tokens = zeroed(a, a.tree_tokens)
+        a = a._replace(tree_tokens=tokens, **changed)
+        assert_zeros_without_a_sign("verify_tree", name, a, ("target", "draft"))
