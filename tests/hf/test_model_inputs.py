@@ -12,7 +12,7 @@ from support.hf_models import one_thread  # noqa: F401  # autouse here
 from support.multimodal_models import inputs, of_sequence, perturbed, tiny
 
 NEW = 12
-MODELS = sorted(multimodal_models.BUILDERS.keys() - {"mllama"})
+MODELS = sorted(multimodal_models.BUILDERS.keys() - {"mllama", "blip2"})
 WHOLE = {"return_dict_in_generate": True, "max_new_tokens": NEW, "do_sample": False}
 
 
@@ -189,3 +189,20 @@ def test_several_sequences_of_a_prompt_share_its_image():
     assert generate(model, **one, **greedy).equal(
         generate(model, **made, **greedy, num_return_sequences=2)
     )
+
+
+@pytest.mark.parametrize("entry", ["generate", "custom_generate"])
+def test_a_class_that_replaces_generate_prepares_its_inputs_itself(entry):
+    model, made = tiny("blip2"), inputs("blip2")
+    expected = model.generate(**made, max_new_tokens=NEW, do_sample=False)
+    other = {**made, "pixel_values": -made["pixel_values"]}
+    assert not expected.equal(model.generate(**other, max_new_tokens=NEW, do_sample=False))
+    for options in ({}, {"drafter": told("blip2", made), "guard": False}):
+        out = decode(entry, model, made, WHOLE, **options)
+        assert out.sequences.tolist() == expected.tolist()
+    assert 0 < out.stats.accepted < out.stats.drafted
+    if entry == "generate":
+        with pytest.raises(ValueError, match="temperature must be a scalar for Blip2"):
+            generate(model, **made, do_sample=True, temperature=[1.0, 1.0])
+        with pytest.raises(ValueError, match=r"Blip2ForCond.* has a generate method of its own"):
+            list(SpeculativeDecoder().stream(model, made["input_ids"], max_new_tokens=2))

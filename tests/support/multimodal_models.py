@@ -10,6 +10,8 @@ import torch
 from transformers import (
     BertConfig,
     BertLMHeadModel,
+    Blip2Config,
+    Blip2ForConditionalGeneration,
     CLIPVisionConfig,
     Gemma3Config,
     Gemma3ForConditionalGeneration,
@@ -134,6 +136,20 @@ def _qwen2_audio() -> Any:
     )
 
 
+def _blip2() -> Any:
+    vision = {k: v for k, v in VISION.items() if k != "projection_dim"}
+    qformer = {
+        "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 20,
+        "intermediate_size": 16, "encoder_hidden_size": 32, "initializer_range": 0.3,
+    }  # fmt: skip
+    return Blip2ForConditionalGeneration(
+        Blip2Config(
+            vision_config=vision, qformer_config=qformer, text_config=LlamaConfig(**TEXT),
+            num_query_tokens=4, image_token_index=MEDIUM,
+        )
+    )  # fmt: skip
+
+
 def _gpt2() -> Any:
     return GPT2LMHeadModel(
         GPT2Config(
@@ -162,6 +178,7 @@ BUILDERS = {
     "qwen2_audio": _qwen2_audio,
     "gpt2": _gpt2,
     "bert": _bert,
+    "blip2": _blip2,
 }
 
 
@@ -174,8 +191,10 @@ def tiny(name: str) -> Any:
         model = BUILDERS[name]().eval()
     finally:
         torch.set_rng_state(state)
-    model.generation_config.eos_token_id = None
-    model.generation_config.pad_token_id = PAD
+    for one in (model, getattr(model, "language_model", model)):
+        if hasattr(one, "generation_config"):
+            one.generation_config.eos_token_id = None
+            one.generation_config.pad_token_id = PAD
     return model
 
 
@@ -207,7 +226,7 @@ def inputs(name: str, padded: int = 3) -> dict[str, torch.Tensor]:
     def random(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator)
 
-    if name in ("llava", "gemma3", "paligemma"):
+    if name in ("llava", "gemma3", "paligemma", "blip2"):
         made["pixel_values"] = random(2, 3, 8, 8)
     if name == "qwen2_vl":
         ids[:, 3] = 97

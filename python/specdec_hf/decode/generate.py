@@ -32,7 +32,8 @@ from specdec_hf.drafters.prompt_lookup import PromptLookupDrafter
 from specdec_hf.hf_arguments.assistant import Assistant
 from specdec_hf.hf_arguments.call import Call, call_from_hugging_face, prepare_call
 from specdec_hf.hf_arguments.caller import kept_arguments
-from specdec_hf.hf_arguments.inputs import one_of
+from specdec_hf.hf_arguments.inputs import has_own_generate, one_of
+from specdec_hf.hf_arguments.sampling import PARAMETERS, is_per_sequence
 from specdec_hf.schedules.benefit_guard import BenefitGuard
 from specdec_hf.trees.layouts import as_layout
 
@@ -122,7 +123,10 @@ def generate(
         guard=guard,
         clock=clock,
     )
-    call = prepare_call(model, one_of(inputs, input_ids), **kwargs)
+    input_ids = one_of(inputs, input_ids)
+    if has_own_generate(model):
+        return _by_own_generate(model, input_ids, options, streamer, kwargs)
+    call = prepare_call(model, input_ids, **kwargs)
     if streamer is not None:
         _check_streamer(len(call.mask))
         streamer.put(torch.from_numpy(call.input_ids))
@@ -275,6 +279,38 @@ def resolve_num_assistant_tokens(*values: int | None, tree: Any = None) -> int |
     if not 0 <= number <= MAX_NUM_ASSISTANT_TOKENS:
         raise ValueError(f"{rule}, got {number}")
     return number
+
+
+def _by_own_generate(
+    model: Any,
+    input_ids: torch.Tensor | None,
+    options: Options,
+    streamer: Streamer | None,
+    kwargs: dict[str, Any],
+) -> Any:
+    """Let a class that replaces ``generate`` prepare its inputs, such as BLIP-2 for its decoder."""
+    decoder = SpeculativeDecoder(
+        streamer=streamer,
+        tokenizer=kwargs.pop("tokenizer", None),
+        stop_strings=kwargs.pop("stop_strings", None),
+    )
+    decoder.options = options
+    for name in filter(lambda name: is_per_sequence(kwargs.get(name)), PARAMETERS):
+        raise ValueError(f"{name} must be a scalar for {type(model).__name__}")
+    calls = 0
+
+    def decode(model: Any, input_ids: torch.Tensor, **arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return decoder(model, input_ids, **arguments)
+
+    output = model.generate(input_ids=input_ids, custom_generate=decode, **kwargs)
+    if calls != 1:
+        raise ValueError(
+            f"{type(model).__name__} is not supported: its own generate decodes {calls} texts "
+            "with custom_generate, not one"
+        )
+    return output
 
 
 def _begin(model: Any, call: Call, options: Options) -> Session:

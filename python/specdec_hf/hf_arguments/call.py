@@ -16,7 +16,12 @@ from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
 from specdec_hf.hf_arguments.assistant import Assistant, assistant_of
-from specdec_hf.hf_arguments.inputs import check_input_ids, check_mask, check_prompts
+from specdec_hf.hf_arguments.inputs import (
+    check_input_ids,
+    check_mask,
+    check_prompts,
+    has_own_generate,
+)
 from specdec_hf.hf_arguments.model_inputs import (
     Prefill,
     check_extra_inputs,
@@ -102,6 +107,10 @@ def prepare_call(
         TypeError: a sampling parameter that is no number, by name.
         ValueError: an argument that is unknown, unsupported or out of range, by name.
     """
+    if has_own_generate(model):
+        raise ValueError(
+            f"{type(model).__name__} has a generate method of its own: pass custom_generate to it"
+        )
     embeds = kwargs.get("inputs_embeds")
     ids = check_input_ids(model, input_ids, embeds)
     batch_size, columns = ids.shape

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import GenerationConfig
+from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
+
+
+def has_own_generate(model: Any) -> bool:
+    """Whether a class of Transformers replaces ``generate``, which then prepares its inputs."""
+    if not isinstance(model, PreTrainedModel) or getattr(model.config, "is_encoder_decoder", False):
+        return False
+    own: Any = getattr(type(model), "generate", GenerationMixin.generate)
+    return inspect.unwrap(own) is not inspect.unwrap(GenerationMixin.generate)
 
 
 def one_of(inputs: Any, input_ids: Any) -> Any:
