@@ -60,9 +60,32 @@ def test_generate_drafts_a_tree(folder, tmp_path):  # noqa: F811
     assert report["prompts"][0]["turns"][0]["stats"]["drafted"] > 0
     result = invoke(
         "generate", "--model", folder, "--prompt", "Say", "--max-new-tokens", 4, "--temperature",
-        0.8, "--tree", "3", "--rule", "match",
+        0.8, "--tree", "3",
     )  # fmt: skip
     assert says(result, "sampled outputs identical yes")
+
+
+def test_a_printed_seed_gives_the_answer_again(folder, tmp_path):  # noqa: F811
+    path = tmp_path / "out.json"
+    arguments = (
+        "generate", "--model", folder, "--prompt", "Hi", "--max-new-tokens", 12, "--temperature",
+        1, "--drafter", "layers:1", "--device", "cpu", "--json", path,
+    )  # fmt: skip
+
+    def answer(*seed):
+        result = invoke(*arguments, *seed)
+        report = json.loads(path.read_text())
+        assert report["device"] == "cpu"
+        (turn,) = report["prompts"][0]["turns"]
+        assert says(result, f"seed {turn['seed']}")
+        assert turn["identical"] is None  # rule block: other text than plain decoding
+        assert "identical" not in result.output
+        return turn["seed"], turn["tokens"]
+
+    (seed, tokens), (other_seed, other_tokens) = answer(), answer()
+    assert seed != other_seed
+    assert tokens != other_tokens
+    assert answer("--seed", seed) == (seed, tokens)
 
 
 def test_nothing_drafted_prints_no_ratio(folder, tmp_path):  # noqa: F811
@@ -102,12 +125,12 @@ def test_models_are_folders_gguf_files_and_ids_of_the_local_cache(
     for name in (folder, cli_models.HUB_ID, gguf):
         result = invoke(
             "generate", "--model", name, "--drafter", name, "--prompt", "Hi", "--max-new-tokens",
-            6, "--json", tmp_path / "out.json", "--device", "cpu",
+            6, "--json", tmp_path / "out.json",
         )  # fmt: skip
         assert result.exit_code == 0, result.output
         assert says(result, "greedy outputs identical yes")
         report = json.loads((tmp_path / "out.json").read_text())
-        assert (report["summary"]["dtype"], report["device"]) == ("float32", "cpu")
+        assert report["summary"]["dtype"] == "float32"
         assert report["summary"]["accepted"] > 0
         texts.append(report["prompts"][0]["turns"][0]["tokens"])
     assert texts[0] == texts[1] == texts[2]

@@ -89,6 +89,9 @@ def no_traceback(command: Command) -> Command:
                 raise typer.Exit(FAILED) from None
             if isinstance(error, PromptError):
                 fail(str(error))
+            if isinstance(error, OSError) and error.strerror:
+                where = f"{error.filename}: " if error.filename else ""
+                fail(f"{where}{error.strerror}", FAILED)
             if isinstance(error, ValueError | RuntimeError | OSError | ImportError):
                 fail(str(error) or type(error).__name__, FAILED)
             fail(f"unexpected {type(error).__name__}: {error}", FAILED)

@@ -14,6 +14,8 @@ from specdec_hf.decode.generate import SpeculativeDecoder
 from specdec_hf.decode.statistics import SpecStats
 from specdec_hf.decode.streaming import Step
 
+SAME_TEXT = ("match", "target_only")  # sampled text is that of plain decoding with the same seed
+
 
 @dataclass
 class Turn:
@@ -56,8 +58,13 @@ class Turn:
 
     @property
     def identical(self) -> bool | None:
-        """Whether both generated the same tokens; None when there is nothing to compare."""
-        return self.tokens == self.baseline_tokens if self.baseline else None
+        """Whether both generated the same tokens; None when there is nothing to compare.
+
+        Sampled texts are the same only under rules whose text does not depend on the drafts.
+        """
+        if not self.baseline or not (self.seed is None or self.stats.rule in SAME_TEXT):
+            return None
+        return self.tokens == self.baseline_tokens
 
     def to_dict(self, tokenizer: Any) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -89,8 +96,8 @@ def run_turn(
     """Generate one answer, and once more without speculation where ``compare`` asks for it.
 
     Greedy text is compared with ``model.generate``, sampled text with this library's own plain
-    decoding. Sampled texts are the same token for token under rule "match"; under other rules only
-    the speeds can be compared.
+    decoding. Sampled texts are the same token for token under the rules "match" and "target_only";
+    under other rules only the speeds can be compared.
 
     Args:
         model: target.

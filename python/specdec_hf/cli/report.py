@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from specdec_hf.cli.prompts import Prompt
@@ -40,7 +40,7 @@ def collect_info() -> dict[str, Any]:
     }
 
 
-def summarize(turns: list[Turn], *, greedy: bool, rule: str) -> dict[str, Any]:
+def summarize(turns: list[Turn], *, greedy: bool) -> dict[str, Any]:
     """Figures over all answers together."""
     tokens = sum(len(turn.tokens) for turn in turns)
     seconds = sum(turn.seconds for turn in turns)
@@ -65,7 +65,7 @@ def summarize(turns: list[Turn], *, greedy: bool, rule: str) -> dict[str, Any]:
         summary["baseline_tokens_per_second"] = plain_tokens / plain_seconds
         if drafted:
             summary["ratio"] = summary["tokens_per_second"] / summary["baseline_tokens_per_second"]
-        if greedy or rule == "match":
+        if all(turn.identical is not None for turn in turns):
             name = "greedy_outputs_identical" if greedy else "sampled_outputs_identical"
             summary[name] = all(turn.identical for turn in turns)
     return summary
@@ -110,7 +110,7 @@ def print_summary(summary: dict[str, Any]) -> None:
     from specdec_hf.cli.trace import legend, marks_of
 
     console.rule("summary", align="left", style="dim")
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table = Table("", Column(overflow="fold"), show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_row("model", f"{summary['model']}, {summary['dtype']}, {summary['device']}")
     table.add_row("tokens/s with speculation", f"{summary['tokens_per_second']:.1f}")
     if "baseline" in summary:

@@ -62,7 +62,7 @@ def run(
     summary: dict[str, Any] = {}
     if turns:
         rule = turns[0].stats.rule
-        summary = summarize(turns, greedy=not settings.do_sample, rule=rule)
+        summary = summarize(turns, greedy=not settings.do_sample)
         summary |= {
             "model": loaded.title, "dtype": loaded.dtype, "device": str(loaded.model.device)
         }  # fmt: skip
@@ -70,8 +70,8 @@ def run(
             print_summary(summary)
         content = {
             "info": collect_info(),
-            "device": str(loaded.model.device),
             **asdict(settings),
+            "device": str(loaded.model.device),
             "rule": rule,
             "summary": summary,
             "prompts": report,
