@@ -103,16 +103,26 @@ def chat(settings: Settings, sources: Sources) -> None:
             fail(f"chat needs a chat template, which the tokenizer of {loaded.title} lacks")
     conversation = Conversation(loaded, make_decoder(settings, loaded), settings)
     _greet(loaded, interactive)
-    failed = False
+    try:
+        answered = _talk(conversation, interactive)
+    except KeyboardInterrupt:
+        console.print()  # ends the line that the prompt or the answer began
+        raise
+    if not answered:
+        fail("the last message was not answered", FAILED)
+
+
+def _talk(conversation: Conversation, interactive: bool) -> bool:
+    """Answer all messages; False where the last one was too long."""
+    answered = True
     for text in _messages(interactive):
         if text == "/reset":
             conversation.reset()
         elif text == "/help":
             console.print(HELP, style="dim")
         else:
-            failed = not _respond(conversation, text)
-    if failed:
-        fail("the last message was not answered", FAILED)
+            answered = _respond(conversation, text)
+    return answered
 
 
 def _respond(conversation: Conversation, text: str) -> bool:
