@@ -5,10 +5,12 @@ import pytest
 import torch
 from specdec_hf import SpecCache, generate
 from specdec_hf.cache import spec_cache
+from specdec_hf.cache.choose import choose_cache
 from specdec_hf.cache.forward import forward_window
-from specdec_hf.cache.make import make_cache
 from specdec_hf.decode import rounds
 from specdec_hf.decode import session as sessions
+from specdec_hf.decode.history import CommittedTokens
+from specdec_hf.drafters import checks
 from specdec_hf.hf_arguments.call import prepare_call
 from support import hf_models
 from support.hf_models import one_thread  # noqa: F401  # autouse here
@@ -20,7 +22,9 @@ RAGGED = (9, 4, 12)
 
 def begin(model, inputs, **options):
     call = prepare_call(model, **inputs, max_new_tokens=NEW, do_sample=False)
-    return sessions.begin(model, call, sessions.Options(guard=False, **options))
+    return sessions.begin(
+        model, call, sessions.Options(guard=False, num_assistant_tokens=5, **options)
+    )
 
 
 @pytest.mark.parametrize("drafter", ["prompt_lookup", "model"])
@@ -39,7 +43,18 @@ def test_a_round_reads_from_the_device_once(drafter, monkeypatch):
         finally:
             allowed.pop()
 
+    def read_draft(*args):
+        # It reads tokens only where they are on the host, which this test's are.
+        allowed.append(True)
+        try:
+            return original_read(*args)
+        finally:
+            allowed.pop()
+
+    original_read = checks.read_draft
+
     monkeypatch.setattr(rounds, "read_verdict", read_verdict)
+    monkeypatch.setattr(checks, "read_draft", read_draft)
     reads = ("item", "tolist", "cpu", "numpy", "nonzero", "__bool__", "__int__", "__float__")
     for name in reads:
         method = getattr(torch.Tensor, name)
@@ -160,7 +175,9 @@ def test_cache_grows_beyond_its_first_capacity():
     session = begin(model, inputs, drafter="prompt_lookup")
     session.cache = SpecCache(model, 1, 2)
     session.budgets[:] = 60
-    session.history.tokens = np.pad(session.history.tokens, ((0, 0), (0, 60)))
+    history = session.history
+    longer = np.pad(history.tokens, ((0, 0), (0, 60)))
+    session.history = CommittedTokens(longer, history.lengths, history.active)
     session.call.max_new_tokens = 60
     while not session.done:
         rounds.step(session)
@@ -185,10 +202,9 @@ def test_a_layer_moves_slots_to_its_own_device():
 
 def test_caches_refuse_wrong_arguments_by_name():
     model = hf_models.tiny("llama")
-    with pytest.raises(ValueError, match="cache must be 'auto', 'spec' or 'dynamic', got 'static'"):
-        make_cache(model, 1, 8, "static")
-    with pytest.raises(ValueError, match="cache='dynamic' needs batch size 1, got 2"):
-        make_cache(model, 2, 8, "dynamic")
+    message = "cache must be 'auto', 'spec', 'aligned' or 'dynamic', got 'static'"
+    with pytest.raises(ValueError, match=message):
+        choose_cache(model, 1, 8, "static")
     cache = SpecCache(model, 1, 8)
     with pytest.raises(ValueError, match="truncate cannot grow a sequence"):
         cache.truncate(np.array([1]))

@@ -1,4 +1,4 @@
-"""Transformers' own ``DynamicCache`` as a cache of the loop, for a single sequence."""
+"""A ``DynamicCache`` that the model's own prefill filled, as a cache of the loop."""
 
 from __future__ import annotations
 
@@ -8,21 +8,29 @@ import numpy as np
 import torch
 from transformers.cache_utils import DynamicCache
 
+from specdec_hf.cache.model_call import run_model
 from specdec_hf.cache.protocol import Lengths
 
 
 class DynamicCacheAdapter:
     """One sequence in a ``DynamicCache``, rolled back with ``crop``.
 
-    It serves the models that `SpecCache` cannot: those whose attention takes no mask of ours.
+    It takes over the prefill of inputs other than text where `SpecCache` cannot.
     """
 
-    def __init__(self, model: Any, cache: DynamicCache | None = None) -> None:
-        self.cache = DynamicCache(config=model.config) if cache is None else cache
+    kind = "dynamic"
+
+    def __init__(self, model: Any, cache: DynamicCache) -> None:
+        self.model = model
+        self.cache = cache
         self.cache.activate_past_recording()
         self.device: torch.device = model.device
         self.later_inputs: Any = None
         self.lengths: Lengths = np.array([self.cache.get_seq_length()], dtype=np.int64)
+
+    def forward(self, tokens: torch.Tensor, starts: Lengths, keep: int) -> torch.Tensor:
+        """Feed the next tokens; arguments and result as in `forward_window`."""
+        return run_model(self.model, self, tokens, self.window(starts, tokens.shape[1]), keep)
 
     def window(self, starts: Lengths, size: int) -> dict[str, Any]:
         """Model inputs for the next ``size`` tokens; ``starts`` [1] must be the cache's length."""
@@ -50,6 +58,7 @@ class DynamicCacheAdapter:
             if hasattr(layer, "record_past"):
                 layer.record_past = False
             # The layers hold inference tensors. A clone made outside inference mode is a normal
-            # tensor, which the user may write into.
-            layer.keys, layer.values = layer.keys.clone(), layer.values.clone()
+            # tensor, which the user may write into. A layer without a cache of its own holds None.
+            if isinstance(getattr(layer, "keys", None), torch.Tensor):
+                layer.keys, layer.values = layer.keys.clone(), layer.values.clone()
         return self.cache

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
-from functools import lru_cache
 from typing import Any
 
 import torch
 
+from specdec_hf.cache.model_call import run_model
 from specdec_hf.cache.protocol import Lengths, RollbackCache
 from specdec_hf.cache.spec_cache import SpecCache
 
@@ -18,7 +17,7 @@ def forward_window(
     """Run the model over the next tokens of every sequence and cache their keys and values.
 
     Args:
-        model: causal LM, called through its unmodified forward.
+        model: causal LM that the cache was made for, called through its unmodified forward.
         cache: holds ``starts[b] + n`` tokens of sequence ``b`` afterwards.
         tokens: [B, n] int64 on the model's device.
         starts: [B] position of each sequence's first token; a negative one is left padding.
@@ -27,7 +26,7 @@ def forward_window(
     Returns:
         Logits [B, keep, V].
     """
-    return _forward(model, cache, tokens, cache.window(starts, tokens.shape[1]), keep)
+    return cache.forward(tokens, starts, keep)
 
 
 def forward_tree(
@@ -48,22 +47,4 @@ def forward_tree(
     """
     skip = parents.shape[1] + 1 - tokens.shape[1]
     inputs = cache.tree_window(roots, parents, skip)
-    return _forward(model, cache, tokens, inputs, tokens.shape[1])
-
-
-def _forward(
-    model: Any, cache: RollbackCache, tokens: torch.Tensor, inputs: dict[str, Any], keep: int
-) -> torch.Tensor:
-    if cache.later_inputs is not None:
-        inputs = cache.later_inputs.add_to(inputs, tokens.shape[1])
-    model_class: type = type(model)
-    if _takes_logits_to_keep(model_class):
-        inputs["logits_to_keep"] = keep
-    output = model(input_ids=tokens, use_cache=True, return_dict=True, **inputs)
-    logits: torch.Tensor = output.logits
-    return logits if logits.shape[1] == keep else logits[:, -keep:]
-
-
-@lru_cache(maxsize=64)
-def _takes_logits_to_keep(model_class: type) -> bool:
-    return "logits_to_keep" in inspect.signature(model_class.forward).parameters  # type: ignore[attr-defined]
+    return run_model(model, cache, tokens, inputs, tokens.shape[1])

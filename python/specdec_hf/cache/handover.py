@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import numpy as np
@@ -10,27 +9,29 @@ import torch
 from numpy.typing import NDArray
 from transformers.cache_utils import DynamicCache, DynamicSlidingWindowLayer
 
+from specdec_hf.cache.choose import choose_cache
 from specdec_hf.cache.dynamic_cache import DynamicCacheAdapter
-from specdec_hf.cache.make import make_cache
+from specdec_hf.cache.make import kind_reason
+from specdec_hf.cache.plain import PlainCache, Prompt, SeparateCache, copy_of
 from specdec_hf.cache.protocol import RollbackCache
 from specdec_hf.cache.spec_cache import SpecCache
 
 
 def import_cache(
-    model: Any, past: Any, mask: NDArray[np.bool_], capacity: int, kind: str = "auto"
-) -> RollbackCache:
+    model: Any, past: Any, prompt: Prompt, capacity: int, kind: str = "auto", **options: Any
+) -> tuple[RollbackCache, list[str]]:
     """A copy of the caller's ``past_key_values`` as a cache of the loop; theirs is not changed.
 
     Args:
         model: the model that filled ``past``.
         past: a ``DynamicCache`` or `SpecCache` whose columns are the first P columns of the input.
-        mask: [B, T] bool, the attention mask of the whole input, False where it is padding.
-        capacity: slots to allocate.
-        kind: as in `make_cache`.
+        prompt: the whole input.
+        capacity, kind, options: as in `choose_cache`, whose result this is.
 
     Raises:
         ValueError: another kind of cache, another batch size, or no token beyond the cache.
     """
+    mask = prompt.mask
     if isinstance(past, SpecCache):
         past = export_cache(model, past, np.arange(past.lengths.max()) < past.lengths[:, None])
     if not isinstance(past, DynamicCache):
@@ -44,26 +45,54 @@ def import_cache(
             "pass the whole sequence, at least one token longer than the cache"
         )
     batch_size = mask.shape[0]
-    cache = make_cache(model, batch_size, capacity, kind)
     if columns == 0:
-        return cache
+        return choose_cache(model, batch_size, capacity, kind, prompt=prompt, **options)
     layers: list[Any] = past.layers
-    held = next(layer.keys for layer in layers if layer.is_initialized)
+    held = next(x.keys for x in layers if isinstance(getattr(x, "keys", None), torch.Tensor))
     if held.shape[0] != batch_size:
         raise ValueError(
             f"past_key_values has {held.shape[0]} sequences, input_ids has {batch_size}"
         )
+    cache, notes = choose_cache(
+        model, batch_size, capacity, kind, prompt=prompt, past=past, **options
+    )
+    if isinstance(cache, SpecCache):
+        _fill(model, cache, past, mask)
+    return cache, notes
+
+
+def take_over(
+    model: Any, past: Any, mask: NDArray[np.bool_], capacity: int, kind: str
+) -> SpecCache | DynamicCacheAdapter:
+    """The cache that the model's own prefill filled, copied into a cache of the loop.
+
+    Args:
+        model: the model that filled ``past``.
+        past: a ``DynamicCache`` of P columns.
+        mask: [B, P], False where a column is padding.
+        capacity: slots to allocate.
+        kind: "spec", or "dynamic" for one sequence.
+
+    Raises:
+        ValueError: a kind that this model or batch cannot use.
+    """
+    if not isinstance(past, DynamicCache):
+        raise ValueError(f"past_key_values must be a DynamicCache, got {type(past).__name__}")
+    reason = kind_reason(model, kind)
+    if reason is not None:
+        raise ValueError(f"cache={kind!r} cannot serve {type(model).__name__}: {reason}")
+    if kind == "spec":
+        cache = SpecCache(model, len(mask), capacity)
+        _fill(model, cache, past, mask)
+        return cache
+    if len(mask) != 1 or not mask.all():
+        raise ValueError(f"cache='dynamic' needs one sequence without padding, got {len(mask)}")
+    return DynamicCacheAdapter(model, copy_of(past))
+
+
+def _fill(model: Any, cache: SpecCache, past: DynamicCache, mask: NDArray[np.bool_]) -> None:
+    columns = past.get_seq_length()
     lengths = mask[:, :columns].sum(axis=1).astype(np.int64)
-    if isinstance(cache, DynamicCacheAdapter):
-        if lengths[0] != columns:
-            raise ValueError(
-                "cache='dynamic' cannot drop padding from past_key_values; use cache='spec'"
-            )
-        # Layers rebind keys and values and never write into them: a shallow copy is enough.
-        fresh = copy.copy(past)
-        fresh.layers = [copy.copy(layer) for layer in past.layers]
-        return DynamicCacheAdapter(model, fresh)
-    assert isinstance(cache, SpecCache)
     # A stable sort by "is padding" moves each sequence's tokens to the front, in order.
     order = torch.from_numpy(np.argsort(~mask[:, :columns], axis=1, kind="stable"))
     order = order.to(model.device)[:, None, :, None]
@@ -72,15 +101,20 @@ def import_cache(
     def slots_of(x: torch.Tensor) -> torch.Tensor:
         # A sliding layer holds its last columns only; the mask hides the others for good.
         full = torch.nn.functional.pad(x.to(model.device), (0, 0, columns - x.shape[2], 0))
-        return full if compact else full.gather(2, order.expand_as(full))
+        return full if compact else full.gather(2, order.expand(*full.shape[:2], -1, full.shape[3]))
 
-    entries = [(slots_of(layer.keys), slots_of(layer.values)) for layer in layers]
-    cache.fill(entries, lengths)
-    return cache
+    layers: list[Any] = past.layers
+    cache.fill(
+        [None if x.keys is None else (slots_of(x.keys), slots_of(x.values)) for x in layers],
+        lengths,
+    )
 
 
-def export_cache(model: Any, cache: RollbackCache, mask: NDArray[np.bool_]) -> DynamicCache:
+def export_cache(model: Any, cache: RollbackCache, mask: NDArray[np.bool_]) -> Any:
     """A ``DynamicCache`` whose columns are those of the returned sequences.
+
+    It is the model's own cache or state where tokens cannot be moved in that, and None for a batch
+    whose sequences ran one by one or a model without a cache.
 
     Args:
         model: the model that filled ``cache``.
@@ -90,20 +124,33 @@ def export_cache(model: Any, cache: RollbackCache, mask: NDArray[np.bool_]) -> D
     """
     if isinstance(cache, DynamicCacheAdapter):
         return cache.release()
-    assert isinstance(cache, SpecCache)
+    if isinstance(cache, SeparateCache):
+        return cache.rows[0].release() if len(cache.rows) == 1 else None
     columns = mask.shape[1]
+    index = np.maximum(mask.cumsum(axis=1) - 1, 0)  # [B, P] the slot of each column
+    if isinstance(cache, PlainCache):
+        if cache.kind != "aligned" or len(mask) == 1:
+            return cache.release()
+        cache.align()
+        index = index + cache.columns[:, None]
+        sources: list[Any] = cache.cache.layers
+    else:
+        assert isinstance(cache, SpecCache)
+        sources = list(cache.spec_layers)
     exported = DynamicCache(config=model.config)
     layers: list[Any] = exported.layers
-    slots = torch.from_numpy(np.maximum(mask.cumsum(axis=1) - 1, 0)).to(model.device)  # [B, P]
-    aligned = bool(mask.any(axis=0).all()) and bool((mask[:, :-1] >= mask[:, 1:]).all())
-    for source, target in zip(cache.spec_layers, layers, strict=True):
+    slots = torch.from_numpy(index).to(model.device)
+    aligned = bool((index == np.arange(columns)).all())
+    for source, target in zip(sources, layers, strict=False):
+        if source.keys is None or source.keys.shape[2] == 0:
+            continue  # a layer without a cache of its own
         entries = [
             x[:, :, :columns]
             if aligned
             else x.gather(
                 2, slots.to(x.device)[:, None, :, None].expand(*x.shape[:2], columns, x.shape[3])
             )
-            for x in source.buffers
+            for x in (source.keys, source.values)
         ]
         if isinstance(target, DynamicSlidingWindowLayer):
             target.lazy_initialization(entries[0], entries[1])

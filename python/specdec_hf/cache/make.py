@@ -1,39 +1,86 @@
-"""The choice between the two caches."""
+"""An empty cache of a given kind, and why a model cannot use one."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from specdec_hf.cache.dynamic_cache import DynamicCacheAdapter
+from transformers import GenerationMixin
+from transformers.cache_utils import Cache
+
+from specdec_hf.cache.plain import PlainCache, Prompt, SeparateCache, copy_of, keeps_cache
 from specdec_hf.cache.protocol import RollbackCache
 from specdec_hf.cache.spec_cache import SpecCache, unsupported_reason
 
+# In the order in which they are tried.
+ROLLBACK_KINDS = ("spec", "aligned", "dynamic")
 
-def make_cache(model: Any, batch_size: int, capacity: int, kind: str = "auto") -> RollbackCache:
+
+def make_cache(
+    model: Any,
+    batch_size: int,
+    capacity: int,
+    kind: str,
+    *,
+    prompt: Prompt | None = None,
+    inputs: dict[str, Any] | None = None,
+    past: Cache | None = None,
+) -> RollbackCache:
     """An empty cache for a model.
 
     Args:
         model: the model whose forward will fill it.
         batch_size: number of sequences B.
         capacity: slots to allocate at first; `SpecCache` grows beyond them.
-        kind: "spec", "dynamic" (one sequence only), or "auto": "spec" where the model allows it.
+        kind: "spec", or as in `PlainCache`. "dynamic" and "none" run each sequence alone.
+        prompt, inputs: as in `PlainCache`; "spec" takes neither.
+        past: the caller's cache, of one sequence or for kind "plain"; it is not changed.
 
     Raises:
-        ValueError: unknown kind, or a kind that this model or batch size cannot use.
+        ValueError: a kind that this model cannot use.
     """
-    if kind not in ("auto", "spec", "dynamic"):
-        raise ValueError(f"cache must be 'auto', 'spec' or 'dynamic', got {kind!r}")
-    reason = unsupported_reason(model)
-    if getattr(model.config, "is_encoder_decoder", False):
-        raise ValueError(f"{type(model).__name__}: {reason}")
-    if kind == "spec" or (kind == "auto" and reason is None):
+    reason = kind_reason(model, kind)
+    if reason is not None:
+        raise ValueError(f"cache={kind!r} cannot serve {type(model).__name__}: {reason}")
+    if kind == "spec":
         return SpecCache(model, batch_size, capacity)
-    if batch_size != 1:
+    past = None if past is None else copy_of(past)
+    if kind in ("aligned", "plain") or batch_size == 1:
+        return PlainCache(model, batch_size, kind, prompt=prompt, inputs=inputs, past=past)
+    if inputs:
         raise ValueError(
-            f"cache='dynamic' needs batch size 1, got {batch_size}"
-            + (f" (cache='spec' cannot be used: {reason})" if reason else "")
+            f"{', '.join(sorted(inputs))} of a batch need a cache that holds all its sequences, "
+            f"and {type(model).__name__} only fits cache={kind!r}: pass one sequence at a time"
         )
-    adapter = DynamicCacheAdapter(model)
-    if not adapter.cache.is_croppable:
-        raise ValueError(f"{type(model).__name__} keeps a state that cannot be rolled back")
-    return adapter
+    rows = []
+    for b in range(batch_size):
+        own = None
+        if prompt is not None:
+            own = Prompt(prompt.input_ids[b : b + 1], prompt.mask[b : b + 1])
+        padded = prompt is not None and not bool(prompt.mask.all())
+        rows.append(PlainCache(model, 1, kind, prompt=own, keep_mask=padded))
+    return SeparateCache(rows)
+
+
+def kind_reason(model: Any, kind: str) -> str | None:
+    """Why a model cannot use a kind of cache, or None; a `check_fit` knows the rest."""
+    if getattr(model.config, "is_encoder_decoder", False):
+        return "encoder-decoder models are not supported"
+    if type(model)._sample is not GenerationMixin._sample:
+        return "it generates with a loop of its own"
+    if kind == "plain":
+        return None
+    reason = rollback_reason(model)
+    if reason is not None:
+        return reason
+    if (kind == "none") == keeps_cache(model):
+        return "its forward takes " + ("a cache" if kind == "none" else "no cache")
+    return unsupported_reason(model) if kind == "spec" else None
+
+
+def rollback_reason(model: Any) -> str | None:
+    """Why no cache can forget a rejected draft of this model, or None."""
+    if model._is_stateful:
+        return "it keeps a state that cannot be rolled back to before a rejected draft"
+    if keeps_cache(model) and not model._supports_default_dynamic_cache():
+        return "it keeps a cache of its own kind, which cannot be rolled back"
+    return None

@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 Lengths = NDArray[np.int64]
@@ -22,15 +23,17 @@ class RollbackCache(Protocol):
     """A KV cache that forgets rejected drafts sequence by sequence.
 
     Attributes:
+        kind: the name of this kind of cache, as in `make_cache`.
         lengths: [B] int64, committed tokens of each sequence that the cache holds.
-        later_inputs: a `LaterInputs` where the model's own methods made the prefill, else None.
     """
 
-    lengths: Lengths
-    later_inputs: Any
+    kind: str
 
-    def window(self, starts: Lengths, size: int) -> dict[str, Any]:
-        """Inputs of the model's forward for the next ``size`` tokens of every sequence."""
+    @property
+    def lengths(self) -> Lengths: ...
+
+    def forward(self, tokens: torch.Tensor, starts: Lengths, keep: int) -> torch.Tensor:
+        """Feed the next tokens of every sequence; see `forward_window`."""
         ...
 
     def truncate(self, lengths: Lengths) -> None:
@@ -41,5 +44,6 @@ class RollbackCache(Protocol):
 def context_length(model: Any) -> int | None:
     """The number of positions the model was made for, None when its config does not say."""
     config = model.config.get_text_config(decoder=True)
-    length: int | None = getattr(config, "max_position_embeddings", None)
-    return length
+    length = getattr(config, "max_position_embeddings", None)
+    # Some configs say -1, or nothing at all, where positions are relative.
+    return length if isinstance(length, int) and length > 0 else None

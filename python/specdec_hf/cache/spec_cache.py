@@ -14,17 +14,28 @@ import numpy as np
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin, get_layer_types_and_kwargs
 
+from specdec_hf.cache.model_call import run_model
 from specdec_hf.cache.protocol import Lengths, context_length
 from specdec_kernels import kv_append_, kv_compact_, tree_attention
 
-MASKED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
+# A "dummy" layer has no cache of its own: it reads that of an earlier layer, or attends to nothing.
+MASKED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention", "dummy"})
 
 
 class _Cursor:
-    """Where the next forward writes, and how many slots it sees; all layers share one object."""
+    """Where the next forward writes, and how many slots it sees; all layers share one object.
+
+    Attributes:
+        starts: [B], slot of each sequence's first new token.
+        past: the largest of them on the host: how many tokens precede the forward's. Models that
+            take no position ids count on from it.
+        visible: slots that the forward sees, its own tokens included.
+        capacity: slots that are allocated.
+    """
 
     def __init__(self) -> None:
-        self.starts: torch.Tensor = torch.zeros(0, dtype=torch.int64, device="cpu")  # [B]
+        self.starts: torch.Tensor = torch.zeros(0, dtype=torch.int64, device="cpu")
+        self.past = 0
         self.visible = 0
         self.capacity = 0
 
@@ -84,7 +95,7 @@ class SpecLayer(CacheLayerMixin):
         return self.cursor.visible, 0
 
     def get_seq_length(self) -> int:
-        return self.cursor.visible
+        return self.cursor.past
 
     def get_max_length(self) -> int:
         return -1
@@ -106,11 +117,14 @@ class SpecCache(Cache):
         ValueError: the model's attention or layer types cannot take such a mask.
     """
 
+    kind = "spec"
+
     def __init__(self, model: Any, batch_size: int, capacity: int) -> None:
         config = model.config.get_text_config(decoder=True)
         reason = unsupported_reason(model)
         if reason is not None:
             raise ValueError(f"cache='spec' cannot serve {type(model).__name__}: {reason}")
+        self._model = model
         self._cursor = _Cursor()
         self._cursor.capacity = capacity
         layer_types, _ = get_layer_types_and_kwargs(config)
@@ -144,7 +158,7 @@ class SpecCache(Cache):
         """
         visible = int(starts.max()) + size
         first_slots = torch.from_numpy(starts.copy()).to(self.device, non_blocking=True)
-        self._move_cursor(first_slots, visible)
+        self._move_cursor(first_slots, int(starts.max()), visible)
         positions = np.maximum(starts[:, None] + np.arange(size), 0)
         if self._context is not None:
             # Positions beyond the context belong to sequences that have ended or draft nothing:
@@ -174,7 +188,7 @@ class SpecCache(Cache):
         """
         visible = int(roots.max()) + parents.shape[1] + 1
         lengths = torch.from_numpy(roots.copy()).to(self.device, non_blocking=True)
-        self._move_cursor(lengths + skip, visible)
+        self._move_cursor(lengths + skip, int(roots.max()) + skip, visible)
 
         def mask_of(sliding: int) -> torch.Tensor:
             tree = tree_attention(parents, lengths, slots=visible, window=sliding)
@@ -199,6 +213,8 @@ class SpecCache(Cache):
         """
         by_device: dict[torch.device, list[torch.Tensor]] = {}
         for layer in self.spec_layers:
+            if not layer.is_initialized:
+                continue  # without a cache of its own
             keys, values = layer.buffers
             by_device.setdefault(keys.device, []).extend((keys, values))
         for device, buffers in by_device.items():
@@ -215,16 +231,28 @@ class SpecCache(Cache):
                 f"truncate cannot grow a sequence: have {self.lengths}, asked {lengths}"
             )
         self.lengths = lengths.astype(np.int64, copy=True)
+        self._cursor.past = int(lengths.max())
 
-    def fill(self, entries: list[tuple[torch.Tensor, torch.Tensor]], lengths: Lengths) -> None:
-        """Start from keys and values [B, H, n, D] of each layer; ``lengths[b]`` of n are tokens."""
+    def forward(self, tokens: torch.Tensor, starts: Lengths, keep: int) -> torch.Tensor:
+        """Feed the next tokens of every sequence; arguments and result as in `forward_window`."""
+        return run_model(self._model, self, tokens, self.window(starts, tokens.shape[1]), keep)
+
+    def fill(
+        self, entries: list[tuple[torch.Tensor, torch.Tensor] | None], lengths: Lengths
+    ) -> None:
+        """Start from keys and values [B, H, n, D] of each layer; ``lengths[b]`` of n are tokens.
+
+        An entry is None for a layer without a cache of its own.
+        """
         self._cursor.starts = torch.zeros(len(lengths), dtype=torch.int64, device=self.device)
-        for layer, (keys, values) in zip(self.spec_layers, entries, strict=True):
-            layer.update(keys, values)
+        for layer, held in zip(self.spec_layers, entries, strict=True):
+            if held is not None:
+                layer.update(*held)
         self.lengths = lengths
+        self._cursor.past = int(lengths.max())
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        return int(self.lengths.max()) if self.lengths.size else 0
+        return self._cursor.past
 
     def _grow(self, needed: int) -> None:
         capacity = max(needed, self._cursor.capacity + self._cursor.capacity // 2)
@@ -233,11 +261,12 @@ class SpecCache(Cache):
             layer.grow(capacity)
         self._slots = torch.arange(capacity, device=self.device)
 
-    def _move_cursor(self, starts: torch.Tensor, visible: int) -> None:
+    def _move_cursor(self, starts: torch.Tensor, past: int, visible: int) -> None:
         """Tell all layers which slots the next forward writes and sees."""
         if visible > self._cursor.capacity:
             self._grow(visible)
         self._cursor.starts = starts
+        self._cursor.past = max(past, 0)
         self._cursor.visible = visible
 
     def _mask(

@@ -51,6 +51,7 @@ def generate(
     rule: str = "auto",
     tree: Any = None,
     cache: str = "auto",
+    self_check: bool = True,
     seed: Any = None,
     guard: bool | BenefitGuard | None = None,
     clock: Callable[[], float] = time.perf_counter,
@@ -88,7 +89,12 @@ def generate(
             one or more draft models (prompt lookup fills as many nodes); an `EagleTree`, drafted by
             one draft model; a `TrieTree`, by any drafters. One forward of the target verifies the
             whole tree, which needs the cache "spec".
-        cache: "auto", "spec" (a batch of different lengths) or "dynamic" (one sequence).
+        cache: "spec" (one static cache), "aligned" (Transformers' own for the whole batch),
+            "dynamic" (one for each sequence, one forward after the other), or "auto": the first of
+            them that fits the model, with a note in the statistics where it is not "spec". Without
+            a drafter the model's own cache serves too, and no roll back is needed.
+        self_check: whether the first use of a cache with a model class and configuration compares
+            the model with itself through the cache on a few tokens; see `check_model`.
         seed: None draws one seed for each sequence of a sampled call from torch's default generator
             (``torch.manual_seed``). An int is the seed of sequence 0, from which those of the
             others are derived. A list, array or tensor of ints gives them one by one.
@@ -119,6 +125,7 @@ def generate(
         rule=rule,
         tree=as_layout(tree),
         cache=cache,
+        self_check=self_check,
         seed=seed,
         guard=guard,
         clock=clock,
@@ -142,8 +149,8 @@ class SpeculativeDecoder:
 
     Args:
         drafter, num_assistant_tokens, gamma, num_speculative_tokens,
-            num_assistant_tokens_schedule, rule, tree, cache, seed, guard, streamer: as in
-            `generate`.
+            num_assistant_tokens_schedule, rule, tree, cache, self_check, seed, guard, streamer:
+            as in `generate`.
         tokenizer, stop_strings: end sequences at these strings.
     """
 
@@ -158,6 +165,7 @@ class SpeculativeDecoder:
         rule: str = "auto",
         tree: Any = None,
         cache: str = "auto",
+        self_check: bool = True,
         seed: Any = None,
         guard: bool | BenefitGuard | None = None,
         streamer: Streamer | None = None,
@@ -175,6 +183,7 @@ class SpeculativeDecoder:
             rule=rule,
             tree=as_layout(tree),
             cache=cache,
+            self_check=self_check,
             seed=seed,
             guard=guard,
         )

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from transformers.cache_utils import get_layer_types_and_kwargs
 
 from specdec_hf.cache.forward import forward_window
-from specdec_hf.cache.handover import import_cache
+from specdec_hf.cache.handover import take_over
 from specdec_hf.cache.later_inputs import LaterInputs
 from specdec_hf.cache.protocol import Lengths, RollbackCache
 from specdec_hf.hf_arguments.call import Call
@@ -79,15 +79,12 @@ def _taken_over(
     model: Any, call: Call, past: Any, later: LaterInputs, capacity: int, kind: str
 ) -> RollbackCache:
     assert call.prefill is not None
-    batch_size = len(call.mask)
     config = model.config.get_text_config(decoder=True)
     if HOLED_MASK in call.prefill.names and set(get_layer_types_and_kwargs(config)[0]) != {
         "full_attention"
     }:
         raise ValueError("a sliding window counts the columns that the mask hides")
-    # The cache holds every column, and the token that follows is not in the input.
-    mask = np.concatenate([call.mask, np.ones((batch_size, 1), dtype=bool)], axis=1)
-    cache = import_cache(model, past, mask, capacity, kind)
+    cache = take_over(model, past, call.mask, capacity, kind)
     cache.later_inputs = later
     key = (
         type(model), model.config.to_json_string(), model.dtype, type(cache),

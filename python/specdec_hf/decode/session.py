@@ -17,10 +17,10 @@ import torch
 from numpy.typing import NDArray
 from transformers.utils.generic import ModelOutput
 
-from specdec_hf.cache.dynamic_cache import DynamicCacheAdapter
+from specdec_hf.cache.choose import choose_cache
 from specdec_hf.cache.forward import forward_window
 from specdec_hf.cache.handover import export_cache, import_cache
-from specdec_hf.cache.make import make_cache
+from specdec_hf.cache.plain import Prompt
 from specdec_hf.cache.protocol import Lengths, RollbackCache, context_length
 from specdec_hf.decode.history import CommittedTokens
 from specdec_hf.decode.prefill import prefill
@@ -52,6 +52,7 @@ class Options:
     rule: str = "auto"
     tree: Layout | None = None
     cache: str = "auto"
+    self_check: bool = True
     seed: Any = None
     guard: bool | BenefitGuard | None = None
     clock: Callable[[], float] = time.perf_counter
@@ -67,7 +68,8 @@ class SpecOutput(ModelOutput):
             With ``inputs_embeds`` alone it also has their columns, which ``sequences`` lacks.
         logprobs: [B, W - T] float32, of new tokens under the filtered target; 0 when greedy and
             in the padding.
-        past_key_values: ``DynamicCache`` of W - 1 columns, as plain ``generate`` leaves it.
+        past_key_values: ``DynamicCache`` of W - 1 columns, as plain ``generate`` leaves it. None
+            where the sequences of a batch ran one by one.
         stats: a `SpecStats`, counts and times.
     """
 
@@ -173,21 +175,28 @@ def begin(model: Any, call: Call, options: Options) -> Session:
     )
     seeds_ = torch.tensor(seeds, dtype=torch.int64, device=model.device)
     capacity = min(max_length, int(lengths.max()) + SLOTS_AHEAD) + draft_size + 1
+    prompt = Prompt(call.prompt_ids, call.mask)
+    needs: dict[str, Any] = {
+        "drafts": drafter is not None,
+        "tree": options.tree is not None,
+        "self_check": options.self_check,
+    }
     first_logits = None
+    notes: list[str] = []
     if call.prefill is not None:
         cache, first_logits = prefill(model, call, capacity, kind)
     elif call.past is None:
-        cache = make_cache(model, batch_size, capacity, kind)
+        cache, notes = choose_cache(model, batch_size, capacity, kind, prompt=prompt, **needs)
     else:
-        cache = import_cache(model, call.past, call.mask, capacity, kind)
+        cache, notes = import_cache(model, call.past, prompt, capacity, kind, **needs)
     stats = SpecStats(
         sequences=[SequenceStats(prompt_tokens=int(n)) for n in lengths],
         rule=rule,
         drafter="none" if drafter is None else drafter.name,
-        cache="dynamic" if isinstance(cache, DynamicCacheAdapter) else "spec",
+        cache=cache.kind,
         tree="" if options.tree is None else str(options.tree),
         seeds=seeds,
-        notes=list(call.notes),
+        notes=[*call.notes, *notes],
     )
     lease = Lease(parts_of(drafter))
     context = None
@@ -196,6 +205,7 @@ def begin(model: Any, call: Call, options: Options) -> Session:
             model, rule, **copy.deepcopy(call.sampling.to_dict()), seeds=seeds_.clone(),
             batch_size=batch_size, max_length=max_length, max_draft=max(draft_size, 16),
             note=stats.note_round,
+            self_check=options.self_check,
         )  # fmt: skip
         try:
             drafter.start(context)
@@ -233,7 +243,7 @@ def finish(session: Session) -> SpecOutput:
     mask = np.concatenate([s.call.mask, np.arange(longest) < new_tokens[:, None]], axis=1)
     past = None
     if s.call.return_dict:
-        if (new_tokens < longest).any():
+        if (new_tokens < longest).any() and s.cache.kind != "plain":
             # The cache lacks the last token of every sequence. Plain generate stores it for those
             # that end early, while it goes on with the others.
             last = torch.from_numpy(s.history.last(1)).to(s.model.device)
@@ -266,8 +276,8 @@ def _check_tree_options(options: Options) -> None:
             "num_assistant_tokens_schedule must be 'constant' with tree, "
             f"got {options.num_assistant_tokens_schedule!r}"
         )
-    if options.cache == "dynamic":
-        raise ValueError("cache must be 'auto' or 'spec' with tree, got 'dynamic'")
+    if options.cache not in ("auto", "spec"):
+        raise ValueError(f"cache must be 'auto' or 'spec' with tree, got {options.cache!r}")
 
 
 def _token_budgets(model: Any, call: Call) -> tuple[Lengths, Lengths]:

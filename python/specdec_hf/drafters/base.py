@@ -78,6 +78,7 @@ class DraftContext:
         max_draft: no round will ask for more tokens than this.
         note: leaves a remark in the statistics, with the number of the round. A remark that was
             left before is left out.
+        self_check: whether a draft model's cache is checked before its first use.
         first_number: number of this drafter's first draft among all drafts of the round. Only the
             loop sets it.
         asked_for_noise: whether `noise_positions` was called in this round.
@@ -94,6 +95,7 @@ class DraftContext:
     max_length: int
     max_draft: int
     note: Callable[[str], None] = field(default=lambda text: None)
+    self_check: bool = True
     first_number: int = 0
     asked_for_noise: bool = False
 

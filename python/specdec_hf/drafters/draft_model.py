@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from specdec_hf.cache.choose import choose_cache
 from specdec_hf.cache.forward import forward_tree, forward_window
-from specdec_hf.cache.make import make_cache
 from specdec_hf.cache.protocol import Lengths, context_length
 from specdec_hf.cache.spec_cache import SpecCache
 from specdec_hf.drafters.base import DraftContext, History
@@ -25,13 +25,16 @@ class DraftModel:
     Args:
         model: the draft model. Neither it nor its configs are changed.
         context: the call it serves.
-        cache: "auto", "spec" or "dynamic", as in `generate`; trees need "spec".
+        cache: "auto", "spec", "aligned" or "dynamic", as in `generate`; trees need "spec".
+        tree: whether `feed` will be called.
 
     Raises:
         ValueError: the two vocabularies differ in size, or the cache cannot serve the model.
     """
 
-    def __init__(self, model: Any, context: DraftContext, cache: str = "auto") -> None:
+    def __init__(
+        self, model: Any, context: DraftContext, cache: str = "auto", *, tree: bool = False
+    ) -> None:
         ours = model.config.get_text_config(decoder=True).vocab_size
         theirs = context.model.config.get_text_config(decoder=True).vocab_size
         if ours != theirs:
@@ -42,12 +45,16 @@ class DraftModel:
         self.model = model
         self.device: torch.device = model.device
         self.context = context
-        self.cache = make_cache(
+        self.cache, notes = choose_cache(
             model,
             context.batch_size,
             min(context.max_length, 1024) + context.max_draft + 1,
             cache,
+            tree=tree,
+            self_check=context.self_check,
         )
+        for note in notes:
+            context.note(f"draft model {note}")
         self.sampling: dict[str, Any] = {
             name: value.to(self.device) if isinstance(value, torch.Tensor) else value
             for name, value in (

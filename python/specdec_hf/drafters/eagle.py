@@ -51,7 +51,7 @@ class EagleDrafter(TreeDrafter):
         """
         most = max(context.max_draft, self._most_fed)
         self._context = context = dataclasses.replace(context, max_draft=most)
-        self._draft = DraftModel(self.model, context, "spec")
+        self._draft = DraftModel(self.model, context, "spec", tree=True)
 
     def propose(self, history: History, limits: NDArray[np.int64]) -> TreeDraft | None:
         draft, lengths, width = self._draft, history.lengths, self.layout.width

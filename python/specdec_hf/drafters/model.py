@@ -22,7 +22,7 @@ class ModelDrafter(Drafter):
 
     Args:
         model: the draft model. Neither it nor its configs are changed.
-        cache: "auto", "spec" or "dynamic", as in `generate`.
+        cache: "auto", "spec", "aligned" or "dynamic", as in `generate`.
     """
 
     name = "model"

@@ -72,7 +72,7 @@ class TreeModelDrafter(TreeDrafter):
             ValueError: a draft model that does not fit; see `DraftModel`.
         """
         self._context = context
-        self._drafts = [DraftModel(model, context, "spec") for model in self.models]
+        self._drafts = [DraftModel(model, context, "spec", tree=True) for model in self.models]
         owners, numbers = np.array(self.forest.owners), np.array(self.forest.numbers)
         self._nodes = [np.flatnonzero(owners == copy) for copy in range(len(self.models))]
         # Only nodes with children are fed to their model; these are their places in its cache.

@@ -1,0 +1,87 @@
+"""The choice of a cache: the first that fits the model, as the self-check measures it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers.cache_utils import Cache
+
+from specdec_hf.cache.make import ROLLBACK_KINDS, kind_reason, make_cache
+from specdec_hf.cache.plain import Prompt, keeps_cache
+from specdec_hf.cache.protocol import RollbackCache
+from specdec_hf.cache.self_check import Fit, check_fit
+
+
+def choose_cache(
+    model: Any,
+    batch_size: int,
+    capacity: int,
+    kind: str = "auto",
+    *,
+    drafts: bool = True,
+    tree: bool = False,
+    self_check: bool = True,
+    prompt: Prompt | None = None,
+    inputs: dict[str, Any] | None = None,
+    past: Cache | None = None,
+) -> tuple[RollbackCache, list[str]]:
+    """An empty cache that fits a model, and notes for the statistics.
+
+    Args:
+        model: the model whose forward will fill it.
+        batch_size: number of sequences B.
+        capacity: slots to allocate at first.
+        kind: "auto", "spec", "aligned" or "dynamic". "auto" takes the first of them that fits, or
+            the model's own cache without roll back where nothing is drafted.
+        drafts: whether tokens will have to be forgotten.
+        tree: whether trees of drafts will be fed, which only "spec" can.
+        self_check: False trusts what is known of the model without running it.
+        prompt, inputs, past: as in `make_cache`.
+
+    Raises:
+        ValueError: an unknown kind, or no cache fits; the message names class, cache and reason.
+    """
+    if kind not in ("auto", *ROLLBACK_KINDS):
+        raise ValueError(f"cache must be 'auto', 'spec', 'aligned' or 'dynamic', got {kind!r}")
+    padded = batch_size > 1 or (prompt is not None and not bool(prompt.mask.all()))
+    refused: list[str] = []
+    for candidate in _candidates(model, batch_size, kind, drafts, tree, bool(inputs)):
+        fit = _fit(model, candidate, padded, tree, self_check and not inputs)
+        # Where nothing could be measured, "spec" is the only kind that is not Transformers' own.
+        reason = fit.reason or (fit.unchecked if candidate == "spec" and kind == "auto" else None)
+        if reason is not None:
+            refused.append(f"cache={candidate!r}: {reason}")
+            continue
+        cache = make_cache(
+            model, batch_size, capacity, candidate, prompt=prompt, inputs=inputs, past=past
+        )
+        notes = [f"{type(model).__name__} runs with cache={candidate!r}; {r}" for r in refused]
+        if fit.unchecked is not None:
+            notes.append(f"cache={candidate!r} was not checked: {fit.unchecked}")
+        return cache, notes
+    doing = "with a tree of drafts" if tree else "with drafts" if drafts else "here"
+    raise ValueError(f"{type(model).__name__} cannot be used {doing}; {'; '.join(refused)}")
+
+
+def _candidates(
+    model: Any, batch_size: int, kind: str, drafts: bool, tree: bool, has_inputs: bool
+) -> list[str]:
+    """The kinds to try, in order."""
+    if tree:
+        return ["spec"]
+    if not drafts:
+        if has_inputs or not keeps_cache(model):
+            return ["plain"]
+        return ["spec", "plain"] if kind == "auto" else [kind, "plain"]
+    if not keeps_cache(model):
+        return ["none"]
+    kinds = list(ROLLBACK_KINDS) if kind == "auto" else [kind]
+    if has_inputs:
+        kinds = [one for one in kinds if one != "spec"]
+    return [one for one in kinds if one != "aligned" or batch_size > 1 or kind == "aligned"]
+
+
+def _fit(model: Any, kind: str, padded: bool, tree: bool, self_check: bool) -> Fit:
+    if self_check:
+        return check_fit(model, kind, padded=padded, tree=tree)
+    return Fit(reason=kind_reason(model, kind))

@@ -1,0 +1,28 @@
+"""The call of an unmodified model's forward that a cache's own inputs need."""
+
+from __future__ import annotations
+
+import inspect
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+
+def run_model(
+    model: Any, cache: Any, tokens: torch.Tensor, inputs: dict[str, Any], keep: int
+) -> torch.Tensor:
+    """Logits [B, keep, V] of the last tokens of ``tokens`` [B, n], with a cache's ``inputs``."""
+    if cache.later_inputs is not None:
+        inputs = cache.later_inputs.add_to(inputs, tokens.shape[1])
+    model_class: type = type(model)
+    if _takes_logits_to_keep(model_class):
+        inputs["logits_to_keep"] = keep
+    output = model(input_ids=tokens, use_cache=True, return_dict=True, **inputs)
+    logits: torch.Tensor = output.logits
+    return logits if logits.shape[1] == keep else logits[:, -keep:]
+
+
+@lru_cache(maxsize=64)
+def _takes_logits_to_keep(model_class: type) -> bool:
+    return "logits_to_keep" in inspect.signature(model_class.forward).parameters  # type: ignore[attr-defined]

@@ -1,0 +1,309 @@
+"""Sequences in Transformers' own cache, fed as ``model.generate`` feeds them.
+
+`SpecCache` gives the forward position ids and a mask of its own, which not every model takes. The
+caches here leave both to the model: ``prepare_inputs_for_generation`` makes the inputs of every
+forward from the tokens so far and a 2-D mask of the padding. Only the roll back is ours.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import GenerationConfig
+from transformers.cache_utils import Cache, DynamicCache
+from transformers.generation.utils import ALL_CACHE_NAMES
+from transformers.utils.generic import ModelOutput
+
+from specdec_hf.cache.protocol import Lengths
+from specdec_kernels import kv_realign_
+
+# Model inputs that have a column for each token; the names are those of Transformers.
+_COLUMN_INPUTS = ("position_ids", "token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids")
+
+
+class Prompt(NamedTuple):
+    """The input as the caller gave it, padding included.
+
+    Attributes:
+        input_ids: [B, T] int64.
+        mask: [B, T] bool, False where the input is padding.
+    """
+
+    input_ids: NDArray[np.int64]
+    mask: NDArray[np.bool_]
+
+
+class PlainCache:
+    """A batch in one cache of Transformers. All sequences end in the last column.
+
+    Kinds:
+
+    - "dynamic": one sequence, rolled back with ``crop``. Its left padding stays where it was.
+    - "aligned": several sequences. After a round in which they kept different numbers of drafts,
+      `kv_realign_` moves the tokens of each to the right, until all end in one column again.
+    - "plain": any state that the model keeps, never rolled back: for decoding without drafts.
+    - "none": no cache; each forward reads the whole sequence again. One sequence.
+
+    Args:
+        model: the causal LM whose forward will fill the cache.
+        batch_size: number of sequences B.
+        kind: one of those above.
+        prompt: the input, where its padding must be fed as given. The first forward then feeds
+            these columns in place of the tokens of its argument that are the prompt.
+        inputs: further model inputs of the first forward, such as ``token_type_ids``.
+        past: a cache that holds the first columns of ``prompt``; it will be changed.
+        keep_mask: whether the model gets a mask that hides nothing. Plain ``generate`` gives it one
+            where any sequence of the batch has padding.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        batch_size: int,
+        kind: str = "dynamic",
+        *,
+        prompt: Prompt | None = None,
+        inputs: dict[str, Any] | None = None,
+        past: Cache | None = None,
+        keep_mask: bool = False,
+    ) -> None:
+        self.model = model
+        self._keep_mask = keep_mask
+        self.kind = kind
+        self.lengths: Lengths = np.zeros(batch_size, dtype=np.int64)
+        self._takes = frozenset(inspect.signature(model.forward).parameters)
+        self._prompt = prompt
+        self._kwargs: dict[str, Any] = {"use_cache": kind != "none", **(inputs or {})}
+        self._outputs: ModelOutput | None = None  # of the last forward, without its logits
+        columns = 0
+        if past is not None:
+            assert prompt is not None
+            columns = past.get_seq_length()
+            self._kwargs["past_key_values"] = past
+            self.lengths = prompt.mask[:, :columns].sum(axis=1).astype(np.int64)
+        elif kind == "plain":
+            model._prepare_cache_for_generation(
+                GenerationConfig(use_cache=True), self._kwargs, None, batch_size, 0
+            )
+        elif kind != "none":
+            # A sliding layer drops what left its window, so its tokens cannot be moved. Layers made
+            # without a config keep all tokens, and the model's own mask hides the same ones.
+            config = model.config if batch_size == 1 else None
+            self._kwargs["past_key_values"] = DynamicCache(config=config)
+        if kind in ("dynamic", "aligned"):
+            self.cache.activate_past_recording()
+        self._held = self.lengths.copy()  # tokens in the cache, those to be rolled back included
+        shape = (batch_size, columns)
+        self._mask = np.ones(shape, dtype=bool) if prompt is None else prompt.mask[:, :columns]
+        ids = np.zeros(shape, dtype=np.int64) if prompt is None else prompt.input_ids[:, :columns]
+        self._ids = torch.from_numpy(ids.copy()).to(model.device)  # [B, W]
+
+    @property
+    def cache(self) -> Any:
+        """The model's own cache."""
+        return self._kwargs.get("past_key_values")
+
+    def forward(self, tokens: torch.Tensor, starts: Lengths, keep: int) -> torch.Tensor:
+        """Feed the next tokens of every sequence; arguments and result as in `forward_window`."""
+        kept = np.minimum(self.lengths, np.maximum(starts, 0))
+        if (starts > self.lengths).any():
+            raise ValueError(
+                f"the cache holds {self.lengths.tolist()} tokens, asked to start at {starts}"
+            )
+        lengths = starts + tokens.shape[1]
+        self._roll_back(kept)
+        mask = np.arange(tokens.shape[1]) >= -starts[:, None]
+        first = self._outputs is None
+        if first and self._prompt is not None:
+            read = int((self._prompt.mask.sum(axis=1) - starts).max())
+            tokens, mask = self._prompt_columns(tokens, mask, read)
+        columns, size = self._ids.shape[1], tokens.shape[1]
+        self._ids = torch.cat([self._ids, tokens], dim=1)
+        self._mask = np.concatenate([self._mask, mask], axis=1)
+        self._extend_inputs(size, first)
+        if not first and (starts < 0).any():
+            self._restart_positions(starts, size)
+        if "logits_to_keep" in self._takes:
+            self._kwargs["logits_to_keep"] = keep
+        whole = self.kind == "none" or columns == 0
+        inputs = self.model.prepare_inputs_for_generation(
+            self._ids,
+            next_sequence_length=None if whole else size,
+            is_first_iteration=first,
+            **self._kwargs,
+        )
+        outputs = self.model(**inputs, return_dict=True)
+        logits: torch.Tensor = outputs.logits
+        # The next forward takes the state from the outputs; the logits would only hold memory.
+        self._outputs = type(outputs)(**{k: v for k, v in outputs.items() if k != "logits"})
+        self.lengths, self._held = lengths, lengths.copy()
+        return logits if logits.shape[1] == keep else logits[:, -keep:]
+
+    def truncate(self, lengths: Lengths) -> None:
+        """Keep the first ``lengths[b]`` tokens of each sequence."""
+        self.lengths = lengths.astype(np.int64, copy=True)
+
+    def release(self) -> Any:
+        """The cache as plain ``generate`` would leave it; this object must not be used after."""
+        self._roll_back(self.lengths)
+        if self._outputs is not None and self.kind == "plain":
+            self._kwargs = self.model._update_model_kwargs_for_generation(
+                self._outputs, self._kwargs, is_encoder_decoder=False
+            )
+        names = [name for name in ALL_CACHE_NAMES if self._kwargs.get(name) is not None]
+        cache: Any = self._kwargs[names[0]] if names else None
+        for layer in getattr(cache, "layers", ()):
+            if hasattr(layer, "record_past"):
+                layer.record_past = False
+            # The layers hold inference tensors. A clone made outside inference mode is a normal
+            # tensor, which the user may write into. A layer without a cache of its own holds None.
+            if isinstance(getattr(layer, "keys", None), torch.Tensor):
+                layer.keys, layer.values = layer.keys.clone(), layer.values.clone()
+        return cache
+
+    @property
+    def columns(self) -> NDArray[np.int64]:
+        """[B], the column of each sequence's first token."""
+        columns: NDArray[np.int64] = self._mask.argmax(axis=1)
+        return columns
+
+    def align(self) -> None:
+        """Bring the model's cache to ``lengths``, which the next forward would do."""
+        self._roll_back(self.lengths)
+
+    def _prompt_columns(
+        self, tokens: torch.Tensor, mask: NDArray[np.bool_], read: int
+    ) -> tuple[torch.Tensor, NDArray[np.bool_]]:
+        """Tokens and mask of the first forward: the prompt as given for the first ``read``."""
+        assert self._prompt is not None
+        done = self._ids.shape[1]
+        ids = torch.from_numpy(self._prompt.input_ids[:, done:].copy()).to(tokens.device)
+        given = self._prompt.mask[:, done:]
+        return (
+            torch.cat([ids, tokens[:, read:]], dim=1),
+            np.concatenate([given, mask[:, read:]], axis=1),
+        )
+
+    def _extend_inputs(self, size: int, first: bool) -> None:
+        """Bring the model's inputs to the columns of the tokens, ``size`` more than before."""
+        model, kwargs = self.model, self._kwargs
+        mask = torch.from_numpy(self._mask.astype(np.int64)).to(self._ids.device)
+        if first:
+            kwargs["attention_mask"] = mask
+            if kwargs.get("position_ids") is None and "position_ids" in self._takes:
+                kwargs["position_ids"] = model._prepare_position_ids_for_generation(
+                    self._ids, kwargs
+                )
+        else:
+            assert self._outputs is not None
+            kwargs = model._update_model_kwargs_for_generation(
+                self._outputs, kwargs, is_encoder_decoder=False, num_new_tokens=size
+            )
+        # Plain generate drops a mask that hides nothing.
+        kwargs["attention_mask"] = None if self._mask.all() and not self._keep_mask else mask
+        if "attention_mask" not in self._takes:
+            del kwargs["attention_mask"]
+        self._kwargs = kwargs
+
+    def _restart_positions(self, starts: Lengths, size: int) -> None:
+        """Position ids of sequences whose first token lies in this window."""
+        ids = self._kwargs.get("position_ids")
+        if isinstance(ids, torch.Tensor) and ids.ndim == 2:
+            ids = ids.clone()
+            positions = torch.from_numpy(np.maximum(starts[:, None] + np.arange(size), 0))
+            rows = torch.from_numpy(np.flatnonzero(starts < 0)).to(ids.device)
+            ids[rows, -size:] = positions.to(ids.device, ids.dtype)[rows]
+            self._kwargs["position_ids"] = ids
+
+    def _roll_back(self, kept: Lengths) -> None:
+        """Forget all but ``kept[b]`` tokens of each sequence, and let all end in one column."""
+        columns = self._ids.shape[1]
+        if self.kind == "plain" or columns == 0:
+            # A sequence that has ended is fed its last token again, and its logits are not used.
+            return
+        ends = columns - (self._held - kept)  # [B] column behind the last kept token
+        starts = np.where(kept > 0, self.columns, ends)
+        if self.kind == "aligned":
+            width = int((ends - starts).max())
+            shifts = width - ends
+        else:
+            width, shifts = int(ends[0]), np.zeros_like(ends)
+        if shifts.any():
+            self._realign(starts, ends, shifts)
+        if self.cache is not None:
+            # Even crop(0) has an effect: a sliding layer drops what left its window only in crop.
+            self.cache.crop(width - columns)
+        source = np.arange(width) - shifts[:, None]  # [B, width] the column each comes from
+        valid = source >= starts[:, None] if shifts.any() else np.ones_like(source, dtype=bool)
+        index = np.clip(source, 0, columns - 1)
+        self._mask = np.take_along_axis(self._mask, index, axis=1) & valid
+        moved = torch.from_numpy(index).to(self._ids.device)
+        self._ids = self._ids.gather(1, moved)
+        for name in _COLUMN_INPUTS:
+            x = self._kwargs.get(name)
+            if isinstance(x, torch.Tensor) and x.shape[-1] == columns:
+                self._kwargs[name] = x.gather(-1, moved.to(x.device).expand(*x.shape[:-1], width))
+        self._held = kept.copy()
+
+    def _realign(self, starts: Lengths, ends: Lengths, shifts: Lengths) -> None:
+        by_device: dict[torch.device, list[torch.Tensor]] = {}
+        for layer in self.cache.layers:
+            if layer.is_initialized and layer.keys is not None:
+                by_device.setdefault(layer.keys.device, []).extend((layer.keys, layer.values))
+        for device, buffers in by_device.items():
+            where = (torch.from_numpy(x).to(device) for x in (starts, ends - starts, shifts))
+            kv_realign_(buffers, *where)
+
+
+class SeparateCache:
+    """A batch as sequences that each run alone, one forward after the other.
+
+    This serves models for which a sequence of a batch depends on its padding. Each sequence keeps
+    the padding it was given, so its text is that of plain ``generate``.
+
+    Args:
+        rows: a `PlainCache` of one sequence each.
+    """
+
+    def __init__(self, rows: list[PlainCache]) -> None:
+        self.rows = rows
+        self.kind = rows[0].kind
+
+    @property
+    def lengths(self) -> Lengths:
+        """[B] int64, committed tokens of each sequence that the cache holds."""
+        return np.concatenate([row.lengths for row in self.rows])
+
+    def forward(self, tokens: torch.Tensor, starts: Lengths, keep: int) -> torch.Tensor:
+        """Feed the next tokens of every sequence; arguments and result as in `forward_window`."""
+        return torch.cat(
+            [
+                row.forward(tokens[b : b + 1], starts[b : b + 1], keep)
+                for b, row in enumerate(self.rows)
+            ]
+        )
+
+    def truncate(self, lengths: Lengths) -> None:
+        """Keep the first ``lengths[b]`` tokens of each sequence."""
+        for row, length in zip(self.rows, lengths, strict=True):
+            row.truncate(np.array([length]))
+
+
+def copy_of(past: Any) -> Any:
+    """A copy of a caller's cache that the model may extend without changing the caller's."""
+    if past.is_croppable:
+        # Such layers rebind keys and values and never write into them: a shallow copy is enough.
+        fresh = copy.copy(past)
+        fresh.layers = [copy.copy(layer) for layer in past.layers]
+        return fresh
+    return copy.deepcopy(past)
+
+
+def keeps_cache(model: Any) -> bool:
+    """Whether the model's forward takes any cache at all."""
+    return not inspect.signature(model.forward).parameters.keys().isdisjoint(ALL_CACHE_NAMES)

@@ -1,0 +1,367 @@
+"""The self-check: does a model say the same through a cache of the loop as it says alone?
+
+A model may read its positions from the cache's length, make a mask of its own, or keep a state, and
+a cache that does not fit it gives wrong text without an error. So the first time a model class and
+configuration is used with a cache, two short sequences of different lengths go through it as a call
+would send them: prompt and drafts, a roll back by different numbers of drafts, another window, and
+where trees are used a tree of which one path is kept. What the model says there is compared with a
+forward of each whole sequence alone, without cache or padding.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from specdec_hf.cache.forward import forward_tree, forward_window
+from specdec_hf.cache.make import kind_reason, make_cache
+from specdec_hf.cache.plain import PlainCache, Prompt
+from specdec_hf.cache.protocol import Lengths, context_length
+from specdec_hf.cache.spec_cache import SpecCache
+
+# How far logits may lie apart, in units of their standard deviation over the vocabulary. The first
+# is a bound on rounding, in multiples of the dtype's step; the measurements are in
+# docs/design/loop.md.
+STEPS = 400
+LEAST_TOLERANCE = 2e-4
+LARGEST_WINDOW = 192  # tokens; the self-check passes the end of sliding windows up to this size
+_SHORT, _LONG, _DRAFTS, _PADDING = 3, 7, 3, 4
+# Parents of the nodes of the checked tree. Of its two paths, the kept one is numbered last.
+_PARENTS, _PATH = (-1, -1, 0, 1), (1, 3)
+_WINDOW_NAMES = ("sliding_window", "attention_chunk_size", "window_size", "attention_window")
+# The loop itself names logits that are not finite.
+_NOT_FINITE = "the model's logits are not finite or all equal"
+# Hooks of these libraries make a model run at all; other hooks are the caller's.
+_LIBRARIES = ("torch", "transformers", "accelerate", "peft")
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Whether a cache fits a model.
+
+    Attributes:
+        difference: largest root mean square over the vocabulary of the difference of two rows of
+            logits, in units of the standard deviation of the model's own row; None if not measured.
+        tolerance: the largest difference that rounding explains.
+        reason: why the cache does not fit, or None.
+        unchecked: why nothing could be measured, or None.
+        remark: what the self-check does not cover, or None.
+    """
+
+    difference: float | None = None
+    tolerance: float | None = None
+    reason: str | None = None
+    unchecked: str | None = None
+    remark: str | None = None
+
+
+_known: dict[tuple[Any, ...], Fit] = {}
+
+
+def check_fit(model: Any, kind: str, *, padded: bool = True, tree: bool = False) -> Fit:
+    """Compare a model with itself through a cache; the result is remembered for the process.
+
+    The caller's random state, the model's attributes and buffers, and its training mode are as
+    before afterwards, and hooks that the caller registered do not run.
+
+    Args:
+        model: a causal LM.
+        kind: as in `make_cache`.
+        padded: whether sequences will be padded, as those of a batch are. The check then takes two
+            of different lengths, or one with padding where each sequence runs alone.
+        tree: whether a tree is checked too; kind "spec" only.
+    """
+    reason = kind_reason(model, kind)
+    if reason is not None or kind == "plain":
+        return Fit(reason=reason)
+    key = (*_configuration(model), kind, padded, tree)
+    fit = _known.get(key)
+    if fit is None:
+        with _undisturbed(model), torch.inference_mode():
+            fit = _measure(model, kind, padded, tree)
+        if fit.difference is not None or fit.reason is not None:
+            _known[key] = fit
+    return fit
+
+
+def forget() -> None:
+    """Forget all results, so that the next use of each cache is checked again."""
+    _known.clear()
+
+
+def _configuration(model: Any) -> tuple[Any, ...]:
+    """What decides whether a cache fits, weights aside. Holds no reference to the model."""
+    config = model.config.to_dict()
+    for name in ("_name_or_path", "transformers_version", "architectures"):
+        config.pop(name, None)
+    # The classes of the modules tell apart quantized, adapted and patched models.
+    modules = frozenset(type(module) for module in model.modules())
+    patched = getattr(model.__dict__.get("forward"), "__code__", None)
+    attention = model.config.get_text_config(decoder=True)._attn_implementation
+    return (
+        type(model), modules, patched, attention, model.dtype, model.device.type,
+        json.dumps(config, sort_keys=True, default=str),
+    )  # fmt: skip
+
+
+def _measure(model: Any, kind: str, padded: bool, tree: bool) -> Fit:
+    separate = kind in ("dynamic", "none")
+    plan = _Plan(model, 1 if separate or not padded else 2, tree)
+    if plan.too_short:
+        return Fit(unchecked=f"the model's context holds {plan.context} tokens")
+    padding = _PADDING if padded else 0
+    try:
+        generated = _as_generated(model, plan.texts[0], padding)
+        own = [generated] if separate else [_alone(model, text) for text in plan.texts]
+    except Exception as error:
+        return Fit(unchecked=f"a forward on text alone raised {_one_line(error)}")
+    spread = min(float(x.std(dim=-1).min()) for x in own)
+    if not all(bool(x.isfinite().all()) for x in (*own, generated)) or spread == 0:
+        return Fit(remark=_NOT_FINITE)
+    prompt = None
+    if separate:
+        prompt = _padded(plan.texts[0][: plan.prompts[0]], padding)
+    try:
+        cache = make_cache(model, len(plan.prompts), plan.capacity, kind, prompt=prompt)
+        seen = plan.run(cache)
+    except Exception as error:
+        return Fit(reason=f"its forward raised {_one_line(error)}")
+    # A sequence must say the same alone, with padding, and as the continuation of a prompt.
+    seen += [(0, position, row) for position, row in enumerate(generated)]
+    difference = 0.0
+    for b, position, row in seen:
+        if row.shape != own[b][position].shape:
+            return Fit(reason=f"its logits are {list(row.shape)}, not {list(own[b][0].shape)}")
+        apart = (row - own[b][position]).square().mean().sqrt() / own[b][position].std()
+        # NaN is a difference too, and max() would drop it.
+        difference = float("inf") if bool(apart.isnan()) else max(difference, float(apart))
+    if not math.isfinite(difference) and not bool(_alone(model, plan.fed).isfinite().all()):
+        return Fit(remark=_NOT_FINITE)  # a rejected draft did that, not the cache
+    tolerance = max(LEAST_TOLERANCE, STEPS * _rounding(model))
+    reason = None
+    if difference > tolerance:
+        reason = (
+            f"its logits differ from the model's own by {difference:.2g} of their standard "
+            f"deviation, where rounding explains {tolerance:.2g}"
+        )
+    return Fit(difference, tolerance, reason, remark=plan.remark)
+
+
+class _Plan:
+    """The tokens of the self-check, and in which steps they go through a cache."""
+
+    def __init__(self, model: Any, rows: int, tree: bool) -> None:
+        self.model, self.tree = model, tree
+        windows = sorted(_windows(model.config.get_text_config(decoder=True)))
+        prompt, self.remark = _LONG, None
+        for window in windows:
+            if window <= LARGEST_WINDOW:
+                prompt = max(prompt, window + 2)
+            else:
+                self.remark = f"attention beyond a window of {window} tokens is not covered"
+        self.context = context_length(model)
+        extra = 2 * _DRAFTS + len(_PARENTS) + 3
+        if self.context is not None:
+            prompt = min(prompt, self.context - extra)
+        self.too_short = prompt < _SHORT
+        self.prompts: Lengths = np.array([prompt, _SHORT][:rows], dtype=np.int64)
+        self.capacity = max(prompt, _LONG) + extra
+        # Of the drafts of the first window the first sequence keeps all and the second one; of the
+        # second window's, none and all.
+        self.kept = (np.array([_DRAFTS, 1][:rows]), np.array([0, _DRAFTS][:rows]))
+        draw = torch.Generator("cpu").manual_seed(7)
+        ids = _ordinary_ids(model)
+        shape = (rows, prompt + 3 * extra)
+        self._ids = ids[torch.randint(len(ids), shape, generator=draw, device="cpu")]
+        self._next = prompt
+        self.texts: list[torch.Tensor] = []
+        self._steps: list[Callable[[Any], Iterator[tuple[int, int, torch.Tensor]]]] = []
+        self._write()
+
+    def _take(self, size: int) -> torch.Tensor:
+        """[R, size] tokens that were not used before."""
+        self._next += size
+        return self._ids[:, self._next - size : self._next]
+
+    def _write(self) -> None:
+        """The steps, and the whole text of each sequence."""
+        rows = range(len(self.prompts))
+        texts = [self._ids[b, : self.prompts[b]] for b in rows]
+        for number, kept in enumerate((*self.kept, np.zeros_like(self.prompts))):
+            lengths, counts = np.array([len(text) for text in texts]), kept
+            window = self._take(_DRAFTS if number == 0 else _DRAFTS + 1)
+            if number == 0:
+                width = int(lengths.max())
+                tokens = torch.zeros(len(texts), width, dtype=torch.int64, device="cpu")
+                for b in rows:
+                    tokens[b, width - len(texts[b]) :] = texts[b]
+                tokens, starts = torch.cat([tokens, window], dim=1), lengths - width
+            else:
+                tokens, starts = window, lengths
+                counts = kept + 1  # the pending token
+            texts = [torch.cat([texts[b], window[b, : counts[b]]]) for b in rows]
+            ends = np.array([len(text) for text in texts])
+            self._steps.append(_window_step(self.model, tokens, starts, ends))
+        if self.tree:
+            roots = np.array([len(text) for text in texts])
+            window = self._take(len(_PARENTS) + 1)
+            self._steps.append(_tree_step(self.model, window, roots))
+            kept_columns = [0, *(1 + node for node in _PATH)]
+            texts = [torch.cat([texts[b], window[b, kept_columns]]) for b in rows]
+            ends = np.array([len(text) for text in texts])
+            window = self._take(1)
+            self._steps.append(_window_step(self.model, window, ends, ends + 1))
+            texts = [torch.cat([texts[b], window[b]]) for b in rows]
+        self.texts = texts
+
+    @property
+    def fed(self) -> torch.Tensor:
+        """All tokens [n] that the cache is fed with, those of rejected drafts included."""
+        return self._ids[:, : self._next].flatten()
+
+    def run(self, cache: Any) -> list[tuple[int, int, torch.Tensor]]:
+        """Sequence, position and logits [V] of each row that the cache gave for a kept token."""
+        return [row for step in self._steps for row in step(cache)]
+
+
+def _window_step(model: Any, tokens: torch.Tensor, starts: Lengths, ends: Lengths) -> Any:
+    """Feed ``tokens`` from ``starts`` on and keep what lies before ``ends``."""
+
+    def step(cache: Any) -> Iterator[tuple[int, int, torch.Tensor]]:
+        keep = min(tokens.shape[1], _DRAFTS + 1)
+        logits = forward_window(model, cache, tokens.to(model.device), starts, keep)
+        last = starts + tokens.shape[1]
+        for b in range(len(starts)):
+            for position in range(int(last[b]) - keep, int(ends[b])):
+                yield b, position, logits[b, position - int(last[b])].float()
+        cache.truncate(ends)
+
+    return step
+
+
+def _tree_step(model: Any, tokens: torch.Tensor, roots: Lengths) -> Any:
+    """Feed a root and its tree and keep one path."""
+
+    def step(cache: Any) -> Iterator[tuple[int, int, torch.Tensor]]:
+        assert isinstance(cache, SpecCache)
+        device = model.device
+        parents = torch.tensor(_PARENTS, device=device).expand(len(roots), -1)
+        logits = forward_tree(model, cache, tokens.to(device), roots, parents)
+        for b in range(len(roots)):
+            for depth, column in enumerate([0, *(1 + node for node in _PATH)]):
+                yield b, int(roots[b]) + depth, logits[b, column].float()
+        path = torch.tensor(_PATH, device=device).expand(len(roots), -1)
+        cache.compact(torch.from_numpy(roots + 1).to(device), path)
+        cache.truncate(roots + 1 + len(_PATH))
+
+    return step
+
+
+def _alone(model: Any, tokens: torch.Tensor) -> torch.Tensor:
+    """Logits [n, V] of one sequence, read as plain ``generate`` reads a prompt, without a cache."""
+    ids = tokens.numpy()[None]
+    cache = PlainCache(model, 1, "none", prompt=Prompt(ids, np.ones(ids.shape, dtype=bool)))
+    return cache.forward(tokens[None].to(model.device), np.array([0]), keep=len(tokens))[0].float()
+
+
+def _as_generated(model: Any, tokens: torch.Tensor, padding: int) -> torch.Tensor:
+    """Logits [n, V] of one left-padded sequence that plain ``generate`` continues from a prompt.
+
+    Some models treat a prompt otherwise than what follows it, or drop from their own cache what a
+    forward without one sees.
+    """
+    size = len(tokens)
+    cache = PlainCache(model, 1, "plain", prompt=_padded(tokens[:_SHORT], padding))
+    rows = []
+    for start, end in ((0, _SHORT), (_SHORT, size - 1), (size - 1, size)):
+        fed = tokens[None, start:end].to(model.device)
+        rows.append(cache.forward(fed, np.array([start]), keep=end - start)[0])
+    return torch.cat(rows).float()
+
+
+def _padded(tokens: torch.Tensor, padding: int) -> Prompt:
+    mask = np.arange(padding + len(tokens))[None] >= padding
+    ids = np.zeros(mask.shape, dtype=np.int64)
+    ids[0, padding:] = tokens.numpy()
+    return Prompt(ids, mask)
+
+
+def _windows(config: Any) -> set[int]:
+    """Sizes of the local attention windows that a config names."""
+    sizes: set[int] = set()
+    for name in _WINDOW_NAMES:
+        value = getattr(config, name, None)
+        for size in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(size, int) and not isinstance(size, bool) and size > 0:
+                sizes.add(size)
+    return sizes
+
+
+def _ordinary_ids(model: Any) -> torch.Tensor:
+    """The ids of the vocabulary that the config does not name, such as image tokens."""
+    special: set[int] = set()
+
+    def collect(value: Any, name: str = "") -> None:
+        if isinstance(value, dict):
+            for key, inner in value.items():
+                collect(inner, str(key))
+        elif isinstance(value, list):
+            for inner in value:
+                collect(inner, name)
+        elif isinstance(value, int) and ("token" in name or name.endswith("_id")):
+            special.add(value)
+
+    collect(model.config.to_dict())
+    size = model.config.get_text_config(decoder=True).vocab_size
+    ids = [i for i in range(min(size, 4096)) if i not in special]
+    return torch.tensor(ids or [0], device="cpu")
+
+
+def _rounding(model: Any) -> float:
+    """The relative step of the numbers that the model computes with."""
+    step = float(torch.finfo(model.dtype).eps)
+    if model.device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32:
+        step = max(step, 2.0**-10)
+    return step
+
+
+def _one_line(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:120]}"
+
+
+@contextmanager
+def _undisturbed(model: Any) -> Iterator[None]:
+    """Run forwards that leave no trace in the model or in the random state."""
+    kept = [(module, dict(vars(module)), dict(module._buffers)) for module in model.modules()]
+    devices = [model.device] if model.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        try:
+            for module, _, _ in kept:
+                module.training = False
+                module._forward_hooks = _library_hooks(module._forward_hooks)
+                module._forward_pre_hooks = _library_hooks(module._forward_pre_hooks)
+            yield
+        finally:
+            for module, attributes, buffers in kept:
+                for name in vars(module).keys() - attributes.keys():
+                    del vars(module)[name]
+                vars(module).update(attributes)
+                module._buffers.clear()
+                module._buffers.update(buffers)
+
+
+def _library_hooks(hooks: Any) -> Any:
+    kept = type(hooks)()
+    for number, hook in hooks.items():
+        home = getattr(hook, "__module__", None) or type(hook).__module__
+        if home.split(".")[0] in _LIBRARIES:
+            kept[number] = hook
+    return kept
