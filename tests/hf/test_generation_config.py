@@ -155,3 +155,14 @@ def test_a_processor_that_knows_its_batch_is_taken_apart(case):
     decoder = SpeculativeDecoder(drafter)
     assert model.generate(**inputs, **kwargs, custom_generate=decoder).equal(expected)
     assert torch.equal(expected[:, :12], inputs["input_ids"])
+
+
+def test_processors_of_the_prompt_serve_all_sequences_of_a_prompt():
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9, 12))
+    kwargs = {"max_new_tokens": 8, "do_sample": True, "encoder_no_repeat_ngram_size": 1}
+    kwargs |= {"num_return_sequences": 2, "return_dict_in_generate": False}
+    direct = generate(model, **inputs, **kwargs, seed=3)
+    decoder = SpeculativeDecoder(seed=3)
+    assert model.generate(**inputs, **kwargs, custom_generate=decoder).equal(direct)
+    for b, row in enumerate(direct.tolist()):
+        assert not set(row[12:]) & set(inputs["input_ids"][b // 2].tolist())

@@ -206,3 +206,33 @@ def test_a_class_that_replaces_generate_prepares_its_inputs_itself(entry):
             generate(model, **made, do_sample=True, temperature=[1.0, 1.0])
         with pytest.raises(ValueError, match=r"Blip2ForCond.* has a generate method of its own"):
             list(SpeculativeDecoder().stream(model, made["input_ids"], max_new_tokens=2))
+
+
+def test_sampled_text_and_streams_follow_the_images_too():
+    model, made = tiny("qwen2_vl"), inputs("qwen2_vl")
+    settings = {"max_new_tokens": NEW, "do_sample": True, "temperature": 0.8, "seed": [3, 4]}
+    plain = generate(model, **made, rule="match", **settings)
+    drafted = generate(model, **made, rule="match", drafter=perturbed("qwen2_vl"), **settings)
+    assert drafted.equal(plain)
+    streamed = [[], []]
+    decoder = SpeculativeDecoder(perturbed("qwen2_vl"), rule="match", seed=[3, 4])
+    for step in decoder.stream(model, **made, max_new_tokens=NEW, do_sample=True, temperature=0.8):
+        streamed[step.sequence] += step.tokens
+    assert streamed == plain[:, -NEW:].tolist()
+
+
+@pytest.mark.parametrize("entry", ["generate", "custom_generate"])
+@pytest.mark.parametrize(
+    ("name", "given", "message"),
+    [
+        ("gpt2", {"attention_mask": torch.tensor([[1, 2, 1]])}, "attention_mask must hold 0 and 1"),
+        ("gpt2", {"pixel_values": torch.ones(1)}, "pixel_values"),
+        ("gpt2", {"cache_position": torch.arange(3)}, "cache_position"),
+        ("gpt2", {"labels": torch.ones(1, 3)}, "labels is not supported"),
+        ("gpt2", {"token_type_ids": iter([1])}, "token_type_ids is not supported: an iterator"),
+    ],
+)
+def test_an_input_that_would_be_dropped_is_refused_by_name(name, given, message, entry):
+    made = {"input_ids": torch.ones(1, 3, dtype=torch.int64), **given}
+    with pytest.raises(ValueError, match=message):
+        decode(entry, tiny(name), made, {"max_new_tokens": 2})

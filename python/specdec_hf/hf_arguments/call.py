@@ -19,8 +19,8 @@ from specdec_hf.hf_arguments.assistant import Assistant, assistant_of
 from specdec_hf.hf_arguments.inputs import (
     check_input_ids,
     check_mask,
-    check_prompts,
     has_own_generate,
+    mask_on_host,
 )
 from specdec_hf.hf_arguments.model_inputs import (
     Prefill,
@@ -207,8 +207,7 @@ def call_from_hugging_face(
     refuse_unsupported(generation_config, origin)
     mask = np.ones(tuple((ids if embeds is None else embeds).shape[:2]), dtype=bool)
     if model_kwargs.get("attention_mask") is not None:
-        mask = model_kwargs["attention_mask"].cpu().numpy() != 0
-    check_prompts(mask)
+        mask = mask_on_host(model_kwargs["attention_mask"])
     names = inputs_beyond_text(model, ids, mask, model_kwargs)
     prefill = given_prefill(input_ids, model_kwargs, generation_config, names) if names else None
     per_sequence: dict[str, Any] = {}
@@ -224,7 +223,7 @@ def call_from_hugging_face(
             kept.append(processor)
             per_sequence[parameter[0]] = PARAMETERS[parameter[0]].neutral
     processors = [
-        LogitsProcessorList(processor_of(p, b) for p in kept) for b in range(ids.shape[0])
+        LogitsProcessorList(processor_of(p, b, len(mask)) for p in kept) for b in range(len(mask))
     ]
     assistant = assistant_of(generation_config, origin, arguments_kept.get("assistant_model"))
     past = model_kwargs.get("past_key_values")

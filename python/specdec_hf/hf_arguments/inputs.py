@@ -111,12 +111,20 @@ def check_mask(
             f"attention_mask must have the shape of input_ids {list(ids.shape[:2])}, "
             f"got {list(attention_mask.shape)}"
         )
-    mask: NDArray[np.bool_] = attention_mask.detach().cpu().numpy() != 0
-    check_prompts(mask)
-    return mask
+    return mask_on_host(attention_mask)
 
 
-def check_prompts(mask: NDArray[np.bool_]) -> None:
-    """Raises ValueError if the mask hides all tokens of a prompt."""
+def mask_on_host(attention_mask: torch.Tensor) -> NDArray[np.bool_]:
+    """A mask [B, T] as bool on the host.
+
+    Raises:
+        ValueError: a value other than 0 and 1, or a prompt without tokens.
+    """
+    given = attention_mask.detach().cpu()
+    mask: NDArray[np.bool_] = (given != 0).numpy()
+    others = given[(given != 0) & (given != 1)]
+    if others.numel():
+        raise ValueError(f"attention_mask must hold 0 and 1, got {others[0].item()}")
     for b in np.flatnonzero(~mask.any(axis=1)):
         raise ValueError(f"sequence {b} of input_ids is empty: attention_mask hides all of it")
+    return mask

@@ -30,7 +30,7 @@ HOLED_MASK = "attention_mask with padding that is not on the left"
 # the loop relies on.
 REFUSED = frozenset(
     {"labels", "logits_to_keep", "num_logits_to_keep", "return_dict", "cache_params"}
-    | {"cache_position", "encoder_outputs", "encoder_hidden_states", "encoder_attention_mask"}
+    | {"cache_position", "encoder_outputs"}
 )
 
 
@@ -61,18 +61,24 @@ def check_extra_inputs(model: Any, extras: dict[str, Any]) -> None:
             unknown.append(name)
     if unknown:
         raise ValueError(f"unknown or unsupported arguments: {', '.join(sorted(unknown))}")
-    refused = sorted(REFUSED & extras.keys())
-    if refused:
-        raise ValueError(f"{refused[0]} is not supported")
+    for name in sorted(REFUSED & extras.keys()):
+        raise ValueError(f"{name} is not supported")
 
 
 def extra_inputs(model_kwargs: dict[str, Any]) -> dict[str, Any]:
     """The entries of ``model_kwargs`` that the loop does not make itself.
 
     Raises:
-        ValueError: an iterator, by name.
+        ValueError: an iterator, an argument of `REFUSED`, or a cache of the caller under another
+            name than ``past_key_values``.
     """
     for name, value in model_kwargs.items():
+        # ``model.generate`` sets logits_to_keep, and marks the caches that it did not make.
+        made = name == "logits_to_keep" or (
+            name == "cache_params" and not getattr(value, "_is_user_defined", False)
+        )
+        if name in REFUSED and value is not None and not made:
+            raise ValueError(f"{name} is not supported")
         if isinstance(value, Iterator):
             raise ValueError(f"{name} is not supported: an iterator cannot be read twice")
     return {

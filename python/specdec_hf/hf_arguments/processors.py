@@ -39,8 +39,11 @@ def warper_parameter(processor: Any) -> tuple[str, Any] | None:
     return None
 
 
-def processor_of(processor: Any, b: int) -> Any:
-    """A processor for sequence ``b`` alone, where the given one knows the sequences of a batch."""
+def processor_of(processor: Any, b: int, batch_size: int) -> Any:
+    """A processor for sequence ``b`` alone, where the given one knows the sequences of a batch.
+
+    Those that read the prompt know each prompt once, though several sequences may continue it.
+    """
     if type(processor) is RepetitionPenaltyLogitsProcessor and isinstance(
         processor.prompt_ignore_length, torch.Tensor
     ):
@@ -49,8 +52,10 @@ def processor_of(processor: Any, b: int) -> Any:
         )
     alone = copy.copy(processor)
     if type(processor) is EncoderRepetitionPenaltyLogitsProcessor:
+        b = b * len(processor.encoder_input_ids) // batch_size
         alone.encoder_input_ids = processor.encoder_input_ids[b : b + 1]
     elif type(processor) is EncoderNoRepeatNGramLogitsProcessor:
+        b = b * processor.batch_size // batch_size
         alone.batch_size, alone.generated_ngrams = 1, processor.generated_ngrams[b : b + 1]
     elif type(processor) is PrefixConstrainedLogitsProcessor:
         allowed = allowed_tokens_of(processor._prefix_allowed_tokens_fn, b)
