@@ -166,3 +166,21 @@ def test_processors_of_the_prompt_serve_all_sequences_of_a_prompt():
     assert model.generate(**inputs, **kwargs, custom_generate=decoder).equal(direct)
     for b, row in enumerate(direct.tolist()):
         assert not set(row[12:]) & set(inputs["input_ids"][b // 2].tolist())
+
+
+@pytest.mark.parametrize("entry", ["generate", "custom_generate"])
+@pytest.mark.parametrize("mask", [[[1] * 6], [[1, 1, 0, 1, 1, 0]]])
+def test_a_model_whose_own_config_switches_the_cache_off_runs_with_a_note(mask, entry):
+    model = hf_models.build("gpt2")
+    model.generation_config.use_cache = False
+    made = {"input_ids": torch.ones(1, 6).long() * 7, "attention_mask": torch.tensor(mask)}
+    settings = {**NEW, "return_dict_in_generate": True}
+    expected = model.generate(**made, **settings).sequences
+    if entry == "generate":
+        out = generate(model, **made, **settings)
+    else:
+        out = model.generate(**made, **settings, custom_generate=SpeculativeDecoder())
+    assert out.sequences.equal(expected)
+    assert any(note.startswith("use_cache=False (from model") for note in out.stats.notes)
+    with pytest.raises(ValueError, match=r"use_cache=False is not supported$"):
+        generate(model, **made, **NEW, use_cache=False)

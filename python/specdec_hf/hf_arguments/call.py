@@ -134,7 +134,7 @@ def prepare_call(
     if generation_config is not None:
         given |= {name for name, value in vars(generation_config).items() if value is not None}
     origin = Origin(model, given)
-    refuse_unsupported(config, origin)
+    notes = refuse_unsupported(config, origin)
     model._prepare_special_tokens(
         config, attention_mask is not None, device="cpu", batch_size=batch_size
     )
@@ -183,7 +183,7 @@ def prepare_call(
     config.do_sample = do_sample
     return build_call(
         model, ids, mask, config, per_sequence, processors, criteria, past_key_values, prefill,
-        origin, assistant_of(config, origin, assistant_model),
+        origin, assistant_of(config, origin, assistant_model), notes,
     )  # fmt: skip
 
 
@@ -204,12 +204,14 @@ def call_from_hugging_face(
     ids = check_input_ids(model, input_ids, embeds)
     refuse_kept(arguments_kept)
     origin = Origin(model, set(arguments_kept.get("kwargs", ())))
-    refuse_unsupported(generation_config, origin)
+    notes = refuse_unsupported(generation_config, origin)
     mask = np.ones(tuple((ids if embeds is None else embeds).shape[:2]), dtype=bool)
     if model_kwargs.get("attention_mask") is not None:
         mask = mask_on_host(model_kwargs["attention_mask"])
     names = inputs_beyond_text(model, ids, mask, model_kwargs)
-    prefill = given_prefill(input_ids, model_kwargs, generation_config, names) if names else None
+    prefill = (
+        given_prefill(model, input_ids, model_kwargs, generation_config, names) if names else None
+    )
     per_sequence: dict[str, Any] = {}
     kept = []
     for processor in logits_processor:
@@ -231,7 +233,7 @@ def call_from_hugging_face(
         past = None
     return build_call(
         model, ids, mask, generation_config, per_sequence, processors, stopping_criteria, past,
-        prefill, origin, assistant,
+        prefill, origin, assistant, notes,
     )  # fmt: skip
 
 
@@ -247,6 +249,7 @@ def build_call(
     prefill: Prefill | None,
     origin: Origin,
     assistant: Assistant,
+    notes: list[str],
 ) -> Call:
     """Assemble a `Call` from a complete generation config."""
     columns = ids.shape[1]
@@ -285,6 +288,7 @@ def build_call(
         num_return_sequences=returned,
         prefill=prefill,
         assistant=assistant,
+        notes=notes,
     )
 
 

@@ -189,6 +189,7 @@ def prepare_prefill(
 
 
 def given_prefill(
+    model: Any,
     input_ids: torch.Tensor,
     model_kwargs: dict[str, Any],
     config: GenerationConfig,
@@ -199,6 +200,11 @@ def given_prefill(
     past = kwargs.get("past_key_values")
     if past is not None and getattr(past, "_is_user_defined", False):
         kwargs["past_key_values"] = copied(past)
+    if kwargs.get("use_cache") is False:
+        kwargs["use_cache"] = True
+        model._prepare_cache_for_generation(
+            config, kwargs, GenerationMode.GREEDY_SEARCH, len(input_ids), input_ids.shape[1]
+        )
     return Prefill(input_ids, kwargs, config, names)
 
 

@@ -83,8 +83,17 @@ class Origin:
         return " (from model.generation_config)" if own else ""
 
 
-def refuse_unsupported(config: GenerationConfig, origin: Origin) -> None:
-    """Raises ValueError for a field whose value asks for something that the loop does not do."""
+def refuse_unsupported(config: GenerationConfig, origin: Origin) -> list[str]:
+    """Notes about a complete generation config, in which the loop may set ``use_cache``.
+
+    Raises:
+        ValueError: a field whose value asks for something that the loop does not do.
+    """
+    notes = []
+    if config.use_cache is False and origin.of("use_cache", False):
+        # Files of some models say so. The text does not depend on it.
+        config.use_cache = True
+        notes.append("use_cache=False (from model.generation_config) has no effect")
     table = {**UNSUPPORTED, **(UNSUPPORTED_SAMPLING if config.do_sample else {})}
     known = HONOURED | WITHOUT_EFFECT | UNSUPPORTED_SAMPLING.keys()
     # Entries that Transformers itself does not know come from files of models and are never read.
@@ -94,6 +103,7 @@ def refuse_unsupported(config: GenerationConfig, origin: Origin) -> None:
         value = getattr(config, name, None)
         if not any(_same(value, neutral) for neutral in table.get(name, (None,))):
             raise ValueError(f"{name}={value!r} is not supported{origin.of(name, value)}")
+    return notes
 
 
 def _same(value: Any, other: Any) -> bool:
