@@ -85,6 +85,7 @@ def test_a_sampled_call_takes_one_draw_from_torch_and_a_greedy_one_none():
         assert torch.equal(torch.get_rng_state(), after)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drafter", ["prompt_lookup", "model"])
 @pytest.mark.parametrize("rule", ["auto", "token"])
 def test_recorded_seeds_repeat_a_sequence_alone_and_in_another_batch(drafter, rule):
@@ -107,6 +108,7 @@ def test_recorded_seeds_repeat_a_sequence_alone_and_in_another_batch(drafter, ru
     assert texts(got) == [texts(out)[b] for b in order]
 
 
+@pytest.mark.slow
 def test_recorded_seeds_repeat_a_text_with_another_drafter_under_rule_match():
     model, inputs = hf_models.tiny("llama"), equal_prompts(3)
     kwargs = {**SAMPLED, "max_new_tokens": NEW, "rule": "match"}
@@ -167,6 +169,7 @@ def test_seeds_may_be_given_one_by_one(kind):
     assert sequence_seeds(SEEDS[kind], 2) == [3, -4]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ENTRIES)
 def test_num_return_sequences_gives_different_texts_in_the_order_of_transformers(name):
     model, inputs = hf_models.tiny("llama"), hf_models.prompts((9, 4))
@@ -273,6 +276,7 @@ def slow_and_fast(inputs, guard, **kwargs):
         )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_by_default_the_clock_never_changes_a_text():
     inputs = hf_models.prompts((9, 12))
     for rule in ("token", "block", "match"):
@@ -286,6 +290,7 @@ def test_by_default_the_clock_never_changes_a_text():
             assert slow.stats.gammas.count(0) == fast.stats.gammas.count(0)
 
 
+@pytest.mark.slow
 def test_a_tree_without_a_distribution_may_pause():
     inputs = hf_models.prompts((9, 12))
     slow, fast = slow_and_fast(inputs, None, rule="target_only", tree=TrieTree(2, 3))
@@ -293,6 +298,7 @@ def test_a_tree_without_a_distribution_may_pause():
     assert slow.sequences.tolist() == fast.sequences.tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("guard", [True, BenefitGuard()], ids=["True", "object"])
 def test_a_pause_that_changes_the_text_leaves_a_note(guard):
     inputs = hf_models.prompts((9, 12))
