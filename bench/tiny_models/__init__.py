@@ -1,0 +1,1 @@
+"""Tiny random models of every class of Transformers that generates text."""

@@ -1,0 +1,175 @@
+"""Model classes of all families of behaviour: the loop's text equals plain generation.
+
+The first three tests assert what Transformers asserts of its own assisted generation: greedy text
+with a draft model and with prompt lookup equals plain greedy text, and sampling with a draft model
+runs. `python -m bench.model_table` compares every class of Transformers.
+"""
+
+import copy
+import functools
+
+import pytest
+import torch
+from specdec_hf import SpeculativeDecoder, generate
+from support.hf_models import one_thread  # noqa: F401  # autouse here
+
+from bench.model_table import WAYS
+from bench.tiny_models import compare
+from bench.tiny_models.build import build
+from bench.tiny_models.inputs import own_inputs
+
+NEW = 10
+BATCH = (7, 4)
+QUICK = {"GemmaForCausalLM", "GPTNeoForCausalLM"}
+# Their state cannot be rolled back, so that they run only without drafts.
+STATEFUL = (
+    "MambaForCausalLM", "RwkvForCausalLM", "xLSTMForCausalLM", "JambaForCausalLM",
+    "BambaForCausalLM", "Qwen3NextForCausalLM",
+)  # fmt: skip
+ON_TEXT = (
+    "LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "GemmaForCausalLM",
+    "Gemma2ForCausalLM", "Gemma3nForCausalLM", "Gemma4ForCausalLM", "GPT2LMHeadModel",
+    "GPTNeoForCausalLM", "BloomForCausalLM", "FalconForCausalLM", "MptForCausalLM",
+    "OPTForCausalLM", "BartForCausalLM", "MarianForCausalLM", "TrOCRForCausalLM",
+    "DeepseekV3ForCausalLM", "MixtralForCausalLM", "PhiForCausalLM", "StableLmForCausalLM",
+    "MllamaForConditionalGeneration", "RoFormerForCausalLM",
+)  # fmt: skip
+ON_IMAGES = (
+    "Gemma3ForConditionalGeneration", "LlavaForConditionalGeneration",
+    "PaliGemmaForConditionalGeneration", "Qwen2VLForConditionalGeneration",
+)  # fmt: skip
+REFUSED = ("OpenAIGPTLMHeadModel", "XLNetLMHeadModel", "MllamaForConditionalGeneration")
+FIELDS = {"FalconForCausalLM": {"alibi": True}}
+
+
+def quick_and_slow(names):
+    return [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in names]
+
+
+classes = pytest.mark.parametrize("name", quick_and_slow((*ON_TEXT, *ON_IMAGES)))
+
+
+@functools.cache
+def model_of(name):
+    return build(name, **FIELDS.get(name, {}))
+
+
+@functools.cache
+def draft_of(name):
+    """The same model with some noise on its weights: a drafter that is often right."""
+    drafter = copy.deepcopy(model_of(name))
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for weight in drafter.parameters():
+            if weight.numel() > 1:
+                noise = torch.randn(weight.shape, generator=generator)
+                weight.add_(0.02 * weight.std() * noise)
+    return drafter
+
+
+@functools.cache
+def inputs_of(name, lengths):
+    model = model_of(name)
+    return own_inputs(model, lengths) if name in ON_IMAGES else compare.prompts(lengths)
+
+
+@functools.cache
+def expected_of(name, lengths):
+    return compare.plain(model_of(name), inputs_of(name, lengths), NEW)
+
+
+def through(way, model, inputs, *, drafter, gamma=2, **kwargs):
+    """A call of `generate` or of ``custom_generate``."""
+    kwargs = {"max_new_tokens": NEW, "do_sample": False, **kwargs}
+    options = {"drafter": drafter, "num_assistant_tokens": gamma, "guard": False}
+    if way == "generate":
+        return generate(model, **inputs, **options, **kwargs)
+    return model.generate(**inputs, custom_generate=SpeculativeDecoder(**options), **kwargs)
+
+
+@pytest.mark.parametrize("way", ["generate", "custom_generate"])
+@classes
+def test_assisted_decoding_matches_greedy_search(name, way):
+    model = model_of(name)
+    # A multimodal drafter would read images too; the loop drafts from text alone.
+    drafters = [] if name in ON_IMAGES else [model, draft_of(name)]
+    for lengths in (BATCH[:1], BATCH):
+        inputs, expected = inputs_of(name, lengths), expected_of(name, lengths)
+        texts = expected[:, inputs["input_ids"].shape[1] :].numpy()
+        for drafter in [*drafters, compare.Knows(texts)]:
+            got = through(way, model, inputs, drafter=drafter)
+            assert got.tolist() == expected.tolist(), (lengths, type(drafter).__name__)
+
+
+@pytest.mark.parametrize("way", ["generate", "custom_generate"])
+@classes
+def test_prompt_lookup_decoding_matches_greedy_search(name, way):
+    for lengths in (BATCH[:1], BATCH):
+        got = through(way, model_of(name), inputs_of(name, lengths), drafter="prompt_lookup")
+        assert got.tolist() == expected_of(name, lengths).tolist(), lengths
+
+
+@pytest.mark.parametrize("way", ["generate", "custom_generate"])
+@classes
+def test_assisted_decoding_sample(name, way):
+    model, inputs = model_of(name), inputs_of(name, BATCH)
+    drafter = "prompt_lookup" if name in ON_IMAGES else draft_of(name)
+    torch.manual_seed(0)
+    columns = inputs["input_ids"].shape[1]
+    got = through(way, model, inputs, drafter=drafter, do_sample=True)
+    vocabulary = model.config.get_text_config(decoder=True).vocab_size
+    assert got.shape == (len(BATCH), columns + NEW)
+    assert torch.equal(got[:, :columns], inputs["input_ids"])
+    assert 0 <= int(got.min()) <= int(got.max()) < vocabulary
+    if way == "generate":
+        settings = {"do_sample": True, "rule": "match", "seed": 3}
+        plain = through(way, model, inputs, drafter=None, **settings)
+        drafted = through(way, model, inputs, drafter=drafter, **settings)
+        assert drafted.tolist() == plain.tolist()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STATEFUL)
+def test_a_model_that_cannot_roll_back_runs_without_drafts_and_refuses_them_by_name(name):
+    model, inputs = model_of(name), inputs_of(name, BATCH[:1])
+    for way in ("generate", "custom_generate"):
+        got = through(way, model, inputs, drafter=None)
+        assert got.tolist() == expected_of(name, BATCH[:1]).tolist()
+        with pytest.raises(ValueError, match=name):
+            through(way, model, inputs, drafter="prompt_lookup")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_model_that_fits_no_cache_is_equal_or_refused_by_name(name):
+    model = model_of(name)
+    for inputs in (compare.prompts(BATCH), own_inputs(model, BATCH)):
+        for way, outcome in compare.compare(model, inputs, WAYS) if inputs else ():
+            assert outcome.status in ("equal", "refused"), (way, outcome)
+            if outcome.status == "refused":
+                assert name in outcome.detail
+
+
+@pytest.mark.parametrize("name", quick_and_slow(["GPTNeoForCausalLM", "Gemma2ForCausalLM"]))
+def test_the_comparison_sees_a_model_that_reads_another_position(name, monkeypatch):
+    """The negative control: a drafted call whose positions are off by one gives other text."""
+    model, inputs = model_of(name), compare.prompts(BATCH)
+    forward = model.forward
+
+    def shifted(*args, position_ids=None, **kwargs):
+        if position_ids is not None and position_ids.shape[1] < 4:
+            position_ids = position_ids + 1
+        return forward(*args, position_ids=position_ids, **kwargs)
+
+    expected = expected_of(name, BATCH)
+    # The model passes its check before it is changed; otherwise the check would refuse it.
+    assert through("generate", model, inputs, drafter=None).tolist() == expected.tolist()
+    monkeypatch.setattr(model, "forward", shifted)
+    got = generate(model, **inputs, max_new_tokens=NEW, do_sample=False)
+    assert got.tolist() != expected.tolist()
+
+
+def test_random_models_do_not_repeat_one_token():
+    for name in QUICK:
+        text = expected_of(name, BATCH)[:, -NEW:]
+        assert min(len(row.unique()) for row in text) >= 3
