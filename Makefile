@@ -1,4 +1,5 @@
-# make demo | quick | test | lint | bench | bench-trees | format | clean. Each sets up what it needs.
+# make demo | quick | test | sanitize | lint | bench | bench-trees | format | clean. Each sets up what
+# it needs.
 PYTHON ?= python3
 VENV   ?= .venv
 # Processes that share the tests; one that has finished takes tests from another.
@@ -11,7 +12,7 @@ NATIVE  := $(shell find csrc tests/simt -name '*.h' -o -name '*.cpp' -o -name '*
 SOURCES := pyproject.toml setup.py CMakeLists.txt $(shell find csrc -type f)
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo quick test lint bench bench-trees format clean setup
+.PHONY: demo quick test sanitize lint bench bench-trees format clean setup
 
 setup: $(STAMP)
 
@@ -37,6 +38,18 @@ quick: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
+
+# Random calls of every op on the CPU kernels, built with AddressSanitizer and
+# UndefinedBehaviorSanitizer. A call that fails prints how to repeat it: SEED=... ONLY=...
+CALLS ?= 20000
+SEED  ?= 1
+TORCH_ROOT = $(shell $(BIN)/python -c "import torch; print(torch.__path__[0])")
+sanitize: $(STAMP)
+	PATH="$(abspath $(BIN)):$$PATH" cmake -S . -B build/sanitize -G Ninja -DCMAKE_BUILD_TYPE=None \
+	  -DSPECDEC_SANITIZE=ON -DSPECDEC_CUDA=off -DTORCH_ROOT="$(TORCH_ROOT)"
+	$(BIN)/ninja -C build/sanitize
+	$(BIN)/python tests/fuzz/run.py --library build/sanitize/_C.so --jobs $(JOBS) \
+	  --calls $(CALLS) --seed $(SEED) $(if $(ONLY),--only $(ONLY))
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <vector>
 
 #include "specdec/tree_layout.h"
@@ -126,9 +125,9 @@ void tree_attention(const TreeAttentionParams& p, const Parallel& parallel) {
       bool* row = p.mask + r * p.slots;
       const int64_t prefix = std::min(length, p.slots);
       const int64_t hidden = std::clamp<int64_t>(first, 0, prefix);
-      std::memset(row, 0, hidden);
-      std::memset(row + hidden, 1, prefix - hidden);
-      std::memset(row + prefix, 0, p.slots - prefix);
+      std::fill_n(row, hidden, false);
+      std::fill_n(row + hidden, prefix - hidden, true);
+      std::fill_n(row + prefix, p.slots - prefix, false);
       int64_t position = length + depth;
       for (int64_t n = node; position >= std::max(first, length); --position) {
         if (length + 1 + n < p.slots) row[length + 1 + n] = true;

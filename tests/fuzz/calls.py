@@ -1,0 +1,345 @@
+"""One random call of each public function, most of them valid."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from fuzz.values import (
+    FLOATS,
+    IDS,
+    any_int64,
+    ids,
+    integers,
+    laid_out,
+    logits,
+    odd,
+    rows,
+    size,
+    vocabulary,
+)
+
+import specdec_kernels as sk
+
+
+class Call(NamedTuple):
+    function: Callable[..., Any]
+    arguments: dict[str, Any]
+
+
+def parameter(r, n, likely, unlikely, dtype=torch.float32):
+    """A scalar, or a vector in which values out of range are legal."""
+    if r.happens(0.6):
+        return r.choice(likely)
+    values = [r.choice(unlikely if r.happens(0.1) else likely) for _ in range(n)]
+    return laid_out(r, torch.tensor(values, dtype=dtype))
+
+
+def sampling(r, n, v):
+    """Some of the four sampling parameters."""
+    nan, inf = float("nan"), float("inf")
+    given = {
+        "temperature": lambda: parameter(
+            r, n, (1.0, 1.0, 0.7, 0.0, 3.0, 1e-30, 1e30), (-1.0, nan, inf, 1e-45, 3e38)
+        ),
+        "top_k": lambda: parameter(
+            r, n, (0, 1, 2, 5, max(v // 2, 1), v, v + 1), (-1, -(2**31), 2**31 - 1),
+            r.choice(IDS)
+        ),
+        "top_p": lambda: parameter(
+            r, n, (1.0, 0.9, 0.5, 0.1, 1e-6, 1 - 1e-7), (0.0, -1.0, 1.5, nan, inf)
+        ),
+        "min_p": lambda: parameter(r, n, (0.0, 0.05, 0.5, 1.0, 1e-30), (-0.1, 2.0, nan)),
+    }  # fmt: skip
+    return {name: make() for name, make in given.items() if r.happens(0.35)}
+
+
+def noise(r, n):
+    return {"seeds": laid_out(r, any_int64(r, n)), "positions": laid_out(r, any_int64(r, n))}
+
+
+def sample(r):
+    n, v = size(r, 6), vocabulary(r)
+    x = laid_out(r, logits(r, (n, v), r.choice(FLOATS)))
+    more = {"noise": r.choice(("draft", "residual", "shared"))}
+    if more["noise"] != "shared":
+        more["method"] = r.choice((None, "cdf", "gumbel"))
+    return Call(sk.sample, {"logits": x, **sampling(r, n, v), **noise(r, n), **more})
+
+
+def draft(r, kind, lead, b, v):
+    """(draft, draft_map, the number of ids that it may propose); `lead` are the leading sizes."""
+    form = r.choice(("none", "rows", "rows", "sampled", "sparse"))
+    if form == "none":
+        return None, None, v
+    dtype = r.choice(FLOATS)
+    if form == "sparse":
+        k = r.choice((1, 2, 3, 8, 129, 200))
+        shape = (*lead, k)
+        listed = ids(r, -1, v, shape, r.choice(IDS))
+        probs = rows(r, "probs", shape, dtype)
+        return sk.SparseDraft(laid_out(r, listed), laid_out(r, probs)), None, v
+    d = r.choice((v, v, max(v - 3, 1), v + 3, vocabulary(r)))
+    kind = kind if form == "rows" else "logits"
+    x = laid_out(r, rows(r, kind, (*lead, d), dtype))
+    mapped = None
+    if r.happens(0.3):
+        mapped = sk.DraftMap(laid_out(r, ids(r, -1, d, (v,), torch.int32)))
+    if form == "sampled":
+        temperature = parameter(r, b, (1.0, 0.5, 0.0), (-1.0, float("nan")))
+        statistics = (x.double().logsumexp(-1), x.float().amin(-1))
+        x = sk.SampledDraft(x, *(laid_out(r, odd(r, s)) for s in statistics), temperature)
+    return x, mapped, max(v, d) if mapped is None else v
+
+
+def uniforms(r, shape):
+    """None, or numbers in [0, 1), with a few that are not."""
+    if r.happens(0.6):
+        return None
+    x = torch.rand(shape, generator=r.tensors, dtype=torch.float64)
+    if x.numel() and r.happens(0.4):
+        value = r.choice((0.0, -0.0, 1 - 2.0**-53, 1.0, -0.25, -5e-324, float("nan"), 7.0))
+        x.view(-1)[r.randrange(x.numel())] = value
+    return x
+
+
+def limits(r, b, v):
+    more = {}
+    if r.happens(0.2):
+        more["eos_token_ids"] = ids(r, 0, v, (r.randrange(4),), torch.int64)
+    if r.happens(0.2):
+        more["max_new_tokens"] = any_int64(r, b) % r.choice((3, 6, 2**40)) - 1
+    if r.happens(0.3):
+        more["with_logprobs"] = False
+    more["with_accept_probs"] = r.happens(0.5)
+    return more
+
+
+def offsets(r, b, most):
+    """target_indptr [B+1] and the number of rows; sometimes the offsets are not ascending."""
+    counts = [r.randint(1, most) for _ in range(b)]
+    at = torch.tensor([0, *counts]).cumsum(0).int()
+    n = int(at[-1])
+    return (ids(r, -1, n + 2, (b + 1,), torch.int32) if r.happens(0.1) else at), n
+
+
+def verify_chain(r):
+    b, gamma, v = size(r, 4), size(r, 5), vocabulary(r)
+    kind, rule = r.choice(("logits", "probs")), r.choice(sk.RULES)
+    lead, target_shape, more = (b, gamma), (b, gamma + 1, v), {}
+    if r.happens(0.25):
+        more["target_indptr"], n = offsets(r, b, gamma + 1)
+        target_shape = (n, v)
+        if r.happens(0.5):
+            lead = (n - b,)
+    q, mapped, limit = draft(r, kind, lead, b, v)
+    if isinstance(q, sk.SampledDraft) and len(lead) == 1:  # statistics are [B, gamma]
+        q = q._replace(logsumexp=torch.zeros(b, gamma), threshold=torch.full((b, gamma), -9.0))
+    tokens = laid_out(r, ids(r, 0 if r.happens(0.7) else -1, limit, (b, gamma), r.choice(IDS)))
+    u = None if rule == "match" else uniforms(r, (b, gamma + 1))
+    if rule == "lenient":
+        more["lenience"] = r.choice((1.0, 0.5, 1e-30))
+    if rule == "synthetic":
+        more["synthetic_rates"] = odd(r, torch.rand(gamma, generator=r.tensors))
+    if rule == "typical":
+        more |= {"typical_epsilon": r.choice((0.0, 0.09, 1.0)), "typical_delta": r.choice((0, 9.0))}
+    target = laid_out(r, rows(r, kind, target_shape, r.choice(FLOATS)))
+    return Call(sk.verify_chain, {
+        "target": target, "draft_token_ids": tokens, "draft": q, "kind": kind, "rule": rule,
+        "uniforms": u, "draft_map": mapped,
+        **sampling(r, b, v), **noise(r, b), **limits(r, b, v), **more,
+    })  # fmt: skip
+
+
+def parents(r, b, n):
+    """[B, N]; sometimes a parent does not precede its child."""
+    x = torch.tensor([[r.randrange(-1, i) for i in range(n)] for _ in range(b)])
+    x = x.reshape(b, n).to(r.choice(IDS))
+    if x.numel() and r.happens(0.15):
+        x.view(-1)[r.randrange(x.numel())] = r.choice((-2, n, n - 1, 2**31 - 1, -(2**31)))
+    return laid_out(r, x)
+
+
+def verify_tree(r):
+    b, n, v = size(r, 4), size(r, 7), vocabulary(r)
+    kind, rule = r.choice(("logits", "probs")), r.choice(sk.TREE_RULES)
+    more, lead, target_shape = {}, (b, n), (b, n + 1, v)
+    if r.happens(0.2):
+        more["target_indptr"], count = offsets(r, b, n + 1)
+        target_shape = (count, v)
+    if r.happens(0.5):
+        m = r.choice((1, 2, n + 1))
+        lead = (b, m) if r.happens(0.5) else (m,)
+        more["draft_rows"] = laid_out(r, ids(r, 0, m, (b, n), torch.int32))
+    q, mapped, limit = draft(r, kind, lead, b, v)
+    if q is None:
+        more.pop("draft_rows", None)
+        rule = "greedy" if rule == "k_seq" else rule
+    few = r.choice((2, limit, limit))  # equal siblings
+    tree = sk.Tree(laid_out(r, ids(r, -1, min(few, limit), (b, n), r.choice(IDS))),
+                   parents(r, b, n))  # fmt: skip
+    if r.happens(0.3):
+        more["max_depth"] = r.randint(0, n)
+    target = laid_out(r, rows(r, kind, target_shape, r.choice(FLOATS)))
+    return Call(sk.verify_tree, {
+        "target": target, "tree": tree, "draft": q, "kind": kind, "rule": rule,
+        "uniforms": None if rule == "match" else uniforms(r, (b, 2 * n + 1)), "draft_map": mapped,
+        **sampling(r, b, v), **noise(r, b), **limits(r, b, v), **more,
+    })  # fmt: skip
+
+
+# Cache ops.
+
+CACHE_DTYPES = (torch.float32, torch.bfloat16, torch.int8, torch.float64)
+
+
+def caches(r, b, s):
+    """Up to three caches [B, H, S, D]; H, S, D and the dtype differ."""
+    out = []
+    for _ in range(r.choice((0, 1, 2, 3))):
+        shape = (b, size(r, 3), s + r.randrange(2), r.choice((0, 1, 3, 8, 12, 33)))
+        x = laid_out(r, integers(r, -100, 100, shape, r.choice(CACHE_DTYPES)))
+        out.append(x.clone() if r.happens(0.9) and x.stride(0) == 0 else x)
+    return out
+
+
+def places(r, b, low, high):
+    """[B] int64 in [low, high), some far outside."""
+    x = integers(r, low, high, (b,))
+    if b and r.happens(0.15):
+        x[r.randrange(b)] = r.choice((-(2**63), -1, 2**31, 2**62, 2**63 - 1))
+    return laid_out(r, x)
+
+
+def path(r, b, s):
+    """[B, P]: ascending nodes, then -1; some rows are arbitrary."""
+    p = size(r, 5)
+    x = torch.full((b, p), -1)
+    for row in x:
+        count = r.randint(0, min(p, s))
+        row[:count] = torch.tensor(sorted(r.sample(range(s), count)), dtype=torch.int64)
+    x = x.to(r.choice(IDS))
+    return laid_out(r, ids(r, -2, s + 2, (b, p), x.dtype, 0.2) if r.happens(0.15) else x)
+
+
+def kv_append_(r):
+    b, s, n = size(r, 4), size(r, 9), size(r, 5)
+    given = caches(r, b, s)
+    new = [laid_out(r, integers(r, -9, 9, (b, c.shape[1], n, c.shape[3]), c.dtype)) for c in given]
+    if new and r.happens(0.02):
+        new[0] = given[0][:, :, :n]  # overlaps
+    where = places(r, b, -n, s + 1)
+    return Call(sk.kv_append_, {"caches": given, "entries": new, "positions": where})
+
+
+def kv_truncate_(r):
+    b, s = size(r, 4), size(r, 9)
+    return Call(sk.kv_truncate_, {
+        "caches": caches(r, b, s), "lengths": places(r, b, 0, s + 1).clone(),
+        "new_lengths": places(r, b, -1, s + 1), "zero_fill": r.happens(0.7),
+    })  # fmt: skip
+
+
+def kv_compact_(r):
+    b, s = size(r, 4), size(r, 9)
+    return Call(sk.kv_compact_,
+                {"caches": caches(r, b, s), "base": places(r, b, -1, s + 1),
+                 "path": path(r, b, s)})  # fmt: skip
+
+
+def paged_compact_(r):
+    b, m, block = size(r, 4), size(r, 4), r.choice((1, 2, 4, 5))
+    blocks = b * m + r.randrange(2)
+    given = [c.transpose(1, 2).contiguous() if r.happens(0.5) else c.transpose(1, 2)
+             for c in caches(r, blocks, block) if c.shape[2] == block]  # fmt: skip
+    order = r.sample(range(b * m), b * m)
+    tables = torch.tensor(order, dtype=torch.int32).view(b, m)
+    if tables.numel() and r.happens(0.2):
+        tables.view(-1)[r.randrange(tables.numel())] = r.choice((-1, blocks, 2**31 - 1, -(2**31)))
+    return Call(sk.paged_compact_, {
+        "caches": given, "block_tables": laid_out(r, tables), "base": places(r, b, 0, m * block),
+        "path": path(r, b, m * block),
+    })  # fmt: skip
+
+
+def paged_truncate_(r):
+    b, m, block = size(r, 4), size(r, 6), r.choice((1, 2, 4, 16, 2**31, 2**62))
+    high = min(m * block + 3, 2**62)
+    tables = laid_out(r, integers(r, -1, 99, (b, m), torch.int32))
+    return Call(sk.paged_truncate_, {
+        "block_tables": tables.clone(), "lengths": places(r, b, -1, high).clone(),
+        "new_lengths": places(r, b, -1, high), "block_size": block,
+    })  # fmt: skip
+
+
+def kv_realign_(r):
+    b, s = size(r, 4), size(r, 9)
+    return Call(sk.kv_realign_, {
+        "caches": caches(r, b, s), "starts": places(r, b, -2, s + 1),
+        "lengths": places(r, b, 0, s + 1), "shifts": places(r, b, -s, s + 1),
+        "zero_fill": r.happens(0.5),
+    })  # fmt: skip
+
+
+def ring_truncate_(r):
+    b, s = size(r, 4), max(size(r, 9), 1)
+    return Call(sk.ring_truncate_, {
+        "caches": caches(r, b, s), "lengths": places(r, b, 0, 4 * s).clone(),
+        "new_lengths": places(r, b, -1, 4 * s), "window": r.randint(1, s),
+        "zero_fill": r.happens(0.7),
+    })  # fmt: skip
+
+
+# Layout of trees.
+
+
+def tree_attention(r):
+    b, n = size(r, 4), size(r, 9)
+    return Call(sk.tree_attention, {
+        "parents": parents(r, b, n), "lengths": places(r, b, 0, 9),
+        "slots": r.choice((0, 1, 7, n + 9, 40)), "window": r.choice((0, 0, 1, 4, 2**62, 2**63 - 1)),
+    })  # fmt: skip
+
+
+def rerank_tree(r):
+    b, m = size(r, 4), size(r, 9)
+    return Call(sk.rerank_tree, {
+        "tokens": laid_out(r, ids(r, -1, 50, (b, m), r.choice(IDS))), "parents": parents(r, b, m),
+        "scores": laid_out(r, logits(r, (b, m), torch.float32)), "size": r.choice((0, 1, m, m + 2)),
+    })  # fmt: skip
+
+
+def build_trie(r):
+    shape = size(r, 3), size(r, 4), size(r, 5)
+    merge = r.happens(0.6)
+    drawn = ids(r, -1, 3, shape, r.choice(IDS))
+    size_ = None if r.happens(0.3) else r.choice((0, 1, 5, 99))
+    return Call(sk.build_trie, {"sequences": laid_out(r, drawn), "size": size_, "merge": merge})
+
+
+def expand_tree(r):
+    b, f, v, width = size(r, 3), r.randint(1, 4), vocabulary(r), r.choice((1, 2, 3, 8, 64))
+    return Call(sk.expand_tree, {
+        "logits": laid_out(r, logits(r, (b, f, v), r.choice(FLOATS))),
+        "scores": laid_out(r, logits(r, (b, f), torch.float32)), "width": width,
+        "temperature": parameter(r, b, (1.0, 0.5, 0.0, 1e-30), (-1.0, float("nan"), 3e38)),
+    })  # fmt: skip
+
+
+MAKERS = {
+    "sample": sample,
+    "verify_chain": verify_chain,
+    "verify_tree": verify_tree,
+    "kv_append_": kv_append_,
+    "kv_truncate_": kv_truncate_,
+    "kv_compact_": kv_compact_,
+    "paged_compact_": paged_compact_,
+    "paged_truncate_": paged_truncate_,
+    "kv_realign_": kv_realign_,
+    "ring_truncate_": ring_truncate_,
+    "tree_attention": tree_attention,
+    "rerank_tree": rerank_tree,
+    "build_trie": build_trie,
+    "expand_tree": expand_tree,
+}

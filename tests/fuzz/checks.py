@@ -1,0 +1,223 @@
+"""What every result of an op must satisfy, whatever the arguments were."""
+
+from __future__ import annotations
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from specdec_kernels import Status, _library, testing
+
+BAD_PARAMETER, OUT_OF_RANGE = int(Status.BAD_PARAMETER), int(Status.DRAFT_OUT_OF_RANGE)
+ALL_BITS = sum(Status)
+# Their results are compared with the reference's, byte for byte.
+COMPARED = (*_library.CACHE_OPS, "tree_attention", "rerank_tree", "build_trie")
+
+
+class Recorder(TorchDispatchMode):
+    """Keeps the arguments with which a public function calls its op, and checks the outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[torch._ops.OpOverload, tuple]] = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function.namespace != "specdec_kernels":
+            return function(*args, **(kwargs or {}))
+        self.calls.append((function, args))
+        return call_and_check(function, args)
+
+
+def call_and_check(function, args):
+    """Call an op and check what it returns; whatever it raises passes through."""
+    op = function._schema.name.split("::")[1]
+    copies = copied(args) if op in COMPARED and comparable(args) else None
+    out = function(*args)
+    if any(t.device.type != "cpu" or t.numel() > 2**24 for t in tensors(args)):
+        return out
+    given = dict(zip((a.name for a in function._schema.arguments), args, strict=False))
+    outputs = out if isinstance(out, (tuple, list)) else () if out is None else (out,)
+    if op in CHECKS:
+        CHECKS[op](given, *outputs)
+    if copies is not None:
+        compare_with_reference(op, args, outputs, copies)
+    return out
+
+
+def tensors(values):
+    flat = [t for v in values for t in (v if isinstance(v, (list, tuple)) else [v])]
+    return [t for t in flat if isinstance(t, torch.Tensor)]
+
+
+# Comparison with the reference.
+
+
+def comparable(args):
+    """Whether the arguments are small, and no two of them share memory."""
+    given = tensors(args)
+    starts = [t.untyped_storage().data_ptr() for t in given if t.numel()]
+    return (
+        all(t.device.type == "cpu" and t.numel() < 2**16 for t in given)
+        and len(starts) == len(set(starts))
+        and all(isinstance(v, int) and abs(v) < 2**16 for v in args if isinstance(v, int))
+    )
+
+
+def copied(args):
+    """Copies of everything, where a view becomes the same view of a copy of its whole memory."""
+
+    def copy(t):
+        memory = t.detach().new_empty(0).set_(t.detach().untyped_storage().clone())
+        return memory.as_strided(t.shape, t.stride(), t.storage_offset())
+
+    return [
+        [copy(t) if isinstance(t, torch.Tensor) else t for t in v] if isinstance(v, (list, tuple))
+        else copy(v) if isinstance(v, torch.Tensor) else v
+        for v in args
+    ]  # fmt: skip
+
+
+def compare_with_reference(op, args, outputs, copies):
+    """Outputs and all memory of the arguments, also what surrounds the views."""
+    want = testing.providers(op)["reference"](*copies)
+    want = want if isinstance(want, (tuple, list)) else () if want is None else (want,)
+    for i, (g, w) in enumerate(zip(outputs, want, strict=True)):
+        assert g.dtype == w.dtype
+        assert torch.equal(g, w), f"{op}: output {i} is {g}, not {w}"
+    for i, (g, w) in enumerate(zip(tensors(args), tensors(copies), strict=True)):
+        same = memory_of(g).equal(memory_of(w))
+        assert same, f"{op}: tensor {i} of the arguments is {g}, not {w}"
+
+
+def memory_of(t):
+    return torch.empty(0, dtype=torch.uint8).set_(t.detach().untyped_storage())
+
+
+# Checks of single ops.
+
+
+def assert_in(name, x, low, high):
+    """All values in [low, high)."""
+    if x.numel():
+        assert low <= int(x.min()) <= int(x.max()) < high, f"{name} not in [{low}, {high}): {x}"
+
+
+def out_of_range(given, n):
+    """[n] bool: whether a sampling parameter of the sequence or row is out of range."""
+    bad = torch.zeros(n, dtype=torch.bool)
+    t, k, p, m = (given[name] for name in ("temperatures", "top_ks", "top_ps", "min_ps"))
+    if t is not None:
+        bad |= ~((t >= 0) & (t < torch.inf))
+    if k is not None:
+        bad |= k < 0
+    if p is not None:
+        bad |= ~((p > 0) & (p <= 1))
+    if m is not None:
+        bad |= ~((m >= 0) & (m <= 1))
+    return bad
+
+
+def check_sample(given, tokens, logprobs, logsumexp, threshold, status):
+    n, v = given["logits"].shape
+    assert_in("tokens", tokens, -1, v)
+    bad = out_of_range(given, n)
+    row = given["logits"].float()
+    invalid = row.isnan().any(-1) | ~row.amax(-1).isfinite() if n else bad
+    want = torch.where(bad, BAD_PARAMETER, torch.where(invalid, int(Status.TARGET_INVALID), 0))
+    assert status.tolist() == want.tolist(), f"status is {status}, not {want}"
+    assert ((tokens == -1) == (status != 0)).all(), f"tokens {tokens}, status {status}"
+    for name, x in (("logprobs", logprobs), ("logsumexp", logsumexp), ("threshold", threshold)):
+        assert not x.isnan().any(), f"{name} is {x}"
+
+
+def check_verdict(given, drafted, tokens, num_accepted, status, logprobs, accept_probs):
+    """What chains and trees have in common; `drafted` are the tokens that were passed."""
+    b, width = tokens.shape
+    v = given["target"].shape[-1]
+    assert_in("status", status, 0, ALL_BITS + 1)
+    assert_in("num_accepted", num_accepted, 0, width)
+    emitted = tokens >= 0
+    counts = emitted.sum(-1)
+    assert_in("tokens", tokens, -1, v)
+    assert (emitted == (torch.arange(width) < counts[:, None])).all(), f"tokens: {tokens}"
+    assert ((counts == num_accepted) | (counts == num_accepted + 1)).all(), f"{tokens}"
+    assert (logprobs <= 1e-2).all(), f"logprobs: {logprobs}"  # nor is one NaN
+    if logprobs.numel():
+        assert (logprobs[~emitted] == 0).all(), f"logprobs: {logprobs}"
+    known = accept_probs[~accept_probs.isnan()]
+    assert ((known >= 0) & (known <= 1)).all(), f"accept_probs: {accept_probs}"
+    bad = out_of_range(given, b)
+    if given["uniforms"] is not None:
+        bad |= ~((given["uniforms"] >= 0) & (given["uniforms"] < 1)).all(-1)
+    refused = (status & BAD_PARAMETER) != 0
+    assert not (bad & ~refused).any(), f"status is {status}, out of range: {bad}"
+    assert (counts[refused] == 0).all(), f"emitted under BAD_PARAMETER: {tokens}"
+    target = given["target"]
+    if given["target_indptr"] is None and b and given["max_new_tokens"] is None:
+        nothing = target[:, 0].isnan().all(-1) & ~refused
+        invalid = (status & int(Status.TARGET_INVALID)) != 0
+        assert not (nothing & ~invalid).any(), f"status is {status}, row 0 invalid: {nothing}"
+
+
+def check_chain(given, *outputs):
+    drafted = given["draft_token_ids"]
+    check_verdict(given, drafted, *outputs)
+    tokens, num_accepted = outputs[:2]
+    kept = torch.arange(drafted.shape[1]) < num_accepted[:, None]
+    assert (tokens[:, :-1][kept] == drafted[kept]).all(), f"accepted {tokens} of {drafted}"
+
+
+def check_tree(given, path, *outputs):
+    drafted, parents = given["tree_tokens"], given["parents"]
+    check_verdict(given, drafted, *outputs)
+    tokens, num_accepted, status = outputs[:3]
+    n = drafted.shape[1]
+    assert_in("path", path, -1, n)
+    for b, row in enumerate(path.tolist()):
+        nodes = row[: int(num_accepted[b])]
+        assert all(x == -1 for x in row[len(nodes) :]), f"path: {path}"
+        assert nodes == sorted(set(nodes)), f"path: {path}"
+        assert -1 not in nodes, f"path: {path}"
+        assert [int(drafted[b, x]) for x in nodes] == tokens[b, : len(nodes)].tolist()
+    if given["target_indptr"] is None and n:
+        wrong = (parents < -1) | (parents >= torch.arange(n)) | (drafted < -1)
+        missing = wrong.any(-1) & ((status & (OUT_OF_RANGE | BAD_PARAMETER)) == 0)
+        assert not missing.any(), f"status is {status}, nodes out of range: {wrong}"
+
+
+def check_expand_tree(given, tokens, scores, frontier):
+    _, f, width = tokens.shape
+    assert_in("tokens", tokens, -1, given["logits"].shape[-1])
+    assert_in("frontier", frontier, 0, f * width)
+    assert ((tokens == -1) == (scores == -torch.inf)).all(), f"{tokens} {scores}"
+    assert not scores.isnan().any(), f"scores: {scores}"
+
+
+def check_paged_truncate(given, blocks, num_freed):
+    assert_in("num_freed", num_freed, 0, blocks.shape[1] + 1)
+    assert (given["lengths"] >= 0).all()
+
+
+def check_rerank_tree(given, tokens, parents, nodes):
+    size = tokens.shape[1]
+    assert_in("nodes", nodes, -1, given["tokens"].shape[1])
+    assert_in("parents", parents - torch.arange(size), -size - 1, 0)
+    assert_in("parents", parents, -1, size)
+
+
+def check_build_trie(given, tokens, parents, nodes, num_nodes):
+    size = tokens.shape[1]
+    assert_in("num_nodes", num_nodes, 0, size + 1)
+    assert_in("nodes", nodes, -1, max(size, 0))
+    assert_in("parents", parents - torch.arange(size), -size - 1, 0)
+    assert_in("parents", parents, -1, size)
+
+
+CHECKS = {
+    "sample": check_sample,
+    "verify_chain": check_chain,
+    "verify_tree": check_tree,
+    "expand_tree": check_expand_tree,
+    "paged_truncate_": check_paged_truncate,
+    "rerank_tree": check_rerank_tree,
+    "build_trie": check_build_trie,
+}

@@ -1,0 +1,32 @@
+"""Calls that reach a rare path, made before the random ones."""
+
+from __future__ import annotations
+
+import torch
+from fuzz.calls import Call
+
+import specdec_kernels as sk
+
+ZERO = torch.zeros(1, dtype=torch.int64)
+
+
+def survivors_of_minus_infinity_with_a_draft_map():
+    """Fewer finite logits than top-k keeps: the threshold is -inf, as are the padding lanes.
+
+    The map ends with the vocabulary, which is no multiple of a vector's width.
+    """
+    v = 19
+    target = torch.full((1, 2, v), -torch.inf)
+    target[..., 7] = 0.0
+    columns = torch.arange(v, dtype=torch.int32) % 5
+    return Call(sk.verify_chain, {
+        "target": target, "draft_token_ids": torch.tensor([[3]]), "draft": torch.zeros(1, 1, 5),
+        "draft_map": sk.DraftMap(columns), "top_k": 5, "seeds": ZERO, "positions": ZERO,
+    })  # fmt: skip
+
+
+def no_slots():
+    return Call(sk.tree_attention, {"parents": ZERO[None] - 1, "lengths": ZERO, "slots": 0})
+
+
+CALLS = (survivors_of_minus_infinity_with_a_draft_map, no_slots)

@@ -1,0 +1,47 @@
+"""Top-p and min-p exactly at their bounds, where one comparison or one rounding decides."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from support.providers import ALL_PROVIDERS, provider, sample
+
+HOT = 1e30  # at this temperature, logits that differ have equal weights
+
+
+@pytest.mark.parametrize(
+    ("name", "n"),
+    [(p, n) for p in ALL_PROVIDERS for n in (4, 40, 5000) if p != "triton" or n < 5000],
+)
+def test_top_p_is_reached_by_a_sum_that_equals_it(name, n):
+    """Half of 2n equal weights is p = .5 to the last bit: no token more survives.
+
+    Up to 4,096 survivors are listed on the CPU; more take a selection by radix.
+    """
+    logits = torch.randperm(2 * n, generator=torch.Generator().manual_seed(n)).float()[None]
+    out = sample(provider("sample", name), logits, temperature=HOT, top_p=0.5)
+    assert float(out[3]) == n  # the logits n to 2n-1
+    assert math.isclose(float(out[2]), math.log(n), rel_tol=1e-6)
+
+
+def rounded_down(n):
+    """(T, min-p, bound): in a row whose maximum is 0, the bound T log(min-p) rounds down."""
+    rng = np.random.default_rng(3)
+    while n:
+        t, p = (np.float32(x) for x in (rng.uniform(0.3, 3), rng.uniform(0.01, 0.9)))
+        exact = float(t) * math.log(float(p))
+        if float(np.float32(exact)) < exact:
+            n -= 1
+            yield float(t), float(p), np.float32(exact)
+
+
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
+def test_the_threshold_of_min_p_is_not_rounded_down(name):
+    """The float below the exact bound is no survivor, the one above it is."""
+    for t, p, below in rounded_down(8):
+        above = np.nextafter(below, np.float32(np.inf))
+        logits = torch.tensor([[0.0, float(below), float(above)]])
+        out = sample(provider("sample", name), logits, temperature=t, min_p=p)
+        weights = [1.0, math.exp(float(above) / t)]
+        assert math.isclose(float(out[2]), math.log(sum(weights)), rel_tol=1e-5)
