@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from specdec_hf.cache.self_check import Fit
 from specdec_hf.cli.prompts import read_prompts, shipped_prompts
 from specdec_hf.cli.terminal import Terminal, visible
 from specdec_hf.cli.trace import ASCII_MARKS, MARKS, PieceStream, legend, marks_of, render
@@ -183,6 +184,19 @@ def test_demo_answers_the_shipped_prompts():
     result = invoke("demo", "--limit", 1, "--max-new-tokens", 8)
     assert result.exit_code == 0, result.output
     assert says(result, "greedy outputs identical yes")
+
+
+def test_check_lists_the_caches_that_fit(folder, monkeypatch):  # noqa: F811
+    result = invoke("check", "--model", folder)
+    assert result.exit_code == 0, result.output
+    rows = [line.split()[:2] for line in result.output.splitlines()[2:]]
+    assert rows == [["spec", "yes"], ["aligned", "yes"], ["dynamic", "yes"], ["spec,", "trees"]]
+    unfit = Fit(difference=0.5, tolerance=1e-4, reason="its logits differ")
+    monkeypatch.setattr("specdec_hf.cache.self_check.check_fit", lambda *_, **__: unfit)
+    result = invoke("check", "--model", folder)
+    assert result.exit_code == 1, result.output
+    assert result.output.count("5.0e-01") == result.output.count("its logits differ") == 4
+    assert "error: no cache fits" in result.output
 
 
 def test_info_lists_versions_and_providers(tmp_path):

@@ -17,6 +17,7 @@ from typer.core import TyperGroup
 from specdec_hf.cli import interrupt, options
 from specdec_hf.cli.chat import chat
 from specdec_hf.cli.checks import Settings, check, check_json, check_limit, check_text
+from specdec_hf.cli.fit import check_fits
 from specdec_hf.cli.prompts import (
     STANDARD_INPUT,
     Prompt,
@@ -223,6 +224,22 @@ def demo_command(
     generate_command(
         prompt, prompts, max_new_tokens=max_new_tokens, limit=limit, json_file=json_file
     )
+
+
+@app.command("check")
+@no_traceback
+def check_command(
+    model: options.ModelName = "embedded",
+    dtype: options.Dtype = "float32",
+    device: options.Device = None,
+) -> None:
+    """Show which caches fit a model.
+
+    A cache that does not fit would change the text, so the loop takes another one or refuses.
+    Differences are those of logits, in units of their standard deviation.
+    """
+    settings = Settings(model=model, dtype=dtype, device=device)
+    check_fits(settings, check(settings))
 
 
 @app.command("info")
