@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from specdec_hf.cache.check_model import ModelCheck, check_model
     from specdec_hf.cache.spec_cache import SpecCache
     from specdec_hf.decode.generate import SpeculativeDecoder, generate
     from specdec_hf.decode.session import SpecOutput
@@ -34,6 +35,7 @@ __all__ = [
     "Drafter",
     "EagleTree",
     "History",
+    "ModelCheck",
     "ModelDrafter",
     "PromptLookupDrafter",
     "SequenceStats",
@@ -44,6 +46,7 @@ __all__ = [
     "Step",
     "TreeSpec",
     "TrieTree",
+    "check_model",
     "generate",
     "load_acceptance",
     "save_acceptance",
@@ -52,6 +55,7 @@ __all__ = [
 # Names are loaded at first use, so that the command line answers --help without importing torch and
 # transformers. No submodule may be called ``generate``: importing it would replace the function.
 _MODULES = {
+    "cache.check_model": ("ModelCheck", "check_model"),
     "cache.spec_cache": ("SpecCache",),
     "decode.session": ("SpecOutput",),
     "decode.statistics": ("SequenceStats", "SpecStats"),

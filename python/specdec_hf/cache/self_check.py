@@ -29,7 +29,7 @@ from specdec_hf.cache.spec_cache import SpecCache
 # How far logits may lie apart, in units of their standard deviation over the vocabulary. The first
 # is a bound on rounding, in multiples of the dtype's step; the measurements are in
 # docs/design/loop.md.
-STEPS = 400
+STEPS = 50
 LEAST_TOLERANCE = 2e-4
 LARGEST_WINDOW = 192  # tokens; the self-check passes the end of sliding windows up to this size
 _SHORT, _LONG, _DRAFTS, _PADDING = 3, 7, 3, 4
@@ -75,7 +75,7 @@ def check_fit(model: Any, kind: str, *, padded: bool = True, tree: bool = False)
         model: a causal LM.
         kind: as in `make_cache`.
         padded: whether sequences will be padded, as those of a batch are. The check then takes two
-            of different lengths, or one with padding where each sequence runs alone.
+            of different lengths.
         tree: whether a tree is checked too; kind "spec" only.
     """
     reason = kind_reason(model, kind)
@@ -113,28 +113,27 @@ def _configuration(model: Any) -> tuple[Any, ...]:
 
 def _measure(model: Any, kind: str, padded: bool, tree: bool) -> Fit:
     separate = kind in ("dynamic", "none")
-    plan = _Plan(model, 1 if separate or not padded else 2, tree)
+    plan = _Plan(model, 1 + padded, tree)
     if plan.too_short:
         return Fit(unchecked=f"the model's context holds {plan.context} tokens")
-    padding = _PADDING if padded else 0
     try:
-        generated = _as_generated(model, plan.texts[0], padding)
-        own = [generated] if separate else [_alone(model, text) for text in plan.texts]
+        generated = _as_generated(model, plan.texts)
+        own = generated if separate else [_alone(model, text) for text in plan.texts]
     except Exception as error:
         return Fit(unchecked=f"a forward on text alone raised {_one_line(error)}")
     spread = min(float(x.std(dim=-1).min()) for x in own)
-    if not all(bool(x.isfinite().all()) for x in (*own, generated)) or spread == 0:
+    if not all(bool(x.isfinite().all()) for x in (*own, *generated)) or spread == 0:
         return Fit(remark=_NOT_FINITE)
     prompt = None
     if separate:
-        prompt = _padded(plan.texts[0][: plan.prompts[0]], padding)
+        prompt = _padded([text[:n] for text, n in zip(plan.texts, plan.prompts, strict=True)])
     try:
         cache = make_cache(model, len(plan.prompts), plan.capacity, kind, prompt=prompt)
         seen = plan.run(cache)
     except Exception as error:
         return Fit(reason=f"its forward raised {_one_line(error)}")
     # A sequence must say the same alone, with padding, and as the continuation of a prompt.
-    seen += [(0, position, row) for position, row in enumerate(generated)]
+    seen += [(b, i, row) for b, rows in enumerate(generated) for i, row in enumerate(rows)]
     difference = 0.0
     for b, position, row in seen:
         if row.shape != own[b][position].shape:
@@ -271,26 +270,39 @@ def _alone(model: Any, tokens: torch.Tensor) -> torch.Tensor:
     return cache.forward(tokens[None].to(model.device), np.array([0]), keep=len(tokens))[0].float()
 
 
-def _as_generated(model: Any, tokens: torch.Tensor, padding: int) -> torch.Tensor:
-    """Logits [n, V] of one left-padded sequence that plain ``generate`` continues from a prompt.
+def _as_generated(model: Any, texts: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Logits [n, V] of each text that plain ``generate`` continues from a prompt, in one batch.
 
     Some models treat a prompt otherwise than what follows it, or drop from their own cache what a
     forward without one sees.
     """
-    size = len(tokens)
-    cache = PlainCache(model, 1, "plain", prompt=_padded(tokens[:_SHORT], padding))
+    prompts = [text[:n] for text, n in zip(texts, (_SHORT + _PADDING, _SHORT), strict=False)]
+    prompt = _padded(prompts)
+    width = prompt.mask.shape[1]
+    rest = max(len(text) - len(start) for text, start in zip(texts, prompts, strict=True))
+    ids = torch.zeros(len(texts), width + rest, dtype=torch.int64, device="cpu")
+    ids[:, :width] = torch.from_numpy(prompt.input_ids)
+    for b, text in enumerate(texts):
+        follows = text[len(prompts[b]) :]
+        ids[b, width : width + len(follows)] = follows
+    cache = PlainCache(model, len(texts), "plain", prompt=prompt)
+    first = np.array([len(start) - width for start in prompts])
     rows = []
-    for start, end in ((0, _SHORT), (_SHORT, size - 1), (size - 1, size)):
-        fed = tokens[None, start:end].to(model.device)
-        rows.append(cache.forward(fed, np.array([start]), keep=end - start)[0])
-    return torch.cat(rows).float()
+    for start, end in ((0, width), (width, width + rest - 1), (width + rest - 1, width + rest)):
+        fed = ids[:, start:end].to(model.device)
+        rows.append(cache.forward(fed, first + start, keep=end - start))
+    logits = torch.cat(rows, dim=1).float()
+    return [logits[b, -n:][: len(texts[b])] for b, n in enumerate((width + rest + first).tolist())]
 
 
-def _padded(tokens: torch.Tensor, padding: int) -> Prompt:
-    mask = np.arange(padding + len(tokens))[None] >= padding
-    ids = np.zeros(mask.shape, dtype=np.int64)
-    ids[0, padding:] = tokens.numpy()
-    return Prompt(ids, mask)
+def _padded(texts: list[torch.Tensor]) -> Prompt:
+    """Texts on the host, left-padded to one length."""
+    width = max(len(text) for text in texts)
+    ids = np.zeros((len(texts), width), dtype=np.int64)
+    for b, text in enumerate(texts):
+        ids[b, width - len(text) :] = text.numpy()
+    lengths = np.array([[len(text)] for text in texts])
+    return Prompt(ids, np.arange(width) >= width - lengths)
 
 
 def _windows(config: Any) -> set[int]:

@@ -1,0 +1,75 @@
+"""The self-check on demand, for every kind of cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from specdec_hf.cache.make import ROLLBACK_KINDS
+from specdec_hf.cache.plain import keeps_cache
+from specdec_hf.cache.self_check import Fit, check_fit
+
+
+@dataclass(frozen=True)
+class ModelCheck:
+    """The result of `check_model`; printing it gives a table.
+
+    Attributes:
+        model: name of the model's class.
+        fits: a `Fit` for each (cache, "chain" or "tree", "one sequence" or "batch").
+    """
+
+    model: str
+    fits: dict[tuple[str, str, str], Fit]
+
+    def fitting(self, *, tree: bool = False, batch: bool = True) -> list[str]:
+        """The caches that fit, in the order in which `generate` tries them."""
+        what = ("tree" if tree else "chain", "batch" if batch else "one sequence")
+        return [key[0] for key, fit in self.fits.items() if key[1:] == what and _good(fit)]
+
+    def __str__(self) -> str:
+        rows = [("cache", "drafts", "sequences", "difference", "verdict")]
+        for (cache, drafts, sequences), fit in self.fits.items():
+            difference = "" if fit.difference is None else f"{fit.difference:.1e}"
+            verdict = (
+                fit.reason or fit.unchecked or "fits" + (f"; {fit.remark}" if fit.remark else "")
+            )
+            rows.append((cache, drafts, sequences, difference, verdict))
+        widths = [max(len(row[i]) for row in rows) for i in range(4)]
+        lines = [
+            "  ".join([*(x.ljust(w) for x, w in zip(row, widths, strict=False)), row[4]]).rstrip()
+            for row in rows
+        ]
+        return "\n".join([self.model, *lines])
+
+
+def check_model(model: Any) -> ModelCheck:
+    """Compare a model with itself through every kind of cache of `generate`, chains and trees.
+
+    `generate` makes the same comparison for the cache that it is about to use, the first time that
+    a model class and configuration is used with it. Differences are the largest root mean square
+    over the vocabulary, in units of the standard deviation of the model's own logits.
+
+    Args:
+        model: causal LM; neither it nor its state is changed.
+
+    Returns:
+        A `ModelCheck`, which prints as a table.
+
+    >>> from specdec_hf import check_model  # doctest: +SKIP
+    >>> print(check_model(model))  # doctest: +SKIP
+    """
+    kinds = ROLLBACK_KINDS if keeps_cache(model) else ("none",)
+    fits = {}
+    for kind in kinds:
+        for batch in (False, True):
+            if batch or kind != "aligned":
+                sequences = "batch" if batch else "one sequence"
+                fits[kind, "chain", sequences] = check_fit(model, kind, padded=batch)
+                if kind == "spec":
+                    fits[kind, "tree", sequences] = check_fit(model, kind, padded=batch, tree=True)
+    return ModelCheck(type(model).__name__, fits)
+
+
+def _good(fit: Fit) -> bool:
+    return fit.reason is None and fit.unchecked is None
