@@ -83,9 +83,24 @@ def test_a_tree_and_a_dynamic_cache_follow_positions_of_images():
 
 
 @pytest.mark.parametrize("entry", ["generate", "custom_generate"])
-def test_a_model_whose_later_tokens_the_loop_cannot_feed_is_refused(entry):
+def test_layers_that_hold_an_image_in_the_cache_run_without_drafts(entry):
+    made = inputs("mllama")
+    text = {key: made[key] for key in ("input_ids", "attention_mask")}
+    plain = [tiny("mllama").generate(**x, max_new_tokens=NEW) for x in (made, text)]
+    assert not plain[0].equal(plain[1])
+    stats = check_equal("mllama", made, entry)
+    assert stats.cache == "plain"
     with pytest.raises(ValueError, match=r"cross_attention_mask.* not supported: cache='spec'"):
-        decode(entry, tiny("mllama"), inputs("mllama"), WHOLE)
+        decode(entry, tiny("mllama"), made, WHOLE, drafter="prompt_lookup")
+
+
+@pytest.mark.parametrize("entry", ["generate", "custom_generate"])
+def test_a_batch_in_the_aligned_cache_follows_images_too(entry):
+    made = inputs("qwen2_vl")
+    options = {"drafter": told("qwen2_vl", made), "guard": False, "cache": "aligned"}
+    stats = check_equal("qwen2_vl", made, entry, **options)
+    assert stats.cache == "aligned"
+    assert 0 < stats.accepted < stats.drafted
 
 
 HOLED = {
@@ -110,10 +125,13 @@ def test_a_mask_with_padding_anywhere_equals_plain_generation(case, name, entry)
         assert out.attention_mask[:, :8].tolist() == mask.tolist()
 
 
-def test_a_holed_mask_is_refused_with_sliding_windows():
-    mask = torch.tensor(HOLED["hole"])
+def test_a_holed_mask_with_sliding_windows_runs_without_drafts_only():
+    model, mask = hf_models.tiny("gemma2"), torch.tensor(HOLED["hole"])
+    made = {"input_ids": torch.arange(1, 9)[None], "attention_mask": mask}
+    expected = model.generate(**made, max_new_tokens=NEW, do_sample=False)
+    assert generate(model, **made, **WHOLE).sequences.equal(expected)
     with pytest.raises(ValueError, match="padding that is not on the left is not supported"):
-        generate(hf_models.tiny("gemma2"), torch.ones(1, 8).long(), attention_mask=mask, **WHOLE)
+        generate(model, **made, **WHOLE, drafter="prompt_lookup")
 
 
 @pytest.mark.parametrize("entry", ["generate", "custom_generate"])
@@ -170,7 +188,7 @@ def test_the_first_call_of_a_kind_is_compared_with_plain_forwards(monkeypatch):
     monkeypatch.setattr(LaterInputs, "add_to", wrong)
     monkeypatch.setattr(prefill, "_proven", set())
     with pytest.raises(ValueError, match=r"logits of GPT2LMHeadModel differ from plain generation"):
-        generate(tiny("gpt2"), **inputs("gpt2"), max_new_tokens=4)
+        generate(tiny("gpt2"), **inputs("gpt2"), max_new_tokens=4, drafter="prompt_lookup")
 
 
 def test_several_sequences_of_a_prompt_share_its_image():

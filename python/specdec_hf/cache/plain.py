@@ -108,6 +108,11 @@ class PlainCache:
         """The model's own cache."""
         return self._kwargs.get("past_key_values")
 
+    def begin_after(self, outputs: Any) -> None:
+        """Go on after a prefill that filled ``past`` and gave these outputs."""
+        kept = {k: v for k, v in outputs.items() if k != "logits"}
+        self._outputs = type(outputs)(**{**kept, "past_key_values": self.cache})
+
     def forward(self, tokens: torch.Tensor, starts: Lengths, keep: int) -> torch.Tensor:
         """Feed the next tokens of every sequence; arguments and result as in `forward_window`."""
         kept = np.minimum(self.lengths, np.maximum(starts, 0))

@@ -18,6 +18,8 @@ from transformers.cache_utils import get_layer_types_and_kwargs
 from specdec_hf.cache.forward import forward_window
 from specdec_hf.cache.handover import take_over
 from specdec_hf.cache.later_inputs import LaterInputs
+from specdec_hf.cache.make import kind_reason
+from specdec_hf.cache.plain import PlainCache, Prompt
 from specdec_hf.cache.protocol import Lengths, RollbackCache
 from specdec_hf.hf_arguments.call import Call
 from specdec_hf.hf_arguments.model_inputs import HOLED_MASK, copied
@@ -30,7 +32,9 @@ _proven: set[tuple[Any, ...]] = set()
 
 
 @torch.inference_mode()
-def prefill(model: Any, call: Call, capacity: int, kind: str) -> tuple[RollbackCache, torch.Tensor]:
+def prefill(
+    model: Any, call: Call, capacity: int, kind: str, drafts: bool = True
+) -> tuple[RollbackCache, torch.Tensor]:
     """Run the model's own prefill and hand its cache to the loop.
 
     The first time that a class and configuration of model has inputs of these names, the logits of
@@ -40,7 +44,8 @@ def prefill(model: Any, call: Call, capacity: int, kind: str) -> tuple[RollbackC
         model: causal LM.
         call: its ``prefill`` holds the model's inputs.
         capacity: slots to allocate.
-        kind: "auto", "spec" or "dynamic".
+        kind: "auto", "spec", "aligned" or "dynamic".
+        drafts: whether tokens will have to be forgotten.
 
     Returns:
         The cache, which holds the whole prompt, and logits [B, 1, V] of the token that follows.
@@ -56,17 +61,21 @@ def prefill(model: Any, call: Call, capacity: int, kind: str) -> tuple[RollbackC
         raise ValueError(
             f"{named(made.names)} not supported: {type(model).__name__} gives no past_key_values"
         )
+    logits = outputs.logits[:, -1:].clone()
     lengths = call.mask.sum(axis=1).astype(np.int64)
-    later = LaterInputs(model, made.input_ids, made.model_kwargs, outputs, past, lengths)
-    kinds = ("spec", "dynamic") if kind == "auto" else (kind,)
+    kinds = ["spec", "dynamic", "aligned"] if kind == "auto" else [kind]
     faults = []
+    try:
+        later = LaterInputs(model, made.input_ids, made.model_kwargs, outputs, past, lengths)
+    except ValueError as error:
+        kinds, faults = [], [str(error)]
     for one in kinds:
         try:
-            return _taken_over(model, call, past, later, capacity, one), outputs.logits[
-                :, -1:
-            ].clone()
+            return _taken_over(model, call, outputs, later, capacity, one), logits
         except ValueError as error:
             faults.append(str(error))
+    if not drafts:
+        return _continued(model, call, outputs, past, "plain"), logits
     raise ValueError(f"{named(made.names)} not supported: {'; '.join(faults)}")
 
 
@@ -75,17 +84,45 @@ def named(names: list[str]) -> str:
     return f"{', '.join(names)} {'is' if len(names) == 1 else 'are'}"
 
 
+def _continued(model: Any, call: Call, outputs: Any, past: Any, kind: str) -> PlainCache:
+    """A cache that goes on from the prefill as plain generation does, token by token."""
+    made = call.prefill
+    assert made is not None
+    inputs = {k: v for k, v in made.model_kwargs.items() if k != "past_key_values"}
+    cache = PlainCache(
+        model, len(call.mask), kind, prompt=Prompt(call.prompt_ids, call.mask), inputs=inputs,
+        past=past,
+    )  # fmt: skip
+    cache.begin_after(outputs)
+    return cache
+
+
 def _taken_over(
-    model: Any, call: Call, past: Any, later: LaterInputs, capacity: int, kind: str
+    model: Any, call: Call, outputs: Any, later: LaterInputs, capacity: int, kind: str
 ) -> RollbackCache:
     assert call.prefill is not None
+    past = outputs.past_key_values
     config = model.config.get_text_config(decoder=True)
-    if HOLED_MASK in call.prefill.names and set(get_layer_types_and_kwargs(config)[0]) != {
-        "full_attention"
-    }:
+    layer_types = set(get_layer_types_and_kwargs(config)[0])
+    if HOLED_MASK in call.prefill.names and layer_types != {"full_attention"}:
         raise ValueError("a sliding window counts the columns that the mask hides")
-    cache = take_over(model, past, call.mask, capacity, kind)
-    cache.later_inputs = later
+    cache: RollbackCache
+    if kind == "aligned":
+        reason = kind_reason(model, kind)
+        if layer_types != {"full_attention"}:
+            # Such layers drop tokens, so the others of their sequence cannot be moved.
+            reason = reason or f"layer types {sorted(layer_types)}"
+        held = {x.keys.shape[2] for x in past.layers if isinstance(x.keys, torch.Tensor)}
+        if len(held) > 1:
+            reason = reason or "a layer holds no tokens of the text"
+        if call.prefill.model_kwargs.get("token_type_ids") is not None:
+            reason = reason or "token_type_ids of several new tokens"
+        if reason is not None:
+            raise ValueError(f"cache='aligned' cannot serve {type(model).__name__}: {reason}")
+        cache = _continued(model, call, outputs, copied(past), kind)
+    else:
+        cache = taken = take_over(model, past, call.mask, capacity, kind)
+        taken.later_inputs = later
     key = (
         type(model), model.config.to_json_string(), model.dtype, type(cache),
         tuple(call.prefill.names), bool(call.mask.all()),

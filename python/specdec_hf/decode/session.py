@@ -184,7 +184,7 @@ def begin(model: Any, call: Call, options: Options) -> Session:
     first_logits = None
     notes: list[str] = []
     if call.prefill is not None:
-        cache, first_logits = prefill(model, call, capacity, kind)
+        cache, first_logits = prefill(model, call, capacity, kind, drafter is not None)
     elif call.past is None:
         cache, notes = choose_cache(model, batch_size, capacity, kind, prompt=prompt, **needs)
     else:
