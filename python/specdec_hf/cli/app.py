@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
@@ -281,6 +282,7 @@ def _read_prompt(text: str) -> list[Prompt]:
 def main() -> None:
     """Entry point of ``python -m specdec_hf``."""
     prepare_streams()
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # without its hints to developers
     try:
         app(prog_name="python -m specdec_hf")
     finally:

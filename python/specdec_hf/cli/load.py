@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from specdec_hf.cli.checks import Settings, Sources
@@ -58,7 +57,6 @@ def load(
         check_tokenizer: called with tokenizer and config before any weight is read; it may refuse
             prompts that do not fit.
     """
-    transformers.utils.logging.set_verbosity_error()  # hints to developers
     device = find_device(settings.device)
     dtype = settings.dtype if settings.dtype == "auto" else getattr(torch, settings.dtype)
     try:
