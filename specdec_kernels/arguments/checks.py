@@ -21,6 +21,7 @@ from torch import Tensor
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 IDS = (torch.int32, torch.int64)
+MAX_ENTRIES = 2**56
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -42,6 +43,18 @@ def shape(t: Tensor) -> str:
 def require(condition: bool, message: str) -> None:
     if not condition:
         raise RuntimeError(message)
+
+
+def check_entries(name: str, what: str, dims: str, *sizes: int) -> None:
+    """What an op allocates must have so few entries that no index and no size in bytes overflows.
+
+    Expanded tensors may have any sizes without holding memory.
+    """
+    require(
+        math.prod(sizes) < MAX_ENTRIES,
+        f"{name} must leave {what} {dims} with less than 2**56 entries, "
+        f"got [{', '.join(str(n) for n in sizes)}]",
+    )
 
 
 def check_number(name: str, value: int, names: Sequence[str]) -> None:

@@ -22,6 +22,7 @@ from specdec_kernels.arguments.checks import (
     require,
     shape,
 )
+from specdec_kernels.arguments.memory import check_not_expanded, check_written
 
 
 def check_batch(name: str, t: Tensor) -> int:
@@ -102,18 +103,21 @@ def append(caches: Sequence[Tensor], entries: Sequence[Tensor], positions: Tenso
             e.dtype == c.dtype,
             f"entries[{i}] must be {dtype_name(c.dtype)} like its cache, got {dtype_name(e.dtype)}",
         )
+    check_written("caches", caches)
 
 
 def truncate(caches: Sequence[Tensor], lengths: Tensor, new_lengths: Tensor) -> None:
     b = check_batch("lengths", lengths)
     check_vector("new_lengths", new_lengths, b, torch.int64, lengths.device, "lengths")
     check_caches("caches", caches, b, lengths.device)
+    check_not_expanded("lengths", lengths)
 
 
 def compact(caches: Sequence[Tensor], base: Tensor, path: Tensor) -> None:
     b = check_batch("base", base)
     check_path(path, b, base.device)
     check_caches("caches", caches, b, base.device, "base")
+    check_written("caches", caches)
 
 
 def paged_compact(
@@ -123,6 +127,7 @@ def paged_compact(
     check_path(path, b, base.device)
     check_block_tables(block_tables, b, base.device, "base")
     check_paged_caches(caches, base.device)
+    check_written("caches", caches)
 
 
 def paged_truncate(
@@ -131,6 +136,8 @@ def paged_truncate(
     b = check_batch("lengths", lengths)
     check_vector("new_lengths", new_lengths, b, torch.int64, lengths.device, "lengths")
     check_block_tables(block_tables, b, lengths.device, "lengths")
+    check_not_expanded("block_tables", block_tables)
+    check_not_expanded("lengths", lengths)
     require(block_size >= 1, f"block_size must be at least 1, got {block_size}")
 
 
@@ -139,6 +146,7 @@ def realign(caches: Sequence[Tensor], starts: Tensor, lengths: Tensor, shifts: T
     check_vector("lengths", lengths, b, torch.int64, starts.device, "starts")
     check_vector("shifts", shifts, b, torch.int64, starts.device, "starts")
     check_caches("caches", caches, b, starts.device, "starts")
+    check_written("caches", caches)
 
 
 def ring_truncate(
@@ -147,6 +155,7 @@ def ring_truncate(
     b = check_batch("lengths", lengths)
     check_vector("new_lengths", new_lengths, b, torch.int64, lengths.device, "lengths")
     check_caches("caches", caches, b, lengths.device, "lengths")
+    check_not_expanded("lengths", lengths)
     require(window >= 1, f"window must be at least 1, got {window}")
     for i, t in enumerate(caches):
         require(

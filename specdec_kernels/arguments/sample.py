@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from specdec_kernels.arguments.checks import (
+    check_entries,
     check_number,
     check_rows,
     check_vector,
@@ -110,6 +111,7 @@ class SampleArguments(NamedTuple):
         logits = self.logits
         require(logits.dim() == 2, f"logits must be [R, V], got {shape(logits)}")
         check_rows("logits", logits)
+        check_entries("logits", "the outputs", "[R]", logits.shape[0])
         n, dev = logits.shape[0], logits.device
         self.sampling.check(n, dev, "logits")
         check_vector("seeds", self.seeds, n, torch.int64, dev, "logits")

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from specdec_kernels.arguments.checks import (
+    check_entries,
     check_ids,
     check_rows,
     check_same_device,
@@ -26,9 +27,12 @@ MAX_WIDTH = 64
 def tree_attention(parents: Tensor, lengths: Tensor, slots: int, window: int) -> None:
     require(parents.dim() == 2, f"parents must be [B, N], got {shape(parents)}")
     check_ids("parents", parents)
+    b, n = parents.shape
+    check_entries("parents", "the positions", "[B, N]", b, max(n, 1))
     check_vector("lengths", lengths, parents.shape[0], torch.int64, parents.device, "parents")
     require(slots >= 0, f"slots must be at least 0, got {slots}")
     require(window >= 0, f"window must be at least 0 (0 sees every key), got {window}")
+    check_entries("slots", "the mask", "[B, N+1, S]", b, n + 1, slots)
 
 
 def beside(name: str, t: Tensor, tokens: Tensor) -> None:
@@ -56,12 +60,15 @@ def rerank_tree(tokens: Tensor, parents: Tensor, scores: Tensor, size: int) -> N
     float32("scores", scores)
     check_same_device("scores", scores, tokens.device, "tokens")
     check_size(size)
+    check_entries("size", "the tree", "[B, size]", tokens.shape[0], size)
 
 
 def build_trie(sequences: Tensor, size: int) -> None:
     require(sequences.dim() == 3, f"sequences must be [B, K, L], got {shape(sequences)}")
     check_ids("sequences", sequences)
     check_size(size)
+    check_entries("size", "the tree", "[B, size]", sequences.shape[0], size)
+    check_entries("sequences", "the nodes", "[B, K, L]", *sequences.shape)
 
 
 def expand_tree(
@@ -79,3 +86,4 @@ def expand_tree(
     check_same_device("scores", scores, logits.device, "logits")
     require(1 <= width <= MAX_WIDTH, f"width must be in [1, {MAX_WIDTH}], got {width}")
     SamplingArguments(temperatures, temperature).check(b, logits.device, "logits")
+    check_entries("logits", "the children", "[B, F, width]", b, f, width)

@@ -3,6 +3,9 @@
 A *slot* is one token's place in a cache: `cache[b, :, s, :]` is slot s of sequence b, in all heads.
 `lengths[b]` counts the tokens of sequence b in the cache. None of these ops makes the host wait for
 the device. They move bytes, so the dtype of a cache does not matter.
+
+No op is differentiable. Each raises the version counter of the tensors it writes, and raises
+RuntimeError if one of them is a leaf that requires a gradient, is expanded, or overlaps another.
 """
 
 from __future__ import annotations
@@ -27,7 +30,8 @@ def kv_append_(caches: Sequence[Tensor], entries: Sequence[Tensor], positions: T
     Args:
         caches: tensors [B, H, S, D] of any dtype, changed in place: keys and values of any layers,
             whose H, S and D may differ. The last dimension must be contiguous.
-        entries: one tensor [B, H, n, D] for each cache, of the same dtype.
+        entries: one tensor [B, H, n, D] for each cache, of the same dtype. Entries that lie in a
+            cache are read before anything is written.
         positions: [B] int64, the slot of the first entry.
 
     Raises:

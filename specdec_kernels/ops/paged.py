@@ -1,7 +1,8 @@
 """In-place changes of paged KV caches, all layers in one launch.
 
 The cache is a pool of blocks with `block_size` slots each. Slot s of sequence b is slot
-`s % block_size` of block `block_tables[b, s // block_size]`.
+`s % block_size` of block `block_tables[b, s // block_size]`. As for dense caches, no op is
+differentiable, version counters rise, and what is written must not be expanded or overlap.
 """
 
 from __future__ import annotations

@@ -132,6 +132,7 @@ def _index(*values, dtype=torch.int64):
     return torch.tensor(values, dtype=dtype)
 
 
+TWICE = _cache(1, 1, 2, 3)
 BAD_APPEND = {
     "positions-2d": ([], [], _index(0).view(1, 1)),
     "positions-int32": ([], [], _index(0, dtype=torch.int32)),
@@ -147,6 +148,8 @@ BAD_APPEND = {
         _index(0),
     ),
     "entry-size": ([_cache(1, 1, 2, 3)], [_cache(1, 1, 2, 4)], _index(0)),
+    "cache-twice": ([TWICE, TWICE], [_cache(1, 1, 1, 3)] * 2, _index(0)),
+    "cache-expanded": ([_cache(1, 1, 2, 3).expand(1, 4, 2, 3)], [_cache(1, 4, 2, 3)], _index(0)),
     "entry-dtype": (
         [_cache(1, 1, 2, 3, dtype=torch.float8_e4m3fn)],
         [_cache(1, 1, 2, 3, dtype=torch.bfloat16)],
@@ -159,6 +162,7 @@ BAD_TRUNCATE = {
     "new-size": ([], _index(0), _index(0, 1), True),
     "new-int32": ([], _index(0), _index(0, dtype=torch.int32), True),
     "cache-batch": ([_cache(2, 1, 2, 3)], _index(0), _index(0), False),
+    "expanded": ([], _index(0).expand(2), _index(0, 0), False),
     "cache-5d": ([_cache(1, 1, 1, 2, 3)], _index(0), _index(0), False),
     "cache-stride": ([_cache(1, 1, 3, 2).mT], _index(0), _index(0), True),
 }
@@ -176,6 +180,46 @@ def test_errors_are_those_of_the_reference(op, args, name):
     with pytest.raises(RuntimeError) as got:
         provider(op, name)(*args)
     assert str(got.value) == str(wanted.value)
+
+
+@pytest.mark.parametrize("name", ["reference", *PROVIDERS])
+@pytest.mark.parametrize("into", [0, 1])
+def test_entries_that_lie_in_a_cache_are_read_before_any_is_written(name, into):
+    """As if they had been copied; each slot would otherwise be copied from the one just written."""
+    pool = torch.arange(24.0).view(2, 1, 1, 12, 1)
+    entries = pool[into][:, :, 3:9]
+    wanted = entries.clone()
+    others = torch.zeros(1, 1, 6, 1)
+    given = [entries, others] if into == 0 else [others, entries]
+    provider("kv_append_", name)([pool[0], pool[1]], given, _index(4))
+    assert torch.equal(pool[into][:, :, 4:10], wanted)
+    moved = [pool[1][:, :, :6], pool[0][:, :, 6:]]  # each in the other's cache
+    wanted = [m.clone() for m in moved]
+    provider("kv_append_", name)([pool[0], pool[1]], moved, _index(3))
+    assert torch.equal(torch.stack([p[:, :, 3:9] for p in pool]), torch.stack(wanted))
+
+
+@pytest.mark.parametrize("name", ["reference", *PROVIDERS])
+def test_new_lengths_that_lie_among_the_lengths_are_read_first(name):
+    pool = torch.tensor([1, 8, 7, 6, 5, 4])
+    provider("kv_truncate_", name)([], pool[1:], pool[:-1], False)
+    assert pool.tolist() == [1, 1, 7, 6, 5, 4]
+
+
+def test_views_with_gaps_may_lie_in_each_others_gaps():
+    """Keys and values of one buffer [B, 2, H, S, D] interleave and share no element."""
+    pool = torch.zeros(2, 2, 1, 3, 1)
+    sk.kv_append_([pool[:, 0], pool[:, 1]], [torch.ones(2, 1, 1, 1)] * 2, _index(0, 1))
+    assert pool.sum() == 4
+
+
+def test_caches_that_overlap_in_part_are_refused():
+    pool = torch.zeros(1, 1, 6, 1)
+    for a, b in ((pool[:, :, :4], pool[:, :, 3:]), (pool, pool[:, :, :2])):
+        for pair in ([a, b], [b, a]):
+            for op in (append, reference.kv_append_):
+                with pytest.raises(RuntimeError, match=r"caches\[1\] must not overlap caches\[0\]"):
+                    op(pair, [torch.ones(1, 1, 1, 1)] * 2, _index(0))
 
 
 def test_nothing_is_written_if_one_cache_is_invalid():

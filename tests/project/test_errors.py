@@ -1,5 +1,6 @@
 """Bad inputs raise, and every provider and the fake kernels raise the same message for each."""
 
+import functools
 import inspect
 import random
 import re
@@ -37,10 +38,16 @@ def message_of(op, args):
 
 
 def on_meta(args):
+    """The arguments without values; a tensor that occurs twice does so again."""
+
+    @functools.cache
+    def as_meta(a):
+        return torch.empty_strided(a.shape, a.stride(), dtype=a.dtype, device="meta")
+
     def moved(a):
         if isinstance(a, list):
             return [moved(x) for x in a]
-        return a.to("meta") if isinstance(a, torch.Tensor) else a
+        return as_meta(a) if isinstance(a, torch.Tensor) else a
 
     return tuple(moved(a) for a in args)
 
@@ -128,6 +135,9 @@ def test_good_inputs_raise_nothing():
         ("top_p", 1e-46, RuntimeError, r"top_p must be in \(0, 1\], got 0"),
         ("top_p", 0, RuntimeError, r"top_p must be in \(0, 1\], got 0"),
         ("min_p", "a", TypeError, "min_p must be a number or a tensor, got 'a'"),
+        ("top_k", True, TypeError, "top_k must be an integer or a tensor, got True"),
+        ("temperature", True, TypeError, "temperature must be a number or a tensor, got True"),
+        ("top_p", None, TypeError, "top_p must be a number or a tensor, got None"),
     ],
 )
 def test_public_sampling_parameters_are_named(name, value, error, message):
@@ -320,7 +330,7 @@ GOOD_TREE = dict(target=ROWS, tree=TREE, seeds=ONE, positions=ONE, rule="greedy"
 WRONG = {
     "a number": (None, "a", True, [0.5]),
     "an integer": (None, "b", 2.5, True, [1]),
-    "True or False": (None, "yes", 1),
+    "True or False": (None, "yes", 1, 1.5),
     "a string": (None, 3, True),
 }
 SCALARS = {

@@ -11,6 +11,7 @@
 #include "../../csrc/cuda/kv/ring_truncate.cu"
 #include "../../csrc/cuda/kv/truncate.cu"
 #include "../../csrc/torch/arguments/checks.cpp"
+#include "../../csrc/torch/arguments/memory.cpp"
 #include "../../csrc/torch/ops/kv_append.cpp"
 #include "../../csrc/torch/ops/kv_compact.cpp"
 #include "../../csrc/torch/ops/kv_realign.cpp"

@@ -8,6 +8,7 @@ from support import kv_error_table
 from support.good_arguments import chain_args, sample_args, tree_args
 from support.kv_error_table import f64, i64
 
+HUGE = torch.zeros(1, dtype=torch.int64).expand(2**40)  # holds no memory
 Q, Q2 = torch.zeros(3, 4, 7), torch.zeros(3, 4, 2)
 FILTERS = [  # rows of every op here
     (dict(temperature=-1.0), "temperature must be finite and at least 0, got -1"),
@@ -34,6 +35,11 @@ FILTERS = [  # rows of every op here
 ]
 SAMPLE = [
     *FILTERS,
+    (
+        dict(logits=torch.zeros(1, 1).expand(2**56, 1)),
+        r"logits must leave the outputs \[R\] with less than 2\*\*56 entries, "
+        r"got \[72057594037927936\]",
+    ),
     (dict(logits=torch.zeros(7)), r"logits must be \[R, V\], got \[7\]"),
     (dict(logits=torch.zeros(1, 3, 7)), r"logits must be \[R, V\], got \[1, 3, 7\]"),
     (dict(logits=f64(3, 7)), "logits must be float32, bfloat16 or float16, got float64"),
@@ -47,7 +53,6 @@ SAMPLE = [
         "logits must have a contiguous last dimension, got stride 3",
     ),
     (dict(noise=3), r"noise must be in \[0, 2\], got 3"),
-    (dict(noise=-1), r"noise must be in \[0, 2\], got -1"),
     (dict(method=2), r"method must be in \[0, 1\], got 2"),
     (dict(noise="shared"), "method must be gumbel when noise is shared, got cdf"),
 ]
@@ -60,6 +65,11 @@ CHAIN = [
     (dict(tokens=i64(3)), r"draft_token_ids must be \[B, gamma\], got \[3\]"),
     (dict(tokens=torch.zeros(3, 4)), "draft_token_ids must be int32 or int64, got float32"),
     (dict(tokens=i64(3, 4).short()), "draft_token_ids must be int32 or int64, got int16"),
+    (
+        dict(tokens=HUGE.expand(2**20, 2**40)),
+        r"draft_token_ids must leave the outputs \[B, gamma\] with less than 2\*\*56 entries, "
+        r"got \[1048576, 1099511627776\]",
+    ),
     (
         dict(target=torch.zeros(3, 4, 7)),
         r"target must be \[B, gamma\+1, V\] = \[3, 5, V\], got \[3, 4, 7\]",
@@ -261,6 +271,11 @@ TREE = [
     (dict(rule=9), r"rule must be in \[0, 8\], got 9"),
     (dict(tokens=i64(3)), r"tree tokens must be \[B, N\], got \[3\]"),
     (dict(tokens=torch.zeros(3, 4)), "tree tokens must be int32 or int64, got float32"),
+    (
+        dict(tokens=HUGE.expand(2**16, 2**40)),
+        r"tree tokens must leave the outputs \[B, N\] with less than 2\*\*56 entries, "
+        r"got \[65536, 1099511627776\]",
+    ),
     (dict(parents=i64(3, 5)), r"tree parents must be \[B, N\] = \[3, 4\], got \[3, 5\]"),
     (dict(parents=i64(12)), r"tree parents must be \[B, N\] = \[3, 4\], got \[12\]"),
     (dict(parents=i64(3, 4).short()), "tree parents must be int32 or int64, got int16"),

@@ -60,6 +60,22 @@ CACHES = [  # rows of every op on [B, H, S, D]
         r"caches\[0\] must have a contiguous last dimension, got stride 5",
     ),
 ]
+SAME = cache(3, 2, 5, 4)
+WRITTEN = [  # rows of every op that moves tokens
+    (
+        dict(caches=[cache(3, 2, 5, 4), SAME, SAME]),
+        r"caches\[2\] must not overlap caches\[1\], because both are written in place",
+    ),
+    (
+        dict(caches=[cache(3, 1, 5, 4).expand(3, 2, 5, 4)]),
+        r"caches\[0\] must not be expanded, because it is written in place, "
+        "got stride 0 in dimension 1",
+    ),
+]
+EXPANDED = (
+    dict(lengths=i64(1).expand(3)),
+    "lengths must not be expanded, because it is written in place, got stride 0 in dimension 0",
+)
 PATHS = [
     (dict(base=i64(3, 1)), r"base must be \[B\], got \[3, 1\]"),
     (dict(base=i64(3).int()), "base must be int64, got int32"),
@@ -92,6 +108,7 @@ CUTS = [
     (dict(lengths=i64(3).int()), "lengths must be int64, got int32"),
     (dict(new_lengths=i64(2)), r"new_lengths must be \[3\], got \[2\]"),
     (dict(new_lengths=f64(3)), "new_lengths must be int64, got float64"),
+    EXPANDED,
 ]
 MOVES = [
     (dict(starts=i64(3, 1)), r"starts must be \[B\], got \[3, 1\]"),
@@ -108,7 +125,14 @@ WINDOWS = [
         r"window must be at most the slots of caches\[1\], 5, got 6",
     ),
 ]
-SIZES = [(dict(block_size=0), "block_size must be at least 1, got 0")]
+SIZES = [
+    (dict(block_size=0), "block_size must be at least 1, got 0"),
+    (
+        dict(tables=i64(3, 1).int().expand(3, 2)),
+        "block_tables must not be expanded, because it is written in place, "
+        "got stride 0 in dimension 1",
+    ),
+]
 
 BUILD = {
     "kv_compact_": compact_args,
@@ -118,10 +142,10 @@ BUILD = {
     "ring_truncate_": ring_args,
 }
 ROWS = {
-    "kv_compact_": [*PATHS, *CACHES],
-    "paged_compact_": [*PATHS, *TABLES, *PAGED],
+    "kv_compact_": [*PATHS, *CACHES, *WRITTEN],
+    "paged_compact_": [*PATHS, *TABLES, *PAGED, *WRITTEN],
     "paged_truncate_": [*CUTS, *TABLES, *SIZES],
-    "kv_realign_": [*MOVES, *CACHES],
+    "kv_realign_": [*MOVES, *CACHES, *WRITTEN],
     "ring_truncate_": [*CUTS, *CACHES, *WINDOWS],
 }
 

@@ -25,6 +25,8 @@ def f32(*shape):
     return torch.zeros(shape)
 
 
+HUGE = i64(1, 1).expand(2**29, 2**29)  # holds no memory
+
 GOOD = {
     "tree_attention": dict(parents=i64(3, 4), lengths=i64(3), slots=9, window=0),
     "rerank_tree": dict(tokens=i64(3, 4), parents=i64(3, 4), scores=f32(3, 4), size=2),
@@ -41,6 +43,26 @@ TABLE = [
     ("tree_attention", dict(slots=-1), "slots must be at least 0, got -1"),
     ("tree_attention", dict(window=-2),
      r"window must be at least 0 \(0 sees every key\), got -2"),
+    ("tree_attention", dict(slots=2**62),
+     r"slots must leave the mask \[B, N\+1, S\] with less than 2\*\*56 entries, "
+     r"got \[3, 5, 4611686018427387904\]"),
+    ("tree_attention", dict(parents=HUGE),
+     r"parents must leave the positions \[B, N\] with less than 2\*\*56 entries, "
+     r"got \[536870912, 536870912\]"),
+    ("rerank_tree", dict(tokens=HUGE, parents=HUGE, scores=f32(1, 1).expand(2**29, 2**29),
+                         size=2**30),
+     r"size must leave the tree \[B, size\] with less than 2\*\*56 entries, "
+     r"got \[536870912, 1073741824\]"),
+    ("build_trie", dict(sequences=HUGE[:, None], size=2**30),
+     r"size must leave the tree \[B, size\] with less than 2\*\*56 entries, "
+     r"got \[536870912, 1073741824\]"),
+    ("build_trie", dict(sequences=HUGE[:, None]),
+     r"sequences must leave the nodes \[B, K, L\] with less than 2\*\*56 entries, "
+     r"got \[536870912, 1, 536870912\]"),
+    ("expand_tree", dict(logits=f32(1, 1, 1).expand(2**30, 2**30, 1),
+                         scores=f32(1, 1).expand(2**30, 2**30)),
+     r"logits must leave the children \[B, F, width\] with less than 2\*\*56 entries, "
+     r"got \[1073741824, 1073741824, 2\]"),
     ("rerank_tree", dict(tokens=i64(4)), r"tokens must be \[B, M\], got \[4\]"),
     ("rerank_tree", dict(tokens=f32(3, 4)), "tokens must be int32 or int64, got float32"),
     ("rerank_tree", dict(parents=i64(3, 5)), r"parents must be \[B, M\] = \[3, 4\], got \[3, 5\]"),

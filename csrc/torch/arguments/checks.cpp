@@ -68,6 +68,21 @@ void check_matrix(const char* name, const Tensor& t, const char* shape, int64_t 
   check_same_device(name, t, of_tensor, of);
 }
 
+void check_entries(const char* name, const char* what, const char* dims,
+                   std::initializer_list<int64_t> sizes) {
+  constexpr int64_t kMaxEntries = int64_t{1} << 56;
+  bool overflow = false;
+  int64_t entries = 1;
+  std::string got;
+  for (const int64_t size : sizes) {
+    overflow |= __builtin_mul_overflow(entries, size, &entries);
+    if (size == 0) return;
+  }
+  if (!overflow && entries < kMaxEntries) return;
+  for (const int64_t size : sizes) got += (got.empty() ? "" : ", ") + std::to_string(size);
+  fail(name, " must leave ", what, " ", dims, " with less than 2**56 entries, got [", got, "]");
+}
+
 void check_rows(const char* name, const Tensor& t) {
   const ScalarType dtype = t.scalar_type();
   SPECDEC_CHECK(

@@ -7,6 +7,7 @@
 #include <torch/headeronly/core/ScalarType.h>
 
 #include <cmath>
+#include <initializer_list>
 #include <optional>
 #include <sstream>
 #include <stdexcept>
@@ -50,6 +51,10 @@ E enum_of(const char* name, int64_t value, E last) {
                 static_cast<int64_t>(last), "], got ", value);
   return static_cast<E>(value);
 }
+// What an op allocates must have so few entries that no index and no size in bytes overflows.
+// Expanded tensors may have any sizes without holding memory.
+void check_entries(const char* name, const char* what, const char* dims,
+                   std::initializer_list<int64_t> sizes);
 // The last dimension must be a vocabulary that kernels can read: dtype, size and stride.
 void check_rows(const char* name, const Tensor& t);
 

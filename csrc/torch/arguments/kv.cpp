@@ -4,9 +4,10 @@ namespace specdec {
 namespace {
 
 KvStrides strides_in_bytes(const Tensor& t, int slot_dim = 2) {
-  const auto strides = t.strides();
   const int64_t size = static_cast<int64_t>(t.element_size());
-  return {strides[0] * size, strides[3 - slot_dim] * size, strides[slot_dim] * size};
+  // The stride of a dimension of one element is never used and may be any number.
+  const auto stride = [&](int d) { return t.size(d) > 1 ? t.stride(d) * size : 0; };
+  return {stride(0), stride(3 - slot_dim), stride(slot_dim)};
 }
 
 KvTensor kv_tensor(const Tensor& cache, int slot_dim = 2) {

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "specdec/kv.h"
-#include "torch/arguments/checks.h"
+#include "torch/arguments/memory.h"
 
 namespace specdec {
 

@@ -19,6 +19,7 @@ NoiseStream stream_of(Noise noise) {
 void SampleArguments::check() const {
   SPECDEC_CHECK(logits.dim() == 2, "logits must be [R, V], got ", shape_of(logits));
   check_rows("logits", logits);
+  check_entries("logits", "the outputs", "[R]", {logits.size(0)});
   const int64_t n = logits.size(0);
   sampling.check(n, logits, "logits");
   check_vector("seeds", seeds, n, ScalarType::Long, logits, "logits");

@@ -24,6 +24,7 @@ std::tuple<Tensor, Tensor, Tensor> expand_tree(Tensor logits, Tensor scores, int
   SamplingArguments sampling{temperatures, temperature, std::nullopt, 0,
                              std::nullopt, 1.0,         std::nullopt, 0.0};
   sampling.check(batch, logits, "logits");
+  check_entries("logits", "the children", "[B, F, width]", {batch, nodes, width});
 
   const auto output = [&](std::initializer_list<int64_t> shape, ScalarType dtype) {
     return torch::stable::new_empty(logits, shape, dtype);

@@ -21,6 +21,7 @@ void kv_append_(std::vector<Tensor> caches, std::vector<Tensor> entries, Tensor 
                   dtype_name(cache.scalar_type()), " like its cache, got ",
                   dtype_name(entry.scalar_type()));
   }
+  entries = read_first(entries, check_written("caches", caches));
   const std::vector<KvTensor> tensors = kv_tensors(caches, entries);
   const KvAppendParams p = {tensors.data(), static_cast<int64_t>(tensors.size()), batch,
                             kv_vector<const int64_t>(positions)};

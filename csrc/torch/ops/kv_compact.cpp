@@ -37,6 +37,7 @@ void kv_compact_(std::vector<Tensor> caches, Tensor base, Tensor path) {
   const int64_t batch = check_batch("base", base);
   const KvPath nodes = checked_path(path, batch, base);
   check_caches("caches", caches, base, "base");
+  check_written("caches", caches);
   const std::vector<KvTensor> tensors = kv_tensors(caches);
   const KvCompactParams p = {tensors.data(), static_cast<int64_t>(tensors.size()), batch,
                              kv_vector<const int64_t>(base), nodes};
@@ -48,6 +49,7 @@ void paged_compact_(std::vector<Tensor> caches, Tensor block_tables, Tensor base
   const KvPath nodes = checked_path(path, batch, base);
   check_block_tables(block_tables, batch, base, "base");
   check_paged(caches, base);
+  check_written("caches", caches);
   const std::vector<KvTensor> tensors = kv_tensors(caches, 1);
   const PagedCompactParams p = {
       {tensors.data(), static_cast<int64_t>(tensors.size()), batch, kv_vector<const int64_t>(base),

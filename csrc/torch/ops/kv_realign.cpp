@@ -13,6 +13,7 @@ void kv_realign_(std::vector<Tensor> caches, Tensor starts, Tensor lengths, Tens
   check_vector("lengths", lengths, batch, ScalarType::Long, starts, "starts");
   check_vector("shifts", shifts, batch, ScalarType::Long, starts, "starts");
   check_caches("caches", caches, starts, "starts");
+  check_written("caches", caches);
   const std::vector<KvTensor> tensors = kv_tensors(caches);
   const KvRealignParams p = {tensors.data(),
                              static_cast<int64_t>(tensors.size()),

@@ -10,6 +10,8 @@ void kv_truncate_(std::vector<Tensor> caches, Tensor lengths, Tensor new_lengths
   const int64_t batch = check_batch("lengths", lengths);
   check_vector("new_lengths", new_lengths, batch, ScalarType::Long, lengths, "lengths");
   check_caches("caches", caches, lengths, "positions or lengths");
+  check_not_expanded("lengths", lengths);
+  new_lengths = read_first(new_lengths, lengths);
   const std::vector<KvTensor> tensors = kv_tensors(caches);
   const KvTruncateParams p = {tensors.data(),
                               static_cast<int64_t>(tensors.size()),

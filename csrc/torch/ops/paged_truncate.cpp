@@ -12,6 +12,9 @@ std::tuple<Tensor, Tensor> paged_truncate_(Tensor block_tables, Tensor lengths, 
   const int64_t batch = check_batch("lengths", lengths);
   check_vector("new_lengths", new_lengths, batch, ScalarType::Long, lengths, "lengths");
   check_block_tables(block_tables, batch, lengths, "lengths");
+  check_not_expanded("block_tables", block_tables);
+  check_not_expanded("lengths", lengths);
+  new_lengths = read_first(new_lengths, lengths);
   SPECDEC_CHECK(block_size >= 1, "block_size must be at least 1, got ", block_size);
   const KvTable<int32_t> tables = kv_table<int32_t>(block_tables);
   Tensor blocks = torch::stable::new_empty(block_tables, {batch, tables.columns}),

@@ -14,6 +14,8 @@ Tensor ring_truncate_(std::vector<Tensor> caches, Tensor lengths, Tensor new_len
   const int64_t batch = check_batch("lengths", lengths);
   check_vector("new_lengths", new_lengths, batch, ScalarType::Long, lengths, "lengths");
   check_caches("caches", caches, lengths, "lengths");
+  check_not_expanded("lengths", lengths);
+  new_lengths = read_first(new_lengths, lengths);
   SPECDEC_CHECK(window >= 1, "window must be at least 1, got ", window);
   int64_t slots = 0;
   for (size_t i = 0; i < caches.size(); ++i) {

@@ -1,5 +1,7 @@
 #include "specdec/tree_layout.h"
 
+#include <algorithm>
+
 #include "torch/arguments/checks.h"
 #include "torch/parallel.h"
 #include "torch/register.h"
@@ -44,9 +46,11 @@ std::tuple<Tensor, Tensor> tree_attention(Tensor parents, Tensor lengths, int64_
   SPECDEC_CHECK(parents.dim() == 2, "parents must be [B, N], got ", shape_of(parents));
   check_ids("parents", parents);
   const int64_t batch = parents.size(0), nodes = parents.size(1);
+  check_entries("parents", "the positions", "[B, N]", {batch, std::max<int64_t>(nodes, 1)});
   check_vector("lengths", lengths, batch, ScalarType::Long, parents, "parents");
   SPECDEC_CHECK(slots >= 0, "slots must be at least 0, got ", slots);
   SPECDEC_CHECK(window >= 0, "window must be at least 0 (0 sees every key), got ", window);
+  check_entries("slots", "the mask", "[B, N+1, S]", {batch, nodes + 1, slots});
 
   Tensor mask = torch::stable::new_empty(parents, {batch, nodes + 1, slots}, ScalarType::Bool);
   Tensor positions = torch::stable::new_empty(parents, {batch, nodes + 1}, ScalarType::Long);
@@ -75,6 +79,7 @@ std::tuple<Tensor, Tensor, Tensor> rerank_tree(Tensor tokens, Tensor parents, Te
   check_float32("scores", scores);
   check_same_device("scores", scores, tokens, "tokens");
   check_size(size);
+  check_entries("size", "the tree", "[B, size]", {batch, size});
 
   const auto output = [&](const Tensor& like) {
     return torch::stable::new_empty(like, {batch, size});
@@ -100,6 +105,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> build_trie(Tensor sequences, int64_t 
   check_ids("sequences", sequences);
   check_size(size);
   const int64_t batch = sequences.size(0), branches = sequences.size(1), length = sequences.size(2);
+  check_entries("size", "the tree", "[B, size]", {batch, size});
+  check_entries("sequences", "the nodes", "[B, K, L]", {batch, branches, length});
 
   Tensor tokens = torch::stable::new_empty(sequences, {batch, size});
   const auto output = [&](std::initializer_list<int64_t> shape) {

@@ -12,12 +12,16 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from specdec_kernels.arguments import kv as checks
+from specdec_kernels.arguments.memory import read_first
 
 
 def kv_append_(caches: Sequence[Tensor], entries: Sequence[Tensor], positions: Tensor) -> None:
-    """Writes entries from slot positions[b] on; slots outside the cache are skipped."""
+    """Writes entries from slot positions[b] on; slots outside the cache are skipped.
+
+    Entries may lie in a cache: all are read before any is written.
+    """
     checks.append(caches, entries, positions)
-    for cache, new in zip(caches, entries, strict=True):
+    for cache, new in zip(caches, read_first(entries, caches), strict=True):
         for b in range(cache.shape[0]):
             for j in range(new.shape[2]):
                 slot = int(positions[b]) + j

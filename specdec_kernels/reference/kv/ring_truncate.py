@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from specdec_kernels.arguments import kv as checks
+from specdec_kernels.arguments.memory import read_first
 
 
 def ring_truncate_(
@@ -18,6 +19,7 @@ def ring_truncate_(
 ) -> Tensor:
     """Returns [B] int32 status: 1 where a token inside the window of the new length is gone."""
     checks.ring_truncate(caches, lengths, new_lengths, window)
+    (new_lengths,) = read_first([new_lengths], [lengths])
     status = torch.zeros(lengths.shape, dtype=torch.int32)
     for b in range(lengths.shape[0]):
         old = max(int(lengths[b]), 0)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from specdec_kernels.arguments import kv as checks
+from specdec_kernels.arguments.memory import read_first
 
 
 def kv_truncate_(
@@ -14,6 +15,7 @@ def kv_truncate_(
 ) -> None:
     """Shortens each sequence to its new length, which may not make it longer."""
     checks.truncate(caches, lengths, new_lengths)
+    (new_lengths,) = read_first([new_lengths], [lengths])
     for b in range(lengths.shape[0]):
         old = int(lengths[b])
         new = max(0, min(old, int(new_lengths[b])))

@@ -7,6 +7,7 @@ import triton.language as tl
 from torch import Tensor
 
 from specdec_kernels.arguments import kv as checks
+from specdec_kernels.arguments.memory import read_first
 from specdec_kernels.triton import launch
 from specdec_kernels.triton.kv.truncate import truncated_length
 
@@ -61,6 +62,7 @@ def paged_truncate_(
 ) -> tuple[Tensor, Tensor]:
     """`reference.paged_truncate_` on a CUDA device; CPU tensors with TRITON_INTERPRET=1."""
     checks.paged_truncate(block_tables, lengths, new_lengths, block_size)
+    (new_lengths,) = read_first([new_lengths], [lengths])
     batch, columns = block_tables.shape
     blocks = block_tables.new_empty((batch, columns))
     num_freed = block_tables.new_empty((batch,))

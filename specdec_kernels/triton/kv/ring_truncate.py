@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from specdec_kernels.arguments import kv as checks
+from specdec_kernels.arguments.memory import read_first
 from specdec_kernels.triton import launch
 from specdec_kernels.triton.kv.truncate import LENGTHS, truncated_length, zero_dropped
 
@@ -40,6 +41,7 @@ def ring_truncate_(
 ) -> Tensor:
     """`reference.ring_truncate_` on a CUDA device; CPU tensors with TRITON_INTERPRET=1."""
     checks.ring_truncate(caches, lengths, new_lengths, window)
+    (new_lengths,) = read_first([new_lengths], [lengths])
     batch = lengths.shape[0]
     status = lengths.new_empty((batch,), dtype=torch.int32)
     if batch == 0:

@@ -1,0 +1,108 @@
+#include "torch/arguments/memory.h"
+
+#include <algorithm>
+#include <string>
+
+namespace specdec {
+namespace {
+
+// The dimension in which the tensor is expanded, -1 if in none.
+template <class Sizes>
+int64_t expanded_dimension(const Sizes& sizes, const Sizes& strides) {
+  int64_t found = -1;
+  for (size_t d = sizes.size(); d-- > 0;) {
+    if (sizes[d] == 0) return -1;
+    if (strides[d] == 0 && sizes[d] > 1) found = static_cast<int64_t>(d);
+  }
+  return found;
+}
+
+// Of tensor `index` of a list. The kernels of a call may take less time than this, so sizes and
+// strides are asked for once.
+Extent extent_of(const Tensor& t, size_t index) {
+  const auto sizes = t.sizes(), strides = t.strides();
+  int64_t last = 0, count = 1;
+  for (size_t d = 0; d < sizes.size(); ++d) {
+    if (sizes[d] == 0) return {0, 0, true, index, -1};
+    last += (sizes[d] - 1) * strides[d];
+    count *= sizes[d];
+  }
+  const auto begin = reinterpret_cast<uintptr_t>(t.const_data_ptr());
+  const uintptr_t bytes = static_cast<uintptr_t>(last + 1) * t.element_size();
+  return {begin, begin + bytes, last + 1 == count, index, expanded_dimension(sizes, strides)};
+}
+
+// In the order of their addresses.
+Extents extents_of(const std::vector<Tensor>& tensors) {
+  Extents out;
+  out.reserve(tensors.size());
+  for (size_t i = 0; i < tensors.size(); ++i) out.push_back(extent_of(tensors[i], i));
+  std::sort(out.begin(), out.end(), [](const Extent& a, const Extent& b) {
+    return a.begin < b.begin || (a.begin == b.begin && a.index < b.index);
+  });
+  return out;
+}
+
+void fail_expanded(const std::string& name, int64_t dimension) {
+  fail(name, " must not be expanded, because it is written in place, got stride 0 in dimension ",
+       dimension);
+}
+
+void fail_overlap(const char* name, size_t i, size_t j) {
+  fail(name, "[", std::max(i, j), "] must not overlap ", name, "[", std::min(i, j),
+       "], because both are written in place");
+}
+
+}  // namespace
+
+void check_not_expanded(const char* name, const Tensor& t) {
+  const int64_t dimension = expanded_dimension(t.sizes(), t.strides());
+  if (dimension >= 0) fail_expanded(name, dimension);
+}
+
+Extents check_written(const char* name, const std::vector<Tensor>& tensors) {
+  Extents extents = extents_of(tensors);
+  const Extent* expanded = nullptr;  // the first in the list
+  for (const Extent& e : extents) {
+    if (e.expanded >= 0 && (expanded == nullptr || e.index < expanded->index)) expanded = &e;
+  }
+  if (expanded != nullptr) {
+    fail_expanded(name + ("[" + std::to_string(expanded->index) + "]"), expanded->expanded);
+  }
+  const Extent *before = nullptr,
+               *dense = nullptr;  // `dense` is the one without gaps that ends last
+  for (const Extent& e : extents) {
+    if (e.begin == e.end) continue;
+    if (before != nullptr && before->begin == e.begin) fail_overlap(name, before->index, e.index);
+    before = &e;
+    if (!e.dense) continue;
+    if (dense != nullptr && e.begin < dense->end) fail_overlap(name, dense->index, e.index);
+    dense = &e;
+  }
+  return extents;
+}
+
+std::vector<Tensor> read_first(const std::vector<Tensor>& tensors, const Extents& written) {
+  std::vector<uintptr_t> ends(written.size());  // the largest so far
+  for (size_t i = 0; i < written.size(); ++i) {
+    ends[i] = i == 0 ? written[i].end : std::max(ends[i - 1], written[i].end);
+  }
+  std::vector<Tensor> out;
+  out.reserve(tensors.size());
+  for (const Tensor& t : tensors) {
+    const Extent e = extent_of(t, 0);
+    const auto behind =
+        std::lower_bound(written.begin(), written.end(), e.end,
+                         [](const Extent& other, uintptr_t end) { return other.begin < end; });
+    const bool apart = behind == written.begin() || ends[behind - written.begin() - 1] <= e.begin;
+    out.push_back(apart ? t : torch::stable::clone(t));
+  }
+  return out;
+}
+
+Tensor read_first(const Tensor& t, const Tensor& written) {
+  const Extent a = extent_of(t, 0), b = extent_of(written, 0);
+  return a.begin < b.end && b.begin < a.end ? torch::stable::clone(t) : t;
+}
+
+}  // namespace specdec
