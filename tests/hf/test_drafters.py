@@ -108,10 +108,10 @@ def test_schedules_follow_their_definition():
     assert constant.next_length() == 5
     heuristic = make_schedule("heuristic", 5)
     seen = []
-    for drafted, accepted in [(5, 5), (7, 7), (9, 3), (8, 0), (0, 0), (7, 7)]:
+    for drafted, accepted in [(5, 5), (7, 7), (9, 3), (8, 0), (0, 0), (7, 7), (9, 8), (1, 0)]:
         heuristic.observe(drafted, accepted)
         seen.append(heuristic.next_length())
-    assert seen == [7, 9, 8, 7, 7, 9]
+    assert seen == [7, 9, 8, 7, 7, 9, 8, 7]
     for _ in range(20):
         heuristic.observe(5, 0)
     assert heuristic.next_length() == 1

@@ -110,9 +110,9 @@ DISTRIBUTION_CASES = [
 ]
 
 
-def text_p_value(tree, rule):
+def text_p_value(tree, rule, temperature=1.3, texts=6000):
     """Chi-square p-value of the first three tokens of many texts under the target."""
-    tokens, texts, sampling = 6, 6000, {"temperature": 1.3, "top_k": 5}
+    tokens, sampling = 6, {"temperature": temperature, "top_k": 5}
     model = hf_models.build("llama", vocab_size=tokens)
     small = [hf_models.build("llama", vocab_size=tokens, seed=seed) for seed in (1, 2)]
     drafter = small if tree in ("two", "trie") else small[0]
@@ -147,6 +147,12 @@ def text_p_value(tree, rule):
 @pytest.mark.parametrize(("tree", "rule"), DISTRIBUTION_CASES, ids=str)
 def test_the_distribution_of_the_text_is_the_targets(tree, rule):
     assert text_p_value(tree, rule) > SIGNIFICANCE
+
+
+@pytest.mark.parametrize(("rule", "temperature"), [("multi_draft_wor", 3), ("top_k_plus_one", 0.4)])
+def test_children_are_drawn_at_the_temperature_that_they_are_verified_at(rule, temperature):
+    """Near temperature 1 the difference is too small to be seen in this many texts."""
+    assert text_p_value((3, 2), rule, temperature, texts=2000) > SIGNIFICANCE
 
 
 @pytest.mark.parametrize("rule", ["multi_draft", "traversal"])
