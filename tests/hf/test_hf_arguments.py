@@ -250,7 +250,10 @@ REFUSED = {
         {"rule": "greedy", "do_sample": True},
         "rule='greedy' needs do_sample=False",
     ),
-    "drafter type": ({"drafter": 7}, "drafter must be None, 'prompt_lookup', a PreTrainedModel"),
+    "drafter type": (
+        {"drafter": 7},
+        "drafter must be None, 'prompt_lookup', a Drafter or a causal",
+    ),
     "drafter": ({"drafter": "ngram"}, "drafter must be None, 'prompt_lookup'"),
     "seed": ({"seed": [1, 2]}, "seed must be an int or have 1 entries, got 2"),
     "seed type": ({"seed": 0.5}, "seed must be an int or one int per sequence, got 0.5"),
@@ -307,7 +310,7 @@ def test_refused_inputs_are_named():
         generate(model, one, input_ids=one, max_new_tokens=4)
     with pytest.raises(TypeError, match=r"attention_mask must be a torch.Tensor, got list"):
         generate(model, one, attention_mask=[[1] * 4], max_new_tokens=4)
-    with pytest.raises(ValueError, match="stop_strings needs tokenizer"):
+    with pytest.raises(ValueError, match="stop_strings must come with a tokenizer"):
         SpeculativeDecoder(stop_strings="x")
     with pytest.raises(ValueError, match="tree must have at least one entry, got none"):
         SpeculativeDecoder(tree=())

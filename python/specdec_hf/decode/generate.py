@@ -12,11 +12,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator
 from dataclasses import replace
+from numbers import Integral
 from typing import Any
 
 import torch
 from transformers import StopStringCriteria
 
+from specdec_hf.decode.arguments import check_stop_strings, check_streamer_type
 from specdec_hf.decode.rounds import step
 from specdec_hf.decode.session import (
     DEFAULT_NUM_ASSISTANT_TOKENS,
@@ -33,6 +35,7 @@ from specdec_hf.hf_arguments.assistant import Assistant
 from specdec_hf.hf_arguments.call import Call, call_from_hugging_face, prepare_call
 from specdec_hf.hf_arguments.caller import kept_arguments
 from specdec_hf.hf_arguments.inputs import has_own_generate, one_of
+from specdec_hf.hf_arguments.language_model import check_language_model
 from specdec_hf.hf_arguments.sampling import PARAMETERS, is_per_sequence
 from specdec_hf.schedules.benefit_guard import BenefitGuard
 from specdec_hf.trees.layouts import as_layout
@@ -116,6 +119,9 @@ def generate(
         RuntimeError: logits that are not finite, by sequence and position; a drafter that another
             call is using.
     """
+    check_language_model("model", model)
+    check_streamer_type(streamer)
+    check_stop_strings(kwargs.get("stop_strings"), kwargs.get("tokenizer"))
     options = Options(
         drafter=drafter,
         num_assistant_tokens=resolve_num_assistant_tokens(
@@ -172,8 +178,8 @@ class SpeculativeDecoder:
         tokenizer: Any = None,
         stop_strings: str | list[str] | None = None,
     ) -> None:
-        if stop_strings is not None and tokenizer is None:
-            raise ValueError("stop_strings needs tokenizer")
+        check_stop_strings(stop_strings, tokenizer)
+        check_streamer_type(streamer)
         self.options = Options(
             drafter=drafter,
             num_assistant_tokens=resolve_num_assistant_tokens(
@@ -230,6 +236,7 @@ class SpeculativeDecoder:
 
         ``seed`` is that of this call; None means the ``seed`` of this object.
         """
+        check_language_model("model", model)
         for name in ("tokenizer", "stop_strings"):
             if getattr(self, name) is not None:
                 kwargs.setdefault(name, getattr(self, name))
@@ -269,9 +276,9 @@ def resolve_num_assistant_tokens(*values: int | None, tree: Any = None) -> int |
     """
     rule = f"num_assistant_tokens must be an integer in [0, {MAX_NUM_ASSISTANT_TOKENS}]"
     for value in values:
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+        if value is not None and (not isinstance(value, Integral) or isinstance(value, bool)):
             raise TypeError(f"{rule}, got {value!r}")
-    given = {value for value in values if value is not None}
+    given = {int(value) for value in values if value is not None}
     if given and tree is not None:
         raise ValueError(
             "num_assistant_tokens must not be given with tree, which says what is drafted, "

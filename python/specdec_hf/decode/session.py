@@ -22,6 +22,7 @@ from specdec_hf.cache.forward import forward_window
 from specdec_hf.cache.handover import export_cache, import_cache
 from specdec_hf.cache.plain import Prompt
 from specdec_hf.cache.protocol import Lengths, RollbackCache, context_length
+from specdec_hf.decode.arguments import check_option_types
 from specdec_hf.decode.history import CommittedTokens
 from specdec_hf.decode.prefill import prefill
 from specdec_hf.decode.rules import resolve_rule
@@ -56,6 +57,9 @@ class Options:
     seed: Any = None
     guard: bool | BenefitGuard | None = None
     clock: Callable[[], float] = time.perf_counter
+
+    def __post_init__(self) -> None:
+        check_option_types(self)
 
 
 @dataclass

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from specdec_hf.cache.forward import forward_window
 from specdec_hf.drafters.base import Draft, DraftContext, Drafter, History, reads_draft
 from specdec_hf.drafters.draft_model import DraftModel
+from specdec_hf.hf_arguments.language_model import check_language_model
 from specdec_kernels import LOSSLESS_RULES, SampledDraft
 
 
@@ -30,6 +31,9 @@ class ModelDrafter(Drafter):
     rules: tuple[str, ...] = tuple(dict.fromkeys(("block", *LOSSLESS_RULES)))
 
     def __init__(self, model: Any, cache: str = "auto") -> None:
+        check_language_model("model", model)
+        if not isinstance(cache, str):
+            raise TypeError(f"cache must be a string, got {cache!r}")
         self.model = model
         self.cache_kind = cache
 

@@ -5,6 +5,8 @@ The ending of a sequence is its last n tokens. A match is an earlier place with 
 
 from __future__ import annotations
 
+from numbers import Integral
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -22,19 +24,23 @@ class PromptLookupDrafter(Drafter):
         min_ngram: shortest ending that gives a draft.
 
     Raises:
+        TypeError: a length that is not an integer.
         ValueError: not 1 <= min_ngram <= max_ngram.
     """
 
     name = "prompt_lookup"
 
     def __init__(self, max_ngram: int = 4, min_ngram: int = 2) -> None:
+        for name, value in (("max_ngram", max_ngram), ("min_ngram", min_ngram)):
+            if not isinstance(value, Integral) or isinstance(value, bool):
+                raise TypeError(f"{name} must be an integer, got {value!r}")
         if not 1 <= min_ngram <= max_ngram:
             raise ValueError(
                 "need 1 <= min_ngram <= max_ngram, "
                 f"got min_ngram={min_ngram}, max_ngram={max_ngram}"
             )
-        self.max_ngram = max_ngram
-        self.min_ngram = min_ngram
+        self.max_ngram = int(max_ngram)
+        self.min_ngram = int(min_ngram)
 
     def propose(self, history: History, gamma: int) -> Draft | None:
         tokens = np.full((len(history.lengths), gamma), -1, dtype=np.int64)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
 
 from specdec_hf.drafters.base import Drafter, TreeDrafter
 from specdec_hf.drafters.eagle import EagleDrafter
@@ -13,7 +12,14 @@ from specdec_hf.drafters.model import ModelDrafter
 from specdec_hf.drafters.prompt_lookup import PromptLookupDrafter
 from specdec_hf.drafters.tree_model import TreeModelDrafter
 from specdec_hf.drafters.trie import TrieDrafter
+from specdec_hf.hf_arguments.language_model import (
+    RULE,
+    check_language_model,
+    is_language_model,
+)
 from specdec_hf.trees.layouts import EagleTree, Layout, TreeSpec, TrieTree
+
+_RULE = f"drafter must be None, 'prompt_lookup', a Drafter or {RULE}"
 
 
 def _named(drafter: Any) -> str:
@@ -32,19 +38,23 @@ def resolve_drafter(drafter: Any) -> Drafter | None:
     """
     if drafter is None or isinstance(drafter, Drafter):
         return drafter
-    if drafter == "prompt_lookup":
-        return PromptLookupDrafter()
-    if isinstance(drafter, PreTrainedModel):
-        return ModelDrafter(drafter)
-    message = (
-        "drafter must be None, 'prompt_lookup', a PreTrainedModel or a Drafter, "
-        f"got {_named(drafter)}"
-    )
     if isinstance(drafter, list | tuple):
-        raise ValueError(f"{message}; several drafters need tree")
-    if isinstance(drafter, str):
-        raise ValueError(message)
-    raise TypeError(message)
+        raise ValueError(f"{_RULE}, got {_named(drafter)}; several drafters need tree")
+    check_drafter_types(drafter)
+    if not isinstance(drafter, str):
+        check_language_model("drafter", drafter)
+        return ModelDrafter(drafter)
+    if drafter != "prompt_lookup":
+        raise ValueError(f"{_RULE}, got {drafter!r}")
+    return PromptLookupDrafter()
+
+
+def check_drafter_types(drafter: Any) -> None:
+    """Raises TypeError for an argument ``drafter`` that neither is a drafter nor lists some."""
+    for one in drafter if isinstance(drafter, list | tuple) else [drafter]:
+        fits = one is None or isinstance(one, str | Drafter) or is_language_model(one)
+        if not fits:
+            raise TypeError(f"{_RULE}, got {_named(one)}")
 
 
 def resolve_tree_drafter(drafter: Any, layout: Layout) -> TreeDrafter:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from numbers import Integral
 from statistics import median
 
 
@@ -21,16 +22,28 @@ class BenefitGuard:
         window: number of drafting rounds that are measured before a decision.
         pause: number of plain rounds in the first pause.
         stops: False measures and reports but never pauses.
+
+    Raises:
+        TypeError: an argument of a wrong type, by name.
+        ValueError: a number below 1.
     """
 
     def __init__(self, *, window: int = 8, pause: int = 16, stops: bool = True) -> None:
-        self.window = window
-        self.pause = pause
+        for name, value in (("window", window), ("pause", pause)):
+            message = f"{name} must be an integer of at least 1, got {value!r}"
+            if not isinstance(value, Integral) or isinstance(value, bool):
+                raise TypeError(message)
+            if value < 1:
+                raise ValueError(message)
+        if not isinstance(stops, bool):
+            raise TypeError(f"stops must be True or False, got {stops!r}")
+        self.window = int(window)
+        self.pause = int(pause)
         self.stops = stops
         self.stopped = 0
-        self._plain_times: deque[float] = deque(maxlen=window)
-        self._draft_times: deque[float] = deque(maxlen=window)
-        self._draft_tokens: deque[float] = deque(maxlen=window)
+        self._plain_times: deque[float] = deque(maxlen=self.window)
+        self._draft_times: deque[float] = deque(maxlen=self.window)
+        self._draft_tokens: deque[float] = deque(maxlen=self.window)
         self._rounds_to_pause = 0
 
     @property

@@ -207,9 +207,9 @@ class EagleTree:
     size: int = 16
 
     def __post_init__(self) -> None:
-        check_integer("width", self.width, 1, 64)
-        check_integer("depth", self.depth, 1, 64)
-        check_integer("size", self.size, 1, MAX_NODES)
+        object.__setattr__(self, "width", check_integer("width", self.width, 1, 64))
+        object.__setattr__(self, "depth", check_integer("depth", self.depth, 1, 64))
+        object.__setattr__(self, "size", check_integer("size", self.size, 1, MAX_NODES))
 
 
 @dataclass(frozen=True)
@@ -231,10 +231,10 @@ class TrieTree:
     size: int | None = None
 
     def __post_init__(self) -> None:
-        check_integer("sequences", self.sequences, 1, MAX_NODES)
-        check_integer("depth", self.depth, 1, MAX_NODES)
-        if self.size is not None:
-            check_integer("size", self.size, 1, MAX_NODES)
+        for name in ("sequences", "depth", "size"):
+            value = getattr(self, name)
+            if name != "size" or value is not None:
+                object.__setattr__(self, name, check_integer(name, value, 1, MAX_NODES))
 
 
 Layout = TreeSpec | EagleTree | TrieTree

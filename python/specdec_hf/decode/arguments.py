@@ -1,0 +1,54 @@
+"""Types of the loop's own arguments. Whoever uses an argument checks its value."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from specdec_hf.drafters.resolve import check_drafter_types
+from specdec_hf.schedules.benefit_guard import BenefitGuard
+
+
+def check_option_types(options: Any) -> None:
+    """Raises TypeError for a field of `Options` of a wrong type, by name."""
+    check_drafter_types(options.drafter)
+    check_string("rule", options.rule)
+    check_string("cache", options.cache)
+    if options.num_assistant_tokens_schedule is not None:
+        check_string("num_assistant_tokens_schedule", options.num_assistant_tokens_schedule)
+    if not (options.guard is None or isinstance(options.guard, bool | np.bool_ | BenefitGuard)):
+        raise TypeError(f"guard must be None, True, False or a BenefitGuard, got {options.guard!r}")
+    if not callable(options.clock):
+        raise TypeError(f"clock must be a function that gives seconds, got {options.clock!r}")
+
+
+def check_string(name: str, value: Any) -> None:
+    """Raises TypeError if the value is no string."""
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be a string, got {value!r}")
+
+
+def check_streamer_type(streamer: Any) -> None:
+    """Raises TypeError if the value is neither None nor a streamer."""
+    if streamer is None:
+        return
+    if not all(callable(getattr(streamer, name, None)) for name in ("put", "end")):
+        raise TypeError(
+            f"streamer must be None or an object with put() and end(), got {streamer!r}"
+        )
+
+
+def check_stop_strings(stop_strings: Any, tokenizer: Any) -> None:
+    """Raises TypeError for a wrong type, and ValueError for stop strings without a tokenizer."""
+    if tokenizer is not None and not isinstance(tokenizer, PreTrainedTokenizerBase):
+        raise TypeError(f"tokenizer must be None or a tokenizer of Transformers, got {tokenizer!r}")
+    if stop_strings is None:
+        return
+    listed = stop_strings if isinstance(stop_strings, list | tuple) else [stop_strings]
+    for one in listed:
+        if not isinstance(one, str):
+            raise TypeError(f"stop_strings must be a string or a list of them, got {one!r}")
+    if tokenizer is None:
+        raise ValueError(f"stop_strings must come with a tokenizer, got {stop_strings!r} alone")

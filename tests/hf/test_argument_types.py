@@ -1,0 +1,261 @@
+"""Every argument of the loop's public functions refuses a wrong type by name and value.
+
+TABLE has a row for every argument: a value of a wrong type, and the message.
+"""
+
+import inspect
+
+import numpy as np
+import pytest
+import torch
+from specdec_hf import (
+    BenefitGuard,
+    EagleTree,
+    ModelDrafter,
+    PromptLookupDrafter,
+    SpeculativeDecoder,
+    TreeSpec,
+    TrieTree,
+    generate,
+)
+from support import hf_models
+from support.hf_models import one_thread  # noqa: F401  # autouse here
+
+DRAFTER = "drafter must be None, 'prompt_lookup', a Drafter or a causal language model of"
+NUMBER = "num_assistant_tokens must be an integer in [0, 1024]"
+OF_LOOP = {
+    "drafter": [
+        (3, f"{DRAFTER} Transformers, or a wrapper that forwards to one, got 3"),
+        (torch.nn.Linear(2, 2), f"{DRAFTER} Transformers, or a wrapper that"),
+        (["prompt_lookup", 3], "got 3"),
+    ],
+    "num_assistant_tokens": [(True, f"{NUMBER}, got True"), (2.0, f"{NUMBER}, got 2.0")],
+    "gamma": [("5", f"{NUMBER}, got '5'"), (np.bool_(True), f"{NUMBER}, got ")],
+    "num_speculative_tokens": [([5], f"{NUMBER}, got [5]")],
+    "num_assistant_tokens_schedule": [
+        (3, "num_assistant_tokens_schedule must be a string, got 3"),
+        (True, "num_assistant_tokens_schedule must be a string, got True"),
+    ],
+    "rule": [(None, "rule must be a string, got None"), (1, "rule must be a string, got 1")],
+    "tree": [
+        ("x", "tree must be a TreeSpec, EagleTree, TrieTree or a tuple of branchings, got 'x'"),
+        (4, "tree must be a TreeSpec, EagleTree, TrieTree or a tuple of branchings, got 4"),
+        ((2, True), "tree must be an integer in [1, 1024], got True"),
+        ((2, 1.5), "tree must be an integer in [1, 1024], got 1.5"),
+    ],
+    "cache": [(None, "cache must be a string, got None"), (1, "cache must be a string, got 1")],
+    "seed": [
+        (True, "seed must be an int or one int per sequence, got True"),
+        (1.5, "seed must be an int or one int per sequence, got 1.5"),
+        ("a", "seed must be an int or one int per sequence, got 'a'"),
+    ],
+    "guard": [
+        ("x", "guard must be None, True, False or a BenefitGuard, got 'x'"),
+        (1, "guard must be None, True, False or a BenefitGuard, got 1"),
+        (1.5, "guard must be None, True, False or a BenefitGuard, got 1.5"),
+    ],
+    "streamer": [(3, "streamer must be None or an object with put() and end(), got 3")],
+}
+INTEGER = [(True, "got True"), (1.5, "got 1.5"), ("3", "got '3'")]
+TABLE = {
+    generate: {
+        **OF_LOOP,
+        "model": [
+            (3, "model must be a causal language model of Transformers, or a wrapper that"),
+            (torch.nn.Linear(2, 2), "forwards to one, got Linear"),
+        ],
+        "inputs": [(3, "must be"), ("a", "must be")],
+        "input_ids": [(3, "must be"), ("a", "must be")],
+        "clock": [(3, "clock must be a function that gives seconds, got 3")],
+    },
+    SpeculativeDecoder: {
+        **OF_LOOP,
+        "tokenizer": [(3, "tokenizer must be None or a tokenizer of Transformers, got 3")],
+        "stop_strings": [
+            (3, "stop_strings must be a string or a list of them, got 3"),
+            (["a", 3], "stop_strings must be a string or a list of them, got 3"),
+        ],
+    },
+    TreeSpec: {
+        "parents": [
+            (3, "parents must be a sequence, got 3"),
+            ("ab", "parents must be a sequence, got 'ab'"),
+            ((-1, 0.0), "parents[1] must be an integer, got 0.0"),
+            ((-1, False), "parents[1] must be an integer, got False"),
+        ],
+        "ranks": [
+            (3, "ranks must be a sequence, got 3"),
+            ((None,), "ranks[0] must be an integer, got None"),
+        ],
+    },
+    TreeSpec.chain: {"n": INTEGER},
+    TreeSpec.branching: {
+        "widths": [(3, "branching must be a sequence, got 3"), ((True,), "got True")]
+    },
+    TreeSpec.medusa: {
+        "ranks": [(3, "branching must be a sequence, got 3")],
+        "size": INTEGER,
+        "accuracies": [
+            (3, "accuracies must be a sequence, got 3"),
+            ([3], "accuracies[0] must be a sequence, got 3"),
+            ([[True]], "accuracies[0][0] must be in [0, 1], got True"),
+        ],
+    },
+    TreeSpec.sequoia: {
+        "acceptance": [
+            (0.5, "acceptance must be a sequence, got 0.5"),
+            (["a"], "acceptance[0] must be in [0, 1], got 'a'"),
+        ],
+        "size": INTEGER,
+        "depth": INTEGER,
+        "branching": INTEGER,
+    },
+    EagleTree: {name: [*INTEGER, (None, "got None")] for name in ("width", "depth", "size")},
+    TrieTree: {
+        "sequences": [*INTEGER, (None, "got None")],
+        "depth": [*INTEGER, (None, "got None")],
+        "size": INTEGER,
+    },
+    PromptLookupDrafter: {
+        "max_ngram": [*INTEGER, (None, "max_ngram must be an integer, got None")],
+        "min_ngram": [*INTEGER, (None, "min_ngram must be an integer, got None")],
+    },
+    ModelDrafter: {
+        "model": [
+            (None, "model must be a causal language model of Transformers, or a wrapper that"),
+            ("prompt_lookup", "forwards to one, got 'prompt_lookup'"),
+            (hf_models.tiny("llama").model, "forwards to one, got LlamaModel"),
+        ],
+        "cache": [(None, "cache must be a string, got None")],
+    },
+    BenefitGuard: {
+        "window": [*INTEGER, (None, "window must be an integer of at least 1, got None")],
+        "pause": INTEGER,
+        "stops": [(1, "stops must be True or False, got 1"), (None, "got None"), (1.5, "got 1.5")],
+    },
+}
+# What the other arguments are while one is wrong.
+GOOD = {
+    TreeSpec: {"parents": (-1,)},
+    TreeSpec.medusa: {"ranks": (1,), "size": 1, "accuracies": [[0.5]]},
+    TreeSpec.sequoia: {"acceptance": [0.5], "size": 2},
+    ModelDrafter: {"model": hf_models.tiny("llama")},
+}
+ROWS = [
+    (function, name, value, message)
+    for function, arguments in TABLE.items()
+    for name, rows in arguments.items()
+    for value, message in rows
+]
+
+
+def call(function, **kwargs):
+    """Call a function with good arguments and these; the loop runs for a decoder's too."""
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9,))
+    if function is generate:
+        good = {"model": model, "max_new_tokens": 2}
+        if "inputs" not in kwargs and "input_ids" not in kwargs:
+            good["input_ids"] = inputs["input_ids"]
+        return generate(**{**good, **kwargs})
+    if function is SpeculativeDecoder:
+        decoder = SpeculativeDecoder(**kwargs)
+        return model.generate(**inputs, max_new_tokens=2, custom_generate=decoder)
+    return function(**{**GOOD.get(function, {}), **kwargs})
+
+
+def shown(value):
+    return type(value).__name__ if isinstance(value, torch.nn.Module) else str(value)
+
+
+@pytest.mark.parametrize(
+    ("function", "name", "value", "message"),
+    ROWS,
+    ids=[f"{f.__name__}-{name}-{shown(value)}" for f, name, value, _ in ROWS],
+)
+def test_a_wrong_type_is_refused_by_name(function, name, value, message):
+    with pytest.raises(TypeError) as raised:
+        call(function, **{name: value})
+    text = str(raised.value)
+    assert message in text
+    assert "\n" not in text
+
+
+@pytest.mark.parametrize("function", TABLE, ids=lambda f: f.__name__)
+def test_the_table_has_every_argument(function):
+    parameters = inspect.signature(function).parameters.values()
+    named = {p.name for p in parameters if p.kind is not p.VAR_KEYWORD}
+    assert named == set(TABLE[function])
+
+
+@pytest.mark.parametrize("kind", [int, np.int8, np.uint64])
+def test_integers_of_any_type_are_integers(kind):
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9,))
+    for name in ("num_assistant_tokens", "gamma", "num_speculative_tokens"):
+        out = generate(
+            model, **inputs, drafter=PromptLookupDrafter(kind(3), kind(1)), **{name: kind(2)},
+            seed=3, max_new_tokens=6, do_sample=False, return_dict_in_generate=True,
+            guard=BenefitGuard(window=kind(2), pause=kind(2)),
+        )  # fmt: skip
+        assert max(out.stats.gammas) == 2
+    assert TreeSpec.chain(kind(2)) == TreeSpec((-1, kind(0)))
+    assert TrieTree(kind(2), kind(3), kind(4)) == TrieTree(2, 3, 4)
+    tree = EagleTree(kind(12), kind(2), kind(4))
+    assert tree.width**2 == 144
+    drafter = hf_models.tiny("llama")
+    generate(model, **inputs, drafter=drafter, tree=tree, max_new_tokens=4, do_sample=False)
+
+
+class Wrapper(torch.nn.Module):
+    """Wraps a model as PEFT does: the attributes are those of the model inside."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.base_model = model
+
+    def __getattr__(self, name):
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == "base_model":
+                raise
+            return getattr(self.base_model, name)
+
+    def forward(self, *args, **kwargs):
+        return self.base_model(*args, **kwargs)
+
+
+@pytest.mark.parametrize("tree", [None, (2, 2)], ids=["chain", "tree"])
+def test_wrapped_models_draft_and_are_targets(tree):
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9, 4))
+    wrapped = Wrapper(Wrapper(hf_models.perturbed("llama")))
+    settings = {"max_new_tokens": 8, "do_sample": False}
+    for target, drafter in ((model, wrapped), (wrapped, model)):
+        expected = target.generate(**inputs, **settings)
+        got = generate(
+            target, **inputs, **settings, drafter=drafter, tree=tree, return_dict_in_generate=True
+        )
+        assert got.sequences.tolist() == expected.tolist()
+        assert got.stats.accepted > 0
+
+
+def test_a_compiled_model_drafts_and_is_a_target():
+    """The type is what matters here; with the stance nothing is traced, which takes seconds."""
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9,))
+    compiled = torch.compile(model, backend="eager")
+    settings = {"max_new_tokens": 3, "do_sample": False}
+    expected = model.generate(**inputs, **settings)
+    with torch.compiler.set_stance("force_eager"):
+        got = generate(
+            compiled, **inputs, **settings, drafter=compiled, return_dict_in_generate=True
+        )
+    assert got.sequences.tolist() == expected.tolist()
+    assert got.stats.accepted == got.stats.drafted > 0
+
+
+def test_a_model_of_prompt_tuning_is_refused():
+    wrapped = Wrapper(hf_models.build("llama"))
+    wrapped.active_peft_config = type("Config", (), {"is_prompt_learning": True})()
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9,))
+    for name, kwargs in (("model", {"model": wrapped}), ("drafter", {"drafter": wrapped})):
+        with pytest.raises(ValueError, match=f"{name} must have no virtual tokens, got Wrapper"):
+            generate(**{"model": model, **inputs, **kwargs})
