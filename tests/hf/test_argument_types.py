@@ -54,6 +54,10 @@ OF_LOOP = {
         (1, "guard must be None, True, False or a BenefitGuard, got 1"),
         (1.5, "guard must be None, True, False or a BenefitGuard, got 1.5"),
     ],
+    "self_check": [
+        (1, "self_check must be True or False, got 1"),
+        (None, "self_check must be True or False, got None"),
+    ],
     "streamer": [(3, "streamer must be None or an object with put() and end(), got 3")],
 }
 INTEGER = [(True, "got True"), (1.5, "got 1.5"), ("3", "got '3'")]

@@ -20,6 +20,8 @@ def check_option_types(options: Any) -> None:
         check_string("num_assistant_tokens_schedule", options.num_assistant_tokens_schedule)
     if not (options.guard is None or isinstance(options.guard, bool | np.bool_ | BenefitGuard)):
         raise TypeError(f"guard must be None, True, False or a BenefitGuard, got {options.guard!r}")
+    if not isinstance(options.self_check, bool):
+        raise TypeError(f"self_check must be True or False, got {options.self_check!r}")
     if not callable(options.clock):
         raise TypeError(f"clock must be a function that gives seconds, got {options.clock!r}")
 
