@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 
 def run_model(
@@ -15,12 +16,20 @@ def run_model(
     """Logits [B, keep, V] of the last tokens of ``tokens`` [B, n], with a cache's ``inputs``."""
     if cache.later_inputs is not None:
         inputs = cache.later_inputs.add_to(inputs, tokens.shape[1])
-    model_class: type = type(model)
+    model_class: type = type(model_inside(model))
     if _takes_logits_to_keep(model_class):
         inputs["logits_to_keep"] = keep
     output = model(input_ids=tokens, use_cache=True, return_dict=True, **inputs)
     logits: torch.Tensor = output.logits
     return logits if logits.shape[1] == keep else logits[:, -keep:]
+
+
+def model_inside(model: Any) -> Any:
+    """The model that a wrapper such as a compiled or a PEFT model forwards to, or the model itself.
+
+    Wrappers pass on arguments that the signature of their own forward does not name.
+    """
+    return next((m for m in model.modules() if isinstance(m, PreTrainedModel)), model)
 
 
 @lru_cache(maxsize=64)

@@ -19,6 +19,7 @@ from transformers.cache_utils import Cache, DynamicCache
 from transformers.generation.utils import ALL_CACHE_NAMES
 from transformers.utils.generic import ModelOutput
 
+from specdec_hf.cache.model_call import model_inside
 from specdec_hf.cache.protocol import Lengths
 from specdec_kernels import kv_realign_
 
@@ -76,7 +77,7 @@ class PlainCache:
         self._keep_mask = keep_mask
         self.kind = kind
         self.lengths: Lengths = np.zeros(batch_size, dtype=np.int64)
-        self._takes = frozenset(inspect.signature(model.forward).parameters)
+        self._takes = frozenset(inspect.signature(model_inside(model).forward).parameters)
         self._prompt = prompt
         self._kwargs: dict[str, Any] = {"use_cache": kind != "none", **(inputs or {})}
         self._outputs: ModelOutput | None = None  # of the last forward, without its logits
@@ -311,4 +312,5 @@ def copy_of(past: Any) -> Any:
 
 def keeps_cache(model: Any) -> bool:
     """Whether the model's forward takes any cache at all."""
-    return not inspect.signature(model.forward).parameters.keys().isdisjoint(ALL_CACHE_NAMES)
+    taken = inspect.signature(model_inside(model).forward).parameters
+    return not taken.keys().isdisjoint(ALL_CACHE_NAMES)
