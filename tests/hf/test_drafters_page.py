@@ -1,0 +1,30 @@
+"""The drafters of docs/drafters.md run exactly as they are printed."""
+
+import re
+
+import pytest
+from support import hf_models
+from support.hf_models import one_thread  # noqa: F401  # autouse here
+from support.sources import ROOT
+
+PAGE = ROOT / "docs" / "drafters.md"
+
+pytestmark = pytest.mark.skipif(not PAGE.is_file(), reason="the documents are not here")
+
+
+def test_the_printed_drafters_run(capsys):
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    assert len(blocks) == 2
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9, 12))
+    greedy = model.generate(**inputs, max_new_tokens=32, do_sample=False)
+    first = {"model": model, "inputs": inputs}
+    exec(blocks[0], first)
+    out = first["out"]
+    assert out.sequences.tolist() == greedy.tolist()
+    assert out.stats.drafter == "repeats"
+    assert out.stats.drafted > 0
+    assert not [note for note in out.stats.notes if "drafter" in note]
+    assert capsys.readouterr().out
+    second = {"model": model, "inputs": inputs}
+    exec(blocks[1], second)
+    assert second["out"].shape == (2, 12 + 32)
