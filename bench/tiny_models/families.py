@@ -92,6 +92,7 @@ GIVEN: dict[str, Fields] = {
     },
     "recurrent_gemma": {"layers": 3},
     "reformer": {
+        "hash_seed": 0,
         "axial_pos_embds_dim": (16, 48), "axial_pos_shape": (8, 16), "num_buckets": 2,
         "lsh_attn_chunk_length": 8, "local_attn_chunk_length": 4, "attn_layers": ["local", "lsh"],
     },

@@ -7,13 +7,16 @@ runs. `python -m bench.model_table` compares every class of Transformers.
 
 import copy
 import functools
+import re
+from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from specdec_hf import SpeculativeDecoder, generate
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 
-from bench.model_table import WAYS
+from bench.model_table import TABLES, WAYS, generating_classes
 from bench.tiny_models import compare
 from bench.tiny_models.build import build
 from bench.tiny_models.inputs import own_inputs
@@ -173,3 +176,20 @@ def test_random_models_do_not_repeat_one_token():
     for name in QUICK:
         text = expected_of(name, BATCH)[:, -NEW:]
         assert min(len(row.unique()) for row in text) >= 3
+
+
+def test_the_document_lists_every_class_of_its_version_of_transformers():
+    text = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+    version = re.search(r"with Transformers (\S+)", text)[1]
+    listed = re.findall(r"^\| (\w+) \| (?!classes)", text, re.MULTILINE)
+    counts = {k: int(v) for k, v in re.findall(r"^\| ([\w ,]+) \| (\d+) \|$", text, re.MULTILINE)}
+    listed = [name for name in listed if name not in ("outcome", "class", *counts)]
+    assert sum(counts.values()) == len(listed)
+    assert counts["WRONG"] == counts["CRASH"] == 0
+    assert counts["equal"] >= 190
+    if version == transformers.__version__:
+        assert listed == generating_classes()
+    else:
+        # Another version has other classes, but the tables that name them must be found.
+        assert set(listed) & set(generating_classes())
+    assert len(TABLES) == 5
