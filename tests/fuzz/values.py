@@ -141,7 +141,7 @@ def overlapping(x):
 # Anything.
 
 
-def spoiled_tensor(r, x):
+def spoiled_tensor(r, x, may_enlarge=True):
     """A tensor that differs from x in one way: it may not fit, or fit with other contents."""
     if x.numel() > 2**24 or x.device.type != "cpu":
         return x
@@ -155,7 +155,7 @@ def spoiled_tensor(r, x):
         lambda: x.transpose(0, -1) if x.dim() else x,
         lambda: torch.stack([x, x], -1)[..., 0],
         lambda: x.to("meta"),
-        lambda: enlarged(r, x),
+        lambda: enlarged(r, x) if may_enlarge else x[:0] if x.dim() else x,
         lambda: x.clone().requires_grad_() if x.is_floating_point() else x,
     ]
     return r.choice(choices)()
@@ -182,8 +182,10 @@ def spoiled(r, value):
     if isinstance(value, torch.Tensor) and r.happens(0.85):
         return spoiled_tensor(r, value)
     if isinstance(value, list) and value and r.happens(0.8):
-        i = r.randrange(len(value))
-        return [*value[:i], spoiled(r, value[i]), *value[i + 1 :]]
+        i, item = r.randrange(len(value)), None
+        if isinstance(value[i], torch.Tensor):  # zeroing the heads of a huge cache would never end
+            item = spoiled_tensor(r, value[i], may_enlarge=False)
+        return [*value[:i], spoiled(r, value[i]) if item is None else item, *value[i + 1 :]]
     if isinstance(value, tuple) and value and r.happens(0.9):
         i = r.randrange(len(value))
         changed = [*value[:i], spoiled(r, value[i]), *value[i + 1 :]]
