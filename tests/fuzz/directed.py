@@ -29,4 +29,17 @@ def no_slots():
     return Call(sk.tree_attention, {"parents": ZERO[None] - 1, "lengths": ZERO, "slots": 0})
 
 
-CALLS = (survivors_of_minus_infinity_with_a_draft_map, no_slots)
+def a_block_table_of_2_to_the_61_columns():
+    """Expanded: columns times slots of a block would overflow."""
+    tables = torch.zeros(1, 1, dtype=torch.int32).expand(1, 2**61)
+    return Call(sk.paged_compact_, {
+        "caches": [torch.zeros(1, 5, 1, 3)], "block_tables": tables, "base": ZERO,
+        "path": torch.tensor([[1, -1]]),
+    })  # fmt: skip
+
+
+CALLS = (
+    survivors_of_minus_infinity_with_a_draft_map,
+    no_slots,
+    a_block_table_of_2_to_the_61_columns,
+)
