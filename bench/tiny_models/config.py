@@ -36,6 +36,8 @@ SIZES: tuple[tuple[str, int], ...] = (
     (r"(mamba|ssm).*heads", 8),
     (r"mamba.*head_?dim|mamba_d_head", 16),
     (r"mamba_d_ssm", 128),
+    # Tokens that no head of an indexer scores above 0 tie, and ties depend on the forward's shape.
+    (r"^index(er)?_n_heads", 16),
     (_HEADS, HEADS),
     (r"qk_(rope|nope)_head_dim|^v_head_dim|^rotary_dim", 8),
     (r"(^|_)(head_dim|head_size|d_kv|d_head|dim_head|kv_channels|attention_head_dim)$", HEAD_DIM),

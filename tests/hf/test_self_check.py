@@ -11,6 +11,8 @@ from specdec_hf.cache.spec_cache import SpecCache
 from support import hf_models
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 
+from bench.tiny_models.build import build as build_class
+
 NEW = 12
 RAGGED = (9, 4, 12)
 SMALL = {"vocab_size": 67, "bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
@@ -230,3 +232,11 @@ def test_a_context_of_minus_one_is_no_limit():
     plain, ours, stats = texts(model, (9,))
     assert ours == plain
     assert stats.sequences[0].stop_reason == "length"
+
+
+def test_a_model_that_takes_one_token_at_a_time_is_refused_drafts():
+    model = build_class("ProphetNetForCausalLM")
+    ids = torch.arange(10, 19)[None]
+    with pytest.raises(ValueError, match="ProphetNetForCausalLM cannot be used with drafts"):
+        generate(model, ids, drafter="prompt_lookup", max_new_tokens=4)
+    assert generate(model, ids, max_new_tokens=4).shape == (1, 13)

@@ -14,13 +14,6 @@ from specdec_hf.cache.spec_cache import SpecCache, unsupported_reason
 # In the order in which they are tried.
 ROLLBACK_KINDS = ("spec", "aligned", "dynamic")
 
-# Model type of the text model -> why its drafts cannot be rolled back, where no check of a few
-# tokens shows it.
-NO_DRAFTS = {
-    "dots3_note_text": "its indexer keeps keys of rejected drafts",
-    "prophetnet": "its forward takes one token at a time from a cache",
-}
-
 
 def make_cache(
     model: Any,
@@ -91,4 +84,4 @@ def rollback_reason(model: Any) -> str | None:
         return "it keeps a state that cannot be rolled back to before a rejected draft"
     if keeps_cache(model) and not model._supports_default_dynamic_cache():
         return "it keeps a cache of its own kind, which cannot be rolled back"
-    return NO_DRAFTS.get(model.config.get_text_config(decoder=True).model_type)
+    return None

@@ -302,12 +302,22 @@ class SeparateCache:
 
 def copy_of(past: Any) -> Any:
     """A copy of a caller's cache that the model may extend without changing the caller's."""
-    if past.is_croppable:
-        # Such layers rebind keys and values and never write into them: a shallow copy is enough.
-        fresh = copy.copy(past)
-        fresh.layers = [copy.copy(layer) for layer in past.layers]
-        return fresh
-    return copy.deepcopy(past)
+    if not past.is_croppable:
+        return copy.deepcopy(past)
+    fresh = copy.copy(past)
+    fresh.layers = [_copy_of_layer(layer) for layer in past.layers]
+    return fresh
+
+
+def _copy_of_layer(layer: Any) -> Any:
+    # Layers rebind keys and values and never write into them. The states of a convolution lie in
+    # dicts, and a forward of one token writes into them.
+    fresh = copy.copy(layer)
+    for name, value in vars(layer).items():
+        if isinstance(value, dict):
+            states = {k: x.clone() if isinstance(x, torch.Tensor) else x for k, x in value.items()}
+            setattr(fresh, name, states)
+    return fresh
 
 
 def keeps_cache(model: Any) -> bool:

@@ -119,6 +119,8 @@ def _measure(model: Any, kind: str, padded: bool, tree: bool) -> Fit:
     try:
         generated = _as_generated(model, plan.texts)
         own = generated if separate else [_alone(model, text) for text in plan.texts]
+    except _WindowError as error:
+        return Fit(reason=f"its forward raised {error}")
     except Exception as error:
         return Fit(unchecked=f"a forward on text alone raised {_one_line(error)}")
     spread = min(float(x.std(dim=-1).min()) for x in own)
@@ -270,6 +272,10 @@ def _alone(model: Any, tokens: torch.Tensor) -> torch.Tensor:
     return cache.forward(tokens[None].to(model.device), np.array([0]), keep=len(tokens))[0].float()
 
 
+class _WindowError(Exception):
+    """A model that has read a prompt cannot be fed several tokens at once."""
+
+
 def _as_generated(model: Any, texts: list[torch.Tensor]) -> list[torch.Tensor]:
     """Logits [n, V] of each text that plain ``generate`` continues from a prompt, in one batch.
 
@@ -290,7 +296,12 @@ def _as_generated(model: Any, texts: list[torch.Tensor]) -> list[torch.Tensor]:
     rows = []
     for start, end in ((0, width), (width, width + rest - 1), (width + rest - 1, width + rest)):
         fed = ids[:, start:end].to(model.device)
-        rows.append(cache.forward(fed, first + start, keep=end - start))
+        try:
+            rows.append(cache.forward(fed, first + start, keep=end - start))
+        except Exception as error:
+            if start == 0:
+                raise
+            raise _WindowError(_one_line(error)) from error
     logits = torch.cat(rows, dim=1).float()
     return [logits[b, -n:][: len(texts[b])] for b, n in enumerate((width + rest + first).tolist())]
 

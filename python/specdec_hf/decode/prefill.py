@@ -57,9 +57,6 @@ def prefill(
     assert made is not None
     outputs = model._prefill(made.input_ids, made.config, made.model_kwargs)
     past = outputs.get("past_key_values")
-    if model.config.model_type == "lfm3_vl":
-        # Its convolution state after a prefill with images is not what its later forwards need.
-        raise ValueError(f"{named(made.names)} not supported: {type(model).__name__} on images")
     if past is None:
         raise ValueError(
             f"{named(made.names)} not supported: {type(model).__name__} gives no past_key_values"
@@ -115,7 +112,8 @@ def _taken_over(
         if layer_types != {"full_attention"}:
             # Such layers drop tokens, so the others of their sequence cannot be moved.
             reason = reason or f"layer types {sorted(layer_types)}"
-        held = {x.keys.shape[2] for x in past.layers if isinstance(x.keys, torch.Tensor)}
+        keys = [getattr(layer, "keys", None) for layer in past.layers]
+        held = {x.shape[2] for x in keys if isinstance(x, torch.Tensor)}
         if len(held) > 1:
             reason = reason or "a layer holds no tokens of the text"
         if call.prefill.model_kwargs.get("token_type_ids") is not None:

@@ -7,7 +7,6 @@ decode/prefill.py.
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,6 +18,8 @@ from numpy.typing import NDArray
 from transformers import GenerationConfig
 from transformers.cache_utils import DynamicCache
 from transformers.generation.configuration_utils import GenerationMode
+
+from specdec_hf.cache.plain import copy_of
 
 # The loop makes these itself, so they call for no prefill of the model's own.
 MADE_BY_THE_LOOP = frozenset(
@@ -217,7 +218,4 @@ def copied(past: Any) -> Any:
             "past_key_values must be a DynamicCache with inputs other than text, "
             f"got {type(past).__name__}"
         )
-    # Layers rebind keys and values and never write into them: a shallow copy is enough.
-    fresh = copy.copy(past)
-    fresh.layers = [copy.copy(layer) for layer in past.layers]
-    return fresh
+    return copy_of(past)
