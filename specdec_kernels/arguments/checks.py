@@ -48,10 +48,10 @@ def require(condition: bool, message: str) -> None:
 def check_entries(name: str, what: str, dims: str, *sizes: int) -> None:
     """What an op allocates must have so few entries that no index and no size in bytes overflows.
 
-    Expanded tensors may have any sizes without holding memory.
+    Expanded and empty tensors may have any sizes without holding memory.
     """
     require(
-        math.prod(sizes) < MAX_ENTRIES,
+        math.prod(max(n, 1) for n in sizes) < MAX_ENTRIES,
         f"{name} must leave {what} {dims} with less than 2**56 entries, "
         f"got [{', '.join(str(n) for n in sizes)}]",
     )

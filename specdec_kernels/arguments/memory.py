@@ -49,8 +49,8 @@ def check_not_expanded(name: str, t: Tensor) -> None:
 def check_written(name: str, tensors: Sequence[Tensor]) -> None:
     """The same for each tensor of a list, of which none may overlap another.
 
-    No two may begin at one place, and no two without gaps may overlap. Views with gaps may lie in
-    each other's gaps; whether they do is not checked.
+    No two may begin at one place, and none may begin inside one without gaps. Views with gaps may
+    lie in each other's gaps; whether they do is not checked.
     """
     for i, t in enumerate(tensors):
         check_not_expanded(f"{name}[{i}]", t)
@@ -68,9 +68,9 @@ def _overlapping(tensors: Sequence[Tensor]) -> tuple[int, int] | None:
             if before is not None and before.begin == e.begin:
                 return before.number, e.number
             before = e
+            if dense is not None and e.begin < dense.end:
+                return dense.number, e.number
             if e.dense:
-                if dense is not None and e.begin < dense.end:
-                    return dense.number, e.number
                 dense = e
     return None
 

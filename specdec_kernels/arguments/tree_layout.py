@@ -28,7 +28,7 @@ def tree_attention(parents: Tensor, lengths: Tensor, slots: int, window: int) ->
     require(parents.dim() == 2, f"parents must be [B, N], got {shape(parents)}")
     check_ids("parents", parents)
     b, n = parents.shape
-    check_entries("parents", "the positions", "[B, N]", b, max(n, 1))
+    check_entries("parents", "the positions", "[B, N]", b, n)
     check_vector("lengths", lengths, parents.shape[0], torch.int64, parents.device, "parents")
     require(slots >= 0, f"slots must be at least 0, got {slots}")
     require(window >= 0, f"window must be at least 0 (0 sees every key), got {window}")

@@ -87,7 +87,7 @@ def check_drafted(
     check_number("rule", a.rule, rules)
     require(t.dim() == 2, f"{name} must be {dims}, got {shape(t)}")
     check_ids(name, t)
-    check_entries(name, "the outputs", dims, t.shape[0], max(t.shape[1], 1))
+    check_entries(name, "the outputs", dims, *t.shape)
 
 
 def check_target(a: VerifyArguments, name: str, t: Tensor, width: str, ragged: str) -> None:

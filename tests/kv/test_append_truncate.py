@@ -214,12 +214,15 @@ def test_views_with_gaps_may_lie_in_each_others_gaps():
 
 
 def test_caches_that_overlap_in_part_are_refused():
-    pool = torch.zeros(1, 1, 6, 1)
-    for a, b in ((pool[:, :, :4], pool[:, :, 3:]), (pool, pool[:, :, :2])):
+    pool, pools = torch.zeros(1, 1, 6, 1), torch.zeros(2, 1, 6, 1)
+    for a, b in (
+        (pool[:, :, :4], pool[:, :, 3:]), (pool, pool[:, :, :2]), (pools, pools[:, :, 1:]),
+    ):  # fmt: skip
+        where, entry = _index(*[0] * len(a)), torch.ones(len(a), 1, 1, 1)
         for pair in ([a, b], [b, a]):
             for op in (append, reference.kv_append_):
                 with pytest.raises(RuntimeError, match=r"caches\[1\] must not overlap caches\[0\]"):
-                    op(pair, [torch.ones(1, 1, 1, 1)] * 2, _index(0))
+                    op(pair, [entry] * 2, where)
 
 
 def test_nothing_is_written_if_one_cache_is_invalid():

@@ -49,6 +49,9 @@ TABLE = [
     ("tree_attention", dict(parents=HUGE),
      r"parents must leave the positions \[B, N\] with less than 2\*\*56 entries, "
      r"got \[536870912, 536870912\]"),
+    ("tree_attention", dict(parents=i64(0, 1).expand(0, 2**63 - 1), lengths=i64(0)),
+     r"parents must leave the positions \[B, N\] with less than 2\*\*56 entries, "
+     r"got \[0, 9223372036854775807\]"),
     ("rerank_tree", dict(tokens=HUGE, parents=HUGE, scores=f32(1, 1).expand(2**29, 2**29),
                          size=2**30),
      r"size must leave the tree \[B, size\] with less than 2\*\*56 entries, "

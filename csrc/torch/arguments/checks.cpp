@@ -1,5 +1,7 @@
 #include "torch/arguments/checks.h"
 
+#include <algorithm>
+
 namespace specdec {
 
 std::string dtype_name(ScalarType dtype) {
@@ -75,8 +77,7 @@ void check_entries(const char* name, const char* what, const char* dims,
   int64_t entries = 1;
   std::string got;
   for (const int64_t size : sizes) {
-    overflow |= __builtin_mul_overflow(entries, size, &entries);
-    if (size == 0) return;
+    overflow |= __builtin_mul_overflow(entries, std::max<int64_t>(size, 1), &entries);
   }
   if (!overflow && entries < kMaxEntries) return;
   for (const int64_t size : sizes) got += (got.empty() ? "" : ", ") + std::to_string(size);

@@ -52,7 +52,7 @@ E enum_of(const char* name, int64_t value, E last) {
   return static_cast<E>(value);
 }
 // What an op allocates must have so few entries that no index and no size in bytes overflows.
-// Expanded tensors may have any sizes without holding memory.
+// Expanded and empty tensors may have any sizes without holding memory.
 void check_entries(const char* name, const char* what, const char* dims,
                    std::initializer_list<int64_t> sizes);
 // The last dimension must be a vocabulary that kernels can read: dtype, size and stride.

@@ -5,8 +5,9 @@ namespace {
 
 KvStrides strides_in_bytes(const Tensor& t, int slot_dim = 2) {
   const int64_t size = static_cast<int64_t>(t.element_size());
+  const auto sizes = t.sizes(), strides = t.strides();
   // The stride of a dimension of one element is never used and may be any number.
-  const auto stride = [&](int d) { return t.size(d) > 1 ? t.stride(d) * size : 0; };
+  const auto stride = [&](int d) { return sizes[d] > 1 ? strides[d] * size : 0; };
   return {stride(0), stride(3 - slot_dim), stride(slot_dim)};
 }
 

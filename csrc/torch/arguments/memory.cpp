@@ -17,8 +17,8 @@ int64_t expanded_dimension(const Sizes& sizes, const Sizes& strides) {
   return found;
 }
 
-// Of tensor `index` of a list. The kernels of a call may take less time than this, so sizes and
-// strides are asked for once.
+// The extent of tensor `index` of a list. The kernels of a call may take less time than this, so
+// sizes and strides are asked for once.
 Extent extent_of(const Tensor& t, size_t index) {
   const auto sizes = t.sizes(), strides = t.strides();
   int64_t last = 0, count = 1;
@@ -75,9 +75,8 @@ Extents check_written(const char* name, const std::vector<Tensor>& tensors) {
     if (e.begin == e.end) continue;
     if (before != nullptr && before->begin == e.begin) fail_overlap(name, before->index, e.index);
     before = &e;
-    if (!e.dense) continue;
     if (dense != nullptr && e.begin < dense->end) fail_overlap(name, dense->index, e.index);
-    dense = &e;
+    if (e.dense) dense = &e;
   }
   return extents;
 }

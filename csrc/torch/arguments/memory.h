@@ -19,8 +19,9 @@ using Extents = std::vector<Extent>;  // in the order of their addresses
 
 // A tensor that is written must have a place of its own for each element.
 void check_not_expanded(const char* name, const Tensor& t);
-// The same for each tensor of a list. No two of them may begin at one address, and no two without
-// gaps may overlap. Views with gaps may lie in each other's gaps; whether they do is not checked.
+// The same for each tensor of a list. No two of them may begin at one address, and none may
+// begin inside one without gaps. Views with gaps may lie in each other's gaps; whether they do is
+// not checked.
 Extents check_written(const char* name, const std::vector<Tensor>& tensors);
 // The tensors, with a copy in place of each whose memory may overlap that of a written one. So an
 // op reads all of its arguments before it writes.

@@ -1,6 +1,5 @@
 #include "torch/arguments/verification.h"
 
-#include <algorithm>
 #include <cmath>
 
 namespace specdec {
@@ -11,8 +10,7 @@ void VerifyArguments::check_drafted(const Names& names) const {
   SPECDEC_CHECK(is_id(drafted.scalar_type()), names.drafted, " must be int32 or int64, got ",
                 dtype_name(drafted.scalar_type()));
   const std::string dims = std::string("[B, ") + names.size + "]";
-  check_entries(names.drafted, "the outputs", dims.c_str(),
-                {batch(), std::max<int64_t>(size(), 1)});
+  check_entries(names.drafted, "the outputs", dims.c_str(), {batch(), size()});
 }
 
 void VerifyArguments::check_target(const Names& names) const {

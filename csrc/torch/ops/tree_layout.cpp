@@ -1,7 +1,5 @@
 #include "specdec/tree_layout.h"
 
-#include <algorithm>
-
 #include "torch/arguments/checks.h"
 #include "torch/parallel.h"
 #include "torch/register.h"
@@ -46,7 +44,7 @@ std::tuple<Tensor, Tensor> tree_attention(Tensor parents, Tensor lengths, int64_
   SPECDEC_CHECK(parents.dim() == 2, "parents must be [B, N], got ", shape_of(parents));
   check_ids("parents", parents);
   const int64_t batch = parents.size(0), nodes = parents.size(1);
-  check_entries("parents", "the positions", "[B, N]", {batch, std::max<int64_t>(nodes, 1)});
+  check_entries("parents", "the positions", "[B, N]", {batch, nodes});
   check_vector("lengths", lengths, batch, ScalarType::Long, parents, "parents");
   SPECDEC_CHECK(slots >= 0, "slots must be at least 0, got ", slots);
   SPECDEC_CHECK(window >= 0, "window must be at least 0 (0 sees every key), got ", window);
