@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from specdec_kernels.arguments import conversion
+from specdec_kernels.arguments.checks import check_typed, require, shape
 from specdec_kernels.arguments.rules import RULES, TREE_RULES, TREE_RULES_READING_DRAFT
 
 # The outcome of a round depends on drafts that no emitted token stems from: those behind the one at
@@ -30,6 +32,8 @@ def draft_positions(positions: Tensor, number: int, *, rule: str) -> Tensor:
 
     Raises:
         ValueError: unknown rule, or a negative number.
+        RuntimeError: positions are not [B] int64.
+        TypeError: positions are no tensor, or number is no integer.
 
     Source: docs/rules.md#noise.
 
@@ -39,6 +43,10 @@ def draft_positions(positions: Tensor, number: int, *, rule: str) -> Tensor:
     >>> draft_positions(torch.tensor([10]), 2, rule="block") - 10 >> 32
     tensor([[1, 2]])
     """
+    conversion.require_tensor(positions, "positions")
+    conversion.require_integer(number, "number")
+    require(positions.dim() == 1, f"positions must be [B], got {shape(positions)}")
+    check_typed("positions", positions, torch.int64, positions.device, "positions")
     if rule not in (*RULES, *TREE_RULES):
         raise ValueError(f"rule must be one of {', '.join((*RULES, *TREE_RULES))}, got {rule!r}")
     if number < 0:

@@ -133,8 +133,8 @@ def verify_tree(
         seeds: [B] int64.
         positions: [B] int64, the absolute index of the root's children. A token at depth d takes
             its randomness from (seed, position + d), except the acceptance uniforms of rule
-            traversal, which belong to the round. That rule needs drafts drawn with the noise of a
-            round, as rule block does; see docs/rules.md#noise.
+            traversal, which belong to the round. Rules that read Q need drafts drawn at the
+            positions of `draft_positions`; see docs/rules.md#noise.
         target_indptr: [B+1] int32; row target_indptr[b] is the root's, row target_indptr[b]+n+1
             that of node n. Nodes without a row are absent.
         uniforms: [B, 2N+1] float64 in [0, 1), in place of random numbers, for tests. Column n is
@@ -174,7 +174,7 @@ def verify_tree(
         eos_token_ids=eos_token_ids, max_new_tokens=max_new_tokens,
     )  # fmt: skip
     if max_depth is None:
-        max_depth = tree.tokens.shape[-1]
+        max_depth = tree.tokens.shape[-1] if tree.tokens.dim() else 0  # the op names the shape
     conversion.require_number(typical_epsilon, "typical_epsilon")
     conversion.require_number(typical_delta, "typical_delta")
     conversion.require_integer(max_depth, "max_depth")

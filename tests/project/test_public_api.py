@@ -80,3 +80,23 @@ def test_a_missing_library_is_an_import_error_with_the_reason(tmp_path):
         assert out.returncode == 1
         assert last.startswith("ImportError: _C.so")
         assert reason in last
+
+
+def test_positions_of_drafts_are_validated():
+    x = torch.tensor([1, 2])
+    for positions, number, error, message in (
+        ([1], 2, TypeError, r"positions must be a tensor, got \[1\]"),
+        (torch.tensor(1), 2, RuntimeError, r"positions must be \[B\], got \[\]"),
+        (x.float(), 2, RuntimeError, "positions must be int64, got float32"),
+        (x, 2.5, TypeError, "number must be an integer, got 2.5"),
+        (x, True, TypeError, "number must be an integer, got True"),
+    ):
+        with pytest.raises(error, match=message):
+            specdec_kernels.draft_positions(positions, number, rule="token")
+
+
+def test_a_tree_of_0_dim_tensors_is_refused():
+    target, one = torch.zeros(1, 1, 5), torch.zeros(1, dtype=torch.int64)
+    tree = specdec_kernels.Tree(one[0], one[0])
+    with pytest.raises(RuntimeError, match=r"tree tokens must be \[B, N\], got \[\]"):
+        specdec_kernels.verify_tree(target, tree, rule="greedy", seeds=one, positions=one)
