@@ -11,6 +11,7 @@ from specdec_hf.decode.streaming import Step, step_kinds
 from support import cli_models, hf_models
 from support.cli_models import folder, invoke, one_line_error, says  # noqa: F401
 from support.hf_models import one_thread  # noqa: F401  # autouse here
+from transformers import OpenAIGPTConfig, OpenAIGPTLMHeadModel
 
 SCHEDULE = "--num-assistant-tokens-schedule"
 LINE = '{"question_id": 1, "category": "x", "turns": ["Say yes.", "Say no."]}\n'
@@ -189,14 +190,26 @@ def test_demo_answers_the_shipped_prompts():
 def test_check_lists_the_caches_that_fit(folder, monkeypatch):  # noqa: F811
     result = invoke("check", "--model", folder)
     assert result.exit_code == 0, result.output
-    rows = [line.split()[:2] for line in result.output.splitlines()[2:]]
-    assert rows == [["spec", "yes"], ["aligned", "yes"], ["dynamic", "yes"], ["spec,", "trees"]]
+    rows = [line.split() for line in result.output.splitlines()[3:]]
+    assert [row[0] for row in rows] == ["spec"] * 4 + ["aligned"] + ["dynamic"] * 2
+    assert {row[1] for row in rows if row[-1] == "fits"} == {"chain", "tree"}
     unfit = Fit(difference=0.5, tolerance=1e-4, reason="its logits differ")
-    monkeypatch.setattr("specdec_hf.cache.self_check.check_fit", lambda *_, **__: unfit)
+    monkeypatch.setattr("specdec_hf.cache.check_model.check_fit", lambda *_, **__: unfit)
     result = invoke("check", "--model", folder)
     assert result.exit_code == 1, result.output
-    assert result.output.count("5.0e-01") == result.output.count("its logits differ") == 4
+    assert result.output.count("5.0e-01") == result.output.count("its logits differ") == 7
     assert "error: no cache fits" in result.output
+
+
+def test_check_fits_a_model_without_a_cache_as_generate_does(tmp_path):
+    sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "initializer_range": 0.3}
+    config = OpenAIGPTConfig(vocab_size=cli_models.END + 1, **sizes)
+    OpenAIGPTLMHeadModel(config).save_pretrained(tmp_path)
+    cli_models.tokenizer().save_pretrained(tmp_path)
+    result = invoke("check", "--model", tmp_path)
+    assert result.exit_code == 0, result.output
+    rows = [line.split() for line in result.output.splitlines()[3:]]
+    assert [(row[0], row[-1]) for row in rows] == [("none", "fits")] * 2
 
 
 def test_info_lists_versions_and_providers(tmp_path):
