@@ -1,5 +1,5 @@
-# make demo | quick | test | sanitize | lint | bench | bench-trees | format | clean. Each sets up what
-# it needs.
+# make demo | quick | test | sanitize | lint | bench | bench-trees | format | clean
+# Each sets up what it needs.
 PYTHON ?= python3
 VENV   ?= .venv
 # Processes that share the tests; one that has finished takes tests from another.

@@ -71,12 +71,12 @@ class _TooLong(BaseException):
 
 @dataclass
 class Row:
-    """What became of one class.
+    """The outcomes of one class.
 
     Attributes:
         outcomes: run ("text, one", ...) -> way of calling -> outcome.
         repeats: whether plain generation only repeats one token.
-        note: why there are no outcomes.
+        note: why outcomes, or those on own inputs, are missing.
     """
 
     name: str
@@ -103,6 +103,7 @@ class Row:
     @property
     def reason(self) -> str:
         """The message of the first call that was not equal, without the place it came from."""
+        # Plain failures of one run do not explain a class that is equal.
         shown = ("WRONG", "CRASH", "refused", "plain fails")
         for status in shown[:3] if self.status == "equal" else shown:
             for run, ways in self.outcomes.items():

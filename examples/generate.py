@@ -1,4 +1,4 @@
-"""The decoding loop in ten lines: prompt lookup on the embedded model, step by step."""
+"""The decoding loop in a few lines: prompt lookup on the embedded model, step by step."""
 
 from specdec_hf import SpeculativeDecoder
 from specdec_hf.cli.weights import load_embedded

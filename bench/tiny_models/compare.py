@@ -21,7 +21,7 @@ LENGTHS = (9, 5, 11)  # of a batch; the first is the single prompt's
 Inputs = dict[str, torch.Tensor]
 
 
-class Knows(Drafter):
+class OracleDrafter(Drafter):
     """Drafts the right text with every third token wrong, and another number for each sequence.
 
     Acceptance, rejection and rollback so occur in every call, at other places in every sequence.
@@ -55,7 +55,7 @@ class Knows(Drafter):
 
 @dataclass
 class Outcome:
-    """What one call came to: "equal", "refused", "WRONG", "CRASH" or "plain fails"."""
+    """The outcome of one call: "equal", "refused", "WRONG", "CRASH" or "plain fails"."""
 
     status: str
     detail: str = ""
@@ -88,21 +88,26 @@ def calls(expected: torch.Tensor, columns: int) -> dict[str, Callable[[Any, Inpu
     tree = {"tree": TrieTree(sequences=2, depth=GAMMA), "guard": False}
 
     def two() -> list[Drafter]:
-        return [Knows(texts, 2), Knows(texts, 1)]
+        return [OracleDrafter(texts, 2), OracleDrafter(texts, 1)]
 
     def custom(model: Any, inputs: Inputs) -> Any:
-        decoder = SpeculativeDecoder(Knows(texts), **chain)
+        decoder = SpeculativeDecoder(OracleDrafter(texts), **chain)
         return model.generate(**inputs, **common, custom_generate=decoder)
 
     def returned(model: Any, inputs: Inputs) -> Any:
         return generate(
-            model, **inputs, **common, drafter=Knows(texts), **chain, return_dict_in_generate=True
+            model,
+            **inputs,
+            **common,
+            drafter=OracleDrafter(texts),
+            **chain,
+            return_dict_in_generate=True,
         )
 
     return {
         "none": lambda model, inputs: generate(model, **inputs, **common),
         "draft": lambda model, inputs: generate(
-            model, **inputs, **common, drafter=Knows(texts), **chain
+            model, **inputs, **common, drafter=OracleDrafter(texts), **chain
         ),
         "tree": lambda model, inputs: generate(model, **inputs, **common, drafter=two(), **tree),
         "custom": custom,

@@ -99,7 +99,7 @@ def test_assisted_decoding_matches_greedy_search(name, way):
     for lengths in (BATCH[:1], BATCH):
         inputs, expected = inputs_of(name, lengths), expected_of(name, lengths)
         texts = expected[:, inputs["input_ids"].shape[1] :].numpy()
-        for drafter in [*drafters, compare.Knows(texts)]:
+        for drafter in [*drafters, compare.OracleDrafter(texts)]:
             got = through(way, model, inputs, drafter=drafter)
             assert got.tolist() == expected.tolist(), (lengths, type(drafter).__name__)
 

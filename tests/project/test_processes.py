@@ -1,4 +1,4 @@
-"""Other processes: docs/command-line.md says which start methods work, and why fork does not."""
+"""Other processes: docs/ops.md says which start methods work, and why fork does not."""
 
 import os
 import subprocess

@@ -22,7 +22,7 @@ _OF_THE_LOOP = frozenset(
 
 
 class LaterInputs:
-    """What plain generation would pass to the model's forward beyond ids, mask and cache.
+    """Inputs that a forward needs beyond ids, mask and cache, because plain generation passes them.
 
     Args:
         model: the model.

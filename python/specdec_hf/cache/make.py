@@ -65,7 +65,7 @@ def kind_reason(model: Any, kind: str) -> str | None:
     """Why a model cannot use a kind of cache, or None; a `check_fit` knows the rest."""
     if getattr(model.config, "is_encoder_decoder", False):
         return "encoder-decoder models are not supported"
-    # Of the model inside, where a wrapper forwards to it.
+    # A wrapper has the method of the model that it forwards to.
     if getattr(model._sample, "__func__", None) is not GenerationMixin._sample:
         return "it generates with a loop of its own"
     if kind == "plain":

@@ -1,4 +1,4 @@
-"""The call of an unmodified model's forward that a cache's own inputs need."""
+"""One call of the model's forward with the ids, positions and mask that a cache made."""
 
 from __future__ import annotations
 

@@ -4,7 +4,8 @@ Transformers' caches roll back a whole batch by one common number of tokens. In 
 each sequence of a batch keeps another number of drafts, so a cache of the loop is truncated to one
 length per sequence. Terms of this package:
 
-- slot: the place of one token's key and value; token ``t`` of a sequence lies in slot ``t``.
+- slot: the place of one token's key and value; in `SpecCache`, token ``t`` of a sequence lies in
+  slot ``t``.
 - window: the tokens that one forward adds to the cache.
 """
 

@@ -97,7 +97,7 @@ def forget() -> None:
 
 
 def _configuration(model: Any) -> tuple[Any, ...]:
-    """What decides whether a cache fits, weights aside. Holds no reference to the model."""
+    """A key of all that decides whether a cache fits, so of no weights and without the model."""
     config = model.config.to_dict()
     for name in ("_name_or_path", "transformers_version", "architectures"):
         config.pop(name, None)

@@ -18,7 +18,7 @@ LINE = b"error: interrupted\n"
 
 
 class State:
-    """What has happened so far: Ctrl-C was pressed, and its line was printed."""
+    """Two flags that a signal handler shares with the program, so that the line is printed once."""
 
     seen = False
     told = False

@@ -29,7 +29,7 @@ Say = Callable[[str], None]
 
 @dataclass
 class Loaded:
-    """What the commands use: models in eval mode on one device."""
+    """The models that a command uses, in eval mode on one device, and the tokenizer."""
 
     model: Any
     tokenizer: Any

@@ -82,7 +82,7 @@ class PieceStream:
         return [piece for piece in pieces if piece[0]]
 
     def rest(self) -> tuple[str, Kind]:
-        """What was held back."""
+        """The end of the text, which was held back while it could still change."""
         text = self.tokenizer.decode(self.tokens, skip_special_tokens=True)
         return text[len(self.done) :], self.kind
 

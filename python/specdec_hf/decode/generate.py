@@ -106,7 +106,8 @@ def generate(
         guard: whether drafting pauses while it is measurably slower than plain decoding. None: yes
             where the text cannot change by it (greedy, match, target_only), else the guard only
             adds a note to the statistics. True: always; where a pause changes the text, which then
-            depends on timing, a note says so. False: never, and nothing is measured.
+            depends on timing, a note says so. False: never, and nothing is measured. A
+            `BenefitGuard` has windows of your own.
         clock: seconds, for tests.
         streamer: Hugging Face streamer; one sequence only.
 

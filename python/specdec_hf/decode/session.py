@@ -177,7 +177,7 @@ def begin(model: Any, call: Call, options: Options) -> Session:
         do_sample=call.do_sample,
         num_return_sequences=call.num_return_sequences,
     )
-    seeds_ = torch.tensor(seeds, dtype=torch.int64, device=model.device)
+    seed_tensor = torch.tensor(seeds, dtype=torch.int64, device=model.device)
     capacity = min(max_length, int(lengths.max()) + SLOTS_AHEAD) + draft_size + 1
     prompt = Prompt(call.prompt_ids, call.mask)
     needs: dict[str, Any] = {
@@ -206,7 +206,7 @@ def begin(model: Any, call: Call, options: Options) -> Session:
     context = None
     if drafter is not None:
         context = DraftContext(
-            model, rule, **copy.deepcopy(call.sampling.to_dict()), seeds=seeds_.clone(),
+            model, rule, **copy.deepcopy(call.sampling.to_dict()), seeds=seed_tensor.clone(),
             batch_size=batch_size, max_length=max_length, max_draft=max(draft_size, 16),
             note=stats.note_round,
             self_check=options.self_check,
@@ -229,7 +229,7 @@ def begin(model: Any, call: Call, options: Options) -> Session:
         prompt_lengths=lengths.copy(),
         budgets=budgets,
         logprobs=[[] for _ in range(batch_size)],
-        seeds=seeds_,
+        seeds=seed_tensor,
         lease=lease,
         stats=stats,
         clock=options.clock,

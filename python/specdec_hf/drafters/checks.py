@@ -68,7 +68,7 @@ def _check_noise(drafter: Drafter, context: DraftContext) -> None:
 def read_draft(
     drafter: Drafter, proposed: Any, history: History, gamma: int, context: DraftContext
 ) -> Draft | None:
-    """What a drafter proposed, as a `Draft` with valid counts; None where it drafts nothing.
+    """Check a drafter's proposal, so that the loop meets valid counts only; None for no drafts.
 
     Args:
         drafter: named in messages and notes.

@@ -18,7 +18,7 @@ _KEPT = ("streamer", "assistant_model", "negative_prompt_ids", "kwargs")
 
 
 def kept_arguments() -> dict[str, Any]:
-    """What the ``model.generate`` that called a decoder keeps; empty for any other caller.
+    """Arguments that the calling ``model.generate`` keeps to itself; empty for any other caller.
 
     Returns:
         The arguments that are not None, and ``kwargs``, a dict of the others that it was given.

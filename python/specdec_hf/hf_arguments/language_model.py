@@ -1,4 +1,4 @@
-"""What counts as a model: one of Transformers, or a wrapper that forwards to it."""
+"""The check that a target or drafter is a model of Transformers, or a wrapper around one."""
 
 from __future__ import annotations
 

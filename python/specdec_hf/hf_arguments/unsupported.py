@@ -1,7 +1,7 @@
 """Every field of ``GenerationConfig``: honoured, refused by name, or without effect.
 
 docs/generation-config.md lists them, and a test compares these tables with the installed
-Transformers. A field that is in none of them is refused where its value is not the default.
+Transformers. A field that is in none of them is refused where it is not None.
 """
 
 from __future__ import annotations
