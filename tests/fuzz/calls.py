@@ -189,8 +189,6 @@ def verify_tree(r):
     })  # fmt: skip
 
 
-# Cache ops.
-
 CACHE_DTYPES = (torch.float32, torch.bfloat16, torch.int8, torch.float64)
 
 
@@ -289,9 +287,6 @@ def ring_truncate_(r):
         "new_lengths": places(r, b, -1, 4 * s), "window": r.randint(1, s),
         "zero_fill": r.happens(0.7),
     })  # fmt: skip
-
-
-# Layout of trees.
 
 
 def tree_attention(r):

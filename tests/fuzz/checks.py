@@ -1,4 +1,4 @@
-"""What every result of an op must satisfy, whatever the arguments were."""
+"""The properties that every result of an op has, whatever the arguments were."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from specdec_kernels import Status, _library, testing
 
 BAD_PARAMETER, OUT_OF_RANGE = int(Status.BAD_PARAMETER), int(Status.DRAFT_OUT_OF_RANGE)
 ALL_BITS = sum(Status)
+REFUSALS = (RuntimeError, TypeError, ValueError)  # of arguments, by an op or its public function
 # Their results are compared with the reference's, byte for byte.
 COMPARED = (*_library.CACHE_OPS, "tree_attention", "rerank_tree", "build_trie")
 
@@ -30,25 +31,30 @@ class Recorder(TorchDispatchMode):
 def call_and_check(function, args):
     """Call an op and check what it returns; whatever it raises passes through."""
     op = function._schema.name.split("::")[1]
-    copies = copied(args) if op in COMPARED and comparable(args) else None
+    copies = no_refusal(op, copied, args) if op in COMPARED and comparable(args) else None
     out = function(*args)
     if any(t.device.type != "cpu" or t.numel() > 2**24 for t in tensors(args)):
         return out
     given = dict(zip((a.name for a in function._schema.arguments), args, strict=False))
     outputs = out if isinstance(out, (tuple, list)) else () if out is None else (out,)
     if op in CHECKS:
-        CHECKS[op](given, *outputs)
+        no_refusal(op, CHECKS[op], given, *outputs)
     if copies is not None:
-        compare_with_reference(op, args, outputs, copies)
+        no_refusal(op, compare_with_reference, op, args, outputs, copies)
     return out
+
+
+def no_refusal(op, function, *args):
+    """The result of a check. An error in it must not count as a refusal by the op, which ran."""
+    try:
+        return function(*args)
+    except REFUSALS as error:
+        raise AssertionError(f"{op}: {function.__name__} refused what ran: {error}") from error
 
 
 def tensors(values):
     flat = [t for v in values for t in (v if isinstance(v, (list, tuple)) else [v])]
     return [t for t in flat if isinstance(t, torch.Tensor)]
-
-
-# Comparison with the reference.
 
 
 def comparable(args):
@@ -92,9 +98,6 @@ def memory_of(t):
     return torch.empty(0, dtype=torch.uint8).set_(t.detach().untyped_storage())
 
 
-# Checks of single ops.
-
-
 def assert_in(name, x, low, high):
     """All values in [low, high)."""
     if x.numel():
@@ -130,7 +133,7 @@ def check_sample(given, tokens, logprobs, logsumexp, threshold, status):
 
 
 def check_verdict(given, drafted, tokens, num_accepted, status, logprobs, accept_probs):
-    """What chains and trees have in common; `drafted` are the tokens that were passed."""
+    """The checks that chains and trees share; `drafted` are the tokens that were passed."""
     b, width = tokens.shape
     v = given["target"].shape[-1]
     assert_in("status", status, 0, ALL_BITS + 1)

@@ -38,8 +38,19 @@ def a_block_table_of_2_to_the_61_columns():
     })  # fmt: skip
 
 
+def a_row_that_threads_share():
+    """One sequence of more row entries than a single thread is worth (csrc/cpu/each_sequence.h)."""
+    g, v = torch.Generator().manual_seed(0), 2**16
+    target, rows = torch.randn(1, 3, v, generator=g), torch.randn(1, 2, v, generator=g)
+    return Call(sk.verify_chain, {
+        "target": target, "draft_token_ids": rows.argmax(-1), "draft": rows, "top_k": 500,
+        "top_p": 0.9, "min_p": 1e-4, "seeds": ZERO, "positions": ZERO, "with_accept_probs": True,
+    })  # fmt: skip
+
+
 CALLS = (
     survivors_of_minus_infinity_with_a_draft_map,
     no_slots,
     a_block_table_of_2_to_the_61_columns,
+    a_row_that_threads_share,
 )

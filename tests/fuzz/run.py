@@ -3,9 +3,10 @@
     python tests/fuzz/run.py --library build/sanitize/_C.so --calls 20000 --seed 1
     python tests/fuzz/run.py --library build/sanitize/_C.so --seed 1 --only 1234
 
-Call number i of a seed is always the same. It either returns what checks.py allows or raises
-RuntimeError, TypeError or ValueError; anything else ends the run, and the command that repeats the
-call alone is printed. Without --library the calls go to the library of the installed package.
+Call number i of a seed is always the same, under SETTINGS[i % 3]. It either returns what checks.py
+allows or raises RuntimeError, TypeError or ValueError; anything else ends the run, and the command
+that repeats the call alone is printed. Without --library the calls go to the library of the
+installed package.
 """
 
 from __future__ import annotations
@@ -21,6 +22,12 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+# Of a process. A processor without an instruction set takes the next one that it has.
+SETTINGS = (
+    {"OMP_NUM_THREADS": "2", "SPECDEC_CPU_CAPABILITY": "avx512"},
+    {"OMP_NUM_THREADS": "1", "SPECDEC_CPU_CAPABILITY": "avx2"},
+    {"OMP_NUM_THREADS": "2", "SPECDEC_CPU_CAPABILITY": "plain"},
+)
 LONGEST_CALL = 60  # seconds, after which a call counts as hanging
 
 
@@ -55,7 +62,6 @@ def environment(library: Path | None) -> dict[str, str]:
         # without a sanitizer.
         "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1:abort_on_error=0",
         "UBSAN_OPTIONS": "print_stacktrace=0",  # the message names file and line
-        "OMP_NUM_THREADS": "1",
     }
 
 
@@ -72,7 +78,12 @@ def run_child(numbers: range, seed: int, progress: Path) -> None:
             signal.alarm(LONGEST_CALL)
             outcomes[run(seed, i)] += 1
         signal.alarm(0)
-    print(" ".join(f"{count} {name}" for name, count in outcomes.items()), flush=True)
+    print(outcomes["returned"], outcomes["raised"], flush=True)
+
+
+def numbers_of(job: int, a: argparse.Namespace) -> range:
+    """The calls that a process makes."""
+    return range(job, a.calls, a.jobs) if a.only is None else range(a.only, a.only + 1)
 
 
 def main() -> int:
@@ -87,15 +98,16 @@ def main() -> int:
     seed = time.time_ns() % 2**32 if a.seed is None else a.seed
     if a.child is not None:
         job, progress = a.child.split(",")
-        numbers = range(int(job), a.calls, a.jobs) if a.only is None else range(a.only, a.only + 1)
-        run_child(numbers, seed, Path(progress))
+        run_child(numbers_of(int(job), a), seed, Path(progress))
         return 0
 
     print(f"fuzz: {a.calls if a.only is None else 1} calls, seed {seed}", flush=True)
-    begin, failed = time.perf_counter(), 0
+    begin, failed, returned, raised = time.perf_counter(), 0, 0, 0
+    # A multiple of the settings, so that a process needs only one of them.
+    a.jobs = -(-a.jobs // len(SETTINGS)) * len(SETTINGS)
     with tempfile.TemporaryDirectory() as folder:
         jobs = []
-        for job in range(a.jobs if a.only is None else 1):
+        for job in range(a.jobs) if a.only is None else (a.only % a.jobs,):
             progress = Path(folder) / str(job)
             progress.touch()
             command = [
@@ -103,13 +115,24 @@ def main() -> int:
                 f"--seed={seed}", f"--jobs={a.jobs}",
             ]  # fmt: skip
             command += [] if a.only is None else [f"--only={a.only}"]
-            jobs.append((subprocess.Popen(command, env=environment(a.library)), progress))
-        for process, progress in jobs:
-            if process.wait() != 0:
-                failed += 1
-                call = progress.read_text().strip() or "0"
-                print(f"fuzz: call {call} of seed {seed} failed (exit status {process.returncode})")
-                print(f"fuzz: repeat it with: make sanitize SEED={seed} ONLY={call}", flush=True)
+            setting = SETTINGS[job % len(SETTINGS)]
+            process = subprocess.Popen(
+                command, env=environment(a.library) | setting, stdout=subprocess.PIPE, text=True
+            )
+            jobs.append((job, setting, process, progress))
+        for job, setting, process, progress in jobs:
+            words = process.communicate()[0].split()
+            counts = [int(word) for word in words[-2:]] if process.returncode == 0 else []
+            # A process that ends early may do so with status 0.
+            if counts and sum(counts) == len(numbers_of(job, a)):
+                returned, raised = returned + counts[0], raised + counts[1]
+                continue
+            failed += 1
+            call = progress.read_text().strip() or "0"
+            print(f"fuzz: call {call} of seed {seed} failed (exit status {process.returncode})")
+            under = " ".join(f"{name}={value}" for name, value in setting.items())
+            print(f"fuzz: repeat it with: make sanitize SEED={seed} ONLY={call}  # {under}")
+    print(f"fuzz: {returned} calls returned, {raised} raised")
     took = time.perf_counter() - begin
     print(f"fuzz: {'FAILED' if failed else 'clean'}, {took:.0f} s", flush=True)
     return 1 if failed else 0

@@ -1,8 +1,12 @@
 """Some random calls of `make sanitize` on the library as it is, and what the checks reject."""
 
+import shutil
+import sys
+
 import pytest
 import torch
 from fuzz import directed
+from fuzz import run as run_module
 from fuzz.calls import MAKERS
 from fuzz.checks import CHECKS, Recorder, call_and_check
 from fuzz.one_call import run
@@ -45,6 +49,31 @@ def test_the_checks_reject_a_verdict_with(output, value):
     out[output].view(-1)[0] = value
     with pytest.raises(AssertionError):
         CHECKS["verify_chain"](given, *out)
+
+
+def test_an_error_in_a_check_is_no_refusal(monkeypatch):
+    overload, args, _ = recorded(directed.CALLS[0])
+
+    def broken(given, *outputs):
+        raise RuntimeError("broken")
+
+    monkeypatch.setitem(CHECKS, "verify_chain", broken)
+    with pytest.raises(AssertionError, match="verify_chain: broken refused what ran: broken"):
+        call_and_check(overload, args)
+
+
+def test_an_op_and_its_reference_read_true_as_one():
+    """The schema lets it pass; the public function refuses it."""
+    one = torch.zeros(1, 1, dtype=torch.int64)
+    call_and_check(torch.ops.specdec_kernels.tree_attention.default, (one - 1, one[0], 4, True))
+
+
+def test_processes_that_end_early_are_a_failure(monkeypatch, capsys):
+    """Each ends with status 0 before its calls, as one would that calls exit()."""
+    monkeypatch.setattr(sys, "argv", ["run.py", "--calls=6", "--jobs=1"])
+    monkeypatch.setattr(sys, "executable", shutil.which("true"))
+    assert run_module.main() == 1
+    assert "fuzz: FAILED" in capsys.readouterr().out
 
 
 def test_a_write_beside_a_view_is_seen():

@@ -133,14 +133,6 @@ def laid_out(r, x):
     return x.repeat_interleave(2, 0)[::2] if x.dim() == 1 else x
 
 
-def overlapping(x):
-    """Whether two elements share memory."""
-    return any(n > 1 and s == 0 for n, s in zip(x.shape, x.stride(), strict=True))
-
-
-# Anything.
-
-
 def spoiled_tensor(r, x, may_enlarge=True):
     """A tensor that differs from x in one way: it may not fit, or fit with other contents."""
     if x.numel() > 2**24 or x.device.type != "cpu":

@@ -8,7 +8,7 @@ import pytest
 
 from specdec_kernels import _library
 
-CALLS, MOST_GROWTH = 100_000, 2**20
+CALLS, MOST_GROWTH = 60_000, 2**20
 # Every tenth call raises. In its own process, because other tests leave memory to be used again.
 MEASURE = """
 import json, sys
@@ -21,9 +21,10 @@ def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 def smallest(op):
+    # Of the cases with the most tensors, so that optional ones are converted as well.
     every = [c.args() for c in testing.cases(op)]
     return min((a for a in every if all(t.numel() for t in tensors(a))),
-               key=lambda a: sum(t.numel() for t in tensors(a)))
+               key=lambda a: (-len(tensors(a)), sum(t.numel() for t in tensors(a))))
 
 def call(op, n, good, bad):
     for i in range(n):
@@ -50,8 +51,8 @@ print(json.dumps(growth))
 
 
 @pytest.mark.slow
-def test_the_resident_set_is_flat_over_100000_calls_of_every_op():
-    """With strings in the schemas it grew by 10 MiB in the verifiers: 52 bytes for each string."""
+def test_the_resident_set_is_flat_over_60000_calls_of_every_op():
+    """With strings in the schemas it grew by 52 bytes for each string of a verifier's call."""
     done = subprocess.run(
         [sys.executable, "-c", MEASURE, str(CALLS)], capture_output=True, text=True, check=True
     )

@@ -42,7 +42,8 @@ def tree_attention(
     mask = sees.gather(2, row_of[:, None].expand(b, n + 1, slots)) & in_tree[:, None]
     mask |= (slot < lengths[:, None])[:, None]
     if window:
-        mask &= key_positions[:, None] > positions[..., None] - window
+        # The native op reads True as 1; PyTorch subtracts no bool.
+        mask &= key_positions[:, None] > positions[..., None] - int(window)
     return mask, positions
 
 
