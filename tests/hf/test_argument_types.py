@@ -263,3 +263,12 @@ def test_a_model_of_prompt_tuning_is_refused():
     for name, kwargs in (("model", {"model": wrapped}), ("drafter", {"drafter": wrapped})):
         with pytest.raises(ValueError, match=f"{name} must have no virtual tokens, got Wrapper"):
             generate(**{"model": model, **inputs, **kwargs})
+
+
+def test_a_wrapped_model_gets_the_positions_of_a_mask_with_holes():
+    model, inputs = hf_models.tiny("gpt2"), hf_models.prompts((9,))
+    inputs["attention_mask"] = torch.tensor([[1, 1, 1, 0, 1, 1, 0, 1, 1]])
+    settings = {"max_new_tokens": 8, "do_sample": False}
+    expected = model.generate(**inputs, **settings)
+    got = generate(Wrapper(model), **inputs, **settings, drafter=hf_models.perturbed("gpt2"))
+    assert got.tolist() == expected.tolist()

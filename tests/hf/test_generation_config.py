@@ -126,13 +126,55 @@ def test_a_streamer_of_model_generate_is_used():
         model.generate(**two, **NEW, streamer=mine, custom_generate=decoder)
 
 
-def test_negative_prompts_are_refused_by_a_decoder():
-    inputs = hf_models.prompts((9,))
-    with pytest.raises(ValueError, match="negative_prompt_ids is not supported"):
-        hf_models.tiny("llama").generate(
-            **inputs, **NEW, negative_prompt_ids=inputs["input_ids"],
-            custom_generate=SpeculativeDecoder(),
-        )  # fmt: skip
+@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize(
+    "name", ["negative_prompt_ids", "negative_prompt_attention_mask", "synced_gpus"]
+)
+def test_what_model_generate_keeps_is_refused_by_a_decoder(name, wrapped):
+    inputs, decoder = hf_models.prompts((9,)), SpeculativeDecoder()
+    value = True if name == "synced_gpus" else inputs["attention_mask"]
+
+    def around(*args, **kwargs):
+        return decoder(*args, **kwargs)
+
+    custom = around if wrapped else decoder
+    with pytest.raises(ValueError, match=f"{name} is not supported"):
+        hf_models.tiny("llama").generate(**inputs, **NEW, **{name: value}, custom_generate=custom)
+
+
+@pytest.mark.parametrize("outer", ["plain", "another model", "another decoder"])
+def test_a_decoder_reads_only_the_generate_that_called_it(outer):
+    """The frame of an outer ``generate`` holds a streamer that is not the decoder's."""
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9,))
+    theirs, mine = Recorder(), Recorder()
+    model.generate(**inputs, **NEW, streamer=theirs)
+    inner, called = SpeculativeDecoder(), []
+    arguments = []
+
+    def capture(*args, **kwargs):
+        arguments.append((args, kwargs))
+        return args[1]
+
+    model.generate(**inputs, **NEW, custom_generate=capture)
+    ((args, kwargs),) = arguments
+
+    def process(ids, scores):
+        if not called:
+            called.append(inner(*args, **kwargs))
+        return scores
+
+    runs = hf_models.tiny("gpt2") if outer == "another model" else model
+    options = {} if outer != "another decoder" else {"custom_generate": SpeculativeDecoder()}
+    runs.generate(**inputs, **NEW, logits_processor=[process], streamer=mine, **options)
+    assert len(called) == 1
+    if runs is model:
+        assert mine.calls == theirs.calls
+
+
+def test_a_stream_refuses_the_streamer_of_its_decoder():
+    decoder = SpeculativeDecoder(streamer=Recorder())
+    with pytest.raises(ValueError, match="streamer must be None with stream"):
+        list(decoder.stream(hf_models.tiny("llama"), **hf_models.prompts((9,)), **NEW))
 
 
 BY_SEQUENCE = {

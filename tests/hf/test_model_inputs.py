@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from specdec_hf import SpeculativeDecoder, generate
+from specdec_hf.cache import self_check
 from specdec_hf.cache.later_inputs import LaterInputs
 from specdec_hf.decode import prefill
 from specdec_hf.drafters import Draft, Drafter
@@ -187,7 +188,7 @@ def test_the_first_call_of_a_kind_is_compared_with_plain_forwards(monkeypatch):
         return made
 
     monkeypatch.setattr(LaterInputs, "add_to", wrong)
-    monkeypatch.setattr(prefill, "_proven", set())
+    self_check.forget()
     with pytest.raises(ValueError, match=r"logits of GPT2LMHeadModel differ from plain generation"):
         generate(tiny("gpt2"), **inputs("gpt2"), max_new_tokens=4, drafter="prompt_lookup")
 
@@ -255,3 +256,32 @@ def test_an_input_that_would_be_dropped_is_refused_by_name(name, given, message,
     made = {"input_ids": torch.ones(1, 3, dtype=torch.int64), **given}
     with pytest.raises(ValueError, match=message):
         decode(entry, tiny(name), made, {"max_new_tokens": 2})
+
+
+@pytest.mark.parametrize("options", [{}, {"drafter": "prompt_lookup"}])
+def test_an_unknown_cache_is_refused_with_other_inputs_too(options):
+    embeds = tiny("gpt2").get_input_embeddings()(torch.ones(1, 3, dtype=torch.int64)).detach()
+    with pytest.raises(ValueError, match=r"cache must be 'auto', 'spec', .*, got 'x'"):
+        generate(tiny("gpt2"), inputs_embeds=embeds, cache="x", max_new_tokens=2, **options)
+
+
+def test_a_fallback_from_a_prefill_leaves_a_note_and_self_check_false_measures_nothing(monkeypatch):
+    right = LaterInputs.add_to
+
+    def wrong(self, inputs, size):
+        made = right(self, inputs, size)
+        made["position_ids"] = made["position_ids"] + 1
+        return made
+
+    model, made = tiny("llava"), of_sequence(inputs("llava"), 0)
+    expected = model.generate(**made, max_new_tokens=NEW, do_sample=False)
+    monkeypatch.setattr(LaterInputs, "add_to", wrong)
+    self_check.forget()
+    out = generate(model, **made, **WHOLE, drafter="prompt_lookup", guard=False)
+    assert out.sequences.tolist() == expected.tolist()
+    assert out.stats.cache == "dynamic"
+    assert "runs with cache='dynamic'; cache='spec': logits of Llava" in out.stats.notes[0]
+    monkeypatch.setattr(prefill, "_difference", lambda *_: pytest.fail("measured"))
+    self_check.forget()
+    out = generate(model, **made, **WHOLE, drafter="prompt_lookup", self_check=False)
+    assert out.stats.cache == "spec"

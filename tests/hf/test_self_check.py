@@ -240,3 +240,44 @@ def test_a_model_that_takes_one_token_at_a_time_is_refused_drafts():
     with pytest.raises(ValueError, match="ProphetNetForCausalLM cannot be used with drafts"):
         generate(model, ids, drafter="prompt_lookup", max_new_tokens=4)
     assert generate(model, ids, max_new_tokens=4).shape == (1, 13)
+
+
+def test_a_note_says_what_the_self_check_did_not_cover(monkeypatch, forgetful):
+    monkeypatch.setattr(self_check, "LARGEST_WINDOW", 2)
+    _, _, stats = texts(hf_models.tiny("gemma2"), (9,))
+    assert any("attention beyond a window of 6 tokens is not covered" in n for n in stats.notes)
+
+
+def test_a_note_names_the_cache_that_was_asked_for_and_cannot_be_had():
+    _, _, stats = texts(build("OpenAIGPT"), (9,), drafter="prompt_lookup", cache="spec")
+    assert stats.cache == "none"
+    assert stats.notes == [
+        "OpenAIGPTLMHeadModel runs with cache='none'; cache='spec': its forward takes no cache"
+    ]
+
+
+def test_a_reason_that_holds_for_every_cache_is_said_once():
+    with pytest.raises(ValueError, match="MambaForCausalLM cannot be used with drafts: it keeps a"):
+        texts(build("Mamba"), (9,), drafter="prompt_lookup")
+
+
+def test_states_of_the_caller_without_a_length_are_refused_by_name():
+    model, ids = build("Mamba"), torch.arange(1, 10)[None]
+    with torch.no_grad():
+        past = model(ids[:, :-1], use_cache=True).cache_params
+    with pytest.raises(ValueError, match="past_key_values of MambaForCausalLM is not supported"):
+        generate(model, ids, past_key_values=past, max_new_tokens=2)
+
+
+def test_check_model_refuses_what_is_no_model():
+    with pytest.raises(TypeError, match=r"model must be a causal language model .*, got 'x'"):
+        check_model("x")
+
+
+def test_check_model_does_not_say_fits_where_nothing_was_measured(forgetful):
+    model = hf_models.build("llama")
+    with torch.no_grad():
+        model.lm_head.weight.fill_(float("nan"))
+    check = check_model(model)
+    assert str(check).count("not checked: the model's logits are not finite") == len(check.fits)
+    assert check.fitting() == []

@@ -8,6 +8,7 @@ from typing import Any
 from specdec_hf.cache.make import ROLLBACK_KINDS
 from specdec_hf.cache.plain import keeps_cache
 from specdec_hf.cache.self_check import Fit, check_fit
+from specdec_hf.hf_arguments.language_model import check_language_model
 
 
 @dataclass(frozen=True)
@@ -31,10 +32,7 @@ class ModelCheck:
         rows = [("cache", "drafts", "sequences", "difference", "verdict")]
         for (cache, drafts, sequences), fit in self.fits.items():
             difference = "" if fit.difference is None else f"{fit.difference:.1e}"
-            verdict = (
-                fit.reason or fit.unchecked or "fits" + (f"; {fit.remark}" if fit.remark else "")
-            )
-            rows.append((cache, drafts, sequences, difference, verdict))
+            rows.append((cache, drafts, sequences, difference, _verdict(fit)))
         widths = [max(len(row[i]) for row in rows) for i in range(4)]
         lines = [
             "  ".join([*(x.ljust(w) for x, w in zip(row, widths, strict=False)), row[4]]).rstrip()
@@ -56,9 +54,14 @@ def check_model(model: Any) -> ModelCheck:
     Returns:
         A `ModelCheck`, which prints as a table.
 
+    Raises:
+        TypeError: not a causal language model.
+        ValueError: a model with prompt tuning.
+
     >>> from specdec_hf import check_model  # doctest: +SKIP
     >>> print(check_model(model))  # doctest: +SKIP
     """
+    check_language_model("model", model)
     kinds = ROLLBACK_KINDS if keeps_cache(model) else ("none",)
     fits = {}
     for kind in kinds:
@@ -72,4 +75,12 @@ def check_model(model: Any) -> ModelCheck:
 
 
 def _good(fit: Fit) -> bool:
-    return fit.reason is None and fit.unchecked is None
+    return fit.reason is None and fit.not_measured is None
+
+
+def _verdict(fit: Fit) -> str:
+    if fit.reason is not None:
+        return fit.reason
+    if fit.not_measured is not None:
+        return f"not checked: {fit.not_measured}"
+    return "fits" if fit.remark is None else f"fits; {fit.remark}"

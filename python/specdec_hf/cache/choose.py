@@ -41,26 +41,45 @@ def choose_cache(
     Raises:
         ValueError: an unknown kind, or no cache fits; the message names class, cache and reason.
     """
-    if kind not in ("auto", *ROLLBACK_KINDS):
-        raise ValueError(f"cache must be 'auto', 'spec', 'aligned' or 'dynamic', got {kind!r}")
+    check_kind(kind)
     padded = batch_size > 1 or (prompt is not None and not bool(prompt.mask.all()))
-    refused: list[str] = []
+    refused: dict[str, str] = {}
     for candidate in _candidates(model, batch_size, kind, drafts, tree, bool(inputs)):
         fit = _fit(model, candidate, padded, tree, self_check and not inputs)
         # Where nothing could be measured, "spec" is the only kind that is not Transformers' own.
         reason = fit.reason or (fit.unchecked if candidate == "spec" and kind == "auto" else None)
         if reason is not None:
-            refused.append(f"cache={candidate!r}: {reason}")
+            refused[candidate] = reason
             continue
+        asked = kind_reason(model, kind) if kind not in ("auto", candidate) else None
+        if asked is not None:
+            refused[kind] = asked
         cache = make_cache(
             model, batch_size, capacity, candidate, prompt=prompt, inputs=inputs, past=past
         )
-        notes = [f"{type(model).__name__} runs with cache={candidate!r}; {r}" for r in refused]
-        if fit.unchecked is not None:
-            notes.append(f"cache={candidate!r} was not checked: {fit.unchecked}")
+        name = type(model).__name__
+        notes = [f"{name} runs with cache={candidate!r}; {r}" for r in _reasons(refused)]
+        if fit.not_measured is not None:
+            notes.append(f"cache={candidate!r} was not checked: {fit.not_measured}")
+        elif fit.remark is not None:
+            notes.append(f"cache={candidate!r}: {fit.remark}")
         return cache, notes
     doing = "with a tree of drafts" if tree else "with drafts" if drafts else "here"
-    raise ValueError(f"{type(model).__name__} cannot be used {doing}; {'; '.join(refused)}")
+    if len(refused) > 1 and len(set(refused.values())) == 1:
+        raise ValueError(f"{type(model).__name__} cannot be used {doing}: {reason}")
+    raise ValueError(
+        f"{type(model).__name__} cannot be used {doing}; {'; '.join(_reasons(refused))}"
+    )
+
+
+def check_kind(kind: str) -> None:
+    """Raises ValueError for a name of no cache."""
+    if kind not in ("auto", *ROLLBACK_KINDS):
+        raise ValueError(f"cache must be 'auto', 'spec', 'aligned' or 'dynamic', got {kind!r}")
+
+
+def _reasons(refused: dict[str, str]) -> list[str]:
+    return [f"cache={kind!r}: {reason}" for kind, reason in refused.items()]
 
 
 def _candidates(
@@ -75,10 +94,14 @@ def _candidates(
         return ["spec", "plain"] if kind == "auto" else [kind, "plain"]
     if not keeps_cache(model):
         return ["none"]
-    kinds = list(ROLLBACK_KINDS) if kind == "auto" else [kind]
-    if has_inputs:
-        kinds = [one for one in kinds if one != "spec"]
-    return [one for one in kinds if one != "aligned" or batch_size > 1 or kind == "aligned"]
+    return [one for one in rollback_kinds(kind, batch_size) if one != "spec" or not has_inputs]
+
+
+def rollback_kinds(kind: str, batch_size: int) -> list[str]:
+    """The kinds that an argument ``cache`` allows for drafts, in the order of trying them."""
+    if kind != "auto":
+        return [kind]
+    return [one for one in ROLLBACK_KINDS if one != "aligned" or batch_size > 1]
 
 
 def _fit(model: Any, kind: str, padded: bool, tree: bool, self_check: bool) -> Fit:

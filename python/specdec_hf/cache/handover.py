@@ -7,12 +7,11 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers.cache_utils import DynamicCache, DynamicSlidingWindowLayer
+from transformers.cache_utils import CacheLayerMixin, DynamicCache, DynamicSlidingWindowLayer
 
 from specdec_hf.cache.choose import choose_cache
-from specdec_hf.cache.dynamic_cache import DynamicCacheAdapter
 from specdec_hf.cache.make import kind_reason
-from specdec_hf.cache.plain import PlainCache, Prompt, SeparateCache, copy_of
+from specdec_hf.cache.plain import PlainCache, Prompt, SeparateCache
 from specdec_hf.cache.protocol import RollbackCache
 from specdec_hf.cache.spec_cache import SpecCache
 
@@ -38,6 +37,12 @@ def import_cache(
         raise ValueError(
             f"past_key_values must be a DynamicCache or SpecCache, got {type(past).__name__}"
         )
+    layers: list[Any] = past.layers
+    if layers and not any(isinstance(layer, CacheLayerMixin) for layer in layers):
+        raise ValueError(
+            f"past_key_values of {type(model).__name__} is not supported: its layers keep states "
+            "that do not say how many tokens they hold"
+        )
     columns = past.get_seq_length()
     if columns >= mask.shape[1]:
         raise ValueError(
@@ -47,7 +52,6 @@ def import_cache(
     batch_size = mask.shape[0]
     if columns == 0:
         return choose_cache(model, batch_size, capacity, kind, prompt=prompt, **options)
-    layers: list[Any] = past.layers
     held = next(x.keys for x in layers if isinstance(getattr(x, "keys", None), torch.Tensor))
     if held.shape[0] != batch_size:
         raise ValueError(
@@ -61,33 +65,26 @@ def import_cache(
     return cache, notes
 
 
-def take_over(
-    model: Any, past: Any, mask: NDArray[np.bool_], capacity: int, kind: str
-) -> SpecCache | DynamicCacheAdapter:
-    """The cache that the model's own prefill filled, copied into a cache of the loop.
+def take_over(model: Any, past: Any, mask: NDArray[np.bool_], capacity: int) -> SpecCache:
+    """The cache that the model's own prefill filled, copied into a `SpecCache`.
 
     Args:
         model: the model that filled ``past``.
         past: a ``DynamicCache`` of P columns.
         mask: [B, P], False where a column is padding.
         capacity: slots to allocate.
-        kind: "spec", or "dynamic" for one sequence.
 
     Raises:
-        ValueError: a kind that this model or batch cannot use.
+        ValueError: a model that this cache cannot serve, or another kind of ``past``.
     """
     if not isinstance(past, DynamicCache):
         raise ValueError(f"past_key_values must be a DynamicCache, got {type(past).__name__}")
-    reason = kind_reason(model, kind)
+    reason = kind_reason(model, "spec")
     if reason is not None:
-        raise ValueError(f"cache={kind!r} cannot serve {type(model).__name__}: {reason}")
-    if kind == "spec":
-        cache = SpecCache(model, len(mask), capacity)
-        _fill(model, cache, past, mask)
-        return cache
-    if len(mask) != 1 or not mask.all():
-        raise ValueError(f"cache='dynamic' needs one sequence without padding, got {len(mask)}")
-    return DynamicCacheAdapter(model, copy_of(past))
+        raise ValueError(f"cache='spec' cannot serve {type(model).__name__}: {reason}")
+    cache = SpecCache(model, len(mask), capacity)
+    _fill(model, cache, past, mask)
+    return cache
 
 
 def _fill(model: Any, cache: SpecCache, past: DynamicCache, mask: NDArray[np.bool_]) -> None:
@@ -122,8 +119,6 @@ def export_cache(model: Any, cache: RollbackCache, mask: NDArray[np.bool_]) -> A
         mask: [B, P] bool, which columns hold a token. The cache lacks the last column of the
             returned sequences, as after plain ``generate``.
     """
-    if isinstance(cache, DynamicCacheAdapter):
-        return cache.release()
     if isinstance(cache, SeparateCache):
         return cache.rows[0].release() if len(cache.rows) == 1 else None
     columns = mask.shape[1]

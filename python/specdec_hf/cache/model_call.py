@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Set
 from functools import lru_cache
 from typing import Any
 
@@ -30,6 +31,11 @@ def model_inside(model: Any) -> Any:
     Wrappers pass on arguments that the signature of their own forward does not name.
     """
     return next((m for m in model.modules() if isinstance(m, PreTrainedModel)), model)
+
+
+def forward_arguments(model: Any) -> Set[str]:
+    """Names of the arguments that the forward of a model, or of the model inside, takes."""
+    return inspect.signature(model_inside(model).forward).parameters.keys()
 
 
 @lru_cache(maxsize=64)

@@ -8,7 +8,6 @@ forward from the tokens so far and a 2-D mask of the padding. Only the roll back
 from __future__ import annotations
 
 import copy
-import inspect
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +18,7 @@ from transformers.cache_utils import Cache, DynamicCache
 from transformers.generation.utils import ALL_CACHE_NAMES
 from transformers.utils.generic import ModelOutput
 
-from specdec_hf.cache.model_call import model_inside
+from specdec_hf.cache.model_call import forward_arguments
 from specdec_hf.cache.protocol import Lengths
 from specdec_kernels import kv_realign_
 
@@ -77,7 +76,7 @@ class PlainCache:
         self._keep_mask = keep_mask
         self.kind = kind
         self.lengths: Lengths = np.zeros(batch_size, dtype=np.int64)
-        self._takes = frozenset(inspect.signature(model_inside(model).forward).parameters)
+        self._takes = frozenset(forward_arguments(model))
         self._prompt = prompt
         self._kwargs: dict[str, Any] = {"use_cache": kind != "none", **(inputs or {})}
         self._outputs: ModelOutput | None = None  # of the last forward, without its logits
@@ -322,5 +321,4 @@ def _copy_of_layer(layer: Any) -> Any:
 
 def keeps_cache(model: Any) -> bool:
     """Whether the model's forward takes any cache at all."""
-    taken = inspect.signature(model_inside(model).forward).parameters
-    return not taken.keys().isdisjoint(ALL_CACHE_NAMES)
+    return not forward_arguments(model).isdisjoint(ALL_CACHE_NAMES)

@@ -61,8 +61,13 @@ class Fit:
     unchecked: str | None = None
     remark: str | None = None
 
+    @property
+    def not_measured(self) -> str | None:
+        """Why a cache that was not refused is not known to fit, or None."""
+        return self.unchecked or (self.remark if self.difference is None else None)
 
-_known: dict[tuple[Any, ...], Fit] = {}
+
+known: dict[tuple[Any, ...], Fit] = {}
 
 
 def check_fit(model: Any, kind: str, *, padded: bool = True, tree: bool = False) -> Fit:
@@ -81,22 +86,22 @@ def check_fit(model: Any, kind: str, *, padded: bool = True, tree: bool = False)
     reason = kind_reason(model, kind)
     if reason is not None or kind == "plain":
         return Fit(reason=reason)
-    key = (*_configuration(model), kind, padded, tree)
-    fit = _known.get(key)
+    key = (*configuration(model), kind, padded, tree)
+    fit = known.get(key)
     if fit is None:
         with _undisturbed(model), torch.inference_mode():
             fit = _measure(model, kind, padded, tree)
         if fit.difference is not None or fit.reason is not None:
-            _known[key] = fit
+            known[key] = fit
     return fit
 
 
 def forget() -> None:
     """Forget all results, so that the next use of each cache is checked again."""
-    _known.clear()
+    known.clear()
 
 
-def _configuration(model: Any) -> tuple[Any, ...]:
+def configuration(model: Any) -> tuple[Any, ...]:
     """A key of all that decides whether a cache fits, so of no weights and without the model."""
     config = model.config.to_dict()
     for name in ("_name_or_path", "transformers_version", "architectures"):
@@ -140,12 +145,12 @@ def _measure(model: Any, kind: str, padded: bool, tree: bool) -> Fit:
     for b, position, row in seen:
         if row.shape != own[b][position].shape:
             return Fit(reason=f"its logits are {list(row.shape)}, not {list(own[b][0].shape)}")
-        apart = (row - own[b][position]).square().mean().sqrt() / own[b][position].std()
+        apart = distance(row, own[b][position])
         # NaN is a difference too, and max() would drop it.
         difference = float("inf") if bool(apart.isnan()) else max(difference, float(apart))
     if not math.isfinite(difference) and not bool(_alone(model, plan.fed).isfinite().all()):
         return Fit(remark=_NOT_FINITE)  # a rejected draft did that, not the cache
-    tolerance = max(LEAST_TOLERANCE, STEPS * _rounding(model))
+    tolerance = tolerance_of(model)
     reason = None
     if difference > tolerance:
         reason = (
@@ -347,12 +352,17 @@ def _ordinary_ids(model: Any) -> torch.Tensor:
     return torch.tensor(ids or [0], device="cpu")
 
 
-def _rounding(model: Any) -> float:
-    """The relative step of the numbers that the model computes with."""
+def distance(rows: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+    """Of logits [..., V]: `Fit.difference` of each row."""
+    return (rows - own).square().mean(dim=-1).sqrt() / own.std(dim=-1)
+
+
+def tolerance_of(model: Any) -> float:
+    """The largest difference that rounding explains."""
     step = float(torch.finfo(model.dtype).eps)
     if model.device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32:
         step = max(step, 2.0**-10)
-    return step
+    return max(LEAST_TOLERANCE, STEPS * step)
 
 
 def _one_line(error: Exception) -> str:

@@ -216,7 +216,7 @@ class SpeculativeDecoder:
         criteria = type(stopping_criteria)(stopping_criteria)
         if self.stop_strings is not None:
             criteria.append(StopStringCriteria(self.tokenizer, self.stop_strings))
-        kept = kept_arguments()
+        kept = kept_arguments(model, self)
         call = call_from_hugging_face(
             model, input_ids, logits_processor, criteria, generation_config, model_kwargs, kept
         )
@@ -236,7 +236,14 @@ class SpeculativeDecoder:
         """Yield a `Step` per sequence and round; the generator returns a `SpecOutput`.
 
         ``seed`` is that of this call; None means the ``seed`` of this object.
+
+        Raises:
+            ValueError: this object has a streamer, which would get nothing.
         """
+        if self.streamer is not None:
+            raise ValueError(
+                f"streamer must be None with stream, which yields the text, got {self.streamer!r}"
+            )
         check_language_model("model", model)
         for name in ("tokenizer", "stop_strings"):
             if getattr(self, name) is not None:

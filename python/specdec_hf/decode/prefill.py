@@ -15,30 +15,34 @@ import torch
 from numpy.typing import NDArray
 from transformers.cache_utils import get_layer_types_and_kwargs
 
+from specdec_hf.cache.choose import rollback_kinds
 from specdec_hf.cache.forward import forward_window
 from specdec_hf.cache.handover import take_over
 from specdec_hf.cache.later_inputs import LaterInputs
 from specdec_hf.cache.make import kind_reason
 from specdec_hf.cache.plain import PlainCache, Prompt
 from specdec_hf.cache.protocol import Lengths, RollbackCache
+from specdec_hf.cache.self_check import Fit, configuration, distance, known, tolerance_of
 from specdec_hf.hf_arguments.call import Call
 from specdec_hf.hf_arguments.model_inputs import HOLED_MASK, copied
 
 PROBES = 3  # tokens that the first call of a kind feeds twice, to compare
-# Largest difference of logits, in units of the largest logit.
-TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
-
-_proven: set[tuple[Any, ...]] = set()
 
 
 @torch.inference_mode()
 def prefill(
-    model: Any, call: Call, capacity: int, kind: str, drafts: bool = True
-) -> tuple[RollbackCache, torch.Tensor]:
+    model: Any,
+    call: Call,
+    capacity: int,
+    kind: str,
+    *,
+    drafts: bool = True,
+    self_check: bool = True,
+) -> tuple[RollbackCache, torch.Tensor, list[str]]:
     """Run the model's own prefill and hand its cache to the loop.
 
     The first time that a class and configuration of model has inputs of these names, the logits of
-    a few tokens are compared with those of plain forwards.
+    a few tokens are compared with those of plain forwards, with the measure of self_check.py.
 
     Args:
         model: causal LM.
@@ -46,9 +50,11 @@ def prefill(
         capacity: slots to allocate.
         kind: "auto", "spec", "aligned" or "dynamic".
         drafts: whether tokens will have to be forgotten.
+        self_check: False makes no such comparison.
 
     Returns:
-        The cache, which holds the whole prompt, and logits [B, 1, V] of the token that follows.
+        The cache, which holds the whole prompt, logits [B, 1, V] of the token that follows, and
+        notes for the statistics.
 
     Raises:
         ValueError: the loop cannot feed this model's later tokens as plain generation does.
@@ -63,19 +69,24 @@ def prefill(
         )
     logits = outputs.logits[:, -1:].clone()
     lengths = call.mask.sum(axis=1).astype(np.int64)
-    kinds = ["spec", "dynamic", "aligned"] if kind == "auto" else [kind]
-    faults = []
+    kinds = rollback_kinds(kind, len(call.mask))
+    faults: list[str] = []
+
+    def result(cache: RollbackCache) -> tuple[RollbackCache, torch.Tensor, list[str]]:
+        ran = f"{type(model).__name__} runs with cache={cache.kind!r}"
+        return cache, logits, [f"{ran}; {fault}" for fault in faults]
+
     try:
         later = LaterInputs(model, made.input_ids, made.model_kwargs, outputs, past, lengths)
     except ValueError as error:
         kinds, faults = [], [str(error)]
     for one in kinds:
         try:
-            return _taken_over(model, call, outputs, later, capacity, one), logits
+            return result(_taken_over(model, call, outputs, later, capacity, one, self_check))
         except ValueError as error:
             faults.append(str(error))
     if not drafts:
-        return _continued(model, call, outputs, past, "plain"), logits
+        return result(_continued(model, call, outputs, past, "plain"))
     raise ValueError(f"{named(made.names)} not supported: {'; '.join(faults)}")
 
 
@@ -98,7 +109,13 @@ def _continued(model: Any, call: Call, outputs: Any, past: Any, kind: str) -> Pl
 
 
 def _taken_over(
-    model: Any, call: Call, outputs: Any, later: LaterInputs, capacity: int, kind: str
+    model: Any,
+    call: Call,
+    outputs: Any,
+    later: LaterInputs,
+    capacity: int,
+    kind: str,
+    self_check: bool,
 ) -> RollbackCache:
     assert call.prefill is not None
     past = outputs.past_key_values
@@ -107,41 +124,45 @@ def _taken_over(
     if HOLED_MASK in call.prefill.names and layer_types != {"full_attention"}:
         raise ValueError("a sliding window counts the columns that the mask hides")
     cache: RollbackCache
-    if kind == "aligned":
+    if kind == "spec":
+        cache = taken = take_over(model, past, call.mask, capacity)
+        taken.later_inputs = later
+    else:
         reason = kind_reason(model, kind)
-        if layer_types != {"full_attention"}:
+        if kind == "aligned" and layer_types != {"full_attention"}:
             # Such layers drop tokens, so the others of their sequence cannot be moved.
             reason = reason or f"layer types {sorted(layer_types)}"
-        keys = [getattr(layer, "keys", None) for layer in past.layers]
+        if kind == "dynamic" and len(call.mask) != 1:
+            reason = reason or f"one prefill holds {len(call.mask)} sequences"
+        # A sliding layer holds its last columns only.
+        whole = [x for x in past.layers if not getattr(x, "is_sliding", False)]
+        keys = [getattr(layer, "keys", None) for layer in whole]
         held = {x.shape[2] for x in keys if isinstance(x, torch.Tensor)}
         if len(held) > 1:
             reason = reason or "a layer holds no tokens of the text"
         if call.prefill.model_kwargs.get("token_type_ids") is not None:
             reason = reason or "token_type_ids of several new tokens"
         if reason is not None:
-            raise ValueError(f"cache='aligned' cannot serve {type(model).__name__}: {reason}")
+            raise ValueError(f"cache={kind!r} cannot serve {type(model).__name__}: {reason}")
         cache = _continued(model, call, outputs, copied(past), kind)
-    else:
-        cache = taken = take_over(model, past, call.mask, capacity, kind)
-        taken.later_inputs = later
-    key = (
-        type(model), model.config.to_json_string(), model.dtype, type(cache),
-        tuple(call.prefill.names), bool(call.mask.all()),
-    )  # fmt: skip
-    if key not in _proven:
+    if not self_check:
+        return cache
+    key = (*configuration(model), kind, tuple(call.prefill.names), bool(call.mask.all()))
+    if key not in known:
         try:
             difference = _difference(model, cache, past, later)
         except Exception as error:  # raised inside the model, which was not made for such inputs
             raise ValueError(
                 f"cache={kind!r}: {type(model).__name__} cannot use it: {_line(error)}"
             ) from error
-        limit = TOLERANCE.get(model.dtype, 1e-1)
-        if not difference <= limit:
+        tolerance = tolerance_of(model)
+        if not difference <= tolerance:
             raise ValueError(
                 f"cache={kind!r}: logits of {type(model).__name__} differ from plain generation "
-                f"by {difference:.2g} of the largest"
+                f"by {difference:.2g} of their standard deviation, where rounding explains "
+                f"{tolerance:.2g}"
             )
-        _proven.add(key)
+        known[key] = Fit(difference, tolerance)  # a fault may lie in the inputs of this call
     return cache
 
 
@@ -174,4 +195,4 @@ def _difference(model: Any, cache: RollbackCache, past: Any, later: LaterInputs)
         plain.append(model(**inputs, return_dict=True).logits[:, -1].float())
     rows = torch.stack(plain, dim=1)  # [B, PROBES, V]
     want = torch.stack([rows[b, k : k + 2] for b, k in enumerate(kept.tolist())])
-    return float((got - want).abs().max() / want.abs().max())
+    return float(distance(got, want).max())

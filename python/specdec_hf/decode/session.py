@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from transformers.utils.generic import ModelOutput
 
-from specdec_hf.cache.choose import choose_cache
+from specdec_hf.cache.choose import check_kind, choose_cache
 from specdec_hf.cache.forward import forward_window
 from specdec_hf.cache.handover import export_cache, import_cache
 from specdec_hf.cache.plain import Prompt
@@ -150,6 +150,7 @@ def begin(model: Any, call: Call, options: Options) -> Session:
     rule = resolve_rule(
         options.rule, call.do_sample, LOSSLESS_RULES if drafter is None else drafter.rules
     )
+    check_kind(options.cache)
     kind = options.cache
     if options.tree is not None:
         _check_tree_options(options)
@@ -186,9 +187,10 @@ def begin(model: Any, call: Call, options: Options) -> Session:
         "self_check": options.self_check,
     }
     first_logits = None
-    notes: list[str] = []
     if call.prefill is not None:
-        cache, first_logits = prefill(model, call, capacity, kind, drafter is not None)
+        cache, first_logits, notes = prefill(
+            model, call, capacity, kind, drafts=drafter is not None, self_check=options.self_check
+        )
     elif call.past is None:
         cache, notes = choose_cache(model, batch_size, capacity, kind, prompt=prompt, **needs)
     else:

@@ -14,11 +14,18 @@ from typing import Any
 from transformers.generation.utils import GenerationMixin
 
 _GENERATE = inspect.unwrap(GenerationMixin.generate).__code__
-_KEPT = ("streamer", "assistant_model", "negative_prompt_ids", "kwargs")
+_KEPT = (
+    "streamer", "assistant_model", "negative_prompt_ids", "negative_prompt_attention_mask",
+    "synced_gpus", "kwargs",
+)  # fmt: skip
 
 
-def kept_arguments() -> dict[str, Any]:
-    """Arguments that the calling ``model.generate`` keeps to itself; empty for any other caller.
+def kept_arguments(model: Any, decoder: Any) -> dict[str, Any]:
+    """Arguments that the ``model.generate`` that called a decoder keeps; empty for others.
+
+    Args:
+        model: the model that the decoder was called with.
+        decoder: the decoder. A function of the caller's own may stand between the two.
 
     Returns:
         The arguments that are not None, and ``kwargs``, a dict of the others that it was given.
@@ -28,4 +35,10 @@ def kept_arguments() -> dict[str, Any]:
         frame = frame.f_back  # type: ignore[assignment]
     if frame is None:
         return {}
-    return {name: frame.f_locals[name] for name in _KEPT if frame.f_locals.get(name) is not None}
+    held = frame.f_locals
+    # A decoder may also be called within a generate that decodes something else, as by a processor.
+    called = held.get("custom_generate")
+    other = called is not decoder and isinstance(called, type(decoder))
+    if held.get("self") is not model or not callable(called) or other:
+        return {}
+    return {name: held[name] for name in _KEPT if held.get(name) is not None}

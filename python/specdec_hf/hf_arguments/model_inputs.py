@@ -7,7 +7,6 @@ decode/prefill.py.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +18,7 @@ from transformers import GenerationConfig
 from transformers.cache_utils import DynamicCache
 from transformers.generation.configuration_utils import GenerationMode
 
+from specdec_hf.cache.model_call import forward_arguments
 from specdec_hf.cache.plain import copy_of
 
 # The loop makes these itself, so they call for no prefill of the model's own.
@@ -110,7 +110,7 @@ def inputs_beyond_text(
         # column, be it a token or not.
         names.append(HOLED_MASK)
     position_ids = model_kwargs.get("position_ids")
-    if position_ids is None and not names and _takes(model, "position_ids"):
+    if position_ids is None and not names and "position_ids" in forward_arguments(model):
         text = {"attention_mask": torch.from_numpy(mask.astype(np.int64)).to(ids.device)}
         past = model_kwargs.get("past_key_values")
         if past is not None:
@@ -127,10 +127,6 @@ def _differ_from_text(position_ids: torch.Tensor, mask: NDArray[np.bool_]) -> bo
     text = (held.long().cumsum(-1) - 1).masked_fill(~held, 0)
     given = position_ids.cpu()
     return given.shape[-1] != text.shape[1] or not bool((given == text).all())
-
-
-def _takes(model: Any, name: str) -> bool:
-    return name in inspect.signature(model.forward).parameters
 
 
 def prepare_prefill(
@@ -165,11 +161,11 @@ def prepare_prefill(
         if value is not None:
             kwargs[name] = value
     inputs, name, kwargs = model._prepare_model_inputs(None, config.bos_token_id, kwargs)
-    if attention_mask is None and _takes(model, "attention_mask"):
+    if attention_mask is None and "attention_mask" in forward_arguments(model):
         kwargs["attention_mask"] = model._prepare_attention_mask_for_generation(
             inputs, config, kwargs
         )
-    if kwargs.get("position_ids") is None and _takes(model, "position_ids"):
+    if kwargs.get("position_ids") is None and "position_ids" in forward_arguments(model):
         kwargs["position_ids"] = model._prepare_position_ids_for_generation(inputs, kwargs)
     mask = kwargs.get("attention_mask")
     if mask is not None and bool((mask == 1).all()):
