@@ -281,3 +281,11 @@ def test_check_model_does_not_say_fits_where_nothing_was_measured(forgetful):
     check = check_model(model)
     assert str(check).count("not checked: the model's logits are not finite") == len(check.fits)
     assert check.fitting() == []
+
+
+def test_a_cache_that_keeps_the_first_window_for_good_takes_no_drafts():
+    model, ids = build_class("UnlimitedOcrForConditionalGeneration"), torch.arange(10, 19)[None]
+    with pytest.raises(ValueError, match="takes drafts of the first window for a part of the prom"):
+        generate(model, ids, drafter="prompt_lookup", max_new_tokens=4)
+    settings = {"max_new_tokens": 4, "do_sample": False}
+    assert generate(model, ids, **settings).equal(model.generate(ids, **settings))

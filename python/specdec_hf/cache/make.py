@@ -84,4 +84,8 @@ def rollback_reason(model: Any) -> str | None:
         return "it keeps a state that cannot be rolled back to before a rejected draft"
     if keeps_cache(model) and not model._supports_default_dynamic_cache():
         return "it keeps a cache of its own kind, which cannot be rolled back"
+    config = model.config.get_text_config(decoder=True)
+    if "reference_sliding_attention" in (getattr(config, "layer_types", None) or ()):
+        # The first forward fixes which tokens its layers keep for good; no roll back undoes that.
+        return "its cache takes drafts of the first window for a part of the prompt"
     return None
