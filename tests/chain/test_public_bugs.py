@@ -165,7 +165,7 @@ def test_extreme_uniforms_never_leave_the_vocabulary_or_pick_a_zero(name, v, las
     p[..., 0] = -INF if v > 2 else 0.0
     q = 9 * torch.randn(1, 1, v, generator=generator)
     for drafts, draft in ((torch.tensor([[-1]]), None), (torch.tensor([[0]]), q)):
-        uniforms = torch.tensor([[1 - 2.0**-53, last]]).double()
+        uniforms = torch.tensor([[1 - 2.0**-53, last]], dtype=torch.float64)
         got = verify(provider("verify_chain", name), p, drafts, draft, uniforms=uniforms)
         n = int(got[1])
         token = int(got[0][0, n])
