@@ -289,3 +289,12 @@ def test_a_cache_that_keeps_the_first_window_for_good_takes_no_drafts():
         generate(model, ids, drafter="prompt_lookup", max_new_tokens=4)
     settings = {"max_new_tokens": 4, "do_sample": False}
     assert generate(model, ids, **settings).equal(model.generate(ids, **settings))
+
+
+def test_a_short_context_is_checked_with_the_tokens_that_it_holds():
+    for context in (16, 17, 20):
+        model = hf_models.build("llama", context=context)
+        for padded in (False, True):
+            fit = check_fit(model, "spec", padded=padded)
+            assert fit.reason is None
+            assert fit.difference is not None

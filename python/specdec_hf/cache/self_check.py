@@ -299,7 +299,9 @@ def _as_generated(model: Any, texts: list[torch.Tensor]) -> list[torch.Tensor]:
     cache = PlainCache(model, len(texts), "plain", prompt=prompt)
     first = np.array([len(start) - width for start in prompts])
     rows = []
-    for start, end in ((0, width), (width, width + rest - 1), (width + rest - 1, width + rest)):
+    last = width + rest - 1
+    windows = [(0, width), (width, last), (last, last + 1)]
+    for start, end in (window for window in windows if window[0] < window[1]):
         fed = ids[:, start:end].to(model.device)
         try:
             rows.append(cache.forward(fed, first + start, keep=end - start))
