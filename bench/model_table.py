@@ -57,7 +57,7 @@ call with drafts on one prompt gave the tokens of plain generation. What a model
 refused by name. *Equal, without drafts*: only `drafter=None` runs.
 
 Each column has five signs: for `drafter=None`, for drafts of which every third token is wrong, for
-a tree of such drafts, for `custom_generate` with drafts, and for drafts with
+a tree of such drafts, for `custom_generate` first without and then with drafts, and for drafts with
 `return_dict_in_generate`. `=` is equal, `r` refused, `W` other tokens, `X` an error from inside the
 model, and `p` says that plain generation raises too. *One* is one prompt, *batch* are three of
 different lengths, padded on the left; *own* adds random images or sounds."""

@@ -19,15 +19,18 @@ from support.hf_models import one_thread  # noqa: F401  # autouse here
 from bench.model_table import TABLES, WAYS, generating_classes
 from bench.tiny_models import compare
 from bench.tiny_models.build import build
+from bench.tiny_models.config import CONTEXT
 from bench.tiny_models.inputs import own_inputs
 
 NEW = 10
 BATCH = (7, 4)
 QUICK = {"GemmaForCausalLM", "GPTNeoForCausalLM"}
-# Their state cannot be rolled back, so that they run only without drafts.
-STATEFUL = (
-    "MambaForCausalLM", "RwkvForCausalLM", "xLSTMForCausalLM", "JambaForCausalLM",
-    "BambaForCausalLM", "Qwen3NextForCausalLM",
+# They keep a state or a cache that cannot be rolled back, or take no window of several tokens.
+WITHOUT_DRAFTS = (
+    "MambaForCausalLM", "Mamba2ForCausalLM", "FalconMambaForCausalLM", "RwkvForCausalLM",
+    "xLSTMForCausalLM", "JambaForCausalLM", "BambaForCausalLM", "Qwen3NextForCausalLM",
+    "DeepseekV4ForCausalLM", "XLMWithLMHeadModel", "XLNetLMHeadModel", "ReformerModelWithLMHead",
+    "BltForCausalLM", "ProphetNetForCausalLM",
 )  # fmt: skip
 ON_TEXT = (
     "LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "GemmaForCausalLM",
@@ -36,13 +39,28 @@ ON_TEXT = (
     "OPTForCausalLM", "BartForCausalLM", "MarianForCausalLM", "TrOCRForCausalLM",
     "DeepseekV3ForCausalLM", "MixtralForCausalLM", "PhiForCausalLM", "StableLmForCausalLM",
     "MllamaForConditionalGeneration", "RoFormerForCausalLM",
+    "BlenderbotForCausalLM", "PLBartForCausalLM", "ImageGPTForCausalImageModeling",
+    "WhisperForCausalLM", "Qwen3ASRForConditionalGeneration", "Lfm3VlForConditionalGeneration",
+)  # fmt: skip
+# One light test each, where a class of ON_TEXT has much the same forward or the model is slow.
+ALSO_ON_TEXT = (
+    "BigBirdPegasusForCausalLM", "BlenderbotSmallForCausalLM", "MBartForCausalLM",
+    "MvpForCausalLM", "PegasusForCausalLM", "OpenAIGPTLMHeadModel", "Dots3NoteForCausalLM",
+    "Dots3NoteForConditionalGeneration", "PaliGemma2ForConditionalGeneration",
 )  # fmt: skip
 ON_IMAGES = (
     "Gemma3ForConditionalGeneration", "LlavaForConditionalGeneration",
     "PaliGemmaForConditionalGeneration", "Qwen2VLForConditionalGeneration",
 )  # fmt: skip
+# No cache takes drafts for their left-padded batches.
+ALONE = ("Kosmos2_5ForConditionalGeneration",)
 REFUSED = ("OpenAIGPTLMHeadModel", "XLNetLMHeadModel", "MllamaForConditionalGeneration")
-FIELDS = {"FalconForCausalLM": {"alibi": True}}
+# Transformers has one class for PaliGemma and PaliGemma-2, which differ in their text model.
+CLASSES = {"PaliGemma2ForConditionalGeneration": "PaliGemmaForConditionalGeneration"}
+FIELDS = {
+    "FalconForCausalLM": {"alibi": True},
+    "PaliGemma2ForConditionalGeneration": {"default": {"text_config": {"model_type": "gemma2"}}},
+}
 
 
 def quick_and_slow(names):
@@ -54,7 +72,7 @@ classes = pytest.mark.parametrize("name", quick_and_slow((*ON_TEXT, *ON_IMAGES))
 
 @functools.cache
 def model_of(name):
-    return build(name, **FIELDS.get(name, {}))
+    return build(CLASSES.get(name, name), **FIELDS.get(name, {}))
 
 
 @functools.cache
@@ -81,6 +99,10 @@ def expected_of(name, lengths):
     return compare.plain(model_of(name), inputs_of(name, lengths), NEW)
 
 
+def oracle(inputs, expected):
+    return compare.OracleDrafter(expected[:, inputs["input_ids"].shape[1] :].numpy())
+
+
 def through(way, model, inputs, *, drafter, gamma=2, **kwargs):
     """A call of `generate` or of ``custom_generate``."""
     kwargs = {"max_new_tokens": NEW, "do_sample": False, **kwargs}
@@ -98,8 +120,7 @@ def test_assisted_decoding_matches_greedy_search(name, way):
     drafters = [] if name in ON_IMAGES else [model, draft_of(name)]
     for lengths in (BATCH[:1], BATCH):
         inputs, expected = inputs_of(name, lengths), expected_of(name, lengths)
-        texts = expected[:, inputs["input_ids"].shape[1] :].numpy()
-        for drafter in [*drafters, compare.OracleDrafter(texts)]:
+        for drafter in [*drafters, oracle(inputs, expected)]:
             got = through(way, model, inputs, drafter=drafter)
             assert got.tolist() == expected.tolist(), (lengths, type(drafter).__name__)
 
@@ -132,14 +153,48 @@ def test_assisted_decoding_sample(name, way):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", STATEFUL)
-def test_a_model_that_cannot_roll_back_runs_without_drafts_and_refuses_them_by_name(name):
-    model, inputs = model_of(name), inputs_of(name, BATCH[:1])
-    for way in ("generate", "custom_generate"):
-        got = through(way, model, inputs, drafter=None)
-        assert got.tolist() == expected_of(name, BATCH[:1]).tolist()
-        with pytest.raises(ValueError, match=name):
-            through(way, model, inputs, drafter="prompt_lookup")
+@pytest.mark.parametrize("name", ALSO_ON_TEXT)
+def test_text_with_drafts_that_are_partly_wrong_equals_plain_generation(name):
+    for lengths in (BATCH[:1], BATCH):
+        inputs, expected = inputs_of(name, lengths), expected_of(name, lengths)
+        drafter = oracle(inputs, expected)
+        for way in ("generate", "custom_generate"):
+            got = through(way, model_of(name), inputs, drafter=drafter)
+            assert got.tolist() == expected.tolist(), (lengths, way)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*WITHOUT_DRAFTS, *ALONE])
+def test_a_model_whose_drafts_fit_no_cache_runs_without_them_and_refuses_them_by_name(name):
+    model = model_of(name)
+    for lengths in (BATCH[:1], BATCH):
+        inputs, expected = inputs_of(name, lengths), expected_of(name, lengths)
+        drafter = oracle(inputs, expected)
+        for way in ("generate", "custom_generate"):
+            got = through(way, model, inputs, drafter=None)
+            assert got.tolist() == expected.tolist(), (lengths, way)
+            if name in ALONE and len(lengths) == 1:
+                got = through(way, model, inputs, drafter=drafter)
+                assert got.tolist() == expected.tolist(), way
+                continue
+            with pytest.raises(ValueError, match=type(model).__name__):
+                through(way, model, inputs, drafter=drafter)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "more"), [("WhisperForCausalLM", 1), ("Qwen3ASRForConditionalGeneration", 0)]
+)
+def test_at_the_last_position_text_equals_plain_generation_or_its_stop_is_named(name, more):
+    """Plain generation goes on; only where the config names the context does the loop stop."""
+    model, inputs = model_of(name), compare.prompts((CONTEXT - 4,))
+    expected = compare.plain(model, inputs, 5)
+    options = {"max_new_tokens": 5, "return_dict_in_generate": True}
+    got = through("generate", model, inputs, drafter=oracle(inputs, expected), **options)
+    assert got.sequences.tolist() == expected[:, : CONTEXT + more].tolist()
+    stopped = "stopped at the model's context length" in got.stats.notes
+    reason = got.stats.sequences[0].stop_reason
+    assert (reason, stopped) == (("length", False) if more else ("context", True))
 
 
 @pytest.mark.slow
