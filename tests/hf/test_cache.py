@@ -136,6 +136,89 @@ def test_given_cache_changes_nothing(name, lengths, cache):
         assert torch.equal(layer.values, values)
 
 
+@pytest.mark.parametrize(
+    "mask",
+    [
+        [[0, 0, 1, 1, 1, 1]],
+        [[1, 0, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0]],
+        [[0, 1, 1, 0, 1, 1], [0, 0, 0, 0, 1, 1]],
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_the_cache_returned_by_aligned_has_the_columns_of_the_sequences(name, mask):
+    model, kwargs = hf_models.tiny(name), {"do_sample": False, "pad_token_id": hf_models.PAD}
+    mask = torch.tensor(mask)
+    ids = torch.arange(5, 11).repeat(len(mask), 1)
+    first = generate(
+        model, ids, attention_mask=mask, max_new_tokens=7, cache="aligned", guard=False,
+        drafter=hf_models.perturbed(name), return_dict_in_generate=True, **kwargs,
+    )  # fmt: skip
+    own = model.generate(
+        ids, attention_mask=mask, max_new_tokens=7, return_dict_in_generate=True, **kwargs
+    )
+    assert first.sequences.tolist() == own.sequences.tolist()
+    held = first.attention_mask[:, :-1].bool()
+    for got, expected in zip(first.past_key_values.layers, own.past_key_values.layers, strict=True):
+        for pair in ((got.keys, expected.keys), (got.values, expected.values)):
+            ours, plain = (x.transpose(1, 2)[held] for x in pair)
+            torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-4)
+
+
+def test_aligned_returns_the_cache_of_one_padded_sequence_with_sliding_layers():
+    model = hf_models.tiny("gemma2")
+    ids, mask = torch.arange(5, 25)[None] % 50, torch.ones(1, 20, dtype=torch.int64)
+    mask[0, :3] = 0
+    whole = model.generate(ids, attention_mask=mask, max_new_tokens=NEW, do_sample=False)
+    first = generate(
+        model, ids, attention_mask=mask, cache="aligned", drafter=hf_models.perturbed("gemma2"),
+        max_new_tokens=7, do_sample=False, return_dict_in_generate=True,
+    )  # fmt: skip
+    rest = model.generate(
+        first.sequences, attention_mask=first.attention_mask,
+        past_key_values=first.past_key_values, max_new_tokens=NEW - 7, do_sample=False,
+    )  # fmt: skip
+    assert rest.tolist() == whole.tolist()
+
+
+@pytest.mark.parametrize("cache", ["spec", "aligned", "dynamic"])
+def test_a_batch_continues_a_given_cache_with_sliding_layers(cache):
+    model, inputs = hf_models.tiny("gemma2"), hf_models.prompts((14, 9, 12))
+    first = model.generate(
+        **inputs, max_new_tokens=7, do_sample=False, return_dict_in_generate=True
+    )
+    mask = torch.cat([inputs["attention_mask"], torch.ones(3, 7, dtype=torch.int64)], dim=1)
+    rest = {"attention_mask": mask, "max_new_tokens": NEW, "do_sample": False}
+    whole = model.generate(first.sequences, **rest)
+    got = generate(
+        model, first.sequences, past_key_values=first.past_key_values, cache=cache,
+        drafter=hf_models.perturbed("gemma2"), guard=False, **rest,
+    )  # fmt: skip
+    assert got.tolist() == whole.tolist()
+
+
+@pytest.mark.parametrize("cache", ["spec", "dynamic"])
+@pytest.mark.parametrize("lengths", [(9, 4), (7, 4)], ids=str)
+def test_a_spec_cache_of_a_left_padded_batch_continues(lengths, cache):
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9, 4))
+    mask = (torch.arange(9) >= 9 - torch.tensor(lengths)[:, None]).long()
+    ids, kwargs = inputs["input_ids"], {"max_new_tokens": NEW, "do_sample": False}
+    whole = model.generate(ids, attention_mask=mask, **kwargs)
+    past = SpecCache(model, 2, 16)
+    with torch.inference_mode():
+        forward_window(model, past, ids[:, :8], np.array(lengths) - 9, keep=1)
+    got = generate(
+        model, ids, attention_mask=mask, past_key_values=past, drafter="prompt_lookup",
+        cache=cache, **kwargs,
+    )  # fmt: skip
+    assert got.tolist() == whole.tolist()
+    past.truncate(past.lengths - [1, 0])
+    with pytest.raises(ValueError, match=r"past_key_values holds .* the attention_mask has no"):
+        generate(model, ids, attention_mask=mask, past_key_values=past, **kwargs)
+    with pytest.raises(ValueError, match="past_key_values has 2 sequences, input_ids has 1"):
+        generate(model, ids[:1], past_key_values=past, **kwargs)
+
+
 def test_a_second_turn_continues_the_cache_of_sequences_that_ended_at_different_places():
     model, inputs = hf_models.tiny("llama"), hf_models.prompts(RAGGED)
     free = model.generate(**inputs, max_new_tokens=NEW, do_sample=False)[:, -NEW:]

@@ -1,5 +1,7 @@
 """Models that do not fit a cache: found by the self-check, run otherwise, or refused by name."""
 
+import threading
+
 import pytest
 import torch
 import transformers
@@ -39,8 +41,8 @@ CONFIGS = {
 HEADS = {"XLNet": "XLNetLMHeadModel", "OpenAIGPT": "OpenAIGPTLMHeadModel"}
 
 
-def build(name, dtype=torch.float32):
-    config = getattr(transformers, f"{name}Config")(**CONFIGS[name])
+def build(name, dtype=torch.float32, **changes):
+    config = getattr(transformers, f"{name}Config")(**{**CONFIGS[name], **changes})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
         model = getattr(transformers, HEADS.get(name, f"{name}ForCausalLM"))(config)
@@ -111,6 +113,23 @@ def test_rounding_is_no_fault(name, dtype):
     for kind, tree in (("spec", True), ("aligned", False), ("dynamic", False)):
         fit = check_fit(model, kind, tree=tree)
         assert fit.reason is None, fit
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_a_large_difference_is_found_in_every_dtype(dtype):
+    fit = check_fit(build("Bart", dtype), "spec")
+    assert fit.reason is not None, fit
+    assert fit.difference > 0.9
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_gpt_neo_is_refused_the_spec_cache_where_the_self_check_cannot_see_it(dtype):
+    model = build("GPTNeo", dtype, window_size=256)
+    assert self_check.LARGEST_WINDOW < 256
+    with pytest.raises(ValueError, match="local attention counts from the cache's length"):
+        texts(model, (9,), drafter="prompt_lookup", cache="spec")
+    _, _, stats = texts(model, RAGGED, drafter="prompt_lookup")
+    assert stats.cache == "aligned"
 
 
 @pytest.fixture
@@ -205,6 +224,51 @@ def test_a_class_and_configuration_is_checked_once(monkeypatch, forgetful):
     other.set_attn_implementation("eager")
     check_fit(other, "spec")
     assert len(counted) == 4
+
+
+def test_threads_that_check_one_model_leave_no_trace(forgetful):
+    model = hf_models.build("llama").train()
+    calls = []
+    handle = model.register_forward_hook(lambda *_: calls.append(1))
+    start = threading.Barrier(4)
+
+    def check(tree, padded):
+        start.wait()
+        check_fit(model, "spec", tree=tree, padded=padded)
+
+    threads = [
+        threading.Thread(target=check, args=(tree, padded))
+        for tree in (False, True)
+        for padded in (False, True)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert calls == []
+    assert all(module.training for module in model.modules())
+    model(torch.tensor([[1]]))
+    assert calls == [1]
+    handle.remove()
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError, MemoryError])
+@pytest.mark.parametrize("place", ["prompt", "window", "cache"])
+def test_no_memory_for_the_self_check_is_not_remembered(place, error, monkeypatch, forgetful):
+    model = hf_models.tiny("llama")
+    owner = SpecCache if place == "cache" else PlainCache
+    forward = owner.forward
+
+    def fails(self, tokens, starts, keep):
+        if place == "window" and (starts <= 0).all():
+            return forward(self, tokens, starts, keep)
+        raise error("out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, "forward", fails)
+        with pytest.raises(error):
+            check_fit(model, "spec")
+    assert check_fit(model, "spec").difference is not None
 
 
 def test_self_check_false_makes_no_forward(monkeypatch, forgetful):

@@ -28,11 +28,12 @@ def import_cache(
         capacity, kind, options: as in `choose_cache`, whose result this is.
 
     Raises:
-        ValueError: another kind of cache, another batch size, or no token beyond the cache.
+        ValueError: another kind of cache, another batch size, a `SpecCache` of other columns, or no
+            token beyond the cache.
     """
     mask = prompt.mask
     if isinstance(past, SpecCache):
-        past = export_cache(model, past, np.arange(past.lengths.max()) < past.lengths[:, None])
+        past = export_cache(model, past, mask[:, : _columns_of(past, mask)])
     if not isinstance(past, DynamicCache):
         raise ValueError(
             f"past_key_values must be a DynamicCache or SpecCache, got {type(past).__name__}"
@@ -63,6 +64,23 @@ def import_cache(
     if isinstance(cache, SpecCache):
         _fill(model, cache, past, mask)
     return cache, notes
+
+
+def _columns_of(past: SpecCache, mask: NDArray[np.bool_]) -> int:
+    """How many of the first columns of the input the cache holds; it stores no padding itself."""
+    if len(past.lengths) != len(mask):
+        raise ValueError(
+            f"past_key_values has {len(past.lengths)} sequences, input_ids has {len(mask)}"
+        )
+    before = np.pad(mask.cumsum(axis=1), ((0, 0), (1, 0)))  # [B, T + 1] tokens before each column
+    columns = np.flatnonzero((before == past.lengths[:, None]).all(axis=0))
+    if len(columns) == 0:
+        raise ValueError(
+            f"past_key_values holds {past.lengths.tolist()} tokens of the sequences, and the "
+            "attention_mask has no first columns with as many: pass the sequences of the cache, "
+            f"continued; its last column has {before[:, -1].tolist()}"
+        )
+    return int(columns[0])
 
 
 def take_over(model: Any, past: Any, mask: NDArray[np.bool_], capacity: int) -> SpecCache:
@@ -124,10 +142,12 @@ def export_cache(model: Any, cache: RollbackCache, mask: NDArray[np.bool_]) -> A
     columns = mask.shape[1]
     index = np.maximum(mask.cumsum(axis=1) - 1, 0)  # [B, P] the slot of each column
     if isinstance(cache, PlainCache):
-        if cache.kind != "aligned" or len(mask) == 1:
+        if cache.kind != "aligned":
             return cache.release()
         cache.align()
-        index = index + cache.columns[:, None]
+        # The prompt's mask may have holes, so a stable sort finds the column of each token.
+        order = np.argsort(~cache.mask, axis=1, kind="stable")
+        index = np.take_along_axis(order, index, axis=1)
         sources: list[Any] = cache.cache.layers
     else:
         assert isinstance(cache, SpecCache)

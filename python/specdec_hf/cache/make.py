@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from transformers import GenerationMixin
-from transformers.cache_utils import Cache
+from transformers.cache_utils import Cache, DynamicSlidingWindowLayer
 
 from specdec_hf.cache.plain import PlainCache, Prompt, SeparateCache, copy_of, keeps_cache
 from specdec_hf.cache.protocol import RollbackCache
@@ -43,6 +43,9 @@ def make_cache(
         raise ValueError(f"cache={kind!r} cannot serve {type(model).__name__}: {reason}")
     if kind == "spec":
         return SpecCache(model, batch_size, capacity)
+    layers: list[Any] = [] if past is None else past.layers
+    if kind == "aligned" and any(isinstance(x, DynamicSlidingWindowLayer) for x in layers):
+        past = None  # such layers dropped tokens, so the prompt is read again
     past = None if past is None else copy_of(past)
     if kind in ("aligned", "plain") or batch_size == 1:
         return PlainCache(model, batch_size, kind, prompt=prompt, inputs=inputs, past=past)
@@ -75,7 +78,12 @@ def kind_reason(model: Any, kind: str) -> str | None:
         return reason
     if (kind == "none") == keeps_cache(model):
         return "its forward takes " + ("a cache" if kind == "none" else "no cache")
-    return unsupported_reason(model) if kind == "spec" else None
+    if kind == "spec":
+        # Its config may name a window that the self-check does not reach.
+        if model.config.get_text_config(decoder=True).model_type == "gpt_neo":
+            return "its local attention counts from the cache's length"
+        return unsupported_reason(model)
+    return None
 
 
 def rollback_reason(model: Any) -> str | None:

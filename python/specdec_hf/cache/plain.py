@@ -93,7 +93,7 @@ class PlainCache:
         elif kind != "none":
             # A sliding layer drops what left its window, so its tokens cannot be moved. Layers made
             # without a config keep all tokens, and the model's own mask hides the same ones.
-            config = model.config if batch_size == 1 else None
+            config = model.config if kind == "dynamic" else None
             self._kwargs["past_key_values"] = DynamicCache(config=config)
         if kind in ("dynamic", "aligned"):
             self.cache.activate_past_recording()
@@ -170,6 +170,11 @@ class PlainCache:
             if isinstance(getattr(layer, "keys", None), torch.Tensor):
                 layer.keys, layer.values = layer.keys.clone(), layer.values.clone()
         return cache
+
+    @property
+    def mask(self) -> NDArray[np.bool_]:
+        """[B, W], which columns of the model's cache hold a token."""
+        return self._mask
 
     @property
     def columns(self) -> NDArray[np.int64]:

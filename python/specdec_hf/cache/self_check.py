@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,7 @@ from specdec_hf.cache.make import kind_reason, make_cache
 from specdec_hf.cache.plain import PlainCache, Prompt
 from specdec_hf.cache.protocol import Lengths, context_length
 from specdec_hf.cache.spec_cache import SpecCache
+from specdec_hf.cache.undisturbed import undisturbed
 
 # How far logits may lie apart, in units of their standard deviation over the vocabulary. The first
 # is a bound on rounding, in multiples of the dtype's step; the measurements are in
@@ -38,8 +39,6 @@ _PARENTS, _PATH = (-1, -1, 0, 1), (1, 3)
 _WINDOW_NAMES = ("sliding_window", "attention_chunk_size", "window_size", "attention_window")
 # The loop itself names logits that are not finite.
 _NOT_FINITE = "the model's logits are not finite or all equal"
-# Hooks of these libraries make a model run at all; other hooks are the caller's.
-_LIBRARIES = ("torch", "transformers", "accelerate", "peft")
 
 
 @dataclass(frozen=True)
@@ -68,6 +67,8 @@ class Fit:
 
 
 known: dict[tuple[Any, ...], Fit] = {}
+_checking = threading.RLock()  # a check changes the model while it runs
+_PASSING = (torch.OutOfMemoryError, MemoryError)  # which say nothing about the model
 
 
 def check_fit(model: Any, kind: str, *, padded: bool = True, tree: bool = False) -> Fit:
@@ -82,17 +83,21 @@ def check_fit(model: Any, kind: str, *, padded: bool = True, tree: bool = False)
         padded: whether sequences will be padded, as those of a batch are. The check then takes two
             of different lengths.
         tree: whether a tree is checked too; kind "spec" only.
+
+    Raises:
+        torch.OutOfMemoryError, MemoryError: no memory for the check; the next call checks again.
     """
     reason = kind_reason(model, kind)
     if reason is not None or kind == "plain":
         return Fit(reason=reason)
     key = (*configuration(model), kind, padded, tree)
-    fit = known.get(key)
-    if fit is None:
-        with _undisturbed(model), torch.inference_mode():
-            fit = _measure(model, kind, padded, tree)
-        if fit.difference is not None or fit.reason is not None:
-            known[key] = fit
+    with _checking:
+        fit = known.get(key)
+        if fit is None:
+            with undisturbed(model), torch.inference_mode():
+                fit = _measure(model, kind, padded, tree)
+            if fit.difference is not None or fit.reason is not None:
+                known[key] = fit
     return fit
 
 
@@ -126,6 +131,8 @@ def _measure(model: Any, kind: str, padded: bool, tree: bool) -> Fit:
         own = generated if separate else [_alone(model, text) for text in plan.texts]
     except _WindowError as error:
         return Fit(reason=f"its forward raised {error}")
+    except _PASSING:
+        raise
     except Exception as error:
         return Fit(unchecked=f"a forward on text alone raised {_one_line(error)}")
     spread = min(float(x.std(dim=-1).min()) for x in own)
@@ -137,6 +144,8 @@ def _measure(model: Any, kind: str, padded: bool, tree: bool) -> Fit:
     try:
         cache = make_cache(model, len(plan.prompts), plan.capacity, kind, prompt=prompt)
         seen = plan.run(cache)
+    except _PASSING:
+        raise
     except Exception as error:
         return Fit(reason=f"its forward raised {_one_line(error)}")
     # A sequence must say the same alone, with padding, and as the continuation of a prompt.
@@ -306,7 +315,7 @@ def _as_generated(model: Any, texts: list[torch.Tensor]) -> list[torch.Tensor]:
         try:
             rows.append(cache.forward(fed, first + start, keep=end - start))
         except Exception as error:
-            if start == 0:
+            if start == 0 or isinstance(error, _PASSING):
                 raise
             raise _WindowError(_one_line(error)) from error
     logits = torch.cat(rows, dim=1).float()
@@ -368,35 +377,4 @@ def tolerance_of(model: Any) -> float:
 
 
 def _one_line(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:120]}"
-
-
-@contextmanager
-def _undisturbed(model: Any) -> Iterator[None]:
-    """Run forwards that leave no trace in the model or in the random state."""
-    kept = [(module, dict(vars(module)), dict(module._buffers)) for module in model.modules()]
-    devices = [model.device] if model.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        try:
-            for module, _, _ in kept:
-                module.training = False
-                module._forward_hooks = _library_hooks(module._forward_hooks)
-                module._forward_pre_hooks = _library_hooks(module._forward_pre_hooks)
-            yield
-        finally:
-            for module, attributes, buffers in kept:
-                for name in vars(module).keys() - attributes.keys():
-                    del vars(module)[name]
-                vars(module).update(attributes)
-                module._buffers.clear()
-                module._buffers.update(buffers)
-
-
-def _library_hooks(hooks: Any) -> Any:
-    kept = type(hooks)()
-    for number, hook in hooks.items():
-        home = getattr(hook, "__module__", None) or type(hook).__module__
-        if home.split(".")[0] in _LIBRARIES:
-            kept[number] = hook
-    return kept
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
