@@ -8,7 +8,7 @@ import pytest
 
 from specdec_kernels import _library
 
-CALLS, MOST_GROWTH = 60_000, 2**20
+CALLS, MOST_GROWTH = 100_000, 2**20
 # Every tenth call raises. In its own process, because other tests leave memory to be used again.
 MEASURE = """
 import json, sys
@@ -51,7 +51,7 @@ print(json.dumps(growth))
 
 
 @pytest.mark.slow
-def test_the_resident_set_is_flat_over_60000_calls_of_every_op():
+def test_the_resident_set_is_flat_over_100000_calls_of_every_op():
     """With strings in the schemas it grew by 52 bytes for each string of a verifier's call."""
     done = subprocess.run(
         [sys.executable, "-c", MEASURE, str(CALLS)], capture_output=True, text=True, check=True
