@@ -248,3 +248,12 @@ def test_the_document_lists_every_class_of_its_version_of_transformers():
         # Another version has other classes, but the tables that name them must be found.
         assert set(listed) & set(generating_classes())
     assert len(TABLES) == 5
+
+
+@pytest.mark.slow
+def test_paligemma_2_takes_drafts_after_an_image():
+    model = model_of("PaliGemma2ForConditionalGeneration")
+    inputs = own_inputs(model, (9,))
+    expected = compare.plain(model, inputs, NEW)
+    drafter = oracle(inputs, expected)
+    assert through("generate", model, inputs, drafter=drafter).tolist() == expected.tolist()

@@ -190,7 +190,9 @@ def test_the_first_call_of_a_kind_is_compared_with_plain_forwards(monkeypatch):
     monkeypatch.setattr(LaterInputs, "add_to", wrong)
     self_check.forget()
     with pytest.raises(ValueError, match=r"logits of GPT2LMHeadModel differ from plain generation"):
-        generate(tiny("gpt2"), **inputs("gpt2"), max_new_tokens=4, drafter="prompt_lookup")
+        generate(
+            tiny("gpt2"), **inputs("gpt2"), max_new_tokens=4, drafter="prompt_lookup", cache="spec"
+        )
 
 
 def test_several_sequences_of_a_prompt_share_its_image():

@@ -214,6 +214,11 @@ class PlainCache:
             kwargs = model._update_model_kwargs_for_generation(
                 self._outputs, kwargs, is_encoder_decoder=False, num_new_tokens=size
             )
+            # Transformers extends the types of tokens by one column, however many are new.
+            types, width = kwargs.get("token_type_ids"), self._mask.shape[1]
+            if types is not None and types.shape[-1] < width:
+                new = types[:, -1:].expand(-1, width - types.shape[-1])
+                kwargs["token_type_ids"] = torch.cat([types, new], dim=-1)
         # Plain generate drops a mask that hides nothing.
         kwargs["attention_mask"] = None if self._mask.all() and not self._keep_mask else mask
         if "attention_mask" not in self._takes:

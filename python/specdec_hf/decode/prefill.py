@@ -22,7 +22,15 @@ from specdec_hf.cache.later_inputs import LaterInputs
 from specdec_hf.cache.make import kind_reason
 from specdec_hf.cache.plain import PlainCache, Prompt
 from specdec_hf.cache.protocol import Lengths, RollbackCache
-from specdec_hf.cache.self_check import Fit, configuration, distance, known, tolerance_of
+from specdec_hf.cache.self_check import (
+    Fit,
+    check_fit,
+    configuration,
+    distance,
+    known,
+    tolerance_of,
+)
+from specdec_hf.cache.undisturbed import undisturbed
 from specdec_hf.hf_arguments.call import Call
 from specdec_hf.hf_arguments.model_inputs import HOLED_MASK, copied
 
@@ -37,6 +45,7 @@ def prefill(
     kind: str,
     *,
     drafts: bool = True,
+    tree: bool = False,
     self_check: bool = True,
 ) -> tuple[RollbackCache, torch.Tensor, list[str]]:
     """Run the model's own prefill and hand its cache to the loop.
@@ -50,6 +59,7 @@ def prefill(
         capacity: slots to allocate.
         kind: "auto", "spec", "aligned" or "dynamic".
         drafts: whether tokens will have to be forgotten.
+        tree: whether trees of drafts will be fed, which are checked on text.
         self_check: False makes no such comparison.
 
     Returns:
@@ -71,6 +81,10 @@ def prefill(
     lengths = call.mask.sum(axis=1).astype(np.int64)
     kinds = rollback_kinds(kind, len(call.mask))
     faults: list[str] = []
+    if tree and self_check:
+        reason = check_fit(model, "spec", tree=True).reason
+        if reason is not None:
+            kinds, faults = [], [f"cache='spec' with a tree of drafts: {reason}"]
 
     def result(cache: RollbackCache) -> tuple[RollbackCache, torch.Tensor, list[str]]:
         ran = f"{type(model).__name__} runs with cache={cache.kind!r}"
@@ -140,17 +154,18 @@ def _taken_over(
         held = {x.shape[2] for x in keys if isinstance(x, torch.Tensor)}
         if len(held) > 1:
             reason = reason or "a layer holds no tokens of the text"
-        if call.prefill.model_kwargs.get("token_type_ids") is not None:
-            reason = reason or "token_type_ids of several new tokens"
         if reason is not None:
             raise ValueError(f"cache={kind!r} cannot serve {type(model).__name__}: {reason}")
         cache = _continued(model, call, outputs, copied(past), kind)
     if not self_check:
         return cache
-    key = (*configuration(model), kind, tuple(call.prefill.names), bool(call.mask.all()))
+    # Windows of a single sequence are never ragged, so they prove nothing for a batch.
+    names, batch = tuple(call.prefill.names), len(call.mask) > 1
+    key = (*configuration(model), kind, names, batch, bool(call.mask.all()))
     if key not in known:
         try:
-            difference = _difference(model, cache, past, later)
+            with undisturbed(model):
+                difference = _difference(model, cache, past, later)
         except Exception as error:  # raised inside the model, which was not made for such inputs
             raise ValueError(
                 f"cache={kind!r}: {type(model).__name__} cannot use it: {_line(error)}"
@@ -179,8 +194,8 @@ def _difference(model: Any, cache: RollbackCache, past: Any, later: LaterInputs)
     lengths: Lengths = cache.lengths.copy()
     batch_size = len(lengths)
     vocab_size = model.config.get_text_config(decoder=True).vocab_size
-    generator = torch.Generator().manual_seed(0)
-    probes = torch.randint(1, vocab_size, (batch_size, PROBES), generator=generator)
+    generator = torch.Generator("cpu").manual_seed(0)
+    probes = torch.randint(1, vocab_size, (batch_size, PROBES), generator=generator, device="cpu")
     probes = probes.to(model.device)
     # Every second sequence keeps one token more of the first window, as if a draft was accepted.
     kept: NDArray[np.int64] = np.arange(batch_size) % 2

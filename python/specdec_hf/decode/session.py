@@ -188,9 +188,7 @@ def begin(model: Any, call: Call, options: Options) -> Session:
     }
     first_logits = None
     if call.prefill is not None:
-        cache, first_logits, notes = prefill(
-            model, call, capacity, kind, drafts=drafter is not None, self_check=options.self_check
-        )
+        cache, first_logits, notes = prefill(model, call, capacity, kind, **needs)
     elif call.past is None:
         cache, notes = choose_cache(model, batch_size, capacity, kind, prompt=prompt, **needs)
     else:

@@ -64,7 +64,7 @@ def check_input_ids(
                 f"inputs_embeds must be [B, T, hidden], got shape {list(inputs_embeds.shape)}"
             )
         if input_ids is None or input_ids.numel() == 0:
-            return torch.zeros((inputs_embeds.shape[0], 0), dtype=torch.int64)
+            return torch.zeros((inputs_embeds.shape[0], 0), dtype=torch.int64, device="cpu")
         if input_ids.shape != inputs_embeds.shape[:2]:
             raise ValueError(
                 f"input_ids must be [B, T] = {list(inputs_embeds.shape[:2])} as inputs_embeds, "

@@ -1,0 +1,63 @@
+"""The check of a prefill with inputs other than text: when it runs, and what it leaves alone."""
+
+import pytest
+import torch
+from specdec_hf import generate
+from specdec_hf.cache import self_check
+from specdec_hf.decode import prefill
+from support import hf_models
+
+
+@pytest.fixture(autouse=True)
+def forgetful():
+    self_check.forget()
+    yield
+    self_check.forget()
+
+
+def embedded(model, rows):
+    ids = torch.arange(1, 9).expand(rows, -1)
+    with torch.no_grad():
+        return {"inputs_embeds": model.get_input_embeddings()(ids), "max_new_tokens": 3}
+
+
+def test_a_single_sequence_proves_nothing_for_a_batch(monkeypatch):
+    checked = []
+    measure = prefill._difference
+
+    def counted(model, cache, *args):
+        checked.append(len(cache.lengths))
+        return measure(model, cache, *args)
+
+    monkeypatch.setattr(prefill, "_difference", counted)
+    model = hf_models.tiny("llama")
+    for rows in (1, 1, 3, 3):
+        generate(model, **embedded(model, rows), drafter="prompt_lookup")
+    assert checked == [1, 3]
+
+
+def test_hooks_of_the_caller_do_not_see_the_check():
+    model = hf_models.build("llama")
+    inputs = embedded(model, 2)
+    calls = []
+    hook = model.register_forward_hook(lambda *_: calls.append(1))
+    try:
+        generate(model, **inputs, self_check=False)
+        unchecked = len(calls)
+        generate(model, **inputs)
+    finally:
+        hook.remove()
+    assert len(calls) == 2 * unchecked
+
+
+def test_a_model_whose_trees_fit_no_cache_is_refused_them_after_a_prefill(monkeypatch):
+    reason = "its logits differ in a tree"
+
+    def check(model, kind, *, padded=True, tree=False):
+        return self_check.Fit(reason=reason if tree else None)
+
+    monkeypatch.setattr(prefill, "check_fit", check)
+    model = hf_models.tiny("llama")
+    with pytest.raises(ValueError, match=reason):
+        generate(model, **embedded(model, 1), drafter="prompt_lookup", tree=(2, 1))
+    generate(model, **embedded(model, 1), drafter="prompt_lookup")
