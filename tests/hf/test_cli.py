@@ -208,8 +208,8 @@ def test_check_fits_a_model_without_a_cache_as_generate_does(tmp_path):
     cli_models.tokenizer().save_pretrained(tmp_path)
     result = invoke("check", "--model", tmp_path)
     assert result.exit_code == 0, result.output
-    rows = [line.split() for line in result.output.splitlines()[3:]]
-    assert [(row[0], row[-1]) for row in rows] == [("none", "fits")] * 2
+    rows = [line.split() for line in result.output.splitlines() if line.endswith("fits")]
+    assert [row[0] for row in rows] == ["none"] * 2
 
 
 def test_info_lists_versions_and_providers(tmp_path):

@@ -84,6 +84,12 @@ class PlainCache:
         if past is not None:
             assert prompt is not None
             columns = past.get_seq_length()
+            if kind == "aligned":
+                # The first roll back may realign in place, before a forward rebinds these tensors.
+                layers: list[Any] = past.layers
+                for layer in layers:
+                    if isinstance(getattr(layer, "keys", None), torch.Tensor):
+                        layer.keys, layer.values = layer.keys.clone(), layer.values.clone()
             self._kwargs["past_key_values"] = past
             self.lengths = prompt.mask[:, :columns].sum(axis=1).astype(np.int64)
         elif kind == "plain":
