@@ -148,20 +148,7 @@ def generate_command(
         fail("give either --prompt TEXT or --prompts FILE, not both")
     if prompt is not None:
         check_text("--prompt", prompt)
-    settings = Settings(
-        model=model,
-        drafter=drafter,
-        dtype=dtype,
-        device=device,
-        system=system,
-        num_assistant_tokens=num_assistant_tokens,
-        tree=tree,
-        num_assistant_tokens_schedule=num_assistant_tokens_schedule,
-        max_new_tokens=max_new_tokens,
-        sampling={"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p},
-        seed=seed,
-        rule=rule,
-    )
+    settings = Settings.from_arguments(locals())
     check_limit(limit)
     check_json(json_file, prompts)
     sources = check(settings)
@@ -192,20 +179,7 @@ def chat_command(
 
     Drafted tokens are coloured, or marked where there is no colour. Ctrl-D ends.
     """
-    settings = Settings(
-        model=model,
-        drafter=drafter,
-        dtype=dtype,
-        device=device,
-        system=system,
-        num_assistant_tokens=num_assistant_tokens,
-        tree=tree,
-        num_assistant_tokens_schedule=num_assistant_tokens_schedule,
-        max_new_tokens=max_new_tokens,
-        sampling={"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p},
-        seed=seed,
-        rule=rule,
-    )
+    settings = Settings.from_arguments(locals())
     sources = check(settings)
     chat(settings, sources)
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from specdec_hf.cli.compare import Turn
     from specdec_hf.cli.load import Loaded
     from specdec_hf.decode.generate import SpeculativeDecoder
+    from specdec_hf.decode.streaming import Step
 
 PROMPT = "> "
 HELP = "/reset forgets the conversation, /exit or Ctrl-D ends it."
@@ -54,7 +55,7 @@ class Conversation:
         Raises:
             ValueError: the conversation is longer than the model's context; it is as before then.
         """
-        from specdec_hf.cli.compare import Turn
+        from specdec_hf.cli.compare import Turn, run_stream
         from specdec_hf.cli.trace import PieceStream, marks_of, styled
 
         messages = [*self.messages, {"role": "user", "content": text}]
@@ -71,16 +72,13 @@ class Conversation:
             past_key_values=past,
             return_dict_in_generate=True,
         )
-        marks, pieces, steps = marks_of(console), PieceStream(self.loaded.tokenizer), []
-        while True:
-            try:
-                step = next(stream)
-            except StopIteration as stop:
-                output = stop.value
-                break
-            steps.append(step)
+        marks, pieces = marks_of(console), PieceStream(self.loaded.tokenizer)
+
+        def show(step: Step) -> None:
             for piece, kind in pieces.feed(step):
                 console.print(styled(piece, kind, marks), end="", soft_wrap=True)
+
+        steps, output = run_stream(stream, show)
         console.print(styled(*pieces.rest(), marks), soft_wrap=True)
         turn = Turn(len(ids), steps, output.stats, time.perf_counter() - began)
         if self.settings.do_sample:

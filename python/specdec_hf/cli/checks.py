@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,13 @@ class Settings:
     sampling: dict[str, Any] = field(default_factory=lambda: {"temperature": 0.0})
     seed: int | None = None
     rule: str = "auto"
+
+    @classmethod
+    def from_arguments(cls, arguments: dict[str, Any]) -> Settings:
+        """The settings among the arguments of a command, which bear the same names."""
+        names = {setting.name for setting in fields(cls)} - {"sampling"}
+        sampling = {name: arguments[name] for name in ("temperature", *NEUTRAL)}
+        return cls(**{name: arguments[name] for name in names}, sampling=sampling)
 
     @property
     def do_sample(self) -> bool:

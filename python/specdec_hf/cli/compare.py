@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -109,15 +109,8 @@ def run_turn(
     """
     _synchronize(model)
     began = time.perf_counter()
-    stream, steps = decoder.stream(model, **inputs, **settings), []
-    while True:
-        try:
-            step = next(stream)
-        except StopIteration as stop:
-            output = stop.value
-            break
-        steps.append(step)
-        on_tokens(len(step.tokens))
+    stream = decoder.stream(model, **inputs, **settings)
+    steps, output = run_stream(stream, lambda step: on_tokens(len(step.tokens)))
     _synchronize(model)
     seconds = time.perf_counter() - began
     turn = Turn(inputs["input_ids"].shape[1], steps, output.stats, seconds)
@@ -146,6 +139,19 @@ def run_turn(
     _synchronize(model)
     turn.baseline_seconds = time.perf_counter() - began
     return turn
+
+
+def run_stream(
+    stream: Generator[Step, None, Any], on_step: Callable[[Step], None]
+) -> tuple[list[Step], Any]:
+    """Run a stream to its end, with a call for each step; returns the steps and its output."""
+    steps: list[Step] = []
+    while True:
+        try:
+            steps.append(next(stream))
+        except StopIteration as stop:
+            return steps, stop.value
+        on_step(steps[-1])
 
 
 def _room(model: Any, prompt_tokens: int, settings: dict[str, Any]) -> int:
