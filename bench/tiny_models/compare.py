@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from specdec_hf import SpeculativeDecoder, TrieTree, generate
-from specdec_hf.drafters import Draft, Drafter, History
+from specdec_hf.drafters.base import Draft, Drafter, History
 
 from bench.tiny_models.config import ORDINARY, PAD
 

@@ -16,20 +16,25 @@ if TYPE_CHECKING:
     from specdec_hf.decode.session import SpecOutput
     from specdec_hf.decode.statistics import SequenceStats, SpecStats
     from specdec_hf.decode.streaming import Step
-    from specdec_hf.drafters import (
+    from specdec_hf.drafters.base import (
+        Candidates,
         Draft,
         DraftContext,
         Drafter,
         History,
-        ModelDrafter,
-        PromptLookupDrafter,
+        TreeDraft,
+        TreeDrafter,
+        TreeOutcome,
     )
+    from specdec_hf.drafters.model import ModelDrafter
+    from specdec_hf.drafters.prompt_lookup import PromptLookupDrafter
     from specdec_hf.schedules.benefit_guard import BenefitGuard
     from specdec_hf.trees.acceptance_file import load_acceptance, save_acceptance
     from specdec_hf.trees.layouts import EagleTree, TreeSpec, TrieTree
 
 __all__ = [
     "BenefitGuard",
+    "Candidates",
     "Draft",
     "DraftContext",
     "Drafter",
@@ -44,6 +49,9 @@ __all__ = [
     "SpecStats",
     "SpeculativeDecoder",
     "Step",
+    "TreeDraft",
+    "TreeDrafter",
+    "TreeOutcome",
     "TreeSpec",
     "TrieTree",
     "check_model",
@@ -60,14 +68,18 @@ _MODULES = {
     "decode.session": ("SpecOutput",),
     "decode.statistics": ("SequenceStats", "SpecStats"),
     "decode.streaming": ("Step",),
-    "drafters": (
+    "drafters.base": (
+        "Candidates",
         "Draft",
         "DraftContext",
         "Drafter",
         "History",
-        "ModelDrafter",
-        "PromptLookupDrafter",
+        "TreeDraft",
+        "TreeDrafter",
+        "TreeOutcome",
     ),
+    "drafters.model": ("ModelDrafter",),
+    "drafters.prompt_lookup": ("PromptLookupDrafter",),
     "decode.generate": ("SpeculativeDecoder", "generate"),
     "schedules.benefit_guard": ("BenefitGuard",),
     "trees.acceptance_file": ("load_acceptance", "save_acceptance"),

@@ -21,7 +21,7 @@ from specdec_hf import (
 from support import hf_models
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 
-DRAFTER = "drafter must be None, 'prompt_lookup', a Drafter or a causal language model of"
+DRAFTER = "drafter must be None, the name of a drafter, a Drafter or a causal language model of"
 NUMBER = "num_assistant_tokens must be an integer in [0, 1024]"
 OF_LOOP = {
     "drafter": [

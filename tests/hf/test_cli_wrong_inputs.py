@@ -10,8 +10,10 @@ import pytest
 import torch
 from specdec_hf.cli import checks
 from specdec_hf.decode import session
-from specdec_hf.drafters import ModelDrafter, PromptLookupDrafter, tree_model
+from specdec_hf.drafters import tree_model
 from specdec_hf.drafters.base import TreeDrafter
+from specdec_hf.drafters.model import ModelDrafter
+from specdec_hf.drafters.prompt_lookup import PromptLookupDrafter
 from support import hf_models
 from support.cli_models import folder, invoke, one_line_error, write_folder  # noqa: F401
 from support.hf_models import one_thread  # noqa: F401  # autouse here

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from specdec_hf import BenefitGuard, ModelDrafter, PromptLookupDrafter, SequenceStats, generate
-from specdec_hf.drafters import Draft, History
+from specdec_hf.drafters.base import Draft, History
 from specdec_hf.drafters.prompt_lookup import lookup
 from specdec_hf.schedules.draft_length import make_schedule
 from support import hf_models

@@ -252,9 +252,9 @@ REFUSED = {
     ),
     "drafter type": (
         {"drafter": 7},
-        "drafter must be None, 'prompt_lookup', a Drafter or a causal",
+        "drafter must be None, the name of a drafter, a Drafter or a causal",
     ),
-    "drafter": ({"drafter": "ngram"}, "drafter must be None, 'prompt_lookup'"),
+    "drafter": ({"drafter": "ngram"}, "drafter must be None, the name of a drafter"),
     "seed": ({"seed": [1, 2]}, "seed must be an int or have 1 entries, got 2"),
     "seed type": ({"seed": 0.5}, "seed must be an int or one int per sequence, got 0.5"),
     "huge seed": ({"seed": 2**63}, "seed must be in [-2**63, 2**63), got 9223"),

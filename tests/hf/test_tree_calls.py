@@ -256,7 +256,7 @@ def refused():
         ),
         "mixed": (
             {"tree": (2,), "drafter": [model, "prompt_lookup"]},
-            "drafter must be 'prompt_lookup', a draft model or a list of them with tree=TreeSpec",
+            "drafter must be a draft model, a list of them, or one that drafts several chains",
         ),
         "rank": (
             {"tree": TreeSpec((-1,), (64,)), "drafter": model},

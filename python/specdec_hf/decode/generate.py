@@ -21,7 +21,6 @@ from transformers import StopStringCriteria
 from specdec_hf.decode.arguments import check_stop_strings, check_streamer_type
 from specdec_hf.decode.rounds import step
 from specdec_hf.decode.session import (
-    DEFAULT_NUM_ASSISTANT_TOKENS,
     MAX_NUM_ASSISTANT_TOKENS,
     Options,
     Session,
@@ -76,8 +75,9 @@ def generate(
         model: causal LM, left on its device and in its dtype.
         inputs: alias of ``input_ids``, as in ``model.generate``.
         input_ids: [B, T] int64 prompts, padded on the left.
-        drafter: None for plain decoding, "prompt_lookup", a causal LM of the same vocabulary, or a
-            `Drafter`; with ``tree`` also a list of them.
+        drafter: None for plain decoding, a name of `specdec_hf.drafters.registry` such as
+            "prompt_lookup", a causal LM of the same vocabulary, a `Drafter`, or a `TreeDrafter`,
+            which drafts trees of its own; with ``tree`` also a list of them.
         num_assistant_tokens: tokens to draft per round; ``gamma`` and ``num_speculative_tokens``
             are aliases. None is the value of the generation config, or 5.
         num_assistant_tokens_schedule: "constant", or "heuristic" (+2 after full acceptance, else
@@ -371,7 +371,7 @@ def with_assistant(options: Options, assistant: Assistant) -> Options:
     return replace(
         options,
         drafter=drafter,
-        num_assistant_tokens=DEFAULT_NUM_ASSISTANT_TOKENS if number is None else number,
+        num_assistant_tokens=number,
         num_assistant_tokens_schedule=schedule or "constant",
     )
 

@@ -25,8 +25,7 @@ from specdec_hf.decode.processors import process_logits
 from specdec_hf.decode.session import Session
 from specdec_hf.decode.streaming import Step
 from specdec_hf.decode.tree_round import TreeRound
-from specdec_hf.drafters import TreeDrafter
-from specdec_hf.drafters.base import reads_draft
+from specdec_hf.drafters.base import Candidates, TreeDrafter, reads_draft
 from specdec_kernels import Tree, TreeVerdict, Verdict
 
 
@@ -83,7 +82,10 @@ def step(session: Session) -> list[Step]:
     if any(s.call.processors):
         logits = process_logits(s, logits, this.layout())
     verdict, extra = this.verify(logits)
-    read = read_verdict(verdict, *extra)
+    observed = [] if s.drafter is None else _observed(s.drafter.candidates, this.layout(), logits)
+    read = read_verdict(verdict, *extra, *observed)
+    if observed:
+        _inform_of_candidates(s, read.extra[-len(observed) :])
     steps, kept = commit(s, read, this.count(read))
     this.inform_drafter(read, kept)
 
@@ -95,6 +97,24 @@ def step(session: Session) -> list[Step]:
         if note is not None:
             s.stats.notes.append(f"round {s.stats.rounds}: {note}")
     return steps
+
+
+def _observed(count: int, drafts: Tree, logits: torch.Tensor) -> list[torch.Tensor]:
+    """The integers that `Candidates` is made of, on the device; empty for ``count`` 0."""
+    if count == 0:
+        return []
+    ids = logits.topk(min(count, logits.shape[-1]), dim=-1).indices
+    return [drafts.tokens, drafts.parents, ids.flatten(1)]
+
+
+def _inform_of_candidates(session: Session, read: list[NDArray[np.int64]]) -> None:
+    """Hand the drafter what `_observed` gave, once it is on the host."""
+    s, (drafts, parents, ids) = session, read
+    assert s.drafter is not None
+    tokens = np.concatenate([s.history.last(1), drafts], axis=1)
+    above = np.concatenate([np.full_like(tokens[:, :1], -1), parents + 1], axis=1)
+    candidates = Candidates(tokens, above, ids.reshape(*tokens.shape, -1))
+    s.drafter.observe(s.history.shown(), candidates)
 
 
 def draft_limits(session: Session) -> NDArray[np.int64]:

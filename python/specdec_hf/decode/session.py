@@ -27,10 +27,9 @@ from specdec_hf.decode.history import CommittedTokens
 from specdec_hf.decode.prefill import prefill
 from specdec_hf.decode.rules import resolve_rule
 from specdec_hf.decode.statistics import SequenceStats, SpecStats
-from specdec_hf.drafters import DraftContext, Drafter, TreeDrafter
-from specdec_hf.drafters.base import reads_draft
+from specdec_hf.drafters.base import DraftContext, Drafter, TreeDrafter, reads_draft
 from specdec_hf.drafters.lease import Lease
-from specdec_hf.drafters.resolve import parts_of, resolve_drafter, resolve_tree_drafter
+from specdec_hf.drafters.resolve import parts_of, resolve_drafter
 from specdec_hf.hf_arguments.call import Call
 from specdec_hf.hf_arguments.sampling import sequence_seeds
 from specdec_hf.schedules.benefit_guard import BenefitGuard
@@ -142,17 +141,14 @@ def begin(model: Any, call: Call, options: Options) -> Session:
         ValueError: prompt longer than the context, drafter that does not fit, bad option.
         RuntimeError: a drafter that another call is using.
     """
-    drafter: Drafter | TreeDrafter | None
-    if options.tree is None:
-        drafter = resolve_drafter(options.drafter)
-    else:
-        drafter = resolve_tree_drafter(options.drafter, options.tree)
+    drafter = resolve_drafter(options.drafter, options.tree)
+    drafts_tree = isinstance(drafter, TreeDrafter)
     rule = resolve_rule(
         options.rule, call.do_sample, LOSSLESS_RULES if drafter is None else drafter.rules
     )
     check_kind(options.cache)
     kind = options.cache
-    if options.tree is not None:
+    if drafts_tree:
         _check_tree_options(options)
         kind = "spec"
     started = options.clock()
@@ -166,8 +162,8 @@ def begin(model: Any, call: Call, options: Options) -> Session:
     if isinstance(drafter, TreeDrafter):
         draft_length, draft_size = drafter.depth, drafter.size
     else:
-        assert options.num_assistant_tokens is not None
-        draft_length = draft_size = options.num_assistant_tokens
+        number = options.num_assistant_tokens
+        draft_length = draft_size = DEFAULT_NUM_ASSISTANT_TOKENS if number is None else number
     schedules = [
         make_schedule(options.num_assistant_tokens_schedule or "constant", draft_length)
         for _ in range(batch_size)
@@ -183,7 +179,7 @@ def begin(model: Any, call: Call, options: Options) -> Session:
     prompt = Prompt(call.prompt_ids, call.mask)
     needs: dict[str, Any] = {
         "drafts": drafter is not None,
-        "tree": options.tree is not None,
+        "tree": drafts_tree,
         "self_check": options.self_check,
     }
     first_logits = None
@@ -275,6 +271,11 @@ def finish(session: Session) -> SpecOutput:
 
 
 def _check_tree_options(options: Options) -> None:
+    if options.num_assistant_tokens is not None:
+        raise ValueError(
+            "num_assistant_tokens must not be given with a drafter of trees, which says what is "
+            f"drafted, got {options.num_assistant_tokens}"
+        )
     if options.num_assistant_tokens_schedule not in (None, "constant"):
         raise ValueError(
             "num_assistant_tokens_schedule must be 'constant' with tree, "

@@ -18,7 +18,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -31,6 +31,9 @@ from specdec_kernels import (
     TREE_RULES_READING_DRAFT,
     SampledDraft,
 )
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 MAX_NUMBERS = 2**16  # drafts of one drafter in one round
 
@@ -157,7 +160,58 @@ class Draft:
     counts: NDArray[np.int64] | None = None
 
 
-class Drafter(ABC):
+@dataclass
+class Candidates:
+    """The target's most likely next tokens behind every token that a round fed to it, on the host.
+
+    Row 0 belongs to the pending token, and row n + 1 to draft n.
+
+    Attributes:
+        tokens: [B, N+1] int64, the pending token and the drafts; -1 is an absent draft.
+        parents: [B, N+1] int64, the row of the token before it; -1 for the pending token.
+        ids: [B, N+1, k] int64, next tokens by falling logit, after penalties and other logits
+            processors. A row of an absent draft has no meaning.
+    """
+
+    tokens: NDArray[np.int64]
+    parents: NDArray[np.int64]
+    ids: NDArray[np.int64]
+
+    def first(self, count: int) -> Candidates:
+        """Only the ``count`` most likely next tokens of each row."""
+        return Candidates(self.tokens, self.parents, self.ids[:, :, :count])
+
+
+class AnyDrafter:
+    """The part of the contract that chain drafters and tree drafters share.
+
+    Attributes:
+        name: in the statistics.
+        candidates: how many of the target's most likely next tokens `observe` is given; with 0 it
+            is not called.
+    """
+
+    name = "custom"
+    candidates = 0
+
+    @classmethod
+    def from_text(cls, text: str) -> Self:
+        """The drafter that ``NAME:text`` asks for; ``text`` is empty without a colon."""
+        return cls()
+
+    def start(self, context: DraftContext) -> None:
+        """Begin a new call."""
+
+    def observe(self, history: History, candidates: Candidates) -> None:
+        """Learn what the target held for likely in a round; called before `commit`.
+
+        Args:
+            history: the committed tokens when the round drafted.
+            candidates: the next tokens behind each token that was fed.
+        """
+
+
+class Drafter(AnyDrafter, ABC):
     """Base class of chain drafters. Override `propose`; the other methods do nothing.
 
     A drafter serves one `generate` call at a time, and `start` begins the next one.
@@ -171,14 +225,14 @@ class Drafter(ABC):
             draft distribution refuse a distribution of a drafter that has neither asked in this
             round nor declared "independent", because with other noise the text would be biased.
             Drafts without a distribution need no noise.
+        draws: whether every draft comes with the distribution that it was drawn from.
+        several: whether `propose_several` is overridden, which `TrieTree` then calls.
     """
 
-    name = "custom"
     rules: tuple[str, ...] = LOSSLESS_RULES
     noise: Literal["context", "independent"] = "context"
-
-    def start(self, context: DraftContext) -> None:
-        """Begin a new call."""
+    draws = False
+    several = False
 
     @abstractmethod
     def propose(self, history: History, gamma: int) -> Draft | None:
@@ -186,6 +240,15 @@ class Drafter(ABC):
 
         It must not read from the device: a round has one read, and that is the verdict's.
         """
+
+    def propose_several(self, history: History, gamma: int, count: int) -> torch.Tensor | None:
+        """Up to ``count`` different chains for every sequence, without a distribution.
+
+        Returns:
+            [B, count, up to gamma] int64 on any device, best chain first, -1 behind the end of a
+            chain; None drafts nothing.
+        """
+        raise NotImplementedError
 
     def commit(self, lengths: NDArray[np.int64], accepted: NDArray[np.int64]) -> None:
         """Learn the outcome of a round.
@@ -233,7 +296,7 @@ class TreeOutcome:
     note: NDArray[np.int64]
 
 
-class TreeDrafter(ABC):
+class TreeDrafter(AnyDrafter, ABC):
     """Base class of tree drafters. A drafter serves one `generate` call at a time.
 
     Attributes:
@@ -246,9 +309,6 @@ class TreeDrafter(ABC):
     rules: tuple[str, ...] = ("target_only", "match", "greedy")
     size = 0
     depth = 0
-
-    def start(self, context: DraftContext) -> None:
-        """Begin a new call."""
 
     @abstractmethod
     def propose(self, history: History, limits: NDArray[np.int64]) -> TreeDraft | None:

@@ -9,7 +9,7 @@ import torch
 from specdec_hf.drafters.base import Drafter, TreeDrafter
 from specdec_hf.drafters.eagle import EagleDrafter
 from specdec_hf.drafters.model import ModelDrafter
-from specdec_hf.drafters.prompt_lookup import PromptLookupDrafter
+from specdec_hf.drafters.registry import make_drafter, usages
 from specdec_hf.drafters.tree_model import TreeModelDrafter
 from specdec_hf.drafters.trie import TrieDrafter
 from specdec_hf.hf_arguments.language_model import (
@@ -19,7 +19,7 @@ from specdec_hf.hf_arguments.language_model import (
 )
 from specdec_hf.trees.layouts import EagleTree, Layout, TreeSpec, TrieTree
 
-_RULE = f"drafter must be None, 'prompt_lookup', a Drafter or {RULE}"
+_RULE = f"drafter must be None, the name of a drafter, a Drafter or {RULE}"
 
 
 def _named(drafter: Any) -> str:
@@ -29,43 +29,57 @@ def _named(drafter: Any) -> str:
     return type(drafter).__name__ if isinstance(drafter, torch.nn.Module) else repr(drafter)
 
 
-def resolve_drafter(drafter: Any) -> Drafter | None:
-    """The drafter of chains; None for plain decoding.
-
-    Raises:
-        TypeError: not a drafter.
-        ValueError: an unknown name, or several drafters.
-    """
-    if drafter is None or isinstance(drafter, Drafter):
-        return drafter
-    if isinstance(drafter, list | tuple):
-        raise ValueError(f"{_RULE}, got {_named(drafter)}; several drafters need tree")
-    check_drafter_types(drafter)
-    if not isinstance(drafter, str):
-        check_language_model("drafter", drafter)
-        return ModelDrafter(drafter)
-    if drafter != "prompt_lookup":
-        raise ValueError(f"{_RULE}, got {drafter!r}")
-    return PromptLookupDrafter()
-
-
 def check_drafter_types(drafter: Any) -> None:
     """Raises TypeError for an argument ``drafter`` that neither is a drafter nor lists some."""
     for one in drafter if isinstance(drafter, list | tuple) else [drafter]:
-        fits = one is None or isinstance(one, str | Drafter) or is_language_model(one)
+        fits = one is None or isinstance(one, str | Drafter | TreeDrafter) or is_language_model(one)
         if not fits:
             raise TypeError(f"{_RULE}, got {_named(one)}")
 
 
-def resolve_tree_drafter(drafter: Any, layout: Layout) -> TreeDrafter:
-    """The drafter of trees of a layout.
+def resolve_drafter(drafter: Any, layout: Layout | None) -> Drafter | TreeDrafter | None:
+    """The drafter of a call; None for plain decoding.
+
+    Args:
+        drafter: the argument of `generate`.
+        layout: of the trees to draft; None for chains, and for drafters with trees of their own.
 
     Raises:
         TypeError: not a drafter.
-        ValueError: no drafter, or one that cannot draft this layout.
+        ValueError: an unknown name, several drafters without a layout, or a drafter that cannot
+            draft the layout.
+        OSError: a file of a named drafter that cannot be read.
     """
+    if layout is not None:
+        return _tree_drafter(drafter, layout)
+    if isinstance(drafter, list | tuple):
+        raise ValueError(f"{_RULE}, got {_named(drafter)}; several drafters need tree")
+    return _one_drafter(drafter)
+
+
+def _one_drafter(drafter: Any) -> Drafter | TreeDrafter | None:
+    if drafter is None or isinstance(drafter, Drafter | TreeDrafter):
+        return drafter
+    check_drafter_types(drafter)
+    if not isinstance(drafter, str):
+        check_language_model("drafter", drafter)
+        return ModelDrafter(drafter)
+    made = make_drafter(drafter)
+    if made is None:
+        raise ValueError(f"{_RULE}, got {drafter!r}; drafters with a name are {usages()}")
+    return made
+
+
+def _tree_drafter(drafter: Any, layout: Layout) -> TreeDrafter:
     given = list(drafter) if isinstance(drafter, list | tuple) else [drafter]
-    drafters = [one for one in map(resolve_drafter, given) if one is not None]
+    drafters = []
+    for one in map(_one_drafter, given):
+        if isinstance(one, TreeDrafter):
+            raise ValueError(
+                f"tree must not be given with drafter {one.name}, which drafts trees of its own"
+            )
+        if one is not None:
+            drafters.append(one)
     if not drafters or len(drafters) < len(given):
         raise ValueError(f"drafter must be given with tree, got {_named(drafter)}")
     if isinstance(layout, TrieTree):
@@ -79,11 +93,11 @@ def resolve_tree_drafter(drafter: Any, layout: Layout) -> TreeDrafter:
         return EagleDrafter(models[0], layout)
     if len(models) == len(drafters):
         return TreeModelDrafter(models, layout)
-    if len(drafters) == 1 and isinstance(drafters[0], PromptLookupDrafter):
+    if len(drafters) == 1 and drafters[0].several:
         return TrieDrafter(drafters, _trie_of(layout))
     raise ValueError(
-        "drafter must be 'prompt_lookup', a draft model or a list of them with tree=TreeSpec "
-        f"(TrieTree takes any), got {_named(drafter)}"
+        "drafter must be a draft model, a list of them, or one that drafts several chains, such as "
+        f"'prompt_lookup', with tree=TreeSpec (TrieTree takes any), got {_named(drafter)}"
     )
 
 
@@ -95,5 +109,5 @@ def parts_of(drafter: Drafter | TreeDrafter | None) -> list[Drafter | TreeDrafte
 
 
 def _trie_of(spec: TreeSpec) -> TrieTree:
-    """A trie with as many leaves, levels and nodes: prompt lookup cannot fill a fixed shape."""
+    """A trie with as many leaves, levels and nodes: a copying drafter cannot fill a fixed shape."""
     return TrieTree(spec.leaves, spec.depth, spec.size)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from specdec_hf.drafters.base import (
     MAX_NUMBERS,
+    Candidates,
     DraftContext,
     Drafter,
     History,
@@ -21,8 +22,6 @@ from specdec_hf.drafters.base import (
     reads_draft,
 )
 from specdec_hf.drafters.checks import OUTSIDE, ask, describe
-from specdec_hf.drafters.model import ModelDrafter
-from specdec_hf.drafters.prompt_lookup import PromptLookupDrafter
 from specdec_hf.trees.layouts import TrieTree
 from specdec_kernels import SampledDraft, build_trie
 
@@ -32,11 +31,11 @@ class TrieDrafter(TreeDrafter):
 
     Chains share the nodes of their common prefix, which is then verified once. Only rules that read
     the draft distribution keep the chains apart: they try a token that was drawn twice two times
-    (SpecInfer). They are offered where no drafter is prompt lookup, and rule "auto" is one of them
-    where all drafters are draft models.
+    (SpecInfer). They are offered where no drafter drafts several chains, and rule "auto" is one of
+    them where all drafters draw their drafts from a distribution.
 
     Args:
-        drafters: prompt lookup drafts several chains, each other drafter one.
+        drafters: those with `Drafter.several` draft several chains, each other drafter one.
         layout: number of chains and tokens.
     """
 
@@ -45,15 +44,14 @@ class TrieDrafter(TreeDrafter):
         self.layout = layout
         self.name = ", ".join(drafter.name for drafter in drafters)
         self.depth = layout.depth
-        self._counts = [
-            layout.sequences if isinstance(d, PromptLookupDrafter) else 1 for d in drafters
-        ]
+        self._counts = [layout.sequences if drafter.several else 1 for drafter in drafters]
         all_nodes = sum(self._counts) * layout.depth
         self.size = all_nodes if layout.size is None else min(layout.size, all_nodes)
         drawn = ("multi_draft", "traversal")
-        if all(isinstance(drafter, ModelDrafter) for drafter in drafters):
+        self.candidates = max(drafter.candidates for drafter in drafters)
+        if all(drafter.draws for drafter in drafters):
             self.rules = (*drawn, *TreeDrafter.rules)
-        elif not any(isinstance(drafter, PromptLookupDrafter) for drafter in drafters):
+        elif not any(drafter.several for drafter in drafters):
             self.rules = (*TreeDrafter.rules, *drawn)
 
     def start(self, context: DraftContext) -> None:
@@ -131,6 +129,11 @@ class TrieDrafter(TreeDrafter):
                 f"got {given!r}"
             )
 
+    def observe(self, history: History, candidates: Candidates) -> None:
+        for drafter in self.drafters:
+            if drafter.candidates:
+                drafter.observe(history, candidates.first(drafter.candidates))
+
     def commit(self, lengths: NDArray[np.int64], outcome: TreeOutcome | None) -> None:
         first = 0
         for drafter, count in zip(self.drafters, self._counts, strict=True):
@@ -151,7 +154,7 @@ def _ask(
     drafter: Drafter, count: int, history: History, depth: int, context: DraftContext
 ) -> tuple[torch.Tensor | None, SampledDraft | None]:
     """A drafter's chains [B, count, up to depth], -1 behind their ends, and their distribution."""
-    if isinstance(drafter, PromptLookupDrafter):
+    if drafter.several:
         return drafter.propose_several(history, depth, count), None
     draft = ask(drafter, history, depth, context)
     if draft is None:

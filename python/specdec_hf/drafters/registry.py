@@ -1,0 +1,86 @@
+"""The drafters that have a name, for ``generate(drafter=...)`` and the command line.
+
+This module does without torch, because the command line checks ``--drafter`` before it loads torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from specdec_hf.drafters.base import Drafter, TreeDrafter
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A drafter that has a name; its module in this room is called the same.
+
+    Attributes:
+        class_name: the class, whose `from_text` makes the drafter.
+        summary: one line for users.
+        value: what the text behind a colon is, such as FILE in ``ngram:FILE``; empty where the
+            drafter takes none.
+        needs_value: whether there must be such a text.
+        own_tree: whether it is a `TreeDrafter`, which drafts trees of its own.
+    """
+
+    class_name: str
+    summary: str
+    value: str = ""
+    needs_value: bool = False
+    own_tree: bool = False
+
+
+DRAFTERS: dict[str, Entry] = {
+    "prompt_lookup": Entry(
+        "PromptLookupDrafter", "copies what followed the last tokens where they occurred before"
+    ),
+}
+
+
+def usage(name: str) -> str:
+    """A name with its text behind the colon, such as ``ngram:FILE``."""
+    entry = DRAFTERS[name]
+    if not entry.value:
+        return name
+    return f"{name}:{entry.value}" if entry.needs_value else f"{name}[:{entry.value}]"
+
+
+def usages() -> str:
+    """All names with their texts, for messages."""
+    return ", ".join(map(usage, DRAFTERS))
+
+
+def entry_of(text: str) -> Entry | None:
+    """The entry that ``NAME`` or ``NAME:TEXT`` names; None for an unknown name.
+
+    Raises:
+        ValueError: a text that the drafter does not take, or none where it needs one.
+    """
+    name, colon, value = text.partition(":")
+    entry = DRAFTERS.get(name)
+    if entry is None:
+        return None
+    if value and not entry.value:
+        raise ValueError(f"drafter {name!r} takes nothing behind its name, got {text!r}")
+    if not value and (colon or entry.needs_value):
+        raise ValueError(f"drafter must be {usage(name)}, got {text!r}")
+    return entry
+
+
+def make_drafter(text: str) -> Drafter | TreeDrafter | None:
+    """The drafter that ``NAME`` or ``NAME:TEXT`` names; None for an unknown name.
+
+    Raises:
+        ValueError: a text that does not suit the drafter.
+        OSError: a file that cannot be read.
+    """
+    entry = entry_of(text)
+    if entry is None:
+        return None
+    name, _, value = text.partition(":")
+    module = importlib.import_module(f"specdec_hf.drafters.{name}")
+    drafter: Drafter | TreeDrafter = getattr(module, entry.class_name).from_text(value)
+    return drafter

@@ -1,0 +1,103 @@
+"""Drafters by name, drafters of trees of their own, and what a drafter learns of the target."""
+
+from __future__ import annotations
+
+import importlib
+
+import numpy as np
+import pytest
+import torch
+from specdec_hf import Drafter, TreeDraft, TreeDrafter, generate
+from specdec_hf.drafters.registry import DRAFTERS, entry_of, usage
+from support import hf_models
+
+RAGGED = (9, 5, 12)
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_every_entry_names_its_class(name):
+    entry = DRAFTERS[name]
+    made = getattr(importlib.import_module(f"specdec_hf.drafters.{name}"), entry.class_name)
+    assert issubclass(made, TreeDrafter if entry.own_tree else Drafter)
+    assert made.name == name
+    assert entry.summary
+    assert entry_of(usage(name).replace("[", "").replace("]", "")) is entry
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("prompt_lookup:3", "drafter 'prompt_lookup' takes nothing behind its name"),
+        ("prompt_lookup:", "drafter must be prompt_lookup, got 'prompt_lookup:'"),
+        ("lookup", "drafter must be None, the name of a drafter"),
+    ],
+)
+def test_a_wrong_name_is_refused(text, message):
+    with pytest.raises(ValueError) as raised:
+        generate(hf_models.tiny("llama"), **hf_models.prompts((5,)), drafter=text)
+    assert message in str(raised.value)
+
+
+class Observer:
+    """Drafts what an earlier call has taught it, and keeps every observation."""
+
+    candidates = 3
+
+    def __init__(self):
+        self.seen = []
+
+    def observe(self, history, candidates):
+        texts = [history.tokens[b, :n].copy() for b, n in enumerate(history.lengths)]
+        self.seen.append((texts, candidates))
+
+
+class Chains(Observer, Drafter):
+    """The target's own next token may be among them: they are simply counted up."""
+
+    def propose(self, history, gamma):
+        return (history.last(1) + np.arange(1, gamma + 1)) % 64
+
+
+class Trees(Observer, TreeDrafter):
+    name = "pairs"
+    size, depth = 4, 2
+
+    def propose(self, history, limits):
+        last = torch.from_numpy(history.last(1).copy())
+        tokens = (last + torch.tensor([1, 2, 3, 4])) % 64
+        parents = torch.tensor([-1, -1, 0, 1])
+        tokens[torch.from_numpy(limits < 1)] = -1
+        tokens[torch.from_numpy(limits < 2), 2:] = -1
+        return TreeDraft(tokens, parents.expand_as(tokens), 2)
+
+
+@pytest.mark.parametrize("made", [Chains, Trees])
+def test_a_drafter_learns_the_most_likely_next_tokens(made):
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts(RAGGED)
+    settings = {"max_new_tokens": 6, "do_sample": False}
+    drafter = made()
+    got = generate(model, **inputs, **settings, drafter=drafter, guard=False)
+    assert torch.equal(got, model.generate(**inputs, **settings))
+    checked = 0
+    for texts, seen in drafter.seen:
+        for b, row in np.argwhere(seen.tokens >= 0).tolist():
+            path, above = [], row
+            while above > 0:
+                path.insert(0, int(seen.tokens[b, above]))
+                above = int(seen.parents[b, above])
+            assert above == 0
+            assert seen.tokens[b, 0] == texts[b][-1]
+            text = torch.from_numpy(np.append(texts[b], path).astype(np.int64))[None]
+            with torch.no_grad():
+                expected = model(text).logits[0, -1].topk(3).indices
+            assert seen.ids[b, row].tolist() == expected.tolist()
+            checked += 1
+    assert checked > 30
+
+
+def test_a_drafter_of_trees_takes_no_layout_and_no_number_of_tokens():
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts((5,))
+    with pytest.raises(ValueError, match="tree must not be given with drafter pairs"):
+        generate(model, **inputs, drafter=Trees(), tree=(2, 1))
+    with pytest.raises(ValueError, match="num_assistant_tokens must not be given with a drafter"):
+        generate(model, **inputs, drafter=Trees(), num_assistant_tokens=3)
