@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from specdec_hf.decode.chain_round import ChainRound
 from specdec_hf.decode.commit import DraftCounts, HostVerdict, commit, read_verdict
 from specdec_hf.decode.processors import process_logits
+from specdec_hf.decode.round_record import RoundRecord
 from specdec_hf.decode.session import Session
 from specdec_hf.decode.streaming import Step
 from specdec_hf.decode.tree_round import TreeRound
@@ -64,7 +65,7 @@ class Round(Protocol):
 def step(session: Session) -> list[Step]:
     """Run one round; returns what it appended to each sequence that was still active."""
     s = session
-    began = s.clock()
+    began, active = s.clock(), s.history.active.copy()
     # The first round also reads the prompt, or takes the logits of a prefill that has read it. It
     # says nothing about the time of later ones.
     reads_prompt = int((s.history.lengths - s.cache.lengths).max()) != 1
@@ -86,11 +87,21 @@ def step(session: Session) -> list[Step]:
     read = read_verdict(verdict, *extra, *observed)
     if observed:
         _inform_of_candidates(s, read.extra[-len(observed) :])
-    steps, kept = commit(s, read, this.count(read))
+    counts, lengths = this.count(read), s.history.lengths.copy()
+    steps, kept = commit(s, read, counts)
     this.inform_drafter(read, kept)
 
     ended, drafted = s.clock(), logits.shape[1] - 1
-    s.stats.record_round(drafted, drafted_at - began, verified_at - drafted_at, ended - verified_at)
+    record = RoundRecord(
+        began=began - s.started,
+        draft=drafted_at - began,
+        verify=verified_at - drafted_at,
+        accept=ended - verified_at,
+        drafted=np.where(active, counts.drafted, 0).tolist(),
+        accepted=kept.tolist(),
+        emitted=(s.history.lengths - lengths).tolist(),
+    )
+    s.stats.record_round(drafted, record)
     if s.guard is not None and not reads_prompt:
         emitted = sum(len(made.tokens) for made in steps) / len(steps)
         note = s.guard.observe(drafted, emitted, ended - began)

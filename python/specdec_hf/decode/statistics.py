@@ -12,6 +12,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from specdec_hf.decode.round_record import RoundRecord
+
 
 @dataclass
 class SequenceStats:
@@ -125,7 +127,8 @@ class SpecStats:
 
     Attributes:
         rounds: forwards of the target over the whole batch.
-        gammas: tokens drafted for each sequence, per round.
+        gammas: drafted tokens that the target's forward read for each sequence, per round.
+        round_log: counts and times of each round.
         benefit, plain_step_seconds: what `BenefitGuard` measured.
         seeds: of each sequence; the same call with ``seed=seeds`` gives the same text.
         notes: remarks for the user.
@@ -145,6 +148,7 @@ class SpecStats:
     cache: str = ""
     seeds: list[int] = field(default_factory=list)
     gammas: list[int] = field(default_factory=list)
+    round_log: list[RoundRecord] = field(default_factory=list)
     benefit: float | None = None
     plain_step_seconds: float | None = None
     notes: list[str] = field(default_factory=list)
@@ -220,14 +224,15 @@ class SpecStats:
             "accept": self.accept_seconds,
         }
 
-    def record_round(self, drafted: int, draft: float, verify: float, accept: float) -> None:
-        """Count a round that drafted ``drafted`` tokens, and the seconds of its three phases."""
+    def record_round(self, width: int, record: RoundRecord) -> None:
+        """Count a round whose forward read ``width`` drafted tokens for each sequence."""
         self.rounds += 1
         self.device_reads += 1
-        self.draft_seconds += draft
-        self.verify_seconds += verify
-        self.accept_seconds += accept
-        self.gammas.append(drafted)
+        self.draft_seconds += record.draft
+        self.verify_seconds += record.verify
+        self.accept_seconds += record.accept
+        self.gammas.append(width)
+        self.round_log.append(record)
 
     def note(self, text: str) -> None:
         """Add a remark unless it is there already."""
@@ -257,6 +262,7 @@ class SpecStats:
             "cache": self.cache,
             "seeds": self.seeds,
             "gammas": self.gammas,
+            "round_log": [record.to_dict() for record in self.round_log],
             "benefit": self.benefit,
             "plain_step_seconds": self.plain_step_seconds,
             "notes": self.notes,
