@@ -79,6 +79,7 @@ TABLE = {
             (3, "stop_strings must be a string or a list of them, got 3"),
             (["a", 3], "stop_strings must be a string or a list of them, got 3"),
         ],
+        "trace": [(3, "trace must be None or a function, got 3")],
     },
     TreeSpec: {
         "parents": [

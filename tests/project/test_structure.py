@@ -115,7 +115,7 @@ PARTS = {
     "ops": {"arguments"},
     "reference": {"arguments", "_library"},
     "triton": {"arguments"},
-    "analysis": set(),
+    "analysis": {"reference"},
 }
 # The public modules of specdec_kernels beside the package itself.
 PUBLIC = ("specdec_kernels.analysis",)

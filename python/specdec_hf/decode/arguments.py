@@ -22,6 +22,8 @@ def check_option_types(options: Any) -> None:
         raise TypeError(f"guard must be None, True, False or a BenefitGuard, got {options.guard!r}")
     if not isinstance(options.self_check, bool):
         raise TypeError(f"self_check must be True or False, got {options.self_check!r}")
+    if not (options.trace is None or callable(options.trace)):
+        raise TypeError(f"trace must be None or a function, got {options.trace!r}")
     if not callable(options.clock):
         raise TypeError(f"clock must be a function that gives seconds, got {options.clock!r}")
 

@@ -74,6 +74,7 @@ class ChainRound:
             **s.call.sampling.to_dict(),
             seeds=s.seeds,
             positions=torch.from_numpy(self.lengths).to(s.model.device, non_blocking=True),
+            with_accept_probs=s.trace is not None,
         )
         return verdict, []
 

@@ -29,6 +29,7 @@ from specdec_hf.decode.session import (
     finish,
 )
 from specdec_hf.decode.streaming import Step, Streamer, put_step
+from specdec_hf.decode.tracing import Trace
 from specdec_hf.drafters.prompt_lookup import PromptLookupDrafter
 from specdec_hf.hf_arguments.assistant import Assistant
 from specdec_hf.hf_arguments.call import Call, call_from_hugging_face, prepare_call
@@ -159,6 +160,7 @@ class SpeculativeDecoder:
             num_assistant_tokens_schedule, rule, tree, cache, self_check, seed, guard, streamer:
             as in `generate`.
         tokenizer, stop_strings: end sequences at these strings.
+        trace: called after every round with a `TracedRound`; not with ``tree``.
     """
 
     def __init__(
@@ -178,6 +180,7 @@ class SpeculativeDecoder:
         streamer: Streamer | None = None,
         tokenizer: Any = None,
         stop_strings: str | list[str] | None = None,
+        trace: Trace | None = None,
     ) -> None:
         check_stop_strings(stop_strings, tokenizer)
         check_streamer_type(streamer)
@@ -193,6 +196,7 @@ class SpeculativeDecoder:
             self_check=self_check,
             seed=seed,
             guard=guard,
+            trace=trace,
         )
         self.streamer = streamer
         self.tokenizer = tokenizer

@@ -25,6 +25,7 @@ from specdec_hf.decode.processors import process_logits
 from specdec_hf.decode.round_record import RoundRecord
 from specdec_hf.decode.session import Session
 from specdec_hf.decode.streaming import Step
+from specdec_hf.decode.tracing import TracedRound
 from specdec_hf.decode.tree_round import TreeRound
 from specdec_hf.drafters.base import Candidates, TreeDrafter, reads_draft
 from specdec_kernels import Tree, TreeVerdict, Verdict
@@ -107,6 +108,14 @@ def step(session: Session) -> list[Step]:
         note = s.guard.observe(drafted, emitted, ended - began)
         if note is not None:
             s.stats.notes.append(f"round {s.stats.rounds}: {note}")
+    if s.trace is not None:
+        assert isinstance(this, ChainRound)
+        s.trace(
+            TracedRound(
+                s.rule, s.seeds, this.lengths, logits, this.draft_token_ids, this.distribution,
+                verdict.accept_probs, steps,
+            )
+        )  # fmt: skip
     return steps
 
 

@@ -27,6 +27,7 @@ from specdec_hf.decode.history import CommittedTokens
 from specdec_hf.decode.prefill import prefill
 from specdec_hf.decode.rules import resolve_rule
 from specdec_hf.decode.statistics import SequenceStats, SpecStats
+from specdec_hf.decode.tracing import Trace
 from specdec_hf.drafters.base import DraftContext, Drafter, TreeDrafter, reads_draft
 from specdec_hf.drafters.lease import Lease
 from specdec_hf.drafters.resolve import parts_of, resolve_drafter
@@ -56,6 +57,7 @@ class Options:
     seed: Any = None
     guard: bool | BenefitGuard | None = None
     clock: Callable[[], float] = time.perf_counter
+    trace: Trace | None = None
 
     def __post_init__(self) -> None:
         check_option_types(self)
@@ -96,6 +98,7 @@ class Session:
         logprobs: [B] lists, of the new tokens.
         lease: keeps the drafter from other calls.
         first_logits: [B, 1, V], those of the model's own prefill until the first round reads them.
+        trace: called with what each round compared, once its time is taken.
     """
 
     model: Any
@@ -116,6 +119,7 @@ class Session:
     clock: Callable[[], float]
     started: float
     first_logits: torch.Tensor | None = None
+    trace: Trace | None = None
 
     @property
     def new_tokens(self) -> NDArray[np.int64]:
@@ -231,6 +235,7 @@ def begin(model: Any, call: Call, options: Options) -> Session:
         clock=options.clock,
         started=started,
         first_logits=first_logits,
+        trace=options.trace,
     )
 
 
@@ -281,6 +286,8 @@ def _check_tree_options(options: Options) -> None:
             "num_assistant_tokens_schedule must be 'constant' with tree, "
             f"got {options.num_assistant_tokens_schedule!r}"
         )
+    if options.trace is not None:
+        raise ValueError("trace must be None with tree: only rounds of chains are traced")
     if options.cache not in ("auto", "spec"):
         raise ValueError(f"cache must be 'auto' or 'spec' with tree, got {options.cache!r}")
 

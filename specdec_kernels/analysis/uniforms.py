@@ -1,0 +1,39 @@
+"""The acceptance uniforms of a call, for whoever wants to show why a draft was accepted or not."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specdec_kernels import RULES_NEEDING_ROUND_NOISE
+from specdec_kernels.reference.row.noise import ACCEPT, uniform
+
+
+def acceptance_uniforms(
+    seeds: Tensor, positions: Tensor, gamma: int, rule: str = "token"
+) -> Tensor:
+    """The uniforms that `verify_chain` compares with the acceptance probabilities.
+
+    They come from (seed, position + i), and under rule `block` from the round; see
+    docs/rules.md#noise. The arguments are read on the host.
+
+    Args:
+        seeds, positions: [B] int64, those of `verify_chain`.
+        gamma: how many drafts.
+        rule: of the verification.
+
+    Returns:
+        [B, gamma] float64 on the host.
+
+    >>> acceptance_uniforms(torch.tensor([7]), torch.tensor([3]), 2)
+    tensor([[0.0030, 0.9574]], dtype=torch.float64)
+    """
+    of_round = rule in RULES_NEEDING_ROUND_NOISE
+    rows = [
+        [
+            uniform(seed, begin if of_round else begin + i, ACCEPT, i if of_round else 0)
+            for i in range(gamma)
+        ]
+        for seed, begin in zip(seeds.tolist(), positions.tolist(), strict=True)
+    ]
+    return torch.tensor(rows, dtype=torch.float64, device="cpu").reshape(len(rows), gamma)
