@@ -8,6 +8,7 @@ from specdec_hf.cli.prompts import read_prompts, shipped_prompts
 from specdec_hf.cli.terminal import Terminal, visible
 from specdec_hf.cli.trace import ASCII_MARKS, MARKS, PieceStream, legend, marks_of, render
 from specdec_hf.decode.streaming import Step, step_kinds
+from specdec_hf.drafters.registry import DRAFTERS, usage
 from support import cli_models, hf_models
 from support.cli_models import folder, invoke, one_line_error, says  # noqa: F401
 from support.hf_models import one_thread  # noqa: F401  # autouse here
@@ -65,6 +66,25 @@ def test_generate_drafts_a_tree(folder, tmp_path):  # noqa: F811
         0.8, "--tree", "3",
     )  # fmt: skip
     assert says(result, "sampled outputs identical yes")
+
+
+def test_the_drafts_of_several_drafters_become_one_tree(folder, tmp_path):  # noqa: F811
+    report = tmp_path / "report.json"
+    several = ("--drafter", "prompt_lookup", "--drafter", "layers:1")
+    result = invoke(
+        "generate", "--prompt", "the story of a bear", "--model", folder, *several,
+        "--max-new-tokens", "8", "--json", report,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    content = json.loads(report.read_text())
+    assert content["summary"]["greedy_outputs_identical"] is True
+    assert content["prompts"][0]["turns"][0]["stats"]["drafter"] == "prompt_lookup, model"
+
+
+def test_drafter_help_lists_the_drafters():
+    result = invoke("generate", "--drafter", "help")
+    assert result.exit_code == 0
+    assert [line.split()[0] for line in result.output.splitlines()] == list(map(usage, DRAFTERS))
 
 
 def test_a_printed_seed_gives_the_answer_again(folder, tmp_path):  # noqa: F811

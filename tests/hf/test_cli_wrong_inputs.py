@@ -20,6 +20,7 @@ from support.hf_models import one_thread  # noqa: F401  # autouse here
 
 SCHEDULE = "--num-assistant-tokens-schedule"
 
+SEVERAL = ("--drafter", "prompt_lookup", "--drafter", "layers:1")
 BEFORE_TORCH = [
     ([], "give either --prompt TEXT or --prompts FILE"),
     (["--prompt", "a", "--prompts", "b"], "or --prompts FILE, not both"),
@@ -78,8 +79,13 @@ BEFORE_TORCH = [
     (["--prompt", "a", "--model", "README.md"], "README.md is no GGUF file: it begins with b'# sp"),
     (["--prompt", "a", "--model", "tests"], "--model: folder tests holds no model: config.json is"),
     (["--prompt", "a", "--model", "some/one"], "`hf download some/one` gets a hub id"),
-    (["--prompt", "a", "--drafter", "magic wand"], "--drafter must be prompt_lookup, none, layers"),
-    (["--prompt", "a", "--drafter", "some/one"], "neither prompt_lookup, none, layers:N, a folder"),
+    (["--prompt", "a", "--drafter", "magic wand"], "layers:N, embedded, a model folder, a GGUF"),
+    (["--prompt", "a", "--drafter", "some/one"], "none, layers:N, a folder or file here nor in"),
+    (["--prompt", "a", "--drafter", "prompt_lookup:9"], "takes nothing behind its name, got 'pro"),
+    (["--prompt", "a", *SEVERAL, "--tree", "2"], "--tree must not be given with several --drafter"),
+    (["--prompt", "a", *SEVERAL, "--drafter", "none"], "--drafter none must be the only one, got"),
+    (["--prompt", "a", *SEVERAL, "--rule", "traversal"], "must be one of auto, target_only, match"),
+    (["--prompt", "a", *SEVERAL, "--gamma", "0"], "must be at least 1 with several --drafter"),
     (["--prompt", "a", "--drafter", "layers:x"], "--drafter layers:N needs a number of layers"),
     (["--prompt", "a", "--drafter", "layers:0"], "--drafter layers:N needs a number of layers"),
 ]  # fmt: skip
@@ -178,7 +184,7 @@ def test_wrong_input_of_a_program_is_one_line_without_torch():
 def test_the_tables_of_the_command_line_are_those_of_the_loop():
     assert checks.MAX_NUM_ASSISTANT_TOKENS == session.MAX_NUM_ASSISTANT_TOKENS
     assert set(checks.CHAIN_RULES) == set(PromptLookupDrafter.rules) == set(ModelDrafter.rules)
-    assert set(checks.LOOKUP_TREE_RULES) == set(TreeDrafter.rules)
+    assert set(checks.COPY_TREE_RULES) == set(TreeDrafter.rules)
     assert set(checks.MODEL_TREE_RULES) == set(tree_model.RULES_OF_ONE_MODEL)
 
 

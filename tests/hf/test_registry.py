@@ -20,6 +20,7 @@ def test_every_entry_names_its_class(name):
     made = getattr(importlib.import_module(f"specdec_hf.drafters.{name}"), entry.class_name)
     assert issubclass(made, TreeDrafter if entry.own_tree else Drafter)
     assert made.name == name
+    assert getattr(made, "draws", False) == entry.draws
     assert entry.summary
     assert entry_of(usage(name).replace("[", "").replace("]", "")) is entry
 

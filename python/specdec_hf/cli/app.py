@@ -27,7 +27,7 @@ from specdec_hf.cli.prompts import (
     read_standard_input,
     shipped_prompts,
 )
-from specdec_hf.cli.report import collect_info, write_json
+from specdec_hf.cli.report import collect_info, drafter_table, write_json
 from specdec_hf.cli.run import run
 from specdec_hf.cli.terminal import (
     FAILED,
@@ -121,7 +121,7 @@ def generate_command(
     prompts: options.PromptFile = None,
     system: options.System = None,
     model: options.ModelName = "embedded",
-    drafter: options.DrafterName = "prompt_lookup",
+    drafter: options.Drafters = options.DEFAULT_DRAFTERS,  # type: ignore[assignment]
     dtype: options.Dtype = "float32",
     device: options.Device = None,
     num_assistant_tokens: options.NumAssistantTokens = None,
@@ -161,7 +161,7 @@ def generate_command(
 def chat_command(
     system: options.System = None,
     model: options.ModelName = "embedded",
-    drafter: options.DrafterName = "prompt_lookup",
+    drafter: options.Drafters = options.DEFAULT_DRAFTERS,  # type: ignore[assignment]
     dtype: options.Dtype = "float32",
     device: options.Device = None,
     num_assistant_tokens: options.NumAssistantTokens = None,
@@ -234,6 +234,8 @@ def info_command(
     table.add_row("threads", str(facts["threads"]))
     table.add_row("gpu", facts["gpu"])
     console.print(table)
+    console.print("\ndrafters, for --drafter:")
+    console.print(drafter_table())
     write_json(json_file, facts)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -10,19 +11,22 @@ from typing import Any
 from specdec_hf.cli.options import DEFAULT_NUM_ASSISTANT_TOKENS
 from specdec_hf.cli.sources import Source, find_model
 from specdec_hf.cli.terminal import fail
-from specdec_hf.trees.layouts import as_layout
+from specdec_hf.drafters.registry import DRAFTERS, FILE, entry_of, usages
+from specdec_hf.trees.layouts import TrieTree, as_layout
 
 # As in decode/session.py and in the drafters, whose import loads torch; a test compares them.
 MAX_NUM_ASSISTANT_TOKENS = 1024
 CHAIN_RULES = ("token", "block", "match", "greedy")
-LOOKUP_TREE_RULES = ("target_only", "match", "greedy")
+COPY_TREE_RULES = ("target_only", "match", "greedy")
 MODEL_TREE_RULES = (
-    "multi_draft_wor", "multi_draft", "top_k_plus_one", "k_seq", "traversal", *LOOKUP_TREE_RULES
+    "multi_draft_wor", "multi_draft", "top_k_plus_one", "k_seq", "traversal", *COPY_TREE_RULES
 )  # fmt: skip
+TRIE_RULES = ("multi_draft", "traversal", *COPY_TREE_RULES)
 SCHEDULES = ("constant", "heuristic")
 DTYPES = ("float32", "bfloat16", "float16", "auto")
 DEVICE = re.compile(r"cpu|mps|cuda(:\d{1,3})?")
-DRAFTERS = "prompt_lookup, none, layers:N, "
+LAYERS = "layers:"
+TREE_CHAINS = 4  # of each copying drafter, where the drafts of several drafters become one tree
 NEUTRAL = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
 
@@ -31,7 +35,7 @@ class Settings:
     """The options of a command that uses a model; `check` completes them."""
 
     model: str = "embedded"
-    drafter: str = "prompt_lookup"
+    drafter: Sequence[str] = ("prompt_lookup",)
     dtype: str = "float32"
     device: str | None = None
     system: str | None = None
@@ -58,10 +62,15 @@ class Settings:
 
 @dataclass(frozen=True)
 class Sources:
-    """The models of a run; ``drafter`` is None where it is not one."""
+    """The models of a run.
+
+    Attributes:
+        model: the target.
+        drafters: of each ``--drafter``; None where it is no model.
+    """
 
     model: Source
-    drafter: Source | None
+    drafters: list[Source | None]
 
 
 def check(settings: Settings) -> Sources:
@@ -77,7 +86,9 @@ def check(settings: Settings) -> Sources:
     if settings.system is not None:
         check_text("--system", settings.system)
     _check_drafting(settings)
-    return Sources(find_model("--model", settings.model), _find_drafter(settings.drafter))
+    drafters = [_find_drafter(name) for name in settings.drafter]
+    _check_rule(settings, drafters)
+    return Sources(find_model("--model", settings.model), drafters)
 
 
 def _check_sampling(settings: Settings) -> None:
@@ -98,28 +109,52 @@ def _check_sampling(settings: Settings) -> None:
 
 
 def _check_drafting(settings: Settings) -> None:
-    drafts, drafter = settings.num_assistant_tokens, settings.drafter
+    drafts, several = settings.num_assistant_tokens, len(settings.drafter) > 1
     schedule = settings.num_assistant_tokens_schedule
     settings.tree = parse_branching(settings.tree)
     if drafts is not None and not 0 <= drafts <= MAX_NUM_ASSISTANT_TOKENS:
         fail(f"--num-assistant-tokens must be in [0, {MAX_NUM_ASSISTANT_TOKENS}], got {drafts}")
     _check_choice("--num-assistant-tokens-schedule", schedule, SCHEDULES)
+    if several and "none" in settings.drafter:
+        fail(f"--drafter none must be the only one, got {', '.join(settings.drafter)}")
+    own_tree = [name for name in settings.drafter if _has_own_tree(name)]
     for option, given in (
         ("--num-assistant-tokens", drafts is not None),
         ("--num-assistant-tokens-schedule", schedule != "constant"),
         ("--tree", settings.tree is not None),
     ):
-        if given and drafter == "none":
+        if given and "none" in settings.drafter:
             fail(f"{option} needs a drafter, but --drafter is none")
+        if given and own_tree:
+            fail(f"{option} must not be given with --drafter {own_tree[0]}, which drafts its own")
         if given and option != "--tree" and settings.tree is not None:
             fail(f"{option} must not be given with --tree, which says what is drafted")
-    if settings.tree is None:
-        rules: tuple[str, ...] = CHAIN_RULES
-        which = ""
-        if drafts is None:
-            settings.num_assistant_tokens = DEFAULT_NUM_ASSISTANT_TOKENS
-    elif drafter == "prompt_lookup":
-        rules, which = LOOKUP_TREE_RULES, " with --tree and --drafter prompt_lookup"
+    if several:
+        if own_tree:
+            fail(f"--drafter {own_tree[0]} drafts trees of its own and must be the only one")
+        if settings.tree is not None:
+            fail("--tree must not be given with several --drafter, whose drafts become one tree")
+        if schedule != "constant":
+            fail("--num-assistant-tokens-schedule must not be given with several --drafter")
+        if drafts == 0:
+            fail("--num-assistant-tokens must be at least 1 with several --drafter, got 0")
+        settings.tree = TrieTree(TREE_CHAINS, drafts or DEFAULT_NUM_ASSISTANT_TOKENS)
+        settings.num_assistant_tokens = None
+    elif settings.tree is None and drafts is None and not own_tree:
+        settings.num_assistant_tokens = DEFAULT_NUM_ASSISTANT_TOKENS
+
+
+def _check_rule(settings: Settings, drafters: list[Source | None]) -> None:
+    entries = [DRAFTERS.get(name.partition(":")[0]) for name in settings.drafter]
+    named = [entry for entry in entries if entry is not None]
+    rules: tuple[str, ...]
+    if settings.tree is None and not any(entry.own_tree for entry in named):
+        rules, which = CHAIN_RULES, ""
+    elif any(not entry.draws for entry in named):
+        rules = COPY_TREE_RULES
+        which = f" with trees of --drafter {' --drafter '.join(settings.drafter)}"
+    elif isinstance(settings.tree, TrieTree):
+        rules, which = TRIE_RULES, " with several --drafter"
     else:
         rules, which = MODEL_TREE_RULES, " with --tree"
     _check_choice("--rule", settings.rule, ("auto", *rules), which)
@@ -130,20 +165,43 @@ def _check_drafting(settings: Settings) -> None:
         )
 
 
+def _has_own_tree(name: str) -> bool:
+    entry = DRAFTERS.get(name.partition(":")[0])
+    return entry is not None and entry.own_tree
+
+
 def _check_choice(option: str, value: str, choices: tuple[str, ...], which: str = "") -> None:
     if value not in choices:
         fail(f"{option} must be one of {', '.join(choices)}{which}, got {value!r}")
 
 
 def _find_drafter(name: str) -> Source | None:
-    if name in ("prompt_lookup", "none"):
+    """The model that one ``--drafter`` names; None for other drafters, which are checked."""
+    if name == "none":
         return None
-    if name.startswith("layers:"):
-        layers = name.removeprefix("layers:")
+    if name.startswith(LAYERS):
+        layers = name.removeprefix(LAYERS)
         if not (layers.isdecimal() and len(layers) < 5 and int(layers) > 0):
             fail(f"--drafter layers:N needs a number of layers, got {name!r}")
         return None
-    return find_model("--drafter", name, other=DRAFTERS)
+    try:
+        entry = entry_of(name)
+    except ValueError as error:
+        fail(f"--{error}")
+    if entry is None:
+        return find_model("--drafter", name, other=f"{usages()}, none, layers:N, ")
+    value = name.partition(":")[2]
+    if entry.value == FILE and value:
+        check_readable("--drafter", Path(value))
+    return None
+
+
+def check_readable(option: str, path: Path) -> None:
+    """Refuse a file that cannot be read."""
+    try:
+        path.open("rb").close()
+    except (OSError, ValueError) as error:
+        fail(f"{option}: cannot read {path}: {getattr(error, 'strerror', None) or error}")
 
 
 def parse_branching(tree: str | None) -> tuple[int, ...] | None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from specdec_hf.cli.checks import Settings, Sources
+from specdec_hf.cli.checks import LAYERS, Settings, Sources
 from specdec_hf.cli.sources import MissingModelError, Source
 from specdec_hf.cli.terminal import fail
 from specdec_hf.cli.weights import (
@@ -23,6 +23,7 @@ from specdec_hf.cli.weights import (
     load_tokenizer,
     with_fewer_layers,
 )
+from specdec_hf.drafters.registry import make_drafter
 
 Say = Callable[[str], None]
 
@@ -94,21 +95,37 @@ def _load(
     tokenizer = load_tokenizer(path)
     if settings.system is not None and tokenizer.chat_template is None:
         fail(f"--system needs a chat template, which the tokenizer of {sources.model.title} lacks")
-    layers = _check_layers(settings.drafter, config)
-    draft_path = None
-    if sources.drafter is not None:
-        draft_path, draft_config = _config(sources.drafter, say)
+    for name in settings.drafter:
+        _check_layers(name, config)
+    draft_paths = []
+    for found in filter(None, sources.drafters):
+        draft_path, draft_config = _config(found, say)
         _check_vocabulary(config, draft_config)
+        draft_paths.append(draft_path)
+    named = [_named_drafter(name) for name in settings.drafter]
     check_tokenizer(tokenizer, config)
     say(f"loading {sources.model.title}")
     model = load_model(path, device=device, dtype=dtype, progress=say)
-    drafter: Any = None if settings.drafter == "none" else settings.drafter
-    if layers:
-        drafter = with_fewer_layers(model, layers)
-    if draft_path is not None and sources.drafter is not None:
-        say(f"loading {sources.drafter.title}")
-        drafter = load_model(draft_path, device=device, dtype=model.dtype, progress=say)
+    drafters: list[Any] = []
+    for name, source, made in zip(settings.drafter, sources.drafters, named, strict=True):
+        if source is not None:
+            say(f"loading {source.title}")
+            path = draft_paths.pop(0)
+            drafters.append(load_model(path, device=device, dtype=model.dtype, progress=say))
+        elif name.startswith(LAYERS):
+            drafters.append(with_fewer_layers(model, int(name.removeprefix(LAYERS))))
+        else:
+            drafters.append(made)
+    drafter = drafters if len(drafters) > 1 else drafters[0]
     return Loaded(model, tokenizer, drafter, sources.model.title)
+
+
+def _named_drafter(name: str) -> Any:
+    """The drafter of a checked name; None for none and for models."""
+    try:
+        return make_drafter(name)
+    except (OSError, ValueError) as error:
+        fail(f"--drafter {name}: {error}")
 
 
 def _config(source: Source, say: Say) -> tuple[Path, Any]:
@@ -123,13 +140,12 @@ def _config(source: Source, say: Say) -> tuple[Path, Any]:
     return path, config
 
 
-def _check_layers(drafter: str, config: Any) -> int:
-    if not drafter.startswith("layers:"):
-        return 0
-    layers, total = int(drafter.removeprefix("layers:")), config.num_hidden_layers
+def _check_layers(drafter: str, config: Any) -> None:
+    if not drafter.startswith(LAYERS):
+        return
+    layers, total = int(drafter.removeprefix(LAYERS)), config.num_hidden_layers
     if layers > total:
         fail(f"--drafter layers:N: N must be in [1, {total}], got {layers}")
-    return layers
 
 
 def _check_vocabulary(config: Any, draft: Any) -> None:

@@ -7,7 +7,21 @@ from typing import Annotated
 
 import typer
 
+from specdec_hf.cli.report import drafter_table
+from specdec_hf.cli.terminal import console
+
 DEFAULT_NUM_ASSISTANT_TOKENS = 7  # on two CPU cores a forward of 5 to 8 tokens costs the same
+
+DEFAULT_DRAFTERS = ("prompt_lookup",)
+
+
+def _list_drafters(given: list[str]) -> list[str]:
+    """Answers ``--drafter help``."""
+    if "help" in given:
+        console.print(drafter_table())
+        raise typer.Exit
+    return given
+
 
 PromptText = Annotated[
     str | None,
@@ -34,13 +48,15 @@ ModelName = Annotated[
         "in the local cache.",
     ),
 ]
-DrafterName = Annotated[
-    str,
+Drafters = Annotated[
+    list[str],
     typer.Option(
         "--drafter",
         metavar="DRAFTER",
-        help="prompt_lookup, none, layers:N (the model's first N layers), or a model, named as "
-        "for --model.",
+        callback=_list_drafters,
+        is_eager=True,
+        help="A name that --drafter help lists, none, layers:N (the model's first N layers), or a "
+        "model, named as for --model. The drafts of several become one tree.",
     ),
 ]
 Dtype = Annotated[

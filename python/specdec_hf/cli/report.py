@@ -14,6 +14,7 @@ from rich.text import Text
 
 from specdec_hf.cli.prompts import Prompt
 from specdec_hf.cli.terminal import console, visible
+from specdec_hf.drafters.registry import DRAFTERS, usage
 
 if TYPE_CHECKING:
     from specdec_hf.cli.compare import Turn
@@ -36,8 +37,17 @@ def collect_info() -> dict[str, Any]:
         "providers": specdec_kernels.providers(),
         "cpu_capability": specdec_kernels.cpu_capability(),
         "threads": torch.get_num_threads(),
+        "drafters": {usage(name): entry.summary for name, entry in DRAFTERS.items()},
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
     }
+
+
+def drafter_table() -> Table:
+    """The drafters that have a name."""
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    for name, entry in DRAFTERS.items():
+        table.add_row(Text(usage(name)), entry.summary)
+    return table
 
 
 def summarize(turns: list[Turn], *, greedy: bool) -> dict[str, Any]:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from specdec_hf.drafters.base import Drafter, TreeDrafter
 
+FILE = "FILE"  # the value of drafters that read a file
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -24,6 +26,7 @@ class Entry:
             drafter takes none.
         needs_value: whether there must be such a text.
         own_tree: whether it is a `TreeDrafter`, which drafts trees of its own.
+        draws: whether its drafts come with the distribution that they were drawn from.
     """
 
     class_name: str
@@ -31,6 +34,7 @@ class Entry:
     value: str = ""
     needs_value: bool = False
     own_tree: bool = False
+    draws: bool = False
 
 
 DRAFTERS: dict[str, Entry] = {
