@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from specdec_hf.cache.check_model import ModelCheck, check_model
     from specdec_hf.cache.spec_cache import SpecCache
     from specdec_hf.decode.generate import SpeculativeDecoder, generate
-    from specdec_hf.decode.session import SpecOutput
+    from specdec_hf.decode.output import SpecOutput
     from specdec_hf.decode.statistics import SequenceStats, SpecStats
     from specdec_hf.decode.streaming import Step
     from specdec_hf.drafters.base import (
@@ -65,7 +65,7 @@ __all__ = [
 _MODULES = {
     "cache.check_model": ("ModelCheck", "check_model"),
     "cache.spec_cache": ("SpecCache",),
-    "decode.session": ("SpecOutput",),
+    "decode.output": ("SpecOutput",),
     "decode.statistics": ("SequenceStats", "SpecStats"),
     "decode.streaming": ("Step",),
     "drafters.base": (

@@ -20,7 +20,11 @@ def run_model(
     model_class: type = type(model_inside(model))
     if _takes_logits_to_keep(model_class):
         inputs["logits_to_keep"] = keep
+    if cache.hidden_states is not None:
+        inputs["output_hidden_states"] = True
     output = model(input_ids=tokens, use_cache=True, return_dict=True, **inputs)
+    if cache.hidden_states is not None:
+        cache.hidden_states.append(output.hidden_states)
     logits: torch.Tensor = output.logits
     return logits if logits.shape[1] == keep else logits[:, -keep:]
 

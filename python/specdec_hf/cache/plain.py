@@ -18,6 +18,7 @@ from transformers.cache_utils import Cache, DynamicCache
 from transformers.generation.utils import ALL_CACHE_NAMES
 from transformers.utils.generic import ModelOutput
 
+from specdec_hf.cache.hidden_states import HiddenStates
 from specdec_hf.cache.model_call import forward_arguments
 from specdec_hf.cache.protocol import Lengths
 from specdec_kernels import kv_realign_
@@ -79,7 +80,8 @@ class PlainCache:
         self._takes = frozenset(forward_arguments(model))
         self._prompt = prompt
         self._kwargs: dict[str, Any] = {"use_cache": kind != "none", **(inputs or {})}
-        self._outputs: ModelOutput | None = None  # of the last forward, without its logits
+        self._outputs: ModelOutput | None = None  # of the last forward, without its rows
+        self.hidden_states: list[HiddenStates] | None = None
         columns = 0
         if past is not None:
             assert prompt is not None
@@ -116,8 +118,7 @@ class PlainCache:
 
     def begin_after(self, outputs: Any) -> None:
         """Go on after a prefill that filled ``past`` and gave these outputs."""
-        kept = {k: v for k, v in outputs.items() if k != "logits"}
-        self._outputs = type(outputs)(**{**kept, "past_key_values": self.cache})
+        self._outputs = _state_of(outputs, past_key_values=self.cache)
 
     def forward(self, tokens: torch.Tensor, starts: Lengths, keep: int) -> torch.Tensor:
         """Feed the next tokens of every sequence; arguments and result as in `forward_window`."""
@@ -148,10 +149,13 @@ class PlainCache:
             is_first_iteration=first,
             **self._kwargs,
         )
+        if self.hidden_states is not None:
+            inputs["output_hidden_states"] = True
         outputs = self.model(**inputs, return_dict=True)
+        if self.hidden_states is not None:
+            self.hidden_states.append(tuple(x[:, -size:] for x in outputs.hidden_states))
         logits: torch.Tensor = outputs.logits
-        # The next forward takes the state from the outputs; the logits would only hold memory.
-        self._outputs = type(outputs)(**{k: v for k, v in outputs.items() if k != "logits"})
+        self._outputs = _state_of(outputs)
         self.lengths, self._held = lengths, lengths.copy()
         return logits if logits.shape[1] == keep else logits[:, -keep:]
 
@@ -313,6 +317,12 @@ class SeparateCache:
         """Keep the first ``lengths[b]`` tokens of each sequence."""
         for row, length in zip(self.rows, lengths, strict=True):
             row.truncate(np.array([length]))
+
+
+def _state_of(outputs: Any, **changes: Any) -> Any:
+    """Outputs without their rows: the next forward needs the state, and rows would hold memory."""
+    kept = {k: v for k, v in outputs.items() if k not in ("logits", "hidden_states")}
+    return type(outputs)(**{**kept, **changes})
 
 
 def copy_of(past: Any) -> Any:

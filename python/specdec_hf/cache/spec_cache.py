@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin, get_layer_types_and_kwargs
 
+from specdec_hf.cache.hidden_states import HiddenStates
 from specdec_hf.cache.model_call import run_model
 from specdec_hf.cache.protocol import Lengths, context_length
 from specdec_kernels import kv_append_, kv_compact_, tree_attention
@@ -133,6 +134,7 @@ class SpecCache(Cache):
         self.lengths: Lengths = np.zeros(batch_size, dtype=np.int64)
         self.device: torch.device = model.device
         self.later_inputs: Any = None
+        self.hidden_states: list[HiddenStates] | None = None
         self._context = context_length(model)
         self._sliding_window: int | None = getattr(config, "sliding_window", None)
         self._mask_types: list[str] | None = (

@@ -81,6 +81,9 @@ class ChainRound:
     def count(self, verdict: HostVerdict) -> DraftCounts:
         return DraftCounts(self.counts, self.counts, self.counts)
 
+    def rows(self, verdict: HostVerdict) -> NDArray[np.int64]:
+        return np.broadcast_to(np.arange(verdict.tokens.shape[1]), verdict.tokens.shape)
+
     def inform_drafter(self, verdict: HostVerdict, kept: NDArray[np.int64]) -> None:
         if isinstance(self.session.drafter, Drafter):
             self.session.drafter.commit(self.lengths, kept)

@@ -19,14 +19,13 @@ import torch
 from transformers import StopStringCriteria
 
 from specdec_hf.decode.arguments import check_stop_strings, check_streamer_type
+from specdec_hf.decode.output import SpecOutput, finish
 from specdec_hf.decode.rounds import step
 from specdec_hf.decode.session import (
     MAX_NUM_ASSISTANT_TOKENS,
     Options,
     Session,
-    SpecOutput,
     begin,
-    finish,
 )
 from specdec_hf.decode.streaming import Step, Streamer, put_step
 from specdec_hf.decode.tracing import Trace

@@ -18,6 +18,7 @@ from transformers.cache_utils import get_layer_types_and_kwargs
 from specdec_hf.cache.choose import rollback_kinds
 from specdec_hf.cache.forward import forward_window
 from specdec_hf.cache.handover import take_over
+from specdec_hf.cache.hidden_states import keep_hidden_states
 from specdec_hf.cache.later_inputs import LaterInputs
 from specdec_hf.cache.make import kind_reason
 from specdec_hf.cache.plain import PlainCache, Prompt
@@ -87,6 +88,8 @@ def prefill(
             kinds, faults = [], [f"cache='spec' with a tree of drafts: {reason}"]
 
     def result(cache: RollbackCache) -> tuple[RollbackCache, torch.Tensor, list[str]]:
+        if "hidden_states" in call.outputs:
+            keep_hidden_states(cache, outputs.hidden_states)
         ran = f"{type(model).__name__} runs with cache={cache.kind!r}"
         return cache, logits, [f"{ran}; {fault}" for fault in faults]
 

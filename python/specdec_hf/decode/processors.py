@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from specdec_hf.decode.session import Session
 from specdec_kernels import Tree
@@ -37,4 +38,26 @@ def process_logits(session: Session, logits: torch.Tensor, drafts: Tree) -> torc
                 continue
             prefixes[n] = torch.cat([prefixes[parent], drafts.tokens[b, n].view(1, 1)], dim=1)
             processed[b, n + 1] = processors[b](prefixes[n], processed[b, n + 1][None])[0]
+    return processed
+
+
+def process_ended(
+    session: Session, logits: torch.Tensor, counts: NDArray[np.int64]
+) -> torch.Tensor:
+    """Logits [B, n, V] float32 after the processors, for sequences that go on with padding.
+
+    Args:
+        session: names the processors of each sequence.
+        logits: [B, n, V], the rows of the last token and of the padding behind it.
+        counts: [B], how many rows of each sequence are wanted; 0 for one that is not behind.
+    """
+    s = session
+    processors: list[Any] = s.call.processors
+    processed = logits.to(torch.float32, copy=True)
+    for b in np.flatnonzero(counts).tolist():
+        ids = s.padded_ids(b)
+        for n in range(int(counts[b])):
+            padded = np.pad(ids, (0, n), constant_values=s.call.pad)
+            prefix = torch.from_numpy(padded).to(s.model.device)[None]
+            processed[b, n] = processors[b](prefix, processed[b, n][None])[0]
     return processed

@@ -57,6 +57,10 @@ class Round(Protocol):
         """How much was drafted for each sequence."""
         ...
 
+    def rows(self, verdict: HostVerdict) -> NDArray[np.int64]:
+        """[B, n], the row of logits that each emitted token was chosen from."""
+        ...
+
     def inform_drafter(self, verdict: HostVerdict, kept: NDArray[np.int64]) -> None:
         """Tell the drafter which drafts each sequence kept."""
         ...
@@ -81,6 +85,7 @@ def step(session: Session) -> list[Step]:
         logits = this.forward()
     verified_at = s.clock()
 
+    raw = logits
     if any(s.call.processors):
         logits = process_logits(s, logits, this.layout())
     verdict, extra = this.verify(logits)
@@ -91,6 +96,8 @@ def step(session: Session) -> list[Step]:
     counts, lengths = this.count(read), s.history.lengths.copy()
     steps, kept = commit(s, read, counts)
     this.inform_drafter(read, kept)
+    if s.outputs is not None:
+        s.outputs.record(raw, logits, this.rows(read), s.history.lengths - lengths)
 
     ended, drafted = s.clock(), logits.shape[1] - 1
     record = RoundRecord(

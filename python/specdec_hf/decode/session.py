@@ -1,4 +1,4 @@
-"""The state of a call from round to round, how it begins, and what it gives back.
+"""The state of a call from round to round, and how it begins.
 
 The tokens of a call are stored once, in ``Session.history``, without padding. Only where Hugging
 Face's objects or the caller read them is the padding of ``input_ids`` put in front again.
@@ -15,11 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers.utils.generic import ModelOutput
 
 from specdec_hf.cache.choose import check_kind, choose_cache
-from specdec_hf.cache.forward import forward_window
-from specdec_hf.cache.handover import export_cache, import_cache
+from specdec_hf.cache.handover import import_cache
+from specdec_hf.cache.hidden_states import keep_hidden_states
 from specdec_hf.cache.plain import Prompt
 from specdec_hf.cache.protocol import Lengths, RollbackCache, context_length
 from specdec_hf.decode.arguments import check_option_types
@@ -27,6 +26,7 @@ from specdec_hf.decode.history import CommittedTokens
 from specdec_hf.decode.prefill import prefill
 from specdec_hf.decode.rules import resolve_rule
 from specdec_hf.decode.statistics import SequenceStats, SpecStats
+from specdec_hf.decode.token_outputs import TokenOutputs
 from specdec_hf.decode.tracing import Trace
 from specdec_hf.drafters.base import DraftContext, Drafter, TreeDrafter, reads_draft
 from specdec_hf.drafters.lease import Lease
@@ -64,28 +64,6 @@ class Options:
 
 
 @dataclass
-class SpecOutput(ModelOutput):
-    """The output of `generate` with ``return_dict_in_generate=True``.
-
-    Attributes:
-        sequences: [B, W] int64: the input with its padding, new tokens, then ``pad_token_id``.
-        attention_mask: [B, W] int64, 1 where ``sequences`` holds a token; pass it on to continue.
-            With ``inputs_embeds`` alone it also has their columns, which ``sequences`` lacks.
-        logprobs: [B, W - T] float32, of new tokens under the filtered target; 0 when greedy and
-            in the padding.
-        past_key_values: ``DynamicCache`` of W - 1 columns, as plain ``generate`` leaves it. None
-            where the sequences of a batch ran one by one.
-        stats: a `SpecStats`, counts and times.
-    """
-
-    sequences: torch.Tensor | None = None
-    attention_mask: torch.Tensor | None = None
-    logprobs: torch.Tensor | None = None
-    past_key_values: Any = None
-    stats: Any = None
-
-
-@dataclass
 class Session:
     """The state of one call between rounds.
 
@@ -97,6 +75,7 @@ class Session:
         budgets: [B] most new tokens of each sequence.
         logprobs: [B] lists, of the new tokens.
         lease: keeps the drafter from other calls.
+        outputs: collects what the caller wants of every new token, or None.
         first_logits: [B, 1, V], those of the model's own prefill until the first round reads them.
         trace: called with what each round compared, once its time is taken.
     """
@@ -118,6 +97,7 @@ class Session:
     stats: SpecStats
     clock: Callable[[], float]
     started: float
+    outputs: TokenOutputs | None = None
     first_logits: torch.Tensor | None = None
     trace: Trace | None = None
 
@@ -234,44 +214,9 @@ def begin(model: Any, call: Call, options: Options) -> Session:
         stats=stats,
         clock=options.clock,
         started=started,
+        outputs=_token_outputs(model, call, cache),
         first_logits=first_logits,
         trace=options.trace,
-    )
-
-
-def finish(session: Session) -> SpecOutput:
-    """The output of a session whose sequences have all ended."""
-    s = session
-    batch_size, columns = s.call.input_ids.shape
-    new_tokens = s.new_tokens
-    longest = int(new_tokens.max())
-    mask = np.concatenate([s.call.mask, np.arange(longest) < new_tokens[:, None]], axis=1)
-    past = None
-    if s.call.return_dict:
-        if (new_tokens < longest).any() and s.cache.kind != "plain":
-            # The cache lacks the last token of every sequence. Plain generate stores it for those
-            # that end early, while it goes on with the others.
-            last = torch.from_numpy(s.history.last(1)).to(s.model.device)
-            with torch.inference_mode():
-                forward_window(s.model, s.cache, last, s.history.lengths - 1, keep=1)
-        past = export_cache(s.model, s.cache, mask[:, :-1])
-    s.stats.total_seconds = s.clock() - s.started
-    if s.guard is not None:
-        s.stats.benefit = s.guard.benefit
-        s.stats.plain_step_seconds = s.guard.plain_step
-    sequences = np.full((batch_size, columns + longest), s.call.pad, dtype=np.int64)
-    logprobs = np.zeros((batch_size, longest), dtype=np.float32)
-    for b, values in enumerate(s.logprobs):
-        ids = s.padded_ids(b)
-        sequences[b, : len(ids)] = ids
-        logprobs[b, : len(values)] = values
-    device = s.model.device
-    return SpecOutput(
-        sequences=torch.from_numpy(sequences).to(device),
-        attention_mask=torch.from_numpy(mask.astype(np.int64)).to(device),
-        logprobs=torch.from_numpy(logprobs),
-        past_key_values=past,
-        stats=s.stats,
     )
 
 
@@ -305,6 +250,21 @@ def _token_budgets(model: Any, call: Call) -> tuple[Lengths, Lengths]:
             f"but the model's context is {context}"
         )
     return lengths, np.minimum(budgets, context - lengths)
+
+
+def _token_outputs(model: Any, call: Call, cache: RollbackCache) -> TokenOutputs | None:
+    batch_size = len(call.mask)
+    if not call.outputs:
+        return None
+    if cache.kind == "plain" and batch_size > 1:
+        # Plain generation goes on with padding where a sequence has ended, and this cache does not.
+        raise ValueError(
+            f"{', '.join(f'output_{name}' for name in sorted(call.outputs))} must be False for a "
+            f"batch of {type(model).__name__}, whose cache cannot be rolled back; pass one sequence"
+        )
+    if "hidden_states" in call.outputs and call.prefill is None:
+        keep_hidden_states(cache)
+    return TokenOutputs(call.outputs, cache, batch_size)
 
 
 def _resolve_guard(

@@ -124,6 +124,10 @@ class TreeRound:
             members = [n for n in siblings if int(tokens[n]) == token]
         return False
 
+    def rows(self, verdict: HostVerdict) -> NDArray[np.int64]:
+        # The root's row comes first, then those of the nodes.
+        return np.pad(verdict.extra[0] + 1, ((0, 0), (1, 0)))
+
     def inform_drafter(self, verdict: HostVerdict, kept: NDArray[np.int64]) -> None:
         outcome = None
         if self.proposed is not None:

@@ -39,6 +39,9 @@ from specdec_hf.hf_arguments.sampling import (
 )
 from specdec_hf.hf_arguments.unsupported import Origin, refuse_unsupported
 
+# Plain generation returns these for every new token.
+TOKEN_OUTPUTS = ("scores", "logits", "hidden_states")
+
 
 @dataclass
 class Call:
@@ -60,6 +63,7 @@ class Call:
         prefill: the model's own prefill of inputs other than text, or None.
         assistant: the drafts that the arguments of ``model.generate`` ask for.
         return_dict: whether the caller wants the whole output.
+        outputs: which of "scores", "logits" and "hidden_states" the caller wants.
         num_return_sequences: how many sequences that follow one another continue one prompt.
         notes: remarks for the statistics.
     """
@@ -75,6 +79,7 @@ class Call:
     criteria: StoppingCriteriaList
     past: Any
     return_dict: bool
+    outputs: frozenset[str] = frozenset()
     num_return_sequences: int = 1
     prefill: Prefill | None = None
     assistant: Assistant = field(default_factory=Assistant)
@@ -285,6 +290,11 @@ def build_call(
         criteria=others,
         past=past,
         return_dict=bool(config.return_dict_in_generate),
+        outputs=frozenset(
+            name
+            for name in TOKEN_OUTPUTS
+            if config.return_dict_in_generate and getattr(config, f"output_{name}")
+        ),
         num_return_sequences=returned,
         prefill=prefill,
         assistant=assistant,

@@ -18,6 +18,7 @@ HONOURED = frozenset(
     | {"forced_bos_token_id", "forced_eos_token_id", "remove_invalid_values"}
     | {"exponential_decay_length_penalty", "suppress_tokens", "begin_suppress_tokens"}
     | {"sequence_bias", "return_dict_in_generate", "pad_token_id", "eos_token_id"}
+    | {"output_scores", "output_logits", "output_hidden_states"}
     | {"num_assistant_tokens", "num_assistant_tokens_schedule"}
     | {"prompt_lookup_num_tokens", "max_matching_ngram_size"}
 )
@@ -41,10 +42,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "watermarking_config": (None,),
     "token_healing": (None, False),
     "cache_implementation": (None,),
-    "output_scores": (None, False),
-    "output_logits": (None, False),
     "output_attentions": (None, False),
-    "output_hidden_states": (None, False),
     "is_assistant": (None, False),
     "assistant_confidence_threshold": (None, 0, 0.4),
     "assistant_early_exit": (None,),

@@ -1,0 +1,116 @@
+"""The output of a call whose sequences have all ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers.utils.generic import ModelOutput
+
+from specdec_hf.cache.forward import forward_window
+from specdec_hf.cache.handover import export_cache
+from specdec_hf.cache.protocol import context_length
+from specdec_hf.decode.processors import process_ended
+from specdec_hf.decode.session import Session
+from specdec_hf.hf_arguments.call import Call
+
+
+@dataclass
+class SpecOutput(ModelOutput):
+    """The output of `generate` with ``return_dict_in_generate=True``.
+
+    Attributes:
+        sequences: [B, W] int64: the input with its padding, new tokens, then ``pad_token_id``.
+        attention_mask: [B, W] int64, 1 where ``sequences`` holds a token; pass it on to continue.
+            With ``inputs_embeds`` alone it also has their columns, which ``sequences`` lacks.
+        logprobs: [B, W - T] float32, of new tokens under the filtered target; 0 when greedy and
+            in the padding.
+        past_key_values: ``DynamicCache`` of W - 1 columns, as plain ``generate`` leaves it. None
+            where the sequences of a batch ran one by one.
+        stats: a `SpecStats`, counts and times.
+        scores: with ``output_scores``, for each new token [B, V] float32: logits after processors,
+            temperature and filters. As in plain ``generate``, a sequence that has ended goes on
+            with padding; it has NaN beyond the model's context.
+        logits: with ``output_logits``, the same before processors.
+        hidden_states: with ``output_hidden_states``, for each new token and layer [B, 1, H]; for
+            the first token [B, T, H] of the whole prompt, 0 in its padding.
+    """
+
+    sequences: torch.Tensor | None = None
+    attention_mask: torch.Tensor | None = None
+    logprobs: torch.Tensor | None = None
+    past_key_values: Any = None
+    stats: Any = None
+    scores: tuple[torch.Tensor, ...] | None = None
+    logits: tuple[torch.Tensor, ...] | None = None
+    hidden_states: tuple[tuple[torch.Tensor, ...], ...] | None = None
+
+
+def finish(session: Session) -> SpecOutput:
+    """The output of a session whose sequences have all ended."""
+    s = session
+    batch_size, columns = s.call.input_ids.shape
+    new_tokens = s.new_tokens
+    longest = int(new_tokens.max())
+    mask = np.concatenate([s.call.mask, np.arange(longest) < new_tokens[:, None]], axis=1)
+    past, outputs = None, {}
+    if s.call.return_dict:
+        if (new_tokens < longest).any() and s.cache.kind != "plain":
+            _follow_ended(s, longest - new_tokens)
+        if s.outputs is not None:
+            outputs = s.outputs.tensors(longest, _fed_columns(s.call), s.call.sampling)
+        past = export_cache(s.model, s.cache, mask[:, :-1])
+    s.stats.total_seconds = s.clock() - s.started
+    if s.guard is not None:
+        s.stats.benefit = s.guard.benefit
+        s.stats.plain_step_seconds = s.guard.plain_step
+    sequences = np.full((batch_size, columns + longest), s.call.pad, dtype=np.int64)
+    logprobs = np.zeros((batch_size, longest), dtype=np.float32)
+    for b, values in enumerate(s.logprobs):
+        ids = s.padded_ids(b)
+        sequences[b, : len(ids)] = ids
+        logprobs[b, : len(values)] = values
+    device = s.model.device
+    return SpecOutput(
+        sequences=torch.from_numpy(sequences).to(device),
+        attention_mask=torch.from_numpy(mask.astype(np.int64)).to(device),
+        logprobs=torch.from_numpy(logprobs),
+        past_key_values=past,
+        stats=s.stats,
+        **outputs,
+    )
+
+
+@torch.inference_mode()
+def _follow_ended(session: Session, behind: NDArray[np.int64]) -> None:
+    """Feed sequences that ended early what plain generation feeds them while others go on.
+
+    That is their last token, which the cache of every sequence lacks, and then padding. Padding is
+    fed for the outputs of each token only, and does not stay in the cache.
+
+    Args:
+        session: its cache holds all tokens of these sequences afterwards.
+        behind: [B], how many tokens the longest sequence has more.
+    """
+    s = session
+    size = int(behind.max()) if s.outputs is not None else 1
+    context = context_length(s.model)
+    if context is not None and s.cache.kind != "spec":
+        size = min(size, context - int(s.history.lengths.max()) + 1)
+    tokens = np.full((len(behind), size), s.call.pad, dtype=np.int64)
+    tokens[:, :1] = s.history.last(1)
+    fed = torch.from_numpy(tokens).to(s.model.device)
+    logits = forward_window(s.model, s.cache, fed, s.history.lengths - 1, keep=size)
+    s.cache.truncate(s.history.lengths)
+    if s.outputs is not None:
+        counts = np.minimum(behind, size)
+        rows = np.broadcast_to(np.arange(size), tokens.shape)
+        s.outputs.record(logits, process_ended(s, logits, counts), rows, counts)
+
+
+def _fed_columns(call: Call) -> NDArray[np.bool_]:
+    """[B, P], the columns of the mask that the caller's cache does not hold."""
+    return call.mask if call.past is None else call.mask[:, call.past.get_seq_length() :]
