@@ -58,7 +58,7 @@ BEFORE_TORCH = [
     (["--prompt", "a", "--json", "-"], "--json must name a file, got -"),
     (["--prompt", "a", "--json", "no/such/folder/x.json"], "folder no/such/folder does not exist"),
     (["--prompt", "a", "--json", "/proc/version"], "--json: cannot write /proc/version"),
-    (["--prompts", "README.md", "--json", "README.md"], "would overwrite the prompt file"),
+    (["--prompts", "README.md", "--json", "README.md"], "would overwrite the input file"),
     (["--prompt", "a", "--rule", "best"], "--rule must be one of auto, token, block, match, greed"),
     (["--prompt", "a", "--rule", "traversal"], "--rule must be one of auto, token, block, match"),
     (["--prompt", "a", "--rule", "token", "--tree", "2"], "must be one of auto, target_only, matc"),

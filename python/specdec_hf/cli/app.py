@@ -16,6 +16,7 @@ from rich.table import Table
 from typer.core import TyperGroup
 
 from specdec_hf.cli import interrupt, options
+from specdec_hf.cli.build import build_ngram
 from specdec_hf.cli.chat import chat
 from specdec_hf.cli.checks import Settings, check, check_json, check_limit, check_text
 from specdec_hf.cli.fit import check_fits
@@ -215,6 +216,15 @@ def check_command(
     """
     settings = Settings(model=model, dtype=dtype, device=device)
     check_fits(settings, check(settings))
+
+
+build = typer.Typer(
+    cls=OneLineGroup,
+    rich_markup_mode=None,
+    help="Make files that drafters read.",
+)
+build.command("ngram")(no_traceback(build_ngram))
+app.add_typer(build, name="build")
 
 
 @app.command("info")

@@ -236,22 +236,27 @@ def check_limit(limit: int | None) -> None:
 
 
 def check_json(path: Path | None, prompts: str | None = None) -> None:
-    """Refuse a path that cannot be written, and the prompt file."""
-    if path is None:
-        return
+    """Refuse a report that cannot be written, and the prompt file."""
+    if path is not None:
+        check_output("--json", path, [] if prompts is None else [Path(prompts)])
+
+
+def check_output(option: str, path: Path, inputs: Sequence[Path] = ()) -> None:
+    """Refuse a path that cannot be written, and one of the files that are read."""
     if str(path) == "-":
-        fail("--json must name a file, got -")
+        fail(f"{option} must name a file, got -")
     try:
         if path.is_dir():
-            fail(f"--json must name a file, {path} is a folder")
+            fail(f"{option} must name a file, {path} is a folder")
         if not path.absolute().parent.is_dir():
-            fail(f"--json: folder {path.parent} does not exist")
+            fail(f"{option}: folder {path.parent} does not exist")
         existed = path.exists()
-        if prompts is not None and existed and Path(prompts).exists() and path.samefile(prompts):
-            fail(f"--json would overwrite the prompt file {prompts}")
+        for read in inputs:
+            if existed and read.exists() and path.samefile(read):
+                fail(f"{option} would overwrite the input file {read}")
         path.open("ab").close()
         if not existed:
             path.unlink()
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        fail(f"--json: cannot write {path}: {reason}")
+        fail(f"{option}: cannot write {path}: {reason}")

@@ -74,7 +74,7 @@ def draw_children(
         owners = np.repeat(np.arange(len(widths)), widths)
         return Children(_pick(tokens, owners, ranks), None)
     level = _Level(draft, logits, start, depth, numbers)
-    first_draw = draft.sample(logits, level.noise_positions(firsts))
+    first_draw = draft.sampler.sample(logits, level.noise_positions(firsts))
     columns: dict[int, torch.Tensor] = {}
 
     def put(parents: NDArray[np.int64], k: int, tokens: torch.Tensor) -> None:
@@ -103,7 +103,7 @@ def draw_children(
                 put(parents, k, level.draw_remaining(parents, children))
             else:
                 positions = level.noise_positions(children)
-                put(parents, k, draft.sample(_rows(logits, parents), positions).tokens)
+                put(parents, k, draft.sampler.sample(_rows(logits, parents), positions).tokens)
     tokens = torch.stack([columns[c] for c in range(len(numbers))], dim=1)
     return Children(
         tokens,
@@ -137,7 +137,7 @@ class _Level:
     def begin_removal(self, first_draw: Sampled, parents: NDArray[np.int64]) -> None:
         """Set up the logits from which tokens are removed: those that pass the filters."""
         threshold = first_draw.threshold
-        temperature = self.draft.sampling["temperature"]
+        temperature = self.draft.sampler.sampling["temperature"]
         if isinstance(temperature, torch.Tensor):
             # At temperature 0 the threshold is the maximum, which would leave a single child. The
             # children of greedy sequences are the most likely tokens instead.
@@ -162,7 +162,7 @@ class _Level:
         """[B, c], draw one child of each of these nodes and remove it from their distributions."""
         rows = _rows(self.remaining, np.searchsorted(self.parents, parents))
         positions = self.noise_positions(children)
-        drawn = self.draft.sample(rows, positions, filtered=False).tokens
+        drawn = self.draft.sampler.sample(rows, positions, filtered=False).tokens
         self.remove(parents, drawn[..., None])
         return drawn
 

@@ -13,7 +13,7 @@ from specdec_hf.cache.forward import forward_tree, forward_window
 from specdec_hf.cache.protocol import Lengths, context_length
 from specdec_hf.cache.spec_cache import SpecCache
 from specdec_hf.drafters.base import DraftContext, History
-from specdec_kernels import Sampled, sample
+from specdec_hf.drafters.row_sampler import RowSampler
 
 
 class DraftModel:
@@ -55,16 +55,7 @@ class DraftModel:
         )
         for note in notes:
             context.note(f"draft model {note}")
-        self.sampling: dict[str, Any] = {
-            name: value.to(self.device) if isinstance(value, torch.Tensor) else value
-            for name, value in (
-                ("temperature", context.temperature),
-                ("top_k", context.top_k),
-                ("top_p", context.top_p),
-                ("min_p", context.min_p),
-            )
-        }
-        self.seeds = context.seeds.to(self.device)
+        self.sampler = RowSampler(context, self.device)
         self._context_length = context_length(model)
         self._nodes_fed = 0
 
@@ -118,28 +109,3 @@ class DraftModel:
     def truncate(self, lengths: Lengths) -> None:
         """Keep ``lengths[b]`` tokens of each sequence, or all where the cache holds fewer."""
         self.cache.truncate(np.minimum(self.cache.lengths, lengths))
-
-    def sample(
-        self, logits: torch.Tensor, positions: torch.Tensor, *, filtered: bool = True
-    ) -> Sampled:
-        """One token from each row of logits [B, m, V]; every field of the result is [B, m].
-
-        Args:
-            logits: the rows.
-            positions: [B, m] int64, where the noise of each row comes from.
-            filtered: False leaves out top-k, top-p and min-p.
-        """
-        rows = logits.shape[1]
-        sampling: dict[str, Any] = {
-            name: value.repeat_interleave(rows) if isinstance(value, torch.Tensor) else value
-            for name, value in self.sampling.items()
-            if filtered or name == "temperature"
-        }
-        drawn = sample(
-            logits.flatten(0, 1),
-            **sampling,
-            seeds=self.seeds.repeat_interleave(rows),
-            positions=positions.flatten(),
-            noise="shared" if self.context.rule == "match" else "draft",
-        )
-        return Sampled(*(x.view(-1, rows) for x in drawn))

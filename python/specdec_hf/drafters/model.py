@@ -70,7 +70,7 @@ class ModelDrafter(Drafter):
                     keep=1,
                 )[:, -1]
             noise = self._context.noise_positions(positions, i)
-            sampled = draft.sample(logits[:, None], noise[:, None])
+            sampled = draft.sampler.sample(logits[:, None], noise[:, None])
             drawn.append(sampled.tokens[:, 0])
             if with_distribution:
                 logits_of.append(logits)

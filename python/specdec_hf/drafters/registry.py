@@ -41,6 +41,13 @@ DRAFTERS: dict[str, Entry] = {
     "prompt_lookup": Entry(
         "PromptLookupDrafter", "copies what followed the last tokens where they occurred before"
     ),
+    "ngram": Entry(
+        "NgramDrafter",
+        "n-gram model of the text so far, N tokens long, and of the text that FILE was built from",
+        value="N or FILE",
+        draws=True,
+    ),
+    "random": Entry("RandomDrafter", "draws every token alike, a baseline", draws=True),
 }
 
 

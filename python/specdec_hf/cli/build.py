@@ -1,0 +1,113 @@
+"""The ``build`` commands: files that drafters read, made from text."""
+
+# ruff: noqa: PLC0415  # torch and Transformers load at first use; see app.py
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+import typer
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from specdec_hf.cli import options
+from specdec_hf.cli.checks import check_output, check_readable
+from specdec_hf.cli.sources import Source, find_model
+from specdec_hf.cli.terminal import console, errors, fail
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+PIECE = 2**20  # characters that are tokenized at once
+
+Files = Annotated[list[Path], typer.Argument(metavar="FILES...", help="Text files in UTF-8.")]
+Output = Annotated[Path, typer.Option("--output", metavar="FILE", help="The file to write.")]
+
+
+def build_ngram(
+    files: Files,
+    output: Output,
+    model: options.ModelName = "embedded",
+    order: Annotated[
+        int, typer.Option("--order", metavar="N", help="Tokens of the longest n-grams, 1 to 8.")
+    ] = 3,
+    min_count: Annotated[
+        int, typer.Option("--min-count", metavar="N", help="Leave out rarer n-grams.")
+    ] = 1,
+) -> None:
+    """Count the n-grams of texts, for --drafter ngram:FILE.
+
+    The model's tokenizer splits the texts; the drafter then fits models of that vocabulary.
+    """
+    if not 1 <= order <= 8:
+        fail(f"--order must be in [1, 8], got {order}")
+    if min_count < 1:
+        fail(f"--min-count must be at least 1, got {min_count}")
+    texts, vocab_size = read_texts(files, output, model)
+    from specdec_hf.drafters.ngram_table import NgramTable
+
+    table = NgramTable.build(texts, vocab_size, order, min_count)
+    table.save(output)
+    sizes = ", ".join(f"{len(level):,} {k}-grams" for k, level in enumerate(table.tokens, start=1))
+    console.print(f"{output}: {sizes} of {sum(map(len, texts)):,} tokens")
+
+
+def read_texts(files: list[Path], output: Path, model: str) -> tuple[list[NDArray[np.int64]], int]:
+    """The tokens of each file, and the vocabulary size of a model; exits with one line on faults.
+
+    Args:
+        files: text files; another file may not be the output.
+        output: the file that will be written.
+        model: as for ``--model``; only its configuration and tokenizer are read.
+    """
+    for file in files:
+        check_readable("FILES", file)
+    check_output("--output", output, files)
+    source = find_model("--model", model)
+    texts = []
+    with progress_bar() as progress:
+        task = progress.add_task("reading the tokenizer", total=None)
+        tokenizer, vocab_size = _tokenizer(source)
+        total = sum(file.stat().st_size for file in files)
+        progress.update(task, description="reading", total=total)
+        for file in files:
+            ids: list[int] = []
+            for piece in _pieces(file):
+                ids += tokenizer(piece, add_special_tokens=False)["input_ids"]
+                progress.advance(task, len(piece.encode()))
+            texts.append(np.array(ids, dtype=np.int64))
+    if not any(map(len, texts)):
+        fail(f"FILES hold no text: {', '.join(map(str, files))}")
+    return texts, vocab_size
+
+
+def progress_bar() -> Progress:
+    """Bytes done and time left, on standard error where that is a terminal."""
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn())
+    return Progress(
+        *columns,
+        TimeRemainingColumn(),
+        console=errors,
+        transient=True,
+        disable=not errors.is_interactive,
+    )
+
+
+def _tokenizer(source: Source) -> tuple[Any, int]:
+    from specdec_hf.cli.weights import embedded_folder, load_config, load_tokenizer
+
+    path = embedded_folder() if source.kind == "embedded" else source.path
+    return load_tokenizer(path), load_config(path).get_text_config(decoder=True).vocab_size
+
+
+def _pieces(file: Path) -> Iterator[str]:
+    """A text in pieces that end with a line."""
+    try:
+        with file.open(encoding="utf-8") as lines:
+            while piece := "".join(lines.readlines(PIECE)):
+                yield piece
+    except UnicodeDecodeError as error:
+        fail(f"FILES: {file} is not valid UTF-8 at byte {error.start}")
+    except OSError as error:
+        fail(f"FILES: cannot read {file}: {error.strerror}")

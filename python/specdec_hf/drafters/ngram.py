@@ -1,0 +1,112 @@
+"""N-gram language models as drafters (Leviathan et al. 2023, section 3.6)."""
+
+from __future__ import annotations
+
+from numbers import Integral
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specdec_hf.drafters.base import Draft, DraftContext, History
+from specdec_hf.drafters.ngram_table import MAX_ORDER, GrowingCounts, NgramTable
+from specdec_hf.drafters.row_drafter import RowDrafter
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class NgramDrafter(RowDrafter):
+    """Draws the next token as often as it followed the last tokens before.
+
+    The counts are those of a table and, with ``learn``, of the sequence itself. The longest context
+    that either has met decides: with the last n - 1 tokens, Q(v) = count(context, v) /
+    count(context); where they were never met, with one token fewer, and so on.
+
+    Args:
+        table: counts of a text (`NgramTable.build`, or ``python -m specdec_hf build ngram``); None
+            learns from the sequences alone.
+        order: n, tokens of the longest n-grams, the drawn one included; 1 is a unigram model, 2 a
+            bigram model. None takes the table's, or 3.
+        learn: whether each sequence also counts its own tokens, prompt included.
+        min_context: a context of fewer tokens drafts nothing. None is 1, and 0 for unigrams.
+
+    Raises:
+        TypeError: an argument of a wrong type.
+        ValueError: an order or context out of range, or neither a table nor ``learn``.
+    """
+
+    name = "ngram"
+
+    def __init__(
+        self,
+        table: NgramTable | None = None,
+        order: int | None = None,
+        *,
+        learn: bool = True,
+        min_context: int | None = None,
+    ) -> None:
+        if table is not None and not isinstance(table, NgramTable):
+            raise TypeError(f"table must be None or an NgramTable, got {table!r}")
+        if not isinstance(learn, bool):
+            raise TypeError(f"learn must be True or False, got {learn!r}")
+        if table is None and not learn:
+            raise ValueError("table must be given with learn=False, got None")
+        longest = MAX_ORDER if table is None or learn else table.order
+        if order is None:
+            order = 3 if table is None else table.order
+        self.order = _checked("order", order, 1, longest)
+        least = min(1, self.order - 1) if min_context is None else min_context
+        self.min_context = _checked("min_context", least, 0, self.order - 1)
+        self.table = table
+        self.learn = learn
+
+    @classmethod
+    def from_text(cls, text: str) -> Self:
+        """Learns n-grams of N tokens from the sequences, or reads a table."""
+        if text.isdecimal():
+            return cls(order=int(text))
+        return cls(NgramTable.load(text) if text else None)
+
+    def start(self, context: DraftContext) -> None:
+        """Begin a new call; nothing is kept of the sequences of an earlier one.
+
+        Raises:
+            ValueError: a table for another vocabulary.
+        """
+        super().start(context)
+        if self.table is not None and self.table.vocab_size != self.vocab_size:
+            raise ValueError(
+                f"table must have the model's vocabulary of {self.vocab_size} tokens, "
+                f"got {self.table.vocab_size}"
+            )
+        self._learnt = [GrowingCounts(self.order) for _ in range(context.batch_size)]
+
+    def propose(self, history: History, gamma: int) -> Draft | None:
+        if self.learn:
+            for b in np.flatnonzero(history.active):
+                self._learnt[b].extend(history.tokens[b, : history.lengths[b]])
+        return super().propose(history, gamma)
+
+    def row(self, b: int, text: NDArray[np.int64]) -> NDArray[np.float32] | None:
+        sources: list[NgramTable | GrowingCounts] = [] if self.table is None else [self.table]
+        sources += [self._learnt[b]] if self.learn else []
+        for length in range(min(self.order - 1, len(text)), self.min_context - 1, -1):
+            context = text[len(text) - length :].tolist()
+            counts = np.zeros(self.vocab_size, dtype=np.float32)
+            for source in sources:
+                tokens, times = source.followers(context)
+                counts[tokens] += times
+            if counts.any():
+                with np.errstate(divide="ignore"):
+                    return np.log(counts)
+        return None
+
+
+def _checked(name: str, value: int, least: int, most: int) -> int:
+    rule = f"{name} must be an integer in [{least}, {most}], got {value!r}"
+    if not isinstance(value, Integral) or isinstance(value, bool):
+        raise TypeError(rule)
+    if not least <= value <= most:
+        raise ValueError(rule)
+    return int(value)

@@ -1,0 +1,178 @@
+"""Counts of n-grams: of a given text in sorted arrays, and of a growing text in dictionaries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+FORMAT = "specdec n-gram table 1"
+MAX_ORDER = 8
+
+Followers = tuple[NDArray[np.int64], NDArray[np.int64]]
+NONE: Followers = (np.empty(0, np.int64), np.empty(0, np.int64))
+
+
+class NgramTable:
+    """Counts of the n-grams of a text, as a trie of sorted arrays.
+
+    Level k holds the different k-grams, sorted by the row of their first k - 1 tokens in level
+    k - 1 and then by their last token. Those that extend row r of level k - 1 are the rows
+    ``begins[k-1][r]`` to ``begins[k-1][r+1]`` of level k. A k-gram takes 16 bytes.
+
+    Attributes:
+        vocab_size: ids are below it.
+        tokens: of each level, [M_k] int32, the last token of each k-gram.
+        counts: of each level, [M_k] int32, how often each k-gram occurs.
+        begins: of each level, [M_(k-1) + 1] int64; the empty n-gram is the one row of level 0.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        tokens: Sequence[NDArray[np.int32]],
+        counts: Sequence[NDArray[np.int32]],
+        begins: Sequence[NDArray[np.int64]],
+    ) -> None:
+        self.vocab_size = vocab_size
+        self.tokens, self.counts, self.begins = list(tokens), list(counts), list(begins)
+
+    @property
+    def order(self) -> int:
+        """Tokens of the longest n-grams."""
+        return len(self.tokens)
+
+    @classmethod
+    def build(
+        cls, texts: Iterable[NDArray[np.int64]], vocab_size: int, order: int, min_count: int = 1
+    ) -> NgramTable:
+        """Count the n-grams of texts; none reaches from one text into the next.
+
+        Args:
+            texts: ids, each one-dimensional.
+            vocab_size: ids must be below it.
+            order: tokens of the longest n-grams, from 1 to 8.
+            min_count: rarer n-grams are left out, and with them those that they begin.
+
+        Raises:
+            ValueError: an order or count out of range, ids outside the vocabulary, no text.
+        """
+        if not 1 <= order <= MAX_ORDER:
+            raise ValueError(f"order must be in [1, {MAX_ORDER}], got {order}")
+        if min_count < 1:
+            raise ValueError(f"min_count must be at least 1, got {min_count}")
+        given = [np.asarray(text, dtype=np.int64) for text in texts]
+        stream = np.concatenate([*given, np.empty(0, np.int64)])
+        if not len(stream):
+            raise ValueError("texts must hold at least one token, got none")
+        if stream.min() < 0 or stream.max() >= vocab_size:
+            wrong = stream.min() if stream.min() < 0 else stream.max()
+            raise ValueError(f"texts must hold ids in [0, {vocab_size}), got {wrong}")
+        ends = np.repeat(np.cumsum([len(text) for text in given]), [len(text) for text in given])
+        levels: list[tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int64]]] = []
+        # The (k-1)-grams that occur often enough: where each begins, and its row in level k - 1.
+        starts, rows, size = np.arange(len(stream)), np.zeros(len(stream), dtype=np.int64), 1
+        for k in range(1, order + 1):
+            inside = starts + k <= ends[starts]
+            starts, rows = starts[inside], rows[inside]
+            keys, inverse, counts = np.unique(
+                rows * vocab_size + stream[starts + k - 1], return_inverse=True, return_counts=True
+            )
+            kept = counts >= min_count
+            number = np.cumsum(kept) - 1
+            starts, inverse = starts[kept[inverse]], inverse[kept[inverse]]
+            keys, rows = keys[kept], number[inverse]
+            begins = np.searchsorted(keys // vocab_size, np.arange(size + 1))
+            levels.append(
+                ((keys % vocab_size).astype(np.int32), counts[kept].astype(np.int32), begins)
+            )
+            size = len(keys)
+        return cls(vocab_size, *zip(*levels, strict=True))
+
+    def followers(self, context: Sequence[int]) -> Followers:
+        """The tokens that follow ``context`` in the text, and how often each does."""
+        if len(context) >= self.order:
+            return NONE
+        first, last = 0, len(self.tokens[0])
+        for k, token in enumerate(context, start=1):
+            row = first + int(np.searchsorted(self.tokens[k - 1][first:last], token))
+            if row == last or self.tokens[k - 1][row] != token:
+                return NONE
+            first, last = self.begins[k][row : row + 2].tolist()
+        level = len(context)
+        found = slice(first, last)
+        return (
+            self.tokens[level][found].astype(np.int64),
+            self.counts[level][found].astype(np.int64),
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Write a safetensors file."""
+        arrays: dict[str, NDArray[Any]] = {}
+        for k in range(self.order):
+            arrays[f"tokens.{k}"] = self.tokens[k]
+            arrays[f"counts.{k}"] = self.counts[k]
+            arrays[f"begins.{k}"] = self.begins[k]
+        facts = {
+            "format": FORMAT, "vocab_size": str(self.vocab_size), "order": str(self.order)
+        }  # fmt: skip
+        Path(path).write_bytes(save(arrays, metadata=facts))
+
+    @classmethod
+    def load(cls, path: str | Path) -> NgramTable:
+        """Read what `save` wrote.
+
+        Raises:
+            OSError: a file that cannot be read.
+            ValueError: a file of another kind.
+        """
+        try:
+            with safe_open(path, framework="numpy") as file:
+                facts = file.metadata() or {}
+                if facts.get("format") != FORMAT:
+                    raise ValueError(f"{path} holds no n-gram table that this version reads")
+                arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except SafetensorError as error:
+            raise ValueError(f"{path} holds no n-gram table: {error}") from None
+        levels = range(int(facts["order"]))
+        return cls(
+            int(facts["vocab_size"]),
+            [arrays[f"tokens.{k}"] for k in levels],
+            [arrays[f"counts.{k}"] for k in levels],
+            [arrays[f"begins.{k}"] for k in levels],
+        )
+
+
+class GrowingCounts:
+    """Counts of the n-grams of one text that grows at its end.
+
+    Args:
+        order: tokens of the longest n-grams.
+    """
+
+    def __init__(self, order: int) -> None:
+        self.order = order
+        self._length = 0
+        self._followers: dict[tuple[int, ...], dict[int, int]] = {}
+
+    def extend(self, text: NDArray[np.int64]) -> None:
+        """Count the n-grams that end in the tokens behind those seen before."""
+        for end in range(self._length, len(text)):
+            token = int(text[end])
+            context = tuple(text[max(0, end - self.order + 1) : end].tolist())
+            for begin in range(len(context) + 1):
+                counts = self._followers.setdefault(context[begin:], {})
+                counts[token] = counts.get(token, 0) + 1
+        self._length = len(text)
+
+    def followers(self, context: Sequence[int]) -> Followers:
+        """The tokens that follow ``context`` in the text, and how often each does."""
+        counts = self._followers.get(tuple(context))
+        if counts is None:
+            return NONE
+        return np.array(list(counts), np.int64), np.array(list(counts.values()), np.int64)

@@ -1,0 +1,190 @@
+"""N-gram tables hold what brute force counts, and their drafters draw from it."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chisquare
+from specdec_hf import generate
+from specdec_hf.drafters.base import DraftContext, History
+from specdec_hf.drafters.ngram import NgramDrafter
+from specdec_hf.drafters.ngram_table import GrowingCounts, NgramTable
+from specdec_hf.drafters.random import RandomDrafter
+from support import hf_models
+from support.cli_models import folder, invoke, one_line_error  # noqa: F401
+from support.hf_models import one_thread  # noqa: F401  # autouse here
+
+VOCAB = hf_models.VOCAB
+
+
+def counted(texts, context, min_count=1):
+    """Brute force: what follows a context in the texts."""
+    found: Counter[int] = Counter()
+    n = len(context)
+    for text in texts:
+        for i in range(len(text) - n):
+            if text[i : i + n].tolist() == list(context):
+                found[int(text[i + n])] += 1
+    return {token: count for token, count in found.items() if count >= min_count}
+
+
+def as_dict(followers):
+    return dict(zip(*(part.tolist() for part in followers), strict=True))
+
+
+@pytest.mark.parametrize("min_count", [1, 2])
+def test_a_table_counts_as_brute_force_does(min_count, tmp_path):
+    rng = np.random.default_rng(3)
+    texts = [rng.integers(0, 5, size) for size in (60, 1, 0, 40)]
+    made = NgramTable.build(texts, 5, 3, min_count)
+    made.save(tmp_path / "table")
+    for table in (made, NgramTable.load(tmp_path / "table")):
+        assert (table.vocab_size, table.order) == (5, 3)
+        for context in [
+            (),
+            *((a,) for a in range(5)),
+            *((a, b) for a in range(5) for b in range(5)),
+        ]:
+            kept = all(context[-1] in counted(texts, context[:-1], min_count) for _ in context[:1])
+            expected = counted(texts, context, min_count) if kept else {}
+            assert as_dict(table.followers(context)) == expected, context
+        assert as_dict(table.followers((1, 2, 3))) == {}
+        assert as_dict(table.followers((9,))) == {}
+
+
+def test_a_growing_text_is_counted_once():
+    text = np.random.default_rng(4).integers(0, 4, 50)
+    growing = GrowingCounts(3)
+    for end in (1, 2, 10, 10, 50):
+        growing.extend(text[:end])
+    for context in [(), (0,), (3,), (1, 2), (3, 3), (7,)]:
+        assert as_dict(growing.followers(context)) == counted([text], context)
+
+
+def contexts(rule, batch_size=1, seeds=(0,)):
+    return DraftContext(
+        hf_models.tiny("llama"), rule, 1.0, 0, 1.0, 0.0, torch.tensor(seeds), batch_size, 100, 8
+    )
+
+
+def history_of(*texts):
+    lengths = np.array([len(text) for text in texts])
+    tokens = np.zeros((len(texts), lengths.max()), dtype=np.int64)
+    for b, text in enumerate(texts):
+        tokens[b, : len(text)] = text
+    return History(tokens, lengths, np.ones(len(texts), dtype=bool))
+
+
+def shares(drafter, text, draws=4000):
+    """How often each token is drafted first, over many seeds."""
+    drafter.start(contexts("token", draws, range(draws)))
+    draft = drafter.propose(history_of(*[text] * draws), 1)
+    return np.bincount(draft.tokens[:, 0].numpy(), minlength=VOCAB), draft
+
+
+def test_drafts_are_drawn_as_often_as_the_table_counts():
+    text = np.array([1, 2, 1, 3, 1, 2, 1, 2, 1, 4, 2, 1])
+    table = NgramTable.build([np.array([1, 5, 1, 5, 1, 2])], VOCAB, 2)
+    got, draft = shares(NgramDrafter(table), text)
+    expected = np.zeros(VOCAB)
+    expected[[2, 3, 4, 5]] = np.array([3 + 1, 1, 1, 2]) / 8
+    seen = expected > 0
+    assert got[~seen].sum() == 0
+    assert chisquare(got[seen], expected[seen] * got.sum()).pvalue > 1e-4
+    # Negative control: the counts of the table alone.
+    wrong = np.array([1, 2]) / 3
+    assert chisquare(got[[2, 5]], wrong * got[[2, 5]].sum()).pvalue < 1e-6
+    rows = draft.distribution.logits[0, 0].double()
+    assert torch.allclose(rows.exp() / rows.exp().sum(), torch.from_numpy(expected), atol=1e-6)
+
+
+def test_random_drafts_are_uniform_at_every_temperature():
+    drafter = RandomDrafter()
+    got, _ = shares(drafter, np.array([1, 2]), 6700)
+    assert chisquare(got).pvalue > 1e-4
+    context = contexts("greedy")
+    context.temperature = 0.0
+    drafter.start(context)
+    tokens = drafter.propose(history_of([1, 2]), 8).tokens
+    assert len(set(tokens[0].tolist())) > 4
+
+
+def test_a_context_that_was_never_met_drafts_nothing():
+    drafter = NgramDrafter(order=2)
+    drafter.start(contexts("greedy", 2, (0, 1)))
+    draft = drafter.propose(history_of([1, 2, 1], [1, 2, 3]), 4)
+    assert draft.counts.tolist() == [4, 0]
+    assert draft.tokens[0].tolist() == [2, 1, 2, 1]
+
+
+def test_sequences_do_not_learn_from_each_other():
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9, 5, 12))
+    settings = {"max_new_tokens": 12, "do_sample": True, "seed": [3, 4, 5]}
+    together = generate(
+        model, **inputs, **settings, drafter="ngram", return_dict_in_generate=True, guard=False
+    )
+    for b, (ids, mask) in enumerate(zip(*inputs.values(), strict=True)):
+        alone = generate(
+            model, ids[mask.bool()][None], **{**settings, "seed": [3 + b]}, drafter="ngram",
+            return_dict_in_generate=True, guard=False,
+        )  # fmt: skip
+        assert alone.sequences[0, -12:].tolist() == together.sequences[b, -12:].tolist()
+        assert alone.stats.sequences[0].drafted == together.stats.sequences[b].drafted
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: NgramDrafter(order=0), ValueError, "order must be an integer in [1, 8], got 0"),
+        (lambda: NgramDrafter(order=True), TypeError, "order must be an integer in [1, 8], got T"),
+        (lambda: NgramDrafter(3), TypeError, "table must be None or an NgramTable, got 3"),
+        (lambda: NgramDrafter(learn=False), ValueError, "table must be given with learn=False"),
+        (lambda: NgramDrafter(min_context=3), ValueError, "min_context must be an integer in [0,"),
+        (lambda: NgramTable.build([np.array([9])], 9, 2), ValueError, "hold ids in [0, 9), got 9"),
+        (lambda: NgramTable.build([], 9, 2), ValueError, "texts must hold at least one token"),
+        (lambda: NgramTable.build([np.array([1])], 9, 9), ValueError, "order must be in [1, 8]"),
+        (lambda: NgramTable.load("README.md"), ValueError, "README.md holds no n-gram table"),
+    ],
+)
+def test_wrong_arguments_are_named(make, error, message):
+    with pytest.raises(error) as raised:
+        make()
+    assert message in str(raised.value)
+
+
+def test_a_table_of_another_vocabulary_is_refused():
+    table = NgramTable.build([np.array([1, 2])], VOCAB + 1, 2)
+    with pytest.raises(ValueError, match="table must have the model's vocabulary of 67"):
+        generate(hf_models.tiny("llama"), **hf_models.prompts((5,)), drafter=NgramDrafter(table))
+
+
+def test_a_table_is_built_from_files_and_drafts(folder, tmp_path):  # noqa: F811
+    text, table = tmp_path / "text", tmp_path / "table"
+    text.write_text("one two one two\n" * 20)
+    result = invoke("build", "ngram", text, "--output", table, "--model", folder)
+    assert result.exit_code == 0, result.output
+    assert "3-grams" in result.output
+    result = invoke(
+        "generate", "--prompt", "one two", "--model", folder, "--drafter", f"ngram:{table}",
+        "--max-new-tokens", 8,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere", "--output", "x"], "FILES: cannot read nowhere"),
+        (["README.md"], "Missing option '--output'"),
+        (["README.md", "--output", "README.md"], "--output would overwrite the input file README"),
+        (["README.md", "--output", "x", "--order", "9"], "--order must be in [1, 8], got 9"),
+        (["README.md", "--output", "x", "--min-count", "0"], "--min-count must be at least 1"),
+        (["README.md", "--output", "no/x"], "--output: folder no does not exist"),
+        (["tests", "--output", "x"], "FILES: cannot read tests: Is a directory"),
+    ],
+)
+def test_wrong_build_commands_are_one_line(arguments, message):
+    assert message in one_line_error("build", "ngram", *arguments)
