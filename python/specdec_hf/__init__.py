@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         TreeDrafter,
         TreeOutcome,
     )
+    from specdec_hf.drafters.candidate_generator import from_candidate_generator
     from specdec_hf.drafters.model import ModelDrafter
     from specdec_hf.drafters.prompt_lookup import PromptLookupDrafter
     from specdec_hf.schedules.benefit_guard import BenefitGuard
@@ -55,6 +56,7 @@ __all__ = [
     "TreeSpec",
     "TrieTree",
     "check_model",
+    "from_candidate_generator",
     "generate",
     "load_acceptance",
     "save_acceptance",
@@ -78,6 +80,7 @@ _MODULES = {
         "TreeDrafter",
         "TreeOutcome",
     ),
+    "drafters.candidate_generator": ("from_candidate_generator",),
     "drafters.model": ("ModelDrafter",),
     "drafters.prompt_lookup": ("PromptLookupDrafter",),
     "decode.generate": ("SpeculativeDecoder", "generate"),

@@ -1,0 +1,82 @@
+"""Proofs that a drafter loses nothing: greedy text, and the joint distribution of sampled texts.
+
+The target of the sampled texts has four tokens, so that the probabilities of all texts of a few
+tokens can be computed and compared with the texts that were generated.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from specdec_hf import generate
+from support import hf_models
+from support.providers import chi_square
+
+VOCAB, LENGTH, GAMMA = 4, 3, 3
+PROMPT = torch.tensor([[1, 2, 1]])
+BATCHES = ((9,), (9, 4, 12))  # lengths of the prompts
+
+
+def assert_greedy_identical(make: Any, model: Any, new_tokens: int = 16, **kwargs: Any) -> Any:
+    """Greedy text equals plain generation, for one sequence and for a ragged batch of three.
+
+    Args:
+        make: makes the drafter of a call.
+        model: the target.
+        new_tokens: length of each text.
+        kwargs: of `generate`.
+
+    Returns:
+        The statistics of the batch.
+    """
+    vocab_size = model.config.get_text_config(decoder=True).vocab_size
+    for lengths in BATCHES:
+        inputs = hf_models.prompts(lengths, vocab_size=vocab_size)
+        settings = {"max_new_tokens": new_tokens, "do_sample": False}
+        expected = model.generate(**inputs, **settings)
+        out = generate(
+            model, **inputs, **settings, drafter=make(), guard=False, return_dict_in_generate=True,
+            **kwargs,
+        )  # fmt: skip
+        assert out.sequences.tolist() == expected.tolist()
+        assert out.stats.drafted > 0
+    return out.stats
+
+
+@functools.cache
+def target(name: str = "llama") -> tuple[Any, torch.Tensor]:
+    """A model, and the probabilities of the first `LENGTH` tokens of its texts."""
+    model = hf_models.build(name, vocab_size=VOCAB)
+    texts = torch.cartesian_prod(*[torch.arange(VOCAB)] * LENGTH)
+    with torch.no_grad():
+        logits = model(torch.cat([PROMPT.expand(len(texts), -1), texts], dim=1)).logits[:, 2:-1]
+    logprobs = logits.double().log_softmax(dim=-1).gather(2, texts[..., None])[..., 0]
+    return model, logprobs.sum(dim=1).exp()
+
+
+def joint_p_value(
+    drafter: Any, rule: str = "token", *, name: str = "llama", texts: int = 6000, **kwargs: Any
+) -> float:
+    """The probability that texts of the target's distribution lie as far from it as those drafted.
+
+    Args:
+        drafter: drafts up to `GAMMA` tokens of texts that are `GAMMA` tokens longer than those
+            compared, so that the end of a text cuts none of their drafts.
+        rule: acceptance rule.
+        name: of the target's class.
+        texts: how many are generated, as one batch.
+        kwargs: of `generate`.
+    """
+    model, expected = target(name)
+    out = generate(
+        model, PROMPT.expand(texts, -1), drafter=drafter, rule=rule, do_sample=True, top_k=0,
+        seed=list(range(texts)), max_new_tokens=LENGTH + GAMMA, return_dict_in_generate=True,
+        guard=False, **{"gamma": GAMMA, **kwargs},
+    )  # fmt: skip
+    assert out.stats.drafted > texts
+    assert out.stats.accepted > texts / 4
+    first = out.sequences[:, PROMPT.shape[1] :][:, :LENGTH]
+    codes = (first * VOCAB ** torch.arange(LENGTH - 1, -1, -1)).sum(dim=1)
+    return chi_square(codes, expected)
