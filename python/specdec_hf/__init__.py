@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     )
     from specdec_hf.drafters.candidate_generator import from_candidate_generator
     from specdec_hf.drafters.model import ModelDrafter
+    from specdec_hf.drafters.nasd import NasdDrafter
     from specdec_hf.drafters.prompt_lookup import PromptLookupDrafter
     from specdec_hf.schedules.benefit_guard import BenefitGuard
     from specdec_hf.trees.acceptance_file import load_acceptance, save_acceptance
@@ -43,6 +44,7 @@ __all__ = [
     "History",
     "ModelCheck",
     "ModelDrafter",
+    "NasdDrafter",
     "PromptLookupDrafter",
     "SequenceStats",
     "SpecCache",
@@ -82,6 +84,7 @@ _MODULES = {
     ),
     "drafters.candidate_generator": ("from_candidate_generator",),
     "drafters.model": ("ModelDrafter",),
+    "drafters.nasd": ("NasdDrafter",),
     "drafters.prompt_lookup": ("PromptLookupDrafter",),
     "decode.generate": ("SpeculativeDecoder", "generate"),
     "schedules.benefit_guard": ("BenefitGuard",),

@@ -181,6 +181,21 @@ class Candidates:
         """Only the ``count`` most likely next tokens of each row."""
         return Candidates(self.tokens, self.parents, self.ids[:, :, :count])
 
+    def path(self, b: int, following: Sequence[int]) -> list[int]:
+        """Rows of sequence ``b`` from the pending token down, as far as the drafts go.
+
+        Args:
+            b: the sequence.
+            following: the tokens that were committed behind the pending token.
+        """
+        rows = [0]
+        for token in following:
+            children = (self.parents[b] == rows[-1]) & (self.tokens[b] == token)
+            if not children.any():
+                break
+            rows.append(int(children.argmax()))
+        return rows
+
 
 class AnyDrafter:
     """The part of the contract that chain drafters and tree drafters share.

@@ -48,6 +48,9 @@ DRAFTERS: dict[str, Entry] = {
         draws=True,
     ),
     "random": Entry("RandomDrafter", "draws every token alike, a baseline", draws=True),
+    "nasd": Entry(
+        "NasdDrafter", "counts n-grams of the text and of the target's most likely next tokens"
+    ),
 }
 
 
