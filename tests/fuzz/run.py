@@ -31,17 +31,17 @@ SETTINGS = (
 LONGEST_CALL = 60  # seconds, after which a call counts as hanging
 
 
-def package_with(library: Path) -> Path:
+def package_with(library: Path, original: Path = ROOT / "specdec_kernels") -> Path:
     """A folder with the package as it is, but for its native library."""
     folder = library.resolve().parent / "python"
-    package = folder / "specdec_kernels"
+    package = folder / original.name
     package.mkdir(parents=True, exist_ok=True)
     for old in package.iterdir():
         old.unlink()
-    for path in (ROOT / "specdec_kernels").iterdir():
-        if path.name != "_C.so":
+    for path in original.iterdir():
+        if path.suffix != ".so":
             (package / path.name).symlink_to(path)
-    (package / "_C.so").symlink_to(library.resolve())
+    (package / library.name).symlink_to(library.resolve())
     return folder
 
 

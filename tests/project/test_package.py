@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import zipfile
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,8 @@ def unpacked(tmp_path_factory):
     wheels = list(folder.glob("*.whl"))
     assert len(wheels) == 1
     assert wheels[0].name.startswith("specdec_kernels-")
-    assert "-py3-none-" in wheels[0].name, "one wheel serves every Python"
+    tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
+    assert f"-{tag}-{tag}-" in wheels[0].name, "specdec_host serves the Python it was built for"
     with zipfile.ZipFile(wheels[0]) as wheel:
         wheel.extractall(folder / "site")
     return folder / "site"
@@ -48,6 +50,8 @@ def test_the_wheel_holds_the_packages_and_no_tests_or_sources(unpacked):
         "specdec_kernels/triton/chain/verify_chain.py",
         "specdec_hf/__main__.py",
         "specdec_hf/drafters/model.py",
+        f"specdec_host/_host{EXTENSION_SUFFIXES[0]}",
+        "specdec_host/_host.pyi",
     ):
         assert needed in files
     assert not [f for f in files if f.startswith(("tests/", "bench/", "csrc/"))]
@@ -61,7 +65,10 @@ def test_the_wheel_runs_outside_of_the_repository(unpacked, tmp_path):
         "one = torch.zeros(1, dtype=torch.int64)\n"
         "print(s.sample(torch.eye(3)[:1], temperature=0.0, seeds=one, positions=one).tokens)\n"
         "print(s.has_cuda_kernels())\n"
+        "import specdec_host as h\n"
+        "print(h.__file__, len(h.SuffixAutomaton()))\n"
     )
     out = run(sys.executable, "-c", code, cwd=tmp_path, PYTHONPATH=str(unpacked)).splitlines()
     assert out[0].startswith(str(unpacked))
-    assert out[1:] == ["specdec_kernels.verify_chain", "tensor([0])", "False"]
+    assert out[1:4] == ["specdec_kernels.verify_chain", "tensor([0])", "False"]
+    assert out[4].startswith(str(unpacked))

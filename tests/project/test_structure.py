@@ -1,7 +1,8 @@
 """Who may include or import whom, and which file holds what: the rooms of CONTRIBUTING.md.
 
 The only direction of dependence is: tests and bench -> specdec_hf -> specdec_kernels ->
-torch.ops -> csrc/torch -> csrc/include <- csrc/cpu and csrc/cuda.
+torch.ops -> csrc/torch -> csrc/include <- csrc/cpu and csrc/cuda; and specdec_hf -> specdec_host ->
+csrc/host -> csrc/include.
 """
 
 import re
@@ -38,7 +39,7 @@ INCLUDABLE = {  # folder of csrc -> folders of ours that its files may include
     "cpu": {"specdec", "cpu"},
     "cuda": {"specdec", "cuda"},
     "torch": {"specdec", "torch", "cpu"},
-    "host": {"specdec", "host", "cpu"},
+    "host": {"specdec", "host"},
 }
 OURS = {"specdec", "cpu", "cuda", "torch", "host"}
 # Inside csrc/cpu and csrc/cuda: room -> rooms whose headers it may include.
@@ -61,7 +62,7 @@ def room(path):
 
 
 def test_the_native_sources_are_found():
-    assert {folder(p) for p in NATIVE} >= {"include", "cpu", "cuda", "torch"}
+    assert {folder(p) for p in NATIVE} >= {"include", "cpu", "cuda", "torch", "host"}
     assert {room(p) for p in NATIVE} == {None, *BELOW}
 
 
@@ -106,7 +107,7 @@ FORBIDDEN = {  # folder -> what nothing in it may import
     "specdec_kernels": r"(transformers|specdec_hf|specdec_vllm|specdec_host|numpy|tests|bench)\b",
     "python/specdec_hf": r"(specdec_vllm|tests|bench|vllm)\b",
     "python/specdec_vllm": r"(specdec_hf|specdec_host|transformers|tests|bench)\b",
-    "python/specdec_host": r"(torch|specdec_hf|specdec_vllm|specdec_kernels|transformers)\b",
+    "python/specdec_host": r"(torch|transformers|specdec_(hf|vllm|kernels)|tests|bench)\b",
 }
 # Part of specdec_kernels -> the parts that it may import. `testing` may import all.
 PARTS = {

@@ -1,0 +1,15 @@
+"""Loads the native module, and says so where it was not built."""
+
+from __future__ import annotations
+
+import importlib.util
+
+if importlib.util.find_spec("specdec_host._host") is None:
+    raise ImportError(
+        "_host is missing beside specdec_host: the native module was not built for this Python. "
+        "Install with: pip install --no-build-isolation ."
+    )
+
+from specdec_host._host import Corpus, SuffixAutomaton, sort_suffixes
+
+__all__ = ["Corpus", "SuffixAutomaton", "sort_suffixes"]

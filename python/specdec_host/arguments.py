@@ -1,0 +1,47 @@
+"""Validation of what the native module takes as numbers. It checks arrays of ids itself."""
+
+from __future__ import annotations
+
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+LONGEST_MATCH = 2**16
+
+
+def check_integer(name: str, value: Any, least: int, most: int | None = None) -> int:
+    """The value as an int.
+
+    Raises:
+        TypeError: it is not an integer.
+        ValueError: it is not in [least, most].
+    """
+    if not isinstance(value, Integral) or isinstance(value, bool):
+        raise TypeError(f"{name} must be an integer, got {value!r}")
+    number = int(value)
+    if number < least:
+        raise ValueError(f"{name} must be at least {least}, got {number}")
+    if most is not None and number > most:
+        raise ValueError(f"{name} must be at most {most}, got {number}")
+    return number
+
+
+def check_chains(gamma: Any, count: Any) -> tuple[int, int]:
+    """Validate how long and how many drafted chains may be."""
+    gamma, count = check_integer("gamma", gamma, 1), check_integer("count", count, 1)
+    if gamma * count > 2**24:
+        raise ValueError(f"gamma * count must be at most {2**24}, got {gamma} * {count}")
+    return gamma, count
+
+
+def check_array(name: str, value: Any) -> NDArray[Any]:
+    """The value, which must be an array.
+
+    Raises:
+        TypeError: it is something else.
+    """
+    if not isinstance(value, np.ndarray):
+        raise TypeError(f"{name} must be a NumPy array, got {type(value).__name__}")
+    return value

@@ -1,0 +1,151 @@
+"""Suffix arrays and drafts from a corpus, against their definitions by brute force."""
+
+import numpy as np
+import pytest
+from specdec_host import Corpus, SuffixAutomaton
+from support import slow_copying
+
+
+def texts(count):
+    generator = np.random.default_rng(1)
+    for _ in range(count):
+        text = generator.integers(0, generator.integers(1, 6), generator.integers(0, 60))
+        if generator.random() < 0.3:
+            text = np.tile(text, 3)
+        yield generator, text
+
+
+def check_order(sort):
+    for _, text in texts(400):
+        tokens = text.tolist()
+        expected = sorted(range(len(tokens)), key=lambda i: tokens[i:])
+        assert sort(text).tolist() == expected
+
+
+def test_the_suffix_array_holds_the_suffixes_in_ascending_order():
+    check_order(lambda text: Corpus(text).suffixes)
+
+
+def test_the_comparison_rejects_an_array_that_was_sorted_by_three_tokens_only():
+    def shallow(text):
+        tokens = text.tolist()
+        return np.array(sorted(range(len(tokens)), key=lambda i: tokens[i : i + 3]))
+
+    with pytest.raises(AssertionError):
+        check_order(shallow)
+
+
+def test_large_ids_and_long_repeats_are_sorted():
+    generator = np.random.default_rng(2)
+    for text in (
+        generator.integers(0, 2**31, 3000),
+        np.full(3000, 2**31 - 1),
+        np.tile(generator.integers(0, 3, 50), 60),
+        np.array([int(bin(i).count("1") % 2) for i in range(4096)]),  # Thue and Morse
+    ):
+        tokens = text.tolist()
+        expected = sorted(range(len(tokens)), key=lambda i: tokens[i:])
+        assert Corpus(text).suffixes.tolist() == expected
+
+
+def expected_chain(text, context, gamma, max_match, min_match):
+    """The chain of the longest end of the context that occurs; the lowest of equal ids first."""
+    for length in range(min(max_match, len(context)), min_match - 1, -1):
+        match = context[len(context) - length :]
+        if slow_copying.ends_of(text, match):
+            break
+    else:
+        return [], [], 0
+    chain, confidences, longest = [], [], len(match)
+    while len(chain) < gamma:
+        seen = sorted(slow_copying.followers(text, match), key=lambda f: (-f[1], f[0]))
+        if not seen:
+            break
+        token, count, _ = seen[0]
+        chain.append(token)
+        confidences.append(count / (sum(s[1] for s in seen) + 1))
+        match = [*match, token]
+    return chain, confidences, longest
+
+
+def test_drafts_from_a_corpus_equal_their_definition():
+    found = 0
+    for generator, text in texts(400):
+        corpus = Corpus(text)
+        context = generator.integers(0, 6, generator.integers(0, 9))
+        gamma, max_match = (int(n) for n in generator.integers(1, 7, 2))
+        min_match = int(generator.integers(1, max_match + 1))
+        got = corpus.propose(context, gamma, min_match=min_match, max_match=max_match)
+        tokens, confidences, length = expected_chain(
+            text.tolist(), context.tolist(), gamma, max_match, min_match
+        )
+        assert got.tokens[0].tolist() == tokens + [-1] * (gamma - len(tokens))
+        np.testing.assert_allclose(got.confidence[0, : len(tokens)], confidences, rtol=1e-6)
+        assert got.match_length == length
+        found += bool(tokens)
+    assert found > 80
+
+
+def test_frequent_continuations_of_many_matches_are_found_with_their_counts():
+    generator = np.random.default_rng(3)
+    followers = np.concatenate([np.full(600, 5), np.full(300, 9), np.arange(100, 150)])
+    generator.shuffle(followers)
+    text = np.stack([np.zeros_like(followers), followers], axis=1).ravel()
+    got = Corpus(text).propose(np.array([0]), 1, count=3)
+    assert got.tokens[:2, 0].tolist() == [5, 9]
+    np.testing.assert_allclose(got.confidence[:2, 0], [600 / 951, 300 / 951], rtol=1e-6)
+    assert got.tokens[2, 0] >= 100
+
+
+def test_several_chains_differ_and_the_best_comes_first():
+    for generator, text in texts(100):
+        context = generator.integers(0, 3, 3)
+        got = Corpus(text).propose(context, 4, count=5)
+        one = Corpus(text).propose(context, 4)
+        assert got.tokens[0].tolist() == one.tokens[0].tolist()
+        chains = [tuple(chain) for chain in got.tokens.tolist() if chain[0] >= 0]
+        assert len(set(chains)) == len(chains)
+
+
+def test_an_automaton_copies_from_the_longer_of_both_matches():
+    corpus = Corpus(np.array([1, 2, 3, 4, 9, 8, 7]))
+    text = SuffixAutomaton(corpus=corpus)
+    text.append(np.array([4, 5, 2, 3, 4]))
+    got = text.propose(3, count=2)
+    assert got.match_length == 3
+    assert got.tokens.tolist() == [[9, 8, 7], [5, 2, 3]]
+    assert got.confidence[:, 0].tolist() == [0.5, 0.25]
+    text.append(np.array([5, 2, 3, 4]))
+    got = text.propose(3, count=2)
+    assert got.tokens.tolist() == [[5, 2, 3], [9, 8, 7]]
+    del corpus  # the automaton keeps it
+    assert text.propose(3).match_length == 5
+
+
+def test_a_damaged_suffix_array_is_read_within_bounds():
+    generator = np.random.default_rng(4)
+    text = generator.integers(0, 4, 200)
+    for low, high in ((-(2**31), 2**31), (0, 400)):
+        for _ in range(20):
+            wrong = generator.integers(low, high, 200).astype(np.int32)
+            got = Corpus(text, wrong).propose(text[:5], 6, count=3)
+            assert got.tokens.max() < 4
+
+
+def test_the_building_reports_its_progress_and_can_be_ended():
+    seen = []
+    Corpus(np.arange(100) % 7, progress=seen.append)
+    assert seen[0] == 0
+    assert seen[-1] == 1
+    assert seen == sorted(seen)
+
+    def stop(part):
+        raise RuntimeError("enough")
+
+    with pytest.raises(RuntimeError, match="enough"):
+        Corpus(np.arange(9), progress=stop)
+
+
+def test_suffixes_of_another_length_are_named():
+    with pytest.raises(ValueError, match=r"suffixes must be \[n\] = \[5\], got \[4\]"):
+        Corpus(np.arange(5), np.arange(4, dtype=np.int32))
