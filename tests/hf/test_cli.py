@@ -84,7 +84,7 @@ def test_the_drafts_of_several_drafters_become_one_tree(folder, tmp_path):  # no
 def test_drafter_help_lists_the_drafters():
     result = invoke("generate", "--drafter", "help")
     assert result.exit_code == 0
-    assert [line.split()[0] for line in result.output.splitlines()] == list(map(usage, DRAFTERS))
+    assert set(map(usage, DRAFTERS)) <= set(result.output.split())
 
 
 def test_a_printed_seed_gives_the_answer_again(folder, tmp_path):  # noqa: F811

@@ -98,7 +98,7 @@ def test_a_drafter_learns_the_most_likely_next_tokens(made):
 
 def test_a_drafter_of_trees_takes_no_layout_and_no_number_of_tokens():
     model, inputs = hf_models.tiny("llama"), hf_models.prompts((5,))
-    with pytest.raises(ValueError, match="tree must not be given with drafter pairs"):
+    with pytest.raises(ValueError, match="tree must be a TrieTree or None with drafter pairs"):
         generate(model, **inputs, drafter=Trees(), tree=(2, 1))
     with pytest.raises(ValueError, match="num_assistant_tokens must not be given with a drafter"):
         generate(model, **inputs, drafter=Trees(), num_assistant_tokens=3)

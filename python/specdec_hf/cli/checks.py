@@ -26,7 +26,8 @@ SCHEDULES = ("constant", "heuristic")
 DTYPES = ("float32", "bfloat16", "float16", "auto")
 DEVICE = re.compile(r"cpu|mps|cuda(:\d{1,3})?")
 LAYERS = "layers:"
-TREE_CHAINS = 4  # of each copying drafter, where the drafts of several drafters become one tree
+# Where the drafts of several drafters become one tree: chains of each copying drafter, and nodes.
+TREE_CHAINS, TREE_NODES = 4, 15
 NEUTRAL = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
 
@@ -138,7 +139,8 @@ def _check_drafting(settings: Settings) -> None:
             fail("--num-assistant-tokens-schedule must not be given with several --drafter")
         if drafts == 0:
             fail("--num-assistant-tokens must be at least 1 with several --drafter, got 0")
-        settings.tree = TrieTree(TREE_CHAINS, drafts or DEFAULT_NUM_ASSISTANT_TOKENS)
+        depth = drafts or DEFAULT_NUM_ASSISTANT_TOKENS
+        settings.tree = TrieTree(TREE_CHAINS, depth, max(TREE_NODES, depth))
         settings.num_assistant_tokens = None
     elif settings.tree is None and drafts is None and not own_tree:
         settings.num_assistant_tokens = DEFAULT_NUM_ASSISTANT_TOKENS

@@ -44,7 +44,7 @@ def collect_info() -> dict[str, Any]:
 
 def drafter_table() -> Table:
     """The drafters that have a name."""
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table = Table(Column(no_wrap=True), Column(), show_header=False, box=None, padding=(0, 2, 0, 0))
     for name, entry in DRAFTERS.items():
         table.add_row(Text(usage(name)), entry.summary)
     return table

@@ -37,7 +37,11 @@ class TreeRound:
     def draft(self, limits: NDArray[np.int64]) -> None:
         self.proposed = self.drafter.propose(self.session.history.shown(), limits)
         if self.proposed is not None:
-            self.tree = Tree(self.proposed.tokens, self.proposed.parents)
+            device = self.session.model.device
+            self.tree = Tree(
+                self.proposed.tokens.to(device, non_blocking=True),
+                self.proposed.parents.to(device, non_blocking=True),
+            )
 
     def forward(self) -> torch.Tensor:
         s, model = self.session, self.session.model
@@ -75,7 +79,7 @@ class TreeRound:
         extra = [verdict.path, tree.tokens, tree.parents]
         if made is not None:
             self.cache.compact(positions, verdict.path)
-            extra += [] if made.note is None else [made.note]
+            extra += [] if made.note is None else [made.note.to(s.model.device)]
         return verdict, extra
 
     def count(self, verdict: HostVerdict) -> DraftCounts:

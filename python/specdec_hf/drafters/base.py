@@ -279,13 +279,13 @@ class TreeDraft:
     """A tree of drafted tokens for every sequence. A node's number is larger than its parent's.
 
     Attributes:
-        tokens: [B, N] int64 on the target's device; -1 is an absent node.
+        tokens: [B, N] int64 on the host or the target's device; -1 is an absent node.
         parents: [B, N] int32 or int64 there, -1 for children of the root.
         depth: no node is deeper.
         distribution: rows [B, M, V] of the draft distributions, or None for deterministic drafts.
         draft_rows: [B, N] int32, which of these rows each node was drawn from.
-        note: [B, E] int64 on the target's device. The loop reads it along with the verdict and
-            gives it back in `TreeOutcome`.
+        note: [B, E] int64 on one of them. The loop reads it along with the verdict and gives it
+            back in `TreeOutcome`.
     """
 
     tokens: torch.Tensor

@@ -44,7 +44,7 @@ DRAFTERS: dict[str, Entry] = {
     "ngram": Entry(
         "NgramDrafter",
         "n-gram model of the text so far, N tokens long, and of the text that FILE was built from",
-        value="N or FILE",
+        value="N|FILE",
         draws=True,
     ),
     "random": Entry("RandomDrafter", "draws every token alike, a baseline", draws=True),

@@ -72,18 +72,19 @@ def _one_drafter(drafter: Any) -> Drafter | TreeDrafter | None:
 
 def _tree_drafter(drafter: Any, layout: Layout) -> TreeDrafter:
     given = list(drafter) if isinstance(drafter, list | tuple) else [drafter]
-    drafters = []
-    for one in map(_one_drafter, given):
-        if isinstance(one, TreeDrafter):
-            raise ValueError(
-                f"tree must not be given with drafter {one.name}, which drafts trees of its own"
-            )
-        if one is not None:
-            drafters.append(one)
-    if not drafters or len(drafters) < len(given):
+    resolved = [one for one in map(_one_drafter, given) if one is not None]
+    if not resolved or len(resolved) < len(given):
         raise ValueError(f"drafter must be given with tree, got {_named(drafter)}")
     if isinstance(layout, TrieTree):
-        return TrieDrafter(drafters, layout)
+        return TrieDrafter(resolved, layout)
+    drafters = []
+    for one in resolved:
+        if isinstance(one, TreeDrafter):
+            raise ValueError(
+                f"tree must be a TrieTree or None with drafter {one.name}, which drafts trees of "
+                f"its own, got {layout}"
+            )
+        drafters.append(one)
     models = [one.model for one in drafters if isinstance(one, ModelDrafter)]
     if isinstance(layout, EagleTree):
         if len(models) != 1 or len(drafters) != 1:

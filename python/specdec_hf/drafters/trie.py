@@ -1,9 +1,10 @@
-"""A prefix tree of several drafted chains: from several drafters, or several of prompt lookup."""
+"""A prefix tree of several drafted chains: of several drafters, or several of one."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -21,7 +22,8 @@ from specdec_hf.drafters.base import (
     concat_distributions,
     reads_draft,
 )
-from specdec_hf.drafters.checks import OUTSIDE, ask, describe
+from specdec_hf.drafters.chain_source import ChainSource, TreeSource, agreement
+from specdec_hf.drafters.node_budget import NodeBudget
 from specdec_hf.trees.layouts import TrieTree
 from specdec_kernels import SampledDraft, build_trie
 
@@ -31,34 +33,47 @@ class TrieDrafter(TreeDrafter):
 
     Chains share the nodes of their common prefix, which is then verified once. Only rules that read
     the draft distribution keep the chains apart: they try a token that was drawn twice two times
-    (SpecInfer). They are offered where no drafter drafts several chains, and rule "auto" is one of
-    them where all drafters draw their drafts from a distribution.
+    (SpecInfer). They are offered where no drafter drafts several chains or trees of its own, and
+    rule "auto" is one of them where all drafters draw their drafts from a distribution.
+
+    A tree of limited size takes the nodes that are most likely to be committed, by the acceptance
+    measured so far; see `NodeBudget`. Drafts on a device are not cut so: they would have to be read
+    first.
 
     Args:
-        drafters: those with `Drafter.several` draft several chains, each other drafter one.
+        drafters: those with `Drafter.several` draft several chains, each other drafter one. The
+            leaves of a `TreeDrafter` end one chain each.
         layout: number of chains and tokens.
     """
 
-    def __init__(self, drafters: Sequence[Drafter], layout: TrieTree) -> None:
+    def __init__(self, drafters: Sequence[Drafter | TreeDrafter], layout: TrieTree) -> None:
         self.drafters = list(drafters)
         self.layout = layout
         self.name = ", ".join(drafter.name for drafter in drafters)
         self.depth = layout.depth
-        self._counts = [layout.sequences if drafter.several else 1 for drafter in drafters]
-        all_nodes = sum(self._counts) * layout.depth
+        self._sources = [
+            ChainSource(drafter, layout.sequences)
+            if isinstance(drafter, Drafter)
+            else TreeSource(drafter)
+            for drafter in drafters
+        ]
+        self._ranks = [rank for source in self._sources for rank in range(source.count)]
+        all_nodes = len(self._ranks) * layout.depth
         self.size = all_nodes if layout.size is None else min(layout.size, all_nodes)
-        drawn = ("multi_draft", "traversal")
         self.candidates = max(drafter.candidates for drafter in drafters)
-        if all(drafter.draws for drafter in drafters):
+        drawn = ("multi_draft", "traversal")
+        chains = [drafter for drafter in drafters if isinstance(drafter, Drafter)]
+        if len(chains) == len(drafters) and all(drafter.draws for drafter in chains):
             self.rules = (*drawn, *TreeDrafter.rules)
-        elif not any(drafter.several for drafter in drafters):
+        elif len(chains) == len(drafters) and not any(drafter.several for drafter in chains):
             self.rules = (*TreeDrafter.rules, *drawn)
 
     def start(self, context: DraftContext) -> None:
         """Begin a new call with every drafter."""
         self._context = context
         self._contexts = []
-        for k, drafter in enumerate(self.drafters):
+        self._budget = NodeBudget(self._ranks, context.batch_size)
+        for k, source in enumerate(self._sources):
             # Chains of one round must not share their noise.
             mine = dataclasses.replace(context, first_number=k * MAX_NUMBERS)
             self._contexts.append(mine)
@@ -66,31 +81,28 @@ class TrieDrafter(TreeDrafter):
                 # This rule accepts whichever child equals the target's own draw, so the most likely
                 # tokens are the best drafts and nothing need be drawn.
                 mine.temperature = 0.0
-            drafter.start(mine)
+            source.start(mine)
 
     def propose(self, history: History, limits: NDArray[np.int64]) -> TreeDraft | None:
-        depth = min(self.depth, int(limits.max()))
-        answers = [
-            _ask(drafter, count, history, depth, context)
-            for drafter, count, context in zip(
-                self.drafters, self._counts, self._contexts, strict=True
-            )
-        ]
-        given = [chains for chains, _ in answers if chains is not None]
+        limits = np.minimum(limits, self.depth)
+        answers = [source.propose(history, limits) for source in self._sources]
+        given = [answer.tokens for answer in answers if answer is not None]
         if not given:
             return None
-        target = self._context.model.device
+        depth, target = int(limits.max()), self._context.model.device
         on_host = all(chains.device.type == "cpu" for chains in given)
         device = torch.device("cpu") if on_host else target
-        chains = torch.full((len(limits), sum(self._counts), depth), -1, device=device)
-        first = 0
-        for (drafted, _), count in zip(answers, self._counts, strict=True):
-            if drafted is not None:
-                chains[:, first : first + count, : drafted.shape[2]] = drafted.to(device)
-            first += count
+        chains = torch.full((len(limits), len(self._ranks), depth), -1, device=device)
+        for answer, slots in zip(answers, self._slots(), strict=True):
+            if answer is not None:
+                drafted = answer.tokens[:, :, :depth]
+                first, (_, count, size) = slots.start, drafted.shape
+                chains[:, first : first + count, :size] = drafted.to(device)
         bounds = torch.from_numpy(limits.copy()).to(device, non_blocking=True)
         too_deep = torch.arange(depth, device=device) >= bounds[:, None, None]
         chains = chains.masked_fill(too_deep, -1)
+        if on_host and self.layout.size is not None:
+            chains = torch.from_numpy(self._budget.cut(chains.numpy(), self.size))
         trie = build_trie(chains, size=self.size, merge=not reads_draft(self._context.rule))
         # The number of nodes is known where the trie is on the host. On a device it would take one
         # more read, so the tree keeps its largest size there.
@@ -103,18 +115,25 @@ class TrieDrafter(TreeDrafter):
             depth,
             note=chains.flatten(1).to(target, non_blocking=True),
         )
-        distributions = [distribution for _, distribution in answers]
+        distributions = [None if answer is None else answer.distribution for answer in answers]
         if reads_draft(self._context.rule) and any(d is not None for d in distributions):
-            for drafter, (chain, distribution) in zip(self.drafters, answers, strict=True):
-                if chain is not None:
-                    self._check_distribution(drafter, distribution)
+            for drafter, answer in zip(self.drafters, answers, strict=True):
+                if answer is not None:
+                    self._check_distribution(drafter, answer.distribution)
             parts = [part for part in distributions if part is not None]
             proposed.distribution = concat_distributions(parts, self._context.temperature, target)
             rows = _draft_rows(trie.nodes, self.size, distributions)
             proposed.draft_rows = rows[:, :size].to(target, non_blocking=True)
         return proposed
 
-    def _check_distribution(self, drafter: Drafter, distribution: SampledDraft | None) -> None:
+    def _slots(self) -> list[slice]:
+        """The places of each drafter's chains among those of all."""
+        ends = np.cumsum([0, *(source.count for source in self._sources)]).tolist()
+        return [slice(first, last) for first, last in pairwise(ends)]
+
+    def _check_distribution(
+        self, drafter: Drafter | TreeDrafter, distribution: SampledDraft | None
+    ) -> None:
         """The rows of all drafters become one draft, which has one temperature and vocabulary."""
         name, context = type(drafter).__name__, self._context
         if distribution is None:
@@ -135,35 +154,14 @@ class TrieDrafter(TreeDrafter):
                 drafter.observe(history, candidates.first(drafter.candidates))
 
     def commit(self, lengths: NDArray[np.int64], outcome: TreeOutcome | None) -> None:
-        first = 0
-        for drafter, count in zip(self.drafters, self._counts, strict=True):
-            accepted = np.zeros_like(lengths)
-            if outcome is not None:
-                chain = outcome.note.reshape(len(lengths), sum(self._counts), -1)[:, first]
-                if (chain < -1).any():  # the trie ends there as it does at -1
-                    self._context.note(f"{describe(drafter)} {OUTSIDE}")
-                depth = min(chain.shape[1], outcome.tokens.shape[1])
-                chain, committed = chain[:, :depth], outcome.tokens[:, :depth]
-                agrees = (chain == committed) & (committed >= 0)
-                accepted = np.minimum.accumulate(agrees, axis=1).sum(axis=1)
-            drafter.commit(lengths.copy(), accepted)
-            first += count
-
-
-def _ask(
-    drafter: Drafter, count: int, history: History, depth: int, context: DraftContext
-) -> tuple[torch.Tensor | None, SampledDraft | None]:
-    """A drafter's chains [B, count, up to depth], -1 behind their ends, and their distribution."""
-    if drafter.several:
-        return drafter.propose_several(history, depth, count), None
-    draft = ask(drafter, history, depth, context)
-    if draft is None:
-        return None, None
-    assert draft.counts is not None
-    tokens = draft.tokens
-    bounds = torch.from_numpy(draft.counts).to(tokens.device, non_blocking=True)
-    columns = torch.arange(tokens.shape[1], device=tokens.device)
-    return tokens.masked_fill(columns >= bounds[:, None], -1)[:, None], draft.distribution
+        chains = np.full((len(lengths), len(self._ranks), 1), -1)
+        committed = chains[:, 0]
+        if outcome is not None:
+            chains = outcome.note.reshape(len(lengths), len(self._ranks), -1)
+            committed = outcome.tokens
+            self._budget.observe(chains, agreement(chains, committed))
+        for source, slots in zip(self._sources, self._slots(), strict=True):
+            source.commit(lengths, chains[:, slots], committed)
 
 
 def _draft_rows(

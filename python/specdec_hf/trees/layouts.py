@@ -217,9 +217,11 @@ class TrieTree:
     """Several drafted chains merged into a prefix tree (SpecInfer, REST).
 
     Args:
-        sequences: chains that prompt lookup drafts; other drafters draft one each.
+        sequences: chains that a copying drafter drafts, such as prompt lookup; others draft one
+            each.
         depth: tokens of each chain.
-        size: most nodes of the tree; the last chains lose what exceeds it. None keeps all nodes.
+        size: most nodes of the tree, which are given to the chains by their measured acceptance.
+            None keeps all nodes.
 
     Raises:
         TypeError: a size that is not an integer, by name.

@@ -1,0 +1,164 @@
+"""One drafter among several whose chains are merged into a tree: how it is asked and informed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from specdec_hf.drafters.base import (
+    DraftContext,
+    Drafter,
+    History,
+    TreeDraft,
+    TreeDrafter,
+    TreeOutcome,
+)
+from specdec_hf.drafters.checks import OUTSIDE, ask, describe
+from specdec_kernels import SampledDraft
+
+
+@dataclass
+class Chains:
+    """The chains of one drafter in one round.
+
+    Attributes:
+        tokens: [B, K, L] int64, -1 behind the end of a chain.
+        distribution: that one chain was drawn from, or None.
+    """
+
+    tokens: torch.Tensor
+    distribution: SampledDraft | None = None
+
+
+class ChainSource:
+    """A drafter of chains.
+
+    Args:
+        drafter: it drafts ``count`` chains if it has `Drafter.several`, else one.
+        count: most chains of a sequence in one round.
+    """
+
+    def __init__(self, drafter: Drafter, count: int) -> None:
+        self.drafter = drafter
+        self.count = count if drafter.several else 1
+
+    def start(self, context: DraftContext) -> None:
+        self.context = context
+        self.drafter.start(context)
+
+    def propose(self, history: History, limits: NDArray[np.int64]) -> Chains | None:
+        """Ask the drafter; chains may be longer than the limits [B] of their sequences."""
+        depth = int(limits.max())
+        if self.drafter.several:
+            chains = self.drafter.propose_several(history, depth, self.count)
+            return None if chains is None else Chains(chains)
+        draft = ask(self.drafter, history, depth, self.context)
+        if draft is None:
+            return None
+        assert draft.counts is not None
+        tokens = draft.tokens
+        bounds = torch.from_numpy(draft.counts).to(tokens.device, non_blocking=True)
+        columns = torch.arange(tokens.shape[1], device=tokens.device)
+        tokens = tokens.masked_fill(columns >= bounds[:, None], -1)
+        return Chains(tokens[:, None], draft.distribution)
+
+    def commit(
+        self, lengths: NDArray[np.int64], chains: NDArray[np.int64], committed: NDArray[np.int64]
+    ) -> None:
+        """Tell the drafter how much of its first chain was committed.
+
+        Args:
+            lengths: [B] tokens of each sequence when it drafted.
+            chains: [B, K, L], its chains as they were verified.
+            committed: [B, D], the committed path, then -1.
+        """
+        if (chains < -1).any():  # the tree ends there as it does at -1
+            self.context.note(f"{describe(self.drafter)} {OUTSIDE}")
+        self.drafter.commit(lengths.copy(), agreement(chains, committed)[:, 0])
+
+
+class TreeSource:
+    """A drafter of trees of its own, without distributions: each leaf ends a chain.
+
+    Args:
+        drafter: its trees are on the host.
+    """
+
+    def __init__(self, drafter: TreeDrafter) -> None:
+        self.drafter = drafter
+        self.count = drafter.size
+
+    def start(self, context: DraftContext) -> None:
+        self.drafter.start(context)
+
+    def propose(self, history: History, limits: NDArray[np.int64]) -> Chains | None:
+        """Ask the drafter; raises ValueError for a tree with a distribution or on a device."""
+        self._draft = draft = self.drafter.propose(history, limits)
+        if draft is None:
+            return None
+        name = type(self.drafter).__name__
+        if draft.distribution is not None:
+            raise ValueError(f"{name}.propose must return no distribution with TrieTree, got one")
+        if draft.tokens.device.type != "cpu" or draft.parents.device.type != "cpu":
+            raise ValueError(
+                f"{name}.propose must return tokens and parents on the host with TrieTree, "
+                f"got {draft.tokens.device} and {draft.parents.device}"
+            )
+        paths = [
+            _leaf_paths(tokens, parents)
+            for tokens, parents in zip(draft.tokens.tolist(), draft.parents.tolist(), strict=True)
+        ]
+        most = max(map(len, paths))
+        if most == 0:
+            return None
+        chains = np.full((len(paths), most, draft.depth), -1, dtype=np.int64)
+        for b, leaves in enumerate(paths):
+            for k, path in enumerate(leaves):
+                chains[b, k, : len(path)] = path
+        return Chains(torch.from_numpy(chains))
+
+    def commit(
+        self, lengths: NDArray[np.int64], chains: NDArray[np.int64], committed: NDArray[np.int64]
+    ) -> None:
+        """Tell the drafter which path of its own tree was committed; see `ChainSource.commit`."""
+        draft, outcome = self._draft, None
+        if draft is not None:
+            outcome = _outcome(draft, committed)
+        self.drafter.commit(lengths.copy(), outcome)
+
+
+def agreement(chains: NDArray[np.int64], committed: NDArray[np.int64]) -> NDArray[np.int64]:
+    """[B, K], how many tokens of each chain [B, K, L] begin the committed path [B, D]."""
+    depth = min(chains.shape[2], committed.shape[1])
+    path = committed[:, None, :depth]
+    equal = (chains[:, :, :depth] == path) & (path >= 0)
+    lengths: NDArray[np.int64] = np.minimum.accumulate(equal, axis=2).sum(axis=2)
+    return lengths
+
+
+def _leaf_paths(tokens: list[int], parents: list[int]) -> list[list[int]]:
+    """The tokens from the root to each leaf of one tree, leaves in the order of their numbers."""
+    paths: dict[int, list[int]] = {-1: []}
+    for n, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
+        if token >= 0 and parent in paths:
+            paths[n] = [*paths[parent], token]
+    inner = {parents[n] for n in paths if n >= 0}
+    return [path for n, path in paths.items() if n >= 0 and n not in inner]
+
+
+def _outcome(draft: TreeDraft, committed: NDArray[np.int64]) -> TreeOutcome:
+    """The committed path in the numbers of a drafter's own tree."""
+    path = np.full_like(committed, -1)
+    tokens, parents = draft.tokens.numpy(), draft.parents.numpy()
+    for b in range(len(committed)):
+        node = -1
+        for depth, token in enumerate(committed[b].tolist()):
+            children = np.flatnonzero((parents[b] == node) & (tokens[b] == token))
+            if token < 0 or not len(children):
+                break
+            path[b, depth] = node = int(children[0])
+    note = path[:, :0] if draft.note is None else draft.note.numpy()
+    return TreeOutcome(path, np.where(path >= 0, committed, -1), note)

@@ -1,0 +1,168 @@
+"""Merged drafts: the nodes of a limited tree go to whom the target agrees with."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from specdec_hf import Drafter, TreeDraft, TreeDrafter, TrieTree, generate
+from specdec_hf.drafters.chain_source import agreement
+from specdec_hf.drafters.node_budget import NodeBudget
+from support import hf_models
+from support.hf_models import one_thread  # noqa: F401  # autouse here
+
+RAGGED = (9, 5, 12)
+NEW = 24
+
+
+def test_agreement_counts_the_common_beginning():
+    chains = np.array([[[1, 2, 3], [1, 9, 3], [-1, -1, -1], [7, 1, 2]]])
+    assert agreement(chains, np.array([[1, 2, 4]])).tolist() == [[2, 1, 0, 0]]
+    assert agreement(chains, np.array([[1]])).tolist() == [[1, 1, 0, 0]]
+    assert agreement(chains, np.array([[-1, -1]])).tolist() == [[0, 0, 0, 0]]
+
+
+def test_a_limited_tree_keeps_the_most_probable_nodes():
+    budget = NodeBudget([0, 0], 1)
+    chains = np.array([[[1, 2, 3, 4], [5, 6, 7, 8]]])
+    for _ in range(40):
+        budget.observe(chains, np.array([[1, 4]]))
+    first, second = budget.acceptance()[0]
+    assert first[0] > 0.9
+    assert first[1] < 0.1
+    assert second.min() > 0.9
+    assert budget.cut(chains, 5).tolist() == [[[1, -1, -1, -1], [5, 6, 7, 8]]]
+    assert budget.cut(chains, 4).tolist() != budget.cut(chains, 3).tolist()
+    for size in range(1, 9):
+        assert (budget.cut(chains, size) >= 0).sum() == size
+    # A common prefix takes its nodes once.
+    shared = np.array([[[5, 6, 7, 8], [5, 6, 7, 9]]])
+    assert (budget.cut(shared, 5) >= 0).sum() == 8
+
+
+def test_the_value_of_a_node_is_the_share_of_committed_ones():
+    rng = np.random.default_rng(1)
+    budget = NodeBudget([0, 1], 1)
+    chains = np.zeros((1, 2, 3), dtype=np.int64)
+    for _ in range(3000):
+        accepted = [[int((rng.random(3) < p).cumprod().sum()) for p in (0.8, 0.3)]]
+        budget.observe(chains, np.array(accepted))
+    # 95 % of the weight of each round is left in the next one: 20 rounds count.
+    assert np.abs(budget.acceptance()[0, :, 0] - [0.8, 0.3]).max() < 0.35
+    assert budget.acceptance()[0, 0, 0] > budget.acceptance()[0, 1, 0]
+
+
+class Known(Drafter):
+    """Drafts a text that it knows, from where the sequence has arrived."""
+
+    def __init__(self, texts, shift=0):
+        self.texts, self.shift = texts, shift
+        self.accepted = 0
+
+    def propose(self, history, gamma):
+        return [
+            ((text[n : n + gamma] + self.shift) % hf_models.VOCAB).tolist()
+            for text, n in zip(self.texts, history.lengths, strict=True)
+        ]
+
+    def commit(self, lengths, accepted):
+        self.accepted += int(accepted.sum())
+
+
+class KnownTree(TreeDrafter):
+    """The same as a tree of its own: a wrong child of the root, and the known text."""
+
+    name = "known_tree"
+    size, depth = 4, 3
+
+    def __init__(self, texts):
+        self.texts = texts
+        self.paths = []
+
+    def propose(self, history, limits):
+        tokens = np.full((len(limits), 4), -1)
+        for b, (text, n) in enumerate(zip(self.texts, history.lengths, strict=True)):
+            right = text[n : n + min(3, limits[b])]
+            if len(right):
+                tokens[b, 0] = (right[0] + 1) % hf_models.VOCAB
+                tokens[b, 1 : 1 + len(right)] = right
+        parents = torch.tensor([-1, -1, 1, 2]).expand(len(limits), -1)
+        return TreeDraft(torch.from_numpy(tokens), parents, 3, note=torch.tensor(tokens[:, :1]))
+
+    def commit(self, lengths, outcome):
+        if outcome is not None:
+            self.paths.append(outcome.path.copy())
+            assert ((outcome.tokens >= 0) == (outcome.path >= 0)).all()
+            assert outcome.note.shape == (len(lengths), 1)
+
+
+@pytest.fixture(scope="module")
+def known():
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts(RAGGED)
+    settings = {"max_new_tokens": NEW, "do_sample": False}
+    plain = model.generate(**inputs, **settings)
+    texts = [
+        row[mask.argmax() :].numpy()
+        for row, mask in zip(plain, inputs["attention_mask"], strict=True)
+    ]
+    return model, inputs, settings, plain, texts
+
+
+@pytest.mark.parametrize("measures", [True, False])
+def test_the_budget_goes_to_the_better_drafter(known, measures, monkeypatch):
+    model, inputs, settings, plain, texts = known
+    good, bad = Known(texts), Known(texts, shift=1)
+    if not measures:  # negative control
+        monkeypatch.setattr(NodeBudget, "observe", lambda *_: None)
+    out = generate(
+        model, **inputs, **settings, drafter=[bad, good], tree=TrieTree(depth=4, size=5),
+        return_dict_in_generate=True, guard=False,
+    )  # fmt: skip
+    assert torch.equal(out.sequences, plain)
+    assert bad.accepted == 0
+    assert (out.stats.mean_acceptance_length > 3.5) == measures
+    assert max(out.stats.gammas) <= 5
+
+
+def test_trees_and_chains_become_one_tree(known):
+    model, inputs, settings, plain, texts = known
+    tree = KnownTree(texts)
+    out = generate(
+        model, **inputs, **settings, drafter=[tree, "prompt_lookup"], tree=TrieTree(2, 3),
+        return_dict_in_generate=True, guard=False,
+    )  # fmt: skip
+    assert torch.equal(out.sequences, plain)
+    assert out.stats.mean_acceptance_length > 3
+    paths = np.concatenate([path[:, :3] for path in tree.paths if path.shape[1] >= 3])
+    assert (paths == [1, 2, 3]).all(axis=1).mean() > 0.5
+    alone = KnownTree(texts)
+    out = generate(
+        model, **inputs, **settings, drafter=alone, return_dict_in_generate=True, guard=False
+    )
+    assert torch.equal(out.sequences, plain)
+    assert out.stats.drafter == "known_tree"
+
+
+def test_a_merged_tree_is_on_the_host_and_without_a_distribution(known):
+    model, inputs, settings, _, texts = known
+
+    class Elsewhere(KnownTree):
+        def propose(self, history, limits):
+            made = super().propose(history, limits)
+            return TreeDraft(made.tokens.to("meta"), made.parents, 3)
+
+    with pytest.raises(ValueError, match=r"Elsewhere\.propose must return tokens and"):
+        generate(model, **inputs, **settings, drafter=[Elsewhere(texts)], tree=TrieTree())
+
+
+def test_what_a_sequence_drafts_does_not_depend_on_its_batch(known):
+    model, inputs, settings, _, _ = known
+    options = {
+        "drafter": ["prompt_lookup", "ngram"], "tree": TrieTree(2, 4, 5), "guard": False,
+        "return_dict_in_generate": True,
+    }  # fmt: skip
+    together = generate(model, **inputs, **settings, **options).stats.sequences
+    for b, (ids, mask) in enumerate(zip(*inputs.values(), strict=True)):
+        alone = generate(model, ids[mask.bool()][None], **settings, **options).stats.sequences[0]
+        assert alone.drafted == together[b].drafted
+        assert alone.acceptance_histogram == together[b].acceptance_histogram
