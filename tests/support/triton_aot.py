@@ -2,7 +2,9 @@
 
     python tests/support/triton_aot.py [--all] [cuda:90 hip:gfx942 ...]
 
-sm_80 and sm_100, which resemble sm_90, get the variants in BRIEF only, unless --all is given.
+Every target gets the variants in EVERYWHERE, which have every kernel, and a quarter of the others,
+so that each of these is compiled for one target. With --all every target gets all of them, which
+takes two minutes for each.
 
 One line is printed for each kernel and target: variant, seconds and, where cuobjdump is installed,
 registers and bytes of stack. `tests/chain/test_triton_chain.py` runs it in a process of its own,
@@ -52,12 +54,10 @@ TARGETS = {
     "cuda:100": GPUTarget("cuda", 100, 32),
     "hip:gfx942": GPUTarget("hip", "gfx942", 64),
 }
-BRIEF = {
-    "cdf-tiles", "gumbel-row-parallel-filters", "ragged-logits-tiles", "match-tiles",
-    "logits-row-parallel-filters", "sampled-lazy-filters", "greedy-row-parallel",
-    "block-logits-lazy", "block-sparse-row-parallel",
+EVERYWHERE = {
+    "cdf-tiles", "gumbel-lazy", "match-tiles", "sampled-lazy-filters",
     "attention", "rerank-score", "rerank-choose", "rerank-place", "trie-compare", "trie-number",
-    "expand-tiles", "expand-rows", "expand-frontier", "tree-wor-logits", "tree-traversal-sampled",
+    "expand-tiles", "expand-rows", "expand-frontier", "tree-multi-logits",
     "kv-row", "kv-append-8", "kv-zero-8", "kv-lengths", "kv-compact-8", "kv-realign-8",
     "ring-lengths", "paged-truncate",
 }  # fmt: skip
@@ -300,6 +300,14 @@ def variants() -> list[tuple[str, object, dict[str, object]]]:
     ]
 
 
+def variants_of(target: str) -> list[tuple[str, object, dict[str, object]]]:
+    """The variants of a target: those of EVERYWHERE, and its share of the others."""
+    listed = variants()
+    others = [name for name, _, _ in listed if name not in EVERYWHERE]
+    own = {*EVERYWHERE, *others[list(TARGETS).index(target) :: len(TARGETS)]}
+    return [variant for variant in listed if variant[0] in own]
+
+
 def compiled(kernel: object, constants: dict[str, object], target: GPUTarget) -> object:
     rows = "*" + str(constants["rows"])
     signature, values, attributes = {}, {}, {}
@@ -335,18 +343,14 @@ def resources(binary: bytes) -> str:
 
 
 def main(names: list[str]) -> int:
-    listed = variants()
-    if missing := set(ENTRIES) - {kernel for name, kernel, _ in listed if name in BRIEF}:
+    kernels = {kernel for name, kernel, _ in variants() if name in EVERYWHERE}
+    if missing := set(ENTRIES) - kernels:
         print("no variant of", ", ".join(k.__name__ for k in missing))
         return 1
-    everything = "--all" in names
     targets = [name for name in names if name != "--all"] or list(TARGETS)
     count = 0
     for target in targets:
-        brief = target in ("cuda:80", "cuda:100") and not everything
-        for name, kernel, constants in listed:
-            if brief and name not in BRIEF:
-                continue
+        for name, kernel, constants in variants() if "--all" in names else variants_of(target):
             count += 1
             start = time.perf_counter()
             made = compiled(kernel, constants, TARGETS[target])
