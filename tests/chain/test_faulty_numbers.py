@@ -51,6 +51,12 @@ def with_faults(given):
     return given
 
 
+def with_and_without_faults(op, a, given):
+    """The outputs of a call whose uniforms have faults, and of the same call without these."""
+    a = a._replace(with_accept_probs=True)
+    return op(*a._replace(uniforms=with_faults(given))), op(*a._replace(uniforms=given))
+
+
 def assert_faulty_sequences_emit_nothing(got, want, path=()):
     """Outputs from tokens to accept_probs; `want` are those without faults."""
     n = len(NO_UNIFORMS)
@@ -69,20 +75,14 @@ def assert_faulty_sequences_emit_nothing(got, want, path=()):
 @pytest.mark.parametrize(("name", "rule"), pairs(RULES))
 def test_a_uniform_outside_the_unit_interval_emits_nothing(name, rule):
     a = ChainArguments(*testing.chain_case(B, 3, 37, rule=rule).args())
-    a = a._replace(with_accept_probs=True)
-    op, given = provider("verify_chain", name), uniforms(4)
-    want = op(*a._replace(uniforms=given))
-    got = op(*a._replace(uniforms=with_faults(given)))
+    got, want = with_and_without_faults(provider("verify_chain", name), a, uniforms(4))
     assert_faulty_sequences_emit_nothing(got, want)
 
 
 @pytest.mark.parametrize(("name", "rule"), pairs(TREE_RULES))
 def test_a_uniform_outside_the_unit_interval_emits_no_path(name, rule):
     a = TreeArguments(*testing.tree_case(B, 3, 37, rule=rule).args())
-    a = a._replace(with_accept_probs=True)
-    op, given = provider("verify_tree", name), uniforms(7)
-    want = op(*a._replace(uniforms=given))
-    got = op(*a._replace(uniforms=with_faults(given)))
+    got, want = with_and_without_faults(provider("verify_tree", name), a, uniforms(7))
     assert_faulty_sequences_emit_nothing(got[1:], want[1:], path=got[:1])
 
 

@@ -5,7 +5,6 @@ with a draft model and with prompt lookup equals plain greedy text, and sampling
 runs. `python -m bench.model_table` compares every class of Transformers.
 """
 
-import copy
 import functools
 import re
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 import torch
 import transformers
 from specdec_hf import SpeculativeDecoder, generate
-from support.hf_models import one_thread  # noqa: F401  # autouse here
+from support.hf_models import one_thread, with_noise  # noqa: F401  # the first is autouse
 
 from bench.model_table import TABLES, WAYS, generating_classes
 from bench.tiny_models import compare
@@ -78,14 +77,7 @@ def model_of(name):
 @functools.cache
 def draft_of(name):
     """The same model with some noise on its weights: a drafter that is often right."""
-    drafter = copy.deepcopy(model_of(name))
-    generator = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for weight in drafter.parameters():
-            if weight.numel() > 1:
-                noise = torch.randn(weight.shape, generator=generator)
-                weight.add_(0.02 * weight.std() * noise)
-    return drafter
+    return with_noise(model_of(name), 0.02)
 
 
 @functools.cache

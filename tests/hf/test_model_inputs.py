@@ -32,6 +32,19 @@ def check_equal(name, made, entry="generate", **options):
     return out.stats
 
 
+def shift_positions(monkeypatch):
+    """Give the model wrong positions after the prefill, and measure again whether it fits."""
+    right = LaterInputs.add_to
+
+    def wrong(self, inputs, size):
+        made = right(self, inputs, size)
+        made["position_ids"] = made["position_ids"] + 1
+        return made
+
+    monkeypatch.setattr(LaterInputs, "add_to", wrong)
+    self_check.forget()
+
+
 class Told(Drafter):
     """Drafts the right tokens, except at every fourth position: some are accepted, some not."""
 
@@ -180,15 +193,7 @@ def test_a_second_turn_keeps_the_positions_of_the_images():
 
 
 def test_the_first_call_of_a_kind_is_compared_with_plain_forwards(monkeypatch):
-    right = LaterInputs.add_to
-
-    def wrong(self, inputs, size):
-        made = right(self, inputs, size)
-        made["position_ids"] = made["position_ids"] + 1
-        return made
-
-    monkeypatch.setattr(LaterInputs, "add_to", wrong)
-    self_check.forget()
+    shift_positions(monkeypatch)
     with pytest.raises(ValueError, match=r"logits of GPT2LMHeadModel differ from plain generation"):
         generate(
             tiny("gpt2"), **inputs("gpt2"), max_new_tokens=4, drafter="prompt_lookup", cache="spec"
@@ -268,17 +273,9 @@ def test_an_unknown_cache_is_refused_with_other_inputs_too(options):
 
 
 def test_a_fallback_from_a_prefill_leaves_a_note_and_self_check_false_measures_nothing(monkeypatch):
-    right = LaterInputs.add_to
-
-    def wrong(self, inputs, size):
-        made = right(self, inputs, size)
-        made["position_ids"] = made["position_ids"] + 1
-        return made
-
     model, made = tiny("llava"), of_sequence(inputs("llava"), 0)
     expected = model.generate(**made, max_new_tokens=NEW, do_sample=False)
-    monkeypatch.setattr(LaterInputs, "add_to", wrong)
-    self_check.forget()
+    shift_positions(monkeypatch)
     out = generate(model, **made, **WHOLE, drafter="prompt_lookup", guard=False)
     assert out.sequences.tolist() == expected.tolist()
     assert out.stats.cache == "dynamic"

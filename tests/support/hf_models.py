@@ -97,12 +97,19 @@ def tiny(name: str, seed: int = 0) -> Any:
 @cache
 def perturbed(name: str, amount: float = 0.05) -> Any:
     """A drafter that often agrees with ``tiny(name)``: the same weights with some noise."""
-    drafter = copy.deepcopy(tiny(name))
+    return with_noise(tiny(name), amount)
+
+
+def with_noise(model: Any, amount: float) -> Any:
+    """A copy of a model with some noise on its weights."""
+    copied = copy.deepcopy(model)
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
-        for weight in drafter.parameters():
-            weight.add_(amount * weight.std() * torch.randn(weight.shape, generator=generator))
-    return drafter
+        for weight in copied.parameters():
+            if weight.numel() > 1:
+                noise = torch.randn(weight.shape, generator=generator)
+                weight.add_(amount * weight.std() * noise)
+    return copied
 
 
 def unlike(kind: str) -> Any:

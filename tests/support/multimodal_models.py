@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 from functools import cache
 from typing import Any
 
 import torch
+from support.hf_models import with_noise
 from transformers import (
     BertConfig,
     BertLMHeadModel,
@@ -201,14 +201,7 @@ def tiny(name: str) -> Any:
 @cache
 def perturbed(name: str) -> Any:
     """A drafter that sometimes agrees with ``tiny(name)``."""
-    drafter = copy.deepcopy(tiny(name))
-    generator = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for weight in drafter.parameters():
-            if weight.numel() > 1:
-                noise = torch.randn(weight.shape, generator=generator)
-                weight.add_(0.05 * weight.std() * noise)
-    return drafter
+    return with_noise(tiny(name), 0.05)
 
 
 def inputs(name: str, padded: int = 3) -> dict[str, torch.Tensor]:
