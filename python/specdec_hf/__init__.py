@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from specdec_hf.drafters.model import ModelDrafter
     from specdec_hf.drafters.nasd import NasdDrafter
     from specdec_hf.drafters.prompt_lookup import PromptLookupDrafter
+    from specdec_hf.drafters.suffix_automaton import SuffixAutomatonDrafter
     from specdec_hf.schedules.benefit_guard import BenefitGuard
     from specdec_hf.trees.acceptance_file import load_acceptance, save_acceptance
     from specdec_hf.trees.layouts import EagleTree, TreeSpec, TrieTree
@@ -52,6 +53,7 @@ __all__ = [
     "SpecStats",
     "SpeculativeDecoder",
     "Step",
+    "SuffixAutomatonDrafter",
     "TreeDraft",
     "TreeDrafter",
     "TreeOutcome",
@@ -86,6 +88,7 @@ _MODULES = {
     "drafters.model": ("ModelDrafter",),
     "drafters.nasd": ("NasdDrafter",),
     "drafters.prompt_lookup": ("PromptLookupDrafter",),
+    "drafters.suffix_automaton": ("SuffixAutomatonDrafter",),
     "decode.generate": ("SpeculativeDecoder", "generate"),
     "schedules.benefit_guard": ("BenefitGuard",),
     "trees.acceptance_file": ("load_acceptance", "save_acceptance"),

@@ -2,16 +2,13 @@
 
 import numpy as np
 import pytest
-import torch
 from hf.test_generate import NEW, RAGGED, run
-from specdec_hf import Candidates, Draft, History, NasdDrafter, TrieTree, generate
+from specdec_hf import Candidates, History, NasdDrafter, TrieTree, generate
 from specdec_hf.drafters.nasd import NgramStorage
 from support import hf_models
-from support.drafter_proof import VOCAB, assert_greedy_identical, joint_p_value
+from support.drafter_proof import assert_greedy_identical, joint_p_value, lying
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 from support.providers import SIGNIFICANCE
-
-from specdec_kernels import SampledDraft
 
 
 def slow_ranking(additions, text, longest, shortest):
@@ -142,27 +139,13 @@ def test_a_sequence_does_not_depend_on_its_batch_or_an_earlier_call(rule):
         assert together.stats.sequences[b].drafted == got.stats.sequences[0].drafted
 
 
-class Lies(NasdDrafter):
-    """Says that its drafts were drawn from the uniform distribution."""
-
-    noise = "independent"
-
-    def propose(self, history, gamma):
-        draft = super().propose(history, gamma)
-        if draft is None:
-            return None
-        rows = torch.zeros((*draft.tokens.shape, VOCAB))
-        sums = rows.logsumexp(dim=-1)
-        return Draft(draft.tokens, SampledDraft(rows, sums, torch.full_like(sums, -torch.inf), 1.0))
-
-
 @pytest.mark.parametrize("rule", ["token", "block"])
 def test_the_distribution_of_the_text_is_the_targets(rule):
     assert joint_p_value(NasdDrafter(3, 1), rule) > SIGNIFICANCE
 
 
 def test_a_drafter_that_lies_about_its_distribution_is_rejected():
-    assert joint_p_value(Lies(3, 1), "token") < SIGNIFICANCE
+    assert joint_p_value(lying(NasdDrafter(3, 1)), "token") < SIGNIFICANCE
 
 
 @pytest.mark.parametrize(

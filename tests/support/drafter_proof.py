@@ -10,9 +10,11 @@ import functools
 from typing import Any
 
 import torch
-from specdec_hf import generate
+from specdec_hf import Draft, Drafter, History, generate
 from support import hf_models
 from support.providers import chi_square
+
+from specdec_kernels import SampledDraft
 
 VOCAB, LENGTH, GAMMA = 4, 3, 3
 PROMPT = torch.tensor([[1, 2, 1]])
@@ -80,3 +82,22 @@ def joint_p_value(
     first = out.sequences[:, PROMPT.shape[1] :][:, :LENGTH]
     codes = (first * VOCAB ** torch.arange(LENGTH - 1, -1, -1)).sum(dim=1)
     return chi_square(codes, expected)
+
+
+def lying(drafter: Drafter) -> Drafter:
+    """The drafter, but it says that its drafts were drawn from the uniform distribution."""
+
+    class Lies(type(drafter)):  # type: ignore[misc]
+        noise = "independent"
+
+        def propose(self, history: History, gamma: int) -> Draft | None:
+            draft = super().propose(history, gamma)
+            if draft is not None:
+                rows = torch.zeros((*draft.tokens.shape, VOCAB))
+                sums = rows.logsumexp(dim=-1)
+                no_threshold = torch.full_like(sums, -torch.inf)
+                draft.distribution = SampledDraft(rows, sums, no_threshold, 1.0)
+            return draft
+
+    drafter.__class__ = Lies
+    return drafter

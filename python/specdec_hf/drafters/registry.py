@@ -41,6 +41,10 @@ DRAFTERS: dict[str, Entry] = {
     "prompt_lookup": Entry(
         "PromptLookupDrafter", "copies what followed the last tokens where they occurred before"
     ),
+    "suffix_automaton": Entry(
+        "SuffixAutomatonDrafter",
+        "copies what most often followed the longest end of the text that occurred before",
+    ),
     "ngram": Entry(
         "NgramDrafter",
         "n-gram model of the text so far, N tokens long, and of the text that FILE was built from",

@@ -1,0 +1,123 @@
+"""The drafter over suffix automata: what it drafts, and the text that it drafts for."""
+
+import numpy as np
+import pytest
+import torch
+from specdec_hf import History, PromptLookupDrafter, SuffixAutomatonDrafter, TrieTree, generate
+from specdec_host import Corpus, SuffixAutomaton
+from support import hf_models
+from support.drafter_proof import VOCAB, assert_greedy_identical, joint_p_value, lying
+from support.hf_models import one_thread  # noqa: F401  # autouse here
+from support.providers import SIGNIFICANCE
+
+CORPUS = np.random.default_rng(0).integers(0, VOCAB, 300)
+
+
+class Context:
+    batch_size = 2
+    max_length = 40
+
+
+def one_history(*texts, active=(True, True)):
+    tokens = np.zeros((len(texts), 20), dtype=np.int64)
+    for b, text in enumerate(texts):
+        tokens[b, : len(text)] = text
+    return History(tokens, np.array([len(text) for text in texts]), np.array(active))
+
+
+def started(*args, **kwargs):
+    drafter = SuffixAutomatonDrafter(*args, **kwargs)
+    drafter.start(Context())
+    return drafter
+
+
+def test_every_sequence_has_an_automaton_that_gets_only_the_new_tokens():
+    drafter = started(min_match=1)
+    texts = [1, 2, 3, 1], [5, 6]
+    draft = drafter.propose(one_history(*texts), 3)
+    assert draft.tokens.tolist() == [[2, 3, 1], [-1] * 3]
+    assert draft.counts.tolist() == [3, 0]
+    assert drafter.confidence.tolist() == [[0.5] * 3, [0] * 3]
+    texts = [*texts[0], 2, 9], [*texts[1], 6]
+    draft = drafter.propose(one_history(*texts), 2)
+    assert draft.tokens.tolist() == [[-1] * 2, [6, 6]]
+    for b, text in enumerate(texts):
+        assert len(drafter._texts[b]) == len(text)
+        alone = SuffixAutomaton()
+        alone.append(np.array(text))
+        assert drafter._texts[b].num_states == alone.num_states
+    assert drafter.propose(one_history(*texts, active=(True, False)), 2) is None
+    drafter.start(Context())
+    assert len(drafter._texts[0]) == 0
+
+
+def test_matches_that_are_too_short_draft_nothing():
+    history = one_history([1, 2, 3, 1, 2], [4, 5, 4])
+    assert started().propose(history, 2).counts.tolist() == [2, 0]
+    assert started(min_match=1).propose(history, 2).counts.tolist() == [2, 2]
+    assert started(min_match=3).propose(history, 2) is None
+    assert started(min_match=3).propose_several(history, 2, 2) is None
+
+
+def test_several_chains_come_from_the_text_and_the_corpus():
+    shared = Corpus(np.array([1, 2, 8, 1, 2, 8]))
+    for corpus in (shared, shared.tokens):
+        drafter = started(corpus, min_match=1)
+        chains = drafter.propose_several(one_history([1, 2, 3, 1, 2], [1]), 2, 3)
+        assert chains[0].tolist() == [[3, 1], [8, 1], [-1, -1]]
+        assert chains[1].tolist() == [[2, 8], [-1, -1], [-1, -1]]
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "error", "message"),
+    [
+        ({"min_match": 0}, ValueError, "min_match must be at least 1, got 0"),
+        ({"min_match": 5, "max_match": 4}, ValueError, "min_match must be at most 4, got 5"),
+        ({"max_match": 2.5}, TypeError, "max_match must be an integer, got 2.5"),
+        ({"corpus": [1, 2]}, TypeError, "corpus must be a Corpus or None, got list"),
+        ({"corpus": np.array([-1])}, ValueError, r"tokens must hold ids in \[0, 2\^31\), got -1"),
+    ],
+)
+def test_wrong_arguments_are_named(kwargs, error, message):
+    with pytest.raises(error, match=message):
+        SuffixAutomatonDrafter(**kwargs)
+
+
+def automata():
+    return SuffixAutomatonDrafter(min_match=1)
+
+
+@pytest.mark.parametrize("tree", [None, TrieTree(3, 4)], ids=["chain", "trie"])
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_greedy_equals_plain_generation(name, tree):
+    assert_greedy_identical(automata, hf_models.tiny(name), tree=tree)
+
+
+def test_greedy_equals_plain_generation_merged_with_prompt_lookup():
+    def both():
+        return [PromptLookupDrafter(), automata()]
+
+    assert_greedy_identical(both, hf_models.tiny("llama"), tree=TrieTree(3, 4))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tree", [None, TrieTree(2, 3)], ids=["chain", "trie"])
+def test_sampled_texts_have_the_targets_distribution(tree):
+    drafter = SuffixAutomatonDrafter(CORPUS, min_match=1)
+    settings = {} if tree is None else {"rule": "target_only", "tree": tree, "gamma": None}
+    assert joint_p_value(drafter, **settings) > SIGNIFICANCE
+
+
+@pytest.mark.slow
+def test_a_drafter_that_lies_about_its_distribution_is_rejected():
+    assert joint_p_value(lying(SuffixAutomatonDrafter(CORPUS, min_match=1))) < SIGNIFICANCE
+
+
+def test_a_sequence_does_not_depend_on_its_batch():
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9, 5, 12))
+    settings = {"max_new_tokens": 24, "do_sample": True, "temperature": 0.3}
+    together = generate(model, **inputs, **settings, drafter=automata(), seed=[5, 6, 7])
+    for b, length in enumerate((9, 5, 12)):
+        alone = {key: value[b : b + 1, -length:] for key, value in inputs.items()}
+        got = generate(model, **alone, **settings, drafter=automata(), seed=5 + b)
+        assert torch.equal(got[0, length:], together[b, -24:])
