@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from specdec_hf.cache.check_model import ModelCheck, check_model
     from specdec_hf.cache.spec_cache import SpecCache
+    from specdec_hf.decode.check_drafter import DrafterCheck, check_drafter
     from specdec_hf.decode.generate import SpeculativeDecoder, generate
     from specdec_hf.decode.output import SpecOutput
     from specdec_hf.decode.statistics import SequenceStats, SpecStats
@@ -41,6 +42,7 @@ __all__ = [
     "Draft",
     "DraftContext",
     "Drafter",
+    "DrafterCheck",
     "EagleTree",
     "History",
     "ModelCheck",
@@ -59,6 +61,7 @@ __all__ = [
     "TreeOutcome",
     "TreeSpec",
     "TrieTree",
+    "check_drafter",
     "check_model",
     "from_candidate_generator",
     "generate",
@@ -89,6 +92,7 @@ _MODULES = {
     "drafters.nasd": ("NasdDrafter",),
     "drafters.prompt_lookup": ("PromptLookupDrafter",),
     "drafters.suffix_automaton": ("SuffixAutomatonDrafter",),
+    "decode.check_drafter": ("DrafterCheck", "check_drafter"),
     "decode.generate": ("SpeculativeDecoder", "generate"),
     "schedules.benefit_guard": ("BenefitGuard",),
     "trees.acceptance_file": ("load_acceptance", "save_acceptance"),

@@ -1,0 +1,275 @@
+"""A statistical test of a drafter: what it reports, and whether the text stays the target's.
+
+Terms:
+
+- place of a token in its distribution: the probability of all more likely tokens, plus a uniform
+  share of its own. Where tokens are drawn from that distribution, their places are independent and
+  uniform in [0, 1), whatever the distributions are, so that those of many contexts can be tested
+  together (the randomised probability integral transform).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from specdec_hf.decode.generate import generate
+from specdec_hf.drafters.base import (
+    Candidates,
+    Draft,
+    DraftContext,
+    Drafter,
+    History,
+    TreeDrafter,
+    reads_draft,
+)
+from specdec_hf.drafters.resolve import resolve_drafter
+from specdec_hf.hf_arguments.language_model import check_language_model
+from specdec_hf.trees.layouts import as_layout
+from specdec_kernels import SampledDraft
+
+BINS = 20
+SIGNIFICANCE = 1e-4  # of each test
+TEMPERATURES = (1.0, 0.5)
+SEQUENCES_AT_ONCE = 128
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of one test.
+
+    Attributes:
+        name: what was tested.
+        passed: whether it was as it must be.
+        p_value: probability of a deviation as large as the one that was found, or None.
+        count: tokens that were tested.
+    """
+
+    name: str
+    passed: bool
+    p_value: float | None = None
+    count: int = 0
+
+
+@dataclass
+class DrafterCheck:
+    """The result of `check_drafter`; printing it gives a table.
+
+    Attributes:
+        drafter: its name.
+        findings: a `Finding` for each test.
+        notes: what the loop remarked about the drafts.
+    """
+
+    drafter: str
+    findings: list[Finding] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def passed(self) -> bool:
+        """Whether every test passed."""
+        return all(finding.passed for finding in self.findings)
+
+    def __str__(self) -> str:
+        width = max(len(finding.name) for finding in self.findings)
+        lines = [self.drafter]
+        for one in self.findings:
+            p_value = "" if one.p_value is None else f"p = {one.p_value:.2g}"
+            verdict = "passed" if one.passed else "FAILED"
+            lines.append(f"{one.name:{width}}  {one.count:6} tokens  {p_value:12}  {verdict}")
+        return "\n".join([*lines, *self.notes])
+
+
+def check_drafter(
+    drafter: Any,
+    model: Any,
+    input_ids: torch.Tensor | None = None,
+    *,
+    tree: Any = None,
+    num_assistant_tokens: int | None = None,
+    rules: Sequence[str] | None = None,
+    samples: int = 512,
+    max_new_tokens: int = 5,
+    seed: int = 0,
+) -> DrafterCheck:
+    """Test that a drafter reports what it draws from, and that the loop stays lossless with it.
+
+    Greedy text is compared with plain decoding. Sampled text is generated ``samples`` times under
+    each lossless rule of the drafter and at two temperatures; then the places of all new tokens in
+    the target's distributions must be uniform, and, where the drafter reports distributions, those
+    of its drafts in them. A wrong drafter is found if it is wrong enough for the number of samples.
+
+    Args:
+        drafter, tree, num_assistant_tokens: as in `generate`.
+        model: the target, whose logits decide; a small one in float32 tests most.
+        input_ids: [1, T] int64, the prompt; None takes one that repeats itself, so that drafters
+            that copy have something to draft.
+        rules: acceptance rules to test; None tests all that the drafter offers.
+        samples: texts for each rule and temperature.
+        max_new_tokens: tokens of each text.
+        seed: of the texts.
+
+    Returns:
+        A `DrafterCheck`, which prints as a table.
+
+    Raises:
+        TypeError, ValueError: an argument that `generate` refuses, no drafter, or a number of
+            samples or tokens below 1.
+
+    >>> from specdec_hf import check_drafter  # doctest: +SKIP
+    >>> print(check_drafter(MyDrafter(), model))  # doctest: +SKIP
+    """
+    check_language_model("model", model)
+    for name, value in (("samples", samples), ("max_new_tokens", max_new_tokens)):
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
+    resolved = resolve_drafter(drafter, as_layout(tree))
+    if resolved is None:
+        raise ValueError("drafter must be given, got None")
+    prompt = _prompt(model) if input_ids is None else input_ids
+    options: dict[str, Any] = {
+        "tree": tree,
+        "num_assistant_tokens": num_assistant_tokens,
+        "guard": False,
+        "max_new_tokens": max_new_tokens,
+    }
+    check = DrafterCheck(resolved.name)
+    check.findings.append(_check_greedy(drafter, model, prompt, options))
+    for rule in resolved.rules if rules is None else rules:
+        for temperature in TEMPERATURES if rule != "greedy" else ():
+            sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
+            run = _Run(drafter, model, prompt, {**options, **sampling, "rule": rule}, resolved)
+            run.generate(samples, seed)
+            where = f"rule {rule}, temperature {temperature}"
+            check.findings.append(_finding(f"text, {where}", run.text))
+            if run.drafts:
+                check.findings.append(_finding(f"drafts, {where}", np.concatenate(run.drafts)))
+            check.notes += [note for note in run.notes if note not in check.notes]
+    return check
+
+
+def _prompt(model: Any) -> torch.Tensor:
+    vocab_size = model.config.get_text_config(decoder=True).vocab_size
+    phrase = torch.arange(1, 8) * 31 % vocab_size
+    return torch.cat([phrase, phrase, phrase[:3]])[None].to(model.device)
+
+
+def _check_greedy(
+    drafter: Any, model: Any, prompt: torch.Tensor, options: dict[str, Any]
+) -> Finding:
+    greedy: dict[str, Any] = {"input_ids": prompt, "do_sample": False, "max_new_tokens": 32}
+    plain = generate(model, **greedy)
+    drafted = generate(model, **{**options, **greedy}, drafter=drafter)
+    return Finding(
+        "greedy text equals plain decoding",
+        torch.equal(plain, drafted),
+        count=plain.shape[1] - prompt.shape[1],
+    )
+
+
+class _Run:
+    """Texts under one rule and temperature, and the places of their tokens and drafts."""
+
+    def __init__(
+        self, drafter: Any, model: Any, prompt: torch.Tensor, options: dict[str, Any],
+        resolved: Drafter | TreeDrafter,
+    ) -> None:  # fmt: skip
+        self.model, self.prompt, self.options = model, prompt, options
+        self.drafter = drafter
+        self.drafts: list[NDArray[np.float64]] = []
+        self.notes: list[str] = []
+        self.text = np.empty(0)
+        self._random = np.random.default_rng(0)
+        if isinstance(resolved, Drafter) and reads_draft(options["rule"]):
+            self.drafter = _Recorder(resolved, self)
+
+    def generate(self, samples: int, seed: int) -> None:
+        places = []
+        for first in range(0, samples, SEQUENCES_AT_ONCE):
+            count = min(SEQUENCES_AT_ONCE, samples - first)
+            prompts = self.prompt.expand(count, -1)
+            out = generate(
+                self.model,
+                prompts,
+                attention_mask=torch.ones_like(prompts),
+                drafter=self.drafter,
+                seed=[seed * samples + first + n for n in range(count)],
+                return_dict_in_generate=True,
+                **self.options,
+            )
+            self.notes += [note for note in out.stats.notes if "drafter" in note]
+            with torch.inference_mode():
+                logits = self.model(out.sequences).logits[:, prompts.shape[1] - 1 : -1]
+            rows = torch.softmax(logits.double() / self.options["temperature"], dim=-1)
+            new = slice(prompts.shape[1], None)
+            places.append(
+                self.places(rows, out.sequences[:, new])[out.attention_mask[:, new].bool().cpu()]
+            )
+        self.text = np.concatenate(places)
+
+    def places(self, rows: torch.Tensor, tokens: torch.Tensor) -> NDArray[np.float64]:
+        """[B, m], the places of tokens [B, m] in the distributions [B, m, V]."""
+        own = rows.gather(-1, tokens[..., None])
+        above = rows.masked_fill(rows <= own, 0.0).sum(dim=-1)
+        # Tokens of equal probability are one after the other in the order of their ids.
+        ids = torch.arange(rows.shape[-1], device=rows.device)
+        before = ((rows == own) & (ids < tokens[..., None])).sum(dim=-1) * own[..., 0]
+        uniform = torch.from_numpy(self._random.random(tuple(tokens.shape))).to(rows.device)
+        found: NDArray[np.float64] = (above + before + uniform * own[..., 0]).cpu().numpy()
+        return found
+
+    def record(self, draft: Draft, active: NDArray[np.bool_]) -> None:
+        """Keep the places of a round's drafts in the distributions that they were reported with."""
+        distribution = draft.distribution
+        if not isinstance(distribution, SampledDraft) or draft.counts is None:
+            return
+        logits = distribution.logits.double()
+        survive = distribution.logits >= distribution.threshold[..., None]
+        temperature = torch.as_tensor(distribution.temperature, dtype=torch.float64)
+        scaled = logits / temperature.to(logits.device).reshape(-1, 1, 1)
+        rows = (scaled - distribution.logsumexp[..., None]).exp().masked_fill(~survive, 0.0)
+        tokens = draft.tokens.to(rows.device)
+        drawn = np.arange(tokens.shape[1]) < draft.counts[:, None]
+        self.drafts.append(self.places(rows, tokens.clamp(min=0))[drawn & active[:, None]])
+
+
+class _Recorder(Drafter):
+    """A drafter that hands its drafts to a run; nothing else about it is changed."""
+
+    def __init__(self, inner: Drafter, run: _Run) -> None:
+        self.inner, self.run = inner, run
+        self.name, self.rules, self.noise = inner.name, inner.rules, inner.noise
+        self.draws, self.candidates = inner.draws, inner.candidates
+
+    def start(self, context: DraftContext) -> None:
+        self.inner.start(context)
+
+    def propose(self, history: History, gamma: int) -> Draft | None:
+        draft = self.inner.propose(history, gamma)
+        if isinstance(draft, Draft):
+            counts = draft.counts
+            given = np.full(len(history.lengths), draft.tokens.shape[1])
+            known = Draft(draft.tokens, draft.distribution, given if counts is None else counts)
+            self.run.record(known, history.active)
+        return draft
+
+    def observe(self, history: History, candidates: Candidates) -> None:
+        self.inner.observe(history, candidates)
+
+    def commit(self, lengths: NDArray[np.int64], accepted: NDArray[np.int64]) -> None:
+        self.inner.commit(lengths, accepted)
+
+
+def _finding(name: str, places: NDArray[np.float64]) -> Finding:
+    """Pearson's chi-square test of places against uniform ones."""
+    found, _ = np.histogram(places.clip(0, 1), bins=BINS, range=(0, 1))
+    expected = len(places) / BINS
+    statistic = float(((found - expected) ** 2 / expected).sum()) if len(places) else 0.0
+    half = torch.tensor([(BINS - 1) / 2, statistic / 2], dtype=torch.float64)
+    p_value = float(torch.special.gammaincc(half[0], half[1]))
+    return Finding(name, p_value >= SIGNIFICANCE, p_value, len(places))

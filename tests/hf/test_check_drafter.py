@@ -1,0 +1,123 @@
+"""`check_drafter` passes every drafter of ours, and fails drafters that are wrong on purpose."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from specdec_hf import Drafter, ModelDrafter, PromptLookupDrafter, TrieTree, check_drafter
+from support import hf_models
+from support.hf_models import one_thread  # noqa: F401  # autouse here
+
+from specdec_kernels.analysis.uniforms import acceptance_uniforms
+
+VOCAB = 23
+SMALL = {"samples": 256, "max_new_tokens": 4, "num_assistant_tokens": 3}
+
+
+@pytest.fixture(scope="module")
+def target():
+    return hf_models.build("llama", vocab_size=VOCAB)
+
+
+@pytest.fixture(scope="module")
+def smaller():
+    return hf_models.build("gpt2", seed=5, vocab_size=VOCAB)
+
+
+def failures(drafter, target, **options):
+    check = check_drafter(drafter, target, **{**SMALL, **options})
+    assert str(check).count("FAILED") == sum(not finding.passed for finding in check.findings)
+    return {finding.name.split(",")[0] for finding in check.findings if not finding.passed}
+
+
+@pytest.mark.parametrize("drafter", ["prompt_lookup", "ngram:2", "random"])
+def test_named_drafters_pass(drafter, target):
+    check = check_drafter(drafter, target, **SMALL)
+    assert check.passed, str(check)
+    drawn = any(finding.name.startswith("drafts") for finding in check.findings)
+    assert drawn == (drafter != "prompt_lookup")
+    assert not check.notes
+
+
+def test_models_and_trees_pass(target, smaller):
+    assert not failures(smaller, target, samples=128)
+    for tree in ((2, 1), TrieTree(depth=3)):
+        options = {"tree": tree, "num_assistant_tokens": None, "samples": 128}
+        assert not failures(smaller, target, **options, rules=("traversal", "target_only"))
+
+
+class HotterThanReported(ModelDrafter):
+    """Draws at twice the temperature."""
+
+    def start(self, context):
+        super().start(context)
+        sampling = self._draft.sampler.sampling
+        sampling["temperature"] = sampling["temperature"] * 2
+
+
+class MostLikelyAsDrawn(ModelDrafter):
+    """Takes the most likely token and reports the whole distribution."""
+
+    def propose(self, history, gamma):
+        draft = super().propose(history, gamma)
+        if draft.distribution is not None:
+            draft.tokens = draft.distribution.logits.argmax(dim=-1)
+        return draft
+
+
+class DropsTheUnlikely(ModelDrafter):
+    """Ends a draft before a token that was drawn with a small probability."""
+
+    def propose(self, history, gamma):
+        draft = super().propose(history, gamma)
+        rows = draft.distribution
+        if rows is not None:
+            drawn = rows.logits.gather(-1, draft.tokens[..., None])[..., 0].double()
+            unlikely = (drawn / rows.temperature - rows.logsumexp).exp() < 0.15
+            draft.counts = (unlikely.cumsum(dim=1) == 0).sum(dim=1).numpy()
+        return draft
+
+
+class KnowsTheUniforms(Drafter):
+    """Drafts the second token where the uniform would reject it, so that it is never emitted."""
+
+    rules = ("token",)
+
+    def start(self, context):
+        self.context = context
+
+    def propose(self, history, gamma):
+        lengths = torch.from_numpy(history.lengths.copy())
+        uniforms = acceptance_uniforms(self.context.seeds, lengths, 1)
+        logits = self.context.model(torch.from_numpy(history.tokens[:, : lengths[0]].copy())).logits
+        best = logits[:, -1].softmax(dim=-1).topk(2)
+        return torch.where(uniforms < best.values[:, :1], best.indices[:, :1], best.indices[:, 1:])
+
+
+WRONG = (HotterThanReported, MostLikelyAsDrawn, DropsTheUnlikely)
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_wrong_drafters_fail(wrong, target, smaller):
+    assert "drafts" in failures(wrong(smaller), target, rules=("token",))
+
+
+def test_a_biased_text_fails(target):
+    assert "text" in failures(KnowsTheUniforms(), target, max_new_tokens=2, samples=1024)
+
+
+def test_a_drafter_that_changes_the_history_in_place_cannot(target):
+    class Writes(PromptLookupDrafter):
+        def propose(self, history, gamma):
+            history.tokens[:] = 0
+            return super().propose(history, gamma)
+
+    with pytest.raises(ValueError, match="read-only"):
+        check_drafter(Writes(), target, **SMALL)
+
+
+def test_wrong_arguments_are_named(target):
+    with pytest.raises(ValueError, match="drafter must be given, got None"):
+        check_drafter(None, target)
+    with pytest.raises(ValueError, match="samples must be at least 1, got 0"):
+        check_drafter("random", target, samples=0)
