@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from specdec_hf.drafters.nasd import NasdDrafter
     from specdec_hf.drafters.prompt_lookup import PromptLookupDrafter
     from specdec_hf.drafters.suffix_automaton import SuffixAutomatonDrafter
+    from specdec_hf.drafters.text import TextDrafter
     from specdec_hf.schedules.benefit_guard import BenefitGuard
     from specdec_hf.trees.acceptance_file import load_acceptance, save_acceptance
     from specdec_hf.trees.layouts import EagleTree, TreeSpec, TrieTree
@@ -56,6 +57,7 @@ __all__ = [
     "SpeculativeDecoder",
     "Step",
     "SuffixAutomatonDrafter",
+    "TextDrafter",
     "TreeDraft",
     "TreeDrafter",
     "TreeOutcome",
@@ -93,6 +95,7 @@ _MODULES = {
     "drafters.prompt_lookup": ("PromptLookupDrafter",),
     "drafters.suffix_automaton": ("SuffixAutomatonDrafter",),
     "decode.check_drafter": ("DrafterCheck", "check_drafter"),
+    "drafters.text": ("TextDrafter",),
     "decode.generate": ("SpeculativeDecoder", "generate"),
     "schedules.benefit_guard": ("BenefitGuard",),
     "trees.acceptance_file": ("load_acceptance", "save_acceptance"),

@@ -155,10 +155,12 @@ def test_a_template_is_needed_for_a_system_message_and_for_chat(tmp_path):
 
 
 @pytest.mark.usefixtures("no_weights")
-def test_a_drafter_of_another_vocabulary_is_refused(folder, tmp_path):  # noqa: F811
+def test_a_drafter_of_another_vocabulary_drafts_no_trees(folder, tmp_path):  # noqa: F811
     hf_models.tiny("llama").save_pretrained(tmp_path)
-    line = one_line_error("generate", "--prompt", "a", "--model", folder, "--drafter", tmp_path)
-    assert "--drafter must have the model's vocabulary of 258 tokens, got 67" in line
+    arguments = ("generate", "--prompt", "a", "--model", folder, "--drafter", tmp_path)
+    line = one_line_error(*arguments, "--tree", "2,1")
+    assert "--tree needs a drafter of the model's vocabulary of 258 tokens, got 67" in line
+    assert "tokenizer" in one_line_error(*arguments)
 
 
 @pytest.mark.usefixtures("no_model")

@@ -226,7 +226,10 @@ REFUSED = {
         {"assistant_early_exit": 1},
         "assistant_early_exit=1 is not supported",
     ),
-    "assistant_tokenizer": ({"assistant_tokenizer": "x"}, "assistant_tokenizer is not supported"),
+    "assistant_tokenizer": (
+        {"assistant_tokenizer": "x"},
+        "assistant_tokenizer needs a draft model as drafter or assistant_model, got drafter=None",
+    ),
     "both assistants": (
         {"assistant_model": hf_models.perturbed("llama"), "drafter": "prompt_lookup"},
         "drafter and assistant_model must not both be given",

@@ -24,6 +24,7 @@ from specdec_hf.cli.weights import (
     with_fewer_layers,
 )
 from specdec_hf.drafters.registry import make_drafter
+from specdec_hf.drafters.text import TextDrafter
 
 Say = Callable[[str], None]
 
@@ -97,11 +98,10 @@ def _load(
         fail(f"--system needs a chat template, which the tokenizer of {sources.model.title} lacks")
     for name in settings.drafter:
         _check_layers(name, config)
-    draft_paths = []
+    drafts = []
     for found in filter(None, sources.drafters):
         draft_path, draft_config = _config(found, say)
-        _check_vocabulary(config, draft_config)
-        draft_paths.append(draft_path)
+        drafts.append((draft_path, _own_tokenizer(settings, config, draft_config, draft_path)))
     named = [_named_drafter(name) for name in settings.drafter]
     check_tokenizer(tokenizer, config)
     say(f"loading {sources.model.title}")
@@ -110,8 +110,11 @@ def _load(
     for name, source, made in zip(settings.drafter, sources.drafters, named, strict=True):
         if source is not None:
             say(f"loading {source.title}")
-            path = draft_paths.pop(0)
-            drafters.append(load_model(path, device=device, dtype=model.dtype, progress=say))
+            path, own_tokenizer = drafts.pop(0)
+            drafter = load_model(path, device=device, dtype=model.dtype, progress=say)
+            if own_tokenizer is not None:
+                drafter = TextDrafter(drafter, own_tokenizer, tokenizer)
+            drafters.append(drafter)
         elif name.startswith(LAYERS):
             drafters.append(with_fewer_layers(model, int(name.removeprefix(LAYERS))))
         else:
@@ -148,7 +151,13 @@ def _check_layers(drafter: str, config: Any) -> None:
         fail(f"--drafter layers:N: N must be in [1, {total}], got {layers}")
 
 
-def _check_vocabulary(config: Any, draft: Any) -> None:
+def _own_tokenizer(settings: Settings, config: Any, draft: Any, path: Path) -> Any:
+    """The tokenizer of a draft model whose vocabulary is not the model's, else None."""
     sizes = [c.get_text_config(decoder=True).vocab_size for c in (config, draft)]
-    if sizes[0] != sizes[1]:
-        fail(f"--drafter must have the model's vocabulary of {sizes[0]} tokens, got {sizes[1]}")
+    if sizes[0] == sizes[1]:
+        return None
+    if settings.tree is not None and len(settings.drafter) == 1:
+        fail(
+            f"--tree needs a drafter of the model's vocabulary of {sizes[0]} tokens, got {sizes[1]}"
+        )
+    return load_tokenizer(path)

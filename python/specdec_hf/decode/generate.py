@@ -30,11 +30,12 @@ from specdec_hf.decode.session import (
 from specdec_hf.decode.streaming import Step, Streamer, put_step
 from specdec_hf.decode.tracing import Trace
 from specdec_hf.drafters.prompt_lookup import PromptLookupDrafter
+from specdec_hf.drafters.text import TextDrafter
 from specdec_hf.hf_arguments.assistant import Assistant
 from specdec_hf.hf_arguments.call import Call, call_from_hugging_face, prepare_call
 from specdec_hf.hf_arguments.caller import kept_arguments
 from specdec_hf.hf_arguments.inputs import has_own_generate, one_of
-from specdec_hf.hf_arguments.language_model import check_language_model
+from specdec_hf.hf_arguments.language_model import check_language_model, is_language_model
 from specdec_hf.hf_arguments.sampling import PARAMETERS, is_per_sequence
 from specdec_hf.schedules.benefit_guard import BenefitGuard
 from specdec_hf.trees.layouts import as_layout
@@ -65,7 +66,8 @@ def generate(
     All other arguments are those of ``model.generate`` and mean the same: ``attention_mask``,
     ``max_new_tokens``, ``max_length``, ``do_sample``, ``temperature``, ``top_k``, ``top_p``,
     ``min_p`` (scalar, or one per sequence), ``logits_processor``, ``stopping_criteria``,
-    ``stop_strings`` with ``tokenizer``, ``eos_token_id``, ``pad_token_id``, ``past_key_values``,
+    ``stop_strings`` with ``tokenizer``, ``assistant_tokenizer`` with ``tokenizer`` (a drafter with
+    another vocabulary), ``eos_token_id``, ``pad_token_id``, ``past_key_values``,
     ``generation_config``, ``return_dict_in_generate``, penalties. Defaults come from
     ``model.generation_config``. Processors and criteria are called for one sequence at a time, and
     processors also for prefixes that end in a draft which is then rejected. They must therefore be
@@ -356,6 +358,13 @@ def with_assistant(options: Options, assistant: Assistant) -> Options:
             name = "prompt_lookup_num_tokens" if assistant.lookup else "assistant_model"
             raise ValueError(f"drafter and {name} must not both be given")
         drafter, lookup = assistant.model or "prompt_lookup", assistant.lookup
+    if assistant.tokenizer is not None:
+        if not is_language_model(drafter):
+            raise ValueError(
+                "assistant_tokenizer needs a draft model as drafter or assistant_model, "
+                f"got drafter={drafter!r}"
+            )
+        drafter = TextDrafter(drafter, assistant.tokenizer, assistant.target_tokenizer)
     if assistant.max_ngram is not None:
         if not lookup:
             raise ValueError(

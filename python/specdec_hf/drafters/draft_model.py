@@ -27,17 +27,24 @@ class DraftModel:
         context: the call it serves.
         cache: "auto", "spec", "aligned" or "dynamic", as in `generate`; trees need "spec".
         tree: whether `feed` will be called.
+        own_vocabulary: whether the model may have another vocabulary than the target.
 
     Raises:
         ValueError: the two vocabularies differ in size, or the cache cannot serve the model.
     """
 
     def __init__(
-        self, model: Any, context: DraftContext, cache: str = "auto", *, tree: bool = False
+        self,
+        model: Any,
+        context: DraftContext,
+        cache: str = "auto",
+        *,
+        tree: bool = False,
+        own_vocabulary: bool = False,
     ) -> None:
         ours = model.config.get_text_config(decoder=True).vocab_size
         theirs = context.model.config.get_text_config(decoder=True).vocab_size
-        if ours != theirs:
+        if ours != theirs and not own_vocabulary:
             raise ValueError(
                 "drafter and model must share one vocabulary: "
                 f"drafter has {ours} tokens, model has {theirs}"

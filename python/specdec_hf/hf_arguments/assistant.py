@@ -20,6 +20,8 @@ class Assistant:
 
     Attributes:
         model: ``assistant_model``, or None.
+        tokenizer: ``assistant_tokenizer``, that of a draft model of another vocabulary, or None.
+        target_tokenizer: ``tokenizer``, or None.
         lookup: whether ``prompt_lookup_num_tokens`` asks for prompt lookup.
         max_ngram: ``max_matching_ngram_size``, or None.
         num_assistant_tokens: tokens to draft per round, or None.
@@ -29,6 +31,8 @@ class Assistant:
     """
 
     model: Any = None
+    tokenizer: Any = None
+    target_tokenizer: Any = None
     lookup: bool = False
     max_ngram: int | None = None
     num_assistant_tokens: int | None = None
@@ -36,13 +40,21 @@ class Assistant:
     from_model: bool = False
 
 
-def assistant_of(config: GenerationConfig, origin: Origin, model: Any = None) -> Assistant:
+def assistant_of(
+    config: GenerationConfig,
+    origin: Origin,
+    model: Any = None,
+    tokenizer: Any = None,
+    target_tokenizer: Any = None,
+) -> Assistant:
     """Read a complete generation config.
 
     Args:
         config: the config of the call.
         origin: where its values come from.
         model: ``assistant_model``.
+        tokenizer: ``assistant_tokenizer``.
+        target_tokenizer: ``tokenizer``.
 
     Raises:
         TypeError: an assistant model that is no model.
@@ -61,6 +73,8 @@ def assistant_of(config: GenerationConfig, origin: Origin, model: Any = None) ->
     number = wanted["num_assistant_tokens"]
     return Assistant(
         model=model,
+        tokenizer=tokenizer,
+        target_tokenizer=target_tokenizer,
         lookup=lookup is not None,
         max_ngram=config.max_matching_ngram_size,
         num_assistant_tokens=number if lookup is None else lookup,

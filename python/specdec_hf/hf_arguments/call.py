@@ -125,6 +125,7 @@ def prepare_call(
     kwargs = {name: value for name, value in kwargs.items() if value is not None}
     refuse_kept(kwargs)
     assistant_model = kwargs.pop("assistant_model", None)
+    assistant_tokenizer = kwargs.pop("assistant_tokenizer", None)
     kwargs.pop("trust_remote_code", None)
     has_default_max_length = (
         all(
@@ -188,7 +189,8 @@ def prepare_call(
     config.do_sample = do_sample
     return build_call(
         model, ids, mask, config, per_sequence, processors, criteria, past_key_values, prefill,
-        origin, assistant_of(config, origin, assistant_model), notes,
+        origin, assistant_of(config, origin, assistant_model, assistant_tokenizer, tokenizer),
+        notes,
     )  # fmt: skip
 
 
@@ -310,7 +312,3 @@ def refuse_kept(arguments: dict[str, Any]) -> None:
     for name in ("negative_prompt_ids", "negative_prompt_attention_mask", "synced_gpus"):
         if arguments.pop(name, False) is not False:
             raise ValueError(f"{name} is not supported")
-    if arguments.pop("assistant_tokenizer", None) is not None:
-        raise ValueError(
-            "assistant_tokenizer is not supported: a draft model must share the vocabulary"
-        )

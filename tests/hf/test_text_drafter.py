@@ -1,0 +1,227 @@
+"""A draft model of another vocabulary: text that is carried over, and what it drafts."""
+
+import json
+from functools import cache
+
+import pytest
+import torch
+from specdec_hf import TextDrafter, generate
+from specdec_hf.drafters.retokenize import Translation, Vocabulary, plain_end
+from support import hf_models
+from support.cli_models import invoke
+from support.drafter_proof import assert_greedy_identical, joint_p_value
+from support.hf_models import one_thread  # noqa: F401  # autouse here
+from support.providers import SIGNIFICANCE
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+LINES = [
+    "The cat sat on the mat, and the cat sat on the hat. ",
+    "Überall grünt es; die Mäuse schlafen. ",
+    "日本語のテキスト、日本語の文字。 ",
+    "The mat is on the cat \N{GRINNING FACE}\N{CAT FACE}. ",
+]
+
+
+@cache
+def merges(size):
+    """Byte-level BPE with ``size`` tokens, learnt from the lines; "<s>" and "</s>" are special."""
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size, special_tokens=["<s>", "</s>"], show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )  # fmt: skip
+    core.train_from_iterator(LINES * 3, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core, bos_token="<s>", eos_token="</s>", pad_token="</s>"
+    )
+
+
+@cache
+def characters():
+    """One token for each character of the lines; "<s>" and "<end>" are special."""
+    known = ["<s>", "<end>", "?", *sorted(set("".join(LINES)))]
+    core = Tokenizer(models.WordLevel({c: i for i, c in enumerate(known)}, unk_token="?"))
+    core.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    core.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core, bos_token="<s>", eos_token="<end>", unk_token="?"
+    )
+
+
+TOKENIZERS = {
+    "bytes": lambda: merges(258),
+    "merges": lambda: merges(330),
+    "more merges": lambda: merges(400),
+    "characters": characters,
+}
+PAIRS = [(a, b) for a in TOKENIZERS for b in TOKENIZERS if a != b]
+
+
+def encode(tokenizer, text):
+    return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+@pytest.mark.parametrize(("source", "goal"), PAIRS)
+def test_text_is_carried_over_piece_by_piece(source, goal):
+    source, goal = (Vocabulary(TOKENIZERS[name](), 10) for name in (source, goal))
+    text = "".join(LINES)
+    ids = encode(source.tokenizer, text)
+    generator = torch.Generator().manual_seed(0)
+    carried, end, waits = Translation(source, goal), 0, 0
+    while end < len(ids):
+        end = min(len(ids), end + int(torch.randint(1, 6, (), generator=generator)))
+        carried.extend(ids[:end])
+        waits += carried.unfinished
+        so_far = source.text_of(ids[:end])
+        if carried.unfinished:
+            assert so_far.endswith("\N{REPLACEMENT CHARACTER}")
+            assert text.startswith(goal.text_of(carried.ids))
+        else:
+            assert goal.text_of(carried.ids) == so_far
+    assert goal.text_of(carried.ids) == text
+    # Tokens that grow with the text are replaced, so they are those of the whole text.
+    assert carried.ids == encode(goal.tokenizer, text)
+    assert waits > 0 or source.tokenizer is not merges(258)
+
+
+def test_special_tokens_are_translated_or_left_out():
+    source, goal = Vocabulary(merges(330), 10), Vocabulary(characters(), 10)
+    begin, end = source.special["<s>"], source.special["</s>"]
+    carried = Translation(source, goal)
+    words = encode(source.tokenizer, "The cat")
+    more = encode(source.tokenizer, "sat")
+    carried.extend([begin, *words, end])
+    carried.extend([begin, *words, end, *more, begin])
+    expected = [*encode(goal.tokenizer, "The catsat"), goal.special["<s>"]]
+    assert carried.ids == [goal.special["<s>"], *expected]
+    assert plain_end(carried.ids, goal) == []
+    back = Translation(goal, source)
+    back.extend([*encode(goal.tokenizer, "The cat"), goal.special["<end>"]])
+    assert back.ids == words
+
+
+def test_bytes_that_are_no_character_do_not_stop_the_text():
+    source, goal = Vocabulary(merges(258), 10), Vocabulary(characters(), 10)
+    broken = encode(source.tokenizer, "é")[:1]
+    carried = Translation(source, goal)
+    carried.extend(encode(source.tokenizer, "cat") + broken * 3)
+    assert carried.unfinished
+    carried.extend(encode(source.tokenizer, "cat") + broken * 3 + encode(source.tokenizer, "at"))
+    assert not carried.unfinished
+    assert goal.text_of(carried.ids).endswith("at")
+
+
+def draft_text(source, goal, text, model_text):
+    """The target's tokens for ``model_text`` behind ``text``."""
+    drafter = TextDrafter(hf_models.tiny("llama"), goal, source)
+    return drafter._carry_back(encode(source, text), encode(goal, text), encode(goal, model_text))
+
+
+def test_drafts_continue_the_last_token_and_end_with_a_character():
+    source, goal = merges(400), merges(258)
+    assert draft_text(source, goal, "The cat sat on", " the mat") == encode(source, " the mat")
+    # "cat" is one token, of which the text has the first letters.
+    assert source.decode(draft_text(source, goal, "The c", "at sat")) == "at sat"
+    drafter = TextDrafter(hf_models.tiny("llama"), goal, source)
+    part = encode(goal, " 日")[:-1]
+    found = drafter._carry_back(encode(source, "The"), encode(goal, "The"), part)
+    assert source.decode(found) == " "
+    ended = [*encode(goal, " cat"), goal.eos_token_id, *encode(goal, "x")]
+    drafter = TextDrafter(hf_models.tiny("llama"), goal, characters())
+    found = drafter._carry_back(encode(characters(), "The"), encode(goal, "The"), ended)
+    assert found == [*encode(characters(), " cat"), characters().eos_token_id]
+
+
+@cache
+def pair(source, goal):
+    """A target and a draft model, random, for two tokenizers."""
+    return (
+        hf_models.build("llama", vocab_size=len(TOKENIZERS[source]())),
+        hf_models.build("gpt2", vocab_size=len(TOKENIZERS[goal]())),
+    )
+
+
+@pytest.mark.parametrize(
+    ("source", "goal"), [("merges", "characters"), ("characters", "bytes"), ("bytes", "merges")]
+)
+def test_greedy_equals_plain_generation(source, goal):
+    model, small = pair(source, goal)
+    drafter = TextDrafter(small, TOKENIZERS[goal](), TOKENIZERS[source]())
+    assert_greedy_identical(lambda: drafter, model, 24)
+
+
+def test_the_target_itself_is_accepted():
+    """Its text is carried over and back, and its own next tokens come back."""
+    model, tokenizer = hf_models.build("llama", vocab_size=5), letters("abcde")
+    inputs = {"input_ids": torch.tensor([[1, 2, 3, 4]])}
+    settings = {"max_new_tokens": 24, "do_sample": False}
+    out = generate(
+        model, **inputs, **settings, drafter=TextDrafter(model, tokenizer, tokenizer), guard=False,
+        return_dict_in_generate=True,
+    )  # fmt: skip
+    assert torch.equal(out.sequences, model.generate(**inputs, **settings))
+    assert out.stats.draft_acceptance_rate == 1
+    assert out.stats.mean_acceptance_length > 5
+
+
+@cache
+def letters(names):
+    """A tokenizer of four tokens, one letter each."""
+    core = Tokenizer(models.WordLevel({c: i for i, c in enumerate(names)}, unk_token=names[0]))
+    core.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    core.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=core, unk_token=None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["token", "block", "match"])
+def test_sampled_texts_have_the_targets_distribution(rule):
+    small = hf_models.build("llama", 1, vocab_size=5)
+    drafter = TextDrafter(small, letters("dcbax"), letters("abcd"))
+    assert joint_p_value(drafter, rule, texts=2000) > SIGNIFICANCE
+
+
+@pytest.mark.slow
+def test_transformers_arguments_and_the_command_line_take_two_tokenizers(tmp_path):
+    model, small = pair("merges", "characters")
+    tokenizers = {"tokenizer": merges(330), "assistant_tokenizer": characters()}
+    inputs, settings = hf_models.prompts((9,)), {"max_new_tokens": 12, "do_sample": False}
+    expected = model.generate(**inputs, **settings)
+    for given in ("drafter", "assistant_model"):
+        out = generate(
+            model, **inputs, **settings, **tokenizers, **{given: small},
+            return_dict_in_generate=True,
+        )  # fmt: skip
+        assert torch.equal(out.sequences, expected)
+        assert out.stats.drafter == "text"
+    with pytest.raises(TypeError, match="tokenizer must be a tokenizer of Transformers, got None"):
+        generate(model, **inputs, drafter=small, assistant_tokenizer=characters())
+    with pytest.raises(ValueError, match="assistant_tokenizer needs a draft model as drafter or a"):
+        generate(model, **inputs, drafter="prompt_lookup", **tokenizers)
+    for name, held, tokenizer in (("m", model, merges(330)), ("d", small, characters())):
+        held.save_pretrained(tmp_path / name)
+        tokenizer.save_pretrained(tmp_path / name)
+    result = invoke(
+        "generate", "--model", tmp_path / "m", "--drafter", tmp_path / "d", "--prompt", "The cat",
+        "--max-new-tokens", 6, "--json", tmp_path / "out.json",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    answer = json.loads((tmp_path / "out.json").read_text())["prompts"][0]["turns"][0]
+    assert answer["stats"]["drafter"] == "text"
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ({"tokenizer": 3}, TypeError, "tokenizer must be a tokenizer of Transformers, got 3"),
+        ({"target_lookbehind": 2.0}, TypeError, "target_lookbehind must be an integer, got 2.0"),
+        ({"assistant_lookbehind": 0}, ValueError, "assistant_lookbehind must be at least 1, got 0"),
+    ],
+)
+def test_wrong_arguments_are_named(given, error, message):
+    arguments = {"assistant_tokenizer": letters("abc"), "tokenizer": letters("abc"), **given}
+    with pytest.raises(error, match=message):
+        TextDrafter(hf_models.tiny("llama"), **arguments)
