@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from specdec_hf.drafters.model import ModelDrafter
     from specdec_hf.drafters.nasd import NasdDrafter
     from specdec_hf.drafters.prompt_lookup import PromptLookupDrafter
+    from specdec_hf.drafters.rest import RestDrafter
     from specdec_hf.drafters.suffix_automaton import SuffixAutomatonDrafter
     from specdec_hf.drafters.text import TextDrafter
     from specdec_hf.schedules.benefit_guard import BenefitGuard
@@ -50,6 +51,7 @@ __all__ = [
     "ModelDrafter",
     "NasdDrafter",
     "PromptLookupDrafter",
+    "RestDrafter",
     "SequenceStats",
     "SpecCache",
     "SpecOutput",
@@ -93,6 +95,7 @@ _MODULES = {
     "drafters.model": ("ModelDrafter",),
     "drafters.nasd": ("NasdDrafter",),
     "drafters.prompt_lookup": ("PromptLookupDrafter",),
+    "drafters.rest": ("RestDrafter",),
     "drafters.suffix_automaton": ("SuffixAutomatonDrafter",),
     "decode.check_drafter": ("DrafterCheck", "check_drafter"),
     "drafters.text": ("TextDrafter",),

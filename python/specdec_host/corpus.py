@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specdec_host import _library
+from specdec_host import _library, corpus_file
 from specdec_host.arguments import LONGEST_MATCH, check_array, check_chains, check_integer
+from specdec_host.corpus_file import CorpusFile
 from specdec_host.proposal import Proposal
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 MOST_TOKENS = 2**31 - 1
 
@@ -25,6 +31,10 @@ class Corpus:
             contiguous; then they must not change afterwards.
         suffixes: [n] int32, the suffix array of the tokens; None builds it.
         progress: called with the finished part of the building, from 0 to 1.
+
+    Attributes:
+        vocab_size: ids are smaller than this; None where it is not known.
+        fingerprint: 32 bytes that another tokenizer does not have; zeros where it is not known.
 
     Raises:
         TypeError: not an array of one of these types.
@@ -54,7 +64,51 @@ class Corpus:
             raise ValueError(
                 f"suffixes must be [n] = [{len(self.tokens)}], got [{len(self.suffixes)}]"
             )
+        self.vocab_size: int | None = None
+        self.fingerprint = bytes(32)
         self.native = _library.Corpus(self.tokens, self.suffixes)
+
+    @classmethod
+    def open(cls, path: str | Path) -> Self:
+        """Map a file that `save` wrote. Its pages are read when they are needed first.
+
+        Raises:
+            OSError: the file cannot be read.
+            ValueError: it is of another kind or version, or truncated.
+        """
+        if sys.byteorder != "little":
+            raise ValueError("a corpus can be mapped on little-endian machines only")
+        content = corpus_file.map_file(path)
+        corpus = cls.__new__(cls)
+        corpus.tokens, corpus.suffixes = np.asarray(content.tokens), np.asarray(content.suffixes)
+        corpus.vocab_size, corpus.fingerprint = content.vocab_size, content.fingerprint
+        corpus.native = _library.Corpus(corpus.tokens, corpus.suffixes)
+        return corpus
+
+    def save(self, path: str | Path, *, vocab_size: int, fingerprint: bytes = bytes(32)) -> None:
+        """Write a file for `open`.
+
+        Args:
+            path: where to; a file that is there is replaced.
+            vocab_size: of the model that the tokens are for.
+            fingerprint: 32 bytes that another tokenizer does not have, such as a SHA-256 digest.
+
+        Raises:
+            OSError: the file cannot be written.
+            ValueError: no tokens, an id outside of the vocabulary, or a fingerprint of another
+                length.
+        """
+        vocab_size = check_integer("vocab_size", vocab_size, 1, 2**31)
+        if len(fingerprint) != 32:
+            raise ValueError(f"fingerprint must have 32 bytes, got {len(fingerprint)}")
+        if not len(self.tokens):
+            raise ValueError("tokens must hold at least 1 id, got 0")
+        if self.tokens.max() >= vocab_size:
+            raise ValueError(
+                f"tokens must hold ids in [0, vocab_size) = [0, {vocab_size}), "
+                f"got {self.tokens.max()}"
+            )
+        corpus_file.write(path, CorpusFile(self.tokens, self.suffixes, vocab_size, fingerprint))
 
     def propose(
         self,

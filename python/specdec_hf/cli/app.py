@@ -16,7 +16,7 @@ from rich.table import Table
 from typer.core import TyperGroup
 
 from specdec_hf.cli import interrupt, options
-from specdec_hf.cli.build import build_ngram
+from specdec_hf.cli.build import build_ngram, build_rest
 from specdec_hf.cli.chat import chat
 from specdec_hf.cli.checks import Settings, check, check_json, check_limit, check_text
 from specdec_hf.cli.fit import check_fits
@@ -224,6 +224,7 @@ build = typer.Typer(
     help="Make files that drafters read.",
 )
 build.command("ngram")(no_traceback(build_ngram))
+build.command("rest")(no_traceback(build_rest))
 app.add_typer(build, name="build")
 
 

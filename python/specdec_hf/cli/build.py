@@ -44,7 +44,7 @@ def build_ngram(
         fail(f"--order must be in [1, 8], got {order}")
     if min_count < 1:
         fail(f"--min-count must be at least 1, got {min_count}")
-    texts, vocab_size = read_texts(files, output, model)
+    texts, _, vocab_size = read_texts(files, output, model)
     from specdec_hf.drafters.ngram_table import NgramTable
 
     table = NgramTable.build(texts, vocab_size, order, min_count)
@@ -53,8 +53,36 @@ def build_ngram(
     console.print(f"{output}: {sizes} of {sum(map(len, texts)):,} tokens")
 
 
-def read_texts(files: list[Path], output: Path, model: str) -> tuple[list[NDArray[np.int64]], int]:
-    """The tokens of each file, and the vocabulary size of a model; exits with one line on faults.
+def build_rest(files: Files, output: Output, model: options.ModelName = "embedded") -> None:
+    """Sort the text of a datastore, for --drafter rest:FILE and suffix_automaton:FILE.
+
+    The model's tokenizer splits the texts; the drafters then fit models with that tokenizer.
+    """
+    texts, tokenizer, vocab_size = read_texts(files, output, model)
+    from specdec_host import Corpus
+
+    from specdec_hf.drafters.copying import fingerprint_of
+
+    # No match should go from one file to the next.
+    between = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    tokens = np.concatenate([part for text in texts for part in (text, between)]).astype(np.int64)
+    with progress_bar() as progress:
+        task = progress.add_task("sorting", total=tokens.nbytes)
+        corpus = Corpus(
+            tokens,
+            progress=lambda part: progress.update(task, completed=int(part * tokens.nbytes)),
+        )
+        progress.update(task, description="writing")
+        corpus.save(output, vocab_size=vocab_size, fingerprint=fingerprint_of(tokenizer))
+    console.print(f"{output}: {len(tokens):,} tokens, {output.stat().st_size:,} bytes")
+
+
+def read_texts(
+    files: list[Path], output: Path, model: str
+) -> tuple[list[NDArray[np.int64]], Any, int]:
+    """The tokens of each file, and a model's tokenizer and vocabulary size.
+
+    It exits with one line on faults.
 
     Args:
         files: text files; another file may not be the output.
@@ -79,7 +107,7 @@ def read_texts(files: list[Path], output: Path, model: str) -> tuple[list[NDArra
             texts.append(np.array(ids, dtype=np.int64))
     if not any(map(len, texts)):
         fail(f"FILES hold no text: {', '.join(map(str, files))}")
-    return texts, vocab_size
+    return texts, tokenizer, vocab_size
 
 
 def progress_bar() -> Progress:

@@ -214,6 +214,12 @@ class AnyDrafter:
         """The drafter that ``NAME:text`` asks for; ``text`` is empty without a colon."""
         return cls()
 
+    def check_tokenizer(self, tokenizer: Any) -> None:
+        """Raise ValueError if this drafter was made with another tokenizer than the target's.
+
+        The command line calls it; `generate` knows no tokenizer.
+        """
+
     def start(self, context: DraftContext) -> None:
         """Begin a new call."""
 

@@ -43,7 +43,15 @@ DRAFTERS: dict[str, Entry] = {
     ),
     "suffix_automaton": Entry(
         "SuffixAutomatonDrafter",
-        "copies what most often followed the longest end of the text that occurred before",
+        "copies what most often followed the longest end of the text that occurred before, there "
+        "or in the text that FILE was built from",
+        value=FILE,
+    ),
+    "rest": Entry(
+        "RestDrafter",
+        "copies what most often followed the end of the text in the text that FILE was built from",
+        value=FILE,
+        needs_value=True,
     ),
     "ngram": Entry(
         "NgramDrafter",

@@ -6,16 +6,17 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from specdec_hf.drafters.base import Draft, DraftContext, Drafter, History
+from specdec_hf.drafters.base import DraftContext
+from specdec_hf.drafters.copying import CopyingDrafter
 
 if TYPE_CHECKING:
     from specdec_host import Corpus, Proposal, SuffixAutomaton
+    from typing_extensions import Self
 
 
-class SuffixAutomatonDrafter(Drafter):
+class SuffixAutomatonDrafter(CopyingDrafter):
     """Copies what most often followed the longest end of a sequence that occurred before.
 
     `specdec_host.SuffixAutomaton` says which continuation is taken. Each sequence of the batch has
@@ -27,10 +28,6 @@ class SuffixAutomatonDrafter(Drafter):
         min_match: fewest tokens of a match that gives a draft.
         max_match: most tokens of a match that are looked at.
 
-    Attributes:
-        confidence: [B, gamma] float32, estimated probability of each token of the last draft after
-            those before it; None if there was none.
-
     Raises:
         TypeError: an argument of a wrong type.
         ValueError: not 1 <= min_match <= max_match <= 65536, or ids out of range.
@@ -40,7 +37,6 @@ class SuffixAutomatonDrafter(Drafter):
     """
 
     name = "suffix_automaton"
-    several = True
 
     def __init__(
         self,
@@ -48,40 +44,32 @@ class SuffixAutomatonDrafter(Drafter):
         min_match: int = 2,
         max_match: int = 32,
     ) -> None:
-        import specdec_host  # noqa: PLC0415  # only this drafter needs the native module
+        import specdec_host  # noqa: PLC0415  # only drafters that copy need the native module
 
         if isinstance(corpus, np.ndarray):
             corpus = specdec_host.Corpus(corpus)
+        super().__init__(corpus)
         self._make = functools.partial(specdec_host.SuffixAutomaton, max_match, corpus)
         self._make().propose(1, min_match=min_match)  # validates them
-        self.corpus, self.min_match, self.max_match = corpus, min_match, max_match
-        self.confidence: NDArray[np.float32] | None = None
+        self.min_match, self.max_match = min_match, max_match
+
+    @classmethod
+    def from_text(cls, text: str) -> Self:
+        """Copies from the datastore in a file too, if there is one."""
+        import specdec_host  # noqa: PLC0415
+
+        return cls(specdec_host.Corpus.open(text) if text else None)
 
     def start(self, context: DraftContext) -> None:
-        """Begin a new call with empty automata."""
+        """Begin a new call with empty automata.
+
+        Raises:
+            ValueError: a corpus for another vocabulary.
+        """
+        super().start(context)
         self._texts: list[SuffixAutomaton] = [self._make() for _ in range(context.batch_size)]
-        self.confidence = None
 
-    def propose(self, history: History, gamma: int) -> Draft | None:
-        tokens, self.confidence = self._propose(history, gamma, 1)
-        counts = (tokens[:, 0] >= 0).sum(axis=1)
-        return Draft(torch.from_numpy(tokens[:, 0]), counts=counts) if counts.any() else None
-
-    def propose_several(self, history: History, gamma: int, count: int) -> torch.Tensor | None:
-        """[B, count, gamma], different chains of every sequence, best first, then -1."""
-        tokens, self.confidence = self._propose(history, gamma, count)
-        return torch.from_numpy(tokens) if (tokens >= 0).any() else None
-
-    def _propose(
-        self, history: History, gamma: int, count: int
-    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Tokens [B, count, gamma], and the confidence [B, gamma] of the first chains."""
-        batch_size = len(history.lengths)
-        tokens = np.full((batch_size, count, gamma), -1, dtype=np.int64)
-        confidence = np.zeros((batch_size, gamma), dtype=np.float32)
-        for b in np.flatnonzero(history.active):
-            text = self._texts[b]
-            text.append(history.tokens[b, len(text) : history.lengths[b]])
-            proposal: Proposal = text.propose(gamma, count=count, min_match=self.min_match)
-            tokens[b], confidence[b] = proposal.tokens, proposal.confidence[0]
-        return tokens, confidence
+    def copy(self, b: int, text: NDArray[np.int64], gamma: int, count: int) -> Proposal:
+        automaton = self._texts[b]
+        automaton.append(text[len(automaton) :])
+        return automaton.propose(gamma, count=count, min_match=self.min_match)

@@ -1,0 +1,86 @@
+"""The part that drafters share that copy by `specdec_host`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from specdec_hf.drafters.base import Draft, DraftContext, Drafter, History
+
+if TYPE_CHECKING:
+    from specdec_host import Corpus, Proposal
+
+
+class CopyingDrafter(Drafter):
+    """Drafts deterministic chains, one sequence after the other, on the host. Override `copy`.
+
+    Args:
+        corpus: a text that it copies from; None for none.
+
+    Attributes:
+        confidence: [B, gamma] float32, estimated probability of each token of the last draft (of
+            the first chains if there are several) after those before it; None if there was none.
+    """
+
+    several = True
+
+    def __init__(self, corpus: Corpus | None) -> None:
+        self.corpus = corpus
+        self.confidence: NDArray[np.float32] | None = None
+
+    @abstractmethod
+    def copy(self, b: int, text: NDArray[np.int64], gamma: int, count: int) -> Proposal:
+        """Up to ``count`` chains of up to ``gamma`` tokens for sequence ``b``, which holds text."""
+
+    def start(self, context: DraftContext) -> None:
+        """Begin a new call.
+
+        Raises:
+            ValueError: a corpus for another vocabulary.
+        """
+        self.confidence = None
+        made_for = None if self.corpus is None else self.corpus.vocab_size
+        if made_for is not None:
+            vocab_size = context.model.config.get_text_config(decoder=True).vocab_size
+            if made_for != vocab_size:
+                raise ValueError(
+                    f"corpus must have the model's vocabulary of {vocab_size} tokens, "
+                    f"got {made_for}"
+                )
+
+    def check_tokenizer(self, tokenizer: Any) -> None:
+        fingerprint = bytes(32) if self.corpus is None else self.corpus.fingerprint
+        if any(fingerprint) and fingerprint != fingerprint_of(tokenizer):
+            raise ValueError("corpus must have been built with the model's tokenizer")
+
+    def propose(self, history: History, gamma: int) -> Draft | None:
+        tokens = self._propose(history, gamma, 1)[:, 0]
+        counts = (tokens >= 0).sum(axis=1)
+        return Draft(torch.from_numpy(tokens), counts=counts) if counts.any() else None
+
+    def propose_several(self, history: History, gamma: int, count: int) -> torch.Tensor | None:
+        """[B, count, gamma], different chains of every sequence, best first, then -1."""
+        tokens = self._propose(history, gamma, count)
+        return torch.from_numpy(tokens) if (tokens >= 0).any() else None
+
+    def _propose(self, history: History, gamma: int, count: int) -> NDArray[np.int64]:
+        batch_size = len(history.lengths)
+        tokens = np.full((batch_size, count, gamma), -1, dtype=np.int64)
+        self.confidence = np.zeros((batch_size, gamma), dtype=np.float32)
+        for b in np.flatnonzero(history.active):
+            text = history.tokens[b, : history.lengths[b]]
+            proposal = self.copy(int(b), text, gamma, count)
+            tokens[b], self.confidence[b] = proposal.tokens, proposal.confidence[0]
+        return tokens
+
+
+def fingerprint_of(tokenizer: Any) -> bytes:
+    """32 bytes that tokenizers with another vocabulary do not have."""
+    vocabulary = sorted(tokenizer.get_vocab().items())
+    return hashlib.sha256(json.dumps(vocabulary).encode()).digest()
