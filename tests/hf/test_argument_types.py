@@ -36,6 +36,10 @@ OF_LOOP = {
         (3, "num_assistant_tokens_schedule must be a string, got 3"),
         (True, "num_assistant_tokens_schedule must be a string, got True"),
     ],
+    "num_assistant_beams": [
+        (2.0, "num_assistant_beams must be None or an integer, got 2.0"),
+        (True, "num_assistant_beams must be None or an integer, got True"),
+    ],
     "rule": [(None, "rule must be a string, got None"), (1, "rule must be a string, got 1")],
     "tree": [
         ("x", "tree must be a TreeSpec, EagleTree, TrieTree or a tuple of branchings, got 'x'"),

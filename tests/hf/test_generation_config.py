@@ -53,7 +53,7 @@ def test_a_field_that_no_table_knows_is_refused(monkeypatch):
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("num_beams", 3, "num_beams=3 is not supported (from model.generation_config)"),
+        ("penalty_alpha", 0.5, "penalty_alpha=0.5 is not supported (from model.generation_config)"),
         ("guidance_scale", 2.0, "guidance_scale=2.0 is not supported"),
     ],
 )
@@ -69,9 +69,9 @@ def test_a_value_of_the_models_own_config_is_named_as_such(field, value, message
         call(*args, **inputs, **settings)
     assert message in str(raised.value)
     assert "(from model.generation_config)" in str(raised.value)
-    if field == "num_beams":
-        with pytest.raises(ValueError, match=r"num_beams=3 is not supported$"):
-            call(*args, **inputs, **settings, num_beams=3)
+    if field == "penalty_alpha":
+        with pytest.raises(ValueError, match=r"penalty_alpha=0.5 is not supported$"):
+            call(*args, **inputs, **settings, penalty_alpha=0.5)
     model.generation_config = GenerationConfig()
     model.generation_config.top_p = 2.0
     with pytest.raises(ValueError, match=r"got 2.0 \(from model.generation_config\)$"):

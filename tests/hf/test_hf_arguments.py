@@ -210,10 +210,10 @@ def test_results_may_be_written_into():
 
 
 REFUSED = {
-    "num_beams": ({"num_beams": 2}, "num_beams=2 is not supported"),
+    "num_beam_groups": ({"num_beam_groups": 2}, "num_beam_groups=2 is not supported"),
     "guidance_scale": ({"guidance_scale": 1.5}, "guidance_scale=1.5 is not supported"),
     "typical_p": ({"typical_p": 0.5, "do_sample": True}, "typical_p=0.5 is not supported"),
-    "output_scores": ({"output_scores": True}, "output_scores=True is not supported"),
+    "output_attentions": ({"output_attentions": True}, "output_attentions=True is not supported"),
     "prompt_lookup_num_tokens": (
         {"prompt_lookup_num_tokens": 3, "drafter": hf_models.perturbed("llama")},
         "drafter and prompt_lookup_num_tokens must not both be given",
@@ -257,7 +257,7 @@ REFUSED = {
         {"drafter": 7},
         "drafter must be None, the name of a drafter, a Drafter or a causal",
     ),
-    "drafter": ({"drafter": "ngram"}, "drafter must be None, the name of a drafter"),
+    "drafter": ({"drafter": "best"}, "drafter must be None, the name of a drafter"),
     "seed": ({"seed": [1, 2]}, "seed must be an int or have 1 entries, got 2"),
     "seed type": ({"seed": 0.5}, "seed must be an int or one int per sequence, got 0.5"),
     "huge seed": ({"seed": 2**63}, "seed must be in [-2**63, 2**63), got 9223"),

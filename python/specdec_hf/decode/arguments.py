@@ -1,7 +1,8 @@
-"""Types of the loop's own arguments. Whoever uses an argument checks its value."""
+"""The loop's own arguments: types, and the aliases of one number. Users check other values."""
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,8 @@ from transformers import PreTrainedTokenizerBase
 
 from specdec_hf.drafters.resolve import check_drafter_types
 from specdec_hf.schedules.benefit_guard import BenefitGuard
+
+MAX_NUM_ASSISTANT_TOKENS = 1024
 
 
 def check_option_types(options: Any) -> None:
@@ -18,6 +21,9 @@ def check_option_types(options: Any) -> None:
     check_string("cache", options.cache)
     if options.num_assistant_tokens_schedule is not None:
         check_string("num_assistant_tokens_schedule", options.num_assistant_tokens_schedule)
+    width = options.num_assistant_beams
+    if width is not None and (not isinstance(width, Integral) or isinstance(width, bool)):
+        raise TypeError(f"num_assistant_beams must be None or an integer, got {width!r}")
     if not (options.guard is None or isinstance(options.guard, bool | np.bool_ | BenefitGuard)):
         raise TypeError(f"guard must be None, True, False or a BenefitGuard, got {options.guard!r}")
     if not isinstance(options.self_check, bool):
@@ -56,3 +62,33 @@ def check_stop_strings(stop_strings: Any, tokenizer: Any) -> None:
             raise TypeError(f"stop_strings must be a string or a list of them, got {one!r}")
     if tokenizer is None:
         raise ValueError(f"stop_strings must come with a tokenizer, got {stop_strings!r} alone")
+
+
+def resolve_num_assistant_tokens(*values: int | None, tree: Any = None) -> int | None:
+    """The value of the alias that was given, or None.
+
+    Raises:
+        TypeError: a value that is not an integer.
+        ValueError: two aliases disagree, the value is out of range, or a tree is given.
+    """
+    rule = f"num_assistant_tokens must be an integer in [0, {MAX_NUM_ASSISTANT_TOKENS}]"
+    for value in values:
+        if value is not None and (not isinstance(value, Integral) or isinstance(value, bool)):
+            raise TypeError(f"{rule}, got {value!r}")
+    given = {int(value) for value in values if value is not None}
+    if given and tree is not None:
+        raise ValueError(
+            "num_assistant_tokens must not be given with tree, which says what is drafted, "
+            f"got {sorted(given)}"
+        )
+    if len(given) > 1:
+        raise ValueError(
+            "num_assistant_tokens, gamma and num_speculative_tokens are the same argument, "
+            f"got {sorted(given)}"
+        )
+    if not given:
+        return None
+    number = given.pop()
+    if not 0 <= number <= MAX_NUM_ASSISTANT_TOKENS:
+        raise ValueError(f"{rule}, got {number}")
+    return number

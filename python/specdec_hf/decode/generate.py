@@ -12,17 +12,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator
 from dataclasses import replace
-from numbers import Integral
 from typing import Any
 
 import torch
 from transformers import StopStringCriteria
 
-from specdec_hf.decode.arguments import check_stop_strings, check_streamer_type
+from specdec_hf.decode.arguments import (
+    check_stop_strings,
+    check_streamer_type,
+    resolve_num_assistant_tokens,
+)
+from specdec_hf.decode.beam import beam_search
 from specdec_hf.decode.output import SpecOutput, finish
 from specdec_hf.decode.rounds import step
 from specdec_hf.decode.session import (
-    MAX_NUM_ASSISTANT_TOKENS,
     Options,
     Session,
     begin,
@@ -51,6 +54,7 @@ def generate(
     gamma: int | None = None,
     num_speculative_tokens: int | None = None,
     num_assistant_tokens_schedule: str | None = None,
+    num_assistant_beams: int | None = None,
     rule: str = "auto",
     tree: Any = None,
     cache: str = "auto",
@@ -84,6 +88,8 @@ def generate(
             are aliases. None is the value of the generation config, or 5.
         num_assistant_tokens_schedule: "constant", or "heuristic" (+2 after full acceptance, else
             -1).
+        num_assistant_beams: with ``num_beams``, the beam width of the draft model, which may be
+            larger; None is twice ``num_beams``. See docs/loop.md#beam-search.
         rule: acceptance rule: "token", "block", "greedy", or "match", whose sampled output equals
             plain decoding with the same seed; see docs/rules.md. "auto" is greedy without sampling;
             with it, block for the drafts of a model and token for others. With ``tree`` the rule is
@@ -131,6 +137,7 @@ def generate(
             num_assistant_tokens, gamma, num_speculative_tokens, tree=tree
         ),
         num_assistant_tokens_schedule=num_assistant_tokens_schedule,
+        num_assistant_beams=num_assistant_beams,
         rule=rule,
         tree=as_layout(tree),
         cache=cache,
@@ -144,9 +151,9 @@ def generate(
         return _by_own_generate(model, input_ids, options, streamer, kwargs)
     call = prepare_call(model, input_ids, **kwargs)
     if streamer is not None:
-        _check_streamer(len(call.mask))
+        _check_streamer(call)
         streamer.put(torch.from_numpy(call.input_ids))
-    return run(_begin(model, call, options), streamer)
+    return _decode(model, call, options, streamer)
 
 
 class SpeculativeDecoder:
@@ -158,8 +165,8 @@ class SpeculativeDecoder:
 
     Args:
         drafter, num_assistant_tokens, gamma, num_speculative_tokens,
-            num_assistant_tokens_schedule, rule, tree, cache, self_check, seed, guard, streamer:
-            as in `generate`.
+            num_assistant_tokens_schedule, num_assistant_beams, rule, tree, cache, self_check,
+            seed, guard, streamer: as in `generate`.
         tokenizer, stop_strings: end sequences at these strings.
         trace: called after every round with a `TracedRound`; not with ``tree``.
     """
@@ -172,6 +179,7 @@ class SpeculativeDecoder:
         gamma: int | None = None,
         num_speculative_tokens: int | None = None,
         num_assistant_tokens_schedule: str | None = None,
+        num_assistant_beams: int | None = None,
         rule: str = "auto",
         tree: Any = None,
         cache: str = "auto",
@@ -191,6 +199,7 @@ class SpeculativeDecoder:
                 num_assistant_tokens, gamma, num_speculative_tokens, tree=tree
             ),
             num_assistant_tokens_schedule=num_assistant_tokens_schedule,
+            num_assistant_beams=num_assistant_beams,
             rule=rule,
             tree=as_layout(tree),
             cache=cache,
@@ -232,8 +241,8 @@ class SpeculativeDecoder:
             streamer = self.streamer
             streamer.put(torch.from_numpy(call.input_ids))  # model.generate does it for its own
         if streamer is not None:
-            _check_streamer(len(call.mask))
-        return run(_begin(model, call, self._options(seed)), streamer)
+            _check_streamer(call)
+        return _decode(model, call, self._options(seed), streamer)
 
     def stream(
         self, model: Any, input_ids: torch.Tensor | None = None, *, seed: Any = None, **kwargs: Any
@@ -253,7 +262,13 @@ class SpeculativeDecoder:
         for name in ("tokenizer", "stop_strings"):
             if getattr(self, name) is not None:
                 kwargs.setdefault(name, getattr(self, name))
-        session = _begin(model, prepare_call(model, input_ids, **kwargs), self._options(seed))
+        call = prepare_call(model, input_ids, **kwargs)
+        if call.beams is not None:
+            raise ValueError(
+                f"num_beams must be 1 with stream, got {call.beams.num_beams}: which beam is best "
+                "is known at the end"
+            )
+        session = _begin(model, call, self._options(seed))
         try:
             while not session.done:
                 yield from step(session)
@@ -278,36 +293,6 @@ def run(session: Session, streamer: Streamer | None = None) -> Any:
     finally:
         session.lease.release()
     return output if session.call.return_dict else output.sequences
-
-
-def resolve_num_assistant_tokens(*values: int | None, tree: Any = None) -> int | None:
-    """The value of the alias that was given, or None.
-
-    Raises:
-        TypeError: a value that is not an integer.
-        ValueError: two aliases disagree, the value is out of range, or a tree is given.
-    """
-    rule = f"num_assistant_tokens must be an integer in [0, {MAX_NUM_ASSISTANT_TOKENS}]"
-    for value in values:
-        if value is not None and (not isinstance(value, Integral) or isinstance(value, bool)):
-            raise TypeError(f"{rule}, got {value!r}")
-    given = {int(value) for value in values if value is not None}
-    if given and tree is not None:
-        raise ValueError(
-            "num_assistant_tokens must not be given with tree, which says what is drafted, "
-            f"got {sorted(given)}"
-        )
-    if len(given) > 1:
-        raise ValueError(
-            "num_assistant_tokens, gamma and num_speculative_tokens are the same argument, "
-            f"got {sorted(given)}"
-        )
-    if not given:
-        return None
-    number = given.pop()
-    if not 0 <= number <= MAX_NUM_ASSISTANT_TOKENS:
-        raise ValueError(f"{rule}, got {number}")
-    return number
 
 
 def _by_own_generate(
@@ -388,7 +373,18 @@ def with_assistant(options: Options, assistant: Assistant) -> Options:
     )
 
 
-def _check_streamer(batch_size: int) -> None:
+def _decode(model: Any, call: Call, options: Options, streamer: Streamer | None) -> Any:
+    """The output of a call: the rounds of a session, or of a beam search."""
+    if call.beams is None:
+        return run(_begin(model, call, options), streamer)
+    output = beam_search(model, call, with_assistant(options, call.assistant))
+    return output if call.return_dict else output.sequences
+
+
+def _check_streamer(call: Call) -> None:
+    batch_size = len(call.mask)
+    if call.beams is not None:
+        raise ValueError(f"streamer must be None with num_beams={call.beams.num_beams}")
     if batch_size != 1:
         raise ValueError(
             f"streamer needs batch size 1, got {batch_size}; use SpeculativeDecoder(...).stream"

@@ -35,6 +35,8 @@ class SpecOutput(ModelOutput):
             temperature and filters. As in plain ``generate``, a sequence that has ended goes on
             with padding; it has NaN beyond the model's context.
         logits: with ``output_logits``, the same before processors.
+        sequences_scores: with ``num_beams`` and ``output_scores``, [B] float32.
+        beam_indices: with ``num_beams``, [B, W - T] int32, as in plain ``generate``.
         hidden_states: with ``output_hidden_states``, for each new token and layer [B, 1, H]; for
             the first token [B, T, H] of the whole prompt, 0 in its padding.
     """
@@ -46,6 +48,8 @@ class SpecOutput(ModelOutput):
     stats: Any = None
     scores: tuple[torch.Tensor, ...] | None = None
     logits: tuple[torch.Tensor, ...] | None = None
+    sequences_scores: torch.Tensor | None = None
+    beam_indices: torch.Tensor | None = None
     hidden_states: tuple[tuple[torch.Tensor, ...], ...] | None = None
 
 
@@ -56,7 +60,8 @@ def finish(session: Session) -> SpecOutput:
     new_tokens = s.new_tokens
     longest = int(new_tokens.max())
     mask = np.concatenate([s.call.mask, np.arange(longest) < new_tokens[:, None]], axis=1)
-    past, outputs = None, {}
+    past: Any = None
+    outputs: dict[str, Any] = {}
     if s.call.return_dict:
         if (new_tokens < longest).any() and s.cache.kind != "plain":
             _follow_ended(s, longest - new_tokens)

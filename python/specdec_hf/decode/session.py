@@ -39,7 +39,6 @@ from specdec_hf.trees.layouts import Layout
 from specdec_kernels import LOSSLESS_RULES
 
 DEFAULT_NUM_ASSISTANT_TOKENS = 5
-MAX_NUM_ASSISTANT_TOKENS = 1024
 SLOTS_AHEAD = 512  # cache slots allocated beyond the prompt before the cache has to grow
 
 
@@ -50,6 +49,7 @@ class Options:
     drafter: Any = None
     num_assistant_tokens: int | None = None
     num_assistant_tokens_schedule: str | None = None
+    num_assistant_beams: int | None = None
     rule: str = "auto"
     tree: Layout | None = None
     cache: str = "auto"
@@ -127,6 +127,10 @@ def begin(model: Any, call: Call, options: Options) -> Session:
     """
     drafter = resolve_drafter(options.drafter, options.tree)
     drafts_tree = isinstance(drafter, TreeDrafter)
+    if options.num_assistant_beams is not None:
+        raise ValueError(
+            f"num_assistant_beams must be None without num_beams, got {options.num_assistant_beams}"
+        )
     rule = resolve_rule(
         options.rule, call.do_sample, LOSSLESS_RULES if drafter is None else drafter.rules
     )
@@ -137,12 +141,8 @@ def begin(model: Any, call: Call, options: Options) -> Session:
         kind = "spec"
     started = options.clock()
     batch_size = len(call.mask)
-    lengths, budgets = _token_budgets(model, call)
+    lengths, budgets = token_budgets(model, call)
     max_length = int((lengths + budgets).max())
-    tokens = np.zeros((batch_size, max_length), dtype=np.int64)
-    for b in range(batch_size):
-        tokens[b, : lengths[b]] = call.prompt_ids[b, call.mask[b]]
-
     if isinstance(drafter, TreeDrafter):
         draft_length, draft_size = drafter.depth, drafter.size
     else:
@@ -204,8 +204,8 @@ def begin(model: Any, call: Call, options: Options) -> Session:
         drafter=drafter,
         context=context,
         schedules=schedules,
-        guard=_resolve_guard(options, rule, drafter),
-        history=CommittedTokens(tokens, lengths, np.ones(batch_size, dtype=bool)),
+        guard=resolve_guard(options, rule, drafter),
+        history=committed_prompts(call, lengths, max_length),
         prompt_lengths=lengths.copy(),
         budgets=budgets,
         logprobs=[[] for _ in range(batch_size)],
@@ -237,7 +237,15 @@ def _check_tree_options(options: Options) -> None:
         raise ValueError(f"cache must be 'auto' or 'spec' with tree, got {options.cache!r}")
 
 
-def _token_budgets(model: Any, call: Call) -> tuple[Lengths, Lengths]:
+def committed_prompts(call: Call, lengths: Lengths, max_length: int) -> CommittedTokens:
+    """The prompts without padding, with room for ``max_length`` tokens each."""
+    tokens = np.zeros((len(lengths), max_length), dtype=np.int64)
+    for b, ids in enumerate(call.prompt_ids):
+        tokens[b, : lengths[b]] = ids[call.mask[b]]
+    return CommittedTokens(tokens, lengths, np.ones(len(lengths), dtype=bool))
+
+
+def token_budgets(model: Any, call: Call) -> tuple[Lengths, Lengths]:
     """[B] prompt lengths, and [B] the most new tokens of each sequence."""
     lengths = call.mask.sum(axis=1).astype(np.int64)
     budgets = np.full(len(lengths), call.max_new_tokens, dtype=np.int64)
@@ -267,9 +275,10 @@ def _token_outputs(model: Any, call: Call, cache: RollbackCache) -> TokenOutputs
     return TokenOutputs(call.outputs, cache, batch_size)
 
 
-def _resolve_guard(
+def resolve_guard(
     options: Options, rule: str, drafter: Drafter | TreeDrafter | None
 ) -> BenefitGuard | None:
+    """What may pause the drafting of a call, None where nothing does."""
     if isinstance(options.guard, BenefitGuard):
         return options.guard
     if drafter is None or options.guard is False:

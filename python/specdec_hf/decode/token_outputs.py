@@ -67,9 +67,7 @@ class TokenOutputs:
             for name, x in columns.items():
                 self._rows[name][b].append(x[b, taken])
 
-    def tensors(
-        self, steps: int, mask: NDArray[np.bool_], sampling: Sampling
-    ) -> dict[str, tuple[Any, ...]]:
+    def tensors(self, steps: int, mask: NDArray[np.bool_], sampling: Sampling) -> dict[str, Any]:
         """The entries of the output, tuples over the new tokens.
 
         Args:
@@ -82,7 +80,7 @@ class TokenOutputs:
             name: torch.stack([_padded(torch.cat(parts), steps) for parts in sequences])
             for name, sequences in self._rows.items()
         }
-        made: dict[str, tuple[Any, ...]] = {}
+        made: dict[str, Any] = {}
         if "scores" in stacked:
             made["scores"] = filtered(stacked["scores"].float(), sampling).unbind(dim=1)
         if "logits" in stacked:

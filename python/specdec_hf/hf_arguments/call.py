@@ -16,6 +16,7 @@ from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
 from specdec_hf.hf_arguments.assistant import Assistant, assistant_of
+from specdec_hf.hf_arguments.beams import BeamArguments, beam_arguments, num_beams_of
 from specdec_hf.hf_arguments.inputs import (
     check_input_ids,
     check_mask,
@@ -64,6 +65,7 @@ class Call:
         assistant: the drafts that the arguments of ``model.generate`` ask for.
         return_dict: whether the caller wants the whole output.
         outputs: which of "scores", "logits" and "hidden_states" the caller wants.
+        beams: arguments of beam search, or None.
         num_return_sequences: how many sequences that follow one another continue one prompt.
         notes: remarks for the statistics.
     """
@@ -80,6 +82,7 @@ class Call:
     past: Any
     return_dict: bool
     outputs: frozenset[str] = frozenset()
+    beams: BeamArguments | None = None
     num_return_sequences: int = 1
     prefill: Prefill | None = None
     assistant: Assistant = field(default_factory=Assistant)
@@ -144,7 +147,9 @@ def prepare_call(
     model._prepare_special_tokens(
         config, attention_mask is not None, device="cpu", batch_size=batch_size
     )
-    returned = sequences_per_prompt(config)
+    num_beams, returned = num_beams_of(config), sequences_per_prompt(config)
+    if num_beams > 1:
+        returned = 1  # the beams of a prompt share its sequence, and the best are returned
     mask = check_mask(model, ids if embeds is None else embeds, attention_mask, config)
     names = inputs_beyond_text(model, ids, mask, {**extras, "past_key_values": past_key_values})
     prefill = None
@@ -171,9 +176,9 @@ def prepare_call(
         tokenizer=tokenizer,
     )
     # Warpers (temperature, top-k, ...) become parameters of the ops. With do_sample off, Hugging
-    # Face builds only the other processors.
+    # Face builds only the other processors. They are called for one sequence, so for one beam.
     do_sample = bool(config.do_sample)
-    config.do_sample = False
+    config.do_sample, config.num_beams = False, 1
     processors = [
         model._get_logits_processor(
             generation_config=config,
@@ -186,7 +191,7 @@ def prepare_call(
         )
         for b in range(batch_size)
     ]
-    config.do_sample = do_sample
+    config.do_sample, config.num_beams = do_sample, num_beams
     return build_call(
         model, ids, mask, config, per_sequence, processors, criteria, past_key_values, prefill,
         origin, assistant_of(config, origin, assistant_model, assistant_tokenizer, tokenizer),
@@ -207,6 +212,9 @@ def call_from_hugging_face(
 
     ``arguments_kept`` are those that it keeps to itself; see caller.py.
     """
+    num_beams = num_beams_of(generation_config)
+    if num_beams > 1:
+        input_ids, model_kwargs = _first_beams(input_ids, model_kwargs, num_beams)
     embeds = model_kwargs.get("inputs_embeds")
     ids = check_input_ids(model, input_ids, embeds)
     refuse_kept(arguments_kept)
@@ -274,7 +282,8 @@ def build_call(
             others.append(criterion)
     pad = config._pad_token_tensor
     do_sample = bool(config.do_sample)
-    returned = sequences_per_prompt(config)
+    num_beams, returned = num_beams_of(config), sequences_per_prompt(config)
+    beams = beam_arguments(config, num_beams, returned)
     try:
         sampling = make_sampling(config, per_sequence, do_sample, len(mask), model.device, returned)
     except (TypeError, ValueError) as error:
@@ -297,11 +306,26 @@ def build_call(
             for name in TOKEN_OUTPUTS
             if config.return_dict_in_generate and getattr(config, f"output_{name}")
         ),
+        beams=beams,
         num_return_sequences=returned,
         prefill=prefill,
         assistant=assistant,
         notes=notes,
     )
+
+
+def _first_beams(
+    input_ids: torch.Tensor, model_kwargs: dict[str, Any], num_beams: int
+) -> tuple[torch.Tensor, dict[str, Any]]:
+    """One row for each prompt of inputs that were repeated for every beam."""
+    rows = len(input_ids)
+    kwargs = {
+        name: value[::num_beams]
+        if isinstance(value, torch.Tensor) and value.ndim and len(value) == rows
+        else value
+        for name, value in model_kwargs.items()
+    }
+    return input_ids[::num_beams], kwargs
 
 
 def refuse_kept(arguments: dict[str, Any]) -> None:

@@ -59,7 +59,7 @@ def processor_of(processor: Any, b: int, batch_size: int) -> Any:
         alone.batch_size, alone.generated_ngrams = 1, processor.generated_ngrams[b : b + 1]
     elif type(processor) is PrefixConstrainedLogitsProcessor:
         allowed = allowed_tokens_of(processor._prefix_allowed_tokens_fn, b)
-        alone._prefix_allowed_tokens_fn = allowed
+        alone._prefix_allowed_tokens_fn, alone._num_beams = allowed, 1
     else:
         return processor
     return alone

@@ -18,20 +18,20 @@ HONOURED = frozenset(
     | {"forced_bos_token_id", "forced_eos_token_id", "remove_invalid_values"}
     | {"exponential_decay_length_penalty", "suppress_tokens", "begin_suppress_tokens"}
     | {"sequence_bias", "return_dict_in_generate", "pad_token_id", "eos_token_id"}
+    | {"num_beams", "early_stopping", "length_penalty"}
     | {"output_scores", "output_logits", "output_hidden_states"}
     | {"num_assistant_tokens", "num_assistant_tokens_schedule"}
     | {"prompt_lookup_num_tokens", "max_matching_ngram_size"}
 )
-# They have no effect on plain generation of one kind either: they belong to beam search, to static
-# or quantized caches, to encoder-decoder models, to other entry points, or are bookkeeping.
+# They have no effect on plain generation of one kind either: they belong to contrastive search, to
+# static or quantized caches, to encoder-decoder models, to other entry points, or are bookkeeping.
 WITHOUT_EFFECT = frozenset(
-    {"early_stopping", "length_penalty", "low_memory", "decoder_start_token_id", "bos_token_id"}
+    {"low_memory", "decoder_start_token_id", "bos_token_id"}
     | {"cache_config", "max_cache_len", "compile_config", "disable_compile"}
     | {"continuous_batching_config", "transformers_version", "_from_model_config"}
 )
 # The values of the other fields that change nothing. Any other value is refused.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "num_beams": (None, 1),
     "num_beam_groups": (None, 1),
     "diversity_penalty": (None, 0),
     "penalty_alpha": (None, 0),

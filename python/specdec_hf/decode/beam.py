@@ -1,0 +1,240 @@
+"""Beam search with drafts: the beams of a draft model, verified in one forward of the target.
+
+The draft model continues the target's w beams by u >= w beams for gamma steps. The drafted tokens
+form a tree, since beams share prefixes, and one forward of the target reads all of it. Then the
+target's own steps are made from its logits, as long as its w best beams are among those drafted.
+The step in which one is not still counts, because the logits that it is made from were read. So the
+beams are those of the target alone, and a forward makes up to gamma + 1 steps instead of one.
+
+Source: Leviathan et al., arXiv 2211.17192, appendix A.4.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from specdec_hf.cache.choose import choose_cache
+from specdec_hf.cache.plain import Prompt
+from specdec_hf.cache.protocol import context_length
+from specdec_hf.cache.spec_cache import SpecCache
+from specdec_hf.decode.beam_draft import DraftedBeams, draft_beams
+from specdec_hf.decode.beam_options import check_beam_options, draft_model_of, draft_size
+from specdec_hf.decode.beam_rows import Rows, drafted_below, log_prob_rows
+from specdec_hf.decode.beam_scores import Beams
+from specdec_hf.decode.beam_tree import BeamTree, Integers, TreeModel
+from specdec_hf.decode.output import SpecOutput
+from specdec_hf.decode.round_record import RoundRecord
+from specdec_hf.decode.session import (
+    SLOTS_AHEAD,
+    Options,
+    committed_prompts,
+    resolve_guard,
+    token_budgets,
+)
+from specdec_hf.decode.statistics import SequenceStats, SpecStats
+from specdec_hf.drafters.base import DraftContext
+from specdec_hf.drafters.draft_model import DraftModel
+from specdec_hf.drafters.model import ModelDrafter
+from specdec_hf.hf_arguments.call import Call
+
+
+def beam_search(model: Any, call: Call, options: Options) -> SpecOutput:
+    """All rounds of a call with ``num_beams``.
+
+    Args:
+        model: the target.
+        call: with ``beams``.
+        options: those of the loop; the drafter is None or a draft model.
+
+    Raises:
+        TypeError: an option of a wrong type.
+        ValueError: an argument that beam search does not take, by name.
+        RuntimeError: logits that hold no distribution.
+    """
+    search = BeamSearch(model, call, options)
+    while not search.beams.done:
+        search.run_round()
+    return search.output()
+
+
+class BeamSearch:
+    """The state of a beam search from round to round; arguments as in `beam_search`."""
+
+    def __init__(self, model: Any, call: Call, options: Options) -> None:
+        assert call.beams is not None
+        check_beam_options(call, options)
+        drafter = draft_model_of(call, options)
+        self.gamma, self.width = draft_size(call, options)
+        self.model, self.call, self.options = model, call, options
+        self.started = options.clock()
+        lengths, budgets = token_budgets(model, call)
+        self.stats = SpecStats(
+            sequences=[SequenceStats(prompt_tokens=int(n)) for n in lengths],
+            rule="greedy",
+            drafter="none" if drafter is None else drafter.name,
+            cache=SpecCache.kind,
+            seeds=[0] * len(lengths),
+            notes=list(call.notes),
+        )
+        steps = int(budgets.min())
+        if steps < call.max_new_tokens:
+            self.stats.note("stopped at the model's context length")
+        self.beams = Beams(model, call, steps)
+        self.text = committed_prompts(call, lengths, int(lengths.max()) + steps)
+        size = call.beams.num_beams + self.gamma * self.width  # nodes of one round
+        cache, notes = choose_cache(
+            model, len(lengths), int(lengths.max()) + min(steps, SLOTS_AHEAD) + size,
+            options.cache, tree=True, self_check=options.self_check,
+            prompt=Prompt(call.prompt_ids, call.mask),
+        )  # fmt: skip
+        self.stats.notes += notes
+        self.target = TreeModel(model, cache)
+        self.tree = BeamTree(len(lengths))
+        self.drafter = None if drafter is None else self._start(drafter, size)
+        self.guard = resolve_guard(options, "greedy", drafter)
+        self.rows: dict[str, list[torch.Tensor]] = {name: [] for name in call.outputs}
+
+    def _start(self, drafter: ModelDrafter, size: int) -> TreeModel:
+        """The draft model with an empty cache."""
+        zeros = torch.zeros(len(self.text.lengths), dtype=torch.int64, device=self.model.device)
+        context = DraftContext(
+            self.model, "greedy", temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seeds=zeros,
+            batch_size=len(zeros), max_length=self.text.tokens.shape[1], max_draft=size,
+            note=self.stats.note_round, self_check=self.options.self_check,
+        )  # fmt: skip
+        self.stats.tree = f"{self.width} beams"
+        made = DraftModel(drafter.model, context, drafter.cache_kind, tree=True)
+        return TreeModel(made.model, made.cache)
+
+    @torch.inference_mode()
+    def run_round(self) -> None:
+        """One forward of the target, and the steps that its logits allow."""
+        clock = self.options.clock
+        began, reads_prompt = clock(), self.tree.size == 0
+        drafted = None
+        gamma = 0 if reads_prompt else self._draft_length()
+        if gamma:
+            assert self.drafter is not None
+            drafted = draft_beams(
+                self.drafter, self.text, self.tree, self.beams.running_scores,
+                width=self.width, gamma=gamma, eos=self.call.eos,
+            )  # fmt: skip
+        drafted_at = clock()
+        logits = self._forward(drafted)
+        verified_at = clock()
+        steps = self._make_steps(logits, drafted)
+        ended, batch_size = clock(), len(self.text.lengths)
+        nodes = 0 if drafted is None else drafted.tokens.shape[1]
+        for one in self.stats.sequences:
+            one.record(gamma, steps - 1, steps)
+        record = RoundRecord(
+            began=began - self.started,
+            draft=drafted_at - began,
+            verify=verified_at - drafted_at,
+            accept=ended - verified_at,
+            drafted=[gamma] * batch_size,
+            accepted=[steps - 1] * batch_size,
+            emitted=[steps] * batch_size,
+        )
+        self.stats.record_round(nodes, record)
+        if self.guard is not None and not reads_prompt:
+            note = self.guard.observe(gamma, steps, ended - began)
+            if note is not None:
+                self.stats.notes.append(f"round {self.stats.rounds}: {note}")
+
+    def _draft_length(self) -> int:
+        """gamma of this round; 0 drafts nothing."""
+        if self.drafter is None:
+            return 0
+        if self.guard is not None and not self.guard.allows_drafting(self.stats.rounds):
+            return 0
+        # The round makes one step beyond the draft, so the last step is never drafted.
+        room = self.beams.max_length - self.beams.length - 1
+        context = context_length(self.drafter.model)
+        if context is not None:
+            depth = self.beams.length - self.beams.prompt_length
+            room = min(room, context - int(self.call.mask.sum(axis=1).max()) - depth)
+        return max(min(self.gamma, int(room)), 0)
+
+    def _forward(self, drafted: DraftedBeams | None) -> torch.Tensor:
+        """The target's logits [B, R, V]: of the root, or of the beams and then the draft."""
+        logits = self.target.catch_up(self.text)
+        if logits is not None:
+            return logits
+        device = self.model.device
+        new = torch.from_numpy(self.tree.tokens[:, -self.beams.width :].copy())
+        tokens = new.to(device, non_blocking=True)
+        parents = torch.from_numpy(self.tree.parents.copy()).to(device, non_blocking=True)
+        if drafted is not None:
+            tokens = torch.cat([tokens, drafted.tokens.to(device)], dim=1)
+            parents = torch.cat([parents, drafted.parents.to(device)], dim=1)
+        return self.target.feed(self.text, tokens, parents)
+
+    def _make_steps(self, logits: torch.Tensor, drafted: DraftedBeams | None) -> int:
+        """Make the target's steps while its beams are among the drafted ones; how many."""
+        width, batch_size = self.beams.width, len(logits)
+        first = max(self.tree.size - width, -1)  # number of the node of row 0; -1 is the root
+        rows = log_prob_rows(self.call, self.beams, logits, first, drafted)
+        if drafted is not None:
+            self.tree.extend(rows.tokens, rows.parents)
+        nodes: Integers = np.full((batch_size, width), -1, dtype=np.int64)
+        if first >= 0:
+            nodes += np.arange(first, first + width) + 1
+        steps = 0
+        while True:
+            self._record(logits, rows, nodes - first)
+            steps += 1
+            origins, tokens = self.beams.step(*rows.best(nodes - first))
+            above = np.take_along_axis(nodes, origins, axis=1)
+            inside = None if self.beams.done else drafted_below(rows, first + width, above, tokens)
+            if inside is None:
+                break
+            nodes = inside
+        self._keep(above, tokens)
+        return steps
+
+    def _keep(self, above: Integers, tokens: Integers) -> None:
+        """Keep the nodes of the beams, whose last tokens [B, w] follow the nodes ``above``."""
+        lengths = self.text.lengths.copy()
+        kept, shared, texts, above = self.tree.prune(above)
+        for model in (self.target, self.drafter):
+            if model is not None:
+                model.keep(lengths, kept, shared)
+        for b, text in enumerate(texts):
+            self.text.append(b, text)
+        self.tree.extend(tokens, above)
+
+    def _record(self, logits: torch.Tensor, rows: Rows, index: Integers) -> None:
+        """Keep rows of one step, [B, w] of them, for the output."""
+        if not self.rows:
+            return
+        chosen = torch.from_numpy(index).to(logits.device, non_blocking=True)
+        for name, kept in self.rows.items():
+            x = logits.float() if name == "logits" else rows.log_probs
+            kept.append(x.take_along_dim(chosen[:, :, None], dim=1).flatten(0, 1))
+
+    def output(self) -> SpecOutput:
+        """The best sequences and what the caller wants of the search."""
+        assert self.call.beams is not None
+        sequences, scores, indices = self.beams.best()
+        device, count = self.model.device, self.call.beams.num_return_sequences
+        prompt = torch.from_numpy(self.call.mask).repeat_interleave(count, dim=0)
+        rows: dict[str, Any] = {name: tuple(steps) for name, steps in self.rows.items()}
+        reason = "length" if self.beams.length == self.beams.max_length else "eos"
+        for one in self.stats.sequences:
+            one.stop_reason = reason
+        self.stats.total_seconds = self.options.clock() - self.started
+        if self.guard is not None:
+            self.stats.benefit = self.guard.benefit
+            self.stats.plain_step_seconds = self.guard.plain_step
+        return SpecOutput(
+            sequences=sequences.to(device),
+            attention_mask=torch.cat([prompt, indices >= 0], dim=1).long().to(device),
+            stats=self.stats,
+            sequences_scores=scores.to(device) if "scores" in self.rows else None,
+            beam_indices=indices.to(device),
+            **rows,
+        )

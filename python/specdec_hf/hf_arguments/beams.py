@@ -1,0 +1,79 @@
+"""The arguments of beam search."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Any
+
+from transformers import GenerationConfig
+
+
+@dataclass(frozen=True)
+class BeamArguments:
+    """The fields of a complete `GenerationConfig` that only beam search reads.
+
+    Attributes:
+        num_beams: beam width w of the target.
+        num_return_sequences: how many of the best sequences of each prompt are returned.
+        length_penalty: a finished sequence scores its log probability / length ** length_penalty.
+        early_stopping: True, False or "never", as in `GenerationConfig`.
+        eos_token_ids: as configured, in order.
+        fill: id that fills up sequences that ended early.
+    """
+
+    num_beams: int
+    num_return_sequences: int
+    length_penalty: float
+    early_stopping: bool | str
+    eos_token_ids: tuple[int, ...]
+    fill: int
+
+
+def num_beams_of(config: GenerationConfig) -> int:
+    """``num_beams``, checked; None is 1.
+
+    Raises:
+        TypeError: not an int.
+        ValueError: below 1.
+    """
+    value: Any = 1 if config.num_beams is None else config.num_beams
+    message = f"num_beams must be an integer of at least 1, got {value!r}"
+    if not isinstance(value, Integral) or isinstance(value, bool):
+        raise TypeError(message)
+    if value < 1:
+        raise ValueError(message)
+    return int(value)
+
+
+def beam_arguments(
+    config: GenerationConfig, num_beams: int, num_return_sequences: int
+) -> BeamArguments | None:
+    """The arguments of beam search, None for one beam.
+
+    Args:
+        config: complete, with its special tokens prepared.
+        num_beams, num_return_sequences: checked.
+
+    Raises:
+        ValueError: a value out of range, or one that does not go together with beams, by name.
+    """
+    if num_beams == 1:
+        return None
+    if config.do_sample:
+        raise ValueError(f"do_sample must be False with num_beams={num_beams}, got True")
+    if num_return_sequences > num_beams:
+        raise ValueError(
+            f"num_return_sequences must be at most num_beams={num_beams}, "
+            f"got {num_return_sequences}"
+        )
+    early_stopping: Any = False if config.early_stopping is None else config.early_stopping
+    if not (isinstance(early_stopping, bool) or early_stopping == "never"):
+        raise ValueError(f"early_stopping must be True, False or 'never', got {early_stopping!r}")
+    eos, pad = config._eos_token_tensor, config._pad_token_tensor
+    ids = () if eos is None else tuple(eos.flatten().tolist())
+    fill = -1
+    if ids:
+        fill = (0 if pad is None else int(pad)) or ids[0]  # id 0 counts as none, as it does there
+    penalty = 1.0 if config.length_penalty is None else float(config.length_penalty)
+    return BeamArguments(num_beams, num_return_sequences, penalty, early_stopping, ids, fill)

@@ -1,0 +1,218 @@
+"""Beam search with drafts gives the sequences, scores and beams of Transformers' beam search."""
+
+import numpy as np
+import pytest
+import torch
+from specdec_hf import SpeculativeDecoder, generate
+from specdec_hf.decode import beam
+from specdec_hf.decode.beam_tree import BeamTree
+from specdec_hf.schedules.benefit_guard import BenefitGuard
+from support import hf_models
+from support.hf_models import Recorder, one_thread  # noqa: F401  # autouse here
+from transformers import StoppingCriteria, StoppingCriteriaList
+
+from bench.tiny_models.build import build
+
+RAGGED = (9, 4, 12)
+NEW = 15
+
+
+def settings(num_beams, **kwargs):
+    return {
+        "num_beams": num_beams, "max_new_tokens": NEW, "do_sample": False, "output_scores": True,
+        "output_logits": True, "return_dict_in_generate": True, **kwargs,
+    }  # fmt: skip
+
+
+def search(model, inputs, drafter, kwargs, *, entry="generate", **options):
+    options = {"guard": False, **options}
+    if entry == "generate":
+        return generate(model, **inputs, drafter=drafter, **options, **kwargs)
+    decoder = SpeculativeDecoder(drafter, **options)
+    return model.generate(**inputs, **kwargs, custom_generate=decoder)
+
+
+def assert_same(got, want):
+    assert got.sequences.tolist() == want.sequences.tolist()
+    assert got.beam_indices.tolist() == want.beam_indices.tolist()
+    for name in ("sequences_scores", "scores", "logits"):
+        ours, theirs = got[name], want[name]
+        assert len(ours) == len(theirs)
+        for a, b in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("lengths", [(9,), pytest.param(RAGGED, marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize("num_beams", [2, 3, 4])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2"])
+def test_beams_equal_those_of_model_generate(name, num_beams, lengths):
+    model, inputs = hf_models.tiny(name), hf_models.prompts(lengths)
+    kwargs = settings(num_beams, eos_token_id=[7, 11, 30], num_return_sequences=2)
+    want = model.generate(**inputs, **kwargs)
+    for drafter in (None, hf_models.perturbed(name), hf_models.tiny(name, 5)):
+        got = search(model, inputs, drafter, kwargs, gamma=3)
+        assert_same(got, want)
+        assert got.stats.rounds <= len(want.scores)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("entry", ["generate", "custom_generate"])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"length_penalty": 0.0, "early_stopping": "never"},
+        {"length_penalty": 2.0, "early_stopping": True},
+        {"length_penalty": -1.0, "early_stopping": "never", "pad_token_id": 5},
+        {"no_repeat_ngram_size": 2, "repetition_penalty": 1.2},
+        {"min_new_tokens": 5, "renormalize_logits": True},
+        {"prefix_allowed_tokens_fn": lambda b, ids: [t for t in range(1, 67) if t % 3 == b]},
+    ],
+    ids="-".join,
+)
+def test_every_argument_of_beam_search_is_honoured(more, entry, seed):
+    model = hf_models.tiny("llama", seed)
+    inputs = hf_models.prompts((7, 11), seed=seed)
+    kwargs = settings(3, **{"eos_token_id": [7, 11, 30, 41], **more})
+    want = model.generate(**inputs, **kwargs)
+    got = search(model, inputs, model, kwargs, entry=entry, gamma=4, num_assistant_beams=4)
+    assert_same(got, want)
+
+
+def test_a_good_drafter_saves_forwards():
+    """The model itself drafts all steps but those that its end-of-sequence tokens decide."""
+    model, inputs = hf_models.tiny("gpt2"), hf_models.prompts((9,))
+    kwargs = settings(3, max_new_tokens=16)
+    assert search(model, inputs, None, kwargs).stats.rounds == 16
+    out = search(model, inputs, model, kwargs, gamma=4)
+    assert out.stats.rounds == 1 + 3
+    assert out.stats.acceptance_histogram == {0: 1, 4: 3}
+    assert out.stats.device_reads == out.stats.rounds
+    assert (out.stats.drafter, out.stats.tree, out.stats.cache) == ("model", "6 beams", "spec")
+
+
+class _Ends(StoppingCriteria):
+    """Ends a sequence at a token, one sequence at a time."""
+
+    def __call__(self, ids, scores):
+        assert len(ids) == 1 or scores is not None  # ours are called for one sequence
+        return ids[:, -1] % 13 == 5
+
+
+def test_a_stopping_criterion_ends_a_beam():
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts(RAGGED)
+    kwargs = settings(3, stopping_criteria=StoppingCriteriaList([_Ends()]))
+    want = model.generate(**inputs, **kwargs)
+    assert_same(search(model, inputs, hf_models.perturbed("llama"), kwargs, gamma=3), want)
+    assert len({int((row >= 0).sum()) for row in want.beam_indices}) > 1
+
+
+@pytest.mark.parametrize("pause", [1, 3])
+def test_a_draft_model_that_paused_catches_up(pause):
+    model, inputs = hf_models.tiny("gpt2"), hf_models.prompts((9, 5))
+    kwargs = settings(2, max_new_tokens=40)
+    want = model.generate(**inputs, **kwargs)
+    guard = _Pauses(pause)
+    got = search(model, inputs, hf_models.perturbed("gpt2"), kwargs, gamma=3, guard=guard)
+    assert_same(got, want)
+    assert 0 in got.stats.gammas[2:-1]
+    assert got.stats.accepted > 0
+
+
+class _Pauses(BenefitGuard):
+    """Drafts in every second stretch of rounds."""
+
+    def __init__(self, length):
+        super().__init__()
+        self.length = length
+
+    def allows_drafting(self, number):
+        return number // self.length % 2 == 0
+
+    def observe(self, drafted, tokens_per_sequence, seconds):
+        return None
+
+
+@pytest.mark.parametrize("kind", ["other architecture", "bfloat16", "short context"])
+def test_a_draft_model_may_be_unlike_the_target(kind):
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9, 12))
+    want = model.generate(**inputs, **settings(2))
+    got = search(model, inputs, hf_models.unlike(kind), settings(2), gamma=4)
+    assert_same(got, want)
+
+
+def test_without_the_subset_test_the_beams_are_others(monkeypatch):
+    """Negative control: a drafted node in the place of a beam that was not drafted."""
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9,))
+    want = model.generate(**inputs, **settings(3))
+
+    def any_node(rows, first, above, tokens):
+        if rows.tokens.shape[1] == 0:
+            return None
+        nodes = np.where(rows.parents == above[:, :1], np.arange(rows.tokens.shape[1]), -1)
+        return None if nodes.max() < 0 else np.full_like(above, first + nodes.max())
+
+    drafter = hf_models.tiny("llama", 5)
+    assert_same(search(model, inputs, drafter, settings(3), gamma=3), want)
+    monkeypatch.setattr(beam, "drafted_below", any_node)
+    got = search(model, inputs, drafter, settings(3), gamma=3)
+    assert got.sequences.tolist() != want.sequences.tolist()
+
+
+def test_a_tree_keeps_the_paths_of_its_beams():
+    tree = BeamTree(1)
+    #  0 - 1 - 2        node 3 below 1, and 4 below the root, which no beam goes through
+    tree.extend(np.array([[10, 11, 12, 13, 14]]), np.array([[-1, 0, 1, 1, -1]]))
+    kept, shared, texts, tips = tree.prune(np.array([[2, 3, 3]]))
+    assert kept.tolist() == [[0, 1, 2, 3]]
+    assert shared.tolist() == [2]
+    assert texts == [[10, 11]]
+    assert tips.tolist() == [[0, 1, 1]]
+    assert tree.tokens.tolist() == [[12, 13]]
+    assert tree.parents.tolist() == [[-1, -1]]
+
+
+REFUSED = [
+    ({"drafter": "prompt_lookup"}, "drafter must be None or a draft model with num_beams=3, got"),
+    ({"do_sample": True}, "do_sample must be False with num_beams=3, got True"),
+    ({"num_return_sequences": 4}, r"num_return_sequences.*num_beams"),
+    ({"rule": "token"}, "rule must be 'auto' or 'greedy' with num_beams=3, got 'token'"),
+    ({"cache": "aligned"}, "cache must be 'auto' or 'spec' with num_beams=3, got 'aligned'"),
+    ({"tree": (2, 1), "drafter": "model"}, r"tree must be None with num_beams=3, got "),
+    ({"num_assistant_tokens_schedule": "heuristic"}, "num_assistant_tokens_schedule must be None"),
+    ({"num_assistant_beams": 2}, "num_assistant_beams must be at least num_beams=3, got 2"),
+    ({"streamer": Recorder()}, "streamer must be None with num_beams=3"),
+    ({"output_hidden_states": True, "return_dict_in_generate": True}, "output_hidden_states must"),
+    ({"num_beams": 1, "num_assistant_beams": 2}, "num_assistant_beams must be None without"),
+    ({"num_beams": 0}, "num_beams.*0"),
+    ({"early_stopping": "soon"}, "early_stopping.*soon"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), REFUSED, ids=lambda x: str(x)[:40])
+def test_what_does_not_go_together_with_beams_is_refused_by_name(arguments, message):
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9,))
+    arguments = {"num_beams": 3, "max_new_tokens": 2, **arguments}
+    if arguments.get("drafter") == "model":
+        arguments["drafter"] = hf_models.perturbed("llama")
+    with pytest.raises(ValueError, match=message):
+        generate(model, **inputs, **arguments)
+
+
+def test_beams_are_not_streamed():
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9,))
+    with pytest.raises(ValueError, match="num_beams must be 1 with stream, got 2"):
+        list(SpeculativeDecoder().stream(model, **inputs, num_beams=2))
+
+
+def test_a_model_without_the_cache_for_trees_is_refused():
+    model = build("MambaForCausalLM")
+    with pytest.raises(ValueError, match="MambaForCausalLM cannot be used with a tree of drafts"):
+        generate(model, torch.tensor([[11, 12, 13]]), num_beams=2, max_new_tokens=2)
+
+
+def test_logits_that_are_not_finite_are_named():
+    model = hf_models.build("llama")
+    with torch.no_grad():
+        model.lm_head.weight[3] = torch.nan
+    with pytest.raises(RuntimeError, match="logits of sequence 0 at position 9 are not finite"):
+        generate(model, **hf_models.prompts((9,)), num_beams=2, self_check=False)
