@@ -10,6 +10,7 @@ from support.hf_models import one_thread  # noqa: F401  # autouse here
 
 from specdec_kernels.analysis.uniforms import acceptance_uniforms
 
+pytestmark = pytest.mark.slow
 VOCAB = 23
 SMALL = {"samples": 256, "max_new_tokens": 4, "num_assistant_tokens": 3}
 

@@ -1,0 +1,59 @@
+"""Every drafter of the library once, as the tests of all of them make it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from specdec_hf import ModelDrafter, TreeSpec, TrieTree
+from support import hf_models
+from support.drafter_proof import GAMMA
+
+# Makes the drafter of a call for a target, with a folder for files.
+Make = Callable[[Any, Path], Any]
+
+
+@functools.cache
+def draft_model(target: Any) -> Any:
+    """A model that often agrees with the target."""
+    return hf_models.with_noise(target, 0.2)
+
+
+def named(text: str) -> Make:
+    """A drafter that needs its name only."""
+    return lambda target, folder: text
+
+
+NAMED: dict[str, Make] = {
+    name: named(name) for name in ("prompt_lookup", "ngram", "random", "nasd", "suffix_automaton")
+}
+OTHERS: dict[str, Make] = {
+    "unigram": named("ngram:1"),
+    "bigram": named("ngram:2"),
+    "model": lambda target, folder: ModelDrafter(draft_model(target)),
+}
+# With the layout of the trees.
+TREES: dict[str, tuple[Make, Any]] = {
+    "model, tree": (lambda target, folder: draft_model(target), TreeSpec.branching((2, 1, 1))),
+    "merged": (
+        lambda target, folder: ["prompt_lookup", "ngram:2", draft_model(target)],
+        TrieTree(2, GAMMA, 6),
+    ),
+    "merged, drawn": (
+        lambda target, folder: ["ngram:2", draft_model(target)],
+        TrieTree(1, GAMMA),
+    ),
+}
+
+
+def make(name: str, target: Any, folder: Path) -> dict[str, Any]:
+    """The arguments of `generate` that choose a drafter."""
+    if name in TREES:
+        made, tree = TREES[name]
+        return {"drafter": made(target, folder), "tree": tree}
+    return {"drafter": {**NAMED, **OTHERS}[name](target, folder)}
+
+
+ALL = (*NAMED, *OTHERS, *TREES)
