@@ -1,0 +1,210 @@
+"""Compares drafters that copy by tokens per round on greedy texts of SmolLM2-135M.
+
+    python -m bench.drafter_acceptance [--prompts FILE] [--limit PROMPTS] [--tokens N] [--json FILE]
+
+Greedy text does not depend on the drafter, so it is generated once and replayed: each drafter is
+asked at every length that its rounds reach, and the drafts that agree with the text are accepted.
+The texts are generated with prompt lookup, whose statistics must agree with its replay. Nothing
+here is timed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+import typer
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+from specdec_hf import (
+    DraftContext,
+    Drafter,
+    History,
+    PromptLookupDrafter,
+    SuffixAutomatonDrafter,
+    TreeDrafter,
+    TrieTree,
+    generate,
+)
+from specdec_hf.cli.prompts import Prompt, read_prompts, shipped_prompts
+from specdec_hf.cli.weights import load_embedded
+from specdec_hf.drafters.trie import TrieDrafter
+
+GAMMA = 7
+console = Console(highlight=False, width=120)
+
+
+@dataclass
+class Text:
+    """A prompt and its greedy continuation."""
+
+    category: str
+    tokens: list[int]
+    prompt_length: int
+
+
+@dataclass
+class Counts:
+    """The outcome of replayed rounds."""
+
+    rounds: int = 0
+    accepted: int = 0
+    drafted: int = 0
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(
+            self.rounds + other.rounds,
+            self.accepted + other.accepted,
+            self.drafted + other.drafted,
+        )
+
+    @property
+    def tokens_per_round(self) -> float:
+        return 1 + self.accepted / self.rounds
+
+
+def drafters(gamma: int = GAMMA) -> dict[str, Drafter | TreeDrafter]:
+    """The drafters that are compared, prompt lookup first."""
+
+    def tree(chains: int, *given: Drafter) -> TreeDrafter:
+        return TrieDrafter(given, TrieTree(chains, gamma))
+
+    return {
+        "prompt lookup": PromptLookupDrafter(),
+        "prompt lookup, tree of 4": tree(4, PromptLookupDrafter()),
+        "suffix automaton": SuffixAutomatonDrafter(),
+        "suffix automaton, tree of 4": tree(4, SuffixAutomatonDrafter()),
+        "both, tree of 2 and 2": tree(2, SuffixAutomatonDrafter(), PromptLookupDrafter()),
+        "both, tree of 4 and 4": tree(4, SuffixAutomatonDrafter(), PromptLookupDrafter()),
+    }
+
+
+def replay(drafter: Drafter | TreeDrafter, text: Text, model: Any, gamma: int = GAMMA) -> Counts:
+    """Count the rounds that the loop would make, and what they would accept."""
+    tokens, counts = np.array([text.tokens]), Counts()
+    drafter.start(
+        DraftContext(
+            model=model, rule="greedy", temperature=0.0, top_k=0, top_p=1.0, min_p=0.0,
+            seeds=torch.zeros(1, dtype=torch.int64), batch_size=1, max_length=tokens.shape[1],
+            max_draft=gamma,
+        )
+    )  # fmt: skip
+    length = text.prompt_length
+    while length < tokens.shape[1]:
+        history = History(tokens[:, :length].copy(), np.array([length]), np.array([True]))
+        wanted = min(gamma, tokens.shape[1] - length - 1)
+        accepted, drafted = _agreeing(drafter, history, wanted, tokens[0, length:])
+        counts.rounds += 1
+        counts.accepted += accepted
+        counts.drafted += drafted
+        length += accepted + 1
+    return counts
+
+
+def _agreeing(
+    drafter: Drafter | TreeDrafter, history: History, wanted: int, rest: NDArray[np.int64]
+) -> tuple[int, int]:
+    """How many drafts agree with the text from the root down, and how many there are."""
+    if wanted == 0:
+        return 0, 0
+    if isinstance(drafter, TreeDrafter):
+        tree = drafter.propose(history, np.array([wanted]))
+        if tree is None:
+            return 0, 0
+        nodes, parents = tree.tokens[0].tolist(), tree.parents[0].tolist()
+    else:
+        draft = drafter.propose(history, wanted)
+        if draft is None:
+            return 0, 0
+        nodes = draft.tokens[0].tolist()
+        parents = list(range(-1, len(nodes) - 1))
+    at, depth = -1, 0
+    for n, (token, parent) in enumerate(zip(nodes, parents, strict=True)):
+        if parent == at and depth < len(rest) and token == rest[depth]:
+            at, depth = n, depth + 1
+    return depth, sum(token >= 0 for token in nodes)
+
+
+def choose(prompts: Sequence[Prompt], limit: int) -> list[Prompt]:
+    """The first ``limit`` prompts of each category."""
+    seen: Counter[str] = Counter()
+    chosen = []
+    for prompt in prompts:
+        seen[prompt.category] += 1
+        if seen[prompt.category] <= limit:
+            chosen.append(prompt)
+    return chosen
+
+
+def greedy_text(model: Any, tokenizer: Any, prompt: Prompt, tokens: int) -> tuple[Text, Any]:
+    """The model's answer to the first turn, and the statistics of drafting it by prompt lookup."""
+    chat = tokenizer.apply_chat_template(
+        [{"role": "user", "content": prompt.turns[0]}], add_generation_prompt=True, tokenize=False
+    )
+    inputs = tokenizer(chat, return_tensors="pt")
+    out = generate(
+        model, **inputs, drafter=PromptLookupDrafter(), gamma=GAMMA, max_new_tokens=tokens,
+        do_sample=False, guard=False, return_dict_in_generate=True,
+    )  # fmt: skip
+    return Text(prompt.category, out.sequences[0].tolist(), inputs["input_ids"].shape[1]), out.stats
+
+
+def main(
+    prompts: Annotated[
+        Path | None, typer.Option(help='JSON lines with "turns" (Spec-Bench format).')
+    ] = None,
+    limit: Annotated[int, typer.Option(help="Prompts of each category.")] = 2,
+    tokens: Annotated[int, typer.Option(help="New tokens of each text.")] = 96,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write the counts of each category here.")
+    ] = None,
+) -> None:
+    """Print tokens per round of each drafter."""
+    model, tokenizer = load_embedded()
+    chosen = choose(read_prompts(prompts or shipped_prompts()), limit)
+    totals: dict[str, dict[str, Counts]] = {}
+    for number, prompt in enumerate(chosen, 1):
+        text, measured = greedy_text(model, tokenizer, prompt, tokens)
+        for name, drafter in drafters().items():
+            got = replay(drafter, text, model)
+            by_category = totals.setdefault(name, {})
+            by_category[text.category] = by_category.get(text.category, Counts()) + got
+            if name == "prompt lookup":
+                replayed = (got.rounds, got.accepted)
+                console.print(f"{number}/{len(chosen)} {text.category}: {got.tokens_per_round:.2f}")
+                if replayed != (measured.rounds, measured.accepted):
+                    console.print(
+                        f"replayed rounds and drafts {replayed} are not those of the loop, "
+                        f"{(measured.rounds, measured.accepted)}"
+                    )
+    table = Table(
+        "drafter", "drafted a round", "tokens a round", "of prompt lookup",
+        title=f"{len(chosen)} prompts, {tokens} tokens each, at most {GAMMA} drafts deep",
+    )  # fmt: skip
+    first = 0.0
+    for name, by_category in totals.items():
+        parts = by_category.values()
+        both = sum(parts, Counts())
+        first = first or both.tokens_per_round
+        table.add_row(
+            name, f"{both.drafted / both.rounds:.1f}", f"{both.tokens_per_round:.3f}",
+            f"{both.tokens_per_round / first:.3f}",
+        )  # fmt: skip
+    console.print(table)
+    if json_file is not None:
+        plain = {
+            name: {category: vars(counts) for category, counts in by_category.items()}
+            for name, by_category in totals.items()
+        }
+        json_file.write_text(json.dumps(plain, indent=1))
+
+
+if __name__ == "__main__":
+    typer.run(main)
