@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from specdec_hf import ModelDrafter, TreeSpec, TrieTree
 from support import hf_models
 from support.drafter_proof import GAMMA
@@ -26,9 +27,19 @@ def named(text: str) -> Make:
     return lambda target, folder: text
 
 
+def datastore(target: Any, folder: Path) -> str:
+    """REST with a file of random tokens."""
+    from specdec_host import Corpus  # noqa: PLC0415  # the other cases do without it
+
+    vocab_size = target.config.vocab_size
+    tokens = np.random.default_rng(0).integers(0, vocab_size, 3000)
+    Corpus(tokens).save(folder / "datastore", vocab_size=vocab_size)
+    return f"rest:{folder / 'datastore'}"
+
+
 NAMED: dict[str, Make] = {
     name: named(name) for name in ("prompt_lookup", "ngram", "random", "nasd", "suffix_automaton")
-}
+} | {"rest": datastore}
 OTHERS: dict[str, Make] = {
     "unigram": named("ngram:1"),
     "bigram": named("ngram:2"),
