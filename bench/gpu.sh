@@ -81,7 +81,7 @@ build() {
   local torch
   torch=$("$python" -c 'import os, torch; print(os.path.dirname(torch.__file__))') || return 1
   cmake -S . -B build/gpu -DCMAKE_BUILD_TYPE=Release -DTORCH_ROOT="$torch" -DSPECDEC_CUDA=on \
-    -DCMAKE_CUDA_ARCHITECTURES=native &&
+    -DSPECDEC_HOST=off -DCMAKE_CUDA_ARCHITECTURES=native &&
     cmake --build build/gpu --parallel && cp build/gpu/_C.so specdec_kernels/_C.so
 }
 

@@ -1,12 +1,15 @@
-"""The replay of greedy texts counts what the loop counts."""
+"""The replay of greedy texts counts what the loop counts; the speed of the suffix automaton."""
 
+import numpy as np
 import pytest
 from specdec_hf import PromptLookupDrafter, SuffixAutomatonDrafter, TrieTree, generate
 from specdec_hf.drafters.trie import TrieDrafter
+from specdec_host import Corpus
 from support import hf_models
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 
 from bench.drafter_acceptance import Text, choose, drafters, replay
+from bench.suffix_automaton import LIMIT, markov_text, steps
 
 GAMMA, NEW = 4, 60
 
@@ -46,3 +49,10 @@ def test_prompts_are_chosen_by_category():
 
     chosen = choose([Prompt(c) for c in "aabab"], 2)
     assert [p.category for p in chosen] == list("aabb")
+
+
+def test_a_step_of_the_suffix_automaton_takes_at_most_50_microseconds():
+    """The median at 8,000 tokens; bench/suffix_automaton.py also has a corpus of 1,000,000."""
+    corpus = Corpus(markov_text(100_000, seed=0))
+    us = steps(markov_text(10_000, seed=1), 8000, corpus, 4, 300)
+    assert np.median(us[:, 0]) <= LIMIT
