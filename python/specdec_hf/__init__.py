@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from specdec_hf.drafters.rest import RestDrafter
     from specdec_hf.drafters.suffix_automaton import SuffixAutomatonDrafter
     from specdec_hf.drafters.text import TextDrafter
+    from specdec_hf.drafters.token_recycling import TokenRecyclingDrafter
     from specdec_hf.schedules.benefit_guard import BenefitGuard
     from specdec_hf.trees.acceptance_file import load_acceptance, save_acceptance
     from specdec_hf.trees.layouts import EagleTree, TreeSpec, TrieTree
@@ -60,6 +61,7 @@ __all__ = [
     "Step",
     "SuffixAutomatonDrafter",
     "TextDrafter",
+    "TokenRecyclingDrafter",
     "TreeDraft",
     "TreeDrafter",
     "TreeOutcome",
@@ -100,6 +102,7 @@ _MODULES = {
     "decode.check_drafter": ("DrafterCheck", "check_drafter"),
     "drafters.text": ("TextDrafter",),
     "decode.generate": ("SpeculativeDecoder", "generate"),
+    "drafters.token_recycling": ("TokenRecyclingDrafter",),
     "schedules.benefit_guard": ("BenefitGuard",),
     "trees.acceptance_file": ("load_acceptance", "save_acceptance"),
     "trees.layouts": ("EagleTree", "TreeSpec", "TrieTree"),

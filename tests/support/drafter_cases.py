@@ -37,8 +37,9 @@ def datastore(target: Any, folder: Path) -> str:
     return f"rest:{folder / 'datastore'}"
 
 
+LEARNING = ("ngram", "nasd", "token_recycling")
 NAMED: dict[str, Make] = {
-    name: named(name) for name in ("prompt_lookup", "ngram", "random", "nasd", "suffix_automaton")
+    name: named(name) for name in ("prompt_lookup", "random", "suffix_automaton", *LEARNING)
 } | {"rest": datastore}
 OTHERS: dict[str, Make] = {
     "unigram": named("ngram:1"),

@@ -9,8 +9,10 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import numpy as np
 import torch
-from specdec_hf import Draft, Drafter, History, generate
+from numpy.typing import NDArray
+from specdec_hf import Draft, Drafter, History, TreeDraft, TreeDrafter, generate
 from support import hf_models
 from support.providers import chi_square
 
@@ -109,11 +111,31 @@ def lying(drafter: Drafter) -> Drafter:
         def propose(self, history: History, gamma: int) -> Draft | None:
             draft = super().propose(history, gamma)
             if draft is not None:
-                rows = torch.zeros((*draft.tokens.shape, VOCAB))
-                sums = rows.logsumexp(dim=-1)
-                no_threshold = torch.full_like(sums, -torch.inf)
-                draft.distribution = SampledDraft(rows, sums, no_threshold, 1.0)
+                draft.distribution = _uniform(tuple(draft.tokens.shape))
             return draft
 
     drafter.__class__ = Lies
     return drafter
+
+
+def lying_tree(drafter: TreeDrafter) -> TreeDrafter:
+    """The drafter, but it says that its drafts were drawn from the uniform distribution."""
+
+    class Lies(type(drafter)):  # type: ignore[misc]
+        rules = ("multi_draft",)
+
+        def propose(self, history: History, limits: NDArray[np.int64]) -> TreeDraft | None:
+            draft = super().propose(history, limits)
+            if draft is not None:
+                draft.distribution = _uniform((len(draft.tokens), 1))
+                draft.draft_rows = torch.zeros_like(draft.tokens, dtype=torch.int32)
+            return draft
+
+    drafter.__class__ = Lies
+    return drafter
+
+
+def _uniform(shape: tuple[int, ...]) -> SampledDraft:
+    rows = torch.zeros((*shape, VOCAB))
+    sums = rows.logsumexp(dim=-1)
+    return SampledDraft(rows, sums, torch.full_like(sums, -torch.inf), 1.0)

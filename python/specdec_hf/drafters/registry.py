@@ -63,6 +63,11 @@ DRAFTERS: dict[str, Entry] = {
     "nasd": Entry(
         "NasdDrafter", "counts n-grams of the text and of the target's most likely next tokens"
     ),
+    "token_recycling": Entry(
+        "TokenRecyclingDrafter",
+        "trees of the tokens that the target last held for likely behind each token",
+        own_tree=True,
+    ),
 }
 
 

@@ -1,0 +1,199 @@
+"""Token recycling: the adjacency matrix, the trees that it fills, and the text they draft for."""
+
+import numpy as np
+import pytest
+from hf.test_generate import NEW, RAGGED, run
+from specdec_hf import Candidates, History, TokenRecyclingDrafter, TreeSpec
+from specdec_hf.drafters.host_tree import ROOT, HostTree
+from support import hf_models
+from support.drafter_proof import assert_greedy_identical, joint_p_value, lying_tree
+from support.hf_models import one_thread  # noqa: F401  # autouse here
+from support.providers import SIGNIFICANCE
+
+WIDE = TreeSpec.branching((3, 2, 1))
+
+
+def test_paths_of_a_tree_share_their_common_prefix():
+    tree = HostTree(limit=3)
+    assert tree.path([5, 6, 7, 8]) == [0, 1, 2]
+    assert tree.path([5, 9]) == [0, 3]
+    assert tree.child(ROOT, 6) == 4
+    assert tree.child(2, 8) is None
+    assert tree.tokens == [5, 6, 7, 9, 6]
+    assert tree.parents == [ROOT, 0, 1, 0, ROOT]
+    assert tree.depths == [1, 2, 3, 2, 1]
+
+
+class Context:
+    """Two sequences of a model with 67 tokens."""
+
+    batch_size = 2
+    model = hf_models.tiny("llama")
+
+
+def one_history(*texts, active=(True, True)):
+    tokens = np.zeros((len(texts), 20), dtype=np.int64)
+    for b, text in enumerate(texts):
+        tokens[b, : len(text)] = text
+    return History(tokens, np.array([len(text) for text in texts]), np.array(active))
+
+
+def started(*arguments, **options):
+    drafter = TokenRecyclingDrafter(*arguments, **options)
+    drafter.start(Context())
+    return drafter
+
+
+def proposed(drafter, history, limits=(9, 9)):
+    """Each sequence's paths of tokens from the root to every node."""
+    draft = drafter.propose(history, np.array(limits))
+    if draft is None:
+        return None
+    paths = []
+    for tokens, parents in zip(draft.tokens.tolist(), draft.parents.tolist(), strict=True):
+        of = {-1: []}
+        for n, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
+            if token >= 0:
+                of[n] = [*of[parent], token]
+        paths.append(list(of.values())[1:])
+    assert draft.depth == max(len(path) for some in paths for path in some)
+    return paths
+
+
+def test_the_tree_is_filled_from_the_matrix():
+    drafter = started(TreeSpec.branching((2, 2)), 2)
+    prompts = [4, 1, 2, 1, 3, 1], [5, 6, 5]
+    # The latest follower of 1 is 3; its only follower is 1, as that of 2 is.
+    assert proposed(drafter, one_history(*prompts)) == [[[3], [2], [3, 1], [2, 1]], [[6], [6, 5]]]
+    # Behind 1 the target holds 7 and 3 for likely, and it has read the drafts 3 and 2 as well.
+    tokens = np.array([[1, 3, 2, 1], [5, 6, -1, -1]])
+    parents = np.array([[-1, 0, 0, 2], [-1, 0, -1, -1]])
+    ids = np.array([[[9, 9], [8, 4], [2, 1], [7, 3]], [[6, 5], [5, 6], [1, 1], [1, 1]]])
+    drafter.observe(one_history(*prompts), Candidates(tokens, parents, ids))
+    history = one_history([*prompts[0], 9, 1], [*prompts[1], 6])
+    assert drafter._rows[0] == {1: [7, 3], 2: [2, 1], 3: [8, 4], 4: [1]}
+    assert proposed(drafter, history) == [
+        [[7], [3], [3, 8], [3, 4]],
+        [[5], [6], [5, 6], [5, 5], [6, 5], [6, 6]],
+    ]
+    assert proposed(drafter, history, (1, 0)) == [[[7], [3]], []]
+    ended = one_history([*prompts[0], 9], [*prompts[1], 6], active=(True, False))
+    assert proposed(drafter, ended) is None
+    drafter.observe(ended, Candidates(tokens, parents, ids + 1))
+    assert drafter._rows[1] == {5: [6, 5], 6: [5, 6]}
+
+
+class Recorder(TokenRecyclingDrafter):
+    """Compares each tree with its definition, over all that the target has shown."""
+
+    def start(self, context):
+        super().start(context)
+        self.shown = [{} for _ in range(context.batch_size)]
+        self.first = None
+        self.nodes = 0
+
+    def row(self, b, token):
+        if token in self.shown[b]:
+            return self.shown[b][token]
+        text = self.first[b]
+        after = [text[i + 1] for i in range(len(text) - 2, -1, -1) if text[i] == token]
+        return list(dict.fromkeys(after))[: self.candidates]
+
+    def remember(self, history):
+        self.first = self.first or [
+            text[:n].tolist() for text, n in zip(history.tokens, history.lengths, strict=True)
+        ]
+
+    def propose(self, history, limits):
+        self.remember(history)
+        draft = super().propose(history, limits)
+        for b in np.flatnonzero(history.active):
+            paths = {-1: [int(history.tokens[b, history.lengths[b] - 1])]}
+            for n, parent in enumerate(self.tree.parents):
+                row = self.row(b, paths[parent][-1]) if paths[parent] else []
+                known = self.tree.ranks[n] < len(row) and self.tree.depths[n] <= limits[b]
+                paths[n] = [*paths[parent], row[self.tree.ranks[n]]] if known else []
+            expected = sorted(path[1:] for path in paths.values() if path[1:])
+            got = {-1: []}
+            for n, token in enumerate(draft.tokens[b].tolist() if draft else []):
+                if token >= 0:
+                    got[n] = [*got[int(draft.parents[b, n])], token]
+            assert sorted(path for path in got.values() if path) == expected
+            self.nodes += len(expected)
+        return draft
+
+    def observe(self, history, candidates):
+        self.remember(history)
+        super().observe(history, candidates)
+        for b in np.flatnonzero(history.active):
+            for token, row in zip(candidates.tokens[b], candidates.ids[b], strict=True):
+                if token >= 0:
+                    self.shown[b][int(token)] = row.tolist()
+
+
+def test_matrix_and_trees_follow_their_definition():
+    drafter = Recorder(TreeSpec((-1, -1, 0, 0, 1, 2), (0, 2, 0, 1, 3, 0)), 5)
+    run(hf_models.tiny("llama"), hf_models.prompts(RAGGED), drafter=drafter, max_new_tokens=30)
+    assert drafter.nodes > 100
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_greedy_equals_plain_generation(name):
+    stats = assert_greedy_identical(lambda: TokenRecyclingDrafter(WIDE), hf_models.tiny(name))
+    assert stats.drafter == "token_recycling"
+    assert_greedy_identical(lambda: "token_recycling", hf_models.tiny(name))
+
+
+@pytest.mark.parametrize("rule", ["target_only", "match"])
+def test_a_sequence_does_not_depend_on_its_batch_or_an_earlier_call(rule):
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts(RAGGED)
+    drafter = TokenRecyclingDrafter(WIDE)
+    kwargs = {"drafter": drafter, "rule": rule, "do_sample": True, "temperature": 0.3}
+    together = run(model, inputs, **kwargs, seed=[5, 6, 7])
+    assert together.stats.accepted > 0
+    for b, length in enumerate(RAGGED):
+        alone = {key: value[b : b + 1, -length:] for key, value in inputs.items()}
+        got = run(model, alone, **kwargs, seed=5 + b)
+        assert together.sequences[b, -NEW:].tolist() == got.sequences[0, -NEW:].tolist()
+        assert together.stats.sequences[b].drafted == got.stats.sequences[0].drafted
+
+
+def test_what_a_call_has_learnt_can_be_inherited():
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9,))
+    expected = model.generate(**inputs, max_new_tokens=NEW, do_sample=False).tolist()
+    for inherit in (False, True):
+        drafter = TokenRecyclingDrafter(WIDE, inherit=inherit)
+        first, second = (run(model, inputs, drafter=drafter) for _ in range(2))
+        assert first.sequences.tolist() == second.sequences.tolist() == expected
+        assert (first.stats.accepted < second.stats.accepted) == inherit
+    learnt = drafter._rows[0]
+    batch = run(model, hf_models.prompts((4, 5)), drafter=drafter, max_new_tokens=1)
+    assert batch.stats.drafted == 0
+    assert all(learnt.keys() <= rows.keys() for rows in drafter._rows)
+    other = hf_models.build("llama", vocab_size=97)
+    run(other, inputs, drafter=drafter, max_new_tokens=1)
+    assert len(drafter._rows[0]) < len(learnt)
+
+
+def test_the_distribution_of_the_text_is_the_targets():
+    drafter = TokenRecyclingDrafter(TreeSpec.branching((2, 1)))
+    assert joint_p_value(drafter, "target_only", gamma=None) > SIGNIFICANCE
+
+
+def test_a_drafter_that_lies_about_its_distribution_is_rejected():
+    drafter = lying_tree(TokenRecyclingDrafter(TreeSpec.branching((2, 1))))
+    assert joint_p_value(drafter, "multi_draft", gamma=None) < SIGNIFICANCE
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"tree": (2, 1)}, TypeError, r"tree must be None or a TreeSpec, got \(2, 1\)"),
+        ({"tree": WIDE, "top_k": 2}, ValueError, "ranks of tree must be below top_k=2, got 2"),
+        ({"top_k": 0}, ValueError, r"top_k must be an integer in \[1, 1024\], got 0"),
+        ({"inherit": 1}, TypeError, "inherit must be True or False, got 1"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments, error, message):
+    with pytest.raises(error, match=message):
+        TokenRecyclingDrafter(**arguments)
