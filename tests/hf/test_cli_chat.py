@@ -19,7 +19,7 @@ def conversation():
     with torch.no_grad():
         model.lm_head.weight[: ord("A") - 33] = 0
         model.lm_head.weight[ord("Z") - 32 :] = 0
-    loaded = Loaded(model, cli_models.tokenizer(), "prompt_lookup", "tiny")
+    loaded = Loaded(model, cli_models.tokenizer(), ["prompt_lookup"], "tiny")
     settings = Settings(max_new_tokens=12, sampling={"temperature": 0.0})
     return Conversation(loaded, SpeculativeDecoder("prompt_lookup"), settings)
 

@@ -16,6 +16,7 @@ from rich.table import Table
 from typer.core import TyperGroup
 
 from specdec_hf.cli import interrupt, options
+from specdec_hf.cli.bench import bench
 from specdec_hf.cli.build import build_ngram, build_rest
 from specdec_hf.cli.chat import chat
 from specdec_hf.cli.checks import Settings, check, check_json, check_limit, check_text
@@ -217,6 +218,8 @@ def check_command(
     settings = Settings(model=model, dtype=dtype, device=device)
     check_fits(settings, check(settings))
 
+
+app.command("bench")(no_traceback(bench))
 
 build = typer.Typer(
     cls=OneLineGroup,

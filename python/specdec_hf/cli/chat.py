@@ -99,7 +99,7 @@ def chat(settings: Settings, sources: Sources) -> None:
         loaded = load_models(settings, sources, say)
         if loaded.tokenizer.chat_template is None:
             fail(f"chat needs a chat template, which the tokenizer of {loaded.title} lacks")
-    conversation = Conversation(loaded, make_decoder(settings, loaded), settings)
+    conversation = Conversation(loaded, make_decoder(settings, loaded.drafter), settings)
     _greet(loaded, interactive)
     try:
         answered = _talk(conversation, interactive)

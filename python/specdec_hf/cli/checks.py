@@ -81,7 +81,7 @@ def check(settings: Settings) -> Sources:
         fail(f"--max-new-tokens must be in [1, 2**31), got {settings.max_new_tokens}")
     if settings.seed is not None and not -(2**63) <= settings.seed < 2**63:
         fail(f"--seed must be in [-2**63, 2**63), got {settings.seed}")
-    _check_choice("--dtype", settings.dtype, DTYPES)
+    check_choice("--dtype", settings.dtype, DTYPES)
     if settings.device is not None and not DEVICE.fullmatch(settings.device):
         fail(f"--device must be cpu, cuda, cuda:N or mps, got {settings.device!r}")
     if settings.system is not None:
@@ -115,10 +115,10 @@ def _check_drafting(settings: Settings) -> None:
     settings.tree = parse_branching(settings.tree)
     if drafts is not None and not 0 <= drafts <= MAX_NUM_ASSISTANT_TOKENS:
         fail(f"--num-assistant-tokens must be in [0, {MAX_NUM_ASSISTANT_TOKENS}], got {drafts}")
-    _check_choice("--num-assistant-tokens-schedule", schedule, SCHEDULES)
+    check_choice("--num-assistant-tokens-schedule", schedule, SCHEDULES)
     if several and "none" in settings.drafter:
         fail(f"--drafter none must be the only one, got {', '.join(settings.drafter)}")
-    own_tree = [name for name in settings.drafter if _has_own_tree(name)]
+    own_tree = [name for name in settings.drafter if has_own_tree(name)]
     for option, given in (
         ("--num-assistant-tokens", drafts is not None),
         ("--num-assistant-tokens-schedule", schedule != "constant"),
@@ -159,7 +159,7 @@ def _check_rule(settings: Settings, drafters: list[Source | None]) -> None:
         rules, which = TRIE_RULES, " with several --drafter"
     else:
         rules, which = MODEL_TREE_RULES, " with --tree"
-    _check_choice("--rule", settings.rule, ("auto", *rules), which)
+    check_choice("--rule", settings.rule, ("auto", *rules), which)
     if settings.rule == "greedy" and settings.do_sample:
         fail(
             "--rule greedy needs --temperature 0: it would not keep the distribution of sampled "
@@ -167,12 +167,14 @@ def _check_rule(settings: Settings, drafters: list[Source | None]) -> None:
         )
 
 
-def _has_own_tree(name: str) -> bool:
+def has_own_tree(name: str) -> bool:
+    """Whether a ``--drafter`` drafts trees of its own."""
     entry = DRAFTERS.get(name.partition(":")[0])
     return entry is not None and entry.own_tree
 
 
-def _check_choice(option: str, value: str, choices: tuple[str, ...], which: str = "") -> None:
+def check_choice(option: str, value: str, choices: tuple[str, ...], which: str = "") -> None:
+    """Refuse a value that is not among the choices."""
     if value not in choices:
         fail(f"{option} must be one of {', '.join(choices)}{which}, got {value!r}")
 

@@ -35,8 +35,13 @@ class Loaded:
 
     model: Any
     tokenizer: Any
-    drafter: Any
+    drafters: list[Any]
     title: str
+
+    @property
+    def drafter(self) -> Any:
+        """The argument ``drafter`` of `generate`."""
+        return self.drafters if len(self.drafters) > 1 else self.drafters[0]
 
     @property
     def dtype(self) -> str:
@@ -119,8 +124,7 @@ def _load(
             drafters.append(with_fewer_layers(model, int(name.removeprefix(LAYERS))))
         else:
             drafters.append(made)
-    drafter = drafters if len(drafters) > 1 else drafters[0]
-    return Loaded(model, tokenizer, drafter, sources.model.title)
+    return Loaded(model, tokenizer, drafters, sources.model.title)
 
 
 def _named_drafter(name: str, tokenizer: Any) -> Any:

@@ -44,7 +44,7 @@ def run(
         loaded = load_models(
             settings, sources, say, functools.partial(_check_prompts, prompts, settings)
         )
-        decoder = make_decoder(settings, loaded)
+        decoder = make_decoder(settings, loaded.drafter)
         say("warming up")
         _warm_up(loaded, decoder, settings, compare=compare)
 
@@ -101,12 +101,12 @@ def load_models(
     return load(settings, sources, say, check_tokenizer)
 
 
-def make_decoder(settings: Settings, loaded: Loaded) -> SpeculativeDecoder:
-    """The decoder of checked settings."""
+def make_decoder(settings: Settings, drafter: Any) -> SpeculativeDecoder:
+    """The decoder of checked settings and a loaded drafter."""
     from specdec_hf.decode.generate import SpeculativeDecoder
 
     return SpeculativeDecoder(
-        loaded.drafter,
+        drafter,
         num_assistant_tokens=settings.num_assistant_tokens,
         tree=settings.tree,
         num_assistant_tokens_schedule=settings.num_assistant_tokens_schedule,
@@ -159,7 +159,7 @@ def _answer(
     for text in prompt.turns:
         chat.append({"role": "user", "content": text})
         inputs = encode(tokenizer, chat, loaded.model.device)
-        with _progress() as progress:
+        with progress() as bar:
             total = settings.max_new_tokens * (2 if compare else 1)
             turn = run_turn(
                 loaded.model,
@@ -167,9 +167,7 @@ def _answer(
                 decoder,
                 generation_arguments(settings),
                 compare=compare,
-                on_tokens=functools.partial(
-                    progress.advance, progress.add_task(where, total=total)
-                ),
+                on_tokens=functools.partial(bar.advance, bar.add_task(where, total=total)),
             )
         chat.append({"role": "assistant", "content": turn.to_dict(tokenizer)["text"]})
         turns.append(turn)
@@ -217,7 +215,8 @@ def _report_difference(loaded: Loaded) -> None:
     )
 
 
-def _progress() -> Progress:
+def progress() -> Progress:
+    """A bar on standard error, where that is a terminal."""
     return Progress(
         SpinnerColumn(),
         TextColumn("{task.description}", markup=False),
@@ -232,6 +231,6 @@ def _progress() -> Progress:
 @contextmanager
 def progress_bar() -> Iterator[Callable[[str], None]]:
     """A bar without an end while models are loaded; yields what changes its text."""
-    with _progress() as progress:
-        task = progress.add_task("", total=None)
-        yield lambda text: progress.update(task, description=text)
+    with progress() as bar:
+        task = bar.add_task("", total=None)
+        yield lambda text: bar.update(task, description=text)

@@ -1,0 +1,254 @@
+"""The command ``bench``: drafters and schedules against plain generation, on a file of prompts."""
+
+# ruff: noqa: PLC0415  # torch loads at first use; see app.py
+from __future__ import annotations
+
+import platform
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from specdec_hf.cli import options
+from specdec_hf.cli.checks import (
+    DTYPES,
+    Settings,
+    Sources,
+    check,
+    check_choice,
+    check_limit,
+    check_output,
+    has_own_tree,
+)
+from specdec_hf.cli.prompts import Prompt, read_prompts
+from specdec_hf.cli.report import collect_info, write_json
+from specdec_hf.cli.run import encode, generation_arguments, load_models, make_decoder, progress
+from specdec_hf.cli.terminal import console, visible
+from specdec_hf.drafters.registry import DRAFTERS
+
+if TYPE_CHECKING:
+    from specdec_hf.cli.bench_runs import Config, Row
+    from specdec_hf.cli.load import Loaded
+
+MERGED = "+"
+ALL = [name for name, entry in DRAFTERS.items() if not entry.needs_value]
+
+Questions = Annotated[
+    str,
+    typer.Option(
+        "--questions",
+        metavar="FILE",
+        help='Prompts as JSON lines with "turns" and "category" (Spec-Bench); the first turn is '
+        "asked.",
+    ),
+]
+Measured = Annotated[
+    list[str],
+    typer.Option(
+        "--drafter",
+        metavar="DRAFTER",
+        help="A drafter to measure, as for generate; a+b merges two. May be repeated.  "
+        "[default: each that has a name, and prompt_lookup+suffix_automaton]",
+    ),
+]
+Schedules = Annotated[
+    list[str],
+    typer.Option(
+        "--num-assistant-tokens-schedule",
+        metavar="NAME",
+        help="A schedule to measure with each drafter of chains. May be repeated.  "
+        "[default: constant]",
+    ),
+]
+Dtypes = Annotated[
+    list[str],
+    typer.Option(
+        "--dtype",
+        metavar="DTYPE",
+        help=f"{', '.join(DTYPES)}. May be repeated.  [default: float32]",
+    ),
+]
+PerCategory = Annotated[
+    int | None,
+    typer.Option("--limit", metavar="N", help="Only the first N prompts of each category."),
+]
+Markdown = Annotated[
+    Path | None, typer.Option("--markdown", metavar="FILE", help="Write the tables here.")
+]
+
+
+def bench(
+    questions: Questions,
+    model: options.ModelName = "embedded",
+    drafter: Measured = (),  # type: ignore[assignment]
+    schedule: Schedules = (),  # type: ignore[assignment]
+    dtype: Dtypes = (),  # type: ignore[assignment]
+    device: options.Device = None,
+    num_assistant_tokens: options.NumAssistantTokens = None,
+    max_new_tokens: options.MaxNewTokens = 64,
+    limit: PerCategory = None,
+    json_file: options.JsonFile = None,
+    markdown: Markdown = None,
+) -> None:
+    """Measure drafters and schedules against plain generation and Transformers' prompt lookup.
+
+    Every prompt is answered greedily with each of them, in turns. Speeds are compared within this
+    run only.
+    """
+    check_limit(limit)
+    read = [Path(questions)]
+    for option, path in (("--json", json_file), ("--markdown", markdown)):
+        if path is not None:
+            check_output(option, path, read)
+    dtypes = list(dict.fromkeys(dtype)) or ["float32"]
+    for one in dtypes:
+        check_choice("--dtype", one, DTYPES)
+    drafters = list(drafter) or [*ALL, f"prompt_lookup{MERGED}suffix_automaton"]
+    common = Settings(model=model, drafter=("none",), device=device, max_new_tokens=max_new_tokens)
+    chosen = [
+        _settings(common, name, kind, num_assistant_tokens)
+        for name in dict.fromkeys(drafters)
+        for kind in _schedules(name, list(dict.fromkeys(schedule)) or ["constant"])
+    ]
+    sources = [check(settings) for settings in (common, *chosen)]
+    prompts = _first_of_each_category(read_prompts(questions), limit)
+    reports, texts = [], []
+    for one in dtypes:
+        rows, title = _measure(one, common, chosen, sources, prompts)
+        table = _markdown(rows, title)
+        print_rows(rows, title)
+        texts.append(table)
+        reports.append({"title": title, "dtype": one, "rows": [row.to_dict() for row in rows]})
+    write_json(json_file, {"info": collect_info(), "results": reports})
+    if markdown is not None:
+        markdown.write_text("\n".join(texts), encoding="utf-8")
+        console.print(visible(f"wrote {markdown}"), style="dim")
+
+
+def _settings(
+    common: Settings, name: str, schedule: str, num_assistant_tokens: int | None
+) -> Settings:
+    """The options of one config, checked as those of ``generate`` are."""
+    parts = name.split(MERGED)
+    own_tree = any(map(has_own_tree, parts))
+    return Settings(
+        model=common.model,
+        drafter=parts,
+        device=common.device,
+        num_assistant_tokens=None if own_tree else num_assistant_tokens,
+        num_assistant_tokens_schedule=schedule,
+        max_new_tokens=common.max_new_tokens,
+    )
+
+
+def _schedules(name: str, schedules: Sequence[str]) -> list[str]:
+    """Those that a drafter takes: trees have a constant one."""
+    parts = name.split(MERGED)
+    return ["constant"] if len(parts) > 1 or has_own_tree(parts[0]) else list(schedules)
+
+
+def _first_of_each_category(prompts: list[Prompt], limit: int | None) -> list[Prompt]:
+    seen: defaultdict[str, int] = defaultdict(int)
+    chosen = []
+    for prompt in prompts:
+        seen[prompt.category] += 1
+        if limit is None or seen[prompt.category] <= limit:
+            chosen.append(prompt)
+    return chosen
+
+
+def _measure(
+    dtype: str,
+    common: Settings,
+    chosen: list[Settings],
+    sources: list[Sources],
+    prompts: list[Prompt],
+) -> tuple[list[Row], str]:
+    names = [name for settings in chosen for name in settings.drafter]
+    together = Settings(model=common.model, drafter=names, dtype=dtype, device=common.device)
+    found = Sources(sources[0].model, [one for each in sources[1:] for one in each.drafters])
+    with progress() as bar:
+        task = bar.add_task("", total=None)
+        loaded = load_models(together, found, lambda text: bar.update(task, description=text))
+        from specdec_hf.cli.bench_runs import run_configs
+
+        configs = _configs(chosen, loaded)
+        answered = _encoded(loaded, prompts)
+        bar.update(task, total=len(configs) * (len(prompts) + 1), description="")
+
+        def advance(text: str) -> None:
+            bar.update(task, advance=1, description=f"{dtype} {text}")
+
+        rows = run_configs(loaded, configs, answered, generation_arguments(common), advance)
+    facts = collect_info()
+    title = (
+        f"{loaded.title}, {loaded.dtype}, {loaded.model.device}, {facts['threads']} threads "
+        f"({platform.machine()}, {facts['cpu_capability']}), {len(prompts)} prompts, "
+        f"{common.max_new_tokens} new tokens"
+    )
+    return rows, title
+
+
+def _configs(chosen: list[Settings], loaded: Loaded) -> list[Config]:
+    from specdec_hf.cli.bench_runs import PLAIN, Config
+    from specdec_hf.decode.generate import SpeculativeDecoder
+
+    number = options.DEFAULT_NUM_ASSISTANT_TOKENS
+    configs = [
+        Config(PLAIN),
+        Config("prompt lookup, Transformers", arguments={"prompt_lookup_num_tokens": number}),
+        Config("plain, specdec", SpeculativeDecoder()),
+    ]
+    left = list(loaded.drafters)
+    for settings in chosen:
+        mine = [left.pop(0) for _ in settings.drafter]
+        decoder = make_decoder(settings, mine if len(mine) > 1 else mine[0])
+        kind = settings.num_assistant_tokens_schedule if settings.tree is None else "tree"
+        name = MERGED.join(settings.drafter)
+        configs.append(Config(name if kind == "constant" else f"{name}, {kind}", decoder, {}, kind))
+    return configs
+
+
+def _encoded(loaded: Loaded, prompts: list[Prompt]) -> list[tuple[str, str, dict[str, Any]]]:
+    encoded = []
+    for prompt in prompts:
+        chat = [{"role": "user", "content": prompt.turns[0]}]
+        inputs = encode(loaded.tokenizer, chat, loaded.model.device)
+        encoded.append((prompt.name, prompt.category, inputs))
+    return encoded
+
+
+COLUMNS = ("config", "tokens/s", "ratio", "median ratio", "tokens a round", "identical texts")
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    rounds = "" if row.tokens_per_round is None else f"{row.tokens_per_round:.2f}"
+    return (
+        row.name,
+        f"{row.tokens_per_second:.1f}",
+        f"{row.ratio:.2f}",
+        f"{row.median_ratio:.2f}",
+        rounds,
+        f"{row.identical} of {row.texts}",
+    )
+
+
+def print_rows(rows: list[Row], title: str) -> None:
+    """Print a table of all configs and the loop's remarks."""
+    table = Table(*COLUMNS, title=visible(title), title_justify="left")
+    for row in rows:
+        table.add_row(*_cells(row))
+    console.print(table)
+    for row in rows:
+        for note in row.notes:
+            console.print(visible(f"{row.name}: {note}"), style="dim")
+
+
+def _markdown(rows: list[Row], title: str) -> str:
+    lines = [f"{title}:", "", "| " + " | ".join(COLUMNS) + " |", "|---" * len(COLUMNS) + "|"]
+    lines += ["| " + " | ".join(_cells(row)) + " |" for row in rows]
+    notes = [f"- {row.name}: {note}" for row in rows for note in row.notes]
+    return "\n".join([*lines, "", *notes, ""])

@@ -1,0 +1,69 @@
+"""The command ``bench`` measures what it names, on every prompt, and writes it twice."""
+
+import json
+
+import pytest
+from support.cli_models import folder, invoke, one_line_error  # noqa: F401
+from support.hf_models import one_thread  # noqa: F401  # autouse here
+
+LINES = "".join(
+    json.dumps({"question_id": n, "category": category, "turns": [f"Say {n} one two one"]}) + "\n"
+    for n, category in enumerate("aabbb")
+)
+
+
+@pytest.fixture
+def questions(tmp_path):
+    path = tmp_path / "questions.jsonl"
+    path.write_text(LINES)
+    return path
+
+
+def test_bench_compares_drafters_and_schedules(folder, questions, tmp_path):  # noqa: F811
+    report, markdown = tmp_path / "out.json", tmp_path / "out.md"
+    result = invoke(
+        "bench", "--questions", questions, "--limit", 2, "--model", folder, "--max-new-tokens", 6,
+        "--drafter", "prompt_lookup", "--drafter", "layers:1", "--drafter", "prompt_lookup+ngram",
+        "--num-assistant-tokens-schedule", "constant", "--num-assistant-tokens-schedule",
+        "heuristic", "--dtype", "float32", "--dtype", "bfloat16", "--json", report,
+        "--markdown", markdown,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    results = json.loads(report.read_text())["results"]
+    assert [entry["dtype"] for entry in results] == ["float32", "bfloat16"]
+    names = [row["name"] for row in results[0]["rows"]]
+    assert names == [
+        "plain, Transformers", "prompt lookup, Transformers", "plain, specdec", "prompt_lookup",
+        "prompt_lookup, heuristic", "layers:1", "layers:1, heuristic", "prompt_lookup+ngram, tree",
+    ]  # fmt: skip
+    for row in results[0]["rows"]:
+        assert row["identical"] == row["texts"] == 4
+        assert [answer["prompt"] for answer in row["answers"]] == ["0", "1", "2", "3"]
+        seconds = sum(answer["seconds"] for answer in row["answers"])
+        tokens = sum(len(answer["tokens"]) for answer in row["answers"])
+        assert row["tokens_per_second"] == pytest.approx(tokens / seconds)
+    assert results[0]["rows"][2]["tokens_per_round"] == 1
+    assert results[0]["rows"][0]["ratio"] == 1
+    text = markdown.read_text()
+    assert text.count("| prompt_lookup, heuristic |") == 2
+    assert "4 of 4" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "Missing option '--questions'"),
+        (["--questions", "nowhere"], "cannot read prompt file nowhere"),
+        (["--questions", "README.md"], "README.md line 1: not valid JSON"),
+        (["--questions", "Q", "--dtype", "int8"], "--dtype must be one of float32"),
+        (["--questions", "Q", "--limit", "0"], "--limit must be >= 1, got 0"),
+        (["--questions", "Q", "--drafter", "a b"], "--drafter must be"),
+        (["--questions", "Q", "--drafter", "ngram+none"], "--drafter none must be the only one"),
+        (["--questions", "Q", "--num-assistant-tokens-schedule", "x"], "schedule must be one of"),
+        (["--questions", "Q", "--markdown", "no/where"], "--markdown: folder no does not exist"),
+        (["--questions", "Q", "--json", "Q"], "--json would overwrite the input file"),
+    ],
+)
+def test_wrong_input_is_one_line(arguments, message, questions):
+    given = [str(questions) if word == "Q" else word for word in arguments]
+    assert message in one_line_error("bench", *given)
