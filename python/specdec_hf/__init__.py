@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         TreeOutcome,
     )
     from specdec_hf.drafters.candidate_generator import from_candidate_generator
+    from specdec_hf.drafters.cascade import HorizontalCascade
     from specdec_hf.drafters.model import ModelDrafter
     from specdec_hf.drafters.nasd import NasdDrafter
     from specdec_hf.drafters.prompt_lookup import PromptLookupDrafter
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from specdec_hf.drafters.suffix_automaton import SuffixAutomatonDrafter
     from specdec_hf.drafters.text import TextDrafter
     from specdec_hf.drafters.token_recycling import TokenRecyclingDrafter
+    from specdec_hf.drafters.vertical_cascade import VerticalCascade
     from specdec_hf.schedules.benefit_guard import BenefitGuard
     from specdec_hf.trees.acceptance_file import load_acceptance, save_acceptance
     from specdec_hf.trees.layouts import EagleTree, TreeSpec, TrieTree
@@ -48,6 +50,7 @@ __all__ = [
     "DrafterCheck",
     "EagleTree",
     "History",
+    "HorizontalCascade",
     "ModelCheck",
     "ModelDrafter",
     "NasdDrafter",
@@ -67,6 +70,7 @@ __all__ = [
     "TreeOutcome",
     "TreeSpec",
     "TrieTree",
+    "VerticalCascade",
     "check_drafter",
     "check_model",
     "from_candidate_generator",
@@ -93,6 +97,7 @@ _MODULES = {
         "TreeDrafter",
         "TreeOutcome",
     ),
+    "drafters.cascade": ("HorizontalCascade",),
     "drafters.candidate_generator": ("from_candidate_generator",),
     "drafters.model": ("ModelDrafter",),
     "drafters.nasd": ("NasdDrafter",),
@@ -101,6 +106,7 @@ _MODULES = {
     "drafters.suffix_automaton": ("SuffixAutomatonDrafter",),
     "decode.check_drafter": ("DrafterCheck", "check_drafter"),
     "drafters.text": ("TextDrafter",),
+    "drafters.vertical_cascade": ("VerticalCascade",),
     "decode.generate": ("SpeculativeDecoder", "generate"),
     "drafters.token_recycling": ("TokenRecyclingDrafter",),
     "schedules.benefit_guard": ("BenefitGuard",),

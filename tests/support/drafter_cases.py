@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from specdec_hf import ModelDrafter, TreeSpec, TrieTree
+from specdec_hf import HorizontalCascade, ModelDrafter, TreeSpec, TrieTree
+from specdec_hf.drafters.random import RandomDrafter
 from support import hf_models
 from support.drafter_proof import GAMMA
 
@@ -45,6 +46,10 @@ OTHERS: dict[str, Make] = {
     "unigram": named("ngram:1"),
     "bigram": named("ngram:2"),
     "model": lambda target, folder: ModelDrafter(draft_model(target)),
+    "horizontal cascade": lambda target, folder: HorizontalCascade(
+        [draft_model(target), RandomDrafter()], [2]
+    ),
+    "vertical cascade": lambda target, folder: [draft_model(target), "prompt_lookup"],
 }
 # With the layout of the trees.
 TREES: dict[str, tuple[Make, Any]] = {

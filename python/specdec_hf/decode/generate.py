@@ -83,7 +83,8 @@ def generate(
         input_ids: [B, T] int64 prompts, padded on the left.
         drafter: None for plain decoding, a name of `specdec_hf.drafters.registry` such as
             "prompt_lookup", a causal LM of the same vocabulary, a `Drafter`, or a `TreeDrafter`,
-            which drafts trees of its own; with ``tree`` also a list of them.
+            which drafts trees of its own; with ``tree`` also a list of them, and without it a list
+            of draft models from large to small, as in `VerticalCascade`.
         num_assistant_tokens: tokens to draft per round; ``gamma`` and ``num_speculative_tokens``
             are aliases. None is the value of the generation config, or 5.
         num_assistant_tokens_schedule: "constant", or "heuristic" (+2 after full acceptance, else

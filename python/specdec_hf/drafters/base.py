@@ -102,6 +102,11 @@ class DraftContext:
     first_number: int = 0
     asked_for_noise: bool = False
 
+    @property
+    def needs_round_noise(self) -> bool:
+        """Whether no two rounds may draw a draft with the same noise."""
+        return self.rule in RULES_NEEDING_ROUND_NOISE
+
     def noise_positions(
         self,
         lengths: NDArray[np.int64] | torch.Tensor,
@@ -134,7 +139,7 @@ class DraftContext:
             raise ValueError(f"index must be in [0, {MAX_NUMBERS}), got {index!r}")
         if not isinstance(lengths, torch.Tensor):
             lengths = torch.from_numpy(lengths.copy()).to(self.seeds.device, non_blocking=True)
-        if self.rule in RULES_NEEDING_ROUND_NOISE:
+        if self.needs_round_noise:
             offsets = (self.first_number + numbers + 1) << 32
         else:
             offsets = numbers if depth is None else np.full_like(numbers, depth - 1)
@@ -248,12 +253,16 @@ class Drafter(AnyDrafter, ABC):
             Drafts without a distribution need no noise.
         draws: whether every draft comes with the distribution that it was drawn from.
         several: whether `propose_several` is overridden, which `TrieTree` then calls.
+        rolls_back: whether the history may end with drafts, as in a cascade. `commit` is then
+            called with the lengths before those drafts and how many of them were kept, and later
+            histories hold other tokens in the place of the rest.
     """
 
     rules: tuple[str, ...] = LOSSLESS_RULES
     noise: Literal["context", "independent"] = "context"
     draws = False
     several = False
+    rolls_back = False
 
     @abstractmethod
     def propose(self, history: History, gamma: int) -> Draft | None:

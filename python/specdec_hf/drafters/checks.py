@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from specdec_hf.drafters.base import Draft, DraftContext, Drafter, History
 from specdec_hf.trees.checks import check_integers
-from specdec_kernels import RULES_NEEDING_ROUND_NOISE, SampledDraft
+from specdec_kernels import SampledDraft
 
 IGNORED = "those drafts count as absent"
 OUTSIDE = f"drafted ids outside the vocabulary; {IGNORED}"
@@ -52,16 +52,22 @@ def _check_noise(drafter: Drafter, context: DraftContext) -> None:
             f"{type(drafter).__name__}.noise must be 'context' or 'independent', "
             f"got {drafter.noise!r}"
         )
-    if (
-        context.rule in RULES_NEEDING_ROUND_NOISE
-        and drafter.noise == "context"
-        and not context.asked_for_noise
-    ):
+    if context.needs_round_noise and drafter.noise == "context" and not context.asked_for_noise:
         raise ValueError(
             f"{type(drafter).__name__}.propose must draw at positions from "
             f"context.noise_positions(history.lengths, i) under rule {context.rule!r}, which needs "
             "noise of the round, but did not ask for them; a drafter whose random numbers are its "
             "own, none used twice, sets noise = 'independent'"
+        )
+
+
+def check_temperature(drafter: Any, distribution: SampledDraft, wanted: Any, owner: str) -> None:
+    """Raises ValueError for a distribution that cannot be joined with others of a temperature."""
+    given = distribution.temperature
+    if given is not wanted and (isinstance(given, torch.Tensor) or given != wanted):
+        raise ValueError(
+            f"{type(drafter).__name__}.propose must return a distribution of context.temperature "
+            f"with {owner}, got {given!r}"
         )
 
 

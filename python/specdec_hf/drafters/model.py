@@ -28,6 +28,7 @@ class ModelDrafter(Drafter):
 
     name = "model"
     draws = True
+    rolls_back = True
     # Rule "auto" is block, which accepts at least as much as token.
     rules: tuple[str, ...] = tuple(dict.fromkeys(("block", *LOSSLESS_RULES)))
 

@@ -60,6 +60,7 @@ class NgramDrafter(RowDrafter):
         self.min_context = _checked("min_context", least, 0, self.order - 1)
         self.table = table
         self.learn = learn
+        self.rolls_back = not learn
 
     @classmethod
     def from_text(cls, text: str) -> Self:

@@ -30,6 +30,7 @@ class PromptLookupDrafter(Drafter):
 
     name = "prompt_lookup"
     several = True
+    rolls_back = True
 
     def __init__(self, max_ngram: int = 4, min_ngram: int = 2) -> None:
         for name, value in (("max_ngram", max_ngram), ("min_ngram", min_ngram)):

@@ -17,6 +17,7 @@ class RandomDrafter(RowDrafter):
     """
 
     name = "random"
+    rolls_back = True
 
     def start(self, context: DraftContext) -> None:
         super().start(context)

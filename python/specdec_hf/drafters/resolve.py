@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from specdec_hf.drafters.base import Drafter, TreeDrafter
+from specdec_hf.drafters.cascade import Cascade
 from specdec_hf.drafters.eagle import EagleDrafter
 from specdec_hf.drafters.model import ModelDrafter
 from specdec_hf.drafters.registry import make_drafter, usages
 from specdec_hf.drafters.tree_model import TreeModelDrafter
 from specdec_hf.drafters.trie import TrieDrafter
+from specdec_hf.drafters.vertical_cascade import VerticalCascade
 from specdec_hf.hf_arguments.language_model import (
     RULE,
     check_language_model,
@@ -19,6 +22,7 @@ from specdec_hf.hf_arguments.language_model import (
 )
 from specdec_hf.trees.layouts import EagleTree, Layout, TreeSpec, TrieTree
 
+_COMPOSED = (TrieDrafter, Cascade)
 _RULE = f"drafter must be None, the name of a drafter, a Drafter or {RULE}"
 
 
@@ -53,8 +57,22 @@ def resolve_drafter(drafter: Any, layout: Layout | None) -> Drafter | TreeDrafte
     if layout is not None:
         return _tree_drafter(drafter, layout)
     if isinstance(drafter, list | tuple):
-        raise ValueError(f"{_RULE}, got {_named(drafter)}; several drafters need tree")
+        return _cascade(drafter)
     return _one_drafter(drafter)
+
+
+def _cascade(drafters: Sequence[Any]) -> Drafter:
+    """Draft models from large to small, each of which drafts for the one before it."""
+    models = drafters[:-1]
+    last = _one_drafter(drafters[-1]) if drafters else None
+    if not models or not all(map(is_language_model, models)) or not isinstance(last, Drafter):
+        raise ValueError(
+            f"{_RULE}, got {_named(drafters)}; several drafters need tree, unless they are draft "
+            "models from large to small, the last of which may be a Drafter"
+        )
+    for model in reversed(models):
+        last = VerticalCascade(model, last)
+    return last
 
 
 def _one_drafter(drafter: Any) -> Drafter | TreeDrafter | None:
@@ -106,7 +124,8 @@ def parts_of(drafter: Drafter | TreeDrafter | None) -> list[Drafter | TreeDrafte
     """The drafters that keep a state of the call: the caller's, and what was made of them."""
     if drafter is None:
         return []
-    return [drafter, *(drafter.drafters if isinstance(drafter, TrieDrafter) else ())]
+    below = getattr(drafter, "drafters", ()) if isinstance(drafter, _COMPOSED) else ()
+    return [drafter, *(part for one in below for part in parts_of(one))]
 
 
 def _trie_of(spec: TreeSpec) -> TrieTree:

@@ -23,6 +23,7 @@ from specdec_hf.drafters.base import (
     reads_draft,
 )
 from specdec_hf.drafters.chain_source import ChainSource, TreeSource, agreement
+from specdec_hf.drafters.checks import check_temperature
 from specdec_hf.drafters.node_budget import NodeBudget
 from specdec_hf.trees.layouts import TrieTree
 from specdec_kernels import SampledDraft, build_trie
@@ -141,12 +142,7 @@ class TrieDrafter(TreeDrafter):
                 f"{name}.propose must return a distribution under rule {context.rule!r} if another "
                 "drafter of the TrieTree does, got None"
             )
-        given, wanted = distribution.temperature, context.temperature
-        if given is not wanted and (isinstance(given, torch.Tensor) or given != wanted):
-            raise ValueError(
-                f"{name}.propose must return a distribution of context.temperature with TrieTree, "
-                f"got {given!r}"
-            )
+        check_temperature(drafter, distribution, context.temperature, "TrieTree")
 
     def observe(self, history: History, candidates: Candidates) -> None:
         for drafter in self.drafters:

@@ -1,0 +1,279 @@
+"""Cascades: drafters that draft for one another within a round.
+
+A drafter of a lower level drafts behind tokens that are no committed text yet. So it must be one
+that rolls back (`Drafter.rolls_back`), and reading those tokens costs a read from the device.
+
+Source: Chen et al. 2023, "Cascade Speculative Drafting", arXiv 2312.11462.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from specdec_hf.drafters.base import (
+    MAX_NUMBERS,
+    Candidates,
+    Draft,
+    DraftContext,
+    Drafter,
+    History,
+)
+from specdec_hf.drafters.checks import ask, check_temperature
+from specdec_hf.hf_arguments.language_model import is_language_model
+from specdec_kernels import LOSSLESS_RULES, SampledDraft
+
+MAX_LEVELS = 8  # drafters of one cascade
+
+
+@dataclass
+class LevelContext(DraftContext):
+    """The context of one drafter of a cascade, which drafts behind tokens of the same round.
+
+    Attributes:
+        parent: the context of the cascade.
+        width: how many numbers this drafter may give to the drafts of a round.
+        of_the_round: whether all noise is that of the round, whatever the rule.
+        round_lengths: [B] committed tokens of each sequence when the round began. Noise of the
+            round belongs to them, not to the drafts between, whose number a later round may repeat.
+        drawn: tokens that this drafter has been asked for before in the round.
+    """
+
+    parent: DraftContext | None = None
+    width: int = MAX_NUMBERS
+    of_the_round: bool = False
+    round_lengths: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    drawn: int = 0
+
+    @property
+    def needs_round_noise(self) -> bool:
+        return self.of_the_round or super().needs_round_noise
+
+    def begin(self, history: History) -> None:
+        """Begin a proposal of the cascade, which another cascade may ask for again in a round."""
+        parent = self.parent if isinstance(self.parent, LevelContext) else None
+        self.round_lengths = history.lengths if parent is None else parent.round_lengths
+        if parent is None or parent.drawn == 0:
+            self.drawn = 0
+
+    def noise_positions(
+        self,
+        lengths: NDArray[np.int64] | torch.Tensor,
+        index: int | Sequence[int] | NDArray[np.int64],
+        *,
+        depth: int | None = None,
+    ) -> torch.Tensor:
+        if not self.needs_round_noise:
+            return super().noise_positions(lengths, index, depth=depth)
+        self.asked_for_noise = True
+        numbers = self.drawn + np.asarray(index, dtype=np.int64)
+        if numbers.size and numbers.max() >= self.width:
+            raise ValueError(
+                f"a drafter of this level of a cascade can draw {self.width} tokens in a round, "
+                f"got number {numbers.max()}"
+            )
+        device = lengths.device if isinstance(lengths, torch.Tensor) else self.seeds.device
+        base = torch.from_numpy(self.round_lengths.copy()).to(device, non_blocking=True)
+        numbers = self.first_number + numbers + 1
+        if numbers.ndim == 0:
+            return base + (int(numbers) << 32)
+        return base[:, None] + torch.from_numpy(numbers << 32).to(device, non_blocking=True)
+
+
+def level_context(context: DraftContext, level: int, **changes: Any) -> LevelContext:
+    """The context of the drafter of one level below a context, whose noise no other level uses."""
+    known = {f.name for f in dataclasses.fields(DraftContext)}
+    inherited = {name: getattr(context, name) for name in known}
+    width = context.width if isinstance(context, LevelContext) else MAX_NUMBERS
+    inherited["first_number"] = context.first_number + level * (width // MAX_LEVELS)
+    if isinstance(context, LevelContext):
+        inherited["of_the_round"] = context.of_the_round
+    return LevelContext(**{**inherited, **changes}, parent=context, width=width // MAX_LEVELS)
+
+
+class Cascade(Drafter):
+    """Base class: the drafters of a cascade, and what they learn together.
+
+    Attributes:
+        drafters: of all levels.
+    """
+
+    rolls_back = True
+
+    def __init__(self, drafters: Sequence[Any]) -> None:
+        self.drafters = [_as_drafter(one) for one in drafters]
+        self.candidates = max(drafter.candidates for drafter in self.drafters)
+
+    def observe(self, history: History, candidates: Candidates) -> None:
+        for drafter in self.drafters:
+            if drafter.candidates:
+                drafter.observe(history, candidates.first(drafter.candidates))
+
+
+class HorizontalCascade(Cascade):
+    """The first tokens of a chain by one drafter, later ones by others.
+
+    A chain's first tokens are the likeliest to be accepted, so a better drafter pays there only.
+
+    Args:
+        drafters: at least two, the best one first: draft models, or drafters that roll back.
+        counts: most tokens that each of them drafts; the last one drafts the rest. ``[2]`` lets the
+            first of two drafters draft two tokens.
+
+    Raises:
+        TypeError: a drafter or number of a wrong type.
+        ValueError: fewer than two drafters, one that does not roll back, or other numbers.
+    """
+
+    name = "horizontal_cascade"
+
+    def __init__(self, drafters: Sequence[Any], counts: Sequence[int]) -> None:
+        super().__init__(list(drafters))
+        for drafter in self.drafters[1:]:
+            check_rolls_back(drafter)
+        if not 2 <= len(self.drafters) <= MAX_LEVELS:
+            raise ValueError(f"drafters must be 2 to {MAX_LEVELS}, got {len(self.drafters)}")
+        counts = list(counts)
+        for count in counts:
+            if not isinstance(count, Integral) or isinstance(count, bool):
+                raise TypeError(f"counts must be integers, got {count!r}")
+        if len(counts) != len(self.drafters) - 1 or min(counts) < 1:
+            raise ValueError(
+                f"counts must be {len(self.drafters) - 1} numbers of at least 1, one for each "
+                f"drafter but the last, got {counts}"
+            )
+        self.counts = counts
+        self.draws = all(drafter.draws for drafter in self.drafters)
+        self.rolls_back = all(drafter.rolls_back for drafter in self.drafters)
+        if self.draws:
+            self.rules = tuple(dict.fromkeys(("block", *LOSSLESS_RULES)))
+
+    def start(self, context: DraftContext) -> None:
+        """Begin a new call with every drafter."""
+        self._context = context
+        self._contexts = [level_context(context, k) for k in range(len(self.drafters))]
+        for drafter, mine in zip(self.drafters, self._contexts, strict=True):
+            drafter.start(mine)
+
+    def propose(self, history: History, gamma: int) -> Draft | None:
+        batch_size = len(history.lengths)
+        drafted = np.full((batch_size, gamma), -1, dtype=np.int64)
+        counts = np.zeros(batch_size, dtype=np.int64)
+        for context in self._contexts:
+            context.begin(history)
+        parts: list[tuple[NDArray[np.int64], NDArray[np.int64], SampledDraft | None]] = []
+        for k, (drafter, context) in enumerate(zip(self.drafters, self._contexts, strict=True)):
+            room = np.where(history.active, gamma - counts, 0)
+            most = min([int(room.max()), *self.counts[k : k + 1]])
+            if most < 1:
+                break
+            shown = behind(history, drafted, counts, history.active & (room > 0))
+            draft = ask(drafter, shown, most, context)
+            context.drawn += most
+            if draft is None:
+                continue
+            self._context.asked_for_noise |= context.asked_for_noise
+            rows = draft.distribution
+            if rows is not None:
+                check_temperature(drafter, rows, context.temperature, "HorizontalCascade")
+            tokens, added = read_tokens(draft, np.minimum(room, most))
+            for b in np.flatnonzero(added):
+                drafted[b, counts[b] : counts[b] + added[b]] = tokens[b, : added[b]]
+            parts.append((counts.copy(), added, rows))
+            counts += added
+        size = int(counts.max())
+        if size == 0:
+            return None
+        together = torch.from_numpy(drafted[:, :size].copy())
+        if all(distribution is None for _, _, distribution in parts):
+            return Draft(together, counts=counts)
+        target = self._context.model
+        joined = _joined(together, parts, self._context.temperature, target)
+        return Draft(together.to(target.device), joined, counts)
+
+    def commit(self, lengths: NDArray[np.int64], accepted: NDArray[np.int64]) -> None:
+        for drafter in self.drafters:
+            drafter.commit(lengths, accepted)
+
+
+def _as_drafter(one: Any) -> Drafter:
+    """A drafter of a level: one that is given, or a draft model."""
+    from specdec_hf.drafters.model import ModelDrafter  # noqa: PLC0415  # it may use cascades
+
+    if isinstance(one, Drafter):
+        return one
+    if is_language_model(one):
+        return ModelDrafter(one)
+    raise TypeError(f"a cascade must hold Drafters and draft models, got {type(one).__name__}")
+
+
+def check_rolls_back(drafter: Drafter) -> None:
+    """Raises ValueError for a drafter that cannot draft behind drafts."""
+    if not drafter.rolls_back:
+        raise ValueError(
+            f"{type(drafter).__name__} cannot draft behind other drafts in a cascade: it learns "
+            "from the text that it is shown, and cannot unlearn drafts that are rejected"
+        )
+
+
+def behind(
+    history: History,
+    drafted: NDArray[np.int64],
+    counts: NDArray[np.int64],
+    active: NDArray[np.bool_],
+) -> History:
+    """The history with ``counts[b]`` drafts behind each sequence's committed tokens."""
+    lengths = history.lengths + counts
+    tokens = np.zeros((len(lengths), int(lengths.max())), dtype=np.int64)
+    for b, (length, count) in enumerate(zip(history.lengths, counts, strict=True)):
+        tokens[b, :length] = history.tokens[b, :length]
+        tokens[b, length : length + count] = drafted[b, :count]
+    return History(tokens, lengths, active)
+
+
+def read_tokens(
+    draft: Draft, most: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """A checked draft's tokens on the host, and [B] how many there are before the first -1."""
+    assert draft.counts is not None
+    tokens = draft.tokens.cpu().numpy()
+    present = np.arange(tokens.shape[1]) < np.minimum(draft.counts, most)[:, None]
+    return tokens, np.minimum.accumulate(present & (tokens >= 0), axis=1).sum(axis=1)
+
+
+def _joined(
+    tokens: torch.Tensor,
+    parts: Sequence[tuple[NDArray[np.int64], NDArray[np.int64], SampledDraft | None]],
+    temperature: float | torch.Tensor,
+    target: Any,
+) -> SampledDraft:
+    """One distribution of drafts by several drafters; a deterministic one has a one-hot row.
+
+    Args:
+        tokens: [B, gamma].
+        parts: for each drafter [B] where its drafts begin, [B] how many they are, and their rows.
+        temperature: of all rows.
+        target: the model.
+    """
+    vocab_size = target.config.get_text_config(decoder=True).vocab_size
+    device = target.device
+    logits = torch.full((*tokens.shape, vocab_size), -torch.inf, device=device)
+    logits.scatter_(2, tokens.clamp(min=0).to(device)[..., None], 0.0)
+    sums = torch.zeros(tokens.shape, dtype=torch.float64, device=device)
+    thresholds = torch.full(tokens.shape, -torch.inf, device=device)
+    for begins, counts, rows in parts:
+        if rows is None:
+            continue
+        for b in np.flatnonzero(counts).tolist():
+            to, count = slice(int(begins[b]), int(begins[b] + counts[b])), int(counts[b])
+            logits[b, to] = rows.logits[b, :count].float()
+            sums[b, to] = rows.logsumexp[b, :count].double()
+            thresholds[b, to] = rows.threshold[b, :count]
+    return SampledDraft(logits, sums, thresholds, temperature)

@@ -1,0 +1,195 @@
+"""A draft model that is itself accelerated by a smaller drafter.
+
+The smaller drafter's tokens are verified by the draft model, and the draft model's verified tokens
+by the target. A verified token follows the draft model's distribution exactly: after a rejection it
+is drawn from the residual, not from the draft model. So the rows that are reported are those of the
+draft model, as if it had drawn every token by itself.
+"""
+
+from __future__ import annotations
+
+from numbers import Integral
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from specdec_hf.cache.forward import forward_window
+from specdec_hf.drafters.base import Draft, DraftContext, History, reads_draft
+from specdec_hf.drafters.cascade import (
+    Cascade,
+    behind,
+    check_rolls_back,
+    level_context,
+    read_tokens,
+)
+from specdec_hf.drafters.checks import ask
+from specdec_hf.drafters.draft_model import DraftModel
+from specdec_hf.hf_arguments.language_model import check_language_model
+from specdec_kernels import LOSSLESS_RULES, Rule, SampledDraft, Verdict, verify_chain
+
+
+class VerticalCascade(Cascade):
+    """A draft model whose tokens a smaller drafter drafts.
+
+    A round of the target holds several rounds of the draft model; each reads its device once.
+
+    Args:
+        model: the draft model. Neither it nor its configs are changed.
+        drafter: drafts for it: a smaller model, or a `Drafter` that rolls back, such as another
+            `VerticalCascade`.
+        num_assistant_tokens: tokens that ``drafter`` drafts in each round of ``model``.
+
+    Raises:
+        TypeError: no model, or no drafter.
+        ValueError: a drafter that does not roll back.
+    """
+
+    name = "vertical_cascade"
+    draws = True
+    rules: tuple[str, ...] = tuple(dict.fromkeys(("block", *LOSSLESS_RULES)))
+
+    def __init__(self, model: Any, drafter: Any, num_assistant_tokens: int = 3) -> None:
+        check_language_model("model", model)
+        self.model: Any = model
+        if not isinstance(num_assistant_tokens, Integral) or isinstance(num_assistant_tokens, bool):
+            raise TypeError(
+                f"num_assistant_tokens must be an integer, got {num_assistant_tokens!r}"
+            )
+        if num_assistant_tokens < 1:
+            raise ValueError(f"num_assistant_tokens must be at least 1, got {num_assistant_tokens}")
+        super().__init__([drafter])
+        check_rolls_back(self.drafters[0])
+        self.num_assistant_tokens: int = int(num_assistant_tokens)
+
+    def start(self, context: DraftContext) -> None:
+        """Check the vocabularies and make empty caches.
+
+        Raises:
+            ValueError: vocabularies that differ in size.
+        """
+        self._context = context
+        self._draft = DraftModel(self.model, context)
+        # The draft model's rule. Where Q is read it must be lossless for Q. Under match all levels
+        # share the noise of a position, and the greedy rule serves drafts that are not drawn.
+        rule = "greedy"
+        if context.rule == "match" or reads_draft(context.rule):
+            rule = "match" if context.rule == "match" else "token"
+        self._inner = level_context(
+            context, 1, model=self.model, rule=rule, of_the_round=rule == "token",
+            seeds=context.seeds.to(self._draft.device),
+        )  # fmt: skip
+        self._seeds = context.seeds.cpu().numpy()
+        self.drafters[0].start(self._inner)
+
+    def propose(self, history: History, gamma: int) -> Draft | None:
+        draft, batch_size = self._draft, len(history.lengths)
+        wanted = draft.room(history, gamma)
+        gamma = int(wanted.max())
+        if gamma < 1:
+            return None
+        drafted = np.full((batch_size, gamma), -1, dtype=np.int64)
+        counts = np.zeros(batch_size, dtype=np.int64)
+        rows: torch.Tensor | None = None
+        self._inner.begin(history)
+        seeds = self._round_seeds(history.lengths)
+        active = wanted > 0
+        while active.any():
+            shown = behind(history, drafted, counts, active)
+            emitted, accepted, logits = self._round(shown, int((wanted - counts).max()) - 1, seeds)
+            if rows is None:
+                rows = logits.new_zeros((batch_size, gamma, logits.shape[2]))
+            added = np.where(active, np.minimum((emitted >= 0).sum(axis=1), wanted - counts), 0)
+            for b in np.flatnonzero(added).tolist():
+                to = slice(int(counts[b]), int(counts[b] + added[b]))
+                drafted[b, to] = emitted[b, : added[b]]
+                rows[b, to] = logits[b, : added[b]]
+            counts += added
+            active &= (added > 0) & (counts < wanted)
+            # The last of the added tokens is pending: no cache holds it.
+            kept = np.minimum(accepted, np.maximum(added - 1, 0))
+            draft.truncate(shown.lengths + np.maximum(added - 1, 0))
+            self.drafters[0].commit(shown.lengths, kept)
+        self._context.asked_for_noise = True
+        if rows is None or not counts.any():
+            return None
+        tokens = torch.from_numpy(drafted)
+        if not reads_draft(self._context.rule):
+            return Draft(tokens, counts=counts)
+        target = self._context.model.device
+        zeros = torch.zeros((batch_size, gamma), dtype=torch.int64, device=draft.device)
+        # The statistics of the rows; the tokens that come with them are not used.
+        drawn = draft.sampler.sample(rows, zeros)
+        distribution = SampledDraft(
+            rows.to(target), drawn.logsumexp.to(target), drawn.threshold.to(target),
+            self._context.temperature,
+        )  # fmt: skip
+        return Draft(tokens.to(target), distribution, counts)
+
+    def commit(self, lengths: NDArray[np.int64], accepted: NDArray[np.int64]) -> None:
+        self._draft.truncate(lengths + accepted)
+        self.drafters[0].commit(lengths, accepted)
+
+    def _round(
+        self, history: History, most: int, seeds: torch.Tensor
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], torch.Tensor]:
+        """One round of the draft model.
+
+        Args:
+            history: what it continues.
+            most: how many tokens the smaller drafter may draft.
+            seeds: [B] int64, of the verification.
+
+        Returns:
+            Emitted tokens [B, m+1], -1 behind their end; [B] how many of them were drafted; and the
+            draft model's logits [B, m+1, V].
+        """
+        draft, most = self._draft, min(most, self.num_assistant_tokens)
+        proposed = ask(self.drafters[0], history, most, self._inner) if most > 0 else None
+        ids = torch.empty((len(history.lengths), 0), dtype=torch.int64, device=draft.device)
+        distribution = None
+        self._inner.drawn += max(most, 0)
+        if proposed is not None:
+            found, counts = read_tokens(proposed, np.where(history.active, most, 0))
+            found = np.where(np.arange(found.shape[1]) < counts[:, None], found, -1)
+            ids, distribution = torch.from_numpy(found).to(draft.device), proposed.distribution
+        missing = int((history.lengths - draft.cache.lengths).max())
+        window = torch.from_numpy(history.last(missing)).to(draft.device, non_blocking=True)
+        window = torch.cat([window, ids.clamp(min=0)], dim=1)
+        logits = forward_window(
+            draft.model, draft.cache, window, history.lengths - missing, keep=ids.shape[1] + 1
+        )
+        positions = torch.from_numpy(history.lengths).to(draft.device, non_blocking=True)
+        verdict = self._verify(logits, ids, distribution, seeds, positions)
+        return verdict.tokens.cpu().numpy(), verdict.num_accepted.cpu().numpy(), logits
+
+    def _verify(
+        self,
+        logits: torch.Tensor,
+        ids: torch.Tensor,
+        distribution: SampledDraft | None,
+        seeds: torch.Tensor,
+        positions: torch.Tensor,
+    ) -> Verdict:
+        return verify_chain(
+            logits, ids, distribution, rule=cast(Rule, self._inner.rule),
+            **self._draft.sampler.sampling, seeds=seeds, positions=positions,
+        )  # fmt: skip
+
+    def _round_seeds(self, lengths: NDArray[np.int64]) -> torch.Tensor:
+        """[B] int64, the seeds with which the draft model verifies in this round of the target.
+
+        The target verifies at the same positions, and needs noise that decided nothing before.
+        """
+        if self._inner.rule == "match":
+            return self._inner.seeds
+        begun, level = self._inner.round_lengths, self._inner.first_number
+        words = [
+            np.random.SeedSequence(
+                (int(seed) % 2**64, int(first), int(length), level)
+            ).generate_state(1, np.uint64)[0]
+            for seed, first, length in zip(self._seeds, begun, lengths, strict=True)
+        ]
+        seeds = np.array(words, dtype=np.uint64).view(np.int64)
+        return torch.from_numpy(seeds).to(self._draft.device, non_blocking=True)

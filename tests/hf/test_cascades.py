@@ -1,0 +1,219 @@
+"""Cascades: drafters that draft for one another, each with exactly its own distribution."""
+
+import numpy as np
+import pytest
+import torch
+from specdec_hf import (
+    HorizontalCascade,
+    ModelDrafter,
+    TextDrafter,
+    TrieTree,
+    VerticalCascade,
+    generate,
+)
+from specdec_hf.drafters.base import MAX_NUMBERS, DraftContext, History
+from specdec_hf.drafters.cascade import level_context
+from specdec_hf.drafters.ngram import NgramDrafter
+from support import hf_models
+from support.drafter_proof import VOCAB, assert_greedy_identical, joint_p_value, target
+from support.hf_models import one_thread  # noqa: F401  # autouse here
+from support.providers import SIGNIFICANCE, chi_square
+
+from specdec_kernels import Verdict, sample
+
+
+def middle(model):
+    return hf_models.with_noise(model, 0.3)
+
+
+def small(model):
+    return hf_models.with_noise(model, 0.6)
+
+
+def horizontal(model):
+    return HorizontalCascade([middle(model), small(model)], [2])
+
+
+def vertical(model):
+    return VerticalCascade(middle(model), small(model), 2)
+
+
+def nested(model):
+    """Cascades within cascades."""
+    bottom = HorizontalCascade([small(model), ModelDrafter(model)], [1])
+    inner = VerticalCascade(hf_models.with_noise(model, 0.5), bottom, 3)
+    return HorizontalCascade([middle(model), VerticalCascade(middle(model), inner, 2)], [1])
+
+
+CASCADES = [horizontal, vertical, nested]
+
+
+@pytest.mark.parametrize("made", CASCADES)
+def test_greedy_equals_plain_generation(made):
+    model = hf_models.tiny("llama")
+    drafter = made(model)
+    stats = assert_greedy_identical(lambda: drafter, model)
+    assert stats.accepted > 0
+
+
+@pytest.mark.parametrize("made", CASCADES)
+def test_match_equals_plain_sampling(made):
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9, 4, 12))
+    sampled = {"max_new_tokens": 16, "do_sample": True, "rule": "match", "seed": 3, "guard": False}
+    plain = generate(model, **inputs, **sampled)
+    out = generate(model, **inputs, **sampled, drafter=made(model), return_dict_in_generate=True)
+    assert torch.equal(out.sequences, plain)
+    assert out.stats.accepted > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize("made", CASCADES)
+def test_sampled_texts_have_the_targets_distribution(made, rule):
+    drafter = made(target()[0])
+    assert joint_p_value(drafter, rule, texts=4000, ragged=True) > SIGNIFICANCE
+
+
+def test_in_a_tree_with_others_the_text_is_that_of_plain_generation():
+    model = hf_models.tiny("llama")
+    assert_greedy_identical(lambda: [vertical(model), "prompt_lookup"], model, tree=TrieTree(1, 4))
+
+
+def drafted_texts(cascade, count, gamma=3):
+    """Drafts [count, gamma] and their reported rows, under seeds of their own."""
+    model, _ = target()
+    context = DraftContext(
+        model, "token", 1.0, 0, 1.0, 0.0, torch.arange(count), count, 64, 16, self_check=False
+    )
+    cascade.start(context)
+    history = History(np.tile([1, 2, 1], (count, 1)), np.full(count, 3), np.ones(count, dtype=bool))
+    with torch.inference_mode():
+        return cascade.propose(history, gamma)
+
+
+def exact_rows(model, tokens):
+    """The model's logits of each drafted token."""
+    begin = torch.tensor([[1, 2, 1]]).expand(len(tokens), -1)
+    with torch.no_grad():
+        return model(torch.cat([begin, tokens], dim=1)).logits[:, 2:-1]
+
+
+def joint_p_value_of_drafts(cascade, count=6000):
+    """Drafts of a vertical cascade against its draft model alone."""
+    draft = drafted_texts(cascade, count)
+    assert draft.counts.tolist() == [3] * count
+    texts = torch.cartesian_prod(*[torch.arange(VOCAB)] * 3)
+    rows = exact_rows(cascade.model, texts).double().log_softmax(dim=-1)
+    expected = rows.gather(2, texts[..., None])[..., 0].sum(dim=1).exp()
+    codes = (draft.tokens * VOCAB ** torch.arange(2, -1, -1)).sum(dim=1)
+    return chi_square(codes, expected)
+
+
+def test_drafts_of_a_vertical_cascade_follow_the_draft_model_and_so_say_their_rows():
+    model, _ = target()
+    cascade = VerticalCascade(middle(model), hf_models.build("llama", 5, vocab_size=VOCAB), 2)
+    assert joint_p_value_of_drafts(cascade) > SIGNIFICANCE
+    draft = drafted_texts(cascade, 64)
+    rows = exact_rows(cascade.model, draft.tokens)
+    assert torch.allclose(draft.distribution.logits, rows, atol=1e-5)
+    assert torch.allclose(draft.distribution.logsumexp.float(), rows.logsumexp(-1), atol=1e-5)
+
+
+class SamplesTheMiddle(VerticalCascade):
+    """After a rejection it draws from the draft model, as if that were the residual."""
+
+    def _verify(self, logits, ids, distribution, seeds, positions):
+        made = super()._verify(logits, ids, distribution, seeds, positions)
+        at = made.num_accepted.long()[:, None]
+        rows = logits.gather(1, at[..., None].expand(-1, 1, logits.shape[2]))[:, 0]
+        drawn = sample(rows, seeds=seeds, positions=positions + 999).tokens
+        tokens = made.tokens.scatter(1, at, drawn[:, None])
+        return Verdict(tokens, made.num_accepted, made.status, made.logprobs, made.accept_probs)
+
+
+class SharesItsNoise(VerticalCascade):
+    """The draft model verifies with the noise with which the target will."""
+
+    def _round_seeds(self, lengths):
+        return self._inner.seeds
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wrong", [SamplesTheMiddle, SharesItsNoise])
+def test_a_wrong_vertical_cascade_is_rejected(wrong):
+    """Negative controls."""
+    model, _ = target()
+    below = hf_models.build("llama", 5, vocab_size=VOCAB)
+    if wrong is SamplesTheMiddle:
+        assert joint_p_value_of_drafts(wrong(middle(model), below, 2)) < SIGNIFICANCE
+    assert joint_p_value(wrong(middle(model), below, 2), "token") < SIGNIFICANCE
+
+
+def test_noise_of_a_round_is_drawn_once():
+    """Whatever a cascade holds, no two drafts of a round or of two rounds share their noise."""
+    seeds = torch.zeros(1, dtype=torch.int64)
+    root = DraftContext(None, "block", 1.0, 0, 1.0, 0.0, seeds, 1, 99, 16)
+    seen = []
+    for length in (10, 11, 12):
+        history = History(np.zeros((1, length), dtype=np.int64), np.array([length]), np.ones(1))
+        first, second = level_context(root, 0), level_context(root, 1)
+        third, fourth = level_context(second, 0), level_context(second, 1)
+        for context in (first, second):
+            context.begin(history)
+        for behind in range(2):
+            for context in (third, fourth):
+                context.begin(history)
+            for context in (first, third, fourth):
+                seen += context.noise_positions(np.array([length + behind]), range(3))[0].tolist()
+                context.drawn += 3
+            second.drawn += 3
+    assert len(set(seen)) == len(seen) == 3 * 2 * 3 * 3
+    with pytest.raises(ValueError, match="can draw 1024 tokens in a round, got number 1029"):
+        fourth.noise_positions(np.array([1]), 1023)
+    assert MAX_NUMBERS // 64 == 1024
+
+
+def test_a_list_of_models_is_a_vertical_cascade():
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9, 4))
+    settings = {"max_new_tokens": 8, "do_sample": False}
+    out = generate(
+        model, **inputs, **settings, drafter=[middle(model), small(model), "prompt_lookup"],
+        return_dict_in_generate=True,
+    )  # fmt: skip
+    assert torch.equal(out.sequences, model.generate(**inputs, **settings))
+    assert out.stats.drafter == "vertical_cascade"
+    for wrong in (["prompt_lookup", model], [model], []):
+        with pytest.raises(ValueError, match="several drafters need tree, unless"):
+            generate(model, **inputs, drafter=wrong)
+
+
+def test_wrong_arguments_are_named():
+    model = hf_models.tiny("llama")
+    for make, error, message in (
+        (lambda: VerticalCascade(3, model), TypeError, "model must be a causal language model"),
+        (lambda: VerticalCascade(model, 3), TypeError, "a cascade must hold Drafters and draft mo"),
+        (lambda: VerticalCascade(model, model, 0), ValueError, "tokens must be at least 1, got 0"),
+        (lambda: VerticalCascade(model, model, 2.0), TypeError, "must be an integer, got 2.0"),
+        (
+            lambda: VerticalCascade(model, NgramDrafter()),
+            ValueError,
+            "NgramDrafter cannot draft",
+        ),
+        (lambda: HorizontalCascade([model], []), ValueError, "drafters must be 2 to 8, got 1"),
+        (
+            lambda: HorizontalCascade([model, model], [0]),
+            ValueError,
+            "counts must be 1 numbers",
+        ),
+        (
+            lambda: HorizontalCascade([model, model], ["a"]),
+            TypeError,
+            "counts must be integers",
+        ),
+    ):
+        with pytest.raises(error, match=message):
+            make()
+    same = ModelDrafter(model)
+    with pytest.raises(ValueError, match="drafter must hold an object once, got one ModelDrafter"):
+        generate(model, torch.tensor([[1, 2]]), drafter=HorizontalCascade([same, same], [1]))
+    assert not TextDrafter.rolls_back
