@@ -7,7 +7,7 @@ from specdec_hf import SpecCache, generate
 from specdec_hf.cache import spec_cache
 from specdec_hf.cache.choose import choose_cache
 from specdec_hf.cache.forward import forward_window
-from specdec_hf.decode import rounds
+from specdec_hf.decode import output, rounds
 from specdec_hf.decode import session as sessions
 from specdec_hf.decode.history import CommittedTokens
 from specdec_hf.drafters import checks
@@ -264,7 +264,7 @@ def test_cache_grows_beyond_its_first_capacity():
     session.call.max_new_tokens = 60
     while not session.done:
         rounds.step(session)
-    assert sessions.finish(session).sequences.tolist() == expected.tolist()
+    assert output.finish(session).sequences.tolist() == expected.tolist()
 
 
 def test_a_layer_moves_slots_to_its_own_device():
