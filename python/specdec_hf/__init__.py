@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     )
     from specdec_hf.drafters.candidate_generator import from_candidate_generator
     from specdec_hf.drafters.cascade import HorizontalCascade
+    from specdec_hf.drafters.lookahead import LookaheadDrafter
     from specdec_hf.drafters.model import ModelDrafter
     from specdec_hf.drafters.nasd import NasdDrafter
     from specdec_hf.drafters.prompt_lookup import PromptLookupDrafter
@@ -51,6 +52,7 @@ __all__ = [
     "EagleTree",
     "History",
     "HorizontalCascade",
+    "LookaheadDrafter",
     "ModelCheck",
     "ModelDrafter",
     "NasdDrafter",
@@ -99,6 +101,7 @@ _MODULES = {
     ),
     "drafters.cascade": ("HorizontalCascade",),
     "drafters.candidate_generator": ("from_candidate_generator",),
+    "drafters.lookahead": ("LookaheadDrafter",),
     "drafters.model": ("ModelDrafter",),
     "drafters.nasd": ("NasdDrafter",),
     "drafters.prompt_lookup": ("PromptLookupDrafter",),

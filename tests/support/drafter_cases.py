@@ -38,7 +38,7 @@ def datastore(target: Any, folder: Path) -> str:
     return f"rest:{folder / 'datastore'}"
 
 
-LEARNING = ("ngram", "nasd", "token_recycling")
+LEARNING = ("ngram", "nasd", "token_recycling", "lookahead")
 NAMED: dict[str, Make] = {
     name: named(name) for name in ("prompt_lookup", "random", "suffix_automaton", *LEARNING)
 } | {"rest": datastore}

@@ -45,14 +45,15 @@ class HostTree:
             self.depths.append(depth)
         return number
 
-    def path(self, tokens: Iterable[int]) -> list[int]:
-        """The nodes of tokens that follow one another below the root, as far as the limit goes."""
+    def path(self, tokens: Iterable[int], above: int = ROOT) -> list[int]:
+        """The nodes of tokens that follow one another below a node, as far as the limit goes."""
         nodes: list[int] = []
         for token in tokens:
-            node = self.child(nodes[-1] if nodes else ROOT, token)
+            node = self.child(above, token)
             if node is None:
                 break
             nodes.append(node)
+            above = node
         return nodes
 
 

@@ -68,6 +68,12 @@ DRAFTERS: dict[str, Entry] = {
         "trees of the tokens that the target last held for likely behind each token",
         own_tree=True,
     ),
+    "lookahead": Entry(
+        "LookaheadDrafter",
+        "a window of W columns of guesses, and G of the N-grams that it has made",
+        value="W,N,G",
+        own_tree=True,
+    ),
 }
 
 
