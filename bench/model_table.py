@@ -28,11 +28,10 @@ import transformers
 import typer
 from rich.console import Console
 from rich.progress import track
-from specdec_hf import generate
 from transformers.models.auto import modeling_auto
 
 from bench.tiny_models.build import build
-from bench.tiny_models.compare import LENGTHS, Outcome, compare, outcome_of, plain, prompts
+from bench.tiny_models.compare import LENGTHS, NEW, Outcome, compare, plain, prompts
 from bench.tiny_models.families import NOT_BUILT, OTHERS
 from bench.tiny_models.inputs import own_inputs
 
@@ -155,10 +154,6 @@ def _run(row: Row) -> None:
         row.note = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         return
     one, batch = prompts(LENGTHS[:1]), prompts(LENGTHS)
-    if model.config.is_encoder_decoder:
-        refused = outcome_of(lambda: generate(model, **one, max_new_tokens=2), torch.empty(0), 0)
-        row.outcomes["text, one"] = {"draft": refused}
-        return
     row.outcomes["text, one"] = dict(compare(model, one, WAYS))
     row.outcomes["text, batch"] = dict(compare(model, batch, WAYS))
     try:
@@ -171,7 +166,7 @@ def _run(row: Row) -> None:
         assert both is not None
         row.outcomes["own, batch"] = dict(compare(model, both, WAYS))
     try:
-        text = plain(model, one)[0, LENGTHS[0] :]
+        text = plain(model, one)[0, -NEW:]
         row.repeats = len(text.unique()) == 1
     except Exception:
         row.repeats = False

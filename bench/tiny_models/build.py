@@ -36,4 +36,7 @@ def build(name: str, seed: int = 0, **fields: Any) -> Any:
         generation = model.generation_config
         generation.eos_token_id = generation.bos_token_id = None
         generation.pad_token_id = 0
+        if config.is_encoder_decoder:
+            generation.decoder_start_token_id = 1
+            generation.num_beams = 1  # the config of FSMT asks for more
     return model

@@ -53,6 +53,7 @@ _VQ = {
     "base_channels": 32, "channel_multiplier": (1, 2), "num_embeddings": 32, "resolution": 32,
     "latent_channels": 32, "embed_dim": 8, "num_res_blocks": 1,
 }  # fmt: skip
+_DECODER = {"is_decoder": True, "add_cross_attention": True}
 _WINDOWS = {"window_size": 32, "fullatt_block_indexes": (1,)}
 _ONE_TILE = {"image_grid_pinpoints": [[32, 32]]}
 _VISION_START = {"vision_start_token_id": 110, "audio_start_token_id": 111}
@@ -83,6 +84,7 @@ GIVEN: dict[str, Fields] = {
     "granitemoehybrid": {"layers": 2, "layer_types": ["linear_attention", "full_attention"]},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "lfm2_moe": {"layers": 2, "layer_types": ["conv", "full_attention"]},
+    "led": {"attention_window": 8},
     "longcat_flash": {"head_dim": 8},
     "mamba2": {"num_heads": 8, "head_dim": 16, "n_groups": 2},
     "mllama_text_model": {"layers": 4, "cross_attention_layers": [1, 3]},
@@ -126,6 +128,9 @@ GIVEN: dict[str, Fields] = {
     "dots3_note_vision_encoder": {
         "layers": 2, "pyramid_num_routed": [-1, 4], "adapter_in_dim": 64, "adapter_out_dim": 64,
     },
+    "encoder-decoder": {"decoder": _DECODER},
+    "speech-encoder-decoder": {"decoder": _DECODER},
+    "vision-encoder-decoder": {"decoder": _DECODER},
     "emu3": {
         "vocabulary_map": {"<image>": 100},
         "vq_config": {"base_channels": 32, "channel_multiplier": (1, 2), "codebook_size": 32},

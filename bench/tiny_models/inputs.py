@@ -14,6 +14,7 @@ import torch
 
 from bench.tiny_models.compare import prompts
 from bench.tiny_models.config import IMAGE
+from bench.tiny_models.encoders import encoder_inputs
 
 FRAMES = 64
 Media = dict[str, torch.Tensor]
@@ -29,6 +30,8 @@ def own_inputs(model: Any, lengths: tuple[int, ...] = (9,)) -> dict[str, torch.T
     name = type(model).__name__
     if name in WHOLE:
         return WHOLE[name](model, lengths)
+    if model.config.is_encoder_decoder and _placeholder(model.config, "image") is None:
+        return encoder_inputs(model, lengths)
     for kind, method in (("image", "get_image_features"), ("audio", "get_audio_features")):
         features = getattr(model, method, None) or getattr(
             getattr(model, "model", None), method, None
