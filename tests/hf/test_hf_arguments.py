@@ -13,8 +13,6 @@ from transformers import (
     LogitsProcessor,
     LogitsProcessorList,
     StoppingCriteriaList,
-    T5Config,
-    T5ForConditionalGeneration,
     TemperatureLogitsWarper,
 )
 
@@ -317,10 +315,3 @@ def test_refused_inputs_are_named():
         SpeculativeDecoder(stop_strings="x")
     with pytest.raises(ValueError, match="tree must have at least one entry, got none"):
         SpeculativeDecoder(tree=())
-
-
-def test_encoder_decoder_is_refused():
-    config = T5Config(vocab_size=32, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)
-    model = T5ForConditionalGeneration(config)
-    with pytest.raises(ValueError, match="encoder-decoder models are not supported"):
-        generate(model, torch.ones(1, 3, dtype=torch.int64), max_new_tokens=2)

@@ -5,9 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
+from specdec_hf.cache.encoded import Encoded, is_encoder_decoder
 from specdec_hf.cache.make import ROLLBACK_KINDS
 from specdec_hf.cache.plain import keeps_cache
 from specdec_hf.cache.self_check import Fit, check_fit
+from specdec_hf.cache.undisturbed import undisturbed
+from specdec_hf.hf_arguments.encoder import EncoderSource
 from specdec_hf.hf_arguments.language_model import check_language_model
 
 
@@ -49,29 +54,46 @@ def check_model(model: Any) -> ModelCheck:
     over the vocabulary, in units of the standard deviation of the model's own logits.
 
     Args:
-        model: causal LM; neither it nor its state is changed.
+        model: the model; neither it nor its state is changed.
 
     Returns:
         A `ModelCheck`, which prints as a table.
 
     Raises:
-        TypeError: not a causal language model.
-        ValueError: a model with prompt tuning.
+        TypeError: not a language model.
+        ValueError: a model with prompt tuning, or an encoder that reads no text.
 
     >>> from specdec_hf import check_model  # doctest: +SKIP
     >>> print(check_model(model))  # doctest: +SKIP
     """
     check_language_model("model", model)
-    kinds = ROLLBACK_KINDS if keeps_cache(model) else ("none",)
+    kinds: tuple[str, ...] = ROLLBACK_KINDS if keeps_cache(model) else ("none",)
+    encoded = None
+    if is_encoder_decoder(model):
+        kinds, encoded = tuple(kind for kind in kinds if kind != "spec"), _encoded(model)
     fits = {}
     for kind in kinds:
         for batch in (False, True):
             if batch or kind != "aligned":
                 sequences = "batch" if batch else "one sequence"
-                fits[kind, "chain", sequences] = check_fit(model, kind, padded=batch)
+                fits[kind, "chain", sequences] = check_fit(
+                    model, kind, padded=batch, encoded=encoded
+                )
                 if kind == "spec":
                     fits[kind, "tree", sequences] = check_fit(model, kind, padded=batch, tree=True)
     return ModelCheck(type(model).__name__, fits)
+
+
+def _encoded(model: Any) -> Encoded:
+    """What the encoder of an encoder-decoder makes of two short texts."""
+    if model.main_input_name != "input_ids":
+        raise ValueError(
+            f"check_model must be given a model that reads text, got {type(model).__name__}, whose "
+            f"encoder reads {model.main_input_name}; its first call of generate is checked"
+        )
+    ids = torch.arange(3, 17, device=model.device).view(2, 7)
+    with undisturbed(model):
+        return EncoderSource(ids, {"attention_mask": torch.ones_like(ids)}).encode(model)
 
 
 def _good(fit: Fit) -> bool:

@@ -6,6 +6,7 @@ from typing import Any
 
 from transformers.cache_utils import Cache
 
+from specdec_hf.cache.encoded import Encoded, is_encoder_decoder
 from specdec_hf.cache.make import ROLLBACK_KINDS, kind_reason, make_cache
 from specdec_hf.cache.plain import Prompt, keeps_cache
 from specdec_hf.cache.protocol import RollbackCache
@@ -24,6 +25,7 @@ def choose_cache(
     prompt: Prompt | None = None,
     inputs: dict[str, Any] | None = None,
     past: Cache | None = None,
+    encoded: Encoded | None = None,
 ) -> tuple[RollbackCache, list[str]]:
     """An empty cache that fits a model, and notes for the statistics.
 
@@ -36,16 +38,19 @@ def choose_cache(
         drafts: whether tokens will have to be forgotten.
         tree: whether trees of drafts will be fed, which only "spec" can.
         self_check: False trusts what is known of the model without running it.
-        prompt, inputs, past: as in `make_cache`.
+        prompt, inputs, past, encoded: as in `make_cache`.
 
     Raises:
         ValueError: an unknown kind, or no cache fits; the message names class, cache and reason.
     """
     check_kind(kind)
-    padded = batch_size > 1 or (prompt is not None and not bool(prompt.mask.all()))
+    # The decoders of an encoder-decoder begin with the same number of tokens.
+    alike = encoded is not None and (prompt is None or bool(prompt.mask.all()))
+    padded = not alike and (batch_size > 1 or (prompt is not None and not bool(prompt.mask.all())))
     refused: dict[str, str] = {}
     for candidate in _candidates(model, batch_size, kind, drafts, tree, bool(inputs)):
-        fit = _fit(model, candidate, padded, tree, self_check and not inputs)
+        checked = self_check and not inputs
+        fit = _fit(model, candidate, checked, padded=padded, tree=tree, encoded=encoded)
         # Where nothing could be measured, "spec" is the only kind that is not Transformers' own.
         reason = fit.reason or (fit.unchecked if candidate == "spec" and kind == "auto" else None)
         if reason is not None:
@@ -55,8 +60,9 @@ def choose_cache(
         if asked is not None:
             refused[kind] = asked
         cache = make_cache(
-            model, batch_size, capacity, candidate, prompt=prompt, inputs=inputs, past=past
-        )
+            model, batch_size, capacity, candidate, prompt=prompt, inputs=inputs, past=past,
+            encoded=encoded,
+        )  # fmt: skip
         name = type(model).__name__
         notes = [f"{name} runs with cache={candidate!r}; {r}" for r in _reasons(refused)]
         if fit.not_measured is not None:
@@ -91,10 +97,13 @@ def _candidates(
     if not drafts:
         if has_inputs or not keeps_cache(model):
             return ["plain"]
-        return ["spec", "plain"] if kind == "auto" else [kind, "plain"]
+        if kind == "auto":
+            return ["plain"] if is_encoder_decoder(model) else ["spec", "plain"]
+        return [kind, "plain"]
     if not keeps_cache(model):
         return ["none"]
-    return [one for one in rollback_kinds(kind, batch_size) if one != "spec" or not has_inputs]
+    without_spec = has_inputs or (kind == "auto" and is_encoder_decoder(model))
+    return [one for one in rollback_kinds(kind, batch_size) if one != "spec" or not without_spec]
 
 
 def rollback_kinds(kind: str, batch_size: int) -> list[str]:
@@ -104,7 +113,7 @@ def rollback_kinds(kind: str, batch_size: int) -> list[str]:
     return [one for one in ROLLBACK_KINDS if one != "aligned" or batch_size > 1]
 
 
-def _fit(model: Any, kind: str, padded: bool, tree: bool, self_check: bool) -> Fit:
+def _fit(model: Any, kind: str, self_check: bool, **options: Any) -> Fit:
     if self_check:
-        return check_fit(model, kind, padded=padded, tree=tree)
+        return check_fit(model, kind, **options)
     return Fit(reason=kind_reason(model, kind))

@@ -7,11 +7,17 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers.cache_utils import CacheLayerMixin, DynamicCache, DynamicSlidingWindowLayer
+from transformers.cache_utils import (
+    CacheLayerMixin,
+    DynamicCache,
+    DynamicSlidingWindowLayer,
+    EncoderDecoderCache,
+)
 
 from specdec_hf.cache.choose import choose_cache
+from specdec_hf.cache.encoded import decoder_cache, is_encoder_decoder
 from specdec_hf.cache.make import kind_reason
-from specdec_hf.cache.plain import PlainCache, Prompt, SeparateCache
+from specdec_hf.cache.plain import PlainCache, Prompt, SeparateCache, own_tensors
 from specdec_hf.cache.protocol import RollbackCache
 from specdec_hf.cache.spec_cache import SpecCache
 
@@ -23,7 +29,8 @@ def import_cache(
 
     Args:
         model: the model that filled ``past``.
-        past: a ``DynamicCache`` or `SpecCache` whose columns are the first P columns of the input.
+        past: a ``DynamicCache`` or `SpecCache` whose columns are the first P columns of the input;
+            of an encoder-decoder an ``EncoderDecoderCache``.
         prompt: the whole input.
         capacity, kind, options: as in `choose_cache`, whose result this is.
 
@@ -34,11 +41,13 @@ def import_cache(
     mask = prompt.mask
     if isinstance(past, SpecCache):
         past = export_cache(model, past, mask[:, : _columns_of(past, mask)])
-    if not isinstance(past, DynamicCache):
-        raise ValueError(
-            f"past_key_values must be a DynamicCache or SpecCache, got {type(past).__name__}"
-        )
-    layers: list[Any] = past.layers
+    if is_encoder_decoder(model):
+        names, fits = "an EncoderDecoderCache", isinstance(past, EncoderDecoderCache)
+    else:
+        names, fits = "a DynamicCache or SpecCache", isinstance(past, DynamicCache)
+    if not fits or not isinstance(decoder_cache(past), DynamicCache):
+        raise ValueError(f"past_key_values must be {names}, got {type(past).__name__}")
+    layers: list[Any] = decoder_cache(past).layers
     if layers and not any(isinstance(layer, CacheLayerMixin) for layer in layers):
         raise ValueError(
             f"past_key_values of {type(model).__name__} is not supported: its layers keep states "
@@ -148,7 +157,7 @@ def export_cache(model: Any, cache: RollbackCache, mask: NDArray[np.bool_]) -> A
         # The prompt's mask may have holes, so a stable sort finds the column of each token.
         order = np.argsort(~cache.mask, axis=1, kind="stable")
         index = np.take_along_axis(order, index, axis=1)
-        sources: list[Any] = cache.cache.layers
+        sources: list[Any] = decoder_cache(cache.cache).layers
     else:
         assert isinstance(cache, SpecCache)
         sources = list(cache.spec_layers)
@@ -174,4 +183,8 @@ def export_cache(model: Any, cache: RollbackCache, mask: NDArray[np.bool_]) -> A
             target.cumulative_length = columns
         else:
             target.update(entries[0], entries[1])
+    if isinstance(cache, PlainCache) and isinstance(cache.cache, EncoderDecoderCache):
+        crossed = cache.cache.cross_attention_cache
+        own_tensors(crossed)
+        return EncoderDecoderCache(exported, crossed)
     return exported

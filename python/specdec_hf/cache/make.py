@@ -7,6 +7,7 @@ from typing import Any
 from transformers import GenerationMixin
 from transformers.cache_utils import Cache, DynamicSlidingWindowLayer
 
+from specdec_hf.cache.encoded import Encoded, decoder_cache, is_encoder_decoder
 from specdec_hf.cache.plain import PlainCache, Prompt, SeparateCache, copy_of, keeps_cache
 from specdec_hf.cache.protocol import RollbackCache
 from specdec_hf.cache.spec_cache import SpecCache, unsupported_reason
@@ -24,6 +25,7 @@ def make_cache(
     prompt: Prompt | None = None,
     inputs: dict[str, Any] | None = None,
     past: Cache | None = None,
+    encoded: Encoded | None = None,
 ) -> RollbackCache:
     """An empty cache for a model.
 
@@ -34,6 +36,7 @@ def make_cache(
         kind: "spec", or as in `PlainCache`. "dynamic" and "none" run each sequence alone.
         prompt, inputs: as in `PlainCache`; "spec" takes neither.
         past: the caller's cache, of one sequence or for kind "plain"; it is not changed.
+        encoded: what the decoder of an encoder-decoder reads of its encoder.
 
     Raises:
         ValueError: a kind that this model cannot use.
@@ -43,12 +46,15 @@ def make_cache(
         raise ValueError(f"cache={kind!r} cannot serve {type(model).__name__}: {reason}")
     if kind == "spec":
         return SpecCache(model, batch_size, capacity)
-    layers: list[Any] = [] if past is None else past.layers
+    layers: list[Any] = [] if past is None else decoder_cache(past).layers
     if kind == "aligned" and any(isinstance(x, DynamicSlidingWindowLayer) for x in layers):
         past = None  # such layers dropped tokens, so the prompt is read again
     past = None if past is None else copy_of(past)
     if kind in ("aligned", "plain") or batch_size == 1:
-        return PlainCache(model, batch_size, kind, prompt=prompt, inputs=inputs, past=past)
+        return PlainCache(
+            model, batch_size, kind, prompt=prompt, inputs=inputs, past=past,
+            encoded=encoded,
+        )  # fmt: skip
     if inputs:
         raise ValueError(
             f"{', '.join(sorted(inputs))} of a batch need a cache that holds all its sequences, "
@@ -60,14 +66,13 @@ def make_cache(
         if prompt is not None:
             own = Prompt(prompt.input_ids[b : b + 1], prompt.mask[b : b + 1])
         padded = prompt is not None and not bool(prompt.mask.all())
-        rows.append(PlainCache(model, 1, kind, prompt=own, keep_mask=padded))
+        of_row = None if encoded is None else encoded.rows([b])
+        rows.append(PlainCache(model, 1, kind, prompt=own, keep_mask=padded, encoded=of_row))
     return SeparateCache(rows)
 
 
 def kind_reason(model: Any, kind: str) -> str | None:
     """Why a model cannot use a kind of cache, or None; a `check_fit` knows the rest."""
-    if getattr(model.config, "is_encoder_decoder", False):
-        return "encoder-decoder models are not supported"
     # A wrapper has the method of the model that it forwards to.
     if getattr(model._sample, "__func__", None) is not GenerationMixin._sample:
         return "it generates with a loop of its own"
@@ -79,6 +84,8 @@ def kind_reason(model: Any, kind: str) -> str | None:
     if (kind == "none") == keeps_cache(model):
         return "its forward takes " + ("a cache" if kind == "none" else "no cache")
     if kind == "spec":
+        if is_encoder_decoder(model):
+            return "its decoder also caches the keys of cross-attention, which this cache lacks"
         # Its config may name a window that the self-check does not reach.
         if model.config.get_text_config(decoder=True).model_type == "gpt_neo":
             return "its local attention counts from the cache's length"

@@ -14,10 +14,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from transformers import GenerationConfig
-from transformers.cache_utils import Cache, DynamicCache
+from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.generation.utils import ALL_CACHE_NAMES
 from transformers.utils.generic import ModelOutput
 
+from specdec_hf.cache.encoded import Encoded, caches_in, decoder_cache
 from specdec_hf.cache.hidden_states import HiddenStates
 from specdec_hf.cache.model_call import forward_arguments
 from specdec_hf.cache.protocol import Lengths
@@ -60,6 +61,8 @@ class PlainCache:
         past: a cache that holds the first columns of ``prompt``; it will be changed.
         keep_mask: whether the model gets a mask that hides nothing. Plain ``generate`` gives it one
             where any sequence of the batch has padding.
+        encoded: what an encoder-decoder's decoder reads of its encoder. The sequences are then
+            those of the decoder.
     """
 
     def __init__(
@@ -72,9 +75,16 @@ class PlainCache:
         inputs: dict[str, Any] | None = None,
         past: Cache | None = None,
         keep_mask: bool = False,
+        encoded: Encoded | None = None,
     ) -> None:
         self.model = model
         self._keep_mask = keep_mask
+        self._of_decoder = encoded is not None
+        # Names of the mask and the positions of the sequences that grow.
+        before = "decoder_" if self._of_decoder else ""
+        self._mask_name, self._positions_name = f"{before}attention_mask", f"{before}position_ids"
+        if encoded is not None:
+            inputs = {**encoded.copied().inputs, **(inputs or {})}
         self.kind = kind
         self.lengths: Lengths = np.zeros(batch_size, dtype=np.int64)
         self._takes = frozenset(forward_arguments(model))
@@ -88,13 +98,13 @@ class PlainCache:
             columns = past.get_seq_length()
             if kind == "aligned":
                 # The first roll back may realign in place, before a forward rebinds these tensors.
-                layers: list[Any] = past.layers
+                layers: list[Any] = decoder_cache(past).layers
                 for layer in layers:
                     if isinstance(getattr(layer, "keys", None), torch.Tensor):
                         layer.keys, layer.values = layer.keys.clone(), layer.values.clone()
             self._kwargs["past_key_values"] = past
             self.lengths = prompt.mask[:, :columns].sum(axis=1).astype(np.int64)
-        elif kind == "plain":
+        elif kind == "plain" or (self._of_decoder and kind == "dynamic"):
             model._prepare_cache_for_generation(
                 GenerationConfig(use_cache=True), self._kwargs, None, batch_size, 0
             )
@@ -102,7 +112,10 @@ class PlainCache:
             # A sliding layer drops what left its window, so its tokens cannot be moved. Layers made
             # without a config keep all tokens, and the model's own mask hides the same ones.
             config = model.config if kind == "dynamic" else None
-            self._kwargs["past_key_values"] = DynamicCache(config=config)
+            fresh: Cache = DynamicCache(config=config)
+            if self._of_decoder:
+                fresh = EncoderDecoderCache(fresh, DynamicCache())
+            self._kwargs["past_key_values"] = fresh
         if kind in ("dynamic", "aligned"):
             self.cache.activate_past_recording()
         self._held = self.lengths.copy()  # tokens in the cache, those to be rolled back included
@@ -138,7 +151,7 @@ class PlainCache:
         self._ids = torch.cat([self._ids, tokens], dim=1)
         self._mask = np.concatenate([self._mask, mask], axis=1)
         self._extend_inputs(size, first)
-        if not first and (starts < 0).any():
+        if not first and not self._of_decoder and (starts < 0).any():
             self._restart_positions(starts, size)
         if "logits_to_keep" in self._takes:
             self._kwargs["logits_to_keep"] = keep
@@ -168,17 +181,11 @@ class PlainCache:
         self._roll_back(self.lengths)
         if self._outputs is not None and self.kind == "plain":
             self._kwargs = self.model._update_model_kwargs_for_generation(
-                self._outputs, self._kwargs, is_encoder_decoder=False
+                self._outputs, self._kwargs, is_encoder_decoder=self._of_decoder
             )
         names = [name for name in ALL_CACHE_NAMES if self._kwargs.get(name) is not None]
         cache: Any = self._kwargs[names[0]] if names else None
-        for layer in getattr(cache, "layers", ()):
-            if hasattr(layer, "record_past"):
-                layer.record_past = False
-            # The layers hold inference tensors. A clone made outside inference mode is a normal
-            # tensor, which the user may write into. A layer without a cache of its own holds None.
-            if isinstance(getattr(layer, "keys", None), torch.Tensor):
-                layer.keys, layer.values = layer.keys.clone(), layer.values.clone()
+        own_tensors(cache)
         return cache
 
     @property
@@ -214,25 +221,31 @@ class PlainCache:
         model, kwargs = self.model, self._kwargs
         mask = torch.from_numpy(self._mask.astype(np.int64)).to(self._ids.device)
         if first:
-            kwargs["attention_mask"] = mask
-            if kwargs.get("position_ids") is None and "position_ids" in self._takes:
+            kwargs[self._mask_name] = mask
+            takes_positions = "position_ids" in self._takes and not self._of_decoder
+            if kwargs.get("position_ids") is None and takes_positions:
                 kwargs["position_ids"] = model._prepare_position_ids_for_generation(
                     self._ids, kwargs
                 )
         else:
             assert self._outputs is not None
             kwargs = model._update_model_kwargs_for_generation(
-                self._outputs, kwargs, is_encoder_decoder=False, num_new_tokens=size
+                self._outputs, kwargs, is_encoder_decoder=self._of_decoder, num_new_tokens=size
             )
             # Transformers extends the types of tokens by one column, however many are new.
             types, width = kwargs.get("token_type_ids"), self._mask.shape[1]
-            if types is not None and types.shape[-1] < width:
+            if types is not None and types.shape[-1] < width and not self._of_decoder:
                 new = types[:, -1:].expand(-1, width - types.shape[-1])
                 kwargs["token_type_ids"] = torch.cat([types, new], dim=-1)
         # Plain generate drops a mask that hides nothing.
-        kwargs["attention_mask"] = None if self._mask.all() and not self._keep_mask else mask
-        if "attention_mask" not in self._takes:
-            del kwargs["attention_mask"]
+        hides = self._keep_mask or not self._mask.all()
+        kwargs[self._mask_name] = mask if hides else None
+        if self._of_decoder and self.kind == "aligned" and self._positions_name in self._takes:
+            # Plain generation leaves them out, because it never moves a sequence to the right.
+            held = mask.cumsum(dim=-1) - 1
+            kwargs[self._positions_name] = held.clamp(min=0) if hides else None
+        if self._mask_name not in self._takes:
+            del kwargs[self._mask_name]
         self._kwargs = kwargs
 
     def _restart_positions(self, starts: Lengths, size: int) -> None:
@@ -269,7 +282,7 @@ class PlainCache:
         self._mask = np.take_along_axis(self._mask, index, axis=1) & valid
         moved = torch.from_numpy(index).to(self._ids.device)
         self._ids = self._ids.gather(1, moved)
-        for name in _COLUMN_INPUTS:
+        for name in () if self._of_decoder else _COLUMN_INPUTS:
             x = self._kwargs.get(name)
             if isinstance(x, torch.Tensor) and x.shape[-1] == columns:
                 self._kwargs[name] = x.gather(-1, moved.to(x.device).expand(*x.shape[:-1], width))
@@ -277,7 +290,7 @@ class PlainCache:
 
     def _realign(self, starts: Lengths, ends: Lengths, shifts: Lengths) -> None:
         by_device: dict[torch.device, list[torch.Tensor]] = {}
-        for layer in self.cache.layers:
+        for layer in decoder_cache(self.cache).layers:
             if layer.is_initialized and layer.keys is not None:
                 by_device.setdefault(layer.keys.device, []).extend((layer.keys, layer.values))
         for device, buffers in by_device.items():
@@ -327,11 +340,25 @@ def _state_of(outputs: Any, **changes: Any) -> Any:
 
 def copy_of(past: Any) -> Any:
     """A copy of a caller's cache that the model may extend without changing the caller's."""
+    if isinstance(past, EncoderDecoderCache):
+        return EncoderDecoderCache(*map(copy_of, caches_in(past)))
     if not past.is_croppable:
         return copy.deepcopy(past)
     fresh = copy.copy(past)
     fresh.layers = [_copy_of_layer(layer) for layer in past.layers]
     return fresh
+
+
+def own_tensors(cache: Any) -> None:
+    """Make a cache one that its user may write into, as plain ``generate`` leaves it."""
+    for part in caches_in(cache):
+        for layer in getattr(part, "layers", ()):
+            if hasattr(layer, "record_past"):
+                layer.record_past = False
+            # The layers hold inference tensors. A clone made outside inference mode is a normal
+            # tensor. A layer without a cache of its own holds None.
+            if isinstance(getattr(layer, "keys", None), torch.Tensor):
+                layer.keys, layer.values = layer.keys.clone(), layer.values.clone()
 
 
 def _copy_of_layer(layer: Any) -> Any:

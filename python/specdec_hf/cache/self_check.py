@@ -20,9 +20,18 @@ from typing import Any
 import numpy as np
 import torch
 
+from specdec_hf.cache.encoded import Encoded, is_encoder_decoder
 from specdec_hf.cache.forward import forward_tree, forward_window
 from specdec_hf.cache.make import kind_reason, make_cache
-from specdec_hf.cache.plain import PlainCache, Prompt
+from specdec_hf.cache.own_logits import (
+    PASSING,
+    SHORT,
+    WindowError,
+    logits_alone,
+    logits_as_generated,
+    one_line,
+    padded_prompt,
+)
 from specdec_hf.cache.protocol import Lengths, context_length
 from specdec_hf.cache.spec_cache import SpecCache
 from specdec_hf.cache.undisturbed import undisturbed
@@ -33,7 +42,7 @@ from specdec_hf.cache.undisturbed import undisturbed
 STEPS = 50
 LEAST_TOLERANCE = 2e-4
 LARGEST_WINDOW = 192  # tokens; the self-check passes the end of sliding windows up to this size
-_SHORT, _LONG, _DRAFTS, _PADDING = 3, 7, 3, 4
+_LONG, _DRAFTS = 7, 3
 # Parents of the nodes of the checked tree. Of its two paths, the kept one is numbered last.
 _PARENTS, _PATH = (-1, -1, 0, 1), (1, 3)
 _WINDOW_NAMES = ("sliding_window", "attention_chunk_size", "window_size", "attention_window")
@@ -68,10 +77,16 @@ class Fit:
 
 known: dict[tuple[Any, ...], Fit] = {}
 _checking = threading.RLock()  # a check changes the model while it runs
-_PASSING = (torch.OutOfMemoryError, MemoryError)  # which say nothing about the model
 
 
-def check_fit(model: Any, kind: str, *, padded: bool = True, tree: bool = False) -> Fit:
+def check_fit(
+    model: Any,
+    kind: str,
+    *,
+    padded: bool = True,
+    tree: bool = False,
+    encoded: Encoded | None = None,
+) -> Fit:
     """Compare a model with itself through a cache; the result is remembered for the process.
 
     The caller's random state, the model's attributes and buffers, and its training mode are as
@@ -81,8 +96,11 @@ def check_fit(model: Any, kind: str, *, padded: bool = True, tree: bool = False)
         model: a causal LM.
         kind: as in `make_cache`.
         padded: whether sequences will be padded, as those of a batch are. The check then takes two
-            of different lengths.
+            of different lengths. The decoders of an encoder-decoder begin alike, so that those of a
+            batch may differ in length after the first round only.
         tree: whether a tree is checked too; kind "spec" only.
+        encoded: what the decoder of an encoder-decoder reads of its encoder. Its first two
+            sequences serve the check.
 
     Raises:
         torch.OutOfMemoryError, MemoryError: no memory for the check; the next call checks again.
@@ -90,12 +108,18 @@ def check_fit(model: Any, kind: str, *, padded: bool = True, tree: bool = False)
     reason = kind_reason(model, kind)
     if reason is not None or kind == "plain":
         return Fit(reason=reason)
-    key = (*configuration(model), kind, padded, tree)
+    rows, names = 1 + padded, tuple[str, ...]()
+    if encoded is not None:
+        names = tuple(sorted(encoded.inputs))
+        if kind == "aligned":
+            rows = 2  # even without padding
+        encoded = encoded.rows([b % encoded.batch_size for b in range(rows)])
+    key = (*configuration(model), kind, padded, tree, names)
     with _checking:
         fit = known.get(key)
         if fit is None:
             with undisturbed(model), torch.inference_mode():
-                fit = _measure(model, kind, padded, tree)
+                fit = _measure(model, kind, _Plan(model, rows, padded, tree), encoded)
             if fit.difference is not None or fit.reason is not None:
                 known[key] = fit
     return fit
@@ -121,33 +145,36 @@ def configuration(model: Any) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-def _measure(model: Any, kind: str, padded: bool, tree: bool) -> Fit:
+def _measure(model: Any, kind: str, plan: _Plan, encoded: Encoded | None) -> Fit:
     separate = kind in ("dynamic", "none")
-    plan = _Plan(model, 1 + padded, tree)
     if plan.too_short:
         return Fit(unchecked=f"the model's context holds {plan.context} tokens")
     try:
-        generated = _as_generated(model, plan.texts)
-        own = generated if separate else [_alone(model, text) for text in plan.texts]
-    except _WindowError as error:
+        generated = logits_as_generated(model, plan.texts, plan.padded, encoded)
+        own = generated
+        if not separate:
+            own = [logits_alone(model, text, encoded, b) for b, text in enumerate(plan.texts)]
+    except WindowError as error:
         return Fit(reason=f"its forward raised {error}")
-    except _PASSING:
+    except PASSING:
         raise
     except Exception as error:
-        return Fit(unchecked=f"a forward on text alone raised {_one_line(error)}")
+        return Fit(unchecked=f"a forward on text alone raised {one_line(error)}")
     spread = min(float(x.std(dim=-1).min()) for x in own)
     if not all(bool(x.isfinite().all()) for x in (*own, *generated)) or spread == 0:
         return Fit(remark=_NOT_FINITE)
     prompt = None
     if separate:
-        prompt = _padded([text[:n] for text, n in zip(plan.texts, plan.prompts, strict=True)])
+        prompt = padded_prompt([text[:n] for text, n in zip(plan.texts, plan.prompts, strict=True)])
     try:
-        cache = make_cache(model, len(plan.prompts), plan.capacity, kind, prompt=prompt)
+        cache = make_cache(
+            model, len(plan.prompts), plan.capacity, kind, prompt=prompt, encoded=encoded
+        )
         seen = plan.run(cache)
-    except _PASSING:
+    except PASSING:
         raise
     except Exception as error:
-        return Fit(reason=f"its forward raised {_one_line(error)}")
+        return Fit(reason=f"its forward raised {one_line(error)}")
     # A sequence must say the same alone, with padding, and as the continuation of a prompt.
     seen += [(b, i, row) for b, rows in enumerate(generated) for i, row in enumerate(rows)]
     difference = 0.0
@@ -157,7 +184,9 @@ def _measure(model: Any, kind: str, padded: bool, tree: bool) -> Fit:
         apart = distance(row, own[b][position])
         # NaN is a difference too, and max() would drop it.
         difference = float("inf") if bool(apart.isnan()) else max(difference, float(apart))
-    if not math.isfinite(difference) and not bool(_alone(model, plan.fed).isfinite().all()):
+    if not math.isfinite(difference) and not bool(
+        logits_alone(model, plan.fed, encoded).isfinite().all()
+    ):
         return Fit(remark=_NOT_FINITE)  # a rejected draft did that, not the cache
     tolerance = tolerance_of(model)
     reason = None
@@ -172,9 +201,9 @@ def _measure(model: Any, kind: str, padded: bool, tree: bool) -> Fit:
 class _Plan:
     """The tokens of the self-check, and in which steps they go through a cache."""
 
-    def __init__(self, model: Any, rows: int, tree: bool) -> None:
-        self.model, self.tree = model, tree
-        windows = sorted(_windows(model.config.get_text_config(decoder=True)))
+    def __init__(self, model: Any, rows: int, padded: bool, tree: bool) -> None:
+        self.model, self.padded, self.tree = model, padded, tree
+        windows = sorted(_windows(model))
         prompt, self.remark = _LONG, None
         for window in windows:
             if window <= LARGEST_WINDOW:
@@ -185,8 +214,9 @@ class _Plan:
         extra = 2 * _DRAFTS + len(_PARENTS) + 3
         if self.context is not None:
             prompt = min(prompt, self.context - extra)
-        self.too_short = prompt < _SHORT
-        self.prompts: Lengths = np.array([prompt, _SHORT][:rows], dtype=np.int64)
+        self.too_short = prompt < SHORT
+        lengths = [prompt, SHORT if padded else prompt]
+        self.prompts: Lengths = np.array(lengths[:rows], dtype=np.int64)
         self.capacity = max(prompt, _LONG) + extra
         # Of the drafts of the first window the first sequence keeps all and the second one; of the
         # second window's, none and all.
@@ -279,63 +309,12 @@ def _tree_step(model: Any, tokens: torch.Tensor, roots: Lengths) -> Any:
     return step
 
 
-def _alone(model: Any, tokens: torch.Tensor) -> torch.Tensor:
-    """Logits [n, V] of one sequence, read as plain ``generate`` reads a prompt, without a cache."""
-    ids = tokens.numpy()[None]
-    cache = PlainCache(model, 1, "none", prompt=Prompt(ids, np.ones(ids.shape, dtype=bool)))
-    return cache.forward(tokens[None].to(model.device), np.array([0]), keep=len(tokens))[0].float()
-
-
-class _WindowError(Exception):
-    """A model that has read a prompt cannot be fed several tokens at once."""
-
-
-def _as_generated(model: Any, texts: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Logits [n, V] of each text that plain ``generate`` continues from a prompt, in one batch.
-
-    Some models treat a prompt otherwise than what follows it, or drop from their own cache what a
-    forward without one sees.
-    """
-    prompts = [text[:n] for text, n in zip(texts, (_SHORT + _PADDING, _SHORT), strict=False)]
-    prompt = _padded(prompts)
-    width = prompt.mask.shape[1]
-    rest = max(len(text) - len(start) for text, start in zip(texts, prompts, strict=True))
-    ids = torch.zeros(len(texts), width + rest, dtype=torch.int64, device="cpu")
-    ids[:, :width] = torch.from_numpy(prompt.input_ids)
-    for b, text in enumerate(texts):
-        follows = text[len(prompts[b]) :]
-        ids[b, width : width + len(follows)] = follows
-    cache = PlainCache(model, len(texts), "plain", prompt=prompt)
-    first = np.array([len(start) - width for start in prompts])
-    rows = []
-    last = width + rest - 1
-    windows = [(0, width), (width, last), (last, last + 1)]
-    for start, end in (window for window in windows if window[0] < window[1]):
-        fed = ids[:, start:end].to(model.device)
-        try:
-            rows.append(cache.forward(fed, first + start, keep=end - start))
-        except Exception as error:
-            if start == 0 or isinstance(error, _PASSING):
-                raise
-            raise _WindowError(_one_line(error)) from error
-    logits = torch.cat(rows, dim=1).float()
-    return [logits[b, -n:][: len(texts[b])] for b, n in enumerate((width + rest + first).tolist())]
-
-
-def _padded(texts: list[torch.Tensor]) -> Prompt:
-    """Texts on the host, left-padded to one length."""
-    width = max(len(text) for text in texts)
-    ids = np.zeros((len(texts), width), dtype=np.int64)
-    for b, text in enumerate(texts):
-        ids[b, width - len(text) :] = text.numpy()
-    lengths = np.array([[len(text)] for text in texts])
-    return Prompt(ids, np.arange(width) >= width - lengths)
-
-
-def _windows(config: Any) -> set[int]:
+def _windows(model: Any) -> set[int]:
     """Sizes of the local attention windows that a config names."""
-    sizes: set[int] = set()
+    config, sizes = model.config.get_text_config(decoder=True), set[int]()
     for name in _WINDOW_NAMES:
+        if name == "attention_window" and is_encoder_decoder(model):
+            continue  # that of the encoder
         value = getattr(config, name, None)
         for size in value if isinstance(value, list | tuple) else [value]:
             if isinstance(size, int) and not isinstance(size, bool) and size > 0:
@@ -374,7 +353,3 @@ def tolerance_of(model: Any) -> float:
     if model.device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32:
         step = max(step, 2.0**-10)
     return max(LEAST_TOLERANCE, STEPS * step)
-
-
-def _one_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"

@@ -309,8 +309,6 @@ class SpecCache(Cache):
 def unsupported_reason(model: Any) -> str | None:
     """Why `SpecCache` cannot serve this model, or None if it can."""
     config = model.config.get_text_config(decoder=True)
-    if getattr(model.config, "is_encoder_decoder", False):
-        return "encoder-decoder models are not supported"
     attention = config._attn_implementation
     if attention not in ("sdpa", "eager"):
         return f"attn_implementation must be 'sdpa' or 'eager', got {attention!r}"

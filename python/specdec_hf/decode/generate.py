@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from transformers import StopStringCriteria
 
+from specdec_hf.cache.encoded import is_encoder_decoder
 from specdec_hf.decode.arguments import (
     check_stop_strings,
     check_streamer_type,
@@ -24,6 +25,7 @@ from specdec_hf.decode.arguments import (
 )
 from specdec_hf.decode.beam import beam_search
 from specdec_hf.decode.output import SpecOutput, finish
+from specdec_hf.decode.own_generate import by_own_generate, plain_output
 from specdec_hf.decode.rounds import step
 from specdec_hf.decode.session import (
     Options,
@@ -39,7 +41,6 @@ from specdec_hf.hf_arguments.call import Call, call_from_hugging_face, prepare_c
 from specdec_hf.hf_arguments.caller import kept_arguments
 from specdec_hf.hf_arguments.inputs import has_own_generate, one_of
 from specdec_hf.hf_arguments.language_model import check_language_model, is_language_model
-from specdec_hf.hf_arguments.sampling import PARAMETERS, is_per_sequence
 from specdec_hf.schedules.benefit_guard import BenefitGuard
 from specdec_hf.trees.layouts import as_layout
 
@@ -78,9 +79,10 @@ def generate(
     pure functions of their arguments.
 
     Args:
-        model: causal LM, left on its device and in its dtype.
-        inputs: alias of ``input_ids``, as in ``model.generate``.
-        input_ids: [B, T] int64 prompts, padded on the left.
+        model: causal LM or encoder-decoder, left on its device and in its dtype.
+        inputs: alias of ``input_ids``, as in ``model.generate``, or what the encoder reads.
+        input_ids: [B, T] int64 prompts, padded on the left; of an encoder-decoder the encoder's,
+            padded on any side.
         drafter: None for plain decoding, a name of `specdec_hf.drafters.registry` such as
             "prompt_lookup", a causal LM of the same vocabulary, a `Drafter`, or a `TreeDrafter`,
             which drafts trees of its own; with ``tree`` also a list of them, and without it a list
@@ -147,10 +149,18 @@ def generate(
         guard=guard,
         clock=clock,
     )
-    input_ids = one_of(inputs, input_ids)
     if has_own_generate(model):
-        return _by_own_generate(model, input_ids, options, streamer, kwargs)
-    call = prepare_call(model, input_ids, **kwargs)
+        given = {"inputs": inputs, "input_ids": input_ids}
+        if not is_encoder_decoder(model):
+            given = {"input_ids": one_of(inputs, input_ids)}
+        decoder = SpeculativeDecoder(
+            streamer=streamer,
+            tokenizer=kwargs.pop("tokenizer", None),
+            stop_strings=kwargs.pop("stop_strings", None),
+        )
+        decoder.options = options
+        return by_own_generate(model, given, decoder, seed, kwargs)
+    call = prepare_call(model, input_ids, inputs=inputs, **kwargs)
     if streamer is not None:
         _check_streamer(call)
         streamer.put(torch.from_numpy(call.input_ids))
@@ -221,17 +231,20 @@ class SpeculativeDecoder:
         stopping_criteria: Any,
         generation_config: Any,
         seed: Any = None,
+        inputs_tensor: Any = None,
         **model_kwargs: Any,
     ) -> Any:
         """Called by ``model.generate``; same result as `generate`.
 
         ``model.generate(custom_generate=..., seed=...)`` hands ``seed`` over because it is named in
-        this signature. None means the ``seed`` of this object.
+        this signature. None means the ``seed`` of this object. ``inputs_tensor`` is what the
+        encoder of an encoder-decoder read, which Transformers hands over in the same way.
         """
         criteria = type(stopping_criteria)(stopping_criteria)
         if self.stop_strings is not None:
             criteria.append(StopStringCriteria(self.tokenizer, self.stop_strings))
         kept = kept_arguments(model, self)
+        model_kwargs["inputs_tensor"] = inputs_tensor
         call = call_from_hugging_face(
             model, input_ids, logits_processor, criteria, generation_config, model_kwargs, kept
         )
@@ -243,7 +256,10 @@ class SpeculativeDecoder:
             streamer.put(torch.from_numpy(call.input_ids))  # model.generate does it for its own
         if streamer is not None:
             _check_streamer(call)
-        return _decode(model, call, self._options(seed), streamer)
+        output = _decode(model, call, self._options(seed), streamer)
+        if call.return_dict and call.encoded is not None and has_own_generate(model):
+            return plain_output(output)
+        return output
 
     def stream(
         self, model: Any, input_ids: torch.Tensor | None = None, *, seed: Any = None, **kwargs: Any
@@ -294,38 +310,6 @@ def run(session: Session, streamer: Streamer | None = None) -> Any:
     finally:
         session.lease.release()
     return output if session.call.return_dict else output.sequences
-
-
-def _by_own_generate(
-    model: Any,
-    input_ids: torch.Tensor | None,
-    options: Options,
-    streamer: Streamer | None,
-    kwargs: dict[str, Any],
-) -> Any:
-    """Let a class that replaces ``generate`` prepare its inputs, such as BLIP-2 for its decoder."""
-    decoder = SpeculativeDecoder(
-        streamer=streamer,
-        tokenizer=kwargs.pop("tokenizer", None),
-        stop_strings=kwargs.pop("stop_strings", None),
-    )
-    decoder.options = options
-    for name in filter(lambda name: is_per_sequence(kwargs.get(name)), PARAMETERS):
-        raise ValueError(f"{name} must be a scalar for {type(model).__name__}")
-    calls = 0
-
-    def decode(model: Any, input_ids: torch.Tensor, **arguments: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        return decoder(model, input_ids, **arguments)
-
-    output = model.generate(input_ids=input_ids, custom_generate=decode, **kwargs)
-    if calls != 1:
-        raise ValueError(
-            f"{type(model).__name__} is not supported: its own generate decodes {calls} texts "
-            "with custom_generate, not one"
-        )
-    return output
 
 
 def _begin(model: Any, call: Call, options: Options) -> Session:

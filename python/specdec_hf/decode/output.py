@@ -28,8 +28,12 @@ class SpecOutput(ModelOutput):
             With ``inputs_embeds`` alone it also has their columns, which ``sequences`` lacks.
         logprobs: [B, W - T] float32, of new tokens under the filtered target; 0 when greedy and
             in the padding.
-        past_key_values: ``DynamicCache`` of W - 1 columns, as plain ``generate`` leaves it. None
-            where the sequences of a batch ran one by one.
+        past_key_values: ``DynamicCache`` of W - 1 columns, as plain ``generate`` leaves it, or the
+            ``EncoderDecoderCache`` of an encoder-decoder. None where the sequences of a batch ran
+            one by one.
+        encoder_outputs: those of an encoder-decoder; pass them on to continue without running its
+            encoder again. ``sequences`` are then the next ``decoder_input_ids``, and
+            ``attention_mask`` the next ``decoder_attention_mask``.
         stats: a `SpecStats`, counts and times.
         scores: with ``output_scores``, for each new token [B, V] float32: logits after processors,
             temperature and filters. As in plain ``generate``, a sequence that has ended goes on
@@ -45,6 +49,7 @@ class SpecOutput(ModelOutput):
     attention_mask: torch.Tensor | None = None
     logprobs: torch.Tensor | None = None
     past_key_values: Any = None
+    encoder_outputs: Any = None
     stats: Any = None
     scores: tuple[torch.Tensor, ...] | None = None
     logits: tuple[torch.Tensor, ...] | None = None
@@ -84,6 +89,7 @@ def finish(session: Session) -> SpecOutput:
         attention_mask=torch.from_numpy(mask.astype(np.int64)).to(device),
         logprobs=torch.from_numpy(logprobs),
         past_key_values=past,
+        encoder_outputs=None if s.call.encoded is None else s.call.encoded.outputs,
         stats=s.stats,
         **outputs,
     )

@@ -166,6 +166,8 @@ def begin(model: Any, call: Call, options: Options) -> Session:
         "tree": drafts_tree,
         "self_check": options.self_check,
     }
+    if call.prefill is None:
+        needs["encoded"] = call.encoded
     first_logits = None
     if call.prefill is not None:
         cache, first_logits, notes = prefill(model, call, capacity, kind, **needs)
@@ -190,6 +192,7 @@ def begin(model: Any, call: Call, options: Options) -> Session:
             batch_size=batch_size, max_length=max_length, max_draft=max(draft_size, 16),
             note=stats.note_round,
             self_check=options.self_check,
+            encoder=call.encoder,
         )  # fmt: skip
         try:
             drafter.start(context)

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from specdec_hf.hf_arguments.encoder import EncoderSource
 from specdec_kernels import (
     LOSSLESS_RULES,
     RULES_NEEDING_ROUND_NOISE,
@@ -82,6 +83,8 @@ class DraftContext:
         note: leaves a remark in the statistics, with the number of the round. A remark that was
             left before is left out.
         self_check: whether a draft model's cache is checked before its first use.
+        encoder: what the encoder of an encoder-decoder read, or None. `EncoderSource.texts` gives
+            its ids, to copy from, and `EncoderSource.encode` what another encoder makes of it.
         first_number: number of this drafter's first draft among all drafts of the round. Only the
             loop sets it.
         asked_for_noise: whether `noise_positions` was called in this round.
@@ -99,6 +102,7 @@ class DraftContext:
     max_draft: int
     note: Callable[[str], None] = field(default=lambda text: None)
     self_check: bool = True
+    encoder: EncoderSource | None = None
     first_number: int = 0
     asked_for_noise: bool = False
 

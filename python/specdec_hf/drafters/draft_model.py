@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from specdec_hf.cache.choose import choose_cache
+from specdec_hf.cache.encoded import Encoded, is_encoder_decoder
 from specdec_hf.cache.forward import forward_tree, forward_window
 from specdec_hf.cache.protocol import Lengths, context_length
 from specdec_hf.cache.spec_cache import SpecCache
@@ -59,12 +60,27 @@ class DraftModel:
             cache,
             tree=tree,
             self_check=context.self_check,
+            encoded=self._encode(own_vocabulary),
         )
         for note in notes:
             context.note(f"draft model {note}")
         self.sampler = RowSampler(context, self.device)
         self._context_length = context_length(model)
         self._nodes_fed = 0
+
+    def _encode(self, own_vocabulary: bool) -> Encoded | None:
+        """What this model's own encoder makes of the input of the target's."""
+        if not is_encoder_decoder(self.model):
+            return None
+        source = self.context.encoder
+        if source is None or (own_vocabulary and source.reads_text):
+            other = "" if source is None else " in its vocabulary"
+            raise ValueError(
+                f"drafter {type(self.model).__name__} has an encoder, and the call holds no input "
+                f"for it{other}: the model must be an encoder-decoder whose encoder runs in this "
+                "call and reads the same"
+            )
+        return source.encode(self.model)
 
     def room(self, history: History, wanted: NDArray[np.int64] | int) -> NDArray[np.int64]:
         """[B], how many of the ``wanted`` tokens each sequence can draft within its context."""

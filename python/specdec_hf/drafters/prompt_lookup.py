@@ -11,13 +11,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specdec_hf.drafters.base import Draft, Drafter, History
+from specdec_hf.drafters.base import Draft, DraftContext, Drafter, History
 
 
 class PromptLookupDrafter(Drafter):
     """Copies the tokens that followed the latest of the longest matches of a sequence's ending.
 
-    It runs on the host, where the loop holds all tokens, and treats every sequence by itself.
+    It runs on the host, where the loop holds all tokens, and treats every sequence by itself. Of an
+    encoder-decoder it also looks at what the encoder read, which summaries and translations copy
+    from, as if that preceded the decoder's text.
 
     Args:
         max_ngram: longest ending to look for.
@@ -44,12 +46,19 @@ class PromptLookupDrafter(Drafter):
         self.max_ngram = int(max_ngram)
         self.min_ngram = int(min_ngram)
 
+        self._read: list[NDArray[np.int64]] | None = None
+
+    def start(self, context: DraftContext) -> None:
+        self._read = None
+        if context.encoder is not None:
+            config = context.model.config.get_text_config(decoder=True)
+            self._read = context.encoder.texts(config.vocab_size)
+
     def propose(self, history: History, gamma: int) -> Draft | None:
         tokens = np.full((len(history.lengths), gamma), -1, dtype=np.int64)
         counts = np.zeros(len(history.lengths), dtype=np.int64)
-        for b in np.flatnonzero(history.active):
-            committed = history.tokens[b, : history.lengths[b]]
-            found = lookup(committed, gamma, self.max_ngram, self.min_ngram)
+        for b in np.flatnonzero(history.active).tolist():
+            found = lookup(self._text(history, b), gamma, self.max_ngram, self.min_ngram)
             tokens[b, : len(found)] = found
             counts[b] = len(found)
         return Draft(torch.from_numpy(tokens), counts=counts) if counts.any() else None
@@ -57,13 +66,18 @@ class PromptLookupDrafter(Drafter):
     def propose_several(self, history: History, gamma: int, count: int) -> torch.Tensor | None:
         """[B, count, gamma], different continuations of every sequence, best first, then -1."""
         tokens = np.full((len(history.lengths), count, gamma), -1, dtype=np.int64)
-        for b in np.flatnonzero(history.active):
-            committed = history.tokens[b, : history.lengths[b]]
+        for b in np.flatnonzero(history.active).tolist():
+            text = self._text(history, b)
             for k, found in enumerate(
-                lookup_several(committed, gamma, count, self.max_ngram, self.min_ngram)
+                lookup_several(text, gamma, count, self.max_ngram, self.min_ngram)
             ):
                 tokens[b, k] = found
         return torch.from_numpy(tokens) if (tokens >= 0).any() else None
+
+    def _text(self, history: History, b: int) -> NDArray[np.int64]:
+        """The tokens to copy from; the committed ones come last."""
+        committed = history.tokens[b, : history.lengths[b]]
+        return committed if self._read is None else np.concatenate([self._read[b], committed])
 
 
 def lookup(

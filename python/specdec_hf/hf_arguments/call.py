@@ -15,13 +15,18 @@ from numpy.typing import NDArray
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
+from specdec_hf.cache.encoded import Encoded, is_encoder_decoder
 from specdec_hf.hf_arguments.assistant import Assistant, assistant_of
 from specdec_hf.hf_arguments.beams import BeamArguments, beam_arguments, num_beams_of
+from specdec_hf.hf_arguments.encoder import EncoderSource, by_generate, read_encoder
 from specdec_hf.hf_arguments.inputs import (
+    check_decoder_mask,
     check_input_ids,
     check_mask,
+    check_tensor,
     has_own_generate,
     mask_on_host,
+    one_of,
 )
 from specdec_hf.hf_arguments.model_inputs import (
     Prefill,
@@ -38,7 +43,7 @@ from specdec_hf.hf_arguments.sampling import (
     make_sampling,
     sequences_per_prompt,
 )
-from specdec_hf.hf_arguments.unsupported import Origin, refuse_unsupported
+from specdec_hf.hf_arguments.unsupported import Origin, refuse_kept, refuse_unsupported
 
 # Plain generation returns these for every new token.
 TOKEN_OUTPUTS = ("scores", "logits", "hidden_states")
@@ -62,6 +67,9 @@ class Call:
         criteria: stopping criteria other than length and end-of-sequence.
         past: the caller's cache, which is never written to, or None.
         prefill: the model's own prefill of inputs other than text, or None.
+        encoded: what the decoder of an encoder-decoder reads of its encoder; ``input_ids``,
+            ``mask`` and ``past`` are then those of the decoder.
+        encoder: what the encoder read, where that is known.
         assistant: the drafts that the arguments of ``model.generate`` ask for.
         return_dict: whether the caller wants the whole output.
         outputs: which of "scores", "logits" and "hidden_states" the caller wants.
@@ -85,6 +93,8 @@ class Call:
     beams: BeamArguments | None = None
     num_return_sequences: int = 1
     prefill: Prefill | None = None
+    encoded: Encoded | None = None
+    encoder: EncoderSource | None = None
     assistant: Assistant = field(default_factory=Assistant)
     notes: list[str] = field(default_factory=list)
 
@@ -100,6 +110,7 @@ def prepare_call(
     model: Any,
     input_ids: torch.Tensor | None,
     *,
+    inputs: torch.Tensor | None = None,
     attention_mask: torch.Tensor | None = None,
     generation_config: GenerationConfig | None = None,
     logits_processor: LogitsProcessorList | None = None,
@@ -119,12 +130,18 @@ def prepare_call(
         raise ValueError(
             f"{type(model).__name__} has a generate method of its own: pass custom_generate to it"
         )
+    if is_encoder_decoder(model):
+        return _encoder_decoder_call(
+            model, inputs=inputs, input_ids=input_ids, attention_mask=attention_mask,
+            generation_config=generation_config, logits_processor=logits_processor,
+            stopping_criteria=stopping_criteria, prefix_allowed_tokens_fn=prefix_allowed_tokens_fn,
+            tokenizer=tokenizer, past_key_values=past_key_values, **kwargs,
+        )  # fmt: skip
+    input_ids = one_of(inputs, input_ids)
     embeds = kwargs.get("inputs_embeds")
     ids = check_input_ids(model, input_ids, embeds)
     batch_size, columns = ids.shape
-    per_sequence = {
-        name: kwargs.pop(name) for name in PARAMETERS if is_per_sequence(kwargs.get(name))
-    }
+    per_sequence = _pop_per_sequence(kwargs)
     kwargs = {name: value for name, value in kwargs.items() if value is not None}
     refuse_kept(kwargs)
     assistant_model = kwargs.pop("assistant_model", None)
@@ -199,6 +216,39 @@ def prepare_call(
     )  # fmt: skip
 
 
+def _pop_per_sequence(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Remove the sampling parameters that have one value for each sequence, and return them."""
+    return {name: kwargs.pop(name) for name in PARAMETERS if is_per_sequence(kwargs.get(name))}
+
+
+def _encoder_decoder_call(model: Any, **arguments: Any) -> Call:
+    """`prepare_call` of an encoder-decoder, whose encoder runs here."""
+    for name in ("input_ids", "inputs", "attention_mask"):
+        check_tensor(name, arguments[name])
+    per_sequence = _pop_per_sequence(arguments)
+    arguments = {name: value for name, value in arguments.items() if value is not None}
+    refuse_kept(arguments)
+    kept: dict[str, Any] = {"kwargs": set(arguments), "tokenizer": arguments.get("tokenizer")}
+    for name in ("assistant_model", "assistant_tokenizer"):
+        kept[name] = arguments.pop(name, None)
+
+    def read(
+        model: Any,
+        input_ids: torch.Tensor,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        **model_kwargs: Any,
+    ) -> Call:
+        return call_from_hugging_face(
+            model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs,
+            kept, per_sequence,
+        )  # fmt: skip
+
+    call: Call = by_generate(model, read, arguments)
+    return call
+
+
 def call_from_hugging_face(
     model: Any,
     input_ids: torch.Tensor,
@@ -207,27 +257,40 @@ def call_from_hugging_face(
     generation_config: GenerationConfig,
     model_kwargs: dict[str, Any],
     arguments_kept: dict[str, Any],
+    given_per_sequence: dict[str, Any] | None = None,
 ) -> Call:
     """The same `Call` from what ``model.generate`` hands to a ``custom_generate`` callable.
 
-    ``arguments_kept`` are those that it keeps to itself; see caller.py.
+    ``arguments_kept`` are those that it keeps to itself; see caller.py. Of an encoder-decoder,
+    ``model_kwargs`` may hold ``inputs_tensor``, what its encoder read.
     """
+    inputs_tensor = model_kwargs.pop("inputs_tensor", None)
+    of_decoder = is_encoder_decoder(model)
     num_beams = num_beams_of(generation_config)
+    if num_beams > 1 and of_decoder:
+        where = Origin(model, set(arguments_kept.get("kwargs", ()))).of("num_beams", num_beams)
+        raise ValueError(f"num_beams={num_beams} is not supported for encoder-decoders{where}")
     if num_beams > 1:
         input_ids, model_kwargs = _first_beams(input_ids, model_kwargs, num_beams)
-    embeds = model_kwargs.get("inputs_embeds")
+    embeds = None if of_decoder else model_kwargs.get("inputs_embeds")
     ids = check_input_ids(model, input_ids, embeds)
     refuse_kept(arguments_kept)
     origin = Origin(model, set(arguments_kept.get("kwargs", ())))
     notes = refuse_unsupported(generation_config, origin)
     mask = np.ones(tuple((ids if embeds is None else embeds).shape[:2]), dtype=bool)
-    if model_kwargs.get("attention_mask") is not None:
-        mask = mask_on_host(model_kwargs["attention_mask"])
-    names = inputs_beyond_text(model, ids, mask, model_kwargs)
-    prefill = (
-        given_prefill(model, input_ids, model_kwargs, generation_config, names) if names else None
-    )
-    per_sequence: dict[str, Any] = {}
+    encoded = encoder = prefill = None
+    if of_decoder:
+        if generation_config.output_hidden_states:
+            raise ValueError("output_hidden_states=True is not supported for encoder-decoders")
+        encoded, encoder = read_encoder(model_kwargs, inputs_tensor, len(ids))
+        mask = check_decoder_mask(ids, model_kwargs)
+    else:
+        if model_kwargs.get("attention_mask") is not None:
+            mask = mask_on_host(model_kwargs["attention_mask"])
+        names = inputs_beyond_text(model, ids, mask, model_kwargs)
+        if names:
+            prefill = given_prefill(model, input_ids, model_kwargs, generation_config, names)
+    per_sequence = dict(given_per_sequence or {})
     kept = []
     for processor in logits_processor:
         # Warpers that generate() built from the config become parameters of the ops. One that
@@ -242,13 +305,14 @@ def call_from_hugging_face(
     processors = [
         LogitsProcessorList(processor_of(p, b, len(mask)) for p in kept) for b in range(len(mask))
     ]
-    assistant = assistant_of(generation_config, origin, arguments_kept.get("assistant_model"))
+    asked = ("assistant_model", "assistant_tokenizer", "tokenizer")
+    assistant = assistant_of(generation_config, origin, *map(arguments_kept.get, asked))
     past = model_kwargs.get("past_key_values")
     if past is not None and past.get_seq_length() == 0:
         past = None
     return build_call(
         model, ids, mask, generation_config, per_sequence, processors, stopping_criteria, past,
-        prefill, origin, assistant, notes,
+        prefill, origin, assistant, notes, encoded=encoded, encoder=encoder,
     )  # fmt: skip
 
 
@@ -265,6 +329,9 @@ def build_call(
     origin: Origin,
     assistant: Assistant,
     notes: list[str],
+    *,
+    encoded: Encoded | None = None,
+    encoder: EncoderSource | None = None,
 ) -> Call:
     """Assemble a `Call` from a complete generation config."""
     columns = ids.shape[1]
@@ -309,6 +376,8 @@ def build_call(
         beams=beams,
         num_return_sequences=returned,
         prefill=prefill,
+        encoded=encoded,
+        encoder=encoder,
         assistant=assistant,
         notes=notes,
     )
@@ -326,13 +395,3 @@ def _first_beams(
         for name, value in model_kwargs.items()
     }
     return input_ids[::num_beams], kwargs
-
-
-def refuse_kept(arguments: dict[str, Any]) -> None:
-    """Raises ValueError for arguments of ``model.generate`` that ask for other kinds of decoding.
-
-    They are removed from ``arguments`` where their value changes nothing.
-    """
-    for name in ("negative_prompt_ids", "negative_prompt_attention_mask", "synced_gpus"):
-        if arguments.pop(name, False) is not False:
-            raise ValueError(f"{name} is not supported")

@@ -14,7 +14,7 @@ from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 
 def has_own_generate(model: Any) -> bool:
     """Whether a class of Transformers replaces ``generate``, which then prepares its inputs."""
-    if not isinstance(model, PreTrainedModel) or getattr(model.config, "is_encoder_decoder", False):
+    if not isinstance(model, PreTrainedModel):
         return False
     own: Any = getattr(type(model), "generate", GenerationMixin.generate)
     return inspect.unwrap(own) is not inspect.unwrap(GenerationMixin.generate)
@@ -52,10 +52,8 @@ def check_input_ids(
 
     Raises:
         TypeError: no tensor.
-        ValueError: encoder-decoder model, missing or empty prompt, wrong shape or id.
+        ValueError: missing or empty prompt, wrong shape or id.
     """
-    if getattr(model.config, "is_encoder_decoder", False):
-        raise ValueError(f"encoder-decoder models are not supported, got {type(model).__name__}")
     check_tensor("input_ids", input_ids)
     check_tensor("inputs_embeds", inputs_embeds)
     if inputs_embeds is not None:
@@ -112,6 +110,37 @@ def check_mask(
             f"got {list(attention_mask.shape)}"
         )
     return mask_on_host(attention_mask)
+
+
+def check_decoder_mask(ids: torch.Tensor, model_kwargs: dict[str, Any]) -> NDArray[np.bool_]:
+    """``decoder_attention_mask`` [B, T] as bool on the host; None hides nothing.
+
+    Args:
+        ids: [B, T] int64, those of the decoder.
+        model_kwargs: may hold the mask, and the caller's ``past_key_values``.
+
+    Raises:
+        TypeError: no tensor.
+        ValueError: wrong shape, a hidden column that is not on the left, or no mask with a cache of
+            the caller.
+    """
+    given = model_kwargs.get("decoder_attention_mask")
+    check_tensor("decoder_attention_mask", given)
+    if given is None:
+        past = model_kwargs.get("past_key_values")
+        if past is not None and past.get_seq_length() > 0:
+            # Without it, plain generation takes all of decoder_input_ids as new.
+            raise ValueError("decoder_attention_mask must be given with past_key_values")
+        return np.ones(tuple(ids.shape), dtype=bool)
+    if given.shape != ids.shape:
+        raise ValueError(
+            f"decoder_attention_mask must have the shape of decoder_input_ids {list(ids.shape)}, "
+            f"got {list(given.shape)}"
+        )
+    mask = mask_on_host(given)
+    if not bool((mask[:, :-1] <= mask[:, 1:]).all()):
+        raise ValueError("decoder_attention_mask must hide columns on the left only")
+    return mask
 
 
 def mask_on_host(attention_mask: torch.Tensor) -> NDArray[np.bool_]:

@@ -20,13 +20,13 @@ HONOURED = frozenset(
     | {"sequence_bias", "return_dict_in_generate", "pad_token_id", "eos_token_id"}
     | {"num_beams", "early_stopping", "length_penalty"}
     | {"output_scores", "output_logits", "output_hidden_states"}
-    | {"num_assistant_tokens", "num_assistant_tokens_schedule"}
+    | {"num_assistant_tokens", "num_assistant_tokens_schedule", "decoder_start_token_id"}
     | {"prompt_lookup_num_tokens", "max_matching_ngram_size"}
 )
 # They have no effect on plain generation of one kind either: they belong to contrastive search, to
-# static or quantized caches, to encoder-decoder models, to other entry points, or are bookkeeping.
+# static or quantized caches, to other entry points, or are bookkeeping.
 WITHOUT_EFFECT = frozenset(
-    {"low_memory", "decoder_start_token_id", "bos_token_id"}
+    {"low_memory", "bos_token_id"}
     | {"cache_config", "max_cache_len", "compile_config", "disable_compile"}
     | {"continuous_batching_config", "transformers_version", "_from_model_config"}
 )
@@ -102,6 +102,16 @@ def refuse_unsupported(config: GenerationConfig, origin: Origin) -> list[str]:
         if not any(_same(value, neutral) for neutral in table.get(name, (None,))):
             raise ValueError(f"{name}={value!r} is not supported{origin.of(name, value)}")
     return notes
+
+
+def refuse_kept(arguments: dict[str, Any]) -> None:
+    """Raises ValueError for arguments of ``model.generate`` that ask for other kinds of decoding.
+
+    They are removed from ``arguments`` where their value changes nothing.
+    """
+    for name in ("negative_prompt_ids", "negative_prompt_attention_mask", "synced_gpus"):
+        if arguments.pop(name, False) is not False:
+            raise ValueError(f"{name} is not supported")
 
 
 def _same(value: Any, other: Any) -> bool:

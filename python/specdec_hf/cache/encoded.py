@@ -1,0 +1,78 @@
+"""The part of an encoder-decoder's inputs that stays the same in every forward of its decoder.
+
+The encoder runs once a call. Its output, its mask and whatever else ``model.generate`` passes on
+reach every forward of the decoder, whose cross-attention computes its keys and values in the first
+of them and reads them from the cache afterwards. Rejected drafts are forgotten in the decoder's
+self-attention alone: no text changes what the encoder said.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers.cache_utils import EncoderDecoderCache
+
+
+@dataclass(frozen=True, eq=False)
+class Encoded:
+    """The output of an encoder for a batch, and what goes with it.
+
+    Attributes:
+        inputs: keyword arguments of ``prepare_inputs_for_generation``: ``encoder_outputs``, the
+            encoder's ``attention_mask``, and others of the model. Tensors that have a row for each
+            sequence are [B, ...].
+        batch_size: number of sequences B.
+    """
+
+    inputs: dict[str, Any]
+    batch_size: int
+
+    @property
+    def outputs(self) -> Any:
+        """What the encoder returned."""
+        return self.inputs["encoder_outputs"]
+
+    def rows(self, index: Sequence[int]) -> Encoded:
+        """A copy of the sequences of an index, in its order; one may occur more than once."""
+        chosen = {name: self._rows_of(value, index) for name, value in self.inputs.items()}
+        return Encoded(chosen, len(index))
+
+    def copied(self) -> Encoded:
+        """A copy for one cache: some decoders add to what they read in place."""
+        return self.rows(range(self.batch_size))
+
+    def _rows_of(self, value: Any, index: Sequence[int]) -> Any:
+        if isinstance(value, torch.Tensor):
+            per_sequence = value.ndim > 0 and value.shape[0] == self.batch_size
+            return (
+                value[torch.tensor(index, device=value.device)] if per_sequence else value.clone()
+            )
+        if isinstance(value, dict):  # a ModelOutput too
+            chosen = copy.copy(value)
+            for name, entry in value.items():
+                chosen[name] = self._rows_of(entry, index)
+            return chosen
+        if isinstance(value, list | tuple):
+            return type(value)(self._rows_of(entry, index) for entry in value)
+        return value
+
+
+def is_encoder_decoder(model: Any) -> bool:
+    """Whether the text of a model is that of a decoder that attends to an encoder."""
+    return bool(getattr(model.config, "is_encoder_decoder", False))
+
+
+def decoder_cache(cache: Any) -> Any:
+    """The part of a cache that grows with the text: that of self-attention."""
+    return cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
+
+
+def caches_in(cache: Any) -> tuple[Any, ...]:
+    """The caches of self-attention and cross-attention, or the one that a cache is."""
+    if isinstance(cache, EncoderDecoderCache):
+        return cache.self_attention_cache, cache.cross_attention_cache
+    return (cache,)

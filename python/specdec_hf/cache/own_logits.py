@@ -1,0 +1,78 @@
+"""The logits that a model gives without a cache of the loop, for the self-check to compare with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from specdec_hf.cache.encoded import Encoded
+from specdec_hf.cache.plain import PlainCache, Prompt
+
+SHORT, PADDING = 3, 4  # tokens of the shorter prompt, and how many more the other has
+PASSING = (torch.OutOfMemoryError, MemoryError)  # which say nothing about the model
+
+
+def logits_alone(
+    model: Any, tokens: torch.Tensor, encoded: Encoded | None = None, b: int = 0
+) -> torch.Tensor:
+    """Logits [n, V] of one sequence, read as plain ``generate`` reads a prompt, without a cache."""
+    ids = tokens.numpy()[None]
+    prompt = Prompt(ids, np.ones(ids.shape, dtype=bool))
+    own = None if encoded is None else encoded.rows([b])
+    cache = PlainCache(model, 1, "none", prompt=prompt, encoded=own)
+    return cache.forward(tokens[None].to(model.device), np.array([0]), keep=len(tokens))[0].float()
+
+
+class WindowError(Exception):
+    """A model that has read a prompt cannot be fed several tokens at once."""
+
+
+def logits_as_generated(
+    model: Any, texts: list[torch.Tensor], padded: bool, encoded: Encoded | None
+) -> list[torch.Tensor]:
+    """Logits [n, V] of each text that plain ``generate`` continues from a prompt, in one batch.
+
+    Some models treat a prompt otherwise than what follows it, or drop from their own cache what a
+    forward without one sees.
+    """
+    sizes = (SHORT + PADDING, SHORT if padded else SHORT + PADDING)
+    prompts = [text[:n] for text, n in zip(texts, sizes, strict=False)]
+    prompt = padded_prompt(prompts)
+    width = prompt.mask.shape[1]
+    rest = max(len(text) - len(start) for text, start in zip(texts, prompts, strict=True))
+    ids = torch.zeros(len(texts), width + rest, dtype=torch.int64, device="cpu")
+    ids[:, :width] = torch.from_numpy(prompt.input_ids)
+    for b, text in enumerate(texts):
+        follows = text[len(prompts[b]) :]
+        ids[b, width : width + len(follows)] = follows
+    cache = PlainCache(model, len(texts), "plain", prompt=prompt, encoded=encoded)
+    first = np.array([len(start) - width for start in prompts])
+    rows = []
+    last = width + rest - 1
+    windows = [(0, width), (width, last), (last, last + 1)]
+    for start, end in (window for window in windows if window[0] < window[1]):
+        fed = ids[:, start:end].to(model.device)
+        try:
+            rows.append(cache.forward(fed, first + start, keep=end - start))
+        except Exception as error:
+            if start == 0 or isinstance(error, PASSING):
+                raise
+            raise WindowError(one_line(error)) from error
+    logits = torch.cat(rows, dim=1).float()
+    return [logits[b, -n:][: len(texts[b])] for b, n in enumerate((width + rest + first).tolist())]
+
+
+def padded_prompt(texts: list[torch.Tensor]) -> Prompt:
+    """Texts on the host, left-padded to one length."""
+    width = max(len(text) for text in texts)
+    ids = np.zeros((len(texts), width), dtype=np.int64)
+    for b, text in enumerate(texts):
+        ids[b, width - len(text) :] = text.numpy()
+    lengths = np.array([[len(text)] for text in texts])
+    return Prompt(ids, np.arange(width) >= width - lengths)
+
+
+def one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"

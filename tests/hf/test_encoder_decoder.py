@@ -1,0 +1,358 @@
+"""Encoder-decoders give the text of plain generation, and their encoders run once."""
+
+import pytest
+import torch
+from specdec_hf import (
+    Drafter,
+    PromptLookupDrafter,
+    SpeculativeDecoder,
+    TrieTree,
+    check_model,
+    generate,
+)
+from specdec_hf.cache import self_check
+from specdec_hf.cache.plain import PlainCache
+from specdec_hf.drafters.prompt_lookup import lookup
+from support import encoder_models, hf_models
+from support.encoder_models import inputs_for, perturbed, texts, tiny
+from support.hf_models import one_thread  # noqa: F401  # autouse here
+from transformers.cache_utils import EncoderDecoderCache
+
+from bench.tiny_models.compare import OracleDrafter
+
+NEW = 15
+ONE, RAGGED = (9,), (9, 5, 7)
+GREEDY = {"max_new_tokens": NEW, "do_sample": False}
+CALL = {**GREEDY, "guard": False, "return_dict_in_generate": True}
+NAMES = ("t5", "bart", "whisper")
+
+
+def plain(name, inputs, **options):
+    """The text of plain generation; without the dict, Whisper leaves out prompt and padding."""
+    options = {**GREEDY, "return_dict_in_generate": True, **options}
+    output = tiny(name).generate(**inputs, **options)
+    return output if "output_scores" in options else output.sequences
+
+
+def new_tokens(sequences):
+    return sequences[:, -NEW:]
+
+
+@pytest.mark.parametrize("lengths", [ONE, RAGGED], ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_drafts_of_which_some_are_wrong_give_plain_text(name, lengths):
+    inputs = inputs_for(name, lengths)
+    expected = plain(name, inputs)
+    drafter = OracleDrafter(new_tokens(expected).numpy())
+    out = generate(tiny(name), **inputs, **CALL, drafter=drafter)
+    assert new_tokens(out.sequences).tolist() == new_tokens(expected).tolist()
+    assert 0 < out.stats.accepted < out.stats.drafted
+    cache = {"t5": "aligned", "bart": "dynamic", "whisper": "aligned"}[name]
+    assert out.stats.cache == (cache if len(lengths) > 1 else "dynamic")
+    again = generate(tiny(name), **inputs, **GREEDY, guard=False, drafter=drafter)
+    assert again.tolist() == tiny(name).generate(**inputs, **GREEDY).tolist()
+
+
+@pytest.mark.parametrize("lengths", [ONE, RAGGED], ids=str)
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("drafter", [None, "prompt_lookup", "model", "another model"])
+def test_every_drafter_gives_plain_text(name, lengths, drafter):
+    drafters = {"model": perturbed(name), "another model": encoder_models.build(name, seed=1)}
+    inputs = inputs_for(name, lengths)
+    out = generate(tiny(name), **inputs, **CALL, drafter=drafters.get(drafter, drafter))
+    assert new_tokens(out.sequences).tolist() == new_tokens(plain(name, inputs)).tolist()
+    if drafter == "model":
+        assert out.stats.accepted > 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("drafter", [None, "prompt_lookup"])
+def test_custom_generate_gives_plain_text(name, drafter):
+    inputs = inputs_for(name, RAGGED)
+    decoder = SpeculativeDecoder(drafter, guard=False)
+    ours = tiny(name).generate(**inputs, **GREEDY, custom_generate=decoder)
+    assert ours.tolist() == tiny(name).generate(**inputs, **GREEDY).tolist()
+    ours = tiny(name).generate(
+        **inputs, **GREEDY, custom_generate=decoder, return_dict_in_generate=True
+    )
+    assert ours.sequences.tolist() == plain(name, inputs).tolist()
+
+
+@pytest.mark.parametrize("name", encoder_models.TEXT_MODELS)
+def test_the_stream_of_steps_is_plain_text(name):
+    inputs = texts(RAGGED)
+    steps = SpeculativeDecoder(perturbed(name), guard=False).stream(tiny(name), **inputs, **GREEDY)
+    got = [[], [], []]
+    for step in steps:
+        got[step.sequence] += step.tokens
+    assert got == new_tokens(plain(name, inputs)).tolist()
+
+
+def test_a_draft_model_without_an_encoder_drafts_from_the_text_alone():
+    causal = hf_models.build("llama", vocab_size=encoder_models.VOCAB)
+    inputs = texts(RAGGED)
+    out = generate(tiny("t5"), **inputs, **CALL, drafter=causal)
+    assert out.sequences.tolist() == plain("t5", inputs).tolist()
+    assert out.stats.drafted > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "cache"),
+    [("t5", "aligned"), ("whisper", "aligned"), *((name, "dynamic") for name in NAMES)],
+)
+def test_the_encoder_runs_once_and_cross_attention_computes_its_keys_once(name, cache):
+    model = encoder_models.build(name)
+    inputs = inputs_for(name, RAGGED)
+    drafter = OracleDrafter(new_tokens(plain(name, inputs)).numpy())
+    generate(model, **inputs, **CALL, drafter=drafter, cache=cache)  # with the self-check
+    counts = {"encoder": 0, "keys": 0}
+    cross = "EncDecAttention.k" if name == "t5" else "encoder_attn.k_proj"
+
+    def count(what):
+        return lambda *_: counts.__setitem__(what, counts[what] + 1)
+
+    model.get_encoder().register_forward_hook(count("encoder"))
+    layers = [m for n, m in model.named_modules() if n.endswith(cross)]
+    for layer in layers:
+        layer.register_forward_hook(count("keys"))
+    out = generate(model, **inputs, **CALL, drafter=drafter, cache=cache)
+    assert out.stats.rounds > 3
+    rows = 1 if cache == "aligned" else len(RAGGED)
+    assert counts == {"encoder": 1, "keys": len(layers) * rows}
+
+
+@pytest.mark.parametrize("name", encoder_models.TEXT_MODELS)
+@pytest.mark.parametrize("lengths", [ONE, RAGGED], ids=str)
+def test_prompts_of_the_decoder_are_continued(name, lengths):
+    inputs = texts(lengths)
+    prompt = torch.randint(3, 100, (len(lengths), 4), generator=torch.Generator().manual_seed(2))
+    whole = plain(name, inputs, decoder_input_ids=prompt)
+    assert whole[:, 0].tolist() == [encoder_models.START] * len(lengths)
+    out = generate(tiny(name), **inputs, **CALL, decoder_input_ids=prompt, drafter=perturbed(name))
+    assert out.sequences.tolist() == whole.tolist()
+
+
+@pytest.mark.parametrize("name", encoder_models.TEXT_MODELS)
+def test_padded_prompts_of_the_decoder_are_continued(name):
+    inputs = texts(RAGGED)
+    prompt = torch.tensor([[2, 7, 8, 9], [0, 0, 2, 8], [0, 2, 8, 9]])
+    given = {"decoder_input_ids": prompt, "decoder_attention_mask": (prompt != 0).long()}
+    out = generate(tiny(name), **inputs, **CALL, **given, drafter=perturbed(name))
+    assert out.sequences.tolist() == plain(name, inputs, **given).tolist()
+
+
+@pytest.mark.parametrize("name", encoder_models.TEXT_MODELS)
+def test_outputs_of_the_encoder_may_be_given(name):
+    inputs = texts(RAGGED)
+    encoded = tiny(name).get_encoder()(**inputs)
+    given = {"encoder_outputs": encoded, "attention_mask": inputs["attention_mask"]}
+    before = encoded.last_hidden_state.clone()
+    out = generate(tiny(name), **given, **CALL, drafter="prompt_lookup")
+    assert out.sequences.tolist() == plain(name, inputs).tolist()
+    assert torch.equal(encoded.last_hidden_state, before)
+    with pytest.raises(ValueError, match="has an encoder, and the call holds no input for it"):
+        generate(tiny(name), **given, **CALL, drafter=perturbed(name))
+
+
+@pytest.mark.parametrize("lengths", [ONE, RAGGED], ids=str)
+@pytest.mark.parametrize("name", encoder_models.TEXT_MODELS)
+def test_plain_generation_continues_what_was_returned(name, lengths):
+    inputs = texts(lengths)
+    whole = plain(name, inputs)
+    first = generate(tiny(name), **inputs, **{**CALL, "max_new_tokens": 8}, drafter=perturbed(name))
+    given = {
+        "encoder_outputs": first.encoder_outputs, "attention_mask": inputs["attention_mask"],
+        "decoder_input_ids": first.sequences, "decoder_attention_mask": first.attention_mask,
+    }  # fmt: skip
+    rest = {**CALL, "max_new_tokens": NEW - 8}
+    if name == "bart" and len(lengths) > 1:
+        assert first.past_key_values is None  # the sequences ran one by one
+    else:
+        assert isinstance(first.past_key_values, EncoderDecoderCache)
+        given["past_key_values"] = first.past_key_values
+    ours = generate(tiny(name), **given, **rest, drafter="prompt_lookup")
+    assert ours.sequences.tolist() == whole.tolist()
+    plainly = plain(name, given, max_new_tokens=NEW - 8)
+    assert plainly.tolist() == whole.tolist()
+
+
+@pytest.mark.parametrize("name", encoder_models.TEXT_MODELS)
+def test_several_sequences_of_a_prompt_are_sampled(name):
+    inputs = texts(RAGGED)
+    options = {"do_sample": True, "num_return_sequences": 2, "rule": "match", "seed": 5}
+    call = {**CALL, **options}
+    alone = generate(tiny(name), **inputs, **call)
+    drafted = generate(tiny(name), **inputs, **call, drafter=perturbed(name))
+    assert drafted.sequences.tolist() == alone.sequences.tolist()
+    assert drafted.stats.accepted > 0
+    assert len(alone.sequences) == 2 * len(RAGGED)
+    assert alone.sequences[0].tolist() != alone.sequences[1].tolist()
+
+
+@pytest.mark.parametrize("name", encoder_models.TEXT_MODELS)
+def test_processors_and_ends_are_those_of_plain_generation(name):
+    inputs = texts(RAGGED)
+    text = new_tokens(plain(name, inputs))
+    options = {
+        "eos_token_id": int(text[0, 6]), "pad_token_id": 0, "forced_bos_token_id": 11,
+        "forced_eos_token_id": 12, "suppress_tokens": [int(text[1, 3])], "no_repeat_ngram_size": 3,
+        "begin_suppress_tokens": [int(text[2, 0])], "encoder_no_repeat_ngram_size": 2,
+        "repetition_penalty": 1.1, "encoder_repetition_penalty": 1.2, "min_new_tokens": 3,
+    }  # fmt: skip
+    out = generate(tiny(name), **inputs, **{**CALL, **options}, drafter=perturbed(name))
+    assert out.sequences.tolist() == plain(name, inputs, **options).tolist()
+    scores = {"output_scores": True, "output_logits": True}
+    ours = generate(tiny(name), **inputs, **CALL, **scores, drafter=perturbed(name))
+    theirs = plain(name, inputs, **scores)
+    for field in ("scores", "logits"):
+        torch.testing.assert_close(ours[field], theirs[field], rtol=1e-3, atol=1e-3)
+
+
+def test_prompt_lookup_copies_from_what_the_encoder_read():
+    inputs = texts(RAGGED)
+
+    drafts = []
+
+    class Seen(PromptLookupDrafter):
+        def propose(self, history, gamma):
+            for b, read in enumerate(self._read):
+                assert read.tolist() == inputs["input_ids"][b, : RAGGED[b]].tolist()
+            draft = super().propose(history, gamma)
+            drafts.append(draft)
+            return draft
+
+    prompt = inputs["input_ids"][:, :2]  # the decoder begins as the encoder's text does
+    generate(tiny("t5"), **inputs, **CALL, decoder_input_ids=prompt, drafter=Seen())
+    first = drafts[0]
+    assert first.tokens[:, :3].tolist() == inputs["input_ids"][:, 2:5].tolist()
+    assert lookup(prompt[0].numpy(), gamma=3, max_ngram=2).tolist() == []
+
+
+REFUSED = {
+    "tree": (
+        {"drafter": "prompt_lookup", "tree": TrieTree(2, 3)},
+        "cannot be used with a tree of drafts; cache='spec': its decoder also caches the keys of",
+    ),
+    "spec": ({"drafter": "prompt_lookup", "cache": "spec"}, "cache='spec': its decoder also"),
+    "positions": ({"decoder_position_ids": torch.ones(3, 1)}, "decoder_position_ids"),
+    "states": ({"output_hidden_states": True}, "output_hidden_states=True is not supported"),
+    "beams": ({"num_beams": 2}, "num_beams=2 is not supported"),
+    "mask": (
+        {
+            "decoder_input_ids": torch.full((3, 3), 2),
+            "decoder_attention_mask": torch.tensor([[1, 0, 1]] * 3),
+        },
+        "decoder_attention_mask must hide columns on the left only",
+    ),
+    "list": ({"input_ids": [[1, 2]]}, "input_ids must be a torch.Tensor, got list"),
+    "name": ({"temprature": 1.0}, "temprature"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_by_name(name):
+    options, message = REFUSED[name]
+    with pytest.raises((TypeError, ValueError), match=message):
+        generate(tiny("t5"), **{**texts(RAGGED), **CALL, **options})
+
+
+def test_a_cache_without_its_mask_is_refused_as_plain_generation_would_read_the_text_twice():
+    inputs = texts(RAGGED)
+    out = generate(tiny("t5"), **inputs, **{**CALL, "max_new_tokens": 4})
+    with pytest.raises(ValueError, match="decoder_attention_mask must be given with past_key_val"):
+        generate(
+            tiny("t5"), **inputs, **CALL, decoder_input_ids=out.sequences,
+            past_key_values=out.past_key_values,
+        )  # fmt: skip
+
+
+def test_check_model_reads_a_text_of_its_own():
+    assert check_model(tiny("t5")).fitting() == ["aligned", "dynamic"]
+    assert check_model(tiny("bart")).fitting() == ["dynamic"]
+    with pytest.raises(ValueError, match="whose encoder reads input_features"):
+        check_model(tiny("whisper"))
+
+
+def shifted(cache):
+    """A roll back that keeps one token too many."""
+    whole = cache._roll_back
+    cache._roll_back = lambda kept: whole(kept + (kept < cache._held))
+
+
+def shortened(cache):
+    """A roll back that also cuts the keys of cross-attention."""
+    whole = cache._roll_back
+
+    def roll_back(kept):
+        whole(kept)
+        if cache.cache is not None and kept.any():
+            for layer in cache.cache.cross_attention_cache.layers:
+                layer.crop(-1)
+
+    cache._roll_back = roll_back
+
+
+@pytest.mark.parametrize("fault", [shifted, shortened])
+@pytest.mark.parametrize("lengths", [ONE, RAGGED], ids=str)
+@pytest.mark.parametrize("name", encoder_models.TEXT_MODELS)
+def test_a_wrong_roll_back_is_found_by_the_check_and_changes_the_text(
+    monkeypatch, name, lengths, fault
+):
+    class Wrong(PlainCache):
+        def __init__(self, model, batch_size, kind="dynamic", **options):
+            super().__init__(model, batch_size, kind, **options)
+            if kind in ("dynamic", "aligned"):
+                fault(self)
+
+    monkeypatch.setattr("specdec_hf.cache.make.PlainCache", Wrong)
+    inputs = texts(lengths)
+    expected = plain(name, inputs)
+
+    def call(**options):
+        drafter = OracleDrafter(new_tokens(expected).numpy())
+        return generate(tiny(name), **inputs, **CALL, drafter=drafter, **options)
+
+    self_check.forget()
+    try:
+        with pytest.raises(ValueError, match="cannot be used with drafts"):
+            call()
+    finally:
+        self_check.forget()
+    try:
+        text = call(self_check=False).sequences
+    except RuntimeError:
+        return  # the mask of the encoder no longer fits
+    assert text.tolist() != expected.tolist()
+
+
+def test_a_drafter_learns_what_the_encoder_read():
+    class Reader(Drafter):
+        def start(self, context):
+            self.read = context.encoder.texts(encoder_models.VOCAB)
+
+        def propose(self, history, gamma):
+            return None
+
+    drafter = Reader()
+    generate(tiny("bart"), **texts(RAGGED), **CALL, drafter=drafter)
+    assert [len(read) for read in drafter.read] == list(RAGGED)
+    generate(tiny("whisper"), **inputs_for("whisper", RAGGED), **CALL, drafter=drafter)
+    assert drafter.read is None
+
+
+@pytest.mark.parametrize("as_dict", [False, True])
+def test_whisper_decodes_a_long_recording_in_several_texts(as_dict):
+    model = encoder_models.build("whisper")
+    config = model.generation_config
+    config.no_timestamps_token_id, config.eos_token_id, config.is_multilingual = 60, 59, False
+    inputs = {**encoder_models.sounds(2, frames=96), "attention_mask": torch.ones(2, 96).long()}
+    options = {"max_new_tokens": 10, "return_timestamps": True, "return_dict_in_generate": as_dict}
+    expected = model.generate(**inputs, **options)
+    out = generate(model, **inputs, **options, drafter=perturbed("whisper"), guard=False)
+    if as_dict:
+        assert out["stats"].accepted > 0
+        assert any("texts were decoded" in note for note in out["stats"].notes)
+        out, expected = out["sequences"], expected["sequences"]
+    assert out.tolist() == expected.tolist()
+    with pytest.raises(ValueError, match="seed must be None where the generate of Whisper"):
+        generate(model, **inputs, **options, temperature=0.5, seed=1)
