@@ -14,7 +14,12 @@ from specdec_kernels.analysis.acceptance import (
     num_accepted_distribution,
     typical_set,
 )
-from specdec_kernels.analysis.estimates import AcceptanceEstimate, wilson_interval
+from specdec_kernels.analysis.estimates import (
+    AcceptanceEstimate,
+    clustered_mean,
+    wilson_interval,
+)
+from specdec_kernels.analysis.leviathan import LENIENCES, TABLE_1, Table1Row, table_1
 from specdec_kernels.analysis.tree_acceptance import (
     k_seq_factor,
     tree_acceptance,
@@ -29,17 +34,22 @@ from specdec_kernels.analysis.walltime import (
 )
 
 __all__ = [
+    "LENIENCES",
+    "TABLE_1",
     "AcceptanceEstimate",
+    "Table1Row",
     "acceptance_rate",
     "acceptance_uniforms",
     "accepted_mass",
     "block_acceptance",
+    "clustered_mean",
     "expected_tokens",
     "k_seq_factor",
     "mean_accepted",
     "num_accepted_distribution",
     "operations_factor",
     "optimal_gamma",
+    "table_1",
     "tree_acceptance",
     "tree_acceptance_bound",
     "typical_set",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -22,6 +23,33 @@ def wilson_interval(rate: Tensor, visits: Tensor, z: float = 1.96) -> tuple[Tens
     middle = (rate + spread / 2) / (1 + spread)
     half = (rate * (1 - rate) * spread + spread * spread / 4).sqrt() / (1 + spread)
     return middle - half, middle + half
+
+
+def clustered_mean(clusters: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Mean of all values, and its standard error where values of one cluster depend on each other.
+
+    Acceptance probabilities within one text do, those of different texts do not. The standard error
+    is the cluster-robust one (Liang and Zeger 1986) with the factor G / (G - 1) for G clusters; of
+    one cluster alone it takes the values for independent.
+
+    Args:
+        clusters: one tensor [n] of values each; an empty one counts for nothing.
+
+    Returns:
+        [] float64 each. They are NaN where there are no values, and the standard error also where
+        there is one value only.
+
+    >>> clustered_mean([torch.tensor([0.0, 0.0]), torch.tensor([1.0, 1.0])])
+    (tensor(0.5000, dtype=torch.float64), tensor(0.5000, dtype=torch.float64))
+    """
+    filled = [values.double() for values in clusters if values.numel()]
+    together = torch.cat(filled) if filled else torch.empty(0, dtype=torch.float64)
+    mean = together.mean()
+    sums = together - mean
+    if len(filled) > 1:
+        sums = torch.stack([(values - mean).sum() for values in filled])
+    count = mean.new_tensor(len(sums))
+    return mean, (count / (count - 1) * (sums * sums).sum()).sqrt() / together.numel()
 
 
 class AcceptanceEstimate(NamedTuple):

@@ -5,7 +5,11 @@ import torch
 from scipy import stats
 
 from specdec_kernels import verify_chain
-from specdec_kernels.analysis.estimates import AcceptanceEstimate, wilson_interval
+from specdec_kernels.analysis.estimates import (
+    AcceptanceEstimate,
+    clustered_mean,
+    wilson_interval,
+)
 
 
 def test_censored_counts_give_the_rate_of_the_toy_model():
@@ -120,3 +124,34 @@ def test_error_bars_cover_the_rate_and_those_of_recorded_probabilities_are_small
         assert abs(float(z.mean())) < 0.3
     for a, b in both:
         assert b.standard_error < a.standard_error
+
+
+def dependent(runs, clusters, seed):
+    """[runs, clusters, n] values around 1 that share one part within each cluster."""
+    generator = torch.Generator().manual_seed(seed)
+    shared = torch.randn(runs, clusters, 1, generator=generator)
+    return 1 + shared + torch.randn(runs, clusters, 6, generator=generator)
+
+
+def test_clustered_error_bars_cover_the_mean_of_dependent_values():
+    values = dependent(runs=400, clusters=30, seed=7)
+    means = [clustered_mean(list(run)) for run in values]
+    z = torch.stack([(mean - 1) / error for mean, error in means])
+    assert 0.9 < float(z.std()) < 1.15
+    as_if_independent = [clustered_mean([run.flatten()]) for run in values]
+    z = torch.stack([(mean - 1) / error for mean, error in as_if_independent])
+    assert float(z.std()) > 1.5
+
+
+def test_clusters_of_one_value_give_the_usual_standard_error():
+    values = torch.tensor([0.1, 0.5, 0.9, 0.3])
+    mean, error = clustered_mean(list(values[:, None]))
+    assert float(mean) == pytest.approx(float(values.mean()))
+    assert float(error) == pytest.approx(float(values.std()) / 2)
+    assert clustered_mean([values, values[:0]]) == clustered_mean([values])
+
+
+def test_no_values_have_no_mean():
+    mean, error = clustered_mean([])
+    assert mean.isnan()
+    assert error.isnan()
