@@ -16,6 +16,7 @@ from rich.table import Table
 from typer.core import TyperGroup
 
 from specdec_hf.cli import interrupt, options
+from specdec_hf.cli.analyze import analyze_command
 from specdec_hf.cli.bench import bench
 from specdec_hf.cli.build import build_ngram, build_rest
 from specdec_hf.cli.chat import chat
@@ -201,6 +202,9 @@ def demo_command(
     generate_command(
         prompt, prompts, max_new_tokens=max_new_tokens, limit=limit, json_file=json_file
     )
+
+
+app.command("analyze")(no_traceback(analyze_command))
 
 
 @app.command("check")

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from specdec_hf.cli.compare import run_stream
 from specdec_hf.cli.load import Loaded
 from specdec_hf.decode.generate import SpeculativeDecoder
+from specdec_hf.decode.streaming import run_stream
 
 PLAIN = "plain, Transformers"
 

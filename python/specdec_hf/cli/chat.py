@@ -55,8 +55,9 @@ class Conversation:
         Raises:
             ValueError: the conversation is longer than the model's context; it is as before then.
         """
-        from specdec_hf.cli.compare import Turn, run_stream
+        from specdec_hf.cli.compare import Turn
         from specdec_hf.cli.trace import PieceStream, marks_of, styled
+        from specdec_hf.decode.streaming import run_stream
 
         messages = [*self.messages, {"role": "user", "content": text}]
         inputs = encode(self.loaded.tokenizer, messages, self.loaded.model.device)

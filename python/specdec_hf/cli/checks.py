@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
@@ -264,3 +265,18 @@ def check_output(option: str, path: Path, inputs: Sequence[Path] = ()) -> None:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         fail(f"{option}: cannot write {path}: {reason}")
+
+
+def check_folder(option: str, path: Path) -> None:
+    """Refuse a folder that cannot be written; one that is missing must have its parent."""
+    try:
+        if path.exists() and not path.is_dir():
+            fail(f"{option} must name a folder, {path} is a file")
+        folder = path if path.is_dir() else path.absolute().parent
+        if not folder.is_dir():
+            fail(f"{option}: folder {path.parent} does not exist")
+        writable = os.access(folder, os.W_OK | os.X_OK)
+    except (OSError, ValueError) as error:
+        fail(f"{option}: cannot write {path}: {getattr(error, 'strerror', None) or error}")
+    if not writable:
+        fail(f"{option}: cannot write {path}: Permission denied")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from specdec_hf.cache.protocol import context_length
 from specdec_hf.decode.generate import SpeculativeDecoder
 from specdec_hf.decode.statistics import SpecStats
-from specdec_hf.decode.streaming import Step
+from specdec_hf.decode.streaming import Step, run_stream
 
 SAME_TEXT = ("match", "target_only")  # sampled text is that of plain decoding with the same seed
 
@@ -139,19 +139,6 @@ def run_turn(
     _synchronize(model)
     turn.baseline_seconds = time.perf_counter() - began
     return turn
-
-
-def run_stream(
-    stream: Generator[Step, None, Any], on_step: Callable[[Step], None]
-) -> tuple[list[Step], Any]:
-    """Run a stream to its end, with a call for each step; returns the steps and its output."""
-    steps: list[Step] = []
-    while True:
-        try:
-            steps.append(next(stream))
-        except StopIteration as stop:
-            return steps, stop.value
-        on_step(steps[-1])
 
 
 def _room(model: Any, prompt_tokens: int, settings: dict[str, Any]) -> int:

@@ -15,7 +15,7 @@ DEFAULT_NUM_ASSISTANT_TOKENS = 7  # on two CPU cores a forward of 5 to 8 tokens 
 DEFAULT_DRAFTERS = ("prompt_lookup",)
 
 
-def _list_drafters(given: list[str]) -> list[str]:
+def list_drafters(given: list[str]) -> list[str]:
     """Answers ``--drafter help``."""
     if "help" in given:
         console.print(drafter_table())
@@ -53,7 +53,7 @@ Drafters = Annotated[
     typer.Option(
         "--drafter",
         metavar="DRAFTER",
-        callback=_list_drafters,
+        callback=list_drafters,
         is_eager=True,
         help="A name that --drafter help lists, none, layers:N (the model's first N layers), or a "
         "model, named as for --model. The drafts of several become one tree.",

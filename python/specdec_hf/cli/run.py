@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -42,7 +42,7 @@ def run(
     """Answer all prompts, print every answer and a summary, and write the report."""
     with progress_bar() as say:
         loaded = load_models(
-            settings, sources, say, functools.partial(_check_prompts, prompts, settings)
+            settings, sources, say, functools.partial(check_prompts, prompts, settings)
         )
         decoder = make_decoder(settings, loaded.drafter)
         say("warming up")
@@ -189,7 +189,9 @@ def _warm_up(
     run_turn(loaded.model, inputs, decoder, arguments, compare=compare)
 
 
-def _check_prompts(prompts: list[Prompt], settings: Settings, tokenizer: Any, config: Any) -> None:
+def check_prompts(
+    prompts: Sequence[Prompt], settings: Settings, tokenizer: Any, config: Any
+) -> None:
     """Refuse prompts longer than the context before the model is loaded."""
     from types import SimpleNamespace
 

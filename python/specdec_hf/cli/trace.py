@@ -6,17 +6,23 @@ Accepted drafts and recovered tokens have colours, or marks around them where th
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.text import Text
 
 from specdec_hf.cli.terminal import Terminal, visible
 from specdec_hf.decode.streaming import Kind, Step, text_pieces
 
-STYLES: dict[Kind, str] = {"accepted": "green", "recovered": "blue", "bonus": "", "plain": ""}
-Marks = dict[Kind, tuple[str, str]]
-MARKS: Marks = {"accepted": ("«", "»"), "recovered": ("‹", "›")}
-ASCII_MARKS: Marks = {"accepted": ("[", "]"), "recovered": ("{", "}")}
+if TYPE_CHECKING:
+    from specdec_hf.analysis.explain import Explained
+
+Shown = Kind | Literal["rejected"]
+STYLES: dict[Shown, str] = {
+    "accepted": "green", "rejected": "red strike", "recovered": "blue", "bonus": "", "plain": ""
+}  # fmt: skip
+Marks = dict[Shown, tuple[str, str]]
+MARKS: Marks = {"accepted": ("«", "»"), "rejected": ("×", "×"), "recovered": ("‹", "›")}
+ASCII_MARKS: Marks = {"accepted": ("[", "]"), "rejected": ("~", "~"), "recovered": ("{", "}")}
 
 
 def marks_of(terminal: Terminal) -> Marks:
@@ -26,7 +32,7 @@ def marks_of(terminal: Terminal) -> Marks:
     return MARKS if "utf" in terminal.encoding.lower() else ASCII_MARKS
 
 
-def styled(piece: str, kind: Kind, marks: Marks) -> Text:
+def styled(piece: str, kind: Shown, marks: Marks) -> Text:
     """A piece of one kind. Marks leave the white space around it outside, and blanks unmarked."""
     piece = visible(piece)
     body = piece.strip()
@@ -50,6 +56,15 @@ def render(
     text = Text()
     for piece, kind in text_pieces(tokenizer, tokens, kinds):
         text.append_text(styled(piece, kind, marks or {}))
+    return text
+
+
+def render_round(tokens: Iterable[Explained], marks: Marks | None = None) -> Text:
+    """One round on one line, each token by itself, the rejected draft included."""
+    text = Text()
+    for token in tokens:
+        piece = token.text.replace("\n", "↵")
+        text.append_text(styled(piece, token.kind, marks or {}))
     return text
 
 
@@ -87,12 +102,11 @@ class PieceStream:
         return text[len(self.done) :], self.kind
 
 
-def legend(marks: Marks | None = None) -> Text:
-    """One line that explains the colours, or the marks."""
+def legend(marks: Marks | None = None, *, rejected: bool = False) -> Text:
+    """One line that explains the colours, or the marks; with ``rejected`` also of such drafts."""
     marks = marks or {}
-    return Text.assemble(
-        styled("drafted and accepted", "accepted", marks),
-        "  ",
-        styled("recovered after a rejection", "recovered", marks),
-        "  bonus or plain",
-    )
+    parts = [styled("drafted and accepted", "accepted", marks)]
+    if rejected:
+        parts.append(styled("drafted and rejected", "rejected", marks))
+    parts.append(styled("recovered after a rejection", "recovered", marks))
+    return Text("  ").join([*parts, Text("bonus or plain")])

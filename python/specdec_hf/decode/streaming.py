@@ -10,6 +10,7 @@ Kinds of tokens, in the words of vLLM's rejection sampler:
 
 from __future__ import annotations
 
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -40,6 +41,19 @@ class Step:
     def from_draft(self) -> list[bool]:
         """Which of the tokens were drafted."""
         return [kind == "accepted" for kind in self.kinds]
+
+
+def run_stream(
+    stream: Generator[Step, None, Any], on_step: Callable[[Step], None]
+) -> tuple[list[Step], Any]:
+    """Run a stream to its end, with a call for each step; returns the steps and its output."""
+    steps: list[Step] = []
+    while True:
+        try:
+            steps.append(next(stream))
+        except StopIteration as stop:
+            return steps, stop.value
+        on_step(steps[-1])
 
 
 class Streamer(Protocol):

@@ -1,0 +1,141 @@
+"""How each token came about: who drafted it, P, Q, the uniform, and what was decided.
+
+Kinds of tokens are those of `specdec_hf.decode.streaming`, and "rejected" for the draft at which a
+round stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from specdec_hf.analysis.distributions import draft_probs, target_probs
+from specdec_hf.decode.streaming import Kind
+from specdec_hf.decode.tracing import TracedRound
+from specdec_kernels.analysis import acceptance_uniforms
+
+UNFINISHED = "\N{REPLACEMENT CHARACTER}"
+
+
+@dataclass(frozen=True)
+class Explained:
+    """One token of a round; probabilities are those after the sampling parameters.
+
+    Attributes:
+        token, text: its id, and what it adds to the text.
+        kind: how it came about.
+        p: probability under the target, P.
+        drafter: who drafted it; empty for recovered, bonus and plain tokens.
+        q: probability under the drafter, Q, where something was drafted; 1 for a deterministic
+            draft. Of a recovered token it is Q at the place of the rejected draft.
+        accept_prob, uniform: the draft is accepted if the uniform is smaller; None for tokens that
+            were not drafted, and the uniform also at temperature 0, where nothing is random.
+        residual: probability of a recovered token under norm(max(P - Q, 0)).
+        unread: drafts behind a rejected one, which the verification did not look at.
+    """
+
+    token: int
+    text: str
+    kind: Kind | Literal["rejected"]
+    p: float
+    drafter: str = ""
+    q: float | None = None
+    accept_prob: float | None = None
+    uniform: float | None = None
+    residual: float | None = None
+    unread: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON, without those that do not apply."""
+        return {name: value for name, value in asdict(self).items() if value not in (None, "")}
+
+
+@dataclass
+class Explainer:
+    """Takes the rounds of one sequence as they are traced, and explains their tokens.
+
+    It is the argument ``trace`` of a `SpeculativeDecoder` whose rule is token.
+
+    Args:
+        tokenizer: of the target.
+        prompt: ids of the prompt, which decide how a token is written.
+        drafter: name of the drafter.
+        sampling: ``temperature``, ``top_k``, ``top_p``, ``min_p`` of the call, one number each.
+    """
+
+    tokenizer: Any
+    prompt: Sequence[int]
+    drafter: str
+    sampling: dict[str, Any]
+    rounds: list[list[Explained]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._tokens = list(self.prompt)
+        self._shown, self._unfinished = self._decoded(self._tokens), ""
+
+    def __call__(self, traced: TracedRound) -> None:
+        """Explain one round of a call of one sequence."""
+        (step,) = traced.steps
+        drafts = traced.draft_token_ids[0].tolist()
+        size = drafts.index(-1) if -1 in drafts else len(drafts)
+        compared = min(size, len(step.tokens))
+        p = target_probs(traced.logits[0, : compared + 1], self.sampling).cpu()
+        q = self._draft_rows(traced, compared, p.shape[-1])
+        uniforms = acceptance_uniforms(
+            traced.seeds, torch.from_numpy(traced.lengths), compared, traced.rule
+        )
+        said = []
+        for i, (token, kind) in enumerate(zip(step.tokens, step.kinds, strict=True)):
+            drafted: dict[str, Any] = {}
+            if i < compared:
+                drafted = {
+                    "drafter": self.drafter,
+                    "accept_prob": float(traced.accept_probs[0, i]),
+                    "uniform": float(uniforms[0, i]) if self.sampling["temperature"] else None,
+                }
+            if kind == "recovered":
+                rejected = drafts[i]
+                said.append(
+                    Explained(
+                        rejected, self._text(rejected), "rejected", float(p[i, rejected]),
+                        q=float(q[i, rejected]), unread=size - i - 1, **drafted,
+                    )
+                )  # fmt: skip
+                residual = (p[i] - q[i]).clamp(min=0)
+                drafted = {"residual": float(residual[token] / residual.sum())}
+            said.append(
+                Explained(
+                    token, self._append(token), kind, float(p[i, token]),
+                    q=float(q[i, token]) if i < compared else None, **drafted,
+                )
+            )  # fmt: skip
+        self.rounds.append(said)
+
+    def _draft_rows(self, traced: TracedRound, compared: int, vocab_size: int) -> Tensor:
+        return draft_probs(traced.draft_token_ids.clamp(min=0), traced.distribution, vocab_size)[
+            0, :compared
+        ].cpu()
+
+    def _append(self, token: int) -> str:
+        text = self._text(token)
+        self._tokens.append(token)
+        whole = self._decoded(self._tokens)
+        if whole.endswith(UNFINISHED):
+            self._unfinished = whole[len(self._shown) :]
+        else:
+            self._shown, self._unfinished = whole, ""
+        return text
+
+    def _text(self, token: int) -> str:
+        """What a token adds to the text so far. Bytes without their character are shown as �."""
+        text = self._decoded([*self._tokens, token])[len(self._shown) :]
+        added = text.removeprefix(self._unfinished)
+        return added or text
+
+    def _decoded(self, tokens: list[int]) -> str:
+        text: str = self.tokenizer.decode(tokens, skip_special_tokens=False)
+        return text

@@ -1,0 +1,182 @@
+"""Figures 2 to 5 of Leviathan et al. 2023, with what was measured here drawn into them.
+
+Importing this module imports matplotlib.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from matplotlib import colormaps, rcParams
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from specdec_hf.decode.round_record import RoundRecord
+from specdec_kernels.analysis import (
+    expected_tokens,
+    operations_factor,
+    optimal_gamma,
+    walltime_factor,
+)
+
+rcParams["svg.hashsalt"] = "specdec"  # equal figures become equal files
+GAMMAS = (1, 3, 5, 7, 10)
+COSTS = (0.01, 0.02, 0.05, 0.1)
+ALPHAS = np.linspace(0, 0.99, 199)
+DRAFT, VERIFY, ACCEPT, PROMPT = "#4c78a8", "#7b4ea3", "#bab0ac", "#eeca3b"
+MARK: dict[str, Any] = {"color": "#d62728", "markeredgecolor": "white", "zorder": 5}
+SIGNS = "osD^v<>P"  # one for each measured point
+SHOWN_ROUNDS = 14  # of the timeline's last row
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A point to mark in the figures.
+
+    Attributes:
+        name: of the drafter.
+        alpha: acceptance rate.
+        gamma: drafts per round.
+        cost: c, of one draft step in plain steps.
+        tokens: tokens per round.
+        speed: tokens per second over those of plain decoding.
+    """
+
+    name: str
+    alpha: float
+    gamma: int
+    cost: float
+    tokens: float
+    speed: float
+
+
+def draw_expected_tokens(measured: Sequence[Measured] = ()) -> Figure:
+    """Figure 2: tokens per round against alpha, for several gamma (Equation 1)."""
+    figure, panel = _panel("expected tokens per round")
+    colours = _colours(len(GAMMAS) + 1)
+    for gamma, colour in zip(GAMMAS, colours, strict=False):
+        curve = _curve(expected_tokens, gamma)
+        panel.plot(ALPHAS, curve, color=colour, label=f"γ = {gamma}")
+    panel.plot(ALPHAS, 1 / (1 - ALPHAS), color=colours[-1], linestyle="--", label="γ = ∞")
+    _mark(panel, measured, "tokens")
+    panel.set(xlim=(0, 1), ylim=(1, 10.5))
+    panel.legend(frameon=False)
+    return figure
+
+
+def draw_optimal_gamma(measured: Sequence[Measured] = ()) -> Figure:
+    """Figure 3: the best gamma against alpha, for several costs of a draft step (Theorem 3.8)."""
+    figure, panel = _panel("optimal γ")
+    alphas = ALPHAS[ALPHAS <= 0.96]
+    for cost, colour in zip(COSTS, _colours(len(COSTS)), strict=True):
+        best = [optimal_gamma(float(alpha), cost) for alpha in alphas]
+        panel.step(alphas, best, color=colour, where="mid", label=f"c = {cost}")
+    for point, sign in zip(measured, itertools.cycle(SIGNS), strict=False):
+        best_here = optimal_gamma(min(point.alpha, 0.96), point.cost)
+        label = f"{point.name}, c = {point.cost:.2g}"
+        panel.plot([point.alpha], [best_here], sign, label=label, **MARK)
+    panel.set(xlim=(0, 1), ylim=(-0.5, None))
+    panel.legend(frameon=False)
+    return figure
+
+
+def draw_speed_and_operations(measured: Sequence[Measured] = ()) -> Figure:
+    """Figure 4: speed-up and growth of the operations against alpha, at c = 0."""
+    figure, panel = _panel("factor against plain decoding", width=8.2)
+    for gamma, colour in zip(GAMMAS, _colours(len(GAMMAS)), strict=True):
+        speed = _curve(walltime_factor, gamma, 0.0)
+        panel.plot(ALPHAS, speed, color=colour, label=f"speed, γ = {gamma}")
+        growth = _curve(operations_factor, gamma, 0.0)
+        panel.plot(ALPHAS, growth, color=colour, linestyle=":", label=f"operations, γ = {gamma}")
+    _mark(panel, measured, "speed")
+    panel.set(xlim=(0, 1), ylim=(0, 10.5))
+    figure.legend(loc="outside right upper", frameon=False, fontsize="small")
+    return figure
+
+
+def draw_timeline(
+    rows: Sequence[tuple[str, Sequence[RoundRecord]]], seconds: float | None = None
+) -> Figure:
+    """Figure 5: a timeline of recorded rounds, one row for each way of decoding.
+
+    The time of drafting is divided evenly among the drafts of a round, because only its whole is
+    recorded. The number above a round is that of the tokens it emitted.
+
+    Args:
+        rows: title, and rounds of a call of one sequence; the first round reads the prompt.
+        seconds: how much is shown; None shows the first rounds of the last row.
+    """
+    shown = seconds
+    if shown is None:
+        last = rows[-1][1][:SHOWN_ROUNDS][-1]
+        shown = last.began + last.seconds
+    figure = Figure(figsize=(11, 0.9 + 0.95 * len(rows)), layout="constrained")
+    panel = figure.subplots()
+    for y, (_, records) in enumerate(rows):
+        for number, record in enumerate(records):
+            if record.began >= shown:
+                break
+            _draw_round(panel, y, record, reads_prompt=number == 0, shown=shown)
+    panel.set_yticks(range(len(rows)), [title for title, _ in rows])
+    panel.set(xlim=(0, shown), ylim=(len(rows) - 0.45, -0.6), xlabel="seconds")
+    panel.tick_params(left=False)
+    panel.spines[["top", "right", "left"]].set_visible(False)
+    names = {
+        "draft step": DRAFT,
+        "target verifies": VERIFY,
+        "accept and commit": ACCEPT,
+        "target reads the prompt": PROMPT,
+    }
+    figure.legend(
+        handles=[Patch(color=colour, label=name) for name, colour in names.items()],
+        loc="outside upper right", ncols=len(names), frameon=False, fontsize="small",
+    )  # fmt: skip
+    return figure
+
+
+def _draw_round(
+    panel: Any, y: int, record: RoundRecord, *, reads_prompt: bool, shown: float
+) -> None:
+    began, drafted = record.began, record.drafted[0]
+    if drafted:
+        step = record.draft / drafted
+        steps = [(began + i * step, step) for i in range(drafted)]
+        panel.broken_barh(steps, (y - 0.3, 0.6), color=DRAFT, edgecolor="white", linewidth=0.6)
+    began += record.draft
+    colour = PROMPT if reads_prompt else VERIFY
+    verify = [(began, record.verify)]
+    panel.broken_barh(verify, (y - 0.3, 0.6), color=colour, edgecolor="white", linewidth=0.6)
+    panel.broken_barh([(began + record.verify, record.accept)], (y - 0.3, 0.6), color=ACCEPT)
+    if began + record.verify <= shown:
+        middle = began + record.verify / 2
+        panel.text(middle, y - 0.33, f"+{record.emitted[0]}", ha="center", va="bottom", fontsize=7)
+
+
+def _panel(ylabel: str, width: float = 6.4) -> tuple[Figure, Any]:
+    """An empty panel over the acceptance rate."""
+    figure = Figure(figsize=(width, 4.4), layout="constrained")
+    panel = figure.subplots()
+    panel.set(xlabel="acceptance rate α", ylabel=ylabel)
+    panel.grid(alpha=0.25)
+    panel.spines[["top", "right"]].set_visible(False)
+    return figure, panel
+
+
+def _curve(formula: Callable[..., float], *arguments: float) -> list[float]:
+    return [formula(float(alpha), *arguments) for alpha in ALPHAS]
+
+
+def _colours(count: int) -> list[str]:
+    return [to_hex(colormaps["viridis"](0.05 + 0.8 * i / (count - 1))) for i in range(count)]
+
+
+def _mark(panel: Any, measured: Sequence[Measured], value: str) -> None:
+    """Mark measured points, each gamma by another sign."""
+    for point, sign in zip(measured, itertools.cycle(SIGNS), strict=False):
+        label = f"{point.name}, γ = {point.gamma}"
+        panel.plot([point.alpha], [getattr(point, value)], sign, label=label, **MARK)

@@ -1,0 +1,178 @@
+"""All that is measured of some drafters at one temperature: acceptance, speed, and every token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from specdec_hf.analysis.acceptance import MeasuredAcceptance
+from specdec_hf.analysis.explain import Explainer
+from specdec_hf.analysis.replay import REPLAY_RULE, Position, Text, replay, write_text
+from specdec_hf.analysis.residual import Ablated, Experiment, ablate_residual, draw_experiment
+from specdec_hf.analysis.speed import Speed, compare_speed
+from specdec_hf.decode.generate import SpeculativeDecoder
+from specdec_hf.decode.statistics import SpecStats
+from specdec_hf.decode.streaming import run_stream
+from specdec_hf.drafters.base import Drafter
+
+Advance = Callable[[int], None]
+
+
+@dataclass
+class Ablation:
+    """The effect of leaving out the residual, at every position with a draft.
+
+    Attributes:
+        positions: exact effect at each.
+        worst: the position where the emitted token's distribution is most wrong.
+        experiment: tokens drawn there, once they are.
+    """
+
+    positions: list[Ablated] = field(default_factory=list)
+    worst: Position | None = None
+    experiment: Experiment | None = None
+    _largest: float = -1.0
+
+    def add(self, position: Position) -> None:
+        """Gather one position of `replay`."""
+        if position.q is None:
+            return
+        effect = ablate_residual(position.p, position.q)
+        self.positions.append(effect)
+        if effect.ablated > self._largest:
+            self._largest, self.worst = effect.ablated, position
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON: means over the positions, and the experiment."""
+        count = len(self.positions)
+        means = {
+            name: sum(getattr(one, name) for one in self.positions) / count if count else None
+            for name in ("rejection", "recovered", "correct", "ablated")
+        }
+        largest = max((one.ablated for one in self.positions), default=None)
+        return {
+            "positions": count,
+            "mean": means,
+            "largest": largest,
+            "experiment": None if self.experiment is None else self.experiment.to_dict(),
+        }
+
+
+@dataclass
+class DrafterAnalysis:
+    """What was measured of one drafter.
+
+    Attributes:
+        name: of the drafter.
+        acceptance: on the target's own texts.
+        speeds: a row of Table 4 for each gamma at which something was drafted.
+        calls: statistics of each prompt, by gamma.
+        answers: the explained tokens of each prompt, of the first gamma.
+        ablation: None where it was not asked for.
+    """
+
+    name: str
+    acceptance: MeasuredAcceptance = field(default_factory=MeasuredAcceptance)
+    speeds: list[Speed] = field(default_factory=list)
+    calls: dict[int, list[SpecStats]] = field(default_factory=dict)
+    answers: list[Explainer] = field(default_factory=list)
+    ablation: Ablation | None = None
+
+
+@dataclass
+class Measurement:
+    """How to measure: a model, its prompts, and the sampling.
+
+    Attributes:
+        model, tokenizer: the target.
+        inputs: ``input_ids`` and ``attention_mask`` of each prompt, one sequence each.
+        sampling: ``temperature``, ``top_k``, ``top_p``, ``min_p``.
+        max_new_tokens: of every text.
+        gammas: numbers of drafts per round.
+        seed: of the first prompt; those of the others count up.
+        draws: tokens to draw in the experiment of the ablation; 0 leaves it out.
+        advance: called with the number of tokens that were handled.
+    """
+
+    model: Any
+    tokenizer: Any
+    inputs: Sequence[dict[str, Tensor]]
+    sampling: dict[str, Any]
+    max_new_tokens: int
+    gammas: Sequence[int]
+    seed: int = 0
+    draws: int = 0
+    advance: Advance = lambda count: None
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Sampling and length as arguments of ``generate``."""
+        sampled = self.sampling["temperature"] > 0
+        shape = self.sampling if sampled else {}
+        return {"do_sample": sampled, "max_new_tokens": self.max_new_tokens, **shape}
+
+    def measure_all(
+        self, drafters: Mapping[str, Drafter]
+    ) -> tuple[list[Text], list[DrafterAnalysis]]:
+        """The target's own answers, and what is measured on them of each drafter by name."""
+        texts = self.write_texts()
+        return texts, [self.analyze(name, one, texts) for name, one in drafters.items()]
+
+    def write_texts(self) -> list[Text]:
+        """The target's own answers."""
+        return [
+            write_text(self.model, inputs, self.arguments, self.seed + i, self.advance)
+            for i, inputs in enumerate(self.inputs)
+        ]
+
+    def analyze(self, name: str, drafter: Drafter, texts: Sequence[Text]) -> DrafterAnalysis:
+        """Measure one drafter on texts of `write_texts`.
+
+        Raises:
+            ValueError: a drafter whose drafts cannot be verified by rule token.
+        """
+        found = DrafterAnalysis(name, ablation=Ablation() if self.draws else None)
+        for i, text in enumerate(texts):
+            found.acceptance.begin_text()
+            for position in replay(drafter, self.model, text, self.sampling, self.seed + i):
+                found.acceptance.add(position)
+                if found.ablation is not None:
+                    found.ablation.add(position)
+                self.advance(1)
+        if found.ablation is not None and found.ablation.worst is not None:
+            found.ablation.experiment = draw_experiment(
+                found.ablation.worst, self.sampling, self.draws, self.seed
+            )
+        plain = [text.stats for text in texts]
+        for gamma in self.gammas:
+            self._decode(found, drafter, gamma)
+            speed = compare_speed(
+                plain,
+                found.calls[gamma],
+                alpha=found.acceptance.alpha,
+                gamma=gamma,
+                temperature=self.sampling["temperature"],
+            )
+            if speed is not None:
+                found.speeds.append(speed)
+        return found
+
+    def _decode(self, found: DrafterAnalysis, drafter: Drafter, gamma: int) -> None:
+        """Answer all prompts with the drafter; the tokens of the first gamma are explained."""
+        first = gamma == self.gammas[0]
+        found.calls[gamma] = []
+        for i, inputs in enumerate(self.inputs):
+            prompt = inputs["input_ids"][0].tolist()
+            explainer = Explainer(self.tokenizer, prompt, found.name, self.sampling)
+            decoder = SpeculativeDecoder(
+                drafter, num_assistant_tokens=gamma, rule=REPLAY_RULE, guard=False,
+                seed=self.seed + i, trace=explainer if first else None,
+            )  # fmt: skip
+            stream = decoder.stream(self.model, **inputs, **self.arguments)
+            _, output = run_stream(stream, lambda step: self.advance(len(step.tokens)))
+            found.calls[gamma].append(output.stats)
+            if first:
+                found.answers.append(explainer)

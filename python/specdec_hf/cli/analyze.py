@@ -1,0 +1,255 @@
+"""The command ``analyze``: the paper's tables and figures, measured with the user's models."""
+
+# ruff: noqa: PLC0415  # torch and matplotlib load at first use; see app.py
+from __future__ import annotations
+
+import functools
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from specdec_hf.cli import analysis_report, options
+from specdec_hf.cli.checks import (
+    MAX_NUM_ASSISTANT_TOKENS,
+    NEUTRAL,
+    Settings,
+    Sources,
+    check,
+    check_folder,
+    check_json,
+    check_limit,
+)
+from specdec_hf.cli.prompts import Prompt, read_prompts, shipped_prompts
+from specdec_hf.cli.report import collect_info, write_json
+from specdec_hf.cli.run import (
+    begin_chat,
+    check_prompts,
+    encode,
+    load_models,
+    progress,
+    progress_bar,
+)
+from specdec_hf.cli.terminal import fail
+from specdec_hf.drafters.registry import DRAFTERS
+
+if TYPE_CHECKING:
+    from specdec_hf.analysis.measure import DrafterAnalysis, Measurement
+    from specdec_hf.cli.load import Loaded
+    from specdec_hf.drafters.base import Drafter
+
+PLOTTING = "specdec-kernels[plot]"
+DRAWS = 10_000  # of the ablation's experiment
+ABLATIONS = ("residual",)
+
+Drafters = Annotated[
+    list[str],
+    typer.Option(
+        "--drafter",
+        metavar="DRAFTER",
+        callback=options.list_drafters,
+        is_eager=True,
+        help="A name that --drafter help lists, layers:N (the model's first N layers), or a model, "
+        "named as for --model. Several are measured one after the other.",
+    ),
+]
+Seed = Annotated[
+    int,
+    typer.Option(
+        "--seed", metavar="N", help="Seed of the first prompt; those of the others count up."
+    ),
+]
+Gammas = Annotated[
+    str,
+    typer.Option(
+        "--num-assistant-tokens", "--gamma", metavar="N,N,..", help="Tokens to draft per round."
+    ),
+]
+Ablate = Annotated[
+    str | None,
+    typer.Option(
+        "--ablate",
+        metavar="residual",
+        help="Show what the text would be like if recovered tokens came from P, not the residual.",
+    ),
+]
+Output = Annotated[
+    Path | None,
+    typer.Option("--output", metavar="FOLDER", help="Write figures and the page of tokens here."),
+]
+
+
+def analyze_command(
+    prompts: options.PromptFile = None,
+    system: options.System = None,
+    model: options.ModelName = "embedded",
+    drafter: Drafters = list(options.DEFAULT_DRAFTERS),  # noqa: B006  # typer copies it
+    dtype: options.Dtype = "float32",
+    device: options.Device = None,
+    gammas: Gammas = "3,7",
+    max_new_tokens: options.MaxNewTokens = 48,
+    temperature: options.Temperature = 1.0,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
+    min_p: options.MinP = None,
+    seed: Seed = 0,
+    limit: options.Limit = 4,
+    ablate: Ablate = None,
+    output: Output = None,
+    json_file: options.JsonFile = None,
+) -> None:
+    """Measure acceptance rates and speed-ups, and compare them with the formulas.
+
+    The tables and figures are those of Leviathan et al. 2023. Each drafter is measured by itself,
+    at temperature 0 and at --temperature, on the first turn of each prompt.
+    """
+    settings = Settings(
+        model=model, drafter=drafter, dtype=dtype, device=device, system=system,
+        max_new_tokens=max_new_tokens, seed=seed,
+        sampling={"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p},
+    )  # fmt: skip
+    check_limit(limit)
+    check_json(json_file, prompts)
+    _check_ablation(ablate, settings)
+    numbers = parse_gammas(gammas)
+    sources = _check_drafters(settings)
+    _check_figures(output)
+    chosen = read_prompts(prompts or str(shipped_prompts()))[:limit]
+    analyze(chosen, settings, sources, numbers, bool(ablate), output, json_file)
+
+
+def parse_gammas(text: str) -> list[int]:
+    """The numbers in ``--num-assistant-tokens``, in their order."""
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() and len(part.strip()) < 5 for part in parts):
+        fail(f"--num-assistant-tokens must be numbers such as 3,7, got {text!r}")
+    numbers = list(dict.fromkeys(map(int, parts)))
+    for number in numbers:
+        if not 1 <= number <= MAX_NUM_ASSISTANT_TOKENS:
+            fail(f"--num-assistant-tokens must be in [1, {MAX_NUM_ASSISTANT_TOKENS}], got {number}")
+    return numbers
+
+
+def _check_ablation(ablate: str | None, settings: Settings) -> None:
+    if ablate is None:
+        return
+    if ablate not in ABLATIONS:
+        fail(f"--ablate must be one of {', '.join(ABLATIONS)}, got {ablate!r}")
+    if not settings.do_sample:
+        fail("--ablate residual needs --temperature above 0: greedy decoding does not sample")
+
+
+def _check_drafters(settings: Settings) -> Sources:
+    """Check each drafter as the only one; completes the sampling parameters."""
+    found = []
+    for name in settings.drafter:
+        if name == "none":
+            fail("--drafter must not be none: without drafts there is nothing to analyze")
+        entry = DRAFTERS.get(name.partition(":")[0])
+        if entry is not None and entry.own_tree:
+            fail(f"--drafter {name} drafts trees, but analyze measures chains")
+        alone = replace(settings, drafter=[name], sampling=dict(settings.sampling))
+        found.append(check(alone))
+    settings.sampling = alone.sampling
+    return Sources(found[0].model, [sources.drafters[0] for sources in found])
+
+
+def _check_figures(output: Path | None) -> None:
+    if output is None:
+        return
+    if importlib.util.find_spec("matplotlib") is None:
+        fail(f"--output needs matplotlib: pip install '{PLOTTING}'")
+    check_folder("--output", output)
+
+
+def analyze(
+    prompts: Sequence[Prompt],
+    settings: Settings,
+    sources: Sources,
+    gammas: Sequence[int],
+    ablate: bool,
+    output: Path | None,
+    json_file: Path | None,
+) -> None:
+    """Load the models, measure, print the tables, and write figures, page and report."""
+    with progress_bar() as say:
+        loaded = load_models(
+            settings, sources, say, functools.partial(check_prompts, prompts, settings)
+        )
+        drafters = _resolved(settings.drafter, loaded)
+        say("warming up")
+        _measurement(loaded, prompts[:1], settings, gammas[:1], 0.0, 4).measure_all(drafters)
+    found: dict[float, list[DrafterAnalysis]] = {}
+    plain = []
+    temperatures = sorted({0.0, settings.sampling["temperature"]})
+    with progress() as bar:
+        stages = 1 + len(drafters) * (1 + len(gammas))
+        total = len(prompts) * settings.max_new_tokens * stages
+        for temperature in temperatures:
+            task = bar.add_task(f"temperature {temperature:g}", total=total)
+            measurement = _measurement(
+                loaded, prompts, settings, gammas, temperature, settings.max_new_tokens
+            )
+            measurement.advance = functools.partial(bar.advance, task)
+            measurement.draws = DRAWS if ablate and temperature > 0 else 0
+            texts, found[temperature] = measurement.measure_all(drafters)
+            plain = [text.stats for text in texts]
+            bar.update(task, completed=total)
+
+    last = found[temperatures[-1]]
+    analysis_report.print_report(loaded, found)
+    if output is not None:
+        from specdec_hf.cli.pictures import write_pictures
+
+        write_pictures(output, loaded, prompts, settings, last, plain)
+    content = {
+        "info": collect_info(),
+        **asdict(settings),
+        "num_assistant_tokens": list(gammas),
+        "device": str(loaded.model.device),
+        **analysis_report.to_dict(found),
+    }
+    write_json(json_file, content)
+
+
+def _resolved(names: Sequence[str], loaded: Loaded) -> dict[str, Drafter]:
+    """The drafters by name, each of which drafts chains."""
+    from specdec_hf.analysis.replay import REPLAY_RULE
+    from specdec_hf.drafters.base import Drafter
+    from specdec_hf.drafters.resolve import resolve_drafter
+
+    given = loaded.drafter if isinstance(loaded.drafter, list) else [loaded.drafter]
+    drafters = {}
+    for name, one in zip(names, given, strict=True):
+        drafter = resolve_drafter(one, None)
+        assert isinstance(drafter, Drafter)
+        if REPLAY_RULE not in drafter.rules:
+            fail(
+                f"--drafter {name} cannot be analyzed: rule {REPLAY_RULE} cannot verify its "
+                f"drafts, only {', '.join(drafter.rules)} can"
+            )
+        drafters[name] = drafter
+    return drafters
+
+
+def _measurement(
+    loaded: Loaded,
+    prompts: Sequence[Prompt],
+    settings: Settings,
+    gammas: Sequence[int],
+    temperature: float,
+    max_new_tokens: int,
+) -> Measurement:
+    from specdec_hf.analysis.measure import Measurement
+
+    chats = [
+        [*begin_chat(settings), {"role": "user", "content": prompt.turns[0]}] for prompt in prompts
+    ]
+    inputs = [encode(loaded.tokenizer, chat, loaded.model.device) for chat in chats]
+    sampling = settings.sampling if temperature else {**NEUTRAL, "temperature": 0.0}
+    return Measurement(
+        loaded.model, loaded.tokenizer, inputs, sampling, max_new_tokens, gammas, settings.seed or 0
+    )

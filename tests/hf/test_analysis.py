@@ -1,0 +1,290 @@
+"""What `analyze` measures: acceptance on texts, speed from rounds, the residual, every token."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from specdec_hf import ModelDrafter, PromptLookupDrafter, SpeculativeDecoder
+from specdec_hf.analysis.acceptance import MeasuredAcceptance
+from specdec_hf.analysis.explain import Explainer
+from specdec_hf.analysis.replay import replay, write_text
+from specdec_hf.analysis.residual import ablate_residual, chi_square, draw_experiment
+from specdec_hf.analysis.speed import compare_speed
+from specdec_hf.decode.round_record import RoundRecord
+from specdec_hf.decode.statistics import SpecStats
+from specdec_hf.decode.streaming import run_stream
+from specdec_hf.drafters.base import Drafter
+from support import cli_models, hf_models
+from support.hf_models import one_thread  # noqa: F401  # autouse here
+
+from specdec_kernels.analysis import acceptance_rate
+
+SAMPLING = {"temperature": 0.6, "top_k": 0, "top_p": 0.9, "min_p": 0.0}
+FILTERED = {"temperature": 0.6, "top_k": 20, "top_p": 1.0, "min_p": 0.0}
+
+
+def text_of(sampling, seed=2, tokens=24):
+    model = hf_models.tiny("llama")
+    arguments = {"do_sample": True, "max_new_tokens": tokens, **sampling}
+    return model, write_text(model, hf_models.prompts((9,)), arguments, seed)
+
+
+def rows_of(model, text):
+    """Logits [n, V] at every position of the answer, by one plain forward."""
+    with torch.inference_mode():
+        logits = model(torch.from_numpy(text.tokens)[None]).logits[0].double()
+    return logits[text.begin - 1 : -1]
+
+
+# Acceptance.
+
+
+def test_a_text_is_the_targets_own_and_comes_with_its_rows():
+    model, text = text_of(SAMPLING)
+    plain = SpeculativeDecoder(seed=2)
+    inputs = hf_models.prompts((9,))
+    stream = plain.stream(model, **inputs, do_sample=True, max_new_tokens=24, **SAMPLING)
+    steps, _ = run_stream(stream, lambda step: None)
+    assert text.tokens[text.begin :].tolist() == [t for step in steps for t in step.tokens]
+    assert text.tokens[: text.begin].tolist() == inputs["input_ids"][0].tolist()
+    assert torch.allclose(torch.stack(text.logits).double(), rows_of(model, text), atol=1e-4)
+
+
+def test_alpha_of_a_model_is_that_of_two_plain_forwards():
+    model, text = text_of(FILTERED)
+    drafter = hf_models.perturbed("llama", 0.3)
+    measured = MeasuredAcceptance()
+    measured.begin_text()
+    for position in replay(ModelDrafter(drafter), model, text, FILTERED):
+        measured.add(position)
+
+    def probs(logits):
+        keep = logits >= logits.topk(20).values[:, -1:]
+        return torch.where(keep, logits / 0.6, -math.inf).softmax(-1)
+
+    p, q = probs(rows_of(model, text)), probs(rows_of(drafter, text))
+    for column, l in enumerate(measured.lenience):
+        wanted = acceptance_rate(p, q, "lenient", lenience=l)
+        assert measured.estimates()[column][0] == pytest.approx(float(wanted.mean()), abs=1e-5)
+    error = float(torch.minimum(p, q).sum(-1).std()) / math.sqrt(len(p))
+    assert measured.estimates()[0][1] == pytest.approx(error, rel=1e-3)
+    assert measured.drafted == measured.positions == 24
+    # Negative control: the unfiltered distributions have another acceptance rate.
+    p, q = ((rows_of(m, text) / 0.6).softmax(-1) for m in (model, drafter))
+    assert abs(float(torch.minimum(p, q).sum(-1).mean()) - measured.alpha) > 1e-3
+
+
+def test_a_copying_drafter_counts_as_one_hot_and_only_where_it_drafts():
+    model, text = text_of(SAMPLING, tokens=40)
+    measured, drafter = MeasuredAcceptance(), PromptLookupDrafter(min_ngram=1)
+    measured.begin_text()
+    rates = []
+    for position in replay(drafter, model, text, SAMPLING):
+        measured.add(position)
+        if position.q is not None:
+            copied = int(position.q.argmax())
+            assert float(position.q[copied]) == 1
+            assert copied in text.tokens[: position.index]
+            rates.append(float(position.p[copied]))
+    assert 0 < len(rates) == measured.drafted < measured.positions == 40
+    assert measured.alpha == pytest.approx(np.mean(rates))
+
+
+class Peeking(Drafter):
+    """Drafts the next token of the array that it is given, and remembers what it saw."""
+
+    name = "peeking"
+    candidates = 3
+
+    def __init__(self):
+        self.seen, self.observed = [], []
+
+    def propose(self, history, gamma):
+        length = int(history.lengths[0])
+        self.seen.append(history.tokens[0, length:].tolist())
+        return [[int(history.tokens[0, length])]]
+
+    def observe(self, history, candidates):
+        self.observed.append(candidates.ids.shape)
+
+
+def test_a_drafter_does_not_see_the_text_that_follows():
+    model, text = text_of(SAMPLING)
+    drafter = Peeking()
+    drafted = [int(p.q.argmax()) for p in replay(drafter, model, text, SAMPLING)]
+    assert not any(map(sum, drafter.seen))
+    assert drafted == [0] * 24
+    assert drafter.observed == [(1, 1, 3)] * 24
+
+
+def test_nothing_drafted_has_no_alpha():
+    measured = MeasuredAcceptance()
+    measured.begin_text()
+    assert math.isnan(measured.alpha)
+    assert measured.to_dict()["alpha"] is None
+
+
+# Speed.
+
+
+def calls(*rounds):
+    """Statistics of one call whose rounds are (draft, verify, accept, drafted, emitted)."""
+    log = [
+        RoundRecord(0.0, draft, verify, accept, [drafted], [emitted - 1], [emitted])
+        for draft, verify, accept, drafted, emitted in rounds
+    ]
+    return [SpecStats(round_log=log)]
+
+
+def test_speed_follows_from_the_rounds_after_the_first():
+    plain = calls((0, 9.0, 0, 0, 1), (0, 0.9, 0.1, 0, 1), (0, 1.0, 0.0, 0, 1))
+    fast = calls((5, 9.0, 0, 4, 2), (0.4, 1.2, 0.2, 4, 3), (0.4, 1.3, 0.1, 4, 3))
+    speed = compare_speed(plain, fast, alpha=0.5, gamma=4, temperature=1.0)
+    assert speed.cost == pytest.approx(0.1)
+    assert speed.verification == pytest.approx(1.4)
+    assert speed.drafting == 1
+    assert speed.expected_tokens == 1.9375
+    assert speed.expected_paper == pytest.approx(1.9375 / 1.4)
+    assert speed.expected == pytest.approx(1.9375 / 1.8)
+    assert speed.measured == pytest.approx(6 / 3.6)
+    assert speed.measured_tokens == 3
+
+
+def test_rounds_without_drafts_count_as_plain_ones():
+    plain = calls((0, 9.0, 0, 0, 1), (0, 1.0, 0, 0, 1))
+    fast = calls((0, 9.0, 0, 0, 1), (0, 1.0, 0, 0, 1), (0.4, 1.6, 0.0, 4, 2))
+    speed = compare_speed(plain, fast, alpha=0.5, gamma=4, temperature=1.0)
+    assert speed.drafting == 0.5
+    assert speed.expected_tokens == pytest.approx((1 + 1.9375) / 2)
+    assert speed.expected == pytest.approx((1 + 1.9375) / 3)
+    nothing = calls((0, 9.0, 0, 0, 1), (0, 1.0, 0, 0, 1))
+    assert compare_speed(plain, nothing, alpha=0.5, gamma=4, temperature=1.0) is None
+
+
+# The residual.
+
+
+def test_the_ablation_is_exact_on_a_small_example():
+    """P = (1/2, 1/2), Q = (3/4, 1/4): a rejection in 1/4, recovered always token 1."""
+    p, q = torch.tensor([0.5, 0.5]).double(), torch.tensor([0.75, 0.25]).double()
+    effect = ablate_residual(p, q)
+    assert effect.rejection == 0.25
+    assert effect.recovered == 0.5
+    assert effect.correct == 0
+    assert effect.ablated == 0.125  # (5/8, 3/8) in place of (1/2, 1/2)
+    assert ablate_residual(p, p).ablated == 0
+
+
+@pytest.mark.parametrize("kind", ["model", "prompt_lookup"])
+def test_drawn_tokens_follow_p_with_the_residual_and_not_without(kind):
+    model, text = text_of(FILTERED, tokens=40)
+    drafter = PromptLookupDrafter(min_ngram=1)
+    if kind == "model":
+        drafter = ModelDrafter(hf_models.perturbed("llama", 0.3))
+    drafts = [x for x in replay(drafter, model, text, FILTERED) if x.q is not None]
+    worst = max(drafts, key=lambda x: ablate_residual(x.p, x.q).ablated)
+    drawn = draw_experiment(worst, FILTERED, 5000, seed=9)
+    assert drawn.exact.correct < 1e-12
+    assert drawn.exact.ablated > 0.05
+    assert drawn.correct.p_value > 1e-3
+    assert drawn.ablated.p_value < 1e-9
+
+
+def test_chi_square_is_that_of_scipy_with_rare_tokens_together():
+    probs = torch.tensor([0.5, 0.3, 0.19, 0.005, 0.003, 0.002], dtype=torch.float64)
+    counts = torch.tensor([520, 270, 190, 12, 5, 3])
+    ours = chi_square(counts, probs)
+    observed, expected = [520, 270, 190, 12, 8], [500, 300, 190, 5, 5]
+    theirs = stats.chisquare(observed, expected)
+    assert ours.degrees == 4
+    assert ours.statistic == pytest.approx(theirs.statistic)
+    assert ours.p_value == pytest.approx(theirs.pvalue)
+    assert chi_square(torch.tensor([10, 0]), torch.tensor([1.0, 0.0])).p_value == 1
+
+
+# Every token.
+
+
+def explained(drafter, prompt="ab ab ab ab", temperature=0.7, seed=1):
+    """The rounds of an answer of a tiny model: explained, as steps, as traced; its tokenizer."""
+    tokenizer = cli_models.tokenizer()
+    model = hf_models.build("llama", vocab_size=cli_models.END + 1)
+    inputs = tokenizer(prompt, return_tensors="pt")
+    inputs = {name: inputs[name] for name in ("input_ids", "attention_mask")}
+    sampling = {"temperature": temperature, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+    arguments = {"do_sample": temperature > 0, "max_new_tokens": 40}
+    explainer = Explainer(tokenizer, inputs["input_ids"][0].tolist(), "drafty", sampling)
+    rounds = []
+    decoder = SpeculativeDecoder(
+        drafter(model), num_assistant_tokens=4, rule="token", guard=False, seed=seed,
+        trace=lambda traced: (explainer(traced), rounds.append(traced)),
+    )  # fmt: skip
+    if temperature:
+        arguments |= sampling
+    stream = decoder.stream(model, **inputs, **arguments)
+    steps, _ = run_stream(stream, lambda step: None)
+    return explainer.rounds, steps, rounds, tokenizer
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_every_emitted_token_is_explained(temperature):
+    rounds, steps, _, tokenizer = explained(ModelDrafter, temperature=temperature)
+    assert all(token.kind != "rejected" for said in rounds for token in said)  # P equals Q
+    rounds, steps, _, tokenizer = explained(Noisy, temperature=temperature)
+    kinds = {token.kind for said in rounds for token in said}
+    assert kinds >= {"accepted", "rejected", "recovered"}
+    for said, step in zip(rounds, steps, strict=True):
+        emitted = [token for token in said if token.kind != "rejected"]
+        assert [token.token for token in emitted] == step.tokens
+        assert [token.kind for token in emitted] == step.kinds
+        for token, logprob in zip(emitted, step.logprobs, strict=True):
+            assert token.p == pytest.approx(math.exp(logprob), rel=1e-4)
+        for token in said:
+            if token.drafter:
+                assert token.accept_prob == pytest.approx(min(1, token.p / token.q), rel=1e-4)
+                assert (token.uniform is None) == (temperature == 0)
+                decided = (0.5 if token.uniform is None else token.uniform) < token.accept_prob
+                assert token.kind == ("accepted" if decided else "rejected")
+            assert (token.residual is not None) == (token.kind == "recovered")
+            assert (token.q is not None) == (token.kind not in ("bonus", "plain"))
+    text = "".join(t.text for said in rounds for t in said if t.kind != "rejected")
+    whole = tokenizer.decode([t for step in steps for t in step.tokens])
+    assert [c for c in text if c != "�"] == [c for c in whole if c != "�"]
+
+
+def test_the_residual_of_a_recovered_token_is_that_of_its_row():
+    rounds, _, traced, _ = explained(Noisy)
+    checked = 0
+    for said, one in zip(rounds, traced, strict=True):
+        if said[-1].kind == "recovered":
+            row = len(said) - 2
+            p = (one.logits[0, row].double() / 0.7).softmax(-1)
+            q = (one.distribution.logits[0, row].double() / 0.7).softmax(-1)
+            residual = (p - q).clamp(min=0)
+            wanted = float(residual[said[-1].token] / residual.sum())
+            assert said[-1].residual == pytest.approx(wanted, rel=1e-4)
+            assert said[-1].q == pytest.approx(float(q[said[-1].token]), rel=1e-4)
+            checked += 1
+    assert checked > 3
+
+
+class Noisy(ModelDrafter):
+    """The target with noise on its weights."""
+
+    def __init__(self, model):
+        super().__init__(hf_models.build("llama", vocab_size=cli_models.END + 1))
+        generator = torch.Generator().manual_seed(3)
+        with torch.no_grad():
+            for weight in self.model.parameters():
+                noise = torch.randn(weight.shape, generator=generator)
+                weight.add_(0.05 * weight.std() * noise)
+
+
+def test_a_character_is_shown_with_the_last_of_its_bytes():
+    tokenizer = cli_models.tokenizer()
+    ids = tokenizer("aé€b")["input_ids"]
+    explainer = Explainer(tokenizer, ids[:1], "", {"temperature": 1.0})
+    shown = [explainer._append(token) for token in ids[1:]]
+    assert shown == ["�", "é", "�", "�", "€", "b"]

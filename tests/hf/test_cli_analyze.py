@@ -1,0 +1,144 @@
+"""The command `analyze`: its tables, its files, and one line for each wrong input."""
+
+import importlib.util
+import json
+import os
+
+import pytest
+from support.cli_models import folder, invoke, one_line_error, says  # noqa: F401
+from support.hf_models import one_thread  # noqa: F401  # autouse here
+
+from specdec_kernels.analysis import walltime_factor
+
+PROMPTS = (
+    '{"question_id": 7, "category": "x", "turns": ["Say yes yes yes no no, yes yes yes no"]}\n'
+    '{"question_id": 8, "category": "y", "turns": ["Hello hello & <b>", "not asked"]}\n'
+)
+
+
+@pytest.fixture(scope="module")
+def analysed(folder, tmp_path_factory):  # noqa: F811
+    """Output, report and pictures of one run."""
+    home = tmp_path_factory.mktemp("analyze")
+    (home / "prompts.jsonl").write_text(PROMPTS)
+    result = invoke(
+        "analyze", "--model", folder, "--prompts", home / "prompts.jsonl", "--drafter", "layers:1",
+        "--drafter", "prompt_lookup", "--max-new-tokens", 12, "--gamma", "2,4", "--temperature",
+        0.5, "--ablate", "residual", "--output", home / "pictures", "--json", home / "out.json",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    return result, json.loads((home / "out.json").read_text()), home / "pictures"
+
+
+def test_every_table_is_printed(analysed):
+    result, _, _ = analysed
+    for words in (
+        "Figure 1: rounds of the first answer, layers:1", "Table 1: operations and speed",
+        "Corollary 3.6", "Table 4: expected against measured", "Table 5: acceptance rate under",
+        "Without the residual", "drafted and rejected", "1.53x 1.53x 1.96x 1.96x",
+    ):  # fmt: skip
+        assert says(result, words), words
+    assert max(map(len, result.output.splitlines())) <= 80
+
+
+def test_the_report_holds_what_was_measured(analysed):
+    _, report, _ = analysed
+    assert [row["computed"]["gamma"] for row in report["table_1"]] == [2, 3, 2, 5, 2, 10]
+    assert [(m["drafter"], m["temperature"]) for m in report["measured"]] == [
+        ("layers:1", 0.0), ("prompt_lookup", 0.0), ("layers:1", 0.5), ("prompt_lookup", 0.5)
+    ]  # fmt: skip
+    for one in report["measured"]:
+        accepted = one["acceptance"]
+        assert accepted["positions"] == 24
+        assert accepted["texts"] == 2
+        rates = [row["alpha"] for row in accepted["lenience"]]
+        assert rates[0] == accepted["alpha"]
+        if one["drafter"] == "layers:1":
+            assert accepted["drafted"] == 24
+            assert rates == sorted(rates)
+            assert [speed["gamma"] for speed in one["speed"]] == [2, 4]
+        assert list(one["calls"]) == ["2", "4"]
+        emitted = [
+            sum(token["kind"] != "rejected" for said in answer for token in said)
+            for answer in one["rounds"]
+        ]
+        assert emitted == [call["new_tokens"] for call in one["calls"]["2"]] == [12, 12]
+        for speed in one["speed"]:
+            factor = walltime_factor(speed["alpha"], speed["gamma"], speed["cost"])
+            assert speed["expected_paper"] == pytest.approx(factor)
+            assert speed["measured"] > 0
+    ablation = report["measured"][2]["ablation"]
+    assert ablation["mean"]["correct"] < 1e-12 < ablation["mean"]["ablated"]
+    assert ablation["experiment"]["correct"]["p_value"] > 1e-4
+    assert ablation["experiment"]["ablated"]["p_value"] < 1e-6
+    assert report["measured"][0]["ablation"] is None  # greedy decoding draws nothing
+
+
+def test_figures_and_page_are_written(analysed):
+    _, report, pictures = analysed
+    names = ["figure-1.html", *(f"figure-{i}.svg" for i in range(2, 6))]
+    assert sorted(path.name for path in pictures.iterdir()) == names
+    for name in names[1:]:
+        assert "<svg" in (pictures / name).read_text()
+    page = (pictures / "figure-1.html").read_text()
+    assert page.count("data-kind=") == sum(
+        len(said) for one in report["measured"][2:] for answer in one["rounds"] for said in answer
+    )
+    assert "Hello hello &amp; &lt;b&gt;" in page
+    assert "not asked" not in page
+
+
+def test_greedy_alone_has_no_lenience(folder, tmp_path):  # noqa: F811
+    (tmp_path / "prompts.jsonl").write_text(PROMPTS)
+    result = invoke(
+        "analyze", "--model", folder, "--prompts", tmp_path / "prompts.jsonl", "--limit", 1,
+        "--temperature", 0, "--max-new-tokens", 4, "--gamma", 2,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert not says(result, "Table 5")
+    assert not says(result, "wrote")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--gamma", "x"], "--num-assistant-tokens must be numbers such as 3,7, got 'x'"),
+        (["--gamma", "3,,7"], "--num-assistant-tokens must be numbers such as 3,7, got '3,,7'"),
+        (["--gamma", "0"], "--num-assistant-tokens must be in [1, 1024], got 0"),
+        (["--gamma", "2000"], "--num-assistant-tokens must be in [1, 1024], got 2000"),
+        (["--ablate", "bonus"], "--ablate must be one of residual, got 'bonus'"),
+        (["--ablate", "residual", "--temperature", "0"], "needs --temperature above 0"),
+        (["--drafter", "none"], "--drafter must not be none"),
+        (["--drafter", "nonsense/"], "--drafter must be"),
+        (["--temperature", "-1"], "--temperature must be finite and >= 0, got -1"),
+        (["--temperature", "0", "--top-k", "3"], "--top-k needs --temperature above 0"),
+        (["--limit", "0"], "--limit must be >= 1, got 0"),
+        (["--max-new-tokens", "0"], "--max-new-tokens must be in [1, 2**31), got 0"),
+        (["--output", "nowhere/folder"], "--output: folder nowhere does not exist"),
+        (["--output", "pyproject.toml"], "--output must name a folder, pyproject.toml is a file"),
+        (["--json", "nowhere/out.json"], "--json: folder nowhere does not exist"),
+        (["--prompts", "nowhere.jsonl"], "cannot read prompt file nowhere.jsonl"),
+    ],
+)
+def test_wrong_inputs_get_one_line(arguments, message, monkeypatch):
+    def reached(*_, **__):
+        raise AssertionError("a model would be loaded")
+
+    monkeypatch.setattr("specdec_hf.cli.analyze.load_models", reached)
+    assert message in one_line_error("analyze", *arguments)
+
+
+def test_a_missing_matplotlib_is_told_before_a_model_is_loaded(monkeypatch, tmp_path):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "matplotlib" else found(name)
+    )
+    line = one_line_error("analyze", "--output", tmp_path / "pictures")
+    assert "--output needs matplotlib: pip install 'specdec-kernels[plot]'" in line
+    assert not (tmp_path / "pictures").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_refused(monkeypatch, tmp_path):
+    monkeypatch.setattr("os.access", lambda path, mode: not mode & os.W_OK)
+    line = one_line_error("analyze", "--output", tmp_path)
+    assert f"--output: cannot write {tmp_path}: Permission denied" in line
