@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     )
     from specdec_hf.drafters.candidate_generator import from_candidate_generator
     from specdec_hf.drafters.cascade import HorizontalCascade
+    from specdec_hf.drafters.early_exit import EarlyExitDrafter
+    from specdec_hf.drafters.layer_skip import LayerSkipDrafter
     from specdec_hf.drafters.lookahead import LookaheadDrafter
     from specdec_hf.drafters.model import ModelDrafter
     from specdec_hf.drafters.nasd import NasdDrafter
@@ -50,8 +52,10 @@ __all__ = [
     "Drafter",
     "DrafterCheck",
     "EagleTree",
+    "EarlyExitDrafter",
     "History",
     "HorizontalCascade",
+    "LayerSkipDrafter",
     "LookaheadDrafter",
     "ModelCheck",
     "ModelDrafter",
@@ -102,6 +106,8 @@ _MODULES = {
     "drafters.cascade": ("HorizontalCascade",),
     "drafters.candidate_generator": ("from_candidate_generator",),
     "drafters.lookahead": ("LookaheadDrafter",),
+    "drafters.early_exit": ("EarlyExitDrafter",),
+    "drafters.layer_skip": ("LayerSkipDrafter",),
     "drafters.model": ("ModelDrafter",),
     "drafters.nasd": ("NasdDrafter",),
     "drafters.prompt_lookup": ("PromptLookupDrafter",),

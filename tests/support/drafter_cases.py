@@ -41,7 +41,11 @@ def datastore(target: Any, folder: Path) -> str:
 LEARNING = ("ngram", "nasd", "token_recycling", "lookahead")
 NAMED: dict[str, Make] = {
     name: named(name) for name in ("prompt_lookup", "random", "suffix_automaton", *LEARNING)
-} | {"rest": datastore}
+} | {
+    "rest": datastore,
+    "early_exit": named("early_exit:1"),
+    "layer_skip": named("layer_skip:1-1"),
+}
 OTHERS: dict[str, Make] = {
     "unigram": named("ngram:1"),
     "bigram": named("ngram:2"),

@@ -39,13 +39,15 @@ PAD = 0
 NAMES = ("llama", "gpt2", "qwen2", "qwen3", "gemma2")
 
 
-def build(name: str, seed: int = 0, vocab_size: int = VOCAB, context: int = 256) -> Any:
-    """A two-layer random model. It has no end-of-sequence token, so a test decides the lengths."""
+def build(
+    name: str, seed: int = 0, vocab_size: int = VOCAB, context: int = 256, layers: int = 2
+) -> Any:
+    """A small random model. It has no end-of-sequence token, so a test decides the lengths."""
     common = {
         "vocab_size": vocab_size,
         "hidden_size": 32,
         "intermediate_size": 48,
-        "num_hidden_layers": 2,
+        "num_hidden_layers": layers,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "head_dim": 8,
@@ -76,7 +78,7 @@ def build(name: str, seed: int = 0, vocab_size: int = VOCAB, context: int = 256)
         elif name == "gpt2":
             model = GPT2LMHeadModel(
                 GPT2Config(
-                    vocab_size=vocab_size, n_positions=context, n_embd=32, n_layer=2, n_head=4,
+                    vocab_size=vocab_size, n_positions=context, n_embd=32, n_layer=layers, n_head=4,
                     bos_token_id=None, eos_token_id=None, pad_token_id=PAD, initializer_range=0.3,
                     tie_word_embeddings=False,
                 )

@@ -57,6 +57,10 @@ class ChainRound:
         if size:
             vocab_size = s.model.config.get_text_config(decoder=True).vocab_size
             tokens = torch.cat([tokens, self.draft_token_ids.clamp(0, vocab_size - 1)], dim=1)
+        if isinstance(s.drafter, Drafter):
+            logits = s.drafter.forward(tokens, self.lengths - missing, size + 1)
+            if logits is not None:
+                return logits
         return forward_window(s.model, s.cache, tokens, self.lengths - missing, keep=size + 1)
 
     def layout(self) -> Tree:

@@ -193,6 +193,7 @@ def begin(model: Any, call: Call, options: Options) -> Session:
             note=stats.note_round,
             self_check=options.self_check,
             encoder=call.encoder,
+            cache=cache,
         )  # fmt: skip
         try:
             drafter.start(context)

@@ -85,6 +85,8 @@ class DraftContext:
         self_check: whether a draft model's cache is checked before its first use.
         encoder: what the encoder of an encoder-decoder read, or None. `EncoderSource.texts` gives
             its ids, to copy from, and `EncoderSource.encode` what another encoder makes of it.
+        cache: the target's cache. Only a drafter that computes a part of the target's forward, see
+            `Drafter.forward`, may use it.
         first_number: number of this drafter's first draft among all drafts of the round. Only the
             loop sets it.
         asked_for_noise: whether `noise_positions` was called in this round.
@@ -103,6 +105,7 @@ class DraftContext:
     note: Callable[[str], None] = field(default=lambda text: None)
     self_check: bool = True
     encoder: EncoderSource | None = None
+    cache: Any = None
     first_number: int = 0
     asked_for_noise: bool = False
 
@@ -283,6 +286,22 @@ class Drafter(AnyDrafter, ABC):
             chain; None drafts nothing.
         """
         raise NotImplementedError
+
+    def forward(
+        self, tokens: torch.Tensor, starts: NDArray[np.int64], keep: int
+    ) -> torch.Tensor | None:
+        """The target's forward of a round of chains, for a drafter that has computed a part of it.
+
+        Args:
+            tokens: [B, n] int64 on the target's device, the tokens that the cache lacks and the
+                drafts.
+            starts: [B] position of each sequence's first token.
+            keep: how many rows of logits are needed, counted from the end.
+
+        Returns:
+            Logits [B, keep, V]; None leaves the forward to the loop.
+        """
+        return None
 
     def commit(self, lengths: NDArray[np.int64], accepted: NDArray[np.int64]) -> None:
         """Learn the outcome of a round.

@@ -63,6 +63,20 @@ DRAFTERS: dict[str, Entry] = {
     "nasd": Entry(
         "NasdDrafter", "counts n-grams of the text and of the target's most likely next tokens"
     ),
+    "early_exit": Entry(
+        "EarlyExitDrafter",
+        "the model's first N layers, which the verification does not run again",
+        value="N",
+        needs_value=True,
+        draws=True,
+    ),
+    "layer_skip": Entry(
+        "LayerSkipDrafter",
+        "the model without its layers A to B, counted from 0; those before A run once",
+        value="A-B",
+        needs_value=True,
+        draws=True,
+    ),
     "token_recycling": Entry(
         "TokenRecyclingDrafter",
         "trees of the tokens that the target last held for likely behind each token",

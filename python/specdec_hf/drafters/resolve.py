@@ -103,7 +103,9 @@ def _tree_drafter(drafter: Any, layout: Layout) -> TreeDrafter:
                 f"its own, got {layout}"
             )
         drafters.append(one)
-    models = [one.model for one in drafters if isinstance(one, ModelDrafter)]
+    models = [
+        one.model for one in drafters if isinstance(one, ModelDrafter) and one.model is not None
+    ]
     if isinstance(layout, EagleTree):
         if len(models) != 1 or len(drafters) != 1:
             raise ValueError(

@@ -77,7 +77,7 @@ class VerticalCascade(Cascade):
         if context.rule == "match" or reads_draft(context.rule):
             rule = "match" if context.rule == "match" else "token"
         self._inner = level_context(
-            context, 1, model=self.model, rule=rule, of_the_round=rule == "token",
+            context, 1, model=self.model, cache=None, rule=rule, of_the_round=rule == "token",
             seeds=context.seeds.to(self._draft.device),
         )  # fmt: skip
         self._seeds = context.seeds.cpu().numpy()

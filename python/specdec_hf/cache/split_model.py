@@ -1,0 +1,215 @@
+"""A causal language model that is run in two parts, which share its layers and its cache.
+
+The first part ends within the model: it runs the first layers, keeps the hidden states behind them,
+and goes on to logits with some of the later layers, or with none. The second part runs all layers
+behind those hidden states. Both are views: modules of their own that hold the model's own layers,
+so neither the weights nor the model are copied or changed.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from specdec_hf.cache.forward import forward_window
+from specdec_hf.cache.model_call import forward_arguments
+from specdec_hf.cache.protocol import Lengths
+from specdec_hf.cache.self_check import configuration, distance, tolerance_of
+from specdec_hf.cache.spec_cache import SpecCache
+from specdec_hf.cache.undisturbed import undisturbed
+
+# Names of a model's list of layers and, where it has one, of its table of positions.
+_LAYERS, _POSITIONS = ("layers", "h"), "wpe"
+_fits: dict[tuple[Any, ...], float] = {}
+
+
+class _Tap(torch.nn.Module):
+    """Keeps the hidden states between two layers."""
+
+    seen: torch.Tensor | None = None
+
+    def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        self.seen = hidden_states
+        return hidden_states
+
+
+class _NoPositions(torch.nn.Module):
+    """In the place of a table of positions, for states that hold their positions already."""
+
+    def forward(self, position_ids: torch.Tensor) -> torch.Tensor:
+        return torch.zeros((), device=position_ids.device)
+
+
+class SplitModel:
+    """The two parts of a model; see above.
+
+    Args:
+        model: the causal language model, unmodified.
+        shared: how many layers the first part shares with the second.
+        resume: the first part goes on with this layer behind them; the model's number of layers
+            goes on with none, which exits to the final norm and the head.
+
+    Raises:
+        ValueError: numbers out of range, or a model whose structure is not known.
+    """
+
+    def __init__(self, model: Any, shared: int, resume: int) -> None:
+        reason = _unknown_structure(model)
+        if reason is not None:
+            raise ValueError(f"{type(model).__name__} cannot be run in two parts: {reason}")
+        base = model.base_model
+        self._name = next(name for name in _LAYERS if name in base._modules)
+        layers = list(base._modules[self._name])
+        if not 0 < shared <= resume <= len(layers) or (shared, resume) == (len(layers),) * 2:
+            raise ValueError(
+                f"layers must be in [1, {len(layers) - 1}] for {type(model).__name__} of "
+                f"{len(layers)} layers, got {shared if shared == resume else (shared, resume)}"
+            )
+        self.model, self.total = model, len(layers)
+        self._tap = _Tap()
+        types = getattr(model.config, "layer_types", None) or ["full_attention"] * len(layers)
+        self._first = self._view(
+            [*layers[:shared], self._tap, *layers[resume:]],
+            [*types[:shared], types[shared - 1], *types[resume:]],
+        )
+        self._shared = self._view(
+            [*layers[:shared], self._tap], [*types[:shared], types[shared - 1]]
+        )
+        self._second = self._view(layers[shared:], types[shared:], continues=True)
+
+    def first(
+        self, cache: SpecCache, tokens: torch.Tensor, starts: Lengths
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run the first part over the next tokens, whose keys and values its layers cache.
+
+        Args:
+            cache: the model's own.
+            tokens: [B, n] int64.
+            starts: [B], position of each sequence's first token.
+
+        Returns:
+            Logits [B, 1, V] of the last token, and the hidden states [B, n, H] behind the shared
+            layers.
+        """
+        logits = self._run(self._first, cache, starts, 1, input_ids=tokens)
+        return logits, self._take_hidden()
+
+    def shared(self, cache: SpecCache, tokens: torch.Tensor, starts: Lengths) -> torch.Tensor:
+        """The hidden states of `first` alone, without the layers and the head behind them."""
+        inputs = cache.window(starts, tokens.shape[1])
+        self._shared.base_model(input_ids=tokens, use_cache=True, return_dict=True, **inputs)
+        return self._take_hidden()
+
+    def _take_hidden(self) -> torch.Tensor:
+        hidden, self._tap.seen = self._tap.seen, None
+        if hidden is None:
+            raise RuntimeError("the forward of the model did not run its layers")
+        return hidden
+
+    def second(
+        self, cache: SpecCache, hidden: torch.Tensor, starts: Lengths, keep: int
+    ) -> torch.Tensor:
+        """Run the second part over hidden states; the model's logits [B, keep, V].
+
+        What the layers behind the shared ones cached in the first part is written anew.
+        """
+        return self._run(self._second, cache, starts, keep, inputs_embeds=hidden)
+
+    def _run(
+        self, view: Any, cache: SpecCache, starts: Lengths, keep: int, **given: Any
+    ) -> torch.Tensor:
+        size = next(iter(given.values())).shape[1]
+        inputs = cache.window(starts, size)
+        if "logits_to_keep" in forward_arguments(self.model):
+            inputs["logits_to_keep"] = keep
+        logits: torch.Tensor = view(**given, use_cache=True, return_dict=True, **inputs).logits
+        return logits[:, -keep:]
+
+    def _view(self, layers: list[Any], types: list[str], *, continues: bool = False) -> Any:
+        """The model with other layers; ``continues`` if its inputs are hidden states."""
+        model, base = copy.copy(self.model), copy.copy(self.model.base_model)
+        config = copy.deepcopy(self.model.config)
+        config.num_hidden_layers = len(layers)
+        if getattr(config, "layer_types", None):
+            config.layer_types = list(types)
+        config._attn_implementation = self.model.config._attn_implementation
+        for view, changes in (
+            (base, {self._name: torch.nn.ModuleList(layers)}),
+            (model, {self.model.base_model_prefix: base}),
+        ):
+            view._modules = {**view._modules, **changes}
+            view.config = config
+        if continues and _POSITIONS in base._modules:
+            base._modules[_POSITIONS] = _NoPositions()
+        return model
+
+
+def _unknown_structure(model: Any) -> str | None:
+    """Why this model cannot be taken apart, or None."""
+    if not isinstance(model, PreTrainedModel):
+        return "it is a wrapper"
+    base = model.base_model
+    if base is model or not any(
+        isinstance(base._modules.get(name), torch.nn.ModuleList) for name in _LAYERS
+    ):
+        return f"its base model has no list of layers called {' or '.join(_LAYERS)}"
+    if any("forward" in vars(module) for module in (model, base)):
+        return "its forward was replaced"
+    return None
+
+
+@torch.inference_mode()
+def check_split(model: Any, split: SplitModel, shared: int, resume: int) -> None:
+    """Compare the two parts with the whole, once for each class and configuration of model.
+
+    Raises:
+        ValueError: logits that differ by more than rounding, or parts that do not run.
+    """
+    key = (*configuration(model), shared, resume)
+    if key not in _fits:
+        try:
+            with undisturbed(model):
+                _fits[key] = _difference(model, split)
+        except Exception as error:  # raised inside a model that was not made to be taken apart
+            raise ValueError(
+                f"{type(model).__name__} cannot be run in two parts: {type(error).__name__}: "
+                f"{' '.join(str(error).split())[:120]}"
+            ) from error
+    if not _fits[key] <= tolerance_of(model):
+        raise ValueError(
+            f"{type(model).__name__} cannot be run in two parts: its logits then differ by "
+            f"{_fits[key]:.2g} of their standard deviation, where rounding explains "
+            f"{tolerance_of(model):.2g}"
+        )
+
+
+def _difference(model: Any, split: SplitModel) -> float:
+    """The largest difference between windows of two ragged sequences in two parts and in one."""
+    generator = torch.Generator("cpu").manual_seed(0)
+    vocab_size = model.config.get_text_config(decoder=True).vocab_size
+    tokens = torch.randint(1, vocab_size, (2, 12), generator=generator, device="cpu")
+    tokens = tokens.to(model.device)
+    lengths = np.array([3, 5])
+    caches = [SpecCache(model, 2, 16) for _ in range(2)]
+    for cache in caches:
+        forward_window(model, cache, tokens[:, :5], lengths - 5, keep=1)
+    window = tokens[:, 5:8]
+    hidden = [split.first(caches[0], window[:, i : i + 1], lengths + i)[1] for i in range(2)]
+    hidden.append(split.shared(caches[0], window[:, 2:], lengths + 2))
+    rows = [
+        (
+            split.second(caches[0], torch.cat(hidden, dim=1), lengths, 3),
+            forward_window(model, caches[1], window, lengths, keep=3),
+        )
+    ]
+    # The next window reads what the two parts have cached.
+    rows.append(
+        tuple(  # type: ignore[arg-type]
+            forward_window(model, cache, tokens[:, 8:10], lengths + 3, keep=2) for cache in caches
+        )
+    )
+    return max(float(distance(got.float(), want.float()).max()) for got, want in rows)

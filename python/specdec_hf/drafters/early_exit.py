@@ -1,0 +1,53 @@
+"""Drafting with the first layers of the target, its final norm and its head."""
+
+from __future__ import annotations
+
+from numbers import Integral
+from typing import TYPE_CHECKING
+
+from specdec_hf.drafters.own_layers import OwnLayersDrafter
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class EarlyExitDrafter(OwnLayersDrafter):
+    """The target after its first layers; the verification runs the others, so none runs twice.
+
+    It needs cache "spec" and a model with a plain list of layers, such as Llama, Qwen and GPT-2.
+    Models that were trained to exit early accept more of its drafts.
+
+    Args:
+        layers: how many of the target's layers draft.
+
+    Raises:
+        TypeError: ``layers`` is no integer.
+        ValueError: ``layers`` is below 1, and, when a call starts, not below the target's number.
+
+    Source: Elhoushi et al. 2024, "LayerSkip", arXiv 2404.16710.
+    """
+
+    name = "early_exit"
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        if not isinstance(layers, Integral) or isinstance(layers, bool):
+            raise TypeError(f"layers must be an integer, got {layers!r}")
+        if layers < 1:
+            raise ValueError(f"layers must be at least 1, got {layers}")
+        self.layers: int = int(layers)
+
+    @classmethod
+    def from_text(cls, text: str) -> Self:
+        """Exits after N layers."""
+        if not (text.isdecimal() and len(text) < 5):
+            raise ValueError(f"drafter must be early_exit:N with a number of layers, got {text!r}")
+        return cls(int(text))
+
+    def parts(self, total: int) -> tuple[int, int]:
+        if self.layers >= total:
+            raise ValueError(
+                f"layers must be below the target's {total} with drafter early_exit, "
+                f"got {self.layers}"
+            )
+        return self.layers, total

@@ -1,0 +1,171 @@
+"""Drafters that are a part of the target: early exit and skipped layers."""
+
+from functools import cache
+
+import pytest
+import torch
+from specdec_hf import EarlyExitDrafter, LayerSkipDrafter, TrieTree, generate
+from specdec_hf.cache import split_model
+from specdec_hf.cache.split_model import SplitModel
+from support import hf_models
+from support.drafter_proof import VOCAB, assert_greedy_identical, joint_p_value, lying
+from support.hf_models import one_thread  # noqa: F401  # autouse here
+from support.providers import SIGNIFICANCE
+from transformers import OPTConfig, OPTForCausalLM
+
+LAYERS = 5
+PARTS = ["early_exit:2", "early_exit:4", "layer_skip:2-3", "layer_skip:1-1", "layer_skip:3-4"]
+
+
+@cache
+def model_of(name):
+    """A model whose later layers change little, so that its first ones guess well."""
+    model = hf_models.build(name, layers=LAYERS)
+    for layer in layers_of(model)[1:]:
+        for parameter in layer.parameters():
+            if parameter.ndim > 1:
+                parameter.data.mul_(0.6)
+    return model
+
+
+def layers_of(model):
+    base = model.base_model
+    return base.h if hasattr(base, "h") else base.layers
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("name", hf_models.NAMES)
+def test_greedy_equals_plain_generation(name, part):
+    stats = assert_greedy_identical(lambda: part, model_of(name), 24, gamma=3)
+    assert stats.accepted > 0
+    assert not stats.notes
+
+
+class Calls:
+    """How many tokens each layer of a model has seen."""
+
+    def __init__(self, model):
+        layers = layers_of(model)
+        self.tokens = [0] * len(layers)
+        self.hooks = [
+            layer.register_forward_hook(self._counter(i)) for i, layer in enumerate(layers)
+        ]
+
+    def _counter(self, i):
+        def count(module, args, output):
+            self.tokens[i] += output.shape[1]
+
+        return count
+
+    def close(self):
+        for hook in self.hooks:
+            hook.remove()
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "qwen2"])
+def test_no_layer_sees_a_token_twice(name, sampled):
+    model, inputs = model_of(name), hf_models.prompts((9,))
+    arguments = {
+        "max_new_tokens": 20, "do_sample": sampled, "seed": 1, "gamma": 3, "guard": False,
+        "return_dict_in_generate": False,
+    }  # fmt: skip
+    generate(model, **inputs, **arguments, drafter="early_exit:2")  # checks the parts
+    generate(model, **inputs, **arguments, drafter="layer_skip:2-3")
+    arguments["return_dict_in_generate"] = True
+    for part, again in (("early_exit:2", []), ("layer_skip:2-3", [4])):
+        calls = Calls(model)
+        out = generate(model, **inputs, **arguments, drafter=part)
+        calls.close()
+        gammas = out.stats.gammas
+        assert gammas[0] == 0
+        expected = [9 + sum(1 + gamma for gamma in gammas[1:])] * LAYERS
+        for layer in again:  # behind the layers that are left out
+            expected[layer] += sum(gammas)
+        assert sum(gammas) > 10
+        assert calls.tokens == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["token", "block", "match"])
+@pytest.mark.parametrize("part", ["early_exit:1", "layer_skip:1-1"])
+def test_sampled_texts_have_the_targets_distribution(part, rule):
+    assert joint_p_value(part, rule, texts=4000, ragged=True) > SIGNIFICANCE
+
+
+@pytest.mark.slow
+def test_a_wrong_report_is_rejected():
+    """Negative control."""
+    assert joint_p_value(lying(EarlyExitDrafter(1)), texts=4000) < SIGNIFICANCE
+
+
+def test_wrong_hidden_states_are_found_by_the_self_check(monkeypatch):
+    """Negative control: the parts are compared with the whole before their first use."""
+    model, inputs = hf_models.build("llama", 3, layers=4), hf_models.prompts((9,))
+    arguments = {"max_new_tokens": 12, "do_sample": False, "guard": False}
+    expected = model.generate(**inputs, max_new_tokens=12, do_sample=False)
+    second = SplitModel.second
+    monkeypatch.setattr(
+        SplitModel, "second", lambda self, cache, hidden, *rest: second(
+            self, cache, hidden.roll(1, dims=1), *rest
+        ),
+    )  # fmt: skip
+    monkeypatch.setattr(split_model, "_fits", {})
+    with pytest.raises(ValueError, match="cannot be run in two parts: its logits then differ by"):
+        generate(model, **inputs, **arguments, drafter="early_exit:2")
+    wrong = generate(model, **inputs, **arguments, drafter="early_exit:2", self_check=False)
+    assert not torch.equal(wrong, expected)
+
+
+def test_a_model_is_left_as_it_was():
+    model = hf_models.build("gpt2", layers=4)
+    before = {name: id(module) for name, module in model.named_modules()}
+    config = model.config.to_dict()
+    generate(model, **hf_models.prompts((9,)), drafter="layer_skip:1-2", max_new_tokens=8)
+    assert {name: id(module) for name, module in model.named_modules()} == before
+    assert model.config.to_dict() == config
+
+
+def test_in_a_tree_the_drafts_are_verified_by_the_whole_model():
+    model = model_of("llama")
+    assert_greedy_identical(lambda: ["early_exit:3", "prompt_lookup"], model, tree=TrieTree(1, 4))
+
+
+def test_what_does_not_go_is_refused_by_name():
+    model, inputs = model_of("llama"), hf_models.prompts((9,))
+    for drafter, message, arguments in (
+        ("early_exit:5", "layers must be below the target's 5 with drafter early_exit, got 5", {}),
+        ("layer_skip:1-5", "last must be below the target's 5 layers with drafter layer_sk", {}),
+        ("early_exit:2", "drafter early_exit needs cache='spec', got 'aligned'", {
+            "cache": "aligned"
+        }),
+        ("early_exit:2", "drafter must be a draft model, a list of them, or one that drafts sev", {
+            "tree": (2, 1)
+        }),
+        ("early_exit:x", "drafter must be early_exit:N with a number of layers, got 'x'", {}),
+        ("layer_skip:3-1", "need 1 <= first <= last, got first=3, last=1", {}),
+        ("layer_skip:3", "drafter must be layer_skip:A-B with two layers, got '3'", {}),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=message):
+            generate(model, **inputs, drafter=drafter, **arguments)
+    with pytest.raises(TypeError, match="layers must be an integer, got 2"):
+        EarlyExitDrafter(2.0)
+    with pytest.raises(TypeError, match="last must be an integer, got None"):
+        LayerSkipDrafter(1, None)
+
+
+def test_models_of_another_structure_are_refused_by_name():
+    inputs = hf_models.prompts((9,))
+    opt = OPTForCausalLM(
+        OPTConfig(
+            vocab_size=67, hidden_size=32, word_embed_proj_dim=32, ffn_dim=48, num_hidden_layers=2,
+            num_attention_heads=4, max_position_embeddings=64, pad_token_id=0,
+        )
+    ).eval()  # fmt: skip
+    with pytest.raises(ValueError, match="OPTForCausalLM cannot be run in two parts: its base mod"):
+        generate(opt, **inputs, drafter="early_exit:1")
+    wrapped = hf_models.build("llama")
+    wrapped.model.forward = wrapped.model.forward
+    with pytest.raises(ValueError, match="cannot be run in two parts: its forward was replaced"):
+        generate(wrapped, **inputs, drafter="early_exit:1", self_check=False)
+    assert VOCAB == 4
