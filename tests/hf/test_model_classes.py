@@ -24,12 +24,11 @@ from bench.tiny_models.inputs import own_inputs
 NEW = 10
 BATCH = (7, 4)
 QUICK = {"GemmaForCausalLM", "GPTNeoForCausalLM"}
-# They keep a state or a cache that cannot be rolled back, or take no window of several tokens.
+# They keep a state that several tokens at once change otherwise, or a cache that cannot be rolled
+# back, or take no window of several tokens. tests/hf/test_state_cache.py has states that fit.
 WITHOUT_DRAFTS = (
-    "MambaForCausalLM", "Mamba2ForCausalLM", "FalconMambaForCausalLM", "RwkvForCausalLM",
-    "xLSTMForCausalLM", "JambaForCausalLM", "BambaForCausalLM", "Qwen3NextForCausalLM",
-    "DeepseekV4ForCausalLM", "XLMWithLMHeadModel", "XLNetLMHeadModel", "ReformerModelWithLMHead",
-    "BltForCausalLM", "ProphetNetForCausalLM",
+    "MambaForCausalLM", "FalconMambaForCausalLM", "JambaForCausalLM", "XLMWithLMHeadModel",
+    "XLNetLMHeadModel", "ReformerModelWithLMHead", "BltForCausalLM", "ProphetNetForCausalLM",
 )  # fmt: skip
 ON_TEXT = (
     "LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "GemmaForCausalLM",
@@ -52,7 +51,7 @@ ON_IMAGES = (
     "PaliGemmaForConditionalGeneration", "Qwen2VLForConditionalGeneration",
 )  # fmt: skip
 # No cache takes drafts for their left-padded batches.
-ALONE = ("Kosmos2_5ForConditionalGeneration",)
+ALONE = ("Kosmos2_5ForConditionalGeneration", "RwkvForCausalLM", "DeepseekV4ForCausalLM")
 REFUSED = ("OpenAIGPTLMHeadModel", "XLNetLMHeadModel", "MllamaForConditionalGeneration")
 # Transformers has one class for PaliGemma and PaliGemma-2, which differ in their text model.
 CLASSES = {"PaliGemma2ForConditionalGeneration": "PaliGemmaForConditionalGeneration"}

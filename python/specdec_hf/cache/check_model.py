@@ -68,6 +68,8 @@ def check_model(model: Any) -> ModelCheck:
     """
     check_language_model("model", model)
     kinds: tuple[str, ...] = ROLLBACK_KINDS if keeps_cache(model) else ("none",)
+    if model._is_stateful:
+        kinds = ("snapshot",)
     encoded = None
     if is_encoder_decoder(model):
         kinds, encoded = tuple(kind for kind in kinds if kind != "spec"), _encoded(model)

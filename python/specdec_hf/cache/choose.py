@@ -12,6 +12,10 @@ from specdec_hf.cache.plain import Prompt, keeps_cache
 from specdec_hf.cache.protocol import RollbackCache
 from specdec_hf.cache.self_check import Fit, check_fit
 
+# Where nothing could be measured, these may not fit: "spec" is not Transformers' own, and a state
+# may depend on how many tokens are read at once.
+MEASURED = ("spec", "snapshot")
+
 
 def choose_cache(
     model: Any,
@@ -33,8 +37,9 @@ def choose_cache(
         model: the model whose forward will fill it.
         batch_size: number of sequences B.
         capacity: slots to allocate at first.
-        kind: "auto", "spec", "aligned" or "dynamic". "auto" takes the first of them that fits, or
-            the model's own cache without roll back where nothing is drafted.
+        kind: "auto", "spec", "aligned" or "dynamic". "auto" takes the first of them that fits,
+            "snapshot" for models that keep a state, or the model's own cache without roll back
+            where nothing is drafted.
         drafts: whether tokens will have to be forgotten.
         tree: whether trees of drafts will be fed, which only "spec" can.
         self_check: False trusts what is known of the model without running it.
@@ -51,8 +56,7 @@ def choose_cache(
     for candidate in _candidates(model, batch_size, kind, drafts, tree, bool(inputs)):
         checked = self_check and not inputs
         fit = _fit(model, candidate, checked, padded=padded, tree=tree, encoded=encoded)
-        # Where nothing could be measured, "spec" is the only kind that is not Transformers' own.
-        reason = fit.reason or (fit.unchecked if candidate == "spec" and kind == "auto" else None)
+        reason = fit.reason or (fit.unchecked if candidate in MEASURED and kind == "auto" else None)
         if reason is not None:
             refused[candidate] = reason
             continue
@@ -102,6 +106,8 @@ def _candidates(
         return [kind, "plain"]
     if not keeps_cache(model):
         return ["none"]
+    if kind == "auto" and model._is_stateful and not is_encoder_decoder(model):
+        return ["snapshot"]
     without_spec = has_inputs or (kind == "auto" and is_encoder_decoder(model))
     return [one for one in rollback_kinds(kind, batch_size) if one != "spec" or not without_spec]
 

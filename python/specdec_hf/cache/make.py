@@ -11,6 +11,7 @@ from specdec_hf.cache.encoded import Encoded, decoder_cache, is_encoder_decoder
 from specdec_hf.cache.plain import PlainCache, Prompt, SeparateCache, copy_of, keeps_cache
 from specdec_hf.cache.protocol import RollbackCache
 from specdec_hf.cache.spec_cache import SpecCache, unsupported_reason
+from specdec_hf.cache.state_cache import StateCache
 
 # In the order in which they are tried.
 ROLLBACK_KINDS = ("spec", "aligned", "dynamic")
@@ -33,7 +34,8 @@ def make_cache(
         model: the model whose forward will fill it.
         batch_size: number of sequences B.
         capacity: slots to allocate at first; `SpecCache` grows beyond them.
-        kind: "spec", or as in `PlainCache`. "dynamic" and "none" run each sequence alone.
+        kind: "spec", "snapshot" (a `StateCache`), or as in `PlainCache`. "snapshot", "dynamic" and
+            "none" run each sequence alone.
         prompt, inputs: as in `PlainCache`; "spec" takes neither.
         past: the caller's cache, of one sequence or for kind "plain"; it is not changed.
         encoded: what the decoder of an encoder-decoder reads of its encoder.
@@ -50,6 +52,8 @@ def make_cache(
     if kind == "aligned" and any(isinstance(x, DynamicSlidingWindowLayer) for x in layers):
         past = None  # such layers dropped tokens, so the prompt is read again
     past = None if past is None else copy_of(past)
+    if kind == "snapshot" and batch_size == 1:
+        return StateCache(model, prompt=prompt, inputs=inputs, past=past)
     if kind in ("aligned", "plain") or batch_size == 1:
         return PlainCache(
             model, batch_size, kind, prompt=prompt, inputs=inputs, past=past,
@@ -60,14 +64,17 @@ def make_cache(
             f"{', '.join(sorted(inputs))} of a batch need a cache that holds all its sequences, "
             f"and {type(model).__name__} only fits cache={kind!r}: pass one sequence at a time"
         )
-    rows = []
+    rows: list[PlainCache] = []
     for b in range(batch_size):
         own = None
         if prompt is not None:
             own = Prompt(prompt.input_ids[b : b + 1], prompt.mask[b : b + 1])
         padded = prompt is not None and not bool(prompt.mask.all())
         of_row = None if encoded is None else encoded.rows([b])
-        rows.append(PlainCache(model, 1, kind, prompt=own, keep_mask=padded, encoded=of_row))
+        if kind == "snapshot":
+            rows.append(StateCache(model, prompt=own, keep_mask=padded))
+        else:
+            rows.append(PlainCache(model, 1, kind, prompt=own, keep_mask=padded, encoded=of_row))
     return SeparateCache(rows)
 
 
@@ -78,6 +85,8 @@ def kind_reason(model: Any, kind: str) -> str | None:
         return "it generates with a loop of its own"
     if kind == "plain":
         return None
+    if kind == "snapshot":
+        return None if model._is_stateful else "it keeps no state"
     reason = rollback_reason(model)
     if reason is not None:
         return reason

@@ -30,12 +30,18 @@ class WindowError(Exception):
 
 
 def logits_as_generated(
-    model: Any, texts: list[torch.Tensor], padded: bool, encoded: Encoded | None
+    model: Any,
+    texts: list[torch.Tensor],
+    padded: bool,
+    encoded: Encoded | None,
+    *,
+    singly: bool = False,
 ) -> list[torch.Tensor]:
     """Logits [n, V] of each text that plain ``generate`` continues from a prompt, in one batch.
 
     Some models treat a prompt otherwise than what follows it, or drop from their own cache what a
-    forward without one sees.
+    forward without one sees. Those that keep a state may read several tokens at once in another way
+    than one after the other, as plain generation does, so ``singly`` feeds them that way.
     """
     sizes = (SHORT + PADDING, SHORT if padded else SHORT + PADDING)
     prompts = [text[:n] for text, n in zip(texts, sizes, strict=False)]
@@ -52,6 +58,8 @@ def logits_as_generated(
     rows = []
     last = width + rest - 1
     windows = [(0, width), (width, last), (last, last + 1)]
+    if singly:
+        windows[1:2] = [(i, i + 1) for i in range(width, last)]
     for start, end in (window for window in windows if window[0] < window[1]):
         fed = ids[:, start:end].to(model.device)
         try:

@@ -162,6 +162,8 @@ class PlainCache:
             is_first_iteration=first,
             **self._kwargs,
         )
+        if "logits_to_keep" in self._takes:
+            inputs["logits_to_keep"] = keep  # some models put in a number of their own
         if self.hidden_states is not None:
             inputs["output_hidden_states"] = True
         outputs = self.model(**inputs, return_dict=True)
@@ -179,7 +181,7 @@ class PlainCache:
     def release(self) -> Any:
         """The cache as plain ``generate`` would leave it; this object must not be used after."""
         self._roll_back(self.lengths)
-        if self._outputs is not None and self.kind == "plain":
+        if self._outputs is not None and self.kind in ("plain", "snapshot"):
             self._kwargs = self.model._update_model_kwargs_for_generation(
                 self._outputs, self._kwargs, is_encoder_decoder=self._of_decoder
             )
@@ -359,17 +361,25 @@ def own_tensors(cache: Any) -> None:
             # tensor. A layer without a cache of its own holds None.
             if isinstance(getattr(layer, "keys", None), torch.Tensor):
                 layer.keys, layer.values = layer.keys.clone(), layer.values.clone()
+            _clone_states(layer)
 
 
 def _copy_of_layer(layer: Any) -> Any:
-    # Layers rebind keys and values and never write into them. The states of a convolution lie in
-    # dicts, and a forward of one token writes into them.
+    # Layers rebind keys and values and never write into them.
     fresh = copy.copy(layer)
-    for name, value in vars(layer).items():
+    _clone_states(fresh)
+    return fresh
+
+
+def _clone_states(layer: Any) -> None:
+    """Give a layer its own states of a convolution or recurrence.
+
+    They lie in dicts, and a forward of one token writes into them.
+    """
+    for name, value in list(vars(layer).items()):
         if isinstance(value, dict):
             states = {k: x.clone() if isinstance(x, torch.Tensor) else x for k, x in value.items()}
-            setattr(fresh, name, states)
-    return fresh
+            setattr(layer, name, states)
 
 
 def keeps_cache(model: Any) -> bool:

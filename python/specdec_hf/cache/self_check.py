@@ -146,11 +146,13 @@ def configuration(model: Any) -> tuple[Any, ...]:
 
 
 def _measure(model: Any, kind: str, plan: _Plan, encoded: Encoded | None) -> Fit:
-    separate = kind in ("dynamic", "none")
+    separate = kind in ("dynamic", "none", "snapshot")
     if plan.too_short:
         return Fit(unchecked=f"the model's context holds {plan.context} tokens")
     try:
-        generated = logits_as_generated(model, plan.texts, plan.padded, encoded)
+        generated = logits_as_generated(
+            model, plan.texts, plan.padded, encoded, singly=kind == "snapshot"
+        )
         own = generated
         if not separate:
             own = [logits_alone(model, text, encoded, b) for b, text in enumerate(plan.texts)]
