@@ -6,12 +6,8 @@ from specdec_hf import (
     Drafter,
     PromptLookupDrafter,
     SpeculativeDecoder,
-    TrieTree,
-    check_model,
     generate,
 )
-from specdec_hf.cache import self_check
-from specdec_hf.cache.plain import PlainCache
 from specdec_hf.drafters.prompt_lookup import lookup
 from support import encoder_models, hf_models
 from support.encoder_models import inputs_for, perturbed, texts, tiny
@@ -208,6 +204,44 @@ def test_processors_and_ends_are_those_of_plain_generation(name):
         torch.testing.assert_close(ours[field], theirs[field], rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("name", encoder_models.TEXT_MODELS)
+def test_arguments_may_be_given_in_other_ways(name):
+    model, inputs = tiny(name), texts(RAGGED)
+    expected = plain(name, inputs).tolist()
+    ids, mask = inputs["input_ids"], {"attention_mask": inputs["attention_mask"]}
+    options = {**GREEDY, "guard": False, "drafter": perturbed(name)}
+    assert generate(model, inputs=ids, **mask, **options).tolist() == expected
+    encoded = (model.get_encoder()(**inputs).last_hidden_state,)
+    given = {**inputs, "encoder_outputs": encoded}
+    assert generate(model, **given, **options).tolist() == expected
+
+    begun = plain(name, inputs, max_new_tokens=5, output_scores=True)
+    held = begun.past_key_values.get_seq_length()
+    given = {
+        **inputs, "decoder_input_ids": begun.sequences, "past_key_values": begun.past_key_values,
+        "decoder_attention_mask": torch.ones_like(begun.sequences),
+    }  # fmt: skip
+    got = generate(model, **given, **{**options, "max_new_tokens": NEW - 5})
+    assert got.tolist() == expected
+    assert begun.past_key_values.get_seq_length() == held
+
+    embeds = {"inputs_embeds": model.get_input_embeddings()(ids).detach() / 2, **mask}
+    of_embeds = plain(name, embeds).tolist()
+    assert (
+        generate(model, **embeds, **{**options, "drafter": "prompt_lookup"}).tolist() == of_embeds
+    )
+    with pytest.raises(ValueError, match="has an encoder, and the call holds no input for it"):
+        generate(model, **embeds, **options)
+
+    decoder = SpeculativeDecoder(guard=False)
+    for asked in ({"assistant_model": perturbed(name)}, {"prompt_lookup_num_tokens": 3}):
+        got = model.generate(**inputs, **GREEDY, **asked, custom_generate=decoder)
+        assert got.tolist() == expected
+
+    sampled = {"do_sample": True, "temperature": [0.5, 1.0, 0.0], "top_k": 0, "seed": 3}
+    assert generate(model, **inputs, **{**options, **sampled})[2].tolist() == expected[2]
+
+
 def test_prompt_lookup_copies_from_what_the_encoder_read():
     inputs = texts(RAGGED)
 
@@ -226,103 +260,6 @@ def test_prompt_lookup_copies_from_what_the_encoder_read():
     first = drafts[0]
     assert first.tokens[:, :3].tolist() == inputs["input_ids"][:, 2:5].tolist()
     assert lookup(prompt[0].numpy(), gamma=3, max_ngram=2).tolist() == []
-
-
-REFUSED = {
-    "tree": (
-        {"drafter": "prompt_lookup", "tree": TrieTree(2, 3)},
-        "cannot be used with a tree of drafts; cache='spec': its decoder also caches the keys of",
-    ),
-    "spec": ({"drafter": "prompt_lookup", "cache": "spec"}, "cache='spec': its decoder also"),
-    "positions": ({"decoder_position_ids": torch.ones(3, 1)}, "decoder_position_ids"),
-    "states": ({"output_hidden_states": True}, "output_hidden_states=True is not supported"),
-    "beams": ({"num_beams": 2}, "num_beams=2 is not supported"),
-    "mask": (
-        {
-            "decoder_input_ids": torch.full((3, 3), 2),
-            "decoder_attention_mask": torch.tensor([[1, 0, 1]] * 3),
-        },
-        "decoder_attention_mask must hide columns on the left only",
-    ),
-    "list": ({"input_ids": [[1, 2]]}, "input_ids must be a torch.Tensor, got list"),
-    "name": ({"temprature": 1.0}, "temprature"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_refused_by_name(name):
-    options, message = REFUSED[name]
-    with pytest.raises((TypeError, ValueError), match=message):
-        generate(tiny("t5"), **{**texts(RAGGED), **CALL, **options})
-
-
-def test_a_cache_without_its_mask_is_refused_as_plain_generation_would_read_the_text_twice():
-    inputs = texts(RAGGED)
-    out = generate(tiny("t5"), **inputs, **{**CALL, "max_new_tokens": 4})
-    with pytest.raises(ValueError, match="decoder_attention_mask must be given with past_key_val"):
-        generate(
-            tiny("t5"), **inputs, **CALL, decoder_input_ids=out.sequences,
-            past_key_values=out.past_key_values,
-        )  # fmt: skip
-
-
-def test_check_model_reads_a_text_of_its_own():
-    assert check_model(tiny("t5")).fitting() == ["aligned", "dynamic"]
-    assert check_model(tiny("bart")).fitting() == ["dynamic"]
-    with pytest.raises(ValueError, match="whose encoder reads input_features"):
-        check_model(tiny("whisper"))
-
-
-def shifted(cache):
-    """A roll back that keeps one token too many."""
-    whole = cache._roll_back
-    cache._roll_back = lambda kept: whole(kept + (kept < cache._held))
-
-
-def shortened(cache):
-    """A roll back that also cuts the keys of cross-attention."""
-    whole = cache._roll_back
-
-    def roll_back(kept):
-        whole(kept)
-        if cache.cache is not None and kept.any():
-            for layer in cache.cache.cross_attention_cache.layers:
-                layer.crop(-1)
-
-    cache._roll_back = roll_back
-
-
-@pytest.mark.parametrize("fault", [shifted, shortened])
-@pytest.mark.parametrize("lengths", [ONE, RAGGED], ids=str)
-@pytest.mark.parametrize("name", encoder_models.TEXT_MODELS)
-def test_a_wrong_roll_back_is_found_by_the_check_and_changes_the_text(
-    monkeypatch, name, lengths, fault
-):
-    class Wrong(PlainCache):
-        def __init__(self, model, batch_size, kind="dynamic", **options):
-            super().__init__(model, batch_size, kind, **options)
-            if kind in ("dynamic", "aligned"):
-                fault(self)
-
-    monkeypatch.setattr("specdec_hf.cache.make.PlainCache", Wrong)
-    inputs = texts(lengths)
-    expected = plain(name, inputs)
-
-    def call(**options):
-        drafter = OracleDrafter(new_tokens(expected).numpy())
-        return generate(tiny(name), **inputs, **CALL, drafter=drafter, **options)
-
-    self_check.forget()
-    try:
-        with pytest.raises(ValueError, match="cannot be used with drafts"):
-            call()
-    finally:
-        self_check.forget()
-    try:
-        text = call(self_check=False).sequences
-    except RuntimeError:
-        return  # the mask of the encoder no longer fits
-    assert text.tolist() != expected.tolist()
 
 
 def test_a_drafter_learns_what_the_encoder_read():

@@ -51,9 +51,13 @@ class EncoderSource:
         """Run the encoder of another model on the same."""
         batch_size = len(self.inputs)
         each = range(0, batch_size, self.copies)
-        kwargs = Encoded(self.kwargs, batch_size).rows(each).inputs
+        given = Encoded(self.kwargs, batch_size).rows(each).inputs
+        kwargs = {
+            name: value.to(model.device) if isinstance(value, torch.Tensor) else value
+            for name, value in given.items()
+        }
         inputs, name, kwargs = model._prepare_model_inputs(
-            self.inputs[:: self.copies].to(model.device), None, dict(kwargs)
+            self.inputs[:: self.copies].to(model.device), None, kwargs
         )
         kwargs = model._maybe_prepare_encoder_kwargs_for_generation(
             inputs, kwargs, name, GenerationConfig()
@@ -101,8 +105,9 @@ def read_encoder(
         if value is not None and name not in _MADE_BY_THE_LOOP
     }
     encoded = Encoded(inputs, batch_size)
-    # Where the caller gave encoder_outputs alone, Transformers fills in ids below 0.
-    if inputs_tensor is None or (inputs_tensor.ndim == 2 and bool((inputs_tensor == -100).all())):
+    # Embeddings are of one model only. Where the caller gave encoder_outputs alone, Transformers
+    # fills in ids below 0.
+    if inputs_tensor is None or "inputs_embeds" in inputs or bool((inputs_tensor == -100).all()):
         return encoded, None
     copies = batch_size // len(inputs_tensor)
     kwargs = {name: value for name, value in inputs.items() if name != "encoder_outputs"}
