@@ -55,7 +55,9 @@ def test_beams_equal_those_of_model_generate(name, num_beams, lengths):
         assert got.stats.rounds <= len(want.scores)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))]
+)
 @pytest.mark.parametrize("entry", ["generate", "custom_generate"])
 @pytest.mark.parametrize(
     "more",

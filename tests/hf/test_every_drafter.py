@@ -57,8 +57,10 @@ def test_sampled_text_keeps_its_joint_distribution(name, ragged, tmp_path):
     assert joint_p_value(rule="auto", texts=3000, ragged=ragged, **arguments) > SIGNIFICANCE
 
 
-@pytest.mark.parametrize("ragged", [False, True], ids=["one prompt", "ragged"])
-@pytest.mark.parametrize("name", ["model", "bigram"])
+@pytest.mark.parametrize(
+    "ragged", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["one prompt", "ragged"]
+)
+@pytest.mark.parametrize("name", [pytest.param("model", marks=pytest.mark.slow), "bigram"])
 def test_a_wrong_drafter_is_rejected(name, ragged, tmp_path):
     model, _ = target()
     drafter = resolve_drafter(drafter_cases.make(name, model, tmp_path)["drafter"], None)

@@ -139,11 +139,13 @@ def test_a_sequence_does_not_depend_on_its_batch_or_an_earlier_call(rule):
         assert together.stats.sequences[b].drafted == got.stats.sequences[0].drafted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["token", "block"])
 def test_the_distribution_of_the_text_is_the_targets(rule):
     assert joint_p_value(NasdDrafter(3, 1), rule) > SIGNIFICANCE
 
 
+@pytest.mark.slow
 def test_a_drafter_that_lies_about_its_distribution_is_rejected():
     assert joint_p_value(lying(NasdDrafter(3, 1)), "token") < SIGNIFICANCE
 

@@ -110,6 +110,7 @@ def test_devices_are_checked(op, name, given, message):
     assert message_of(validate(op), args) == text
 
 
+@pytest.mark.slow
 def test_good_inputs_raise_nothing():
     for op, build in BUILD.items():
         for where in WHERE[op]:
