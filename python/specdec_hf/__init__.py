@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from specdec_hf.drafters.model import ModelDrafter
     from specdec_hf.drafters.nasd import NasdDrafter
     from specdec_hf.drafters.prompt_lookup import PromptLookupDrafter
+    from specdec_hf.drafters.remote import RemoteDrafter, serve_drafter
     from specdec_hf.drafters.rest import RestDrafter
     from specdec_hf.drafters.suffix_automaton import SuffixAutomatonDrafter
     from specdec_hf.drafters.text import TextDrafter
@@ -61,6 +62,7 @@ __all__ = [
     "ModelDrafter",
     "NasdDrafter",
     "PromptLookupDrafter",
+    "RemoteDrafter",
     "RestDrafter",
     "SequenceStats",
     "SpecCache",
@@ -83,6 +85,7 @@ __all__ = [
     "generate",
     "load_acceptance",
     "save_acceptance",
+    "serve_drafter",
 ]
 
 # Names are loaded at first use, so that the command line answers --help without importing torch and
@@ -111,6 +114,7 @@ _MODULES = {
     "drafters.model": ("ModelDrafter",),
     "drafters.nasd": ("NasdDrafter",),
     "drafters.prompt_lookup": ("PromptLookupDrafter",),
+    "drafters.remote": ("RemoteDrafter", "serve_drafter"),
     "drafters.rest": ("RestDrafter",),
     "drafters.suffix_automaton": ("SuffixAutomatonDrafter",),
     "decode.check_drafter": ("DrafterCheck", "check_drafter"),

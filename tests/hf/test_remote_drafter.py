@@ -1,0 +1,67 @@
+"""A drafter in another rank of a process group."""
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from specdec_hf import RemoteDrafter, generate, serve_drafter
+from support import hf_models
+from support.drafter_proof import assert_greedy_identical, joint_p_value
+from support.drafter_server import serve
+from support.hf_models import one_thread  # noqa: F401  # autouse here
+from support.providers import SIGNIFICANCE
+
+
+@pytest.fixture
+def server(tmp_path):
+    """Rank 1 in a process of its own, and this process as rank 0."""
+    store = str(tmp_path / "store")
+    process = mp.get_context("spawn").Process(target=serve, args=(store,))
+    process.start()
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=2)
+    yield process
+    dist.destroy_process_group()
+    if process.is_alive():
+        process.kill()
+    process.join()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not dist.is_gloo_available(), reason="torch has no gloo")
+def test_a_drafter_of_another_rank_loses_nothing(server):
+    with pytest.raises(ValueError, match=r"rank must be one of \[1\], got 0"):
+        RemoteDrafter(0)
+    drafter, model = RemoteDrafter(1), hf_models.tiny("llama")
+    assert drafter.draws
+    assert drafter.rules[0] == "block"
+    stats = assert_greedy_identical(lambda: drafter, model)
+    assert stats.accepted > 0
+    sampled = {"max_new_tokens": 16, "do_sample": True, "seed": 4, "guard": False}
+    inputs = hf_models.prompts((9, 4, 12))
+    near = hf_models.perturbed("llama")
+    for rule in ("token", "block", "match"):
+        here = generate(model, **inputs, **sampled, rule=rule, drafter=near)
+        there = generate(model, **inputs, **sampled, rule=rule, drafter=drafter)
+        assert torch.equal(here, there)
+    drafter.close()
+    drafter = RemoteDrafter(1)
+    assert joint_p_value(drafter, "block", texts=1500) > SIGNIFICANCE
+    drafter.close()
+    lies = RemoteDrafter(1)
+    assert joint_p_value(lies, "token", texts=1500) < SIGNIFICANCE, "negative control"
+    lies.close()
+    fails = RemoteDrafter(1)
+    with pytest.raises(KeyError, match="no table"):
+        generate(model, **inputs, drafter=fails, max_new_tokens=4)
+    fails.close()
+    server.join(30)
+    assert server.exitcode == 0
+
+
+def test_a_process_group_is_needed():
+    with pytest.raises(RuntimeError, match=r"RemoteDrafter needs torch\.distributed: call"):
+        RemoteDrafter(1)
+    with pytest.raises(RuntimeError, match=r"serve_drafter needs torch\.distributed"):
+        serve_drafter(hf_models.tiny("llama"))
+    with pytest.raises(TypeError, match="rank must be an integer, got '1'"):
+        RemoteDrafter("1")

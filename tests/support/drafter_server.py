@@ -1,0 +1,30 @@
+"""The other process of the tests of remote drafters."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from specdec_hf import Draft, DraftContext, Drafter, History, ModelDrafter, serve_drafter
+from support import drafter_cases, hf_models
+from support.drafter_proof import lying, target
+
+
+class Fails(Drafter):
+    """It fails in its first round."""
+
+    def start(self, context: DraftContext) -> None:
+        context.note("it will fail")
+
+    def propose(self, history: History, gamma: int) -> Draft | None:
+        raise KeyError("no table")
+
+
+def serve(store: str) -> None:
+    """Serve two draft models, one that misreports its distribution, and a drafter that fails."""
+    small = drafter_cases.draft_model(target("llama")[0])
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=1, world_size=2)
+    serve_drafter(hf_models.perturbed("llama"))
+    for drafter in (small, lying(ModelDrafter(small)), Fails()):
+        serve_drafter(drafter)
+    dist.destroy_process_group()
