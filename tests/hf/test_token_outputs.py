@@ -3,10 +3,12 @@
 import pytest
 import torch
 from specdec_hf import SpeculativeDecoder, generate
+from specdec_hf.drafters.base import Drafter
 from support import hf_models
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 from transformers import LogitsProcessorList
 
+from bench.tiny_models import compare
 from bench.tiny_models.build import build
 
 RAGGED = (9, 4, 12)
@@ -148,14 +150,28 @@ def test_a_prefill_of_the_models_own_gives_its_hidden_states():
     assert_close(got, want, inputs["attention_mask"])
 
 
-def test_a_state_without_roll_back_serves_one_sequence():
-    model = build("MambaForCausalLM")
-    ids = torch.randint(10, 100, (2, 7), generator=torch.Generator().manual_seed(3))
-    want = model.generate(ids[:1], **settings())
-    got = generate(model, ids[:1], **settings())
-    assert_close(got, want, torch.ones(1, 7))
-    with pytest.raises(ValueError, match=r"output_logits must be False for a batch of MambaFor"):
-        generate(model, ids, max_new_tokens=2, return_dict_in_generate=True, output_logits=True)
+@pytest.mark.parametrize("lengths", [(7,), (7, 4, 9)], ids=str)
+def test_a_state_without_roll_back_gives_them_too(lengths):
+    model, inputs = build("MambaForCausalLM"), compare.prompts(lengths)
+    free = model.generate(**inputs, max_new_tokens=NEW, do_sample=False)[:, -NEW:]
+    ends = [int(token) for token in free[:2, 3]]
+    kwargs = settings(eos_token_id=ends, pad_token_id=5, repetition_penalty=1.3)
+    want = model.generate(**inputs, **kwargs)
+    got = generate(model, **inputs, **kwargs)
+    assert got.stats.cache == "plain"
+    assert_close(got, want, inputs["attention_mask"])
+
+
+def test_a_drafter_that_makes_the_targets_forward_is_refused_with_hidden_states():
+    class Forwards(Drafter):
+        def propose(self, history, gamma):
+            return None
+
+        def forward(self, tokens, starts, keep):
+            return None
+
+    with pytest.raises(ValueError, match="output_hidden_states must be False with a drafter that"):
+        generate(hf_models.tiny("llama"), **hf_models.prompts((9,)), drafter=Forwards(), **WANTED)
 
 
 def test_outputs_need_the_dict_and_leave_others_out():

@@ -52,7 +52,11 @@ class ChainRound:
         # The cache lacks the pending token of every sequence, and the whole prompt at first.
         s = self.session
         missing = int((self.lengths - s.cache.lengths).max())
-        tokens = torch.from_numpy(s.history.last(missing)).to(s.model.device, non_blocking=True)
+        last = s.history.last(missing)
+        if s.cache.kind == "plain":
+            # Its state goes on where a sequence has ended, as that of plain generation does.
+            last[:, -1] = np.where(s.padding_fed > 0, s.call.pad, last[:, -1])
+        tokens = torch.from_numpy(last).to(s.model.device, non_blocking=True)
         size = self.draft_token_ids.shape[1]
         if size:
             vocab_size = s.model.config.get_text_config(decoder=True).vocab_size

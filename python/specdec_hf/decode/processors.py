@@ -42,7 +42,10 @@ def process_logits(session: Session, logits: torch.Tensor, drafts: Tree) -> torc
 
 
 def process_ended(
-    session: Session, logits: torch.Tensor, counts: NDArray[np.int64]
+    session: Session,
+    logits: torch.Tensor,
+    counts: NDArray[np.int64],
+    padding: NDArray[np.int64] | None = None,
 ) -> torch.Tensor:
     """Logits [B, n, V] float32 after the processors, for sequences that go on with padding.
 
@@ -50,14 +53,15 @@ def process_ended(
         session: names the processors of each sequence.
         logits: [B, n, V], the rows of the last token and of the padding behind it.
         counts: [B], how many rows of each sequence are wanted; 0 for one that is not behind.
+        padding: [B], how much padding there is before the first row; None is none.
     """
     s = session
     processors: list[Any] = s.call.processors
     processed = logits.to(torch.float32, copy=True)
     for b in np.flatnonzero(counts).tolist():
-        ids = s.padded_ids(b)
+        ids, first = s.padded_ids(b), 0 if padding is None else int(padding[b])
         for n in range(int(counts[b])):
-            padded = np.pad(ids, (0, n), constant_values=s.call.pad)
+            padded = np.pad(ids, (0, first + n), constant_values=s.call.pad)
             prefix = torch.from_numpy(padded).to(s.model.device)[None]
             processed[b, n] = processors[b](prefix, processed[b, n][None])[0]
     return processed

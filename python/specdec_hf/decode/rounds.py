@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from specdec_hf.decode.chain_round import ChainRound
 from specdec_hf.decode.commit import DraftCounts, HostVerdict, commit, read_verdict
-from specdec_hf.decode.processors import process_logits
+from specdec_hf.decode.processors import process_ended, process_logits
 from specdec_hf.decode.round_record import RoundRecord
 from specdec_hf.decode.session import Session
 from specdec_hf.decode.streaming import Step
@@ -94,10 +94,15 @@ def step(session: Session) -> list[Step]:
     if observed:
         _inform_of_candidates(s, read.extra[-len(observed) :])
     counts, lengths = this.count(read), s.history.lengths.copy()
+    behind = s.padding_fed
     steps, kept = commit(s, read, counts)
     this.inform_drafter(read, kept)
     if s.outputs is not None:
-        s.outputs.record(raw, logits, this.rows(read), s.history.lengths - lengths)
+        new = s.history.lengths - lengths
+        if s.cache.kind == "plain":
+            # Every sequence has a row of every round, also where it had ended.
+            logits, new = process_ended(s, logits, 1 - new, behind), np.ones_like(new)
+        s.outputs.record(raw, logits, this.rows(read), new)
 
     ended, drafted = s.clock(), logits.shape[1] - 1
     record = RoundRecord(

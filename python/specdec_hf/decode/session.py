@@ -29,6 +29,7 @@ from specdec_hf.decode.statistics import SequenceStats, SpecStats
 from specdec_hf.decode.token_outputs import TokenOutputs
 from specdec_hf.decode.tracing import Trace
 from specdec_hf.drafters.base import DraftContext, Drafter, TreeDrafter, reads_draft
+from specdec_hf.drafters.checks import describe
 from specdec_hf.drafters.lease import Lease
 from specdec_hf.drafters.resolve import parts_of, resolve_drafter
 from specdec_hf.hf_arguments.call import Call
@@ -107,6 +108,11 @@ class Session:
         return self.history.lengths - self.prompt_lengths
 
     @property
+    def padding_fed(self) -> NDArray[np.int64]:
+        """[B], tokens of padding that plain generation has fed by this round, without drafts."""
+        return np.where(self.history.active, 0, self.stats.rounds - self.new_tokens)
+
+    @property
     def done(self) -> bool:
         """Whether every sequence has ended."""
         return not self.history.active.any()
@@ -134,6 +140,12 @@ def begin(model: Any, call: Call, options: Options) -> Session:
     rule = resolve_rule(
         options.rule, call.do_sample, LOSSLESS_RULES if drafter is None else drafter.rules
     )
+    forwards = isinstance(drafter, Drafter) and type(drafter).forward is not Drafter.forward
+    if "hidden_states" in call.outputs and forwards:
+        raise ValueError(
+            "output_hidden_states must be False with a drafter that makes the target's forward "
+            f"itself, got {describe(drafter)}"
+        )
     check_kind(options.cache)
     kind = options.cache
     if drafts_tree:
@@ -218,7 +230,7 @@ def begin(model: Any, call: Call, options: Options) -> Session:
         stats=stats,
         clock=options.clock,
         started=started,
-        outputs=_token_outputs(model, call, cache),
+        outputs=_token_outputs(call, cache),
         first_logits=first_logits,
         trace=options.trace,
     )
@@ -264,19 +276,12 @@ def token_budgets(model: Any, call: Call) -> tuple[Lengths, Lengths]:
     return lengths, np.minimum(budgets, context - lengths)
 
 
-def _token_outputs(model: Any, call: Call, cache: RollbackCache) -> TokenOutputs | None:
-    batch_size = len(call.mask)
+def _token_outputs(call: Call, cache: RollbackCache) -> TokenOutputs | None:
     if not call.outputs:
         return None
-    if cache.kind == "plain" and batch_size > 1:
-        # Plain generation goes on with padding where a sequence has ended, and this cache does not.
-        raise ValueError(
-            f"{', '.join(f'output_{name}' for name in sorted(call.outputs))} must be False for a "
-            f"batch of {type(model).__name__}, whose cache cannot be rolled back; pass one sequence"
-        )
     if "hidden_states" in call.outputs and call.prefill is None:
         keep_hidden_states(cache)
-    return TokenOutputs(call.outputs, cache, batch_size)
+    return TokenOutputs(call.outputs, cache, len(call.mask))
 
 
 def resolve_guard(
