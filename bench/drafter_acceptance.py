@@ -1,18 +1,18 @@
 """Compares drafters that copy by tokens per round on greedy texts of SmolLM2-135M.
 
-    python -m bench.drafter_acceptance [--prompts FILE] [--limit PROMPTS] [--tokens N] [--json FILE]
+    python -m bench.drafter_acceptance [--prompts FILE] [--limit PROMPTS] [--longest N] [--tokens N]
+                                        [--json FILE]
 
 Greedy text does not depend on the drafter, so it is generated once and replayed: each drafter is
 asked at every length that its rounds reach, and the drafts that agree with the text are accepted.
-The texts are generated with prompt lookup, whose statistics must agree with its replay. Nothing
-here is timed.
+Nothing here is timed.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -38,6 +38,7 @@ from specdec_hf.cli.weights import load_embedded
 from specdec_hf.drafters.trie import TrieDrafter
 
 GAMMA = 7
+BATCH = 6  # texts that are generated together
 console = Console(highlight=False, width=120)
 
 
@@ -132,58 +133,66 @@ def _agreeing(
     return depth, sum(token >= 0 for token in nodes)
 
 
-def choose(prompts: Sequence[Prompt], limit: int) -> list[Prompt]:
-    """The first ``limit`` prompts of each category."""
+def choose(prompts: Sequence[Prompt], limit: int, fits: Callable[[Prompt], bool]) -> list[Prompt]:
+    """The first ``limit`` prompts of each category that fit."""
     seen: Counter[str] = Counter()
     chosen = []
     for prompt in prompts:
-        seen[prompt.category] += 1
-        if seen[prompt.category] <= limit:
+        if seen[prompt.category] < limit and fits(prompt):
+            seen[prompt.category] += 1
             chosen.append(prompt)
     return chosen
 
 
-def greedy_text(model: Any, tokenizer: Any, prompt: Prompt, tokens: int) -> tuple[Text, Any]:
-    """The model's answer to the first turn, and the statistics of drafting it by prompt lookup."""
-    chat = tokenizer.apply_chat_template(
-        [{"role": "user", "content": prompt.turns[0]}], add_generation_prompt=True, tokenize=False
-    )
-    inputs = tokenizer(chat, return_tensors="pt")
-    out = generate(
-        model, **inputs, drafter=PromptLookupDrafter(), gamma=GAMMA, max_new_tokens=tokens,
-        do_sample=False, guard=False, return_dict_in_generate=True,
-    )  # fmt: skip
-    return Text(prompt.category, out.sequences[0].tolist(), inputs["input_ids"].shape[1]), out.stats
+def chat_of(tokenizer: Any, prompt: Prompt) -> str:
+    """The first turn as the model reads it."""
+    turn = [{"role": "user", "content": prompt.turns[0]}]
+    return str(tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=False))
+
+
+def greedy_texts(model: Any, tokenizer: Any, prompts: list[Prompt], tokens: int) -> Iterator[Text]:
+    """The model's answers to the first turns, generated together without drafts."""
+    chats = [chat_of(tokenizer, prompt) for prompt in prompts]
+    inputs = tokenizer(chats, return_tensors="pt", padding=True, padding_side="left")
+    out = generate(model, **inputs, drafter=None, max_new_tokens=tokens, do_sample=False)
+    width = inputs["input_ids"].shape[1]
+    for prompt, row, mask in zip(prompts, out, inputs["attention_mask"], strict=True):
+        answer = row[width:].tolist()
+        if tokenizer.eos_token_id in answer:
+            answer = answer[: answer.index(tokenizer.eos_token_id) + 1]
+        asked = row[:width][mask.bool()].tolist()
+        yield Text(prompt.category, asked + answer, len(asked))
 
 
 def main(
     prompts: Annotated[
         Path | None, typer.Option(help='JSON lines with "turns" (Spec-Bench format).')
     ] = None,
-    limit: Annotated[int, typer.Option(help="Prompts of each category.")] = 2,
-    tokens: Annotated[int, typer.Option(help="New tokens of each text.")] = 96,
+    limit: Annotated[int, typer.Option(help="Prompts of each category.")] = 3,
+    longest: Annotated[int, typer.Option(help="Leave out prompts of more tokens.")] = 500,
+    tokens: Annotated[int, typer.Option(help="New tokens of each text.")] = 80,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write the counts of each category here.")
     ] = None,
 ) -> None:
     """Print tokens per round of each drafter."""
     model, tokenizer = load_embedded()
-    chosen = choose(read_prompts(prompts or shipped_prompts()), limit)
+    sizes = {
+        prompt.turns[0]: len(tokenizer(chat_of(tokenizer, prompt))["input_ids"])
+        for prompt in read_prompts(prompts or shipped_prompts())
+    }
+    chosen = choose(
+        read_prompts(prompts or shipped_prompts()), limit, lambda p: sizes[p.turns[0]] <= longest
+    )
+    chosen.sort(key=lambda prompt: sizes[prompt.turns[0]])
     totals: dict[str, dict[str, Counts]] = {}
-    for number, prompt in enumerate(chosen, 1):
-        text, measured = greedy_text(model, tokenizer, prompt, tokens)
-        for name, drafter in drafters().items():
-            got = replay(drafter, text, model)
-            by_category = totals.setdefault(name, {})
-            by_category[text.category] = by_category.get(text.category, Counts()) + got
-            if name == "prompt lookup":
-                replayed = (got.rounds, got.accepted)
-                console.print(f"{number}/{len(chosen)} {text.category}: {got.tokens_per_round:.2f}")
-                if replayed != (measured.rounds, measured.accepted):
-                    console.print(
-                        f"replayed rounds and drafts {replayed} are not those of the loop, "
-                        f"{(measured.rounds, measured.accepted)}"
-                    )
+    for begin in range(0, len(chosen), BATCH):
+        for text in greedy_texts(model, tokenizer, chosen[begin : begin + BATCH], tokens):
+            for name, drafter in drafters().items():
+                by_category = totals.setdefault(name, {})
+                before = by_category.get(text.category, Counts())
+                by_category[text.category] = before + replay(drafter, text, model)
+        console.print(f"{min(begin + BATCH, len(chosen))} of {len(chosen)} prompts")
     table = Table(
         "drafter", "drafted a round", "tokens a round", "of prompt lookup",
         title=f"{len(chosen)} prompts, {tokens} tokens each, at most {GAMMA} drafts deep",

@@ -23,19 +23,15 @@ struct Branch {
 
 class Drafting {
  public:
-  Drafting(int64_t min_match, int64_t gamma, int64_t count, int64_t* tokens, float* confidence)
-      : min_match_(min_match),
-        gamma_(gamma),
-        count_(count),
-        tokens_(tokens),
-        confidence_(confidence) {}
+  Drafting(const Wanted& wanted, int64_t* tokens, float* confidence)
+      : wanted_(wanted), tokens_(tokens), confidence_(confidence) {}
 
   // A later source has the probability that the sources before it leave to unseen tokens.
   void open(const std::vector<Start>& starts) {
     double left = 1;
     std::vector<int32_t> seen;
     for (const Start& start : starts) {
-      start.source->continuations(start.cursor, min_match_, count_, options_);
+      start.source->continuations(start.cursor, wanted_.min_match, wanted_.count, options_);
       double taken = 0;
       for (Continuation& option : options_) {
         taken += option.confidence;
@@ -50,11 +46,13 @@ class Drafting {
 
   int64_t draft() {
     int64_t chains = 0;
-    for (; chains < count_ && !branches_.empty(); ++chains) {
+    for (; chains < wanted_.count && !branches_.empty(); ++chains) {
       const Branch branch = branches_.top();
       branches_.pop();
-      std::copy_n(tokens_ + branch.chain * gamma_, branch.depth, tokens_ + chains * gamma_);
-      std::copy_n(confidence_ + branch.chain * gamma_, branch.depth, confidence_ + chains * gamma_);
+      std::copy_n(tokens_ + branch.chain * wanted_.gamma, branch.depth,
+                  tokens_ + chains * wanted_.gamma);
+      std::copy_n(confidence_ + branch.chain * wanted_.gamma, branch.depth,
+                  confidence_ + chains * wanted_.gamma);
       follow(branch, chains);
     }
     return chains;
@@ -63,6 +61,7 @@ class Drafting {
  private:
   void push(double probability, int64_t chain, int64_t depth, const Source* source,
             const Continuation& option) {
+    if (probability < wanted_.min_confidence) return;
     branches_.push({probability, pushed_++, chain, depth, source, option});
   }
 
@@ -71,20 +70,21 @@ class Drafting {
     Continuation taken = branch.option;
     double probability = branch.probability;
     for (int64_t depth = branch.depth;; ++depth) {
-      tokens_[chain * gamma_ + depth] = taken.token;
-      confidence_[chain * gamma_ + depth] = static_cast<float>(taken.confidence);
-      if (depth + 1 == gamma_) return;
-      branch.source->continuations(taken.next, min_match_, count_ - chain, options_);
+      tokens_[chain * wanted_.gamma + depth] = taken.token;
+      confidence_[chain * wanted_.gamma + depth] = static_cast<float>(taken.confidence);
+      if (depth + 1 == wanted_.gamma) return;
+      branch.source->continuations(taken.next, wanted_.min_match, wanted_.count - chain, options_);
       if (options_.empty()) return;
       for (size_t k = 1; k < options_.size(); ++k) {
         push(probability * options_[k].confidence, chain, depth + 1, branch.source, options_[k]);
       }
       taken = options_[0];
       probability *= taken.confidence;
+      if (probability < wanted_.min_confidence) return;
     }
   }
 
-  const int64_t min_match_, gamma_, count_;
+  const Wanted wanted_;
   int64_t* tokens_;
   float* confidence_;
   int64_t pushed_ = 0;
@@ -94,12 +94,11 @@ class Drafting {
 
 }  // namespace
 
-int64_t draft_chains(const std::vector<Start>& starts, int64_t min_match, int64_t gamma,
-                     int64_t count, int64_t* tokens, float* confidence) {
-  std::fill_n(tokens, gamma * count, -1);
-  std::fill_n(confidence, gamma * count, 0.0f);
-  if (gamma == 0 || count == 0) return 0;
-  Drafting drafting(min_match, gamma, count, tokens, confidence);
+int64_t draft_chains(const std::vector<Start>& starts, const Wanted& wanted, int64_t* tokens,
+                     float* confidence) {
+  std::fill_n(tokens, wanted.gamma * wanted.count, -1);
+  std::fill_n(confidence, wanted.gamma * wanted.count, 0.0f);
+  Drafting drafting(wanted, tokens, confidence);
   drafting.open(starts);
   return drafting.draft();
 }

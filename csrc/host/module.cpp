@@ -56,24 +56,24 @@ std::vector<int32_t> read_ids(const py::array& given, const std::string& name) {
 struct Chains {
   std::vector<int64_t> tokens;
   std::vector<float> confidence;
-  int64_t gamma, count, match_length = 0;
+  const Wanted wanted;
+  int64_t match_length = 0;
 
-  Chains(int64_t gamma, int64_t count)
-      : tokens(static_cast<size_t>(gamma * count)),
+  explicit Chains(const Wanted& wanted)
+      : tokens(static_cast<size_t>(wanted.gamma * wanted.count)),
         confidence(tokens.size()),
-        gamma(gamma),
-        count(count) {}
+        wanted(wanted) {}
 
-  void draft(std::vector<Start> starts, int64_t min_match) {
+  void draft(std::vector<Start> starts) {
     std::stable_sort(starts.begin(), starts.end(), [](const Start& a, const Start& b) {
       return a.cursor.length > b.cursor.length;
     });
     match_length = starts[0].cursor.length;
-    draft_chains(starts, min_match, gamma, count, tokens.data(), confidence.data());
+    draft_chains(starts, wanted, tokens.data(), confidence.data());
   }
 
   py::tuple to_python() const {
-    const std::vector<py::ssize_t> shape{count, gamma};
+    const std::vector<py::ssize_t> shape{wanted.count, wanted.gamma};
     return py::make_tuple(py::array_t<int64_t>(shape, tokens.data()),
                           py::array_t<float>(shape, confidence.data()), match_length);
   }
@@ -88,14 +88,13 @@ class Corpus {
         array_(tokens_.data(), suffixes_.data(), tokens_.size()) {}
 
   py::tuple propose(const py::array& context, int64_t gamma, int64_t count, int64_t min_match,
-                    int64_t max_match) const {
+                    int64_t max_match, double min_confidence) const {
     const std::vector<int32_t> ids = read_ids(context, "context");
-    Chains chains(gamma, count);
+    Chains chains({gamma, count, min_match, min_confidence});
     {
       py::gil_scoped_release unlocked;
       const int64_t size = std::min(static_cast<int64_t>(ids.size()), max_match);
-      chains.draft({{&array_, array_.match(ids.data() + ids.size() - size, size, min_match)}},
-                   min_match);
+      chains.draft({{&array_, array_.match(ids.data() + ids.size() - size, size, min_match)}});
     }
     return chains.to_python();
   }
@@ -131,8 +130,8 @@ class RunningText {
     automaton_.reserve(n);
   }
 
-  py::tuple propose(int64_t gamma, int64_t count, int64_t min_match) {
-    Chains chains(gamma, count);
+  py::tuple propose(int64_t gamma, int64_t count, int64_t min_match, double min_confidence) {
+    Chains chains({gamma, count, min_match, min_confidence});
     {
       py::gil_scoped_release unlocked;
       const std::lock_guard<std::mutex> turn(mutex_);
@@ -142,7 +141,7 @@ class RunningText {
         const int64_t size = static_cast<int64_t>(tail.size());
         starts.push_back({&corpus_->array(), corpus_->array().match(tail.data(), size, min_match)});
       }
-      chains.draft(std::move(starts), min_match);
+      chains.draft(std::move(starts));
     }
     return chains.to_python();
   }
@@ -203,13 +202,15 @@ PYBIND11_MODULE(_host, m) {
   m.def("sort_suffixes", &sorted_suffixes, py::arg("tokens").noconvert(), py::arg("progress"));
   py::class_<Corpus>(m, "Corpus")
       .def(py::init<Ids, Ids>(), py::arg("tokens").noconvert(), py::arg("suffixes").noconvert())
-      .def("propose", &Corpus::propose)
+      .def("propose", &Corpus::propose, py::arg("context"), py::arg("gamma"), py::arg("count"),
+           py::arg("min_match"), py::arg("max_match"), py::arg("min_confidence") = 0.0)
       .def("count", &Corpus::count);
   py::class_<RunningText>(m, "SuffixAutomaton")
       .def(py::init<int64_t, const Corpus*>(), py::keep_alive<1, 3>())
       .def("append", &RunningText::append)
       .def("reserve", &RunningText::reserve)
-      .def("propose", &RunningText::propose)
+      .def("propose", &RunningText::propose, py::arg("gamma"), py::arg("count"),
+           py::arg("min_match"), py::arg("min_confidence") = 0.0)
       .def("count", &RunningText::count)
       .def("__len__", &RunningText::size)
       .def_property_readonly("num_states", &RunningText::num_states)

@@ -80,7 +80,7 @@ void SuffixArray::continuations(const Cursor& cursor, int64_t min_match, int64_t
         partition_point(rest, rank, [&](int64_t other) { return token_at(other, depth) != token; });
     rest = partition_point(rank, cursor.end,
                            [&](int64_t other) { return token_at(other, depth) == token; });
-    out.push_back({token, confidence_of(rest - first, total), {first, rest, depth + 1}});
+    out.push_back({token, confidence_of(rest - first, total, depth), {first, rest, depth + 1}});
   }
   std::stable_sort(out.begin(), out.end(), [](const Continuation& a, const Continuation& b) {
     return a.confidence > b.confidence;

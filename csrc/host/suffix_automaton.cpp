@@ -143,10 +143,11 @@ void SuffixAutomaton::continuations(const Cursor& cursor, int64_t min_match, int
       const bool known = std::any_of(out.begin(), out.end(),
                                      [&](const Continuation& c) { return c.token == s.token; });
       if (known || static_cast<int64_t>(out.size()) == limit) continue;
-      out.push_back({s.token, left * confidence_of(s.count, total), {s.target, 0, length + 1}});
+      out.push_back(
+          {s.token, left * confidence_of(s.count, total, length), {s.target, 0, length + 1}});
     }
     if (static_cast<int64_t>(out.size()) == limit || state == kRoot) return;
-    left /= static_cast<double>(total + 1);
+    left *= 1 - confidence_of(total, total, length);
     state = states_[state].link;
     length = states_[state].length;
   }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,21 @@ def check_chains(gamma: Any, count: Any) -> tuple[int, int]:
     if gamma * count > 2**24:
         raise ValueError(f"gamma * count must be at most {2**24}, got {gamma} * {count}")
     return gamma, count
+
+
+def check_probability(name: str, value: Any) -> float:
+    """The value as a float.
+
+    Raises:
+        TypeError: it is not a number.
+        ValueError: it is not in [0, 1].
+    """
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+    number = float(value)
+    if not 0 <= number <= 1:
+        raise ValueError(f"{name} must be in [0, 1], got {number}")
+    return number
 
 
 def check_array(name: str, value: Any) -> NDArray[Any]:

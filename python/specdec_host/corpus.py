@@ -11,7 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specdec_host import _library, corpus_file
-from specdec_host.arguments import LONGEST_MATCH, check_array, check_chains, check_integer
+from specdec_host.arguments import (
+    LONGEST_MATCH,
+    check_array,
+    check_chains,
+    check_integer,
+    check_probability,
+)
 from specdec_host.corpus_file import CorpusFile
 from specdec_host.proposal import Proposal
 
@@ -118,6 +124,7 @@ class Corpus:
         count: int = 1,
         min_match: int = 1,
         max_match: int = 32,
+        min_confidence: float = 0.0,
     ) -> Proposal:
         """Draft the tokens that may follow the end of a text.
 
@@ -131,6 +138,7 @@ class Corpus:
             count: most chains. They differ, and the first is the one that ``count=1`` gives. Others
                 branch off where their estimated probability is highest.
             min_match, max_match: fewest and most tokens of a match.
+            min_confidence: a chain ends before the product of its confidences falls below this.
 
         Raises:
             TypeError: an argument of a wrong type.
@@ -140,7 +148,8 @@ class Corpus:
         max_match = check_integer("max_match", max_match, 1, LONGEST_MATCH)
         min_match = check_integer("min_match", min_match, 1, max_match)
         context = check_array("context", context)
-        return Proposal(*self.native.propose(context, gamma, count, min_match, max_match))
+        least = check_probability("min_confidence", min_confidence)
+        return Proposal(*self.native.propose(context, gamma, count, min_match, max_match, least))
 
     def count(self, ngram: NDArray[Any]) -> int:
         """How often an n-gram occurs.

@@ -7,7 +7,13 @@ from typing import Any
 from numpy.typing import NDArray
 
 from specdec_host import _library
-from specdec_host.arguments import LONGEST_MATCH, check_array, check_chains, check_integer
+from specdec_host.arguments import (
+    LONGEST_MATCH,
+    check_array,
+    check_chains,
+    check_integer,
+    check_probability,
+)
 from specdec_host.corpus import Corpus
 from specdec_host.proposal import Proposal
 
@@ -77,7 +83,9 @@ class SuffixAutomaton:
         """Take the memory for a text of this length now, so that no append has to move it."""
         self._native.reserve(check_integer("tokens", tokens, 0))
 
-    def propose(self, gamma: int, *, count: int = 1, min_match: int = 1) -> Proposal:
+    def propose(
+        self, gamma: int, *, count: int = 1, min_match: int = 1, min_confidence: float = 0.0
+    ) -> Proposal:
         """Draft the tokens that may come next.
 
         Args:
@@ -86,14 +94,16 @@ class SuffixAutomaton:
                 branch off where their estimated probability is highest, also to tokens that
                 followed shorter contexts.
             min_match: fewest tokens of a context.
+            min_confidence: a chain ends before the product of its confidences falls below this.
 
         Raises:
-            TypeError: an argument that is not an integer.
+            TypeError: an argument of a wrong type.
             ValueError: an argument out of range.
         """
         gamma, count = check_chains(gamma, count)
         min_match = check_integer("min_match", min_match, 1, self.max_match)
-        return Proposal(*self._native.propose(gamma, count, min_match))
+        least = check_probability("min_confidence", min_confidence)
+        return Proposal(*self._native.propose(gamma, count, min_match, least))
 
     def count(self, ngram: NDArray[Any]) -> int:
         """How often an n-gram of at most ``max_match + 1`` tokens occurs in the text.

@@ -37,7 +37,8 @@ def test_every_sequence_has_an_automaton_that_gets_only_the_new_tokens():
     draft = drafter.propose(one_history(*texts), 3)
     assert draft.tokens.tolist() == [[2, 3, 1], [-1] * 3]
     assert draft.counts.tolist() == [3, 0]
-    assert drafter.confidence.tolist() == [[0.5] * 3, [0] * 3]
+    expected = [[1 / (1 + 2 / length) for length in (1, 2, 3)], [0] * 3]
+    np.testing.assert_allclose(drafter.confidence, expected, rtol=1e-6)
     texts = [*texts[0], 2, 9], [*texts[1], 6]
     draft = drafter.propose(one_history(*texts), 2)
     assert draft.tokens.tolist() == [[-1] * 2, [6, 6]]
@@ -53,10 +54,18 @@ def test_every_sequence_has_an_automaton_that_gets_only_the_new_tokens():
 
 def test_matches_that_are_too_short_draft_nothing():
     history = one_history([1, 2, 3, 1, 2], [4, 5, 4])
-    assert started().propose(history, 2).counts.tolist() == [2, 0]
-    assert started(min_match=1).propose(history, 2).counts.tolist() == [2, 2]
+    assert started().propose(history, 2).counts.tolist() == [2, 2]
+    assert started(min_match=2).propose(history, 2).counts.tolist() == [2, 0]
     assert started(min_match=3).propose(history, 2) is None
     assert started(min_match=3).propose_several(history, 2, 2) is None
+
+
+def test_a_chain_ends_where_it_is_hardly_probable():
+    history = one_history([4, 5, 4], [1, 2, 3, 1, 2])
+    # Contexts of L tokens that were seen once have the confidence 1 / (1 + 2 / L).
+    for least, counts in ((0, [4, 4]), (0.11, [2, 3]), (0.4, [0, 1]), (1, None)):
+        draft = started(min_confidence=least).propose(history, 4)
+        assert (None if draft is None else draft.counts.tolist()) == counts
 
 
 def test_several_chains_come_from_the_text_and_the_corpus():
@@ -73,6 +82,7 @@ def test_several_chains_come_from_the_text_and_the_corpus():
     [
         ({"min_match": 0}, ValueError, "min_match must be at least 1, got 0"),
         ({"min_match": 5, "max_match": 4}, ValueError, "min_match must be at most 4, got 5"),
+        ({"min_confidence": 2}, ValueError, r"min_confidence must be in \[0, 1\], got 2.0"),
         ({"max_match": 2.5}, TypeError, "max_match must be an integer, got 2.5"),
         ({"corpus": [1, 2]}, TypeError, "corpus must be a Corpus or None, got list"),
         ({"corpus": np.array([-1])}, ValueError, r"tokens must hold ids in \[0, 2\^31\), got -1"),

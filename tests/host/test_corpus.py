@@ -63,7 +63,7 @@ def expected_chain(text, context, gamma, max_match, min_match):
             break
         token, count, _ = seen[0]
         chain.append(token)
-        confidences.append(count / (sum(s[1] for s in seen) + 1))
+        confidences.append(count / (sum(s[1] for s in seen) + 2 / len(match)))
         match = [*match, token]
     return chain, confidences, longest
 
@@ -93,7 +93,7 @@ def test_frequent_continuations_of_many_matches_are_found_with_their_counts():
     text = np.stack([np.zeros_like(followers), followers], axis=1).ravel()
     got = Corpus(text).propose(np.array([0]), 1, count=3)
     assert got.tokens[:2, 0].tolist() == [5, 9]
-    np.testing.assert_allclose(got.confidence[:2, 0], [600 / 951, 300 / 951], rtol=1e-6)
+    np.testing.assert_allclose(got.confidence[:2, 0], [600 / 952, 300 / 952], rtol=1e-6)
     assert got.tokens[2, 0] >= 100
 
 
@@ -114,7 +114,8 @@ def test_an_automaton_copies_from_the_longer_of_both_matches():
     got = text.propose(3, count=2)
     assert got.match_length == 3
     assert got.tokens.tolist() == [[9, 8, 7], [5, 2, 3]]
-    assert got.confidence[:, 0].tolist() == [0.5, 0.25]
+    # 1 / (1 + 2 / 3), and of the rest 1 / (1 + 2 / 1)
+    np.testing.assert_allclose(got.confidence[:, 0], [0.6, 0.4 / 3], rtol=1e-6)
     text.append(np.array([5, 2, 3, 4]))
     got = text.propose(3, count=2)
     assert got.tokens.tolist() == [[5, 2, 3], [9, 8, 7]]

@@ -33,19 +33,19 @@ def options(text, context, max_match, min_match, limit):
     context = context[-max_match:]
     found, left, before = {}, 1.0, None
     while len(context) >= min_match and len(found) < limit:
-        ends = ends_of(text, context)
+        ends, unseen = ends_of(text, context), 2 / len(context)
         if ends != before:  # else it is the same state
             seen = followers(text, context)
             total = sum(count for _, count, _ in seen)
             for token, count, _ in seen:
                 if token not in found and len(found) < limit:
-                    found[token] = left * count / (total + 1), [*context, token]
-            left /= total + 1
+                    found[token] = left * count / (total + unseen), [*context, token]
+            left *= 1 - total / (total + unseen)
         before, context = ends, context[1:]
     return [(token, p, longer) for token, (p, longer) in found.items()]
 
 
-def chains(text, gamma, count, max_match, min_match):
+def chains(text, gamma, count, max_match, min_match, min_confidence=0.0):
     """[(tokens, confidences)] of `SuffixAutomaton.propose` without a corpus."""
     context = match(text, max_match)
 
@@ -55,6 +55,7 @@ def chains(text, gamma, count, max_match, min_match):
     # (-probability, number, tokens and confidences before it, option)
     branches = [(-o[1], n, [], [], o) for n, o in enumerate(opened(context, count))]
     number, found = len(branches), []
+    branches = [branch for branch in branches if -branch[0] >= min_confidence]
     while branches and len(found) < count:
         branches.sort(key=lambda branch: branch[:2])
         negative, _, tokens, confidences, (token, confidence, context) = branches.pop(0)
@@ -64,11 +65,14 @@ def chains(text, gamma, count, max_match, min_match):
             if best is None:
                 break
             for other in others:
-                branches.append((negative * other[1], number, tokens, confidences, other))
-                number += 1
+                if -negative * other[1] >= min_confidence:
+                    branches.append((negative * other[1], number, tokens, confidences, other))
+                    number += 1
             token, confidence, context = best
-            tokens, confidences = [*tokens, token], [*confidences, confidence]
             negative *= confidence
+            if -negative < min_confidence:
+                break
+            tokens, confidences = [*tokens, token], [*confidences, confidence]
         found.append((tokens, confidences))
     return found
 

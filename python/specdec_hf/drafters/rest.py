@@ -26,10 +26,11 @@ class RestDrafter(CopyingDrafter):
             ``python -m specdec_hf build rest`` wrote.
         min_match: fewest tokens of a match that gives a draft.
         max_match: most tokens of a match that are looked at.
+        min_confidence: a chain ends before the product of its confidences falls below this.
 
     Raises:
         TypeError: an argument of a wrong type.
-        ValueError: not 1 <= min_match <= max_match <= 65536.
+        ValueError: not 1 <= min_match <= max_match <= 65536, or a confidence outside of [0, 1].
         ImportError: `specdec_host` was not built.
 
     Source: REST (arXiv 2311.08252).
@@ -37,7 +38,13 @@ class RestDrafter(CopyingDrafter):
 
     name = "rest"
 
-    def __init__(self, corpus: Corpus, min_match: int = 2, max_match: int = 16) -> None:
+    def __init__(
+        self,
+        corpus: Corpus,
+        min_match: int = 2,
+        max_match: int = 16,
+        min_confidence: float = 0.03,
+    ) -> None:
         import specdec_host  # noqa: PLC0415  # only drafters that copy need the native module
 
         if not isinstance(corpus, specdec_host.Corpus):
@@ -45,6 +52,7 @@ class RestDrafter(CopyingDrafter):
         super().__init__(corpus)
         self._datastore = corpus
         self.min_match, self.max_match = min_match, max_match
+        self.min_confidence = min_confidence
         self.copy(0, np.empty(0, dtype=np.int64), 1, 1)  # validates them
 
     @classmethod
@@ -61,4 +69,5 @@ class RestDrafter(CopyingDrafter):
             count=count,
             min_match=self.min_match,
             max_match=self.max_match,
+            min_confidence=self.min_confidence,
         )

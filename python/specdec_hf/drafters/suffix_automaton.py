@@ -27,10 +27,12 @@ class SuffixAutomatonDrafter(CopyingDrafter):
             Several drafters may share a `Corpus`.
         min_match: fewest tokens of a match that gives a draft.
         max_match: most tokens of a match that are looked at.
+        min_confidence: a chain ends before the product of its confidences falls below this.
 
     Raises:
         TypeError: an argument of a wrong type.
-        ValueError: not 1 <= min_match <= max_match <= 65536, or ids out of range.
+        ValueError: not 1 <= min_match <= max_match <= 65536, a confidence outside of [0, 1], or ids
+            out of range.
         ImportError: `specdec_host` was not built.
 
     Source: SAM Decoding (arXiv 2411.10666).
@@ -41,8 +43,9 @@ class SuffixAutomatonDrafter(CopyingDrafter):
     def __init__(
         self,
         corpus: Corpus | NDArray[Any] | None = None,
-        min_match: int = 2,
+        min_match: int = 1,
         max_match: int = 32,
+        min_confidence: float = 0.03,
     ) -> None:
         import specdec_host  # noqa: PLC0415  # only drafters that copy need the native module
 
@@ -50,8 +53,9 @@ class SuffixAutomatonDrafter(CopyingDrafter):
             corpus = specdec_host.Corpus(corpus)
         super().__init__(corpus)
         self._make = functools.partial(specdec_host.SuffixAutomaton, max_match, corpus)
-        self._make().propose(1, min_match=min_match)  # validates them
         self.min_match, self.max_match = min_match, max_match
+        self.min_confidence = min_confidence
+        self._propose_from(self._make(), 1, 1)  # validates them
 
     @classmethod
     def from_text(cls, text: str) -> Self:
@@ -72,4 +76,9 @@ class SuffixAutomatonDrafter(CopyingDrafter):
     def copy(self, b: int, text: NDArray[np.int64], gamma: int, count: int) -> Proposal:
         automaton = self._texts[b]
         automaton.append(text[len(automaton) :])
-        return automaton.propose(gamma, count=count, min_match=self.min_match)
+        return self._propose_from(automaton, gamma, count)
+
+    def _propose_from(self, text: SuffixAutomaton, gamma: int, count: int) -> Proposal:
+        return text.propose(
+            gamma, count=count, min_match=self.min_match, min_confidence=self.min_confidence
+        )
