@@ -9,6 +9,7 @@ from specdec_hf import (
     generate,
 )
 from specdec_hf.drafters.prompt_lookup import lookup
+from specdec_hf.drafters.suffix_automaton import SuffixAutomatonDrafter
 from support import encoder_models, hf_models
 from support.encoder_models import inputs_for, perturbed, texts, tiny
 from support.hf_models import one_thread  # noqa: F401  # autouse here
@@ -242,23 +243,22 @@ def test_arguments_may_be_given_in_other_ways(name):
     assert generate(model, **inputs, **{**options, **sampled})[2].tolist() == expected[2]
 
 
-def test_prompt_lookup_copies_from_what_the_encoder_read():
+@pytest.mark.parametrize("kind", [PromptLookupDrafter, SuffixAutomatonDrafter])
+def test_drafters_copy_from_what_the_encoder_read(kind):
     inputs = texts(RAGGED)
-
     drafts = []
 
-    class Seen(PromptLookupDrafter):
+    class Seen(kind):
         def propose(self, history, gamma):
-            for b, read in enumerate(self._read):
-                assert read.tolist() == inputs["input_ids"][b, : RAGGED[b]].tolist()
             draft = super().propose(history, gamma)
             drafts.append(draft)
             return draft
 
     prompt = inputs["input_ids"][:, :2]  # the decoder begins as the encoder's text does
-    generate(tiny("t5"), **inputs, **CALL, decoder_input_ids=prompt, drafter=Seen())
-    first = drafts[0]
-    assert first.tokens[:, :3].tolist() == inputs["input_ids"][:, 2:5].tolist()
+    given = {**inputs, "decoder_input_ids": prompt}
+    out = generate(tiny("t5"), **given, **CALL, drafter=Seen())
+    assert drafts[0].tokens[:, :3].tolist() == inputs["input_ids"][:, 2:5].tolist()
+    assert out.sequences.tolist() == plain("t5", given).tolist()
     assert lookup(prompt[0].numpy(), gamma=3, max_ngram=2).tolist() == []
 
 

@@ -16,6 +16,7 @@ CORPUS = np.random.default_rng(0).integers(0, VOCAB, 300)
 class Context:
     batch_size = 2
     max_length = 40
+    encoder = None
 
 
 def one_history(*texts, active=(True, True)):

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from specdec_hf.drafters.base import Draft, DraftContext, Drafter, History
+from specdec_hf.drafters.copied_text import CopiedText
 
 if TYPE_CHECKING:
     from specdec_host import Corpus, Proposal
@@ -33,10 +34,14 @@ class CopyingDrafter(Drafter):
     def __init__(self, corpus: Corpus | None) -> None:
         self.corpus = corpus
         self.confidence: NDArray[np.float32] | None = None
+        self._text = CopiedText()
 
     @abstractmethod
     def copy(self, b: int, text: NDArray[np.int64], gamma: int, count: int) -> Proposal:
-        """Up to ``count`` chains of up to ``gamma`` tokens for sequence ``b``, which holds text."""
+        """Up to ``count`` chains of up to ``gamma`` tokens for sequence ``b``.
+
+        ``text`` is that of the sequence, or of `CopiedText`; it grows at its end.
+        """
 
     def start(self, context: DraftContext) -> None:
         """Begin a new call.
@@ -45,6 +50,7 @@ class CopyingDrafter(Drafter):
             ValueError: a corpus for another vocabulary.
         """
         self.confidence = None
+        self._text = CopiedText(context)
         made_for = None if self.corpus is None else self.corpus.vocab_size
         if made_for is not None:
             vocab_size = context.model.config.get_text_config(decoder=True).vocab_size
@@ -74,8 +80,7 @@ class CopyingDrafter(Drafter):
         tokens = np.full((batch_size, count, gamma), -1, dtype=np.int64)
         self.confidence = np.zeros((batch_size, gamma), dtype=np.float32)
         for b in np.flatnonzero(history.active):
-            text = history.tokens[b, : history.lengths[b]]
-            proposal = self.copy(int(b), text, gamma, count)
+            proposal = self.copy(int(b), self._text.of(history, int(b)), gamma, count)
             tokens[b], self.confidence[b] = proposal.tokens, proposal.confidence[0]
         return tokens
 

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from specdec_hf.drafters.base import Draft, DraftContext, Drafter, History
+from specdec_hf.drafters.copied_text import CopiedText
 
 
 class PromptLookupDrafter(Drafter):
@@ -45,20 +46,16 @@ class PromptLookupDrafter(Drafter):
             )
         self.max_ngram = int(max_ngram)
         self.min_ngram = int(min_ngram)
-
-        self._read: list[NDArray[np.int64]] | None = None
+        self._text = CopiedText()
 
     def start(self, context: DraftContext) -> None:
-        self._read = None
-        if context.encoder is not None:
-            config = context.model.config.get_text_config(decoder=True)
-            self._read = context.encoder.texts(config.vocab_size)
+        self._text = CopiedText(context)
 
     def propose(self, history: History, gamma: int) -> Draft | None:
         tokens = np.full((len(history.lengths), gamma), -1, dtype=np.int64)
         counts = np.zeros(len(history.lengths), dtype=np.int64)
         for b in np.flatnonzero(history.active).tolist():
-            found = lookup(self._text(history, b), gamma, self.max_ngram, self.min_ngram)
+            found = lookup(self._text.of(history, b), gamma, self.max_ngram, self.min_ngram)
             tokens[b, : len(found)] = found
             counts[b] = len(found)
         return Draft(torch.from_numpy(tokens), counts=counts) if counts.any() else None
@@ -67,17 +64,12 @@ class PromptLookupDrafter(Drafter):
         """[B, count, gamma], different continuations of every sequence, best first, then -1."""
         tokens = np.full((len(history.lengths), count, gamma), -1, dtype=np.int64)
         for b in np.flatnonzero(history.active).tolist():
-            text = self._text(history, b)
+            text = self._text.of(history, b)
             for k, found in enumerate(
                 lookup_several(text, gamma, count, self.max_ngram, self.min_ngram)
             ):
                 tokens[b, k] = found
         return torch.from_numpy(tokens) if (tokens >= 0).any() else None
-
-    def _text(self, history: History, b: int) -> NDArray[np.int64]:
-        """The tokens to copy from; the committed ones come last."""
-        committed = history.tokens[b, : history.lengths[b]]
-        return committed if self._read is None else np.concatenate([self._read[b], committed])
 
 
 def lookup(
