@@ -2,7 +2,8 @@
 
 P is the target's distribution and Q the draft's, the one that the drafts were really drawn from:
 probabilities [..., V] of any floating dtype on any device. Sums and results are float64, and no
-function of tensors waits for their device except `mean_accepted` and `acceptance_uniforms`.
+function of tensors waits for their device except `mean_accepted`, `acceptance_uniforms` and
+`draw_uniforms`.
 Formulas are those of Leviathan et al. 2023 (arXiv 2211.17192), section 3, unless said otherwise.
 """
 
@@ -25,7 +26,7 @@ from specdec_kernels.analysis.tree_acceptance import (
     tree_acceptance,
     tree_acceptance_bound,
 )
-from specdec_kernels.analysis.uniforms import acceptance_uniforms
+from specdec_kernels.analysis.uniforms import acceptance_uniforms, draw_uniforms
 from specdec_kernels.analysis.walltime import (
     expected_tokens,
     operations_factor,
@@ -43,6 +44,7 @@ __all__ = [
     "accepted_mass",
     "block_acceptance",
     "clustered_mean",
+    "draw_uniforms",
     "expected_tokens",
     "k_seq_factor",
     "mean_accepted",

@@ -1,4 +1,4 @@
-"""The acceptance uniforms of a call, for whoever wants to show why a draft was accepted or not."""
+"""The uniforms of a call, for whoever wants to show why a token was accepted or drawn."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from specdec_kernels import RULES_NEEDING_ROUND_NOISE
-from specdec_kernels.reference.row.noise import ACCEPT, uniform
+from specdec_kernels.reference.row.noise import ACCEPT, RESIDUAL, uniform
 
 
 def acceptance_uniforms(
@@ -37,3 +37,24 @@ def acceptance_uniforms(
         for seed, begin in zip(seeds.tolist(), positions.tolist(), strict=True)
     ]
     return torch.tensor(rows, dtype=torch.float64, device="cpu").reshape(len(rows), gamma)
+
+
+def draw_uniforms(seeds: Tensor, positions: Tensor) -> Tensor:
+    """The uniforms by which `verify_chain` draws recovered and bonus tokens, except for rule match.
+
+    The token is the first whose cumulative probability exceeds the uniform, in the order of ids.
+    The arguments are read on the host.
+
+    Args:
+        seeds: [B] int64, of `verify_chain`.
+        positions: [B] int64, where each token stands: `positions + num_accepted`.
+
+    Returns:
+        [B] float64 on the host.
+
+    >>> draw_uniforms(torch.tensor([7]), torch.tensor([3]))
+    tensor([0.7830], dtype=torch.float64)
+    """
+    pairs = zip(seeds.tolist(), positions.tolist(), strict=True)
+    drawn = [uniform(seed, position, RESIDUAL) for seed, position in pairs]
+    return torch.tensor(drawn, dtype=torch.float64, device="cpu")

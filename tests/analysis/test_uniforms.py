@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from specdec_kernels import sample, verify_chain
-from specdec_kernels.analysis import acceptance_uniforms
+from specdec_kernels.analysis import acceptance_uniforms, draw_uniforms
 
 B, GAMMA, V = 300, 3, 5
 
@@ -49,3 +49,17 @@ def test_there_may_be_no_drafts_or_no_sequences():
     one = torch.ones(1, dtype=torch.int64)
     assert acceptance_uniforms(one, one, 0).shape == (1, 0)
     assert acceptance_uniforms(one[:0], one[:0], 2).shape == (0, 2)
+
+
+def test_the_bonus_token_is_the_inverse_cdf_of_its_uniform():
+    target = torch.randn(V, generator=torch.Generator().manual_seed(2))
+    seeds, positions = torch.arange(B) - 9, torch.arange(B) * 7
+    none = torch.empty(B, 0, dtype=torch.int64)
+    verdict = verify_chain(target.expand(B, 1, V), none, seeds=seeds, positions=positions)
+    cdf = target.double().softmax(-1).cumsum(-1)
+
+    def drawn(uniforms):
+        return (cdf <= uniforms[:, None]).sum(-1).tolist()
+
+    assert drawn(draw_uniforms(seeds, positions)) == verdict.tokens[:, 0].tolist()
+    assert drawn(draw_uniforms(seeds, positions + 1)) != verdict.tokens[:, 0].tolist()

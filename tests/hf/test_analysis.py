@@ -242,9 +242,9 @@ def test_every_emitted_token_is_explained(temperature):
         for token, logprob in zip(emitted, step.logprobs, strict=True):
             assert token.p == pytest.approx(math.exp(logprob), rel=1e-4)
         for token in said:
+            assert (token.uniform is None) == (temperature == 0)
             if token.drafter:
                 assert token.accept_prob == pytest.approx(min(1, token.p / token.q), rel=1e-4)
-                assert (token.uniform is None) == (temperature == 0)
                 decided = (0.5 if token.uniform is None else token.uniform) < token.accept_prob
                 assert token.kind == ("accepted" if decided else "rejected")
             assert (token.residual is not None) == (token.kind == "recovered")
@@ -265,6 +265,8 @@ def test_the_residual_of_a_recovered_token_is_that_of_its_row():
             residual = (p - q).clamp(min=0)
             wanted = float(residual[said[-1].token] / residual.sum())
             assert said[-1].residual == pytest.approx(wanted, rel=1e-4)
+            end = float(residual[: said[-1].token + 1].sum() / residual.sum())
+            assert end - wanted - 1e-5 < said[-1].uniform < end + 1e-5
             assert said[-1].q == pytest.approx(float(q[said[-1].token]), rel=1e-4)
             checked += 1
     assert checked > 3

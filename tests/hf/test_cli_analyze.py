@@ -128,6 +128,21 @@ def test_wrong_inputs_get_one_line(arguments, message, monkeypatch):
     assert message in one_line_error("analyze", *arguments)
 
 
+@pytest.mark.parametrize(
+    ("drafter", "message"),
+    [
+        ("token_recycling", "drafts trees, but analyze measures chains"),
+        ("early_exit:1", "cannot be analyzed: it computes a part of the target's forward"),
+    ],
+)
+def test_drafters_that_cannot_be_replayed_are_refused(folder, drafter, message, tmp_path):  # noqa: F811
+    (tmp_path / "prompts.jsonl").write_text(PROMPTS)
+    line = one_line_error(
+        "analyze", "--model", folder, "--prompts", tmp_path / "prompts.jsonl", "--drafter", drafter
+    )
+    assert f"--drafter {drafter} {message}" in line
+
+
 def test_a_missing_matplotlib_is_told_before_a_model_is_loaded(monkeypatch, tmp_path):
     found = importlib.util.find_spec
     monkeypatch.setattr(

@@ -14,7 +14,7 @@ ROUNDS = [
     [
         Explained(5, "Hi", "accepted", 0.5, "small & <b>", 0.25, 1.0, 0.75),
         Explained(6, "<script>", "rejected", 0.125, "small & <b>", 0.5, 0.25, 0.625, unread=2),
-        Explained(7, " there\n", "recovered", 0.375, q=0.0625, residual=0.5),
+        Explained(7, " there\n", "recovered", 0.375, q=0.0625, residual=0.5, uniform=0.875),
     ],
     [
         Explained(8, "!\x1b", "accepted", 1.0, "small & <b>", 0.0000021, 1.0, 0.0),
@@ -87,7 +87,8 @@ def test_the_page_tells_of_every_token():
     assert facts["drafts behind it"] == "2, not looked at"
     assert read.tokens[0]["facts"]["decision"] == "0.7500 < 1.0000, accepted"
     assert read.tokens[2]["facts"]["probability under the residual"] == "0.5000"
-    assert "uniform" not in read.tokens[4]["facts"]
+    assert read.tokens[2]["facts"]["uniform of the draw"] == "0.8750"
+    assert "uniform of the draw" not in read.tokens[4]["facts"]
     assert "Say <i>hello</i> & goodbye.\nTwice." in read.text
     assert "tiny <1>" in read.text
 

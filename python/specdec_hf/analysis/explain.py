@@ -16,7 +16,7 @@ from torch import Tensor
 from specdec_hf.analysis.distributions import draft_probs, target_probs
 from specdec_hf.decode.streaming import Kind
 from specdec_hf.decode.tracing import TracedRound
-from specdec_kernels.analysis import acceptance_uniforms
+from specdec_kernels.analysis import acceptance_uniforms, draw_uniforms
 
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 
@@ -32,8 +32,10 @@ class Explained:
         drafter: who drafted it; empty for recovered, bonus and plain tokens.
         q: probability under the drafter, Q, where something was drafted; 1 for a deterministic
             draft. Of a recovered token it is Q at the place of the rejected draft.
-        accept_prob, uniform: the draft is accepted if the uniform is smaller; None for tokens that
-            were not drafted, and the uniform also at temperature 0, where nothing is random.
+        accept_prob: of a draft, which is accepted if the uniform is smaller; None for other tokens.
+        uniform: what decided. That of a recovered, bonus or plain token drew it: it is the first
+            token whose cumulative probability exceeds the uniform, in the order of ids. None at
+            temperature 0, where nothing is random.
         residual: probability of a recovered token under norm(max(P - Q, 0)).
         unread: drafts behind a rejected one, which the verification did not look at.
     """
@@ -88,6 +90,7 @@ class Explainer:
         uniforms = acceptance_uniforms(
             traced.seeds, torch.from_numpy(traced.lengths), compared, traced.rule
         )
+        random = self.sampling["temperature"] > 0
         said = []
         for i, (token, kind) in enumerate(zip(step.tokens, step.kinds, strict=True)):
             drafted: dict[str, Any] = {}
@@ -95,7 +98,7 @@ class Explainer:
                 drafted = {
                     "drafter": self.drafter,
                     "accept_prob": float(traced.accept_probs[0, i]),
-                    "uniform": float(uniforms[0, i]) if self.sampling["temperature"] else None,
+                    "uniform": float(uniforms[0, i]) if random else None,
                 }
             if kind == "recovered":
                 rejected = drafts[i]
@@ -107,6 +110,9 @@ class Explainer:
                 )  # fmt: skip
                 residual = (p[i] - q[i]).clamp(min=0)
                 drafted = {"residual": float(residual[token] / residual.sum())}
+            if kind != "accepted" and random:
+                place = torch.from_numpy(traced.lengths + i)
+                drafted["uniform"] = float(draw_uniforms(traced.seeds, place))
             said.append(
                 Explained(
                     token, self._append(token), kind, float(p[i, token]),

@@ -226,6 +226,11 @@ def _resolved(names: Sequence[str], loaded: Loaded) -> dict[str, Drafter]:
     for name, one in zip(names, given, strict=True):
         drafter = resolve_drafter(one, None)
         assert isinstance(drafter, Drafter)
+        if type(drafter).forward is not Drafter.forward:
+            fail(
+                f"--drafter {name} cannot be analyzed: it computes a part of the target's forward "
+                "and drafts within its rounds only; layers:N has the distribution of early_exit:N"
+            )
         if REPLAY_RULE not in drafter.rules:
             fail(
                 f"--drafter {name} cannot be analyzed: rule {REPLAY_RULE} cannot verify its "

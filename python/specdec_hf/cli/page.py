@@ -105,7 +105,7 @@ def facts_of(token: Explained) -> dict[str, str]:
     if token.accept_prob is not None:
         facts["acceptance probability"] = number(token.accept_prob)
     if token.uniform is not None:
-        facts["uniform"] = number(token.uniform)
+        facts["uniform" if token.drafter else "uniform of the draw"] = number(token.uniform)
     if token.accept_prob is not None and token.uniform is not None:
         sign = "<" if token.kind == "accepted" else "≥"
         facts["decision"] = (
