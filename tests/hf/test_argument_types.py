@@ -33,8 +33,8 @@ OF_LOOP = {
     "gamma": [("5", f"{NUMBER}, got '5'"), (np.bool_(True), f"{NUMBER}, got ")],
     "num_speculative_tokens": [([5], f"{NUMBER}, got [5]")],
     "num_assistant_tokens_schedule": [
-        (3, "num_assistant_tokens_schedule must be a string, got 3"),
-        (True, "num_assistant_tokens_schedule must be a string, got True"),
+        (3, "num_assistant_tokens_schedule must be a string or a Schedule, got 3"),
+        (True, "num_assistant_tokens_schedule must be a string or a Schedule, got True"),
     ],
     "num_assistant_beams": [
         (2.0, "num_assistant_beams must be None or an integer, got 2.0"),
@@ -141,6 +141,7 @@ TABLE = {
         "window": [*INTEGER, (None, "window must be an integer of at least 1, got None")],
         "pause": INTEGER,
         "stops": [(1, "stops must be True or False, got 1"), (None, "got None"), (1.5, "got 1.5")],
+        "max_loss": [(True, "max_loss must be a number, got True"), ("3", "got '3'")],
     },
 }
 # What the other arguments are while one is wrong.

@@ -1,12 +1,11 @@
-"""Drafters, draft length schedules and the benefit guard, each by itself."""
+"""Drafters, statistics, and the benefit guard in a call."""
 
 import numpy as np
 import pytest
 import torch
-from specdec_hf import BenefitGuard, ModelDrafter, PromptLookupDrafter, SequenceStats, generate
+from specdec_hf import ModelDrafter, PromptLookupDrafter, SequenceStats, generate
 from specdec_hf.drafters.base import Draft, History
 from specdec_hf.drafters.prompt_lookup import lookup
-from specdec_hf.schedules.draft_length import make_schedule
 from support import hf_models
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 
@@ -100,62 +99,6 @@ def test_a_perfect_drafter_is_always_accepted():
         # reject a draft whose acceptance uniform is very close to 1.
         assert out.stats.draft_acceptance_rate > (0.9 if rule in ("token", "block") else 0.999)
         assert out.stats.mean_acceptance_length > 3.5
-
-
-def test_schedules_follow_their_definition():
-    constant = make_schedule("constant", 5)
-    constant.observe(5, 5)
-    assert constant.next_length() == 5
-    heuristic = make_schedule("heuristic", 5)
-    seen = []
-    for drafted, accepted in [(5, 5), (7, 7), (9, 3), (8, 0), (0, 0), (7, 7), (9, 8), (1, 0)]:
-        heuristic.observe(drafted, accepted)
-        seen.append(heuristic.next_length())
-    assert seen == [7, 9, 8, 7, 7, 9, 8, 7]
-    for _ in range(20):
-        heuristic.observe(5, 0)
-    assert heuristic.next_length() == 1
-    for _ in range(20):
-        heuristic.observe(1, 1)
-    assert heuristic.next_length() == 16
-
-
-def feed(guard, rounds, drafting_seconds, plain_seconds, tokens):
-    """Run a guard over rounds of fixed cost; returns how many drafted, and the notes."""
-    drafted, notes = 0, []
-    for number in range(rounds):
-        if guard.allows_drafting(number):
-            drafted += 1
-            note = guard.observe(4, tokens, drafting_seconds)
-        else:
-            note = guard.observe(0, 1.0, plain_seconds)
-        notes += [note] if note else []
-    return drafted, notes
-
-
-def test_guard_keeps_a_drafter_that_pays():
-    guard = BenefitGuard()
-    drafted, notes = feed(guard, 100, 2.0, 1.0, tokens=2.5)
-    assert drafted == 99, "one plain round is needed for the comparison"
-    assert notes == []
-    assert guard.benefit == pytest.approx(1.25)
-    assert guard.plain_step == 1.0
-
-
-def test_guard_stops_a_drafter_that_does_not_pay():
-    guard = BenefitGuard()
-    drafted, notes = feed(guard, 300, 2.0, 1.0, tokens=1.5)
-    assert drafted < 60
-    assert guard.stopped >= 3
-    assert "speculation is slower than plain decoding here (benefit 0.75)" in notes[0]
-    assert "drafting stopped" in notes[0]
-
-
-def test_guard_without_stops_only_reports():
-    guard = BenefitGuard(stops=False)
-    drafted, notes = feed(guard, 60, 2.0, 1.0, tokens=1.5)
-    assert drafted == 59
-    assert "drafting goes on" in notes[0]
 
 
 class Clock:

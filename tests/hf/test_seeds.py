@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 
 import numpy as np
 import pytest
@@ -266,8 +267,10 @@ class SlowLookup(PromptLookupDrafter):
 
 
 def slow_and_fast(inputs, guard, **kwargs):
-    """The same call with a drafter that takes a hundred seconds, and with one that takes none."""
-    for seconds in (100.0, 0.0):
+    """The same call with a drafter that takes a hundred seconds, and with one that takes none: it
+    gives back the second that the clock counts for every phase.
+    """
+    for seconds in (100.0, -1.0):
         clock = Clock()
         yield generate(
             hf_models.tiny("llama"), **inputs, **SAMPLED, drafter=SlowLookup(clock, seconds),
@@ -299,7 +302,7 @@ def test_a_tree_without_a_distribution_may_pause():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("guard", [True, BenefitGuard()], ids=["True", "object"])
+@pytest.mark.parametrize("guard", [True, BenefitGuard(max_loss=math.inf)], ids=["True", "object"])
 def test_a_pause_that_changes_the_text_leaves_a_note(guard):
     inputs = hf_models.prompts((9, 12))
     slow, fast = slow_and_fast(inputs, guard)

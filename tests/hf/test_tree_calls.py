@@ -232,7 +232,7 @@ def refused():
         ),
         "schedule": (
             {"tree": (2,), "drafter": model, "num_assistant_tokens_schedule": "heuristic"},
-            "num_assistant_tokens_schedule must be 'constant' with tree, got 'heuristic'",
+            "num_assistant_tokens_schedule must be 'constant' or 'optimal' with tree",
         ),
         "cache": (
             {"tree": (2,), "drafter": model, "cache": "dynamic"},

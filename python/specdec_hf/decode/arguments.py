@@ -9,6 +9,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from specdec_hf.drafters.resolve import check_drafter_types
+from specdec_hf.schedules.base import Schedule
 from specdec_hf.schedules.benefit_guard import BenefitGuard
 
 MAX_NUM_ASSISTANT_TOKENS = 1024
@@ -19,8 +20,11 @@ def check_option_types(options: Any) -> None:
     check_drafter_types(options.drafter)
     check_string("rule", options.rule)
     check_string("cache", options.cache)
-    if options.num_assistant_tokens_schedule is not None:
-        check_string("num_assistant_tokens_schedule", options.num_assistant_tokens_schedule)
+    schedule = options.num_assistant_tokens_schedule
+    if not (schedule is None or isinstance(schedule, str | Schedule)):
+        raise TypeError(
+            f"num_assistant_tokens_schedule must be a string or a Schedule, got {schedule!r}"
+        )
     width = options.num_assistant_beams
     if width is not None and (not isinstance(width, Integral) or isinstance(width, bool)):
         raise TypeError(f"num_assistant_beams must be None or an integer, got {width!r}")

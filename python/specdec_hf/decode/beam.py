@@ -26,12 +26,12 @@ from specdec_hf.decode.beam_rows import Rows, drafted_below, log_prob_rows
 from specdec_hf.decode.beam_scores import Beams
 from specdec_hf.decode.beam_tree import BeamTree, Integers, TreeModel
 from specdec_hf.decode.output import SpecOutput
+from specdec_hf.decode.pacing import Pacing, begin_schedule
 from specdec_hf.decode.round_record import RoundRecord
 from specdec_hf.decode.session import (
     SLOTS_AHEAD,
     Options,
     committed_prompts,
-    resolve_guard,
     token_budgets,
 )
 from specdec_hf.decode.statistics import SequenceStats, SpecStats
@@ -39,6 +39,8 @@ from specdec_hf.drafters.base import DraftContext
 from specdec_hf.drafters.draft_model import DraftModel
 from specdec_hf.drafters.model import ModelDrafter
 from specdec_hf.hf_arguments.call import Call
+from specdec_hf.schedules.base import Outcome, ScheduleContext
+from specdec_hf.schedules.costs import Costs
 
 
 def beam_search(model: Any, call: Call, options: Options) -> SpecOutput:
@@ -94,7 +96,14 @@ class BeamSearch:
         self.target = TreeModel(model, cache)
         self.tree = BeamTree(len(lengths))
         self.drafter = None if drafter is None else self._start(drafter, size)
-        self.guard = resolve_guard(options, "greedy", drafter)
+        costs, vocab_size = Costs(), model.config.get_text_config(decoder=True).vocab_size
+        schedule = begin_schedule(
+            "constant", drafter, ScheduleContext(1, self.gamma, vocab_size, costs=costs)
+        )
+        self.pacing = Pacing(
+            schedule, costs, options.guard, drafter, model=model, rule="greedy", budget=steps,
+            stats=self.stats, clock=options.clock,
+        )  # fmt: skip
         self.rows: dict[str, list[torch.Tensor]] = {name: [] for name in call.outputs}
 
     def _start(self, drafter: ModelDrafter, size: int) -> TreeModel:
@@ -107,6 +116,7 @@ class BeamSearch:
         )  # fmt: skip
         self.stats.tree = f"{self.width} beams"
         made = DraftModel(drafter.model, context, drafter.cache_kind, tree=True)
+        drafter.relative_cost = made.relative_cost
         return TreeModel(made.model, made.cache)
 
     @torch.inference_mode()
@@ -140,16 +150,12 @@ class BeamSearch:
             emitted=[steps] * batch_size,
         )
         self.stats.record_round(nodes, record)
-        if self.guard is not None and not reads_prompt:
-            note = self.guard.observe(gamma, steps, ended - began)
-            if note is not None:
-                self.stats.notes.append(f"round {self.stats.rounds}: {note}")
+        outcome = Outcome(np.array([gamma]), np.array([steps - 1]), np.array([steps <= gamma]))
+        self.pacing.learn(record, outcome, nodes, reads_prompt=reads_prompt)
 
     def _draft_length(self) -> int:
         """gamma of this round; 0 drafts nothing."""
         if self.drafter is None:
-            return 0
-        if self.guard is not None and not self.guard.allows_drafting(self.stats.rounds):
             return 0
         # The round makes one step beyond the draft, so the last step is never drafted.
         room = self.beams.max_length - self.beams.length - 1
@@ -157,7 +163,7 @@ class BeamSearch:
         if context is not None:
             depth = self.beams.length - self.beams.prompt_length
             room = min(room, context - int(self.call.mask.sum(axis=1).max()) - depth)
-        return max(min(self.gamma, int(room)), 0)
+        return int(self.pacing.limits(np.array([max(int(room), 0)]), reads=1)[0])
 
     def _forward(self, drafted: DraftedBeams | None) -> torch.Tensor:
         """The target's logits [B, R, V]: of the root, or of the beams and then the draft."""
@@ -227,9 +233,7 @@ class BeamSearch:
         for one in self.stats.sequences:
             one.stop_reason = reason
         self.stats.total_seconds = self.options.clock() - self.started
-        if self.guard is not None:
-            self.stats.benefit = self.guard.benefit
-            self.stats.plain_step_seconds = self.guard.plain_step
+        self.pacing.finish()
         return SpecOutput(
             sequences=sequences.to(device),
             attention_mask=torch.cat([prompt, indices >= 0], dim=1).long().to(device),

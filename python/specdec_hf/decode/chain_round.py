@@ -36,9 +36,8 @@ class ChainRound:
         draft = ask(s.drafter, s.history.shown(), gamma, s.context)
         if draft is None:
             return
-        assert draft.counts is not None
         tokens, size = draft.tokens, draft.tokens.shape[1]
-        self.counts = np.minimum(draft.counts, limits)
+        self.counts = s.pacing.kept(draft, s.context)
         if (self.counts < size).any():
             # -1 means "no draft from here on": what a sequence drafts must not depend on how many
             # drafts the others of its batch may have.

@@ -121,7 +121,6 @@ def commit(
         s.logprobs[b] += logprobs
         kept_drafts[b] = min(accepted, count)
         s.stats.sequences[b].record(drafted, int(kept_drafts[b]), count, int(counts.depths[b]))
-        s.schedules[b].observe(drafted, int(kept_drafts[b]))
         if reason:
             history.active[b] = False
             s.stats.sequences[b].stop_reason = reason

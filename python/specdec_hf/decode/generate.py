@@ -41,7 +41,9 @@ from specdec_hf.hf_arguments.call import Call, call_from_hugging_face, prepare_c
 from specdec_hf.hf_arguments.caller import kept_arguments
 from specdec_hf.hf_arguments.inputs import has_own_generate, one_of
 from specdec_hf.hf_arguments.language_model import check_language_model, is_language_model
+from specdec_hf.schedules.base import Schedule
 from specdec_hf.schedules.benefit_guard import BenefitGuard
+from specdec_hf.schedules.confidence import with_threshold
 from specdec_hf.trees.layouts import as_layout
 
 
@@ -54,7 +56,7 @@ def generate(
     num_assistant_tokens: int | None = None,
     gamma: int | None = None,
     num_speculative_tokens: int | None = None,
-    num_assistant_tokens_schedule: str | None = None,
+    num_assistant_tokens_schedule: str | Schedule | None = None,
     num_assistant_beams: int | None = None,
     rule: str = "auto",
     tree: Any = None,
@@ -189,7 +191,7 @@ class SpeculativeDecoder:
         num_assistant_tokens: int | None = None,
         gamma: int | None = None,
         num_speculative_tokens: int | None = None,
-        num_assistant_tokens_schedule: str | None = None,
+        num_assistant_tokens_schedule: str | Schedule | None = None,
         num_assistant_beams: int | None = None,
         rule: str = "auto",
         tree: Any = None,
@@ -350,11 +352,13 @@ def with_assistant(options: Options, assistant: Assistant) -> Options:
         )
     if schedule is None and not (assistant.from_model and options.tree is not None):
         schedule = assistant.schedule
+    if assistant.confidence_threshold is not None and drafter is not None:
+        schedule = with_threshold(schedule or "constant", assistant.confidence_threshold)
     return replace(
         options,
         drafter=drafter,
         num_assistant_tokens=number,
-        num_assistant_tokens_schedule=schedule or "constant",
+        num_assistant_tokens_schedule=schedule,
     )
 
 

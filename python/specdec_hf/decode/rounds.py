@@ -27,7 +27,8 @@ from specdec_hf.decode.session import Session
 from specdec_hf.decode.streaming import Step
 from specdec_hf.decode.tracing import TracedRound
 from specdec_hf.decode.tree_round import TreeRound
-from specdec_hf.drafters.base import Candidates, TreeDrafter, reads_draft
+from specdec_hf.drafters.base import Candidates, TreeDrafter
+from specdec_hf.schedules.base import Outcome
 from specdec_kernels import Tree, TreeVerdict, Verdict
 
 
@@ -115,11 +116,13 @@ def step(session: Session) -> list[Step]:
         emitted=(s.history.lengths - lengths).tolist(),
     )
     s.stats.record_round(drafted, record)
-    if s.guard is not None and not reads_prompt:
-        emitted = sum(len(made.tokens) for made in steps) / len(steps)
-        note = s.guard.observe(drafted, emitted, ended - began)
-        if note is not None:
-            s.stats.notes.append(f"round {s.stats.rounds}: {note}")
+    undecided = s.history.lengths - lengths <= kept  # the text ended before the next decision
+    outcome = Outcome(
+        drafted=np.where(active, counts.depths, 0),
+        accepted=kept,
+        rejected=(counts.tried > kept) & active & ~undecided,
+    )
+    s.pacing.learn(record, outcome, drafted, reads_prompt=reads_prompt)
     if s.trace is not None:
         assert isinstance(this, ChainRound)
         s.trace(
@@ -154,13 +157,6 @@ def draft_limits(session: Session) -> NDArray[np.int64]:
     s = session
     if s.drafter is None or s.first_logits is not None:
         return np.zeros_like(s.budgets)
-    if s.guard is not None and not s.guard.allows_drafting(s.stats.rounds):
-        if s.guard.pausing and reads_draft(s.rule):
-            s.stats.note(
-                f"drafting paused by the clock under rule {s.rule!r}: the text depends on timing, "
-                "and the same seeds need not give it again"
-            )
-        return np.zeros_like(s.budgets)
-    wanted = np.array([schedule.next_length() for schedule in s.schedules], dtype=np.int64)
     # The round emits one token beyond the drafts, so the last budgeted token is never drafted.
-    return np.where(s.history.active, np.minimum(wanted, s.budgets - s.new_tokens - 1), 0)
+    most = np.where(s.history.active, s.budgets - s.new_tokens - 1, 0)
+    return s.pacing.limits(most, reads=int((s.history.lengths - s.cache.lengths).max()))

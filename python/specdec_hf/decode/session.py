@@ -23,19 +23,21 @@ from specdec_hf.cache.plain import Prompt
 from specdec_hf.cache.protocol import Lengths, RollbackCache, context_length
 from specdec_hf.decode.arguments import check_option_types
 from specdec_hf.decode.history import CommittedTokens
+from specdec_hf.decode.pacing import Pacing, begin_schedule
 from specdec_hf.decode.prefill import prefill
 from specdec_hf.decode.rules import resolve_rule
 from specdec_hf.decode.statistics import SequenceStats, SpecStats
 from specdec_hf.decode.token_outputs import TokenOutputs
 from specdec_hf.decode.tracing import Trace
-from specdec_hf.drafters.base import DraftContext, Drafter, TreeDrafter, reads_draft
+from specdec_hf.drafters.base import DraftContext, Drafter, TreeDrafter
 from specdec_hf.drafters.checks import describe
 from specdec_hf.drafters.lease import Lease
 from specdec_hf.drafters.resolve import parts_of, resolve_drafter
 from specdec_hf.hf_arguments.call import Call
 from specdec_hf.hf_arguments.sampling import sequence_seeds
+from specdec_hf.schedules.base import Schedule, ScheduleContext
 from specdec_hf.schedules.benefit_guard import BenefitGuard
-from specdec_hf.schedules.draft_length import DraftLengthSchedule, make_schedule
+from specdec_hf.schedules.costs import Costs
 from specdec_hf.trees.layouts import Layout
 from specdec_kernels import LOSSLESS_RULES
 
@@ -49,7 +51,7 @@ class Options:
 
     drafter: Any = None
     num_assistant_tokens: int | None = None
-    num_assistant_tokens_schedule: str | None = None
+    num_assistant_tokens_schedule: str | Schedule | None = None
     num_assistant_beams: int | None = None
     rule: str = "auto"
     tree: Layout | None = None
@@ -69,8 +71,7 @@ class Session:
     """The state of one call between rounds.
 
     Attributes:
-        schedules: [B], one draft length schedule a sequence, so that what a sequence drafts does
-            not depend on the others of its batch.
+        pacing: says how many tokens each sequence drafts.
         history: all committed tokens.
         prompt_lengths: [B] tokens of each prompt, without padding.
         budgets: [B] most new tokens of each sequence.
@@ -87,8 +88,7 @@ class Session:
     cache: RollbackCache
     drafter: Drafter | TreeDrafter | None
     context: DraftContext | None
-    schedules: list[DraftLengthSchedule]
-    guard: BenefitGuard | None
+    pacing: Pacing
     history: CommittedTokens
     prompt_lengths: Lengths
     budgets: NDArray[np.int64]
@@ -160,10 +160,15 @@ def begin(model: Any, call: Call, options: Options) -> Session:
     else:
         number = options.num_assistant_tokens
         draft_length = draft_size = DEFAULT_NUM_ASSISTANT_TOKENS if number is None else number
-    schedules = [
-        make_schedule(options.num_assistant_tokens_schedule or "constant", draft_length)
-        for _ in range(batch_size)
-    ]
+    costs = Costs()
+    vocab_size = model.config.get_text_config(decoder=True).vocab_size
+    schedule = begin_schedule(
+        options.num_assistant_tokens_schedule or "constant",
+        drafter,
+        ScheduleContext(batch_size, draft_length, vocab_size, drafts_tree, costs),
+    )
+    if not drafts_tree:
+        draft_size = max(draft_size, schedule.max_draft)
     seeds = sequence_seeds(
         options.seed,
         batch_size,
@@ -206,12 +211,19 @@ def begin(model: Any, call: Call, options: Options) -> Session:
             self_check=options.self_check,
             encoder=call.encoder,
             cache=cache,
+            round_noise=schedule.reads_facts,
         )  # fmt: skip
         try:
             drafter.start(context)
         except BaseException:
             lease.release()  # at once, since the traceback keeps it alive
             raise
+    pacing = Pacing(
+        schedule, costs, options.guard, drafter, model=model, rule=rule, budget=int(budgets.max()),
+        stats=stats, clock=options.clock,
+    )  # fmt: skip
+    if context is not None and schedule.reads_facts:
+        context.goes_on = pacing.goes_on
     return Session(
         model=model,
         call=call,
@@ -219,8 +231,7 @@ def begin(model: Any, call: Call, options: Options) -> Session:
         cache=cache,
         drafter=drafter,
         context=context,
-        schedules=schedules,
-        guard=resolve_guard(options, rule, drafter),
+        pacing=pacing,
         history=committed_prompts(call, lengths, max_length),
         prompt_lengths=lengths.copy(),
         budgets=budgets,
@@ -241,11 +252,6 @@ def _check_tree_options(options: Options) -> None:
         raise ValueError(
             "num_assistant_tokens must not be given with a drafter of trees, which says what is "
             f"drafted, got {options.num_assistant_tokens}"
-        )
-    if options.num_assistant_tokens_schedule not in (None, "constant"):
-        raise ValueError(
-            "num_assistant_tokens_schedule must be 'constant' with tree, "
-            f"got {options.num_assistant_tokens_schedule!r}"
         )
     if options.trace is not None:
         raise ValueError("trace must be None with tree: only rounds of chains are traced")
@@ -282,16 +288,3 @@ def _token_outputs(call: Call, cache: RollbackCache) -> TokenOutputs | None:
     if "hidden_states" in call.outputs and call.prefill is None:
         keep_hidden_states(cache)
     return TokenOutputs(call.outputs, cache, len(call.mask))
-
-
-def resolve_guard(
-    options: Options, rule: str, drafter: Drafter | TreeDrafter | None
-) -> BenefitGuard | None:
-    """What may pause the drafting of a call, None where nothing does."""
-    if isinstance(options.guard, BenefitGuard):
-        return options.guard
-    if drafter is None or options.guard is False:
-        return None
-    # Rules that read the draft's distribution emit other text in rounds without drafts, so a pause,
-    # which depends on time, changes the text.
-    return BenefitGuard(stops=options.guard is True or not reads_draft(rule))

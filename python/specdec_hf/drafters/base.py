@@ -25,6 +25,7 @@ import torch
 from numpy.typing import NDArray
 
 from specdec_hf.hf_arguments.encoder import EncoderSource
+from specdec_hf.schedules.base import TokenFacts
 from specdec_kernels import (
     LOSSLESS_RULES,
     RULES_NEEDING_ROUND_NOISE,
@@ -87,6 +88,12 @@ class DraftContext:
             its ids, to copy from, and `EncoderSource.encode` what another encoder makes of it.
         cache: the target's cache. Only a drafter that computes a part of the target's forward, see
             `Drafter.forward`, may use it.
+        round_noise: whether drafts are drawn with noise of the round under every rule, because the
+            schedule looks at drafts behind rejected ones.
+        goes_on: for drafters that draw token by token; set after `start`. Given the number of the
+            token drawn last and its `TokenFacts`, it says for each sequence [B] whether to draw
+            another one. A token is never taken back. None where the schedule does not ask for
+            facts, which cost a read from the device each.
         first_number: number of this drafter's first draft among all drafts of the round. Only the
             loop sets it.
         asked_for_noise: whether `noise_positions` was called in this round.
@@ -106,13 +113,15 @@ class DraftContext:
     self_check: bool = True
     encoder: EncoderSource | None = None
     cache: Any = None
+    round_noise: bool = False
+    goes_on: Callable[[int, TokenFacts], NDArray[np.bool_]] | None = None
     first_number: int = 0
     asked_for_noise: bool = False
 
     @property
     def needs_round_noise(self) -> bool:
         """Whether no two rounds may draw a draft with the same noise."""
-        return self.rule in RULES_NEEDING_ROUND_NOISE
+        return self.round_noise or self.rule in RULES_NEEDING_ROUND_NOISE
 
     def noise_positions(
         self,
@@ -165,11 +174,16 @@ class Draft:
             None for deterministic drafts.
         counts: [B] drafts per sequence where the host knows them. They hold no -1. None means
             gamma drafts everywhere.
+        confidence: [B, gamma] float32 on the host, estimates of the probability that each token is
+            accepted if those before it are; for schedules that read it. That of a token that was
+            drawn may depend on the token. That of a deterministic draft must follow from the
+            committed text, since a schedule may drop the token because of it.
     """
 
     tokens: torch.Tensor
     distribution: SampledDraft | None = None
     counts: NDArray[np.int64] | None = None
+    confidence: NDArray[np.float32] | None = None
 
 
 @dataclass
@@ -216,10 +230,13 @@ class AnyDrafter:
         name: in the statistics.
         candidates: how many of the target's most likely next tokens `observe` is given; with 0 it
             is not called.
+        relative_cost: about how many forwards of the target a draft step takes, for the benefit
+            guard before it has measured one; set in `start`.
     """
 
     name = "custom"
     candidates = 0
+    relative_cost = 0.0
 
     @classmethod
     def from_text(cls, text: str) -> Self:
@@ -259,6 +276,7 @@ class Drafter(AnyDrafter, ABC):
             round nor declared "independent", because with other noise the text would be biased.
             Drafts without a distribution need no noise.
         draws: whether every draft comes with the distribution that it was drawn from.
+        reports_confidence: whether every draft comes with `Draft.confidence`.
         several: whether `propose_several` is overridden, which `TrieTree` then calls.
         rolls_back: whether the history may end with drafts, as in a cascade. `commit` is then
             called with the lengths before those drafts and how many of them were kept, and later
@@ -268,6 +286,7 @@ class Drafter(AnyDrafter, ABC):
     rules: tuple[str, ...] = LOSSLESS_RULES
     noise: Literal["context", "independent"] = "context"
     draws = False
+    reports_confidence = False
     several = False
     rolls_back = False
 
@@ -377,23 +396,3 @@ class TreeDrafter(AnyDrafter, ABC):
             lengths: [B] tokens that each sequence had when it drafted.
             outcome: what was committed of the tree; None in a round without one.
         """
-
-
-def mask_below_limits(
-    tokens: torch.Tensor, depths: torch.Tensor, limits: NDArray[np.int64]
-) -> torch.Tensor:
-    """Tokens [B, N] with -1 where the depth [B, N] or [1, N] exceeds the sequence's limit."""
-    bounds = torch.from_numpy(limits.copy()).to(tokens.device, non_blocking=True)
-    return tokens.masked_fill(depths > bounds[:, None], -1)
-
-
-def concat_distributions(
-    parts: Sequence[SampledDraft], temperature: float | torch.Tensor, device: torch.device
-) -> SampledDraft:
-    """The rows [B, m, V] of several draft distributions one after the other, on one device."""
-    return SampledDraft(
-        torch.cat([part.logits.to(device) for part in parts], dim=1),
-        torch.cat([part.logsumexp.to(device) for part in parts], dim=1),
-        torch.cat([part.threshold.to(device) for part in parts], dim=1),
-        temperature,
-    )

@@ -116,7 +116,8 @@ def read_draft(
         counts = np.minimum(counts, (~ended).sum(axis=1))
     if not counts.any():
         return None
-    return Draft(tokens, draft.distribution, counts)
+    confidence = _read_confidence(name, draft.confidence, (batch_size, size))
+    return Draft(tokens, draft.distribution, counts, confidence)
 
 
 def _read_tokens(name: str, given: Any, batch_size: int, gamma: int) -> torch.Tensor:
@@ -167,6 +168,18 @@ def _read_counts(name: str, given: Any) -> NDArray[np.int64]:
         kind = f"a tensor on {given.device}" if counts is None else f"{counts.dtype}"
         raise TypeError(f"{name} must return counts as integers on the host, got {kind}")
     return counts.astype(np.int64)
+
+
+def _read_confidence(name: str, given: Any, shape: tuple[int, int]) -> NDArray[np.float32] | None:
+    """Confidences within [0, 1], NaN as 0."""
+    if given is None:
+        return None
+    if not isinstance(given, np.ndarray) or given.dtype.kind != "f":
+        got = given.dtype if isinstance(given, np.ndarray) else type(given).__name__
+        raise TypeError(f"{name} must return confidence as an array of floats, got {got}")
+    if given.shape != shape:
+        raise ValueError(f"{name} must return confidence {list(shape)}, got {list(given.shape)}")
+    return np.nan_to_num(given.astype(np.float32), nan=0.0).clip(0, 1)
 
 
 def _check_distribution(

@@ -30,6 +30,7 @@ class CopyingDrafter(Drafter):
     """
 
     several = True
+    reports_confidence = True
 
     def __init__(self, corpus: Corpus | None) -> None:
         self.corpus = corpus
@@ -68,7 +69,9 @@ class CopyingDrafter(Drafter):
     def propose(self, history: History, gamma: int) -> Draft | None:
         tokens = self._propose(history, gamma, 1)[:, 0]
         counts = (tokens >= 0).sum(axis=1)
-        return Draft(torch.from_numpy(tokens), counts=counts) if counts.any() else None
+        if not counts.any():
+            return None
+        return Draft(torch.from_numpy(tokens), counts=counts, confidence=self.confidence)
 
     def propose_several(self, history: History, gamma: int, count: int) -> torch.Tensor | None:
         """[B, count, gamma], different chains of every sequence, best first, then -1."""

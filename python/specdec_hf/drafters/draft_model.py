@@ -82,6 +82,15 @@ class DraftModel:
             )
         return source.encode(self.model)
 
+    @property
+    def relative_cost(self) -> float:
+        """Its parameters by those of the target: about the cost of a forward, by memory traffic."""
+        ours, theirs = (
+            float(sum(parameter.numel() for parameter in model.parameters()))
+            for model in (self.model, self.context.model)
+        )
+        return ours / max(theirs, 1)
+
     def room(self, history: History, wanted: NDArray[np.int64] | int) -> NDArray[np.int64]:
         """[B], how many of the ``wanted`` tokens each sequence can draft within its context."""
         most = np.where(history.active, wanted, 0)

@@ -15,9 +15,9 @@ from specdec_hf.drafters.base import (
     TreeDraft,
     TreeDrafter,
     TreeOutcome,
-    mask_below_limits,
 )
 from specdec_hf.drafters.draft_model import DraftModel
+from specdec_hf.drafters.tensors import mask_below_limits
 from specdec_hf.trees.layouts import EagleTree
 from specdec_kernels import expand_tree, rerank_tree
 
@@ -52,6 +52,7 @@ class EagleDrafter(TreeDrafter):
         most = max(context.max_draft, self._most_fed)
         self._context = context = dataclasses.replace(context, max_draft=most)
         self._draft = DraftModel(self.model, context, "spec", tree=True)
+        self.relative_cost = self._draft.relative_cost
 
     def propose(self, history: History, limits: NDArray[np.int64]) -> TreeDraft | None:
         draft, lengths, width = self._draft, history.lengths, self.layout.width

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from specdec_hf.cache.forward import forward_window
 from specdec_hf.drafters.base import Draft, DraftContext, Drafter, History, reads_draft
 from specdec_hf.drafters.draft_model import DraftModel
+from specdec_hf.drafters.facts import token_facts
 from specdec_hf.hf_arguments.language_model import check_language_model
 from specdec_kernels import LOSSLESS_RULES, SampledDraft
 
@@ -19,7 +20,8 @@ class ModelDrafter(Drafter):
     """Any causal LM; it may be on another device or in another dtype than the target.
 
     A draft comes with exactly the distribution it was drawn from. After a fully accepted draft the
-    model's cache lacks the last drafted token, which the next round feeds first.
+    model's cache lacks the last drafted token, which the next round feeds first. A schedule that
+    reads facts is asked behind each token, and drafting ends where no sequence goes on.
 
     Args:
         model: the draft model. Neither it nor its configs are changed.
@@ -47,6 +49,7 @@ class ModelDrafter(Drafter):
         """
         self._context = context
         self._draft = DraftModel(self.model, context, self.cache_kind)
+        self.relative_cost = self._draft.relative_cost
 
     def propose(self, history: History, gamma: int) -> Draft | None:
         draft, lengths = self._draft, history.lengths
@@ -77,6 +80,15 @@ class ModelDrafter(Drafter):
                 logits_of.append(logits)
                 sums.append(sampled.logsumexp[:, 0])
                 thresholds.append(sampled.threshold[:, 0])
+            if self._context.goes_on is not None:
+                facts = token_facts(
+                    logits[:, None], sampled.tokens, draft.sampler.sampling["temperature"],
+                    sampled.threshold,
+                )  # fmt: skip
+                goes_on = self._context.goes_on(i, facts[0])
+                counts = np.where(goes_on, counts, np.minimum(counts, i + 1))
+                if counts.max() == i + 1:
+                    break
         tokens = torch.stack(drawn, dim=1)
         if not with_distribution:
             return Draft(tokens, counts=counts)

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from specdec_hf.drafters.base import Draft, DraftContext, Drafter, History, reads_draft
+from specdec_hf.drafters.facts import token_facts
 from specdec_hf.drafters.row_sampler import RowSampler
 from specdec_kernels import LOSSLESS_RULES, SampledDraft
 
@@ -62,6 +63,12 @@ class RowDrafter(Drafter):
                 tokens[b, i] = drawn.tokens[b, 0]
                 texts[b] = np.append(texts[b], tokens[b, i])
             counts += goes_on
+            if self.context.goes_on is not None:
+                facts = token_facts(
+                    torch.from_numpy(rows[:, i : i + 1]), drawn.tokens,
+                    self.sampler.sampling["temperature"], drawn.threshold,
+                )  # fmt: skip
+                goes_on &= self.context.goes_on(i, facts[0])
         size = int(counts.max())
         if size == 0:
             return None

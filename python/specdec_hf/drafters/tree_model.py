@@ -15,12 +15,11 @@ from specdec_hf.drafters.base import (
     TreeDraft,
     TreeDrafter,
     TreeOutcome,
-    concat_distributions,
-    mask_below_limits,
     reads_draft,
 )
 from specdec_hf.drafters.children import MAX_WIDTH, Children, draw_children
 from specdec_hf.drafters.draft_model import DraftModel
+from specdec_hf.drafters.tensors import concat_distributions, mask_below_limits
 from specdec_hf.trees.checks import MAX_NODES
 from specdec_hf.trees.layouts import Forest, TreeSpec
 from specdec_kernels import TREE_RULES_READING_DRAFT
@@ -73,6 +72,7 @@ class TreeModelDrafter(TreeDrafter):
         """
         self._context = context
         self._drafts = [DraftModel(model, context, "spec", tree=True) for model in self.models]
+        self.relative_cost = sum(draft.relative_cost for draft in self._drafts)
         owners, numbers = np.array(self.forest.owners), np.array(self.forest.numbers)
         self._nodes = [np.flatnonzero(owners == copy) for copy in range(len(self.models))]
         # Only nodes with children are fed to their model; these are their places in its cache.

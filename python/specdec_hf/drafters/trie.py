@@ -19,12 +19,12 @@ from specdec_hf.drafters.base import (
     TreeDraft,
     TreeDrafter,
     TreeOutcome,
-    concat_distributions,
     reads_draft,
 )
 from specdec_hf.drafters.chain_source import ChainSource, TreeSource, agreement
 from specdec_hf.drafters.checks import check_temperature
 from specdec_hf.drafters.node_budget import NodeBudget
+from specdec_hf.drafters.tensors import concat_distributions
 from specdec_hf.trees.layouts import TrieTree
 from specdec_kernels import SampledDraft, build_trie
 
@@ -83,6 +83,7 @@ class TrieDrafter(TreeDrafter):
                 # tokens are the best drafts and nothing need be drawn.
                 mine.temperature = 0.0
             source.start(mine)
+        self.relative_cost = sum(drafter.relative_cost for drafter in self.drafters)
 
     def propose(self, history: History, limits: NDArray[np.int64]) -> TreeDraft | None:
         limits = np.minimum(limits, self.depth)

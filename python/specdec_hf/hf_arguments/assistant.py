@@ -9,6 +9,7 @@ import torch
 from transformers import GenerationConfig
 
 from specdec_hf.hf_arguments.unsupported import Origin
+from specdec_hf.schedules.confidence import DEFAULT_THRESHOLD
 
 # Transformers' own defaults, which no caller asked for.
 DEFAULTS = {"num_assistant_tokens": (None, 20), "num_assistant_tokens_schedule": (None, "constant")}
@@ -28,6 +29,7 @@ class Assistant:
         schedule: ``num_assistant_tokens_schedule``, or None.
         from_model: whether they are defaults of the model's own generation config, which the
             arguments of the loop overrule.
+        confidence_threshold: ``assistant_confidence_threshold``, or None.
     """
 
     model: Any = None
@@ -38,6 +40,7 @@ class Assistant:
     num_assistant_tokens: int | None = None
     schedule: str | None = None
     from_model: bool = False
+    confidence_threshold: float | None = None
 
 
 def assistant_of(
@@ -78,7 +81,15 @@ def assistant_of(
         lookup=lookup is not None,
         max_ngram=config.max_matching_ngram_size,
         num_assistant_tokens=number if lookup is None else lookup,
-        # The two differ in whether the length outlives the call, which it never does here.
-        schedule="heuristic" if schedule == "heuristic_transient" else schedule,
+        schedule=schedule,
         from_model=lookup is None and bool(origin.of("num_assistant_tokens", number)),
+        confidence_threshold=_confidence_threshold(config, origin),
     )
+
+
+def _confidence_threshold(config: GenerationConfig, origin: Origin) -> float | None:
+    """Transformers' default of 0.4 counts only where the call itself gives it; 0 asks for none."""
+    value = getattr(config, "assistant_confidence_threshold", None)
+    if value == DEFAULT_THRESHOLD and "assistant_confidence_threshold" not in origin.given:
+        return None
+    return value or None

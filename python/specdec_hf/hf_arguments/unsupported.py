@@ -21,6 +21,7 @@ HONOURED = frozenset(
     | {"num_beams", "early_stopping", "length_penalty"}
     | {"output_scores", "output_logits", "output_hidden_states"}
     | {"num_assistant_tokens", "num_assistant_tokens_schedule", "decoder_start_token_id"}
+    | {"assistant_confidence_threshold"}
     | {"prompt_lookup_num_tokens", "max_matching_ngram_size"}
 )
 # They have no effect on plain generation of one kind either: they belong to contrastive search, to
@@ -44,7 +45,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "cache_implementation": (None,),
     "output_attentions": (None, False),
     "is_assistant": (None, False),
-    "assistant_confidence_threshold": (None, 0, 0.4),
     "assistant_early_exit": (None,),
     "assistant_lookbehind": (None, 10),
     "target_lookbehind": (None, 10),

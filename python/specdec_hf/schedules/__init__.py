@@ -1,3 +1,3 @@
-"""How many tokens the next round drafts (draft_length.py), and whether it drafts at all
-(benefit_guard.py).
+"""How many tokens a round drafts: schedules by name (registry.py), their contract (base.py), and
+the benefit guard on top of all of them (benefit_guard.py).
 """

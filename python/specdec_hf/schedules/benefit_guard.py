@@ -1,34 +1,60 @@
-"""When to stop drafting: speculation that is slower than plain decoding is switched off."""
+"""Bounds what drafting may lose: a call is never more than 3 % slower than plain decoding."""
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from numbers import Integral
 from statistics import median
 
+from specdec_hf.schedules.base import check_number
+from specdec_hf.schedules.costs import Costs
+
+# What drafting may lose, in seconds of plain decoding. A third of 3 % is left to the inaccuracy of
+# the clock.
+MAX_LOSS = 0.02
+# Tokens that a text is expected to have before it has them: of any text, and of one whose drafter
+# has been worth it in earlier calls.
+HORIZON = 32
+TRUSTED_HORIZON = 256
+
 
 class BenefitGuard:
-    """Measures the benefit of speculation as it runs, and pauses drafting while it is below 1.
+    """Measures the benefit of speculation as it runs, and holds drafting where it does not pay.
 
     benefit = tokens per sequence and drafting round * seconds of a plain round / seconds of a
-    drafting round. Each pause lasts twice as many plain rounds as the one before, and then a few
-    drafting rounds measure again. All times come from the loop's clock, so tests can make them up.
+    drafting round. The guard keeps an account of what the call has lost: the seconds of its
+    drafting rounds beyond those that plain decoding needs for as many tokens, and of drafters that
+    were asked in vain. A round may draft only if the account stays within ``max_loss`` of the
+    seconds of plain decoding even if all its drafts are rejected. Until a draft has paid, the first
+    drafts therefore wait for some plain rounds. After ``window`` drafting rounds with a benefit
+    below 1 drafting pauses, each time for twice as many plain rounds. All times come from the
+    loop's clock, so tests can make them up.
 
     Under rules that read the draft distribution, a round without drafts emits other text than one
     with drafts. There the guard must not pause by the clock (``stops=False``), and the one plain
     round that it needs for comparison is always the same one.
 
     Args:
-        window: number of drafting rounds that are measured before a decision.
+        window: number of drafting rounds that are measured before a pause.
         pause: number of plain rounds in the first pause.
         stops: False measures and reports but never pauses.
+        max_loss: what drafting may lose, in seconds of plain decoding; None is `MAX_LOSS`. A text
+            that ends before 32 tokens counts as one of 32. ``math.inf`` drafts at once.
 
     Raises:
         TypeError: an argument of a wrong type, by name.
-        ValueError: a number below 1.
+        ValueError: a number out of range.
     """
 
-    def __init__(self, *, window: int = 8, pause: int = 16, stops: bool = True) -> None:
+    def __init__(
+        self,
+        *,
+        window: int = 8,
+        pause: int = 16,
+        stops: bool = True,
+        max_loss: float | None = None,
+    ) -> None:
         for name, value in (("window", window), ("pause", pause)):
             message = f"{name} must be an integer of at least 1, got {value!r}"
             if not isinstance(value, Integral) or isinstance(value, bool):
@@ -37,11 +63,29 @@ class BenefitGuard:
                 raise ValueError(message)
         if not isinstance(stops, bool):
             raise TypeError(f"stops must be True or False, got {stops!r}")
+        if max_loss is None:
+            max_loss = MAX_LOSS
+        check_number("max_loss", max_loss, 0, math.inf)
         self.window = int(window)
         self.pause = int(pause)
         self.stops = stops
+        self.max_loss = float(max_loss)
         self.stopped = 0
-        self._plain_times: deque[float] = deque(maxlen=self.window)
+        self.start(Costs(), HORIZON)
+
+    def start(self, costs: Costs, budget: int, *, trusted: bool = False) -> None:
+        """Begin a call.
+
+        Args:
+            costs: the measured times of the call, which the loop records.
+            budget: most new tokens of a sequence.
+            trusted: whether drafting had a benefit in earlier calls.
+        """
+        self.costs = costs
+        self._horizon = min(budget, TRUSTED_HORIZON if trusted else HORIZON)
+        self._drafts = False  # whether this call has drafted
+        self._tokens = 0.0  # per sequence
+        self._lost = 0.0  # seconds
         self._draft_times: deque[float] = deque(maxlen=self.window)
         self._draft_tokens: deque[float] = deque(maxlen=self.window)
         self._rounds_to_pause = 0
@@ -49,7 +93,7 @@ class BenefitGuard:
     @property
     def plain_step(self) -> float | None:
         """Median seconds of a plain round, None before one was seen."""
-        return median(self._plain_times) if self._plain_times else None
+        return self.costs.plain
 
     @property
     def benefit(self) -> float | None:
@@ -65,36 +109,57 @@ class BenefitGuard:
         """Whether the next round belongs to a pause."""
         return self._rounds_to_pause > 0
 
-    def allows_drafting(self, number: int) -> bool:
-        """Whether the next round of a call, its ``number``-th from 0, should draft."""
+    def allows_drafting(self, number: int, length: int, reads: int = 1) -> bool:
+        """Whether the next round of a call should draft.
+
+        Args:
+            number: of the round, from 0.
+            length: tokens that it would draft.
+            reads: tokens that the round reads before them, the whole prompt at first.
+        """
         if not self.stops:
             # Neither times nor the other sequences of the batch may decide here.
             return number != self.window // 2 + 1
         if self.pausing:
             return False
-        # The comparison needs one plain round. It costs time, so it waits until half a window of
-        # drafting rounds has been seen: short texts never pay for it.
-        compares_soon = len(self._draft_times) >= self.window // 2
-        return not (compares_soon and not self._plain_times)
+        plain, costs = self.plain_step, self.costs
+        if math.isinf(self.max_loss):
+            # The comparison still needs one plain round.
+            return plain is not None or len(self._draft_times) < self.window // 2
+        if reads > 1:
+            # Drafts that are verified along with the prompt take their share of the time.
+            return costs.relative_cost == 0 and length <= self.max_loss * reads
+        if plain is None:
+            return False
+        risk = (costs.round(length) or plain) - plain
+        if not self._drafts:
+            risk += costs.relative_cost * costs.prefill  # the draft model reads the prompt
+        earned = costs.prefill + plain * max(self._tokens, self._horizon)
+        return self._lost + risk <= self.max_loss * earned
 
-    def observe(self, drafted: int, tokens_per_sequence: float, seconds: float) -> str | None:
-        """Record one round.
+    def observe(
+        self, drafted: int, tokens_per_sequence: float, seconds: float, in_vain: float = 0.0
+    ) -> str | None:
+        """Record one round, which `Costs.observe` has recorded already.
 
         Args:
             drafted: tokens drafted for each sequence in this round.
             tokens_per_sequence: tokens emitted per active sequence.
             seconds: duration of the round.
+            in_vain: seconds of a drafter that drafted nothing.
 
         Returns:
             A note for the user when the benefit was found to be below 1, else None.
         """
+        self._tokens += tokens_per_sequence
         if drafted == 0:
-            self._plain_times.append(seconds)
-            if self._rounds_to_pause > 0:
-                self._rounds_to_pause -= 1
+            self._lost += in_vain
+            self._rounds_to_pause = max(self._rounds_to_pause - 1, 0)
             return None
+        self._drafts = True
         self._draft_times.append(seconds)
         self._draft_tokens.append(tokens_per_sequence)
+        self._lost += seconds - tokens_per_sequence * (self.plain_step or seconds)
         benefit = self.benefit
         if benefit is None or len(self._draft_times) < self.window or benefit >= 1.0:
             return None

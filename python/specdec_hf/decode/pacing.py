@@ -1,0 +1,210 @@
+"""How much a call drafts, round by round: its schedule, with the benefit guard on top."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specdec_hf.decode.round_record import RoundRecord
+from specdec_hf.decode.statistics import SpecStats
+from specdec_hf.drafters.base import Draft, DraftContext, Drafter, TreeDrafter, reads_draft
+from specdec_hf.drafters.checks import describe
+from specdec_hf.drafters.facts import facts_of_draft
+from specdec_hf.schedules.base import Outcome, Schedule, ScheduleContext, TokenFacts
+from specdec_hf.schedules.benefit_guard import BenefitGuard
+from specdec_hf.schedules.constant import ConstantSchedule
+from specdec_hf.schedules.costs import Costs
+from specdec_hf.schedules.experience import Experience, recall, remember, what_drafts
+from specdec_hf.schedules.registry import make_schedule
+
+
+def begin_schedule(
+    given: str | Schedule, drafter: Drafter | TreeDrafter | None, context: ScheduleContext
+) -> Schedule:
+    """The schedule of a call, started.
+
+    Raises:
+        ValueError: a schedule that does not fit the drafter.
+    """
+    schedule = make_schedule(given)
+    if drafter is None or context.num_assistant_tokens == 0:
+        schedule = ConstantSchedule()
+    elif isinstance(drafter, TreeDrafter):
+        if not schedule.trees:
+            raise ValueError(
+                "num_assistant_tokens_schedule must be 'constant' or 'optimal' with tree, "
+                f"got {schedule.name!r}"
+            )
+    elif schedule.reads_facts and not (drafter.draws or drafter.reports_confidence):
+        raise ValueError(
+            f"num_assistant_tokens_schedule {schedule.name!r} needs a drafter with a draft "
+            f"distribution or a confidence, got {drafter.name}"
+        )
+    schedule.start(context)
+    return schedule
+
+
+class Pacing:
+    """The schedule and the guard of a call.
+
+    Args:
+        schedule: started.
+        costs: the same as in the context of the schedule; it begins with those of earlier calls.
+        guard: None, True, False or a `BenefitGuard`, as in `generate`.
+        drafter: started; None for plain decoding.
+        rule: acceptance rule.
+        budget: most new tokens of a sequence.
+        stats: takes notes, and the measured benefit.
+        clock: measurements outlive the call only where this is the real time.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        costs: Costs,
+        guard: bool | BenefitGuard | None,
+        drafter: Drafter | TreeDrafter | None,
+        *,
+        model: Any,
+        rule: str,
+        budget: int,
+        stats: SpecStats,
+        clock: Callable[[], float],
+    ) -> None:
+        self.schedule, self.costs, self.drafter = schedule, costs, drafter
+        self.model, self.rule, self.stats = model, rule, stats
+        self.batch_size = len(stats.sequences)
+        self.drafts = what_drafts(drafter)
+        self.shape = (self.batch_size, stats.tree)
+        self.remembers = clock is time.perf_counter
+        self.guard: BenefitGuard | None = None
+        if drafter is None:
+            return
+        earlier = self._experience()
+        costs.adopt(earlier.costs, drafter.relative_cost)
+        if isinstance(guard, BenefitGuard):
+            self.guard = copy.deepcopy(guard)
+        elif guard is not False:
+            # Rules that read the draft's distribution emit other text in rounds without drafts, so
+            # a pause, which depends on time, changes the text.
+            self.guard = BenefitGuard(stops=guard is True or not reads_draft(rule))
+        if self.guard is not None:
+            self.guard.start(costs, budget, trusted=earlier.trusted)
+        self._note_what_texts_depend_on()
+
+    def _experience(self) -> Experience:
+        if not self.remembers:
+            return Experience()
+        return recall(self.model, self.drafts, self.shape)
+
+    def _note_what_texts_depend_on(self) -> None:
+        if not reads_draft(self.rule):
+            return
+        for depends, on in (
+            (self.schedule.reads_clock, "timing, and the same seeds need not give it again"),
+            (self.schedule.mixes_sequences and self.batch_size > 1, "the rest of the batch"),
+        ):
+            if depends:
+                self.stats.note(
+                    f"schedule {self.schedule.name!r} under rule {self.rule!r}: the text depends "
+                    f"on {on}"
+                )
+
+    def limits(self, most: NDArray[np.int64], reads: int) -> NDArray[np.int64]:
+        """[B], how many tokens each sequence may draft in the next round.
+
+        Args:
+            most: [B], how many tokens a sequence may draft at all.
+            reads: tokens that the target reads before the drafts.
+        """
+        wanted = np.minimum(self.schedule.lengths(most), self.schedule.max_draft)
+        self._limits = np.minimum(wanted, most)
+        self.asked = False
+        guard, number, longest = self.guard, self.stats.rounds, int(self._limits.max())
+        if guard is not None and longest and not guard.allows_drafting(number, longest, reads):
+            if guard.pausing and reads_draft(self.rule):
+                self.stats.note(
+                    f"drafting paused by the clock under rule {self.rule!r}: the text depends on "
+                    "timing, and the same seeds need not give it again"
+                )
+            return np.zeros_like(most)
+        return self._limits
+
+    def goes_on(self, number: int, facts: TokenFacts) -> NDArray[np.bool_]:
+        """`DraftContext.goes_on`."""
+        self.asked = True
+        self.stats.device_reads += 1
+        return self.schedule.goes_on(number, facts) & (number + 1 < self._limits)
+
+    def kept(self, draft: Draft, context: DraftContext) -> NDArray[np.int64]:
+        """[B], how many tokens of a checked draft are verified."""
+        assert draft.counts is not None
+        assert self.drafter is not None
+        counts = np.minimum(draft.counts, self._limits)
+        if not self.schedule.reads_facts:
+            return counts
+        if self.asked:
+            return np.minimum(self.schedule.settle(counts), counts)
+        if draft.confidence is not None:
+            facts = [TokenFacts.of_confidence(column) for column in draft.confidence.T]
+        elif draft.distribution is not None:
+            self.stats.device_reads += 1
+            facts = facts_of_draft(draft.tokens, draft.distribution)
+        else:
+            context.note(
+                f"{describe(self.drafter)} gave neither a distribution nor a confidence; schedule "
+                f"{self.schedule.name!r} takes the whole draft"
+            )
+            return counts
+        drawn = draft.distribution is not None
+        return np.minimum(self.schedule.cut(facts, counts, drawn=drawn), counts)
+
+    def learn(
+        self, record: RoundRecord, outcome: Outcome, width: int, *, reads_prompt: bool
+    ) -> None:
+        """Learn from a round.
+
+        Args:
+            record: its counts and times; the schedule adds its facts.
+            outcome: of its drafts.
+            width: drafted tokens that the target's forward read for each sequence.
+            reads_prompt: whether the round read the prompt too.
+        """
+        if self.drafter is None:
+            return
+        record.facts = self.schedule.record()
+        rest = record.verify + record.accept
+        if reads_prompt:
+            self.costs.prefill += rest
+        else:
+            self.costs.observe(int(outcome.drafted.max()), width, record.draft, rest)
+        self.schedule.observe(outcome)
+        if self.guard is None or reads_prompt:
+            return
+        emitted = [n for n in record.emitted if n]
+        note = self.guard.observe(
+            width, sum(emitted) / max(len(emitted), 1), record.seconds, in_vain=record.draft
+        )
+        if note is not None:
+            self.stats.notes.append(f"round {self.stats.rounds}: {note}")
+
+    def finish(self) -> None:
+        """Report what was measured, and keep it for the next call."""
+        if self.drafter is None:
+            return
+        benefit = None
+        if self.guard is not None:
+            benefit = self.stats.benefit = self.guard.benefit
+            self.stats.plain_step_seconds = self.guard.plain_step
+            if self.guard.stops and not self.stats.drafted:
+                self.stats.note(
+                    "nothing was drafted: no draft was found, or it could have cost more than the "
+                    "text allows; guard=False drafts from the first round"
+                )
+        if self.remembers:
+            remember(self.model, self.drafts, self.shape, self.costs, benefit)

@@ -1,0 +1,50 @@
+"""`TokenFacts` of drafted tokens, computed on the draft model's device."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from specdec_hf.schedules.base import TokenFacts
+from specdec_kernels import SampledDraft
+
+
+def token_facts(
+    logits: torch.Tensor,
+    tokens: torch.Tensor,
+    temperature: float | torch.Tensor,
+    threshold: torch.Tensor,
+) -> list[TokenFacts]:
+    """The facts of tokens that were drawn from logits. It reads from the device once.
+
+    Args:
+        logits: [B, m, V] that the tokens were drawn from.
+        tokens: [B, m] int64; the facts of -1 mean nothing.
+        temperature: float, or [B]. At 0 the facts are those of the softmax of all logits.
+        threshold: [B, m], of the raw logits, below which the filters dropped tokens; see `sample`.
+
+    Returns:
+        m entries.
+    """
+    device = logits.device
+    scale = torch.as_tensor(temperature, dtype=torch.float32, device=device).expand(len(logits))
+    greedy = (scale == 0)[:, None, None]
+    rows = logits.float()
+    rows = rows.masked_fill((rows < threshold[..., None].to(device)) & ~greedy, -torch.inf)
+    logprobs = (rows / torch.where(greedy, 1.0, scale[:, None, None])).log_softmax(dim=-1)
+    probs = logprobs.exp()
+    drawn = probs.gather(2, tokens.clamp(min=0)[..., None].to(device))[..., 0]
+    # 0 * log(0) is 0 here.
+    entropy = -(probs * logprobs.clamp(min=torch.finfo(torch.float32).min)).sum(dim=-1)
+    read = torch.stack([drawn, probs.amax(dim=-1), entropy]).cpu().numpy()
+    return [TokenFacts(*np.ascontiguousarray(read[:, :, i])) for i in range(tokens.shape[1])]
+
+
+def facts_of_draft(tokens: torch.Tensor, distribution: SampledDraft) -> list[TokenFacts]:
+    """The facts of a whole draft [B, gamma] that came with its distribution."""
+    return token_facts(
+        distribution.logits,
+        tokens.to(distribution.logits.device),
+        distribution.temperature,
+        distribution.threshold,
+    )

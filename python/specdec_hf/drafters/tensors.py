@@ -1,0 +1,31 @@
+"""Tensors of drafts that several drafters cut and join."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from specdec_kernels import SampledDraft
+
+
+def mask_below_limits(
+    tokens: torch.Tensor, depths: torch.Tensor, limits: NDArray[np.int64]
+) -> torch.Tensor:
+    """Tokens [B, N] with -1 where the depth [B, N] or [1, N] exceeds the sequence's limit."""
+    bounds = torch.from_numpy(limits.copy()).to(tokens.device, non_blocking=True)
+    return tokens.masked_fill(depths > bounds[:, None], -1)
+
+
+def concat_distributions(
+    parts: Sequence[SampledDraft], temperature: float | torch.Tensor, device: torch.device
+) -> SampledDraft:
+    """The rows [B, m, V] of several draft distributions one after the other, on one device."""
+    return SampledDraft(
+        torch.cat([part.logits.to(device) for part in parts], dim=1),
+        torch.cat([part.logsumexp.to(device) for part in parts], dim=1),
+        torch.cat([part.threshold.to(device) for part in parts], dim=1),
+        temperature,
+    )

@@ -1,0 +1,187 @@
+"""The contract between the loop and a schedule, which says how many tokens a round drafts.
+
+Terms:
+
+- draft length: number of drafted tokens of a sequence; in a tree, the depth.
+- facts: what a drafter knows of a token that it has drafted, before any verification; `TokenFacts`.
+- to go on: to draft one more token behind the last one.
+
+A schedule decides before a round how many tokens each sequence may draft, and, if it reads facts,
+behind each drafted token whether to go on. A token that was drawn from a distribution stays in the
+draft even where its own facts end it. To drop it would leave the tokens that are verified with
+another distribution than the one they are compared with, and the text biased. A token that is
+copied, and not drawn, may be dropped: whether it is drafted then depends on the committed text
+alone.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specdec_hf.schedules.costs import Costs
+
+LONGEST_DRAFT = 1024
+
+Lengths = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
+class TokenFacts:
+    """The facts of one drafted token of each sequence, [B] float32 each.
+
+    Sampled sequences have those of the draft distribution Q, greedy ones those of the softmax of
+    the drafter's logits. A drafter that reports only a confidence has no entropy (NaN).
+
+    Attributes:
+        probability: of the drafted token.
+        largest: the largest probability.
+        entropy: in nats.
+    """
+
+    probability: NDArray[np.float32]
+    largest: NDArray[np.float32]
+    entropy: NDArray[np.float32]
+
+    @classmethod
+    def of_confidence(cls, confidence: NDArray[np.float32]) -> TokenFacts:
+        """The facts of tokens whose drafter reports a confidence [B] only."""
+        return cls(confidence, confidence, np.full_like(confidence, np.nan))
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """The verification of one round's drafts.
+
+    Attributes:
+        drafted: [B] draft length.
+        accepted: [B] how many of them were committed.
+        rejected: [B] bool, whether the verification rejected the draft behind those; False where
+            all were accepted, and where the text ended first.
+    """
+
+    drafted: Lengths
+    accepted: Lengths
+    rejected: Flags
+
+
+@dataclass
+class ScheduleContext:
+    """The facts that a schedule may know of the call it serves.
+
+    Attributes:
+        batch_size: number of sequences B.
+        num_assistant_tokens: tokens to draft per round as the caller asked for them, or the depth
+            of the tree.
+        vocab_size: of the target.
+        tree: whether trees are drafted, which have no more levels than ``num_assistant_tokens``.
+        costs: the measured times of the call.
+    """
+
+    batch_size: int
+    num_assistant_tokens: int
+    vocab_size: int
+    tree: bool = False
+    costs: Costs = field(default_factory=Costs)
+
+
+class Schedule(ABC):
+    """Base class of schedules. The loop starts a copy for each call and never changes the original.
+
+    All arrays have an entry for each sequence of the batch. Unless ``mixes_sequences`` is set, the
+    decisions about a sequence depend on that sequence alone.
+
+    Attributes:
+        name: in notes.
+        reads_facts: whether `goes_on` is called. A draft model then computes the facts behind each
+            token and hands them to the host: on a GPU one read from the device a token.
+        reads_clock: whether decisions depend on measured times.
+        mixes_sequences: whether decisions about a sequence depend on the others of its batch.
+        trees: whether it can choose the depth of trees.
+        max_draft: no sequence drafts more tokens; `start` sets it.
+    """
+
+    name = "custom"
+    reads_facts = False
+    reads_clock = False
+    mixes_sequences = False
+    trees = False
+    max_draft = 0
+
+    def start(self, context: ScheduleContext) -> None:
+        """Begin a call."""
+        self.context = context
+        self.max_draft = context.num_assistant_tokens
+
+    @abstractmethod
+    def lengths(self, most: Lengths) -> Lengths:
+        """How many tokens each sequence drafts in the next round.
+
+        Args:
+            most: [B] more than these are never drafted, because the text ends there.
+        """
+
+    def goes_on(self, number: int, facts: TokenFacts) -> Flags:
+        """Whether to draft token ``number + 1`` of the round, given the facts of ``number``.
+
+        Args:
+            number: from 0.
+            facts: entries of sequences that have stopped mean nothing.
+        """
+        return np.ones(len(facts.probability), dtype=bool)
+
+    def cut(self, facts: list[TokenFacts], counts: Lengths, *, drawn: bool) -> Lengths:
+        """How much of a draft to keep, for drafters that do not ask `goes_on` themselves.
+
+        Args:
+            facts: of token 0, 1, ... of the draft.
+            counts: [B] its length in each sequence.
+            drawn: whether the tokens were drawn. Then the token that ends the draft stays in it,
+                else it is dropped.
+        """
+        kept, on = np.zeros_like(counts), counts > 0
+        for i, one in enumerate(facts):
+            asked, goes = on, self.goes_on(i, one)
+            on = on & goes
+            kept = np.where(asked if drawn else on, i + 1, kept)
+            on &= counts > i + 1
+        return self.settle(kept)
+
+    def settle(self, counts: Lengths) -> Lengths:
+        """The last word on a draft [B] that `goes_on` has ended; it may only be shortened."""
+        return counts
+
+    def observe(self, outcome: Outcome) -> None:  # noqa: B027  # need not be overridden
+        """Learn what became of the last round's drafts."""
+
+    def record(self) -> dict[str, Any]:
+        """What to write to `RoundRecord.facts` of the round under way."""
+        return {}
+
+
+def check_number(name: str, value: Any, low: float, high: float, *, whole: bool = False) -> None:
+    """Check a parameter of a schedule.
+
+    Raises:
+        TypeError: not a number, or not an integer where ``whole`` is set.
+        ValueError: outside [low, high].
+    """
+    kind = "an integer" if whole else "a number"
+    if isinstance(value, bool) or not isinstance(value, Integral if whole else Real):
+        raise TypeError(f"{name} must be {kind}, got {value!r}")
+    if not low <= float(value) <= high:
+        span = f"in [{low}, {high}]" if math.isfinite(high) else f"at least {low}"
+        raise ValueError(f"{name} must be {span}, got {value!r}")
+
+
+def check_length(name: str, value: int | None, low: int = 1) -> None:
+    """Check a number of tokens, or None; raises as `check_number` does."""
+    if value is not None:
+        check_number(name, value, low, LONGEST_DRAFT, whole=True)

@@ -1,0 +1,106 @@
+"""One budget of drafted tokens for the whole batch, spent where acceptance is most likely."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specdec_hf.schedules.base import (
+    Flags,
+    Lengths,
+    Schedule,
+    ScheduleContext,
+    TokenFacts,
+    check_length,
+    check_number,
+)
+
+
+class BudgetSchedule(Schedule):
+    """Keeps the ``tokens`` drafts of the batch with the largest cumulative confidence.
+
+    The cumulative confidence of a draft is the product of the probabilities of the drafts before it
+    and of its own; in its own place a drawn token has the largest probability of its distribution,
+    which does not depend on what was drawn. It never grows along a draft, so that what is kept
+    always is a prefix. The forward of the target is as wide as the longest draft.
+
+    Args:
+        tokens: for the whole batch; None is ``num_assistant_tokens`` for each sequence.
+        longest: most tokens of one sequence; None is twice ``num_assistant_tokens``.
+
+    Raises:
+        TypeError: an argument that is not an integer.
+        ValueError: a number below 1.
+    """
+
+    name = "budget"
+    reads_facts = True
+    mixes_sequences = True
+
+    def __init__(self, tokens: int | None = None, longest: int | None = None) -> None:
+        if tokens is not None:
+            check_number("tokens", tokens, 1, float("inf"), whole=True)
+        check_length("longest", longest)
+        self.tokens, self.longest = tokens, longest
+
+    def start(self, context: ScheduleContext) -> None:
+        super().start(context)
+        number = context.num_assistant_tokens
+        self._tokens = number * context.batch_size if self.tokens is None else self.tokens
+        self.max_draft = 2 * number if self.longest is None else self.longest
+        self.lengths(np.zeros(context.batch_size, dtype=np.int64))
+
+    def lengths(self, most: Lengths) -> Lengths:
+        lengths = np.minimum(self.max_draft, most)
+        self._on = lengths > 0
+        self._wanted = self._kept = lengths
+        self._before = np.ones(len(most))  # product of the probabilities of the drafts so far
+        self._scores: list[NDArray[np.float64]] = []
+        self._facts: list[TokenFacts] = []
+        return lengths
+
+    def goes_on(self, number: int, facts: TokenFacts) -> Flags:
+        self._facts.append(facts)
+        self._scores.append(np.where(self._on, self._before * facts.largest, -1.0))
+        self._before = self._before * facts.probability
+        best = np.sort(np.concatenate(self._scores))[::-1][: self._tokens]
+        # The score of a sequence's next draft is at most its product so far.
+        may_be_kept = (len(best) < self._tokens) | (self._before >= best[-1])
+        self._on = self._on & may_be_kept & (number + 1 < self._wanted)
+        return self._on
+
+    def settle(self, counts: Lengths) -> Lengths:
+        return self.cut(self._facts, counts, drawn=True)
+
+    def cut(self, facts: list[TokenFacts], counts: Lengths, *, drawn: bool) -> Lengths:
+        self._kept = best_prefixes(facts, counts, self._tokens)
+        return self._kept
+
+    def record(self) -> dict[str, Any]:
+        return {"gamma": self._kept.tolist()}
+
+
+def best_prefixes(facts: list[TokenFacts], counts: Lengths, tokens: int) -> Lengths:
+    """[B] how many drafts each sequence keeps of the ``tokens`` best ones of the batch.
+
+    Example:
+        >>> import numpy as np
+        >>> facts = [TokenFacts.of_confidence(np.array(c)) for c in ([0.9, 0.5], [0.8, 0.9])]
+        >>> best_prefixes(facts, np.array([2, 2]), 3).tolist()
+        [2, 1]
+    """
+    if not facts:
+        return counts
+    probability = np.stack([one.probability for one in facts], axis=1).astype(np.float64).clip(0, 1)
+    largest = np.stack([one.largest for one in facts], axis=1).astype(np.float64).clip(0, 1)
+    before = np.concatenate([np.ones((len(counts), 1)), probability.cumprod(axis=1)[:, :-1]], 1)
+    # Rounding must not let a later draft of a sequence score above an earlier one.
+    scores = np.minimum.accumulate(before * largest, axis=1)
+    absent = np.arange(len(facts)) >= counts[:, None]
+    order = np.lexsort(
+        (np.broadcast_to(np.arange(len(facts)), scores.shape).ravel(), -scores.ravel())
+    )
+    order = order[~absent.ravel()[order]][:tokens]
+    return np.bincount(order // len(facts), minlength=len(counts)).astype(np.int64)

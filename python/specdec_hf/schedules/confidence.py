@@ -1,0 +1,148 @@
+"""Drafts that end behind a token of low probability."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specdec_hf.schedules.base import (
+    Flags,
+    Lengths,
+    Outcome,
+    Schedule,
+    ScheduleContext,
+    TokenFacts,
+    check_number,
+)
+from specdec_hf.schedules.constant import ConstantSchedule
+from specdec_hf.schedules.registry import make_schedule
+
+# Transformers' default of ``assistant_confidence_threshold``.
+DEFAULT_THRESHOLD = 0.4
+
+
+class ConfidenceSchedule(Schedule):
+    """Ends a draft behind a token whose probability is below a threshold.
+
+    It is ``assistant_confidence_threshold`` of Transformers. llama.cpp's ``--draft-p-min`` drops
+    the token itself, which is right for greedy text only.
+
+    Args:
+        threshold: in [0, 1]; 0 never ends a draft.
+        inner: the schedule of the longest draft; constant by default.
+
+    Raises:
+        TypeError: a threshold that is not a number.
+        ValueError: a threshold outside [0, 1].
+    """
+
+    name = "confidence"
+    reads_facts = True
+
+    def __init__(self, threshold: float = DEFAULT_THRESHOLD, inner: Schedule | None = None) -> None:
+        check_number("threshold", threshold, 0, 1)
+        self.threshold = float(threshold)
+        self.inner = ConstantSchedule() if inner is None else inner
+
+    def start(self, context: ScheduleContext) -> None:
+        super().start(context)
+        self.inner.start(context)
+        self.max_draft = self.inner.max_draft
+
+    def lengths(self, most: Lengths) -> Lengths:
+        return self.inner.lengths(most)
+
+    def goes_on(self, number: int, facts: TokenFacts) -> Flags:
+        return facts.probability >= self.threshold
+
+    def observe(self, outcome: Outcome) -> None:
+        self.inner.observe(outcome)
+
+
+def with_threshold(given: str | Schedule, threshold: float) -> ConfidenceSchedule:
+    """A schedule that ``assistant_confidence_threshold`` of Transformers is given with.
+
+    Raises:
+        ValueError: a schedule that reads facts itself.
+    """
+    inner = make_schedule(given)
+    if inner.reads_facts:
+        raise ValueError(
+            "assistant_confidence_threshold and num_assistant_tokens_schedule="
+            f"{inner.name!r} must not both be given"
+        )
+    return ConfidenceSchedule(threshold, inner)
+
+
+class TunedConfidenceSchedule(Schedule):
+    """Ends a draft behind a token of low probability, with a threshold that is tuned as it runs.
+
+    The first ``explore`` rounds of a sequence, and then every ``explore``-th, draft without a
+    threshold. Each of them tells for every threshold how many tokens it would have drafted, d, and
+    emitted, e. The threshold for the other rounds maximises ``sum(e) / sum(1 + draft_cost * d)``
+    over the last 32 of them. No clock is read, so that seeds repeat the text. Transformers tunes
+    its threshold by an ROC curve over all drafted tokens, which leaves their cost out.
+
+    Args:
+        draft_cost: cost of a drafted token and its verification in forwards of the target.
+        explore: rounds, at least 1.
+
+    Raises:
+        TypeError: an argument of a wrong type.
+        ValueError: an argument out of range.
+    """
+
+    name = "confidence_tuned"
+    reads_facts = True
+    GRID = np.linspace(0.0, 0.95, 20)
+
+    def __init__(self, draft_cost: float = 0.1, explore: int = 8) -> None:
+        check_number("draft_cost", draft_cost, 0, float("inf"))
+        check_number("explore", explore, 1, float("inf"), whole=True)
+        self.draft_cost = float(draft_cost)
+        self.explore = int(explore)
+
+    def start(self, context: ScheduleContext) -> None:
+        super().start(context)
+        size = context.batch_size
+        self.thresholds = np.zeros(size)
+        self._rounds = np.zeros(size, dtype=np.int64)
+        # [thresholds] each: tokens and cost of an exploring round under every threshold.
+        self._seen: list[deque[tuple[NDArray[np.float64], NDArray[np.float64]]]] = [
+            deque(maxlen=32) for _ in range(size)
+        ]
+        self._begin_round()
+
+    def _begin_round(self) -> None:
+        explores = (self._rounds < self.explore) | (self._rounds % self.explore == 0)
+        self._now = np.where(explores, 0.0, self.thresholds)
+        self._probabilities: list[NDArray[np.float32]] = []
+
+    def lengths(self, most: Lengths) -> Lengths:
+        self._begin_round()
+        return np.minimum(self.context.num_assistant_tokens, most)
+
+    def goes_on(self, number: int, facts: TokenFacts) -> Flags:
+        self._probabilities.append(facts.probability)
+        return facts.probability >= self._now
+
+    def observe(self, outcome: Outcome) -> None:
+        for b in np.flatnonzero(outcome.drafted).tolist():
+            self._rounds[b] += 1
+            if self._now[b] > 0:
+                continue
+            drafted = int(outcome.drafted[b])
+            below = np.array([float(row[b]) for row in self._probabilities[:drafted]])
+            ends = below < self.GRID[:, None]
+            # The token that ends a draft is part of it.
+            lengths = np.where(ends.any(axis=1), ends.argmax(axis=1) + 1, drafted)
+            emitted = np.minimum(lengths, outcome.accepted[b]) + 1.0
+            self._seen[b].append((emitted, 1 + self.draft_cost * lengths))
+            tokens, costs = (np.sum(column, axis=0) for column in zip(*self._seen[b], strict=True))
+            self.thresholds[b] = self.GRID[np.argmax(tokens / costs)]
+
+    def record(self) -> dict[str, Any]:
+        return {"threshold": self._now.tolist()}

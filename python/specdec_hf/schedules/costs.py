@@ -1,0 +1,130 @@
+"""The measured times of a call: of drafting, and of the target's forward, by number of tokens."""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median
+
+# Until a wider forward was measured, it is taken to cost this many times one of a single token.
+UNKNOWN_RATIO = 1.6
+
+
+class MonotoneCost:
+    """Seconds as a function of a number of tokens, which never falls and is smooth in between.
+
+    The median of the last times at each number, made monotone by isotonic regression (pool adjacent
+    violators) and joined by straight lines. Beyond the largest number goes the line through the
+    first and the last.
+
+    Args:
+        kept: how many times are kept for each number.
+        from_zero: whether no tokens cost nothing.
+
+    Example:
+        >>> cost = MonotoneCost()
+        >>> for n, seconds in ((1, 1.0), (5, 2.0), (9, 2.0)):
+        ...     cost.observe(n, seconds)
+        >>> cost.at(3), cost.at(7), cost.at(17)
+        (1.5, 2.0, 3.0)
+    """
+
+    def __init__(self, kept: int = 9, *, from_zero: bool = False) -> None:
+        self._kept = kept
+        self._times: dict[int, deque[float]] = {0: deque([0.0])} if from_zero else {}
+        self._line: list[tuple[int, float]] | None = None
+
+    def observe(self, n: int, seconds: float) -> None:
+        """Record one measurement."""
+        self._times.setdefault(n, deque(maxlen=self._kept)).append(seconds)
+        self._line = None
+
+    def median(self, n: int) -> float | None:
+        """The median at one number, None where it was not measured."""
+        return median(self._times[n]) if n in self._times else None
+
+    def at(self, n: float) -> float:
+        """Seconds for ``n`` tokens; something must have been measured."""
+        if self._line is None:
+            self._line = self._fitted()
+        line = self._line
+        if n <= line[0][0] or len(line) == 1:
+            return line[0][1]
+        if n >= line[-1][0]:
+            (a, low), (b, high) = line[0], line[-1]
+        else:
+            k = next(i for i, (m, _) in enumerate(line) if m > n)
+            (a, low), (b, high) = line[k - 1], line[k]
+            return low + (high - low) * (n - a) / (b - a)
+        return high + (high - low) * (n - b) / (b - a)
+
+    def _fitted(self) -> list[tuple[int, float]]:
+        blocks: list[tuple[float, int, list[int]]] = []  # mean, weight, numbers
+        for n in sorted(self._times):
+            mean, weight, numbers = median(self._times[n]), len(self._times[n]), [n]
+            while blocks and blocks[-1][0] > mean:
+                before, heavier, earlier = blocks.pop()
+                mean = (mean * weight + before * heavier) / (weight + heavier)
+                weight, numbers = weight + heavier, earlier + numbers
+            blocks.append((mean, weight, numbers))
+        return [(n, mean) for mean, _, numbers in blocks for n in numbers]
+
+
+class Costs:
+    """What a round costs, by draft length.
+
+    Args:
+        relative_cost: seconds of a draft step in forwards of the target, until one is measured.
+
+    Attributes:
+        drafted: whether a round with drafts was measured.
+        prefill: seconds of the target's forward that read the prompt; the loop adds them.
+    """
+
+    def __init__(self, relative_cost: float = 0.0) -> None:
+        self.relative_cost = relative_cost
+        self.prefill = 0.0
+        # A draft model reads the whole prompt in its first round, which says nothing about others.
+        self._draft_reads_prompt = relative_cost > 0
+        self.drafted = False
+        self._draft = MonotoneCost(from_zero=True)
+        self._forward = MonotoneCost()
+        self._width = MonotoneCost(from_zero=True)  # tokens of a tree by its depth
+
+    def adopt(self, earlier: Costs, relative_cost: float) -> None:
+        """Begin a call, with the times of earlier ones."""
+        self.relative_cost = relative_cost
+        self._draft_reads_prompt = relative_cost > 0
+        self.drafted = earlier.drafted
+        self._draft, self._forward, self._width = earlier._draft, earlier._forward, earlier._width
+
+    def observe(self, length: int, width: int, draft: float, rest: float) -> None:
+        """Record one round.
+
+        Args:
+            length: the longest draft, or the depth of the tree.
+            width: drafted tokens that the target's forward read for each sequence.
+            draft: seconds of drafting.
+            rest: seconds of the other phases.
+        """
+        self._forward.observe(1 + width, rest)
+        if width == 0:
+            return
+        self._width.observe(length, width)
+        if self._draft_reads_prompt:
+            self._draft_reads_prompt = False
+        else:
+            self.drafted = True
+            self._draft.observe(length, draft)
+
+    @property
+    def plain(self) -> float | None:
+        """Median seconds of a round without drafts, None before one was seen."""
+        return self._forward.median(1)
+
+    def round(self, length: int) -> float | None:
+        """Seconds of a round that drafts ``length`` tokens, None before any round was seen."""
+        if self.drafted:
+            return self._draft.at(length) + self._forward.at(1 + self._width.at(length))
+        if self.plain is None or length == 0:
+            return self.plain
+        return self.plain * (UNKNOWN_RATIO + self.relative_cost * length)

@@ -1,0 +1,75 @@
+"""What earlier calls have measured with the same target and drafter, so that a call need not begin
+anew: plain steps and cautious first drafts would cost every call the same again.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from specdec_hf.schedules.costs import Costs
+
+# Earlier benefit from which on a call may begin to draft at once.
+TRUSTED_BENEFIT = 1.05
+
+
+@dataclass(frozen=True)
+class Experience:
+    """Measurements of the calls so far.
+
+    Attributes:
+        costs: times by number of tokens.
+        benefit: of speculation, as `BenefitGuard` measured it; None where nothing was drafted.
+    """
+
+    costs: Costs = field(default_factory=Costs)
+    benefit: float | None = None
+
+    @property
+    def trusted(self) -> bool:
+        """Whether drafting was worth it."""
+        return self.benefit is not None and self.benefit >= TRUSTED_BENEFIT
+
+
+# By target, then by what drafts (a draft model, or a class), then by the shape of a round. Stored
+# objects are replaced and never written to, because calls of other threads read them.
+_Shapes = dict[Hashable, Experience]
+_seen: WeakKeyDictionary[Any, WeakKeyDictionary[Any, _Shapes]] = WeakKeyDictionary()
+
+
+def what_drafts(drafter: Any) -> Any:
+    """The draft model, or the class of a drafter that has none at the moment."""
+    model = getattr(drafter, "model", None)
+    return type(drafter) if model is None else model
+
+
+def recall(model: Any, drafts: Any, shape: Hashable) -> Experience:
+    """A copy of what earlier calls have measured.
+
+    Args:
+        model: the target.
+        drafts: from `what_drafts`.
+        shape: of a round: batch size and tree.
+    """
+    found = _seen.get(model, {}).get(drafts, {}).get(shape)
+    return Experience() if found is None else copy.deepcopy(found)
+
+
+def remember(model: Any, drafts: Any, shape: Hashable, costs: Costs, benefit: float | None) -> None:
+    """Keep the measurements of a call; without a benefit, the earlier one stays."""
+    earlier = recall(model, drafts, shape).benefit
+    if benefit is None:
+        benefit = earlier
+    elif earlier is not None:
+        benefit = (earlier + benefit) / 2
+    by_drafter = _seen.setdefault(model, WeakKeyDictionary())
+    by_shape = by_drafter.setdefault(drafts, {})
+    by_shape[shape] = Experience(copy.deepcopy(costs), benefit)
+
+
+def forget() -> None:
+    """Forget all measurements, for comparisons that must begin anew."""
+    _seen.clear()

@@ -1,0 +1,100 @@
+"""The schedules that have a name, for ``num_assistant_tokens_schedule`` and the command line.
+
+This module does without torch, because the command line checks its options before it loads torch.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+from specdec_hf.schedules.base import Schedule
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A schedule that has a name.
+
+    Attributes:
+        module: in this room.
+        class_name: the class.
+        summary: one line for users.
+    """
+
+    module: str
+    class_name: str
+    summary: str
+
+
+SCHEDULES: dict[str, Entry] = {
+    "constant": Entry("constant", "ConstantSchedule", "the same number in every round"),
+    "heuristic": Entry(
+        "heuristic", "HeuristicSchedule", "two more after full acceptance, else one fewer"
+    ),
+    "heuristic_transient": Entry("heuristic", "HeuristicSchedule", "the same as heuristic"),
+    "confidence": Entry(
+        "confidence",
+        "ConfidenceSchedule",
+        "stops behind a token whose draft probability is below threshold",
+    ),
+    "confidence_tuned": Entry(
+        "confidence", "TunedConfidenceSchedule", "the same, with a threshold tuned as it runs"
+    ),
+    "specdec++": Entry(
+        "specdec_pp",
+        "SpecDecPlusPlusSchedule",
+        "stops where the predicted probability of a rejection exceeds h",
+    ),
+    "egag": Entry("egag", "EgagSchedule", "fewer tokens where the drafter's entropy is larger"),
+    "optimal": Entry(
+        "optimal", "OptimalSchedule", "the length with the most measured tokens per second"
+    ),
+    "budget": Entry(
+        "budget", "BudgetSchedule", "shares one number of drafts among a batch by confidence"
+    ),
+}
+
+
+def make_schedule(given: str | Schedule) -> Schedule:
+    """A schedule that has not been started yet.
+
+    Args:
+        given: a name; a name with parameters, such as ``"egag:gamma_max=8,beta=0.5"``; or a
+            schedule, which is copied.
+
+    Raises:
+        TypeError: a parameter of a wrong type.
+        ValueError: an unknown name or parameter, or a value out of range.
+    """
+    if isinstance(given, Schedule):
+        return copy.deepcopy(given)
+    name, colon, text = given.partition(":")
+    entry = SCHEDULES.get(name)
+    if entry is None:
+        raise ValueError(
+            f"num_assistant_tokens_schedule must be one of {', '.join(SCHEDULES)}, got {given!r}"
+        )
+    module = importlib.import_module(f"specdec_hf.schedules.{entry.module}")
+    kind: type[Schedule] = getattr(module, entry.class_name)
+    return kind(**(_parameters(name, kind, text) if colon else {}))
+
+
+def _parameters(name: str, kind: type[Schedule], text: str) -> dict[str, Any]:
+    known = [k for k in inspect.signature(kind).parameters if k != "inner"]
+    parameters: dict[str, Any] = {}
+    for part in text.split(","):
+        key, _, value = part.partition("=")
+        if key not in known:
+            raise ValueError(
+                f"schedule {name!r} takes {', '.join(known) or 'no parameters'}, got {part!r}"
+            )
+        try:
+            parameters[key] = int(value) if value.lstrip("+-").isdecimal() else float(value)
+        except ValueError:
+            raise ValueError(
+                f"{key} of schedule {name!r} must be a number, got {value!r}"
+            ) from None
+    return parameters

@@ -1,0 +1,285 @@
+"""The schedule "optimal" and the benefit guard, on made-up machines whose times are formulas."""
+
+import math
+
+import numpy as np
+import pytest
+from specdec_hf import BenefitGuard
+from specdec_hf.schedules.base import Outcome, ScheduleContext
+from specdec_hf.schedules.costs import UNKNOWN_RATIO, Costs, MonotoneCost
+from specdec_hf.schedules.experience import Experience
+from specdec_hf.schedules.optimal import EXPLORE_EVERY, AcceptanceByPosition
+from specdec_hf.schedules.registry import make_schedule
+
+
+def expected_tokens(alpha, gamma):
+    """Leviathan et al. 2023, equation 1."""
+    return (1 - alpha ** (gamma + 1)) / (1 - alpha)
+
+
+class Machine:
+    """Runs rounds of one sequence whose drafts are accepted with probability alpha each.
+
+    Args:
+        alpha: acceptance rate.
+        step: seconds of a draft step.
+        forward: seconds of a target's forward of n tokens.
+        noise: standard deviation of the times' logarithm.
+    """
+
+    def __init__(self, alpha, step, forward, *, noise=0.0, schedule="optimal", number=5, seed=0):
+        self.alpha, self.step, self.forward, self.noise = alpha, step, forward, noise
+        self.generator = np.random.default_rng(seed)
+        self.costs = Costs(relative_cost=0.0 if step == 0 else step / forward(1))
+        self.schedule = make_schedule(schedule)
+        self.schedule.start(ScheduleContext(1, number, 100, costs=self.costs))
+        self.seconds = self.tokens = 0.0
+        self.lengths = []
+
+    def slow(self, seconds):
+        return seconds * math.exp(self.noise * self.generator.standard_normal())
+
+    def round(self, length):
+        accepted = 0
+        while accepted < length and self.generator.random() < self.alpha:
+            accepted += 1
+        draft, rest = self.slow(self.step * length), self.slow(self.forward(1 + length))
+        self.costs.observe(length, length, draft, rest)
+        outcome = [np.array([x]) for x in (length, accepted, accepted < length)]
+        self.schedule.observe(Outcome(*outcome))
+        self.seconds += draft + rest
+        self.tokens += accepted + 1
+        self.lengths.append(length)
+        return draft + rest, accepted + 1
+
+    def run(self, rounds):
+        for _ in range(rounds):
+            self.round(int(self.schedule.lengths(np.array([100]))[0]))
+
+    def best(self):
+        """The length that the formula prefers, and its tokens per second."""
+        speeds = [
+            expected_tokens(self.alpha, g) / (g * self.step + self.forward(g + 1))
+            for g in range(1, 17)
+        ]
+        return 1 + int(np.argmax(speeds)), max(speeds)
+
+
+def wide(n):
+    """16 tokens cost 1.2 forwards of one."""
+    return 0.01 * (1 + 0.2 * (n - 1) / 15)
+
+
+def steep(n):
+    """6 tokens cost 1.6 forwards of one."""
+    return 0.01 * (1 + 0.6 * (n - 1) / 5)
+
+
+def typical(lengths):
+    """The length of most rounds, those that explore aside."""
+    return int(np.median(lengths[len(lengths) // 2 :]))
+
+
+def test_wide_machines_are_given_long_drafts_and_steep_ones_short_drafts():
+    drafted = {}
+    for forward in (wide, steep):
+        machine = Machine(0.8, 0.0, forward, noise=0.02)
+        machine.run(400)
+        drafted[forward] = typical(machine.lengths)
+    assert drafted[wide] >= 12
+    assert drafted[steep] <= 7
+    short = Machine(0.5, 0.0, steep, noise=0.02)
+    short.run(400)
+    assert typical(short.lengths) in (1, 2, 3)
+
+
+@pytest.mark.parametrize("alpha", [0.3, 0.6, 0.85])
+@pytest.mark.parametrize("step", [0.0, 0.0005, 0.003])
+@pytest.mark.parametrize("forward", [wide, steep])
+def test_the_speed_is_close_to_the_best_constant_length(alpha, step, forward):
+    machine = Machine(alpha, step, forward, noise=0.05)
+    machine.run(600)
+    best, _ = machine.best()
+    expected = expected_tokens(alpha, best) / (best * step + forward(best + 1))
+    assert machine.tokens / machine.seconds > 0.93 * expected
+
+
+def test_a_jump_of_the_cost_is_learnt():
+    """Two to eight tokens cost the same, as on a processor that multiplies blocks of eight."""
+    machine = Machine(0.9, 0.0, lambda n: 0.01 if n == 1 else 0.016 * -(-n // 8), number=2)
+    machine.run(300)
+    assert typical(machine.lengths) == 7
+
+
+def test_rounds_that_explore_are_few_and_cheap():
+    machine = Machine(0.7, 0.001, steep)
+    machine.run(40 * EXPLORE_EVERY)
+    best, _ = machine.best()
+    late = machine.lengths[len(machine.lengths) // 2 :]
+    assert sum(abs(length - best) > 1 for length in late) <= len(late) // EXPLORE_EVERY
+
+
+def test_acceptance_by_position_approaches_the_rates():
+    acceptance = AcceptanceByPosition(3)
+    assert acceptance.expected_tokens().tolist() == [1.0, 1.5, 1.75, 1.875]
+    for _ in range(300):
+        acceptance.observe(Outcome(np.array([3]), np.array([1]), np.array([True])))
+    # Position 0 is always accepted, 1 never, and nothing is known of 2.
+    assert acceptance.expected_tokens()[1:3] == pytest.approx([2.0, 2.0], abs=0.1)
+    ended = AcceptanceByPosition(3)
+    ended.observe(Outcome(np.array([3]), np.array([1]), np.array([False])))
+    assert (ended.expected_tokens()[1:] > acceptance.expected_tokens()[1:]).any()
+
+
+def test_monotone_costs_by_hand():
+    cost = MonotoneCost()
+    for n, seconds in ((1, 1.0), (3, 4.0), (5, 2.0), (9, 5.0), (9, 5.0), (9, 99.0)):
+        cost.observe(n, seconds)
+    # 3 and 5 are pooled to their mean; the median of 9 is 5.
+    assert [cost.at(n) for n in (0, 1, 2, 3, 4, 5, 7, 9)] == [1, 1, 2, 3, 3, 3, 4, 5]
+    assert cost.at(17) == 5 + 8 * 0.5
+    origin = MonotoneCost(from_zero=True)
+    origin.observe(4, 2.0)
+    assert (origin.at(0), origin.at(1), origin.at(8)) == (0.0, 0.5, 4.0)
+
+
+def test_pooling_gives_the_closest_monotone_values():
+    generator = np.random.default_rng(1)
+    for _ in range(20):
+        values = generator.random(6)
+        cost = MonotoneCost()
+        for n, value in enumerate(values):
+            cost.observe(n, float(value))
+        fitted = np.array([cost.at(n) for n in range(6)])
+        assert (np.diff(fitted) >= -1e-12).all()
+        # Optimality of a projection onto a cone: the residual is orthogonal to the fit, and has no
+        # positive product with any monotone direction.
+        residual = values - fitted
+        assert residual @ fitted == pytest.approx(0, abs=1e-9)
+        assert all(residual[k:].sum() <= 1e-9 for k in range(6))
+
+
+def test_the_costs_of_a_tree_follow_its_depth():
+    costs = Costs()
+    costs.observe(0, 0, 0.0, 1.0)
+    costs.observe(3, 21, 0.3, 3.0)
+    assert costs.round(3) == pytest.approx(3.3)
+    assert costs.round(1) == pytest.approx(0.1 + 1 + 2 * 7 / 21)
+
+
+def test_a_draft_models_first_round_says_nothing_about_others():
+    costs = Costs(relative_cost=0.5)
+    costs.observe(0, 0, 0.0, 1.0)
+    assert costs.round(4) == pytest.approx(UNKNOWN_RATIO + 4 * 0.5)
+    costs.observe(4, 4, 50.0, 1.5)
+    costs.observe(4, 4, 0.4, 1.5)
+    assert costs.round(4) == pytest.approx(1.9)
+
+
+def guarded(machine, guard, tokens, prefill=0.0):
+    """Decode up to so many tokens; gives the seconds, and those of plain decoding."""
+    machine.costs.prefill = prefill
+    guard.start(machine.costs, tokens)
+    seconds, emitted, number, notes = prefill, 0.0, 0, []
+    while emitted < tokens:
+        length = int(machine.schedule.lengths(np.array([100]))[0])
+        drafts = guard.allows_drafting(number, length)
+        spent, made = machine.round(length if drafts else 0)
+        note = guard.observe(length if drafts else 0, made, spent)
+        notes += [note] if note else []
+        seconds, emitted, number = seconds + spent, emitted + made, number + 1
+    return seconds, prefill + emitted * machine.forward(1), notes
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.1, 0.3])
+@pytest.mark.parametrize("tokens", [32, 64, 200, 1000, 5000])
+@pytest.mark.parametrize("schedule", ["constant", "heuristic", "optimal"])
+@pytest.mark.parametrize("step", [0.0, 0.004])
+def test_a_call_never_loses_more_than_three_percent(alpha, tokens, schedule, step):
+    machine = Machine(alpha, step, steep, noise=0.02, schedule=schedule)
+    seconds, plain, _ = guarded(machine, BenefitGuard(max_loss=0.02), tokens)
+    assert seconds < 1.03 * plain
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_text_of_mixed_luck_does_not_lose_either(seed):
+    """Drafts that are just not worth it, with the noise of acceptance."""
+    machine = Machine(0.42, 0.001, steep, noise=0.05, schedule="constant", seed=seed)
+    seconds, plain, _ = guarded(machine, BenefitGuard(max_loss=0.02), 400)
+    assert seconds < 1.03 * plain
+
+
+def test_a_short_text_loses_at_most_what_one_of_thirty_two_tokens_may():
+    for tokens in range(1, 32):
+        machine = Machine(0.0, 0.0, steep, schedule="constant")
+        seconds, plain, _ = guarded(machine, BenefitGuard(max_loss=0.02), tokens)
+        assert seconds - plain <= 0.02 * 32 * steep(1)
+
+
+def test_the_guard_rejects_nothing_that_pays():
+    machine = Machine(0.8, 0.0, wide, schedule="constant")
+    seconds, plain, notes = guarded(machine, BenefitGuard(max_loss=0.02), 400)
+    assert seconds < 0.4 * plain
+    assert notes == []
+    assert machine.lengths.count(0) < 10
+
+
+def test_without_the_account_the_bound_fails():
+    """Negative control: a guard that only pauses, as ``max_loss=inf`` does."""
+    machine = Machine(0.0, 0.004, steep, schedule="constant")
+    seconds, plain, notes = guarded(machine, BenefitGuard(max_loss=math.inf), 64)
+    assert seconds > 1.1 * plain
+    assert "speculation is slower than plain decoding here" in notes[0]
+    assert "drafting stopped" in notes[0]
+
+
+def test_a_draft_model_reads_the_prompt_before_its_first_draft():
+    """Half a second of the draft model's prefill is paid for by 25 seconds of plain decoding."""
+    guard = BenefitGuard(max_loss=0.02)
+    costs = Costs(relative_cost=0.5)
+    costs.prefill = 1.0
+    guard.start(costs, 5000)
+    costs.observe(0, 0, 0.0, 0.01)
+    rounds = 0
+    while not guard.allows_drafting(rounds, 1):
+        guard.observe(0, 1.0, 0.01)
+        rounds += 1
+    assert rounds == pytest.approx((0.5 + 0.01 * (UNKNOWN_RATIO - 0.5)) / 0.02 / 0.01 - 100, abs=2)
+
+
+def test_drafts_come_with_the_prompt_where_they_are_a_small_part_of_it():
+    guard = BenefitGuard(max_loss=0.02)
+    assert not guard.allows_drafting(0, 5, reads=249)
+    assert guard.allows_drafting(0, 5, reads=250)
+    guard.start(Costs(relative_cost=0.01), 100)
+    assert not guard.allows_drafting(0, 5, reads=10_000), "a draft model would read it too"
+
+
+def test_a_drafter_that_was_asked_in_vain_is_charged():
+    guard = BenefitGuard(max_loss=0.02)
+    costs = Costs()
+    guard.start(costs, 5000)
+    costs.observe(0, 0, 0.0, 1.0)
+    for _ in range(100):
+        guard.observe(0, 1.0, 1.0)
+    assert guard.allows_drafting(1, 1)
+    guard.observe(0, 1.0, 3.0, in_vain=2.0)
+    assert not guard.allows_drafting(1, 1)
+
+
+def test_a_guard_that_must_not_stop_only_reports():
+    machine = Machine(0.1, 0.01, steep, schedule="constant")
+    _, _, notes = guarded(machine, BenefitGuard(stops=False), 60)
+    assert machine.lengths.count(0) == 1
+    assert machine.lengths[5] == 0, "the plain round has a fixed number"
+    assert "drafting goes on because the text must not depend on time" in notes[0]
+
+
+def test_earlier_benefit_lets_a_call_begin_at_once():
+    costs = Costs()
+    costs.observe(0, 0, 0.0, 1.0)
+    costs.observe(5, 5, 0.0, 2.0)
+    for benefit, begins in ((None, False), (0.9, False), (1.3, True)):
+        guard = BenefitGuard(max_loss=0.02)
+        guard.start(costs, 200, trusted=Experience(costs, benefit).trusted)
+        assert guard.allows_drafting(1, 5) == begins

@@ -1,0 +1,323 @@
+"""Schedules in the loop: same text, same distribution, what they record, and what is refused."""
+
+import json
+import time
+
+import numpy as np
+import pytest
+import torch
+from specdec_hf import BenefitGuard, Draft, Drafter, ModelDrafter, PromptLookupDrafter, generate
+from specdec_hf.schedules import experience
+from specdec_hf.schedules.base import Schedule
+from specdec_hf.schedules.confidence import ConfidenceSchedule
+from specdec_hf.schedules.registry import SCHEDULES
+from support import hf_models
+from support.hf_models import one_thread  # noqa: F401  # autouse here
+from support.providers import SIGNIFICANCE, chi_square
+
+NEW = 24
+READING = [name for name in SCHEDULES if name not in ("constant", "heuristic", "optimal",
+                                                      "heuristic_transient")]  # fmt: skip
+CHANGED = {"confidence": "confidence:threshold=0.2", "egag": "egag:gamma_max=8,beta=0.5"}
+
+
+def call(schedule, lengths=(9,), drafter=None, **kwargs):
+    """Draft with a model that often agrees with the target."""
+    return generate(
+        hf_models.tiny("llama"), **hf_models.prompts(lengths),
+        drafter=hf_models.perturbed("llama") if drafter is None else drafter,
+        num_assistant_tokens_schedule=CHANGED.get(schedule, schedule) if isinstance(schedule, str)
+        else schedule,
+        return_dict_in_generate=True,
+        **{"max_new_tokens": NEW, "do_sample": False, "guard": False, **kwargs},
+    )  # fmt: skip
+
+
+def sampled(schedule, lengths=(9,), **kwargs):
+    return call(schedule, lengths, **{"do_sample": True, "seed": 5, "top_k": 0, **kwargs})
+
+
+@pytest.mark.parametrize("lengths", [(9,), (9, 4, 12)], ids=str)
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_greedy_text_is_that_of_plain_generation(name, lengths):
+    inputs = hf_models.prompts(lengths)
+    plain = hf_models.tiny("llama").generate(**inputs, max_new_tokens=NEW, do_sample=False)
+    out = call(name, lengths)
+    assert out.sequences.tolist() == plain.tolist()
+    assert out.stats.accepted > 0
+
+
+@pytest.mark.parametrize("name", READING)
+def test_the_draft_models_cache_is_right_after_short_drafts(name):
+    """A drafter that equals the target is always accepted, however short its drafts are."""
+    out = call(name, (9, 4), drafter=hf_models.tiny("llama"))
+    assert out.stats.draft_acceptance_rate == 1.0
+    if name != "confidence_tuned":  # it learns that no draft need end early
+        assert len({n for record in out.stats.round_log for n in record.drafted}) > 1
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_rule_match_gives_the_text_of_plain_sampling(name):
+    plain = generate(
+        hf_models.tiny("llama"), **hf_models.prompts((9,)), max_new_tokens=NEW, do_sample=True,
+        seed=5, top_k=0, rule="match",
+    )  # fmt: skip
+    assert sampled(name, rule="match").sequences.tolist() == plain.tolist()
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize("name", [name for name in SCHEDULES if name not in ("optimal", "budget")])
+def test_seeds_repeat_the_text_alone_and_in_a_batch(name, rule):
+    together = sampled(name, (9, 4, 12), seed=[5, 6, 7], rule=rule)
+    again = sampled(name, (9, 4, 12), seed=[5, 6, 7], rule=rule)
+    alone = generate(
+        hf_models.tiny("llama"), hf_models.prompts((9, 4, 12))["input_ids"][2:],
+        drafter=hf_models.perturbed("llama"), max_new_tokens=NEW, guard=False, do_sample=True,
+        num_assistant_tokens_schedule=CHANGED.get(name, name), seed=[7], top_k=0, rule=rule,
+    )  # fmt: skip
+    assert together.sequences.tolist() == again.sequences.tolist()
+    assert together.sequences[2].tolist() == alone[0].tolist()
+    assert not any("depends" in note for note in together.stats.notes)
+
+
+@pytest.mark.parametrize(("name", "on"), [("optimal", "timing"), ("budget", "rest of the batch")])
+def test_a_text_that_depends_on_more_than_its_seed_has_a_note(name, on):
+    assert any(on in note for note in sampled(name, (9, 4), rule="token").stats.notes)
+    assert not any("depends" in note for note in sampled(name, (9, 4), rule="match").stats.notes)
+    assert not any("depends" in note for note in call(name, (9, 4)).stats.notes)
+
+
+class Drops(ConfidenceSchedule):
+    """Negative control: throws the token away that ended the draft."""
+
+    def lengths(self, most):
+        self.ended = np.zeros(len(most), dtype=bool)
+        return super().lengths(most)
+
+    def goes_on(self, number, facts):
+        goes_on = super().goes_on(number, facts)
+        self.ended |= ~goes_on
+        return goes_on & ~self.ended
+
+    def settle(self, counts):
+        return np.where(self.ended, np.maximum(counts - 1, 0), counts)
+
+
+def p_value_of(schedule, rule):
+    """Of the first three tokens, against the probabilities of the target."""
+    size, texts, prompt = 4, 3000, torch.tensor([[1, 2, 1]])
+    model = hf_models.build("llama", vocab_size=size)
+    drafter = hf_models.build("llama", seed=1, vocab_size=size)
+    out = generate(
+        model, prompt.expand(texts, -1), drafter=drafter, rule=rule, do_sample=True, top_k=0,
+        num_assistant_tokens_schedule=schedule, seed=list(range(texts)), max_new_tokens=6, gamma=3,
+        guard=False, self_check=False,
+    )  # fmt: skip
+    wanted = torch.cartesian_prod(*[torch.arange(size)] * 3)
+    with torch.no_grad():
+        rows = model(torch.cat([prompt.expand(len(wanted), -1), wanted], dim=1)).logits[:, 2:-1]
+    logprobs = rows.double().log_softmax(dim=-1).gather(2, wanted[..., None])[..., 0]
+    codes = (out[:, 3:6] * size ** torch.arange(2, -1, -1)).sum(dim=1)
+    return chi_square(codes, logprobs.sum(dim=1).exp())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("schedule", "rule"),
+    [
+        ("confidence:threshold=0.5", "token"),
+        ("confidence_tuned:explore=1", "token"),
+        ("specdec++:h=0.5", "block"),
+    ],
+)
+def test_sampled_text_has_the_targets_distribution(schedule, rule):
+    assert p_value_of(schedule, rule) > SIGNIFICANCE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_dropping_the_token_that_ends_a_draft_is_biased(rule):
+    assert p_value_of(Drops(0.5), rule) < SIGNIFICANCE
+
+
+def test_egag_records_entropy_and_gamma_every_round():
+    out = call("egag", (9, 4), max_new_tokens=9)
+    for record in json.loads(json.dumps(out.stats.to_dict()))["round_log"]:
+        for b in range(2):
+            drafted, gamma = record["drafted"][b], record["facts"]["gamma"][b]
+            h_norm = record["facts"]["h_norm"][b]
+            assert drafted == gamma
+            if drafted:
+                assert 0 <= h_norm <= 1
+            elif not record["emitted"][b] or max(record["drafted"]) == 0:
+                assert h_norm is None or gamma == 0
+
+
+def test_only_schedules_that_ask_for_facts_cost_reads():
+    constant, reading = call("constant"), call("confidence")
+    assert constant.stats.device_reads == constant.stats.rounds
+    drafted = [max(record.drafted) for record in reading.stats.round_log]
+    assert reading.stats.device_reads == reading.stats.rounds + sum(drafted)
+
+
+def test_optimal_chooses_the_depth_of_trees():
+    inputs = hf_models.prompts((9, 4))
+    plain = hf_models.tiny("llama").generate(**inputs, max_new_tokens=40, do_sample=False)
+    out = call("optimal", (9, 4), tree=(2, 1, 1), max_new_tokens=40)
+    assert out.sequences.tolist() == plain.tolist()
+    assert set(out.stats.gammas) <= {0, 2, 4, 6}
+
+
+class Confident(PromptLookupDrafter):
+    """Prompt lookup whose confidence falls by a fifth a token."""
+
+    reports_confidence = True
+
+    @staticmethod
+    def confidence(shape):
+        return np.tile(0.8 ** np.arange(1, shape[1] + 1), (shape[0], 1))
+
+    def propose(self, history, gamma):
+        draft = super().propose(history, gamma)
+        if draft is not None:
+            draft.confidence = self.confidence(draft.tokens.shape)
+        return draft
+
+
+def test_a_confidence_cuts_copied_drafts():
+    out = call("confidence:threshold=0.5", drafter=Confident())
+    drafted = {n for record in out.stats.round_log for n in record.drafted if n}
+    assert max(drafted) == 3, "0.8, 0.64 and 0.512 are at least 0.5"
+
+
+@pytest.mark.parametrize("name", READING)
+def test_schedules_that_read_facts_refuse_drafters_without_any(name):
+    message = f"schedule '{name}' needs a drafter with a draft distribution or a confidence"
+    with pytest.raises(ValueError, match=message.replace("+", r"\+")):
+        call(name, drafter="prompt_lookup")
+
+
+def test_a_drafter_that_gives_no_facts_after_all_leaves_a_note():
+    class Silent(PromptLookupDrafter):
+        reports_confidence = True
+
+    out = call("confidence", drafter=Silent())
+    assert any("gave neither a distribution nor a confidence" in note for note in out.stats.notes)
+
+
+@pytest.mark.parametrize(
+    ("confidence", "error", "message"),
+    [
+        (lambda shape: [[0.5]], TypeError, "confidence as an array of floats, got list"),
+        (
+            lambda shape: np.ones(shape, dtype=int),
+            TypeError,
+            "confidence as an array of floats, got int64",
+        ),
+        (lambda shape: np.ones(3), ValueError, r"confidence \[1, 5\], got \[3\]"),
+    ],
+)
+def test_a_wrong_confidence_is_refused_by_name(confidence, error, message):
+    drafter = Confident()
+    drafter.confidence = confidence
+    with pytest.raises(error, match=f"Confident.propose must return {message}"):
+        call("confidence", drafter=drafter)
+
+
+class Whole(Drafter):
+    """Draws whole drafts from the drafter's model at once, and asks no schedule."""
+
+    draws = True
+    noise = "independent"
+
+    def __init__(self, inner):
+        self.inner, self.rules = inner, inner.rules
+
+    def start(self, context):
+        context.goes_on = None
+        self.inner.start(context)
+
+    def propose(self, history, gamma):
+        self.inner._context.goes_on = None
+        return self.inner.propose(history, gamma)
+
+    def commit(self, lengths, accepted):
+        self.inner.commit(lengths, accepted)
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize("name", ["confidence", "specdec++", "egag", "budget"])
+def test_drafts_that_are_made_at_once_are_cut_where_stepping_ends_them(name, rule):
+    whole = Whole(ModelDrafter(hf_models.perturbed("llama")))
+    stepped = sampled(name, (9, 4), rule=rule)
+    cut = sampled(name, (9, 4), rule=rule, drafter=whole)
+    assert cut.sequences.tolist() == stepped.sequences.tolist()
+
+
+def test_the_threshold_of_transformers_is_honoured():
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9,))
+    own = call("confidence:threshold=0.2").stats
+    for kwargs in ({"assistant_confidence_threshold": 0.2},
+                   {"assistant_confidence_threshold": 0.2,
+                    "num_assistant_tokens_schedule": "constant"}):  # fmt: skip
+        out = generate(
+            model, **inputs, assistant_model=hf_models.perturbed("llama"), max_new_tokens=NEW,
+            do_sample=False, guard=False, return_dict_in_generate=True, **kwargs,
+        )  # fmt: skip
+        assert out.stats.gammas == own.gammas
+    default = call("constant").stats.gammas
+    for value in (None, 0):
+        kwargs = {"assistant_confidence_threshold": value}
+        assert call(None, **kwargs).stats.gammas == default
+    assert call(None, assistant_confidence_threshold=0.4).stats.gammas != default
+    both = {"assistant_confidence_threshold": 0.2, "drafter": None}
+    with pytest.raises(ValueError, match="threshold and num_assistant_tokens_schedule='egag'"):
+        call("egag", **{**both, "drafter": hf_models.perturbed("llama")})
+
+
+class Alternates(Schedule):
+    """A schedule of the user's own."""
+
+    def lengths(self, most):
+        self.number = 3 - getattr(self, "number", 1)
+        return np.minimum(most, self.number)
+
+
+def test_a_schedule_of_the_users_own():
+    schedule = Alternates()
+    out = call(schedule)
+    assert out.stats.gammas[:4] == [2, 1, 2, 1]
+    assert vars(schedule) == {}, "the loop uses a copy"
+
+
+def test_calls_learn_from_earlier_ones_and_only_by_the_real_clock():
+    model, drafter = hf_models.build("llama"), ModelDrafter(hf_models.build("llama", seed=1))
+    guard = BenefitGuard(max_loss=0.02)
+
+    def plain(target=model, size=1):
+        return experience.recall(target, drafter.model, (size, "")).costs.plain
+
+    inputs = {**hf_models.prompts((9,)), "max_new_tokens": 12, "do_sample": False, "guard": guard}
+    generate(model, **inputs, drafter=drafter, clock=lambda: time.perf_counter() * 9)
+    assert plain() is None
+    generate(model, **inputs, drafter=drafter)
+    assert plain() > 0
+    assert plain(size=2) is None
+    assert plain(hf_models.build("llama")) is None
+
+
+def test_experience_is_an_average_and_a_copy():
+    class Thing:
+        pass
+
+    model, drafter = Thing(), Thing()
+    costs = experience.Costs()
+    costs.observe(0, 0, 0.0, 1.0)
+    experience.remember(model, drafter, 1, costs, 2.0)
+    experience.remember(model, drafter, 1, costs, None)
+    experience.remember(model, drafter, 1, costs, 1.0)
+    known = experience.recall(model, drafter, 1)
+    assert (known.benefit, known.trusted, known.costs.plain) == (1.5, True, 1.0)
+    known.costs.observe(0, 0, 0.0, 9.0)
+    assert experience.recall(model, drafter, 1).costs.plain == 1.0
+    assert not experience.recall(model, Draft, 1).trusted

@@ -1,0 +1,247 @@
+"""Every schedule follows its definition, on facts and outcomes that are made up."""
+
+import copy
+import math
+
+import numpy as np
+import pytest
+from specdec_hf.schedules.base import Outcome, ScheduleContext, TokenFacts
+from specdec_hf.schedules.budget import best_prefixes
+from specdec_hf.schedules.registry import SCHEDULES, make_schedule
+
+MOST = np.array([100])
+
+
+def started(given, number=5, batch_size=1, vocab_size=16):
+    schedule = make_schedule(given)
+    schedule.start(ScheduleContext(batch_size, number, vocab_size))
+    return schedule
+
+
+def facts(probability, largest=None, entropy=math.nan):
+    rows = [np.atleast_1d(np.array(x, dtype=np.float32)) for x in (probability, entropy)]
+    widest = rows[0] if largest is None else np.atleast_1d(np.array(largest, dtype=np.float32))
+    return TokenFacts(rows[0], widest, np.broadcast_to(rows[1], rows[0].shape))
+
+
+def outcome(drafted, accepted, rejected=None):
+    drafted, accepted = np.atleast_1d(drafted), np.atleast_1d(accepted)
+    return Outcome(drafted, accepted, accepted < drafted if rejected is None else rejected)
+
+
+def drafted_length(schedule, probabilities, **kwargs):
+    """How many of the tokens with these probabilities one sequence drafts."""
+    most = int(schedule.lengths(MOST)[0])
+    for i, probability in enumerate(probabilities):
+        if i + 1 >= most or not schedule.goes_on(i, facts(probability, **kwargs))[0]:
+            return i + 1
+    return len(probabilities)
+
+
+def test_constant():
+    constant = started("constant")
+    constant.observe(outcome(5, 5))
+    assert constant.lengths(np.array([9, 3, 0])).tolist() == [5, 3, 0]
+
+
+@pytest.mark.parametrize("name", ["heuristic", "heuristic_transient"])
+def test_heuristic(name):
+    heuristic = started(name)
+    seen = []
+    for drafted, accepted in [(5, 5), (7, 7), (9, 3), (8, 0), (0, 0), (7, 7), (9, 8), (1, 0)]:
+        heuristic.observe(outcome(drafted, accepted))
+        seen += heuristic.lengths(MOST).tolist()
+    assert seen == [7, 9, 8, 7, 7, 9, 8, 7]
+    for accepted, length in ((0, 1), (5, 16)):
+        for _ in range(20):
+            heuristic.observe(outcome(5, accepted))
+        assert heuristic.lengths(MOST).tolist() == [length]
+
+
+def test_heuristic_keeps_sequences_apart():
+    heuristic = started("heuristic", batch_size=3)
+    heuristic.observe(outcome([5, 5, 0], [5, 2, 0]))
+    assert heuristic.lengths(np.array([100] * 3)).tolist() == [7, 4, 5]
+
+
+def test_confidence_keeps_the_token_that_ends_the_draft():
+    schedule = started("confidence:threshold=0.5")
+    assert drafted_length(schedule, [0.9, 0.5, 0.49, 0.9]) == 3
+    assert drafted_length(schedule, [0.9] * 9) == 5
+    assert drafted_length(started("confidence:threshold=0"), [0.0] * 9) == 5
+    assert drafted_length(schedule, [math.nan, 0.9]) == 1
+
+
+def test_confidences_cut_a_copied_draft_before_and_a_drawn_one_behind_the_token():
+    schedule = started("confidence:threshold=0.5", batch_size=3)
+    given = [facts(column) for column in ([0.9, 0.1, 0.9], [0.4, 0.9, 0.9], [0.9, 0.9, 0.9])]
+    counts = np.array([3, 3, 2])
+    assert schedule.cut(given, counts, drawn=False).tolist() == [1, 0, 2]
+    assert schedule.cut(given, counts, drawn=True).tolist() == [2, 1, 2]
+    assert schedule.cut([], np.zeros(3, dtype=np.int64), drawn=True).tolist() == [0, 0, 0]
+
+
+def test_the_tuned_threshold_maximises_tokens_by_cost():
+    """One token of every draft is accepted. A threshold above 0.92 drafts one token and emits two
+    for 1.1; one above 0.3 drafts two, for 1.2; a lower one drafts five, for 1.5.
+    """
+    schedule = started("confidence_tuned:draft_cost=0.1,explore=4")
+    draft = [0.92, 0.3, 0.3, 0.3, 0.3]
+    for _ in range(5):  # the first four rounds explore, and so does every fourth
+        assert drafted_length(schedule, draft) == 5
+        assert schedule.record() == {"threshold": [0.0]}
+        schedule.observe(outcome(5, 1))
+    assert schedule.thresholds[0] == pytest.approx(0.95)
+    assert drafted_length(schedule, draft) == 1
+    assert schedule.record() == {"threshold": [schedule.thresholds[0]]}
+    always = started("confidence_tuned:draft_cost=0.1,explore=1")
+    for _ in range(9):
+        assert drafted_length(always, [0.2] * 5) == 5
+        always.observe(outcome(5, 5))
+    assert always.thresholds[0] == 0.0, "accepted whatever the probability"
+
+
+def test_specdec_plus_plus_stops_when_a_rejection_is_likely():
+    """Before anything was verified, a_j is the probability itself."""
+    schedule = started("specdec++:h=0.7")
+    assert 1 - 0.9 * 0.6 < 0.7 < 1 - 0.9 * 0.6 * 0.5
+    assert drafted_length(schedule, [0.9, 0.6, 0.5, 0.9]) == 3
+    assert schedule.record()["all_accepted"] == pytest.approx([0.27])
+    assert drafted_length(schedule, [0.2, 0.9]) == 1
+
+
+def test_specdec_plus_plus_calibrates_by_verified_tokens_only():
+    schedule = started("specdec++:h=0.7")
+    for _ in range(3):
+        drafted_length(schedule, [0.95, 0.95, 0.95])
+        schedule.observe(outcome(3, 1))  # one accepted, one rejected, one never compared
+    first = (3 + 4 * 0.95) / (6 + 4)
+    drafted_length(schedule, [0.95, 0.95])
+    assert schedule.record()["all_accepted"] == pytest.approx([first**2], abs=1e-6)
+
+
+def test_egag_by_hand():
+    """V = 16: H_norm of half the largest entropy is 0.5, and gamma = round(9 - 8 * 0.5)."""
+    half, schedule = math.log(4), started("egag:gamma_max=9", vocab_size=16)
+    assert schedule.max_draft == 9
+    assert drafted_length(schedule, [0.1] * 20, entropy=half) == 5
+    assert schedule.record() == {"h_norm": [0.5], "gamma": [5]}
+    assert drafted_length(schedule, [0.1] * 20, entropy=0.0) == 9
+    assert drafted_length(schedule, [0.1] * 20, entropy=math.log(16)) == 1
+    lengths = [
+        drafted_length(schedule, [0.1] * 20, entropy=h) for h in np.linspace(0, math.log(16), 9)
+    ]
+    assert lengths == sorted(lengths, reverse=True)
+
+
+def test_egag_smooths_and_is_bounded_by_what_may_be_generated():
+    schedule = started("egag:gamma_min=2,gamma_max=10,beta=0.75", vocab_size=16)
+    schedule.lengths(MOST)
+    schedule.goes_on(0, facts(0.5, entropy=math.log(16)))
+    assert schedule.record()["gamma"] == [2]
+    schedule.lengths(MOST)
+    schedule.goes_on(0, facts(0.5, entropy=0.0))
+    assert schedule.record()["gamma"] == [10 - 8 * 0.75]
+    assert schedule.lengths(np.array([3])).tolist() == [3]
+    schedule.goes_on(0, facts(0.5, entropy=0.0))
+    assert schedule.record()["gamma"] == [3]
+
+
+def test_egag_of_a_confidence():
+    schedule = started("egag:gamma_max=9", batch_size=2)
+    schedule.lengths(np.array([100, 100]))
+    kept = schedule.cut([TokenFacts.of_confidence(np.float32([0.5, 1.0]))], np.array([9, 4]),
+                        drawn=False)  # fmt: skip
+    assert kept.tolist() == [5, 4]
+
+
+def test_the_budget_keeps_the_best_prefixes():
+    given = [facts(column) for column in ([0.9, 0.5], [0.8, 0.9], [0.1, 0.9])]
+    # cumulative: 0.9, 0.72, 0.072 and 0.5, 0.45, 0.405
+    for tokens, kept in ((0, [0, 0]), (1, [1, 0]), (2, [2, 0]), (3, [2, 1]), (5, [2, 3]),
+                         (6, [3, 3]), (9, [3, 3])):  # fmt: skip
+        assert best_prefixes(given, np.array([3, 3]), tokens).tolist() == kept
+    assert best_prefixes(given, np.array([3, 0]), 5).tolist() == [3, 0]
+
+
+def test_the_budget_is_the_best_of_all_closed_choices():
+    generator = np.random.default_rng(0)
+    for _ in range(50):
+        given = [facts(generator.random(2).round(1)) for _ in range(3)]
+        counts, tokens = generator.integers(0, 4, 2), int(generator.integers(1, 7))
+        scores = np.cumprod([one.probability for one in given], axis=0)
+        kept = best_prefixes(given, counts, tokens)
+        assert (kept <= counts).all()
+        assert kept.sum() == min(tokens, counts.sum())
+        total = sum(scores[:k, b].sum() for b, k in enumerate(kept))
+        best = max(
+            scores[:i, 0].sum() + scores[:j, 1].sum()
+            for i in range(counts[0] + 1) for j in range(counts[1] + 1) if i + j <= tokens
+        )  # fmt: skip
+        assert total == pytest.approx(best)
+
+
+def test_a_drawn_token_is_chosen_by_what_is_known_before_it_is_drawn():
+    """Two drafts that differ in what was drawn last: the budget keeps as much of both."""
+    for drawn in (0.05, 0.6):
+        given = [facts([0.6, 0.5], largest=[0.6, 0.5]), facts([drawn, 0.5], largest=[0.6, 0.5])]
+        assert best_prefixes(given, np.array([2, 2]), 2).tolist() == [1, 1]
+        assert best_prefixes(given, np.array([2, 2]), 3).tolist() == [2, 1]
+
+
+def test_the_budget_ends_drafts_that_cannot_win():
+    schedule = started("budget:tokens=2,longest=4", number=2, batch_size=2)
+    assert schedule.lengths(np.array([9, 9])).tolist() == [4, 4]
+    assert schedule.goes_on(0, facts([0.9, 0.2])).tolist() == [True, True]
+    assert schedule.goes_on(1, facts([0.9, 0.9])).tolist() == [True, False]
+    assert schedule.goes_on(2, facts([0.1, 0.9])).tolist() == [False, False]
+    assert schedule.settle(np.array([3, 2])).tolist() == [2, 0]
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_every_schedule_is_listed_and_starts(name):
+    entry = SCHEDULES[name]
+    assert entry.summary
+    assert entry.summary[0].islower()
+    assert not entry.summary.endswith(".")
+    schedule = started(name, batch_size=2)
+    assert schedule.name == name.removesuffix("_transient")
+    lengths = schedule.lengths(np.array([3, 0]))
+    assert lengths.dtype == np.int64
+    assert lengths.tolist() == [3, 0]
+    assert schedule.max_draft >= 3
+    assert isinstance(schedule.record(), dict)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("best", "num_assistant_tokens_schedule must be one of constant, heuristic, .*got 'best'"),
+        ("constant:", "schedule 'constant' takes no parameters, got ''"),
+        ("egag:gamma=3", "schedule 'egag' takes gamma_min, gamma_max, beta, got 'gamma=3'"),
+        ("egag:beta=x", "beta of schedule 'egag' must be a number, got 'x'"),
+        ("egag:beta=1", "beta must be below 1, got 1"),
+        ("egag:beta=nan", r"beta must be in \[0, 1\], got nan"),
+        ("egag:gamma_min=3,gamma_max=2", r"gamma_max must be in \[3, 1024\], got 2"),
+        ("confidence:threshold=1.5", r"threshold must be in \[0, 1\], got 1.5"),
+        ("confidence:inner=1", "schedule 'confidence' takes threshold, got 'inner=1'"),
+        ("specdec++:h=-1", r"h must be in \[0, 1\], got -1"),
+        ("optimal:longest=0", r"longest must be in \[1, 1024\], got 0"),
+        ("budget:tokens=0", "tokens must be at least 1, got 0"),
+    ],
+)
+def test_wrong_parameters_are_refused_by_name(given, message):
+    with pytest.raises(ValueError, match=message):
+        make_schedule(given)
+
+
+def test_parameters_of_a_wrong_type_are_refused_by_name():
+    with pytest.raises(TypeError, match=r"longest must be an integer, got 2\.5"):
+        make_schedule("heuristic:longest=2.5")
+
+
+def test_a_schedule_of_the_caller_is_copied():
+    given = make_schedule("heuristic")
+    before = copy.deepcopy(vars(given))
+    assert started(given) is not given
+    assert vars(given) == before
