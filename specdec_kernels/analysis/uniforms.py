@@ -47,7 +47,7 @@ def draw_uniforms(seeds: Tensor, positions: Tensor) -> Tensor:
 
     Args:
         seeds: [B] int64, of `verify_chain`.
-        positions: [B] int64, where each token stands: `positions + num_accepted`.
+        positions: [B] int64, the absolute index of each token: `positions + num_accepted`.
 
     Returns:
         [B] float64 on the host.
