@@ -18,8 +18,8 @@ from specdec_hf.drafters.copied_text import CopiedText
 class PromptLookupDrafter(Drafter):
     """Copies the tokens that followed the latest of the longest matches of a sequence's ending.
 
-    It runs on the host, where the loop holds all tokens, and treats every sequence by itself. Of an
-    encoder-decoder it also looks at what the encoder read, which summaries and translations copy
+    It runs on the host, where the loop holds all tokens, and treats every sequence by itself. With
+    an encoder-decoder it also looks at what the encoder read, which summaries and translations copy
     from, as if that preceded the decoder's text.
 
     Args:

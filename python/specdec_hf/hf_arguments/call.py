@@ -261,8 +261,8 @@ def call_from_hugging_face(
 ) -> Call:
     """The same `Call` from what ``model.generate`` hands to a ``custom_generate`` callable.
 
-    ``arguments_kept`` are those that it keeps to itself; see caller.py. Of an encoder-decoder,
-    ``model_kwargs`` may hold ``inputs_tensor``, what its encoder read.
+    ``arguments_kept`` are those that it keeps to itself; see caller.py. ``model_kwargs`` may
+    hold ``inputs_tensor``, what the encoder of an encoder-decoder read.
     """
     inputs_tensor = model_kwargs.pop("inputs_tensor", None)
     of_decoder = is_encoder_decoder(model)
