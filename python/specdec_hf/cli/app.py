@@ -30,7 +30,7 @@ from specdec_hf.cli.prompts import (
     read_standard_input,
     shipped_prompts,
 )
-from specdec_hf.cli.report import collect_info, drafter_table, write_json
+from specdec_hf.cli.report import collect_info, drafter_table, schedule_table, write_json
 from specdec_hf.cli.run import run
 from specdec_hf.cli.terminal import (
     FAILED,
@@ -240,7 +240,7 @@ app.add_typer(build, name="build")
 def info_command(
     json_file: options.JsonFile = None,
 ) -> None:
-    """Show versions, the provider of each op, and the devices."""
+    """Show versions, the provider of each op, the devices, drafters and schedules."""
     check_json(json_file)
     facts = collect_info()
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
@@ -254,6 +254,8 @@ def info_command(
     console.print(table)
     console.print("\ndrafters, for --drafter:")
     console.print(drafter_table())
+    console.print("\nschedules, for --num-assistant-tokens-schedule:")
+    console.print(schedule_table())
     write_json(json_file, facts)
 
 

@@ -13,6 +13,7 @@ from specdec_hf.cli.options import DEFAULT_NUM_ASSISTANT_TOKENS
 from specdec_hf.cli.sources import Source, find_model
 from specdec_hf.cli.terminal import fail
 from specdec_hf.drafters.registry import DRAFTERS, FILE, entry_of, usages
+from specdec_hf.schedules.registry import SCHEDULES, make_schedule
 from specdec_hf.trees.layouts import TrieTree, as_layout
 
 # As in decode/session.py and in the drafters, whose import loads torch; a test compares them.
@@ -23,7 +24,6 @@ MODEL_TREE_RULES = (
     "multi_draft_wor", "multi_draft", "top_k_plus_one", "k_seq", "traversal", *COPY_TREE_RULES
 )  # fmt: skip
 TRIE_RULES = ("multi_draft", "traversal", *COPY_TREE_RULES)
-SCHEDULES = ("constant", "heuristic")
 DTYPES = ("float32", "bfloat16", "float16", "auto")
 DEVICE = re.compile(r"cpu|mps|cuda(:\d{1,3})?")
 LAYERS = "layers:"
@@ -116,7 +116,7 @@ def _check_drafting(settings: Settings) -> None:
     settings.tree = parse_branching(settings.tree)
     if drafts is not None and not 0 <= drafts <= MAX_NUM_ASSISTANT_TOKENS:
         fail(f"--num-assistant-tokens must be in [0, {MAX_NUM_ASSISTANT_TOKENS}], got {drafts}")
-    check_choice("--num-assistant-tokens-schedule", schedule, SCHEDULES)
+    _check_schedule(schedule)
     if several and "none" in settings.drafter:
         fail(f"--drafter none must be the only one, got {', '.join(settings.drafter)}")
     own_tree = [name for name in settings.drafter if has_own_tree(name)]
@@ -145,6 +145,15 @@ def _check_drafting(settings: Settings) -> None:
         settings.num_assistant_tokens = None
     elif settings.tree is None and drafts is None and not own_tree:
         settings.num_assistant_tokens = DEFAULT_NUM_ASSISTANT_TOKENS
+
+
+def _check_schedule(schedule: str) -> None:
+    option = "--num-assistant-tokens-schedule"
+    check_choice(option, schedule.partition(":")[0], tuple(SCHEDULES))
+    try:
+        make_schedule(schedule)
+    except (TypeError, ValueError) as error:
+        fail(f"{option}: {error}")
 
 
 def _check_rule(settings: Settings, drafters: list[Source | None]) -> None:

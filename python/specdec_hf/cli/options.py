@@ -9,6 +9,7 @@ import typer
 
 from specdec_hf.cli.report import drafter_table
 from specdec_hf.cli.terminal import console
+from specdec_hf.schedules.registry import SCHEDULES
 
 DEFAULT_NUM_ASSISTANT_TOKENS = 7  # on two CPU cores a forward of 5 to 8 tokens costs the same
 
@@ -87,7 +88,12 @@ TreeShape = Annotated[
 ]
 Schedule = Annotated[
     str,
-    typer.Option("--num-assistant-tokens-schedule", metavar="NAME", help="constant or heuristic."),
+    typer.Option(
+        "--num-assistant-tokens-schedule",
+        metavar="NAME",
+        help=f"How much to draft: {', '.join(SCHEDULES)}; with parameters, such as "
+        "egag:gamma_max=8,beta=0.5.",
+    ),
 ]
 MaxNewTokens = Annotated[
     int, typer.Option("--max-new-tokens", metavar="N", help="Most tokens of an answer.")

@@ -15,6 +15,7 @@ from rich.text import Text
 from specdec_hf.cli.prompts import Prompt
 from specdec_hf.cli.terminal import console, visible
 from specdec_hf.drafters.registry import DRAFTERS, usage
+from specdec_hf.schedules.registry import SCHEDULES
 
 if TYPE_CHECKING:
     from specdec_hf.cli.compare import Turn
@@ -44,9 +45,18 @@ def collect_info() -> dict[str, Any]:
 
 def drafter_table() -> Table:
     """The drafters that have a name."""
+    return _table_of_names({usage(name): entry.summary for name, entry in DRAFTERS.items()})
+
+
+def schedule_table() -> Table:
+    """The schedules."""
+    return _table_of_names({name: entry.summary for name, entry in SCHEDULES.items()})
+
+
+def _table_of_names(summaries: dict[str, str]) -> Table:
     table = Table(Column(no_wrap=True), Column(), show_header=False, box=None, padding=(0, 2, 0, 0))
-    for name, entry in DRAFTERS.items():
-        table.add_row(Text(usage(name)), entry.summary)
+    for name, summary in summaries.items():
+        table.add_row(Text(name), summary)
     return table
 
 

@@ -91,8 +91,9 @@ def generate(
             of draft models from large to small, as in `VerticalCascade`.
         num_assistant_tokens: tokens to draft per round; ``gamma`` and ``num_speculative_tokens``
             are aliases. None is the value of the generation config, or 5.
-        num_assistant_tokens_schedule: "constant", or "heuristic" (+2 after full acceptance, else
-            -1).
+        num_assistant_tokens_schedule: how much to draft: "constant", "heuristic", "confidence",
+            "confidence_tuned", "specdec++", "egag", "optimal" or "budget", with parameters as in
+            "egag:gamma_max=8,beta=0.5", or a `Schedule`; see docs/loop.md#schedules.
         num_assistant_beams: with ``num_beams``, the beam width of the draft model, which may be
             larger; None is twice ``num_beams``. See docs/loop.md#beam-search.
         rule: acceptance rule: "token", "block", "greedy", or "match", whose sampled output equals
@@ -116,11 +117,11 @@ def generate(
             others are derived. A list, array or tensor of ints gives them one by one.
             ``stats.seeds`` holds the seeds; with ``seed=stats.seeds`` the same call gives the same
             text again. See docs/loop.md#seeds.
-        guard: whether drafting pauses while it is measurably slower than plain decoding. None: yes
-            where the text cannot change by it (greedy, match, target_only), else the guard only
-            adds a note to the statistics. True: always; where a pause changes the text, which then
-            depends on timing, a note says so. False: never, and nothing is measured. A
-            `BenefitGuard` has windows of your own.
+        guard: whether drafting waits or pauses so that the call is never more than 3 % slower than
+            plain decoding. None: yes where the text cannot change by it (greedy, match,
+            target_only), else the guard only adds a note to the statistics. True: always; where a
+            pause changes the text, which then depends on timing, a note says so. False: never, and
+            drafting begins at once. A `BenefitGuard` has limits of your own.
         clock: seconds, for tests.
         streamer: Hugging Face streamer; one sequence only.
 
