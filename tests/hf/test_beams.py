@@ -73,7 +73,7 @@ def test_beams_equal_those_of_model_generate(name, num_beams, lengths):
 )
 def test_every_argument_of_beam_search_is_honoured(more, entry, seed):
     model = hf_models.tiny("llama", seed)
-    inputs = hf_models.prompts((7, 11), seed=seed)
+    inputs = hf_models.prompts((11, 4, 3), seed=seed)
     kwargs = settings(3, **{"eos_token_id": [7, 11, 30, 41], **more})
     want = model.generate(**inputs, **kwargs)
     got = search(model, inputs, model, kwargs, entry=entry, gamma=4, num_assistant_beams=4)

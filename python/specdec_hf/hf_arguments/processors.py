@@ -47,8 +47,10 @@ def processor_of(processor: Any, b: int, batch_size: int) -> Any:
     if type(processor) is RepetitionPenaltyLogitsProcessor and isinstance(
         processor.prompt_ignore_length, torch.Tensor
     ):
+        ignored = processor.prompt_ignore_length
+        b = b * len(ignored) // batch_size  # there may be several rows, one for each beam
         return RepetitionPenaltyLogitsProcessor(
-            processor.penalty, prompt_ignore_length=processor.prompt_ignore_length[b : b + 1]
+            processor.penalty, prompt_ignore_length=ignored[b : b + 1]
         )
     alone = copy.copy(processor)
     if type(processor) is EncoderRepetitionPenaltyLogitsProcessor:
