@@ -77,7 +77,6 @@ uint32_t SuffixAutomaton::split(uint32_t from, int32_t token, uint32_t edge) {
     edges_[e].target = part;
   }
   states_[whole].link = part;
-  if (counted_ == whole && counted_length_ <= length) counted_ = part;
   return part;
 }
 

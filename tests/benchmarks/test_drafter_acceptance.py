@@ -57,3 +57,6 @@ def test_a_step_of_the_suffix_automaton_takes_at_most_50_microseconds():
     corpus = Corpus(markov_text(100_000, seed=0))
     us = steps(markov_text(10_000, seed=1), 8000, corpus, 4, 300)
     assert np.median(us[:, 0]) <= LIMIT
+    # Of a long run of one token, only the counts of short suffixes may be raised.
+    us = steps(np.zeros(60_000, dtype=np.int64), 50_000, None, 1, 300)
+    assert np.median(us[:, 0]) <= LIMIT

@@ -19,7 +19,7 @@ def test_the_most_frequent_continuations_of_the_longest_match_are_drafted():
     draft = drafter.propose(history, 2)
     assert draft.tokens.tolist() == [[5, 8], [-1, -1]]
     assert draft.counts.tolist() == [2, 0]
-    assert drafter.confidence[0].tolist() == pytest.approx([2 / (3 + 2 / 3), 1 / (2 + 2 / 4)])
+    assert draft.confidence[0].tolist() == pytest.approx([2 / (3 + 2 / 3), 1 / (2 + 2 / 4)])
     chains = drafter.propose_several(history, 2, 3)
     assert chains[0].tolist() == [[5, 8], [4, 9], [5, 9]]
     drafter = RestDrafter(corpus, min_match=1, max_match=2)

@@ -39,7 +39,7 @@ def test_every_sequence_has_an_automaton_that_gets_only_the_new_tokens():
     assert draft.tokens.tolist() == [[2, 3, 1], [-1] * 3]
     assert draft.counts.tolist() == [3, 0]
     expected = [[1 / (1 + 2 / length) for length in (1, 2, 3)], [0] * 3]
-    np.testing.assert_allclose(drafter.confidence, expected, rtol=1e-6)
+    np.testing.assert_allclose(draft.confidence, expected, rtol=1e-6)
     texts = [*texts[0], 2, 9], [*texts[1], 6]
     draft = drafter.propose(one_history(*texts), 2)
     assert draft.tokens.tolist() == [[-1] * 2, [6, 6]]

@@ -23,10 +23,6 @@ class CopyingDrafter(Drafter):
 
     Args:
         corpus: a text that it copies from; None for none.
-
-    Attributes:
-        confidence: [B, gamma] float32, estimated probability of each token of the last draft (of
-            the first chains if there are several) after those before it; None if there was none.
     """
 
     several = True
@@ -34,7 +30,6 @@ class CopyingDrafter(Drafter):
 
     def __init__(self, corpus: Corpus | None) -> None:
         self.corpus = corpus
-        self.confidence: NDArray[np.float32] | None = None
         self._text = CopiedText()
 
     @abstractmethod
@@ -50,7 +45,6 @@ class CopyingDrafter(Drafter):
         Raises:
             ValueError: a corpus for another vocabulary.
         """
-        self.confidence = None
         self._text = CopiedText(context)
         made_for = None if self.corpus is None else self.corpus.vocab_size
         if made_for is not None:
@@ -67,25 +61,29 @@ class CopyingDrafter(Drafter):
             raise ValueError("corpus must have been built with the model's tokenizer")
 
     def propose(self, history: History, gamma: int) -> Draft | None:
-        tokens = self._propose(history, gamma, 1)[:, 0]
+        several, confidence = self._propose(history, gamma, 1)
+        tokens = several[:, 0]
         counts = (tokens >= 0).sum(axis=1)
         if not counts.any():
             return None
-        return Draft(torch.from_numpy(tokens), counts=counts, confidence=self.confidence)
+        return Draft(torch.from_numpy(tokens), counts=counts, confidence=confidence)
 
     def propose_several(self, history: History, gamma: int, count: int) -> torch.Tensor | None:
         """[B, count, gamma], different chains of every sequence, best first, then -1."""
-        tokens = self._propose(history, gamma, count)
+        tokens, _ = self._propose(history, gamma, count)
         return torch.from_numpy(tokens) if (tokens >= 0).any() else None
 
-    def _propose(self, history: History, gamma: int, count: int) -> NDArray[np.int64]:
+    def _propose(
+        self, history: History, gamma: int, count: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Tokens [B, count, gamma], and the confidence [B, gamma] of the first chains."""
         batch_size = len(history.lengths)
         tokens = np.full((batch_size, count, gamma), -1, dtype=np.int64)
-        self.confidence = np.zeros((batch_size, gamma), dtype=np.float32)
+        confidence = np.zeros((batch_size, gamma), dtype=np.float32)
         for b in np.flatnonzero(history.active):
             proposal = self.copy(int(b), self._text.of(history, int(b)), gamma, count)
-            tokens[b], self.confidence[b] = proposal.tokens, proposal.confidence[0]
-        return tokens
+            tokens[b], confidence[b] = proposal.tokens, proposal.confidence[0]
+        return tokens, confidence
 
 
 def fingerprint_of(tokenizer: Any) -> bytes:
