@@ -84,7 +84,12 @@ class DraftModel:
 
     @property
     def relative_cost(self) -> float:
-        """Its parameters by those of the target: about the cost of a forward, by memory traffic."""
+        """Its parameters by those of the target: about the cost of a forward, by memory traffic.
+
+        0 where the target's parameters are unknown, as in the server of a `RemoteDrafter`.
+        """
+        if not hasattr(self.context.model, "parameters"):
+            return 0.0
         ours, theirs = (
             float(sum(parameter.numel() for parameter in model.parameters()))
             for model in (self.model, self.context.model)

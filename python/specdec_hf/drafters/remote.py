@@ -70,7 +70,7 @@ class RemoteDrafter(Drafter):
         self._context = context
         fields = (
             "rule", "temperature", "top_k", "top_p", "min_p", "seeds", "batch_size", "max_length",
-            "max_draft", "self_check", "first_number",
+            "max_draft", "self_check", "round_noise", "first_number",
         )  # fmt: skip
         values = {name: _on_host(getattr(context, name)) for name in fields}
         self._ask("start", {**values, "config": context.model.config})
