@@ -4,7 +4,10 @@
 """
 
 import pytest
+import torch
+from specdec_hf import generate
 from support.hf_models import one_thread  # noqa: F401  # autouse here
+from transformers import LogitsProcessor, LogitsProcessorList
 
 from bench.model_table import WAYS
 from bench.tiny_models import compare
@@ -49,3 +52,31 @@ def test_a_decoder_that_takes_one_token_at_a_time_refuses_drafts_by_name(name):
     found = outcomes(name, LENGTHS)
     assert found.pop("none") == "equal"
     assert set(found.values()) == {"refused"}, found
+
+
+class Pads(LogitsProcessor):
+    """Makes the text hold the padding token here and there."""
+
+    def __call__(self, input_ids, scores):
+        forced = scores.clone()
+        forced[:, 0] = 1e4
+        return forced if input_ids.shape[1] in (4, 8) else scores
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["M2M100ForConditionalGeneration",
+     pytest.param("SeamlessM4TForTextToText", marks=pytest.mark.slow)],
+)  # fmt: skip
+def test_positions_behind_padding_in_the_text_are_those_of_plain_generation(name):
+    model, inputs = build(name), compare.prompts(LENGTHS)
+    options = {
+        "max_new_tokens": 12, "do_sample": False, "logits_processor": LogitsProcessorList([Pads()]),
+        "return_dict_in_generate": True, "output_logits": True,
+    }  # fmt: skip
+    plain = model.generate(**inputs, **options)
+    drafter = compare.OracleDrafter(plain.sequences[:, 1:].numpy(), first_wrong=99)
+    out = generate(model, **inputs, **options, drafter=drafter, guard=False)
+    assert out.stats.accepted > 0
+    assert out.sequences.tolist() == plain.sequences.tolist()
+    torch.testing.assert_close(out.logits, plain.logits, rtol=1e-4, atol=1e-4)

@@ -26,10 +26,13 @@ class Encoded:
             encoder's ``attention_mask``, and others of the model. Tensors that have a row for each
             sequence are [B, ...].
         batch_size: number of sequences B.
+        uncounted: the id that the decoder leaves out when it counts positions by ids, or None. What
+            follows it in one forward gets other positions than in a forward of its own.
     """
 
     inputs: dict[str, Any]
     batch_size: int
+    uncounted: int | None = None
 
     @property
     def outputs(self) -> Any:
@@ -39,7 +42,7 @@ class Encoded:
     def rows(self, index: Sequence[int]) -> Encoded:
         """A copy of the sequences of an index, in its order; one may occur more than once."""
         chosen = {name: self._rows_of(value, index) for name, value in self.inputs.items()}
-        return Encoded(chosen, len(index))
+        return Encoded(chosen, len(index), self.uncounted)
 
     def copied(self) -> Encoded:
         """A copy for one cache: some decoders add to what they read in place."""
@@ -64,6 +67,15 @@ class Encoded:
 def is_encoder_decoder(model: Any) -> bool:
     """Whether the text of a model is that of a decoder that attends to an encoder."""
     return bool(getattr(model.config, "is_encoder_decoder", False))
+
+
+def uncounted_id(model: Any) -> int | None:
+    """`Encoded.uncounted` of a model."""
+    for module in model.modules():
+        if hasattr(module, "create_position_ids_from_input_ids"):
+            skipped = getattr(module, "padding_idx", None)
+            return skipped if isinstance(skipped, int) else None
+    return None
 
 
 def decoder_cache(cache: Any) -> Any:

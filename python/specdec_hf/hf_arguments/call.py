@@ -282,7 +282,7 @@ def call_from_hugging_face(
     if of_decoder:
         if generation_config.output_hidden_states:
             raise ValueError("output_hidden_states=True is not supported for encoder-decoders")
-        encoded, encoder = read_encoder(model_kwargs, inputs_tensor, len(ids))
+        encoded, encoder = read_encoder(model, model_kwargs, inputs_tensor, len(ids))
         mask = check_decoder_mask(ids, model_kwargs)
     else:
         if model_kwargs.get("attention_mask") is not None:

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import GenerationConfig
 
-from specdec_hf.cache.encoded import Encoded
+from specdec_hf.cache.encoded import Encoded, uncounted_id
 from specdec_hf.cache.model_call import forward_arguments
 
 # The loop itself gives these to every forward of a decoder.
@@ -84,12 +84,13 @@ class EncoderSource:
 
 
 def read_encoder(
-    model_kwargs: dict[str, Any], inputs_tensor: torch.Tensor | None, batch_size: int
+    model: Any, model_kwargs: dict[str, Any], inputs_tensor: torch.Tensor | None, batch_size: int
 ) -> tuple[Encoded, EncoderSource | None]:
     """What an encoder said and read, from what ``model.generate`` gives a ``custom_generate``.
 
     Args:
-        model_kwargs: its keyword arguments.
+        model: the encoder-decoder.
+        model_kwargs: the keyword arguments.
         inputs_tensor: the input of the encoder, one row for each prompt; None where unknown.
         batch_size: number of sequences.
 
@@ -104,7 +105,7 @@ def read_encoder(
         for name, value in model_kwargs.items()
         if value is not None and name not in _MADE_BY_THE_LOOP
     }
-    encoded = Encoded(inputs, batch_size)
+    encoded = Encoded(inputs, batch_size, uncounted_id(model))
     # Embeddings are of one model only. Where the caller gave encoder_outputs alone, Transformers
     # fills in ids below 0.
     if inputs_tensor is None or "inputs_embeds" in inputs or bool((inputs_tensor == -100).all()):
