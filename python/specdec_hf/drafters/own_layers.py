@@ -81,6 +81,7 @@ class OwnLayersDrafter(ModelDrafter):
         if context.self_check:
             check_split(model, split, shared, resume)
         self._draft = OwnLayers(context, split)
+        self.relative_cost = 1 - (resume - shared) / split.total
 
     def propose(self, history: History, gamma: int) -> Draft | None:
         own: Any = self._draft

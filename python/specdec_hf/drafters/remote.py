@@ -30,6 +30,11 @@ class _Target:
 
     config: Any
     device: torch.device
+    size: int
+
+    def parameters(self) -> list[torch.Tensor]:
+        """Parameters without values, for their number."""
+        return [torch.empty(self.size, device="meta")]
 
 
 class RemoteDrafter(Drafter):
@@ -73,7 +78,9 @@ class RemoteDrafter(Drafter):
             "max_draft", "self_check", "round_noise", "first_number",
         )  # fmt: skip
         values = {name: _on_host(getattr(context, name)) for name in fields}
-        self._ask("start", {**values, "config": context.model.config})
+        size = sum(parameter.numel() for parameter in context.model.parameters())
+        values |= {"config": context.model.config, "size": size}
+        self.relative_cost = self._ask("start", values)
 
     def propose(self, history: History, gamma: int) -> Draft | None:
         asked, given = self._ask(
@@ -163,15 +170,16 @@ class _Server:
         known = {name: getattr(self.drafter, name, None) for name in _SHOWN}
         return {name: value for name, value in known.items() if value is not None}
 
-    def start(self, values: dict[str, Any]) -> None:
+    def start(self, values: dict[str, Any]) -> float:
         device = getattr(getattr(self.drafter, "model", None), "device", torch.device("cpu"))
-        target = _Target(values.pop("config"), device)
+        target = _Target(values.pop("config"), device, values.pop("size"))
         moved: dict[str, Any] = {
             name: value.to(device) if isinstance(value, torch.Tensor) else value
             for name, value in values.items()
         }
         self.context = DraftContext(target, **moved, note=self.notes_append)
         self.drafter.start(self.context)
+        return self.drafter.relative_cost
 
     def notes_append(self, text: str) -> None:
         self.notes.append(text)

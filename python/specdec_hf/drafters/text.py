@@ -83,6 +83,7 @@ class TextDrafter(Drafter):
             ValueError: no cache fits the draft model.
         """
         self._draft = DraftModel(self.model, context, own_vocabulary=True)
+        self.relative_cost = self._draft.relative_cost
         size = context.batch_size
         self._texts = [Translation(self._target, self._ours) for _ in range(size)]
         # The draft model's tokens that its cache holds.

@@ -71,6 +71,7 @@ class VerticalCascade(Cascade):
         """
         self._context = context
         self._draft = DraftModel(self.model, context)
+        self.relative_cost = self._draft.relative_cost
         # The draft model's rule. Where Q is read it must be lossless for Q. Under match all levels
         # share the noise of a position, and the greedy rule serves drafts that are not drawn.
         rule = "greedy"
