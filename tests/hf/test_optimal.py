@@ -105,10 +105,18 @@ def test_the_speed_is_close_to_the_best_constant_length(alpha, step, forward):
 
 
 def test_a_jump_of_the_cost_is_learnt():
-    """Two to eight tokens cost the same, as on a processor that multiplies blocks of eight."""
-    machine = Machine(0.9, 0.0, lambda n: 0.01 if n == 1 else 0.016 * -(-n // 8), number=2)
-    machine.run(300)
-    assert typical(machine.lengths) == 7
+    """Two tokens cost much more than one, and further ones little, as on a processor."""
+    machine = Machine(0.9, 0.0, lambda n: 0.053 if n == 1 else 0.080 + 0.002 * n, number=1)
+    machine.run(200)
+    best, _ = machine.best()
+    assert abs(typical(machine.lengths) - best) <= 2
+
+
+def test_the_first_guess_is_not_far_from_what_was_measured():
+    """One time alone says nothing of longer drafts, which would all seem to cost as much."""
+    machine = Machine(0.9, 0.0, steep, number=3)
+    machine.run(2)
+    assert machine.lengths == [3, 6]
 
 
 def test_rounds_that_explore_are_few_and_cheap():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -87,7 +88,7 @@ class OptimalSchedule(Schedule):
         self.max_draft = number if context.tree else most
         self._acceptance = AcceptanceByPosition(self.max_draft)
         self._rounds = 0
-        self._length = min(number, self.max_draft)
+        self._length = self._measured = min(number, self.max_draft)
 
     def lengths(self, most: Lengths) -> Lengths:
         return np.minimum(self._length, most)
@@ -97,21 +98,25 @@ class OptimalSchedule(Schedule):
             return
         self._acceptance.observe(outcome)
         self._rounds += 1
+        self._measured = max(self._measured, int(outcome.drafted.max()))
+        if self.context.costs.round(1) is None:  # only the round that read the prompt was seen
+            return
         speeds = self.speeds()
-        best = 1 + int(speeds.argmax())
+        # Times far beyond the measured ones are guesses.
+        best = 1 + int(speeds[: 2 * self._measured].argmax())
         self._length = best
         if self._rounds % EXPLORE_EVERY == 0:
-            others = (2 * best, best // 2, best + 1, best - 1)
-            other = others[self._rounds // EXPLORE_EVERY % len(others)]
-            other = min(max(other, 1), self.max_draft)
-            if speeds[other - 1] >= EXPLORE_AT_LEAST * speeds[best - 1]:
-                self._length = other
+            others = deque((best + 1, best - 1, 2 * best, best // 2))
+            others.rotate(self._rounds // EXPLORE_EVERY)
+            fast = EXPLORE_AT_LEAST * speeds[best - 1]
+            worth = (g for g in others if 1 <= g <= self.max_draft and speeds[g - 1] >= fast)
+            self._length = next(worth, best)
 
     def speeds(self) -> NDArray[np.float64]:
         """[longest], expected tokens per second by draft length 1, 2, ..."""
         tokens = self._acceptance.expected_tokens()[1:]
-        seconds = [self.context.costs.round(g) for g in range(1, self.max_draft + 1)]
-        speeds: NDArray[np.float64] = tokens / np.array([max(one or 1.0, 1e-12) for one in seconds])
+        seconds = [self.context.costs.round(g) or 0.0 for g in range(1, self.max_draft + 1)]
+        speeds: NDArray[np.float64] = tokens / np.maximum(seconds, 1e-12)
         return speeds
 
     def record(self) -> dict[str, Any]:
