@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from specdec_hf import Drafter, ModelDrafter, PromptLookupDrafter, TrieTree, check_drafter
+from specdec_hf.drafters.early_exit import EarlyExitDrafter
 from support import hf_models
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 
@@ -117,8 +118,37 @@ def test_a_drafter_that_changes_the_history_in_place_cannot(target):
         check_drafter(Writes(), target, **SMALL)
 
 
+def test_penalties_of_the_generation_config_are_left_out():
+    model = hf_models.build("llama", vocab_size=VOCAB)
+    model.generation_config.repetition_penalty = 1.5
+    assert not failures("prompt_lookup", model, rules=("token",))
+    assert model.generation_config.repetition_penalty == 1.5
+
+
+def test_the_forward_of_a_drafter_is_tested_too(target):
+    class WrongForward(EarlyExitDrafter):
+        def forward(self, tokens, starts, keep):
+            logits = super().forward(tokens, starts, keep)
+            return logits if logits is None or self.context.rule == "greedy" else logits.flip(-1)
+
+        def start(self, context):
+            super().start(context)
+            self.context = context
+
+    assert "text" in failures(WrongForward(1), target, rules=("token",))
+    assert not failures(EarlyExitDrafter(1), target, rules=("token",))
+
+
+def test_a_checked_drafter_stays_as_it_was(target, smaller):
+    drafter = ModelDrafter(smaller)
+    check_drafter(drafter, target, samples=4)
+    assert "propose" not in vars(drafter)
+
+
 def test_wrong_arguments_are_named(target):
     with pytest.raises(ValueError, match="drafter must be given, got None"):
         check_drafter(None, target)
-    with pytest.raises(ValueError, match="samples must be at least 1, got 0"):
+    with pytest.raises(ValueError, match=r"samples must be .* got 0"):
         check_drafter("random", target, samples=0)
+    with pytest.raises(TypeError, match=r"max_new_tokens must be .* got 1\.5"):
+        check_drafter("random", target, max_new_tokens=1.5)

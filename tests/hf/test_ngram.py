@@ -155,6 +155,31 @@ def test_wrong_arguments_are_named(make, error, message):
     assert message in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda table: table.tokens.__setitem__(1, table.tokens[1] + VOCAB),
+        lambda table: table.tokens.__setitem__(1, -1 - table.tokens[1]),
+        lambda table: table.tokens.__setitem__(1, table.tokens[1][:-1]),
+        lambda table: table.counts.__setitem__(0, table.counts[0] - 1),
+        lambda table: table.begins.__setitem__(1, table.begins[1] + 1),
+        lambda table: table.begins.__setitem__(1, table.begins[1] * 1.0),
+        lambda table: table.begins.__setitem__(1, table.begins[1][::-1].copy()),
+        lambda table: table.tokens.pop(),
+    ],
+)
+def test_a_damaged_table_is_refused(damage, tmp_path):
+    table = NgramTable.build([np.array([1, 2, 1, 3])], VOCAB, 2)
+    damage(table)
+    table.counts, table.begins = (one[: table.order] for one in (table.counts, table.begins))
+    table.save(tmp_path / "table")
+    if table.order == 1:  # an order that its arrays lack
+        data = (tmp_path / "table").read_bytes()
+        (tmp_path / "table").write_bytes(data.replace(b'"order":"1"', b'"order":"2"'))
+    with pytest.raises(ValueError, match=r"holds (no|a damaged) n-gram table"):
+        NgramTable.load(tmp_path / "table")
+
+
 def test_a_table_of_another_vocabulary_is_refused():
     table = NgramTable.build([np.array([1, 2])], VOCAB + 1, 2)
     with pytest.raises(ValueError, match="table must have the model's vocabulary of 67"):

@@ -166,3 +166,16 @@ def test_what_a_sequence_drafts_does_not_depend_on_its_batch(known):
         alone = generate(model, ids[mask.bool()][None], **settings, **options).stats.sequences[0]
         assert alone.drafted == together[b].drafted
         assert alone.acceptance_histogram == together[b].acceptance_histogram
+
+
+def test_drawn_tokens_are_never_left_out_for_their_value():
+    """What is kept of drawn chains depends on their lengths alone."""
+    rng, budget = np.random.default_rng(2), NodeBudget([0, 0], 1)
+    budget.observe(np.zeros((1, 2, 3), dtype=np.int64), np.array([[2, 1]]))
+    for merge in (False, True):
+        kept = {
+            (budget.cut(rng.integers(0, 2, (1, 2, 3)), 3, merge=merge) >= 0).tobytes()
+            for _ in range(50)
+        }
+        # Negative control: chains that share nodes are kept by their tokens.
+        assert (len(kept) == 1) == (not merge)

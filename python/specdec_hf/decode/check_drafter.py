@@ -10,19 +10,21 @@ Terms:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from transformers import GenerationConfig
 
 from specdec_hf.decode.generate import generate
 from specdec_hf.drafters.base import (
-    Candidates,
     Draft,
-    DraftContext,
     Drafter,
     History,
     TreeDrafter,
@@ -30,6 +32,7 @@ from specdec_hf.drafters.base import (
 )
 from specdec_hf.drafters.resolve import resolve_drafter
 from specdec_hf.hf_arguments.language_model import check_language_model
+from specdec_hf.schedules.base import check_number
 from specdec_hf.trees.layouts import as_layout
 from specdec_kernels import SampledDraft
 
@@ -126,11 +129,11 @@ def check_drafter(
     """
     check_language_model("model", model)
     for name, value in (("samples", samples), ("max_new_tokens", max_new_tokens)):
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")
+        check_number(name, value, 1, math.inf, whole=True)
     resolved = resolve_drafter(drafter, as_layout(tree))
     if resolved is None:
         raise ValueError("drafter must be given, got None")
+    model = _without_processors(model)
     prompt = _prompt(model) if input_ids is None else input_ids
     options: dict[str, Any] = {
         "tree": tree,
@@ -151,6 +154,16 @@ def check_drafter(
                 check.findings.append(_finding(f"drafts, {where}", np.concatenate(run.drafts)))
             check.notes += [note for note in run.notes if note not in check.notes]
     return check
+
+
+def _without_processors(model: Any) -> Any:
+    """The same model without penalties in its generation config: raw logits are compared."""
+    own = model.generation_config
+    model = copy.copy(model)
+    model.generation_config = GenerationConfig(
+        eos_token_id=own.eos_token_id, pad_token_id=own.pad_token_id, bos_token_id=own.bos_token_id
+    )
+    return model
 
 
 def _prompt(model: Any) -> torch.Tensor:
@@ -180,15 +193,21 @@ class _Run:
         resolved: Drafter | TreeDrafter,
     ) -> None:  # fmt: skip
         self.model, self.prompt, self.options = model, prompt, options
-        self.drafter = drafter
+        self.drafter = resolved if isinstance(resolved, Drafter) else drafter
         self.drafts: list[NDArray[np.float64]] = []
         self.notes: list[str] = []
         self.text = np.empty(0)
         self._random = np.random.default_rng(0)
-        if isinstance(resolved, Drafter) and reads_draft(options["rule"]):
-            self.drafter = _Recorder(resolved, self)
 
     def generate(self, samples: int, seed: int) -> None:
+        """Generate the texts."""
+        if isinstance(self.drafter, Drafter) and reads_draft(self.options["rule"]):
+            with _recorded(self.drafter, self.record):
+                self._generate(samples, seed)
+        else:
+            self._generate(samples, seed)
+
+    def _generate(self, samples: int, seed: int) -> None:
         places = []
         for first in range(0, samples, SEQUENCES_AT_ONCE):
             count = min(SEQUENCES_AT_ONCE, samples - first)
@@ -238,31 +257,27 @@ class _Run:
         self.drafts.append(self.places(rows, tokens.clamp(min=0))[drawn & active[:, None]])
 
 
-class _Recorder(Drafter):
-    """A drafter that hands its drafts to a run; nothing else about it is changed."""
+@contextmanager
+def _recorded(
+    drafter: Drafter, record: Callable[[Draft, NDArray[np.bool_]], None]
+) -> Iterator[None]:
+    """Hand the drafts of a drafter to ``record`` too; everything else about it stays as it is."""
+    propose = drafter.propose
 
-    def __init__(self, inner: Drafter, run: _Run) -> None:
-        self.inner, self.run = inner, run
-        self.name, self.rules, self.noise = inner.name, inner.rules, inner.noise
-        self.draws, self.candidates = inner.draws, inner.candidates
-
-    def start(self, context: DraftContext) -> None:
-        self.inner.start(context)
-
-    def propose(self, history: History, gamma: int) -> Draft | None:
-        draft = self.inner.propose(history, gamma)
+    def recorded(history: History, gamma: int) -> Draft | None:
+        draft = propose(history, gamma)
         if isinstance(draft, Draft):
             counts = draft.counts
             given = np.full(len(history.lengths), draft.tokens.shape[1])
             known = Draft(draft.tokens, draft.distribution, given if counts is None else counts)
-            self.run.record(known, history.active)
+            record(known, history.active)
         return draft
 
-    def observe(self, history: History, candidates: Candidates) -> None:
-        self.inner.observe(history, candidates)
-
-    def commit(self, lengths: NDArray[np.int64], accepted: NDArray[np.int64]) -> None:
-        self.inner.commit(lengths, accepted)
+    drafter.propose = recorded  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del drafter.propose
 
 
 def _finding(name: str, places: NDArray[np.float64]) -> Finding:

@@ -118,10 +118,10 @@ class NgramTable:
             arrays[f"tokens.{k}"] = self.tokens[k]
             arrays[f"counts.{k}"] = self.counts[k]
             arrays[f"begins.{k}"] = self.begins[k]
-        facts = {
+        metadata = {
             "format": FORMAT, "vocab_size": str(self.vocab_size), "order": str(self.order)
         }  # fmt: skip
-        Path(path).write_bytes(save(arrays, metadata=facts))
+        Path(path).write_bytes(save(arrays, metadata=metadata))
 
     @classmethod
     def load(cls, path: str | Path) -> NgramTable:
@@ -133,19 +133,40 @@ class NgramTable:
         """
         try:
             with safe_open(path, framework="numpy") as file:
-                facts = file.metadata() or {}
-                if facts.get("format") != FORMAT:
+                metadata = file.metadata() or {}
+                if metadata.get("format") != FORMAT:
                     raise ValueError(f"{path} holds no n-gram table that this version reads")
                 arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except SafetensorError as error:
+            table = cls(
+                int(metadata["vocab_size"]),
+                *(
+                    [arrays[f"{kind}.{k}"] for k in range(int(metadata["order"]))]
+                    for kind in ("tokens", "counts", "begins")
+                ),
+            )
+        except (SafetensorError, KeyError) as error:
             raise ValueError(f"{path} holds no n-gram table: {error}") from None
-        levels = range(int(facts["order"]))
-        return cls(
-            int(facts["vocab_size"]),
-            [arrays[f"tokens.{k}"] for k in levels],
-            [arrays[f"counts.{k}"] for k in levels],
-            [arrays[f"begins.{k}"] for k in levels],
-        )
+        if not table._valid():
+            raise ValueError(f"{path} holds a damaged n-gram table")
+        return table
+
+    def _valid(self) -> bool:
+        """Whether every number that `followers` follows is in range."""
+        size = 1
+        for tokens, counts, begins in zip(self.tokens, self.counts, self.begins, strict=True):
+            kinds = [array.dtype.name for array in (tokens, counts, begins)]
+            if kinds != ["int32", "int32", "int64"]:
+                return False
+            if tokens.shape != counts.shape or tokens.ndim != 1 or begins.shape != (size + 1,):
+                return False
+            if begins[0] != 0 or begins[-1] != len(tokens) or (np.diff(begins) < 0).any():
+                return False
+            if len(tokens) and not 0 <= tokens.min() <= tokens.max() < self.vocab_size:
+                return False
+            if len(counts) and counts.min() < 1:
+                return False
+            size = len(tokens)
+        return 1 <= self.order <= MAX_ORDER
 
 
 class GrowingCounts:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -36,22 +38,30 @@ class NodeBudget:
         shares: NDArray[np.float64] = self._accepted / self._tried
         return shares
 
-    def cut(self, chains: NDArray[np.int64], size: int) -> NDArray[np.int64]:
-        """Chains [B, K, L] with -1 behind the tokens that ``size`` nodes have room for."""
+    def cut(self, chains: NDArray[np.int64], size: int, *, merge: bool = True) -> NDArray[np.int64]:
+        """Chains [B, K, L] with -1 after the tokens that ``size`` nodes have room for.
+
+        Args:
+            chains: -1 ends one.
+            size: number of nodes.
+            merge: whether equal prefixes share their nodes. False for chains that are drawn: what
+                is kept then depends on how long they are, and never on which tokens they hold.
+                Otherwise a token would be left out because of its value, and the text be biased.
+        """
         cut = chains.copy()
         depths = np.minimum(np.arange(chains.shape[2]), DEPTHS - 1)
         values = np.cumprod(self.acceptance()[:, :, depths], axis=2)
         ends = np.minimum.accumulate(chains >= 0, axis=2).sum(axis=2)
         for b in range(len(chains)):
-            nodes: set[tuple[int, ...]] = set()
+            nodes: set[Any] = set()
             kept = np.zeros(chains.shape[1], dtype=np.int64)
             order = np.argsort(-values[b], axis=None, kind="stable")
             for k, depth in zip(*np.unravel_index(order, values[b].shape), strict=True):
                 if depth >= ends[b, k]:
                     continue
-                prefix = tuple(chains[b, k, : depth + 1].tolist())
-                if prefix in nodes or len(nodes) < size:
-                    nodes.add(prefix)
+                node = tuple(chains[b, k, : depth + 1].tolist()) if merge else (k, depth)
+                if node in nodes or len(nodes) < size:
+                    nodes.add(node)
                     kept[k] = max(kept[k], depth + 1)
             cut[b][np.arange(chains.shape[2]) >= kept[:, None]] = -1
         return cut

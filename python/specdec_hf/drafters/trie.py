@@ -103,9 +103,10 @@ class TrieDrafter(TreeDrafter):
         bounds = torch.from_numpy(limits.copy()).to(device, non_blocking=True)
         too_deep = torch.arange(depth, device=device) >= bounds[:, None, None]
         chains = chains.masked_fill(too_deep, -1)
+        merge = not reads_draft(self._context.rule)
         if on_host and self.layout.size is not None:
-            chains = torch.from_numpy(self._budget.cut(chains.numpy(), self.size))
-        trie = build_trie(chains, size=self.size, merge=not reads_draft(self._context.rule))
+            chains = torch.from_numpy(self._budget.cut(chains.numpy(), self.size, merge=merge))
+        trie = build_trie(chains, size=self.size, merge=merge)
         # The number of nodes is known where the trie is on the host. On a device it would take one
         # more read, so the tree keeps its largest size there.
         size = int(trie.num_nodes.max()) if on_host else self.size
