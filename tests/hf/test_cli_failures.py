@@ -123,7 +123,7 @@ def test_an_interruption_is_one_line_and_keeps_the_earlier_answers(
     out = tmp_path / "out.json"
     arguments = ("generate", "--model", folder, "--prompts", two_turns, "--max-new-tokens", 2)
     # The second turn of the prompt is encoded after its first has been answered.
-    monkeypatch.setattr("specdec_hf.cli.run._check_prompts", lambda *_: None)
+    monkeypatch.setattr("specdec_hf.cli.run.check_prompts", lambda *_: None)
     monkeypatch.setattr("specdec_hf.cli.run.print_summary", interrupted)
     calls = iter([compare.run_turn] * 2 + [interrupted])
 
