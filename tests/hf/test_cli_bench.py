@@ -61,9 +61,27 @@ def test_bench_compares_drafters_and_schedules(folder, questions, tmp_path):  # 
         (["--questions", "Q", "--drafter", "ngram+none"], "--drafter none must be the only one"),
         (["--questions", "Q", "--num-assistant-tokens-schedule", "x"], "schedule must be one of"),
         (["--questions", "Q", "--markdown", "no/where"], "--markdown: folder no does not exist"),
+        (
+            ["--questions", "Q", "--json", "new", "--markdown", "./new"],
+            "--json and --markdown must name different files, got new twice",
+        ),
+        (
+            ["--questions", "Q", "--num-assistant-tokens", "0"],
+            "--num-assistant-tokens must be at least 1, got 0",
+        ),
+        (
+            ["--questions", "Q", "--num-assistant-tokens-schedule", "egag"],
+            "egag needs a drafter with a draft distribution or a confidence, got --drafter prom",
+        ),
         (["--questions", "Q", "--json", "Q"], "--json would overwrite the input file"),
     ],
 )
 def test_wrong_input_is_one_line(arguments, message, questions):
     given = [str(questions) if word == "Q" else word for word in arguments]
     assert message in one_line_error("bench", *given)
+
+
+def test_bench_lists_the_drafters():
+    result = invoke("bench", "--drafter", "help")
+    assert result.exit_code == 0, result.output
+    assert "suffix_automaton" in result.output

@@ -192,6 +192,9 @@ def test_a_table_is_built_from_files_and_drafts(folder, tmp_path):  # noqa: F811
     result = invoke("build", "ngram", text, "--output", table, "--model", folder)
     assert result.exit_code == 0, result.output
     assert "3-grams" in result.output
+    wanted = ("--output", tmp_path / "none", "--model", folder, "--min-count", 10**6)
+    assert "--min-count must be at most " in one_line_error("build", "ngram", text, *wanted)
+    assert not (tmp_path / "none").exists()
     result = invoke(
         "generate", "--prompt", "one two", "--model", folder, "--drafter", f"ngram:{table}",
         "--max-new-tokens", 8,

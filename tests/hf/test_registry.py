@@ -20,7 +20,8 @@ def test_every_entry_names_its_class(name):
     made = getattr(importlib.import_module(f"specdec_hf.drafters.{name}"), entry.class_name)
     assert issubclass(made, TreeDrafter if entry.own_tree else Drafter)
     assert made.name == name
-    assert getattr(made, "draws", False) == entry.draws
+    for ability in ("draws", "reports_confidence", "several"):
+        assert getattr(made, ability, False) == getattr(entry, ability), ability
     assert entry.summary
     assert entry_of(usage(name).replace("[", "").replace("]", "")) is entry
 
@@ -28,7 +29,7 @@ def test_every_entry_names_its_class(name):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("prompt_lookup:3", "drafter 'prompt_lookup' takes nothing behind its name"),
+        ("prompt_lookup:3", "drafter 'prompt_lookup' takes no value, got 'prompt_lookup:3'"),
         ("prompt_lookup:", "drafter must be prompt_lookup, got 'prompt_lookup:'"),
         ("lookup", "drafter must be None, the name of a drafter"),
     ],

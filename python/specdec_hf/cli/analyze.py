@@ -19,10 +19,9 @@ from specdec_hf.cli.checks import (
     Settings,
     Sources,
     check,
-    check_folder,
-    check_json,
     check_limit,
 )
+from specdec_hf.cli.files import check_folder, check_json
 from specdec_hf.cli.prompts import Prompt, read_prompts, shipped_prompts
 from specdec_hf.cli.report import collect_info, write_json
 from specdec_hf.cli.run import (

@@ -20,7 +20,8 @@ from specdec_hf.cli.analyze import analyze_command
 from specdec_hf.cli.bench import bench
 from specdec_hf.cli.build import build_ngram, build_rest
 from specdec_hf.cli.chat import chat
-from specdec_hf.cli.checks import Settings, check, check_json, check_limit, check_text
+from specdec_hf.cli.checks import Settings, check, check_limit, check_text
+from specdec_hf.cli.files import check_json
 from specdec_hf.cli.fit import check_fits
 from specdec_hf.cli.prompts import (
     STANDARD_INPUT,

@@ -20,13 +20,13 @@ from specdec_hf.cli.checks import (
     check,
     check_choice,
     check_limit,
-    check_output,
     has_own_tree,
 )
+from specdec_hf.cli.files import check_output
 from specdec_hf.cli.prompts import Prompt, read_prompts
 from specdec_hf.cli.report import collect_info, write_json
 from specdec_hf.cli.run import encode, generation_arguments, load_models, make_decoder, progress
-from specdec_hf.cli.terminal import console, visible
+from specdec_hf.cli.terminal import console, fail, visible
 from specdec_hf.drafters.registry import DRAFTERS
 
 if TYPE_CHECKING:
@@ -50,8 +50,11 @@ Measured = Annotated[
     typer.Option(
         "--drafter",
         metavar="DRAFTER",
-        help="A drafter to measure, as for generate; a+b merges two. May be repeated.  "
-        "[default: each that has a name, and prompt_lookup+suffix_automaton]",
+        callback=options.list_drafters,
+        is_eager=True,
+        help="A drafter to measure, as for generate, but none with + in its name: a+b merges two. "
+        "May be repeated.  [default: each name that needs no value, and "
+        "prompt_lookup+suffix_automaton]",
     ),
 ]
 Schedules = Annotated[
@@ -103,6 +106,10 @@ def bench(
     for option, path in (("--json", json_file), ("--markdown", markdown)):
         if path is not None:
             check_output(option, path, read)
+    if json_file is not None and markdown is not None and json_file.resolve() == markdown.resolve():
+        fail(f"--json and --markdown must name different files, got {markdown} twice")
+    if num_assistant_tokens is not None and num_assistant_tokens < 1:
+        fail(f"--num-assistant-tokens must be at least 1, got {num_assistant_tokens}")
     dtypes = list(dict.fromkeys(dtype)) or ["float32"]
     for one in dtypes:
         check_choice("--dtype", one, DTYPES)

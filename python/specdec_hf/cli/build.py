@@ -12,7 +12,7 @@ import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from specdec_hf.cli import options
-from specdec_hf.cli.checks import check_output, check_readable
+from specdec_hf.cli.files import check_output, check_readable
 from specdec_hf.cli.sources import Source, find_model
 from specdec_hf.cli.terminal import console, errors, fail
 
@@ -48,6 +48,9 @@ def build_ngram(
     from specdec_hf.drafters.ngram_table import NgramTable
 
     table = NgramTable.build(texts, vocab_size, order, min_count)
+    if not len(table.tokens[0]):
+        most = np.unique(np.concatenate(texts), return_counts=True)[1].max()
+        fail(f"--min-count must be at most {most}, as often as any token occurs, got {min_count}")
     table.save(output)
     sizes = ", ".join(f"{len(level):,} {k}-grams" for k, level in enumerate(table.tokens, start=1))
     console.print(f"{output}: {sizes} of {sum(map(len, texts)):,} tokens")

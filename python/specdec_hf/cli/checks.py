@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from specdec_hf.cli.files import check_readable
 from specdec_hf.cli.options import DEFAULT_NUM_ASSISTANT_TOKENS
 from specdec_hf.cli.sources import Source, find_model
 from specdec_hf.cli.terminal import fail
-from specdec_hf.drafters.registry import DRAFTERS, FILE, entry_of, usages
+from specdec_hf.drafters.registry import DRAFTERS, FILE, Entry, entry_of
 from specdec_hf.schedules.registry import SCHEDULES, make_schedule
 from specdec_hf.trees.layouts import TrieTree, as_layout
 
@@ -27,6 +27,7 @@ TRIE_RULES = ("multi_draft", "traversal", *COPY_TREE_RULES)
 DTYPES = ("float32", "bfloat16", "float16", "auto")
 DEVICE = re.compile(r"cpu|mps|cuda(:\d{1,3})?")
 LAYERS = "layers:"
+OTHER_DRAFTERS = "a name that --drafter help lists, none, layers:N, "
 # Where the drafts of several drafters become one tree: chains of each copying drafter, and nodes.
 TREE_CHAINS, TREE_NODES = 4, 15
 NEUTRAL = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
@@ -88,6 +89,7 @@ def check(settings: Settings) -> Sources:
     if settings.system is not None:
         check_text("--system", settings.system)
     _check_drafting(settings)
+    _check_abilities(settings)
     drafters = [_find_drafter(name) for name in settings.drafter]
     _check_rule(settings, drafters)
     return Sources(find_model("--model", settings.model), drafters)
@@ -147,6 +149,27 @@ def _check_drafting(settings: Settings) -> None:
         settings.num_assistant_tokens = DEFAULT_NUM_ASSISTANT_TOKENS
 
 
+def _check_abilities(settings: Settings) -> None:
+    """Refuse drafters with a name that lack what the schedule or the tree needs."""
+    option = "--num-assistant-tokens-schedule"
+    kind = settings.num_assistant_tokens_schedule
+    reads_facts = make_schedule(kind).reads_facts and settings.num_assistant_tokens != 0
+    for name in settings.drafter:
+        entry = _named(name)
+        if entry is None or entry.own_tree:
+            continue
+        if reads_facts and not (entry.draws or entry.reports_confidence):
+            fail(
+                f"{option} {kind} needs a drafter with a draft distribution or a confidence, got "
+                f"--drafter {name}"
+            )
+        if isinstance(settings.tree, tuple) and not entry.several:
+            fail(
+                "--tree needs a draft model or a drafter that drafts several chains, got "
+                f"--drafter {name}"
+            )
+
+
 def _check_schedule(schedule: str) -> None:
     option = "--num-assistant-tokens-schedule"
     check_choice(option, schedule.partition(":")[0], tuple(SCHEDULES))
@@ -157,8 +180,7 @@ def _check_schedule(schedule: str) -> None:
 
 
 def _check_rule(settings: Settings, drafters: list[Source | None]) -> None:
-    entries = [DRAFTERS.get(name.partition(":")[0]) for name in settings.drafter]
-    named = [entry for entry in entries if entry is not None]
+    named = [entry for entry in map(_named, settings.drafter) if entry is not None]
     rules: tuple[str, ...]
     if settings.tree is None and not any(entry.own_tree for entry in named):
         rules, which = CHAIN_RULES, ""
@@ -179,8 +201,13 @@ def _check_rule(settings: Settings, drafters: list[Source | None]) -> None:
 
 def has_own_tree(name: str) -> bool:
     """Whether a ``--drafter`` drafts trees of its own."""
-    entry = DRAFTERS.get(name.partition(":")[0])
+    entry = _named(name)
     return entry is not None and entry.own_tree
+
+
+def _named(drafter: str) -> Entry | None:
+    """The entry of a ``--drafter``, whose value is not checked; None for those without a name."""
+    return DRAFTERS.get(drafter.partition(":")[0])
 
 
 def check_choice(option: str, value: str, choices: tuple[str, ...], which: str = "") -> None:
@@ -203,19 +230,11 @@ def _find_drafter(name: str) -> Source | None:
     except ValueError as error:
         fail(f"--{error}")
     if entry is None:
-        return find_model("--drafter", name, other=f"{usages()}, none, layers:N, ")
+        return find_model("--drafter", name, other=OTHER_DRAFTERS)
     value = name.partition(":")[2]
     if entry.value == FILE and value:
         check_readable("--drafter", Path(value))
     return None
-
-
-def check_readable(option: str, path: Path) -> None:
-    """Refuse a file that cannot be read."""
-    try:
-        path.open("rb").close()
-    except (OSError, ValueError) as error:
-        fail(f"{option}: cannot read {path}: {getattr(error, 'strerror', None) or error}")
 
 
 def parse_branching(tree: str | None) -> tuple[int, ...] | None:
@@ -247,45 +266,3 @@ def check_limit(limit: int | None) -> None:
     """Refuse a number of prompts below 1."""
     if limit is not None and limit < 1:
         fail(f"--limit must be >= 1, got {limit}")
-
-
-def check_json(path: Path | None, prompts: str | None = None) -> None:
-    """Refuse a report that cannot be written, and the prompt file."""
-    if path is not None:
-        check_output("--json", path, [] if prompts is None else [Path(prompts)])
-
-
-def check_output(option: str, path: Path, inputs: Sequence[Path] = ()) -> None:
-    """Refuse a path that cannot be written, and one of the files that are read."""
-    if str(path) == "-":
-        fail(f"{option} must name a file, got -")
-    try:
-        if path.is_dir():
-            fail(f"{option} must name a file, {path} is a folder")
-        if not path.absolute().parent.is_dir():
-            fail(f"{option}: folder {path.parent} does not exist")
-        existed = path.exists()
-        for read in inputs:
-            if existed and read.exists() and path.samefile(read):
-                fail(f"{option} would overwrite the input file {read}")
-        path.open("ab").close()
-        if not existed:
-            path.unlink()
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        fail(f"{option}: cannot write {path}: {reason}")
-
-
-def check_folder(option: str, path: Path) -> None:
-    """Refuse a folder that cannot be written; one that is missing must have its parent."""
-    try:
-        if path.exists() and not path.is_dir():
-            fail(f"{option} must name a folder, {path} is a file")
-        folder = path if path.is_dir() else path.absolute().parent
-        if not folder.is_dir():
-            fail(f"{option}: folder {path.parent} does not exist")
-        writable = os.access(folder, os.W_OK | os.X_OK)
-    except (OSError, ValueError) as error:
-        fail(f"{option}: cannot write {path}: {getattr(error, 'strerror', None) or error}")
-    if not writable:
-        fail(f"{option}: cannot write {path}: Permission denied")

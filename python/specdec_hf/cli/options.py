@@ -122,7 +122,7 @@ Rule = Annotated[
     typer.Option(
         "--rule",
         metavar="RULE",
-        help="Acceptance rule: auto, token, block, match, greedy; with --tree also target_only, "
+        help="Acceptance rule: auto, token, block, match, greedy; with trees also target_only, "
         "multi_draft_wor, multi_draft, top_k_plus_one, k_seq, traversal.",
     ),
 ]

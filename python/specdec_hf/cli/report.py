@@ -38,19 +38,28 @@ def collect_info() -> dict[str, Any]:
         "providers": specdec_kernels.providers(),
         "cpu_capability": specdec_kernels.cpu_capability(),
         "threads": torch.get_num_threads(),
-        "drafters": {usage(name): entry.summary for name, entry in DRAFTERS.items()},
+        "drafters": _drafters(),
+        "schedules": _schedules(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
     }
 
 
 def drafter_table() -> Table:
     """The drafters that have a name."""
-    return _table_of_names({usage(name): entry.summary for name, entry in DRAFTERS.items()})
+    return _table_of_names(_drafters())
 
 
 def schedule_table() -> Table:
     """The schedules."""
-    return _table_of_names({name: entry.summary for name, entry in SCHEDULES.items()})
+    return _table_of_names(_schedules())
+
+
+def _drafters() -> dict[str, str]:
+    return {usage(name): entry.summary for name, entry in DRAFTERS.items()}
+
+
+def _schedules() -> dict[str, str]:
+    return {name: entry.summary for name, entry in SCHEDULES.items()}
 
 
 def _table_of_names(summaries: dict[str, str]) -> Table:

@@ -126,10 +126,9 @@ def _cached(option: str, name: str, other: str) -> Path:
     except HFValidationError:
         fail(f"{option}: {name!r} is no hub id")
     except LocalEntryNotFoundError:
-        get = f"`hf download {name}` gets a hub id"
         fail(
-            f"{option}: {name} is neither {other or 'embedded, '}a folder or file here nor in the "
-            f"local cache of the hub; {get}"
+            f"{option} must be {other}embedded, a model folder, a GGUF file or a hub id in the "
+            f"local cache, got {name!r}; `hf download {name}` gets a hub id"
         )
     _check_folder(f"{option}: {name} in the local cache", folder)
     return folder

@@ -253,7 +253,7 @@ class AnyDrafter:
         """Begin a new call."""
 
     def observe(self, history: History, candidates: Candidates) -> None:
-        """Learn what the target held for likely in a round; called before `commit`.
+        """Learn the target's most likely next tokens of a round; called before `commit`.
 
         Args:
             history: the committed tokens when the round drafted.

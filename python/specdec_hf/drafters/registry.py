@@ -26,7 +26,7 @@ class Entry:
             drafter takes none.
         needs_value: whether there must be such a text.
         own_tree: whether it is a `TreeDrafter`, which drafts trees of its own.
-        draws: whether its drafts come with the distribution that they were drawn from.
+        draws, reports_confidence, several: as in `Drafter`.
     """
 
     class_name: str
@@ -35,33 +35,44 @@ class Entry:
     needs_value: bool = False
     own_tree: bool = False
     draws: bool = False
+    reports_confidence: bool = False
+    several: bool = False
 
 
 DRAFTERS: dict[str, Entry] = {
     "prompt_lookup": Entry(
-        "PromptLookupDrafter", "copies what followed the last tokens where they occurred before"
+        "PromptLookupDrafter",
+        "copies what followed the last tokens where they occurred before",
+        several=True,
     ),
     "suffix_automaton": Entry(
         "SuffixAutomatonDrafter",
         "copies what most often followed the longest end of the text that occurred before, there "
         "or in the text that FILE was built from",
         value=FILE,
+        reports_confidence=True,
+        several=True,
     ),
     "rest": Entry(
         "RestDrafter",
         "copies what most often followed the end of the text in the text that FILE was built from",
         value=FILE,
         needs_value=True,
+        reports_confidence=True,
+        several=True,
     ),
     "ngram": Entry(
         "NgramDrafter",
-        "n-gram model of the text so far, N tokens long, and of the text that FILE was built from",
+        "n-gram model of the text so far, with n-grams of N tokens; or also of the text that FILE "
+        "was built from",
         value="N|FILE",
         draws=True,
     ),
-    "random": Entry("RandomDrafter", "draws every token alike, a baseline", draws=True),
+    "random": Entry("RandomDrafter", "draws tokens uniformly at random, a baseline", draws=True),
     "nasd": Entry(
-        "NasdDrafter", "counts n-grams of the text and of the target's most likely next tokens"
+        "NasdDrafter",
+        "counts n-grams of the text and of the target's most likely next tokens",
+        several=True,
     ),
     "early_exit": Entry(
         "EarlyExitDrafter",
@@ -79,7 +90,7 @@ DRAFTERS: dict[str, Entry] = {
     ),
     "token_recycling": Entry(
         "TokenRecyclingDrafter",
-        "trees of the tokens that the target last held for likely behind each token",
+        "trees of the target's latest most likely next tokens after each token",
         own_tree=True,
     ),
     "lookahead": Entry(
@@ -115,7 +126,7 @@ def entry_of(text: str) -> Entry | None:
     if entry is None:
         return None
     if value and not entry.value:
-        raise ValueError(f"drafter {name!r} takes nothing behind its name, got {text!r}")
+        raise ValueError(f"drafter {name!r} takes no value, got {text!r}")
     if not value and (colon or entry.needs_value):
         raise ValueError(f"drafter must be {usage(name)}, got {text!r}")
     return entry

@@ -27,9 +27,11 @@ _RULE = f"drafter must be None, the name of a drafter, a Drafter or {RULE}"
 
 
 def _named(drafter: Any) -> str:
-    """A drafter in a message: a model by its type, since its repr is the whole architecture."""
+    """A drafter in a message: by its name, and a model by its type, since its repr is long."""
     if isinstance(drafter, list | tuple):
         return f"[{', '.join(map(_named, drafter))}]"
+    if isinstance(drafter, Drafter | TreeDrafter):
+        return drafter.name
     return type(drafter).__name__ if isinstance(drafter, torch.nn.Module) else repr(drafter)
 
 

@@ -1,4 +1,4 @@
-"""Token recycling: a tree of the tokens that the target held for likely when it last saw each one.
+"""Token recycling: a tree of the target's latest most likely next tokens after each token.
 
 The adjacency matrix has a row for every token: its most likely next tokens, as the target gave them
 the last time that it read this token, in whatever context, also that of a rejected draft.
