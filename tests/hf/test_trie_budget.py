@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
-from specdec_hf import Drafter, TreeDraft, TreeDrafter, TrieTree, generate
-from specdec_hf.drafters.chain_source import agreement
+from specdec_hf import (
+    Candidates,
+    Drafter,
+    History,
+    LookaheadDrafter,
+    TokenRecyclingDrafter,
+    TreeDraft,
+    TreeDrafter,
+    TrieTree,
+    generate,
+)
+from specdec_hf.drafters.chain_source import TreeSource, agreement
 from specdec_hf.drafters.node_budget import NodeBudget
 from support import hf_models
 from support.hf_models import one_thread  # noqa: F401  # autouse here
@@ -153,6 +165,75 @@ def test_a_merged_tree_is_on_the_host_and_without_a_distribution(known):
 
     with pytest.raises(ValueError, match=r"Elsewhere\.propose must return tokens and"):
         generate(model, **inputs, **settings, drafter=[Elsewhere(texts)], tree=TrieTree())
+
+
+@pytest.mark.parametrize("drafter", [LookaheadDrafter(), TokenRecyclingDrafter()])
+def test_drafters_of_host_trees_can_be_merged_beside_a_target_on_a_device(known, drafter):
+    target = SimpleNamespace(device=torch.device("meta"), config=known[0].config)
+    source = TreeSource(drafter)
+    source.start(SimpleNamespace(model=target, batch_size=1))
+    history = History(np.array([[1, 2, 1, 2, 1]]), np.array([5]), np.array([True]))
+    assert source.propose(history, np.array([3])).tokens[0, 0, 0] >= 0
+
+
+class Listener(KnownTree):
+    """Keeps what it is told."""
+
+    def __init__(self, texts):
+        super().__init__(texts)
+        self.outcomes, self.seen = [], []
+
+    def observe(self, history, candidates):
+        self.seen.append(candidates)
+
+    def commit(self, lengths, outcome):
+        self.outcomes.append(outcome)
+
+
+def test_candidates_come_in_the_rows_of_the_drafters_own_tree():
+    listener = Listener([np.arange(10)])
+    source = TreeSource(listener)
+    source.start(SimpleNamespace())
+    history = History(np.arange(5)[None], np.array([5]), np.array([True]))
+    source.propose(history, np.array([3]))  # 6, and 5, 6, 7 below one another
+    # The merged tree has another drafter's 5, 9 and 8, lacks the leaf 7, and has an absent node.
+    tokens = np.array([[4, 5, 9, 8, 6, 6, -1]])
+    parents = np.array([[-1, 0, 1, 0, 1, 0, 0]])
+    source.observe(history, Candidates(tokens, parents, 10 * np.arange(7)[None, :, None]))
+    (got,) = listener.seen
+    present = got.tokens[0] >= 0
+    assert got.tokens[0, :5].tolist() == [4, 6, 5, 6, -1]
+    assert got.ids[0, :4, 0].tolist() == [0, 50, 10, 40]
+    assert got.parents[0, :4].tolist() == [-1, 0, 0, 2]
+    others = present[5:].nonzero()[0] + 5
+    assert got.tokens[0, others].tolist() == [9, 8]
+    assert got.ids[0, others, 0].tolist() == [20, 30]
+    assert got.parents[0, others].tolist() == [2, 0]
+    assert got.path(0, [5, 9]) == [0, 2, others[0]]
+
+
+def test_a_round_without_a_tree_has_no_outcome(known):
+    model, inputs, settings, plain, texts = known
+    listener = Listener(texts)
+    listener.candidates = 1
+    out = generate(
+        model, **inputs, **{**settings, "max_new_tokens": 1}, drafter=[listener], tree=TrieTree()
+    )
+    assert torch.equal(out, plain[:, : out.shape[1]])
+    assert listener.outcomes == [None]
+    source = TreeSource(listener)
+    source.start(SimpleNamespace())
+    history = History(np.zeros((1, 5), dtype=np.int64), np.array([5]), np.array([True]))
+    nothing = np.full((1, 1, 1), -1)
+    shown = Candidates(np.array([[4]]), np.array([[-1]]), np.array([[[3]]]))
+    listener.texts = texts[:1]
+    source.propose(history, np.array([3]))
+    for _ in range(2):
+        source.observe(history, shown)
+        source.commit(np.array([5]), nothing, nothing[:, 0])
+    assert listener.outcomes[1] is not None
+    assert listener.outcomes[2] is None
+    assert listener.seen[-1] is shown
 
 
 def test_what_a_sequence_drafts_does_not_depend_on_its_batch(known):

@@ -190,7 +190,8 @@ class Draft:
 class Candidates:
     """The target's most likely next tokens behind every token that a round fed to it, on the host.
 
-    Row 0 belongs to the pending token, and row n + 1 to draft n.
+    Row 0 belongs to the pending token, and row n + 1 to draft n. In a `TrieTree` that holds for
+    tree drafters, with other drafters' tokens behind; a chain drafter finds its rows by `path`.
 
     Attributes:
         tokens: [B, N+1] int64, the pending token and the drafts; -1 is an absent draft.

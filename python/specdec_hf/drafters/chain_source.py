@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from specdec_hf.drafters.base import (
+    Candidates,
     DraftContext,
     Drafter,
     History,
@@ -65,6 +66,9 @@ class ChainSource:
         tokens = tokens.masked_fill(columns >= bounds[:, None], -1)
         return Chains(tokens[:, None], draft.distribution)
 
+    def observe(self, history: History, candidates: Candidates) -> None:
+        self.drafter.observe(history, candidates)
+
     def commit(
         self, lengths: NDArray[np.int64], chains: NDArray[np.int64], committed: NDArray[np.int64]
     ) -> None:
@@ -92,6 +96,7 @@ class TreeSource:
         self.count = drafter.size
 
     def start(self, context: DraftContext) -> None:
+        self._draft: TreeDraft | None = None  # of the round that was not committed yet
         self.drafter.start(context)
 
     def propose(self, history: History, limits: NDArray[np.int64]) -> Chains | None:
@@ -120,11 +125,17 @@ class TreeSource:
                 chains[b, k, : len(path)] = path
         return Chains(torch.from_numpy(chains))
 
+    def observe(self, history: History, candidates: Candidates) -> None:
+        """Tell the drafter of a round's candidates, in the rows of its own tree."""
+        if self._draft is not None:
+            candidates = _renumber(candidates, self._draft)
+        self.drafter.observe(history, candidates)
+
     def commit(
         self, lengths: NDArray[np.int64], chains: NDArray[np.int64], committed: NDArray[np.int64]
     ) -> None:
         """Tell the drafter which path of its own tree was committed; see `ChainSource.commit`."""
-        draft, outcome = self._draft, None
+        (draft, self._draft), outcome = (self._draft, None), None
         if draft is not None:
             outcome = _outcome(draft, committed)
         self.drafter.commit(lengths.copy(), outcome)
@@ -139,12 +150,18 @@ def agreement(chains: NDArray[np.int64], committed: NDArray[np.int64]) -> NDArra
     return lengths
 
 
-def _leaf_paths(tokens: list[int], parents: list[int]) -> list[list[int]]:
-    """The tokens from the root to each leaf of one tree, leaves in the order of their numbers."""
-    paths: dict[int, list[int]] = {-1: []}
+def _paths(tokens: list[int], parents: list[int]) -> dict[int, tuple[int, ...]]:
+    """The tokens from the root, which is -1, to each present node of one tree."""
+    paths: dict[int, tuple[int, ...]] = {-1: ()}
     for n, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
         if token >= 0 and parent in paths:
-            paths[n] = [*paths[parent], token]
+            paths[n] = (*paths[parent], token)
+    return paths
+
+
+def _leaf_paths(tokens: list[int], parents: list[int]) -> list[tuple[int, ...]]:
+    """The tokens from the root to each leaf of one tree, leaves in the order of their numbers."""
+    paths = _paths(tokens, parents)
     inner = {parents[n] for n in paths if n >= 0}
     return [path for n, path in paths.items() if n >= 0 and n not in inner]
 
@@ -162,3 +179,30 @@ def _outcome(draft: TreeDraft, committed: NDArray[np.int64]) -> TreeOutcome:
             path[b, depth] = node = int(children[0])
     note = path[:, :0] if draft.note is None else draft.note.numpy()
     return TreeOutcome(path, np.where(path >= 0, committed, -1), note)
+
+
+def _renumber(candidates: Candidates, draft: TreeDraft) -> Candidates:
+    """Candidates of a merged tree, with node n of one drafter's own tree in row n + 1.
+
+    The row of a node that the merged tree lacks is absent. Rows of other tokens follow.
+    """
+    batch_size, rows = candidates.tokens.shape
+    nodes = draft.tokens.shape[1]
+    order = np.full((batch_size, nodes + rows), -1)  # the merged tree's row that each row shows
+    places = np.tile(np.arange(rows) + nodes, (batch_size, 1))  # the reverse
+    for b in range(batch_size):
+        merged = _paths(candidates.tokens[b, 1:].tolist(), (candidates.parents[b, 1:] - 1).tolist())
+        row_of = {path: n + 1 for n, path in merged.items()}
+        for n, path in _paths(draft.tokens[b].tolist(), draft.parents[b].tolist()).items():
+            if (row := row_of.get(path)) is not None:
+                order[b, n + 1], places[b, row] = row, n + 1
+    order[:, nodes + 1 :] = np.where(places[:, 1:] > nodes, np.arange(1, rows), -1)
+    taken = np.maximum(order, 0)
+    tokens = np.take_along_axis(candidates.tokens, taken, axis=1)
+    above = np.take_along_axis(candidates.parents, taken, axis=1)
+    parents = np.take_along_axis(places, np.maximum(above, 0), axis=1)
+    return Candidates(
+        np.where(order < 0, -1, tokens),
+        np.where((order < 0) | (above < 0), -1, parents),
+        np.take_along_axis(candidates.ids, taken[:, :, None], axis=1),
+    )

@@ -57,7 +57,7 @@ class HostTree:
         return nodes
 
 
-def as_draft(trees: Sequence[HostTree], device: torch.device) -> TreeDraft | None:
+def as_draft(trees: Sequence[HostTree]) -> TreeDraft | None:
     """The trees of all sequences, deterministic drafts; None if none has a node."""
     size = max(len(tree.tokens) for tree in trees)
     if size == 0:
@@ -68,7 +68,7 @@ def as_draft(trees: Sequence[HostTree], device: torch.device) -> TreeDraft | Non
         tokens[b, : len(tree.tokens)] = tree.tokens
         parents[b, : len(tree.parents)] = tree.parents
     return TreeDraft(
-        torch.from_numpy(tokens).to(device, non_blocking=True),
-        torch.from_numpy(parents).to(device, non_blocking=True),
+        torch.from_numpy(tokens),
+        torch.from_numpy(parents),
         max(max(tree.depths, default=0) for tree in trees),
     )

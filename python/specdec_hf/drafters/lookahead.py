@@ -107,7 +107,8 @@ class LookaheadDrafter(TreeDrafter):
 
     Each sequence has a window and a pool of its own, and a call begins with new ones. N-grams of
     the text join the pool, those of the prompt included. A sequence whose end is nearer than the
-    window is deep keeps its window for the rest.
+    window is deep keeps its window for the rest. So does a round of a `TrieTree` without room for
+    the whole window.
 
     Args:
         window: columns W.
@@ -154,7 +155,6 @@ class LookaheadDrafter(TreeDrafter):
 
     def start(self, context: DraftContext) -> None:
         """Begin with empty pools; windows begin with the first round."""
-        self._device = context.model.device
         self._pools = [NgramPool(self.guesses) for _ in range(context.batch_size)]
         self._windows: list[Window | None] = [None] * context.batch_size
         self._ends: list[list[int] | None] = [None] * context.batch_size
@@ -173,7 +173,7 @@ class LookaheadDrafter(TreeDrafter):
             self._ends[b] = window.place(trees[b])
             for follow in self._pools[b].behind(text[-1]):
                 trees[b].path(follow)
-        return as_draft(trees, self._device)
+        return as_draft(trees)
 
     def observe(self, history: History, candidates: Candidates) -> None:
         for b in np.flatnonzero(history.active).tolist():
@@ -181,7 +181,9 @@ class LookaheadDrafter(TreeDrafter):
             if window is None or ends is None:  # no drafts, or not all of the window
                 continue
             self._ends[b] = None
-            # Row 0 is the pending token's, which is no node.
-            new = candidates.ids[b, np.array(ends) + 1, 0].tolist()
+            rows = np.array(ends) + 1  # row 0 is the pending token's, which is no node
+            if (candidates.tokens[b, rows] < 0).any():  # a merged tree had no room for all of it
+                continue
+            new = candidates.ids[b, rows, 0].tolist()
             for ngram in window.step(int(candidates.tokens[b, 0]), new):
                 self._pools[b].add(ngram)

@@ -69,7 +69,6 @@ class TokenRecyclingDrafter(TreeDrafter):
             for rows in self._rows:
                 known.update(rows)
         self._vocab_size = vocab_size
-        self._device = context.model.device
         self._rows = [known.copy() for _ in range(context.batch_size)]
         self._has_prompt = False
 
@@ -78,7 +77,7 @@ class TokenRecyclingDrafter(TreeDrafter):
         trees = [HostTree(int(limit)) for limit in limits]
         for b in np.flatnonzero(history.active).tolist():
             self._fill(trees[b], self._rows[b], int(history.tokens[b, history.lengths[b] - 1]))
-        return as_draft(trees, self._device)
+        return as_draft(trees)
 
     def _fill(self, tree: HostTree, rows: dict[int, list[int]], last: int) -> None:
         numbers = {ROOT: ROOT}  # node of the shape -> node of the tree

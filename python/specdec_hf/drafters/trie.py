@@ -147,9 +147,9 @@ class TrieDrafter(TreeDrafter):
         check_temperature(drafter, distribution, context.temperature, "TrieTree")
 
     def observe(self, history: History, candidates: Candidates) -> None:
-        for drafter in self.drafters:
-            if drafter.candidates:
-                drafter.observe(history, candidates.first(drafter.candidates))
+        for source in self._sources:
+            if count := source.drafter.candidates:
+                source.observe(history, candidates.first(count))
 
     def commit(self, lengths: NDArray[np.int64], outcome: TreeOutcome | None) -> None:
         chains = np.full((len(lengths), len(self._ranks), 1), -1)
