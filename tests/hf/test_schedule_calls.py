@@ -65,6 +65,12 @@ def test_rule_match_gives_the_text_of_plain_sampling(name):
     assert sampled(name, rule="match").sequences.tolist() == plain.tolist()
 
 
+@pytest.mark.parametrize("name", READING)
+def test_rule_match_shares_its_noise_with_the_drafter(name):
+    out = sampled(name, rule="match", drafter=hf_models.tiny("llama"))
+    assert out.stats.draft_acceptance_rate == 1.0
+
+
 @pytest.mark.parametrize("rule", ["token", "block"])
 @pytest.mark.parametrize("name", [name for name in SCHEDULES if name not in ("optimal", "budget")])
 def test_seeds_repeat_the_text_alone_and_in_a_batch(name, rule):
@@ -245,10 +251,22 @@ class Whole(Drafter):
         self.inner.commit(lengths, accepted)
 
 
+class WholeAndConfident(Whole):
+    """Reports a confidence too, which tells even tokens from odd ones."""
+
+    reports_confidence = True
+
+    def propose(self, history, gamma):
+        draft = super().propose(history, gamma)
+        draft.confidence = (draft.tokens % 2).numpy().astype(np.float32)
+        return draft
+
+
+@pytest.mark.parametrize("kind", [Whole, WholeAndConfident])
 @pytest.mark.parametrize("rule", ["token", "block"])
 @pytest.mark.parametrize("name", ["confidence", "specdec++", "egag", "budget"])
-def test_drafts_that_are_made_at_once_are_cut_where_stepping_ends_them(name, rule):
-    whole = Whole(ModelDrafter(hf_models.perturbed("llama")))
+def test_drafts_that_are_made_at_once_are_cut_where_stepping_ends_them(name, rule, kind):
+    whole = kind(ModelDrafter(hf_models.perturbed("llama")))
     stepped = sampled(name, (9, 4), rule=rule)
     cut = sampled(name, (9, 4), rule=rule, drafter=whole)
     assert cut.sequences.tolist() == stepped.sequences.tolist()
@@ -304,6 +322,13 @@ def test_calls_learn_from_earlier_ones_and_only_by_the_real_clock():
     assert plain() > 0
     assert plain(size=2) is None
     assert plain(hf_models.build("llama")) is None
+
+
+def test_a_drafter_may_keep_anything_as_its_model():
+    class Named(PromptLookupDrafter):
+        model = "a name"
+
+    assert call("constant", drafter=Named()).stats.rounds
 
 
 def test_experience_is_an_average_and_a_copy():

@@ -45,11 +45,13 @@ def beside_another(facts, n):
     ]  # fmt: skip
 
 
-def kept_lengths(toy, name, drafts, *, drawn=True, sees_draw=False):
+def kept_lengths(toy, name, drafts, *, drawn=True, sees_draw=False, confidence=False):
     """[N] how much of each draft tuple a schedule keeps."""
     facts = facts_of(toy, drafts)
     if sees_draw:
         facts = [TokenFacts(one.probability, one.probability, one.entropy) for one in facts]
+    if confidence:
+        facts = [TokenFacts.of_confidence(one.probability) for one in facts]
     kept = []
     for n in range(len(drafts)):
         schedule = make_schedule(SCHEDULES[name])
@@ -79,6 +81,13 @@ def realized(toy, name, **kwargs):
 def test_ending_a_draft_keeps_the_targets_distribution(name, rule):
     toy = ToyChain(V, GAMMA, rule=rule, seed=3)
     assert_target_distribution(realized(toy, name), toy)
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_so_does_ending_it_by_a_confidence_that_depends_on_the_draw(name, rule):
+    toy = ToyChain(V, GAMMA, rule=rule, seed=3)
+    assert_target_distribution(realized(toy, name, confidence=True), toy)
 
 
 @pytest.mark.parametrize("rule", ["token", "block"])

@@ -101,6 +101,13 @@ def test_the_tuned_threshold_maximises_tokens_by_cost():
     assert always.thresholds[0] == 0.0, "accepted whatever the probability"
 
 
+def test_a_round_without_probabilities_teaches_no_threshold():
+    schedule = started("confidence_tuned")
+    schedule.lengths(MOST)
+    schedule.observe(outcome(3, 1))
+    assert schedule.thresholds.tolist() == [0]
+
+
 def test_specdec_plus_plus_stops_when_a_rejection_is_likely():
     """Before anything was verified, a_j is the probability itself."""
     schedule = started("specdec++:h=0.7")
@@ -192,9 +199,9 @@ def test_a_drawn_token_is_chosen_by_what_is_known_before_it_is_drawn():
 def test_the_budget_ends_drafts_that_cannot_win():
     schedule = started("budget:tokens=2,longest=4", number=2, batch_size=2)
     assert schedule.lengths(np.array([9, 9])).tolist() == [4, 4]
-    assert schedule.goes_on(0, facts([0.9, 0.2])).tolist() == [True, True]
-    assert schedule.goes_on(1, facts([0.9, 0.9])).tolist() == [True, False]
-    assert schedule.goes_on(2, facts([0.1, 0.9])).tolist() == [False, False]
+    assert schedule.goes_on(0, facts([0.9, 0.2], entropy=1.0)).tolist() == [True, True]
+    assert schedule.goes_on(1, facts([0.9, 0.9], entropy=1.0)).tolist() == [True, False]
+    assert schedule.goes_on(2, facts([0.1, 0.9], entropy=1.0)).tolist() == [False, False]
     assert schedule.settle(np.array([3, 2])).tolist() == [2, 0]
 
 

@@ -307,9 +307,17 @@ def test_a_pause_that_changes_the_text_leaves_a_note(guard):
     inputs = hf_models.prompts((9, 12))
     slow, fast = slow_and_fast(inputs, guard)
     assert slow.sequences.tolist() != fast.sequences.tolist()
-    note = "drafting paused by the clock under rule 'token': the text depends on timing"
+    note = "drafting waits for the clock under rule 'token': the text depends on timing"
     assert sum(note in found for found in slow.stats.notes) == 1
     assert not any("timing" in found for found in fast.stats.notes)
+
+
+def test_a_wait_that_changes_the_text_leaves_a_note():
+    guard = BenefitGuard(max_loss=0.2, window=100)
+    for out in slow_and_fast(hf_models.prompts((9, 12)), guard, max_new_tokens=6):
+        assert any("the text depends on timing" in note for note in out.stats.notes)
+    for out in slow_and_fast(hf_models.prompts((9, 12)), guard, max_new_tokens=6, rule="match"):
+        assert not any("timing" in note for note in out.stats.notes)
 
 
 class LateForOnes(ModelDrafter):

@@ -119,8 +119,8 @@ def generate(
             text again. See docs/loop.md#seeds.
         guard: whether drafting waits or pauses so that the call is never more than 3 % slower than
             plain decoding. None: yes where the text cannot change by it (greedy, match,
-            target_only), else the guard only adds a note to the statistics. True: always; where a
-            pause changes the text, which then depends on timing, a note says so. False: never, and
+            target_only), else the guard only adds a note to the statistics. True: always; where
+            that changes the text, which then depends on timing, a note says so. False: never, and
             drafting begins at once. A `BenefitGuard` has limits of your own.
         clock: seconds, for tests.
         streamer: Hugging Face streamer; one sequence only.

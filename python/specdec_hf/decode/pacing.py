@@ -127,9 +127,9 @@ class Pacing:
         self.asked = False
         guard, number, longest = self.guard, self.stats.rounds, int(self._limits.max())
         if guard is not None and longest and not guard.allows_drafting(number, longest, reads):
-            if guard.pausing and reads_draft(self.rule):
+            if guard.stops and reads_draft(self.rule):
                 self.stats.note(
-                    f"drafting paused by the clock under rule {self.rule!r}: the text depends on "
+                    f"drafting waits for the clock under rule {self.rule!r}: the text depends on "
                     "timing, and the same seeds need not give it again"
                 )
             return np.zeros_like(most)
@@ -150,11 +150,11 @@ class Pacing:
             return counts
         if self.asked:
             return np.minimum(self.schedule.settle(counts), counts)
-        if draft.confidence is not None:
-            facts = [TokenFacts.of_confidence(column) for column in draft.confidence.T]
-        elif draft.distribution is not None:
+        if draft.distribution is not None:
             self.stats.device_reads += 1
             facts = facts_of_draft(draft.tokens, draft.distribution)
+        elif draft.confidence is not None:
+            facts = [TokenFacts.of_confidence(column) for column in draft.confidence.T]
         else:
             context.note(
                 f"{describe(self.drafter)} gave neither a distribution nor a confidence; schedule "

@@ -211,7 +211,7 @@ def begin(model: Any, call: Call, options: Options) -> Session:
             self_check=options.self_check,
             encoder=call.encoder,
             cache=cache,
-            round_noise=schedule.reads_facts,
+            round_noise=schedule.reads_facts and rule != "match",  # exact with any drafts
         )  # fmt: skip
         try:
             drafter.start(context)

@@ -88,8 +88,8 @@ class DraftContext:
             its ids, to copy from, and `EncoderSource.encode` what another encoder makes of it.
         cache: the target's cache. Only a drafter that computes a part of the target's forward, see
             `Drafter.forward`, may use it.
-        round_noise: whether drafts are drawn with noise of the round under every rule, because the
-            schedule looks at drafts behind rejected ones.
+        round_noise: whether drafts are drawn with noise of the round under every rule but match,
+            because the schedule looks at drafts behind rejected ones.
         goes_on: for drafters that draw token by token; set after `start`. Given the number of the
             token drawn last and its `TokenFacts`, it says for each sequence [B] whether to draw
             another one. A token is never taken back. None where the schedule does not ask for
@@ -175,9 +175,9 @@ class Draft:
         counts: [B] drafts per sequence where the host knows them. They hold no -1. None means
             gamma drafts everywhere.
         confidence: [B, gamma] float32 on the host, estimates of the probability that each token is
-            accepted if those before it are; for schedules that read it. That of a token that was
-            drawn may depend on the token. That of a deterministic draft must follow from the
-            committed text, since a schedule may drop the token because of it.
+            accepted if those before it are; for schedules that read it. It must follow from the
+            committed text, since a schedule may drop the token because of it. Where there is a
+            distribution, schedules read that instead.
     """
 
     tokens: torch.Tensor

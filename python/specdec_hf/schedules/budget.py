@@ -23,8 +23,9 @@ class BudgetSchedule(Schedule):
 
     The cumulative confidence of a draft is the product of the probabilities of the drafts before it
     and of its own; in its own place a drawn token has the largest probability of its distribution,
-    which does not depend on what was drawn. It never grows along a draft, so that what is kept
-    always is a prefix. The forward of the target is as wide as the longest draft.
+    which does not depend on what was drawn. A confidence may depend on it, so a drawn token without
+    an entropy counts as certain in its own place. The product never grows along a draft, so that
+    what is kept always is a prefix. The forward of the target is as wide as the longest draft.
 
     Args:
         tokens: for the whole batch; None is ``num_assistant_tokens`` for each sequence.
@@ -75,15 +76,19 @@ class BudgetSchedule(Schedule):
         return self.cut(self._facts, counts, drawn=True)
 
     def cut(self, facts: list[TokenFacts], counts: Lengths, *, drawn: bool) -> Lengths:
-        self._kept = best_prefixes(facts, counts, self._tokens)
+        self._kept = best_prefixes(facts, counts, self._tokens, drawn=drawn)
         return self._kept
 
     def record(self) -> dict[str, Any]:
         return {"gamma": self._kept.tolist()}
 
 
-def best_prefixes(facts: list[TokenFacts], counts: Lengths, tokens: int) -> Lengths:
+def best_prefixes(
+    facts: list[TokenFacts], counts: Lengths, tokens: int, *, drawn: bool = False
+) -> Lengths:
     """[B] how many drafts each sequence keeps of the ``tokens`` best ones of the batch.
+
+    Where the tokens were ``drawn``, the choice whether to keep one does not depend on it.
 
     Example:
         >>> import numpy as np
@@ -95,6 +100,9 @@ def best_prefixes(facts: list[TokenFacts], counts: Lengths, tokens: int) -> Leng
         return counts
     probability = np.stack([one.probability for one in facts], axis=1).astype(np.float64).clip(0, 1)
     largest = np.stack([one.largest for one in facts], axis=1).astype(np.float64).clip(0, 1)
+    if drawn:
+        only_confidence = np.isnan(np.stack([one.entropy for one in facts], axis=1))
+        largest = np.where(only_confidence, 1.0, largest)
     before = np.concatenate([np.ones((len(counts), 1)), probability.cumprod(axis=1)[:, :-1]], 1)
     # Rounding must not let a later draft of a sequence score above an earlier one.
     scores = np.minimum.accumulate(before * largest, axis=1)

@@ -130,6 +130,8 @@ class TunedConfidenceSchedule(Schedule):
         return facts.probability >= self._now
 
     def observe(self, outcome: Outcome) -> None:
+        if not self._probabilities:
+            return  # a draft without a distribution tells nothing of thresholds
         for b in np.flatnonzero(outcome.drafted).tolist():
             self._rounds[b] += 1
             if self._now[b] > 0:

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from torch import nn
+
 from specdec_hf.schedules.costs import Costs
 
 # Earlier benefit from which on a call may begin to draft at once.
@@ -43,7 +45,7 @@ _seen: WeakKeyDictionary[Any, WeakKeyDictionary[Any, _Shapes]] = WeakKeyDictiona
 def what_drafts(drafter: Any) -> Any:
     """The draft model, or the class of a drafter that has none at the moment."""
     model = getattr(drafter, "model", None)
-    return type(drafter) if model is None else model
+    return model if isinstance(model, nn.Module) else type(drafter)
 
 
 def recall(model: Any, drafts: Any, shape: Hashable) -> Experience:
