@@ -11,7 +11,7 @@ from specdec_hf import (
     VerticalCascade,
     generate,
 )
-from specdec_hf.drafters.base import MAX_NUMBERS, DraftContext, History
+from specdec_hf.drafters.base import DraftContext, History
 from specdec_hf.drafters.cascade import level_context
 from specdec_hf.drafters.ngram import NgramDrafter
 from support import hf_models
@@ -135,7 +135,7 @@ class SharesItsNoise(VerticalCascade):
     """The draft model verifies with the noise with which the target will."""
 
     def _round_seeds(self, lengths):
-        return self._inner.seeds
+        return self._context.seeds
 
 
 @pytest.mark.slow
@@ -164,13 +164,61 @@ def test_noise_of_a_round_is_drawn_once():
             for context in (third, fourth):
                 context.begin(history)
             for context in (first, third, fourth):
-                seen += context.noise_positions(np.array([length + behind]), range(3))[0].tolist()
+                positions = context.noise_positions(np.array([length + behind]), range(3))
+                seen += [(context.seeds.item(), at) for at in positions[0].tolist()]
                 context.drawn += 3
             second.drawn += 3
     assert len(set(seen)) == len(seen) == 3 * 2 * 3 * 3
-    with pytest.raises(ValueError, match="can draw 1024 tokens in a round, got number 1029"):
-        fourth.noise_positions(np.array([1]), 1023)
-    assert MAX_NUMBERS // 64 == 1024
+
+
+@pytest.mark.parametrize("made", CASCADES)
+def test_a_sequences_text_does_not_depend_on_its_batch(made):
+    model = target()[0]
+    inputs = hf_models.prompts((6, 4, 9), vocab_size=VOCAB)
+    settings = {"max_new_tokens": 14, "do_sample": True, "rule": "block", "guard": False}
+    for seed in range(4):
+        together = generate(
+            model, **inputs, **settings, seed=[seed, 9, 8], gamma=5, drafter=made(model)
+        )
+        alone = {name: value[:1] for name, value in inputs.items()}
+        text = generate(model, **alone, **settings, seed=[seed], gamma=5, drafter=made(model))
+        assert torch.equal(together[:1], text)
+
+
+def test_a_deep_nesting_has_noise_for_every_round():
+    model = target()[0]
+    drafter = ModelDrafter(hf_models.build("llama", 1, vocab_size=VOCAB))
+    for seed in range(2, 7):
+        drafter = VerticalCascade(hf_models.build("llama", seed, vocab_size=VOCAB), drafter, 6)
+    out = generate(
+        model, torch.tensor([[1, 2, 1]]), drafter=drafter, gamma=7, max_new_tokens=8,
+        do_sample=True, seed=0, guard=False, return_dict_in_generate=True,
+    )  # fmt: skip
+    assert out.stats.drafted >= 7
+
+
+class DrawsItsOwn(ModelDrafter):
+    """Its random numbers are none of the call's."""
+
+    noise = "independent"
+
+    def propose(self, history, gamma):
+        draft = super().propose(history, gamma)
+        self._context.asked_for_noise = False
+        return draft
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_drafters_of_a_horizontal_cascade_may_bring_their_own_noise(wrong):
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9, 4))
+    drafters = [DrawsItsOwn(middle(model)), DrawsItsOwn(small(model))]
+    settings = {"max_new_tokens": 8, "do_sample": True, "rule": "block", "guard": False}
+    if not wrong:
+        generate(model, **inputs, **settings, drafter=HorizontalCascade(drafters, [1]))
+        return
+    drafters[1].noise = "context"
+    with pytest.raises(ValueError, match=r"DrawsItsOwn\.propose must draw at positions"):
+        generate(model, **inputs, **settings, drafter=HorizontalCascade(drafters, [1]))
 
 
 def test_a_list_of_models_is_a_vertical_cascade():

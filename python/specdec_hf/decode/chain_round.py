@@ -32,8 +32,7 @@ class ChainRound:
         s = self.session
         assert isinstance(s.drafter, Drafter)
         assert s.context is not None
-        gamma = int(limits.max())
-        draft = ask(s.drafter, s.history.shown(), gamma, s.context)
+        draft = ask(s.drafter, s.history.shown(), limits, s.context)
         if draft is None:
             return
         tokens, size = draft.tokens, draft.tokens.shape[1]

@@ -94,9 +94,9 @@ class DraftContext:
             token drawn last and its `TokenFacts`, it says for each sequence [B] whether to draw
             another one. A token is never taken back. None where the schedule does not ask for
             facts, which cost a read from the device each.
-        first_number: number of this drafter's first draft among all drafts of the round. Only the
-            loop sets it.
+        first_number: number of this drafter's first draft in the round. Only the loop sets it.
         asked_for_noise: whether `noise_positions` was called in this round.
+        limits: [B], how many of the round's gamma tokens each sequence can use; None means all.
     """
 
     model: Any
@@ -117,6 +117,7 @@ class DraftContext:
     goes_on: Callable[[int, TokenFacts], NDArray[np.bool_]] | None = None
     first_number: int = 0
     asked_for_noise: bool = False
+    limits: NDArray[np.int64] | None = None
 
     @property
     def needs_round_noise(self) -> bool:

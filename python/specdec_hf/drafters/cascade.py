@@ -18,15 +18,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specdec_hf.drafters.base import (
-    MAX_NUMBERS,
-    Candidates,
-    Draft,
-    DraftContext,
-    Drafter,
-    History,
-)
-from specdec_hf.drafters.checks import ask, check_temperature
+from specdec_hf.drafters.base import Candidates, Draft, DraftContext, Drafter, History
+from specdec_hf.drafters.checks import ask, check_temperature, wanted
 from specdec_hf.hf_arguments.language_model import is_language_model
 from specdec_kernels import LOSSLESS_RULES, SampledDraft
 
@@ -39,18 +32,16 @@ class LevelContext(DraftContext):
 
     Attributes:
         parent: the context of the cascade.
-        width: how many numbers this drafter may give to the drafts of a round.
         of_the_round: whether all noise is that of the round, whatever the rule.
         round_lengths: [B] committed tokens of each sequence when the round began. Noise of the
             round belongs to them, not to the drafts between, whose number a later round may repeat.
-        drawn: tokens that this drafter has been asked for before in the round.
+        drawn: [B] tokens that this drafter has been asked for before in the round.
     """
 
     parent: DraftContext | None = None
-    width: int = MAX_NUMBERS
     of_the_round: bool = False
     round_lengths: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    drawn: int = 0
+    drawn: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
     @property
     def needs_round_noise(self) -> bool:
@@ -58,10 +49,12 @@ class LevelContext(DraftContext):
 
     def begin(self, history: History) -> None:
         """Begin a proposal of the cascade, which another cascade may ask for again in a round."""
-        parent = self.parent if isinstance(self.parent, LevelContext) else None
-        self.round_lengths = history.lengths if parent is None else parent.round_lengths
-        if parent is None or parent.drawn == 0:
-            self.drawn = 0
+        if isinstance(self.parent, LevelContext):
+            self.round_lengths = self.parent.round_lengths
+            self.drawn = np.where(self.parent.drawn == 0, 0, self.drawn)
+        else:
+            self.round_lengths = history.lengths
+            self.drawn = np.zeros_like(history.lengths)
 
     def noise_positions(
         self,
@@ -73,29 +66,46 @@ class LevelContext(DraftContext):
         if not self.needs_round_noise:
             return super().noise_positions(lengths, index, depth=depth)
         self.asked_for_noise = True
-        numbers = self.drawn + np.asarray(index, dtype=np.int64)
-        if numbers.size and numbers.max() >= self.width:
-            raise ValueError(
-                f"a drafter of this level of a cascade can draw {self.width} tokens in a round, "
-                f"got number {numbers.max()}"
-            )
         device = lengths.device if isinstance(lengths, torch.Tensor) else self.seeds.device
-        base = torch.from_numpy(self.round_lengths.copy()).to(device, non_blocking=True)
-        numbers = self.first_number + numbers + 1
-        if numbers.ndim == 0:
-            return base + (int(numbers) << 32)
-        return base[:, None] + torch.from_numpy(numbers << 32).to(device, non_blocking=True)
+        base = self.round_lengths + ((self.drawn + 1) << 32)
+        offsets = np.asarray(index, dtype=np.int64) << 32
+        positions = base + offsets if offsets.ndim == 0 else base[:, None] + offsets
+        return torch.from_numpy(positions).to(device, non_blocking=True)
 
 
 def level_context(context: DraftContext, level: int, **changes: Any) -> LevelContext:
-    """The context of the drafter of one level below a context, whose noise no other level uses."""
-    known = {f.name for f in dataclasses.fields(DraftContext)}
-    inherited = {name: getattr(context, name) for name in known}
-    width = context.width if isinstance(context, LevelContext) else MAX_NUMBERS
-    inherited["first_number"] = context.first_number + level * (width // MAX_LEVELS)
+    """The context of the drafter of one level below a context.
+
+    It has seeds of its own, so that no other level uses its noise. Under rule match all levels
+    share the target's, and the text is that noise's whatever is drafted.
+    """
+    values = {f.name: getattr(context, f.name) for f in dataclasses.fields(DraftContext)}
     if isinstance(context, LevelContext):
-        inherited["of_the_round"] = context.of_the_round
-    return LevelContext(**{**inherited, **changes}, parent=context, width=width // MAX_LEVELS)
+        values["of_the_round"] = context.of_the_round
+    values |= changes
+    if values["rule"] != "match":
+        seeds = derived_seeds(context.seeds.cpu(), level, context.first_number)
+        values["seeds"] = seeds.to(values["seeds"].device)
+    drawn = np.zeros(context.batch_size, dtype=np.int64)
+    return LevelContext(**values, parent=context, drawn=drawn)
+
+
+def derived_seeds(seeds: torch.Tensor, *numbers: NDArray[np.int64] | int) -> torch.Tensor:
+    """Seeds whose noise is unlike that of ``seeds`` or of other numbers.
+
+    Args:
+        seeds: [B] int64 on the host.
+        numbers: each is [B], or one for all sequences; none is negative.
+
+    Returns:
+        [B] int64 on the host.
+    """
+    columns = [np.broadcast_to(number, len(seeds)).tolist() for number in numbers]
+    words = [
+        np.random.SeedSequence(seed % 2**64, spawn_key=key).generate_state(1, np.uint64)[0]
+        for seed, *key in zip(seeds.tolist(), *columns, strict=True)
+    ]
+    return torch.from_numpy(np.array(words, dtype=np.uint64).view(np.int64))
 
 
 class Cascade(Drafter):
@@ -167,28 +177,28 @@ class HorizontalCascade(Cascade):
         batch_size = len(history.lengths)
         drafted = np.full((batch_size, gamma), -1, dtype=np.int64)
         counts = np.zeros(batch_size, dtype=np.int64)
+        limits = wanted(self._context, history, gamma)
         for context in self._contexts:
             context.begin(history)
         parts: list[tuple[NDArray[np.int64], NDArray[np.int64], SampledDraft | None]] = []
         for k, (drafter, context) in enumerate(zip(self.drafters, self._contexts, strict=True)):
-            room = np.where(history.active, gamma - counts, 0)
-            most = min([int(room.max()), *self.counts[k : k + 1]])
-            if most < 1:
+            most = np.minimum(limits - counts, [*self.counts, gamma][k])
+            if most.max() < 1:
                 break
-            shown = behind(history, drafted, counts, history.active & (room > 0))
+            shown = behind(history, drafted, counts, most > 0)
             draft = ask(drafter, shown, most, context)
             context.drawn += most
             if draft is None:
                 continue
-            self._context.asked_for_noise |= context.asked_for_noise
             rows = draft.distribution
             if rows is not None:
                 check_temperature(drafter, rows, context.temperature, "HorizontalCascade")
-            tokens, added = read_tokens(draft, np.minimum(room, most))
+            tokens, added = read_tokens(draft, most)
             for b in np.flatnonzero(added):
                 drafted[b, counts[b] : counts[b] + added[b]] = tokens[b, : added[b]]
             parts.append((counts.copy(), added, rows))
             counts += added
+        self._context.asked_for_noise = True  # `ask` has checked each part's noise
         size = int(counts.max())
         if size == 0:
             return None

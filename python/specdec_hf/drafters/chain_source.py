@@ -52,11 +52,10 @@ class ChainSource:
 
     def propose(self, history: History, limits: NDArray[np.int64]) -> Chains | None:
         """Ask the drafter; chains may be longer than the limits [B] of their sequences."""
-        depth = int(limits.max())
         if self.drafter.several:
-            chains = self.drafter.propose_several(history, depth, self.count)
+            chains = self.drafter.propose_several(history, int(limits.max()), self.count)
             return None if chains is None else Chains(chains)
-        draft = ask(self.drafter, history, depth, self.context)
+        draft = ask(self.drafter, history, limits, self.context)
         if draft is None:
             return None
         assert draft.counts is not None

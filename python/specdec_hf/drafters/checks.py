@@ -26,12 +26,15 @@ def describe(drafter: Any) -> str:
     return f"drafter {drafter.name} ({type(drafter).__name__})"
 
 
-def ask(drafter: Drafter, history: History, gamma: int, context: DraftContext) -> Draft | None:
+def ask(
+    drafter: Drafter, history: History, limits: NDArray[np.int64] | int, context: DraftContext
+) -> Draft | None:
     """A drafter's proposal of one round, checked; None where it drafts nothing.
 
     Args:
         drafter: asked once.
-        history, gamma: arguments of `Drafter.propose`.
+        history: argument of `Drafter.propose`.
+        limits: how many tokens each sequence can use, or [B] of them; gamma is the largest.
         context: the one that the drafter was started with.
 
     Raises:
@@ -40,10 +43,22 @@ def ask(drafter: Drafter, history: History, gamma: int, context: DraftContext) -
             drawn from with noise that the rule does not allow.
     """
     context.asked_for_noise = False
+    context.limits = np.broadcast_to(limits, history.lengths.shape)
+    gamma = int(np.max(limits))
     draft = read_draft(drafter, drafter.propose(history, gamma), history, gamma, context)
     if draft is not None and draft.distribution is not None:
         _check_noise(drafter, context)
     return draft
+
+
+def wanted(context: DraftContext, history: History, gamma: int) -> NDArray[np.int64]:
+    """[B], how many of ``gamma`` tokens each sequence can use; 0 for those that have ended.
+
+    A drafter whose first tokens depend on how many it is asked for must go by them, because gamma
+    is the largest of the batch.
+    """
+    most = gamma if context.limits is None else np.minimum(context.limits, gamma)
+    return np.where(history.active, most, 0)
 
 
 def _check_noise(drafter: Drafter, context: DraftContext) -> None:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from specdec_hf.drafters.base import Candidates, Draft, DraftContext, Drafter, History
+from specdec_hf.drafters.checks import wanted
 from specdec_hf.drafters.model import ModelDrafter
 from specdec_hf.hf_arguments.language_model import RULE, is_language_model
 from specdec_kernels import SampledDraft
@@ -83,9 +84,9 @@ class RemoteDrafter(Drafter):
         self.relative_cost = self._ask("start", values)
 
     def propose(self, history: History, gamma: int) -> Draft | None:
-        asked, given = self._ask(
-            "propose", (history.tokens.copy(), history.lengths.copy(), history.active.copy(), gamma)
-        )
+        shown = (history.tokens.copy(), history.lengths.copy(), history.active.copy())
+        limits = wanted(self._context, history, gamma)
+        asked, given = self._ask("propose", (*shown, limits, gamma))
         self._context.asked_for_noise |= asked
         if given is None:
             return None
@@ -185,7 +186,7 @@ class _Server:
         self.notes.append(text)
 
     def propose(self, value: tuple[Any, ...]) -> tuple[bool, Any]:
-        *shown, gamma = value
+        *shown, self.context.limits, gamma = value
         self.context.asked_for_noise = False
         draft = self.drafter.propose(History(*shown), gamma)
         asked = self.context.asked_for_noise

@@ -8,6 +8,7 @@ draft model, as if it had drawn every token by itself.
 
 from __future__ import annotations
 
+import dataclasses
 from numbers import Integral
 from typing import Any, cast
 
@@ -21,10 +22,11 @@ from specdec_hf.drafters.cascade import (
     Cascade,
     behind,
     check_rolls_back,
+    derived_seeds,
     level_context,
     read_tokens,
 )
-from specdec_hf.drafters.checks import ask
+from specdec_hf.drafters.checks import ask, wanted
 from specdec_hf.drafters.draft_model import DraftModel
 from specdec_hf.hf_arguments.language_model import check_language_model
 from specdec_kernels import LOSSLESS_RULES, Rule, SampledDraft, Verdict, verify_chain
@@ -78,16 +80,16 @@ class VerticalCascade(Cascade):
         if context.rule == "match" or reads_draft(context.rule):
             rule = "match" if context.rule == "match" else "token"
         self._inner = level_context(
-            context, 1, model=self.model, cache=None, rule=rule, of_the_round=rule == "token",
+            context, 0, model=self.model, cache=None, rule=rule, of_the_round=rule == "token",
             seeds=context.seeds.to(self._draft.device),
         )  # fmt: skip
-        self._seeds = context.seeds.cpu().numpy()
+        self._seeds = context.seeds.cpu()
         self.drafters[0].start(self._inner)
 
     def propose(self, history: History, gamma: int) -> Draft | None:
         draft, batch_size = self._draft, len(history.lengths)
-        wanted = draft.room(history, gamma)
-        gamma = int(wanted.max())
+        limits = draft.room(history, wanted(self._context, history, gamma))
+        gamma = int(limits.max())
         if gamma < 1:
             return None
         drafted = np.full((batch_size, gamma), -1, dtype=np.int64)
@@ -95,19 +97,21 @@ class VerticalCascade(Cascade):
         rows: torch.Tensor | None = None
         self._inner.begin(history)
         seeds = self._round_seeds(history.lengths)
-        active = wanted > 0
+        active = limits > 0
         while active.any():
             shown = behind(history, drafted, counts, active)
-            emitted, accepted, logits = self._round(shown, int((wanted - counts).max()) - 1, seeds)
+            # A sequence's own number: the noise of its drafts must not depend on the batch.
+            most = np.where(active, np.minimum(limits - counts - 1, self.num_assistant_tokens), 0)
+            emitted, accepted, logits = self._round(shown, most, seeds)
             if rows is None:
                 rows = logits.new_zeros((batch_size, gamma, logits.shape[2]))
-            added = np.where(active, np.minimum((emitted >= 0).sum(axis=1), wanted - counts), 0)
+            added = np.where(active, np.minimum((emitted >= 0).sum(axis=1), limits - counts), 0)
             for b in np.flatnonzero(added).tolist():
                 to = slice(int(counts[b]), int(counts[b] + added[b]))
                 drafted[b, to] = emitted[b, : added[b]]
                 rows[b, to] = logits[b, : added[b]]
             counts += added
-            active &= (added > 0) & (counts < wanted)
+            active &= (added > 0) & (counts < limits)
             # The last of the added tokens is pending: no cache holds it.
             kept = np.minimum(accepted, np.maximum(added - 1, 0))
             draft.truncate(shown.lengths + np.maximum(added - 1, 0))
@@ -133,26 +137,28 @@ class VerticalCascade(Cascade):
         self.drafters[0].commit(lengths, accepted)
 
     def _round(
-        self, history: History, most: int, seeds: torch.Tensor
+        self, history: History, most: NDArray[np.int64], seeds: torch.Tensor
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], torch.Tensor]:
         """One round of the draft model.
 
         Args:
             history: what it continues.
-            most: how many tokens the smaller drafter may draft.
+            most: [B], how many tokens the smaller drafter may draft.
             seeds: [B] int64, of the verification.
 
         Returns:
             Emitted tokens [B, m+1], -1 behind their end; [B] how many of them were drafted; and the
             draft model's logits [B, m+1, V].
         """
-        draft, most = self._draft, min(most, self.num_assistant_tokens)
-        proposed = ask(self.drafters[0], history, most, self._inner) if most > 0 else None
+        draft, proposed = self._draft, None
+        if most.any():
+            shown = dataclasses.replace(history, active=most > 0)
+            proposed = ask(self.drafters[0], shown, most, self._inner)
         ids = torch.empty((len(history.lengths), 0), dtype=torch.int64, device=draft.device)
         distribution = None
-        self._inner.drawn += max(most, 0)
+        self._inner.drawn += most
         if proposed is not None:
-            found, counts = read_tokens(proposed, np.where(history.active, most, 0))
+            found, counts = read_tokens(proposed, most)
             found = np.where(np.arange(found.shape[1]) < counts[:, None], found, -1)
             ids, distribution = torch.from_numpy(found).to(draft.device), proposed.distribution
         missing = int((history.lengths - draft.cache.lengths).max())
@@ -185,12 +191,6 @@ class VerticalCascade(Cascade):
         """
         if self._inner.rule == "match":
             return self._inner.seeds
-        begun, level = self._inner.round_lengths, self._inner.first_number
-        words = [
-            np.random.SeedSequence(
-                (int(seed) % 2**64, int(first), int(length), level)
-            ).generate_state(1, np.uint64)[0]
-            for seed, first, length in zip(self._seeds, begun, lengths, strict=True)
-        ]
-        seeds = np.array(words, dtype=np.uint64).view(np.int64)
-        return torch.from_numpy(seeds).to(self._draft.device, non_blocking=True)
+        begun, first = self._inner.round_lengths, self._context.first_number
+        seeds = derived_seeds(self._seeds, begun, lengths, first)
+        return seeds.to(self._draft.device, non_blocking=True)
