@@ -68,6 +68,29 @@ def test_generate_drafts_a_tree(folder, tmp_path):  # noqa: F811
     assert says(result, "sampled outputs identical yes")
 
 
+@pytest.mark.parametrize(
+    "trees",
+    [
+        ("--drafter", "layers:1", "--tree", "2,1,1,1"),
+        ("--drafter", "prompt_lookup", "--tree", "2,1,1,1"),
+        ("--drafter", "layers:1", "--drafter", "prompt_lookup", "--gamma", 4),
+        ("--drafter", "lookahead"),
+    ],
+    ids=lambda words: " ".join(map(str, words)),
+)
+def test_a_schedule_chooses_the_depth_of_trees(folder, tmp_path, trees):  # noqa: F811
+    path = tmp_path / "out.json"
+    result = invoke(
+        "generate", "--model", folder, "--prompt", "Say: one two one two one", "--max-new-tokens",
+        24, *trees, SCHEDULE, "optimal:longest=2", "--json", path,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert says(result, "greedy outputs identical yes")
+    rounds = json.loads(path.read_text())["prompts"][0]["turns"][0]["stats"]["round_log"]
+    assert {record["facts"]["gamma"] for record in rounds} <= {1, 2}
+    assert max(max(record["emitted"]) for record in rounds) <= 3
+
+
 def test_the_drafts_of_several_drafters_become_one_tree(folder, tmp_path):  # noqa: F811
     report = tmp_path / "report.json"
     several = ("--drafter", "prompt_lookup", "--drafter", "layers:1")

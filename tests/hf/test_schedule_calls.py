@@ -172,6 +172,8 @@ def test_optimal_chooses_the_depth_of_trees():
     out = call("optimal", (9, 4), tree=(2, 1, 1), max_new_tokens=40)
     assert out.sequences.tolist() == plain.tolist()
     assert set(out.stats.gammas) <= {0, 2, 4, 6}
+    out = call("optimal:longest=2", (9, 4), tree=(2, 1, 1), max_new_tokens=40)
+    assert max(out.stats.gammas) == 4
 
 
 class Confident(PromptLookupDrafter):

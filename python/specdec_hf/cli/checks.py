@@ -13,7 +13,7 @@ from specdec_hf.cli.options import DEFAULT_NUM_ASSISTANT_TOKENS
 from specdec_hf.cli.sources import Source, find_model
 from specdec_hf.cli.terminal import fail
 from specdec_hf.drafters.registry import DRAFTERS, FILE, Entry, entry_of
-from specdec_hf.schedules.registry import SCHEDULES, make_schedule
+from specdec_hf.schedules.registry import SCHEDULES, make_schedule, tree_schedules
 from specdec_hf.trees.layouts import TrieTree, as_layout
 
 # As in decode/session.py and in the drafters, whose import loads torch; a test compares them.
@@ -27,6 +27,7 @@ TRIE_RULES = ("multi_draft", "traversal", *COPY_TREE_RULES)
 DTYPES = ("float32", "bfloat16", "float16", "auto")
 DEVICE = re.compile(r"cpu|mps|cuda(:\d{1,3})?")
 LAYERS = "layers:"
+SCHEDULE = "--num-assistant-tokens-schedule"
 OTHER_DRAFTERS = "a name that --drafter help lists, none, layers:N, "
 # Where the drafts of several drafters become one tree: chains of each copying drafter, and nodes.
 TREE_CHAINS, TREE_NODES = 4, 15
@@ -118,28 +119,26 @@ def _check_drafting(settings: Settings) -> None:
     settings.tree = parse_branching(settings.tree)
     if drafts is not None and not 0 <= drafts <= MAX_NUM_ASSISTANT_TOKENS:
         fail(f"--num-assistant-tokens must be in [0, {MAX_NUM_ASSISTANT_TOKENS}], got {drafts}")
-    _check_schedule(schedule)
     if several and "none" in settings.drafter:
         fail(f"--drafter none must be the only one, got {', '.join(settings.drafter)}")
     own_tree = [name for name in settings.drafter if has_own_tree(name)]
     for option, given in (
         ("--num-assistant-tokens", drafts is not None),
-        ("--num-assistant-tokens-schedule", schedule != "constant"),
+        (SCHEDULE, schedule != "constant"),
         ("--tree", settings.tree is not None),
     ):
         if given and "none" in settings.drafter:
             fail(f"{option} needs a drafter, but --drafter is none")
-        if given and own_tree:
+        if given and own_tree and option != SCHEDULE:
             fail(f"{option} must not be given with --drafter {own_tree[0]}, which drafts its own")
-        if given and option != "--tree" and settings.tree is not None:
-            fail(f"{option} must not be given with --tree, which says what is drafted")
+    if drafts is not None and settings.tree is not None:
+        fail("--num-assistant-tokens must not be given with --tree, which says what is drafted")
+    _check_schedule(schedule, trees=several or bool(own_tree) or settings.tree is not None)
     if several:
         if own_tree:
             fail(f"--drafter {own_tree[0]} drafts trees of its own and must be the only one")
         if settings.tree is not None:
             fail("--tree must not be given with several --drafter, whose drafts become one tree")
-        if schedule != "constant":
-            fail("--num-assistant-tokens-schedule must not be given with several --drafter")
         if drafts == 0:
             fail("--num-assistant-tokens must be at least 1 with several --drafter, got 0")
         depth = drafts or DEFAULT_NUM_ASSISTANT_TOKENS
@@ -151,7 +150,6 @@ def _check_drafting(settings: Settings) -> None:
 
 def _check_abilities(settings: Settings) -> None:
     """Refuse drafters with a name that lack what the schedule or the tree needs."""
-    option = "--num-assistant-tokens-schedule"
     kind = settings.num_assistant_tokens_schedule
     reads_facts = make_schedule(kind).reads_facts and settings.num_assistant_tokens != 0
     for name in settings.drafter:
@@ -160,7 +158,7 @@ def _check_abilities(settings: Settings) -> None:
             continue
         if reads_facts and not (entry.draws or entry.reports_confidence):
             fail(
-                f"{option} {kind} needs a drafter with a draft distribution or a confidence, got "
+                f"{SCHEDULE} {kind} needs a drafter with a draft distribution or a confidence, got "
                 f"--drafter {name}"
             )
         if isinstance(settings.tree, tuple) and not entry.several:
@@ -170,13 +168,15 @@ def _check_abilities(settings: Settings) -> None:
             )
 
 
-def _check_schedule(schedule: str) -> None:
-    option = "--num-assistant-tokens-schedule"
-    check_choice(option, schedule.partition(":")[0], tuple(SCHEDULES))
+def _check_schedule(schedule: str, *, trees: bool) -> None:
+    name = schedule.partition(":")[0]
+    check_choice(SCHEDULE, name, tuple(SCHEDULES))
+    if trees:
+        check_choice(SCHEDULE, name, tuple(tree_schedules()), " with trees")
     try:
         make_schedule(schedule)
     except (TypeError, ValueError) as error:
-        fail(f"{option}: {error}")
+        fail(f"{SCHEDULE}: {error}")
 
 
 def _check_rule(settings: Settings, drafters: list[Source | None]) -> None:

@@ -9,7 +9,7 @@ import typer
 
 from specdec_hf.cli.report import drafter_table
 from specdec_hf.cli.terminal import console
-from specdec_hf.schedules.registry import SCHEDULES
+from specdec_hf.schedules.registry import SCHEDULES, tree_schedules
 
 DEFAULT_NUM_ASSISTANT_TOKENS = 7  # on two CPU cores a forward of 5 to 8 tokens costs the same
 
@@ -92,7 +92,7 @@ Schedule = Annotated[
         "--num-assistant-tokens-schedule",
         metavar="NAME",
         help=f"How much to draft: {', '.join(SCHEDULES)}; with parameters, such as "
-        "egag:gamma_max=8,beta=0.5.",
+        f"egag:gamma_max=8,beta=0.5. Trees take {' and '.join(tree_schedules())}.",
     ),
 ]
 MaxNewTokens = Annotated[

@@ -20,7 +20,7 @@ from specdec_hf.schedules.benefit_guard import BenefitGuard
 from specdec_hf.schedules.constant import ConstantSchedule
 from specdec_hf.schedules.costs import Costs
 from specdec_hf.schedules.experience import Experience, recall, remember, what_drafts
-from specdec_hf.schedules.registry import make_schedule
+from specdec_hf.schedules.registry import make_schedule, tree_schedules
 
 
 def begin_schedule(
@@ -37,8 +37,8 @@ def begin_schedule(
     elif isinstance(drafter, TreeDrafter):
         if not schedule.trees:
             raise ValueError(
-                "num_assistant_tokens_schedule must be 'constant' or 'optimal' with tree, "
-                f"got {schedule.name!r}"
+                "num_assistant_tokens_schedule must be "
+                f"{' or '.join(map(repr, tree_schedules()))} with tree, got {schedule.name!r}"
             )
     elif schedule.reads_facts and not (drafter.draws or drafter.reports_confidence):
         raise ValueError(

@@ -65,7 +65,8 @@ class OptimalSchedule(Schedule):
     expected to be at least 0.9 times as fast, which costs less than 1.3 %.
 
     Args:
-        longest: most tokens; None is 16, or ``num_assistant_tokens`` where that is more.
+        longest: most tokens, in trees at most their depth; None is 16, or
+            ``num_assistant_tokens`` where that is more.
 
     Raises:
         TypeError: longest is not an integer.
@@ -85,7 +86,7 @@ class OptimalSchedule(Schedule):
         super().start(context)
         number = context.num_assistant_tokens
         most = max(number, LONGEST) if self.longest is None else self.longest
-        self.max_draft = number if context.tree else most
+        self.max_draft = min(number, most) if context.tree else most
         self._acceptance = AcceptanceByPosition(self.max_draft)
         self._rounds = 0
         self._length = self._measured = min(number, self.max_draft)

@@ -77,9 +77,19 @@ def make_schedule(given: str | Schedule) -> Schedule:
         raise ValueError(
             f"num_assistant_tokens_schedule must be one of {', '.join(SCHEDULES)}, got {given!r}"
         )
+    kind = _kind(entry)
+    return kind(**(_parameters(name, kind, text) if colon else {}))
+
+
+def tree_schedules() -> list[str]:
+    """The names of the schedules that can choose the depth of trees."""
+    return [name for name, entry in SCHEDULES.items() if _kind(entry).trees]
+
+
+def _kind(entry: Entry) -> type[Schedule]:
     module = importlib.import_module(f"specdec_hf.schedules.{entry.module}")
     kind: type[Schedule] = getattr(module, entry.class_name)
-    return kind(**(_parameters(name, kind, text) if colon else {}))
+    return kind
 
 
 def _parameters(name: str, kind: type[Schedule], text: str) -> dict[str, Any]:
