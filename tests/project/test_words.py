@@ -27,6 +27,9 @@ WORDS = {
     "teams": "block groups",
     "liar": "negative control",
     "liars": "negative controls",
+    "lying": "wrong",
+    "lies about": "has a wrong",
+    "lies_about": "has_a_wrong",
 }
 # Also inside of names, such as draft_law and DraftLaw.
 WORD = re.compile(
@@ -90,6 +93,7 @@ def test_everything_is_said_in_the_words_of_the_field():
         ("flaw, lawn, coincide, trace, understands, stand", []),
         ("The Gumbel race", ["race"]),
         ("steam, familiar, WarpTeam and liars", ["Team", "liars"]),
+        ("a drafter that lies about it, which lies behind test_lying", ["lies about", "lying"]),
     ],
 )
 def test_the_search_finds_words_and_parts_of_names(line, words):
