@@ -1,20 +1,51 @@
 """One table: every drafter leaves greedy text as it is, and sampled text in its distribution."""
 
+import importlib
+import inspect
+import pkgutil
+
 import pytest
-from specdec_hf import generate
+from specdec_hf import Drafter, TreeDrafter, TrieTree, drafters
 from specdec_hf.drafters.registry import DRAFTERS
-from specdec_hf.drafters.resolve import resolve_drafter
+from specdec_hf.drafters.resolve import parts_of, resolve_drafter
+from specdec_hf.drafters.trie import TrieDrafter
 from support import drafter_cases, hf_models
-from support.drafter_proof import assert_greedy_identical, joint_p_value, lying, target
+from support.drafter_proof import (
+    assert_greedy_identical,
+    assert_independent_of_batch,
+    joint_p_value,
+    target,
+    with_wrong_distribution,
+)
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 from support.providers import SIGNIFICANCE
 
-RAGGED = (9, 5, 12)
-NEW = 8
+ELSEWHERE = {"RemoteDrafter": "test_remote_drafter.py, which starts another process"}
+# The distribution of their drafts cannot be wrong: no rule for them reads it.
+WITHOUT_DISTRIBUTION = {"merged trees"}
+
+
+def resolved(name, model, folder):
+    """The drafter of a case."""
+    arguments = drafter_cases.make(name, model, folder)
+    return resolve_drafter(arguments["drafter"], arguments.get("tree"))
 
 
 def test_every_named_drafter_is_in_the_table():
     assert set(drafter_cases.NAMED) == set(DRAFTERS)
+
+
+def test_every_class_of_drafters_is_in_the_table(tmp_path):
+    expected = set()
+    for module in pkgutil.iter_modules(drafters.__path__):
+        held = vars(importlib.import_module(f"specdec_hf.drafters.{module.name}")).values()
+        classes = [one for one in held if inspect.isclass(one) and not inspect.isabstract(one)]
+        expected |= {one for one in classes if issubclass(one, Drafter | TreeDrafter)}
+    model = hf_models.tiny("llama")
+    made = [resolved(name, model, tmp_path) for name in drafter_cases.ALL]
+    used = {base for one in made for part in parts_of(one) for base in type(part).__mro__}
+    missing = {one.__name__ for one in expected - used}
+    assert missing == set(ELSEWHERE)
 
 
 @pytest.mark.parametrize("name", drafter_cases.ALL)
@@ -27,24 +58,12 @@ def test_greedy_text_is_that_of_plain_generation(name, tmp_path):
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("rule", ["auto", "match"])
 @pytest.mark.parametrize("name", drafter_cases.ALL)
-def test_a_sampled_sequence_does_not_depend_on_its_batch(name, tmp_path):
-    model, inputs = hf_models.tiny("llama"), hf_models.prompts(RAGGED)
-    sampling = {"max_new_tokens": NEW, "do_sample": True, "top_k": 0, "guard": False}
-
-    def texts(ids, mask, seeds):
-        arguments = drafter_cases.make(name, model, tmp_path)
-        out = generate(
-            model, ids, attention_mask=mask, seed=seeds, return_dict_in_generate=True, **sampling,
-            **arguments,
-        )  # fmt: skip
-        assert out.stats.drafted > 0 or len(ids) == 1
-        return out.sequences[:, -NEW:]
-
-    together = texts(*inputs.values(), [5, 6, 7])
-    for b, length in enumerate(RAGGED):
-        alone = (value[b : b + 1, -length:] for value in inputs.values())
-        assert texts(*alone, [5 + b])[0].tolist() == together[b].tolist()
+def test_a_sequence_does_not_depend_on_its_batch_or_an_earlier_call(name, rule, tmp_path):
+    model = hf_models.tiny("llama")
+    drafter = resolved(name, model, tmp_path)
+    assert_independent_of_batch(lambda: drafter, model, rule=rule, temperature=0.3)
 
 
 @pytest.mark.slow
@@ -52,19 +71,24 @@ def test_a_sampled_sequence_does_not_depend_on_its_batch(name, tmp_path):
 @pytest.mark.parametrize("name", drafter_cases.ALL)
 def test_sampled_text_keeps_its_joint_distribution(name, ragged, tmp_path):
     """The first three tokens, against the exact probabilities of all 64 texts."""
-    model, _ = target()
-    arguments = drafter_cases.make(name, model, tmp_path)
-    chosen = DRAFTERS.get(name)
-    if "tree" in arguments or (chosen is not None and chosen.own_tree):
-        arguments["gamma"] = None
-    assert joint_p_value(rule="auto", texts=3000, ragged=ragged, **arguments) > SIGNIFICANCE
+    drafter = resolved(name, target()[0], tmp_path)
+    assert p_value(drafter, ragged=ragged) > SIGNIFICANCE
 
 
-@pytest.mark.parametrize(
-    "ragged", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["one prompt", "ragged"]
-)
-@pytest.mark.parametrize("name", [pytest.param("model", marks=pytest.mark.slow), "bigram"])
-def test_a_wrong_drafter_is_rejected(name, ragged, tmp_path):
-    model, _ = target()
-    drafter = resolve_drafter(drafter_cases.make(name, model, tmp_path)["drafter"], None)
-    assert joint_p_value(lying(drafter), "token", texts=3000, ragged=ragged) < SIGNIFICANCE
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [n for n in drafter_cases.ALL if n not in WITHOUT_DISTRIBUTION])
+def test_a_wrong_distribution_is_rejected(name, tmp_path):
+    """Negative control of every case above, with fewer texts."""
+    arguments = drafter_cases.make(name, target()[0], tmp_path)
+    made, layout = arguments["drafter"], arguments.get("tree")
+    if isinstance(layout, TrieTree):
+        parts = [with_wrong_distribution(resolve_drafter(one, None)) for one in made]
+        wrong = TrieDrafter(parts, layout)
+    else:
+        wrong = with_wrong_distribution(resolve_drafter(made, layout))
+    assert p_value(wrong, texts=900, ragged=True) < SIGNIFICANCE
+
+
+def p_value(drafter, *, texts=3000, ragged):
+    gamma = {"gamma": None} if isinstance(drafter, TreeDrafter) else {}
+    return joint_p_value(drafter, "auto", texts=texts, ragged=ragged, **gamma)

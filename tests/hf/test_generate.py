@@ -5,6 +5,7 @@ import torch
 from specdec_hf import TrieTree, generate
 from specdec_hf.drafters.base import Draft, Drafter
 from support import hf_models
+from support.drafter_proof import assert_independent_of_batch
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 from transformers import StoppingCriteria, StoppingCriteriaList
 
@@ -55,20 +56,11 @@ def test_match_equals_plain_sampling(name, lengths, cache, drafter):
 @pytest.mark.parametrize("rule", ["token", "block", "match"])
 @pytest.mark.parametrize("drafter", ["prompt_lookup", "model"])
 def test_a_sequence_does_not_depend_on_its_batch(drafter, rule):
-    model = hf_models.tiny("llama")
-    inputs = hf_models.prompts(RAGGED)
-    kwargs = {
-        "drafter": hf_models.drafter_for("llama", drafter),
-        "num_assistant_tokens_schedule": "heuristic",
-        "rule": rule,
-        **SAMPLED,
-        "seed": [5, 6, 7],
-    }
-    together = run(model, inputs, **kwargs)
-    for b, length in enumerate(RAGGED):
-        alone = {key: value[b : b + 1, -length:] for key, value in inputs.items()}
-        got = run(model, alone, **{**kwargs, "seed": 5 + b})
-        assert together.sequences[b, -NEW:].tolist() == got.sequences[0, -NEW:].tolist()
+    kwargs = {**SAMPLED, "num_assistant_tokens_schedule": "heuristic", "rule": rule}
+    assert_independent_of_batch(
+        lambda: hf_models.drafter_for("llama", drafter), hf_models.tiny("llama"), NEW, drafts=False,
+        **kwargs,
+    )  # fmt: skip
 
 
 def test_equal_prompts_with_equal_seeds_give_equal_text():

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from hf.test_generate import NEW, RAGGED, run
+from hf.test_generate import run
 from specdec_hf import Candidates, History, NasdDrafter, TrieTree, generate
 from specdec_hf.drafters.nasd import NgramStorage
 from support import hf_models
-from support.drafter_proof import assert_greedy_identical, joint_p_value, lying
+from support.drafter_proof import assert_greedy_identical, joint_p_value
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 from support.providers import SIGNIFICANCE
 
@@ -126,28 +126,9 @@ def test_greedy_equals_plain_generation(name, tree):
     assert_greedy_identical(lambda: NasdDrafter(3, 1), hf_models.tiny(name), tree=tree)
 
 
-@pytest.mark.parametrize("rule", ["token", "match"])
-def test_a_sequence_does_not_depend_on_its_batch_or_an_earlier_call(rule):
-    model, inputs, drafter = hf_models.tiny("llama"), hf_models.prompts(RAGGED), NasdDrafter(3, 1)
-    kwargs = {"drafter": drafter, "rule": rule, "do_sample": True, "temperature": 0.3}
-    together = run(model, inputs, **kwargs, seed=[5, 6, 7])
-    assert together.stats.accepted > 0
-    for b, length in enumerate(RAGGED):
-        alone = {key: value[b : b + 1, -length:] for key, value in inputs.items()}
-        got = run(model, alone, **kwargs, seed=5 + b)
-        assert together.sequences[b, -NEW:].tolist() == got.sequences[0, -NEW:].tolist()
-        assert together.stats.sequences[b].drafted == got.stats.sequences[0].drafted
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("rule", ["token", "block"])
-def test_the_distribution_of_the_text_is_the_targets(rule):
-    assert joint_p_value(NasdDrafter(3, 1), rule) > SIGNIFICANCE
-
-
-@pytest.mark.slow
-def test_a_drafter_that_lies_about_its_distribution_is_rejected():
-    assert joint_p_value(lying(NasdDrafter(3, 1)), "token") < SIGNIFICANCE
+def test_the_distribution_of_the_text_is_the_targets():
+    assert joint_p_value(NasdDrafter(3, 1), "block") > SIGNIFICANCE
 
 
 @pytest.mark.parametrize(

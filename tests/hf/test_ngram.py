@@ -120,21 +120,6 @@ def test_a_context_that_was_never_met_drafts_nothing():
     assert draft.tokens[0].tolist() == [2, 1, 2, 1]
 
 
-def test_sequences_do_not_learn_from_each_other():
-    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9, 5, 12))
-    settings = {"max_new_tokens": 12, "do_sample": True, "seed": [3, 4, 5]}
-    together = generate(
-        model, **inputs, **settings, drafter="ngram", return_dict_in_generate=True, guard=False
-    )
-    for b, (ids, mask) in enumerate(zip(*inputs.values(), strict=True)):
-        alone = generate(
-            model, ids[mask.bool()][None], **{**settings, "seed": [3 + b]}, drafter="ngram",
-            return_dict_in_generate=True, guard=False,
-        )  # fmt: skip
-        assert alone.sequences[0, -12:].tolist() == together.sequences[b, -12:].tolist()
-        assert alone.stats.sequences[0].drafted == together.stats.sequences[b].drafted
-
-
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [

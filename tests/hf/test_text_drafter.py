@@ -11,6 +11,7 @@ from support import hf_models
 from support.cli_models import invoke
 from support.drafter_proof import assert_greedy_identical, joint_p_value
 from support.hf_models import one_thread  # noqa: F401  # autouse here
+from support.letters import letters
 from support.providers import SIGNIFICANCE
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
@@ -165,15 +166,6 @@ def test_the_target_itself_is_accepted():
     assert torch.equal(out.sequences, model.generate(**inputs, **settings))
     assert out.stats.draft_acceptance_rate == 1
     assert out.stats.mean_acceptance_length > 5
-
-
-@cache
-def letters(names):
-    """A tokenizer of four tokens, one letter each."""
-    core = Tokenizer(models.WordLevel({c: i for i, c in enumerate(names)}, unk_token=names[0]))
-    core.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    core.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(tokenizer_object=core, unk_token=None)
 
 
 @pytest.mark.slow

@@ -236,19 +236,6 @@ def test_a_round_without_a_tree_has_no_outcome(known):
     assert listener.seen[-1] is shown
 
 
-def test_what_a_sequence_drafts_does_not_depend_on_its_batch(known):
-    model, inputs, settings, _, _ = known
-    options = {
-        "drafter": ["prompt_lookup", "ngram"], "tree": TrieTree(2, 4, 5), "guard": False,
-        "return_dict_in_generate": True,
-    }  # fmt: skip
-    together = generate(model, **inputs, **settings, **options).stats.sequences
-    for b, (ids, mask) in enumerate(zip(*inputs.values(), strict=True)):
-        alone = generate(model, ids[mask.bool()][None], **settings, **options).stats.sequences[0]
-        assert alone.drafted == together[b].drafted
-        assert alone.acceptance_histogram == together[b].acceptance_histogram
-
-
 def test_drawn_tokens_are_never_left_out_for_their_value():
     """What is kept of drawn chains depends on their lengths alone."""
     rng, budget = np.random.default_rng(2), NodeBudget([0, 0], 1)

@@ -8,10 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from specdec_hf import HorizontalCascade, ModelDrafter, TreeSpec, TrieTree
+from specdec_hf import (
+    EagleTree,
+    HorizontalCascade,
+    ModelDrafter,
+    TextDrafter,
+    TreeSpec,
+    TrieTree,
+    from_candidate_generator,
+)
 from specdec_hf.drafters.random import RandomDrafter
 from support import hf_models
 from support.drafter_proof import GAMMA
+from support.letters import letters
+from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
 # Makes the drafter of a call for a target, with a folder for files.
 Make = Callable[[Any, Path], Any]
@@ -38,6 +48,25 @@ def datastore(target: Any, folder: Path) -> str:
     return f"rest:{folder / 'datastore'}"
 
 
+def of_another_vocabulary(target: Any, folder: Path) -> TextDrafter:
+    """A draft model that numbers the target's letters from the last, and knows one more."""
+    names = "".join(chr(0x4E00 + i) for i in range(target.config.vocab_size + 1))
+    model = _unlike(len(names))
+    return TextDrafter(model, letters(names[::-1]), letters(names[:-1]))
+
+
+_unlike = functools.cache(lambda vocab_size: hf_models.build("llama", 1, vocab_size=vocab_size))
+
+
+def generator(target: Any, folder: Path) -> Any:
+    """The prompt lookup of Transformers."""
+    return from_candidate_generator(
+        lambda ids: PromptLookupCandidateGenerator(
+            num_output_tokens=GAMMA, max_length=ids.shape[1] + 4096
+        )
+    )
+
+
 LEARNING = ("ngram", "nasd", "token_recycling", "lookahead")
 NAMED: dict[str, Make] = {
     name: named(name) for name in ("prompt_lookup", "random", "suffix_automaton", *LEARNING)
@@ -54,10 +83,18 @@ OTHERS: dict[str, Make] = {
         [draft_model(target), RandomDrafter()], [2]
     ),
     "vertical cascade": lambda target, folder: [draft_model(target), "prompt_lookup"],
+    "text": of_another_vocabulary,
+    "candidate generator": generator,
 }
 # With the layout of the trees.
 TREES: dict[str, tuple[Make, Any]] = {
     "model, tree": (lambda target, folder: draft_model(target), TreeSpec.branching((2, 1, 1))),
+    "two models, tree": (
+        lambda target, folder: [draft_model(target), hf_models.with_noise(target, 0.4)],
+        TreeSpec.branching((2, 1, 1)),
+    ),
+    "model, EAGLE-2": (lambda target, folder: draft_model(target), EagleTree(2, GAMMA, 5)),
+    "several, tree": (named("prompt_lookup"), TreeSpec.branching((2, 1, 1))),
     "merged": (
         lambda target, folder: ["prompt_lookup", "ngram:2", draft_model(target)],
         TrieTree(2, GAMMA, 6),
@@ -65,6 +102,10 @@ TREES: dict[str, tuple[Make, Any]] = {
     "merged, drawn": (
         lambda target, folder: ["ngram:2", draft_model(target)],
         TrieTree(1, GAMMA),
+    ),
+    "merged trees": (
+        lambda target, folder: ["token_recycling", "prompt_lookup", "lookahead"],
+        TrieTree(2, GAMMA, 8),
     ),
 }
 

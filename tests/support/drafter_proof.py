@@ -7,12 +7,11 @@ tokens can be computed and compared with the texts that were generated.
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from specdec_hf import Draft, Drafter, History, TreeDraft, TreeDrafter, generate
+from specdec_hf import Draft, History, TreeDraft, TreeDrafter, generate
 from support import hf_models
 from support.providers import chi_square
 
@@ -47,6 +46,50 @@ def assert_greedy_identical(make: Any, model: Any, new_tokens: int = 16, **kwarg
         assert out.sequences.tolist() == expected.tolist()
         assert out.stats.drafted > 0
     return out.stats
+
+
+def assert_independent_of_batch(
+    make: Any,
+    model: Any,
+    new_tokens: int = 16,
+    *,
+    seed: int = 5,
+    drafts: bool = True,
+    **kwargs: Any,
+) -> Any:
+    """A sampled sequence of a ragged batch of three is that of a call of its own.
+
+    Args:
+        make: makes the drafter of a call. One that always returns the same object shows that what
+            it learns in a call does not change the next one.
+        model: the target.
+        new_tokens: length of each text.
+        seed: of the first sequence; each other one has the next.
+        drafts: whether as many tokens are drafted for it and accepted, too.
+        kwargs: of `generate`.
+
+    Returns:
+        The statistics of the batch.
+    """
+    lengths = BATCHES[-1]
+    vocab_size = model.config.get_text_config(decoder=True).vocab_size
+    inputs = hf_models.prompts(lengths, vocab_size=vocab_size)
+    settings = {
+        "max_new_tokens": new_tokens, "do_sample": True, "guard": False,
+        "return_dict_in_generate": True, **kwargs,
+    }  # fmt: skip
+    seeds = [seed + b for b in range(len(lengths))]
+    together = generate(model, **inputs, **settings, drafter=make(), seed=seeds)
+    assert together.stats.drafted > 0
+    for b, length in enumerate(lengths):
+        alone = {key: value[b : b + 1, -length:] for key, value in inputs.items()}
+        got = generate(model, **alone, **settings, drafter=make(), seed=seeds[b])
+        assert got.sequences[0, length:].tolist() == together.sequences[b, -new_tokens:].tolist()
+        if drafts:
+            ours, of_batch = got.stats.sequences[0], together.stats.sequences[b]
+            assert ours.drafted == of_batch.drafted
+            assert ours.acceptance_histogram == of_batch.acceptance_histogram
+    return together.stats
 
 
 @functools.cache
@@ -102,40 +145,34 @@ def joint_p_value(
     return min(1.0, min(p_values) * len(prompts))
 
 
-def lying(drafter: Drafter) -> Drafter:
-    """The drafter, but it says that its drafts were drawn from the uniform distribution."""
+def with_wrong_distribution(drafter: Any) -> Any:
+    """The drafter, but it says that each draft was drawn from one and the same distribution.
 
-    class Lies(type(drafter)):  # type: ignore[misc]
+    Rules that read the draft distribution then give other texts than the target's: the negative
+    control of every drafter. A drafter of several chains drafts one.
+    """
+    is_tree = isinstance(drafter, TreeDrafter)
+
+    class WrongDistribution(type(drafter)):  # type: ignore[misc]
+        rules = ("multi_draft",) if is_tree else type(drafter).rules
         noise = "independent"
+        draws, several = True, False
 
-        def propose(self, history: History, gamma: int) -> Draft | None:
-            draft = super().propose(history, gamma)
-            if draft is not None:
-                draft.distribution = _uniform(tuple(draft.tokens.shape))
-            return draft
-
-    drafter.__class__ = Lies
-    return drafter
-
-
-def lying_tree(drafter: TreeDrafter) -> TreeDrafter:
-    """The drafter, but it says that its drafts were drawn from the uniform distribution."""
-
-    class Lies(type(drafter)):  # type: ignore[misc]
-        rules = ("multi_draft",)
-
-        def propose(self, history: History, limits: NDArray[np.int64]) -> TreeDraft | None:
-            draft = super().propose(history, limits)
-            if draft is not None:
-                draft.distribution = _uniform((len(draft.tokens), 1))
+        def propose(self, history: History, limits: Any) -> Draft | TreeDraft | None:
+            draft: Draft | TreeDraft | None = super().propose(history, limits)
+            if isinstance(draft, TreeDraft):
+                draft.distribution = _rising((len(draft.tokens), 1))
                 draft.draft_rows = torch.zeros_like(draft.tokens, dtype=torch.int32)
+            elif draft is not None:
+                draft.distribution = _rising(tuple(draft.tokens.shape))
             return draft
 
-    drafter.__class__ = Lies
+    drafter.__class__ = WrongDistribution
     return drafter
 
 
-def _uniform(shape: tuple[int, ...]) -> SampledDraft:
-    rows = torch.zeros((*shape, VOCAB))
+def _rising(shape: tuple[int, ...]) -> SampledDraft:
+    """Rows in which every token is twice as likely as the one before it."""
+    rows = (torch.arange(VOCAB) * math.log(2)).repeat(*shape, 1)
     sums = rows.logsumexp(dim=-1)
     return SampledDraft(rows, sums, torch.full_like(sums, -torch.inf), 1.0)

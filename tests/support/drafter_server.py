@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from specdec_hf import Draft, DraftContext, Drafter, History, ModelDrafter, serve_drafter
 from support import drafter_cases, hf_models
-from support.drafter_proof import lying, target
+from support.drafter_proof import target, with_wrong_distribution
 
 
 class Fails(Drafter):
@@ -20,11 +20,11 @@ class Fails(Drafter):
 
 
 def serve(store: str) -> None:
-    """Serve two draft models, one that misreports its distribution, and a drafter that fails."""
+    """Serve two draft models, one of them with a wrong distribution, and a drafter that fails."""
     small = drafter_cases.draft_model(target("llama")[0])
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=1, world_size=2)
     serve_drafter(hf_models.perturbed("llama"))
-    for drafter in (small, lying(ModelDrafter(small)), Fails()):
+    for drafter in (small, with_wrong_distribution(ModelDrafter(small)), Fails()):
         serve_drafter(drafter)
     dist.destroy_process_group()
