@@ -37,8 +37,8 @@ OF_LOOP = {
         (True, "num_assistant_tokens_schedule must be a string or a Schedule, got True"),
     ],
     "num_assistant_beams": [
-        (2.0, "num_assistant_beams must be None or an integer, got 2.0"),
-        (True, "num_assistant_beams must be None or an integer, got True"),
+        (2.0, "num_assistant_beams must be an integer, got 2.0"),
+        (True, "num_assistant_beams must be an integer, got True"),
     ],
     "rule": [(None, "rule must be a string, got None"), (1, "rule must be a string, got 1")],
     "tree": [
@@ -107,13 +107,13 @@ TABLE = {
         "accuracies": [
             (3, "accuracies must be a sequence, got 3"),
             ([3], "accuracies[0] must be a sequence, got 3"),
-            ([[True]], "accuracies[0][0] must be in [0, 1], got True"),
+            ([[True]], "accuracies[0][0] must be a number in [0, 1], got True"),
         ],
     },
     TreeSpec.sequoia: {
         "acceptance": [
             (0.5, "acceptance must be a sequence, got 0.5"),
-            (["a"], "acceptance[0] must be in [0, 1], got 'a'"),
+            (["a"], "acceptance[0] must be a number in [0, 1], got 'a'"),
         ],
         "size": INTEGER,
         "depth": INTEGER,
@@ -138,7 +138,7 @@ TABLE = {
         "cache": [(None, "cache must be a string, got None")],
     },
     BenefitGuard: {
-        "window": [*INTEGER, (None, "window must be an integer of at least 1, got None")],
+        "window": [*INTEGER, (None, "window must be an integer, got None")],
         "pause": INTEGER,
         "stops": [(1, "stops must be True or False, got 1"), (None, "got None"), (1.5, "got 1.5")],
         "max_loss": [(True, "max_loss must be a number, got True"), ("3", "got '3'")],

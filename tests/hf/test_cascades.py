@@ -255,7 +255,7 @@ def test_wrong_arguments_are_named():
         (
             lambda: HorizontalCascade([model, model], ["a"]),
             TypeError,
-            "counts must be integers",
+            r"counts\[0\] must be an integer, got 'a'",
         ),
     ):
         with pytest.raises(error, match=message):

@@ -52,7 +52,7 @@ BEFORE_TORCH = [
     (["--prompt", "a", "--gamma", "3", "--drafter", "none"], "--num-assistant-tokens needs a draf"),
     (["--prompt", "a", SCHEDULE, "x"], f"{SCHEDULE} must be one of constant, heuristic,"),
     (["--prompt", "a", SCHEDULE, "x", "--gamma", "0"], f"{SCHEDULE} must be one of constant"),
-    (["--prompt", "a", SCHEDULE, "egag:beta=2"], f"{SCHEDULE}: beta must be in [0, 1], got 2"),
+    (["--prompt", "a", SCHEDULE, "egag:beta=2"], f"{SCHEDULE}: beta must be a number in [0, 1]"),
     (["--prompt", "a", SCHEDULE, "egag:x=2"], "takes gamma_min, gamma_max, beta, got 'x=2'"),
     (["--prompt", "a", SCHEDULE, "egag"], f"{SCHEDULE} egag needs a drafter with a draft distribu"),
     (["--prompt", "a", SCHEDULE, "confidence", "--drafter", "nasd"], "got --drafter nasd"),

@@ -137,9 +137,15 @@ REFUSED = {
         lambda: TreeSpec.medusa((2, 2), 3, [[0.5, 0.1], [0.5]]),
         "accuracies must cover rank 1 of head 1",
     ),
-    "vector": (lambda: TreeSpec.sequoia([0.5, 1.5], 3), "acceptance[1] must be in [0, 1], got 1.5"),
+    "vector": (
+        lambda: TreeSpec.sequoia([0.5, 1.5], 3),
+        "acceptance[1] must be a number in [0, 1], got 1.5",
+    ),
     "no vector": (lambda: TreeSpec.sequoia([], 3), "acceptance must have at least one entry"),
-    "nan": (lambda: TreeSpec.sequoia([math.nan], 3), "acceptance[0] must be in [0, 1], got nan"),
+    "nan": (
+        lambda: TreeSpec.sequoia([math.nan], 3),
+        "acceptance[0] must be a number in [0, 1], got nan",
+    ),
     "size": (lambda: TreeSpec.sequoia([0.5], 0), "size must be an integer in [1, 1024], got 0"),
     "depth": (lambda: TreeSpec.sequoia([0.5], 3, depth=0), "depth must be an integer in [1, 1024]"),
     "width": (lambda: EagleTree(width=65), "width must be an integer in [1, 64], got 65"),
@@ -164,13 +170,16 @@ def test_acceptance_files_round_trip_or_name_their_fault(tmp_path):
     path = tmp_path / "acceptance.json"
     save_acceptance(path, [0.5, 0.25])
     assert load_acceptance(path) == [0.5, 0.25]
-    with pytest.raises(ValueError, match=r"acceptance\[0\] must be in \[0, 1\], got -1"):
+    with pytest.raises(ValueError, match=r"acceptance\[0\] must be a number in \[0, 1\], got -1"):
         save_acceptance(path, [-1])
     for text, message in [
         ("{", "cannot read acceptance file"),
         ("[0.5]", 'needs "acceptance", a list of probabilities'),
-        ('{"acceptance": [2]}', r"acceptance.json: acceptance\[0\] must be in \[0, 1\], got 2"),
-        ('{"acceptance": ["x"]}', r"acceptance\[0\] must be in \[0, 1\], got 'x'"),
+        (
+            '{"acceptance": [2]}',
+            r"acceptance.json: acceptance\[0\] must be a number in \[0, 1\], got 2",
+        ),
+        ('{"acceptance": ["x"]}', r"acceptance\[0\] must be a number in \[0, 1\], got 'x'"),
     ]:
         path.write_text(text)
         with pytest.raises(ValueError, match=message):

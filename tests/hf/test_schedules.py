@@ -228,12 +228,12 @@ def test_every_schedule_is_listed_and_starts(name):
         ("egag:gamma=3", "schedule 'egag' takes gamma_min, gamma_max, beta, got 'gamma=3'"),
         ("egag:beta=x", "beta of schedule 'egag' must be a number, got 'x'"),
         ("egag:beta=1", "beta must be below 1, got 1"),
-        ("egag:beta=nan", r"beta must be in \[0, 1\], got nan"),
-        ("egag:gamma_min=3,gamma_max=2", r"gamma_max must be in \[3, 1024\], got 2"),
-        ("confidence:threshold=1.5", r"threshold must be in \[0, 1\], got 1.5"),
+        ("egag:beta=nan", r"beta must be a number in \[0, 1\], got nan"),
+        ("egag:gamma_min=3,gamma_max=2", r"gamma_max must be an integer in \[3, 1024\], got 2"),
+        ("confidence:threshold=1.5", r"threshold must be a number in \[0, 1\], got 1.5"),
         ("confidence:inner=1", "schedule 'confidence' takes threshold, got 'inner=1'"),
-        ("specdec++:h=-1", r"h must be in \[0, 1\], got -1"),
-        ("optimal:longest=0", r"longest must be in \[1, 1024\], got 0"),
+        ("specdec++:h=-1", r"h must be a number in \[0, 1\], got -1"),
+        ("optimal:longest=0", r"longest must be an integer in \[1, 1024\], got 0"),
         ("budget:tokens=0", "tokens must be at least 1, got 0"),
     ],
 )
@@ -243,7 +243,7 @@ def test_wrong_parameters_are_refused_by_name(given, message):
 
 
 def test_parameters_of_a_wrong_type_are_refused_by_name():
-    with pytest.raises(TypeError, match=r"longest must be an integer, got 2\.5"):
+    with pytest.raises(TypeError, match=r"longest must be an integer in \[1, 1024\], got 2\.5"):
         make_schedule("heuristic:longest=2.5")
 
 

@@ -213,8 +213,8 @@ def test_num_return_sequences_repeats_parameters_of_prompts():
     ("wrong", "error", "message"),
     [
         ({"do_sample": False}, ValueError, "different than 1 (got 3)"),
-        ({"num_return_sequences": 0}, ValueError, "must be an integer >= 1, got 0"),
-        ({"num_return_sequences": 2.5}, TypeError, "must be an integer >= 1, got 2.5"),
+        ({"num_return_sequences": 0}, ValueError, "must be at least 1, got 0"),
+        ({"num_return_sequences": 2.5}, TypeError, "must be an integer, got 2.5"),
         ({"seed": [1] * 4}, ValueError, "seed must be an int or have 2 or 6 entries, got 4"),
         ({"seed": [1, True]}, TypeError, "seed must be an int or one int per sequence"),
         ({"seed": torch.Generator()}, TypeError, "seed must be an int or one int per sequence"),

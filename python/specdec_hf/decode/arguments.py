@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from numbers import Integral
 from typing import Any
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from specdec_hf.arguments import check_integer
 from specdec_hf.drafters.resolve import check_drafter_types
 from specdec_hf.schedules.base import Schedule
 from specdec_hf.schedules.benefit_guard import BenefitGuard
@@ -26,8 +26,8 @@ def check_option_types(options: Any) -> None:
             f"num_assistant_tokens_schedule must be a string or a Schedule, got {schedule!r}"
         )
     width = options.num_assistant_beams
-    if width is not None and (not isinstance(width, Integral) or isinstance(width, bool)):
-        raise TypeError(f"num_assistant_beams must be None or an integer, got {width!r}")
+    if width is not None:
+        check_integer("num_assistant_beams", width)
     if not (options.guard is None or isinstance(options.guard, bool | np.bool_ | BenefitGuard)):
         raise TypeError(f"guard must be None, True, False or a BenefitGuard, got {options.guard!r}")
     if not isinstance(options.self_check, bool):
@@ -75,11 +75,11 @@ def resolve_num_assistant_tokens(*values: int | None, tree: Any = None) -> int |
         TypeError: a value that is not an integer.
         ValueError: two aliases disagree, the value is out of range, or a tree is given.
     """
-    rule = f"num_assistant_tokens must be an integer in [0, {MAX_NUM_ASSISTANT_TOKENS}]"
-    for value in values:
-        if value is not None and (not isinstance(value, Integral) or isinstance(value, bool)):
-            raise TypeError(f"{rule}, got {value!r}")
-    given = {int(value) for value in values if value is not None}
+    given = {
+        check_integer("num_assistant_tokens", value, 0, MAX_NUM_ASSISTANT_TOKENS)
+        for value in values
+        if value is not None
+    }
     if given and tree is not None:
         raise ValueError(
             "num_assistant_tokens must not be given with tree, which says what is drafted, "
@@ -90,9 +90,4 @@ def resolve_num_assistant_tokens(*values: int | None, tree: Any = None) -> int |
             "num_assistant_tokens, gamma and num_speculative_tokens are the same argument, "
             f"got {sorted(given)}"
         )
-    if not given:
-        return None
-    number = given.pop()
-    if not 0 <= number <= MAX_NUM_ASSISTANT_TOKENS:
-        raise ValueError(f"{rule}, got {number}")
-    return number
+    return given.pop() if given else None

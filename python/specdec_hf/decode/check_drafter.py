@@ -11,7 +11,6 @@ Terms:
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import GenerationConfig
 
+from specdec_hf.arguments import check_integer
 from specdec_hf.decode.generate import generate
 from specdec_hf.drafters.base import (
     Draft,
@@ -32,7 +32,6 @@ from specdec_hf.drafters.base import (
 )
 from specdec_hf.drafters.resolve import resolve_drafter
 from specdec_hf.hf_arguments.language_model import check_language_model
-from specdec_hf.schedules.base import check_number
 from specdec_hf.trees.layouts import as_layout
 from specdec_kernels import SampledDraft
 
@@ -128,8 +127,8 @@ def check_drafter(
     >>> print(check_drafter(MyDrafter(), model))  # doctest: +SKIP
     """
     check_language_model("model", model)
-    for name, value in (("samples", samples), ("max_new_tokens", max_new_tokens)):
-        check_number(name, value, 1, math.inf, whole=True)
+    check_integer("samples", samples, 1)
+    check_integer("max_new_tokens", max_new_tokens, 1)
     resolved = resolve_drafter(drafter, as_layout(tree))
     if resolved is None:
         raise ValueError("drafter must be given, got None")

@@ -11,13 +11,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from numbers import Integral
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from specdec_hf.arguments import check_integers
 from specdec_hf.drafters.base import Candidates, Draft, DraftContext, Drafter, History
 from specdec_hf.drafters.checks import ask, check_temperature, wanted
 from specdec_hf.hf_arguments.language_model import is_language_model
@@ -150,10 +150,7 @@ class HorizontalCascade(Cascade):
             check_rolls_back(drafter)
         if not 2 <= len(self.drafters) <= MAX_LEVELS:
             raise ValueError(f"drafters must be 2 to {MAX_LEVELS}, got {len(self.drafters)}")
-        counts = list(counts)
-        for count in counts:
-            if not isinstance(count, Integral) or isinstance(count, bool):
-                raise TypeError(f"counts must be integers, got {count!r}")
+        counts = list(check_integers("counts", counts))
         if len(counts) != len(self.drafters) - 1 or min(counts) < 1:
             raise ValueError(
                 f"counts must be {len(self.drafters) - 1} numbers of at least 1, one for each "

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from specdec_hf.arguments import check_integers
 from specdec_hf.drafters.base import Draft, DraftContext, Drafter, History
-from specdec_hf.trees.checks import check_integers
 from specdec_kernels import SampledDraft
 
 IGNORED = "those drafts count as absent"

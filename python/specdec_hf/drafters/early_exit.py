@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from numbers import Integral
 from typing import TYPE_CHECKING
 
+from specdec_hf.arguments import check_integer
 from specdec_hf.drafters.own_layers import OwnLayersDrafter
 
 if TYPE_CHECKING:
@@ -31,11 +31,7 @@ class EarlyExitDrafter(OwnLayersDrafter):
 
     def __init__(self, layers: int) -> None:
         super().__init__()
-        if not isinstance(layers, Integral) or isinstance(layers, bool):
-            raise TypeError(f"layers must be an integer, got {layers!r}")
-        if layers < 1:
-            raise ValueError(f"layers must be at least 1, got {layers}")
-        self.layers: int = int(layers)
+        self.layers = check_integer("layers", layers, 1)
 
     @classmethod
     def from_text(cls, text: str) -> Self:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from numbers import Integral
 from typing import TYPE_CHECKING
 
+from specdec_hf.arguments import check_integer
 from specdec_hf.drafters.own_layers import OwnLayersDrafter
 
 if TYPE_CHECKING:
@@ -35,12 +35,9 @@ class LayerSkipDrafter(OwnLayersDrafter):
 
     def __init__(self, first: int, last: int) -> None:
         super().__init__()
-        for name, value in (("first", first), ("last", last)):
-            if not isinstance(value, Integral) or isinstance(value, bool):
-                raise TypeError(f"{name} must be an integer, got {value!r}")
+        self.first, self.last = check_integer("first", first), check_integer("last", last)
         if not 1 <= first <= last:
             raise ValueError(f"need 1 <= first <= last, got first={first}, last={last}")
-        self.first, self.last = int(first), int(last)
 
     @classmethod
     def from_text(cls, text: str) -> Self:

@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from specdec_hf.arguments import check_integer
 from specdec_hf.drafters.base import Candidates, DraftContext, History, TreeDraft, TreeDrafter
 from specdec_hf.drafters.host_tree import ROOT, HostTree, as_draft
-from specdec_hf.trees.checks import MAX_NODES, check_integer
+from specdec_hf.trees.checks import MAX_NODES
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -129,9 +130,9 @@ class LookaheadDrafter(TreeDrafter):
     def __init__(
         self, window: int = 3, ngram: int = 3, guesses: int = 3, *, text_ngrams: bool = True
     ) -> None:
-        self.window = check_integer("window", window, 1)
-        self.ngram = check_integer("ngram", ngram, 2)
-        self.guesses = check_integer("guesses", guesses, 0)
+        self.window = check_integer("window", window, 1, MAX_NODES)
+        self.ngram = check_integer("ngram", ngram, 2, MAX_NODES)
+        self.guesses = check_integer("guesses", guesses, 0, MAX_NODES)
         if not isinstance(text_ngrams, bool):
             raise TypeError(f"text_ngrams must be True or False, got {text_ngrams!r}")
         self.text_ngrams = text_ngrams

@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from specdec_hf.arguments import check_integer
 from specdec_hf.drafters.base import Candidates, Draft, DraftContext, Drafter, History
-from specdec_hf.trees.checks import check_integer
+from specdec_hf.trees.checks import MAX_NODES
 
 
 class NgramStorage:
@@ -97,13 +98,13 @@ class NasdDrafter(Drafter):
     several = True
 
     def __init__(self, max_ngram: int = 4, min_ngram: int = 2, top_k: int = 3) -> None:
-        self.max_ngram = check_integer("max_ngram", max_ngram, 1)
-        self.min_ngram = check_integer("min_ngram", min_ngram, 1)
+        self.max_ngram = check_integer("max_ngram", max_ngram, 1, MAX_NODES)
+        self.min_ngram = check_integer("min_ngram", min_ngram, 1, MAX_NODES)
         if self.min_ngram > self.max_ngram:
             raise ValueError(
                 f"min_ngram must be at most max_ngram={self.max_ngram}, got {self.min_ngram}"
             )
-        self.candidates = check_integer("top_k", top_k, 0)
+        self.candidates = check_integer("top_k", top_k, 0, MAX_NODES)
 
     def start(self, context: DraftContext) -> None:
         """Begin with empty storages."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from numbers import Integral
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from specdec_hf.arguments import check_integer
 from specdec_hf.drafters.base import Draft, DraftContext, History
 from specdec_hf.drafters.ngram_table import MAX_ORDER, GrowingCounts, NgramTable
 from specdec_hf.drafters.row_drafter import RowDrafter
@@ -55,9 +55,9 @@ class NgramDrafter(RowDrafter):
         longest = MAX_ORDER if table is None or learn else table.order
         if order is None:
             order = 3 if table is None else table.order
-        self.order = _checked("order", order, 1, longest)
+        self.order = check_integer("order", order, 1, longest)
         least = min(1, self.order - 1) if min_context is None else min_context
-        self.min_context = _checked("min_context", least, 0, self.order - 1)
+        self.min_context = check_integer("min_context", least, 0, self.order - 1)
         self.table = table
         self.learn = learn
         self.rolls_back = not learn
@@ -102,12 +102,3 @@ class NgramDrafter(RowDrafter):
                 with np.errstate(divide="ignore"):
                     return np.log(counts)
         return None
-
-
-def _checked(name: str, value: int, least: int, most: int) -> int:
-    rule = f"{name} must be an integer in [{least}, {most}], got {value!r}"
-    if not isinstance(value, Integral) or isinstance(value, bool):
-        raise TypeError(rule)
-    if not least <= value <= most:
-        raise ValueError(rule)
-    return int(value)

@@ -5,12 +5,11 @@ The ending of a sequence is its last n tokens. A match is an earlier place with 
 
 from __future__ import annotations
 
-from numbers import Integral
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from specdec_hf.arguments import check_integer
 from specdec_hf.drafters.base import Draft, DraftContext, Drafter, History
 from specdec_hf.drafters.copied_text import CopiedText
 
@@ -36,16 +35,13 @@ class PromptLookupDrafter(Drafter):
     rolls_back = True
 
     def __init__(self, max_ngram: int = 4, min_ngram: int = 2) -> None:
-        for name, value in (("max_ngram", max_ngram), ("min_ngram", min_ngram)):
-            if not isinstance(value, Integral) or isinstance(value, bool):
-                raise TypeError(f"{name} must be an integer, got {value!r}")
+        self.max_ngram = check_integer("max_ngram", max_ngram)
+        self.min_ngram = check_integer("min_ngram", min_ngram)
         if not 1 <= min_ngram <= max_ngram:
             raise ValueError(
                 "need 1 <= min_ngram <= max_ngram, "
                 f"got min_ngram={min_ngram}, max_ngram={max_ngram}"
             )
-        self.max_ngram = int(max_ngram)
-        self.min_ngram = int(min_ngram)
         self._text = CopiedText()
 
     def start(self, context: DraftContext) -> None:

@@ -8,7 +8,6 @@ the ranks must trust each other as ranks do, and a group on the CPU, such as glo
 from __future__ import annotations
 
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
+from specdec_hf.arguments import check_integer
 from specdec_hf.drafters.base import Candidates, Draft, DraftContext, Drafter, History
 from specdec_hf.drafters.checks import wanted
 from specdec_hf.drafters.model import ModelDrafter
@@ -54,13 +54,11 @@ class RemoteDrafter(Drafter):
     name = "remote"
 
     def __init__(self, rank: int, group: Any = None) -> None:
-        if not isinstance(rank, Integral) or isinstance(rank, bool):
-            raise TypeError(f"rank must be an integer, got {rank!r}")
+        self.rank = check_integer("rank", rank)
         _check_initialized("RemoteDrafter")
         others = set(range(dist.get_world_size())) - {dist.get_rank()}
         if rank not in others:
             raise ValueError(f"rank must be one of {sorted(others)}, got {rank}")
-        self.rank: int = int(rank)
         self._group: Any = group
         for name, value in self._ask("describe", None).items():
             setattr(self, name, value)

@@ -10,7 +10,6 @@ Source: universal assisted generation of Transformers.
 
 from __future__ import annotations
 
-from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
+from specdec_hf.arguments import check_integer
 from specdec_hf.cache.forward import forward_window
 from specdec_hf.drafters.base import Draft, DraftContext, Drafter, History
 from specdec_hf.drafters.draft_model import DraftModel
@@ -64,17 +64,11 @@ class TextDrafter(Drafter):
         ):
             if not isinstance(value, PreTrainedTokenizerBase):
                 raise TypeError(f"{name} must be a tokenizer of Transformers, got {value!r}")
-        for name, number in (
-            ("assistant_lookbehind", assistant_lookbehind),
-            ("target_lookbehind", target_lookbehind),
-        ):
-            if not isinstance(number, Integral) or isinstance(number, bool):
-                raise TypeError(f"{name} must be an integer, got {number!r}")
-            if number < 1:
-                raise ValueError(f"{name} must be at least 1, got {number}")
+        ours = check_integer("assistant_lookbehind", assistant_lookbehind, 1)
+        target = check_integer("target_lookbehind", target_lookbehind, 1)
         self.model = model
-        self._ours = Vocabulary(assistant_tokenizer, int(assistant_lookbehind))
-        self._target = Vocabulary(tokenizer, int(target_lookbehind))
+        self._ours = Vocabulary(assistant_tokenizer, ours)
+        self._target = Vocabulary(tokenizer, target)
 
     def start(self, context: DraftContext) -> None:
         """Make an empty cache.

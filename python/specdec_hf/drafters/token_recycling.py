@@ -9,9 +9,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from specdec_hf.arguments import check_integer
 from specdec_hf.drafters.base import Candidates, DraftContext, History, TreeDraft, TreeDrafter
 from specdec_hf.drafters.host_tree import ROOT, HostTree, as_draft
-from specdec_hf.trees.checks import check_integer
+from specdec_hf.trees.checks import MAX_NODES
 from specdec_hf.trees.layouts import TreeSpec
 
 # The cheapest a token where a forward of 8 tokens costs 1.7 of one token, and of 16 tokens 2.1.
@@ -51,7 +52,7 @@ class TokenRecyclingDrafter(TreeDrafter):
         if not isinstance(inherit, bool):
             raise TypeError(f"inherit must be True or False, got {inherit!r}")
         self.tree = DEFAULT_TREE if tree is None else tree
-        self.candidates = check_integer("top_k", top_k, 1)
+        self.candidates = check_integer("top_k", top_k, 1, MAX_NODES)
         if max(self.tree.ranks) >= self.candidates:
             raise ValueError(
                 f"ranks of tree must be below top_k={self.candidates}, got {max(self.tree.ranks)}"

@@ -9,13 +9,13 @@ draft model, as if it had drawn every token by itself.
 from __future__ import annotations
 
 import dataclasses
-from numbers import Integral
 from typing import Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from specdec_hf.arguments import check_integer
 from specdec_hf.cache.forward import forward_window
 from specdec_hf.drafters.base import Draft, DraftContext, History, reads_draft
 from specdec_hf.drafters.cascade import (
@@ -55,15 +55,9 @@ class VerticalCascade(Cascade):
     def __init__(self, model: Any, drafter: Any, num_assistant_tokens: int = 3) -> None:
         check_language_model("model", model)
         self.model: Any = model
-        if not isinstance(num_assistant_tokens, Integral) or isinstance(num_assistant_tokens, bool):
-            raise TypeError(
-                f"num_assistant_tokens must be an integer, got {num_assistant_tokens!r}"
-            )
-        if num_assistant_tokens < 1:
-            raise ValueError(f"num_assistant_tokens must be at least 1, got {num_assistant_tokens}")
+        self.num_assistant_tokens = check_integer("num_assistant_tokens", num_assistant_tokens, 1)
         super().__init__([drafter])
         check_rolls_back(self.drafters[0])
-        self.num_assistant_tokens: int = int(num_assistant_tokens)
 
     def start(self, context: DraftContext) -> None:
         """Check the vocabularies and make empty caches.

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Any
 
 from transformers import GenerationConfig
+
+from specdec_hf.arguments import check_integer
 
 
 @dataclass(frozen=True)
@@ -38,12 +39,7 @@ def num_beams_of(config: GenerationConfig) -> int:
         ValueError: below 1.
     """
     value: Any = 1 if config.num_beams is None else config.num_beams
-    message = f"num_beams must be an integer of at least 1, got {value!r}"
-    if not isinstance(value, Integral) or isinstance(value, bool):
-        raise TypeError(message)
-    if value < 1:
-        raise ValueError(message)
-    return int(value)
+    return check_integer("num_beams", value, 1)
 
 
 def beam_arguments(

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from transformers import GenerationConfig
+
+from specdec_hf.arguments import check_integer, is_integer
 
 
 class Parameter(NamedTuple):
@@ -108,12 +109,7 @@ def sequences_per_prompt(config: GenerationConfig) -> int:
         ValueError: below 1.
     """
     value = 1 if config.num_return_sequences is None else config.num_return_sequences
-    message = f"num_return_sequences must be an integer >= 1, got {value!r}"
-    if not isinstance(value, Integral) or isinstance(value, bool):
-        raise TypeError(message)
-    if value < 1:
-        raise ValueError(message)
-    return int(value)
+    return check_integer("num_return_sequences", value, 1)
 
 
 def sequence_seeds(
@@ -141,7 +137,7 @@ def sequence_seeds(
         seed = seed.tolist()
     per_sequence = isinstance(seed, list | tuple)
     listed = list(seed) if per_sequence else [seed]
-    if not all(isinstance(s, Integral) and not isinstance(s, bool) for s in listed):
+    if not all(is_integer(s) for s in listed):
         raise TypeError(f"seed must be an int or one int per sequence, got {seed!r}")
     for s in listed:
         if not -(2**63) <= s < 2**63:

@@ -16,15 +16,14 @@ alone.
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from specdec_hf.arguments import check_integer
 from specdec_hf.schedules.costs import Costs
 
 LONGEST_DRAFT = 1024
@@ -166,22 +165,6 @@ class Schedule(ABC):
         return {}
 
 
-def check_number(name: str, value: Any, low: float, high: float, *, whole: bool = False) -> None:
-    """Check a parameter of a schedule.
-
-    Raises:
-        TypeError: not a number, or not an integer where ``whole`` is set.
-        ValueError: outside [low, high].
-    """
-    kind = "an integer" if whole else "a number"
-    if isinstance(value, bool) or not isinstance(value, Integral if whole else Real):
-        raise TypeError(f"{name} must be {kind}, got {value!r}")
-    if not low <= float(value) <= high:
-        span = f"in [{low}, {high}]" if math.isfinite(high) else f"at least {low}"
-        raise ValueError(f"{name} must be {span}, got {value!r}")
-
-
-def check_length(name: str, value: int | None, low: int = 1) -> None:
-    """Check a number of tokens, or None; raises as `check_number` does."""
-    if value is not None:
-        check_number(name, value, low, LONGEST_DRAFT, whole=True)
+def check_length(name: str, value: int | None, minimum: int = 1) -> int | None:
+    """A number of tokens that a draft may have, or None; raises as `check_integer` does."""
+    return None if value is None else check_integer(name, value, minimum, LONGEST_DRAFT)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from numbers import Integral
 from statistics import median
 
-from specdec_hf.schedules.base import check_number
+from specdec_hf.arguments import check_integer, check_number
 from specdec_hf.schedules.costs import Costs
 
 # What drafting may lose, in seconds of plain decoding. A third of 3 % is left to the inaccuracy of
@@ -55,21 +54,12 @@ class BenefitGuard:
         stops: bool = True,
         max_loss: float | None = None,
     ) -> None:
-        for name, value in (("window", window), ("pause", pause)):
-            message = f"{name} must be an integer of at least 1, got {value!r}"
-            if not isinstance(value, Integral) or isinstance(value, bool):
-                raise TypeError(message)
-            if value < 1:
-                raise ValueError(message)
+        self.window = check_integer("window", window, 1)
+        self.pause = check_integer("pause", pause, 1)
         if not isinstance(stops, bool):
             raise TypeError(f"stops must be True or False, got {stops!r}")
-        if max_loss is None:
-            max_loss = MAX_LOSS
-        check_number("max_loss", max_loss, 0, math.inf)
-        self.window = int(window)
-        self.pause = int(pause)
         self.stops = stops
-        self.max_loss = float(max_loss)
+        self.max_loss = check_number("max_loss", MAX_LOSS if max_loss is None else max_loss, 0)
         self.stopped = 0
         self.start(Costs(), HORIZON)
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from specdec_hf.arguments import check_integer
 from specdec_hf.schedules.base import (
     Flags,
     Lengths,
@@ -14,7 +15,6 @@ from specdec_hf.schedules.base import (
     ScheduleContext,
     TokenFacts,
     check_length,
-    check_number,
 )
 
 
@@ -41,10 +41,8 @@ class BudgetSchedule(Schedule):
     mixes_sequences = True
 
     def __init__(self, tokens: int | None = None, longest: int | None = None) -> None:
-        if tokens is not None:
-            check_number("tokens", tokens, 1, float("inf"), whole=True)
-        check_length("longest", longest)
-        self.tokens, self.longest = tokens, longest
+        self.tokens = None if tokens is None else check_integer("tokens", tokens, 1)
+        self.longest = check_length("longest", longest)
 
     def start(self, context: ScheduleContext) -> None:
         super().start(context)

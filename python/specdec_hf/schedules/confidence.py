@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from specdec_hf.arguments import check_integer, check_number
 from specdec_hf.schedules.base import (
     Flags,
     Lengths,
@@ -15,7 +16,6 @@ from specdec_hf.schedules.base import (
     Schedule,
     ScheduleContext,
     TokenFacts,
-    check_number,
 )
 from specdec_hf.schedules.constant import ConstantSchedule
 from specdec_hf.schedules.registry import make_schedule
@@ -43,8 +43,7 @@ class ConfidenceSchedule(Schedule):
     reads_facts = True
 
     def __init__(self, threshold: float = DEFAULT_THRESHOLD, inner: Schedule | None = None) -> None:
-        check_number("threshold", threshold, 0, 1)
-        self.threshold = float(threshold)
+        self.threshold = check_number("threshold", threshold, 0, 1)
         self.inner = ConstantSchedule() if inner is None else inner
 
     def start(self, context: ScheduleContext) -> None:
@@ -100,10 +99,8 @@ class TunedConfidenceSchedule(Schedule):
     GRID = np.linspace(0.0, 0.95, 20)
 
     def __init__(self, draft_cost: float = 0.1, explore: int = 8) -> None:
-        check_number("draft_cost", draft_cost, 0, float("inf"))
-        check_number("explore", explore, 1, float("inf"), whole=True)
-        self.draft_cost = float(draft_cost)
-        self.explore = int(explore)
+        self.draft_cost = check_number("draft_cost", draft_cost, 0)
+        self.explore = check_integer("explore", explore, 1)
 
     def start(self, context: ScheduleContext) -> None:
         super().start(context)

@@ -7,14 +7,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from specdec_hf.arguments import check_integer, check_number
 from specdec_hf.schedules.base import (
+    LONGEST_DRAFT,
     Flags,
     Lengths,
     Schedule,
     ScheduleContext,
     TokenFacts,
     check_length,
-    check_number,
 )
 
 
@@ -41,12 +42,11 @@ class EgagSchedule(Schedule):
     reads_facts = True
 
     def __init__(self, gamma_min: int = 1, gamma_max: int | None = None, beta: float = 0.0) -> None:
-        check_length("gamma_min", gamma_min)
-        check_length("gamma_max", gamma_max, gamma_min)
-        check_number("beta", beta, 0, 1)
+        self.gamma_min = check_integer("gamma_min", gamma_min, 1, LONGEST_DRAFT)
+        self.gamma_max = check_length("gamma_max", gamma_max, self.gamma_min)
+        self.beta = check_number("beta", beta, 0, 1)
         if beta == 1:
             raise ValueError("beta must be below 1, got 1")
-        self.gamma_min, self.gamma_max, self.beta = gamma_min, gamma_max, float(beta)
 
     def start(self, context: ScheduleContext) -> None:
         super().start(context)

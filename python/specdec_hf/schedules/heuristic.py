@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from specdec_hf.schedules.base import Lengths, Outcome, Schedule, ScheduleContext, check_length
+from specdec_hf.arguments import check_integer
+from specdec_hf.schedules.base import LONGEST_DRAFT, Lengths, Outcome, Schedule, ScheduleContext
 
 LONGEST = 16
 
@@ -27,8 +28,7 @@ class HeuristicSchedule(Schedule):
     name = "heuristic"
 
     def __init__(self, longest: int = LONGEST) -> None:
-        check_length("longest", longest)
-        self.longest = longest
+        self.longest = check_integer("longest", longest, 1, LONGEST_DRAFT)
 
     def start(self, context: ScheduleContext) -> None:
         super().start(context)

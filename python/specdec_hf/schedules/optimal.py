@@ -79,8 +79,7 @@ class OptimalSchedule(Schedule):
     trees = True
 
     def __init__(self, longest: int | None = None) -> None:
-        check_length("longest", longest)
-        self.longest = longest
+        self.longest = check_length("longest", longest)
 
     def start(self, context: ScheduleContext) -> None:
         super().start(context)

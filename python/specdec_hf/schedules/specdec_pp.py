@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from specdec_hf.arguments import check_number
 from specdec_hf.schedules.base import (
     Flags,
     Lengths,
@@ -16,7 +17,6 @@ from specdec_hf.schedules.base import (
     Schedule,
     ScheduleContext,
     TokenFacts,
-    check_number,
 )
 
 BINS = 10
@@ -43,8 +43,7 @@ class SpecDecPlusPlusSchedule(Schedule):
     reads_facts = True
 
     def __init__(self, h: float = 0.7) -> None:
-        check_number("h", h, 0, 1)
-        self.h = float(h)
+        self.h = check_number("h", h, 0, 1)
 
     def start(self, context: ScheduleContext) -> None:
         super().start(context)

@@ -12,13 +12,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from specdec_hf.trees.checks import (
-    MAX_NODES,
-    check_integer,
-    check_integers,
-    check_probabilities,
-    check_sequence,
-)
+from specdec_hf.arguments import check_integer, check_integers, check_sequence
+from specdec_hf.trees.checks import MAX_NODES, check_probabilities
 from specdec_hf.trees.sequoia import best_parents
 
 
@@ -110,7 +105,7 @@ class TreeSpec:
     @classmethod
     def chain(cls, n: int) -> TreeSpec:
         """A tree of ``n`` nodes without branches."""
-        return cls.branching((1,) * check_integer("n", n, 1))
+        return cls.branching((1,) * check_integer("n", n, 1, MAX_NODES))
 
     @classmethod
     def branching(cls, widths: Iterable[int]) -> TreeSpec:
@@ -137,7 +132,7 @@ class TreeSpec:
         full = cls.branching(ranks)
         if size is None:
             return full
-        size = check_integer("size", size, 1)
+        size = check_integer("size", size, 1, MAX_NODES)
         if accuracies is None:
             raise ValueError(f"accuracies must be given when size is, got None with size={size}")
         heads = check_sequence("accuracies", accuracies)
@@ -176,8 +171,10 @@ class TreeSpec:
         """
         listed = check_probabilities("acceptance", acceptance)
         size = check_integer("size", size, 1, MAX_NODES)
-        deepest = size if depth is None else min(check_integer("depth", depth, 1), size)
-        widest = len(listed) if branching is None else check_integer("branching", branching, 1)
+        deepest = size if depth is None else min(check_integer("depth", depth, 1, MAX_NODES), size)
+        widest = len(listed)
+        if branching is not None:
+            widest = check_integer("branching", branching, 1, MAX_NODES)
         accept_probs: list[float] = []
         all_rejected = 1.0
         for p in listed[: min(widest, size)]:
@@ -290,7 +287,7 @@ class Forest:
 
 def _branching(name: str, widths: Any) -> tuple[int, ...]:
     """Parents of a tree whose nodes at depth d have ``widths[d]`` children."""
-    widths = tuple(check_integer(name, w, 1) for w in check_sequence(name, widths))
+    widths = tuple(check_integer(name, w, 1, MAX_NODES) for w in check_sequence(name, widths))
     if not widths:
         raise ValueError(f"{name} must have at least one entry, got none")
     if sum(math.prod(widths[: d + 1]) for d in range(len(widths))) > MAX_NODES:

@@ -1,0 +1,70 @@
+"""Validation of arguments that are numbers or sequences of them.
+
+A wrong type is a TypeError, a number outside its range a ValueError; a bool is not a number here.
+`specdec_host`, which needs no package of ours, has its own validation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from numbers import Integral, Real
+from typing import Any
+
+
+def is_integer(value: Any) -> bool:
+    """Whether a value is an integer of any type, those of NumPy included."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def check_integer(
+    name: str, value: Any, minimum: int | None = None, maximum: int | None = None
+) -> int:
+    """The value as an integer in [minimum, maximum]; None leaves a side open.
+
+    >>> check_integer("gamma", 0, 1)
+    Traceback (most recent call last):
+    ValueError: gamma must be at least 1, got 0
+    """
+    _check(name, value, "an integer", is_integer(value), minimum, maximum)
+    return int(value)
+
+
+def check_number(
+    name: str, value: Any, minimum: float | None = None, maximum: float | None = None
+) -> float:
+    """The value as a float in [minimum, maximum]; None leaves a side open."""
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    _check(name, value, "a number", is_number, minimum, maximum)
+    return float(value)
+
+
+def _check(
+    name: str,
+    value: Any,
+    kind: str,
+    of_kind: bool,
+    minimum: float | None,
+    maximum: float | None,
+) -> None:
+    if minimum is not None and maximum is not None:
+        kind = rule = f"{kind} in [{minimum}, {maximum}]"
+    else:
+        rule = f"at least {minimum}" if maximum is None else f"at most {maximum}"
+    if not of_kind:
+        raise TypeError(f"{name} must be {kind}, got {value!r}")
+    # A NaN fails both comparisons.
+    if not ((minimum is None or value >= minimum) and (maximum is None or value <= maximum)):
+        raise ValueError(f"{name} must be {rule}, got {value!r}")
+
+
+def check_sequence(name: str, values: Any) -> list[Any]:
+    """The values as a list."""
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise TypeError(f"{name} must be a sequence, got {values!r}")
+    return list(values)
+
+
+def check_integers(name: str, values: Any) -> tuple[int, ...]:
+    """The values as integers."""
+    listed = check_sequence(name, values)
+    return tuple(check_integer(f"{name}[{n}]", value) for n, value in enumerate(listed))
