@@ -1,7 +1,7 @@
+#include "host/draft_chains.h"
+
 #include <algorithm>
 #include <queue>
-
-#include "host/continuations.h"
 
 namespace specdec::host {
 namespace {

@@ -9,6 +9,8 @@
 #include <mutex>
 #include <string>
 
+#include "host/draft_chains.h"
+#include "host/sort_suffixes.h"
 #include "host/suffix_array.h"
 #include "host/suffix_automaton.h"
 

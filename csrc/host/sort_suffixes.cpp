@@ -1,7 +1,7 @@
+#include "host/sort_suffixes.h"
+
 #include <algorithm>
 #include <vector>
-
-#include "host/suffix_array.h"
 
 namespace specdec::host {
 namespace {
