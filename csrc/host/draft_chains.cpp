@@ -65,7 +65,7 @@ class Drafting {
     branches_.push({probability, pushed_++, chain, depth, source, option});
   }
 
-  // Writes a branch and the most probable tokens behind it.
+  // Writes a branch and the most probable tokens after it.
   void follow(const Branch& branch, int64_t chain) {
     Continuation taken = branch.option;
     double probability = branch.probability;

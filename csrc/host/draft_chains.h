@@ -23,8 +23,8 @@ struct Wanted {
 // continuation at each step. Every other one leaves an earlier chain at the most probable place
 // that is left, and then goes on in the same way. Sources come in the order of their match's
 // length.
-//   tokens      [count, gamma], -1 behind the end of a chain
-//   confidence  [count, gamma] of each token after those before it, 0 behind the end
+//   tokens      [count, gamma], -1 after the end of a chain
+//   confidence  [count, gamma] of each token after those before it, 0 after the end
 int64_t draft_chains(const std::vector<Start>& starts, const Wanted& wanted, int64_t* tokens,
                      float* confidence);
 

@@ -6,7 +6,7 @@
 namespace specdec::host {
 namespace {
 
-// A suffix is small if it comes before the next suffix, else large. A small one behind a large one
+// A suffix is small if it comes before the next suffix, else large. A small one after a large one
 // is a mark. Once the marks are sorted, a scan sorts the large suffixes and another the small ones.
 class InducedSorting {
  public:

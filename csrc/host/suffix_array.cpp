@@ -21,13 +21,13 @@ int64_t partition_point(int64_t begin, int64_t end, const Before& before) {
 
 }  // namespace
 
-// The token of a suffix, -1 behind its end.
+// The token of a suffix, -1 after its end.
 int32_t SuffixArray::token_at(int64_t rank, int64_t depth) const {
   const int64_t begin = suffixes_[rank];
   return begin >= 0 && begin < size_ - depth ? tokens_[begin + depth] : -1;
 }
 
-// Below 0 if the first n tokens of a suffix come before the n-gram, above 0 if behind it.
+// Below 0 if the first n tokens of a suffix come before the n-gram, above 0 if after it.
 int SuffixArray::compare(int64_t rank, const int32_t* ngram, int64_t n) const {
   for (int64_t i = 0; i < n; ++i) {
     const int32_t token = token_at(rank, i);
@@ -70,7 +70,7 @@ void SuffixArray::continuations(const Cursor& cursor, int64_t min_match, int64_t
   const int64_t begin = partition_point(cursor.begin, cursor.end,
                                         [&](int64_t rank) { return token_at(rank, depth) < 0; });
   const int64_t total = cursor.end - begin, probes = std::min(total, kProbes);
-  int64_t rest = begin;  // behind the tokens that were found
+  int64_t rest = begin;  // after the tokens that were found
   for (int64_t i = 0; i < probes; ++i) {
     const int64_t rank = begin + i * total / probes;
     if (rank < rest) continue;

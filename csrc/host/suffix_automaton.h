@@ -5,7 +5,7 @@
 // longest suffix of them that also ends elsewhere. A text of n tokens has at most 2n states and 3n
 // edges.
 //
-// Counts are exact for contexts of up to max_match tokens with one more token behind them: an
+// Counts are exact for contexts of up to max_match tokens with one more token after them: an
 // append raises the counts of the text's suffixes of that size, of which there are max_match + 1 at
 // most. For all suffixes it would take n steps where a text repeats one token.
 #pragma once

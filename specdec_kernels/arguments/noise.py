@@ -9,7 +9,7 @@ from specdec_kernels.arguments import conversion
 from specdec_kernels.arguments.checks import check_typed, require, shape
 from specdec_kernels.arguments.rules import RULES, TREE_RULES, TREE_RULES_READING_DRAFT
 
-# The outcome of a round depends on drafts that no emitted token stems from: those behind the one at
+# The outcome of a round depends on drafts that no emitted token stems from: those after the one at
 # which the rule stops, or rejected siblings. Their noise must not draw again.
 RULES_NEEDING_ROUND_NOISE: tuple[str, ...] = ("block", *TREE_RULES_READING_DRAFT)
 

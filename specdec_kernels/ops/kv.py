@@ -97,7 +97,7 @@ def kv_compact_(caches: Sequence[Tensor], base: Tensor, path: Tensor) -> None:
     """Move the accepted path of a token tree to the end of the committed prefix.
 
     For j = 0, 1, ... the token in slot `base[b] + path[b, j]` moves to slot `base[b] + j`. A token
-    that is in place already is not written, and slots behind the path keep their content. The path
+    that is in place already is not written, and slots after the path keep their content. The path
     of a sequence ends at the first `path[b, j] < j`, which no tree with parents before their
     children has and -1 always is, or at the first slot outside [0, S).
 

@@ -173,7 +173,7 @@ def test_limits_that_are_not_reached_change_no_bit(name, rule):
 @pytest.mark.parametrize("rule", ["token", "block"])
 @pytest.mark.parametrize("name", FAST_PROVIDERS)
 def test_a_cut_chain_equals_the_shorter_chain(name, rule):
-    """After a cut behind draft 1, outputs are those of gamma = 2 without the bonus token."""
+    """With a cut after draft 1, outputs are those of gamma = 2 without the bonus token."""
     target, drafts, q = testing.chain_case(40, 3, 67, rule=rule).args()[:3]
     op = provider("verify_chain", name)
     drafts[2] = drafts[3]

@@ -64,7 +64,7 @@ def test_figure_5_is_a_timeline_of_the_rounds():
     assert edges[figures.VERIFY] == pytest.approx([1.3, 1.6, 0.5, 0.9, 1.0, 1.4, 1.5, 1.9])
     assert [t.get_text() for t in panel.texts] == ["+5", "+2", "+1", "+1", "+1", "+1"]
     cut = figures.draw_timeline([("plain", plain)], seconds=0.6)
-    assert len(cut.axes[0].texts) == 1  # the second round goes on behind the edge
+    assert len(cut.axes[0].texts) == 1  # the second round goes on after the edge
 
 
 def test_equal_figures_become_equal_files(tmp_path):

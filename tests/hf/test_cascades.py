@@ -166,11 +166,11 @@ def test_noise_of_a_round_is_drawn_once():
         third, fourth = level_context(second, 0), level_context(second, 1)
         for context in (first, second):
             context.begin(history)
-        for behind in range(2):
+        for after in range(2):
             for context in (third, fourth):
                 context.begin(history)
             for context in (first, third, fourth):
-                positions = context.noise_positions(np.array([length + behind]), range(3))
+                positions = context.noise_positions(np.array([length + after]), range(3))
                 seen += [(context.seeds.item(), at) for at in positions[0].tolist()]
                 context.drawn += 3
             second.drawn += 3

@@ -22,7 +22,7 @@ def test_the_pool_keeps_the_ngrams_that_were_added_last(capacity):
         first = int(generator.integers(0, 4))
         latest = [rest for head, *rest in reversed(added) if head == first]
         expected = [list(rest) for rest in dict.fromkeys(map(tuple, latest))][:capacity]
-        assert [list(rest) for rest in pool.behind(first)] == expected
+        assert [list(rest) for rest in pool.after(first)] == expected
 
 
 def test_a_window_begins_with_tokens_of_the_text():
@@ -48,7 +48,7 @@ def paths(draft):
 
 
 def shown(draft, pending, answers):
-    """The candidates of a round, with the target's answer behind each path."""
+    """The candidates of a round, with the target's answer after each path."""
     tokens = np.concatenate([[[pending]], draft.tokens.numpy()], axis=1)
     parents = np.concatenate([[[-1]], draft.parents.numpy() + 1], axis=1)
     ids = [answers.get(path, 0) for path in [(), *paths(draft)]]
@@ -67,17 +67,17 @@ def test_three_rounds_by_hand():
     answers = {(21,): 30, (21, 22): 31, (21, 22, 23): 32}
     drafter.observe(first, shown(draft, 23, answers))
     pool = drafter._pools[0]
-    assert [pool.behind(token) for token in (23, 21, 22)] == [[(21, 30)], [(22, 31)], [(23, 32)]]
+    assert [pool.after(token) for token in (23, 21, 22)] == [[(21, 30)], [(22, 31)], [(23, 32)]]
     assert drafter._windows[0].levels == [[21, 22, 23], [30, 31, 32]]
 
     second = one_history(20, 21, 22, 23, 21)
     draft = drafter.propose(second, np.array([9]))
     window = [(22,), (22, 23), (30,), (22, 31), (22, 23, 32)]
-    assert paths(draft) == window  # the pool's (22, 31) behind 21 is a path of the window
+    assert paths(draft) == window  # the pool's (22, 31) after 21 is a path of the window
     answers = {(30,): 40, (22, 31): 41, (22, 23, 32): 42}
     drafter.observe(second, shown(draft, 21, answers))
-    assert pool.behind(21) == [(30, 40)]  # which took the place of (22, 31)
-    assert [pool.behind(token) for token in (22, 23)] == [[(31, 41)], [(32, 42)]]
+    assert pool.after(21) == [(30, 40)]  # which took the place of (22, 31)
+    assert [pool.after(token) for token in (22, 23)] == [[(31, 41)], [(32, 42)]]
     assert drafter._windows[0].levels == [[30, 31, 32], [40, 41, 42]]
 
     third = one_history(20, 21, 22, 23, 21, 22)
@@ -132,7 +132,7 @@ class Recorder(LookaheadDrafter):
         stepped = [window and window.levels for window in self._windows]
         expected = [made for made in expected if stepped[made[0]] != before[made[0]]]
         for b, j, ngram in expected:
-            assert ngram[1:] in self._pools[b].behind(ngram[0])
+            assert ngram[1:] in self._pools[b].after(ngram[0])
             assert [level[j] for level in self._windows[b].levels] == list(ngram[1:])
         self.rounds += len(expected)
 

@@ -1,6 +1,6 @@
 """The noise of custom drafters: exact, or refused, under the rules that need noise of the round.
 
-These rules look at drafts that no emitted token stems from: block and traversal at those behind the
+These rules look at drafts that no emitted token stems from: block and traversal at those after the
 one at which they stop, the rules of trees at rejected siblings. A drafter that draws with the noise
 of each token's own position gives a biased text under them, although nothing looks wrong.
 """

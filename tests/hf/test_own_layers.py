@@ -80,7 +80,7 @@ def test_no_layer_sees_a_token_twice(name, sampled):
         gammas = out.stats.gammas
         assert gammas[0] == 0
         expected = [9 + sum(1 + gamma for gamma in gammas[1:])] * LAYERS
-        for layer in again:  # behind the layers that are left out
+        for layer in again:  # after the layers that are left out
             expected[layer] += sum(gammas)
         assert sum(gammas) > 10
         assert calls.tokens == expected

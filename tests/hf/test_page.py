@@ -84,7 +84,7 @@ def test_the_page_tells_of_every_token():
     assert facts["P, target"] == "0.1250"
     assert facts["Q, drafter"] == "0.5000"
     assert facts["decision"] == "0.6250 ≥ 0.2500, rejected"
-    assert facts["drafts behind it"] == "2, not looked at"
+    assert facts["drafts after it"] == "2, not looked at"
     assert read.tokens[0]["facts"]["decision"] == "0.7500 < 1.0000, accepted"
     assert read.tokens[2]["facts"]["probability under the residual"] == "0.5000"
     assert read.tokens[2]["facts"]["uniform of the draw"] == "0.8750"

@@ -116,7 +116,7 @@ def test_bytes_that_are_no_character_do_not_stop_the_text():
 
 
 def draft_text(source, goal, text, model_text):
-    """The target's tokens for ``model_text`` behind ``text``."""
+    """The target's tokens for ``model_text`` after ``text``."""
     drafter = TextDrafter(hf_models.tiny("llama"), goal, source)
     return drafter._carry_back(encode(source, text), encode(goal, text), encode(goal, model_text))
 

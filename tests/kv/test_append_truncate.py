@@ -2,7 +2,7 @@
 
 Terms of this folder:
 slot: the place of one token in a cache [B, H, S, D].
-compact: move the tokens of an accepted path to the slots right behind the committed prefix.
+compact: move the tokens of an accepted path to the slots right after the committed prefix.
 realign: move a range of slots by a shift, as after left padding changes.
 ring: a cache of a sliding window, where token t is in slot t modulo the number of slots.
 block table: the blocks of a paged cache that hold a sequence, in order; -1 for none.
@@ -97,7 +97,7 @@ def _truncate_shifted(old, new):
 
 
 def _append_and_write_behind(caches, entries, positions):
-    """Correct, except for a write to the element behind each cache."""
+    """Correct, except for a write to the element after each cache."""
     append(caches, entries, positions)
     for c in caches:
         end = c.storage_offset() + sum(

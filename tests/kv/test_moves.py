@@ -133,7 +133,7 @@ def _compact_first_head_only(caches, base, path):
 
 
 def _compact_and_write_behind(caches, base, path):
-    """Correct, except for a write to the element behind each cache."""
+    """Correct, except for a write to the element after each cache."""
     reference.kv_compact_(caches, base, path)
     for c in caches:
         end = sum((n - 1) * s for n, s in zip(c.shape, c.stride(), strict=True))

@@ -16,7 +16,7 @@ def test_moves_of_more_than_8_mib_leave_the_right_bytes(size):
     moved = STREAMED // (heads * size * 2) + 1
     g = torch.Generator().manual_seed(size)
     cache = torch.randint(-(2**15), 2**15, (1, heads, slots, size), generator=g).to(torch.int16)
-    # Each node lies behind its new slot, so that all tokens move.
+    # Each node lies after its new slot, so that all tokens move.
     path = torch.randperm(slots - 2, generator=g)[: moved + 1].sort().values[None]
     path = path + 1
     assert path.shape[1] > moved

@@ -69,8 +69,8 @@ def check_trie(sequences, size, merge, got):
         count = int(num_nodes[b])
         first = list(dict.fromkeys(int(n) for n in nodes[b].flatten() if n >= 0))
         assert first == list(range(count)), "nodes are numbered in order of first appearance"
-        assert (tokens[b, count:] == -1).all(), "tokens are -1 behind the last node"
-        assert (parents[b, count:] == -1).all(), "parents are -1 behind the last node"
+        assert (tokens[b, count:] == -1).all(), "tokens are -1 after the last node"
+        assert (parents[b, count:] == -1).all(), "parents are -1 after the last node"
         texts = [tuple(int(tokens[b, i]) for i in reversed(path(parents, b, n))) for n in first]
         assert not merge or len(set(texts)) == count, "one node for what has one prefix"
         used = 0
@@ -88,7 +88,7 @@ def check_trie(sequences, size, merge, got):
                 assert used == size, "a token has no node although there is room"
                 known = {texts[n] for n in range(used)}
                 assert not merge or tuple(sequence[: kept + 1]) not in known, "its node is there"
-            assert kept <= length, "a node behind the end"
+            assert kept <= length, "a node after the end"
 
 
 def check_expansion(args, got):

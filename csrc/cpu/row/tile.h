@@ -9,7 +9,7 @@
 
 namespace specdec::cpu {
 
-constexpr int64_t kStrip = 64;    // entries behind one maximum, see TileKernels::peak
+constexpr int64_t kStrip = 64;    // entries that share one maximum, see TileKernels::peak
 constexpr int kRadixBins = 2048;  // 11 bits of the ordered key at a time
 
 constexpr float kSmallestExponent = -87.0f;  // below it exp is 0

@@ -90,10 +90,10 @@ std::vector<Tensor> read_first(const std::vector<Tensor>& tensors, const Extents
   out.reserve(tensors.size());
   for (const Tensor& t : tensors) {
     const Extent e = extent_of(t, 0);
-    const auto behind =
+    const auto after =
         std::lower_bound(written.begin(), written.end(), e.end,
                          [](const Extent& other, uintptr_t end) { return other.begin < end; });
-    const bool apart = behind == written.begin() || ends[behind - written.begin() - 1] <= e.begin;
+    const bool apart = after == written.begin() || ends[after - written.begin() - 1] <= e.begin;
     out.push_back(apart ? t : torch::stable::clone(t));
   }
   return out;

@@ -37,7 +37,7 @@ class Explained:
             token whose cumulative probability exceeds the uniform, in the order of ids. None at
             temperature 0, where nothing is random.
         residual: probability of a recovered token under norm(max(P - Q, 0)).
-        unread: drafts behind a rejected one, which the verification did not look at.
+        unread: drafts after a rejected one, which the verification did not look at.
     """
 
     token: int

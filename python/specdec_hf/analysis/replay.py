@@ -139,6 +139,6 @@ def _q(draft: Draft | None, vocab_size: int) -> Tensor | None:
 
 
 def _candidates(count: int, history: History, logits: Tensor) -> Candidates:
-    """The target's next tokens behind the pending token alone: what follows a draft is unknown."""
+    """The target's next tokens after the pending token alone: what follows a draft is unknown."""
     ids = logits.topk(min(count, len(logits))).indices.numpy()
     return Candidates(history.last(1), np.array([[-1]]), ids[None, None])

@@ -266,7 +266,7 @@ class PlainCache:
         if self.kind == "plain" or columns == 0:
             # A sequence that has ended is fed its last token again, and its logits are not used.
             return
-        ends = columns - (self._held - kept)  # [B] column behind the last kept token
+        ends = columns - (self._held - kept)  # [B] column after the last kept token
         starts = np.where(kept > 0, self.columns, ends)
         if self.kind == "aligned":
             width = int((ends - starts).max())

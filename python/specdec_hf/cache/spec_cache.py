@@ -2,7 +2,7 @@
 
 The forward writes keys and values where the cache's cursor points, and a mask made from the lengths
 hides the slots that hold padding or rejected drafts. Truncation therefore moves no data: it lowers
-a length, and the next window overwrites the slots behind it.
+a length, and the next window overwrites the slots after it.
 """
 
 from __future__ import annotations

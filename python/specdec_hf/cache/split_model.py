@@ -1,8 +1,8 @@
 """A causal language model that is run in two parts, which share its layers and its cache.
 
-The first part ends within the model: it runs the first layers, keeps the hidden states behind them,
+The first part ends within the model: it runs the first layers, keeps the hidden states after them,
 and goes on to logits with some of the later layers, or with none. The second part runs all layers
-behind those hidden states. Both are views: modules of their own that hold the model's own layers,
+after those hidden states. Both are views: modules of their own that hold the model's own layers,
 so neither the weights nor the model are copied or changed.
 """
 
@@ -50,7 +50,7 @@ class SplitModel:
     Args:
         model: the causal language model, unmodified.
         shared: how many layers the first part shares with the second.
-        resume: the first part goes on with this layer behind them; the model's number of layers
+        resume: the first part goes on with this layer after them; the model's number of layers
             goes on with none, which exits to the final norm and the head.
 
     Raises:
@@ -92,14 +92,14 @@ class SplitModel:
             starts: [B], position of each sequence's first token.
 
         Returns:
-            Logits [B, 1, V] of the last token, and the hidden states [B, n, H] behind the shared
+            Logits [B, 1, V] of the last token, and the hidden states [B, n, H] after the shared
             layers.
         """
         logits = self._run(self._first, cache, starts, 1, input_ids=tokens)
         return logits, self._take_hidden()
 
     def shared(self, cache: SpecCache, tokens: torch.Tensor, starts: Lengths) -> torch.Tensor:
-        """The hidden states of `first` alone, without the layers and the head behind them."""
+        """The hidden states of `first` alone, without the layers and the head after them."""
         inputs = cache.window(starts, tokens.shape[1])
         self._shared.base_model(input_ids=tokens, use_cache=True, return_dict=True, **inputs)
         return self._take_hidden()
@@ -115,7 +115,7 @@ class SplitModel:
     ) -> torch.Tensor:
         """Run the second part over hidden states; the model's logits [B, keep, V].
 
-        What the layers behind the shared ones cached in the first part is written anew.
+        What the layers after the shared ones cached in the first part is written anew.
         """
         return self._run(self._second, cache, starts, keep, inputs_embeds=hidden)
 

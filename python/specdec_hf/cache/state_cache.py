@@ -68,7 +68,7 @@ class StateCache(PlainCache):
             self._again = self._again[:, :0]
         drafts = 0
         if self._outputs is None and self._prompt is not None:
-            # A snapshot behind the prompt, which is too long to be fed again.
+            # A snapshot after the prompt, which is too long to be fed again.
             read = int(self._prompt.mask.sum()) - int(starts[0])
             drafts = min(tokens.shape[1] - read, keep - 1)
         if drafts > 0:

@@ -114,7 +114,7 @@ def facts_of(token: Explained) -> dict[str, str]:
     if token.residual is not None:
         facts["probability under the residual"] = number(token.residual)
     if token.unread:
-        facts["drafts behind it"] = f"{token.unread}, not looked at"
+        facts["drafts after it"] = f"{token.unread}, not looked at"
     return facts
 
 

@@ -60,7 +60,7 @@ class Beams:
         self.scores = torch.full(shape, NO_SCORE, device="cpu")
         self.finished = torch.zeros(shape, dtype=torch.bool, device="cpu")
         self.improvable = torch.ones((batch_size, 1), dtype=torch.bool, device="cpu")
-        # Which beam each token of a sequence continued, -1 behind its end.
+        # Which beam each token of a sequence continued, -1 after its end.
         self.running_indices = torch.full((*shape, max_new_tokens), -1, device="cpu").int()
         self.indices = self.running_indices.clone()
         self.done = False

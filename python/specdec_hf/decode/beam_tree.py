@@ -81,7 +81,7 @@ class TreeModel:
             self.cache.compact(base, path)
         number, present = cached.sum(axis=1), (kept >= 0).sum(axis=1)
         self.held = self.held + np.minimum(number, shared)
-        # Numbers behind the last node of a prompt belong to no node and need not be fed.
+        # Numbers after the last node of a prompt belong to no node and need not be fed.
         nodes = int((present - shared).max())
         left = np.where(number < present, np.maximum(number - shared, 0), nodes)
         self.fed = int(left.min())

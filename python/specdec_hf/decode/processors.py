@@ -15,7 +15,7 @@ from specdec_kernels import Tree
 def process_logits(session: Session, logits: torch.Tensor, drafts: Tree) -> torch.Tensor:
     """Logits [B, N+1, V] float32 after the processors, each row with the path to it as prefix.
 
-    Rows behind a draft that cannot be accepted, because it is absent or a processor forbids it, are
+    Rows after a draft that cannot be accepted, because it is absent or a processor forbids it, are
     left as they are: verification never reaches them, and a processor must not be shown a prefix
     that plain decoding could not have made.
 
@@ -51,7 +51,7 @@ def process_ended(
 
     Args:
         session: names the processors of each sequence.
-        logits: [B, n, V], the rows of the last token and of the padding behind it.
+        logits: [B, n, V], the rows of the last token and of the padding after it.
         counts: [B], how many rows of each sequence are wanted; 0 for one that is not behind.
         padding: [B], how much padding there is before the first row; None is none.
     """

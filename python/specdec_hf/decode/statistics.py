@@ -1,6 +1,6 @@
 """Counts and times of a `generate` call, for each sequence and for all of them together.
 
-Only committed tokens are counted: drafts that were accepted behind a stop are not.
+Only committed tokens are counted: drafts that were accepted after a stop are not.
 
 - mean acceptance length (tau, block efficiency): tokens per forward of the target.
 - trial: one child of a tree node that is compared with the target; trial 0 is the first child.

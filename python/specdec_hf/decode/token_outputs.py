@@ -114,7 +114,7 @@ def filtered(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
 
 
 def _padded(rows: torch.Tensor, steps: int) -> torch.Tensor:
-    """Rows [n, X] with NaN behind them up to [steps, X]."""
+    """Rows [n, X] with NaN after them up to [steps, X]."""
     return torch.nn.functional.pad(rows, (0, 0, 0, steps - len(rows)), value=torch.nan)
 
 

@@ -89,7 +89,7 @@ class DraftContext:
         cache: the target's cache. Only a drafter that computes a part of the target's forward, see
             `Drafter.forward`, may use it.
         round_noise: whether drafts are drawn with noise of the round under every rule but match,
-            because the schedule looks at drafts behind rejected ones.
+            because the schedule looks at drafts after rejected ones.
         goes_on: for drafters that draw token by token; set after `start`. Given the number of the
             token drawn last and its `TokenFacts`, it says for each sequence [B] whether to draw
             another one. A token is never taken back. None where the schedule does not ask for
@@ -189,10 +189,10 @@ class Draft:
 
 @dataclass
 class Candidates:
-    """The target's most likely next tokens behind every token that a round fed to it, on the host.
+    """The target's most likely next tokens after every token that a round fed to it, on the host.
 
     Row 0 belongs to the pending token, and row n + 1 to draft n. In a `TrieTree` that holds for
-    tree drafters, with other drafters' tokens behind; a chain drafter finds its rows by `path`.
+    tree drafters, and other drafters' tokens follow; a chain drafter finds its rows by `path`.
 
     Attributes:
         tokens: [B, N+1] int64, the pending token and the drafts; -1 is an absent draft.
@@ -214,7 +214,7 @@ class Candidates:
 
         Args:
             b: the sequence.
-            following: the tokens that were committed behind the pending token.
+            following: the tokens that were committed after the pending token.
         """
         rows = [0]
         for token in following:
@@ -259,7 +259,7 @@ class AnyDrafter:
 
         Args:
             history: the committed tokens when the round drafted.
-            candidates: the next tokens behind each token that was fed.
+            candidates: the next tokens after each token that was fed.
         """
 
 
@@ -303,7 +303,7 @@ class Drafter(AnyDrafter, ABC):
         """Up to ``count`` different chains for every sequence, without a distribution.
 
         Returns:
-            [B, count, up to gamma] int64 on any device, best chain first, -1 behind the end of a
+            [B, count, up to gamma] int64 on any device, best chain first, -1 after the end of a
             chain; None drafts nothing.
         """
         raise NotImplementedError

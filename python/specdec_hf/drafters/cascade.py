@@ -1,6 +1,6 @@
 """Cascades: drafters that draft for one another within a round.
 
-A drafter of a lower level drafts behind tokens that are no committed text yet. So it must be one
+A drafter of a lower level drafts after tokens that are no committed text yet. So it must be one
 that rolls back (`Drafter.rolls_back`), and reading those tokens costs a read from the device.
 
 Source: Chen et al. 2023, "Cascade Speculative Drafting", arXiv 2312.11462.
@@ -28,7 +28,7 @@ MAX_LEVELS = 8  # drafters of one cascade
 
 @dataclass
 class LevelContext(DraftContext):
-    """The context of one drafter of a cascade, which drafts behind tokens of the same round.
+    """The context of one drafter of a cascade, which drafts after tokens of the same round.
 
     Attributes:
         parent: the context of the cascade.
@@ -182,7 +182,7 @@ class HorizontalCascade(Cascade):
             most = np.minimum(limits - counts, [*self.counts, gamma][k])
             if most.max() < 1:
                 break
-            shown = behind(history, drafted, counts, most > 0)
+            shown = with_drafts(history, drafted, counts, most > 0)
             draft = ask(drafter, shown, most, context)
             context.drawn += most
             if draft is None:
@@ -223,21 +223,21 @@ def _as_drafter(one: Any) -> Drafter:
 
 
 def check_rolls_back(drafter: Drafter) -> None:
-    """Raises ValueError for a drafter that cannot draft behind drafts."""
+    """Raises ValueError for a drafter that cannot draft after drafts."""
     if not drafter.rolls_back:
         raise ValueError(
-            f"{type(drafter).__name__} cannot draft behind other drafts in a cascade: it learns "
+            f"{type(drafter).__name__} cannot draft after other drafts in a cascade: it learns "
             "from the text that it is shown, and cannot unlearn drafts that are rejected"
         )
 
 
-def behind(
+def with_drafts(
     history: History,
     drafted: NDArray[np.int64],
     counts: NDArray[np.int64],
     active: NDArray[np.bool_],
 ) -> History:
-    """The history with ``counts[b]`` drafts behind each sequence's committed tokens."""
+    """The history with ``counts[b]`` drafts after each sequence's committed tokens."""
     lengths = history.lengths + counts
     tokens = np.zeros((len(lengths), int(lengths.max())), dtype=np.int64)
     for b, (length, count) in enumerate(zip(history.lengths, counts, strict=True)):

@@ -26,7 +26,7 @@ class Chains:
     """The chains of one drafter in one round.
 
     Attributes:
-        tokens: [B, K, L] int64, -1 behind the end of a chain.
+        tokens: [B, K, L] int64, -1 after the end of a chain.
         distribution: that one chain was drawn from, or None.
     """
 

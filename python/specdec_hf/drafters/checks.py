@@ -136,7 +136,7 @@ def read_draft(
 
 
 def _read_tokens(name: str, given: Any, batch_size: int, gamma: int) -> torch.Tensor:
-    """Drafted tokens [B, up to gamma] int64, -1 behind the ends of short lists."""
+    """Drafted tokens [B, up to gamma] int64, -1 after the ends of short lists."""
     tokens: Any = given
     wanted = f"{name} must return tokens [{batch_size}, 0..{gamma}]"
     if isinstance(given, list | tuple):

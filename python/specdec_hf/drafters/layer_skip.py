@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class LayerSkipDrafter(OwnLayersDrafter):
     """The target without a run of layers.
 
-    The layers before that run see each token once, as with `EarlyExitDrafter`. Those behind it run
+    The layers before that run see each token once, as with `EarlyExitDrafter`. Those after it run
     again in the verification, because without the run before them they see other hidden states;
     they then overwrite the keys and values of the drafts. Until then they attend to the target's
     own keys and values of the committed text, so drafts need no cache of their own.

@@ -3,10 +3,10 @@
 Terms:
 
 - window: N - 1 levels of W columns, guesses of the tokens ahead. The token at level l and column j
-  is a guess for the place j + l behind the pending token, which itself is column 0 of level 0.
+  is a guess for the place j + l after the pending token, which itself is column 0 of level 0.
 - Level 0 is a chain, and every other token follows the one above it in its column. The window is so
   a tree below the pending token, and its tokens are drafts as good as any.
-- Jacobi step: the target's most likely token behind each token of the last level becomes the next
+- Jacobi step: the target's most likely token after each token of the last level becomes the next
   level. A column and its new token are an n-gram; then level 0 is dropped.
 - pool: n-grams by their first token. Those that begin with the pending token are drafted too.
 """
@@ -38,7 +38,7 @@ class NgramPool:
         >>> pool = NgramPool(capacity=2)
         >>> for ngram in [(1, 2, 3), (1, 4, 5), (1, 2, 3), (1, 6, 7), (8, 9, 9)]:
         ...     pool.add(ngram)
-        >>> pool.behind(1)
+        >>> pool.after(1)
         [(6, 7), (2, 3)]
     """
 
@@ -55,7 +55,7 @@ class NgramPool:
         if len(known) > self._capacity:
             del known[next(iter(known))]
 
-    def behind(self, first: int) -> list[tuple[int, ...]]:
+    def after(self, first: int) -> list[tuple[int, ...]]:
         """What follows ``first`` in its n-grams, the latest first."""
         return list(self._ngrams.get(first, {}))[::-1]
 
@@ -91,7 +91,7 @@ class Window:
         return [column[-1] for column in ends] if complete else None
 
     def step(self, pending: int, new: Sequence[int]) -> list[tuple[int, ...]]:
-        """Take the tokens behind the last level as the next level.
+        """Take the tokens after the last level as the next level.
 
         Returns:
             The n-grams of all columns, the one of the pending token last.
@@ -104,7 +104,7 @@ class Window:
 
 
 class LookaheadDrafter(TreeDrafter):
-    """Drafts the window and the pool's n-grams behind the pending token, as one tree.
+    """Drafts the window and the pool's n-grams after the pending token, as one tree.
 
     Each sequence has a window and a pool of its own, and a call begins with new ones. N-grams of
     the text join the pool, those of the prompt included. A sequence whose end is nearer than the
@@ -114,7 +114,7 @@ class LookaheadDrafter(TreeDrafter):
     Args:
         window: columns W.
         ngram: tokens N of an n-gram.
-        guesses: most n-grams G that are kept and drafted behind one token; 0 drafts the window.
+        guesses: most n-grams G that are kept and drafted after one token; 0 drafts the window.
         text_ngrams: whether n-grams of the text join the pool.
 
     Raises:
@@ -172,7 +172,7 @@ class LookaheadDrafter(TreeDrafter):
             window = self._windows[b] or Window(text, self.window, self.ngram - 1)
             self._windows[b] = window
             self._ends[b] = window.place(trees[b])
-            for follow in self._pools[b].behind(text[-1]):
+            for follow in self._pools[b].after(text[-1]):
                 trees[b].path(follow)
         return as_draft(trees)
 

@@ -21,7 +21,7 @@ class ModelDrafter(Drafter):
 
     A draft comes with exactly the distribution it was drawn from. After a fully accepted draft the
     model's cache lacks the last drafted token, which the next round feeds first. A schedule that
-    reads facts is asked behind each token, and drafting ends where no sequence goes on.
+    reads facts is asked after each token, and drafting ends where no sequence goes on.
 
     Args:
         model: the draft model. Neither it nor its configs are changed.

@@ -32,11 +32,11 @@ class NgramStorage:
 
     def __init__(self, max_ngram: int, min_ngram: int) -> None:
         self._sizes = range(max_ngram, min_ngram - 1, -1)
-        # n-gram -> counts of the tokens behind it, the one that was counted last at the end
+        # n-gram -> counts of the tokens after it, the one that was counted last at the end
         self._counts: dict[tuple[int, ...], dict[int, int]] = {}
 
     def add(self, text: Sequence[int], tokens: Iterable[int]) -> None:
-        """Count each of some tokens once behind every ending of ``text``."""
+        """Count each of some tokens once after every ending of ``text``."""
         listed = list(tokens)
         for ngram in self._endings(text):
             counts = self._counts.setdefault(ngram, {})
@@ -44,9 +44,9 @@ class NgramStorage:
                 counts[token] = counts.pop(token, 0) + 1
 
     def ranking(self, text: Sequence[int]) -> list[int]:
-        """All tokens behind the endings of ``text``, best first.
+        """All tokens after the endings of ``text``, best first.
 
-        Those behind longer endings come first; behind one ending, those with larger counts do. Of
+        Those after longer endings come first; after one ending, those with larger counts do. Of
         equal counts, the one that was reached first comes first.
         """
         ranked: dict[int, None] = {}
@@ -74,9 +74,9 @@ class NgramStorage:
 
 
 class NasdDrafter(Drafter):
-    """Drafts the most counted token behind the longest known ending, again and again.
+    """Drafts the most counted token after the longest known ending, again and again.
 
-    Each sequence has a storage of its own. Every committed token is counted behind the endings of
+    Each sequence has a storage of its own. Every committed token is counted after the endings of
     the text before it, those of the prompt included. The target's ``top_k`` most likely tokens are
     counted there too, so that the storage also knows continuations that were likely but not taken.
     A call begins with empty storages.
@@ -137,7 +137,7 @@ class NasdDrafter(Drafter):
         self._observed = history.lengths.copy(), candidates
 
     def _count(self, history: History) -> None:
-        """Count what was committed since the last time, and the target's tokens behind that."""
+        """Count what was committed since the last time, and the target's tokens after that."""
         observed, self._observed = self._observed, None
         for b in np.flatnonzero(history.active).tolist():
             text = history.tokens[b, : history.lengths[b]].tolist()

@@ -182,7 +182,7 @@ class GrowingCounts:
         self._followers: dict[tuple[int, ...], dict[int, int]] = {}
 
     def extend(self, text: NDArray[np.int64]) -> None:
-        """Count the n-grams that end in the tokens behind those seen before."""
+        """Count the n-grams that end in the tokens after those seen before."""
         for end in range(self._length, len(text)):
             token = int(text[end])
             context = tuple(text[max(0, end - self.order + 1) : end].tolist())

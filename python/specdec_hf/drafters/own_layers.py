@@ -1,7 +1,7 @@
 """Drafting with some layers of the target itself.
 
 The layers up to where the draft leaves the target's way see each token once: their keys and values
-go into the target's own cache, and the verification goes on from the hidden states behind them.
+go into the target's own cache, and the verification goes on from the hidden states after them.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ class Entry:
     Attributes:
         class_name: the class, whose `from_text` makes the drafter.
         summary: one line for users.
-        value: what the text behind a colon is, such as FILE in ``ngram:FILE``; empty where the
+        value: what the text after a colon is, such as FILE in ``ngram:FILE``; empty where the
             drafter takes none.
         needs_value: whether there must be such a text.
         own_tree: whether it is a `TreeDrafter`, which drafts trees of its own.
@@ -103,7 +103,7 @@ DRAFTERS: dict[str, Entry] = {
 
 
 def usage(name: str) -> str:
-    """A name with its text behind the colon, such as ``ngram:FILE``."""
+    """A name with its text after the colon, such as ``ngram:FILE``."""
     entry = DRAFTERS[name]
     if not entry.value:
         return name

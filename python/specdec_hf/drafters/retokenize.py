@@ -3,7 +3,7 @@
 Terms:
 
 - window: the last tokens before a place in a text. Tokenizers treat the beginning of a text in
-  their own way (some drop or add a space there), so text is decoded and encoded behind a window.
+  their own way (some drop or add a space there), so text is decoded and encoded after a window.
 - boundary: a place in a text where a token ends.
 - special tokens stand for no text. One that both vocabularies have, under one name, is translated;
   another one is left out.
@@ -56,7 +56,7 @@ class Vocabulary:
         return self.text_of([*window, *ids])[len(self.text_of(window)) :]
 
     def added_tokens(self, before: Sequence[int], text: str) -> list[int] | None:
-        """The tokens of a text behind others; None where no token ends between the two."""
+        """The tokens of a text after others; None where no token ends between the two."""
         window = list(before[-self.window :])
         prefix = self.text_of(window)
         if prefix.endswith(UNFINISHED):
@@ -72,7 +72,7 @@ class Vocabulary:
         return ids
 
     def parts(self, ids: Sequence[int]) -> Iterator[tuple[list[int], str]]:
-        """Runs of tokens that hold text, each with the special token behind it or ""."""
+        """Runs of tokens that hold text, each with the special token after it or ""."""
         run: list[int] = []
         for id in ids:
             if id in self._names:

@@ -31,7 +31,7 @@ class RowDrafter(Drafter):
 
     @abstractmethod
     def row(self, b: int, text: NDArray[np.int64]) -> NDArray[np.float32] | None:
-        """The logits [V] of the token behind ``text``, which drafts of sequence ``b`` may end.
+        """The logits [V] of the token after ``text``, which drafts of sequence ``b`` may end.
 
         They may be -inf, but not all of them. None ends the draft, whatever was drawn before: that
         choice sees the text only, so it does not bias what is drawn.

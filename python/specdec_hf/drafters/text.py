@@ -101,7 +101,7 @@ class TextDrafter(Drafter):
         return Draft(torch.from_numpy(tokens), counts=counts) if counts.any() else None
 
     def _continue(self, active: NDArray[np.bool_], gamma: int) -> list[list[int]] | None:
-        """The draft model's most likely tokens behind each text; None if nothing can be drafted."""
+        """The draft model's most likely tokens after each text; None if nothing can be drafted."""
         draft = self._draft
         texts = [text.ids or [self._filler()] for text in self._texts]
         lengths = np.array([len(ids) for ids in texts])
@@ -127,7 +127,7 @@ class TextDrafter(Drafter):
         return [more[:count] for more, count in zip(read, counts.tolist(), strict=True)]
 
     def _carry_back(self, committed: list[int], ids: list[int], drafted: list[int]) -> list[int]:
-        """The target's tokens for what the draft model drafted behind ``ids``."""
+        """The target's tokens for what the draft model drafted after ``ids``."""
         run, name = next(self._ours.parts(drafted), ([], ""))
         text = self._ours.added_text(plain_end(ids, self._ours), run)
         whole = text.rstrip(UNFINISHED)

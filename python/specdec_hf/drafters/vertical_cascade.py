@@ -20,11 +20,11 @@ from specdec_hf.cache.forward import forward_window
 from specdec_hf.drafters.base import Draft, DraftContext, History, reads_draft
 from specdec_hf.drafters.cascade import (
     Cascade,
-    behind,
     check_rolls_back,
     derived_seeds,
     level_context,
     read_tokens,
+    with_drafts,
 )
 from specdec_hf.drafters.checks import ask, wanted
 from specdec_hf.drafters.draft_model import DraftModel
@@ -93,7 +93,7 @@ class VerticalCascade(Cascade):
         seeds = self._round_seeds(history.lengths)
         active = limits > 0
         while active.any():
-            shown = behind(history, drafted, counts, active)
+            shown = with_drafts(history, drafted, counts, active)
             # A sequence's own number: the noise of its drafts must not depend on the batch.
             most = np.where(active, np.minimum(limits - counts - 1, self.num_assistant_tokens), 0)
             emitted, accepted, logits = self._round(shown, most, seeds)
@@ -141,7 +141,7 @@ class VerticalCascade(Cascade):
             seeds: [B] int64, of the verification.
 
         Returns:
-            Emitted tokens [B, m+1], -1 behind their end; [B] how many of them were drafted; and the
+            Emitted tokens [B, m+1], -1 after their end; [B] how many of them were drafted; and the
             draft model's logits [B, m+1, V].
         """
         draft, proposed = self._draft, None

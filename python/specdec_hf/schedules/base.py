@@ -4,10 +4,10 @@ Terms:
 
 - draft length: number of drafted tokens of a sequence; in a tree, the depth.
 - facts: what a drafter knows of a token that it has drafted, before any verification; `TokenFacts`.
-- to go on: to draft one more token behind the last one.
+- to go on: to draft one more token after the last one.
 
 A schedule decides before a round how many tokens each sequence may draft, and, if it reads facts,
-behind each drafted token whether to go on. A token that was drawn from a distribution stays in the
+after each drafted token whether to go on. A token that was drawn from a distribution stays in the
 draft even where its own facts end it. To drop it would leave the tokens that are verified with
 another distribution than the one they are compared with, and the text biased. A token that is
 copied, and not drawn, may be dropped: whether it is drafted then depends on the committed text
@@ -62,7 +62,7 @@ class Outcome:
     Attributes:
         drafted: [B] draft length.
         accepted: [B] how many of them were committed.
-        rejected: [B] bool, whether the verification rejected the draft behind those; False where
+        rejected: [B] bool, whether the verification rejected the draft after those; False where
             all were accepted, and where the text ended first.
     """
 
@@ -99,7 +99,7 @@ class Schedule(ABC):
 
     Attributes:
         name: in notes.
-        reads_facts: whether `goes_on` is called. A draft model then computes the facts behind each
+        reads_facts: whether `goes_on` is called. A draft model then computes the facts after each
             token and hands them to the host: on a GPU one read from the device a token.
         reads_clock: whether decisions depend on measured times.
         mixes_sequences: whether decisions about a sequence depend on the others of its batch.

@@ -1,4 +1,4 @@
-"""Drafts that end behind a token of low probability."""
+"""Drafts that end after a token of low probability."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DEFAULT_THRESHOLD = 0.4
 
 
 class ConfidenceSchedule(Schedule):
-    """Ends a draft behind a token whose probability is below a threshold.
+    """Ends a draft after a token whose probability is below a threshold.
 
     It is ``assistant_confidence_threshold`` of Transformers. llama.cpp's ``--draft-p-min`` drops
     the token itself, which is right for greedy text only.
@@ -77,7 +77,7 @@ def with_threshold(given: str | Schedule, threshold: float) -> ConfidenceSchedul
 
 
 class TunedConfidenceSchedule(Schedule):
-    """Ends a draft behind a token of low probability, with a threshold that is tuned as it runs.
+    """Ends a draft after a token of low probability, with a threshold that is tuned as it runs.
 
     The first ``explore`` rounds of a sequence, and then every ``explore``-th, draft without a
     threshold. Each of them tells for every threshold how many tokens it would have drafted, d, and

@@ -38,7 +38,7 @@ SCHEDULES: dict[str, Entry] = {
     "confidence": Entry(
         "confidence",
         "ConfidenceSchedule",
-        "stops behind a token whose draft probability is below threshold",
+        "stops after a token whose draft probability is below threshold",
     ),
     "confidence_tuned": Entry(
         "confidence", "TunedConfidenceSchedule", "the same, with a threshold tuned as it runs"

@@ -73,7 +73,7 @@ class SpecDecPlusPlusSchedule(Schedule):
 
     def observe(self, outcome: Outcome) -> None:
         for b in np.flatnonzero(outcome.drafted).tolist():
-            # Drafts behind a rejected one are not compared with anything.
+            # Drafts after a rejected one are not compared with anything.
             for i in range(min(int(outcome.accepted[b] + outcome.rejected[b]), len(self._bins))):
                 self._verified[b, self._bins[i][b]] += 1
                 self._accepted[b, self._bins[i][b]] += i < outcome.accepted[b]

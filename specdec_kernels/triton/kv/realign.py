@@ -32,8 +32,8 @@ def realigned(start, length, shift, slots):
     Sums may overflow for extreme arguments, but not where the result depends on them.
     """
     begin = clamped(start, slots)
-    behind = tl.where(length < slots - begin, begin + length, slots)
-    end = tl.where(start < 0, clamped(start + length, slots), behind)
+    after = tl.where(length < slots - begin, begin + length, slots)
+    end = tl.where(start < 0, clamped(start + length, slots), after)
     size = tl.where((length > 0) & (shift != 0), tl.maximum(end - begin, 0), 0)
     step = tl.where((shift < -slots) | (shift > slots), slots, tl.abs(shift))
     room = tl.where(shift > 0, slots - begin, end) - step
