@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 from specdec_hf import SpeculativeDecoder, TrieTree, generate
-from specdec_hf.drafters.base import Draft, Drafter, History
+from specdec_hf.drafters.context import History
+from specdec_hf.drafters.drafter import Draft, Drafter
 
 from bench.tiny_models.config import ORDINARY, PAD
 

@@ -17,18 +17,10 @@ if TYPE_CHECKING:
     from specdec_hf.decode.output import SpecOutput
     from specdec_hf.decode.statistics import SequenceStats, SpecStats
     from specdec_hf.decode.streaming import Step
-    from specdec_hf.drafters.base import (
-        Candidates,
-        Draft,
-        DraftContext,
-        Drafter,
-        History,
-        TreeDraft,
-        TreeDrafter,
-        TreeOutcome,
-    )
     from specdec_hf.drafters.candidate_generator import from_candidate_generator
     from specdec_hf.drafters.cascade import HorizontalCascade
+    from specdec_hf.drafters.context import Candidates, DraftContext, History
+    from specdec_hf.drafters.drafter import Draft, Drafter
     from specdec_hf.drafters.early_exit import EarlyExitDrafter
     from specdec_hf.drafters.layer_skip import LayerSkipDrafter
     from specdec_hf.drafters.lookahead import LookaheadDrafter
@@ -40,6 +32,7 @@ if TYPE_CHECKING:
     from specdec_hf.drafters.suffix_automaton import SuffixAutomatonDrafter
     from specdec_hf.drafters.text import TextDrafter
     from specdec_hf.drafters.token_recycling import TokenRecyclingDrafter
+    from specdec_hf.drafters.tree_drafter import TreeDraft, TreeDrafter, TreeOutcome
     from specdec_hf.drafters.vertical_cascade import VerticalCascade
     from specdec_hf.schedules.benefit_guard import BenefitGuard
     from specdec_hf.trees.acceptance_file import load_acceptance, save_acceptance
@@ -96,16 +89,9 @@ _MODULES = {
     "decode.output": ("SpecOutput",),
     "decode.statistics": ("SequenceStats", "SpecStats"),
     "decode.streaming": ("Step",),
-    "drafters.base": (
-        "Candidates",
-        "Draft",
-        "DraftContext",
-        "Drafter",
-        "History",
-        "TreeDraft",
-        "TreeDrafter",
-        "TreeOutcome",
-    ),
+    "drafters.context": ("Candidates", "DraftContext", "History"),
+    "drafters.drafter": ("Draft", "Drafter"),
+    "drafters.tree_drafter": ("TreeDraft", "TreeDrafter", "TreeOutcome"),
     "drafters.cascade": ("HorizontalCascade",),
     "drafters.candidate_generator": ("from_candidate_generator",),
     "drafters.lookahead": ("LookaheadDrafter",),

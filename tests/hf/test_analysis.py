@@ -15,7 +15,7 @@ from specdec_hf.analysis.speed import compare_speed
 from specdec_hf.decode.round_record import RoundRecord
 from specdec_hf.decode.statistics import SpecStats
 from specdec_hf.decode.streaming import run_stream
-from specdec_hf.drafters.base import Drafter
+from specdec_hf.drafters.drafter import Drafter
 from support import cli_models, hf_models
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 

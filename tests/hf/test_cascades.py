@@ -11,8 +11,8 @@ from specdec_hf import (
     VerticalCascade,
     generate,
 )
-from specdec_hf.drafters.base import DraftContext, History
 from specdec_hf.drafters.cascade import level_context
+from specdec_hf.drafters.context import DraftContext, History
 from specdec_hf.drafters.ngram import NgramDrafter
 from support import hf_models
 from support.drafter_proof import (

@@ -11,9 +11,9 @@ import torch
 from specdec_hf.cli import checks
 from specdec_hf.decode.arguments import MAX_NUM_ASSISTANT_TOKENS
 from specdec_hf.drafters import tree_model
-from specdec_hf.drafters.base import TreeDrafter
 from specdec_hf.drafters.model import ModelDrafter
 from specdec_hf.drafters.prompt_lookup import PromptLookupDrafter
+from specdec_hf.drafters.tree_drafter import TreeDrafter
 from support import hf_models
 from support.cli_models import folder, invoke, one_line_error, write_folder  # noqa: F401
 from support.hf_models import one_thread  # noqa: F401  # autouse here

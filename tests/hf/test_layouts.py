@@ -15,7 +15,7 @@ from specdec_hf import (
     load_acceptance,
     save_acceptance,
 )
-from specdec_hf.drafters.base import History
+from specdec_hf.drafters.context import History
 from specdec_hf.drafters.prompt_lookup import PromptLookupDrafter, lookup, lookup_several
 from specdec_hf.trees.layouts import Forest, as_layout
 from support import hf_models

@@ -7,7 +7,7 @@ from specdec_hf import SpeculativeDecoder, generate
 from specdec_hf.cache import self_check
 from specdec_hf.cache.later_inputs import LaterInputs
 from specdec_hf.decode import prefill
-from specdec_hf.drafters.base import Draft, Drafter
+from specdec_hf.drafters.drafter import Draft, Drafter
 from support import hf_models, multimodal_models
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 from support.multimodal_models import inputs, of_sequence, perturbed, tiny

@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy.stats import chisquare
 from specdec_hf import generate
-from specdec_hf.drafters.base import DraftContext, History
+from specdec_hf.drafters.context import DraftContext, History
 from specdec_hf.drafters.ngram import NgramDrafter
 from specdec_hf.drafters.ngram_table import GrowingCounts, NgramTable
 from specdec_hf.drafters.random import RandomDrafter

@@ -16,7 +16,7 @@ from specdec_hf.analysis.speed import Speed, compare_speed
 from specdec_hf.decode.generate import SpeculativeDecoder
 from specdec_hf.decode.statistics import SpecStats
 from specdec_hf.decode.streaming import run_stream
-from specdec_hf.drafters.base import Drafter
+from specdec_hf.drafters.drafter import Drafter
 
 Advance = Callable[[int], None]
 

@@ -20,8 +20,9 @@ from specdec_hf.decode.generate import SpeculativeDecoder
 from specdec_hf.decode.statistics import SpecStats
 from specdec_hf.decode.streaming import run_stream
 from specdec_hf.decode.tracing import TracedRound
-from specdec_hf.drafters.base import Candidates, Draft, DraftContext, Drafter, History
 from specdec_hf.drafters.checks import ask
+from specdec_hf.drafters.context import Candidates, DraftContext, History
+from specdec_hf.drafters.drafter import Draft, Drafter
 from specdec_kernels import SampledDraft
 
 REPLAY_RULE = "token"

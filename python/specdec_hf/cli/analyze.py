@@ -38,7 +38,7 @@ from specdec_hf.drafters.registry import DRAFTERS
 if TYPE_CHECKING:
     from specdec_hf.analysis.measure import DrafterAnalysis, Measurement
     from specdec_hf.cli.load import Loaded
-    from specdec_hf.drafters.base import Drafter
+    from specdec_hf.drafters.drafter import Drafter
 
 PLOTTING = "specdec-kernels[plot]"
 DRAWS = 10_000  # of the ablation's experiment
@@ -217,7 +217,7 @@ def analyze(
 def _resolved(names: Sequence[str], loaded: Loaded) -> dict[str, Drafter]:
     """The drafters by name, each of which drafts chains."""
     from specdec_hf.analysis.replay import REPLAY_RULE
-    from specdec_hf.drafters.base import Drafter
+    from specdec_hf.drafters.drafter import Drafter
     from specdec_hf.drafters.resolve import resolve_drafter
 
     given = loaded.drafter if isinstance(loaded.drafter, list) else [loaded.drafter]

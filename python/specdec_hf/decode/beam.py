@@ -35,7 +35,7 @@ from specdec_hf.decode.session import (
     token_budgets,
 )
 from specdec_hf.decode.statistics import SequenceStats, SpecStats
-from specdec_hf.drafters.base import DraftContext
+from specdec_hf.drafters.context import DraftContext
 from specdec_hf.drafters.draft_model import DraftModel
 from specdec_hf.drafters.model import ModelDrafter
 from specdec_hf.hf_arguments.call import Call

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from specdec_hf.cache.forward import forward_window
 from specdec_hf.decode.commit import DraftCounts, HostVerdict
 from specdec_hf.decode.session import Session
-from specdec_hf.drafters.base import Drafter
 from specdec_hf.drafters.checks import ask
+from specdec_hf.drafters.drafter import Drafter
 from specdec_kernels import Rule, SampledDraft, Tree, Verdict, verify_chain
 
 

@@ -23,14 +23,10 @@ from transformers import GenerationConfig
 
 from specdec_hf.arguments import check_integer
 from specdec_hf.decode.generate import generate
-from specdec_hf.drafters.base import (
-    Draft,
-    Drafter,
-    History,
-    TreeDrafter,
-    reads_draft,
-)
+from specdec_hf.drafters.context import History, reads_draft
+from specdec_hf.drafters.drafter import Draft, Drafter
 from specdec_hf.drafters.resolve import resolve_drafter
+from specdec_hf.drafters.tree_drafter import TreeDrafter
 from specdec_hf.hf_arguments.language_model import check_language_model
 from specdec_hf.trees.layouts import as_layout
 from specdec_kernels import SampledDraft

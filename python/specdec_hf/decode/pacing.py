@@ -12,9 +12,11 @@ from numpy.typing import NDArray
 
 from specdec_hf.decode.round_record import RoundRecord
 from specdec_hf.decode.statistics import SpecStats
-from specdec_hf.drafters.base import Draft, DraftContext, Drafter, TreeDrafter, reads_draft
 from specdec_hf.drafters.checks import describe
+from specdec_hf.drafters.context import DraftContext, reads_draft
+from specdec_hf.drafters.drafter import Draft, Drafter
 from specdec_hf.drafters.facts import facts_of_draft
+from specdec_hf.drafters.tree_drafter import TreeDrafter
 from specdec_hf.schedules.base import Outcome, Schedule, ScheduleContext, TokenFacts
 from specdec_hf.schedules.benefit_guard import BenefitGuard
 from specdec_hf.schedules.constant import ConstantSchedule

@@ -27,7 +27,8 @@ from specdec_hf.decode.session import Session
 from specdec_hf.decode.streaming import Step
 from specdec_hf.decode.tracing import TracedRound
 from specdec_hf.decode.tree_round import TreeRound
-from specdec_hf.drafters.base import Candidates, TreeDrafter
+from specdec_hf.drafters.context import Candidates
+from specdec_hf.drafters.tree_drafter import TreeDrafter
 from specdec_hf.schedules.base import Outcome
 from specdec_kernels import Tree, TreeVerdict, Verdict
 

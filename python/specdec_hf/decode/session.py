@@ -29,10 +29,12 @@ from specdec_hf.decode.rules import resolve_rule
 from specdec_hf.decode.statistics import SequenceStats, SpecStats
 from specdec_hf.decode.token_outputs import TokenOutputs
 from specdec_hf.decode.tracing import Trace
-from specdec_hf.drafters.base import DraftContext, Drafter, TreeDrafter
 from specdec_hf.drafters.checks import describe
+from specdec_hf.drafters.context import DraftContext
+from specdec_hf.drafters.drafter import Drafter
 from specdec_hf.drafters.lease import Lease
 from specdec_hf.drafters.resolve import parts_of, resolve_drafter
+from specdec_hf.drafters.tree_drafter import TreeDrafter
 from specdec_hf.hf_arguments.call import Call
 from specdec_hf.hf_arguments.sampling import sequence_seeds
 from specdec_hf.schedules.base import Schedule, ScheduleContext

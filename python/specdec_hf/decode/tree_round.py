@@ -12,7 +12,7 @@ from specdec_hf.cache.forward import forward_tree, forward_window
 from specdec_hf.cache.spec_cache import SpecCache
 from specdec_hf.decode.commit import DraftCounts, HostVerdict
 from specdec_hf.decode.session import Session
-from specdec_hf.drafters.base import TreeDraft, TreeDrafter, TreeOutcome
+from specdec_hf.drafters.tree_drafter import TreeDraft, TreeDrafter, TreeOutcome
 from specdec_kernels import Tree, TreeRule, TreeVerdict, verify_tree
 
 # These rules try siblings that hold the same token one after the other. For the other rules such

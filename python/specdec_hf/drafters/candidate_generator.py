@@ -23,7 +23,8 @@ from transformers.generation.candidate_generator import (
     EarlyExitCandidateGenerator,
 )
 
-from specdec_hf.drafters.base import Draft, DraftContext, Drafter, History, reads_draft
+from specdec_hf.drafters.context import DraftContext, History, reads_draft
+from specdec_hf.drafters.drafter import Draft, Drafter
 from specdec_kernels import SampledDraft
 
 _METHODS = ("get_candidates", "update_candidate_strategy")

@@ -18,8 +18,9 @@ import torch
 from numpy.typing import NDArray
 
 from specdec_hf.arguments import check_integers
-from specdec_hf.drafters.base import Candidates, Draft, DraftContext, Drafter, History
 from specdec_hf.drafters.checks import ask, check_temperature, wanted
+from specdec_hf.drafters.context import Candidates, DraftContext, History
+from specdec_hf.drafters.drafter import Draft, Drafter
 from specdec_hf.hf_arguments.language_model import is_language_model
 from specdec_kernels import LOSSLESS_RULES, SampledDraft
 

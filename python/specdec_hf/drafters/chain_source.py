@@ -8,16 +8,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specdec_hf.drafters.base import (
-    Candidates,
-    DraftContext,
-    Drafter,
-    History,
-    TreeDraft,
-    TreeDrafter,
-    TreeOutcome,
-)
 from specdec_hf.drafters.checks import OUTSIDE, ask, describe
+from specdec_hf.drafters.context import Candidates, DraftContext, History
+from specdec_hf.drafters.drafter import Drafter
+from specdec_hf.drafters.tree_drafter import TreeDraft, TreeDrafter, TreeOutcome
 from specdec_kernels import SampledDraft
 
 

@@ -14,7 +14,8 @@ import torch
 from numpy.typing import NDArray
 
 from specdec_hf.arguments import check_integers
-from specdec_hf.drafters.base import Draft, DraftContext, Drafter, History
+from specdec_hf.drafters.context import DraftContext, History
+from specdec_hf.drafters.drafter import Draft, Drafter
 from specdec_kernels import SampledDraft
 
 IGNORED = "those drafts count as absent"

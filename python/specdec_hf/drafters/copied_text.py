@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from specdec_hf.drafters.base import DraftContext, History
+from specdec_hf.drafters.context import DraftContext, History
 
 
 class CopiedText:

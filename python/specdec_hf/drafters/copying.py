@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specdec_hf.drafters.base import Draft, DraftContext, Drafter, History
+from specdec_hf.drafters.context import DraftContext, History
 from specdec_hf.drafters.copied_text import CopiedText
+from specdec_hf.drafters.drafter import Draft, Drafter
 
 if TYPE_CHECKING:
     from specdec_host import Corpus, Proposal

@@ -13,7 +13,7 @@ from specdec_hf.cache.encoded import Encoded, is_encoder_decoder
 from specdec_hf.cache.forward import forward_tree, forward_window
 from specdec_hf.cache.protocol import Lengths, context_length
 from specdec_hf.cache.spec_cache import SpecCache
-from specdec_hf.drafters.base import DraftContext, History
+from specdec_hf.drafters.context import DraftContext, History
 from specdec_hf.drafters.row_sampler import RowSampler
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import torch
 
-from specdec_hf.drafters.base import TreeDraft
+from specdec_hf.drafters.tree_drafter import TreeDraft
 
 ROOT = -1
 

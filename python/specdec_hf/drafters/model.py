@@ -9,8 +9,9 @@ import torch
 from numpy.typing import NDArray
 
 from specdec_hf.cache.forward import forward_window
-from specdec_hf.drafters.base import Draft, DraftContext, Drafter, History, reads_draft
+from specdec_hf.drafters.context import DraftContext, History, reads_draft
 from specdec_hf.drafters.draft_model import DraftModel
+from specdec_hf.drafters.drafter import Draft, Drafter
 from specdec_hf.drafters.facts import token_facts
 from specdec_hf.hf_arguments.language_model import check_language_model
 from specdec_kernels import LOSSLESS_RULES, SampledDraft

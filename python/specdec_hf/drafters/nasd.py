@@ -12,7 +12,8 @@ import torch
 from numpy.typing import NDArray
 
 from specdec_hf.arguments import check_integer
-from specdec_hf.drafters.base import Candidates, Draft, DraftContext, Drafter, History
+from specdec_hf.drafters.context import Candidates, DraftContext, History
+from specdec_hf.drafters.drafter import Draft, Drafter
 from specdec_hf.trees.checks import MAX_NODES
 
 

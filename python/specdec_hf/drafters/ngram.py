@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specdec_hf.arguments import check_integer
-from specdec_hf.drafters.base import Draft, DraftContext, History
+from specdec_hf.drafters.context import DraftContext, History
+from specdec_hf.drafters.drafter import Draft
 from specdec_hf.drafters.ngram_table import MAX_ORDER, GrowingCounts, NgramTable
 from specdec_hf.drafters.row_drafter import RowDrafter
 

@@ -10,8 +10,9 @@ import torch
 from numpy.typing import NDArray
 
 from specdec_hf.arguments import check_integer
-from specdec_hf.drafters.base import Draft, DraftContext, Drafter, History
+from specdec_hf.drafters.context import DraftContext, History
 from specdec_hf.drafters.copied_text import CopiedText
+from specdec_hf.drafters.drafter import Draft, Drafter
 
 
 class PromptLookupDrafter(Drafter):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from specdec_hf.drafters.base import DraftContext
+from specdec_hf.drafters.context import DraftContext
 from specdec_hf.drafters.row_drafter import RowDrafter
 
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from specdec_hf.drafters.base import Drafter, TreeDrafter
+    from specdec_hf.drafters.drafter import Drafter
+    from specdec_hf.drafters.tree_drafter import TreeDrafter
 
 FILE = "FILE"  # the value of drafters that read a file
 

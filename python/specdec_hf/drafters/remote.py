@@ -16,8 +16,9 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from specdec_hf.arguments import check_integer
-from specdec_hf.drafters.base import Candidates, Draft, DraftContext, Drafter, History
 from specdec_hf.drafters.checks import wanted
+from specdec_hf.drafters.context import Candidates, DraftContext, History
+from specdec_hf.drafters.drafter import Draft, Drafter
 from specdec_hf.drafters.model import ModelDrafter
 from specdec_hf.hf_arguments.language_model import RULE, is_language_model
 from specdec_kernels import SampledDraft

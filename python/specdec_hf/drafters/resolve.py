@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 
-from specdec_hf.drafters.base import Drafter, TreeDrafter
 from specdec_hf.drafters.cascade import Cascade
+from specdec_hf.drafters.drafter import Drafter
 from specdec_hf.drafters.eagle import EagleDrafter
 from specdec_hf.drafters.model import ModelDrafter
 from specdec_hf.drafters.registry import make_drafter, usages
+from specdec_hf.drafters.tree_drafter import TreeDrafter
 from specdec_hf.drafters.tree_model import TreeModelDrafter
 from specdec_hf.drafters.trie import TrieDrafter
 from specdec_hf.drafters.vertical_cascade import VerticalCascade

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specdec_hf.drafters.base import Draft, DraftContext, Drafter, History, reads_draft
+from specdec_hf.drafters.context import DraftContext, History, reads_draft
+from specdec_hf.drafters.drafter import Draft, Drafter
 from specdec_hf.drafters.facts import token_facts
 from specdec_hf.drafters.row_sampler import RowSampler
 from specdec_kernels import LOSSLESS_RULES, SampledDraft

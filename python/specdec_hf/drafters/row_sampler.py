@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from specdec_hf.drafters.base import DraftContext
+from specdec_hf.drafters.context import DraftContext
 from specdec_kernels import Sampled, sample
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specdec_hf.drafters.base import DraftContext
+from specdec_hf.drafters.context import DraftContext
 from specdec_hf.drafters.copying import CopyingDrafter
 
 if TYPE_CHECKING:

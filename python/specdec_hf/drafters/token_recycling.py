@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specdec_hf.arguments import check_integer
-from specdec_hf.drafters.base import Candidates, DraftContext, History, TreeDraft, TreeDrafter
+from specdec_hf.drafters.context import Candidates, DraftContext, History
 from specdec_hf.drafters.host_tree import ROOT, HostTree, as_draft
+from specdec_hf.drafters.tree_drafter import TreeDraft, TreeDrafter
 from specdec_hf.trees.checks import MAX_NODES
 from specdec_hf.trees.layouts import TreeSpec
 

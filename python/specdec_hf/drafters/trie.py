@@ -10,21 +10,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specdec_hf.drafters.base import (
-    MAX_NUMBERS,
-    Candidates,
-    DraftContext,
-    Drafter,
-    History,
-    TreeDraft,
-    TreeDrafter,
-    TreeOutcome,
-    reads_draft,
-)
 from specdec_hf.drafters.chain_source import ChainSource, TreeSource, agreement
 from specdec_hf.drafters.checks import check_temperature
+from specdec_hf.drafters.context import MAX_NUMBERS, Candidates, DraftContext, History, reads_draft
+from specdec_hf.drafters.drafter import Drafter
 from specdec_hf.drafters.node_budget import NodeBudget
 from specdec_hf.drafters.tensors import concat_distributions
+from specdec_hf.drafters.tree_drafter import TreeDraft, TreeDrafter, TreeOutcome
 from specdec_hf.trees.layouts import TrieTree
 from specdec_kernels import SampledDraft, build_trie
 

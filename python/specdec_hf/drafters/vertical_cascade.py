@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from specdec_hf.arguments import check_integer
 from specdec_hf.cache.forward import forward_window
-from specdec_hf.drafters.base import Draft, DraftContext, History, reads_draft
 from specdec_hf.drafters.cascade import (
     Cascade,
     check_rolls_back,
@@ -27,7 +26,9 @@ from specdec_hf.drafters.cascade import (
     with_drafts,
 )
 from specdec_hf.drafters.checks import ask, wanted
+from specdec_hf.drafters.context import DraftContext, History, reads_draft
 from specdec_hf.drafters.draft_model import DraftModel
+from specdec_hf.drafters.drafter import Draft
 from specdec_hf.hf_arguments.language_model import check_language_model
 from specdec_kernels import LOSSLESS_RULES, Rule, SampledDraft, Verdict, verify_chain
 

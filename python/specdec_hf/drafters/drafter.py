@@ -1,0 +1,161 @@
+"""The contract between the loop and whatever drafts tokens.
+
+Terms:
+
+- chain: drafted tokens that follow one another. Tree: drafted tokens with several continuations of
+  one prefix. Its root is the pending token, the last committed one, which is not a node.
+- draft distribution: the distribution Q that a token was drawn from. A draft without one, such as a
+  copied n-gram, is deterministic: its Q is one-hot.
+- gamma: number of tokens that a chain may have.
+
+Chains and trees have a protocol each. A chain drafter is asked for a number of tokens and told how
+many were kept; the loop cuts its drafts to what each sequence can use. A tree drafter, see
+tree_drafter.py, must do that itself, names the node each token hangs below, and is told which path
+was kept.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from specdec_hf.drafters.context import Candidates, DraftContext, History
+from specdec_kernels import LOSSLESS_RULES, SampledDraft
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+@dataclass
+class Draft:
+    """A chain of drafted tokens for every sequence.
+
+    Attributes:
+        tokens: [B, gamma] int64 on any device; -1 ends a sequence's draft early.
+        distribution: the logits that `sample` drew the tokens from and the statistics it returned;
+            None for deterministic drafts.
+        counts: [B] drafts per sequence where the host knows them. They hold no -1. None means
+            gamma drafts everywhere.
+        confidence: [B, gamma] float32 on the host, estimates of the probability that each token is
+            accepted if those before it are; for schedules that read it. It must follow from the
+            committed text, since a schedule may drop the token because of it. Where there is a
+            distribution, schedules read that instead.
+    """
+
+    tokens: torch.Tensor
+    distribution: SampledDraft | None = None
+    counts: NDArray[np.int64] | None = None
+    confidence: NDArray[np.float32] | None = None
+
+
+class AnyDrafter:
+    """The part of the contract that chain drafters and tree drafters share.
+
+    Attributes:
+        name: in the statistics.
+        candidates: how many of the target's most likely next tokens `observe` is given; with 0 it
+            is not called.
+        relative_cost: about how many forwards of the target a draft step takes, for the benefit
+            guard before it has measured one; set in `start`.
+    """
+
+    name = "custom"
+    candidates = 0
+    relative_cost = 0.0
+
+    @classmethod
+    def from_text(cls, text: str) -> Self:
+        """The drafter that ``NAME:text`` asks for; ``text`` is empty without a colon."""
+        return cls()
+
+    def check_tokenizer(self, tokenizer: Any) -> None:
+        """Raise ValueError if this drafter was made with another tokenizer than the target's.
+
+        The command line calls it; `generate` knows no tokenizer.
+        """
+
+    def start(self, context: DraftContext) -> None:
+        """Begin a new call."""
+
+    def observe(self, history: History, candidates: Candidates) -> None:
+        """Learn the target's most likely next tokens of a round; called before `commit`.
+
+        Args:
+            history: the committed tokens when the round drafted.
+            candidates: the next tokens after each token that was fed.
+        """
+
+
+class Drafter(AnyDrafter, ABC):
+    """Base class of chain drafters. Override `propose`; the other methods do nothing.
+
+    A drafter serves one `generate` call at a time, and `start` begins the next one.
+
+    Attributes:
+        rules: acceptance rules that its drafts can be verified with; the first is rule "auto" of
+            sampled calls.
+        noise: where the random numbers come from that draw the drafts. "context": `sample` takes
+            them at the positions of `DraftContext.noise_positions`. "independent": they are the
+            drafter's own, and none is used twice. Rule block and the rules of trees that read the
+            draft distribution refuse a distribution of a drafter that has neither asked in this
+            round nor declared "independent", because with other noise the text would be biased.
+            Drafts without a distribution need no noise.
+        draws: whether every draft comes with the distribution that it was drawn from.
+        reports_confidence: whether every draft comes with `Draft.confidence`.
+        several: whether `propose_several` is overridden, which `TrieTree` then calls.
+        rolls_back: whether the history may end with drafts, as in a cascade. `commit` is then
+            called with the lengths before those drafts and how many of them were kept, and later
+            histories hold other tokens in the place of the rest.
+    """
+
+    rules: tuple[str, ...] = LOSSLESS_RULES
+    noise: Literal["context", "independent"] = "context"
+    draws = False
+    reports_confidence = False
+    several = False
+    rolls_back = False
+
+    @abstractmethod
+    def propose(self, history: History, gamma: int) -> Draft | None:
+        """Draft up to ``gamma`` next tokens for every sequence; None drafts nothing.
+
+        It must not read from the device: a round has one read, and that is the verdict's.
+        """
+
+    def propose_several(self, history: History, gamma: int, count: int) -> torch.Tensor | None:
+        """Up to ``count`` different chains for every sequence, without a distribution.
+
+        Returns:
+            [B, count, up to gamma] int64 on any device, best chain first, -1 after the end of a
+            chain; None drafts nothing.
+        """
+        raise NotImplementedError
+
+    def forward(
+        self, tokens: torch.Tensor, starts: NDArray[np.int64], keep: int
+    ) -> torch.Tensor | None:
+        """The target's forward of a round of chains, for a drafter that has computed a part of it.
+
+        Args:
+            tokens: [B, n] int64 on the target's device, the tokens that the cache lacks and the
+                drafts.
+            starts: [B] position of each sequence's first token.
+            keep: how many rows of logits are needed, counted from the end.
+
+        Returns:
+            Logits [B, keep, V]; None leaves the forward to the loop.
+        """
+        return None
+
+    def commit(self, lengths: NDArray[np.int64], accepted: NDArray[np.int64]) -> None:
+        """Learn the outcome of a round.
+
+        Args:
+            lengths: [B] tokens that each sequence had when it drafted.
+            accepted: [B] how many of its drafts were committed.
+        """
