@@ -100,8 +100,8 @@ class Drops(ConfidenceSchedule):
         self.ended = np.zeros(len(most), dtype=bool)
         return super().lengths(most)
 
-    def goes_on(self, number, facts):
-        goes_on = super().goes_on(number, facts)
+    def goes_on(self, number, stats):
+        goes_on = super().goes_on(number, stats)
         self.ended |= ~goes_on
         return goes_on & ~self.ended
 
@@ -150,8 +150,8 @@ def test_egag_records_entropy_and_gamma_every_round():
     out = call("egag", (9, 4), max_new_tokens=9)
     for record in json.loads(json.dumps(out.stats.to_dict()))["round_log"]:
         for b in range(2):
-            drafted, gamma = record["drafted"][b], record["facts"]["gamma"][b]
-            h_norm = record["facts"]["h_norm"][b]
+            drafted, gamma = record["drafted"][b], record["schedule"]["gamma"][b]
+            h_norm = record["schedule"]["h_norm"][b]
             assert drafted == gamma
             if drafted:
                 assert 0 <= h_norm <= 1

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from specdec_hf.schedules.base import ScheduleContext, TokenFacts
+from specdec_hf.schedules.base import ScheduleContext, TokenStats
 from specdec_hf.schedules.registry import make_schedule
 from support.toy_chain import ToyChain, assert_target_distribution, assert_wrong_distribution
 
@@ -22,42 +22,42 @@ SCHEDULES = {
 }
 
 
-def facts_of(toy, drafts):
-    """The facts of each position of draft tuples [N, gamma], every tuple a sequence."""
+def stats_of(toy, drafts):
+    """The statistics of each position of draft tuples [N, gamma], every tuple a sequence."""
     out = []
     for i in range(toy.gamma):
         row = toy.draft_probs[i][tuple(drafts[:, :i].T)] if i else toy.draft_probs[0]
         row = row.expand(len(drafts), -1)
         probability = row.gather(1, drafts[:, i : i + 1])[:, 0]
         entropy = torch.special.entr(row).sum(dim=1)
-        out.append(TokenFacts(*(x.float().numpy() for x in (probability, row.amax(1), entropy))))
+        out.append(TokenStats(*(x.float().numpy() for x in (probability, row.amax(1), entropy))))
     return out
 
 
-def beside_another(facts, n):
-    """The facts of tuple n, and of a second sequence of its batch."""
+def beside_another(stats, n):
+    """The statistics of tuple n, and of a second sequence of its batch."""
     other = (0.7, 0.4, 0.9)
     return [
-        TokenFacts(*(np.array([x[n], y]) for x, y in zip(
+        TokenStats(*(np.array([x[n], y]) for x, y in zip(
             (one.probability, one.largest, one.entropy), (c, c, 0.5), strict=True
         )))
-        for one, c in zip(facts, other, strict=True)
+        for one, c in zip(stats, other, strict=True)
     ]  # fmt: skip
 
 
 def kept_lengths(toy, name, drafts, *, drawn=True, sees_draw=False, confidence=False):
     """[N] how much of each draft tuple a schedule keeps."""
-    facts = facts_of(toy, drafts)
+    stats = stats_of(toy, drafts)
     if sees_draw:
-        facts = [TokenFacts(one.probability, one.probability, one.entropy) for one in facts]
+        stats = [TokenStats(one.probability, one.probability, one.entropy) for one in stats]
     if confidence:
-        facts = [TokenFacts.of_confidence(one.probability) for one in facts]
+        stats = [TokenStats.of_confidence(one.probability) for one in stats]
     kept = []
     for n in range(len(drafts)):
         schedule = make_schedule(SCHEDULES[name])
         schedule.start(ScheduleContext(2, GAMMA, V))
         schedule.lengths(np.array([GAMMA, GAMMA]))
-        mine = beside_another(facts, n)
+        mine = beside_another(stats, n)
         kept.append(schedule.cut(mine, np.array([GAMMA, GAMMA]), drawn=drawn)[0])
     return torch.tensor(kept)
 
@@ -107,7 +107,7 @@ def test_a_budget_that_looks_at_the_draw_is_biased(rule):
 
 def test_the_facts_are_those_of_the_distribution():
     toy = ToyChain(V, GAMMA, seed=3)
-    first = facts_of(toy, torch.tensor([[2, 0, 1]]))[0]
+    first = stats_of(toy, torch.tensor([[2, 0, 1]]))[0]
     row = toy.draft_probs[0]
     assert first.probability[0] == pytest.approx(float(row[2]))
     assert first.entropy[0] == pytest.approx(-sum(float(p) * math.log(p) for p in row))

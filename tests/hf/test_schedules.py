@@ -1,11 +1,11 @@
-"""Every schedule follows its definition, on facts and outcomes that are made up."""
+"""Every schedule follows its definition, on statistics and outcomes that are made up."""
 
 import copy
 import math
 
 import numpy as np
 import pytest
-from specdec_hf.schedules.base import Outcome, ScheduleContext, TokenFacts
+from specdec_hf.schedules.base import Outcome, ScheduleContext, TokenStats
 from specdec_hf.schedules.budget import best_prefixes
 from specdec_hf.schedules.registry import SCHEDULES, make_schedule
 
@@ -18,10 +18,10 @@ def started(given, number=5, batch_size=1, vocab_size=16):
     return schedule
 
 
-def facts(probability, largest=None, entropy=math.nan):
+def stats(probability, largest=None, entropy=math.nan):
     rows = [np.atleast_1d(np.array(x, dtype=np.float32)) for x in (probability, entropy)]
     widest = rows[0] if largest is None else np.atleast_1d(np.array(largest, dtype=np.float32))
-    return TokenFacts(rows[0], widest, np.broadcast_to(rows[1], rows[0].shape))
+    return TokenStats(rows[0], widest, np.broadcast_to(rows[1], rows[0].shape))
 
 
 def outcome(drafted, accepted, rejected=None):
@@ -33,7 +33,7 @@ def drafted_length(schedule, probabilities, **kwargs):
     """How many of the tokens with these probabilities one sequence drafts."""
     most = int(schedule.lengths(MOST)[0])
     for i, probability in enumerate(probabilities):
-        if i + 1 >= most or not schedule.goes_on(i, facts(probability, **kwargs))[0]:
+        if i + 1 >= most or not schedule.goes_on(i, stats(probability, **kwargs))[0]:
             return i + 1
     return len(probabilities)
 
@@ -74,7 +74,7 @@ def test_confidence_keeps_the_token_that_ends_the_draft():
 
 def test_confidences_cut_a_copied_draft_before_and_a_drawn_one_behind_the_token():
     schedule = started("confidence:threshold=0.5", batch_size=3)
-    given = [facts(column) for column in ([0.9, 0.1, 0.9], [0.4, 0.9, 0.9], [0.9, 0.9, 0.9])]
+    given = [stats(column) for column in ([0.9, 0.1, 0.9], [0.4, 0.9, 0.9], [0.9, 0.9, 0.9])]
     counts = np.array([3, 3, 2])
     assert schedule.cut(given, counts, drawn=False).tolist() == [1, 0, 2]
     assert schedule.cut(given, counts, drawn=True).tolist() == [2, 1, 2]
@@ -144,26 +144,26 @@ def test_egag_by_hand():
 def test_egag_smooths_and_is_bounded_by_what_may_be_generated():
     schedule = started("egag:gamma_min=2,gamma_max=10,beta=0.75", vocab_size=16)
     schedule.lengths(MOST)
-    schedule.goes_on(0, facts(0.5, entropy=math.log(16)))
+    schedule.goes_on(0, stats(0.5, entropy=math.log(16)))
     assert schedule.record()["gamma"] == [2]
     schedule.lengths(MOST)
-    schedule.goes_on(0, facts(0.5, entropy=0.0))
+    schedule.goes_on(0, stats(0.5, entropy=0.0))
     assert schedule.record()["gamma"] == [10 - 8 * 0.75]
     assert schedule.lengths(np.array([3])).tolist() == [3]
-    schedule.goes_on(0, facts(0.5, entropy=0.0))
+    schedule.goes_on(0, stats(0.5, entropy=0.0))
     assert schedule.record()["gamma"] == [3]
 
 
 def test_egag_of_a_confidence():
     schedule = started("egag:gamma_max=9", batch_size=2)
     schedule.lengths(np.array([100, 100]))
-    kept = schedule.cut([TokenFacts.of_confidence(np.float32([0.5, 1.0]))], np.array([9, 4]),
+    kept = schedule.cut([TokenStats.of_confidence(np.float32([0.5, 1.0]))], np.array([9, 4]),
                         drawn=False)  # fmt: skip
     assert kept.tolist() == [5, 4]
 
 
 def test_the_budget_keeps_the_best_prefixes():
-    given = [facts(column) for column in ([0.9, 0.5], [0.8, 0.9], [0.1, 0.9])]
+    given = [stats(column) for column in ([0.9, 0.5], [0.8, 0.9], [0.1, 0.9])]
     # cumulative: 0.9, 0.72, 0.072 and 0.5, 0.45, 0.405
     for tokens, kept in ((0, [0, 0]), (1, [1, 0]), (2, [2, 0]), (3, [2, 1]), (5, [2, 3]),
                          (6, [3, 3]), (9, [3, 3])):  # fmt: skip
@@ -174,7 +174,7 @@ def test_the_budget_keeps_the_best_prefixes():
 def test_the_budget_is_the_best_of_all_closed_choices():
     generator = np.random.default_rng(0)
     for _ in range(50):
-        given = [facts(generator.random(2).round(1)) for _ in range(3)]
+        given = [stats(generator.random(2).round(1)) for _ in range(3)]
         counts, tokens = generator.integers(0, 4, 2), int(generator.integers(1, 7))
         scores = np.cumprod([one.probability for one in given], axis=0)
         kept = best_prefixes(given, counts, tokens)
@@ -191,7 +191,7 @@ def test_the_budget_is_the_best_of_all_closed_choices():
 def test_a_drawn_token_is_chosen_by_what_is_known_before_it_is_drawn():
     """Two drafts that differ in what was drawn last: the budget keeps as much of both."""
     for drawn in (0.05, 0.6):
-        given = [facts([0.6, 0.5], largest=[0.6, 0.5]), facts([drawn, 0.5], largest=[0.6, 0.5])]
+        given = [stats([0.6, 0.5], largest=[0.6, 0.5]), stats([drawn, 0.5], largest=[0.6, 0.5])]
         assert best_prefixes(given, np.array([2, 2]), 2).tolist() == [1, 1]
         assert best_prefixes(given, np.array([2, 2]), 3).tolist() == [2, 1]
 
@@ -199,9 +199,9 @@ def test_a_drawn_token_is_chosen_by_what_is_known_before_it_is_drawn():
 def test_the_budget_ends_drafts_that_cannot_win():
     schedule = started("budget:tokens=2,longest=4", number=2, batch_size=2)
     assert schedule.lengths(np.array([9, 9])).tolist() == [4, 4]
-    assert schedule.goes_on(0, facts([0.9, 0.2], entropy=1.0)).tolist() == [True, True]
-    assert schedule.goes_on(1, facts([0.9, 0.9], entropy=1.0)).tolist() == [True, False]
-    assert schedule.goes_on(2, facts([0.1, 0.9], entropy=1.0)).tolist() == [False, False]
+    assert schedule.goes_on(0, stats([0.9, 0.2], entropy=1.0)).tolist() == [True, True]
+    assert schedule.goes_on(1, stats([0.9, 0.9], entropy=1.0)).tolist() == [True, False]
+    assert schedule.goes_on(2, stats([0.1, 0.9], entropy=1.0)).tolist() == [False, False]
     assert schedule.settle(np.array([3, 2])).tolist() == [2, 0]
 
 

@@ -151,12 +151,12 @@ def _check_drafting(settings: Settings) -> None:
 def _check_abilities(settings: Settings) -> None:
     """Refuse drafters with a name that lack what the schedule or the tree needs."""
     kind = settings.num_assistant_tokens_schedule
-    reads_facts = make_schedule(kind).reads_facts and settings.num_assistant_tokens != 0
+    reads_stats = make_schedule(kind).reads_token_stats and settings.num_assistant_tokens != 0
     for name in settings.drafter:
         entry = _named(name)
         if entry is None or entry.own_tree:
             continue
-        if reads_facts and not (entry.draws or entry.reports_confidence):
+        if reads_stats and not (entry.draws or entry.reports_confidence):
             fail(
                 f"{SCHEDULE} {kind} needs a drafter with a draft distribution or a confidence, got "
                 f"--drafter {name}"

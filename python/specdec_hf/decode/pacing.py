@@ -15,9 +15,9 @@ from specdec_hf.decode.statistics import SpecStats
 from specdec_hf.drafters.checks import describe
 from specdec_hf.drafters.context import DraftContext, reads_draft
 from specdec_hf.drafters.drafter import Draft, Drafter
-from specdec_hf.drafters.facts import facts_of_draft
+from specdec_hf.drafters.token_stats import stats_of_draft
 from specdec_hf.drafters.tree_drafter import TreeDrafter
-from specdec_hf.schedules.base import Outcome, Schedule, ScheduleContext, TokenFacts
+from specdec_hf.schedules.base import Outcome, Schedule, ScheduleContext, TokenStats
 from specdec_hf.schedules.benefit_guard import BenefitGuard
 from specdec_hf.schedules.constant import ConstantSchedule
 from specdec_hf.schedules.costs import Costs
@@ -42,7 +42,7 @@ def begin_schedule(
                 "num_assistant_tokens_schedule must be "
                 f"{' or '.join(map(repr, tree_schedules()))} with tree, got {schedule.name!r}"
             )
-    elif schedule.reads_facts and not (drafter.draws or drafter.reports_confidence):
+    elif schedule.reads_token_stats and not (drafter.draws or drafter.reports_confidence):
         raise ValueError(
             f"num_assistant_tokens_schedule {schedule.name!r} needs a drafter with a draft "
             f"distribution or a confidence, got {drafter.name}"
@@ -137,26 +137,26 @@ class Pacing:
             return np.zeros_like(most)
         return self._limits
 
-    def goes_on(self, number: int, facts: TokenFacts) -> NDArray[np.bool_]:
+    def goes_on(self, number: int, token_stats: TokenStats) -> NDArray[np.bool_]:
         """`DraftContext.goes_on`."""
         self.asked = True
         self.stats.device_reads += 1
-        return self.schedule.goes_on(number, facts) & (number + 1 < self._limits)
+        return self.schedule.goes_on(number, token_stats) & (number + 1 < self._limits)
 
     def kept(self, draft: Draft, context: DraftContext) -> NDArray[np.int64]:
         """[B], how many tokens of a checked draft are verified."""
         assert draft.counts is not None
         assert self.drafter is not None
         counts = np.minimum(draft.counts, self._limits)
-        if not self.schedule.reads_facts:
+        if not self.schedule.reads_token_stats:
             return counts
         if self.asked:
             return np.minimum(self.schedule.settle(counts), counts)
         if draft.distribution is not None:
             self.stats.device_reads += 1
-            facts = facts_of_draft(draft.tokens, draft.distribution)
+            token_stats = stats_of_draft(draft.tokens, draft.distribution)
         elif draft.confidence is not None:
-            facts = [TokenFacts.of_confidence(column) for column in draft.confidence.T]
+            token_stats = [TokenStats.of_confidence(column) for column in draft.confidence.T]
         else:
             context.note(
                 f"{describe(self.drafter)} gave neither a distribution nor a confidence; schedule "
@@ -164,7 +164,7 @@ class Pacing:
             )
             return counts
         drawn = draft.distribution is not None
-        return np.minimum(self.schedule.cut(facts, counts, drawn=drawn), counts)
+        return np.minimum(self.schedule.cut(token_stats, counts, drawn=drawn), counts)
 
     def learn(
         self, record: RoundRecord, outcome: Outcome, width: int, *, reads_prompt: bool
@@ -172,14 +172,14 @@ class Pacing:
         """Learn from a round.
 
         Args:
-            record: its counts and times; the schedule adds its facts.
+            record: its counts and times; the schedule adds what it records.
             outcome: of its drafts.
             width: drafted tokens that the target's forward read for each sequence.
             reads_prompt: whether the round read the prompt too.
         """
         if self.drafter is None:
             return
-        record.facts = self.schedule.record()
+        record.schedule = self.schedule.record()
         rest = record.verify + record.accept
         if reads_prompt:
             self.costs.prefill += rest

@@ -20,7 +20,7 @@ class RoundRecord:
         drafted: [B] tokens that were drafted for each sequence, 0 for those that had ended.
         accepted: [B] how many of them were committed.
         emitted: [B] committed tokens, the recovered or bonus token included.
-        facts: what the schedule has to say about the round, by name, ready for JSON.
+        schedule: what `Schedule.record` gives of the round, by name, ready for JSON.
     """
 
     began: float
@@ -30,7 +30,7 @@ class RoundRecord:
     drafted: list[int]
     accepted: list[int]
     emitted: list[int]
-    facts: dict[str, Any] = field(default_factory=dict)
+    schedule: dict[str, Any] = field(default_factory=dict)
 
     @property
     def seconds(self) -> float:

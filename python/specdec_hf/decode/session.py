@@ -213,7 +213,7 @@ def begin(model: Any, call: Call, options: Options) -> Session:
             self_check=options.self_check,
             encoder=call.encoder,
             cache=cache,
-            round_noise=schedule.reads_facts and rule != "match",  # exact with any drafts
+            round_noise=schedule.reads_token_stats and rule != "match",  # exact with any drafts
         )  # fmt: skip
         try:
             drafter.start(context)
@@ -224,7 +224,7 @@ def begin(model: Any, call: Call, options: Options) -> Session:
         schedule, costs, options.guard, drafter, model=model, rule=rule, budget=int(budgets.max()),
         stats=stats, clock=options.clock,
     )  # fmt: skip
-    if context is not None and schedule.reads_facts:
+    if context is not None and schedule.reads_token_stats:
         context.goes_on = pacing.goes_on
     return Session(
         model=model,

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from specdec_hf.hf_arguments.encoder import EncoderSource
-from specdec_hf.schedules.base import TokenFacts
+from specdec_hf.schedules.base import TokenStats
 from specdec_kernels import (
     RULES_NEEDING_ROUND_NOISE,
     RULES_READING_DRAFT,
@@ -52,7 +52,7 @@ class History:
 
 @dataclass
 class DraftContext:
-    """The facts that a drafter may know of the call it serves.
+    """The arguments and sizes of the call that a drafter serves.
 
     Attributes:
         model: the target.
@@ -72,9 +72,9 @@ class DraftContext:
         round_noise: whether drafts are drawn with noise of the round under every rule but match,
             because the schedule looks at drafts after rejected ones.
         goes_on: for drafters that draw token by token; set after `start`. Given the number of the
-            token drawn last and its `TokenFacts`, it says for each sequence [B] whether to draw
-            another one. A token is never taken back. None where the schedule does not ask for
-            facts, which cost a read from the device each.
+            token drawn last and its `TokenStats`, it says for each sequence [B] whether to draw
+            another one. A token is never taken back. None where the schedule reads no
+            token statistics, which cost a read from the device each.
         first_number: number of this drafter's first draft in the round. Only the loop sets it.
         asked_for_noise: whether `noise_positions` was called in this round.
         limits: [B], how many of the round's gamma tokens each sequence can use; None means all.
@@ -95,7 +95,7 @@ class DraftContext:
     encoder: EncoderSource | None = None
     cache: Any = None
     round_noise: bool = False
-    goes_on: Callable[[int, TokenFacts], NDArray[np.bool_]] | None = None
+    goes_on: Callable[[int, TokenStats], NDArray[np.bool_]] | None = None
     first_number: int = 0
     asked_for_noise: bool = False
     limits: NDArray[np.int64] | None = None

@@ -12,7 +12,7 @@ from specdec_hf.cache.forward import forward_window
 from specdec_hf.drafters.context import DraftContext, History, reads_draft
 from specdec_hf.drafters.draft_model import DraftModel
 from specdec_hf.drafters.drafter import Draft, Drafter
-from specdec_hf.drafters.facts import token_facts
+from specdec_hf.drafters.token_stats import token_stats
 from specdec_hf.hf_arguments.language_model import check_language_model
 from specdec_kernels import LOSSLESS_RULES, SampledDraft
 
@@ -22,7 +22,7 @@ class ModelDrafter(Drafter):
 
     A draft comes with exactly the distribution it was drawn from. After a fully accepted draft the
     model's cache lacks the last drafted token, which the next round feeds first. A schedule that
-    reads facts is asked after each token, and drafting ends where no sequence goes on.
+    reads token statistics is asked after each token, and drafting ends where no sequence goes on.
 
     Args:
         model: the draft model. Neither it nor its configs are changed.
@@ -82,11 +82,11 @@ class ModelDrafter(Drafter):
                 sums.append(sampled.logsumexp[:, 0])
                 thresholds.append(sampled.threshold[:, 0])
             if self._context.goes_on is not None:
-                facts = token_facts(
+                stats = token_stats(
                     logits[:, None], sampled.tokens, draft.sampler.sampling["temperature"],
                     sampled.threshold,
                 )  # fmt: skip
-                goes_on = self._context.goes_on(i, facts[0])
+                goes_on = self._context.goes_on(i, stats[0])
                 counts = np.where(goes_on, counts, np.minimum(counts, i + 1))
                 if counts.max() == i + 1:
                     break

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from specdec_hf.drafters.context import DraftContext, History, reads_draft
 from specdec_hf.drafters.drafter import Draft, Drafter
-from specdec_hf.drafters.facts import token_facts
 from specdec_hf.drafters.row_sampler import RowSampler
+from specdec_hf.drafters.token_stats import token_stats
 from specdec_kernels import LOSSLESS_RULES, SampledDraft
 
 
@@ -65,11 +65,11 @@ class RowDrafter(Drafter):
                 texts[b] = np.append(texts[b], tokens[b, i])
             counts += goes_on
             if self.context.goes_on is not None:
-                facts = token_facts(
+                stats = token_stats(
                     torch.from_numpy(rows[:, i : i + 1]), drawn.tokens,
                     self.sampler.sampling["temperature"], drawn.threshold,
                 )  # fmt: skip
-                goes_on &= self.context.goes_on(i, facts[0])
+                goes_on &= self.context.goes_on(i, stats[0])
         size = int(counts.max())
         if size == 0:
             return None

@@ -3,15 +3,16 @@
 Terms:
 
 - draft length: number of drafted tokens of a sequence; in a tree, the depth.
-- facts: what a drafter knows of a token that it has drafted, before any verification; `TokenFacts`.
+- token statistics: what a drafter knows of a token that it has drafted, before any verification;
+  `TokenStats`.
 - to go on: to draft one more token after the last one.
 
-A schedule decides before a round how many tokens each sequence may draft, and, if it reads facts,
-after each drafted token whether to go on. A token that was drawn from a distribution stays in the
-draft even where its own facts end it. To drop it would leave the tokens that are verified with
-another distribution than the one they are compared with, and the text biased. A token that is
-copied, and not drawn, may be dropped: whether it is drafted then depends on the committed text
-alone.
+A schedule decides before a round how many tokens each sequence may draft, and, if it reads token
+statistics, after each drafted token whether to go on. A token that was drawn from a distribution
+stays in the draft even where its own statistics end it. To drop it would leave the tokens that are
+verified with another distribution than the one they are compared with, and the text biased. A token
+that is copied, and not drawn, may be dropped: whether it is drafted then depends on the committed
+text alone.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)
-class TokenFacts:
-    """The facts of one drafted token of each sequence, [B] float32 each.
+class TokenStats:
+    """The statistics of one drafted token of each sequence, [B] float32 each.
 
     Sampled sequences have those of the draft distribution Q, greedy ones those of the softmax of
     the drafter's logits. A drafter that reports only a confidence has no entropy (NaN).
@@ -50,8 +51,8 @@ class TokenFacts:
     entropy: NDArray[np.float32]
 
     @classmethod
-    def of_confidence(cls, confidence: NDArray[np.float32]) -> TokenFacts:
-        """The facts of tokens whose drafter reports a confidence [B] only."""
+    def of_confidence(cls, confidence: NDArray[np.float32]) -> TokenStats:
+        """The statistics of tokens whose drafter reports a confidence [B] only."""
         return cls(confidence, confidence, np.full_like(confidence, np.nan))
 
 
@@ -73,7 +74,7 @@ class Outcome:
 
 @dataclass
 class ScheduleContext:
-    """The facts that a schedule may know of the call it serves.
+    """The arguments and sizes of the call that a schedule serves.
 
     Attributes:
         batch_size: number of sequences B.
@@ -99,8 +100,8 @@ class Schedule(ABC):
 
     Attributes:
         name: in notes.
-        reads_facts: whether `goes_on` is called. A draft model then computes the facts after each
-            token and hands them to the host: on a GPU one read from the device a token.
+        reads_token_stats: whether `goes_on` is called. A draft model then computes the statistics
+            of each token and hands them to the host: on a GPU one read from the device a token.
         reads_clock: whether decisions depend on measured times.
         mixes_sequences: whether decisions about a sequence depend on the others of its batch.
         trees: whether it can choose the depth of trees.
@@ -108,7 +109,7 @@ class Schedule(ABC):
     """
 
     name = "custom"
-    reads_facts = False
+    reads_token_stats = False
     reads_clock = False
     mixes_sequences = False
     trees = False
@@ -127,26 +128,26 @@ class Schedule(ABC):
             most: [B] more than these are never drafted, because the text ends there.
         """
 
-    def goes_on(self, number: int, facts: TokenFacts) -> Flags:
-        """Whether to draft token ``number + 1`` of the round, given the facts of ``number``.
+    def goes_on(self, number: int, stats: TokenStats) -> Flags:
+        """Whether to draft token ``number + 1`` of the round, given the statistics of ``number``.
 
         Args:
             number: from 0.
-            facts: entries of sequences that have stopped mean nothing.
+            stats: entries of sequences that have stopped mean nothing.
         """
-        return np.ones(len(facts.probability), dtype=bool)
+        return np.ones(len(stats.probability), dtype=bool)
 
-    def cut(self, facts: list[TokenFacts], counts: Lengths, *, drawn: bool) -> Lengths:
+    def cut(self, stats: list[TokenStats], counts: Lengths, *, drawn: bool) -> Lengths:
         """How much of a draft to keep, for drafters that do not ask `goes_on` themselves.
 
         Args:
-            facts: of token 0, 1, ... of the draft.
+            stats: of token 0, 1, ... of the draft.
             counts: [B] its length in each sequence.
             drawn: whether the tokens were drawn. Then the token that ends the draft stays in it,
                 else it is dropped.
         """
         kept, on = np.zeros_like(counts), counts > 0
-        for i, one in enumerate(facts):
+        for i, one in enumerate(stats):
             asked, goes = on, self.goes_on(i, one)
             on = on & goes
             kept = np.where(asked if drawn else on, i + 1, kept)
@@ -161,7 +162,7 @@ class Schedule(ABC):
         """Learn what became of the last round's drafts."""
 
     def record(self) -> dict[str, Any]:
-        """What to write to `RoundRecord.facts` of the round under way."""
+        """What to write to `RoundRecord.schedule` of the round under way."""
         return {}
 
 

@@ -13,7 +13,7 @@ from specdec_hf.schedules.base import (
     Lengths,
     Schedule,
     ScheduleContext,
-    TokenFacts,
+    TokenStats,
     check_length,
 )
 
@@ -37,7 +37,7 @@ class BudgetSchedule(Schedule):
     """
 
     name = "budget"
-    reads_facts = True
+    reads_token_stats = True
     mixes_sequences = True
 
     def __init__(self, tokens: int | None = None, longest: int | None = None) -> None:
@@ -57,13 +57,13 @@ class BudgetSchedule(Schedule):
         self._wanted = self._kept = lengths
         self._before = np.ones(len(most))  # product of the probabilities of the drafts so far
         self._scores: list[NDArray[np.float64]] = []
-        self._facts: list[TokenFacts] = []
+        self._stats: list[TokenStats] = []
         return lengths
 
-    def goes_on(self, number: int, facts: TokenFacts) -> Flags:
-        self._facts.append(facts)
-        self._scores.append(np.where(self._on, self._before * facts.largest, -1.0))
-        self._before = self._before * facts.probability
+    def goes_on(self, number: int, stats: TokenStats) -> Flags:
+        self._stats.append(stats)
+        self._scores.append(np.where(self._on, self._before * stats.largest, -1.0))
+        self._before = self._before * stats.probability
         best = np.sort(np.concatenate(self._scores))[::-1][: self._tokens]
         # The score of a sequence's next draft is at most its product so far.
         may_be_kept = (len(best) < self._tokens) | (self._before >= best[-1])
@@ -71,10 +71,10 @@ class BudgetSchedule(Schedule):
         return self._on
 
     def settle(self, counts: Lengths) -> Lengths:
-        return self.cut(self._facts, counts, drawn=True)
+        return self.cut(self._stats, counts, drawn=True)
 
-    def cut(self, facts: list[TokenFacts], counts: Lengths, *, drawn: bool) -> Lengths:
-        self._kept = best_prefixes(facts, counts, self._tokens, drawn=drawn)
+    def cut(self, stats: list[TokenStats], counts: Lengths, *, drawn: bool) -> Lengths:
+        self._kept = best_prefixes(stats, counts, self._tokens, drawn=drawn)
         return self._kept
 
     def record(self) -> dict[str, Any]:
@@ -82,7 +82,7 @@ class BudgetSchedule(Schedule):
 
 
 def best_prefixes(
-    facts: list[TokenFacts], counts: Lengths, tokens: int, *, drawn: bool = False
+    stats: list[TokenStats], counts: Lengths, tokens: int, *, drawn: bool = False
 ) -> Lengths:
     """[B] how many drafts each sequence keeps of the ``tokens`` best ones of the batch.
 
@@ -90,23 +90,23 @@ def best_prefixes(
 
     Example:
         >>> import numpy as np
-        >>> facts = [TokenFacts.of_confidence(np.array(c)) for c in ([0.9, 0.5], [0.8, 0.9])]
-        >>> best_prefixes(facts, np.array([2, 2]), 3).tolist()
+        >>> stats = [TokenStats.of_confidence(np.array(c)) for c in ([0.9, 0.5], [0.8, 0.9])]
+        >>> best_prefixes(stats, np.array([2, 2]), 3).tolist()
         [2, 1]
     """
-    if not facts:
+    if not stats:
         return counts
-    probability = np.stack([one.probability for one in facts], axis=1).astype(np.float64).clip(0, 1)
-    largest = np.stack([one.largest for one in facts], axis=1).astype(np.float64).clip(0, 1)
+    probability = np.stack([one.probability for one in stats], axis=1).astype(np.float64).clip(0, 1)
+    largest = np.stack([one.largest for one in stats], axis=1).astype(np.float64).clip(0, 1)
     if drawn:
-        only_confidence = np.isnan(np.stack([one.entropy for one in facts], axis=1))
+        only_confidence = np.isnan(np.stack([one.entropy for one in stats], axis=1))
         largest = np.where(only_confidence, 1.0, largest)
     before = np.concatenate([np.ones((len(counts), 1)), probability.cumprod(axis=1)[:, :-1]], 1)
     # Rounding must not let a later draft of a sequence score above an earlier one.
     scores = np.minimum.accumulate(before * largest, axis=1)
-    absent = np.arange(len(facts)) >= counts[:, None]
+    absent = np.arange(len(stats)) >= counts[:, None]
     order = np.lexsort(
-        (np.broadcast_to(np.arange(len(facts)), scores.shape).ravel(), -scores.ravel())
+        (np.broadcast_to(np.arange(len(stats)), scores.shape).ravel(), -scores.ravel())
     )
     order = order[~absent.ravel()[order]][:tokens]
-    return np.bincount(order // len(facts), minlength=len(counts)).astype(np.int64)
+    return np.bincount(order // len(stats), minlength=len(counts)).astype(np.int64)

@@ -15,7 +15,7 @@ from specdec_hf.schedules.base import (
     Outcome,
     Schedule,
     ScheduleContext,
-    TokenFacts,
+    TokenStats,
 )
 from specdec_hf.schedules.constant import ConstantSchedule
 from specdec_hf.schedules.registry import make_schedule
@@ -40,7 +40,7 @@ class ConfidenceSchedule(Schedule):
     """
 
     name = "confidence"
-    reads_facts = True
+    reads_token_stats = True
 
     def __init__(self, threshold: float = DEFAULT_THRESHOLD, inner: Schedule | None = None) -> None:
         self.threshold = check_number("threshold", threshold, 0, 1)
@@ -54,8 +54,8 @@ class ConfidenceSchedule(Schedule):
     def lengths(self, most: Lengths) -> Lengths:
         return self.inner.lengths(most)
 
-    def goes_on(self, number: int, facts: TokenFacts) -> Flags:
-        return facts.probability >= self.threshold
+    def goes_on(self, number: int, stats: TokenStats) -> Flags:
+        return stats.probability >= self.threshold
 
     def observe(self, outcome: Outcome) -> None:
         self.inner.observe(outcome)
@@ -65,10 +65,10 @@ def with_threshold(given: str | Schedule, threshold: float) -> ConfidenceSchedul
     """A schedule that ``assistant_confidence_threshold`` of Transformers is given with.
 
     Raises:
-        ValueError: a schedule that reads facts itself.
+        ValueError: a schedule that reads token statistics itself.
     """
     inner = make_schedule(given)
-    if inner.reads_facts:
+    if inner.reads_token_stats:
         raise ValueError(
             "assistant_confidence_threshold and num_assistant_tokens_schedule="
             f"{inner.name!r} must not both be given"
@@ -95,7 +95,7 @@ class TunedConfidenceSchedule(Schedule):
     """
 
     name = "confidence_tuned"
-    reads_facts = True
+    reads_token_stats = True
     GRID = np.linspace(0.0, 0.95, 20)
 
     def __init__(self, draft_cost: float = 0.1, explore: int = 8) -> None:
@@ -122,9 +122,9 @@ class TunedConfidenceSchedule(Schedule):
         self._begin_round()
         return np.minimum(self.context.num_assistant_tokens, most)
 
-    def goes_on(self, number: int, facts: TokenFacts) -> Flags:
-        self._probabilities.append(facts.probability)
-        return facts.probability >= self._now
+    def goes_on(self, number: int, stats: TokenStats) -> Flags:
+        self._probabilities.append(stats.probability)
+        return stats.probability >= self._now
 
     def observe(self, outcome: Outcome) -> None:
         if not self._probabilities:

@@ -14,7 +14,7 @@ from specdec_hf.schedules.base import (
     Lengths,
     Schedule,
     ScheduleContext,
-    TokenFacts,
+    TokenStats,
     check_length,
 )
 
@@ -26,7 +26,8 @@ class EgagSchedule(Schedule):
     ``H_norm = H / log(V)`` and its moving average ``m = beta * m + (1 - beta) * H_norm``,
     ``gamma = round(gamma_max - (gamma_max - gamma_min) * m)``, which what may still be generated
     bounds. A drafter that only reports a confidence has 1 - confidence in the place of H_norm.
-    ``h_norm`` and ``gamma`` of each round are in `RoundRecord.facts`; null where nothing was drawn.
+    ``h_norm`` and ``gamma`` of each round are in `RoundRecord.schedule`, null where nothing was
+    drawn.
 
     Args:
         gamma_min: at least 1, because the first token is drafted before gamma is known.
@@ -39,7 +40,7 @@ class EgagSchedule(Schedule):
     """
 
     name = "egag"
-    reads_facts = True
+    reads_token_stats = True
 
     def __init__(self, gamma_min: int = 1, gamma_max: int | None = None, beta: float = 0.0) -> None:
         self.gamma_min = check_integer("gamma_min", gamma_min, 1, LONGEST_DRAFT)
@@ -61,20 +62,20 @@ class EgagSchedule(Schedule):
         self._gamma = np.zeros_like(most)
         return np.minimum(self.max_draft, most)
 
-    def goes_on(self, number: int, facts: TokenFacts) -> Flags:
+    def goes_on(self, number: int, stats: TokenStats) -> Flags:
         if number == 0:
-            self._set_gamma(facts)
+            self._set_gamma(stats)
         return number + 1 < self._gamma
 
-    def cut(self, facts: list[TokenFacts], counts: Lengths, *, drawn: bool) -> Lengths:
-        if not facts:
+    def cut(self, stats: list[TokenStats], counts: Lengths, *, drawn: bool) -> Lengths:
+        if not stats:
             return counts
-        self._set_gamma(facts[0])
+        self._set_gamma(stats[0])
         return np.minimum(counts, self._gamma)
 
-    def _set_gamma(self, facts: TokenFacts) -> None:
-        entropy = facts.entropy.astype(np.float64) / np.log(max(self.context.vocab_size, 2))
-        h_norm: NDArray[np.float64] = np.where(np.isnan(entropy), 1 - facts.probability, entropy)
+    def _set_gamma(self, stats: TokenStats) -> None:
+        entropy = stats.entropy.astype(np.float64) / np.log(max(self.context.vocab_size, 2))
+        h_norm: NDArray[np.float64] = np.where(np.isnan(entropy), 1 - stats.probability, entropy)
         self._h_norm = h_norm.clip(0, 1)
         mixed = self.beta * self._average + (1 - self.beta) * self._h_norm
         mixed = np.where(np.isnan(self._average), self._h_norm, mixed)

@@ -16,7 +16,7 @@ from specdec_hf.schedules.base import (
     Outcome,
     Schedule,
     ScheduleContext,
-    TokenFacts,
+    TokenStats,
 )
 
 BINS = 10
@@ -40,7 +40,7 @@ class SpecDecPlusPlusSchedule(Schedule):
     """
 
     name = "specdec++"
-    reads_facts = True
+    reads_token_stats = True
 
     def __init__(self, h: float = 0.7) -> None:
         self.h = check_number("h", h, 0, 1)
@@ -60,8 +60,8 @@ class SpecDecPlusPlusSchedule(Schedule):
         self._begin_round()
         return np.minimum(self.context.num_assistant_tokens, most)
 
-    def goes_on(self, number: int, facts: TokenFacts) -> Flags:
-        probability = np.nan_to_num(facts.probability.astype(np.float64))
+    def goes_on(self, number: int, stats: TokenStats) -> Flags:
+        probability = np.nan_to_num(stats.probability.astype(np.float64))
         bins = np.minimum((probability * BINS).astype(np.int64), BINS - 1)
         self._bins.append(bins)
         rows = np.arange(len(bins))

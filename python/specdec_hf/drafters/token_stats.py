@@ -1,26 +1,26 @@
-"""`TokenFacts` of drafted tokens, computed on the draft model's device."""
+"""`TokenStats` of drafted tokens, computed on the draft model's device."""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
 
-from specdec_hf.schedules.base import TokenFacts
+from specdec_hf.schedules.base import TokenStats
 from specdec_kernels import SampledDraft
 
 
-def token_facts(
+def token_stats(
     logits: torch.Tensor,
     tokens: torch.Tensor,
     temperature: float | torch.Tensor,
     threshold: torch.Tensor,
-) -> list[TokenFacts]:
-    """The facts of tokens that were drawn from logits. It reads from the device once.
+) -> list[TokenStats]:
+    """The statistics of tokens that were drawn from logits. It reads from the device once.
 
     Args:
         logits: [B, m, V] that the tokens were drawn from.
-        tokens: [B, m] int64; the facts of -1 mean nothing.
-        temperature: float, or [B]. At 0 the facts are those of the softmax of all logits.
+        tokens: [B, m] int64; the statistics of -1 mean nothing.
+        temperature: float, or [B]. At 0 they are those of the softmax of all logits.
         threshold: [B, m], of the raw logits, below which the filters dropped tokens; see `sample`.
 
     Returns:
@@ -37,12 +37,12 @@ def token_facts(
     # 0 * log(0) is 0 here.
     entropy = -(probs * logprobs.clamp(min=torch.finfo(torch.float32).min)).sum(dim=-1)
     read = torch.stack([drawn, probs.amax(dim=-1), entropy]).cpu().numpy()
-    return [TokenFacts(*np.ascontiguousarray(read[:, :, i])) for i in range(tokens.shape[1])]
+    return [TokenStats(*np.ascontiguousarray(read[:, :, i])) for i in range(tokens.shape[1])]
 
 
-def facts_of_draft(tokens: torch.Tensor, distribution: SampledDraft) -> list[TokenFacts]:
-    """The facts of a whole draft [B, gamma] that came with its distribution."""
-    return token_facts(
+def stats_of_draft(tokens: torch.Tensor, distribution: SampledDraft) -> list[TokenStats]:
+    """The statistics of a whole draft [B, gamma] that came with its distribution."""
+    return token_stats(
         distribution.logits,
         tokens.to(distribution.logits.device),
         distribution.temperature,
