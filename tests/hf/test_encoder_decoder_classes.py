@@ -68,7 +68,7 @@ class Pads(LogitsProcessor):
     ["M2M100ForConditionalGeneration",
      pytest.param("SeamlessM4TForTextToText", marks=pytest.mark.slow)],
 )  # fmt: skip
-def test_positions_behind_padding_in_the_text_are_those_of_plain_generation(name):
+def test_positions_after_padding_in_the_text_are_those_of_plain_generation(name):
     model, inputs = build(name), compare.prompts(LENGTHS)
     options = {
         "max_new_tokens": 12, "do_sample": False, "logits_processor": LogitsProcessorList([Pads()]),

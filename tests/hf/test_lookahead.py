@@ -94,7 +94,7 @@ def test_three_rounds_by_hand():
     assert drafter.propose(third, np.array([0])) is None
 
 
-def test_the_pool_is_drafted_behind_the_pending_token():
+def test_the_pool_is_drafted_after_the_pending_token():
     drafter = LookaheadDrafter(1, 4, 2)
     drafter.start(Context())
     history = one_history(1, 2, 3, 4, 1, 2, 5, 6, 1, 2, 3, 7, 1)

@@ -72,7 +72,7 @@ def test_confidence_keeps_the_token_that_ends_the_draft():
     assert drafted_length(schedule, [math.nan, 0.9]) == 1
 
 
-def test_confidences_cut_a_copied_draft_before_and_a_drawn_one_behind_the_token():
+def test_confidences_cut_a_copied_draft_before_and_a_drawn_one_after_the_token():
     schedule = started("confidence:threshold=0.5", batch_size=3)
     given = [stats(column) for column in ([0.9, 0.1, 0.9], [0.4, 0.9, 0.9], [0.9, 0.9, 0.9])]
     counts = np.array([3, 3, 2])

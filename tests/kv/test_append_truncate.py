@@ -96,7 +96,7 @@ def _truncate_shifted(old, new):
     return op
 
 
-def _append_and_write_behind(caches, entries, positions):
+def _append_and_write_past_the_end(caches, entries, positions):
     """Correct, except for a write to the element after each cache."""
     append(caches, entries, positions)
     for c in caches:
@@ -114,7 +114,7 @@ def test_the_comparison_rejects_wrong_slots_and_writes_beside_the_cache():
         with pytest.raises(AssertionError, match=r"^kv_append_control arguments\[0\]\[0\]"):
             check(wrong, case)
     with pytest.raises(AssertionError, match=r"^buffer of kv_append_control arguments\[0\]\[0\]"):
-        check(_append_and_write_behind, case)
+        check(_append_and_write_past_the_end, case)
     case = kv_cases.truncate("control", [(2, 9, 8)], [5, 8], [2, 6], layout="sliced")
     check(_truncate_shifted(0, 0), case)
     for wrong in (_truncate_shifted(0, 1), _truncate_shifted(0, -1)):

@@ -132,7 +132,7 @@ def _compact_first_head_only(caches, base, path):
     reference.kv_compact_([c[:, :1] for c in caches], base, path)
 
 
-def _compact_and_write_behind(caches, base, path):
+def _compact_and_write_past_the_end(caches, base, path):
     """Correct, except for a write to the element after each cache."""
     reference.kv_compact_(caches, base, path)
     for c in caches:
@@ -147,7 +147,7 @@ def _compact_and_write_behind(caches, base, path):
         _compact_shifted(1),
         _compact_shifted(-1),
         _compact_first_head_only,
-        _compact_and_write_behind,
+        _compact_and_write_past_the_end,
         lambda *_: None,
     ],
 )
@@ -160,7 +160,7 @@ def test_the_comparison_rejects_wrong_compactions(wrong):
         check(wrong, case)
 
 
-def test_the_comparison_rejects_a_compaction_that_continues_a_path_behind_its_end():
+def test_the_comparison_rejects_a_compaction_that_continues_a_path_after_its_end():
     with pytest.raises(AssertionError, match=r"arguments\[0\]"):
         check(_compact_beyond_the_end_of_a_path, kv_path_cases.every_path())
 
