@@ -1,10 +1,10 @@
-"""NASD: its storage, what it learns of the target in a round, and the text that it drafts for."""
+"""NASD: its counts, what it learns of the target in a round, and the text that it drafts for."""
 
 import numpy as np
 import pytest
 from hf.test_generate import run
 from specdec_hf import Candidates, History, NasdDrafter, TrieTree, generate
-from specdec_hf.drafters.nasd import NgramStorage
+from specdec_hf.drafters.ngram_counts import NgramCounts
 from support import hf_models
 from support.drafter_proof import assert_greedy_identical, joint_p_value
 from support.hf_models import one_thread  # noqa: F401  # autouse here
@@ -12,7 +12,7 @@ from support.providers import SIGNIFICANCE
 
 
 def slow_ranking(additions, text, longest, shortest):
-    """The definition of `NgramStorage.ranking`, from the list of all additions."""
+    """The definition of `NgramCounts.ranking`, from the list of all additions."""
     ranked = []
     for size in range(min(longest, len(text)), shortest - 1, -1):
         times = {}  # of each token, when it was counted
@@ -25,18 +25,18 @@ def slow_ranking(additions, text, longest, shortest):
 
 
 @pytest.mark.parametrize(("longest", "shortest"), [(3, 1), (2, 2), (4, 2)])
-def test_the_storage_equals_its_definition(longest, shortest):
+def test_counts_equal_their_definition(longest, shortest):
     generator = np.random.default_rng(0)
-    storage, additions, found = NgramStorage(longest, shortest), [], 0
+    counts, additions, found = NgramCounts(longest, shortest), [], 0
     for _ in range(300):
         text = generator.integers(0, 3, generator.integers(0, 6)).tolist()
         tokens = generator.permutation(4)[: generator.integers(1, 4)].tolist()
-        storage.add(text, tokens)
+        counts.add(text, tokens)
         additions += [(text, token) for token in tokens]
         asked = generator.integers(0, 3, generator.integers(0, 6)).tolist()
         expected = slow_ranking(additions, asked, longest, shortest)
-        assert storage.ranking(asked) == expected
-        assert storage.best(asked) == (expected[0] if expected else None)
+        assert counts.ranking(asked) == expected
+        assert counts.best(asked) == (expected[0] if expected else None)
         found += len(expected) > 1
     assert found > 100
 
@@ -65,7 +65,7 @@ def started(*arguments):
     return drafter
 
 
-def test_a_round_teaches_the_tokens_behind_what_was_committed():
+def test_a_round_teaches_the_tokens_after_what_was_committed():
     drafter = started(2, 1, 2)
     prompts = [1, 2, 3, 1], [5, 6]
     assert proposed(drafter, one_history(*prompts)) == [[2, 3, 1, 2], []]
@@ -78,12 +78,12 @@ def test_a_round_teaches_the_tokens_behind_what_was_committed():
     # Draft 2 was accepted and 8 is the recovered token, so the row of draft 3 teaches nothing.
     history = one_history([*prompts[0], 2, 8], [*prompts[1], 6])
     assert proposed(drafter, history, 1) == [[], [6]]
-    storage = drafter._storages[0]
-    assert storage.ranking([3, 1]) == [2, 7]  # 2 was counted as committed and as likely
-    assert storage.ranking([1, 2]) == [8, 3, 9]
-    assert storage.ranking([2, 3]) == [1]
-    assert storage.ranking([2, 8]) == []
-    assert drafter._storages[1].ranking([5, 6]) == [6, 4]
+    counts = drafter._counts[0]
+    assert counts.ranking([3, 1]) == [2, 7]  # 2 was counted as committed and as likely
+    assert counts.ranking([1, 2]) == [8, 3, 9]
+    assert counts.ranking([2, 3]) == [1]
+    assert counts.ranking([2, 8]) == []
+    assert drafter._counts[1].ranking([5, 6]) == [6, 4]
     several = drafter.propose_several(one_history([*prompts[0], 2, 8, 1, 2], prompts[1]), 3, 2)
     assert several[0].tolist() == [[8, 1, 2], [3, 1, 2]]
 

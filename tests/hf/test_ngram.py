@@ -11,7 +11,8 @@ from scipy.stats import chisquare
 from specdec_hf import generate
 from specdec_hf.drafters.context import DraftContext, History
 from specdec_hf.drafters.ngram import NgramDrafter
-from specdec_hf.drafters.ngram_table import GrowingCounts, NgramTable
+from specdec_hf.drafters.ngram_counts import NgramCounts
+from specdec_hf.drafters.ngram_table import NgramTable
 from specdec_hf.drafters.random import RandomDrafter
 from support import hf_models
 from support.cli_models import folder, invoke, one_line_error  # noqa: F401
@@ -57,7 +58,7 @@ def test_a_table_counts_as_brute_force_does(min_count, tmp_path):
 
 def test_a_growing_text_is_counted_once():
     text = np.random.default_rng(4).integers(0, 4, 50)
-    growing = GrowingCounts(3)
+    growing = NgramCounts(2, 0)
     for end in (1, 2, 10, 10, 50):
         growing.extend(text[:end])
     for context in [(), (0,), (3,), (1, 2), (3, 3), (7,)]:

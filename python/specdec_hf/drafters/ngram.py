@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from specdec_hf.arguments import check_integer
 from specdec_hf.drafters.context import DraftContext, History
 from specdec_hf.drafters.drafter import Draft
-from specdec_hf.drafters.ngram_table import MAX_ORDER, GrowingCounts, NgramTable
+from specdec_hf.drafters.ngram_counts import NgramCounts
+from specdec_hf.drafters.ngram_table import MAX_ORDER, NgramTable
 from specdec_hf.drafters.row_drafter import RowDrafter
 
 if TYPE_CHECKING:
@@ -82,7 +83,9 @@ class NgramDrafter(RowDrafter):
                 f"table must have the model's vocabulary of {self.vocab_size} tokens, "
                 f"got {self.table.vocab_size}"
             )
-        self._learnt = [GrowingCounts(self.order) for _ in range(context.batch_size)]
+        self._learnt = [
+            NgramCounts(self.order - 1, self.min_context) for _ in range(context.batch_size)
+        ]
 
     def propose(self, history: History, gamma: int) -> Draft | None:
         if self.learn:
@@ -91,7 +94,7 @@ class NgramDrafter(RowDrafter):
         return super().propose(history, gamma)
 
     def row(self, b: int, text: NDArray[np.int64]) -> NDArray[np.float32] | None:
-        sources: list[NgramTable | GrowingCounts] = [] if self.table is None else [self.table]
+        sources: list[NgramTable | NgramCounts] = [] if self.table is None else [self.table]
         sources += [self._learnt[b]] if self.learn else []
         for length in range(min(self.order - 1, len(text)), self.min_context - 1, -1):
             context = text[len(text) - length :].tolist()

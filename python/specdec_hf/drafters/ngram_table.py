@@ -1,4 +1,4 @@
-"""Counts of n-grams: of a given text in sorted arrays, and of a growing text in dictionaries."""
+"""Counts of the n-grams of a given text, in sorted arrays."""
 
 from __future__ import annotations
 
@@ -167,33 +167,3 @@ class NgramTable:
                 return False
             size = len(tokens)
         return 1 <= self.order <= MAX_ORDER
-
-
-class GrowingCounts:
-    """Counts of the n-grams of one text that grows at its end.
-
-    Args:
-        order: tokens of the longest n-grams.
-    """
-
-    def __init__(self, order: int) -> None:
-        self.order = order
-        self._length = 0
-        self._followers: dict[tuple[int, ...], dict[int, int]] = {}
-
-    def extend(self, text: NDArray[np.int64]) -> None:
-        """Count the n-grams that end in the tokens after those seen before."""
-        for end in range(self._length, len(text)):
-            token = int(text[end])
-            context = tuple(text[max(0, end - self.order + 1) : end].tolist())
-            for begin in range(len(context) + 1):
-                counts = self._followers.setdefault(context[begin:], {})
-                counts[token] = counts.get(token, 0) + 1
-        self._length = len(text)
-
-    def followers(self, context: Sequence[int]) -> Followers:
-        """The tokens that follow ``context`` in the text, and how often each does."""
-        counts = self._followers.get(tuple(context))
-        if counts is None:
-            return NONE
-        return np.array(list(counts), np.int64), np.array(list(counts.values()), np.int64)
