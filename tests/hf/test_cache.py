@@ -11,7 +11,7 @@ from specdec_hf.decode import output, rounds
 from specdec_hf.decode import session as sessions
 from specdec_hf.decode.history import CommittedTokens
 from specdec_hf.drafters import checks
-from specdec_hf.hf_arguments.call import prepare_call
+from specdec_hf.hf_arguments.prepare import prepare_call
 from support import hf_models
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 from transformers import DynamicCache

@@ -9,7 +9,7 @@ import torch
 
 from specdec_hf.cache.encoded import Encoded, is_encoder_decoder
 from specdec_hf.cache.make import ROLLBACK_KINDS
-from specdec_hf.cache.plain import keeps_cache
+from specdec_hf.cache.model_call import keeps_cache
 from specdec_hf.cache.self_check import Fit, check_fit
 from specdec_hf.cache.undisturbed import undisturbed
 from specdec_hf.hf_arguments.encoder import EncoderSource

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedModel
+from transformers.generation.utils import ALL_CACHE_NAMES
 
 
 def run_model(
@@ -45,3 +46,8 @@ def forward_arguments(model: Any) -> Set[str]:
 @lru_cache(maxsize=64)
 def _takes_logits_to_keep(model_class: type) -> bool:
     return "logits_to_keep" in inspect.signature(model_class.forward).parameters  # type: ignore[attr-defined]
+
+
+def keeps_cache(model: Any) -> bool:
+    """Whether the model's forward takes any cache at all."""
+    return not forward_arguments(model).isdisjoint(ALL_CACHE_NAMES)

@@ -23,27 +23,22 @@ from specdec_hf.decode.arguments import (
     check_streamer_type,
     resolve_num_assistant_tokens,
 )
+from specdec_hf.decode.assistant import with_assistant
 from specdec_hf.decode.beam import beam_search
 from specdec_hf.decode.output import SpecOutput, finish
 from specdec_hf.decode.own_generate import by_own_generate, plain_output
 from specdec_hf.decode.rounds import step
-from specdec_hf.decode.session import (
-    Options,
-    Session,
-    begin,
-)
+from specdec_hf.decode.session import Options, Session, begin
 from specdec_hf.decode.streaming import Step, Streamer, put_step
 from specdec_hf.decode.tracing import Trace
-from specdec_hf.drafters.prompt_lookup import PromptLookupDrafter
-from specdec_hf.drafters.text import TextDrafter
-from specdec_hf.hf_arguments.assistant import Assistant
-from specdec_hf.hf_arguments.call import Call, call_from_hugging_face, prepare_call
+from specdec_hf.hf_arguments.call import Call
 from specdec_hf.hf_arguments.caller import kept_arguments
+from specdec_hf.hf_arguments.custom_generate import call_from_hugging_face
 from specdec_hf.hf_arguments.inputs import has_own_generate, one_of
-from specdec_hf.hf_arguments.language_model import check_language_model, is_language_model
+from specdec_hf.hf_arguments.language_model import check_language_model
+from specdec_hf.hf_arguments.prepare import prepare_call
 from specdec_hf.schedules.base import Schedule
 from specdec_hf.schedules.benefit_guard import BenefitGuard
-from specdec_hf.schedules.confidence import with_threshold
 from specdec_hf.trees.layouts import as_layout
 
 
@@ -317,50 +312,6 @@ def run(session: Session, streamer: Streamer | None = None) -> Any:
 
 def _begin(model: Any, call: Call, options: Options) -> Session:
     return begin(model, call, with_assistant(options, call.assistant))
-
-
-def with_assistant(options: Options, assistant: Assistant) -> Options:
-    """The options of the loop, completed by what ``model.generate`` was told about drafts.
-
-    Raises:
-        ValueError: the same is asked for in two ways.
-    """
-    drafter, lookup = options.drafter, options.drafter == "prompt_lookup"
-    if assistant.model is not None or assistant.lookup:
-        if drafter is not None and not (lookup and assistant.lookup):
-            name = "prompt_lookup_num_tokens" if assistant.lookup else "assistant_model"
-            raise ValueError(f"drafter and {name} must not both be given")
-        drafter, lookup = assistant.model or "prompt_lookup", assistant.lookup
-    if assistant.tokenizer is not None:
-        if not is_language_model(drafter):
-            raise ValueError(
-                "assistant_tokenizer needs a draft model as drafter or assistant_model, "
-                f"got drafter={drafter!r}"
-            )
-        drafter = TextDrafter(drafter, assistant.tokenizer, assistant.target_tokenizer)
-    if assistant.max_ngram is not None:
-        if not lookup:
-            raise ValueError(
-                f"max_matching_ngram_size={assistant.max_ngram} needs drafter='prompt_lookup'"
-            )
-        drafter = PromptLookupDrafter(assistant.max_ngram, min(2, assistant.max_ngram))
-    number, schedule = options.num_assistant_tokens, options.num_assistant_tokens_schedule
-    if assistant.num_assistant_tokens is not None and not (
-        assistant.from_model and (number is not None or options.tree is not None)
-    ):
-        number = resolve_num_assistant_tokens(
-            number, assistant.num_assistant_tokens, tree=options.tree
-        )
-    if schedule is None and not (assistant.from_model and options.tree is not None):
-        schedule = assistant.schedule
-    if assistant.confidence_threshold is not None and drafter is not None:
-        schedule = with_threshold(schedule or "constant", assistant.confidence_threshold)
-    return replace(
-        options,
-        drafter=drafter,
-        num_assistant_tokens=number,
-        num_assistant_tokens_schedule=schedule,
-    )
 
 
 def _decode(model: Any, call: Call, options: Options, streamer: Streamer | None) -> Any:

@@ -1,0 +1,43 @@
+"""Sequences of a batch that each have a cache of their own."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from specdec_hf.cache.plain import PlainCache
+from specdec_hf.cache.protocol import Lengths
+
+
+class SeparateCache:
+    """A batch as sequences that each run alone, one forward after the other.
+
+    This serves models for which a sequence of a batch depends on its padding. Each sequence keeps
+    the padding it was given, so its text is that of plain ``generate``.
+
+    Args:
+        rows: a `PlainCache` of one sequence each.
+    """
+
+    def __init__(self, rows: list[PlainCache]) -> None:
+        self.rows = rows
+        self.kind = rows[0].kind
+
+    @property
+    def lengths(self) -> Lengths:
+        """[B] int64, committed tokens of each sequence that the cache holds."""
+        return np.concatenate([row.lengths for row in self.rows])
+
+    def forward(self, tokens: torch.Tensor, starts: Lengths, keep: int) -> torch.Tensor:
+        """Feed the next tokens of every sequence; arguments and result as in `forward_window`."""
+        return torch.cat(
+            [
+                row.forward(tokens[b : b + 1], starts[b : b + 1], keep)
+                for b, row in enumerate(self.rows)
+            ]
+        )
+
+    def truncate(self, lengths: Lengths) -> None:
+        """Keep the first ``lengths[b]`` tokens of each sequence."""
+        for row, length in zip(self.rows, lengths, strict=True):
+            row.truncate(np.array([length]))

@@ -1,0 +1,57 @@
+"""The drafts that the arguments of ``model.generate`` ask for, as options of the loop."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from specdec_hf.decode.arguments import resolve_num_assistant_tokens
+from specdec_hf.decode.session import Options
+from specdec_hf.drafters.prompt_lookup import PromptLookupDrafter
+from specdec_hf.drafters.text import TextDrafter
+from specdec_hf.hf_arguments.assistant import Assistant
+from specdec_hf.hf_arguments.language_model import is_language_model
+from specdec_hf.schedules.confidence import with_threshold
+
+
+def with_assistant(options: Options, assistant: Assistant) -> Options:
+    """The options of the loop, completed by what ``model.generate`` was told about drafts.
+
+    Raises:
+        ValueError: the same is asked for in two ways.
+    """
+    drafter, lookup = options.drafter, options.drafter == "prompt_lookup"
+    if assistant.model is not None or assistant.lookup:
+        if drafter is not None and not (lookup and assistant.lookup):
+            name = "prompt_lookup_num_tokens" if assistant.lookup else "assistant_model"
+            raise ValueError(f"drafter and {name} must not both be given")
+        drafter, lookup = assistant.model or "prompt_lookup", assistant.lookup
+    if assistant.tokenizer is not None:
+        if not is_language_model(drafter):
+            raise ValueError(
+                "assistant_tokenizer needs a draft model as drafter or assistant_model, "
+                f"got drafter={drafter!r}"
+            )
+        drafter = TextDrafter(drafter, assistant.tokenizer, assistant.target_tokenizer)
+    if assistant.max_ngram is not None:
+        if not lookup:
+            raise ValueError(
+                f"max_matching_ngram_size={assistant.max_ngram} needs drafter='prompt_lookup'"
+            )
+        drafter = PromptLookupDrafter(assistant.max_ngram, min(2, assistant.max_ngram))
+    number, schedule = options.num_assistant_tokens, options.num_assistant_tokens_schedule
+    if assistant.num_assistant_tokens is not None and not (
+        assistant.from_model and (number is not None or options.tree is not None)
+    ):
+        number = resolve_num_assistant_tokens(
+            number, assistant.num_assistant_tokens, tree=options.tree
+        )
+    if schedule is None and not (assistant.from_model and options.tree is not None):
+        schedule = assistant.schedule
+    if assistant.confidence_threshold is not None and drafter is not None:
+        schedule = with_threshold(schedule or "constant", assistant.confidence_threshold)
+    return replace(
+        options,
+        drafter=drafter,
+        num_assistant_tokens=number,
+        num_assistant_tokens_schedule=schedule,
+    )
