@@ -1,7 +1,8 @@
 """The verification step of speculative decoding as fused PyTorch ops.
 
-`sample` draws the drafts, `verify_chain` and `verify_tree` decide which of them are accepted and
-sample the recovered or bonus token, and the cache ops remove the rejected tokens from the KV cache.
+`sample` draws the drafts or `ngram_propose` copies them, `verify_chain` and `verify_tree` decide
+which of them are accepted and sample the recovered or bonus token, and the cache ops remove the
+rejected tokens from the KV cache.
 """
 
 from specdec_kernels._library import cpu_capability, has_cuda_kernels, providers
@@ -27,6 +28,7 @@ from specdec_kernels.ops.kv import (
     ring_truncate_,
     state_select_,
 )
+from specdec_kernels.ops.ngram_propose import NgramDraft, ngram_propose
 from specdec_kernels.ops.paged import (
     FreedBlocks,
     paged_compact_,
@@ -57,6 +59,7 @@ __all__ = [
     "DraftMap",
     "Expansion",
     "FreedBlocks",
+    "NgramDraft",
     "RankedTree",
     "Rule",
     "Sampled",
@@ -78,6 +81,7 @@ __all__ = [
     "kv_compact_",
     "kv_realign_",
     "kv_truncate_",
+    "ngram_propose",
     "paged_compact_",
     "paged_truncate_",
     "providers",

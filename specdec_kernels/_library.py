@@ -32,6 +32,7 @@ OPS = {
     "rerank_tree": "tree.layout",
     "build_trie": "tree.layout",
     "expand_tree": "tree.expand_tree",
+    "ngram_propose": "history.ngram_propose",
 }
 CACHE_OPS = tuple(op for op, module in OPS.items() if module.startswith("kv."))
 # Ops without CUDA kernels in `_C.so`: on CUDA devices Triton always serves them.

@@ -18,9 +18,9 @@ struct Launchers {
   int (*cuda)(const OpParams&, const CudaPlan&, void* workspace, void* stream);
 };
 
-// The kernels of a cache op, which needs no scratch memory.
+// The kernels of an op that needs no scratch memory.
 template <class OpParams>
-struct KvLaunchers {
+struct PlainLaunchers {
   void (*cpu)(const OpParams&, const Parallel&);
   int (*cuda)(const OpParams&, void* stream);
 };
@@ -28,13 +28,13 @@ struct KvLaunchers {
 #ifdef SPECDEC_WITH_CUDA
 #define SPECDEC_LAUNCHERS(OpParams, op) \
   specdec::Launchers<OpParams> { cpu::op, cuda::plan_##op, cuda::op }
-#define SPECDEC_KV_LAUNCHERS(OpParams, op) \
-  specdec::KvLaunchers<OpParams> { cpu::op, cuda::op }
+#define SPECDEC_PLAIN_LAUNCHERS(OpParams, op) \
+  specdec::PlainLaunchers<OpParams> { cpu::op, cuda::op }
 #else
 #define SPECDEC_LAUNCHERS(OpParams, op) \
   specdec::Launchers<OpParams> { cpu::op, nullptr, nullptr }
-#define SPECDEC_KV_LAUNCHERS(OpParams, op) \
-  specdec::KvLaunchers<OpParams> { cpu::op, nullptr }
+#define SPECDEC_PLAIN_LAUNCHERS(OpParams, op) \
+  specdec::PlainLaunchers<OpParams> { cpu::op, nullptr }
 #endif
 
 // Calls start(stream), which returns a cudaError_t, with the current stream of the tensor's device.
@@ -63,7 +63,7 @@ void launch(const Tensor& of, const OpParams& p, const Launchers<OpParams>& laun
 }
 
 template <class OpParams>
-void launch(const Tensor& of, const OpParams& p, const KvLaunchers<OpParams>& launchers) {
+void launch(const Tensor& of, const OpParams& p, const PlainLaunchers<OpParams>& launchers) {
   if (of.is_cpu()) return launchers.cpu(p, torch_parallel());
   start_on_cuda(of, [&](void* stream) { return launchers.cuda(p, stream); });
 }

@@ -17,7 +17,7 @@ import torch
 
 from specdec_kernels import reference
 from specdec_kernels._library import OPS
-from specdec_kernels.testing import chain, kv, row, tree, tree_layout
+from specdec_kernels.testing import chain, history, kv, row, tree, tree_layout
 from specdec_kernels.testing.bounds import acceptance_bound
 from specdec_kernels.testing.case import Case, noisy_draft, sliced, zipf_logits
 from specdec_kernels.testing.chain import chain_case
@@ -61,6 +61,7 @@ CASES: tuple[Case, ...] = (
     *tree.CASES,
     *tree_layout.CASES,
     *kv.CASES,
+    *history.CASES,
 )
 
 

@@ -89,6 +89,13 @@ def spaced(x: Tensor) -> Tensor:
     return x.repeat_interleave(2)[::2]
 
 
+def spread(x: Tensor, layout: str) -> Tensor:
+    """The same values: "sliced" out of a wider tensor, or "transposed" (last stride not 1)."""
+    if layout == "transposed":
+        return x.transpose(0, -1).contiguous().transpose(0, -1)
+    return sliced(x) if layout == "sliced" else x
+
+
 def any_seeds(n: int, g: Generator) -> Tensor:
     return torch.randint(-(2**63), 2**63 - 1, (n,), generator=g)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Generator, Tensor
 
-from specdec_kernels.testing.case import SHORT, Args, Case, sliced, zipf_logits
+from specdec_kernels.testing.case import SHORT, Args, Case, spread, zipf_logits
 
 i32, i64 = torch.int32, torch.int64
 
@@ -28,13 +28,6 @@ def random_parents(b: int, n: int, g: Generator, shape: str = "random") -> Tenso
     return parents
 
 
-def _spread(x: Tensor, layout: str) -> Tensor:
-    """The same values: "sliced" out of a wider tensor, or "transposed" (last stride not 1)."""
-    if layout == "transposed":
-        return x.transpose(0, -1).contiguous().transpose(0, -1)
-    return sliced(x) if layout == "sliced" else x
-
-
 def attention_case(
     b: int,
     n: int,
@@ -50,7 +43,7 @@ def attention_case(
     def build(g: Generator) -> Args:
         parents = random_parents(b, n, g, shape).to(dtype)
         lengths = torch.randint(0, max(slots - n // 2, 1), (b,), generator=g)
-        return _spread(parents, layout), lengths, slots, window
+        return spread(parents, layout), lengths, slots, window
 
     words = [f"B{b}", f"N{n}", f"S{slots}", str(dtype)[6:], shape, f"w{window}", layout]
     return Case("tree_attention", "-".join(words), build)
@@ -78,7 +71,7 @@ def rerank_case(
         scores[kind > 0.97] = -torch.inf
         scores[(kind > 0.95) & (kind < 0.96)] = torch.nan
         tensors = tokens.to(dtype), random_parents(b, m, g, shape).to(dtype), scores
-        return *(_spread(t, layout) for t in tensors), size
+        return *(spread(t, layout) for t in tensors), size
 
     words = [f"B{b}", f"M{m}", f"N{size}", str(dtype)[6:], shape, f"t{levels}", layout]
     return Case("rerank_tree", "-".join(words), build)
@@ -99,7 +92,7 @@ def trie_case(
     def build(g: Generator) -> Args:
         sequences = torch.randint(0, 3, (b, k, length), generator=g)
         sequences[torch.rand(b, k, length, generator=g) < 0.1] = -1
-        return _spread(sequences.to(dtype), layout), size, merge
+        return spread(sequences.to(dtype), layout), size, merge
 
     words = [f"B{b}", f"K{k}", f"L{length}", f"N{size}", str(dtype)[6:]]
     return Case("build_trie", "-".join([*words, "merged" if merge else "apart", layout]), build)
@@ -134,7 +127,7 @@ def expand_case(
                 flat[1 + i :: 7, v // 2] = value
             flat[4::7], flat[5::7, 1:] = -torch.inf, -torch.inf
             scores[:, f // 2] = -torch.inf
-        logits = _spread(logits.to(dtype), layout)
+        logits = spread(logits.to(dtype), layout)
         scalar = {"warm": 1.7, "zero": 0.0}.get(temperature, 1.0)
         vector = torch.rand(b, generator=g) * (torch.rand(b, generator=g) < 0.8)
         return logits, scores, width, vector if temperature == "tensor" else None, scalar

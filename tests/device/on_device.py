@@ -1,4 +1,4 @@
-"""`sample` and the verifiers on a CUDA device against the C++ kernels.
+"""`sample`, the verifiers and `ngram_propose` on a CUDA device against the C++ kernels.
 
 test_cuda.py and bench/gpu.sh run this file in a process of its own, because it needs Triton's
 compiler and the rest of the suite Triton's interpreter. The tests of the CUDA kernels come first
@@ -15,7 +15,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.providers import OUTPUTS, assert_close, assert_outputs_close, sample, verify
+from support.providers import (
+    OUTPUTS,
+    assert_close,
+    assert_outputs_close,
+    assert_outputs_equal,
+    sample,
+    verify,
+)
 
 import specdec_kernels as sk
 from specdec_kernels import testing
@@ -23,6 +30,7 @@ from specdec_kernels._library import OPS as OP_MODULES
 from specdec_kernels.arguments import rules
 from specdec_kernels.arguments.chain import ChainArguments
 from specdec_kernels.testing import chain_case, sample_case, tree_case
+from specdec_kernels.testing.history import ngram_case
 
 OPS = ("sample", "verify_chain")
 WIDE = 131073  # 33 tiles, so that a row is split among several blocks
@@ -49,6 +57,11 @@ TREES = [
     *(tree_case(3, 8, WIDE, torch.bfloat16, rule=r, rows="shared")
       for r in ("multi_draft_wor", "top_k_plus_one", "traversal")),
 ]  # fmt: skip
+HISTORIES = [
+    *testing.cases("ngram_propose"),
+    ngram_case(40, 100_000, 5, ids=1000, lengths="full"),
+    ngram_case(70_000, 9, 3),
+]
 SCHEDULES = [(s, group) for s in ("lazy", "parallel") for group in (1, 2, 8)]
 PROVIDERS = [
     *(["cuda"] if sk.has_cuda_kernels() else []),
@@ -345,3 +358,20 @@ def test_triton_schedules_agree_bit_for_bit(case, monkeypatch):
         monkeypatch.setattr(launch, "force_row_parallel", split)
         results.append(on_device("triton", case))
     assert_bits_equal(case.op, *results)
+
+
+@pytest.mark.parametrize("case", HISTORIES, ids=str)
+def test_copied_drafts_agree_with_the_cpu_without_a_wait_and_in_a_graph(name, case):
+    op, args = implementation(name, case.op), case.args("cuda")
+    want = torch.ops.specdec_kernels.ngram_propose.default(*case.args())
+    assert_outputs_equal(case.op, on_device(name, case), want)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        op(*args)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    graph, out = capture(name, case.op, args)
+    if len(args[0]):
+        args[0].copy_(args[0].roll(1, 0))
+    want = [t.cpu() for t in op(*args)]
+    assert_outputs_equal(case.op, [t.cpu() for t in replayed(graph, out)], want)

@@ -322,6 +322,16 @@ def expand_tree(r):
     })  # fmt: skip
 
 
+def ngram_propose(r):
+    b, columns, low = size(r, 5), size(r, 40), r.choice((1, 1, 2, 3))
+    history = ids(r, -1, r.choice((1, 2, 3, 9)), (b, columns), r.choice(IDS), 0.05)
+    return Call(sk.ngram_propose, {
+        "history": laid_out(r, history), "lengths": places(r, b, 0, columns + 1),
+        "gamma": r.choice((1, 2, 5, 60)), "min_ngram": low,
+        "max_ngram": low + r.choice((0, 1, 3, 60, 2**62)),
+    })  # fmt: skip
+
+
 MAKERS = {
     "sample": sample,
     "verify_chain": verify_chain,
@@ -337,4 +347,5 @@ MAKERS = {
     "rerank_tree": rerank_tree,
     "build_trie": build_trie,
     "expand_tree": expand_tree,
+    "ngram_propose": ngram_propose,
 }

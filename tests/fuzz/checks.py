@@ -11,7 +11,9 @@ BAD_PARAMETER, OUT_OF_RANGE = int(Status.BAD_PARAMETER), int(Status.DRAFT_OUT_OF
 ALL_BITS = sum(Status)
 REFUSALS = (RuntimeError, TypeError, ValueError)  # of arguments, by an op or its public function
 # Their results are compared with the reference's, byte for byte.
-COMPARED = (*_library.CACHE_OPS, "tree_attention", "rerank_tree", "build_trie")
+COMPARED = (
+    *_library.CACHE_OPS, "tree_attention", "rerank_tree", "build_trie", "ngram_propose",
+)  # fmt: skip
 
 
 class Recorder(TorchDispatchMode):
@@ -216,6 +218,14 @@ def check_build_trie(given, tokens, parents, nodes, num_nodes):
     assert_in("parents", parents, -1, size)
 
 
+def check_ngram_propose(given, tokens, counts):
+    drafted = counts == given["gamma"]
+    assert (drafted | (counts == 0)).all(), f"counts: {counts}"
+    assert (tokens[~drafted] == -1).all(), f"tokens {tokens}, counts {counts}"
+    for row, text in zip(tokens[drafted], given["history"][drafted], strict=True):
+        assert torch.isin(row, text).all(), f"{row} is not copied from {text}"
+
+
 CHECKS = {
     "sample": check_sample,
     "verify_chain": check_chain,
@@ -224,4 +234,5 @@ CHECKS = {
     "paged_truncate_": check_paged_truncate,
     "rerank_tree": check_rerank_tree,
     "build_trie": check_build_trie,
+    "ngram_propose": check_ngram_propose,
 }

@@ -294,6 +294,7 @@ GOOD = {
     "rerank_tree": dict(tokens=i64(1, 1), parents=i64(1, 1), scores=torch.zeros(1, 1), size=1),
     "build_trie": dict(sequences=i64(1, 1, 1)),
     "expand_tree": dict(logits=torch.zeros(1, 1, 7), scores=torch.zeros(1, 1), width=1),
+    "ngram_propose": dict(history=i64(1, 1), lengths=ONE, gamma=1),
     **kv_error_table.GOOD,
 }
 
@@ -350,6 +351,7 @@ SCALARS = {
     "rerank_tree": {"size": "an integer"},
     "build_trie": {"size": "an integer", "merge": "True or False"},
     "expand_tree": {"width": "an integer"},
+    "ngram_propose": dict.fromkeys(("gamma", "max_ngram", "min_ngram"), "an integer"),
     "kv_truncate_": {"zero_fill": "True or False"},
     "kv_realign_": {"zero_fill": "True or False"},
     "ring_truncate_": {"window": "an integer", "zero_fill": "True or False"},

@@ -48,6 +48,7 @@ BELOW = {
     "chain": {"row", "chain"},
     "tree": {"row", "chain", "tree"},
     "kv": {"kv"},
+    "history": {"history"},
 }
 
 

@@ -1,4 +1,4 @@
-// `sample`, `verify_chain` and `verify_tree` as csrc/torch registers them, but with the CUDA
+// `sample`, the verifiers and `ngram_propose` as csrc/torch registers them, but with the CUDA
 // kernels behind the CPU dispatch key: tests/simt runs those on CPU tensors. For
 // tests/support/simt_ops.py.
 #include <cstring>
@@ -11,6 +11,7 @@
 #include "../../csrc/torch/arguments/sample.cpp"
 #include "../../csrc/torch/arguments/tree.cpp"
 #include "../../csrc/torch/arguments/verification.cpp"
+#include "../../csrc/torch/ops/ngram_propose.cpp"
 #include "../../csrc/torch/ops/sample.cpp"
 #include "../../csrc/torch/ops/verify_chain.cpp"
 #include "../../csrc/torch/ops/verify_tree.cpp"
@@ -24,6 +25,11 @@ namespace specdec {
 static uint64_t workspace_word = ~uint64_t{0};
 // The plan of the last launch, for simt_last_plan.
 static CudaPlan last_plan = {};
+
+static void check_launch(int status) {
+  SPECDEC_CHECK(status == 0,
+                "the launch failed: ", cudaGetErrorString(static_cast<cudaError_t>(status)));
+}
 
 // No CUDA device: every tensor is on the CPU, and these functions take the place of the CPU
 // kernels.
@@ -39,8 +45,7 @@ void run_in_shim(const OpParams& p, int (*plan)(const OpParams&, const CudaReque
   std::memset(end, 0xff, 16);
   if (status == 0) status = launch(p, how, workspace, nullptr);
   for (int i = 0; i < 16; ++i) SPECDEC_CHECK(end[i] == 0xff, "written beyond the workspace");
-  SPECDEC_CHECK(status == 0,
-                "the launch failed: ", cudaGetErrorString(static_cast<cudaError_t>(status)));
+  check_launch(status);
 }
 
 namespace cpu {
@@ -55,6 +60,10 @@ void verify_chain(const ChainParams& p, const Parallel&) {
 
 void verify_tree(const TreeParams& p, const Parallel&) {
   run_in_shim(p, cuda::plan_verify_tree, cuda::verify_tree);
+}
+
+void ngram_propose(const NgramProposeParams& p, const Parallel&) {
+  check_launch(cuda::ngram_propose(p, nullptr));
 }
 
 }  // namespace cpu

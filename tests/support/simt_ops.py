@@ -1,4 +1,4 @@
-"""The CUDA kernels of `sample` and the verifiers as ops on CPU tensors.
+"""The CUDA kernels of `sample`, the verifiers and `ngram_propose` as ops on CPU tensors.
 
 tests/simt compiles the CUDA source with g++ and runs its threads as fibers, one after the other.
 """
@@ -24,6 +24,7 @@ SOURCES = (
     "csrc/cuda/row/sample.cu",
     "csrc/cuda/chain/verify_chain.cu",
     "csrc/cuda/tree/verify_tree.cu",
+    "csrc/cuda/history/ngram_propose.cu",
     "tests/simt/ops.cpp",
 )
 TORCH = Path(torch.__file__).parent

@@ -36,6 +36,7 @@ from specdec_kernels.arguments.rules import (
 from specdec_kernels.arguments.sample import STREAMS
 from specdec_kernels.triton import launch
 from specdec_kernels.triton.chain import verify_chain as chain
+from specdec_kernels.triton.history import ngram_propose
 from specdec_kernels.triton.kv import append as kv_append
 from specdec_kernels.triton.kv import compact as kv_compact
 from specdec_kernels.triton.kv import paged_truncate, ring_truncate
@@ -59,7 +60,7 @@ EVERYWHERE = {
     "attention", "rerank-score", "rerank-choose", "rerank-place", "trie-compare", "trie-number",
     "expand-tiles", "expand-rows", "expand-frontier", "tree-multi-logits",
     "kv-row", "kv-append-8", "kv-zero-8", "kv-lengths", "kv-compact-8", "kv-realign-8",
-    "ring-lengths", "paged-truncate",
+    "ring-lengths", "paged-truncate", "ngram",
 }  # fmt: skip
 ENTRIES = (
     sample.sample_tiles,
@@ -84,6 +85,7 @@ ENTRIES = (
     kv_realign.realign_words,
     ring_truncate.shorten_rings,
     paged_truncate.truncate_tables,
+    ngram_propose.copy_matches,
 )
 
 # Types of arguments by name. An argument that a variant names is a compile-time constant; None
@@ -105,7 +107,7 @@ TYPES = {
         "score_stride_b", "score_stride_m", "score_stride_f", "stride_b", "stride_k", "stride_l",
         "logits_stride_b", "logits_stride_f", "position_stride", "length_stride",
         "new_length_stride", "start_stride", "shift_stride", "base_stride", "path_stride_b",
-        "path_stride_p", "table_stride_b", "table_stride_m",
+        "path_stride_p", "table_stride_b", "table_stride_m", "max_ngram", "min_ngram",
         *(f"f{i}" for i in range(kv_table.FIELDS.value)),
     ],
     "*i1": ["mask"],
@@ -117,13 +119,13 @@ TYPES = {
     "*fp64": ["uniforms", "logsumexps", "draft_logsumexp", "workspace"],
     "*i32": [
         "top_ks", "target_indptr", "num_accepted", "status", "draft_columns", "draft_rows",
-        "chosen", "first", "shared", "owned", "tables", "blocks", "num_freed",
+        "chosen", "first", "shared", "owned", "tables", "blocks", "num_freed", "counts",
     ],
     "*i64": [
         "seeds", "positions", "tile_sums", "tokens", "draft_token_ids", "draft_ids",
         "eos_token_ids", "max_new_tokens", "parents", "lengths", "entries", "places", "out_tokens",
         "out_parents", "nodes", "ends", "sequences", "found", "frontier", "tree_tokens", "path",
-        "table", "row", "new_lengths", "starts", "shifts", "base",
+        "table", "row", "new_lengths", "starts", "shifts", "base", "history",
     ],
 }  # fmt: skip
 TYPE_OF = {name: kind for kind, names in TYPES.items() for name in names}
@@ -297,6 +299,11 @@ def variants() -> list[tuple[str, object, dict[str, object]]]:
         trees("tree-traversal-sampled", "traversal", "sampled", FILTERS, BEYOND),
         *tree_variants(),
         *cache_variants(),
+        (
+            "ngram",
+            ngram_propose.copy_matches,
+            {"rows": "i64", "BLOCK": ngram_propose.BLOCK, "options": ngram_propose.OPTIONS},
+        ),
     ]
 
 

@@ -3,38 +3,10 @@
 //
 // A tree of N nodes is a list of parents: parents[n] is a node before n, or -1 for the root, the
 // token that precedes the draft. Where rows or slots count N+1, the root comes first.
-#include <cstdint>
-
+#include "specdec/ids.h"
 #include "specdec/parallel.h"
 
 namespace specdec {
-
-// int32 or int64 numbers of any strides: [B, N], where `outer` is 0, or [B, K, L].
-struct Ids {
-  const void* data;
-  bool are_int64;
-  int64_t stride_sequence, stride_outer, stride_inner;
-
-  int64_t at(int64_t b, int64_t outer, int64_t inner) const {
-    const int64_t i = b * stride_sequence + outer * stride_outer + inner * stride_inner;
-    return are_int64 ? static_cast<const int64_t*>(data)[i] : static_cast<const int32_t*>(data)[i];
-  }
-  int64_t at(int64_t b, int64_t n) const { return at(b, 0, n); }
-};
-
-// Contiguous int32 or int64 numbers that an op writes.
-struct IdsOut {
-  void* data;
-  bool are_int64;
-
-  void set(int64_t i, int64_t value) const {
-    if (are_int64) {
-      static_cast<int64_t*>(data)[i] = value;
-    } else {
-      static_cast<int32_t*>(data)[i] = static_cast<int32_t>(value);
-    }
-  }
-};
 
 // Parents are data and raise no error: a value outside [-1, n) counts as the root.
 inline int64_t parent_of(const Ids& parents, int64_t b, int64_t n) {

@@ -96,7 +96,21 @@ void check_rows(const char* name, const Tensor& t) {
                 " must have a contiguous last dimension, got stride ", stride);
 }
 
-bool is_id(ScalarType t) { return t == ScalarType::Int || t == ScalarType::Long; }
+void check_ids(const char* name, const Tensor& t) {
+  const ScalarType dtype = t.scalar_type();
+  SPECDEC_CHECK(dtype == ScalarType::Int || dtype == ScalarType::Long, name,
+                " must be int32 or int64, got ", dtype_name(dtype));
+}
+
+Ids ids_of(const Tensor& t) {
+  const bool nested = t.dim() == 3;
+  return {t.const_data_ptr(), t.scalar_type() == ScalarType::Long, t.stride(0),
+          nested ? t.stride(1) : 0, t.stride(t.dim() - 1)};
+}
+
+IdsOut ids_out(const Tensor& t) {
+  return {t.mutable_data_ptr(), t.scalar_type() == ScalarType::Long};
+}
 
 DType row_dtype(const Tensor& t) {
   switch (t.scalar_type()) {

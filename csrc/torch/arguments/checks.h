@@ -14,6 +14,7 @@
 #include <string>
 
 #include "specdec/draft.h"
+#include "specdec/ids.h"
 
 namespace specdec {
 
@@ -58,7 +59,9 @@ void check_entries(const char* name, const char* what, const char* dims,
 // The last dimension must be a vocabulary that kernels can read: dtype, size and stride.
 void check_rows(const char* name, const Tensor& t);
 
-bool is_id(ScalarType t);  // a dtype of token ids and node numbers
+void check_ids(const char* name, const Tensor& t);  // token ids or node numbers
+Ids ids_of(const Tensor& t);                        // [B, N] or [B, K, L]
+IdsOut ids_out(const Tensor& t);
 
 DType row_dtype(const Tensor& t);
 Tensor dense(const Tensor& t);  // itself if it is contiguous, else a contiguous copy

@@ -59,8 +59,7 @@ void DraftArguments::check_ids(const Tensor& target) const {
   SPECDEC_CHECK(rows && shape_of(*ids) == shape_of(*rows),
                 "draft ids must have the shape of the draft probabilities, ",
                 rows ? shape_of(*rows) : "None", ", got ", shape_of(*ids));
-  SPECDEC_CHECK(is_id(ids->scalar_type()), "draft ids must be int32 or int64, got ",
-                dtype_name(ids->scalar_type()));
+  specdec::check_ids("draft ids", *ids);
   check_same_device("draft ids", *ids, target, "target");
 }
 

@@ -22,8 +22,7 @@ void TreeArguments::check_parents() const {
   const int64_t b = batch(), n = size();
   SPECDEC_CHECK(parents.dim() == 2 && parents.size(0) == b && parents.size(1) == n,
                 "tree parents must be [B, N] = [", b, ", ", n, "], got ", shape_of(parents));
-  SPECDEC_CHECK(is_id(parents.scalar_type()), "tree parents must be int32 or int64, got ",
-                dtype_name(parents.scalar_type()));
+  check_ids("tree parents", parents);
 }
 
 void TreeArguments::check_draft() const {

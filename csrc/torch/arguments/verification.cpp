@@ -7,8 +7,7 @@ namespace specdec {
 void VerifyArguments::check_drafted(const Names& names) const {
   SPECDEC_CHECK(drafted.dim() == 2, names.drafted, " must be [B, ", names.size, "], got ",
                 shape_of(drafted));
-  SPECDEC_CHECK(is_id(drafted.scalar_type()), names.drafted, " must be int32 or int64, got ",
-                dtype_name(drafted.scalar_type()));
+  check_ids(names.drafted, drafted);
   const std::string dims = std::string("[B, ") + names.size + "]";
   check_entries(names.drafted, "the outputs", dims.c_str(), {batch(), size()});
 }

@@ -25,7 +25,7 @@ void kv_append_(std::vector<Tensor> caches, std::vector<Tensor> entries, Tensor 
   const std::vector<KvTensor> tensors = kv_tensors(caches, entries);
   const KvAppendParams p = {tensors.data(), static_cast<int64_t>(tensors.size()), batch,
                             kv_vector<const int64_t>(positions)};
-  launch(positions, p, SPECDEC_KV_LAUNCHERS(KvAppendParams, kv_append));
+  launch(positions, p, SPECDEC_PLAIN_LAUNCHERS(KvAppendParams, kv_append));
 }
 
 STABLE_TORCH_LIBRARY_FRAGMENT(SPECDEC_LIBRARY, m) {

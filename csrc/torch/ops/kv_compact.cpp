@@ -10,11 +10,10 @@ namespace {
 KvPath checked_path(const Tensor& path, int64_t batch, const Tensor& base) {
   SPECDEC_CHECK(path.dim() == 2 && path.size(0) == batch, "path must be [B, P] with B = ", batch,
                 ", got ", shape_of(path));
-  const ScalarType dtype = path.scalar_type();
-  SPECDEC_CHECK(is_id(dtype), "path must be int32 or int64, got ", dtype_name(dtype));
+  check_ids("path", path);
   check_same_device("path", path, base, "base");
-  return {path.const_data_ptr(), dtype == ScalarType::Long, path.stride(0), path.stride(1),
-          path.size(1)};
+  return {path.const_data_ptr(), path.scalar_type() == ScalarType::Long, path.stride(0),
+          path.stride(1), path.size(1)};
 }
 
 void check_paged(const std::vector<Tensor>& caches, const Tensor& base) {
@@ -41,7 +40,7 @@ void kv_compact_(std::vector<Tensor> caches, Tensor base, Tensor path) {
   const std::vector<KvTensor> tensors = kv_tensors(caches);
   const KvCompactParams p = {tensors.data(), static_cast<int64_t>(tensors.size()), batch,
                              kv_vector<const int64_t>(base), nodes};
-  launch(base, p, SPECDEC_KV_LAUNCHERS(KvCompactParams, kv_compact));
+  launch(base, p, SPECDEC_PLAIN_LAUNCHERS(KvCompactParams, kv_compact));
 }
 
 void paged_compact_(std::vector<Tensor> caches, Tensor block_tables, Tensor base, Tensor path) {
@@ -55,7 +54,7 @@ void paged_compact_(std::vector<Tensor> caches, Tensor block_tables, Tensor base
       {tensors.data(), static_cast<int64_t>(tensors.size()), batch, kv_vector<const int64_t>(base),
        nodes},
       {kv_table<const int32_t>(block_tables), caches.empty() ? 0 : caches[0].size(0)}};
-  launch(base, p, SPECDEC_KV_LAUNCHERS(PagedCompactParams, paged_compact));
+  launch(base, p, SPECDEC_PLAIN_LAUNCHERS(PagedCompactParams, paged_compact));
 }
 
 STABLE_TORCH_LIBRARY_FRAGMENT(SPECDEC_LIBRARY, m) {

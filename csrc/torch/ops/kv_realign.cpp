@@ -22,7 +22,7 @@ void kv_realign_(std::vector<Tensor> caches, Tensor starts, Tensor lengths, Tens
                              kv_vector<const int64_t>(lengths),
                              kv_vector<const int64_t>(shifts),
                              zero_fill};
-  launch(starts, p, SPECDEC_KV_LAUNCHERS(KvRealignParams, kv_realign));
+  launch(starts, p, SPECDEC_PLAIN_LAUNCHERS(KvRealignParams, kv_realign));
 }
 
 STABLE_TORCH_LIBRARY_FRAGMENT(SPECDEC_LIBRARY, m) {

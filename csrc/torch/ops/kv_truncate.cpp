@@ -19,7 +19,7 @@ void kv_truncate_(std::vector<Tensor> caches, Tensor lengths, Tensor new_lengths
                               kv_vector<int64_t>(lengths),
                               kv_vector<const int64_t>(new_lengths),
                               zero_fill};
-  launch(lengths, p, SPECDEC_KV_LAUNCHERS(KvTruncateParams, kv_truncate));
+  launch(lengths, p, SPECDEC_PLAIN_LAUNCHERS(KvTruncateParams, kv_truncate));
 }
 
 STABLE_TORCH_LIBRARY_FRAGMENT(SPECDEC_LIBRARY, m) {

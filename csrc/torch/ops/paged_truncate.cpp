@@ -26,7 +26,7 @@ std::tuple<Tensor, Tensor> paged_truncate_(Tensor block_tables, Tensor lengths, 
                                  kv_vector<const int64_t>(new_lengths),
                                  blocks.mutable_data_ptr<int32_t>(),
                                  num_freed.mutable_data_ptr<int32_t>()};
-  launch(lengths, p, SPECDEC_KV_LAUNCHERS(PagedTruncateParams, paged_truncate));
+  launch(lengths, p, SPECDEC_PLAIN_LAUNCHERS(PagedTruncateParams, paged_truncate));
   return {blocks, num_freed};
 }
 

@@ -35,7 +35,7 @@ Tensor ring_truncate_(std::vector<Tensor> caches, Tensor lengths, Tensor new_len
                                 kv_vector<const int64_t>(new_lengths),
                                 status.mutable_data_ptr<int32_t>(),
                                 zero_fill};
-  launch(lengths, p, SPECDEC_KV_LAUNCHERS(RingTruncateParams, ring_truncate));
+  launch(lengths, p, SPECDEC_PLAIN_LAUNCHERS(RingTruncateParams, ring_truncate));
   return status;
 }
 

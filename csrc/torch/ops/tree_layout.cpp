@@ -7,11 +7,6 @@
 namespace specdec {
 namespace {
 
-void check_ids(const char* name, const Tensor& t) {
-  SPECDEC_CHECK(is_id(t.scalar_type()), name, " must be int32 or int64, got ",
-                dtype_name(t.scalar_type()));
-}
-
 void check_shape(const char* name, const Tensor& t, const Tensor& tokens) {
   SPECDEC_CHECK(t.dim() == 2 && t.size(0) == tokens.size(0) && t.size(1) == tokens.size(1), name,
                 " must be [B, M] = ", shape_of(tokens), ", got ", shape_of(t));
@@ -20,17 +15,6 @@ void check_shape(const char* name, const Tensor& t, const Tensor& tokens) {
 void check_float32(const char* name, const Tensor& t) {
   SPECDEC_CHECK(t.scalar_type() == ScalarType::Float, name, " must be float32, got ",
                 dtype_name(t.scalar_type()));
-}
-
-// The ids of a tensor [B, N] or [B, K, L].
-Ids ids_of(const Tensor& t) {
-  const bool nested = t.dim() == 3;
-  return {t.const_data_ptr(), t.scalar_type() == ScalarType::Long, t.stride(0),
-          nested ? t.stride(1) : 0, t.stride(t.dim() - 1)};
-}
-
-IdsOut ids_out(const Tensor& t) {
-  return {t.mutable_data_ptr(), t.scalar_type() == ScalarType::Long};
 }
 
 // Node numbers are int32.

@@ -1,0 +1,300 @@
+"""`ngram_propose` on every short text against the definition, and what its result depends on.
+
+Terms of this folder:
+text: the tokens of a sequence, `history[b, :lengths[b]]`.
+ending: the last n tokens of a text.
+match: an earlier place with the same n tokens.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+
+import numpy as np
+import pytest
+import torch
+import torch._dynamo.testing
+from specdec_hf.drafters.context import History
+from specdec_hf.drafters.prompt_lookup import PromptLookupDrafter, lookup
+from support.providers import (
+    ALL_PROVIDERS,
+    assert_outputs_equal,
+    provider,
+    provider_cases,
+)
+
+import specdec_kernels as sk
+from specdec_kernels import testing
+from specdec_kernels.testing.history import ngram_case
+
+OP = "ngram_propose"
+# (number of ids, longest text): all texts of the providers that are fast, and of the others.
+ALL, FEW = (3, 7), (2, 5)
+SETTINGS = [(5, 4, 2), (1, 1, 1), (9, 3, 1), (2, 2, 2), (3, 2**62, 3)]  # gamma, max and min n-gram
+
+
+def run(name, *args):
+    """Run a provider with poisoned allocations."""
+    torch.use_deterministic_algorithms(True)
+    return provider(OP, name)(*args)
+
+
+@functools.cache
+def texts(ids, longest):
+    """(history, lengths) of every text; the columns behind a text go on as if it repeated."""
+    every = [t for n in range(longest + 1) for t in itertools.product(range(ids), repeat=n)]
+    columns = longest + 3
+    rows = [(t + (t or (0,)) * columns)[:columns] for t in every]
+    return torch.tensor(rows), torch.tensor([len(t) for t in every])
+
+
+def definition(text, gamma, max_ngram, min_ngram):
+    """The draft, from all matches of all sizes."""
+    last = len(text) - 1
+    matches = [
+        (n, end)
+        for n in range(min_ngram, min(max_ngram, last) + 1)
+        for end in range(n - 1, last)
+        if text[end + 1 - n : end + 1] == text[len(text) - n :]
+    ]
+    if not matches:
+        return []
+    _, end = max(matches)  # the longest, and the latest of these
+    copied = text[end + 1 :]
+    return [copied[i % len(copied)] for i in range(gamma)]
+
+
+@functools.cache
+def expected(ids, longest, setting):
+    history, lengths = texts(ids, longest)
+    drafts = [
+        definition(row[:n], *setting)
+        for row, n in zip(history.tolist(), lengths.tolist(), strict=True)
+    ]
+    rest = [-1] * setting[0]
+    tokens = torch.tensor([(d + rest)[: setting[0]] for d in drafts])
+    return tokens, torch.tensor([len(d) for d in drafts], dtype=torch.int32)
+
+
+def check_every_text(op, ids, longest, setting):
+    history, lengths = texts(ids, longest)
+    assert_outputs_equal(OP, op(history, lengths, *setting), expected(ids, longest, setting))
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=str)
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
+def test_every_text_gets_the_draft_of_the_definition(name, setting):
+    torch.use_deterministic_algorithms(True)
+    check_every_text(provider(OP, name), *(ALL if name in ("reference", "cpp") else FEW), setting)
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=str)
+def test_every_text_gets_the_draft_of_the_drafter(setting):
+    def drafted(history, lengths, gamma, *ngrams):
+        tokens = np.full((len(history), gamma), -1)
+        for b, (row, n) in enumerate(zip(history.numpy(), lengths.tolist(), strict=True)):
+            found = lookup(row[:n], gamma, *ngrams)
+            tokens[b, : len(found)] = found
+        tokens = torch.from_numpy(tokens)
+        return tokens, (tokens >= 0).sum(-1).int()
+
+    check_every_text(drafted, *ALL, setting)
+
+
+# Negative controls: each is wrong in one way.
+
+
+def changed(choose=max, *, wraps=True, overlaps=True, columns=False):
+    """An op that chooses another match, copies otherwise, or reads another text."""
+
+    def draft(text, gamma, max_ngram, min_ngram):
+        last = len(text) - 1
+        matches = [
+            (n, end)
+            for n in range(min_ngram, min(max_ngram, last) + 1)
+            for end in range(n - 1, last if overlaps else last + 1 - n)
+            if text[end + 1 - n : end + 1] == text[len(text) - n :]
+        ]
+        copied = text[choose(matches)[1] + 1 :] if matches else []
+        return [copied[i % len(copied)] for i in range(gamma if wraps else len(copied)) if copied]
+
+    def op(history, lengths, gamma, *ngrams):
+        tokens = torch.full((len(history), gamma), -1)
+        counts = torch.zeros(len(history), dtype=torch.int32)
+        for b, (row, n) in enumerate(zip(history.tolist(), lengths.tolist(), strict=True)):
+            found = draft(row if columns else row[:n], gamma, *ngrams)[:gamma]
+            tokens[b, : len(found)] = torch.tensor(found, dtype=torch.int64)
+            counts[b] = len(found)
+        return tokens, counts
+
+    return op
+
+
+def test_the_unchanged_op_of_the_negative_controls_is_right():
+    check_every_text(changed(), *ALL, SETTINGS[0])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        pytest.param(changed(lambda found: max(found, key=lambda m: (m[0], -m[1]))), id="earliest"),
+        pytest.param(changed(min), id="shortest"),
+        pytest.param(changed(lambda found: max(found, key=lambda m: m[1])), id="latest of all"),
+        pytest.param(changed(wraps=False), id="ends with the text"),
+        pytest.param(changed(overlaps=False), id="no match overlaps the ending"),
+        pytest.param(changed(columns=True), id="reads all columns"),
+    ],
+)
+def test_the_definition_rejects(wrong):
+    with pytest.raises(AssertionError, match=r"(tokens|counts)\["):
+        check_every_text(wrong, *ALL, SETTINGS[0])
+
+
+# Larger texts, and what a result depends on.
+
+
+@pytest.mark.parametrize(("name", "case"), provider_cases(OP))
+def test_agrees_with_the_reference(name, case):
+    assert_outputs_equal(OP, run(name, *case.args()), run("reference", *case.args()))
+
+
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
+def test_a_match_at_either_end_of_a_text_longer_than_a_block(name):
+    """Of the CUDA kernel a block reads 2048 tokens at once, of Triton's 1024."""
+    length = 4200
+    history = torch.arange(100, 100 + length).repeat(3, 1)
+    history[:, -3:] = torch.tensor([7, 8, 9])
+    history[0, :3] = history[0, -3:]  # the first place there is
+    history[1, :2] = history[1, -2:]  # two tokens, against three at the end of the first block
+    history[1, 1021:1024] = history[1, -3:]
+    history[2, -4:] = 9  # the last place there is
+    tokens, counts = run(name, history, torch.full((3,), length), 3, 3, 2)
+    assert tokens.tolist() == [[103, 104, 105], [1124, 1125, 1126], [9, 9, 9]]
+    assert counts.tolist() == [3, 3, 3]
+
+
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
+def test_a_length_out_of_range_leaves_its_sequence_without_a_draft(name):
+    lengths = torch.tensor([-1, 9, 2**63 - 1, -(2**63), 2**32 + 8, 8])
+    tokens, counts = run(name, torch.zeros(6, 8, dtype=torch.int64), lengths, 2, 3, 1)
+    assert counts.tolist() == [0, 0, 0, 0, 0, 2]
+    assert tokens.tolist() == [[-1, -1]] * 5 + [[0, 0]]
+
+
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
+def test_tokens_of_any_value_are_copied_as_they_are(name):
+    for dtype in (torch.int32, torch.int64):
+        low, high = torch.iinfo(dtype).min, torch.iinfo(dtype).max
+        history = torch.tensor([[low, high, -1, 0, low, high]], dtype=dtype)
+        tokens, counts = run(name, history, torch.tensor([6]), 3, 4, 2)
+        assert tokens.tolist() == [[-1, 0, low]]
+        assert tokens.dtype == dtype
+        assert counts.tolist() == [3]
+
+
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
+def test_nothing_outside_of_the_texts_is_read(name):
+    """Neither the columns behind a text nor the memory around the view change a bit."""
+    history, lengths, *rest = ngram_case(6, 15, 4, ids=2).args()
+    wanted = run(name, history, lengths, *rest)
+    for around in (0, 1, -7):
+        wide = torch.full((8, 23), around)
+        view = wide[1:-1, 5:20]
+        known = torch.arange(15) < lengths[:, None]
+        view.copy_(torch.where(known, history, around))
+        before = wide.clone()
+        assert_outputs_equal(OP, run(name, view, lengths, *rest), wanted)
+        assert torch.equal(wide, before)
+
+
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
+def test_place_in_the_batch_layout_dtype_and_threads_change_nothing(name):
+    history, lengths, *rest = ngram_case(9, 41, 5, lengths="faulty").args()
+    torch.set_num_threads(1)
+    want = run(name, history, lengths, *rest)
+    torch.set_num_threads(3)
+    columns_first = history.T.contiguous().T
+    assert_outputs_equal(
+        OP, run(name, columns_first, lengths.repeat_interleave(2)[::2], *rest), want
+    )
+    tokens, counts = run(name, history.int(), lengths, *rest)
+    assert_outputs_equal(OP, (tokens.long(), counts), want)
+    order = torch.tensor([8, 0, 7, 7, 5])
+    assert_outputs_equal(
+        OP, run(name, history[order], lengths[order], *rest), [t[order] for t in want]
+    )
+    assert_outputs_equal(OP, run(name, history[6:7], lengths[6:7], *rest), [t[6:7] for t in want])
+    shared = run(name, history[8:].expand(3, -1), lengths[8:].expand(3), *rest)
+    assert_outputs_equal(OP, shared, [t[8:].expand(3, *t.shape[1:]) for t in want])
+
+
+def test_many_sequences_are_shared_among_threads():
+    case = ngram_case(70, 1000, 6, ids=9)
+    torch.set_num_threads(1)
+    want = run("cpp", *case.args())
+    for threads in (2, 3):
+        torch.set_num_threads(threads)
+        assert_outputs_equal(OP, run("cpp", *case.args()), want)
+
+
+@pytest.mark.parametrize("name", [n for n in ALL_PROVIDERS if n != "reference"])
+def test_addresses_beyond_2_to_the_31_elements(name):
+    """Two rows that lie so far apart; the memory between them is never touched."""
+    far = 2**31 + 8
+    memory = torch.empty(far + 6, dtype=torch.int32)
+    view = memory.as_strided((2, 6), (far, 1))
+    view.copy_(torch.tensor([[1, 2, 3, 1, 2, 0], [4, 4, 5, 6, 4, 4]]))
+    tokens, _ = provider(OP, name)(view, torch.tensor([5, 6]), 3, 4, 2)
+    assert tokens.tolist() == [[3, 1, 2], [5, 6, 4]]
+
+
+def test_the_drafts_are_those_of_prompt_lookup():
+    history, lengths, gamma, *ngrams = ngram_case(40, 30, 5, ids=4).args()
+    lengths = lengths.clamp(min=1)
+    known = torch.where(torch.arange(30) < lengths[:, None], history, 0)
+    given = History(known.numpy(), lengths.numpy(), np.ones(40, dtype=bool))
+    draft = PromptLookupDrafter(*ngrams).propose(given, gamma)
+    tokens, counts = sk.ngram_propose(
+        history, lengths, gamma=gamma, max_ngram=ngrams[0], min_ngram=ngrams[1]
+    )
+    assert torch.equal(tokens, draft.tokens)
+    assert counts.tolist() == draft.counts.tolist()
+    assert 5 < int((counts > 0).sum()) < 40
+
+
+def test_the_defaults_are_those_of_prompt_lookup():
+    drafter = PromptLookupDrafter()
+    history, lengths, gamma, *_ = ngram_case(20, 30, 5, ids=3).args()
+    same = {"max_ngram": drafter.max_ngram, "min_ngram": drafter.min_ngram}
+    want = sk.ngram_propose(history, lengths, gamma=gamma, **same)
+    assert_outputs_equal(OP, sk.ngram_propose(history, lengths, gamma=gamma), want)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_draft_and_its_verification_compile_as_one_graph_for_all_sizes(backend):
+    def a_round(history, lengths, target, gamma):
+        drafted = sk.ngram_propose(history, lengths, gamma=gamma)
+        verdict = sk.verify_chain(
+            target, drafted.tokens, rule="match", seeds=lengths, positions=lengths
+        )
+        return (*drafted, *verdict[:3])
+
+    torch._dynamo.reset()
+    counter = torch._dynamo.testing.CompileCounterWithBackend(backend)
+    compiled = torch.compile(a_round, fullgraph=True, backend=counter, dynamic=True)
+    frames = []
+    for b, columns, gamma in ((3, 20, 4), (2, 33, 3), (5, 17, 6)):
+        history, lengths, *_ = ngram_case(b, columns, gamma).args()
+        target = torch.randn(b, gamma + 1, 61, generator=torch.Generator().manual_seed(b))
+        args = history, lengths, target, gamma
+        for got, want in zip(compiled(*args), a_round(*args), strict=True):
+            assert torch.equal(got, want)
+        frames.append(counter.frame_count)
+    assert frames == frames[:1] * 3
+
+
+def test_the_cases_find_matches_and_miss_some():
+    drafted = torch.cat([run("cpp", *case.args())[1] > 0 for case in testing.cases(OP)])
+    assert 15 < int(drafted.sum()) < len(drafted) - 10
