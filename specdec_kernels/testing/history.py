@@ -25,7 +25,7 @@ def ngram_case(
 
     ngrams: max_ngram and min_ngram.
     lengths: "ragged" (random), "full" (all columns) or "faulty" (some out of range). The columns
-        behind a length hold tokens like those before it.
+        after a length hold tokens like those before it.
     """
 
     def build(g: Generator) -> Args:

@@ -42,7 +42,7 @@ def run(name, *args):
 
 @functools.cache
 def texts(ids, longest):
-    """(history, lengths) of every text; the columns behind a text go on as if it repeated."""
+    """(history, lengths) of every text; the columns after a text go on as if it repeated."""
     every = [t for n in range(longest + 1) for t in itertools.product(range(ids), repeat=n)]
     columns = longest + 3
     rows = [(t + (t or (0,)) * columns)[:columns] for t in every]
@@ -195,7 +195,7 @@ def test_tokens_of_any_value_are_copied_as_they_are(name):
 
 @pytest.mark.parametrize("name", ALL_PROVIDERS)
 def test_nothing_outside_of_the_texts_is_read(name):
-    """Neither the columns behind a text nor the memory around the view change a bit."""
+    """Neither the columns after a text nor the memory around the view change a bit."""
     history, lengths, *rest = ngram_case(6, 15, 4, ids=2).args()
     wanted = run(name, history, lengths, *rest)
     for around in (0, 1, -7):

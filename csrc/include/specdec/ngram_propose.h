@@ -39,7 +39,7 @@ SPECDEC_HD inline uint64_t match_key(int64_t size, int64_t end) {
   return size == 0 ? 0 : static_cast<uint64_t>(size) << 32 | static_cast<uint64_t>(end);
 }
 
-// The chosen match of a sequence, and the draft that is copied from behind it. A copy that reaches
+// The chosen match of a sequence, and the draft that is copied from after it. A copy that reaches
 // the end of the text goes on from its own beginning, so the text repeats with that period.
 struct NgramCopy {
   int64_t start, period;  // period 0: no draft

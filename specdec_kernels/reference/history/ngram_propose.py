@@ -21,7 +21,7 @@ def ngram_propose(
     counts = history.new_zeros((b,), dtype=torch.int32)
     for i, length in enumerate(lengths.tolist()):
         text = history[i, : length if 0 <= length <= columns else 0].tolist()
-        start = _behind_the_match(text, max_ngram, min_ngram)
+        start = _after_the_match(text, max_ngram, min_ngram)
         if start is not None:
             for _ in range(gamma):
                 text.append(text[start])
@@ -31,7 +31,7 @@ def ngram_propose(
     return tokens, counts
 
 
-def _behind_the_match(text: list[int], max_ngram: int, min_ngram: int) -> int | None:
+def _after_the_match(text: list[int], max_ngram: int, min_ngram: int) -> int | None:
     """Index of the token that followed the latest of the longest matches; None without one."""
     for n in range(min(max_ngram, len(text) - 1), min_ngram - 1, -1):
         for start in range(len(text) - n - 1, -1, -1):
