@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch._dynamo.testing
+from support.compiled import assert_one_graph
 from support.providers import (
     KERNEL_PROVIDERS,
     assert_all_equal,
@@ -130,15 +131,8 @@ def round_inputs(b, gamma, v):
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_a_round_compiles_as_one_graph_for_all_sizes(backend):
-    torch._dynamo.reset()
-    counter = torch._dynamo.testing.CompileCounterWithBackend(backend)
-    compiled = torch.compile(draft_and_verify, fullgraph=True, backend=counter, dynamic=True)
-    frames = []
-    for sizes in ((3, 4, 61), (5, 2, 130), (4, 3, 97)):
-        args = round_inputs(*sizes)
-        assert_all_equal(compiled(*args), draft_and_verify(*args))
-        frames.append(counter.frame_count)
-    assert frames == frames[:1] * 3
+    sizes = (3, 4, 61), (5, 2, 130), (4, 3, 97)
+    assert_one_graph(draft_and_verify, [round_inputs(*size) for size in sizes], backend)
 
 
 def ragged_rules(target, tokens, seeds, positions, target_indptr):

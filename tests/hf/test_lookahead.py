@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 import torch
 from hf.test_generate import run
-from specdec_hf import Candidates, History, LookaheadDrafter, TrieTree
+from specdec_hf import Candidates, LookaheadDrafter, TrieTree
 from specdec_hf.drafters.lookahead import NgramPool, Window
 from support import hf_models
 from support.drafter_proof import assert_greedy_identical
 from support.hf_models import one_thread  # noqa: F401  # autouse here
+from support.histories import history_of
 
 
 @pytest.mark.parametrize("capacity", [0, 1, 3])
@@ -35,10 +36,6 @@ class Context:
     model = hf_models.tiny("llama")
 
 
-def one_history(*text):
-    return History(np.array([text]), np.array([len(text)]), np.array([True]))
-
-
 def paths(draft):
     """The tokens from the root to every node, in the order of the nodes."""
     of = {-1: ()}
@@ -59,7 +56,7 @@ def test_three_rounds_by_hand():
     """W = 3, N = 3: two levels. Primes are the tokens that the target answers."""
     drafter = LookaheadDrafter(3, 3, 1, text_ngrams=False)
     drafter.start(Context())
-    first = one_history(20, 21, 22, 23)
+    first = history_of([20, 21, 22, 23])
     draft = drafter.propose(first, np.array([9]))
     # The places ahead are guessed as 20, 21, 22 and 23, of which place 0 is the pending 23.
     assert paths(draft) == [(21,), (21, 22), (21, 22, 23)]  # (21,) is also column 0 of level 1
@@ -70,7 +67,7 @@ def test_three_rounds_by_hand():
     assert [pool.after(token) for token in (23, 21, 22)] == [[(21, 30)], [(22, 31)], [(23, 32)]]
     assert drafter._windows[0].levels == [[21, 22, 23], [30, 31, 32]]
 
-    second = one_history(20, 21, 22, 23, 21)
+    second = history_of([20, 21, 22, 23, 21])
     draft = drafter.propose(second, np.array([9]))
     window = [(22,), (22, 23), (30,), (22, 31), (22, 23, 32)]
     assert paths(draft) == window  # the pool's (22, 31) after 21 is a path of the window
@@ -80,7 +77,7 @@ def test_three_rounds_by_hand():
     assert [pool.after(token) for token in (22, 23)] == [[(31, 41)], [(32, 42)]]
     assert drafter._windows[0].levels == [[30, 31, 32], [40, 41, 42]]
 
-    third = one_history(20, 21, 22, 23, 21, 22)
+    third = history_of([20, 21, 22, 23, 21, 22])
     draft = drafter.propose(third, np.array([9]))
     assert paths(draft) == [
         (31,), (31, 32), (40,), (31, 41), (31, 32, 42),
@@ -97,7 +94,7 @@ def test_three_rounds_by_hand():
 def test_the_pool_is_drafted_after_the_pending_token():
     drafter = LookaheadDrafter(1, 4, 2)
     drafter.start(Context())
-    history = one_history(1, 2, 3, 4, 1, 2, 5, 6, 1, 2, 3, 7, 1)
+    history = history_of([1, 2, 3, 4, 1, 2, 5, 6, 1, 2, 3, 7, 1])
     draft = drafter.propose(history, np.array([9]))
     # The window's guesses are tokens 0, 4 and 8 of the text. The oldest of three n-grams is gone.
     assert paths(draft) == [

@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 from hf.test_generate import run
-from specdec_hf import Candidates, History, NasdDrafter, TrieTree, generate
+from specdec_hf import Candidates, NasdDrafter, TrieTree, generate
 from specdec_hf.drafters.ngram_counts import NgramCounts
 from support import hf_models
 from support.drafter_proof import assert_greedy_identical, joint_p_value
 from support.hf_models import one_thread  # noqa: F401  # autouse here
+from support.histories import history_of
 from support.providers import SIGNIFICANCE
 
 
@@ -45,13 +46,6 @@ class Context:
     batch_size = 2
 
 
-def one_history(*texts, active=(True, True)):
-    tokens = np.zeros((len(texts), 20), dtype=np.int64)
-    for b, text in enumerate(texts):
-        tokens[b, : len(text)] = text
-    return History(tokens, np.array([len(text) for text in texts]), np.array(active))
-
-
 def proposed(drafter, history, gamma=4):
     draft = drafter.propose(history, gamma)
     if draft is None:
@@ -68,15 +62,15 @@ def started(*arguments):
 def test_a_round_teaches_the_tokens_after_what_was_committed():
     drafter = started(2, 1, 2)
     prompts = [1, 2, 3, 1], [5, 6]
-    assert proposed(drafter, one_history(*prompts)) == [[2, 3, 1, 2], []]
+    assert proposed(drafter, history_of(*prompts)) == [[2, 3, 1, 2], []]
     # The rows are the pending token and drafts 2, 3 and 1; the second sequence has no drafts.
     ids = np.array([[[2, 7], [8, 9], [1, 9], [9, 8]], [[6, 4], [0, 0], [0, 0], [0, 0]]])
     tokens = np.array([[1, 2, 3, 1], [6, -1, -1, -1]])
     parents = np.array([[-1, 0, 1, 2]] * 2)
-    drafter.observe(one_history(*prompts), Candidates(tokens, parents, ids))
+    drafter.observe(history_of(*prompts), Candidates(tokens, parents, ids))
     drafter.commit(np.array([4, 2]), np.array([1, 0]))
     # Draft 2 was accepted and 8 is the recovered token, so the row of draft 3 teaches nothing.
-    history = one_history([*prompts[0], 2, 8], [*prompts[1], 6])
+    history = history_of([*prompts[0], 2, 8], [*prompts[1], 6])
     assert proposed(drafter, history, 1) == [[], [6]]
     counts = drafter._counts[0]
     assert counts.ranking([3, 1]) == [2, 7]  # 2 was counted as committed and as likely
@@ -84,7 +78,7 @@ def test_a_round_teaches_the_tokens_after_what_was_committed():
     assert counts.ranking([2, 3]) == [1]
     assert counts.ranking([2, 8]) == []
     assert drafter._counts[1].ranking([5, 6]) == [6, 4]
-    several = drafter.propose_several(one_history([*prompts[0], 2, 8, 1, 2], prompts[1]), 3, 2)
+    several = drafter.propose_several(history_of([*prompts[0], 2, 8, 1, 2], prompts[1]), 3, 2)
     assert several[0].tolist() == [[8, 1, 2], [3, 1, 2]]
 
 
@@ -92,12 +86,12 @@ def test_rounds_without_drafts_teach_as_well():
     """A round whose length is 0 everywhere does not ask for drafts."""
     drafter = started(2, 2, 1)
     row = Candidates(np.array([[2], [5]]), np.array([[-1], [-1]]), np.array([[[9]], [[4]]]))
-    drafter.observe(one_history([1, 2], [6, 5]), row)
+    drafter.observe(history_of([1, 2], [6, 5]), row)
     row = Candidates(np.array([[9], [4]]), np.array([[-1], [-1]]), np.array([[[1]], [[4]]]))
-    drafter.observe(one_history([1, 2, 9], [6, 5, 4]), row)
-    history = one_history([1, 2, 9, 1, 2], [6, 5, 4], active=(True, False))
+    drafter.observe(history_of([1, 2, 9], [6, 5, 4]), row)
+    history = history_of([1, 2, 9, 1, 2], [6, 5, 4], active=(True, False))
     assert proposed(drafter, history, 2) == [[9, 1], []]
-    history = one_history([1, 2, 9, 1, 2, 0], [6, 5, 4], active=(True, False))
+    history = history_of([1, 2, 9, 1, 2, 0], [6, 5, 4], active=(True, False))
     assert proposed(drafter, history) is None
 
 

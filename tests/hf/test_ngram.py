@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy.stats import chisquare
 from specdec_hf import generate
-from specdec_hf.drafters.context import DraftContext, History
+from specdec_hf.drafters.context import DraftContext
 from specdec_hf.drafters.ngram import NgramDrafter
 from specdec_hf.drafters.ngram_counts import NgramCounts
 from specdec_hf.drafters.ngram_table import NgramTable
@@ -17,6 +17,7 @@ from specdec_hf.drafters.random import RandomDrafter
 from support import hf_models
 from support.cli_models import folder, invoke, one_line_error  # noqa: F401
 from support.hf_models import one_thread  # noqa: F401  # autouse here
+from support.histories import history_of
 
 VOCAB = hf_models.VOCAB
 
@@ -69,14 +70,6 @@ def contexts(rule, batch_size=1, seeds=(0,)):
     return DraftContext(
         hf_models.tiny("llama"), rule, 1.0, 0, 1.0, 0.0, torch.tensor(seeds), batch_size, 100, 8
     )
-
-
-def history_of(*texts):
-    lengths = np.array([len(text) for text in texts])
-    tokens = np.zeros((len(texts), lengths.max()), dtype=np.int64)
-    for b, text in enumerate(texts):
-        tokens[b, : len(text)] = text
-    return History(tokens, lengths, np.ones(len(texts), dtype=bool))
 
 
 def shares(drafter, text, draws=4000):

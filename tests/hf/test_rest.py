@@ -3,19 +3,20 @@
 import numpy as np
 import pytest
 from hf.test_cli import folder, invoke, one_line_error  # noqa: F401
-from hf.test_suffix_automaton_drafter import CORPUS, one_history
+from hf.test_suffix_automaton_drafter import CORPUS
 from specdec_hf import RestDrafter, SuffixAutomatonDrafter, TrieTree, generate
 from specdec_host import Corpus
 from support import hf_models
 from support.drafter_proof import VOCAB, assert_greedy_identical, joint_p_value
 from support.hf_models import one_thread  # noqa: F401  # autouse here
+from support.histories import history_of
 from support.providers import SIGNIFICANCE
 
 
 def test_the_most_frequent_continuations_of_the_longest_match_are_drafted():
     corpus = Corpus(np.array([1, 2, 3, 4, 9, 1, 2, 3, 5, 9, 1, 2, 3, 5, 8, 2, 3, 7]))
     drafter = RestDrafter(corpus)
-    history = one_history([6, 1, 2, 3], [6, 3])
+    history = history_of([6, 1, 2, 3], [6, 3])
     draft = drafter.propose(history, 2)
     assert draft.tokens.tolist() == [[5, 8], [-1, -1]]
     assert draft.counts.tolist() == [2, 0]

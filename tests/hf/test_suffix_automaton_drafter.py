@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
-from specdec_hf import History, PromptLookupDrafter, SuffixAutomatonDrafter, TrieTree
+from specdec_hf import PromptLookupDrafter, SuffixAutomatonDrafter, TrieTree
 from specdec_host import Corpus, SuffixAutomaton
 from support import hf_models
 from support.drafter_proof import VOCAB, assert_greedy_identical, joint_p_value
 from support.hf_models import one_thread  # noqa: F401  # autouse here
+from support.histories import history_of
 from support.providers import SIGNIFICANCE
 
 CORPUS = np.random.default_rng(0).integers(0, VOCAB, 300)
@@ -18,13 +19,6 @@ class Context:
     encoder = None
 
 
-def one_history(*texts, active=(True, True)):
-    tokens = np.zeros((len(texts), 20), dtype=np.int64)
-    for b, text in enumerate(texts):
-        tokens[b, : len(text)] = text
-    return History(tokens, np.array([len(text) for text in texts]), np.array(active))
-
-
 def started(*args, **kwargs):
     drafter = SuffixAutomatonDrafter(*args, **kwargs)
     drafter.start(Context())
@@ -34,26 +28,26 @@ def started(*args, **kwargs):
 def test_every_sequence_has_an_automaton_that_gets_only_the_new_tokens():
     drafter = started(min_match=1)
     texts = [1, 2, 3, 1], [5, 6]
-    draft = drafter.propose(one_history(*texts), 3)
+    draft = drafter.propose(history_of(*texts), 3)
     assert draft.tokens.tolist() == [[2, 3, 1], [-1] * 3]
     assert draft.counts.tolist() == [3, 0]
     expected = [[1 / (1 + 2 / length) for length in (1, 2, 3)], [0] * 3]
     np.testing.assert_allclose(draft.confidence, expected, rtol=1e-6)
     texts = [*texts[0], 2, 9], [*texts[1], 6]
-    draft = drafter.propose(one_history(*texts), 2)
+    draft = drafter.propose(history_of(*texts), 2)
     assert draft.tokens.tolist() == [[-1] * 2, [6, 6]]
     for b, text in enumerate(texts):
         assert len(drafter._texts[b]) == len(text)
         alone = SuffixAutomaton()
         alone.append(np.array(text))
         assert drafter._texts[b].num_states == alone.num_states
-    assert drafter.propose(one_history(*texts, active=(True, False)), 2) is None
+    assert drafter.propose(history_of(*texts, active=(True, False)), 2) is None
     drafter.start(Context())
     assert len(drafter._texts[0]) == 0
 
 
 def test_matches_that_are_too_short_draft_nothing():
-    history = one_history([1, 2, 3, 1, 2], [4, 5, 4])
+    history = history_of([1, 2, 3, 1, 2], [4, 5, 4])
     assert started().propose(history, 2).counts.tolist() == [2, 2]
     assert started(min_match=2).propose(history, 2).counts.tolist() == [2, 0]
     assert started(min_match=3).propose(history, 2) is None
@@ -61,7 +55,7 @@ def test_matches_that_are_too_short_draft_nothing():
 
 
 def test_a_chain_ends_where_it_is_hardly_probable():
-    history = one_history([4, 5, 4], [1, 2, 3, 1, 2])
+    history = history_of([4, 5, 4], [1, 2, 3, 1, 2])
     # Contexts of L tokens that were seen once have the confidence 1 / (1 + 2 / L).
     for least, counts in ((0, [4, 4]), (0.11, [2, 3]), (0.4, [0, 1]), (1, None)):
         draft = started(min_confidence=least).propose(history, 4)
@@ -72,7 +66,7 @@ def test_several_chains_come_from_the_text_and_the_corpus():
     shared = Corpus(np.array([1, 2, 8, 1, 2, 8]))
     for corpus in (shared, shared.tokens):
         drafter = started(corpus, min_match=1)
-        chains = drafter.propose_several(one_history([1, 2, 3, 1, 2], [1]), 2, 3)
+        chains = drafter.propose_several(history_of([1, 2, 3, 1, 2], [1]), 2, 3)
         assert chains[0].tolist() == [[3, 1], [8, 1], [-1, -1]]
         assert chains[1].tolist() == [[2, 8], [-1, -1], [-1, -1]]
 

@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 from hf.test_generate import NEW, RAGGED, run
-from specdec_hf import Candidates, History, TokenRecyclingDrafter, TreeSpec
+from specdec_hf import Candidates, TokenRecyclingDrafter, TreeSpec
 from specdec_hf.drafters.host_tree import ROOT, HostTree
 from support import hf_models
 from support.drafter_proof import assert_greedy_identical
 from support.hf_models import one_thread  # noqa: F401  # autouse here
+from support.histories import history_of
 
 WIDE = TreeSpec.branching((3, 2, 1))
 
@@ -28,13 +29,6 @@ class Context:
 
     batch_size = 2
     model = hf_models.tiny("llama")
-
-
-def one_history(*texts, active=(True, True)):
-    tokens = np.zeros((len(texts), 20), dtype=np.int64)
-    for b, text in enumerate(texts):
-        tokens[b, : len(text)] = text
-    return History(tokens, np.array([len(text) for text in texts]), np.array(active))
 
 
 def started(*arguments, **options):
@@ -63,20 +57,20 @@ def test_the_tree_is_filled_from_the_matrix():
     drafter = started(TreeSpec.branching((2, 2)), 2)
     prompts = [4, 1, 2, 1, 3, 1], [5, 6, 5]
     # The latest follower of 1 is 3; its only follower is 1, as that of 2 is.
-    assert proposed(drafter, one_history(*prompts)) == [[[3], [2], [3, 1], [2, 1]], [[6], [6, 5]]]
+    assert proposed(drafter, history_of(*prompts)) == [[[3], [2], [3, 1], [2, 1]], [[6], [6, 5]]]
     # Behind 1 the target holds 7 and 3 for likely, and it has read the drafts 3 and 2 as well.
     tokens = np.array([[1, 3, 2, 1], [5, 6, -1, -1]])
     parents = np.array([[-1, 0, 0, 2], [-1, 0, -1, -1]])
     ids = np.array([[[9, 9], [8, 4], [2, 1], [7, 3]], [[6, 5], [5, 6], [1, 1], [1, 1]]])
-    drafter.observe(one_history(*prompts), Candidates(tokens, parents, ids))
-    history = one_history([*prompts[0], 9, 1], [*prompts[1], 6])
+    drafter.observe(history_of(*prompts), Candidates(tokens, parents, ids))
+    history = history_of([*prompts[0], 9, 1], [*prompts[1], 6])
     assert drafter._rows[0] == {1: [7, 3], 2: [2, 1], 3: [8, 4], 4: [1]}
     assert proposed(drafter, history) == [
         [[7], [3], [3, 8], [3, 4]],
         [[5], [6], [5, 6], [5, 5], [6, 5], [6, 6]],
     ]
     assert proposed(drafter, history, (1, 0)) == [[[7], [3]], []]
-    ended = one_history([*prompts[0], 9], [*prompts[1], 6], active=(True, False))
+    ended = history_of([*prompts[0], 9], [*prompts[1], 6], active=(True, False))
     assert proposed(drafter, ended) is None
     drafter.observe(ended, Candidates(tokens, parents, ids + 1))
     assert drafter._rows[1] == {5: [6, 5], 6: [5, 6]}

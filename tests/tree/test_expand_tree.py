@@ -8,7 +8,8 @@ import sys
 import pytest
 import torch
 import torch._dynamo.testing
-from support.providers import assert_close, provider
+from support.compiled import assert_one_graph
+from support.providers import assert_all_equal, assert_close, provider
 from support.tree_layout_oracles import check_expansion
 
 import specdec_kernels as sk
@@ -23,12 +24,6 @@ def run(name, *args):
     """Run a provider with poisoned allocations."""
     torch.use_deterministic_algorithms(True)
     return provider(OP, name)(*args)
-
-
-def same(got, want):
-    """Bit for bit."""
-    for i, (g, w) in enumerate(zip(got, want, strict=True)):
-        assert_close(f"output {i}", g, w)
 
 
 def pairs():
@@ -97,7 +92,7 @@ def test_an_invalid_row_has_no_children_and_does_not_change_other_nodes(name):
         scores[3, 1] = value
         got = run(name, logits, scores, 3, None, 1.0)
         want = run(name, good, torch.zeros(4, 2), 3, None, 1.0)
-        same([t[:, :1] for t in got[:2]], [t[:, :1] for t in want[:2]])
+        assert_all_equal([t[:, :1] for t in got[:2]], [t[:, :1] for t in want[:2]])
         assert (got[0][:, 1] == -1).all()
         assert (got[1][:, 1] == -torch.inf).all()
         assert got[2].tolist() == [[0, 1, 2]] * 4
@@ -116,8 +111,8 @@ def test_temperature_zero_ranks_at_temperature_one(name):
         -torch.ones(2, 2),
     )
     want = run(name, logits, scores, 4, None, 1.0)
-    same(run(name, logits, scores, 4, None, 0.0), want)
-    same(run(name, logits, scores, 4, torch.tensor([0.0, 1.0]), 7.0), want)
+    assert_all_equal(run(name, logits, scores, 4, None, 0.0), want)
+    assert_all_equal(run(name, logits, scores, 4, torch.tensor([0.0, 1.0]), 7.0), want)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -144,15 +139,15 @@ def test_place_in_the_batch_layout_and_threads_change_no_bit(name):
     view = wide[1:, 1:-1, 3 : v + 3]
     view.copy_(logits)
     spread = scores.T.contiguous().T, t.repeat_interleave(2)[::2]
-    same(run(name, view, spread[0], width, spread[1], 1.0), want)
+    assert_all_equal(run(name, view, spread[0], width, spread[1], 1.0), want)
     for i in (0, b - 1):
         one = slice(i, i + 1)
         alone = run(name, logits[one], scores[one], width, t[one], 1.0)
-        same(alone, [x[one] for x in want])
+        assert_all_equal(alone, [x[one] for x in want])
     node = run(name, logits[:, 1:2], scores[:, 1:2], width, t, 1.0)
-    same(node[:2], [x[:, 1:2] for x in want[:2]])
+    assert_all_equal(node[:2], [x[:, 1:2] for x in want[:2]])
     wider = run(name, logits, scores, width + 3, t, 1.0)
-    same([x[..., :width] for x in wider[:2]], want[:2])
+    assert_all_equal([x[..., :width] for x in wider[:2]], want[:2])
 
 
 def spoiled():
@@ -192,16 +187,12 @@ def grown(logits, scores, lengths, size, slots):
 
 @pytest.mark.slow
 def test_growing_a_tree_compiles_as_one_graph_for_all_sizes():
-    torch._dynamo.reset()
-    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(grown, fullgraph=True, backend=counter, dynamic=True)
-    frames = []
+    calls = []
     for b, v, size in ((3, 40, 7), (2, 61, 9), (5, 33, 8)):
         g = torch.Generator().manual_seed(b)
-        args = torch.randn(b, 4, v, generator=g), torch.zeros(b, 1), torch.arange(b), size, 20 + b
-        same(compiled(*args), grown(*args))
-        frames.append(counter.frame_count)
-    assert frames == frames[:1] * 3
+        logits = torch.randn(b, 4, v, generator=g)
+        calls.append((logits, torch.zeros(b, 1), torch.arange(b), size, 20 + b))
+    assert_one_graph(grown, calls)
 
 
 def test_a_grown_tree_holds_the_best_paths():

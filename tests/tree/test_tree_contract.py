@@ -7,6 +7,7 @@ ids. tests/chain/test_invariance.py shows the same of the batch and the number o
 import pytest
 import torch
 import torch._dynamo.testing
+from support.compiled import assert_one_graph
 from support.providers import KERNEL_PROVIDERS, assert_close, assert_outputs_equal, provider
 from support.tree_pairs import TREE_PAIRS
 
@@ -133,21 +134,15 @@ def tree_rules(target, tokens, parents, draft, seeds, positions):
 
 @pytest.mark.slow
 def test_rules_compile_as_one_graph_for_all_sizes():
-    torch._dynamo.reset()
-    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(tree_rules, fullgraph=True, backend=counter, dynamic=True)
-    frames = []
+    calls = []
     for b, n, v in ((3, 4, 61), (5, 2, 130), (4, 3, 97)):
         g = torch.Generator().manual_seed(b)
-        args = (
+        calls.append((
             torch.randn(b, n + 1, v, generator=g), torch.randint(0, v, (b, n), generator=g),
             torch.arange(-1, n - 1).repeat(b, 1), torch.randn(b, n, v, generator=g),
             torch.arange(b), torch.arange(b) * 9,
-        )  # fmt: skip
-        for i, (got, want) in enumerate(zip(compiled(*args), tree_rules(*args), strict=True)):
-            assert_close(f"output {i}", got, want)
-        frames.append(counter.frame_count)
-    assert frames == frames[:1] * 3
+        ))  # fmt: skip
+    assert_one_graph(tree_rules, calls)
 
 
 @pytest.mark.parametrize("rule", TREE_RULES)

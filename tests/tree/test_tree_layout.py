@@ -18,7 +18,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch._dynamo.testing
-from support.providers import assert_close, assert_outputs_equal, provider
+from support.compiled import assert_one_graph
+from support.providers import assert_outputs_equal, provider
 from support.tree_layout_oracles import attention_oracle, check_trie, path, rerank_oracle
 
 import specdec_kernels as sk
@@ -289,21 +290,15 @@ def layout_of_a_round(tokens, parents, scores, sequences, lengths, size):
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_the_layout_of_a_round_compiles_as_one_graph_for_all_sizes(backend):
-    torch._dynamo.reset()
-    counter = torch._dynamo.testing.CompileCounterWithBackend(backend)
-    compiled = torch.compile(layout_of_a_round, fullgraph=True, backend=counter, dynamic=True)
-    frames = []
+    calls = []
     for b, m, k, length, size in ((3, 20, 4, 5, 9), (2, 33, 3, 6, 11), (5, 17, 6, 4, 8)):
         g = torch.Generator().manual_seed(b)
-        args = (
+        calls.append((
             torch.randint(0, 9, (b, m), generator=g), random_parents(b, m, g),
             -torch.rand(b, m, generator=g), torch.randint(0, 3, (b, k, length), generator=g),
             torch.randint(0, 30, (b,), generator=g), size,
-        )  # fmt: skip
-        for got, want in zip(compiled(*args), layout_of_a_round(*args), strict=True):
-            assert_close("output", got, want)
-        frames.append(counter.frame_count)
-    assert frames == frames[:1] * 3
+        ))  # fmt: skip
+    assert_one_graph(layout_of_a_round, calls, backend)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
