@@ -61,9 +61,9 @@ def test_greedy_text_is_that_of_plain_generation(name, tmp_path):
 @pytest.mark.parametrize("rule", ["auto", "match"])
 @pytest.mark.parametrize("name", drafter_cases.ALL)
 def test_a_sequence_does_not_depend_on_its_batch_or_an_earlier_call(name, rule, tmp_path):
-    model = hf_models.tiny("llama")
+    model, _ = target()  # of so few tokens that sequences would learn from one another
     drafter = resolved(name, model, tmp_path)
-    assert_independent_of_batch(lambda: drafter, model, rule=rule, temperature=0.3)
+    assert_independent_of_batch(lambda: drafter, model, rule=rule, temperature=0.7)
 
 
 @pytest.mark.slow

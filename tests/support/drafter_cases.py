@@ -97,15 +97,15 @@ TREES: dict[str, tuple[Make, Any]] = {
     "several, tree": (named("prompt_lookup"), TreeSpec.branching((2, 1, 1))),
     "merged": (
         lambda target, folder: ["prompt_lookup", "ngram:2", draft_model(target)],
-        TrieTree(2, GAMMA, 6),
+        TrieTree(2, GAMMA, 4),
     ),
     "merged, drawn": (
         lambda target, folder: ["ngram:2", draft_model(target)],
-        TrieTree(1, GAMMA),
+        TrieTree(1, GAMMA, 4),
     ),
     "merged trees": (
         lambda target, folder: ["token_recycling", "prompt_lookup", "lookahead"],
-        TrieTree(2, GAMMA, 8),
+        TrieTree(2, GAMMA, 6),
     ),
 }
 
