@@ -115,6 +115,7 @@ def joint_p_value_of_drafts(cascade, count=6000):
     return chi_square(codes, expected)
 
 
+@pytest.mark.slow
 def test_drafts_of_a_vertical_cascade_follow_the_draft_model_and_so_say_their_rows():
     model, _ = target()
     cascade = VerticalCascade(middle(model), hf_models.build("llama", 5, vocab_size=VOCAB), 2)
@@ -177,6 +178,7 @@ def test_noise_of_a_round_is_drawn_once():
     assert len(set(seen)) == len(seen) == 3 * 2 * 3 * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("made", CASCADES)
 def test_a_sequences_text_does_not_depend_on_its_batch(made):
     model = target()[0]

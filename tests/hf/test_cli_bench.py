@@ -19,6 +19,7 @@ def questions(tmp_path):
     return path
 
 
+@pytest.mark.slow
 def test_bench_compares_drafters_and_schedules(folder, questions, tmp_path):  # noqa: F811
     report, markdown = tmp_path / "out.json", tmp_path / "out.md"
     result = invoke(

@@ -205,6 +205,7 @@ def test_processors_and_ends_are_those_of_plain_generation(name):
         torch.testing.assert_close(ours[field], theirs[field], rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", encoder_models.TEXT_MODELS)
 def test_arguments_may_be_given_in_other_ways(name):
     model, inputs = tiny(name), texts(RAGGED)

@@ -104,6 +104,7 @@ def test_a_given_state_is_not_changed(models):
         assert out.stats.accepted > 0
 
 
+@pytest.mark.slow
 def test_a_draft_model_may_keep_a_state(models):
     """It feeds one token after the other, and its state goes back to the last one accepted."""
     model, drafter = model_of("Qwen3NextForCausalLM", models), build("Mamba2ForCausalLM")

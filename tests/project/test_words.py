@@ -67,6 +67,9 @@ def lines():
 
 def words_in(line):
     """Words of the private language in a line."""
+    lowered = line.lower()
+    if not any(word in lowered for word in WORDS):  # several times as fast as the search
+        return
     line = re.sub(r"\brace conditions?\b", "", line, flags=re.IGNORECASE)
     for found in WORD.finditer(line):
         inside = found.start() > 0 and line[found.start() - 1].isalpha()
