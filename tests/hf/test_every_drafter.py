@@ -51,11 +51,12 @@ def test_every_class_of_drafters_is_in_the_table(tmp_path):
 @pytest.mark.parametrize("name", drafter_cases.ALL)
 def test_greedy_text_is_that_of_plain_generation(name, tmp_path):
     """For one sequence, and for a ragged batch of three."""
-    model = hf_models.tiny("llama")
-    assert_greedy_identical(
+    model = hf_models.build("llama", vocab_size=7)  # so few that every drafter is right at times
+    stats = assert_greedy_identical(
         lambda: drafter_cases.make(name, model, tmp_path).pop("drafter"), model,
         tree=drafter_cases.make(name, model, tmp_path).get("tree"),
     )  # fmt: skip
+    assert 0 < stats.accepted < stats.drafted
 
 
 @pytest.mark.parametrize("rule", ["auto", "match"])
