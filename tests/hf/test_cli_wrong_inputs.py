@@ -6,16 +6,18 @@ The first table is refused before torch does anything, the second before a weigh
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from specdec_hf.cli import checks
 from specdec_hf.decode.arguments import MAX_NUM_ASSISTANT_TOKENS
 from specdec_hf.drafters import tree_model
 from specdec_hf.drafters.model import ModelDrafter
+from specdec_hf.drafters.ngram_table import NgramTable
 from specdec_hf.drafters.prompt_lookup import PromptLookupDrafter
 from specdec_hf.drafters.tree_drafter import TreeDrafter
 from support import hf_models
-from support.cli_models import folder, invoke, one_line_error, write_folder  # noqa: F401
+from support.cli_models import END, folder, invoke, one_line_error, write_folder  # noqa: F401
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 
 SCHEDULE = "--num-assistant-tokens-schedule"
@@ -102,6 +104,10 @@ BEFORE_TORCH = [
 ]  # fmt: skip
 BEFORE_WEIGHTS = [
     (["--prompt", "a", "--drafter", "layers:99"], "layers:N: N must be in [1, 2], got 99"),
+    (["--prompt", "a", "--drafter", "early_exit:99"], "layers must be below the target's 2 with"),
+    (["--prompt", "a", "--drafter", "early_exit:2"], "layers must be below the target's 2 with"),
+    (["--prompt", "a", "--drafter", "layer_skip:1-99"], "last must be below the target's 2 layers"),
+    (["--prompt", "a", "--drafter", "ngram:TABLE"], "table must have the model's vocabulary of"),
     (["--prompt", "word " * 90], "the prompt has 468 tokens, but the model's context is 256"),
     (["--prompt", "a", "--device", "cuda:99"], "--device cuda:99 is not available"),
     (["--prompt", "a", "--device", "mps"], "--device mps is not available"),
@@ -143,9 +149,13 @@ def test_wrong_options_get_one_line_before_a_model_is_loaded(arguments, message)
 @pytest.mark.usefixtures("no_weights")
 def test_what_does_not_fit_the_model_gets_one_line_before_its_weights_are_read(
     folder,  # noqa: F811
+    tmp_path,
+    monkeypatch,
     arguments,
     message,
 ):
+    monkeypatch.chdir(tmp_path)
+    NgramTable.build([np.array([1, 2])], END, 2).save("TABLE")
     assert message in one_line_error("generate", "--model", folder, *arguments)
 
 

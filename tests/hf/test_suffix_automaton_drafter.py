@@ -15,6 +15,7 @@ CORPUS = np.random.default_rng(0).integers(0, VOCAB, 300)
 
 class Context:
     batch_size = 2
+    model = hf_models.tiny("llama")
     max_length = 40
     encoder = None
 

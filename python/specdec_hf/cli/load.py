@@ -107,7 +107,7 @@ def _load(
     for found in filter(None, sources.drafters):
         draft_path, draft_config = _config(found, say)
         drafts.append((draft_path, _own_tokenizer(settings, config, draft_config, draft_path)))
-    named = [_named_drafter(name, tokenizer) for name in settings.drafter]
+    named = [_named_drafter(name, config, tokenizer) for name in settings.drafter]
     check_tokenizer(tokenizer, config)
     say(f"loading {sources.model.title}")
     model = load_model(path, device=device, dtype=dtype, progress=say)
@@ -127,11 +127,12 @@ def _load(
     return Loaded(model, tokenizer, drafters, sources.model.title)
 
 
-def _named_drafter(name: str, tokenizer: Any) -> Any:
+def _named_drafter(name: str, config: Any, tokenizer: Any) -> Any:
     """The drafter of a checked name; None for none and for models."""
     try:
         drafter = make_drafter(name)
         if drafter is not None:
+            drafter.check_config(config)
             drafter.check_tokenizer(tokenizer)
         return drafter
     except (OSError, ValueError) as error:

@@ -77,6 +77,15 @@ def _check_noise(drafter: Drafter, context: DraftContext) -> None:
         )
 
 
+def check_vocab_size(name: str, vocab_size: int, config: Any) -> None:
+    """Raises ValueError for stored ids of a vocabulary of another size than the model's."""
+    wanted = config.get_text_config(decoder=True).vocab_size
+    if vocab_size != wanted:
+        raise ValueError(
+            f"{name} must have the model's vocabulary of {wanted} tokens, got {vocab_size}"
+        )
+
+
 def check_temperature(drafter: Any, distribution: SampledDraft, wanted: Any, owner: str) -> None:
     """Raises ValueError for a distribution that cannot be joined with others of a temperature."""
     given = distribution.temperature

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from specdec_hf.drafters.checks import check_vocab_size
 from specdec_hf.drafters.context import DraftContext, History
 from specdec_hf.drafters.copied_text import CopiedText
 from specdec_hf.drafters.drafter import Draft, Drafter
@@ -40,6 +41,11 @@ class CopyingDrafter(Drafter):
         ``text`` is that of the sequence, or of `CopiedText`; it grows at its end.
         """
 
+    def check_config(self, config: Any) -> None:
+        made_for = None if self.corpus is None else self.corpus.vocab_size
+        if made_for is not None:
+            check_vocab_size("corpus", made_for, config)
+
     def start(self, context: DraftContext) -> None:
         """Begin a new call.
 
@@ -47,14 +53,7 @@ class CopyingDrafter(Drafter):
             ValueError: a corpus for another vocabulary.
         """
         self._text = CopiedText(context)
-        made_for = None if self.corpus is None else self.corpus.vocab_size
-        if made_for is not None:
-            vocab_size = context.model.config.get_text_config(decoder=True).vocab_size
-            if made_for != vocab_size:
-                raise ValueError(
-                    f"corpus must have the model's vocabulary of {vocab_size} tokens, "
-                    f"got {made_for}"
-                )
+        self.check_config(context.model.config)
 
     def check_tokenizer(self, tokenizer: Any) -> None:
         fingerprint = bytes(32) if self.corpus is None else self.corpus.fingerprint

@@ -73,10 +73,13 @@ class AnyDrafter:
         """The drafter that ``NAME:text`` asks for; ``text`` is empty without a colon."""
         return cls()
 
+    def check_config(self, config: Any) -> None:
+        """Raise ValueError if this drafter cannot draft for a model of this configuration."""
+
     def check_tokenizer(self, tokenizer: Any) -> None:
         """Raise ValueError if this drafter was made with another tokenizer than the target's.
 
-        The command line calls it; `generate` knows no tokenizer.
+        The command line calls both before it reads weights; `generate` knows no tokenizer.
         """
 
     def start(self, context: DraftContext) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specdec_hf.arguments import check_integer
+from specdec_hf.drafters.checks import check_vocab_size
 from specdec_hf.drafters.context import DraftContext, History
 from specdec_hf.drafters.drafter import Draft
 from specdec_hf.drafters.ngram_counts import NgramCounts
@@ -71,6 +72,10 @@ class NgramDrafter(RowDrafter):
             return cls(order=int(text))
         return cls(NgramTable.load(text) if text else None)
 
+    def check_config(self, config: Any) -> None:
+        if self.table is not None:
+            check_vocab_size("table", self.table.vocab_size, config)
+
     def start(self, context: DraftContext) -> None:
         """Begin a new call; nothing is kept of the sequences of an earlier one.
 
@@ -78,11 +83,7 @@ class NgramDrafter(RowDrafter):
             ValueError: a table for another vocabulary.
         """
         super().start(context)
-        if self.table is not None and self.table.vocab_size != self.vocab_size:
-            raise ValueError(
-                f"table must have the model's vocabulary of {self.vocab_size} tokens, "
-                f"got {self.table.vocab_size}"
-            )
+        self.check_config(context.model.config)
         self._learnt = [
             NgramCounts(self.order - 1, self.min_context) for _ in range(context.batch_size)
         ]

@@ -66,6 +66,9 @@ class OwnLayersDrafter(ModelDrafter):
         """For a model of ``total`` layers, how many the draft shares and where it resumes."""
         raise NotImplementedError
 
+    def check_config(self, config: Any) -> None:
+        self.parts(config.get_text_config(decoder=True).num_hidden_layers)
+
     def start(self, context: DraftContext) -> None:
         """Take the target apart.
 
