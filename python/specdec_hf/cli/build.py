@@ -38,16 +38,19 @@ def build_ngram(
 ) -> None:
     """Count the n-grams of texts, for --drafter ngram:FILE.
 
-    The model's tokenizer splits the texts; the drafter then fits models of that vocabulary.
+    The model's tokenizer splits the texts; the drafter then fits models with that tokenizer.
     """
     if not 1 <= order <= 8:
         fail(f"--order must be in [1, 8], got {order}")
     if min_count < 1:
         fail(f"--min-count must be at least 1, got {min_count}")
-    texts, _, vocab_size = read_texts(files, output, model)
+    texts, tokenizer, vocab_size = read_texts(files, output, model)
+    from specdec_hf.drafters.fingerprint import fingerprint_of
     from specdec_hf.drafters.ngram_table import NgramTable
 
-    table = NgramTable.build(texts, vocab_size, order, min_count)
+    table = NgramTable.build(
+        texts, vocab_size, order, min_count, fingerprint=fingerprint_of(tokenizer)
+    )
     if not len(table.tokens[0]):
         most = np.unique(np.concatenate(texts), return_counts=True)[1].max()
         fail(f"--min-count must be at most {most}, as often as any token occurs, got {min_count}")
@@ -64,7 +67,7 @@ def build_rest(files: Files, output: Output, model: options.ModelName = "embedde
     texts, tokenizer, vocab_size = read_texts(files, output, model)
     from specdec_host import Corpus
 
-    from specdec_hf.drafters.copying import fingerprint_of
+    from specdec_hf.drafters.fingerprint import fingerprint_of
 
     # No match should go from one file to the next.
     between = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]

@@ -23,6 +23,7 @@ from specdec_hf.cli.weights import (
     load_tokenizer,
     with_fewer_layers,
 )
+from specdec_hf.drafters.fingerprint import same_vocabulary
 from specdec_hf.drafters.registry import make_drafter
 from specdec_hf.drafters.text import TextDrafter
 
@@ -106,7 +107,10 @@ def _load(
     drafts = []
     for found in filter(None, sources.drafters):
         draft_path, draft_config = _config(found, say)
-        drafts.append((draft_path, _own_tokenizer(settings, config, draft_config, draft_path)))
+        own_tokenizer = None
+        if draft_path != path:
+            own_tokenizer = _own_tokenizer(settings, tokenizer, config, draft_path, draft_config)
+        drafts.append((draft_path, own_tokenizer))
     named = [_named_drafter(name, config, tokenizer) for name in settings.drafter]
     check_tokenizer(tokenizer, config)
     say(f"loading {sources.model.title}")
@@ -159,13 +163,23 @@ def _check_layers(drafter: str, config: Any) -> None:
         fail(f"--drafter layers:N: N must be in [1, {total}], got {layers}")
 
 
-def _own_tokenizer(settings: Settings, config: Any, draft: Any, path: Path) -> Any:
+def _own_tokenizer(
+    settings: Settings, tokenizer: Any, config: Any, draft_path: Path, draft_config: Any
+) -> Any:
     """The tokenizer of a draft model whose vocabulary is not the model's, else None."""
-    sizes = [c.get_text_config(decoder=True).vocab_size for c in (config, draft)]
-    if sizes[0] == sizes[1]:
+    wanted, got = (c.get_text_config(decoder=True).vocab_size for c in (config, draft_config))
+    tree = settings.tree is not None and len(settings.drafter) == 1
+    rule = f"--tree needs a drafter of the model's vocabulary of {wanted} tokens"
+    if wanted != got:
+        if tree:
+            fail(f"{rule}, got {got}")
+        return load_tokenizer(draft_path)
+    try:
+        own = load_tokenizer(draft_path)
+    except MissingModelError:  # weights without a tokenizer are of the model's vocabulary
         return None
-    if settings.tree is not None and len(settings.drafter) == 1:
-        fail(
-            f"--tree needs a drafter of the model's vocabulary of {sizes[0]} tokens, got {sizes[1]}"
-        )
-    return load_tokenizer(path)
+    if same_vocabulary(tokenizer, own):
+        return None
+    if tree:
+        fail(f"{rule}, got as many other tokens")
+    return own

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Any
 
@@ -11,10 +9,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specdec_hf.drafters.checks import check_vocab_size
+from specdec_hf.drafters.checks import check_vocab_size, describe
 from specdec_hf.drafters.context import DraftContext, History
 from specdec_hf.drafters.copied_text import CopiedText
 from specdec_hf.drafters.drafter import Draft, Drafter
+from specdec_hf.drafters.fingerprint import check_fingerprint
 
 if TYPE_CHECKING:
     from specdec_host import Corpus, Proposal
@@ -32,6 +31,7 @@ class CopyingDrafter(Drafter):
 
     def __init__(self, corpus: Corpus | None) -> None:
         self.corpus = corpus
+        self._note: str | None = None  # of the tokenizer
         self._text = CopiedText()
 
     @abstractmethod
@@ -54,11 +54,12 @@ class CopyingDrafter(Drafter):
         """
         self._text = CopiedText(context)
         self.check_config(context.model.config)
+        if self._note is not None:
+            context.note(f"{describe(self)}: {self._note}")
 
     def check_tokenizer(self, tokenizer: Any) -> None:
-        fingerprint = bytes(32) if self.corpus is None else self.corpus.fingerprint
-        if any(fingerprint) and fingerprint != fingerprint_of(tokenizer):
-            raise ValueError("corpus must have been built with the model's tokenizer")
+        if self.corpus is not None:
+            self._note = check_fingerprint("corpus", self.corpus.fingerprint, tokenizer)
 
     def propose(self, history: History, gamma: int) -> Draft | None:
         several, confidence = self._propose(history, gamma, 1)
@@ -84,9 +85,3 @@ class CopyingDrafter(Drafter):
             proposal = self.copy(int(b), self._text.of(history, int(b)), gamma, count)
             tokens[b], confidence[b] = proposal.tokens, proposal.confidence[0]
         return tokens, confidence
-
-
-def fingerprint_of(tokenizer: Any) -> bytes:
-    """32 bytes that tokenizers with another vocabulary do not have."""
-    vocabulary = sorted(tokenizer.get_vocab().items())
-    return hashlib.sha256(json.dumps(vocabulary).encode()).digest()

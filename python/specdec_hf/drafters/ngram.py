@@ -8,9 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specdec_hf.arguments import check_integer
-from specdec_hf.drafters.checks import check_vocab_size
+from specdec_hf.drafters.checks import check_vocab_size, describe
 from specdec_hf.drafters.context import DraftContext, History
 from specdec_hf.drafters.drafter import Draft
+from specdec_hf.drafters.fingerprint import check_fingerprint
 from specdec_hf.drafters.ngram_counts import NgramCounts
 from specdec_hf.drafters.ngram_table import MAX_ORDER, NgramTable
 from specdec_hf.drafters.row_drafter import RowDrafter
@@ -62,6 +63,7 @@ class NgramDrafter(RowDrafter):
         least = min(1, self.order - 1) if min_context is None else min_context
         self.min_context = check_integer("min_context", least, 0, self.order - 1)
         self.table = table
+        self._note: str | None = None  # of the tokenizer
         self.learn = learn
         self.rolls_back = not learn
 
@@ -76,6 +78,10 @@ class NgramDrafter(RowDrafter):
         if self.table is not None:
             check_vocab_size("table", self.table.vocab_size, config)
 
+    def check_tokenizer(self, tokenizer: Any) -> None:
+        if self.table is not None:
+            self._note = check_fingerprint("table", self.table.fingerprint, tokenizer)
+
     def start(self, context: DraftContext) -> None:
         """Begin a new call; nothing is kept of the sequences of an earlier one.
 
@@ -84,6 +90,8 @@ class NgramDrafter(RowDrafter):
         """
         super().start(context)
         self.check_config(context.model.config)
+        if self._note is not None:
+            context.note(f"{describe(self)}: {self._note}")
         self._learnt = [
             NgramCounts(self.order - 1, self.min_context) for _ in range(context.batch_size)
         ]

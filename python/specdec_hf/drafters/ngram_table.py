@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from specdec_hf.drafters.fingerprint import UNKNOWN
+
 FORMAT = "specdec n-gram table 1"
 MAX_ORDER = 8
 
@@ -30,6 +32,7 @@ class NgramTable:
         tokens: of each level, [M_k] int32, the last token of each k-gram.
         counts: of each level, [M_k] int32, how often each k-gram occurs.
         begins: of each level, [M_(k-1) + 1] int64; the empty n-gram is the one row of level 0.
+        fingerprint: 32 bytes that another tokenizer does not have; zeros where it is not known.
     """
 
     def __init__(
@@ -38,8 +41,11 @@ class NgramTable:
         tokens: Sequence[NDArray[np.int32]],
         counts: Sequence[NDArray[np.int32]],
         begins: Sequence[NDArray[np.int64]],
+        *,
+        fingerprint: bytes = UNKNOWN,
     ) -> None:
         self.vocab_size = vocab_size
+        self.fingerprint = fingerprint
         self.tokens, self.counts, self.begins = list(tokens), list(counts), list(begins)
 
     @property
@@ -49,7 +55,13 @@ class NgramTable:
 
     @classmethod
     def build(
-        cls, texts: Iterable[NDArray[np.int64]], vocab_size: int, order: int, min_count: int = 1
+        cls,
+        texts: Iterable[NDArray[np.int64]],
+        vocab_size: int,
+        order: int,
+        min_count: int = 1,
+        *,
+        fingerprint: bytes = UNKNOWN,
     ) -> NgramTable:
         """Count the n-grams of texts; none reaches from one text into the next.
 
@@ -58,14 +70,18 @@ class NgramTable:
             vocab_size: ids must be below it.
             order: tokens of the longest n-grams, from 1 to 8.
             min_count: rarer n-grams are left out, and with them those that they begin.
+            fingerprint: of the tokenizer that made the ids, see `fingerprint_of`.
 
         Raises:
-            ValueError: an order or count out of range, ids outside the vocabulary, no text.
+            ValueError: an order or count out of range, ids outside the vocabulary, no text, or a
+                fingerprint of another length.
         """
         if not 1 <= order <= MAX_ORDER:
             raise ValueError(f"order must be in [1, {MAX_ORDER}], got {order}")
         if min_count < 1:
             raise ValueError(f"min_count must be at least 1, got {min_count}")
+        if len(fingerprint) != len(UNKNOWN):
+            raise ValueError(f"fingerprint must have 32 bytes, got {len(fingerprint)}")
         given = [np.asarray(text, dtype=np.int64) for text in texts]
         stream = np.concatenate([*given, np.empty(0, np.int64)])
         if not len(stream):
@@ -92,7 +108,7 @@ class NgramTable:
                 ((keys % vocab_size).astype(np.int32), counts[kept].astype(np.int32), begins)
             )
             size = len(keys)
-        return cls(vocab_size, *zip(*levels, strict=True))
+        return cls(vocab_size, *zip(*levels, strict=True), fingerprint=fingerprint)
 
     def followers(self, context: Sequence[int]) -> Followers:
         """The tokens that follow ``context`` in the text, and how often each does."""
@@ -113,7 +129,10 @@ class NgramTable:
 
     def save(self, path: str | Path) -> None:
         """Write a safetensors file."""
-        arrays: dict[str, NDArray[Any]] = {}
+        # Tables of earlier versions lack it.
+        arrays: dict[str, NDArray[Any]] = {
+            "fingerprint": np.frombuffer(self.fingerprint, dtype=np.uint8)
+        }
         for k in range(self.order):
             arrays[f"tokens.{k}"] = self.tokens[k]
             arrays[f"counts.{k}"] = self.counts[k]
@@ -143,6 +162,7 @@ class NgramTable:
                     [arrays[f"{kind}.{k}"] for k in range(int(metadata["order"]))]
                     for kind in ("tokens", "counts", "begins")
                 ),
+                fingerprint=arrays["fingerprint"].tobytes() if "fingerprint" in arrays else UNKNOWN,
             )
         except (SafetensorError, KeyError) as error:
             raise ValueError(f"{path} holds no n-gram table: {error}") from None
@@ -152,6 +172,8 @@ class NgramTable:
 
     def _valid(self) -> bool:
         """Whether every number that `followers` follows is in range."""
+        if len(self.fingerprint) != len(UNKNOWN):
+            return False
         size = 1
         for tokens, counts, begins in zip(self.tokens, self.counts, self.begins, strict=True):
             kinds = [array.dtype.name for array in (tokens, counts, begins)]

@@ -1,0 +1,55 @@
+"""Whether stored ids, or those of a draft model, mean the tokens of the target's tokenizer."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+UNKNOWN = bytes(32)
+SHOWN = 12  # hexadecimal digits in a message
+
+
+def fingerprint_of(tokenizer: Any) -> bytes:
+    """32 bytes that tokenizers with another vocabulary do not have."""
+    vocabulary = sorted(tokenizer.get_vocab().items())
+    return hashlib.sha256(json.dumps(vocabulary).encode()).digest()
+
+
+def check_fingerprint(name: str, fingerprint: bytes, tokenizer: Any) -> str | None:
+    """Check that stored ids are those of the model's tokenizer.
+
+    Args:
+        name: of what holds the ids, for messages.
+        fingerprint: of the tokenizer that it was built with, or `UNKNOWN`.
+        tokenizer: the model's.
+
+    Returns:
+        A note where the fingerprint is unknown, else None.
+
+    Raises:
+        ValueError: the ids are those of another tokenizer.
+    """
+    if fingerprint == UNKNOWN:
+        return (
+            f"the {name} does not record the tokenizer that it was built with; if that is not the "
+            "model's, its drafts are rejected"
+        )
+    wanted = fingerprint_of(tokenizer)
+    if fingerprint != wanted:
+        raise ValueError(
+            f"{name} must have been built with the model's tokenizer, of fingerprint "
+            f"{wanted.hex()[:SHOWN]}, got one that was built with {fingerprint.hex()[:SHOWN]}"
+        )
+    return None
+
+
+def same_vocabulary(tokenizer: Any, other: Any) -> bool:
+    """Whether no id names different tokens in two tokenizers.
+
+    Models of one family often add or rename special tokens, so these may differ, and either may
+    hold ids that the other lacks.
+    """
+    ours, theirs = ({i: t for t, i in one.get_vocab().items()} for one in (tokenizer, other))
+    added = {*tokenizer.added_tokens_decoder, *other.added_tokens_decoder}
+    return all(theirs.get(i, token) == token for i, token in ours.items() if i not in added)

@@ -1,0 +1,113 @@
+"""Ids of another tokenizer are told apart, where they are stored and where they are drafted."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+from specdec_hf.drafters.fingerprint import fingerprint_of, same_vocabulary
+from specdec_hf.drafters.ngram_table import NgramTable
+from specdec_host import Corpus
+from support import cli_models
+from support.cli_models import END, folder, invoke, one_line_error, write_folder  # noqa: F401
+from support.hf_models import one_thread  # noqa: F401  # autouse here
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
+
+
+def other_tokenizer():
+    """That of `cli_models`, with the ids of all tokens but the special one in reverse."""
+    content = json.loads(cli_models.tokenizer().backend_tokenizer.to_str())
+    vocabulary = content["model"]["vocab"]
+    content["model"]["vocab"] = {token: END - 1 - i for token, i in vocabulary.items()}
+    core = Tokenizer.from_str(json.dumps(content))
+    made = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="</s>", pad_token="</s>")
+    made.chat_template = cli_models.TEMPLATE
+    return made
+
+
+def answer(folder, drafter, tmp_path, *more):  # noqa: F811
+    """The statistics of one answer."""
+    result = invoke(
+        "generate", "--prompt", "one two", "--model", folder, "--drafter", drafter,
+        "--max-new-tokens", 8, "--json", tmp_path / "out.json", *more,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    return json.loads((tmp_path / "out.json").read_text())["prompts"][0]["turns"][0]["stats"]
+
+
+def test_tokenizers_are_compared_by_their_ordinary_tokens():
+    ours, longer, renamed = (cli_models.tokenizer() for _ in range(3))
+    longer.add_tokens(["<think>"], special_tokens=True)
+    renamed.add_tokens(["more"])
+    assert same_vocabulary(ours, ours)
+    assert same_vocabulary(ours, longer)
+    assert same_vocabulary(longer, renamed)  # both have an id that the other gives another name
+    assert not same_vocabulary(ours, other_tokenizer())
+    prints = [fingerprint_of(one) for one in (ours, longer, renamed, other_tokenizer())]
+    assert len(set(prints)) == 4
+    assert fingerprint_of(cli_models.tokenizer()) == prints[0]
+
+
+@pytest.mark.parametrize(
+    ("command", "drafters", "name"),
+    [("ngram", ["ngram"], "table"), ("rest", ["rest", "suffix_automaton"], "corpus")],
+)
+def test_stored_ids_of_another_tokenizer_are_refused(
+    folder,  # noqa: F811
+    tmp_path,
+    command,
+    drafters,
+    name,
+):
+    other = write_folder(tmp_path / "other")
+    other_tokenizer().save_pretrained(other)
+    (tmp_path / "text").write_text("one two one two\n" * 20)
+    stored = tmp_path / "stored"
+    result = invoke("build", command, tmp_path / "text", "--output", stored, "--model", other)
+    assert result.exit_code == 0, result.output
+    ours, theirs = (
+        fingerprint_of(one()).hex()[:12] for one in (cli_models.tokenizer, other_tokenizer)
+    )
+    for drafter in drafters:
+        asked = ("generate", "--prompt", "one two", "--drafter", f"{drafter}:{stored}")
+        assert (
+            f"{name} must have been built with the model's tokenizer, of fingerprint {ours}, got "
+            f"one that was built with {theirs}"
+        ) in one_line_error(*asked, "--model", folder)
+        notes = answer(other, f"{drafter}:{stored}", tmp_path)["notes"]
+        assert not any("tokenizer" in note for note in notes)
+
+
+def test_stored_ids_of_an_unknown_tokenizer_leave_a_note(folder, tmp_path):  # noqa: F811
+    ids = np.arange(10)
+    NgramTable.build([ids], END + 1, 2).save(tmp_path / "ngram")
+    Corpus(ids).save(tmp_path / "rest", vocab_size=END + 1)
+    for drafter, name in (("ngram", "table"), ("rest", "corpus")):
+        notes = answer(folder, f"{drafter}:{tmp_path / drafter}", tmp_path)["notes"]
+        note = rf"drafter {drafter} .*: the {name} does not record the tokenizer"
+        assert re.search(note, "\n".join(notes))
+
+
+def test_a_table_keeps_its_fingerprint(tmp_path):
+    table = NgramTable.build([np.array([1, 2])], 9, 2, fingerprint=b"f" * 32)
+    table.save(tmp_path / "table")
+    assert NgramTable.load(tmp_path / "table").fingerprint == b"f" * 32
+    table.fingerprint = b"f" * 31
+    table.save(tmp_path / "table")
+    with pytest.raises(ValueError, match="holds a damaged n-gram table"):
+        NgramTable.load(tmp_path / "table")
+    with pytest.raises(ValueError, match="fingerprint must have 32 bytes, got 1"):
+        NgramTable.build([np.array([1])], 9, 2, fingerprint=b"f")
+
+
+def test_a_draft_model_of_as_many_other_tokens_drafts_text(folder, tmp_path):  # noqa: F811
+    draft = write_folder(tmp_path / "draft")
+    assert answer(folder, draft, tmp_path)["drafter"] == "model"
+    other_tokenizer().save_pretrained(draft)
+    assert answer(folder, draft, tmp_path)["drafter"] == "text"
+    asked = ("generate", "--prompt", "a", "--model", folder, "--drafter", draft, "--tree", "2")
+    assert "vocabulary of 258 tokens, got as many other tokens" in one_line_error(*asked)
+    for file in draft.glob("token*"):
+        file.unlink()
+    assert answer(folder, draft, tmp_path)["drafter"] == "model"
