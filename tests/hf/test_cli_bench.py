@@ -1,9 +1,12 @@
 """The command ``bench`` measures what it names, on every prompt, and writes it twice."""
 
 import json
+from pathlib import Path
 
+import numpy as np
 import pytest
-from support.cli_models import folder, invoke, one_line_error  # noqa: F401
+from specdec_hf.drafters.ngram_table import NgramTable
+from support.cli_models import END, folder, invoke, one_line_error  # noqa: F401
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 
 LINES = "".join(
@@ -48,6 +51,33 @@ def test_bench_compares_drafters_and_schedules(folder, questions, tmp_path):  # 
     text = markdown.read_text()
     assert text.count("| prompt_lookup, heuristic |") == 2
     assert "4 of 4" in text
+
+
+def test_a_plus_in_the_path_of_a_file_or_folder_merges_nothing(
+    folder,  # noqa: F811
+    questions,
+    tmp_path,
+    monkeypatch,
+):
+    monkeypatch.chdir(tmp_path)
+    Path("draft+nasd").symlink_to(folder)
+    NgramTable.build([np.array([1, 2])], END + 1, 2).save("a+nasd")
+    drafters = [
+        "ngram:a+nasd", "prompt_lookup+ngram:a+nasd+nasd", "draft+nasd", "draft+nasd+prompt_lookup",
+        "prompt_lookup+layers:1",
+    ]  # fmt: skip
+    result = invoke(
+        "bench", "--questions", questions, "--limit", 1, "--model", folder, "--max-new-tokens", 2,
+        *(word for drafter in drafters for word in ("--drafter", drafter)), "--json", "out.json",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    rows = json.loads(Path("out.json").read_text())["results"][0]["rows"]
+    trees = ["", ", tree", "", ", tree", ", tree"]
+    assert [row["name"] for row in rows[3:]] == [
+        drafter + tree for drafter, tree in zip(drafters, trees, strict=True)
+    ]
+    asked = ("bench", "--questions", questions, "--drafter", "ngram:b+nasd")
+    assert "--drafter: cannot read b: No such file" in one_line_error(*asked)
 
 
 @pytest.mark.parametrize(

@@ -95,6 +95,7 @@ BEFORE_TORCH = [
     (["--prompt", "a", "--drafter", "magic wand"], "layers:N, embedded, a model folder, a GGUF"),
     (["--prompt", "a", "--drafter", "some/one"], "none, layers:N, embedded, a model folder, a"),
     (["--prompt", "a", "--drafter", "prompt_lookup:9"], "'prompt_lookup' takes no value, got 'pr"),
+    (["--prompt", "a", "--drafter", "ngram:none"], "--drafter: cannot read none: No such file"),
     (["--prompt", "a", *SEVERAL, "--tree", "2"], "--tree must not be given with several --drafter"),
     (["--prompt", "a", *SEVERAL, "--drafter", "none"], "--drafter none must be the only one, got"),
     (["--prompt", "a", *SEVERAL, "--rule", "traversal"], "must be one of auto, target_only, match"),

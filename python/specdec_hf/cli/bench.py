@@ -3,6 +3,7 @@
 # ruff: noqa: PLC0415  # torch loads at first use; see app.py
 from __future__ import annotations
 
+import os
 import platform
 from collections import defaultdict
 from collections.abc import Sequence
@@ -52,9 +53,8 @@ Measured = Annotated[
         metavar="DRAFTER",
         callback=options.list_drafters,
         is_eager=True,
-        help="A drafter to measure, as for generate, but none with + in its name: a+b merges two. "
-        "May be repeated.  [default: each name that needs no value, and "
-        "prompt_lookup+suffix_automaton]",
+        help="A drafter to measure, as for generate; a+b merges two. May be repeated.  [default: "
+        "each name that needs no value, and prompt_lookup+suffix_automaton]",
     ),
 ]
 Schedules = Annotated[
@@ -139,7 +139,7 @@ def _settings(
     common: Settings, name: str, schedule: str, num_assistant_tokens: int | None
 ) -> Settings:
     """The options of one config, checked as those of ``generate`` are."""
-    parts = name.split(MERGED)
+    parts = _merged(name)
     own_tree = any(map(has_own_tree, parts))
     return Settings(
         model=common.model,
@@ -151,9 +151,24 @@ def _settings(
     )
 
 
+def _merged(name: str) -> list[str]:
+    """The drafters that ``a+b`` merges; a + in the path of a file or folder belongs to the path."""
+    pieces, parts = name.split(MERGED), []
+    while pieces:
+        joined = (MERGED.join(pieces[:size]) for size in range(len(pieces), 1, -1))
+        parts.append(next(filter(_names_a_path, joined), pieces[0]))
+        del pieces[: parts[-1].count(MERGED) + 1]
+    return parts
+
+
+def _names_a_path(drafter: str) -> bool:
+    name, _, value = drafter.partition(":")
+    return os.path.exists(os.path.expanduser(value if name in DRAFTERS else drafter))
+
+
 def _schedules(name: str, schedules: Sequence[str]) -> list[str]:
     """Those that a drafter takes: trees have a constant one."""
-    parts = name.split(MERGED)
+    parts = _merged(name)
     return ["constant"] if len(parts) > 1 or has_own_tree(parts[0]) else list(schedules)
 
 

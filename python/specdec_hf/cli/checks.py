@@ -231,8 +231,8 @@ def _find_drafter(name: str) -> Source | None:
         fail(f"--{error}")
     if entry is None:
         return find_model("--drafter", name, other=OTHER_DRAFTERS)
-    value = name.partition(":")[2]
-    if entry.value == FILE and value:
+    value, kinds = name.partition(":")[2], entry.value.split("|")
+    if value and FILE in kinds and not ("N" in kinds and value.isdecimal()):
         check_readable("--drafter", Path(value))
     return None
 
