@@ -46,13 +46,9 @@ ABLATIONS = ("residual",)
 
 Drafters = Annotated[
     list[str],
-    typer.Option(
-        "--drafter",
-        metavar="DRAFTER",
-        callback=options.list_drafters,
-        is_eager=True,
-        help="A name that --drafter help lists, layers:N (the model's first N layers), or a model, "
-        "named as for --model. Several are measured one after the other.",
+    options.drafter_option(
+        "A name that --drafter help lists, layers:N (the model's first N layers), or a model, "
+        "named as for --model. Several are measured one after the other."
     ),
 ]
 Seed = Annotated[

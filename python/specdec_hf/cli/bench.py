@@ -48,13 +48,9 @@ Questions = Annotated[
 ]
 Measured = Annotated[
     list[str],
-    typer.Option(
-        "--drafter",
-        metavar="DRAFTER",
-        callback=options.list_drafters,
-        is_eager=True,
-        help="A drafter to measure, as for generate; a+b merges two. May be repeated.  [default: "
-        "each name that needs no value, and prompt_lookup+suffix_automaton]",
+    options.drafter_option(
+        "A drafter to measure, as for generate; a+b merges two. May be repeated.  [default: "
+        "each name that needs no value, and prompt_lookup+suffix_automaton]"
     ),
 ]
 Schedules = Annotated[

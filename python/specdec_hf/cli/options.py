@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -22,6 +22,13 @@ def list_drafters(given: list[str]) -> list[str]:
         console.print(drafter_table())
         raise typer.Exit
     return given
+
+
+def drafter_option(text: str) -> Any:
+    """``--drafter`` with a command's own help, where the value help lists those with a name."""
+    return typer.Option(
+        "--drafter", metavar="DRAFTER", callback=list_drafters, is_eager=True, help=text
+    )
 
 
 PromptText = Annotated[
@@ -51,13 +58,9 @@ ModelName = Annotated[
 ]
 Drafters = Annotated[
     list[str],
-    typer.Option(
-        "--drafter",
-        metavar="DRAFTER",
-        callback=list_drafters,
-        is_eager=True,
-        help="A name that --drafter help lists, none, layers:N (the model's first N layers), or a "
-        "model, named as for --model. The drafts of several become one tree.",
+    drafter_option(
+        "A name that --drafter help lists, none, layers:N (the model's first N layers), or a "
+        "model, named as for --model. The drafts of several become one tree."
     ),
 ]
 Dtype = Annotated[
