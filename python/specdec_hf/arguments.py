@@ -1,4 +1,4 @@
-"""Validation of arguments that are numbers or sequences of them.
+"""Validation of arguments that are numbers, sequences of them, or flags.
 
 A wrong type is a TypeError, a number outside its range a ValueError; a bool is not a number here.
 `specdec_host`, which needs no package of ours, has its own validation.
@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, TypeGuard
 
 
-def is_integer(value: Any) -> bool:
+def is_integer(value: Any) -> TypeGuard[int]:
     """Whether a value is an integer of any type, those of NumPy included."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
@@ -55,6 +55,13 @@ def _check(
     # A NaN fails both comparisons.
     if not ((minimum is None or value >= minimum) and (maximum is None or value <= maximum)):
         raise ValueError(f"{name} must be {rule}, got {value!r}")
+
+
+def check_flag(name: str, value: Any) -> bool:
+    """The value, which must be True or False."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, got {value!r}")
+    return value
 
 
 def check_sequence(name: str, values: Any) -> list[Any]:

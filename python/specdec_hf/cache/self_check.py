@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from specdec_hf.arguments import is_integer
 from specdec_hf.cache.encoded import Encoded, is_encoder_decoder
 from specdec_hf.cache.forward import forward_tree, forward_window
 from specdec_hf.cache.make import kind_reason, make_cache
@@ -319,7 +320,7 @@ def _windows(model: Any) -> set[int]:
             continue  # that of the encoder
         value = getattr(config, name, None)
         for size in value if isinstance(value, list | tuple) else [value]:
-            if isinstance(size, int) and not isinstance(size, bool) and size > 0:
+            if is_integer(size) and size > 0:
                 sizes.add(size)
     return sizes
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from specdec_hf.arguments import check_integer
+from specdec_hf.arguments import check_flag, check_integer
 from specdec_hf.drafters.resolve import check_drafter_types
 from specdec_hf.schedules.base import Schedule
 from specdec_hf.schedules.benefit_guard import BenefitGuard
@@ -30,8 +30,7 @@ def check_option_types(options: Any) -> None:
         check_integer("num_assistant_beams", width)
     if not (options.guard is None or isinstance(options.guard, bool | np.bool_ | BenefitGuard)):
         raise TypeError(f"guard must be None, True, False or a BenefitGuard, got {options.guard!r}")
-    if not isinstance(options.self_check, bool):
-        raise TypeError(f"self_check must be True or False, got {options.self_check!r}")
+    check_flag("self_check", options.self_check)
     if not (options.trace is None or callable(options.trace)):
         raise TypeError(f"trace must be None or a function, got {options.trace!r}")
     if not callable(options.clock):

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from specdec_hf.arguments import check_integer
+from specdec_hf.arguments import check_flag, check_integer
 from specdec_hf.drafters.context import Candidates, DraftContext, History
 from specdec_hf.drafters.host_tree import ROOT, HostTree, as_draft
 from specdec_hf.drafters.tree_drafter import TreeDraft, TreeDrafter
@@ -134,9 +134,7 @@ class LookaheadDrafter(TreeDrafter):
         self.window = check_integer("window", window, 1, MAX_NODES)
         self.ngram = check_integer("ngram", ngram, 2, MAX_NODES)
         self.guesses = check_integer("guesses", guesses, 0, MAX_NODES)
-        if not isinstance(text_ngrams, bool):
-            raise TypeError(f"text_ngrams must be True or False, got {text_ngrams!r}")
-        self.text_ngrams = text_ngrams
+        self.text_ngrams = check_flag("text_ngrams", text_ngrams)
         self.size = (self.window + self.guesses) * (self.ngram - 1) - 1
         self.depth = max(self.window + self.ngram - 3, self.ngram - 1 if self.guesses else 1)
         if not 1 <= self.size <= MAX_NODES:

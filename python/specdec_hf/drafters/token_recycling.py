@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from specdec_hf.arguments import check_integer
+from specdec_hf.arguments import check_flag, check_integer
 from specdec_hf.drafters.context import Candidates, DraftContext, History
 from specdec_hf.drafters.host_tree import ROOT, HostTree, as_draft
 from specdec_hf.drafters.tree_drafter import TreeDraft, TreeDrafter
@@ -50,8 +50,7 @@ class TokenRecyclingDrafter(TreeDrafter):
     ) -> None:
         if not isinstance(tree, TreeSpec | None):
             raise TypeError(f"tree must be None or a TreeSpec, got {tree!r}")
-        if not isinstance(inherit, bool):
-            raise TypeError(f"inherit must be True or False, got {inherit!r}")
+        check_flag("inherit", inherit)
         self.tree = DEFAULT_TREE if tree is None else tree
         self.candidates = check_integer("top_k", top_k, 1, MAX_NODES)
         if max(self.tree.ranks) >= self.candidates:

@@ -6,7 +6,7 @@ import math
 from collections import deque
 from statistics import median
 
-from specdec_hf.arguments import check_integer, check_number
+from specdec_hf.arguments import check_flag, check_integer, check_number
 from specdec_hf.schedules.costs import Costs
 
 # What drafting may lose, in seconds of plain decoding. A third of 3 % is left to the inaccuracy of
@@ -56,9 +56,7 @@ class BenefitGuard:
     ) -> None:
         self.window = check_integer("window", window, 1)
         self.pause = check_integer("pause", pause, 1)
-        if not isinstance(stops, bool):
-            raise TypeError(f"stops must be True or False, got {stops!r}")
-        self.stops = stops
+        self.stops = check_flag("stops", stops)
         self.max_loss = check_number("max_loss", MAX_LOSS if max_loss is None else max_loss, 0)
         self.stopped = 0
         self.start(Costs(), HORIZON)
