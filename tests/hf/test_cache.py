@@ -342,6 +342,30 @@ def test_a_wrong_rollback_is_detected(fault, monkeypatch):
     else:
         mask = SpecCache._mask
         monkeypatch.setattr(
-            SpecCache, "_mask", lambda self, ids, visible: mask(self, ids + ids.shape[1], visible)
+            SpecCache, "_mask", lambda self, ids, *rest: mask(self, ids + ids.shape[1], *rest)
         )
     assert identities_hold() != (True, True)
+
+
+@pytest.mark.parametrize("drafter", [None, "prompt_lookup"])
+def test_a_sequence_alone_gets_a_mask_only_where_it_hides_something(drafter, monkeypatch):
+    model, seen = hf_models.build("llama"), []
+    original = SpecCache.window
+
+    def window(self, starts, size):
+        made = original(self, starts, size)
+        seen.append((int(starts[0]), size, made["attention_mask"] is None))
+        return made
+
+    monkeypatch.setattr(SpecCache, "window", window)
+    ids = torch.tensor([[5, 6, 7, 8, 5, 6, 7]])
+    choose_cache(model, 1, 8, "spec")  # the self-check is not counted
+    seen.clear()
+    text = generate(model, ids, drafter=drafter, max_new_tokens=9, guard=False)
+    assert text.tolist() == model.generate(ids, max_new_tokens=9, do_sample=False).tolist()
+    assert len(seen) > 1
+    assert all(left_out == (start == 0 or size == 1) for start, size, left_out in seen), seen
+    for options in ({"input_ids": ids.expand(2, -1)}, {"input_ids": ids, "self_check": False}):
+        seen.clear()
+        generate(model, **options, drafter=drafter, max_new_tokens=2)
+        assert not any(left_out for *_, left_out in seen)

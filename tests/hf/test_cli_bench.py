@@ -29,8 +29,8 @@ def test_bench_compares_drafters_and_schedules(folder, questions, tmp_path):  # 
         "bench", "--questions", questions, "--limit", 2, "--model", folder, "--max-new-tokens", 6,
         "--drafter", "prompt_lookup", "--drafter", "layers:1", "--drafter", "prompt_lookup+ngram",
         "--num-assistant-tokens-schedule", "constant", "--num-assistant-tokens-schedule",
-        "heuristic", "--dtype", "float32", "--dtype", "bfloat16", "--json", report,
-        "--markdown", markdown,
+        "heuristic", "--dtype", "float32", "--dtype", "bfloat16", "--runs", 2,
+        "--json", report, "--markdown", markdown,
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     results = json.loads(report.read_text())["results"]
@@ -87,6 +87,7 @@ def test_a_plus_in_the_path_of_a_file_or_folder_merges_nothing(
         (["--questions", "nowhere"], "cannot read prompt file nowhere"),
         (["--questions", "README.md"], "README.md line 1: not valid JSON"),
         (["--questions", "Q", "--dtype", "int8"], "--dtype must be one of float32"),
+        (["--questions", "Q", "--runs", "0"], "--runs must be at least 1, got 0"),
         (["--questions", "Q", "--limit", "0"], "--limit must be >= 1, got 0"),
         (["--questions", "Q", "--drafter", "a b"], "--drafter must be"),
         (["--questions", "Q", "--drafter", "ngram+none"], "--drafter none must be the only one"),

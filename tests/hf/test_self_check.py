@@ -140,11 +140,11 @@ def forgetful():
 
 
 @pytest.mark.parametrize(
-    "fault", ["position", "rollback", "window", "siblings", "padding", "misaligned"]
+    "fault", ["position", "rollback", "window", "siblings", "no mask", "padding", "misaligned"]
 )
 def test_the_self_check_finds_a_planted_fault(fault, monkeypatch, forgetful):
     """Negative controls: each of these faults of a cache must be found."""
-    kind, tree, model = "spec", False, hf_models.tiny("gemma2")
+    kind, tree, padded, model = "spec", False, True, hf_models.tiny("gemma2")
     if fault == "position":
         original = SpecCache.window
 
@@ -157,7 +157,7 @@ def test_the_self_check_finds_a_planted_fault(fault, monkeypatch, forgetful):
     elif fault == "rollback":
         mask = SpecCache._mask
         monkeypatch.setattr(
-            SpecCache, "_mask", lambda self, ids, visible: mask(self, ids + ids.shape[1], visible)
+            SpecCache, "_mask", lambda self, ids, *rest: mask(self, ids + ids.shape[1], *rest)
         )
     elif fault == "window":
         original_types = SpecCache._by_layer_type
@@ -175,6 +175,17 @@ def test_the_self_check_finds_a_planted_fault(fault, monkeypatch, forgetful):
             return made
 
         monkeypatch.setattr(SpecCache, "tree_window", tree_window)
+    elif fault == "no mask":
+        padded, model = False, hf_models.tiny("llama")
+        original_single = SpecCache.window
+
+        def one_slot_more(self, starts, size):
+            made = original_single(self, starts, size)
+            if made["attention_mask"] is None and size == 1:
+                self._cursor.visible += 1
+            return made
+
+        monkeypatch.setattr(SpecCache, "window", one_slot_more)
     elif fault == "padding":
         kind = "aligned"
         original_extend = PlainCache._extend_inputs
@@ -188,7 +199,7 @@ def test_the_self_check_finds_a_planted_fault(fault, monkeypatch, forgetful):
     else:
         kind = "aligned"
         monkeypatch.setattr(PlainCache, "_realign", lambda self, *where: None)
-    fit = check_fit(model, kind, tree=tree)
+    fit = check_fit(model, kind, padded=padded, tree=tree)
     assert fit.reason is not None
     assert fit.difference > 3 * fit.tolerance
 

@@ -12,6 +12,7 @@ from specdec_hf.cache.model_call import keeps_cache
 from specdec_hf.cache.plain import Prompt
 from specdec_hf.cache.protocol import RollbackCache
 from specdec_hf.cache.self_check import Fit, check_fit
+from specdec_hf.cache.spec_cache import SpecCache
 
 # Where nothing could be measured, these may not fit: "spec" is not Transformers' own, and a state
 # may depend on how many tokens are read at once.
@@ -68,6 +69,8 @@ def choose_cache(
             model, batch_size, capacity, candidate, prompt=prompt, inputs=inputs, past=past,
             encoded=encoded,
         )  # fmt: skip
+        if isinstance(cache, SpecCache):
+            cache.omits_mask = batch_size == 1 and not padded and fit.difference is not None
         name = type(model).__name__
         notes = [f"{name} runs with cache={candidate!r}; {r}" for r in _reasons(refused)]
         if fit.not_measured is not None:

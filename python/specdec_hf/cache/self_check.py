@@ -173,6 +173,8 @@ def _measure(model: Any, kind: str, plan: _Plan, encoded: Encoded | None) -> Fit
         cache = make_cache(
             model, len(plan.prompts), plan.capacity, kind, prompt=prompt, encoded=encoded
         )
+        if isinstance(cache, SpecCache):
+            cache.omits_mask = not plan.padded
         seen = plan.run(cache)
     except PASSING:
         raise
@@ -263,10 +265,10 @@ class _Plan:
             self._steps.append(_tree_step(self.model, window, roots))
             kept_columns = [0, *(1 + node for node in _PATH)]
             texts = [torch.cat([texts[b], window[b, kept_columns]]) for b in rows]
-            ends = np.array([len(text) for text in texts])
-            window = self._take(1)
-            self._steps.append(_window_step(self.model, window, ends, ends + 1))
-            texts = [torch.cat([texts[b], window[b]]) for b in rows]
+        ends = np.array([len(text) for text in texts])
+        window = self._take(1)
+        self._steps.append(_window_step(self.model, window, ends, ends + 1))
+        texts = [torch.cat([texts[b], window[b]]) for b in rows]
         self.texts = texts
 
     @property

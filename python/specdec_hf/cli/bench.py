@@ -74,6 +74,14 @@ PerCategory = Annotated[
     int | None,
     typer.Option("--limit", metavar="N", help="Only the first N prompts of each category."),
 ]
+Runs = Annotated[
+    int,
+    typer.Option(
+        "--runs",
+        metavar="N",
+        help="Answers of each drafter to each prompt; the one of median time counts.",
+    ),
+]
 Markdown = Annotated[
     Path | None, typer.Option("--markdown", metavar="FILE", help="Write the tables here.")
 ]
@@ -89,6 +97,7 @@ def bench(
     num_assistant_tokens: options.NumAssistantTokens = None,
     max_new_tokens: options.MaxNewTokens = 64,
     limit: PerCategory = None,
+    runs: Runs = 1,
     json_file: options.JsonFile = None,
     markdown: Markdown = None,
 ) -> None:
@@ -98,6 +107,8 @@ def bench(
     run only.
     """
     check_limit(limit)
+    if runs < 1:
+        fail(f"--runs must be at least 1, got {runs}")
     read = [Path(questions)]
     for option, path in (("--json", json_file), ("--markdown", markdown)):
         if path is not None:
@@ -120,7 +131,7 @@ def bench(
     prompts = _first_of_each_category(read_prompts(questions), limit)
     reports, texts = [], []
     for one in dtypes:
-        rows, title = _measure(one, common, chosen, sources, prompts)
+        rows, title = _measure(one, common, chosen, sources, prompts, runs)
         table = _markdown(rows, title)
         print_rows(rows, title)
         texts.append(table)
@@ -184,6 +195,7 @@ def _measure(
     chosen: list[Settings],
     sources: list[Sources],
     prompts: list[Prompt],
+    runs: int,
 ) -> tuple[list[Row], str]:
     names = [name for settings in chosen for name in settings.drafter]
     together = Settings(model=common.model, drafter=names, dtype=dtype, device=common.device)
@@ -195,17 +207,17 @@ def _measure(
 
         configs = _configs(chosen, loaded)
         answered = _encoded(loaded, prompts)
-        bar.update(task, total=len(configs) * (len(prompts) + 1), description="")
+        bar.update(task, total=len(configs) * (len(prompts) * runs + 1), description="")
 
         def advance(text: str) -> None:
             bar.update(task, advance=1, description=f"{dtype} {text}")
 
-        rows = run_configs(loaded, configs, answered, generation_arguments(common), advance)
+        rows = run_configs(loaded, configs, answered, generation_arguments(common), runs, advance)
     facts = collect_info()
     title = (
         f"{loaded.title}, {loaded.dtype}, {loaded.model.device}, {facts['threads']} threads "
         f"({platform.machine()}, {facts['cpu_capability']}), {len(prompts)} prompts, "
-        f"{common.max_new_tokens} new tokens"
+        f"{common.max_new_tokens} new tokens, {runs} {'run' if runs == 1 else 'runs'}"
     )
     return rows, title
 

@@ -39,12 +39,16 @@ class Config:
 
 @dataclass
 class Answer:
-    """One answer of a config; seconds are wall time of the whole call, prefill included."""
+    """One answer of a config; seconds are wall time of the whole call, prefill included.
+
+    Of several runs it is the one of median time (of an even number, the faster of the middle two).
+    """
 
     prompt: str
     category: str
     tokens: list[int]
     seconds: float
+    identical: bool = False
     rounds: int = 0
     drafted: int = 0
     accepted: int = 0
@@ -60,7 +64,7 @@ class Row:
         ratio: of it to that of plain generation with Transformers.
         median_ratio: median over the prompts of plain seconds per token to the config's.
         tokens_per_round: tokens per forward of the target, None for ``model.generate``.
-        identical: how many texts equal that of plain generation.
+        identical: how many texts equal that of plain generation, in every run.
         texts: how many texts there are.
         notes: remarks of the loop.
     """
@@ -86,6 +90,7 @@ def run_configs(
     configs: list[Config],
     prompts: list[tuple[str, str, dict[str, torch.Tensor]]],
     arguments: dict[str, Any],
+    runs: int,
     advance: Callable[[str], None],
 ) -> list[Row]:
     """Generate with every config on every prompt; the first config is the plain one.
@@ -95,6 +100,7 @@ def run_configs(
         configs: their order changes from prompt to prompt.
         prompts: name, category, and ``input_ids`` with ``attention_mask`` of each.
         arguments: of generation.
+        runs: how often each config answers each prompt.
         advance: called with a config's name before each of its answers.
     """
     warm = {key: value[:, :8] for key, value in prompts[0][2].items()}
@@ -102,21 +108,37 @@ def run_configs(
         advance(f"warming up: {config.name}")
         _generate(loaded.model, config, warm, {**arguments, "max_new_tokens": 8})
     answers: dict[str, list[Answer]] = {config.name: [] for config in configs}
-    for number, (name, category, inputs) in enumerate(prompts):
-        first = number % len(configs)
-        for config in [*configs[first:], *configs[:first]]:
-            advance(config.name)
-            began = time.perf_counter()
-            sequences, stats = _generate(loaded.model, config, inputs, arguments)
-            seconds = time.perf_counter() - began
-            tokens = sequences[0, inputs["input_ids"].shape[1] :].tolist()
-            answer = Answer(name, category, tokens, seconds)
-            if stats is not None:
-                answer.rounds, answer.drafted = stats.rounds, stats.drafted
-                answer.accepted = stats.accepted
-                answer.notes = [note.split(": ", 1)[-1] for note in stats.notes]
-            answers[config.name].append(answer)
+    for number, prompt in enumerate(prompts):
+        found: dict[str, list[Answer]] = {config.name: [] for config in configs}
+        for run in range(runs):
+            first = (number + run) % len(configs)
+            for config in [*configs[first:], *configs[:first]]:
+                advance(config.name)
+                found[config.name].append(_answer(loaded.model, config, prompt, arguments))
+        plain = found[PLAIN][0].tokens
+        for name, each in found.items():
+            middle = sorted(each, key=lambda answer: answer.seconds)[(runs - 1) // 2]
+            middle.identical = all(answer.tokens == plain for answer in each)
+            answers[name].append(middle)
     return [_row(config, answers[config.name], answers[PLAIN]) for config in configs]
+
+
+def _answer(
+    model: Any,
+    config: Config,
+    prompt: tuple[str, str, dict[str, torch.Tensor]],
+    arguments: dict[str, Any],
+) -> Answer:
+    name, category, inputs = prompt
+    began = time.perf_counter()
+    sequences, stats = _generate(model, config, inputs, arguments)
+    seconds = time.perf_counter() - began
+    answer = Answer(name, category, sequences[0, inputs["input_ids"].shape[1] :].tolist(), seconds)
+    if stats is not None:
+        answer.rounds, answer.drafted = stats.rounds, stats.drafted
+        answer.accepted = stats.accepted
+        answer.notes = [note.split(": ", 1)[-1] for note in stats.notes]
+    return answer
 
 
 def _generate(
@@ -151,7 +173,7 @@ def _row(config: Config, answers: list[Answer], plain: list[Answer]) -> Row:
         tokens_per_round=None
         if config.decoder is None
         else sum(len(answer.tokens) for answer in answers) / rounds,
-        identical=sum(mine.tokens == theirs.tokens for mine, theirs in pairs),
+        identical=sum(answer.identical for answer in answers),
         texts=len(answers),
         notes=sorted({note for answer in answers for note in answer.notes}),
         answers=answers,
