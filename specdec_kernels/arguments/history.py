@@ -31,10 +31,10 @@ def ngram_propose(
         f"history must have at most {_INT32} columns, got {shape(history)}",
     )
     check_vector("lengths", lengths, b, torch.int64, history.device, "history")
-    require(1 <= gamma <= _INT32, f"gamma must be in [1, {_INT32}], got {gamma}")
+    require(0 <= gamma <= _INT32, f"gamma must be in [0, {_INT32}], got {gamma}")
     check_entries("gamma", "the tokens", "[B, gamma]", b, gamma)
     require(min_ngram >= 1, f"min_ngram must be at least 1, got {min_ngram}")
     require(
         max_ngram >= min_ngram,
-        f"max_ngram must be at least min_ngram, {min_ngram}, got {max_ngram}",
+        f"max_ngram must be at least min_ngram = {min_ngram}, got {max_ngram}",
     )

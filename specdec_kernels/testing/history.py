@@ -55,6 +55,7 @@ CASES: tuple[Case, ...] = (
     ngram_case(3, 29, 6, i32, ids=10**6, ngrams=(3, 1)),
     ngram_case(0, 9, 4),
     ngram_case(3, 0, 4),
+    ngram_case(3, 9, 0, ids=2, lengths="full"),
     ngram_case(4, 1, 4, ngrams=(1, 1), lengths="full"),
     ngram_case(4, 2, 2, ids=1, ngrams=(3, 1)),
     ngram_case(3, 4099, 17, lengths="full"),

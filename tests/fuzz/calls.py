@@ -327,7 +327,7 @@ def ngram_propose(r):
     history = ids(r, -1, r.choice((1, 2, 3, 9)), (b, columns), r.choice(IDS), 0.05)
     return Call(sk.ngram_propose, {
         "history": laid_out(r, history), "lengths": places(r, b, 0, columns + 1),
-        "gamma": r.choice((1, 2, 5, 60)), "min_ngram": low,
+        "gamma": r.choice((0, 1, 2, 5, 60)), "min_ngram": low,
         "max_ngram": low + r.choice((0, 1, 3, 60, 2**62)),
     })  # fmt: skip
 

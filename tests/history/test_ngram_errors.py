@@ -28,14 +28,14 @@ TABLE = [
     (dict(lengths=i64(4)), r"lengths must be \[3\], got \[4\]"),
     (dict(lengths=i64(3, 1)), r"lengths must be \[3\], got \[3, 1\]"),
     (dict(lengths=i64(3).int()), "lengths must be int64, got int32"),
-    (dict(gamma=0), r"gamma must be in \[1, 2147483647\], got 0"),
-    (dict(gamma=2**31), r"gamma must be in \[1, 2147483647\], got 2147483648"),
+    (dict(gamma=-1), r"gamma must be in \[0, 2147483647\], got -1"),
+    (dict(gamma=2**31), r"gamma must be in \[0, 2147483647\], got 2147483648"),
     (dict(history=i64(1, 9).expand(2**27, 9), lengths=i64(1).expand(2**27), gamma=2**30),
      r"gamma must leave the tokens \[B, gamma\] with less than 2\*\*56 entries, "
      r"got \[134217728, 1073741824\]"),
     (dict(min_ngram=0), "min_ngram must be at least 1, got 0"),
-    (dict(max_ngram=1), "max_ngram must be at least min_ngram, 2, got 1"),
-    (dict(max_ngram=-1), "max_ngram must be at least min_ngram, 2, got -1"),
+    (dict(max_ngram=1), "max_ngram must be at least min_ngram = 2, got 1"),
+    (dict(max_ngram=-1), "max_ngram must be at least min_ngram = 2, got -1"),
 ]  # fmt: skip
 
 

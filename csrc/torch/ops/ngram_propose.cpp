@@ -14,11 +14,11 @@ void check(const Tensor& history, const Tensor& lengths, int64_t gamma, int64_t 
   SPECDEC_CHECK(history.size(1) < int64_t{1} << 31,
                 "history must have at most 2147483647 columns, got ", shape_of(history));
   check_vector("lengths", lengths, history.size(0), ScalarType::Long, history, "history");
-  SPECDEC_CHECK(gamma >= 1 && gamma < int64_t{1} << 31, "gamma must be in [1, 2147483647], got ",
+  SPECDEC_CHECK(gamma >= 0 && gamma < int64_t{1} << 31, "gamma must be in [0, 2147483647], got ",
                 gamma);
   check_entries("gamma", "the tokens", "[B, gamma]", {history.size(0), gamma});
   SPECDEC_CHECK(min_ngram >= 1, "min_ngram must be at least 1, got ", min_ngram);
-  SPECDEC_CHECK(max_ngram >= min_ngram, "max_ngram must be at least min_ngram, ", min_ngram,
+  SPECDEC_CHECK(max_ngram >= min_ngram, "max_ngram must be at least min_ngram = ", min_ngram,
                 ", got ", max_ngram);
 }
 

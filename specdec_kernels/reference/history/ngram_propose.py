@@ -23,10 +23,9 @@ def ngram_propose(
         text = history[i, : length if 0 <= length <= columns else 0].tolist()
         start = _after_the_match(text, max_ngram, min_ngram)
         if start is not None:
-            for _ in range(gamma):
-                text.append(text[start])
-                start += 1
-            tokens[i] = torch.tensor(text[-gamma:])
+            for k in range(gamma):
+                text.append(text[start + k])
+                tokens[i, k] = text[-1]
             counts[i] = gamma
     return tokens, counts
 

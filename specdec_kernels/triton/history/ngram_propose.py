@@ -20,7 +20,7 @@ def match_sizes(text, stride, last, end, max_ngram):
     size = tl.zeros_like(end)
     most = tl.minimum(end + 1, max_ngram)
     going = end < last
-    n = last * 0
+    n = last * 0  # of the type that n += 1 keeps, as a loop in Triton requires
     while tl.max(going.to(tl.int32), 0) > 0:
         token = tl.load(text + (end - n) * stride, mask=going, other=0)
         going = going & (token == tl.load(text + (last - n) * stride))
