@@ -119,7 +119,7 @@ def test_a_streamer_of_model_generate_is_used():
     model.generate(**inputs, **NEW, streamer=mine, custom_generate=decoder)
     assert mine.calls == theirs.calls
     both = SpeculativeDecoder(streamer=Recorder())
-    with pytest.raises(ValueError, match=r"streamer is given to model.generate and to Speculative"):
+    with pytest.raises(ValueError, match=r"streamer must be given to .* got both"):
         model.generate(**inputs, **NEW, streamer=mine, custom_generate=both)
     two = hf_models.prompts((9, 5))
     with pytest.raises(ValueError, match="streamer needs batch size 1, got 2"):

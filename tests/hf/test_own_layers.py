@@ -137,7 +137,8 @@ def test_what_does_not_go_is_refused_by_name():
             "tree": (2, 1)
         }),
         ("early_exit:x", "drafter must be early_exit:N with a number of layers, got 'x'", {}),
-        ("layer_skip:3-1", "need 1 <= first <= last, got first=3, last=1", {}),
+        ("layer_skip:3-1", "last must be at least first = 3, got 1", {}),
+        ("layer_skip:0-1", "first must be at least 1, got 0", {}),
         ("layer_skip:3", "drafter must be layer_skip:A-B with two layers, got '3'", {}),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=message):

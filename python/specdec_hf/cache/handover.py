@@ -67,7 +67,8 @@ def import_cache(
     held = next(x.keys for x in layers if isinstance(getattr(x, "keys", None), torch.Tensor))
     if held.shape[0] != batch_size:
         raise ValueError(
-            f"past_key_values has {held.shape[0]} sequences, input_ids has {batch_size}"
+            f"past_key_values must hold {batch_size} sequences as input_ids does, "
+            f"got {held.shape[0]}"
         )
     cache, notes = choose_cache(
         model, batch_size, capacity, kind, prompt=prompt, past=past, **options
@@ -81,7 +82,8 @@ def _columns_of(past: SpecCache, mask: NDArray[np.bool_]) -> int:
     """How many of the first columns of the input the cache holds; it stores no padding itself."""
     if len(past.lengths) != len(mask):
         raise ValueError(
-            f"past_key_values has {len(past.lengths)} sequences, input_ids has {len(mask)}"
+            f"past_key_values must hold {len(mask)} sequences as input_ids does, "
+            f"got {len(past.lengths)}"
         )
     before = np.pad(mask.cumsum(axis=1), ((0, 0), (1, 0)))  # [B, T + 1] tokens before each column
     columns = np.flatnonzero((before == past.lengths[:, None]).all(axis=0))

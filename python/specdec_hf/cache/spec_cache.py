@@ -245,7 +245,8 @@ class SpecCache(Cache):
         """
         if (lengths > self.lengths).any():
             raise ValueError(
-                f"truncate cannot grow a sequence: have {self.lengths}, asked {lengths}"
+                f"lengths must be at most the cache's {self.lengths.tolist()}, "
+                f"got {lengths.tolist()}"
             )
         self.lengths = lengths.astype(np.int64, copy=True)
         self._cursor.past = int(lengths.max())

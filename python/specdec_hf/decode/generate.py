@@ -248,7 +248,9 @@ class SpeculativeDecoder:
         )
         streamer = kept.get("streamer")
         if streamer is not None and self.streamer is not None:
-            raise ValueError("streamer is given to model.generate and to SpeculativeDecoder")
+            raise ValueError(
+                "streamer must be given to model.generate or to SpeculativeDecoder, got both"
+            )
         if streamer is None and self.streamer is not None:
             streamer = self.streamer
             streamer.put(torch.from_numpy(call.input_ids))  # model.generate does it for its own

@@ -35,9 +35,9 @@ class LayerSkipDrafter(OwnLayersDrafter):
 
     def __init__(self, first: int, last: int) -> None:
         super().__init__()
-        self.first, self.last = check_integer("first", first), check_integer("last", last)
-        if not 1 <= first <= last:
-            raise ValueError(f"need 1 <= first <= last, got first={first}, last={last}")
+        self.first, self.last = check_integer("first", first, 1), check_integer("last", last)
+        if last < first:
+            raise ValueError(f"last must be at least first = {first}, got {last}")
 
     @classmethod
     def from_text(cls, text: str) -> Self:

@@ -154,7 +154,10 @@ class NgramTable:
             with safe_open(path, framework="numpy") as file:
                 metadata = file.metadata() or {}
                 if metadata.get("format") != FORMAT:
-                    raise ValueError(f"{path} holds no n-gram table that this version reads")
+                    raise ValueError(
+                        f"path must name an n-gram table of format {FORMAT!r}, got {path} of "
+                        f"format {metadata.get('format')!r}"
+                    )
                 arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             table = cls(
                 int(metadata["vocab_size"]),
@@ -165,9 +168,9 @@ class NgramTable:
                 fingerprint=arrays["fingerprint"].tobytes() if "fingerprint" in arrays else UNKNOWN,
             )
         except (SafetensorError, KeyError) as error:
-            raise ValueError(f"{path} holds no n-gram table: {error}") from None
+            raise ValueError(f"path must name an n-gram table, got {path}: {error}") from None
         if not table._valid():
-            raise ValueError(f"{path} holds a damaged n-gram table")
+            raise ValueError(f"path must name a valid n-gram table, got {path}, which is damaged")
         return table
 
     def _valid(self) -> bool:

@@ -39,10 +39,7 @@ class PromptLookupDrafter(Drafter):
         self.max_ngram = check_integer("max_ngram", max_ngram)
         self.min_ngram = check_integer("min_ngram", min_ngram)
         if not 1 <= min_ngram <= max_ngram:
-            raise ValueError(
-                "need 1 <= min_ngram <= max_ngram, "
-                f"got min_ngram={min_ngram}, max_ngram={max_ngram}"
-            )
+            raise ValueError(f"min_ngram must be in [1, max_ngram = {max_ngram}], got {min_ngram}")
         self._text = CopiedText()
 
     def start(self, context: DraftContext) -> None:

@@ -71,7 +71,10 @@ class RemoteDrafter(Drafter):
             ValueError: a call that reads an encoder's input, which is not sent.
         """
         if context.encoder is not None:
-            raise ValueError("a RemoteDrafter cannot draft for a model with an encoder")
+            raise ValueError(
+                "drafter must not be a RemoteDrafter for an encoder-decoder, "
+                f"got {type(self).__name__}"
+            )
         self._context = context
         fields = (
             "rule", "temperature", "top_k", "top_p", "min_p", "seeds", "batch_size", "max_length",
