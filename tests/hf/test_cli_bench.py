@@ -29,7 +29,8 @@ def test_bench_compares_drafters_and_schedules(folder, questions, tmp_path):  # 
         "bench", "--questions", questions, "--limit", 2, "--model", folder, "--max-new-tokens", 6,
         "--drafter", "prompt_lookup", "--drafter", "layers:1", "--drafter", "prompt_lookup+ngram",
         "--num-assistant-tokens-schedule", "constant", "--num-assistant-tokens-schedule",
-        "heuristic", "--dtype", "float32", "--dtype", "bfloat16", "--runs", 2,
+        "heuristic", "--num-assistant-tokens-schedule", "optimal", "--dtype", "float32",
+        "--dtype", "bfloat16", "--runs", 2,
         "--json", report, "--markdown", markdown,
     )  # fmt: skip
     assert result.exit_code == 0, result.output
@@ -38,7 +39,8 @@ def test_bench_compares_drafters_and_schedules(folder, questions, tmp_path):  # 
     names = [row["name"] for row in results[0]["rows"]]
     assert names == [
         "plain, Transformers", "prompt lookup, Transformers", "plain, specdec", "prompt_lookup",
-        "prompt_lookup, heuristic", "layers:1", "layers:1, heuristic", "prompt_lookup+ngram, tree",
+        "prompt_lookup, heuristic", "prompt_lookup, optimal", "layers:1", "layers:1, heuristic",
+        "layers:1, optimal", "prompt_lookup+ngram, tree", "prompt_lookup+ngram, tree, optimal",
     ]  # fmt: skip
     for row in results[0]["rows"]:
         assert row["identical"] == row["texts"] == 4

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from specdec_hf.cli import checks
-from specdec_hf.decode.arguments import MAX_NUM_ASSISTANT_TOKENS
 from specdec_hf.drafters import tree_model
 from specdec_hf.drafters.model import ModelDrafter
 from specdec_hf.drafters.ngram_table import NgramTable
@@ -206,7 +205,6 @@ def test_wrong_input_of_a_program_is_one_line_without_torch():
 
 
 def test_the_tables_of_the_command_line_are_those_of_the_loop():
-    assert checks.MAX_NUM_ASSISTANT_TOKENS == MAX_NUM_ASSISTANT_TOKENS
     assert set(checks.CHAIN_RULES) == set(PromptLookupDrafter.rules) == set(ModelDrafter.rules)
     assert set(checks.COPY_TREE_RULES) == set(TreeDrafter.rules)
     assert set(checks.MODEL_TREE_RULES) == set(tree_model.RULES_OF_ONE_MODEL)

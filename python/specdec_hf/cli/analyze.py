@@ -14,7 +14,6 @@ import typer
 
 from specdec_hf.cli import analysis_report, options
 from specdec_hf.cli.checks import (
-    MAX_NUM_ASSISTANT_TOKENS,
     NEUTRAL,
     Settings,
     Sources,
@@ -34,6 +33,7 @@ from specdec_hf.cli.run import (
 )
 from specdec_hf.cli.terminal import fail
 from specdec_hf.drafters.registry import DRAFTERS
+from specdec_hf.schedules.base import LONGEST_DRAFT
 
 if TYPE_CHECKING:
     from specdec_hf.analysis.measure import DrafterAnalysis, Measurement
@@ -123,8 +123,8 @@ def parse_gammas(text: str) -> list[int]:
         fail(f"--num-assistant-tokens must be numbers such as 3,7, got {text!r}")
     numbers = list(dict.fromkeys(map(int, parts)))
     for number in numbers:
-        if not 1 <= number <= MAX_NUM_ASSISTANT_TOKENS:
-            fail(f"--num-assistant-tokens must be in [1, {MAX_NUM_ASSISTANT_TOKENS}], got {number}")
+        if not 1 <= number <= LONGEST_DRAFT:
+            fail(f"--num-assistant-tokens must be in [1, {LONGEST_DRAFT}], got {number}")
     return numbers
 
 

@@ -29,6 +29,7 @@ from specdec_hf.cli.report import collect_info, write_json
 from specdec_hf.cli.run import encode, generation_arguments, load_models, make_decoder, progress
 from specdec_hf.cli.terminal import console, fail, visible
 from specdec_hf.drafters.registry import DRAFTERS
+from specdec_hf.schedules.registry import tree_schedules
 
 if TYPE_CHECKING:
     from specdec_hf.cli.bench_runs import Config, Row
@@ -58,8 +59,8 @@ Schedules = Annotated[
     typer.Option(
         "--num-assistant-tokens-schedule",
         metavar="NAME",
-        help="A schedule to measure with each drafter of chains. May be repeated.  "
-        "[default: constant]",
+        help="A schedule to measure with each drafter; trees that take none of those given are "
+        "measured with constant. May be repeated.  [default: constant]",
     ),
 ]
 Dtypes = Annotated[
@@ -174,9 +175,12 @@ def _names_a_path(drafter: str) -> bool:
 
 
 def _schedules(name: str, schedules: Sequence[str]) -> list[str]:
-    """Those that a drafter takes: trees have a constant one."""
+    """Those that a drafter takes; constant for trees that take none of them."""
     parts = _merged(name)
-    return ["constant"] if len(parts) > 1 or has_own_tree(parts[0]) else list(schedules)
+    if len(parts) == 1 and not has_own_tree(parts[0]):
+        return list(schedules)
+    trees = tree_schedules()
+    return [one for one in schedules if one.partition(":")[0] in trees] or ["constant"]
 
 
 def _first_of_each_category(prompts: list[Prompt], limit: int | None) -> list[Prompt]:
@@ -226,7 +230,7 @@ def _configs(chosen: list[Settings], loaded: Loaded) -> list[Config]:
     from specdec_hf.cli.bench_runs import PLAIN, Config
     from specdec_hf.decode.generate import SpeculativeDecoder
 
-    number = options.DEFAULT_NUM_ASSISTANT_TOKENS
+    number = options.CLI_NUM_ASSISTANT_TOKENS
     configs = [
         Config(PLAIN),
         Config("prompt lookup, Transformers", arguments={"prompt_lookup_num_tokens": number}),
@@ -236,9 +240,11 @@ def _configs(chosen: list[Settings], loaded: Loaded) -> list[Config]:
     for settings in chosen:
         mine = [left.pop(0) for _ in settings.drafter]
         decoder = make_decoder(settings, mine if len(mine) > 1 else mine[0])
-        kind = settings.num_assistant_tokens_schedule if settings.tree is None else "tree"
-        name = MERGED.join(settings.drafter)
-        configs.append(Config(name if kind == "constant" else f"{name}, {kind}", decoder, {}, kind))
+        schedule = settings.num_assistant_tokens_schedule
+        words = [MERGED.join(settings.drafter), *["tree"] * (settings.tree is not None)]
+        if schedule != "constant":
+            words.append(schedule)
+        configs.append(Config(", ".join(words), decoder, {}, schedule))
     return configs
 
 

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from specdec_hf.cli.files import check_readable
-from specdec_hf.cli.options import DEFAULT_NUM_ASSISTANT_TOKENS
+from specdec_hf.cli.options import CLI_NUM_ASSISTANT_TOKENS
 from specdec_hf.cli.sources import Source, find_model
 from specdec_hf.cli.terminal import fail
 from specdec_hf.drafters.registry import DRAFTERS, FILE, Entry, entry_of
+from specdec_hf.schedules.base import LONGEST_DRAFT
 from specdec_hf.schedules.registry import SCHEDULES, make_schedule, tree_schedules
 from specdec_hf.trees.layouts import TrieTree, as_layout
 
-# As in decode/session.py and in the drafters, whose import loads torch; a test compares them.
-MAX_NUM_ASSISTANT_TOKENS = 1024
+# As in the drafters, whose import loads torch; a test compares them.
 CHAIN_RULES = ("token", "block", "match", "greedy")
 COPY_TREE_RULES = ("target_only", "match", "greedy")
 MODEL_TREE_RULES = (
@@ -117,8 +117,8 @@ def _check_drafting(settings: Settings) -> None:
     drafts, several = settings.num_assistant_tokens, len(settings.drafter) > 1
     schedule = settings.num_assistant_tokens_schedule
     settings.tree = parse_branching(settings.tree)
-    if drafts is not None and not 0 <= drafts <= MAX_NUM_ASSISTANT_TOKENS:
-        fail(f"--num-assistant-tokens must be in [0, {MAX_NUM_ASSISTANT_TOKENS}], got {drafts}")
+    if drafts is not None and not 0 <= drafts <= LONGEST_DRAFT:
+        fail(f"--num-assistant-tokens must be in [0, {LONGEST_DRAFT}], got {drafts}")
     if several and "none" in settings.drafter:
         fail(f"--drafter none must be the only one, got {', '.join(settings.drafter)}")
     own_tree = [name for name in settings.drafter if has_own_tree(name)]
@@ -141,11 +141,11 @@ def _check_drafting(settings: Settings) -> None:
             fail("--tree must not be given with several --drafter, whose drafts become one tree")
         if drafts == 0:
             fail("--num-assistant-tokens must be at least 1 with several --drafter, got 0")
-        depth = drafts or DEFAULT_NUM_ASSISTANT_TOKENS
+        depth = drafts or CLI_NUM_ASSISTANT_TOKENS
         settings.tree = TrieTree(TREE_CHAINS, depth, max(TREE_NODES, depth))
         settings.num_assistant_tokens = None
     elif settings.tree is None and drafts is None and not own_tree:
-        settings.num_assistant_tokens = DEFAULT_NUM_ASSISTANT_TOKENS
+        settings.num_assistant_tokens = CLI_NUM_ASSISTANT_TOKENS
 
 
 def _check_abilities(settings: Settings) -> None:

@@ -11,7 +11,7 @@ from specdec_hf.cli.report import drafter_table
 from specdec_hf.cli.terminal import console
 from specdec_hf.schedules.registry import SCHEDULES, tree_schedules
 
-DEFAULT_NUM_ASSISTANT_TOKENS = 7  # on two CPU cores a forward of 5 to 8 tokens costs the same
+CLI_NUM_ASSISTANT_TOKENS = 7  # on two CPU cores a forward of 5 to 8 tokens costs the same
 
 DEFAULT_DRAFTERS = ("prompt_lookup",)
 
@@ -80,7 +80,7 @@ NumAssistantTokens = Annotated[
         "--num-assistant-tokens",
         "--gamma",
         metavar="N",
-        help=f"Tokens to draft per round.  [default: {DEFAULT_NUM_ASSISTANT_TOKENS}]",
+        help=f"Tokens to draft per round.  [default: {CLI_NUM_ASSISTANT_TOKENS}]",
     ),
 ]
 TreeShape = Annotated[

@@ -9,10 +9,8 @@ from transformers import PreTrainedTokenizerBase
 
 from specdec_hf.arguments import check_flag, check_integer
 from specdec_hf.drafters.resolve import check_drafter_types
-from specdec_hf.schedules.base import Schedule
+from specdec_hf.schedules.base import LONGEST_DRAFT, Schedule
 from specdec_hf.schedules.benefit_guard import BenefitGuard
-
-MAX_NUM_ASSISTANT_TOKENS = 1024
 
 
 def check_option_types(options: Any) -> None:
@@ -75,7 +73,7 @@ def resolve_num_assistant_tokens(*values: int | None, tree: Any = None) -> int |
         ValueError: two aliases disagree, the value is out of range, or a tree is given.
     """
     given = {
-        check_integer("num_assistant_tokens", value, 0, MAX_NUM_ASSISTANT_TOKENS)
+        check_integer("num_assistant_tokens", value, 0, LONGEST_DRAFT)
         for value in values
         if value is not None
     }
