@@ -285,7 +285,7 @@ def test_by_default_the_clock_never_changes_a_text():
     for rule in ("token", "block", "match"):
         slow, fast = slow_and_fast(inputs, None, rule=rule)
         assert slow.sequences.tolist() == fast.sequences.tolist()
-        stopped = any("drafting stopped" in note for note in slow.stats.notes)
+        stopped = any("drafting pauses" in note for note in slow.stats.notes)
         assert stopped == (rule == "match"), "a pause cannot change the text of rule match"
         assert not any("timing" in note for note in slow.stats.notes)
         if rule != "match":
@@ -297,7 +297,7 @@ def test_by_default_the_clock_never_changes_a_text():
 def test_a_tree_without_a_distribution_may_pause():
     inputs = hf_models.prompts((9, 12))
     slow, fast = slow_and_fast(inputs, None, rule="target_only", tree=TrieTree(2, 3))
-    assert any("drafting stopped" in note for note in slow.stats.notes)
+    assert any("drafting pauses" in note for note in slow.stats.notes)
     assert slow.sequences.tolist() == fast.sequences.tolist()
 
 

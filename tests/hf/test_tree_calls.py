@@ -215,7 +215,7 @@ def test_the_loop_stops_drafting_when_it_does_not_pay():
         model, inputs, drafter=Slow(), tree=TrieTree(), clock=clock, guard=None, max_new_tokens=40
     )  # fmt: skip
     assert out.sequences.tolist() == expected.tolist()
-    assert any("drafting stopped" in note for note in out.stats.notes)
+    assert any("drafting pauses" in note for note in out.stats.notes)
     assert out.stats.gammas.count(0) > 20
 
 

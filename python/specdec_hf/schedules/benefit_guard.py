@@ -9,8 +9,8 @@ from statistics import median
 from specdec_hf.arguments import check_flag, check_integer, check_number
 from specdec_hf.schedules.costs import Costs
 
-# What drafting may lose, in seconds of plain decoding. A third of 3 % is left to the inaccuracy of
-# the clock.
+# The share of the seconds of plain decoding that drafting may lose. A third of 3 % is left to the
+# inaccuracy of the clock.
 MAX_LOSS = 0.02
 # Tokens that a text is expected to have before it has them: of any text, and of one whose drafter
 # has been worth it in earlier calls.
@@ -38,8 +38,9 @@ class BenefitGuard:
         window: number of drafting rounds that are measured before a pause.
         pause: number of plain rounds in the first pause.
         stops: False measures and reports but never pauses.
-        max_loss: what drafting may lose, in seconds of plain decoding; None is `MAX_LOSS`. A text
-            that ends before 32 tokens counts as one of 32. ``math.inf`` drafts at once.
+        max_loss: the share of the seconds of plain decoding that drafting may lose; None is
+            `MAX_LOSS`. A text that ends before 32 tokens counts as one of 32. ``math.inf`` drafts
+            at once.
 
     Raises:
         TypeError: an argument of a wrong type, by name.
@@ -158,4 +159,4 @@ class BenefitGuard:
             return measured + "; drafting goes on because the text must not depend on time"
         self.stopped += 1
         self._rounds_to_pause, self.pause = self.pause, self.pause * 2
-        return measured + "; drafting stopped, with occasional probes"
+        return measured + f"; drafting pauses for {self._rounds_to_pause} rounds"

@@ -62,7 +62,8 @@ class OptimalSchedule(Schedule):
     it is the depth, and n the nodes down to it.
 
     Every eighth round tries another length, half or twice the best one or next to it, if that is
-    expected to be at least 0.9 times as fast, which costs less than 1.3 %.
+    expected to be at least 0.9 times as fast. Such a round may last twice as long, so trying costs
+    at most about 2 % of the time.
 
     Args:
         longest: most tokens, in trees at most their depth; None is 16, or
