@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from specdec_hf import SpecCache, generate
+from specdec_hf import EagleTree, SpecCache, TreeSpec, generate
 from specdec_hf.cache import spec_cache
 from specdec_hf.cache.choose import choose_cache
 from specdec_hf.cache.forward import forward_window
@@ -13,6 +13,7 @@ from specdec_hf.decode.history import CommittedTokens
 from specdec_hf.drafters import checks
 from specdec_hf.hf_arguments.prepare import prepare_call
 from support import hf_models
+from support.device_reads import spied_reads
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 from transformers import DynamicCache
 
@@ -23,53 +24,30 @@ RAGGED = (9, 4, 12)
 def begin(model, inputs, **options):
     call = prepare_call(model, **inputs, max_new_tokens=NEW, do_sample=False)
     return sessions.begin(
-        model, call, sessions.Options(guard=False, num_assistant_tokens=5, **options)
+        model, call, sessions.Options(**{"guard": False, "num_assistant_tokens": 5, **options})
     )
 
 
-@pytest.mark.parametrize("drafter", ["prompt_lookup", "model"])
-def test_a_round_reads_from_the_device_once(drafter, monkeypatch):
+@pytest.mark.parametrize(
+    ("drafter", "tree"),
+    [
+        ("prompt_lookup", None),
+        ("model", None),
+        ("model", TreeSpec.branching((3, 2, 1))),
+        ("model", EagleTree(width=3, depth=4, size=9)),
+    ],
+    ids=str,
+)
+def test_a_round_reads_from_the_device_once(drafter, tree):
     model, inputs = hf_models.tiny("llama"), hf_models.prompts(RAGGED)
-    session = begin(model, inputs, drafter=hf_models.drafter_for("llama", drafter))
-    packed, other = [], []
-    original = rounds.read_verdict
-    allowed = []
-
-    def read_verdict(verdict):
-        allowed.append(True)
-        try:
-            packed.append(1)
-            return original(verdict)
-        finally:
-            allowed.pop()
-
-    def read_draft(*args):
-        # It reads tokens only where they are on the host, which this test's are.
-        allowed.append(True)
-        try:
-            return original_read(*args)
-        finally:
-            allowed.pop()
-
-    original_read = checks.read_draft
-
-    monkeypatch.setattr(rounds, "read_verdict", read_verdict)
-    monkeypatch.setattr(checks, "read_draft", read_draft)
-    reads = ("item", "tolist", "cpu", "numpy", "nonzero", "__bool__", "__int__", "__float__")
-    for name in reads:
-        method = getattr(torch.Tensor, name)
-
-        def spied(self, *args, _method=method, _name=name, **kwargs):
-            if not allowed:
-                other.append(_name)
-            return _method(self, *args, **kwargs)
-
-        monkeypatch.setattr(torch.Tensor, name, spied)
-    while not session.done:
-        rounds.step(session)
-    monkeypatch.undo()
-    assert other == []
-    assert len(packed) == session.stats.rounds == session.stats.device_reads > 1
+    size = {} if tree is None else {"num_assistant_tokens": None, "tree": tree}
+    session = begin(model, inputs, drafter=hf_models.drafter_for("llama", drafter), **size)
+    # A draft's tokens are read where they are on the host, which this test's are.
+    with spied_reads((rounds, "read_verdict"), (checks, "read_draft")) as (calls, others):
+        while not session.done:
+            rounds.step(session)
+    assert others == []
+    assert calls["read_verdict"] == session.stats.rounds == session.stats.device_reads > 1
 
 
 @pytest.mark.parametrize("drafter", ["prompt_lookup", "model"])
@@ -215,7 +193,7 @@ def test_a_spec_cache_of_a_left_padded_batch_continues(lengths, cache):
     past.truncate(past.lengths - [1, 0])
     with pytest.raises(ValueError, match=r"past_key_values holds .* the attention_mask has no"):
         generate(model, ids, attention_mask=mask, past_key_values=past, **kwargs)
-    with pytest.raises(ValueError, match="past_key_values has 2 sequences, input_ids has 1"):
+    with pytest.raises(ValueError, match="past_key_values must hold 1 sequences as input_ids"):
         generate(model, ids[:1], past_key_values=past, **kwargs)
 
 
@@ -289,7 +267,7 @@ def test_caches_refuse_wrong_arguments_by_name():
     with pytest.raises(ValueError, match=message):
         choose_cache(model, 1, 8, "static")
     cache = SpecCache(model, 1, 8)
-    with pytest.raises(ValueError, match="truncate cannot grow a sequence"):
+    with pytest.raises(ValueError, match="lengths must be at most the cache's "):
         cache.truncate(np.array([1]))
     inputs = hf_models.prompts((9,))
     past = DynamicCache(config=model.config)

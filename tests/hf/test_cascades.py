@@ -11,10 +11,12 @@ from specdec_hf import (
     VerticalCascade,
     generate,
 )
+from specdec_hf.drafters import checks
 from specdec_hf.drafters.cascade import level_context
 from specdec_hf.drafters.context import DraftContext, History
 from specdec_hf.drafters.ngram import NgramDrafter
 from support import hf_models
+from support.device_reads import spied_reads
 from support.drafter_proof import (
     VOCAB,
     assert_greedy_identical,
@@ -60,6 +62,23 @@ def test_greedy_equals_plain_generation(made):
     drafter = made(model)
     stats = assert_greedy_identical(lambda: drafter, model)
     assert stats.accepted > 0
+
+
+def test_a_round_of_the_draft_model_reads_its_drafts_and_its_outcome_once(monkeypatch):
+    model, reads = hf_models.tiny("llama"), []
+    cascade = vertical(model)
+    original = cascade._round
+
+    def spied_round(history, most, seeds):
+        with spied_reads((checks, "read_draft")) as (_, others):
+            outcome = original(history, most, seeds)
+        reads.append((others.count("cpu"), 2 if most.any() else 1))
+        return outcome
+
+    monkeypatch.setattr(cascade, "_round", spied_round)
+    generate(model, **hf_models.prompts((9, 4)), max_new_tokens=8, drafter=cascade, guard=False)
+    assert {count for count, _ in reads} == {1, 2}
+    assert all(count == expected for count, expected in reads)
 
 
 @pytest.mark.parametrize("made", CASCADES)

@@ -11,7 +11,7 @@ from specdec_hf import Draft, Drafter, PromptLookupDrafter, SpeculativeDecoder, 
 from support import hf_models
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 
-from specdec_kernels import SampledDraft
+from specdec_kernels import LOSSLESS_RULES, SampledDraft
 
 TREES = pytest.mark.parametrize("tree", [None, TrieTree(depth=5)], ids=["chain", "trie"])
 
@@ -233,7 +233,19 @@ def test_a_draft_that_cannot_be_accepted_leaves_a_note(case, tree):
     [note] = got.stats.notes
     assert note.startswith("round 1: drafter made up (Proposes) ")
     assert message in note
-    assert got.stats.device_reads == got.stats.rounds
+
+
+def test_the_statistics_say_whether_the_rule_is_lossless():
+    model, inputs, _ = plain_text()
+    drafter = always([[1, 2]] * 3)
+    drafter.rules = (*LOSSLESS_RULES, "typical")
+    for rule in drafter.rules[:-1]:
+        sampled = {**SAMPLED, "do_sample": rule != "greedy"}
+        assert run(model, inputs, drafter=drafter, rule=rule, **sampled).stats.lossless
+    assert not run(model, inputs, drafter=drafter, rule="typical", **SAMPLED).stats.lossless
+    tree = run(model, inputs, drafter=hf_models.perturbed("llama"), tree=(2, 1), **SAMPLED)
+    assert tree.stats.rule == "multi_draft_wor"
+    assert tree.stats.lossless
 
 
 def test_a_distribution_that_is_not_finite_leaves_a_note():

@@ -109,7 +109,6 @@ def test_the_same_seed_gives_the_same_text(smollm):
     one, two = (generate(model, **inputs, **kwargs) for _ in range(2))
     assert one.sequences.tolist() == two.sequences.tolist()
     assert one.stats.drafted > 0
-    assert one.stats.lossless
 
 
 def test_stop_strings_end_the_text_as_in_plain_generate(smollm):

@@ -22,7 +22,6 @@ def test_greedy_equals_model_generate(name, lengths, kind):
     got = run(model, inputs, drafter=drafter, tree=tree)
     torch.testing.assert_close(got.sequences, expected, rtol=0, atol=0)
     assert got.stats.rule == "greedy"
-    assert got.stats.device_reads == got.stats.rounds
     if "lookup" not in kind:
         assert got.stats.accepted > 0, "a drafter that is never right proves little"
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from specdec_hf import Draft, History, TreeDraft, TreeDrafter, generate
+from specdec_hf.drafters.context import reads_draft
 from support import hf_models
 from support.providers import chi_square
 
@@ -149,12 +150,11 @@ def with_wrong_distribution(drafter: Any) -> Any:
     """The drafter, but it says that each draft was drawn from one and the same distribution.
 
     Rules that read the draft distribution then give other texts than the target's: the negative
-    control of every drafter. A drafter of several chains drafts one.
+    control of every drafter. A drafter of several chains drafts one, and a drafter of trees whose
+    rule "auto" does not read the distribution is verified with multi_draft.
     """
-    is_tree = isinstance(drafter, TreeDrafter)
 
     class WrongDistribution(type(drafter)):  # type: ignore[misc]
-        rules = ("multi_draft",) if is_tree else type(drafter).rules
         noise = "independent"
         draws, several = True, False
 
@@ -168,6 +168,8 @@ def with_wrong_distribution(drafter: Any) -> Any:
             return draft
 
     drafter.__class__ = WrongDistribution
+    if isinstance(drafter, TreeDrafter) and not reads_draft(drafter.rules[0]):
+        drafter.rules = ("multi_draft",)
     return drafter
 
 

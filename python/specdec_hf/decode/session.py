@@ -41,7 +41,7 @@ from specdec_hf.schedules.base import Schedule, ScheduleContext
 from specdec_hf.schedules.benefit_guard import BenefitGuard
 from specdec_hf.schedules.costs import Costs
 from specdec_hf.trees.layouts import Layout
-from specdec_kernels import LOSSLESS_RULES
+from specdec_kernels import LOSSLESS_RULES, LOSSLESS_TREE_RULES
 
 DEFAULT_NUM_ASSISTANT_TOKENS = 5
 SLOTS_AHEAD = 512  # cache slots allocated beyond the prompt before the cache has to grow
@@ -197,6 +197,7 @@ def begin(model: Any, call: Call, options: Options) -> Session:
     stats = SpecStats(
         sequences=[SequenceStats(prompt_tokens=int(n)) for n in lengths],
         rule=rule,
+        lossless=rule in LOSSLESS_RULES or rule in LOSSLESS_TREE_RULES,
         drafter="none" if drafter is None else drafter.name,
         cache=cache.kind,
         tree="" if options.tree is None else str(options.tree),

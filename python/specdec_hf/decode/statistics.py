@@ -127,6 +127,9 @@ class SpecStats:
 
     Attributes:
         rounds: forwards of the target over the whole batch.
+        device_reads: reads that the loop makes: one a round, and those of token statistics. Reads
+            of logits processors and of drafters are not counted.
+        lossless: whether the rule keeps the target's distribution, or its greedy text.
         gammas: drafted tokens that the target's forward read for each sequence, per round.
         round_log: counts and times of each round.
         benefit, plain_step_seconds: what `BenefitGuard` measured.

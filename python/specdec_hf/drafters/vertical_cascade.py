@@ -36,7 +36,8 @@ from specdec_kernels import LOSSLESS_RULES, Rule, SampledDraft, Verdict, verify_
 class VerticalCascade(Cascade):
     """A draft model whose tokens a smaller drafter drafts.
 
-    A round of the target holds several rounds of the draft model; each reads its device once.
+    A round of the target holds several rounds of the draft model. Each reads the draft model's
+    device once for the outcome of the verification, and once more for drafts that lie on a device.
 
     Args:
         model: the draft model. Neither it nor its configs are changed.
@@ -164,7 +165,9 @@ class VerticalCascade(Cascade):
         )
         positions = torch.from_numpy(history.lengths).to(draft.device, non_blocking=True)
         verdict = self._verify(logits, ids, distribution, seeds, positions)
-        return verdict.tokens.cpu().numpy(), verdict.num_accepted.cpu().numpy(), logits
+        outcome = torch.cat([verdict.tokens, verdict.num_accepted[:, None].long()], dim=1)
+        read = outcome.cpu().numpy()
+        return read[:, :-1], read[:, -1], logits
 
     def _verify(
         self,
