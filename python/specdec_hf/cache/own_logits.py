@@ -83,4 +83,5 @@ def padded_prompt(texts: list[torch.Tensor]) -> Prompt:
 
 
 def one_line(error: Exception) -> str:
+    """The type of an error and the first 120 characters of its message, for messages of ours."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"

@@ -42,6 +42,13 @@ class RollbackCache(Protocol):
         ...
 
 
+def vocab_size_of(model: Any) -> int:
+    """The number of token ids of a model, or of a configuration."""
+    config = getattr(model, "config", model)
+    size: int = config.get_text_config(decoder=True).vocab_size
+    return size
+
+
 def context_length(model: Any) -> int | None:
     """The number of positions the model was made for, None when its config does not say."""
     config = model.config.get_text_config(decoder=True)

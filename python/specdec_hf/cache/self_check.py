@@ -33,7 +33,7 @@ from specdec_hf.cache.own_logits import (
     one_line,
     padded_prompt,
 )
-from specdec_hf.cache.protocol import Lengths, context_length
+from specdec_hf.cache.protocol import Lengths, context_length, vocab_size_of
 from specdec_hf.cache.spec_cache import SpecCache
 from specdec_hf.cache.undisturbed import undisturbed
 
@@ -342,7 +342,7 @@ def _ordinary_ids(model: Any) -> torch.Tensor:
             special.add(value)
 
     collect(model.config.to_dict())
-    size = model.config.get_text_config(decoder=True).vocab_size
+    size = vocab_size_of(model)
     ids = [i for i in range(min(size, 4096)) if i not in special]
     return torch.tensor(ids or [0], device="cpu")
 

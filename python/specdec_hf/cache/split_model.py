@@ -17,7 +17,8 @@ from transformers import PreTrainedModel
 
 from specdec_hf.cache.forward import forward_window
 from specdec_hf.cache.model_call import forward_arguments
-from specdec_hf.cache.protocol import Lengths
+from specdec_hf.cache.own_logits import one_line
+from specdec_hf.cache.protocol import Lengths, vocab_size_of
 from specdec_hf.cache.self_check import configuration, distance, tolerance_of
 from specdec_hf.cache.spec_cache import SpecCache
 from specdec_hf.cache.undisturbed import undisturbed
@@ -176,8 +177,7 @@ def check_split(model: Any, split: SplitModel, shared: int, resume: int) -> None
                 _fits[key] = _difference(model, split)
         except Exception as error:  # raised inside a model that was not made to be taken apart
             raise ValueError(
-                f"{type(model).__name__} cannot be run in two parts: {type(error).__name__}: "
-                f"{' '.join(str(error).split())[:120]}"
+                f"{type(model).__name__} cannot be run in two parts: {one_line(error)}"
             ) from error
     if not _fits[key] <= tolerance_of(model):
         raise ValueError(
@@ -190,7 +190,7 @@ def check_split(model: Any, split: SplitModel, shared: int, resume: int) -> None
 def _difference(model: Any, split: SplitModel) -> float:
     """The largest difference between windows of two ragged sequences in two parts and in one."""
     generator = torch.Generator("cpu").manual_seed(0)
-    vocab_size = model.config.get_text_config(decoder=True).vocab_size
+    vocab_size = vocab_size_of(model)
     tokens = torch.randint(1, vocab_size, (2, 12), generator=generator, device="cpu")
     tokens = tokens.to(model.device)
     lengths = np.array([3, 5])

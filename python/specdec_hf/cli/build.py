@@ -129,10 +129,11 @@ def progress_bar() -> Progress:
 
 
 def _tokenizer(source: Source) -> tuple[Any, int]:
+    from specdec_hf.cache.protocol import vocab_size_of
     from specdec_hf.cli.weights import embedded_folder, load_config, load_tokenizer
 
     path = embedded_folder() if source.kind == "embedded" else source.path
-    return load_tokenizer(path), load_config(path).get_text_config(decoder=True).vocab_size
+    return load_tokenizer(path), vocab_size_of(load_config(path))
 
 
 def _pieces(file: Path) -> Iterator[str]:

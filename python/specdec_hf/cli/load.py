@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from specdec_hf.cache.protocol import vocab_size_of
 from specdec_hf.cli.checks import LAYERS, Settings, Sources
 from specdec_hf.cli.sources import MissingModelError, Source
 from specdec_hf.cli.terminal import fail
@@ -167,7 +168,7 @@ def _own_tokenizer(
     settings: Settings, tokenizer: Any, config: Any, draft_path: Path, draft_config: Any
 ) -> Any:
     """The tokenizer of a draft model whose vocabulary is not the model's, else None."""
-    wanted, got = (c.get_text_config(decoder=True).vocab_size for c in (config, draft_config))
+    wanted, got = (vocab_size_of(c) for c in (config, draft_config))
     tree = settings.tree is not None and len(settings.drafter) == 1
     rule = f"--tree needs a drafter of the model's vocabulary of {wanted} tokens"
     if wanted != got:

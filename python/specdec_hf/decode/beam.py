@@ -18,7 +18,7 @@ import torch
 
 from specdec_hf.cache.choose import choose_cache
 from specdec_hf.cache.plain import Prompt
-from specdec_hf.cache.protocol import context_length
+from specdec_hf.cache.protocol import context_length, vocab_size_of
 from specdec_hf.cache.spec_cache import SpecCache
 from specdec_hf.decode.beam_draft import DraftedBeams, draft_beams
 from specdec_hf.decode.beam_options import check_beam_options, draft_model_of, draft_size
@@ -96,7 +96,7 @@ class BeamSearch:
         self.target = TreeModel(model, cache)
         self.tree = BeamTree(len(lengths))
         self.drafter = None if drafter is None else self._start(drafter, size)
-        costs, vocab_size = Costs(), model.config.get_text_config(decoder=True).vocab_size
+        costs, vocab_size = Costs(), vocab_size_of(model)
         schedule = begin_schedule(
             "constant", drafter, ScheduleContext(1, self.gamma, vocab_size, costs=costs)
         )

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from specdec_hf.cache.forward import forward_window
+from specdec_hf.cache.protocol import vocab_size_of
 from specdec_hf.decode.commit import DraftCounts, HostVerdict
 from specdec_hf.decode.session import Session
 from specdec_hf.drafters.checks import ask
@@ -63,7 +64,7 @@ class ChainRound:
         tokens = torch.from_numpy(last).to(s.model.device, non_blocking=True)
         size = self.draft_token_ids.shape[1]
         if size:
-            vocab_size = s.model.config.get_text_config(decoder=True).vocab_size
+            vocab_size = vocab_size_of(s.model)
             tokens = torch.cat([tokens, self.draft_token_ids.clamp(0, vocab_size - 1)], dim=1)
         if isinstance(s.drafter, Drafter):
             logits = s.drafter.forward(tokens, self.lengths - missing, size + 1)

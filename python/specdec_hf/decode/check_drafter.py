@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from transformers import GenerationConfig
 
 from specdec_hf.arguments import check_integer
+from specdec_hf.cache.protocol import vocab_size_of
 from specdec_hf.decode.generate import generate
 from specdec_hf.drafters.context import History, reads_draft
 from specdec_hf.drafters.drafter import Draft, Drafter
@@ -162,7 +163,7 @@ def _without_processors(model: Any) -> Any:
 
 
 def _prompt(model: Any) -> torch.Tensor:
-    vocab_size = model.config.get_text_config(decoder=True).vocab_size
+    vocab_size = vocab_size_of(model)
     phrase = torch.arange(1, 8) * 31 % vocab_size
     return torch.cat([phrase, phrase, phrase[:3]])[None].to(model.device)
 

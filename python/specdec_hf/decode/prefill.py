@@ -21,8 +21,9 @@ from specdec_hf.cache.handover import take_over
 from specdec_hf.cache.hidden_states import keep_hidden_states
 from specdec_hf.cache.later_inputs import LaterInputs
 from specdec_hf.cache.make import kind_reason
+from specdec_hf.cache.own_logits import one_line
 from specdec_hf.cache.plain import PlainCache, Prompt
-from specdec_hf.cache.protocol import Lengths, RollbackCache
+from specdec_hf.cache.protocol import Lengths, RollbackCache, vocab_size_of
 from specdec_hf.cache.self_check import (
     Fit,
     check_fit,
@@ -171,7 +172,7 @@ def _taken_over(
                 difference = _difference(model, cache, past, later)
         except Exception as error:  # raised inside the model, which was not made for such inputs
             raise ValueError(
-                f"cache={kind!r}: {type(model).__name__} cannot use it: {_line(error)}"
+                f"cache={kind!r}: {type(model).__name__} cannot use it: {one_line(error)}"
             ) from error
         tolerance = tolerance_of(model)
         if not difference <= tolerance:
@@ -184,10 +185,6 @@ def _taken_over(
     return cache
 
 
-def _line(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0]
-
-
 def _difference(model: Any, cache: RollbackCache, past: Any, later: LaterInputs) -> float:
     """The largest difference of logits between ragged windows and plain forwards of probes.
 
@@ -196,7 +193,7 @@ def _difference(model: Any, cache: RollbackCache, past: Any, later: LaterInputs)
     past = copied(past)
     lengths: Lengths = cache.lengths.copy()
     batch_size = len(lengths)
-    vocab_size = model.config.get_text_config(decoder=True).vocab_size
+    vocab_size = vocab_size_of(model)
     generator = torch.Generator("cpu").manual_seed(0)
     probes = torch.randint(1, vocab_size, (batch_size, PROBES), generator=generator, device="cpu")
     probes = probes.to(model.device)

@@ -20,7 +20,7 @@ from specdec_hf.cache.choose import check_kind, choose_cache
 from specdec_hf.cache.handover import import_cache
 from specdec_hf.cache.hidden_states import keep_hidden_states
 from specdec_hf.cache.plain import Prompt
-from specdec_hf.cache.protocol import Lengths, RollbackCache, context_length
+from specdec_hf.cache.protocol import Lengths, RollbackCache, context_length, vocab_size_of
 from specdec_hf.decode.arguments import check_option_types
 from specdec_hf.decode.history import CommittedTokens
 from specdec_hf.decode.pacing import Pacing, begin_schedule
@@ -163,7 +163,7 @@ def begin(model: Any, call: Call, options: Options) -> Session:
         number = options.num_assistant_tokens
         draft_length = draft_size = DEFAULT_NUM_ASSISTANT_TOKENS if number is None else number
     costs = Costs()
-    vocab_size = model.config.get_text_config(decoder=True).vocab_size
+    vocab_size = vocab_size_of(model)
     schedule = begin_schedule(
         options.num_assistant_tokens_schedule or "constant",
         drafter,

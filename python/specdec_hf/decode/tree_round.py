@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from specdec_hf.cache.forward import forward_tree, forward_window
+from specdec_hf.cache.protocol import vocab_size_of
 from specdec_hf.cache.spec_cache import SpecCache
 from specdec_hf.decode.commit import DraftCounts, HostVerdict
 from specdec_hf.decode.session import Session
@@ -53,7 +54,7 @@ class TreeRound:
             prompt = prompt.to(model.device, non_blocking=True)
             forward_window(model, self.cache, prompt, self.lengths - missing, keep=1)
         root = torch.from_numpy(s.history.last(1)).to(model.device, non_blocking=True)
-        vocab_size = model.config.get_text_config(decoder=True).vocab_size
+        vocab_size = vocab_size_of(model)
         tokens = torch.cat([root, self.tree.tokens.clamp(0, vocab_size - 1)], dim=1)
         return forward_tree(model, self.cache, tokens, self.lengths - 1, self.tree.parents)
 

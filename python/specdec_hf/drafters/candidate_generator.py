@@ -23,8 +23,10 @@ from transformers.generation.candidate_generator import (
     EarlyExitCandidateGenerator,
 )
 
+from specdec_hf.cache.protocol import vocab_size_of
 from specdec_hf.drafters.context import DraftContext, History, reads_draft
 from specdec_hf.drafters.drafter import Draft, Drafter
+from specdec_hf.drafters.tensors import one_hot_logits
 from specdec_kernels import SampledDraft
 
 _METHODS = ("get_candidates", "update_candidate_strategy")
@@ -154,7 +156,7 @@ class CandidateGeneratorDrafter(Drafter):
         return self._generators[b]
 
     def _report(self, generator: Any, b: int, input_ids: torch.Tensor) -> None:
-        vocab_size = _vocab_size(self._context.model)
+        vocab_size = vocab_size_of(self._context.model)
         scores = torch.full((1, 1, 1), torch.nan, device=input_ids.device)
         scores = scores.expand(1, int(self._drafted[b]) + 1, vocab_size)
         generator.update_candidate_strategy(input_ids, scores, int(self._accepted[b]))
@@ -172,7 +174,7 @@ class CandidateGeneratorDrafter(Drafter):
         """The rows [count, V] that the drafts were drawn from, or None if that is not known."""
         if not _draws_from_candidate_logits(generator):
             return None
-        if logits.shape[-1] != _vocab_size(self._context.model) or logits.shape[1] < count:
+        if logits.shape[-1] != vocab_size_of(self._context.model) or logits.shape[1] < count:
             self._context.note(
                 f"{type(generator).__name__}: its drafts count as deterministic, because its "
                 f"candidate logits are {list(logits.shape)}"
@@ -186,10 +188,7 @@ class CandidateGeneratorDrafter(Drafter):
         """The draft distribution of all sequences; deterministic drafts get one-hot rows."""
         if all(rows is None for rows in scores):
             return None
-        logits = torch.full(
-            (*tokens.shape, _vocab_size(self._context.model)), -torch.inf, device=tokens.device
-        )
-        logits.scatter_(2, tokens.clamp(min=0)[..., None], 0.0)
+        logits = one_hot_logits(tokens, vocab_size_of(self._context.model))
         for b, rows in enumerate(scores):
             if rows is not None:
                 logits[b, : len(rows)] = rows
@@ -201,11 +200,6 @@ def _is_generator(given: Any) -> bool:
     """Whether this is a generator, and no class or function that makes one."""
     methods = [getattr(given, name, None) for name in _METHODS]
     return not isinstance(given, type) and all(map(callable, methods))
-
-
-def _vocab_size(model: Any) -> int:
-    size: int = model.config.get_text_config(decoder=True).vocab_size
-    return size
 
 
 def _draws_from_candidate_logits(generator: Any) -> bool:

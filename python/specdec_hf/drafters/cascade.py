@@ -18,11 +18,13 @@ import torch
 from numpy.typing import NDArray
 
 from specdec_hf.arguments import check_integers
+from specdec_hf.cache.protocol import vocab_size_of
 from specdec_hf.drafters.checks import ask, check_temperature, wanted
 from specdec_hf.drafters.context import Candidates, DraftContext, History
-from specdec_hf.drafters.drafter import Draft, Drafter
+from specdec_hf.drafters.drafter import RULES_OF_DRAWN_DRAFTS, Draft, Drafter
+from specdec_hf.drafters.tensors import one_hot_logits
 from specdec_hf.hf_arguments.language_model import is_language_model
-from specdec_kernels import LOSSLESS_RULES, SampledDraft
+from specdec_kernels import SampledDraft
 
 MAX_LEVELS = 8  # drafters of one cascade
 
@@ -161,7 +163,7 @@ class HorizontalCascade(Cascade):
         self.draws = all(drafter.draws for drafter in self.drafters)
         self.rolls_back = all(drafter.rolls_back for drafter in self.drafters)
         if self.draws:
-            self.rules = tuple(dict.fromkeys(("block", *LOSSLESS_RULES)))
+            self.rules = RULES_OF_DRAWN_DRAFTS
 
     def start(self, context: DraftContext) -> None:
         """Begin a new call with every drafter."""
@@ -271,10 +273,8 @@ def _joined(
         temperature: of all rows.
         target: the model.
     """
-    vocab_size = target.config.get_text_config(decoder=True).vocab_size
     device = target.device
-    logits = torch.full((*tokens.shape, vocab_size), -torch.inf, device=device)
-    logits.scatter_(2, tokens.clamp(min=0).to(device)[..., None], 0.0)
+    logits = one_hot_logits(tokens.to(device), vocab_size_of(target))
     sums = torch.zeros(tokens.shape, dtype=torch.float64, device=device)
     thresholds = torch.full(tokens.shape, -torch.inf, device=device)
     for begins, counts, rows in parts:

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from specdec_hf.arguments import check_integers
+from specdec_hf.cache.protocol import vocab_size_of
 from specdec_hf.drafters.context import DraftContext, History
 from specdec_hf.drafters.drafter import Draft, Drafter
 from specdec_kernels import SampledDraft
@@ -79,7 +80,7 @@ def _check_noise(drafter: Drafter, context: DraftContext) -> None:
 
 def check_vocab_size(name: str, vocab_size: int, config: Any) -> None:
     """Raises ValueError for stored ids of a vocabulary of another size than the model's."""
-    wanted = config.get_text_config(decoder=True).vocab_size
+    wanted = vocab_size_of(config)
     if vocab_size != wanted:
         raise ValueError(
             f"{name} must have the model's vocabulary of {wanted} tokens, got {vocab_size}"
@@ -134,7 +135,7 @@ def read_draft(
     if tokens.device.type == "cpu":
         # On a device the verification finds these ends, and reports them in its status.
         ids, drafted = tokens.numpy(), np.arange(size) < counts[:, None]
-        outside = (ids < -1) | (ids >= model.config.get_text_config(decoder=True).vocab_size)
+        outside = (ids < -1) | (ids >= vocab_size_of(model))
         if (outside & drafted)[history.active].any():
             note(f"{describe(drafter)} {OUTSIDE}")
         ended = ((ids == -1) | outside).cumsum(axis=1) > 0

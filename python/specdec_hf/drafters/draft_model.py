@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from specdec_hf.cache.choose import choose_cache
 from specdec_hf.cache.encoded import Encoded, is_encoder_decoder
 from specdec_hf.cache.forward import forward_tree, forward_window
-from specdec_hf.cache.protocol import Lengths, context_length
+from specdec_hf.cache.protocol import Lengths, context_length, vocab_size_of
 from specdec_hf.cache.spec_cache import SpecCache
 from specdec_hf.drafters.context import DraftContext, History
 from specdec_hf.drafters.row_sampler import RowSampler
@@ -43,8 +43,8 @@ class DraftModel:
         tree: bool = False,
         own_vocabulary: bool = False,
     ) -> None:
-        ours = model.config.get_text_config(decoder=True).vocab_size
-        theirs = context.model.config.get_text_config(decoder=True).vocab_size
+        ours = vocab_size_of(model)
+        theirs = vocab_size_of(context.model)
         if ours != theirs and not own_vocabulary:
             raise ValueError(
                 "drafter and model must share one vocabulary: "

@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
+# Rule "auto" of drafts with a distribution is block, which accepts at least as much as token.
+RULES_OF_DRAWN_DRAFTS: tuple[str, ...] = tuple(dict.fromkeys(("block", *LOSSLESS_RULES)))
+
+
 @dataclass
 class Draft:
     """A chain of drafted tokens for every sequence.

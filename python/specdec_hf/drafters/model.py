@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from specdec_hf.cache.forward import forward_window
 from specdec_hf.drafters.context import DraftContext, History, reads_draft
 from specdec_hf.drafters.draft_model import DraftModel
-from specdec_hf.drafters.drafter import Draft, Drafter
+from specdec_hf.drafters.drafter import RULES_OF_DRAWN_DRAFTS, Draft, Drafter
 from specdec_hf.drafters.token_stats import token_stats
 from specdec_hf.hf_arguments.language_model import check_language_model
-from specdec_kernels import LOSSLESS_RULES, SampledDraft
+from specdec_kernels import SampledDraft
 
 
 class ModelDrafter(Drafter):
@@ -32,8 +32,7 @@ class ModelDrafter(Drafter):
     name = "model"
     draws = True
     rolls_back = True
-    # Rule "auto" is block, which accepts at least as much as token.
-    rules: tuple[str, ...] = tuple(dict.fromkeys(("block", *LOSSLESS_RULES)))
+    rules = RULES_OF_DRAWN_DRAFTS
 
     def __init__(self, model: Any, cache: str = "auto") -> None:
         check_language_model("model", model)

@@ -8,11 +8,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from specdec_hf.cache.protocol import vocab_size_of
 from specdec_hf.drafters.context import DraftContext, History, reads_draft
-from specdec_hf.drafters.drafter import Draft, Drafter
+from specdec_hf.drafters.drafter import RULES_OF_DRAWN_DRAFTS, Draft, Drafter
 from specdec_hf.drafters.row_sampler import RowSampler
 from specdec_hf.drafters.token_stats import token_stats
-from specdec_kernels import LOSSLESS_RULES, SampledDraft
+from specdec_kernels import SampledDraft
 
 
 class RowDrafter(Drafter):
@@ -23,11 +24,11 @@ class RowDrafter(Drafter):
     """
 
     draws = True
-    rules: tuple[str, ...] = tuple(dict.fromkeys(("block", *LOSSLESS_RULES)))
+    rules = RULES_OF_DRAWN_DRAFTS
 
     def start(self, context: DraftContext) -> None:
         self.context = context
-        self.vocab_size: int = context.model.config.get_text_config(decoder=True).vocab_size
+        self.vocab_size: int = vocab_size_of(context.model)
         self.sampler = RowSampler(context, torch.device("cpu"))
 
     @abstractmethod

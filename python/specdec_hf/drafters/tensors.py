@@ -19,6 +19,15 @@ def mask_below_limits(
     return tokens.masked_fill(depths > bounds[:, None], -1)
 
 
+def one_hot_logits(tokens: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """Logits [B, n, V] of deterministic drafts [B, n]: 0 at the token, -inf elsewhere.
+
+    An absent draft, -1, gets the row of token 0.
+    """
+    logits = torch.full((*tokens.shape, vocab_size), -torch.inf, device=tokens.device)
+    return logits.scatter_(2, tokens.clamp(min=0)[..., None], 0.0)
+
+
 def concat_distributions(
     parts: Sequence[SampledDraft], temperature: float | torch.Tensor, device: torch.device
 ) -> SampledDraft:

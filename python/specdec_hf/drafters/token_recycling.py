@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specdec_hf.arguments import check_flag, check_integer
+from specdec_hf.cache.protocol import vocab_size_of
 from specdec_hf.drafters.context import Candidates, DraftContext, History
 from specdec_hf.drafters.host_tree import ROOT, HostTree, as_draft
 from specdec_hf.drafters.tree_drafter import TreeDraft, TreeDrafter
@@ -64,7 +65,7 @@ class TokenRecyclingDrafter(TreeDrafter):
 
     def start(self, context: DraftContext) -> None:
         """Begin with an empty matrix, or with what the last call knew."""
-        vocab_size = context.model.config.get_text_config(decoder=True).vocab_size
+        vocab_size = vocab_size_of(context.model)
         known: dict[int, list[int]] = {}
         if self.inherit and vocab_size == self._vocab_size:
             for rows in self._rows:

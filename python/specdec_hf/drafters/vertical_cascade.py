@@ -28,9 +28,9 @@ from specdec_hf.drafters.cascade import (
 from specdec_hf.drafters.checks import ask, wanted
 from specdec_hf.drafters.context import DraftContext, History, reads_draft
 from specdec_hf.drafters.draft_model import DraftModel
-from specdec_hf.drafters.drafter import Draft
+from specdec_hf.drafters.drafter import RULES_OF_DRAWN_DRAFTS, Draft
 from specdec_hf.hf_arguments.language_model import check_language_model
-from specdec_kernels import LOSSLESS_RULES, Rule, SampledDraft, Verdict, verify_chain
+from specdec_kernels import Rule, SampledDraft, Verdict, verify_chain
 
 
 class VerticalCascade(Cascade):
@@ -52,7 +52,7 @@ class VerticalCascade(Cascade):
 
     name = "vertical_cascade"
     draws = True
-    rules: tuple[str, ...] = tuple(dict.fromkeys(("block", *LOSSLESS_RULES)))
+    rules = RULES_OF_DRAWN_DRAFTS
 
     def __init__(self, model: Any, drafter: Any, num_assistant_tokens: int = 3) -> None:
         check_language_model("model", model)

@@ -11,6 +11,8 @@ import torch
 from numpy.typing import NDArray
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 
+from specdec_hf.cache.protocol import vocab_size_of
+
 
 def has_own_generate(model: Any) -> bool:
     """Whether a class of Transformers replaces ``generate``, which then prepares its inputs."""
@@ -77,7 +79,7 @@ def check_input_ids(
     if input_ids.numel() == 0:
         raise ValueError(f"input_ids is empty: shape {list(input_ids.shape)}")
     ids = input_ids.detach().to("cpu", torch.int64)
-    vocab_size = model.config.get_text_config(decoder=True).vocab_size
+    vocab_size = vocab_size_of(model)
     if int(ids.min()) < 0 or int(ids.max()) >= vocab_size:
         raise ValueError(
             f"input_ids must be in [0, {vocab_size}), "
