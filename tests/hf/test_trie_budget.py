@@ -99,13 +99,13 @@ class KnownTree(TreeDrafter):
                 tokens[b, 0] = (right[0] + 1) % hf_models.VOCAB
                 tokens[b, 1 : 1 + len(right)] = right
         parents = torch.tensor([-1, -1, 1, 2]).expand(len(limits), -1)
-        return TreeDraft(torch.from_numpy(tokens), parents, 3, note=torch.tensor(tokens[:, :1]))
+        return TreeDraft(torch.from_numpy(tokens), parents, 3, carried=torch.tensor(tokens[:, :1]))
 
     def commit(self, lengths, outcome):
         if outcome is not None:
             self.paths.append(outcome.path.copy())
             assert ((outcome.tokens >= 0) == (outcome.path >= 0)).all()
-            assert outcome.note.shape == (len(lengths), 1)
+            assert outcome.carried.shape == (len(lengths), 1)
 
 
 @pytest.fixture(scope="module")

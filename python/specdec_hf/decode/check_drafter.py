@@ -2,10 +2,10 @@
 
 Terms:
 
-- place of a token in its distribution: the probability of all more likely tokens, plus a uniform
-  share of its own. Where tokens are drawn from that distribution, their places are independent and
-  uniform in [0, 1), whatever the distributions are, so that those of many contexts can be tested
-  together (the randomised probability integral transform).
+- PIT value of a token in its distribution (randomised probability integral transform): the
+  probability of all more likely tokens, plus a uniform share of its own. Where tokens are drawn
+  from that distribution, their PIT values are independent and uniform in [0, 1), whatever the
+  distributions are, so that those of many contexts can be tested together.
 """
 
 from __future__ import annotations
@@ -99,9 +99,10 @@ def check_drafter(
     """Test that a drafter reports what it draws from, and that the loop stays lossless with it.
 
     Greedy text is compared with plain decoding. Sampled text is generated ``samples`` times under
-    each lossless rule of the drafter and at two temperatures; then the places of all new tokens in
-    the target's distributions must be uniform, and, where the drafter reports distributions, those
-    of its drafts in them. A wrong drafter is found if it is wrong enough for the number of samples.
+    each lossless rule of the drafter and at two temperatures; then the PIT values of all new tokens
+    in the target's distributions must be uniform, and, where the drafter reports distributions,
+    those of its drafts in them. A wrong drafter is found if it is wrong enough for the number of
+    samples.
 
     Args:
         drafter, tree, num_assistant_tokens: as in `generate`.
@@ -182,7 +183,7 @@ def _check_greedy(
 
 
 class _Run:
-    """Texts under one rule and temperature, and the places of their tokens and drafts."""
+    """Texts under one rule and temperature, and the PIT values of their tokens and drafts."""
 
     def __init__(
         self, drafter: Any, model: Any, prompt: torch.Tensor, options: dict[str, Any],
@@ -204,7 +205,7 @@ class _Run:
             self._generate(samples, seed)
 
     def _generate(self, samples: int, seed: int) -> None:
-        places = []
+        pit_values = []
         for first in range(0, samples, SEQUENCES_AT_ONCE):
             count = min(SEQUENCES_AT_ONCE, samples - first)
             prompts = self.prompt.expand(count, -1)
@@ -222,13 +223,12 @@ class _Run:
                 logits = self.model(out.sequences).logits[:, prompts.shape[1] - 1 : -1]
             rows = torch.softmax(logits.double() / self.options["temperature"], dim=-1)
             new = slice(prompts.shape[1], None)
-            places.append(
-                self.places(rows, out.sequences[:, new])[out.attention_mask[:, new].bool().cpu()]
-            )
-        self.text = np.concatenate(places)
+            found = self.pit_values(rows, out.sequences[:, new])
+            pit_values.append(found[out.attention_mask[:, new].bool().cpu()])
+        self.text = np.concatenate(pit_values)
 
-    def places(self, rows: torch.Tensor, tokens: torch.Tensor) -> NDArray[np.float64]:
-        """[B, m], the places of tokens [B, m] in the distributions [B, m, V]."""
+    def pit_values(self, rows: torch.Tensor, tokens: torch.Tensor) -> NDArray[np.float64]:
+        """[B, m], the PIT values of tokens [B, m] in the distributions [B, m, V]."""
         own = rows.gather(-1, tokens[..., None])
         above = rows.masked_fill(rows <= own, 0.0).sum(dim=-1)
         # Tokens of equal probability are one after the other in the order of their ids.
@@ -239,7 +239,7 @@ class _Run:
         return found
 
     def record(self, draft: Draft, active: NDArray[np.bool_]) -> None:
-        """Keep the places of a round's drafts in the distributions that they were reported with."""
+        """Keep the PIT values of a round's drafts in the distributions reported with them."""
         distribution = draft.distribution
         if not isinstance(distribution, SampledDraft) or draft.counts is None:
             return
@@ -250,7 +250,7 @@ class _Run:
         rows = (scaled - distribution.logsumexp[..., None]).exp().masked_fill(~survive, 0.0)
         tokens = draft.tokens.to(rows.device)
         drawn = np.arange(tokens.shape[1]) < draft.counts[:, None]
-        self.drafts.append(self.places(rows, tokens.clamp(min=0))[drawn & active[:, None]])
+        self.drafts.append(self.pit_values(rows, tokens.clamp(min=0))[drawn & active[:, None]])
 
 
 @contextmanager
@@ -276,11 +276,11 @@ def _recorded(
         del drafter.propose
 
 
-def _finding(name: str, places: NDArray[np.float64]) -> Finding:
-    """Pearson's chi-square test of places against uniform ones."""
-    found, _ = np.histogram(places.clip(0, 1), bins=BINS, range=(0, 1))
-    expected = len(places) / BINS
-    statistic = float(((found - expected) ** 2 / expected).sum()) if len(places) else 0.0
+def _finding(name: str, pit_values: NDArray[np.float64]) -> Finding:
+    """Pearson's chi-square test of PIT values against uniform ones."""
+    found, _ = np.histogram(pit_values.clip(0, 1), bins=BINS, range=(0, 1))
+    expected = len(pit_values) / BINS
+    statistic = float(((found - expected) ** 2 / expected).sum()) if len(pit_values) else 0.0
     half = torch.tensor([(BINS - 1) / 2, statistic / 2], dtype=torch.float64)
     p_value = float(torch.special.gammaincc(half[0], half[1]))
-    return Finding(name, p_value >= SIGNIFICANCE, p_value, len(places))
+    return Finding(name, p_value >= SIGNIFICANCE, p_value, len(pit_values))

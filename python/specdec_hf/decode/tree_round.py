@@ -80,7 +80,7 @@ class TreeRound:
         extra = [verdict.path, tree.tokens, tree.parents]
         if made is not None:
             self.cache.compact(positions, verdict.path)
-            extra += [] if made.note is None else [made.note.to(s.model.device)]
+            extra += [] if made.carried is None else [made.carried.to(s.model.device)]
         return verdict, extra
 
     def count(self, verdict: HostVerdict) -> DraftCounts:
@@ -139,9 +139,9 @@ class TreeRound:
             path, tokens = verdict.extra[:2]
             keeps = np.arange(path.shape[1]) < kept[:, None]
             path = np.where(keeps, path, -1)
-            note = verdict.extra[3] if len(verdict.extra) > 3 else path[:, :0]
+            carried = verdict.extra[3] if len(verdict.extra) > 3 else path[:, :0]
             accepted = np.take_along_axis(tokens, np.maximum(path, 0), axis=1)
-            outcome = TreeOutcome(path, np.where(keeps, accepted, -1), note)
+            outcome = TreeOutcome(path, np.where(keeps, accepted, -1), carried)
         self.drafter.commit(self.lengths, outcome)
 
 

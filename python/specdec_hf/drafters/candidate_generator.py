@@ -119,7 +119,7 @@ class CandidateGeneratorDrafter(Drafter):
             if self._drafted[b]:
                 self._report(generator, b, input_ids)
             with _own_random_numbers(
-                generator, (self._seeds[b] % 2**64, length, self._context.first_number)
+                generator, (self._seeds[b] % 2**64, length, self._context.first_draft_index)
             ):
                 found, logits = generator.get_candidates(input_ids)
             self._check(generator, found, input_ids.shape[1])

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from specdec_hf.arguments import check_integers
 from specdec_hf.cache.protocol import vocab_size_of
-from specdec_hf.drafters.checks import ask, check_temperature, wanted
+from specdec_hf.drafters.checks import ask, check_temperature, draft_limits
 from specdec_hf.drafters.context import Candidates, DraftContext, History
 from specdec_hf.drafters.drafter import RULES_OF_DRAWN_DRAFTS, Draft, Drafter
 from specdec_hf.drafters.tensors import one_hot_logits
@@ -87,7 +87,7 @@ def level_context(context: DraftContext, level: int, **changes: Any) -> LevelCon
         values["of_the_round"] = context.of_the_round
     values |= changes
     if values["rule"] != "match":
-        seeds = derived_seeds(context.seeds.cpu(), level, context.first_number)
+        seeds = derived_seeds(context.seeds.cpu(), level, context.first_draft_index)
         values["seeds"] = seeds.to(values["seeds"].device)
     drawn = np.zeros(context.batch_size, dtype=np.int64)
     return LevelContext(**values, parent=context, drawn=drawn)
@@ -177,7 +177,7 @@ class HorizontalCascade(Cascade):
         batch_size = len(history.lengths)
         drafted = np.full((batch_size, gamma), -1, dtype=np.int64)
         counts = np.zeros(batch_size, dtype=np.int64)
-        limits = wanted(self._context, history, gamma)
+        limits = draft_limits(self._context, history, gamma)
         for context in self._contexts:
             context.begin(history)
         parts: list[tuple[NDArray[np.int64], NDArray[np.int64], SampledDraft | None]] = []

@@ -170,8 +170,8 @@ def _outcome(draft: TreeDraft, committed: NDArray[np.int64]) -> TreeOutcome:
             if token < 0 or not len(children):
                 break
             path[b, depth] = node = int(children[0])
-    note = path[:, :0] if draft.note is None else draft.note.numpy()
-    return TreeOutcome(path, np.where(path >= 0, committed, -1), note)
+    carried = path[:, :0] if draft.carried is None else draft.carried.numpy()
+    return TreeOutcome(path, np.where(path >= 0, committed, -1), carried)
 
 
 def _renumber(candidates: Candidates, draft: TreeDraft) -> Candidates:

@@ -53,7 +53,7 @@ def ask(
     return draft
 
 
-def wanted(context: DraftContext, history: History, gamma: int) -> NDArray[np.int64]:
+def draft_limits(context: DraftContext, history: History, gamma: int) -> NDArray[np.int64]:
     """[B], how many of ``gamma`` tokens each sequence can use; 0 for those that have ended.
 
     A drafter whose first tokens depend on how many it is asked for must go by them, because gamma
@@ -80,17 +80,17 @@ def _check_noise(drafter: Drafter, context: DraftContext) -> None:
 
 def check_vocab_size(name: str, vocab_size: int, config: Any) -> None:
     """Raises ValueError for stored ids of a vocabulary of another size than the model's."""
-    wanted = vocab_size_of(config)
-    if vocab_size != wanted:
+    expected = vocab_size_of(config)
+    if vocab_size != expected:
         raise ValueError(
-            f"{name} must have the model's vocabulary of {wanted} tokens, got {vocab_size}"
+            f"{name} must have the model's vocabulary of {expected} tokens, got {vocab_size}"
         )
 
 
-def check_temperature(drafter: Any, distribution: SampledDraft, wanted: Any, owner: str) -> None:
+def check_temperature(drafter: Any, distribution: SampledDraft, expected: Any, owner: str) -> None:
     """Raises ValueError for a distribution that cannot be joined with others of a temperature."""
     given = distribution.temperature
-    if given is not wanted and (isinstance(given, torch.Tensor) or given != wanted):
+    if given is not expected and (isinstance(given, torch.Tensor) or given != expected):
         raise ValueError(
             f"{type(drafter).__name__}.propose must return a distribution of context.temperature "
             f"with {owner}, got {given!r}"
@@ -149,10 +149,10 @@ def read_draft(
 def _read_tokens(name: str, given: Any, batch_size: int, gamma: int) -> torch.Tensor:
     """Drafted tokens [B, up to gamma] int64, -1 after the ends of short lists."""
     tokens: Any = given
-    wanted = f"{name} must return tokens [{batch_size}, 0..{gamma}]"
+    requirement = f"{name} must return tokens [{batch_size}, 0..{gamma}]"
     if isinstance(given, list | tuple):
         if len(given) != batch_size:
-            raise ValueError(f"{wanted}, got {len(given)} lists")
+            raise ValueError(f"{requirement}, got {len(given)} lists")
         rows = [_read_row(f"{name} tokens[{b}]", row) for b, row in enumerate(given)]
         tokens = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-1)
     elif isinstance(given, np.ndarray) and given.dtype.kind in "iu":
@@ -168,7 +168,7 @@ def _read_tokens(name: str, given: Any, batch_size: int, gamma: int) -> torch.Te
         raise ValueError(f"{name} must return tokens on a device that stores them, got meta")
     shape = list(tokens.shape)
     if len(shape) != 2 or shape[0] != batch_size or shape[1] > gamma:
-        raise ValueError(f"{wanted}, got {shape}")
+        raise ValueError(f"{requirement}, got {shape}")
     return tokens.to(torch.int64)
 
 

@@ -18,7 +18,7 @@ from specdec_kernels import (
     TREE_RULES_READING_DRAFT,
 )
 
-MAX_NUMBERS = 2**16  # drafts of one drafter in one round
+MAX_DRAFTS_PER_ROUND = 2**16  # drafts of one drafter in one round
 
 
 def reads_draft(rule: str) -> bool:
@@ -71,11 +71,11 @@ class DraftContext:
             `Drafter.forward`, may use it.
         round_noise: whether drafts are drawn with noise of the round under every rule but match,
             because the schedule looks at drafts after rejected ones.
-        goes_on: for drafters that draw token by token; set after `start`. Given the number of the
+        goes_on: for drafters that draw token by token; set after `start`. Given the index of the
             token drawn last and its `TokenStats`, it says for each sequence [B] whether to draw
             another one. A token is never taken back. None where the schedule reads no
             token statistics, which cost a read from the device each.
-        first_number: number of this drafter's first draft in the round. Only the loop sets it.
+        first_draft_index: index of this drafter's first draft in the round. Only the loop sets it.
         asked_for_noise: whether `noise_positions` was called in this round.
         limits: [B], how many of the round's gamma tokens each sequence can use; None means all.
     """
@@ -96,7 +96,7 @@ class DraftContext:
     cache: Any = None
     round_noise: bool = False
     goes_on: Callable[[int, TokenStats], NDArray[np.bool_]] | None = None
-    first_number: int = 0
+    first_draft_index: int = 0
     asked_for_noise: bool = False
     limits: NDArray[np.int64] | None = None
 
@@ -120,7 +120,7 @@ class DraftContext:
         Args:
             lengths: [B] int64, `History.lengths` of the round.
             index: which draft of the round is drawn, from 0; or n of them. Drafts that are drawn in
-                one round have different numbers.
+                one round have different indices.
             depth: for a tree, how deep below the pending token these drafts are, from 1; index
                 + 1, as in a chain, where it is not given.
 
@@ -132,16 +132,16 @@ class DraftContext:
             ValueError: an index outside [0, 65536).
         """
         self.asked_for_noise = True
-        numbers = np.asarray(index, dtype=np.int64)
-        if numbers.size and not 0 <= numbers.min() <= numbers.max() < MAX_NUMBERS:
-            raise ValueError(f"index must be in [0, {MAX_NUMBERS}), got {index!r}")
+        indices = np.asarray(index, dtype=np.int64)
+        if indices.size and not 0 <= indices.min() <= indices.max() < MAX_DRAFTS_PER_ROUND:
+            raise ValueError(f"index must be in [0, {MAX_DRAFTS_PER_ROUND}), got {index!r}")
         if not isinstance(lengths, torch.Tensor):
             lengths = torch.from_numpy(lengths.copy()).to(self.seeds.device, non_blocking=True)
         if self.needs_round_noise:
-            offsets = (self.first_number + numbers + 1) << 32
+            offsets = (self.first_draft_index + indices + 1) << 32
         else:
-            offsets = numbers if depth is None else np.full_like(numbers, depth - 1)
-        if numbers.ndim == 0:
+            offsets = indices if depth is None else np.full_like(indices, depth - 1)
+        if indices.ndim == 0:
             return lengths + int(offsets)
         return lengths[:, None] + torch.from_numpy(offsets).to(lengths.device, non_blocking=True)
 

@@ -96,9 +96,9 @@ class DraftModel:
         )
         return ours / max(theirs, 1)
 
-    def room(self, history: History, wanted: NDArray[np.int64] | int) -> NDArray[np.int64]:
-        """[B], how many of the ``wanted`` tokens each sequence can draft within its context."""
-        most = np.where(history.active, wanted, 0)
+    def room(self, history: History, limits: NDArray[np.int64] | int) -> NDArray[np.int64]:
+        """[B], how many of ``limits`` tokens each sequence can draft within its context."""
+        most = np.where(history.active, limits, 0)
         if self._context_length is None:
             return most
         return np.minimum(most, np.maximum(self._context_length - history.lengths, 0))

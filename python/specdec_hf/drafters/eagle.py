@@ -91,16 +91,16 @@ class EagleDrafter(TreeDrafter):
             torch.cat(scores, dim=1),
             size=min(self.size, candidates.shape[1]),
         )
-        note = torch.cat(fed, dim=1).gather(1, best.nodes.clamp(min=0))
-        note = note.masked_fill(best.nodes < 0, -1)
+        carried = torch.cat(fed, dim=1).gather(1, best.nodes.clamp(min=0))
+        carried = carried.masked_fill(best.nodes < 0, -1)
         device = self._context.model.device
         return TreeDraft(
-            best.tokens.to(device), best.parents.to(device), levels, note=note.to(device)
+            best.tokens.to(device), best.parents.to(device), levels, carried=carried.to(device)
         )
 
     def commit(self, lengths: NDArray[np.int64], outcome: TreeOutcome | None) -> None:
         if outcome is None:
             self._draft.truncate(lengths)
             return
-        fed = np.take_along_axis(outcome.note, np.maximum(outcome.path, 0), axis=1)
+        fed = np.take_along_axis(outcome.carried, np.maximum(outcome.path, 0), axis=1)
         self._draft.keep(lengths, np.where(outcome.path >= 0, fed, -1))

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 UNKNOWN = bytes(32)
-SHOWN = 12  # hexadecimal digits in a message
+DIGITS = 12  # hexadecimal digits in a message
 
 
 def fingerprint_of(tokenizer: Any) -> bytes:
@@ -39,7 +39,7 @@ def check_fingerprint(name: str, fingerprint: bytes, tokenizer: Any) -> str | No
     if fingerprint != wanted:
         raise ValueError(
             f"{name} must have been built with the model's tokenizer, of fingerprint "
-            f"{wanted.hex()[:SHOWN]}, got one that was built with {fingerprint.hex()[:SHOWN]}"
+            f"{wanted.hex()[:DIGITS]}, got one that was built with {fingerprint.hex()[:DIGITS]}"
         )
     return None
 

@@ -18,7 +18,7 @@ FILE = "FILE"  # the value of drafters that read a file
 
 @dataclass(frozen=True)
 class Entry:
-    """A drafter that has a name; its module in this room is called the same.
+    """A drafter that has a name; its module in this package is called the same.
 
     Attributes:
         class_name: the class, whose `from_text` makes the drafter.

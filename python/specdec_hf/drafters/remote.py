@@ -16,14 +16,14 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from specdec_hf.arguments import check_integer
-from specdec_hf.drafters.checks import wanted
+from specdec_hf.drafters.checks import draft_limits
 from specdec_hf.drafters.context import Candidates, DraftContext, History
 from specdec_hf.drafters.drafter import Draft, Drafter
 from specdec_hf.drafters.model import ModelDrafter
 from specdec_hf.hf_arguments.language_model import RULE, is_language_model
 from specdec_kernels import SampledDraft
 
-_SHOWN = ("rules", "noise", "draws", "candidates", "reports_confidence")
+_ATTRIBUTES = ("rules", "noise", "draws", "candidates", "reports_confidence")
 
 
 @dataclass
@@ -78,7 +78,7 @@ class RemoteDrafter(Drafter):
         self._context = context
         fields = (
             "rule", "temperature", "top_k", "top_p", "min_p", "seeds", "batch_size", "max_length",
-            "max_draft", "self_check", "round_noise", "first_number",
+            "max_draft", "self_check", "round_noise", "first_draft_index",
         )  # fmt: skip
         values = {name: _on_host(getattr(context, name)) for name in fields}
         size = sum(parameter.numel() for parameter in context.model.parameters())
@@ -87,7 +87,7 @@ class RemoteDrafter(Drafter):
 
     def propose(self, history: History, gamma: int) -> Draft | None:
         shown = (history.tokens.copy(), history.lengths.copy(), history.active.copy())
-        limits = wanted(self._context, history, gamma)
+        limits = draft_limits(self._context, history, gamma)
         asked, given = self._ask("propose", (*shown, limits, gamma))
         self._context.asked_for_noise |= asked
         if given is None:
@@ -170,7 +170,7 @@ class _Server:
         self.notes: list[str] = []
 
     def describe(self, _: None) -> dict[str, Any]:
-        known = {name: getattr(self.drafter, name, None) for name in _SHOWN}
+        known = {name: getattr(self.drafter, name, None) for name in _ATTRIBUTES}
         return {name: value for name, value in known.items() if value is not None}
 
     def start(self, values: dict[str, Any]) -> float:

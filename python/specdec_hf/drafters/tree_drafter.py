@@ -24,7 +24,7 @@ class TreeDraft:
         depth: no node is deeper.
         distribution: rows [B, M, V] of the draft distributions, or None for deterministic drafts.
         draft_rows: [B, N] int32, which of these rows each node was drawn from.
-        note: [B, E] int64 on one of them. The loop reads it along with the verdict and gives it
+        carried: [B, E] int64 on one of them. The loop reads it along with the verdict and gives it
             back in `TreeOutcome`.
     """
 
@@ -33,7 +33,7 @@ class TreeDraft:
     depth: int
     distribution: SampledDraft | None = None
     draft_rows: torch.Tensor | None = None
-    note: torch.Tensor | None = None
+    carried: torch.Tensor | None = None
 
 
 @dataclass
@@ -43,12 +43,12 @@ class TreeOutcome:
     Attributes:
         path: [B, D] int64, numbers of the committed nodes from the root down, then -1.
         tokens: [B, D] int64, their tokens, then -1.
-        note: [B, E] int64, as in the draft.
+        carried: [B, E] int64, as in the draft.
     """
 
     path: NDArray[np.int64]
     tokens: NDArray[np.int64]
-    note: NDArray[np.int64]
+    carried: NDArray[np.int64]
 
 
 class TreeDrafter(AnyDrafter, ABC):

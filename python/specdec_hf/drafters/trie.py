@@ -12,7 +12,13 @@ from numpy.typing import NDArray
 
 from specdec_hf.drafters.chain_source import ChainSource, TreeSource, agreement
 from specdec_hf.drafters.checks import check_temperature
-from specdec_hf.drafters.context import MAX_NUMBERS, Candidates, DraftContext, History, reads_draft
+from specdec_hf.drafters.context import (
+    MAX_DRAFTS_PER_ROUND,
+    Candidates,
+    DraftContext,
+    History,
+    reads_draft,
+)
 from specdec_hf.drafters.drafter import Drafter
 from specdec_hf.drafters.node_budget import NodeBudget
 from specdec_hf.drafters.tensors import concat_distributions
@@ -68,7 +74,7 @@ class TrieDrafter(TreeDrafter):
         self._budget = NodeBudget(self._ranks, context.batch_size)
         for k, source in enumerate(self._sources):
             # Chains of one round must not share their noise.
-            mine = dataclasses.replace(context, first_number=k * MAX_NUMBERS)
+            mine = dataclasses.replace(context, first_draft_index=k * MAX_DRAFTS_PER_ROUND)
             self._contexts.append(mine)
             if context.rule == "target_only":
                 # This rule accepts whichever child equals the target's own draw, so the most likely
@@ -108,7 +114,7 @@ class TrieDrafter(TreeDrafter):
             trie.tokens[:, :size].to(target, non_blocking=True),
             trie.parents[:, :size].to(target, non_blocking=True),
             depth,
-            note=chains.flatten(1).to(target, non_blocking=True),
+            carried=chains.flatten(1).to(target, non_blocking=True),
         )
         distributions = [None if answer is None else answer.distribution for answer in answers]
         if reads_draft(self._context.rule) and any(d is not None for d in distributions):
@@ -147,7 +153,7 @@ class TrieDrafter(TreeDrafter):
         chains = np.full((len(lengths), len(self._ranks), 1), -1)
         committed = chains[:, 0]
         if outcome is not None:
-            chains = outcome.note.reshape(len(lengths), len(self._ranks), -1)
+            chains = outcome.carried.reshape(len(lengths), len(self._ranks), -1)
             committed = outcome.tokens
             self._budget.observe(chains, agreement(chains, committed))
         for source, slots in zip(self._sources, self._slots(), strict=True):

@@ -25,7 +25,7 @@ from specdec_hf.drafters.cascade import (
     read_tokens,
     with_drafts,
 )
-from specdec_hf.drafters.checks import ask, wanted
+from specdec_hf.drafters.checks import ask, draft_limits
 from specdec_hf.drafters.context import DraftContext, History, reads_draft
 from specdec_hf.drafters.draft_model import DraftModel
 from specdec_hf.drafters.drafter import RULES_OF_DRAWN_DRAFTS, Draft
@@ -84,7 +84,7 @@ class VerticalCascade(Cascade):
 
     def propose(self, history: History, gamma: int) -> Draft | None:
         draft, batch_size = self._draft, len(history.lengths)
-        limits = draft.room(history, wanted(self._context, history, gamma))
+        limits = draft.room(history, draft_limits(self._context, history, gamma))
         gamma = int(limits.max())
         if gamma < 1:
             return None
@@ -189,6 +189,6 @@ class VerticalCascade(Cascade):
         """
         if self._inner.rule == "match":
             return self._inner.seeds
-        begun, first = self._inner.round_lengths, self._context.first_number
+        begun, first = self._inner.round_lengths, self._context.first_draft_index
         seeds = derived_seeds(self._seeds, begun, lengths, first)
         return seeds.to(self._draft.device, non_blocking=True)

@@ -19,7 +19,7 @@ class Entry:
     """A schedule that has a name.
 
     Attributes:
-        module: in this room.
+        module: its name in this package.
         class_name: the class.
         summary: one line for users.
     """
