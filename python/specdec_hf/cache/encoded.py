@@ -23,7 +23,7 @@ class Encoded:
 
     Attributes:
         inputs: keyword arguments of ``prepare_inputs_for_generation``: ``encoder_outputs``, the
-            encoder's ``attention_mask``, and others of the model. Tensors that have a row for each
+            encoder's ``attention_mask``, and others of the model. Tensors with an entry for each
             sequence are [B, ...].
         batch_size: number of sequences B.
         uncounted: the id that the decoder leaves out when it counts positions by ids, or None. What
@@ -39,28 +39,28 @@ class Encoded:
         """What the encoder returned."""
         return self.inputs["encoder_outputs"]
 
-    def rows(self, index: Sequence[int]) -> Encoded:
-        """A copy of the sequences of an index, in its order; one may occur more than once."""
-        chosen = {name: self._rows_of(value, index) for name, value in self.inputs.items()}
-        return Encoded(chosen, len(index), self.uncounted)
+    def select(self, indices: Sequence[int]) -> Encoded:
+        """A copy of some sequences, in the order of their indices; one may occur more than once."""
+        chosen = {name: self._select(value, indices) for name, value in self.inputs.items()}
+        return Encoded(chosen, len(indices), self.uncounted)
 
     def copied(self) -> Encoded:
         """A copy for one cache: some decoders add to what they read in place."""
-        return self.rows(range(self.batch_size))
+        return self.select(range(self.batch_size))
 
-    def _rows_of(self, value: Any, index: Sequence[int]) -> Any:
+    def _select(self, value: Any, indices: Sequence[int]) -> Any:
         if isinstance(value, torch.Tensor):
             per_sequence = value.ndim > 0 and value.shape[0] == self.batch_size
             return (
-                value[torch.tensor(index, device=value.device)] if per_sequence else value.clone()
+                value[torch.tensor(indices, device=value.device)] if per_sequence else value.clone()
             )
         if isinstance(value, dict):  # a ModelOutput too
             chosen = copy.copy(value)
             for name, entry in value.items():
-                chosen[name] = self._rows_of(entry, index)
+                chosen[name] = self._select(entry, indices)
             return chosen
         if isinstance(value, list | tuple):
-            return type(value)(self._rows_of(entry, index) for entry in value)
+            return type(value)(self._select(entry, indices) for entry in value)
         return value
 
 

@@ -151,7 +151,7 @@ def export_cache(model: Any, cache: RollbackCache, mask: NDArray[np.bool_]) -> A
             returned sequences, as after plain ``generate``.
     """
     if isinstance(cache, SeparateCache):
-        return cache.rows[0].release() if len(cache.rows) == 1 else None
+        return cache.caches[0].release() if len(cache.caches) == 1 else None
     columns = mask.shape[1]
     index = np.maximum(mask.cumsum(axis=1) - 1, 0)  # [B, P] the slot of each column
     if isinstance(cache, PlainCache):

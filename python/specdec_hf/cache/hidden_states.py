@@ -16,10 +16,10 @@ def keep_hidden_states(cache: Any, first: HiddenStates | None = None) -> None:
         cache: any `RollbackCache`.
         first: those of a prefill that the model made itself.
     """
-    rows = _rows_of(cache)
-    for b, row in enumerate(rows):
-        own = first if first is None or len(rows) == 1 else tuple(x[b : b + 1] for x in first)
-        row.hidden_states = [] if own is None else [own]
+    caches = _caches_in(cache)
+    for b, one in enumerate(caches):
+        own = first if first is None or len(caches) == 1 else tuple(x[b : b + 1] for x in first)
+        one.hidden_states = [] if own is None else [own]
 
 
 def take_hidden_states(cache: Any) -> HiddenStates:
@@ -28,14 +28,14 @@ def take_hidden_states(cache: Any) -> HiddenStates:
     Returns:
         [B, n, H] for the embeddings and for each layer, in the order of the model.
     """
-    rows = []
-    for row in _rows_of(cache):
-        rows.append([torch.cat(layers, dim=1) for layers in zip(*row.hidden_states, strict=True)])
-        row.hidden_states = []
-    return tuple(torch.cat(layers) for layers in zip(*rows, strict=True))
+    taken = []
+    for one in _caches_in(cache):
+        taken.append([torch.cat(layers, dim=1) for layers in zip(*one.hidden_states, strict=True)])
+        one.hidden_states = []
+    return tuple(torch.cat(layers) for layers in zip(*taken, strict=True))
 
 
-def _rows_of(cache: Any) -> list[Any]:
+def _caches_in(cache: Any) -> list[Any]:
     """The cache itself, or those of sequences that run alone."""
-    rows: list[Any] = getattr(cache, "rows", [cache])
-    return rows
+    caches: list[Any] = getattr(cache, "caches", [cache])
+    return caches

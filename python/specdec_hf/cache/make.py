@@ -67,18 +67,20 @@ def make_cache(
             f"{', '.join(sorted(inputs))} of a batch need a cache that holds all its sequences, "
             f"and {type(model).__name__} only fits cache={kind!r}: pass one sequence at a time"
         )
-    rows: list[PlainCache] = []
+    caches: list[PlainCache] = []
     for b in range(batch_size):
         own = None
         if prompt is not None:
             own = Prompt(prompt.input_ids[b : b + 1], prompt.mask[b : b + 1])
         padded = prompt is not None and not bool(prompt.mask.all())
-        of_row = None if encoded is None else encoded.rows([b])
+        of_sequence = None if encoded is None else encoded.select([b])
         if kind == "snapshot":
-            rows.append(StateCache(model, prompt=own, keep_mask=padded))
+            caches.append(StateCache(model, prompt=own, keep_mask=padded))
         else:
-            rows.append(PlainCache(model, 1, kind, prompt=own, keep_mask=padded, encoded=of_row))
-    return SeparateCache(rows)
+            caches.append(
+                PlainCache(model, 1, kind, prompt=own, keep_mask=padded, encoded=of_sequence)
+            )
+    return SeparateCache(caches)
 
 
 def kind_reason(model: Any, kind: str) -> str | None:

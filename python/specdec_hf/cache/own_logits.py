@@ -20,7 +20,7 @@ def logits_alone(
     """Logits [n, V] of one sequence, read as plain ``generate`` reads a prompt, without a cache."""
     ids = tokens.numpy()[None]
     prompt = Prompt(ids, np.ones(ids.shape, dtype=bool))
-    own = None if encoded is None else encoded.rows([b])
+    own = None if encoded is None else encoded.select([b])
     cache = PlainCache(model, 1, "none", prompt=prompt, encoded=own)
     return cache.forward(tokens[None].to(model.device), np.array([0]), keep=len(tokens))[0].float()
 

@@ -109,18 +109,18 @@ def check_fit(
     reason = kind_reason(model, kind)
     if reason is not None or kind == "plain":
         return Fit(reason=reason)
-    rows, names = 1 + padded, tuple[str, ...]()
+    num_sequences, names = 1 + padded, tuple[str, ...]()
     if encoded is not None:
         names = tuple(sorted(encoded.inputs))
         if kind == "aligned":
-            rows = 2  # even without padding
-        encoded = encoded.rows([b % encoded.batch_size for b in range(rows)])
+            num_sequences = 2  # even without padding
+        encoded = encoded.select([b % encoded.batch_size for b in range(num_sequences)])
     key = (*configuration(model), kind, padded, tree, names)
     with _checking:
         fit = known.get(key)
         if fit is None:
             with undisturbed(model), torch.inference_mode():
-                fit = _measure(model, kind, _Plan(model, rows, padded, tree), encoded)
+                fit = _measure(model, kind, _Plan(model, num_sequences, padded, tree), encoded)
             if fit.difference is not None or fit.reason is not None:
                 known[key] = fit
     return fit
@@ -206,7 +206,7 @@ def _measure(model: Any, kind: str, plan: _Plan, encoded: Encoded | None) -> Fit
 class _Plan:
     """The tokens of the self-check, and in which steps they go through a cache."""
 
-    def __init__(self, model: Any, rows: int, padded: bool, tree: bool) -> None:
+    def __init__(self, model: Any, num_sequences: int, padded: bool, tree: bool) -> None:
         self.model, self.padded, self.tree = model, padded, tree
         windows = sorted(_windows(model))
         prompt, self.remark = _LONG, None
@@ -221,14 +221,16 @@ class _Plan:
             prompt = min(prompt, self.context - extra)
         self.too_short = prompt < SHORT
         lengths = [prompt, SHORT if padded else prompt]
-        self.prompts: Lengths = np.array(lengths[:rows], dtype=np.int64)
+        self.prompts: Lengths = np.array(lengths[:num_sequences], dtype=np.int64)
         self.capacity = max(prompt, _LONG) + extra
         # Of the drafts of the first window the first sequence keeps all and the second one; of the
         # second window's, none and all.
-        self.kept = (np.array([_DRAFTS, 1][:rows]), np.array([0, _DRAFTS][:rows]))
+        self.kept = (
+            np.array([_DRAFTS, 1][:num_sequences]), np.array([0, _DRAFTS][:num_sequences])
+        )  # fmt: skip
         draw = torch.Generator("cpu").manual_seed(7)
         ids = _ordinary_ids(model)
-        shape = (rows, prompt + 3 * extra)
+        shape = (num_sequences, prompt + 3 * extra)
         self._ids = ids[torch.randint(len(ids), shape, generator=draw, device="cpu")]
         self._next = prompt
         self.texts: list[torch.Tensor] = []
@@ -236,27 +238,27 @@ class _Plan:
         self._write()
 
     def _take(self, size: int) -> torch.Tensor:
-        """[R, size] tokens that were not used before."""
+        """[B, size] tokens that were not used before."""
         self._next += size
         return self._ids[:, self._next - size : self._next]
 
     def _write(self) -> None:
         """The steps, and the whole text of each sequence."""
-        rows = range(len(self.prompts))
-        texts = [self._ids[b, : self.prompts[b]] for b in rows]
+        sequences = range(len(self.prompts))
+        texts = [self._ids[b, : self.prompts[b]] for b in sequences]
         for number, kept in enumerate((*self.kept, np.zeros_like(self.prompts))):
             lengths, counts = np.array([len(text) for text in texts]), kept
             window = self._take(_DRAFTS if number == 0 else _DRAFTS + 1)
             if number == 0:
                 width = int(lengths.max())
                 tokens = torch.zeros(len(texts), width, dtype=torch.int64, device="cpu")
-                for b in rows:
+                for b in sequences:
                     tokens[b, width - len(texts[b]) :] = texts[b]
                 tokens, starts = torch.cat([tokens, window], dim=1), lengths - width
             else:
                 tokens, starts = window, lengths
                 counts = kept + 1  # the pending token
-            texts = [torch.cat([texts[b], window[b, : counts[b]]]) for b in rows]
+            texts = [torch.cat([texts[b], window[b, : counts[b]]]) for b in sequences]
             ends = np.array([len(text) for text in texts])
             self._steps.append(_window_step(self.model, tokens, starts, ends))
         if self.tree:
@@ -264,11 +266,11 @@ class _Plan:
             window = self._take(len(_PARENTS) + 1)
             self._steps.append(_tree_step(self.model, window, roots))
             kept_columns = [0, *(1 + node for node in _PATH)]
-            texts = [torch.cat([texts[b], window[b, kept_columns]]) for b in rows]
+            texts = [torch.cat([texts[b], window[b, kept_columns]]) for b in sequences]
         ends = np.array([len(text) for text in texts])
         window = self._take(1)
         self._steps.append(_window_step(self.model, window, ends, ends + 1))
-        texts = [torch.cat([texts[b], window[b]]) for b in rows]
+        texts = [torch.cat([texts[b], window[b]]) for b in sequences]
         self.texts = texts
 
     @property

@@ -16,28 +16,28 @@ class SeparateCache:
     the padding it was given, so its text is that of plain ``generate``.
 
     Args:
-        rows: a `PlainCache` of one sequence each.
+        caches: a `PlainCache` of one sequence each.
     """
 
-    def __init__(self, rows: list[PlainCache]) -> None:
-        self.rows = rows
-        self.kind = rows[0].kind
+    def __init__(self, caches: list[PlainCache]) -> None:
+        self.caches = caches
+        self.kind = caches[0].kind
 
     @property
     def lengths(self) -> Lengths:
         """[B] int64, committed tokens of each sequence that the cache holds."""
-        return np.concatenate([row.lengths for row in self.rows])
+        return np.concatenate([cache.lengths for cache in self.caches])
 
     def forward(self, tokens: torch.Tensor, starts: Lengths, keep: int) -> torch.Tensor:
         """Feed the next tokens of every sequence; arguments and result as in `forward_window`."""
         return torch.cat(
             [
-                row.forward(tokens[b : b + 1], starts[b : b + 1], keep)
-                for b, row in enumerate(self.rows)
+                cache.forward(tokens[b : b + 1], starts[b : b + 1], keep)
+                for b, cache in enumerate(self.caches)
             ]
         )
 
     def truncate(self, lengths: Lengths) -> None:
         """Keep the first ``lengths[b]`` tokens of each sequence."""
-        for row, length in zip(self.rows, lengths, strict=True):
-            row.truncate(np.array([length]))
+        for cache, length in zip(self.caches, lengths, strict=True):
+            cache.truncate(np.array([length]))

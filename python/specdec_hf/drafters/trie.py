@@ -93,10 +93,10 @@ class TrieDrafter(TreeDrafter):
         on_host = all(chains.device.type == "cpu" for chains in given)
         device = torch.device("cpu") if on_host else target
         chains = torch.full((len(limits), len(self._ranks), depth), -1, device=device)
-        for answer, slots in zip(answers, self._slots(), strict=True):
+        for answer, chain_range in zip(answers, self._chain_ranges(), strict=True):
             if answer is not None:
                 drafted = answer.tokens[:, :, :depth]
-                first, (_, count, size) = slots.start, drafted.shape
+                first, (_, count, size) = chain_range.start, drafted.shape
                 chains[:, first : first + count, :size] = drafted.to(device)
         bounds = torch.from_numpy(limits.copy()).to(device, non_blocking=True)
         too_deep = torch.arange(depth, device=device) >= bounds[:, None, None]
@@ -127,8 +127,8 @@ class TrieDrafter(TreeDrafter):
             proposed.draft_rows = rows[:, :size].to(target, non_blocking=True)
         return proposed
 
-    def _slots(self) -> list[slice]:
-        """The places of each drafter's chains among those of all."""
+    def _chain_ranges(self) -> list[slice]:
+        """For each drafter, the range of its chains among those of all."""
         ends = np.cumsum([0, *(source.count for source in self._sources)]).tolist()
         return [slice(first, last) for first, last in pairwise(ends)]
 
@@ -156,8 +156,8 @@ class TrieDrafter(TreeDrafter):
             chains = outcome.carried.reshape(len(lengths), len(self._ranks), -1)
             committed = outcome.tokens
             self._budget.observe(chains, agreement(chains, committed))
-        for source, slots in zip(self._sources, self._slots(), strict=True):
-            source.commit(lengths, chains[:, slots], committed)
+        for source, chain_range in zip(self._sources, self._chain_ranges(), strict=True):
+            source.commit(lengths, chains[:, chain_range], committed)
 
 
 def _draft_rows(

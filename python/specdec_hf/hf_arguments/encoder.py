@@ -51,7 +51,7 @@ class EncoderSource:
         """Run the encoder of another model on the same."""
         batch_size = len(self.inputs)
         each = range(0, batch_size, self.copies)
-        given = Encoded(self.kwargs, batch_size).rows(each).inputs
+        given = Encoded(self.kwargs, batch_size).select(each).inputs
         kwargs = {
             name: value.to(model.device) if isinstance(value, torch.Tensor) else value
             for name, value in given.items()
@@ -64,7 +64,7 @@ class EncoderSource:
         )
         takes = forward_arguments(model)
         encoded = Encoded({k: v for k, v in kwargs.items() if k in takes}, len(each))
-        return encoded.rows([b // self.copies for b in range(batch_size)])
+        return encoded.select([b // self.copies for b in range(batch_size)])
 
     def texts(self, vocab_size: int) -> list[NDArray[np.int64]] | None:
         """The ids that the encoder read of each sequence, without padding; None if it read others.
