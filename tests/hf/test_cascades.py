@@ -265,7 +265,7 @@ def test_wrong_arguments_are_named():
         (
             lambda: VerticalCascade(model, NgramDrafter()),
             ValueError,
-            "NgramDrafter cannot draft",
+            r"must set rolls_back = True to draft after .*, got NgramDrafter",
         ),
         (lambda: HorizontalCascade([model], []), ValueError, "drafters must be 2 to 8, got 1"),
         (

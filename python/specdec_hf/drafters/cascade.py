@@ -226,11 +226,11 @@ def _as_drafter(one: Any) -> Drafter:
 
 
 def check_rolls_back(drafter: Drafter) -> None:
-    """Raises ValueError for a drafter that cannot draft after drafts."""
+    """Raises ValueError for a drafter that must not be shown drafts; see `Drafter.rolls_back`."""
     if not drafter.rolls_back:
         raise ValueError(
-            f"{type(drafter).__name__} cannot draft after other drafts in a cascade: it learns "
-            "from the text that it is shown, and cannot unlearn drafts that are rejected"
+            "drafter must set rolls_back = True to draft after other drafts in a cascade, "
+            f"got {type(drafter).__name__}"
         )
 
 
