@@ -26,7 +26,10 @@ if TYPE_CHECKING:
     from specdec_hf.drafters.lookahead import LookaheadDrafter
     from specdec_hf.drafters.model import ModelDrafter
     from specdec_hf.drafters.nasd import NasdDrafter
+    from specdec_hf.drafters.ngram import NgramDrafter
+    from specdec_hf.drafters.ngram_table import NgramTable
     from specdec_hf.drafters.prompt_lookup import PromptLookupDrafter
+    from specdec_hf.drafters.random import RandomDrafter
     from specdec_hf.drafters.remote import RemoteDrafter, serve_drafter
     from specdec_hf.drafters.rest import RestDrafter
     from specdec_hf.drafters.suffix_automaton import SuffixAutomatonDrafter
@@ -54,7 +57,10 @@ __all__ = [
     "ModelCheck",
     "ModelDrafter",
     "NasdDrafter",
+    "NgramDrafter",
+    "NgramTable",
     "PromptLookupDrafter",
+    "RandomDrafter",
     "RemoteDrafter",
     "RestDrafter",
     "SequenceStats",
@@ -99,7 +105,10 @@ _MODULES = {
     "drafters.layer_skip": ("LayerSkipDrafter",),
     "drafters.model": ("ModelDrafter",),
     "drafters.nasd": ("NasdDrafter",),
+    "drafters.ngram": ("NgramDrafter",),
+    "drafters.ngram_table": ("NgramTable",),
     "drafters.prompt_lookup": ("PromptLookupDrafter",),
+    "drafters.random": ("RandomDrafter",),
     "drafters.remote": ("RemoteDrafter", "serve_drafter"),
     "drafters.rest": ("RestDrafter",),
     "drafters.suffix_automaton": ("SuffixAutomatonDrafter",),

@@ -1,4 +1,4 @@
-"""N-gram language models as drafters (Leviathan et al. 2023, section 3.6)."""
+"""N-gram language models as drafters."""
 
 from __future__ import annotations
 
@@ -38,6 +38,8 @@ class NgramDrafter(RowDrafter):
     Raises:
         TypeError: an argument of a wrong type.
         ValueError: an order or context out of range, or neither a table nor ``learn``.
+
+    Source: Leviathan et al. 2023, section 3.6.
     """
 
     name = "ngram"

@@ -1,4 +1,4 @@
-"""Random drafts: the baseline of Leviathan et al. 2023, section 3.6."""
+"""Random drafts, a baseline."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ class RandomDrafter(RowDrafter):
 
     The target accepts one draft in V on average (V tokens in the vocabulary). It shows what
     speculation costs where nothing is accepted.
+
+    Source: Leviathan et al. 2023, section 3.6.
     """
 
     name = "random"
