@@ -112,11 +112,12 @@ def generate(
             others are derived. A list, array or tensor of ints gives them one by one.
             ``stats.seeds`` holds the seeds; with ``seed=stats.seeds`` the same call gives the same
             text again. See docs/loop.md#seeds.
-        guard: whether drafting waits or pauses so that the call is never more than 3 % slower than
-            plain decoding. None: yes where the text cannot change by it (greedy, match,
-            target_only), else the guard only adds a note to the statistics. True: always; where
-            that changes the text, which then depends on timing, a note says so. False: never, and
-            drafting begins at once. A `BenefitGuard` has limits of your own.
+        guard: whether drafting waits or pauses, so that it loses at most about 3 % of the seconds
+            of plain decoding (of 32 tokens, where a text is shorter). None: yes where the text
+            cannot change by it (greedy, match, target_only), else the guard only adds a note to the
+            statistics. True: always; where that changes the text, which then depends on timing, a
+            note says so. False: never, and drafting begins at once. A `BenefitGuard` has limits of
+            your own.
         clock: seconds, for tests.
         streamer: Hugging Face streamer; one sequence only.
 

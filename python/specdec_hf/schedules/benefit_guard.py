@@ -1,4 +1,4 @@
-"""Bounds what drafting may lose: a call is never more than 3 % slower than plain decoding."""
+"""Bounds what drafting may lose against plain decoding, 2 % of its seconds by default."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from statistics import median
 from specdec_hf.arguments import check_flag, check_integer, check_number
 from specdec_hf.schedules.costs import Costs
 
-# The share of the seconds of plain decoding that drafting may lose. A third of 3 % is left to the
-# inaccuracy of the clock.
+# Share of the seconds of plain decoding that drafting may lose. The inaccuracy of the clock may add
+# about 1 %.
 MAX_LOSS = 0.02
 # Tokens that a text is expected to have before it has them: of any text, and of one whose drafter
 # has been worth it in earlier calls.
@@ -38,9 +38,9 @@ class BenefitGuard:
         window: number of drafting rounds that are measured before a pause.
         pause: number of plain rounds in the first pause.
         stops: False measures and reports but never pauses.
-        max_loss: the share of the seconds of plain decoding that drafting may lose; None is
-            `MAX_LOSS`. A text that ends before 32 tokens counts as one of 32. ``math.inf`` drafts
-            at once.
+        max_loss: share of the seconds of plain decoding that drafting may lose, at least 0; None is
+            0.02. A text that ends before 32 tokens counts as one of 32. ``math.inf`` drafts at
+            once, and only pauses.
 
     Raises:
         TypeError: an argument of a wrong type, by name.
