@@ -47,8 +47,9 @@ ABLATIONS = ("residual",)
 Drafters = Annotated[
     list[str],
     options.drafter_option(
-        "A name that --drafter help lists, layers:N (the model's first N layers), or a model, "
-        "named as for --model. Several are measured one after the other."
+        "A name that --drafter help lists, layers:N (a separate draft model made of the model's "
+        "first N layers), or a model, named as for --model. Several are measured one after the "
+        "other."
     ),
 ]
 Seed = Annotated[

@@ -1,4 +1,4 @@
-"""A statistical test of a drafter: what it reports, and whether the text stays the target's.
+"""A statistical test of a drafter: whether the text stays the target's with it.
 
 Terms:
 
@@ -96,13 +96,14 @@ def check_drafter(
     max_new_tokens: int = 5,
     seed: int = 0,
 ) -> DrafterCheck:
-    """Test that a drafter reports what it draws from, and that the loop stays lossless with it.
+    """Test that the text stays the target's with a drafter.
 
-    Greedy text is compared with plain decoding. Sampled text is generated ``samples`` times under
-    each lossless rule of the drafter and at two temperatures; then the PIT values of all new tokens
-    in the target's distributions must be uniform, and, where the drafter reports distributions,
-    those of its drafts in them. A wrong drafter is found if it is wrong enough for the number of
-    samples.
+    Three things are tested: greedy text equals plain decoding; sampled text follows the target's
+    distribution under each lossless rule of the drafter, at two temperatures; and the drafts of a
+    chain drafter follow the distributions that it reports with them. A fault is found if it is
+    large enough for the number of samples. Not tested are limits, counts, confidence, the
+    distributions of a tree drafter, and whether a sequence's drafts depend on the rest of its
+    batch.
 
     Args:
         drafter, tree, num_assistant_tokens: as in `generate`.
