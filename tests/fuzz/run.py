@@ -22,7 +22,8 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-# Of a process. A processor without an instruction set takes the next one that it has.
+# The environment of each process. A processor without an instruction set takes the next one that
+# it has.
 SETTINGS = (
     {"OMP_NUM_THREADS": "2", "SPECDEC_CPU_CAPABILITY": "avx512"},
     {"OMP_NUM_THREADS": "1", "SPECDEC_CPU_CAPABILITY": "avx2"},

@@ -110,7 +110,7 @@ class Drops(ConfidenceSchedule):
 
 
 def p_value_of(schedule, rule):
-    """Of the first three tokens, against the probabilities of the target."""
+    """The p-value of the first three tokens against the probabilities of the target."""
     size, texts, prompt = 4, 3000, torch.tensor([[1, 2, 1]])
     model = hf_models.build("llama", vocab_size=size)
     drafter = hf_models.build("llama", seed=1, vocab_size=size)

@@ -161,7 +161,7 @@ def test_agrees_with_the_reference(name, case):
 
 @pytest.mark.parametrize("name", ALL_PROVIDERS)
 def test_a_match_at_either_end_of_a_text_longer_than_a_block(name):
-    """Of the CUDA kernel a block reads 2048 tokens at once, of Triton's 1024."""
+    """A block of the CUDA kernel reads 2048 tokens at once, a block of Triton's 1024."""
     length = 4200
     history = torch.arange(100, 100 + length).repeat(3, 1)
     history[:, -3:] = torch.tensor([7, 8, 9])

@@ -22,7 +22,7 @@ def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 def smallest(op):
-    # Of the cases with the most tensors, so that optional ones are converted as well.
+    # Optional tensors are converted as well, so take a case with as many tensors as possible.
     every = [c.args() for c in testing.cases(op)]
     return min((a for a in every if all(t.numel() for t in tensors(a))),
                key=lambda a: (-len(tensors(a)), sum(t.numel() for t in tensors(a))))

@@ -35,9 +35,8 @@ __device__ uint64_t best_match(const NgramProposeParams& p, int64_t b, int64_t l
 }
 
 // One block takes a sequence. It reads each token of the text once, and again, out of the cache,
-// those before an end that matches: at least 8 bytes (int64) a token. 32 sequences of 8192 tokens
-// are 2.1 MB, 0.5 us at 4.3 TB/s, so a launch is bound by latency: four rounds of loads, one
-// reduction and the copy.
+// those before an end that matches: at least 8 bytes (int64) a token. docs/design/cuda.md says why
+// latency should bound a launch.
 __global__ void __launch_bounds__(kThreads) ngram_propose_kernel(const NgramProposeParams p) {
   BlockGroup group = BlockGroup::mine();
   for (int64_t b = blockIdx.x; b < p.batch; b += gridDim.x) {

@@ -26,13 +26,14 @@ class Encoded:
             encoder's ``attention_mask``, and others of the model. Tensors with an entry for each
             sequence are [B, ...].
         batch_size: number of sequences B.
-        uncounted: the id that the decoder leaves out when it counts positions by ids, or None. What
-            follows it in one forward gets other positions than in a forward of its own.
+        padding_id: the padding id, which takes no position where a decoder counts positions by ids;
+            None for other decoders. Tokens after it in one forward get other positions than in a
+            forward of their own.
     """
 
     inputs: dict[str, Any]
     batch_size: int
-    uncounted: int | None = None
+    padding_id: int | None = None
 
     @property
     def outputs(self) -> Any:
@@ -42,7 +43,7 @@ class Encoded:
     def select(self, indices: Sequence[int]) -> Encoded:
         """A copy of some sequences, in the order of their indices; one may occur more than once."""
         chosen = {name: self._select(value, indices) for name, value in self.inputs.items()}
-        return Encoded(chosen, len(indices), self.uncounted)
+        return Encoded(chosen, len(indices), self.padding_id)
 
     def copied(self) -> Encoded:
         """A copy for one cache: some decoders add to what they read in place."""
@@ -69,8 +70,8 @@ def is_encoder_decoder(model: Any) -> bool:
     return bool(getattr(model.config, "is_encoder_decoder", False))
 
 
-def uncounted_id(model: Any) -> int | None:
-    """`Encoded.uncounted` of a model."""
+def skipped_padding_id(model: Any) -> int | None:
+    """`Encoded.padding_id` of a model."""
     for module in model.modules():
         if hasattr(module, "create_position_ids_from_input_ids"):
             skipped = getattr(module, "padding_idx", None)

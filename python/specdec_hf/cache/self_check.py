@@ -132,7 +132,10 @@ def forget() -> None:
 
 
 def configuration(model: Any) -> tuple[Any, ...]:
-    """A key of all that decides whether a cache fits, so of no weights and without the model."""
+    """A hashable key of the model's class, modules and configuration.
+
+    It holds neither weights nor the model.
+    """
     config = model.config.to_dict()
     for name in ("_name_or_path", "transformers_version", "architectures"):
         config.pop(name, None)
@@ -223,8 +226,8 @@ class _Plan:
         lengths = [prompt, SHORT if padded else prompt]
         self.prompts: Lengths = np.array(lengths[:num_sequences], dtype=np.int64)
         self.capacity = max(prompt, _LONG) + extra
-        # Of the drafts of the first window the first sequence keeps all and the second one; of the
-        # second window's, none and all.
+        # In the first window the first sequence keeps all drafts and the second keeps one; in the
+        # second window the first keeps none and the second keeps all.
         self.kept = (
             np.array([_DRAFTS, 1][:num_sequences]), np.array([0, _DRAFTS][:num_sequences])
         )  # fmt: skip
@@ -350,7 +353,7 @@ def _ordinary_ids(model: Any) -> torch.Tensor:
 
 
 def distance(rows: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
-    """Of logits [..., V]: `Fit.difference` of each row."""
+    """`Fit.difference` of each row of logits [..., V]."""
     return (rows - own).square().mean(dim=-1).sqrt() / own.std(dim=-1)
 
 

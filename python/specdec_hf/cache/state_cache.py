@@ -118,4 +118,4 @@ class StateCache(PlainCache):
         return super().forward(tokens, starts, keep)
 
     def _roll_back(self, kept: Lengths) -> None:
-        """Nothing: `truncate` has rolled back."""
+        """Do nothing, because `truncate` has rolled back."""

@@ -62,7 +62,9 @@ class DraftCounts:
 
 
 def read_verdict(verdict: Verdict | TreeVerdict, *extra: torch.Tensor) -> HostVerdict:
-    """The round's only read from the device, packed into one tensor.
+    """The loop's one read of a round, packed into one tensor.
+
+    Logits processors, token statistics and some drafters read more.
 
     Args:
         verdict: result of the verification op.

@@ -1,4 +1,4 @@
-"""What one round did, and when: `SpecStats.round_log` holds one record for each round."""
+"""The counts and times of one round; `SpecStats.round_log` holds one record for each."""
 
 from __future__ import annotations
 

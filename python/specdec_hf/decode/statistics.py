@@ -20,7 +20,11 @@ class SequenceStats:
     """Counts of one sequence.
 
     Attributes:
+        prompt_tokens: tokens of the prompt, without padding.
+        new_tokens: generated tokens.
         rounds: forwards of the target while the sequence was active.
+        drafted: drafted tokens, in a tree its nodes.
+        accepted: drafted tokens that were committed.
         acceptance_histogram: rounds by number of accepted drafts.
         drafted_at, accepted_at: rounds that drafted, and accepted, a token at each position of the
             draft. In a tree the position is the depth less 1.
@@ -126,14 +130,24 @@ class SpecStats:
     of it where the round is read, which ``accept_seconds`` measures.
 
     Attributes:
+        sequences: the counts of each sequence.
         rounds: forwards of the target over the whole batch.
         device_reads: reads that the loop makes: one a round, and those of token statistics. Reads
             of logits processors and of drafters are not counted.
+        draft_seconds: drafting in all rounds.
+        verify_seconds: forwards of the target in all rounds.
+        accept_seconds: verification ops and commits in all rounds.
+        total_seconds: the whole call, with the prompt and, at a first use, the self-check.
+        rule: acceptance rule of the call, never "auto".
         lossless: whether the rule keeps the target's distribution, or its greedy text.
+        drafter: `Drafter.name`, or "none".
+        tree: the layout of the draft tree as text, empty for chains.
+        cache: kind of the target's cache, see docs/loop.md#caches.
+        seeds: of each sequence; the same call with ``seed=seeds`` gives the same text.
         gammas: drafted tokens that the target's forward read for each sequence, per round.
         round_log: counts and times of each round.
-        benefit, plain_step_seconds: what `BenefitGuard` measured.
-        seeds: of each sequence; the same call with ``seed=seeds`` gives the same text.
+        benefit: `BenefitGuard.benefit` at the end; None where it was not measured.
+        plain_step_seconds: median seconds of a round without drafts; None where there was none.
         notes: remarks for the user.
     """
 

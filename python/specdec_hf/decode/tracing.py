@@ -1,4 +1,4 @@
-"""What one round of a chain compared, for whoever wants to see it; see ``SpeculativeDecoder``."""
+"""The rows, drafts and decisions of one chain round, for ``SpeculativeDecoder(trace=)``."""
 
 from __future__ import annotations
 

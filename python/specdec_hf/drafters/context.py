@@ -1,4 +1,4 @@
-"""What the loop tells a drafter: the call, the committed tokens and the target's candidates."""
+"""The call, the committed tokens and the target's candidates, as a drafter sees them."""
 
 from __future__ import annotations
 

@@ -131,7 +131,8 @@ class Drafter(AnyDrafter, ABC):
     def propose(self, history: History, gamma: int) -> Draft | None:
         """Draft up to ``gamma`` next tokens for every sequence; None drafts nothing.
 
-        It must not read from the device: a round has one read, and that is the verdict's.
+        It should not read from the device, because the host then waits; the loop itself reads once
+        a round.
         """
 
     def propose_several(self, history: History, gamma: int, count: int) -> torch.Tensor | None:

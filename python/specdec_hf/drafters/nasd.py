@@ -21,8 +21,8 @@ class NasdDrafter(Drafter):
 
     Each sequence has counts of its own. Every committed token is counted after the endings of
     the text before it, those of the prompt included. The target's ``top_k`` most likely tokens are
-    counted there too, so that continuations are known too that were likely but not taken.
-    A call begins without counts.
+    counted there too, so likely continuations that were not taken are known as well. A call
+    begins without counts.
 
     Args:
         max_ngram: longest ending to look for; the N-gram model of the source has N = max_ngram + 1.
@@ -68,7 +68,7 @@ class NasdDrafter(Drafter):
         self._count(history)
         chains = np.full((len(history.lengths), count, gamma), -1, dtype=np.int64)
         for b in np.flatnonzero(history.active).tolist():
-            ending = self._context(history.tokens[b], int(history.lengths[b]))
+            ending = self._ending(history.tokens[b], int(history.lengths[b]))
             for k, token in enumerate(self._counts[b].ranking(ending)[:count]):
                 follow = self._counts[b].continuation([*ending, token], gamma - 1)
                 chains[b, k, : len(follow) + 1] = [token, *follow]
@@ -87,9 +87,9 @@ class NasdDrafter(Drafter):
             if observed is not None:
                 begin, candidates = int(observed[0][b]), observed[1]
                 for at, row in enumerate(candidates.path(b, text[begin:].tolist()), begin):
-                    self._counts[b].add(self._context(text, at), candidates.ids[b, row].tolist())
+                    self._counts[b].add(self._ending(text, at), candidates.ids[b, row].tolist())
 
-    def _context(self, text: NDArray[np.int64], at: int) -> list[int]:
-        """The longest ending of the text before a place that has counts."""
+    def _ending(self, text: NDArray[np.int64], at: int) -> list[int]:
+        """Up to ``max_ngram`` tokens of the text before index ``at``."""
         ending: list[int] = text[max(0, at - self.max_ngram) : at].tolist()
         return ending

@@ -1,7 +1,7 @@
 """Drafting with some layers of the target itself.
 
-The layers up to where the draft leaves the target's way see each token once: their keys and values
-go into the target's own cache, and the verification goes on from the hidden states after them.
+The layers that draft and target share see each token once: their keys and values go into the
+target's own cache, and the verification goes on from the hidden states after them.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class OwnLayers(DraftModel):
         return logits
 
     def truncate(self, lengths: Lengths) -> None:
-        """Nothing: the loop truncates its cache itself."""
+        """Do nothing, because the loop truncates the target's cache."""
 
 
 class OwnLayersDrafter(ModelDrafter):

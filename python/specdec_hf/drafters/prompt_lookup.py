@@ -29,6 +29,8 @@ class PromptLookupDrafter(Drafter):
     Raises:
         TypeError: a length that is not an integer.
         ValueError: not 1 <= min_ngram <= max_ngram.
+
+    Source: prompt lookup decoding (Saxena, 2023).
     """
 
     name = "prompt_lookup"
@@ -71,9 +73,18 @@ def lookup(
 ) -> NDArray[np.int64]:
     """The ``gamma`` tokens that followed the latest of the longest matches of the ending.
 
-    They are empty if no match has ``min_ngram`` tokens. Where the copy reaches the end of
-    ``tokens`` it continues from its own beginning, as in LZ77: the text then repeats with that
-    period. All drafts so have one length, which keeps the shapes of the batch.
+    Where the copy reaches the end of ``tokens`` it continues from its own beginning, as in LZ77:
+    the text then repeats with that period. So all drafts have one length, which keeps the shapes of
+    the batch.
+
+    Args:
+        tokens: [T] int64, the text.
+        gamma: how many tokens to copy.
+        max_ngram: longest ending to look for.
+        min_ngram: fewest tokens of a match.
+
+    Returns:
+        [gamma] int64; [0] if no match has ``min_ngram`` tokens.
 
     Example:
         >>> import numpy as np
@@ -91,7 +102,14 @@ def lookup_several(
 ) -> list[NDArray[np.int64]]:
     """Up to ``count`` different continuations as in `lookup`.
 
-    Those of longer matches come first; of equally long matches the latest does.
+    Those of longer matches come first; among equally long matches, the latest.
+
+    Args:
+        tokens, gamma, max_ngram, min_ngram: as in `lookup`.
+        count: most continuations.
+
+    Returns:
+        Arrays [gamma] int64, none where no match has ``min_ngram`` tokens.
 
     Example:
         >>> import numpy as np

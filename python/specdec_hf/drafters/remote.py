@@ -212,7 +212,7 @@ class _Server:
         self.drafter.commit(*value)
 
     def close(self, _: None) -> None:
-        """Nothing is left to do."""
+        """Do nothing, because `serve_drafter` returns after this message."""
 
 
 def _on_host(value: Any) -> Any:

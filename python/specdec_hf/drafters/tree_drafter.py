@@ -69,7 +69,8 @@ class TreeDrafter(AnyDrafter, ABC):
     def propose(self, history: History, limits: NDArray[np.int64]) -> TreeDraft | None:
         """Draft a tree for every sequence, no deeper than ``limits[b]``; None drafts nothing.
 
-        It must not wait for the device: a round has one read, and that is the verdict's.
+        It should not read from the device, because the host then waits; the loop itself reads once
+        a round.
         """
 
     def commit(self, lengths: NDArray[np.int64], outcome: TreeOutcome | None) -> None:

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import GenerationConfig
 
-from specdec_hf.cache.encoded import Encoded, uncounted_id
+from specdec_hf.cache.encoded import Encoded, skipped_padding_id
 from specdec_hf.cache.model_call import forward_arguments
 
 # The loop itself gives these to every forward of a decoder.
@@ -105,7 +105,7 @@ def read_encoder(
         for name, value in model_kwargs.items()
         if value is not None and name not in _MADE_BY_THE_LOOP
     }
-    encoded = Encoded(inputs, batch_size, uncounted_id(model))
+    encoded = Encoded(inputs, batch_size, skipped_padding_id(model))
     # Embeddings are of one model only. Where the caller gave encoder_outputs alone, Transformers
     # fills in ids below 0.
     if inputs_tensor is None or "inputs_embeds" in inputs or bool((inputs_tensor == -100).all()):

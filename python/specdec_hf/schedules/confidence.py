@@ -92,6 +92,8 @@ class TunedConfidenceSchedule(Schedule):
     Raises:
         TypeError: an argument of a wrong type.
         ValueError: an argument out of range.
+
+    Source: none; defined here.
     """
 
     name = "confidence_tuned"

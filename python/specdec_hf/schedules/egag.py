@@ -24,8 +24,8 @@ class EgagSchedule(Schedule):
 
     H is the entropy of the distribution that the first token of the round is drawn from. With
     ``H_norm = H / log(V)`` and its moving average ``m = beta * m + (1 - beta) * H_norm``,
-    ``gamma = round(gamma_max - (gamma_max - gamma_min) * m)``, which what may still be generated
-    bounds. A drafter that only reports a confidence has 1 - confidence in the place of H_norm.
+    ``gamma = round(gamma_max - (gamma_max - gamma_min) * m)``, cut to the tokens that may still be
+    generated. A drafter that only reports a confidence has 1 - confidence in the place of H_norm.
     ``h_norm`` and ``gamma`` of each round are in `RoundRecord.schedule`, null where nothing was
     drawn.
 
@@ -37,6 +37,8 @@ class EgagSchedule(Schedule):
     Raises:
         TypeError: an argument of a wrong type.
         ValueError: an argument out of range, or gamma_min above gamma_max.
+
+    Source: none; defined here.
     """
 
     name = "egag"

@@ -1,5 +1,6 @@
-"""What earlier calls have measured with the same target and drafter, so that a call need not begin
-anew: plain steps and cautious first drafts would cost every call the same again.
+"""Measurements of earlier calls with the same target and drafter.
+
+They spare a call its first plain rounds.
 """
 
 from __future__ import annotations
