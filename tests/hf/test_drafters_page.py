@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from specdec_hf import check_drafter
 from support import hf_models
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 from support.sources import ROOT
@@ -28,3 +29,4 @@ def test_the_printed_drafters_run(capsys):
     second = {"model": model, "inputs": inputs}
     exec(blocks[1], second)
     assert second["out"].shape == (2, 12 + 32)
+    assert check_drafter(second["Unigram"](), model, rules=["block"]).passed
