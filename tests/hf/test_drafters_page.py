@@ -3,7 +3,9 @@
 import re
 
 import pytest
+import specdec_hf
 from specdec_hf import check_drafter
+from specdec_hf.drafters.registry import DRAFTERS
 from support import hf_models
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 from support.sources import ROOT
@@ -11,6 +13,14 @@ from support.sources import ROOT
 PAGE = ROOT / "docs" / "drafters.md"
 
 pytestmark = pytest.mark.skipif(not PAGE.is_file(), reason="the documents are not here")
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_the_page_lists_each_named_drafter_with_its_exported_class(name):
+    kind = DRAFTERS[name].class_name
+    assert re.search(rf"^\| `{name}[:`].*\| `{kind}`", PAGE.read_text(), re.MULTILINE)
+    assert getattr(specdec_hf, kind).name == name
+    assert kind in specdec_hf.__all__
 
 
 def test_the_printed_drafters_run(capsys):
