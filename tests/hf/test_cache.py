@@ -7,6 +7,7 @@ from specdec_hf import EagleTree, SpecCache, TreeSpec, generate
 from specdec_hf.cache import spec_cache
 from specdec_hf.cache.choose import choose_cache
 from specdec_hf.cache.forward import forward_window
+from specdec_hf.cache.self_check import LARGEST_WINDOW
 from specdec_hf.decode import output, rounds
 from specdec_hf.decode import session as sessions
 from specdec_hf.decode.history import CommittedTokens
@@ -325,10 +326,10 @@ def test_a_wrong_rollback_is_detected(fault, monkeypatch):
     assert identities_hold() != (True, True)
 
 
-@pytest.mark.parametrize("drafter", [None, "prompt_lookup"])
-def test_a_sequence_alone_gets_a_mask_only_where_it_hides_something(drafter, monkeypatch):
-    model, seen = hf_models.build("llama"), []
-    original = SpecCache.window
+@pytest.fixture
+def forwards(monkeypatch):
+    """Of each forward the first position, the number of tokens, and whether it had no mask."""
+    seen, original = [], SpecCache.window
 
     def window(self, starts, size):
         made = original(self, starts, size)
@@ -336,6 +337,12 @@ def test_a_sequence_alone_gets_a_mask_only_where_it_hides_something(drafter, mon
         return made
 
     monkeypatch.setattr(SpecCache, "window", window)
+    return seen
+
+
+@pytest.mark.parametrize("drafter", [None, "prompt_lookup"])
+def test_a_sequence_alone_gets_a_mask_only_where_it_hides_something(drafter, forwards):
+    model, seen = hf_models.build("llama"), forwards
     ids = torch.tensor([[5, 6, 7, 8, 5, 6, 7]])
     choose_cache(model, 1, 8, "spec")  # the self-check is not counted
     seen.clear()
@@ -347,3 +354,22 @@ def test_a_sequence_alone_gets_a_mask_only_where_it_hides_something(drafter, mon
         seen.clear()
         generate(model, **options, drafter=drafter, max_new_tokens=2)
         assert not any(left_out for *_, left_out in seen)
+
+
+@pytest.mark.parametrize("drafter", [None, "prompt_lookup"])
+@pytest.mark.parametrize(
+    ("window", "length"), [(200, 9), (200, 190), (200, 210), (12, 4), (12, 20)]
+)
+def test_a_window_is_masked_where_it_ends_or_the_self_check_passed_its_end(
+    window, length, drafter, forwards
+):
+    model = hf_models.build("mistral", sliding_window=window)
+    inputs = hf_models.prompts((length,))
+    choose_cache(model, 1, 8, "spec")
+    forwards.clear()
+    settings = {"max_new_tokens": NEW, "do_sample": False}
+    text = generate(model, **inputs, **settings, drafter=drafter, guard=False)
+    assert text.tolist() == model.generate(**inputs, **settings).tolist()
+    for start, size, left_out in forwards:
+        inside = window > LARGEST_WINDOW and start + size < window
+        assert left_out == (inside and (start == 0 or size == 1))

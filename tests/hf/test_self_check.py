@@ -9,7 +9,7 @@ from specdec_hf import check_model, generate
 from specdec_hf.cache import self_check
 from specdec_hf.cache.plain import PlainCache
 from specdec_hf.cache.self_check import check_fit
-from specdec_hf.cache.spec_cache import SpecCache
+from specdec_hf.cache.spec_cache import FIRST, SINGLE, SpecCache
 from support import hf_models
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 
@@ -113,6 +113,20 @@ def test_rounding_is_no_fault(name, dtype):
     for kind, tree in (("spec", True), ("aligned", False), ("dynamic", False)):
         fit = check_fit(model, kind, tree=tree)
         assert fit.reason is None, fit
+
+
+def test_a_fit_names_the_forwards_without_a_mask_that_were_compared():
+    def omitted(model, **options):
+        return check_fit(model, "spec", **options).omitted
+
+    llama = hf_models.tiny("llama")
+    assert (
+        omitted(llama, padded=False) == omitted(llama, padded=False, tree=True) == {FIRST, SINGLE}
+    )
+    assert omitted(llama) == frozenset()
+    assert omitted(hf_models.build("llama").to(torch.bfloat16), padded=False) == {FIRST}
+    assert omitted(hf_models.tiny("gemma2"), padded=False) == frozenset()  # eager
+    assert omitted(hf_models.build("mistral", sliding_window=12), padded=False) == frozenset()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)

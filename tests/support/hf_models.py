@@ -16,6 +16,8 @@ from transformers import (
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
@@ -40,9 +42,17 @@ NAMES = ("llama", "gpt2", "qwen2", "qwen3", "gemma2")
 
 
 def build(
-    name: str, seed: int = 0, vocab_size: int = VOCAB, context: int = 256, layers: int = 2
+    name: str,
+    seed: int = 0,
+    vocab_size: int = VOCAB,
+    context: int = 256,
+    layers: int = 2,
+    **more: Any,
 ) -> Any:
-    """A small random model. It has no end-of-sequence token, so a test decides the lengths."""
+    """A small random model. It has no end-of-sequence token, so a test decides the lengths.
+
+    ``more`` are fields of the config of llama and mistral.
+    """
     common = {
         "vocab_size": vocab_size,
         "hidden_size": 32,
@@ -61,7 +71,9 @@ def build(
     torch.manual_seed(seed)
     try:
         if name == "llama":
-            model: Any = LlamaForCausalLM(LlamaConfig(**common))
+            model: Any = LlamaForCausalLM(LlamaConfig(**common, **more))
+        elif name == "mistral":
+            model = MistralForCausalLM(MistralConfig(**common, **more))
         elif name == "qwen2":
             model = Qwen2ForCausalLM(Qwen2Config(**common))
         elif name == "qwen3":

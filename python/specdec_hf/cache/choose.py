@@ -70,7 +70,7 @@ def choose_cache(
             encoded=encoded,
         )  # fmt: skip
         if isinstance(cache, SpecCache):
-            cache.omits_mask = batch_size == 1 and not padded and fit.difference is not None
+            cache.omits_mask = fit.omitted
         name = type(model).__name__
         notes = [f"{name} runs with cache={candidate!r}; {r}" for r in _reasons(refused)]
         if fit.not_measured is not None:

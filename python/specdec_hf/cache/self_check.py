@@ -34,7 +34,7 @@ from specdec_hf.cache.own_logits import (
     padded_prompt,
 )
 from specdec_hf.cache.protocol import Lengths, context_length, vocab_size_of
-from specdec_hf.cache.spec_cache import SpecCache
+from specdec_hf.cache.spec_cache import FIRST, SINGLE, SpecCache
 from specdec_hf.cache.undisturbed import undisturbed
 
 # How far logits may lie apart, in units of their standard deviation over the vocabulary. The first
@@ -62,6 +62,7 @@ class Fit:
         reason: why the cache does not fit, or None.
         unchecked: why nothing could be measured, or None.
         remark: what the self-check does not cover, or None.
+        omitted: the kinds of forwards without a mask that were compared, see `SpecCache`.
     """
 
     difference: float | None = None
@@ -69,6 +70,7 @@ class Fit:
     reason: str | None = None
     unchecked: str | None = None
     remark: str | None = None
+    omitted: frozenset[str] = frozenset()
 
     @property
     def not_measured(self) -> str | None:
@@ -176,9 +178,12 @@ def _measure(model: Any, kind: str, plan: _Plan, encoded: Encoded | None) -> Fit
         cache = make_cache(
             model, len(plan.prompts), plan.capacity, kind, prompt=prompt, encoded=encoded
         )
-        if isinstance(cache, SpecCache):
-            cache.omits_mask = not plan.padded
+        omitted = frozenset[str]()
+        if isinstance(cache, SpecCache) and not plan.padded:
+            cache.omits_mask = frozenset((FIRST, SINGLE))
         seen = plan.run(cache)
+        if isinstance(cache, SpecCache):
+            omitted = frozenset(cache.omitted)
     except PASSING:
         raise
     except Exception as error:
@@ -203,7 +208,7 @@ def _measure(model: Any, kind: str, plan: _Plan, encoded: Encoded | None) -> Fit
             f"its logits differ from the model's own by {difference:.2g} of their standard "
             f"deviation, where rounding explains {tolerance:.2g}"
         )
-    return Fit(difference, tolerance, reason, remark=plan.remark)
+    return Fit(difference, tolerance, reason, remark=plan.remark, omitted=omitted)
 
 
 class _Plan:

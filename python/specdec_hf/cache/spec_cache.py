@@ -21,6 +21,8 @@ from specdec_kernels import kv_append_, kv_compact_, tree_attention
 
 # A "dummy" layer has no cache of its own: it reads that of an earlier layer, or attends to nothing.
 MASKED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention", "dummy"})
+# The forwards of a sequence alone that need no mask; see `SpecCache`.
+FIRST, SINGLE = "first tokens", "single token"
 
 
 class _Cursor:
@@ -109,9 +111,10 @@ class SpecCache(Cache):
     explicit position ids and a 4-D mask made from the lengths: boolean for scaled-dot-product
     attention, additive for eager attention, and one per layer type where the model has several.
 
-    A sequence alone needs no mask for its first tokens, nor for a single one: the first are causal,
-    and the single one sees every slot. There ``omits_mask`` leaves the mask out, as plain
-    generation does, so that scaled-dot-product attention skips what a causal mask hides.
+    A sequence alone needs no mask for its first tokens (`FIRST`), nor for a single one (`SINGLE`):
+    the first are causal, and the single one sees every slot. There ``omits_mask`` leaves the mask
+    out, as plain generation does, so that scaled-dot-product attention skips what a causal mask
+    hides.
 
     Args:
         model: the causal language model whose forward will use this cache.
@@ -120,8 +123,9 @@ class SpecCache(Cache):
 
     Attributes:
         lengths: [B], tokens that each sequence has in the cache.
-        omits_mask: whether masks are left out where they hide nothing else than causality does.
-            Set it only where the self-check has seen such forwards of the model.
+        omits_mask: the kinds of forwards without a mask, `FIRST` and `SINGLE`; none at first. Add
+            only those that the self-check has seen of the model.
+        omitted: the kinds of forwards that had no mask.
 
     Raises:
         ValueError: the model's attention or layer types cannot take such a mask.
@@ -142,7 +146,8 @@ class SpecCache(Cache):
         super().__init__(layers=list(self.spec_layers))
         self.lengths: Lengths = np.zeros(batch_size, dtype=np.int64)
         self.device: torch.device = model.device
-        self.omits_mask = False
+        self.omits_mask: frozenset[str] = frozenset()
+        self.omitted: set[str] = set()
         self.later_inputs: Any = None
         self.hidden_states: list[HiddenStates] | None = None
         self._context = context_length(model)
@@ -290,7 +295,9 @@ class SpecCache(Cache):
     def _mask(
         self, position_ids: torch.Tensor, starts: Lengths, visible: int
     ) -> torch.Tensor | dict[str, torch.Tensor] | None:
-        if self.omits_mask and self._is_causal(starts, position_ids.shape[1], visible):
+        kind = self._causal_kind(starts, position_ids.shape[1], visible)
+        if kind in self.omits_mask:
+            self.omitted.add(kind)
             return None
         queries = position_ids[:, None, :, None]  # [B, 1, n, 1]
         slots = self._slots[:visible]  # [S]
@@ -301,13 +308,15 @@ class SpecCache(Cache):
 
         return self._by_layer_type(mask_of)
 
-    def _is_causal(self, starts: Lengths, size: int, visible: int) -> bool:
-        """Whether attention without a mask gives what the mask gives, and is not slower."""
+    def _causal_kind(self, starts: Lengths, size: int, visible: int) -> str:
+        """The kind of a forward that needs no mask, or "" where it needs one or is faster with."""
         if len(starts) != 1 or self._additive is not None:
-            return False
+            return ""
         if self._sliding_window and visible >= self._sliding_window:
-            return False
-        return bool(starts[0] == 0) or (size == 1 and not self._masked_is_faster)
+            return ""
+        if starts[0] == 0:
+            return FIRST
+        return SINGLE if size == 1 and not self._masked_is_faster else ""
 
     def _by_layer_type(
         self, mask_of: Callable[[int], torch.Tensor]

@@ -20,7 +20,7 @@ from specdec_hf.cache.model_call import forward_arguments
 from specdec_hf.cache.own_logits import one_line
 from specdec_hf.cache.protocol import Lengths, vocab_size_of
 from specdec_hf.cache.self_check import configuration, distance, tolerance_of
-from specdec_hf.cache.spec_cache import SpecCache
+from specdec_hf.cache.spec_cache import FIRST, SINGLE, SpecCache
 from specdec_hf.cache.undisturbed import undisturbed
 
 # Names of a model's list of layers and, where it has one, of its table of positions.
@@ -187,13 +187,19 @@ def check_split(model: Any, split: SplitModel, shared: int, resume: int) -> None
         )
 
 
+Rows = list[tuple[torch.Tensor, torch.Tensor]]
+
+
 def _difference(model: Any, split: SplitModel) -> float:
-    """The largest difference between windows of two ragged sequences in two parts and in one."""
-    generator = torch.Generator("cpu").manual_seed(0)
-    vocab_size = vocab_size_of(model)
-    tokens = torch.randint(1, vocab_size, (2, 12), generator=generator, device="cpu")
-    tokens = tokens.to(model.device)
-    lengths = np.array([3, 5])
+    """The largest difference between logits of windows in two parts and in one."""
+    rows = [*_ragged_windows(model, split), *_windows_alone(model, split)]
+    apart = torch.stack([distance(got.float(), want.float()).max() for got, want in rows])
+    return float(apart.max())  # NaN too
+
+
+def _ragged_windows(model: Any, split: SplitModel) -> Rows:
+    """Logits of two sequences of different lengths, in two parts and in one."""
+    tokens, lengths = _tokens(model, 2), np.array([3, 5])
     caches = [SpecCache(model, 2, 16) for _ in range(2)]
     for cache in caches:
         forward_window(model, cache, tokens[:, :5], lengths - 5, keep=1)
@@ -212,4 +218,31 @@ def _difference(model: Any, split: SplitModel) -> float:
             forward_window(model, cache, tokens[:, 8:10], lengths + 3, keep=2) for cache in caches
         )
     )
-    return max(float(distance(got.float(), want.float()).max()) for got, want in rows)
+    return rows
+
+
+def _windows_alone(model: Any, split: SplitModel) -> Rows:
+    """Logits of one sequence: its first tokens, and single ones, in two parts without a mask."""
+    tokens = _tokens(model, 1)
+    parts, whole = (SpecCache(model, 1, 16) for _ in range(2))
+    parts.omits_mask = frozenset((FIRST, SINGLE))
+    rows = []
+    for start, size in ((0, 4), (4, 1), (5, 1)):
+        window, starts = tokens[:, start : start + size], np.array([start])
+        hidden = split.first(parts, window, starts)[1]
+        if start == 5:
+            hidden = split.shared(parts, window, starts)
+        rows.append(
+            (
+                split.second(parts, hidden, starts, size),
+                forward_window(model, whole, window, starts, keep=size),
+            )
+        )
+    return rows
+
+
+def _tokens(model: Any, rows: int) -> torch.Tensor:
+    """[rows, 12] on the model's device."""
+    generator = torch.Generator("cpu").manual_seed(0)
+    tokens = torch.randint(1, vocab_size_of(model), (rows, 12), generator=generator, device="cpu")
+    return tokens.to(model.device)
