@@ -90,6 +90,17 @@ def test_a_wrong_distribution_is_rejected(name, tmp_path):
     assert p_value(wrong, texts=900, ragged=True) < SIGNIFICANCE
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("wrong", [False, True], ids=["right", "wrong"])
+def test_sampled_text_of_one_sequence_a_call_keeps_its_joint_distribution(wrong, tmp_path):
+    """Sequences alone go without a mask where it hides nothing; ``wrong`` is a negative control."""
+    drafter = resolved("early_exit", target()[0], tmp_path)
+    if wrong:
+        drafter = with_wrong_distribution(drafter)
+    p_value = joint_p_value(drafter, "auto", texts=450, alone=True)
+    assert (p_value < SIGNIFICANCE) == wrong
+
+
 def p_value(drafter, *, texts=3000, ragged):
     gamma = {"gamma": None} if isinstance(drafter, TreeDrafter) else {}
     return joint_p_value(drafter, "auto", texts=texts, ragged=ragged, **gamma)

@@ -112,6 +112,7 @@ def joint_p_value(
     name: str = "llama",
     texts: int = 6000,
     ragged: bool = False,
+    alone: bool = False,
     **kwargs: Any,
 ) -> float:
     """The probability that texts of the target's distribution lie as far from it as those drafted.
@@ -122,6 +123,7 @@ def joint_p_value(
         rule: acceptance rule.
         name: of the target's class.
         texts: how many are generated, as one batch.
+        alone: whether each text is that of a call of its own, in place of one batch.
         ragged: whether the batch has three prompts of different lengths, each a third of the texts.
         kwargs: of `generate`.
     """
@@ -131,14 +133,20 @@ def joint_p_value(
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
     each = texts // len(prompts)
     model, _ = target(name)
-    out = generate(
-        model, ids.repeat(each, 1), attention_mask=mask.repeat(each, 1), drafter=drafter, rule=rule,
-        do_sample=True, top_k=0, seed=list(range(each * len(prompts))), guard=False,
-        max_new_tokens=LENGTH + GAMMA, return_dict_in_generate=True, **{"gamma": GAMMA, **kwargs},
-    )  # fmt: skip
-    assert out.stats.drafted > texts / 2
-    assert out.stats.accepted > texts / 8
-    first = out.sequences[:, width:][:, :LENGTH]
+    ids, mask, seeds = ids.repeat(each, 1), mask.repeat(each, 1), range(each * len(prompts))
+    size = 1 if alone else len(seeds)
+    calls = [
+        generate(
+            model, ids[b : b + size], attention_mask=mask[b : b + size], drafter=drafter, rule=rule,
+            do_sample=True, top_k=0, seed=list(seeds[b : b + size]), guard=False,
+            max_new_tokens=LENGTH + GAMMA, return_dict_in_generate=True,
+            **{"gamma": GAMMA, **kwargs},
+        )
+        for b in range(0, len(seeds), size)
+    ]  # fmt: skip
+    assert sum(out.stats.drafted for out in calls) > texts / 2
+    assert sum(out.stats.accepted for out in calls) > texts / 8
+    first = torch.cat([out.sequences for out in calls])[:, width:][:, :LENGTH]
     codes = (first * VOCAB ** torch.arange(LENGTH - 1, -1, -1)).sum(dim=1)
     p_values = [
         chi_square(codes[b :: len(prompts)], target(name, b)[1]) for b in range(len(prompts))
