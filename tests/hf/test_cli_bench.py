@@ -2,9 +2,12 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
+from specdec_hf.cli import bench, bench_runs
 from specdec_hf.drafters.ngram_table import NgramTable
 from support.cli_models import END, folder, invoke, one_line_error  # noqa: F401
 from support.hf_models import one_thread  # noqa: F401  # autouse here
@@ -36,6 +39,7 @@ def test_bench_compares_drafters_and_schedules(folder, questions, tmp_path):  # 
     assert result.exit_code == 0, result.output
     results = json.loads(report.read_text())["results"]
     assert [entry["dtype"] for entry in results] == ["float32", "bfloat16"]
+    assert [entry["runs"] for entry in results] == [2, 2]
     names = [row["name"] for row in results[0]["rows"]]
     assert names == [
         "plain, Transformers", "prompt lookup, Transformers", "plain, specdec", "prompt_lookup",
@@ -46,6 +50,7 @@ def test_bench_compares_drafters_and_schedules(folder, questions, tmp_path):  # 
         assert row["identical"] == row["texts"] == 4
         assert [answer["prompt"] for answer in row["answers"]] == ["0", "1", "2", "3"]
         seconds = sum(answer["seconds"] for answer in row["answers"])
+        assert all(a["seconds"] == sum(a["seconds_of_runs"]) / 2 for a in row["answers"])
         tokens = sum(len(answer["tokens"]) for answer in row["answers"])
         assert row["tokens_per_second"] == pytest.approx(tokens / seconds)
     assert results[0]["rows"][2]["tokens_per_round"] == 1
@@ -53,6 +58,29 @@ def test_bench_compares_drafters_and_schedules(folder, questions, tmp_path):  # 
     text = markdown.read_text()
     assert text.count("| prompt_lookup, heuristic |") == 2
     assert "4 of 4" in text
+
+
+def test_the_runs_of_an_answer_are_united(monkeypatch):
+    runs = {
+        "slow": ([9.0, 1.0, 4.0, 2.0], [[1], [1], [1], [7]], [["b"], [], ["a"], []]),
+        bench_runs.PLAIN: ([1.0] * 4, [[1]] * 4, [[]] * 4),
+    }
+    left = {name: list(zip(*each, strict=True)) for name, each in runs.items()}
+
+    def answer(model, config, prompt, arguments):
+        seconds, tokens, notes = left[config.name].pop(0)
+        return bench_runs.Answer("p", "c", tokens, seconds, [seconds], rounds=1, notes=notes)
+
+    monkeypatch.setattr(bench_runs, "_answer", answer)
+    monkeypatch.setattr(bench_runs, "_generate", lambda *_: None)
+    configs = [bench_runs.Config(bench_runs.PLAIN), bench_runs.Config("slow")]
+    loaded, prompts = SimpleNamespace(model=None), [("p", "c", {"input_ids": torch.ones(1, 2)})]
+    row = bench_runs.run_configs(loaded, configs, prompts, {}, 4, lambda _: None)[1]
+    assert row.answers[0].seconds_of_runs == runs["slow"][0]
+    assert row.answers[0].seconds == 3
+    assert row.answers[0].tokens == [7]
+    assert (row.identical, row.texts) == (0, 1)
+    assert row.notes == ["a", "b"]
 
 
 def test_a_plus_in_the_path_of_a_file_or_folder_merges_nothing(
@@ -78,6 +106,15 @@ def test_a_plus_in_the_path_of_a_file_or_folder_merges_nothing(
     assert [row["name"] for row in rows[3:]] == [
         drafter + tree for drafter, tree in zip(drafters, trees, strict=True)
     ]
+    Path("prompt_lookup+nasd").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    names = {
+        "prompt_lookup+nasd": ["prompt_lookup", "nasd"],
+        "./prompt_lookup+nasd": ["./prompt_lookup+nasd"],
+        "ngram:~/a+nasd": ["ngram:~/a+nasd"],
+        "~/draft+nasd+nasd": ["~/draft+nasd", "nasd"],
+    }
+    assert {name: bench._merged(name) for name in names} == names
     asked = ("bench", "--questions", questions, "--drafter", "ngram:b+nasd")
     assert "--drafter: cannot read b: No such file" in one_line_error(*asked)
 

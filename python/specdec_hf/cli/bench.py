@@ -28,7 +28,7 @@ from specdec_hf.cli.prompts import Prompt, read_prompts
 from specdec_hf.cli.report import collect_info, write_json
 from specdec_hf.cli.run import encode, generation_arguments, load_models, make_decoder, progress
 from specdec_hf.cli.terminal import console, fail, visible
-from specdec_hf.drafters.registry import DRAFTERS
+from specdec_hf.drafters.registry import DRAFTERS, value_of
 from specdec_hf.schedules.registry import tree_schedules
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ Runs = Annotated[
     typer.Option(
         "--runs",
         metavar="N",
-        help="Answers of each drafter to each prompt; the one of median time counts.",
+        help="Answers of each drafter to each prompt; their median time counts.",
     ),
 ]
 Markdown = Annotated[
@@ -136,7 +136,8 @@ def bench(
         table = _markdown(rows, title)
         print_rows(rows, title)
         texts.append(table)
-        reports.append({"title": title, "dtype": one, "rows": [row.to_dict() for row in rows]})
+        listed = [row.to_dict() for row in rows]
+        reports.append({"title": title, "dtype": one, "runs": runs, "rows": listed})
     write_json(json_file, {"info": collect_info(), "results": reports})
     if markdown is not None:
         markdown.write_text("\n".join(texts), encoding="utf-8")
@@ -163,15 +164,16 @@ def _merged(name: str) -> list[str]:
     """The drafters that ``a+b`` merges; a + in the path of a file or folder belongs to the path."""
     pieces, parts = name.split(MERGED), []
     while pieces:
-        joined = (MERGED.join(pieces[:size]) for size in range(len(pieces), 1, -1))
-        parts.append(next(filter(_names_a_path, joined), pieces[0]))
+        joined = (pieces[:size] for size in range(len(pieces), 1, -1))
+        paths = (MERGED.join(some) for some in joined if not DRAFTERS.keys() >= set(some))
+        parts.append(next(filter(_names_a_path, paths), pieces[0]))
         del pieces[: parts[-1].count(MERGED) + 1]
     return parts
 
 
 def _names_a_path(drafter: str) -> bool:
-    name, _, value = drafter.partition(":")
-    return os.path.exists(os.path.expanduser(value if name in DRAFTERS else drafter))
+    named = drafter.partition(":")[0] in DRAFTERS
+    return os.path.exists(value_of(drafter) if named else os.path.expanduser(drafter))
 
 
 def _schedules(name: str, schedules: Sequence[str]) -> list[str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from statistics import median
 from typing import Any
 
@@ -39,15 +39,24 @@ class Config:
 
 @dataclass
 class Answer:
-    """One answer of a config; seconds are wall time of the whole call, prefill included.
+    """The answer of a config to a prompt; seconds are wall time of the whole call with its prefill.
 
-    Of several runs it is the one of median time (of an even number, the faster of the middle two).
+    Attributes:
+        prompt, category: of the prompt.
+        tokens: new ones; of several runs those of median time, as are the counts (of an even
+            number of runs, those of the faster of the middle two).
+        seconds: median of the runs; of an even number, the mean of the middle two.
+        seconds_of_runs: in the order in which they were made.
+        identical: whether the text equals that of plain generation, in every run.
+        rounds, drafted, accepted: counts of the loop; 0 for ``model.generate``.
+        notes: remarks of the loop in any of the runs.
     """
 
     prompt: str
     category: str
     tokens: list[int]
     seconds: float
+    seconds_of_runs: list[float]
     identical: bool = False
     rounds: int = 0
     drafted: int = 0
@@ -117,10 +126,21 @@ def run_configs(
                 found[config.name].append(_answer(loaded.model, config, prompt, arguments))
         plain = found[PLAIN][0].tokens
         for name, each in found.items():
-            middle = sorted(each, key=lambda answer: answer.seconds)[(runs - 1) // 2]
-            middle.identical = all(answer.tokens == plain for answer in each)
-            answers[name].append(middle)
+            answers[name].append(_of_runs(each, plain))
     return [_row(config, answers[config.name], answers[PLAIN]) for config in configs]
+
+
+def _of_runs(each: list[Answer], plain: list[int]) -> Answer:
+    """One answer of those of all runs; ``plain`` is the text of plain generation."""
+    seconds = [answer.seconds for answer in each]
+    middle = sorted(each, key=lambda answer: answer.seconds)[(len(each) - 1) // 2]
+    return replace(
+        middle,
+        seconds=median(seconds),
+        seconds_of_runs=seconds,
+        identical=all(answer.tokens == plain for answer in each),
+        notes=sorted({note for answer in each for note in answer.notes}),
+    )
 
 
 def _answer(
@@ -133,7 +153,8 @@ def _answer(
     began = time.perf_counter()
     sequences, stats = _generate(model, config, inputs, arguments)
     seconds = time.perf_counter() - began
-    answer = Answer(name, category, sequences[0, inputs["input_ids"].shape[1] :].tolist(), seconds)
+    tokens = sequences[0, inputs["input_ids"].shape[1] :].tolist()
+    answer = Answer(name, category, tokens, seconds, [seconds])
     if stats is not None:
         answer.rounds, answer.drafted = stats.rounds, stats.drafted
         answer.accepted = stats.accepted

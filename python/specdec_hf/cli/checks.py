@@ -12,7 +12,7 @@ from specdec_hf.cli.files import check_readable
 from specdec_hf.cli.options import CLI_NUM_ASSISTANT_TOKENS
 from specdec_hf.cli.sources import Source, find_model
 from specdec_hf.cli.terminal import fail
-from specdec_hf.drafters.registry import DRAFTERS, FILE, Entry, entry_of
+from specdec_hf.drafters.registry import DRAFTERS, FILE, Entry, entry_of, value_of
 from specdec_hf.schedules.base import LONGEST_DRAFT
 from specdec_hf.schedules.registry import SCHEDULES, make_schedule, tree_schedules
 from specdec_hf.trees.layouts import TrieTree, as_layout
@@ -231,7 +231,7 @@ def _find_drafter(name: str) -> Source | None:
         fail(f"--{error}")
     if entry is None:
         return find_model("--drafter", name, other=OTHER_DRAFTERS)
-    value, kinds = name.partition(":")[2], entry.value.split("|")
+    value, kinds = value_of(name), entry.value.split("|")
     if value and FILE in kinds and not ("N" in kinds and value.isdecimal()):
         check_readable("--drafter", Path(value))
     return None

@@ -6,6 +6,7 @@ This module does without torch, because the command line checks ``--drafter`` be
 from __future__ import annotations
 
 import importlib
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -133,6 +134,13 @@ def entry_of(text: str) -> Entry | None:
     return entry
 
 
+def value_of(text: str) -> str:
+    """The text after the colon of ``NAME:TEXT``; where it may be a file, ~ is the home folder."""
+    name, _, value = text.partition(":")
+    entry = DRAFTERS.get(name)
+    return os.path.expanduser(value) if entry is not None and FILE in entry.value else value
+
+
 def make_drafter(text: str) -> Drafter | TreeDrafter | None:
     """The drafter that ``NAME`` or ``NAME:TEXT`` names; None for an unknown name.
 
@@ -143,7 +151,7 @@ def make_drafter(text: str) -> Drafter | TreeDrafter | None:
     entry = entry_of(text)
     if entry is None:
         return None
-    name, _, value = text.partition(":")
+    name = text.partition(":")[0]
     module = importlib.import_module(f"specdec_hf.drafters.{name}")
-    drafter: Drafter | TreeDrafter = getattr(module, entry.class_name).from_text(value)
+    drafter: Drafter | TreeDrafter = getattr(module, entry.class_name).from_text(value_of(text))
     return drafter
