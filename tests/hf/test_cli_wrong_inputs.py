@@ -5,11 +5,13 @@ The first table is refused before torch does anything, the second before a weigh
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from specdec_hf.cli import checks
+from specdec_hf.cli.weights import with_fewer_layers
 from specdec_hf.drafters import tree_model
 from specdec_hf.drafters.model import ModelDrafter
 from specdec_hf.drafters.ngram_table import NgramTable
@@ -18,6 +20,7 @@ from specdec_hf.drafters.tree_drafter import TreeDrafter
 from support import hf_models
 from support.cli_models import END, folder, invoke, one_line_error, write_folder  # noqa: F401
 from support.hf_models import one_thread  # noqa: F401  # autouse here
+from transformers import Gemma3Config
 
 SCHEDULE = "--num-assistant-tokens-schedule"
 
@@ -189,6 +192,15 @@ def test_a_refused_output_leaves_no_file_behind(tmp_path):
     out = tmp_path / "out.json"
     one_line_error("generate", "--prompt", "a", "--json", out, "--rule", "best")
     assert not out.exists()
+
+
+def test_a_model_of_more_than_text_has_no_first_layers_to_draft_with(tmp_path):
+    model = write_folder(tmp_path / "model")
+    Gemma3Config().save_pretrained(model)
+    asked = ("generate", "--prompt", "a", "--model", model, "--drafter", "layers:1")
+    assert "layers:N needs a model of text alone, got type 'gemma3'" in one_line_error(*asked)
+    with pytest.raises(ValueError, match="model must be one of text alone, got SimpleNamespace"):
+        with_fewer_layers(SimpleNamespace(config=Gemma3Config()), 1)
 
 
 def test_wrong_input_of_a_program_is_one_line_without_torch():

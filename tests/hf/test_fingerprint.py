@@ -11,7 +11,7 @@ from specdec_host import Corpus
 from support import cli_models
 from support.cli_models import END, folder, invoke, one_line_error, write_folder  # noqa: F401
 from support.hf_models import one_thread  # noqa: F401  # autouse here
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 
@@ -24,6 +24,13 @@ def other_tokenizer():
     made = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="</s>", pad_token="</s>")
     made.chat_template = cli_models.TEMPLATE
     return made
+
+
+def only_added(*tokens):
+    """A tokenizer without ordinary tokens."""
+    core = Tokenizer(models.BPE({}, []))
+    core.add_tokens(list(tokens))
+    return PreTrainedTokenizerFast(tokenizer_object=core)
 
 
 def answer(folder, drafter, tmp_path, *more):  # noqa: F811
@@ -44,6 +51,9 @@ def test_tokenizers_are_compared_by_their_ordinary_tokens():
     assert same_vocabulary(ours, longer)
     assert same_vocabulary(longer, renamed)  # both have an id that the other gives another name
     assert not same_vocabulary(ours, other_tokenizer())
+    strange, unknown = only_added("a", "b"), only_added("c", "d")
+    assert same_vocabulary(strange, strange)
+    assert not same_vocabulary(strange, unknown)
     prints = [fingerprint_of(one) for one in (ours, longer, renamed, other_tokenizer())]
     assert len(set(prints)) == 4
     assert fingerprint_of(cli_models.tokenizer()) == prints[0]
@@ -108,6 +118,10 @@ def test_a_draft_model_of_as_many_other_tokens_drafts_text(folder, tmp_path):  #
     assert answer(folder, draft, tmp_path)["drafter"] == "text"
     asked = ("generate", "--prompt", "a", "--model", folder, "--drafter", draft, "--tree", "2")
     assert "vocabulary of 258 tokens, got as many other tokens" in one_line_error(*asked)
+    stored = (draft / "tokenizer.json").read_text()
+    (draft / "tokenizer.json").write_text(stored[: len(stored) // 2])
+    asked = ("generate", "--prompt", "a", "--model", folder, "--drafter", draft)
+    assert f"--drafter: cannot load a tokenizer from {draft}" in one_line_error(*asked)
     for file in draft.glob("token*"):
         file.unlink()
     assert answer(folder, draft, tmp_path)["drafter"] == "model"

@@ -19,6 +19,7 @@ from specdec_hf.cli.sources import MissingModelError, Source
 from specdec_hf.cli.terminal import fail
 from specdec_hf.cli.weights import (
     embedded_folder,
+    holds_tokenizer,
     load_config,
     load_model,
     load_tokenizer,
@@ -159,6 +160,8 @@ def _config(source: Source, say: Say) -> tuple[Path, Any]:
 def _check_layers(drafter: str, config: Any) -> None:
     if not drafter.startswith(LAYERS):
         return
+    if config.get_text_config(decoder=True) is not config:
+        fail(f"--drafter layers:N needs a model of text alone, got type {config.model_type!r}")
     layers, total = int(drafter.removeprefix(LAYERS)), config.num_hidden_layers
     if layers > total:
         fail(f"--drafter layers:N: N must be in [1, {total}], got {layers}")
@@ -174,13 +177,19 @@ def _own_tokenizer(
     if wanted != got:
         if tree:
             fail(f"{rule}, got {got}")
-        return load_tokenizer(draft_path)
-    try:
-        own = load_tokenizer(draft_path)
-    except MissingModelError:  # weights without a tokenizer are of the model's vocabulary
+        return _draft_tokenizer(draft_path)
+    if not holds_tokenizer(draft_path):  # weights alone are of the model's vocabulary
         return None
+    own = _draft_tokenizer(draft_path)
     if same_vocabulary(tokenizer, own):
         return None
     if tree:
         fail(f"{rule}, got as many other tokens")
     return own
+
+
+def _draft_tokenizer(path: Path) -> Any:
+    try:
+        return load_tokenizer(path)
+    except MissingModelError as error:
+        fail(f"--drafter: {error}")

@@ -20,6 +20,7 @@ import transformers
 
 from specdec_hf.cli.sources import EMBEDDED_NAME, MissingModelError, embedded_gguf
 
+TOKENIZER_FILES = ("token*", "vocab*", "merges.txt", "*.model", "*.spm", "tekken.json")
 CONVERSION = "f32-1"  # part of the folder's name: raise it when the conversion changes
 
 
@@ -117,6 +118,11 @@ def load_tokenizer(path: Path) -> Any:
         return transformers.AutoTokenizer.from_pretrained(**_arguments(path))
 
 
+def holds_tokenizer(path: Path) -> bool:
+    """Whether a folder has any file of a tokenizer; a GGUF file always has one."""
+    return path.is_file() or any(file for name in TOKENIZER_FILES for file in path.glob(name))
+
+
 def load_model(
     path: Path,
     *,
@@ -173,8 +179,11 @@ def with_fewer_layers(model: Any, num_layers: int) -> Any:
     """A drafter made of the first ``num_layers`` layers of ``model``; all weights are shared.
 
     Raises:
-        ValueError: ``num_layers`` is not within [1, layers of the model].
+        ValueError: ``num_layers`` is not within [1, layers of the model], or the model has parts
+            that read no text.
     """
+    if model.config.get_text_config(decoder=True) is not model.config:
+        raise ValueError(f"model must be one of text alone, got {type(model).__name__}")
     total = model.config.num_hidden_layers
     if not 1 <= num_layers <= total:
         raise ValueError(f"num_layers must be in [1, {total}], got {num_layers}")

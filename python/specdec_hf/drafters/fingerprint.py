@@ -1,4 +1,9 @@
-"""Whether stored ids, or those of a draft model, mean the tokens of the target's tokenizer."""
+"""Whether stored ids, or those of a draft model, mean the tokens of the target's tokenizer.
+
+Two tokenizers at hand are compared token by token, so that their special tokens may differ. With
+stored ids only a hash of their whole vocabulary is kept, which cannot tell what differs: they are
+refused where any token does, a renamed special one included.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +16,7 @@ DIGITS = 12  # hexadecimal digits in a message
 
 
 def fingerprint_of(tokenizer: Any) -> bytes:
-    """32 bytes that tokenizers with another vocabulary do not have."""
+    """32 bytes that no tokenizer with another vocabulary has, special tokens included."""
     vocabulary = sorted(tokenizer.get_vocab().items())
     return hashlib.sha256(json.dumps(vocabulary).encode()).digest()
 
@@ -48,8 +53,9 @@ def same_vocabulary(tokenizer: Any, other: Any) -> bool:
     """Whether no id names different tokens in two tokenizers.
 
     Models of one family often add or rename special tokens, so these may differ, and either may
-    hold ids that the other lacks.
+    hold ids that the other lacks. Two tokenizers that share no other id are compared by these.
     """
     ours, theirs = ({i: t for t, i in one.get_vocab().items()} for one in (tokenizer, other))
-    added = {*tokenizer.added_tokens_decoder, *other.added_tokens_decoder}
-    return all(theirs.get(i, token) == token for i, token in ours.items() if i not in added)
+    shared = ours.keys() & theirs.keys()
+    compared = shared - {*tokenizer.added_tokens_decoder, *other.added_tokens_decoder} or shared
+    return bool(compared) and all(ours[i] == theirs[i] for i in compared)
