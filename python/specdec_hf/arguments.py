@@ -35,7 +35,10 @@ def check_number(
     """The value as a float in [minimum, maximum]; None leaves a side open."""
     is_number = isinstance(value, Real) and not isinstance(value, bool)
     _check(name, value, "a number", is_number, minimum, maximum)
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError(f"{name} must be within the range of floats") from None
 
 
 def _check(

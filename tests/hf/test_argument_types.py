@@ -18,6 +18,7 @@ from specdec_hf import (
     TrieTree,
     generate,
 )
+from specdec_hf.arguments import check_number
 from support import hf_models
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 
@@ -278,3 +279,9 @@ def test_a_wrapped_model_gets_the_positions_of_a_mask_with_holes():
     expected = model.generate(**inputs, **settings)
     got = generate(Wrapper(model), **inputs, **settings, drafter=hf_models.perturbed("gpt2"))
     assert got.tolist() == expected.tolist()
+
+
+def test_a_number_beyond_the_range_of_floats_is_a_value_error():
+    with pytest.raises(ValueError, match="clock must be within the range of floats"):
+        check_number("clock", 10**400, 0)
+    assert check_number("clock", 3) == 3.0

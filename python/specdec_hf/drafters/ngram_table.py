@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from specdec_hf.arguments import check_integer
 from specdec_hf.drafters.fingerprint import UNKNOWN
 
 FORMAT = "specdec n-gram table 1"
@@ -73,13 +74,14 @@ class NgramTable:
             fingerprint: of the tokenizer that made the ids, see `fingerprint_of`.
 
         Raises:
+            TypeError: an order or count that is no integer, or a fingerprint that is no bytes.
             ValueError: an order or count out of range, ids outside the vocabulary, no text, or a
                 fingerprint of another length.
         """
-        if not 1 <= order <= MAX_ORDER:
-            raise ValueError(f"order must be in [1, {MAX_ORDER}], got {order}")
-        if min_count < 1:
-            raise ValueError(f"min_count must be at least 1, got {min_count}")
+        order = check_integer("order", order, 1, MAX_ORDER)
+        min_count = check_integer("min_count", min_count, 1)
+        if not isinstance(fingerprint, bytes):
+            raise TypeError(f"fingerprint must be bytes, got {fingerprint!r}")
         if len(fingerprint) != len(UNKNOWN):
             raise ValueError(f"fingerprint must have 32 bytes, got {len(fingerprint)}")
         given = [np.asarray(text, dtype=np.int64) for text in texts]
