@@ -38,7 +38,8 @@ def ngram_propose(
 
     Args:
         history: [B, L] int32 or int64, any strides; L < 2**31. Sequence b has the tokens
-            `history[b, :lengths[b]]`. Their values are compared and copied, and are never an index.
+            `history[b, :lengths[b]]`. Their values are compared and copied, and are never an
+            index; they must be at least 0, because a copied -1 would read as no draft.
         lengths: [B] int64. A length outside [0, L] leaves its sequence without a draft.
         gamma: tokens of a draft; 0 drafts nothing.
         max_ngram: longest ending to look for.

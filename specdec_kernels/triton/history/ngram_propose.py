@@ -51,8 +51,9 @@ def copy_matches(
     start = (key & 0xFFFFFFFF) + 1
     period = tl.where(found, length - start, 1)
     count = tl.where(found, gamma, 0)
-    for first in range(0, gamma, BLOCK):
-        i = first + tl.arange(0, BLOCK).to(tl.int64)
+    # Counted in blocks, because the 32 bits of `gamma` do not hold the block after the last.
+    for block in range(0, (gamma - 1) // BLOCK + 1):
+        i = block * BLOCK + tl.arange(0, BLOCK).to(tl.int64)
         at = history + (start + i % period) * stride_l
         token = tl.load(at, mask=i < count, other=-1)
         tl.store(tokens + b * gamma + i, token, mask=i < gamma)
