@@ -217,6 +217,20 @@ def test_text_of_mixed_luck_does_not_lose_either(seed):
     assert seconds < 1.03 * plain
 
 
+@pytest.mark.parametrize("tokens", [32, 100])
+@pytest.mark.parametrize("rate", [0.0, 0.2])
+def test_a_machine_that_becomes_faster_does_not_mislead_the_guard(rate, tokens):
+    """Plain rounds of a slower moment make rounds with drafts look as if they cost nothing."""
+    machine = Machine(rate, 0.0, lambda n: 1.5 * steep(n), schedule="constant")
+    for _ in range(20):
+        machine.round(0)
+    machine.forward = steep
+    for _ in range(20):
+        machine.round(5)
+    seconds, plain, _ = guarded(machine, BenefitGuard(max_loss=0.02), tokens)
+    assert seconds < 1.03 * plain
+
+
 def test_a_short_text_loses_at_most_what_one_of_thirty_two_tokens_may():
     for tokens in range(1, 32):
         machine = Machine(0.0, 0.0, steep, schedule="constant")

@@ -16,6 +16,10 @@ MAX_LOSS = 0.02
 # has been worth it in earlier calls.
 HORIZON = 32
 TRUSTED_HORIZON = 256
+# A machine changes its speed within a call and between calls. So the last few plain rounds of a
+# call count, and drafting without a clear benefit goes on for a few rounds only without another.
+PLAIN_ROUNDS = 3
+CLEAR_BENEFIT = 1.25
 
 
 class BenefitGuard:
@@ -26,7 +30,9 @@ class BenefitGuard:
     drafting rounds beyond those that plain decoding needs for as many tokens, and of drafters that
     were asked in vain. A round may draft only if the account stays within ``max_loss`` of the
     seconds of plain decoding even if all its drafts are rejected. Until a draft has paid, the first
-    drafts therefore wait for some plain rounds. After ``window`` drafting rounds with a benefit
+    drafts therefore wait for some plain rounds. Plain rounds are the last ones of the same call,
+    and half a ``window`` of drafting rounds without a clear benefit is followed by a plain round,
+    because a plain round of a slower moment would make drafting look cheap. After ``window`` drafting rounds with a benefit
     below 1 drafting pauses, each time for twice as many plain rounds. All times come from the
     loop's clock, so tests can make them up.
 
@@ -72,6 +78,9 @@ class BenefitGuard:
         """
         self.costs = costs
         self._horizon = min(budget, TRUSTED_HORIZON if trusted else HORIZON)
+        self._trusted = trusted
+        self._plain_times: deque[float] = deque(maxlen=PLAIN_ROUNDS)  # of this call
+        self._rounds_since_plain = 0
         self._drafts = False  # whether this call has drafted
         self._tokens = 0.0  # per sequence
         self._lost = 0.0  # seconds
@@ -81,8 +90,8 @@ class BenefitGuard:
 
     @property
     def plain_step(self) -> float | None:
-        """Median seconds of a plain round, None before one was seen."""
-        return self.costs.plain
+        """Median seconds of the call's last plain rounds, or of earlier calls; None before any."""
+        return median(self._plain_times) if self._plain_times else self.costs.plain
 
     @property
     def benefit(self) -> float | None:
@@ -118,13 +127,22 @@ class BenefitGuard:
         if reads > 1:
             # Drafts that are verified along with the prompt take their share of the time.
             return costs.relative_cost == 0 and length <= self.max_loss * reads
-        if plain is None:
+        if plain is None or self._needs_plain_round:
             return False
         risk = (costs.round(length) or plain) - plain
         if not self._drafts:
             risk += costs.relative_cost * costs.prefill  # the draft model reads the prompt
         earned = costs.prefill + plain * max(self._tokens, self._horizon)
         return self._lost + risk <= self.max_loss * earned
+
+    @property
+    def _needs_plain_round(self) -> bool:
+        """Whether what is known of plain rounds may be out of date."""
+        if not self._plain_times and not self._trusted:
+            return True
+        benefit = self.benefit
+        clear = benefit is not None and benefit >= CLEAR_BENEFIT
+        return not clear and self._rounds_since_plain >= max(self.window // 2, 1)
 
     def observe(
         self, drafted: int, tokens_per_sequence: float, seconds: float, in_vain: float = 0.0
@@ -143,9 +161,12 @@ class BenefitGuard:
         self._tokens += tokens_per_sequence
         if drafted == 0:
             self._lost += in_vain
+            self._plain_times.append(seconds - in_vain)
+            self._rounds_since_plain = 0
             self._rounds_to_pause = max(self._rounds_to_pause - 1, 0)
             return None
         self._drafts = True
+        self._rounds_since_plain += 1
         self._draft_times.append(seconds)
         self._draft_tokens.append(tokens_per_sequence)
         self._lost += seconds - tokens_per_sequence * (self.plain_step or seconds)
