@@ -32,9 +32,9 @@ class BenefitGuard:
     seconds of plain decoding even if all its drafts are rejected. Until a draft has paid, the first
     drafts therefore wait for some plain rounds. Plain rounds are the last ones of the same call,
     and half a ``window`` of drafting rounds without a clear benefit is followed by a plain round,
-    because a plain round of a slower moment would make drafting look cheap. After ``window`` drafting rounds with a benefit
-    below 1 drafting pauses, each time for twice as many plain rounds. All times come from the
-    loop's clock, so tests can make them up.
+    because a plain round of a slower moment would make drafting look cheap. After ``window``
+    drafting rounds with a benefit below 1 drafting pauses, each time for twice as many plain
+    rounds. All times come from the loop's clock, so tests can make them up.
 
     Under rules that read the draft distribution, a round without drafts emits other text than one
     with drafts. There the guard must not pause by the clock (``stops=False``), and the one plain
