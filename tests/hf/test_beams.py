@@ -126,8 +126,8 @@ class _Pauses(BenefitGuard):
         super().__init__()
         self.length = length
 
-    def allows_drafting(self, number, length, reads=1):
-        return number // self.length % 2 == 0
+    def affordable(self, number, length, reads=1):
+        return length if number // self.length % 2 == 0 else 0
 
     def observe(self, drafted, tokens_per_sequence, seconds, in_vain=0.0):
         return None

@@ -191,9 +191,9 @@ def guarded(machine, guard, tokens, prefill=0.0):
     seconds, emitted, number, notes = prefill, 0.0, 0, []
     while emitted < tokens:
         length = int(machine.schedule.lengths(np.array([100]))[0])
-        drafts = guard.allows_drafting(number, length)
-        spent, made = machine.round(length if drafts else 0)
-        note = guard.observe(length if drafts else 0, made, spent)
+        length = guard.affordable(number, length)
+        spent, made = machine.round(length)
+        note = guard.observe(length, made, spent)
         notes += [note] if note else []
         seconds, emitted, number = seconds + spent, emitted + made, number + 1
     return seconds, prefill + emitted * machine.forward(1), notes
@@ -263,7 +263,7 @@ def test_a_draft_model_reads_the_prompt_before_its_first_draft():
     guard.start(costs, 5000)
     costs.observe(0, 0, 0.0, 0.01)
     rounds = 0
-    while not guard.allows_drafting(rounds, 1):
+    while not guard.affordable(rounds, 1):
         guard.observe(0, 1.0, 0.01)
         rounds += 1
     assert rounds == pytest.approx((0.5 + 0.01 * (UNKNOWN_RATIO - 0.5)) / 0.02 / 0.01 - 100, abs=2)
@@ -271,10 +271,22 @@ def test_a_draft_model_reads_the_prompt_before_its_first_draft():
 
 def test_drafts_come_with_the_prompt_where_they_are_a_small_part_of_it():
     guard = BenefitGuard(max_loss=0.02)
-    assert not guard.allows_drafting(0, 5, reads=249)
-    assert guard.allows_drafting(0, 5, reads=250)
+    assert not guard.affordable(0, 5, reads=249)
+    assert guard.affordable(0, 5, reads=250)
     guard.start(Costs(relative_cost=0.01), 100)
-    assert not guard.allows_drafting(0, 5, reads=10_000), "a draft model would read it too"
+    assert not guard.affordable(0, 5, reads=10_000), "a draft model would read it too"
+
+
+def test_a_round_drafts_as_much_as_the_account_can_lose():
+    guard, costs = BenefitGuard(max_loss=0.02), Costs()
+    guard.start(costs, 200)
+    for tokens in (0, 8):
+        costs.observe(tokens, tokens, 0.0, 1.0 + 0.25 * tokens)
+    guard.observe(0, 1.0, 1.0)
+    # 2 % of 32 plain rounds are .64 of one, and each token costs .25.
+    assert [guard.affordable(1, length) for length in (1, 2, 3, 8)] == [1, 2, 2, 2]
+    guard.observe(2, 1.0, 1.5)
+    assert guard.affordable(2, 8) == 0, ".14 are left"
 
 
 def test_a_drafter_that_was_asked_in_vain_is_charged():
@@ -284,9 +296,9 @@ def test_a_drafter_that_was_asked_in_vain_is_charged():
     costs.observe(0, 0, 0.0, 1.0)
     for _ in range(100):
         guard.observe(0, 1.0, 1.0)
-    assert guard.allows_drafting(1, 1)
+    assert guard.affordable(1, 1)
     guard.observe(0, 1.0, 3.0, in_vain=2.0)
-    assert not guard.allows_drafting(1, 1)
+    assert not guard.affordable(1, 1)
 
 
 def test_a_guard_that_must_not_stop_only_reports():
@@ -304,4 +316,4 @@ def test_earlier_benefit_lets_a_call_begin_at_once():
     for benefit, begins in ((None, False), (0.9, False), (1.3, True)):
         guard = BenefitGuard(max_loss=0.02)
         guard.start(costs, 200, trusted=Experience(costs, benefit).trusted)
-        assert guard.allows_drafting(1, 5) == begins
+        assert (guard.affordable(1, 5) > 0) == begins

@@ -24,7 +24,8 @@ def test_max_new_tokens_is_exact(kind, new_tokens):
     got = run(model, inputs, drafter=drafter, tree=tree, max_new_tokens=new_tokens)
     assert got.sequences.tolist() == expected.tolist()
     assert {one.stop_reason for one in got.stats.sequences} == {"length"}
-    assert all(one.drafted == 0 for one in got.stats.sequences) == (new_tokens == 1)
+    # The round of the prompt drafts no tree, and the last token is never drafted.
+    assert all(one.drafted == 0 for one in got.stats.sequences) == (new_tokens <= 2)
 
 
 @pytest.mark.parametrize("kind", ["branching", "two models", "eagle", "trie of all"])
@@ -142,6 +143,8 @@ def test_lengths_count_committed_tokens():
             assert (session.cache.lengths == session.history.lengths - 1).all()
             grown = session.history.lengths - before
             assert [len(s.tokens) for s in steps] == grown[grown > 0].tolist()
+            if session.stats.rounds == 1:  # it reads the prompt and drafts nothing
+                continue
             inner = session.drafter
             caches = [inner._draft] if kind == "eagle" else inner._drafts
             for draft in caches:
@@ -150,6 +153,18 @@ def test_lengths_count_committed_tokens():
             missing = (session.history.lengths - caches[0].cache.lengths)[session.history.active]
             if kind != "two models" and len(missing):
                 assert missing.max() <= 2
+
+
+def test_a_call_makes_one_forward_of_the_target_a_round():
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts(RAGGED)
+    drafter, tree = drafters("llama")["branching"]
+    run(model, inputs, drafter=drafter, tree=tree)  # checks the model
+    forwards = []
+    handle = model.register_forward_pre_hook(lambda *_: forwards.append(1))
+    out = run(model, inputs, drafter=drafter, tree=tree)
+    handle.remove()
+    assert len(forwards) == out.stats.rounds
+    assert out.stats.accepted > 0
 
 
 def test_streams_and_custom_generate_equal_generate():
@@ -175,7 +190,7 @@ def test_a_perfect_drafter_is_always_accepted():
     for rule in ("greedy", "match", "multi_draft_wor", "multi_draft", "traversal"):
         out = run(
             model, inputs, drafter=model, tree=(2, 1, 1), do_sample=rule != "greedy", seed=2,
-            rule=rule, temperature=0.8, top_k=0, max_new_tokens=16,
+            rule=rule, temperature=0.8, top_k=0, max_new_tokens=25,
         )  # fmt: skip
         assert out.stats.mean_acceptance_length > 3.5
         assert out.stats.acceptance_by_trial[0] > 0.9

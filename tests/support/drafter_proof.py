@@ -23,7 +23,7 @@ PROMPTS = ([1, 2, 1], [3, 0], [2, 2, 1, 0, 2])
 BATCHES = ((9,), (9, 4, 12))  # lengths of the prompts
 
 
-def assert_greedy_identical(make: Any, model: Any, new_tokens: int = 16, **kwargs: Any) -> Any:
+def assert_greedy_identical(make: Any, model: Any, new_tokens: int = 24, **kwargs: Any) -> Any:
     """Greedy text equals plain generation, for one sequence and for a ragged batch of three.
 
     Args:

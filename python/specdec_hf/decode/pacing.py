@@ -128,13 +128,14 @@ class Pacing:
         self._limits = np.minimum(wanted, most)
         self.asked = False
         guard, number, longest = self.guard, self.stats.rounds, int(self._limits.max())
-        if guard is not None and longest and not guard.allows_drafting(number, longest, reads):
-            if guard.stops and reads_draft(self.rule):
+        if guard is not None and longest:
+            affordable = guard.affordable(number, longest, reads)
+            if affordable < longest and guard.stops and reads_draft(self.rule):
                 self.stats.note(
                     f"drafting waits for the clock under rule {self.rule!r}: the text depends on "
                     "timing, and the same seeds need not give it again"
                 )
-            return np.zeros_like(most)
+            self._limits = np.minimum(self._limits, affordable)
         return self._limits
 
     def goes_on(self, number: int, token_stats: TokenStats) -> NDArray[np.bool_]:

@@ -160,4 +160,9 @@ def draft_limits(session: Session) -> NDArray[np.int64]:
         return np.zeros_like(s.budgets)
     # The round emits one token beyond the drafts, so the last budgeted token is never drafted.
     most = np.where(s.history.active, s.budgets - s.new_tokens - 1, 0)
-    return s.pacing.limits(most, reads=int((s.history.lengths - s.cache.lengths).max()))
+    reads = int((s.history.lengths - s.cache.lengths).max())
+    if reads > 1 and isinstance(s.drafter, TreeDrafter):
+        # The mask of a tree is made for the pending token and the tree. Reading the prompt by a
+        # forward of its own would give no token, where the round without drafts gives one.
+        return np.zeros_like(most)
+    return s.pacing.limits(most, reads=reads)

@@ -47,15 +47,12 @@ class TreeRound:
     def forward(self) -> torch.Tensor:
         s, model = self.session, self.session.model
         missing = int((self.lengths - self.cache.lengths).max())
-        if missing > 1:
-            # The prompt without its last token, which is the root. A tree's mask is made for a root
-            # and its nodes only, so the prompt needs a forward of its own.
-            prompt = torch.from_numpy(s.history.last(missing)[:, :-1].copy())
-            prompt = prompt.to(model.device, non_blocking=True)
-            forward_window(model, self.cache, prompt, self.lengths - missing, keep=1)
-        root = torch.from_numpy(s.history.last(1)).to(model.device, non_blocking=True)
+        last = torch.from_numpy(s.history.last(missing)).to(model.device, non_blocking=True)
+        if self.proposed is None:
+            return forward_window(model, self.cache, last, self.lengths - missing, keep=1)
+        assert missing == 1, "a tree's mask is made for a root and its nodes only"
         vocab_size = vocab_size_of(model)
-        tokens = torch.cat([root, self.tree.tokens.clamp(0, vocab_size - 1)], dim=1)
+        tokens = torch.cat([last, self.tree.tokens.clamp(0, vocab_size - 1)], dim=1)
         return forward_tree(model, self.cache, tokens, self.lengths - 1, self.tree.parents)
 
     def layout(self) -> Tree:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import deque
 from statistics import median
 
@@ -28,13 +29,13 @@ class BenefitGuard:
     benefit = tokens per sequence and drafting round * seconds of a plain round / seconds of a
     drafting round. The guard keeps an account of what the call has lost: the seconds of its
     drafting rounds beyond those that plain decoding needs for as many tokens, and of drafters that
-    were asked in vain. A round may draft only if the account stays within ``max_loss`` of the
-    seconds of plain decoding even if all its drafts are rejected. Until a draft has paid, the first
-    drafts therefore wait for some plain rounds. Plain rounds are the last ones of the same call,
-    and half a ``window`` of drafting rounds without a clear benefit is followed by a plain round,
-    because a plain round of a slower moment would make drafting look cheap. After ``window``
-    drafting rounds with a benefit below 1 drafting pauses, each time for twice as many plain
-    rounds. All times come from the loop's clock, so tests can make them up.
+    were asked in vain. A round drafts only as many tokens as keep the account within ``max_loss``
+    of the seconds of plain decoding even if all of them are rejected. Until a draft has paid, the
+    first drafts are therefore short, or wait for some plain rounds. Plain rounds are the last ones
+    of the same call, and half a ``window`` of drafting rounds without a clear benefit is followed
+    by a plain round, because a plain round of a slower moment would make drafting look cheap. After
+    ``window`` drafting rounds with a benefit below 1 drafting pauses, each time for twice as many
+    plain rounds. All times come from the loop's clock, so tests can make them up.
 
     Under rules that read the draft distribution, a round without drafts emits other text than one
     with drafts. There the guard must not pause by the clock (``stops=False``), and the one plain
@@ -107,33 +108,35 @@ class BenefitGuard:
         """Whether the next round belongs to a pause."""
         return self._rounds_to_pause > 0
 
-    def allows_drafting(self, number: int, length: int, reads: int = 1) -> bool:
-        """Whether the next round of a call should draft.
+    def affordable(self, number: int, length: int, reads: int = 1) -> int:
+        """How many tokens the next round of a call may draft, 0 for a plain round.
 
         Args:
             number: of the round, from 0.
-            length: tokens that it would draft.
+            length: tokens that it would draft; in trees, their depth.
             reads: tokens that the round reads before them, the whole prompt at first.
         """
         if not self.stops:
             # Neither times nor the other sequences of the batch may decide here.
-            return number != self.window // 2 + 1
+            return 0 if number == self.window // 2 + 1 else length
         if self.pausing:
-            return False
+            return 0
         plain, costs = self.plain_step, self.costs
         if math.isinf(self.max_loss):
             # The comparison still needs one plain round.
-            return plain is not None or len(self._draft_times) < self.window // 2
+            return length if plain is not None or len(self._draft_times) < self.window // 2 else 0
         if reads > 1:
             # Drafts that are verified along with the prompt take their share of the time.
-            return costs.relative_cost == 0 and length <= self.max_loss * reads
+            affordable = costs.relative_cost == 0 and length <= self.max_loss * reads
+            return length if affordable else 0
         if plain is None or self._needs_plain_round:
-            return False
-        risk = (costs.round(length) or plain) - plain
-        if not self._drafts:
-            risk += costs.relative_cost * costs.prefill  # the draft model reads the prompt
+            return 0
         earned = costs.prefill + plain * max(self._tokens, self._horizon)
-        return self._lost + risk <= self.max_loss * earned
+        left = self.max_loss * earned - self._lost
+        if not self._drafts:
+            left -= costs.relative_cost * costs.prefill  # the draft model reads the prompt
+        lengths = range(1, length + 1)
+        return bisect_right(lengths, left, key=lambda n: (costs.round(n) or plain) - plain)
 
     @property
     def _needs_plain_round(self) -> bool:
