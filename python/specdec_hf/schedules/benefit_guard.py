@@ -19,7 +19,10 @@ HORIZON = 32
 TRUSTED_HORIZON = 256
 # A machine changes its speed within a call and between calls. So the last few plain rounds of a
 # call count, and drafting without a clear benefit goes on for a few rounds only without another.
+# Where these few were slow by chance, drafts look cheap and are made: of them and the last
+# MOST_PLAIN_ROUNDS, the faster count.
 PLAIN_ROUNDS = 3
+MOST_PLAIN_ROUNDS = 32
 CLEAR_BENEFIT = 1.25
 
 
@@ -31,11 +34,12 @@ class BenefitGuard:
     drafting rounds beyond those that plain decoding needs for as many tokens, and of drafters that
     were asked in vain. A round drafts only as many tokens as keep the account within ``max_loss``
     of the seconds of plain decoding even if all of them are rejected. Until a draft has paid, the
-    first drafts are therefore short, or wait for some plain rounds. Plain rounds are the last ones
-    of the same call, and half a ``window`` of drafting rounds without a clear benefit is followed
-    by a plain round, because a plain round of a slower moment would make drafting look cheap. After
-    ``window`` drafting rounds with a benefit below 1 drafting pauses, each time for twice as many
-    plain rounds. All times come from the loop's clock, so tests can make them up.
+    first drafts are therefore short, or wait for some plain rounds. Plain rounds are those of the
+    same call, the last ones or the faster ones, and half a ``window`` of drafting rounds without a
+    clear benefit is followed by a plain round, because a plain round of a slower moment would make
+    drafting look cheap. After ``window`` drafting rounds with a benefit below 1 drafting pauses,
+    each time for twice as many plain rounds. All times come from the loop's clock, so tests can
+    make them up.
 
     Under rules that read the draft distribution, a round without drafts emits other text than one
     with drafts. There the guard must not pause by the clock (``stops=False``), and the one plain
@@ -80,7 +84,7 @@ class BenefitGuard:
         self.costs = costs
         self._horizon = min(budget, TRUSTED_HORIZON if trusted else HORIZON)
         self._trusted = trusted
-        self._plain_times: deque[float] = deque(maxlen=PLAIN_ROUNDS)  # of this call
+        self._plain_times: deque[float] = deque(maxlen=MOST_PLAIN_ROUNDS)  # of this call
         self._rounds_since_plain = 0
         self._drafts = False  # whether this call has drafted
         self._tokens = 0.0  # per sequence
@@ -91,8 +95,14 @@ class BenefitGuard:
 
     @property
     def plain_step(self) -> float | None:
-        """Median seconds of the call's last plain rounds, or of earlier calls; None before any."""
-        return median(self._plain_times) if self._plain_times else self.costs.plain
+        """Seconds of the call's plain rounds, or of those of earlier calls; None before any.
+
+        Of the call's, the lower one of two medians: of the last three, and of the last 32.
+        """
+        times = list(self._plain_times)
+        if not times:
+            return self.costs.plain
+        return min(median(times[-PLAIN_ROUNDS:]), median(times))
 
     @property
     def benefit(self) -> float | None:
