@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from specdec_hf.decode.criteria import ends_text
 from specdec_hf.hf_arguments.call import Call
 
 NO_SCORE = -1.0e9  # of a beam or finished sequence that is not there yet
@@ -144,14 +145,14 @@ class Beams:
     def _stops(self, candidates: torch.Tensor) -> torch.Tensor:
         """[B, K], which candidates [B, K, n] end with their last token."""
         last = candidates[:, :, -1]
-        stops = torch.isin(last, torch.tensor([*self.call.eos], dtype=torch.int64, device="cpu"))
+        ended = torch.isin(last, torch.tensor([*self.call.eos], dtype=torch.int64, device="cpu"))
         if candidates.shape[2] >= self.max_length:
-            return torch.ones_like(stops)
+            return torch.ones_like(ended)
         if self.call.criteria:
-            for b, k in (~stops).nonzero().tolist():
-                ids = candidates[b, k][None].to(self.model.device)
-                stops[b, k] = bool(torch.as_tensor(self.call.criteria(ids, None)).any())
-        return stops
+            for b, k in (~ended).nonzero().tolist():
+                ids = candidates[b, k].numpy()
+                ended[b, k] = ends_text(self.call.criteria, ids, self.model.device)
+        return ended
 
 
 def _gather(x: torch.Tensor, beams: torch.Tensor) -> torch.Tensor:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from specdec_hf.decode.criteria import ends_text
 from specdec_hf.decode.session import Session
 from specdec_hf.decode.streaming import Step, step_kinds
 from specdec_hf.drafters.checks import IGNORED, OUTSIDE, describe
@@ -143,9 +144,8 @@ def _cut(session: Session, b: int, tokens: list[int]) -> tuple[list[int], str]:
         if token in s.call.eos:
             return tokens[: i + 1], "eos"
         if prefix is not None:
-            ids = torch.from_numpy(np.append(prefix, tokens[: i + 1]))[None]
-            stop = s.call.criteria(ids.to(s.model.device), None)
-            if bool(stop.any() if isinstance(stop, torch.Tensor) else stop):
+            ids = np.append(prefix, tokens[: i + 1])
+            if ends_text(s.call.criteria, ids, s.model.device, b, len(s.budgets)):
                 return tokens[: i + 1], "criteria"
     if len(tokens) < most:
         return tokens, ""

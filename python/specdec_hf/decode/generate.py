@@ -169,8 +169,8 @@ def generate(
 class SpeculativeDecoder:
     """The loop as an object: ``model.generate(**inputs, custom_generate=SpeculativeDecoder(...))``.
 
-    ``model.generate`` drops ``tokenizer`` where it calls a ``custom_generate``, so this object
-    takes it, and ``stop_strings``, itself. It also takes a streamer; one given to
+    ``model.generate`` drops ``tokenizer`` before it reads ``stop_strings`` where it calls a
+    ``custom_generate``, so this object takes both itself. It also takes a streamer; one given to
     ``model.generate`` is used as well. All other arguments stay with ``model.generate``.
 
     Args:

@@ -11,6 +11,7 @@ from transformers.utils.generic import ModelOutput
 
 from specdec_hf.cache.encoded import is_encoder_decoder
 from specdec_hf.decode.output import SpecOutput
+from specdec_hf.hf_arguments.inputs import class_generate
 from specdec_hf.hf_arguments.sampling import PARAMETERS, is_per_sequence
 
 
@@ -51,7 +52,7 @@ def by_own_generate(
         return output
 
     kwargs.update((name, value) for name, value in given.items() if value is not None)
-    output = model.generate(custom_generate=decode, **kwargs)
+    output = class_generate(model)(custom_generate=decode, **kwargs)
     if calls == 0 or (calls > 1 and not is_encoder_decoder(model)):
         raise ValueError(
             f"{type(model).__name__} is not supported: its own generate decodes {calls} texts "

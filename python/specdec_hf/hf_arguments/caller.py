@@ -2,7 +2,8 @@
 
 It keeps ``streamer``, ``assistant_model`` and a few others to itself, so that a decoder would drop
 them without a word. They are still local variables of the frame that calls the decoder, which is
-the only place to read them from.
+the only place to read them from. ``tokenizer`` and ``assistant_tokenizer`` are removed even there;
+the frame of the decorator around ``generate`` still has them.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from typing import Any
 from transformers.generation.utils import GenerationMixin
 
 _GENERATE = inspect.unwrap(GenerationMixin.generate).__code__
+_DECORATOR = GenerationMixin.generate.__code__  # of torch.no_grad
 _KEPT = (
     "streamer", "assistant_model", "negative_prompt_ids", "negative_prompt_attention_mask",
     "synced_gpus", "kwargs",
 )  # fmt: skip
+_REMOVED = ("tokenizer", "assistant_tokenizer")
 
 
 def kept_arguments(model: Any, decoder: Any) -> dict[str, Any]:
@@ -41,4 +44,7 @@ def kept_arguments(model: Any, decoder: Any) -> dict[str, Any]:
     other = called is not decoder and isinstance(called, type(decoder))
     if held.get("self") is not model or not callable(called) or other:
         return {}
-    return {name: held[name] for name in _KEPT if held.get(name) is not None}
+    kept = {name: held[name] for name in _KEPT if held.get(name) is not None}
+    around = frame.f_back
+    given = around.f_locals["kwargs"] if around and around.f_code is _DECORATOR else {}
+    return kept | {name: given[name] for name in _REMOVED if given.get(name) is not None}

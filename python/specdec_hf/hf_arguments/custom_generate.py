@@ -45,7 +45,7 @@ def call_from_hugging_face(
         input_ids, model_kwargs = _first_beams(input_ids, model_kwargs, num_beams)
     embeds = None if of_decoder else model_kwargs.get("inputs_embeds")
     ids = check_input_ids(model, input_ids, embeds)
-    refuse_kept(arguments_kept)
+    refuse_kept(model, arguments_kept)
     origin = Origin(model, set(arguments_kept.get("kwargs", ())))
     notes = refuse_unsupported(generation_config, origin)
     mask = np.ones(tuple((ids if embeds is None else embeds).shape[:2]), dtype=bool)

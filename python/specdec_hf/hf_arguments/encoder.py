@@ -18,6 +18,7 @@ from transformers import GenerationConfig
 
 from specdec_hf.cache.encoded import Encoded, skipped_padding_id
 from specdec_hf.cache.model_call import forward_arguments
+from specdec_hf.hf_arguments.inputs import class_generate
 
 # The loop itself gives these to every forward of a decoder.
 _MADE_BY_THE_LOOP = frozenset(
@@ -130,10 +131,9 @@ def by_generate(model: Any, read: Callable[..., Any], arguments: dict[str, Any])
         input_ids: torch.Tensor,
         *,
         inputs_tensor: Any = None,
-        tokenizer: Any = None,
         **kwargs: Any,
     ) -> Any:
-        # Transformers hands over inputs_tensor, and reads tokenizer, because they are named here.
+        # Transformers hands over inputs_tensor because it is named here.
         return read(model, input_ids, inputs_tensor=inputs_tensor, **kwargs)
 
-    return model.generate(**arguments, custom_generate=custom_generate)
+    return class_generate(model)(**arguments, custom_generate=custom_generate)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,18 @@ def has_own_generate(model: Any) -> bool:
         return False
     own: Any = getattr(type(model), "generate", GenerationMixin.generate)
     return inspect.unwrap(own) is not inspect.unwrap(GenerationMixin.generate)
+
+
+def class_generate(model: Any) -> Callable[..., Any]:
+    """``generate`` of a model's class.
+
+    A model that Transformers loaded from a folder with a ``custom_generate`` has that function in
+    the place of ``model.generate``.
+    """
+    if "generate" in vars(model):
+        return partial(type(model).generate, model)
+    method: Callable[..., Any] = model.generate
+    return method
 
 
 def one_of(inputs: Any, input_ids: Any) -> Any:

@@ -9,7 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+from transformers import (
+    GenerationConfig,
+    LogitsProcessorList,
+    StoppingCriteriaList,
+    StopStringCriteria,
+)
 
 from specdec_hf.cache.encoded import is_encoder_decoder
 from specdec_hf.hf_arguments.assistant import assistant_of
@@ -71,7 +76,7 @@ def prepare_call(
     batch_size, columns = ids.shape
     per_sequence = _pop_per_sequence(kwargs)
     kwargs = {name: value for name, value in kwargs.items() if value is not None}
-    refuse_kept(kwargs)
+    refuse_kept(model, kwargs)
     assistant_model = kwargs.pop("assistant_model", None)
     assistant_tokenizer = kwargs.pop("assistant_tokenizer", None)
     kwargs.pop("trust_remote_code", None)
@@ -155,10 +160,15 @@ def _encoder_decoder_call(model: Any, **arguments: Any) -> Call:
         check_tensor(name, arguments[name])
     per_sequence = _pop_per_sequence(arguments)
     arguments = {name: value for name, value in arguments.items() if value is not None}
-    refuse_kept(arguments)
-    kept: dict[str, Any] = {"kwargs": set(arguments), "tokenizer": arguments.get("tokenizer")}
-    for name in ("assistant_model", "assistant_tokenizer"):
+    refuse_kept(model, arguments)
+    kept: dict[str, Any] = {"kwargs": set(arguments), "synced_gpus": False}
+    for name in ("assistant_model", "assistant_tokenizer", "tokenizer"):
         kept[name] = arguments.pop(name, None)
+    strings = arguments.pop("stop_strings", None)
+    if strings is not None:  # for which model.generate would look for the tokenizer
+        given = arguments.get("stopping_criteria") or ()
+        stop = StopStringCriteria(kept["tokenizer"], strings)
+        arguments["stopping_criteria"] = StoppingCriteriaList([*given, stop])
 
     def read(
         model: Any,

@@ -104,11 +104,20 @@ def refuse_unsupported(config: GenerationConfig, origin: Origin) -> list[str]:
     return notes
 
 
-def refuse_kept(arguments: dict[str, Any]) -> None:
+def refuse_kept(model: Any, arguments: dict[str, Any]) -> None:
     """Raises ValueError for arguments of ``model.generate`` that ask for other kinds of decoding.
 
-    They are removed from ``arguments`` where their value changes nothing.
+    They are removed from ``arguments`` where their value changes nothing. Without ``synced_gpus``,
+    Transformers itself decides on it: ranks that share the layers of a model (FSDP, ZeRO-3) must
+    all make the same number of forwards.
     """
+    if "synced_gpus" not in arguments:
+        decided = model._extract_generation_mode_kwargs(None, {}, None, None, None)
+        if decided.get("synced_gpus"):
+            raise ValueError(
+                "synced_gpus=True is not supported, and Transformers chooses it for "
+                f"{type(model).__name__}, whose layers are shared by several ranks"
+            )
     for name in ("negative_prompt_ids", "negative_prompt_attention_mask", "synced_gpus"):
         if arguments.pop(name, False) is not False:
             raise ValueError(f"{name} is not supported")

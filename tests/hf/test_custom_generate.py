@@ -1,0 +1,286 @@
+"""Every argument of ``model.generate`` reaches a decoder, or is refused by name.
+
+There are two ways in: an object as ``custom_generate``, to which Transformers hands a part of the
+arguments, and the folder of examples/hub, to which it hands all.
+"""
+
+import inspect
+import shutil
+
+import pytest
+import torch
+from specdec_hf import SpeculativeDecoder, generate
+from specdec_hf.decode import generate as decode_module
+from support import cli_models, encoder_models, hf_models
+from support.hf_models import Recorder, one_thread  # noqa: F401  # autouse here
+from support.sources import ROOT
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    GenerationConfig,
+    GenerationMixin,
+    LogitsProcessorList,
+    StoppingCriteriaList,
+    dynamic_module_utils,
+)
+
+HUB = ROOT / "examples" / "hub"
+ENTRIES = ["object", "folder"]
+NEW = {"max_new_tokens": 12, "do_sample": False, "return_dict_in_generate": True}
+TOKENIZER = cli_models.tokenizer()
+
+pytestmark = pytest.mark.skipif(not HUB.is_dir(), reason="the examples are not here")
+
+
+@pytest.fixture(autouse=True)
+def hub(tmp_path, monkeypatch):
+    """A copy of the folder. Transformers copies the code of folders to a place of its own."""
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    return shutil.copytree(HUB, tmp_path / "hub")
+
+
+def call(entry, model, arguments, hub, **options):
+    """``model.generate`` with a decoder of these options."""
+    if entry == "object":
+        decoder = SpeculativeDecoder(**options)
+        return model.generate(**arguments, custom_generate=decoder)
+    return model.generate(**arguments, custom_generate=str(hub), trust_remote_code=True, **options)
+
+
+def inputs_of(model):
+    return hf_models.prompts((9,), vocab_size=model.config.vocab_size)
+
+
+def odd_tokens(b, ids):
+    return [t for t in range(1, hf_models.VOCAB) if t % 2]
+
+
+class Longer:
+    """Ends a sequence at a length."""
+
+    def __call__(self, input_ids, scores, **kwargs):
+        return torch.full((len(input_ids),), input_ids.shape[1] >= 14)
+
+
+def forbid_last(input_ids, scores):
+    return scores.scatter(1, input_ids[:, -1:], -torch.inf)
+
+
+# Argument -> arguments with which plain generation gives another text; a decoder must give it too.
+PLAIN = {
+    "inputs": {"inputs": torch.arange(1, 8)[None], "input_ids": None, "attention_mask": None},
+    "generation_config": {"generation_config": GenerationConfig(repetition_penalty=1.9, **NEW)},
+    "logits_processor": {"logits_processor": LogitsProcessorList([forbid_last])},
+    "stopping_criteria": {"stopping_criteria": StoppingCriteriaList([Longer()])},
+    "prefix_allowed_tokens_fn": {"prefix_allowed_tokens_fn": odd_tokens},
+    "position_ids": {"position_ids": torch.arange(20, 29)[None]},
+    "repetition_penalty": {"repetition_penalty": 1.9},
+}
+# Argument -> value that a decoder does not serve.
+REFUSED = {
+    "negative_prompt_ids": torch.ones(1, 3).long(),
+    "negative_prompt_attention_mask": torch.ones(1, 3).long(),
+    "synced_gpus": True,
+}
+DRAFTS = {"assistant_model", "tokenizer", "assistant_tokenizer"}
+OTHERS = {"streamer", "custom_generate", "trust_remote_code"}
+
+
+def check_drafts(entry, hub):
+    """An assistant of other tokens drafts by its text, which takes all three arguments."""
+    model = hf_models.tiny("llama")
+    near = call(entry, model, {**inputs_of(model), **NEW, "assistant_model": model}, hub)
+    assert near.stats.drafter == "model"
+    model = hf_models.build("llama", vocab_size=cli_models.END + 1)
+    other = hf_models.build("llama", vocab_size=cli_models.END + 40)
+    arguments = {**TOKENIZER("abc abc abc", return_tensors="pt"), **NEW}
+    arguments |= {"assistant_model": other, "tokenizer": TOKENIZER}
+    out = call(entry, model, {**arguments, "assistant_tokenizer": TOKENIZER}, hub)
+    assert out.stats.drafter == "text"
+    assert out.sequences.equal(model.generate(**{**arguments, "assistant_model": None}).sequences)
+
+
+def check_streamer(entry, hub):
+    model, theirs, ours = hf_models.tiny("llama"), Recorder(), Recorder()
+    arguments = {**inputs_of(model), **NEW}
+    model.generate(**arguments, streamer=theirs)
+    call(entry, model, {**arguments, "streamer": ours}, hub, drafter="prompt_lookup")
+    assert ours.calls == theirs.calls
+
+
+def check_refused(name, entry, hub):
+    model = hf_models.tiny("llama")
+    with pytest.raises(ValueError, match=f"{name} is not supported"):
+        call(entry, model, {**inputs_of(model), **NEW, name: REFUSED[name]}, hub)
+
+
+KEPT = {"assistant": check_drafts, "streamer": check_streamer} | {
+    name: lambda entry, hub, name=name: check_refused(name, entry, hub) for name in REFUSED
+}
+
+
+def test_the_tables_name_every_argument_of_model_generate():
+    """Those of its signature, and those that it takes out of ``kwargs`` itself."""
+    removed = {}
+
+    class Spy(dict):
+        def pop(self, name, default=None):
+            removed[name] = default
+
+    model = hf_models.tiny("llama")
+    model._extract_generation_mode_kwargs(None, Spy(), None, None, None)
+    named = inspect.signature(GenerationMixin.generate).parameters.keys() - {"self", "kwargs"}
+    known = PLAIN.keys() - {"position_ids", "repetition_penalty"}
+    assert (
+        named | removed.keys() | {"trust_remote_code"} == known | REFUSED.keys() | DRAFTS | OTHERS
+    )
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+@pytest.mark.parametrize("name", PLAIN)
+def test_an_argument_changes_the_text_as_in_plain_generation(name, entry, hub):
+    model = hf_models.tiny("gpt2")
+    plain = {**inputs_of(model), **NEW}
+    given = {k: v for k, v in {**plain, **PLAIN[name]}.items() if v is not None}
+    if name == "generation_config":
+        given = {k: v for k, v in given.items() if k not in NEW}
+    expected = model.generate(**given).sequences
+    assert not expected.equal(model.generate(**plain).sequences), "it changes nothing here"
+    for drafter in (None, hf_models.perturbed("gpt2")):
+        out = call(entry, model, given, hub, drafter=drafter)
+        assert out.sequences.equal(expected)
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+@pytest.mark.parametrize("name", KEPT)
+def test_what_transformers_keeps_to_itself_is_honoured_or_refused(name, entry, hub):
+    KEPT[name](entry, hub)
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_the_checks_notice_an_argument_that_is_dropped(name, hub, monkeypatch):
+    """Negative control: a decoder that sees only what Transformers hands over."""
+    monkeypatch.setattr(decode_module, "kept_arguments", lambda model, decoder: {})
+    with pytest.raises((AssertionError, pytest.fail.Exception)):
+        KEPT[name]("object", hub)
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_layers_that_several_ranks_share_are_refused_unless_the_caller_insists(
+    entry, hub, monkeypatch
+):
+    """Their ranks would wait for each other in forwards that not all of them make."""
+    model = hf_models.tiny("llama")
+    plain = {**inputs_of(model), **NEW}
+    expected = model.generate(**plain).sequences
+    decide = GenerationMixin._extract_generation_mode_kwargs
+
+    def shared(self, custom_generate, kwargs, synced_gpus, *others):
+        decided = decide(self, custom_generate, kwargs, synced_gpus, *others)
+        if custom_generate is None and synced_gpus is None:
+            decided["synced_gpus"] = True
+        return decided
+
+    monkeypatch.setattr(GenerationMixin, "_extract_generation_mode_kwargs", shared)
+    with pytest.raises(ValueError, match=r"synced_gpus=True is not supported, and Transformers ch"):
+        call(entry, model, plain, hub)
+    assert call(entry, model, {**plain, "synced_gpus": False}, hub).sequences.equal(expected)
+
+
+def test_a_folder_takes_the_options_of_the_loop(hub):
+    model = hf_models.tiny("llama")
+    sampled = {**inputs_of(model), **NEW, "do_sample": True, "temperature": 0.8}
+    options = {"drafter": hf_models.perturbed("llama"), "gamma": 3, "rule": "match", "seed": 5}
+    out = call("folder", model, sampled, hub, **options)
+    assert out.sequences.equal(call("object", model, sampled, hub, **options).sequences)
+    assert out.stats.seeds == [5]
+    assert out.stats.accepted > 0
+    with pytest.raises(ValueError, match="unknown or unsupported arguments: draftre"):
+        call("folder", model, sampled, hub, draftre="prompt_lookup")
+    with pytest.raises(ValueError, match="trust_remote_code"):
+        model.generate(**sampled, custom_generate=str(hub), trust_remote_code=False)
+
+
+def test_a_folder_names_what_is_not_installed(hub):
+    requirements = hub / "custom_generate" / "requirements.txt"
+    assert "specdec-kernels>=" in requirements.read_text()
+    requirements.write_text("specdec-kernels>=999.0\n")
+    model = hf_models.tiny("llama")
+    with pytest.raises(ImportError, match=r"specdec-kernels>=999.0 \(installed: "):
+        call("folder", model, {**inputs_of(model), **NEW}, hub)
+
+
+@pytest.mark.parametrize("family", ["llama", "t5"])
+def test_a_saved_model_with_the_folder_generates_speculatively(family, hub, tmp_path):
+    made, load, inputs = hf_models.tiny("llama"), AutoModelForCausalLM, hf_models.prompts((9, 5))
+    if family == "t5":
+        made, load = encoder_models.tiny("t5"), AutoModelForSeq2SeqLM
+        inputs = encoder_models.texts((9, 5))
+    made.save_pretrained(tmp_path / "model")
+    shutil.copytree(hub / "custom_generate", tmp_path / "model" / "custom_generate")
+    model = load.from_pretrained(tmp_path / "model", trust_remote_code=True)
+    expected = made.generate(**inputs, **NEW).sequences
+    out = model.generate(**inputs, **NEW, drafter="prompt_lookup")
+    assert out.sequences.equal(expected)
+    assert out.stats.drafter == "prompt_lookup"
+    ids = inputs.pop("input_ids")
+    assert model.generate(ids, **inputs, **NEW).sequences.equal(expected)
+    untrusted = load.from_pretrained(tmp_path / "model")
+    with pytest.raises(ValueError, match="drafter"):
+        untrusted.generate(ids, **inputs, **NEW, drafter="prompt_lookup")
+
+
+@pytest.mark.parametrize("entry", ["generate", *ENTRIES])
+@pytest.mark.parametrize("family", ["llama", "t5"])
+def test_stop_strings_end_the_text_as_in_plain_generation(family, entry, hub):
+    room = hf_models if family == "llama" else encoder_models
+    model = room.build(family, vocab_size=cli_models.END + 1)
+    others = [t for t in range(cli_models.END + 1) if not TOKENIZER.decode(t).isalnum()]
+    plain = {**TOKENIZER("abc abc", return_tensors="pt"), **NEW, "suppress_tokens": others}
+    whole = model.generate(**plain).sequences
+    stop = {"stop_strings": TOKENIZER.decode(whole[0, -7]), "tokenizer": TOKENIZER}
+    expected = model.generate(**plain, **stop).sequences
+    assert expected.shape[1] < whole.shape[1]
+    if entry == "generate":
+        out = generate(model, **plain, **stop, drafter="prompt_lookup")
+    elif entry == "object":  # Transformers looks for the tokenizer that it drops
+        with pytest.raises(ValueError, match=r"stop strings, .* could not locate a tokenizer"):
+            call(entry, model, {**plain, **stop}, hub)
+        out = call(entry, model, plain, hub, **stop, drafter="prompt_lookup")
+    else:
+        out = call(entry, model, {**plain, **stop}, hub, drafter="prompt_lookup")
+    assert out.sequences.equal(expected)
+
+
+# Criteria that know their batch.
+
+
+class Limits:
+    """Ends each sequence of a batch at a length of its own."""
+
+    def __init__(self, limits):
+        self.limits = limits
+
+    def __call__(self, input_ids, scores, **kwargs):
+        return torch.tensor([input_ids.shape[1] >= limit for limit in self.limits])
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_a_criterion_may_answer_for_each_sequence_of_its_batch(entry, hub):
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9, 4, 12))
+    limits = [14, 20, 17]
+    kwargs = {**inputs, "max_new_tokens": 20, "do_sample": False}
+    kwargs["stopping_criteria"] = StoppingCriteriaList([Limits(limits)])
+    expected = model.generate(**kwargs, eos_token_id=hf_models.VOCAB - 1)
+    for drafter in (None, hf_models.perturbed("llama")):
+        got = call(entry, model, kwargs, hub, drafter=drafter)
+        assert [(row != hf_models.PAD)[12:].sum() + 12 for row in got] == limits
+        for b, limit in enumerate(limits):
+            assert got[b, :limit].equal(expected[b, :limit])
+
+
+def test_a_criterion_that_answers_for_another_batch_is_refused(hub):
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9, 4, 12))
+    criteria = StoppingCriteriaList([Limits([30, 30])])
+    with pytest.raises(ValueError, match="stopping_criteria must answer with 1 or 3 bools, got 2"):
+        call("object", model, {**inputs, **NEW, "stopping_criteria": criteria}, hub)
