@@ -1,0 +1,227 @@
+"""The server of examples/server.py, asked by a real client over the loopback interface."""
+
+import importlib.util
+import json
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from specdec_hf import SpeculativeDecoder, generate
+from support import cli_models, hf_models
+from support.hf_models import one_thread  # noqa: F401  # autouse here
+from support.sources import ROOT
+
+FILE = ROOT / "examples" / "server.py"
+
+pytestmark = [
+    pytest.mark.skipif(not FILE.is_file(), reason="the examples are not here"),
+    pytest.mark.slow,
+]
+httpx = pytest.importorskip("httpx", reason="needs the extra [server]")
+uvicorn = pytest.importorskip("uvicorn", reason="needs the extra [server]")
+pytest.importorskip("fastapi", reason="needs the extra [server]")
+
+MODEL = hf_models.build("llama", vocab_size=cli_models.END + 1)
+DRAFTER = hf_models.with_noise(MODEL, 0.02)
+TOKENIZER = cli_models.tokenizer()
+SECONDS = 30  # that anything here may take at most
+
+
+class Watched(SpeculativeDecoder):
+    """Counts batches and new tokens, and can be made to wait or to fail."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.sizes, self.new, self.running = [], {}, 0
+        self.seconds, self.fails, self.gate = 0.0, False, threading.Event()
+        self.gate.set()
+
+    def stream(self, model, input_ids, **kwargs):
+        if self.fails:
+            raise RuntimeError("planted")
+        self.sizes.append(len(input_ids))
+        self.running += 1
+        for step in super().stream(model, input_ids, **kwargs):
+            assert self.gate.wait(SECONDS)
+            time.sleep(self.seconds)
+            key = (len(self.sizes), step.sequence)
+            self.new[key] = self.new.get(key, 0) + len(step.tokens)
+            yield step
+        self.running -= 1
+
+
+@pytest.fixture
+def server(monkeypatch):
+    """A client, and the decoder of the server that it is connected to."""
+    spec = importlib.util.spec_from_file_location("example_server", FILE)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    made = []
+    monkeypatch.setattr(
+        module, "SpeculativeDecoder", lambda *a, **k: made.append(Watched(*a, **k)) or made[0]
+    )
+    app = module.make_app(MODEL, TOKENIZER, DRAFTER, batch_size=4)
+    (decoder,) = made
+    decoder.jobs, decoder.job_class = [], module.Job
+    monkeypatch.setattr(
+        module, "Job", lambda *a: decoder.jobs.append(decoder.job_class(*a)) or decoder.jobs[-1]
+    )
+    config = uvicorn.Config(app, port=0, log_level="critical", timeout_graceful_shutdown=5)
+    running = uvicorn.Server(config)
+    thread = threading.Thread(target=running.run)
+    thread.start()
+    until(lambda: running.started)
+    port = running.servers[0].sockets[0].getsockname()[1]
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=SECONDS) as client:
+        yield client, decoder
+    decoder.gate.set()
+    running.should_exit = True
+    thread.join(SECONDS)
+    assert not thread.is_alive()
+
+
+def until(holds):
+    """Wait for a condition, for a bounded time."""
+    for _ in range(SECONDS * 100):
+        if holds():
+            return
+        time.sleep(0.01)
+    pytest.fail("timed out")
+
+
+def body(text, **parameters):
+    return {"inputs": text, "parameters": parameters}
+
+
+def stream(client, asked):
+    """The events of a streamed answer."""
+    with client.stream("POST", "/generate_stream", json=asked) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        return [json.loads(line[5:]) for line in answer.iter_lines() if line.startswith("data:")]
+
+
+def alone(text, *, max_new_tokens, seed, **sampling):
+    """The text that a call of its own gives, without drafts."""
+    inputs = TOKENIZER(text, return_tensors="pt")
+    settings = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0, **sampling}
+    out = generate(
+        MODEL, **inputs, **settings, rule="match", seed=seed, max_new_tokens=max_new_tokens
+    )
+    new = out[0, inputs["input_ids"].shape[1] :]
+    return TOKENIZER.decode(new, skip_special_tokens=True), new.tolist()
+
+
+RAGGED = [
+    ("the cat sat on the cat sat on", {"max_new_tokens": 12, "seed": 5}),
+    ("abc", {"max_new_tokens": 3, "seed": 6, "temperature": 0.7, "top_k": 20}),
+    ("x y x y x y", {"max_new_tokens": 20, "seed": 7, "temperature": 0.0}),
+    ("dog", {"max_new_tokens": 7, "seed": 8, "top_p": 0.8}),
+]
+
+
+def test_a_batch_of_waiting_requests_gives_each_the_text_that_it_has_alone(server):
+    client, decoder = server
+    decoder.gate.clear()
+    with ThreadPoolExecutor(5) as pool:
+        first = pool.submit(client.post, "/generate", json=body("first", max_new_tokens=2, seed=1))
+        until(lambda: decoder.sizes == [1])
+        others = [pool.submit(stream, client, body(text, **asked)) for text, asked in RAGGED]
+        until(lambda: len(decoder.jobs) == 5)  # four wait for the batch that is running
+        decoder.gate.set()
+        answers = [other.result(SECONDS) for other in others]
+    assert decoder.sizes == [1, 4]
+    assert first.result().json()["generated_text"] == alone("first", max_new_tokens=2, seed=1)[0]
+    for (text, asked), events in zip(RAGGED, answers, strict=True):
+        expected, tokens = alone(text, **asked)
+        assert [token for event in events for token in event["tokens"]] == tokens
+        assert "".join(event["text"] for event in events) == expected
+        assert events[-1]["generated_text"] == expected
+        assert events[-1]["details"]["seed"] == asked["seed"]
+        assert all("details" not in event for event in events[:-1])
+    assert any(len(event["tokens"]) > 1 for events in answers for event in events), "no drafts"
+
+
+@pytest.mark.parametrize(
+    ("path", "heard"),
+    [("/generate_stream", True), ("/generate_stream", False), ("/generate", True)],
+)
+def test_a_client_that_leaves_ends_its_sequence_alone(server, path, heard, monkeypatch):
+    """Negative control: where the server does not hear of it, the text goes on to its end."""
+    client, decoder = server
+    decoder.seconds = 0.01  # each step of a sequence
+    if not heard:
+        ignored = property(lambda job: False, lambda job, value: None)
+        monkeypatch.setattr(decoder.job_class, "cancelled", ignored)
+    decoder.gate.clear()
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(client.post, "/generate", json=body("first", max_new_tokens=1, seed=1))
+        until(lambda: decoder.sizes == [1])
+        stays = pool.submit(stream, client, body("stays", max_new_tokens=40, seed=2))
+        leaves = body("leaves", max_new_tokens=200, seed=3)
+        if path == "/generate":
+            with pytest.raises(httpx.ReadTimeout):
+                client.post(path, json=leaves, timeout=0.2)
+            until(lambda: len(decoder.jobs) == 3)
+            decoder.gate.set()
+        else:
+            with client.stream("POST", path, json=leaves) as answer:
+                until(lambda: len(decoder.jobs) == 3)
+                decoder.gate.set()
+                next(answer.iter_lines())
+        decoder.seconds = 0.01 if heard else 0.0
+        first.result(SECONDS)
+        expected = alone("stays", max_new_tokens=40, seed=2)[0]
+        assert stays.result(SECONDS)[-1]["generated_text"] == expected
+    until(lambda: decoder.running == 0)
+    assert decoder.sizes == [1, 2]
+    assert (max(decoder.new.values()) < 200) == heard
+
+
+def test_the_end_of_a_text_has_a_reason(server, monkeypatch):
+    client, _ = server
+    ids = alone("abc", max_new_tokens=10, seed=4)[1]
+    monkeypatch.setattr(MODEL.generation_config, "eos_token_id", ids[5])
+    ends = ids.index(ids[5]) + 1
+    for new, reason in ((ends, "eos_token"), (ends - 1, "length")):
+        answer = client.post("/generate", json=body("abc", max_new_tokens=new, seed=4)).json()
+        assert answer["details"] == {"finish_reason": reason, "seed": 4}
+        assert answer["generated_text"] == TOKENIZER.decode(ids[:new], skip_special_tokens=True)
+
+
+def test_without_a_seed_texts_differ_and_can_be_repeated(server):
+    client, _ = server
+    drawn = [client.post("/generate", json=body("abc", max_new_tokens=16)).json() for _ in "ab"]
+    assert drawn[0]["generated_text"] != drawn[1]["generated_text"]
+    seed = drawn[0]["details"]["seed"]
+    again = client.post("/generate", json=body("abc", max_new_tokens=16, seed=seed)).json()
+    assert again == drawn[0]
+
+
+@pytest.mark.parametrize(
+    ("asked", "named"),
+    [
+        (body("abc", max_tokens=3), "max_tokens"),
+        (body("abc", temperature=-1.0), "temperature"),
+        (body("abc", top_p=0), "top_p"),
+        (body("abc", seed=2**63), "seed"),
+        (body(""), "inputs must have 1 to 192 tokens, got 0"),
+        (body("a" * 200), "inputs must have 1 to 192 tokens, got 200"),
+        ({"inputs": "abc", "stream": True}, "stream"),
+    ],
+)
+@pytest.mark.parametrize("path", ["/generate", "/generate_stream"])
+def test_a_wrong_request_is_refused_by_name(server, path, asked, named):
+    answer = server[0].post(path, json=asked)
+    assert answer.status_code == 422
+    assert named in answer.text
+
+
+def test_a_failing_batch_fails_its_requests_and_the_server_goes_on(server):
+    client, decoder = server
+    decoder.fails = True
+    assert client.post("/generate", json=body("abc")).status_code == 500
+    with pytest.raises(httpx.RemoteProtocolError):
+        stream(client, body("abc"))
+    decoder.fails = False
+    assert stream(client, body("abc", max_new_tokens=3))[-1]["generated_text"]
