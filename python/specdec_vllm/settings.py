@@ -1,0 +1,94 @@
+"""What the environment variables of the plug-in say."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+ServedRule = Literal["token", "block", "match", "typical"]
+# The rules of `verify_chain` that a server may use.
+RULES: tuple[ServedRule, ...] = get_args(ServedRule)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How the plug-in verifies.
+
+    enabled: whether it replaces anything in vLLM (`SPECDEC_VLLM`).
+    rule: one of `RULES` (`SPECDEC_VLLM_RULE`), or None for what the `rejection_sample_method` of
+        vLLM's `speculative_config` says: rule block for "block" and rule token for "standard".
+    typical_epsilon, typical_delta: of rule typical (`SPECDEC_VLLM_TYPICAL_EPSILON` and `_DELTA`).
+    """
+
+    enabled: bool = True
+    rule: ServedRule | None = None
+    typical_epsilon: float = 0.09
+    typical_delta: float = 0.3
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
+        """Read the environment variables, whose names begin with `SPECDEC_VLLM`.
+
+        Args:
+            environment: in place of that of the process.
+
+        Raises:
+            ValueError: a variable has a value that is not allowed, or an unknown name.
+
+        >>> Settings.from_environment({"SPECDEC_VLLM_RULE": "match"}).rule
+        'match'
+        """
+        given = os.environ if environment is None else environment
+        ours = {name: text for name, text in given.items() if name.startswith(_PREFIX)}
+        if unknown := ours.keys() - set(_NAMES):
+            raise ValueError(
+                f"environment variables of specdec_vllm must be of {', '.join(_NAMES)}, "
+                f"got {min(unknown)}"
+            )
+        return cls(
+            enabled=_flag(ours),
+            rule=_rule(ours),
+            typical_epsilon=_number(ours, _EPSILON, cls.typical_epsilon, 1.0),
+            typical_delta=_number(ours, _DELTA, cls.typical_delta, _LARGEST_DELTA),
+        )
+
+
+_PREFIX = "SPECDEC_VLLM"
+_RULE, _EPSILON, _DELTA = (
+    f"{_PREFIX}_{name}" for name in ("RULE", "TYPICAL_EPSILON", "TYPICAL_DELTA")
+)
+_LARGEST_DELTA = 1e9  # above exp(H) of any vocabulary; the op wants a finite number
+_NAMES = (_PREFIX, _RULE, _EPSILON, _DELTA)
+
+
+def _flag(given: Mapping[str, str]) -> bool:
+    text = given.get(_PREFIX, "1")
+    if text not in ("0", "1"):
+        raise ValueError(f"{_PREFIX} must be 0 or 1, got {text!r}")
+    return text == "1"
+
+
+def _rule(given: Mapping[str, str]) -> ServedRule | None:
+    text = given.get(_RULE)
+    for rule in RULES:
+        if text == rule:
+            return rule
+    if text is not None:
+        raise ValueError(f"{_RULE} must be one of {', '.join(RULES)}, got {text!r}")
+    return None
+
+
+def _number(given: Mapping[str, str], name: str, default: float, largest: float) -> float:
+    text = given.get(name)
+    if text is None:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value <= largest:
+        raise ValueError(f"{name} must be a number in [0, {largest:g}], got {text!r}")
+    return value

@@ -1,0 +1,101 @@
+"""A batch of a server, verified or sampled by the ops: nothing here knows vLLM.
+
+The target rows of a batch are ragged: those of sequence b are `indptr[b]` to `indptr[b+1]`, one for
+each of its drafts and one for the bonus token. A server counts on at least one token of every
+sequence in each step. So where a row holds no distribution and the op emits nothing, the sequence
+gets the largest finite logit of its first row, and a warning is logged.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from specdec_kernels import Rule, SampledDraft, sample, verify_chain
+from specdec_vllm.parameters import Parameters
+from specdec_vllm.settings import Settings
+
+_log = logging.getLogger("vllm.plugins.specdec_vllm")
+
+
+class Acceptance(NamedTuple):
+    """The rule and its parameters: see `verify_chain`.
+
+    synthetic_rates: [gamma] float32 or longer, for rule synthetic.
+    """
+
+    rule: Rule = "token"
+    typical_epsilon: float = 0.09
+    typical_delta: float = 0.3
+    synthetic_rates: Tensor | None = None
+
+
+def acceptance_of(settings: Settings, rule: Rule, rates: Tensor | None) -> Acceptance:
+    """Rule synthetic where vLLM gives rates for it, otherwise `rule`."""
+    if rates is not None:
+        return Acceptance("synthetic", synthetic_rates=rates)
+    return Acceptance(rule, settings.typical_epsilon, settings.typical_delta)
+
+
+def rule_of(settings: Settings, block: bool) -> Rule:
+    """The rule that the settings name, or the one that vLLM's configuration asks for."""
+    return settings.rule or ("block" if block else "token")
+
+
+def verify(
+    rows: Tensor,
+    draft_token_ids: Tensor,
+    draft: Tensor | SampledDraft | None,
+    indptr: Tensor,
+    parameters: Parameters,
+    acceptance: Acceptance,
+) -> Tensor:
+    """The emitted tokens [B, gamma+1] of each sequence, at least one of each, then -1.
+
+    Args:
+        rows: [R, V] float32, bfloat16 or float16 logits, ragged.
+        draft_token_ids: [B, gamma], -1 where a sequence has fewer drafts.
+        draft: None, logits [B, gamma, D] to be divided by the target's temperature, or what
+            `probabilities` and `scaled_logits` return.
+        indptr: [B+1] int32.
+        parameters: of each sequence.
+        acceptance: the rule.
+    """
+    rates = acceptance.synthetic_rates
+    verdict = verify_chain(
+        rows,
+        draft_token_ids,
+        draft,
+        rule=acceptance.rule,
+        **parameters._asdict(),
+        target_indptr=indptr,
+        typical_epsilon=acceptance.typical_epsilon,
+        typical_delta=acceptance.typical_delta,
+        synthetic_rates=None if rates is None else rates[: draft_token_ids.shape[1]],
+        with_logprobs=False,
+    )
+    first = _never_missing(verdict.tokens[:, 0], rows, indptr[:-1])
+    return torch.cat([first[:, None], verdict.tokens[:, 1:]], dim=1)
+
+
+def sample_rows(rows: Tensor, parameters: Parameters, rule: Rule) -> Tensor:
+    """One token [R] int64 of each row, equal to what `verify` emits for a row without drafts."""
+    sampled = sample(
+        rows, **parameters._asdict(), noise="shared" if rule == "match" else "residual"
+    )
+    return _never_missing(sampled.tokens, rows, None)
+
+
+def _never_missing(tokens: Tensor, rows: Tensor, index: Tensor | None) -> Tensor:
+    """Tokens [B], with the argmax of the finite logits of its row in place of each -1."""
+    missing = tokens < 0
+    if missing.device.type == "cpu":  # elsewhere the host would have to wait for the device
+        if not bool(missing.any()):
+            return tokens
+        _log.warning("specdec_vllm: logits of %d requests hold no distribution", missing.sum())
+    chosen = rows if index is None else rows[index]
+    finite = torch.where(chosen.isfinite(), chosen, -torch.inf)
+    return torch.where(missing, finite.argmax(-1).to(tokens.dtype), tokens)

@@ -1,0 +1,200 @@
+"""Ragged batches of a server through the ops, without vLLM."""
+
+import logging
+
+import pytest
+import torch
+from scipy.stats import chisquare
+from specdec_vllm.parameters import Parameters, filtered, min_p_first
+from specdec_vllm.tensors import (
+    dense_drafts,
+    expand,
+    probabilities,
+    scaled_logits,
+    seeds_for,
+    with_bonus_rows,
+)
+from specdec_vllm.verification import Acceptance, sample_rows, verify
+
+from specdec_kernels import verify_chain
+
+V = 11
+COUNTS = [2, 0, 3, 1]
+
+
+def batch(copies=1, seed=0):
+    """Rows, drafts, their probabilities, and where each sequence's rows begin."""
+    generator = torch.Generator().manual_seed(seed)
+    counts = torch.tensor(COUNTS * copies)
+    indptr = torch.nn.functional.pad((counts + 1).cumsum(0), (1, 0)).int()
+    total = sum(COUNTS) + len(COUNTS)
+    rows = 2 * torch.randn(total, V, generator=generator)
+    q = torch.randn(sum(COUNTS), V, generator=generator).softmax(-1)
+    drafts = torch.multinomial(q.repeat(copies, 1), 1, generator=generator)[:, 0].int()
+    return rows.repeat(copies, 1), drafts, q.repeat(copies, 1), indptr, counts
+
+
+def parameters(number, **given):
+    noise = {"seeds": torch.arange(number) + 5, "positions": torch.full((number,), 40)}
+    return Parameters(
+        **{"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0} | noise | given
+    )
+
+
+def run(copies, draft_form, rule="token", seed=0, **given):
+    rows, drafts, q, indptr, counts = batch(copies, seed)
+    ids = dense_drafts(drafts, counts.cumsum(0) - counts, counts, max(COUNTS))
+    draft = probabilities(q, (len(counts), max(COUNTS))) if draft_form == "probs" else None
+    return verify(rows, ids, draft, indptr, parameters(len(counts), **given), Acceptance(rule))
+
+
+def test_drafts_of_a_flat_vector_become_columns():
+    starts, lengths = torch.tensor([0, 2, 2]), torch.tensor([2, 0, 3])
+    dense = dense_drafts(torch.tensor([5, 6, 7, 8, 9]).int(), starts, lengths, 3)
+    assert dense.tolist() == [[5, 6, -1], [-1, -1, -1], [7, 8, 9]]
+    assert dense.dtype == torch.int32
+    none = dense_drafts(torch.zeros(0, dtype=torch.int32), starts[:1], lengths[1:2], 2)
+    assert none.tolist() == [[-1, -1]]
+
+
+@pytest.mark.parametrize("rule", ["token", "block", "match", "typical"])
+def test_a_row_without_drafts_gets_the_token_of_plain_sampling(rule):
+    rows = 2 * torch.randn(64, V, generator=torch.Generator().manual_seed(1))
+    given = parameters(64, temperature=torch.linspace(0, 2, 64), top_k=torch.arange(64) % 5)
+    indptr = torch.arange(65, dtype=torch.int32)
+    empty = torch.full((64, 2), -1)
+    verified = verify(rows, empty, None, indptr, given, Acceptance(rule))
+    assert verified[:, 0].tolist() == sample_rows(rows, given, rule).tolist()
+    assert (verified[:, 1:] == -1).all()
+
+
+@pytest.mark.parametrize("draft_form", ["probs", "one-hot"])
+@pytest.mark.parametrize("rule", ["token", "block", "match"])
+def test_first_tokens_follow_the_target_and_no_other_distribution(draft_form, rule):
+    copies = 4000
+    temperature = torch.tensor([0.7, 1.0, 1.3, 0.9])
+    top_k = torch.tensor([0, 4, 6, 0])
+    tokens = run(
+        copies, draft_form, rule, temperature=temperature.repeat(copies), top_k=top_k.repeat(copies)
+    )
+    rows, _, _, indptr, _ = batch()
+    for b in range(len(COUNTS)):
+        seen = torch.bincount(tokens[b :: len(COUNTS), 0].long(), minlength=V)
+        logits = rows[indptr[b]]
+        if top_k[b]:
+            logits = logits.masked_fill(logits < logits.topk(top_k[b])[0][-1], -torch.inf)
+        expected = (logits / temperature[b]).softmax(-1).double() * copies
+        assert p_value(seen, expected) > 1e-4
+        # The negative control: temperatures that belong to the request before.
+        wrong = (logits / temperature[b - 1]).softmax(-1).double() * copies
+        assert p_value(seen, wrong) < 1e-4
+
+
+def p_value(seen, expected):
+    possible = expected > 0
+    assert not seen[~possible].any()
+    expected = expected[possible] / expected.sum() * seen.sum()
+    return chisquare(seen[possible].numpy(), expected.numpy()).pvalue
+
+
+def test_probabilities_are_read_as_the_op_reads_them():
+    rows, drafts, q, indptr, counts = batch(50)
+    ids = dense_drafts(drafts, counts.cumsum(0) - counts, counts, 3)
+    q[1::3, 4] = 0.0  # the logarithm is -inf
+    q /= q.sum(-1, keepdim=True)
+    given = parameters(len(counts))
+    ours = verify(rows, ids, probabilities(q, ids.shape), indptr, given, Acceptance("block"))
+    direct = verify_chain(
+        rows.softmax(-1), ids, q, kind="probs", rule="block", target_indptr=indptr,
+        seeds=given.seeds, positions=given.positions,
+    )  # fmt: skip
+    assert ours.equal(direct.tokens)
+
+
+def test_logits_with_a_temperature_of_their_own_are_their_softmax():
+    generator = torch.Generator().manual_seed(3)
+    rows, logits = torch.randn(2, 60, 3, V, generator=generator)[:, :20]
+    target = torch.randn(20, 4, V, generator=generator)
+    ids = torch.randint(V, (20, 3), generator=generator)
+    own = torch.linspace(0.5, 2, 20)
+    given = parameters(20)
+    indptr = 4 * torch.arange(21, dtype=torch.int32)
+    flat = target.view(-1, V)
+    ours = verify(flat, ids, scaled_logits(logits, own), indptr, given, Acceptance())
+    q = (logits / own[:, None, None]).softmax(-1)
+    reference = verify(
+        flat, ids, probabilities(q.view(-1, V), ids.shape), indptr, given, Acceptance()
+    )
+    assert ours.equal(reference)
+    assert not rows.equal(logits)
+
+
+def test_given_bonus_tokens_are_emitted_after_full_acceptance():
+    rows = torch.full((3, V), -9.0)
+    rows[torch.arange(3), torch.tensor([4, 7, 1])] = 9.0
+    lengths, bonus = torch.tensor([2, 0, 1]).int(), torch.tensor([[10], [3], [6]])
+    rows, indptr = with_bonus_rows(rows, lengths, bonus)
+    ids = torch.tensor([[4, 7], [-1, -1], [2, -1]])
+    tokens = verify(rows, ids, None, indptr, parameters(3, temperature=0.0), Acceptance())
+    assert tokens.tolist() == [[4, 7, 10], [3, -1, -1], [1, -1, -1]]
+
+
+def test_values_of_sequences_are_expanded_and_replaced():
+    ends = torch.tensor([2, 2, 5])
+    assert expand(torch.tensor([0.5, 9, 0]), ends, 5, 0, 1).tolist() == [0.5, 0.5, 1, 1, 1]
+    assert expand(torch.tensor([3, 9, 4]), ends, 5).tolist() == [3, 3, 4, 4, 4]
+
+
+def test_seeds_are_those_of_the_requests_or_drawn_by_their_generators():
+    def generators():
+        return {1: torch.Generator().manual_seed(7), 2: torch.Generator().manual_seed(-3)}
+
+    device = torch.device("cpu")
+    fixed = seeds_for(generators(), 3, device, of_requests=True)
+    assert fixed[1:].tolist() == [7, -3]
+    drawing = generators()
+    first, second = (seeds_for(drawing, 3, device, of_requests=False) for _ in range(2))
+    assert not (first == second).any()
+    assert first[1:].equal(seeds_for(generators(), 3, device, of_requests=False)[1:])
+
+
+def test_min_p_comes_before_top_p():
+    rows = torch.tensor([[0.50, 0.26, 0.14, 0.10], [0.50, 0.26, 0.14, 0.10]]).log()
+    given = parameters(2, top_p=torch.tensor([0.8, 1.0]), min_p=torch.tensor([0.4, 0.25]))
+    ones = torch.ones(2, dtype=torch.int64)
+    masked, rest = min_p_first(rows, ones, given)
+    assert (masked > -torch.inf).tolist() == [[True, True, False, False], [True, True, True, False]]
+    assert rest.min_p == 0.0
+    unchanged = parameters(2, min_p=torch.tensor([0.4, 0.25]))
+    assert min_p_first(rows, ones, unchanged) == (rows, unchanged)
+
+
+def test_filtered_rows_need_no_filters_any_more():
+    rows = torch.randn(40, V, generator=torch.Generator().manual_seed(4))
+    given = parameters(
+        20, temperature=torch.linspace(0, 2, 20), top_k=torch.arange(20) % 4, min_p=0.0
+    )
+    counts = torch.full((20,), 2)
+
+    def top_k_only(logits, k, p):
+        assert p is None
+        sorted_logits = logits.sort(descending=True).values
+        return logits.masked_fill(logits < sorted_logits.gather(1, k[:, None] - 1), -torch.inf)
+
+    out, rest = filtered(rows, counts, given, top_k_only)
+    indptr = 2 * torch.arange(21, dtype=torch.int32)
+    ids = torch.randint(V, (20, 1), generator=torch.Generator().manual_seed(5))
+    before = verify(rows, ids, None, indptr, given, Acceptance())
+    assert before.equal(verify(out, ids, None, indptr, rest, Acceptance()))
+
+
+def test_rows_without_a_distribution_emit_a_token_and_a_warning(caplog):
+    rows = torch.randn(3, V)
+    rows[1] = torch.nan
+    rows[1, 6] = 2.0
+    logging.getLogger("vllm").propagate = True
+    with caplog.at_level(logging.WARNING, logger="vllm.plugins.specdec_vllm"):
+        tokens = sample_rows(rows, parameters(3), "token")
+    assert tokens[1] == 6
+    assert (tokens >= 0).all()
+    assert caplog.messages == ["specdec_vllm: logits of 1 requests hold no distribution"]

@@ -1,0 +1,349 @@
+"""vLLM's `RejectionSampler` with the plug-in, called as its runner and as its own tests call it.
+
+The cases are those of vLLM's tests/v1/sample/test_rejection_sampler.py, which its wheel does not
+hold. Left out are those that demand the tokens of its own noise bit for bit, which are
+`test_sample_recovered_tokens` in its 25 variants.
+"""
+
+from dataclasses import replace
+from itertools import chain
+from unittest.mock import Mock
+
+import pytest
+import torch
+from scipy.stats import chisquare
+
+vllm = pytest.importorskip("vllm", reason="`make test-vllm` installs vLLM in its own environment")
+
+from specdec_vllm import Settings, vllm_interface  # noqa: E402
+from specdec_vllm.plugin import install  # noqa: E402
+from specdec_vllm.runner_v1 import Step  # noqa: E402
+from vllm.exceptions import VLLMValidationError  # noqa: E402
+from vllm.platforms import current_platform  # noqa: E402
+from vllm.v1.outputs import SamplerOutput  # noqa: E402
+from vllm.v1.sample import rejection_sampler as stock  # noqa: E402
+from vllm.v1.sample.logits_processor import LogitsProcessors  # noqa: E402
+from vllm.v1.sample.metadata import SamplingMetadata  # noqa: E402
+from vllm.v1.sample.sampler import Sampler  # noqa: E402
+from vllm.v1.spec_decode.metadata import SpecDecodeMetadata  # noqa: E402
+
+V = 40
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _kernels():
+    current_platform.import_kernels()
+    current_platform.register_triton_kernel_overrides()
+
+
+@pytest.fixture
+def plugin():
+    """Installs the plug-in with the settings it is called with, until the test ends."""
+    yield lambda **given: install(Settings(**given))
+    vllm_interface.restore()
+
+
+def sampling(number, *, temperature=0.0, top_k=None, top_p=None, generators=None, **given):
+    """The sampling parameters of a batch, scalars or lists."""
+
+    def vector(value, dtype=torch.float32):
+        return None if value is None else torch.tensor(value, dtype=dtype).expand(number).clone()
+
+    temperatures = vector(temperature)
+    greedy = temperatures == 0
+    defaults = dict(
+        temperature=None if greedy.all() else temperatures,
+        all_greedy=bool(greedy.all()),
+        all_random=not bool(greedy.any()),
+        top_p=vector(top_p),
+        top_k=vector(top_k, torch.int32),
+        generators=generators or {},
+        max_num_logprobs=None,
+        no_penalties=True,
+        prompt_token_ids=None,
+        frequency_penalties=torch.zeros(number),
+        presence_penalties=torch.zeros(number),
+        repetition_penalties=torch.ones(number),
+        output_token_ids=[[] for _ in range(number)],
+        spec_token_ids=[[] for _ in range(number)],
+        allowed_token_ids_mask=None,
+        bad_words_token_ids={},
+        logitsprocs=LogitsProcessors(),
+    )
+    return SamplingMetadata(**defaults | given)
+
+
+def metadata(drafts):
+    """That of a batch, with rows and indices as the runner lays them out."""
+    made = SpecDecodeMetadata.make_dummy(drafts, torch.device("cpu"))
+    ends = made.cu_num_sampled_tokens.long()
+    made.bonus_logits_indices = (ends - 1).int()
+    rows = torch.arange(int(ends[-1]), dtype=torch.int32)
+    made.target_logits_indices = rows[~torch.isin(rows, made.bonus_logits_indices)]
+    made.logits_indices = rows
+    return made
+
+
+def certain(tokens):
+    """Logits that leave no doubt about the tokens."""
+    logits = torch.full((len(tokens), V), -50.0)
+    logits[torch.arange(len(tokens)), torch.tensor(tokens, dtype=torch.long)] = 50.0
+    return logits
+
+
+def verified(drafts, logits, sampling_metadata, draft_probs=None, mode="raw_logprobs"):
+    sampler = stock.RejectionSampler(Sampler(logprobs_mode=mode))
+    return sampler(metadata(drafts), draft_probs, logits, sampling_metadata)
+
+
+def verified_with_given_bonus(drafts, targets, bonus, sampling_metadata):
+    """As vLLM's tests do it: no row for the bonus token, which a mocked sampler returns."""
+    mock = Mock(spec=Sampler, logprobs_mode="raw_logprobs")
+    mock.return_value = SamplerOutput(
+        torch.tensor(bonus, dtype=torch.int32)[:, None],
+        Mock(logprobs=torch.empty(0)),
+    )
+    made = metadata(drafts)
+    made.target_logits_indices = torch.arange(len(targets))
+    made.bonus_logits_indices = torch.empty(0, dtype=torch.int32)
+    sampler = stock.RejectionSampler(mock)
+    return sampler(made, None, targets, sampling_metadata).sampled_token_ids.tolist()
+
+
+CASES = [  # drafts, the target's tokens, emitted
+    ([[1, 2, 3]], [[1, 2, 3, 4]], [[1, 2, 3, 4]]),
+    ([[1, 2, 3]], [[1, 5, 3, 4]], [[1, 5, -1, -1]]),
+    ([[1, 2], [3]], [[1, 2, 5], [3, 4]], [[1, 2, 5], [3, 4, -1]]),
+    ([[1]], [[1, 2]], [[1, 2]]),
+    ([[]], [[5]], [[5]]),
+    ([[1, 2, 3], [4, 5, 6]], [[1, 2, 7, 6], [4, 8, 6, 9]], [[1, 2, 7, -1], [4, 8, -1, -1]]),
+    ([[1]], [[2, 3]], [[2, -1]]),
+    ([[1, 2], [3, 4]], [[1, 5, 6], [3, 4, 7]], [[1, 5, -1], [3, 4, 7]]),
+]
+
+
+@pytest.mark.parametrize("rule", [None, "block", "match"])
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize(("drafts", "targets", "emitted"), CASES)
+def test_tokens_without_doubt_are_accepted_until_the_first_other(
+    plugin, drafts, targets, emitted, temperature, rule
+):
+    plugin(rule=rule)
+    number = len(drafts)
+    given = sampling(number, temperature=temperature)
+    logits = certain([*chain.from_iterable(targets)])
+    assert verified(drafts, logits, given).sampled_token_ids.tolist() == emitted
+    if any(drafts):
+        without_bonus = certain([*chain.from_iterable(row[:-1] for row in targets)])
+        bonus = [row[-1] for row in targets]
+        assert verified_with_given_bonus(drafts, without_bonus, bonus, given) == emitted
+
+
+def test_greedy_and_sampled_requests_share_a_batch(plugin):
+    plugin()
+    logits = certain([1, 5, 3, 1, 5, 3])
+    given = sampling(2, temperature=[0.0, 0.9])
+    out = verified([[1, 2], [1, 2]], logits, given).sampled_token_ids
+    assert out.tolist() == [[1, 5, -1], [1, 5, -1]]
+
+
+def target_of(logits, temperature, top_k=None, top_p=None):
+    """The distribution of a row, by sorting."""
+    probs, order = (logits.double() / temperature).softmax(-1).sort(descending=True)
+    if top_k is not None:
+        probs[top_k:] = 0
+        probs /= probs.sum()
+    if top_p is not None:
+        probs[probs.cumsum(0) - probs >= top_p] = 0
+    return torch.zeros_like(probs).scatter(0, order, probs / probs.sum())
+
+
+# Temperature, top-k and top-p of four requests with different numbers of drafts.
+PARAMETERS = dict(temperature=[0.6, 1.0, 1.5, 0.9], top_k=[5, 40, 8, 3], top_p=[1.0, 0.8, 0.9, 0.7])
+COPIES = 3000
+
+
+def first_tokens(with_probs, names=("temperature", "top_k", "top_p")):
+    """Emitted first tokens of many equal batches in one, and the expected distributions."""
+    chosen = {name: PARAMETERS[name] for name in names}
+    generator = torch.Generator().manual_seed(2)
+    lengths = [2, 1, 3, 1]
+    rows = [2 * torch.randn(n + 1, V, generator=generator) for n in lengths]
+    q = [torch.randn(n, V, generator=generator).softmax(-1) for n in lengths]
+    drafts = [
+        torch.multinomial(row, 1, generator=generator)[:, 0].tolist()
+        for _ in range(COPIES) for row in q
+    ]  # fmt: skip
+    given = sampling(4 * COPIES, **{name: values * COPIES for name, values in chosen.items()})
+    draft_probs = torch.cat(q).repeat(COPIES, 1) if with_probs else None
+    out = verified(drafts, torch.cat(rows).repeat(COPIES, 1), given, draft_probs)
+    first = out.sampled_token_ids[:, 0].view(COPIES, 4)
+    expected = [
+        target_of(row[0], **{name: values[b] for name, values in chosen.items()})
+        for b, row in enumerate(rows)
+    ]
+    return first, expected
+
+
+def p_values(first, expected):
+    """The smallest is the test statistic; a token outside of the support counts as 0."""
+    for column, probs in enumerate(expected):
+        seen = torch.bincount(first[:, column].clamp_min(0).long(), minlength=V)
+        possible = probs > 0
+        if seen[~possible].any():
+            yield 0.0
+        else:
+            yield chisquare(seen[possible], probs[possible] * COPIES).pvalue
+
+
+@pytest.mark.parametrize("with_probs", [True, False], ids=["probs", "no-probs"])
+@pytest.mark.parametrize("rule", ["token", "block", "match"])
+def test_every_request_follows_its_own_temperature_and_filters(plugin, rule, with_probs):
+    plugin(rule=rule)
+    assert min(p_values(*first_tokens(with_probs))) > 1e-4
+
+
+@pytest.mark.skipif(not current_platform.is_cpu(), reason="other platforms are not affected")
+def test_without_the_plugin_the_same_test_fails_on_the_cpu():
+    """vLLM takes temperature and filters from memory that nobody has written."""
+    torch.use_deterministic_algorithms(True, warn_only=True)  # writes NaN or 2^31 - 1 there
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    assert min(p_values(*first_tokens(False, ["temperature"]))) < 1e-12
+    with pytest.raises(RuntimeError, match="out of bounds"):
+        first_tokens(False)
+
+
+def test_a_seed_gives_the_same_tokens_in_every_batch(plugin):
+    """With the step that the runner provides: seeds of requests and positions."""
+    plugin()
+    generator = torch.Generator().manual_seed(3)
+    rows = torch.randn(4, 3, V, generator=generator)
+
+    def tokens_of(order):
+        sampler = stock.RejectionSampler(Sampler())
+        drafts = [[7, 9] if i % 2 else [7] for i in order]
+        logits = torch.cat([rows[i, : len(drafts[k]) + 1] for k, i in enumerate(order)])
+        seeds, positions = torch.tensor(order) + 100, torch.tensor(order) * 10
+        sampler.sampler.specdec_step = Step("token", seeds, positions, None)
+        given = sampling(len(order), temperature=1.0)
+        out = sampler(metadata(drafts), None, logits, given).sampled_token_ids.tolist()
+        return {i: [t for t in row if t >= 0] for i, row in zip(order, out, strict=True)}
+
+    together = tokens_of([0, 1, 2, 3])
+    assert tokens_of([3, 1, 0, 2]) == together
+    assert {i: tokens_of([i])[i] for i in range(4)} == together
+
+
+def test_generators_of_requests_make_calls_repeatable(plugin):
+    """Without that step, as vLLM's tests call it: generators that draw."""
+    plugin()
+    logits = torch.randn(3 * 20, V, generator=torch.Generator().manual_seed(4))
+
+    def tokens():
+        generators = {i: torch.Generator().manual_seed(i) for i in range(0, 20, 2)}
+        given = sampling(20, temperature=1.0, generators=generators)
+        return verified([[1, 2]] * 20, logits, given).sampled_token_ids
+
+    first, second = tokens(), tokens()
+    assert first[::2].equal(second[::2])
+    assert not first[1::2].equal(second[1::2])
+
+
+def test_tokens_that_the_processors_of_vllm_forbid_do_not_come(plugin):
+    plugin()
+    allowed = torch.ones(2, V, dtype=torch.bool)
+    allowed[0, [3, 4]] = allowed[1, [5, 6]] = False  # True masks
+    given = sampling(
+        2, temperature=1.0, allowed_token_ids_mask=allowed,
+        bad_words_token_ids={1: [[5]]}, output_token_ids=[[], []], spec_token_ids=[[3, 1], [6, 6]],
+    )  # fmt: skip
+    for _ in range(5):
+        out = verified([[3, 1], [6, 6]], torch.zeros(6, V), given).sampled_token_ids
+        assert set(out[0].tolist()) <= {3, 4, -1}
+        assert set(out[1].tolist()) <= {6, -1}
+
+
+def test_penalties_are_those_of_vllm(plugin):
+    plugin()
+    logits = torch.zeros(3, V)
+    logits[:, 8] = 1.0
+    given = sampling(
+        1, no_penalties=False, frequency_penalties=torch.tensor([2.0]),
+        prompt_token_ids=torch.tensor([[0]]), output_token_ids=[[2]], spec_token_ids=[[8, 0]],
+    )  # fmt: skip
+    # 8 is drafted and the best; after it the penalty makes the lowest other token the best.
+    assert verified([[8, 0]], logits, given).sampled_token_ids.tolist() == [[8, 0, 1]]
+
+
+@pytest.mark.parametrize(
+    "mode", ["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
+)
+def test_logprobs_are_served_in_every_mode(plugin, mode):
+    plugin()
+    logits = torch.randn(3, V, generator=torch.Generator().manual_seed(5))
+    given = sampling(1, temperature=0.5, top_k=6, max_num_logprobs=2)
+    given = replace(given, generators={0: torch.Generator().manual_seed(0)})
+    out = verified([[int(logits[0].argmax()), 2]], logits, given, mode=mode)
+    tokens = out.sampled_token_ids[0]
+    expected = logits.clone()
+    if mode.startswith("processed"):
+        expected /= 0.5
+        expected[expected < expected.topk(6).values[:, -1:]] = -torch.inf
+    if mode.endswith("logprobs"):
+        expected = expected.log_softmax(-1)
+    emitted = tokens[tokens >= 0].long()
+    got = out.logprobs_tensors.logprobs[: len(emitted), 0]
+    torch.testing.assert_close(got, expected[torch.arange(len(emitted)), emitted])
+    top = out.logprobs_tensors.logprobs[: len(emitted), 1:]
+    torch.testing.assert_close(top, expected.topk(2).values[: len(emitted)])
+
+
+def test_acceptance_rates_of_a_synthetic_benchmark_hold(plugin):
+    plugin(rule="match")
+    config = Mock(
+        rejection_sample_method="synthetic", synthetic_acceptance_rates=[0.8, 0.4], spec=None
+    )
+    sampler = stock.RejectionSampler(Sampler(), config, torch.device("cpu"))
+    given = sampling(4000, temperature=1.0)
+    out = sampler(metadata([[1, 2]] * 4000), None, torch.zeros(12000, V), given).sampled_token_ids
+    assert (out[:, 0] == 1).float().mean().item() == pytest.approx(0.8, abs=0.03)
+    assert ((out[:, 0] == 1) & (out[:, 1] == 2)).float().mean().item() == pytest.approx(
+        0.4, abs=0.03
+    )
+
+
+@pytest.mark.parametrize("method", ["standard", "block"])
+def test_the_configuration_of_vllm_chooses_the_rule_unless_the_environment_does(plugin, method):
+    plugin()
+    config = Mock(rejection_sample_method=method)
+    rule = {"standard": "token", "block": "block"}[method]
+    assert stock.RejectionSampler(Sampler(), config).specdec_rule == rule
+    vllm_interface.restore()
+    plugin(rule="match")
+    assert stock.RejectionSampler(Sampler(), config).specdec_rule == "match"
+
+
+def test_min_p_is_served_and_a_bias_on_logits_refused(plugin):
+    plugin()
+    config = object()
+    vllm.SamplingParams(min_p=0.1)._validate_spec_decode(config)
+    with pytest.raises(VLLMValidationError, match="not yet supported"):
+        vllm.SamplingParams(logit_bias={1: 2.0})._validate_spec_decode(config)
+    vllm_interface.restore()
+    with pytest.raises(VLLMValidationError, match="not yet supported"):
+        vllm.SamplingParams(min_p=0.1)._validate_spec_decode(config)
+
+
+def test_nothing_is_left_behind_when_it_is_undone(plugin):
+    before = stock.RejectionSampler.forward
+    plugin()
+    assert stock.RejectionSampler.forward is not before
+    vllm_interface.restore()
+    assert stock.RejectionSampler.forward is before
+
+
+def test_a_function_with_other_arguments_is_not_replaced(monkeypatch):
+    assert vllm_interface.unsupported() is None
+    monkeypatch.setattr(stock.RejectionSampler, "forward", lambda self, batch: None)
+    reason = vllm_interface.unsupported()
+    assert "must take self metadata draft_probs logits sampling_metadata, got self batch" in reason

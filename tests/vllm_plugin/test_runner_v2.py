@@ -1,0 +1,171 @@
+"""The replacements for vLLM's V2 runner, on tensors of the CPU: its own kernels need Triton."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chisquare
+from specdec_vllm import Settings, runner_v2
+
+V, STATES, STEPS = 23, 6, 3
+LENGTHS = [2, 0, 3, 1]  # of the drafts of four requests
+INDEX = torch.tensor([4, 0, 5, 2])  # where their parameters are
+TEMPERATURE = torch.tensor([1.0, 9.0, 0.0, 9.0, 0.7, 1.6])
+TOP_K = torch.tensor([V, 1, V, 1, 6, V], dtype=torch.int32)
+TOP_P = torch.tensor([0.8, 0.1, 1.0, 0.1, 0.95, 0.9])
+MIN_P = torch.tensor([0.0, 0.9, 0.0, 0.9, 0.05, 0.1])
+SEEDS = torch.arange(STATES) * 1000
+
+
+class Batch:
+    """The tensors that the runner passes, for the requests `order` of those above."""
+
+    def __init__(self, order=range(4), seed=0):
+        generator = torch.Generator().manual_seed(seed)
+        rows = [2 * torch.randn(n + 1, V, generator=generator) for n in LENGTHS]
+        ids = [torch.randint(V, (n + 1,), generator=generator) for n in LENGTHS]
+        self.draft_logits = torch.randn(STATES, STEPS, V, generator=generator)
+        order = list(order)
+        lengths = torch.tensor([LENGTHS[i] for i in order])
+        self.index = INDEX[order]
+        self.logits = torch.cat([rows[i] for i in order])
+        self.sampled = torch.cat([ids[i] for i in order]).int()
+        self.indptr = torch.nn.functional.pad((lengths + 1).cumsum(0), (1, 0)).int()
+        self.expanded = self.index.repeat_interleave(lengths + 1)
+        self.local = torch.cat([torch.arange(LENGTHS[i] + 1) for i in order])
+        self.pos = 50 * self.expanded + self.local
+
+    def processed(self):
+        """What vLLM's kernels make of the logits: temperature, min-p, top-k, top-p."""
+        t, k, p, m = (x[self.expanded, None] for x in (TEMPERATURE, TOP_K, TOP_P, MIN_P))
+        logits = self.logits / torch.where(t == 0, 1.0, t)
+        probs = logits.softmax(-1)
+        logits = logits.masked_fill(probs < m * probs.amax(-1, keepdim=True), -torch.inf)
+        ordered = logits.sort(descending=True).values
+        logits = logits.masked_fill(logits < ordered.gather(1, k.long() - 1), -torch.inf)
+        probs, order = logits.softmax(-1).sort(descending=True)
+        drop = torch.zeros_like(probs, dtype=torch.bool)
+        drop = drop.scatter(1, order, probs.cumsum(-1) - probs >= p)
+        return logits.masked_fill(drop, -torch.inf)
+
+    def rejection_sample(self, draft_logits, settings, **given):
+        function = runner_v2.REPLACEMENTS[runner_v2.REJECTION_V2, "rejection_sample"]
+        return function(None, settings)(
+            self.processed(), draft_logits, self.sampled, self.indptr, self.pos, self.index,
+            self.expanded, self.local, TEMPERATURE, SEEDS, STEPS, **given,
+        )  # fmt: skip
+
+    def verify(self, draft_logits, settings):
+        """The fused path, from unprocessed logits."""
+        arrays = dict(temperature=TEMPERATURE, top_k=TOP_K, top_p=TOP_P, min_p=MIN_P, seeds=SEEDS)
+        states = {name: SimpleNamespace(gpu=t, np=t.numpy()) for name, t in arrays.items()}
+        sampler = SimpleNamespace(
+            return_sampling_mask=False,
+            logprobs_mode="raw_logprobs",
+            needs_logits_processing=np.zeros(STATES, dtype=bool),
+            sampling_states=SimpleNamespace(**states),
+        )
+        owner = SimpleNamespace(
+            sampler=sampler, specdec_rule=settings.rule, num_speculative_steps=STEPS
+        )
+        function = runner_v2.REPLACEMENTS[runner_v2.REJECTION_V2, "RejectionSampler._verify"]
+        _, sampled, number = function(None, settings)(
+            owner, self.logits, draft_logits, self.sampled, self.pos, self.indptr, self.index,
+            self.index.numpy(), self.expanded, self.local, None, self.sampled,
+        )  # fmt: skip
+        return sampled, number
+
+
+@pytest.mark.parametrize("with_draft", [True, False])
+@pytest.mark.parametrize("rule", ["token", "block", "match"])
+def test_fused_and_processed_logits_give_the_same_tokens(rule, with_draft):
+    for seed in range(30):
+        batch = Batch(seed=seed)
+        draft = batch.draft_logits if with_draft else None
+        fused = batch.verify(draft, Settings(rule=rule))
+        processed = batch.rejection_sample(draft, Settings(rule=rule))
+        assert fused[0].equal(processed[0])
+        assert fused[1].equal(processed[1])
+        assert fused[0].dtype == torch.int64
+        assert fused[1].equal((fused[0] >= 0).sum(-1, dtype=torch.int32))
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_a_request_does_not_depend_on_its_place(rule):
+    settings = Settings(rule=rule)
+    tokens, number = Batch().verify(Batch().draft_logits, settings)
+    for order in ([3, 1, 0, 2], [2], [1, 3]):
+        batch = Batch(order)
+        again, count = batch.verify(batch.draft_logits, settings)
+        assert again.equal(tokens[order])
+        assert count.equal(number[order])
+
+
+def test_greedy_requests_and_absent_drafts():
+    batch = Batch()
+    best = batch.logits.argmax(-1)
+    last = int(batch.indptr[3])  # the request at temperature 0 has one draft
+    batch.sampled[last + 1] = best[last]
+    batch.sampled[1] = -1
+    tokens, number = batch.rejection_sample(None, Settings())
+    assert tokens[3].tolist() == [int(best[last]), int(best[last + 1]), -1, -1]
+    assert number[3] == 2
+    assert number[0] == 1
+
+
+def test_first_tokens_follow_the_target_for_drafts_at_the_temperature_of_the_request():
+    """Drafts drawn at temperature 1 in place of it are the negative control."""
+    copies = 6000
+    batch = Batch([2], seed=3)
+    own, generator = TEMPERATURE[INDEX[2]], torch.Generator().manual_seed(9)
+    target = batch.processed()[0].double().softmax(-1)
+    function = runner_v2.REPLACEMENTS[runner_v2.REJECTION_V2, "rejection_sample"]
+
+    def p_value(drawn_at):
+        q = (batch.draft_logits[INDEX[2], 0] / drawn_at).softmax(-1)
+        drafts = torch.multinomial(q, copies, replacement=True, generator=generator)
+        sampled = torch.stack([torch.zeros_like(drafts), drafts], dim=1).flatten()
+        rows = batch.processed()[:2].repeat(copies, 1)
+        index = torch.arange(copies)
+        tokens, _ = function(None, Settings())(
+            rows, batch.draft_logits[INDEX[2], None].expand(copies, -1, -1), sampled,
+            2 * torch.arange(copies + 1, dtype=torch.int32), index.repeat_interleave(2), index,
+            None, None, own.expand(copies), index + 77, STEPS,
+        )  # fmt: skip
+        seen = torch.bincount(tokens[:, 0], minlength=V)
+        assert not seen[target == 0].any()
+        return chisquare(seen[target > 0], target[target > 0] * copies).pvalue
+
+    assert p_value(own) > 1e-4
+    assert p_value(0.5) < 1e-6
+
+
+def test_steps_without_drafts_use_the_noise_of_the_others():
+    """Sampling of the plain path: the same token as a verified row without drafts."""
+    pytest.importorskip("vllm", reason="`make test-vllm` installs vLLM in its own environment")
+    batch = Batch([1])  # has no drafts
+    tokens, _ = batch.rejection_sample(None, Settings())
+    function = runner_v2.REPLACEMENTS[runner_v2.SAMPLER_V2, "Sampler._sample_random"]
+    states = SimpleNamespace(
+        temperature=SimpleNamespace(gpu=TEMPERATURE), seeds=SimpleNamespace(gpu=SEEDS)
+    )
+    owner = SimpleNamespace(specdec_rule="token", sampling_states=states)
+    sampled, _ = function(None, Settings())(
+        owner, batch.processed(), batch.expanded, None, batch.pos, None, None, False
+    )
+    assert sampled.tolist() == tokens[:, 0].tolist()
+
+
+def test_acceptance_rates_and_watermarks():
+    batch = Batch()
+    ones = torch.ones(STEPS)
+    tokens, number = batch.rejection_sample(
+        None, Settings(rule="match"), synthetic_conditional_rates=ones
+    )
+    assert number.tolist() == [n + 1 for n in LENGTHS]
+    assert tokens[2, :3].tolist() == batch.sampled[batch.indptr[2] + 1 : batch.indptr[3]].tolist()
+    function = runner_v2.REPLACEMENTS[runner_v2.REJECTION_V2, "rejection_sample"]
+    watermarked = function(lambda *given: given[-4], Settings())
+    empty = [None] * 11
+    assert watermarked(*empty, None, False, False, "contexts") == "contexts"

@@ -1,0 +1,87 @@
+"""The environment variables of the plug-in, and what it does where it must not act."""
+
+import logging
+import sys
+import types
+
+import pytest
+from specdec_vllm import RULES, Settings, register, vllm_interface
+
+
+def test_without_variables_it_is_on_and_follows_the_configuration_of_vllm():
+    assert Settings.from_environment({"PATH": "/bin"}) == Settings(enabled=True, rule=None)
+
+
+def test_variables_are_read():
+    given = {
+        "SPECDEC_VLLM": "0",
+        "SPECDEC_VLLM_RULE": "typical",
+        "SPECDEC_VLLM_TYPICAL_EPSILON": "0.2",
+        "SPECDEC_VLLM_TYPICAL_DELTA": "3",
+    }
+    assert Settings.from_environment(given) == Settings(False, "typical", 0.2, 3.0)
+    assert [Settings.from_environment({"SPECDEC_VLLM_RULE": r}).rule for r in RULES] == [*RULES]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("SPECDEC_VLLM", "yes", "SPECDEC_VLLM must be 0 or 1, got 'yes'"),
+        ("SPECDEC_VLLM", "", "SPECDEC_VLLM must be 0 or 1, got ''"),
+        (
+            "SPECDEC_VLLM_RULE",
+            "greedy",
+            "SPECDEC_VLLM_RULE must be one of token, block, match, typical, got 'greedy'",
+        ),
+        (
+            "SPECDEC_VLLM_TYPICAL_EPSILON",
+            "1.5",
+            "SPECDEC_VLLM_TYPICAL_EPSILON must be a number in [0, 1], got '1.5'",
+        ),
+        (
+            "SPECDEC_VLLM_TYPICAL_DELTA",
+            "inf",
+            "SPECDEC_VLLM_TYPICAL_DELTA must be a number in [0, 1e+09], got 'inf'",
+        ),
+        (
+            "SPECDEC_VLLM_TYPICAL_DELTA",
+            "nan",
+            "SPECDEC_VLLM_TYPICAL_DELTA must be a number in [0, 1e+09], got 'nan'",
+        ),
+        (
+            "SPECDEC_VLLM_RULES",
+            "match",
+            "environment variables of specdec_vllm must be of SPECDEC_VLLM, SPECDEC_VLLM_RULE, "
+            "SPECDEC_VLLM_TYPICAL_EPSILON, SPECDEC_VLLM_TYPICAL_DELTA, got SPECDEC_VLLM_RULES",
+        ),
+    ],
+)
+def test_a_wrong_variable_is_refused_by_name(name, text, message):
+    with pytest.raises(ValueError) as caught:
+        Settings.from_environment({name: text})
+    assert str(caught.value) == message
+
+
+@pytest.fixture
+def other_vllm(monkeypatch):
+    """A vLLM of a version that nobody has looked at."""
+    module = types.ModuleType("vllm")
+    module.__version__ = "0.99.1"
+    monkeypatch.setitem(sys.modules, "vllm", module)
+
+
+@pytest.mark.usefixtures("other_vllm")
+def test_an_unknown_version_is_left_as_it_is_with_a_warning(monkeypatch, caplog):
+    monkeypatch.setattr(vllm_interface, "replace", lambda *_: pytest.fail("it was replaced"))
+    logging.getLogger("vllm").propagate = True  # vLLM, once imported, ends the propagation there
+    with caplog.at_level(logging.WARNING, logger="vllm.plugins.specdec_vllm"):
+        register()
+    assert caplog.messages == [
+        "specdec_vllm leaves vLLM as it is: version 0.99.1 is not one of 0.32"
+    ]
+
+
+def test_switched_off_it_does_not_even_look_at_vllm(monkeypatch):
+    monkeypatch.setenv("SPECDEC_VLLM", "0")
+    monkeypatch.setattr(vllm_interface, "unsupported", lambda: pytest.fail("it looked"))
+    register()
