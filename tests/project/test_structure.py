@@ -118,6 +118,7 @@ PARTS = {
     "reference": {"arguments", "_library"},
     "triton": {"arguments"},
     "analysis": {"reference"},
+    "compat": {"arguments", "ops"},
 }
 # The public modules of specdec_kernels beside the package itself.
 PUBLIC = ("specdec_kernels.analysis",)

@@ -1,0 +1,135 @@
+"""Rows, sampling parameters and samples of FlashInfer's functions, by the ops of this package."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specdec_kernels.arguments import conversion
+from specdec_kernels.arguments.checks import FLOATS, check_ids, require, shape
+from specdec_kernels.arguments.conversion import Param
+from specdec_kernels.compat.noise import seeds_and_positions
+from specdec_kernels.ops.sample import sample
+from specdec_kernels.ops.verify_chain import verify_chain
+
+Seed = int | Tensor | None
+Samples = Tensor | tuple[Tensor, Tensor]
+
+_TINY = torch.finfo(torch.float32).tiny  # in place of a top_p of 0, which the ops refuse
+
+
+def readable(rows: Tensor) -> Tensor:
+    """Rows as the ops read them."""
+    rows = rows if rows.dtype in FLOATS else rows.float()
+    return rows if rows.stride(-1) == 1 else rows.contiguous()
+
+
+def require_rows(rows: Tensor, name: str) -> None:
+    """Raises unless the rows are a tensor [R, V]."""
+    conversion.require_tensor(rows, name)
+    require(rows.dim() == 2, f"{name} must be [R, V], got {shape(rows)}")
+
+
+def chosen_rows(rows: Tensor, name: str, indices: Tensor | None, check_nan: bool) -> Tensor:
+    """[B, V], the row of each output."""
+    require_rows(rows, name)
+    if check_nan and bool(rows.isnan().any()):
+        raise ValueError(f"{name} must hold no NaN if check_nan is given")
+    if indices is None:
+        return readable(rows)
+    conversion.require_tensor(indices, "indices")
+    require(indices.dim() == 1, f"indices must be [B], got {shape(indices)}")
+    check_ids("indices", indices)
+    return readable(rows)[indices]
+
+
+def of_rows(value: Param, name: str, rows: int, indices: Tensor | None) -> Param:
+    """A sampling parameter as it is, or a tensor [R] as one for each output."""
+    if not isinstance(value, Tensor):
+        conversion.require_number(value, name)
+        return value
+    if value.dim() != 1 or len(value) != rows:
+        raise ValueError(f"{name} must be a scalar or [{rows}], got a tensor {shape(value)}")
+    return value if indices is None else value[indices]
+
+
+def top_p_of_rows(value: Param, rows: int, indices: Tensor | None) -> Param:
+    """`top_p` within (0, 1]."""
+    value = of_rows(value, "top_p", rows, indices)
+    if isinstance(value, Tensor):
+        return value.float().clamp(_TINY, 1.0)
+    return min(max(value, _TINY), 1.0)
+
+
+def top_k_of_rows(value: int | Tensor, rows: int, indices: Tensor | None) -> int | Tensor:
+    """`top_k`, which the ops refuse or call a fault below 1."""
+    if isinstance(value, Tensor):
+        value = torch.as_tensor(of_rows(value, "top_k", rows, indices)).long()
+        return torch.where(value < 1, -1, value)  # 0 would keep every token
+    conversion.require_integer(value, "top_k")
+    if value < 1:
+        raise ValueError(f"top_k must be at least 1, got {value}")
+    return value
+
+
+def is_joint(filter_apply_order: str) -> bool:
+    """Whether top-p is applied to the row itself, not to the renormalised top k."""
+    if filter_apply_order not in ("top_k_first", "joint"):
+        raise ValueError(
+            f"filter_apply_order must be top_k_first or joint, got {filter_apply_order!r}"
+        )
+    return filter_apply_order == "joint"
+
+
+def joint_top_p(probs: Tensor, top_k: int | Tensor, top_p: Param) -> Tensor:
+    """[B], the top_p that on the renormalised top k keeps what top_p keeps on the whole row."""
+    probs = probs.double()
+    v = probs.shape[-1]
+    count = torch.as_tensor(top_k, device=probs.device).expand(len(probs)).clamp(1, v)
+    smallest = probs.sort(descending=True).values.gather(1, count[:, None] - 1)
+    kept = torch.where(probs >= smallest, probs, 0.0).sum(-1)
+    return (top_p * probs.sum(-1) / kept).float().clamp(_TINY, 1.0)
+
+
+def sample_logits(
+    rows: Tensor,
+    indices: Tensor | None,
+    generator: torch.Generator | None,
+    seed: Seed,
+    offset: Seed,
+    top_k: int | Tensor,
+    top_p: Param,
+) -> Tensor:
+    """A token for each row of logits, by `sample`."""
+    seeds, positions = seeds_and_positions(len(rows), rows.device, generator, seed, offset)
+    drawn = sample(rows, top_k=top_k, top_p=top_p, seeds=seeds, positions=positions)
+    return _ids(drawn.tokens, indices)
+
+
+def sample_probs(
+    rows: Tensor,
+    indices: Tensor | None,
+    generator: torch.Generator | None,
+    seed: Seed,
+    offset: Seed,
+    return_valid: bool,
+    *,
+    top_k: int | Tensor = 0,
+    top_p: Param = 1.0,
+    min_p: Param = 0.0,
+) -> Samples:
+    """The bonus token of a chain without drafts: `verify_chain` reads probabilities."""
+    seeds, positions = seeds_and_positions(len(rows), rows.device, generator, seed, offset)
+    no_drafts = seeds.new_empty((len(rows), 0))
+    verdict = verify_chain(
+        rows[:, None], no_drafts, kind="probs", rule="token", top_k=top_k, top_p=top_p,
+        min_p=min_p, seeds=seeds, positions=positions, with_logprobs=False,
+    )  # fmt: skip
+    tokens = verdict.tokens[:, 0]
+    ids = _ids(tokens, indices)
+    return (ids, tokens >= 0) if return_valid else ids
+
+
+def _ids(tokens: Tensor, indices: Tensor | None) -> Tensor:
+    """-1, which the ops give where a row holds no distribution, becomes id 0."""
+    return tokens.clamp(min=0).to(torch.int32 if indices is None else indices.dtype)

@@ -1,0 +1,368 @@
+"""FlashInfer's functions: its documented cases, the ops, the distributions, faults and errors."""
+
+import itertools
+from functools import partial
+
+import pytest
+import torch
+from support.providers import SIGNIFICANCE, chi_square
+
+from specdec_kernels import sample, testing, verify_chain
+from specdec_kernels.compat import flashinfer, noise
+
+NAN = float("nan")
+ROW = torch.tensor([0.05, 0.4, 0.1, 0.3, 0.15])
+DRAWS = 20_000
+SAMPLERS = {  # name -> (function of [R, 5] probabilities, the filters that it applies)
+    "probs": (flashinfer.sampling_from_probs, {}),
+    "top_p": (partial(flashinfer.top_p_sampling_from_probs, top_p=0.6), dict(top_p=0.6)),
+    "top_k": (partial(flashinfer.top_k_sampling_from_probs, top_k=3), dict(top_k=3)),
+    "min_p": (partial(flashinfer.min_p_sampling_from_probs, min_p=0.3), dict(min_p=0.3)),
+    "top_k_top_p": (
+        partial(flashinfer.top_k_top_p_sampling_from_probs, top_k=2, top_p=0.5),
+        dict(top_k=2, top_p=0.5),
+    ),
+    "joint": (
+        partial(flashinfer.top_k_top_p_sampling_from_probs, top_k=2, top_p=0.5,
+                filter_apply_order="joint"),
+        dict(top_k=2),
+    ),
+    "logits": (lambda p, **k: flashinfer.sampling_from_logits(p.log(), **k), {}),
+    "logits-joint": (
+        lambda p, **k: flashinfer.top_k_top_p_sampling_from_logits(
+            p.log(), 2, 0.5, filter_apply_order="joint", **k
+        ),
+        dict(top_k=2),
+    ),
+    "logits-top_k_top_p": (
+        lambda p, **k: flashinfer.top_k_top_p_sampling_from_logits(p.log(), 2, 0.5, **k),
+        dict(top_k=2, top_p=0.5),
+    ),
+}  # fmt: skip
+VALIDATED = [name for name in SAMPLERS if not name.startswith("logits")]
+
+
+def p_value(name, **wrong):
+    """That of many draws against the filtered distribution, or against a wrong one."""
+    draw, filters = SAMPLERS[name]
+    ids = draw(ROW.expand(DRAWS, -1), seed=3, offset=0)
+    probs = testing.filtered_distribution(ROW.log(), **(wrong or filters))
+    kept = probs[ids.long()] > 0
+    return chi_square(ids[kept].long(), probs) if kept.all() else 0.0
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_samples_have_the_filtered_distribution(name):
+    assert p_value(name) > SIGNIFICANCE
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_the_chi_square_test_rejects_another_filter(name):
+    """Negative control: top-p of the row joined with top-k is no top-p of the renormalised row."""
+    wrong = dict(top_k=2) if name in ("top_k_top_p", "logits-top_k_top_p") else dict(top_p=0.3)
+    assert p_value(name, **wrong) < SIGNIFICANCE
+
+
+@pytest.mark.parametrize("k", [1, 2, 4, 9])
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.65, 1.0])
+def test_joint_filters_keep_what_each_keeps_on_the_whole_row(k, p):
+    probs = torch.softmax(2 * torch.randn(7, 9, generator=torch.Generator().manual_seed(k)), -1)
+    larger = probs[:, None, :] > probs[:, :, None]
+    keep = (larger.sum(-1) < k) & ((larger * probs[:, None, :]).sum(-1) < p)
+    seen = torch.zeros_like(keep)
+    for offset in range(100):
+        ids = flashinfer.top_k_top_p_sampling_from_probs(
+            probs, k, p, filter_apply_order="joint", seed=1, offset=offset
+        )
+        seen[torch.arange(7), ids.long()] = True
+    assert not (seen & ~keep).any()
+    assert (seen | ~keep | (probs < 0.08)).all()
+
+
+def test_softmax():
+    logits = torch.randn(3, 111, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
+    logits[0, 4] = -torch.inf
+    temperatures = torch.tensor([0.5, 1.0, 2.0])
+    want = (logits.float() / temperatures[:, None]).softmax(-1)
+    torch.testing.assert_close(flashinfer.softmax(logits, temperatures), want)
+    torch.testing.assert_close(flashinfer.softmax(logits, 0.5)[0], want[0])
+    torch.testing.assert_close(flashinfer.softmax(logits)[1], want[1])
+    assert flashinfer.softmax(logits[1:], 0.0).eq(1 / 111).all()
+    assert flashinfer.softmax(logits[1:], torch.zeros(2)).eq(1 / 111).all()
+
+
+# Its own cases.
+
+
+def chain_inputs(n, v=111, b=9):
+    generator = torch.Generator().manual_seed(n)
+    draft = torch.rand(b, n, v, generator=generator)
+    ids = torch.randint(v, (b, n), generator=generator)
+    return draft / draft.sum(-1, keepdim=True), ids, generator
+
+
+def test_the_documented_chain():
+    draft = torch.tensor([[[0.1, 0.2, 0.3, 0.4], [0.2, 0.3, 0.4, 0.1]]])
+    target = torch.tensor([[[0.0, 0.1, 0.6, 0.3], [1.0, 0.0, 0.0, 0.0], [0.7, 0.1, 0.1, 0.1]]])
+    ids = torch.tensor([[2, 1]], dtype=torch.int32)
+    out = flashinfer.chain_speculative_sampling(draft, ids, target)
+    assert [t.tolist() for t in out] == [[[2, 0, -1]], [1], [1]]
+    assert all(t.dtype == torch.int32 for t in out)
+
+
+@pytest.mark.parametrize("n", [1, 3, 7])
+def test_one_hot_targets_accept_every_draft(n):
+    draft, ids, generator = chain_inputs(n)
+    last = torch.randint(111, (9, 1), generator=generator)
+    want = torch.cat([ids, last], 1)
+    target = torch.nn.functional.one_hot(want, 111).float()
+    accepted, emitted = torch.ones(9, dtype=torch.int32), torch.zeros(9, dtype=torch.int64)
+    out = flashinfer.chain_speculative_sampling(draft, ids, target, accepted, emitted)
+    assert out[0].tolist() == want.tolist()
+    assert out[1] is accepted
+    assert out[2] is emitted
+    assert accepted.eq(n + 1).all()
+    assert emitted.eq(n).all()
+
+
+@pytest.mark.parametrize("peak", [0.0, 20.0])
+@pytest.mark.parametrize("n", [1, 5])
+def test_uniform_and_peaked_chains_are_padded_after_the_first_rejection(n, peak):
+    draft, ids, generator = chain_inputs(n)
+    target = torch.rand(9, n + 1, 111, generator=generator)
+    target[:, :n].scatter_add_(2, ids[..., None], torch.full((9, n, 1), peak))
+    target /= target.sum(-1, keepdim=True)
+    out, accepted, emitted = flashinfer.chain_speculative_sampling(draft, ids, target)
+    for row, drafts, m in zip(out.tolist(), ids.tolist(), emitted.tolist(), strict=True):
+        assert row[:m] == drafts[:m]
+        assert 0 <= row[m] < 111
+        assert row[m + 1 :] == [-1] * (n - m)
+    assert ((out >= 0).sum(1) == emitted + 1).all()
+    assert ((accepted >= emitted) & (accepted <= n)).all()
+    assert emitted.sum() == 9 * n or not peak
+
+
+def test_nan_rows_give_id_0_and_are_invalid():
+    probs = torch.full((4, 60), 1 / 60)
+    probs[0], probs[2] = NAN, 0.0
+    for name in VALIDATED:
+        ids, valid = SAMPLERS[name][0](probs, return_valid=True)
+        assert valid.tolist() == [False, True, False, True], name
+        assert ids[[0, 2]].tolist() == [0, 0]
+        assert SAMPLERS[name][0](probs)[0] == 0
+    assert flashinfer.sampling_from_logits(torch.full((1, 5), NAN)).tolist() == [0]
+
+
+# The ops.
+
+
+def test_a_chain_equals_verify_chain():
+    draft, ids, generator = chain_inputs(4, v=7, b=200)
+    target = torch.rand(200, 5, 7, generator=generator)
+    target /= target.sum(-1, keepdim=True)
+    ids[3, 2], ids[4, 1], ids[5, 0] = -1, 7, 2**31 - 1
+    out, accepted, emitted = flashinfer.chain_speculative_sampling(
+        draft, ids, target, seed=5, offset=2
+    )
+    assert (emitted[3:6] <= torch.tensor([2, 1, 0])).all()
+    assert (accepted[3:6] <= 3).all()
+    assert ((out >= 0).sum(1) == emitted + 1).all()
+    seeds, positions = noise.seeds_and_positions(200, target.device, None, 5, 2)
+    want = verify_chain(target, ids, draft, kind="probs", seeds=seeds, positions=positions)
+    assert out.tolist() == want.tokens.tolist()
+    assert emitted.tolist() == want.num_accepted.tolist()
+
+
+def test_logits_equal_sample():
+    logits = torch.randn(50, 31, generator=torch.Generator().manual_seed(0))
+    got = flashinfer.top_k_top_p_sampling_from_logits(logits, 5, 0.7, seed=8, offset=1)
+    seeds, positions = noise.seeds_and_positions(50, logits.device, None, 8, 1)
+    want = sample(logits, top_k=5, top_p=0.7, seeds=seeds, positions=positions)
+    assert got.tolist() == want.tokens.tolist()
+
+
+# Distributions of chains.
+
+DRAFT = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.6, 0.3]])
+TARGET = torch.tensor([[0.2, 0.5, 0.3], [0.6, 0.1, 0.3], [0.1, 0.1, 0.8]])
+
+
+def drawn_chains(count, draft=DRAFT):
+    """(drafts drawn from DRAFT, what the chain emits if it is told that they are from `draft`)."""
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.stack([torch.multinomial(q, count, True, generator=generator) for q in DRAFT], 1)
+    rows = [t.expand(count, -1, -1) for t in (draft, TARGET)]
+    return ids, flashinfer.chain_speculative_sampling(rows[0], ids, rows[1], seed=1, offset=0)
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_the_first_tokens_have_the_targets_distribution(wrong):
+    """Negative control: a draft distribution that the drafts were not drawn from."""
+    tokens = drawn_chains(DRAWS, DRAFT.flip(0) if wrong else DRAFT)[1][0].long()
+    second = tokens[tokens[:, 1] >= 0, 1]  # after an accepted draft
+    values = chi_square(tokens[:, 0], TARGET[0].double()), chi_square(second, TARGET[1].double())
+    assert (min(values) < SIGNIFICANCE) == wrong
+
+
+def accepted_distribution(probabilities, *, again):
+    """[n+1], of the accepted drafts and those that pass a test of their own after the rejection.
+
+    again: whether the rejected draft is tested once more.
+    """
+    n = len(probabilities)
+    out = torch.zeros(n + 1, dtype=torch.float64)
+    for m in range(n + 1):
+        first = torch.tensor(probabilities[:m]).prod() * (1 - probabilities[m] if m < n else 1)
+        rest = probabilities[m if again else m + 1 :]
+        for passed in itertools.product((0, 1), repeat=len(rest)):
+            weight = torch.tensor([a if x else 1 - a for a, x in zip(rest, passed, strict=True)])
+            out[m + sum(passed)] += first * weight.prod()
+    return out
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_the_accepted_number_has_the_distribution_of_the_kernel(again):
+    """Negative control: the rejected draft is not tested a second time."""
+    ids = torch.tensor([[0, 2]]).expand(DRAWS, -1)
+    rows = [t.expand(DRAWS, -1, -1) for t in (DRAFT, TARGET)]
+    _, accepted, _ = flashinfer.chain_speculative_sampling(rows[0], ids, rows[1], seed=1, offset=0)
+    want = accepted_distribution([0.2 / 0.5, 1.0], again=again)
+    assert (chi_square(accepted.long(), want) > SIGNIFICANCE) == again
+
+
+# Noise.
+
+
+def test_a_call_is_determined_by_seed_and_offset_or_by_the_generator():
+    probs = torch.full((64, 97), 1 / 97)
+    draw = flashinfer.sampling_from_probs
+
+    def of(seed, offset):
+        return draw(probs, seed=seed, offset=offset).tolist()
+
+    assert of(1, 0) == of(1, 0) == of(torch.tensor([1]), torch.tensor([0]))
+    assert of(1, 0) == of(torch.full((64,), 1), torch.zeros(64, dtype=torch.int64))
+    assert (
+        of(2**64 - 1, 0) == of(-1, 0) == of(*torch.tensor([[2**64 - 1], [0]], dtype=torch.uint64))
+    )
+    other = [of(1, 0), of(2, 0), of(1, 1), of(1, 2**40)]
+    for a, b in itertools.combinations(other, 2):
+        assert sum(x == y for x, y in zip(a, b, strict=True)) < 16
+    generator = torch.Generator().manual_seed(3)
+    first, second = (draw(probs, generator=generator).tolist() for _ in range(2))
+    assert first != second
+    assert draw(probs, generator=generator.manual_seed(3)).tolist() == first
+    torch.manual_seed(4)
+    default = draw(probs).tolist()
+    assert draw(probs).tolist() != default
+    torch.manual_seed(4)
+    assert draw(probs).tolist() == default
+
+
+def test_rows_and_calls_have_noise_of_their_own():
+    """Negative control: without the row in the key, every row would draw the same token."""
+    ids = flashinfer.sampling_from_probs(torch.full((DRAWS, 5), 0.2), seed=0, offset=0).long()
+    pairs = ids[:-1] * 5 + ids[1:]
+    assert chi_square(pairs, torch.full((25,), 0.04, dtype=torch.float64)) > SIGNIFICANCE
+    by_offset = torch.cat(
+        [flashinfer.sampling_from_probs(torch.full((2, 5), 0.2), seed=0, offset=o).long()
+         for o in range(2000)]
+    )  # fmt: skip
+    pairs = by_offset[:-1] * 5 + by_offset[1:]
+    assert chi_square(pairs, torch.full((25,), 0.04, dtype=torch.float64)) > SIGNIFICANCE
+    same = torch.zeros(DRAWS, dtype=torch.int64)
+    assert chi_square(same, torch.full((25,), 0.04, dtype=torch.float64)) < SIGNIFICANCE
+
+
+def test_a_seed_without_its_offset_warns():
+    with pytest.warns(UserWarning, match="because offset is None"):
+        flashinfer.sampling_from_probs(ROW[None], seed=1)
+
+
+# Arguments.
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_indices_name_the_row_of_each_output(dtype):
+    probs = torch.eye(5)
+    indices = torch.tensor([4, 1, 1, 0, 3, 3], dtype=dtype)
+    for name, (draw, _) in SAMPLERS.items():
+        ids = draw(probs, indices=indices)
+        assert ids.dtype == dtype, name
+        assert ids.tolist() == indices.tolist(), name
+    flat = torch.full((2, 5), 0.2)
+    flat[:, 2] = 0.21
+    out = flashinfer.top_k_sampling_from_probs(
+        flat, torch.tensor([1, 5]), torch.tensor([0] * 9 + [1] * 9, dtype=dtype), seed=0, offset=0
+    )
+    assert out[:9].eq(2).all()
+    assert not out[9:].eq(2).all()
+
+
+def test_parameters_at_the_ends_of_their_ranges():
+    rows = ROW[None]
+    assert flashinfer.top_p_sampling_from_probs(rows, 0.0).tolist() == [1]
+    assert flashinfer.top_p_sampling_from_probs(rows, torch.zeros(1)).tolist() == [1]
+    everything = flashinfer.sampling_from_probs(rows, seed=1, offset=9).tolist()
+    for draw, value in (
+        (flashinfer.top_p_sampling_from_probs, 7.0),
+        (flashinfer.top_k_sampling_from_probs, 1 << 30),
+        (flashinfer.min_p_sampling_from_probs, 0.0),
+    ):
+        assert draw(rows, value, seed=1, offset=9).tolist() == everything
+    _, valid = flashinfer.top_k_sampling_from_probs(rows, torch.zeros(1).long(), return_valid=True)
+    assert valid.tolist() == [False]
+
+
+def test_rows_of_any_floating_dtype_and_stride_are_read():
+    wide = torch.zeros(3, 10).double()
+    wide[:, ::2] = torch.eye(5)[[2, 0, 4]].double()
+    assert flashinfer.sampling_from_probs(wide[:, ::2]).tolist() == [2, 0, 4]
+    draft, ids, _ = chain_inputs(2)
+    target = torch.nn.functional.one_hot(torch.cat([ids, ids[:, :1]], 1), 111)
+    out, *_ = flashinfer.chain_speculative_sampling(draft.half(), ids, target.double())
+    assert out[:, :2].tolist() == ids.tolist()
+
+
+P, ONE = torch.full((2, 5), 0.2), torch.zeros(1, dtype=torch.int64)
+CHAIN = dict(
+    draft_probs=torch.full((1, 2, 5), 0.2), draft_token_ids=torch.zeros(1, 2, dtype=torch.int32),
+    target_probs=torch.full((1, 3, 5), 0.2),
+)  # fmt: skip
+ERRORS = [
+    ("sampling_from_probs", dict(probs=P[0]), RuntimeError, r"probs must be \[R, V\], got \[5\]"),
+    ("sampling_from_probs", dict(probs=P.tolist()), TypeError, "probs must be a tensor"),
+    ("sampling_from_probs", dict(probs=P * NAN, check_nan=True), ValueError, "no NaN"),
+    ("sampling_from_logits", dict(logits=P * NAN, check_nan=True), ValueError, "no NaN"),
+    ("sampling_from_probs", dict(probs=P, indices=P), RuntimeError, r"indices must be \[B\]"),
+    ("sampling_from_probs", dict(probs=P, indices=P[0]), RuntimeError, "indices must be int32"),
+    ("sampling_from_probs", dict(probs=P, seed=1, offset=ONE), ValueError, "both be tensors"),
+    ("sampling_from_probs", dict(probs=P, seed=1.5, offset=0), TypeError, "seed must be an int"),
+    ("sampling_from_probs", dict(probs=P, seed=ONE, offset=ONE.int()), ValueError,
+     "offset must be int64 or uint64, got int32"),
+    ("sampling_from_probs", dict(probs=P, seed=ONE[None], offset=ONE), ValueError,
+     r"seed must be \[1\] or \[2\], got \[1, 1\]"),
+    ("top_p_sampling_from_probs", dict(probs=P, top_p=P), ValueError,
+     r"top_p must be a scalar or \[2\], got a tensor \[2, 5\]"),
+    ("min_p_sampling_from_probs", dict(probs=P, min_p=P[0, 0]), ValueError, r"tensor \[\]"),
+    ("min_p_sampling_from_probs", dict(probs=P, min_p=2.0), RuntimeError, "min_p must be in"),
+    ("top_k_sampling_from_probs", dict(probs=P, top_k=ONE), ValueError, r"scalar or \[2\]"),
+    ("top_k_sampling_from_probs", dict(probs=P, top_k=0), ValueError, "at least 1, got 0"),
+    ("top_k_sampling_from_probs", dict(probs=P, top_k=True), TypeError, "must be an integer"),
+    ("top_k_top_p_sampling_from_probs", dict(probs=P, top_k=1, top_p=0.5,
+     filter_apply_order="top_p_first"), ValueError, "must be top_k_first or joint"),
+    ("softmax", dict(logits=P, temperature=P), ValueError, "temperature must be a scalar"),
+    ("chain_speculative_sampling", CHAIN | dict(draft_probs=P), RuntimeError, "draft_probs must"),
+    ("chain_speculative_sampling", CHAIN | dict(draft_token_ids=ONE[None]), RuntimeError,
+     r"draft_token_ids must be \[1, 2\], got \[1, 1\]"),
+    ("chain_speculative_sampling", CHAIN | dict(target_probs=P[None]), RuntimeError,
+     r"target_probs must be \[1, 3, 5\], got \[1, 2, 5\]"),
+    ("chain_speculative_sampling", CHAIN | dict(maybe_output_accepted_token_num=ONE[None]),
+     RuntimeError, r"maybe_output_accepted_token_num must be \[1\], got \[1, 1\]"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "arguments", "error", "message"), ERRORS)
+def test_wrong_arguments_are_named(name, arguments, error, message):
+    with pytest.raises(error, match=message):
+        getattr(flashinfer, name)(**arguments)
