@@ -1,0 +1,200 @@
+"""SGLang's layouts of EAGLE's trees and of masks: its literal examples, its rules, and the ops."""
+
+import pytest
+import torch
+from support.sglang_loops import LINKS, eagle_tree, lineage, linked, links, parents_of
+
+from specdec_kernels.compat.sglang import (
+    build_tree_kernel_efficient,
+    reconstruct_indices_from_tree_mask,
+)
+
+# Topk, depth and number of nodes.
+SIZES = [(4, 4, 8), (2, 3, 5), (3, 2, 12), (1, 5, 6), (5, 1, 4), (8, 4, 24)]
+
+
+def built(parent_list, selected, lengths, topk, depth, mode=1):
+    """The mask, the positions and the links, in buffers as SGLang makes them."""
+    b, n = len(selected), selected.shape[1] + 1
+    mask = {
+        0: torch.full((int(lengths.sum()) * n + n * n * b,), True),
+        1: torch.full((b * n * n,), True),
+        2: torch.zeros(b * n, dtype=torch.uint8 if n <= 8 else torch.uint16 if n <= 16
+                       else torch.uint32),
+    }[mode]  # fmt: skip
+    positions, out = torch.full((b * n,), -7), links(b, n)
+    build_tree_kernel_efficient(
+        parent_list, selected, lengths, mask, positions, *out.values(), topk, depth, n, mode
+    )
+    return mask, positions, out
+
+
+def visible(parents):
+    """[B, N, N] bool, each node and its ancestors."""
+    n = len(parents[0])
+    return torch.tensor([[[j in lineage(row, i) for j in range(n)] for i in range(n)]
+                         for row in parents])  # fmt: skip
+
+
+def test_the_literal_example_of_building():
+    parent_list = torch.tensor(
+        [
+            [-1, 0, 1, 2, 3, 4, 8, 9, 10, 20, 24, 21, 28],
+            [-1, 0, 1, 2, 3, 4, 5, 6, 7, 24, 28, 20, 21],
+        ]
+    )
+    selected = torch.tensor([[0, 1, 4, 8, 20, 24, 36], [0, 4, 5, 6, 7, 24, 36]])
+    mask, positions, out = built(parent_list, selected, torch.tensor([5, 10]), 4, 4, mode=0)
+    assert positions.tolist() == [5, 6, 6, 7, 7, 8, 8, 9, 10, 11, 12, 12, 12, 12, 13, 14]
+    assert out["retrieve_index"].tolist() == [[*range(8)], [*range(8, 16)]]
+    assert out["retrieve_next_token"].tolist() == [
+        [1, 3, 4, 5, 6, 7, -1, -1], [1, 2, -1, 6, -1, -1, 7, -1],
+    ]  # fmt: skip
+    assert out["retrieve_next_sibling"].tolist() == [
+        [-1, 2, -1, -1, -1, -1, -1, -1], [-1, -1, 3, 4, 5, -1, -1, -1],
+    ]  # fmt: skip
+    assert len(mask) == 8 * 13 + 8 * 18
+    assert mask[: 8 * 13].view(8, 13)[7].int().tolist() == [1] * 5 + [1, 1, 0, 1, 0, 1, 0, 1]
+
+
+def test_the_literal_example_of_a_mask():
+    mask = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 1, 1]]).bool()
+    positions, out = torch.empty(4, dtype=torch.int64), links(1, 4)
+    lengths = torch.tensor([12])
+    reconstruct_indices_from_tree_mask(mask.flatten(), lengths, positions, *out.values(), 1, 4)
+    assert positions.tolist() == [12, 13, 13, 14]
+    assert out["retrieve_index"].tolist() == [[0, 1, 2, 3]]
+    assert out["retrieve_next_token"].tolist() == [[1, -1, 3, -1]]
+    assert out["retrieve_next_sibling"].tolist() == [[-1, 2, -1, -1]]
+
+
+@pytest.mark.parametrize(("topk", "depth", "n"), SIZES)
+@pytest.mark.parametrize("mode", [0, 1, 2])
+def test_trees_are_built_as_their_definition_says(topk, depth, n, mode):
+    parent_list, selected = eagle_tree(torch.Generator().manual_seed(n), 5, topk, depth, n)
+    lengths = torch.tensor([0, 3, 11, 1, 6])
+    mask, positions, out = built(parent_list, selected, lengths, topk, depth, mode)
+    parents = parents_of(parent_list, selected, topk)
+    want = linked(parents)
+    for name in LINKS:
+        assert out[name].tolist() == want[name].tolist(), name
+    depths = [[len(lineage(row, i)) - 1 for i in range(n)] for row in parents]
+    assert positions.tolist() == (torch.tensor(depths) + lengths[:, None]).flatten().tolist()
+    nodes = visible(parents)
+    if mode == 0:
+        full = [torch.cat([torch.ones(n, s).bool(), m], 1).flatten()
+                for s, m in zip(lengths.tolist(), nodes, strict=True)]  # fmt: skip
+        assert mask.tolist() == torch.cat(full).tolist()
+    elif mode == 1:
+        assert mask.tolist() == nodes.flatten().tolist()
+    else:
+        bits = (nodes.long() << torch.arange(n)).sum(-1)
+        assert mask.tolist() == bits.flatten().tolist()
+
+
+@pytest.mark.parametrize(("topk", "depth", "n"), SIZES)
+def test_a_mask_gives_the_links_that_it_was_built_with(topk, depth, n):
+    parent_list, selected = eagle_tree(torch.Generator().manual_seed(n), 5, topk, depth, n)
+    lengths = torch.tensor([0, 3, 11, 1, 6])
+    mask, positions, want = built(parent_list, selected, lengths, topk, depth)
+    again, out = torch.zeros_like(positions), links(5, n)
+    reconstruct_indices_from_tree_mask(mask, lengths, again, *out.values(), 5, n)
+    assert again.tolist() == positions.tolist()
+    for name in LINKS:
+        assert out[name].tolist() == want[name].tolist(), name
+    mask = mask.view(5, n, n) | torch.ones(n, n).bool().triu(1)  # what lies above is not read
+    reconstruct_indices_from_tree_mask(mask, lengths, again, *out.values(), 5, n)
+    assert again.tolist() == positions.tolist()
+
+
+def test_buffers_may_be_larger_and_keyword_arguments_old():
+    parent_list, selected = eagle_tree(torch.Generator().manual_seed(0), 2, 2, 3, 5)
+    lengths = torch.tensor([4, 2])
+    mask, positions = torch.ones(500).bool(), torch.full((40,), -7)
+    out = {k.replace("retrieve", "retrive"): v for k, v in links(2, 5).items()}
+    build_tree_kernel_efficient(
+        parent_list=parent_list, selected_index=selected, verified_seq_len=lengths,
+        tree_mask=mask, positions=positions, **out, topk=2, depth=3, draft_token_num=5,
+        tree_mask_mode=0,
+    )  # fmt: skip
+    want = built(parent_list, selected, lengths, 2, 3, mode=0)
+    assert mask[: 6 * 5 + 50].tolist() == want[0].tolist()
+    assert mask[6 * 5 + 50 :].all()
+    assert positions[:10].tolist() == want[1].tolist()
+    assert positions[10:].eq(-7).all()
+    assert out["retrive_index"].tolist() == want[2]["retrieve_index"].tolist()
+
+
+@pytest.mark.parametrize(
+    ("selected", "child", "sibling", "positions"),
+    [
+        ([0, 1, 4], [1, -1, 3, -1], [-1, 2, -1, -1], [7, 8, 8, 9]),
+        ([1, 3, 4], [1, 3, -1, -1], [-1, -1, -1, -1], [7, 8, 8, 9]),  # 3 without its parent 0
+        ([2, 0, 1], [2, -1, -1, -1], [-1, -1, 3, -1], [7, 8, 8, 8]),  # 2 before its parent 0
+    ],
+)
+def test_a_node_without_its_parent_before_it_is_linked_to_nothing(
+    selected, child, sibling, positions
+):
+    """Candidates 2 and 3 are children of candidate 0, candidates 4 and 5 of candidate 1."""
+    _, got, out = built(
+        torch.tensor([[-1, 0, 1]]), torch.tensor([selected]), torch.tensor([7]), 2, 2
+    )
+    assert out["retrieve_index"].tolist() == [[0, 1, 2, 3]]
+    assert out["retrieve_next_token"].tolist() == [child]
+    assert out["retrieve_next_sibling"].tolist() == [sibling]
+    assert got.tolist() == positions
+
+
+BUILD = dict(
+    parent_list=torch.tensor([[-1, 0, 1]]), selected_index=torch.tensor([[0, 1]]),
+    verified_seq_len=torch.tensor([3]), tree_mask=torch.ones(9).bool(),
+    positions=torch.zeros(3).long(), **links(1, 3), topk=2, depth=2, draft_token_num=3,
+    tree_mask_mode=1,
+)  # fmt: skip
+MASK = dict(
+    tree_mask=torch.eye(3).bool(), verified_seq_len=torch.tensor([3]),
+    positions=torch.zeros(3).long(), **links(1, 3), batch_size=1, draft_token_num=3,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("function", "name", "value", "error", "message"),
+    [
+        ("build", "selected_index", torch.zeros(1, 3).long(), RuntimeError,
+         r"selected_index must be \[B, N-1\] = \[1, 2\], got \[1, 3\]"),
+        ("build", "selected_index", torch.tensor(1), RuntimeError, "selected_index must be"),
+        ("build", "parent_list", torch.zeros(1, 4).long(), RuntimeError, r"= \[1, 3\]"),
+        ("build", "parent_list", torch.zeros(1, 3), RuntimeError, "parent_list must be int64"),
+        ("build", "verified_seq_len", torch.tensor([3, 4]), RuntimeError, r"must be \[1\]"),
+        ("build", "tree_mask", torch.ones(8).bool(), RuntimeError, "with at least 9 entries"),
+        ("build", "tree_mask", torch.ones(9), RuntimeError, "contiguous torch.bool"),
+        ("build", "positions", torch.zeros(3), RuntimeError, "positions must be contiguous"),
+        ("build", "retrieve_index", torch.zeros(1, 2).long(), RuntimeError, r"= \[1, 3\], got"),
+        ("build", "topk", 0, RuntimeError, "topk must be at least 1, got 0"),
+        ("build", "depth", 1.0, TypeError, "depth must be an integer, got 1.0"),
+        ("build", "tree_mask_mode", 3, RuntimeError, "must be 0, 1 or 2, got 3"),
+        ("mask", "tree_mask", torch.eye(3), RuntimeError, "tree_mask must be bool"),
+        ("mask", "batch_size", 2, RuntimeError, r"at least 18 entries, got \[3, 3\]"),
+        ("mask", "draft_token_num", True, TypeError, "draft_token_num must be an integer"),
+        ("mask", "positions", None, TypeError, "positions must be a tensor, got None"),
+    ],
+)  # fmt: skip
+def test_wrong_arguments_are_named(function, name, value, error, message):
+    functions = {
+        "build": (build_tree_kernel_efficient, BUILD),
+        "mask": (reconstruct_indices_from_tree_mask, MASK),
+    }
+    call, good = functions[function]
+    call(**good)
+    with pytest.raises(error, match=message):
+        call(**good | {name: value})
+
+
+def test_packed_masks_hold_at_most_32_nodes():
+    selected = torch.arange(32)[None]
+    with pytest.raises(RuntimeError, match="draft_token_num must be at most 32 in tree_mask_mode"):
+        build_tree_kernel_efficient(
+            torch.zeros(1, 0), selected, torch.tensor([0]), torch.zeros(200, dtype=torch.uint8),
+            torch.zeros(33).long(), *links(1, 33).values(), 32, 1, 33, 2,
+        )  # fmt: skip

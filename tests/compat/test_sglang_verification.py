@@ -1,0 +1,237 @@
+"""SGLang's two tree verifiers: its literal example, its kernels one by one, and `verify_tree`."""
+
+import pytest
+import torch
+from support.providers import SIGNIFICANCE, chi_square
+from support.sglang_loops import (
+    EXAMPLE,
+    example_logits,
+    outputs,
+    random_tree,
+    sample_down,
+)
+
+from specdec_kernels import Tree, verify_tree
+from specdec_kernels.compat import sglang
+from specdec_kernels.compat.sglang import tree_speculative_sampling_target_only, verify_tree_greedy
+
+DRAWS = 20_000
+GREEDY = ([3, -1, -1, 4, 5, 18, 11, -1, -1, -1, 12, 18], [[0, 3, 4, 5], [6, 10, 11, -1]], [3, 2])
+LOSSY = ([1, 2, 18, -1, -1, -1, 11, -1, -1, -1, 12, 18], [[0, 1, 2, -1], [6, 10, 11, -1]], [2, 2])
+
+
+def lists(out):
+    return [t.tolist() for t in out.values()]
+
+
+def drawn(tree, probs, generator=None, s=4, single=1.0, acc=1.0, uniforms=None):
+    """The outputs of the sampling verifier, with uniforms of the generator."""
+    b, n, _ = probs.shape
+    if uniforms is None:
+        uniforms = torch.rand(b, n, generator=generator), torch.rand(b, generator=generator)
+    out, draft_probs = outputs(b, n, s), torch.zeros_like(probs)
+    tree_speculative_sampling_target_only(
+        **out, **tree, uniform_samples=uniforms[0], uniform_samples_for_final_sampling=uniforms[1],
+        target_probs=probs, draft_probs=draft_probs, threshold_single=single, threshold_acc=acc,
+        deterministic=True,
+    )  # fmt: skip
+    return out
+
+
+# Its own example.
+
+
+@pytest.mark.parametrize(("threshold", "want"), [(1, GREEDY), (0, LOSSY)])
+def test_the_literal_example_of_sampling(threshold, want):
+    probs = (example_logits() / 0.01).softmax(-1)
+    out = drawn(EXAMPLE, probs, torch.Generator().manual_seed(0), single=threshold, acc=threshold)
+    assert lists(out) == list(want)
+
+
+@pytest.mark.parametrize("spelling", ["retrieve_", "retrive_"])
+def test_the_literal_example_of_greedy(spelling):
+    out = outputs(2, 6, 4)
+    tree = {k.replace("retrieve_", spelling): v for k, v in EXAMPLE.items()}
+    assert verify_tree_greedy(**out, **tree, target_predict=example_logits().argmax(-1)) is None
+    assert lists(out) == list(GREEDY)
+
+
+# Its kernels, one sequence at a time, and the ops.
+
+
+@pytest.mark.parametrize(("n", "v", "s"), [(1, 5, 3), (4, 3, 4), (9, 4, 3), (16, 6, 7)])
+@pytest.mark.parametrize(("single", "acc"), [(1.0, 1.0), (1.0, 0.4), (0.5, 1.0), (0.3, 0.0)])
+def test_given_uniforms_decide_as_in_the_kernel(n, v, s, single, acc):
+    generator = torch.Generator().manual_seed(n)
+    tree, _ = random_tree(generator, 60, n, max(v, n))
+    probs = torch.randn(60, n, max(v, n), generator=generator).mul(2).softmax(-1)
+    uniforms = torch.rand(60, n, generator=generator), torch.rand(60, generator=generator)
+    want = outputs(60, n, s)
+    sample_down(want, tree, *uniforms, probs, single, acc)
+    assert lists(drawn(tree, probs, s=s, single=single, acc=acc, uniforms=uniforms)) == lists(want)
+
+
+@pytest.mark.parametrize("s", [1, 3, 9])
+def test_greedy_equals_verify_tree(s):
+    generator = torch.Generator().manual_seed(s)
+    b, n, v = 80, 9, 9
+    tree, parents = random_tree(generator, b, n, v)
+    target = torch.randint(v, (b, n), generator=generator)
+    out = outputs(b, n, s)
+    verify_tree_greedy(**out, **tree, target_predict=target)
+    below = torch.tensor(parents)[:, 1:] - 1
+    zeros = torch.zeros(b, dtype=torch.int64)
+    want = verify_tree(
+        torch.nn.functional.one_hot(target, v).float(), Tree(tree["candidates"][:, 1:], below),
+        rule="greedy", seeds=zeros, positions=zeros, max_depth=s - 1,
+    )  # fmt: skip
+    assert out["accept_token_num"].tolist() == want.num_accepted.tolist()
+    assert want.num_accepted.sum() > 0 or s == 1
+    base = n * torch.arange(b)[:, None]
+    path = torch.where(want.path >= 0, want.path + 1 + base, -1)
+    assert out["accept_index"].tolist() == torch.cat([base, path], 1).tolist()
+    for row, tokens in zip(out["accept_index"].tolist(), want.tokens.tolist(), strict=True):
+        accepted = [i for i in row if i >= 0]
+        assert out["predicts"][accepted].tolist() == tokens[: len(accepted)]
+
+
+# The distribution.
+
+ROOT = torch.tensor([0.1, 0.3, 0.4, 0.2])
+CHILD = torch.tensor([0.25, 0.25, 0.0, 0.5])
+
+
+def two_levels(tokens):
+    """A root with children `tokens[:2]`, of which the second has the child `tokens[2]`."""
+    return dict(
+        candidates=torch.tensor([[0, *tokens]]).expand(DRAWS, -1),
+        retrieve_index=torch.arange(4 * DRAWS).view(-1, 4),
+        retrieve_next_token=torch.tensor([[1, -1, 3, -1]]).expand(DRAWS, -1),
+        retrieve_next_sibling=torch.tensor([[-1, 2, -1, -1]]).expand(DRAWS, -1),
+    )
+
+
+def p_values(tokens, **options):
+    """Of the token after the root, and of the one after the second child."""
+    probs = torch.stack([ROOT, ROOT, CHILD, ROOT]).expand(DRAWS, -1, -1).contiguous()
+    out = drawn(two_levels(tokens), probs, torch.Generator().manual_seed(2), **options)
+    predicts = out["predicts"].view(DRAWS, 4).long()
+    after_child = predicts[out["accept_index"][:, 1] % 4 == 2, 2]
+    assert len(after_child) > 1000 or options or tokens[0] == tokens[1]
+    second = chi_square(after_child, CHILD.double()) if len(after_child) else 1.0
+    return chi_square(predicts[:, 0], ROOT.double()), second
+
+
+@pytest.mark.parametrize("tokens", [(2, 1, 3), (2, 2, 3), (0, 3, 1)])
+def test_at_thresholds_of_1_the_distribution_is_the_targets(tokens):
+    """Also for siblings with the same token, of which the second is never accepted."""
+    assert min(p_values(tokens)) > SIGNIFICANCE
+
+
+@pytest.mark.parametrize("thresholds", [dict(acc=0.8), dict(single=0.3)])
+def test_the_chi_square_test_rejects_lossy_thresholds(thresholds):
+    """Negative control."""
+    assert min(p_values((2, 1, 3), **thresholds)) < SIGNIFICANCE
+
+
+def test_a_sum_that_counts_a_token_twice_is_rejected():
+    """Negative control: the rule of SGLang's kernel for siblings with the same token."""
+    tree = two_levels((2, 2, 3))
+    probs = torch.stack([ROOT] * 4).expand(2000, -1, -1).contiguous()
+    generator = torch.Generator().manual_seed(3)
+    out = outputs(2000, 4, 4)
+    uniforms = torch.rand(2000, 4, generator=generator), torch.rand(2000, generator=generator)
+    sample_down(out, {k: v[:2000] for k, v in tree.items()}, *uniforms, probs)
+    assert chi_square(out["predicts"].view(-1, 4)[:, 0].long(), ROOT.double()) < SIGNIFICANCE
+
+
+def test_acceptance_probabilities_are_those_of_rule_target_only():
+    probs = torch.stack([ROOT, ROOT, CHILD, ROOT]).expand(DRAWS, -1, -1).contiguous()
+    out = drawn(two_levels((2, 1, 3)), probs, torch.Generator().manual_seed(4))
+    zero = torch.zeros(1, dtype=torch.int64)
+    rule = verify_tree(
+        probs[:1], Tree(torch.tensor([[2, 1, 3]]), torch.tensor([[-1, -1, 1]])),
+        kind="probs", rule="target_only", seeds=zero, positions=zero, with_accept_probs=True,
+    )  # fmt: skip
+    first, second = rule.accept_probs[0, :2].tolist()
+    chosen = (out["accept_index"][:, 1] % 4).clamp(min=0)  # 0: no child; -1 is node 3 modulo 4
+    chosen = torch.where(out["accept_token_num"] == 0, 0, chosen).long()
+    want = torch.tensor([1 - first - second, first, second], dtype=torch.float64)
+    assert chi_square(chosen, want) > SIGNIFICANCE
+
+
+# Faults and errors.
+
+
+def test_faults_in_the_data():
+    tree = {k: v[:3] for k, v in two_levels((2, 1, 3)).items()}
+    tree["candidates"] = torch.tensor([[0, 9, -5, 1]] * 3)
+    probs = torch.stack([ROOT, ROOT, CHILD, ROOT]).expand(3, -1, -1).clone()
+    probs[1] = torch.nan
+    probs[2] = 0.0
+    out = drawn(tree, probs, torch.Generator().manual_seed(0))
+    assert out["accept_token_num"].tolist() == [0, 0, 0]
+    tokens = out["predicts"].view(3, 4)
+    assert 0 <= tokens[0, 0] < 4
+    assert tokens[1:, 0].tolist() == [-1, -1]
+    assert (tokens[:, 1:] == -1).all()
+
+
+def test_a_uniform_of_0_accepts_no_impossible_token_and_1_draws_the_last():
+    tree = {k: v[:1] for k, v in two_levels((2, 1, 3)).items()}
+    probs = CHILD.expand(1, 4, 4).contiguous()  # token 2 has no probability
+    out = drawn(tree, probs, uniforms=(torch.zeros(1, 4), torch.ones(1)))
+    assert out["accept_index"].tolist() == [[0, 2, 3, -1]]
+    assert out["predicts"].tolist() == [1, -1, 3, 3]
+
+
+def test_a_rejected_token_is_written_into_draft_probs():
+    tree = {k: v[:1] for k, v in two_levels((2, 1, 3)).items()}
+    probs, left = ROOT.expand(1, 4, 4).contiguous(), torch.zeros(1, 4, 4)
+    final = torch.zeros(1)
+    tree_speculative_sampling_target_only(
+        *outputs(1, 4, 4).values(), *tree.values(), torch.full((1, 4), 0.6), final, probs, left
+    )
+    assert left[0, 0].tolist() == [0, 0, pytest.approx(0.4), 0]
+    assert left[0, 1:].sum() == pytest.approx(0.2)  # token 3 below node 2
+
+
+GOOD = dict(
+    **outputs(2, 6, 4), **EXAMPLE, uniform_samples=torch.rand(2, 6),
+    uniform_samples_for_final_sampling=torch.rand(2), target_probs=torch.full((2, 6, 20), 0.05),
+    draft_probs=torch.zeros(2, 6, 20),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("predicts", torch.zeros(12).long(), "predicts must be int32, got int64"),
+        ("accept_index", torch.zeros(2).int(), r"accept_index must be \[B, S\]"),
+        ("accept_token_num", torch.zeros(3).int(), r"accept_token_num must be \[2\], got \[3\]"),
+        ("candidates", torch.zeros(2).long(), r"candidates must be \[B, N\]"),
+        ("retrieve_index", torch.zeros(2, 6).int(), "retrieve_index must be int64, got int32"),
+        ("retrive_next_token", torch.zeros(2, 5).long(), r"retrieve_next_token must be \[B, N\]"),
+        ("uniform_samples", torch.rand(2, 6).double(), "uniform_samples must be float32"),
+        ("target_probs", torch.zeros(2, 20), r"target_probs must be \[B, N, V\]"),
+        ("draft_probs", torch.zeros(2, 6, 19), r"draft_probs must be \[B, N, V\] = \[2, 6, 20\]"),
+        ("threshold_single", 1.5, r"threshold_single must be in \[0, 1\], got 1.5"),
+        ("threshold_acc", -0.1, r"threshold_acc must be in \[0, 1\], got -0.1"),
+    ],
+)
+def test_wrong_arguments_are_named(name, value, message):
+    arguments = GOOD | {name: value}
+    if name.startswith("retrive_"):
+        del arguments[name.replace("retrive", "retrieve")]
+    with pytest.raises(RuntimeError, match=message):
+        sglang.tree_speculative_sampling_target_only(**arguments)
+
+
+def test_wrong_types_are_named():
+    with pytest.raises(TypeError, match="threshold_acc must be a number, got None"):
+        sglang.tree_speculative_sampling_target_only(**GOOD | dict(threshold_acc=None))
+    tree = {k: v for k, v in GOOD.items() if k in (*EXAMPLE, *outputs(1, 1, 1))}
+    with pytest.raises(TypeError, match="target_predict must be a tensor"):
+        verify_tree_greedy(**tree, target_predict=[1])
+    with pytest.raises(RuntimeError, match="target_predict must be int64, got float32"):
+        verify_tree_greedy(**tree, target_predict=torch.zeros(2, 6))

@@ -1,0 +1,131 @@
+"""What SGLang's kernels compute, one sequence at a time, for the tests of the compat functions.
+
+Trees are random ones of EAGLE's kind, or the literal example of SGLang's tests.
+"""
+
+import torch
+
+LINKS = ("retrieve_index", "retrieve_next_token", "retrieve_next_sibling")
+EXAMPLE = dict(
+    candidates=torch.tensor([[0, 1, 2, 3, 4, 5], [7, 8, 9, 10, 11, 12]]),
+    retrieve_index=torch.tensor([[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 11]]),
+    retrieve_next_token=torch.tensor([[1, 2, -1, 4, 5, -1], [4, 2, 3, -1, 5, -1]]),
+    retrieve_next_sibling=torch.tensor([[-1, 3, -1, -1, -1, -1], [-1, -1, -1, -1, 1, -1]]),
+)
+
+
+def example_logits():
+    """[2, 6, 20]: 10 at one token of each row, 1 elsewhere."""
+    likeliest = torch.tensor([[3, 18, 18, 4, 5, 18], [11, 18, 18, 18, 12, 18]])
+    return 1 + 9 * torch.nn.functional.one_hot(likeliest, 20).float()
+
+
+def outputs(b, n, s):
+    """predicts, accept_index and accept_token_num as SGLang allocates them."""
+    return dict(
+        predicts=torch.full((b * n,), -1, dtype=torch.int32),
+        accept_index=torch.full((b, s), -1, dtype=torch.int32),
+        accept_token_num=torch.zeros(b, dtype=torch.int32),
+    )
+
+
+def links(b, n):
+    return {name: torch.full((b, n), -1) for name in LINKS}
+
+
+def descend(accepts, last_token, out, candidates, retrieve_index, retrieve_next_token,
+            retrieve_next_sibling):  # fmt: skip
+    """Goes down each tree.
+
+    accepts: (sequence, node, child, its token, tokens rejected before) -> bool.
+    last_token: (sequence, node, rejected tokens, whether there was room for a child) -> token.
+    """
+    for b, tokens in enumerate(candidates.tolist()):
+        index = retrieve_index[b].tolist()
+        node, path, rejected = 0, [index[0]], []
+        while len(path) < out["accept_index"].shape[1]:
+            child = int(retrieve_next_token[b, node])
+            while child >= 0 and not accepts(b, node, tokens[child], rejected):
+                rejected.append(tokens[child])
+                child = int(retrieve_next_sibling[b, child])
+            if child < 0:
+                break
+            out["predicts"][index[node]] = tokens[child]
+            node, rejected = child, []
+            path.append(index[node])
+        room = len(path) < out["accept_index"].shape[1]
+        out["predicts"][index[node]] = last_token(b, node, rejected if room else [])
+        out["accept_index"][b, : len(path)] = torch.tensor(path)
+        out["accept_token_num"][b] = len(path) - 1
+
+
+def sample_down(out, tree, uniforms, final, probs, single=1.0, acc=1.0):
+    """`tree_speculative_sampling_target_only` for siblings with different tokens."""
+
+    def accepts(b, node, token, rejected):
+        row = probs[b, node]
+        mass = torch.zeros(())
+        for x in [*rejected, token]:
+            mass = mass + row[x]
+        return bool(uniforms[b, node] <= mass / max(acc, 1e-9)) or bool(row[token] >= single)
+
+    def last_token(b, node, rejected):
+        left = probs[b, node].double()
+        left[rejected] = 0
+        return int((left.cumsum(0) <= final[b].double() * left.sum()).sum())
+
+    descend(accepts, last_token, out, **tree)
+
+
+def eagle_tree(generator, b, topk, depth, n):
+    """(parent_list, selected_index): the best n - 1 candidates by the product of their scores."""
+    parents, scores = [torch.arange(-1, topk).expand(b, -1)], []
+    frontier = torch.rand(b, topk, generator=generator)
+    scores.append(frontier)
+    for level in range(1, depth):
+        children = frontier[..., None] * torch.rand(b, topk, topk, generator=generator)
+        scores.append(children.flatten(1))
+        frontier, best = children.flatten(1).topk(topk)
+        parents.append(best + topk + topk * topk * (level - 1))
+    selected = torch.cat(scores, 1).topk(n - 1).indices.sort().values
+    return torch.cat(parents[:depth], 1)[:, : topk * (depth - 1) + 1], selected
+
+
+def parents_of(parent_list, selected_index, topk):
+    """[B][N], the parent of each node, one by one; -1 for the root."""
+    out = []
+    for row, chosen in zip(parent_list.tolist(), selected_index.tolist(), strict=True):
+        wanted = [row[c // topk] if c // topk else None for c in chosen]
+        out.append([-1, *(0 if w is None else chosen.index(w) + 1 for w in wanted)])
+    return out
+
+
+def linked(parents):
+    """The three links of a batch of parents."""
+    n = len(parents[0])
+    children = [[[i for i in range(n) if row[i] == x] for x in range(n)] for row in parents]
+    siblings = [
+        [[j for j in range(i + 1, n) if row[j] == row[i] >= 0] for i in range(n)] for row in parents
+    ]
+    return {
+        "retrieve_index": torch.arange(len(parents) * n).view(-1, n),
+        "retrieve_next_token": torch.tensor([[[*c, -1][0] for c in row] for row in children]),
+        "retrieve_next_sibling": torch.tensor([[[*s, -1][0] for s in row] for row in siblings]),
+    }
+
+
+def lineage(row, node):
+    """A node and its ancestors, the root last."""
+    return [node] if node == 0 else [node, *lineage(row, row[node])]
+
+
+def random_tree(generator, b, n, v):
+    """Candidates and links of random trees, and their parents; siblings have different tokens."""
+    parents = [[-1, *(int(torch.randint(i, (1,), generator=generator)) for i in range(1, n))]
+               for _ in range(b)]  # fmt: skip
+    candidates = torch.randint(v, (b, n), generator=generator)
+    for row, tokens in zip(parents, candidates, strict=True):
+        for i in range(1, n):
+            taken = {int(tokens[j]) for j in range(1, i) if row[j] == row[i]}
+            tokens[i] = next(x % v for x in range(int(tokens[i]), 2 * v) if x % v not in taken)
+    return dict(candidates=candidates, **linked(parents)), parents
