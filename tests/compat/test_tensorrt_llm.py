@@ -1,0 +1,121 @@
+"""TensorRT-LLM's acceptance by ids: random cases as in its tests, one by one, and rule greedy."""
+
+import pytest
+import torch
+
+from specdec_kernels import verify_chain
+from specdec_kernels.compat import tensorrt_llm
+from specdec_kernels.compat.tensorrt_llm import accept_draft_tokens_by_ids
+
+SLOTS, LENGTH, VOCAB, DRAFTS = 64, 16, 32, 8
+
+
+def case(seed):
+    """Random slots: the target's tokens may end before the drafts, and often equal them."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def integers(low, high, *shape):
+        return torch.randint(low, high, shape, generator=generator, dtype=torch.int32)
+
+    numbers = integers(1, DRAFTS + 1, SLOTS)
+    contexts = integers(0, LENGTH - DRAFTS, SLOTS)
+    new = (torch.rand(SLOTS, generator=generator) * (numbers + 1)).int()
+    drafts, target = integers(1, VOCAB - 1, SLOTS, DRAFTS), integers(1, VOCAB, SLOTS, LENGTH)
+    finished = torch.zeros(DRAFTS + 1, SLOTS, dtype=torch.uint8)
+    for s in range(SLOTS):
+        for i in range(int(new[s])):
+            if torch.rand((), generator=generator) < 0.8:
+                target[s, contexts[s] + i] = drafts[s, i]
+        finished[int(new[s]) :, s] = 1 << int(integers(0, 4))
+    return dict(
+        draft_ids=drafts, target_ids=target, context_lengths=contexts, nums_draft_tokens=numbers,
+        sequence_lengths=contexts + new, finished=finished,
+        finished_final=torch.full((SLOTS,), 77, dtype=torch.uint8),
+        finished_sum=torch.full((SLOTS,), 77, dtype=torch.int32),
+    )  # fmt: skip
+
+
+def accept_one(c, s):
+    """(length, finished state) of a slot, token by token."""
+    begin, end = int(c["context_lengths"][s]), int(c["sequence_lengths"][s])
+    last = min(end, begin + int(c["nums_draft_tokens"][s]))
+    for i in range(last - begin):
+        if c["draft_ids"][s, i] != c["target_ids"][s, begin + i]:
+            return min(begin + i + 1, LENGTH), int(c["finished"][i, s])
+    return end, int(c["finished"][max(last - begin, 0), s])
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("every", [1, 2])
+def test_random_slots(seed, every):
+    arguments = case(seed)
+    want = [accept_one(arguments, s) for s in range(SLOTS)]
+    before = arguments["sequence_lengths"].tolist()
+    slots = torch.arange(0, SLOTS, every, dtype=torch.int32)
+    accept_draft_tokens_by_ids(**arguments, batch_slots=None if every == 1 else slots)
+    for s, (length, state) in enumerate(want):
+        mine = s % every == 0
+        assert arguments["sequence_lengths"][s] == (length if mine else before[s])
+        assert arguments["finished_final"][s] == (state if mine else 77)
+        done = int(state in (1, 2, 4))
+        assert arguments["finished_sum"][s] == (done if mine else 77)
+
+
+def test_it_equals_rule_greedy_and_not_a_count_of_equal_tokens():
+    """Negative control: equal tokens after the first different one do not count."""
+    c = case(3)
+    c["nums_draft_tokens"].fill_(DRAFTS)
+    c["sequence_lengths"] = c["context_lengths"] + DRAFTS
+    places = c["context_lengths"][:, None].long() + torch.arange(DRAFTS)
+    tokens = c["target_ids"].gather(1, places)
+    zeros = torch.zeros(SLOTS, dtype=torch.int64)
+    rows = torch.nn.functional.one_hot(torch.nn.functional.pad(tokens, (0, 1)).long(), VOCAB)
+    want = verify_chain(
+        rows.float(), c["draft_ids"], rule="greedy", seeds=zeros, positions=zeros
+    ).num_accepted
+    equal = (tokens == c["draft_ids"]).sum(1)
+    accept_draft_tokens_by_ids(**c)
+    length = torch.where(want < DRAFTS, want + 1, want)
+    assert (c["sequence_lengths"] - c["context_lengths"]).tolist() == length.tolist()
+    assert length.tolist() != torch.where(equal < DRAFTS, equal + 1, equal).tolist()
+
+
+def test_the_sum_may_be_left_out_and_the_text_may_be_full():
+    c = case(1)
+    c["context_lengths"].fill_(LENGTH - 1)
+    c["sequence_lengths"].fill_(LENGTH)
+    c["target_ids"][:, -1], c["draft_ids"][:, 0] = 1, 2
+    del c["finished_sum"]
+    accept_draft_tokens_by_ids(**c)
+    assert c["sequence_lengths"].eq(LENGTH).all()
+    assert c["finished_final"].tolist() == c["finished"][0].tolist()
+    assert tensorrt_llm.FINISHED == 7
+    c["context_lengths"].fill_(LENGTH + 2)
+    c["sequence_lengths"].fill_(LENGTH + 5)
+    accept_draft_tokens_by_ids(**c)  # beyond the text
+    assert c["sequence_lengths"].eq(LENGTH).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error", "message"),
+    [
+        ("draft_ids", [1], TypeError, "draft_ids must be a tensor"),
+        ("draft_ids", torch.zeros(3).int(), RuntimeError, r"draft_ids must be \[S, D\], got \[3\]"),
+        ("draft_ids", torch.zeros(SLOTS, DRAFTS), RuntimeError, "draft_ids must be int32"),
+        (
+            "target_ids",
+            torch.zeros(SLOTS - 1, 9).int(),
+            RuntimeError,
+            r"= \[64, 9\], got \[63, 9\]",
+        ),
+        ("context_lengths", torch.zeros(SLOTS).long(), RuntimeError, "must be int32, got int64"),
+        ("sequence_lengths", torch.zeros(1).int(), RuntimeError, r"must be \[64\], got \[1\]"),
+        ("finished", torch.zeros(DRAFTS, SLOTS).byte(), RuntimeError, r"\[D\+1, S\] = \[9, 64\]"),
+        ("finished_final", torch.zeros(SLOTS).bool(), RuntimeError, "must be uint8, got bool"),
+        ("finished_sum", torch.zeros(SLOTS), RuntimeError, "finished_sum must be int32"),
+        ("batch_slots", torch.zeros(2, 2).int(), RuntimeError, r"batch_slots must be \[4\]"),
+    ],
+)
+def test_wrong_arguments_are_named(name, value, error, message):
+    with pytest.raises(error, match=message):
+        accept_draft_tokens_by_ids(**case(0) | {name: value})
