@@ -1,0 +1,68 @@
+"""The code of docs/compat.md runs as it is printed, and the page names every function."""
+
+import inspect
+import re
+import subprocess
+import sys
+
+import pytest
+from support import hf_models
+from support.hf_models import one_thread  # noqa: F401  # autouse here
+from support.sources import ROOT
+from transformers.generation import utils
+
+from specdec_kernels.compat import flashinfer, sglang, tensorrt_llm, transformers
+
+PAGE = ROOT / "docs" / "compat.md"
+MODULES = {m.__name__.split(".")[-1]: m for m in (flashinfer, sglang, tensorrt_llm, transformers)}
+
+pytestmark = pytest.mark.skipif(not PAGE.is_file(), reason="the documents are not here")
+
+
+def test_the_printed_code_runs(monkeypatch):
+    monkeypatch.setattr(utils, "_speculative_sampling", utils._speculative_sampling)
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    assert len(blocks) == 3
+    model = hf_models.tiny("llama")
+    names = dict(model=model, assistant=model, inputs=hf_models.prompts((9,)))
+    for block in blocks:
+        exec(block, names)
+    assert names["tokens"].tolist() == [[2, 0, -1]]
+    assert names["accepted"].tolist() == names["emitted"].tolist() == [1]
+    assert names["valid"].all()
+    assert names["predicts"].tolist() == [9, -1, 4]
+    assert names["accept_index"].tolist() == [[0, 2, -1]]
+    assert names["out"].shape == (1, 25)
+    assert utils._speculative_sampling is transformers._speculative_sampling
+    assert names["sequence_lengths"].tolist() == [4]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_the_page_lists_every_function(name):
+    row = re.search(rf"^\| `compat\.{name}` \|(.*?)\|", PAGE.read_text(), re.MULTILINE)[1]
+    module = MODULES[name]
+    own = {n for n, f in inspect.getmembers(module, inspect.isfunction)
+           if f.__module__ == module.__name__}  # fmt: skip
+    if name != "transformers":
+        own = {n for n in own if not n.startswith("_")}
+    assert set(re.findall(r"`(\w+)`", row)) == own - {"_ensemble"}
+
+
+@pytest.mark.slow
+def test_the_modules_import_none_of_the_projects():
+    program = (
+        "import sys; from specdec_kernels.compat import flashinfer, sglang, tensorrt_llm, "
+        "transformers; print({'transformers', 'flashinfer', 'sglang', 'tensorrt_llm'} "
+        "& set(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "set()"
+
+
+def test_the_arguments_are_those_of_transformers():
+    want = inspect.signature(utils._speculative_sampling).parameters
+    got = inspect.signature(transformers._speculative_sampling).parameters
+    assert list(got) == list(want)
+    assert [p.default for p in got.values()] == [p.default for p in want.values()]
