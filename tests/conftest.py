@@ -38,7 +38,7 @@ SLOW_FILES = {
     "tree/test_tree_distribution.py",
     "tree/test_tree_negative_controls.py",
 }
-SLOW_ROOMS = {"benchmarks", "device"}
+SLOW_ROOMS = {"benchmarks", "device", "sharded"}
 # The slowest single tests of the other files, by measurement.
 SLOW_TESTS = {
     "test_importing_the_ops_loads_no_transformers",

@@ -119,6 +119,7 @@ PARTS = {
     "triton": {"arguments"},
     "analysis": {"reference"},
     "compat": {"arguments", "ops"},
+    "sharded": {"arguments", "ops"},
 }
 # The public modules of specdec_kernels beside the package itself.
 PUBLIC = ("specdec_kernels.analysis",)

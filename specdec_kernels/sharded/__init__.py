@@ -1,0 +1,9 @@
+"""Verification over a vocabulary that is sharded between ranks, as tensor parallelism leaves it.
+
+Each rank keeps its part of the logits; what the ranks exchange does not grow with the vocabulary.
+See docs/vocabulary-parallel.md.
+"""
+
+from specdec_kernels.sharded.verify_chain import SHARDED_RULES, verify_chain_sharded
+
+__all__ = ["SHARDED_RULES", "verify_chain_sharded"]

@@ -1,0 +1,100 @@
+"""What the ranks tell each other before anything else: that they were called alike."""
+
+from __future__ import annotations
+
+import ctypes
+import zlib
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specdec_kernels.arguments.chain import ChainArguments
+from specdec_kernels.arguments.checks import require
+from specdec_kernels.sharded.collectives import Collectives
+from specdec_kernels.sharded.distribution import Shard
+
+# Arguments that every rank must be given alike, by the name of the public function.
+REPLICATED = {
+    "rule": ("rule",),
+    "draft_token_ids": ("draft_token_ids",),
+    "draft_shard": (
+        "draft_ids", "draft_logsumexp", "draft_threshold", "draft_temperatures",
+        "draft_temperature",
+    ),
+    "temperature": ("temperatures", "temperature"),
+    "top_k": ("top_ks", "top_k"),
+    "top_p": ("top_ps", "top_p"),
+    "min_p": ("min_ps", "min_p"),
+    "seeds": ("seeds",),
+    "positions": ("positions",),
+    "target_indptr": ("target_indptr",),
+    "uniforms": ("uniforms",),
+    "eos_token_ids": ("eos_token_ids",),
+    "max_new_tokens": ("max_new_tokens",),
+    "with_logprobs": ("with_logprobs",),
+    "with_accept_probs": ("with_accept_probs",),
+}  # fmt: skip
+
+
+def checksum(value: Any) -> int:
+    """A checksum of a number, None, or a tensor with its shape and dtype."""
+    if not isinstance(value, Tensor):
+        return zlib.crc32(repr(value).encode())
+    crc = zlib.crc32(repr((value.shape, value.dtype)).encode())
+    data = value.detach().to("cpu").contiguous()
+    size = data.numel() * data.element_size()
+    return zlib.crc32(ctypes.string_at(data.data_ptr(), size), crc) if size else crc
+
+
+def _checksums(a: ChainArguments) -> dict[str, int]:
+    sums = {}
+    for name, fields in REPLICATED.items():
+        parts = [checksum(getattr(a, field)) for field in fields]
+        if name == "draft_shard":  # its columns differ, its other dimensions do not
+            sparse = a.draft_ids is not None
+            described = None if a.draft is None else (a.draft.shape[:-1], a.draft.dtype)
+            parts.append(checksum(a.draft if sparse else described))
+        sums[name] = zlib.crc32(repr(parts).encode())
+    sums["target_shard"] = checksum((a.target.shape[:-1], a.target.dtype))
+    return sums
+
+
+def agree(
+    collectives: Collectives, a: ChainArguments | None, vocab_start: int | None
+) -> tuple[Shard, Tensor]:
+    """This rank's shard, and [ranks] where each shard starts. Raises on all ranks or on none.
+
+    a: None if this rank has failed already.
+    vocab_start: of this rank; None if the shards follow each other in the order of the ranks.
+    """
+
+    def told() -> Tensor:
+        assert a is not None
+        start = -1 if vocab_start is None else vocab_start
+        return torch.tensor([a.target.shape[-1], start, *_checksums(a).values()])
+
+    names = (*REPLICATED, "target_shard")
+    gathered = collectives.gather(told, len(names) + 2)
+    collectives.raise_failures()
+    heard = gathered.cpu()
+    for name, column in zip(names, heard[:, 2:].T, strict=True):
+        others = (column != column[0]).nonzero()[:, 0].tolist()
+        require(
+            not others,
+            f"{name} must be equal on all ranks, got another one than rank 0 on ranks {others}",
+        )
+    widths, starts = heard[:, 0], heard[:, 1]
+    if (starts == -1).all():
+        starts = widths.cumsum(0) - widths
+    order = starts.argsort()
+    follow = widths[order].cumsum(0) - widths[order]
+    require(
+        bool((starts[order] == follow).all()),
+        "vocab_start must let the shards follow each other from 0 on, without gaps or overlaps: "
+        f"got starts {starts.tolist()} of {widths.tolist()} tokens",
+    )
+    rank = collectives.rank
+    shard = Shard(int(starts[rank]), int(widths[rank]), int(widths.sum()))
+    require(shard.vocab < 2**31, f"the vocabulary must be below 2**31, got {shard.vocab}")
+    return shard, starts.to(collectives.device)

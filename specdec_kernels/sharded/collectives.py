@@ -1,0 +1,91 @@
+"""Collectives that give every rank the same bits, and that fail on every rank or on none.
+
+Numbers are exchanged as int64: sums and maxima of integers do not depend on the order in which
+ranks are combined, whatever algorithm the backend uses. Floats travel as their bits, or as
+fixed-point numbers; see `distribution.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+Compute = Callable[[], Tensor]
+
+
+class Collectives:
+    """The exchanges of one call.
+
+    A rank whose own computation raises goes on with zeros, so that no other rank waits for it, and
+    `raise_failures` raises on every rank. A rank that dies or never calls makes the collectives of
+    the others raise, at the latest after the timeout of the group.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None, device: torch.device) -> None:
+        self.group, self.device = group, device
+        self.size = dist.get_world_size(group)
+        self.rank = dist.get_rank(group)
+        self._error: Exception | None = None
+        self._failed = torch.zeros((), dtype=torch.bool, device=device)
+        self._differs: list[tuple[Tensor, str]] = []
+
+    def fail(self, error: Exception) -> None:
+        """Marks this rank as failed; the first error counts."""
+        self._error = self._error or error
+
+    def total(self, compute: Compute, *shape: int) -> Tensor:
+        """The sum over ranks of what `compute` returns on each: int64 of this shape."""
+        return self._reduce(compute, shape, dist.ReduceOp.SUM)
+
+    def maximum(self, compute: Compute, *shape: int) -> Tensor:
+        """The maximum over ranks of what `compute` returns on each: int64 of this shape."""
+        return self._reduce(compute, shape, dist.ReduceOp.MAX)
+
+    def gather(self, compute: Compute, *shape: int) -> Tensor:
+        """[ranks, *shape] int64: what `compute` returns on each rank."""
+        payload = self._payload(compute, shape)
+        gathered = [torch.empty_like(payload) for _ in range(self.size)]
+        dist.all_gather(gathered, payload, group=self.group)
+        rows = torch.stack(gathered)
+        self._failed |= (rows[:, -1] != 0).any()
+        return rows[:, :-1].view(self.size, *shape)
+
+    def require_equal(self, gathered: Tensor, what: str) -> None:
+        """Marks all ranks as failed unless the ranks, dimension 0, agree. No host waits for it."""
+        self._differs.append(((gathered != gathered[:1]).any(), what))
+
+    def raise_failures(self) -> None:
+        """Raises on every rank if any failed. The host waits for the device here."""
+        for differs, what in self._differs:
+            if not bool(self._failed) and bool(differs):
+                raise RuntimeError(f"{what} must be equal on all ranks, got different ones")
+        if not bool(self._failed):
+            return
+        mine = None if self._error is None else f"{type(self._error).__name__}: {self._error}"
+        reasons: list[str | None] = [None] * self.size
+        dist.all_gather_object(reasons, mine, group=self.group)
+        found = [f"rank {rank}: {reason}" for rank, reason in enumerate(reasons) if reason]
+        raise RuntimeError(f"verify_chain_sharded failed on {'; '.join(found)}") from self._error
+
+    def _reduce(
+        self, compute: Compute, shape: tuple[int, ...], op: dist.ReduceOp.RedOpType
+    ) -> Tensor:
+        payload = self._payload(compute, shape)
+        dist.all_reduce(payload, op=op, group=self.group)
+        self._failed |= payload[-1] != 0
+        return payload[:-1].view(shape)
+
+    def _payload(self, compute: Compute, shape: tuple[int, ...]) -> Tensor:
+        """What `compute` returns, flat, followed by whether this rank failed."""
+        payload = torch.zeros(torch.Size(shape).numel() + 1, dtype=torch.int64, device=self.device)
+        if self._error is None:
+            try:
+                payload[:-1] = compute().reshape(-1)
+            except Exception as error:
+                self.fail(error)
+        if self._error is not None:
+            payload.zero_()[-1] = 1
+        return payload

@@ -1,0 +1,282 @@
+"""Verification of a chain of drafted tokens over a vocabulary that is sharded between ranks.
+
+`verify_chain` of specdec_kernels/ops/verify_chain.py explains the terms. A *shard* is the part of
+the vocabulary that one *rank*, one process of a `torch.distributed` group, holds of every row.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from specdec_kernels.arguments import conversion
+from specdec_kernels.arguments.chain import ChainArguments
+from specdec_kernels.arguments.checks import require
+from specdec_kernels.arguments.conversion import Param
+from specdec_kernels.arguments.draft_forms import SampledDraft, SparseDraft, split_draft
+from specdec_kernels.arguments.rules import KINDS, RULES, Rule
+from specdec_kernels.arguments.sample import SamplingArguments
+from specdec_kernels.ops.verify_chain import Verdict
+from specdec_kernels.sharded import decide, noise, residual
+from specdec_kernels.sharded.agreement import agree
+from specdec_kernels.sharded.collectives import Collectives
+from specdec_kernels.sharded.decide import Decision
+from specdec_kernels.sharded.distribution import RowStats, Shard, pack_maxima
+from specdec_kernels.sharded.draft import OneHotDraft, draft_on_shard, draft_temperature
+from specdec_kernels.sharded.match import choose
+from specdec_kernels.sharded.sequence import Parameters, Sequences, find_sequences, take
+
+SHARDED_RULES: tuple[Rule, ...] = ("token", "block", "greedy", "match")
+
+
+def verify_chain_sharded(
+    target_shard: Tensor,
+    draft_token_ids: Tensor,
+    draft_shard: Tensor | SampledDraft | SparseDraft | None = None,
+    *,
+    group: dist.ProcessGroup | None = None,
+    vocab_start: int | None = None,
+    rule: Rule = "token",
+    temperature: Param = 1.0,
+    top_k: int | Tensor = 0,
+    top_p: Param = 1.0,
+    min_p: Param = 0.0,
+    seeds: Tensor,
+    positions: Tensor,
+    target_indptr: Tensor | None = None,
+    uniforms: Tensor | None = None,
+    eos_token_ids: Tensor | None = None,
+    max_new_tokens: Tensor | None = None,
+    with_logprobs: bool = True,
+    with_accept_probs: bool = False,
+) -> Verdict:
+    """`verify_chain` where each rank holds the logits of a part of the vocabulary.
+
+    A collective call: every rank of the group makes it, with equal arguments but for the two
+    shards. All get the same verdict. What they exchange for a row does not grow with the
+    vocabulary; docs/vocabulary-parallel.md says how much it is.
+
+    The verdict has the same bits for any number of ranks. It equals that of `verify_chain` over the
+    whole rows: for rules greedy and match bit for bit, for the others, and where top-p sets a
+    threshold, up to rounding.
+
+    Args:
+        target_shard: [B, gamma+1, W] float32, bfloat16 or float16 logits, or ragged [R, W] with
+            `target_indptr`: columns vocab_start to vocab_start + W of the target's rows. W may
+            differ between ranks and is at least 1. The vocabulary V is the sum of W over the ranks.
+        draft_token_ids: [B, gamma] int32 or int64 ids in [0, V); -1 means no draft from here on.
+        draft_shard: Q, in the forms of `verify_chain`: None (one-hot), logits [B, gamma, W] of this
+            shard, a `SampledDraft` with the logits of this shard and the statistics of the whole
+            rows, or a `SparseDraft`, whole on every rank. Read by rules token and block only.
+        group: the process group; None is the default group.
+        vocab_start: the first id of this rank's shard; None if the shards follow each other in the
+            order of the ranks.
+        rule: "token", "block", "match" or "greedy".
+        temperature, top_k, top_p, min_p, seeds, positions, target_indptr, uniforms, eos_token_ids,
+            max_new_tokens, with_logprobs, with_accept_probs: as in `verify_chain`.
+
+    Returns:
+        The `Verdict` of `verify_chain`, with ids of the whole vocabulary.
+
+    Raises:
+        RuntimeError: on every rank, if an argument is out of range or differs between ranks, or if
+            a rank fails; the message names the argument, or the rank and its error. If a rank dies
+            or does not make the call, the collectives of the others raise, at the latest after the
+            timeout of the group.
+
+    Source: the rules are those of `verify_chain`; docs/vocabulary-parallel.md explains how their
+    decisions are made from few numbers.
+
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> one = torch.zeros(1, dtype=torch.int64)
+    >>> v = verify_chain_sharded(
+    ...     torch.tensor([[[0.0, 9.0], [9.0, 0.0]]]), torch.tensor([[1]]), rule="greedy",
+    ...     seeds=one, positions=one,
+    ... )
+    >>> dist.destroy_process_group()
+    >>> v.tokens, v.num_accepted
+    (tensor([[1, 0]]), tensor([1], dtype=torch.int32))
+    """
+    if not dist.is_initialized():
+        raise RuntimeError("torch.distributed must be initialized, call init_process_group first")
+    device = target_shard.device if isinstance(target_shard, Tensor) else torch.device("cpu")
+    collectives = Collectives(group, device)
+    a = None
+    try:
+        a = _arguments(
+            target_shard, draft_token_ids, draft_shard, rule,
+            SamplingArguments(*conversion.sampling(temperature, top_k, top_p, min_p)),
+            seeds=seeds, positions=positions, target_indptr=target_indptr, uniforms=uniforms,
+            eos_token_ids=eos_token_ids, max_new_tokens=max_new_tokens,
+            with_logprobs=with_logprobs, with_accept_probs=with_accept_probs,
+        )  # fmt: skip
+        if vocab_start is not None:
+            conversion.require_integer(vocab_start, "vocab_start")
+            require(vocab_start >= 0, f"vocab_start must be at least 0, got {vocab_start}")
+    except Exception as error:
+        collectives.fail(error)
+    shard, starts = agree(collectives, a, vocab_start)
+    assert a is not None  # or `agree` has raised
+    return _verify(collectives, a, shard, starts)
+
+
+def _arguments(
+    target: Tensor,
+    drafted: Tensor,
+    draft: Tensor | SampledDraft | SparseDraft | None,
+    rule: Rule,
+    sampling: SamplingArguments,
+    **others: Any,
+) -> ChainArguments:
+    """The arguments of this rank by name, validated as those of `verify_chain`."""
+    given = {name: others[name] for name in ("seeds", "positions")}
+    conversion.require_tensors(target_shard=target, draft_token_ids=drafted, **given)
+    optional = ("target_indptr", "uniforms", "eos_token_ids", "max_new_tokens")
+    conversion.require_tensors_or_none(**{name: others[name] for name in optional})
+    for name in ("with_logprobs", "with_accept_probs"):
+        conversion.require_flag(others[name], name)
+    require(
+        rule in SHARDED_RULES,
+        f"rule must be one of {', '.join(SHARDED_RULES)} over a sharded vocabulary, got {rule}",
+    )
+    rows, ids, logsumexp, threshold, temperatures, temperature = split_draft(draft)
+    a = ChainArguments(
+        target=target, draft_token_ids=drafted, draft=rows, draft_ids=ids, draft_columns=None,
+        draft_logsumexp=logsumexp, draft_threshold=threshold, draft_temperatures=temperatures,
+        draft_temperature=temperature, kind=KINDS.index("logits"), rule=RULES.index(rule),
+        lenience=1.0, typical_epsilon=0.0, typical_delta=0.0, synthetic_rates=None,
+        **sampling._asdict(), **others,
+    )  # fmt: skip
+    a.check()
+    if rows is not None and ids is None:
+        width = target.shape[-1]
+        require(
+            rows.shape[-1] == width,
+            f"draft_shard must have the W = {width} columns of target_shard, got {rows.shape[-1]}",
+        )
+    return a
+
+
+def _verify(collectives: Collectives, a: ChainArguments, shard: Shard, starts: Tensor) -> Verdict:
+    p = Parameters.of(a)
+    of_draft = draft_temperature(a, p.temperature)
+    in_range = p.in_range
+    if a.reads_draft:
+        in_range = in_range & of_draft.isfinite() & (of_draft >= 0)
+    s = find_sequences(a, in_range, shard.vocab)
+    draft = draft_on_shard(a, s, shard, of_draft) if a.reads_draft else OneHotDraft(s, shard)
+    target = _measure(collectives, a, p, s, shard, draft)
+    greedy = decide.decide_by_choice(s, target.valid, target.argmax)
+    only_greedy = a.rule_name == "greedy" or (a.temperatures is None and a.temperature == 0)
+    if only_greedy:
+        collectives.raise_failures()
+        certain, token = torch.zeros_like(target.max), take(target.argmax, greedy.num_accepted)
+        return _verdict(a, s, greedy, certain[:, :-1], token, certain[:, 0])
+
+    target.filter(collectives, p, shard)
+    is_greedy = p.temperature == 0
+    if a.rule_name == "match":
+        choice, logits = choose(collectives, a, shard, target)
+        mass = collectives.total(lambda: target.masses(shard).sum(-1), *choice.shape)
+        target.add_up(mass, shard.vocab)
+        log_p = target.log_weights(logits[..., None])[..., 0] - target.log_sum
+        d = greedy.where(is_greedy, decide.decide_by_choice(s, target.valid, choice))
+        token, logprob = take(choice, d.num_accepted), take(log_p, d.num_accepted)
+        log_p = log_p[:, :-1]
+    else:
+        d, log_p, token, logprob = _verify_with_draft(
+            collectives, a, s, shard, starts, target, draft, greedy, is_greedy
+        )
+    collectives.raise_failures()
+    log_p = log_p.where(~is_greedy[:, None], 0.0)
+    return _verdict(a, s, d, log_p, token, logprob.where(~is_greedy, 0.0))
+
+
+def _measure(
+    collectives: Collectives,
+    a: ChainArguments,
+    p: Parameters,
+    s: Sequences,
+    shard: Shard,
+    draft: OneHotDraft,
+) -> RowStats:
+    """Exchanges the maxima of the rows of target and draft, and gives the draft its own."""
+    b, gamma = s.drafted.shape
+    rows = a.target
+    if a.target_indptr is not None:
+        rows = rows if len(rows) else rows.new_full((1, shard.width), -torch.inf)
+        rows = rows[s.rows]
+    n = gamma + 1 + (gamma if draft.rows is not None else 0)
+
+    def maxima() -> Tensor:
+        both = [rows] if draft.rows is None else [rows, draft.rows]
+        return torch.cat([pack_maxima(x, shard) for x in both], 1)
+
+    packed = collectives.maximum(maxima, b, n)
+    temperature = p.temperature.where(p.temperature > 0, 1.0)[:, None]
+    if draft.rows is not None:
+        draft.stats = RowStats.of(draft.rows, packed[:, gamma + 1 :], temperature)
+    return RowStats.of(rows, packed[:, : gamma + 1], temperature)
+
+
+def _verify_with_draft(
+    collectives: Collectives,
+    a: ChainArguments,
+    s: Sequences,
+    shard: Shard,
+    starts: Tensor,
+    target: RowStats,
+    draft: OneHotDraft,
+    greedy: Decision,
+    is_greedy: Tensor,
+) -> tuple[Decision, Tensor, Tensor, Tensor]:
+    """Rules token and block: the decision, log P of the drafts [B, gamma], and the token that
+    follows with its log-probability."""
+    b, gamma = s.drafted.shape
+    n = gamma + 1
+    padded = torch.cat([s.drafted, s.drafted.new_full((b, 1), -1)], 1)
+
+    def sums() -> Tensor:
+        of_target = torch.stack([target.masses(shard).sum(-1), target.entries(padded, shard)], -1)
+        return torch.cat([of_target, draft.entries()], 1)
+
+    added_up = collectives.total(sums, b, n + gamma, 2)
+    target.add_up(added_up[:, :n, 0], shard.vocab)
+    log_weights = added_up[:, :gamma, 1].contiguous().view(torch.float64)
+    log_p = log_weights - target.log_sum[:, :-1]
+    tables = draft.tables(added_up[:, n:])
+    uniforms = noise.acceptance_uniforms(a)
+    if a.rule_name == "token":
+        d = decide.decide_token(s, target.valid, log_p, tables, uniforms)
+    else:
+        scales, end, fault = decide.block_scales(s, target.valid, log_p, tables)
+        h = residual.block_accept_probs(collectives, shard, target, draft, scales)
+        d = decide.decide_block(s, target.valid, tables, uniforms, scales, h, end, fault)
+    d = greedy.where(is_greedy, d)
+    drawn, logprob = residual.draw(collectives, a, shard, starts, target, draft, tables, d)
+    return d, log_p, torch.where(is_greedy, take(target.argmax, d.num_accepted), drawn), logprob
+
+
+def _verdict(
+    a: ChainArguments, s: Sequences, d: Decision, log_p: Tensor, token: Tensor, logprob: Tensor
+) -> Verdict:
+    """log_p: [B, gamma] of the drafts; token, logprob: [B], of the token that follows them."""
+    steps = torch.arange(s.drafted.shape[1] + 1, device=token.device)
+    accepted = steps < d.num_accepted[:, None]
+    follows = (steps == d.num_accepted[:, None]) & d.emits[:, None]
+
+    def table(of_drafts: Tensor, after: Tensor, rest: float) -> Tensor:
+        padded = torch.cat([of_drafts, after[:, None]], 1)
+        return torch.where(accepted, padded, torch.where(follows, after[:, None], rest))
+
+    empty = logprob.new_zeros(0, 0, dtype=torch.float32)
+    return Verdict(
+        table(s.drafted, token, -1).to(a.draft_token_ids.dtype),
+        d.num_accepted.to(torch.int32),
+        d.status.to(torch.int32),
+        table(log_p, logprob, 0.0).float() if a.with_logprobs else empty,
+        d.accept_probs.float() if a.with_accept_probs else empty,
+    )

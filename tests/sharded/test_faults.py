@@ -1,0 +1,190 @@
+"""Faults of the data, wrong arguments and failing ranks: every rank says the same."""
+
+import math
+import time
+
+import pytest
+import torch
+from support.providers import assert_outputs_close, provider, verify
+from support.ranks import Ranks
+from support.sharded import (
+    fail_on_rank,
+    leave_on_rank,
+    sharded_provider,
+    verify_on_rank,
+    verify_with_changes,
+    wait_on_rank,
+)
+
+from specdec_kernels import Status
+from specdec_kernels.sharded import SHARDED_RULES, verify_chain_sharded
+from specdec_kernels.testing.chain import chain_case
+
+cpp = provider("verify_chain", "cpp")
+NAN, INF = math.nan, math.inf
+
+
+def inputs(rule, v=13, b=12, gamma=3, seed=0, coarse=False):
+    """Keyword arguments of `providers.verify`. coarse: most logits of a row are equal."""
+    g = torch.Generator().manual_seed(seed)
+    target, draft = torch.randn(b, gamma + 1, v, generator=g), torch.randn(b, gamma, v, generator=g)
+    if coarse:
+        target, draft = target.round(), draft.round()
+    tokens = target[:, :gamma].argmax(-1)
+    return dict(target=target, tokens=tokens, draft=draft, rule=rule,
+                seeds=torch.arange(b), positions=torch.arange(b))  # fmt: skip
+
+
+def assert_equal(ranks, given, size=3, starts=None):
+    """Compares the verdict with that of the op, and returns it."""
+    got = verify(sharded_provider(ranks, size, starts), **given)
+    assert_outputs_close("verify_chain", got, verify(cpp, **given))
+    return got
+
+
+@pytest.mark.parametrize("value", [NAN, INF])
+@pytest.mark.parametrize("rule", SHARDED_RULES)
+def test_a_fault_in_the_shard_of_one_rank_is_the_status_of_all(ranks, rule, value):
+    given = inputs(rule)
+    for b in range(10):
+        given["target"][b, b % 4, b] = value  # columns of every rank
+    got = assert_equal(ranks, given)
+    assert (got[2][:10] & Status.TARGET_INVALID).any()
+    assert not got[2][10:].any()
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize("value", [NAN, INF])
+def test_a_fault_in_one_rank_of_the_draft_is_the_status_of_all(ranks, rule, value):
+    given = inputs(rule)
+    given["draft"][torch.arange(10), torch.arange(10) % 3, torch.arange(10)] = value
+    assert (assert_equal(ranks, given)[2] & Status.DRAFT_INVALID).any()
+
+
+@pytest.mark.parametrize("rule", SHARDED_RULES)
+def test_rows_without_a_finite_logit_on_some_ranks(ranks, rule):
+    given = inputs(rule)
+    given["target"][:6, :, 5:] = -INF  # nothing is left on the last rank
+    given["target"][3, 1] = -INF  # nor anywhere
+    got = assert_equal(ranks, given)
+    assert (got[0][:6] < 5).all()
+    assert not got[2][:3].any()
+
+
+@pytest.mark.parametrize("rule", SHARDED_RULES)
+def test_ids_and_parameters_out_of_range(ranks, rule):
+    given = inputs(rule)
+    given["tokens"][0, 0], given["tokens"][1, 1], given["tokens"][2, 2] = 13, -1, -5
+    given["temperature"] = torch.full((12,), 0.7)
+    given["temperature"][3], given["temperature"][4] = NAN, 0.0
+    given["top_p"] = torch.full((12,), 0.9)
+    given["top_p"][5] = 0.0
+    given["top_k"] = torch.full((12,), 4, dtype=torch.int32)
+    given["top_k"][6], given["top_k"][7] = -1, 99
+    got = assert_equal(ranks, given)
+    bad = [b for b in range(12) if got[2][b] & Status.BAD_PARAMETER]
+    assert bad == [3, 5, 6]
+
+
+@pytest.mark.parametrize("starts", [None, (0, 12, 1), (7, 0, 3)])
+@pytest.mark.parametrize("rule", SHARDED_RULES)
+def test_ties_across_shards_go_to_the_lowest_id_and_are_kept_by_filters(ranks, rule, starts):
+    given = inputs(rule, b=64, coarse=True)
+    given |= {"top_k": 4, "top_p": 0.9, "min_p": 0.1}
+    given["temperature"] = torch.tensor([0.0, 0.8, 1.0, 1.5]).repeat(16)
+    assert_equal(ranks, given, starts=starts)
+
+
+def test_no_more_tokens_than_ranks(ranks):
+    for rule in SHARDED_RULES:
+        assert_equal(ranks, inputs(rule, v=4), size=4)
+
+
+def test_empty_residuals_are_drawn_from_the_target(ranks):
+    """Drafts that Q calls impossible are accepted, so only P = Q leaves no residual."""
+    given = inputs("token")
+    given["draft"] = given["target"][:, :3] + 1e-7
+    given["uniforms"] = torch.full((12, 4), 1 - 2**-53, dtype=torch.float64)
+    got = verify(sharded_provider(ranks, 3), **given)
+    assert not (got[2] & ~Status.EMPTY_RESIDUAL).any()
+    assert (got[0][:, 0] >= 0).all()
+
+
+WRONG = [
+    ({"rule": "typical"}, "rule must be one of token, block, greedy, match over a sharded voc"),
+    ({"top_p": 2.0}, "top_p must be in (0, 1], got 2"),
+    ({"seeds": [1]}, "TypeError: seeds must be a tensor, got [1]"),
+    ({"seeds": torch.tensor([1])}, "seeds must be [2], got [1]"),
+    ({"temperature": True}, "TypeError: temperature must be a number or a tensor, got True"),
+    ({"vocab_start": True}, "TypeError: vocab_start must be an integer, got True"),
+    ({"vocab_start": -1}, "vocab_start must be at least 0, got -1"),
+    ({"draft_shard": torch.zeros(2, 2, 3)}, "draft_shard must have the W = 10 columns of target_s"),
+    ({"with_logprobs": 1}, "TypeError: with_logprobs must be True or False, got 1"),
+]
+DIFFERENT = [
+    ({"temperature": 0.5}, "temperature must be equal on all ranks, got another one than rank 0"),
+    ({"seeds": torch.tensor([0, 1])}, "seeds must be equal on all ranks"),
+    ({"draft_token_ids": torch.zeros(2, 2, dtype=torch.int32)}, "draft_token_ids must be equal"),
+    ({"rule": "block"}, "rule must be equal on all ranks"),
+    ({"draft_shard": None}, "draft_shard must be equal on all ranks"),
+    ({"vocab_start": 5}, "vocab_start must let the shards follow each other from 0 on"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), WRONG + DIFFERENT)
+def test_a_wrong_or_different_argument_of_one_rank_raises_on_all(ranks, changes, message):
+    args = chain_case(2, 2, 30).args()
+    answers = ranks.answers(3, verify_with_changes, args, 1, changes)
+    for done, answer in answers:
+        assert not done
+        assert answer[0] == "RuntimeError"
+        assert message in answer[1]
+        assert "rank 1" in answer[1] or (changes, message) in DIFFERENT
+    ranks.run(3, verify_on_rank, args)  # the group is as good as before
+
+
+REACHED = {  # a function that some rank may fail in -> the rules that call it
+    "pack_maxima": SHARDED_RULES,
+    "masses": ("token", "block", "match"),
+    "probs": ("token", "block"),
+    "choose": ("match",),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "rule"), [(name, rule) for name, rules in REACHED.items() for rule in rules]
+)
+def test_a_rank_that_fails_raises_on_all(ranks, name, rule):
+    args = chain_case(2, 2, 30, rule=rule, filters="scalar").args()
+    for done, answer in ranks.answers(3, fail_on_rank, args, 2, name):
+        assert not done
+        assert answer[:2] == (
+            "RuntimeError", "verify_chain_sharded failed on rank 2: MemoryError: planted"
+        )  # fmt: skip
+    ranks.run(3, verify_on_rank, args)
+
+
+@pytest.mark.parametrize("leave", [leave_on_rank, wait_on_rank])
+def test_a_rank_that_dies_or_never_calls_raises_on_the_others_in_time(tmp_path, leave):
+    timeout = 2
+    mortal = Ranks(3, tmp_path, timeout)
+    args = chain_case(2, 2, 30).args()
+    mortal.run(3, verify_on_rank, args)
+    begin = time.monotonic()
+    answers = mortal.answers(3, leave, args, 1, 2 * timeout)
+    for done, answer in answers[::2]:
+        assert not done
+        assert answer[0] in ("RuntimeError", "DistBackendError")
+        assert answer[2] < timeout + 3
+    assert time.monotonic() - begin < 4 * timeout
+    mortal.close()
+
+
+def test_without_a_group_it_says_what_to_call():
+    one = torch.zeros(1, dtype=torch.int64)
+    with pytest.raises(
+        RuntimeError, match=r"torch\.distributed must be initialized, call init_pro"
+    ):
+        verify_chain_sharded(
+            torch.zeros(1, 2, 3), torch.zeros(1, 1, dtype=torch.int64), seeds=one, positions=one
+        )

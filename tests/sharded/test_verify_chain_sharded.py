@@ -1,0 +1,83 @@
+"""Verification over a sharded vocabulary gives the verdict of `verify_chain` over whole rows."""
+
+import pytest
+from support.providers import assert_outputs_close, assert_outputs_equal, provider
+from support.sharded import count_bytes, served, sharded_provider
+from support.toy_chain import ToyChain, assert_target_distribution
+
+from specdec_kernels import testing
+from specdec_kernels.arguments.chain import ChainArguments
+from specdec_kernels.sharded import SHARDED_RULES
+from specdec_kernels.testing.chain import chain_case
+
+EXACT = ("greedy", "match")
+SETTINGS = [
+    (rule, filters)
+    for rule in SHARDED_RULES
+    for filters in ("off", "warm", "scalar", "tensor", "topk", "topp", "minp")
+    if rule != "greedy" or filters == "off"  # it reads no parameter
+]
+# Vocabulary, ranks, and where the shards start: uneven, of one token, not in the order of ranks.
+SPLITS = ((131, 3, (0, 130, 1)), (29, 4, (25, 2, 0, 1)))
+SERVED = [c for c in testing.cases("verify_chain") if served(ChainArguments(*c.args()))]
+cpp = provider("verify_chain", "cpp")
+
+
+@pytest.mark.parametrize("case", SERVED, ids=str)
+def test_each_case_of_the_op_has_the_verdict_of_the_op(ranks, case):
+    args = case.args()
+    size = min(3, case.vocabulary)
+    assert_outputs_close("verify_chain", sharded_provider(ranks, size)(*args), cpp(*args))
+
+
+@pytest.mark.parametrize(("rule", "filters"), SETTINGS)
+def test_a_thousand_random_cases_equal_the_unsharded_op(ranks, rule, filters):
+    """Rules greedy and match bit for bit; the others differ where a uniform lies within rounding
+    of a step of the cumulative distribution."""
+    differing = 0
+    for vocab, size, starts in SPLITS:
+        layout = "ragged" if size == 3 else "dense"
+        case = chain_case(500, 3, vocab, rule=rule, filters=filters, layout=layout)
+        args = case.args()
+        got, want = sharded_provider(ranks, size, starts)(*args), cpp(*args)
+        equal = (got[0] == want[0]).all(-1)
+        differing += int((~equal).sum())
+        kept = [[x[equal] for x in out] for out in (got, want)]
+        assert_outputs_close("verify_chain", *kept)
+    assert differing <= (0 if rule in EXACT else 1)
+
+
+@pytest.mark.parametrize("rule", SHARDED_RULES)
+def test_the_bits_do_not_depend_on_the_number_of_ranks(ranks, rule):
+    case = chain_case(200, 3, 131, rule=rule, filters="tensor")
+    want = sharded_provider(ranks, 1)(*case.args())
+    for size, starts in ((2, None), (2, (1, 0)), (3, (0, 100, 101)), (4, None)):
+        assert_outputs_equal(
+            "verify_chain", sharded_provider(ranks, size, starts)(*case.args()), want
+        )
+
+
+@pytest.mark.parametrize("draft", ["full", "none", "sampled", "sparse"])
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_the_emitted_tokens_have_the_targets_distribution(ranks, rule, draft):
+    """Every tuple of drafts and every cell of the uniforms, with the vocabulary on three ranks."""
+    filters = {"temperature": 0.8, "top_k": 2, "top_p": 0.95}
+    of_draft = {"temperature": 1.2, "top_k": 2} if draft == "sampled" else None
+    toy = ToyChain(draft=draft, rule=rule, seed=3, target_filters=filters, draft_filters=of_draft)
+    assert_target_distribution(toy.realized(sharded_provider(ranks, 3)), toy)
+
+
+def exchanged(ranks, vocab, **options):
+    args = chain_case(8, 3, vocab, **options).args()
+    counted = ranks.run(4, count_bytes, args)
+    assert len(set(counted)) == 1
+    return counted[0]
+
+
+@pytest.mark.parametrize("filters", ["off", "tensor"])
+@pytest.mark.parametrize("rule", SHARDED_RULES)
+def test_exchanged_bytes_do_not_depend_on_the_vocabulary(ranks, rule, filters):
+    small = exchanged(ranks, 40, rule=rule, filters=filters)
+    assert exchanged(ranks, 4000, rule=rule, filters=filters) == small
+    logits = 32 * 4000 * 4 // 4  # what a rank hands out to gather the logits of 32 rows
+    assert small[1] < logits

@@ -1,0 +1,212 @@
+"""What the ranks run in tests of verification over a sharded vocabulary."""
+
+from __future__ import annotations
+
+import os
+import time
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+
+from specdec_kernels import SampledDraft, SparseDraft
+from specdec_kernels.arguments.chain import ChainArguments
+from specdec_kernels.sharded import (
+    SHARDED_RULES,
+    distribution,
+    filter,
+    match,
+    residual,
+    verify_chain,
+    verify_chain_sharded,
+)
+
+
+def even_starts(vocab, ranks):
+    """Where the shards of a vocabulary start: the first ones are larger by one, where need be."""
+    return [rank * (vocab // ranks) + min(rank, vocab % ranks) for rank in range(ranks)]
+
+
+def served(a):
+    """Whether the sharded function takes these `ChainArguments`, given for whole rows."""
+    dense = a.draft is not None and a.draft_ids is None
+    return (
+        a.kind_name == "logits" and a.rule_name in SHARDED_RULES and a.draft_columns is None
+        and (not dense or a.draft.shape[-1] == a.target.shape[-1])
+    )  # fmt: skip
+
+
+def rank_arguments(a, begin, end):
+    """Arguments of `verify_chain_sharded` for the rank that holds these columns."""
+    draft = a.draft
+    if a.draft_ids is not None:
+        draft = SparseDraft(a.draft_ids, draft)
+    elif draft is not None:
+        draft = draft[..., begin:end]
+        if a.draft_logsumexp is not None:
+            temperature = a.draft_temperature
+            if a.draft_temperatures is not None:
+                temperature = a.draft_temperatures
+            draft = SampledDraft(draft, a.draft_logsumexp, a.draft_threshold, temperature)
+    pairs = (
+        (name, getattr(a, f"{name}s"), getattr(a, name))
+        for name in ("temperature", "top_k", "top_p", "min_p")
+    )
+    return dict(
+        target_shard=a.target[..., begin:end], draft_token_ids=a.draft_token_ids,
+        draft_shard=draft, rule=a.rule_name,
+        **{name: scalar if vector is None else vector for name, vector, scalar in pairs},
+        **{
+            name: getattr(a, name)
+            for name in (
+                "seeds", "positions", "target_indptr", "uniforms", "eos_token_ids",
+                "max_new_tokens", "with_logprobs", "with_accept_probs",
+            )
+        },
+    )  # fmt: skip
+
+
+def verify_on_rank(group, args, starts=None, **changes):
+    """Calls `verify_chain_sharded` with this rank's part of the arguments of `verify_chain`.
+
+    args: in the order of the schema. starts: of the ranks' shards, in any order.
+    """
+    a = ChainArguments(*args)
+    vocab = a.target.shape[-1]
+    starts = starts or even_starts(vocab, dist.get_world_size(group))
+    begin = starts[dist.get_rank(group)]
+    end = min([s for s in starts if s > begin], default=vocab)
+    arguments = rank_arguments(a, begin, end) | {"vocab_start": begin} | changes
+    return verify_chain_sharded(group=group, **arguments)
+
+
+def verify_with_changes(group, args, rank, changes):
+    """`verify_on_rank`; one rank changes some of the arguments."""
+    return verify_on_rank(group, args, **(changes if dist.get_rank(group) == rank else {}))
+
+
+# Where a function is looked up, so that a test can replace it.
+PLACES = {
+    "pack_maxima": (verify_chain, "pack_maxima"),
+    "masses": (distribution.RowStats, "masses"),
+    "probs": (distribution.RowStats, "probs"),
+    "choose": (match, "sample"),
+}
+
+
+def fail_on_rank(group, args, rank, name):
+    """`verify_on_rank`; on one rank a function of `PLACES` raises."""
+    if dist.get_rank(group) != rank:
+        return verify_on_rank(group, args)
+    with mock.patch.object(*PLACES[name], side_effect=MemoryError("planted")):
+        return verify_on_rank(group, args)
+
+
+def leave_on_rank(group, args, rank, _seconds):
+    """`verify_on_rank`; one rank ends its process at its second exchange."""
+    if dist.get_rank(group) != rank:
+        return _timed(group, args)
+    with mock.patch.object(dist, "all_reduce", side_effect=lambda *_, **__: os._exit(1)):
+        return verify_on_rank(group, args)
+
+
+def wait_on_rank(group, args, rank, seconds):
+    """`verify_on_rank`; one rank does not make the call for some seconds."""
+    if dist.get_rank(group) != rank:
+        return _timed(group, args)
+    time.sleep(seconds)
+    return None
+
+
+def _timed(group, args):
+    """`verify_on_rank`; an error carries the seconds after which it was raised."""
+    begin = time.monotonic()
+    try:
+        return verify_on_rank(group, args)
+    except RuntimeError as error:
+        error.seconds = time.monotonic() - begin
+        raise
+
+
+def _largest_id(logits, shard):
+    """`pack_maxima` with the highest id of each shard on ties."""
+    flipped = logits.flip(-1)
+    columns = logits.shape[-1] - 1 - flipped.argmax(-1)
+    keys = filter.ordered_keys(logits.gather(-1, columns[..., None])[..., 0]).long()
+    return (keys << 32) + (2**32 - 1 - columns - shard.start)
+
+
+def _select_alone(collectives, measure, goal):
+    """`select_key` from the counts and masses of one rank."""
+    alone = mock.Mock(total=lambda compute, *_: compute())
+    return SELECT_KEY(alone, measure, goal)
+
+
+def _sum_of_one_shard(stats, total, vocab):
+    """`RowStats.add_up` without the other ranks."""
+    own = stats.masses(distribution.Shard(0, 0, vocab)).sum(-1)
+    ADD_UP(stats, own.clamp(min=1), vocab)
+
+
+def _unscaled(p, q, scale):
+    """`residual_masses` without the factor of rule block."""
+    return RESIDUAL_MASSES(p, q, torch.ones_like(scale))
+
+
+def _own_uniform(a, num_accepted):
+    """`draw_uniforms` from a stream of this rank's own."""
+    own = a._replace(seeds=a.seeds + dist.get_rank())
+    return DRAW_UNIFORMS(own, num_accepted)
+
+
+SELECT_KEY, ADD_UP = filter.select_key, distribution.RowStats.add_up
+RESIDUAL_MASSES, DRAW_UNIFORMS = residual.residual_masses, residual.draw_uniforms
+# Wrong implementations: where each is put, and what it is.
+WRONG = {
+    "argmax that prefers the highest id": (verify_chain, "pack_maxima", _largest_id),
+    "top-k and top-p of each shard alone": (filter, "select_key", _select_alone),
+    "probabilities of each shard alone": (distribution.RowStats, "add_up", _sum_of_one_shard),
+    "residual without the factor of the block": (residual, "residual_masses", _unscaled),
+    "uniforms of each rank's own": (residual, "draw_uniforms", _own_uniform),
+}
+
+
+def verify_wrongly(group, args, name):
+    """`verify_on_rank` with one of the wrong implementations on every rank."""
+    with mock.patch.object(*WRONG[name]):
+        return verify_on_rank(group, args)
+
+
+def count_bytes(group, args):
+    """(calls, bytes) that this rank hands to collectives in one verification."""
+    seen = []
+
+    def counted(function):
+        def call(*given, **options):
+            payload = given[1] if function.__name__ == "all_gather" else given[0]
+            seen.append(payload.numel() * payload.element_size())
+            return function(*given, **options)
+
+        return call
+
+    names = ("all_reduce", "all_gather", "all_gather_object", "broadcast", "all_to_all")
+    with mock.patch.multiple(dist, **{name: counted(getattr(dist, name)) for name in names}):
+        verify_on_rank(group, args)
+    return len(seen), sum(seen)
+
+
+def sharded_provider(ranks, size, *given, function=verify_on_rank):
+    """An implementation of the op `verify_chain`, whose vocabulary `size` ranks share.
+
+    given: more arguments of the function that the ranks run. It fails unless all ranks give the
+    same bits.
+    """
+
+    def op(*args):
+        verdicts = ranks.run(size, function, args, *given)
+        for verdict in verdicts[1:]:
+            for got, want in zip(verdict, verdicts[0], strict=True):
+                assert torch.equal(got.nan_to_num(7.0), want.nan_to_num(7.0))
+        return verdicts[0]
+
+    return op
