@@ -17,26 +17,26 @@ if TYPE_CHECKING:
     from specdec_hf.decode.output import SpecOutput
     from specdec_hf.decode.statistics import SequenceStats, SpecStats
     from specdec_hf.decode.streaming import Step
-    from specdec_hf.drafters.candidate_generator import from_candidate_generator
-    from specdec_hf.drafters.cascade import HorizontalCascade
     from specdec_hf.drafters.context import Candidates, DraftContext, History
     from specdec_hf.drafters.drafter import Draft, Drafter
-    from specdec_hf.drafters.early_exit import EarlyExitDrafter
-    from specdec_hf.drafters.layer_skip import LayerSkipDrafter
-    from specdec_hf.drafters.lookahead import LookaheadDrafter
-    from specdec_hf.drafters.model import ModelDrafter
-    from specdec_hf.drafters.nasd import NasdDrafter
-    from specdec_hf.drafters.ngram import NgramDrafter
-    from specdec_hf.drafters.ngram_table import NgramTable
-    from specdec_hf.drafters.prompt_lookup import PromptLookupDrafter
-    from specdec_hf.drafters.random import RandomDrafter
-    from specdec_hf.drafters.remote import RemoteDrafter, serve_drafter
-    from specdec_hf.drafters.rest import RestDrafter
-    from specdec_hf.drafters.suffix_automaton import SuffixAutomatonDrafter
-    from specdec_hf.drafters.text import TextDrafter
-    from specdec_hf.drafters.token_recycling import TokenRecyclingDrafter
+    from specdec_hf.drafters.model_free.nasd import NasdDrafter
+    from specdec_hf.drafters.model_free.ngram import NgramDrafter
+    from specdec_hf.drafters.model_free.ngram_table import NgramTable
+    from specdec_hf.drafters.model_free.prompt_lookup import PromptLookupDrafter
+    from specdec_hf.drafters.model_free.random import RandomDrafter
+    from specdec_hf.drafters.model_free.rest import RestDrafter
+    from specdec_hf.drafters.model_free.suffix_automaton import SuffixAutomatonDrafter
+    from specdec_hf.drafters.models.candidate_generator import from_candidate_generator
+    from specdec_hf.drafters.models.cascade import HorizontalCascade
+    from specdec_hf.drafters.models.early_exit import EarlyExitDrafter
+    from specdec_hf.drafters.models.layer_skip import LayerSkipDrafter
+    from specdec_hf.drafters.models.model import ModelDrafter
+    from specdec_hf.drafters.models.remote import RemoteDrafter, serve_drafter
+    from specdec_hf.drafters.models.text import TextDrafter
+    from specdec_hf.drafters.models.vertical_cascade import VerticalCascade
     from specdec_hf.drafters.tree_drafter import TreeDraft, TreeDrafter, TreeOutcome
-    from specdec_hf.drafters.vertical_cascade import VerticalCascade
+    from specdec_hf.drafters.trees.lookahead import LookaheadDrafter
+    from specdec_hf.drafters.trees.token_recycling import TokenRecyclingDrafter
     from specdec_hf.schedules.benefit_guard import BenefitGuard
     from specdec_hf.trees.acceptance_file import load_acceptance, save_acceptance
     from specdec_hf.trees.layouts import EagleTree, TreeSpec, TrieTree
@@ -98,25 +98,25 @@ _MODULES = {
     "drafters.context": ("Candidates", "DraftContext", "History"),
     "drafters.drafter": ("Draft", "Drafter"),
     "drafters.tree_drafter": ("TreeDraft", "TreeDrafter", "TreeOutcome"),
-    "drafters.cascade": ("HorizontalCascade",),
-    "drafters.candidate_generator": ("from_candidate_generator",),
-    "drafters.lookahead": ("LookaheadDrafter",),
-    "drafters.early_exit": ("EarlyExitDrafter",),
-    "drafters.layer_skip": ("LayerSkipDrafter",),
-    "drafters.model": ("ModelDrafter",),
-    "drafters.nasd": ("NasdDrafter",),
-    "drafters.ngram": ("NgramDrafter",),
-    "drafters.ngram_table": ("NgramTable",),
-    "drafters.prompt_lookup": ("PromptLookupDrafter",),
-    "drafters.random": ("RandomDrafter",),
-    "drafters.remote": ("RemoteDrafter", "serve_drafter"),
-    "drafters.rest": ("RestDrafter",),
-    "drafters.suffix_automaton": ("SuffixAutomatonDrafter",),
+    "drafters.models.cascade": ("HorizontalCascade",),
+    "drafters.models.candidate_generator": ("from_candidate_generator",),
+    "drafters.trees.lookahead": ("LookaheadDrafter",),
+    "drafters.models.early_exit": ("EarlyExitDrafter",),
+    "drafters.models.layer_skip": ("LayerSkipDrafter",),
+    "drafters.models.model": ("ModelDrafter",),
+    "drafters.model_free.nasd": ("NasdDrafter",),
+    "drafters.model_free.ngram": ("NgramDrafter",),
+    "drafters.model_free.ngram_table": ("NgramTable",),
+    "drafters.model_free.prompt_lookup": ("PromptLookupDrafter",),
+    "drafters.model_free.random": ("RandomDrafter",),
+    "drafters.models.remote": ("RemoteDrafter", "serve_drafter"),
+    "drafters.model_free.rest": ("RestDrafter",),
+    "drafters.model_free.suffix_automaton": ("SuffixAutomatonDrafter",),
     "decode.check_drafter": ("DrafterCheck", "check_drafter"),
-    "drafters.text": ("TextDrafter",),
-    "drafters.vertical_cascade": ("VerticalCascade",),
+    "drafters.models.text": ("TextDrafter",),
+    "drafters.models.vertical_cascade": ("VerticalCascade",),
     "decode.generate": ("SpeculativeDecoder", "generate"),
-    "drafters.token_recycling": ("TokenRecyclingDrafter",),
+    "drafters.trees.token_recycling": ("TokenRecyclingDrafter",),
     "schedules.benefit_guard": ("BenefitGuard",),
     "trees.acceptance_file": ("load_acceptance", "save_acceptance"),
     "trees.layouts": ("EagleTree", "TreeSpec", "TrieTree"),

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from specdec_hf import PromptLookupDrafter, SuffixAutomatonDrafter, TrieTree, generate
-from specdec_hf.drafters.trie import TrieDrafter
+from specdec_hf.drafters.trees.trie import TrieDrafter
 from specdec_host import Corpus
 from support import hf_models
 from support.hf_models import one_thread  # noqa: F401  # autouse here

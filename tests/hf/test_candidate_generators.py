@@ -3,7 +3,7 @@
 import pytest
 import torch
 from specdec_hf import from_candidate_generator, generate
-from specdec_hf.drafters import candidate_generator
+from specdec_hf.drafters.models import candidate_generator
 from support import hf_models
 from support.drafter_proof import assert_greedy_identical, joint_p_value
 from support.hf_models import one_thread  # noqa: F401  # autouse here

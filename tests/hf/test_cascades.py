@@ -12,9 +12,9 @@ from specdec_hf import (
     generate,
 )
 from specdec_hf.drafters import checks
-from specdec_hf.drafters.cascade import level_context
 from specdec_hf.drafters.context import DraftContext, History
-from specdec_hf.drafters.ngram import NgramDrafter
+from specdec_hf.drafters.model_free.ngram import NgramDrafter
+from specdec_hf.drafters.models.cascade import level_context
 from support import hf_models
 from support.device_reads import spied_reads
 from support.drafter_proof import (

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from specdec_hf.cli import bench, bench_runs
-from specdec_hf.drafters.ngram_table import NgramTable
+from specdec_hf.drafters.model_free.ngram_table import NgramTable
 from support.cli_models import END, folder, invoke, one_line_error  # noqa: F401
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 

@@ -6,7 +6,7 @@ import torch
 from specdec_hf import ModelDrafter, PromptLookupDrafter, SequenceStats, generate
 from specdec_hf.drafters.context import History
 from specdec_hf.drafters.drafter import Draft
-from specdec_hf.drafters.prompt_lookup import lookup
+from specdec_hf.drafters.model_free.prompt_lookup import lookup
 from support import hf_models
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 

@@ -8,7 +8,7 @@ import pytest
 from specdec_hf import Drafter, TreeDrafter, TrieTree, drafters
 from specdec_hf.drafters.registry import DRAFTERS
 from specdec_hf.drafters.resolve import parts_of, resolve_drafter
-from specdec_hf.drafters.trie import TrieDrafter
+from specdec_hf.drafters.trees.trie import TrieDrafter
 from support import drafter_cases, hf_models
 from support.drafter_proof import (
     assert_greedy_identical,
@@ -37,8 +37,8 @@ def test_every_named_drafter_is_in_the_table():
 
 def test_every_class_of_drafters_is_in_the_table(tmp_path):
     expected = set()
-    for module in pkgutil.iter_modules(drafters.__path__):
-        held = vars(importlib.import_module(f"specdec_hf.drafters.{module.name}")).values()
+    for module in pkgutil.walk_packages(drafters.__path__, "specdec_hf.drafters."):
+        held = vars(importlib.import_module(module.name)).values()
         classes = [one for one in held if inspect.isclass(one) and not inspect.isabstract(one)]
         expected |= {one for one in classes if issubclass(one, Drafter | TreeDrafter)}
     model = hf_models.tiny("llama")

@@ -16,7 +16,7 @@ from specdec_hf import (
     save_acceptance,
 )
 from specdec_hf.drafters.context import History
-from specdec_hf.drafters.prompt_lookup import PromptLookupDrafter, lookup, lookup_several
+from specdec_hf.drafters.model_free.prompt_lookup import PromptLookupDrafter, lookup, lookup_several
 from specdec_hf.trees.layouts import Forest, as_layout
 from support import hf_models
 from support.hf_models import one_thread  # noqa: F401  # autouse here

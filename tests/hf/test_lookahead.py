@@ -5,7 +5,7 @@ import pytest
 import torch
 from hf.test_generate import run
 from specdec_hf import Candidates, LookaheadDrafter, TrieTree
-from specdec_hf.drafters.lookahead import NgramPool, Window
+from specdec_hf.drafters.trees.lookahead import NgramPool, Window
 from support import hf_models
 from support.drafter_proof import assert_greedy_identical
 from support.hf_models import one_thread  # noqa: F401  # autouse here

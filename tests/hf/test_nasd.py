@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hf.test_generate import run
 from specdec_hf import Candidates, NasdDrafter, TrieTree, generate
-from specdec_hf.drafters.ngram_counts import NgramCounts
+from specdec_hf.drafters.model_free.ngram_counts import NgramCounts
 from support import hf_models
 from support.drafter_proof import assert_greedy_identical, joint_p_value
 from support.hf_models import one_thread  # noqa: F401  # autouse here

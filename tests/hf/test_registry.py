@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
-
 import numpy as np
 import pytest
 import torch
 from specdec_hf import Drafter, TreeDraft, TreeDrafter, generate
-from specdec_hf.drafters.registry import DRAFTERS, entry_of, usage
+from specdec_hf.drafters.registry import DRAFTERS, class_of, entry_of, usage
 from support import hf_models
 
 RAGGED = (9, 5, 12)
@@ -17,7 +15,7 @@ RAGGED = (9, 5, 12)
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_every_entry_names_its_class(name):
     entry = DRAFTERS[name]
-    made = getattr(importlib.import_module(f"specdec_hf.drafters.{name}"), entry.class_name)
+    made = class_of(name)
     assert issubclass(made, TreeDrafter if entry.own_tree else Drafter)
     assert made.name == name
     for ability in ("draws", "reports_confidence", "several"):

@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 import torch
 from specdec_hf import TextDrafter, generate
-from specdec_hf.drafters.retokenize import Translation, Vocabulary, plain_end
+from specdec_hf.drafters.models.retokenize import Translation, Vocabulary, plain_end
 from support import hf_models
 from support.cli_models import invoke
 from support.drafter_proof import assert_greedy_identical, joint_p_value

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hf.test_generate import NEW, RAGGED, run
 from specdec_hf import Candidates, TokenRecyclingDrafter, TreeSpec
-from specdec_hf.drafters.host_tree import ROOT, HostTree
+from specdec_hf.drafters.trees.host_tree import ROOT, HostTree
 from support import hf_models
 from support.drafter_proof import assert_greedy_identical
 from support.hf_models import one_thread  # noqa: F401  # autouse here

@@ -166,7 +166,7 @@ def test_noise_that_depends_on_the_position_alone_is_detected(rule, monkeypatch)
     def shared(self, children):
         return (self.start[:, None] + self.depth - 1).expand(-1, len(children))
 
-    monkeypatch.setattr("specdec_hf.drafters.children._Level.noise_positions", shared)
+    monkeypatch.setattr("specdec_hf.drafters.trees.children._Level.noise_positions", shared)
     assert text_p_value((2, 2), rule) < SIGNIFICANCE
 
 

@@ -18,8 +18,8 @@ from specdec_hf import (
     TrieTree,
     generate,
 )
-from specdec_hf.drafters.chain_source import TreeSource, agreement
-from specdec_hf.drafters.node_budget import NodeBudget
+from specdec_hf.drafters.trees.chain_source import TreeSource, agreement
+from specdec_hf.drafters.trees.node_budget import NodeBudget
 from support import hf_models
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch._dynamo.testing
 from specdec_hf.drafters.context import History
-from specdec_hf.drafters.prompt_lookup import PromptLookupDrafter, lookup
+from specdec_hf.drafters.model_free.prompt_lookup import PromptLookupDrafter, lookup
 from support.providers import (
     ALL_PROVIDERS,
     assert_outputs_equal,

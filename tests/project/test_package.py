@@ -49,7 +49,7 @@ def test_the_wheel_holds_the_packages_and_no_tests_or_sources(unpacked):
         "specdec_kernels/py.typed",
         "specdec_kernels/triton/chain/verify_chain.py",
         "specdec_hf/__main__.py",
-        "specdec_hf/drafters/model.py",
+        "specdec_hf/drafters/models/model.py",
         f"specdec_host/_host{EXTENSION_SUFFIXES[0]}",
         "specdec_host/_host.pyi",
         "specdec_vllm/vllm_interface.py",

@@ -26,8 +26,8 @@ from specdec_hf.cli.weights import (
     with_fewer_layers,
 )
 from specdec_hf.drafters.fingerprint import same_vocabulary
+from specdec_hf.drafters.models.text import TextDrafter
 from specdec_hf.drafters.registry import make_drafter
-from specdec_hf.drafters.text import TextDrafter
 
 Say = Callable[[str], None]
 

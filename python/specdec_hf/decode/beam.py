@@ -36,8 +36,8 @@ from specdec_hf.decode.session import (
 )
 from specdec_hf.decode.statistics import SequenceStats, SpecStats
 from specdec_hf.drafters.context import DraftContext
-from specdec_hf.drafters.draft_model import DraftModel
-from specdec_hf.drafters.model import ModelDrafter
+from specdec_hf.drafters.models.draft_model import DraftModel
+from specdec_hf.drafters.models.model import ModelDrafter
 from specdec_hf.hf_arguments.call import Call
 from specdec_hf.schedules.base import Outcome, ScheduleContext
 from specdec_hf.schedules.costs import Costs

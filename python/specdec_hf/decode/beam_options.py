@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from specdec_hf.decode.session import DEFAULT_NUM_ASSISTANT_TOKENS, Options
-from specdec_hf.drafters.model import ModelDrafter
+from specdec_hf.drafters.models.model import ModelDrafter
 from specdec_hf.drafters.resolve import resolve_drafter
 from specdec_hf.hf_arguments.call import Call
 

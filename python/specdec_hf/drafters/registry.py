@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from specdec_hf.drafters.drafter import Drafter
@@ -19,9 +19,10 @@ FILE = "FILE"  # the value of drafters that read a file
 
 @dataclass(frozen=True)
 class Entry:
-    """A drafter that has a name; its module in this package is called the same.
+    """A drafter that has a name; its module is called the same.
 
     Attributes:
+        folder: of this package, where the module is.
         class_name: the class, whose `from_text` makes the drafter.
         summary: one line for users.
         value: what the text after a colon is, such as FILE in ``ngram:FILE``; empty where the
@@ -31,6 +32,7 @@ class Entry:
         draws, reports_confidence, several: as in `Drafter`.
     """
 
+    folder: str
     class_name: str
     summary: str
     value: str = ""
@@ -43,11 +45,13 @@ class Entry:
 
 DRAFTERS: dict[str, Entry] = {
     "prompt_lookup": Entry(
+        "model_free",
         "PromptLookupDrafter",
         "copies what followed the last tokens where they occurred before",
         several=True,
     ),
     "suffix_automaton": Entry(
+        "model_free",
         "SuffixAutomatonDrafter",
         "copies what most often followed the longest end of the text that occurred before, there "
         "or in the text that FILE was built from",
@@ -56,6 +60,7 @@ DRAFTERS: dict[str, Entry] = {
         several=True,
     ),
     "rest": Entry(
+        "model_free",
         "RestDrafter",
         "copies what most often followed the end of the text in the text that FILE was built from",
         value=FILE,
@@ -64,19 +69,27 @@ DRAFTERS: dict[str, Entry] = {
         several=True,
     ),
     "ngram": Entry(
+        "model_free",
         "NgramDrafter",
         "n-gram model of the text so far, with n-grams of N tokens; or also of the text that FILE "
         "was built from",
         value="N|FILE",
         draws=True,
     ),
-    "random": Entry("RandomDrafter", "draws tokens uniformly at random, a baseline", draws=True),
+    "random": Entry(
+        "model_free",
+        "RandomDrafter",
+        "draws tokens uniformly at random, a baseline",
+        draws=True,
+    ),
     "nasd": Entry(
+        "model_free",
         "NasdDrafter",
         "counts n-grams of the text and of the target's most likely next tokens",
         several=True,
     ),
     "early_exit": Entry(
+        "models",
         "EarlyExitDrafter",
         "the model's first N layers, which the verification does not run again",
         value="N",
@@ -84,6 +97,7 @@ DRAFTERS: dict[str, Entry] = {
         draws=True,
     ),
     "layer_skip": Entry(
+        "models",
         "LayerSkipDrafter",
         "the model without its layers A to B, counted from 0; those before A run once",
         value="A-B",
@@ -91,11 +105,13 @@ DRAFTERS: dict[str, Entry] = {
         draws=True,
     ),
     "token_recycling": Entry(
+        "trees",
         "TokenRecyclingDrafter",
         "trees of the target's latest most likely next tokens after each token",
         own_tree=True,
     ),
     "lookahead": Entry(
+        "trees",
         "LookaheadDrafter",
         "a window of W columns of guesses, and G of the N-grams that it has made",
         value="W,N,G",
@@ -141,6 +157,13 @@ def value_of(text: str) -> str:
     return os.path.expanduser(value) if entry is not None and FILE in entry.value else value
 
 
+def class_of(name: str) -> Any:
+    """The class of the drafter ``name``, whose module is imported."""
+    entry = DRAFTERS[name]
+    module = importlib.import_module(f"specdec_hf.drafters.{entry.folder}.{name}")
+    return getattr(module, entry.class_name)
+
+
 def make_drafter(text: str) -> Drafter | TreeDrafter | None:
     """The drafter that ``NAME`` or ``NAME:TEXT`` names; None for an unknown name.
 
@@ -151,7 +174,5 @@ def make_drafter(text: str) -> Drafter | TreeDrafter | None:
     entry = entry_of(text)
     if entry is None:
         return None
-    name = text.partition(":")[0]
-    module = importlib.import_module(f"specdec_hf.drafters.{name}")
-    drafter: Drafter | TreeDrafter = getattr(module, entry.class_name).from_text(value_of(text))
+    drafter: Drafter | TreeDrafter = class_of(text.partition(":")[0]).from_text(value_of(text))
     return drafter

@@ -7,15 +7,15 @@ from typing import Any
 
 import torch
 
-from specdec_hf.drafters.cascade import Cascade
 from specdec_hf.drafters.drafter import Drafter
-from specdec_hf.drafters.eagle import EagleDrafter
-from specdec_hf.drafters.model import ModelDrafter
+from specdec_hf.drafters.models.cascade import Cascade
+from specdec_hf.drafters.models.model import ModelDrafter
+from specdec_hf.drafters.models.vertical_cascade import VerticalCascade
 from specdec_hf.drafters.registry import make_drafter, usages
 from specdec_hf.drafters.tree_drafter import TreeDrafter
-from specdec_hf.drafters.tree_model import TreeModelDrafter
-from specdec_hf.drafters.trie import TrieDrafter
-from specdec_hf.drafters.vertical_cascade import VerticalCascade
+from specdec_hf.drafters.trees.eagle import EagleDrafter
+from specdec_hf.drafters.trees.tree_model import TreeModelDrafter
+from specdec_hf.drafters.trees.trie import TrieDrafter
 from specdec_hf.hf_arguments.language_model import (
     RULE,
     check_language_model,

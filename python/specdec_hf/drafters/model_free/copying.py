@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from specdec_hf.drafters.checks import check_vocab_size, describe
 from specdec_hf.drafters.context import DraftContext, History
-from specdec_hf.drafters.copied_text import CopiedText
 from specdec_hf.drafters.drafter import Draft, Drafter
 from specdec_hf.drafters.fingerprint import check_fingerprint
+from specdec_hf.drafters.model_free.copied_text import CopiedText
 
 if TYPE_CHECKING:
     from specdec_host import Corpus, Proposal

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from specdec_hf.arguments import check_integer
 from specdec_hf.drafters.context import Candidates, DraftContext, History
 from specdec_hf.drafters.drafter import Draft, Drafter
-from specdec_hf.drafters.ngram_counts import NgramCounts
+from specdec_hf.drafters.model_free.ngram_counts import NgramCounts
 from specdec_hf.trees.checks import MAX_NODES
 
 

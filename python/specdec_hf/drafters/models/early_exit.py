@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from specdec_hf.arguments import check_integer
-from specdec_hf.drafters.own_layers import OwnLayersDrafter
+from specdec_hf.drafters.models.own_layers import OwnLayersDrafter
 
 if TYPE_CHECKING:
     from typing_extensions import Self

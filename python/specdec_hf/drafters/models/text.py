@@ -20,9 +20,9 @@ from transformers import PreTrainedTokenizerBase
 from specdec_hf.arguments import check_integer
 from specdec_hf.cache.forward import forward_window
 from specdec_hf.drafters.context import DraftContext, History
-from specdec_hf.drafters.draft_model import DraftModel
 from specdec_hf.drafters.drafter import Draft, Drafter
-from specdec_hf.drafters.retokenize import UNFINISHED, Translation, Vocabulary, plain_end
+from specdec_hf.drafters.models.draft_model import DraftModel
+from specdec_hf.drafters.models.retokenize import UNFINISHED, Translation, Vocabulary, plain_end
 from specdec_hf.hf_arguments.language_model import check_language_model
 
 LOOKBEHIND = 10  # as in Transformers

@@ -15,9 +15,9 @@ from specdec_hf.cache.protocol import Lengths, context_length
 from specdec_hf.cache.spec_cache import SpecCache
 from specdec_hf.cache.split_model import SplitModel, check_split
 from specdec_hf.drafters.context import DraftContext, History
-from specdec_hf.drafters.draft_model import DraftModel
 from specdec_hf.drafters.drafter import Draft
-from specdec_hf.drafters.model import ModelDrafter
+from specdec_hf.drafters.models.draft_model import DraftModel
+from specdec_hf.drafters.models.model import ModelDrafter
 from specdec_hf.drafters.row_sampler import RowSampler
 
 

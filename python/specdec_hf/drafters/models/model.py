@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from specdec_hf.cache.forward import forward_window
 from specdec_hf.drafters.context import DraftContext, History, reads_draft
-from specdec_hf.drafters.draft_model import DraftModel
 from specdec_hf.drafters.drafter import RULES_OF_DRAWN_DRAFTS, Draft, Drafter
+from specdec_hf.drafters.models.draft_model import DraftModel
 from specdec_hf.drafters.token_stats import token_stats
 from specdec_hf.hf_arguments.language_model import check_language_model
 from specdec_kernels import SampledDraft

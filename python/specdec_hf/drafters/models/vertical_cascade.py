@@ -17,7 +17,10 @@ from numpy.typing import NDArray
 
 from specdec_hf.arguments import check_integer
 from specdec_hf.cache.forward import forward_window
-from specdec_hf.drafters.cascade import (
+from specdec_hf.drafters.checks import ask, draft_limits
+from specdec_hf.drafters.context import DraftContext, History, reads_draft
+from specdec_hf.drafters.drafter import RULES_OF_DRAWN_DRAFTS, Draft
+from specdec_hf.drafters.models.cascade import (
     Cascade,
     check_rolls_back,
     derived_seeds,
@@ -25,10 +28,7 @@ from specdec_hf.drafters.cascade import (
     read_tokens,
     with_drafts,
 )
-from specdec_hf.drafters.checks import ask, draft_limits
-from specdec_hf.drafters.context import DraftContext, History, reads_draft
-from specdec_hf.drafters.draft_model import DraftModel
-from specdec_hf.drafters.drafter import RULES_OF_DRAWN_DRAFTS, Draft
+from specdec_hf.drafters.models.draft_model import DraftModel
 from specdec_hf.hf_arguments.language_model import check_language_model
 from specdec_kernels import Rule, SampledDraft, Verdict, verify_chain
 

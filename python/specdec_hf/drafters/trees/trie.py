@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specdec_hf.drafters.chain_source import ChainSource, TreeSource, agreement
 from specdec_hf.drafters.checks import check_temperature
 from specdec_hf.drafters.context import (
     MAX_DRAFTS_PER_ROUND,
@@ -20,9 +19,10 @@ from specdec_hf.drafters.context import (
     reads_draft,
 )
 from specdec_hf.drafters.drafter import Drafter
-from specdec_hf.drafters.node_budget import NodeBudget
 from specdec_hf.drafters.tensors import concat_distributions
 from specdec_hf.drafters.tree_drafter import TreeDraft, TreeDrafter, TreeOutcome
+from specdec_hf.drafters.trees.chain_source import ChainSource, TreeSource, agreement
+from specdec_hf.drafters.trees.node_budget import NodeBudget
 from specdec_hf.trees.layouts import TrieTree
 from specdec_kernels import SampledDraft, build_trie
 

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from specdec_hf.arguments import check_integer
-from specdec_hf.drafters.own_layers import OwnLayersDrafter
+from specdec_hf.drafters.models.own_layers import OwnLayersDrafter
 
 if TYPE_CHECKING:
     from typing_extensions import Self

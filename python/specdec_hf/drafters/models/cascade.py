@@ -216,7 +216,7 @@ class HorizontalCascade(Cascade):
 
 def _as_drafter(one: Any) -> Drafter:
     """A drafter of a level: one that is given, or a draft model."""
-    from specdec_hf.drafters.model import ModelDrafter  # noqa: PLC0415  # it may use cascades
+    from specdec_hf.drafters.models.model import ModelDrafter  # noqa: PLC0415  # it may use cascades
 
     if isinstance(one, Drafter):
         return one

@@ -19,7 +19,7 @@ from specdec_hf.arguments import check_integer
 from specdec_hf.drafters.checks import draft_limits
 from specdec_hf.drafters.context import Candidates, DraftContext, History
 from specdec_hf.drafters.drafter import Draft, Drafter
-from specdec_hf.drafters.model import ModelDrafter
+from specdec_hf.drafters.models.model import ModelDrafter
 from specdec_hf.hf_arguments.language_model import RULE, is_language_model
 from specdec_kernels import SampledDraft
 

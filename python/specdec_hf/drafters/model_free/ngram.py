@@ -12,9 +12,9 @@ from specdec_hf.drafters.checks import check_vocab_size, describe
 from specdec_hf.drafters.context import DraftContext, History
 from specdec_hf.drafters.drafter import Draft
 from specdec_hf.drafters.fingerprint import check_fingerprint
-from specdec_hf.drafters.ngram_counts import NgramCounts
-from specdec_hf.drafters.ngram_table import MAX_ORDER, NgramTable
-from specdec_hf.drafters.row_drafter import RowDrafter
+from specdec_hf.drafters.model_free.ngram_counts import NgramCounts
+from specdec_hf.drafters.model_free.ngram_table import MAX_ORDER, NgramTable
+from specdec_hf.drafters.model_free.row_drafter import RowDrafter
 
 if TYPE_CHECKING:
     from typing_extensions import Self

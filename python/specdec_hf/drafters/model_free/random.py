@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specdec_hf.drafters.context import DraftContext
-from specdec_hf.drafters.row_drafter import RowDrafter
+from specdec_hf.drafters.model_free.row_drafter import RowDrafter
 
 
 class RandomDrafter(RowDrafter):

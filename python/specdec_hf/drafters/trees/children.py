@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 
 from specdec_hf.drafters.context import reads_draft
-from specdec_hf.drafters.draft_model import DraftModel
+from specdec_hf.drafters.models.draft_model import DraftModel
 from specdec_hf.trees.layouts import TreeSpec
 from specdec_kernels import Sampled, SampledDraft, expand_tree
 

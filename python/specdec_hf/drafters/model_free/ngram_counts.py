@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from specdec_hf.drafters.ngram_table import NONE, Followers
+from specdec_hf.drafters.model_free.ngram_table import NONE, Followers
 
 
 class NgramCounts:

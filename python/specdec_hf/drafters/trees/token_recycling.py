@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from specdec_hf.arguments import check_flag, check_integer
 from specdec_hf.cache.protocol import vocab_size_of
 from specdec_hf.drafters.context import Candidates, DraftContext, History
-from specdec_hf.drafters.host_tree import ROOT, HostTree, as_draft
 from specdec_hf.drafters.tree_drafter import TreeDraft, TreeDrafter
+from specdec_hf.drafters.trees.host_tree import ROOT, HostTree, as_draft
 from specdec_hf.trees.checks import MAX_NODES
 from specdec_hf.trees.layouts import TreeSpec
 

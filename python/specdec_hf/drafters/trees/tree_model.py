@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specdec_hf.drafters.children import MAX_WIDTH, Children, draw_children
 from specdec_hf.drafters.context import DraftContext, History, reads_draft
-from specdec_hf.drafters.draft_model import DraftModel
+from specdec_hf.drafters.models.draft_model import DraftModel
 from specdec_hf.drafters.tensors import concat_distributions, mask_below_limits
 from specdec_hf.drafters.tree_drafter import TreeDraft, TreeDrafter, TreeOutcome
+from specdec_hf.drafters.trees.children import MAX_WIDTH, Children, draw_children
 from specdec_hf.trees.checks import MAX_NODES
 from specdec_hf.trees.layouts import Forest, TreeSpec
 from specdec_kernels import TREE_RULES_READING_DRAFT

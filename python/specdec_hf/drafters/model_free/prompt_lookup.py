@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from specdec_hf.arguments import check_integer
 from specdec_hf.drafters.context import DraftContext, History
-from specdec_hf.drafters.copied_text import CopiedText
 from specdec_hf.drafters.drafter import Draft, Drafter
+from specdec_hf.drafters.model_free.copied_text import CopiedText
 
 
 class PromptLookupDrafter(Drafter):

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from specdec_hf.drafters.context import DraftContext, History
-from specdec_hf.drafters.draft_model import DraftModel
+from specdec_hf.drafters.models.draft_model import DraftModel
 from specdec_hf.drafters.tensors import mask_below_limits
 from specdec_hf.drafters.tree_drafter import TreeDraft, TreeDrafter, TreeOutcome
 from specdec_hf.trees.layouts import EagleTree

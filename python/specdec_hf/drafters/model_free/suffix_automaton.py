@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specdec_hf.drafters.context import DraftContext
-from specdec_hf.drafters.copying import CopyingDrafter
+from specdec_hf.drafters.model_free.copying import CopyingDrafter
 
 if TYPE_CHECKING:
     from specdec_host import Corpus, Proposal, SuffixAutomaton

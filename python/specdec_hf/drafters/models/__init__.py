@@ -1,0 +1,1 @@
+"""Drafters of chains that run a model: a draft model, layers of the target, or a cascade."""
