@@ -8,7 +8,7 @@ from specdec_hf import BenefitGuard
 from specdec_hf.schedules import benefit_guard
 from specdec_hf.schedules.base import Outcome, ScheduleContext
 from specdec_hf.schedules.costs import UNKNOWN_RATIO, Costs, MonotoneCost
-from specdec_hf.schedules.experience import Experience
+from specdec_hf.schedules.measurements import Measurements
 from specdec_hf.schedules.optimal import EXPLORE_EVERY, AcceptanceByPosition
 from specdec_hf.schedules.registry import make_schedule
 
@@ -351,5 +351,5 @@ def test_earlier_benefit_lets_a_call_begin_at_once():
     costs.observe(5, 5, 0.0, 2.0)
     for benefit, begins in ((None, False), (0.9, False), (1.3, True)):
         guard = BenefitGuard(max_loss=0.02)
-        guard.start(costs, 200, trusted=Experience(costs, benefit).trusted)
+        guard.start(costs, 200, trusted=Measurements(costs, benefit).trusted)
         assert (guard.affordable(1, 5) > 0) == begins

@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 
 import pytest
 from specdec_hf.analysis.explain import Explained
-from specdec_hf.cli.page import MEANINGS, Answer, facts_of, number, render_page
+from specdec_hf.cli.page import MEANINGS, Answer, details_of, number, render_page
 from support.chromium import Chromium, find_chromium
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 
@@ -32,7 +32,7 @@ def page():
 
 
 class Reader(HTMLParser):
-    """Collects the tags, the text of each token, and its facts by name."""
+    """Collects the tags, the text of each token, and its details by name."""
 
     def __init__(self, text):
         super().__init__()
@@ -46,7 +46,7 @@ class Reader(HTMLParser):
         if tag not in ("meta", "br"):
             self.open.append((tag, attributes))
         if "data-kind" in attributes:
-            self.tokens.append({"attributes": attributes, "text": "", "facts": {}, "says": ""})
+            self.tokens.append({"attributes": attributes, "text": "", "details": {}, "says": ""})
 
     def handle_endtag(self, tag):
         assert self.open.pop()[0] == tag
@@ -57,12 +57,12 @@ class Reader(HTMLParser):
         if not any("data-kind" in attributes for _, attributes in self.open):
             return
         token = self.tokens[-1]
-        if "facts" not in within:
+        if "details" not in within:
             token["text"] += data
         elif self.open[-1][0] == "dt":
-            token["facts"][data] = ""
+            token["details"][data] = ""
         elif self.open[-1][0] == "dd":
-            token["facts"][list(token["facts"])[-1]] += data
+            token["details"][list(token["details"])[-1]] += data
         else:
             token["says"] += data
 
@@ -74,21 +74,21 @@ def test_the_page_tells_of_every_token():
     for token, shown in zip(TOKENS, read.tokens, strict=True):
         assert shown["attributes"]["data-kind"] == token.kind
         assert shown["attributes"]["tabindex"] == "0"
-        assert shown["facts"] == facts_of(token)
+        assert shown["details"] == details_of(token)
         assert shown["says"] == MEANINGS[token.kind]
     shown = [token["text"] for token in read.tokens]
     assert shown[:6] == ["Hi", "<script>", " there↵", "!␛", "⇥“é”", " " + "x" * 300]
     assert shown[6] == "∅"
-    facts = read.tokens[1]["facts"]
-    assert facts["drafted by"] == "small & <b>"
-    assert facts["P, target"] == "0.1250"
-    assert facts["Q, drafter"] == "0.5000"
-    assert facts["decision"] == "0.6250 ≥ 0.2500, rejected"
-    assert facts["drafts after it"] == "2, not looked at"
-    assert read.tokens[0]["facts"]["decision"] == "0.7500 < 1.0000, accepted"
-    assert read.tokens[2]["facts"]["probability under the residual"] == "0.5000"
-    assert read.tokens[2]["facts"]["uniform of the draw"] == "0.8750"
-    assert "uniform of the draw" not in read.tokens[4]["facts"]
+    details = read.tokens[1]["details"]
+    assert details["drafted by"] == "small & <b>"
+    assert details["P, target"] == "0.1250"
+    assert details["Q, drafter"] == "0.5000"
+    assert details["decision"] == "0.6250 ≥ 0.2500, rejected"
+    assert details["drafts after it"] == "2, not looked at"
+    assert read.tokens[0]["details"]["decision"] == "0.7500 < 1.0000, accepted"
+    assert read.tokens[2]["details"]["probability under the residual"] == "0.5000"
+    assert read.tokens[2]["details"]["uniform of the draw"] == "0.8750"
+    assert "uniform of the draw" not in read.tokens[4]["details"]
     assert "Say <i>hello</i> & goodbye.\nTwice." in read.text
     assert "tiny <1>" in read.text
 
@@ -116,11 +116,11 @@ def test_small_probabilities_keep_their_digits():
 
 # In a browser.
 
-VISIBLE = """[...document.querySelectorAll('.rounds .facts')]
-  .map((facts, i) => getComputedStyle(facts).display === 'none' ? -1 : i).filter(i => i >= 0)"""
-FACTS = """(() => { const seen = [...document.querySelectorAll('.rounds .facts')]
-  .find(facts => getComputedStyle(facts).display !== 'none'); return seen && seen.innerText; })()"""
-# The contrast of text and ground of WCAG 2, for tokens of each kind, plain text and facts.
+VISIBLE = """[...document.querySelectorAll('.rounds .details')]
+  .map((box, i) => getComputedStyle(box).display === 'none' ? -1 : i).filter(i => i >= 0)"""
+DETAILS = """(() => { const seen = [...document.querySelectorAll('.rounds .details')]
+  .find(box => getComputedStyle(box).display !== 'none'); return seen && seen.innerText; })()"""
+# The contrast of text and ground of WCAG 2, for tokens of each kind, plain text and details.
 CONTRAST = """(() => {
   const channels = colour => colour.match(/[\\d.]+/g).map(Number);
   const luminance = ([r, g, b]) => [r, g, b].map(c => c / 255)
@@ -132,7 +132,8 @@ CONTRAST = """(() => {
       if (found.length < 4 || found[3] > 0) return found;
     }
   };
-  return [...document.querySelectorAll('.token, .facts, .facts dt, .prompt, header p')].map(e => {
+  const shown = '.token, .details, .details dt, .prompt, header p';
+  return [...document.querySelectorAll(shown)].map(e => {
     const both = [channels(getComputedStyle(e).color), ground(e)].map(luminance);
     return (Math.max(...both) + .05) / (Math.min(...both) + .05);
   });
@@ -188,20 +189,20 @@ def test_a_browser_loads_the_page_and_nothing_else(shown):
 
 
 @pytest.mark.slow
-def test_facts_show_where_the_mouse_points(shown):
+def test_details_show_where_the_mouse_points(shown):
     for index, token in enumerate(TOKENS):
         shown.point(*place(shown, index))
         assert shown.evaluate(VISIBLE) == [index]
-        text = shown.evaluate(FACTS)
+        text = shown.evaluate(DETAILS)
         assert text.startswith(MEANINGS[token.kind])
-        for value in facts_of(token).values():
+        for value in details_of(token).values():
             assert " ".join(value.split()) in " ".join(text.split())
     shown.point(1, 1)
     assert shown.evaluate(VISIBLE) == []
 
 
 @pytest.mark.slow
-def test_facts_show_where_the_keyboard_is(shown):
+def test_details_show_where_the_keyboard_is(shown):
     shown.press("Tab")
     assert shown.evaluate(VISIBLE) == [0]
     shown.press("ArrowRight")
@@ -232,7 +233,7 @@ def test_the_page_is_readable(shown, scheme):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [320, 1000])
-def test_the_page_and_the_facts_fit_the_window(shown, width):
+def test_the_page_and_the_details_fit_the_window(shown, width):
     shown.call(
         "Emulation.setDeviceMetricsOverride", width=width, height=700, deviceScaleFactor=1,
         mobile=False,
@@ -240,7 +241,7 @@ def test_the_page_and_the_facts_fit_the_window(shown, width):
     assert shown.evaluate("document.documentElement.scrollWidth") <= width
     shown.press("Tab")
     left, right, bottom = shown.evaluate(
-        """(() => { const box = document.querySelector('.token:focus > .facts')
+        """(() => { const box = document.querySelector('.token:focus > .details')
         .getBoundingClientRect(); return [box.left, box.right, box.bottom]; })()"""
     )
     assert 0 <= left < right <= width

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from specdec_hf import BenefitGuard, Draft, Drafter, ModelDrafter, PromptLookupDrafter, generate
-from specdec_hf.schedules import experience
+from specdec_hf.schedules import measurements
 from specdec_hf.schedules.base import Schedule
 from specdec_hf.schedules.confidence import ConfidenceSchedule
 from specdec_hf.schedules.registry import SCHEDULES
@@ -159,7 +159,7 @@ def test_egag_records_entropy_and_gamma_every_round():
                 assert h_norm is None or gamma == 0
 
 
-def test_only_schedules_that_ask_for_facts_cost_reads():
+def test_only_schedules_that_read_token_statistics_cost_reads():
     constant, reading = call("constant"), call("confidence")
     assert constant.stats.device_reads == constant.stats.rounds
     drafted = [max(record.drafted) for record in reading.stats.round_log]
@@ -199,13 +199,13 @@ def test_a_confidence_cuts_copied_drafts():
 
 
 @pytest.mark.parametrize("name", READING)
-def test_schedules_that_read_facts_refuse_drafters_without_any(name):
+def test_schedules_refuse_drafters_without_the_statistics_that_they_read(name):
     message = f"schedule '{name}' needs a drafter with a draft distribution or a confidence"
     with pytest.raises(ValueError, match=message.replace("+", r"\+")):
         call(name, drafter="prompt_lookup")
 
 
-def test_a_drafter_that_gives_no_facts_after_all_leaves_a_note():
+def test_a_drafter_that_gives_no_statistics_after_all_leaves_a_note():
     class Silent(PromptLookupDrafter):
         reports_confidence = True
 
@@ -315,7 +315,7 @@ def test_calls_learn_from_earlier_ones_and_only_by_the_real_clock():
     guard = BenefitGuard(max_loss=0.02)
 
     def plain(target=model, size=1):
-        return experience.recall(target, drafter.model, (size, "")).costs.plain
+        return measurements.recall(target, drafter.model, (size, "")).costs.plain
 
     inputs = {**hf_models.prompts((9,)), "max_new_tokens": 12, "do_sample": False, "guard": guard}
     generate(model, **inputs, drafter=drafter, clock=lambda: time.perf_counter() * 9)
@@ -333,18 +333,18 @@ def test_a_drafter_may_keep_anything_as_its_model():
     assert call("constant", drafter=Named()).stats.rounds
 
 
-def test_experience_is_an_average_and_a_copy():
+def test_measurements_are_an_average_and_a_copy():
     class Thing:
         pass
 
     model, drafter = Thing(), Thing()
-    costs = experience.Costs()
+    costs = measurements.Costs()
     costs.observe(0, 0, 0.0, 1.0)
-    experience.remember(model, drafter, 1, costs, 2.0)
-    experience.remember(model, drafter, 1, costs, None)
-    experience.remember(model, drafter, 1, costs, 1.0)
-    known = experience.recall(model, drafter, 1)
+    measurements.remember(model, drafter, 1, costs, 2.0)
+    measurements.remember(model, drafter, 1, costs, None)
+    measurements.remember(model, drafter, 1, costs, 1.0)
+    known = measurements.recall(model, drafter, 1)
     assert (known.benefit, known.trusted, known.costs.plain) == (1.5, True, 1.0)
     known.costs.observe(0, 0, 0.0, 9.0)
-    assert experience.recall(model, drafter, 1).costs.plain == 1.0
-    assert not experience.recall(model, Draft, 1).trusted
+    assert measurements.recall(model, drafter, 1).costs.plain == 1.0
+    assert not measurements.recall(model, Draft, 1).trusted

@@ -105,7 +105,7 @@ def test_a_budget_that_looks_at_the_draw_is_biased(rule):
     assert_wrong_distribution(realized(toy, "budget", sees_draw=True), toy)
 
 
-def test_the_facts_are_those_of_the_distribution():
+def test_the_statistics_are_those_of_the_distribution():
     toy = ToyChain(V, GAMMA, seed=3)
     first = stats_of(toy, torch.tensor([[2, 0, 1]]))[0]
     row = toy.draft_probs[0]

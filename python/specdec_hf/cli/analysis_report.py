@@ -148,11 +148,11 @@ def _print_lenience(analyses: Sequence[DrafterAnalysis], temperature: float) -> 
 
 def _print_ablation(name: str, ablation: Ablation) -> None:
     _head(f"Without the residual: recovered tokens drawn from P, {name}")
-    facts = ablation.to_dict()
-    if not facts["positions"]:
+    measured = ablation.to_dict()
+    if not measured["positions"]:
         console.print("nothing was drafted", style="dim")
         return
-    mean, drawn = facts["mean"], facts["experiment"]
+    mean, drawn = measured["mean"], measured["experiment"]
     rows = [
         ("probability of a rejection", f"{mean['rejection']:.3f}", f"{mean['rejection']:.3f}"),
         ("TV of the recovered token", "0", f"{mean['recovered']:.3f}"),
@@ -172,8 +172,8 @@ def _print_ablation(name: str, ablation: Ablation) -> None:
         rows.append((f"chi-square, {drawn['draws']} draws there", with_residual, without))
     _print_table(("", "with the residual", "without"), rows)
     console.print(
-        f"Means over {facts['positions']} positions. TV: exact total variation from the residual "
-        "for the recovered token, from P for the emitted one.",
+        f"Means over {measured['positions']} positions. TV: exact total variation from the "
+        "residual for the recovered token, from P for the emitted one.",
         style="dim",
     )
 

@@ -243,21 +243,21 @@ def info_command(
 ) -> None:
     """Show versions, the provider of each op, the devices, drafters and schedules."""
     check_json(json_file)
-    facts = collect_info()
+    info = collect_info()
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    for name, value in facts["versions"].items():
+    for name, value in info["versions"].items():
         table.add_row(name, value)
-    for op, by_device in facts["providers"].items():
+    for op, by_device in info["providers"].items():
         table.add_row(op, ", ".join(f"{device}: {name}" for device, name in by_device.items()))
-    table.add_row("cpu instructions", facts["cpu_capability"])
-    table.add_row("threads", str(facts["threads"]))
-    table.add_row("gpu", facts["gpu"])
+    table.add_row("cpu instructions", info["cpu_capability"])
+    table.add_row("threads", str(info["threads"]))
+    table.add_row("gpu", info["gpu"])
     console.print(table)
     console.print("\ndrafters, for --drafter:")
     console.print(drafter_table())
     console.print("\nschedules, for --num-assistant-tokens-schedule:")
     console.print(schedule_table())
-    write_json(json_file, facts)
+    write_json(json_file, info)
 
 
 def _version() -> str:

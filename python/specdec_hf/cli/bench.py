@@ -219,10 +219,10 @@ def _measure(
             bar.update(task, advance=1, description=f"{dtype} {text}")
 
         rows = run_configs(loaded, configs, answered, generation_arguments(common), runs, advance)
-    facts = collect_info()
+    info = collect_info()
     title = (
-        f"{loaded.title}, {loaded.dtype}, {loaded.model.device}, {facts['threads']} threads "
-        f"({platform.machine()}, {facts['cpu_capability']}), {len(prompts)} prompts, "
+        f"{loaded.title}, {loaded.dtype}, {loaded.model.device}, {info['threads']} threads "
+        f"({platform.machine()}, {info['cpu_capability']}), {len(prompts)} prompts, "
         f"{common.max_new_tokens} new tokens, {runs} {'run' if runs == 1 else 'runs'}"
     )
     return rows, title

@@ -37,17 +37,17 @@ class Answer:
     rounds: Sequence[Sequence[Explained]]
 
 
-def render_page(title: str, facts: dict[str, str], answers: Sequence[Answer]) -> str:
+def render_page(title: str, header: dict[str, str], answers: Sequence[Answer]) -> str:
     """The page, as HTML text.
 
     Args:
         title: of the page.
-        facts: names and values to print above the answers, such as the model's name.
+        header: names and values to print above the answers, such as the model's name.
         answers: at least one.
     """
     table = "".join(
         f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>"
-        for name, value in facts.items()
+        for name, value in header.items()
     )
     legend = "".join(
         f'<li><span class="token {kind}">token</span> {escape(meaning)}</li>'
@@ -63,7 +63,7 @@ def render_page(title: str, facts: dict[str, str], answers: Sequence[Answer]) ->
         f"<header><h1>{escape(title)}</h1><dl>{table}</dl>"
         f'<ul class="legend">{legend}</ul>'
         "<p>Each line is one round: one forward of the target. Point at a token to see how it came "
-        "about, or reach it with Tab and go on with the arrow keys; Escape hides the facts.</p>"
+        "about, or reach it with Tab and go on with the arrow keys; Escape hides the details.</p>"
         f"</header>\n<main>\n{body}</main>\n<script>{SCRIPT}</script>\n</body>\n</html>\n"
     )
 
@@ -84,38 +84,38 @@ def _token(name: str, token: Explained) -> str:
     text = escape(visible(token.text).replace("\n", "↵").replace("\t", "⇥")) or "∅"
     rows = "".join(
         f"<div><dt>{escape(label)}</dt><dd>{escape(value)}</dd></div>"
-        for label, value in facts_of(token).items()
+        for label, value in details_of(token).items()
     )
     return (
         f'<span class="token {token.kind}" tabindex="0" role="note" data-kind="{token.kind}" '
-        f'aria-describedby="facts-{name}">{text}<span class="facts" role="tooltip" '
-        f'id="facts-{name}"><strong>{escape(MEANINGS[token.kind])}</strong>'
+        f'aria-describedby="details-{name}">{text}<span class="details" role="tooltip" '
+        f'id="details-{name}"><strong>{escape(MEANINGS[token.kind])}</strong>'
         f"<dl>{rows}</dl></span></span>"
     )
 
 
-def facts_of(token: Explained) -> dict[str, str]:
+def details_of(token: Explained) -> dict[str, str]:
     """What the page says about a token, by name."""
-    facts = {"token": f"{visible(token.text)!r}, id {token.token}"}
+    details = {"token": f"{visible(token.text)!r}, id {token.token}"}
     if token.drafter:
-        facts["drafted by"] = token.drafter
-    facts["P, target"] = number(token.p)
+        details["drafted by"] = token.drafter
+    details["P, target"] = number(token.p)
     if token.q is not None:
-        facts["Q, drafter"] = number(token.q)
+        details["Q, drafter"] = number(token.q)
     if token.accept_prob is not None:
-        facts["acceptance probability"] = number(token.accept_prob)
+        details["acceptance probability"] = number(token.accept_prob)
     if token.uniform is not None:
-        facts["uniform" if token.drafter else "uniform of the draw"] = number(token.uniform)
+        details["uniform" if token.drafter else "uniform of the draw"] = number(token.uniform)
     if token.accept_prob is not None and token.uniform is not None:
         sign = "<" if token.kind == "accepted" else "≥"
-        facts["decision"] = (
+        details["decision"] = (
             f"{number(token.uniform)} {sign} {number(token.accept_prob)}, {token.kind}"
         )
     if token.residual is not None:
-        facts["probability under the residual"] = number(token.residual)
+        details["probability under the residual"] = number(token.residual)
     if token.unread:
-        facts["drafts after it"] = f"{token.unread}, not looked at"
-    return facts
+        details["drafts after it"] = f"{token.unread}, not looked at"
+    return details
 
 
 def number(value: float) -> str:

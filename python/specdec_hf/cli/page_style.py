@@ -46,18 +46,18 @@ header dt { color: var(--faint); font-size: .85rem; }
 .bonus { color: var(--bonus); background: var(--bonus-ground); text-decoration: underline dotted;
   text-underline-offset: .2em; }
 .rounds .token:hover, .token:focus { outline: 2px solid currentColor; outline-offset: 1px; }
-.facts { display: none; position: fixed; z-index: 1; right: 1rem; bottom: 1rem; width: 25rem;
+.details { display: none; position: fixed; z-index: 1; right: 1rem; bottom: 1rem; width: 25rem;
   max-width: calc(100vw - 2rem); padding: .75rem 1rem; background: var(--card);
   color: var(--text); border: 1px solid var(--line); border-radius: .5rem;
   box-shadow: 0 4px 18px rgb(0 0 0 / .28); font: .9rem/1.5 system-ui, sans-serif;
   text-decoration: none; white-space: normal; }
-.facts strong { display: block; margin-bottom: .35rem; }
-.facts div { display: flex; justify-content: space-between; gap: 1rem; }
-.facts dt { color: var(--faint); }
-.facts dd { font-variant-numeric: tabular-nums; text-align: right; overflow-wrap: anywhere; }
-.token:hover > .facts, .token:focus > .facts { display: block; }
-.rounds:hover .token:focus:not(:hover) > .facts { display: none; }
-.hidden .facts { display: none !important; }
+.details strong { display: block; margin-bottom: .35rem; }
+.details div { display: flex; justify-content: space-between; gap: 1rem; }
+.details dt { color: var(--faint); }
+.details dd { font-variant-numeric: tabular-nums; text-align: right; overflow-wrap: anywhere; }
+.token:hover > .details, .token:focus > .details { display: block; }
+.rounds:hover .token:focus:not(:hover) > .details { display: none; }
+.hidden .details { display: none !important; }
 """
 
 SCRIPT = """

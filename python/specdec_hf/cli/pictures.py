@@ -59,7 +59,7 @@ def write_pictures(
         for one in found
         for prompt, answer in zip(prompts, one.answers, strict=True)
     ]
-    facts = {
+    header = {
         "model": loaded.title,
         "dtype": loaded.dtype,
         "drafters": ", ".join(one.name for one in found),
@@ -67,6 +67,6 @@ def write_pictures(
         "seed of the first prompt": str(settings.seed),
     }
     page = output / "figure-1.html"
-    page.write_text(render_page("How each token came about", facts, answers), encoding="utf-8")
+    page.write_text(render_page("How each token came about", header, answers), encoding="utf-8")
     names = ", ".join(["figure-1.html", *drawn])
     console.print(visible(f"wrote {names} to {output}"), style="dim")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def collect_info() -> dict[str, Any]:
-    """The facts that `info` prints, as plain values."""
+    """What `info` prints, as plain values."""
     import torch
 
     import specdec_kernels

@@ -25,8 +25,8 @@ from specdec_hf.decode.beam_options import check_beam_options, draft_model_of, d
 from specdec_hf.decode.beam_rows import Rows, drafted_below, log_prob_rows
 from specdec_hf.decode.beam_scores import Beams
 from specdec_hf.decode.beam_tree import BeamTree, Integers, TreeModel
+from specdec_hf.decode.draft_length import DraftLengthPolicy, begin_schedule
 from specdec_hf.decode.output import SpecOutput
-from specdec_hf.decode.pacing import Pacing, begin_schedule
 from specdec_hf.decode.round_record import RoundRecord
 from specdec_hf.decode.session import (
     SLOTS_AHEAD,
@@ -100,7 +100,7 @@ class BeamSearch:
         schedule = begin_schedule(
             "constant", drafter, ScheduleContext(1, self.gamma, vocab_size, costs=costs)
         )
-        self.pacing = Pacing(
+        self.length_policy = DraftLengthPolicy(
             schedule, costs, options.guard, drafter, model=model, rule="greedy", budget=steps,
             stats=self.stats, clock=options.clock,
         )  # fmt: skip
@@ -151,7 +151,7 @@ class BeamSearch:
         )
         self.stats.record_round(nodes, record)
         outcome = Outcome(np.array([gamma]), np.array([steps - 1]), np.array([steps <= gamma]))
-        self.pacing.learn(record, outcome, nodes, reads_prompt=reads_prompt)
+        self.length_policy.learn(record, outcome, nodes, reads_prompt=reads_prompt)
 
     def _draft_length(self) -> int:
         """gamma of this round; 0 drafts nothing."""
@@ -163,7 +163,7 @@ class BeamSearch:
         if context is not None:
             depth = self.beams.length - self.beams.prompt_length
             room = min(room, context - int(self.call.mask.sum(axis=1).max()) - depth)
-        return int(self.pacing.limits(np.array([max(int(room), 0)]), reads=1)[0])
+        return int(self.length_policy.limits(np.array([max(int(room), 0)]), reads=1)[0])
 
     def _forward(self, drafted: DraftedBeams | None) -> torch.Tensor:
         """The target's logits [B, R, V]: of the root, or of the beams and then the draft."""
@@ -233,7 +233,7 @@ class BeamSearch:
         for one in self.stats.sequences:
             one.stop_reason = reason
         self.stats.total_seconds = self.options.clock() - self.started
-        self.pacing.finish()
+        self.length_policy.finish()
         return SpecOutput(
             sequences=sequences.to(device),
             attention_mask=torch.cat([prompt, indices >= 0], dim=1).long().to(device),

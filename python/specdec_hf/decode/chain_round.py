@@ -37,7 +37,7 @@ class ChainRound:
         if draft is None:
             return
         tokens, size = draft.tokens, draft.tokens.shape[1]
-        self.counts = s.pacing.kept(draft, s.context)
+        self.counts = s.length_policy.kept(draft, s.context)
         if (self.counts < size).any():
             # -1 means "no draft from here on": what a sequence drafts must not depend on how many
             # drafts the others of its batch may have.

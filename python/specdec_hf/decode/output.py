@@ -74,7 +74,7 @@ def finish(session: Session) -> SpecOutput:
             outputs = s.outputs.tensors(longest, _fed_columns(s.call), s.call.sampling)
         past = export_cache(s.model, s.cache, mask[:, :-1])
     s.stats.total_seconds = s.clock() - s.started
-    s.pacing.finish()
+    s.length_policy.finish()
     sequences = np.full((batch_size, columns + longest), s.call.pad, dtype=np.int64)
     logprobs = np.zeros((batch_size, longest), dtype=np.float32)
     for b, values in enumerate(s.logprobs):

@@ -123,7 +123,7 @@ def step(session: Session) -> list[Step]:
         accepted=kept,
         rejected=(counts.tried > kept) & active & ~undecided,
     )
-    s.pacing.learn(record, outcome, drafted, reads_prompt=reads_prompt)
+    s.length_policy.learn(record, outcome, drafted, reads_prompt=reads_prompt)
     if s.trace is not None:
         assert isinstance(this, ChainRound)
         s.trace(
@@ -165,4 +165,4 @@ def draft_limits(session: Session) -> NDArray[np.int64]:
         # The mask of a tree is made for the pending token and the tree. Reading the prompt by a
         # forward of its own would give no token, where the round without drafts gives one.
         return np.zeros_like(most)
-    return s.pacing.limits(most, reads=reads)
+    return s.length_policy.limits(most, reads=reads)

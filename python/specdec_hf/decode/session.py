@@ -22,8 +22,8 @@ from specdec_hf.cache.hidden_states import keep_hidden_states
 from specdec_hf.cache.plain import Prompt
 from specdec_hf.cache.protocol import Lengths, RollbackCache, context_length, vocab_size_of
 from specdec_hf.decode.arguments import check_option_types
+from specdec_hf.decode.draft_length import DraftLengthPolicy, begin_schedule
 from specdec_hf.decode.history import CommittedTokens
-from specdec_hf.decode.pacing import Pacing, begin_schedule
 from specdec_hf.decode.prefill import prefill
 from specdec_hf.decode.rules import resolve_rule
 from specdec_hf.decode.statistics import SequenceStats, SpecStats
@@ -73,7 +73,7 @@ class Session:
     """The state of one call between rounds.
 
     Attributes:
-        pacing: says how many tokens each sequence drafts.
+        length_policy: says how many tokens each sequence drafts.
         history: all committed tokens.
         prompt_lengths: [B] tokens of each prompt, without padding.
         budgets: [B] most new tokens of each sequence.
@@ -90,7 +90,7 @@ class Session:
     cache: RollbackCache
     drafter: Drafter | TreeDrafter | None
     context: DraftContext | None
-    pacing: Pacing
+    length_policy: DraftLengthPolicy
     history: CommittedTokens
     prompt_lengths: Lengths
     budgets: NDArray[np.int64]
@@ -221,12 +221,12 @@ def begin(model: Any, call: Call, options: Options) -> Session:
         except BaseException:
             lease.release()  # at once, since the traceback keeps it alive
             raise
-    pacing = Pacing(
+    length_policy = DraftLengthPolicy(
         schedule, costs, options.guard, drafter, model=model, rule=rule, budget=int(budgets.max()),
         stats=stats, clock=options.clock,
     )  # fmt: skip
     if context is not None and schedule.reads_token_stats:
-        context.goes_on = pacing.goes_on
+        context.goes_on = length_policy.goes_on
     return Session(
         model=model,
         call=call,
@@ -234,7 +234,7 @@ def begin(model: Any, call: Call, options: Options) -> Session:
         cache=cache,
         drafter=drafter,
         context=context,
-        pacing=pacing,
+        length_policy=length_policy,
         history=committed_prompts(call, lengths, max_length),
         prompt_lengths=lengths.copy(),
         budgets=budgets,

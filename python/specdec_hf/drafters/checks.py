@@ -53,7 +53,7 @@ def ask(
     return draft
 
 
-def draft_limits(context: DraftContext, history: History, gamma: int) -> NDArray[np.int64]:
+def usable_lengths(context: DraftContext, history: History, gamma: int) -> NDArray[np.int64]:
     """[B], how many of ``gamma`` tokens each sequence can use; 0 for those that have ended.
 
     A drafter whose first tokens depend on how many it is asked for must go by them, because gamma

@@ -57,7 +57,7 @@ class Draft:
     confidence: NDArray[np.float32] | None = None
 
 
-class AnyDrafter:
+class DrafterBase:
     """The part of the contract that chain drafters and tree drafters share.
 
     Attributes:
@@ -98,7 +98,7 @@ class AnyDrafter:
         """
 
 
-class Drafter(AnyDrafter, ABC):
+class Drafter(DrafterBase, ABC):
     """Base class of chain drafters. Override `propose`; the other methods do nothing.
 
     A drafter serves one `generate` call at a time, and `start` begins the next one.

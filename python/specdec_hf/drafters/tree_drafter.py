@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from specdec_hf.drafters.context import History
-from specdec_hf.drafters.drafter import AnyDrafter
+from specdec_hf.drafters.drafter import DrafterBase
 from specdec_kernels import SampledDraft
 
 
@@ -51,7 +51,7 @@ class TreeOutcome:
     carried: NDArray[np.int64]
 
 
-class TreeDrafter(AnyDrafter, ABC):
+class TreeDrafter(DrafterBase, ABC):
     """Base class of tree drafters. A drafter serves one `generate` call at a time.
 
     Attributes:

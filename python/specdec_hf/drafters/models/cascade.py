@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from specdec_hf.arguments import check_integers
 from specdec_hf.cache.protocol import vocab_size_of
-from specdec_hf.drafters.checks import ask, check_temperature, draft_limits
+from specdec_hf.drafters.checks import ask, check_temperature, usable_lengths
 from specdec_hf.drafters.context import Candidates, DraftContext, History
 from specdec_hf.drafters.drafter import RULES_OF_DRAWN_DRAFTS, Draft, Drafter
 from specdec_hf.drafters.tensors import one_hot_logits
@@ -177,7 +177,7 @@ class HorizontalCascade(Cascade):
         batch_size = len(history.lengths)
         drafted = np.full((batch_size, gamma), -1, dtype=np.int64)
         counts = np.zeros(batch_size, dtype=np.int64)
-        limits = draft_limits(self._context, history, gamma)
+        limits = usable_lengths(self._context, history, gamma)
         for context in self._contexts:
             context.begin(history)
         parts: list[tuple[NDArray[np.int64], NDArray[np.int64], SampledDraft | None]] = []

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from specdec_hf.arguments import check_integer
-from specdec_hf.drafters.checks import draft_limits
+from specdec_hf.drafters.checks import usable_lengths
 from specdec_hf.drafters.context import Candidates, DraftContext, History
 from specdec_hf.drafters.drafter import Draft, Drafter
 from specdec_hf.drafters.models.model import ModelDrafter
@@ -87,7 +87,7 @@ class RemoteDrafter(Drafter):
 
     def propose(self, history: History, gamma: int) -> Draft | None:
         shown = (history.tokens.copy(), history.lengths.copy(), history.active.copy())
-        limits = draft_limits(self._context, history, gamma)
+        limits = usable_lengths(self._context, history, gamma)
         asked, given = self._ask("propose", (*shown, limits, gamma))
         self._context.asked_for_noise |= asked
         if given is None:

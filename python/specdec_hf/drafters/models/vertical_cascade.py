@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from specdec_hf.arguments import check_integer
 from specdec_hf.cache.forward import forward_window
-from specdec_hf.drafters.checks import ask, draft_limits
+from specdec_hf.drafters.checks import ask, usable_lengths
 from specdec_hf.drafters.context import DraftContext, History, reads_draft
 from specdec_hf.drafters.drafter import RULES_OF_DRAWN_DRAFTS, Draft
 from specdec_hf.drafters.models.cascade import (
@@ -84,7 +84,7 @@ class VerticalCascade(Cascade):
 
     def propose(self, history: History, gamma: int) -> Draft | None:
         draft, batch_size = self._draft, len(history.lengths)
-        limits = draft.room(history, draft_limits(self._context, history, gamma))
+        limits = draft.room(history, usable_lengths(self._context, history, gamma))
         gamma = int(limits.max())
         if gamma < 1:
             return None

@@ -20,7 +20,7 @@ TRUSTED_BENEFIT = 1.05
 
 
 @dataclass(frozen=True)
-class Experience:
+class Measurements:
     """Measurements of the calls so far.
 
     Attributes:
@@ -39,7 +39,7 @@ class Experience:
 
 # By target, then by what drafts (a draft model, or a class), then by the shape of a round. Stored
 # objects are replaced and never written to, because calls of other threads read them.
-_Shapes = dict[Hashable, Experience]
+_Shapes = dict[Hashable, Measurements]
 _seen: WeakKeyDictionary[Any, WeakKeyDictionary[Any, _Shapes]] = WeakKeyDictionary()
 
 
@@ -49,7 +49,7 @@ def what_drafts(drafter: Any) -> Any:
     return model if isinstance(model, nn.Module) else type(drafter)
 
 
-def recall(model: Any, drafts: Any, shape: Hashable) -> Experience:
+def recall(model: Any, drafts: Any, shape: Hashable) -> Measurements:
     """A copy of what earlier calls have measured.
 
     Args:
@@ -58,7 +58,7 @@ def recall(model: Any, drafts: Any, shape: Hashable) -> Experience:
         shape: of a round: batch size and tree.
     """
     found = _seen.get(model, {}).get(drafts, {}).get(shape)
-    return Experience() if found is None else copy.deepcopy(found)
+    return Measurements() if found is None else copy.deepcopy(found)
 
 
 def remember(model: Any, drafts: Any, shape: Hashable, costs: Costs, benefit: float | None) -> None:
@@ -70,9 +70,4 @@ def remember(model: Any, drafts: Any, shape: Hashable, costs: Costs, benefit: fl
         benefit = (earlier + benefit) / 2
     by_drafter = _seen.setdefault(model, WeakKeyDictionary())
     by_shape = by_drafter.setdefault(drafts, {})
-    by_shape[shape] = Experience(copy.deepcopy(costs), benefit)
-
-
-def forget() -> None:
-    """Forget all measurements, for comparisons that must begin anew."""
-    _seen.clear()
+    by_shape[shape] = Measurements(copy.deepcopy(costs), benefit)

@@ -21,7 +21,7 @@ from specdec_hf.schedules.base import Outcome, Schedule, ScheduleContext, TokenS
 from specdec_hf.schedules.benefit_guard import BenefitGuard
 from specdec_hf.schedules.constant import ConstantSchedule
 from specdec_hf.schedules.costs import Costs
-from specdec_hf.schedules.experience import Experience, recall, remember, what_drafts
+from specdec_hf.schedules.measurements import Measurements, recall, remember, what_drafts
 from specdec_hf.schedules.registry import make_schedule, tree_schedules
 
 
@@ -51,7 +51,7 @@ def begin_schedule(
     return schedule
 
 
-class Pacing:
+class DraftLengthPolicy:
     """The schedule and the guard of a call.
 
     Args:
@@ -87,7 +87,7 @@ class Pacing:
         self.guard: BenefitGuard | None = None
         if drafter is None:
             return
-        earlier = self._experience()
+        earlier = self._earlier_measurements()
         costs.adopt(earlier.costs, drafter.relative_cost)
         if isinstance(guard, BenefitGuard):
             self.guard = copy.deepcopy(guard)
@@ -99,9 +99,9 @@ class Pacing:
             self.guard.start(costs, budget, trusted=earlier.trusted)
         self._note_what_texts_depend_on()
 
-    def _experience(self) -> Experience:
+    def _earlier_measurements(self) -> Measurements:
         if not self.remembers:
-            return Experience()
+            return Measurements()
         return recall(self.model, self.drafts, self.shape)
 
     def _note_what_texts_depend_on(self) -> None:
