@@ -9,8 +9,9 @@ from specdec_hf.cache.choose import choose_cache
 from specdec_hf.cache.forward import forward_window
 from specdec_hf.cache.self_check import LARGEST_WINDOW
 from specdec_hf.decode import output, rounds
-from specdec_hf.decode import session as sessions
+from specdec_hf.decode.begin import begin as begin_call
 from specdec_hf.decode.history import CommittedTokens
+from specdec_hf.decode.session import Options
 from specdec_hf.drafters import checks
 from specdec_hf.hf_arguments.prepare import prepare_call
 from support import hf_models
@@ -24,8 +25,8 @@ RAGGED = (9, 4, 12)
 
 def begin(model, inputs, **options):
     call = prepare_call(model, **inputs, max_new_tokens=NEW, do_sample=False)
-    return sessions.begin(
-        model, call, sessions.Options(**{"guard": False, "num_assistant_tokens": 5, **options})
+    return begin_call(
+        model, call, Options(**{"guard": False, "num_assistant_tokens": 5, **options})
     )
 
 

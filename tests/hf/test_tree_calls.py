@@ -7,7 +7,7 @@ from hf.test_generate import NEW, RAGGED, EndsWith, run
 from hf.test_hf_arguments import PROCESSED
 from specdec_hf import EagleTree, SpeculativeDecoder, TreeSpec, TrieTree, generate
 from specdec_hf.decode import rounds
-from specdec_hf.decode.session import begin
+from specdec_hf.decode.begin import begin
 from specdec_hf.hf_arguments.prepare import prepare_call
 from support import hf_models
 from support.hf_models import one_thread  # noqa: F401  # autouse here

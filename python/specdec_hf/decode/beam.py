@@ -25,15 +25,11 @@ from specdec_hf.decode.beam_options import check_beam_options, draft_model_of, d
 from specdec_hf.decode.beam_rows import Rows, drafted_below, log_prob_rows
 from specdec_hf.decode.beam_scores import Beams
 from specdec_hf.decode.beam_tree import BeamTree, Integers, TreeModel
+from specdec_hf.decode.begin import SLOTS_AHEAD, committed_prompts, token_budgets
 from specdec_hf.decode.draft_length import DraftLengthPolicy, begin_schedule
 from specdec_hf.decode.output import SpecOutput
 from specdec_hf.decode.round_record import RoundRecord
-from specdec_hf.decode.session import (
-    SLOTS_AHEAD,
-    Options,
-    committed_prompts,
-    token_budgets,
-)
+from specdec_hf.decode.session import Options
 from specdec_hf.decode.statistics import SequenceStats, SpecStats
 from specdec_hf.drafters.context import DraftContext
 from specdec_hf.drafters.models.draft_model import DraftModel

@@ -25,10 +25,11 @@ from specdec_hf.decode.arguments import (
 )
 from specdec_hf.decode.assistant import with_assistant
 from specdec_hf.decode.beam import beam_search
+from specdec_hf.decode.begin import begin
 from specdec_hf.decode.output import SpecOutput, finish
 from specdec_hf.decode.own_generate import by_own_generate, plain_output
 from specdec_hf.decode.rounds import step
-from specdec_hf.decode.session import Options, Session, begin
+from specdec_hf.decode.session import Options, Session
 from specdec_hf.decode.streaming import Step, Streamer, put_step
 from specdec_hf.decode.tracing import Trace
 from specdec_hf.hf_arguments.call import Call

@@ -1,0 +1,287 @@
+"""How a call begins: from its arguments to the `Session` of its first round."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from specdec_hf.cache.choose import check_kind, choose_cache
+from specdec_hf.cache.handover import import_cache
+from specdec_hf.cache.hidden_states import keep_hidden_states
+from specdec_hf.cache.plain import Prompt
+from specdec_hf.cache.protocol import Lengths, RollbackCache, context_length, vocab_size_of
+from specdec_hf.decode.draft_length import DraftLengthPolicy, begin_schedule
+from specdec_hf.decode.history import CommittedTokens
+from specdec_hf.decode.prefill import prefill
+from specdec_hf.decode.rules import resolve_rule
+from specdec_hf.decode.session import DEFAULT_NUM_ASSISTANT_TOKENS, Options, Session
+from specdec_hf.decode.statistics import SequenceStats, SpecStats
+from specdec_hf.decode.token_outputs import TokenOutputs
+from specdec_hf.drafters.checks import describe
+from specdec_hf.drafters.context import DraftContext
+from specdec_hf.drafters.drafter import Drafter
+from specdec_hf.drafters.lease import Lease
+from specdec_hf.drafters.resolve import parts_of, resolve_drafter
+from specdec_hf.drafters.tree_drafter import TreeDrafter
+from specdec_hf.hf_arguments.call import Call
+from specdec_hf.hf_arguments.sampling import sequence_seeds
+from specdec_hf.schedules.base import Schedule, ScheduleContext
+from specdec_hf.schedules.costs import Costs
+from specdec_kernels import LOSSLESS_RULES, LOSSLESS_TREE_RULES
+
+SLOTS_AHEAD = 512  # cache slots allocated beyond the prompt before the cache has to grow
+
+
+def begin(model: Any, call: Call, options: Options) -> Session:
+    """Set up the cache, the drafter and the schedules of one call.
+
+    Raises:
+        TypeError: a drafter or seed of a wrong type.
+        ValueError: prompt longer than the context, drafter that does not fit, bad option.
+        RuntimeError: a drafter that another call is using.
+    """
+    plan = _plan(model, call, options)
+    cache, first_logits, notes = _make_cache(plan)
+    stats = _statistics(plan, cache, notes)
+    lease = Lease(parts_of(plan.drafter))
+    context = _start_drafter(plan, cache, stats, lease)
+    length_policy = DraftLengthPolicy(
+        plan.schedule, plan.costs, options.guard, plan.drafter, model=model, rule=plan.rule,
+        budget=int(plan.budgets.max()), stats=stats, clock=options.clock,
+    )  # fmt: skip
+    if context is not None and plan.schedule.reads_token_stats:
+        context.goes_on = length_policy.goes_on
+    return Session(
+        model=model,
+        call=call,
+        rule=plan.rule,
+        cache=cache,
+        drafter=plan.drafter,
+        context=context,
+        length_policy=length_policy,
+        history=committed_prompts(call, plan.lengths, plan.max_length),
+        prompt_lengths=plan.lengths.copy(),
+        budgets=plan.budgets,
+        logprobs=[[] for _ in plan.lengths],
+        seeds=plan.seed_tensor(),
+        lease=lease,
+        stats=stats,
+        clock=options.clock,
+        started=plan.started,
+        outputs=_token_outputs(call, cache),
+        first_logits=first_logits,
+        trace=options.trace,
+    )
+
+
+@dataclass
+class _Plan:
+    """What is known of a call before anything runs.
+
+    Attributes:
+        started: when the call began, by the clock of the options.
+        lengths: [B], tokens of each prompt.
+        budgets: [B], most new tokens of each sequence.
+        schedule: started.
+        costs: those that the schedule reads.
+        draft_size: most drafted tokens of a sequence in one round.
+        seeds: of each sequence.
+    """
+
+    model: Any
+    call: Call
+    options: Options
+    drafter: Drafter | TreeDrafter | None
+    rule: str
+    started: float
+    lengths: Lengths
+    budgets: NDArray[np.int64]
+    schedule: Schedule
+    costs: Costs
+    draft_size: int
+    seeds: list[int]
+
+    @property
+    def max_length(self) -> int:
+        """No sequence will hold more tokens."""
+        return int((self.lengths + self.budgets).max())
+
+    def seed_tensor(self) -> torch.Tensor:
+        """[B] int64 on the target's device."""
+        return torch.tensor(self.seeds, dtype=torch.int64, device=self.model.device)
+
+
+def _plan(model: Any, call: Call, options: Options) -> _Plan:
+    drafter = resolve_drafter(options.drafter, options.tree)
+    _check_options(call, options, drafter)
+    rules = LOSSLESS_RULES if drafter is None else drafter.rules
+    rule = resolve_rule(options.rule, call.do_sample, rules)
+    started = options.clock()
+    lengths, budgets = token_budgets(model, call)
+    costs = Costs()
+    schedule, draft_size = _begin_schedule(model, call, options, drafter, costs)
+    seeds = sequence_seeds(
+        options.seed,
+        len(call.mask),
+        do_sample=call.do_sample,
+        num_return_sequences=call.num_return_sequences,
+    )
+    return _Plan(
+        model, call, options, drafter, rule, started, lengths, budgets, schedule, costs, draft_size,
+        seeds,
+    )  # fmt: skip
+
+
+def _check_options(call: Call, options: Options, drafter: Drafter | TreeDrafter | None) -> None:
+    """Refuse options that do not go together."""
+    if options.num_assistant_beams is not None:
+        raise ValueError(
+            f"num_assistant_beams must be None without num_beams, got {options.num_assistant_beams}"
+        )
+    forwards = isinstance(drafter, Drafter) and type(drafter).forward is not Drafter.forward
+    if "hidden_states" in call.outputs and forwards:
+        raise ValueError(
+            "output_hidden_states must be False with a drafter that makes the target's forward "
+            f"itself, got {describe(drafter)}"
+        )
+    check_kind(options.cache)
+    if isinstance(drafter, TreeDrafter):
+        _check_tree_options(options)
+
+
+def _check_tree_options(options: Options) -> None:
+    if options.num_assistant_tokens is not None:
+        raise ValueError(
+            "num_assistant_tokens must not be given with a drafter of trees, which says what is "
+            f"drafted, got {options.num_assistant_tokens}"
+        )
+    if options.trace is not None:
+        raise ValueError("trace must be None with tree: only rounds of chains are traced")
+    if options.cache not in ("auto", "spec"):
+        raise ValueError(f"cache must be 'auto' or 'spec' with tree, got {options.cache!r}")
+
+
+def _begin_schedule(
+    model: Any,
+    call: Call,
+    options: Options,
+    drafter: Drafter | TreeDrafter | None,
+    costs: Costs,
+) -> tuple[Schedule, int]:
+    """The schedule, started, and the most drafted tokens of a sequence in one round."""
+    drafts_tree = isinstance(drafter, TreeDrafter)
+    if isinstance(drafter, TreeDrafter):
+        length, size = drafter.depth, drafter.size
+    else:
+        number = options.num_assistant_tokens
+        length = size = DEFAULT_NUM_ASSISTANT_TOKENS if number is None else number
+    schedule = begin_schedule(
+        options.num_assistant_tokens_schedule or "constant",
+        drafter,
+        ScheduleContext(len(call.mask), length, vocab_size_of(model), drafts_tree, costs),
+    )
+    return schedule, size if drafts_tree else max(size, schedule.max_draft)
+
+
+def _make_cache(plan: _Plan) -> tuple[RollbackCache, torch.Tensor | None, list[str]]:
+    """The cache, the logits of the model's own prefill if it made one, and notes."""
+    model, call, options = plan.model, plan.call, plan.options
+    drafts_tree = isinstance(plan.drafter, TreeDrafter)
+    kind = "spec" if drafts_tree else options.cache
+    longest = int(plan.lengths.max())
+    capacity = min(plan.max_length, longest + SLOTS_AHEAD) + plan.draft_size + 1
+    needs: dict[str, Any] = {
+        "drafts": plan.drafter is not None,
+        "tree": drafts_tree,
+        "self_check": options.self_check,
+    }
+    if call.prefill is not None:
+        return prefill(model, call, capacity, kind, **needs)
+    prompt = Prompt(call.prompt_ids, call.mask)
+    needs["encoded"] = call.encoded
+    if call.past is None:
+        batch_size = len(plan.lengths)
+        cache, notes = choose_cache(model, batch_size, capacity, kind, prompt=prompt, **needs)
+    else:
+        cache, notes = import_cache(model, call.past, prompt, capacity, kind, **needs)
+    return cache, None, notes
+
+
+def _statistics(plan: _Plan, cache: RollbackCache, notes: list[str]) -> SpecStats:
+    options, drafter, rule = plan.options, plan.drafter, plan.rule
+    return SpecStats(
+        sequences=[SequenceStats(prompt_tokens=int(n)) for n in plan.lengths],
+        rule=rule,
+        lossless=rule in LOSSLESS_RULES or rule in LOSSLESS_TREE_RULES,
+        drafter="none" if drafter is None else drafter.name,
+        cache=cache.kind,
+        tree="" if options.tree is None else str(options.tree),
+        seeds=plan.seeds,
+        notes=[*plan.call.notes, *notes],
+    )
+
+
+def _start_drafter(
+    plan: _Plan, cache: RollbackCache, stats: SpecStats, lease: Lease
+) -> DraftContext | None:
+    """What the drafter was started with; None without a drafter."""
+    call, drafter = plan.call, plan.drafter
+    if drafter is None:
+        return None
+    context = DraftContext(
+        plan.model,
+        plan.rule,
+        **copy.deepcopy(call.sampling.to_dict()),
+        seeds=plan.seed_tensor(),
+        batch_size=len(plan.lengths),
+        max_length=plan.max_length,
+        max_draft=max(plan.draft_size, 16),
+        note=stats.note_round,
+        self_check=plan.options.self_check,
+        encoder=call.encoder,
+        cache=cache,
+        # Noise of the round is exact with any drafts.
+        round_noise=plan.schedule.reads_token_stats and plan.rule != "match",
+    )
+    try:
+        drafter.start(context)
+    except BaseException:
+        lease.release()  # at once, since the traceback keeps it alive
+        raise
+    return context
+
+
+def committed_prompts(call: Call, lengths: Lengths, max_length: int) -> CommittedTokens:
+    """The prompts without padding, with room for ``max_length`` tokens each."""
+    tokens = np.zeros((len(lengths), max_length), dtype=np.int64)
+    for b, ids in enumerate(call.prompt_ids):
+        tokens[b, : lengths[b]] = ids[call.mask[b]]
+    return CommittedTokens(tokens, lengths, np.ones(len(lengths), dtype=bool))
+
+
+def token_budgets(model: Any, call: Call) -> tuple[Lengths, Lengths]:
+    """[B] prompt lengths, and [B] the most new tokens of each sequence."""
+    lengths = call.mask.sum(axis=1).astype(np.int64)
+    budgets = np.full(len(lengths), call.max_new_tokens, dtype=np.int64)
+    context = context_length(model)
+    if context is None:
+        return lengths, budgets
+    if lengths.max() >= context:
+        raise ValueError(
+            f"prompt of sequence {int(lengths.argmax())} has {int(lengths.max())} tokens, "
+            f"but the model's context is {context}"
+        )
+    return lengths, np.minimum(budgets, context - lengths)
+
+
+def _token_outputs(call: Call, cache: RollbackCache) -> TokenOutputs | None:
+    if not call.outputs:
+        return None
+    if "hidden_states" in call.outputs and call.prefill is None:
+        keep_hidden_states(cache)
+    return TokenOutputs(call.outputs, cache, len(call.mask))
