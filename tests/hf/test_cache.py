@@ -5,9 +5,9 @@ import pytest
 import torch
 from specdec_hf import EagleTree, SpecCache, TreeSpec, generate
 from specdec_hf.cache import spec_cache
+from specdec_hf.cache.check_plan import LARGEST_WINDOW
 from specdec_hf.cache.choose import choose_cache
 from specdec_hf.cache.forward import forward_window
-from specdec_hf.cache.self_check import LARGEST_WINDOW
 from specdec_hf.decode import output, rounds
 from specdec_hf.decode.begin import begin as begin_call
 from specdec_hf.decode.history import CommittedTokens

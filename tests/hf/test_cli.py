@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from specdec_hf.cache.self_check import Fit
+from specdec_hf.cache.fit import Fit
 from specdec_hf.cli.prompts import read_prompts, shipped_prompts
 from specdec_hf.cli.terminal import Terminal, visible
 from specdec_hf.cli.trace import ASCII_MARKS, MARKS, PieceStream, legend, marks_of, render

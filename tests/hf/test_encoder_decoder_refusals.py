@@ -3,7 +3,7 @@
 import pytest
 import torch
 from specdec_hf import TrieTree, check_model, generate
-from specdec_hf.cache import self_check
+from specdec_hf.cache import known_fits
 from specdec_hf.cache.plain import PlainCache
 from support import encoder_models
 from support.encoder_models import texts, tiny
@@ -102,12 +102,12 @@ def test_a_wrong_roll_back_is_found_by_the_check_and_changes_the_text(
         drafter = OracleDrafter(expected[:, 1:].numpy())
         return generate(tiny(name), **inputs, **CALL, drafter=drafter, **options)
 
-    self_check.forget()
+    known_fits.forget()
     try:
         with pytest.raises(ValueError, match="cannot be used with drafts"):
             call()
     finally:
-        self_check.forget()
+        known_fits.forget()
     try:
         text = call(self_check=False).sequences
     except RuntimeError:

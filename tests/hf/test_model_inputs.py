@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from specdec_hf import SpeculativeDecoder, generate
-from specdec_hf.cache import self_check
+from specdec_hf.cache import known_fits
 from specdec_hf.cache.later_inputs import LaterInputs
 from specdec_hf.decode import prefill
 from specdec_hf.drafters.drafter import Draft, Drafter
@@ -42,7 +42,7 @@ def shift_positions(monkeypatch):
         return made
 
     monkeypatch.setattr(LaterInputs, "add_to", wrong)
-    self_check.forget()
+    known_fits.forget()
 
 
 class Told(Drafter):
@@ -281,6 +281,6 @@ def test_a_fallback_from_a_prefill_leaves_a_note_and_self_check_false_measures_n
     assert out.stats.cache == "dynamic"
     assert "runs with cache='dynamic'; cache='spec': logits of Llava" in out.stats.notes[0]
     monkeypatch.setattr(prefill, "_difference", lambda *_: pytest.fail("measured"))
-    self_check.forget()
+    known_fits.forget()
     out = generate(model, **made, **WHOLE, drafter="prompt_lookup", self_check=False)
     assert out.stats.cache == "spec"

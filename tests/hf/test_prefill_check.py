@@ -3,16 +3,17 @@
 import pytest
 import torch
 from specdec_hf import generate
-from specdec_hf.cache import self_check
+from specdec_hf.cache import known_fits
+from specdec_hf.cache.fit import Fit
 from specdec_hf.decode import prefill
 from support import hf_models
 
 
 @pytest.fixture(autouse=True)
 def forgetful():
-    self_check.forget()
+    known_fits.forget()
     yield
-    self_check.forget()
+    known_fits.forget()
 
 
 def embedded(model, rows):
@@ -54,7 +55,7 @@ def test_a_model_whose_trees_fit_no_cache_is_refused_them_after_a_prefill(monkey
     reason = "its logits differ in a tree"
 
     def check(model, kind, *, padded=True, tree=False):
-        return self_check.Fit(reason=reason if tree else None)
+        return Fit(reason=reason if tree else None)
 
     monkeypatch.setattr(prefill, "check_fit", check)
     model = hf_models.tiny("llama")

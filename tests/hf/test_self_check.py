@@ -6,7 +6,7 @@ import pytest
 import torch
 import transformers
 from specdec_hf import check_model, generate
-from specdec_hf.cache import self_check
+from specdec_hf.cache import check_plan, known_fits, self_check
 from specdec_hf.cache.plain import PlainCache
 from specdec_hf.cache.self_check import check_fit
 from specdec_hf.cache.spec_cache import FIRST, SINGLE, SpecCache
@@ -139,7 +139,7 @@ def test_a_large_difference_is_found_in_every_dtype(dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_gpt_neo_is_refused_the_spec_cache_where_the_self_check_cannot_see_it(dtype):
     model = build("GPTNeo", dtype, window_size=256)
-    assert self_check.LARGEST_WINDOW < 256
+    assert check_plan.LARGEST_WINDOW < 256
     with pytest.raises(ValueError, match="local attention counts from the cache's length"):
         texts(model, (9,), drafter="prompt_lookup", cache="spec")
     _, _, stats = texts(model, RAGGED, drafter="prompt_lookup")
@@ -148,9 +148,9 @@ def test_gpt_neo_is_refused_the_spec_cache_where_the_self_check_cannot_see_it(dt
 
 @pytest.fixture
 def forgetful():
-    self_check.forget()
+    known_fits.forget()
     yield
-    self_check.forget()
+    known_fits.forget()
 
 
 @pytest.mark.parametrize(
@@ -332,7 +332,7 @@ def test_a_model_that_takes_one_token_at_a_time_is_refused_drafts():
 
 
 def test_a_note_says_what_the_self_check_did_not_cover(monkeypatch, forgetful):
-    monkeypatch.setattr(self_check, "LARGEST_WINDOW", 2)
+    monkeypatch.setattr(check_plan, "LARGEST_WINDOW", 2)
     _, _, stats = texts(hf_models.tiny("gemma2"), (9,))
     assert any("attention beyond a window of 6 tokens is not covered" in n for n in stats.notes)
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from specdec_hf import check_model, generate
-from specdec_hf.cache import self_check
+from specdec_hf.cache import known_fits
 from specdec_hf.cache.state_cache import StateCache
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 
@@ -70,7 +70,7 @@ def test_a_wrong_roll_back_gives_other_text(fault, models, monkeypatch):
         self._again = self._again[:, :0]
 
     monkeypatch.setattr(StateCache, "truncate", truncate)
-    self_check.forget()
+    known_fits.forget()
     with pytest.raises(
         ValueError, match=r"Qwen3NextForCausalLM cannot be used with drafts; cache='s"
     ):
@@ -78,7 +78,7 @@ def test_a_wrong_roll_back_gives_other_text(fault, models, monkeypatch):
     if fault == "no roll back":
         want, out = drafted(model, prompts(ONE), self_check=False)
         assert out.sequences.tolist() != want.tolist()
-    self_check.forget()
+    known_fits.forget()
 
 
 def test_the_returned_state_continues_in_plain_generation(models):

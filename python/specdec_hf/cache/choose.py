@@ -7,11 +7,12 @@ from typing import Any
 from transformers.cache_utils import Cache
 
 from specdec_hf.cache.encoded import Encoded, is_encoder_decoder
+from specdec_hf.cache.fit import Fit
 from specdec_hf.cache.make import ROLLBACK_KINDS, kind_reason, make_cache
 from specdec_hf.cache.model_call import keeps_cache
 from specdec_hf.cache.plain import Prompt
 from specdec_hf.cache.protocol import RollbackCache
-from specdec_hf.cache.self_check import Fit, check_fit
+from specdec_hf.cache.self_check import check_fit
 from specdec_hf.cache.spec_cache import SpecCache
 
 # Where nothing could be measured, these may not fit: "spec" is not Transformers' own, and a state

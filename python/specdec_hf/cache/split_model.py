@@ -15,11 +15,12 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from specdec_hf.cache.fit import beyond_rounding, distance, tolerance_of
 from specdec_hf.cache.forward import forward_window
+from specdec_hf.cache.known_fits import configuration
 from specdec_hf.cache.model_call import forward_arguments
 from specdec_hf.cache.own_logits import one_line
 from specdec_hf.cache.protocol import Lengths, vocab_size_of
-from specdec_hf.cache.self_check import configuration, distance, tolerance_of
 from specdec_hf.cache.spec_cache import FIRST, SINGLE, SpecCache
 from specdec_hf.cache.undisturbed import undisturbed
 
@@ -179,11 +180,11 @@ def check_split(model: Any, split: SplitModel, shared: int, resume: int) -> None
             raise ValueError(
                 f"{type(model).__name__} cannot be run in two parts: {one_line(error)}"
             ) from error
-    if not _fits[key] <= tolerance_of(model):
+    tolerance = tolerance_of(model)
+    if not _fits[key] <= tolerance:
         raise ValueError(
-            f"{type(model).__name__} cannot be run in two parts: its logits then differ by "
-            f"{_fits[key]:.2g} of their standard deviation, where rounding explains "
-            f"{tolerance_of(model):.2g}"
+            f"{type(model).__name__} cannot be run in two parts: its logits then differ "
+            f"{beyond_rounding(_fits[key], tolerance)}"
         )
 
 

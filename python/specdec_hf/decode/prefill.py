@@ -16,22 +16,17 @@ from numpy.typing import NDArray
 from transformers.cache_utils import get_layer_types_and_kwargs
 
 from specdec_hf.cache.choose import rollback_kinds
+from specdec_hf.cache.fit import Fit, beyond_rounding, distance, tolerance_of
 from specdec_hf.cache.forward import forward_window
 from specdec_hf.cache.handover import take_over
 from specdec_hf.cache.hidden_states import keep_hidden_states
+from specdec_hf.cache.known_fits import configuration, known
 from specdec_hf.cache.later_inputs import LaterInputs
 from specdec_hf.cache.make import kind_reason
 from specdec_hf.cache.own_logits import one_line
 from specdec_hf.cache.plain import PlainCache, Prompt
 from specdec_hf.cache.protocol import Lengths, RollbackCache, vocab_size_of
-from specdec_hf.cache.self_check import (
-    Fit,
-    check_fit,
-    configuration,
-    distance,
-    known,
-    tolerance_of,
-)
+from specdec_hf.cache.self_check import check_fit
 from specdec_hf.cache.undisturbed import undisturbed
 from specdec_hf.hf_arguments.call import Call
 from specdec_hf.hf_arguments.model_inputs import HOLED_MASK, copied
@@ -53,7 +48,7 @@ def prefill(
     """Run the model's own prefill and hand its cache to the loop.
 
     The first time that a class and configuration of model has inputs of these names, the logits of
-    a few tokens are compared with those of plain forwards, with the measure of self_check.py.
+    a few tokens are compared with those of plain forwards, with the measure of cache/fit.py.
 
     Args:
         model: causal LM.
@@ -178,8 +173,7 @@ def _taken_over(
         if not difference <= tolerance:
             raise ValueError(
                 f"cache={kind!r}: logits of {type(model).__name__} differ from plain generation "
-                f"by {difference:.2g} of their standard deviation, where rounding explains "
-                f"{tolerance:.2g}"
+                f"{beyond_rounding(difference, tolerance)}"
             )
         known[key] = Fit(difference, tolerance)  # a fault may lie in the inputs of this call
     return cache
