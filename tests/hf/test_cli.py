@@ -91,17 +91,28 @@ def test_a_schedule_chooses_the_depth_of_trees(folder, tmp_path, trees):  # noqa
     assert max(max(record["emitted"]) for record in rounds) <= 3
 
 
-def test_the_drafts_of_several_drafters_become_one_tree(folder, tmp_path):  # noqa: F811
+@pytest.mark.parametrize(
+    ("drafters", "names"),
+    [
+        (("prompt_lookup", "layers:1"), "prompt_lookup, model"),
+        (("lookahead", "prompt_lookup"), "lookahead, prompt_lookup"),
+        (("token_recycling", "lookahead:2,3,2"), "token_recycling, lookahead"),
+    ],
+)
+def test_the_drafts_of_several_drafters_become_one_tree(folder, tmp_path, drafters, names):  # noqa: F811
     report = tmp_path / "report.json"
-    several = ("--drafter", "prompt_lookup", "--drafter", "layers:1")
+    several = [word for drafter in drafters for word in ("--drafter", drafter)]
     result = invoke(
-        "generate", "--prompt", "the story of a bear", "--model", folder, *several,
-        "--max-new-tokens", "8", "--json", report,
+        "generate", "--prompt", "the story of a bear, the story of a", "--model", folder, *several,
+        "--gamma", 3, "--max-new-tokens", "24", "--json", report,
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     content = json.loads(report.read_text())
     assert content["summary"]["greedy_outputs_identical"] is True
-    assert content["prompts"][0]["turns"][0]["stats"]["drafter"] == "prompt_lookup, model"
+    stats = content["prompts"][0]["turns"][0]["stats"]
+    assert stats["drafter"] == names
+    assert stats["drafted"] > 0
+    assert max(max(record["accepted"]) for record in stats["round_log"]) <= 3
 
 
 def test_drafter_help_lists_the_drafters():

@@ -62,6 +62,7 @@ BEFORE_TORCH = [
     (["--prompt", "a", SCHEDULE, "confidence", "--drafter", "nasd"], "got --drafter nasd"),
     (["--prompt", "a", SCHEDULE, "heuristic", "--tree", "2"], "constant, optimal with trees, got "),
     (["--prompt", "a", SCHEDULE, "egag", "--drafter", "lookahead"], "with trees, got 'egag'"),
+    (["--prompt", "a", "--gamma", "3", "--drafter", "lookahead"], "lookahead, which drafts its o"),
     (["--prompt", "a", SCHEDULE, "budget", *SEVERAL], "constant, optimal with trees, got 'budget'"),
     (["--prompt", "a", SCHEDULE, "optimal:longest=0", "--tree", "2"], "longest must be an intege"),
     (["--prompt", "a", SCHEDULE, "optimal", "--drafter", "none"], f"{SCHEDULE} needs a drafter"),

@@ -149,7 +149,7 @@ def _settings(
 ) -> Settings:
     """The options of one config, checked as those of ``generate`` are."""
     parts = _merged(name)
-    own_tree = any(map(has_own_tree, parts))
+    own_tree = len(parts) == 1 and has_own_tree(parts[0])
     return Settings(
         model=common.model,
         drafter=parts,

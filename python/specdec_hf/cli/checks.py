@@ -121,7 +121,7 @@ def _check_drafting(settings: Settings) -> None:
         fail(f"--num-assistant-tokens must be in [0, {LONGEST_DRAFT}], got {drafts}")
     if several and "none" in settings.drafter:
         fail(f"--drafter none must be the only one, got {', '.join(settings.drafter)}")
-    own_tree = [name for name in settings.drafter if has_own_tree(name)]
+    own_tree = not several and has_own_tree(settings.drafter[0])
     for option, given in (
         ("--num-assistant-tokens", drafts is not None),
         (SCHEDULE, schedule != "constant"),
@@ -130,13 +130,14 @@ def _check_drafting(settings: Settings) -> None:
         if given and "none" in settings.drafter:
             fail(f"{option} needs a drafter, but --drafter is none")
         if given and own_tree and option != SCHEDULE:
-            fail(f"{option} must not be given with --drafter {own_tree[0]}, which drafts its own")
+            fail(
+                f"{option} must not be given with --drafter {settings.drafter[0]}, which drafts "
+                "its own"
+            )
     if drafts is not None and settings.tree is not None:
         fail("--num-assistant-tokens must not be given with --tree, which says what is drafted")
-    _check_schedule(schedule, trees=several or bool(own_tree) or settings.tree is not None)
+    _check_schedule(schedule, trees=several or own_tree or settings.tree is not None)
     if several:
-        if own_tree:
-            fail(f"--drafter {own_tree[0]} drafts trees of its own and must be the only one")
         if settings.tree is not None:
             fail("--tree must not be given with several --drafter, whose drafts become one tree")
         if drafts == 0:
