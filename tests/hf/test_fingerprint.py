@@ -5,10 +5,11 @@ import re
 
 import numpy as np
 import pytest
+from specdec_hf import NgramDrafter, SpeculativeDecoder, TrieTree, generate
 from specdec_hf.drafters.fingerprint import fingerprint_of, same_vocabulary
 from specdec_hf.drafters.model_free.ngram_table import NgramTable
 from specdec_host import Corpus
-from support import cli_models
+from support import cli_models, hf_models
 from support.cli_models import END, folder, invoke, one_line_error, write_folder  # noqa: F401
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 from tokenizers import Tokenizer, models
@@ -87,6 +88,55 @@ def test_stored_ids_of_another_tokenizer_are_refused(
         ) in one_line_error(*asked, "--model", folder)
         notes = answer(other, f"{drafter}:{stored}", tmp_path)["notes"]
         assert not any("tokenizer" in note for note in notes)
+
+
+def stored(kind, path, fingerprint):
+    """A drafter's name whose file holds ids of the tokenizer with this fingerprint."""
+    ids = np.arange(10)
+    if kind == "ngram":
+        NgramTable.build([ids], END + 1, 2, fingerprint=fingerprint).save(path)
+    else:
+        Corpus(ids).save(path, vocab_size=END + 1, fingerprint=fingerprint)
+    return f"{kind}:{path}"
+
+
+@pytest.mark.parametrize("way", ["generate", "custom_generate", "stream", "merged", "cascade"])
+@pytest.mark.parametrize("kind", ["ngram", "rest", "suffix_automaton"])
+def test_generate_checks_stored_ids_with_the_tokenizer_that_it_is_given(kind, way, tmp_path):
+    model = hf_models.build("llama", vocab_size=END + 1)
+    inputs = {**hf_models.prompts((5,)), "max_new_tokens": 4, "do_sample": False}
+    if way == "cascade" and kind != "ngram":
+        pytest.skip("these drafters do not roll back")
+
+    def call(drafter, tokenizer):
+        given = {} if tokenizer is None else {"tokenizer": tokenizer}
+        options = {"drafter": drafter}
+        if way == "merged":
+            options = {"drafter": [drafter, "prompt_lookup"], "tree": TrieTree(2, 2)}
+        if way == "cascade":
+            table = NgramTable.load(drafter.partition(":")[2])
+            options = {"drafter": [model, NgramDrafter(table, learn=False)]}
+        if way == "custom_generate":
+            return model.generate(
+                **inputs, custom_generate=SpeculativeDecoder(**options, **given),
+                return_dict_in_generate=True,
+            ).stats  # fmt: skip
+        if way == "stream":
+            steps = SpeculativeDecoder(**options).stream(model, **inputs, **given)
+            while True:
+                try:
+                    next(steps)
+                except StopIteration as end:
+                    return end.value.stats
+        return generate(model, **inputs, **options, **given, return_dict_in_generate=True).stats
+
+    ours = cli_models.tokenizer()
+    drafter = stored(kind, tmp_path / "ours", fingerprint_of(ours))
+    assert not any("tokenizer" in note for note in call(drafter, ours).notes)
+    assert sum("was not checked" in note for note in call(drafter, None).notes) == 1
+    drafter = stored(kind, tmp_path / "other", fingerprint_of(other_tokenizer()))
+    with pytest.raises(ValueError, match="must have been built with the model's tokenizer, of fin"):
+        call(drafter, ours)
 
 
 def test_stored_ids_of_an_unknown_tokenizer_leave_a_note(folder, tmp_path):  # noqa: F811

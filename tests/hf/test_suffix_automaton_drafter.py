@@ -19,6 +19,9 @@ class Context:
     max_length = 40
     encoder = None
 
+    def note(self, text):
+        """Remarks are of no interest here."""
+
 
 def started(*args, **kwargs):
     drafter = SuffixAutomatonDrafter(*args, **kwargs)

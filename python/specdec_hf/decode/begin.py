@@ -248,7 +248,10 @@ def _start_drafter(
         # Noise of the round is exact with any drafts.
         round_noise=plan.schedule.reads_token_stats and plan.rule != "match",
     )
+    tokenizer = call.assistant.target_tokenizer
     try:
+        for part in parts_of(drafter) if tokenizer is not None else ():
+            part.check_tokenizer(tokenizer)
         drafter.start(context)
     except BaseException:
         lease.release()  # at once, since the traceback keeps it alive

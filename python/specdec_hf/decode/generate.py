@@ -70,7 +70,8 @@ def generate(
     ``max_new_tokens``, ``max_length``, ``do_sample``, ``temperature``, ``top_k``, ``top_p``,
     ``min_p`` (scalar, or one per sequence), ``logits_processor``, ``stopping_criteria``,
     ``stop_strings`` with ``tokenizer``, ``assistant_tokenizer`` with ``tokenizer`` (a drafter with
-    another vocabulary), ``eos_token_id``, ``pad_token_id``, ``past_key_values``,
+    another vocabulary), ``tokenizer`` alone (to check what drafters read from files),
+    ``eos_token_id``, ``pad_token_id``, ``past_key_values``,
     ``generation_config``, ``return_dict_in_generate``, penalties. Defaults come from
     ``model.generation_config``. Processors and criteria are called for one sequence at a time, and
     processors also for prefixes that end in a draft which is then rejected. They must therefore be
@@ -178,7 +179,8 @@ class SpeculativeDecoder:
         drafter, num_assistant_tokens, gamma, num_speculative_tokens,
             num_assistant_tokens_schedule, num_assistant_beams, rule, tree, cache, self_check,
             seed, guard, streamer: as in `generate`.
-        tokenizer, stop_strings: end sequences at these strings.
+        tokenizer, stop_strings: end sequences at these strings. Drafters that read a file are
+            checked with the tokenizer.
         trace: called after every round with a `TracedRound`; not with ``tree``.
     """
 
@@ -243,7 +245,7 @@ class SpeculativeDecoder:
         criteria = type(stopping_criteria)(stopping_criteria)
         if self.stop_strings is not None:
             criteria.append(StopStringCriteria(self.tokenizer, self.stop_strings))
-        kept = kept_arguments(model, self)
+        kept = {"tokenizer": self.tokenizer, **kept_arguments(model, self)}
         model_kwargs["inputs_tensor"] = inputs_tensor
         call = call_from_hugging_face(
             model, input_ids, logits_processor, criteria, generation_config, model_kwargs, kept
@@ -281,6 +283,7 @@ class SpeculativeDecoder:
         for name in ("tokenizer", "stop_strings"):
             if getattr(self, name) is not None:
                 kwargs.setdefault(name, getattr(self, name))
+        check_stop_strings(kwargs.get("stop_strings"), kwargs.get("tokenizer"))
         call = prepare_call(model, input_ids, **kwargs)
         if call.beams is not None:
             raise ValueError(

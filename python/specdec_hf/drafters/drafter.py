@@ -83,7 +83,8 @@ class DrafterBase:
     def check_tokenizer(self, tokenizer: Any) -> None:
         """Raise ValueError if this drafter was made with another tokenizer than the target's.
 
-        The command line calls both before it reads weights; `generate` knows no tokenizer.
+        The command line calls both before it reads weights. `generate` calls this one before
+        `start` where it was given a ``tokenizer``.
         """
 
     def start(self, context: DraftContext) -> None:

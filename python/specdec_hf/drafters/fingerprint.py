@@ -27,10 +27,10 @@ def check_fingerprint(name: str, fingerprint: bytes, tokenizer: Any) -> str | No
     Args:
         name: of what holds the ids, for messages.
         fingerprint: of the tokenizer that it was built with, or `UNKNOWN`.
-        tokenizer: the model's.
+        tokenizer: the model's; None where it is not known.
 
     Returns:
-        A note where the fingerprint is unknown, else None.
+        A note where one of the two is not known, else None.
 
     Raises:
         ValueError: the ids are those of another tokenizer.
@@ -39,6 +39,11 @@ def check_fingerprint(name: str, fingerprint: bytes, tokenizer: Any) -> str | No
         return (
             f"the {name} does not record the tokenizer that it was built with; if that is not the "
             "model's, its drafts are rejected"
+        )
+    if tokenizer is None:
+        return (
+            f"the tokenizer that the {name} was built with was not checked, because none was "
+            "given; if it is not the model's, the drafts are rejected"
         )
     wanted = fingerprint_of(tokenizer)
     if fingerprint != wanted:

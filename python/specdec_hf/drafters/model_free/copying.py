@@ -31,7 +31,9 @@ class CopyingDrafter(Drafter):
 
     def __init__(self, corpus: Corpus | None) -> None:
         self.corpus = corpus
-        self._note: str | None = None  # of the tokenizer
+        self._note: str | None = None  # of the tokenizer, until it is checked
+        if corpus is not None:
+            self._note = check_fingerprint("corpus", corpus.fingerprint, None)
         self._text = CopiedText()
 
     @abstractmethod

@@ -64,7 +64,9 @@ class NgramDrafter(RowDrafter):
         least = min(1, self.order - 1) if min_context is None else min_context
         self.min_context = check_integer("min_context", least, 0, self.order - 1)
         self.table = table
-        self._note: str | None = None  # of the tokenizer
+        self._note: str | None = None  # of the tokenizer, until it is checked
+        if table is not None:
+            self._note = check_fingerprint("table", table.fingerprint, None)
         self.learn = learn
         self.rolls_back = not learn
 

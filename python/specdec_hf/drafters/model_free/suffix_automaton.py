@@ -51,11 +51,11 @@ class SuffixAutomatonDrafter(CopyingDrafter):
 
         if isinstance(corpus, np.ndarray):
             corpus = specdec_host.Corpus(corpus)
-        super().__init__(corpus)
         self._make = functools.partial(specdec_host.SuffixAutomaton, max_match, corpus)
         self.min_match, self.max_match = min_match, max_match
         self.min_confidence = min_confidence
         self._propose_from(self._make(), 1, 1)  # validates them
+        super().__init__(corpus)
 
     @classmethod
     def from_text(cls, text: str) -> Self:
