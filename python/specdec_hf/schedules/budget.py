@@ -34,6 +34,9 @@ class BudgetSchedule(Schedule):
     Raises:
         TypeError: an argument that is not an integer.
         ValueError: a number below 1.
+
+    Source: TETRIS (arXiv 2502.15197), which scores a token by its own probability too. That biases
+    text that is sampled; the largest probability in its place does not.
     """
 
     name = "budget"
