@@ -159,8 +159,7 @@ class SpecCache(Cache):
             model.dtype if config._attn_implementation == "eager" else None
         )
         # With a mask, a single token's heads that share keys read them once. Without, torch 2.13
-        # reads them for each head, and converts them if they are 16-bit: 379 us a layer instead of
-        # 117 (9 heads on 3, 800 slots, bfloat16, two cores of an EPYC).
+        # reads them for each head, and converts them if they are 16-bit.
         self._masked_is_faster = self.device.type == "cpu" and model.dtype != torch.float32
         self._slots = torch.arange(capacity, device=self.device)
 
