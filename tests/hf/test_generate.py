@@ -149,7 +149,7 @@ def test_custom_stopping_criteria_see_every_prefix_once(cache):
 @pytest.mark.parametrize("eos", [None, 0])
 @pytest.mark.parametrize("tree", [None, (2, 1)])
 def test_a_sequence_that_a_criterion_ended_goes_on_with_padding(tree, eos):
-    """Transformers pads it only where there is an end-of-sequence token."""
+    """Transformers pads it only where there is an end-of-sequence token, as docs/loop.md says."""
     model, inputs = hf_models.tiny("llama"), hf_models.prompts(RAGGED)
     free = model.generate(**inputs, max_new_tokens=NEW, do_sample=False)[:, -NEW:]
     assert (free != 0).all()  # so that no text ends with token 0
@@ -163,6 +163,10 @@ def test_a_sequence_that_a_criterion_ended_goes_on_with_padding(tree, eos):
         model, inputs, **kwargs, eos_token_id=eos, drafter=hf_models.perturbed("llama"), tree=tree
     )
     assert got.sequences[:, -NEW:].tolist() == expected
+    assert [one.stop_reason for one in got.stats.sequences] == ["length", "criteria", "length"]
+    without = model.generate(**inputs, **kwargs)[:, -NEW:].tolist()
+    assert without == free.tolist()  # without such a token Transformers goes on with its text
+    assert [without[b] == expected[b] for b in range(3)] == [True, False, True]
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
