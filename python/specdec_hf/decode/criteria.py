@@ -30,7 +30,7 @@ def ends_text(
         ValueError: an answer of another size.
     """
     answer = criteria(torch.from_numpy(ids)[None].to(device), None)
-    answers = torch.as_tensor(answer).flatten()
+    answers = torch.as_tensor(answer, device="cpu").flatten()
     if len(answers) not in (1, batch_size):
         raise ValueError(
             f"stopping_criteria must answer with 1 or {batch_size} bools, got {len(answers)}"
