@@ -102,6 +102,22 @@ def test_block_accepts_at_least_as_many_drafts_as_token(form):
         assert counts["block"] == pytest.approx(counts["token"], abs=TOLERANCE)
 
 
+@pytest.mark.parametrize("name", FAST_PROVIDERS)
+def test_block_decides_the_case_of_vllms_tests_with_given_uniforms(name):
+    """Two drafts, both accepted, and one that neither model could have drawn. P of the bonus token
+    is one-hot here; there the token is given."""
+    draft = torch.tensor([[[0.0, 0.6, 0.0, 0.4], [0.1, 0.2, 0.3, 0.4]], [[0.5, 0.5, 0, 0]] * 2])
+    target = torch.tensor([[[0.0, 0.8, 0.0, 0.2], [0.2, 0.1, 0.3, 0.4], [0, 0, 0, 1.0]],
+                           [[0.9, 0.1, 0.0, 0.0]] * 3])  # fmt: skip
+    uniforms = torch.tensor([[0.7, 0.6, 0.5], [0.5, 0.5, 0.5]], dtype=torch.float64)
+    tokens, accepted, *_ = verify(
+        provider("verify_chain", name), target, torch.tensor([[1, 0], [2, -1]]), draft,
+        kind="probs", rule="block", uniforms=uniforms,
+    )  # fmt: skip
+    assert tokens.tolist() == [[1, 0, 3], [0, -1, -1]]
+    assert accepted.tolist() == [2, 0]
+
+
 @pytest.mark.parametrize("name", ENUMERATED_PROVIDERS)
 def test_block_with_one_draft_decides_as_token(name):
     """Emitted tokens and counts have the same joint distribution."""
