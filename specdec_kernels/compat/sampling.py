@@ -48,6 +48,10 @@ def of_rows(value: Param, name: str, rows: int, indices: Tensor | None) -> Param
     if not isinstance(value, Tensor):
         conversion.require_number(value, name)
         return value
+    return _tensor_of_rows(value, name, rows, indices)
+
+
+def _tensor_of_rows(value: Tensor, name: str, rows: int, indices: Tensor | None) -> Tensor:
     if value.dim() != 1 or len(value) != rows:
         raise ValueError(f"{name} must be a scalar or [{rows}], got a tensor {shape(value)}")
     return value if indices is None else value[indices]
@@ -64,7 +68,7 @@ def top_p_of_rows(value: Param, rows: int, indices: Tensor | None) -> Param:
 def top_k_of_rows(value: int | Tensor, rows: int, indices: Tensor | None) -> int | Tensor:
     """`top_k`, which the ops refuse or call a fault below 1."""
     if isinstance(value, Tensor):
-        value = torch.as_tensor(of_rows(value, "top_k", rows, indices)).long()
+        value = _tensor_of_rows(value, "top_k", rows, indices).long()
         return torch.where(value < 1, -1, value)  # 0 would keep every token
     conversion.require_integer(value, "top_k")
     if value < 1:
