@@ -10,6 +10,7 @@
 #include <string>
 
 #include "host/draft_chains.h"
+#include "host/ops.h"
 #include "host/sort_suffixes.h"
 #include "host/suffix_array.h"
 #include "host/suffix_automaton.h"
@@ -201,6 +202,7 @@ Ids sorted_suffixes(const Ids& tokens, const py::object& progress) {
 }  // namespace
 
 PYBIND11_MODULE(_host, m) {
+  define_ops(m);
   m.def("sort_suffixes", &sorted_suffixes, py::arg("tokens").noconvert(), py::arg("progress"));
   py::class_<Corpus>(m, "Corpus")
       .def(py::init<Ids, Ids>(), py::arg("tokens").noconvert(), py::arg("suffixes").noconvert())

@@ -2,8 +2,8 @@
 // Launches an op on the device of its tensors: the CPU kernel or the CUDA kernel.
 #include <torch/csrc/stable/accelerator.h>
 
+#include "arguments/checks.h"
 #include "specdec/cuda_plan.h"
-#include "torch/arguments/checks.h"
 #include "torch/cuda_stream.h"
 #include "torch/parallel.h"
 #include "torch/schedule.h"

@@ -1,6 +1,6 @@
 #include "torch/schedule.h"
 
-#include "torch/arguments/checks.h"
+#include "arguments/checks.h"
 #include "torch/register.h"
 
 namespace specdec {

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specdec_host import _library, corpus_file
-from specdec_host.arguments import (
+from specdec_host.arguments.arrays import Array, require_array
+from specdec_host.arguments.checks import (
     LONGEST_MATCH,
-    check_array,
     check_chains,
     check_integer,
     check_probability,
@@ -57,8 +57,8 @@ class Corpus:
 
     def __init__(
         self,
-        tokens: NDArray[Any],
-        suffixes: NDArray[np.int32] | None = None,
+        tokens: Array,
+        suffixes: Array | None = None,
         *,
         progress: Callable[[float], object] | None = None,
     ) -> None:
@@ -118,7 +118,7 @@ class Corpus:
 
     def propose(
         self,
-        context: NDArray[Any],
+        context: Array,
         gamma: int,
         *,
         count: int = 1,
@@ -147,17 +147,17 @@ class Corpus:
         gamma, count = check_chains(gamma, count)
         max_match = check_integer("max_match", max_match, 1, LONGEST_MATCH)
         min_match = check_integer("min_match", min_match, 1, max_match)
-        context = check_array("context", context)
+        context = require_array(context, "context")
         least = check_probability("min_confidence", min_confidence)
         return Proposal(*self.native.propose(context, gamma, count, min_match, max_match, least))
 
-    def count(self, ngram: NDArray[Any]) -> int:
+    def count(self, ngram: Array) -> int:
         """How often an n-gram occurs.
 
         Args:
             ngram: [n] int32 or int64, ids in [0, 2^31). Overlapping occurrences count.
         """
-        return self.native.count(check_array("ngram", ngram))
+        return self.native.count(require_array(ngram, "ngram"))
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -165,7 +165,7 @@ class Corpus:
 
 def _ids(name: str, given: Any, *, check_values: bool = True) -> NDArray[np.int32]:
     """The ids as a contiguous array of int32."""
-    given = check_array(name, given)
+    given = require_array(given, name)
     if given.ndim != 1:
         raise ValueError(f"{name} must be 1-D, got {given.ndim} dimensions")
     if given.dtype not in (np.int32, np.int64):

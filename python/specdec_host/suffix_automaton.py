@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from numpy.typing import NDArray
-
 from specdec_host import _library
-from specdec_host.arguments import (
+from specdec_host.arguments.arrays import Array, require_array
+from specdec_host.arguments.checks import (
     LONGEST_MATCH,
-    check_array,
     check_chains,
     check_integer,
     check_probability,
@@ -66,7 +62,7 @@ class SuffixAutomaton:
             self.max_match, None if corpus is None else corpus.native
         )
 
-    def append(self, tokens: NDArray[Any]) -> None:
+    def append(self, tokens: Array) -> None:
         """Make the text longer.
 
         Args:
@@ -77,7 +73,7 @@ class SuffixAutomaton:
             ValueError: more than one dimension, or an id out of range. Nothing is appended then;
                 nor to a text that would get longer than 2^30 tokens.
         """
-        self._native.append(check_array("tokens", tokens))
+        self._native.append(require_array(tokens, "tokens"))
 
     def reserve(self, tokens: int) -> None:
         """Take the memory for a text of this length now, so that no append has to move it."""
@@ -105,13 +101,13 @@ class SuffixAutomaton:
         least = check_probability("min_confidence", min_confidence)
         return Proposal(*self._native.propose(gamma, count, min_match, least))
 
-    def count(self, ngram: NDArray[Any]) -> int:
+    def count(self, ngram: Array) -> int:
         """How often an n-gram of at most ``max_match + 1`` tokens occurs in the text.
 
         Args:
             ngram: [n] int32 or int64, ids in [0, 2^31). Overlapping occurrences count.
         """
-        return self._native.count(check_array("ngram", ngram))
+        return self._native.count(require_array(ngram, "ngram"))
 
     def __len__(self) -> int:
         return len(self._native)

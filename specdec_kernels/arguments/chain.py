@@ -1,6 +1,6 @@
 """The arguments of `specdec_kernels::verify_chain` by name, and their validation.
 
-csrc/torch/arguments/chain.cpp validates the same with the same messages.
+csrc/arguments/chain.cpp validates the same with the same messages.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 Fake kernels, the Triton provider and the reference validate their arguments in Python: those of
 `sample` in sample.py, of `verify_chain` in chain.py, of `verify_tree` in tree.py (with what both
 verifiers share in verification.py and draft.py), of the cache ops in kv.py and of the ops on tree
-layouts in tree_layout.py. The C++ binding validates in csrc/torch/arguments, in the same order and
-with the same messages. The tables of bad inputs in tests/project/test_errors.py and
-tests/tree/test_tree_layout_errors.py keep both equal.
+layouts in tree_layout.py. The C++ bindings validate in csrc/arguments and csrc/torch/arguments, in
+the same order and with the same messages. The tables of bad inputs in tests/project/test_errors.py
+and tests/tree/test_tree_layout_errors.py keep both equal.
 
 Every check raises RuntimeError, and the message names the argument, the rule and the value.
 """

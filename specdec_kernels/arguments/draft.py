@@ -1,6 +1,6 @@
 """The seven arguments of a verifier that describe the draft distribution Q, and their validation.
 
-csrc/torch/arguments/draft.cpp validates the same with the same messages.
+csrc/arguments/draft.cpp validates the same with the same messages.
 """
 
 from __future__ import annotations

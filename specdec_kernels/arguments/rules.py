@@ -32,10 +32,10 @@ TREE_RULES_READING_DRAFT: tuple[TreeRule, ...] = (
 # enum class Kind, csrc/include/specdec/draft.h
 Kind = Literal["logits", "probs"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-# enum class Noise, csrc/torch/arguments/sample.h
+# enum class Noise, csrc/arguments/sample.h
 Noise = Literal["residual", "draft", "shared"]
 NOISES: tuple[Noise, ...] = get_args(Noise)
-# enum class Method, csrc/torch/arguments/sample.h
+# enum class Method, csrc/arguments/sample.h
 Method = Literal["cdf", "gumbel"]
 METHODS: tuple[Method, ...] = get_args(Method)
 # enum class Schedule, csrc/include/specdec/cuda_plan.h; only tests and benchmarks ask for one

@@ -1,6 +1,6 @@
 """The arguments of `specdec_kernels::sample` by name, and their validation.
 
-csrc/torch/ops/sample.cpp validates the same with the same messages.
+csrc/arguments/sample.cpp validates the same with the same messages.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The arguments of `specdec_kernels::verify_tree` by name, and their validation.
 
-csrc/torch/arguments/tree.cpp validates the same with the same messages.
+csrc/arguments/tree.cpp validates the same with the same messages.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The validation that `verify_chain` and `verify_tree` share, and the outputs of both.
 
-csrc/torch/arguments/verification.cpp validates the same with the same messages.
+csrc/arguments/verification.cpp validates the same with the same messages.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ ENUMERATIONS = [
     ("include/specdec/chain.h", "Rule", rules.RULES),
     ("include/specdec/tree.h", "TreeRule", rules.TREE_RULES),
     ("include/specdec/draft.h", "Kind", rules.KINDS),
-    ("torch/arguments/sample.h", "Noise", rules.NOISES),
-    ("torch/arguments/sample.h", "Method", rules.METHODS),
+    ("arguments/sample.h", "Noise", rules.NOISES),
+    ("arguments/sample.h", "Method", rules.METHODS),
     ("include/specdec/cuda_plan.h", "Schedule", rules.SCHEDULES),
 ]
 

@@ -2,7 +2,8 @@
 
 The only direction of dependence is: tests and bench -> specdec_hf and specdec_vllm ->
 specdec_kernels -> torch.ops -> csrc/torch -> csrc/include <- csrc/cpu and csrc/cuda; and specdec_hf
--> specdec_host -> csrc/host -> csrc/include.
+-> specdec_host -> csrc/host -> csrc/include. Both csrc/torch and csrc/host are built on
+csrc/arguments, which knows the tensors of either by two headers.
 """
 
 import re
@@ -38,10 +39,13 @@ INCLUDABLE = {  # folder of csrc -> folders of ours that its files may include
     "include": {"specdec"},
     "cpu": {"specdec", "cpu"},
     "cuda": {"specdec", "cuda"},
-    "torch": {"specdec", "torch", "cpu"},
-    "host": {"specdec", "host"},
+    "arguments": {"specdec", "arguments", "torch", "host"},
+    "torch": {"specdec", "arguments", "torch", "cpu"},
+    "host": {"specdec", "arguments", "host", "cpu"},
 }
-OURS = {"specdec", "cpu", "cuda", "torch", "host"}
+OURS = {"specdec", "arguments", "cpu", "cuda", "torch", "host"}
+# The headers of csrc/arguments that choose between the tensors of PyTorch and the arrays of NumPy.
+CHOOSING = {"tensor.h", "launch.h"}
 # Inside csrc/cpu and csrc/cuda: room -> rooms whose headers it may include.
 BELOW = {
     "row": {"row"},
@@ -63,7 +67,7 @@ def room(path):
 
 
 def test_the_native_sources_are_found():
-    assert {folder(p) for p in NATIVE} >= {"include", "cpu", "cuda", "torch", "host"}
+    assert {folder(p) for p in NATIVE} == INCLUDABLE.keys()
     assert {room(p) for p in NATIVE} == {None, *BELOW}
 
 
@@ -98,8 +102,16 @@ def test_cuda_sources_name_nothing_of_torch():
 
 def test_the_bindings_know_no_more_of_the_cpu_kernels_than_their_instruction_set():
     """Everything else they need is declared in csrc/include."""
-    seen = {n for p in NATIVE if folder(p) == "torch" for n in includes(p) if n.startswith("cpu/")}
+    bindings = [p for p in NATIVE if folder(p) in ("torch", "host")]
+    seen = {name for p in bindings for name in includes(p) if name.startswith("cpu/")}
     assert seen <= {"cpu/row/tile.h"}
+
+
+def test_two_headers_choose_whose_tensors_arguments_are():
+    for path in NATIVE:
+        if folder(path) == "arguments":
+            wanted = {f"{lib}/{path.name}" for lib in ("torch", "host") if path.name in CHOOSING}
+            assert {n for n in includes(path) if n.startswith(("torch/", "host/"))} == wanted
 
 
 # Python packages.

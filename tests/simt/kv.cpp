@@ -4,13 +4,13 @@
 
 #include "../../csrc/torch/arguments/kv.cpp"
 
+#include "../../csrc/arguments/checks.cpp"
 #include "../../csrc/cuda/kv/append.cu"
 #include "../../csrc/cuda/kv/compact.cu"
 #include "../../csrc/cuda/kv/paged_truncate.cu"
 #include "../../csrc/cuda/kv/realign.cu"
 #include "../../csrc/cuda/kv/ring_truncate.cu"
 #include "../../csrc/cuda/kv/truncate.cu"
-#include "../../csrc/torch/arguments/checks.cpp"
 #include "../../csrc/torch/arguments/memory.cpp"
 #include "../../csrc/torch/ops/kv_append.cpp"
 #include "../../csrc/torch/ops/kv_compact.cpp"
@@ -18,6 +18,7 @@
 #include "../../csrc/torch/ops/kv_truncate.cpp"
 #include "../../csrc/torch/ops/paged_truncate.cpp"
 #include "../../csrc/torch/ops/ring_truncate.cpp"
+#include "../../csrc/torch/tensor.cpp"
 
 namespace specdec {
 

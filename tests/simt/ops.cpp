@@ -5,17 +5,18 @@
 
 #define SPECDEC_LIBRARY specdec_kernels_simt
 
-#include "../../csrc/torch/arguments/chain.cpp"
-#include "../../csrc/torch/arguments/checks.cpp"
-#include "../../csrc/torch/arguments/draft.cpp"
-#include "../../csrc/torch/arguments/sample.cpp"
-#include "../../csrc/torch/arguments/tree.cpp"
-#include "../../csrc/torch/arguments/verification.cpp"
+#include "../../csrc/arguments/chain.cpp"
+#include "../../csrc/arguments/checks.cpp"
+#include "../../csrc/arguments/draft.cpp"
+#include "../../csrc/arguments/sample.cpp"
+#include "../../csrc/arguments/tree.cpp"
+#include "../../csrc/arguments/verification.cpp"
 #include "../../csrc/torch/ops/ngram_propose.cpp"
 #include "../../csrc/torch/ops/sample.cpp"
 #include "../../csrc/torch/ops/verify_chain.cpp"
 #include "../../csrc/torch/ops/verify_tree.cpp"
 #include "../../csrc/torch/schedule.cpp"
+#include "../../csrc/torch/tensor.cpp"
 #include "cuda/launch.cuh"
 #include "cuda_runtime.h"
 

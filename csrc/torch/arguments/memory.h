@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "torch/arguments/checks.h"
+#include "arguments/checks.h"
 
 namespace specdec {
 

@@ -1,6 +1,6 @@
 #include "specdec/expand_tree.h"
 
-#include "torch/arguments/checks.h"
+#include "arguments/checks.h"
 #include "torch/parallel.h"
 #include "torch/register.h"
 

@@ -1,11 +1,6 @@
 #pragma once
 // The checks that the validation of every op is made of, with the same messages as in
 // specdec_kernels/arguments/checks.py and sample.py.
-#include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
-#include <torch/csrc/stable/tensor.h>
-#include <torch/headeronly/core/ScalarType.h>
-
 #include <cmath>
 #include <initializer_list>
 #include <optional>
@@ -13,13 +8,11 @@
 #include <stdexcept>
 #include <string>
 
+#include "arguments/tensor.h"
 #include "specdec/draft.h"
 #include "specdec/ids.h"
 
 namespace specdec {
-
-using torch::headeronly::ScalarType;
-using torch::stable::Tensor;
 
 // Throws the message alone, without a file and line of this library in front of it.
 template <class... Parts>
@@ -35,9 +28,7 @@ template <class... Parts>
     if (!(condition)) ::specdec::fail(__VA_ARGS__); \
   } while (0)
 
-std::string dtype_name(ScalarType dtype);
 std::string shape_of(const Tensor& t);
-std::string device_name(const Tensor& t);
 
 void check_same_device(const char* name, const Tensor& t, const Tensor& of_tensor, const char* of);
 void check_vector(const char* name, const Tensor& t, int64_t n, ScalarType dtype,

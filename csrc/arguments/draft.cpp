@@ -1,4 +1,4 @@
-#include "torch/arguments/draft.h"
+#include "arguments/draft.h"
 
 namespace specdec {
 namespace {
@@ -71,7 +71,7 @@ void DraftArguments::check_statistics(const Tensor& target, const DraftSizes& st
     SPECDEC_CHECK(fits(*t, statistics), name, " must be ", described(statistics), ", got ",
                   shape_of(*t));
     SPECDEC_CHECK(t->scalar_type() == dtype, name, " must be ", dtype_name(dtype), ", got ",
-                  dtype_name(t->scalar_type()));
+                  dtype_name(*t));
     check_same_device(name, *t, target, "target");
   };
   check_one("draft logsumexp", logsumexp, ScalarType::Double);

@@ -3,8 +3,8 @@
 // specdec_kernels/arguments/sample.py.
 #include <tuple>
 
+#include "arguments/checks.h"
 #include "specdec/sample.h"
-#include "torch/arguments/checks.h"
 
 namespace specdec {
 
@@ -30,5 +30,11 @@ struct SampleArguments {
   Noise checked_noise() const { return enum_of("noise", noise, Noise::kShared); }
   Method checked_method() const { return enum_of("method", method, Method::kGumbel); }
 };
+
+// The op: its arguments are in the order of its schema.
+SampleOutputs sample(Tensor logits, std::optional<Tensor> temperatures, double temperature,
+                     std::optional<Tensor> top_ks, int64_t top_k, std::optional<Tensor> top_ps,
+                     double top_p, std::optional<Tensor> min_ps, double min_p, Tensor seeds,
+                     Tensor positions, int64_t noise, int64_t method);
 
 }  // namespace specdec

@@ -1,4 +1,4 @@
-#include "torch/arguments/verification.h"
+#include "arguments/verification.h"
 
 #include <cmath>
 
@@ -60,16 +60,16 @@ void VerifyArguments::check_limits() const {
 }
 
 Tensor VerifyArguments::new_output(int64_t columns, ScalarType dtype) const {
-  return torch::stable::new_empty(drafted, {batch(), columns}, dtype);
+  return new_empty(drafted, {batch(), columns}, dtype);
 }
 
 Tensor VerifyArguments::new_counts() const {
-  return torch::stable::new_empty(drafted, {batch()}, ScalarType::Int);
+  return new_empty(drafted, {batch()}, ScalarType::Int);
 }
 
 Tensor VerifyArguments::new_floats(bool wanted, int64_t columns) const {
   return wanted ? new_output(columns, ScalarType::Float)
-                : torch::stable::new_empty(drafted, {0, 0}, ScalarType::Float);
+                : new_empty(drafted, {0, 0}, ScalarType::Float);
 }
 
 void VerifyArguments::fill(VerifyParams& p, bool flat_draft) {

@@ -1,12 +1,9 @@
-"""Validation of what the native module takes as numbers. It checks arrays of ids itself."""
+"""Validation of the numbers that suffix automata and corpora take."""
 
 from __future__ import annotations
 
 from numbers import Integral, Real
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 LONGEST_MATCH = 2**16
 
@@ -49,14 +46,3 @@ def check_probability(name: str, value: Any) -> float:
     if not 0 <= number <= 1:
         raise ValueError(f"{name} must be in [0, 1], got {number}")
     return number
-
-
-def check_array(name: str, value: Any) -> NDArray[Any]:
-    """The value, which must be an array.
-
-    Raises:
-        TypeError: it is something else.
-    """
-    if not isinstance(value, np.ndarray):
-        raise TypeError(f"{name} must be a NumPy array, got {type(value).__name__}")
-    return value

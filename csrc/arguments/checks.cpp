@@ -1,39 +1,8 @@
-#include "torch/arguments/checks.h"
+#include "arguments/checks.h"
 
 #include <algorithm>
 
 namespace specdec {
-
-std::string dtype_name(ScalarType dtype) {
-  switch (dtype) {
-    case ScalarType::Float:
-      return "float32";
-    case ScalarType::Double:
-      return "float64";
-    case ScalarType::Half:
-      return "float16";
-    case ScalarType::BFloat16:
-      return "bfloat16";
-    case ScalarType::Byte:
-      return "uint8";
-    case ScalarType::Char:
-      return "int8";
-    case ScalarType::Short:
-      return "int16";
-    case ScalarType::Int:
-      return "int32";
-    case ScalarType::Long:
-      return "int64";
-    case ScalarType::Bool:
-      return "bool";
-    case ScalarType::Float8_e4m3fn:
-      return "float8_e4m3fn";
-    case ScalarType::Float8_e5m2:
-      return "float8_e5m2";
-    default:
-      return torch::headeronly::toString(dtype);
-  }
-}
 
 std::string shape_of(const Tensor& t) {
   std::ostringstream out;
@@ -43,13 +12,8 @@ std::string shape_of(const Tensor& t) {
   return out.str();
 }
 
-std::string device_name(const Tensor& t) {
-  if (t.is_cpu()) return "cpu";
-  return t.is_cuda() ? "cuda:" + std::to_string(t.get_device_index()) : "other";
-}
-
 void check_same_device(const char* name, const Tensor& t, const Tensor& of_tensor, const char* of) {
-  SPECDEC_CHECK(t.device() == of_tensor.device(), name, " must be on the device of ", of, ", ",
+  SPECDEC_CHECK(on_one_device(t, of_tensor), name, " must be on the device of ", of, ", ",
                 device_name(of_tensor), ", got ", device_name(t));
 }
 
@@ -57,7 +21,7 @@ void check_vector(const char* name, const Tensor& t, int64_t n, ScalarType dtype
                   const Tensor& of_tensor, const char* of) {
   SPECDEC_CHECK(t.dim() == 1 && t.size(0) == n, name, " must be [", n, "], got ", shape_of(t));
   SPECDEC_CHECK(t.scalar_type() == dtype, name, " must be ", dtype_name(dtype), ", got ",
-                dtype_name(t.scalar_type()));
+                dtype_name(t));
   check_same_device(name, t, of_tensor, of);
 }
 
@@ -66,7 +30,7 @@ void check_matrix(const char* name, const Tensor& t, const char* shape, int64_t 
   SPECDEC_CHECK(t.dim() == 2 && t.size(0) == rows && t.size(1) == columns, name, " must be ", shape,
                 " = [", rows, ", ", columns, "], got ", shape_of(t));
   SPECDEC_CHECK(t.scalar_type() == dtype, name, " must be ", dtype_name(dtype), ", got ",
-                dtype_name(t.scalar_type()));
+                dtype_name(t));
   check_same_device(name, t, of_tensor, of);
 }
 
@@ -88,7 +52,7 @@ void check_rows(const char* name, const Tensor& t) {
   const ScalarType dtype = t.scalar_type();
   SPECDEC_CHECK(
       dtype == ScalarType::Float || dtype == ScalarType::BFloat16 || dtype == ScalarType::Half,
-      name, " must be float32, bfloat16 or float16, got ", dtype_name(dtype));
+      name, " must be float32, bfloat16 or float16, got ", dtype_name(t));
   const int64_t size = t.size(t.dim() - 1), stride = t.stride(t.dim() - 1);
   SPECDEC_CHECK(size >= 1 && size < (int64_t{1} << 31), name,
                 " must have a vocabulary of 1 to 2147483647 entries, got ", shape_of(t));
@@ -99,7 +63,7 @@ void check_rows(const char* name, const Tensor& t) {
 void check_ids(const char* name, const Tensor& t) {
   const ScalarType dtype = t.scalar_type();
   SPECDEC_CHECK(dtype == ScalarType::Int || dtype == ScalarType::Long, name,
-                " must be int32 or int64, got ", dtype_name(dtype));
+                " must be int32 or int64, got ", dtype_name(t));
 }
 
 Ids ids_of(const Tensor& t) {
@@ -123,7 +87,7 @@ DType row_dtype(const Tensor& t) {
   }
 }
 
-Tensor dense(const Tensor& t) { return t.is_contiguous() ? t : torch::stable::contiguous(t); }
+Tensor dense(const Tensor& t) { return t.is_contiguous() ? t : contiguous(t); }
 
 void SamplingArguments::check(int64_t n, const Tensor& of_tensor, const char* of) const {
   // Checked as float32, which the kernels compute with.

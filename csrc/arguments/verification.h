@@ -3,8 +3,8 @@
 // specdec_kernels/arguments/verification.py.
 #include <optional>
 
+#include "arguments/draft.h"
 #include "specdec/verification.h"
-#include "torch/arguments/draft.h"
 
 namespace specdec {
 

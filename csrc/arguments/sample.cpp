@@ -1,4 +1,6 @@
-#include "torch/arguments/sample.h"
+#include "arguments/sample.h"
+
+#include "arguments/launch.h"
 
 namespace specdec {
 namespace {
@@ -30,9 +32,7 @@ void SampleArguments::check() const {
 }
 
 SampleOutputs SampleArguments::new_outputs() const {
-  const auto output = [&](ScalarType dtype) {
-    return torch::stable::new_empty(logits, {logits.size(0)}, dtype);
-  };
+  const auto output = [&](ScalarType dtype) { return new_empty(logits, {logits.size(0)}, dtype); };
   return {output(ScalarType::Long), output(ScalarType::Float), output(ScalarType::Double),
           output(ScalarType::Float), output(ScalarType::Int)};
 }
@@ -56,6 +56,20 @@ SampleParams SampleArguments::params(const SampleOutputs& out) {
   p.stream = stream_of(checked_noise());
   p.gumbel = checked_method() == Method::kGumbel;
   return p;
+}
+
+SampleOutputs sample(Tensor logits, std::optional<Tensor> temperatures, double temperature,
+                     std::optional<Tensor> top_ks, int64_t top_k, std::optional<Tensor> top_ps,
+                     double top_p, std::optional<Tensor> min_ps, double min_p, Tensor seeds,
+                     Tensor positions, int64_t noise, int64_t method) {
+  SampleArguments a{
+      logits, {temperatures, temperature, top_ks, top_k, top_ps, top_p, min_ps, min_p},
+      seeds,  positions,
+      noise,  method};
+  a.check();
+  const SampleOutputs out = a.new_outputs();
+  launch(logits, a.params(out), SPECDEC_LAUNCHERS(SampleParams, sample));
+  return out;
 }
 
 }  // namespace specdec

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "arguments/checks.h"
 #include "specdec/draft.h"
-#include "torch/arguments/checks.h"
 
 namespace specdec {
 

@@ -1,0 +1,24 @@
+#pragma once
+// PyTorch's tensors as csrc/arguments reads them. `new_empty` and `contiguous` are those of
+// torch::stable.
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+
+#include <string>
+
+namespace specdec {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+std::string dtype_name(ScalarType dtype);
+inline std::string dtype_name(const Tensor& t) { return dtype_name(t.scalar_type()); }
+inline std::string device_name(const Tensor& t) {
+  if (t.is_cpu()) return "cpu";
+  return t.is_cuda() ? "cuda:" + std::to_string(t.get_device_index()) : "other";
+}
+inline bool on_one_device(const Tensor& a, const Tensor& b) { return a.device() == b.device(); }
+
+}  // namespace specdec

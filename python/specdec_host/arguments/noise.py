@@ -1,0 +1,51 @@
+"""The positions at which drafts are drawn, as the rule that verifies them needs them."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specdec_host.arguments import conversion
+from specdec_host.arguments.arrays import Array, require_array, shape
+from specdec_host.arguments.rules import RULES, RULES_NEEDING_ROUND_NOISE, TREE_RULES
+
+
+def draft_positions(positions: Array, number: int, *, rule: str) -> NDArray[np.int64]:
+    """The ``positions`` of `sample` for the drafts of one round.
+
+    Args:
+        positions: [B] int64, absolute index of the first drafted token; the ``positions`` of
+            `verify_chain` or `verify_tree` in this round.
+        number: of drafts, gamma for a chain and N for a tree.
+        rule: the rule that verifies them.
+
+    Returns:
+        [B, number] int64: ``positions + ((i + 1) << 32)`` for draft or node i where the rule needs
+        noise of the round (block, and the rules of trees that read a draft distribution), else
+        ``positions + i``. A node of a tree that is drawn for rule match takes
+        ``positions + depth - 1`` instead.
+
+    Raises:
+        ValueError: unknown rule, or a negative number.
+        RuntimeError: positions are not [B] int64.
+        TypeError: positions are no array, or number is no integer.
+
+    Source: docs/rules.md#noise.
+
+    >>> draft_positions(np.array([10, 20]), 3, rule="token").tolist()
+    [[10, 11, 12], [20, 21, 22]]
+    """
+    first = require_array(positions, "positions")
+    number = conversion.require_integer(number, "number")
+    if first.ndim != 1:
+        raise RuntimeError(f"positions must be [B], got {shape(first)}")
+    if first.dtype != np.int64:
+        raise RuntimeError(f"positions must be int64, got {first.dtype}")
+    if rule not in (*RULES, *TREE_RULES):
+        raise ValueError(f"rule must be one of {', '.join((*RULES, *TREE_RULES))}, got {rule!r}")
+    if number < 0:
+        raise ValueError(f"number must be at least 0, got {number}")
+    drafts = np.arange(number, dtype=np.int64)
+    if rule in RULES_NEEDING_ROUND_NOISE:
+        drafts = (drafts + 1) << 32
+    return first[:, None] + drafts

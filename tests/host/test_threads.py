@@ -1,0 +1,111 @@
+"""The ops of specdec_host run without the GIL, on threads of their own, and after a fork."""
+
+import ctypes
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import specdec_host as host
+
+LOGITS = np.random.default_rng(0).normal(size=(64, 20_000)).astype(np.float32)
+DRAWS = dict(seeds=np.arange(64), positions=np.arange(64))
+
+
+def counted(call):
+    """How far another thread counts during a call; the first of ten calls in which it does."""
+    count, stop = [0], threading.Event()
+
+    def go():
+        while not stop.is_set():
+            count[0] += 1
+
+    thread = threading.Thread(target=go)
+    thread.start()
+    try:
+        for _ in range(10):
+            before = count[0]
+            call()
+            if count[0] > before + 100:
+                return count[0] - before
+        return 0
+    finally:
+        stop.set()
+        thread.join()
+
+
+def draw():
+    return host.sample(LOGITS, noise="shared", **DRAWS)
+
+
+def test_another_thread_runs_during_a_call():
+    assert counted(draw) > 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="takes usleep from the C library")
+def test_the_count_stands_still_during_a_call_that_holds_the_gil():
+    sleep = ctypes.PyDLL(None).usleep
+    interval = sys.getswitchinterval()
+    try:
+        sys.setswitchinterval(0.3)  # so that no thread takes the GIL between two lines
+        assert counted(lambda: sleep(3000)) == 0
+    finally:
+        sys.setswitchinterval(interval)
+
+
+def test_threads_call_at_once_and_get_the_same():
+    before, want, got = host.get_num_threads(), draw(), [None] * 4
+    host.set_num_threads(2)
+
+    def go(i):
+        got[i] = [draw().tokens.tolist() for _ in range(3)]
+
+    threads = [threading.Thread(target=go, args=(i,)) for i in range(4)]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        host.set_num_threads(before)
+    assert got == [[want.tokens.tolist()] * 3] * 4
+
+
+FORK = """
+import os, numpy as np, specdec_host as host
+host.set_num_threads(3)
+logits = np.random.default_rng(0).normal(size=(8, 20_000)).astype(np.float32)
+draw = lambda: host.sample(logits, seeds=np.arange(8), positions=np.arange(8)).tokens.tolist()
+want = draw()
+child = os.fork()
+if child == 0:
+    os._exit(0 if draw() == want else 1)
+print(os.waitpid(child, 0)[1], draw() == want)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_the_child_of_a_fork_calls_ops():
+    folder = Path(host.__file__).parents[1]
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORK], capture_output=True, text=True, check=False,
+        timeout=60, env=os.environ | {"PYTHONPATH": str(folder)},
+    )  # fmt: skip
+    assert done.stdout == "0 True\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("number", "error", "message"),
+    [
+        (0, ValueError, "number must be at least 1, got 0"),
+        (1025, ValueError, "number must be at most 1024, got 1025"),
+        (True, TypeError, "number must be an integer, got True"),
+        (1.5, TypeError, "number must be an integer, got 1.5"),
+    ],
+)
+def test_the_number_of_threads_is_checked(number, error, message):
+    with pytest.raises(error, match=message):
+        host.set_num_threads(number)
