@@ -8,7 +8,7 @@ results bit for bit. Arrays may also be of any library with DLPack or the buffer
 as one sequence of a batch; a corpus is a text that does not change, in memory or in a file.
 """
 
-from specdec_host._library import cpu_capability, get_num_threads, set_num_threads
+from specdec_host._library import cpu_capability
 from specdec_host.arguments.arrays import bfloat16
 from specdec_host.arguments.draft_forms import DraftMap, SampledDraft, SparseDraft
 from specdec_host.arguments.noise import draft_positions
@@ -20,6 +20,7 @@ from specdec_host.ops.verify_chain import Verdict, verify_chain
 from specdec_host.ops.verify_tree import Tree, TreeVerdict, verify_tree
 from specdec_host.proposal import Proposal
 from specdec_host.suffix_automaton import SuffixAutomaton
+from specdec_host.threads import get_num_threads, set_num_threads
 
 __all__ = [
     "RULES",

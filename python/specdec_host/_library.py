@@ -13,18 +13,18 @@ if PathFinder.find_spec("specdec_host._host", [str(Path(__file__).parent)]) is N
         "Install with: pip install --no-build-isolation ."
     )
 
-from specdec_host import _host
 from specdec_host._host import (
     Corpus,
     SuffixAutomaton,
     bfloat16_from_dlpack,
     cpu_capability,
+    get_num_threads,
     sample,
+    set_num_threads,
     sort_suffixes,
     verify_chain,
     verify_tree,
 )
-from specdec_host.arguments.checks import check_integer
 
 __all__ = [
     "Corpus",
@@ -46,21 +46,3 @@ if os.environ.get("SPECDEC_CPU_CAPABILITY", "") not in ("", *_CAPABILITIES):
         f"SPECDEC_CPU_CAPABILITY must be one of {', '.join(_CAPABILITIES)}, "
         f"got {os.environ['SPECDEC_CPU_CAPABILITY']}"
     )
-
-
-def get_num_threads() -> int:
-    """Most threads that one call of an op uses.
-
-    At first that is OMP_NUM_THREADS or, where it is not set, the number of processors.
-    """
-    return _host.get_num_threads()
-
-
-def set_num_threads(number: int) -> None:
-    """Let calls of ops from now on use at most this many threads. No result depends on it.
-
-    Raises:
-        TypeError: the number is no integer.
-        ValueError: it is not in [1, 1024].
-    """
-    _host.set_num_threads(check_integer("number", number, 1, 1024))

@@ -77,8 +77,11 @@ def test_native_folders_include_only_what_they_may(path):
         first = name.split("/")[0]
         stable = re.match(r"torch/(csrc/stable|headeronly|csrc/inductor/aoti_torch/c)/", name)
         if folder(path) != "torch":
-            assert not re.match(r"(torch|ATen|c10|pybind11)/", name) or (
-                folder(path) == "host" and name.startswith("pybind11/")
+            chosen = folder(path) == "arguments" and path.name in CHOOSING
+            assert (
+                not re.match(r"(torch|ATen|c10|pybind11)/", name)
+                or (folder(path) == "host" and name.startswith("pybind11/"))
+                or (chosen and name == f"torch/{path.name}")
             ), f"{relative(path)} includes {name}"
         if first in OURS and not stable:
             assert first in INCLUDABLE[folder(path)], f"{relative(path)} includes {name}"

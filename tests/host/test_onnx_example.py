@@ -1,0 +1,62 @@
+"""examples/onnx_speculative.py emits the text of its target alone. Needs onnx and onnxruntime."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples/onnx_speculative.py"
+
+pytestmark = pytest.mark.skipif(not EXAMPLE.is_file(), reason="the examples are not here")
+
+
+@pytest.fixture(scope="module")
+def example():
+    for package in ("onnx", "onnxruntime"):
+        pytest.importorskip(package, reason=f"{package} is not installed: pip install '.[onnx]'")
+    spec = importlib.util.spec_from_file_location("onnx_speculative", EXAMPLE)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def target(example):
+    return example.Model(example.tiny_model())
+
+
+def plain(model, prompt, new_tokens, temperature, seed):
+    tokens = list(prompt)
+    while len(tokens) < len(prompt) + new_tokens:
+        tokens.append(model.next_token(tokens, temperature, seed))
+    return tokens
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("noise", [0.0, 0.2, 5.0])
+def test_the_text_is_that_of_the_target_alone(example, target, noise, temperature):
+    drafter = example.Model(example.tiny_model(noise))
+    for seed in range(3):
+        prompt = [1 + seed, 2, 3]
+        want = plain(target, prompt, 24, temperature, seed)
+        tokens, calls = example.generate(
+            target, drafter, prompt, 24, temperature=temperature, seed=seed
+        )
+        assert tokens == want
+        assert 24 / 5 <= calls <= 24
+        if noise == 0:
+            assert calls == 5  # every draft is accepted
+
+
+def test_the_comparison_rejects_text_of_another_model_and_of_another_seed(example, target):
+    other = example.Model(example.tiny_model(5.0))
+    tokens, _ = example.generate(target, other, [1, 2, 3], 24, temperature=0.8)
+    assert tokens != plain(other, [1, 2, 3], 24, 0.8, 0)
+    assert tokens != plain(target, [1, 2, 3], 24, 0.8, 1)
+
+
+def test_the_example_prints_its_texts(example, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["onnx_speculative.py"])
+    example.main()
+    assert capsys.readouterr().out.count("calls of the target") == 2
