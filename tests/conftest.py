@@ -1,5 +1,7 @@
 """Environment of every test run, and the markers by which `make quick` leaves tests out."""
 
+import atexit
+import functools
 import gc
 import os
 from collections import Counter
@@ -13,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support import shared_build
 
 # Threads of one process would wait for the processors that the tests of another use.
 torch.set_num_threads(
@@ -89,6 +92,10 @@ EVERY = {
 TOY_MODELS = {"gpt2", "qwen2", "qwen3", "gemma2", "bart", "whisper"}
 
 
+def pytest_configure(config):
+    shared_build.provide_folder(config)
+
+
 @pytest.fixture(autouse=True)
 def _global_state():
     """Restore thread count and determinism settings, which tests may change."""
@@ -99,11 +106,17 @@ def _global_state():
     torch.utils.deterministic.fill_uninitialized_memory = True
 
 
+@functools.cache
+def _place(path):
+    """The path of a test below this folder, or None where it is elsewhere."""
+    return path.relative_to(TESTS).as_posix() if path.is_relative_to(TESTS) else None
+
+
 def _markers(item):
     """Markers that follow from where a test is, its parameters and its fixtures."""
-    path = Path(item.path).relative_to(TESTS)
-    room, file = path.parts[0], path.name
-    if room in SLOW_ROOMS or str(path) in SLOW_FILES or item.name in SLOW_TESTS:
+    path = _place(item.path)
+    room, file = path.split("/")[0], path.split("/")[-1]
+    if room in SLOW_ROOMS or path in SLOW_FILES or item.name in SLOW_TESTS:
         yield "slow"
     if room == "simt":
         yield "simt"
@@ -125,9 +138,9 @@ def _markers(item):
 def pytest_collection_modifyitems(items):
     seen = Counter()
     for item in sorted(items, key=lambda item: item.nodeid):  # the given order may be random
-        if Path(item.path).is_relative_to(TESTS):
+        if _place(item.path):
             markers = set(_markers(item))
-            test = f"{Path(item.path).relative_to(TESTS)}::{item.originalname}"
+            test = f"{_place(item.path)}::{item.originalname}"
             if not markers and test in EVERY:
                 seen[test] += 1
                 if seen[test] % EVERY[test] != 1:
@@ -145,7 +158,4 @@ def pytest_collection():
     finally:
         gc.freeze()
         gc.enable()
-
-
-def pytest_unconfigure():
-    gc.unfreeze()  # so that libraries find nothing leaked at the end
+        atexit.register(gc.unfreeze)  # so that libraries find nothing leaked at the end

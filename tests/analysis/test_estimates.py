@@ -1,8 +1,8 @@
 """Running estimates of the acceptance rate: exact counts, fading, and correct error bars."""
 
 import pytest
+import scipy
 import torch
-from scipy import stats
 
 from specdec_kernels import verify_chain
 from specdec_kernels.analysis.estimates import (
@@ -86,12 +86,13 @@ def test_observed_probabilities_count_where_they_are_numbers():
     assert float(estimate.standard_error) == pytest.approx(float((variance / 3).sqrt()))
 
 
+@pytest.mark.slow  # scipy.stats takes long to import
 @pytest.mark.parametrize(("hits", "n"), [(0, 7), (3, 7), (7, 7), (61, 90)])
 def test_the_interval_is_wilsons(hits, n):
     low, high = wilson_interval(
-        torch.tensor(hits / n).double(), torch.tensor(n), stats.norm.ppf(0.975)
+        torch.tensor(hits / n).double(), torch.tensor(n), scipy.stats.norm.ppf(0.975)
     )
-    want = stats.binomtest(hits, n).proportion_ci(method="wilson")
+    want = scipy.stats.binomtest(hits, n).proportion_ci(method="wilson")
     assert (float(low), float(high)) == pytest.approx((want.low, want.high), abs=1e-7)
 
 

@@ -4,8 +4,8 @@ import math
 
 import numpy as np
 import pytest
+import scipy
 import torch
-from scipy import stats
 from specdec_hf import ModelDrafter, PromptLookupDrafter, SpeculativeDecoder
 from specdec_hf.analysis.acceptance import MeasuredAcceptance
 from specdec_hf.analysis.explain import Explainer
@@ -192,12 +192,13 @@ def test_drawn_tokens_follow_p_with_the_residual_and_not_without(kind):
     assert drawn.ablated.p_value < 1e-9
 
 
+@pytest.mark.slow  # scipy.stats takes long to import
 def test_chi_square_is_that_of_scipy_with_rare_tokens_together():
     probs = torch.tensor([0.5, 0.3, 0.19, 0.005, 0.003, 0.002], dtype=torch.float64)
     counts = torch.tensor([520, 270, 190, 12, 5, 3])
     ours = chi_square(counts, probs)
     observed, expected = [520, 270, 190, 12, 8], [500, 300, 190, 5, 5]
-    theirs = stats.chisquare(observed, expected)
+    theirs = scipy.stats.chisquare(observed, expected)
     assert ours.degrees == 4
     assert ours.statistic == pytest.approx(theirs.statistic)
     assert ours.p_value == pytest.approx(theirs.pvalue)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.shared_build import built_once
 
 ROOT = Path(__file__).resolve().parents[2]
 SANITIZE = ["-fsanitize=undefined", "-fno-sanitize=vptr"]
@@ -28,15 +29,17 @@ def _compile(source, *flags):
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-@pytest.fixture(scope="session")
-def built(tmp_path_factory):
-    out = tmp_path_factory.mktemp("simt") / "libruntime_simt.so"
+def build(out):
     source, flags = ROOT / "tests/simt/runtime.cpp", ["-shared", "-fPIC", "-o", out]
     done = _compile(source, *SANITIZE, *flags)
     if done.returncode != 0 and "ubsan" in done.stderr:  # g++ without its sanitizer library
         done = _compile(source, *flags)
     assert done.returncode == 0, done.stderr
-    library = ctypes.CDLL(str(out))
+
+
+@pytest.fixture(scope="session")
+def built():
+    library = ctypes.CDLL(str(built_once("libruntime_simt.so", build)))
     library.error_string.restype = ctypes.c_char_p
     library.set_order.argtypes = [ctypes.c_bool, ctypes.c_uint64]
     library.active_blocks.argtypes = [ctypes.c_int, ctypes.c_size_t]

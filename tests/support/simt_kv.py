@@ -6,11 +6,11 @@ import contextlib
 import ctypes
 import functools
 import subprocess
-import tempfile
 from pathlib import Path
 
 import torch
 from support import simt_ops
+from support.shared_build import built_once
 
 SOURCE = simt_ops.ROOT / "tests/simt/kv.cpp"
 # Misaligned words and signed overflow, which a CPU forgives and a GPU does not.
@@ -22,9 +22,9 @@ available = simt_ops.available and SOURCE.exists()
 class Library:
     """The built library: its ops by name, and switches for the tests."""
 
-    def __init__(self, path: Path, sanitized: bool) -> None:
+    def __init__(self, path: Path) -> None:
         torch.ops.load_library(path)
-        self.sanitized = sanitized
+        self.sanitized = b"libubsan" in path.read_bytes()
         self._native = ctypes.CDLL(str(path))
         self._native.simt_launches.restype = ctypes.c_int64
         self._native.simt_misaligned_load.argtypes = [ctypes.c_void_p]
@@ -47,20 +47,20 @@ class Library:
         return self._native.simt_misaligned_load(address)
 
 
-def _compile(folder: Path, flags: tuple[str, ...]):
-    out = folder / "libspecdec_simt_kv.so"
+def _compile(out: Path, flags: tuple[str, ...]):
     torch_library = simt_ops.TORCH / "lib/libtorch_cpu.so"
     command = [*simt_ops.COMPILE, "-O1", "-shared", *flags, SOURCE, "-o", out, torch_library]
-    return subprocess.run(command, capture_output=True, text=True, check=False), out
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def build(out: Path) -> None:
+    done = _compile(out, SANITIZE)
+    if done.returncode != 0 and "ubsan" in done.stderr:  # g++ without its sanitizer library
+        done = _compile(out, ())
+    assert done.returncode == 0, done.stderr
 
 
 @functools.cache
 def library() -> Library:
-    """Built once in each process, because the ops can be registered only once."""
-    with tempfile.TemporaryDirectory() as name:
-        done, out = _compile(Path(name), SANITIZE)
-        sanitized = done.returncode == 0
-        if not sanitized and "ubsan" in done.stderr:  # g++ without its sanitizer library
-            done, out = _compile(Path(name), ())
-        assert done.returncode == 0, done.stderr
-        return Library(out, sanitized)
+    """Loaded once in each process, because the ops can be registered only once."""
+    return Library(built_once("libspecdec_simt_kv.so", build))

@@ -11,11 +11,11 @@ import functools
 import hashlib
 import shutil
 import subprocess
-import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from support.shared_build import built_once
 
 from specdec_kernels.arguments.rules import SCHEDULES
 
@@ -108,9 +108,9 @@ class Library:
         return Plan(*out)
 
 
-def build(folder: Path) -> Library:
+def build(out: Path) -> None:
     """Compiles the sources side by side; about ten seconds."""
-    objects = [folder / (hashlib.sha256(s.encode()).hexdigest()[:8] + ".o") for s in SOURCES]
+    objects = [out.parent / (hashlib.sha256(s.encode()).hexdigest()[:8] + ".o") for s in SOURCES]
     running = [
         subprocess.Popen(
             [
@@ -130,15 +130,12 @@ def build(folder: Path) -> Library:
     ]
     errors = [process.communicate()[1] for process in running]
     assert not any(process.returncode for process in running), "".join(errors)
-    out = folder / "libspecdec_simt.so"
     link = ["g++", "-shared", "-o", out, *objects, TORCH / "lib/libtorch_cpu.so"]
     done = subprocess.run(link, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return Library(out)
 
 
 @functools.cache
 def library() -> Library:
-    """Built once in each process, because the ops can be registered only once."""
-    with tempfile.TemporaryDirectory() as folder:
-        return build(Path(folder))
+    """Loaded once in each process, because the ops can be registered only once."""
+    return Library(built_once("libspecdec_simt.so", build))
