@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import time
 from unittest import mock
@@ -175,6 +177,15 @@ def verify_wrongly(group, args, name):
     """`verify_on_rank` with one of the wrong implementations on every rank."""
     with mock.patch.object(*WRONG[name]):
         return verify_on_rank(group, args)
+
+
+def run_program(_group, program):
+    """What a program prints that initialises and destroys the default group, which exists here."""
+    printed = io.StringIO()
+    lasting = {"init_process_group": lambda *_: None, "destroy_process_group": lambda: None}
+    with mock.patch.multiple(dist, **lasting), contextlib.redirect_stdout(printed):
+        exec(program, {})
+    return printed.getvalue()
 
 
 def count_bytes(group, args):
