@@ -323,6 +323,7 @@ def chain_speculative_sampling(
         require(t.shape == sizes, f"{name} must be {list(sizes)}, got {shape(t)}")
     ids, target, draft = draft_token_ids.int(), readable(target_probs), readable(draft_probs)
     seeds, positions = seeds_and_positions(b, target.device, generator, seed, offset)
+    positions = positions + 1  # the sampling functions use the first one, perhaps for these drafts
     verdict = verify_chain(
         target, ids, draft, kind="probs", rule="token", seeds=seeds, positions=positions,
         with_logprobs=False,

@@ -2,7 +2,8 @@
 
 Row r of a call draws from the Philox key `seed * GOLDEN + r`, at positions that start at
 `offset * 2**16`. So rows and calls with different (seed, offset) have noise of their own, and a
-call may use 2**16 positions.
+call may use 2**16 positions. A function that samples uses the first of them, one that verifies the
+others: drafts may be drawn with the seed and offset of their verification.
 """
 
 from __future__ import annotations

@@ -168,7 +168,7 @@ def test_a_chain_equals_verify_chain():
     assert (accepted[3:6] <= 3).all()
     assert ((out >= 0).sum(1) == emitted + 1).all()
     seeds, positions = noise.seeds_and_positions(200, target.device, None, 5, 2)
-    want = verify_chain(target, ids, draft, kind="probs", seeds=seeds, positions=positions)
+    want = verify_chain(target, ids, draft, kind="probs", seeds=seeds, positions=positions + 1)
     assert out.tolist() == want.tokens.tolist()
     assert emitted.tolist() == want.num_accepted.tolist()
 
@@ -202,6 +202,21 @@ def test_the_first_tokens_have_the_targets_distribution(wrong):
     second = tokens[tokens[:, 1] >= 0, 1]  # after an accepted draft
     values = chi_square(tokens[:, 0], TARGET[0].double()), chi_square(second, TARGET[1].double())
     assert (min(values) < SIGNIFICANCE) == wrong
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_drafts_may_be_drawn_with_the_noise_of_their_verification(first):
+    """Negative control: from its first position on, a chain would draw with the drafts' noise."""
+    rows = [t.expand(DRAWS, -1, -1) for t in (DRAFT[:1], TARGET[:2])]
+    ids = flashinfer.sampling_from_probs(rows[0][:, 0], seed=1, offset=3)[:, None]
+    tokens, *_ = flashinfer.chain_speculative_sampling(rows[0], ids, rows[1], seed=1, offset=3)
+    if first == 0:
+        seeds, positions = noise.seeds_and_positions(DRAWS, ids.device, None, 1, 3)
+        tokens = verify_chain(
+            rows[1], ids, rows[0], kind="probs", seeds=seeds, positions=positions
+        ).tokens
+    p_value = chi_square(tokens[:, 0].long(), TARGET[0].double())
+    assert (p_value > SIGNIFICANCE) == (first == 1)
 
 
 def accepted_distribution(probabilities, *, again):
