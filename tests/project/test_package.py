@@ -52,6 +52,7 @@ def test_the_wheel_holds_the_packages_and_no_tests_or_sources(unpacked):
         "specdec_hf/drafters/models/model.py",
         f"specdec_host/_host{EXTENSION_SUFFIXES[0]}",
         "specdec_host/_host.pyi",
+        "specdec_host/ops/verify_chain.py",
         "specdec_vllm/vllm_interface.py",
     ):
         assert needed in files
