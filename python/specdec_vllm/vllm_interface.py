@@ -22,6 +22,7 @@ SAMPLER = "vllm.v1.sample.sampler"
 REJECTION = "vllm.v1.sample.rejection_sampler"
 PARAMS = "vllm.sampling_params"
 RUNNER = "vllm.v1.worker.gpu_model_runner"
+PROPOSER = "vllm.v1.spec_decode.llm_base_proposer"
 SAMPLER_V2 = "vllm.v1.worker.gpu.sample.sampler"
 REJECTION_V2 = "vllm.v1.worker.gpu.spec_decode.rejection_sampler"
 # (module, function) -> the arguments of what is replaced.
@@ -37,8 +38,12 @@ REPLACED = {
     (SAMPLER, "Sampler.sample"): "self logits sampling_metadata logprobs_mode_override",
     (PARAMS, "SamplingParams._validate_spec_decode"): "self speculative_config",
 }
-# Of the V1 runner, whose module is large: whoever makes a rejection sampler for it has imported it.
-REPLACED_LATE = {(RUNNER, "GPUModelRunner._sample"): "self logits spec_decode_metadata"}
+# Of the V1 runner, whose modules are large: whoever makes a rejection sampler for it has imported
+# them.
+REPLACED_LATE = {
+    (RUNNER, "GPUModelRunner._sample"): "self logits spec_decode_metadata",
+    (PROPOSER, "SpecDecodeBaseProposer._sample_from_logits"): "self logits sampling_metadata",
+}
 # Of the V2 runner, which needs Triton.
 REPLACED_V2 = {
     (REJECTION_V2, "RejectionSampler.__init__"): "self sampler spec_config device watermark_key",
@@ -68,13 +73,17 @@ def unsupported() -> str | None:
     version: str = importlib.import_module("vllm").__version__
     if ".".join(version.split(".")[:2]) not in SUPPORTED:
         return f"version {version} is not one of {', '.join(SUPPORTED)}"
-    for (module, name), expected in (REPLACED | (REPLACED_V2 if has_v2() else {})).items():
-        owner, attribute = _owner(module, name)
-        function = getattr(owner, attribute, None)
-        got = " ".join(inspect.signature(function).parameters) if function else "nothing"
-        if got != expected:
-            return f"{module}.{name} of version {version} must take {expected}, got {got}"
-    return None
+    reasons = (_difference(place, takes) for place, takes in REPLACED.items())
+    reasons_v2 = (_difference(place, takes) for place, takes in REPLACED_V2.items() if has_v2())
+    return next(filter(None, (*reasons, *reasons_v2)), None)
+
+
+def _difference(place: tuple[str, str], expected: str) -> str | None:
+    """What is wrong with the arguments of a function, or None."""
+    owner, attribute = _owner(*place)
+    function = getattr(owner, attribute, None)
+    got = " ".join(inspect.signature(function).parameters) if function else "nothing"
+    return None if got == expected else f"{'.'.join(place)} must take {expected}, got {got}"
 
 
 def has_v2() -> bool:
@@ -93,8 +102,14 @@ def replace(place: tuple[str, str], make: Make, settings: Settings) -> None:
 
 
 def replace_if_loaded(place: tuple[str, str], make: Make, settings: Settings) -> None:
-    """`replace`, unless nobody has imported the module."""
-    if place[0] in sys.modules:
+    """`replace` a function of `REPLACED_LATE`, unless nobody has imported the module.
+
+    Raises:
+        RuntimeError: it takes other arguments than it should.
+    """
+    if place[0] in sys.modules and place not in _originals:
+        if reason := _difference(place, REPLACED_LATE[place]):
+            raise RuntimeError(f"specdec_vllm does not fit this vLLM (SPECDEC_VLLM=0): {reason}")
         replace(place, make, settings)
 
 

@@ -1,0 +1,136 @@
+"""Tokens a second of vLLM with n-gram speculation, without it, and with the plug-in.
+
+    python -m bench.vllm_throughput --model FOLDER [--batch B] [--tokens N] [--passes P]
+                                     [--json FILE]
+
+It needs the environment of `make test-vllm`, and `make bench-vllm` runs it there. Each engine has a
+process of its own, and the engines take turns pass by pass. The texts are sampled at temperature
+.8. Those of vLLM by itself are no model's text on the CPU, so that drafts from the prompt seldom
+fit them: its line says what its users have, not what a right sampler would reach.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+NGRAM = {
+    "method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1,
+}  # fmt: skip
+# Name -> (speculation, SPECDEC_VLLM).
+ENGINES = {
+    "no speculation": (None, "0"),
+    "n-gram, vLLM by itself": (NGRAM, "0"),
+    "n-gram, plug-in": (NGRAM, "1"),
+}
+TEMPERATURE = 0.8
+PROMPTS = (
+    "Repeat this list twice. red, green, blue, yellow, red, green, blue, yellow, red, green,",
+    "def area(w, h):\n    return w * h\n\ndef volume(w, h, d):\n    return w * h * d\n\ndef",
+    "Rewrite: The cat sat on the mat and looked at the dog.\nThe cat sat on the mat and looked",
+    "Monday, Tuesday, Wednesday, Thursday, Friday, Saturday, Sunday, Monday, Tuesday,",
+)
+
+
+def main() -> None:
+    """Print a line for each engine."""
+    given = _arguments()
+    servers = {name: _Server(given, *engine) for name, engine in ENGINES.items()}
+    rates: dict[str, list[float]] = {name: [] for name in ENGINES}
+    texts = {}
+    for number in range(given.passes + 1):  # the first pass warms up
+        for name, server in servers.items():
+            reply = server.ask({"seed": number})
+            texts[name] = reply["text"]
+            if number:
+                rates[name].append(reply["tokens"] / reply["seconds"])
+    for server in servers.values():
+        server.close()
+    print(f"{given.batch} requests of {given.tokens} tokens, temperature {TEMPERATURE}")
+    for name, values in rates.items():
+        low, high = min(values), max(values)
+        print(f"{name:24} {statistics.median(values):7.1f} tokens/s ({low:.1f} to {high:.1f})")
+    for name, text in texts.items():
+        print(f"{name}: {text[:100]!r}")
+    if given.json:
+        Path(given.json).write_text(json.dumps({"tokens_per_second": rates, **vars(given)}))
+
+
+class _Server:
+    """An engine in a process that answers lines of JSON."""
+
+    def __init__(self, given: Any, speculation: Any, plugin: str) -> None:
+        settings = vars(given) | {"speculation": speculation}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "bench.vllm_throughput", "--serve", json.dumps(settings)],
+            env={
+                **os.environ, "SPECDEC_VLLM": plugin, "VLLM_CPU_KVCACHE_SPACE": "1",
+                "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR",
+            },
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def ask(self, question: dict[str, Any]) -> dict[str, Any]:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps(question) + "\n")
+        self.process.stdin.flush()
+        for line in self.process.stdout:
+            if line.startswith('{"tokens"'):  # other lines are vLLM's
+                reply: dict[str, Any] = json.loads(line)
+                return reply
+        raise RuntimeError(f"the engine has ended with code {self.process.wait()}")
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def _serve(settings: dict[str, Any]) -> None:
+    from vllm import LLM, SamplingParams  # noqa: PLC0415
+
+    engine = LLM(
+        model=settings["model"], speculative_config=settings["speculation"], dtype="float32",
+        enforce_eager=True, max_model_len=1024, seed=0,
+    )  # fmt: skip
+    prompts = [PROMPTS[i % len(PROMPTS)] for i in range(settings["batch"])]
+    for line in sys.stdin:
+        seed = json.loads(line)["seed"]
+        params = [
+            SamplingParams(
+                temperature=TEMPERATURE, seed=100 * seed + i, max_tokens=settings["tokens"],
+                ignore_eos=True,
+            )
+            for i in range(len(prompts))
+        ]  # fmt: skip
+        started = time.perf_counter()
+        outputs = engine.generate(prompts, params, use_tqdm=False)
+        seconds = time.perf_counter() - started
+        tokens = sum(len(o.outputs[0].token_ids) for o in outputs)
+        reply = {"tokens": tokens, "seconds": seconds, "text": outputs[0].outputs[0].text}
+        print("\n" + json.dumps(reply), flush=True)
+
+
+def _arguments() -> Any:
+    parser = argparse.ArgumentParser(prog="python -m bench.vllm_throughput")
+    parser.add_argument("--model", required=True, help="model folder")
+    parser.add_argument("--batch", type=int, default=1, help="requests at a time")
+    parser.add_argument("--tokens", type=int, default=64, help="of each request")
+    parser.add_argument("--passes", type=int, default=5)
+    parser.add_argument("--json", help="file for the results")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--serve"]:
+        _serve(json.loads(sys.argv[2]))
+    else:
+        main()

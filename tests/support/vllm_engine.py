@@ -1,0 +1,100 @@
+"""Generates with a real vLLM engine in its own process: `run(job, folder)`, or a program of itself.
+
+A job is a dict that JSON can hold: `model` (a folder), `speculation` (the `speculative_config` or
+None) and `calls`. A call has `requests`, each with `prompt` (token ids) and `params` (arguments of
+SamplingParams), and `plugin`, whether the plug-in is installed while they run, with `rule`. The
+requests of a call are in the engine together. The result of a call is a dict with `outputs`, one
+for each request: `tokens` and `logprobs` (of the tokens, empty if not asked for); and `seconds`.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine in the process that can undo the plug-in
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "2",
+    "OMP_WAIT_POLICY": "passive",
+}
+
+
+def run(job, folder):
+    """The results of the calls, from a new process; its output goes to the error message."""
+    source, target = Path(folder) / "job.json", Path(folder) / "results.json"
+    source.write_text(json.dumps(job))
+    done = subprocess.run(
+        [sys.executable, __file__, str(source), str(target)],
+        env={**os.environ, **ENVIRONMENT},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=540,
+    )
+    assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-6000:]}"
+    return json.loads(target.read_text()) | {"log": done.stdout + done.stderr}
+
+
+def main(source, target):
+    from specdec_vllm import Settings, vllm_interface  # noqa: PLC0415
+    from specdec_vllm.plugin import install  # noqa: PLC0415
+    from vllm import LLM  # noqa: PLC0415
+    from vllm.v1.sample.rejection_sampler import RejectionSampler  # noqa: PLC0415
+
+    job = json.loads(Path(source).read_text())
+    started = time.perf_counter()
+    engine = LLM(
+        model=job["model"],
+        dtype="float32",
+        enforce_eager=True,
+        max_model_len=512,
+        max_num_seqs=64,
+        max_num_batched_tokens=2048,
+        speculative_config=job["speculation"],
+        seed=0,
+    )
+    result = {
+        # By the entry point alone, before anything here installs or undoes it.
+        "installed": hasattr(RejectionSampler.forward, "__wrapped__"),
+        "start_seconds": time.perf_counter() - started,
+        "calls": [],
+    }
+    for call in job["calls"]:
+        vllm_interface.restore()
+        if call["plugin"]:
+            install(Settings())
+            runner = engine.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
+            if job["speculation"]:  # as the constructor does for SPECDEC_VLLM_RULE
+                runner.model_runner.rejection_sampler.specdec_rule = call["rule"]
+        result["calls"].append(generate(engine, call["requests"]))
+    Path(target).write_text(json.dumps(result))
+
+
+def generate(engine, requests):
+    from vllm import SamplingParams, TokensPrompt  # noqa: PLC0415
+
+    prompts = [TokensPrompt(prompt_token_ids=r["prompt"]) for r in requests]
+    params = [SamplingParams(**r["params"]) for r in requests]
+    started = time.perf_counter()
+    outputs = engine.generate(prompts, params, use_tqdm=False)
+    seconds = time.perf_counter() - started
+    found = []
+    for output in outputs:
+        for sequence in output.outputs:
+            tokens = list(sequence.token_ids)
+            logprobs = [
+                at[token].logprob
+                for token, at in zip(tokens, sequence.logprobs or [], strict=False)
+            ]
+            found.append({"tokens": tokens, "logprobs": logprobs})
+    return {"outputs": found, "seconds": seconds}
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
