@@ -7,6 +7,7 @@ any number of ranks and any split of the vocabulary.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from specdec_kernels.sharded.filter import ordered_keys, thresholds, values_of_k
 from specdec_kernels.sharded.sequence import Parameters
 
 _WORD = 2**32 - 1
+_CACHED = 2**18  # entries of rows that are worked on together on the CPU
 
 
 @dataclass
@@ -77,8 +79,10 @@ class RowStats:
         n = self.max.shape[1]
         found = thresholds(
             collectives,
-            self.logits.flatten(0, 1),
-            lambda: self.masses(shard).flatten(0, 1),
+            [
+                (part.logits.flatten(0, 1), partial(part.flat_masses, shard))
+                for part in self.parts()
+            ],
             None if p.top_k is None else p.top_k.repeat_interleave(n),
             None if p.top_p is None else p.top_p.repeat_interleave(n),
             shard.vocab,
@@ -102,6 +106,24 @@ class RowStats:
         """
         weights = self.log_weights(self.logits).exp().where(self.valid[..., None], 0.0)
         return (weights * weight_unit(shard.vocab)).round().long()
+
+    def flat_masses(self, shard: Shard) -> Tensor:
+        """`masses` as [B * N, W]."""
+        return self.masses(shard).flatten(0, 1)
+
+    def sums(self, shard: Shard) -> Tensor:
+        """[B, N] int64, the sum of `masses` over this shard."""
+        return torch.cat([part.masses(shard).sum(-1) for part in self.parts()])
+
+    def parts(self) -> list[RowStats]:
+        """The rows of a few sequences at a time on the CPU, so that temporaries stay in its cache;
+        all of them on other devices."""
+        b, n, width = self.logits.shape
+        few = max(1, _CACHED // max(1, n * width))
+        if few >= b or self.max.device.type != "cpu":
+            return [self]
+        tables = (t.split(few) for t in vars(self).values())
+        return [RowStats(*part) for part in zip(*tables, strict=True)]
 
     def entries(self, tokens: Tensor, shard: Shard) -> Tensor:
         """[B, N] int64, the bits of the log-weights of tokens [B, N]; 0 where another rank's."""

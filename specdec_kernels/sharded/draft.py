@@ -82,8 +82,8 @@ class LogitsDraft(OneHotDraft):
 
     def entries(self) -> Tensor:
         assert self.stats is not None
-        masses = self.stats.masses(self.shard).sum(-1)
-        return torch.stack([masses, self.stats.entries(self.s.drafted, self.shard)], -1)
+        sums = self.stats.sums(self.shard)
+        return torch.stack([sums, self.stats.entries(self.s.drafted, self.shard)], -1)
 
     def tables(self, added_up: Tensor) -> DraftTables:
         assert self.stats is not None

@@ -82,38 +82,38 @@ def select_key(
 
 def thresholds(
     collectives: Collectives,
-    logits: Tensor,
-    weights: Callable[[], Tensor],
+    parts: list[tuple[Tensor, Callable[[], Tensor]]],
     top_k: Tensor | None,
     top_p: Tensor | None,
     vocab: int,
 ) -> Tensor:
     """[R] float64: the smallest logit of each row that top-k and top-p keep.
 
-    logits: [R, W]; weights: gives their masses [R, W] int64. top_k: [R] int64; top_p: [R] float64;
-    None where the filter is off for all rows.
+    parts: the R rows, a few at a time: logits [r, W], and what gives their masses [r, W] int64.
+    top_k: [R] int64; top_p: [R] float64; None where the filter is off for all rows.
     """
-    lowest = torch.full(logits.shape[:1], _LOWEST, device=logits.device)
+    rows = [len(logits) for logits, _ in parts]
+    lowest = torch.full((sum(rows),), _LOWEST, device=parts[0][0].device)
     if top_k is None and top_p is None:
         return torch.full_like(lowest, -torch.inf, dtype=torch.float64)
     made: list[Selection] = []
 
-    def selection() -> Selection:
-        """Sorts the shard, once: inside an exchange, which reports what it raises."""
+    def each(measure: Callable[[Selection, Tensor], Tensor], keys: Tensor) -> Tensor:
+        """Of all rows. It sorts them once: inside an exchange, which reports what it raises."""
         if not made:
-            made.append(Selection(logits, weights if top_p is not None else None))
-        return made[0]
+            made[:] = [Selection(x, weights if top_p is not None else None) for x, weights in parts]
+        return torch.cat([measure(*x) for x in zip(made, keys.split(rows), strict=True)])
 
     keep = lowest
     if top_k is not None:
         on = (top_k > 0) & (top_k < vocab)
         goal = torch.where(on, top_k, 1).double()
-        found = select_key(collectives, lambda keys: selection().counts(keys), goal)
+        found = select_key(collectives, lambda keys: each(Selection.counts, keys), goal)
         keep = torch.where(on, found, lowest)
     if top_p is not None:
         start = keep[:, None]
-        mass = collectives.total(lambda: selection().masses(start), *start.shape)[:, 0]
+        mass = collectives.total(lambda: each(Selection.masses, start), *start.shape)[:, 0]
         goal = top_p * mass.double()
-        found = select_key(collectives, lambda keys: selection().masses(keys), goal)
+        found = select_key(collectives, lambda keys: each(Selection.masses, keys), goal)
         keep = torch.where(top_p < 1, found, keep)
     return torch.where(keep == _LOWEST, -torch.inf, values_of_keys(keep).double())

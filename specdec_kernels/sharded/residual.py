@@ -53,9 +53,12 @@ def block_accept_probs(
     scale, unit = p_scales[:, :-1], weight_unit(shard.vocab)
 
     def masses() -> Tensor:
-        p, q = target.at(index).probs(), draft.probs(index)
-        both = residual_masses(p, q, scale), deficit_masses(p, q, scale, unit)
-        return torch.stack([m.sum(-1) for m in both], -1)
+        columns = []
+        for i, c in zip(index.split(1, 1), scale.split(1, 1), strict=True):
+            p, q = target.at(i).probs(), draft.probs(i)
+            both = residual_masses(p, q, c), deficit_masses(p, q, c, unit)
+            columns.append(torch.stack([m.sum(-1) for m in both], -1))
+        return torch.cat(columns, 1) if columns else scale.new_zeros(b, 0, 2).long()
 
     added_up = collectives.total(masses, b, n - 1, 2).double()
     positive, negative = added_up[..., 0] * scale / _UNIT, added_up[..., 1] / unit

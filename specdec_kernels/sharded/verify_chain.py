@@ -180,7 +180,7 @@ def _verify(collectives: Collectives, a: ChainArguments, shard: Shard, starts: T
     is_greedy = p.temperature == 0
     if a.rule_name == "match":
         choice, logits = choose(collectives, a, shard, target)
-        mass = collectives.total(lambda: target.masses(shard).sum(-1), *choice.shape)
+        mass = collectives.total(lambda: target.sums(shard), *choice.shape)
         target.add_up(mass, shard.vocab)
         log_p = target.log_weights(logits[..., None])[..., 0] - target.log_sum
         d = greedy.where(is_greedy, decide.decide_by_choice(s, target.valid, choice))
@@ -240,7 +240,7 @@ def _verify_with_draft(
     padded = torch.cat([s.drafted, s.drafted.new_full((b, 1), -1)], 1)
 
     def sums() -> Tensor:
-        of_target = torch.stack([target.masses(shard).sum(-1), target.entries(padded, shard)], -1)
+        of_target = torch.stack([target.sums(shard), target.entries(padded, shard)], -1)
         return torch.cat([of_target, draft.entries()], 1)
 
     added_up = collectives.total(sums, b, n + gamma, 2)
