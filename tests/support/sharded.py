@@ -14,7 +14,6 @@ import torch.distributed as dist
 from specdec_kernels import SampledDraft, SparseDraft
 from specdec_kernels.arguments.chain import ChainArguments
 from specdec_kernels.sharded import (
-    SHARDED_RULES,
     distribution,
     filter,
     match,
@@ -27,15 +26,6 @@ from specdec_kernels.sharded import (
 def even_starts(vocab, ranks):
     """Where the shards of a vocabulary start: the first ones are larger by one, where need be."""
     return [rank * (vocab // ranks) + min(rank, vocab % ranks) for rank in range(ranks)]
-
-
-def served(a):
-    """Whether the sharded function takes these `ChainArguments`, given for whole rows."""
-    dense = a.draft is not None and a.draft_ids is None
-    return (
-        a.kind_name == "logits" and a.rule_name in SHARDED_RULES and a.draft_columns is None
-        and (not dense or a.draft.shape[-1] == a.target.shape[-1])
-    )  # fmt: skip
 
 
 def rank_arguments(a, begin, end):
