@@ -172,7 +172,7 @@ def verify_wrongly(group, args, name):
 def run_program(_group, program):
     """What a program prints that initialises and destroys the default group, which exists here."""
     printed = io.StringIO()
-    lasting = {"init_process_group": lambda *_: None, "destroy_process_group": lambda: None}
+    lasting = {"init_process_group": lambda *_, **__: None, "destroy_process_group": lambda: None}
     with mock.patch.multiple(dist, **lasting), contextlib.redirect_stdout(printed):
         exec(program, {})
     return printed.getvalue()
