@@ -2,9 +2,10 @@
 
 A job is a dict that JSON can hold: `model` (a folder), `speculation` (the `speculative_config` or
 None) and `calls`. A call has `requests`, each with `prompt` (token ids) and `params` (arguments of
-SamplingParams), and `plugin`, whether the plug-in is installed while they run, with `rule`. The
-requests of a call are in the engine together. The result of a call is a dict with `outputs`, one
-for each request: `tokens` and `logprobs` (of the tokens, empty if not asked for); and `seconds`.
+SamplingParams, and `choice`, the only texts that structured output allows), and `plugin`, whether
+the plug-in is installed while they run, with `rule`. The requests of a call are in the engine
+together. The result of a call is a dict with `outputs`, one for each request: `tokens`, `text` and
+`logprobs` (of the tokens, empty if not asked for); and `seconds`.
 """
 
 import json
@@ -78,9 +79,15 @@ def main(source, target):
 
 def generate(engine, requests):
     from vllm import SamplingParams, TokensPrompt  # noqa: PLC0415
+    from vllm.sampling_params import StructuredOutputsParams  # noqa: PLC0415
 
     prompts = [TokensPrompt(prompt_token_ids=r["prompt"]) for r in requests]
-    params = [SamplingParams(**r["params"]) for r in requests]
+    params = []
+    for r in requests:
+        given = dict(r["params"])
+        if choice := given.pop("choice", None):
+            given["structured_outputs"] = StructuredOutputsParams(choice=choice)
+        params.append(SamplingParams(**given))
     started = time.perf_counter()
     outputs = engine.generate(prompts, params, use_tqdm=False)
     seconds = time.perf_counter() - started
@@ -92,7 +99,7 @@ def generate(engine, requests):
                 at[token].logprob
                 for token, at in zip(tokens, sequence.logprobs or [], strict=False)
             ]
-            found.append({"tokens": tokens, "logprobs": logprobs})
+            found.append({"tokens": tokens, "text": sequence.text, "logprobs": logprobs})
     return {"outputs": found, "seconds": seconds}
 
 

@@ -75,6 +75,9 @@ def greedy(prompts):
     }
 
 
+CHOICE = [" three four one", " red and green", " seventeen"]
+
+
 def seeded(prompts):
     shared = {"temperature": 0.8, "top_p": 0.95}
     return [r for i, p in enumerate(prompts) for r in requests([p], **shared, seed=7 + i)]
@@ -128,6 +131,7 @@ def speculative(prompts, speculation, folder):
     Greedy requests of all kinds and sampled ones are in the engine together.
     """
     groups = greedy(prompts) | {"seeds together": seeded(prompts)}
+    groups["choice"] = requests(prompts, temperature=1.0, choice=CHOICE, ignore_eos=False)
     calls = {
         ("together", "token"): [*chain.from_iterable(groups.values())],
         ("seeds reversed", "token"): seeded(prompts)[::-1],
@@ -177,6 +181,10 @@ def test_a_seed_gives_the_same_text_in_every_batch(engine):
     assert tokens(engine["seeds reversed", "token"])[::-1] == together
     assert tokens(engine["seeds alone", "token"]) == together[1:2]
     assert len({tuple(t) for t in together}) == len(together)
+
+
+def test_structured_output_allows_nothing_else(engine):
+    assert {output["text"] for output in engine["choice"]} <= {*CHOICE}
 
 
 @pytest.fixture(scope="module")
