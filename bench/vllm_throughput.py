@@ -17,6 +17,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -68,13 +69,15 @@ class _Server:
 
     def __init__(self, given: Any, speculation: Any, plugin: str) -> None:
         settings = vars(given) | {"speculation": speculation}
+        self.messages = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self.process = subprocess.Popen(
             [sys.executable, "-m", "bench.vllm_throughput", "--serve", json.dumps(settings)],
             env={
                 **os.environ, "SPECDEC_VLLM": plugin, "VLLM_CPU_KVCACHE_SPACE": "1",
                 "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR",
+                "OMP_WAIT_POLICY": "passive",  # threads that spin would take time from the others
             },
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.messages, text=True,
         )  # fmt: skip
 
     def ask(self, question: dict[str, Any]) -> dict[str, Any]:
@@ -86,7 +89,9 @@ class _Server:
             if line.startswith('{"tokens"'):  # other lines are vLLM's
                 reply: dict[str, Any] = json.loads(line)
                 return reply
-        raise RuntimeError(f"the engine has ended with code {self.process.wait()}")
+        code = self.process.wait()
+        self.messages.seek(0)
+        raise RuntimeError(f"the engine ended with code {code}: {self.messages.read()[-3000:]}")
 
     def close(self) -> None:
         assert self.process.stdin is not None
