@@ -1,5 +1,7 @@
 """The loop on SmolLM2-135M-Instruct: the same identities on real logits, text and stop strings."""
 
+import functools
+
 import pytest
 import torch
 from specdec_hf import EagleTree, SpeculativeDecoder, generate
@@ -28,11 +30,19 @@ def smollm():
     return hf_models.smollm()
 
 
+@functools.cache
+def plain(new_tokens, *questions):
+    """The greedy text of plain generation."""
+    model, tokenizer, _ = hf_models.smollm()
+    inputs = encode(tokenizer, list(questions))
+    return model.generate(**inputs, max_new_tokens=new_tokens, do_sample=False)
+
+
 @pytest.mark.parametrize("drafter", ["prompt_lookup", "layers"])
 def test_greedy_equals_model_generate(smollm, drafter):
     model, tokenizer, small = smollm
     inputs = encode(tokenizer, [COPY])
-    expected = model.generate(**inputs, max_new_tokens=30, do_sample=False)
+    expected = plain(30, COPY)
     for cache in ("spec", "dynamic"):
         got = generate(
             model, **inputs, max_new_tokens=30, do_sample=False, cache=cache, guard=False,
@@ -48,7 +58,7 @@ def test_greedy_equals_model_generate(smollm, drafter):
 def test_greedy_trees_equal_model_generate(smollm, tree):
     model, tokenizer, small = smollm
     inputs = encode(tokenizer, QUESTIONS[1:])
-    expected = model.generate(**inputs, max_new_tokens=12, do_sample=False)
+    expected = plain(12, *QUESTIONS[1:])
     got = generate(
         model, **inputs, max_new_tokens=12, do_sample=False, drafter=small, tree=tree, guard=False,
         return_dict_in_generate=True,

@@ -129,15 +129,16 @@ def prepare_call(
     # Face builds only the other processors. They are called for one sequence, so for one beam.
     do_sample = bool(config.do_sample)
     config.do_sample, config.num_beams = False, 1
+    device = model.device  # Transformers looks for it in the parameters
     processors = [
         model._get_logits_processor(
             generation_config=config,
             input_ids_seq_length=columns,
-            encoder_input_ids=ids[b : b + 1].to(model.device),
+            encoder_input_ids=ids[b : b + 1].to(device),
             prefix_allowed_tokens_fn=allowed_tokens_of(prefix_allowed_tokens_fn, b),
             logits_processor=LogitsProcessorList(logits_processor or []),
-            device=model.device,
-            model_kwargs={"attention_mask": torch.from_numpy(mask[b : b + 1]).to(model.device)},
+            device=device,
+            model_kwargs={"attention_mask": torch.from_numpy(mask[b : b + 1]).to(device)},
         )
         for b in range(batch_size)
     ]
