@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from specdec_kernels.arguments import conversion
-from specdec_kernels.arguments.checks import require, shape
+from specdec_kernels.arguments.checks import check_ids, require, shape
 from specdec_kernels.arguments.conversion import Param
 from specdec_kernels.compat.noise import seeds_and_positions
 from specdec_kernels.compat.sampling import (
@@ -321,7 +321,8 @@ def chain_speculative_sampling(
         ("target_probs", target_probs, (b, n + 1, v)),
     ):
         require(t.shape == sizes, f"{name} must be {list(sizes)}, got {shape(t)}")
-    ids, target, draft = draft_token_ids.int(), readable(target_probs), readable(draft_probs)
+    check_ids("draft_token_ids", draft_token_ids)
+    ids, target, draft = draft_token_ids, readable(target_probs), readable(draft_probs)
     seeds, positions = seeds_and_positions(b, target.device, generator, seed, offset)
     positions = positions + 1  # the sampling functions use the first one, perhaps for these drafts
     verdict = verify_chain(
@@ -333,7 +334,7 @@ def chain_speculative_sampling(
     passed &= torch.arange(n, device=ids.device) >= emitted[:, None]
     accepted = emitted + passed.sum(-1, dtype=torch.int32)
     return (
-        verdict.tokens,
+        verdict.tokens.int(),
         _add(maybe_output_accepted_token_num, "maybe_output_accepted_token_num", accepted),
         _add(maybe_output_emitted_draft_token_num, "maybe_output_emitted_draft_token_num", emitted),
     )

@@ -161,11 +161,13 @@ def test_a_chain_equals_verify_chain():
     target = torch.rand(200, 5, 7, generator=generator)
     target /= target.sum(-1, keepdim=True)
     ids[3, 2], ids[4, 1], ids[5, 0] = -1, 7, 2**31 - 1
+    ids[6, 0], ids[7, 0], ids[8, 0] = 2**32, -(2**32), 2**40 + 1  # int32 would wrap to 0, 0 and 1
     out, accepted, emitted = flashinfer.chain_speculative_sampling(
         draft, ids, target, seed=5, offset=2
     )
-    assert (emitted[3:6] <= torch.tensor([2, 1, 0])).all()
-    assert (accepted[3:6] <= 3).all()
+    assert (emitted[3:9] <= torch.tensor([2, 1, 0, 0, 0, 0])).all()
+    assert (accepted[3:9] <= 3).all()
+    assert out.dtype == torch.int32
     assert ((out >= 0).sum(1) == emitted + 1).all()
     seeds, positions = noise.seeds_and_positions(200, target.device, None, 5, 2)
     want = verify_chain(target, ids, draft, kind="probs", seeds=seeds, positions=positions + 1)
@@ -370,6 +372,8 @@ ERRORS = [
     ("chain_speculative_sampling", CHAIN | dict(draft_probs=P), RuntimeError, "draft_probs must"),
     ("chain_speculative_sampling", CHAIN | dict(draft_token_ids=ONE[None]), RuntimeError,
      r"draft_token_ids must be \[1, 2\], got \[1, 1\]"),
+    ("chain_speculative_sampling", CHAIN | dict(draft_token_ids=torch.zeros(1, 2)), RuntimeError,
+     "draft_token_ids must be int32 or int64, got float32"),
     ("chain_speculative_sampling", CHAIN | dict(target_probs=P[None]), RuntimeError,
      r"target_probs must be \[1, 3, 5\], got \[1, 2, 5\]"),
     ("chain_speculative_sampling", CHAIN | dict(maybe_output_accepted_token_num=ONE[None]),
