@@ -347,7 +347,8 @@ def _pass_by_themselves(
     b, n, v = target.shape
     at = ids.clamp(0, v - 1).long()[..., None]
     p, q = (t.gather(-1, at)[..., 0].double() for t in (target, draft))
-    probability = (p / q).clamp(max=1).nan_to_num(0.0)  # NaN is 0 / 0 or a fault
+    valid = (p >= 0) & p.isfinite() & (q >= 0) & q.isfinite()  # as verify_chain tests these entries
+    probability = torch.where(valid, (p / q).clamp(max=1).nan_to_num(0.0), 0.0)  # NaN is 0 / 0
     logits = torch.stack([(-probability).log1p(), probability.log()], -1).float()
     steps = positions[:, None] + torch.arange(n, device=ids.device)
     drawn = sample(

@@ -247,6 +247,26 @@ def test_the_accepted_number_has_the_distribution_of_the_kernel(again):
     assert (chi_square(accepted.long(), want) > SIGNIFICANCE) == again
 
 
+@pytest.mark.parametrize("divided", [False, True])
+def test_a_chain_takes_probabilities_as_they_are(divided):
+    """Negative control: rows of the target that sum to 0.5, (nearly) divided by their sums."""
+    ids = torch.tensor([[0, 2]]).expand(DRAWS, -1)
+    rows = [t.expand(DRAWS, -1, -1) for t in (DRAFT, TARGET / 2)]
+    _, accepted, _ = flashinfer.chain_speculative_sampling(rows[0], ids, rows[1], seed=1, offset=0)
+    want = accepted_distribution([0.4, 0.99] if divided else [0.2, 0.5], again=True)
+    assert (chi_square(accepted.long(), want) > SIGNIFICANCE) != divided
+
+
+@pytest.mark.parametrize("p", [0.5, NAN, torch.inf, -0.5])
+@pytest.mark.parametrize("q", [0.5, NAN, torch.inf, -0.5])
+def test_a_draft_counts_only_with_valid_probabilities(p, q):
+    """The first draft is rejected, so that the second only has a test of its own."""
+    draft = torch.tensor([[[1.0, 0.0], [q, 0.5]]])
+    target = torch.tensor([[[0.0, 1.0], [p, 0.5], [1.0, 0.0]]])
+    out = flashinfer.chain_speculative_sampling(draft, torch.zeros(1, 2).int(), target)
+    assert [t.tolist() for t in out] == [[[1, -1, -1]], [int(p == q == 0.5)], [0]]
+
+
 # Noise.
 
 
