@@ -57,9 +57,14 @@ class Descent:
         self._accepted = torch.zeros_like(self.sequences)
 
     @property
+    def room(self) -> Tensor:
+        """[B] bool, whether `accept_index` has room for another node."""
+        return self._accepted < self._accept_index.shape[1] - 1
+
+    @property
     def tried(self) -> Tensor:
-        """[B] bool, whether there is a child to try, and room for it in `accept_index`."""
-        return (self.child >= 0) & (self._accepted < self._accept_index.shape[1] - 1)
+        """[B] bool, whether there is a child to try, and room for it."""
+        return (self.child >= 0) & self.room
 
     @property
     def token(self) -> Tensor:

@@ -72,8 +72,9 @@ def tree_speculative_sampling_target_only(
         uniform_samples: [B, N] float32 in [0, 1), one for each node, for its children.
         uniform_samples_for_final_sampling: [B] float32 in [0, 1), draws the last token.
         target_probs: [B, N, V] float32.
-        draft_probs: [B, N, V] float32, zeros. P of each rejected token is written in it; the last
-            token is drawn from max(P - draft_probs, 0).
+        draft_probs: [B, N, V] float32, zeros for a lossless result. P of each rejected token is
+            written in it, and the last token is drawn from max(P - draft_probs, 0), or from P after
+            S-1 accepted nodes. Acceptance does not depend on it.
         threshold_single, threshold_acc: in [0, 1].
         deterministic: without effect.
 
@@ -106,25 +107,28 @@ def tree_speculative_sampling_target_only(
         require(0 <= threshold <= 1, f"{name} must be in [0, 1], got {threshold}")
 
     mass = target_probs.new_zeros(b)
-    for _ in range(n - 1):
+    siblings = candidates.new_full((b, n), -1)  # tokens tried since the last acceptance
+    for i in range(n - 1):
         at = (down.sequences, down.node, down.token.clamp(0, sizes[2] - 1))
         known = down.tried & (down.token >= 0) & (down.token < sizes[2])
-        p, rejected = target_probs[at], draft_probs[at]
-        new = known & (p > rejected)  # not a sibling with the token of an earlier one
+        p, before = target_probs[at], draft_probs[at]
+        new = known & (p > 0) & (siblings != down.token[:, None]).all(-1)
         mass = mass + torch.where(new, p, 0.0)
         reached = down.uniform_of(uniform_samples) <= mass / max(threshold_acc, 1e-9)
         accepted = (new & reached) | (known & (p >= threshold_single))
-        draft_probs[at] = torch.where(known & ~accepted, p, rejected)
+        draft_probs[at] = torch.where(known & ~accepted, p, before)
+        siblings[:, i] = torch.where(known, down.token, -1)
+        siblings = torch.where(accepted[:, None], -1, siblings)
         mass = torch.where(accepted, 0.0, mass)
         down.advance(accepted)
 
     p = target_probs[down.sequences, down.node]
-    rejected = draft_probs[down.sequences, down.node]
-    left = (p - rejected).clamp(min=0)
-    left = torch.where(left.sum(-1, keepdim=True) == 0, p, left)
+    subtracted = torch.where(down.room[:, None], draft_probs[down.sequences, down.node], 0.0)
+    residual = (p - subtracted).clamp(min=0)
+    residual = torch.where(residual.sum(-1, keepdim=True) == 0, p, residual)
     zeros = torch.zeros(b, dtype=torch.int64, device=p.device)
     drawn = verify_chain(
-        left[:, None], zeros.new_empty((b, 0)), kind="probs", seeds=zeros, positions=zeros,
+        residual[:, None], zeros.new_empty((b, 0)), kind="probs", seeds=zeros, positions=zeros,
         uniforms=final.double().clamp(0, _LARGEST_UNIFORM)[:, None], with_logprobs=False,
     )  # fmt: skip
     down.finish(drawn.tokens[:, 0])

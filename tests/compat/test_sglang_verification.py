@@ -24,12 +24,15 @@ def lists(out):
     return [t.tolist() for t in out.values()]
 
 
-def drawn(tree, probs, generator=None, s=4, single=1.0, acc=1.0, uniforms=None):
+def drawn(tree, probs, generator=None, s=4, single=1.0, acc=1.0, uniforms=None, draft_probs=None):
     """The outputs of the sampling verifier, with uniforms of the generator."""
     b, n, _ = probs.shape
     if uniforms is None:
         uniforms = torch.rand(b, n, generator=generator), torch.rand(b, generator=generator)
-    out, draft_probs = outputs(b, n, s), torch.zeros_like(probs)
+    out, draft_probs = (
+        outputs(b, n, s),
+        torch.zeros_like(probs) if draft_probs is None else draft_probs,
+    )
     tree_speculative_sampling_target_only(
         **out, **tree, uniform_samples=uniforms[0], uniform_samples_for_final_sampling=uniforms[1],
         target_probs=probs, draft_probs=draft_probs, threshold_single=single, threshold_acc=acc,
@@ -69,6 +72,22 @@ def test_given_uniforms_decide_as_in_the_kernel(n, v, s, single, acc):
     want = outputs(60, n, s)
     sample_down(want, tree, *uniforms, probs, single, acc)
     assert lists(drawn(tree, probs, s=s, single=single, acc=acc, uniforms=uniforms)) == lists(want)
+
+
+@pytest.mark.parametrize(("n", "s"), [(1, 1), (4, 4), (9, 3), (9, 9)])
+def test_draft_probs_decide_the_last_token_only(n, s):
+    """They hold Q; after s - 1 accepted nodes the last token is drawn from P."""
+    generator = torch.Generator().manual_seed(n)
+    tree, _ = random_tree(generator, 200, n, 9)
+    probs, draft = torch.randn(2, 200, n, 9, generator=generator).mul(2).softmax(-1)
+    uniforms = torch.rand(200, n, generator=generator), torch.rand(200, generator=generator)
+    want, without = outputs(200, n, s), outputs(200, n, s)
+    sample_down(want, tree, *uniforms, probs, draft_probs=draft)
+    sample_down(without, tree, *uniforms, probs)
+    got = drawn(tree, probs, s=s, uniforms=uniforms, draft_probs=draft.clone())
+    assert lists(got) == lists(want)
+    assert got["accept_index"].tolist() == without["accept_index"].tolist()
+    assert lists(want) != lists(without) or s == 1  # negative control
 
 
 @pytest.mark.parametrize("s", [1, 3, 9])
@@ -183,6 +202,16 @@ def test_a_uniform_of_0_accepts_no_impossible_token_and_1_draws_the_last():
     out = drawn(tree, probs, uniforms=(torch.zeros(1, 4), torch.ones(1)))
     assert out["accept_index"].tolist() == [[0, 2, 3, -1]]
     assert out["predicts"].tolist() == [1, -1, 3, 3]
+
+
+def test_a_buffer_that_is_used_again_does_not_change_acceptance():
+    """In the second call every entry of draft_probs of a rejected token holds its P already."""
+    tree = {k: v[:1] for k, v in two_levels((2, 1, 3)).items()}
+    probs, buffer = ROOT.expand(1, 4, 4).contiguous(), torch.zeros(1, 4, 4)
+    drawn(tree, probs, uniforms=(torch.full((1, 4), 0.9), torch.zeros(1)), draft_probs=buffer)
+    assert buffer[0, 0].tolist() == [0, *ROOT.tolist()[1:3], 0]
+    out = drawn(tree, probs, uniforms=(torch.full((1, 4), 0.3), torch.zeros(1)), draft_probs=buffer)
+    assert out["accept_index"].tolist() == [[0, 1, -1, -1]]
 
 
 def test_a_rejected_token_is_written_into_draft_probs():

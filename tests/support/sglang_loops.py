@@ -38,7 +38,7 @@ def descend(accepts, last_token, out, candidates, retrieve_index, retrieve_next_
     """Goes down each tree.
 
     accepts: (sequence, node, child, its token, tokens rejected before) -> bool.
-    last_token: (sequence, node, rejected tokens, whether there was room for a child) -> token.
+    last_token: (sequence, node, rejected tokens; None without room for a child) -> token.
     """
     for b, tokens in enumerate(candidates.tolist()):
         index = retrieve_index[b].tolist()
@@ -54,13 +54,16 @@ def descend(accepts, last_token, out, candidates, retrieve_index, retrieve_next_
             node, rejected = child, []
             path.append(index[node])
         room = len(path) < out["accept_index"].shape[1]
-        out["predicts"][index[node]] = last_token(b, node, rejected if room else [])
+        out["predicts"][index[node]] = last_token(b, node, rejected if room else None)
         out["accept_index"][b, : len(path)] = torch.tensor(path)
         out["accept_token_num"][b] = len(path) - 1
 
 
-def sample_down(out, tree, uniforms, final, probs, single=1.0, acc=1.0):
-    """`tree_speculative_sampling_target_only` for siblings with different tokens."""
+def sample_down(out, tree, uniforms, final, probs, single=1.0, acc=1.0, draft_probs=None):
+    """`tree_speculative_sampling_target_only` for siblings with different tokens.
+
+    It leaves draft_probs as they are; None is zeros.
+    """
 
     def accepts(b, node, token, rejected):
         row = probs[b, node]
@@ -70,9 +73,13 @@ def sample_down(out, tree, uniforms, final, probs, single=1.0, acc=1.0):
         return bool(uniforms[b, node] <= mass / max(acc, 1e-9)) or bool(row[token] >= single)
 
     def last_token(b, node, rejected):
-        left = probs[b, node].double()
-        left[rejected] = 0
-        return int((left.cumsum(0) <= final[b].double() * left.sum()).sum())
+        p = probs[b, node].double()
+        residual = p.clone()
+        if rejected is not None and draft_probs is not None:
+            residual = (p - draft_probs[b, node]).clamp(min=0)
+        residual[rejected or []] = 0
+        residual = residual if residual.any() else p
+        return int((residual.cumsum(0) <= final[b].double() * residual.sum()).sum())
 
     descend(accepts, last_token, out, **tree)
 
