@@ -86,10 +86,15 @@ def _speculative_sampling(
 
 
 def _ensemble(new_logits: Tensor, candidate_logits: Tensor, weight: float) -> tuple[Tensor, Tensor]:
-    """Probabilities of the target, mixed in all rows but the last, and of the draft."""
+    """Probabilities of the target and of the draft.
+
+    The target's rows are mixed with the draft's valid ones; the last row has none.
+    """
     conversion.require_number(weight, "assistant_ensemble_weight")
     if not 0 <= weight <= 1:
         raise ValueError(f"assistant_ensemble_weight must be in [0, 1], got {weight}")
     target, draft = (t.softmax(-1, dtype=torch.float32) for t in (new_logits, candidate_logits))
-    target[:, :-1] = weight * target[:, :-1] + (1 - weight) * draft
+    mixed = weight * target[:, :-1] + (1 - weight) * draft
+    valid = draft.isfinite().all(-1, keepdim=True)  # verify_chain has no draft where it is not
+    target[:, :-1] = torch.where(valid, mixed, target[:, :-1])
     return target, draft

@@ -67,6 +67,17 @@ def test_the_tokens_have_the_targets_distribution():
     assert min(p_values(outcomes(compat._speculative_sampling), P[0])) > SIGNIFICANCE
 
 
+@pytest.mark.parametrize("weight", [None, 1.0, 0.5, 0.0])
+@pytest.mark.parametrize("fault", [torch.nan, torch.inf, -torch.inf])
+def test_a_candidate_of_an_invalid_row_counts_as_absent(weight, fault):
+    """The token after it has the distribution of new_logits, whatever the weight."""
+    ids, assistant, new = torch.tensor([[3, 1, 4]]), peaked([3, 1, 4]), peaked([3, 7, 8, 9])
+    assistant[0, 1] = fault
+    tokens, matches = compat._speculative_sampling(ids, assistant, 3, new, weight)
+    assert tokens.tolist() == [[3, 7]]
+    assert matches == 1
+
+
 @pytest.mark.slow
 def test_the_original_and_ours_have_one_distribution_and_an_ensemble_another():
     """The weight w makes drafted places those of w P + (1 - w) Q. The bonus token stays P's."""
