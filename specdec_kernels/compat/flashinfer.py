@@ -2,11 +2,12 @@
 
 Sizes: B outputs, R rows, V vocabulary, n drafts. Rows may have any floating dtype. `indices` [B]
 int32 or int64 gives the row of each output, and the outputs have its dtype; without it output i
-belongs to row i and is int32. The noise of a call is determined by `seed` and `offset` (integers,
-or tensors [1] or [B] of int64 or uint64) or, where one of them is None, drawn from `generator` (by
-default that of the device). `check_nan` raises ValueError for NaN. A row that holds no distribution
-gives id 0 and, with `return_valid`, valid = False. `deterministic` has no effect, because the ops
-always are. docs/compat.md#flashinfer lists the differences.
+belongs to row i and is int32. Indices outside [0, R) raise on the CPU and are undefined on a GPU.
+The noise of a call is determined by `seed` and `offset` (integers, or tensors [1] or [B] of int64
+or uint64) or, where one of them is None, drawn from `generator` (by default that of the device).
+`check_nan` raises ValueError for NaN. A row that holds no distribution gives id 0 and, with
+`return_valid`, valid = False. `deterministic` has no effect, because the ops always are.
+docs/compat.md#flashinfer lists the differences.
 """
 
 from __future__ import annotations

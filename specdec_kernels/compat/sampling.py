@@ -8,6 +8,7 @@ from torch import Tensor
 from specdec_kernels.arguments import conversion
 from specdec_kernels.arguments.checks import FLOATS, check_ids, require, shape
 from specdec_kernels.arguments.conversion import Param
+from specdec_kernels.compat.indices import check_in_range
 from specdec_kernels.compat.noise import seeds_and_positions
 from specdec_kernels.ops.sample import sample
 from specdec_kernels.ops.verify_chain import verify_chain
@@ -40,6 +41,7 @@ def chosen_rows(rows: Tensor, name: str, indices: Tensor | None, check_nan: bool
     conversion.require_tensor(indices, "indices")
     require(indices.dim() == 1, f"indices must be [B], got {shape(indices)}")
     check_ids("indices", indices)
+    check_in_range("indices", indices, len(rows))
     return readable(rows)[indices]
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from specdec_kernels.arguments import conversion
 from specdec_kernels.arguments.checks import check_matrix, check_vector, require, shape
+from specdec_kernels.compat.indices import check_in_range
 
 # The bits of a FinishedState.
 FINISHED_EOS, FINISHED_STOP_WORDS, FINISHED_MAX_LENGTH, SKIP_DECODING = 1, 2, 4, 8
@@ -47,7 +48,7 @@ def accept_draft_tokens_by_ids(
             belongs to other slots is left as it is.
 
     Raises:
-        RuntimeError: a shape, dtype or device is wrong.
+        RuntimeError: a shape, dtype or device is wrong, or on the CPU a slot.
         TypeError: an argument has a wrong type.
 
     >>> def column(*numbers): return torch.tensor(numbers, dtype=torch.int32)
@@ -85,6 +86,7 @@ def accept_draft_tokens_by_ids(
         batch_slots = torch.arange(slots, device=device)
     else:
         check_vector("batch_slots", batch_slots, batch_slots.numel(), torch.int32, *of)
+        check_in_range("batch_slots", batch_slots, slots)
 
     slot = batch_slots.long()
     context, end = context_lengths[slot].long(), sequence_lengths[slot].long()

@@ -114,6 +114,8 @@ def test_the_sum_may_be_left_out_and_the_text_may_be_full():
         ("finished_final", torch.zeros(SLOTS).bool(), RuntimeError, "must be uint8, got bool"),
         ("finished_sum", torch.zeros(SLOTS), RuntimeError, "finished_sum must be int32"),
         ("batch_slots", torch.zeros(2, 2).int(), RuntimeError, r"batch_slots must be \[4\]"),
+        ("batch_slots", torch.tensor([-1, 3]).int(), RuntimeError, r"in \[0, 63\], got -1"),
+        ("batch_slots", torch.tensor([3, 64]).int(), RuntimeError, r"in \[0, 63\], got 64"),
     ],
 )
 def test_wrong_arguments_are_named(name, value, error, message):
