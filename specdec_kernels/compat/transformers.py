@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from specdec_kernels.arguments import conversion
-from specdec_kernels.arguments.checks import require, shape
+from specdec_kernels.arguments.checks import dtype_name, require, shape
 from specdec_kernels.arguments.status import Status
 from specdec_kernels.compat.noise import seeds_and_positions
+from specdec_kernels.compat.sampling import readable
 from specdec_kernels.ops.verify_chain import verify_chain
 
 
@@ -66,6 +67,14 @@ def _speculative_sampling(
             t.dim() == 3 and t.shape[:2] == (1, rows),
             f"{name} must be [1, {rows}, V], got {shape(t)}",
         )
+        require(t.is_floating_point(), f"{name} must be floating-point, got {dtype_name(t.dtype)}")
+    v = new_logits.shape[2]
+    require(
+        candidate_logits.shape[2] == v,
+        f"candidate_logits must have the vocabulary of new_logits, {v}, "
+        f"got {shape(candidate_logits)}",
+    )
+    candidate_logits, new_logits = readable(candidate_logits), readable(new_logits)
     candidates = ids[:, length - candidate_length :]
     seeds, positions = seeds_and_positions(1, new_logits.device, None, None, None)
     if assistant_ensemble_weight is None:

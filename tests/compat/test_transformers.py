@@ -135,6 +135,13 @@ GOOD = dict(
         ("candidate_logits", torch.zeros(1, 3, 5), RuntimeError, r"must be \[1, 2, V\], got"),
         ("new_logits", torch.zeros(2, 3, 5), RuntimeError, r"must be \[1, 3, V\], got \[2, 3, 5\]"),
         ("new_logits", torch.full((1, 3, 5), torch.nan), RuntimeError, "hold a distribution in"),
+        (
+            "candidate_logits",
+            torch.zeros(1, 2, 4),
+            RuntimeError,
+            r"of new_logits, 5, got \[1, 2, 4\]",
+        ),
+        ("new_logits", torch.zeros(1, 3, 5).int(), RuntimeError, "floating-point, got int32"),
         ("assistant_ensemble_weight", 1.5, ValueError, r"must be in \[0, 1\], got 1.5"),
         ("assistant_ensemble_weight", "1", TypeError, "must be a number, got '1'"),
     ],
@@ -143,6 +150,22 @@ def test_wrong_arguments_are_named(name, value, error, message):
     compat._speculative_sampling(**GOOD)
     with pytest.raises(error, match=message):
         compat._speculative_sampling(**GOOD | {name: value})
+
+
+@pytest.mark.parametrize("weight", [None, 0.5])
+def test_logits_of_any_floating_dtype_and_stride_are_read(weight):
+    ids, assistant, new = torch.tensor([[3, 1]]), peaked([3, 1]).double(), peaked([3, 7, 8])
+    new = new.mT.contiguous().mT  # [1, 3, V] of which the vocabulary is not contiguous
+    for logits in (assistant, assistant.half()):
+        assert compat._speculative_sampling(ids, logits, 2, new, weight)[1] >= 1
+
+
+@pytest.mark.parametrize("weight", [None, 0.5])
+def test_vocabularies_of_two_sizes_raise(weight):
+    """The op takes another vocabulary for the draft; the original takes one size."""
+    arguments = GOOD | dict(candidate_logits=torch.zeros(1, 2, 1), assistant_ensemble_weight=weight)
+    with pytest.raises(RuntimeError, match="candidate_logits must have the vocabulary"):
+        compat._speculative_sampling(**arguments)
 
 
 def test_a_fault_without_an_ensemble_raises_too():
