@@ -36,6 +36,8 @@ from specdec_kernels.compat.sampling import (
 from specdec_kernels.ops.sample import sample
 from specdec_kernels.ops.verify_chain import verify_chain
 
+_LARGEST = torch.finfo(torch.float32).max
+
 
 def softmax(
     logits: Tensor, temperature: Param | None = None, enable_pdl: bool | None = None
@@ -44,7 +46,8 @@ def softmax(
 
     Args:
         logits: [R, V].
-        temperature: scalar or [R]; None is 1, and 0 gives equal probabilities.
+        temperature: scalar or [R]; None is 1, and 0 gives equal probabilities to the tokens whose
+            logits are not -inf.
         enable_pdl: without effect.
 
     Raises:
@@ -56,10 +59,12 @@ def softmax(
     """
     require_rows(logits, "logits")
     t = of_rows(1.0 if temperature is None else temperature, "temperature", len(logits), None)
-    if isinstance(t, Tensor):
-        scale = torch.where(t == 0, 0.0, 1 / t.float())[:, None]
-        return (logits.float() * scale).softmax(-1)
-    return (logits.float() * (1 / t if t else 0.0)).softmax(-1)
+    if not isinstance(t, Tensor):
+        t = logits.new_full((1,), t, dtype=torch.float64)
+    scale = torch.where(t == 0, 0.0, 1 / t.double()).clamp(max=_LARGEST).float()[:, None]
+    logits = logits.float()
+    below = (logits - logits.amax(-1, keepdim=True)) * scale
+    return below.masked_fill(logits == -torch.inf, -torch.inf).softmax(-1)  # -inf * 0 is NaN
 
 
 def sampling_from_logits(

@@ -91,6 +91,16 @@ def test_softmax():
     assert flashinfer.softmax(logits[1:], torch.zeros(2)).eq(1 / 111).all()
 
 
+@pytest.mark.parametrize("of", [float, lambda t: torch.tensor([t])])
+def test_softmax_at_the_ends_of_temperature(of):
+    """Masked tokens stay masked at 0, and tiny temperatures do not overflow."""
+    logits = torch.tensor([[-torch.inf, 20.0, -30.0]])
+    assert flashinfer.softmax(logits, of(0.0)).tolist() == [[0, 0.5, 0.5]]
+    for tiny in (1e-37, 1e-42):
+        assert flashinfer.softmax(logits, of(tiny)).tolist() == [[0, 1, 0]]
+    assert flashinfer.softmax(torch.full((1, 3), -torch.inf), of(1.0)).isnan().all()
+
+
 # Its own cases.
 
 
