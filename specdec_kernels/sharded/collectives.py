@@ -8,20 +8,24 @@ fixed-point numbers; see `distribution.py`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 Compute = Callable[[], Tensor]
+T = TypeVar("T")
 
 
 class Collectives:
     """The exchanges of one call.
 
     A rank whose own computation raises goes on with zeros, so that no other rank waits for it, and
-    `raise_failures` raises on every rank. A rank that dies or never calls makes the collectives of
-    the others raise, at the latest after the timeout of the group.
+    `raise_failures` raises on every rank. `attempt` does the same for one that fails between
+    exchanges. One that fails after the last exchange raises alone, and no other waits for it. A
+    rank that dies or never calls makes the collectives of the others raise, at the latest after the
+    timeout of the group.
     """
 
     def __init__(self, group: dist.ProcessGroup | None, device: torch.device) -> None:
@@ -31,10 +35,25 @@ class Collectives:
         self._error: Exception | None = None
         self._failed = torch.zeros((), dtype=torch.bool, device=device)
         self._differs: list[tuple[Tensor, str]] = []
+        self._exchanged = self._to_skip = 0
+        self._broken = False  # an exchange itself raised
 
     def fail(self, error: Exception) -> None:
         """Marks this rank as failed; the first error counts."""
         self._error = self._error or error
+
+    def attempt(self, run: Callable[[], T], again: Callable[[], T]) -> T:
+        """What `run` returns. If it raises between exchanges, `again` makes all of its exchanges
+        once more, with zeros: those that are done already return at once."""
+        begin = self._exchanged
+        try:
+            return run()
+        except Exception as error:
+            if self._broken:
+                raise
+            self.fail(error)
+        self._to_skip = self._exchanged - begin
+        return again()
 
     def total(self, compute: Compute, *shape: int) -> Tensor:
         """The sum over ranks of what `compute` returns on each: int64 of this shape."""
@@ -47,8 +66,8 @@ class Collectives:
     def gather(self, compute: Compute, *shape: int) -> Tensor:
         """[ranks, *shape] int64: what `compute` returns on each rank."""
         payload = self._payload(compute, shape)
-        gathered = [torch.empty_like(payload) for _ in range(self.size)]
-        dist.all_gather(gathered, payload, group=self.group)
+        gathered = [torch.zeros_like(payload) for _ in range(self.size)]
+        self._exchange(lambda: dist.all_gather(gathered, payload, group=self.group))
         rows = torch.stack(gathered)
         self._failed |= (rows[:, -1] != 0).any()
         return rows[:, :-1].view(self.size, *shape)
@@ -58,11 +77,16 @@ class Collectives:
         self._differs.append(((gathered != gathered[:1]).any(), what))
 
     def raise_failures(self) -> None:
-        """Raises on every rank if any failed. The host waits for the device here."""
+        """Raises on every rank if any failed before its last exchange.
+
+        The host waits for the device here.
+        """
         for differs, what in self._differs:
             if not bool(self._failed) and bool(differs):
                 raise RuntimeError(f"{what} must be equal on all ranks, got different ones")
         if not bool(self._failed):
+            if self._error is not None:
+                raise self._error
             return
         mine = None if self._error is None else f"{type(self._error).__name__}: {self._error}"
         reasons: list[str | None] = [None] * self.size
@@ -74,9 +98,21 @@ class Collectives:
         self, compute: Compute, shape: tuple[int, ...], op: dist.ReduceOp.RedOpType
     ) -> Tensor:
         payload = self._payload(compute, shape)
-        dist.all_reduce(payload, op=op, group=self.group)
+        if not self._exchange(lambda: dist.all_reduce(payload, op=op, group=self.group)):
+            payload.zero_()
         self._failed |= payload[-1] != 0
         return payload[:-1].view(shape)
+
+    def _exchange(self, call: Callable[[], object]) -> bool:
+        """Whether the call was made, because it had not been before `attempt` repeated it."""
+        if self._to_skip:
+            self._to_skip -= 1
+            return False
+        self._exchanged += 1
+        self._broken = True
+        call()
+        self._broken = False
+        return True
 
     def _payload(self, compute: Compute, shape: tuple[int, ...]) -> Tensor:
         """What `compute` returns, flat, followed by whether this rank failed."""

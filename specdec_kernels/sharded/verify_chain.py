@@ -161,6 +161,20 @@ def _arguments(
 
 
 def _verify(collectives: Collectives, a: ChainArguments, shard: Shard, starts: Tensor) -> Verdict:
+    """The verdict, or an error on every rank."""
+
+    def with_one_column() -> Verdict:
+        """Makes the same exchanges: neither their number nor their shapes depend on the width."""
+        draft = a.draft if a.draft is None or a.draft_ids is not None else a.draft[..., :1]
+        narrow = a._replace(target=a.target[..., :1], draft=draft)
+        return _decide(collectives, narrow, Shard(shard.start, 1, shard.vocab), starts)
+
+    verdict = collectives.attempt(lambda: _decide(collectives, a, shard, starts), with_one_column)
+    collectives.raise_failures()
+    return verdict
+
+
+def _decide(collectives: Collectives, a: ChainArguments, shard: Shard, starts: Tensor) -> Verdict:
     p = Parameters.of(a)
     of_draft = draft_temperature(a, p.temperature)
     in_range = p.in_range
@@ -172,7 +186,6 @@ def _verify(collectives: Collectives, a: ChainArguments, shard: Shard, starts: T
     greedy = decide.decide_by_choice(s, target.valid, target.argmax)
     only_greedy = a.rule_name == "greedy" or (a.temperatures is None and a.temperature == 0)
     if only_greedy:
-        collectives.raise_failures()
         certain, token = torch.zeros_like(target.max), take(target.argmax, greedy.num_accepted)
         return _verdict(a, s, greedy, certain[:, :-1], token, certain[:, 0])
 
@@ -190,7 +203,6 @@ def _verify(collectives: Collectives, a: ChainArguments, shard: Shard, starts: T
         d, log_p, token, logprob = _verify_with_draft(
             collectives, a, s, shard, starts, target, draft, greedy, is_greedy
         )
-    collectives.raise_failures()
     log_p = log_p.where(~is_greedy[:, None], 0.0)
     return _verdict(a, s, d, log_p, token, logprob.where(~is_greedy, 0.0))
 

@@ -148,6 +148,9 @@ REACHED = {  # a function that some rank may fail in -> the rules that call it
     "masses": ("token", "block", "match"),
     "probs": ("token", "block"),
     "choose": ("match",),
+    "find_sequences": SHARDED_RULES,
+    "draft_on_shard": ("token", "block"),
+    "_measure": SHARDED_RULES,
 }
 
 
@@ -161,6 +164,15 @@ def test_a_rank_that_fails_raises_on_all(ranks, name, rule):
         assert answer[:2] == (
             "RuntimeError", "verify_chain_sharded failed on rank 2: MemoryError: planted"
         )  # fmt: skip
+    ranks.run(3, verify_on_rank, args)
+
+
+@pytest.mark.parametrize("rule", SHARDED_RULES)
+def test_a_rank_that_fails_after_the_last_exchange_keeps_no_other_waiting(ranks, rule):
+    args = chain_case(2, 2, 30, rule=rule).args()
+    answers = ranks.answers(3, fail_on_rank, args, 2, "_verdict")
+    assert [done for done, _ in answers] == [True, True, False]
+    assert answers[2][1][:2] == ("MemoryError", "planted")
     ranks.run(3, verify_on_rank, args)
 
 

@@ -83,14 +83,26 @@ PLACES = {
     "masses": (distribution.RowStats, "masses"),
     "probs": (distribution.RowStats, "probs"),
     "choose": (match, "sample"),
+    "find_sequences": (verify_chain, "find_sequences"),
+    "draft_on_shard": (verify_chain, "draft_on_shard"),
+    "_measure": (verify_chain, "_measure"),
+    "_verdict": (verify_chain, "_verdict"),
 }
 
 
 def fail_on_rank(group, args, rank, name):
-    """`verify_on_rank`; on one rank a function of `PLACES` raises."""
+    """`verify_on_rank`; on one rank the first call of a function of `PLACES` raises."""
     if dist.get_rank(group) != rank:
         return verify_on_rank(group, args)
-    with mock.patch.object(*PLACES[name], side_effect=MemoryError("planted")):
+    place, attribute = PLACES[name]
+    function, planted = getattr(place, attribute), [MemoryError("planted")]
+
+    def fails_once(*given, **options):
+        if planted:
+            raise planted.pop()
+        return function(*given, **options)
+
+    with mock.patch.object(place, attribute, fails_once):
         return verify_on_rank(group, args)
 
 
