@@ -38,16 +38,18 @@ def main():
             # The plan "auto" with one rule changed: it would gather the logits of all ranks.
             distributed_config=DistributedConfig(tp_plan={"lm_head": "colwise"}),
         )
-    text = torch.tensor([[5, 17, 31, 8, 5, 17, 31]])
-    end, rounds, seeds = text.shape[1] + NEW_TOKENS, 0, torch.tensor([1])
+    text = torch.tensor([[5, 17, 31, 8, 5, 17, 31]], device=model.device)
+    seeds = torch.tensor([1], device=model.device)
+    end, rounds = text.shape[1] + NEW_TOKENS, 0
     while text.shape[1] < end:
-        length = torch.tensor([text.shape[1]])
+        length = torch.tensor([text.shape[1]], device=model.device)
         drafts = ngram_propose(text, length, gamma=GAMMA, min_ngram=1).tokens
         drafted = drafts[:, : int((drafts >= 0).sum())]
         logits = model(input_ids=torch.cat([text, drafted], 1), use_cache=False).logits
         verdict = verify_chain_sharded(
             logits[:, -drafted.shape[1] - 1 :], drafted, rule="match", temperature=0.7, top_k=20,
             seeds=seeds, positions=length, max_new_tokens=end - length,
+            vocab_size=model.config.vocab_size,
         )  # fmt: skip
         text = torch.cat([text, verdict.tokens[:, : int((verdict.tokens >= 0).sum())]], 1)
         rounds += 1
