@@ -56,25 +56,30 @@ def _checksums(a: ChainArguments) -> dict[str, int]:
             described = None if a.draft is None else (a.draft.shape[:-1], a.draft.dtype)
             parts.append(checksum(a.draft if sparse else described))
         sums[name] = zlib.crc32(repr(parts).encode())
-    sums["target_shard"] = checksum((a.target.shape[:-1], a.target.dtype))
+    sums["target_shard"] = checksum((a.target.shape[:-1], a.target.dtype, a.target.device.type))
     return sums
 
 
 def agree(
-    collectives: Collectives, a: ChainArguments | None, vocab_start: int | None
+    collectives: Collectives,
+    a: ChainArguments | None,
+    vocab_start: int | None,
+    vocab_size: int | None,
 ) -> tuple[Shard, Tensor]:
     """This rank's shard, and [ranks] where each shard starts. Raises on all ranks or on none.
 
     a: None if this rank has failed already.
     vocab_start: of this rank; None if the shards follow each other in the order of the ranks.
+    vocab_size: the sum of the widths of the shards; None if it is not known.
     """
 
     def told() -> Tensor:
         assert a is not None
         start = -1 if vocab_start is None else vocab_start
-        return torch.tensor([a.target.shape[-1], start, *_checksums(a).values()])
+        sums = _checksums(a) | {"vocab_size": checksum(vocab_size)}
+        return torch.tensor([a.target.shape[-1], start, *sums.values()])
 
-    names = (*REPLICATED, "target_shard")
+    names = (*REPLICATED, "target_shard", "vocab_size")
     gathered = collectives.gather(told, len(names) + 2)
     collectives.raise_failures()
     heard = gathered.cpu()
@@ -85,6 +90,10 @@ def agree(
             f"{name} must be equal on all ranks, got another one than rank 0 on ranks {others}",
         )
     widths, starts = heard[:, 0], heard[:, 1]
+    require(
+        vocab_size is None or int(widths.sum()) == vocab_size,
+        f"the shards must hold vocab_size = {vocab_size} tokens together, got {widths.tolist()}",
+    )
     if (starts == -1).all():
         starts = widths.cumsum(0) - widths
     order = starts.argsort()
@@ -95,6 +104,8 @@ def agree(
         f"got starts {starts.tolist()} of {widths.tolist()} tokens",
     )
     rank = collectives.rank
+    assert a is not None  # or the ranks have raised
+    collectives.use_device(a.target.device)
     shard = Shard(int(starts[rank]), int(widths[rank]), int(widths.sum()))
     require(shard.vocab < 2**31, f"the vocabulary must be below 2**31, got {shard.vocab}")
     return shard, starts.to(collectives.device)

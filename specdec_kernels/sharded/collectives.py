@@ -14,6 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from specdec_kernels.arguments.checks import require
+
 Compute = Callable[[], Tensor]
 T = TypeVar("T")
 
@@ -28,8 +30,19 @@ class Collectives:
     timeout of the group.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None, device: torch.device) -> None:
-        self.group, self.device = group, device
+    def __init__(self, group: dist.ProcessGroup | None, like: object) -> None:
+        """like: what should be a tensor on the device of this rank.
+
+        The first exchanges are on the CPU if the backend of the group can, so that a rank whose
+        argument is on no device of the group takes part in them; `use_device` comes after them.
+        """
+        config = dist.get_backend_config(group)  # such as "cpu:gloo,cuda:nccl"
+        self._device_types = [pair.split(":")[0] for pair in config.split(",")]
+        first = "cpu" if "cpu" in self._device_types else self._device_types[0]
+        self.group, self.device = group, torch.device(first)
+        if isinstance(like, Tensor) and like.device.type == first:
+            self.device = like.device
+        device = self.device
         self.size = dist.get_world_size(group)
         self.rank = dist.get_rank(group)
         self._error: Exception | None = None
@@ -37,6 +50,17 @@ class Collectives:
         self._differs: list[tuple[Tensor, str]] = []
         self._exchanged = self._to_skip = 0
         self._broken = False  # an exchange itself raised
+
+    def require_device(self, device: torch.device) -> None:
+        require(
+            device.type in self._device_types,
+            "target_shard must be on a device of the group's backend, "
+            f"{' or '.join(self._device_types)}, got {device}",
+        )
+
+    def use_device(self, device: torch.device) -> None:
+        """Moves the exchanges that follow to the device of the tensors."""
+        self.device, self._failed = device, self._failed.to(device)
 
     def fail(self, error: Exception) -> None:
         """Marks this rank as failed; the first error counts."""

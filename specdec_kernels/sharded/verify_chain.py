@@ -39,6 +39,7 @@ def verify_chain_sharded(
     *,
     group: dist.ProcessGroup | None = None,
     vocab_start: int | None = None,
+    vocab_size: int | None = None,
     rule: Rule = "token",
     temperature: Param = 1.0,
     top_k: int | Tensor = 0,
@@ -74,6 +75,8 @@ def verify_chain_sharded(
         group: the process group; None is the default group.
         vocab_start: the first id of this rank's shard; None if the shards follow each other in the
             order of the ranks.
+        vocab_size: V, which the shards must add up to; None takes their sum. Give it where a model
+            might hand whole rows to every rank, which would count as a vocabulary of ranks * V.
         rule: "token", "block", "match" or "greedy".
         temperature, top_k, top_p, min_p, seeds, positions, target_indptr, uniforms, eos_token_ids,
             max_new_tokens, with_logprobs, with_accept_probs: as in `verify_chain`.
@@ -102,8 +105,7 @@ def verify_chain_sharded(
     """
     if not dist.is_initialized():
         raise RuntimeError("torch.distributed must be initialized, call init_process_group first")
-    device = target_shard.device if isinstance(target_shard, Tensor) else torch.device("cpu")
-    collectives = Collectives(group, device)
+    collectives = Collectives(group, target_shard)
     a = None
     try:
         a = _arguments(
@@ -113,12 +115,14 @@ def verify_chain_sharded(
             eos_token_ids=eos_token_ids, max_new_tokens=max_new_tokens,
             with_logprobs=with_logprobs, with_accept_probs=with_accept_probs,
         )  # fmt: skip
-        if vocab_start is not None:
-            conversion.require_integer(vocab_start, "vocab_start")
-            require(vocab_start >= 0, f"vocab_start must be at least 0, got {vocab_start}")
+        collectives.require_device(a.target.device)
+        for name, value, least in (("vocab_start", vocab_start, 0), ("vocab_size", vocab_size, 1)):
+            if value is not None:
+                conversion.require_integer(value, name)
+                require(value >= least, f"{name} must be at least {least}, got {value}")
     except Exception as error:
         collectives.fail(error)
-    shard, starts = agree(collectives, a, vocab_start)
+    shard, starts = agree(collectives, a, vocab_start, vocab_size)
     assert a is not None  # or `agree` has raised
     return _verify(collectives, a, shard, starts)
 

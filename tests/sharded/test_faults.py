@@ -12,6 +12,7 @@ from support.sharded import (
     leave_on_rank,
     sharded_provider,
     verify_on_rank,
+    verify_with_all_changed,
     verify_with_changes,
     wait_on_rank,
 )
@@ -120,6 +121,11 @@ WRONG = [
     ({"vocab_start": -1}, "vocab_start must be at least 0, got -1"),
     ({"draft_shard": torch.zeros(2, 2, 3)}, "draft_shard must have the W = 10 columns of target_s"),
     ({"with_logprobs": 1}, "TypeError: with_logprobs must be True or False, got 1"),
+    ({"target_shard": [1.0]}, "TypeError: target_shard must be a tensor, got [1.0]"),
+    ({"target_shard": None}, "TypeError: target_shard must be a tensor, got None"),
+    ({"target_shard": torch.zeros(2, 3, 10, device="meta")}, "on the device of target, meta"),
+    ({"vocab_size": 0}, "vocab_size must be at least 1, got 0"),
+    ({"vocab_size": 30.0}, "TypeError: vocab_size must be an integer, got 30.0"),
 ]
 DIFFERENT = [
     ({"temperature": 0.5}, "temperature must be equal on all ranks, got another one than rank 0"),
@@ -127,6 +133,7 @@ DIFFERENT = [
     ({"draft_token_ids": torch.zeros(2, 2, dtype=torch.int32)}, "draft_token_ids must be equal"),
     ({"rule": "block"}, "rule must be equal on all ranks"),
     ({"draft_shard": None}, "draft_shard must be equal on all ranks"),
+    ({"vocab_size": 30}, "vocab_size must be equal on all ranks"),
     ({"vocab_start": 5}, "vocab_start must let the shards follow each other from 0 on"),
 ]
 
@@ -141,6 +148,17 @@ def test_a_wrong_or_different_argument_of_one_rank_raises_on_all(ranks, changes,
         assert message in answer[1]
         assert "rank 1" in answer[1] or (changes, message) in DIFFERENT
     ranks.run(3, verify_on_rank, args)  # the group is as good as before
+
+
+@pytest.mark.parametrize("rule", SHARDED_RULES)
+def test_whole_rows_on_every_rank_are_refused_where_the_vocabulary_is_known(ranks, rule):
+    args = chain_case(2, 2, 9, rule=rule).args()
+    whole = dict(target_shard=args[0], draft_shard=None, vocab_start=None, vocab_size=9)
+    for done, answer in ranks.answers(2, verify_with_all_changed, args, whole):
+        assert not done
+        assert answer[1] == "the shards must hold vocab_size = 9 tokens together, got [9, 9]"
+    for verdict in ranks.run(2, verify_with_all_changed, args, {"vocab_size": 9}):
+        assert (verdict.tokens < 9).all()
 
 
 REACHED = {  # a function that some rank may fail in -> the rules that call it

@@ -72,6 +72,11 @@ def verify_on_rank(group, args, starts=None, **changes):
     return verify_chain_sharded(group=group, **arguments)
 
 
+def verify_with_all_changed(group, args, changes):
+    """`verify_on_rank`; all ranks change some of the arguments."""
+    return verify_on_rank(group, args, **changes)
+
+
 def verify_with_changes(group, args, rank, changes):
     """`verify_on_rank`; one rank changes some of the arguments."""
     return verify_on_rank(group, args, **(changes if dist.get_rank(group) == rank else {}))
