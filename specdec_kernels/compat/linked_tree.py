@@ -10,6 +10,7 @@ from torch import Tensor
 
 from specdec_kernels.arguments import conversion
 from specdec_kernels.arguments.checks import check_matrix, check_vector, require, shape
+from specdec_kernels.compat.indices import check_in_range
 
 
 class Descent:
@@ -38,8 +39,15 @@ class Descent:
         require(n >= 1, f"candidates must have at least the root, got {shape(candidates)}")
         device, of = candidates.device, "candidates"
         check_matrix("candidates", candidates, "[B, N]", (b, n), torch.int64, device, of)
-        _check_links(retrieve_index, retrieve_next_token, retrieve_next_sibling, b, n, device, of)
+        check_links(retrieve_index, retrieve_next_token, retrieve_next_sibling, b, n, device, of)
+        check_in_range("retrieve_index", retrieve_index, b * n)
+        check_in_range("retrieve_next_token", retrieve_next_token, n, begin=-1)
+        check_in_range("retrieve_next_sibling", retrieve_next_sibling, n, begin=-1)
         check_vector("predicts", predicts, predicts.numel(), torch.int32, device, of)
+        require(
+            len(predicts) >= b * n,
+            f"predicts must have at least {b * n} entries, got {shape(predicts)}",
+        )
         require(
             accept_index.dim() == 2 and accept_index.shape[1] >= 1,
             f"accept_index must be [B, S] with S >= 1, got {shape(accept_index)}",
@@ -134,10 +142,6 @@ def link_(
 ) -> None:
     """Writes the links of the trees in place."""
     b, n = parents.shape
-    _check_links(
-        retrieve_index, retrieve_next_token, retrieve_next_sibling, b, n, parents.device,
-        "the tree",
-    )  # fmt: skip
     numbers = torch.arange(n, device=parents.device)
     retrieve_index.copy_(numbers + n * torch.arange(b, device=parents.device)[:, None])
     retrieve_next_token.copy_(_first(parents[:, None, :] == numbers[:, None]))
@@ -152,9 +156,10 @@ def _first(mask: Tensor) -> Tensor:
     return torch.where(mask.any(-1), mask.int().argmax(-1), -1)
 
 
-def _check_links(
+def check_links(
     index: Tensor, child: Tensor, sibling: Tensor, b: int, n: int, device: torch.device, of: str
 ) -> None:
+    """The links must be tensors [B, N] int64."""
     for name, t in (
         ("retrieve_index", index),
         ("retrieve_next_token", child),

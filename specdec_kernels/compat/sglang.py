@@ -4,8 +4,10 @@ Sizes: B sequences, N nodes of a tree, V vocabulary, S the most tokens that a ro
 the root here: the last token emitted before. A tree is a linked list: `retrieve_next_token` has the
 first child of each node, `retrieve_next_sibling` its next sibling, -1 where there is none, and
 `retrieve_index` its place among the B*N nodes of the batch. Earlier releases spell it `retrive_`;
-the functions take both as keywords. Outputs are written in place, and entries that SGLang leaves as
-they are stay as they are. docs/compat.md#sglang lists the differences.
+the functions take both as keywords. Outputs are written in place once all arguments are checked,
+and entries that SGLang leaves as they are stay as they are. Links and lengths out of range and a
+full mask that is too short raise on the CPU; on a GPU their result is undefined, because to check
+them the host would wait. docs/compat.md#sglang lists the differences.
 """
 
 from __future__ import annotations
@@ -19,7 +21,13 @@ from torch import Tensor
 
 from specdec_kernels.arguments import conversion
 from specdec_kernels.arguments.checks import check_matrix, check_typed, check_vector, require, shape
-from specdec_kernels.compat.linked_tree import Descent, ancestors_of, link_, parents_of
+from specdec_kernels.compat.linked_tree import (
+    Descent,
+    ancestors_of,
+    check_links,
+    link_,
+    parents_of,
+)
 from specdec_kernels.ops.tree_layout import tree_attention
 from specdec_kernels.ops.verify_chain import verify_chain
 
@@ -224,6 +232,7 @@ def build_tree_kernel_efficient(
     for name, number in (("topk", topk), ("depth", depth), ("draft_token_num", draft_token_num)):
         conversion.require_integer(number, name)
         require(number >= 1, f"{name} must be at least 1, got {number}")
+    conversion.require_integer(tree_mask_mode, "tree_mask_mode")
     require(
         tree_mask_mode in (FULL_MASK, QLEN_ONLY, QLEN_ONLY_BITPACKING),
         f"tree_mask_mode must be 0, 1 or 2, got {tree_mask_mode}",
@@ -236,17 +245,31 @@ def build_tree_kernel_efficient(
     if depth > 1:
         columns = topk * (depth - 1) + 1
         check_matrix("parent_list", parent_list, "[B, topk*(depth-1)+1]", (b, columns), *of)
+    _check_lengths(verified_seq_len)
+    _check_out(positions, "positions", torch.int64, b * n)
+    check_links(retrieve_index, retrieve_next_token, retrieve_next_sibling, b, n, *of[1:])
+    if tree_mask_mode == QLEN_ONLY_BITPACKING:
+        require(n <= 32, f"draft_token_num must be at most 32 in tree_mask_mode 2, got {n}")
+        _check_out(tree_mask, "tree_mask", tree_mask.dtype, 0)
+        tree_mask = tree_mask.view(-1).view(torch.uint8)
+        _check_out(tree_mask, "tree_mask", torch.uint8, b * n * _bytes(n))
+    else:
+        columns = b * n
+        if tree_mask_mode == FULL_MASK and tree_mask.device.type == "cpu":
+            columns += int(verified_seq_len.sum())
+        _check_out(tree_mask, "tree_mask", torch.bool, n * columns)
+
     parents = parents_of(selected_index, parent_list, topk)
     below = (parents[:, 1:] - 1).clamp(min=-1)  # as tree_attention numbers nodes, root left out
     mask, places = tree_attention(below, torch.zeros_like(verified_seq_len), slots=n)
-    _write(positions, "positions", places + verified_seq_len[:, None])
+    _write(positions, places + verified_seq_len[:, None])
     link_(parents, retrieve_index, retrieve_next_token, retrieve_next_sibling)
     if tree_mask_mode == FULL_MASK:
         _write_into_full_mask(tree_mask, mask, verified_seq_len)
     elif tree_mask_mode == QLEN_ONLY:
-        _write(tree_mask, "tree_mask", mask)
+        _write(tree_mask, mask)
     else:
-        _write(tree_mask.view(torch.uint8), "tree_mask", _packed(mask))
+        _write(tree_mask, _packed(mask))
 
 
 @_either_spelling
@@ -296,39 +319,53 @@ def reconstruct_indices_from_tree_mask(
     )
     check_vector("verified_seq_len", verified_seq_len, b, torch.int64, tree_mask.device,
                  "tree_mask")  # fmt: skip
+    _check_lengths(verified_seq_len)
+    _check_out(positions, "positions", torch.int64, b * n)
+    check_links(retrieve_index, retrieve_next_token, retrieve_next_sibling, b, n, tree_mask.device,
+                "tree_mask")  # fmt: skip
     mask = tree_mask.flatten()[: b * n * n].view(b, n, n)
     parents, depths = ancestors_of(mask)
-    _write(positions, "positions", depths + verified_seq_len[:, None])
+    _write(positions, depths + verified_seq_len[:, None])
     link_(parents, retrieve_index, retrieve_next_token, retrieve_next_sibling)
 
 
-def _write(out: Tensor, name: str, values: Tensor) -> None:
-    """The values into the first entries of a contiguous tensor of the same dtype."""
+def _check_lengths(verified_seq_len: Tensor) -> None:
+    """Lengths must be at least 0. On a GPU this is not checked: the host would wait."""
+    if verified_seq_len.device.type == "cpu" and len(verified_seq_len):
+        least = int(verified_seq_len.min())
+        require(least >= 0, f"verified_seq_len must be at least 0, got {least}")
+
+
+def _check_out(out: Tensor, name: str, dtype: torch.dtype, entries: int) -> None:
     require(
-        out.dtype == values.dtype and out.is_contiguous() and out.numel() >= values.numel(),
-        f"{name} must be contiguous {values.dtype} with at least {values.numel()} entries, "
+        out.dtype == dtype and out.is_contiguous() and out.numel() >= entries,
+        f"{name} must be contiguous {dtype} with at least {entries} entries, "
         f"got {out.dtype} {shape(out)}",
     )
+
+
+def _write(out: Tensor, values: Tensor) -> None:
+    """The values into the first entries."""
     out.view(-1)[: values.numel()].copy_(values.flatten())
 
 
 def _write_into_full_mask(out: Tensor, mask: Tensor, lengths: Tensor) -> None:
     """The columns of the tree in the masks [N, length + N] of a batch, one after the other."""
-    require(
-        out.dtype == torch.bool and out.is_contiguous(),
-        f"tree_mask must be contiguous bool, got {out.dtype} {shape(out)}",
-    )
     n, lengths = mask.shape[1], lengths[:, None, None]
     begin = n * (lengths + n).cumsum(0) - n * (lengths + n)
     at = torch.arange(n, device=mask.device)
     out.view(-1)[begin + at[:, None] * (lengths + n) + lengths + at] = mask
 
 
+def _bytes(n: int) -> int:
+    """The bytes of a packed row of n nodes."""
+    return 1 if n <= 8 else 2 if n <= 16 else 4
+
+
 def _packed(mask: Tensor) -> Tensor:
     """[B, N, 1, 2 or 4] uint8, the bits of each row of [B, N, N], lowest first."""
     n = mask.shape[-1]
-    require(n <= 32, f"draft_token_num must be at most 32 in tree_mask_mode 2, got {n}")
-    size = 1 if n <= 8 else 2 if n <= 16 else 4
+    size = _bytes(n)
     bits = torch.nn.functional.pad(mask.to(torch.uint8), (0, 8 * size - n))
     weights = 2 ** torch.arange(8, device=mask.device)
     return (bits.view(*mask.shape[:2], size, 8) * weights).sum(-1).to(torch.uint8)

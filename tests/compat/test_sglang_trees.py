@@ -173,6 +173,12 @@ MASK = dict(
         ("build", "retrieve_index", torch.zeros(1, 2).long(), RuntimeError, r"= \[1, 3\], got"),
         ("build", "topk", 0, RuntimeError, "topk must be at least 1, got 0"),
         ("build", "depth", 1.0, TypeError, "depth must be an integer, got 1.0"),
+        ("build", "tree_mask_mode", True, TypeError, "tree_mask_mode must be an integer, got True"),
+        ("build", "tree_mask_mode", 1.0, TypeError, "tree_mask_mode must be an integer, got 1.0"),
+        ("build", "tree_mask_mode", 0, RuntimeError, r"at least 18 entries, got torch.bool \[9\]"),
+        ("build", "verified_seq_len", torch.tensor([-1]), RuntimeError, "at least 0, got -1"),
+        ("mask", "verified_seq_len", torch.tensor([-2]), RuntimeError, "at least 0, got -2"),
+        ("mask", "retrieve_next_token", torch.zeros(1, 2).long(), RuntimeError, r"= \[1, 3\]"),
         ("build", "tree_mask_mode", 3, RuntimeError, "must be 0, 1 or 2, got 3"),
         ("mask", "tree_mask", torch.eye(3), RuntimeError, "tree_mask must be bool"),
         ("mask", "batch_size", 2, RuntimeError, r"at least 18 entries, got \[3, 3\]"),
@@ -187,8 +193,10 @@ def test_wrong_arguments_are_named(function, name, value, error, message):
     }
     call, good = functions[function]
     call(**good)
+    outputs = {k: torch.full_like(good[k], -7) for k in (*LINKS, "positions")}
     with pytest.raises(error, match=message):
-        call(**good | {name: value})
+        call(**good | outputs | {name: value})
+    assert all(t.eq(-7).all() for t in outputs.values())
 
 
 def test_packed_masks_hold_at_most_32_nodes():
