@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <exception>
 #include <mutex>
+#include <system_error>
 #include <thread>
 
 namespace specdec {
@@ -30,7 +31,7 @@ class Pool {
     const int64_t parts = std::min(n, threads);
     if (!turn.owns_lock() || parts <= 1) return body(context, 0, n);
     std::unique_lock<std::mutex> lock(mutex_);
-    for (; workers_ < parts - 1; ++workers_) std::thread([this] { work(); }).detach();
+    add_workers(parts - 1);
     job_ = {body, context, n, parts, 0, 0, nullptr};
     wake_.notify_all();
     while (job_.claimed < job_.parts) run_part(lock);
@@ -41,6 +42,14 @@ class Pool {
   }
 
  private:
+  // Where no more threads can be created, those that exist and the caller do all parts.
+  void add_workers(int64_t wanted) {
+    try {
+      for (; workers_ < wanted; ++workers_) std::thread([this] { work(); }).detach();
+    } catch (const std::system_error&) {
+    }
+  }
+
   void work() {
     std::unique_lock<std::mutex> lock(mutex_);
     for (;;) {

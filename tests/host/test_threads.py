@@ -95,14 +95,43 @@ print(os.waitpid(child, 0)[1], draw() == want)
 """
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_the_child_of_a_fork_calls_ops():
+NO_THREAD = """
+import resource, threading, numpy as np, specdec_host as host
+logits = np.random.default_rng(0).normal(size=(8, 20_000)).astype(np.float32)
+draw = lambda: host.sample(logits, seeds=np.arange(8), positions=np.arange(8)).tokens.tolist()
+host.set_num_threads(1)
+want = draw()
+host.set_num_threads(4)
+pages = int(open("/proc/self/statm").read().split()[0])
+limit = pages * resource.getpagesize() + 2**22  # a thread's stack needs more
+resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
+try:
+    threading.Thread(target=print).start()
+except RuntimeError:
+    print(draw() == want)
+resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+print(draw() == want)
+"""
+
+
+def run_alone(program):
+    """What a program prints in a process of its own."""
     folder = Path(host.__file__).parents[1]
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", FORK], capture_output=True, text=True, check=False,
-        timeout=60, env=os.environ | {"PYTHONPATH": str(folder)},
+        [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True,
+        check=False, timeout=60, env=os.environ | {"PYTHONPATH": str(folder)},
     )  # fmt: skip
-    assert done.stdout == "0 True\n", done.stderr
+    return done.stdout or done.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_where_no_thread_can_be_created_the_caller_does_the_work():
+    assert run_alone(NO_THREAD) == "True\nTrue\n"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_the_child_of_a_fork_calls_ops():
+    assert run_alone(FORK) == "0 True\n"
 
 
 @pytest.mark.parametrize(
