@@ -59,10 +59,22 @@ def _init(original: Any, settings: Settings) -> Any:
         original(self, sampler, spec_config, device)
         method = getattr(spec_config, "rejection_sample_method", None)
         self.specdec_rule = rule_of(settings, method == "block")
+        self.specdec_generator = _generator_of(spec_config)
         for place, make in LATE.items():
             vllm_interface.replace_if_loaded(place, make, settings)
 
     return __init__
+
+
+def _generator_of(spec_config: Any) -> torch.Generator:
+    """The source of unseeded requests' seeds, from the engine's seed where it is known.
+
+    Nothing else draws from it, so workers that run the same steps have the same seeds.
+    """
+    seed = getattr(getattr(spec_config, "target_model_config", None), "seed", None)
+    if not isinstance(seed, int):
+        seed = int(torch.randint(2**63 - 1, ()))
+    return torch.Generator().manual_seed(seed)
 
 
 def _runner_sample(original: Any, settings: Settings) -> Any:
@@ -89,9 +101,10 @@ def _step_of(runner: Any, metadata: Any) -> Step:
     else:
         inputs = metadata.logits_indices[_indptr(metadata)[:-1]]
     min_p = [runner.requests[name].sampling_params.min_p for name in batch.req_ids[:number]]
+    source = runner.rejection_sampler.specdec_generator
     return Step(
         runner.rejection_sampler.specdec_rule,
-        seeds_for(batch.generators, number, runner.device, of_requests=True),
+        seeds_for(batch.generators, number, runner.device, of_requests=True, source=source),
         runner.positions[inputs].long() + 1,
         torch.tensor(min_p, device=runner.device) if any(min_p) else None,
     )
@@ -102,12 +115,20 @@ def _indptr(metadata: Any) -> Tensor:
     return torch.nn.functional.pad(metadata.cu_num_sampled_tokens, (1, 0)).int()
 
 
-def _parameters(step: Step | None, sampling: Any, number: int, rows: Tensor) -> Parameters:
+def _parameters(
+    step: Step | None,
+    sampling: Any,
+    number: int,
+    rows: Tensor,
+    source: torch.Generator | None = None,
+) -> Parameters:
     """Those of a batch. Where the step is not known, seeds are drawn for this call alone."""
     temperature, top_k, top_p = sampling.temperature, sampling.top_k, sampling.top_p
     seeds = None if step is None else step.seeds
     if seeds is None:
-        seeds = seeds_for(sampling.generators, number, rows.device, of_requests=False)
+        seeds = seeds_for(
+            sampling.generators, number, rows.device, of_requests=False, source=source
+        )
     if temperature is not None:
         temperature = torch.where(temperature < _GREEDY_BELOW, 0.0, temperature)
     return Parameters(
@@ -129,7 +150,7 @@ def _forward(original: Any, settings: Settings) -> Any:
             return original(self, metadata, draft_probs, logits, sampling_metadata)
         step = getattr(self.sampler, "specdec_step", None)
         rows = _processed(self, metadata, logits, sampling_metadata)
-        parameters = _parameters(step, sampling_metadata, number, logits)
+        parameters = _parameters(step, sampling_metadata, number, logits, self.specdec_generator)
         counts = torch.diff(_indptr(metadata))
         if self.is_processed_logprobs_mode and sampling_metadata.max_num_logprobs is not None:
             rows, parameters = filtered(rows, counts, parameters, vllm_interface.top_k_top_p)

@@ -95,6 +95,7 @@ def seeds_for(
     device: torch.device,
     *,
     of_requests: bool,
+    source: torch.Generator | None,
 ) -> Tensor:
     """A seed [number] int64 for each request: random, except where it has a generator.
 
@@ -102,8 +103,10 @@ def seeds_for(
         generators: index of a request in the batch -> its own.
         of_requests: whether such a request gets the seed that its user gave. Otherwise its
             generator draws one.
+        source: of the random seeds, on the CPU; None for torch's default generator, from which
+            other code of the process draws too.
     """
-    seeds = torch.randint(2**63 - 1, (number,))
+    seeds = torch.randint(2**63 - 1, (number,), generator=source)
     for i, generator in generators.items():
         if of_requests:
             seeds[i] = (generator.initial_seed() + 2**63) % 2**64 - 2**63

@@ -148,12 +148,16 @@ def test_seeds_are_those_of_the_requests_or_drawn_by_their_generators():
         return {1: torch.Generator().manual_seed(7), 2: torch.Generator().manual_seed(-3)}
 
     device = torch.device("cpu")
-    fixed = seeds_for(generators(), 3, device, of_requests=True)
+    fixed = seeds_for(generators(), 3, device, of_requests=True, source=None)
     assert fixed[1:].tolist() == [7, -3]
     drawing = generators()
-    first, second = (seeds_for(drawing, 3, device, of_requests=False) for _ in range(2))
+
+    def drawn(of):
+        return seeds_for(of, 3, device, of_requests=False, source=None)
+
+    first, second = drawn(drawing), drawn(drawing)
     assert not (first == second).any()
-    assert first[1:].equal(seeds_for(generators(), 3, device, of_requests=False)[1:])
+    assert first[1:].equal(drawn(generators())[1:])
 
 
 def test_min_p_comes_before_top_p():

@@ -24,7 +24,9 @@ def runner(*, min_p=(0.0, 0.0, 0.0), seeds=None):
         requests={n: SimpleNamespace(sampling_params=p) for n, p in params.items()},
         query_start_loc=SimpleNamespace(gpu=torch.tensor([0, 3, 8, 10, 10])),
         positions=torch.tensor([30, 31, 32, 0, 1, 2, 3, 4, 70, 71]),
-        rejection_sampler=SimpleNamespace(specdec_rule="token"),
+        rejection_sampler=SimpleNamespace(
+            specdec_rule="token", specdec_generator=torch.Generator().manual_seed(9)
+        ),
         sampler=SimpleNamespace(specdec_step=None),
         drafter=SimpleNamespace(),
     )
@@ -77,6 +79,32 @@ def test_without_speculation_the_runner_is_left_alone():
     del owner.rejection_sampler
     function = runner_v1.LATE[vllm_interface.RUNNER, "GPUModelRunner._sample"]
     assert function(lambda *_: "vLLM's", Settings())(owner, torch.zeros(1), None) == "vLLM's"
+
+
+def test_workers_of_one_engine_draw_the_same_seeds(monkeypatch):
+    """Whatever other code of their processes drew from torch's default generator."""
+    monkeypatch.setattr(vllm_interface, "replace_if_loaded", lambda *_: None)
+    init = runner_v1.REPLACEMENTS[vllm_interface.REJECTION, "RejectionSampler.__init__"]
+
+    def seeds(worker, engine_seed):
+        config = SimpleNamespace(
+            rejection_sample_method="standard",
+            target_model_config=SimpleNamespace(seed=engine_seed),
+        )
+        owner = runner(seeds={1: 5})
+        torch.manual_seed(worker)
+        init(lambda *_: None, Settings())(owner.rejection_sampler, owner.sampler, config)
+        steps = []
+        for _ in range(2):
+            torch.manual_seed(worker)
+            worker += 2
+            steps.append(sample_step(owner, DRAFTS, [[4, 4, 4], [4, -1, -1], [4, -1, -1]]).seeds)
+        assert not (steps[0] == steps[1])[[0, 2]].any()
+        return torch.cat(steps)
+
+    assert seeds(0, engine_seed=3).equal(seeds(1, engine_seed=3))
+    assert not seeds(0, engine_seed=3).equal(seeds(0, engine_seed=4))
+    assert not seeds(0, engine_seed=None).equal(seeds(1, engine_seed=None))
 
 
 def draw(rule, rows, number=1, *, probabilistic=True, temperature=None):
