@@ -6,6 +6,8 @@ function here takes the original, which serves what is left to vLLM, and returns
 
 from __future__ import annotations
 
+import functools
+import logging
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -26,6 +28,7 @@ from specdec_vllm.tensors import (
 from specdec_vllm.verification import acceptance_of, rule_of, sample_rows, verify
 from specdec_vllm.vllm_interface import PARAMS, PROPOSER, REJECTION, RUNNER, SAMPLER, Make
 
+_log = logging.getLogger("vllm.plugins.specdec_vllm")
 _GREEDY_BELOW = 1e-5  # temperatures below it are 0 to vLLM
 
 
@@ -276,23 +279,36 @@ def _sample_from_logits(original: Any, settings: Settings) -> Any:
     def _sample_from_logits(self: Any, logits: Tensor, sampling_metadata: Any) -> Any:
         noise = getattr(self, "specdec_noise", None)
         greedy = sampling_metadata.all_greedy or not self._enable_probabilistic_draft_probs
-        if greedy or noise is None or len(noise.seeds) != len(logits):
+        if greedy or noise is None:
             return original(self, logits, sampling_metadata)
-        temperature = sampling_metadata.temperature
+        # Parallel drafting passes the rows of all drafts of a request, one request after another.
+        drafts, rest = divmod(len(logits), len(noise.seeds))
+        if rest or not drafts:
+            _warn_once(
+                "specdec_vllm: drafts come from vLLM's own noise: their number must be a multiple "
+                f"of {len(noise.seeds)} requests, got {len(logits)}"
+            )
+            return original(self, logits, sampling_metadata)
+        temperature = sampling_metadata.temperature.repeat_interleave(drafts)
         sampled = temperature >= _GREEDY_BELOW
         logits = logits.float() / torch.where(sampled, temperature, 1.0)[:, None]
-        noise.drawn += 1
-        positions = draft_positions(noise.positions, noise.drawn, rule=noise.rule)[:, -1]
+        first, noise.drawn = noise.drawn, noise.drawn + drafts
+        positions = draft_positions(noise.positions, noise.drawn, rule=noise.rule)[:, first:]
         tokens = sample(
             logits,
             temperature=sampled.float(),
-            seeds=noise.seeds,
-            positions=positions,
+            seeds=noise.seeds.repeat_interleave(drafts),
+            positions=positions.flatten(),
             noise="shared" if noise.rule == "match" else "draft",
         ).tokens
         return tokens.clamp_min(0), logits.softmax(-1)
 
     return _sample_from_logits
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+    _log.warning(message)
 
 
 def _validate_spec_decode(original: Any, settings: Settings) -> Any:
