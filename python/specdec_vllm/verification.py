@@ -2,8 +2,9 @@
 
 The target rows of a batch are ragged: those of sequence b are `indptr[b]` to `indptr[b+1]`, one for
 each of its drafts and one for the bonus token. A server counts on at least one token of every
-sequence in each step. So where a row holds no distribution and the op emits nothing, the sequence
-gets the largest finite logit of its first row, and a warning is logged.
+sequence in each step. So where a row holds no distribution, or a parameter is out of range, and the
+op emits nothing, the sequence gets the largest finite logit of its first row. On the CPU a warning
+names it and its faults.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specdec_kernels import Rule, SampledDraft, sample, verify_chain
+from specdec_kernels import Rule, SampledDraft, Status, sample, verify_chain
 from specdec_vllm.parameters import Parameters
 from specdec_vllm.settings import Settings
 
@@ -77,7 +78,7 @@ def verify(
         synthetic_rates=None if rates is None else rates[: draft_token_ids.shape[1]],
         with_logprobs=False,
     )
-    first = _never_missing(verdict.tokens[:, 0], rows, indptr[:-1])
+    first = _never_missing(verdict.tokens[:, 0], verdict.status, rows, indptr[:-1])
     return torch.cat([first[:, None], verdict.tokens[:, 1:]], dim=1)
 
 
@@ -86,16 +87,23 @@ def sample_rows(rows: Tensor, parameters: Parameters, rule: Rule) -> Tensor:
     sampled = sample(
         rows, **parameters._asdict(), noise="shared" if rule == "match" else "residual"
     )
-    return _never_missing(sampled.tokens, rows, None)
+    return _never_missing(sampled.tokens, sampled.status, rows, None)
 
 
-def _never_missing(tokens: Tensor, rows: Tensor, index: Tensor | None) -> Tensor:
+def _never_missing(tokens: Tensor, status: Tensor, rows: Tensor, index: Tensor | None) -> Tensor:
     """Tokens [B], with the argmax of the finite logits of its row in place of each -1."""
     missing = tokens < 0
     if missing.device.type == "cpu":  # elsewhere the host would have to wait for the device
         if not bool(missing.any()):
             return tokens
-        _log.warning("specdec_vllm: logits of %d requests hold no distribution", missing.sum())
+        _log.warning(
+            "specdec_vllm: requests of the batch that get the largest finite logit, by index: %s",
+            ", ".join(f"{i} ({_names(int(status[i]))})" for i in missing.nonzero()[:, 0].tolist()),
+        )
     chosen = rows if index is None else rows[index]
     finite = torch.where(chosen.isfinite(), chosen, -torch.inf)
     return torch.where(missing, finite.argmax(-1).to(tokens.dtype), tokens)
+
+
+def _names(status: int) -> str:
+    return "|".join(fault.name or "" for fault in Status if status & fault)

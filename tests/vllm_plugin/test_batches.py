@@ -190,6 +190,9 @@ def test_filtered_rows_need_no_filters_any_more():
     assert before.equal(verify(out, ids, None, indptr, rest, Acceptance()))
 
 
+FALLBACK = "specdec_vllm: requests of the batch that get the largest finite logit, by index: "
+
+
 def test_rows_without_a_distribution_emit_a_token_and_a_warning(logged):
     rows = torch.randn(3, V)
     rows[1] = torch.nan
@@ -197,4 +200,16 @@ def test_rows_without_a_distribution_emit_a_token_and_a_warning(logged):
     tokens = sample_rows(rows, parameters(3), "token")
     assert tokens[1] == 6
     assert (tokens >= 0).all()
-    assert logged == ["specdec_vllm: logits of 1 requests hold no distribution"]
+    assert logged == [FALLBACK + "1 (TARGET_INVALID)"]
+
+
+def test_the_warning_names_each_request_and_its_faults(logged):
+    rows = torch.zeros(6, V)
+    rows[:, 3] = 1.0
+    rows[2] = torch.nan
+    rows[2, 6] = 2.0
+    indptr = 2 * torch.arange(4, dtype=torch.int32)
+    given = parameters(3, temperature=torch.tensor([1.0, 1.0, -1.0]))
+    tokens = verify(rows, torch.tensor([[3]] * 3), None, indptr, given, Acceptance())
+    assert tokens[1:, 0].tolist() == [6, 3]
+    assert logged == [FALLBACK + "1 (TARGET_INVALID), 2 (BAD_PARAMETER)"]
