@@ -5,11 +5,14 @@ runner_v1.py and runner_v2.py hold what takes the place of these functions.
 
 from __future__ import annotations
 
+import ast
 import functools
 import importlib
+import importlib.util
 import inspect
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -38,8 +41,8 @@ REPLACED = {
     (SAMPLER, "Sampler.sample"): "self logits sampling_metadata logprobs_mode_override",
     (PARAMS, "SamplingParams._validate_spec_decode"): "self speculative_config",
 }
-# Of the V1 runner, whose modules are large: whoever makes a rejection sampler for it has imported
-# them.
+# Of the V1 runner, whose modules are large: their arguments are read from the source. Whoever makes
+# a rejection sampler for the runner has imported them.
 REPLACED_LATE = {
     (RUNNER, "GPUModelRunner._sample"): "self logits spec_decode_metadata",
     (PROPOSER, "SpecDecodeBaseProposer._sample_from_logits"): "self logits sampling_metadata",
@@ -75,14 +78,39 @@ def unsupported() -> str | None:
         return f"version {version} is not one of {', '.join(SUPPORTED)}"
     reasons = (_difference(place, takes) for place, takes in REPLACED.items())
     reasons_v2 = (_difference(place, takes) for place, takes in REPLACED_V2.items() if has_v2())
-    return next(filter(None, (*reasons, *reasons_v2)), None)
+    late = (_difference(place, takes, _source_arguments) for place, takes in REPLACED_LATE.items())
+    return next(filter(None, (*reasons, *reasons_v2, *late)), None)
 
 
-def _difference(place: tuple[str, str], expected: str) -> str | None:
-    """What is wrong with the arguments of a function, or None."""
-    owner, attribute = _owner(*place)
+def _arguments(module: str, name: str) -> str | None:
+    """The arguments of a function, or None if there is no such function."""
+    owner, attribute = _owner(module, name)
     function = getattr(owner, attribute, None)
-    got = " ".join(inspect.signature(function).parameters) if function else "nothing"
+    return " ".join(inspect.signature(function).parameters) if function else None
+
+
+def _source_arguments(module: str, name: str) -> str | None:
+    """The same without importing the module, for a function that its source defines."""
+    spec = importlib.util.find_spec(module)
+    if spec is None or not spec.has_location or not str(spec.origin).endswith(".py"):
+        return None
+    node: Any = ast.parse(Path(str(spec.origin)).read_text(encoding="utf-8"))
+    for part in name.split("."):
+        found = (child for child in node.body if getattr(child, "name", None) == part)
+        if (node := next(found, None)) is None:
+            return None
+    given = node.args
+    places = (*given.posonlyargs, *given.args, given.vararg, *given.kwonlyargs, given.kwarg)
+    return " ".join(place.arg for place in places if place)
+
+
+def _difference(
+    place: tuple[str, str],
+    expected: str,
+    arguments: Callable[[str, str], str | None] = _arguments,
+) -> str | None:
+    """What is wrong with the arguments of a function, or None."""
+    got = arguments(*place) or "nothing"
     return None if got == expected else f"{'.'.join(place)} must take {expected}, got {got}"
 
 
@@ -102,14 +130,8 @@ def replace(place: tuple[str, str], make: Make, settings: Settings) -> None:
 
 
 def replace_if_loaded(place: tuple[str, str], make: Make, settings: Settings) -> None:
-    """`replace` a function of `REPLACED_LATE`, unless nobody has imported the module.
-
-    Raises:
-        RuntimeError: it takes other arguments than it should.
-    """
-    if place[0] in sys.modules and place not in _originals:
-        if reason := _difference(place, REPLACED_LATE[place]):
-            raise RuntimeError(f"specdec_vllm does not fit this vLLM (SPECDEC_VLLM=0): {reason}")
+    """`replace` a function of `REPLACED_LATE`, unless nobody has imported the module."""
+    if place[0] in sys.modules:
         replace(place, make, settings)
 
 

@@ -4,7 +4,7 @@ import sys
 import types
 
 import pytest
-from specdec_vllm import RULES, Settings, register, vllm_interface
+from specdec_vllm import RULES, Settings, plugin, register, vllm_interface
 
 
 def test_without_variables_it_is_on_and_follows_the_configuration_of_vllm():
@@ -74,6 +74,42 @@ def test_an_unknown_version_is_left_as_it_is_with_a_warning(monkeypatch, logged)
     monkeypatch.setattr(vllm_interface, "replace", lambda *_: pytest.fail("it was replaced"))
     register()
     assert logged == ["specdec_vllm leaves vLLM as it is: version 0.99.1 is not one of 0.32"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ("self, logits, metadata", None),
+        ("self, logits", "got self logits"),
+        ("self, logits, /, metadata, *rest, **more", "got self logits metadata rest more"),
+        (None, "got nothing"),
+    ],
+)
+def test_a_function_of_a_module_that_is_not_loaded_is_compared_too(
+    monkeypatch, tmp_path, logged, arguments, reason
+):
+    defined = "pass" if arguments is None else f"def _sample({arguments}): pass"
+    source = f'raise ImportError("nobody loads it")\nclass Runner:\n    {defined}\n'
+    (tmp_path / "late_runner_of_vllm.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    module = types.ModuleType("vllm")
+    module.__version__ = "0.32.0"
+    monkeypatch.setitem(sys.modules, "vllm", module)
+    place = ("late_runner_of_vllm", "Runner._sample")
+    monkeypatch.setattr(vllm_interface, "REPLACED", {})
+    monkeypatch.setattr(vllm_interface, "REPLACED_V2", {})
+    monkeypatch.setattr(vllm_interface, "REPLACED_LATE", {place: "self logits metadata"})
+    installed = []
+    monkeypatch.setattr(plugin, "install", installed.append)
+    register()
+    if reason is None:
+        assert installed
+    else:
+        assert not installed
+        assert logged == [
+            "specdec_vllm leaves vLLM as it is: late_runner_of_vllm.Runner._sample must take self "
+            f"logits metadata, {reason}"
+        ]
 
 
 def test_switched_off_it_does_not_even_look_at_vllm(monkeypatch):
