@@ -64,13 +64,15 @@ def make_app(model, tokenizer, drafter="prompt_lookup", batch_size=8):
     """The application, which decodes at most ``batch_size`` requests at once."""
     decoder = SpeculativeDecoder(drafter, rule="match")  # a seed gives one text in every batch
     context = model.config.get_text_config().max_position_embeddings
-    waiting = asyncio.Queue()
+    waiting, jobs = asyncio.Queue(), []  # jobs: those of the batch
 
     async def work():
         while True:
-            jobs = [await waiting.get()]
-            while len(jobs) < batch_size and not waiting.empty():
-                jobs.append(waiting.get_nowait())
+            jobs.clear()
+            while not jobs or (len(jobs) < batch_size and not waiting.empty()):
+                job = await waiting.get()
+                if not job.cancelled:
+                    jobs.append(job)
             try:
                 await asyncio.to_thread(decode, model, decoder, jobs, asyncio.get_running_loop())
             except Exception as error:
@@ -82,6 +84,8 @@ def make_app(model, tokenizer, drafter="prompt_lookup", batch_size=8):
         worker = asyncio.create_task(work())
         yield
         worker.cancel()
+        for job in jobs:  # so that the thread that decodes ends too
+            job.cancelled = True
 
     def submit(prompt):
         job = Job(tokenizer(prompt.inputs)["input_ids"], prompt.parameters)
@@ -132,4 +136,5 @@ def make_app(model, tokenizer, drafter="prompt_lookup", batch_size=8):
 
 if __name__ == "__main__":
     model = AutoModelForCausalLM.from_pretrained(sys.argv[1]).eval()
-    uvicorn.run(make_app(model, AutoTokenizer.from_pretrained(sys.argv[1])))
+    app = make_app(model, AutoTokenizer.from_pretrained(sys.argv[1]))
+    uvicorn.run(app, timeout_graceful_shutdown=5)  # seconds that running requests get on Ctrl-C

@@ -1,5 +1,6 @@
 """The server of examples/server.py, asked by a real client over the loopback interface."""
 
+import asyncio
 import importlib.util
 import json
 import threading
@@ -52,8 +53,8 @@ class Watched(SpeculativeDecoder):
 
 
 @pytest.fixture
-def server(monkeypatch):
-    """A client, and the decoder of the server that it is connected to."""
+def application(monkeypatch):
+    """The application and its decoder."""
     spec = importlib.util.spec_from_file_location("example_server", FILE)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -67,6 +68,13 @@ def server(monkeypatch):
     monkeypatch.setattr(
         module, "Job", lambda *a: decoder.jobs.append(decoder.job_class(*a)) or decoder.jobs[-1]
     )
+    return app, decoder
+
+
+@pytest.fixture
+def server(application):
+    """A client, and the decoder of the server that it is connected to."""
+    app, decoder = application
     config = uvicorn.Config(app, port=0, log_level="critical", timeout_graceful_shutdown=5)
     running = uvicorn.Server(config)
     thread = threading.Thread(target=running.run)
@@ -176,6 +184,40 @@ def test_a_client_that_leaves_ends_its_sequence_alone(server, path, heard, monke
     until(lambda: decoder.running == 0)
     assert decoder.sizes == [1, 2]
     assert (max(decoder.new.values()) < 200) == heard
+
+
+def test_a_client_that_leaves_before_its_batch_begins_is_not_decoded(server):
+    client, decoder = server
+    decoder.gate.clear()
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(client.post, "/generate", json=body("first", max_new_tokens=2, seed=1))
+        until(lambda: decoder.sizes == [1])
+        with client.stream("POST", "/generate_stream", json=body("leaves", max_new_tokens=9)):
+            until(lambda: len(decoder.jobs) == 2)
+        until(lambda: decoder.jobs[1].cancelled)
+        decoder.gate.set()
+        first.result(SECONDS)
+    assert client.post("/generate", json=body("next", max_new_tokens=2)).status_code == 200
+    assert decoder.sizes == [1, 1]
+
+
+def test_a_server_that_ends_does_not_decode_its_batch_to_the_end(application):
+    app, decoder = application
+    decoder.seconds = 0.01  # each step of a sequence
+    client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server")
+
+    async def begin_and_end():
+        async with app.router.lifespan_context(app):
+            asked = body("abc", max_new_tokens=150, seed=1, temperature=2.0)
+            request = asyncio.create_task(client.post("/generate", json=asked))
+            while not decoder.new:
+                await asyncio.sleep(0.01)
+        while decoder.running:
+            await asyncio.sleep(0.01)
+        request.cancel()
+
+    asyncio.run(asyncio.wait_for(begin_and_end(), SECONDS))
+    assert max(decoder.new.values()) < 150
 
 
 def test_the_end_of_a_text_has_a_reason(server, monkeypatch):
