@@ -47,13 +47,15 @@ browser:
 test: $(STAMP) browser
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
-# The plug-in for vLLM, in an environment of its own with vLLM for CPUs. The entry point is found in
-# the metadata that `setup` leaves in this folder.
+# The plug-in for vLLM, in an environment of its own with vLLM for CPUs. It finds the entry point in
+# the metadata that a wheel of this project would have.
 VLLM_VENV  ?= .venv-vllm
 VLLM_STAMP := $(VLLM_VENV)/.specdec-installed
 VLLM_TESTS := tests/vllm_plugin
 VLLM       := $(VLLM_VENV)/bin/python
 VLLM_PIP   := $(VLLM) -m pip --disable-pip-version-check install --quiet
+METADATA   := $(VLLM_VENV)/metadata
+VLLM_PATH  := $(CURDIR):$(CURDIR)/python:$(CURDIR)/$(METADATA)
 
 # The folder of the embedded model, converted by the other environment.
 SMOLLM = "$$($(BIN)/python -c \
@@ -66,11 +68,16 @@ $(VLLM_STAMP): $(wildcard $(VLLM_TESTS)/requirements*.txt)
 	$(VLLM_PIP) --no-deps -r $(VLLM_TESTS)/requirements-alone.txt
 	touch $@
 
-test-vllm: $(STAMP) $(VLLM_STAMP)
-	SPECDEC_TEST_MODEL=$(SMOLLM) PYTHONPATH=.:python $(VLLM) -m pytest $(VLLM_TESTS) $(ARGS)
+$(METADATA): pyproject.toml $(STAMP) $(VLLM_STAMP)
+	rm -rf $@ && mkdir $@
+	$(BIN)/python -c "import sys; from setuptools import build_meta; \
+	  build_meta.prepare_metadata_for_build_wheel(sys.argv[1])" $@
 
-bench-vllm: $(STAMP) $(VLLM_STAMP)
-	PYTHONPATH=.:python $(VLLM) -m bench.vllm_throughput --model $(SMOLLM) $(ARGS)
+test-vllm: $(METADATA)
+	SPECDEC_TEST_MODEL=$(SMOLLM) PYTHONPATH=$(VLLM_PATH) $(VLLM) -m pytest $(VLLM_TESTS) $(ARGS)
+
+bench-vllm: $(METADATA)
+	PYTHONPATH=$(VLLM_PATH) $(VLLM) -m bench.vllm_throughput --model $(SMOLLM) $(ARGS)
 
 # Random calls of every op on the CPU kernels, and the tests of specdec_host, built with
 # AddressSanitizer and UndefinedBehaviorSanitizer. A call that fails prints how to repeat it: SEED=... ONLY=...
