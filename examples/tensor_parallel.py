@@ -54,7 +54,8 @@ def main():
         text = torch.cat([text, verdict.tokens[:, : int((verdict.tokens >= 0).sum())]], 1)
         rounds += 1
     columns = logits.shape[-1]
-    print(f"rank {dist.get_rank()}: {columns} columns, {rounds} rounds: {text[0].tolist()}")
+    line = f"rank {dist.get_rank()}: {columns} columns, {rounds} rounds: {text[0].tolist()}\n"
+    print(line, end="")  # in one piece: torchrun does not buffer what the ranks print
     dist.destroy_process_group()
 
 
