@@ -36,6 +36,8 @@ class Collectives:
         The first exchanges are on the CPU if the backend of the group can, so that a rank whose
         argument is on no device of the group takes part in them; `use_device` comes after them.
         """
+        self.rank = dist.get_rank(group)
+        require(self.rank >= 0, "group must contain this rank")
         config = dist.get_backend_config(group)  # such as "cpu:gloo,cuda:nccl"
         self._device_types = [pair.split(":")[0] for pair in config.split(",")]
         first = "cpu" if "cpu" in self._device_types else self._device_types[0]
@@ -44,10 +46,9 @@ class Collectives:
             self.device = like.device
         device = self.device
         self.size = dist.get_world_size(group)
-        self.rank = dist.get_rank(group)
         self._error: Exception | None = None
         self._failed = torch.zeros((), dtype=torch.bool, device=device)
-        self._differs: list[tuple[Tensor, str]] = []
+        self._differs: list[tuple[Tensor, Tensor, str]] = []
         self._exchanged = self._to_skip = 0
         self._broken = False  # an exchange itself raised
 
@@ -97,17 +98,24 @@ class Collectives:
         return rows[:, :-1].view(self.size, *shape)
 
     def require_equal(self, gathered: Tensor, what: str) -> None:
-        """Marks all ranks as failed unless the ranks, dimension 0, agree. No host waits for it."""
-        self._differs.append(((gathered != gathered[:1]).any(), what))
+        """Marks all ranks as failed unless the ranks, dimension 0 of [ranks, B], agree.
+
+        No host waits for it.
+        """
+        self._differs.append(((gathered != gathered[:1]).any(), gathered, what))
 
     def raise_failures(self) -> None:
         """Raises on every rank if any failed before its last exchange.
 
         The host waits for the device here.
         """
-        for differs, what in self._differs:
+        for differs, gathered, what in self._differs:
             if not bool(self._failed) and bool(differs):
-                raise RuntimeError(f"{what} must be equal on all ranks, got different ones")
+                first = int((gathered != gathered[:1]).any(0).nonzero()[0, 0])
+                raise RuntimeError(
+                    f"{what} must be equal on all ranks, got {gathered[:, first].tolist()} on them "
+                    f"for sequence {first}"
+                )
         if not bool(self._failed):
             if self._error is not None:
                 raise self._error

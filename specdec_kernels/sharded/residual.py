@@ -102,8 +102,9 @@ def draw(
     valid_row = torch.ones_like(d.from_residual)
     if gamma:
         valid_row = take(tables.valid, d.num_accepted.clamp(max=gamma - 1))
-    each = collectives.gather(masses, b, 3)[starts.argsort()]
+    each = collectives.gather(masses, b, 3)
     collectives.require_equal(each[..., 2], "the number of accepted drafts")
+    each = each[starts.argsort()]
     total = each[..., :2].sum(0)
     use_residual = total[:, 0] > 0
     faults = torch.where(valid_row, Status.EMPTY_RESIDUAL, Status.DRAFT_INVALID)
@@ -114,7 +115,8 @@ def draw(
     mass = take(total, column)
     goal = (draw_uniforms(a, d.num_accepted) * mass.double()).long()
     goal = torch.minimum(goal, mass - 1)
-    before = of_rank[starts.sort().values < shard.start].sum(0)
+    # A boolean index would make the host wait for the device.
+    before = (of_rank * (starts.sort().values < shard.start)[:, None]).sum(0)
 
     def found() -> Tensor:
         """[B, 2]: the token and the bits of its log-weight, 0 where another rank finds it."""

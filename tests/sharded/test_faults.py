@@ -12,9 +12,11 @@ from support.sharded import (
     leave_on_rank,
     sharded_provider,
     verify_on_rank,
+    verify_outside,
     verify_with_all_changed,
     verify_with_changes,
     wait_on_rank,
+    waits_of_host,
 )
 
 from specdec_kernels import Status
@@ -208,6 +210,18 @@ def test_a_rank_that_dies_or_never_calls_raises_on_the_others_in_time(tmp_path, 
         assert answer[2] < timeout + 3
     assert time.monotonic() - begin < 4 * timeout
     mortal.close()
+
+
+def test_a_rank_outside_of_the_group_is_told_so(ranks):
+    ((done, answer),) = ranks.answers(1, verify_outside, chain_case(2, 2, 9).args())
+    assert not done
+    assert answer[1] == "group must contain this rank"
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_the_host_does_not_wait_for_the_device_between_the_exchanges(ranks, rule):
+    args = chain_case(2, 2, 30, rule=rule, filters="scalar").args()
+    assert ranks.run(2, waits_of_host, args) == [[], []]
 
 
 def test_without_a_group_it_says_what_to_call():

@@ -1,5 +1,7 @@
 """Wrong implementations that the comparison with the unsharded op must reject."""
 
+import re
+
 import pytest
 from support.providers import assert_outputs_close, provider
 from support.sharded import sharded_provider, verify_wrongly
@@ -40,3 +42,4 @@ def test_ranks_that_decide_differently_raise_on_all(ranks):
     for done, answer in ranks.answers(3, verify_wrongly, args, "probabilities of each shard alone"):
         assert not done
         assert answer[1].startswith("the number of accepted drafts must be equal on all ranks")
+        assert re.search(r"got \[\d, \d, \d\] on them for sequence \d+$", answer[1])

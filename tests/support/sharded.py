@@ -10,6 +10,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from specdec_kernels import SampledDraft, SparseDraft
 from specdec_kernels.arguments.chain import ChainArguments
@@ -80,6 +81,39 @@ def verify_with_all_changed(group, args, changes):
 def verify_with_changes(group, args, rank, changes):
     """`verify_on_rank`; one rank changes some of the arguments."""
     return verify_on_rank(group, args, **(changes if dist.get_rank(group) == rank else {}))
+
+
+def verify_outside(_group, args):
+    """`verify_on_rank` with a group that does not contain this rank."""
+    return verify_on_rank(dist.GroupMember.NON_GROUP_MEMBER, args, [0])
+
+
+class _Waits(TorchDispatchMode):
+    """Collects operations whose result the host needs before it can go on."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function.overloadpacket.__name__
+        by_mask = name == "index" and any(i is not None and i.dtype == torch.bool for i in args[1])
+        if by_mask or name in ("nonzero", "_local_scalar_dense", "masked_select"):
+            self.seen.append(name)
+        return function(*args, **(kwargs or {}))
+
+
+def waits_of_host(group, args):
+    """The operations between the first and the last exchange for which the host would wait."""
+    waits, decide = _Waits(), verify_chain._decide
+
+    def watched(*given):
+        with waits:
+            return decide(*given)
+
+    with mock.patch.object(verify_chain, "_decide", watched):
+        verify_on_rank(group, args)
+    return waits.seen
 
 
 # Where a function is looked up, so that a test can replace it.
