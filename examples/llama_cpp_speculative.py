@@ -13,7 +13,7 @@ import argparse
 from typing import Any
 
 import numpy as np
-from specdec_host import SuffixAutomaton, verify_chain
+from specdec_host import Status, SuffixAutomaton, verify_chain
 
 
 def generate(
@@ -44,8 +44,10 @@ def generate(
             positions=np.array([len(tokens)]),
             eos_token_ids=np.array([llm.token_eos()]),
         )
-        if verdict.status.any():
-            raise ValueError(f"a row of the model holds no distribution: status {verdict.status}")
+        # A draft out of range counts as none, and its status says so.
+        status = Status(int(verdict.status[0]))
+        if status & (Status.TARGET_INVALID | Status.BAD_PARAMETER):
+            raise ValueError(f"the model or an argument gives no distribution: {status!r}")
         emitted = verdict.tokens[0][verdict.tokens[0] >= 0]
         text.append(emitted)
         tokens += emitted.tolist()

@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
-from specdec_host import sample, verify_chain
+from specdec_host import Status, sample, verify_chain
 
 
 def tiny_model(noise: float = 0.0, vocab: int = 64, width: int = 32) -> bytes:
@@ -84,8 +84,10 @@ def generate(
             seeds=np.array([seed]),
             positions=np.array([len(tokens)]),
         )
-        if verdict.status.any():
-            raise ValueError(f"a row of the target holds no distribution: status {verdict.status}")
+        # A draft out of range counts as none, and its status says so.
+        status = Status(int(verdict.status[0]))
+        if status & (Status.TARGET_INVALID | Status.BAD_PARAMETER):
+            raise ValueError(f"the target or an argument gives no distribution: {status!r}")
         tokens += [int(t) for t in verdict.tokens[0] if t >= 0]
         calls += 1
     return tokens, calls

@@ -230,6 +230,8 @@ class Unreadable:
 
 WRONG = [
     (dict(target=[[0.0]]), TypeError, "target must be an array, got [[0.0]]"),
+    (dict(temperature=b"1"), TypeError, "temperature must be a number or an array, got b'1'"),
+    (dict(seeds=bytearray(b"8")), TypeError, "seeds must be an array, got bytearray(b'8')"),
     (dict(target=OnAnotherDevice()), RuntimeError,
      "target must be in memory of the CPU, got DLPack device type 2"),
     (dict(target=Unreadable()), RuntimeError,

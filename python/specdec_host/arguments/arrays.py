@@ -21,7 +21,7 @@ _READABLE = (1, 3, 11, 13)
 
 
 class SupportsDLPack(Protocol):
-    """An array of another library, such as a torch tensor or an OrtValue."""
+    """An array of another library, such as a torch tensor."""
 
     def __dlpack__(self) -> Any: ...
     def __dlpack_device__(self) -> tuple[Any, Any]: ...
@@ -43,6 +43,8 @@ def array_of(value: object, name: str) -> NDArray[Any] | None:
         array: NDArray[Any] = value
     elif hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__"):
         array = _from_dlpack(value, name)
+    elif isinstance(value, (bytes, bytearray)):  # text, and never numbers
+        return None
     else:
         try:
             array = np.asarray(memoryview(value))  # type: ignore[arg-type]
