@@ -1,7 +1,7 @@
 """What takes the place of the sampling of vLLM's V1 runner.
 
 A *step* of vLLM runs the model once for a batch of requests, and samples for all of them. Each
-function here takes the original, which serves what is left to vLLM, and returns the replacement.
+function here takes the original, which serves what the plug-in does not, and returns a replacement.
 """
 
 from __future__ import annotations
