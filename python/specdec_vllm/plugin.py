@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import logging
-
 from specdec_vllm import runner_v1, runner_v2, vllm_interface
+from specdec_vllm.messages import log
 from specdec_vllm.settings import Settings
-
-_log = logging.getLogger("vllm.plugins.specdec_vllm")
 
 
 def register() -> None:
@@ -24,10 +21,10 @@ def register() -> None:
     if not settings.enabled:
         return
     if reason := vllm_interface.unsupported():
-        _log.warning("specdec_vllm leaves vLLM as it is: %s", reason)
+        log.warning("specdec_vllm leaves vLLM as it is: %s", reason)
         return
     install(settings)
-    _log.info("specdec_vllm verifies drafts; rule: %s", settings.rule or "as configured")
+    log.info("specdec_vllm verifies drafts; rule: %s", settings.rule or "as configured")
 
 
 def install(settings: Settings) -> None:

@@ -6,16 +6,14 @@ function here takes the original, which serves what the plug-in does not, and re
 
 from __future__ import annotations
 
-import functools
-import logging
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from specdec_kernels import Rule, draft_positions, sample
+from specdec_kernels import Rule
 from specdec_vllm import vllm_interface
+from specdec_vllm.drafting_v1 import DraftNoise, sample_from_logits
 from specdec_vllm.parameters import Parameters, filtered, min_p_first
 from specdec_vllm.settings import Settings
 from specdec_vllm.tensors import (
@@ -26,10 +24,15 @@ from specdec_vllm.tensors import (
     with_bonus_rows,
 )
 from specdec_vllm.verification import acceptance_of, rule_of, sample_rows, verify
-from specdec_vllm.vllm_interface import PARAMS, PROPOSER, REJECTION, RUNNER, SAMPLER, Make
-
-_log = logging.getLogger("vllm.plugins.specdec_vllm")
-_GREEDY_BELOW = 1e-5  # temperatures below it are 0 to vLLM
+from specdec_vllm.vllm_interface import (
+    GREEDY_BELOW,
+    PARAMS,
+    PROPOSER,
+    REJECTION,
+    RUNNER,
+    SAMPLER,
+    Make,
+)
 
 
 class Step(NamedTuple):
@@ -39,22 +42,6 @@ class Step(NamedTuple):
     seeds: Tensor
     positions: Tensor
     min_p: Tensor | None
-
-
-@dataclass
-class DraftNoise:
-    """What the next drafts of a batch are drawn with.
-
-    rule: that verifies them.
-    seeds: [B] int64.
-    positions: [B] int64, the absolute index of the first draft.
-    drawn: drafts of each request so far.
-    """
-
-    rule: Rule
-    seeds: Tensor
-    positions: Tensor
-    drawn: int = 0
 
 
 def _init(original: Any, settings: Settings) -> Any:
@@ -133,7 +120,7 @@ def _parameters(
             sampling.generators, number, rows.device, of_requests=False, source=source
         )
     if temperature is not None:
-        temperature = torch.where(temperature < _GREEDY_BELOW, 0.0, temperature)
+        temperature = torch.where(temperature < GREEDY_BELOW, 0.0, temperature)
     return Parameters(
         0.0 if sampling.all_greedy or temperature is None else temperature,
         0 if top_k is None else torch.where(top_k >= rows.shape[-1], 0, top_k),
@@ -273,44 +260,6 @@ def _sample(original: Any, settings: Settings) -> Any:
     return sample
 
 
-def _sample_from_logits(original: Any, settings: Settings) -> Any:
-    """Drafts with probabilities, drawn with the seeds of their requests."""
-
-    def _sample_from_logits(self: Any, logits: Tensor, sampling_metadata: Any) -> Any:
-        noise = getattr(self, "specdec_noise", None)
-        greedy = sampling_metadata.all_greedy or not self._enable_probabilistic_draft_probs
-        if greedy or noise is None:
-            return original(self, logits, sampling_metadata)
-        # Parallel drafting passes the rows of all drafts of a request, one request after another.
-        drafts, rest = divmod(len(logits), len(noise.seeds))
-        if rest or not drafts:
-            _warn_once(
-                "specdec_vllm: drafts come from vLLM's own noise: their number must be a multiple "
-                f"of {len(noise.seeds)} requests, got {len(logits)}"
-            )
-            return original(self, logits, sampling_metadata)
-        temperature = sampling_metadata.temperature.repeat_interleave(drafts)
-        sampled = temperature >= _GREEDY_BELOW
-        logits = logits.float() / torch.where(sampled, temperature, 1.0)[:, None]
-        first, noise.drawn = noise.drawn, noise.drawn + drafts
-        positions = draft_positions(noise.positions, noise.drawn, rule=noise.rule)[:, first:]
-        tokens = sample(
-            logits,
-            temperature=sampled.float(),
-            seeds=noise.seeds.repeat_interleave(drafts),
-            positions=positions.flatten(),
-            noise="shared" if noise.rule == "match" else "draft",
-        ).tokens
-        return tokens.clamp_min(0), logits.softmax(-1)
-
-    return _sample_from_logits
-
-
-@functools.cache
-def _warn_once(message: str) -> None:
-    _log.warning(message)
-
-
 def _validate_spec_decode(original: Any, settings: Settings) -> Any:
     """vLLM refuses min_p with drafts, which the ops serve. It still refuses a bias on logits."""
 
@@ -331,5 +280,5 @@ REPLACEMENTS: dict[tuple[str, str], Make] = {
 }
 LATE: dict[tuple[str, str], Make] = {
     (RUNNER, "GPUModelRunner._sample"): _runner_sample,
-    (PROPOSER, "SpecDecodeBaseProposer._sample_from_logits"): _sample_from_logits,
+    (PROPOSER, "SpecDecodeBaseProposer._sample_from_logits"): sample_from_logits,
 }

@@ -9,17 +9,15 @@ names it and its faults.
 
 from __future__ import annotations
 
-import logging
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from specdec_kernels import Rule, SampledDraft, Status, sample, verify_chain
+from specdec_vllm.messages import log
 from specdec_vllm.parameters import Parameters
 from specdec_vllm.settings import Settings
-
-_log = logging.getLogger("vllm.plugins.specdec_vllm")
 
 
 class Acceptance(NamedTuple):
@@ -96,7 +94,7 @@ def _never_missing(tokens: Tensor, status: Tensor, rows: Tensor, index: Tensor |
     if missing.device.type == "cpu":  # elsewhere the host would have to wait for the device
         if not bool(missing.any()):
             return tokens
-        _log.warning(
+        log.warning(
             "specdec_vllm: requests of the batch that get the largest finite logit, by index: %s",
             ", ".join(f"{i} ({_names(int(status[i]))})" for i in missing.nonzero()[:, 0].tolist()),
         )

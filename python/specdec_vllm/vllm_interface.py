@@ -1,6 +1,6 @@
 """All that the plug-in names of vLLM: versions, modules, functions and their arguments.
 
-runner_v1.py and runner_v2.py hold what takes the place of these functions.
+runner_v1.py, drafting_v1.py and runner_v2.py hold what takes the place of these functions.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from specdec_vllm.settings import Settings
 
 # Versions whose functions have been compared with what is replaced and called here.
 SUPPORTED = ("0.32",)
+GREEDY_BELOW = 1e-5  # temperatures below it are 0 to vLLM
 SAMPLER = "vllm.v1.sample.sampler"
 REJECTION = "vllm.v1.sample.rejection_sampler"
 PARAMS = "vllm.sampling_params"

@@ -6,9 +6,6 @@ import pytest
 import torch
 from specdec_vllm import Settings, runner_v1, vllm_interface
 
-from specdec_kernels import draft_positions, sample
-
-V = 17
 NAMES = ["a", "b", "c"]
 
 
@@ -105,88 +102,3 @@ def test_workers_of_one_engine_draw_the_same_seeds(monkeypatch):
     assert seeds(0, engine_seed=3).equal(seeds(1, engine_seed=3))
     assert not seeds(0, engine_seed=3).equal(seeds(0, engine_seed=4))
     assert not seeds(0, engine_seed=None).equal(seeds(1, engine_seed=None))
-
-
-SAMPLE_FROM_LOGITS = runner_v1.LATE[
-    vllm_interface.PROPOSER, "SpecDecodeBaseProposer._sample_from_logits"
-](lambda *_: "vLLM's", Settings())
-
-
-def draw(rule, rows, number=1, *, probabilistic=True, temperature=None):
-    """(tokens, probabilities) of the last of `number` drafts of the requests `rows`."""
-    logits = 2 * torch.randn(40, V, generator=torch.Generator().manual_seed(1))
-    rows = torch.as_tensor(rows)
-    temperature = torch.linspace(0.5, 1.5, 40) if temperature is None else temperature
-    noise = runner_v1.DraftNoise(rule, rows + 3, 10 * rows)
-    owner = SimpleNamespace(_enable_probabilistic_draft_probs=probabilistic, specdec_noise=noise)
-    given = SimpleNamespace(all_greedy=False, temperature=temperature[rows])
-    for _ in range(number):
-        drawn = SAMPLE_FROM_LOGITS(owner, logits[rows].clone(), given)
-    return drawn, logits[rows] / temperature[rows, None]
-
-
-@pytest.mark.parametrize(
-    ("rule", "noise"), [("token", "draft"), ("block", "draft"), ("match", "shared")]
-)
-def test_drafts_take_the_noise_that_the_rule_needs(rule, noise):
-    rows = torch.arange(40)
-    (tokens, probs), logits = draw(rule, rows, number=2)
-    positions = draft_positions(10 * rows, 2, rule=rule)[:, 1]
-    expected = sample(logits, seeds=rows + 3, positions=positions, noise=noise).tokens
-    assert tokens.equal(expected)
-    torch.testing.assert_close(probs, logits.softmax(-1))
-
-
-@pytest.mark.parametrize("rule", ["token", "block", "match"])
-def test_drafts_that_come_at_once_are_those_that_come_one_after_another(rule):
-    """Parallel drafting: the rows of each request's drafts follow each other."""
-    rows, temperature = torch.arange(20), torch.linspace(0.5, 1.5, 20)
-    logits = 2 * torch.randn(20, 3, V, generator=torch.Generator().manual_seed(1))
-
-    def drawn(steps):
-        owner = SimpleNamespace(
-            _enable_probabilistic_draft_probs=True,
-            specdec_noise=runner_v1.DraftNoise(rule, rows + 3, 10 * rows),
-        )
-        given = SimpleNamespace(all_greedy=False, temperature=temperature)
-        parts = [SAMPLE_FROM_LOGITS(owner, step.flatten(0, 1), given) for step in steps]
-        tokens = torch.cat([tokens.view(20, -1) for tokens, _ in parts], dim=1)
-        return tokens, torch.cat([probs.view(20, -1, V) for _, probs in parts], dim=1)
-
-    one_by_one, probs = drawn(logits.split(1, dim=1))
-    at_once, probs_at_once = drawn([logits])
-    assert at_once.equal(one_by_one)
-    torch.testing.assert_close(probs_at_once, probs)
-    assert drawn(logits.split([1, 2], dim=1))[0].equal(one_by_one)
-
-
-def test_drafts_of_no_whole_number_a_request_remain_those_of_vllm_with_one_warning(logged):
-    noise = runner_v1.DraftNoise("token", torch.arange(4), torch.arange(4))
-    owner = SimpleNamespace(_enable_probabilistic_draft_probs=True, specdec_noise=noise)
-    given = SimpleNamespace(all_greedy=False, temperature=torch.ones(4))
-    runner_v1._warn_once.cache_clear()
-    for _ in range(2):
-        assert SAMPLE_FROM_LOGITS(owner, torch.zeros(6, V), given) == "vLLM's"
-    assert logged == [
-        "specdec_vllm: drafts come from vLLM's own noise: their number must be a multiple of 4 "
-        "requests, got 6"
-    ]
-
-
-def test_drafts_do_not_depend_on_the_batch():
-    (together, _), _ = draw("token", range(40))
-    (others, _), _ = draw("token", [30, 4, 17])
-    assert others.tolist() == together[[30, 4, 17]].tolist()
-
-
-def test_greedy_requests_of_a_batch_draft_their_argmax():
-    temperature = torch.zeros(40)
-    temperature[::2] = 1.0
-    rows = torch.arange(40)
-    (tokens, probs), _ = draw("token", rows, temperature=temperature)
-    assert tokens[1::2].equal(probs[1::2].argmax(-1))
-    assert not tokens[::2].equal(probs[::2].argmax(-1))
-
-
-def test_drafts_without_probabilities_remain_those_of_vllm():
-    assert draw("token", range(40), probabilistic=False)[0] == "vLLM's"
