@@ -16,26 +16,30 @@ import torch
 from torch import Tensor
 
 from specdec_kernels.arguments import conversion
-from specdec_kernels.arguments.checks import check_ids, require, shape
+from specdec_kernels.arguments.checks import (
+    check_ids,
+    check_same_device,
+    dtype_name,
+    require,
+    shape,
+)
 from specdec_kernels.arguments.conversion import Param
+from specdec_kernels.arguments.memory import check_not_expanded
 from specdec_kernels.compat.noise import seeds_and_positions
 from specdec_kernels.compat.sampling import (
     Samples,
     Seed,
-    chosen_rows,
     is_joint,
-    joint_top_p,
     of_rows,
     readable,
     require_rows,
     sample_logits,
     sample_probs,
-    top_k_of_rows,
-    top_p_of_rows,
 )
 from specdec_kernels.ops.sample import sample
 from specdec_kernels.ops.verify_chain import verify_chain
 
+_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 _LARGEST = torch.finfo(torch.float32).max
 
 
@@ -51,7 +55,7 @@ def softmax(
         enable_pdl: without effect.
 
     Raises:
-        RuntimeError: logits are not two-dimensional.
+        RuntimeError: logits are not [R, V] with V of at least 1.
         ValueError: a tensor of temperatures is not [R].
 
     >>> softmax(torch.tensor([[0.0, 2.0]]), temperature=2.0)
@@ -89,8 +93,7 @@ def sampling_from_logits(
     >>> sampling_from_logits(torch.tensor([[0.0, 90.0, 0.0]]), seed=1, offset=0)
     tensor([1], dtype=torch.int32)
     """
-    rows = chosen_rows(logits, "logits", indices, check_nan)
-    return sample_logits(rows, indices, generator, seed, offset, 0, 1.0)
+    return sample_logits(logits, indices, generator, check_nan, seed, offset)
 
 
 def sampling_from_probs(
@@ -118,8 +121,7 @@ def sampling_from_probs(
     >>> sampling_from_probs(torch.tensor([[0.0, 1.0], [nan, nan]]), return_valid=True)
     (tensor([1, 0], dtype=torch.int32), tensor([ True, False]))
     """
-    rows = chosen_rows(probs, "probs", indices, check_nan)
-    return sample_probs(rows, indices, generator, seed, offset, return_valid)
+    return sample_probs(probs, indices, generator, check_nan, seed, offset, return_valid)
 
 
 def top_p_sampling_from_probs(
@@ -147,9 +149,9 @@ def top_p_sampling_from_probs(
     >>> top_p_sampling_from_probs(torch.tensor([[0.3, 0.6, 0.1]]), 0.5)
     tensor([1], dtype=torch.int32)
     """
-    rows = chosen_rows(probs, "probs", indices, check_nan)
-    top_p = top_p_of_rows(top_p, len(probs), indices)
-    return sample_probs(rows, indices, generator, seed, offset, return_valid, top_p=top_p)
+    return sample_probs(
+        probs, indices, generator, check_nan, seed, offset, return_valid, top_p=top_p
+    )
 
 
 def top_k_sampling_from_probs(
@@ -176,9 +178,9 @@ def top_k_sampling_from_probs(
     >>> top_k_sampling_from_probs(torch.tensor([[0.3, 0.6, 0.1]]), 1)
     tensor([1], dtype=torch.int32)
     """
-    rows = chosen_rows(probs, "probs", indices, check_nan)
-    top_k = top_k_of_rows(top_k, len(probs), indices)
-    return sample_probs(rows, indices, generator, seed, offset, return_valid, top_k=top_k)
+    return sample_probs(
+        probs, indices, generator, check_nan, seed, offset, return_valid, top_k=top_k
+    )
 
 
 def min_p_sampling_from_probs(
@@ -206,9 +208,9 @@ def min_p_sampling_from_probs(
     >>> min_p_sampling_from_probs(torch.tensor([[0.3, 0.6, 0.1]]), 0.9)
     tensor([1], dtype=torch.int32)
     """
-    rows = chosen_rows(probs, "probs", indices, check_nan)
-    min_p = of_rows(min_p, "min_p", len(probs), indices)
-    return sample_probs(rows, indices, generator, seed, offset, return_valid, min_p=min_p)
+    return sample_probs(
+        probs, indices, generator, check_nan, seed, offset, return_valid, min_p=min_p
+    )
 
 
 def top_k_top_p_sampling_from_logits(
@@ -231,12 +233,10 @@ def top_k_top_p_sampling_from_logits(
     >>> top_k_top_p_sampling_from_logits(torch.tensor([[0.0, 2.0, 1.0]]), 2, 0.5)
     tensor([1], dtype=torch.int32)
     """
-    rows = chosen_rows(logits, "logits", indices, check_nan)
-    top_k = top_k_of_rows(top_k, len(logits), indices)
-    top_p = top_p_of_rows(top_p, len(logits), indices)
-    if is_joint(filter_apply_order):
-        top_p = joint_top_p(rows.float().softmax(-1), top_k, top_p)
-    return sample_logits(rows, indices, generator, seed, offset, top_k, top_p)
+    joint = is_joint(filter_apply_order)
+    return sample_logits(
+        logits, indices, generator, check_nan, seed, offset, top_k=top_k, top_p=top_p, joint=joint
+    )
 
 
 def top_k_top_p_sampling_from_probs(
@@ -267,14 +267,11 @@ def top_k_top_p_sampling_from_probs(
     >>> top_k_top_p_sampling_from_probs(torch.tensor([[0.3, 0.6, 0.1]]), 2, 0.5)
     tensor([1], dtype=torch.int32)
     """
-    rows = chosen_rows(probs, "probs", indices, check_nan)
-    top_k = top_k_of_rows(top_k, len(probs), indices)
-    top_p = top_p_of_rows(top_p, len(probs), indices)
-    if is_joint(filter_apply_order):
-        top_p = joint_top_p(rows, top_k, top_p)
+    joint = is_joint(filter_apply_order)
     return sample_probs(
-        rows, indices, generator, seed, offset, return_valid, top_k=top_k, top_p=top_p
-    )
+        probs, indices, generator, check_nan, seed, offset, return_valid,
+        top_k=top_k, top_p=top_p, joint=joint,
+    )  # fmt: skip
 
 
 def chain_speculative_sampling(
@@ -305,7 +302,8 @@ def chain_speculative_sampling(
         drafts). The counts are int32 or the tensors given.
 
     Raises:
-        RuntimeError: a shape, dtype or device is wrong.
+        RuntimeError: a shape, dtype or device is wrong. Then no count is written.
+        TypeError: an argument is no tensor.
         ValueError: seed or offset has a wrong form.
 
     Source: Chen et al. 2023, arXiv 2302.01318.
@@ -328,6 +326,11 @@ def chain_speculative_sampling(
     ):
         require(t.shape == sizes, f"{name} must be {list(sizes)}, got {shape(t)}")
     check_ids("draft_token_ids", draft_token_ids)
+    for name, count in (
+        ("maybe_output_accepted_token_num", maybe_output_accepted_token_num),
+        ("maybe_output_emitted_draft_token_num", maybe_output_emitted_draft_token_num),
+    ):
+        _check_count(count, name, b, target_probs.device)
     ids, target, draft = draft_token_ids, readable(target_probs), readable(draft_probs)
     seeds, positions = seeds_and_positions(b, target.device, generator, seed, offset)
     positions = positions + 1  # the sampling functions use the first one, perhaps for these drafts
@@ -341,8 +344,8 @@ def chain_speculative_sampling(
     accepted = emitted + passed.sum(-1, dtype=torch.int32)
     return (
         verdict.tokens.int(),
-        _add(maybe_output_accepted_token_num, "maybe_output_accepted_token_num", accepted),
-        _add(maybe_output_emitted_draft_token_num, "maybe_output_emitted_draft_token_num", emitted),
+        _add(maybe_output_accepted_token_num, accepted),
+        _add(maybe_output_emitted_draft_token_num, emitted),
     )
 
 
@@ -363,8 +366,16 @@ def _pass_by_themselves(
     return (drawn.tokens.view(b, n) == 1) & (ids >= 0) & (ids < v)
 
 
-def _add(total: Tensor | None, name: str, count: Tensor) -> Tensor:
-    if total is None:
-        return count
-    require(total.shape == count.shape, f"{name} must be {shape(count)}, got {shape(total)}")
-    return total.add_(count)
+def _check_count(count: Tensor | None, name: str, batch: int, device: torch.device) -> None:
+    """What is written in place is validated before anything is written."""
+    if count is None:
+        return
+    conversion.require_tensor(count, name)
+    require(count.shape == (batch,), f"{name} must be [{batch}], got {shape(count)}")
+    require(count.dtype in _INTEGERS, f"{name} must hold integers, got {dtype_name(count.dtype)}")
+    check_same_device(name, count, device, "target_probs")
+    check_not_expanded(name, count)
+
+
+def _add(total: Tensor | None, count: Tensor) -> Tensor:
+    return count if total is None else total.add_(count)

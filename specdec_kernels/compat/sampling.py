@@ -26,12 +26,13 @@ def readable(rows: Tensor) -> Tensor:
 
 
 def require_rows(rows: Tensor, name: str) -> None:
-    """Raises unless the rows are a tensor [R, V]."""
+    """Raises unless the rows are a tensor [R, V] with a vocabulary."""
     conversion.require_tensor(rows, name)
     require(rows.dim() == 2, f"{name} must be [R, V], got {shape(rows)}")
+    require(rows.shape[1] >= 1, f"{name} must have a vocabulary, V >= 1, got {shape(rows)}")
 
 
-def chosen_rows(rows: Tensor, name: str, indices: Tensor | None, check_nan: bool) -> Tensor:
+def _chosen_rows(rows: Tensor, name: str, indices: Tensor | None, check_nan: bool) -> Tensor:
     """[B, V], the row of each output."""
     require_rows(rows, name)
     if check_nan and bool(rows.isnan().any()):
@@ -59,7 +60,7 @@ def _tensor_of_rows(value: Tensor, name: str, rows: int, indices: Tensor | None)
     return value if indices is None else value[indices]
 
 
-def top_p_of_rows(value: Param, rows: int, indices: Tensor | None) -> Param:
+def _top_p_of_rows(value: Param, rows: int, indices: Tensor | None) -> Param:
     """`top_p` within (0, 1]."""
     value = of_rows(value, "top_p", rows, indices)
     if isinstance(value, Tensor):
@@ -67,7 +68,7 @@ def top_p_of_rows(value: Param, rows: int, indices: Tensor | None) -> Param:
     return min(max(value, _TINY), 1.0)
 
 
-def top_k_of_rows(value: int | Tensor, rows: int, indices: Tensor | None) -> int | Tensor:
+def _top_k_of_rows(value: int | Tensor, rows: int, indices: Tensor | None) -> int | Tensor:
     """`top_k`, which the ops refuse or call a fault below 1."""
     if isinstance(value, Tensor):
         value = _tensor_of_rows(value, "top_k", rows, indices).long()
@@ -87,7 +88,7 @@ def is_joint(filter_apply_order: str) -> bool:
     return filter_apply_order == "joint"
 
 
-def joint_top_p(probs: Tensor, top_k: int | Tensor, top_p: Param) -> Tensor:
+def _joint_top_p(probs: Tensor, top_k: int | Tensor, top_p: Param) -> Tensor:
     """[B], the top_p that on the renormalised top k keeps what top_p keeps on the whole row."""
     probs = probs.double()
     v = probs.shape[-1]
@@ -97,39 +98,62 @@ def joint_top_p(probs: Tensor, top_k: int | Tensor, top_p: Param) -> Tensor:
     return (top_p * probs.sum(-1) / kept).float().clamp(_TINY, 1.0)
 
 
+def _top_k_top_p(
+    top_k: int | Tensor | None, top_p: Param | None, rows: int, indices: Tensor | None
+) -> tuple[int | Tensor, Param]:
+    return (
+        0 if top_k is None else _top_k_of_rows(top_k, rows, indices),
+        1.0 if top_p is None else _top_p_of_rows(top_p, rows, indices),
+    )
+
+
 def sample_logits(
-    rows: Tensor,
+    logits: Tensor,
     indices: Tensor | None,
     generator: torch.Generator | None,
+    check_nan: bool,
     seed: Seed,
     offset: Seed,
-    top_k: int | Tensor,
-    top_p: Param,
+    *,
+    top_k: int | Tensor | None = None,
+    top_p: Param | None = None,
+    joint: bool = False,
 ) -> Tensor:
-    """A token for each row of logits, by `sample`."""
+    """[B], a token for each output, by `sample`. A filter that is None keeps all tokens."""
+    rows = _chosen_rows(logits, "logits", indices, check_nan)
+    top_k, top_p = _top_k_top_p(top_k, top_p, len(logits), indices)
+    if joint:
+        top_p = _joint_top_p(rows.float().softmax(-1), top_k, top_p)
     seeds, positions = seeds_and_positions(len(rows), rows.device, generator, seed, offset)
     drawn = sample(rows, top_k=top_k, top_p=top_p, seeds=seeds, positions=positions)
     return _ids(drawn.tokens, indices)
 
 
 def sample_probs(
-    rows: Tensor,
+    probs: Tensor,
     indices: Tensor | None,
     generator: torch.Generator | None,
+    check_nan: bool,
     seed: Seed,
     offset: Seed,
     return_valid: bool,
     *,
-    top_k: int | Tensor = 0,
-    top_p: Param = 1.0,
+    top_k: int | Tensor | None = None,
+    top_p: Param | None = None,
     min_p: Param = 0.0,
+    joint: bool = False,
 ) -> Samples:
-    """The bonus token of a chain without drafts: `verify_chain` reads probabilities."""
+    """As `sample_logits`, from the bonus row of a chain: `verify_chain` reads probabilities."""
+    rows = _chosen_rows(probs, "probs", indices, check_nan)
+    top_k, top_p = _top_k_top_p(top_k, top_p, len(probs), indices)
+    if joint:
+        top_p = _joint_top_p(rows, top_k, top_p)
     seeds, positions = seeds_and_positions(len(rows), rows.device, generator, seed, offset)
     no_drafts = seeds.new_empty((len(rows), 0))
     verdict = verify_chain(
         rows[:, None], no_drafts, kind="probs", rule="token", top_k=top_k, top_p=top_p,
-        min_p=min_p, seeds=seeds, positions=positions, with_logprobs=False,
+        min_p=of_rows(min_p, "min_p", len(probs), indices), seeds=seeds, positions=positions,
+        with_logprobs=False,
     )  # fmt: skip
     tokens = verdict.tokens[:, 0]
     ids = _ids(tokens, indices)

@@ -292,6 +292,7 @@ CHAIN = dict(
     draft_probs=torch.full((1, 2, 5), 0.2), draft_token_ids=torch.zeros(1, 2, dtype=torch.int32),
     target_probs=torch.full((1, 3, 5), 0.2),
 )  # fmt: skip
+JOINT = dict(top_k=1, top_p=0.5, filter_apply_order="joint")
 ERRORS = [
     ("sampling_from_probs", dict(probs=P[0]), RuntimeError, r"probs must be \[R, V\], got \[5\]"),
     ("sampling_from_probs", dict(probs=P.tolist()), TypeError, "probs must be a tensor"),
@@ -328,6 +329,17 @@ ERRORS = [
      r"target_probs must be \[1, 3, 5\], got \[1, 2, 5\]"),
     ("chain_speculative_sampling", CHAIN | dict(maybe_output_accepted_token_num=ONE[None]),
      RuntimeError, r"maybe_output_accepted_token_num must be \[1\], got \[1, 1\]"),
+    ("chain_speculative_sampling", CHAIN | dict(maybe_output_emitted_draft_token_num=[0]),
+     TypeError, r"maybe_output_emitted_draft_token_num must be a tensor, got \[0\]"),
+    ("chain_speculative_sampling", CHAIN | dict(maybe_output_accepted_token_num=torch.zeros(1)),
+     RuntimeError, "maybe_output_accepted_token_num must hold integers, got float32"),
+    *((name, {rows: P[:, :0]} | others, RuntimeError,
+       rf"{rows} must have a vocabulary, V >= 1, got \[2, 0\]") for name, rows, others in (
+        ("softmax", "logits", {}), ("sampling_from_logits", "logits", {}),
+        ("sampling_from_probs", "probs", {}),
+        ("top_k_top_p_sampling_from_probs", "probs", JOINT),
+        ("top_k_top_p_sampling_from_logits", "logits", JOINT),
+    )),
 ]  # fmt: skip
 
 

@@ -91,3 +91,16 @@ def test_a_draft_counts_only_with_valid_probabilities(p, q):
     target = torch.tensor([[[0.0, 1.0], [p, 0.5], [1.0, 0.0]]])
     out = flashinfer.chain_speculative_sampling(draft, torch.zeros(1, 2).int(), target)
     assert [t.tolist() for t in out] == [[[1, -1, -1]], [int(p == q == 0.5)], [0]]
+
+
+@pytest.mark.parametrize("wrong", [torch.zeros(2, dtype=torch.int64), torch.zeros(1), [0]])
+def test_no_count_is_written_if_the_other_is_refused(wrong):
+    names = ("maybe_output_accepted_token_num", "maybe_output_emitted_draft_token_num")
+    rows, ids = [t[None] for t in (DRAFT, TARGET)], torch.zeros(1, 2, dtype=torch.int64)
+    for good, bad in (names, names[::-1]):
+        count = torch.full((1,), 7)
+        with pytest.raises((RuntimeError, TypeError), match=f"{bad} must"):
+            flashinfer.chain_speculative_sampling(
+                rows[0], ids, rows[1], **{good: count, bad: wrong}
+            )
+        assert count.tolist() == [7]
