@@ -6,8 +6,6 @@ the vocabulary that one *rank*, one process of a `torch.distributed` group, hold
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -16,20 +14,19 @@ from specdec_kernels.arguments import conversion
 from specdec_kernels.arguments.chain import ChainArguments
 from specdec_kernels.arguments.checks import require
 from specdec_kernels.arguments.conversion import Param
-from specdec_kernels.arguments.draft_forms import SampledDraft, SparseDraft, split_draft
-from specdec_kernels.arguments.rules import KINDS, RULES, Rule
+from specdec_kernels.arguments.draft_forms import SampledDraft, SparseDraft
+from specdec_kernels.arguments.rules import Rule
 from specdec_kernels.arguments.sample import SamplingArguments
 from specdec_kernels.ops.verify_chain import Verdict
 from specdec_kernels.sharded import decide, noise, residual
 from specdec_kernels.sharded.agreement import agree
+from specdec_kernels.sharded.arguments import arguments_of
 from specdec_kernels.sharded.collectives import Collectives
 from specdec_kernels.sharded.decide import Decision
 from specdec_kernels.sharded.distribution import RowStats, Shard, pack_maxima
 from specdec_kernels.sharded.draft import OneHotDraft, draft_on_shard, draft_temperature
 from specdec_kernels.sharded.match import choose
 from specdec_kernels.sharded.sequence import Parameters, Sequences, find_sequences, take
-
-SHARDED_RULES: tuple[Rule, ...] = ("token", "block", "greedy", "match")
 
 
 def verify_chain_sharded(
@@ -108,7 +105,7 @@ def verify_chain_sharded(
     collectives = Collectives(group, target_shard)
     a = None
     try:
-        a = _arguments(
+        a = arguments_of(
             target_shard, draft_token_ids, draft_shard, rule,
             SamplingArguments(*conversion.sampling(temperature, top_k, top_p, min_p)),
             seeds=seeds, positions=positions, target_indptr=target_indptr, uniforms=uniforms,
@@ -125,43 +122,6 @@ def verify_chain_sharded(
     shard, starts = agree(collectives, a, vocab_start, vocab_size)
     assert a is not None  # or `agree` has raised
     return _verify(collectives, a, shard, starts)
-
-
-def _arguments(
-    target: Tensor,
-    drafted: Tensor,
-    draft: Tensor | SampledDraft | SparseDraft | None,
-    rule: Rule,
-    sampling: SamplingArguments,
-    **others: Any,
-) -> ChainArguments:
-    """The arguments of this rank by name, validated as those of `verify_chain`."""
-    given = {name: others[name] for name in ("seeds", "positions")}
-    conversion.require_tensors(target_shard=target, draft_token_ids=drafted, **given)
-    optional = ("target_indptr", "uniforms", "eos_token_ids", "max_new_tokens")
-    conversion.require_tensors_or_none(**{name: others[name] for name in optional})
-    for name in ("with_logprobs", "with_accept_probs"):
-        conversion.require_flag(others[name], name)
-    require(
-        rule in SHARDED_RULES,
-        f"rule must be one of {', '.join(SHARDED_RULES)} over a sharded vocabulary, got {rule}",
-    )
-    rows, ids, logsumexp, threshold, temperatures, temperature = split_draft(draft)
-    a = ChainArguments(
-        target=target, draft_token_ids=drafted, draft=rows, draft_ids=ids, draft_columns=None,
-        draft_logsumexp=logsumexp, draft_threshold=threshold, draft_temperatures=temperatures,
-        draft_temperature=temperature, kind=KINDS.index("logits"), rule=RULES.index(rule),
-        lenience=1.0, typical_epsilon=0.0, typical_delta=0.0, synthetic_rates=None,
-        **sampling._asdict(), **others,
-    )  # fmt: skip
-    a.check()
-    if rows is not None and ids is None:
-        width = target.shape[-1]
-        require(
-            rows.shape[-1] == width,
-            f"draft_shard must have the W = {width} columns of target_shard, got {rows.shape[-1]}",
-        )
-    return a
 
 
 def _verify(collectives: Collectives, a: ChainArguments, shard: Shard, starts: Tensor) -> Verdict:

@@ -19,7 +19,7 @@ from support.sharded import (
     waits_of_host,
 )
 
-from specdec_kernels import Status
+from specdec_kernels import SampledDraft, SparseDraft, Status
 from specdec_kernels.sharded import SHARDED_RULES, verify_chain_sharded
 from specdec_kernels.testing.chain import chain_case
 
@@ -125,7 +125,28 @@ WRONG = [
     ({"with_logprobs": 1}, "TypeError: with_logprobs must be True or False, got 1"),
     ({"target_shard": [1.0]}, "TypeError: target_shard must be a tensor, got [1.0]"),
     ({"target_shard": None}, "TypeError: target_shard must be a tensor, got None"),
-    ({"target_shard": torch.zeros(2, 3, 10, device="meta")}, "on the device of target, meta"),
+    ({"target_shard": torch.zeros(2, 3, 10, device="meta")}, "on the device of target_shard, "),
+    (
+        {"target_shard": torch.zeros(2, 4, 10)},
+        "target_shard must be [B, gamma+1, W] = [2, 3, W], got [2, 4, 10]",
+    ),
+    (
+        {"draft_shard": torch.zeros(2, 1, 10)},
+        "draft_shard must be [B, gamma, W] = [2, 2, W], got [2, 1, 10]",
+    ),
+    (
+        {"draft_shard": SampledDraft(torch.zeros(2, 2, 10), None, None, 1.0)},
+        "TypeError: draft_shard logsumexp must be a tensor, got None",
+    ),
+    (
+        {"draft_shard": SparseDraft(torch.zeros(2, 2, 3).int(), torch.zeros(2, 2, 2))},
+        "draft_shard ids must have the shape of the draft_shard probabilities, [2, 2, 2], got",
+    ),
+    (
+        {"draft_shard": SampledDraft(torch.zeros(2, 2, 10).double(), *torch.zeros(2, 2, 2), 1.0)},
+        "draft_shard must be float32, bfloat16 or float16, got float64",
+    ),
+    ({"draft_shard": "draft"}, "TypeError: draft_shard must be None, a tensor, a SampledDraft"),
     ({"vocab_size": 0}, "vocab_size must be at least 1, got 0"),
     ({"vocab_size": 30.0}, "TypeError: vocab_size must be an integer, got 30.0"),
 ]

@@ -1,0 +1,68 @@
+"""The arguments of one rank and their validation, which is that of `verify_chain`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor
+
+from specdec_kernels.arguments import conversion
+from specdec_kernels.arguments.chain import ChainArguments
+from specdec_kernels.arguments.checks import require
+from specdec_kernels.arguments.draft_forms import SampledDraft, SparseDraft, split_draft
+from specdec_kernels.arguments.rules import KINDS, RULES, Rule
+from specdec_kernels.arguments.sample import SamplingArguments
+
+SHARDED_RULES: tuple[Rule, ...] = ("token", "block", "greedy", "match")
+
+
+def arguments_of(
+    target: Tensor,
+    drafted: Tensor,
+    draft: Tensor | SampledDraft | SparseDraft | None,
+    rule: Rule,
+    sampling: SamplingArguments,
+    **others: Any,
+) -> ChainArguments:
+    """The arguments of this rank by name, validated as those of `verify_chain`."""
+    given = {name: others[name] for name in ("seeds", "positions")}
+    conversion.require_tensors(target_shard=target, draft_token_ids=drafted, **given)
+    optional = ("target_indptr", "uniforms", "eos_token_ids", "max_new_tokens")
+    conversion.require_tensors_or_none(**{name: others[name] for name in optional})
+    for name in ("with_logprobs", "with_accept_probs"):
+        conversion.require_flag(others[name], name)
+    require(
+        rule in SHARDED_RULES,
+        f"rule must be one of {', '.join(SHARDED_RULES)} over a sharded vocabulary, got {rule}",
+    )
+    with _shards_named():
+        rows, ids, logsumexp, threshold, temperatures, temperature = split_draft(draft)
+        a = ChainArguments(
+            target=target, draft_token_ids=drafted, draft=rows, draft_ids=ids, draft_columns=None,
+            draft_logsumexp=logsumexp, draft_threshold=threshold, draft_temperatures=temperatures,
+            draft_temperature=temperature, kind=KINDS.index("logits"), rule=RULES.index(rule),
+            lenience=1.0, typical_epsilon=0.0, typical_delta=0.0, synthetic_rates=None,
+            **sampling._asdict(), **others,
+        )  # fmt: skip
+        a.check()
+    if rows is not None and ids is None:
+        width = target.shape[-1]
+        require(
+            rows.shape[-1] == width,
+            f"draft_shard must have the W = {width} columns of target_shard, got {rows.shape[-1]}",
+        )
+    return a
+
+
+@contextmanager
+def _shards_named() -> Iterator[None]:
+    """Errors of the validation of `verify_chain`, with the names of this function's arguments."""
+    try:
+        yield
+    except (RuntimeError, TypeError) as error:
+        rule, got, value = str(error).partition(", got ")
+        rule = re.sub(r"\b(target|draft)\b", r"\1_shard", rule)
+        raise type(error)(re.sub(r"\b[VD]\]", "W]", rule) + got + value) from error
