@@ -74,7 +74,10 @@ def generate(
     while (left := len(prompt) + new_tokens - len(tokens)) > 0:
         drafts = list(tokens)
         for _ in range(min(gamma, left - 1)):
-            drafts.append(drafter.next_token(drafts, temperature, seed))
+            token = drafter.next_token(drafts, temperature, seed)
+            if token < 0:  # the drafter's row holds no distribution
+                break
+            drafts.append(token)
         drafted = drafts[len(tokens) :]
         verdict = verify_chain(
             target.logits(drafts, len(drafted) + 1),

@@ -4,6 +4,7 @@ import importlib.util
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples/onnx_speculative.py"
@@ -54,6 +55,20 @@ def test_the_comparison_rejects_text_of_another_model_and_of_another_seed(exampl
     tokens, _ = example.generate(target, other, [1, 2, 3], 24, temperature=0.8)
     assert tokens != plain(other, [1, 2, 3], 24, 0.8, 0)
     assert tokens != plain(target, [1, 2, 3], 24, 0.8, 1)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_row_of_the_drafter_without_a_distribution_ends_the_draft(example, target, temperature):
+    class Faulty(example.Model):
+        def logits(self, tokens, rows):
+            assert min(tokens) >= 0
+            logits = super().logits(tokens, rows)
+            return logits * np.nan if len(tokens) % 3 == 0 else logits
+
+    drafter = Faulty(example.tiny_model())
+    tokens, calls = example.generate(target, drafter, [1, 2, 3], 24, temperature=temperature)
+    assert tokens == plain(target, [1, 2, 3], 24, temperature, 0)
+    assert calls == 9  # after the first token, three in a round
 
 
 def test_the_example_prints_its_texts(example, capsys, monkeypatch):
