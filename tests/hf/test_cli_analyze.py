@@ -149,7 +149,7 @@ def test_a_missing_matplotlib_is_told_before_a_model_is_loaded(monkeypatch, tmp_
         importlib.util, "find_spec", lambda name: None if name == "matplotlib" else found(name)
     )
     line = one_line_error("analyze", "--output", tmp_path / "pictures")
-    assert "--output needs matplotlib: pip install 'specdec-kernels[plot]'" in line
+    assert "--output needs matplotlib: pip install --no-build-isolation '.[plot]'" in line
     assert not (tmp_path / "pictures").exists()
 
 

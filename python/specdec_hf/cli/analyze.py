@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from specdec_hf.cli.load import Loaded
     from specdec_hf.drafters.drafter import Drafter
 
-PLOTTING = "specdec-kernels[plot]"
 DRAWS = 10_000  # of the ablation's experiment
 ABLATIONS = ("residual",)
 
@@ -157,7 +156,7 @@ def _check_figures(output: Path | None) -> None:
     if output is None:
         return
     if importlib.util.find_spec("matplotlib") is None:
-        fail(f"--output needs matplotlib: pip install '{PLOTTING}'")
+        fail("--output needs matplotlib: pip install --no-build-isolation '.[plot]'")
     check_folder("--output", output)
 
 
