@@ -56,6 +56,16 @@ std::vector<int64_t> contiguous_strides(const std::vector<int64_t>& sizes) {
   return strides;
 }
 
+bool aligned(const py::array& array) {
+  const auto whole = [&](py::ssize_t bytes) { return bytes % array.itemsize() == 0; };
+  if (!whole(reinterpret_cast<py::ssize_t>(array.data()))) return false;
+  for (py::ssize_t d = 0; d < array.ndim(); ++d) {
+    // The stride of a dimension of one element is never used and may be any number.
+    if (array.shape(d) > 1 && !whole(array.strides(d))) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 bool Tensor::is_contiguous() const {
@@ -93,20 +103,16 @@ std::string dtype_name(const Tensor& t) {
   return name_of(py::reinterpret_borrow<py::array>(static_cast<PyObject*>(t.array())).dtype());
 }
 
-Tensor tensor_of(const py::array& array) {
+Tensor tensor_of(const py::array& given) {
+  const ScalarType dtype = scalar_type_of(given.dtype());
+  const bool known = dtype != ScalarType::Other;  // the ops refuse an array of any other dtype
+  const py::array array = known && !aligned(given) ? py::array(given.attr("copy")()) : given;
   const auto dims = static_cast<size_t>(array.ndim());
-  const py::ssize_t bytes = array.itemsize();
-  std::vector<int64_t> sizes(array.shape(), array.shape() + dims), strides(dims);
-  bool aligned = bytes == 0 || reinterpret_cast<uintptr_t>(array.data()) % bytes == 0;
-  for (size_t d = 0; d < dims; ++d) {
-    // The stride of a dimension of one element is never used and may be any number.
-    const py::ssize_t stride = sizes[d] > 1 ? array.strides(static_cast<py::ssize_t>(d)) : bytes;
-    aligned &= bytes == 0 || stride % bytes == 0;
-    strides[d] = bytes == 0 ? 0 : stride / bytes;
+  std::vector<int64_t> sizes(array.shape(), array.shape() + dims), strides(dims, 1);
+  for (size_t d = 0; known && d < dims; ++d) {
+    if (sizes[d] > 1) strides[d] = array.strides(static_cast<py::ssize_t>(d)) / array.itemsize();
   }
-  if (!aligned) throw std::runtime_error("an array must be aligned to its elements");
   if (array.size() == 0) strides = contiguous_strides(sizes);  // NumPy's may be 0
-  const ScalarType dtype = scalar_type_of(array.dtype());
   std::shared_ptr<void> owner(py::array(array).release().ptr(),
                               [](void* p) { Py_DECREF(static_cast<PyObject*>(p)); });
   return Tensor(std::move(owner), const_cast<void*>(array.data()), dtype, std::move(sizes),

@@ -7,7 +7,7 @@
 
 namespace specdec {
 
-// Throws if the elements are not aligned.
+// Elements that are not aligned are copied.
 Tensor tensor_of(const pybind11::array& array);
 
 // An array of `dtype` over the memory of a DLPack capsule if this holds bfloat16, else None.

@@ -164,7 +164,7 @@ class Corpus:
 
 
 def _ids(name: str, given: Any, *, check_values: bool = True) -> NDArray[np.int32]:
-    """The ids as a contiguous array of int32."""
+    """The ids as a contiguous and aligned array of int32."""
     given = require_array(given, name)
     if given.ndim != 1:
         raise ValueError(f"{name} must be 1-D, got {given.ndim} dimensions")
@@ -176,4 +176,4 @@ def _ids(name: str, given: Any, *, check_values: bool = True) -> NDArray[np.int3
         for value in (given.min(), given.max()):
             if not 0 <= value < 2**31:
                 raise ValueError(f"{name} must hold ids in [0, 2^31), got {value}")
-    return np.ascontiguousarray(given, dtype=np.int32)
+    return np.require(given, np.int32, ["C", "A"])

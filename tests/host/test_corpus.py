@@ -150,3 +150,12 @@ def test_the_building_reports_its_progress_and_can_be_ended():
 def test_suffixes_of_another_length_are_named():
     with pytest.raises(ValueError, match=r"suffixes must be \[n\] = \[5\], got \[4\]"):
         Corpus(np.arange(5), np.arange(4, dtype=np.int32))
+
+
+def test_tokens_that_are_not_aligned_are_copied():
+    tokens = np.arange(9, dtype=np.int32)
+    unaligned = np.frombuffer(b"x" + tokens.tobytes(), np.int32, offset=1)
+    assert not unaligned.flags.aligned
+    corpus = Corpus(unaligned)
+    assert corpus.tokens.flags.aligned
+    assert corpus.tokens.tolist() == tokens.tolist()

@@ -118,6 +118,11 @@ class DLPackOnly:
         return self.x.__dlpack_device__()
 
 
+def between_bytes(shape, dtype):
+    """Zeros at strides that are no multiple of their size; NumPy counts complex ones as aligned."""
+    return np.zeros(shape, np.dtype([("before", "S4"), ("x", dtype)]))["x"]
+
+
 LAYOUTS = [spread, backwards, read_only, unaligned, memoryview, DLPackOnly]
 
 
@@ -228,6 +233,21 @@ class Unreadable:
         return (1, 0)
 
 
+class Broken(Unreadable):
+    """An object whose other library fails with an error of its own."""
+
+    def __init__(self, *, in_device=False):
+        self.in_device = in_device
+
+    def __dlpack__(self, **_):
+        raise AttributeError("it has no memory")
+
+    def __dlpack_device__(self):
+        if self.in_device:
+            raise AssertionError("it has no device")
+        return (1, 0)
+
+
 WRONG = [
     (dict(target=[[0.0]]), TypeError, "target must be an array, got [[0.0]]"),
     (dict(temperature=b"1"), TypeError, "temperature must be a number or an array, got b'1'"),
@@ -236,12 +256,18 @@ WRONG = [
      "target must be in memory of the CPU, got DLPack device type 2"),
     (dict(target=Unreadable()), RuntimeError,
      "target cannot be read through DLPack: it requires a gradient"),
+    (dict(draft=Broken()), RuntimeError, "draft cannot be read through DLPack: it has no memory"),
+    (dict(seeds=Broken(in_device=True)), RuntimeError,
+     "seeds cannot be read through DLPack: it has no device"),
     (dict(target=TARGET.astype(">f4")), RuntimeError,
      "target must be float32, bfloat16 or float16, got >f4"),
     (dict(target=np.ma.array(TARGET)), TypeError,
      "target must be an array without a mask, got MaskedArray"),
     (dict(target=TARGET.astype(np.complex64)), RuntimeError,
      "target must be float32, bfloat16 or float16, got complex64"),
+    (dict(target=between_bytes(TARGET.shape, "c8")), RuntimeError,
+     "target must be float32, bfloat16 or float16, got complex64"),
+    (dict(seeds=between_bytes(3, "S3")), RuntimeError, "seeds must be int64, got |S3"),
     (dict(target=np.zeros(3, "U1")), RuntimeError,
      "target must be [B, gamma+1, V] = [3, 5, V], got [3]"),
     (dict(seeds=3), TypeError, "seeds must be an array, got 3"),

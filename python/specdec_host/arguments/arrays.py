@@ -34,8 +34,6 @@ Param: TypeAlias = "float | Array"
 def array_of(value: object, name: str) -> NDArray[Any] | None:
     """The value as an array over the same memory; None if it is no array.
 
-    Elements that are not aligned are copied.
-
     Raises:
         RuntimeError: it is an array that the processor cannot read.
     """
@@ -54,27 +52,27 @@ def array_of(value: object, name: str) -> NDArray[Any] | None:
         raise TypeError(f"{name} must be an array without a mask, got {type(array).__name__}")
     if array.dtype.names == bfloat16.names and array.dtype.itemsize == 2:
         array = array.view(bfloat16)
-    return array if array.flags.aligned else array.copy()
+    return array
 
 
 def _from_dlpack(value: SupportsDLPack, name: str) -> NDArray[Any]:
-    device = int(value.__dlpack_device__()[0])
-    if device not in _READABLE:
-        raise RuntimeError(f"{name} must be in memory of the CPU, got DLPack device type {device}")
+    try:
+        device = int(value.__dlpack_device__()[0])
+        if device in _READABLE:
+            return _read_dlpack(value)
+    except Exception as error:  # whatever the other library raises
+        raise RuntimeError(f"{name} cannot be read through DLPack: {error}") from error
+    raise RuntimeError(f"{name} must be in memory of the CPU, got DLPack device type {device}")
+
+
+def _read_dlpack(value: SupportsDLPack) -> NDArray[Any]:
     try:
         return np.from_dlpack(value)  # type: ignore[arg-type]
-    except (BufferError, RuntimeError, TypeError, ValueError) as error:
-        array = _bfloat16(value)
-        if array is None:
-            raise RuntimeError(f"{name} cannot be read through DLPack: {error}") from error
-        return array
-
-
-def _bfloat16(value: SupportsDLPack) -> NDArray[Any] | None:
-    try:
-        return _library.bfloat16_from_dlpack(value.__dlpack__(), bfloat16)
     except (BufferError, RuntimeError, TypeError, ValueError):
-        return None
+        array = _library.bfloat16_from_dlpack(value.__dlpack__(), bfloat16)
+        if array is None:
+            raise
+        return array
 
 
 def require_array(value: object, name: str) -> NDArray[Any]:
