@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from specdec_hf.cache.check_model import ModelCheck, check_model
     from specdec_hf.cache.spec_cache import SpecCache
+    from specdec_hf.decode.batch_queue import BatchQueue, QueuedSequence
     from specdec_hf.decode.check_drafter import DrafterCheck, check_drafter
     from specdec_hf.decode.generate import SpeculativeDecoder, generate
     from specdec_hf.decode.output import SpecOutput
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from specdec_hf.trees.layouts import EagleTree, TreeSpec, TrieTree
 
 __all__ = [
+    "BatchQueue",
     "BenefitGuard",
     "Candidates",
     "Draft",
@@ -60,6 +62,7 @@ __all__ = [
     "NgramDrafter",
     "NgramTable",
     "PromptLookupDrafter",
+    "QueuedSequence",
     "RandomDrafter",
     "RemoteDrafter",
     "RestDrafter",
@@ -92,6 +95,7 @@ __all__ = [
 _MODULES = {
     "cache.check_model": ("ModelCheck", "check_model"),
     "cache.spec_cache": ("SpecCache",),
+    "decode.batch_queue": ("BatchQueue", "QueuedSequence"),
     "decode.output": ("SpecOutput",),
     "decode.statistics": ("SequenceStats", "SpecStats"),
     "decode.streaming": ("Step",),

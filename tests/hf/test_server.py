@@ -8,7 +8,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from specdec_hf import SpeculativeDecoder, generate
+from specdec_hf import QueuedSequence, SpeculativeDecoder, generate
+from specdec_hf.decode import batch_queue
 from support import cli_models, hf_models
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 from support.sources import ROOT
@@ -64,9 +65,11 @@ def application(monkeypatch):
     )
     app = module.make_app(MODEL, TOKENIZER, DRAFTER, batch_size=4)
     (decoder,) = made
-    decoder.jobs, decoder.job_class = [], module.Job
+    decoder.submitted = []
     monkeypatch.setattr(
-        module, "Job", lambda *a: decoder.jobs.append(decoder.job_class(*a)) or decoder.jobs[-1]
+        batch_queue,
+        "QueuedSequence",
+        lambda *a: decoder.submitted.append(QueuedSequence(*a)) or decoder.submitted[-1],
     )
     return app, decoder
 
@@ -135,7 +138,7 @@ def test_a_batch_of_waiting_requests_gives_each_the_text_that_it_has_alone(serve
         first = pool.submit(client.post, "/generate", json=body("first", max_new_tokens=2, seed=1))
         until(lambda: decoder.sizes == [1])
         others = [pool.submit(stream, client, body(text, **asked)) for text, asked in RAGGED]
-        until(lambda: len(decoder.jobs) == 5)  # four wait for the batch that is running
+        until(lambda: len(decoder.submitted) == 5)  # four wait for the batch that is running
         decoder.gate.set()
         answers = [other.result(SECONDS) for other in others]
     assert decoder.sizes == [1, 4]
@@ -159,8 +162,8 @@ def test_a_client_that_leaves_ends_its_sequence_alone(server, path, heard, monke
     client, decoder = server
     decoder.seconds = 0.01  # each step of a sequence
     if not heard:
-        ignored = property(lambda job: False, lambda job, value: None)
-        monkeypatch.setattr(decoder.job_class, "cancelled", ignored)
+        ignored = property(lambda s: False, lambda s, value: None)
+        monkeypatch.setattr(QueuedSequence, "cancelled", ignored)
     decoder.gate.clear()
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(client.post, "/generate", json=body("first", max_new_tokens=1, seed=1))
@@ -170,11 +173,11 @@ def test_a_client_that_leaves_ends_its_sequence_alone(server, path, heard, monke
         if path == "/generate":
             with pytest.raises(httpx.ReadTimeout):
                 client.post(path, json=leaves, timeout=0.2)
-            until(lambda: len(decoder.jobs) == 3)
+            until(lambda: len(decoder.submitted) == 3)
             decoder.gate.set()
         else:
             with client.stream("POST", path, json=leaves) as answer:
-                until(lambda: len(decoder.jobs) == 3)
+                until(lambda: len(decoder.submitted) == 3)
                 decoder.gate.set()
                 next(answer.iter_lines())
         decoder.seconds = 0.01 if heard else 0.0
@@ -193,8 +196,8 @@ def test_a_client_that_leaves_before_its_batch_begins_is_not_decoded(server):
         first = pool.submit(client.post, "/generate", json=body("first", max_new_tokens=2, seed=1))
         until(lambda: decoder.sizes == [1])
         with client.stream("POST", "/generate_stream", json=body("leaves", max_new_tokens=9)):
-            until(lambda: len(decoder.jobs) == 2)
-        until(lambda: decoder.jobs[1].cancelled)
+            until(lambda: len(decoder.submitted) == 2)
+        until(lambda: decoder.submitted[1].cancelled)
         decoder.gate.set()
         first.result(SECONDS)
     assert client.post("/generate", json=body("next", max_new_tokens=2)).status_code == 200
@@ -247,8 +250,8 @@ def test_without_a_seed_texts_differ_and_can_be_repeated(server):
         (body("abc", temperature=-1.0), "temperature"),
         (body("abc", top_p=0), "top_p"),
         (body("abc", seed=2**63), "seed"),
-        (body(""), "inputs must have 1 to 192 tokens, got 0"),
-        (body("a" * 200), "inputs must have 1 to 192 tokens, got 200"),
+        (body(""), "input_ids must have 1 to 192 tokens, got 0"),
+        (body("a" * 200), "input_ids must have 1 to 192 tokens, got 200"),
         ({"inputs": "abc", "stream": True}, "stream"),
     ],
 )

@@ -1,0 +1,160 @@
+"""Sequences that come one by one, as the requests of a server do, decoded in batches."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig
+
+from specdec_hf.arguments import check_integer, check_integers
+from specdec_hf.cache.protocol import context_length
+from specdec_hf.decode.generate import SpeculativeDecoder
+from specdec_hf.decode.streaming import Step
+from specdec_hf.hf_arguments.sampling import make_sampling, sequence_seeds
+
+
+@dataclass
+class QueuedSequence:
+    """A sequence of a `BatchQueue`; ``async for`` gives the `Step` of each of its rounds.
+
+    Attributes:
+        input_ids: its prompt.
+        max_new_tokens: most tokens that it gets.
+        sampling: its ``seed``, ``temperature``, ``top_k``, ``top_p`` and ``min_p``.
+        cancelled: set it, and the sequence leaves its batch after the round that runs; or, where it
+            still waits, is never decoded.
+    """
+
+    input_ids: tuple[int, ...]
+    max_new_tokens: int
+    sampling: dict[str, Any]
+    cancelled: bool = False
+    steps: asyncio.Queue[Step | Exception] = field(default_factory=asyncio.Queue)
+
+    async def __aiter__(self) -> AsyncIterator[Step]:
+        finished = ""
+        while not finished:
+            step = await self.steps.get()
+            if isinstance(step, Exception):
+                raise step
+            finished = step.finished
+            yield step
+
+
+class BatchQueue:
+    """Decodes in batches the sequences that are submitted one by one.
+
+    Those that wait when a batch ends are the next batch, in the order of their submission. Each has
+    its own length, sampling parameters and seed. The model runs in a thread, one batch at a time.
+
+    Args:
+        model: a causal language model.
+        decoder: rule "match" makes the text of a seed independent of the batch.
+        batch_size: most sequences of a batch.
+
+    Raises:
+        ValueError, TypeError: batch_size is not an integer of at least 1.
+
+    Example, in a coroutine:
+        async with BatchQueue(model, SpeculativeDecoder("prompt_lookup", rule="match")) as queue:
+            async for step in queue.submit([5, 6, 7], max_new_tokens=8, seed=1):
+                print(step.tokens)
+    """
+
+    def __init__(self, model: Any, decoder: SpeculativeDecoder, batch_size: int = 8) -> None:
+        self.model, self.decoder = model, decoder
+        self.batch_size = check_integer("batch_size", batch_size, 1)
+        self._waiting: asyncio.Queue[QueuedSequence] = asyncio.Queue()
+        self._batch: list[QueuedSequence] = []
+
+    async def __aenter__(self) -> BatchQueue:
+        self._task = asyncio.create_task(self._run())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._task.cancel()
+        for sequence in self._batch:  # so that the thread that decodes ends too
+            sequence.cancelled = True
+
+    def submit(
+        self,
+        input_ids: Sequence[int],
+        *,
+        max_new_tokens: int,
+        seed: int,
+        temperature: float = 1.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+    ) -> QueuedSequence:
+        """Let a sequence wait for its batch.
+
+        Args:
+            input_ids: the prompt, at least one token.
+            max_new_tokens: at least 1. With the prompt, at most what the model was made for.
+            seed, temperature, top_k, top_p, min_p: as in `generate` with ``do_sample=True``.
+                Temperature 0 is greedy.
+
+        Raises:
+            ValueError: an argument is out of range.
+            TypeError: an argument has a wrong type.
+        """
+        prompt = check_integers("input_ids", input_ids)
+        check_integer("max_new_tokens", max_new_tokens, 1)
+        length = context_length(self.model)
+        longest = None if length is None else length - max_new_tokens
+        if not prompt or (longest is not None and len(prompt) > longest):
+            rule = "at least 1 token" if longest is None else f"1 to {longest} tokens"
+            raise ValueError(f"input_ids must have {rule}, got {len(prompt)}")
+        sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+        # A batch would refuse the values of one of its sequences for all of them.
+        listed = {name: [value] for name, value in sampling.items()}
+        make_sampling(GenerationConfig(), listed, True, 1, torch.device("cpu"))
+        sequence_seeds([seed], 1)
+        sequence = QueuedSequence(prompt, max_new_tokens, {"seed": seed, **sampling})
+        self._waiting.put_nowait(sequence)
+        return sequence
+
+    async def _run(self) -> None:
+        while True:
+            self._batch.clear()
+            while not self._batch or (
+                len(self._batch) < self.batch_size and not self._waiting.empty()
+            ):
+                sequence = await self._waiting.get()
+                if not sequence.cancelled:
+                    self._batch.append(sequence)
+            try:
+                await asyncio.to_thread(self._decode, asyncio.get_running_loop())
+            except Exception as error:
+                for sequence in self._batch:
+                    sequence.steps.put_nowait(error)
+
+    def _decode(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Decode the batch, and give each sequence its steps."""
+        batch = self._batch
+        width = max(len(s.input_ids) for s in batch)
+        ids = torch.tensor([(0,) * (width - len(s.input_ids)) + s.input_ids for s in batch])
+        mask = torch.arange(width) >= torch.tensor([[width - len(s.input_ids)] for s in batch])
+
+        def ended(input_ids: Tensor, scores: Any) -> Tensor:
+            new = input_ids.shape[1] - width
+            ends = [s.cancelled or new >= s.max_new_tokens for s in batch]
+            return torch.tensor(ends, device=input_ids.device)
+
+        sampling = {name: [s.sampling[name] for s in batch] for name in batch[0].sampling}
+        for step in self.decoder.stream(
+            self.model,
+            ids.to(self.model.device),
+            attention_mask=mask.long().to(self.model.device),
+            max_new_tokens=max(s.max_new_tokens for s in batch),
+            do_sample=True,
+            stopping_criteria=[ended],
+            **sampling,
+        ):
+            loop.call_soon_threadsafe(batch[step.sequence].steps.put_nowait, step)

@@ -1,0 +1,115 @@
+"""Sequences of a `BatchQueue` have the text of their own call, and leave it one by one."""
+
+import asyncio
+
+import pytest
+import torch
+from specdec_hf import BatchQueue, SpeculativeDecoder, generate
+from support import hf_models
+from support.hf_models import one_thread  # noqa: F401  # autouse here
+
+MODEL = hf_models.build("llama")
+DRAFTER = hf_models.with_noise(MODEL, 0.02)
+PROMPTS = [
+    ([5, 6, 7, 5, 6], {"max_new_tokens": 9, "seed": 5}),
+    ([8], {"max_new_tokens": 3, "seed": 6, "temperature": 0.7, "top_k": 20, "min_p": 0.01}),
+    ([9, 4, 9], {"max_new_tokens": 12, "seed": 7, "temperature": 0.0, "top_p": 0.9}),
+]
+SECONDS = 30  # that anything here may take at most
+
+
+def alone(prompt, *, max_new_tokens, seed, **sampling):
+    settings = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0, **sampling}
+    out = generate(
+        MODEL, torch.tensor([prompt]), rule="match", seed=seed, max_new_tokens=max_new_tokens,
+        **settings,
+    )  # fmt: skip
+    return out[0, len(prompt) :].tolist()
+
+
+async def tokens_of(sequence):
+    return [token async for step in sequence for token in step.tokens]
+
+
+def run(coroutine):
+    return asyncio.run(asyncio.wait_for(coroutine, SECONDS))
+
+
+def queue_of(batch_size=8):
+    return BatchQueue(MODEL, SpeculativeDecoder(DRAFTER, rule="match"), batch_size)
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 8])
+def test_each_sequence_has_the_text_of_its_own_call(batch_size):
+    async def decode():
+        async with queue_of(batch_size) as queue:
+            waiting = [queue.submit(prompt, **given) for prompt, given in PROMPTS]
+            return [await tokens_of(sequence) for sequence in waiting]
+
+    texts = run(decode())
+    assert texts == [alone(prompt, **given) for prompt, given in PROMPTS]
+    # Negative control: with the noise of its neighbour a text is another one.
+    assert texts[0] != alone(PROMPTS[0][0], **PROMPTS[0][1] | {"seed": 6})
+
+
+def test_a_cancelled_sequence_ends_and_the_others_go_on():
+    async def decode():
+        async with queue_of() as queue:
+            leaves = queue.submit([4, 5], max_new_tokens=100, seed=1)
+            stays = queue.submit(PROMPTS[0][0], **PROMPTS[0][1])
+            never = queue.submit([4], max_new_tokens=5, seed=1)
+            never.cancelled = True
+            count = 0
+            async for step in leaves:
+                count += len(step.tokens)
+                leaves.cancelled = True
+            return count, await tokens_of(stays), never.steps.qsize()
+
+    count, stays, never = run(decode())
+    assert count < 100
+    assert stays == alone(PROMPTS[0][0], **PROMPTS[0][1])
+    assert never == 0
+
+
+def test_a_batch_that_fails_raises_for_its_sequences_and_the_next_is_decoded(monkeypatch):
+    def fail(*_, **__):
+        raise MemoryError("planted")
+
+    async def decode():
+        async with queue_of() as queue:
+            with monkeypatch.context() as patch:
+                patch.setattr(queue.decoder, "stream", fail)
+                failing = [queue.submit([4], max_new_tokens=2, seed=seed) for seed in range(2)]
+                for sequence in failing:
+                    with pytest.raises(MemoryError, match="planted"):
+                        await tokens_of(sequence)
+            return await tokens_of(queue.submit(PROMPTS[0][0], **PROMPTS[0][1]))
+
+    assert run(decode()) == alone(PROMPTS[0][0], **PROMPTS[0][1])
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        (dict(input_ids=[]), ValueError, "input_ids must have 1 to 254 tokens, got 0"),
+        (dict(input_ids=[4] * 255), ValueError, "input_ids must have 1 to 254 tokens, got 255"),
+        (dict(input_ids=["a"]), TypeError, "must be an integer, got 'a'"),
+        (dict(max_new_tokens=0), ValueError, "max_new_tokens must be at least 1, got 0"),
+        (dict(temperature=float("inf")), ValueError, "temperature must be finite and"),
+        (dict(top_p=0.0), ValueError, r"top_p must be in \(0, 1\], got 0.0"),
+        (dict(top_k=[3]), TypeError, r"top_k must be an integer >= 0, got \[3\]"),
+        (dict(seed=2**63), ValueError, r"seed must be in \[-2\*\*63, 2\*\*63\), got"),
+        (dict(seed=None), TypeError, "seed must be an int"),
+    ],
+)  # fmt: skip
+def test_a_wrong_argument_is_refused_before_it_waits(given, error, message):
+    good = dict(input_ids=[4], max_new_tokens=2, seed=1)
+    queue = queue_of()
+    with pytest.raises(error, match=message):
+        queue.submit(**good | given)
+    assert queue._waiting.empty()
+
+
+def test_a_wrong_batch_size_is_named():
+    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
+        queue_of(batch_size=0)
