@@ -14,15 +14,16 @@ from support import cli_models, hf_models
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 from support.sources import ROOT
 
+EXTRA = "needs the extra [server]"
 FILE = ROOT / "examples" / "server.py"
 
 pytestmark = [
     pytest.mark.skipif(not FILE.is_file(), reason="the examples are not here"),
+    pytest.mark.skipif(importlib.util.find_spec("fastapi") is None, reason=EXTRA),
     pytest.mark.slow,
 ]
-httpx = pytest.importorskip("httpx", reason="needs the extra [server]")
-uvicorn = pytest.importorskip("uvicorn", reason="needs the extra [server]")
-pytest.importorskip("fastapi", reason="needs the extra [server]")
+httpx = pytest.importorskip("httpx", reason=EXTRA)
+uvicorn = pytest.importorskip("uvicorn", reason=EXTRA)
 
 MODEL = hf_models.build("llama", vocab_size=cli_models.END + 1)
 DRAFTER = hf_models.with_noise(MODEL, 0.02)
