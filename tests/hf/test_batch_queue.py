@@ -88,6 +88,18 @@ def test_a_batch_that_fails_raises_for_its_sequences_and_the_next_is_decoded(mon
     assert run(decode()) == alone(PROMPTS[0][0], **PROMPTS[0][1])
 
 
+def test_sequences_that_wait_when_the_queue_ends_are_told_so():
+    async def decode():
+        async with queue_of(batch_size=1) as queue:
+            running, waiting = (queue.submit([4, 5], max_new_tokens=200, seed=s) for s in range(2))
+            running.cancelled = bool(await anext(aiter(running)))
+        for late in (lambda: tokens_of(waiting), lambda: queue.submit([4], **PROMPTS[0][1])):
+            with pytest.raises(RuntimeError, match="queue of the sequence must not have ended"):
+                await late()
+
+    run(decode())
+
+
 @pytest.mark.parametrize(
     ("given", "error", "message"),
     [

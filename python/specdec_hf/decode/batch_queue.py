@@ -17,6 +17,8 @@ from specdec_hf.decode.generate import SpeculativeDecoder
 from specdec_hf.decode.streaming import Step
 from specdec_hf.hf_arguments.sampling import make_sampling, sequence_seeds
 
+_ENDED = "the queue of the sequence must not have ended before its batch begins"
+
 
 @dataclass
 class QueuedSequence:
@@ -51,6 +53,8 @@ class BatchQueue:
 
     Those that wait when a batch ends are the next batch, in the order of their submission. Each has
     its own length, sampling parameters and seed. The model runs in a thread, one batch at a time.
+    When the queue ends, its batch ends after the round that runs, and sequences that still wait
+    raise RuntimeError.
 
     Args:
         model: a causal language model.
@@ -71,15 +75,19 @@ class BatchQueue:
         self.batch_size = check_integer("batch_size", batch_size, 1)
         self._waiting: asyncio.Queue[QueuedSequence] = asyncio.Queue()
         self._batch: list[QueuedSequence] = []
+        self._ended = False
 
     async def __aenter__(self) -> BatchQueue:
         self._task = asyncio.create_task(self._run())
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        self._ended = True
         self._task.cancel()
         for sequence in self._batch:  # so that the thread that decodes ends too
             sequence.cancelled = True
+        while not self._waiting.empty():
+            self._waiting.get_nowait().steps.put_nowait(RuntimeError(_ENDED))
 
     def submit(
         self,
@@ -103,7 +111,10 @@ class BatchQueue:
         Raises:
             ValueError: an argument is out of range.
             TypeError: an argument has a wrong type.
+            RuntimeError: the queue has ended.
         """
+        if self._ended:
+            raise RuntimeError(_ENDED)
         prompt = check_integers("input_ids", input_ids)
         check_integer("max_new_tokens", max_new_tokens, 1)
         length = context_length(self.model)
