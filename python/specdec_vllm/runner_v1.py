@@ -136,7 +136,8 @@ def _forward(original: Any, settings: Settings) -> Any:
         self: Any, metadata: Any, draft_probs: Tensor | None, logits: Tensor, sampling_metadata: Any
     ) -> Any:
         number = len(metadata.num_draft_tokens)
-        if len(metadata.bonus_logits_indices) != number:  # bonus tokens come from self.sampler
+        given = len(metadata.bonus_logits_indices) != number  # there are no rows to draw them from
+        if given or not vllm_interface.is_own_sampler(self.sampler):
             return original(self, metadata, draft_probs, logits, sampling_metadata)
         step = getattr(self.sampler, "specdec_step", None)
         rows = _processed(self, metadata, logits, sampling_metadata)
@@ -203,7 +204,7 @@ def _verify(
 def _rejection_sample(original: Any, settings: Settings) -> Any:
     """Verification from processed logits [N, V] and given bonus tokens.
 
-    A bonus token [B, 1] becomes a row in which no other token has a probability.
+    A bonus token becomes a row in which no other token has a probability.
     """
 
     def rejection_sample(

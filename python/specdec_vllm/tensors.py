@@ -62,7 +62,7 @@ def with_bonus_rows(rows: Tensor, lengths: Tensor, bonus: Tensor) -> tuple[Tenso
     Args:
         rows: [N, V] logits.
         lengths: [B] int32, how many of them belong to each sequence.
-        bonus: [B, 1], drawn already.
+        bonus: [B, 1] or [B], drawn already.
 
     Returns:
         Rows [N+B, V], and where each sequence's begin, [B+1] int32.
@@ -71,7 +71,7 @@ def with_bonus_rows(rows: Tensor, lengths: Tensor, bonus: Tensor) -> tuple[Tenso
     out = rows.new_full((len(rows) + len(lengths), rows.shape[-1]), -torch.inf)
     number = torch.arange(len(lengths), device=rows.device)
     out[torch.arange(len(rows), device=rows.device) + number.repeat_interleave(lengths)] = rows
-    out[indptr[1:].long() - 1, bonus[:, 0].long()] = 0.0
+    out[indptr[1:].long() - 1, bonus.flatten().long()] = 0.0
     return out, indptr
 
 

@@ -152,6 +152,11 @@ def _owner(module: str, name: str) -> tuple[Any, str]:
     return owner, attribute
 
 
+def is_own_sampler(sampler: Any) -> bool:
+    """Whether bonus tokens are drawn as vLLM draws them: other samplers may do it in their way."""
+    return type(sampler) is importlib.import_module(SAMPLER).Sampler
+
+
 def top_k_top_p(logits: Tensor, top_k: Tensor | None, top_p: Tensor | None) -> Tensor:
     """vLLM's filters, for the logprobs of processed logits."""
     ops = importlib.import_module("vllm.v1.sample.ops.topk_topp_sampler")

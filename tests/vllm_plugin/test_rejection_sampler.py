@@ -1,8 +1,7 @@
 """vLLM's `RejectionSampler` with the plug-in, called as its runner and as its own tests call it.
 
 The cases are those of vLLM's tests/v1/sample/test_rejection_sampler.py, which its wheel does not
-hold. Left out are those that demand the tokens of its own noise bit for bit, which are
-`test_sample_recovered_tokens` in its 25 variants.
+hold; test_suite_of_vllm.py runs that file itself where there is one.
 """
 
 from dataclasses import replace
@@ -96,12 +95,12 @@ def verified(drafts, logits, sampling_metadata, draft_probs=None, mode="raw_logp
     return sampler(metadata(drafts), draft_probs, logits, sampling_metadata)
 
 
-def verified_with_given_bonus(drafts, targets, bonus, sampling_metadata):
+def verified_with_given_bonus(drafts, targets, bonus, sampling_metadata, as_column):
     """As vLLM's tests do it: no row for the bonus token, which a mocked sampler returns."""
     mock = Mock(spec=Sampler, logprobs_mode="raw_logprobs")
+    ids = torch.tensor(bonus, dtype=torch.int32)
     mock.return_value = SamplerOutput(
-        torch.tensor(bonus, dtype=torch.int32)[:, None],
-        Mock(logprobs=torch.empty(0)),
+        ids[:, None] if as_column else ids, Mock(logprobs=torch.empty(0))
     )
     made = metadata(drafts)
     made.target_logits_indices = torch.arange(len(targets))
@@ -136,7 +135,23 @@ def test_tokens_without_doubt_are_accepted_until_the_first_other(
     if any(drafts):
         without_bonus = certain([*chain.from_iterable(row[:-1] for row in targets)])
         bonus = [row[-1] for row in targets]
-        assert verified_with_given_bonus(drafts, without_bonus, bonus, given) == emitted
+        for as_column in (True, False):
+            others = verified_with_given_bonus(drafts, without_bonus, bonus, given, as_column)
+            assert others == emitted
+
+
+def test_a_sampler_of_its_own_draws_the_bonus_tokens(plugin):
+    """A class derived from vLLM's, which may do anything with the row of the bonus token."""
+
+    class Own(Sampler):
+        def sample(self, logits, sampling_metadata, logprobs_mode_override=None):
+            return torch.full((len(logits),), 31), None
+
+    plugin()
+    given = metadata([[1, 2], [9]]), None, certain([1, 2, 4, 5, 6]), sampling(2)
+    out = stock.RejectionSampler(Own())(*given).sampled_token_ids
+    assert out.tolist() == [[1, 2, 31], [5, -1, -1]]
+    assert stock.RejectionSampler(Sampler())(*given).sampled_token_ids[0, 2] == 4
 
 
 def test_greedy_and_sampled_requests_share_a_batch(plugin):
