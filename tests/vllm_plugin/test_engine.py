@@ -139,6 +139,8 @@ def speculative(prompts, speculation, folder):
         **{(name, rule): samples(prompts, **FILTERS[name]) for name, rule in SAMPLED},
         ("samples", None): samples(prompts),
     }
+    if speculation is NGRAM:
+        calls["samples", "typical"] = samples(prompts)
     installed, found = generated(speculation, calls, folder)
     assert installed, "vLLM has not found the entry point"
     return found | split(found["together", "token"], groups)
@@ -242,6 +244,21 @@ def test_sampled_tokens_follow_the_distribution_of_the_model(
     assert p_value(*given, **FILTERS[name]) > 1e-4
     if name == "samples":  # the negative control
         assert p_value(*given, temperature=1.4) < 1e-4
+
+
+def test_rule_typical_accepts_every_draft_above_its_threshold(ngram, prompts, second_logits):
+    """Lossy: it takes such a draft every time, the lossless rules as often as the model would."""
+    first, drafted = prompts[0][2:4]  # after the first, the drafter finds the second in the prompt
+    seconds = {
+        rule: [b for a, b in tokens(ngram["samples", rule]) if a == first]
+        for rule in ("token", "typical")
+    }
+    assert len(seconds["typical"]) > SAMPLES / 5
+    probs = (second_logits([first])[0] / TEMPERATURE).softmax(-1)
+    entropy = -(probs * probs.clamp_min(1e-30).log()).sum()
+    assert probs[drafted] > min(0.09, 0.3 * (-entropy).exp())
+    assert {*seconds["typical"]} == {drafted}
+    assert seconds["token"].count(drafted) < 0.7 * len(seconds["token"])
 
 
 def test_those_of_vllm_by_itself_do_not(engine, prompts, second_logits):

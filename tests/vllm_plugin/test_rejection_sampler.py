@@ -14,7 +14,7 @@ from scipy.stats import chisquare
 
 vllm = pytest.importorskip("vllm", reason="`make test-vllm` installs vLLM in its own environment")
 
-from specdec_vllm import Settings, vllm_interface  # noqa: E402
+from specdec_vllm import RULES, Settings, vllm_interface  # noqa: E402
 from specdec_vllm.plugin import install  # noqa: E402
 from specdec_vllm.runner_v1 import Step  # noqa: E402
 from vllm.exceptions import VLLMValidationError  # noqa: E402
@@ -265,8 +265,9 @@ def test_generators_of_requests_make_calls_repeatable(plugin):
     assert not first[1::2].equal(second[1::2])
 
 
-def test_tokens_that_the_processors_of_vllm_forbid_do_not_come(plugin):
-    plugin()
+@pytest.mark.parametrize("rule", RULES)
+def test_tokens_that_the_processors_of_vllm_forbid_do_not_come(plugin, rule):
+    plugin(rule=rule)
     allowed = torch.ones(2, V, dtype=torch.bool)
     allowed[0, [3, 4]] = allowed[1, [5, 6]] = False  # True masks
     given = sampling(
@@ -279,15 +280,17 @@ def test_tokens_that_the_processors_of_vllm_forbid_do_not_come(plugin):
         assert set(out[1].tolist()) <= {6, -1}
 
 
-def test_penalties_are_those_of_vllm(plugin):
-    plugin()
-    logits = torch.zeros(3, V)
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("temperature", [0.0, 1e-3])
+def test_penalties_are_those_of_vllm(plugin, rule, temperature):
+    plugin(rule=rule)
+    logits = -0.5 * torch.arange(V).repeat(3, 1)
     logits[:, 8] = 1.0
     given = sampling(
-        1, no_penalties=False, frequency_penalties=torch.tensor([2.0]),
+        1, temperature=temperature, no_penalties=False, frequency_penalties=torch.tensor([2.0]),
         prompt_token_ids=torch.tensor([[0]]), output_token_ids=[[2]], spec_token_ids=[[8, 0]],
     )  # fmt: skip
-    # 8 is drafted and the best; after it the penalty makes the lowest other token the best.
+    # 8 is drafted and the best; the penalty then makes the lowest token not drafted yet the best.
     assert verified([[8, 0]], logits, given).sampled_token_ids.tolist() == [[8, 0, 1]]
 
 
