@@ -4,10 +4,16 @@ The wheel of vLLM holds no tests. They are read where the environment variable `
 source tree, or where vLLM itself is installed from one, and are never copied. The vLLM that they
 test is the installed one.
 
-A call is a dict with `plugin`, whether the plug-in is installed meanwhile, and `only`, a `-k`
-expression or "". Its result maps the name of each test, without the file, to its outcome.
+A call is a dict with `plugin`, whether the plug-in is installed meanwhile (for `V2`: whether it is
+right, see `ReplacementOfV2`), and `only`, a `-k` expression or "". Its result maps the name of each
+test, without the file, to its outcome.
+
+Tests of the V2 runner (`V2`) need a GPU and Triton. What they pass to `rejection_sample` goes to
+the plug-in's on the CPU instead, with a smaller vocabulary, to which they fit their number of
+samples. Those that call Triton kernels of vLLM cannot pass.
 """
 
+import importlib
 import importlib.util
 import json
 import os
@@ -15,8 +21,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import torch
 from support.vllm_engine import ENVIRONMENT
+from torch.overrides import TorchFunctionMode
 
+V1 = "tests/v1/sample/test_rejection_sampler.py"
+V2 = "tests/v1/spec_decode/test_rejection_sampler_utils.py"
+SMALL_VOCABULARY = 256  # of V2; with its own 4096, a test takes up to 16 GB
 EXCEPTED = Path(__file__).parents[1] / "vllm_plugin" / "excepted.txt"
 
 
@@ -59,19 +70,56 @@ class Outcomes:
         self.leave_out, self.found = leave_out, {}
 
     def pytest_collection_modifyitems(self, config, items):
+        for module in {item.module for item in items}:
+            if hasattr(module, "VOCAB_SIZE"):
+                module.VOCAB_SIZE = SMALL_VOCABULARY
         out = [item for item in items if item.originalname in self.leave_out]
         items[:] = [item for item in items if item.originalname not in self.leave_out]
         config.hook.pytest_deselected(items=out)
         self.found |= dict.fromkeys((item.name for item in out), "excepted")
 
     def pytest_runtest_setup(self, item):
-        import torch  # noqa: PLC0415
-
         torch.manual_seed(0)  # theirs draw from it, and judge what they draw
 
     def pytest_runtest_logreport(self, report):
         if report.when == "call" or not report.passed:
             self.found[report.nodeid.rpartition("::")[2]] = report.outcome
+
+
+class OnCpu(TorchFunctionMode):
+    """Makes the tensors that are asked for on a GPU on the CPU."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        if kwargs.get("device") is not None and torch.device(kwargs["device"]).type == "cuda":
+            kwargs["device"] = "cpu"
+        return func(*args, **kwargs)
+
+
+class ReplacementOfV2:
+    """The plug-in's `rejection_sample` of the V2 runner; a wrong one negates the draft's logits."""
+
+    def __init__(self):
+        from specdec_vllm import Settings, runner_v2, vllm_interface  # noqa: PLC0415
+
+        utils = importlib.import_module(f"{vllm_interface.REJECTION_V2}_utils")
+        make = runner_v2.REPLACEMENTS[vllm_interface.REJECTION_V2, "rejection_sample"]
+        self.function, self.wrong = make(utils.rejection_sample, Settings()), False
+        utils.rejection_sample = self
+
+    def __call__(self, **given):
+        if self.wrong:
+            given["draft_logits"] = -given["draft_logits"]
+        return self.function(**given)
+
+
+def take_v2_to_the_cpu():
+    """Lets the file `V2` be imported without a GPU, and find the plug-in's `rejection_sample`."""
+    replacement = ReplacementOfV2()
+    sys.modules["triton"] = importlib.import_module("vllm.triton_utils").triton
+    torch.cuda.is_available = lambda: True
+    OnCpu().__enter__()
+    return replacement
 
 
 def main(job, results):
@@ -84,9 +132,12 @@ def main(job, results):
     sys.path.append(given["source"])  # the last place, because it may hold a vLLM too
     current_platform.import_kernels()
     current_platform.register_triton_kernel_overrides()
+    replacement = take_v2_to_the_cpu() if given["file"] == V2 else None
     found = []
     for call in given["calls"]:
-        if call["plugin"]:
+        if replacement is not None:
+            replacement.wrong = not call["plugin"]
+        elif call["plugin"]:
             install(Settings())
         outcomes = Outcomes(excepted(given["file"]))
         path = Path(given["source"]) / given["file"]
