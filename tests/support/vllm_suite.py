@@ -79,7 +79,7 @@ class Outcomes:
         self.found |= dict.fromkeys((item.name for item in out), "excepted")
 
     def pytest_runtest_setup(self, item):
-        torch.manual_seed(0)  # theirs draw from it, and judge what they draw
+        torch.manual_seed(0)  # theirs draw from it, and test what they draw
 
     def pytest_runtest_logreport(self, report):
         if report.when == "call" or not report.passed:
