@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from specdec_hf.decode.streaming import Step
     from specdec_hf.drafters.context import Candidates, DraftContext, History
     from specdec_hf.drafters.drafter import Draft, Drafter
+    from specdec_hf.drafters.heads.eagle3 import Eagle3Drafter
+    from specdec_hf.drafters.heads.eagle3_chain import Eagle3ChainDrafter
     from specdec_hf.drafters.model_free.nasd import NasdDrafter
     from specdec_hf.drafters.model_free.ngram import NgramDrafter
     from specdec_hf.drafters.model_free.ngram_table import NgramTable
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
     from specdec_hf.drafters.tree_drafter import TreeDraft, TreeDrafter, TreeOutcome
     from specdec_hf.drafters.trees.lookahead import LookaheadDrafter
     from specdec_hf.drafters.trees.token_recycling import TokenRecyclingDrafter
+    from specdec_hf.heads.eagle3 import Eagle3Head
+    from specdec_hf.heads.files import load_head, save_head
     from specdec_hf.schedules.benefit_guard import BenefitGuard
     from specdec_hf.trees.acceptance_file import load_acceptance, save_acceptance
     from specdec_hf.trees.layouts import EagleTree, TreeSpec, TrieTree
@@ -50,6 +54,9 @@ __all__ = [
     "DraftContext",
     "Drafter",
     "DrafterCheck",
+    "Eagle3ChainDrafter",
+    "Eagle3Drafter",
+    "Eagle3Head",
     "EagleTree",
     "EarlyExitDrafter",
     "History",
@@ -86,7 +93,9 @@ __all__ = [
     "from_candidate_generator",
     "generate",
     "load_acceptance",
+    "load_head",
     "save_acceptance",
+    "save_head",
     "serve_drafter",
 ]
 
@@ -102,6 +111,10 @@ _MODULES = {
     "drafters.context": ("Candidates", "DraftContext", "History"),
     "drafters.drafter": ("Draft", "Drafter"),
     "drafters.tree_drafter": ("TreeDraft", "TreeDrafter", "TreeOutcome"),
+    "drafters.heads.eagle3": ("Eagle3Drafter",),
+    "drafters.heads.eagle3_chain": ("Eagle3ChainDrafter",),
+    "heads.eagle3": ("Eagle3Head",),
+    "heads.files": ("load_head", "save_head"),
     "drafters.models.cascade": ("HorizontalCascade",),
     "drafters.models.candidate_generator": ("from_candidate_generator",),
     "drafters.trees.lookahead": ("LookaheadDrafter",),

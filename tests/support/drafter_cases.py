@@ -20,6 +20,7 @@ from specdec_hf import (
 from specdec_hf.drafters.model_free.random import RandomDrafter
 from support import hf_models
 from support.drafter_proof import GAMMA
+from support.heads import head_folder
 from support.letters import letters
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
@@ -74,6 +75,8 @@ NAMED: dict[str, Make] = {
     "rest": datastore,
     "early_exit": named("early_exit:1"),
     "layer_skip": named("layer_skip:1-1"),
+    "eagle3": lambda target, folder: f"eagle3:{head_folder(target, folder)}",
+    "eagle3_chain": lambda target, folder: f"eagle3_chain:{head_folder(target, folder)}",
 }
 OTHERS: dict[str, Make] = {
     "unigram": named("ngram:1"),

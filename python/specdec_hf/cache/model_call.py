@@ -11,6 +11,8 @@ import torch
 from transformers import PreTrainedModel
 from transformers.generation.utils import ALL_CACHE_NAMES
 
+from specdec_hf.cache.hidden_states import add_hidden_states
+
 
 def run_model(
     model: Any, cache: Any, tokens: torch.Tensor, inputs: dict[str, Any], keep: int
@@ -25,7 +27,7 @@ def run_model(
         inputs["output_hidden_states"] = True
     output = model(input_ids=tokens, use_cache=True, return_dict=True, **inputs)
     if cache.hidden_states is not None:
-        cache.hidden_states.append(output.hidden_states)
+        add_hidden_states(cache, output.hidden_states)
     logits: torch.Tensor = output.logits
     return logits if logits.shape[1] == keep else logits[:, -keep:]
 

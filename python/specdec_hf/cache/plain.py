@@ -19,7 +19,7 @@ from transformers.utils.generic import ModelOutput
 
 from specdec_hf.cache.copies import own_tensors
 from specdec_hf.cache.encoded import Encoded, decoder_cache
-from specdec_hf.cache.hidden_states import HiddenStates
+from specdec_hf.cache.hidden_states import HiddenStates, add_hidden_states
 from specdec_hf.cache.model_call import forward_arguments
 from specdec_hf.cache.protocol import Lengths
 from specdec_kernels import kv_realign_
@@ -92,6 +92,7 @@ class PlainCache:
         self._kwargs: dict[str, Any] = {"use_cache": kind != "none", **(inputs or {})}
         self._outputs: ModelOutput | None = None  # of the last forward, without its rows
         self.hidden_states: list[HiddenStates] | None = None
+        self.hidden_layers: frozenset[int] | None = None
         columns = 0
         if past is not None:
             assert prompt is not None
@@ -168,7 +169,7 @@ class PlainCache:
             inputs["output_hidden_states"] = True
         outputs = self.model(**inputs, return_dict=True)
         if self.hidden_states is not None:
-            self.hidden_states.append(tuple(x[:, -size:] for x in outputs.hidden_states))
+            add_hidden_states(self, [x[:, -size:] for x in outputs.hidden_states])
         logits: torch.Tensor = outputs.logits
         self._outputs = _state_of(outputs)
         self.lengths, self._held = lengths, lengths.copy()

@@ -150,6 +150,7 @@ class SpecCache(Cache):
         self.omitted: set[str] = set()
         self.later_inputs: Any = None
         self.hidden_states: list[HiddenStates] | None = None
+        self.hidden_layers: frozenset[int] | None = None
         self._context = context_length(model)
         self._sliding_window: int | None = getattr(config, "sliding_window", None)
         self._mask_types: list[str] | None = (

@@ -42,6 +42,7 @@ from specdec_hf.cli.terminal import (
     fail,
     prepare_streams,
 )
+from specdec_hf.cli.train import train_command
 
 Command = TypeVar("Command", bound=Callable[..., None])
 
@@ -225,6 +226,7 @@ def check_command(
 
 
 app.command("bench")(no_traceback(bench))
+app.command("train")(no_traceback(train_command))
 
 build = typer.Typer(
     cls=OneLineGroup,

@@ -245,6 +245,7 @@ def _start_drafter(
         self_check=plan.options.self_check,
         encoder=call.encoder,
         cache=cache,
+        kept_states=[],
         # Noise of the round is exact with any drafts.
         round_noise=plan.schedule.reads_token_stats and plan.rule != "match",
     )
@@ -287,4 +288,4 @@ def _token_outputs(call: Call, cache: RollbackCache) -> TokenOutputs | None:
         return None
     if "hidden_states" in call.outputs and call.prefill is None:
         keep_hidden_states(cache)
-    return TokenOutputs(call.outputs, cache, len(call.mask))
+    return TokenOutputs(call.outputs, len(call.mask))

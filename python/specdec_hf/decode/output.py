@@ -12,6 +12,7 @@ from transformers.utils.generic import ModelOutput
 
 from specdec_hf.cache.forward import forward_window
 from specdec_hf.cache.handover import export_cache
+from specdec_hf.cache.hidden_states import take_hidden_states
 from specdec_hf.cache.protocol import context_length
 from specdec_hf.decode.processors import process_ended
 from specdec_hf.decode.session import Session
@@ -117,7 +118,8 @@ def _follow_ended(session: Session, behind: NDArray[np.int64]) -> None:
     if s.outputs is not None:
         counts = np.minimum(behind, size)
         rows = np.broadcast_to(np.arange(size), tokens.shape)
-        s.outputs.record(logits, process_ended(s, logits, counts), rows, counts)
+        processed = process_ended(s, logits, counts)
+        s.outputs.record(logits, processed, take_hidden_states(s.cache), rows, counts)
 
 
 def _fed_columns(call: Call) -> NDArray[np.bool_]:

@@ -85,7 +85,7 @@ def prefill(
 
     def result(cache: RollbackCache) -> tuple[RollbackCache, torch.Tensor, list[str]]:
         if "hidden_states" in call.outputs:
-            keep_hidden_states(cache, outputs.hidden_states)
+            keep_hidden_states(cache, first=outputs.hidden_states)
         ran = f"{type(model).__name__} runs with cache={cache.kind!r}"
         return cache, logits, [f"{ran}; {fault}" for fault in faults]
 

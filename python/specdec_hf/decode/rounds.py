@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from specdec_hf.cache.hidden_states import take_hidden_states
 from specdec_hf.decode.chain_round import ChainRound
 from specdec_hf.decode.commit import DraftCounts, HostVerdict, commit, read_verdict
 from specdec_hf.decode.processors import process_ended, process_logits
@@ -99,12 +100,18 @@ def step(session: Session) -> list[Step]:
     behind = s.padding_fed
     steps, kept = commit(s, read, counts)
     this.inform_drafter(read, kept)
+    new = s.history.lengths - lengths
+    kept_states = (s.context and s.context.kept_states) or []
+    hidden = take_hidden_states(s.cache) if kept_states or s.outputs is not None else {}
+    for states in kept_states:
+        rows = this.rows(read)
+        chosen = np.where(np.arange(rows.shape[1]) < new[:, None], rows, -1)
+        states.record(hidden, lengths, chosen, raw.shape[1])
     if s.outputs is not None:
-        new = s.history.lengths - lengths
         if s.cache.kind == "plain":
             # Every sequence has a row of every round, also where it had ended.
             logits, new = process_ended(s, logits, 1 - new, behind), np.ones_like(new)
-        s.outputs.record(raw, logits, this.rows(read), new)
+        s.outputs.record(raw, logits, hidden, this.rows(read), new)
 
     ended, drafted = s.clock(), logits.shape[1] - 1
     record = RoundRecord(

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specdec_hf.cache.hidden_states import HiddenStates, take_hidden_states
+from specdec_hf.cache.hidden_states import HiddenStates
 from specdec_hf.hf_arguments.sampling import Sampling
 from specdec_kernels import sample
 
@@ -23,23 +23,22 @@ class TokenOutputs:
 
     Args:
         names: which of "scores", "logits" and "hidden_states".
-        cache: the target's cache, which keeps hidden states where they are wanted.
         batch_size: number of sequences B.
     """
 
-    def __init__(self, names: frozenset[str], cache: Any, batch_size: int) -> None:
+    def __init__(self, names: frozenset[str], batch_size: int) -> None:
         self._names = names
-        self._cache = cache
         # By "scores", "logits" or the number of a layer: rows [n, X] of each sequence.
         self._rows: dict[str | int, list[list[torch.Tensor]]] = defaultdict(
             lambda: [[] for _ in range(batch_size)]
         )
-        self._prompt: HiddenStates = ()
+        self._prompt: tuple[torch.Tensor, ...] = ()
 
     def record(
         self,
         raw: torch.Tensor,
         processed: torch.Tensor,
+        hidden: HiddenStates,
         rows: NDArray[np.int64],
         counts: NDArray[np.int64],
     ) -> None:
@@ -48,6 +47,7 @@ class TokenOutputs:
         Args:
             raw: [B, R, V], logits of the last R columns of the forward.
             processed: the same after the logits processors.
+            hidden: hidden states of the forward, of all layers where they are wanted.
             rows: [B, n], which of the R rows each token was chosen from.
             counts: [B], how many of the n tokens were committed.
         """
@@ -57,11 +57,10 @@ class TokenOutputs:
         if "logits" in self._names:
             columns["logits"] = raw
         if "hidden_states" in self._names:
-            layers = take_hidden_states(self._cache)
-            before = layers[0].shape[1] - raw.shape[1]
+            before = hidden[0].shape[1] - raw.shape[1]
             if not self._prompt:
-                self._prompt = tuple(x[:, : before + 1].clone() for x in layers)
-            columns |= {number: x[:, before:] for number, x in enumerate(layers)}
+                self._prompt = tuple(x[:, : before + 1].clone() for x in hidden.values())
+            columns |= {number: x[:, before:] for number, x in hidden.items()}
         for b in np.flatnonzero(counts).tolist():
             taken = rows[b, : counts[b]].tolist()
             for name, x in columns.items():

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from specdec_hf.cache.committed_states import CommittedStates
+from specdec_hf.cache.hidden_states import keep_hidden_states
 from specdec_hf.hf_arguments.encoder import EncoderSource
 from specdec_hf.schedules.base import TokenStats
 from specdec_kernels import (
@@ -78,6 +80,7 @@ class DraftContext:
         first_draft_index: index of this drafter's first draft in the round. Only the loop sets it.
         asked_for_noise: whether `noise_positions` was called in this round.
         limits: [B], how many of the round's gamma tokens each sequence can use; None means all.
+        kept_states: what `keep_states` keeps; None where the loop records none.
     """
 
     model: Any
@@ -99,6 +102,26 @@ class DraftContext:
     first_draft_index: int = 0
     asked_for_noise: bool = False
     limits: NDArray[np.int64] | None = None
+    kept_states: list[CommittedStates] | None = None
+
+    def keep_states(self, layers: Sequence[int]) -> CommittedStates:
+        """Keep the target's hidden states of every committed token from now on.
+
+        Args:
+            layers: after how many layers they are read; 0 is the embeddings.
+
+        Raises:
+            ValueError: the drafter does not draft for the model of a call, whose forwards give
+                them.
+        """
+        if self.cache is None or self.kept_states is None:
+            raise ValueError(
+                "a drafter that reads hidden states must draft for the model of a call itself, not "
+                "inside a cascade, for a beam search or in a server"
+            )
+        keep_hidden_states(self.cache, layers)
+        self.kept_states.append(CommittedStates(layers, self.cache.lengths))
+        return self.kept_states[-1]
 
     @property
     def needs_round_noise(self) -> bool:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from specdec_hf.drafters.tree_drafter import TreeDrafter
 
 FILE = "FILE"  # the value of drafters that read a file
+FOLDER = "FOLDER"  # of drafters that read a folder
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,22 @@ DRAFTERS: dict[str, Entry] = {
         needs_value=True,
         draws=True,
     ),
+    "eagle3": Entry(
+        "heads",
+        "Eagle3Drafter",
+        "trees of an EAGLE-3 head in a folder, which reads the model's hidden states",
+        value=FOLDER,
+        needs_value=True,
+        own_tree=True,
+    ),
+    "eagle3_chain": Entry(
+        "heads",
+        "Eagle3ChainDrafter",
+        "chains of such a head",
+        value=FOLDER,
+        needs_value=True,
+        draws=True,
+    ),
     "token_recycling": Entry(
         "trees",
         "TokenRecyclingDrafter",
@@ -154,7 +171,11 @@ def value_of(text: str) -> str:
     """The text after the colon of ``NAME:TEXT``; where it may be a file, ~ is the home folder."""
     name, _, value = text.partition(":")
     entry = DRAFTERS.get(name)
-    return os.path.expanduser(value) if entry is not None and FILE in entry.value else value
+    return os.path.expanduser(value) if entry and _is_path(entry) else value
+
+
+def _is_path(entry: Entry) -> bool:
+    return FILE in entry.value or FOLDER in entry.value
 
 
 def class_of(name: str) -> Any:

@@ -103,6 +103,10 @@ class DraftModel:
             return most
         return np.minimum(most, np.maximum(self._context_length - history.lengths, 0))
 
+    def target_tokens(self, tokens: torch.Tensor) -> torch.Tensor:
+        """The target's ids of tokens of this model's logits: the same."""
+        return tokens
+
     def catch_up(self, history: History) -> torch.Tensor:
         """Feed the tokens that the cache lacks; logits [B, V] of each sequence's last token."""
         lengths = history.lengths

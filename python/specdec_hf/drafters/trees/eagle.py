@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from specdec_hf.cache.protocol import Lengths
 from specdec_hf.drafters.context import DraftContext, History
 from specdec_hf.drafters.models.draft_model import DraftModel
 from specdec_hf.drafters.tensors import mask_below_limits
@@ -17,37 +18,61 @@ from specdec_hf.trees.layouts import EagleTree
 from specdec_kernels import expand_tree, rerank_tree
 
 
-class EagleDrafter(TreeDrafter):
+class Expandable(Protocol):
+    """What drafts the nodes: the methods of a `DraftModel` that the expansion calls."""
+
+    device: torch.device
+
+    def room(self, history: History, limits: NDArray[np.int64]) -> NDArray[np.int64]:
+        """[B], how many of ``limits`` tokens each sequence can draft."""
+        ...
+
+    def catch_up(self, history: History) -> torch.Tensor:
+        """Logits [B, V] after each sequence's pending token."""
+        ...
+
+    def feed(self, tokens: torch.Tensor, lengths: Lengths, parents: torch.Tensor) -> torch.Tensor:
+        """Logits [B, m, V] of the next nodes."""
+        ...
+
+    def target_tokens(self, tokens: torch.Tensor) -> torch.Tensor:
+        """The target's ids of tokens of these logits, -1 as it is."""
+        ...
+
+    def keep(self, lengths: Lengths, path: NDArray[np.int64]) -> None:
+        """Learn which of the nodes that were fed are committed."""
+        ...
+
+    def truncate(self, lengths: Lengths) -> None:
+        """Learn how many tokens are committed after a round without a tree."""
+        ...
+
+
+class GrowingTreeDrafter(TreeDrafter):
     """Each level expands the most likely paths so far; the most likely candidates are proposed.
 
     The device decides which nodes those are, and the host learns it together with the verdict.
+    Override `start`, which sets ``_draft``.
 
     Args:
-        model: the draft model. Neither it nor its configs are changed.
         layout: size of the tree.
 
     Source: arXiv 2406.16858, section 4.
     """
 
-    name = "model"
+    _draft: Expandable
 
-    def __init__(self, model: Any, layout: EagleTree) -> None:
-        self.model = model
+    def __init__(self, layout: EagleTree) -> None:
         self.layout = layout
         candidates = layout.width + (layout.depth - 1) * layout.width**2
         self.size, self.depth = min(layout.size, candidates), layout.depth
         self._most_fed = (layout.depth - 1) * layout.width
 
-    def start(self, context: DraftContext) -> None:
-        """Check the vocabulary and make an empty cache.
-
-        Raises:
-            ValueError: a draft model that does not fit; see `DraftModel`.
-        """
+    def _begin(self, context: DraftContext) -> DraftContext:
+        """The context of a draft whose cache has room for a tree."""
         most = max(context.max_draft, self._most_fed)
-        self._context = context = dataclasses.replace(context, max_draft=most)
-        self._draft = DraftModel(self.model, context, "spec", tree=True)
-        self.relative_cost = self._draft.relative_cost
+        self._context = dataclasses.replace(context, max_draft=most)
+        return self._context
 
     def propose(self, history: History, limits: NDArray[np.int64]) -> TreeDraft | None:
         draft, lengths, width = self._draft, history.lengths, self.layout.width
@@ -61,7 +86,8 @@ class EagleDrafter(TreeDrafter):
             width=width,
         )
         root = torch.full_like(grown.frontier, -1)  # [B, K]
-        tokens, scores, parents = [grown.tokens.flatten(1)], [grown.scores.flatten(1)], [root]
+        tokens = [draft.target_tokens(grown.tokens).flatten(1)]
+        scores, parents = [grown.scores.flatten(1)], [root]
         # A node is fed to the draft model when it is expanded. Nodes are numbered in that order.
         fed = [root]  # number of each candidate among the nodes fed, -1 for those that were not
         above: list[torch.Tensor] = []  # [B, K] for each level: numbers of the parents fed
@@ -72,12 +98,11 @@ class EagleDrafter(TreeDrafter):
                 1, frontier, torch.arange(begin, begin + width, device=draft.device).expand_as(root)
             )
             above.append(came_from)
-            chosen = tokens[-1].gather(1, frontier)
-            logits = draft.feed(chosen, lengths, torch.cat(above, dim=1))
+            logits = draft.feed(tokens[-1].gather(1, frontier), lengths, torch.cat(above, dim=1))
             grown = expand_tree(logits, scores[-1].gather(1, frontier), width=width)
             parents.append((first + frontier).repeat_interleave(width, dim=1))
             first += tokens[-1].shape[1]
-            tokens.append(grown.tokens.flatten(1))
+            tokens.append(draft.target_tokens(grown.tokens).flatten(1))
             scores.append(grown.scores.flatten(1))
             fed.append(torch.full_like(tokens[-1], -1))
             frontier, came_from = grown.frontier, begin + grown.frontier // width
@@ -104,3 +129,27 @@ class EagleDrafter(TreeDrafter):
             return
         fed = np.take_along_axis(outcome.carried, np.maximum(outcome.path, 0), axis=1)
         self._draft.keep(lengths, np.where(outcome.path >= 0, fed, -1))
+
+
+class EagleDrafter(GrowingTreeDrafter):
+    """A draft model whose trees grow so.
+
+    Args:
+        model: the draft model. Neither it nor its configs are changed.
+        layout: size of the tree.
+    """
+
+    name = "model"
+
+    def __init__(self, model: Any, layout: EagleTree) -> None:
+        super().__init__(layout)
+        self.model = model
+
+    def start(self, context: DraftContext) -> None:
+        """Check the vocabulary and make an empty cache.
+
+        Raises:
+            ValueError: a draft model that does not fit; see `DraftModel`.
+        """
+        draft = DraftModel(self.model, self._begin(context), "spec", tree=True)
+        self._draft, self.relative_cost = draft, draft.relative_cost

@@ -1,0 +1,103 @@
+"""The target's hidden states of committed tokens, for drafters that read them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from specdec_hf.cache.hidden_states import HiddenStates
+from specdec_hf.cache.protocol import Lengths
+
+
+class CommittedStates:
+    """Collects the states of every committed token that the target has read, until they are taken.
+
+    The pending token has none yet. Tokens whose forward was not seen, such as those of a cache that
+    the caller gave, are left out at the beginning of a sequence.
+
+    Args:
+        layers: after how many layers the states are read, in the order that they are given in.
+        known: [B], how many tokens of each sequence need no states.
+    """
+
+    def __init__(self, layers: Sequence[int], known: Lengths) -> None:
+        self.layers = tuple(layers)
+        self._known = known.copy()
+        self._rounds: list[tuple[torch.Tensor, NDArray[np.int64]]] = []
+
+    @property
+    def counts(self) -> NDArray[np.int64]:
+        """[B], how many tokens of each sequence wait to be taken."""
+        waiting = [counts for _, counts in self._rounds]
+        return np.sum(waiting, axis=0) if waiting else np.zeros_like(self._known)
+
+    def record(
+        self, hidden: HiddenStates, lengths: Lengths, rows: NDArray[np.int64], scored: int
+    ) -> None:
+        """Keep the states of the tokens that a round has read and committed.
+
+        Args:
+            hidden: of the round's forward, or empty.
+            lengths: [B], tokens that each sequence had when the round began, the pending one
+                included.
+            rows: [B, n], which rows of logits the emitted tokens were chosen from, then -1.
+            scored: number of the rows of logits, which belong to the last columns of the forward.
+        """
+        emitted = (rows >= 0).sum(axis=1)
+        if hidden:
+            before = hidden[self.layers[0]].shape[1] - scored
+            # Column `before` holds the pending token, at position lengths - 1.
+            positions = lengths[:, None] - 1 - before + np.arange(before)
+            columns = np.concatenate([np.tile(np.arange(before), (len(rows), 1)), rows + before], 1)
+            new = (positions >= self._known[:, None]) & (emitted > 0)[:, None]
+            self._rounds.append(
+                self._gathered(hidden, columns, np.concatenate([new, rows >= 0], 1))
+            )
+        self._known = np.where(emitted > 0, lengths - 1 + emitted, self._known)
+
+    def take(self) -> tuple[torch.Tensor, NDArray[np.int64]]:
+        """States [B, n, layers * H] of the tokens since the last call, and [B] how many they are.
+
+        The rows of a sequence come first, those after them have no meaning. Raises IndexError where
+        nothing was recorded.
+        """
+        rounds, self._rounds = self._rounds, []
+        if len(rounds) == 1:
+            return rounds[0]
+        states = torch.cat([states for states, _ in rounds], dim=1)
+        chosen = [np.arange(states.shape[1]) < counts[:, None] for states, counts in rounds]
+        return self._packed(states, np.concatenate(chosen, axis=1))
+
+    def _gathered(
+        self, hidden: HiddenStates, columns: NDArray[np.int64], chosen: NDArray[np.bool_]
+    ) -> tuple[torch.Tensor, NDArray[np.int64]]:
+        """Side by side, the states of some columns of a forward."""
+        index, counts = _first(columns, chosen)
+        device = hidden[self.layers[0]].device
+        taken = torch.from_numpy(index).to(device, non_blocking=True)[:, :, None]
+        parts = [
+            hidden[layer].gather(1, taken.expand(-1, -1, hidden[layer].shape[2]))
+            for layer in self.layers
+        ]
+        return torch.cat(parts, dim=-1), counts
+
+    def _packed(
+        self, states: torch.Tensor, chosen: NDArray[np.bool_]
+    ) -> tuple[torch.Tensor, NDArray[np.int64]]:
+        columns = np.tile(np.arange(states.shape[1]), (len(chosen), 1))
+        index, counts = _first(columns, chosen)
+        taken = torch.from_numpy(index).to(states.device, non_blocking=True)[:, :, None]
+        return states.gather(1, taken.expand(-1, -1, states.shape[2])), counts
+
+
+def _first(
+    columns: NDArray[np.int64], chosen: NDArray[np.bool_]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The chosen columns of each row first, cut to the longest row, and how many they are."""
+    order = np.argsort(~chosen, axis=1, kind="stable")
+    counts = chosen.sum(axis=1)
+    index = np.take_along_axis(columns, order, axis=1)[:, : int(counts.max())]
+    return np.maximum(index, 0), counts

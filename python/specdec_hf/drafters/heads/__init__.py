@@ -1,0 +1,1 @@
+"""Drafters whose module was trained for the target; see specdec_hf/heads."""

@@ -1,0 +1,162 @@
+"""Heads on disk: config.json and one safetensors file in the published layout."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from specdec_hf.heads.config import HeadConfig
+from specdec_hf.heads.eagle3 import Eagle3Head
+
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+PICKLES = ("pytorch_model.bin", "model.pt", "model.pth", "model.bin")
+_LAYER = "midlayer."
+# Published names whose weights are one matrix here -> that matrix.
+_FUSED = {
+    "midlayer.qkv_proj.weight": [f"midlayer.self_attn.{x}_proj.weight" for x in "qkv"],
+    "midlayer.gate_up_proj.weight": [f"midlayer.mlp.{x}_proj.weight" for x in ("gate", "up")],
+}
+_RENAMED = {
+    "midlayer.o_proj.weight": "midlayer.self_attn.o_proj.weight",
+    "midlayer.down_proj.weight": "midlayer.mlp.down_proj.weight",
+}
+
+
+def save_head(head: Eagle3Head, folder: Path, dtype: torch.dtype = torch.bfloat16) -> None:
+    """Write a head; its output matrix only where that is its own.
+
+    Args:
+        head: any device and dtype.
+        folder: made where it is missing.
+        dtype: of the weights in the file.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    for name, weight in head.state_dict().items():
+        if name in _FUSED:
+            sizes = _sizes(head.config)[name]
+            tensors |= dict(zip(_FUSED[name], weight.split(sizes), strict=True))
+        else:
+            tensors[_RENAMED.get(name, name)] = weight
+    if head.own_lm_head:
+        tensors["lm_head.weight"] = head.lm_head
+    tensors = {
+        name: weight.detach().to("cpu", dtype).contiguous() for name, weight in tensors.items()
+    }
+    tokens = head.tokens.cpu()
+    known = torch.zeros(head.config.layer.vocab_size, dtype=torch.bool)
+    known[tokens] = True
+    tensors["d2t"] = tokens - torch.arange(len(tokens))
+    tensors["t2d"] = known
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / CONFIG).write_text(json.dumps(head.config.to_dict(), indent=2) + "\n")
+    save_file(tensors, folder / WEIGHTS, {"format": "pt"})
+
+
+def load_head(folder: str | Path) -> Eagle3Head:
+    """A head from a folder, in float32 on the host.
+
+    Raises:
+        ValueError: a folder without a head, a pickled one, or one whose config, names or shapes are
+            wrong, by name.
+    """
+    folder = Path(folder)
+    config = HeadConfig.from_dict(_read_config(folder))
+    tensors = _read_weights(folder)
+    head = Eagle3Head(config)
+    expected = _expected(head)
+    _check_names(tensors, expected, folder)
+    for name, shape in expected.items():
+        if name in tensors and list(tensors[name].shape) != shape:
+            raise ValueError(
+                f"{name} of {folder / WEIGHTS} must be {shape}, got {list(tensors[name].shape)}"
+            )
+    state = {}
+    for name in head.state_dict():
+        parts = _FUSED.get(name, [_RENAMED.get(name, name)])
+        state[name] = torch.cat([tensors[part].float() for part in parts])
+    head.load_state_dict(state)
+    if "d2t" in tensors:
+        head.tokens = _draft_tokens(tensors["d2t"], config)
+    if "lm_head.weight" in tensors:
+        head.lm_head, head.own_lm_head = tensors["lm_head.weight"].float(), True
+    return head.eval()
+
+
+def _read_config(folder: Path) -> dict[str, object]:
+    try:
+        given = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ValueError(f"cannot read a head's {folder / CONFIG}: {reason}") from error
+    if not isinstance(given, dict):
+        raise ValueError(f"{folder / CONFIG} must hold an object, got {type(given).__name__}")
+    return given
+
+
+def _read_weights(folder: Path) -> dict[str, torch.Tensor]:
+    path = folder / WEIGHTS
+    if not path.is_file():
+        pickled = next((name for name in PICKLES if (folder / name).is_file()), None)
+        if pickled is None:
+            raise ValueError(f"{folder} holds no head: {WEIGHTS} is missing")
+        raise ValueError(
+            f"{folder / pickled} is a pickle, which may run any code when it is read; convert it "
+            f"where you trust it: safetensors.torch.save_file(torch.load({pickled!r}, "
+            f"weights_only=True), {WEIGHTS!r})"
+        )
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no dict
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"cannot read {path}: {error}") from error
+
+
+def _sizes(config: HeadConfig) -> dict[str, list[int]]:
+    """How many rows of a fused matrix each published one has."""
+    size = config.layer.intermediate_size
+    return dict(zip(_FUSED, (list(config.projected), [size, size]), strict=True))
+
+
+def _expected(head: Eagle3Head) -> dict[str, list[int]]:
+    """Published names and shapes; the last three may be missing."""
+    config, shapes = head.config, {}
+    for name, weight in head.state_dict().items():
+        if name in _FUSED:
+            for part, rows in zip(_FUSED[name], _sizes(config)[name], strict=True):
+                shapes[part] = [rows, *weight.shape[1:]]
+        else:
+            shapes[_RENAMED.get(name, name)] = list(weight.shape)
+    draft = config.draft_vocab_size
+    shapes["lm_head.weight"] = [draft, config.layer.hidden_size]
+    shapes["d2t"], shapes["t2d"] = [draft], [config.layer.vocab_size]
+    return shapes
+
+
+def _check_names(
+    tensors: dict[str, torch.Tensor], expected: dict[str, list[int]], folder: Path
+) -> None:
+    optional = {"lm_head.weight", "t2d"}
+    if expected["d2t"] == expected["t2d"]:
+        optional.add("d2t")  # the draft vocabulary is the target's
+    missing = sorted(expected.keys() - tensors.keys() - optional)
+    unknown = sorted(tensors.keys() - expected.keys())
+    if missing or unknown:
+        faults = [f"lacks {', '.join(missing)}"] * bool(missing)
+        faults += [f"holds {', '.join(unknown)}, which no EAGLE-3 head has"] * bool(unknown)
+        raise ValueError(f"{folder / WEIGHTS} {' and '.join(faults)}")
+
+
+def _draft_tokens(offsets: torch.Tensor, config: HeadConfig) -> torch.Tensor:
+    """The target's id of each draft token, from their differences."""
+    tokens = offsets.to(torch.int64) + torch.arange(len(offsets))
+    size, different = config.layer.vocab_size, len(tokens.unique())
+    if different < len(tokens) or not 0 <= tokens.min() <= tokens.max() < size:
+        raise ValueError(
+            f"d2t must lead to different ids in [0, {size}), got {int(tokens.min())} to "
+            f"{int(tokens.max())}, {different} of {len(tokens)} different"
+        )
+    return tokens

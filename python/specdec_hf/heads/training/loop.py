@@ -1,0 +1,239 @@
+"""The training loop: optimiser, schedule, batches, checkpoints and held-out measurements."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.utils import clip_grad_norm_
+from torch.utils.data import DataLoader, Dataset
+from transformers import get_cosine_schedule_with_warmup
+from transformers.trainer_pt_utils import LengthGroupedSampler
+
+from specdec_hf.heads.eagle3 import Eagle3Head
+from specdec_hf.heads.training.checkpoint import load_checkpoint, save_checkpoint
+from specdec_hf.heads.training.sampling import Conversation
+from specdec_hf.heads.training.states import StoredStates
+from specdec_hf.heads.training.unrolled import Batch, acceptance_of, loss_of
+
+WARM_UP = 0.04  # share of the steps
+CLIP = 1.0
+BETAS = (0.9, 0.95)
+
+
+@dataclass
+class Recipe:
+    """How a head is trained.
+
+    Attributes:
+        steps: of the optimiser.
+        batch_size: texts of a step.
+        draft_steps: draft steps that the loss unrolls.
+        learning_rate: the largest one.
+        seed: of the order of the texts.
+        autocast: dtype of the matrix products; None for float32.
+        measure_every: steps between two measurements on held-out texts, and two checkpoints.
+    """
+
+    steps: int
+    batch_size: int = 8
+    draft_steps: int = 3
+    learning_rate: float = 1e-3
+    seed: int = 0
+    autocast: torch.dtype | None = None
+    measure_every: int = 100
+
+
+@dataclass
+class Curves:
+    """What was measured; each list has an entry for each time.
+
+    Attributes:
+        loss_steps, losses: steps, and the mean cross-entropy of each draft step since the last one.
+        steps, greedy, shared: steps, and the held-out acceptance of each draft step: of greedy
+            drafts, and of drafts that are drawn at temperature 1.
+    """
+
+    loss_steps: list[int] = field(default_factory=list)
+    losses: list[list[float]] = field(default_factory=list)
+    steps: list[int] = field(default_factory=list)
+    greedy: list[list[float]] = field(default_factory=list)
+    shared: list[list[float]] = field(default_factory=list)
+
+    def cut(self, step: int) -> None:
+        """Forget what was measured after a step."""
+        for steps, curves in (
+            (self.loss_steps, [self.losses]), (self.steps, [self.greedy, self.shared])
+        ):  # fmt: skip
+            kept = sum(one <= step for one in steps)
+            del steps[kept:]
+            for curve in curves:
+                del curve[kept:]
+
+
+class Texts(Dataset[tuple[Conversation, torch.Tensor]]):
+    """Conversations and their stored states as a dataset."""
+
+    def __init__(
+        self, conversations: Sequence[Conversation], states: StoredStates, chosen: Sequence[int]
+    ) -> None:
+        self.conversations, self.states, self.chosen = conversations, states, list(chosen)
+        self.lengths = [len(conversations[n].tokens) for n in self.chosen]
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    def __getitem__(self, item: int) -> tuple[Conversation, torch.Tensor]:
+        number = self.chosen[item]
+        return self.conversations[number], self.states.of(number)
+
+
+class Collator:
+    """Makes a `Batch` of texts.
+
+    Args:
+        embeddings: the target's input embeddings.
+        width: of a hidden state of the target.
+        device: where the batch goes.
+    """
+
+    def __init__(self, embeddings: Any, width: int, device: torch.device) -> None:
+        self.embeddings, self.width, self.device = embeddings, width, device
+
+    @torch.no_grad()
+    def __call__(self, texts: Sequence[tuple[Conversation, torch.Tensor]]) -> Batch:
+        pad = torch.nn.utils.rnn.pad_sequence
+        tokens = pad([torch.tensor(one.tokens) for one, _ in texts], batch_first=True)
+        rows = pad([states for _, states in texts], batch_first=True).to(self.device)
+        tokens = tokens.to(self.device)
+        return Batch(
+            tokens,
+            self.embeddings(tokens).float(),
+            rows[..., : -self.width].float(),
+            rows[..., -self.width :],
+            torch.tensor([len(one.tokens) for one, _ in texts], device=self.device),
+            torch.tensor([one.answer for one, _ in texts], device=self.device),
+        )
+
+
+def train(
+    head: Eagle3Head,
+    training: Texts,
+    held_out: Texts,
+    collate: Collator,
+    output: torch.Tensor,
+    recipe: Recipe,
+    checkpoint: Path,
+    curves: Curves,
+    *,
+    advance: Callable[[int, float], None] = lambda step, loss: None,
+    measured: Callable[[Curves], None] = lambda curves: None,
+    minutes: float | None = None,
+) -> None:
+    """Train a head in place; goes on from a checkpoint where there is one.
+
+    Args:
+        head: float32, in the state to begin with.
+        training, held_out: texts.
+        collate: makes batches.
+        output: [V, E], the target's output matrix.
+        recipe: numbers of the training.
+        checkpoint: file of the state, written at each measurement.
+        curves: takes the measurements; those of an interrupted run precede them.
+        advance: told the steps made and the loss.
+        measured: called after each measurement, before the checkpoint is written.
+        minutes: a bound on the time; the steps are cut to what the first ones show to fit.
+
+    Raises:
+        FloatingPointError: the loss is not finite.
+    """
+    groups = [{"params": list(head.parameters()), "initial_lr": recipe.learning_rate}]
+    optimizer = torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=BETAS, weight_decay=0.01)
+    first, total = load_checkpoint(checkpoint, head, optimizer), recipe.steps
+    curves.cut(first)
+    if first >= total:
+        head.eval()
+        return
+    began = time.monotonic()
+    schedule = _schedule(optimizer, total, first)
+    sums, counted = torch.zeros(recipe.draft_steps), 0
+    head.train()
+    for step, batch in enumerate(_batches(training, collate, recipe, first), start=first + 1):
+        with torch.autocast(
+            collate.device.type, recipe.autocast, enabled=recipe.autocast is not None
+        ):
+            loss, losses = loss_of(head, batch, recipe.draft_steps)
+        if not torch.isfinite(loss):
+            raise FloatingPointError(f"the loss of step {step} is {loss.item()}")
+        optimizer.zero_grad()
+        loss.backward()
+        clip_grad_norm_(head.parameters(), CLIP)
+        optimizer.step()
+        schedule.step()
+        sums, counted = sums + torch.stack(losses).float().cpu(), counted + 1
+        advance(step, loss.item())
+        if minutes is not None and step == first + 20:
+            pace = (time.monotonic() - began) / 20
+            total = min(total, step + max(1, int(minutes * 60 / pace) - 20))
+            schedule = _schedule(optimizer, total, step)
+        if step % recipe.measure_every == 0 or step >= total:
+            curves.loss_steps.append(step)
+            curves.losses.append((sums / counted).tolist())
+            sums, counted = torch.zeros(recipe.draft_steps), 0
+            greedy, shared = measure(head, held_out, collate, output, recipe)
+            curves.steps.append(step)
+            curves.greedy.append(greedy)
+            curves.shared.append(shared)
+            measured(curves)
+            save_checkpoint(checkpoint, head, optimizer, step)
+        if step >= total:
+            break
+    head.eval()
+
+
+def measure(
+    head: Eagle3Head, held_out: Texts, collate: Collator, output: torch.Tensor, recipe: Recipe
+) -> tuple[list[float], list[float]]:
+    """Acceptance of each draft step on held-out texts, of greedy and of drawn drafts."""
+    head.eval()
+    sums = torch.zeros(3, recipe.draft_steps)
+    for batch in DataLoader(held_out, recipe.batch_size, collate_fn=collate):
+        with torch.autocast(
+            collate.device.type, recipe.autocast, enabled=recipe.autocast is not None
+        ):
+            sums += torch.stack(acceptance_of(head, batch, recipe.draft_steps, output))
+    head.train()
+    greedy, shared, count = sums
+    return (greedy / count.clamp(min=1)).tolist(), (shared / count.clamp(min=1)).tolist()
+
+
+def _schedule(
+    optimizer: torch.optim.Optimizer, total: int, done: int
+) -> torch.optim.lr_scheduler.LambdaLR:
+    """Cosine with warm-up, as after ``done`` steps."""
+    schedule: torch.optim.lr_scheduler.LambdaLR = get_cosine_schedule_with_warmup(
+        optimizer, max(1, int(WARM_UP * total)), total, last_epoch=done - 1
+    )
+    return schedule
+
+
+def _batches(texts: Texts, collate: Collator, recipe: Recipe, first: int) -> Iterator[Batch]:
+    """Batches without end, from number ``first``; their order follows from the seed alone."""
+    epoch = 0
+    per_epoch = -(-len(texts) // recipe.batch_size)
+    while True:
+        generator = torch.Generator().manual_seed((recipe.seed << 16) + epoch)
+        order = list(
+            LengthGroupedSampler(recipe.batch_size, lengths=texts.lengths, generator=generator)
+        )
+        done = max(0, first - epoch * per_epoch)
+        if done < per_epoch:
+            yield from DataLoader(
+                texts, recipe.batch_size, sampler=order[done * recipe.batch_size :],
+                collate_fn=collate,
+            )  # fmt: skip
+        epoch += 1

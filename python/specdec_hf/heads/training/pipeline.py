@@ -1,0 +1,292 @@
+"""The stages of training a head, each of which goes on where an interrupted run stopped."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from specdec_hf.cache.protocol import vocab_size_of
+from specdec_hf.heads.config import HeadConfig
+from specdec_hf.heads.eagle3 import Eagle3Head
+from specdec_hf.heads.files import save_head
+from specdec_hf.heads.training.chat import ChatFormat
+from specdec_hf.heads.training.loop import Collator, Curves, Recipe, Texts, train
+from specdec_hf.heads.training.sampling import Conversation, converse
+from specdec_hf.heads.training.states import StoredStates
+from specdec_hf.heads.training.texts import (
+    append_conversations,
+    cut_texts,
+    draft_vocabulary,
+    is_held_out,
+    read_conversations,
+)
+
+WORK = "work"  # folder of what the stages leave behind
+RUN = "run.json"  # in it: settings, times and measurements
+SAMPLING_SHARE = 0.5  # of the time, where it is bounded
+MEASUREMENTS = 12  # on held-out texts during training
+MEASURED = 48  # texts of each
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    """What is trained, and on how much.
+
+    Attributes:
+        head: the kind.
+        tokens: of all texts.
+        length: most tokens of a text.
+        turn_length: most tokens of a user's turn that the target writes.
+        rows: texts that are written at once.
+        epochs: times that the training reads all texts.
+        steps: of training; None follows from `epochs`.
+        batch_size: texts of a training step.
+        draft_steps: draft steps that the loss unrolls.
+        learning_rate: the largest one.
+        draft_vocab_size: tokens that can be drafted.
+        seed: of texts and training.
+    """
+
+    head: str = "eagle3"
+    tokens: int = 600_000
+    length: int = 384
+    turn_length: int = 96
+    rows: int = 128
+    epochs: float = 3.0
+    steps: int | None = None
+    batch_size: int = 8
+    draft_steps: int = 3
+    learning_rate: float = 1e-3
+    draft_vocab_size: int = 8192
+    seed: int = 0
+
+
+class Progress:
+    """How the pipeline tells what it does; the command line shows it."""
+
+    def stage(self, text: str, total: int) -> None:
+        """A stage of ``total`` units begins."""
+
+    def advance(self, done: int, text: str = "") -> None:
+        """So many units of the stage are done in all."""
+
+
+class Pipeline:
+    """One run of training in a folder.
+
+    Args:
+        model: the target.
+        tokenizer: its tokenizer.
+        folder: where the head goes; what the stages leave is in its folder ``work``.
+        settings: must be those that the folder was begun with.
+        progress: told what happens.
+        minutes: a bound on the whole; None means none.
+
+    Attributes:
+        curves: what the training measured.
+        seconds: time of each stage, that of interrupted runs included.
+
+    Raises:
+        ValueError: a folder that was begun with other settings, or a target that does not fit.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        folder: Path,
+        settings: TrainingSettings,
+        progress: Progress,
+        minutes: float | None = None,
+    ) -> None:
+        self.model, self.tokenizer, self.settings = model, tokenizer, settings
+        self.folder, self.progress = folder, progress
+        self.work = folder / WORK
+        self.work.mkdir(parents=True, exist_ok=True)
+        self.curves, self.seconds, self._complete = Curves(), dict[str, float](), False
+        self._run_file = self.work / RUN
+        check_begun(folder, settings)
+        if self._run_file.exists():
+            run = json.loads(self._run_file.read_text())
+            self.seconds, self._complete = run["seconds"], run["complete"]
+            self.curves = Curves(**run["curves"])
+        self._end = None if minutes is None else time.monotonic() + minutes * 60 - self.spent
+
+    @property
+    def spent(self) -> float:
+        """Seconds of all stages so far."""
+        return sum(self.seconds.values())
+
+    def run(self, prompts: Sequence[str] = (), texts: Sequence[str] = ()) -> Eagle3Head:
+        """All stages; returns the head, which `save_head` has written.
+
+        Args:
+            prompts: users' turns for the target to answer; without, it writes them.
+            texts: texts to train on, in place of the target's own.
+        """
+        with self._timed("texts"):
+            conversations = self._texts(prompts, texts)
+        head = self._head(conversations)
+        with self._timed("states"):
+            states = self._states(conversations, head)
+        with self._timed("training"):
+            self._train(head, conversations, states)
+        save_head(head, self.folder)
+        return head
+
+    def _texts(self, prompts: Sequence[str], texts: Sequence[str]) -> list[Conversation]:
+        """The conversations, of which some may be there already."""
+        s, path = self.settings, self.work / "texts.jsonl"
+        found = read_conversations(path)
+        if not self._complete:
+            held = sum(len(one.tokens) for one in found)
+            self.progress.stage("texts", s.tokens)
+            self.progress.advance(held)
+            known = {one.number for one in found}
+            made = (
+                (one for one in self._written(texts) if one.number not in known)
+                if texts
+                else self._sampled(prompts, known, held)
+            )
+            for size in append_conversations(path, made):
+                held += size
+                self.progress.advance(held)
+            found, self._complete = read_conversations(path), True
+        kinds = [is_held_out(one) for one in found]
+        if all(kinds) or not any(kinds):
+            raise ValueError(
+                "the texts must be at least 20, of which every 20th is held out, got "
+                f"{len(found)}: more tokens are needed"
+            )
+        return found
+
+    def _written(self, texts: Sequence[str]) -> Iterator[Conversation]:
+        encoded = (self.tokenizer(text)["input_ids"] for text in texts)
+        held = 0
+        for one in cut_texts(encoded, self.settings.length):
+            if held >= self.settings.tokens:
+                return
+            held += len(one.tokens)
+            yield one
+
+    def _sampled(
+        self, prompts: Sequence[str], known: Collection[int], held: int
+    ) -> Iterator[Conversation]:
+        s = self.settings
+        encoded = [
+            self.tokenizer(prompt, add_special_tokens=False)["input_ids"][: s.length // 2]
+            for prompt in prompts
+        ]
+        numbers = range(len(prompts)) if prompts else itertools.count()
+        end = self._left(SAMPLING_SHARE)
+
+        def stop(tokens: int) -> bool:
+            return held + tokens >= s.tokens or (end is not None and time.monotonic() > end)
+
+        return converse(
+            self.model, ChatFormat.of(self.model, self.tokenizer),
+            numbers=(n for n in numbers if n not in known), batch_size=s.rows, length=s.length,
+            turn_length=s.turn_length, seed=s.seed, prompts=encoded, stop=stop,
+        )  # fmt: skip
+
+    def _head(self, conversations: list[Conversation]) -> Eagle3Head:
+        """The head as training begins."""
+        vocab_size = vocab_size_of(self.model)
+        size = min(self.settings.draft_vocab_size, vocab_size)
+        head = Eagle3Head(HeadConfig.for_target(self.model, size))
+        head.tokens = torch.from_numpy(draft_vocabulary(conversations, size, vocab_size))
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.settings.seed)
+            head.begin_as(self.model)
+        head.borrow(self.model)
+        return head.to(self.model.device)
+
+    def _states(self, conversations: list[Conversation], head: Eagle3Head) -> StoredStates:
+        width = head.config.target_hidden_size * (len(head.config.layers) + 1)
+        states = StoredStates(self.work / "states.bin", conversations, width)
+        self.progress.stage("hidden states", int(states.starts[-1]))
+        done = 0
+
+        def advance(tokens: int) -> None:
+            nonlocal done
+            done += tokens
+            self.progress.advance(done)
+
+        states.fill(self.model, conversations, head.config.layers, advance)
+        return states
+
+    def _train(
+        self, head: Eagle3Head, conversations: list[Conversation], states: StoredStates
+    ) -> None:
+        s, model = self.settings, self.model
+        kinds = [is_held_out(one) for one in conversations]
+        training = Texts(conversations, states, [n for n, out in enumerate(kinds) if not out])
+        held_out = Texts(
+            conversations, states, [n for n, out in enumerate(kinds) if out][:MEASURED]
+        )
+        steps = s.steps or max(1, round(s.epochs * len(training) / s.batch_size))
+        recipe = Recipe(
+            steps, s.batch_size, s.draft_steps, s.learning_rate, s.seed,
+            None if model.dtype == torch.float32 else model.dtype,
+            measure_every=max(1, steps // MEASUREMENTS),
+        )  # fmt: skip
+        self.progress.stage("training", steps)
+        end = self._left(1.0)
+        train(
+            head, training, held_out,
+            Collator(model.get_input_embeddings(), head.config.target_hidden_size, model.device),
+            model.get_output_embeddings().weight, recipe, self.work / "checkpoint.safetensors",
+            self.curves, advance=lambda step, loss: self.progress.advance(step, f"loss {loss:.3f}"),
+            measured=lambda _: self._write(),
+            minutes=None if end is None else (end - time.monotonic()) / 60,
+        )  # fmt: skip
+
+    def _left(self, share: float) -> float | None:
+        """When the clock has used up a share of the time that is left; None without a bound."""
+        now = time.monotonic()
+        return None if self._end is None else now + share * max(self._end - now, 0.0)
+
+    @contextmanager
+    def _timed(self, stage: str) -> Iterator[None]:
+        began, before = time.monotonic(), self.seconds.get(stage, 0.0)
+        self._clock = (stage, began, before)
+        self._write()
+        try:
+            yield
+        finally:
+            self._write()
+
+    def _write(self) -> None:
+        """Write what a later run of this folder goes on from."""
+        stage, began, before = self._clock
+        self.seconds[stage] = before + time.monotonic() - began
+        content = {
+            "settings": asdict(self.settings), "seconds": self.seconds, "complete": self._complete,
+            "curves": asdict(self.curves),
+        }  # fmt: skip
+        staging = self._run_file.with_suffix(".new")
+        staging.write_text(json.dumps(content))
+        staging.replace(self._run_file)
+
+
+def check_begun(folder: Path, settings: TrainingSettings) -> None:
+    """Raises ValueError for a folder that was begun with other settings."""
+    file = folder / WORK / RUN
+    if not file.exists():
+        return
+    begun, given = json.loads(file.read_text())["settings"], asdict(settings)
+    other = [name for name in given if begun.get(name) != given[name]]
+    if other:
+        name = other[0]
+        raise ValueError(
+            f"{folder} was begun with {name} = {begun.get(name)}, got {given[name]}: give the same "
+            "settings, or another folder"
+        )

@@ -1,0 +1,145 @@
+"""What a training run tells: report.json, the model card and the picture of its curves."""
+
+from __future__ import annotations
+
+import json
+import platform
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from specdec_hf.heads.eagle3 import Eagle3Head
+from specdec_hf.heads.files import WEIGHTS
+from specdec_hf.heads.training.pipeline import Pipeline
+from specdec_hf.heads.training.texts import is_held_out, read_conversations
+
+REPORT, CARD, PICTURE = "report.json", "README.md", "training.svg"
+
+
+def collect_report(
+    pipeline: Pipeline, head: Eagle3Head, *, target: str, licence: str, command: str, data: str
+) -> dict[str, Any]:
+    """The content of report.json.
+
+    Args:
+        pipeline: after `Pipeline.run`.
+        head: that it returned.
+        target: name of the target.
+        licence: of the target, which the head's follows.
+        command: that ran.
+        data: where the texts come from.
+    """
+    texts = read_conversations(pipeline.work / "texts.jsonl")
+    curves = pipeline.curves
+    return {
+        "target": target,
+        "licence": licence,
+        "command": command,
+        "data": data,
+        "draft_vocab_size": head.config.draft_vocab_size,
+        "settings": asdict(pipeline.settings),
+        "texts": len(texts),
+        "tokens": sum(len(one.tokens) for one in texts),
+        "held_out_texts": sum(map(is_held_out, texts)),
+        "steps": curves.steps[-1],
+        "seconds": {name: round(value, 1) for name, value in pipeline.seconds.items()},
+        "loss": curves.losses[-1],
+        "greedy_acceptance": curves.greedy[-1],
+        "sampled_acceptance": curves.shared[-1],
+        "curves": asdict(curves),
+        "parameters": sum(x.numel() for x in head.parameters()),
+        "bytes": (pipeline.folder / WEIGHTS).stat().st_size,
+        "dtype": str(pipeline.model.dtype).removeprefix("torch."),
+        "device": str(pipeline.model.device),
+        "threads": torch.get_num_threads(),
+        "machine": platform.machine(),
+        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+    }
+
+
+def write_report(folder: Path, report: dict[str, Any], *, picture: bool) -> None:
+    """Write report.json, the model card, and the picture where matplotlib is there."""
+    (folder / REPORT).write_text(json.dumps(report, indent=2) + "\n")
+    (folder / CARD).write_text(model_card(report, picture=picture), encoding="utf-8")
+    if picture:
+        _draw(report["curves"]).savefig(folder / PICTURE, metadata={"Date": None})
+
+
+def model_card(report: dict[str, Any], *, picture: bool) -> str:
+    """The text of README.md."""
+    settings, seconds = report["settings"], report["seconds"]
+    rows = [
+        f"| {k} | {greedy:.3f} | {drawn:.3f} |"
+        for k, (greedy, drawn) in enumerate(
+            zip(report["greedy_acceptance"], report["sampled_acceptance"], strict=True), start=1
+        )
+    ]
+    times = ", ".join(f"{name} {value / 60:.1f} min" for name, value in seconds.items())
+    lines = [
+        "---",
+        f"license: {report['licence'].split()[0].lower()}",
+        "tags: [speculative-decoding, eagle3]",
+        "---",
+        "",
+        f"# EAGLE-3 head for {report['target']}",
+        "",
+        f"A draft head of {report['parameters']:,} parameters for speculative decoding of "
+        f"{report['target']} (arXiv 2503.01840), in the published layout. It drafts "
+        f"{report['draft_vocab_size']:,} tokens of the vocabulary, whose output matrix is that "
+        "of the target.",
+        "",
+        "```python",
+        'generate(model, **inputs, drafter="eagle3:FOLDER")',
+        "```",
+        "",
+        "## Training",
+        "",
+        f"- Data: {report['texts']:,} texts of {report['tokens']:,} tokens: {report['data']}.",
+        f"- Steps: {report['steps']:,} of {settings['batch_size']} texts, "
+        f"{settings['draft_steps']} draft steps unrolled, labels are the target's probabilities.",
+        f"- Time: {times}, on {report['threads']} threads of {report['machine']} "
+        f"({report['device']}, {report['dtype']}).",
+        f"- Command: `{report['command']}`",
+        "",
+        "## Acceptance",
+        "",
+        f"Measured on {report['held_out_texts']} texts that took no part in training, for each "
+        "draft step after accepted ones: how often the greedy draft is the target's choice, and "
+        "the acceptance probability of a drawn draft at temperature 1.",
+        "",
+        "| draft step | greedy | temperature 1 |",
+        "|---|---|---|",
+        *rows,
+        "",
+        *(["![Loss and acceptance](training.svg)", ""] if picture else []),
+        "## Licence",
+        "",
+        f"That of the target: {report['licence']}.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _draw(curves: dict[str, Any]) -> Any:
+    """Loss, and held-out acceptance, of each draft step over the steps of training."""
+    from matplotlib import rcParams  # noqa: PLC0415  # only those who want the picture need it
+    from matplotlib.figure import Figure  # noqa: PLC0415
+
+    rcParams["svg.hashsalt"] = "specdec"  # equal figures become equal files
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for k, losses in enumerate(zip(*curves["losses"], strict=True), start=1):
+        left.plot(curves["loss_steps"], losses, label=f"draft step {k}")
+    for k, greedy in enumerate(zip(*curves["greedy"], strict=True), start=1):
+        (line,) = right.plot(curves["steps"], greedy, label=f"step {k}, greedy")
+        drawn = [shares[k - 1] for shares in curves["shared"]]
+        right.plot(curves["steps"], drawn, "--", color=line.get_color(), label=f"step {k}, drawn")
+    left.set(xlabel="step", ylabel="cross-entropy")
+    right.set(xlabel="step", ylabel="acceptance on held-out texts", ylim=(0, 1))
+    for panel in (left, right):
+        panel.legend(frameon=False, fontsize="small")
+        panel.spines[["top", "right"]].set_visible(False)
+    return figure

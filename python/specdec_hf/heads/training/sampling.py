@@ -1,0 +1,148 @@
+"""Texts of the target itself: it writes a user's turn, or is given one, and answers it.
+
+Every row of the batch holds one conversation, of its own length. A row whose conversation has ended
+takes the next one, so none is idle, and keeps the keys and values of the tokens that begin all
+conversations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from specdec_hf.cache.choose import choose_cache
+from specdec_hf.cache.forward import forward_window
+from specdec_hf.heads.training.chat import ChatFormat
+from specdec_kernels import sample
+
+# Sampling parameters (temperature, top-p) of the user's turns, and of the answers in turn: drafts
+# are to be good in greedy texts and in sampled ones.
+TURN = (1.0, 0.95)
+ANSWERS = ((0.0, 1.0), (0.7, 0.9))
+
+
+@dataclass
+class Conversation:
+    """One text.
+
+    Attributes:
+        number: names it among all; its random numbers depend on nothing else but the seed.
+        tokens: all its tokens.
+        answer: where the answer begins; the number of tokens where there is none.
+    """
+
+    number: int
+    tokens: list[int]
+    answer: int
+
+
+@dataclass
+class _Row:
+    """A conversation that is being written: `tokens` beyond those fed are to be fed next."""
+
+    number: int = -1
+    tokens: list[int] = field(default_factory=list)
+    answer: int | None = None
+
+
+@torch.inference_mode()
+def converse(
+    model: Any,
+    chat: ChatFormat,
+    *,
+    numbers: Iterator[int],
+    batch_size: int,
+    length: int,
+    turn_length: int,
+    seed: int,
+    prompts: Sequence[Sequence[int]] = (),
+    stop: Callable[[int], bool] = lambda tokens: False,
+) -> Iterator[Conversation]:
+    """Conversations of the target, as they end.
+
+    Args:
+        model: causal LM.
+        chat: its format.
+        numbers: of the conversations to write, in the order of beginning them.
+        batch_size: how many are written at once.
+        length: most tokens of one.
+        turn_length: most tokens of a user's turn that the model writes.
+        seed: of all random numbers.
+        prompts: users' turns, where conversation n has turn n of them; without, the model writes
+            them.
+        stop: given the number of tokens of all conversations, those that are not complete included,
+            says whether to stop; these then end where they are.
+
+    Raises:
+        ValueError: a model that cannot run a ragged batch.
+    """
+    head = list(chat.before)
+    cache, _ = choose_cache(model, batch_size, length + 1, "spec")
+    device = model.device
+    begin = torch.tensor([head], device=device).expand(batch_size, -1)
+    if len(head) > 1:
+        forward_window(model, cache, begin[:, :-1], np.zeros(batch_size, dtype=np.int64), keep=1)
+    rows = [_Row() for _ in range(batch_size)]
+    parameters = np.zeros((batch_size, 2), dtype=np.float32)
+    written = 0
+
+    def next_one(b: int) -> None:
+        number = next(numbers, -1)
+        tokens = list(head)
+        rows[b] = _Row(number, tokens, None if chat.between else len(head))
+        parameters[b] = TURN
+        if number >= 0 and prompts:
+            tokens.extend(prompts[number])
+            _begin_answer(rows[b], chat, parameters[b])
+
+    for b in range(batch_size):
+        next_one(b)
+    lengths = np.full(batch_size, len(head) - 1, dtype=np.int64)
+    while any(row.number >= 0 for row in rows):
+        fed = torch.tensor([[row.tokens[n]] for row, n in zip(rows, lengths, strict=True)])
+        logits = forward_window(model, cache, fed.to(device), lengths, keep=1)[:, -1]
+        lengths = lengths + 1
+        drawn = sample(
+            logits,
+            temperature=torch.from_numpy(parameters[:, 0]).to(device),
+            top_p=torch.from_numpy(parameters[:, 1]).to(device),
+            seeds=torch.tensor([(seed << 32) + max(r.number, 0) for r in rows], device=device),
+            positions=torch.from_numpy(lengths.copy()).to(device),
+        ).tokens.tolist()
+        for b, row in enumerate(rows):
+            if row.number < 0:
+                lengths[b] = len(head) - 1
+                continue
+            if len(row.tokens) > lengths[b]:
+                continue  # a token of the format or of a prompt is next
+            token = drawn[b]
+            row.tokens.append(token)
+            ended = token in chat.ends or token < 0
+            if row.answer is None and chat.between:
+                if ended or len(row.tokens) - len(head) >= turn_length:
+                    row.tokens.pop()
+                    _begin_answer(row, chat, parameters[b])
+            elif ended or len(row.tokens) >= length:
+                yield _ended(row)
+                written += len(row.tokens)
+                next_one(b)
+                lengths[b] = len(head) - 1
+        if stop(written + int(lengths.sum())):
+            yield from (_ended(row) for row in rows if row.answer is not None)
+            return
+        cache.truncate(lengths)
+
+
+def _begin_answer(row: _Row, chat: ChatFormat, parameters: Any) -> None:
+    row.tokens.extend(chat.between)
+    row.answer = len(row.tokens)
+    parameters[:] = ANSWERS[row.number % len(ANSWERS)]
+
+
+def _ended(row: _Row) -> Conversation:
+    answer = len(row.tokens) if row.answer is None else row.answer
+    return Conversation(row.number, row.tokens, answer)

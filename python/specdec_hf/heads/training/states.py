@@ -1,0 +1,97 @@
+"""The target's hidden states over all conversations, in one file that is mapped into memory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from specdec_hf.heads.training.sampling import Conversation
+
+TOKENS_AT_ONCE = 4096  # of one forward, padding included
+
+
+class StoredStates:
+    """Rows of bfloat16: for each token the states after the chosen layers, then the final one.
+
+    The final state is the input of the target's output matrix, so that its logits can be computed
+    again for any part of the vocabulary.
+
+    Args:
+        path: the file; one beside it counts what has been written.
+        conversations: whose tokens the rows belong to, one after the other.
+        width: numbers of a row.
+    """
+
+    def __init__(self, path: Path, conversations: Sequence[Conversation], width: int) -> None:
+        self.lengths = np.array([len(one.tokens) for one in conversations])
+        self.starts = np.concatenate([[0], np.cumsum(self.lengths)])
+        self._done = path.with_suffix(".json")
+        total = int(self.starts[-1])
+        self.rows = torch.from_file(
+            str(path), shared=True, size=total * width, dtype=torch.bfloat16
+        ).view(total, width)
+
+    def of(self, number: int) -> torch.Tensor:
+        """The rows [n, width] of one conversation."""
+        return self.rows[self.starts[number] : self.starts[number + 1]]
+
+    @property
+    def batches_done(self) -> int:
+        """How many batches of `fill` have been written."""
+        if not self._done.exists():
+            return 0
+        done: int = json.loads(self._done.read_text())["batches"]
+        return done
+
+    @torch.inference_mode()
+    def fill(
+        self,
+        model: Any,
+        conversations: Sequence[Conversation],
+        layers: Sequence[int],
+        advance: Callable[[int], None],
+    ) -> None:
+        """Compute the rows that are missing.
+
+        Args:
+            model: the target.
+            conversations: as in the constructor.
+            layers: after which the states are taken.
+            advance: told how many tokens were done.
+        """
+        decoder = model.get_decoder()
+        written = self.batches_done
+        for number, batch in enumerate(_batches(self.lengths)):
+            if number >= written:
+                longest = int(self.lengths[batch].max())
+                ids = np.zeros((len(batch), longest), dtype=np.int64)
+                for row, one in enumerate(batch):
+                    ids[row, : self.lengths[one]] = conversations[one].tokens
+                out = decoder(
+                    input_ids=torch.from_numpy(ids).to(model.device),
+                    output_hidden_states=True,
+                    use_cache=False,
+                )
+                chosen = [*(out.hidden_states[i] for i in layers), out.last_hidden_state]
+                states = torch.cat(chosen, dim=-1).to("cpu", torch.bfloat16)
+                for row, one in enumerate(batch):
+                    self.of(one)[:] = states[row, : self.lengths[one]]
+                self._done.write_text(json.dumps({"batches": number + 1}))
+            advance(int(self.lengths[batch].sum()))
+
+
+def _batches(lengths: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    """Numbers of conversations of similar length, so that little is padding."""
+    order = np.argsort(-lengths, kind="stable")
+    batches, first = [], 0
+    while first < len(order):
+        size = max(1, TOKENS_AT_ONCE // int(lengths[order[first]]))
+        batches.append(order[first : first + size])
+        first += size
+    return batches

@@ -1,0 +1,133 @@
+"""The loss of an EAGLE-3 head: several draft steps, each on the head's own outputs.
+
+The first step reads the target's features at every place of a text, and the others read the hidden
+states that the step before gave there ("training-time test"). A query of step k sees the pairs of
+the target's features up to its own place, and of the later steps only those at its place: drafting
+has just these in the cache.
+
+Source: EAGLE-3, arXiv 2503.01840, section 3.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+
+from specdec_hf.heads.eagle3 import Eagle3Head
+
+DECAY = 0.8  # weight of a draft step, relative to the one before it
+
+
+@dataclass
+class Batch:
+    """Texts of a training step, padded on the right.
+
+    Attributes:
+        tokens: [B, T] int64.
+        embeddings: [B, T, E] of the target.
+        features: [B, T, layers * E].
+        final: [B, T, E], the input of the target's output matrix.
+        lengths: [B] int64.
+        answers: [B] int64, where the answer begins.
+    """
+
+    tokens: torch.Tensor
+    embeddings: torch.Tensor
+    features: torch.Tensor
+    final: torch.Tensor
+    lengths: torch.Tensor
+    answers: torch.Tensor
+
+    def places(self, step: int, *, answers: bool = False) -> torch.Tensor:
+        """[B, T - step] bool, the places whose draft ``step`` has a target.
+
+        Args:
+            step: from 1; its pair at place t holds token t + step.
+            answers: only where the drafted token belongs to an answer.
+        """
+        ends = torch.arange(step, self.tokens.shape[1], device=self.tokens.device)
+        valid = ends < self.lengths[:, None]
+        return valid & (ends + 1 >= self.answers[:, None]) if answers else valid
+
+
+def unroll(head: Eagle3Head, batch: Batch, steps: int) -> Iterator[torch.Tensor]:
+    """Logits [B, T - k, draft vocabulary] of each draft step k, from 1."""
+    hidden = head.fuse(batch.features)
+    keys: list[torch.Tensor] = []
+    values: list[torch.Tensor] = []
+    size = batch.tokens.shape[1]
+    places = torch.arange(size, device=batch.tokens.device)[None]
+    for step in range(1, steps + 1):
+        embeddings = functional.pad(batch.embeddings[:, step:], (0, 0, 0, step))
+        q, k, v = head.midlayer.project(embeddings, hidden, head.turns(places + step - 1))
+        share = q.shape[1] // k.shape[1]
+        keys.append(k.repeat_interleave(share, dim=1))
+        values.append(v.repeat_interleave(share, dim=1))
+        hidden = head.midlayer.finish(hidden, _attend(q, keys, values))
+        yield head.logits(hidden[:, : size - step])
+
+
+def _attend(
+    q: torch.Tensor, keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor]
+) -> torch.Tensor:
+    """Attention [B, H, T, D]: causal over the first step's keys, and to its own place in others."""
+    if len(keys) == 1:
+        return functional.scaled_dot_product_attention(q, keys[0], values[0], is_causal=True)
+    size = q.shape[2]
+    hidden = torch.ones((size, size), dtype=torch.bool, device=q.device).triu(1)
+    scores = (q @ keys[0].transpose(2, 3)).masked_fill(hidden, -torch.inf)
+    own = [(q * key).sum(dim=-1, keepdim=True) for key in keys[1:]]
+    weights = (torch.cat([scores, *own], dim=-1) / math.sqrt(q.shape[-1])).softmax(dim=-1)
+    weights = weights.to(q.dtype)
+    out = weights[..., :size] @ values[0]
+    for n, value in enumerate(values[1:]):
+        out = out + weights[..., size + n, None] * value
+    return out
+
+
+def loss_of(head: Eagle3Head, batch: Batch, steps: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """The weighted loss, and the cross-entropy of each draft step.
+
+    The labels are the target's probabilities over the draft vocabulary, not its choices.
+    """
+    with torch.no_grad():
+        labels = functional.linear(batch.final, head.lm_head.to(batch.final.dtype)).float()
+        labels = labels.softmax(dim=-1)
+    total = torch.zeros((), device=batch.tokens.device)
+    losses = []
+    for step, logits in enumerate(unroll(head, batch, steps), start=1):
+        valid = batch.places(step)
+        loss = functional.cross_entropy(logits[valid].float(), labels[:, step:][valid])
+        losses.append(loss.detach())
+        total = total + DECAY ** (step - 1) * loss
+    return total, losses
+
+
+@torch.no_grad()
+def acceptance_of(
+    head: Eagle3Head, batch: Batch, steps: int, output: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Sums over the answers' places, each [steps] on the host.
+
+    Args:
+        head, batch, steps: as above.
+        output: [V, E], the target's output matrix.
+
+    Returns:
+        The greedy drafts that are the target's most likely token; the shared probability of draft
+        and target at temperature 1 (the acceptance probability of a drawn draft); and the number of
+        places. All drafts before it are taken for accepted.
+    """
+    sums = torch.zeros(3, steps)
+    for step, logits in enumerate(unroll(head, batch, steps), start=1):
+        valid = batch.places(step, answers=True)
+        rows = functional.linear(batch.final[:, step:][valid], output.to(batch.final.dtype))
+        target, draft = rows.float().softmax(dim=-1), logits[valid].float().softmax(dim=-1)
+        equal = head.tokens[draft.argmax(dim=-1)] == target.argmax(dim=-1)
+        shared = torch.minimum(target[:, head.tokens], draft).sum(dim=-1)
+        sums[:, step - 1] = torch.stack([equal.sum(), shared.sum(), valid.sum()]).float().cpu()
+    return sums[0], sums[1], sums[2]

@@ -1,0 +1,79 @@
+"""The command ``train``."""
+
+import json
+
+import pytest
+from specdec_hf.heads.files import load_head
+from support.cli_models import folder, invoke, one_line_error  # noqa: F401
+from support.hf_models import one_thread  # noqa: F401  # autouse here
+
+SMALL = ("--tokens", 900, "--length", 24, "--rows", 8, "--steps", 12, "--batch-size", 4)
+
+
+@pytest.mark.slow
+def test_train_writes_a_head_that_drafts(folder, tmp_path):  # noqa: F811
+    output = tmp_path / "head"
+    result = invoke("train", "--model", folder, "--output", output, "--dtype", "float32", *SMALL)
+    assert result.exit_code == 0, result.output
+    assert "held-out acceptance of draft 1, 2, ...:" in " ".join(result.output.split())
+    report = json.loads((output / "report.json").read_text())
+    assert report["steps"] == 12
+    assert report["tokens"] >= 800
+    assert len(report["greedy_acceptance"]) == len(report["loss"]) == 3
+    assert report["bytes"] == (output / "model.safetensors").stat().st_size
+    card = (output / "README.md").read_text()
+    assert f"{report['tokens']:,} tokens" in card
+    assert str(tmp_path) not in card + json.dumps(report)
+    assert (output / "training.svg").read_text().startswith("<?xml")
+    assert load_head(output).config.draft_vocab_size == 258
+    result = invoke(
+        "generate", "--model", folder, "--prompt", "ab ab ab", "--drafter", f"eagle3:{output}",
+        "--max-new-tokens", 8,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+
+
+def test_given_texts_and_prompts_are_read(folder, tmp_path):  # noqa: F811
+    texts, prompts = tmp_path / "a.txt", tmp_path / "prompts.jsonl"
+    texts.write_text("one two three " * 80)
+    prompts.write_text('{"turns": ["hey you"]}\n' * 24)
+    for option, path in (("--texts", texts), ("--prompts", prompts)):
+        output = tmp_path / option
+        result = invoke(
+            "train", "--model", folder, "--output", output, option, path, *SMALL[:-4],
+            "--steps", 1, "--dtype", "float32",
+        )  # fmt: skip
+        assert result.exit_code == 0, result.output
+    lines = [json.loads(line) for line in (output / "work" / "texts.jsonl").open()]
+    assert sorted(one["number"] for one in lines) == list(range(24))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--head", "medusa"), "--head must be one of eagle3, got 'medusa'"),
+        (("--tokens", 0), "--tokens must be at least 1, got 0"),
+        (("--length", 7), "--length must be at least 8, got 7"),
+        (("--minutes", 0), "--minutes must be above 0 and finite, got 0.0"),
+        (("--seed", -1), "--seed must be in [0, 2**31), got -1"),
+        (("--dtype", "auto"), "--dtype must be one of float32, bfloat16, float16, got 'auto'"),
+        (("--device", "tpu"), "--device must be cpu, cuda, cuda:N or mps, got 'tpu'"),
+        (("--model", "/nowhere"), "--model must be embedded, a model folder"),
+        (("--texts", "/nowhere"), "--texts: cannot read /nowhere: No such file"),
+        (("--prompts", "/nowhere"), "cannot read prompt file /nowhere"),
+        (("--prompts", "-", "--texts", __file__), "give either --prompts FILE or --texts FILE"),
+        (("--output", "/nowhere/head"), "--output: folder /nowhere does not exist"),
+        (("--output", __file__), "--output must name a folder"),
+    ],
+)
+def test_wrong_input_gets_one_line(arguments, message, tmp_path):
+    given = ("train", "--output", tmp_path, *arguments)
+    assert message in one_line_error(*given)
+
+
+def test_a_folder_begun_with_other_settings_gets_one_line(folder, tmp_path):  # noqa: F811
+    (tmp_path / "work").mkdir()
+    begun = {"settings": {"head": "medusa"}, "seconds": {}, "complete": False, "curves": {}}
+    (tmp_path / "work" / "run.json").write_text(json.dumps(begun))
+    line = one_line_error("train", "--model", folder, "--output", tmp_path, *SMALL)
+    assert "was begun with head = medusa, got eagle3" in line

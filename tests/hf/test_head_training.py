@@ -1,0 +1,184 @@
+"""Training of heads: the texts, the loop, and runs that were interrupted."""
+
+import dataclasses
+
+import pytest
+import torch
+from specdec_hf import generate
+from specdec_hf.drafters.heads.eagle3 import Eagle3Drafter
+from specdec_hf.heads.files import load_head
+from specdec_hf.heads.training.chat import ChatFormat
+from specdec_hf.heads.training.pipeline import Pipeline, Progress, TrainingSettings
+from specdec_hf.heads.training.sampling import converse
+from specdec_hf.heads.training.texts import append_conversations, read_conversations
+from support import hf_models
+from support.cli_models import END, tokenizer
+from support.hf_models import one_thread  # noqa: F401  # autouse here
+
+CHAT = ChatFormat((1, 2), (3, 4), frozenset({3}))
+SMALL = TrainingSettings(
+    tokens=900, length=24, turn_length=8, rows=8, steps=30, batch_size=4, learning_rate=5e-3,
+    draft_vocab_size=30,
+)  # fmt: skip
+
+
+def conversations(model, numbers=range(7), **kwargs):
+    settings = {"batch_size": 3, "length": 20, "turn_length": 8, "seed": 1} | kwargs
+    made = converse(model, CHAT, numbers=iter(numbers), **settings)
+    return {one.number: one for one in made}
+
+
+def test_a_text_does_not_depend_on_those_written_beside_it():
+    model = hf_models.build("llama", vocab_size=40)
+    together, alone = conversations(model), conversations(model, batch_size=1)
+    assert together == alone
+    assert together.keys() == set(range(7))
+    assert len({tuple(one.tokens) for one in together.values()}) == 7
+
+
+def test_texts_follow_the_format():
+    for one in conversations(hf_models.build("llama", vocab_size=40)).values():
+        turn = one.tokens[2 : one.answer - 2]
+        assert one.tokens[:2] == [1, 2]
+        assert one.tokens[one.answer - 2 : one.answer] == [3, 4]
+        assert 0 < len(turn) <= 8
+        assert 3 not in [*turn, *one.tokens[one.answer : -1]]
+        assert len(one.tokens) == 20 or one.tokens[-1] == 3
+
+
+def test_prompts_are_answered_as_generate_answers_them():
+    """Every second answer is greedy."""
+    model = hf_models.build("llama", vocab_size=40)
+    prompts = [[5], [7, 9, 11, 6, 30, 31], [8, 8, 8]]
+    made = conversations(model, range(3), prompts=prompts, batch_size=2)
+    for number in (0, 2):
+        one, given = made[number], [1, 2, *prompts[number], 3, 4]
+        assert one.answer == len(given)
+        want = model.generate(
+            torch.tensor([given]), attention_mask=torch.ones(1, len(given)), do_sample=False,
+            max_new_tokens=20 - len(given), eos_token_id=3,
+        )  # fmt: skip
+        assert one.tokens == want[0].tolist()
+
+
+def test_the_format_is_that_of_the_chat_template():
+    model = hf_models.build("llama", vocab_size=END + 1)
+    made = tokenizer()
+    chat = ChatFormat.of(model, made)
+    ids = made.apply_chat_template(
+        [{"role": "user", "content": "hey"}], add_generation_prompt=True, return_dict=False
+    )
+    assert [*chat.before, *made("hey")["input_ids"], *chat.between] == ids
+    assert END in chat.ends
+    plain = ChatFormat.of(model, tokenizer(None))
+    assert (plain.before, plain.between) == ((END,), ())
+
+
+def test_a_cut_line_of_an_interrupted_run_is_left_out(tmp_path):
+    path = tmp_path / "texts.jsonl"
+    made = conversations(hf_models.build("llama", vocab_size=40))
+    for _ in append_conversations(path, [made[1], made[0]]):
+        pass
+    path.write_text(path.read_text()[:-5])
+    for _ in append_conversations(path, [made[2]]):
+        pass
+    assert read_conversations(path) == [made[1], made[2]]
+
+
+class Interrupted(Exception):
+    pass
+
+
+class Interrupting(Progress):
+    """Ends a run in the middle of a stage."""
+
+    def __init__(self, stage="", after=0):
+        self.at, self.after = stage, after
+
+    def stage(self, text, total):
+        self.now = text
+
+    def advance(self, done, text=""):
+        if self.now == self.at and done >= self.after:
+            raise Interrupted
+
+
+def trained(model, folder, progress=None, settings=SMALL, **kwargs):
+    pipeline = Pipeline(model, tokenizer(), folder, settings, progress or Progress())
+    return pipeline, pipeline.run(**kwargs)
+
+
+@pytest.fixture(scope="module")
+def target():
+    return hf_models.build("llama", vocab_size=END + 1)
+
+
+@pytest.fixture(scope="module")
+def texts():
+    """Few different ones, so that a head can learn them by heart."""
+    return ["the cat sat on the mat and ate. ", "a dog ran over the hill. "] * 14
+
+
+@pytest.fixture(scope="module")
+def whole(target, texts, tmp_path_factory):
+    """An unbroken run."""
+    return trained(target, tmp_path_factory.mktemp("whole"), texts=texts)
+
+
+def test_the_loss_falls_and_acceptance_rises(target, texts, tmp_path):
+    settings = dataclasses.replace(SMALL, steps=120, draft_vocab_size=END + 1)
+    pipeline, head = trained(target, tmp_path, settings=settings, texts=texts)
+    curves = pipeline.curves
+    for step in range(3):
+        assert curves.losses[-1][step] < curves.losses[0][step] - 0.05
+    assert curves.shared[-1][0] > curves.shared[0][0]
+    drafter = Eagle3Drafter(head)
+    inputs = tokenizer()(texts[0], return_tensors="pt", return_token_type_ids=False)
+    out = generate(
+        target, **inputs, drafter=drafter, max_new_tokens=12, guard=False,
+        return_dict_in_generate=True,
+    )  # fmt: skip
+    assert out.stats.drafted > 0
+
+
+@pytest.mark.parametrize(
+    ("stage", "after"), [("texts", 300), ("hidden states", 300), ("training", 17)]
+)
+def test_an_interrupted_run_ends_with_the_same_weights(
+    stage, after, target, texts, whole, tmp_path
+):
+    with pytest.raises(Interrupted):
+        trained(target, tmp_path, Interrupting(stage, after), texts=texts)
+    _, head = trained(target, tmp_path, texts=texts)
+    want = whole[1].state_dict()
+    assert all(torch.equal(x, want[name]) for name, x in head.state_dict().items())
+
+
+def test_a_finished_run_is_not_made_again(whole, target, texts):
+    pipeline, head = whole
+    again, read = trained(target, pipeline.folder, Interrupting("training", 1), texts=texts)
+    assert again.curves == pipeline.curves
+    assert again.curves.steps[-1] == 30
+    want = head.state_dict()
+    assert all(torch.equal(x, want[name]) for name, x in read.state_dict().items())
+    assert load_head(pipeline.folder).tokens.tolist() == head.tokens.tolist()
+
+
+def test_a_folder_of_other_settings_is_refused(whole, target):
+    other = dataclasses.replace(SMALL, seed=5)
+    with pytest.raises(ValueError, match="was begun with seed = 0, got 5"):
+        Pipeline(target, tokenizer(), whole[0].folder, other, Progress())
+
+
+def test_too_few_texts_are_refused(target, tmp_path):
+    with pytest.raises(ValueError, match=r"texts must be at least 20, .* got 1"):
+        trained(target, tmp_path, texts=["hey you"])
+
+
+def test_a_bound_on_the_time_is_kept(target, tmp_path):
+    """The model writes texts for half of the time at most."""
+    settings = dataclasses.replace(SMALL, tokens=10**9, steps=10**6)
+    pipeline = Pipeline(target, tokenizer(), tmp_path, settings, Progress(), minutes=0.05)
+    pipeline.run()
+    assert pipeline.spent < 10
+    assert 20 < pipeline.curves.steps[-1] < 10**6

@@ -1,0 +1,68 @@
+"""Small heads for tiny targets, and what a head must draft by a forward over the whole text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from specdec_hf.heads.config import HeadConfig
+from specdec_hf.heads.eagle3 import Eagle3Head
+from specdec_hf.heads.files import save_head
+from specdec_hf.heads.training.unrolled import Batch, unroll
+
+
+def head_for(target: Any, tokens: Any = None, noise: float = 0.0) -> Eagle3Head:
+    """An untrained head that begins as the target's last layer.
+
+    Args:
+        target: a tiny model.
+        tokens: ids of the draft vocabulary, all but the last where not given.
+        noise: standard deviation of what is added to each weight, so that no term is negligible.
+    """
+    if tokens is None:
+        tokens = range(target.config.vocab_size - 1)
+    head = Eagle3Head(HeadConfig.for_target(target, len(tokens)))
+    head.tokens = torch.tensor(list(tokens))
+    state = torch.get_rng_state()
+    torch.manual_seed(0)
+    head.begin_as(target)
+    with torch.no_grad():
+        for weight in head.parameters():
+            weight.add_(noise * torch.randn_like(weight))
+    torch.set_rng_state(state)
+    head.borrow(target)
+    return head.eval()
+
+
+def head_folder(target: Any, folder: Path) -> Path:
+    """The folder of such a head."""
+    path = folder / "head"
+    save_head(head_for(target), path, torch.float32)
+    return path
+
+
+@torch.no_grad()
+def expected_logits(
+    target: Any, head: Eagle3Head, tokens: list[int], drafts: list[int]
+) -> torch.Tensor:
+    """Logits [draft vocabulary] of the draft that follows a text and some drafts.
+
+    Args:
+        target: the target.
+        head: the head.
+        tokens: committed ones, the pending one included.
+        drafts: tokens of the path from the pending one down.
+    """
+    ids = torch.tensor([tokens])
+    states = target(ids[:, :-1], output_hidden_states=True).hidden_states
+    features = torch.cat([states[layer] for layer in head.config.layers], dim=-1)
+    size = len(tokens) + len(drafts)
+    whole = torch.tensor([[*tokens, *drafts]])
+    features = torch.nn.functional.pad(features, (0, 0, 0, size - features.shape[1]))
+    batch = Batch(
+        whole, target.get_input_embeddings()(whole), features, features,
+        torch.tensor([size]), torch.tensor([0]),
+    )  # fmt: skip
+    *_, logits = unroll(head, batch, len(drafts) + 1)
+    return logits[0, len(tokens) - 2]
