@@ -3,8 +3,9 @@
     python examples/llama_cpp_speculative.py model.gguf "The prompt"
 
 Drafts are copied from the text so far. The rule is `match`: the text is the one that the model
-samples alone with the same noise, as far as its logits do not depend on how many tokens it reads at
-once.
+samples alone with the same noise. For that its logits must not depend on how many tokens it reads
+at once. llama.cpp computes a single token by other kernels, which round differently, so every call
+here reads at least two.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ def generate(
         text.append(emitted)
         tokens += emitted.tolist()
         calls += 1
-        llm.n_tokens = len(tokens) - 1  # the next eval removes the rejected drafts from the cache
+        # The next eval removes the rejected drafts from the cache, and reads the last two tokens.
+        llm.n_tokens = len(tokens) - 2
         if tokens[-1] == llm.token_eos():
             break
     return tokens, calls

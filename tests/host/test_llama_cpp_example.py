@@ -25,15 +25,17 @@ def generate():
 
 
 class StandIn:
-    """Logits that depend on the last two tokens. `eval` reads behind `n_tokens`, as llama.cpp does.
+    """Its logits depend on the last three tokens. As in llama.cpp, `eval` reads behind `n_tokens`.
+
+    A token that is read alone has other logits; in llama.cpp other kernels compute and round them.
 
     keeps: rejected drafts stay in the cache, as if nobody had rolled it back.
     """
 
     def __init__(self, vocab=9, keeps=False):
         self.table = np.random.default_rng(0).normal(0, 2, (vocab, vocab, vocab))
-        self.scores = np.zeros((128, vocab), np.single)
-        self.input_ids = np.zeros(128, np.intc)
+        self.scores = np.zeros((512, vocab), np.single)
+        self.input_ids = np.zeros(512, np.intc)
         self.keeps = keeps
         self.reset()
 
@@ -47,7 +49,10 @@ class StandIn:
         begin = self.end if self.keeps else self.n_tokens
         for i, token in enumerate(tokens, begin):
             self.input_ids[i] = token
-            self.scores[i] = self.table[self.input_ids[i - 1] if i else 0, token]
+            above = self.input_ids[max(i - 2, 0) : i].sum() % len(self.table)
+            self.scores[i] = self.table[above, token]
+            if len(tokens) == 1:
+                self.scores[i] = self.scores[i, ::-1]
         self.n_tokens = self.end = begin + len(tokens)
 
 
