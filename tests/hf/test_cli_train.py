@@ -4,7 +4,9 @@ import json
 
 import pytest
 from specdec_hf.heads.files import load_head
+from support import hf_models
 from support.cli_models import folder, invoke, one_line_error  # noqa: F401
+from support.heads import head_folder
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 
 SMALL = ("--tokens", 900, "--length", 24, "--rows", 8, "--steps", 12, "--batch-size", 4)
@@ -77,3 +79,13 @@ def test_a_folder_begun_with_other_settings_gets_one_line(folder, tmp_path):  # 
     (tmp_path / "work" / "run.json").write_text(json.dumps(begun))
     line = one_line_error("train", "--model", folder, "--output", tmp_path, *SMALL)
     assert "was begun with head = medusa, got eagle3" in line
+
+
+def test_a_folder_without_a_head_gets_one_line(folder, tmp_path):  # noqa: F811
+    given = ("generate", "--model", folder, "--prompt", "a", "--drafter")
+    missing = tmp_path / "nowhere"
+    assert f"folder {missing} does not exist" in one_line_error(*given, f"eagle3:{missing}")
+    assert "cannot read a head's" in one_line_error(*given, f"eagle3_chain:{tmp_path}")
+    head = head_folder(hf_models.build("llama", vocab_size=7), tmp_path)
+    line = one_line_error(*given, f"eagle3:{head}")
+    assert "trained for a model with a vocabulary of 7, got 258" in line

@@ -125,8 +125,9 @@ def whole(target, texts, tmp_path_factory):
     return trained(target, tmp_path_factory.mktemp("whole"), texts=texts)
 
 
+@pytest.mark.slow
 def test_the_loss_falls_and_acceptance_rises(target, texts, tmp_path):
-    settings = dataclasses.replace(SMALL, steps=120, draft_vocab_size=END + 1)
+    settings = dataclasses.replace(SMALL, steps=60, draft_vocab_size=END + 1)
     pipeline, head = trained(target, tmp_path, settings=settings, texts=texts)
     curves = pipeline.curves
     for step in range(3):
@@ -175,10 +176,11 @@ def test_too_few_texts_are_refused(target, tmp_path):
         trained(target, tmp_path, texts=["hey you"])
 
 
+@pytest.mark.slow
 def test_a_bound_on_the_time_is_kept(target, tmp_path):
     """The model writes texts for half of the time at most."""
     settings = dataclasses.replace(SMALL, tokens=10**9, steps=10**6)
-    pipeline = Pipeline(target, tokenizer(), tmp_path, settings, Progress(), minutes=0.05)
+    pipeline = Pipeline(target, tokenizer(), tmp_path, settings, Progress(), minutes=0.02)
     pipeline.run()
     assert pipeline.spent < 10
     assert 20 < pipeline.curves.steps[-1] < 10**6

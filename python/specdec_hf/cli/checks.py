@@ -12,7 +12,7 @@ from specdec_hf.cli.files import check_readable
 from specdec_hf.cli.options import CLI_NUM_ASSISTANT_TOKENS
 from specdec_hf.cli.sources import Source, find_model
 from specdec_hf.cli.terminal import fail
-from specdec_hf.drafters.registry import DRAFTERS, FILE, Entry, entry_of, value_of
+from specdec_hf.drafters.registry import DRAFTERS, FILE, FOLDER, Entry, entry_of, value_of
 from specdec_hf.schedules.base import LONGEST_DRAFT
 from specdec_hf.schedules.registry import SCHEDULES, make_schedule, tree_schedules
 from specdec_hf.trees.layouts import TrieTree, as_layout
@@ -235,6 +235,8 @@ def _find_drafter(name: str) -> Source | None:
     value, kinds = value_of(name), entry.value.split("|")
     if value and FILE in kinds and not ("N" in kinds and value.isdecimal()):
         check_readable("--drafter", Path(value))
+    if FOLDER in kinds and not Path(value).is_dir():
+        fail(f"--drafter {name}: folder {value} does not exist")
     return None
 
 
