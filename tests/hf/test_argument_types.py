@@ -63,6 +63,14 @@ OF_LOOP = {
         (1, "self_check must be True or False, got 1"),
         (None, "self_check must be True or False, got None"),
     ],
+    "compile": [
+        (1, "compile must be True or False, got 1"),
+        (None, "compile must be True or False, got None"),
+    ],
+    "fixed_width": [
+        (True, "fixed_width must be an integer, got True"),
+        (8.0, "fixed_width must be an integer, got 8.0"),
+    ],
     "streamer": [(3, "streamer must be None or an object with put() and end(), got 3")],
 }
 INTEGER = [(True, "got True"), (1.5, "got 1.5"), ("3", "got '3'")]

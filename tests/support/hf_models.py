@@ -71,7 +71,7 @@ def build(
     torch.manual_seed(seed)
     try:
         if name == "llama":
-            model: Any = LlamaForCausalLM(LlamaConfig(**common, **more))
+            model: Any = LlamaForCausalLM(LlamaConfig(**{**common, **more}))
         elif name == "mistral":
             model = MistralForCausalLM(MistralConfig(**common, **more))
         elif name == "qwen2":

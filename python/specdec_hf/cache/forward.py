@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from specdec_hf.cache.model_call import run_model
 from specdec_hf.cache.protocol import Lengths, RollbackCache
 from specdec_hf.cache.spec_cache import SpecCache
 
@@ -45,6 +44,4 @@ def forward_tree(
     Returns:
         Logits [B, n, V].
     """
-    skip = parents.shape[1] + 1 - tokens.shape[1]
-    inputs = cache.tree_window(roots, parents, skip)
-    return run_model(model, cache, tokens, inputs, tokens.shape[1])
+    return cache.forward_tree(tokens, roots, parents)

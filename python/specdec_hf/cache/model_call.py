@@ -25,7 +25,8 @@ def run_model(
         inputs["logits_to_keep"] = keep
     if cache.hidden_states is not None:
         inputs["output_hidden_states"] = True
-    output = model(input_ids=tokens, use_cache=True, return_dict=True, **inputs)
+    forward = model if cache.compiled is None else cache.compiled
+    output = forward(input_ids=tokens, use_cache=True, return_dict=True, **inputs)
     if cache.hidden_states is not None:
         add_hidden_states(cache, output.hidden_states)
     logits: torch.Tensor = output.logits

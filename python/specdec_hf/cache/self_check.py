@@ -110,7 +110,7 @@ def _measure(model: Any, kind: str, plan: CheckPlan, encoded: Encoded | None) ->
     for b, position, row in rows:
         if row.shape != own[b][position].shape:
             return Fit(reason=f"its logits are {list(row.shape)}, not {list(own[b][0].shape)}")
-    difference = _largest_difference(rows, own)
+    difference = largest_difference(rows, own)
     if not math.isfinite(difference) and not bool(
         logits_alone(model, plan.fed, encoded).isfinite().all()
     ):
@@ -157,7 +157,8 @@ def _rows_through_cache(
     return rows, frozenset(cache.omitted if isinstance(cache, SpecCache) else ())
 
 
-def _largest_difference(rows: Sequence[Row], own: Sequence[torch.Tensor]) -> float:
+def largest_difference(rows: Sequence[Row], own: Sequence[torch.Tensor]) -> float:
+    """The largest distance of rows of logits from those of the texts ``own`` [n, V]."""
     difference = 0.0
     for b, position, row in rows:
         apart = distance(row, own[b][position])

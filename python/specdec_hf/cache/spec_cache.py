@@ -12,96 +12,20 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers.cache_utils import Cache, CacheLayerMixin, get_layer_types_and_kwargs
+from torch.nn.functional import pad
+from transformers.cache_utils import Cache, get_layer_types_and_kwargs
 
 from specdec_hf.cache.hidden_states import HiddenStates
 from specdec_hf.cache.model_call import run_model
 from specdec_hf.cache.protocol import Lengths, context_length
-from specdec_kernels import kv_append_, kv_compact_, tree_attention
+from specdec_hf.cache.spec_layer import Cursor, SpecLayer
+from specdec_hf.cache.widths import Widths, padded
+from specdec_kernels import kv_compact_, tree_attention
 
 # A "dummy" layer has no cache of its own: it reads that of an earlier layer, or attends to nothing.
 MASKED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention", "dummy"})
 # The forwards of a sequence alone that need no mask; see `SpecCache`.
 FIRST, SINGLE = "first tokens", "single token"
-
-
-class _Cursor:
-    """Where the next forward writes, and how many slots it sees; all layers share one object.
-
-    Attributes:
-        starts: [B], slot of each sequence's first new token.
-        past: the largest of them on the host: how many tokens precede the forward's. Models that
-            take no position ids count on from it.
-        visible: slots that the forward sees, its own tokens included.
-        capacity: slots that are allocated.
-    """
-
-    def __init__(self) -> None:
-        self.starts: torch.Tensor = torch.zeros(0, dtype=torch.int64, device="cpu")
-        self.past = 0
-        self.visible = 0
-        self.capacity = 0
-
-
-class SpecLayer(CacheLayerMixin):
-    """One layer's buffers [B, H, S, D]; token ``j`` of a forward goes to slot ``starts[b] + j``."""
-
-    is_sliding = False
-    supports_early_init = False
-
-    def __init__(self, cursor: _Cursor) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.cursor = cursor
-
-    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        # The buffers start as zeros because attention multiplies masked slots by a weight of 0, and
-        # 0 * NaN is NaN. They are made outside inference mode because the user may write into the
-        # returned cache.
-        with torch.inference_mode(False):
-            self.keys, self.values = (
-                torch.zeros(
-                    (*x.shape[:2], self.cursor.capacity, x.shape[3]), dtype=x.dtype, device=x.device
-                )
-                for x in (key_states, value_states)
-            )
-        self.is_initialized = True
-
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        keys, values = self.buffers
-        # Layers of one model may live on several devices.
-        starts = self.cursor.starts.to(key_states.device)
-        kv_append_([keys, values], [key_states, value_states], starts)
-        visible = self.cursor.visible
-        return keys[:, :, :visible], values[:, :, :visible]
-
-    @property
-    def buffers(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values [B, H, S, D]. Raises before the first update."""
-        if self.keys is None or self.values is None:
-            raise RuntimeError("the cache layer is empty")
-        return self.keys, self.values
-
-    def grow(self, capacity: int) -> None:
-        """Move the buffers into larger ones of ``capacity`` slots."""
-        if self.is_initialized:
-            with torch.inference_mode(False):
-                self.keys, self.values = (
-                    torch.nn.functional.pad(x, (0, 0, 0, capacity - x.shape[2]))
-                    for x in self.buffers
-                )
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.cursor.visible, 0
-
-    def get_seq_length(self) -> int:
-        return self.cursor.past
-
-    def get_max_length(self) -> int:
-        return -1
 
 
 class SpecCache(Cache):
@@ -126,6 +50,8 @@ class SpecCache(Cache):
         omits_mask: the kinds of forwards without a mask, `FIRST` and `SINGLE`; none at first. Add
             only those that the self-check has seen of the model.
         omitted: the kinds of forwards that had no mask.
+        widths: which widths forwards have; None leaves each as wide as its tokens.
+        compiled: runs the forwards in the model's place, or None; see specdec_hf/compiled.
 
     Raises:
         ValueError: the model's attention or layer types cannot take such a mask.
@@ -139,7 +65,7 @@ class SpecCache(Cache):
         if reason is not None:
             raise ValueError(f"cache='spec' cannot serve {type(model).__name__}: {reason}")
         self._model = model
-        self._cursor = _Cursor()
+        self._cursor = Cursor()
         self._cursor.capacity = capacity
         layer_types, _ = get_layer_types_and_kwargs(config)
         self.spec_layers = [SpecLayer(self._cursor) for _ in layer_types]
@@ -148,6 +74,8 @@ class SpecCache(Cache):
         self.device: torch.device = model.device
         self.omits_mask: frozenset[str] = frozenset()
         self.omitted: set[str] = set()
+        self.widths: Widths | None = None
+        self.compiled: Any = None
         self.later_inputs: Any = None
         self.hidden_states: list[HiddenStates] | None = None
         self.hidden_layers: frozenset[int] | None = None
@@ -164,7 +92,12 @@ class SpecCache(Cache):
         self._masked_is_faster = self.device.type == "cpu" and model.dtype != torch.float32
         self._slots = torch.arange(capacity, device=self.device)
 
-    def window(self, starts: Lengths, size: int) -> dict[str, Any]:
+    @property
+    def cursor(self) -> Cursor:
+        """Where the forward under way writes."""
+        return self._cursor
+
+    def window(self, starts: Lengths, size: int, padding: int = 0) -> dict[str, Any]:
         """Model inputs for ``size`` tokens per sequence, the first at position ``starts[b]``.
 
         A negative position is left padding: its key and value are not stored, and its logits are
@@ -173,12 +106,13 @@ class SpecCache(Cache):
         Args:
             starts: [B], position of each sequence's first token.
             size: tokens per sequence in this forward.
+            padding: how many of them, the last ones, are padding.
 
         Returns:
             ``past_key_values``, ``position_ids`` [B, size] and ``attention_mask``, which may be
             None.
         """
-        visible = int(starts.max()) + size
+        visible = self._visible(int(starts.max()) + size)
         first_slots = torch.from_numpy(starts.copy()).to(self.device, non_blocking=True)
         self._move_cursor(first_slots, int(starts.max()), visible)
         positions = np.maximum(starts[:, None] + np.arange(size), 0)
@@ -187,14 +121,16 @@ class SpecCache(Cache):
             # their logits are not used, but the model's position table must not be overrun.
             np.minimum(positions, self._context - 1, out=positions)
         position_ids = torch.from_numpy(positions).to(self.device, non_blocking=True)
-        self.lengths = np.maximum(self.lengths, starts + size)
+        self.lengths = np.maximum(self.lengths, starts + size - padding)
         return {
             "past_key_values": self,
             "position_ids": position_ids,
             "attention_mask": self._mask(position_ids, starts, visible),
         }
 
-    def tree_window(self, roots: Lengths, parents: torch.Tensor, skip: int = 0) -> dict[str, Any]:
+    def tree_window(
+        self, roots: Lengths, parents: torch.Tensor, skip: int = 0, padding: int = 0
+    ) -> dict[str, Any]:
         """Model inputs for a tree below each sequence's root, all at once or level by level.
 
         The root of sequence ``b`` goes to slot ``roots[b]`` and node ``n`` to slot
@@ -204,11 +140,12 @@ class SpecCache(Cache):
             roots: [B], position of each sequence's root.
             parents: [B, N] int32 or int64, of the nodes; -1 is the root.
             skip: how many of [root, node 0, node 1, ...] are in the cache already.
+            padding: how many of the nodes, the last ones, are padding.
 
         Returns:
             As `window`, for N + 1 - skip tokens per sequence.
         """
-        visible = int(roots.max()) + parents.shape[1] + 1
+        visible = self._visible(int(roots.max()) + parents.shape[1] + 1)
         lengths = torch.from_numpy(roots.copy()).to(self.device, non_blocking=True)
         self._move_cursor(lengths + skip, int(roots.max()) + skip, visible)
 
@@ -219,7 +156,7 @@ class SpecCache(Cache):
         positions = tree_attention(parents, lengths, slots=0).positions[:, skip:]
         if self._context is not None:
             positions = positions.clamp(max=self._context - 1)
-        self.lengths = np.maximum(self.lengths, roots + parents.shape[1] + 1)
+        self.lengths = np.maximum(self.lengths, roots + parents.shape[1] + 1 - padding)
         return {
             "past_key_values": self,
             "position_ids": positions,
@@ -258,7 +195,46 @@ class SpecCache(Cache):
 
     def forward(self, tokens: torch.Tensor, starts: Lengths, keep: int) -> torch.Tensor:
         """Feed the next tokens of every sequence; arguments and result as in `forward_window`."""
-        return run_model(self._model, self, tokens, self.window(starts, tokens.shape[1]), keep)
+        size, widths = tokens.shape[1], self.widths
+        if widths is None:
+            return run_model(self._model, self, tokens, self.window(starts, size), keep)
+        logits = []
+        for begin, end in widths.pieces(size):
+            padding = widths.of(end - begin) - (end - begin)
+            inputs = self.window(starts + begin, end - begin + padding, padding)
+            wanted = end > size - keep
+            rows = self._run_padded(tokens[:, begin:end], inputs, padding, keep if wanted else 0)
+            if wanted:
+                logits.append(rows)
+        return torch.cat(logits, dim=1)[:, -keep:]
+
+    def forward_tree(
+        self, tokens: torch.Tensor, roots: Lengths, parents: torch.Tensor
+    ) -> torch.Tensor:
+        """Feed a tree, or its last nodes; arguments and result as in `forward.forward_tree`."""
+        fed = tokens.shape[1]
+        padding = 0 if self.widths is None else self.widths.of(fed) - fed
+        inputs = self.tree_window(
+            roots, pad(parents, (0, padding), value=-1), parents.shape[1] + 1 - fed, padding
+        )
+        return self._run_padded(tokens, inputs, padding, fed)
+
+    def _run_padded(
+        self, tokens: torch.Tensor, inputs: dict[str, Any], padding: int, keep: int
+    ) -> torch.Tensor:
+        """Logits of the last ``keep`` tokens, or of all of them where there is padding."""
+        width = tokens.shape[1] + padding
+        if keep and (padding or (self.widths is not None and self.widths.fixed is not None)):
+            keep = width  # the head too has one width
+        logits = run_model(self._model, self, padded(tokens, width), inputs, max(keep, 1))
+        if padding and self.hidden_states is not None:
+            last = self.hidden_states[-1]
+            self.hidden_states[-1] = {n: states[:, :-padding] for n, states in last.items()}
+        return logits[:, : keep - padding]
+
+    def _visible(self, slots: int) -> int:
+        """How many slots a forward sees that needs the first ``slots``."""
+        return slots if self.widths is None else self.widths.visible(slots)
 
     def fill(
         self, entries: list[tuple[torch.Tensor, torch.Tensor] | None], lengths: Lengths

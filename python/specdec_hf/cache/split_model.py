@@ -60,11 +60,10 @@ class SplitModel:
     """
 
     def __init__(self, model: Any, shared: int, resume: int) -> None:
-        reason = _unknown_structure(model)
+        reason = unknown_structure(model)
         if reason is not None:
             raise ValueError(f"{type(model).__name__} cannot be run in two parts: {reason}")
-        base = model.base_model
-        self._name = next(name for name in _LAYERS if name in base._modules)
+        base, self._name = model.base_model, layer_list_name(model)
         layers = list(base._modules[self._name])
         if not 0 < shared <= resume <= len(layers) or (shared, resume) == (len(layers),) * 2:
             raise ValueError(
@@ -150,7 +149,12 @@ class SplitModel:
         return model
 
 
-def _unknown_structure(model: Any) -> str | None:
+def layer_list_name(model: Any) -> str:
+    """What the base model calls its list of layers."""
+    return next(name for name in _LAYERS if name in model.base_model._modules)
+
+
+def unknown_structure(model: Any) -> str | None:
     """Why this model cannot be taken apart, or None."""
     if not isinstance(model, PreTrainedModel):
         return "it is a wrapper"

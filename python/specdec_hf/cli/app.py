@@ -139,6 +139,7 @@ def generate_command(
     min_p: options.MinP = None,
     seed: options.Seed = None,
     rule: options.Rule = "auto",
+    compile: options.Compile = False,
     limit: options.Limit = None,
     compare: options.Compare = True,
     json_file: options.JsonFile = None,
@@ -179,6 +180,7 @@ def chat_command(
     min_p: options.MinP = None,
     seed: options.Seed = None,
     rule: options.Rule = "auto",
+    compile: options.Compile = False,
 ) -> None:
     """Talk to a model; answers are printed as they come.
 

@@ -50,6 +50,7 @@ class Settings:
     sampling: dict[str, Any] = field(default_factory=lambda: {"temperature": 0.0})
     seed: int | None = None
     rule: str = "auto"
+    compile: bool = False
 
     @classmethod
     def from_arguments(cls, arguments: dict[str, Any]) -> Settings:

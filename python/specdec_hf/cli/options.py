@@ -130,6 +130,13 @@ Rule = Annotated[
         "multi_draft_wor, multi_draft, top_k_plus_one, k_seq, traversal.",
     ),
 ]
+Compile = Annotated[
+    bool,
+    typer.Option(
+        "--compile",
+        help="Run forwards on packed weights and compiled layers; the first one takes longer.",
+    ),
+]
 Limit = Annotated[
     int | None, typer.Option("--limit", metavar="N", help="Only the first N prompts.")
 ]

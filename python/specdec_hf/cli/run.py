@@ -112,6 +112,7 @@ def make_decoder(settings: Settings, drafter: Any) -> SpeculativeDecoder:
         num_assistant_tokens_schedule=settings.num_assistant_tokens_schedule,
         rule=settings.rule,
         seed=settings.seed,
+        compile=settings.compile,
     )
 
 

@@ -29,6 +29,9 @@ def check_option_types(options: Any) -> None:
     if not (options.guard is None or isinstance(options.guard, bool | np.bool_ | BenefitGuard)):
         raise TypeError(f"guard must be None, True, False or a BenefitGuard, got {options.guard!r}")
     check_flag("self_check", options.self_check)
+    check_flag("compile", options.compile)
+    if options.fixed_width is not None:
+        check_integer("fixed_width", options.fixed_width, 1)
     if not (options.trace is None or callable(options.trace)):
         raise TypeError(f"trace must be None or a function, got {options.trace!r}")
     if not callable(options.clock):

@@ -18,6 +18,8 @@ def check_beam_options(call: Call, options: Options) -> None:
         "cache": ("auto", "spec"),
         "num_assistant_tokens_schedule": (None, "constant"),
         "trace": (None,),
+        "compile": (False,),
+        "fixed_width": (None,),
     }
     for name, values in allowed.items():
         value = getattr(options, name)

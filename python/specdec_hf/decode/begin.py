@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specdec_hf.cache.choose import check_kind, choose_cache
+from specdec_hf.cache.choose import choose_cache
+from specdec_hf.cache.fixed_width import check_fixed_width, fix_width
 from specdec_hf.cache.handover import import_cache
 from specdec_hf.cache.hidden_states import keep_hidden_states
 from specdec_hf.cache.plain import Prompt
 from specdec_hf.cache.protocol import Lengths, RollbackCache, context_length, vocab_size_of
+from specdec_hf.cache.spec_cache import SpecCache
+from specdec_hf.compiled.call import use_compiled
+from specdec_hf.decode.check_options import check_options
 from specdec_hf.decode.draft_length import DraftLengthPolicy, begin_schedule
 from specdec_hf.decode.history import CommittedTokens
 from specdec_hf.decode.prefill import prefill
@@ -22,7 +26,6 @@ from specdec_hf.decode.rules import resolve_rule
 from specdec_hf.decode.session import DEFAULT_NUM_ASSISTANT_TOKENS, Options, Session
 from specdec_hf.decode.statistics import SequenceStats, SpecStats
 from specdec_hf.decode.token_outputs import TokenOutputs
-from specdec_hf.drafters.checks import describe
 from specdec_hf.drafters.context import DraftContext
 from specdec_hf.drafters.drafter import Drafter
 from specdec_hf.drafters.lease import Lease
@@ -48,6 +51,7 @@ def begin(model: Any, call: Call, options: Options) -> Session:
     plan = _plan(model, call, options)
     cache, first_logits, notes = _make_cache(plan)
     stats = _statistics(plan, cache, notes)
+    _choose_forwards(plan, cache, stats)
     lease = Lease(parts_of(plan.drafter))
     context = _start_drafter(plan, cache, stats, lease)
     length_policy = DraftLengthPolicy(
@@ -118,7 +122,7 @@ class _Plan:
 
 def _plan(model: Any, call: Call, options: Options) -> _Plan:
     drafter = resolve_drafter(options.drafter, options.tree)
-    _check_options(call, options, drafter)
+    check_options(call, options, drafter)
     rules = LOSSLESS_RULES if drafter is None else drafter.rules
     rule = resolve_rule(options.rule, call.do_sample, rules)
     started = options.clock()
@@ -135,35 +139,6 @@ def _plan(model: Any, call: Call, options: Options) -> _Plan:
         model, call, options, drafter, rule, started, lengths, budgets, schedule, costs, draft_size,
         seeds,
     )  # fmt: skip
-
-
-def _check_options(call: Call, options: Options, drafter: Drafter | TreeDrafter | None) -> None:
-    """Refuse options that do not go together."""
-    if options.num_assistant_beams is not None:
-        raise ValueError(
-            f"num_assistant_beams must be None without num_beams, got {options.num_assistant_beams}"
-        )
-    forwards = isinstance(drafter, Drafter) and type(drafter).forward is not Drafter.forward
-    if "hidden_states" in call.outputs and forwards:
-        raise ValueError(
-            "output_hidden_states must be False with a drafter that makes the target's forward "
-            f"itself, got {describe(drafter)}"
-        )
-    check_kind(options.cache)
-    if isinstance(drafter, TreeDrafter):
-        _check_tree_options(options)
-
-
-def _check_tree_options(options: Options) -> None:
-    if options.num_assistant_tokens is not None:
-        raise ValueError(
-            "num_assistant_tokens must not be given with a drafter of trees, which says what is "
-            f"drafted, got {options.num_assistant_tokens}"
-        )
-    if options.trace is not None:
-        raise ValueError("trace must be None with tree: only rounds of chains are traced")
-    if options.cache not in ("auto", "spec"):
-        raise ValueError(f"cache must be 'auto' or 'spec' with tree, got {options.cache!r}")
 
 
 def _begin_schedule(
@@ -224,6 +199,20 @@ def _statistics(plan: _Plan, cache: RollbackCache, notes: list[str]) -> SpecStat
         seeds=plan.seeds,
         notes=[*plan.call.notes, *notes],
     )
+
+
+def _choose_forwards(plan: _Plan, cache: RollbackCache, stats: SpecStats) -> None:
+    """Give the forwards their width, and let them run compiled, as the options say."""
+    model, options = plan.model, plan.options
+    if options.fixed_width is not None:
+        fix_width(model, cache, options.fixed_width)
+    if options.compile:
+        tree = isinstance(plan.drafter, TreeDrafter)
+        stats.compiled = use_compiled(model, cache, tree=tree, check=options.self_check)
+        if stats.compiled.eager:
+            stats.note(f"{type(model).__name__} runs eagerly: {stats.compiled.eager}")
+    if options.fixed_width is not None and options.self_check:
+        check_fixed_width(model, cast(SpecCache, cache))
 
 
 def _start_drafter(

@@ -60,6 +60,8 @@ def generate(
     self_check: bool = True,
     seed: Any = None,
     guard: bool | BenefitGuard | None = None,
+    compile: bool = False,
+    fixed_width: int | None = None,
     clock: Callable[[], float] = time.perf_counter,
     streamer: Streamer | None = None,
     **kwargs: Any,
@@ -120,6 +122,13 @@ def generate(
             statistics. True: always; where that changes the text, which then depends on timing, a
             note says so. False: never, and drafting begins at once. A `BenefitGuard` has limits of
             your own.
+        compile: whether forwards run on packed weights and compiled layers; see docs/compile.md.
+            The first call with a model takes longer, and a second copy of the weights of its linear
+            layers is kept as long as the model. A model that cannot be compiled runs eagerly, with
+            a warning that says why.
+        fixed_width: None, or how many tokens a row every forward has, those of the prompt included.
+            In bfloat16 and float16 the text then does not depend on how much was drafted; see
+            docs/compile.md#fixed-width.
         clock: seconds, for tests.
         streamer: Hugging Face streamer; one sequence only.
 
@@ -148,6 +157,8 @@ def generate(
         self_check=self_check,
         seed=seed,
         guard=guard,
+        compile=compile,
+        fixed_width=fixed_width,
         clock=clock,
     )
     if has_own_generate(model):
@@ -178,7 +189,7 @@ class SpeculativeDecoder:
     Args:
         drafter, num_assistant_tokens, gamma, num_speculative_tokens,
             num_assistant_tokens_schedule, num_assistant_beams, rule, tree, cache, self_check,
-            seed, guard, streamer: as in `generate`.
+            seed, guard, compile, fixed_width, streamer: as in `generate`.
         tokenizer, stop_strings: end sequences at these strings. Drafters that read a file are
             checked with the tokenizer.
         trace: called after every round with a `TracedRound`; not with ``tree``.
@@ -199,6 +210,8 @@ class SpeculativeDecoder:
         self_check: bool = True,
         seed: Any = None,
         guard: bool | BenefitGuard | None = None,
+        compile: bool = False,
+        fixed_width: int | None = None,
         streamer: Streamer | None = None,
         tokenizer: Any = None,
         stop_strings: str | list[str] | None = None,
@@ -219,6 +232,8 @@ class SpeculativeDecoder:
             self_check=self_check,
             seed=seed,
             guard=guard,
+            compile=compile,
+            fixed_width=fixed_width,
             trace=trace,
         )
         self.streamer = streamer

@@ -48,6 +48,8 @@ class Options:
     self_check: bool = True
     seed: Any = None
     guard: bool | BenefitGuard | None = None
+    compile: bool = False
+    fixed_width: int | None = None
     clock: Callable[[], float] = time.perf_counter
     trace: Trace | None = None
 

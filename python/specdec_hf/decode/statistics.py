@@ -12,6 +12,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from specdec_hf.compiled.call import CompileStats
 from specdec_hf.decode.round_record import RoundRecord
 
 
@@ -149,6 +150,7 @@ class SpecStats:
         benefit: `BenefitGuard.benefit` at the end; None where it was not measured.
         plain_step_seconds: median seconds of a round without drafts; None where there was none.
         notes: remarks for the user.
+        compiled: what ``compile=True`` did, or None without it.
     """
 
     sequences: list[SequenceStats] = field(default_factory=list)
@@ -169,6 +171,7 @@ class SpecStats:
     benefit: float | None = None
     plain_step_seconds: float | None = None
     notes: list[str] = field(default_factory=list)
+    compiled: CompileStats | None = None
 
     @property
     def together(self) -> SequenceStats:
@@ -283,5 +286,6 @@ class SpecStats:
             "benefit": self.benefit,
             "plain_step_seconds": self.plain_step_seconds,
             "notes": self.notes,
+            "compiled": None if self.compiled is None else self.compiled.to_dict(),
             "sequences": [one.to_dict() for one in self.sequences],
         }

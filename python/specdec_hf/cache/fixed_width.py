@@ -1,0 +1,105 @@
+"""Forwards of one width, whose logits do not depend on how many tokens were drafted.
+
+In 16-bit arithmetic the logits of a token depend on how many tokens its forward has, because other
+widths take other kernels, and near ties then fall otherwise. At one width each row must still be
+independent of the tokens beside it, of its place among them and of the slots that its mask hides.
+Kernels are free in that, so the first use of a width compares logits bit for bit.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from specdec_hf.cache.known_fits import configuration
+from specdec_hf.cache.protocol import Lengths, RollbackCache, context_length, vocab_size_of
+from specdec_hf.cache.spec_cache import SpecCache
+from specdec_hf.cache.undisturbed import undisturbed
+from specdec_hf.cache.widths import Widths
+
+_PROMPT, _MOST = 6, 8  # tokens of the checked prompt, and at most how many follow
+_checked: dict[tuple[Any, ...], bool] = {}
+
+
+def fix_width(model: Any, cache: RollbackCache, width: int) -> None:
+    """Give all forwards through a cache ``width`` tokens a row.
+
+    Raises:
+        ValueError: a cache whose forwards are as wide as the text.
+    """
+    if not isinstance(cache, SpecCache):
+        raise ValueError(
+            f"fixed_width needs cache='spec', and {type(model).__name__} runs with "
+            f"cache={cache.kind!r}"
+        )
+    cache.widths = Widths(width)
+    cache.omits_mask = frozenset()
+
+
+def check_fixed_width(model: Any, cache: SpecCache) -> None:
+    """Compare logits of forwards of one width that feed the same tokens in other pieces.
+
+    The result is remembered for the process.
+
+    Args:
+        model: the model of the cache.
+        cache: gives the width, the number of sequences, and what runs the forwards.
+
+    Raises:
+        ValueError: logits that are not equal bit for bit.
+    """
+    assert cache.widths is not None
+    width, batch_size = cache.widths.fixed, len(cache.lengths)
+    assert width is not None
+    context = context_length(model)
+    if context is not None and context < _PROMPT + _MOST:
+        return
+    eager = cache.compiled is None
+    key = (*configuration(model), width, batch_size, eager, torch.get_num_threads())
+    if key not in _checked:
+        with undisturbed(model), torch.inference_mode():
+            _checked[key] = _rows_are_independent(model, cache, width)
+    if not _checked[key]:
+        raise ValueError(
+            f"fixed_width={width} cannot be kept: on this machine the logits of a token of "
+            f"{type(model).__name__} depend on its place in a forward, or on the tokens beside it"
+        )
+
+
+def _rows_are_independent(model: Any, cache: SpecCache, width: int) -> bool:
+    batch_size, size = len(cache.lengths), min(width, _MOST)
+    generator = torch.Generator("cpu").manual_seed(5)
+    shape = (batch_size, _PROMPT + size)
+    ids = torch.randint(1, vocab_size_of(model), shape, generator=generator, device="cpu")
+    # Sequences of a batch differ in length.
+    lengths: Lengths = _PROMPT - np.arange(batch_size) % (_PROMPT - 1)
+    whole = _logits(model, cache, ids, lengths, [size], Widths(width))
+    ways = [
+        ([1] * min(size, 3) + [size - 3] * (size > 3), Widths(width)),
+        ([size], Widths(width, spare_blocks=1)),
+    ]
+    return all(torch.equal(whole, _logits(model, cache, ids, lengths, *way)) for way in ways)
+
+
+def _logits(
+    model: Any,
+    like: SpecCache,
+    ids: torch.Tensor,
+    lengths: Lengths,
+    sizes: list[int],
+    widths: Widths,
+) -> torch.Tensor:
+    """Logits of the tokens that follow the prompts, fed in forwards of these sizes."""
+    cache = SpecCache(model, len(ids), 1)
+    cache.compiled, cache.widths = like.compiled, widths
+    prompt = torch.zeros(len(ids), _PROMPT, dtype=torch.int64, device="cpu")
+    for b, length in enumerate(lengths.tolist()):
+        prompt[b, _PROMPT - length :] = ids[b, :length]
+    rows = [cache.forward(prompt.to(model.device), lengths - _PROMPT, 1)]
+    for size in sizes:
+        fed = torch.stack([ids[b, n : n + size] for b, n in enumerate(lengths.tolist())])
+        rows.append(cache.forward(fed.to(model.device), lengths, size))
+        lengths = lengths + size
+    return torch.cat(rows, dim=1)

@@ -1,0 +1,57 @@
+"""The widths of forwards: how many tokens a row they have, padding included.
+
+Kernels and compiled graphs then see few shapes. Padding follows the tokens of each row: it repeats
+the last one, its logits are dropped, and its keys and values lie beyond the committed tokens, where
+the next forward overwrites them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+# Kernels for a few tokens are fastest at these widths; wider forwards are not padded.
+BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
+# Attention on CPUs reads slots in blocks of this size. A whole block more, of hidden slots alone,
+# changes no sum; a part of one may.
+BLOCK = 512
+
+
+@dataclass(frozen=True)
+class Widths:
+    """Which widths the forwards of a call have.
+
+    Attributes:
+        fixed: every forward has this many tokens a row; None is the next of `BUCKETS`.
+        spare_blocks: with ``fixed``, blocks of slots that forwards see beyond those they need.
+    """
+
+    fixed: int | None = None
+    spare_blocks: int = 0
+
+    def of(self, size: int) -> int:
+        """The width of a forward of ``size`` tokens a row."""
+        if self.fixed is not None:
+            return self.fixed
+        return next((width for width in BUCKETS if width >= size), size)
+
+    def pieces(self, size: int) -> Iterator[tuple[int, int]]:
+        """Begin and end of the forwards that ``size`` tokens a row are fed in."""
+        step = self.fixed or size
+        return ((begin, min(begin + step, size)) for begin in range(0, size, step))
+
+    def visible(self, slots: int) -> int:
+        """How many slots a forward sees that needs the first ``slots``."""
+        if self.fixed is None:
+            return slots
+        return (-(-slots // BLOCK) + self.spare_blocks) * BLOCK
+
+
+def padded(tokens: torch.Tensor, width: int) -> torch.Tensor:
+    """Tokens [B, n] with the last of each row repeated up to [B, width]."""
+    missing = width - tokens.shape[1]
+    if missing == 0:
+        return tokens
+    return torch.cat([tokens, tokens[:, -1:].expand(-1, missing)], dim=1)

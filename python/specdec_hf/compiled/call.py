@@ -1,0 +1,91 @@
+"""The compiled forward of one call, and what the call reports of it."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from specdec_hf.cache.own_logits import PASSING, one_line
+from specdec_hf.cache.protocol import RollbackCache
+from specdec_hf.cache.spec_cache import SpecCache
+from specdec_hf.cache.widths import Widths
+from specdec_hf.compiled.forward import CompiledForward, compiled_forward
+
+
+@dataclass
+class CompileStats:
+    """What ``compile=True`` did in one call.
+
+    Attributes:
+        graphs: graphs of the model that exist, those of earlier calls included.
+        seconds: how long the warm-up of this call took, with its self-check; 0 after the first
+            call with a model.
+        recompilations: graphs that were made after the warm-up.
+        eager: why forwards ran eagerly, empty where they did not.
+    """
+
+    graphs: int = 0
+    seconds: float = 0.0
+    recompilations: int = 0
+    eager: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return asdict(self)
+
+
+class CompiledCall:
+    """A `CompiledForward` in one call: it counts graphs, and runs the model where it fails."""
+
+    def __init__(self, model: Any, forward: CompiledForward, stats: CompileStats) -> None:
+        self.model, self.forward, self.stats = model, forward, stats
+
+    def __call__(self, **inputs: Any) -> Any:
+        if not self.stats.eager:
+            before = self.forward.graphs
+            try:
+                return self.forward(**inputs)
+            except PASSING:
+                raise
+            except Exception as error:
+                _run_eagerly(self.model, self.stats, f"a compiled forward raised {one_line(error)}")
+            finally:
+                self.stats.graphs = self.forward.graphs
+                self.stats.recompilations += self.forward.graphs - before
+        return self.model(**inputs)
+
+
+def use_compiled(model: Any, cache: RollbackCache, *, tree: bool, check: bool) -> CompileStats:
+    """Let the forwards through a cache run compiled, or warn why they run eagerly.
+
+    Args:
+        model: the model that the cache was made for.
+        cache: empty, or filled by a prefill.
+        tree: whether trees will be fed.
+        check: whether the first use of a model compares logits with the model's own.
+    """
+    stats = CompileStats()
+    if not isinstance(cache, SpecCache):
+        _run_eagerly(model, stats, f"compiled forwards need cache='spec', got {cache.kind!r}")
+        return stats
+    try:
+        forward = compiled_forward(model)
+    except ValueError as error:
+        _run_eagerly(model, stats, str(error))
+        return stats
+    before = forward.seconds
+    reason = forward.warm_up(model, padded=len(cache.lengths) > 1, tree=tree, check=check)
+    stats.graphs, stats.seconds = forward.graphs, forward.seconds - before
+    if reason is not None:
+        _run_eagerly(model, stats, reason)
+        return stats
+    cache.compiled = CompiledCall(model, forward, stats)
+    cache.widths = cache.widths or Widths()
+    cache.omits_mask = frozenset()
+    return stats
+
+
+def _run_eagerly(model: Any, stats: CompileStats, reason: str) -> None:
+    stats.eager = reason
+    warnings.warn(f"{type(model).__name__} runs eagerly: {reason}", stacklevel=2)

@@ -1,0 +1,187 @@
+"""A model's forward on a twin of its modules: packed weights and compiled layers.
+
+One `CompiledForward` serves all calls with a model, and is kept as long as the model. Its graphs
+are made in a warm-up, together with the self-check: the texts of cache/self_check.py go through
+it, and their logits are compared with those of the model itself.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.fx.experimental._config as shape_settings
+from torch._dynamo.utils import counters
+
+from specdec_hf.cache.check_plan import CheckPlan
+from specdec_hf.cache.fit import beyond_rounding, tolerance_of
+from specdec_hf.cache.own_logits import PASSING, logits_alone, one_line
+from specdec_hf.cache.self_check import largest_difference
+from specdec_hf.cache.spec_cache import SpecCache
+from specdec_hf.cache.spec_layer import SpecLayer
+from specdec_hf.cache.undisturbed import undisturbed
+from specdec_hf.cache.widths import BUCKETS, Widths
+from specdec_hf.compiled.layers import (
+    LayerBuffers,
+    Place,
+    compiled_layer_forward,
+    replaced_layer,
+)
+from specdec_hf.compiled.twin import make_twin, twin_reason
+
+# Dynamo gives up beyond this number of graphs of one function. A model needs four for each type of
+# its layers: for one token and for several, of one sequence and of a batch.
+MOST_GRAPHS = 64
+BACKEND = "inductor"  # of torch.compile
+_forwards: weakref.WeakKeyDictionary[Any, CompiledForward] = weakref.WeakKeyDictionary()
+_compiling = threading.RLock()
+
+
+class CompiledForward:
+    """Runs forwards over the buffers of a `SpecCache`, in the place of a model.
+
+    Args:
+        model: the causal language model; it is not changed.
+
+    Attributes:
+        graphs: how many were made.
+        seconds: how long the warm-ups took.
+
+    Raises:
+        ValueError: a model of which no twin can be made.
+    """
+
+    def __init__(self, model: Any) -> None:
+        reason = twin_reason(model)
+        if reason is not None:
+            raise ValueError(reason)
+        self.graphs, self.seconds = 0, 0.0
+        self._place, self._buffers = Place(), list[LayerBuffers]()
+        self._run = compiled_layer_forward(model.dtype, BACKEND)
+        self._twin, self._packed = make_twin(model, self._replace)
+        self._twin.eval()
+        # Keys and values [1, H, 0, D] of each layer; None for one without a cache of its own.
+        self._like: list[tuple[torch.Tensor, torch.Tensor] | None] = []
+        self._warm: dict[tuple[bool, bool], str | None] = {}
+        self._lock = threading.RLock()  # the place and the buffers are those of one forward
+
+    def _replace(self, number: int, layer: Any) -> Any:
+        self._buffers.append(LayerBuffers(self._place))
+        return replaced_layer(layer, self._buffers[-1], self._run)
+
+    def __call__(self, *, past_key_values: SpecCache, attention_mask: Any, **inputs: Any) -> Any:
+        """As the model's forward, with the inputs that the cache made."""
+        with self._lock:
+            self._point_to(past_key_values, inputs["input_ids"].shape[1])
+            before = _graphs_made()
+            try:
+                return self._twin(
+                    past_key_values=past_key_values, attention_mask=attention_mask, **inputs
+                )
+            finally:
+                self.graphs += _graphs_made() - before
+                for buffers in self._buffers:
+                    buffers.keys = buffers.values = None  # they belong to the caller
+
+    def _point_to(self, cache: SpecCache, width: int) -> None:
+        """Let the layers write where the cache's cursor points, and read its buffers."""
+        cursor, place = cache.cursor, self._place
+        slots = cursor.starts[:, None] + torch.arange(width, device=cursor.starts.device)
+        # A token before the first slot is padding. The last slot that the forward sees is free in
+        # its row, which is shorter than the longest.
+        place.slots = torch.where(slots < 0, cursor.visible - 1, slots)
+        place.rows = torch.arange(len(slots), device=slots.device)[:, None]
+        place.visible = slots.new_empty(cursor.visible)
+        for i, layer in enumerate(cache.spec_layers):
+            like = self._like[i] if self._like else None
+            if like is not None and not layer.is_initialized:
+                layer.lazy_initialization(*(x.expand(len(slots), -1, -1, -1) for x in like))
+            if layer.is_initialized:
+                self._buffers[i].keys, self._buffers[i].values = layer.buffers
+
+    def warm_up(self, model: Any, *, padded: bool, tree: bool, check: bool) -> str | None:
+        """Make all graphs for one sequence, or for a batch, and compare logits with the model's.
+
+        Args:
+            model: the model that this forward was made for.
+            padded: whether the sequences of the call differ in length, or are several.
+            tree: whether trees will be fed.
+            check: whether logits are compared.
+
+        Returns:
+            Why this forward does not serve such a call, or None.
+        """
+        for layer in self._packed:
+            layer.refresh()
+        key = (padded, tree)
+        if model.training:
+            return "it is in training mode"
+        if self._warm.get(key, "") is not None:
+            started = time.perf_counter()
+            try:
+                with self._lock, _compile_settings(), undisturbed(model), torch.inference_mode():
+                    self._warm[key] = self._difference(model, padded, tree, check)
+            except PASSING:
+                raise
+            except Exception as error:
+                self._warm[key] = f"torch.compile raised {one_line(error)}"
+            finally:
+                self.seconds += time.perf_counter() - started
+        return self._warm[key]
+
+    def _difference(self, model: Any, padded: bool, tree: bool, check: bool) -> str | None:
+        plan = CheckPlan(model, 1 + padded, padded, tree)
+        if plan.too_short:
+            return f"the model's context holds {plan.context} tokens"
+        if not self._like:
+            cache = SpecCache(model, 1, 8)
+            cache.forward(plan.texts[0][None, :1].to(model.device), plan.prompts[:1] * 0, 1)
+            self._like = [_without_slots(layer) for layer in cache.spec_layers]
+        cache = SpecCache(model, len(plan.prompts), plan.capacity + BUCKETS[-1])
+        cache.compiled, cache.widths = self, Widths()
+        rows = plan.run(cache)
+        if not check:
+            return None
+        own = [logits_alone(model, text) for text in plan.texts]
+        difference, tolerance = largest_difference(rows, own), tolerance_of(model)
+        if difference <= tolerance:
+            return None
+        return f"its logits differ from the model's own {beyond_rounding(difference, tolerance)}"
+
+
+def compiled_forward(model: Any) -> CompiledForward:
+    """The compiled forward of a model, made at the first call.
+
+    Raises:
+        ValueError: a model of which no twin can be made; the message says why.
+    """
+    with _compiling:
+        made = _forwards.get(model)
+        if made is None:
+            made = _forwards[model] = CompiledForward(model)
+    return made
+
+
+@contextmanager
+def _compile_settings() -> Iterator[None]:
+    """Settings of a warm-up, in which each size of a shape is a symbol of its own."""
+    limit = torch._dynamo.config.patch(recompile_limit=MOST_GRAPHS)
+    with limit, shape_settings.patch(use_duck_shape=False):  # type: ignore[attr-defined]
+        yield
+
+
+def _graphs_made() -> int:
+    made: int = counters["stats"]["unique_graphs"]
+    return made
+
+
+def _without_slots(layer: SpecLayer) -> tuple[torch.Tensor, torch.Tensor] | None:
+    if not layer.is_initialized:
+        return None
+    keys, values = layer.buffers
+    return keys[:, :, :0].clone(), values[:, :, :0].clone()

@@ -1,0 +1,267 @@
+"""Compiled forwards: the text is that of eager ones, graphs are few, the model is not changed."""
+
+import gc
+import re
+import warnings
+import weakref
+
+import pytest
+import torch
+from specdec_hf import generate
+from specdec_hf.compiled import forward as compiled
+from specdec_hf.compiled import packed_linear, twin
+from specdec_hf.compiled.packed_linear import PackedLinear
+from support.hf_models import (  # noqa: F401  # one_thread is autouse here
+    build,
+    one_thread,
+    prompts,
+    with_noise,
+)
+from support.sources import ROOT
+from torch._dynamo.utils import counters
+
+# Graphs are traced as for inductor, which then compiles C++ for seconds.
+TRACED = "eager"
+
+
+@pytest.fixture(autouse=True)
+def traced_only(request, monkeypatch):
+    if "inductor" not in request.node.name:
+        monkeypatch.setattr(compiled, "BACKEND", TRACED)
+
+
+@pytest.fixture(scope="module")
+def llama():
+    return build("llama")
+
+
+def decode(model, lengths, **settings):
+    settings = {"max_new_tokens": 16, "do_sample": False, "guard": False, **settings}
+    return generate(model, **prompts(lengths), return_dict_in_generate=True, **settings)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2"])
+def test_the_text_is_that_of_eager_forwards_and_graphs_are_few(name):
+    model = build(name)
+    drafter = with_noise(model, 0.05)
+    kinds = (
+        {"drafter": drafter}, {"drafter": drafter, "num_assistant_tokens": 2},
+        {"drafter": drafter, "tree": (2, 1, 1)}, {},
+    )  # fmt: skip
+    for lengths in ((9,), (12, 4, 7)):
+        for settings in kinds:
+            eager = decode(model, lengths, **settings)
+            breaks = sum(counters["graph_break"].values())
+            fast = decode(model, lengths, compile=True, **settings)
+            assert torch.equal(fast.sequences, eager.sequences)
+            assert fast.stats.compiled.eager == ""
+            assert fast.stats.compiled.recompilations == 0
+            # One for a token and one for several, of a sequence and of a batch.
+            assert fast.stats.compiled.graphs == (2 if lengths == (9,) else 4)
+            assert sum(counters["graph_break"].values()) == breaks
+
+
+def test_a_second_call_compiles_nothing(llama):
+    decode(llama, (9,), compile=True)
+    graphs = counters["stats"]["unique_graphs"]
+    again = decode(llama, (7,), compile=True, max_new_tokens=40)
+    assert counters["stats"]["unique_graphs"] == graphs
+    assert again.stats.compiled.seconds == 0
+    assert again.stats.to_dict()["compiled"]["recompilations"] == 0
+    assert decode(llama, (7,)).stats.compiled is None
+
+
+@pytest.mark.slow
+def test_a_graph_that_is_made_after_the_warm_up_is_counted(llama):
+    """Negative control: a tensor of another type makes dynamo trace again."""
+    decode(llama, (9,), compile=True)
+    forward = compiled.compiled_forward(llama)
+    point_to = forward._point_to
+
+    def with_other_slots(cache, width):
+        point_to(cache, width)
+        forward._place.rows = forward._place.rows.to(torch.int32)
+
+    forward._point_to = with_other_slots
+    try:
+        assert decode(llama, (9,), compile=True).stats.compiled.recompilations > 0
+    finally:
+        del forward._point_to
+
+
+def wrong_slots(self, cache, width):
+    """Negative control: tokens go to the slots after theirs."""
+    right(self, cache, width)
+    self._place.slots = self._place.slots + 1
+
+
+def wrong_view(self, cache, width):
+    """Negative control: the forward sees the slots from the end of the buffers."""
+    right(self, cache, width)
+    for buffers in self._buffers:
+        buffers.keys = buffers.keys.flip(2)
+
+
+right = compiled.CompiledForward._point_to
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wrong", [wrong_slots, wrong_view])
+def test_a_wrong_forward_is_found_and_the_call_runs_eagerly(monkeypatch, wrong):
+    model = build("llama")
+    eager = decode(model, (9,))
+    monkeypatch.setattr(compiled.CompiledForward, "_point_to", wrong)
+    with pytest.warns(UserWarning, match="LlamaForCausalLM runs eagerly: its logits differ"):
+        output = decode(model, (9,), compile=True)
+    assert torch.equal(output.sequences, eager.sequences)
+    assert "its logits differ" in output.stats.compiled.eager
+    assert any("runs eagerly" in note for note in output.stats.notes)
+
+
+@pytest.mark.slow
+def test_a_wrong_mask_is_found(monkeypatch):
+    """Negative control: padding is seen as if it were text."""
+    model = build("llama")
+    run = compiled.CompiledForward.__call__
+
+    def unmasked(self, *, attention_mask, **inputs):
+        return run(self, attention_mask=torch.ones_like(attention_mask), **inputs)
+
+    monkeypatch.setattr(compiled.CompiledForward, "__call__", unmasked)
+    with pytest.warns(UserWarning, match="its logits differ"):
+        decode(model, (9,), compile=True)
+
+
+def test_a_forward_that_raises_hands_over_to_the_model(llama, monkeypatch):
+    eager = decode(llama, (9,))
+    assert decode(llama, (9,), compile=True).stats.compiled.eager == ""
+
+    def broken(self, cache, width):
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(compiled.CompiledForward, "_point_to", broken)
+    with pytest.warns(UserWarning, match="a compiled forward raised RuntimeError: broken"):
+        output = decode(llama, (9,), compile=True)
+    assert torch.equal(output.sequences, eager.sequences)
+    assert "broken" in output.stats.compiled.eager
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda model: setattr(model.lm_head, "forward", model.lm_head.forward), "was replaced"),
+        (lambda model: model.train(), "it is in training mode"),
+    ],
+    ids=["patched", "training"],
+)
+def test_a_model_that_cannot_be_compiled_says_why(change, reason):
+    model = build("llama")
+    change(model)
+    with pytest.warns(UserWarning, match=reason) as caught:
+        output = decode(model, (9,), compile=True)
+    assert len(caught) == 1
+    assert reason in output.stats.compiled.eager
+    assert torch.equal(output.sequences, decode(model, (9,)).sequences)
+
+
+def test_another_cache_runs_eagerly(llama):
+    with pytest.warns(UserWarning, match="compiled forwards need cache='spec', got 'dynamic'"):
+        output = decode(llama, (9,), compile=True, cache="dynamic", drafter="prompt_lookup")
+    assert output.stats.cache == "dynamic"
+
+
+@pytest.mark.slow
+def test_the_model_is_as_before_and_its_graphs_go_with_it():
+    model = build("llama")
+    before = [(module, dict(vars(module))) for module in model.modules()]
+    packed = dict(packed_linear._packed)
+    decode(model, (9,), compile=True)
+    assert len(packed_linear._packed) > len(packed)
+    for module, attributes in before:
+        assert vars(module).keys() == attributes.keys()
+        assert all(vars(module)[name] is value for name, value in attributes.items())
+    gone = weakref.ref(model)
+    del model, before, module, attributes
+    gc.collect()
+    assert gone() is None
+    assert not packed_linear._packed.keys() - packed.keys()
+
+
+@pytest.mark.slow
+def test_changed_weights_are_packed_again():
+    model = build("llama")
+    decode(model, (9,), compile=True)
+    with torch.no_grad():
+        model.lm_head.weight.copy_(model.lm_head.weight.flip(0))
+    eager = decode(model, (9,))
+    assert torch.equal(decode(model, (9,), compile=True).sequences, eager.sequences)
+
+
+@pytest.mark.slow
+def test_hidden_states_and_the_returned_cache_are_those_of_eager_forwards(llama):
+    settings = {"output_hidden_states": True, "drafter": with_noise(llama, 0.05)}
+    eager = decode(llama, (9, 5), **settings)
+    fast = decode(llama, (9, 5), compile=True, **settings)
+    for ours, theirs in zip(fast.hidden_states, eager.hidden_states, strict=True):
+        for a, b in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+    ids = torch.cat([fast.sequences, fast.sequences[:, :1]], dim=1)
+    more = generate(llama, ids, past_key_values=fast.past_key_values, max_new_tokens=4,
+                    attention_mask=torch.ones_like(ids), do_sample=False)  # fmt: skip
+    assert more.shape[1] == ids.shape[1] + 4
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [1, 3, 16])
+def test_packed_layers_compute_what_linear_layers_do(dtype, size):
+    linear = torch.nn.Linear(48, 40, bias=size == 3).to(dtype)
+    if packed_linear.unpacked_reason(linear) is not None:
+        pytest.skip(packed_linear.unpacked_reason(linear))
+    x = torch.randn(2, size, 48).to(dtype)
+    with torch.inference_mode():
+        got = PackedLinear(linear)(x)
+        torch.testing.assert_close(got, linear(x), rtol=1e-2, atol=1e-2)
+
+
+def test_layers_that_are_no_plain_linear_layers_stay():
+    class Own(torch.nn.Linear):
+        pass
+
+    assert packed_linear.unpacked_reason(Own(2, 2)) == "it is no plain linear layer"
+    assert "float64" in packed_linear.unpacked_reason(torch.nn.Linear(2, 2).double())
+
+
+def test_a_twin_has_modules_of_its_own(llama):
+    copy, packed = twin.make_twin(llama, lambda number, layer: layer)
+    assert len(packed) == 2 * 7 + 1
+    assert not {id(m) for m in copy.modules()} & {id(m) for m in llama.modules()}
+    assert {p.data_ptr() for p in copy.parameters()} == {p.data_ptr() for p in llama.parameters()}
+
+
+def test_beams_are_not_compiled(llama):
+    with pytest.raises(ValueError, match="compile must be False with num_beams=2, got True"):
+        decode(llama, (9,), compile=True, num_beams=2)
+
+
+@pytest.mark.slow
+def test_the_code_of_the_page_runs(llama):
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/compile.md").read_text(), re.DOTALL)
+    names = {"model": llama, "inputs": prompts((9,))}
+    for block in blocks:
+        exec(block, names)
+    assert len(blocks) == 2
+    assert names["out"].shape == (1, 9 + 64)
+
+
+@pytest.mark.slow
+def test_inductor_compiles_layers_that_say_the_same(monkeypatch):
+    model = build("llama", layers=3)
+    drafter = with_noise(model, 0.05)
+    eager = decode(model, (9,), drafter=drafter)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        fast = decode(model, (9,), drafter=drafter, compile=True)
+    assert torch.equal(fast.sequences, eager.sequences)
+    assert fast.stats.compiled.graphs == 2
+    assert fast.stats.compiled.recompilations == 0

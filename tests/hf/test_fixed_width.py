@@ -1,0 +1,153 @@
+"""Forwards of one width: in bfloat16 speculation keeps every token, and what cannot is refused."""
+
+import pytest
+import torch
+from specdec_hf import EagleTree, generate
+from specdec_hf.cache import fixed_width, spec_cache
+from specdec_hf.cache.spec_cache import SpecCache
+from specdec_hf.cache.widths import BUCKETS, Widths, padded
+from support.hf_models import build, one_thread, prompts, with_noise  # noqa: F401  # autouse here
+
+NEW = 40
+
+
+@pytest.fixture(scope="module")
+def model():
+    return build("llama").to(torch.bfloat16)
+
+
+@pytest.fixture(scope="module")
+def drafter(model):
+    return with_noise(model, 0.05)
+
+
+def decode(model, lengths, **settings):
+    settings = {"max_new_tokens": NEW, "do_sample": False, "guard": False, **settings}
+    return generate(model, **prompts(lengths), return_dict_in_generate=True, **settings)
+
+
+@pytest.mark.parametrize("lengths", [(9,), (5, 9, 12)], ids=["alone", "ragged"])
+@pytest.mark.parametrize("width", [3, 8, 16])
+def test_the_text_is_that_without_speculation(model, drafter, lengths, width):
+    plain = decode(model, lengths, fixed_width=width)
+    for settings in ({"num_assistant_tokens": 5}, {"num_assistant_tokens": 2}):
+        fast = decode(model, lengths, drafter=drafter, fixed_width=width, **settings)
+        assert torch.equal(fast.sequences, plain.sequences)
+        assert fast.stats.accepted > 5
+
+
+def test_sampled_text_with_rule_match_is_that_without_speculation(model, drafter):
+    settings = {"fixed_width": 8, "do_sample": True, "temperature": 0.8, "seed": 3, "rule": "match"}
+    plain = decode(model, (5, 9), **settings)
+    fast = decode(model, (5, 9), drafter=drafter, **settings)
+    assert torch.equal(fast.sequences, plain.sequences)
+
+
+def test_every_forward_has_the_width(model, drafter, monkeypatch):
+    seen = []
+    run_model = spec_cache.run_model
+
+    def spy(model, cache, tokens, inputs, keep):
+        seen.append((tokens.shape[1], inputs["position_ids"].shape[1]))
+        return run_model(model, cache, tokens, inputs, keep)
+
+    decode(model, (30, 9), fixed_width=8)  # the check of the width has run
+    monkeypatch.setattr(spec_cache, "run_model", spy)
+    decode(model, (30, 9), fixed_width=8)
+    assert len(seen) >= NEW + 30 // 8
+    assert set(seen) == {(8, 8)}
+
+
+@pytest.mark.parametrize("size", [1, 3, 8, 9, 65])
+def test_padding_repeats_the_last_token_up_to_a_bucket(size):
+    width = Widths().of(size)
+    assert width >= size
+    assert width in BUCKETS or width == size
+    tokens = torch.arange(2 * size).view(2, size)
+    wide = padded(tokens, width)
+    assert wide.shape == (2, width)
+    assert torch.equal(wide[:, :size], tokens)
+    assert (wide[:, size:] == tokens[:, -1:]).all()
+
+
+@pytest.mark.parametrize(("fixed", "size"), [(4, 10), (4, 8), (None, 10)])
+def test_pieces_cover_the_tokens_once(fixed, size):
+    pieces = list(Widths(fixed).pieces(size))
+    assert [i for begin, end in pieces for i in range(begin, end)] == list(range(size))
+
+
+def test_rows_of_padding_are_dropped_and_forgotten():
+    """A row of padding that was kept would shift the rows of the tokens."""
+    model = build("llama")
+    ids = prompts((9,))["input_ids"]
+    narrow, wide = SpecCache(model, 1, 32), SpecCache(model, 1, 32)
+    wide.widths = Widths(8)
+    with torch.inference_mode():
+        wanted = narrow.forward(ids[:, :5], narrow.lengths, 5)
+        got = wide.forward(ids[:, :5], wide.lengths, 5)
+        assert wide.lengths.tolist() == [5]
+        assert got.shape == wanted.shape
+        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
+        again = wide.forward(ids[:, 5:], wide.lengths, 4)
+        torch.testing.assert_close(
+            again, narrow.forward(ids[:, 5:], narrow.lengths, 4), rtol=1e-4, atol=1e-4
+        )
+
+
+class Uneven(Widths):
+    """Negative control: a width that depends on how many tokens are fed."""
+
+    def of(self, size):
+        return self.fixed if size > 1 else 1
+
+
+class Unaligned(Widths):
+    """Negative control: slots in view that are no whole blocks."""
+
+    def visible(self, slots):
+        return slots + 3 * self.spare_blocks
+
+
+@pytest.mark.parametrize("wrong", [Uneven, Unaligned])
+def test_the_check_of_a_width_finds_rows_that_depend_on_their_neighbours(monkeypatch, wrong):
+    # Larger and more exact than the others, so that other kernels give other bits.
+    model = build("llama", hidden_size=256, intermediate_size=512)
+    monkeypatch.setattr(fixed_width, "_checked", {})
+    decode(model, (9, 5, 7), fixed_width=8, max_new_tokens=2)
+    monkeypatch.setattr(fixed_width, "_checked", {})
+    monkeypatch.setattr(fixed_width, "Widths", wrong)
+    with pytest.raises(ValueError, match="fixed_width=8 cannot be kept"):
+        decode(model, (9, 5, 7), fixed_width=8, max_new_tokens=2)
+
+
+def test_the_check_runs_once_for_a_width_and_a_batch_size(model, monkeypatch):
+    ran = []
+    monkeypatch.setattr(fixed_width, "_checked", {})
+    monkeypatch.setattr(
+        fixed_width, "_rows_are_independent", lambda *args: ran.append(args[2]) or True
+    )
+    for lengths, width in (((9,), 8), ((7,), 8), ((9,), 4), ((9, 5), 8)):
+        decode(model, lengths, fixed_width=width, max_new_tokens=1)
+    assert ran == [8, 4, 8]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"tree": (2, 1)}, "fixed_width must be None with tree, got 8"),
+        ({"tree": EagleTree(size=4, depth=2)}, "fixed_width must be None with tree, got 8"),
+        ({"cache": "dynamic"}, "cache must be 'auto' or 'spec' with fixed_width"),
+        ({"fixed_width": 0}, "fixed_width must be at least 1, got 0"),
+        ({"num_beams": 2}, "fixed_width must be None with num_beams=2, got 8"),
+        ({"drafter": "early_exit:1"}, "fixed_width must be None with a drafter that makes"),
+    ],
+)
+def test_what_has_no_fixed_width_is_refused(model, drafter, settings, message):
+    with pytest.raises(ValueError, match=message):
+        decode(model, (9,), **{"fixed_width": 8, "drafter": drafter, **settings})
+
+
+def test_a_cache_of_another_kind_is_refused(model, monkeypatch):
+    monkeypatch.setattr(spec_cache, "MASKED_LAYER_TYPES", frozenset())
+    with pytest.raises(ValueError, match="fixed_width needs cache='spec'"):
+        decode(model, (9,), fixed_width=8)
