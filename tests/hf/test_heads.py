@@ -226,7 +226,7 @@ def test_the_names_are_the_published_ones(tmp_path):
     assert tensors["t2d"].sum() == len(tensors["d2t"])
     config = json.loads((path / "config.json").read_text())
     assert config["architectures"] == ["LlamaForCausalLMEagle3"]
-    assert config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [0, 1, 2]
+    assert config["eagle_aux_hidden_state_layer_ids"] == [0, 1, 2]
 
 
 def damaged(**changes):
@@ -275,7 +275,6 @@ def pickled(path):
         (reconfigured("hidden_size", None), "must hold hidden_size"),
         (reconfigured("hidden_size", "32"), "hidden_size must be an integer, got '32'"),
         (reconfigured("num_hidden_layers", 2), "num_hidden_layers of a head must be 1, got 2"),
-        (reconfigured("eagle_config", None), "must hold eagle_config.eagle_aux_hidden"),
     ],
 )
 def test_a_damaged_head_is_refused_by_name(damage, message, tmp_path):

@@ -14,10 +14,11 @@ pytestmark = pytest.mark.skipif(not PAGE.is_file(), reason="the documents are no
 
 
 def test_the_printed_code_runs(tmp_path, capsys):
-    (block,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     model, inputs = hf_models.build("llama", vocab_size=7), hf_models.prompts((9, 12), vocab_size=7)
     names = {"model": model, "inputs": inputs, "folder": head_folder(model, tmp_path)}
-    exec(block, names)
+    for block in blocks:
+        exec(block, names)
     want = model.generate(**inputs, max_new_tokens=16, do_sample=False).tolist()
     assert names["text"].tolist() == names["out"].sequences.tolist() == want
     assert float(capsys.readouterr().out) >= 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from transformers import LlamaConfig
@@ -15,6 +15,10 @@ _SIZES = (
     "hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size",
     "draft_vocab_size", "max_position_embeddings",
 )  # fmt: skip
+# Variants of the published architecture that `Eagle3Head` does not compute.
+_REFUSED = ("norm_before_fc", "fc_norm", "norm_output", "attention_bias", "mlp_bias")
+_LAYERS = "eagle_aux_hidden_state_layer_ids"
+DEFAULT_LAYERS = 3
 
 
 @dataclass(frozen=True)
@@ -26,13 +30,16 @@ class HeadConfig:
         target_hidden_size: of the target's hidden states.
         draft_vocab_size: how many of the target's tokens it can draft.
         layers: after how many of the target's layers each hidden state is read; 0 is the
-            embeddings.
+            embeddings. Empty: `default_layers` of the target, which are three.
+        norm_before_residual: whether the residual of the decoder layer begins at the normalised
+            hidden state.
     """
 
     layer: LlamaConfig
     target_hidden_size: int
     draft_vocab_size: int
     layers: tuple[int, ...]
+    norm_before_residual: bool = False
 
     @classmethod
     def for_target(
@@ -77,6 +84,28 @@ class HeadConfig:
         return cls(layer, config.hidden_size, size, tuple(chosen))
 
     @property
+    def features(self) -> int:
+        """Numbers that the target's hidden states of a token have together."""
+        return self.target_hidden_size * (len(self.layers) or DEFAULT_LAYERS)
+
+    def on(self, total: int) -> HeadConfig:
+        """With the layers that the head reads in a target of ``total`` layers.
+
+        Raises:
+            ValueError: a target that lacks some.
+        """
+        layers = self.layers or default_layers(total)
+        if len(layers) < DEFAULT_LAYERS and not self.layers:
+            raise ValueError(
+                f"the head reads {DEFAULT_LAYERS} layers of a model of 7 or more, got {total}"
+            )
+        if max(layers) > total:
+            raise ValueError(
+                f"the head reads the states after {max(layers)} layers, and the model has {total}"
+            )
+        return replace(self, layers=layers)
+
+    @property
     def projected(self) -> tuple[int, int, int]:
         """Widths of queries, keys and values of all heads."""
         own = self.kv_heads * self.head_dim
@@ -95,53 +124,82 @@ class HeadConfig:
         return number
 
     def to_dict(self) -> dict[str, Any]:
-        """The content of config.json."""
+        """The content of config.json in the published layout.
+
+        The layers have two spellings: number n is the state before layer n in the field that vLLM
+        reads, and the state after it in ``eagle_config``, which SGLang and SpecForge read.
+        """
         names = ("head_dim", "rms_norm_eps", "hidden_act", "rope_parameters", "model_type")
         sizes = {name: getattr(self.layer, name) for name in (*_SIZES, *names) if name != _SIZES[5]}
-        return {
+        rope = dict(self.layer.rope_parameters)  # type: ignore[arg-type]  # set in the constructor
+        scaled = rope.get("rope_type", "default") != "default"
+        given: dict[str, Any] = {
             "architectures": [ARCHITECTURE],
             **sizes,
+            # For readers of before rope_parameters, which would take the default without a word.
+            "rope_theta": rope.pop("rope_theta"),
+            "rope_scaling": rope if scaled else None,
             "num_hidden_layers": 1,
             "target_hidden_size": self.target_hidden_size,
             "draft_vocab_size": self.draft_vocab_size,
+            "norm_before_residual": self.norm_before_residual,
             "tie_word_embeddings": False,
-            "eagle_config": {
-                "use_aux_hidden_state": True,
-                "eagle_aux_hidden_state_layer_ids": list(self.layers),
-            },
         }
+        if self.layers:
+            after = [layer - 1 for layer in self.layers]
+            given[_LAYERS] = list(self.layers)
+            given["eagle_config"] = {"use_aux_hidden_state": True, _LAYERS: after}
+        return given
 
     @classmethod
     def from_dict(cls, given: dict[str, Any]) -> HeadConfig:
-        """The config of a config.json.
+        """The config of a config.json in the published layout.
 
         Raises:
             ValueError: a field that is missing or of a wrong value, by name.
         """
+        given = {"num_key_value_heads": given.get("num_attention_heads")} | given
         missing = [name for name in _SIZES if name not in given]
         if missing:
             raise ValueError(f"config.json of a head must hold {', '.join(missing)}")
         for name in _SIZES:
-            try:
-                check_integer(name, given[name], 1)
-            except TypeError as error:
-                raise ValueError(f"config.json: {error}") from None
-        if given.get("num_hidden_layers", 1) != 1:
-            raise ValueError(
-                f"num_hidden_layers of a head must be 1, got {given['num_hidden_layers']}"
-            )
-        layers = given.get("eagle_config", {}).get("eagle_aux_hidden_state_layer_ids")
-        if layers is None:
-            raise ValueError(
-                "config.json of a head must hold eagle_config.eagle_aux_hidden_state_layer_ids, "
-                "the target's layers that it reads"
-            )
+            _checked(name, given[name], 1)
+        for name, only in (
+            ("num_hidden_layers", 1), ("hidden_act", "silu"), ("model_type", "llama"),
+            *((name, False) for name in _REFUSED),
+        ):  # fmt: skip
+            if (value := given.get(name)) is not None and value != only:
+                raise ValueError(f"{name} of a head must be {only}, got {value!r}")
+        size = _checked("target_hidden_size", given.get("target_hidden_size") or given[_SIZES[0]])
         return cls(
             LlamaConfig.from_dict({**given, "num_hidden_layers": 1}),
-            given.get("target_hidden_size", given["hidden_size"]),
+            size,
             given["draft_vocab_size"],
-            check_integers("eagle_aux_hidden_state_layer_ids", layers),
+            _layers_of(given),
+            bool(given.get("norm_before_residual")),
         )
+
+
+def _checked(name: str, value: Any, minimum: int = 1) -> int:
+    try:
+        return check_integer(name, value, minimum)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"config.json: {error}") from None
+
+
+def _layers_of(given: dict[str, Any]) -> tuple[int, ...]:
+    """The layers of either spelling, that of vLLM before the other; empty where neither is."""
+    other = given.get("eagle_config") or {}
+    if other.get("use_aux_hidden_state") is False:
+        raise ValueError("use_aux_hidden_state of a head must be True, got False")
+    layers, shift = given.get(_LAYERS), 0
+    if layers is None:
+        layers, shift = other.get(_LAYERS), 1
+    if layers is None:
+        return ()
+    if not isinstance(layers, list) or not layers:
+        raise ValueError(f"config.json: {_LAYERS} must list integers, got {layers!r}")
+    return tuple(_checked(_LAYERS, layer, -shift) + shift for layer in layers)
 
 
 def default_layers(total: int) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ Source: EAGLE-3, arXiv 2503.01840.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,10 +36,11 @@ class DecoderLayer(nn.Module):
         layer, size = config.layer, config.layer.hidden_size
         self.head_dim = config.head_dim
         self.projected = config.projected
-        self.input_layernorm = nn.RMSNorm(config.target_hidden_size, layer.rms_norm_eps)
+        self.norm_before_residual = config.norm_before_residual
+        self.input_layernorm = nn.RMSNorm(size, layer.rms_norm_eps)
         self.hidden_norm = nn.RMSNorm(size, layer.rms_norm_eps)
         self.post_attention_layernorm = nn.RMSNorm(size, layer.rms_norm_eps)
-        self.qkv_proj = nn.Linear(config.target_hidden_size + size, sum(self.projected), bias=False)
+        self.qkv_proj = nn.Linear(2 * size, sum(self.projected), bias=False)
         self.o_proj = nn.Linear(self.projected[0], size, bias=False)
         self.gate_up_proj = nn.Linear(size, 2 * layer.intermediate_size, bias=False)
         self.down_proj = nn.Linear(layer.intermediate_size, size, bias=False)
@@ -49,7 +51,7 @@ class DecoderLayer(nn.Module):
         """Queries [B, H, n, D], and keys and values [B, K, n, D], of n pairs.
 
         Args:
-            embeddings: [B, n, E] of their tokens.
+            embeddings: [B, n, H] of their tokens.
             hidden: [B, n, H].
             rotary: cosines and sines [B or 1, 1, n, D] of their places.
         """
@@ -63,6 +65,8 @@ class DecoderLayer(nn.Module):
 
     def finish(self, hidden: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
         """The hidden states [B, n, H] after the layer, given what attention returned."""
+        if self.norm_before_residual:
+            hidden = self.hidden_norm(hidden)
         hidden = hidden + self.o_proj(attended.transpose(1, 2).flatten(2))
         gate, up = self.gate_up_proj(self.post_attention_layernorm(hidden)).chunk(2, dim=-1)
         out: torch.Tensor = hidden + self.down_proj(functional.silu(gate) * up)
@@ -79,16 +83,18 @@ class Eagle3Head(nn.Module):
         tokens: [draft_vocab_size] int64, the target's id of each draft token, ascending.
         lm_head: [draft_vocab_size, H], the output matrix; `borrow` fills it from the target.
         own_lm_head: whether that matrix is the head's own, and stored with it.
+        embeddings: [V, H] of the target's tokens, of the head's own; None takes the target's.
     """
 
     tokens: torch.Tensor
     lm_head: torch.Tensor
+    embeddings: torch.Tensor | None
 
     def __init__(self, config: HeadConfig) -> None:
         super().__init__()
         self.config = config
         size = config.layer.hidden_size
-        self.fc = nn.Linear(config.target_hidden_size * len(config.layers), size, bias=False)
+        self.fc = nn.Linear(config.features, size, bias=False)
         self.midlayer = DecoderLayer(config)
         self.norm = nn.RMSNorm(size, eps=config.layer.rms_norm_eps)
         self.own_lm_head = False
@@ -96,12 +102,19 @@ class Eagle3Head(nn.Module):
         self.register_buffer(
             "lm_head", torch.zeros(config.draft_vocab_size, size), persistent=False
         )
+        self.register_buffer("embeddings", None, persistent=False)
         self.rotary = LlamaRotaryEmbedding(config.layer)
 
     def fuse(self, features: torch.Tensor) -> torch.Tensor:
         """Hidden states [B, n, H] from features [B, n, layers * E]."""
         fused: torch.Tensor = self.fc(features)
         return fused
+
+    def embed(self, model: Any) -> Any:
+        """What gives the embeddings [..., H] of the target's tokens, given the target."""
+        if self.embeddings is None:
+            return model.get_input_embeddings()
+        return partial(functional.embedding, weight=self.embeddings)
 
     def turns(self, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosines and sines [B, 1, n, D] of the rotary embedding at places [B, n]."""
@@ -118,15 +131,23 @@ class Eagle3Head(nn.Module):
         Raises:
             ValueError: a target of other sizes.
         """
-        rows = model.get_output_embeddings().weight
+        with torch.no_grad():
+            self.lm_head = self.output_of(model).to(self.fc.weight)
+
+    def output_of(self, model: Any) -> torch.Tensor:
+        """[draft_vocab_size, H], the rows of the target's output matrix.
+
+        Raises:
+            ValueError: a target of other sizes.
+        """
+        rows: torch.Tensor = model.get_output_embeddings().weight
         wanted = (self.config.layer.vocab_size, self.config.layer.hidden_size)
         if tuple(rows.shape) != wanted:
             raise ValueError(
                 f"the head needs a target with an output matrix {list(wanted)}, got "
                 f"{list(rows.shape)} of {type(model).__name__}"
             )
-        with torch.no_grad():
-            self.lm_head = rows[self.tokens.to(rows.device)].to(self.fc.weight)
+        return rows[self.tokens.to(rows.device)]
 
     def begin_as(self, model: Any) -> None:
         """Start from the target's last layer and final norm, before training.
@@ -157,10 +178,10 @@ class Eagle3Head(nn.Module):
                 for name, weight in copied.items():
                     own[name].copy_(weight)
                 taken = self.midlayer.qkv_proj.weight
-                taken[:, : self.config.target_hidden_size].normal_(0, 0.02)
-                taken[:, self.config.target_hidden_size :].copy_(torch.cat([q, k, v]))
-                self.fc.weight.normal_(0, 0.01)
                 size = self.config.layer.hidden_size
+                taken[:, :size].normal_(0, 0.02)
+                taken[:, size:].copy_(torch.cat([q, k, v]))
+                self.fc.weight.normal_(0, 0.01)
                 self.fc.weight[:, -size:] += torch.eye(size)
         except (KeyError, RuntimeError) as error:
             raise ValueError(

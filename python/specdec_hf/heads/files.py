@@ -1,9 +1,15 @@
-"""Heads on disk: config.json and one safetensors file in the published layout."""
+"""EAGLE-3 heads on disk: config.json and one safetensors file, in either of two layouts.
+
+The published one is that of the authors and of SpecForge, the other that of vLLM's library
+speculators, whose config.json is nested, whose decoder layer is called ``layers.0``, and whose file
+holds the embeddings and the output matrix of the target.
+"""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -11,10 +17,12 @@ from safetensors.torch import save_file
 
 from specdec_hf.heads.config import HeadConfig
 from specdec_hf.heads.eagle3 import Eagle3Head
+from specdec_hf.heads.speculators import from_speculators, is_speculators, to_speculators
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 PICKLES = ("pytorch_model.bin", "model.pt", "model.pth", "model.bin")
-_LAYER = "midlayer."
+_LAYER, _OTHER_LAYER = "midlayer.", "layers.0."
+_OUTPUT, _EMBEDDINGS = "lm_head.weight", "embed_tokens.weight"
 # Published names whose weights are one matrix here -> that matrix.
 _FUSED = {
     "midlayer.qkv_proj.weight": [f"midlayer.self_attn.{x}_proj.weight" for x in "qkv"],
@@ -27,13 +35,47 @@ _RENAMED = {
 
 
 def save_head(head: Eagle3Head, folder: Path, dtype: torch.dtype = torch.bfloat16) -> None:
-    """Write a head; its output matrix only where that is its own.
+    """Write a head; its output matrix and its embeddings only where these are its own.
 
     Args:
         head: any device and dtype.
         folder: made where it is missing.
         dtype: of the weights in the file.
     """
+    _write(folder, head.config.to_dict(), _tensors(head), dtype)
+
+
+def save_as_speculators(
+    head: Eagle3Head, folder: Path, model: Any, dtype: torch.dtype = torch.bfloat16
+) -> None:
+    """Write a head with the target's embeddings and output matrix, in the layout of speculators.
+
+    Args:
+        head, folder, dtype: as above.
+        model: the target.
+
+    Raises:
+        ValueError: a target of other sizes.
+    """
+    tensors = _tensors(head)
+    if _OUTPUT not in tensors:
+        tensors[_OUTPUT] = head.output_of(model)
+    if _EMBEDDINGS not in tensors:
+        tensors[_EMBEDDINGS] = model.get_input_embeddings().weight
+    tensors = _renamed(tensors, _LAYER, _OTHER_LAYER)
+    _write(folder, to_speculators(head.config.to_dict(), model.config), tensors, dtype)
+
+
+def _renamed(tensors: dict[str, torch.Tensor], layer: str, other: str) -> dict[str, torch.Tensor]:
+    """With another name of the decoder layer."""
+    return {
+        other + name[len(layer) :] if name.startswith(layer) else name: tensor
+        for name, tensor in tensors.items()
+    }
+
+
+def _tensors(head: Eagle3Head) -> dict[str, torch.Tensor]:
+    """What a file holds, by the published names."""
     tensors: dict[str, torch.Tensor] = {}
     for name, weight in head.state_dict().items():
         if name in _FUSED:
@@ -42,17 +84,24 @@ def save_head(head: Eagle3Head, folder: Path, dtype: torch.dtype = torch.bfloat1
         else:
             tensors[_RENAMED.get(name, name)] = weight
     if head.own_lm_head:
-        tensors["lm_head.weight"] = head.lm_head
-    tensors = {
-        name: weight.detach().to("cpu", dtype).contiguous() for name, weight in tensors.items()
-    }
+        tensors[_OUTPUT] = head.lm_head
+    if head.embeddings is not None:
+        tensors[_EMBEDDINGS] = head.embeddings
     tokens = head.tokens.cpu()
-    known = torch.zeros(head.config.layer.vocab_size, dtype=torch.bool)
-    known[tokens] = True
     tensors["d2t"] = tokens - torch.arange(len(tokens))
-    tensors["t2d"] = known
+    tensors["t2d"] = _known(tokens, head.config)
+    return tensors
+
+
+def _write(
+    folder: Path, config: dict[str, Any], tensors: dict[str, torch.Tensor], dtype: torch.dtype
+) -> None:
+    tensors = {
+        name: x.detach().to("cpu", dtype if x.is_floating_point() else x.dtype).contiguous()
+        for name, x in tensors.items()
+    }
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / CONFIG).write_text(json.dumps(head.config.to_dict(), indent=2) + "\n")
+    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
     save_file(tensors, folder / WEIGHTS, {"format": "pt"})
 
 
@@ -64,11 +113,12 @@ def load_head(folder: str | Path) -> Eagle3Head:
             wrong, by name.
     """
     folder = Path(folder)
-    config = HeadConfig.from_dict(_read_config(folder))
-    tensors = _read_weights(folder)
+    given = read_config(folder)
+    config = HeadConfig.from_dict(from_speculators(given) if is_speculators(given) else given)
+    tensors = _renamed(read_weights(folder, WEIGHTS), _OTHER_LAYER, _LAYER)
     head = Eagle3Head(config)
     expected = _expected(head)
-    _check_names(tensors, expected, folder)
+    _check_names(tensors, expected, config, folder)
     for name, shape in expected.items():
         if name in tensors and list(tensors[name].shape) != shape:
             raise ValueError(
@@ -81,12 +131,24 @@ def load_head(folder: str | Path) -> Eagle3Head:
     head.load_state_dict(state)
     if "d2t" in tensors:
         head.tokens = _draft_tokens(tensors["d2t"], config)
-    if "lm_head.weight" in tensors:
-        head.lm_head, head.own_lm_head = tensors["lm_head.weight"].float(), True
+    if "t2d" in tensors and not torch.equal(tensors["t2d"].bool(), _known(head.tokens, config)):
+        raise ValueError(f"t2d of {folder / WEIGHTS} must mark the tokens of d2t and no others")
+    if _OUTPUT in tensors:
+        head.lm_head, head.own_lm_head = tensors[_OUTPUT].float(), True
+    if _EMBEDDINGS in tensors:
+        head.embeddings = tensors[_EMBEDDINGS].float()
     return head.eval()
 
 
-def _read_config(folder: Path) -> dict[str, object]:
+def _known(tokens: torch.Tensor, config: HeadConfig) -> torch.Tensor:
+    """[V] bool, which of the target's tokens the head can draft."""
+    known = torch.zeros(config.layer.vocab_size, dtype=torch.bool)
+    known[tokens] = True
+    return known
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The object in a head's config.json; raises ValueError."""
     try:
         given = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -97,16 +159,17 @@ def _read_config(folder: Path) -> dict[str, object]:
     return given
 
 
-def _read_weights(folder: Path) -> dict[str, torch.Tensor]:
-    path = folder / WEIGHTS
+def read_weights(folder: Path, name: str) -> dict[str, torch.Tensor]:
+    """The tensors of a head's safetensors file; raises ValueError."""
+    path = folder / name
     if not path.is_file():
-        pickled = next((name for name in PICKLES if (folder / name).is_file()), None)
+        pickled = next((one for one in PICKLES if (folder / one).is_file()), None)
         if pickled is None:
-            raise ValueError(f"{folder} holds no head: {WEIGHTS} is missing")
+            raise ValueError(f"{folder} holds no head: {name} is missing")
         raise ValueError(
             f"{folder / pickled} is a pickle, which may run any code when it is read; convert it "
             f"where you trust it: safetensors.torch.save_file(torch.load({pickled!r}, "
-            f"weights_only=True), {WEIGHTS!r})"
+            f"weights_only=True), {name!r})"
         )
     try:
         with safe_open(path, framework="pt") as file:
@@ -122,7 +185,7 @@ def _sizes(config: HeadConfig) -> dict[str, list[int]]:
 
 
 def _expected(head: Eagle3Head) -> dict[str, list[int]]:
-    """Published names and shapes; the last three may be missing."""
+    """Published names and shapes; the last four may be missing."""
     config, shapes = head.config, {}
     for name, weight in head.state_dict().items():
         if name in _FUSED:
@@ -131,15 +194,21 @@ def _expected(head: Eagle3Head) -> dict[str, list[int]]:
         else:
             shapes[_RENAMED.get(name, name)] = list(weight.shape)
     draft = config.draft_vocab_size
-    shapes["lm_head.weight"] = [draft, config.layer.hidden_size]
+    shapes[_OUTPUT] = [draft, config.layer.hidden_size]
+    shapes[_EMBEDDINGS] = [config.layer.vocab_size, config.layer.hidden_size]
     shapes["d2t"], shapes["t2d"] = [draft], [config.layer.vocab_size]
     return shapes
 
 
 def _check_names(
-    tensors: dict[str, torch.Tensor], expected: dict[str, list[int]], folder: Path
+    tensors: dict[str, torch.Tensor],
+    expected: dict[str, list[int]],
+    config: HeadConfig,
+    folder: Path,
 ) -> None:
-    optional = {"lm_head.weight", "t2d"}
+    optional = {"t2d"}
+    if config.target_hidden_size == config.layer.hidden_size:
+        optional |= {_OUTPUT, _EMBEDDINGS}  # the target's will do
     if expected["d2t"] == expected["t2d"]:
         optional.add("d2t")  # the draft vocabulary is the target's
     missing = sorted(expected.keys() - tensors.keys() - optional)

@@ -44,7 +44,7 @@ class HeadDraft:
         self.cache: Any = self  # drafts of a chain are fed through `forward`
         self.lengths: Lengths = np.zeros(context.batch_size, dtype=np.int64)
         self._full = full_vocabulary
-        self._embed = context.model.get_input_embeddings()
+        self._embed = head.embed(context.model)
         self._states = context.keep_states(head.config.layers)
         self._cache = HeadCache(head.config, context.batch_size, head.fc.weight)
         self._cosines, self._sines = head.turns(torch.arange(256, device=self.device)[None])

@@ -43,11 +43,7 @@ class PlacedHead:
                 raise ValueError(
                     f"the head was trained for a model with {what} of {wanted}, got {given}"
                 )
-        if ours.layers[-1] > text.num_hidden_layers:
-            raise ValueError(
-                f"the head reads the states after {ours.layers[-1]} layers, and the model has "
-                f"{text.num_hidden_layers}"
-            )
+        ours.on(text.num_hidden_layers)
 
     def on(self, model: Any) -> Eagle3Head:
         """The head for a target.
@@ -59,6 +55,8 @@ class PlacedHead:
         weight = model.get_output_embeddings().weight
         if self._copy is None or self._copy[0] is not weight:
             placed = copy.deepcopy(self.head).to(model.device, weight.dtype)
+            text = model.config.get_text_config(decoder=True)
+            placed.config = placed.config.on(text.num_hidden_layers)
             placed.tokens = self.head.tokens.to(model.device)
             if not placed.own_lm_head:
                 placed.borrow(model)
