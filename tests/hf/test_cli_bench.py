@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from specdec_hf.cli import bench, bench_runs
+from specdec_hf.cli import bench_configs, bench_figures, bench_runs
+from specdec_hf.cli.bench_runs import PLAIN, Answer, Batch, Config
 from specdec_hf.drafters.model_free.ngram_table import NgramTable
 from support.cli_models import END, folder, invoke, one_line_error  # noqa: F401
 from support.hf_models import one_thread  # noqa: F401  # autouse here
@@ -29,7 +30,7 @@ def questions(tmp_path):
 def test_bench_compares_drafters_and_schedules(folder, questions, tmp_path):  # noqa: F811
     report, markdown = tmp_path / "out.json", tmp_path / "out.md"
     result = invoke(
-        "bench", "--questions", questions, "--limit", 2, "--model", folder, "--max-new-tokens", 6,
+        "bench", "--questions", questions, "--limit", 1, "--model", folder, "--max-new-tokens", 6,
         "--drafter", "prompt_lookup", "--drafter", "layers:1", "--drafter", "prompt_lookup+ngram",
         "--num-assistant-tokens-schedule", "constant", "--num-assistant-tokens-schedule",
         "heuristic", "--num-assistant-tokens-schedule", "optimal", "--dtype", "float32",
@@ -47,40 +48,135 @@ def test_bench_compares_drafters_and_schedules(folder, questions, tmp_path):  # 
         "layers:1, optimal", "prompt_lookup+ngram, tree", "prompt_lookup+ngram, tree, optimal",
     ]  # fmt: skip
     for row in results[0]["rows"]:
-        assert row["identical"] == row["texts"] == 4
-        assert [answer["prompt"] for answer in row["answers"]] == ["0", "1", "2", "3"]
+        assert row["identical"] == row["texts"] == 2
+        assert [answer["prompts"] for answer in row["answers"]] == [["0"], ["2"]]
         seconds = sum(answer["seconds"] for answer in row["answers"])
-        assert all(a["seconds"] == sum(a["seconds_of_runs"]) / 2 for a in row["answers"])
-        tokens = sum(len(answer["tokens"]) for answer in row["answers"])
+        assert all(a["seconds"] == np.median(a["seconds_of_runs"]) for a in row["answers"])
+        tokens = sum(len(answer["texts"][0]) for answer in row["answers"])
         assert row["tokens_per_second"] == pytest.approx(tokens / seconds)
     assert results[0]["rows"][2]["tokens_per_round"] == 1
-    assert results[0]["rows"][0]["ratio"] == 1
+    assert results[0]["rows"][0]["ratio"] == pytest.approx(1)
     text = markdown.read_text()
-    assert text.count("| prompt_lookup, heuristic |") == 2
-    assert "4 of 4" in text
+    assert text.count("| prompt_lookup, heuristic |") == 4  # a line and a column for each dtype
+    assert "| b | " in text
+    assert "2 of 2" in text
 
 
-def test_the_runs_of_an_answer_are_united(monkeypatch):
-    runs = {
-        "slow": ([9.0, 1.0, 4.0, 2.0], [[1], [1], [1], [7]], [["b"], [], ["a"], []]),
-        bench_runs.PLAIN: ([1.0] * 4, [[1]] * 4, [[]] * 4),
-    }
-    left = {name: list(zip(*each, strict=True)) for name, each in runs.items()}
+@pytest.mark.slow
+def test_ragged_batches_are_compared_greedily_and_sampled(folder, questions, tmp_path):  # noqa: F811
+    report = tmp_path / "out.json"
+    result = invoke(
+        "bench", "--questions", questions, "--model", folder, "--max-new-tokens", 5, "--drafter",
+        "layers:1", "--peer", "assisted", "--peer", "llama.cpp", "--batch-size", 2,
+        "--temperature", 0, "--temperature", 0.7, "--top-p", 0.9, "--runs", 1, "--json", report,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    greedy, sampled = json.loads(report.read_text())["results"]
+    assert (greedy["batch_size"], sampled["temperature"], sampled["top_p"]) == (2, 0.7, 0.9)
+    assert set(greedy["left_out"]) == {"llama.cpp", "assisted, Transformers"}
+    names = [row["name"] for row in greedy["rows"]]
+    assert names == ["plain, Transformers", "plain, specdec", "layers:1"]
+    for row, other in zip(greedy["rows"], sampled["rows"], strict=True):
+        # Five prompts make two batches, each of categories in turns.
+        assert [answer["prompts"] for answer in row["answers"]] == [["0", "2"], ["1", "3"]]
+        assert (row["identical"], other["identical"], row["categories"]) == (2, None, {})
+        assert all(1 <= len(text) <= 5 for a in row["answers"] for text in a["texts"])
 
-    def answer(model, config, prompt, arguments):
-        seconds, tokens, notes = left[config.name].pop(0)
-        return bench_runs.Answer("p", "c", tokens, seconds, [seconds], rounds=1, notes=notes)
+
+def measured(monkeypatch, seconds, configs=("fast",), batches=4, runs=3):
+    """Pairs of faked answers; ``seconds`` takes config, call number and whether it comes first."""
+    calls = []
+
+    def answer(model, config, batch, arguments):
+        first = sum(name == PLAIN for name in calls) == sum(name != PLAIN for name in calls)
+        calls.append(config.name)
+        took = seconds(config.name, calls.count(config.name), first)
+        return Answer(batch.prompts, batch.category, [[1, 2]], took, [took])
 
     monkeypatch.setattr(bench_runs, "_answer", answer)
     monkeypatch.setattr(bench_runs, "_generate", lambda *_: None)
-    configs = [bench_runs.Config(bench_runs.PLAIN), bench_runs.Config("slow")]
-    loaded, prompts = SimpleNamespace(model=None), [("p", "c", {"input_ids": torch.ones(1, 2)})]
-    row = bench_runs.run_configs(loaded, configs, prompts, {}, 4, lambda _: None)[1]
-    assert row.answers[0].seconds_of_runs == runs["slow"][0]
-    assert row.answers[0].seconds == 3
-    assert row.answers[0].tokens == [7]
-    assert (row.identical, row.texts) == (0, 1)
-    assert row.notes == ["a", "b"]
+    prompts = [
+        Batch([str(n)], "ab"[n % 2], {"input_ids": torch.ones(1, 2)}) for n in range(batches)
+    ]
+    every = [Config(PLAIN), *map(Config, configs)]
+    loaded, arguments = SimpleNamespace(model=None), {"max_new_tokens": 2}
+    pairs, left_out = bench_runs.run_configs(loaded, every, prompts, arguments, runs, str)
+    assert not left_out
+    return bench_figures.rows_of(every, pairs, None, sampled=False), calls
+
+
+def test_each_answer_is_made_in_turns_with_a_plain_one(monkeypatch):
+    rows, calls = measured(monkeypatch, lambda name, call, first: 2.0 if name == PLAIN else 1.0)
+    pairs = list(zip(calls[::2], calls[1::2], strict=True))
+    assert set(pairs) == {(PLAIN, "fast"), ("fast", PLAIN)}
+    assert sum(first == PLAIN for first, _ in pairs) == 6
+    assert (rows[1].ratio, rows[1].interval, rows[1].notes) == (2.0, (2.0, 2.0), [])
+    assert rows[1].categories == {"a": 2.0, "b": 2.0}
+    assert (rows[0].ratio, rows[0].texts) == (1.0, 4)
+
+
+def test_a_category_below_the_limit_is_flagged(monkeypatch):
+    def slow_in_b(name, call, first):
+        return 1.1 if name != PLAIN and (call - 1) // 3 % 2 else 1.0
+
+    rows, _ = measured(monkeypatch, slow_in_b)
+    assert rows[1].slow_categories == ["b"]
+
+
+def test_a_machine_that_favours_who_comes_first_is_flagged(monkeypatch):
+    """The ratio itself stays right, because both come first as often."""
+    rows, _ = measured(monkeypatch, lambda name, call, first: 1.0 if first else 1.3)
+    assert rows[1].ratio == pytest.approx(1)
+    assert "depends on which of a pair comes first, 0.59 times" in rows[1].notes[0]
+
+
+@pytest.mark.parametrize(("side", "word"), [("fast", "it"), (PLAIN, "plain generation")])
+def test_a_warm_up_that_one_side_pays_for_is_flagged(monkeypatch, side, word):
+    rows, _ = measured(monkeypatch, lambda name, call, _: 9.0 if (name, call) == (side, 1) else 1.0)
+    assert rows[1].notes == [
+        f"unfair: the first answer of {word} took 9.0 times the seconds of the same later"
+    ]
+    assert rows[1].ratio == 1  # by the median
+
+
+def test_the_interval_is_as_wide_as_the_batches_differ(monkeypatch):
+    rows, _ = measured(
+        monkeypatch,
+        lambda name, call, _: 1.0 if name == PLAIN else 0.5 + (call - 1) // 3 / 10,
+        batches=8,
+    )
+    low, high = rows[1].interval
+    assert low < rows[1].ratio < high
+    assert 0.05 < high - low < 0.6
+
+
+def test_the_runs_of_an_answer_are_united():
+    seconds, texts = [9.0, 1.0, 4.0, 2.0], [[[1]], [[1]], [[1]], [[7]]]
+    notes = [["b"], [], ["a"], []]
+    runs = zip(seconds, texts, notes, strict=True)
+    answers = [Answer(["p"], "c", text, s, [s], rounds=1, notes=note) for s, text, note in runs]
+    united = bench_runs._of_runs(answers, [[1]])
+    assert united.seconds_of_runs == seconds
+    assert united.seconds == 3
+    assert united.texts == [[7]]
+    assert not united.identical
+    assert united.notes == ["a", "b"]
+
+
+def test_a_peer_that_fails_is_left_out_and_a_config_of_ours_is_not(monkeypatch):
+    def generate(model, config, inputs, arguments):
+        if config.name == "x":
+            raise ValueError("no such cache\nat all")
+
+    monkeypatch.setattr(bench_runs, "_generate", generate)
+    batch, arguments = Batch(["p"], "", {"input_ids": torch.ones(1, 2)}), {"max_new_tokens": 2}
+    loaded = SimpleNamespace(model=None)
+    monkeypatch.setattr(bench_runs, "_answer", lambda *_: Answer(["p"], "", [[1]], 1.0, [1.0]))
+    peers = [Config(PLAIN), Config("x", peer=True), Config("fine")]
+    _, left_out = bench_runs.run_configs(loaded, peers, [batch], arguments, 1, str)
+    assert left_out == {"x": "ValueError: no such cache"}
+    with pytest.raises(ValueError, match="no such cache"):
+        bench_runs.run_configs(loaded, [Config(PLAIN), Config("x")], [batch], arguments, 1, str)
 
 
 def test_a_plus_in_the_path_of_a_file_or_folder_merges_nothing(
@@ -114,7 +210,7 @@ def test_a_plus_in_the_path_of_a_file_or_folder_merges_nothing(
         "ngram:~/a+nasd": ["ngram:~/a+nasd"],
         "~/draft+nasd+nasd": ["~/draft+nasd", "nasd"],
     }
-    assert {name: bench._merged(name) for name in names} == names
+    assert {name: bench_configs.merged(name) for name in names} == names
     asked = ("bench", "--questions", questions, "--drafter", "ngram:b+nasd")
     assert "--drafter: cannot read b: No such file" in one_line_error(*asked)
 
@@ -127,6 +223,10 @@ def test_a_plus_in_the_path_of_a_file_or_folder_merges_nothing(
         (["--questions", "README.md"], "README.md line 1: not valid JSON"),
         (["--questions", "Q", "--dtype", "int8"], "--dtype must be one of float32"),
         (["--questions", "Q", "--runs", "0"], "--runs must be at least 1, got 0"),
+        (["--questions", "Q", "--peer", "x"], "--peer must be one of prompt_lookup, assisted"),
+        (["--questions", "Q", "--top-p", ".9"], "--top-p needs --temperature above 0"),
+        (["--questions", "Q", "--temperature", "-1"], "--temperature must be finite and >= 0"),
+        (["--questions", "Q", "--batch-size", "6"], "--batch-size must be in [1, 5], the prompts"),
         (["--questions", "Q", "--limit", "0"], "--limit must be >= 1, got 0"),
         (["--questions", "Q", "--drafter", "a b"], "--drafter must be"),
         (["--questions", "Q", "--drafter", "ngram+none"], "--drafter none must be the only one"),

@@ -1,42 +1,42 @@
-"""The command ``bench``: drafters and schedules against plain generation, on a file of prompts."""
+"""The command ``bench``: drafters, schedules and peers against plain generation on prompts."""
 
 # ruff: noqa: PLC0415  # torch loads at first use; see app.py
 from __future__ import annotations
 
-import os
 import platform
-from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
 from specdec_hf.cli import options
-from specdec_hf.cli.checks import (
-    DTYPES,
-    Settings,
-    Sources,
-    check,
-    check_choice,
-    check_limit,
-    has_own_tree,
+from specdec_hf.cli.bench_configs import (
+    MERGED,
+    first_of_each_category,
+    in_batches,
+    make_configs,
+    settings_of,
 )
+from specdec_hf.cli.bench_tables import markdown_text, print_report
+from specdec_hf.cli.checks import DTYPES, Settings, Sources, check, check_choice, check_limit
 from specdec_hf.cli.files import check_output
-from specdec_hf.cli.prompts import Prompt, read_prompts
+from specdec_hf.cli.prompts import read_prompts
 from specdec_hf.cli.report import collect_info, write_json
-from specdec_hf.cli.run import encode, generation_arguments, load_models, make_decoder, progress
+from specdec_hf.cli.run import load_models, progress, progress_bar
 from specdec_hf.cli.terminal import console, fail, visible
-from specdec_hf.drafters.registry import DRAFTERS, value_of
-from specdec_hf.schedules.registry import tree_schedules
+from specdec_hf.drafters.registry import DRAFTERS
 
 if TYPE_CHECKING:
-    from specdec_hf.cli.bench_runs import Config, Row
+    from specdec_hf.cli.bench_figures import Row
+    from specdec_hf.cli.bench_runs import Batch, Config, Pair
     from specdec_hf.cli.load import Loaded
+    from specdec_hf.schedules.costs import MonotoneCost
 
-MERGED = "+"
 ALL = [name for name, entry in DRAFTERS.items() if not entry.needs_value]
+MOST_WIDTHS = 8  # of the cost curve
+PEERS = ("prompt_lookup", "assisted", "compiled", "llama.cpp")
 
 Questions = Annotated[
     str,
@@ -71,6 +71,30 @@ Dtypes = Annotated[
         help=f"{', '.join(DTYPES)}. May be repeated.  [default: float32]",
     ),
 ]
+Peers = Annotated[
+    list[str],
+    typer.Option(
+        "--peer",
+        metavar="NAME",
+        help=f"{', '.join(PEERS)}. May be repeated.  [default: prompt_lookup]",
+    ),
+]
+BatchSizes = Annotated[
+    list[int],
+    typer.Option(
+        "--batch-size",
+        metavar="N",
+        help="Prompts answered together. May be repeated.  [default: 1]",
+    ),
+]
+Temperatures = Annotated[
+    list[float],
+    typer.Option(
+        "--temperature",
+        metavar="X",
+        help="0 is greedy, more samples. May be repeated.  [default: 0]",
+    ),
+]
 PerCategory = Annotated[
     int | None,
     typer.Option("--limit", metavar="N", help="Only the first N prompts of each category."),
@@ -80,7 +104,7 @@ Runs = Annotated[
     typer.Option(
         "--runs",
         metavar="N",
-        help="Answers of each drafter to each prompt; their median time counts.",
+        help="Answers of each drafter to each batch; their median time counts.",
     ),
 ]
 Markdown = Annotated[
@@ -93,200 +117,161 @@ def bench(
     model: options.ModelName = "embedded",
     drafter: Measured = (),  # type: ignore[assignment]
     schedule: Schedules = (),  # type: ignore[assignment]
+    peer: Peers = (),  # type: ignore[assignment]
     dtype: Dtypes = (),  # type: ignore[assignment]
     device: options.Device = None,
     num_assistant_tokens: options.NumAssistantTokens = None,
+    batch_size: BatchSizes = (),  # type: ignore[assignment]
+    temperature: Temperatures = (),  # type: ignore[assignment]
+    top_p: options.TopP = None,
     max_new_tokens: options.MaxNewTokens = 64,
     limit: PerCategory = None,
-    runs: Runs = 1,
+    runs: Runs = 3,
     json_file: options.JsonFile = None,
     markdown: Markdown = None,
 ) -> None:
-    """Measure drafters and schedules against plain generation and Transformers' prompt lookup.
+    """Measure drafters and schedules against plain generation and other ways to generate.
 
-    Every prompt is answered greedily with each of them, in turns. Speeds are compared within this
-    run only.
+    Every answer is made in turns with one of plain Transformers, and speeds are compared within
+    these pairs only.
     """
     check_limit(limit)
     if runs < 1:
         fail(f"--runs must be at least 1, got {runs}")
-    read = [Path(questions)]
-    for option, path in (("--json", json_file), ("--markdown", markdown)):
-        if path is not None:
-            check_output(option, path, read)
-    if json_file is not None and markdown is not None and json_file.resolve() == markdown.resolve():
-        fail(f"--json and --markdown must name different files, got {markdown} twice")
+    _check_files(questions, json_file, markdown)
     if num_assistant_tokens is not None and num_assistant_tokens < 1:
         fail(f"--num-assistant-tokens must be at least 1, got {num_assistant_tokens}")
-    dtypes = list(dict.fromkeys(dtype)) or ["float32"]
+    dtypes, peers = _once(dtype, "float32"), _once(peer, "prompt_lookup")
     for one in dtypes:
         check_choice("--dtype", one, DTYPES)
-    drafters = list(drafter) or [*ALL, f"prompt_lookup{MERGED}suffix_automaton"]
+    for name in peers:
+        check_choice("--peer", name, PEERS)
     common = Settings(model=model, drafter=("none",), device=device, max_new_tokens=max_new_tokens)
-    chosen = [
-        _settings(common, name, kind, num_assistant_tokens)
-        for name in dict.fromkeys(drafters)
-        for kind in _schedules(name, list(dict.fromkeys(schedule)) or ["constant"])
-    ]
-    sources = [check(settings) for settings in (common, *chosen)]
-    prompts = _first_of_each_category(read_prompts(questions), limit)
+    samplings = _samplings(_once(temperature, 0.0), top_p)
+    drafters = list(drafter) or [*ALL, f"prompt_lookup{MERGED}suffix_automaton"]
+    for sampling in samplings:  # each is completed
+        plain = replace(common, sampling=sampling)
+        chosen = settings_of(plain, drafters, schedule, num_assistant_tokens)
+        sources = [check(settings) for settings in (plain, *chosen)]
+    prompts = first_of_each_category(read_prompts(questions), limit)
+    sizes = _once(batch_size, 1)
+    for size in sizes:
+        if not 1 <= size <= len(prompts):
+            fail(f"--batch-size must be in [1, {len(prompts)}], the prompts, got {size}")
     reports, texts = [], []
     for one in dtypes:
-        rows, title = _measure(one, common, chosen, sources, prompts, runs)
-        table = _markdown(rows, title)
-        print_rows(rows, title)
-        texts.append(table)
-        listed = [row.to_dict() for row in rows]
-        reports.append({"title": title, "dtype": one, "runs": runs, "rows": listed})
+        settings = [replace(common, dtype=one, sampling=sampling) for sampling in samplings]
+        loaded, configs, left_out = _load(settings[0], chosen, sources, peers)
+        for size in sizes:
+            batches = in_batches(loaded, prompts, size)
+            for setting in settings:
+                title, report, rows = _measure(loaded, configs, batches, setting, runs)
+                report["left_out"] = left_out | report["left_out"]
+                remarks = [f"left out, {name}: {why}" for name, why in report["left_out"].items()]
+                remarks += _curve(report)
+                print_report(title, rows, remarks)
+                reports.append(report)
+                texts.append(markdown_text(title, rows, remarks))
     write_json(json_file, {"info": collect_info(), "results": reports})
     if markdown is not None:
         markdown.write_text("\n".join(texts), encoding="utf-8")
         console.print(visible(f"wrote {markdown}"), style="dim")
 
 
-def _settings(
-    common: Settings, name: str, schedule: str, num_assistant_tokens: int | None
-) -> Settings:
-    """The options of one config, checked as those of ``generate`` are."""
-    parts = _merged(name)
-    own_tree = len(parts) == 1 and has_own_tree(parts[0])
-    return Settings(
-        model=common.model,
-        drafter=parts,
-        device=common.device,
-        num_assistant_tokens=None if own_tree else num_assistant_tokens,
-        num_assistant_tokens_schedule=schedule,
-        max_new_tokens=common.max_new_tokens,
-    )
+def _curve(report: dict[str, Any]) -> list[str]:
+    """The cost curve in a line; several tokens in units of one."""
+    curve = dict(report["forward_seconds"])
+    one = curve.pop(1, None)
+    if one is None:
+        return []
+    others = ", ".join(f"{n} tokens {seconds / one:.2f}" for n, seconds in curve.items())
+    return [f"forward of the target alone: 1 token {1000 * one:.1f} ms; in units of it {others}"]
 
 
-def _merged(name: str) -> list[str]:
-    """The drafters that ``a+b`` merges; a + in the path of a file or folder belongs to the path."""
-    pieces, parts = name.split(MERGED), []
-    while pieces:
-        joined = (pieces[:size] for size in range(len(pieces), 1, -1))
-        paths = (MERGED.join(some) for some in joined if not DRAFTERS.keys() >= set(some))
-        parts.append(next(filter(_names_a_path, paths), pieces[0]))
-        del pieces[: parts[-1].count(MERGED) + 1]
-    return parts
+def _once(given: Sequence[Any], default: Any) -> list[Any]:
+    return list(dict.fromkeys(given)) or [default]
 
 
-def _names_a_path(drafter: str) -> bool:
-    named = drafter.partition(":")[0] in DRAFTERS
-    return os.path.exists(value_of(drafter) if named else os.path.expanduser(drafter))
+def _check_files(questions: str, json_file: Path | None, markdown: Path | None) -> None:
+    for option, path in (("--json", json_file), ("--markdown", markdown)):
+        if path is not None:
+            check_output(option, path, [Path(questions)])
+    if json_file is not None and markdown is not None and json_file.resolve() == markdown.resolve():
+        fail(f"--json and --markdown must name different files, got {markdown} twice")
 
 
-def _schedules(name: str, schedules: Sequence[str]) -> list[str]:
-    """Those that a drafter takes; constant for trees that take none of them."""
-    parts = _merged(name)
-    if len(parts) == 1 and not has_own_tree(parts[0]):
-        return list(schedules)
-    trees = tree_schedules()
-    return [one for one in schedules if one.partition(":")[0] in trees] or ["constant"]
+def _samplings(temperatures: list[float], top_p: float | None) -> list[dict[str, Any]]:
+    """The sampling parameters of each temperature; top-p counts where something is sampled."""
+    if top_p is not None and not any(temperatures):
+        fail("--top-p needs --temperature above 0: greedy decoding does not sample")
+    return [{"temperature": x, "top_k": None, "top_p": top_p if x else None} for x in temperatures]
 
 
-def _first_of_each_category(prompts: list[Prompt], limit: int | None) -> list[Prompt]:
-    seen: defaultdict[str, int] = defaultdict(int)
-    chosen = []
-    for prompt in prompts:
-        seen[prompt.category] += 1
-        if limit is None or seen[prompt.category] <= limit:
-            chosen.append(prompt)
-    return chosen
+def _load(
+    settings: Settings, chosen: list[Settings], sources: list[Sources], peers: list[str]
+) -> tuple[Loaded, list[Config], dict[str, str]]:
+    """The models in one dtype, the configs, and why a peer is left out."""
+    names = [name for each in chosen for name in each.drafter]
+    found = Sources(sources[0].model, [one for each in sources[1:] for one in each.drafters])
+    with progress_bar() as say:
+        loaded = load_models(replace(settings, drafter=names), found, say)
+        return loaded, *make_configs(chosen, loaded, peers, found.model)
 
 
 def _measure(
-    dtype: str,
-    common: Settings,
-    chosen: list[Settings],
-    sources: list[Sources],
-    prompts: list[Prompt],
-    runs: int,
-) -> tuple[list[Row], str]:
-    names = [name for settings in chosen for name in settings.drafter]
-    together = Settings(model=common.model, drafter=names, dtype=dtype, device=common.device)
-    found = Sources(sources[0].model, [one for each in sources[1:] for one in each.drafters])
-    with progress() as bar:
-        task = bar.add_task("", total=None)
-        loaded = load_models(together, found, lambda text: bar.update(task, description=text))
-        from specdec_hf.cli.bench_runs import run_configs
+    loaded: Loaded, configs: list[Config], batches: list[Batch], settings: Settings, runs: int
+) -> tuple[str, dict[str, Any], list[Row]]:
+    """Title, report for JSON, and rows of one dtype, batch size and temperature."""
+    from specdec_hf.cli.bench_figures import rows_of
+    from specdec_hf.cli.bench_runs import run_configs
 
-        configs = _configs(chosen, loaded)
-        answered = _encoded(loaded, prompts)
-        bar.update(task, total=len(configs) * (len(prompts) * runs + 1), description="")
-
-        def advance(text: str) -> None:
-            bar.update(task, advance=1, description=f"{dtype} {text}")
-
-        rows = run_configs(loaded, configs, answered, generation_arguments(common), runs, advance)
+    sampling = {name: settings.sampling[name] for name in ("temperature", "top_p", "top_k")}
+    size = len(batches[0].prompts)
+    how = "temperature {temperature:g}, top-p {top_p:g}" if settings.do_sample else "greedy"
     info = collect_info()
     title = (
         f"{loaded.title}, {loaded.dtype}, {loaded.model.device}, {info['threads']} threads "
-        f"({platform.machine()}, {info['cpu_capability']}), {len(prompts)} prompts, "
-        f"{common.max_new_tokens} new tokens, {runs} {'run' if runs == 1 else 'runs'}"
+        f"({platform.machine()}, {info['cpu_capability']}), {len(batches)} batches of {size}, "
+        f"{how.format(**sampling)}, {settings.max_new_tokens} new tokens, median of {runs}"
     )
-    return rows, title
+    arguments = {"max_new_tokens": settings.max_new_tokens, "do_sample": settings.do_sample}
+    if settings.do_sample:
+        arguments |= sampling
+    with progress() as bar:
+        steps = len(configs) + (len(configs) - 1) * len(batches) * runs
+        task = bar.add_task("", total=steps)
+
+        def advance(text: str) -> None:
+            bar.update(task, advance=1, description=f"{loaded.dtype} {text}")
+
+        pairs, left_out = run_configs(loaded, configs, batches, arguments, runs, advance)
+    forward = _forward_costs(loaded, batches, pairs, left_out)
+    rows = rows_of(configs, pairs, forward, sampled=settings.do_sample)
+    report = {
+        "title": title,
+        "dtype": settings.dtype,
+        "batch_size": size,
+        **sampling,
+        "runs": runs,
+        "left_out": left_out,
+        "forward_seconds": {} if forward is None else forward.medians(),
+        "rows": [row.to_dict() for row in rows],
+    }
+    return title, report, rows
 
 
-def _configs(chosen: list[Settings], loaded: Loaded) -> list[Config]:
-    from specdec_hf.cli.bench_runs import PLAIN, Config
-    from specdec_hf.decode.generate import SpeculativeDecoder
+def _forward_costs(
+    loaded: Loaded, batches: list[Batch], pairs: dict[str, list[Pair]], left_out: dict[str, str]
+) -> MonotoneCost | None:
+    """Costs of forwards as wide as the rounds were, or in ``left_out`` why they are not known."""
+    from specdec_hf.analysis.efficiency import forward_costs
 
-    number = options.CLI_NUM_ASSISTANT_TOKENS
-    configs = [
-        Config(PLAIN),
-        Config("prompt lookup, Transformers", arguments={"prompt_lookup_num_tokens": number}),
-        Config("plain, specdec", SpeculativeDecoder()),
-    ]
-    left = list(loaded.drafters)
-    for settings in chosen:
-        mine = [left.pop(0) for _ in settings.drafter]
-        decoder = make_decoder(settings, mine if len(mine) > 1 else mine[0])
-        schedule = settings.num_assistant_tokens_schedule
-        words = [MERGED.join(settings.drafter), *["tree"] * (settings.tree is not None)]
-        if schedule != "constant":
-            words.append(schedule)
-        configs.append(Config(", ".join(words), decoder, {}, schedule))
-    return configs
-
-
-def _encoded(loaded: Loaded, prompts: list[Prompt]) -> list[tuple[str, str, dict[str, Any]]]:
-    encoded = []
-    for prompt in prompts:
-        chat = [{"role": "user", "content": prompt.turns[0]}]
-        inputs = encode(loaded.tokenizer, chat, loaded.model.device)
-        encoded.append((prompt.name, prompt.category, inputs))
-    return encoded
-
-
-COLUMNS = ("config", "tokens/s", "ratio", "median ratio", "tokens a round", "identical texts")
-
-
-def _cells(row: Row) -> tuple[str, ...]:
-    rounds = "" if row.tokens_per_round is None else f"{row.tokens_per_round:.2f}"
-    return (
-        row.name,
-        f"{row.tokens_per_second:.1f}",
-        f"{row.ratio:.2f}",
-        f"{row.median_ratio:.2f}",
-        rounds,
-        f"{row.identical} of {row.texts}",
-    )
-
-
-def print_rows(rows: list[Row], title: str) -> None:
-    """Print a table of all configs and the loop's remarks."""
-    table = Table(*COLUMNS, title=visible(title), title_justify="left")
-    for row in rows:
-        table.add_row(*_cells(row))
-    console.print(table)
-    for row in rows:
-        for note in row.notes:
-            console.print(visible(f"{row.name}: {note}"), style="dim")
-
-
-def _markdown(rows: list[Row], title: str) -> str:
-    lines = [f"{title}:", "", "| " + " | ".join(COLUMNS) + " |", "|---" * len(COLUMNS) + "|"]
-    lines += ["| " + " | ".join(_cells(row)) + " |" for row in rows]
-    notes = [f"- {row.name}: {note}" for row in rows for note in row.notes]
-    return "\n".join([*lines, "", *notes, ""])
+    calls = [pair.mine.stats for each in pairs.values() for pair in each if pair.mine.stats]
+    widths = sorted({1 + width for stats in calls for width in stats.gammas})
+    few = [*widths[:: 1 + len(widths) // MOST_WIDTHS], *widths[-1:]]
+    by_width = sorted(batches, key=lambda batch: batch.inputs["input_ids"].shape[1])
+    try:
+        return forward_costs(loaded.model, by_width[len(by_width) // 2].inputs, few)
+    except (NotImplementedError, RuntimeError, ValueError) as error:  # the cache cannot be cropped
+        left_out["efficiency"] = f"{type(error).__name__}: {error}".splitlines()[0]
+        return None

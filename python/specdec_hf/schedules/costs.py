@@ -42,6 +42,10 @@ class MonotoneCost:
         """The median at one number, None where it was not measured."""
         return median(self._times[n]) if n in self._times else None
 
+    def medians(self) -> dict[int, float]:
+        """The median at each number that was measured."""
+        return {n: median(times) for n, times in sorted(self._times.items())}
+
     def at(self, n: float) -> float:
         """Seconds for ``n`` tokens; something must have been measured."""
         if self._line is None:

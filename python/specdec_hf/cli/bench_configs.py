@@ -1,0 +1,161 @@
+"""The configs of the command ``bench``: drafters with their schedules, and batches of prompts."""
+
+# ruff: noqa: PLC0415  # torch loads at first use; see app.py
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from specdec_hf.cli.checks import Settings, has_own_tree
+from specdec_hf.cli.prompts import Prompt
+from specdec_hf.cli.run import encode, make_decoder
+from specdec_hf.cli.sources import Source
+from specdec_hf.drafters.registry import DRAFTERS, value_of
+from specdec_hf.schedules.registry import tree_schedules
+
+if TYPE_CHECKING:
+    from specdec_hf.cli.bench_runs import Batch, Config
+    from specdec_hf.cli.load import Loaded
+
+MERGED = "+"
+
+
+def settings_of(
+    common: Settings, drafters: Sequence[str], schedules: Sequence[str], number: int | None
+) -> list[Settings]:
+    """The options of each drafter with each schedule, to be checked as those of ``generate`` are.
+
+    Args:
+        common: the options of all.
+        drafters: ``a+b`` merges two.
+        schedules: trees that take none of them are measured with constant.
+        number: of assistant tokens, which trees of a drafter's own do without.
+    """
+    chosen = []
+    for name in dict.fromkeys(drafters):
+        parts = merged(name)
+        own_tree = len(parts) == 1 and has_own_tree(parts[0])
+        for schedule in _schedules(parts, list(dict.fromkeys(schedules)) or ["constant"]):
+            chosen.append(
+                replace(
+                    common,
+                    drafter=parts,
+                    num_assistant_tokens=None if own_tree else number,
+                    num_assistant_tokens_schedule=schedule,
+                    sampling=dict(common.sampling),
+                )
+            )
+    return chosen
+
+
+def merged(name: str) -> list[str]:
+    """The drafters that ``a+b`` merges; a + in the path of a file or folder belongs to the path."""
+    pieces, parts = name.split(MERGED), []
+    while pieces:
+        joined = (pieces[:size] for size in range(len(pieces), 1, -1))
+        paths = (MERGED.join(some) for some in joined if not DRAFTERS.keys() >= set(some))
+        parts.append(next(filter(_names_a_path, paths), pieces[0]))
+        del pieces[: parts[-1].count(MERGED) + 1]
+    return parts
+
+
+def _names_a_path(drafter: str) -> bool:
+    named = drafter.partition(":")[0] in DRAFTERS
+    return os.path.exists(value_of(drafter) if named else os.path.expanduser(drafter))
+
+
+def _schedules(parts: list[str], schedules: Sequence[str]) -> list[str]:
+    """Those that a drafter takes; constant for trees that take none of them."""
+    if len(parts) == 1 and not has_own_tree(parts[0]):
+        return list(schedules)
+    trees = tree_schedules()
+    return [one for one in schedules if one.partition(":")[0] in trees] or ["constant"]
+
+
+def make_configs(
+    chosen: Sequence[Settings], loaded: Loaded, peers: Sequence[str], source: Source
+) -> tuple[list[Config], dict[str, str]]:
+    """The plain config, the peers, and those of the drafters; and why a peer is left out."""
+    from specdec_hf.cli.bench_peers import LeftOutError, make_peer
+    from specdec_hf.cli.bench_runs import PLAIN, Config
+    from specdec_hf.decode.generate import SpeculativeDecoder
+
+    configs, left_out = [Config(PLAIN)], {}
+    for name in peers:
+        try:
+            configs.append(make_peer(name, loaded, source))
+        except LeftOutError as error:
+            left_out[name] = str(error)
+    configs.append(Config("plain, specdec", SpeculativeDecoder()))
+    left = list(loaded.drafters)
+    for settings in chosen:
+        mine = [left.pop(0) for _ in settings.drafter]
+        decoder = make_decoder(settings, mine if len(mine) > 1 else mine[0])
+        schedule = settings.num_assistant_tokens_schedule
+        words = [MERGED.join(settings.drafter), *["tree"] * (settings.tree is not None)]
+        if schedule != "constant":
+            words.append(schedule)
+        on_host = all(map(_drafts_on_host, settings.drafter))
+        configs.append(Config(", ".join(words), decoder, {}, schedule, drafts_on_host=on_host))
+    return configs, left_out
+
+
+def _drafts_on_host(drafter: str) -> bool:
+    entry = DRAFTERS.get(drafter.partition(":")[0])
+    return drafter == "none" or (entry is not None and entry.folder != "models")
+
+
+def first_of_each_category(prompts: list[Prompt], limit: int | None) -> list[Prompt]:
+    """At most ``limit`` prompts of each category, in their order."""
+    seen: defaultdict[str, int] = defaultdict(int)
+    chosen = []
+    for prompt in prompts:
+        seen[prompt.category] += 1
+        if limit is None or seen[prompt.category] <= limit:
+            chosen.append(prompt)
+    return chosen
+
+
+def in_batches(loaded: Loaded, prompts: list[Prompt], size: int) -> list[Batch]:
+    """Batches of ``size`` prompts, those of several sequences with categories in turns.
+
+    The prompts that do not fill a last batch are left out.
+    """
+    from specdec_hf.cli.bench_runs import Batch
+
+    if size > 1:
+        prompts = _categories_in_turns(prompts)
+    batches = []
+    for first in range(0, len(prompts) - size + 1, size):
+        some = prompts[first : first + size]
+        names = [prompt.name for prompt in some]
+        category = some[0].category if size == 1 else ""
+        batches.append(Batch(names, category, _padded(loaded, some)))
+    return batches
+
+
+def _categories_in_turns(prompts: list[Prompt]) -> list[Prompt]:
+    seen: defaultdict[str, int] = defaultdict(int)
+    place = {}
+    for prompt in prompts:
+        seen[prompt.category] += 1
+        place[id(prompt)] = seen[prompt.category]
+    return sorted(prompts, key=lambda prompt: place[id(prompt)])
+
+
+def _padded(loaded: Loaded, prompts: list[Prompt]) -> dict[str, Any]:
+    from torch.nn.utils.rnn import pad_sequence
+
+    encoded = [
+        encode(
+            loaded.tokenizer, [{"role": "user", "content": prompt.turns[0]}], loaded.model.device
+        )
+        for prompt in prompts
+    ]
+    return {
+        name: pad_sequence([one[name][0] for one in encoded], batch_first=True, padding_side="left")
+        for name in encoded[0]
+    }

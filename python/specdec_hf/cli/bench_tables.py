@@ -1,0 +1,86 @@
+"""The tables of the command ``bench``, on the terminal and in Markdown; see docs/benchmarks.md."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.table import Column, Table
+
+from specdec_hf.cli.terminal import console, visible
+
+if TYPE_CHECKING:
+    from specdec_hf.cli.bench_figures import Row
+
+COLUMNS = (
+    "config", "tokens/s", "ratio", "90 %", "median", "tokens a round", "alpha", "Theorem 3.8",
+    "efficiency", "loop", "same text",
+)  # fmt: skip
+
+
+def print_report(title: str, rows: list[Row], remarks: list[str]) -> None:
+    """Print the table of all configs, that of the categories, and the remarks."""
+    for heading, header, lines in _tables(title, rows):
+        table = Table(
+            *(Column(name, overflow="fold") for name in header),
+            title=visible(heading),
+            title_justify="left",
+        )
+        for cells in lines:
+            table.add_row(*map(visible, cells))
+        console.print(table)
+    for remark in _remarks(rows, remarks):
+        console.print(visible(remark), style="dim")
+
+
+def markdown_text(title: str, rows: list[Row], remarks: list[str]) -> str:
+    """The same as Markdown."""
+    text = []
+    for heading, header, lines in _tables(title, rows):
+        text += [f"{heading}:", "", "| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
+        text += ["| " + " | ".join(cells) + " |" for cells in lines]
+        text.append("")
+    return "\n".join([*text, *(f"- {one}" for one in _remarks(rows, remarks)), ""])
+
+
+Lines = list[tuple[str, ...]]
+
+
+def _tables(title: str, rows: list[Row]) -> list[tuple[str, tuple[str, ...], Lines]]:
+    """Heading, header and lines of each table."""
+    tables: list[tuple[str, tuple[str, ...], Lines]] = [(title, COLUMNS, list(map(_cells, rows)))]
+    several = [row for row in rows if len(row.categories) > 1]
+    if several:
+        header = ("category", *(row.name for row in several))
+        names = several[0].categories
+        lines = [(name, *(_flagged(row, name) for row in several)) for name in names]
+        tables.append(("Ratio by category, ! below 0.97", header, lines))
+    return tables
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    low_high = "" if row.interval is None else "{:.2f}-{:.2f}".format(*row.interval)
+    return (
+        row.name,
+        f"{row.tokens_per_second:.1f}",
+        f"{row.ratio:.2f}",
+        low_high,
+        f"{row.median_ratio:.2f}",
+        _number(row.tokens_per_round),
+        _number(row.alpha),
+        _number(row.theorem),
+        _number(row.efficiency),
+        "" if row.loop_share is None else f"{row.loop_share:.1%}",
+        "" if row.identical is None else f"{row.identical} of {row.texts}",
+    )
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
+def _flagged(row: Row, category: str) -> str:
+    return f"{row.categories[category]:.2f}{' !' if category in row.slow_categories else ''}"
+
+
+def _remarks(rows: list[Row], remarks: list[str]) -> list[str]:
+    return [*remarks, *(f"{row.name}: {note}" for row in rows for note in row.notes)]
