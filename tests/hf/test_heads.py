@@ -89,6 +89,14 @@ def test_drafting_equals_one_forward_over_the_whole_text(kind, lengths, monkeypa
     assert largest_difference(target, head, seen) < 1e-4
 
 
+@pytest.mark.parametrize("cache", ["aligned", "dynamic"])
+def test_the_states_are_those_of_other_caches_too(cache, monkeypatch):
+    target = hf_models.tiny("llama")
+    head = head_for(target, range(3, 40), noise=0.1)
+    seen = drafted(monkeypatch, Eagle3ChainDrafter, target, head, cache=cache)
+    assert largest_difference(target, head, seen) < 1e-4
+
+
 def test_a_mask_without_the_tree_is_found(monkeypatch):
     """Negative control of the test above."""
 

@@ -24,6 +24,15 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from specdec_hf.heads.config import HeadConfig
 
 
+class Norm(nn.RMSNorm):
+    """A norm whose weights are used in the dtype of its input, which autocast leaves to others."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The input, normalised."""
+        assert self.weight is not None
+        return functional.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
+
+
 class DecoderLayer(nn.Module):
     """A Llama layer that reads a token's embedding beside a hidden state.
 
@@ -37,9 +46,9 @@ class DecoderLayer(nn.Module):
         self.head_dim = config.head_dim
         self.projected = config.projected
         self.norm_before_residual = config.norm_before_residual
-        self.input_layernorm = nn.RMSNorm(size, layer.rms_norm_eps)
-        self.hidden_norm = nn.RMSNorm(size, layer.rms_norm_eps)
-        self.post_attention_layernorm = nn.RMSNorm(size, layer.rms_norm_eps)
+        self.input_layernorm = Norm(size, layer.rms_norm_eps)
+        self.hidden_norm = Norm(size, layer.rms_norm_eps)
+        self.post_attention_layernorm = Norm(size, layer.rms_norm_eps)
         self.qkv_proj = nn.Linear(2 * size, sum(self.projected), bias=False)
         self.o_proj = nn.Linear(self.projected[0], size, bias=False)
         self.gate_up_proj = nn.Linear(size, 2 * layer.intermediate_size, bias=False)
@@ -96,7 +105,7 @@ class Eagle3Head(nn.Module):
         size = config.layer.hidden_size
         self.fc = nn.Linear(config.features, size, bias=False)
         self.midlayer = DecoderLayer(config)
-        self.norm = nn.RMSNorm(size, eps=config.layer.rms_norm_eps)
+        self.norm = Norm(size, eps=config.layer.rms_norm_eps)
         self.own_lm_head = False
         self.register_buffer("tokens", torch.arange(config.draft_vocab_size), persistent=False)
         self.register_buffer(

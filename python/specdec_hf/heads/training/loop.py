@@ -40,9 +40,9 @@ class Recipe:
     """
 
     steps: int
-    batch_size: int = 8
+    batch_size: int = 4
     draft_steps: int = 3
-    learning_rate: float = 1e-3
+    learning_rate: float = 2e-3
     seed: int = 0
     autocast: torch.dtype | None = None
     measure_every: int = 100
@@ -162,6 +162,8 @@ def train(
     schedule = _schedule(optimizer, total, first)
     sums, counted = torch.zeros(recipe.draft_steps), 0
     head.train()
+    if recipe.autocast is not None:
+        head.lm_head = head.lm_head.to(recipe.autocast)  # once, and not for every product
     for step, batch in enumerate(_batches(training, collate, recipe, first), start=first + 1):
         with torch.autocast(
             collate.device.type, recipe.autocast, enabled=recipe.autocast is not None

@@ -56,15 +56,15 @@ class TrainingSettings:
     """
 
     head: str = "eagle3"
-    tokens: int = 600_000
+    tokens: int = 900_000
     length: int = 384
     turn_length: int = 96
     rows: int = 128
     epochs: float = 3.0
     steps: int | None = None
-    batch_size: int = 8
+    batch_size: int = 4
     draft_steps: int = 3
-    learning_rate: float = 1e-3
+    learning_rate: float = 2e-3
     draft_vocab_size: int = 8192
     seed: int = 0
 
