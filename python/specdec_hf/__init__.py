@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from specdec_hf.decode.streaming import Step
     from specdec_hf.drafters.context import Candidates, DraftContext, History
     from specdec_hf.drafters.drafter import Draft, Drafter
+    from specdec_hf.drafters.heads.blockwise import BlockwiseDrafter
     from specdec_hf.drafters.heads.eagle3 import Eagle3Drafter
     from specdec_hf.drafters.heads.eagle3_chain import Eagle3ChainDrafter
+    from specdec_hf.drafters.heads.medusa import MedusaDrafter
     from specdec_hf.drafters.model_free.nasd import NasdDrafter
     from specdec_hf.drafters.model_free.ngram import NgramDrafter
     from specdec_hf.drafters.model_free.ngram_table import NgramTable
@@ -40,8 +42,10 @@ if TYPE_CHECKING:
     from specdec_hf.drafters.tree_drafter import TreeDraft, TreeDrafter, TreeOutcome
     from specdec_hf.drafters.trees.lookahead import LookaheadDrafter
     from specdec_hf.drafters.trees.token_recycling import TokenRecyclingDrafter
+    from specdec_hf.heads.blockwise import BlockwiseHeads
     from specdec_hf.heads.eagle3 import Eagle3Head
     from specdec_hf.heads.files import load_head, save_head
+    from specdec_hf.heads.medusa import MedusaHeads
     from specdec_hf.schedules.benefit_guard import BenefitGuard
     from specdec_hf.trees.acceptance_file import load_acceptance, save_acceptance
     from specdec_hf.trees.layouts import EagleTree, TreeSpec, TrieTree
@@ -49,6 +53,8 @@ if TYPE_CHECKING:
 __all__ = [
     "BatchQueue",
     "BenefitGuard",
+    "BlockwiseDrafter",
+    "BlockwiseHeads",
     "Candidates",
     "Draft",
     "DraftContext",
@@ -63,6 +69,8 @@ __all__ = [
     "HorizontalCascade",
     "LayerSkipDrafter",
     "LookaheadDrafter",
+    "MedusaDrafter",
+    "MedusaHeads",
     "ModelCheck",
     "ModelDrafter",
     "NasdDrafter",
@@ -111,9 +119,13 @@ _MODULES = {
     "drafters.context": ("Candidates", "DraftContext", "History"),
     "drafters.drafter": ("Draft", "Drafter"),
     "drafters.tree_drafter": ("TreeDraft", "TreeDrafter", "TreeOutcome"),
+    "drafters.heads.blockwise": ("BlockwiseDrafter",),
     "drafters.heads.eagle3": ("Eagle3Drafter",),
     "drafters.heads.eagle3_chain": ("Eagle3ChainDrafter",),
+    "drafters.heads.medusa": ("MedusaDrafter",),
+    "heads.blockwise": ("BlockwiseHeads",),
     "heads.eagle3": ("Eagle3Head",),
+    "heads.medusa": ("MedusaHeads",),
     "heads.files": ("load_head", "save_head"),
     "drafters.models.cascade": ("HorizontalCascade",),
     "drafters.models.candidate_generator": ("from_candidate_generator",),

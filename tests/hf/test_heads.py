@@ -194,7 +194,9 @@ def test_another_target_is_refused(change, message):
 
 
 def test_what_is_no_head_is_refused():
-    with pytest.raises(TypeError, match="head must be an Eagle3Head or the folder of one, got int"):
+    with pytest.raises(
+        TypeError, match="head must be Eagle3Head or the folder of such a head, got int"
+    ):
         Eagle3Drafter(3)
 
 

@@ -6,9 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from specdec_hf.heads.blockwise import BlockwiseHeads
 from specdec_hf.heads.config import HeadConfig
 from specdec_hf.heads.eagle3 import Eagle3Head
 from specdec_hf.heads.files import save_head
+from specdec_hf.heads.medusa import MedusaHeads
+from specdec_hf.heads.parallel import ParallelConfig
+from specdec_hf.heads.parallel_files import save_blockwise, save_medusa
 from specdec_hf.heads.training.unrolled import Batch, unroll
 
 
@@ -40,6 +44,32 @@ def head_folder(target: Any, folder: Path) -> Path:
     path = folder / "head"
     save_head(head_for(target), path, torch.float32)
     return path
+
+
+def parallel_heads(kind: type[Any], target: Any, tokens: Any = None, inner: int = 2) -> Any:
+    """Three heads of random weights, for all tokens but the last or for those that are given."""
+    if tokens is None:
+        tokens = range(target.config.vocab_size - 1)
+    head = kind(ParallelConfig.for_target(target, len(tokens), 3, inner))
+    head.tokens = torch.tensor(list(tokens))
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for weight in head.parameters():
+            weight.copy_(0.1 * torch.randn(weight.shape, generator=generator))
+    head.borrow(target)
+    return head.eval()
+
+
+def medusa_folder(target: Any, folder: Path) -> Path:
+    """The folder of Medusa heads."""
+    save_medusa(parallel_heads(MedusaHeads, target), folder / "medusa", torch.float32)
+    return folder / "medusa"
+
+
+def blockwise_folder(target: Any, folder: Path) -> Path:
+    """The folder of blockwise heads."""
+    save_blockwise(parallel_heads(BlockwiseHeads, target), folder / "blockwise", torch.float32)
+    return folder / "blockwise"
 
 
 @torch.no_grad()

@@ -32,7 +32,7 @@ from specdec_hf.cli.terminal import console, errors, fail, visible
 if TYPE_CHECKING:
     from specdec_hf.heads.training.pipeline import TrainingSettings
 
-HEADS = ("eagle3",)
+HEADS = ("eagle3", "medusa", "blockwise")
 LICENCE = "Apache-2.0"  # of the embedded model
 
 Head = Annotated[str, typer.Option("--head", metavar="HEAD", help=f"{', '.join(HEADS)}.")]
@@ -105,7 +105,7 @@ def train_command(
     device: options.Device = None,
     threads: Threads = None,
 ) -> None:
-    """Train a head that drafts for a model, for --drafter eagle3:FOLDER.
+    """Train a head that drafts for a model, for --drafter HEAD:FOLDER.
 
     The model writes a user's turn after the header of its chat template and answers it; the head
     learns the model's probabilities over these texts.

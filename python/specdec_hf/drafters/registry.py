@@ -121,6 +121,21 @@ DRAFTERS: dict[str, Entry] = {
         needs_value=True,
         draws=True,
     ),
+    "medusa": Entry(
+        "heads",
+        "MedusaDrafter",
+        "trees of Medusa heads in a folder",
+        value=FOLDER,
+        needs_value=True,
+        own_tree=True,
+    ),
+    "blockwise": Entry(
+        "heads",
+        "BlockwiseDrafter",
+        "chains of the heads of blockwise parallel decoding in a folder",
+        value=FOLDER,
+        needs_value=True,
+    ),
     "token_recycling": Entry(
         "trees",
         "TokenRecyclingDrafter",

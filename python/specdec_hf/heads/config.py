@@ -84,6 +84,12 @@ class HeadConfig:
         return cls(layer, config.hidden_size, size, tuple(chosen))
 
     @property
+    def vocab_size(self) -> int:
+        """Of the target."""
+        size: int = self.layer.vocab_size
+        return size
+
+    @property
     def features(self) -> int:
         """Numbers that the target's hidden states of a token have together."""
         return self.target_hidden_size * (len(self.layers) or DEFAULT_LAYERS)
@@ -163,14 +169,14 @@ class HeadConfig:
         if missing:
             raise ValueError(f"config.json of a head must hold {', '.join(missing)}")
         for name in _SIZES:
-            _checked(name, given[name], 1)
+            checked(name, given[name], 1)
         for name, only in (
             ("num_hidden_layers", 1), ("hidden_act", "silu"), ("model_type", "llama"),
             *((name, False) for name in _REFUSED),
         ):  # fmt: skip
             if (value := given.get(name)) is not None and value != only:
                 raise ValueError(f"{name} of a head must be {only}, got {value!r}")
-        size = _checked("target_hidden_size", given.get("target_hidden_size") or given[_SIZES[0]])
+        size = checked("target_hidden_size", given.get("target_hidden_size") or given[_SIZES[0]])
         return cls(
             LlamaConfig.from_dict({**given, "num_hidden_layers": 1}),
             size,
@@ -180,7 +186,8 @@ class HeadConfig:
         )
 
 
-def _checked(name: str, value: Any, minimum: int = 1) -> int:
+def checked(name: str, value: Any, minimum: int = 1) -> int:
+    """An integer of a config.json; ValueError where it is none or too small."""
     try:
         return check_integer(name, value, minimum)
     except (TypeError, ValueError) as error:
@@ -199,7 +206,7 @@ def _layers_of(given: dict[str, Any]) -> tuple[int, ...]:
         return ()
     if not isinstance(layers, list) or not layers:
         raise ValueError(f"config.json: {_LAYERS} must list integers, got {layers!r}")
-    return tuple(_checked(_LAYERS, layer, -shift) + shift for layer in layers)
+    return tuple(checked(_LAYERS, layer, -shift) + shift for layer in layers)
 
 
 def default_layers(total: int) -> tuple[int, ...]:

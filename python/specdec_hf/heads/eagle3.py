@@ -21,6 +21,7 @@ from torch import nn
 from torch.nn import functional
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from specdec_hf.heads.base import Head
 from specdec_hf.heads.config import HeadConfig
 
 
@@ -82,35 +83,26 @@ class DecoderLayer(nn.Module):
         return out
 
 
-class Eagle3Head(nn.Module):
+class Eagle3Head(Head):
     """An EAGLE-3 head.
 
     Args:
         config: its sizes.
 
     Attributes:
-        tokens: [draft_vocab_size] int64, the target's id of each draft token, ascending.
-        lm_head: [draft_vocab_size, H], the output matrix; `borrow` fills it from the target.
-        own_lm_head: whether that matrix is the head's own, and stored with it.
         embeddings: [V, H] of the target's tokens, of the head's own; None takes the target's.
     """
 
-    tokens: torch.Tensor
-    lm_head: torch.Tensor
+    config: HeadConfig
     embeddings: torch.Tensor | None
 
     def __init__(self, config: HeadConfig) -> None:
-        super().__init__()
+        super().__init__(config.draft_vocab_size, config.layer.hidden_size)
         self.config = config
         size = config.layer.hidden_size
         self.fc = nn.Linear(config.features, size, bias=False)
         self.midlayer = DecoderLayer(config)
         self.norm = Norm(size, eps=config.layer.rms_norm_eps)
-        self.own_lm_head = False
-        self.register_buffer("tokens", torch.arange(config.draft_vocab_size), persistent=False)
-        self.register_buffer(
-            "lm_head", torch.zeros(config.draft_vocab_size, size), persistent=False
-        )
         self.register_buffer("embeddings", None, persistent=False)
         self.rotary = LlamaRotaryEmbedding(config.layer)
 
@@ -133,30 +125,6 @@ class Eagle3Head(nn.Module):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [..., draft_vocab_size] from hidden states [..., H]."""
         return functional.linear(self.norm(hidden), self.lm_head)
-
-    def borrow(self, model: Any) -> None:
-        """Take the rows of the target's output matrix for the draft vocabulary.
-
-        Raises:
-            ValueError: a target of other sizes.
-        """
-        with torch.no_grad():
-            self.lm_head = self.output_of(model).to(self.fc.weight)
-
-    def output_of(self, model: Any) -> torch.Tensor:
-        """[draft_vocab_size, H], the rows of the target's output matrix.
-
-        Raises:
-            ValueError: a target of other sizes.
-        """
-        rows: torch.Tensor = model.get_output_embeddings().weight
-        wanted = (self.config.layer.vocab_size, self.config.layer.hidden_size)
-        if tuple(rows.shape) != wanted:
-            raise ValueError(
-                f"the head needs a target with an output matrix {list(wanted)}, got "
-                f"{list(rows.shape)} of {type(model).__name__}"
-            )
-        return rows[self.tokens.to(rows.device)]
 
     def begin_as(self, model: Any) -> None:
         """Start from the target's last layer and final norm, before training.

@@ -8,6 +8,7 @@ holds the embeddings and the output matrix of the target.
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from specdec_hf.heads.config import HeadConfig
+from specdec_hf.heads.config import HeadConfig, checked
 from specdec_hf.heads.eagle3 import Eagle3Head
 from specdec_hf.heads.speculators import from_speculators, is_speculators, to_speculators
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
-PICKLES = ("pytorch_model.bin", "model.pt", "model.pth", "model.bin")
+PICKLES = ("pytorch_model.bin", "model.pt", "model.pth", "model.bin", "medusa_lm_head.pt")
 _LAYER, _OTHER_LAYER = "midlayer.", "layers.0."
 _OUTPUT, _EMBEDDINGS = "lm_head.weight", "embed_tokens.weight"
 # Published names whose weights are one matrix here -> that matrix.
@@ -42,7 +43,7 @@ def save_head(head: Eagle3Head, folder: Path, dtype: torch.dtype = torch.bfloat1
         folder: made where it is missing.
         dtype: of the weights in the file.
     """
-    _write(folder, head.config.to_dict(), _tensors(head), dtype)
+    write_head(folder, head.config.to_dict(), _tensors(head), dtype)
 
 
 def save_as_speculators(
@@ -63,7 +64,7 @@ def save_as_speculators(
     if _EMBEDDINGS not in tensors:
         tensors[_EMBEDDINGS] = model.get_input_embeddings().weight
     tensors = _renamed(tensors, _LAYER, _OTHER_LAYER)
-    _write(folder, to_speculators(head.config.to_dict(), model.config), tensors, dtype)
+    write_head(folder, to_speculators(head.config.to_dict(), model.config), tensors, dtype)
 
 
 def _renamed(tensors: dict[str, torch.Tensor], layer: str, other: str) -> dict[str, torch.Tensor]:
@@ -93,16 +94,21 @@ def _tensors(head: Eagle3Head) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def _write(
-    folder: Path, config: dict[str, Any], tensors: dict[str, torch.Tensor], dtype: torch.dtype
+def write_head(
+    folder: Path,
+    config: dict[str, Any],
+    tensors: dict[str, torch.Tensor],
+    dtype: torch.dtype,
+    name: str = WEIGHTS,
 ) -> None:
+    """Write config.json and a safetensors file; ``dtype`` is that of the numbers in it."""
     tensors = {
         name: x.detach().to("cpu", dtype if x.is_floating_point() else x.dtype).contiguous()
         for name, x in tensors.items()
     }
     folder.mkdir(parents=True, exist_ok=True)
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
-    save_file(tensors, folder / WEIGHTS, {"format": "pt"})
+    save_file(tensors, folder / name, {"format": "pt"})
 
 
 def load_head(folder: str | Path) -> Eagle3Head:
@@ -117,20 +123,19 @@ def load_head(folder: str | Path) -> Eagle3Head:
     config = HeadConfig.from_dict(from_speculators(given) if is_speculators(given) else given)
     tensors = _renamed(read_weights(folder, WEIGHTS), _OTHER_LAYER, _LAYER)
     head = Eagle3Head(config)
-    expected = _expected(head)
-    _check_names(tensors, expected, config, folder)
-    for name, shape in expected.items():
-        if name in tensors and list(tensors[name].shape) != shape:
-            raise ValueError(
-                f"{name} of {folder / WEIGHTS} must be {shape}, got {list(tensors[name].shape)}"
-            )
+    optional = {"t2d"}
+    if config.target_hidden_size == config.layer.hidden_size:
+        optional |= {_OUTPUT, _EMBEDDINGS}  # the target's will do
+    if config.draft_vocab_size == config.vocab_size:
+        optional.add("d2t")
+    check_tensors(tensors, _expected(head), optional, folder / WEIGHTS, "EAGLE-3 head")
     state = {}
     for name in head.state_dict():
         parts = _FUSED.get(name, [_RENAMED.get(name, name)])
         state[name] = torch.cat([tensors[part].float() for part in parts])
     head.load_state_dict(state)
     if "d2t" in tensors:
-        head.tokens = _draft_tokens(tensors["d2t"], config)
+        head.tokens = draft_tokens(tensors["d2t"], config.vocab_size)
     if "t2d" in tensors and not torch.equal(tensors["t2d"].bool(), _known(head.tokens, config)):
         raise ValueError(f"t2d of {folder / WEIGHTS} must mark the tokens of d2t and no others")
     if _OUTPUT in tensors:
@@ -142,7 +147,7 @@ def load_head(folder: str | Path) -> Eagle3Head:
 
 def _known(tokens: torch.Tensor, config: HeadConfig) -> torch.Tensor:
     """[V] bool, which of the target's tokens the head can draft."""
-    known = torch.zeros(config.layer.vocab_size, dtype=torch.bool)
+    known = torch.zeros(config.vocab_size, dtype=torch.bool)
     known[tokens] = True
     return known
 
@@ -195,37 +200,55 @@ def _expected(head: Eagle3Head) -> dict[str, list[int]]:
             shapes[_RENAMED.get(name, name)] = list(weight.shape)
     draft = config.draft_vocab_size
     shapes[_OUTPUT] = [draft, config.layer.hidden_size]
-    shapes[_EMBEDDINGS] = [config.layer.vocab_size, config.layer.hidden_size]
-    shapes["d2t"], shapes["t2d"] = [draft], [config.layer.vocab_size]
+    shapes[_EMBEDDINGS] = [config.vocab_size, config.layer.hidden_size]
+    shapes["d2t"], shapes["t2d"] = [draft], [config.vocab_size]
     return shapes
 
 
-def _check_names(
+def check_tensors(
     tensors: dict[str, torch.Tensor],
     expected: dict[str, list[int]],
-    config: HeadConfig,
-    folder: Path,
+    optional: Collection[str],
+    path: Path,
+    kind: str,
 ) -> None:
-    optional = {"t2d"}
-    if config.target_hidden_size == config.layer.hidden_size:
-        optional |= {_OUTPUT, _EMBEDDINGS}  # the target's will do
-    if expected["d2t"] == expected["t2d"]:
-        optional.add("d2t")  # the draft vocabulary is the target's
-    missing = sorted(expected.keys() - tensors.keys() - optional)
+    """Raise ValueError for a tensor that is missing, unknown or of a wrong shape, by name.
+
+    Args:
+        tensors: of the file.
+        expected: their names and shapes.
+        optional: names that may be missing.
+        path: of the file.
+        kind: what holds them, for the message.
+    """
+    missing = sorted(expected.keys() - tensors.keys() - set(optional))
     unknown = sorted(tensors.keys() - expected.keys())
     if missing or unknown:
         faults = [f"lacks {', '.join(missing)}"] * bool(missing)
-        faults += [f"holds {', '.join(unknown)}, which no EAGLE-3 head has"] * bool(unknown)
-        raise ValueError(f"{folder / WEIGHTS} {' and '.join(faults)}")
+        faults += [f"holds {', '.join(unknown)}, which no {kind} has"] * bool(unknown)
+        raise ValueError(f"{path} {' and '.join(faults)}")
+    for name, tensor in tensors.items():
+        if list(tensor.shape) != expected[name]:
+            raise ValueError(f"{name} of {path} must be {expected[name]}, got {list(tensor.shape)}")
 
 
-def _draft_tokens(offsets: torch.Tensor, config: HeadConfig) -> torch.Tensor:
+def checked_size(
+    given: dict[str, Any], name: str, default: int | None = None, minimum: int = 1
+) -> int:
+    """An integer of a head's config.json; ValueError where it is missing or wrong."""
+    value = given.get(name, default)
+    if value is None:
+        raise ValueError(f"config.json of a head must hold {name}")
+    return checked(name, value, minimum)
+
+
+def draft_tokens(offsets: torch.Tensor, vocab_size: int) -> torch.Tensor:
     """The target's id of each draft token, from their differences."""
     tokens = offsets.to(torch.int64) + torch.arange(len(offsets))
-    size, different = config.layer.vocab_size, len(tokens.unique())
-    if different < len(tokens) or not 0 <= tokens.min() <= tokens.max() < size:
+    different = len(tokens.unique())
+    if different < len(tokens) or not 0 <= tokens.min() <= tokens.max() < vocab_size:
         raise ValueError(
-            f"d2t must lead to different ids in [0, {size}), got {int(tokens.min())} to "
+            f"d2t must lead to different ids in [0, {vocab_size}), got {int(tokens.min())} to "
             f"{int(tokens.max())}, {different} of {len(tokens)} different"
         )
     return tokens

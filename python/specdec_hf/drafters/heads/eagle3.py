@@ -10,6 +10,7 @@ from specdec_hf.drafters.heads.head_draft import HeadDraft
 from specdec_hf.drafters.heads.placed import PlacedHead
 from specdec_hf.drafters.trees.eagle import GrowingTreeDrafter
 from specdec_hf.heads.eagle3 import Eagle3Head
+from specdec_hf.heads.files import load_head
 from specdec_hf.trees.layouts import EagleTree
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class Eagle3Drafter(GrowingTreeDrafter):
 
     def __init__(self, head: Eagle3Head | str | Path, layout: EagleTree | None = None) -> None:
         super().__init__(EagleTree() if layout is None else layout)
-        self._head = PlacedHead(head)
+        self._head = PlacedHead(head, Eagle3Head, load_head)
 
     @classmethod
     def from_text(cls, text: str) -> Self:

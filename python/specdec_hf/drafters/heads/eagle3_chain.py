@@ -10,6 +10,7 @@ from specdec_hf.drafters.heads.head_draft import HeadDraft
 from specdec_hf.drafters.heads.placed import PlacedHead
 from specdec_hf.drafters.models.model import ModelDrafter
 from specdec_hf.heads.eagle3 import Eagle3Head
+from specdec_hf.heads.files import load_head
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -33,7 +34,7 @@ class Eagle3ChainDrafter(ModelDrafter):
 
     def __init__(self, head: Eagle3Head | str | Path) -> None:
         self.model = None  # that of the call
-        self._head = PlacedHead(head)
+        self._head = PlacedHead(head, Eagle3Head, load_head)
 
     @classmethod
     def from_text(cls, text: str) -> Self:

@@ -3,49 +3,54 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from specdec_hf.cache.protocol import vocab_size_of
-from specdec_hf.heads.eagle3 import Eagle3Head
-from specdec_hf.heads.files import load_head
+from specdec_hf.heads.base import Head
+
+H = TypeVar("H", bound=Head)
 
 
-class PlacedHead:
+class PlacedHead(Generic[H]):
     """Keeps the copy of a head that the last target drafted with; the head is not changed.
 
     Args:
-        head: an `Eagle3Head`, or the folder of one.
+        head: one of this kind, or the folder of one.
+        kind: the class of heads.
+        load: reads one from a folder.
 
     Raises:
         TypeError: neither.
         ValueError: a folder without a head that can be read.
     """
 
-    def __init__(self, head: Any) -> None:
+    def __init__(self, head: Any, kind: type[H], load: Callable[[str | Path], H]) -> None:
         if isinstance(head, str | Path):
-            head = load_head(head)
-        if not isinstance(head, Eagle3Head):
+            head = load(head)
+        if not isinstance(head, kind):
             raise TypeError(
-                f"head must be an Eagle3Head or the folder of one, got {type(head).__name__}"
+                f"head must be {kind.__name__} or the folder of such a head, got "
+                f"{type(head).__name__}"
             )
         self.head = head
-        self._copy: tuple[Any, Eagle3Head] | None = None
+        self._copy: tuple[Any, H] | None = None
 
     def check_config(self, config: Any) -> None:
         """Raise ValueError where a model of this configuration is not what it was trained for."""
         text, ours = config.get_text_config(decoder=True), self.head.config
         for what, wanted, given in (
-            ("a vocabulary", ours.layer.vocab_size, vocab_size_of(config)),
+            ("a vocabulary", ours.vocab_size, vocab_size_of(config)),
             ("hidden states", ours.target_hidden_size, text.hidden_size),
         ):
-            if wanted != given:
+            if wanted not in (0, given):
                 raise ValueError(
                     f"the head was trained for a model with {what} of {wanted}, got {given}"
                 )
         ours.on(text.num_hidden_layers)
 
-    def on(self, model: Any) -> Eagle3Head:
+    def on(self, model: Any) -> H:
         """The head for a target.
 
         Raises:

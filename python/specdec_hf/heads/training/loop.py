@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 from transformers import get_cosine_schedule_with_warmup
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
-from specdec_hf.heads.eagle3 import Eagle3Head
+from specdec_hf.heads.base import Head
 from specdec_hf.heads.training.checkpoint import load_checkpoint, save_checkpoint
 from specdec_hf.heads.training.sampling import Conversation
 from specdec_hf.heads.training.states import StoredStates
@@ -121,7 +121,7 @@ class Collator:
 
 
 def train(
-    head: Eagle3Head,
+    head: Head,
     training: Texts,
     held_out: Texts,
     collate: Collator,
@@ -198,7 +198,7 @@ def train(
 
 
 def measure(
-    head: Eagle3Head, held_out: Texts, collate: Collator, output: torch.Tensor, recipe: Recipe
+    head: Head, held_out: Texts, collate: Collator, output: torch.Tensor, recipe: Recipe
 ) -> tuple[list[float], list[float]]:
     """Acceptance of each draft step on held-out texts, of greedy and of drawn drafts."""
     head.eval()

@@ -14,10 +14,9 @@ from typing import Any
 import torch
 
 from specdec_hf.cache.protocol import vocab_size_of
-from specdec_hf.heads.config import HeadConfig
-from specdec_hf.heads.eagle3 import Eagle3Head
-from specdec_hf.heads.files import save_head
+from specdec_hf.heads.base import Head
 from specdec_hf.heads.training.chat import ChatFormat
+from specdec_hf.heads.training.kinds import KINDS
 from specdec_hf.heads.training.loop import Collator, Curves, Recipe, Texts, train
 from specdec_hf.heads.training.sampling import Conversation, converse
 from specdec_hf.heads.training.states import StoredStates
@@ -41,7 +40,7 @@ class TrainingSettings:
     """What is trained, and on how much.
 
     Attributes:
-        head: the kind.
+        head: the kind, one of `KINDS`.
         tokens: of all texts.
         length: most tokens of a text.
         turn_length: most tokens of a user's turn that the target writes.
@@ -49,7 +48,7 @@ class TrainingSettings:
         epochs: times that the training reads all texts.
         steps: of training; None follows from `epochs`.
         batch_size: texts of a training step.
-        draft_steps: draft steps that the loss unrolls.
+        draft_steps: draft steps that the loss unrolls, or the number of parallel heads.
         learning_rate: the largest one.
         draft_vocab_size: tokens that can be drafted.
         seed: of texts and training.
@@ -125,8 +124,8 @@ class Pipeline:
         """Seconds of all stages so far."""
         return sum(self.seconds.values())
 
-    def run(self, prompts: Sequence[str] = (), texts: Sequence[str] = ()) -> Eagle3Head:
-        """All stages; returns the head, which `save_head` has written.
+    def run(self, prompts: Sequence[str] = (), texts: Sequence[str] = ()) -> Head:
+        """All stages; returns the head, which is written to the folder.
 
         Args:
             prompts: users' turns for the target to answer; without, it writes them.
@@ -139,7 +138,7 @@ class Pipeline:
             states = self._states(conversations, head)
         with self._timed("training"):
             self._train(head, conversations, states)
-        save_head(head, self.folder)
+        KINDS[self.settings.head].save(head, self.folder)
         return head
 
     def _texts(self, prompts: Sequence[str], texts: Sequence[str]) -> list[Conversation]:
@@ -197,19 +196,19 @@ class Pipeline:
             turn_length=s.turn_length, seed=s.seed, prompts=encoded, stop=stop,
         )  # fmt: skip
 
-    def _head(self, conversations: list[Conversation]) -> Eagle3Head:
+    def _head(self, conversations: list[Conversation]) -> Head:
         """The head as training begins."""
-        vocab_size = vocab_size_of(self.model)
-        size = min(self.settings.draft_vocab_size, vocab_size)
-        head = Eagle3Head(HeadConfig.for_target(self.model, size))
+        s, vocab_size = self.settings, vocab_size_of(self.model)
+        size = min(s.draft_vocab_size, vocab_size)
+        head = KINDS[s.head].make(self.model, size, s.draft_steps)
         head.tokens = torch.from_numpy(draft_vocabulary(conversations, size, vocab_size))
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.settings.seed)
+            torch.manual_seed(s.seed)
             head.begin_as(self.model)
         head.borrow(self.model)
         return head.to(self.model.device)
 
-    def _states(self, conversations: list[Conversation], head: Eagle3Head) -> StoredStates:
+    def _states(self, conversations: list[Conversation], head: Head) -> StoredStates:
         width = head.config.target_hidden_size * (len(head.config.layers) + 1)
         states = StoredStates(self.work / "states.bin", conversations, width)
         self.progress.stage("hidden states", int(states.starts[-1]))
@@ -223,9 +222,7 @@ class Pipeline:
         states.fill(self.model, conversations, head.config.layers, advance)
         return states
 
-    def _train(
-        self, head: Eagle3Head, conversations: list[Conversation], states: StoredStates
-    ) -> None:
+    def _train(self, head: Head, conversations: list[Conversation], states: StoredStates) -> None:
         s, model = self.settings, self.model
         kinds = [is_held_out(one) for one in conversations]
         training = Texts(conversations, states, [n for n, out in enumerate(kinds) if not out])

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 import transformers
 
-from specdec_hf.heads.eagle3 import Eagle3Head
-from specdec_hf.heads.files import WEIGHTS
+from specdec_hf.heads.base import Head
+from specdec_hf.heads.training.kinds import KINDS
 from specdec_hf.heads.training.pipeline import Pipeline
 from specdec_hf.heads.training.texts import is_held_out, read_conversations
 
@@ -20,7 +20,7 @@ REPORT, CARD, PICTURE = "report.json", "README.md", "training.svg"
 
 
 def collect_report(
-    pipeline: Pipeline, head: Eagle3Head, *, target: str, licence: str, command: str, data: str
+    pipeline: Pipeline, head: Head, *, target: str, licence: str, command: str, data: str
 ) -> dict[str, Any]:
     """The content of report.json.
 
@@ -51,7 +51,7 @@ def collect_report(
         "sampled_acceptance": curves.shared[-1],
         "curves": asdict(curves),
         "parameters": sum(x.numel() for x in head.parameters()),
-        "bytes": (pipeline.folder / WEIGHTS).stat().st_size,
+        "bytes": (pipeline.folder / KINDS[pipeline.settings.head].weights).stat().st_size,
         "dtype": str(pipeline.model.dtype).removeprefix("torch."),
         "device": str(pipeline.model.device),
         "threads": torch.get_num_threads(),
@@ -71,6 +71,7 @@ def write_report(folder: Path, report: dict[str, Any], *, picture: bool) -> None
 def model_card(report: dict[str, Any], *, picture: bool) -> str:
     """The text of README.md."""
     settings, seconds = report["settings"], report["seconds"]
+    name, kind = settings["head"], KINDS[settings["head"]]
     rows = [
         f"| {k} | {greedy:.3f} | {drawn:.3f} |"
         for k, (greedy, drawn) in enumerate(
@@ -81,25 +82,25 @@ def model_card(report: dict[str, Any], *, picture: bool) -> str:
     lines = [
         "---",
         f"license: {report['licence'].split()[0].lower()}",
-        "tags: [speculative-decoding, eagle3]",
+        f"tags: [speculative-decoding, {name}]",
         "---",
         "",
-        f"# EAGLE-3 head for {report['target']}",
+        f"# {kind.title} for {report['target']}",
         "",
-        f"A draft head of {report['parameters']:,} parameters for speculative decoding of "
-        f"{report['target']} (arXiv 2503.01840), in the published layout. It drafts "
+        f"{report['parameters']:,} parameters for speculative decoding of {report['target']} "
+        f"({kind.source}), in the published layout where there is one. They draft "
         f"{report['draft_vocab_size']:,} tokens of the vocabulary, whose output matrix is that "
         "of the target.",
         "",
         "```python",
-        'generate(model, **inputs, drafter="eagle3:FOLDER")',
+        f'generate(model, **inputs, drafter="{name}:FOLDER")',
         "```",
         "",
         "## Training",
         "",
         f"- Data: {report['texts']:,} texts of {report['tokens']:,} tokens: {report['data']}.",
         f"- Steps: {report['steps']:,} of {settings['batch_size']} texts, "
-        f"{settings['draft_steps']} draft steps unrolled, labels are the target's probabilities.",
+        f"{settings['draft_steps']} draft steps, labels are the target's probabilities.",
         f"- Time: {times}, on {report['threads']} threads of {report['machine']} "
         f"({report['device']}, {report['dtype']}).",
         f"- Command: `{report['command']}`",

@@ -1,4 +1,4 @@
-"""The loss of an EAGLE-3 head: several draft steps, each on the head's own outputs.
+"""The loss of a head over several draft steps, those of an EAGLE-3 head on its own outputs.
 
 The first step reads the target's features at every place of a text, and the others read the hidden
 states that the step before gave there ("training-time test"). A query of step k sees the pairs of
@@ -18,7 +18,9 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from specdec_hf.heads.base import Head
 from specdec_hf.heads.eagle3 import Eagle3Head
+from specdec_hf.heads.parallel import ParallelHeads
 
 DECAY = 0.8  # weight of a draft step, relative to the one before it
 
@@ -55,8 +57,13 @@ class Batch:
         return valid & (ends + 1 >= self.answers[:, None]) if answers else valid
 
 
-def unroll(head: Eagle3Head, batch: Batch, steps: int) -> Iterator[torch.Tensor]:
-    """Logits [B, T - k, draft vocabulary] of each draft step k, from 1."""
+def unroll(head: Head, batch: Batch, steps: int) -> Iterator[torch.Tensor]:
+    """Logits [B, T - k, draft vocabulary] of each draft step k, from 1; or of head k."""
+    if isinstance(head, ParallelHeads):
+        states = head.states(batch.final.float())
+        yield from (head.logits(states[:, :-k, k - 1], k - 1) for k in range(1, steps + 1))
+        return
+    assert isinstance(head, Eagle3Head)
     hidden = head.fuse(batch.features)
     keys: list[torch.Tensor] = []
     values: list[torch.Tensor] = []
@@ -126,7 +133,7 @@ def soft_cross_entropy(
     return loss
 
 
-def loss_of(head: Eagle3Head, batch: Batch, steps: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
+def loss_of(head: Head, batch: Batch, steps: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """The weighted loss, and the cross-entropy of each draft step.
 
     The labels are the target's probabilities over the draft vocabulary, not its choices.
@@ -144,7 +151,7 @@ def loss_of(head: Eagle3Head, batch: Batch, steps: int) -> tuple[torch.Tensor, l
 
 @torch.no_grad()
 def acceptance_of(
-    head: Eagle3Head, batch: Batch, steps: int, output: torch.Tensor
+    head: Head, batch: Batch, steps: int, output: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Sums over the answers' places, each [steps] on the host.
 

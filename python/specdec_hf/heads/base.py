@@ -1,0 +1,66 @@
+"""What all heads have: a draft vocabulary, and an output matrix that may be the target's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+
+class Head(nn.Module):
+    """Base class of heads.
+
+    Args:
+        draft_vocab_size: how many of the target's tokens the head can draft; 0 is all of them,
+            whose number `borrow` finds out.
+        hidden_size: size H of the states that the output matrix reads.
+
+    Attributes:
+        config: its sizes.
+        tokens: [draft_vocab_size] int64, the target's id of each draft token, ascending.
+        lm_head: [draft_vocab_size, H], the output matrix; `borrow` fills it from the target.
+        own_lm_head: whether that matrix is the head's own, and stored with it.
+    """
+
+    config: Any
+    tokens: torch.Tensor
+    lm_head: torch.Tensor
+
+    def __init__(self, draft_vocab_size: int, hidden_size: int) -> None:
+        super().__init__()
+        self.own_lm_head = False
+        self.register_buffer("tokens", torch.arange(draft_vocab_size), persistent=False)
+        zeros = torch.zeros(draft_vocab_size, hidden_size)
+        self.register_buffer("lm_head", zeros, persistent=False)
+
+    def borrow(self, model: Any) -> None:
+        """Take the rows of the target's output matrix for the draft vocabulary.
+
+        Raises:
+            ValueError: a target of other sizes.
+        """
+        if not len(self.tokens):
+            rows = model.get_output_embeddings().weight
+            self.tokens = torch.arange(len(rows), device=self.tokens.device)
+        with torch.no_grad():
+            self.lm_head = self.output_of(model).to(self.lm_head)
+
+    def output_of(self, model: Any) -> torch.Tensor:
+        """[draft_vocab_size, H], the rows of the target's output matrix.
+
+        Raises:
+            ValueError: a target of other sizes.
+        """
+        rows: torch.Tensor = model.get_output_embeddings().weight
+        wanted = (self.config.vocab_size or len(rows), self.lm_head.shape[-1])
+        if tuple(rows.shape) != wanted:
+            raise ValueError(
+                f"the head needs a target with an output matrix {list(wanted)}, got "
+                f"{list(rows.shape)} of {type(model).__name__}"
+            )
+        return rows[self.tokens.to(rows.device)]
+
+    def begin_as(self, model: Any) -> None:
+        """Set the weights that training begins with."""
+        raise NotImplementedError

@@ -1,0 +1,63 @@
+"""The kinds of heads that can be trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specdec_hf.heads import files, parallel_files
+from specdec_hf.heads.base import Head
+from specdec_hf.heads.blockwise import BlockwiseHeads
+from specdec_hf.heads.config import HeadConfig
+from specdec_hf.heads.eagle3 import Eagle3Head
+from specdec_hf.heads.medusa import MedusaHeads
+from specdec_hf.heads.parallel import ParallelConfig
+
+MEDUSA_BLOCKS = 1  # as in the published heads
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How heads of one kind are made and written.
+
+    Attributes:
+        title, source: for the model card.
+        make: gives the head for a target, a size of the draft vocabulary and a number of drafts.
+        save: writes one into a folder.
+        weights: the file that it writes them to.
+    """
+
+    title: str
+    source: str
+    make: Callable[[Any, int, int], Head]
+    save: Callable[[Any, Path], None]
+    weights: str
+
+
+def _eagle3(model: Any, size: int, drafts: int) -> Head:
+    return Eagle3Head(HeadConfig.for_target(model, size))
+
+
+def _medusa(model: Any, size: int, drafts: int) -> Head:
+    return MedusaHeads(ParallelConfig.for_target(model, size, drafts, MEDUSA_BLOCKS))
+
+
+def _blockwise(model: Any, size: int, drafts: int) -> Head:
+    text = model.config.get_text_config(decoder=True)
+    inner = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
+    return BlockwiseHeads(ParallelConfig.for_target(model, size, drafts, inner))
+
+
+KINDS = {
+    "eagle3": Kind("EAGLE-3 head", "arXiv 2503.01840", _eagle3, files.save_head, files.WEIGHTS),
+    "medusa": Kind(
+        "Medusa heads", "arXiv 2401.10774", _medusa, parallel_files.save_medusa,
+        parallel_files.MEDUSA_WEIGHTS,
+    ),
+    "blockwise": Kind(
+        "Heads of blockwise parallel decoding", "arXiv 1811.03115", _blockwise,
+        parallel_files.save_blockwise, files.WEIGHTS,
+    ),
+}  # fmt: skip
