@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from specdec_hf.drafters.models.text import TextDrafter
     from specdec_hf.drafters.models.vertical_cascade import VerticalCascade
     from specdec_hf.drafters.tree_drafter import TreeDraft, TreeDrafter, TreeOutcome
+    from specdec_hf.drafters.trees.auto import AutoDrafter
     from specdec_hf.drafters.trees.lookahead import LookaheadDrafter
     from specdec_hf.drafters.trees.token_recycling import TokenRecyclingDrafter
     from specdec_hf.heads.blockwise import BlockwiseHeads
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from specdec_hf.trees.layouts import EagleTree, TreeSpec, TrieTree
 
 __all__ = [
+    "AutoDrafter",
     "BatchQueue",
     "BenefitGuard",
     "BlockwiseDrafter",
@@ -129,6 +131,7 @@ _MODULES = {
     "heads.files": ("load_head", "save_head"),
     "drafters.models.cascade": ("HorizontalCascade",),
     "drafters.models.candidate_generator": ("from_candidate_generator",),
+    "drafters.trees.auto": ("AutoDrafter",),
     "drafters.trees.lookahead": ("LookaheadDrafter",),
     "drafters.models.early_exit": ("EarlyExitDrafter",),
     "drafters.models.layer_skip": ("LayerSkipDrafter",),

@@ -70,7 +70,7 @@ def generator(target: Any, folder: Path) -> Any:
 
 LEARNING = ("ngram", "nasd", "token_recycling", "lookahead")
 NAMED: dict[str, Make] = {
-    name: named(name) for name in ("prompt_lookup", "random", "suffix_automaton", *LEARNING)
+    name: named(name) for name in ("auto", "prompt_lookup", "random", "suffix_automaton", *LEARNING)
 } | {
     "rest": datastore,
     "early_exit": named("early_exit:1"),

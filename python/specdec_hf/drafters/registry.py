@@ -45,6 +45,13 @@ class Entry:
 
 
 DRAFTERS: dict[str, Entry] = {
+    "auto": Entry(
+        "trees",
+        "AutoDrafter",
+        "copies from the text as prompt_lookup and suffix_automaton do, and drafts with the head "
+        "that lies in the model's folder specdec_head, if one does; all in one tree",
+        own_tree=True,
+    ),
     "prompt_lookup": Entry(
         "model_free",
         "PromptLookupDrafter",

@@ -1,0 +1,83 @@
+"""The drafter of a call whose user leaves the choice to the library."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specdec_hf.drafters.context import Candidates, DraftContext, History
+from specdec_hf.drafters.drafter import Drafter
+from specdec_hf.drafters.heads.eagle3 import Eagle3Drafter
+from specdec_hf.drafters.model_free.prompt_lookup import PromptLookupDrafter
+from specdec_hf.drafters.model_free.suffix_automaton import SuffixAutomatonDrafter
+from specdec_hf.drafters.tree_drafter import TreeDraft, TreeDrafter, TreeOutcome
+from specdec_hf.drafters.trees.trie import TrieDrafter
+from specdec_hf.trees.layouts import EagleTree, TrieTree
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+HEAD_FOLDER = "specdec_head"  # in the folder of the target
+CHAINS, DEPTH, NODES = 4, 5, 15
+HEAD_TREE = EagleTree(width=4, depth=DEPTH, size=12)
+
+
+class AutoDrafter(TreeDrafter):
+    """Copied text, and the drafts of a head where one lies beside the target, in one tree.
+
+    Its drafts are deterministic, so that under every rule of it the text is the one that the target
+    gives alone with the same seeds. Without a head the tree merges prompt lookup and the suffix
+    automaton. The head is an EAGLE-3 head in the folder ``specdec_head`` of the folder that the
+    target was loaded from.
+
+    Attributes:
+        chosen: names of what was merged in the last call.
+
+    Raises:
+        ValueError: when a call starts, a head there that cannot be read or does not fit.
+    """
+
+    name = "auto"
+    size, depth = NODES, DEPTH
+
+    def __init__(self) -> None:
+        self.chosen = ""
+        # The head that was read last, with its folder and when that was changed.
+        self._head: tuple[tuple[Path, int], Eagle3Drafter] | None = None
+
+    @classmethod
+    def from_text(cls, text: str) -> Self:
+        return cls()
+
+    def start(self, context: DraftContext) -> None:
+        """Choose by the target, and begin a new call."""
+        drafters: list[Drafter | TreeDrafter] = [PromptLookupDrafter(), SuffixAutomatonDrafter()]
+        head = self._head_of(context.model)
+        if head is not None:
+            drafters.insert(0, head)
+        self._merged = TrieDrafter(drafters, TrieTree(CHAINS, DEPTH, NODES))
+        self._merged.start(context)
+        self.chosen = self._merged.name
+        self.relative_cost = self._merged.relative_cost
+
+    def propose(self, history: History, limits: NDArray[np.int64]) -> TreeDraft | None:
+        return self._merged.propose(history, limits)
+
+    def observe(self, history: History, candidates: Candidates) -> None:
+        self._merged.observe(history, candidates)
+
+    def commit(self, lengths: NDArray[np.int64], outcome: TreeOutcome | None) -> None:
+        self._merged.commit(lengths, outcome)
+
+    def _head_of(self, model: Any) -> Eagle3Drafter | None:
+        name = getattr(model.config, "_name_or_path", "")
+        folder = Path(name) / HEAD_FOLDER
+        if not name or not folder.is_dir():
+            return None
+        key = folder, folder.stat().st_mtime_ns
+        if self._head is None or self._head[0] != key:
+            self._head = key, Eagle3Drafter(folder, HEAD_TREE)
+        return self._head[1]

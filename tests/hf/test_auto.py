@@ -1,0 +1,73 @@
+"""Drafter "auto": what it merges, and that its text is the target's."""
+
+import pytest
+import torch
+from specdec_hf import generate
+from specdec_hf.drafters.trees.auto import HEAD_FOLDER, AutoDrafter
+from specdec_hf.heads.files import save_head
+from support import hf_models
+from support.heads import head_for
+from support.hf_models import one_thread  # noqa: F401  # autouse here
+
+COPYING = "prompt_lookup, suffix_automaton"
+
+
+@pytest.fixture
+def target(tmp_path):
+    """A model that was loaded from a folder."""
+    model = hf_models.build("llama", vocab_size=11)
+    model.config._name_or_path = str(tmp_path)
+    return model
+
+
+def run(target, drafter, **kwargs):
+    inputs = hf_models.prompts((9, 4, 12), vocab_size=11)
+    how = dict(max_new_tokens=16, guard=False, return_dict_in_generate=True) | kwargs
+    return generate(target, **inputs, drafter=drafter, **how)
+
+
+def test_it_copies_where_there_is_no_head(target):
+    drafter = AutoDrafter()
+    out = run(target, drafter)
+    assert drafter.chosen == COPYING
+    assert out.stats.drafter == "auto"
+    assert out.sequences.tolist() == run(target, None).sequences.tolist()
+
+
+@pytest.mark.parametrize("do_sample", [False, True], ids=["greedy", "sampled"])
+def test_a_head_beside_the_target_drafts_too(target, tmp_path, do_sample):
+    save_head(head_for(target, noise=0.1), tmp_path / HEAD_FOLDER, torch.float32)
+    drafter = AutoDrafter()
+    how = dict(do_sample=do_sample, seed=[1, 2, 3]) if do_sample else {}
+    out = run(target, drafter, **how)
+    assert drafter.chosen == f"eagle3, {COPYING}"
+    assert out.stats.accepted > 0
+    # No draft has a part in the text: it is the target's own with the same noise.
+    rule = dict(rule=out.stats.rule) if do_sample else {}
+    other = run(target, "token_recycling", **how, **rule)
+    assert out.sequences.tolist() == other.sequences.tolist()
+
+
+def test_a_head_that_was_replaced_is_read_again(target, tmp_path):
+    drafter = AutoDrafter()
+    drafts = []
+    for noise in (0.0, 3.0):
+        folder = tmp_path / HEAD_FOLDER
+        if folder.exists():
+            folder.rename(tmp_path / "old")
+        save_head(head_for(target, noise=noise), folder, torch.float32)
+        drafts.append(run(target, drafter).stats.accepted)
+    assert drafts[0] != drafts[1]
+
+
+def test_a_head_of_another_model_is_refused(target, tmp_path):
+    other = hf_models.build("llama", vocab_size=13)
+    save_head(head_for(other), tmp_path / HEAD_FOLDER)
+    with pytest.raises(ValueError, match="a vocabulary of 13, got 11"):
+        run(target, "auto")
+
+
+def test_a_head_that_cannot_be_read_is_refused(target, tmp_path):
+    (tmp_path / HEAD_FOLDER).mkdir()
+    with pytest.raises(ValueError, match=r"config\.json"):
+        run(target, "auto")
