@@ -132,7 +132,7 @@ def test_nothing_drafted_has_no_alpha():
 def calls(*rounds):
     """Statistics of one call whose rounds are (draft, verify, accept, drafted, emitted)."""
     log = [
-        RoundRecord(0.0, draft, verify, accept, [drafted], [emitted - 1], [emitted])
+        RoundRecord(0.0, draft, verify, accept, 0.0, 0.0, [drafted], [emitted - 1], [emitted])
         for draft, verify, accept, drafted, emitted in rounds
     ]
     return [SpecStats(round_log=log)]

@@ -44,10 +44,10 @@ def test_figure_4_shows_speed_and_operations():
 
 def test_figure_5_is_a_timeline_of_the_rounds():
     fast = [
-        RoundRecord(0.0, 0.2, 0.5, 0.1, [4], [4], [5]),
-        RoundRecord(0.9, 0.4, 0.3, 0.1, [4], [1], [2]),
+        RoundRecord(0.0, 0.2, 0.5, 0.1, 0.0, 0.0, [4], [4], [5]),
+        RoundRecord(0.9, 0.4, 0.3, 0.05, 0.03, 0.02, [4], [1], [2]),
     ]
-    plain = [RoundRecord(i * 0.5, 0.0, 0.4, 0.05, [0], [0], [1]) for i in range(4)]
+    plain = [RoundRecord(i * 0.5, 0.0, 0.4, 0.05, 0.0, 0.0, [0], [0], [1]) for i in range(4)]
     figure = figures.draw_timeline([("γ = 4", fast), ("plain", plain)])
     panel = figure.axes[0]
     assert [text.get_text() for text in panel.get_yticklabels()] == ["γ = 4", "plain"]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from specdec_hf import EagleTree, SpecCache, TreeSpec, generate
-from specdec_hf.cache import spec_cache
+from specdec_hf.cache import spec_layer
 from specdec_hf.cache.check_plan import LARGEST_WINDOW
 from specdec_hf.cache.choose import choose_cache
 from specdec_hf.cache.forward import forward_window
@@ -307,8 +307,8 @@ def test_a_wrong_rollback_is_detected(fault, monkeypatch):
             skip = 1 if states[0].shape[2] > 1 and int(starts.max()) > 0 else 0
             original(caches, [x[:, :, skip:] for x in states], starts + skip)
 
-        original = spec_cache.kv_append_
-        monkeypatch.setattr(spec_cache, "kv_append_", append)
+        original = spec_layer.kv_append_
+        monkeypatch.setattr(spec_layer, "kv_append_", append)
     elif fault == "shifted position":
         window = SpecCache.window
 

@@ -21,7 +21,7 @@ def call(accepted):
     stats, began = SpecStats(sequences=[SequenceStats()]), 0.0
     for width, verify, kept in [(0, 1.0, 0), *((GAMMA, VERIFY, kept) for kept in accepted)]:
         draft = DRAFT if width else 0.0
-        record = RoundRecord(began, draft, verify, HOST, [width], [kept], [kept + 1])
+        record = RoundRecord(began, draft, verify, HOST, 0.0, 0.0, [width], [kept], [kept + 1])
         began += record.seconds
         stats.record_round(width, record)
         stats.sequences[0].record(width, kept, kept + 1)

@@ -1,11 +1,16 @@
 """`SpecStats.round_log`: its counts and times are those of the statistics."""
 
 import json
+import time
 
 import pytest
-from specdec_hf import generate
+from specdec_hf import TrieTree, generate
+from specdec_hf.cache import spec_cache
+from specdec_hf.decode import commit, tree_round
+from specdec_hf.drafters.trees import trie
 from support import hf_models
 from support.hf_models import one_thread  # noqa: F401  # autouse here
+from transformers import LlamaModel
 
 CALLS = {
     "plain": {},
@@ -61,3 +66,35 @@ def test_sequences_that_have_ended_draft_nothing():
     assert ended
     last = out.stats.round_log[-1]
     assert all(last.drafted[b] == last.emitted[b] == 0 for b in ended)
+
+
+PLACES = {  # phase -> what is part of it, and runs in every round with a tree
+    "draft": (trie.TrieDrafter, "propose"),
+    "target": (LlamaModel, "forward"),
+    "verification": (tree_round, "verify_tree"),
+    "cache": (spec_cache.SpecCache, "_move_cursor"),
+    "host": (commit, "_cut"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("phase", PLACES)
+def test_seconds_are_counted_to_the_phase_that_took_them(monkeypatch, phase):
+    owner, name = PLACES[phase]
+    original = getattr(owner, name)
+
+    def slow(*args, **kwargs):
+        time.sleep(0.1)
+        return original(*args, **kwargs)
+
+    model = hf_models.tiny("llama")
+    settings = {"drafter": "prompt_lookup", "tree": TrieTree(), "guard": False, "do_sample": False}
+    settings |= {"max_new_tokens": 12, "return_dict_in_generate": True}
+    generate(model, **hf_models.prompts((9,)), **settings)
+    monkeypatch.setattr(owner, name, slow)
+    began = time.perf_counter()
+    stats = generate(model, **hf_models.prompts((9,)), **settings).stats
+    split = stats.time_split
+    assert max(split, key=split.get) == phase
+    assert split[phase] > 0.1
+    assert sum(split.values()) < time.perf_counter() - began

@@ -61,7 +61,7 @@ def predict(
         for record, width in zip(stats.round_log[1:], stats.gammas[1:], strict=True):
             tokens += _tokens(record.drafted, record.emitted, alpha)
             seconds += record.draft + forward.at(1 + width)
-            models += record.verify + (0.0 if drafts_on_host else record.draft)
+            models += record.target + (0.0 if drafts_on_host else record.draft)
     if not tokens or not wall:
         return None
     return Prediction(alpha, tokens / seconds, 1 - models / wall)

@@ -149,11 +149,12 @@ def _draw_round(
         panel.broken_barh(steps, (y - 0.3, 0.6), color=DRAFT, edgecolor="white", linewidth=0.6)
     began += record.draft
     colour = PROMPT if reads_prompt else VERIFY
-    verify = [(began, record.verify)]
-    panel.broken_barh(verify, (y - 0.3, 0.6), color=colour, edgecolor="white", linewidth=0.6)
-    panel.broken_barh([(began + record.verify, record.accept)], (y - 0.3, 0.6), color=ACCEPT)
-    if began + record.verify <= shown:
-        middle = began + record.verify / 2
+    forward = [(began, record.target)]
+    panel.broken_barh(forward, (y - 0.3, 0.6), color=colour, edgecolor="white", linewidth=0.6)
+    rest = [(began + record.target, record.after_target)]
+    panel.broken_barh(rest, (y - 0.3, 0.6), color=ACCEPT)
+    if began + record.target <= shown:
+        middle = began + record.target / 2
         panel.text(middle, y - 0.33, f"+{record.emitted[0]}", ha="center", va="bottom", fontsize=7)
 
 

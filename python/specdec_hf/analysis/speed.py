@@ -70,7 +70,7 @@ def compare_speed(
     step = sum(r.seconds for r in steps) / _emitted(steps)
     drafted = sum(r.drafted[0] for r in with_drafts)
     cost = sum(r.draft for r in with_drafts) / drafted / step
-    verification = sum(r.verify + r.accept for r in with_drafts) / len(with_drafts) / step
+    verification = sum(r.target + r.after_target for r in with_drafts) / len(with_drafts) / step
     share = len(with_drafts) / len(rounds)
     tokens = share * expected_tokens(alpha, gamma) + 1 - share
     seconds = share * (gamma * cost + verification) + 1 - share

@@ -19,6 +19,7 @@ from specdec_hf.cache.hidden_states import HiddenStates
 from specdec_hf.cache.model_call import run_model
 from specdec_hf.cache.protocol import Lengths, context_length
 from specdec_hf.cache.spec_layer import Cursor, SpecLayer
+from specdec_hf.cache.stopwatch import Stopwatch, timed
 from specdec_hf.cache.widths import Widths, padded
 from specdec_kernels import kv_compact_, tree_attention
 
@@ -51,6 +52,7 @@ class SpecCache(Cache):
             only those that the self-check has seen of the model.
         omitted: the kinds of forwards that had no mask.
         widths: which widths forwards have; None leaves each as wide as its tokens.
+        watch: measures the work of the cache itself.
         compiled: runs the forwards in the model's place, or None; see specdec_hf/compiled.
 
     Raises:
@@ -74,6 +76,7 @@ class SpecCache(Cache):
         self.device: torch.device = model.device
         self.omits_mask: frozenset[str] = frozenset()
         self.omitted: set[str] = set()
+        self.watch = Stopwatch()
         self.widths: Widths | None = None
         self.compiled: Any = None
         self.later_inputs: Any = None
@@ -97,6 +100,7 @@ class SpecCache(Cache):
         """Where the forward under way writes."""
         return self._cursor
 
+    @timed
     def window(self, starts: Lengths, size: int, padding: int = 0) -> dict[str, Any]:
         """Model inputs for ``size`` tokens per sequence, the first at position ``starts[b]``.
 
@@ -128,6 +132,7 @@ class SpecCache(Cache):
             "attention_mask": self._mask(position_ids, starts, visible),
         }
 
+    @timed
     def tree_window(
         self, roots: Lengths, parents: torch.Tensor, skip: int = 0, padding: int = 0
     ) -> dict[str, Any]:
@@ -163,6 +168,7 @@ class SpecCache(Cache):
             "attention_mask": self._by_layer_type(mask_of),
         }
 
+    @timed
     def compact(self, base: torch.Tensor, path: torch.Tensor) -> None:
         """Move the keys and values of an accepted path to the slots after the root, in all layers.
 
@@ -179,6 +185,7 @@ class SpecCache(Cache):
         for device, buffers in by_device.items():
             kv_compact_(buffers, base.to(device), path.to(device))
 
+    @timed
     def truncate(self, lengths: Lengths) -> None:
         """Keep the first ``lengths[b]`` tokens of each sequence.
 

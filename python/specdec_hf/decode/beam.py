@@ -28,6 +28,7 @@ from specdec_hf.decode.beam_tree import BeamTree, Integers, TreeModel
 from specdec_hf.decode.begin import SLOTS_AHEAD, committed_prompts, token_budgets
 from specdec_hf.decode.draft_length import DraftLengthPolicy, begin_schedule
 from specdec_hf.decode.output import SpecOutput
+from specdec_hf.decode.phases import Phases
 from specdec_hf.decode.round_record import RoundRecord
 from specdec_hf.decode.session import Options
 from specdec_hf.decode.statistics import SequenceStats, SpecStats
@@ -118,8 +119,8 @@ class BeamSearch:
     @torch.inference_mode()
     def run_round(self) -> None:
         """One forward of the target, and the steps that its logits allow."""
-        clock = self.options.clock
-        began, reads_prompt = clock(), self.tree.size == 0
+        phases = Phases(self.options.clock, getattr(self.target.cache, "watch", None))
+        reads_prompt = self.tree.size == 0
         drafted = None
         gamma = 0 if reads_prompt else self._draft_length()
         if gamma:
@@ -128,19 +129,18 @@ class BeamSearch:
                 self.drafter, self.text, self.tree, self.beams.running_scores,
                 width=self.width, gamma=gamma, eos=self.call.eos,
             )  # fmt: skip
-        drafted_at = clock()
+        phases.end("draft")
         logits = self._forward(drafted)
-        verified_at = clock()
+        phases.end("target")
         steps = self._make_steps(logits, drafted)
-        ended, batch_size = clock(), len(self.text.lengths)
+        phases.end("verification")
+        batch_size = len(self.text.lengths)
         nodes = 0 if drafted is None else drafted.tokens.shape[1]
         for one in self.stats.sequences:
             one.record(gamma, steps - 1, steps)
         record = RoundRecord(
-            began=began - self.started,
-            draft=drafted_at - began,
-            verify=verified_at - drafted_at,
-            accept=ended - verified_at,
+            began=phases.began - self.started,
+            **phases.seconds,
             drafted=[gamma] * batch_size,
             accepted=[steps - 1] * batch_size,
             emitted=[steps] * batch_size,

@@ -181,7 +181,7 @@ class DraftLengthPolicy:
         if self.drafter is None:
             return
         record.schedule = self.schedule.record()
-        rest = record.verify + record.accept
+        rest = record.target + record.after_target
         if reads_prompt:
             self.costs.prefill += rest
         else:

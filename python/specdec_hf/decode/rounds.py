@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from specdec_hf.cache.hidden_states import take_hidden_states
 from specdec_hf.decode.chain_round import ChainRound
 from specdec_hf.decode.commit import DraftCounts, HostVerdict, commit, read_verdict
+from specdec_hf.decode.phases import Phases
 from specdec_hf.decode.processors import process_ended, process_logits
 from specdec_hf.decode.round_record import RoundRecord
 from specdec_hf.decode.session import Session
@@ -73,7 +74,7 @@ class Round(Protocol):
 def step(session: Session) -> list[Step]:
     """Run one round; returns what it appended to each sequence that was still active."""
     s = session
-    began, active = s.clock(), s.history.active.copy()
+    phases, active = Phases(s.clock, getattr(s.cache, "watch", None)), s.history.active.copy()
     # The first round also reads the prompt, or takes the logits of a prefill that has read it. It
     # says nothing about the time of later ones.
     reads_prompt = int((s.history.lengths - s.cache.lengths).max()) != 1
@@ -81,12 +82,12 @@ def step(session: Session) -> list[Step]:
     limits = draft_limits(s)
     if limits.any():
         this.draft(limits)
-    drafted_at = s.clock()
+    phases.end("draft")
 
     logits, s.first_logits = s.first_logits, None
     if logits is None:
         logits = this.forward()
-    verified_at = s.clock()
+    phases.end("target")
 
     raw = logits
     if any(s.call.processors):
@@ -94,12 +95,15 @@ def step(session: Session) -> list[Step]:
     verdict, extra = this.verify(logits)
     observed = [] if s.drafter is None else _observed(s.drafter.candidates, this.layout(), logits)
     read = read_verdict(verdict, *extra, *observed)
+    phases.end_if_real("verification")
     if observed:
         _inform_of_candidates(s, read.extra[-len(observed) :])
     counts, lengths = this.count(read), s.history.lengths.copy()
     behind = s.padding_fed
     steps, kept = commit(s, read, counts)
+    phases.end_if_real("host")
     this.inform_drafter(read, kept)
+    phases.end_if_real("draft")
     new = s.history.lengths - lengths
     kept_states = (s.context and s.context.kept_states) or []
     hidden = take_hidden_states(s.cache) if kept_states or s.outputs is not None else {}
@@ -113,12 +117,11 @@ def step(session: Session) -> list[Step]:
             logits, new = process_ended(s, logits, 1 - new, behind), np.ones_like(new)
         s.outputs.record(raw, logits, hidden, this.rows(read), new)
 
-    ended, drafted = s.clock(), logits.shape[1] - 1
+    phases.end("host" if phases.real else "verification")
+    drafted = logits.shape[1] - 1
     record = RoundRecord(
-        began=began - s.started,
-        draft=drafted_at - began,
-        verify=verified_at - drafted_at,
-        accept=ended - verified_at,
+        began=phases.began - s.started,
+        **phases.seconds,
         drafted=np.where(active, counts.drafted, 0).tolist(),
         accepted=kept.tolist(),
         emitted=(s.history.lengths - lengths).tolist(),
@@ -131,6 +134,8 @@ def step(session: Session) -> list[Step]:
         rejected=(counts.tried > kept) & active & ~undecided,
     )
     s.length_policy.learn(record, outcome, drafted, reads_prompt=reads_prompt)
+    phases.end_if_real("host")
+    record.host = phases.seconds["host"]
     if s.trace is not None:
         assert isinstance(this, ChainRound)
         s.trace(

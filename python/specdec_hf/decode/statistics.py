@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specdec_hf.compiled.call import CompileStats
-from specdec_hf.decode.round_record import RoundRecord
+from specdec_hf.decode.round_record import PHASES, RoundRecord
 
 
 @dataclass
@@ -128,16 +128,13 @@ class SpecStats:
     """Counts and times of one `generate` call.
 
     Times are seconds of the host. On a GPU a phase only queues its work, and the host waits for all
-    of it where the round is read, which ``accept_seconds`` measures.
+    of it where the round is read, which is a part of the verification.
 
     Attributes:
         sequences: the counts of each sequence.
         rounds: forwards of the target over the whole batch.
         device_reads: reads that the loop makes: one a round, and those of token statistics. Reads
             of logits processors and of drafters are not counted.
-        draft_seconds: drafting in all rounds.
-        verify_seconds: forwards of the target in all rounds.
-        accept_seconds: verification ops and commits in all rounds.
         total_seconds: the whole call, with the prompt and, at a first use, the self-check.
         rule: acceptance rule of the call, never "auto".
         lossless: whether the rule keeps the target's distribution, or its greedy text.
@@ -156,9 +153,6 @@ class SpecStats:
     sequences: list[SequenceStats] = field(default_factory=list)
     rounds: int = 0
     device_reads: int = 0
-    draft_seconds: float = 0.0
-    verify_seconds: float = 0.0
-    accept_seconds: float = 0.0
     total_seconds: float = 0.0
     rule: str = ""
     lossless: bool = True
@@ -237,20 +231,13 @@ class SpecStats:
 
     @property
     def time_split(self) -> dict[str, float]:
-        """Seconds of drafting, of the target's forward, and of verification and commit."""
-        return {
-            "draft": self.draft_seconds,
-            "verify": self.verify_seconds,
-            "accept": self.accept_seconds,
-        }
+        """Seconds of all rounds in each phase of `RoundRecord`."""
+        return {phase: sum(getattr(one, phase) for one in self.round_log) for phase in PHASES}
 
     def record_round(self, width: int, record: RoundRecord) -> None:
         """Count a round whose forward read ``width`` drafted tokens for each sequence."""
         self.rounds += 1
         self.device_reads += 1
-        self.draft_seconds += record.draft
-        self.verify_seconds += record.verify
-        self.accept_seconds += record.accept
         self.gammas.append(width)
         self.round_log.append(record)
 
