@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from specdec_hf.drafters.heads.blockwise import BlockwiseDrafter
     from specdec_hf.drafters.heads.eagle3 import Eagle3Drafter
     from specdec_hf.drafters.heads.eagle3_chain import Eagle3ChainDrafter
+    from specdec_hf.drafters.heads.exit_head import ExitHeadDrafter
     from specdec_hf.drafters.heads.medusa import MedusaDrafter
     from specdec_hf.drafters.model_free.nasd import NasdDrafter
     from specdec_hf.drafters.model_free.ngram import NgramDrafter
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from specdec_hf.drafters.trees.token_recycling import TokenRecyclingDrafter
     from specdec_hf.heads.blockwise import BlockwiseHeads
     from specdec_hf.heads.eagle3 import Eagle3Head
+    from specdec_hf.heads.exit import ExitHead
     from specdec_hf.heads.files import load_head, save_head
     from specdec_hf.heads.medusa import MedusaHeads
     from specdec_hf.schedules.benefit_guard import BenefitGuard
@@ -67,6 +69,8 @@ __all__ = [
     "Eagle3Head",
     "EagleTree",
     "EarlyExitDrafter",
+    "ExitHead",
+    "ExitHeadDrafter",
     "History",
     "HorizontalCascade",
     "LayerSkipDrafter",
@@ -124,10 +128,12 @@ _MODULES = {
     "drafters.heads.blockwise": ("BlockwiseDrafter",),
     "drafters.heads.eagle3": ("Eagle3Drafter",),
     "drafters.heads.eagle3_chain": ("Eagle3ChainDrafter",),
+    "drafters.heads.exit_head": ("ExitHeadDrafter",),
     "drafters.heads.medusa": ("MedusaDrafter",),
     "heads.blockwise": ("BlockwiseHeads",),
     "heads.eagle3": ("Eagle3Head",),
     "heads.medusa": ("MedusaHeads",),
+    "heads.exit": ("ExitHead",),
     "heads.files": ("load_head", "save_head"),
     "drafters.models.cascade": ("HorizontalCascade",),
     "drafters.models.candidate_generator": ("from_candidate_generator",),

@@ -53,7 +53,11 @@ def test_given_texts_and_prompts_are_read(folder, tmp_path):  # noqa: F811
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--head", "hydra"), "--head must be one of eagle3, medusa, blockwise, got 'hydra'"),
+        (
+            ("--head", "hydra"),
+            "--head must be one of eagle3, medusa, blockwise, exit_head, got 'hydra'",
+        ),
+        (("--layer", 3), "--layer needs --head exit_head, got eagle3"),
         (("--tokens", 0), "--tokens must be at least 1, got 0"),
         (("--length", 7), "--length must be at least 8, got 7"),
         (("--minutes", 0), "--minutes must be above 0 and finite, got 0.0"),

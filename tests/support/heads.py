@@ -9,6 +9,7 @@ import torch
 from specdec_hf.heads.blockwise import BlockwiseHeads
 from specdec_hf.heads.config import HeadConfig
 from specdec_hf.heads.eagle3 import Eagle3Head
+from specdec_hf.heads.exit import ExitConfig, ExitHead, save_exit
 from specdec_hf.heads.files import save_head
 from specdec_hf.heads.medusa import MedusaHeads
 from specdec_hf.heads.parallel import ParallelConfig
@@ -70,6 +71,17 @@ def blockwise_folder(target: Any, folder: Path) -> Path:
     """The folder of blockwise heads."""
     save_blockwise(parallel_heads(BlockwiseHeads, target), folder / "blockwise", torch.float32)
     return folder / "blockwise"
+
+
+def exit_folder(target: Any, folder: Path) -> Path:
+    """The folder of an exit after the first layer, of weights that are near those of none."""
+    head = ExitHead(ExitConfig.for_target(target, 1))
+    head.begin_as(target)
+    with torch.no_grad():
+        noise = torch.randn(32, 32, generator=torch.Generator().manual_seed(2))
+        head.projection.weight.add_(0.05 * noise)
+    save_exit(head, folder / "exit", torch.float32)
+    return folder / "exit"
 
 
 @torch.no_grad()

@@ -54,12 +54,13 @@ class SplitModel:
         shared: how many layers the first part shares with the second.
         resume: the first part goes on with this layer after them; the model's number of layers
             goes on with none, which exits to the final norm and the head.
+        exit_module: called as a layer after the others of the first part, or None.
 
     Raises:
         ValueError: numbers out of range, or a model whose structure is not known.
     """
 
-    def __init__(self, model: Any, shared: int, resume: int) -> None:
+    def __init__(self, model: Any, shared: int, resume: int, exit_module: Any = None) -> None:
         reason = unknown_structure(model)
         if reason is not None:
             raise ValueError(f"{type(model).__name__} cannot be run in two parts: {reason}")
@@ -73,9 +74,10 @@ class SplitModel:
         self.model, self.total = model, len(layers)
         self._tap = _Tap()
         types = getattr(model.config, "layer_types", None) or ["full_attention"] * len(layers)
+        added = [self._tap] if exit_module is None else [self._tap, exit_module]
         self._first = self._view(
-            [*layers[:shared], self._tap, *layers[resume:]],
-            [*types[:shared], types[shared - 1], *types[resume:]],
+            [*layers[:shared], *added, *layers[resume:]],
+            [*types[:shared], *[types[shared - 1]] * len(added), *types[resume:]],
         )
         self._shared = self._view(
             [*layers[:shared], self._tap], [*types[:shared], types[shared - 1]]

@@ -32,7 +32,7 @@ from specdec_hf.cli.terminal import console, errors, fail, visible
 if TYPE_CHECKING:
     from specdec_hf.heads.training.pipeline import TrainingSettings
 
-HEADS = ("eagle3", "medusa", "blockwise")
+HEADS = ("eagle3", "medusa", "blockwise", "exit_head")
 LICENCE = "Apache-2.0"  # of the embedded model
 
 Head = Annotated[str, typer.Option("--head", metavar="HEAD", help=f"{', '.join(HEADS)}.")]
@@ -74,6 +74,12 @@ Steps = Annotated[
 DraftVocabulary = Annotated[
     int, typer.Option("--draft-vocab-size", metavar="N", help="Tokens that the head can draft.")
 ]
+Layer = Annotated[
+    int | None,
+    typer.Option(
+        "--layer", metavar="N", help="Layers before an early exit.  [default: a third of all]"
+    ),
+]
 Threads = Annotated[
     int | None, typer.Option("--threads", metavar="N", help="CPU threads.  [default: torch's]")
 ]
@@ -100,6 +106,7 @@ def train_command(
     batch_size: BatchSize = 4,
     steps: Steps = None,
     draft_vocab_size: DraftVocabulary = 8192,
+    layer: Layer = None,
     seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of texts and training.")] = 0,
     dtype: Dtype = "bfloat16",
     device: options.Device = None,
@@ -118,6 +125,7 @@ def train_command(
         ("--tokens", tokens, 1), ("--length", length, 8), ("--rows", rows, 1),
         ("--batch-size", batch_size, 1), ("--steps", steps, 1),
         ("--draft-vocab-size", draft_vocab_size, 1), ("--threads", threads, 1),
+        ("--layer", layer, 1),
     ):  # fmt: skip
         if value is not None and value < least:
             fail(f"{option} must be at least {least}, got {value}")
@@ -125,6 +133,8 @@ def train_command(
         fail(f"--minutes must be above 0 and finite, got {minutes}")
     if not 0 <= seed < 2**31:
         fail(f"--seed must be in [0, 2**31), got {seed}")
+    if layer is not None and head != "exit_head":
+        fail(f"--layer needs --head exit_head, got {head}")
     if prompts is not None and texts:
         fail("give either --prompts FILE or --texts FILE, not both")
     for file in texts or ():
@@ -138,6 +148,7 @@ def train_command(
     settings = TrainingSettings(
         head=head, tokens=tokens, length=length, turn_length=max(1, length // 4), rows=rows,
         steps=steps, batch_size=batch_size, draft_vocab_size=draft_vocab_size, seed=seed,
+        layer=layer,
     )  # fmt: skip
     _run(source, settings, output, minutes, dtype, device, threads, turns, read)
 

@@ -143,6 +143,14 @@ DRAFTERS: dict[str, Entry] = {
         value=FOLDER,
         needs_value=True,
     ),
+    "exit_head": Entry(
+        "heads",
+        "ExitHeadDrafter",
+        "the model's first layers and a trained exit in a folder",
+        value=FOLDER,
+        needs_value=True,
+        draws=True,
+    ),
     "token_recycling": Entry(
         "trees",
         "TokenRecyclingDrafter",

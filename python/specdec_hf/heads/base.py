@@ -47,19 +47,24 @@ class Head(nn.Module):
             self.lm_head = self.output_of(model).to(self.lm_head)
 
     def output_of(self, model: Any) -> torch.Tensor:
-        """[draft_vocab_size, H], the rows of the target's output matrix.
+        """[draft_vocab_size, H], the rows of the target's output matrix; see `rows_of`."""
+        rows = self.rows_of(model)
+        return rows[self.tokens.to(rows.device)]
+
+    def rows_of(self, model: Any) -> torch.Tensor:
+        """[V, H], the target's output matrix.
 
         Raises:
             ValueError: a target of other sizes.
         """
-        rows: torch.Tensor = model.get_output_embeddings().weight
+        rows: torch.Tensor = model.get_output_embeddings().weight.detach()
         wanted = (self.config.vocab_size or len(rows), self.lm_head.shape[-1])
         if tuple(rows.shape) != wanted:
             raise ValueError(
                 f"the head needs a target with an output matrix {list(wanted)}, got "
                 f"{list(rows.shape)} of {type(model).__name__}"
             )
-        return rows[self.tokens.to(rows.device)]
+        return rows
 
     def begin_as(self, model: Any) -> None:
         """Set the weights that training begins with."""

@@ -66,6 +66,14 @@ class OwnLayersDrafter(ModelDrafter):
         """For a model of ``total`` layers, how many the draft shares and where it resumes."""
         raise NotImplementedError
 
+    def exit_of(self, model: Any) -> Any:
+        """A module between the draft's last layer and the final norm, or None.
+
+        Raises:
+            ValueError: a target that the module was not made for.
+        """
+        return None
+
     def check_config(self, config: Any) -> None:
         self.parts(config.get_text_config(decoder=True).num_hidden_layers)
 
@@ -81,7 +89,7 @@ class OwnLayersDrafter(ModelDrafter):
         self._context = context
         model = context.model
         shared, resume = self.parts(model.config.get_text_config(decoder=True).num_hidden_layers)
-        split = SplitModel(model, shared, resume)
+        split = SplitModel(model, shared, resume, self.exit_of(model))
         if context.self_check:
             check_split(model, split, shared, resume)
         self._draft = OwnLayers(context, split)

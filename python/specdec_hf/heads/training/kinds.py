@@ -12,6 +12,7 @@ from specdec_hf.heads.base import Head
 from specdec_hf.heads.blockwise import BlockwiseHeads
 from specdec_hf.heads.config import HeadConfig
 from specdec_hf.heads.eagle3 import Eagle3Head
+from specdec_hf.heads.exit import ExitConfig, ExitHead, save_exit
 from specdec_hf.heads.medusa import MedusaHeads
 from specdec_hf.heads.parallel import ParallelConfig
 
@@ -24,30 +25,38 @@ class Kind:
 
     Attributes:
         title, source: for the model card.
-        make: gives the head for a target, a size of the draft vocabulary and a number of drafts.
+        make: gives the head for a target, a size of the draft vocabulary, a number of drafts and
+            the layer of an early exit.
         save: writes one into a folder.
         weights: the file that it writes them to.
+        single: whether the loss has one draft step.
     """
 
     title: str
     source: str
-    make: Callable[[Any, int, int], Head]
+    make: Callable[[Any, int, int, int | None], Head]
     save: Callable[[Any, Path], None]
     weights: str
+    single: bool = False
 
 
-def _eagle3(model: Any, size: int, drafts: int) -> Head:
+def _eagle3(model: Any, size: int, drafts: int, layer: int | None) -> Head:
     return Eagle3Head(HeadConfig.for_target(model, size))
 
 
-def _medusa(model: Any, size: int, drafts: int) -> Head:
+def _medusa(model: Any, size: int, drafts: int, layer: int | None) -> Head:
     return MedusaHeads(ParallelConfig.for_target(model, size, drafts, MEDUSA_BLOCKS))
 
 
-def _blockwise(model: Any, size: int, drafts: int) -> Head:
+def _blockwise(model: Any, size: int, drafts: int, layer: int | None) -> Head:
     text = model.config.get_text_config(decoder=True)
     inner = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
     return BlockwiseHeads(ParallelConfig.for_target(model, size, drafts, inner))
+
+
+def _exit(model: Any, size: int, drafts: int, layer: int | None) -> Head:
+    total = model.config.get_text_config(decoder=True).num_hidden_layers
+    return ExitHead(ExitConfig.for_target(model, max(1, total // 3) if layer is None else layer))
 
 
 KINDS = {
@@ -59,5 +68,8 @@ KINDS = {
     "blockwise": Kind(
         "Heads of blockwise parallel decoding", "arXiv 1811.03115", _blockwise,
         parallel_files.save_blockwise, files.WEIGHTS,
+    ),
+    "exit_head": Kind(
+        "Early-exit head", "arXiv 2404.16710", _exit, save_exit, files.WEIGHTS, single=True
     ),
 }  # fmt: skip

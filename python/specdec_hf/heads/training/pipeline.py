@@ -52,6 +52,7 @@ class TrainingSettings:
         learning_rate: the largest one.
         draft_vocab_size: tokens that can be drafted.
         seed: of texts and training.
+        layer: after which an early exit is; None is a third of the target's.
     """
 
     head: str = "eagle3"
@@ -66,6 +67,7 @@ class TrainingSettings:
     learning_rate: float = 2e-3
     draft_vocab_size: int = 8192
     seed: int = 0
+    layer: int | None = None
 
 
 class Progress:
@@ -200,7 +202,8 @@ class Pipeline:
         """The head as training begins."""
         s, vocab_size = self.settings, vocab_size_of(self.model)
         size = min(s.draft_vocab_size, vocab_size)
-        head = KINDS[s.head].make(self.model, size, s.draft_steps)
+        head = KINDS[s.head].make(self.model, size, s.draft_steps, s.layer)
+        size = head.config.draft_vocab_size
         head.tokens = torch.from_numpy(draft_vocabulary(conversations, size, vocab_size))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(s.seed)
@@ -231,7 +234,8 @@ class Pipeline:
         )
         steps = s.steps or max(1, round(s.epochs * len(training) / s.batch_size))
         recipe = Recipe(
-            steps, s.batch_size, s.draft_steps, s.learning_rate, s.seed,
+            steps, s.batch_size, 1 if KINDS[s.head].single else s.draft_steps, s.learning_rate,
+            s.seed,
             None if model.dtype == torch.float32 else model.dtype,
             measure_every=max(1, steps // MEASUREMENTS),
         )  # fmt: skip

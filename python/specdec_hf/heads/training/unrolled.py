@@ -20,6 +20,7 @@ from torch.nn import functional
 
 from specdec_hf.heads.base import Head
 from specdec_hf.heads.eagle3 import Eagle3Head
+from specdec_hf.heads.exit import ExitHead
 from specdec_hf.heads.parallel import ParallelHeads
 
 DECAY = 0.8  # weight of a draft step, relative to the one before it
@@ -62,6 +63,10 @@ def unroll(head: Head, batch: Batch, steps: int) -> Iterator[torch.Tensor]:
     if isinstance(head, ParallelHeads):
         states = head.states(batch.final.float())
         yield from (head.logits(states[:, :-k, k - 1], k - 1) for k in range(1, steps + 1))
+        return
+    if isinstance(head, ExitHead):
+        # A draft's own state is exact once the drafts before it are accepted: one step says all.
+        yield head.logits(batch.features[:, 1:])
         return
     assert isinstance(head, Eagle3Head)
     hidden = head.fuse(batch.features)
