@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from specdec_hf import BlockwiseDrafter, MedusaDrafter, TreeSpec, generate
+from specdec_hf import (
+    BlockwiseDrafter,
+    MedusaDrafter,
+    SpeculativeDecoder,
+    TreeSpec,
+    check_drafter,
+    generate,
+)
 from specdec_hf.drafters.heads.parallel_draft import ParallelDraft
 from specdec_hf.heads.blockwise import BlockwiseHeads
 from specdec_hf.heads.medusa import MedusaHeads
@@ -118,6 +125,41 @@ def test_a_tree_deeper_than_the_heads_are_many_is_refused(target):
     with pytest.raises(TypeError, match="tree must be None or a TreeSpec, got 4"):
         MedusaDrafter(head, 4)
     assert MedusaDrafter(head).depth == 3
+
+
+def drafted_tokens(target, head, rule):
+    """How many drafts were accepted of a sampled call, and which are less likely than typical."""
+    decoder = SpeculativeDecoder(drafter=MedusaDrafter(head), rule=rule, guard=False, seed=3)
+    inputs = hf_models.prompts((9,), vocab_size=7)
+    text, accepted, unlikely = inputs["input_ids"][0].tolist(), 0, 0
+    for step in decoder.stream(target, **inputs, do_sample=True, top_k=0, max_new_tokens=150):
+        with torch.no_grad():
+            rows = target(torch.tensor([text + step.tokens])).logits[0, len(text) - 1 :]
+        for token, drafted, row in zip(step.tokens, step.from_draft, rows, strict=False):
+            probs = row.softmax(dim=-1)
+            entropy = -(probs * probs.clamp(min=1e-30).log()).sum()
+            accepted += drafted
+            unlikely += drafted and probs[token] <= min(0.09, 0.3 * torch.exp(-entropy)) - 1e-4
+        text += step.tokens
+    return accepted, int(unlikely)
+
+
+@pytest.mark.slow
+def test_rule_typical_accepts_typical_tokens_and_says_that_it_is_lossy():
+    target = hf_models.build("llama", vocab_size=7)
+    head = parallel_heads(MedusaHeads, target)
+    accepted, unlikely = drafted_tokens(target, head, "typical")
+    others, unlikely_ones = drafted_tokens(target, head, "target_only")
+    assert accepted > others
+    assert unlikely == 0 < unlikely_ones
+    inputs = hf_models.prompts((4,), vocab_size=7)
+    for rule in ("typical", "target_only"):
+        out = generate(
+            target, **inputs, drafter=MedusaDrafter(head), rule=rule, do_sample=True,
+            max_new_tokens=8, return_dict_in_generate=True,
+        )  # fmt: skip
+        assert out.stats.lossless == (rule != "typical")
+    assert check_drafter(MedusaDrafter(head), target, samples=64, max_new_tokens=3).passed
 
 
 @KINDS

@@ -30,7 +30,7 @@ from specdec_hf.drafters.resolve import resolve_drafter
 from specdec_hf.drafters.tree_drafter import TreeDrafter
 from specdec_hf.hf_arguments.language_model import check_language_model
 from specdec_hf.trees.layouts import as_layout
-from specdec_kernels import SampledDraft
+from specdec_kernels import LOSSLESS_RULES, LOSSLESS_TREE_RULES, SampledDraft
 
 BINS = 20
 SIGNIFICANCE = 1e-4  # of each test
@@ -141,7 +141,8 @@ def check_drafter(
     }
     check = DrafterCheck(resolved.name)
     check.findings.append(_check_greedy(drafter, model, prompt, options))
-    for rule in resolved.rules if rules is None else rules:
+    lossless = [rule for rule in resolved.rules if rule in LOSSLESS_RULES + LOSSLESS_TREE_RULES]
+    for rule in lossless if rules is None else rules:
         for temperature in TEMPERATURES if rule != "greedy" else ():
             sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
             run = _Run(drafter, model, prompt, {**options, **sampling, "rule": rule}, resolved)

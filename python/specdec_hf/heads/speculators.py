@@ -6,7 +6,7 @@ from typing import Any
 
 TYPE = "speculators_model_type"
 # The release whose fields are written.
-VERSION = "0.5.0"
+VERSION = "0.9.0"
 SPECULATIVE_TOKENS = 3  # how many tokens vLLM drafts where its user says nothing
 _OUTER = (
     "draft_vocab_size", "norm_before_residual", "target_hidden_size",

@@ -30,6 +30,8 @@ DEFAULT_TREE = TreeSpec.medusa(_RANKS, 12, _ACCURACIES)
 class MedusaDrafter(TreeDrafter):
     """Trained heads, each of which offers its most likely tokens at one depth of a fixed tree.
 
+    Rule typical, which must be asked for, is that of the source and lossy; the other rules are not.
+
     Args:
         head: `MedusaHeads`, or the folder of some. They are not changed.
         tree: shape, such as `TreeSpec.medusa` makes; None is one of 12 nodes.
@@ -43,6 +45,7 @@ class MedusaDrafter(TreeDrafter):
     """
 
     name = "medusa"
+    rules = (*TreeDrafter.rules, "typical")
 
     def __init__(self, head: MedusaHeads | str | Path, tree: TreeSpec | None = None) -> None:
         if not isinstance(tree, TreeSpec | None):
