@@ -10,6 +10,7 @@ import torch
 from specdec_hf import generate
 from specdec_hf.compiled import forward as compiled
 from specdec_hf.compiled import packed_linear, twin
+from specdec_hf.compiled.layers import LayerGraphs
 from specdec_hf.compiled.packed_linear import PackedLinear
 from support.hf_models import (  # noqa: F401  # one_thread is autouse here
     build,
@@ -57,9 +58,36 @@ def test_the_text_is_that_of_eager_forwards_and_graphs_are_few(name):
             assert torch.equal(fast.sequences, eager.sequences)
             assert fast.stats.compiled.eager == ""
             assert fast.stats.compiled.recompilations == 0
-            # One for a token and one for several, of a sequence and of a batch.
-            assert fast.stats.compiled.graphs == (2 if lengths == (9,) else 4)
+            # One for a token and one for several, of a sequence and of a batch, for each type of
+            # layers: those of gemma2 attend to a window and to everything.
+            kinds_of_layers = 2 if name == "gemma2" else 1
+            assert fast.stats.compiled.graphs == kinds_of_layers * (2 if lengths == (9,) else 4)
             assert sum(counters["graph_break"].values()) == breaks
+
+
+@pytest.mark.slow
+def test_draft_models_are_compiled_too(llama):
+    drafter = with_noise(llama, 0.05)
+    fast = decode(llama, (9,), compile=True, drafter=drafter)
+    assert compiled._forwards[drafter].graphs == 2
+    assert torch.equal(fast.sequences, decode(llama, (9,), drafter=drafter).sequences)
+    assert fast.stats.notes == []
+    drafter.train()
+    with pytest.warns(UserWarning, match="training mode"):
+        fast = decode(llama, (9,), compile=True, drafter=drafter)
+    assert any("draft model LlamaForCausalLM runs eagerly" in note for note in fast.stats.notes)
+
+
+def test_layers_that_differ_in_anything_but_weights_have_functions_of_their_own():
+    first, second = build("llama").model.layers
+    graphs = LayerGraphs(torch.float32, TRACED)
+    for layer in (first, second):
+        for module in layer.modules():
+            if hasattr(module, "layer_idx"):
+                module.layer_idx = 0
+    assert graphs.of(first) is graphs.of(second)
+    second.self_attn.scaling *= 2
+    assert graphs.of(first) is not graphs.of(second)
 
 
 def test_a_second_call_compiles_nothing(llama):

@@ -28,8 +28,8 @@ from specdec_hf.cache.undisturbed import undisturbed
 from specdec_hf.cache.widths import BUCKETS, Widths
 from specdec_hf.compiled.layers import (
     LayerBuffers,
+    LayerGraphs,
     Place,
-    compiled_layer_forward,
     replaced_layer,
 )
 from specdec_hf.compiled.twin import make_twin, twin_reason
@@ -61,8 +61,9 @@ class CompiledForward:
         if reason is not None:
             raise ValueError(reason)
         self.graphs, self.seconds = 0, 0.0
+        self.made_for = (model.dtype, model.device)
         self._place, self._buffers = Place(), list[LayerBuffers]()
-        self._run = compiled_layer_forward(model.dtype, BACKEND)
+        self._graphs = LayerGraphs(model.dtype, BACKEND)
         self._twin, self._packed = make_twin(model, self._replace)
         self._twin.eval()
         # Keys and values [1, H, 0, D] of each layer; None for one without a cache of its own.
@@ -72,7 +73,7 @@ class CompiledForward:
 
     def _replace(self, number: int, layer: Any) -> Any:
         self._buffers.append(LayerBuffers(self._place))
-        return replaced_layer(layer, self._buffers[-1], self._run)
+        return replaced_layer(layer, self._buffers[-1], self._graphs)
 
     def __call__(self, *, past_key_values: SpecCache, attention_mask: Any, **inputs: Any) -> Any:
         """As the model's forward, with the inputs that the cache made."""
@@ -162,7 +163,7 @@ def compiled_forward(model: Any) -> CompiledForward:
     """
     with _compiling:
         made = _forwards.get(model)
-        if made is None:
+        if made is None or made.made_for != (model.dtype, model.device):
             made = _forwards[model] = CompiledForward(model)
     return made
 

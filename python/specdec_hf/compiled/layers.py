@@ -56,24 +56,62 @@ class LayerBuffers:
         raise NotImplementedError("a layer reads the cache's length, which changes in every round")
 
 
-def compiled_layer_forward(dtype: torch.dtype, backend: str) -> LayerForward:
-    """A function that runs a decoder layer, compiled once for all layers of a model."""
+class LayerGraphs:
+    """Runs decoder layers of one model, with one compiled function for all that are alike.
 
-    def run(layer: Any, *args: Any, **kwargs: Any) -> Any:
-        return type(layer).forward(layer, *args, **kwargs)
+    Args:
+        dtype: of the model.
+        backend: of ``torch.compile``.
+    """
 
-    # Graphs are kept with the code object, which two models must not share.
-    run = types.FunctionType(run.__code__.replace(co_name="run_layer"), globals(), "run_layer")
-    options: dict[str, Any] = {}
-    if backend == "inductor" and dtype != torch.float32:
-        # Fused 16-bit arithmetic otherwise rounds less often than eager kernels do.
-        options["emulate_precision_casts"] = True
-    return torch.compile(
-        run, fullgraph=True, dynamic=True, backend=backend, options=options or None
-    )
+    def __init__(self, dtype: torch.dtype, backend: str) -> None:
+        self._options: dict[str, Any] = {"guard_filter_fn": _guards_of_inputs}
+        if backend == "inductor" and dtype != torch.float32:
+            # Fused 16-bit arithmetic otherwise rounds less often than eager kernels do.
+            self._options["emulate_precision_casts"] = True
+        self._backend = backend
+        self._made: dict[tuple[Any, ...], LayerForward] = {}
+
+    def of(self, layer: Any) -> LayerForward:
+        """The function that runs a layer."""
+        key = _likeness(layer)
+        if key not in self._made:
+            # Graphs are kept with the code object, which two functions must not share.
+            code = _run.__code__.replace(co_name="run_layer")
+            self._made[key] = torch.compile(
+                types.FunctionType(code, globals(), "run_layer"), fullgraph=True, dynamic=True,
+                backend=self._backend, options=dict(self._options),
+            )  # fmt: skip
+        return self._made[key]
 
 
-def replaced_layer(layer: Any, buffers: LayerBuffers, run: LayerForward) -> Any:
+def _run(layer: Any, *args: Any, **kwargs: Any) -> Any:
+    return type(layer).forward(layer, *args, **kwargs)
+
+
+def _guards_of_inputs(guards: Any) -> list[bool]:
+    """Which conditions of a graph are checked in every forward: all but those on the layer.
+
+    A layer of a twin never changes, and one that differs has a function of its own.
+    """
+    return [not guard.name.startswith("L['layer']") for guard in guards]
+
+
+def _likeness(layer: Any) -> tuple[Any, ...]:
+    """What two layers have in common that may share a graph: all but the values of tensors."""
+    plain = (bool, int, float, str, type(None), torch.dtype, torch.device)
+    return tuple(
+        (
+            name, type(module),
+            tuple(sorted((k, repr(v)) for k, v in vars(module).items() if isinstance(v, plain))),
+            tuple((k, None if p is None else (p.shape, p.dtype, p.device, p.stride()))
+                  for k, p in (*module._parameters.items(), *module._buffers.items())),
+        )
+        for name, module in layer.named_modules()
+    )  # fmt: skip
+
+
+def replaced_layer(layer: Any, buffers: LayerBuffers, graphs: LayerGraphs) -> Any:
     """A decoder layer of a twin that runs compiled over its own buffers."""
     for module in layer.modules():
         if "layer_idx" in vars(module):
@@ -84,6 +122,7 @@ def replaced_layer(layer: Any, buffers: LayerBuffers, run: LayerForward) -> Any:
         for number in [n for n, h in hooks.items() if _is_library_hook(h)]:
             if module is not layer:
                 del hooks[number]
+    run = graphs.of(layer)
     outer = copy.copy(layer)
     outer._modules = {}
 

@@ -232,6 +232,7 @@ def _start_drafter(
         max_draft=max(plan.draft_size, 16),
         note=stats.note_round,
         self_check=plan.options.self_check,
+        compile=plan.options.compile,
         encoder=call.encoder,
         cache=cache,
         kept_states=[],

@@ -67,6 +67,7 @@ class DraftContext:
         note: leaves a remark in the statistics, with the number of the round. A remark that was
             left before is left out.
         self_check: whether a draft model's cache is checked before its first use.
+        compile: whether draft models run compiled; see `generate`.
         encoder: what the encoder of an encoder-decoder read, or None. `EncoderSource.texts` gives
             its ids, to copy from, and `EncoderSource.encode` what another encoder makes of it.
         cache: the target's cache. Only a drafter that computes a part of the target's forward, see
@@ -95,6 +96,7 @@ class DraftContext:
     max_draft: int
     note: Callable[[str], None] = field(default=lambda text: None)
     self_check: bool = True
+    compile: bool = False
     encoder: EncoderSource | None = None
     cache: Any = None
     round_noise: bool = False

@@ -13,6 +13,7 @@ from specdec_hf.cache.encoded import Encoded, is_encoder_decoder
 from specdec_hf.cache.forward import forward_tree, forward_window
 from specdec_hf.cache.protocol import Lengths, context_length, vocab_size_of
 from specdec_hf.cache.spec_cache import SpecCache
+from specdec_hf.compiled.call import use_compiled
 from specdec_hf.drafters.context import DraftContext, History
 from specdec_hf.drafters.row_sampler import RowSampler
 
@@ -64,6 +65,10 @@ class DraftModel:
         )
         for note in notes:
             context.note(f"draft model {note}")
+        if context.compile:
+            made = use_compiled(model, self.cache, tree=tree, check=context.self_check)
+            if made.eager:
+                context.note(f"draft model {type(model).__name__} runs eagerly: {made.eager}")
         self.sampler = RowSampler(context, self.device)
         self._context_length = context_length(model)
         self._nodes_fed = 0
