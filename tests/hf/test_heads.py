@@ -89,11 +89,13 @@ def test_drafting_equals_one_forward_over_the_whole_text(kind, lengths, monkeypa
     assert largest_difference(target, head, seen) < 1e-4
 
 
-@pytest.mark.parametrize("cache", ["aligned", "dynamic"])
-def test_the_states_are_those_of_other_caches_too(cache, monkeypatch):
+@pytest.mark.parametrize(
+    "arguments", [{"cache": "aligned"}, {"cache": "dynamic"}, {"fixed_width": 8}], ids=str
+)
+def test_the_states_are_those_of_other_forwards_too(arguments, monkeypatch):
     target = hf_models.tiny("llama")
     head = head_for(target, range(3, 40), noise=0.1)
-    seen = drafted(monkeypatch, Eagle3ChainDrafter, target, head, cache=cache)
+    seen = drafted(monkeypatch, Eagle3ChainDrafter, target, head, **arguments)
     assert largest_difference(target, head, seen) < 1e-4
 
 
