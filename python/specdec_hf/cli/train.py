@@ -69,7 +69,7 @@ Rows = Annotated[
 Length = Annotated[int, typer.Option("--length", metavar="N", help="Most tokens of a text.")]
 Steps = Annotated[
     int | None,
-    typer.Option("--steps", metavar="N", help="Training steps.  [default: all texts three times]"),
+    typer.Option("--steps", metavar="N", help="Training steps.  [default: all texts four times]"),
 ]
 DraftVocabulary = Annotated[
     int, typer.Option("--draft-vocab-size", metavar="N", help="Tokens that the head can draft.")

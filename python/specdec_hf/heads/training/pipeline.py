@@ -60,7 +60,7 @@ class TrainingSettings:
     length: int = 384
     turn_length: int = 96
     rows: int = 128
-    epochs: float = 3.0
+    epochs: float = 4.0
     steps: int | None = None
     batch_size: int = 4
     draft_steps: int = 3
