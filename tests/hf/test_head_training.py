@@ -193,11 +193,27 @@ def test_too_few_texts_are_refused(target, tmp_path):
         trained(target, tmp_path, texts=["hey you"])
 
 
-@pytest.mark.slow
-def test_a_bound_on_the_time_is_kept(target, tmp_path):
-    """The model writes texts for half of the time at most."""
+class Clock(Progress):
+    """A clock that goes on a little at each look, and more at each unit of progress."""
+
+    now = 0.0
+
+    def monotonic(self):
+        self.now += 0.04
+        return self.now
+
+    def advance(self, done, text=""):
+        self.now += 0.05
+
+
+def test_a_bound_on_the_time_is_kept(target, tmp_path, monkeypatch):
+    """The model writes texts for half of the time at most, and fewer training steps are made."""
+    clock = Clock()
+    for module in ("pipeline", "loop"):
+        monkeypatch.setattr(f"specdec_hf.heads.training.{module}.time", clock)
     settings = dataclasses.replace(SMALL, tokens=10**9, steps=10**6)
-    pipeline = Pipeline(target, tokenizer(), tmp_path, settings, Progress(), minutes=0.02)
+    pipeline = Pipeline(target, tokenizer(), tmp_path, settings, clock, minutes=0.1)
     pipeline.run()
-    assert pipeline.spent < 10
-    assert 20 < pipeline.curves.steps[-1] < 10**6
+    assert 2.5 < pipeline.seconds["texts"] < 4
+    assert 5 < pipeline.spent < 8
+    assert 20 < pipeline.curves.steps[-1] < 200
