@@ -8,9 +8,10 @@ from safetensors.torch import load_file, save_file
 from specdec_hf import EarlyExitDrafter, ExitHeadDrafter, generate
 from specdec_hf.heads.exit import ExitConfig, ExitHead, load_exit
 from specdec_hf.heads.training.pipeline import Pipeline, Progress, TrainingSettings
+from specdec_hf.heads.training.unrolled import unroll
 from support import hf_models
 from support.cli_models import END, tokenizer
-from support.heads import exit_folder
+from support.heads import exit_folder, exit_head, text_batch
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 
 
@@ -46,6 +47,17 @@ def test_the_drafts_are_those_of_the_trained_exit(target, tmp_path):
             x = states.hidden_states[1][0, -1]
             x = head.projection.weight @ (x * (x.pow(2).mean() + 1e-5).rsqrt() * head.norm.weight)
             assert token == int(target.lm_head(target.model.norm(x)).argmax())
+
+
+def test_training_unrolls_what_is_drafted(target):
+    head = exit_head(target)
+    head.borrow(target)
+    for text, drafts, _ in recorded(target, ExitHeadDrafter(head))[1]:
+        whole = [*text, *drafts]
+        (logits,) = unroll(head, text_batch(target, (1,), whole), 3)
+        assert logits.shape[1] == len(whole) - 1
+        drafted = logits[0, len(text) - 2 : len(whole) - 2].argmax(dim=-1)
+        assert drafted.tolist() == drafts
 
 
 def test_a_head_that_has_learnt_nothing_drafts_as_early_exit_does(target, tmp_path):

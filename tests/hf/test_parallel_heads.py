@@ -25,9 +25,10 @@ from specdec_hf.heads.parallel_files import (
     save_medusa,
 )
 from specdec_hf.heads.training.pipeline import Pipeline, Progress, TrainingSettings
+from specdec_hf.heads.training.unrolled import unroll
 from support import hf_models
 from support.cli_models import END, tokenizer
-from support.heads import blockwise_folder, medusa_folder, parallel_heads
+from support.heads import blockwise_folder, medusa_folder, parallel_heads, text_batch
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 
 DRAFTERS = {MedusaHeads: MedusaDrafter, BlockwiseHeads: BlockwiseDrafter}
@@ -100,6 +101,17 @@ def test_heads_read_the_state_before_the_pending_token(kind, lengths, target):
         torch.testing.assert_close(logits, expected(target, head, text, 2), atol=1e-4, rtol=1e-4)
         assert (logits - expected(target, head, text, 1)).abs().max() > 1e-2
         assert (logits - expected(target, head, text, 3)).abs().max() > 1e-2
+
+
+@KINDS
+def test_training_unrolls_what_is_drafted(kind, target):
+    """Head k at the place before the pending token, whatever follows."""
+    head = parallel_heads(kind, target, range(3, 40))
+    for text, logits, _ in drafted(target, head, DRAFTERS[kind](head)):
+        batch = text_batch(target, (), [*text, 1, 2, 3])
+        unrolled = [step[0, len(text) - 2] for step in unroll(head, batch, 3)]
+        torch.testing.assert_close(torch.stack(unrolled), logits, atol=1e-4, rtol=1e-4)
+        assert (logits[0] - logits[1]).abs().max() > 1e-2
 
 
 def test_a_node_holds_the_token_of_its_rank_and_depth(target):

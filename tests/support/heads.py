@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,15 +74,33 @@ def blockwise_folder(target: Any, folder: Path) -> Path:
     return folder / "blockwise"
 
 
-def exit_folder(target: Any, folder: Path) -> Path:
-    """The folder of an exit after the first layer, of weights that are near those of none."""
+def exit_head(target: Any) -> ExitHead:
+    """An exit after the first layer, of weights that are near those of none."""
     head = ExitHead(ExitConfig.for_target(target, 1))
     head.begin_as(target)
+    generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
-        noise = torch.randn(32, 32, generator=torch.Generator().manual_seed(2))
-        head.projection.weight.add_(0.05 * noise)
-    save_exit(head, folder / "exit", torch.float32)
+        head.projection.weight.add_(0.05 * torch.randn(32, 32, generator=generator))
+        head.norm.weight.add_(0.3 * torch.randn(32, generator=generator))
+    return head.eval()
+
+
+def exit_folder(target: Any, folder: Path) -> Path:
+    """The folder of such a head."""
+    save_exit(exit_head(target), folder / "exit", torch.float32)
     return folder / "exit"
+
+
+@torch.no_grad()
+def text_batch(target: Any, layers: Sequence[int], tokens: list[int]) -> Batch:
+    """A batch of one text, with the states that a head of some layers is trained on."""
+    ids = torch.tensor([tokens])
+    states = target(ids, output_hidden_states=True).hidden_states
+    features = torch.cat([states[0][..., :0], *(states[layer] for layer in layers)], dim=-1)
+    return Batch(
+        ids, target.get_input_embeddings()(ids), features, states[-1],
+        torch.tensor([len(tokens)]), torch.tensor([0]),
+    )  # fmt: skip
 
 
 @torch.no_grad()
