@@ -12,6 +12,7 @@ from specdec_hf.compiled import forward as compiled
 from specdec_hf.compiled import packed_linear, twin
 from specdec_hf.compiled.layers import LayerGraphs
 from specdec_hf.compiled.packed_linear import PackedLinear
+from support.heads import head_folder
 from support.hf_models import (  # noqa: F401  # one_thread is autouse here
     build,
     one_thread,
@@ -63,6 +64,17 @@ def test_the_text_is_that_of_eager_forwards_and_graphs_are_few(name):
             kinds_of_layers = 2 if name == "gemma2" else 1
             assert fast.stats.compiled.graphs == kinds_of_layers * (2 if lengths == (9,) else 4)
             assert sum(counters["graph_break"].values()) == breaks
+
+
+@pytest.mark.slow
+def test_a_head_reads_the_hidden_states_of_compiled_forwards(tmp_path):
+    model = build("llama", layers=4)
+    settings = {"drafter": f"eagle3:{head_folder(model, tmp_path)}", "max_new_tokens": 24}
+    eager = decode(model, (9, 5), **settings)
+    fast = decode(model, (9, 5), compile=True, **settings)
+    assert torch.equal(fast.sequences, eager.sequences)
+    assert fast.stats.accepted == eager.stats.accepted > 0
+    assert fast.stats.compiled.recompilations == 0
 
 
 @pytest.mark.slow
@@ -231,6 +243,7 @@ def test_hidden_states_and_the_returned_cache_are_those_of_eager_forwards(llama)
     settings = {"output_hidden_states": True, "drafter": with_noise(llama, 0.05)}
     eager = decode(llama, (9, 5), **settings)
     fast = decode(llama, (9, 5), compile=True, **settings)
+    assert fast.stats.compiled.recompilations == 0
     for ours, theirs in zip(fast.hidden_states, eager.hidden_states, strict=True):
         for a, b in zip(ours, theirs, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)

@@ -128,6 +128,8 @@ def replaced_layer(layer: Any, buffers: LayerBuffers, graphs: LayerGraphs) -> An
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         args = tuple(buffers if isinstance(x, Cache) else x for x in args)
+        # Hidden states are collected outside, and the flag would need a graph of its own.
+        kwargs.pop("output_hidden_states", None)
         for name, value in kwargs.items():
             if isinstance(value, Cache):
                 kwargs[name] = buffers
