@@ -9,6 +9,8 @@ import pytest
 import torch
 from specdec_hf.cli import bench_configs, bench_figures, bench_runs
 from specdec_hf.cli.bench_runs import PLAIN, Answer, Batch, Config
+from specdec_hf.cli.synthetic_drafter import SyntheticDrafter
+from specdec_hf.drafters.context import History
 from specdec_hf.drafters.model_free.ngram_table import NgramTable
 from support.cli_models import END, folder, invoke, one_line_error  # noqa: F401
 from support.hf_models import one_thread  # noqa: F401  # autouse here
@@ -213,6 +215,47 @@ def test_a_plus_in_the_path_of_a_file_or_folder_merges_nothing(
     assert {name: bench_configs.merged(name) for name in names} == names
     asked = ("bench", "--questions", questions, "--drafter", "ngram:b+nasd")
     assert "--drafter: cannot read b: No such file" in one_line_error(*asked)
+
+
+@pytest.mark.slow
+def test_a_synthetic_model_is_labelled_and_accepts_as_often_as_asked(tmp_path):
+    report, markdown = tmp_path / "out.json", tmp_path / "out.md"
+    result = invoke(
+        "bench-synthetic", "--shape", "tiny", "--acceptance", 0.5, "--acceptance", 1, "--dtype",
+        "bfloat16", "--batch-size", 2, "--limit", 1, "--runs", 1, "--prompt-tokens", 9,
+        "--max-new-tokens", 48, "--json", report, "--markdown", markdown,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    (content,) = json.loads(report.read_text())["results"]
+    assert content["synthetic"] is True
+    plain, _, half, whole = content["rows"]
+    text = plain["answers"][0]["texts"][0]
+    assert np.all(np.diff(text) % 512 == 1)
+    assert (whole["alpha"], whole["identical"]) == (1, 1)
+    assert half["alpha"] == pytest.approx(0.5, abs=0.2)
+    for words in (result.output, markdown.read_text(), content["title"], half["name"]):
+        assert "SYNTHETIC" in words
+
+
+def test_a_synthetic_drafter_is_right_as_often_as_asked():
+    drafter = SyntheticDrafter(0.8, 10)
+    history = History(np.array([[3, 9]] * 500), np.full(500, 2), np.full(500, True))
+    right = drafter.propose(history, 3).tokens == torch.tensor([0, 1, 2])
+    assert right.float().mean() == pytest.approx(0.8, abs=0.03)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--acceptance", "2"], "--acceptance must be in [0, 1], got 2.0"),
+        (["--shape", "70B"], "--shape must be one of tiny, 1B, 8B, got '70B'"),
+        (["--limit", "0"], "--limit must be at least 1, got 0"),
+        (["--dtype", "auto"], "--dtype must be one of float32, bfloat16, float16, got 'auto'"),
+        (["--num-assistant-tokens", "0"], "--num-assistant-tokens must be at least 1, got 0"),
+    ],
+)
+def test_wrong_synthetic_input_is_one_line(arguments, message):
+    assert message in one_line_error("bench-synthetic", *arguments)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from specdec_hf.analysis.efficiency import forward_costs, predict
+from specdec_hf.analysis.efficiency import forward_costs, predict, round_costs
 from specdec_hf.cli.bench_figures import rows_of
 from specdec_hf.cli.bench_runs import PLAIN, Answer, Config, Pair
 from specdec_hf.decode.round_record import RoundRecord
@@ -97,3 +97,8 @@ def test_forwards_are_timed_behind_a_prompt_that_stays_as_long():
     found = forward_costs(model, inputs, [5, 3])
     assert sorted(found.medians()) == [1, 3, 5]
     assert set(widths) == {(7, 0), (1, 7), (3, 7), (5, 7)}
+
+
+def test_round_costs_leave_the_prompt_out():
+    assert round_costs([call([0, 4])]).medians() == {1 + GAMMA: VERIFY}
+    assert curve().scaled(2).medians() == {1: 2 * STEP, 1 + GAMMA: 2 * VERIFY}

@@ -27,7 +27,7 @@ class Prediction:
 
     Attributes:
         alpha: accepted over visited drafts; None for trees.
-        tokens: per second of the target's forward of one token, over the whole batch.
+        tokens: a second, of the whole batch.
         loop_share: share of the time after the first round that no forward of a model took.
     """
 
@@ -47,7 +47,7 @@ def predict(
 
     Args:
         calls: statistics of one drafter.
-        forward: seconds of the bare target for each number of tokens per sequence, measured
+        forward: seconds of the target for each number of tokens per sequence, measured
             with as many sequences.
         drafts_on_host: whether drafting is no forward of a model.
     """
@@ -106,6 +106,15 @@ def forward_costs(
                 if repeat:  # the first of each width is slower
                     cost.observe(n, time.perf_counter() - began)
                 cache.crop(-n)
+    return cost
+
+
+def round_costs(calls: Sequence[SpecStats]) -> MonotoneCost:
+    """The same from the later rounds of calls; only where the host waits for a forward."""
+    cost = MonotoneCost(kept=10_000)
+    for stats in calls:
+        for record, width in zip(stats.round_log[1:], stats.gammas[1:], strict=True):
+            cost.observe(1 + width, record.target)
     return cost
 
 

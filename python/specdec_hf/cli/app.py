@@ -18,6 +18,7 @@ from typer.core import TyperGroup
 from specdec_hf.cli import interrupt, options
 from specdec_hf.cli.analyze import analyze_command
 from specdec_hf.cli.bench import bench
+from specdec_hf.cli.bench_synthetic import bench_synthetic
 from specdec_hf.cli.build import build_ngram, build_rest
 from specdec_hf.cli.chat import chat
 from specdec_hf.cli.checks import Settings, check, check_limit, check_text
@@ -228,6 +229,7 @@ def check_command(
 
 
 app.command("bench")(no_traceback(bench))
+app.command("bench-synthetic")(no_traceback(bench_synthetic))
 app.command("train")(no_traceback(train_command))
 
 build = typer.Typer(

@@ -89,7 +89,10 @@ def make_configs(
             configs.append(make_peer(name, loaded, source))
         except LeftOutError as error:
             left_out[name] = str(error)
-    configs.append(Config("plain, specdec", SpeculativeDecoder()))
+    compiled = bool(chosen) and chosen[0].compile
+    last = ["compiled"] * compiled
+    plain = ", ".join(["plain, specdec", *last])
+    configs.append(Config(plain, SpeculativeDecoder(compile=compiled)))
     left = list(loaded.drafters)
     for settings in chosen:
         mine = [left.pop(0) for _ in settings.drafter]
@@ -98,14 +101,20 @@ def make_configs(
         words = [MERGED.join(settings.drafter), *["tree"] * (settings.tree is not None)]
         if schedule != "constant":
             words.append(schedule)
-        on_host = all(map(_drafts_on_host, settings.drafter))
-        configs.append(Config(", ".join(words), decoder, {}, schedule, drafts_on_host=on_host))
+        configs.append(
+            Config(
+                ", ".join([*words, *last]),
+                decoder,
+                schedule=schedule,
+                drafts_on_host=all(map(_drafts_on_host, settings.drafter)),
+            )
+        )
     return configs, left_out
 
 
 def _drafts_on_host(drafter: str) -> bool:
     entry = DRAFTERS.get(drafter.partition(":")[0])
-    return drafter == "none" or (entry is not None and entry.folder != "models")
+    return drafter == "none" or (entry is not None and entry.folder not in ("models", "heads"))
 
 
 def first_of_each_category(prompts: list[Prompt], limit: int | None) -> list[Prompt]:

@@ -35,7 +35,8 @@ class Row:
             ``model.generate``.
         alpha, theorem: accepted over visited drafts, None for trees; and the speed-up that Theorem
             3.8 gives with it and with measured costs. None where no loop of this library drafted.
-        efficiency: speed-up after the first round over ``theorem``.
+        efficiency: speed-up after the first round, over forwards of one token and nothing else,
+            divided by ``theorem``.
         loop_share: share of the time after the first round that no forward of a model took; None
             on devices, where the host does not know.
         identical: how many batches have the texts of plain generation, in every run; None where
@@ -86,7 +87,7 @@ def rows_of(
     Args:
         configs: those that were run, and others.
         pairs: of each config but the plain one, by its name.
-        forward: what forwards of the bare target cost; None leaves the efficiency out.
+        forward: what forwards of the target cost; None leaves the efficiency out.
         sampled: whether texts cannot be compared.
     """
     plain = []
@@ -138,18 +139,17 @@ def _efficiency(
 ) -> tuple[float | None, float | None, float | None, float | None]:
     """Acceptance rate, speed-up by the theorem, efficiency and loop share."""
     calls = [pair.mine.stats for pair in pairs if pair.mine.stats is not None]
-    timed = sum(pair.plain.later_seconds for pair in pairs)
-    if forward is None or not timed or not any(stats.drafted for stats in calls):
+    seconds = sum(pair.mine.later_seconds for pair in pairs)
+    plain_tokens = sum(pair.plain.later_tokens for pair in pairs)
+    if forward is None or not any(stats.drafted for stats in calls) or not plain_tokens:
         return None, None, None, None
     found = predict(calls, forward, drafts_on_host=config.drafts_on_host)
     if found is None:
         return None, None, None, None
-    plain_tokens = sum(pair.plain.later_tokens for pair in pairs)
     steps = sum(max(map(len, pair.plain.texts)) - 1 for pair in pairs)
     theorem = found.tokens * forward.at(1) * steps / plain_tokens
-    tokens = sum(pair.mine.later_tokens for pair in pairs)
-    measured = tokens / sum(pair.mine.later_seconds for pair in pairs) * timed / plain_tokens
-    return found.alpha, theorem, measured / theorem, found.loop_share
+    reached = sum(pair.mine.later_tokens for pair in pairs) / seconds
+    return found.alpha, theorem, reached / found.tokens, found.loop_share
 
 
 def _sums(pairs: list[Pair]) -> NDArray[np.float64]:

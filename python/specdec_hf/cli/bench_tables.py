@@ -12,8 +12,7 @@ if TYPE_CHECKING:
     from specdec_hf.cli.bench_figures import Row
 
 COLUMNS = (
-    "config", "tokens/s", "ratio", "90 %", "median", "tokens a round", "alpha", "Theorem 3.8",
-    "efficiency", "loop", "same text",
+    "config", "tokens/s", "ratio", "90 %", "median", "tau", "alpha", "bound", "eff.", "loop", "same"
 )  # fmt: skip
 
 

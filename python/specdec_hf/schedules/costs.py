@@ -46,6 +46,13 @@ class MonotoneCost:
         """The median at each number that was measured."""
         return {n: median(times) for n, times in sorted(self._times.items())}
 
+    def scaled(self, factor: float) -> MonotoneCost:
+        """The medians, ``factor`` times as long."""
+        other = MonotoneCost()
+        for n, seconds in self.medians().items():
+            other.observe(n, factor * seconds)
+        return other
+
     def at(self, n: float) -> float:
         """Seconds for ``n`` tokens; something must have been measured."""
         if self._line is None:

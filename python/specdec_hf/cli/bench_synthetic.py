@@ -1,0 +1,177 @@
+"""The command ``bench-synthetic``: the loop on a model of random weights, at a set acceptance rate.
+
+Nothing of it tells how a real model and drafter fare: it tells what the loop makes of an acceptance
+rate at the sizes of a real model, where no weights are at hand.
+"""
+
+# ruff: noqa: PLC0415  # torch loads at first use; see app.py
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from specdec_hf.cli import options
+from specdec_hf.cli.bench import BatchSizes, Dtypes, Markdown, Runs, check_outputs, once
+from specdec_hf.cli.bench_measure import Results
+from specdec_hf.cli.checks import DTYPES, Settings, check, check_choice
+from specdec_hf.cli.run import progress_bar
+from specdec_hf.cli.terminal import fail
+
+if TYPE_CHECKING:
+    from specdec_hf.cli.bench_runs import Batch, Config
+    from specdec_hf.cli.load import Loaded
+
+# Of Llama 3: hidden size, size of the feed-forward layer, layers, attention heads, key-value heads.
+SHAPES = {
+    "tiny": (64, 128, 2, 4, 2),
+    "1B": (2048, 8192, 16, 32, 8),
+    "8B": (4096, 14336, 32, 32, 8),
+}
+VOCABULARY = {"tiny": 512}
+LLAMA_3_VOCABULARY = 128256
+LABEL = "SYNTHETIC"
+
+Shape = Annotated[
+    str, typer.Option("--shape", metavar="NAME", help=f"{', '.join(SHAPES)}, Llama's sizes.")
+]
+Acceptances = Annotated[
+    list[float],
+    typer.Option(
+        "--acceptance",
+        metavar="X",
+        help="Probability that a draft is the target's next token. May be repeated.  "
+        "[default: .6, .8, .9]",
+    ),
+]
+Batches = Annotated[
+    int, typer.Option("--limit", metavar="N", help="How many batches are answered.")
+]
+PromptTokens = Annotated[
+    int, typer.Option("--prompt-tokens", metavar="N", help="Tokens of the longest prompt.")
+]
+
+
+def bench_synthetic(
+    shape: Shape = "1B",
+    acceptance: Acceptances = (),  # type: ignore[assignment]
+    dtype: Dtypes = (),  # type: ignore[assignment]
+    device: options.Device = None,
+    num_assistant_tokens: options.NumAssistantTokens = None,
+    batch_size: BatchSizes = (),  # type: ignore[assignment]
+    prompt_tokens: PromptTokens = 256,
+    max_new_tokens: options.MaxNewTokens = 128,
+    compile: options.Compile = False,
+    limit: Batches = 4,
+    runs: Runs = 3,
+    json_file: options.JsonFile = None,
+    markdown: Markdown = None,
+) -> None:
+    """Measure the loop on a Llama of random weights, at acceptance rates set by construction.
+
+    The figures are synthetic: they say nothing about a real model or drafter.
+    """
+    check_outputs([], json_file, markdown)
+    check_choice("--shape", shape, tuple(SHAPES))
+    rates = list(dict.fromkeys(acceptance)) or [0.6, 0.8, 0.9]
+    for rate in rates:
+        if not 0 <= rate <= 1:
+            fail(f"--acceptance must be in [0, 1], got {rate}")
+    sizes, dtypes = once(batch_size, 1), once(dtype, "float32")
+    numbers = [("--limit", limit), ("--runs", runs), ("--prompt-tokens", prompt_tokens)]
+    for option, number in [*numbers, *(("--batch-size", size) for size in sizes)]:
+        if number < 1:
+            fail(f"{option} must be at least 1, got {number}")
+    gamma = (
+        options.CLI_NUM_ASSISTANT_TOKENS if num_assistant_tokens is None else num_assistant_tokens
+    )
+    if gamma < 1:
+        fail(f"--num-assistant-tokens must be at least 1, got {gamma}")
+    results = Results(synthetic=True, shape=shape, acceptances=rates)
+    for one in dtypes:
+        check_choice("--dtype", one, DTYPES[:-1])
+        settings = Settings(
+            drafter=("none",), dtype=one, device=device, max_new_tokens=max_new_tokens
+        )
+        check(settings)
+        with progress_bar() as say:
+            say(f"{LABEL}: making {shape}")
+            loaded = load_synthetic(shape, settings)
+            configs = synthetic_configs(loaded, rates, gamma, compiled=compile)
+        for size in sizes:
+            batches = _batches(loaded, size, limit, prompt_tokens)
+            results.measure(loaded, configs, batches, settings, runs, {})
+    results.write(json_file, markdown)
+
+
+def load_synthetic(shape: str, settings: Settings) -> Loaded:
+    """A model that counts: after token t it is sure of token t + 1, whatever else it computes.
+
+    The rows of the output head are those of the embedding, shifted by one token, and the weights of
+    the layers are so small that they hardly change the embedding on its way. Their sizes, and with
+    them the time of a forward, are those of the shape.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
+    from specdec_hf.cli.load import Loaded, find_device
+
+    hidden, intermediate, layers, heads, key_value_heads = SHAPES[shape]
+    config = LlamaConfig(
+        vocab_size=VOCABULARY.get(shape, LLAMA_3_VOCABULARY),
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=key_value_heads,
+        max_position_embeddings=131072,
+        initializer_range=1e-3,
+        bos_token_id=None,
+        eos_token_id=None,
+        tie_word_embeddings=False,
+    )
+    torch.manual_seed(0)
+    with torch.device(find_device(settings.device)):
+        model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, settings.dtype))
+    embedding = torch.nn.init.normal_(model.get_input_embeddings().weight)
+    with torch.no_grad():
+        model.get_output_embeddings().weight.copy_(embedding.roll(1, 0))
+    return Loaded(model.eval(), None, [], f"{LABEL} Llama {shape} of random weights")
+
+
+def synthetic_configs(
+    loaded: Loaded, rates: list[float], gamma: int, *, compiled: bool
+) -> list[Config]:
+    """Plain generation, and a drafter for each acceptance rate."""
+    from specdec_hf.cli.bench_runs import PLAIN, Config
+    from specdec_hf.cli.synthetic_drafter import SyntheticDrafter
+    from specdec_hf.decode.generate import SpeculativeDecoder
+
+    vocabulary = loaded.model.config.vocab_size
+    drafters = {f"{LABEL}, alpha {rate:g}": SyntheticDrafter(rate, vocabulary) for rate in rates}
+    decoders = {"plain, specdec": SpeculativeDecoder(compile=compiled)}
+    for name, drafter in drafters.items():
+        decoders[name] = SpeculativeDecoder(
+            drafter, num_assistant_tokens=gamma, guard=False, compile=compiled
+        )
+    made = [Config(name, decoder) for name, decoder in decoders.items()]
+    return [Config(PLAIN), *made]
+
+
+def _batches(loaded: Loaded, size: int, count: int, longest: int) -> list[Batch]:
+    """Ragged batches: prompts from half of ``longest`` tokens on, padded on the left."""
+    import torch
+
+    from specdec_hf.cli.bench_runs import Batch
+
+    batches = []
+    device, generator = loaded.model.device, torch.Generator().manual_seed(0)
+    shape = (size, longest)
+    for number in range(count):
+        ids = torch.randint(loaded.model.config.vocab_size, shape, generator=generator)
+        lengths = torch.randint((longest + 1) // 2, longest + 1, (size, 1), generator=generator)
+        lengths[0] = longest
+        mask = (torch.arange(longest) >= longest - lengths).long()
+        inputs = {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
+        batches.append(Batch([f"{LABEL} {number}"] * size, "", inputs))
+    return batches
