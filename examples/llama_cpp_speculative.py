@@ -5,7 +5,7 @@
 Drafts are copied from the text so far. The rule is `match`: the text is the one that the model
 samples alone with the same noise. For that its logits must not depend on how many tokens it reads
 at once. llama.cpp computes a single token by other kernels, which round differently, so every call
-here reads at least two.
+here after the first reads at least two.
 """
 
 from __future__ import annotations

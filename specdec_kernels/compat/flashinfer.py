@@ -325,6 +325,7 @@ def chain_speculative_sampling(
         ("target_probs", target_probs, (b, n + 1, v)),
     ):
         require(t.shape == sizes, f"{name} must be {list(sizes)}, got {shape(t)}")
+    require(v > 0, f"target_probs must have a vocabulary of 1 or more, got {shape(target_probs)}")
     check_ids("draft_token_ids", draft_token_ids)
     for name, count in (
         ("maybe_output_accepted_token_num", maybe_output_accepted_token_num),
@@ -363,7 +364,8 @@ def _pass_by_themselves(
     drawn = sample(
         logits.view(b * n, 2), seeds=seeds.repeat_interleave(n), positions=steps.flatten()
     )
-    return (drawn.tokens.view(b, n) == 1) & (ids >= 0) & (ids < v)
+    drafted = ((ids >= 0) & (ids < v)).cumprod(-1).bool()  # there is no draft after a -1
+    return (drawn.tokens.view(b, n) == 1) & drafted
 
 
 def _check_count(count: Tensor | None, name: str, batch: int, device: torch.device) -> None:

@@ -73,23 +73,23 @@ def agree(
     vocab_size: the sum of the widths of the shards; None if it is not known.
     """
 
-    def told() -> Tensor:
+    def payload() -> Tensor:
         assert a is not None
         start = -1 if vocab_start is None else vocab_start
         sums = _checksums(a) | {"vocab_size": checksum(vocab_size)}
         return torch.tensor([a.target.shape[-1], start, *sums.values()])
 
     names = (*REPLICATED, "target_shard", "vocab_size")
-    gathered = collectives.gather(told, len(names) + 2)
+    gathered = collectives.gather(payload, len(names) + 2)
     collectives.raise_failures()
-    heard = gathered.cpu()
-    for name, column in zip(names, heard[:, 2:].T, strict=True):
+    on_host = gathered.cpu()
+    for name, column in zip(names, on_host[:, 2:].T, strict=True):
         others = (column != column[0]).nonzero()[:, 0].tolist()
         require(
             not others,
             f"{name} must be equal on all ranks, got another one than rank 0 on ranks {others}",
         )
-    widths, starts = heard[:, 0], heard[:, 1]
+    widths, starts = on_host[:, 0], on_host[:, 1]
     require(
         vocab_size is None or int(widths.sum()) == vocab_size,
         f"the shards must hold vocab_size = {vocab_size} tokens together, got {widths.tolist()}",

@@ -163,6 +163,15 @@ def test_nan_rows_give_id_0_and_are_invalid():
     assert flashinfer.sampling_from_logits(torch.full((1, 5), NAN)).tolist() == [0]
 
 
+def test_no_draft_counts_after_a_minus_one():
+    probs = torch.full((1, 3, 5), 0.2)
+    ids = torch.tensor([[-1, 1]])
+    _, accepted, emitted = flashinfer.chain_speculative_sampling(probs[:, :2], ids, probs)
+    assert (accepted.tolist(), emitted.tolist()) == ([0], [0])
+    _, accepted, _ = flashinfer.chain_speculative_sampling(probs[:, :2], ids.abs(), probs)
+    assert accepted.tolist() == [2]
+
+
 # The ops.
 
 
@@ -327,6 +336,9 @@ ERRORS = [
      "draft_token_ids must be int32 or int64, got float32"),
     ("chain_speculative_sampling", CHAIN | dict(target_probs=P[None]), RuntimeError,
      r"target_probs must be \[1, 3, 5\], got \[1, 2, 5\]"),
+    ("chain_speculative_sampling", CHAIN | dict(draft_probs=torch.zeros(1, 2, 0),
+     target_probs=torch.zeros(1, 3, 0)), RuntimeError,
+     r"target_probs must have a vocabulary of 1 or more, got \[1, 3, 0\]"),
     ("chain_speculative_sampling", CHAIN | dict(maybe_output_accepted_token_num=ONE[None]),
      RuntimeError, r"maybe_output_accepted_token_num must be \[1\], got \[1, 1\]"),
     ("chain_speculative_sampling", CHAIN | dict(maybe_output_emitted_draft_token_num=[0]),

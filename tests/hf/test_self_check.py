@@ -182,8 +182,8 @@ def test_the_self_check_finds_a_planted_fault(fault, monkeypatch, forgetful):
         tree = True
         original_tree = SpecCache.tree_window
 
-        def tree_window(self, roots, parents, skip=0):
-            made = original_tree(self, roots, parents, skip)
+        def tree_window(self, roots, parents, *rest):
+            made = original_tree(self, roots, parents, *rest)
             seen = made["attention_mask"]["full_attention"]
             seen[..., -1, :] = seen.amax(dim=-2)
             return made
