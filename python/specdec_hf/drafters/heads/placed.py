@@ -35,7 +35,7 @@ class PlacedHead(Generic[H]):
                 f"{type(head).__name__}"
             )
         self.head = head
-        self._copy: tuple[Any, H] | None = None
+        self._copy: tuple[Any, tuple[Any, ...], H] | None = None
 
     def check_config(self, config: Any) -> None:
         """Raise ValueError where a model of this configuration is not what it was trained for."""
@@ -58,12 +58,19 @@ class PlacedHead(Generic[H]):
         """
         self.check_config(model.config)
         weight = model.get_output_embeddings().weight
-        if self._copy is None or self._copy[0] is not weight:
+        state = _state_of(model, weight)
+        if self._copy is None or self._copy[0] is not weight or self._copy[1] != state:
             placed = copy.deepcopy(self.head).to(model.device, weight.dtype)
             text = model.config.get_text_config(decoder=True)
             placed.config = placed.config.on(text.num_hidden_layers)
             placed.tokens = self.head.tokens.to(model.device)
             if not placed.own_lm_head:
                 placed.borrow(model)
-            self._copy = (weight, placed.eval().requires_grad_(False))
-        return self._copy[1]
+            self._copy = (weight, state, placed.eval().requires_grad_(False))
+        return self._copy[2]
+
+
+def _state_of(model: Any, weight: Any) -> tuple[Any, ...]:
+    """What differs after the output matrix was moved, converted, or changed in place."""
+    version = 0 if weight.is_inference() else weight._version  # inference tensors count none
+    return model.device, weight.device, weight.dtype, weight.data_ptr(), version
