@@ -217,3 +217,43 @@ def test_a_bound_on_the_time_is_kept(target, tmp_path, monkeypatch):
     assert 2.5 < pipeline.seconds["texts"] < 4
     assert 5 < pipeline.spent < 8
     assert 20 < pipeline.curves.steps[-1] < 200
+
+
+class InterruptingClock(Interrupting):
+    """A clock whose hands follow the progress alone, so that every run is cut to equal steps."""
+
+    def __init__(self, after):
+        super().__init__("training", after)
+        self.seconds = 0.0
+
+    def monotonic(self):
+        return self.seconds
+
+    def advance(self, done, text=""):
+        self.seconds += 0.05 * (self.now == "training")
+        super().advance(done, text)
+
+
+def bounded(target, texts, folder, monkeypatch, after):
+    clock = InterruptingClock(after)
+    for module in ("pipeline", "loop"):
+        monkeypatch.setattr(f"specdec_hf.heads.training.{module}.time", clock)
+    settings = dataclasses.replace(SMALL, steps=2000)
+    pipeline = Pipeline(target, tokenizer(), folder, settings, clock, minutes=0.05)
+    return pipeline, pipeline.run(texts=texts)
+
+
+def test_a_bounded_run_goes_on_as_if_unbroken_and_is_not_made_again(
+    target, texts, tmp_path, monkeypatch
+):
+    """The steps that it was cut to stay."""
+    want, head = bounded(target, texts, tmp_path / "whole", monkeypatch, 10**6)
+    assert want.curves.steps[0] == 20
+    assert 30 < want.curves.steps[-1] < 100
+    with pytest.raises(Interrupted):
+        bounded(target, texts, tmp_path / "broken", monkeypatch, 30)
+    for folder, after in (("broken", 10**6), ("whole", 1), ("broken", 1)):
+        pipeline, again = bounded(target, texts, tmp_path / folder, monkeypatch, after)
+        assert pipeline.curves == want.curves
+        for name, x in head.state_dict().items():
+            assert torch.equal(x, again.state_dict()[name])

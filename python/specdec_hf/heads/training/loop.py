@@ -23,6 +23,7 @@ from specdec_hf.heads.training.unrolled import Batch, acceptance_of, loss_of
 WARM_UP = 0.04  # share of the steps
 CLIP = 1.0
 BETAS = (0.9, 0.95)
+PACE_STEPS = 20  # show how long a step takes, where the time is bounded
 
 
 @dataclass
@@ -146,14 +147,16 @@ def train(
         curves: takes the measurements; those of an interrupted run precede them.
         advance: told the steps made and the loss.
         measured: called after each measurement, before the checkpoint is written.
-        minutes: a bound on the time; the steps are cut to what the first ones show to fit.
+        minutes: a bound on the time; the steps are cut to what the first ones show to fit. A run
+            that goes on keeps the number that they were cut to.
 
     Raises:
         FloatingPointError: the loss is not finite.
     """
     groups = [{"params": list(head.parameters()), "initial_lr": recipe.learning_rate}]
     optimizer = torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=BETAS, weight_decay=0.01)
-    first, total = load_checkpoint(checkpoint, head, optimizer), recipe.steps
+    first, cut = load_checkpoint(checkpoint, head, optimizer)
+    total = recipe.steps if cut is None else min(cut, recipe.steps)
     curves.cut(first)
     if first >= total:
         head.eval()
@@ -178,11 +181,12 @@ def train(
         schedule.step()
         sums, counted = sums + torch.stack(losses).float().cpu(), counted + 1
         advance(step, loss.item())
-        if minutes is not None and step == first + 20:
-            pace = (time.monotonic() - began) / 20
-            total = min(total, step + max(1, int(minutes * 60 / pace) - 20))
+        bound = minutes if cut is None and step == first + PACE_STEPS else None
+        if bound is not None:
+            pace = (time.monotonic() - began) / PACE_STEPS
+            cut = total = min(total, step + max(1, int(bound * 60 / pace) - PACE_STEPS))
             schedule = _schedule(optimizer, total, step)
-        if step % recipe.measure_every == 0 or step >= total:
+        if bound is not None or step % recipe.measure_every == 0 or step >= total:
             curves.loss_steps.append(step)
             curves.losses.append((sums / counted).tolist())
             sums, counted = torch.zeros(recipe.draft_steps), 0
@@ -191,7 +195,7 @@ def train(
             curves.greedy.append(greedy)
             curves.shared.append(shared)
             measured(curves)
-            save_checkpoint(checkpoint, head, optimizer, step)
+            save_checkpoint(checkpoint, head, optimizer, step, cut)
         if step >= total:
             break
     head.eval()
