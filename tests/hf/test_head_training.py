@@ -257,3 +257,21 @@ def test_a_bounded_run_goes_on_as_if_unbroken_and_is_not_made_again(
         assert pipeline.curves == want.curves
         for name, x in head.state_dict().items():
             assert torch.equal(x, again.state_dict()[name])
+
+
+def test_a_row_without_a_text_gives_none():
+    """Fewer prompts than rows, where the answers are stopped before they end."""
+    model, chat = hf_models.build("llama", vocab_size=40), ChatFormat((1,), (), frozenset({3}))
+    made = converse(
+        model, chat, numbers=iter(range(2)), batch_size=6, length=20, turn_length=8, seed=1,
+        prompts=[[5], [7]], stop=lambda tokens: tokens > 30,
+    )  # fmt: skip
+    assert sorted(one.number for one in made) == [0, 1]
+
+
+def test_logits_that_are_no_numbers_are_refused():
+    model = hf_models.build("llama", vocab_size=40)
+    with torch.no_grad():
+        model.lm_head.weight.fill_(torch.nan)
+    with pytest.raises(ValueError, match="LlamaForCausalLM gives logits that are no numbers"):
+        conversations(model)

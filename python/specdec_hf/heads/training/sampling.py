@@ -78,7 +78,7 @@ def converse(
             says whether to stop; these then end where they are.
 
     Raises:
-        ValueError: a model that cannot run a ragged batch.
+        ValueError: a model that cannot run a ragged batch, or whose logits are no numbers.
     """
     head = list(chat.before)
     cache, _ = choose_cache(model, batch_size, length + 1, "spec")
@@ -120,8 +120,13 @@ def converse(
             if len(row.tokens) > lengths[b]:
                 continue  # a token of the format or of a prompt is next
             token = drawn[b]
+            if token < 0:
+                raise ValueError(
+                    f"{type(model).__name__} gives logits that are no numbers after "
+                    f"{len(row.tokens)} tokens of text {row.number}, so no token can be drawn"
+                )
             row.tokens.append(token)
-            ended = token in chat.ends or token < 0
+            ended = token in chat.ends
             if row.answer is None and chat.between:
                 if ended or len(row.tokens) - len(head) >= turn_length:
                     row.tokens.pop()
@@ -132,7 +137,8 @@ def converse(
                 next_one(b)
                 lengths[b] = len(head) - 1
         if stop(written + int(lengths.sum())):
-            yield from (_ended(row) for row in rows if row.answer is not None)
+            going = (row for row in rows if row.number >= 0 and row.answer is not None)
+            yield from map(_ended, going)
             return
         cache.truncate(lengths)
 
