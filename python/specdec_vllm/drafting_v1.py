@@ -43,7 +43,9 @@ def sample_from_logits(original: Any, settings: Settings) -> Any:
         if rest or not drafts:
             warn_once(
                 "specdec_vllm: drafts come from vLLM's own noise: their number must be a multiple "
-                f"of {len(noise.seeds)} requests, got {len(logits)}"
+                "of %d requests, got %d",
+                len(noise.seeds),
+                len(logits),
             )
             return original(self, logits, sampling_metadata)
         temperature = sampling_metadata.temperature.repeat_interleave(drafts)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 
 log = logging.getLogger("vllm.plugins.specdec_vllm")
+warned: set[str] = set()
 
 
-@functools.cache
-def warn_once(message: str) -> None:
-    """A warning that a step would otherwise repeat."""
-    log.warning(message)
+def warn_once(message: str, *values: object) -> None:
+    """A warning that a step would otherwise repeat, perhaps with other values in its message."""
+    if message not in warned:
+        warned.add(message)
+        log.warning(message, *values)

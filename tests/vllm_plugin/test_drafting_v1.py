@@ -6,7 +6,7 @@ import pytest
 import torch
 from specdec_vllm import Settings
 from specdec_vllm.drafting_v1 import DraftNoise, sample_from_logits
-from specdec_vllm.messages import warn_once
+from specdec_vllm.messages import warned
 
 from specdec_kernels import draft_positions, sample
 
@@ -63,11 +63,11 @@ def test_drafts_that_come_at_once_are_those_that_come_one_after_another(rule):
 
 
 def test_drafts_of_no_whole_number_a_request_remain_those_of_vllm_with_one_warning(logged):
-    noise = DraftNoise("token", torch.arange(4), torch.arange(4))
-    owner = SimpleNamespace(_enable_probabilistic_draft_probs=True, specdec_noise=noise)
-    given = SimpleNamespace(all_greedy=False, temperature=torch.ones(4))
-    warn_once.cache_clear()
-    for _ in range(2):
+    warned.clear()
+    for number in (4, 5, 4):  # one warning for batches of all sizes
+        noise = DraftNoise("token", torch.arange(number), torch.arange(number))
+        owner = SimpleNamespace(_enable_probabilistic_draft_probs=True, specdec_noise=noise)
+        given = SimpleNamespace(all_greedy=False, temperature=torch.ones(number))
         assert SAMPLE_FROM_LOGITS(owner, torch.zeros(6, V), given) == "vLLM's"
     assert logged == [
         "specdec_vllm: drafts come from vLLM's own noise: their number must be a multiple of 4 "
