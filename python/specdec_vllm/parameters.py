@@ -54,7 +54,7 @@ def min_p_first(rows: Tensor, counts: Tensor, parameters: Parameters) -> tuple[T
         min-p; or the arguments, where there is no min-p or no top-p.
     """
     if isinstance(parameters.min_p, Tensor) and isinstance(parameters.top_p, Tensor):
-        return _min_p(rows, counts, parameters), parameters._replace(min_p=0.0)
+        return apply_min_p(rows, counts, parameters), parameters._replace(min_p=0.0)
     return rows, parameters
 
 
@@ -73,14 +73,15 @@ def filtered(
         for value in (parameters.top_k, parameters.top_p)
     )
     if isinstance(parameters.min_p, Tensor):
-        rows = _min_p(rows, counts, parameters)
+        rows = apply_min_p(rows, counts, parameters)
     if top_k is not None:
         top_k = torch.where(top_k == 0, rows.shape[-1], top_k)
     rows = rows.float() / torch.where(temperature == 0, 1.0, temperature)[:, None]
     return top_k_top_p(rows, top_k, top_p), parameters.without_filters()
 
 
-def _min_p(rows: Tensor, counts: Tensor, parameters: Parameters) -> Tensor:
+def apply_min_p(rows: Tensor, counts: Tensor, parameters: Parameters) -> Tensor:
+    """Rows [R, V] in a float32 copy, with -inf where `p < min_p * max(p)`: see `min_p_first`."""
     temperature = _per_row(parameters.temperature, counts, rows)
     min_p = _per_row(parameters.min_p, counts, rows)
     rows = rows.to(torch.float32, copy=True)

@@ -6,16 +6,16 @@ function here takes the original, which serves what the plug-in does not, and re
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from specdec_kernels import Rule
 from specdec_vllm import vllm_interface
-from specdec_vllm.drafting_v1 import DraftNoise, sample_from_logits
-from specdec_vllm.parameters import Parameters, filtered, min_p_first
+from specdec_vllm.drafting_v1 import sample_from_logits
+from specdec_vllm.parameters import Parameters, apply_min_p, filtered, min_p_first
 from specdec_vllm.settings import Settings
+from specdec_vllm.step_v1 import Step, generator_of, indptr_of, runner_sample
 from specdec_vllm.tensors import (
     dense_drafts,
     expand,
@@ -35,74 +35,16 @@ from specdec_vllm.vllm_interface import (
 )
 
 
-class Step(NamedTuple):
-    """What the runner knows of a step and its samplers do not: see `Parameters`."""
-
-    rule: Rule
-    seeds: Tensor
-    positions: Tensor
-    min_p: Tensor | None
-
-
 def _init(original: Any, settings: Settings) -> Any:
     def __init__(self: Any, sampler: Any, spec_config: Any = None, device: Any = None) -> None:
         original(self, sampler, spec_config, device)
         method = getattr(spec_config, "rejection_sample_method", None)
         self.specdec_rule = rule_of(settings, method == "block")
-        self.specdec_generator = _generator_of(spec_config)
+        self.specdec_generator = generator_of(spec_config)
         for place, make in LATE.items():
             vllm_interface.replace_if_loaded(place, make, settings)
 
     return __init__
-
-
-def _generator_of(spec_config: Any) -> torch.Generator:
-    """The source of unseeded requests' seeds, from the engine's seed where it is known.
-
-    Nothing else draws from it, so workers that run the same steps have the same seeds.
-    """
-    seed = getattr(getattr(spec_config, "target_model_config", None), "seed", None)
-    if not isinstance(seed, int):
-        seed = int(torch.randint(2**63 - 1, ()))
-    return torch.Generator().manual_seed(seed)
-
-
-def _runner_sample(original: Any, settings: Settings) -> Any:
-    def _sample(self: Any, logits: Tensor | None, spec_decode_metadata: Any) -> Any:
-        if logits is None or not hasattr(self, "rejection_sampler"):
-            return original(self, logits, spec_decode_metadata)
-        step = self.sampler.specdec_step = _step_of(self, spec_decode_metadata)
-        try:
-            output = original(self, logits, spec_decode_metadata)
-        finally:
-            self.sampler.specdec_step = None
-        emitted = (output.sampled_token_ids >= 0).sum(-1)
-        self.drafter.specdec_noise = DraftNoise(step.rule, step.seeds, step.positions + emitted)
-        return output
-
-    return _sample
-
-
-def _step_of(runner: Any, metadata: Any) -> Step:
-    batch = runner.input_batch
-    number = batch.num_reqs
-    if metadata is None:
-        inputs = runner.query_start_loc.gpu[1 : number + 1] - 1
-    else:
-        inputs = metadata.logits_indices[_indptr(metadata)[:-1]]
-    min_p = [runner.requests[name].sampling_params.min_p for name in batch.req_ids[:number]]
-    source = runner.rejection_sampler.specdec_generator
-    return Step(
-        runner.rejection_sampler.specdec_rule,
-        seeds_for(batch.generators, number, runner.device, of_requests=True, source=source),
-        runner.positions[inputs].long() + 1,
-        torch.tensor(min_p, device=runner.device) if any(min_p) else None,
-    )
-
-
-def _indptr(metadata: Any) -> Tensor:
-    """[B+1] int32: the first row of each request."""
-    return torch.nn.functional.pad(metadata.cu_num_sampled_tokens, (1, 0)).int()
 
 
 def _parameters(
@@ -116,9 +58,7 @@ def _parameters(
     temperature, top_k, top_p = sampling.temperature, sampling.top_k, sampling.top_p
     seeds = None if step is None else step.seeds
     if seeds is None:
-        seeds = seeds_for(
-            sampling.generators, number, rows.device, of_requests=False, source=source
-        )
+        seeds = seeds_for(sampling.generators, number, rows.device, source=source)
     if temperature is not None:
         temperature = torch.where(temperature < GREEDY_BELOW, 0.0, temperature)
     return Parameters(
@@ -137,12 +77,15 @@ def _forward(original: Any, settings: Settings) -> Any:
     ) -> Any:
         number = len(metadata.num_draft_tokens)
         given = len(metadata.bonus_logits_indices) != number  # there are no rows to draw them from
-        if given or not vllm_interface.is_own_sampler(self.sampler):
-            return original(self, metadata, draft_probs, logits, sampling_metadata)
         step = getattr(self.sampler, "specdec_step", None)
+        if given or not vllm_interface.is_own_sampler(self.sampler):
+            if step is not None:  # that sampler draws the tokens after all drafts
+                last = step.positions + torch.diff(indptr_of(metadata)) - 1
+                self.sampler.specdec_step = step._replace(positions=last)
+            return original(self, metadata, draft_probs, logits, sampling_metadata)
         rows = _processed(self, metadata, logits, sampling_metadata)
         parameters = _parameters(step, sampling_metadata, number, logits, self.specdec_generator)
-        counts = torch.diff(_indptr(metadata))
+        counts = torch.diff(indptr_of(metadata))
         if self.is_processed_logprobs_mode and sampling_metadata.max_num_logprobs is not None:
             rows, parameters = filtered(rows, counts, parameters, vllm_interface.top_k_top_p)
         else:
@@ -182,6 +125,40 @@ def _processed(sampler: Any, metadata: Any, logits: Tensor, sampling: Any) -> Te
     return rows
 
 
+def _apply_to_drafts(original: Any, settings: Settings) -> Any:
+    """vLLM's processors of the drafts' rows, then min-p for another sampler than vLLM's."""
+
+    def apply_logits_processors(
+        self: Any, logits: Tensor, sampling_metadata: Any, metadata: Any
+    ) -> Tensor:
+        rows: Tensor = original(self, logits, sampling_metadata, metadata)
+        counts = torch.diff(indptr_of(metadata)) - 1
+        return _min_p_of_step(self.sampler, rows, counts, sampling_metadata)
+
+    return apply_logits_processors
+
+
+def _apply_to_requests(original: Any, settings: Settings) -> Any:
+    """The same for rows of bonus tokens, and for those of a step in which nothing was drafted."""
+
+    def apply_logits_processors(
+        self: Any, logits: Tensor, sampling_metadata: Any, predict_bonus_token: bool
+    ) -> Tensor:
+        rows: Tensor = original(self, logits, sampling_metadata, predict_bonus_token)
+        one = torch.ones(len(rows), dtype=torch.int64, device=rows.device)
+        return _min_p_of_step(self, rows, one, sampling_metadata)
+
+    return apply_logits_processors
+
+
+def _min_p_of_step(sampler: Any, rows: Tensor, counts: Tensor, sampling: Any) -> Tensor:
+    """Rows with min-p applied, or as they are: the ops apply that of vLLM's own sampler."""
+    step = getattr(sampler, "specdec_step", None)
+    if step is None or step.min_p is None or vllm_interface.is_own_sampler(sampler):
+        return rows
+    return apply_min_p(rows, counts, _parameters(step, sampling, len(counts), rows))
+
+
 def _verify(
     sampler: Any,
     settings: Settings,
@@ -190,7 +167,7 @@ def _verify(
     rows: Tensor,
     parameters: Parameters,
 ) -> Tensor:
-    indptr = _indptr(metadata)
+    indptr = indptr_of(metadata)
     lengths = torch.diff(indptr) - 1
     starts = metadata.cu_num_draft_tokens - lengths
     gamma = metadata.max_spec_len
@@ -262,7 +239,7 @@ def _sample(original: Any, settings: Settings) -> Any:
 
 
 def _validate_spec_decode(original: Any, settings: Settings) -> Any:
-    """vLLM refuses min_p with drafts, which the ops serve. It still refuses a bias on logits."""
+    """vLLM refuses min_p with drafts, which the plug-in serves, but still a bias on logits."""
 
     def validate(self: Any, speculative_config: Any) -> None:
         if self.logit_bias:
@@ -274,12 +251,14 @@ def _validate_spec_decode(original: Any, settings: Settings) -> Any:
 REPLACEMENTS: dict[tuple[str, str], Make] = {
     (REJECTION, "RejectionSampler.__init__"): _init,
     (REJECTION, "RejectionSampler.forward"): _forward,
+    (REJECTION, "RejectionSampler.apply_logits_processors"): _apply_to_drafts,
     (REJECTION, "rejection_sample"): _rejection_sample,
     (REJECTION, "expand_batch_to_tokens"): _expand_batch_to_tokens,
+    (SAMPLER, "Sampler.apply_logits_processors"): _apply_to_requests,
     (SAMPLER, "Sampler.sample"): _sample,
     (PARAMS, "SamplingParams._validate_spec_decode"): _validate_spec_decode,
 }
 LATE: dict[tuple[str, str], Make] = {
-    (RUNNER, "GPUModelRunner._sample"): _runner_sample,
+    (RUNNER, "GPUModelRunner._sample"): runner_sample,
     (PROPOSER, "SpecDecodeBaseProposer._sample_from_logits"): sample_from_logits,
 }

@@ -94,23 +94,17 @@ def seeds_for(
     number: int,
     device: torch.device,
     *,
-    of_requests: bool,
     source: torch.Generator | None,
 ) -> Tensor:
-    """A seed [number] int64 for each request: random, except where it has a generator.
+    """A seed [number] int64 for each request: random, drawn for one call.
 
     Args:
-        generators: index of a request in the batch -> its own.
-        of_requests: whether such a request gets the seed that its user gave. Otherwise its
-            generator draws one.
-        source: of the random seeds, on the CPU; None for torch's default generator, from which
+        generators: index of a request in the batch -> its own, which draws its seed.
+        source: of the other seeds, on the CPU; None for torch's default generator, from which
             other code of the process draws too.
     """
     seeds = torch.randint(2**63 - 1, (number,), generator=source)
     for i, generator in generators.items():
-        if of_requests:
-            seeds[i] = (generator.initial_seed() + 2**63) % 2**64 - 2**63
-        else:
-            drawn = torch.randint(2**63 - 1, (1,), generator=generator, device=generator.device)
-            seeds[i] = drawn.item()
+        drawn = torch.randint(2**63 - 1, (1,), generator=generator, device=generator.device)
+        seeds[i] = drawn.item()
     return seeds.to(device, non_blocking=True)

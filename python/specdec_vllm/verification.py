@@ -3,8 +3,8 @@
 The target rows of a batch are ragged: those of sequence b are `indptr[b]` to `indptr[b+1]`, one for
 each of its drafts and one for the bonus token. A server counts on at least one token of every
 sequence in each step. So where a row holds no distribution, or a parameter is out of range, and the
-op emits nothing, the sequence gets the largest finite logit of its first row. On the CPU a warning
-names it and its faults.
+op emits nothing, the sequence gets the token with the largest finite logit of its first row. On the
+CPU a warning names it and its faults.
 """
 
 from __future__ import annotations
@@ -95,7 +95,8 @@ def _never_missing(tokens: Tensor, status: Tensor, rows: Tensor, index: Tensor |
         if not bool(missing.any()):
             return tokens
         log.warning(
-            "specdec_vllm: requests of the batch that get the largest finite logit, by index: %s",
+            "specdec_vllm: requests that get the token with the largest finite logit, by index in "
+            "the batch: %s",
             ", ".join(f"{i} ({_names(int(status[i]))})" for i in missing.nonzero()[:, 0].tolist()),
         )
     chosen = rows if index is None else rows[index]

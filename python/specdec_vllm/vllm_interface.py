@@ -1,6 +1,7 @@
 """All that the plug-in names of vLLM: versions, modules, functions and their arguments.
 
-runner_v1.py, drafting_v1.py and runner_v2.py hold what takes the place of these functions.
+runner_v1.py, step_v1.py, drafting_v1.py and runner_v2.py hold what takes the place of these
+functions.
 """
 
 from __future__ import annotations
@@ -33,12 +34,18 @@ REJECTION_V2 = "vllm.v1.worker.gpu.spec_decode.rejection_sampler"
 REPLACED = {
     (REJECTION, "RejectionSampler.__init__"): "self sampler spec_config device",
     (REJECTION, "RejectionSampler.forward"): "self metadata draft_probs logits sampling_metadata",
+    (REJECTION, "RejectionSampler.apply_logits_processors"): (
+        "self logits sampling_metadata metadata"
+    ),
     (REJECTION, "rejection_sample"): (
         "draft_token_ids num_draft_tokens max_spec_len cu_num_draft_tokens draft_probs "
         "target_logits bonus_token_ids sampling_metadata synthetic_mode "
         "synthetic_conditional_rates use_fp64_gumbel"
     ),
     (REJECTION, "expand_batch_to_tokens"): "x cu_num_tokens num_tokens replace_from replace_to",
+    (SAMPLER, "Sampler.apply_logits_processors"): (
+        "self logits sampling_metadata predict_bonus_token"
+    ),
     (SAMPLER, "Sampler.sample"): "self logits sampling_metadata logprobs_mode_override",
     (PARAMS, "SamplingParams._validate_spec_decode"): "self speculative_config",
 }
@@ -155,6 +162,13 @@ def _owner(module: str, name: str) -> tuple[Any, str]:
 def is_own_sampler(sampler: Any) -> bool:
     """Whether bonus tokens are drawn as vLLM draws them: other samplers may do it in their way."""
     return type(sampler) is importlib.import_module(SAMPLER).Sampler
+
+
+def serves_min_p(sampler: Any) -> bool:
+    """Whether a sampler calls the functions in which the plug-in applies min-p."""
+    own = importlib.import_module(SAMPLER).Sampler
+    names = ("forward", "apply_logits_processors")
+    return all(getattr(type(sampler), name, None) is getattr(own, name) for name in names)
 
 
 def top_k_top_p(logits: Tensor, top_k: Tensor | None, top_p: Tensor | None) -> Tensor:

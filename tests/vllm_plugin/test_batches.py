@@ -143,17 +143,15 @@ def test_values_of_sequences_are_expanded_and_replaced():
     assert expand(torch.tensor([3, 9, 4]), ends, 5).tolist() == [3, 3, 4, 4, 4]
 
 
-def test_seeds_are_those_of_the_requests_or_drawn_by_their_generators():
+def test_seeds_of_a_call_are_drawn_by_the_generators_of_requests_that_have_one():
     def generators():
         return {1: torch.Generator().manual_seed(7), 2: torch.Generator().manual_seed(-3)}
 
     device = torch.device("cpu")
-    fixed = seeds_for(generators(), 3, device, of_requests=True, source=None)
-    assert fixed[1:].tolist() == [7, -3]
     drawing = generators()
 
     def drawn(of):
-        return seeds_for(of, 3, device, of_requests=False, source=None)
+        return seeds_for(of, 3, device, source=None)
 
     first, second = drawn(drawing), drawn(drawing)
     assert not (first == second).any()
@@ -190,7 +188,10 @@ def test_filtered_rows_need_no_filters_any_more():
     assert before.equal(verify(out, ids, None, indptr, rest, Acceptance()))
 
 
-FALLBACK = "specdec_vllm: requests of the batch that get the largest finite logit, by index: "
+FALLBACK = (
+    "specdec_vllm: requests that get the token with the largest finite logit, by index in the "
+    "batch: "
+)
 
 
 def test_rows_without_a_distribution_emit_a_token_and_a_warning(logged):

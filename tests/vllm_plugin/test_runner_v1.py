@@ -5,8 +5,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 from specdec_vllm import Settings, runner_v1, vllm_interface
+from specdec_vllm.drafting_v1 import sample_from_logits
+
+from specdec_kernels import verify_chain
 
 NAMES = ["a", "b", "c"]
+
+
+@pytest.fixture(autouse=True)
+def serves_min_p(monkeypatch):
+    monkeypatch.setattr(vllm_interface, "serves_min_p", lambda _: True)
 
 
 def runner(*, min_p=(0.0, 0.0, 0.0), seeds=None):
@@ -63,6 +71,63 @@ def test_a_step_without_drafts_decides_the_token_after_the_last_input():
     assert step.min_p is None
 
 
+def test_min_p_is_refused_for_a_sampler_that_would_ignore_it(monkeypatch):
+    monkeypatch.setattr(vllm_interface, "serves_min_p", lambda _: False)
+    with pytest.raises(NotImplementedError, match=r"min_p with drafts.*SimpleNamespace"):
+        sample_step(runner(min_p=(0.0, 0.1, 0.0)), DRAFTS, [])
+    sample_step(runner(), None, [[4], [4], [4]])
+
+
+def test_a_seed_of_the_user_may_have_64_bits():
+    step = sample_step(runner(seeds={0: 7, 2: 2**64 - 3}), None, [[4], [4], [4]])
+    assert step.seeds[[0, 2]].tolist() == [7, -3]
+
+
+def test_unseeded_requests_keep_their_seeds_in_other_batches_until_they_end():
+    owner = runner()
+    first = sample_step(owner, None, [[4], [4], [4]]).seeds.tolist()
+    assert len({*first}) == 3
+    batch = owner.input_batch
+    batch.req_ids, batch.num_reqs = ["c", "a", "left over"], 2  # "b" is preempted
+    assert sample_step(owner, None, [[4], [4]]).seeds.tolist() == [first[2], first[0]]
+    owner.requests["a"] = SimpleNamespace(sampling_params=SimpleNamespace(min_p=0.0))
+    batch.req_ids, batch.num_reqs = [*NAMES, "left over"], 3
+    later = sample_step(owner, None, [[4], [4], [4]]).seeds.tolist()
+    assert later[1:] == first[1:]
+    assert later[0] not in first, "another request that has the name of one that ended"
+
+
+def test_rule_match_verifies_with_the_noise_of_the_drafts_of_the_step_before():
+    """A draft model that is the target has all of its drafts accepted, without a user's seed."""
+    owner = runner()
+    owner.rejection_sampler.specdec_rule = "match"
+    sample_step(owner, DRAFTS, [[4, 4, 4], [4, -1, -1], [4, 4, -1]])
+    owner.drafter._enable_probabilistic_draft_probs = True
+    logits = torch.randn(2, 3, 50, generator=torch.Generator().manual_seed(1))
+    given = SimpleNamespace(all_greedy=False, temperature=torch.ones(3))
+    draw = sample_from_logits(None, Settings())
+    drafts = torch.stack([draw(owner.drafter, row, given)[0] for row in logits], dim=1)
+    # The inputs of the next step: the last emitted token of each request and its two drafts.
+    start = owner.drafter.specdec_noise.positions - 1
+    owner.positions = (start[:, None] + torch.arange(3)).flatten()
+    following = SimpleNamespace(
+        logits_indices=torch.arange(9), cu_num_sampled_tokens=torch.tensor([3, 6, 9])
+    )
+    step = sample_step(owner, following, [[4, 4, 4]] * 3)
+    assert step.positions.equal(owner.drafter.specdec_noise.positions - 3)
+    target = torch.cat([logits, torch.zeros(1, 3, 50)]).transpose(0, 1)
+
+    def accepted(seeds):
+        verdict = verify_chain(
+            target, drafts, logits.transpose(0, 1), rule="match", seeds=seeds,
+            positions=step.positions,
+        )  # fmt: skip
+        return verdict.num_accepted.tolist()
+
+    assert accepted(step.seeds) == [2, 2, 2]
+    assert accepted(step.seeds + 1) != [2, 2, 2]  # the negative control
+
+
 def test_a_failing_step_leaves_nothing_behind():
     owner = runner()
     function = runner_v1.LATE[vllm_interface.RUNNER, "GPUModelRunner._sample"]
@@ -91,13 +156,7 @@ def test_workers_of_one_engine_draw_the_same_seeds(monkeypatch):
         owner = runner(seeds={1: 5})
         torch.manual_seed(worker)
         init(lambda *_: None, Settings())(owner.rejection_sampler, owner.sampler, config)
-        steps = []
-        for _ in range(2):
-            torch.manual_seed(worker)
-            worker += 2
-            steps.append(sample_step(owner, DRAFTS, [[4, 4, 4], [4, -1, -1], [4, -1, -1]]).seeds)
-        assert not (steps[0] == steps[1])[[0, 2]].any()
-        return torch.cat(steps)
+        return sample_step(owner, DRAFTS, [[4, 4, 4], [4, -1, -1], [4, -1, -1]]).seeds
 
     assert seeds(0, engine_seed=3).equal(seeds(1, engine_seed=3))
     assert not seeds(0, engine_seed=3).equal(seeds(0, engine_seed=4))
