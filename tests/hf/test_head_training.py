@@ -275,3 +275,46 @@ def test_logits_that_are_no_numbers_are_refused():
         model.lm_head.weight.fill_(torch.nan)
     with pytest.raises(ValueError, match="LlamaForCausalLM gives logits that are no numbers"):
         conversations(model)
+
+
+def other_weights():
+    model = hf_models.build("llama", vocab_size=END + 1)
+    with torch.no_grad():
+        model.model.layers[1].mlp.down_proj.weight += 1
+    return model
+
+
+def other_settings():
+    model = hf_models.build("llama", vocab_size=END + 1)
+    model.config.rms_norm_eps *= 10
+    return model
+
+
+@pytest.mark.parametrize(
+    ("other", "data", "message"),
+    [
+        (other_weights, {}, "another model"),
+        (other_settings, {}, "another model"),
+        (lambda: hf_models.build("llama", vocab_size=END + 1).double(), {}, "dtype = float32, got"),
+        (None, {"texts": ["another text "] * 40}, "other texts"),
+        (None, {"prompts": ["hey"]}, "other prompts"),
+    ],
+)
+def test_a_folder_begun_with_another_target_or_data_is_refused(
+    other, data, message, target, texts, tmp_path
+):
+    with pytest.raises(Interrupted):
+        trained(target, tmp_path, Interrupting("texts", 300), texts=texts)
+    before = (tmp_path / "work" / "run.json").read_text()
+    with pytest.raises(ValueError, match=f"was begun with {message}"):
+        trained(other() if other else target, tmp_path, **{"texts": texts, **data})
+    assert (tmp_path / "work" / "run.json").read_text() == before
+
+
+def test_states_of_another_size_are_refused(target, texts, tmp_path):
+    with pytest.raises(Interrupted):
+        trained(target, tmp_path, Interrupting("training", 3), texts=texts)
+    file = tmp_path / "work" / "states.bin"
+    file.write_bytes(file.read_bytes()[:-2])
+    with pytest.raises(ValueError, match=r"states.bin must have \d+ bytes, for \d+ tokens, got"):
+        trained(target, tmp_path, texts=texts)

@@ -18,6 +18,7 @@ from specdec_hf.heads.base import Head
 from specdec_hf.heads.training.chat import ChatFormat
 from specdec_hf.heads.training.kinds import KINDS
 from specdec_hf.heads.training.loop import Collator, Curves, Recipe, Texts, train
+from specdec_hf.heads.training.origin import check_origin, origin_of
 from specdec_hf.heads.training.sampling import Conversation, converse
 from specdec_hf.heads.training.states import StoredStates
 from specdec_hf.heads.training.texts import (
@@ -113,12 +114,13 @@ class Pipeline:
         self.work = folder / WORK
         self.work.mkdir(parents=True, exist_ok=True)
         self.curves, self.seconds, self._complete = Curves(), dict[str, float](), False
-        self._run_file = self.work / RUN
+        self._run_file, self._origin = self.work / RUN, dict[str, str]()
         check_begun(folder, settings)
         if self._run_file.exists():
             run = json.loads(self._run_file.read_text())
             self.seconds, self._complete = run["seconds"], run["complete"]
             self.curves = Curves(**run["curves"])
+            self._origin = run.get("origin", {})
         self._end = None if minutes is None else time.monotonic() + minutes * 60 - self.spent
 
     @property
@@ -132,7 +134,15 @@ class Pipeline:
         Args:
             prompts: users' turns for the target to answer; without, it writes them.
             texts: texts to train on, in place of the target's own.
+
+        Raises:
+            ValueError: a folder that was begun with another target, dtype or other data, or texts
+                that do not fit.
         """
+        origin = origin_of(self.model, prompts, texts)
+        if self._run_file.exists():
+            check_origin(self.folder, self._origin, origin)
+        self._origin = origin
         with self._timed("texts"):
             conversations = self._texts(prompts, texts)
         head = self._head(conversations)
@@ -271,7 +281,7 @@ class Pipeline:
         self.seconds[stage] = before + time.monotonic() - began
         content = {
             "settings": asdict(self.settings), "seconds": self.seconds, "complete": self._complete,
-            "curves": asdict(self.curves),
+            "curves": asdict(self.curves), "origin": self._origin,
         }  # fmt: skip
         staging = self._run_file.with_suffix(".new")
         staging.write_text(json.dumps(content))

@@ -26,6 +26,9 @@ class StoredStates:
         path: the file; one beside it counts what has been written.
         conversations: whose tokens the rows belong to, one after the other.
         width: numbers of a row.
+
+    Raises:
+        ValueError: a file that was begun and has another size.
     """
 
     def __init__(self, path: Path, conversations: Sequence[Conversation], width: int) -> None:
@@ -33,6 +36,12 @@ class StoredStates:
         self.starts = np.concatenate([[0], np.cumsum(self.lengths)])
         self._done = path.with_suffix(".json")
         total = int(self.starts[-1])
+        size, wanted = path.stat().st_size if path.exists() else 0, 2 * total * width
+        if self.batches_done and size != wanted:
+            raise ValueError(
+                f"{path} must have {wanted} bytes, for {total} tokens, got {size}: remove "
+                f"{self._done} to make it again"
+            )
         self.rows = torch.from_file(
             str(path), shared=True, size=total * width, dtype=torch.bfloat16
         ).view(total, width)
