@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
+from huggingface_hub.errors import StrictDataclassError
 from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from specdec_hf.arguments import check_integer, check_integers
 from specdec_hf.cache.protocol import vocab_size_of
@@ -19,6 +22,10 @@ _SIZES = (
 _REFUSED = ("norm_before_fc", "fc_norm", "norm_output", "attention_bias", "mlp_bias")
 _LAYERS = "eagle_aux_hidden_state_layer_ids"
 DEFAULT_LAYERS = 3
+# What Transformers raises for fields of wrong types and for rotary embeddings that it lacks.
+_UNREADABLE = (
+    StrictDataclassError, ValueError, TypeError, KeyError, AttributeError, ArithmeticError,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -177,13 +184,13 @@ class HeadConfig:
             if (value := given.get(name)) is not None and value != only:
                 raise ValueError(f"{name} of a head must be {only}, got {value!r}")
         size = checked("target_hidden_size", given.get("target_hidden_size") or given[_SIZES[0]])
-        return cls(
-            LlamaConfig.from_dict({**given, "num_hidden_layers": 1}),
-            size,
-            given["draft_vocab_size"],
-            _layers_of(given),
-            bool(given.get("norm_before_residual")),
-        )
+        before = given.get("norm_before_residual") or False
+        if not isinstance(before, bool):
+            raise ValueError(
+                f"config.json: norm_before_residual must be true or false, got {before!r}"
+            )
+        layers = _layers_of(given)
+        return cls(_decoder_layer(given), size, given["draft_vocab_size"], layers, before)
 
 
 def checked(name: str, value: Any, minimum: int = 1) -> int:
@@ -194,9 +201,37 @@ def checked(name: str, value: Any, minimum: int = 1) -> int:
         raise ValueError(f"config.json: {error}") from None
 
 
+def _decoder_layer(given: dict[str, Any]) -> LlamaConfig:
+    """The sizes and the rotary embedding of the decoder layer; ValueError by the field's name."""
+    epsilon = given.get("rms_norm_eps", 1e-6)
+    number = isinstance(epsilon, int | float) and not isinstance(epsilon, bool)
+    if not number or not 0 < epsilon < math.inf:
+        raise ValueError(f"config.json: rms_norm_eps must be above 0, got {epsilon!r}")
+    if given.get("head_dim") is not None:
+        checked("head_dim", given["head_dim"])
+    try:
+        layer = LlamaConfig.from_dict({**given, "num_hidden_layers": 1})
+    except _UNREADABLE as error:
+        raise ValueError(f"config.json of a head: {_one_line(error)}") from error
+    try:
+        LlamaRotaryEmbedding(layer)
+    except _UNREADABLE as error:
+        raise ValueError(
+            "config.json: rope_parameters must be a rotary embedding of Transformers, got "
+            f"{layer.rope_parameters}: {_one_line(error)}"
+        ) from error
+    return layer
+
+
+def _one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
 def _layers_of(given: dict[str, Any]) -> tuple[int, ...]:
     """The layers of either spelling, that of vLLM before the other; empty where neither is."""
     other = given.get("eagle_config") or {}
+    if not isinstance(other, dict):
+        raise ValueError(f"config.json: eagle_config must be an object, got {other!r}")
     if other.get("use_aux_hidden_state") is False:
         raise ValueError("use_aux_hidden_state of a head must be True, got False")
     layers, shift = given.get(_LAYERS), 0

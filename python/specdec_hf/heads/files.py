@@ -22,7 +22,9 @@ from specdec_hf.heads.speculators import from_speculators, is_speculators, to_sp
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 PICKLES = ("pytorch_model.bin", "model.pt", "model.pth", "model.bin", "medusa_lm_head.pt")
+_INTEGERS = (torch.int64, torch.int32, torch.int16)
 _LAYER, _OTHER_LAYER = "midlayer.", "layers.0."
+_MAPS = ("d2t", "t2d")  # of the draft vocabulary; all others are weights
 _OUTPUT, _EMBEDDINGS = "lm_head.weight", "embed_tokens.weight"
 # Published names whose weights are one matrix here -> that matrix.
 _FUSED = {
@@ -75,6 +77,11 @@ def _renamed(tensors: dict[str, torch.Tensor], layer: str, other: str) -> dict[s
     }
 
 
+def _renamed_too(name: str, tensors: Collection[str]) -> bool:
+    """Whether a tensor is there under both names of the decoder layer."""
+    return name.startswith(_LAYER) and _OTHER_LAYER + name[len(_LAYER) :] in tensors
+
+
 def _tensors(head: Eagle3Head) -> dict[str, torch.Tensor]:
     """What a file holds, by the published names."""
     tensors: dict[str, torch.Tensor] = {}
@@ -121,7 +128,11 @@ def load_head(folder: str | Path) -> Eagle3Head:
     folder = Path(folder)
     given = read_config(folder)
     config = HeadConfig.from_dict(from_speculators(given) if is_speculators(given) else given)
-    tensors = _renamed(read_weights(folder, WEIGHTS), _OTHER_LAYER, _LAYER)
+    read = read_weights(folder, WEIGHTS)
+    tensors = _renamed(read, _OTHER_LAYER, _LAYER)
+    if len(tensors) < len(read):
+        twice = sorted(name for name in read.keys() & tensors.keys() if _renamed_too(name, read))
+        raise ValueError(f"{folder / WEIGHTS} holds {', '.join(twice)} in two spellings")
     head = Eagle3Head(config)
     optional = {"t2d"}
     if config.target_hidden_size == config.layer.hidden_size:
@@ -212,7 +223,7 @@ def check_tensors(
     path: Path,
     kind: str,
 ) -> None:
-    """Raise ValueError for a tensor that is missing, unknown or of a wrong shape, by name.
+    """Raise ValueError for a tensor that is missing, unknown or not as expected, by name.
 
     Args:
         tensors: of the file.
@@ -230,6 +241,12 @@ def check_tensors(
     for name, tensor in tensors.items():
         if list(tensor.shape) != expected[name]:
             raise ValueError(f"{name} of {path} must be {expected[name]}, got {list(tensor.shape)}")
+        if name in _MAPS:
+            continue
+        if not tensor.is_floating_point():
+            raise ValueError(f"{name} of {path} must have a floating dtype, got {tensor.dtype}")
+        if not tensor.float().isfinite().all():
+            raise ValueError(f"{name} of {path} must be finite, and some of its numbers are not")
 
 
 def checked_size(
@@ -243,7 +260,9 @@ def checked_size(
 
 
 def draft_tokens(offsets: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """The target's id of each draft token, from their differences."""
+    """The target's id of each draft token, from their differences; ValueError for wrong ones."""
+    if offsets.dtype not in _INTEGERS:
+        raise ValueError(f"d2t must hold integers, got {offsets.dtype}")
     tokens = offsets.to(torch.int64) + torch.arange(len(offsets))
     different = len(tokens.unique())
     if different < len(tokens) or not 0 <= tokens.min() <= tokens.max() < vocab_size:

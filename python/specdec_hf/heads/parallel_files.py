@@ -119,9 +119,14 @@ def _config(
     """The sizes of heads whose own output matrices have so many rows."""
     if "d2t" in tensors:
         return ParallelConfig(
-            size, heads, inner, checked_size(given, "vocab_size"), len(tensors["d2t"])
+            size, heads, inner, checked_size(given, "vocab_size"), tensors["d2t"].numel()
         )
     vocab_size = checked_size(given, "vocab_size", rows, minimum=0)
+    if rows and rows != vocab_size:
+        raise ValueError(
+            f"output matrices of heads without d2t must have vocab_size = {vocab_size} rows, got "
+            f"{rows}"
+        )
     return ParallelConfig(size, heads, inner, vocab_size, rows or vocab_size)
 
 
@@ -134,8 +139,9 @@ def _begin(
     """Give heads their draft vocabulary, once the tensors are found to be as expected."""
     if "d2t" in tensors:
         expected = expected | {"d2t": [head.config.draft_vocab_size]}
-        head.tokens = draft_tokens(tensors["d2t"], head.config.vocab_size)
     check_tensors(tensors, expected, frozenset(), path, type(head).__name__)
+    if "d2t" in tensors:
+        head.tokens = draft_tokens(tensors["d2t"], head.config.vocab_size)
 
 
 def _write(
