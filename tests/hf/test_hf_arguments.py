@@ -266,6 +266,14 @@ REFUSED = {
         "temperature must be a scalar or have 1 entries, got 2",
     ),
     "top_p": ({"top_p": 0.0, "do_sample": True}, "top_p must be in (0, 1], got 0"),
+    "temperature in float32": (
+        {"temperature": 1e39, "do_sample": True},
+        "temperature must be finite and >= 0 in float32, got 1e+39",
+    ),
+    "top_p in float32": (
+        {"top_p": [1e-46], "do_sample": True},
+        "top_p must be in (0, 1] in float32, got 1e-46",
+    ),
     "top_k": ({"top_k": -1, "do_sample": True}, "top_k must be an integer >= 0, got -1"),
     "min_p": ({"min_p": 1.5, "do_sample": True}, "min_p must be in [0, 1], got 1.5"),
     "max_length": ({"max_length": 5, "max_new_tokens": None}, "limited to 5"),

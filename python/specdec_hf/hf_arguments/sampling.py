@@ -82,15 +82,7 @@ def make_sampling(
             counts = _allowed_counts(batch_size, num_return_sequences)
             raise ValueError(f"{name} must be a scalar or have {counts} entries, got {len(listed)}")
         for x in listed:
-            message = f"{name} must be {parameter.rule}, got {x!r}"
-            try:
-                valid = parameter.holds(x)
-            except TypeError as error:
-                raise TypeError(message) from error
-            except (ValueError, OverflowError):  # int(x) of a number that is not finite
-                valid = False
-            if not valid:
-                raise ValueError(message)
+            _check_value(name, x)
         kind = type(parameter.neutral)
         dtype = torch.int32 if kind is int else torch.float32
         if per_sequence and kind is int:
@@ -99,6 +91,24 @@ def make_sampling(
             torch.tensor(listed, dtype=dtype, device=device) if per_sequence else kind(value)
         )
     return Sampling(**checked) if do_sample else Sampling(0.0, 0, 1.0, 0.0)
+
+
+def _check_value(name: str, x: Any) -> None:
+    """Refuse a value that breaks its rule, as it is or in float32, which the ops read."""
+    parameter = PARAMETERS[name]
+    message = f"{name} must be {parameter.rule}, got {x!r}"
+    try:
+        valid = parameter.holds(x)
+    except TypeError as error:
+        raise TypeError(message) from error
+    except (ValueError, OverflowError):  # int(x) of a number that is not finite
+        valid = False
+    if not valid:
+        raise ValueError(message)
+    if isinstance(parameter.neutral, float):
+        rounded = torch.tensor(float(x), dtype=torch.float32, device="cpu").item()
+        if not parameter.holds(rounded):
+            raise ValueError(f"{name} must be {parameter.rule} in float32, got {x!r}")
 
 
 def sequences_per_prompt(config: GenerationConfig) -> int:
