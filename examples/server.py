@@ -42,7 +42,7 @@ def make_app(model, tokenizer, drafter="prompt_lookup", batch_size=8):
         except ValueError as error:
             raise HTTPException(422, str(error)) from error
 
-    async def events(sequence, request):
+    async def events_of(sequence, request):
         """What each round appends to the text; the last event also holds the whole text."""
         tokens, sent = [], ""
         try:
@@ -55,7 +55,7 @@ def make_app(model, tokenizer, drafter="prompt_lookup", batch_size=8):
                 sent += piece
                 event = {"text": piece, "tokens": step.tokens, "logprobs": step.logprobs}
                 if step.finished:
-                    reason = "eos_token" if step.finished == "eos" else "length"
+                    reason = "eos_token" if step.finished == "eos" else step.finished
                     details = {"finish_reason": reason, "seed": sequence.sampling["seed"]}
                     event |= {"generated_text": text, "details": details}
                 yield event
@@ -68,13 +68,13 @@ def make_app(model, tokenizer, drafter="prompt_lookup", batch_size=8):
 
     @app.post("/generate")
     async def generate(prompt: Prompt, request: Request):
-        told = [event async for event in events(submit(prompt), request)]
-        return {name: told[-1].get(name) for name in ("generated_text", "details")}
+        events = [event async for event in events_of(submit(prompt), request)]
+        return {name: events[-1].get(name) for name in ("generated_text", "details")}
 
     @app.post("/generate_stream")
     async def generate_stream(prompt: Prompt, request: Request):
-        told = events(submit(prompt), request)
-        lines = (f"data:{json.dumps(event)}\n\n" async for event in told)
+        events = events_of(submit(prompt), request)
+        lines = (f"data:{json.dumps(event)}\n\n" async for event in events)
         return StreamingResponse(lines, media_type="text/event-stream")
 
     return app

@@ -74,7 +74,9 @@ def check_sequence(name: str, values: Any) -> list[Any]:
     return list(values)
 
 
-def check_integers(name: str, values: Any) -> tuple[int, ...]:
-    """The values as integers."""
-    listed = check_sequence(name, values)
-    return tuple(check_integer(f"{name}[{n}]", value) for n, value in enumerate(listed))
+def check_integers(
+    name: str, values: Any, minimum: int | None = None, maximum: int | None = None
+) -> tuple[int, ...]:
+    """The values as integers in [minimum, maximum]; None leaves a side open."""
+    listed = enumerate(check_sequence(name, values))
+    return tuple(check_integer(f"{name}[{n}]", value, minimum, maximum) for n, value in listed)

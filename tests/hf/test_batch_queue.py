@@ -1,10 +1,13 @@
 """Sequences of a `BatchQueue` have the text of their own call, and leave it one by one."""
 
 import asyncio
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from specdec_hf import BatchQueue, SpeculativeDecoder, generate
+from specdec_hf import BatchQueue, ModelDrafter, SpeculativeDecoder, generate
 from support import hf_models
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 
@@ -29,6 +32,10 @@ def alone(prompt, *, max_new_tokens, seed, **sampling):
 
 async def tokens_of(sequence):
     return [token async for step in sequence for token in step.tokens]
+
+
+async def last_of(sequence):
+    return [step async for step in sequence][-1]
 
 
 def run(coroutine):
@@ -63,12 +70,29 @@ def test_a_cancelled_sequence_ends_and_the_others_go_on():
             async for step in leaves:
                 count += len(step.tokens)
                 leaves.cancelled = True
-            return count, await tokens_of(stays), never.steps.qsize()
+            return count, await tokens_of(stays), [step async for step in never]
 
     count, stays, never = run(decode())
     assert count < 100
     assert stays == alone(PROMPTS[0][0], **PROMPTS[0][1])
-    assert never == 0
+    assert [(step.tokens, step.finished) for step in never] == [([], "cancelled")]
+
+
+def test_the_last_step_says_why_a_sequence_ended(monkeypatch):
+    text = alone([4, 5], max_new_tokens=9, seed=2)
+    monkeypatch.setattr(MODEL.generation_config, "eos_token_id", text[6])
+    ends = text.index(text[6]) + 1
+
+    async def decode():
+        async with queue_of() as queue:
+            new = (ends - 1, ends, ends + 1, 200)
+            sequences = [queue.submit([4, 5], max_new_tokens=n, seed=2) for n in new]
+            sequences.append(queue.submit([7], max_new_tokens=200, seed=3, temperature=9.0))
+            await anext(aiter(sequences[-1]))
+            sequences[-1].cancelled = True
+            return [(await last_of(sequence)).finished for sequence in sequences]
+
+    assert run(decode()) == ["length", "eos", "eos", "eos", "cancelled"]
 
 
 def test_a_batch_that_fails_raises_for_its_sequences_and_the_next_is_decoded(monkeypatch):
@@ -94,10 +118,60 @@ def test_sequences_that_wait_when_the_queue_ends_are_told_so():
             running, waiting = (queue.submit([4, 5], max_new_tokens=200, seed=s) for s in range(2))
             running.cancelled = bool(await anext(aiter(running)))
         for late in (lambda: tokens_of(waiting), lambda: queue.submit([4], **PROMPTS[0][1])):
-            with pytest.raises(RuntimeError, match="queue of the sequence must not have ended"):
+            with pytest.raises(RuntimeError, match="BatchQueue has ended; submit within"):
                 await late()
 
     run(decode())
+
+
+class Slow(SpeculativeDecoder):
+    """Takes a while for each step."""
+
+    def stream(self, *args, **kwargs):
+        for step in super().stream(*args, **kwargs):
+            time.sleep(0.02)
+            yield step
+
+
+def test_the_end_of_the_queue_waits_for_its_thread():
+    drafter = ModelDrafter(DRAFTER)
+
+    async def decode():
+        async with BatchQueue(MODEL, Slow(drafter, rule="match")) as queue:
+            sequence = queue.submit([4, 5], max_new_tokens=200, seed=1)
+            await anext(aiter(sequence))
+        # Until its call has ended, a drafter refuses another one.
+        ids = torch.tensor([PROMPTS[0][0]])
+        generate(MODEL, ids, drafter=drafter, rule="match", max_new_tokens=2, seed=1)
+        return await last_of(sequence)
+
+    assert run(decode()).finished == "cancelled"
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_batch_that_no_thread_has_begun_when_the_queue_ends(fails, monkeypatch):
+    opened = threading.Event()
+
+    def fail(*_, **__):
+        raise MemoryError("planted")
+
+    async def decode():
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(1))
+        loop.run_in_executor(None, opened.wait, SECONDS)
+        async with queue_of() as queue:
+            if fails:
+                monkeypatch.setattr(queue.decoder, "stream", fail)
+            sequence = queue.submit([4, 5], max_new_tokens=200, seed=1)
+            await asyncio.sleep(0.01)  # the batch now waits for the only thread
+            loop.call_later(0.05, opened.set)
+        return await last_of(sequence)
+
+    if fails:
+        with pytest.raises(MemoryError, match="planted"):
+            run(decode())
+    else:
+        assert run(decode()).finished == "cancelled"
 
 
 @pytest.mark.parametrize(
@@ -105,9 +179,15 @@ def test_sequences_that_wait_when_the_queue_ends_are_told_so():
     [
         (dict(input_ids=[]), ValueError, "input_ids must have 1 to 254 tokens, got 0"),
         (dict(input_ids=[4] * 255), ValueError, "input_ids must have 1 to 254 tokens, got 255"),
-        (dict(input_ids=["a"]), TypeError, "must be an integer, got 'a'"),
+        (dict(input_ids=["a"]), TypeError, r"input_ids\[0\] must be an integer in .*, got 'a'"),
+        (dict(input_ids=[4, 67]), ValueError, r"input_ids\[1\] must be .* in \[0, 66\], got 67"),
+        (dict(input_ids=[-1]), ValueError, r"input_ids\[0\] must be .* in \[0, 66\], got -1"),
+        (dict(input_ids=[2**70]), ValueError, r"input_ids\[0\] must be .* in \[0, 66\], got"),
         (dict(max_new_tokens=0), ValueError, "max_new_tokens must be at least 1, got 0"),
+        (dict(max_new_tokens=256), ValueError, "max_new_tokens must be at most 255, .* got 256"),
         (dict(temperature=float("inf")), ValueError, "temperature must be finite and"),
+        (dict(temperature=1e39), ValueError, r"temperature must be .* in float32, got 1e\+39"),
+        (dict(top_p=1e-46), ValueError, r"top_p must be in \(0, 1\] in float32, got 1e-46"),
         (dict(top_p=0.0), ValueError, r"top_p must be in \(0, 1\], got 0.0"),
         (dict(top_k=[3]), TypeError, r"top_k must be an integer >= 0, got \[3\]"),
         (dict(seed=2**63), ValueError, r"seed must be in \[-2\*\*63, 2\*\*63\), got"),

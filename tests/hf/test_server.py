@@ -216,11 +216,11 @@ def test_a_server_that_ends_does_not_decode_its_batch_to_the_end(application):
             request = asyncio.create_task(client.post("/generate", json=asked))
             while not decoder.new:
                 await asyncio.sleep(0.01)
-        while decoder.running:
-            await asyncio.sleep(0.01)
-        request.cancel()
+        assert not decoder.running
+        return (await request).json()
 
-    asyncio.run(asyncio.wait_for(begin_and_end(), SECONDS))
+    answer = asyncio.run(asyncio.wait_for(begin_and_end(), SECONDS))
+    assert answer["details"] == {"finish_reason": "cancelled", "seed": 1}
     assert max(decoder.new.values()) < 150
 
 
@@ -251,6 +251,9 @@ def test_without_a_seed_texts_differ_and_can_be_repeated(server):
         (body("abc", temperature=-1.0), "temperature"),
         (body("abc", top_p=0), "top_p"),
         (body("abc", seed=2**63), "seed"),
+        (body("abc", temperature=1e39), "temperature must be finite and >= 0 in float32"),
+        (body("abc", top_p=1e-46), "top_p must be in (0, 1] in float32"),
+        (body("abc", max_new_tokens=300), "max_new_tokens must be at most 255"),
         (body(""), "input_ids must have 1 to 192 tokens, got 0"),
         (body("a" * 200), "input_ids must have 1 to 192 tokens, got 200"),
         ({"inputs": "abc", "stream": True}, "stream"),

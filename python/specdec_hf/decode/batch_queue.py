@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -12,17 +12,21 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 from specdec_hf.arguments import check_integer, check_integers
-from specdec_hf.cache.protocol import context_length
+from specdec_hf.cache.protocol import context_length, vocab_size_of
 from specdec_hf.decode.generate import SpeculativeDecoder
 from specdec_hf.decode.streaming import Step
 from specdec_hf.hf_arguments.sampling import make_sampling, sequence_seeds
 
-_ENDED = "the queue of the sequence must not have ended before its batch begins"
+_ENDED = "the BatchQueue has ended; submit within its `async with`"
 
 
 @dataclass
 class QueuedSequence:
     """A sequence of a `BatchQueue`; ``async for`` gives the `Step` of each of its rounds.
+
+    ``finished`` of the last one is "eos"; "length" where the sequence has its max_new_tokens;
+    "criteria" where a stop string of the decoder ended it; or "cancelled", also where the queue
+    ended first. A last step without a round has no tokens, and its ``sequence`` is -1.
 
     Attributes:
         input_ids: its prompt.
@@ -30,6 +34,7 @@ class QueuedSequence:
         sampling: its ``seed``, ``temperature``, ``top_k``, ``top_p`` and ``min_p``.
         cancelled: set it, and the sequence leaves its batch after the round that runs; or, where it
             still waits, is never decoded.
+        steps: those that are not read yet, or the error that ends them.
     """
 
     input_ids: tuple[int, ...]
@@ -37,6 +42,13 @@ class QueuedSequence:
     sampling: dict[str, Any]
     cancelled: bool = False
     steps: asyncio.Queue[Step | Exception] = field(default_factory=asyncio.Queue)
+    _has_last: bool = field(default=False, init=False, repr=False)
+
+    def _put(self, step: Step | Exception) -> None:
+        """Append a step, or the error that is the last; nothing follows the last."""
+        if not self._has_last:
+            self._has_last = isinstance(step, Exception) or bool(step.finished)
+            self.steps.put_nowait(step)
 
     async def __aiter__(self) -> AsyncIterator[Step]:
         finished = ""
@@ -53,8 +65,8 @@ class BatchQueue:
 
     Those that wait when a batch ends are the next batch, in the order of their submission. Each has
     its own length, sampling parameters and seed. The model runs in a thread, one batch at a time.
-    When the queue ends, its batch ends after the round that runs, and sequences that still wait
-    raise RuntimeError.
+    When the queue ends, its batch ends after the round that runs, for which the end of ``async
+    with`` waits, and sequences that still wait raise RuntimeError.
 
     Args:
         model: a causal language model.
@@ -73,7 +85,7 @@ class BatchQueue:
     def __init__(self, model: Any, decoder: SpeculativeDecoder, batch_size: int = 8) -> None:
         self.model, self.decoder = model, decoder
         self.batch_size = check_integer("batch_size", batch_size, 1)
-        self._waiting: asyncio.Queue[QueuedSequence] = asyncio.Queue()
+        self._waiting: asyncio.Queue[QueuedSequence | None] = asyncio.Queue()  # None ends it
         self._batch: list[QueuedSequence] = []
         self._ended = False
 
@@ -83,11 +95,13 @@ class BatchQueue:
 
     async def __aexit__(self, *_: object) -> None:
         self._ended = True
-        self._task.cancel()
-        for sequence in self._batch:  # so that the thread that decodes ends too
+        for sequence in self._batch:
             sequence.cancelled = True
         while not self._waiting.empty():
-            self._waiting.get_nowait().steps.put_nowait(RuntimeError(_ENDED))
+            if waiting := self._waiting.get_nowait():
+                waiting._put(_cancelled() if waiting.cancelled else RuntimeError(_ENDED))
+        self._waiting.put_nowait(None)
+        await asyncio.wait([self._task])  # a cancelled wait does not cancel the task
 
     def submit(
         self,
@@ -103,7 +117,7 @@ class BatchQueue:
         """Let a sequence wait for its batch.
 
         Args:
-            input_ids: the prompt, at least one token.
+            input_ids: the prompt, at least one token, each in [0, vocab_size).
             max_new_tokens: at least 1. With the prompt, at most what the model was made for.
             seed, temperature, top_k, top_p, min_p: as in `generate` with ``do_sample=True``.
                 Temperature 0 is greedy.
@@ -115,9 +129,12 @@ class BatchQueue:
         """
         if self._ended:
             raise RuntimeError(_ENDED)
-        prompt = check_integers("input_ids", input_ids)
+        prompt = check_integers("input_ids", input_ids, 0, vocab_size_of(self.model) - 1)
         check_integer("max_new_tokens", max_new_tokens, 1)
         length = context_length(self.model)
+        if length is not None and max_new_tokens >= length:
+            rule = f"at most {length - 1}, one less than the model's context length"
+            raise ValueError(f"max_new_tokens must be {rule}, got {max_new_tokens}")
         longest = None if length is None else length - max_new_tokens
         if not prompt or (longest is not None and len(prompt) > longest):
             rule = "at least 1 token" if longest is None else f"1 to {longest} tokens"
@@ -132,19 +149,28 @@ class BatchQueue:
         return sequence
 
     async def _run(self) -> None:
-        while True:
-            self._batch.clear()
-            while not self._batch or (
-                len(self._batch) < self.batch_size and not self._waiting.empty()
-            ):
-                sequence = await self._waiting.get()
-                if not sequence.cancelled:
-                    self._batch.append(sequence)
+        while await self._next_batch():
+            last: Step | Exception = _cancelled()
             try:
                 await asyncio.to_thread(self._decode, asyncio.get_running_loop())
             except Exception as error:
+                last = error
+            finally:
                 for sequence in self._batch:
-                    sequence.steps.put_nowait(error)
+                    sequence._put(last)
+
+    async def _next_batch(self) -> bool:
+        """Wait for the sequences of the next batch; False where the queue has ended."""
+        self._batch.clear()
+        while not self._batch or (len(self._batch) < self.batch_size and not self._waiting.empty()):
+            sequence = await self._waiting.get()
+            if sequence is None:
+                return False
+            if sequence.cancelled:
+                sequence._put(_cancelled())
+            else:
+                self._batch.append(sequence)
+        return True
 
     def _decode(self, loop: asyncio.AbstractEventLoop) -> None:
         """Decode the batch, and give each sequence its steps."""
@@ -158,6 +184,7 @@ class BatchQueue:
             ends = [s.cancelled or new >= s.max_new_tokens for s in batch]
             return torch.tensor(ends, device=input_ids.device)
 
+        counts = [0] * len(batch)
         sampling = {name: [s.sampling[name] for s in batch] for name in batch[0].sampling}
         for step in self.decoder.stream(
             self.model,
@@ -168,4 +195,19 @@ class BatchQueue:
             stopping_criteria=[ended],
             **sampling,
         ):
-            loop.call_soon_threadsafe(batch[step.sequence].steps.put_nowait, step)
+            sequence = batch[step.sequence]
+            counts[step.sequence] += len(step.tokens)
+            reason = _reason(step.finished, sequence, counts[step.sequence])
+            loop.call_soon_threadsafe(sequence._put, replace(step, finished=reason))
+
+
+def _cancelled() -> Step:
+    """The last step of a sequence that has no round to end with."""
+    return Step(-1, [], [], [], "cancelled")
+
+
+def _reason(reason: str, sequence: QueuedSequence, count: int) -> str:
+    """Why a sequence of ``count`` new tokens ended, where the batch knows it as "criteria"."""
+    if reason == "criteria" and count == sequence.max_new_tokens:
+        return "length"
+    return "cancelled" if reason == "criteria" and sequence.cancelled else reason
