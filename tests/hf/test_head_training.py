@@ -7,6 +7,7 @@ import torch
 from specdec_hf import generate
 from specdec_hf.drafters.heads.eagle3 import Eagle3Drafter
 from specdec_hf.heads.files import load_head
+from specdec_hf.heads.training import report
 from specdec_hf.heads.training.chat import ChatFormat
 from specdec_hf.heads.training.pipeline import Pipeline, Progress, TrainingSettings
 from specdec_hf.heads.training.sampling import converse
@@ -318,3 +319,18 @@ def test_states_of_another_size_are_refused(target, texts, tmp_path):
     file.write_bytes(file.read_bytes()[:-2])
     with pytest.raises(ValueError, match=r"states.bin must have \d+ bytes, for \d+ tokens, got"):
         trained(target, tmp_path, texts=texts)
+
+
+def test_the_card_counts_what_was_measured_and_unrolled(whole, monkeypatch):
+    pipeline, head = whole
+    monkeypatch.setattr(report, "MEASURED", 1)
+    given = report.collect_report(
+        pipeline, head, target="T", licence="Apache-2.0 (T)", command="train", data="texts"
+    )
+    assert given["held_out_texts"] > given["measured_texts"] == 1
+    card = report.model_card(given, picture=False)
+    assert f"Measured on 1 of {given['held_out_texts']} texts that took no part" in card
+    assert "3 draft steps, labels" in card
+    shares = ("greedy_acceptance", "sampled_acceptance")
+    single = given | {name: given[name][:1] for name in shares}
+    assert "1 draft step, labels" in report.model_card(single, picture=False)

@@ -211,7 +211,10 @@ def _licence(source: Source) -> str:
 def _data(prompts: list[str], texts: list[str]) -> str:
     """Where the texts come from, for the model card."""
     if texts:
-        return "those that were given"
+        return (
+            "those that were given, in pieces; a text may have pieces in training and among those "
+            "that take no part in it"
+        )
     if prompts:
         return "prompts that were given, and the target's answers"
     return (

@@ -13,7 +13,7 @@ import transformers
 
 from specdec_hf.heads.base import Head
 from specdec_hf.heads.training.kinds import KINDS
-from specdec_hf.heads.training.pipeline import Pipeline
+from specdec_hf.heads.training.pipeline import MEASURED, Pipeline
 from specdec_hf.heads.training.texts import is_held_out, read_conversations
 
 REPORT, CARD, PICTURE = "report.json", "README.md", "training.svg"
@@ -44,6 +44,7 @@ def collect_report(
         "texts": len(texts),
         "tokens": sum(len(one.tokens) for one in texts),
         "held_out_texts": sum(map(is_held_out, texts)),
+        "measured_texts": min(MEASURED, sum(map(is_held_out, texts))),
         "steps": curves.steps[-1],
         "seconds": {name: round(value, 1) for name, value in pipeline.seconds.items()},
         "loss": curves.losses[-1],
@@ -78,6 +79,7 @@ def model_card(report: dict[str, Any], *, picture: bool) -> str:
             zip(report["greedy_acceptance"], report["sampled_acceptance"], strict=True), start=1
         )
     ]
+    depth = len(rows)
     times = ", ".join(f"{name} {value / 60:.1f} min" for name, value in seconds.items())
     lines = [
         "---",
@@ -100,16 +102,16 @@ def model_card(report: dict[str, Any], *, picture: bool) -> str:
         "",
         f"- Data: {report['texts']:,} texts of {report['tokens']:,} tokens: {report['data']}.",
         f"- Steps: {report['steps']:,} of {settings['batch_size']} texts, "
-        f"{settings['draft_steps']} draft steps, labels are the target's probabilities.",
+        f"{depth} draft step{'s' * (depth > 1)}, labels are the target's probabilities.",
         f"- Time: {times}, on {report['threads']} threads of {report['machine']} "
         f"({report['device']}, {report['dtype']}).",
         f"- Command: `{report['command']}`",
         "",
         "## Acceptance",
         "",
-        f"Measured on {report['held_out_texts']} texts that took no part in training, for each "
-        "draft step after accepted ones: how often the greedy draft is the target's choice, and "
-        "the acceptance probability of a drawn draft at temperature 1.",
+        f"Measured on {report['measured_texts']} of {report['held_out_texts']} texts that took no "
+        "part in training, for each draft step after accepted ones: how often the greedy draft is "
+        "the target's choice, and the acceptance probability of a drawn draft at temperature 1.",
         "",
         "| draft step | greedy | temperature 1 |",
         "|---|---|---|",
