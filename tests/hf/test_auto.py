@@ -3,6 +3,7 @@
 import pytest
 import torch
 from specdec_hf import generate
+from specdec_hf.cli.bench_configs import drafts_on_host
 from specdec_hf.drafters.trees.auto import HEAD_FOLDER, AutoDrafter
 from specdec_hf.heads.files import save_head
 from support import hf_models
@@ -71,3 +72,10 @@ def test_a_head_that_cannot_be_read_is_refused(target, tmp_path):
     (tmp_path / HEAD_FOLDER).mkdir()
     with pytest.raises(ValueError, match=r"config\.json"):
         run(target, "auto")
+
+
+def test_the_drafts_of_a_head_are_no_time_of_the_loop(target, tmp_path):
+    """In the figures of ``bench``."""
+    assert drafts_on_host("auto", AutoDrafter(), target)
+    save_head(head_for(target), tmp_path / HEAD_FOLDER, torch.float32)
+    assert not drafts_on_host("auto", AutoDrafter(), target)

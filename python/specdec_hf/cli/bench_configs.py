@@ -106,15 +106,23 @@ def make_configs(
                 ", ".join([*words, *last]),
                 decoder,
                 schedule=schedule,
-                drafts_on_host=all(map(_drafts_on_host, settings.drafter)),
+                drafts_on_host=all(
+                    drafts_on_host(name, drafter, loaded.model)
+                    for name, drafter in zip(settings.drafter, mine, strict=True)
+                ),
             )
         )
     return configs, left_out
 
 
-def _drafts_on_host(drafter: str) -> bool:
-    entry = DRAFTERS.get(drafter.partition(":")[0])
-    return drafter == "none" or (entry is not None and entry.folder not in ("models", "heads"))
+def drafts_on_host(name: str, drafter: Any, model: Any) -> bool:
+    """Whether a drafter of this name computes nothing of a model when it drafts for one."""
+    from specdec_hf.drafters.trees.auto import AutoDrafter
+
+    if isinstance(drafter, AutoDrafter):
+        return not drafter.has_head(model)
+    entry = DRAFTERS.get(name.partition(":")[0])
+    return name == "none" or (entry is not None and entry.folder not in ("models", "heads"))
 
 
 def first_of_each_category(prompts: list[Prompt], limit: int | None) -> list[Prompt]:

@@ -72,6 +72,10 @@ class AutoDrafter(TreeDrafter):
     def commit(self, lengths: NDArray[np.int64], outcome: TreeOutcome | None) -> None:
         self._merged.commit(lengths, outcome)
 
+    def has_head(self, model: Any) -> bool:
+        """Whether a head lies beside a target; ValueError for one that cannot be read."""
+        return self._head_of(model) is not None
+
     def _head_of(self, model: Any) -> Eagle3Drafter | None:
         name = getattr(model.config, "_name_or_path", "")
         folder = Path(name) / HEAD_FOLDER
