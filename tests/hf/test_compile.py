@@ -285,6 +285,12 @@ def test_beams_are_not_compiled(llama):
         decode(llama, (9,), compile=True, num_beams=2)
 
 
+@pytest.mark.parametrize("drafter", ["early_exit:1", "layer_skip:1-1"])
+def test_drafters_that_make_the_forward_themselves_are_not_compiled(llama, drafter):
+    with pytest.raises(ValueError, match="compile must be False with a drafter that makes"):
+        decode(llama, (9,), compile=True, drafter=drafter)
+
+
 @pytest.mark.slow
 def test_the_code_of_the_page_runs(llama):
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/compile.md").read_text(), re.DOTALL)

@@ -22,6 +22,11 @@ def check_options(call: Call, options: Options, drafter: Drafter | TreeDrafter |
             "output_hidden_states must be False with a drafter that makes the target's forward "
             f"itself, got {describe(drafter)}"
         )
+    if options.compile and forwards:
+        raise ValueError(
+            "compile must be False with a drafter that makes the target's forward itself, "
+            f"got True with {describe(drafter)}"
+        )
     check_kind(options.cache)
     if options.fixed_width is not None:
         _check_fixed_width(options, drafter, forwards=forwards)
