@@ -160,6 +160,15 @@ def test_a_wrong_forward_is_found_and_the_call_runs_eagerly(monkeypatch, wrong):
 
 
 @pytest.mark.slow
+def test_a_comparison_that_a_call_left_out_is_made_by_the_next(monkeypatch):
+    model = build("llama")
+    monkeypatch.setattr(compiled.CompiledForward, "_point_to", wrong_slots)
+    assert decode(model, (9,), compile=True, self_check=False).stats.compiled.eager == ""
+    with pytest.warns(UserWarning, match="its logits differ"):
+        decode(model, (9,), compile=True)
+
+
+@pytest.mark.slow
 def test_a_wrong_mask_is_found(monkeypatch):
     """Negative control: padding is seen as if it were text."""
     model = build("llama")

@@ -68,7 +68,7 @@ class CompiledForward:
         self._twin.eval()
         # Keys and values [1, H, 0, D] of each layer; None for one without a cache of its own.
         self._like: list[tuple[torch.Tensor, torch.Tensor] | None] = []
-        self._warm: dict[tuple[bool, bool], str | None] = {}
+        self._warm: dict[tuple[bool, bool], bool] = {}  # whether logits were compared
         self._lock = threading.RLock()  # the place and the buffers are those of one forward
 
     def _replace(self, number: int, layer: Any) -> Any:
@@ -122,18 +122,22 @@ class CompiledForward:
         key = (padded, tree)
         if model.training:
             return "it is in training mode"
-        if self._warm.get(key, "") is not None:
-            started = time.perf_counter()
-            try:
-                with self._lock, _compile_settings(), undisturbed(model), torch.inference_mode():
-                    self._warm[key] = self._difference(model, padded, tree, check)
-            except PASSING:
-                raise
-            except Exception as error:
-                self._warm[key] = f"torch.compile raised {one_line(error)}"
-            finally:
-                self.seconds += time.perf_counter() - started
-        return self._warm[key]
+        if key in self._warm and (self._warm[key] or not check):
+            return None
+        started = time.perf_counter()
+        try:
+            # In this order: a check of another thread runs forwards while it holds the model.
+            with undisturbed(model), self._lock, _compile_settings(), torch.inference_mode():
+                reason = self._difference(model, padded, tree, check)
+        except PASSING:
+            raise
+        except Exception as error:
+            return f"torch.compile raised {one_line(error)}"
+        finally:
+            self.seconds += time.perf_counter() - started
+        if reason is None:
+            self._warm[key] = check
+        return reason
 
     def _difference(self, model: Any, padded: bool, tree: bool, check: bool) -> str | None:
         plan = CheckPlan(model, 1 + padded, padded, tree)
