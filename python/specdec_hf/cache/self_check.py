@@ -11,7 +11,6 @@ forward of each whole sequence alone, without cache or padding.
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,13 +30,11 @@ from specdec_hf.cache.own_logits import (
     padded_prompt,
 )
 from specdec_hf.cache.spec_cache import FIRST, SINGLE, SpecCache
-from specdec_hf.cache.undisturbed import undisturbed
+from specdec_hf.cache.undisturbed import changing, undisturbed
 
 # The loop itself names logits that are not finite.
 _NOT_FINITE = "the model's logits are not finite or all equal"
 _SEPARATE = ("dynamic", "none", "snapshot")  # caches that feed one sequence after the other
-
-_checking = threading.RLock()  # a check changes the model while it runs
 
 
 def check_fit(
@@ -76,7 +73,7 @@ def check_fit(
             num_sequences = 2  # even without padding
         encoded = encoded.select([b % encoded.batch_size for b in range(num_sequences)])
     key = (*configuration(model), kind, padded, tree, names)
-    with _checking:
+    with changing:
         fit = known.get(key)
         if fit is None:
             with undisturbed(model), torch.inference_mode():

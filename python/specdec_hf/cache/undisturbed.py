@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,10 +12,20 @@ import torch
 # Hooks of these libraries make a model run at all; other hooks are the caller's.
 _LIBRARIES = ("torch", "transformers", "accelerate", "peft")
 
+changing = threading.RLock()  # held while a model is changed for its checks
+
 
 @contextmanager
 def undisturbed(model: Any) -> Iterator[None]:
-    """Run forwards that leave no trace in the model or in the random state."""
+    """Run forwards that leave no trace in the model or in the random state.
+
+    Two threads would restore each other's changes, so one of them waits.
+    """
+    with changing:
+        yield from _undisturbed(model)
+
+
+def _undisturbed(model: Any) -> Iterator[None]:
     kept = [(module, dict(vars(module)), dict(module._buffers)) for module in model.modules()]
     devices = [model.device] if model.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
