@@ -274,6 +274,19 @@ def test_packed_layers_compute_what_linear_layers_do(dtype, size):
         torch.testing.assert_close(got, linear(x), rtol=1e-2, atol=1e-2)
 
 
+def test_weights_that_begin_at_one_address_are_packed_apart():
+    whole = torch.nn.Linear(48, 64, bias=False)
+    if packed_linear.unpacked_reason(whole) is not None:
+        pytest.skip(packed_linear.unpacked_reason(whole))
+    part = torch.nn.Linear(48, 16, bias=False)
+    part.weight = torch.nn.Parameter(whole.weight.detach()[:16])
+    packed = [PackedLinear(whole), PackedLinear(part)]
+    x = torch.randn(2, 3, 48)
+    with torch.inference_mode():
+        for got, linear in zip(packed, (whole, part), strict=True):
+            torch.testing.assert_close(got(x), linear(x), rtol=1e-4, atol=1e-4)
+
+
 def test_layers_that_are_no_plain_linear_layers_stay():
     class Own(torch.nn.Linear):
         pass

@@ -5,8 +5,8 @@ with 2 to 32 tokens then cost 1.5 to 2.5 times what reading the weight costs. on
 in blocks that its kernels read at the speed of memory; ``torch.compile`` uses the same layout where
 it freezes a model. Packed weights are a second copy: the model keeps its own.
 
-The op takes the model's own weight and finds the packed copy by its address. So one compiled graph
-serves all layers, and its inputs are ordinary tensors.
+The op takes the model's own weight and finds the packed copy by its address, shape and dtype. So
+one compiled graph serves all layers, and its inputs are ordinary tensors.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from torch.nn.functional import linear
 
 _library = torch.library.Library("specdec_hf", "DEF")
 _library.define("packed_linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
-_packed: dict[int, torch.Tensor] = {}  # address of a weight -> its packed copy
+_Place = tuple[int, torch.Size, torch.dtype]  # address, shape and dtype of a weight
+_packed: dict[_Place, torch.Tensor] = {}
 
 
 def _packed_linear(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
-    copy = _packed.get(weight.data_ptr())
+    copy = _packed.get(_place_of(weight))
     if copy is None:
         return linear(x, weight, bias)
     y: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(x, copy, bias, "none", [], "")
@@ -54,7 +55,7 @@ class PackedLinear(torch.nn.Module):
         super().__init__()
         self._parameters = linear._parameters
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        self._state: tuple[int, int] | None = None
+        self._state: tuple[_Place, int] | None = None
         self._forget: Any = None
         self.refresh()
 
@@ -65,7 +66,7 @@ class PackedLinear(torch.nn.Module):
     def refresh(self) -> None:
         """Pack the weight again if it has changed since the last time."""
         weight: Any = self.weight
-        state = (weight.data_ptr(), weight._version)
+        state = (_place_of(weight), weight._version)
         if state == self._state:
             return
         if self._state is not None:
@@ -78,10 +79,14 @@ class PackedLinear(torch.nn.Module):
         self._forget = weakref.finalize(self, _forget, state[0], copy)
 
 
-def _forget(address: int, copy: torch.Tensor) -> None:
+def _place_of(weight: torch.Tensor) -> _Place:
+    return weight.data_ptr(), weight.shape, weight.dtype
+
+
+def _forget(place: _Place, copy: torch.Tensor) -> None:
     """Drop a packed copy, unless the weight was packed again by another layer since."""
-    if _packed.get(address) is copy:
-        del _packed[address]
+    if _packed.get(place) is copy:
+        del _packed[place]
 
 
 def unpacked_reason(module: torch.nn.Module) -> str | None:
