@@ -238,11 +238,13 @@ def test_the_model_is_as_before_and_its_graphs_go_with_it():
 
 
 @pytest.mark.slow
-def test_changed_weights_are_packed_again():
+@pytest.mark.parametrize("hidden", [False, True], ids=["parameter", "data"])
+def test_changed_weights_are_packed_again(hidden):
     model = build("llama")
     decode(model, (9,), compile=True)
+    weight = model.lm_head.weight.data if hidden else model.lm_head.weight
     with torch.no_grad():
-        model.lm_head.weight.copy_(model.lm_head.weight.flip(0))
+        weight.copy_(weight.flip(0))
     eager = decode(model, (9,))
     assert torch.equal(decode(model, (9,), compile=True).sequences, eager.sequences)
 
@@ -272,6 +274,22 @@ def test_packed_layers_compute_what_linear_layers_do(dtype, size):
     with torch.inference_mode():
         got = PackedLinear(linear)(x)
         torch.testing.assert_close(got, linear(x), rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("columns", [6, 7, 8])
+def test_any_changed_number_and_any_order_of_columns_changes_the_digest(dtype, columns):
+    generator = torch.Generator("cpu").manual_seed(0)
+    weight = torch.randn(11, columns, generator=generator).to(dtype)[1:]
+    before = packed_linear._digest(weight)
+    assert torch.equal(packed_linear._digest(weight.clone()), before)
+    for changed in (weight.flip(0), weight.flip(1)):
+        assert not torch.equal(packed_linear._digest(changed), before)
+    for i in range(weight.numel()):
+        changed = weight.clone()
+        changed.view(-1)[i] *= 1.01  # the smallest step of bfloat16 is 1/128
+        if not torch.equal(changed, weight):
+            assert not torch.equal(packed_linear._digest(changed), before)
 
 
 def test_weights_that_begin_at_one_address_are_packed_apart():

@@ -56,6 +56,7 @@ class PackedLinear(torch.nn.Module):
         self._parameters = linear._parameters
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self._state: tuple[_Place, int] | None = None
+        self._contents = torch.empty(0)
         self._forget: Any = None
         self.refresh()
 
@@ -64,10 +65,15 @@ class PackedLinear(torch.nn.Module):
         return y
 
     def refresh(self) -> None:
-        """Pack the weight again if it has changed since the last time."""
+        """Pack the weight again if it has changed since the last time.
+
+        Writes to ``weight.data``, as libraries make that merge adapters, leave the address and
+        the version of a weight as they are, so the contents are compared too.
+        """
         weight: Any = self.weight
         state = (_place_of(weight), weight._version)
-        if state == self._state:
+        contents = _digest(weight.detach())
+        if state == self._state and torch.equal(contents, self._contents):
             return
         if self._state is not None:
             self._forget()
@@ -76,7 +82,29 @@ class PackedLinear(torch.nn.Module):
         _packed[state[0]] = copy
         # The weight lives as long as this object, so no other tensor gets its address meanwhile.
         self._held, self._state = weight.detach(), state
+        self._contents = contents
         self._forget = weakref.finalize(self, _forget, state[0], copy)
+
+
+def _digest(weight: torch.Tensor) -> torch.Tensor:
+    """What tells changed contents: the sum of the bits of each row, and all bits of three rows.
+
+    Args:
+        weight: [N, K], contiguous.
+
+    Returns:
+        int64, of one dimension. Sums wrap around. They miss that numbers of a row change places,
+        which the three rows show where it happens in all rows.
+    """
+    rows, row_bytes = len(weight), weight.shape[1] * weight.element_size()
+    if rows == 0 or row_bytes == 0:
+        return torch.empty(0, dtype=torch.int64, device="cpu")
+    # As wide as a view can be: sums of int64 run at the speed of memory.
+    integers = {8: torch.int64, 4: torch.int32, 2: torch.int16}
+    begin = weight.storage_offset() * weight.element_size()
+    bits = weight.view(next(integers[n] for n in integers if row_bytes % n == begin % n == 0))
+    some = bits[[0, rows // 2, rows - 1]].flatten().long()
+    return torch.cat([bits.sum(dim=1, dtype=torch.int64), some])
 
 
 def _place_of(weight: torch.Tensor) -> _Place:
