@@ -196,13 +196,21 @@ def test_a_forward_that_raises_hands_over_to_the_model(llama, monkeypatch):
     assert "broken" in output.stats.compiled.eager
 
 
+def halve(module):
+    module.register_forward_hook(
+        lambda module, args, out: (out[0] / 2, *out[1:]) if isinstance(out, tuple) else out / 2
+    )
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
         (lambda model: setattr(model.lm_head, "forward", model.lm_head.forward), "was replaced"),
         (lambda model: model.train(), "it is in training mode"),
+        (lambda model: halve(model.model.layers[0]), "its module 'model.layers.0' has a hook"),
+        (lambda model: halve(model.lm_head), "its module 'lm_head' has a hook"),
     ],
-    ids=["patched", "training"],
+    ids=["patched", "training", "hook", "hook-of-linear"],
 )
 def test_a_model_that_cannot_be_compiled_says_why(change, reason):
     model = build("llama")
@@ -212,6 +220,54 @@ def test_a_model_that_cannot_be_compiled_says_why(change, reason):
     assert len(caught) == 1
     assert reason in output.stats.compiled.eager
     assert torch.equal(output.sequences, decode(model, (9,)).sequences)
+
+
+def other_head(model):
+    model.lm_head = torch.nn.Linear(32, 67, bias=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "change",
+    [
+        other_head,
+        lambda model: model.resize_token_embeddings(80),
+        lambda model: setattr(model.model.layers[0].self_attn, "scaling", 2.0),
+        lambda model: setattr(model.config, "rms_norm_eps", 0.5),
+        lambda model: model.set_attn_implementation("eager"),
+        lambda model: model.model.layers.insert(1, model.model.layers[1]),
+    ],
+    ids=["head", "embeddings", "attribute", "config", "attention", "layers"],
+)
+def test_a_changed_model_gets_a_new_forward(change):
+    model = build("llama")
+    decode(model, (9,), compile=True)
+    before = compiled.compiled_forward(model)
+    assert compiled.compiled_forward(model) is before
+    torch.manual_seed(0)
+    change(model)
+    eager = decode(model, (9,))
+    fast = decode(model, (9,), compile=True)
+    assert fast.stats.compiled.eager == ""
+    assert compiled.compiled_forward(model) is not before
+    assert torch.equal(fast.sequences, eager.sequences)
+
+
+@pytest.mark.slow
+def test_hooks_that_come_and_go_are_seen_in_each_call():
+    model = build("llama")
+    eager = decode(model, (9,))
+    decode(model, (9,), compile=True)
+    seen = []
+    handle = model.lm_head.register_forward_hook(lambda *_: seen.append(1))
+    with pytest.warns(UserWarning, match="has a hook"):
+        decode(model, (9,), compile=True)
+    assert seen
+    handle.remove()
+    again = decode(model, (9,), compile=True)
+    assert again.stats.compiled.eager == ""
+    assert again.stats.compiled.seconds == 0
+    assert torch.equal(again.sequences, eager.sequences)
 
 
 def test_another_cache_runs_eagerly(llama):

@@ -24,7 +24,7 @@ from specdec_hf.cache.own_logits import PASSING, logits_alone, one_line
 from specdec_hf.cache.self_check import largest_difference
 from specdec_hf.cache.spec_cache import SpecCache
 from specdec_hf.cache.spec_layer import SpecLayer
-from specdec_hf.cache.undisturbed import undisturbed
+from specdec_hf.cache.undisturbed import changing, undisturbed
 from specdec_hf.cache.widths import BUCKETS, Widths
 from specdec_hf.compiled.layers import (
     LayerBuffers,
@@ -32,36 +32,29 @@ from specdec_hf.compiled.layers import (
     Place,
     replaced_layer,
 )
-from specdec_hf.compiled.twin import make_twin, twin_reason
+from specdec_hf.compiled.twin import make_twin, structure_of, twin_reason
 
 # Dynamo gives up beyond this number of graphs of one function. A model needs four for each type of
 # its layers: for one token and for several, of one sequence and of a batch.
 MOST_GRAPHS = 64
 BACKEND = "inductor"  # of torch.compile
 _forwards: weakref.WeakKeyDictionary[Any, CompiledForward] = weakref.WeakKeyDictionary()
-_compiling = threading.RLock()
 
 
 class CompiledForward:
     """Runs forwards over the buffers of a `SpecCache`, in the place of a model.
 
     Args:
-        model: the causal language model; it is not changed.
+        model: the causal language model, for which `twin_reason` is None; it is not changed.
 
     Attributes:
         graphs: how many were made.
         seconds: how long the warm-ups took.
-
-    Raises:
-        ValueError: a model of which no twin can be made.
     """
 
     def __init__(self, model: Any) -> None:
-        reason = twin_reason(model)
-        if reason is not None:
-            raise ValueError(reason)
         self.graphs, self.seconds = 0, 0.0
-        self.made_for = (model.dtype, model.device)
+        self.made_for = structure_of(model)
         self._place, self._buffers = Place(), list[LayerBuffers]()
         self._graphs = LayerGraphs(model.dtype, BACKEND)
         self._twin, self._packed = make_twin(model, self._replace)
@@ -160,14 +153,17 @@ class CompiledForward:
 
 
 def compiled_forward(model: Any) -> CompiledForward:
-    """The compiled forward of a model, made at the first call.
+    """The compiled forward of a model, made at the first call and again where the model changed.
 
     Raises:
         ValueError: a model of which no twin can be made; the message says why.
     """
-    with _compiling:
+    with changing:  # hooks and attributes are the caller's
+        reason = twin_reason(model)
+        if reason is not None:
+            raise ValueError(reason)
         made = _forwards.get(model)
-        if made is None or made.made_for != (model.dtype, model.device):
+        if made is None or made.made_for != structure_of(model):
             made = _forwards[model] = CompiledForward(model)
     return made
 

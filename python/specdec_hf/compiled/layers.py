@@ -119,7 +119,7 @@ def replaced_layer(layer: Any, buffers: LayerBuffers, graphs: LayerGraphs) -> An
         # Transformers collects outputs by hooks, which cannot be traced. Those of the whole layer
         # run outside of the graph.
         hooks = module._forward_hooks
-        for number in [n for n, h in hooks.items() if _is_library_hook(h)]:
+        for number in [n for n, h in hooks.items() if is_library_hook(h)]:
             if module is not layer:
                 del hooks[number]
     run = graphs.of(layer)
@@ -139,5 +139,6 @@ def replaced_layer(layer: Any, buffers: LayerBuffers, graphs: LayerGraphs) -> An
     return outer
 
 
-def _is_library_hook(hook: Any) -> bool:
+def is_library_hook(hook: Any) -> bool:
+    """Whether Transformers put a hook on a module, which it does to collect outputs."""
     return str(getattr(hook, "__module__", "")).startswith("transformers.")

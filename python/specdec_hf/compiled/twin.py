@@ -8,12 +8,13 @@ decoder's layers are replaced.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from specdec_hf.cache.split_model import layer_list_name, unknown_structure
+from specdec_hf.compiled.layers import is_library_hook
 from specdec_hf.compiled.packed_linear import PackedLinear, unpacked_reason
 
 
@@ -25,7 +26,45 @@ def twin_reason(model: Any) -> str | None:
     for name, module in model.named_modules():
         if "forward" in vars(module) or hasattr(module, "_hf_hook"):
             return f"the forward of its module {name!r} was replaced"
+        hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+        if not all(is_library_hook(hook) for hook in hooks):
+            return f"its module {name!r} has a hook"
     return None
+
+
+def structure_of(model: Any) -> tuple[Any, ...]:
+    """What a twin takes over from a model: it serves the model while this is the same.
+
+    The values of parameters and buffers are left out, because a twin shares those.
+    """
+    modules = list(model.named_modules(remove_duplicate=False))
+    configs = {id(c): c for _, m in modules if (c := vars(m).get("config")) is not None}
+    return (
+        tuple((number, _plain_values(config)) for number, config in configs.items()),
+        tuple(
+            # A twin holds the dict of parameters, so that no other module has one of this number.
+            (name, type(module), type(module).forward, id(module._parameters),
+             _plain_values(module), _kinds(module._parameters), _kinds(module._buffers))
+            for name, module in modules
+        ),
+    )  # fmt: skip
+
+
+def _plain_values(owner: Any) -> tuple[Any, ...]:
+    plain = (bool, int, float, str, type(None), torch.dtype, torch.device)
+    return tuple(
+        # repr() tells True from 1, and NaN is equal to itself.
+        (name, repr(value))
+        for name, value in vars(owner).items()
+        if isinstance(value, plain) and name != "training"
+    )
+
+
+def _kinds(tensors: Mapping[str, torch.Tensor | None]) -> tuple[Any, ...]:
+    return tuple(
+        (name, None if x is None else (type(x), x.shape, x.dtype, x.device, x.stride()))
+        for name, x in tensors.items()
+    )
 
 
 def make_twin(
