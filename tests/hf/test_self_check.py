@@ -10,7 +10,6 @@ from specdec_hf.cache import check_plan, known_fits, self_check
 from specdec_hf.cache.plain import PlainCache
 from specdec_hf.cache.self_check import check_fit
 from specdec_hf.cache.spec_cache import FIRST, SINGLE, SpecCache
-from specdec_hf.cache.undisturbed import undisturbed
 from support import hf_models
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 
@@ -388,25 +387,3 @@ def test_a_short_context_is_checked_with_the_tokens_that_it_holds():
             fit = check_fit(model, "spec", padded=padded)
             assert fit.reason is None
             assert fit.difference is not None
-
-
-def test_two_threads_that_check_a_model_keep_its_hooks():
-    """The second must not take the model without its hooks for the caller's."""
-    model = hf_models.build("llama")
-    model.register_forward_hook(lambda *_: None)
-    entered = threading.Event()
-
-    def second():
-        entered.set()
-        with undisturbed(model), undisturbed(model):
-            done.wait(0.1)
-
-    done = threading.Event()
-    thread = threading.Thread(target=second)
-    with undisturbed(model):
-        thread.start()
-        entered.wait()
-        done.wait(0.05)
-    done.set()
-    thread.join()
-    assert len(model._forward_hooks) == 1
