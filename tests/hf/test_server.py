@@ -270,7 +270,7 @@ def test_a_failing_batch_fails_its_requests_and_the_server_goes_on(server):
     client, decoder = server
     decoder.fails = True
     assert client.post("/generate", json=body("abc")).status_code == 500
-    with pytest.raises(httpx.RemoteProtocolError):
+    with pytest.raises(httpx.TransportError):  # an early end, or a reset connection
         stream(client, body("abc"))
     decoder.fails = False
     assert stream(client, body("abc", max_new_tokens=3))[-1]["generated_text"]
