@@ -1,4 +1,4 @@
-"""The speed-up that Theorem 3.8 allows with measured acceptance and costs, and what is left of it.
+"""The speed-up of Theorem 3.8 with measured acceptance and costs, and the share of it reached.
 
 The theorem is that of Leviathan et al. 2023 (arXiv 2211.17192). It charges a round gamma draft
 steps and one forward of the target that costs as much as any other. Here a forward of g + 1 tokens
