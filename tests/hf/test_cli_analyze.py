@@ -110,6 +110,8 @@ def test_greedy_alone_has_no_lenience(folder, tmp_path):  # noqa: F811
         (["--ablate", "residual", "--temperature", "0"], "needs --temperature above 0"),
         (["--drafter", "none"], "--drafter must not be none"),
         (["--drafter", "nonsense/"], "--drafter must be"),
+        (["--drafter", "token_recycling"], "drafts trees, but analyze measures chains"),
+        (["--drafter", "early_exit:1"], "early_exit:1 cannot be analyzed: it computes a part of"),
         (["--temperature", "-1"], "--temperature must be finite and >= 0, got -1"),
         (["--temperature", "0", "--top-k", "3"], "--top-k needs --temperature above 0"),
         (["--limit", "0"], "--limit must be >= 1, got 0"),
@@ -126,21 +128,6 @@ def test_wrong_inputs_get_one_line(arguments, message, monkeypatch):
 
     monkeypatch.setattr("specdec_hf.cli.analyze.load_models", reached)
     assert message in one_line_error("analyze", *arguments)
-
-
-@pytest.mark.parametrize(
-    ("drafter", "message"),
-    [
-        ("token_recycling", "drafts trees, but analyze measures chains"),
-        ("early_exit:1", "cannot be analyzed: it computes a part of the target's forward"),
-    ],
-)
-def test_drafters_that_cannot_be_replayed_are_refused(folder, drafter, message, tmp_path):  # noqa: F811
-    (tmp_path / "prompts.jsonl").write_text(PROMPTS)
-    line = one_line_error(
-        "analyze", "--model", folder, "--prompts", tmp_path / "prompts.jsonl", "--drafter", drafter
-    )
-    assert f"--drafter {drafter} {message}" in line
 
 
 def test_a_missing_matplotlib_is_told_before_a_model_is_loaded(monkeypatch, tmp_path):

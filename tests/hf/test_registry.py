@@ -20,6 +20,8 @@ def test_every_entry_names_its_class(name):
     assert made.name == name
     for ability in ("draws", "reports_confidence", "several"):
         assert getattr(made, ability, False) == getattr(entry, ability), ability
+    own_forward = issubclass(made, Drafter) and made.forward is not Drafter.forward
+    assert entry.makes_forward == own_forward
     assert entry.summary
     assert entry_of(usage(name).replace("[", "").replace("]", "")) is entry
 

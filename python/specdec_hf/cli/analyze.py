@@ -19,6 +19,8 @@ from specdec_hf.cli.checks import (
     Sources,
     check,
     check_limit,
+    has_own_tree,
+    makes_forward,
 )
 from specdec_hf.cli.files import check_folder, check_json
 from specdec_hf.cli.prompts import Prompt, read_prompts, shipped_prompts
@@ -32,7 +34,6 @@ from specdec_hf.cli.run import (
     progress_bar,
 )
 from specdec_hf.cli.terminal import fail
-from specdec_hf.drafters.registry import DRAFTERS
 from specdec_hf.schedules.base import LONGEST_DRAFT
 
 if TYPE_CHECKING:
@@ -143,9 +144,13 @@ def _check_drafters(settings: Settings) -> Sources:
     for name in settings.drafter:
         if name == "none":
             fail("--drafter must not be none: without drafts there is nothing to analyze")
-        entry = DRAFTERS.get(name.partition(":")[0])
-        if entry is not None and entry.own_tree:
+        if has_own_tree(name):
             fail(f"--drafter {name} drafts trees, but analyze measures chains")
+        if makes_forward(name):
+            fail(
+                f"--drafter {name} cannot be analyzed: it computes a part of the target's forward "
+                "and drafts within its rounds only; layers:N has the distribution of early_exit:N"
+            )
         alone = replace(settings, drafter=[name], sampling=dict(settings.sampling))
         found.append(check(alone))
     settings.sampling = alone.sampling
@@ -221,11 +226,6 @@ def _resolved(names: Sequence[str], loaded: Loaded) -> dict[str, Drafter]:
     for name, one in zip(names, given, strict=True):
         drafter = resolve_drafter(one, None)
         assert isinstance(drafter, Drafter)
-        if type(drafter).forward is not Drafter.forward:
-            fail(
-                f"--drafter {name} cannot be analyzed: it computes a part of the target's forward "
-                "and drafts within its rounds only; layers:N has the distribution of early_exit:N"
-            )
         if REPLAY_RULE not in drafter.rules:
             fail(
                 f"--drafter {name} cannot be analyzed: rule {REPLAY_RULE} cannot verify its "

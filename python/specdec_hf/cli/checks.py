@@ -92,6 +92,7 @@ def check(settings: Settings) -> Sources:
         check_text("--system", settings.system)
     _check_drafting(settings)
     _check_abilities(settings)
+    _check_forwards(settings)
     drafters = [_find_drafter(name) for name in settings.drafter]
     _check_rule(settings, drafters)
     return Sources(find_model("--model", settings.model), drafters)
@@ -170,6 +171,16 @@ def _check_abilities(settings: Settings) -> None:
             )
 
 
+def _check_forwards(settings: Settings) -> None:
+    """Refuse a drafter that makes forwards which are not compiled."""
+    name = settings.drafter[0]
+    if settings.compile and makes_forward(name) and len(settings.drafter) == 1:
+        fail(
+            f"--compile must not be given with --drafter {name}, which makes the model's forward "
+            "itself"
+        )
+
+
 def _check_schedule(schedule: str, *, trees: bool) -> None:
     name = schedule.partition(":")[0]
     check_choice(SCHEDULE, name, tuple(SCHEDULES))
@@ -205,6 +216,12 @@ def has_own_tree(name: str) -> bool:
     """Whether a ``--drafter`` drafts trees of its own."""
     entry = _named(name)
     return entry is not None and entry.own_tree
+
+
+def makes_forward(name: str) -> bool:
+    """Whether a ``--drafter`` makes the model's forward itself where it drafts alone."""
+    entry = _named(name)
+    return entry is not None and entry.makes_forward
 
 
 def _named(drafter: str) -> Entry | None:

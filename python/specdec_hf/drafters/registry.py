@@ -30,6 +30,7 @@ class Entry:
             drafter takes none.
         needs_value: whether there must be such a text.
         own_tree: whether it is a `TreeDrafter`, which drafts trees of its own.
+        makes_forward: whether it makes the target's forward itself, by `Drafter.forward`.
         draws, reports_confidence, several: as in `Drafter`.
     """
 
@@ -39,6 +40,7 @@ class Entry:
     value: str = ""
     needs_value: bool = False
     own_tree: bool = False
+    makes_forward: bool = False
     draws: bool = False
     reports_confidence: bool = False
     several: bool = False
@@ -102,6 +104,7 @@ DRAFTERS: dict[str, Entry] = {
         "the model's first N layers, which the verification does not run again",
         value="N",
         needs_value=True,
+        makes_forward=True,
         draws=True,
     ),
     "layer_skip": Entry(
@@ -110,6 +113,7 @@ DRAFTERS: dict[str, Entry] = {
         "the model without its layers A to B, counted from 0; those before A run once",
         value="A-B",
         needs_value=True,
+        makes_forward=True,
         draws=True,
     ),
     "eagle3": Entry(
@@ -149,6 +153,7 @@ DRAFTERS: dict[str, Entry] = {
         "the model's first layers and a trained exit in a folder",
         value=FOLDER,
         needs_value=True,
+        makes_forward=True,
         draws=True,
     ),
     "token_recycling": Entry(
