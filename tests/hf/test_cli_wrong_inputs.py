@@ -41,6 +41,8 @@ BEFORE_TORCH = [
     (["--prompt", "a", "--temperature", "-1"], "--temperature must be finite and >= 0, got -1"),
     (["--prompt", "a", "--temperature", "nan"], "--temperature must be finite"),
     (["--prompt", "a", "--temperature", "inf"], "--temperature must be finite"),
+    (["--prompt", "a", "--temperature", "1e39"], "must be finite and >= 0 in float32, got 1e+39"),
+    (["--prompt", "a", "--temperature", "1", "--top-p", "1e-46"], "(0, 1] in float32, got 1e-46"),
     (["--prompt", "a", "--temperature", "1", "--top-p", "0"], "--top-p must be in (0, 1], got 0.0"),
     (["--prompt", "a", "--temperature", "1", "--top-k", "-3"], "--top-k must be in [0, 2**31)"),
     (["--prompt", "a", "--temperature", "1", "--top-k", str(2**63)], "got 9223372036854775808"),

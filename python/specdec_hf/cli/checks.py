@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -100,8 +101,8 @@ def check(settings: Settings) -> Sources:
 
 def _check_sampling(settings: Settings) -> None:
     sampling = settings.sampling
-    if not 0 <= sampling["temperature"] < float("inf"):
-        fail(f"--temperature must be finite and >= 0, got {sampling['temperature']}")
+    temperature = sampling["temperature"]
+    _check_number("--temperature", temperature, "finite and >= 0", lambda x: 0 <= x < float("inf"))
     for name, value in sampling.items():
         if name != "temperature" and value is not None and not settings.do_sample:
             option = f"--{name.replace('_', '-')}"
@@ -109,10 +110,16 @@ def _check_sampling(settings: Settings) -> None:
     sampling |= {n: v for n, v in NEUTRAL.items() if sampling.get(n) is None}
     if not 0 <= sampling["top_k"] < 2**31:
         fail(f"--top-k must be in [0, 2**31), got {sampling['top_k']}")
-    if not 0 < sampling["top_p"] <= 1:
-        fail(f"--top-p must be in (0, 1], got {sampling['top_p']}")
-    if not 0 <= sampling["min_p"] <= 1:
-        fail(f"--min-p must be in [0, 1], got {sampling['min_p']}")
+    _check_number("--top-p", sampling["top_p"], "in (0, 1]", lambda x: 0 < x <= 1)
+    _check_number("--min-p", sampling["min_p"], "in [0, 1]", lambda x: 0 <= x <= 1)
+
+
+def _check_number(option: str, value: float, rule: str, holds: Callable[[float], bool]) -> None:
+    """Refuse a number that breaks its rule, as it is or in float32, which the ops read."""
+    if not holds(value):
+        fail(f"{option} must be {rule}, got {value}")
+    if not holds(ctypes.c_float(value).value):
+        fail(f"{option} must be {rule} in float32, got {value}")
 
 
 def _check_drafting(settings: Settings) -> None:
