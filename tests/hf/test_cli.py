@@ -4,9 +4,11 @@ import json
 
 import pytest
 from specdec_hf.cache.fit import Fit
+from specdec_hf.cli.compare import Turn
 from specdec_hf.cli.prompts import read_prompts, shipped_prompts
 from specdec_hf.cli.terminal import Terminal, visible
 from specdec_hf.cli.trace import ASCII_MARKS, MARKS, PieceStream, legend, marks_of, render
+from specdec_hf.decode import begin
 from specdec_hf.decode.streaming import Step, step_kinds
 from specdec_hf.drafters.registry import DRAFTERS, usage
 from support import cli_models, hf_models
@@ -48,6 +50,34 @@ def test_generate_samples_with_a_model_drafter(folder, tmp_path):  # noqa: F811
     assert says(result, "sampled outputs identical yes")
     assert "Say yes." in result.output
     assert "Say no." in result.output
+
+
+@pytest.mark.parametrize("sampling", [(), ("--temperature", 0.8, "--rule", "match")], ids=str)
+def test_generate_compares_forwards_of_one_width(folder, monkeypatch, sampling):  # noqa: F811
+    widths, fix_width = [], begin.fix_width
+
+    def spy(model, cache, width):
+        widths.append(width)
+        fix_width(model, cache, width)
+
+    monkeypatch.setattr(begin, "fix_width", spy)
+    result = invoke(
+        "generate", "--model", folder, "--prompt", "Say: one two one two one", "--max-new-tokens",
+        9, "--drafter", "layers:1", "--dtype", "bfloat16", "--fixed-width", 6, *sampling,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert says(result, "outputs identical yes")
+    assert "plain decoding in this library" in result.output
+    assert widths == [6] * 4  # with and without speculation, for the warm-up and the answer
+
+
+def test_a_difference_at_one_width_is_a_fault(folder, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(Turn, "identical", False)
+    asked = ("generate", "--model", folder, "--prompt", "a", "--dtype", "bfloat16")
+    result = invoke(*asked, "--max-new-tokens", 3, "--fixed-width", 6)
+    assert result.exit_code == 1, result.output
+    assert says(result, "speculation differs from plain decoding in this library")
+    assert invoke(*asked, "--max-new-tokens", 3).exit_code == 0
 
 
 def test_generate_drafts_a_tree(folder, tmp_path):  # noqa: F811

@@ -10,6 +10,7 @@ import torch
 from specdec_hf.cli import bench_configs, bench_figures, bench_runs
 from specdec_hf.cli.bench_runs import PLAIN, Answer, Batch, Config
 from specdec_hf.cli.synthetic_drafter import SyntheticDrafter
+from specdec_hf.decode.generate import SpeculativeDecoder
 from specdec_hf.drafters.context import History
 from specdec_hf.drafters.model_free.ngram_table import NgramTable
 from support.cli_models import END, folder, invoke, one_line_error  # noqa: F401
@@ -83,6 +84,41 @@ def test_ragged_batches_are_compared_greedily_and_sampled(folder, questions, tmp
         assert [answer["prompts"] for answer in row["answers"]] == [["0", "2"], ["1", "3"]]
         assert (row["identical"], other["identical"], row["categories"]) == (2, None, {})
         assert all(1 <= len(text) <= 5 for a in row["answers"] for text in a["texts"])
+
+
+@pytest.mark.slow
+def test_texts_of_one_width_are_compared_with_each_other(folder, questions, tmp_path):  # noqa: F811
+    report = tmp_path / "out.json"
+    result = invoke(
+        "bench", "--questions", questions, "--limit", 1, "--model", folder, "--max-new-tokens", 6,
+        "--drafter", "layers:1", "--dtype", "bfloat16", "--fixed-width", 8, "--runs", 1, "--json",
+        report,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    ((_, peer, *rows),) = [one["rows"] for one in json.loads(report.read_text())["results"]]
+    assert peer["name"] == "prompt lookup, Transformers"
+    assert [row["name"] for row in rows] == ["plain, specdec, width 8", "layers:1, width 8"]
+    assert [row["identical"] for row in rows] == [2, 2]
+
+
+def test_texts_must_equal_those_of_the_reference(monkeypatch):
+    """Those of other ways to generate must equal those of plain Transformers all the same."""
+    texts = {PLAIN: [[1]], "peer": [[1]], "ours": [[2]], "equal": [[2]], "other": [[1]]}
+
+    def answer(model, config, batch, arguments):
+        return Answer(batch.prompts, "", texts[config.name], 1.0, [1.0])
+
+    monkeypatch.setattr(bench_runs, "_answer", answer)
+    monkeypatch.setattr(bench_runs, "_generate", lambda *_: None)
+    decoder = SpeculativeDecoder()
+    every = [Config(PLAIN), Config("peer"), Config("ours", decoder, reference=True)]
+    every += [Config("equal", decoder), Config("other", decoder)]
+    batch = Batch(["p"], "", {"input_ids": torch.ones(1, 2)})
+    loaded, arguments = SimpleNamespace(model=None), {"max_new_tokens": 2}
+    pairs, _ = bench_runs.run_configs(loaded, every, [batch], arguments, 1, str)
+    same = {name: each[0].mine.identical for name, each in pairs.items()}
+    assert same == {"peer": True, "ours": True, "equal": True, "other": False}
+    assert all(each[0].plain.identical for each in pairs.values())
 
 
 def measured(monkeypatch, seconds, configs=("fast",), batches=4, runs=3):
@@ -286,6 +322,14 @@ def test_wrong_synthetic_input_is_one_line(arguments, message):
         (
             ["--questions", "Q", "--num-assistant-tokens-schedule", "egag"],
             "egag needs a drafter with a draft distribution or a confidence, got --drafter prom",
+        ),
+        (
+            ["--questions", "Q", "--fixed-width", "8", "--drafter", "auto"],
+            "--fixed-width must not be given with --drafter auto, which drafts trees",
+        ),
+        (
+            ["--questions", "Q", "--compile", "--drafter", "early_exit:1"],
+            "--compile must not be given with --drafter early_exit:1, which makes",
         ),
         (["--questions", "Q", "--json", "Q"], "--json would overwrite the input file"),
     ],

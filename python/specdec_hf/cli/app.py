@@ -141,6 +141,7 @@ def generate_command(
     seed: options.Seed = None,
     rule: options.Rule = "auto",
     compile: options.Compile = False,
+    fixed_width: options.FixedWidth = None,
     limit: options.Limit = None,
     compare: options.Compare = True,
     json_file: options.JsonFile = None,
@@ -182,6 +183,7 @@ def chat_command(
     seed: options.Seed = None,
     rule: options.Rule = "auto",
     compile: options.Compile = False,
+    fixed_width: options.FixedWidth = None,
 ) -> None:
     """Talk to a model; answers are printed as they come.
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from specdec_hf.cli.load import Loaded
 
 ALL = [name for name, entry in DRAFTERS.items() if not entry.needs_value]
+CHAINS = [name for name in ALL if not DRAFTERS[name].own_tree]
 PEERS = ("prompt_lookup", "assisted", "compiled", "llama.cpp")
 
 Questions = Annotated[
@@ -46,7 +47,8 @@ Measured = Annotated[
     list[str],
     options.drafter_option(
         "A drafter to measure, as for generate; a+b merges two. May be repeated.  [default: "
-        "each name that needs no value, and prompt_lookup+suffix_automaton]"
+        "each name that needs no value, and prompt_lookup+suffix_automaton; with --fixed-width "
+        "those that draft chains]"
     ),
 ]
 Schedules = Annotated[
@@ -121,6 +123,7 @@ def bench(
     top_p: options.TopP = None,
     max_new_tokens: options.MaxNewTokens = 64,
     compile: options.Compile = False,
+    fixed_width: options.FixedWidth = None,
     limit: PerCategory = None,
     runs: Runs = 3,
     json_file: options.JsonFile = None,
@@ -148,9 +151,11 @@ def bench(
         device=device,
         max_new_tokens=max_new_tokens,
         compile=compile,
+        fixed_width=fixed_width,
     )
     samplings = samplings_of(once(temperature, 0.0), top_p)
-    drafters = list(drafter) or [*ALL, f"prompt_lookup{MERGED}suffix_automaton"]
+    default = [*ALL, f"prompt_lookup{MERGED}suffix_automaton"] if fixed_width is None else CHAINS
+    drafters = list(drafter) or default
     for sampling in samplings:  # each is completed
         plain = replace(common, sampling=sampling)
         chosen = settings_of(plain, drafters, schedule, num_assistant_tokens)

@@ -89,10 +89,15 @@ def make_configs(
             configs.append(make_peer(name, loaded, source))
         except LeftOutError as error:
             left_out[name] = str(error)
-    compiled = bool(chosen) and chosen[0].compile
-    last = ["compiled"] * compiled
-    plain = ", ".join(["plain, specdec", *last])
-    configs.append(Config(plain, SpeculativeDecoder(compile=compiled)))
+    compiled, width = chosen[0].compile, chosen[0].fixed_width
+    last = ["compiled"] * compiled + [f"width {width}"] * (width is not None)
+    configs.append(
+        Config(
+            ", ".join(["plain, specdec", *last]),
+            SpeculativeDecoder(compile=compiled, fixed_width=width),
+            reference=width is not None,
+        )
+    )
     left = list(loaded.drafters)
     for settings in chosen:
         mine = [left.pop(0) for _ in settings.drafter]

@@ -109,7 +109,8 @@ def _measure(
 
         pairs, left_out = run_configs(loaded, configs, batches, arguments, runs, advance)
     calls = [pair.mine.stats for each in pairs.values() for pair in each if pair.mine.stats]
-    forward = _forward_costs(loaded, batches, calls, left_out)
+    in_rounds = settings.fixed_width is not None or any(stats.compiled for stats in calls)
+    forward = _forward_costs(loaded, batches, calls, left_out, in_rounds=in_rounds)
     rows = rows_of(configs, pairs, forward, sampled=settings.do_sample)
     if loaded.model.device.type != "cpu":  # the host only queues forwards
         rows = [replace(row, loop_share=None) for row in rows]
@@ -127,20 +128,26 @@ def _measure(
 
 
 def _forward_costs(
-    loaded: Loaded, batches: list[Batch], calls: list[SpecStats], left_out: dict[str, str]
+    loaded: Loaded,
+    batches: list[Batch],
+    calls: list[SpecStats],
+    left_out: dict[str, str],
+    *,
+    in_rounds: bool,
 ) -> MonotoneCost | None:
     """Costs of forwards as wide as the rounds were, or in ``left_out`` why they are not known.
 
+    They are those of the rounds where these run compiled or padded, which the bare model does not.
     The curve of the bare model is in units of its forward of one token. What that takes is known
     from the rounds of plain decoding, which met the noise that the others met.
     """
     from specdec_hf.analysis.efficiency import forward_costs, round_costs
 
     waits = loaded.model.device.type == "cpu"
-    if any(stats.compiled is not None for stats in calls):
+    if in_rounds:
         if waits:
             return round_costs(calls)
-        left_out["efficiency"] = "forwards of compiled rounds are not timed on a device"
+        left_out["efficiency"] = "forwards of these rounds are not timed on a device"
         return None
     widths = sorted({1 + width for stats in calls for width in stats.gammas})
     few = [*widths[:: 1 + len(widths) // MOST_WIDTHS], *widths[-1:]]

@@ -37,6 +37,8 @@ class Config:
         single: whether it takes one sequence only.
         drafts_on_host: whether its drafter computes nothing of a model.
         peer: whether it is left out, with a remark, where it fails.
+        reference: whether other answers of this library must equal its, in place of those of plain
+            Transformers, whose forwards have other widths.
     """
 
     name: str
@@ -47,6 +49,7 @@ class Config:
     single: bool = False
     drafts_on_host: bool = True
     peer: bool = False
+    reference: bool = False
 
 
 @dataclass
@@ -75,7 +78,8 @@ class Answer:
         seconds: median of the runs; of an even number, the mean of the middle two.
         seconds_of_runs: in the order in which they were made.
         later_tokens, later_seconds: those after the first round; 0 where it was not timed.
-        identical: whether the texts equal those of plain generation, in every run.
+        identical: whether the texts equal those of plain generation, in every run; with forwards of
+            one width, those of plain decoding in this library.
         rounds, drafted, accepted: counts of the loop; 0 for ``model.generate``.
         notes: remarks of the loop in any of the runs.
         stats: of the loop.
@@ -150,9 +154,12 @@ def run_configs(
                 for one, answers in both if plain_first[-1] else reversed(both):
                     torch.manual_seed(number * runs + run)
                     answers.append(_answer(loaded.model, one, batch, arguments))
-        texts = made[0][1][0].texts
+        texts = own = made[0][1][0].texts
+        for config, (mine, _, _) in zip(taken[1:], made, strict=True):
+            own = mine[0].texts if config.reference else own
         for config, (mine, plain, plain_first) in zip(taken[1:], made, strict=True):
-            pair = Pair(_of_runs(mine, texts), _of_runs(plain, texts), plain_first)
+            wanted = texts if config.decoder is None else own
+            pair = Pair(_of_runs(mine, wanted), _of_runs(plain, texts), plain_first)
             pairs[config.name].append(pair)
     return pairs, left_out
 
@@ -189,7 +196,7 @@ def _warmed_up(
 
 
 def _of_runs(each: list[Answer], plain: list[list[int]]) -> Answer:
-    """One answer of those of all runs; ``plain`` are the texts of plain generation."""
+    """One answer of those of all runs; ``plain`` are the texts that they must equal."""
     seconds = [answer.seconds for answer in each]
     middle = sorted(each, key=lambda answer: answer.seconds)[(len(each) - 1) // 2]
     return replace(

@@ -52,6 +52,7 @@ class Settings:
     seed: int | None = None
     rule: str = "auto"
     compile: bool = False
+    fixed_width: int | None = None
 
     @classmethod
     def from_arguments(cls, arguments: dict[str, Any]) -> Settings:
@@ -179,13 +180,24 @@ def _check_abilities(settings: Settings) -> None:
 
 
 def _check_forwards(settings: Settings) -> None:
-    """Refuse a drafter that makes forwards which are not compiled."""
-    name = settings.drafter[0]
-    if settings.compile and makes_forward(name) and len(settings.drafter) == 1:
-        fail(
-            f"--compile must not be given with --drafter {name}, which makes the model's forward "
-            "itself"
-        )
+    """Refuse drafts whose forwards are not compiled, or cannot be of one width."""
+    name, width = settings.drafter[0], settings.fixed_width
+    several = len(settings.drafter) > 1
+    if width is not None and not 1 <= width < 2**31:
+        fail(f"--fixed-width must be in [1, 2**31), got {width}")
+    for option, given in (("--compile", settings.compile), ("--fixed-width", width is not None)):
+        if given and makes_forward(name) and not several:
+            fail(
+                f"{option} must not be given with --drafter {name}, which makes the model's "
+                "forward itself"
+            )
+    for trees, given in (
+        ("several --drafter, whose drafts become one tree", several),
+        ("--tree", settings.tree is not None),
+        (f"--drafter {name}, which drafts trees", has_own_tree(name)),
+    ):
+        if width is not None and given:
+            fail(f"--fixed-width must not be given with {trees}")
 
 
 def _check_schedule(schedule: str, *, trees: bool) -> None:

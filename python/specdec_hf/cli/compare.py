@@ -95,9 +95,9 @@ def run_turn(
 ) -> Turn:
     """Generate one answer, and once more without speculation where ``compare`` asks for it.
 
-    Greedy text is compared with ``model.generate``, sampled text with this library's own plain
-    decoding. Sampled texts are the same token for token under the rules "match" and "target_only";
-    under other rules only the speeds can be compared.
+    Greedy text is compared with ``model.generate``, sampled text and that of forwards of one width
+    with this library's own plain decoding. Sampled texts are the same token for token under the
+    rules "match" and "target_only"; under other rules only the speeds can be compared.
 
     Args:
         model: target.
@@ -119,13 +119,16 @@ def run_turn(
     if not compare:
         return turn
     began = time.perf_counter()
-    if settings["do_sample"]:
-        options = decoder.options
+    options = decoder.options
+    fixed = options.fixed_width is not None
+    if settings["do_sample"] or fixed:
         # Without drafts all rules draw from the target alike; only match takes other noise.
         plain = SpeculativeDecoder(
             rule="match" if options.rule == "match" else "auto",
             cache=options.cache,
             seed=turn.seed,
+            compile=options.compile and fixed,
+            fixed_width=options.fixed_width,
         )
         for step in plain.stream(model, **inputs, **settings):
             turn.baseline_tokens += step.tokens

@@ -137,6 +137,14 @@ Compile = Annotated[
         help="Run forwards on packed weights and compiled layers; the first one takes longer.",
     ),
 ]
+FixedWidth = Annotated[
+    int | None,
+    typer.Option(
+        "--fixed-width",
+        metavar="N",
+        help="Give every forward N tokens, so that speculation changes no text in bfloat16 either.",
+    ),
+]
 Limit = Annotated[
     int | None, typer.Option("--limit", metavar="N", help="Only the first N prompts.")
 ]
