@@ -4,8 +4,9 @@ import pytest
 import torch
 from specdec_hf import generate
 from specdec_hf.cli.bench_configs import drafts_on_host
-from specdec_hf.drafters.trees.auto import HEAD_FOLDER, AutoDrafter
+from specdec_hf.drafters.trees.auto import AutoDrafter
 from specdec_hf.heads.files import save_head
+from specdec_hf.heads.shipped import HEAD_FOLDER
 from support import hf_models
 from support.heads import head_for
 from support.hf_models import one_thread  # noqa: F401  # autouse here

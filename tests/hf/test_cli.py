@@ -299,7 +299,8 @@ def test_check_fits_a_model_without_a_cache_as_generate_does(tmp_path):
 def test_info_lists_versions_and_providers(tmp_path):
     result = invoke("info", "--json", tmp_path / "info.json")
     assert result.exit_code == 0, result.output
-    for word in ("torch", "transformers", "verify_chain", "cpu instructions", "gpu"):
+    words = ("torch", "transformers", "verify_chain", "cpu instructions", "gpu", "heads shipped")
+    for word in words:
         assert word in result.output
     assert json.loads((tmp_path / "info.json").read_text())["providers"]["sample"]["cpu"]
 

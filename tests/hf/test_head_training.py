@@ -1,12 +1,14 @@
 """Training of heads: the texts, the loop, and runs that were interrupted."""
 
 import dataclasses
+import json
 
 import pytest
 import torch
 from specdec_hf import generate
 from specdec_hf.drafters.heads.eagle3 import Eagle3Drafter
 from specdec_hf.heads.files import load_head
+from specdec_hf.heads.shipped import TARGET, digest_of
 from specdec_hf.heads.training import report
 from specdec_hf.heads.training.chat import ChatFormat
 from specdec_hf.heads.training.pipeline import Pipeline, Progress, TrainingSettings
@@ -181,6 +183,11 @@ def test_a_finished_run_is_not_made_again(whole, target, texts):
     want = head.state_dict()
     assert all(torch.equal(x, want[name]) for name, x in read.state_dict().items())
     assert load_head(pipeline.folder).tokens.tolist() == head.tokens.tolist()
+
+
+def test_the_head_names_its_target(whole, target):
+    written = json.loads((whole[0].folder / "config.json").read_text())
+    assert written[TARGET] == digest_of(target)
 
 
 def test_a_folder_of_other_settings_is_refused(whole, target):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -12,6 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+HEADS = "specdec_hf/heads/shipped"  # in the folder of the packages
 
 
 def run(*command: str, cwd: Path, **env: str) -> str:
@@ -61,6 +64,10 @@ def test_the_wheel_holds_the_packages_and_no_tests_or_sources(unpacked):
     ):
         assert needed in files
     assert not [f for f in files if f.startswith(("tests/", "bench/", "csrc/"))]
+    shipped = (ROOT / "python" / HEADS).glob("*/*.*")
+    assert {f for f in files if f.startswith(HEADS + "/")} == {
+        str(p.relative_to(ROOT / "python")) for p in shipped
+    }
     (entry_points,) = unpacked.glob("*.dist-info/entry_points.txt")
     assert "[vllm.general_plugins]\nspecdec = specdec_vllm:register" in entry_points.read_text()
 
@@ -80,3 +87,32 @@ def test_the_wheel_runs_outside_of_the_repository(unpacked, tmp_path):
     assert out[0].startswith(str(unpacked))
     assert out[1:4] == ["specdec_kernels.verify_chain", "tensor([0])", "False"]
     assert out[4].startswith(str(unpacked))
+
+
+def test_wheel_and_source_archive_hold_the_files_of_a_shipped_head(tmp_path):
+    """Without what its training left behind."""
+    tree = tmp_path / "tree"
+    names = ("config.json", "model.safetensors", "README.md", "training.svg")
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        (tree / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tree / name)
+    head = tree / "python" / HEADS / "A-model"
+    (head / "work").mkdir(parents=True)
+    for name in (*names, "work/run.json"):
+        (head / name).write_text("x")
+    for package in ("specdec_kernels", "python/specdec_hf", "python/specdec_hf/heads"):
+        (tree / package).mkdir(parents=True, exist_ok=True)
+        (tree / package / "__init__.py").write_text("")
+    run(
+        *(sys.executable, "setup.py", "--quiet", "build_py"),
+        *("--build-lib", str(tmp_path / "wheel")),
+        *("sdist", "--dist-dir", str(tmp_path)),
+        cwd=tree,
+    )
+    wanted = {f"{HEADS}/A-model/{name}" for name in names}
+    wheel = {str(p.relative_to(tmp_path / "wheel")) for p in (tmp_path / "wheel").rglob("*.*")}
+    (archive,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as files:
+        packed = {name.partition("/python/")[2] for name in files.getnames()}
+    for held in (wheel, packed):
+        assert {name for name in held if name.startswith(HEADS) and "." in name} == wanted

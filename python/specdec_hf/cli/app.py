@@ -249,7 +249,7 @@ app.add_typer(build, name="build")
 def info_command(
     json_file: options.JsonFile = None,
 ) -> None:
-    """Show versions, the provider of each op, the devices, drafters and schedules."""
+    """Show versions, the provider of each op, the devices, heads, drafters and schedules."""
     check_json(json_file)
     info = collect_info()
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
@@ -260,6 +260,7 @@ def info_command(
     table.add_row("cpu instructions", info["cpu_capability"])
     table.add_row("threads", str(info["threads"]))
     table.add_row("gpu", info["gpu"])
+    table.add_row("heads shipped for", ", ".join(info["shipped_heads"]) or "no model")
     console.print(table)
     console.print("\ndrafters, for --drafter:")
     console.print(drafter_table())

@@ -51,7 +51,7 @@ DRAFTERS: dict[str, Entry] = {
         "trees",
         "AutoDrafter",
         "copies from the text as prompt_lookup and suffix_automaton do, and drafts with the head "
-        "that lies in the model's folder specdec_head, if one does; all in one tree",
+        "that lies in the model's folder specdec_head, or that is shipped for it; all in one tree",
         own_tree=True,
     ),
     "prompt_lookup": Entry(

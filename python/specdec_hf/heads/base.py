@@ -8,6 +8,12 @@ import torch
 from torch import nn
 
 
+def state_of(weight: torch.Tensor) -> tuple[Any, ...]:
+    """What differs after a weight was moved, converted, or changed in place."""
+    version = 0 if weight.is_inference() else weight._version  # inference tensors count none
+    return weight.device, weight.dtype, weight.data_ptr(), version
+
+
 class Head(nn.Module):
     """Base class of heads.
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from specdec_hf.cache.protocol import vocab_size_of
-from specdec_hf.heads.base import Head
+from specdec_hf.heads.base import Head, state_of
 
 H = TypeVar("H", bound=Head)
 
@@ -58,7 +58,7 @@ class PlacedHead(Generic[H]):
         """
         self.check_config(model.config)
         weight = model.get_output_embeddings().weight
-        state = _state_of(model, weight)
+        state = (model.device, *state_of(weight))
         if self._copy is None or self._copy[0] is not weight or self._copy[1] != state:
             placed = copy.deepcopy(self.head).to(model.device, weight.dtype)
             text = model.config.get_text_config(decoder=True)
@@ -68,9 +68,3 @@ class PlacedHead(Generic[H]):
                 placed.borrow(model)
             self._copy = (weight, state, placed.eval().requires_grad_(False))
         return self._copy[2]
-
-
-def _state_of(model: Any, weight: Any) -> tuple[Any, ...]:
-    """What differs after the output matrix was moved, converted, or changed in place."""
-    version = 0 if weight.is_inference() else weight._version  # inference tensors count none
-    return model.device, weight.device, weight.dtype, weight.data_ptr(), version

@@ -15,23 +15,22 @@ from specdec_hf.drafters.model_free.prompt_lookup import PromptLookupDrafter
 from specdec_hf.drafters.model_free.suffix_automaton import SuffixAutomatonDrafter
 from specdec_hf.drafters.tree_drafter import TreeDraft, TreeDrafter, TreeOutcome
 from specdec_hf.drafters.trees.trie import TrieDrafter
+from specdec_hf.heads.shipped import head_for
 from specdec_hf.trees.layouts import EagleTree, TrieTree
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-HEAD_FOLDER = "specdec_head"  # in the folder of the target
 CHAINS, DEPTH, NODES = 4, 5, 15
 HEAD_TREE = EagleTree(width=4, depth=DEPTH, size=12)
 
 
 class AutoDrafter(TreeDrafter):
-    """Copied text, and the drafts of a head where one lies beside the target, in one tree.
+    """Copied text, and the drafts of the target's head where there is one, in one tree.
 
     Its drafts are deterministic, so that under every rule of it the text is the one that the target
     gives alone with the same seeds. Without a head the tree merges prompt lookup and the suffix
-    automaton. The head is an EAGLE-3 head in the folder ``specdec_head`` of the folder that the
-    target was loaded from.
+    automaton. The head is an EAGLE-3 head, which `specdec_hf.heads.shipped` finds.
 
     Attributes:
         chosen: names of what was merged in the last call.
@@ -73,13 +72,12 @@ class AutoDrafter(TreeDrafter):
         self._merged.commit(lengths, outcome)
 
     def has_head(self, model: Any) -> bool:
-        """Whether a head lies beside a target; ValueError for one that cannot be read."""
+        """Whether a target has a head; ValueError for one that cannot be read."""
         return self._head_of(model) is not None
 
     def _head_of(self, model: Any) -> Eagle3Drafter | None:
-        name = getattr(model.config, "_name_or_path", "")
-        folder = Path(name) / HEAD_FOLDER
-        if not name or not folder.is_dir():
+        folder = head_for(model)
+        if folder is None:
             return None
         key = folder, folder.stat().st_mtime_ns
         if self._head is None or self._head[0] != key:

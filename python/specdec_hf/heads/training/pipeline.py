@@ -15,6 +15,7 @@ import torch
 
 from specdec_hf.cache.protocol import vocab_size_of
 from specdec_hf.heads.base import Head
+from specdec_hf.heads.shipped import record_target
 from specdec_hf.heads.training.chat import ChatFormat
 from specdec_hf.heads.training.kinds import KINDS
 from specdec_hf.heads.training.loop import Collator, Curves, Recipe, Texts, train
@@ -151,6 +152,7 @@ class Pipeline:
         with self._timed("training"):
             self._train(head, conversations, states)
         KINDS[self.settings.head].save(head, self.folder)
+        record_target(self.folder, self.model)
         return head
 
     def _texts(self, prompts: Sequence[str], texts: Sequence[str]) -> list[Conversation]:
