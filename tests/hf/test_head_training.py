@@ -13,7 +13,12 @@ from specdec_hf.heads.training import report
 from specdec_hf.heads.training.chat import ChatFormat
 from specdec_hf.heads.training.pipeline import Pipeline, Progress, TrainingSettings
 from specdec_hf.heads.training.sampling import converse
-from specdec_hf.heads.training.texts import append_conversations, read_conversations
+from specdec_hf.heads.training.texts import (
+    append_conversations,
+    cut_texts,
+    is_held_out,
+    read_conversations,
+)
 from specdec_hf.heads.training.unrolled import soft_cross_entropy
 from support import hf_models
 from support.cli_models import END, tokenizer
@@ -136,7 +141,7 @@ def target():
 @pytest.fixture(scope="module")
 def texts():
     """Few different ones, so that a head can learn them by heart."""
-    return ["the cat sat on the mat and ate. ", "a dog ran over the hill. "] * 14
+    return ["the cat sat on the mat and ate. ", "a dog ran over the hill and away. "] * 14
 
 
 @pytest.fixture(scope="module")
@@ -197,8 +202,44 @@ def test_a_folder_of_other_settings_is_refused(whole, target):
 
 
 def test_too_few_texts_are_refused(target, tmp_path):
-    with pytest.raises(ValueError, match=r"texts must be at least 20, .* got 1"):
+    with pytest.raises(ValueError, match=r"texts must be at least 20, .* got 1 of \d tokens"):
         trained(target, tmp_path, texts=["hey you"])
+
+
+@pytest.mark.parametrize("count", [1, 3, 19, 20, 45])
+def test_training_reads_nothing_beside_what_is_held_out(count):
+    """A token of a text of 1000 tells where it lies."""
+    given = [list(range(1000 * n, 1000 * (n + 1))) for n in range(count)]
+    pieces = list(cut_texts([[], *given], 24, 10**9))
+    assert [one.number for one in pieces] == list(range(len(pieces)))
+    assert [token for one in pieces for token in one.tokens] == list(range(1000 * count))
+    assert max(len(one.tokens) for one in pieces) == 24
+    read, held = (
+        {token for one in pieces if is_held_out(one) == kind for token in one.tokens}
+        for kind in (False, True)
+    )
+    assert not read & held
+    if count < 20:
+        assert held == {1000 * n + k for n in range(count) for k in range(950, 1000)}
+    else:
+        assert held == {token for n in range(19, count, 20) for token in given[n]}
+
+
+def test_a_long_text_is_cut_before_its_end_is_held_out():
+    pieces = list(cut_texts([list(range(5000)), [1, 2]], 30, 900))
+    assert sum(len(one.tokens) for one in pieces) == 900
+    assert [one.tokens[0] for one in pieces if is_held_out(one)] == [855, 885]
+
+
+def test_texts_that_the_target_writes_are_held_out_by_their_number(tmp_path):
+    """So are those of a file without a word on it."""
+    line = '{"number": %d, "tokens": [1, 2], "answer": 1}\n'
+    (tmp_path / "texts.jsonl").write_text("".join(line % n for n in range(45)))
+    found = read_conversations(tmp_path / "texts.jsonl")
+    assert [one.number for one in found if is_held_out(one)] == [19, 39]
+    written = [*append_conversations(tmp_path / "again.jsonl", found)]
+    assert len(written) == 45
+    assert read_conversations(tmp_path / "again.jsonl") == found
 
 
 class Clock(Progress):

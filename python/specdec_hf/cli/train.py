@@ -212,8 +212,8 @@ def _data(prompts: list[str], texts: list[str]) -> str:
     """Where the texts come from, for the model card."""
     if texts:
         return (
-            "those that were given, in pieces; a text may have pieces in training and among those "
-            "that take no part in it"
+            "those that were given, in pieces; of 20 texts or more every 20th takes no part in "
+            "training, of fewer the last 20th of each"
         )
     if prompts:
         return "prompts that were given, and the target's answers"

@@ -175,20 +175,16 @@ class Pipeline:
             found, self._complete = read_conversations(path), True
         kinds = [is_held_out(one) for one in found]
         if all(kinds) or not any(kinds):
+            tokens = sum(len(one.tokens) for one in found)
             raise ValueError(
-                "the texts must be at least 20, of which every 20th is held out, got "
-                f"{len(found)}: more tokens are needed"
+                "the texts must be at least 20, or given and long, because a 20th is held out, got "
+                f"{len(found)} of {tokens} tokens: more tokens are needed"
             )
         return found
 
     def _written(self, texts: Sequence[str]) -> Iterator[Conversation]:
         encoded = (self.tokenizer(text)["input_ids"] for text in texts)
-        held = 0
-        for one in cut_texts(encoded, self.settings.length):
-            if held >= self.settings.tokens:
-                return
-            held += len(one.tokens)
-            yield one
+        return cut_texts(encoded, self.settings.length, self.settings.tokens)
 
     def _sampled(
         self, prompts: Sequence[str], known: Collection[int], held: int

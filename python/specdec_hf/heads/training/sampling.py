@@ -33,11 +33,13 @@ class Conversation:
         number: names it among all; its random numbers depend on nothing else but the seed.
         tokens: all its tokens.
         answer: where the answer begins; the number of tokens where there is none.
+        held_out: whether it is left out of training, to measure on; None goes by its number.
     """
 
     number: int
     tokens: list[int]
     answer: int
+    held_out: bool | None = None
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from specdec_hf.heads.training.sampling import Conversation
 
-HELD_OUT = 20  # one conversation of so many is held out
+HELD_OUT = 20  # one of so many conversations, given texts or tokens is held out
 
 
 def read_conversations(path: Path) -> list[Conversation]:
@@ -43,20 +44,45 @@ def append_conversations(path: Path, conversations: Iterable[Conversation]) -> I
             yield len(one.tokens)
 
 
-def cut_texts(tokens: Iterable[list[int]], length: int) -> Iterator[Conversation]:
-    """Given texts as conversations of at most ``length`` tokens; they hold no answer."""
-    number = 0
-    for text in tokens:
-        for first in range(0, len(text), length):
-            piece = text[first : first + length]
-            if len(piece) > 1:
-                yield Conversation(number, piece, 0)
-                number += 1
+def cut_texts(texts: Iterable[list[int]], length: int, most: int) -> Iterator[Conversation]:
+    """Given texts in pieces of at most ``length`` tokens, which hold no answer.
+
+    Of 20 texts or more every 20th is held out; of fewer, the last 20th of each. So training reads
+    nothing beside a piece that is held out.
+
+    Args:
+        texts: tokens of each.
+        length: most tokens of a piece.
+        most: tokens of all texts; those that follow are left out.
+    """
+    taken: list[list[int]] = []
+    for text in filter(None, texts):
+        taken.append(text[:most])
+        most -= len(text)
+        if most <= 0:
+            break
+    numbers = itertools.count()
+    for index, text in enumerate(taken):
+        if len(taken) >= HELD_OUT:
+            end = 0 if _is_every_20th(index) else len(text)
+        else:
+            end = len(text) - len(text) // HELD_OUT
+        for part, held_out in ((text[:end], False), (text[end:], True)):
+            for first in range(0, len(part), length):
+                piece = part[first : first + length]
+                if len(piece) > 1:
+                    yield Conversation(next(numbers), piece, 0, held_out)
 
 
 def is_held_out(conversation: Conversation) -> bool:
     """Whether a conversation is left out of training, to measure on."""
-    return conversation.number % HELD_OUT == HELD_OUT - 1
+    if conversation.held_out is not None:
+        return conversation.held_out
+    return _is_every_20th(conversation.number)
+
+
+def _is_every_20th(number: int) -> bool:
+    return number % HELD_OUT == HELD_OUT - 1
 
 
 def draft_vocabulary(
