@@ -112,6 +112,29 @@ def test_a_batch_that_fails_raises_for_its_sequences_and_the_next_is_decoded(mon
     assert run(decode()) == alone(PROMPTS[0][0], **PROMPTS[0][1])
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_sequence_that_was_read_ends_at_once(fails, monkeypatch):
+    def fail(*_, **__):
+        raise MemoryError("planted")
+
+    async def decode():
+        async with queue_of() as queue:
+            if fails:
+                monkeypatch.setattr(queue.decoder, "stream", fail)
+            sequence = queue.submit(PROMPTS[0][0], **PROMPTS[0][1])
+            readers = [tokens_of(sequence) for _ in range(2)]
+            texts = await asyncio.gather(*readers, return_exceptions=True)
+            again = await asyncio.gather(tokens_of(sequence), return_exceptions=True)
+        return texts, again
+
+    texts, again = run(decode())
+    if fails:
+        assert [str(error) for error in (*texts, *again)] == ["planted"] * 3
+    else:
+        assert sorted(texts[0] + texts[1]) == sorted(alone(PROMPTS[0][0], **PROMPTS[0][1]))
+        assert again == [[]]
+
+
 def test_sequences_that_wait_when_the_queue_ends_are_told_so():
     async def decode():
         async with queue_of(batch_size=1) as queue:

@@ -26,7 +26,9 @@ class QueuedSequence:
 
     ``finished`` of the last one is "eos"; "length" where the sequence has its max_new_tokens;
     "criteria" where a stop string of the decoder ended it; or "cancelled", also where the queue
-    ended first. A last step without a round has no tokens, and its ``sequence`` is -1.
+    ended first. A last step without a round has no tokens, and its ``sequence`` is -1. Each step is
+    given once: another ``async for`` gives those that are not read yet, and ends at once where none
+    is left; an error is raised in each.
 
     Attributes:
         input_ids: its prompt.
@@ -34,14 +36,14 @@ class QueuedSequence:
         sampling: its ``seed``, ``temperature``, ``top_k``, ``top_p`` and ``min_p``.
         cancelled: set it, and the sequence leaves its batch after the round that runs; or, where it
             still waits, is never decoded.
-        steps: those that are not read yet, or the error that ends them.
+        steps: those that are not read yet, and None or an error behind the last.
     """
 
     input_ids: tuple[int, ...]
     max_new_tokens: int
     sampling: dict[str, Any]
     cancelled: bool = False
-    steps: asyncio.Queue[Step | Exception] = field(default_factory=asyncio.Queue)
+    steps: asyncio.Queue[Step | Exception | None] = field(default_factory=asyncio.Queue)
     _has_last: bool = field(default=False, init=False, repr=False)
 
     def _put(self, step: Step | Exception) -> None:
@@ -49,15 +51,15 @@ class QueuedSequence:
         if not self._has_last:
             self._has_last = isinstance(step, Exception) or bool(step.finished)
             self.steps.put_nowait(step)
+            if self._has_last and isinstance(step, Step):
+                self.steps.put_nowait(None)
 
     async def __aiter__(self) -> AsyncIterator[Step]:
-        finished = ""
-        while not finished:
-            step = await self.steps.get()
-            if isinstance(step, Exception):
-                raise step
-            finished = step.finished
+        while isinstance(step := await self.steps.get(), Step):
             yield step
+        self.steps.put_nowait(step)  # for those who read on
+        if step is not None:
+            raise step
 
 
 class BatchQueue:
