@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -147,22 +146,28 @@ def test_sequences_that_wait_when_the_queue_ends_are_told_so():
     run(decode())
 
 
-class Slow(SpeculativeDecoder):
-    """Takes a while for each step."""
+class Held(SpeculativeDecoder):
+    """Waits for its gate behind the first step."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.gate = threading.Event()
 
     def stream(self, *args, **kwargs):
         for step in super().stream(*args, **kwargs):
-            time.sleep(0.02)
             yield step
+            assert self.gate.wait(SECONDS)
 
 
 def test_the_end_of_the_queue_waits_for_its_thread():
     drafter = ModelDrafter(DRAFTER)
+    decoder = Held(drafter, rule="match")
 
     async def decode():
-        async with BatchQueue(MODEL, Slow(drafter, rule="match")) as queue:
+        async with BatchQueue(MODEL, decoder) as queue:
             sequence = queue.submit([4, 5], max_new_tokens=200, seed=1)
             await anext(aiter(sequence))
+            asyncio.get_running_loop().call_soon(decoder.gate.set)  # where the end waits
         # Until its call has ended, a drafter refuses another one.
         ids = torch.tensor([PROMPTS[0][0]])
         generate(MODEL, ids, drafter=drafter, rule="match", max_new_tokens=2, seed=1)
@@ -173,21 +178,29 @@ def test_the_end_of_the_queue_waits_for_its_thread():
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_batch_that_no_thread_has_begun_when_the_queue_ends(fails, monkeypatch):
-    opened = threading.Event()
+    opened, submitted = threading.Event(), asyncio.Event()
+
+    class OneThread(ThreadPoolExecutor):
+        """Tells when something waits for its only thread."""
+
+        def submit(self, *args):
+            if args[0] != opened.wait:
+                submitted.set()
+            return super().submit(*args)
 
     def fail(*_, **__):
         raise MemoryError("planted")
 
     async def decode():
         loop = asyncio.get_running_loop()
-        loop.set_default_executor(ThreadPoolExecutor(1))
+        loop.set_default_executor(OneThread(1))
         loop.run_in_executor(None, opened.wait, SECONDS)
         async with queue_of() as queue:
             if fails:
                 monkeypatch.setattr(queue.decoder, "stream", fail)
             sequence = queue.submit([4, 5], max_new_tokens=200, seed=1)
-            await asyncio.sleep(0.01)  # the batch now waits for the only thread
-            loop.call_later(0.05, opened.set)
+            await submitted.wait()
+            loop.call_soon(opened.set)  # where the end waits
         return await last_of(sequence)
 
     if fails:

@@ -207,15 +207,15 @@ def test_a_client_that_leaves_before_its_batch_begins_is_not_decoded(server):
 
 def test_a_server_that_ends_does_not_decode_its_batch_to_the_end(application):
     app, decoder = application
-    decoder.seconds = 0.01  # each step of a sequence
+    decoder.gate.clear()
     client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server")
 
     async def begin_and_end():
         async with app.router.lifespan_context(app):
             asked = body("abc", max_new_tokens=150, seed=1, temperature=2.0)
             request = asyncio.create_task(client.post("/generate", json=asked))
-            while not decoder.new:
-                await asyncio.sleep(0.01)
+            await asyncio.to_thread(until, lambda: decoder.sizes)
+            asyncio.get_running_loop().call_soon(decoder.gate.set)  # where the end waits
         assert not decoder.running
         return (await request).json()
 
