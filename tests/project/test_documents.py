@@ -1,0 +1,94 @@
+"""Documents are readable as they are, and name only options that their commands have."""
+
+import re
+
+import pytest
+from specdec_hf.cli.app import app
+from support.sources import ROOT
+from typer.main import get_command
+
+WIDTH = 120  # columns
+# Options of other programs: our files that read them, or the names of the programs.
+OTHERS = {
+    "--all": "tests/support/triton_aot.py",
+    "--budget": "bench/sweep.py",
+    "--draft-p-min": "llama.cpp",
+    "--no-build-isolation": "pip",
+    "--no-deps": "pip",
+    "--nproc-per-node": "torchrun",
+    "--only": "bench/sweep.py",
+    "--op": "bench/sweep.py",
+    "--quick": "bench/sweep.py",
+    "--ranks": "bench/sharded.py",
+    "--vocab": "bench/sharded.py",
+}
+DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")]
+OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
+COMMAND = re.compile(r"python -m specdec_hf ([^`#|&<>\n]*)")
+
+pytestmark = pytest.mark.skipif(not DOCUMENTS, reason="the documents are not beside the tests")
+
+
+def commands(command=None, name=()):
+    """The options of each command, by its words."""
+    command = get_command(app) if command is None else command
+    if hasattr(command, "commands"):
+        below = [commands(one, (*name, word)) for word, one in command.commands.items()]
+        return {words: options for each in below for words, options in each.items()}
+    given = (option for one in command.params for option in (*one.opts, *one.secondary_opts))
+    return {name: {"--help", *(option for option in given if option.startswith("--"))}}
+
+
+def wrong_options(text, known):
+    """Options in a text that no command has, or that the command of the same line lacks."""
+    every = {"--version", *OTHERS}.union(*known.values())
+    yield from (option for option in OPTION.findall(text) if option not in every)
+    for line in COMMAND.findall(text.replace("\\\n", " ")):
+        words = line.split()
+        if words and words[0].startswith("--"):
+            continue
+        name = next((tuple(words[:n]) for n in (1, 2) if tuple(words[:n]) in known), None)
+        if name is None:
+            yield line
+        else:
+            yield from (f"{name} {one}" for one in OPTION.findall(line) if one not in known[name])
+
+
+def wide_lines(text):
+    """Numbers of lines that are too wide; code, tables and formulas cannot be broken."""
+    code = False
+    for number, line in enumerate(text.splitlines(), 1):
+        code ^= line.lstrip().startswith("```")
+        if len(line) > WIDTH and not code and not line.lstrip().startswith(("|", "$$")):
+            yield number
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_a_document_names_only_options_that_exist(path):
+    assert not list(wrong_options(path.read_text(), commands()))
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_the_lines_of_a_document_are_not_too_wide(path):
+    assert not list(wide_lines(path.read_text()))
+
+
+def test_options_of_our_other_programs_exist():
+    for option, program in OTHERS.items():
+        if program.endswith(".py"):
+            parameter = option.removeprefix("--")
+            found = re.search(rf'"{option}"|^    {parameter}: ', (ROOT / program).read_text(), re.M)
+            assert found, f"{program} has no {option}"
+
+
+def test_the_search_finds_wrong_options_and_wide_lines():
+    known = commands()
+    assert known["train",] > {"--head", "--texts"}
+    assert ("build", "ngram") in known
+    text = (
+        "`--prompt`, `--prompty`\n  python -m specdec_hf train \\\n  --head X --limit 3  # --tree"
+    )
+    assert list(wrong_options(text, known)) == ["--prompty", "('train',) --limit"]
+    assert list(wrong_options("python -m specdec_hf build x", known)) == ["build x"]
+    wide = "x" * (WIDTH + 1)
+    assert list(wide_lines(f"a\n{wide}\n| {wide}\n```\n{wide}\n```\n{wide}")) == [2, 7]
