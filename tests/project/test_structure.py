@@ -30,6 +30,7 @@ import specdec_kernels
 from specdec_kernels import _library
 
 LONGEST = 400  # lines of a file
+LOOP_FOLDER = ROOT / "python/specdec_hf"
 
 pytestmark = pytest.mark.skipif(not CSRC.is_dir(), reason="the sources are not beside the tests")
 
@@ -138,7 +139,19 @@ PARTS = {
 }
 # The public modules of specdec_kernels beside the package itself.
 PUBLIC = ("specdec_kernels.analysis",)
-LOOP = ("cache", "compiled", "decode", "drafters", "hf_arguments", "schedules", "trees")
+# Folder of specdec_hf -> the folders that it may import. `cli` may import all.
+BELOW_DRAFTERS = {"cache", "compiled", "heads", "hf_arguments", "schedules", "trees"}
+LOOP = {
+    "schedules": set(),
+    "trees": set(),
+    "hf_arguments": {"cache", "schedules"},
+    "cache": {"hf_arguments"},
+    "compiled": {"cache"},
+    "heads": {"cache"},
+    "drafters": BELOW_DRAFTERS,
+    "decode": BELOW_DRAFTERS - {"heads"} | {"drafters"},
+    "analysis": {"decode", "drafters", "schedules"},
+}
 
 
 @pytest.mark.parametrize("package", FORBIDDEN)
@@ -193,10 +206,25 @@ def test_one_file_of_the_plugin_names_what_it_uses_of_vllm():
             assert not {n for n in imports(path) if n.split(".")[0] == "vllm"}
 
 
-def test_the_loop_does_not_know_its_command_line():
+@pytest.mark.parametrize("part", LOOP)
+def test_the_folders_of_the_loop_import_only_what_they_may(part):
     for module, path in MODULES.items():
-        if module.startswith(tuple(f"specdec_hf.{part}" for part in LOOP)):
-            wrong = {n for n in imports(path) if n.startswith("specdec_hf.cli")}
+        if module.split(".")[:2] == ["specdec_hf", part]:
+            for name in imports(path):
+                other = name.split(".")
+                if other[0] == "specdec_hf" and (LOOP_FOLDER / other[1]).is_dir():
+                    assert other[1] in LOOP[part] | {part}, f"{relative(path)} imports {name}"
+
+
+def test_every_folder_of_the_loop_has_its_place():
+    folders = {path.parent.name for path in LOOP_FOLDER.glob("*/__init__.py")}
+    assert folders == {*LOOP, "cli"}
+
+
+def test_the_loop_does_not_know_the_drafters_of_heads():
+    for module, path in MODULES.items():
+        if module.startswith(("specdec_hf.decode", "specdec_hf.heads")):
+            wrong = {n for n in imports(path) if n.startswith("specdec_hf.drafters.heads")}
             assert not wrong, f"{relative(path)} imports {wrong}"
 
 
