@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from specdec_hf.cli import bench_configs, bench_figures, bench_runs
+from specdec_hf.cli import bench_configs, bench_figures, bench_runs, bench_synthetic
 from specdec_hf.cli.bench_runs import PLAIN, Answer, Batch, Config
 from specdec_hf.cli.synthetic_drafter import SyntheticDrafter
 from specdec_hf.decode.generate import SpeculativeDecoder
@@ -287,10 +287,14 @@ def test_a_synthetic_drafter_is_right_as_often_as_asked():
         (["--shape", "70B"], "--shape must be one of tiny, 1B, 8B, got '70B'"),
         (["--limit", "0"], "--limit must be at least 1, got 0"),
         (["--dtype", "auto"], "--dtype must be one of float32, bfloat16, float16, got 'auto'"),
-        (["--num-assistant-tokens", "0"], "--num-assistant-tokens must be at least 1, got 0"),
+        (["--dtype", "float32", "--dtype", "int8"], "--dtype must be one of float32, bfloat16"),
+        (["--num-assistant-tokens", "0"], "--num-assistant-tokens must be in [1, 1024], got 0"),
+        (["--gamma", "2000"], "--num-assistant-tokens must be in [1, 1024], got 2000"),
+        (["--prompt-tokens", "131000"], "must sum up to at most 131072, the model's context, got"),
     ],
 )
-def test_wrong_synthetic_input_is_one_line(arguments, message):
+def test_wrong_synthetic_input_is_one_line(monkeypatch, arguments, message):
+    monkeypatch.delattr(bench_synthetic, "load_synthetic")
     assert message in one_line_error("bench-synthetic", *arguments)
 
 
@@ -337,6 +341,17 @@ def test_wrong_synthetic_input_is_one_line(arguments, message):
 def test_wrong_input_is_one_line(arguments, message, questions):
     given = [str(questions) if word == "Q" else word for word in arguments]
     assert message in one_line_error("bench", *given)
+
+
+def test_a_prompt_beyond_the_context_is_refused_before_weights_are_read(
+    folder,  # noqa: F811
+    questions,
+    monkeypatch,
+):
+    monkeypatch.delattr("specdec_hf.cli.load.load_model")
+    questions.write_text(LINES + json.dumps({"question_id": 9, "turns": ["word " * 90]}))
+    line = one_line_error("bench", "--questions", questions, "--model", folder)
+    assert "prompt 9 has 468 tokens, but the model's context is 256" in line
 
 
 def test_bench_lists_the_drafters():

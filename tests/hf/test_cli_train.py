@@ -77,6 +77,25 @@ def test_wrong_input_gets_one_line(arguments, message, tmp_path):
     assert message in one_line_error(*given)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--length", 300), "--length must be at most 256, the model's context, got 300"),
+        ((*SMALL, "--head", "exit_head", "--layer", 2), "layer must be an integer in [1, 1], got"),
+    ],
+)
+def test_what_does_not_fit_the_model_is_refused_before_texts_are_written(
+    folder,  # noqa: F811
+    tmp_path,
+    arguments,
+    message,
+):
+    result = invoke("train", "--model", folder, "--output", tmp_path, *arguments)
+    assert result.exit_code == 2, result.output
+    assert f"error: {message}" in result.output.splitlines()[-1]
+    assert not (tmp_path / "work" / "texts.jsonl").exists()
+
+
 def test_a_folder_begun_with_other_settings_gets_one_line(folder, tmp_path):  # noqa: F811
     (tmp_path / "work").mkdir()
     begun = {"settings": {"head": "medusa"}, "seconds": {}, "complete": False, "curves": {}}

@@ -187,6 +187,7 @@ def test_a_template_is_needed_for_a_system_message_and_for_chat(tmp_path):
     bare = write_folder(tmp_path, template=None)
     line = one_line_error("generate", "--prompt", "a", "--model", bare, "--system", "Be brief.")
     assert "--system needs a chat template, which the tokenizer of" in line
+    assert "chat needs a chat template, which" in one_line_error("chat", "--model", bare)
 
 
 @pytest.mark.usefixtures("no_weights")

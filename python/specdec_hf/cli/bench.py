@@ -3,6 +3,7 @@
 # torch loads at first use; see app.py
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,8 +22,8 @@ from specdec_hf.cli.bench_configs import (
 from specdec_hf.cli.bench_measure import Results
 from specdec_hf.cli.checks import DTYPES, Settings, Sources, check, check_choice, check_limit
 from specdec_hf.cli.files import check_output
-from specdec_hf.cli.prompts import read_prompts
-from specdec_hf.cli.run import load_models, progress_bar
+from specdec_hf.cli.prompts import Prompt, read_prompts
+from specdec_hf.cli.run import check_prompts, load_models, progress_bar
 from specdec_hf.cli.terminal import fail
 from specdec_hf.drafters.registry import DRAFTERS
 
@@ -168,7 +169,7 @@ def bench(
     results = Results()
     for one in dtypes:
         settings = [replace(common, dtype=one, sampling=sampling) for sampling in samplings]
-        loaded, configs, left_out = _load(settings[0], chosen, sources, peers)
+        loaded, configs, left_out = _load(settings[0], chosen, sources, peers, prompts)
         for size in sizes:
             batches = in_batches(loaded, prompts, size)
             for setting in settings:
@@ -198,11 +199,16 @@ def samplings_of(temperatures: list[float], top_p: float | None) -> list[dict[st
 
 
 def _load(
-    settings: Settings, chosen: list[Settings], sources: list[Sources], peers: list[str]
+    settings: Settings,
+    chosen: list[Settings],
+    sources: list[Sources],
+    peers: list[str],
+    prompts: list[Prompt],
 ) -> tuple[Loaded, list[Config], dict[str, str]]:
     """The models in one dtype, the configs, and why a peer is left out."""
     names = [name for each in chosen for name in each.drafter]
     found = Sources(sources[0].model, [one for each in sources[1:] for one in each.drafters])
     with progress_bar() as say:
-        loaded = load_models(replace(settings, drafter=names), found, say)
+        check_fit = functools.partial(check_prompts, prompts, settings)
+        loaded = load_models(replace(settings, drafter=names), found, say, check_fit)
         return loaded, *make_configs(chosen, loaded, peers, found.model)

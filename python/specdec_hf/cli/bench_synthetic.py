@@ -17,6 +17,7 @@ from specdec_hf.cli.bench_measure import Results
 from specdec_hf.cli.checks import DTYPES, Settings, check, check_choice
 from specdec_hf.cli.run import progress_bar
 from specdec_hf.cli.terminal import fail
+from specdec_hf.schedules.base import LONGEST_DRAFT
 
 if TYPE_CHECKING:
     from specdec_hf.cli.bench_runs import Batch, Config
@@ -30,6 +31,7 @@ SHAPES = {
 }
 VOCABULARY = {"tiny": 512}
 LLAMA_3_VOCABULARY = 128256
+CONTEXT = 131072
 LABEL = "SYNTHETIC"
 
 Shape = Annotated[
@@ -85,15 +87,22 @@ def bench_synthetic(
     gamma = (
         options.CLI_NUM_ASSISTANT_TOKENS if num_assistant_tokens is None else num_assistant_tokens
     )
-    if gamma < 1:
-        fail(f"--num-assistant-tokens must be at least 1, got {gamma}")
-    results = Results(synthetic=True, shape=shape, acceptances=rates)
+    if not 1 <= gamma <= LONGEST_DRAFT:
+        fail(f"--num-assistant-tokens must be in [1, {LONGEST_DRAFT}], got {gamma}")
+    chosen = []
     for one in dtypes:
         check_choice("--dtype", one, DTYPES[:-1])
-        settings = Settings(
-            drafter=("none",), dtype=one, device=device, max_new_tokens=max_new_tokens
+        chosen.append(
+            Settings(drafter=("none",), dtype=one, device=device, max_new_tokens=max_new_tokens)
         )
-        check(settings)
+        check(chosen[-1])
+    if prompt_tokens + max_new_tokens > CONTEXT:
+        fail(
+            f"--prompt-tokens and --max-new-tokens must sum up to at most {CONTEXT}, the model's "
+            f"context, got {prompt_tokens + max_new_tokens}"
+        )
+    results = Results(synthetic=True, shape=shape, acceptances=rates)
+    for settings in chosen:
         with progress_bar() as say:
             say(f"{LABEL}: making {shape}")
             loaded = load_synthetic(shape, settings)
@@ -124,7 +133,7 @@ def load_synthetic(shape: str, settings: Settings) -> Loaded:
         num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=key_value_heads,
-        max_position_embeddings=131072,
+        max_position_embeddings=CONTEXT,
         initializer_range=1e-3,
         bos_token_id=None,
         eos_token_id=None,

@@ -8,6 +8,7 @@ reasoning, make the model read the conversation again.
 # ruff: noqa: PLC0415  # torch loads at first use; see app.py
 from __future__ import annotations
 
+import functools
 import sys
 import time
 from collections.abc import Iterator
@@ -97,9 +98,8 @@ def chat(settings: Settings, sources: Sources) -> None:
     if interactive:
         import readline  # noqa: F401  # gives input() editing and a history
     with progress_bar() as say:
-        loaded = load_models(settings, sources, say)
-        if loaded.tokenizer.chat_template is None:
-            fail(f"chat needs a chat template, which the tokenizer of {loaded.title} lacks")
+        check_template = functools.partial(_check_template, sources.model.title)
+        loaded = load_models(settings, sources, say, check_template)
     conversation = Conversation(loaded, make_decoder(settings, loaded.drafter), settings)
     _greet(loaded, interactive)
     try:
@@ -109,6 +109,11 @@ def chat(settings: Settings, sources: Sources) -> None:
         raise
     if not answered:
         fail("the last message was not answered", FAILED)
+
+
+def _check_template(title: str, tokenizer: Any, config: Any) -> None:
+    if tokenizer.chat_template is None:
+        fail(f"chat needs a chat template, which the tokenizer of {title} lacks")
 
 
 def _talk(conversation: Conversation, interactive: bool) -> bool:

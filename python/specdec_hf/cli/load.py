@@ -100,7 +100,7 @@ def _load(
     settings: Settings, sources: Sources, say: Say, check_tokenizer: Any, device: str, dtype: Any
 ) -> Loaded:
     say(f"reading {sources.model.title}")
-    path, config = _config(sources.model, say)
+    path, config = read_config(sources.model, say)
     tokenizer = load_tokenizer(path)
     if settings.system is not None and tokenizer.chat_template is None:
         fail(f"--system needs a chat template, which the tokenizer of {sources.model.title} lacks")
@@ -108,7 +108,7 @@ def _load(
         _check_layers(name, config)
     drafts = []
     for found in filter(None, sources.drafters):
-        draft_path, draft_config = _config(found, say)
+        draft_path, draft_config = read_config(found, say)
         own_tokenizer = None
         if draft_path != path:
             own_tokenizer = _own_tokenizer(settings, tokenizer, config, draft_path, draft_config)
@@ -145,7 +145,7 @@ def _named_drafter(name: str, config: Any, tokenizer: Any) -> Any:
         fail(f"--drafter {name}: {error}")
 
 
-def _config(source: Source, say: Say) -> tuple[Path, Any]:
+def read_config(source: Source, say: Say) -> tuple[Path, Any]:
     """Folder or file of a model, and its configuration."""
     path = embedded_folder(progress=say) if source.kind == "embedded" else source.path
     config = load_config(path)

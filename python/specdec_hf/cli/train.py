@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -173,8 +174,8 @@ def _run(
 ) -> None:
     import torch
 
-    from specdec_hf.cli.load import find_device
-    from specdec_hf.cli.weights import embedded_folder, load_model, load_tokenizer
+    from specdec_hf.cli.load import find_device, read_config
+    from specdec_hf.cli.weights import load_model, load_tokenizer
     from specdec_hf.heads.training.pipeline import Pipeline, check_begun
     from specdec_hf.heads.training.report import collect_report, write_report
 
@@ -187,7 +188,8 @@ def _run(
         fail(str(error))
     with _progress() as progress:
         progress.stage("loading", 1)
-        path = embedded_folder() if source.kind == "embedded" else source.path
+        path, config = read_config(source, lambda text: progress.stage(text, 1))
+        _check_length(settings.length, config)
         tokenizer = load_tokenizer(path)
         model = load_model(path, device=placed, dtype=getattr(torch, dtype))
         try:
@@ -202,6 +204,15 @@ def _run(
     )  # fmt: skip
     write_report(output, report, picture=picture)
     _print(output, report, picture=picture)
+
+
+def _check_length(length: int, config: Any) -> None:
+    """Refuse texts that are longer than the target's context."""
+    from specdec_hf.cache.protocol import context_length
+
+    context = context_length(SimpleNamespace(config=config))
+    if context is not None and length > context:
+        fail(f"--length must be at most {context}, the model's context, got {length}")
 
 
 def _licence(source: Source) -> str:

@@ -144,6 +144,8 @@ class Pipeline:
         if self._run_file.exists():
             check_origin(self.folder, self._origin, origin)
         self._origin = origin
+        with torch.random.fork_rng(devices=[]):
+            self._head([])  # refuses a target that no head fits before texts are written
         with self._timed("texts"):
             conversations = self._texts(prompts, texts)
         head = self._head(conversations)
