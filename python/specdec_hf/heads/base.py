@@ -72,6 +72,12 @@ class Head(nn.Module):
             )
         return rows
 
+    def share_of(self, model: Any) -> float:
+        """Its parameters and its output matrix by the target's parameters."""
+        ours = sum(x.numel() for x in self.parameters()) + self.lm_head.numel()
+        theirs = sum(x.numel() for x in model.parameters())
+        return float(ours / max(theirs, 1))
+
     def begin_as(self, model: Any) -> None:
         """Set the weights that training begins with."""
         raise NotImplementedError

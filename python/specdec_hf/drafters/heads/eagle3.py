@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from specdec_hf.drafters.context import DraftContext
 from specdec_hf.drafters.heads.head_draft import HeadDraft
-from specdec_hf.drafters.heads.placed import PlacedHead
+from specdec_hf.drafters.heads.head_drafter import HeadDrafter
 from specdec_hf.drafters.trees.eagle import GrowingTreeDrafter
 from specdec_hf.heads.eagle3 import Eagle3Head
 from specdec_hf.heads.files import load_head
 from specdec_hf.trees.layouts import EagleTree
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
-
-class Eagle3Drafter(GrowingTreeDrafter):
+class Eagle3Drafter(HeadDrafter[Eagle3Head], GrowingTreeDrafter):
     """A trained head that reads the target's hidden states; see `specdec_hf.heads.eagle3`.
 
     Args:
@@ -32,25 +28,11 @@ class Eagle3Drafter(GrowingTreeDrafter):
     """
 
     name = "eagle3"
+    kind, load = Eagle3Head, staticmethod(load_head)
 
     def __init__(self, head: Eagle3Head | str | Path, layout: EagleTree | None = None) -> None:
-        super().__init__(EagleTree() if layout is None else layout)
-        self._head = PlacedHead(head, Eagle3Head, load_head)
+        super().__init__(head)
+        GrowingTreeDrafter.__init__(self, EagleTree() if layout is None else layout)
 
-    @classmethod
-    def from_text(cls, text: str) -> Self:
-        """With the head in a folder."""
-        return cls(text)
-
-    def check_config(self, config: Any) -> None:
-        self._head.check_config(config)
-
-    def start(self, context: DraftContext) -> None:
-        """Place the head on the target's device.
-
-        Raises:
-            ValueError: a target that the head was not trained for.
-        """
-        context = self._begin(context)
-        self._draft = HeadDraft(self._head.on(context.model), context)
-        self.relative_cost = self._draft.relative_cost
+    def draft_with(self, head: Eagle3Head, context: DraftContext) -> HeadDraft:
+        return HeadDraft(head, self._begin(context))

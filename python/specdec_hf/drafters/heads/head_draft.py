@@ -40,6 +40,7 @@ class HeadDraft:
         self.model = context.model
         self.device: torch.device = context.model.device
         self.context = context
+        self.relative_cost = head.share_of(context.model)
         self.sampler = RowSampler(context, self.device)
         self.cache: Any = self  # drafts of a chain are fed through `forward`
         self.lengths: Lengths = np.zeros(context.batch_size, dtype=np.int64)
@@ -50,13 +51,6 @@ class HeadDraft:
         self._cosines, self._sines = head.turns(torch.arange(256, device=self.device)[None])
         self._context_length = context_length(context.model)
         self._hidden = torch.empty(0)  # [B, n, H] of the root and of the drafts fed in this round
-
-    @property
-    def relative_cost(self) -> float:
-        """Its parameters by those of the target."""
-        ours = sum(x.numel() for x in self.head.parameters()) + self.head.lm_head.numel()
-        theirs = sum(x.numel() for x in self.model.parameters())
-        return float(ours / max(theirs, 1))
 
     def room(self, history: History, limits: NDArray[np.int64] | int) -> NDArray[np.int64]:
         """[B], how many of ``limits`` tokens each sequence can draft.

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from specdec_hf.drafters.context import DraftContext, History
+from specdec_hf.drafters.heads.head_drafter import HeadDrafter
 from specdec_hf.drafters.heads.parallel_draft import ParallelDraft
-from specdec_hf.drafters.heads.placed import PlacedHead
 from specdec_hf.drafters.tensors import mask_below_limits
 from specdec_hf.drafters.tree_drafter import TreeDraft, TreeDrafter
 from specdec_hf.heads.medusa import MedusaHeads
 from specdec_hf.heads.parallel_files import load_medusa
 from specdec_hf.trees.layouts import TreeSpec
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 # The best nodes of Medusa's product where the heads' tokens are right as often as in this table.
 _RANKS = (4, 3, 2, 1, 1)
@@ -27,7 +23,7 @@ _ACCURACIES = ((0.5, 0.12, 0.06, 0.04), (0.3, 0.1, 0.05), (0.2, 0.08), (0.15,), 
 DEFAULT_TREE = TreeSpec.medusa(_RANKS, 12, _ACCURACIES)
 
 
-class MedusaDrafter(TreeDrafter):
+class MedusaDrafter(HeadDrafter[MedusaHeads], TreeDrafter):
     """Trained heads, each of which offers its most likely tokens at one depth of a fixed tree.
 
     Rule typical, which must be asked for, is that of the source and lossy; the other rules are not.
@@ -46,33 +42,20 @@ class MedusaDrafter(TreeDrafter):
 
     name = "medusa"
     rules = (*TreeDrafter.rules, "typical")
+    kind, load = MedusaHeads, staticmethod(load_medusa)
 
     def __init__(self, head: MedusaHeads | str | Path, tree: TreeSpec | None = None) -> None:
         if not isinstance(tree, TreeSpec | None):
             raise TypeError(f"tree must be None or a TreeSpec, got {tree!r}")
-        self._head = PlacedHead(head, MedusaHeads, load_medusa)
+        super().__init__(head)
         heads = self._head.head.config.num_heads
         self.tree = DEFAULT_TREE.cut(heads) if tree is None else tree
         if self.tree.depth > heads:
             raise ValueError(f"tree must be at most {heads} deep, got {self.tree.depth}")
         self.size, self.depth = self.tree.size, self.tree.depth
 
-    @classmethod
-    def from_text(cls, text: str) -> Self:
-        """With the heads in a folder."""
-        return cls(text)
-
-    def check_config(self, config: Any) -> None:
-        self._head.check_config(config)
-
-    def start(self, context: DraftContext) -> None:
-        """Place the heads on the target's device.
-
-        Raises:
-            ValueError: a target that the heads were not trained for.
-        """
-        self._draft = ParallelDraft(self._head.on(context.model), context)
-        self.relative_cost = self._draft.relative_cost
+    def draft_with(self, head: MedusaHeads, context: DraftContext) -> ParallelDraft:
+        return ParallelDraft(head, context)
 
     def propose(self, history: History, limits: NDArray[np.int64]) -> TreeDraft | None:
         limits = self._draft.room(history, limits)

@@ -23,9 +23,7 @@ class ParallelDraft:
         self.head = head
         text = context.model.config.get_text_config(decoder=True)
         self._states = context.keep_states((text.num_hidden_layers,))
-        ours = sum(x.numel() for x in head.parameters()) + head.lm_head.numel()
-        theirs = sum(x.numel() for x in context.model.parameters())
-        self.relative_cost = float(ours / head.config.num_heads / max(theirs, 1))
+        self.relative_cost = head.share_of(context.model) / head.config.num_heads
 
     def room(self, history: History, limits: NDArray[np.int64] | int) -> NDArray[np.int64]:
         """[B], how many of ``limits`` tokens each sequence can draft.

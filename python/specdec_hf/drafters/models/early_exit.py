@@ -30,7 +30,6 @@ class EarlyExitDrafter(OwnLayersDrafter):
     name = "early_exit"
 
     def __init__(self, layers: int) -> None:
-        super().__init__()
         self.layers = check_integer("layers", layers, 1)
 
     @classmethod

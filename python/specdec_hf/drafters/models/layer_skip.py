@@ -34,7 +34,6 @@ class LayerSkipDrafter(OwnLayersDrafter):
     name = "layer_skip"
 
     def __init__(self, first: int, last: int) -> None:
-        super().__init__()
         self.first, self.last = check_integer("first", first, 1), check_integer("last", last)
         if last < first:
             raise ValueError(f"last must be at least first = {first}, got {last}")

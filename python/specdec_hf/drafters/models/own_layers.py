@@ -58,9 +58,7 @@ class OwnLayersDrafter(ModelDrafter):
     """Base class of drafters that are a part of the target; override `parts`."""
 
     rolls_back = False
-
-    def __init__(self) -> None:
-        self.model = None  # that of the call
+    model = None  # that of the call
 
     def parts(self, total: int) -> tuple[int, int]:
         """For a model of ``total`` layers, how many the draft shares and where it resumes."""
