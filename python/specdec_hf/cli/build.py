@@ -14,7 +14,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from specdec_hf.cli import options
 from specdec_hf.cli.files import check_output, check_readable
 from specdec_hf.cli.sources import Source, find_model
-from specdec_hf.cli.terminal import console, errors, fail
+from specdec_hf.cli.terminal import bar, console, fail
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -119,13 +119,7 @@ def read_texts(
 def progress_bar() -> Progress:
     """Bytes done and time left, on standard error where that is a terminal."""
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn())
-    return Progress(
-        *columns,
-        TimeRemainingColumn(),
-        console=errors,
-        transient=True,
-        disable=not errors.is_interactive,
-    )
+    return bar(*columns, TimeRemainingColumn())
 
 
 def _tokenizer(source: Source) -> tuple[Any, int]:

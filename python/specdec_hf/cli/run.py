@@ -23,7 +23,7 @@ from specdec_hf.cli.report import (
     summarize,
     write_json,
 )
-from specdec_hf.cli.terminal import FAILED, INTERRUPTED, console, errors, fail
+from specdec_hf.cli.terminal import FAILED, INTERRUPTED, bar, console, errors, fail
 
 if TYPE_CHECKING:
     from specdec_hf.cli.compare import Turn
@@ -223,16 +223,9 @@ def _report_difference(loaded: Loaded, settings: Settings, baseline: str) -> Non
 
 
 def progress() -> Progress:
-    """A bar on standard error, where that is a terminal."""
-    return Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        TimeElapsedColumn(),
-        console=errors,
-        transient=True,
-        disable=not errors.is_interactive,
-    )
+    """What a command does, and for how long."""
+    text = TextColumn("{task.description}", markup=False)
+    return bar(SpinnerColumn(), text, BarColumn(), TimeElapsedColumn())
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 import typer
 from rich.console import Console
+from rich.progress import Progress, ProgressColumn
 
 from specdec_hf.cli import interrupt
 
@@ -46,6 +47,11 @@ class Terminal(Console):
 
 console = Terminal()
 errors = Terminal(stderr=True, soft_wrap=True)
+
+
+def bar(*columns: ProgressColumn) -> Progress:
+    """A bar on standard error, where that is a terminal."""
+    return Progress(*columns, console=errors, transient=True, disable=not errors.is_interactive)
 
 
 def visible(text: str) -> str:

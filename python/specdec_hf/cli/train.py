@@ -17,7 +17,6 @@ import typer
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
-    Progress,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
@@ -28,7 +27,7 @@ from specdec_hf.cli.checks import DEVICE, DTYPES, check_choice
 from specdec_hf.cli.files import check_folder, check_readable
 from specdec_hf.cli.prompts import read_prompts
 from specdec_hf.cli.sources import EMBEDDED_NAME, Source, find_model
-from specdec_hf.cli.terminal import console, errors, fail, visible
+from specdec_hf.cli.terminal import bar, console, errors, fail, visible
 
 if TYPE_CHECKING:
     from specdec_hf.heads.training.pipeline import TrainingSettings
@@ -260,27 +259,20 @@ def _progress() -> Iterator[Any]:
     from specdec_hf.heads.training.pipeline import Progress as Told
 
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
-    bar = Progress(
-        *columns,
-        TextColumn("{task.fields[note]}", markup=False),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=errors,
-        transient=True,
-        disable=not errors.is_interactive,
-    )
+    note = TextColumn("{task.fields[note]}", markup=False)
+    shown = bar(*columns, note, TimeElapsedColumn(), TimeRemainingColumn())
 
     class Shown(Told):
         def stage(self, text: str, total: int) -> None:
-            for task in bar.task_ids:
-                bar.remove_task(task)
-            bar.add_task(text, total=total, note="")
+            for task in shown.task_ids:
+                shown.remove_task(task)
+            shown.add_task(text, total=total, note="")
             if not errors.is_interactive:
                 errors.print(text)
 
         def advance(self, done: int, text: str = "") -> None:
-            if bar.task_ids:
-                bar.update(bar.task_ids[-1], completed=done, note=text)
+            if shown.task_ids:
+                shown.update(shown.task_ids[-1], completed=done, note=text)
 
-    with bar:
+    with shown:
         yield Shown()

@@ -118,13 +118,7 @@ class ExitHead(Head):
 
 
 def save_exit(head: ExitHead, folder: Path, dtype: torch.dtype = torch.bfloat16) -> None:
-    """Write an early-exit head.
-
-    Args:
-        head: any device and dtype.
-        folder: made where it is missing.
-        dtype: of the weights in the file.
-    """
+    """Write an early-exit head; see `specdec_hf.heads.files.save_head`."""
     config = head.config
     given = {
         "architectures": [type(head).__name__], "layer": config.layer,
