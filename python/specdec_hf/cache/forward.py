@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from specdec_hf.cache.model_call import run_inputs
 from specdec_hf.cache.protocol import Lengths, RollbackCache
 from specdec_hf.cache.spec_cache import SpecCache
 
@@ -26,6 +27,14 @@ def forward_window(
         Logits [B, keep, V].
     """
     return cache.forward(tokens, starts, keep)
+
+
+def forward_embeddings(
+    model: Any, cache: SpecCache, embeddings: torch.Tensor, starts: Lengths, keep: int
+) -> torch.Tensor:
+    """As `forward_window`, for tokens that are given as embeddings [B, n, H] of the model."""
+    inputs = cache.window(starts, embeddings.shape[1])
+    return run_inputs(model, {"inputs_embeds": embeddings, **inputs}, keep)
 
 
 def forward_tree(

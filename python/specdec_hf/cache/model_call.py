@@ -33,6 +33,14 @@ def run_model(
     return logits if logits.shape[1] == keep else logits[:, -keep:]
 
 
+def run_inputs(model: Any, inputs: dict[str, Any], keep: int) -> torch.Tensor:
+    """Logits [B, keep, V] of the last tokens of a forward with these inputs and no others."""
+    if "logits_to_keep" in forward_arguments(model):
+        inputs = {**inputs, "logits_to_keep": keep}
+    logits: torch.Tensor = model(use_cache=True, return_dict=True, **inputs).logits
+    return logits[:, -keep:]
+
+
 def model_inside(model: Any) -> Any:
     """The model that a wrapper such as a compiled or a PEFT model forwards to, or the model itself.
 

@@ -16,9 +16,9 @@ import torch
 from transformers import PreTrainedModel
 
 from specdec_hf.cache.fit import beyond_rounding, distance, tolerance_of
-from specdec_hf.cache.forward import forward_window
+from specdec_hf.cache.forward import forward_embeddings, forward_window
 from specdec_hf.cache.known_fits import configuration
-from specdec_hf.cache.model_call import forward_arguments
+from specdec_hf.cache.model_call import run_inputs
 from specdec_hf.cache.own_logits import one_line
 from specdec_hf.cache.protocol import Lengths, vocab_size_of
 from specdec_hf.cache.spec_cache import FIRST, SINGLE, SpecCache
@@ -98,7 +98,8 @@ class SplitModel:
             Logits [B, 1, V] of the last token, and the hidden states [B, n, H] after the shared
             layers.
         """
-        logits = self._run(self._first, cache, starts, 1, input_ids=tokens)
+        inputs = cache.window(starts, tokens.shape[1])
+        logits = run_inputs(self._first, {"input_ids": tokens, **inputs}, 1)
         return logits, self._take_hidden()
 
     def shared(self, cache: SpecCache, tokens: torch.Tensor, starts: Lengths) -> torch.Tensor:
@@ -120,17 +121,7 @@ class SplitModel:
 
         What the layers after the shared ones cached in the first part is written anew.
         """
-        return self._run(self._second, cache, starts, keep, inputs_embeds=hidden)
-
-    def _run(
-        self, view: Any, cache: SpecCache, starts: Lengths, keep: int, **given: Any
-    ) -> torch.Tensor:
-        size = next(iter(given.values())).shape[1]
-        inputs = cache.window(starts, size)
-        if "logits_to_keep" in forward_arguments(self.model):
-            inputs["logits_to_keep"] = keep
-        logits: torch.Tensor = view(**given, use_cache=True, return_dict=True, **inputs).logits
-        return logits[:, -keep:]
+        return forward_embeddings(self._second, cache, hidden, starts, keep)
 
     def _view(self, layers: list[Any], types: list[str], *, continues: bool = False) -> Any:
         """The model with other layers; ``continues`` if its inputs are hidden states."""

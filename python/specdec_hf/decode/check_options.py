@@ -16,7 +16,9 @@ def check_options(call: Call, options: Options, drafter: Drafter | TreeDrafter |
         raise ValueError(
             f"num_assistant_beams must be None without num_beams, got {options.num_assistant_beams}"
         )
-    forwards = isinstance(drafter, Drafter) and type(drafter).forward is not Drafter.forward
+    forwards = isinstance(drafter, Drafter) and (
+        drafter.makes_forward or type(drafter).forward is not Drafter.forward
+    )
     if "hidden_states" in call.outputs and forwards:
         raise ValueError(
             "output_hidden_states must be False with a drafter that makes the target's forward "

@@ -119,6 +119,8 @@ class Drafter(DrafterBase, ABC):
         rolls_back: whether the history may end with drafts, as in a cascade. `commit` is then
             called with the lengths before those drafts and how many of them were kept, and later
             histories hold other tokens in the place of the rest.
+        makes_forward: whether it makes forwards of the target itself, over the target's cache, as
+            one that overrides `forward` does.
     """
 
     rules: tuple[str, ...] = LOSSLESS_RULES
@@ -127,6 +129,7 @@ class Drafter(DrafterBase, ABC):
     reports_confidence = False
     several = False
     rolls_back = False
+    makes_forward = False
 
     @abstractmethod
     def propose(self, history: History, gamma: int) -> Draft | None:

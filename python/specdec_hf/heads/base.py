@@ -81,3 +81,18 @@ class Head(nn.Module):
     def begin_as(self, model: Any) -> None:
         """Set the weights that training begins with."""
         raise NotImplementedError
+
+
+class WholeVocabularyHead(Head):
+    """A head that drafts the whole vocabulary, through the target's output matrix itself.
+
+    Args:
+        hidden_size: as in `Head`.
+    """
+
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__(0, hidden_size)
+
+    def borrow(self, model: Any) -> None:
+        self.tokens = torch.arange(self.config.vocab_size, device=self.tokens.device)
+        self.lm_head = self.rows_of(model)

@@ -17,15 +17,10 @@ from torch.nn import functional
 
 from specdec_hf.arguments import check_integer
 from specdec_hf.cache.protocol import vocab_size_of
-from specdec_hf.heads.base import Head
-from specdec_hf.heads.files import (
-    WEIGHTS,
-    check_tensors,
-    checked_size,
-    read_config,
-    read_weights,
-    write_head,
-)
+from specdec_hf.heads.base import WholeVocabularyHead
+from specdec_hf.heads.own_files import load_own, save_own
+
+_SIZES = ("hidden_size", "vocab_size", "layer")
 
 
 @dataclass(frozen=True)
@@ -69,7 +64,7 @@ class ExitConfig:
         return self
 
 
-class ExitHead(Head):
+class ExitHead(WholeVocabularyHead):
     """Projects the normalised states of an inner layer to what the target's final norm reads.
 
     It takes the place of the layers after that one, so it is called as they are.
@@ -81,7 +76,7 @@ class ExitHead(Head):
     config: ExitConfig
 
     def __init__(self, config: ExitConfig) -> None:
-        super().__init__(0, config.target_hidden_size)
+        super().__init__(config.target_hidden_size)
         size = config.target_hidden_size
         self.config = config
         self.norm = nn.RMSNorm(size, 1e-5)
@@ -96,11 +91,6 @@ class ExitHead(Head):
     def logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Logits [..., V] of the exit, in training; `begin_as` must have been called."""
         return functional.linear(self._final(self(hidden_states)), self.lm_head)
-
-    def borrow(self, model: Any) -> None:
-        """Use the target's output matrix itself, for the whole vocabulary."""
-        self.tokens = torch.arange(self.config.vocab_size, device=self.tokens.device)
-        self.lm_head = self.rows_of(model)
 
     def begin_as(self, model: Any) -> None:
         """Start as an exit without weights of its own.
@@ -118,27 +108,10 @@ class ExitHead(Head):
 
 
 def save_exit(head: ExitHead, folder: Path, dtype: torch.dtype = torch.bfloat16) -> None:
-    """Write an early-exit head; see `specdec_hf.heads.files.save_head`."""
-    config = head.config
-    given = {
-        "architectures": [type(head).__name__], "layer": config.layer,
-        "hidden_size": config.target_hidden_size, "vocab_size": config.vocab_size,
-    }  # fmt: skip
-    write_head(folder, given, dict(head.state_dict()), dtype)
+    """Write an early-exit head; see `save_own`."""
+    save_own(head, folder, _SIZES, dtype)
 
 
 def load_exit(folder: str | Path) -> ExitHead:
-    """An early-exit head from a folder, in float32 on the host.
-
-    Raises:
-        ValueError: a folder without such a head, or one whose config, names or shapes are wrong, by
-            name.
-    """
-    folder = Path(folder)
-    given, tensors = read_config(folder), read_weights(folder, WEIGHTS)
-    sizes = (checked_size(given, name) for name in ("hidden_size", "vocab_size", "layer"))
-    head = ExitHead(ExitConfig(*sizes))
-    expected = {name: list(weight.shape) for name, weight in head.state_dict().items()}
-    check_tensors(tensors, expected, frozenset(), folder / WEIGHTS, type(head).__name__)
-    head.load_state_dict({name: tensor.float() for name, tensor in tensors.items()})
-    return head.eval()
+    """An early-exit head from a folder; see `load_own`."""
+    return load_own(folder, _SIZES, lambda *sizes: ExitHead(ExitConfig(*sizes)))

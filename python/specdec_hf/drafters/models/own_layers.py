@@ -11,17 +11,14 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 
-from specdec_hf.cache.protocol import Lengths, context_length
-from specdec_hf.cache.spec_cache import SpecCache
+from specdec_hf.cache.protocol import Lengths
 from specdec_hf.cache.split_model import SplitModel, check_split
 from specdec_hf.drafters.context import DraftContext, History
 from specdec_hf.drafters.drafter import Draft
-from specdec_hf.drafters.models.draft_model import DraftModel
-from specdec_hf.drafters.models.model import ModelDrafter
-from specdec_hf.drafters.row_sampler import RowSampler
+from specdec_hf.drafters.models.own_cache import OwnCacheDraft, OwnCacheDrafter
 
 
-class OwnLayers(DraftModel):
+class OwnLayers(OwnCacheDraft):
     """A part of the target as a draft model over the target's cache.
 
     Args:
@@ -30,14 +27,8 @@ class OwnLayers(DraftModel):
     """
 
     def __init__(self, context: DraftContext, split: SplitModel) -> None:
-        self.model = context.model
-        self.device = context.model.device
-        self.context = context
+        super().__init__(context)
         self.split = split
-        self.target_cache: SpecCache = context.cache
-        self.cache: Any = self  # drafts are fed through `forward`
-        self.sampler = RowSampler(context, self.device)
-        self._context_length = context_length(self.model)
         self.hidden: list[torch.Tensor] = []
 
     def catch_up(self, history: History) -> torch.Tensor:
@@ -50,15 +41,9 @@ class OwnLayers(DraftModel):
         self.hidden.append(hidden)
         return logits
 
-    def truncate(self, lengths: Lengths) -> None:
-        """Do nothing, because the loop truncates the target's cache."""
 
-
-class OwnLayersDrafter(ModelDrafter):
+class OwnLayersDrafter(OwnCacheDrafter):
     """Base class of drafters that are a part of the target; override `parts`."""
-
-    rolls_back = False
-    model = None  # that of the call
 
     def parts(self, total: int) -> tuple[int, int]:
         """For a model of ``total`` layers, how many the draft shares and where it resumes."""
@@ -81,9 +66,7 @@ class OwnLayersDrafter(ModelDrafter):
         Raises:
             ValueError: a cache or a model that this does not go with.
         """
-        if not isinstance(context.cache, SpecCache):
-            kind = getattr(context.cache, "kind", None)
-            raise ValueError(f"drafter {self.name} needs cache='spec', got {kind!r}")
+        self._check_cache(context)
         self._context = context
         model = context.model
         shared, resume = self.parts(model.config.get_text_config(decoder=True).num_hidden_layers)
@@ -94,20 +77,12 @@ class OwnLayersDrafter(ModelDrafter):
         self.relative_cost = 1 - (resume - shared) / split.total
 
     def propose(self, history: History, gamma: int) -> Draft | None:
-        own: Any = self._draft
-        cache = own.target_cache
-        if cache.later_inputs is not None or cache.hidden_states is not None:
+        if self._context.cache.hidden_states is not None:
             self._context.note(
-                f"drafter {self.name} drafts nothing where the call has inputs other than text or "
-                "returns hidden states"
+                f"drafter {self.name} drafts nothing where the call returns hidden states"
             )
             return None
-        if (history.lengths - cache.lengths != 1).any():
-            return None  # the first round reads the prompt
-        before = cache.lengths.copy()
-        draft = super().propose(history, gamma)
-        cache.truncate(before)
-        return draft
+        return super().propose(history, gamma)
 
     def forward(self, tokens: torch.Tensor, starts: Lengths, keep: int) -> torch.Tensor | None:
         own: Any = self._draft
