@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from specdec_hf.drafters.heads.eagle3_chain import Eagle3ChainDrafter
     from specdec_hf.drafters.heads.exit_head import ExitHeadDrafter
     from specdec_hf.drafters.heads.medusa import MedusaDrafter
+    from specdec_hf.drafters.heads.pass_head import PassHeadDrafter
     from specdec_hf.drafters.model_free.nasd import NasdDrafter
     from specdec_hf.drafters.model_free.ngram import NgramDrafter
     from specdec_hf.drafters.model_free.ngram_table import NgramTable
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from specdec_hf.heads.exit import ExitHead
     from specdec_hf.heads.files import load_head, save_head
     from specdec_hf.heads.medusa import MedusaHeads
+    from specdec_hf.heads.pass_head import PassHead
     from specdec_hf.schedules.benefit_guard import BenefitGuard
     from specdec_hf.trees.acceptance_file import load_acceptance, save_acceptance
     from specdec_hf.trees.layouts import EagleTree, TreeSpec, TrieTree
@@ -82,6 +84,8 @@ __all__ = [
     "NasdDrafter",
     "NgramDrafter",
     "NgramTable",
+    "PassHead",
+    "PassHeadDrafter",
     "PromptLookupDrafter",
     "QueuedSequence",
     "RandomDrafter",
@@ -130,10 +134,12 @@ _MODULES = {
     "drafters.heads.eagle3_chain": ("Eagle3ChainDrafter",),
     "drafters.heads.exit_head": ("ExitHeadDrafter",),
     "drafters.heads.medusa": ("MedusaDrafter",),
+    "drafters.heads.pass_head": ("PassHeadDrafter",),
     "heads.blockwise": ("BlockwiseHeads",),
     "heads.eagle3": ("Eagle3Head",),
     "heads.medusa": ("MedusaHeads",),
     "heads.exit": ("ExitHead",),
+    "heads.pass_head": ("PassHead",),
     "heads.files": ("load_head", "save_head"),
     "drafters.models.cascade": ("HorizontalCascade",),
     "drafters.models.candidate_generator": ("from_candidate_generator",),

@@ -55,7 +55,7 @@ def test_given_texts_and_prompts_are_read(folder, tmp_path):  # noqa: F811
     [
         (
             ("--head", "hydra"),
-            "--head must be one of eagle3, medusa, blockwise, exit_head, got 'hydra'",
+            "--head must be one of eagle3, medusa, blockwise, exit_head, pass_head, got 'hydra'",
         ),
         (("--layer", 3), "--layer needs --head exit_head, got eagle3"),
         (("--tokens", 0), "--tokens must be at least 1, got 0"),

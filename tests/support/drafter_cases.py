@@ -20,7 +20,7 @@ from specdec_hf import (
 from specdec_hf.drafters.model_free.random import RandomDrafter
 from support import hf_models
 from support.drafter_proof import GAMMA
-from support.heads import blockwise_folder, exit_folder, head_folder, medusa_folder
+from support.heads import blockwise_folder, exit_folder, head_folder, medusa_folder, pass_folder
 from support.letters import letters
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
@@ -79,6 +79,7 @@ NAMED: dict[str, Make] = {
     "medusa": lambda target, folder: f"medusa:{medusa_folder(target, folder)}",
     "blockwise": lambda target, folder: f"blockwise:{blockwise_folder(target, folder)}",
     "exit_head": lambda target, folder: f"exit_head:{exit_folder(target, folder)}",
+    "pass_head": lambda target, folder: f"pass_head:{pass_folder(target, folder)}",
     "eagle3_chain": lambda target, folder: f"eagle3_chain:{head_folder(target, folder)}",
 }
 OTHERS: dict[str, Make] = {

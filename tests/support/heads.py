@@ -15,6 +15,7 @@ from specdec_hf.heads.files import save_head
 from specdec_hf.heads.medusa import MedusaHeads
 from specdec_hf.heads.parallel import ParallelConfig
 from specdec_hf.heads.parallel_files import save_blockwise, save_medusa
+from specdec_hf.heads.pass_head import PassConfig, PassHead, save_pass
 from specdec_hf.heads.training.unrolled import Batch, unroll
 
 
@@ -89,6 +90,22 @@ def exit_folder(target: Any, folder: Path) -> Path:
     """The folder of such a head."""
     save_exit(exit_head(target), folder / "exit", torch.float32)
     return folder / "exit"
+
+
+def pass_head(target: Any, size: int = 3) -> PassHead:
+    """Look-ahead embeddings at random."""
+    head = PassHead(PassConfig.for_target(target, size))
+    state = torch.get_rng_state()
+    torch.manual_seed(3)
+    head.begin_as(target)
+    torch.set_rng_state(state)
+    return head.eval()
+
+
+def pass_folder(target: Any, folder: Path) -> Path:
+    """The folder of some."""
+    save_pass(pass_head(target), folder / "pass", torch.float32)
+    return folder / "pass"
 
 
 @torch.no_grad()

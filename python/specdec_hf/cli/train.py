@@ -32,7 +32,7 @@ from specdec_hf.cli.terminal import bar, console, errors, fail, visible
 if TYPE_CHECKING:
     from specdec_hf.heads.training.pipeline import TrainingSettings
 
-HEADS = ("eagle3", "medusa", "blockwise", "exit_head")
+HEADS = ("eagle3", "medusa", "blockwise", "exit_head", "pass_head")
 LICENCE = "Apache-2.0"  # of the embedded model
 
 Head = Annotated[str, typer.Option("--head", metavar="HEAD", help=f"{', '.join(HEADS)}.")]

@@ -30,7 +30,7 @@ class Entry:
             drafter takes none.
         needs_value: whether there must be such a text.
         own_tree: whether it is a `TreeDrafter`, which drafts trees of its own.
-        makes_forward: whether it makes the target's forward itself, by `Drafter.forward`.
+        makes_forward: as in `Drafter`.
         draws, reports_confidence, several: as in `Drafter`.
     """
 
@@ -151,6 +151,15 @@ DRAFTERS: dict[str, Entry] = {
         "heads",
         "ExitHeadDrafter",
         "the model's first layers and a trained exit in a folder",
+        value=FOLDER,
+        needs_value=True,
+        makes_forward=True,
+        draws=True,
+    ),
+    "pass_head": Entry(
+        "heads",
+        "PassHeadDrafter",
+        "the model itself at look-ahead embeddings in a folder, which follow the text",
         value=FOLDER,
         needs_value=True,
         makes_forward=True,

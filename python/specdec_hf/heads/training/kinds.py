@@ -15,8 +15,10 @@ from specdec_hf.heads.eagle3 import Eagle3Head
 from specdec_hf.heads.exit import ExitConfig, ExitHead, save_exit
 from specdec_hf.heads.medusa import MedusaHeads
 from specdec_hf.heads.parallel import ParallelConfig
+from specdec_hf.heads.pass_head import PassConfig, PassHead, save_pass
 
 MEDUSA_BLOCKS = 1  # as in the published heads
+CUTS = 16  # of three embeddings each, an eighth more tokens in a text of 384
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,7 @@ class Kind:
         save: writes one into a folder.
         weights: the file that it writes them to.
         single: whether the loss has one draft step.
+        cuts: places of a text that a training step drafts at; 0 is all.
     """
 
     title: str
@@ -38,6 +41,7 @@ class Kind:
     save: Callable[[Any, Path], None]
     weights: str
     single: bool = False
+    cuts: int = 0
 
 
 def _eagle3(model: Any, size: int, drafts: int, layer: int | None) -> Head:
@@ -59,6 +63,10 @@ def _exit(model: Any, size: int, drafts: int, layer: int | None) -> Head:
     return ExitHead(ExitConfig.for_target(model, max(1, total // 3) if layer is None else layer))
 
 
+def _pass(model: Any, size: int, drafts: int, layer: int | None) -> Head:
+    return PassHead(PassConfig.for_target(model, drafts))
+
+
 KINDS = {
     "eagle3": Kind("EAGLE-3 head", "arXiv 2503.01840", _eagle3, files.save_head, files.WEIGHTS),
     "medusa": Kind(
@@ -71,5 +79,8 @@ KINDS = {
     ),
     "exit_head": Kind(
         "Early-exit head", "arXiv 2404.16710", _exit, save_exit, files.WEIGHTS, single=True
+    ),
+    "pass_head": Kind(
+        "PaSS look-ahead embeddings", "arXiv 2311.13581", _pass, save_pass, files.WEIGHTS, cuts=CUTS
     ),
 }  # fmt: skip

@@ -100,10 +100,11 @@ class Collator:
         embeddings: the target's input embeddings.
         width: of a hidden state of the target.
         device: where the batch goes.
+        cuts: places of each text to draft at; 0 is all.
     """
 
-    def __init__(self, embeddings: Any, width: int, device: torch.device) -> None:
-        self.embeddings, self.width, self.device = embeddings, width, device
+    def __init__(self, embeddings: Any, width: int, device: torch.device, cuts: int = 0) -> None:
+        self.embeddings, self.width, self.device, self.cuts = embeddings, width, device, cuts
 
     @torch.no_grad()
     def __call__(self, texts: Sequence[tuple[Conversation, torch.Tensor]]) -> Batch:
@@ -118,7 +119,16 @@ class Collator:
             rows[..., -self.width :],
             torch.tensor([len(one.tokens) for one, _ in texts], device=self.device),
             torch.tensor([one.answer for one, _ in texts], device=self.device),
+            self._places([one for one, _ in texts]) if self.cuts else None,
         )
+
+    def _places(self, texts: Sequence[Conversation]) -> torch.Tensor:
+        """[B, cuts], at random; they follow from which texts these are, also in a later run."""
+        seed = hash(tuple(one.number for one in texts)) % 2**63
+        generator = torch.Generator("cpu").manual_seed(seed)
+        shares = torch.rand((len(texts), self.cuts), generator=generator, device="cpu")
+        sizes = torch.tensor([[len(one.tokens) - 1] for one in texts], device="cpu")
+        return (shares * sizes).long().to(self.device)
 
 
 def train(

@@ -50,7 +50,7 @@ class TrainingSettings:
         epochs: times that the training reads all texts.
         steps: of training; None follows from `epochs`.
         batch_size: texts of a training step.
-        draft_steps: draft steps that the loss unrolls, or the number of parallel heads.
+        draft_steps: draft steps that the loss unrolls, or heads or look-ahead embeddings.
         learning_rate: the largest one.
         draft_vocab_size: tokens that can be drafted.
         seed: of texts and training.
@@ -236,7 +236,8 @@ class Pipeline:
         return states
 
     def _train(self, head: Head, conversations: list[Conversation], states: StoredStates) -> None:
-        s, model = self.settings, self.model
+        s, model, kind = self.settings, self.model, KINDS[self.settings.head]
+        embeddings = model.get_input_embeddings()
         kinds = [is_held_out(one) for one in conversations]
         training = Texts(conversations, states, [n for n, out in enumerate(kinds) if not out])
         held_out = Texts(
@@ -244,7 +245,7 @@ class Pipeline:
         )
         steps = s.steps or max(1, round(s.epochs * len(training) / s.batch_size))
         recipe = Recipe(
-            steps, s.batch_size, 1 if KINDS[s.head].single else s.draft_steps, s.learning_rate,
+            steps, s.batch_size, 1 if kind.single else s.draft_steps, s.learning_rate,
             s.seed,
             None if model.dtype == torch.float32 else model.dtype,
             measure_every=max(1, steps // MEASUREMENTS),
@@ -253,7 +254,7 @@ class Pipeline:
         end = self._left(1.0)
         train(
             head, training, held_out,
-            Collator(model.get_input_embeddings(), head.config.target_hidden_size, model.device),
+            Collator(embeddings, head.config.target_hidden_size, model.device, kind.cuts),
             model.get_output_embeddings().weight, recipe, self.work / "checkpoint.safetensors",
             self.curves, advance=lambda step, loss: self.progress.advance(step, f"loss {loss:.3f}"),
             measured=lambda _: self._write(),

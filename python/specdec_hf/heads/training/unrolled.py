@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from specdec_hf.heads.base import Head
 from specdec_hf.heads.eagle3 import Eagle3Head
 from specdec_hf.heads.exit import ExitHead
 from specdec_hf.heads.parallel import ParallelHeads
+from specdec_hf.heads.pass_head import PassHead
 
 DECAY = 0.8  # weight of a draft step, relative to the one before it
 
@@ -37,6 +39,7 @@ class Batch:
         final: [B, T, E], the input of the target's output matrix.
         lengths: [B] int64.
         answers: [B] int64, where the answer begins.
+        cuts: [B, C] int64, the places that are drafted at; None is all.
     """
 
     tokens: torch.Tensor
@@ -45,21 +48,31 @@ class Batch:
     final: torch.Tensor
     lengths: torch.Tensor
     answers: torch.Tensor
+    cuts: torch.Tensor | None = None
+
+    def after(self, step: int, values: torch.Tensor) -> torch.Tensor:
+        """The values ``step`` tokens after each place, [B, T - step or C, ...] of [B, T, ...]."""
+        if self.cuts is None:
+            return values[:, step:]
+        ends = (self.cuts + step).clamp(max=values.shape[1] - 1)
+        return values[torch.arange(len(ends), device=ends.device)[:, None], ends]
 
     def places(self, step: int, *, answers: bool = False) -> torch.Tensor:
-        """[B, T - step] bool, the places whose draft ``step`` has a target.
+        """[B, T - step or C] bool, the places whose draft ``step`` has a target.
 
         Args:
             step: from 1; its pair at place t holds token t + step.
             answers: only where the drafted token belongs to an answer.
         """
         ends = torch.arange(step, self.tokens.shape[1], device=self.tokens.device)
+        if self.cuts is not None:
+            ends = self.cuts + step
         valid = ends < self.lengths[:, None]
         return valid & (ends + 1 >= self.answers[:, None]) if answers else valid
 
 
 def unroll(head: Head, batch: Batch, steps: int) -> Iterator[torch.Tensor]:
-    """Logits [B, T - k, draft vocabulary] of each draft step k, from 1; or of head k."""
+    """Logits [B, T - k or C, draft vocabulary] of each draft step k, from 1; or of head k."""
     if isinstance(head, ParallelHeads):
         states = head.states(batch.final.float())
         yield from (head.logits(states[:, :-k, k - 1], k - 1) for k in range(1, steps + 1))
@@ -67,6 +80,10 @@ def unroll(head: Head, batch: Batch, steps: int) -> Iterator[torch.Tensor]:
     if isinstance(head, ExitHead):
         # A draft's own state is exact once the drafts before it are accepted: one step says all.
         yield head.logits(batch.features[:, 1:])
+        return
+    if isinstance(head, PassHead):
+        assert batch.cuts is not None
+        yield from head.logits(head.states(batch.embeddings, batch.cuts, steps)).unbind(dim=2)
         return
     assert isinstance(head, Eagle3Head)
     hidden = head.fuse(batch.features)
@@ -143,15 +160,22 @@ def loss_of(head: Head, batch: Batch, steps: int) -> tuple[torch.Tensor, list[to
 
     The labels are the target's probabilities over the draft vocabulary, not its choices.
     """
-    with torch.no_grad():
-        labels = functional.linear(batch.final, head.lm_head.to(batch.final.dtype)).softmax(dim=-1)
+    of = partial(_labels, head)
+    every = of(batch.final) if batch.cuts is None else None
     total = torch.zeros((), device=batch.tokens.device)
     losses = []
     for step, logits in enumerate(unroll(head, batch, steps), start=1):
-        loss = soft_cross_entropy(logits, labels[:, step:], batch.places(step))
+        labels = of(batch.after(step, batch.final)) if every is None else batch.after(step, every)
+        loss = soft_cross_entropy(logits, labels, batch.places(step))
         losses.append(loss.detach())
         total = total + DECAY ** (step - 1) * loss
     return total, losses
+
+
+@torch.no_grad()
+def _labels(head: Head, final: torch.Tensor) -> torch.Tensor:
+    """The target's probabilities over the draft vocabulary, from its final states."""
+    return functional.linear(final, head.lm_head.to(final.dtype)).softmax(dim=-1)
 
 
 @torch.no_grad()
@@ -172,7 +196,8 @@ def acceptance_of(
     sums = torch.zeros(3, steps)
     for step, logits in enumerate(unroll(head, batch, steps), start=1):
         valid = batch.places(step, answers=True)
-        rows = functional.linear(batch.final[:, step:][valid], output.to(batch.final.dtype))
+        final = batch.after(step, batch.final)[valid]
+        rows = functional.linear(final, output.to(final.dtype))
         target, draft = rows.float().softmax(dim=-1), logits[valid].float().softmax(dim=-1)
         equal = head.tokens[draft.argmax(dim=-1)] == target.argmax(dim=-1)
         shared = torch.minimum(target[:, head.tokens], draft).sum(dim=-1)

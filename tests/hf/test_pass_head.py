@@ -1,0 +1,345 @@
+"""Look-ahead embeddings: drafts, the cache, files and training."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from specdec_hf import PassHeadDrafter, SpecCache, TrieTree, generate
+from specdec_hf.cache.forward import forward_window
+from specdec_hf.drafters.context import DraftContext, History
+from specdec_hf.heads.pass_head import PassConfig, PassHead, load_pass
+from specdec_hf.heads.training.pipeline import Pipeline, Progress, TrainingSettings
+from specdec_hf.heads.training.unrolled import acceptance_of, loss_of, unroll
+from support import hf_models
+from support.cli_models import END, tokenizer
+from support.drafter_proof import assert_greedy_identical, joint_p_value
+from support.heads import pass_folder, pass_head, text_batch
+from support.hf_models import one_thread  # noqa: F401  # autouse here
+from support.providers import SIGNIFICANCE
+from transformers import OPTConfig, OPTForCausalLM
+
+
+@pytest.fixture(scope="module")
+def target():
+    return hf_models.build("llama")
+
+
+@torch.no_grad()
+def direct(target, head, text):
+    """Logits [1 + L, V] at the last token of a text and at the embeddings, without a cache."""
+    given = target.get_input_embeddings()(torch.tensor([text]))
+    whole = torch.cat([given, head.embeddings[None]], dim=1)
+    return target(inputs_embeds=whole, use_cache=False).logits[0, len(text) - 1 :]
+
+
+def recorded(target, drafter, **kwargs):
+    """The text of a call, and of each round the tokens of each sequence and its draft."""
+    seen, propose = [], drafter.propose
+
+    def proposed(history, gamma):
+        draft = propose(history, gamma)
+        if draft is not None:
+            texts = [t[:n].tolist() for t, n in zip(history.tokens, history.lengths, strict=True)]
+            seen.append((texts, draft))
+        return draft
+
+    drafter.propose = proposed
+    inputs = hf_models.prompts((9, 4))
+    out = generate(
+        target, **inputs, drafter=drafter, max_new_tokens=14, guard=False,
+        return_dict_in_generate=True, **kwargs,
+    )  # fmt: skip
+    assert len(seen) > 2
+    return out, seen
+
+
+# Drafts.
+
+
+@pytest.mark.parametrize("name", hf_models.NAMES)
+def test_drafts_are_those_of_a_forward_with_the_embeddings(name):
+    model = hf_models.tiny(name)
+    head = pass_head(model)
+    for texts, draft in recorded(model, PassHeadDrafter(head), do_sample=False)[1]:
+        for text, tokens in zip(texts, draft.tokens.tolist(), strict=True):
+            assert tokens == direct(model, head, text).argmax(dim=-1)[: len(tokens)].tolist()
+
+
+@pytest.mark.parametrize("gamma", [1, 2, 9])
+def test_drafts_have_the_distribution_of_that_forward(gamma, target):
+    head = pass_head(target)
+    sampled = {"do_sample": True, "rule": "token", "temperature": 0.8, "top_k": 0, "seed": 4}
+    out, seen = recorded(target, PassHeadDrafter(head), gamma=gamma, **sampled)
+    for texts, draft in seen:
+        assert draft.tokens.shape[1] <= min(gamma, 4)
+        for text, rows in zip(texts, draft.distribution.logits, strict=True):
+            torch.testing.assert_close(rows, direct(target, head, text)[: len(rows)])
+    # The first draft of a round has the target's own distribution.
+    drafting = sum(int(draft.counts[b] > 0) for _, draft in seen for b in range(2))
+    assert out.stats.accepted >= drafting
+    assert (out.stats.accepted == out.stats.drafted) == (gamma == 1)
+
+
+def test_a_wrong_embedding_is_seen(target):
+    """Negative control of the two tests above."""
+    head, other = pass_head(target), pass_head(target)
+    with torch.no_grad():
+        other.embeddings[1] += 1
+    _, seen = recorded(target, PassHeadDrafter(other), rule="token", do_sample=True, seed=4)
+    texts, draft = seen[0]
+    rows, want = draft.distribution.logits[0], direct(target, head, texts[0])
+    torch.testing.assert_close(rows[:2], want[:2])
+    assert float((rows[2:] - want[2:]).abs().max()) > 0.05
+
+
+def started(target, lengths, ids):
+    """A cache that holds all tokens but the last of each sequence, and a drafter over it."""
+    cache = SpecCache(target, len(lengths), 16)
+    forward_window(target, cache, ids[:, : max(lengths) - 1], lengths - max(lengths), keep=1)
+    cache.truncate(lengths - 1)
+    context = DraftContext(
+        target, "greedy", 0.0, 0, 1.0, 0.0, torch.zeros(len(lengths), dtype=torch.int64),
+        len(lengths), 99, 16, cache=cache,
+    )  # fmt: skip
+    drafter = PassHeadDrafter(pass_head(target))
+    drafter.start(context)
+    return cache, drafter
+
+
+@pytest.mark.parametrize("lengths", [(7,), (9, 5)])
+def test_the_cache_is_as_it_was_before_a_draft(lengths, target):
+    """Later rounds of one token and of several have the same logits, bit for bit."""
+    lengths = np.array(lengths)
+    ids = torch.randint(1, 67, (len(lengths), 24), generator=torch.Generator().manual_seed(0))
+    tokens = np.zeros((len(lengths), 24), dtype=np.int64)
+    for b, n in enumerate(lengths):
+        tokens[b, :n] = ids[b, max(lengths) - n : max(lengths)].numpy()
+    rows = []
+    for drafts in (False, True):
+        cache, drafter = started(target, lengths, ids)
+        before, past = cache.lengths.copy(), cache.cursor.past
+        if drafts:
+            history = History(tokens, lengths, np.ones(len(lengths), dtype=bool))
+            assert drafter.propose(history, 4).tokens.shape == (len(lengths), 4)
+        assert cache.lengths.tolist() == before.tolist() == (lengths - 1).tolist()
+        assert cache.cursor.past == past
+        pending = ids[:, max(lengths) - 1 : max(lengths)]
+        rows.append(forward_window(target, cache, pending, lengths - 1, keep=1))
+        rows.append(forward_window(target, cache, ids[:, 20:23], lengths, keep=3))
+    assert torch.equal(rows[0], rows[2])
+    assert torch.equal(rows[1], rows[3])
+
+
+def test_a_context_that_ends_is_not_exceeded():
+    model = hf_models.build("gpt2", context=24)
+    head = pass_head(model)
+    stats = assert_greedy_identical(lambda: PassHeadDrafter(head), model, 12)
+    assert stats.accepted > 0
+    assert not stats.notes
+
+
+@pytest.mark.parametrize("rule", ["token", "block", "match"])
+def test_sampled_texts_have_the_targets_distribution(rule, tmp_path):
+    drafter = PassHeadDrafter(pass_head(hf_models.build("llama", vocab_size=4)))
+    assert joint_p_value(drafter, rule, texts=3000, ragged=True) > SIGNIFICANCE
+
+
+def test_in_a_tree_it_drafts_one_of_the_chains(target):
+    drafters = [PassHeadDrafter(pass_head(target)), "prompt_lookup"]
+    stats = assert_greedy_identical(lambda: drafters, target, tree=TrieTree(1, 4))
+    assert stats.accepted > 0
+
+
+# What it does not go with.
+
+
+def test_what_does_not_go_is_refused_by_name(target, tmp_path):
+    drafter, inputs = PassHeadDrafter(pass_folder(target, tmp_path)), hf_models.prompts((9,))
+    for message, arguments in (
+        ("drafter pass_head needs cache='spec', got 'aligned'", {"cache": "aligned"}),
+        ("compile must be False with a drafter that makes the target's fo", {"compile": True}),
+        ("fixed_width must be None with a drafter that makes the target's", {"fixed_width": 8}),
+        (
+            "output_hidden_states must be False with a drafter that makes th",
+            {"output_hidden_states": True, "return_dict_in_generate": True},
+        ),
+        ("must be a draft model, a list of them, or one that drafts several", {"tree": (2, 1)}),
+    ):
+        with pytest.raises(ValueError, match=message):
+            generate(target, **inputs, drafter=drafter, **arguments)
+    with pytest.raises(TypeError, match="head must be PassHead or the folder of such a head"):
+        PassHeadDrafter(3)
+    other = hf_models.build("llama", vocab_size=66)
+    with pytest.raises(ValueError, match="trained for a model with a vocabulary of 67, got 66"):
+        generate(other, **inputs, drafter=drafter)
+
+
+def test_models_that_take_no_such_embeddings_are_refused_by_name(target):
+    head = pass_head(target)
+
+    class WithoutEmbeddings(type(target)):
+        def forward(self, input_ids=None, attention_mask=None, position_ids=None,
+                    past_key_values=None, use_cache=None, logits_to_keep=0, **kwargs):  # fmt: skip
+            return super().forward(
+                input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids,
+                past_key_values=past_key_values, use_cache=use_cache, logits_to_keep=logits_to_keep,
+            )  # fmt: skip
+
+    model = hf_models.build("llama")
+    model.__class__ = WithoutEmbeddings
+    message = "whose forward takes inputs_embeds, got WithoutEmbeddings"
+    with pytest.raises(ValueError, match=message):
+        generate(model, **hf_models.prompts((9,)), drafter=PassHeadDrafter(head))
+    with pytest.raises(ValueError, match=message):
+        PassConfig.for_target(model, 3)
+    narrow = OPTForCausalLM(
+        OPTConfig(
+            vocab_size=67, hidden_size=32, word_embed_proj_dim=16, ffn_dim=48, num_hidden_layers=1,
+            num_attention_heads=4, max_position_embeddings=64, pad_token_id=0,
+        )
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="as wide as its hidden states, 32, got 16 of OPTForCaus"):
+        PassConfig.for_target(narrow, 3)
+    with pytest.raises(ValueError, match="num_embeddings must be at least 1, got 0"):
+        PassConfig.for_target(target, 0)
+
+
+# Files.
+
+
+def test_a_head_is_read_back_as_it_was_written(target, tmp_path):
+    folder = pass_folder(target, tmp_path)
+    head, tensors = load_pass(folder), load_file(folder / "model.safetensors")
+    assert head.config == PassConfig(32, 67, 3)
+    assert tensors.keys() == {"embeddings"}
+    assert torch.equal(head.embeddings, tensors["embeddings"])
+    assert torch.equal(head.embeddings, pass_head(target).embeddings)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("num_embeddings", None, "must hold num_embeddings"),
+        ("num_embeddings", 0, "num_embeddings must be at least 1, got 0"),
+        ("num_embeddings", 4, r"embeddings of .* must be \[4, 32\], got \[3, 32\]"),
+        ("embeddings", None, "lacks embeddings"),
+        ("embeddings", torch.full((3, 32), torch.nan), "must be finite"),
+        ("bias", torch.ones(2), "holds bias, which no PassHead has"),
+    ],
+)
+def test_a_damaged_head_is_refused_by_name(name, value, message, target, tmp_path):
+    folder = pass_folder(target, tmp_path)
+    tensors = load_file(folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    held = config if name == "num_embeddings" else tensors
+    held.pop(name, None)
+    if value is not None:
+        held[name] = value
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(ValueError, match=message):
+        load_pass(folder)
+
+
+# Training.
+
+
+def cut_batch(target, texts, cuts):
+    """A batch of two texts, the second of which is shorter."""
+    parts = [text_batch(target, (), text) for text in texts]
+    missing = len(texts[0]) - len(texts[1])
+    parts[1] = dataclasses.replace(
+        parts[1],
+        tokens=torch.nn.functional.pad(parts[1].tokens, (0, missing)),
+        embeddings=torch.nn.functional.pad(parts[1].embeddings, (0, 0, 0, missing)),
+        features=torch.nn.functional.pad(parts[1].features, (0, 0, 0, missing)),
+        final=torch.nn.functional.pad(parts[1].final, (0, 0, 0, missing)),
+    )
+    fields = [field.name for field in dataclasses.fields(parts[0])[:-1]]
+    joined = {name: torch.cat([getattr(part, name) for part in parts]) for name in fields}
+    return type(parts[0])(**joined, cuts=torch.tensor(cuts))
+
+
+TEXTS = [[5, 9, 33, 2, 60, 9, 14, 8, 21, 40, 41], [7, 7, 30, 1, 2, 52, 3, 18]]
+CUTS = [[0, 9, 4], [3, 6, 3]]
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2"])
+def test_training_unrolls_what_is_drafted(name):
+    """At several places of texts of different lengths in one forward, for a sliding window too."""
+    model = hf_models.tiny(name)
+    head = pass_head(model)
+    head.borrow(model)
+    batch = cut_batch(model, TEXTS, CUTS)
+    unrolled = torch.stack(list(unroll(head, batch, 3)), dim=2)
+    assert unrolled.shape == (2, 3, 3, 67)
+    for b, c in np.ndindex(2, 3):
+        want = direct(model, head, TEXTS[b][: CUTS[b][c] + 1])[1:]
+        cap = model.config.final_logit_softcapping if name == "gemma2" else None
+        got = unrolled[b, c] if cap is None else torch.tanh(unrolled[b, c] / cap) * cap
+        torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
+
+
+def test_the_labels_are_the_targets_probabilities_at_the_drafted_places(target):
+    """And those beyond the end of a text do not count."""
+    head = pass_head(target)
+    head.borrow(target)
+    batch = cut_batch(target, TEXTS, CUTS)
+    total, losses = loss_of(head, batch, 3)
+    greedy, shared, count = acceptance_of(head, batch, 3, target.lm_head.weight)
+    for k in range(1, 4):
+        rows, hits, overlap = [], 0, 0.0
+        for text, cuts in zip(TEXTS, CUTS, strict=True):
+            for cut in (one for one in cuts if one + k < len(text)):
+                with torch.no_grad():
+                    labels = target(torch.tensor([text])).logits[0, cut + k].softmax(dim=-1)
+                logits = direct(target, head, text[: cut + 1])[k]
+                rows.append(torch.nn.functional.cross_entropy(logits, labels))
+                hits += int(logits.argmax() == labels.argmax())
+                overlap += float(torch.minimum(logits.softmax(dim=-1), labels).sum())
+        assert losses[k - 1].item() == pytest.approx(torch.stack(rows).mean().item(), rel=1e-4)
+        assert (int(greedy[k - 1]), int(count[k - 1])) == (hits, len(rows))
+        assert shared[k - 1].item() == pytest.approx(overlap, rel=1e-4)
+    total.backward()
+    assert float(head.embeddings.grad.abs().min(dim=1).values.max()) > 0
+    assert all(weight.grad is None and weight.requires_grad for weight in target.parameters())
+
+
+def test_embeddings_learn_texts_by_heart(tmp_path):
+    target = hf_models.build("llama", vocab_size=END + 1)
+    settings = TrainingSettings(
+        head="pass_head", tokens=900, length=24, turn_length=8, rows=8, steps=60, batch_size=4,
+        learning_rate=5e-3,
+    )  # fmt: skip
+    texts = ["the cat sat on the mat and ate. ", "a dog ran over the hill. "] * 14
+    pipeline = Pipeline(target, tokenizer(), tmp_path, settings, Progress())
+    before = {name: weight.clone() for name, weight in target.state_dict().items()}
+    head = pipeline.run(texts=texts)
+    losses, shared = pipeline.curves.losses, pipeline.curves.shared
+    for k in range(3):
+        assert losses[-1][k] < losses[0][k] - 0.05
+        assert shared[-1][k] > shared[0][k]
+    assert all(torch.equal(weight, before[name]) for name, weight in target.state_dict().items())
+    assert [name for name, _ in head.named_parameters()] == ["embeddings"]
+    assert torch.equal(load_pass(tmp_path).embeddings, head.embeddings.bfloat16().float())
+    inputs = tokenizer()(texts[0], return_tensors="pt", return_token_type_ids=False)
+    for drafter in (f"pass_head:{tmp_path}", PassHeadDrafter(head)):
+        out = generate(
+            target, **inputs, drafter=drafter, max_new_tokens=12, guard=False,
+            return_dict_in_generate=True,
+        )  # fmt: skip
+        assert out.stats.drafted > 0
+
+
+def test_a_copy_of_a_trained_head_does_not_copy_the_target(target, monkeypatch):
+    head = pass_head(target)
+    drafter = PassHeadDrafter(head)
+    monkeypatch.setattr(
+        type(target), "__deepcopy__", lambda *_: pytest.fail("a copy"), raising=False
+    )
+    out = generate(target, **hf_models.prompts((9,)), drafter=drafter, max_new_tokens=4)
+    assert out.shape == (1, 13)
+    assert isinstance(head, PassHead)
