@@ -247,6 +247,13 @@ def test_cache_grows_beyond_its_first_capacity():
     assert output.finish(session).sequences.tolist() == expected.tolist()
 
 
+def test_a_forward_never_sees_all_slots():
+    """Where it did, a compiled forward would be made again."""
+    cache = SpecCache(hf_models.build("llama"), 1, 8)
+    cache.window(np.array([0]), 8)
+    assert cache.cursor.visible == 8 < cache.cursor.capacity
+
+
 def test_a_layer_moves_slots_to_its_own_device():
     asked = []
 

@@ -269,8 +269,9 @@ class SpecCache(Cache):
 
     def _move_cursor(self, starts: torch.Tensor, past: int, visible: int) -> None:
         """Tell all layers which slots the next forward writes and sees."""
-        if visible > self._cursor.capacity:
-            self._grow(visible)
+        if visible >= self._cursor.capacity:
+            # One slot stays unseen: a graph is made again where a forward sees all of a buffer.
+            self._grow(visible + 1)
         self._cursor.starts = starts
         self._cursor.past = max(past, 0)
         self._cursor.visible = visible
