@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
 
 from specdec_hf.cache.own_logits import PASSING, one_line
 from specdec_hf.cache.protocol import RollbackCache
 from specdec_hf.cache.spec_cache import SpecCache
 from specdec_hf.cache.widths import Widths
-from specdec_hf.compiled.forward import CompiledForward, compiled_forward
+from specdec_hf.compiled.forward import compiled_forward
 
 
 @dataclass
@@ -23,22 +23,37 @@ class CompileStats:
             call with a model.
         recompilations: graphs that were made after the warm-up.
         eager: why forwards ran eagerly, empty where they did not.
+        drafts: the same for each draft model and each EAGLE-3 head of the call.
     """
 
     graphs: int = 0
     seconds: float = 0.0
     recompilations: int = 0
     eager: str = ""
+    drafts: list[CompileStats] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         return asdict(self)
 
 
-class CompiledCall:
-    """A `CompiledForward` in one call: it counts graphs, and runs the model where it fails."""
+class Compiled(Protocol):
+    """What runs in a model's place, with the model's arguments."""
 
-    def __init__(self, model: Any, forward: CompiledForward, stats: CompileStats) -> None:
+    @property
+    def graphs(self) -> int:
+        """How many were made."""
+        ...
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """As the model's forward."""
+        ...
+
+
+class CompiledCall:
+    """A compiled forward in one call: it counts graphs, and runs the model where it fails."""
+
+    def __init__(self, model: Any, forward: Compiled, stats: CompileStats) -> None:
         self.model, self.forward, self.stats = model, forward, stats
 
     def __call__(self, **inputs: Any) -> Any:
@@ -49,7 +64,7 @@ class CompiledCall:
             except PASSING:
                 raise
             except Exception as error:
-                _run_eagerly(self.model, self.stats, f"a compiled forward raised {one_line(error)}")
+                run_eagerly(self.model, self.stats, f"a compiled forward raised {one_line(error)}")
             finally:
                 self.stats.graphs = self.forward.graphs
                 self.stats.recompilations += self.forward.graphs - before
@@ -67,18 +82,18 @@ def use_compiled(model: Any, cache: RollbackCache, *, tree: bool, check: bool) -
     """
     stats = CompileStats()
     if not isinstance(cache, SpecCache):
-        _run_eagerly(model, stats, f"compiled forwards need cache='spec', got {cache.kind!r}")
+        run_eagerly(model, stats, f"compiled forwards need cache='spec', got {cache.kind!r}")
         return stats
     try:
         forward = compiled_forward(model)
     except ValueError as error:
-        _run_eagerly(model, stats, str(error))
+        run_eagerly(model, stats, str(error))
         return stats
     before = forward.seconds
     reason = forward.warm_up(model, padded=len(cache.lengths) > 1, tree=tree, check=check)
     stats.graphs, stats.seconds = forward.graphs, forward.seconds - before
     if reason is not None:
-        _run_eagerly(model, stats, reason)
+        run_eagerly(model, stats, reason)
         return stats
     cache.compiled = CompiledCall(model, forward, stats)
     cache.widths = cache.widths or Widths()
@@ -86,6 +101,7 @@ def use_compiled(model: Any, cache: RollbackCache, *, tree: bool, check: bool) -
     return stats
 
 
-def _run_eagerly(model: Any, stats: CompileStats, reason: str) -> None:
+def run_eagerly(model: Any, stats: CompileStats, reason: str) -> None:
+    """Say why the forwards of a call run without graphs."""
     stats.eager = reason
     warnings.warn(f"{type(model).__name__} runs eagerly: {reason}", stacklevel=2)

@@ -72,13 +72,13 @@ class CompiledForward:
         """As the model's forward, with the inputs that the cache made."""
         with self._lock:
             self._point_to(past_key_values, inputs["input_ids"].shape[1])
-            before = _graphs_made()
+            before = graphs_made()
             try:
                 return self._twin(
                     past_key_values=past_key_values, attention_mask=attention_mask, **inputs
                 )
             finally:
-                self.graphs += _graphs_made() - before
+                self.graphs += graphs_made() - before
                 for buffers in self._buffers:
                     buffers.keys = buffers.values = None  # they belong to the caller
 
@@ -120,7 +120,7 @@ class CompiledForward:
         started = time.perf_counter()
         try:
             # In this order: a check of another thread runs forwards while it holds the model.
-            with undisturbed(model), self._lock, _compile_settings(), torch.inference_mode():
+            with undisturbed(model), self._lock, compile_settings(), torch.inference_mode():
                 reason = self._difference(model, padded, tree, check)
         except PASSING:
             raise
@@ -169,14 +169,15 @@ def compiled_forward(model: Any) -> CompiledForward:
 
 
 @contextmanager
-def _compile_settings() -> Iterator[None]:
+def compile_settings() -> Iterator[None]:
     """Settings of a warm-up, in which each size of a shape is a symbol of its own."""
     limit = torch._dynamo.config.patch(recompile_limit=MOST_GRAPHS)
     with limit, shape_settings.patch(use_duck_shape=False):  # type: ignore[attr-defined]
         yield
 
 
-def _graphs_made() -> int:
+def graphs_made() -> int:
+    """How many graphs torch.compile has made in this process."""
     made: int = counters["stats"]["unique_graphs"]
     return made
 

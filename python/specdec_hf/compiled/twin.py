@@ -77,7 +77,7 @@ def make_twin(
         replace: gives what takes the place of a decoder layer, from its number and its copy.
     """
     packed: dict[int, PackedLinear] = {}
-    twin = _copied(model, packed)
+    twin = packed_copy(model, packed)
     base = twin.base_model
     layers = base._modules[layer_list_name(model)]
     base._modules[layer_list_name(model)] = torch.nn.ModuleList(
@@ -86,14 +86,20 @@ def make_twin(
     return twin, list(packed.values())
 
 
-def _copied(module: torch.nn.Module, packed: dict[int, PackedLinear]) -> Any:
+def packed_copy(module: torch.nn.Module, packed: dict[int, PackedLinear]) -> Any:
+    """A copy of a module over the same weights, whose linear layers are packed where they can be.
+
+    Args:
+        module: it is not changed.
+        packed: the packed layers so far, by the number of the layer that each replaces.
+    """
     if unpacked_reason(module) is None:
         if id(module) not in packed:
             packed[id(module)] = PackedLinear(module)  # type: ignore[arg-type]
         return packed[id(module)]
     twin = copy.copy(module)
     twin._modules = {
-        name: None if child is None else _copied(child, packed)
+        name: None if child is None else packed_copy(child, packed)
         for name, child in module._modules.items()
     }
     # Transformers puts hooks on modules while it collects hidden states.

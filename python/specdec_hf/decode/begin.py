@@ -233,6 +233,7 @@ def _start_drafter(
         note=stats.note_round,
         self_check=plan.options.self_check,
         compile=plan.options.compile,
+        compiled=None if stats.compiled is None else stats.compiled.drafts,
         encoder=call.encoder,
         cache=cache,
         kept_states=[],

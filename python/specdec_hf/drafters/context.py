@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from specdec_hf.cache.committed_states import CommittedStates
 from specdec_hf.cache.hidden_states import keep_hidden_states
+from specdec_hf.compiled.call import CompileStats
 from specdec_hf.hf_arguments.encoder import EncoderSource
 from specdec_hf.schedules.base import TokenStats
 from specdec_kernels import (
@@ -67,7 +68,8 @@ class DraftContext:
         note: leaves a remark in the statistics, with the number of the round. A remark that was
             left before is left out.
         self_check: whether a draft model's cache is checked before its first use.
-        compile: whether draft models run compiled; see `generate`.
+        compile: whether draft models and EAGLE-3 heads run compiled; see `generate`.
+        compiled: what that did for each of them; None where nobody asks.
         encoder: what the encoder of an encoder-decoder read, or None. `EncoderSource.texts` gives
             its ids, to copy from, and `EncoderSource.encode` what another encoder makes of it.
         cache: the target's cache. Only a drafter that computes a part of the target's forward, see
@@ -97,6 +99,7 @@ class DraftContext:
     note: Callable[[str], None] = field(default=lambda text: None)
     self_check: bool = True
     compile: bool = False
+    compiled: list[CompileStats] | None = None
     encoder: EncoderSource | None = None
     cache: Any = None
     round_noise: bool = False
@@ -105,6 +108,13 @@ class DraftContext:
     asked_for_noise: bool = False
     limits: NDArray[np.int64] | None = None
     kept_states: list[CommittedStates] | None = None
+
+    def report_compiled(self, name: str, stats: CompileStats) -> None:
+        """Add what ``compile`` did for a draft model or a head to the statistics of the call."""
+        if self.compiled is not None:
+            self.compiled.append(stats)
+        if stats.eager:
+            self.note(f"{name} runs eagerly: {stats.eager}")
 
     def keep_states(self, layers: Sequence[int]) -> CommittedStates:
         """Keep the target's hidden states of every committed token from now on.

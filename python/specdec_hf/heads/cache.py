@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
+from torch.nn.functional import pad
 
 from specdec_hf.heads.config import HeadConfig
-from specdec_kernels import kv_append_
 
 
 class HeadCache:
@@ -21,18 +21,19 @@ class HeadCache:
     def __init__(
         self, config: HeadConfig, batch_size: int, like: torch.Tensor, capacity: int = 256
     ) -> None:
-        shape = (2, batch_size, config.kv_heads, capacity, config.head_dim)
-        # Zeros, because attention multiplies hidden slots by a weight of 0, and 0 * NaN is NaN.
-        self._buffers = like.new_zeros(shape)
+        shape = (batch_size, config.kv_heads, capacity, config.head_dim)
+        # Zeros, because attention multiplies hidden slots by a weight of 0, and 0 * NaN is NaN. A
+        # graph is made for tensors of inference mode or for others, so they are always others.
+        with torch.inference_mode(False):
+            self._keys, self._values = like.new_zeros(shape), like.new_zeros(shape)
 
-    def append(
-        self, keys: torch.Tensor, values: torch.Tensor, starts: torch.Tensor, visible: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write pairs [B, K, n, D] from slots ``starts`` [B] on; the first ``visible`` slots."""
-        capacity = self._buffers.shape[3]
-        if visible > capacity:
-            more = max(visible, capacity + capacity // 2) - capacity
-            self._buffers = torch.nn.functional.pad(self._buffers, (0, 0, 0, more))
-        held = self._buffers
-        kv_append_([held[0], held[1]], [keys, values], starts)
-        return held[0, :, :, :visible], held[1, :, :, :visible]
+    def buffers(self, slots: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values with room for more than this many slots, as in `SpecCache`."""
+        capacity = self._keys.shape[2]
+        if slots >= capacity:
+            more = max(slots + 1, capacity + capacity // 2) - capacity
+            with torch.inference_mode(False):
+                self._keys, self._values = (
+                    pad(x, (0, 0, 0, more)) for x in (self._keys, self._values)
+                )
+        return self._keys, self._values

@@ -7,13 +7,15 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.nn import functional
 
 from specdec_hf.cache.protocol import Lengths, context_length
+from specdec_hf.compiled.call import CompiledCall
 from specdec_hf.drafters.context import DraftContext, History
+from specdec_hf.drafters.heads.compiled_step import compiled_step, takes
 from specdec_hf.drafters.row_sampler import RowSampler
 from specdec_hf.heads.cache import HeadCache
 from specdec_hf.heads.eagle3 import Eagle3Head
+from specdec_hf.heads.step import Eagle3Step
 from specdec_kernels import tree_attention
 
 
@@ -48,7 +50,16 @@ class HeadDraft:
         self._embed = head.embed(context.model)
         self._states = context.keep_states(head.config.layers)
         self._cache = HeadCache(head.config, context.batch_size, head.fc.weight)
-        self._cosines, self._sines = head.turns(torch.arange(256, device=self.device)[None])
+        self._cosines = self._sines = torch.empty(0)  # [P, D]
+        self._turns(256)
+        self._step = Eagle3Step(head)
+        self._compiled: CompiledCall | None = None
+        if context.compile:
+            call = compiled_step(head, several=context.batch_size > 1, check=context.self_check)
+            self._step = call.model
+            context.report_compiled("head", call.stats)
+            if not call.stats.eager:
+                self._compiled = call
         self._context_length = context_length(context.model)
         self._hidden = torch.empty(0)  # [B, n, H] of the root and of the drafts fed in this round
 
@@ -78,19 +89,16 @@ class HeadDraft:
         starts = self._to_device(self.lengths)
         places = starts[:, None] + torch.arange(size, device=self.device)
         visible = int(self.lengths.max()) + size
-        alone = len(counts) == 1
         mask: torch.Tensor | None = None
-        if not alone or size not in (1, visible):
-            slots = torch.arange(visible, device=self.device)
-            mask = (slots <= places[:, :, None])[:, None]
-        hidden = self._run(
-            ids.to(self.device, non_blocking=True), self.head.fuse(states), places, starts, visible,
-            mask, causal=alone and visible == size > 1,
+        compiled = self._compiled is not None and takes(size, visible)
+        if compiled or len(counts) > 1 or size not in (1, visible):
+            mask = torch.arange(visible, device=self.device) <= places[:, :, None]
+        self._hidden, logits = self._run(
+            ids.to(self.device, non_blocking=True), self._step.fc(states), places, starts, mask,
+            visible, last=self._to_device(np.maximum(counts - 1, 0)),
         )  # fmt: skip
-        last = self._to_device(np.maximum(counts - 1, 0))[:, None, None]
-        self._hidden = hidden.gather(1, last.expand(-1, -1, hidden.shape[2]))
         self.lengths = self.lengths + counts
-        return self._logits(self._hidden)[:, 0]
+        return logits[:, 0]
 
     def feed(self, tokens: torch.Tensor, lengths: Lengths, parents: torch.Tensor) -> torch.Tensor:
         """Feed the next nodes of a tree below each pending token; their logits [B, m, V].
@@ -108,12 +116,14 @@ class HeadDraft:
         tree = tree_attention(parents, roots, slots=visible)
         above = (parents[:, total - count :] + 1)[:, :, None]
         before = self._hidden.gather(1, above.expand(-1, -1, self._hidden.shape[2]))
-        hidden = self._run(
-            tokens.clamp(min=0), before, tree.positions[:, skip:], roots + skip, visible,
-            tree.mask[:, None, skip:],
-        )  # fmt: skip
+        # A graph is made again for other strides.
+        places, mask = (
+            x[:, skip:].clone(memory_format=torch.contiguous_format)
+            for x in (tree.positions, tree.mask)
+        )
+        hidden, logits = self._run(tokens.clamp(min=0), before, places, roots + skip, mask, visible)
         self._hidden = torch.cat([self._hidden, hidden], dim=1)
-        return self._logits(hidden)
+        return logits
 
     def forward(self, tokens: torch.Tensor, starts: Lengths, keep: int) -> torch.Tensor:
         """Feed the next token [B, 1] of a chain; its logits [B, 1, V]."""
@@ -133,27 +143,45 @@ class HeadDraft:
         hidden: torch.Tensor,
         places: torch.Tensor,
         starts: torch.Tensor,
-        visible: int,
         mask: torch.Tensor | None,
-        *,
-        causal: bool = False,
-    ) -> torch.Tensor:
-        """The head's hidden states [B, n, H] of pairs at ``places``, which go into the cache."""
-        layer = self.head.midlayer
-        q, k, v = layer.project(self._embed(tokens), hidden, self._turns(places, visible))
-        keys, values = self._cache.append(k, v, starts, visible)
-        out: torch.Tensor = layer.finish(hidden, _attend(q, keys, values, mask, causal=causal))
-        return out
+        visible: int,
+        last: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Hidden states [B, n, H] of pairs at ``places``, which go into the cache, and logits.
 
-    def _turns(self, places: torch.Tensor, visible: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """`Eagle3Head.turns` from a table, which takes two calls in the place of twenty."""
-        if visible > self._cosines.shape[2]:
-            slots = torch.arange(max(visible, 2 * self._cosines.shape[2]), device=self.device)
-            self._cosines, self._sines = self.head.turns(slots[None])
-        return self._cosines[0, 0][places][:, None], self._sines[0, 0][places][:, None]
+        Args:
+            last: [B], the only pair of each sequence whose state and logits are wanted.
+        """
+        cosines, sines = self._turns(visible)
+        keys, values = self._cache.buffers(visible)
+        inputs: dict[str, Any] = {
+            "embeddings": self._embed(tokens), "hidden": hidden, "places": places,
+            "cosines": cosines, "sines": sines, "keys": keys, "values": values, "starts": starts,
+            "mask": mask,
+        }  # fmt: skip
+        if self._compiled is not None and takes(tokens.shape[1], visible):
+            hidden, logits = self._compiled(**inputs)
+            if last is None:
+                return hidden, self._in_vocabulary(logits)
+            return _pick(hidden, last), self._in_vocabulary(_pick(logits, last))
+        hidden = self._step.states(**inputs, visible=visible if mask is None else None)
+        if last is not None:
+            hidden = _pick(hidden, last)
+        return hidden, self._logits(hidden)
+
+    def _turns(self, visible: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """A table of `Eagle3Head.turns`, which saves twenty calls a step."""
+        if visible > len(self._cosines):
+            with torch.inference_mode(False), torch.no_grad():
+                places = torch.arange(max(visible, 2 * len(self._cosines)), device=self.device)
+                self._cosines, self._sines = (x[0, 0] for x in self.head.turns(places[None]))
+        return self._cosines, self._sines
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self.head.logits(hidden)
+        return self._in_vocabulary(self._step.logits(hidden))
+
+    def _in_vocabulary(self, logits: torch.Tensor) -> torch.Tensor:
+        """Logits of draft tokens, or of all the target's."""
         if not self._full:
             return logits
         size = self.head.config.layer.vocab_size
@@ -165,24 +193,6 @@ class HeadDraft:
         return torch.from_numpy(values.copy()).to(self.device, non_blocking=True)
 
 
-def _attend(
-    q: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    mask: torch.Tensor | None,
-    *,
-    causal: bool,
-) -> torch.Tensor:
-    """Attention [B, H, n, D] of queries whose heads share keys [B, K, S, D]."""
-    attention = functional.scaled_dot_product_attention
-    out: torch.Tensor
-    if causal:
-        out = attention(q, keys, values, is_causal=True, enable_gqa=True)
-        return out
-    # The queries that share a key are fed as more places of one head, so that it is read once.
-    share = q.shape[1] // keys.shape[1]
-    together = q.unflatten(1, (-1, share)).flatten(2, 3)
-    if mask is not None:
-        mask = mask.repeat(1, 1, share, 1)
-    out = attention(together, keys, values, attn_mask=mask).unflatten(2, (share, -1))
-    return out.flatten(1, 2)
+def _pick(rows: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
+    """Row ``last[b]`` of each sequence's rows [B, n, ...], as [B, 1, ...]."""
+    return rows.gather(1, last[:, None, None].expand(-1, -1, rows.shape[2]))

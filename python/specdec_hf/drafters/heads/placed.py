@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+import torch
+
 from specdec_hf.cache.protocol import vocab_size_of
 from specdec_hf.heads.base import Head, state_of
 
@@ -15,6 +17,9 @@ H = TypeVar("H", bound=Head)
 
 class PlacedHead(Generic[H]):
     """Keeps the copy of a head that the last target drafted with; the head is not changed.
+
+    A copy is made again for another target, and where the target's output matrix or a weight of the
+    head was changed.
 
     Args:
         head: one of this kind, or the folder of one.
@@ -58,13 +63,16 @@ class PlacedHead(Generic[H]):
         """
         self.check_config(model.config)
         weight = model.get_output_embeddings().weight
-        state = (model.device, *state_of(weight))
+        ours = (*self.head.parameters(), *self.head.buffers())
+        state = model.device, *(state_of(x) for x in (weight, *ours))
         if self._copy is None or self._copy[0] is not weight or self._copy[1] != state:
-            placed = copy.deepcopy(self.head).to(model.device, weight.dtype)
-            text = model.config.get_text_config(decoder=True)
-            placed.config = placed.config.on(text.num_hidden_layers)
-            placed.tokens = self.head.tokens.to(model.device)
-            if not placed.own_lm_head:
-                placed.borrow(model)
+            # Weights made in inference mode would count no changes, and would not be packed.
+            with torch.inference_mode(False):
+                placed = copy.deepcopy(self.head).to(model.device, weight.dtype)
+                text = model.config.get_text_config(decoder=True)
+                placed.config = placed.config.on(text.num_hidden_layers)
+                placed.tokens = self.head.tokens.to(model.device)
+                if not placed.own_lm_head:
+                    placed.borrow(model)
             self._copy = (weight, state, placed.eval().requires_grad_(False))
         return self._copy[2]

@@ -67,8 +67,7 @@ class DraftModel:
             context.note(f"draft model {note}")
         if context.compile:
             made = use_compiled(model, self.cache, tree=tree, check=context.self_check)
-            if made.eager:
-                context.note(f"draft model {type(model).__name__} runs eagerly: {made.eager}")
+            context.report_compiled(f"draft model {type(model).__name__}", made)
         self.sampler = RowSampler(context, self.device)
         self._context_length = context_length(model)
         self._nodes_fed = 0

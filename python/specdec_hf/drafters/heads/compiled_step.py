@@ -1,0 +1,163 @@
+"""The compiled draft step of an EAGLE-3 head, on packed weights.
+
+A graph takes weights, buffers, widths and the number of slots as inputs, so all heads of the same
+sizes share the graphs of a process. A head needs two for one sequence and two for a batch: for one
+pair and for several.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+import weakref
+from collections import Counter
+from typing import Any
+
+import torch
+
+from specdec_hf.cache.fit import beyond_rounding, distance, tolerance_of
+from specdec_hf.cache.own_logits import PASSING, one_line
+from specdec_hf.cache.widths import BUCKETS
+from specdec_hf.compiled import forward
+from specdec_hf.compiled.call import CompiledCall, CompileStats, run_eagerly
+from specdec_hf.compiled.layers import LayerForward, LayerGraphs
+from specdec_hf.compiled.packed_linear import PackedLinear
+from specdec_hf.compiled.twin import packed_copy
+from specdec_hf.heads.eagle3 import Eagle3Head
+from specdec_hf.heads.step import Eagle3Step
+
+_steps: weakref.WeakKeyDictionary[Eagle3Head, CompiledStep] = weakref.WeakKeyDictionary()
+_graphs_of: Counter[LayerForward] = Counter()
+
+
+def takes(pairs: int, slots: int) -> bool:
+    """Whether a step of so many pairs of each sequence runs compiled; prompts do not."""
+    return pairs <= BUCKETS[-1] and slots > 1
+
+
+class CompiledStep:
+    """An `Eagle3Step` on packed weights whose forward is compiled.
+
+    Args:
+        head: whose weights no longer change.
+
+    Attributes:
+        packed: the step without a graph.
+        seconds: how long the warm-ups took.
+    """
+
+    def __init__(self, head: Eagle3Head) -> None:
+        self.packed: Any = packed_copy(Eagle3Step(head), dict[int, PackedLinear]())
+        self.seconds = 0.0
+        self._run = _step_graphs(self.packed.dtype, forward.BACKEND).of(self.packed)
+        self._warm: dict[bool, bool] = {}  # whether logits were compared
+        self._lock = threading.Lock()
+
+    @property
+    def graphs(self) -> int:
+        """How many were made, by heads of the same sizes."""
+        return _graphs_of[self._run]
+
+    def __call__(self, **inputs: Any) -> Any:
+        """As `Eagle3Step.forward`."""
+        before = forward.graphs_made()
+        try:
+            return self._run(self.packed, **inputs)
+        finally:
+            _graphs_of[self._run] += forward.graphs_made() - before
+
+    def warm_up(self, head: Eagle3Head, *, several: bool, check: bool) -> str | None:
+        """Make the graphs for one sequence or for several, and compare them with the head's own.
+
+        Args:
+            head: that this step was made for.
+            several: whether the call has several sequences.
+            check: whether logits are compared.
+
+        Returns:
+            Why this step does not serve such a call, or None.
+        """
+        with self._lock:
+            if several in self._warm and (self._warm[several] or not check):
+                return None
+            started = time.perf_counter()
+            try:
+                with forward.compile_settings(), torch.inference_mode():
+                    reason = self._difference(Eagle3Step(head), 1 + several, check)
+            except PASSING:
+                raise
+            except Exception as error:
+                return f"torch.compile raised {one_line(error)}"
+            finally:
+                self.seconds += time.perf_counter() - started
+            if reason is None:
+                self._warm[several] = check
+            return reason
+
+    def _difference(self, own: Eagle3Step, batch_size: int, check: bool) -> str | None:
+        tolerance = tolerance_of(own)
+        for pairs in (1, 5):
+            inputs = _inputs(own, batch_size, pairs)
+            _, got = self(**inputs)
+            if check:
+                _, want = own(**_inputs(own, batch_size, pairs))
+                difference = float(distance(got.float(), want.float()).max())
+                if not difference <= tolerance:
+                    return (
+                        "its logits differ from the head's own "
+                        f"{beyond_rounding(difference, tolerance)}"
+                    )
+        return None
+
+
+def compiled_step(head: Eagle3Head, *, several: bool, check: bool) -> CompiledCall:
+    """The compiled step of a head for one call; ``stats.eager`` says why it has no graph.
+
+    Args:
+        head: whose weights no longer change.
+        several: whether the call has several sequences.
+        check: whether the first use of a head compares logits with its own.
+    """
+    made = _steps.get(head)
+    if made is None:
+        with torch.inference_mode(False), torch.no_grad():
+            made = _steps[head] = CompiledStep(head)
+    before = made.seconds
+    reason = made.warm_up(head, several=several, check=check)
+    stats = CompileStats(made.graphs, made.seconds - before)
+    if reason is not None:
+        run_eagerly(made.packed, stats, reason)
+    return CompiledCall(made.packed, made, stats)
+
+
+@functools.cache
+def _step_graphs(dtype: torch.dtype, backend: str) -> LayerGraphs:
+    return LayerGraphs(dtype, backend)
+
+
+def _inputs(step: Eagle3Step, batch_size: int, pairs: int, slots: int = 12) -> dict[str, Any]:
+    """Inputs of `Eagle3Step.states` for pairs after a few others, the same in each call."""
+    layer, device = step.midlayer, step.device
+    generator = torch.Generator("cpu").manual_seed(0)
+
+    def noise(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator, device="cpu").to(device, step.dtype)
+
+    starts = torch.arange(batch_size, device=device) + slots - pairs - batch_size
+    places = starts[:, None] + torch.arange(pairs, device=device)
+    kept = (batch_size, layer.projected[1] // layer.head_dim, 2 * slots, layer.head_dim)
+    inputs: dict[str, Any] = {
+        "embeddings": noise(batch_size, pairs, step.output.in_features),
+        "hidden": noise(batch_size, pairs, step.output.in_features),
+        "places": places,
+        "starts": starts,
+        "mask": torch.arange(slots, device=device) <= places[:, :, None],
+    }
+    # These are made outside of inference mode in calls too, which a graph is sensitive to.
+    with torch.inference_mode(False):
+        angles = torch.linspace(0, 1, 64 * layer.head_dim, device=device).view(64, -1)
+        inputs["cosines"] = angles.cos().to(step.dtype)
+        inputs["sines"] = angles.sin().to(step.dtype)
+        inputs["keys"], inputs["values"] = noise(*kept), noise(*kept)
+    return inputs

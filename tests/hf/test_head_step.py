@@ -1,0 +1,168 @@
+"""Compiled steps of a head: what they compute, in how few graphs, and what they fall back to."""
+
+import gc
+
+import pytest
+import torch
+from specdec_hf import generate
+from specdec_hf.compiled import forward, packed_linear
+from specdec_hf.compiled.call import CompileStats
+from specdec_hf.compiled.packed_linear import PackedLinear
+from specdec_hf.drafters.heads import compiled_step
+from specdec_hf.drafters.heads.eagle3 import Eagle3Drafter
+from specdec_hf.drafters.heads.eagle3_chain import Eagle3ChainDrafter
+from specdec_hf.heads.cache import HeadCache
+from specdec_hf.heads.step import Eagle3Step
+from support import hf_models
+from support.heads import head_for
+from support.hf_models import one_thread  # noqa: F401  # autouse here
+
+
+@pytest.fixture(autouse=True)
+def traced_only(monkeypatch):
+    # Graphs then depend on shapes as they do for inductor, which compiles C++ for seconds.
+    monkeypatch.setattr(forward, "BACKEND", "aot_eager")
+    compiled_step._step_graphs.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def target():
+    return hf_models.build("llama", layers=4)
+
+
+@pytest.fixture(scope="module")
+def head(target):
+    return head_for(target).requires_grad_(False)
+
+
+def decode(target, drafter, lengths=(9,), **settings):
+    settings = {"max_new_tokens": 20, "do_sample": False, "guard": False, "seed": 0, **settings}
+    inputs = hf_models.prompts(lengths)
+    return generate(target, **inputs, drafter=drafter, return_dict_in_generate=True, **settings)
+
+
+def only_the_head(monkeypatch):
+    """Let the target's forwards run eagerly, whose graphs other tests are about."""
+    monkeypatch.setattr("specdec_hf.decode.begin.use_compiled", lambda *_, **__: CompileStats())
+
+
+@pytest.mark.slow
+def test_drafts_are_those_of_eager_steps_in_two_graphs_a_call(target, head, monkeypatch):
+    """Also of a drafter that is made anew, of one of chains, and at the end of the context."""
+    only_the_head(monkeypatch)
+    packed = set(packed_linear._packed)
+    calls = (
+        (Eagle3Drafter, (236,), 2), (Eagle3ChainDrafter, (9,), 2), (Eagle3Drafter, (9, 4, 12), 4),
+    )  # fmt: skip
+    for kind, lengths, graphs in calls:
+        settings = {"lengths": lengths, "max_new_tokens": 16}
+        eager = decode(target, kind(head), **settings)
+        before = torch.get_rng_state()
+        fast = decode(target, kind(head), compile=True, **settings)
+        assert torch.equal(torch.get_rng_state(), before)
+        assert torch.equal(fast.sequences, eager.sequences)
+        assert fast.stats.drafted == eager.stats.drafted > 0
+        assert fast.stats.accepted == eager.stats.accepted
+        (drafts,) = fast.stats.compiled.drafts
+        assert (drafts.eager, drafts.recompilations) == ("", 0)
+        assert drafts.graphs <= graphs
+        assert fast.stats.to_dict()["compiled"]["drafts"][0]["graphs"] == drafts.graphs
+        gc.collect()
+        assert set(packed_linear._packed) <= packed  # a copy of the head went with its drafter
+
+
+def inputs_of(head, batch_size=2, pairs=3):
+    return compiled_step._inputs(Eagle3Step(head), batch_size, pairs)
+
+
+def test_all_products_of_a_step_are_packed(head):
+    packed = compiled_step.CompiledStep(head).packed
+    layers = [m for m in packed.modules() if isinstance(m, PackedLinear)]
+    assert len(layers) == 6  # fc, four of the layer, and the output matrix
+    assert not any(type(m) is torch.nn.Linear for m in packed.modules())
+    with torch.inference_mode():
+        got, want = packed(**inputs_of(head)), Eagle3Step(head)(**inputs_of(head))
+    for x, y in zip(got, want, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-4)
+
+
+def test_a_step_computes_the_logits_of_the_head(head):
+    with torch.inference_mode():
+        hidden, logits = Eagle3Step(head)(**inputs_of(head))
+        assert torch.equal(logits, head.logits(hidden))
+
+
+def test_a_step_never_sees_all_slots(head):
+    """Where it did, a graph would be made again."""
+    keys, values = HeadCache(head.config, 1, head.fc.weight, capacity=8).buffers(8)
+    assert keys.shape[2] == values.shape[2] > 8
+
+
+def without_compiler(layer, *args, **kwargs):
+    raise RuntimeError("no C++ compiler")
+
+
+def test_a_step_that_cannot_be_compiled_is_packed(target, head, monkeypatch):
+    only_the_head(monkeypatch)
+    eager = decode(target, Eagle3Drafter(head))
+    monkeypatch.setattr(compiled_step.LayerGraphs, "of", lambda self, layer: without_compiler)
+    with pytest.warns(UserWarning, match="Eagle3Step runs eagerly: torch.compile raised"):
+        fast = decode(target, Eagle3Drafter(head), compile=True)
+    assert torch.equal(fast.sequences, eager.sequences)
+    assert "no C++ compiler" in fast.stats.compiled.drafts[0].eager
+    assert any("head runs eagerly" in note for note in fast.stats.notes)
+
+
+def of_other_pairs(layer, *, hidden, **inputs):
+    """Negative control: a graph that reads the hidden states of other pairs."""
+    return layer(hidden=hidden.flip(1), **inputs)
+
+
+def test_a_wrong_graph_is_found_once_its_logits_are_compared(target, head, monkeypatch):
+    only_the_head(monkeypatch)
+    monkeypatch.setattr(compiled_step.LayerGraphs, "of", lambda self, layer: of_other_pairs)
+    drafter = Eagle3Drafter(head)
+    unchecked = decode(target, drafter, compile=True, self_check=False)
+    assert unchecked.stats.compiled.drafts[0].eager == ""
+    with pytest.warns(UserWarning, match="Eagle3Step runs eagerly: its logits differ from the"):
+        checked = decode(target, drafter, compile=True)
+    assert torch.equal(checked.sequences, decode(target, Eagle3Drafter(head)).sequences)
+
+
+def test_a_graph_that_fails_in_a_round_hands_over_to_the_packed_step(target, head, monkeypatch):
+    only_the_head(monkeypatch)
+    calls = []
+
+    def failing(layer, **inputs):
+        calls.append(1)
+        if len(calls) > 4:
+            raise RuntimeError("broken")
+        return layer(**inputs)
+
+    monkeypatch.setattr(compiled_step.LayerGraphs, "of", lambda self, layer: failing)
+    with pytest.warns(UserWarning, match="a compiled forward raised RuntimeError: broken"):
+        fast = decode(target, Eagle3Drafter(head), compile=True)
+    eager = decode(target, Eagle3Drafter(head))
+    assert torch.equal(fast.sequences, eager.sequences)
+    assert fast.stats.accepted == eager.stats.accepted
+
+
+@pytest.mark.parametrize("part", ["target", "head"])
+def test_a_changed_weight_is_packed_again(part, monkeypatch):
+    only_the_head(monkeypatch)
+    monkeypatch.setattr(
+        compiled_step.LayerGraphs, "of", lambda self, layer: lambda step, **inputs: step(**inputs)
+    )
+    target = hf_models.build("llama", layers=4)
+    head = head_for(target)
+    drafter = Eagle3Drafter(head)
+    decode(target, drafter, compile=True)
+    weight = target.lm_head.weight if part == "target" else head.midlayer.o_proj.weight
+    with torch.no_grad():
+        weight.copy_(weight.flip(0))
+    again = decode(target, drafter, compile=True)
+    fresh = decode(target, Eagle3Drafter(head))
+    assert torch.equal(again.sequences, fresh.sequences)
+    assert (again.stats.drafted, again.stats.accepted) == (
+        fresh.stats.drafted, fresh.stats.accepted,
+    )  # fmt: skip
