@@ -22,7 +22,12 @@ def drafter(model):
 
 
 def decode(model, lengths, **settings):
-    settings = {"max_new_tokens": NEW, "do_sample": False, "guard": False, **settings}
+    settings = {
+        "max_new_tokens": NEW,
+        "do_sample": False,
+        "guard": False,
+        "drafter": None,
+    } | settings
     return generate(model, **prompts(lengths), return_dict_in_generate=True, **settings)
 
 
@@ -34,6 +39,31 @@ def test_the_text_is_that_without_speculation(model, drafter, lengths, width):
         fast = decode(model, lengths, drafter=drafter, fixed_width=width, **settings)
         assert torch.equal(fast.sequences, plain.sequences)
         assert fast.stats.accepted > 5
+
+
+def rounded_by_own_width(run_model):
+    """Forwards whose rows after the first are rounded as the width that each of them needs."""
+
+    def wrong(model, cache, tokens, inputs, keep):
+        logits = run_model(model, cache, tokens, inputs, keep).clone()
+        for b in range(1, len(tokens)):
+            step = 2.0 ** -len(tokens[b].unique_consecutive())  # padding repeats the last token
+            logits[b] = (logits[b] / step).round() * step
+        return logits
+
+    return wrong
+
+
+@pytest.mark.parametrize(("lengths", "equal"), [((9,), True), ((5, 9, 12), False)])
+def test_the_comparison_of_ragged_texts_finds_rows_of_other_widths(
+    model, drafter, monkeypatch, lengths, equal
+):
+    """Negative control. Alone, the first row shows nothing of it."""
+    monkeypatch.setattr(spec_cache, "run_model", rounded_by_own_width(spec_cache.run_model))
+    settings = {"fixed_width": 8, "self_check": False}
+    plain = decode(model, lengths, **settings)
+    fast = decode(model, lengths, drafter=drafter, num_assistant_tokens=5, **settings)
+    assert torch.equal(fast.sequences, plain.sequences) == equal
 
 
 def test_sampled_text_with_rule_match_is_that_without_speculation(model, drafter):
