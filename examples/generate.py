@@ -1,4 +1,4 @@
-"""The decoding loop in a few lines: prompt lookup on the embedded model, step by step."""
+"""The decoding loop in a few lines: the default drafter on the embedded model, step by step."""
 
 from specdec_hf import SpeculativeDecoder
 from specdec_hf.cli.weights import load_embedded
@@ -9,7 +9,7 @@ inputs = tokenizer.apply_chat_template(
     [{"role": "user", "content": question}],
     add_generation_prompt=True, return_tensors="pt", return_dict=True,
 )  # fmt: skip
-decoder = SpeculativeDecoder(drafter="prompt_lookup", num_assistant_tokens=7)
+decoder = SpeculativeDecoder()
 for step in decoder.stream(model, **inputs, max_new_tokens=48, do_sample=False):
     text = tokenizer.decode(step.tokens, skip_special_tokens=True)
     print(f"{sum(step.from_draft)} accepted: {text!r}")

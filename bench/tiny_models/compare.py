@@ -111,7 +111,7 @@ def calls(expected: torch.Tensor, columns: int) -> dict[str, Callable[[Any, Inpu
         return output if columns else output.sequences[:, -NEW:]
 
     return {
-        "none": lambda model, inputs: generate(model, **inputs, **common),
+        "none": lambda model, inputs: generate(model, **inputs, **common, drafter=None),
         "draft": lambda model, inputs: generate(
             model, **inputs, **common, drafter=OracleDrafter(texts), **chain
         ),

@@ -1,7 +1,7 @@
 """Speculative decoding over Hugging Face models, verified by the fused ops of specdec_kernels.
 
 >>> from specdec_hf import generate  # doctest: +SKIP
->>> out = generate(model, **inputs, drafter="prompt_lookup", max_new_tokens=64)  # doctest: +SKIP
+>>> out = generate(model, **inputs, max_new_tokens=64)  # doctest: +SKIP
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ def rows_of(model, text):
 
 def test_a_text_is_the_targets_own_and_comes_with_its_rows():
     model, text = text_of(SAMPLING)
-    plain = SpeculativeDecoder(seed=2)
+    plain = SpeculativeDecoder(None, seed=2)
     inputs = hf_models.prompts((9,))
     stream = plain.stream(model, **inputs, do_sample=True, max_new_tokens=24, **SAMPLING)
     steps, _ = run_stream(stream, lambda step: None)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from specdec_hf import generate
 from specdec_hf.cli.bench_configs import drafts_on_host
+from specdec_hf.drafters.trees import auto
 from specdec_hf.drafters.trees.auto import AutoDrafter
 from specdec_hf.heads.files import save_head
 from specdec_hf.heads.shipped import HEAD_FOLDER
@@ -62,17 +63,35 @@ def test_a_head_that_was_replaced_is_read_again(target, tmp_path):
     assert drafts[0] != drafts[1]
 
 
-def test_a_head_of_another_model_is_refused(target, tmp_path):
-    other = hf_models.build("llama", vocab_size=13)
-    save_head(head_for(other), tmp_path / HEAD_FOLDER)
-    with pytest.raises(ValueError, match="a vocabulary of 13, got 11"):
-        run(target, "auto")
+def of_another_model(folder):
+    save_head(head_for(hf_models.build("llama", vocab_size=13)), folder)
 
 
-def test_a_head_that_cannot_be_read_is_refused(target, tmp_path):
-    (tmp_path / HEAD_FOLDER).mkdir()
-    with pytest.raises(ValueError, match=r"config\.json"):
-        run(target, "auto")
+def without_files(folder):
+    folder.mkdir()
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [(of_another_model, "a vocabulary of 13, got 11"), (without_files, r"config\.json")],
+)
+def test_a_wrong_head_is_refused_by_name_and_a_default_call_goes_on_without(
+    target, tmp_path, fault, message
+):
+    fault(tmp_path / HEAD_FOLDER)
+    with pytest.raises(ValueError, match=message) as refused:
+        run(target, AutoDrafter())
+    out = run(target, "auto")
+    assert out.stats.drafter == "suffix_automaton"
+    assert any(str(refused.value) in note for note in out.stats.notes)
+    assert out.sequences.tolist() == run(target, None).sequences.tolist()
+
+
+def test_calls_without_a_name_read_the_head_once(target, tmp_path, monkeypatch):
+    save_head(head_for(target), tmp_path / HEAD_FOLDER, torch.float32)
+    run(target, "auto")
+    monkeypatch.setattr(auto, "load_head", None)
+    assert run(target, "auto").stats.accepted > 0
 
 
 def test_the_drafts_of_a_head_are_no_time_of_the_loop(target, tmp_path):

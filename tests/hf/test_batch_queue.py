@@ -23,8 +23,8 @@ SECONDS = 30  # that anything here may take at most
 def alone(prompt, *, max_new_tokens, seed, **sampling):
     settings = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0, **sampling}
     out = generate(
-        MODEL, torch.tensor([prompt]), rule="match", seed=seed, max_new_tokens=max_new_tokens,
-        **settings,
+        MODEL, torch.tensor([prompt]), drafter=None, rule="match", seed=seed,
+        max_new_tokens=max_new_tokens, **settings,
     )  # fmt: skip
     return out[0, len(prompt) :].tolist()
 

@@ -26,7 +26,9 @@ RAGGED = (9, 4, 12)
 def begin(model, inputs, **options):
     call = prepare_call(model, **inputs, max_new_tokens=NEW, do_sample=False)
     return begin_call(
-        model, call, Options(**{"guard": False, "num_assistant_tokens": 5, **options})
+        model,
+        call,
+        Options(**{"drafter": None, "guard": False, "num_assistant_tokens": 5, **options}),
     )
 
 
@@ -294,7 +296,7 @@ def identities_hold(name="gemma2"):
     kwargs = {"max_new_tokens": NEW, "guard": False, "cache": "spec", "self_check": False}
     greedy = model.generate(**inputs, max_new_tokens=NEW, do_sample=False)
     sampled = {"do_sample": True, "temperature": 0.8, "rule": "match", "seed": 3}
-    plain = generate(model, **inputs, **kwargs, **sampled)
+    plain = generate(model, **inputs, **kwargs, **sampled, drafter=None)
     return (
         greedy.equal(generate(model, **inputs, **kwargs, do_sample=False, drafter=drafter)),
         plain.equal(generate(model, **inputs, **kwargs, **sampled, drafter=drafter)),

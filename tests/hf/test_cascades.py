@@ -85,7 +85,7 @@ def test_a_round_of_the_draft_model_reads_its_drafts_and_its_outcome_once(monkey
 def test_match_equals_plain_sampling(made):
     model, inputs = hf_models.tiny("llama"), hf_models.prompts((9, 4, 12))
     sampled = {"max_new_tokens": 16, "do_sample": True, "rule": "match", "seed": 3, "guard": False}
-    plain = generate(model, **inputs, **sampled)
+    plain = generate(model, **inputs, **sampled, drafter=None)
     out = generate(model, **inputs, **sampled, drafter=made(model), return_dict_in_generate=True)
     assert torch.equal(out.sequences, plain)
     assert out.stats.accepted > 0

@@ -32,6 +32,7 @@ def test_generate_writes_the_text_that_it_printed(tmp_path):
     assert len(turn["tokens"]) == len(turn["kinds"]) == turn["stats"]["new_tokens"] <= 10
     assert turn["text"].split()[0] in result.output
     assert turn["identical"] is True
+    assert turn["stats"]["drafter"] == report["summary"]["drafter"] == "auto"
     assert report["summary"]["greedy_outputs_identical"] is True
     assert says(result, "greedy outputs identical yes")
     assert "tokens/s without" in result.output
@@ -93,7 +94,7 @@ def test_generate_drafts_a_tree(folder, tmp_path):  # noqa: F811
     assert report["prompts"][0]["turns"][0]["stats"]["drafted"] > 0
     result = invoke(
         "generate", "--model", folder, "--prompt", "Say", "--max-new-tokens", 4, "--temperature",
-        0.8, "--tree", "3",
+        0.8, "--drafter", "prompt_lookup", "--tree", "3",
     )  # fmt: skip
     assert says(result, "sampled outputs identical yes")
 

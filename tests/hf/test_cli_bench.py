@@ -9,6 +9,7 @@ import pytest
 import torch
 from specdec_hf.cli import bench_configs, bench_figures, bench_runs, bench_synthetic
 from specdec_hf.cli.bench_runs import PLAIN, Answer, Batch, Config
+from specdec_hf.cli.checks import Settings
 from specdec_hf.cli.synthetic_drafter import SyntheticDrafter
 from specdec_hf.decode.generate import SpeculativeDecoder
 from specdec_hf.drafters.context import History
@@ -99,6 +100,14 @@ def test_texts_of_one_width_are_compared_with_each_other(folder, questions, tmp_
     assert peer["name"] == "prompt lookup, Transformers"
     assert [row["name"] for row in rows] == ["plain, specdec, width 8", "layers:1, width 8"]
     assert [row["identical"] for row in rows] == [2, 2]
+
+
+def test_each_drafter_is_measured_with_the_schedule_that_it_has_by_default():
+    names, asked = ["auto", "prompt_lookup", "lookahead"], ["heuristic", "optimal"]
+    chosen = [bench_configs.settings_of(Settings(), names, some, None) for some in ((), asked)]
+    schedules = [[one.num_assistant_tokens_schedule for one in each] for each in chosen]
+    assert schedules[0] == ["optimal", "constant", "constant"]
+    assert schedules[1] == ["optimal", "heuristic", "optimal", "optimal"]
 
 
 def test_texts_must_equal_those_of_the_reference(monkeypatch):

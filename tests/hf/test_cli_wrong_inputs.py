@@ -24,6 +24,7 @@ from transformers import Gemma3Config
 
 SCHEDULE = "--num-assistant-tokens-schedule"
 
+LOOKUP = ("--drafter", "prompt_lookup")
 SEVERAL = ("--drafter", "prompt_lookup", "--drafter", "layers:1")
 BEFORE_TORCH = [
     ([], "give either --prompt TEXT or --prompts FILE"),
@@ -60,13 +61,13 @@ BEFORE_TORCH = [
     (["--prompt", "a", SCHEDULE, "x", "--gamma", "0"], f"{SCHEDULE} must be one of constant"),
     (["--prompt", "a", SCHEDULE, "egag:beta=2"], f"{SCHEDULE}: beta must be a number in [0, 1]"),
     (["--prompt", "a", SCHEDULE, "egag:x=2"], "takes gamma_min, gamma_max, beta, got 'x=2'"),
-    (["--prompt", "a", SCHEDULE, "egag"], f"{SCHEDULE} egag needs a drafter with a draft distribu"),
+    (["--prompt", "a", *LOOKUP, SCHEDULE, "egag"], f"{SCHEDULE} egag needs a drafter with a draft"),
     (["--prompt", "a", SCHEDULE, "confidence", "--drafter", "nasd"], "got --drafter nasd"),
-    (["--prompt", "a", SCHEDULE, "heuristic", "--tree", "2"], "constant, optimal with trees, got "),
+    (["--prompt", "a", *LOOKUP, SCHEDULE, "heuristic", "--tree", "2"], "optimal with trees, got "),
     (["--prompt", "a", SCHEDULE, "egag", "--drafter", "lookahead"], "with trees, got 'egag'"),
     (["--prompt", "a", "--gamma", "3", "--drafter", "lookahead"], "lookahead, which drafts its o"),
     (["--prompt", "a", SCHEDULE, "budget", *SEVERAL], "constant, optimal with trees, got 'budget'"),
-    (["--prompt", "a", SCHEDULE, "optimal:longest=0", "--tree", "2"], "longest must be an intege"),
+    (["--prompt", "a", *LOOKUP, SCHEDULE, "optimal:longest=0", "--tree", "2"], "longest must"),
     (["--prompt", "a", SCHEDULE, "optimal", "--drafter", "none"], f"{SCHEDULE} needs a drafter"),
     (["--prompt", "a", "--limit", "0"], "--limit must be >= 1, got 0"),
     (["--prompt", "a", "--json", "tests"], "--json must name a file, tests is a folder"),
@@ -76,13 +77,15 @@ BEFORE_TORCH = [
     (["--prompts", "README.md", "--json", "README.md"], "would overwrite the input file"),
     (["--prompt", "a", "--rule", "best"], "--rule must be one of auto, token, block, match, greed"),
     (["--prompt", "a", "--rule", "traversal"], "--rule must be one of auto, token, block, match"),
-    (["--prompt", "a", "--rule", "token", "--tree", "2"], "must be one of auto, target_only, matc"),
+    (["--prompt", "a", *LOOKUP, "--rule", "token", "--tree", "2"], "one of auto, target_only, ma"),
     (["--prompt", "a", "--rule", "greedy", "--temperature", "1"], "greedy needs --temperature 0"),
     (["--prompt", "a", "--tree", "2,x"], "--tree must be numbers of children such as 4,2,1, got"),
     (["--prompt", "a", "--tree", ""], "--tree must be numbers of children such as 4,2,1, got ''"),
     (["--prompt", "a", "--tree", "2,0"], "--tree must be an integer in [1, 1024], got 0"),
     (["--prompt", "a", "--tree", "99,99"], "--tree must have at most 1024 nodes"),
-    (["--prompt", "a", "--tree", "2", "--gamma", "3"], "must not be given with --tree"),
+    (["--prompt", "a", *LOOKUP, "--tree", "2", "--gamma", "3"], "must not be given with --tree"),
+    (["--prompt", "a", "--tree", "2"], "--tree must not be given with --drafter auto, which"),
+    (["--prompt", "a", "--rule", "target_only", "--gamma", "2"], "auto, token, block, match, g"),
     (["--prompt", "a", "--tree", "2", "--drafter", "none"], "--tree needs a drafter"),
     (["--prompt", "a", "--tree", "2,2", "--drafter", "ngram"], "several chains, got --drafter ngr"),
     (["--prompt", "a", "--tree", "2,2", "--drafter", "early_exit:5"], "--tree needs a draft model"),
@@ -92,7 +95,7 @@ BEFORE_TORCH = [
     (["--prompt", "a", "--fixed-width", "0"], "--fixed-width must be in [1, 2**31), got 0"),
     (["--prompt", "a", "--fixed-width", "8", "--drafter", "early_exit:5"], "makes the model's for"),
     (["--prompt", "a", "--fixed-width", "8", "--drafter", "lookahead"], "lookahead, which drafts"),
-    (["--prompt", "a", "--fixed-width", "8", "--tree", "2"], "--fixed-width must not be given wit"),
+    (["--prompt", "a", *LOOKUP, "--fixed-width", "8", "--tree", "2"], "must not be given with --t"),
     (["--prompt", "a", "--fixed-width", "8", *SEVERAL], "several --drafter, whose drafts become o"),
     (["--prompt", "a", "--dtype", "int8"], "--dtype must be one of float32, bfloat16, float16, au"),
     (["--prompt", "a", "--device", "gpu"], "--device must be cpu, cuda, cuda:N or mps, got 'gpu'"),

@@ -37,7 +37,12 @@ def llama():
 
 
 def decode(model, lengths, **settings):
-    settings = {"max_new_tokens": 16, "do_sample": False, "guard": False, **settings}
+    settings = {
+        "max_new_tokens": 16,
+        "do_sample": False,
+        "guard": False,
+        "drafter": None,
+    } | settings
     return generate(model, **prompts(lengths), return_dict_in_generate=True, **settings)
 
 
@@ -315,7 +320,7 @@ def test_hidden_states_and_the_returned_cache_are_those_of_eager_forwards(llama)
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
     ids = torch.cat([fast.sequences, fast.sequences[:, :1]], dim=1)
     more = generate(llama, ids, past_key_values=fast.past_key_values, max_new_tokens=4,
-                    attention_mask=torch.ones_like(ids), do_sample=False)  # fmt: skip
+                    attention_mask=torch.ones_like(ids), do_sample=False, drafter=None)  # fmt: skip
     assert more.shape[1] == ids.shape[1] + 4
 
 

@@ -178,7 +178,7 @@ def test_several_sequences_of_a_prompt_are_sampled(name):
     inputs = texts(RAGGED)
     options = {"do_sample": True, "num_return_sequences": 2, "rule": "match", "seed": 5}
     call = {**CALL, **options}
-    alone = generate(tiny(name), **inputs, **call)
+    alone = generate(tiny(name), **inputs, **call, drafter=None)
     drafted = generate(tiny(name), **inputs, **call, drafter=perturbed(name))
     assert drafted.sequences.tolist() == alone.sequences.tolist()
     assert drafted.stats.accepted > 0

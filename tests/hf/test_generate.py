@@ -15,7 +15,7 @@ SAMPLED = {"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.95, "s
 
 
 def run(model, inputs, **kwargs):
-    kwargs = {"max_new_tokens": NEW, "do_sample": False, "guard": False, **kwargs}
+    kwargs = {"max_new_tokens": NEW, "do_sample": False, "guard": False, "drafter": None, **kwargs}
     return generate(model, **inputs, return_dict_in_generate=True, **kwargs)
 
 

@@ -148,7 +148,7 @@ def test_a_decoder_reads_only_the_generate_that_called_it(outer):
     model, inputs = hf_models.tiny("llama"), hf_models.prompts((9,))
     theirs, mine = Recorder(), Recorder()
     model.generate(**inputs, **NEW, streamer=theirs)
-    inner, called = SpeculativeDecoder(), []
+    inner, called = SpeculativeDecoder(None), []
     arguments = []
 
     def capture(*args, **kwargs):
@@ -164,7 +164,7 @@ def test_a_decoder_reads_only_the_generate_that_called_it(outer):
         return scores
 
     runs = hf_models.tiny("gpt2") if outer == "another model" else model
-    options = {} if outer != "another decoder" else {"custom_generate": SpeculativeDecoder()}
+    options = {} if outer != "another decoder" else {"custom_generate": SpeculativeDecoder(None)}
     runs.generate(**inputs, **NEW, logits_processor=[process], streamer=mine, **options)
     assert len(called) == 1
     if runs is model:
@@ -203,8 +203,8 @@ def test_processors_of_the_prompt_serve_all_sequences_of_a_prompt():
     model, inputs = hf_models.tiny("llama"), hf_models.prompts((9, 12))
     kwargs = {"max_new_tokens": 8, "do_sample": True, "encoder_no_repeat_ngram_size": 1}
     kwargs |= {"num_return_sequences": 2, "return_dict_in_generate": False}
-    direct = generate(model, **inputs, **kwargs, seed=3)
-    decoder = SpeculativeDecoder(seed=3)
+    direct = generate(model, **inputs, **kwargs, drafter=None, seed=3)
+    decoder = SpeculativeDecoder(None, seed=3)
     assert model.generate(**inputs, **kwargs, custom_generate=decoder).equal(direct)
     for b, row in enumerate(direct.tolist()):
         assert not set(row[12:]) & set(inputs["input_ids"][b // 2].tolist())
@@ -219,9 +219,9 @@ def test_a_model_whose_own_config_switches_the_cache_off_runs_with_a_note(mask, 
     settings = {**NEW, "return_dict_in_generate": True}
     expected = model.generate(**made, **settings).sequences
     if entry == "generate":
-        out = generate(model, **made, **settings)
+        out = generate(model, **made, **settings, drafter=None)
     else:
-        out = model.generate(**made, **settings, custom_generate=SpeculativeDecoder())
+        out = model.generate(**made, **settings, custom_generate=SpeculativeDecoder(None))
     assert out.sequences.equal(expected)
     assert any(note.startswith("use_cache=False (from model") for note in out.stats.notes)
     with pytest.raises(ValueError, match=r"use_cache=False is not supported$"):

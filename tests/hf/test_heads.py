@@ -138,7 +138,7 @@ def test_hidden_states_are_returned_as_without_a_head():
         "max_new_tokens": 6, "do_sample": False, "output_hidden_states": True,
         "return_dict_in_generate": True,
     }  # fmt: skip
-    plain = generate(target, **inputs, **settings)
+    plain = generate(target, **inputs, **settings, drafter=None)
     out = generate(target, **inputs, **settings, drafter=Eagle3Drafter(head_for(target)))
     assert len(out.hidden_states) == len(plain.hidden_states) == 6
     for got, want in zip(out.hidden_states, plain.hidden_states, strict=True):

@@ -67,7 +67,7 @@ def test_rule_match_with_processors_equals_plain_sampling():
         "max_new_tokens": NEW, "do_sample": True, "temperature": 0.8, "repetition_penalty": 1.5,
         "no_repeat_ngram_size": 3, "rule": "match", "seed": 11,
     }  # fmt: skip
-    plain = generate(model, **inputs, **kwargs)
+    plain = generate(model, **inputs, **kwargs, drafter=None)
     for drafter in ("prompt_lookup", hf_models.perturbed("llama")):
         assert generate(model, **inputs, drafter=drafter, **kwargs).tolist() == plain.tolist()
 
@@ -121,10 +121,10 @@ def test_custom_generate_keeps_a_warper_of_the_caller():
     model, inputs = hf_models.tiny("llama"), hf_models.prompts((9,))
     settings = {"max_new_tokens": NEW, "do_sample": True, "top_k": 0}
     hooked = model.generate(
-        **inputs, **settings, temperature=0.9, custom_generate=SpeculativeDecoder(seed=4),
+        **inputs, **settings, temperature=0.9, custom_generate=SpeculativeDecoder(None, seed=4),
         logits_processor=LogitsProcessorList([TemperatureLogitsWarper(0.5)]),
     )  # fmt: skip
-    direct = generate(model, **inputs, **settings, temperature=0.5, seed=4)
+    direct = generate(model, **inputs, **settings, temperature=0.5, drafter=None, seed=4)
     assert hooked.tolist() == direct.tolist()
 
 
@@ -226,7 +226,7 @@ REFUSED = {
     ),
     "assistant_tokenizer": (
         {"assistant_tokenizer": "x"},
-        "assistant_tokenizer needs a draft model as drafter or assistant_model, got drafter=None",
+        "assistant_tokenizer needs a draft model as drafter or assistant_model, got drafter='auto'",
     ),
     "both assistants": (
         {"assistant_model": hf_models.perturbed("llama"), "drafter": "prompt_lookup"},

@@ -214,7 +214,7 @@ def test_the_comparison_sees_a_model_that_reads_another_position(name, monkeypat
     # The model passes its check before it is changed; otherwise the check would refuse it.
     assert through("generate", model, inputs, drafter=None).tolist() == expected.tolist()
     monkeypatch.setattr(model, "forward", shifted)
-    got = generate(model, **inputs, max_new_tokens=NEW, do_sample=False)
+    got = generate(model, **inputs, max_new_tokens=NEW, do_sample=False, drafter=None)
     assert got.tolist() != expected.tolist()
 
 

@@ -17,11 +17,12 @@ MODELS = sorted(multimodal_models.BUILDERS.keys() - {"mllama", "blip2"})
 WHOLE = {"return_dict_in_generate": True, "max_new_tokens": NEW, "do_sample": False}
 
 
-def decode(entry, model, made, settings, **options):
+def decode(entry, model, made, settings, drafter=None, **options):
     """The output of one of the two entries."""
     if entry == "generate":
-        return generate(model, **made, **settings, **options)
-    return model.generate(**made, **settings, custom_generate=SpeculativeDecoder(**options))
+        return generate(model, **made, **settings, drafter=drafter, **options)
+    decoder = SpeculativeDecoder(drafter, **options)
+    return model.generate(**made, **settings, custom_generate=decoder)
 
 
 def check_equal(name, made, entry="generate", **options):
@@ -144,7 +145,7 @@ def test_a_holed_mask_with_sliding_windows_runs_without_drafts_only():
     model, mask = hf_models.tiny("gemma2"), torch.tensor(HOLED["hole"])
     made = {"input_ids": torch.arange(1, 9)[None], "attention_mask": mask}
     expected = model.generate(**made, max_new_tokens=NEW, do_sample=False)
-    assert generate(model, **made, **WHOLE).sequences.equal(expected)
+    assert generate(model, **made, **WHOLE, drafter=None).sequences.equal(expected)
     with pytest.raises(ValueError, match="padding that is not on the left is not supported"):
         generate(model, **made, **WHOLE, drafter="prompt_lookup")
 
@@ -203,9 +204,9 @@ def test_the_first_call_of_a_kind_is_compared_with_plain_forwards(monkeypatch):
 def test_several_sequences_of_a_prompt_share_its_image():
     model, made = tiny("llava"), inputs("llava")
     settings = {"do_sample": True, "max_new_tokens": 4, "seed": 5}
-    out = generate(model, **made, **settings, num_return_sequences=2)
+    out = generate(model, **made, **settings, drafter=None, num_return_sequences=2)
     hooked = model.generate(
-        **made, custom_generate=SpeculativeDecoder(seed=5), do_sample=True, max_new_tokens=4,
+        **made, custom_generate=SpeculativeDecoder(None, seed=5), do_sample=True, max_new_tokens=4,
         num_return_sequences=2,
     )  # fmt: skip
     assert out.shape[0] == 4
@@ -213,8 +214,8 @@ def test_several_sequences_of_a_prompt_share_its_image():
     assert out[::2, :13].equal(made["input_ids"])
     one = {k: v.repeat_interleave(2, dim=0) for k, v in made.items()}
     greedy = {"max_new_tokens": 4, "do_sample": True, "top_k": 1, "seed": 5}
-    assert generate(model, **one, **greedy).equal(
-        generate(model, **made, **greedy, num_return_sequences=2)
+    assert generate(model, **one, **greedy, drafter=None).equal(
+        generate(model, **made, **greedy, drafter=None, num_return_sequences=2)
     )
 
 
@@ -238,7 +239,7 @@ def test_a_class_that_replaces_generate_prepares_its_inputs_itself(entry):
 def test_sampled_text_and_streams_follow_the_images_too():
     model, made = tiny("qwen2_vl"), inputs("qwen2_vl")
     settings = {"max_new_tokens": NEW, "do_sample": True, "temperature": 0.8, "seed": [3, 4]}
-    plain = generate(model, **made, rule="match", **settings)
+    plain = generate(model, **made, drafter=None, rule="match", **settings)
     drafted = generate(model, **made, rule="match", drafter=perturbed("qwen2_vl"), **settings)
     assert drafted.equal(plain)
     streamed = [[], []]

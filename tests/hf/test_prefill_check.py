@@ -43,9 +43,9 @@ def test_hooks_of_the_caller_do_not_see_the_check():
     calls = []
     hook = model.register_forward_hook(lambda *_: calls.append(1))
     try:
-        generate(model, **inputs, self_check=False)
+        generate(model, **inputs, drafter=None, self_check=False)
         unchecked = len(calls)
-        generate(model, **inputs)
+        generate(model, **inputs, drafter=None)
     finally:
         hook.remove()
     assert len(calls) == 2 * unchecked

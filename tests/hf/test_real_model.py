@@ -71,7 +71,7 @@ def test_sampled_trees_of_prompt_lookup_change_nothing(smollm):
     model, tokenizer, _ = smollm
     inputs = encode(tokenizer, [COPY])
     kwargs = {"max_new_tokens": 24, "do_sample": True, "temperature": 0.3, "seed": 1}
-    plain = generate(model, **inputs, **kwargs)
+    plain = generate(model, **inputs, **kwargs, drafter=None)
     got = generate(
         model, **inputs, **kwargs, drafter="prompt_lookup", tree=(3, 1, 1, 1), guard=False,
         return_dict_in_generate=True,
@@ -97,7 +97,7 @@ def test_match_equals_plain_sampling(smollm, batch_size):
         "max_new_tokens": 16, "do_sample": True, "temperature": 0.8, "top_p": 0.95, "top_k": 0,
         "rule": "match", "seed": list(range(batch_size)), "return_dict_in_generate": True,
     }  # fmt: skip
-    plain = generate(model, **inputs, **kwargs)
+    plain = generate(model, **inputs, **kwargs, drafter=None)
     for drafter in ("prompt_lookup", small):
         got = generate(model, **inputs, **kwargs, drafter=drafter, guard=False)
         assert got.sequences.tolist() == plain.sequences.tolist()

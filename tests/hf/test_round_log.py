@@ -13,7 +13,7 @@ from support.hf_models import one_thread  # noqa: F401  # autouse here
 from transformers import LlamaModel
 
 CALLS = {
-    "plain": {},
+    "plain": {"drafter": None},
     "model": {"drafter": "model", "do_sample": True, "seed": 1, "guard": False},
     "tree": {"drafter": "model", "tree": (2, 1), "guard": False},
 }
@@ -31,7 +31,7 @@ class Clock:
 @pytest.mark.parametrize("kind", CALLS)
 def test_the_log_of_rounds_adds_up_to_the_statistics(kind):
     options = {"do_sample": False, **CALLS[kind]}
-    if "drafter" in options:
+    if options["drafter"] is not None:
         options["drafter"] = hf_models.perturbed("llama")
     out = generate(
         hf_models.tiny("llama"), **hf_models.prompts((9, 4, 12)), **options, max_new_tokens=9,

@@ -35,7 +35,8 @@ def texts(out):
 
 def entry(name, model, inputs, seed=None, **kwargs):
     """One call through ``generate``, through ``model.generate``, or streamed."""
-    ours = {key: kwargs.pop(key) for key in ("drafter", "rule") if key in kwargs}
+    ours = {"drafter": None}
+    ours |= {key: kwargs.pop(key) for key in ("drafter", "rule") if key in kwargs}
     kwargs = {"max_new_tokens": NEW, **SAMPLED, **kwargs}
     if name == "generate":
         return generate(model, **inputs, **kwargs, **ours, seed=seed)
@@ -134,7 +135,7 @@ def test_an_integer_seed_gives_each_sequence_its_own():
     assert seeds[0] == 5
     assert seeds == [derived_seed(5, b) for b in range(4)]
     model, inputs = hf_models.tiny("llama"), equal_prompts(4)
-    out = generate(model, **inputs, **SAMPLED, max_new_tokens=NEW, seed=5)
+    out = generate(model, **inputs, **SAMPLED, drafter=None, max_new_tokens=NEW, seed=5)
     assert out.stats.seeds == seeds
     assert len(set(texts(out))) == 4
 
@@ -193,7 +194,7 @@ def test_num_return_sequences_gives_different_texts_in_the_order_of_transformers
 
 def test_num_return_sequences_repeats_parameters_of_prompts():
     model, inputs = hf_models.tiny("llama"), hf_models.prompts((9, 4))
-    kwargs = {**SAMPLED, "max_new_tokens": NEW, "num_return_sequences": 2}
+    kwargs = {**SAMPLED, "drafter": None, "max_new_tokens": NEW, "num_return_sequences": 2}
     kwargs["temperature"] = [0.0, 0.9]
     out = generate(model, **inputs, **kwargs)
     first, second, third, fourth = texts(out)
@@ -230,7 +231,7 @@ def test_refused_seeds_and_numbers_of_sequences_are_named(wrong, error, message)
 
 def test_a_seed_of_one_call_precedes_that_of_the_decoder():
     model, inputs = hf_models.tiny("llama"), hf_models.prompts((9,))
-    decoder = SpeculativeDecoder(seed=4)
+    decoder = SpeculativeDecoder(None, seed=4)
     for seed in (None, 3):
         out = model.generate(
             **inputs, **SAMPLED, max_new_tokens=4, custom_generate=decoder, seed=seed

@@ -118,7 +118,13 @@ def alone(text, *, max_new_tokens, seed, **sampling):
     inputs = TOKENIZER(text, return_tensors="pt")
     settings = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0, **sampling}
     out = generate(
-        MODEL, **inputs, **settings, rule="match", seed=seed, max_new_tokens=max_new_tokens
+        MODEL,
+        **inputs,
+        **settings,
+        drafter=None,
+        rule="match",
+        seed=seed,
+        max_new_tokens=max_new_tokens,
     )
     new = out[0, inputs["input_ids"].shape[1] :]
     return TOKENIZER.decode(new, skip_special_tokens=True), new.tolist()

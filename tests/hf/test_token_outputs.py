@@ -123,7 +123,13 @@ def test_sampled_scores_are_those_of_the_filters(rule):
 def test_a_temperature_of_zero_keeps_the_logits_of_its_sequence():
     model, inputs = hf_models.tiny("llama"), hf_models.prompts((9, 9))
     got = generate(
-        model, **inputs, **settings(do_sample=True), temperature=[0.0, 0.5], top_k=7, seed=1
+        model,
+        **inputs,
+        **settings(do_sample=True),
+        drafter=None,
+        temperature=[0.0, 0.5],
+        top_k=7,
+        seed=1,
     )
     torch.testing.assert_close(got.scores[2][0], got.logits[2][0])
     assert int(got.scores[2][1].isfinite().sum()) == 7
@@ -157,7 +163,7 @@ def test_a_state_without_roll_back_gives_them_too(lengths):
     ends = [int(token) for token in free[:2, 3]]
     kwargs = settings(eos_token_id=ends, pad_token_id=5, repetition_penalty=1.3)
     want = model.generate(**inputs, **kwargs)
-    got = generate(model, **inputs, **kwargs)
+    got = generate(model, **inputs, **kwargs, drafter=None)
     assert got.stats.cache == "plain"
     assert_close(got, want, inputs["attention_mask"])
 
@@ -176,12 +182,10 @@ def test_a_drafter_that_makes_the_targets_forward_is_refused_with_hidden_states(
 
 def test_outputs_need_the_dict_and_leave_others_out():
     model, inputs = hf_models.tiny("llama"), hf_models.prompts((9,))
-    text = generate(model, **inputs, max_new_tokens=3, do_sample=False, output_scores=True)
+    three = {"max_new_tokens": 3, "do_sample": False, "drafter": None}
+    text = generate(model, **inputs, **three, output_scores=True)
     assert isinstance(text, torch.Tensor)
-    out = generate(
-        model, **inputs, max_new_tokens=3, do_sample=False, output_logits=True,
-        return_dict_in_generate=True,
-    )  # fmt: skip
+    out = generate(model, **inputs, **three, output_logits=True, return_dict_in_generate=True)
     assert out.scores is None
     assert out.hidden_states is None
     assert [x.shape for x in out.logits] == [(1, hf_models.VOCAB)] * 3
@@ -196,9 +200,9 @@ def test_attentions_are_refused_by_name():
 @pytest.mark.parametrize("cache", ["spec", "aligned"])
 def test_outputs_beyond_the_context_of_the_model_are_nan(cache):
     model, inputs = hf_models.build("gpt2", context=16), hf_models.prompts((9, 9))
-    free = generate(model, **inputs, max_new_tokens=7, do_sample=False)[:, 9:]
+    free = generate(model, **inputs, max_new_tokens=7, do_sample=False, drafter=None)[:, 9:]
     end = next(int(token) for token in free[1] if token not in free[0])
-    got = generate(model, **inputs, **settings(eos_token_id=end), cache=cache)
+    got = generate(model, **inputs, **settings(eos_token_id=end), drafter=None, cache=cache)
     first, second = (one.new_tokens for one in got.stats.sequences)
     assert first == 7 > second
     finite = [bool(row.isfinite().all()) for row in torch.stack(got.scores)[:, 1]]

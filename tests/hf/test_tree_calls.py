@@ -238,7 +238,8 @@ def refused():
     model = hf_models.perturbed("llama")
     return {
         "tree": ({"tree": 3, "drafter": model}, "tree must be a TreeSpec, EagleTree, TrieTree"),
-        "no drafter": ({"tree": (2,)}, "drafter must be given with tree, got None"),
+        "no drafter": ({"tree": (2,), "drafter": None}, "must be given with tree, got None"),
+        "default drafter": ({"tree": (2,)}, "tree must be a TrieTree or None with drafter auto"),
         "no drafters": ({"tree": (2,), "drafter": []}, "drafter must be given with tree, got []"),
         "list": ({"drafter": [model]}, "several drafters need tree"),
         "gamma": (

@@ -85,7 +85,7 @@ def write_text(
     def keep(traced: TracedRound) -> None:
         rows.append(traced.logits[0, 0].float().cpu())
 
-    decoder = SpeculativeDecoder(seed=seed, trace=keep)
+    decoder = SpeculativeDecoder(None, seed=seed, trace=keep)
     steps, output = run_stream(
         decoder.stream(model, **inputs, **settings), lambda step: on_tokens(len(step.tokens))
     )

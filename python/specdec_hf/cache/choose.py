@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from transformers.cache_utils import Cache
@@ -51,13 +52,67 @@ def choose_cache(
     Raises:
         ValueError: an unknown kind, or no cache fits; the message names class, cache and reason.
     """
+    chosen = choose_kind(
+        model, batch_size, kind, drafts=drafts, tree=tree, self_check=self_check, prompt=prompt,
+        has_inputs=bool(inputs), encoded=encoded,
+    )  # fmt: skip
+    cache = make_cache(
+        model, batch_size, capacity, chosen.kind, prompt=prompt, inputs=inputs, past=past,
+        encoded=encoded,
+    )  # fmt: skip
+    if isinstance(cache, SpecCache):
+        cache.omits_mask = chosen.fit.omitted
+    return cache, chosen.notes(model)
+
+
+@dataclass(frozen=True)
+class ChosenKind:
+    """A kind of cache that fits a model.
+
+    Attributes:
+        kind: as in `make_cache`.
+        fit: what is known of it.
+        refused: by kind, why those before it do not fit.
+    """
+
+    kind: str
+    fit: Fit
+    refused: dict[str, str]
+
+    def notes(self, model: Any) -> list[str]:
+        """Remarks for the statistics of a call with the model."""
+        name = type(model).__name__
+        notes = [f"{name} runs with cache={self.kind!r}; {r}" for r in _reasons(self.refused)]
+        if self.fit.not_measured is not None:
+            notes.append(f"cache={self.kind!r} was not checked: {self.fit.not_measured}")
+        elif self.fit.remark is not None:
+            notes.append(f"cache={self.kind!r}: {self.fit.remark}")
+        return notes
+
+
+def choose_kind(
+    model: Any,
+    batch_size: int,
+    kind: str = "auto",
+    *,
+    drafts: bool = True,
+    tree: bool = False,
+    self_check: bool = True,
+    prompt: Prompt | None = None,
+    has_inputs: bool = False,
+    encoded: Encoded | None = None,
+) -> ChosenKind:
+    """The kind of the cache that `choose_cache` makes; the arguments and errors are those of it.
+
+    ``has_inputs`` says whether ``inputs`` will be given there.
+    """
     check_kind(kind)
     # The decoders of an encoder-decoder begin with the same number of tokens.
     alike = encoded is not None and (prompt is None or bool(prompt.mask.all()))
     padded = not alike and (batch_size > 1 or (prompt is not None and not bool(prompt.mask.all())))
     refused: dict[str, str] = {}
-    for candidate in _candidates(model, batch_size, kind, drafts, tree, bool(inputs)):
-        checked = self_check and not inputs
+    for candidate in _candidates(model, batch_size, kind, drafts, tree, has_inputs):
+        checked = self_check and not has_inputs
         fit = _fit(model, candidate, checked, padded=padded, tree=tree, encoded=encoded)
         reason = fit.reason or (fit.unchecked if candidate in MEASURED and kind == "auto" else None)
         if reason is not None:
@@ -66,19 +121,7 @@ def choose_cache(
         asked = kind_reason(model, kind) if kind not in ("auto", candidate) else None
         if asked is not None:
             refused[kind] = asked
-        cache = make_cache(
-            model, batch_size, capacity, candidate, prompt=prompt, inputs=inputs, past=past,
-            encoded=encoded,
-        )  # fmt: skip
-        if isinstance(cache, SpecCache):
-            cache.omits_mask = fit.omitted
-        name = type(model).__name__
-        notes = [f"{name} runs with cache={candidate!r}; {r}" for r in _reasons(refused)]
-        if fit.not_measured is not None:
-            notes.append(f"cache={candidate!r} was not checked: {fit.not_measured}")
-        elif fit.remark is not None:
-            notes.append(f"cache={candidate!r}: {fit.remark}")
-        return cache, notes
+        return ChosenKind(candidate, fit, refused)
     doing = "with a tree of drafts" if tree else "with drafts" if drafts else "here"
     if len(refused) > 1 and len(set(refused.values())) == 1:
         raise ValueError(f"{type(model).__name__} cannot be used {doing}: {reason}")

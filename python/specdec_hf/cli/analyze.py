@@ -82,7 +82,7 @@ def analyze_command(
     prompts: options.PromptFile = None,
     system: options.System = None,
     model: options.ModelName = "embedded",
-    drafter: Drafters = list(options.DEFAULT_DRAFTERS),  # noqa: B006  # typer copies it
+    drafter: Drafters = ["prompt_lookup"],  # noqa: B006  # typer copies it
     dtype: options.Dtype = "float32",
     device: options.Device = None,
     gammas: Gammas = "3,7",

@@ -58,7 +58,7 @@ Schedules = Annotated[
         "--num-assistant-tokens-schedule",
         metavar="NAME",
         help="A schedule to measure with each drafter; trees that take none of those given are "
-        "measured with constant. May be repeated.  [default: constant]",
+        "measured with constant. May be repeated.  [default: optimal for auto, else constant]",
     ),
 ]
 Dtypes = Annotated[

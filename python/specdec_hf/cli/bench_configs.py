@@ -13,7 +13,7 @@ from specdec_hf.cli.checks import Settings, has_own_tree
 from specdec_hf.cli.prompts import Prompt
 from specdec_hf.cli.run import encode, make_decoder
 from specdec_hf.cli.sources import Source
-from specdec_hf.drafters.registry import DRAFTERS, value_of
+from specdec_hf.drafters.registry import AUTO, DRAFTERS, value_of
 from specdec_hf.schedules.registry import tree_schedules
 
 if TYPE_CHECKING:
@@ -31,14 +31,16 @@ def settings_of(
     Args:
         common: the options of all.
         drafters: ``a+b`` merges two.
-        schedules: trees that take none of them are measured with constant.
+        schedules: trees that take none of them are measured with constant; without any, each
+            drafter is measured with its default.
         number: of assistant tokens, which trees of a drafter's own do without.
     """
     chosen = []
     for name in dict.fromkeys(drafters):
         parts = merged(name)
         own_tree = len(parts) == 1 and has_own_tree(parts[0])
-        for schedule in _schedules(parts, list(dict.fromkeys(schedules)) or ["constant"]):
+        default = "optimal" if parts == [AUTO] else "constant"
+        for schedule in _schedules(parts, list(dict.fromkeys(schedules)) or [default]):
             chosen.append(
                 replace(
                     common,
@@ -94,7 +96,7 @@ def make_configs(
     configs.append(
         Config(
             ", ".join(["plain, specdec", *last]),
-            SpeculativeDecoder(compile=compiled, fixed_width=width),
+            SpeculativeDecoder(None, compile=compiled, fixed_width=width),
             reference=width is not None,
         )
     )
@@ -102,7 +104,7 @@ def make_configs(
     for settings in chosen:
         mine = [left.pop(0) for _ in settings.drafter]
         decoder = make_decoder(settings, mine if len(mine) > 1 else mine[0])
-        schedule = settings.num_assistant_tokens_schedule
+        schedule = settings.num_assistant_tokens_schedule or "constant"
         words = [MERGED.join(settings.drafter), *["tree"] * (settings.tree is not None)]
         if schedule != "constant":
             words.append(schedule)
@@ -124,8 +126,8 @@ def drafts_on_host(name: str, drafter: Any, model: Any) -> bool:
     """Whether a drafter of this name computes nothing of a model when it drafts for one."""
     from specdec_hf.drafters.trees.auto import AutoDrafter
 
-    if isinstance(drafter, AutoDrafter):
-        return not drafter.has_head(model)
+    if name == AUTO:
+        return not AutoDrafter().has_head(model)
     entry = DRAFTERS.get(name.partition(":")[0])
     return name == "none" or (entry is not None and entry.folder not in ("models", "heads"))
 

@@ -228,7 +228,7 @@ def _answer(model: Any, config: Config, batch: Batch, arguments: dict[str, Any])
         answer.later_tokens = answer.tokens - sum(first.emitted)
         answer.rounds, answer.drafted = sum(s.rounds for s in stats.sequences), stats.drafted
         answer.accepted = stats.accepted
-        answer.notes = [note.split(": ", 1)[-1] for note in stats.notes]
+        answer.notes = stats.remarks
     if _graphs() > graphs:
         answer.notes.append("torch.compile made graphs while this was measured")
     return answer

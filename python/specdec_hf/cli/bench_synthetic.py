@@ -158,7 +158,7 @@ def synthetic_configs(
 
     vocabulary = loaded.model.config.vocab_size
     drafters = {f"{LABEL}, alpha {rate:g}": SyntheticDrafter(rate, vocabulary) for rate in rates}
-    decoders = {"plain, specdec": SpeculativeDecoder(compile=compiled)}
+    decoders = {"plain, specdec": SpeculativeDecoder(None, compile=compiled)}
     for name, drafter in drafters.items():
         decoders[name] = SpeculativeDecoder(
             drafter, num_assistant_tokens=gamma, guard=False, compile=compiled

@@ -13,7 +13,7 @@ from specdec_hf.cli.files import check_readable
 from specdec_hf.cli.options import CLI_NUM_ASSISTANT_TOKENS
 from specdec_hf.cli.sources import Source, find_model
 from specdec_hf.cli.terminal import fail
-from specdec_hf.drafters.registry import DRAFTERS, FILE, FOLDER, Entry, entry_of, value_of
+from specdec_hf.drafters.registry import AUTO, DRAFTERS, FILE, FOLDER, Entry, entry_of, value_of
 from specdec_hf.schedules.base import LONGEST_DRAFT
 from specdec_hf.schedules.registry import SCHEDULES, make_schedule, tree_schedules
 from specdec_hf.trees.layouts import TrieTree, as_layout
@@ -40,13 +40,13 @@ class Settings:
     """The options of a command that uses a model; `check` completes them."""
 
     model: str = "embedded"
-    drafter: Sequence[str] = ("prompt_lookup",)
+    drafter: Sequence[str] = (AUTO,)
     dtype: str = "float32"
     device: str | None = None
     system: str | None = None
     num_assistant_tokens: int | None = None
     tree: Any = None
-    num_assistant_tokens_schedule: str = "constant"
+    num_assistant_tokens_schedule: str | None = None
     max_new_tokens: int = 128
     sampling: dict[str, Any] = field(default_factory=lambda: {"temperature": 0.0})
     seed: int | None = None
@@ -134,19 +134,22 @@ def _check_drafting(settings: Settings) -> None:
     own_tree = not several and has_own_tree(settings.drafter[0])
     for option, given in (
         ("--num-assistant-tokens", drafts is not None),
-        (SCHEDULE, schedule != "constant"),
+        (SCHEDULE, schedule not in (None, "constant")),
         ("--tree", settings.tree is not None),
     ):
         if given and "none" in settings.drafter:
             fail(f"{option} needs a drafter, but --drafter is none")
-        if given and own_tree and option != SCHEDULE:
+        chains_serve = option == "--num-assistant-tokens" and _is_auto(settings)
+        if given and own_tree and option != SCHEDULE and not chains_serve:
             fail(
                 f"{option} must not be given with --drafter {settings.drafter[0]}, which drafts "
                 "its own"
             )
     if drafts is not None and settings.tree is not None:
         fail("--num-assistant-tokens must not be given with --tree, which says what is drafted")
-    _check_schedule(schedule, trees=several or own_tree or settings.tree is not None)
+    trees = several or settings.tree is not None or (own_tree and not _is_auto(settings))
+    if schedule is not None:
+        _check_schedule(schedule, trees=trees)
     if several:
         if settings.tree is not None:
             fail("--tree must not be given with several --drafter, whose drafts become one tree")
@@ -161,7 +164,7 @@ def _check_drafting(settings: Settings) -> None:
 
 def _check_abilities(settings: Settings) -> None:
     """Refuse drafters with a name that lack what the schedule or the tree needs."""
-    kind = settings.num_assistant_tokens_schedule
+    kind = settings.num_assistant_tokens_schedule or "constant"
     reads_stats = make_schedule(kind).reads_token_stats and settings.num_assistant_tokens != 0
     for name in settings.drafter:
         entry = _named(name)
@@ -194,7 +197,7 @@ def _check_forwards(settings: Settings) -> None:
     for trees, given in (
         ("several --drafter, whose drafts become one tree", several),
         ("--tree", settings.tree is not None),
-        (f"--drafter {name}, which drafts trees", has_own_tree(name)),
+        (f"--drafter {name}, which drafts trees", has_own_tree(name) and not _is_auto(settings)),
     ):
         if width is not None and given:
             fail(f"--fixed-width must not be given with {trees}")
@@ -214,7 +217,10 @@ def _check_schedule(schedule: str, *, trees: bool) -> None:
 def _check_rule(settings: Settings, drafters: list[Source | None]) -> None:
     named = [entry for entry in map(_named, settings.drafter) if entry is not None]
     rules: tuple[str, ...]
-    if settings.tree is None and not any(entry.own_tree for entry in named):
+    if _is_auto(settings):
+        only_trees = () if settings.num_assistant_tokens is not None else COPY_TREE_RULES
+        rules, which = tuple(dict.fromkeys((*CHAIN_RULES, *only_trees))), ""
+    elif settings.tree is None and not any(entry.own_tree for entry in named):
         rules, which = CHAIN_RULES, ""
     elif any(not entry.draws for entry in named):
         rules = COPY_TREE_RULES
@@ -229,6 +235,11 @@ def _check_rule(settings: Settings, drafters: list[Source | None]) -> None:
             "--rule greedy needs --temperature 0: it would not keep the distribution of sampled "
             f"text, got --temperature {settings.sampling['temperature']}"
         )
+
+
+def _is_auto(settings: Settings) -> bool:
+    """Whether the loop chooses the drafter, by the other options too."""
+    return list(settings.drafter) == [AUTO]
 
 
 def has_own_tree(name: str) -> bool:

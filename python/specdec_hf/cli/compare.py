@@ -124,7 +124,8 @@ def run_turn(
     if settings["do_sample"] or fixed:
         # Without drafts all rules draw from the target alike; only match takes other noise.
         plain = SpeculativeDecoder(
-            rule="match" if options.rule == "match" else "auto",
+            None,
+            rule="match" if output.stats.rule == "match" else "auto",
             cache=options.cache,
             seed=turn.seed,
             compile=options.compile and fixed,

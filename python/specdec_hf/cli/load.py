@@ -27,7 +27,7 @@ from specdec_hf.cli.weights import (
 )
 from specdec_hf.drafters.fingerprint import same_vocabulary
 from specdec_hf.drafters.models.text import TextDrafter
-from specdec_hf.drafters.registry import make_drafter
+from specdec_hf.drafters.registry import AUTO, make_drafter
 
 Say = Callable[[str], None]
 
@@ -134,7 +134,12 @@ def _load(
 
 
 def _named_drafter(name: str, config: Any, tokenizer: Any) -> Any:
-    """The drafter of a checked name; None for none and for models."""
+    """The drafter of a checked name; None for none and for models.
+
+    "auto" remains a name: the loop chooses call by call.
+    """
+    if name == AUTO:
+        return name
     try:
         drafter = make_drafter(name)
         if drafter is not None:

@@ -9,11 +9,12 @@ import typer
 
 from specdec_hf.cli.report import drafter_table
 from specdec_hf.cli.terminal import console
+from specdec_hf.drafters.registry import AUTO
 from specdec_hf.schedules.registry import SCHEDULES, tree_schedules
 
 CLI_NUM_ASSISTANT_TOKENS = 7  # on two CPU cores a forward of 5 to 8 tokens costs the same
 
-DEFAULT_DRAFTERS = ("prompt_lookup",)
+DEFAULT_DRAFTERS = (AUTO,)
 
 
 def list_drafters(given: list[str]) -> list[str]:
@@ -81,7 +82,8 @@ NumAssistantTokens = Annotated[
         "--num-assistant-tokens",
         "--gamma",
         metavar="N",
-        help=f"Tokens to draft per round.  [default: {CLI_NUM_ASSISTANT_TOKENS}]",
+        help="Tokens to draft per round, with which auto drafts chains.  "
+        f"[default: {CLI_NUM_ASSISTANT_TOKENS}, but auto chooses itself]",
     ),
 ]
 TreeShape = Annotated[
@@ -91,12 +93,13 @@ TreeShape = Annotated[
     ),
 ]
 Schedule = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--num-assistant-tokens-schedule",
         metavar="NAME",
         help=f"How much to draft: {', '.join(SCHEDULES)}; with parameters, such as "
-        f"egag:gamma_max=8,beta=0.5. Trees take {' and '.join(tree_schedules())}.",
+        f"egag:gamma_max=8,beta=0.5. Trees take {' and '.join(tree_schedules())}.  "
+        "[default: optimal for auto, else constant]",
     ),
 ]
 MaxNewTokens = Annotated[

@@ -80,6 +80,7 @@ def summarize(turns: list[Turn], *, greedy: bool) -> dict[str, Any]:
     rounds = sum(turn.stats.rounds for turn in turns)
     summary: dict[str, Any] = {
         "answers": len(turns),
+        "drafter": "; ".join(sorted({turn.stats.drafter for turn in turns})),
         "tokens": tokens,
         "tokens_per_second": tokens / seconds,
         "mean_acceptance_length": 1 + accepted / rounds,
@@ -87,7 +88,7 @@ def summarize(turns: list[Turn], *, greedy: bool) -> dict[str, Any]:
         "drafted": drafted,
         "accepted": accepted,
         "rounds": rounds,
-        "notes": sorted({note.split(": ", 1)[-1] for turn in turns for note in turn.stats.notes}),
+        "notes": sorted({note for turn in turns for note in turn.stats.remarks}),
     }
     if turns[0].baseline:
         plain_seconds = sum(turn.baseline_seconds for turn in turns)
@@ -143,6 +144,7 @@ def print_summary(summary: dict[str, Any]) -> None:
     console.rule("summary", align="left", style="dim")
     table = Table("", Column(overflow="fold"), show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_row("model", f"{summary['model']}, {summary['dtype']}, {summary['device']}")
+    table.add_row("drafter", summary["drafter"])
     table.add_row("tokens/s with speculation", f"{summary['tokens_per_second']:.1f}")
     if "baseline" in summary:
         table.add_row(

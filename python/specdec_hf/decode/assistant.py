@@ -8,6 +8,7 @@ from specdec_hf.decode.arguments import resolve_num_assistant_tokens
 from specdec_hf.decode.session import Options
 from specdec_hf.drafters.model_free.prompt_lookup import PromptLookupDrafter
 from specdec_hf.drafters.models.text import TextDrafter
+from specdec_hf.drafters.registry import AUTO
 from specdec_hf.hf_arguments.assistant import Assistant
 from specdec_hf.hf_arguments.language_model import is_language_model
 from specdec_hf.schedules.confidence import with_threshold
@@ -21,7 +22,7 @@ def with_assistant(options: Options, assistant: Assistant) -> Options:
     """
     drafter, lookup = options.drafter, options.drafter == "prompt_lookup"
     if assistant.model is not None or assistant.lookup:
-        if drafter is not None and not (lookup and assistant.lookup):
+        if drafter not in (None, AUTO) and not (lookup and assistant.lookup):
             name = "prompt_lookup_num_tokens" if assistant.lookup else "assistant_model"
             raise ValueError(f"drafter and {name} must not both be given")
         drafter, lookup = assistant.model or "prompt_lookup", assistant.lookup

@@ -26,6 +26,7 @@ from specdec_hf.decode.beam_rows import Rows, drafted_below, log_prob_rows
 from specdec_hf.decode.beam_scores import Beams
 from specdec_hf.decode.beam_tree import BeamTree, Integers, TreeModel
 from specdec_hf.decode.begin import SLOTS_AHEAD, committed_prompts, token_budgets
+from specdec_hf.decode.choose_drafter import choose_drafter
 from specdec_hf.decode.draft_length import DraftLengthPolicy, begin_schedule
 from specdec_hf.decode.output import SpecOutput
 from specdec_hf.decode.phases import Phases
@@ -65,6 +66,7 @@ class BeamSearch:
     def __init__(self, model: Any, call: Call, options: Options) -> None:
         assert call.beams is not None
         check_beam_options(call, options)
+        options, chosen = choose_drafter(model, call, options)
         drafter = draft_model_of(call, options)
         self.gamma, self.width = draft_size(call, options)
         self.model, self.call, self.options = model, call, options
@@ -76,7 +78,7 @@ class BeamSearch:
             drafter="none" if drafter is None else drafter.name,
             cache=SpecCache.kind,
             seeds=[0] * len(lengths),
-            notes=list(call.notes),
+            notes=[*call.notes, *chosen],
         )
         steps = int(budgets.min())
         if steps < call.max_new_tokens:

@@ -19,6 +19,7 @@ from specdec_hf.cache.protocol import Lengths, RollbackCache, context_length, vo
 from specdec_hf.cache.spec_cache import SpecCache
 from specdec_hf.compiled.call import use_compiled
 from specdec_hf.decode.check_options import check_options
+from specdec_hf.decode.choose_drafter import choose_drafter
 from specdec_hf.decode.draft_length import DraftLengthPolicy, begin_schedule
 from specdec_hf.decode.history import CommittedTokens
 from specdec_hf.decode.prefill import prefill
@@ -95,6 +96,7 @@ class _Plan:
         costs: those that the schedule reads.
         draft_size: most drafted tokens of a sequence in one round.
         seeds: of each sequence.
+        notes: on the choice of the drafter.
     """
 
     model: Any
@@ -109,6 +111,7 @@ class _Plan:
     costs: Costs
     draft_size: int
     seeds: list[int]
+    notes: list[str]
 
     @property
     def max_length(self) -> int:
@@ -121,11 +124,12 @@ class _Plan:
 
 
 def _plan(model: Any, call: Call, options: Options) -> _Plan:
+    started = options.clock()
+    options, notes = choose_drafter(model, call, options)
     drafter = resolve_drafter(options.drafter, options.tree)
     check_options(call, options, drafter)
     rules = LOSSLESS_RULES if drafter is None else drafter.rules
     rule = resolve_rule(options.rule, call.do_sample, rules)
-    started = options.clock()
     lengths, budgets = token_budgets(model, call)
     costs = Costs()
     schedule, draft_size = _begin_schedule(model, call, options, drafter, costs)
@@ -137,7 +141,7 @@ def _plan(model: Any, call: Call, options: Options) -> _Plan:
     )
     return _Plan(
         model, call, options, drafter, rule, started, lengths, budgets, schedule, costs, draft_size,
-        seeds,
+        seeds, notes,
     )  # fmt: skip
 
 
@@ -197,7 +201,7 @@ def _statistics(plan: _Plan, cache: RollbackCache, notes: list[str]) -> SpecStat
         cache=cache.kind,
         tree="" if options.tree is None else str(options.tree),
         seeds=plan.seeds,
-        notes=[*plan.call.notes, *notes],
+        notes=[*plan.call.notes, *plan.notes, *notes],
     )
 
 

@@ -175,7 +175,7 @@ def _check_greedy(
     drafter: Any, model: Any, prompt: torch.Tensor, options: dict[str, Any]
 ) -> Finding:
     greedy: dict[str, Any] = {"input_ids": prompt, "do_sample": False, "max_new_tokens": 32}
-    plain = generate(model, **greedy)
+    plain = generate(model, **greedy, drafter=None)
     drafted = generate(model, **{**options, **greedy}, drafter=drafter)
     return Finding(
         "greedy text equals plain decoding",

@@ -36,7 +36,15 @@ def begin_schedule(
     schedule = make_schedule(given)
     if drafter is None or context.num_assistant_tokens == 0:
         schedule = ConstantSchedule()
-    elif isinstance(drafter, TreeDrafter):
+    else:
+        check_schedule(schedule, drafter)
+    schedule.start(context)
+    return schedule
+
+
+def check_schedule(schedule: Schedule, drafter: Drafter | TreeDrafter) -> None:
+    """Raises ValueError for a schedule that does not fit the drafter."""
+    if isinstance(drafter, TreeDrafter):
         if not schedule.trees:
             raise ValueError(
                 "num_assistant_tokens_schedule must be "
@@ -47,8 +55,6 @@ def begin_schedule(
             f"num_assistant_tokens_schedule {schedule.name!r} needs a drafter with a draft "
             f"distribution or a confidence, got {drafter.name}"
         )
-    schedule.start(context)
-    return schedule
 
 
 class DraftLengthPolicy:

@@ -32,6 +32,7 @@ from specdec_hf.decode.rounds import step
 from specdec_hf.decode.session import Options, Session
 from specdec_hf.decode.streaming import Step, Streamer, put_step
 from specdec_hf.decode.tracing import Trace
+from specdec_hf.drafters.registry import AUTO
 from specdec_hf.hf_arguments.call import Call
 from specdec_hf.hf_arguments.caller import kept_arguments
 from specdec_hf.hf_arguments.custom_generate import call_from_hugging_face
@@ -48,7 +49,7 @@ def generate(
     inputs: torch.Tensor | None = None,
     *,
     input_ids: torch.Tensor | None = None,
-    drafter: Any = None,
+    drafter: Any = AUTO,
     num_assistant_tokens: int | None = None,
     gamma: int | None = None,
     num_speculative_tokens: int | None = None,
@@ -84,15 +85,19 @@ def generate(
         inputs: alias of ``input_ids``, as in ``model.generate``, or what the encoder reads.
         input_ids: [B, T] int64 prompts, padded on the left; of an encoder-decoder the encoder's,
             padded on any side.
-        drafter: None for plain decoding, a name of `specdec_hf.drafters.registry` such as
-            "prompt_lookup", a causal LM of the same vocabulary, a `Drafter`, or a `TreeDrafter`,
-            which drafts trees of its own; with ``tree`` also a list of them, and without it a list
-            of draft models from large to small, as in `VerticalCascade`.
+        drafter: "auto" for a tree of copied text and, where the model has one, the drafts of a
+            head; chains or plain decoding answer calls that refuse trees, and ``stats.drafter`` and
+            a note say so, see docs/loop.md#the-default-drafter. None for plain decoding, a name of
+            `specdec_hf.drafters.registry` such as "prompt_lookup", a causal LM of the same
+            vocabulary, a `Drafter`, or a `TreeDrafter`, which drafts trees of its own; with
+            ``tree`` also a list of them, and without it a list of draft models from large to small,
+            as in `VerticalCascade`.
         num_assistant_tokens: tokens to draft per round; ``gamma`` and ``num_speculative_tokens``
             are aliases. None is the value of the generation config, or 5.
         num_assistant_tokens_schedule: how much to draft: "constant", "heuristic", "confidence",
             "confidence_tuned", "specdec++", "egag", "optimal" or "budget", with parameters as in
-            "egag:gamma_max=8,beta=0.5", or a `Schedule`; see docs/loop.md#schedules.
+            "egag:gamma_max=8,beta=0.5", or a `Schedule`; see docs/loop.md#schedules. None is
+            "optimal" for the tree of drafter "auto", else "constant".
         num_assistant_beams: with ``num_beams``, the beam width of the draft model, which may be
             larger; None is twice ``num_beams``. See docs/loop.md#beam-search.
         rule: acceptance rule: "token", "block", "greedy", or "match", whose sampled output equals
@@ -197,7 +202,7 @@ class SpeculativeDecoder:
 
     def __init__(
         self,
-        drafter: Any = None,
+        drafter: Any = AUTO,
         *,
         num_assistant_tokens: int | None = None,
         gamma: int | None = None,

@@ -25,6 +25,7 @@ from specdec_hf.decode.tracing import Trace
 from specdec_hf.drafters.context import DraftContext
 from specdec_hf.drafters.drafter import Drafter
 from specdec_hf.drafters.lease import Lease
+from specdec_hf.drafters.registry import AUTO
 from specdec_hf.drafters.tree_drafter import TreeDrafter
 from specdec_hf.hf_arguments.call import Call
 from specdec_hf.schedules.base import Schedule
@@ -38,7 +39,7 @@ DEFAULT_NUM_ASSISTANT_TOKENS = 5
 class Options:
     """The loop's own arguments; see `generate`."""
 
-    drafter: Any = None
+    drafter: Any = AUTO
     num_assistant_tokens: int | None = None
     num_assistant_tokens_schedule: str | Schedule | None = None
     num_assistant_beams: int | None = None

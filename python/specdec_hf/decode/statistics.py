@@ -8,6 +8,7 @@ Only committed tokens are counted: drafts that were accepted after a stop are no
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -250,6 +251,11 @@ class SpecStats:
         """Add a remark with the number of the round under way, unless an earlier round left it."""
         if not any(note.endswith(f": {text}") for note in self.notes):
             self.notes.append(f"round {self.rounds + 1}: {text}")
+
+    @property
+    def remarks(self) -> list[str]:
+        """The notes without numbers of rounds, so that those of several calls can be merged."""
+        return [re.sub(r"^round \d+: ", "", note) for note in self.notes]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON, sequences included."""

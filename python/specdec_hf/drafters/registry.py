@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from specdec_hf.drafters.drafter import Drafter
     from specdec_hf.drafters.tree_drafter import TreeDrafter
 
+AUTO = "auto"  # the drafter of a call whose user leaves the choice to the library
 FILE = "FILE"  # the value of drafters that read a file
 FOLDER = "FOLDER"  # of drafters that read a folder
 
@@ -47,7 +48,7 @@ class Entry:
 
 
 DRAFTERS: dict[str, Entry] = {
-    "auto": Entry(
+    AUTO: Entry(
         "trees",
         "AutoDrafter",
         "copies from the text as prompt_lookup and suffix_automaton do, and drafts with the head "

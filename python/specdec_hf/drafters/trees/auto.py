@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,8 @@ from specdec_hf.drafters.model_free.prompt_lookup import PromptLookupDrafter
 from specdec_hf.drafters.model_free.suffix_automaton import SuffixAutomatonDrafter
 from specdec_hf.drafters.tree_drafter import TreeDraft, TreeDrafter, TreeOutcome
 from specdec_hf.drafters.trees.trie import TrieDrafter
+from specdec_hf.heads.eagle3 import Eagle3Head
+from specdec_hf.heads.files import load_head
 from specdec_hf.heads.shipped import head_for
 from specdec_hf.trees.layouts import EagleTree, TrieTree
 
@@ -44,7 +47,8 @@ class AutoDrafter(TreeDrafter):
 
     def __init__(self) -> None:
         self.chosen = ""
-        # The head that was read last, with its folder and when that was changed.
+        self._copying = [PromptLookupDrafter(), SuffixAutomatonDrafter()]
+        # The head that was read last, with its folder and when its files were changed.
         self._head: tuple[tuple[Path, int], Eagle3Drafter] | None = None
 
     @classmethod
@@ -53,7 +57,7 @@ class AutoDrafter(TreeDrafter):
 
     def start(self, context: DraftContext) -> None:
         """Choose by the target, and begin a new call."""
-        drafters: list[Drafter | TreeDrafter] = [PromptLookupDrafter(), SuffixAutomatonDrafter()]
+        drafters: list[Drafter | TreeDrafter] = [*self._copying]
         head = self._head_of(context.model)
         if head is not None:
             drafters.insert(0, head)
@@ -71,6 +75,12 @@ class AutoDrafter(TreeDrafter):
     def commit(self, lengths: NDArray[np.int64], outcome: TreeOutcome | None) -> None:
         self._merged.commit(lengths, outcome)
 
+    def check_head(self, model: Any) -> None:
+        """Raise ValueError for a target's head that cannot be read or does not fit it."""
+        head = self._head_of(model)
+        if head is not None:
+            head.check_config(model.config)
+
     def has_head(self, model: Any) -> bool:
         """Whether a target has a head; ValueError for one that cannot be read."""
         return self._head_of(model) is not None
@@ -79,7 +89,14 @@ class AutoDrafter(TreeDrafter):
         folder = head_for(model)
         if folder is None:
             return None
-        key = folder, folder.stat().st_mtime_ns
+        key = folder, max((file.stat().st_mtime_ns for file in folder.iterdir()), default=0)
         if self._head is None or self._head[0] != key:
-            self._head = key, Eagle3Drafter(folder, HEAD_TREE)
+            self._head = key, Eagle3Drafter(_read(*key), HEAD_TREE)
         return self._head[1]
+
+
+@functools.lru_cache(maxsize=2)  # each call has a drafter of its own, and reads no file again
+def _read(folder: Path, changed: int) -> Eagle3Head:
+    """The head in a folder whose files were changed at this time."""
+    head: Eagle3Head = load_head(folder)
+    return head
