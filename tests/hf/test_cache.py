@@ -13,6 +13,7 @@ from specdec_hf.decode.begin import begin as begin_call
 from specdec_hf.decode.history import CommittedTokens
 from specdec_hf.decode.session import Options
 from specdec_hf.drafters import checks
+from specdec_hf.drafters.trees.eagle import GrowingTreeDrafter
 from specdec_hf.hf_arguments.prepare import prepare_call
 from support import hf_models
 from support.device_reads import spied_reads
@@ -47,7 +48,9 @@ def test_a_round_reads_from_the_device_once(drafter, tree):
     size = {} if tree is None else {"num_assistant_tokens": None, "tree": tree}
     session = begin(model, inputs, drafter=hf_models.drafter_for("llama", drafter), **size)
     # A draft's tokens are read where they are on the host, which this test's are.
-    with spied_reads((rounds, "read_verdict"), (checks, "read_draft")) as (calls, others):
+    # Scores of a growing tree are too, and on a CPU alone.
+    allowed = (rounds, "read_verdict"), (checks, "read_draft"), (GrowingTreeDrafter, "_is_grown")
+    with spied_reads(*allowed) as (calls, others):
         while not session.done:
             rounds.step(session)
     assert others == []

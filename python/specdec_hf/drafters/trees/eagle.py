@@ -51,7 +51,8 @@ class Expandable(Protocol):
 class GrowingTreeDrafter(TreeDrafter):
     """Each level expands the most likely paths so far; the most likely candidates are proposed.
 
-    The device decides which nodes those are, and the host learns it together with the verdict.
+    The device decides which nodes those are, and the host learns it together with the verdict. On
+    a CPU no level is drafted from which no candidate can be proposed.
     Override `start`, which sets ``_draft``.
 
     Args:
@@ -93,6 +94,9 @@ class GrowingTreeDrafter(TreeDrafter):
         above: list[torch.Tensor] = []  # [B, K] for each level: numbers of the parents fed
         frontier, first, came_from = grown.frontier, 0, root
         for level in range(1, levels):
+            if self._is_grown(scores, frontier, limits > level):
+                levels = level
+                break
             begin = (level - 1) * width
             fed[-1] = fed[-1].scatter(
                 1, frontier, torch.arange(begin, begin + width, device=draft.device).expand_as(root)
@@ -122,6 +126,26 @@ class GrowingTreeDrafter(TreeDrafter):
         return TreeDraft(
             best.tokens.to(device), best.parents.to(device), levels, carried=carried.to(device)
         )
+
+    def _is_grown(
+        self, scores: list[torch.Tensor], frontier: torch.Tensor, deeper: NDArray[np.bool_]
+    ) -> bool:
+        """Whether no deeper node can be among the most likely candidates.
+
+        A node is at most as likely as its parent, and of equally likely ones the less deep is
+        proposed. On a GPU the host would have to wait for the answer, so all levels are drafted.
+
+        Args:
+            scores: [B, n] of the candidates of each level so far.
+            frontier: [B, K], the candidates of the last level that the next one would expand.
+            deeper: [B], the sequences that may draft another level.
+        """
+        so_far = torch.cat(scores, dim=1)
+        if so_far.device.type != "cpu" or so_far.shape[1] < self.size:
+            return False
+        least = so_far.topk(self.size, dim=1).values[:, -1]
+        best = scores[-1].gather(1, frontier).amax(dim=1)
+        return not bool(((best > least) & torch.from_numpy(deeper)).any())
 
     def commit(self, lengths: NDArray[np.int64], outcome: TreeOutcome | None) -> None:
         if outcome is None:
