@@ -73,6 +73,10 @@ OF_LOOP = {
     ],
     "streamer": [(3, "streamer must be None or an object with put() and end(), got 3")],
 }
+LEAST = [
+    (True, "least must be a number in [0, 1], got True"),
+    ("a", "least must be a number in [0, 1], got 'a'"),
+]
 INTEGER = [(True, "got True"), (1.5, "got 1.5"), ("3", "got '3'")]
 TABLE = {
     generate: {
@@ -128,11 +132,15 @@ TABLE = {
         "depth": INTEGER,
         "branching": INTEGER,
     },
-    EagleTree: {name: [*INTEGER, (None, "got None")] for name in ("width", "depth", "size")},
+    EagleTree: {
+        **{name: [*INTEGER, (None, "got None")] for name in ("width", "depth", "size")},
+        "least": LEAST,
+    },
     TrieTree: {
         "sequences": [*INTEGER, (None, "got None")],
         "depth": [*INTEGER, (None, "got None")],
         "size": INTEGER,
+        "least": LEAST,
     },
     PromptLookupDrafter: {
         "max_ngram": [*INTEGER, (None, "max_ngram must be an integer, got None")],

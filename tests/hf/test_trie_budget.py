@@ -247,3 +247,25 @@ def test_drawn_tokens_are_never_left_out_for_their_value():
         }
         # Negative control: chains that share nodes are kept by their tokens.
         assert (len(kept) == 1) == (not merge)
+
+
+def test_nodes_go_by_what_the_drafter_says_of_them():
+    budget = NodeBudget([0, 1], 1)
+    chains = np.array([[[1, 2, 3], [1, 5, 6]]])
+    values = np.array([[[0.9, 0.2, 0.1], [0.9, 0.7, 0.6]]])
+    assert budget.cut(chains, 3, values=values).tolist() == [[[1, -1, -1], [1, 5, 6]]]
+    assert budget.cut(chains, 3).tolist() != budget.cut(chains, 3, values=values).tolist()
+    unknown = np.full_like(values, np.nan)
+    assert budget.cut(chains, 3, values=unknown).tolist() == budget.cut(chains, 3).tolist()
+    # Drawn drafts are not chosen by their probability, which would bias the text.
+    drawn = budget.cut(chains, 3, merge=False, values=values)
+    assert drawn.tolist() == budget.cut(chains, 3, merge=False).tolist()
+
+
+def test_unlikely_nodes_are_left_out_but_for_the_first():
+    budget = NodeBudget([0, 1, 0], 1)
+    chains = np.array([[[1, 2, 3], [1, 5, 6], [7, 8, 9]]])
+    values = np.array([[[0.9, 0.2, 0.1], [0.9, 0.05, 0.01], [0.01, 0.01, 0.01]]])
+    kept = budget.cut(chains, 9, values=values, least=0.15)
+    assert kept.tolist() == [[[1, 2, -1], [1, -1, -1], [7, -1, -1]]]
+    assert (budget.cut(chains, 9, values=values) >= 0).all()

@@ -26,6 +26,8 @@ class TreeDraft:
         draft_rows: [B, N] int32, which of these rows each node was drawn from.
         carried: [B, E] int64 on one of them. The loop reads it along with the verdict and gives it
             back in `TreeOutcome`.
+        scores: [B, N] float32, the logarithm of the probability that the draft gives to the path
+            down to each node, or None. A `TrieDrafter` chooses nodes by it.
     """
 
     tokens: torch.Tensor
@@ -34,6 +36,7 @@ class TreeDraft:
     distribution: SampledDraft | None = None
     draft_rows: torch.Tensor | None = None
     carried: torch.Tensor | None = None
+    scores: torch.Tensor | None = None
 
 
 @dataclass

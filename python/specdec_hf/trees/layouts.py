@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from specdec_hf.arguments import check_integer, check_integers, check_sequence
+from specdec_hf.arguments import check_integer, check_integers, check_number, check_sequence
 from specdec_hf.trees.checks import MAX_NODES, check_probabilities
 from specdec_hf.trees.sequoia import best_parents
 
@@ -192,21 +192,31 @@ class EagleTree:
     Each level expands the ``width`` most likely paths so far by their ``width`` most likely tokens.
     The ``size`` most likely of all candidates are verified.
 
+    Args:
+        width: paths that a level expands, and children of each.
+        depth: most levels.
+        size: most nodes.
+        least: a CPU grows no further level where the paths that it would expand have less
+            probability than this together, by the draft model: each level is one more forward of
+            it. Devices are not asked, because the host would have to wait for the answer.
+
     Raises:
-        TypeError: a size that is not an integer, by name.
+        TypeError: a size that is not an integer, or a probability that is no number, by name.
         ValueError: a number out of range, by name.
 
-    Source: arXiv 2406.16858, section 4.
+    Source: arXiv 2406.16858, section 4; ``least`` is of this library.
     """
 
     width: int = 4
     depth: int = 5
     size: int = 16
+    least: float = 0.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "width", check_integer("width", self.width, 1, 64))
         object.__setattr__(self, "depth", check_integer("depth", self.depth, 1, 64))
         object.__setattr__(self, "size", check_integer("size", self.size, 1, MAX_NODES))
+        object.__setattr__(self, "least", check_number("least", self.least, 0, 1))
 
 
 @dataclass(frozen=True)
@@ -219,21 +229,25 @@ class TrieTree:
         depth: tokens of each chain.
         size: most nodes of the tree, which are given to the chains by their measured acceptance.
             None keeps all nodes.
+        least: with ``size``, nodes that are less likely to be committed are left out, but for the
+            first of a drafter.
 
     Raises:
-        TypeError: a size that is not an integer, by name.
+        TypeError: a size that is not an integer, or a probability that is no number, by name.
         ValueError: a number out of range, by name.
     """
 
     sequences: int = 4
     depth: int = 5
     size: int | None = None
+    least: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("sequences", "depth", "size"):
             value = getattr(self, name)
             if name != "size" or value is not None:
                 object.__setattr__(self, name, check_integer(name, value, 1, MAX_NODES))
+        object.__setattr__(self, "least", check_number("least", self.least, 0, 1))
 
 
 Layout = TreeSpec | EagleTree | TrieTree

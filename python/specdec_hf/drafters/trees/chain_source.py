@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,10 +24,13 @@ class Chains:
     Attributes:
         tokens: [B, K, L] int64, -1 after the end of a chain.
         distribution: that one chain was drawn from, or None.
+        values: [B, K, L], the probability that the drafter gives to each beginning of a chain, or
+            None where it gives none.
     """
 
     tokens: torch.Tensor
     distribution: SampledDraft | None = None
+    values: NDArray[np.float64] | None = None
 
 
 class ChainSource:
@@ -105,18 +110,20 @@ class TreeSource:
                 f"{name}.propose must return tokens and parents on the host with TrieTree, "
                 f"got {draft.tokens.device} and {draft.parents.device}"
             )
-        paths = [
-            _leaf_paths(tokens, parents)
+        leaves = [
+            _leaf_nodes(tokens, parents)
             for tokens, parents in zip(draft.tokens.tolist(), draft.parents.tolist(), strict=True)
         ]
-        most = max(map(len, paths))
+        most = max(map(len, leaves))
         if most == 0:
             return None
-        chains = np.full((len(paths), most, draft.depth), -1, dtype=np.int64)
-        for b, leaves in enumerate(paths):
-            for k, path in enumerate(leaves):
-                chains[b, k, : len(path)] = path
-        return Chains(torch.from_numpy(chains))
+        nodes = np.full((len(leaves), most, draft.depth), -1)
+        for b, paths in enumerate(leaves):
+            for k, path in enumerate(paths):
+                nodes[b, k, : len(path)] = path
+        chains = np.where(nodes < 0, -1, _at(draft.tokens, nodes))
+        values = None if draft.scores is None else np.exp(_at(draft.scores.double(), nodes))
+        return Chains(torch.from_numpy(chains), values=values)
 
     def observe(self, history: History, candidates: Candidates) -> None:
         """Tell the drafter of a round's candidates, in the rows of its own tree."""
@@ -143,20 +150,30 @@ def agreement(chains: NDArray[np.int64], committed: NDArray[np.int64]) -> NDArra
     return lengths
 
 
-def _paths(tokens: list[int], parents: list[int]) -> dict[int, tuple[int, ...]]:
-    """The tokens from the root, which is -1, to each present node of one tree."""
+def _paths(
+    tokens: list[int], parents: list[int], labels: Sequence[int] | None = None
+) -> dict[int, tuple[int, ...]]:
+    """The tokens, or other labels, from the root, which is -1, to each present node of one tree."""
+    labels = tokens if labels is None else labels
     paths: dict[int, tuple[int, ...]] = {-1: ()}
     for n, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
         if token >= 0 and parent in paths:
-            paths[n] = (*paths[parent], token)
+            paths[n] = (*paths[parent], labels[n])
     return paths
 
 
-def _leaf_paths(tokens: list[int], parents: list[int]) -> list[tuple[int, ...]]:
-    """The tokens from the root to each leaf of one tree, leaves in the order of their numbers."""
-    paths = _paths(tokens, parents)
+def _leaf_nodes(tokens: list[int], parents: list[int]) -> list[tuple[int, ...]]:
+    """The nodes from the root to each leaf of one tree, leaves in the order of their numbers."""
+    paths = _paths(tokens, parents, range(len(tokens)))
     inner = {parents[n] for n in paths if n >= 0}
     return [path for n, path in paths.items() if n >= 0 and n not in inner]
+
+
+def _at(values: torch.Tensor, nodes: NDArray[np.int64]) -> NDArray[Any]:
+    """The values [B, N] of the nodes of each path [B, K, L]; anything where there is none."""
+    batch_size = len(nodes)
+    taken = np.maximum(nodes, 0).reshape(batch_size, -1)
+    return np.take_along_axis(values.numpy(), taken, axis=1).reshape(nodes.shape)
 
 
 def _outcome(draft: TreeDraft, committed: NDArray[np.int64]) -> TreeOutcome:

@@ -102,8 +102,9 @@ class GrowingTreeDrafter(TreeDrafter):
                 1, frontier, torch.arange(begin, begin + width, device=draft.device).expand_as(root)
             )
             above.append(came_from)
+            paths = scores[-1].gather(1, frontier)
             logits = draft.feed(tokens[-1].gather(1, frontier), lengths, torch.cat(above, dim=1))
-            grown = expand_tree(logits, scores[-1].gather(1, frontier), width=width)
+            grown = expand_tree(logits, paths, width=width)
             parents.append((first + frontier).repeat_interleave(width, dim=1))
             first += tokens[-1].shape[1]
             tokens.append(draft.target_tokens(grown.tokens).flatten(1))
@@ -114,23 +115,28 @@ class GrowingTreeDrafter(TreeDrafter):
         depths = np.repeat(np.arange(1, levels + 1), [x.shape[1] for x in tokens])
         depths_ = torch.from_numpy(depths)[None].to(draft.device, non_blocking=True)
         candidates = mask_below_limits(candidates, depths_, limits)
+        all_scores = torch.cat(scores, dim=1)
         best = rerank_tree(
             candidates,
             torch.cat(parents, dim=1),
-            torch.cat(scores, dim=1),
+            all_scores,
             size=min(self.size, candidates.shape[1]),
         )
         carried = torch.cat(fed, dim=1).gather(1, best.nodes.clamp(min=0))
         carried = carried.masked_fill(best.nodes < 0, -1)
         device = self._context.model.device
         return TreeDraft(
-            best.tokens.to(device), best.parents.to(device), levels, carried=carried.to(device)
+            best.tokens.to(device),
+            best.parents.to(device),
+            levels,
+            carried=carried.to(device),
+            scores=all_scores.gather(1, best.nodes.clamp(min=0)).to(device),
         )
 
     def _is_grown(
         self, scores: list[torch.Tensor], frontier: torch.Tensor, deeper: NDArray[np.bool_]
     ) -> bool:
-        """Whether no deeper node can be among the most likely candidates.
+        """Whether a deeper level is not worth a forward of the draft model, or can give no node.
 
         A node is at most as likely as its parent, and of equally likely ones the less deep is
         proposed. On a GPU the host would have to wait for the answer, so all levels are drafted.
@@ -141,11 +147,13 @@ class GrowingTreeDrafter(TreeDrafter):
             deeper: [B], the sequences that may draft another level.
         """
         so_far = torch.cat(scores, dim=1)
-        if so_far.device.type != "cpu" or so_far.shape[1] < self.size:
+        if so_far.device.type != "cpu":
             return False
-        least = so_far.topk(self.size, dim=1).values[:, -1]
-        best = scores[-1].gather(1, frontier).amax(dim=1)
-        return not bool(((best > least) & torch.from_numpy(deeper)).any())
+        paths = scores[-1].gather(1, frontier)
+        goes_on = torch.from_numpy(deeper) & (paths.exp().sum(dim=1) >= self.layout.least)
+        if so_far.shape[1] >= self.size:
+            goes_on &= paths.amax(dim=1) > so_far.topk(self.size, dim=1).values[:, -1]
+        return not bool(goes_on.any())
 
     def commit(self, lengths: NDArray[np.int64], outcome: TreeOutcome | None) -> None:
         if outcome is None:

@@ -28,6 +28,7 @@ class NodeBudget:
     """
 
     def __init__(self, ranks: list[int], batch_size: int) -> None:
+        self._ranks = ranks
         prior = PRIOR * PRIOR_OF_NEXT ** np.array(ranks, dtype=np.float64)
         shape = (batch_size, len(ranks), DEPTHS)
         self._tried = np.full(shape, PRIOR_ROUNDS)
@@ -38,7 +39,15 @@ class NodeBudget:
         shares: NDArray[np.float64] = self._accepted / self._tried
         return shares
 
-    def cut(self, chains: NDArray[np.int64], size: int, *, merge: bool = True) -> NDArray[np.int64]:
+    def cut(
+        self,
+        chains: NDArray[np.int64],
+        size: int,
+        *,
+        merge: bool = True,
+        values: NDArray[np.float64] | None = None,
+        least: float = 0.0,
+    ) -> NDArray[np.int64]:
         """Chains [B, K, L] with -1 after the tokens that ``size`` nodes have room for.
 
         Args:
@@ -47,17 +56,24 @@ class NodeBudget:
             merge: whether equal prefixes share their nodes. False for chains that are drawn: what
                 is kept then depends on how long they are, and never on which tokens they hold.
                 Otherwise a token would be left out because of its value, and the text be biased.
+            values: [B, K, L], what the drafter itself says of each node; NaN takes the measured
+                acceptance. Only with ``merge``.
+            least: nodes of less value are left out, but for the first of a drafter, whose
+                acceptance could not be measured again otherwise.
         """
         cut = chains.copy()
         depths = np.minimum(np.arange(chains.shape[2]), DEPTHS - 1)
-        values = np.cumprod(self.acceptance()[:, :, depths], axis=2)
+        worth = np.cumprod(self.acceptance()[:, :, depths], axis=2)
+        if values is not None and merge:
+            worth = np.where(np.isnan(values), worth, values)
         ends = np.minimum.accumulate(chains >= 0, axis=2).sum(axis=2)
         for b in range(len(chains)):
             nodes: set[Any] = set()
             kept = np.zeros(chains.shape[1], dtype=np.int64)
-            order = np.argsort(-values[b], axis=None, kind="stable")
-            for k, depth in zip(*np.unravel_index(order, values[b].shape), strict=True):
-                if depth >= ends[b, k]:
+            order = np.argsort(-worth[b], axis=None, kind="stable")
+            for k, depth in zip(*np.unravel_index(order, worth[b].shape), strict=True):
+                first = depth == 0 and self._ranks[k] == 0
+                if depth >= ends[b, k] or (worth[b, k, depth] < least and not first):
                     continue
                 node = tuple(chains[b, k, : depth + 1].tolist()) if merge else (k, depth)
                 if node in nodes or len(nodes) < size:

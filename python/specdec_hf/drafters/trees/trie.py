@@ -93,17 +93,23 @@ class TrieDrafter(TreeDrafter):
         on_host = all(chains.device.type == "cpu" for chains in given)
         device = torch.device("cpu") if on_host else target
         chains = torch.full((len(limits), len(self._ranks), depth), -1, device=device)
+        values = np.full(chains.shape, np.nan)  # where a drafter knows them
         for answer, chain_range in zip(answers, self._chain_ranges(), strict=True):
             if answer is not None:
                 drafted = answer.tokens[:, :, :depth]
                 first, (_, count, size) = chain_range.start, drafted.shape
                 chains[:, first : first + count, :size] = drafted.to(device)
+                if answer.values is not None:
+                    values[:, first : first + count, :size] = answer.values[:, :, :depth]
         bounds = torch.from_numpy(limits.copy()).to(device, non_blocking=True)
         too_deep = torch.arange(depth, device=device) >= bounds[:, None, None]
         chains = chains.masked_fill(too_deep, -1)
         merge = not reads_draft(self._context.rule)
         if on_host and self.layout.size is not None:
-            chains = torch.from_numpy(self._budget.cut(chains.numpy(), self.size, merge=merge))
+            cut = self._budget.cut(
+                chains.numpy(), self.size, merge=merge, values=values, least=self.layout.least
+            )
+            chains = torch.from_numpy(cut)
         trie = build_trie(chains, size=self.size, merge=merge)
         # The number of nodes is known where the trie is on the host. On a device it would take one
         # more read, so the tree keeps its largest size there.
