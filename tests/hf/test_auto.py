@@ -1,5 +1,8 @@
 """Drafter "auto": what it merges, and that its text is the target's."""
 
+import itertools
+import math
+
 import pytest
 import torch
 from specdec_hf import generate
@@ -8,6 +11,7 @@ from specdec_hf.drafters.trees import auto
 from specdec_hf.drafters.trees.auto import AutoDrafter
 from specdec_hf.heads.files import save_head
 from specdec_hf.heads.shipped import HEAD_FOLDER
+from specdec_hf.schedules.benefit_guard import BenefitGuard
 from support import hf_models
 from support.heads import head_for
 from support.hf_models import one_thread  # noqa: F401  # autouse here
@@ -99,3 +103,19 @@ def test_the_drafts_of_a_head_are_no_time_of_the_loop(target, tmp_path):
     assert drafts_on_host("auto", AutoDrafter(), target)
     save_head(head_for(target), tmp_path / HEAD_FOLDER, torch.float32)
     assert not drafts_on_host("auto", AutoDrafter(), target)
+
+
+def test_the_first_call_with_a_head_drafts_at_once(target, tmp_path, monkeypatch):
+    """Without a benefit to expect, drafts wait until the text has earned what they may lose."""
+    save_head(head_for(target, noise=0.1), tmp_path / HEAD_FOLDER, torch.float32)
+    ticks = itertools.count()  # each look at the clock takes as long, so that all rounds do
+
+    def begins():
+        guard = BenefitGuard(max_loss=0.02)
+        out = run(target, "auto", guard=guard, clock=lambda: float(next(ticks)), max_new_tokens=400)
+        drafting = (n for n, record in enumerate(out.stats.round_log) if any(record.drafted))
+        return next(drafting, math.inf)
+
+    assert begins() == 2  # after one round to compare with
+    monkeypatch.setattr(auto, "BENEFIT_OF_HEAD", None)
+    assert begins() > 2

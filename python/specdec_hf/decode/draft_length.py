@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -106,9 +107,12 @@ class DraftLengthPolicy:
         self._note_what_texts_depend_on()
 
     def _earlier_measurements(self) -> Measurements:
-        if not self.remembers:
-            return Measurements()
-        return recall(self.model, self.drafts, self.shape)
+        earlier = Measurements()
+        if self.remembers:
+            earlier = recall(self.model, self.drafts, self.shape)
+        if earlier.benefit is None and self.drafter is not None:
+            earlier = replace(earlier, benefit=self.drafter.expected_benefit)
+        return earlier
 
     def _note_what_texts_depend_on(self) -> None:
         if not reads_draft(self.rule):

@@ -66,11 +66,15 @@ class DrafterBase:
             is not called.
         relative_cost: about how many forwards of the target a draft step takes, for the benefit
             guard before it has measured one; set in `start`.
+        expected_benefit: tokens a second over those of plain decoding that the benefit guard goes
+            by in the first call, or None: drafts then wait until a text has earned what they may
+            lose.
     """
 
     name = "custom"
     candidates = 0
     relative_cost = 0.0
+    expected_benefit: float | None = None
 
     @classmethod
     def from_text(cls, text: str) -> Self:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 CHAINS, DEPTH, NODES = 4, 5, 15
 # A node costs about 4 % of the time of a token, and a level of the head's tree 15 %.
 HEAD_TREE = EagleTree(width=4, depth=DEPTH, size=12, least=0.15)
+BENEFIT_OF_HEAD = 1.2  # at least, of a head that was trained for the target
 TREE = TrieTree(CHAINS, DEPTH, NODES, least=0.04)
 
 
@@ -67,6 +68,7 @@ class AutoDrafter(TreeDrafter):
         self._merged.start(context)
         self.chosen = self._merged.name
         self.relative_cost = self._merged.relative_cost
+        self.expected_benefit = None if head is None else BENEFIT_OF_HEAD
 
     def propose(self, history: History, limits: NDArray[np.int64]) -> TreeDraft | None:
         return self._merged.propose(history, limits)
