@@ -198,6 +198,26 @@ def test_a_forward_that_raises_hands_over_to_the_model(llama, monkeypatch):
         output = decode(llama, (9,), compile=True)
     assert torch.equal(output.sequences, eager.sequences)
     assert "broken" in output.stats.compiled.eager
+    assert any("runs eagerly" in note and "broken" in note for note in output.stats.notes)
+
+
+def test_a_model_that_fails_to_compile_is_tried_again_after_its_weights_change(monkeypatch):
+    model, tries = build("llama"), []
+
+    def failing(self, *_):
+        tries.append(1)
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr(compiled.CompiledForward, "_difference", failing)
+    for _ in range(3):
+        with pytest.warns(UserWarning, match="torch.compile raised RuntimeError: no compiler"):
+            decode(model, (9,), compile=True)
+    assert len(tries) == 1
+    with torch.no_grad():
+        model.lm_head.weight.mul_(2)
+    with pytest.warns(UserWarning, match="no compiler"):
+        decode(model, (9,), compile=True)
+    assert len(tries) == 2
 
 
 def halve(module):

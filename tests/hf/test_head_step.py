@@ -98,6 +98,10 @@ def test_a_step_never_sees_all_slots(head):
     assert keys.shape[2] == values.shape[2] > 8
 
 
+def eagerly(step, **inputs):
+    return step(**inputs)
+
+
 def without_compiler(layer, *args, **kwargs):
     raise RuntimeError("no C++ compiler")
 
@@ -129,6 +133,48 @@ def test_a_wrong_graph_is_found_once_its_logits_are_compared(target, head, monke
     assert torch.equal(checked.sequences, decode(target, Eagle3Drafter(head)).sequences)
 
 
+def wrong_rows(self, x):
+    """Negative control: a packed layer that gives the rows of its product in another order."""
+    return torch.nn.functional.linear(x, self.weight, self.bias).flip(-1)
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_a_head_does_not_draft_on_wrong_packed_weights(check, target, head, monkeypatch):
+    only_the_head(monkeypatch)
+    eager = decode(target, Eagle3Drafter(head))
+    monkeypatch.setattr(compiled_step.LayerGraphs, "of", lambda self, layer: eagerly)
+    monkeypatch.setattr(PackedLinear, "forward", wrong_rows)
+    if not check:
+        fast = decode(target, Eagle3Drafter(head), compile=True, self_check=False)
+        assert fast.stats.accepted < eager.stats.accepted  # so that the test below can fail
+        return
+    drafter = Eagle3Drafter(head)
+    for settings in ({}, {"self_check": False}):  # what was found is kept
+        with pytest.warns(UserWarning, match="eagerly: on packed weights its logits differ"):
+            fast = decode(target, drafter, compile=True, **settings)
+        assert torch.equal(fast.sequences, eager.sequences)
+        assert (fast.stats.drafted, fast.stats.accepted) == (
+            eager.stats.drafted, eager.stats.accepted,
+        )  # fmt: skip
+
+
+def test_what_failed_is_not_compiled_again_in_each_call(target, head, monkeypatch):
+    only_the_head(monkeypatch)
+    tries = []
+
+    def failing(layer, **inputs):
+        tries.append(1)
+        raise RuntimeError("no C++ compiler")
+
+    monkeypatch.setattr(compiled_step.LayerGraphs, "of", lambda self, layer: failing)
+    drafter = Eagle3Drafter(head)
+    for _ in range(3):
+        with pytest.warns(UserWarning, match="no C.. compiler"):
+            fast = decode(target, drafter, compile=True)
+        assert any("head runs eagerly" in note for note in fast.stats.notes)
+    assert len(tries) == 1
+
+
 def test_a_graph_that_fails_in_a_round_hands_over_to_the_packed_step(target, head, monkeypatch):
     only_the_head(monkeypatch)
     calls = []
@@ -145,14 +191,13 @@ def test_a_graph_that_fails_in_a_round_hands_over_to_the_packed_step(target, hea
     eager = decode(target, Eagle3Drafter(head))
     assert torch.equal(fast.sequences, eager.sequences)
     assert fast.stats.accepted == eager.stats.accepted
+    assert any("RuntimeError: broken" in note for note in fast.stats.notes)
 
 
 @pytest.mark.parametrize("part", ["target", "head"])
 def test_a_changed_weight_is_packed_again(part, monkeypatch):
     only_the_head(monkeypatch)
-    monkeypatch.setattr(
-        compiled_step.LayerGraphs, "of", lambda self, layer: lambda step, **inputs: step(**inputs)
-    )
+    monkeypatch.setattr(compiled_step.LayerGraphs, "of", lambda self, layer: eagerly)
     target = hf_models.build("llama", layers=4)
     head = head_for(target)
     drafter = Eagle3Drafter(head)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
@@ -42,7 +43,7 @@ class Compiled(Protocol):
 
     @property
     def graphs(self) -> int:
-        """How many were made."""
+        """The number of graphs that were made."""
         ...
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -51,10 +52,19 @@ class Compiled(Protocol):
 
 
 class CompiledCall:
-    """A compiled forward in one call: it counts graphs, and runs the model where it fails."""
+    """A compiled forward in one call: it counts graphs, and runs the model where it fails.
 
-    def __init__(self, model: Any, forward: Compiled, stats: CompileStats) -> None:
-        self.model, self.forward, self.stats = model, forward, stats
+    Args:
+        model: what runs after a failure.
+        forward: in its place.
+        stats: of the call.
+        note: told of a failure.
+    """
+
+    def __init__(
+        self, model: Any, forward: Compiled, stats: CompileStats, note: Callable[[str], None]
+    ) -> None:
+        self.model, self.forward, self.stats, self.note = model, forward, stats, note
 
     def __call__(self, **inputs: Any) -> Any:
         if not self.stats.eager:
@@ -65,13 +75,21 @@ class CompiledCall:
                 raise
             except Exception as error:
                 run_eagerly(self.model, self.stats, f"a compiled forward raised {one_line(error)}")
+                self.note(f"{type(self.model).__name__} runs eagerly: {self.stats.eager}")
             finally:
                 self.stats.graphs = self.forward.graphs
                 self.stats.recompilations += self.forward.graphs - before
         return self.model(**inputs)
 
 
-def use_compiled(model: Any, cache: RollbackCache, *, tree: bool, check: bool) -> CompileStats:
+def use_compiled(
+    model: Any,
+    cache: RollbackCache,
+    *,
+    tree: bool,
+    check: bool,
+    note: Callable[[str], None],
+) -> CompileStats:
     """Let the forwards through a cache run compiled, or warn why they run eagerly.
 
     Args:
@@ -79,6 +97,7 @@ def use_compiled(model: Any, cache: RollbackCache, *, tree: bool, check: bool) -
         cache: empty, or filled by a prefill.
         tree: whether trees will be fed.
         check: whether the first use of a model compares logits with the model's own.
+        note: told of a forward that fails later in the call.
     """
     stats = CompileStats()
     if not isinstance(cache, SpecCache):
@@ -95,7 +114,7 @@ def use_compiled(model: Any, cache: RollbackCache, *, tree: bool, check: bool) -
     if reason is not None:
         run_eagerly(model, stats, reason)
         return stats
-    cache.compiled = CompiledCall(model, forward, stats)
+    cache.compiled = CompiledCall(model, forward, stats, note)
     cache.widths = cache.widths or Widths()
     cache.omits_mask = frozenset()
     return stats

@@ -12,6 +12,7 @@ import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -41,6 +42,23 @@ BACKEND = "inductor"  # of torch.compile
 _forwards: weakref.WeakKeyDictionary[Any, CompiledForward] = weakref.WeakKeyDictionary()
 
 
+@dataclass(frozen=True)
+class WarmUp:
+    """The outcome of a warm-up.
+
+    Attributes:
+        reason: why there are no graphs, or None.
+        checked: whether logits were compared.
+    """
+
+    reason: str | None
+    checked: bool
+
+    def settles(self, check: bool) -> bool:
+        """Whether a call, with or without a comparison of logits, needs no other warm-up."""
+        return self.reason is not None or self.checked or not check
+
+
 class CompiledForward:
     """Runs forwards over the buffers of a `SpecCache`, in the place of a model.
 
@@ -61,7 +79,7 @@ class CompiledForward:
         self._twin.eval()
         # Keys and values [1, H, 0, D] of each layer; None for one without a cache of its own.
         self._like: list[tuple[torch.Tensor, torch.Tensor] | None] = []
-        self._warm: dict[tuple[bool, bool], bool] = {}  # whether logits were compared
+        self._warm: dict[tuple[bool, bool], WarmUp] = {}
         self._lock = threading.RLock()  # the place and the buffers are those of one forward
 
     def _replace(self, number: int, layer: Any) -> Any:
@@ -108,15 +126,18 @@ class CompiledForward:
             check: whether logits are compared.
 
         Returns:
-            Why this forward does not serve such a call, or None.
+            Why this forward does not serve such a call, or None. A reason is kept until a packed
+            weight changes, so that what failed is not compiled again in each call.
         """
-        for layer in self._packed:
-            layer.refresh()
+        changed = [layer.refresh() for layer in self._packed]
+        if any(changed):
+            self._warm = {key: made for key, made in self._warm.items() if made.reason is None}
         key = (padded, tree)
         if model.training:
             return "it is in training mode"
-        if key in self._warm and (self._warm[key] or not check):
-            return None
+        known = self._warm.get(key)
+        if known is not None and known.settles(check):
+            return known.reason
         started = time.perf_counter()
         try:
             # In this order: a check of another thread runs forwards while it holds the model.
@@ -125,11 +146,10 @@ class CompiledForward:
         except PASSING:
             raise
         except Exception as error:
-            return f"torch.compile raised {one_line(error)}"
+            reason = f"torch.compile raised {one_line(error)}"
         finally:
             self.seconds += time.perf_counter() - started
-        if reason is None:
-            self._warm[key] = check
+        self._warm[key] = WarmUp(reason, check)
         return reason
 
     def _difference(self, model: Any, padded: bool, tree: bool, check: bool) -> str | None:

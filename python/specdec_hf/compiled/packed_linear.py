@@ -64,8 +64,8 @@ class PackedLinear(torch.nn.Module):
         y: torch.Tensor = _op(x, self.weight, self.bias)
         return y
 
-    def refresh(self) -> None:
-        """Pack the weight again if it has changed since the last time.
+    def refresh(self) -> bool:
+        """Pack the weight again if it has changed since the last time, and say whether it has.
 
         Writes to ``weight.data``, as libraries make that merge adapters, leave the address and
         the version of a weight as they are, so the contents are compared too.
@@ -74,7 +74,7 @@ class PackedLinear(torch.nn.Module):
         state = (_place_of(weight), weight._version)
         contents = _digest(weight.detach())
         if state == self._state and torch.equal(contents, self._contents):
-            return
+            return False
         if self._state is not None:
             self._forget()
         with torch.inference_mode(False), torch.no_grad():
@@ -84,6 +84,7 @@ class PackedLinear(torch.nn.Module):
         self._held, self._state = weight.detach(), state
         self._contents = contents
         self._forget = weakref.finalize(self, _forget, state[0], copy)
+        return True
 
 
 def _digest(weight: torch.Tensor) -> torch.Tensor:

@@ -212,7 +212,9 @@ def _choose_forwards(plan: _Plan, cache: RollbackCache, stats: SpecStats) -> Non
         fix_width(model, cache, options.fixed_width)
     if options.compile:
         tree = isinstance(plan.drafter, TreeDrafter)
-        stats.compiled = use_compiled(model, cache, tree=tree, check=options.self_check)
+        stats.compiled = use_compiled(
+            model, cache, tree=tree, check=options.self_check, note=stats.note
+        )
         if stats.compiled.eager:
             stats.note(f"{type(model).__name__} runs eagerly: {stats.compiled.eager}")
     if options.fixed_width is not None and options.self_check:

@@ -12,6 +12,7 @@ import threading
 import time
 import weakref
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,12 +22,14 @@ from specdec_hf.cache.own_logits import PASSING, one_line
 from specdec_hf.cache.widths import BUCKETS
 from specdec_hf.compiled import forward
 from specdec_hf.compiled.call import CompiledCall, CompileStats, run_eagerly
+from specdec_hf.compiled.forward import WarmUp
 from specdec_hf.compiled.layers import LayerForward, LayerGraphs
 from specdec_hf.compiled.packed_linear import PackedLinear
 from specdec_hf.compiled.twin import packed_copy
 from specdec_hf.heads.eagle3 import Eagle3Head
 from specdec_hf.heads.step import Eagle3Step
 
+PAIRS = (1, 5)  # of a sequence: each has a graph
 _steps: weakref.WeakKeyDictionary[Eagle3Head, CompiledStep] = weakref.WeakKeyDictionary()
 _graphs_of: Counter[LayerForward] = Counter()
 
@@ -43,15 +46,18 @@ class CompiledStep:
         head: whose weights no longer change.
 
     Attributes:
-        packed: the step without a graph.
+        packed: the step on packed weights, without a graph.
+        eager: what drafts where graphs do not: ``packed``, or the step on the head's own weights
+            where logits of ``packed`` were found to be wrong.
         seconds: how long the warm-ups took.
     """
 
     def __init__(self, head: Eagle3Head) -> None:
         self.packed: Any = packed_copy(Eagle3Step(head), dict[int, PackedLinear]())
+        self.eager = self.packed
         self.seconds = 0.0
         self._run = _step_graphs(self.packed.dtype, forward.BACKEND).of(self.packed)
-        self._warm: dict[bool, bool] = {}  # whether logits were compared
+        self._warm: dict[bool, WarmUp] = {}
         self._lock = threading.Lock()
 
     @property
@@ -76,11 +82,13 @@ class CompiledStep:
             check: whether logits are compared.
 
         Returns:
-            Why this step does not serve such a call, or None.
+            Why this step does not serve such a call, or None. A reason is kept, so that what failed
+            is not compiled again in each call.
         """
         with self._lock:
-            if several in self._warm and (self._warm[several] or not check):
-                return None
+            known = self._warm.get(several)
+            if known is not None and known.settles(check):
+                return known.reason
             started = time.perf_counter()
             try:
                 with forward.compile_settings(), torch.inference_mode():
@@ -88,36 +96,45 @@ class CompiledStep:
             except PASSING:
                 raise
             except Exception as error:
-                return f"torch.compile raised {one_line(error)}"
+                reason = f"torch.compile raised {one_line(error)}"
             finally:
                 self.seconds += time.perf_counter() - started
-            if reason is None:
-                self._warm[several] = check
+            self._warm[several] = WarmUp(reason, check)
             return reason
 
     def _difference(self, own: Eagle3Step, batch_size: int, check: bool) -> str | None:
-        tolerance = tolerance_of(own)
-        for pairs in (1, 5):
-            inputs = _inputs(own, batch_size, pairs)
-            _, got = self(**inputs)
-            if check:
-                _, want = own(**_inputs(own, batch_size, pairs))
-                difference = float(distance(got.float(), want.float()).max())
-                if not difference <= tolerance:
-                    return (
-                        "its logits differ from the head's own "
-                        f"{beyond_rounding(difference, tolerance)}"
-                    )
+        if check and (reason := _difference(self.packed, own, batch_size)):
+            self.eager = own
+            return f"on packed weights {reason}"
+        if check:
+            return _difference(self, own, batch_size)
+        for pairs in PAIRS:
+            self(**_inputs(own, batch_size, pairs))
         return None
 
 
-def compiled_step(head: Eagle3Head, *, several: bool, check: bool) -> CompiledCall:
+def _difference(step: Any, own: Eagle3Step, batch_size: int) -> str | None:
+    """How logits of a step differ from those of the head's own, or None."""
+    tolerance = tolerance_of(own)
+    for pairs in PAIRS:
+        _, got = step(**_inputs(own, batch_size, pairs))
+        _, want = own(**_inputs(own, batch_size, pairs))
+        difference = float(distance(got.float(), want.float()).max())
+        if not difference <= tolerance:
+            return f"its logits differ from the head's own {beyond_rounding(difference, tolerance)}"
+    return None
+
+
+def compiled_step(
+    head: Eagle3Head, *, several: bool, check: bool, note: Callable[[str], None]
+) -> CompiledCall:
     """The compiled step of a head for one call; ``stats.eager`` says why it has no graph.
 
     Args:
         head: whose weights no longer change.
         several: whether the call has several sequences.
         check: whether the first use of a head compares logits with its own.
+        note: told why the call has no graph from a failure on.
     """
     made = _steps.get(head)
     if made is None:
@@ -127,8 +144,8 @@ def compiled_step(head: Eagle3Head, *, several: bool, check: bool) -> CompiledCa
     reason = made.warm_up(head, several=several, check=check)
     stats = CompileStats(made.graphs, made.seconds - before)
     if reason is not None:
-        run_eagerly(made.packed, stats, reason)
-    return CompiledCall(made.packed, made, stats)
+        run_eagerly(made.eager, stats, reason)
+    return CompiledCall(made.eager, made, stats, note)
 
 
 @functools.cache

@@ -55,7 +55,9 @@ class HeadDraft:
         self._step = Eagle3Step(head)
         self._compiled: CompiledCall | None = None
         if context.compile:
-            call = compiled_step(head, several=context.batch_size > 1, check=context.self_check)
+            call = compiled_step(
+                head, several=context.batch_size > 1, check=context.self_check, note=context.note
+            )
             self._step = call.model
             context.report_compiled("head", call.stats)
             if not call.stats.eager:

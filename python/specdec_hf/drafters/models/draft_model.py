@@ -66,7 +66,9 @@ class DraftModel:
         for note in notes:
             context.note(f"draft model {note}")
         if context.compile:
-            made = use_compiled(model, self.cache, tree=tree, check=context.self_check)
+            made = use_compiled(
+                model, self.cache, tree=tree, check=context.self_check, note=context.note
+            )
             context.report_compiled(f"draft model {type(model).__name__}", made)
         self.sampler = RowSampler(context, self.device)
         self._context_length = context_length(model)
