@@ -7,6 +7,7 @@ from pathlib import Path
 from specdec_hf.drafters.context import DraftContext
 from specdec_hf.drafters.heads.head_draft import HeadDraft
 from specdec_hf.drafters.heads.head_drafter import HeadDrafter
+from specdec_hf.drafters.heads.placed import PlacedHead
 from specdec_hf.drafters.trees.eagle import GrowingTreeDrafter
 from specdec_hf.heads.eagle3 import Eagle3Head
 from specdec_hf.heads.files import load_head
@@ -17,7 +18,8 @@ class Eagle3Drafter(HeadDrafter[Eagle3Head], GrowingTreeDrafter):
     """A trained head that reads the target's hidden states; see `specdec_hf.heads.eagle3`.
 
     Args:
-        head: an `Eagle3Head`, or the folder of one. It is not changed.
+        head: an `Eagle3Head`, or the folder of one. It is not changed. A `PlacedHead` shares its
+            copy with other drafters.
         layout: size of the tree.
 
     Raises:
@@ -30,7 +32,11 @@ class Eagle3Drafter(HeadDrafter[Eagle3Head], GrowingTreeDrafter):
     name = "eagle3"
     kind, load = Eagle3Head, staticmethod(load_head)
 
-    def __init__(self, head: Eagle3Head | str | Path, layout: EagleTree | None = None) -> None:
+    def __init__(
+        self,
+        head: Eagle3Head | PlacedHead[Eagle3Head] | str | Path,
+        layout: EagleTree | None = None,
+    ) -> None:
         super().__init__(head)
         GrowingTreeDrafter.__init__(self, EagleTree() if layout is None else layout)
 

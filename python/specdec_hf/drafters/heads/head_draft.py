@@ -44,7 +44,6 @@ class HeadDraft:
         self.context = context
         self.relative_cost = head.share_of(context.model)
         self.sampler = RowSampler(context, self.device)
-        self.cache: Any = self  # drafts of a chain are fed through `forward`
         self.lengths: Lengths = np.zeros(context.batch_size, dtype=np.int64)
         self._full = full_vocabulary
         self._embed = head.embed(context.model)
@@ -64,6 +63,11 @@ class HeadDraft:
                 self._compiled = call
         self._context_length = context_length(context.model)
         self._hidden = torch.empty(0)  # [B, n, H] of the root and of the drafts fed in this round
+
+    @property
+    def cache(self) -> Any:
+        """Itself: drafts of a chain are fed through `forward`."""
+        return self
 
     def room(self, history: History, limits: NDArray[np.int64] | int) -> NDArray[np.int64]:
         """[B], how many of ``limits`` tokens each sequence can draft.

@@ -18,7 +18,8 @@ class HeadDrafter(DrafterBase, Generic[H]):
     """Base class beside that of chain or tree drafters; override `draft_with`.
 
     Args:
-        head: one of `kind`, or the folder of one. It is not changed.
+        head: one of `kind`, or the folder of one. It is not changed. A `PlacedHead` shares its copy
+            with other drafters.
 
     Attributes:
         kind: the class of heads.
@@ -32,8 +33,11 @@ class HeadDrafter(DrafterBase, Generic[H]):
     kind: type[H]
     load: Callable[[str | Path], H]
 
-    def __init__(self, head: H | str | Path) -> None:
-        self._head = PlacedHead(head, self.kind, self.load)
+    def __init__(self, head: H | PlacedHead[H] | str | Path) -> None:
+        if isinstance(head, PlacedHead):
+            self._head: PlacedHead[H] = head
+        else:
+            self._head = PlacedHead(head, self.kind, self.load)
 
     @classmethod
     def from_text(cls, text: str) -> Self:

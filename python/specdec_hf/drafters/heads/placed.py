@@ -65,7 +65,8 @@ class PlacedHead(Generic[H]):
         weight = model.get_output_embeddings().weight
         ours = (*self.head.parameters(), *self.head.buffers())
         state = model.device, *(state_of(x) for x in (weight, *ours))
-        if self._copy is None or self._copy[0] is not weight or self._copy[1] != state:
+        copied = self._copy  # another thread may replace it
+        if copied is None or copied[0] is not weight or copied[1] != state:
             # Weights made in inference mode would count no changes, and would not be packed.
             with torch.inference_mode(False):
                 placed = copy.deepcopy(self.head).to(model.device, weight.dtype)
@@ -74,5 +75,5 @@ class PlacedHead(Generic[H]):
                 placed.tokens = self.head.tokens.to(model.device)
                 if not placed.own_lm_head:
                     placed.borrow(model)
-            self._copy = (weight, state, placed.eval().requires_grad_(False))
-        return self._copy[2]
+            self._copy = copied = (weight, state, placed.eval().requires_grad_(False))
+        return copied[2]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from specdec_hf.drafters.context import Candidates, DraftContext, History
 from specdec_hf.drafters.drafter import Drafter
 from specdec_hf.drafters.heads.eagle3 import Eagle3Drafter
+from specdec_hf.drafters.heads.placed import PlacedHead
 from specdec_hf.drafters.model_free.prompt_lookup import PromptLookupDrafter
 from specdec_hf.drafters.model_free.suffix_automaton import SuffixAutomatonDrafter
 from specdec_hf.drafters.tree_drafter import TreeDraft, TreeDrafter, TreeOutcome
@@ -29,6 +30,11 @@ CHAINS, DEPTH, NODES = 4, 5, 15
 HEAD_TREE = EagleTree(width=4, depth=DEPTH, size=12, least=0.15)
 BENEFIT_OF_HEAD = 1.2  # at least, of a head that was trained for the target
 TREE = TrieTree(CHAINS, DEPTH, NODES, least=0.04)
+
+# By target: its head, with the folder and files that it was read from. All calls draft with the
+# same copy, so that only the first one makes it, packs it and compiles it.
+_Key = tuple[Path, tuple[tuple[str, int, int], ...]]
+_heads: WeakKeyDictionary[Any, tuple[_Key, PlacedHead[Eagle3Head]]] = WeakKeyDictionary()
 
 
 class AutoDrafter(TreeDrafter):
@@ -51,8 +57,6 @@ class AutoDrafter(TreeDrafter):
     def __init__(self) -> None:
         self.chosen = ""
         self._copying = [PromptLookupDrafter(), SuffixAutomatonDrafter()]
-        # The head that was read last, with its folder and when its files were changed.
-        self._head: tuple[tuple[Path, int], Eagle3Drafter] | None = None
 
     @classmethod
     def from_text(cls, text: str) -> Self:
@@ -63,7 +67,7 @@ class AutoDrafter(TreeDrafter):
         drafters: list[Drafter | TreeDrafter] = [*self._copying]
         head = self._head_of(context.model)
         if head is not None:
-            drafters.insert(0, head)
+            drafters.insert(0, Eagle3Drafter(head, HEAD_TREE))
         self._merged = TrieDrafter(drafters, TREE)
         self._merged.start(context)
         self.chosen = self._merged.name
@@ -83,24 +87,19 @@ class AutoDrafter(TreeDrafter):
         """Raise ValueError for a target's head that cannot be read or does not fit it."""
         head = self._head_of(model)
         if head is not None:
-            head.check_config(model.config)
+            head.on(model)
 
     def has_head(self, model: Any) -> bool:
         """Whether a target has a head; ValueError for one that cannot be read."""
         return self._head_of(model) is not None
 
-    def _head_of(self, model: Any) -> Eagle3Drafter | None:
+    def _head_of(self, model: Any) -> PlacedHead[Eagle3Head] | None:
         folder = head_for(model)
         if folder is None:
             return None
-        key = folder, max((file.stat().st_mtime_ns for file in folder.iterdir()), default=0)
-        if self._head is None or self._head[0] != key:
-            self._head = key, Eagle3Drafter(_read(*key), HEAD_TREE)
-        return self._head[1]
-
-
-@functools.lru_cache(maxsize=2)  # each call has a drafter of its own, and reads no file again
-def _read(folder: Path, changed: int) -> Eagle3Head:
-    """The head in a folder whose files were changed at this time."""
-    head: Eagle3Head = load_head(folder)
-    return head
+        files = sorted((file.name, file.stat()) for file in folder.iterdir())
+        key = folder, tuple((name, stat.st_mtime_ns, stat.st_size) for name, stat in files)
+        found = _heads.get(model)
+        if found is None or found[0] != key:
+            found = _heads[model] = key, PlacedHead(folder, Eagle3Head, load_head)
+        return found[1]

@@ -1,0 +1,95 @@
+"""All default calls with a target share one copy of its head, and nothing of a call outlives it."""
+
+import gc
+import os
+import weakref
+
+import pytest
+import torch
+from specdec_hf import generate
+from specdec_hf.compiled import forward
+from specdec_hf.compiled.call import CompileStats
+from specdec_hf.drafters.heads import compiled_step, eagle3
+from specdec_hf.drafters.heads.placed import PlacedHead
+from specdec_hf.drafters.trees.auto import AutoDrafter
+from specdec_hf.heads.eagle3 import Eagle3Head
+from specdec_hf.heads.files import load_head, save_head
+from specdec_hf.heads.shipped import HEAD_FOLDER
+from support import hf_models
+from support.heads import head_for
+from support.hf_models import one_thread  # noqa: F401  # autouse here
+
+
+@pytest.fixture
+def target(tmp_path):
+    """A model with a head beside it."""
+    model = hf_models.build("llama", vocab_size=11)
+    model.config._name_or_path = str(tmp_path)
+    save_head(head_for(model, noise=0.1), tmp_path / HEAD_FOLDER, torch.float32)
+    return model
+
+
+def run(target, **kwargs):
+    how = dict(max_new_tokens=8, guard=False, do_sample=False, return_dict_in_generate=True)
+    return generate(target, **hf_models.prompts((9,), vocab_size=11), **(how | kwargs))
+
+
+@pytest.mark.slow
+def test_the_second_call_compiles_no_head(target, monkeypatch):
+    monkeypatch.setattr(forward, "BACKEND", "aot_eager")
+    compiled_step._step_graphs.cache_clear()
+    monkeypatch.setattr("specdec_hf.decode.begin.use_compiled", lambda *_, **__: CompileStats())
+    first, second = (run(target, compile=True).stats.compiled.drafts[0] for _ in range(2))
+    assert first.seconds > 0
+    assert second.seconds == 0
+
+
+def test_the_state_of_a_call_dies_with_it(target, monkeypatch):
+    """It holds the target's cache."""
+    made = []
+
+    class Watched(eagle3.HeadDraft):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            made.append(weakref.ref(self))
+
+    monkeypatch.setattr(eagle3, "HeadDraft", Watched)
+    gc.disable()
+    try:
+        run(target)
+        assert [draft() for draft in made] == [None]
+    finally:
+        gc.enable()
+
+
+def test_the_copy_dies_with_its_target(tmp_path):
+    model = hf_models.build("llama", vocab_size=11)
+    model.config._name_or_path = str(tmp_path)
+    save_head(head_for(model), tmp_path / HEAD_FOLDER, torch.float32)
+    run(model)
+    copied = weakref.ref(AutoDrafter()._head_of(model).on(model))
+    assert copied() is not None
+    del model
+    gc.collect()
+    assert copied() is None
+
+
+def test_another_file_of_an_older_time_is_read_again(target, tmp_path):
+    kept = AutoDrafter()._head_of(target)
+    assert AutoDrafter()._head_of(target) is kept
+    folder = tmp_path / HEAD_FOLDER
+    save_head(head_for(target, noise=3.0), folder, torch.bfloat16)
+    for file in folder.iterdir():
+        os.utime(file, ns=(0, 0))
+    assert AutoDrafter()._head_of(target) is not kept
+
+
+def test_a_copy_that_another_thread_puts_in_place_is_not_returned(target):
+    class Raced(PlacedHead):
+        def __setattr__(self, name, value):
+            if name == "_copy" and value is not None:
+                value = (None, (), "of another target")
+            super().__setattr__(name, value)
+
+    placed = Raced(head_for(target), Eagle3Head, load_head)
+    assert isinstance(placed.on(target), Eagle3Head)
