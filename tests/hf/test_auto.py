@@ -9,6 +9,7 @@ from specdec_hf import generate
 from specdec_hf.cli.bench_configs import drafts_on_host
 from specdec_hf.drafters.trees import auto
 from specdec_hf.drafters.trees.auto import AutoDrafter
+from specdec_hf.heads import shipped
 from specdec_hf.heads.files import save_head
 from specdec_hf.heads.shipped import HEAD_FOLDER
 from specdec_hf.schedules.benefit_guard import BenefitGuard
@@ -16,6 +17,7 @@ from support import hf_models
 from support.heads import head_for
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 
+SAMPLED = {"do_sample": True, "seed": [1, 2, 3]}
 COPYING = "prompt_lookup, suffix_automaton"
 
 
@@ -67,28 +69,58 @@ def test_a_head_that_was_replaced_is_read_again(target, tmp_path):
     assert drafts[0] != drafts[1]
 
 
-def of_another_model(folder):
+def of_another_model(folder, monkeypatch):
     save_head(head_for(hf_models.build("llama", vocab_size=13)), folder)
 
 
-def without_files(folder):
+def without_files(folder, monkeypatch):
     folder.mkdir()
 
 
+def that_may_not_be_read(folder, monkeypatch):
+    folder.mkdir()
+
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(auto.Path, "iterdir", refuse)
+
+
+@pytest.mark.parametrize("how", [{}, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize(
     ("fault", "message"),
-    [(of_another_model, "a vocabulary of 13, got 11"), (without_files, r"config\.json")],
+    [
+        (of_another_model, "a vocabulary of 13, got 11"),
+        (without_files, r"config\.json"),
+        (that_may_not_be_read, "cannot read the head of the target: .*Permission denied"),
+    ],
 )
 def test_a_wrong_head_is_refused_by_name_and_a_default_call_goes_on_without(
-    target, tmp_path, fault, message
+    target, tmp_path, monkeypatch, fault, message, how
 ):
-    fault(tmp_path / HEAD_FOLDER)
+    before = run(target, "auto", **how)
+    fault(tmp_path / HEAD_FOLDER, monkeypatch)
     with pytest.raises(ValueError, match=message) as refused:
-        run(target, AutoDrafter())
-    out = run(target, "auto")
-    assert out.stats.drafter == "suffix_automaton"
-    assert any(str(refused.value) in note for note in out.stats.notes)
-    assert out.sequences.tolist() == run(target, None).sequences.tolist()
+        run(target, AutoDrafter(), **how)
+    out = run(target, "auto", **how)
+    assert (out.stats.drafter, out.stats.rule) == ("auto", before.stats.rule)
+    assert out.stats.notes == [f"drafter 'auto' drafts without the model's head: {refused.value}"]
+    assert out.sequences.tolist() == before.sequences.tolist()
+    assert drafts_on_host("auto", AutoDrafter(), target)
+
+
+def test_a_target_without_a_name_has_no_head(target):
+    target.config._name_or_path = None
+    assert not AutoDrafter().has_head(target)
+
+
+def test_no_head_drafts_on_an_accelerator(target, tmp_path, monkeypatch):
+    """Its trees would be on the device, and cannot be merged with copied text."""
+    save_head(head_for(target), tmp_path / HEAD_FOLDER, torch.float32)
+    assert AutoDrafter().has_head(target)
+    for device in ("cuda:0", "mps"):
+        monkeypatch.setattr(type(target), "device", torch.device(device))
+        assert not AutoDrafter().has_head(target)
 
 
 def test_calls_without_a_name_read_the_head_once(target, tmp_path, monkeypatch):
@@ -105,8 +137,8 @@ def test_the_drafts_of_a_head_are_no_time_of_the_loop(target, tmp_path):
     assert not drafts_on_host("auto", AutoDrafter(), target)
 
 
-def test_the_first_call_with_a_head_drafts_at_once(target, tmp_path, monkeypatch):
-    """Without a benefit to expect, drafts wait until the text has earned what they may lose."""
+def test_the_first_call_with_a_shipped_head_drafts_at_once(target, tmp_path, monkeypatch):
+    """Drafts of other heads wait until the text has earned what they may lose."""
     save_head(head_for(target, noise=0.1), tmp_path / HEAD_FOLDER, torch.float32)
     ticks = itertools.count()  # each look at the clock takes as long, so that all rounds do
 
@@ -116,6 +148,6 @@ def test_the_first_call_with_a_head_drafts_at_once(target, tmp_path, monkeypatch
         drafting = (n for n, record in enumerate(out.stats.round_log) if any(record.drafted))
         return next(drafting, math.inf)
 
-    assert begins() == 2  # after one round to compare with
-    monkeypatch.setattr(auto, "BENEFIT_OF_HEAD", None)
     assert begins() > 2
+    monkeypatch.setattr(shipped, "SHIPPED", tmp_path)
+    assert begins() == 2  # after one round to compare with

@@ -127,7 +127,10 @@ def drafts_on_host(name: str, drafter: Any, model: Any) -> bool:
     from specdec_hf.drafters.trees.auto import AutoDrafter
 
     if name == AUTO:
-        return not AutoDrafter().has_head(model)
+        try:
+            return not AutoDrafter().has_head(model)
+        except ValueError:  # calls draft without it
+            return True
     entry = DRAFTERS.get(name.partition(":")[0])
     return name == "none" or (entry is not None and entry.folder not in ("models", "heads"))
 

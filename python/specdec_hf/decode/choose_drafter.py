@@ -42,7 +42,8 @@ def choose_drafter(model: Any, call: Call, options: Options) -> tuple[Options, l
     reason = _why_nothing_is_drafted(call)
     if reason is None:
         try:
-            return _served(model, call, _with_tree(model, options)), _rounding(model, options)
+            trees, notes = _with_usable_head(model, _served(model, call, _with_tree(options)))
+            return trees, [*notes, *_rounding(model, options)]
         except (ValueError, ImportError) as error:  # the native module of the suffix automaton
             reason = str(error)
         try:
@@ -63,11 +64,19 @@ def _why_nothing_is_drafted(call: Call) -> str | None:
     return None
 
 
-def _with_tree(model: Any, options: Options) -> Options:
-    drafter = AutoDrafter()
-    drafter.check_head(model)
+def _with_tree(options: Options) -> Options:
     schedule = options.num_assistant_tokens_schedule or "optimal"
-    return replace(options, drafter=drafter, num_assistant_tokens_schedule=schedule)
+    return replace(options, drafter=AutoDrafter(), num_assistant_tokens_schedule=schedule)
+
+
+def _with_usable_head(model: Any, options: Options) -> tuple[Options, list[str]]:
+    """The same trees of copied text alone, and a note, where the model's head cannot be used."""
+    try:
+        options.drafter.has_head(model)
+    except ValueError as error:
+        note = f"drafter {AUTO!r} drafts without the model's head: {error}"
+        return replace(options, drafter=AutoDrafter(head=False)), [note]
+    return options, []
 
 
 def _with_chains(call: Call, options: Options) -> Options:

@@ -34,10 +34,9 @@ def head_for(model: Any) -> Path | None:
     Raises:
         ValueError: a shipped head whose config.json cannot be read or names no target.
     """
-    name = getattr(model.config, "_name_or_path", "")
-    beside = Path(name) / HEAD_FOLDER
-    if name and beside.is_dir():
-        return beside
+    name = getattr(model.config, "_name_or_path", None)
+    if name and (Path(name) / HEAD_FOLDER).is_dir():
+        return Path(name) / HEAD_FOLDER
     for folder in shipped_heads():
         config = read_config(folder)
         wanted = config.get(TARGET)
@@ -51,6 +50,11 @@ def head_for(model: Any) -> Path | None:
 def shipped_heads() -> list[Path]:
     """The folders of the heads that are shipped; each has the name of its target."""
     return sorted(file.parent for file in SHIPPED.glob(f"*/{CONFIG}"))
+
+
+def is_shipped(folder: Path) -> bool:
+    """Whether a head's folder is of this package: its head was measured with its target."""
+    return folder.parent == SHIPPED
 
 
 def record_target(folder: Path, model: Any) -> None:

@@ -19,7 +19,7 @@ from specdec_hf.drafters.tree_drafter import TreeDraft, TreeDrafter, TreeOutcome
 from specdec_hf.drafters.trees.trie import TrieDrafter
 from specdec_hf.heads.eagle3 import Eagle3Head
 from specdec_hf.heads.files import load_head
-from specdec_hf.heads.shipped import head_for
+from specdec_hf.heads.shipped import head_for, is_shipped
 from specdec_hf.trees.layouts import EagleTree, TrieTree
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 CHAINS, DEPTH, NODES = 4, 5, 15
 # A node costs about 4 % of the time of a token, and a level of the head's tree 15 %.
 HEAD_TREE = EagleTree(width=4, depth=DEPTH, size=12, least=0.15)
-BENEFIT_OF_HEAD = 1.2  # at least, of a head that was trained for the target
+BENEFIT_OF_HEAD = 1.2  # at least, of a head that is shipped, with the target that it serves
 TREE = TrieTree(CHAINS, DEPTH, NODES, least=0.04)
 
 # By target: its head, with the folder and files that it was read from. All calls draft with the
@@ -42,7 +42,11 @@ class AutoDrafter(TreeDrafter):
 
     Its drafts are deterministic, so that under every rule of it the text is the one that the target
     gives alone with the same seeds. Without a head the tree merges prompt lookup and the suffix
-    automaton. The head is an EAGLE-3 head, which `specdec_hf.heads.shipped` finds.
+    automaton. The head is an EAGLE-3 head, which `specdec_hf.heads.shipped` finds. It drafts for
+    targets on a CPU alone: elsewhere its trees are on the device, and cannot be merged.
+
+    Args:
+        head: whether the target's head drafts.
 
     Attributes:
         chosen: names of what was merged in the last call.
@@ -54,8 +58,9 @@ class AutoDrafter(TreeDrafter):
     name = "auto"
     size, depth = NODES, DEPTH
 
-    def __init__(self) -> None:
+    def __init__(self, *, head: bool = True) -> None:
         self.chosen = ""
+        self._takes_head = head
         self._copying = [PromptLookupDrafter(), SuffixAutomatonDrafter()]
 
     @classmethod
@@ -72,7 +77,8 @@ class AutoDrafter(TreeDrafter):
         self._merged.start(context)
         self.chosen = self._merged.name
         self.relative_cost = self._merged.relative_cost
-        self.expected_benefit = None if head is None else BENEFIT_OF_HEAD
+        shipped = head is not None and is_shipped(_heads[context.model][0][0])
+        self.expected_benefit = BENEFIT_OF_HEAD if shipped else None
 
     def propose(self, history: History, limits: NDArray[np.int64]) -> TreeDraft | None:
         return self._merged.propose(history, limits)
@@ -83,23 +89,34 @@ class AutoDrafter(TreeDrafter):
     def commit(self, lengths: NDArray[np.int64], outcome: TreeOutcome | None) -> None:
         self._merged.commit(lengths, outcome)
 
-    def check_head(self, model: Any) -> None:
-        """Raise ValueError for a target's head that cannot be read or does not fit it."""
+    def has_head(self, model: Any) -> bool:
+        """Whether a head drafts for a target, beside which it is placed.
+
+        Raises:
+            ValueError: a head that cannot be read or does not fit the target.
+        """
         head = self._head_of(model)
         if head is not None:
             head.on(model)
-
-    def has_head(self, model: Any) -> bool:
-        """Whether a target has a head; ValueError for one that cannot be read."""
-        return self._head_of(model) is not None
+        return head is not None
 
     def _head_of(self, model: Any) -> PlacedHead[Eagle3Head] | None:
-        folder = head_for(model)
-        if folder is None:
+        if not self._takes_head or model.device.type != "cpu":
             return None
-        files = sorted((file.name, file.stat()) for file in folder.iterdir())
-        key = folder, tuple((name, stat.st_mtime_ns, stat.st_size) for name, stat in files)
-        found = _heads.get(model)
-        if found is None or found[0] != key:
-            found = _heads[model] = key, PlacedHead(folder, Eagle3Head, load_head)
-        return found[1]
+        try:
+            return _read(model)
+        except OSError as error:
+            raise ValueError(f"cannot read the head of the target: {error}") from error
+
+
+def _read(model: Any) -> PlacedHead[Eagle3Head] | None:
+    """The head of a target, which is read where its files are not those of earlier calls."""
+    folder = head_for(model)
+    if folder is None:
+        return None
+    files = sorted((file.name, file.stat()) for file in folder.iterdir())
+    key = folder, tuple((name, stat.st_mtime_ns, stat.st_size) for name, stat in files)
+    found = _heads.get(model)
+    if found is None or found[0] != key:
+        found = _heads[model] = key, PlacedHead(folder, Eagle3Head, load_head)
+    return found[1]
