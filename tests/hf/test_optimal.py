@@ -282,6 +282,18 @@ def test_the_guard_rejects_nothing_that_pays():
     assert machine.lengths.count(0) < 10
 
 
+@pytest.mark.parametrize("patient", [True, False])
+def test_a_few_unlucky_rounds_do_not_pause_a_call_that_has_won(patient, monkeypatch):
+    if not patient:  # negative control
+        monkeypatch.setattr(benefit_guard, "PATIENCE", 1)
+    drafting = 0
+    for seed in range(20):
+        machine = Machine(0.5, 0.0, lambda n: 1.0 + 0.1 * n, schedule="constant", seed=seed)
+        guarded(machine, BenefitGuard(max_loss=0.02), 400)
+        drafting += sum(length > 0 for length in machine.lengths) / len(machine.lengths) / 20
+    assert (drafting > 0.85) == patient
+
+
 def test_without_the_account_the_bound_fails():
     """Negative control: a guard that only pauses, as ``max_loss=inf`` does."""
     machine = Machine(0.0, 0.004, steep, schedule="constant")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import deque
-from statistics import median
+from statistics import fmean, median
 
 from specdec_hf.arguments import check_flag, check_integer, check_number
 from specdec_hf.schedules.costs import Costs
@@ -24,6 +24,7 @@ TRUSTED_HORIZON = 256
 PLAIN_ROUNDS = 3
 MOST_PLAIN_ROUNDS = 32
 CLEAR_BENEFIT = 1.25
+PATIENCE = 4
 
 
 class BenefitGuard:
@@ -38,8 +39,9 @@ class BenefitGuard:
     same call, the last ones or the faster ones, and half a ``window`` of drafting rounds without a
     clear benefit is followed by a plain round, because a plain round of a slower moment would make
     drafting look cheap. After ``window`` drafting rounds with a benefit below 1 drafting pauses,
-    each time for twice as many plain rounds. All times come from the loop's clock, so tests can
-    make them up.
+    each time for twice as many plain rounds. In a call that has won time so far, both take
+    `PATIENCE` times as many rounds: a few are below 1 by chance where many are above. All times
+    come from the loop's clock, so tests can make them up.
 
     Under rules that read the draft distribution, a round without drafts emits other text than one
     with drafts. There the guard must not pause by the clock (``stops=False``), and the one plain
@@ -89,8 +91,8 @@ class BenefitGuard:
         self._drafts = False  # whether this call has drafted
         self._tokens = 0.0  # per sequence
         self._lost = 0.0  # seconds
-        self._draft_times: deque[float] = deque(maxlen=self.window)
-        self._draft_tokens: deque[float] = deque(maxlen=self.window)
+        self._draft_times: deque[float] = deque(maxlen=PATIENCE * self.window)
+        self._draft_tokens: deque[float] = deque(maxlen=PATIENCE * self.window)
         self._rounds_to_pause = 0
 
     @property
@@ -110,8 +112,13 @@ class BenefitGuard:
         plain = self.plain_step
         if plain is None or not self._draft_times:
             return None
-        tokens = sum(self._draft_tokens) / len(self._draft_tokens)
-        return tokens * plain / max(median(self._draft_times), 1e-12)
+        recent = -self._rounds_that_decide
+        tokens = fmean(list(self._draft_tokens)[recent:])
+        return tokens * plain / max(median(list(self._draft_times)[recent:]), 1e-12)
+
+    @property
+    def _rounds_that_decide(self) -> int:
+        return PATIENCE * self.window if self._lost < 0 else self.window
 
     @property
     def pausing(self) -> bool:
@@ -155,7 +162,7 @@ class BenefitGuard:
             return True
         benefit = self.benefit
         clear = benefit is not None and benefit >= CLEAR_BENEFIT
-        return not clear and self._rounds_since_plain >= max(self.window // 2, 1)
+        return not clear and self._rounds_since_plain >= max(self._rounds_that_decide // 2, 1)
 
     def observe(
         self, drafted: int, tokens_per_sequence: float, seconds: float, in_vain: float = 0.0
@@ -184,7 +191,8 @@ class BenefitGuard:
         self._draft_tokens.append(tokens_per_sequence)
         self._lost += seconds - tokens_per_sequence * (self.plain_step or seconds)
         benefit = self.benefit
-        if benefit is None or len(self._draft_times) < self.window or benefit >= 1.0:
+        too_few = len(self._draft_times) < self._rounds_that_decide
+        if benefit is None or too_few or benefit >= 1.0:
             return None
         measured = f"speculation is slower than plain decoding here (benefit {benefit:.2f})"
         self._draft_times.clear()
