@@ -49,7 +49,7 @@ def test_a_round_reads_from_the_device_once(drafter, tree):
     session = begin(model, inputs, drafter=hf_models.drafter_for("llama", drafter), **size)
     # A draft's tokens are read where they are on the host, which this test's are.
     # Scores of a growing tree are too, and on a CPU alone.
-    allowed = (rounds, "read_verdict"), (checks, "read_draft"), (GrowingTreeDrafter, "_is_grown")
+    allowed = (rounds, "read_verdict"), (checks, "read_draft"), (GrowingTreeDrafter, "_goes_on")
     with spied_reads(*allowed) as (calls, others):
         while not session.done:
             rounds.step(session)

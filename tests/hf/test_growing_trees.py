@@ -1,5 +1,6 @@
 """Trees that grow: no level is drafted from which no candidate can be proposed."""
 
+import numpy as np
 import pytest
 import torch
 from specdec_hf import EagleTree, generate
@@ -9,6 +10,7 @@ from support import hf_models
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 
 LAYOUT = EagleTree(width=3, depth=6, size=5)
+LEAST = 0.1  # of the probability of two paths
 
 
 @pytest.fixture(scope="module")
@@ -17,7 +19,7 @@ def models():
     return target, hf_models.with_noise(target, 0.02)
 
 
-def drafted(models, lengths, monkeypatch):
+def drafted(models, inputs, monkeypatch, layout=LAYOUT):
     """The text, the proposed trees, and how many levels were fed to the draft model."""
     target, draft = models
     trees, fed = [], []
@@ -34,7 +36,7 @@ def drafted(models, lengths, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(EagleDrafter, "propose", recorded)
         patch.setattr(DraftModel, "feed", counted)
-        text = generate(target, **hf_models.prompts(lengths), drafter=draft, tree=LAYOUT,
+        text = generate(target, **inputs, drafter=draft, tree=layout,
                         max_new_tokens=16, do_sample=False, guard=False)  # fmt: skip
     return text, [(x.tokens, x.parents) for x in trees if x is not None], len(fed)
 
@@ -48,9 +50,9 @@ def same(ones, others):
 
 @pytest.mark.parametrize("lengths", [(9,), (9, 4, 12)], ids=["one", "ragged"])
 def test_the_trees_are_those_of_all_levels_in_fewer_steps(lengths, models, monkeypatch):
-    text, trees, fed = drafted(models, lengths, monkeypatch)
-    monkeypatch.setattr(GrowingTreeDrafter, "_is_grown", lambda *_: False)
-    all_text, all_trees, all_fed = drafted(models, lengths, monkeypatch)
+    text, trees, fed = drafted(models, hf_models.prompts(lengths), monkeypatch)
+    monkeypatch.setattr(GrowingTreeDrafter, "_goes_on", lambda *_: None)
+    all_text, all_trees, all_fed = drafted(models, hf_models.prompts(lengths), monkeypatch)
     assert torch.equal(text, all_text)
     assert same(trees, all_trees)
     assert fed < all_fed
@@ -58,7 +60,38 @@ def test_the_trees_are_those_of_all_levels_in_fewer_steps(lengths, models, monke
 
 def test_a_level_that_is_left_out_too_early_changes_trees(models, monkeypatch):
     """Negative control of the test above."""
-    _, trees, _ = drafted(models, (9,), monkeypatch)
-    monkeypatch.setattr(GrowingTreeDrafter, "_is_grown", lambda *_: True)
-    _, fewer, _ = drafted(models, (9,), monkeypatch)
+    _, trees, _ = drafted(models, hf_models.prompts((9,)), monkeypatch)
+    monkeypatch.setattr(GrowingTreeDrafter, "_goes_on", lambda *_: np.zeros(1, dtype=bool))
+    _, fewer, _ = drafted(models, hf_models.prompts((9,)), monkeypatch)
     assert not same(trees, fewer)
+
+
+def own_trees(trees, row):
+    """The present nodes of each tree of one sequence, with their parents."""
+    found = []
+    for tokens, parents in trees:
+        present = tokens[row] >= 0
+        if present.any():
+            found.append((tokens[row][present].tolist(), parents[row][present].tolist()))
+    return found
+
+
+@pytest.mark.parametrize("judged", ["alone", "together"])
+def test_a_sequence_has_the_same_trees_alone_and_in_a_batch(judged, models, monkeypatch):
+    """Where another sequence of the batch goes on to a deeper level, too."""
+    layout = EagleTree(width=2, depth=5, size=14, least=LEAST)
+    if judged == "together":  # negative control: all go on where one does
+        goes_on = GrowingTreeDrafter._goes_on
+        monkeypatch.setattr(
+            GrowingTreeDrafter, "_goes_on",
+            lambda *args: (mine := goes_on(*args)) | mine.any(),
+        )  # fmt: skip
+    inputs = hf_models.prompts((9, 4, 12))
+    _, trees, _ = drafted(models, inputs, monkeypatch, layout)
+    equal = []
+    for row, mask in enumerate(inputs["attention_mask"]):
+        own = {name: x[row : row + 1, mask.argmax() :] for name, x in inputs.items()}
+        _, alone, _ = drafted(models, own, monkeypatch, layout)
+        equal.append(own_trees(trees, row) == own_trees(alone, 0))
+    assert all(equal) == (judged == "alone")
+    assert len({len(tree[0]) for tree in own_trees(trees, 0)}) > 1  # some go on and some do not

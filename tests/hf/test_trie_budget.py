@@ -262,10 +262,17 @@ def test_nodes_go_by_what_the_drafter_says_of_them():
     assert drawn.tolist() == budget.cut(chains, 3, merge=False).tolist()
 
 
-def test_unlikely_nodes_are_left_out_but_for_the_first():
+def test_unlikely_nodes_are_left_out_but_for_a_first_one_of_unknown_value():
     budget = NodeBudget([0, 1, 0], 1)
     chains = np.array([[[1, 2, 3], [1, 5, 6], [7, 8, 9]]])
     values = np.array([[[0.9, 0.2, 0.1], [0.9, 0.05, 0.01], [0.01, 0.01, 0.01]]])
     kept = budget.cut(chains, 9, values=values, least=0.15)
+    assert kept.tolist() == [[[1, 2, -1], [1, -1, -1], [-1, -1, -1]]]
+    values[0, 2] = np.nan
+    for _ in range(40):
+        budget.observe(chains, np.array([[1, 1, 0]]))
+    assert budget.acceptance()[0, 2, 0] < 0.15
+    kept = budget.cut(chains, 9, values=values, least=0.15)
     assert kept.tolist() == [[[1, 2, -1], [1, -1, -1], [7, -1, -1]]]
+    values[0, 2] = 0.01
     assert (budget.cut(chains, 9, values=values) >= 0).all()

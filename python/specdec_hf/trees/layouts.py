@@ -196,9 +196,9 @@ class EagleTree:
         width: paths that a level expands, and children of each.
         depth: most levels.
         size: most nodes.
-        least: a CPU grows no further level where the paths that it would expand have less
-            probability than this together, by the draft model: each level is one more forward of
-            it. Devices are not asked, because the host would have to wait for the answer.
+        least: a CPU grows no further level below a sequence where the paths that it would expand
+            have less probability than this together, by the draft model: each level is one more
+            forward of it. Devices are not asked, because the host would have to wait.
 
     Raises:
         TypeError: a size that is not an integer, or a probability that is no number, by name.
@@ -227,10 +227,11 @@ class TrieTree:
         sequences: chains that a copying drafter drafts, such as prompt lookup; others draft one
             each.
         depth: tokens of each chain.
-        size: most nodes of the tree, which are given to the chains by their measured acceptance.
-            None keeps all nodes.
+        size: most nodes of the tree. They go to the nodes that are most likely to be committed, by
+            a head's own probabilities, or by the measured acceptance of the chain for drafters that
+            give none. None keeps all nodes.
         least: with ``size``, nodes that are less likely to be committed are left out, but for the
-            first of a drafter.
+            first of a drafter that gives no probabilities.
 
     Raises:
         TypeError: a size that is not an integer, or a probability that is no number, by name.

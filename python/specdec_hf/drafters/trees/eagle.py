@@ -94,7 +94,9 @@ class GrowingTreeDrafter(TreeDrafter):
         above: list[torch.Tensor] = []  # [B, K] for each level: numbers of the parents fed
         frontier, first, came_from = grown.frontier, 0, root
         for level in range(1, levels):
-            if self._is_grown(scores, frontier, limits > level):
+            if (goes_on := self._goes_on(scores, frontier)) is not None:
+                limits = np.where(goes_on, limits, np.minimum(limits, level))
+            if not (limits > level).any():
                 levels = level
                 break
             begin = (level - 1) * width
@@ -133,27 +135,27 @@ class GrowingTreeDrafter(TreeDrafter):
             scores=all_scores.gather(1, best.nodes.clamp(min=0)).to(device),
         )
 
-    def _is_grown(
-        self, scores: list[torch.Tensor], frontier: torch.Tensor, deeper: NDArray[np.bool_]
-    ) -> bool:
-        """Whether a deeper level is not worth a forward of the draft model, or can give no node.
+    def _goes_on(
+        self, scores: list[torch.Tensor], frontier: torch.Tensor
+    ) -> NDArray[np.bool_] | None:
+        """[B], where a deeper level can give nodes and is worth a forward of the draft model.
 
-        A node is at most as likely as its parent, and of equally likely ones the less deep is
-        proposed. On a GPU the host would have to wait for the answer, so all levels are drafted.
+        A sequence is judged by itself, so that its tree is the same alone and in a batch. A node is
+        at most as likely as its parent, and of equally likely ones the less deep is proposed. On a
+        GPU the host would have to wait for the answer, so all levels are drafted (None).
 
         Args:
             scores: [B, n] of the candidates of each level so far.
             frontier: [B, K], the candidates of the last level that the next one would expand.
-            deeper: [B], the sequences that may draft another level.
         """
         so_far = torch.cat(scores, dim=1)
         if so_far.device.type != "cpu":
-            return False
+            return None
         paths = scores[-1].gather(1, frontier)
-        goes_on = torch.from_numpy(deeper) & (paths.exp().sum(dim=1) >= self.layout.least)
+        goes_on = paths.exp().sum(dim=1) >= self.layout.least
         if so_far.shape[1] >= self.size:
             goes_on &= paths.amax(dim=1) > so_far.topk(self.size, dim=1).values[:, -1]
-        return not bool(goes_on.any())
+        return goes_on.numpy()
 
     def commit(self, lengths: NDArray[np.int64], outcome: TreeOutcome | None) -> None:
         if outcome is None:

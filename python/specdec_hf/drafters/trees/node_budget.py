@@ -15,11 +15,12 @@ PRIOR_OF_NEXT = 0.6  # acceptance of each further chain of a drafter, relative t
 
 
 class NodeBudget:
-    """Shares the nodes of a tree among chains by the acceptance that was measured for each.
+    """Shares the nodes of a tree among chains by the probability that each node is committed.
 
-    The value of a node is the probability that it is committed: the product of the measured
-    acceptance of its chain over the depths above it. It never rises along a chain, so the best
-    nodes are the beginnings of chains. Nothing but committed text is measured, for each sequence by
+    This value of a node is the probability that its drafter gives to the path down to it, where the
+    drafter gives one, as heads do. Otherwise it is the product of the measured acceptance of its
+    chain over the depths above it. It never rises along a chain, so the best nodes are the
+    beginnings of chains. Acceptance is measured by committed text alone, for each sequence by
     itself, so that the drafts of a sequence depend neither on time nor on the rest of the batch.
 
     Args:
@@ -58,21 +59,22 @@ class NodeBudget:
                 Otherwise a token would be left out because of its value, and the text be biased.
             values: [B, K, L], what the drafter itself says of each node; NaN takes the measured
                 acceptance. Only with ``merge``.
-            least: nodes of less value are left out, but for the first of a drafter, whose
-                acceptance could not be measured again otherwise.
+            least: nodes of less value are left out, but for the first of a drafter that gives no
+                values, whose acceptance could not be measured again otherwise.
         """
         cut = chains.copy()
         depths = np.minimum(np.arange(chains.shape[2]), DEPTHS - 1)
         worth = np.cumprod(self.acceptance()[:, :, depths], axis=2)
-        if values is not None and merge:
-            worth = np.where(np.isnan(values), worth, values)
+        given = np.isfinite(values) if values is not None and merge else np.zeros(worth.shape, bool)
+        if values is not None:
+            worth = np.where(given, values, worth)
         ends = np.minimum.accumulate(chains >= 0, axis=2).sum(axis=2)
         for b in range(len(chains)):
             nodes: set[Any] = set()
             kept = np.zeros(chains.shape[1], dtype=np.int64)
             order = np.argsort(-worth[b], axis=None, kind="stable")
             for k, depth in zip(*np.unravel_index(order, worth[b].shape), strict=True):
-                first = depth == 0 and self._ranks[k] == 0
+                first = depth == 0 and self._ranks[k] == 0 and not given[b, k, 0]
                 if depth >= ends[b, k] or (worth[b, k, depth] < least and not first):
                     continue
                 node = tuple(chains[b, k, : depth + 1].tolist()) if merge else (k, depth)

@@ -35,8 +35,9 @@ class TrieDrafter(TreeDrafter):
     (SpecInfer). They are offered where no drafter drafts several chains or trees of its own, and
     rule "auto" is one of them where all drafters draw their drafts from a distribution.
 
-    A tree of limited size takes the nodes that are most likely to be committed, by the acceptance
-    measured so far; see `NodeBudget`. Drafts on a device are not cut so: they would have to be read
+    A tree of limited size takes the nodes that are most likely to be committed: by a head's own
+    probabilities, and by the acceptance measured so far for drafters that give none; see
+    `NodeBudget`. Drafts on a device are not cut so: they would have to be read
     first.
 
     Args:
