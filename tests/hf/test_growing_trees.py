@@ -76,11 +76,11 @@ def own_trees(trees, row):
     return found
 
 
-@pytest.mark.parametrize("judged", ["alone", "together"])
-def test_a_sequence_has_the_same_trees_alone_and_in_a_batch(judged, models, monkeypatch):
+@pytest.mark.parametrize("decided", ["alone", "together"])
+def test_a_sequence_has_the_same_trees_alone_and_in_a_batch(decided, models, monkeypatch):
     """Where another sequence of the batch goes on to a deeper level, too."""
     layout = EagleTree(width=2, depth=5, size=14, least=LEAST)
-    if judged == "together":  # negative control: all go on where one does
+    if decided == "together":  # negative control: all go on where one does
         goes_on = GrowingTreeDrafter._goes_on
         monkeypatch.setattr(
             GrowingTreeDrafter, "_goes_on",
@@ -93,5 +93,5 @@ def test_a_sequence_has_the_same_trees_alone_and_in_a_batch(judged, models, monk
         own = {name: x[row : row + 1, mask.argmax() :] for name, x in inputs.items()}
         _, alone, _ = drafted(models, own, monkeypatch, layout)
         equal.append(own_trees(trees, row) == own_trees(alone, 0))
-    assert all(equal) == (judged == "alone")
+    assert all(equal) == (decided == "alone")
     assert len({len(tree[0]) for tree in own_trees(trees, 0)}) > 1  # some go on and some do not

@@ -1,5 +1,6 @@
 """Heads: what they draft in a call, and their files."""
 
+import copy
 import json
 
 import pytest
@@ -294,3 +295,26 @@ def test_a_damaged_head_is_refused_by_name(damage, message, tmp_path):
     damage(path)
     with pytest.raises(ValueError, match=message):
         load_head(path)
+
+
+@pytest.mark.parametrize("kind", ["longrope", "dynamic"])
+def test_angles_that_depend_on_the_longest_text_are_those_of_the_text(kind, monkeypatch):
+    """A table for places beyond the text would turn all of them by other angles."""
+    target = hf_models.build("llama", layers=4)
+    half = target.config.hidden_size // target.config.num_attention_heads // 2
+    rope = {"rope_type": kind, "rope_theta": 1e4, "factor": 4.0}
+    if kind == "longrope":
+        rope |= {
+            "short_factor": [1.0] * half, "long_factor": [8.0] * half,
+            "original_max_position_embeddings": 64,
+        }  # fmt: skip
+    shaped = copy.deepcopy(target)
+    shaped.config.rope_parameters = rope
+    shaped.config.max_position_embeddings = 64
+    head = head_for(shaped, noise=0.05).requires_grad_(False)
+    seen = drafted(monkeypatch, Eagle3ChainDrafter, target, head, do_sample=False)
+    assert largest_difference(target, head, seen) < 1e-4
+    # Negative control: a table of more places than the text has.
+    monkeypatch.setattr("specdec_hf.drafters.heads.head_draft.NO_TABLE", ())
+    seen = drafted(monkeypatch, Eagle3ChainDrafter, target, head, do_sample=False)
+    assert largest_difference(target, head, seen) > 1e-3

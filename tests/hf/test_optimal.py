@@ -317,6 +317,28 @@ def test_a_draft_model_reads_the_prompt_before_its_first_draft():
     assert rounds == pytest.approx((0.5 + 0.01 * (UNKNOWN_RATIO - 0.5)) / 0.02 / 0.01 - 100, abs=2)
 
 
+def test_a_drafter_over_the_targets_cache_does_not_pay_for_the_prompt():
+    for reads_prompt, drafts in ((False, 1), (True, 0)):
+        guard = BenefitGuard(max_loss=0.02)
+        costs = Costs(relative_cost=0.5, reads_prompt=reads_prompt)
+        costs.prefill = 1.0
+        guard.start(costs, 5000)
+        costs.observe(0, 0, 0.0, 0.01)
+        guard.observe(0, 1.0, 0.01)
+        assert guard.affordable(1, 1) == drafts
+    # Its first round of drafts is like all others.
+    costs = Costs(relative_cost=0.5, reads_prompt=False)
+    costs.observe(2, 2, 0.1, 0.2)
+    assert costs.drafted
+
+
+def test_drafts_that_are_made_at_once_cost_one_step():
+    for at_once, steps in ((True, 1), (False, 4)):
+        costs = Costs(relative_cost=1.0, drafts_at_once=at_once)
+        costs.observe(0, 0, 0.0, 1.0)
+        assert costs.round(4) == pytest.approx(UNKNOWN_RATIO + steps)
+
+
 def test_drafts_come_with_the_prompt_where_they_are_a_small_part_of_it():
     guard = BenefitGuard(max_loss=0.02)
     assert not guard.affordable(0, 5, reads=249)

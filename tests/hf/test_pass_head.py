@@ -148,9 +148,21 @@ def test_sampled_texts_have_the_targets_distribution(rule, tmp_path):
 
 
 def test_in_a_tree_it_drafts_one_of_the_chains(target):
-    drafters = [PassHeadDrafter(pass_head(target)), "prompt_lookup"]
-    stats = assert_greedy_identical(lambda: drafters, target, tree=TrieTree(1, 4))
-    assert stats.accepted > 0
+    drafter = PassHeadDrafter(pass_head(target))
+    for drafters in ([drafter], [drafter, "prompt_lookup"]):
+        stats = assert_greedy_identical(drafters.copy, target, tree=TrieTree(1, 4))
+        assert stats.accepted > 0
+    assert drafter.relative_cost == 1
+    assert drafter.drafts_at_once
+    assert not drafter.reads_prompt
+
+
+def test_a_tree_without_its_drafts_accepts_nothing(target, monkeypatch):
+    """Negative control of the test above."""
+    monkeypatch.setattr(PassHeadDrafter, "propose", lambda *_: None)
+    drafter = PassHeadDrafter(pass_head(target))
+    with pytest.raises(AssertionError):
+        assert_greedy_identical(lambda: [drafter], target, tree=TrieTree(1, 4))
 
 
 # What it does not go with.

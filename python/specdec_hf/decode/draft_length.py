@@ -95,7 +95,12 @@ class DraftLengthPolicy:
         if drafter is None:
             return
         earlier = self._earlier_measurements()
-        costs.adopt(earlier.costs, drafter.relative_cost)
+        costs.adopt(
+            earlier.costs,
+            drafter.relative_cost,
+            drafts_at_once=drafter.drafts_at_once,
+            reads_prompt=drafter.reads_prompt,
+        )
         if isinstance(guard, BenefitGuard):
             self.guard = copy.deepcopy(guard)
         elif guard is not False:

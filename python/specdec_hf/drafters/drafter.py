@@ -66,6 +66,9 @@ class DrafterBase:
             is not called.
         relative_cost: about how many forwards of the target a draft step takes, for the benefit
             guard before it has measured one; set in `start`.
+        drafts_at_once: whether that is what all drafts of a round take together.
+        reads_prompt: whether a drafter with a ``relative_cost`` reads the prompt before its first
+            draft, as a draft model does.
         expected_benefit: tokens a second over those of plain decoding that the benefit guard goes
             by in the first call, or None: drafts then wait until a text has earned what they may
             lose.
@@ -74,6 +77,8 @@ class DrafterBase:
     name = "custom"
     candidates = 0
     relative_cost = 0.0
+    drafts_at_once = False
+    reads_prompt = True
     expected_benefit: float | None = None
 
     @classmethod

@@ -151,7 +151,7 @@ class BenefitGuard:
         earned = costs.prefill + plain * max(self._tokens, self._horizon)
         left = self.max_loss * earned - self._lost
         if not self._drafts:
-            left -= costs.relative_cost * costs.prefill  # the draft model reads the prompt
+            left -= costs.draft_prefill
         lengths = range(1, length + 1)
         return bisect_right(lengths, left, key=lambda n: (costs.round(n) or plain) - plain)
 

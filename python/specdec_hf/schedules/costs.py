@@ -85,26 +85,50 @@ class Costs:
 
     Args:
         relative_cost: seconds of a draft step in forwards of the target, until one is measured.
+        drafts_at_once: whether that is what all drafts of a round take together.
+        reads_prompt: whether a drafter with a ``relative_cost`` reads the prompt before its first
+            draft.
 
     Attributes:
         drafted: whether a round with drafts was measured.
         prefill: seconds of the target's forward that read the prompt; the loop adds them.
     """
 
-    def __init__(self, relative_cost: float = 0.0) -> None:
-        self.relative_cost = relative_cost
+    def __init__(
+        self,
+        relative_cost: float = 0.0,
+        *,
+        drafts_at_once: bool = False,
+        reads_prompt: bool = True,
+    ) -> None:
         self.prefill = 0.0
-        # A draft model reads the whole prompt in its first round, which says nothing about others.
-        self._draft_reads_prompt = relative_cost > 0
+        self._expect(relative_cost, drafts_at_once, reads_prompt)
         self.drafted = False
         self._draft = MonotoneCost(from_zero=True)
         self._forward = MonotoneCost()
         self._width = MonotoneCost(from_zero=True)  # tokens of a tree by its depth
 
-    def adopt(self, earlier: Costs, relative_cost: float) -> None:
+    def _expect(self, relative_cost: float, drafts_at_once: bool, reads_prompt: bool) -> None:
+        self.relative_cost, self.drafts_at_once = relative_cost, drafts_at_once
+        self.reads_prompt = reads_prompt and relative_cost > 0
+        # A draft model reads the whole prompt in its first round, which says nothing about others.
+        self._next_reads_prompt = self.reads_prompt
+
+    @property
+    def draft_prefill(self) -> float:
+        """Seconds in which the drafter is expected to read the prompt."""
+        return self.relative_cost * self.prefill if self.reads_prompt else 0.0
+
+    def adopt(
+        self,
+        earlier: Costs,
+        relative_cost: float,
+        *,
+        drafts_at_once: bool = False,
+        reads_prompt: bool = True,
+    ) -> None:
         """Begin a call, with the times of earlier ones."""
-        self.relative_cost = relative_cost
-        self._draft_reads_prompt = relative_cost > 0
+        self._expect(relative_cost, drafts_at_once, reads_prompt)
         self.drafted = earlier.drafted
         self._draft, self._forward, self._width = earlier._draft, earlier._forward, earlier._width
 
@@ -121,8 +145,8 @@ class Costs:
         if width == 0:
             return
         self._width.observe(length, width)
-        if self._draft_reads_prompt:
-            self._draft_reads_prompt = False
+        if self._next_reads_prompt:
+            self._next_reads_prompt = False
         else:
             self.drafted = True
             self._draft.observe(length, draft)
@@ -138,4 +162,5 @@ class Costs:
             return self._draft.at(length) + self._forward.at(1 + self._width.at(length))
         if self.plain is None or length == 0:
             return self.plain
-        return self.plain * (UNKNOWN_RATIO + self.relative_cost * length)
+        steps = 1 if self.drafts_at_once else length
+        return self.plain * (UNKNOWN_RATIO + self.relative_cost * steps)

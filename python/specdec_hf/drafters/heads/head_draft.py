@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from specdec_hf.cache.protocol import Lengths, context_length
-from specdec_hf.compiled.call import CompiledCall
+from specdec_hf.compiled.call import CompiledCall, CompileStats
 from specdec_hf.drafters.context import DraftContext, History
 from specdec_hf.drafters.heads.compiled_step import compiled_step, takes
 from specdec_hf.drafters.row_sampler import RowSampler
@@ -17,6 +17,9 @@ from specdec_hf.heads.cache import HeadCache
 from specdec_hf.heads.eagle3 import Eagle3Head
 from specdec_hf.heads.step import Eagle3Step
 from specdec_kernels import tree_attention
+
+# Rotary embeddings whose angles depend on the largest place of a forward.
+NO_TABLE = ("dynamic", "longrope")
 
 
 class HeadDraft:
@@ -50,10 +53,16 @@ class HeadDraft:
         self._states = context.keep_states(head.config.layers)
         self._cache = HeadCache(head.config, context.batch_size, head.fc.weight)
         self._cosines = self._sines = torch.empty(0)  # [P, D]
-        self._turns(256)
+        rope: Any = head.config.layer.rope_parameters
+        self._rope_type: str = rope["rope_type"]
+        if self._rope_type not in NO_TABLE:
+            self._turns(256)
         self._step = Eagle3Step(head)
         self._compiled: CompiledCall | None = None
-        if context.compile:
+        if context.compile and self._rope_type in NO_TABLE:
+            reason = f"angles of its rotary embedding {self._rope_type!r} depend on the text"
+            context.report_compiled("head", CompileStats(eager=reason))
+        elif context.compile:
             call = compiled_step(
                 head, several=context.batch_size > 1, check=context.self_check, note=context.note
             )
@@ -158,7 +167,11 @@ class HeadDraft:
         Args:
             last: [B], the only pair of each sequence whose state and logits are wanted.
         """
-        cosines, sines = self._turns(visible)
+        if self._rope_type in NO_TABLE:
+            cosines, sines = (x[:, 0].flatten(0, 1) for x in self.head.turns(places))
+            places = torch.arange(places.numel(), device=self.device).view_as(places)
+        else:
+            cosines, sines = self._turns(visible)
         keys, values = self._cache.buffers(visible)
         inputs: dict[str, Any] = {
             "embeddings": self._embed(tokens), "hidden": hidden, "places": places,

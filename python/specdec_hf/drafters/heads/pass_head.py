@@ -38,7 +38,7 @@ class LookAheadDraft(OwnCacheDraft):
     @property
     def relative_cost(self) -> float:
         """One forward of the target makes all drafts of a round."""
-        return 1 / self.most
+        return 1.0
 
     def catch_up(self, history: History) -> torch.Tensor:
         """Run the forward; logits [B, V] of each sequence's next token."""
@@ -76,6 +76,7 @@ class PassHeadDrafter(HeadDrafter[PassHead], OwnCacheDrafter):
 
     name = "pass_head"
     kind, load = PassHead, staticmethod(load_pass)
+    drafts_at_once = True
 
     def draft_with(self, head: PassHead, context: DraftContext) -> LookAheadDraft:
         self._check_cache(context)

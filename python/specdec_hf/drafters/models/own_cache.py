@@ -42,6 +42,7 @@ class OwnCacheDrafter(ModelDrafter):
 
     rolls_back = False
     makes_forward = True
+    reads_prompt = False  # the cache holds it
     model = None  # that of the call
 
     def _check_cache(self, context: DraftContext) -> None:

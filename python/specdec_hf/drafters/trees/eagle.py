@@ -140,9 +140,9 @@ class GrowingTreeDrafter(TreeDrafter):
     ) -> NDArray[np.bool_] | None:
         """[B], where a deeper level can give nodes and is worth a forward of the draft model.
 
-        A sequence is judged by itself, so that its tree is the same alone and in a batch. A node is
-        at most as likely as its parent, and of equally likely ones the less deep is proposed. On a
-        GPU the host would have to wait for the answer, so all levels are drafted (None).
+        Each sequence has its own answer, so that its tree is the same alone and in a batch. A node
+        is at most as likely as its parent, and of equally likely ones the less deep is proposed. On
+        a GPU the host would have to wait for the answer, so all levels are drafted (None).
 
         Args:
             scores: [B, n] of the candidates of each level so far.
