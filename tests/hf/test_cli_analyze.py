@@ -111,7 +111,7 @@ def test_greedy_alone_has_no_lenience(folder, tmp_path):  # noqa: F811
         (["--drafter", "none"], "--drafter must not be none"),
         (["--drafter", "nonsense/"], "--drafter must be"),
         (["--drafter", "token_recycling"], "drafts trees, but analyze measures chains"),
-        (["--drafter", "early_exit:1"], "early_exit:1 cannot be analyzed: it computes a part of"),
+        (["--drafter", "early_exit:1"], "early_exit:1 cannot be analyzed: it runs the target wi"),
         (["--temperature", "-1"], "--temperature must be finite and >= 0, got -1"),
         (["--temperature", "0", "--top-k", "3"], "--top-k needs --temperature above 0"),
         (["--limit", "0"], "--limit must be >= 1, got 0"),

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from specdec_hf.heads import shipped
 from specdec_hf.heads.files import load_head, save_head
 from support import heads, hf_models
 from support.hf_models import one_thread  # noqa: F401  # autouse here
+from support.sources import ROOT
 
 MOST_BYTES = 12_000_000
 SHIPPED = shipped.shipped_heads()
@@ -154,8 +156,14 @@ def test_what_is_shipped_is_small_and_complete(folder):
     load_head(folder)
 
 
+def test_the_page_gives_the_command_of_the_shipped_head():
+    assert [folder.name for folder in SHIPPED] == ["SmolLM2-135M-Instruct"]
+    card = (SHIPPED[0] / "README.md").read_text()
+    (command,) = re.findall(r"Command: `(.*)`", card)
+    assert f"\n{command}\n" in (ROOT / "docs" / "heads.md").read_text()
+
+
 @pytest.mark.model
-@pytest.mark.skipif(not SHIPPED, reason="no head is shipped")
 def test_the_embedded_model_has_a_head():
     model = hf_models.smollm()[0]
     name = "SmolLM2-135M-Instruct"

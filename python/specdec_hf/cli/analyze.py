@@ -148,8 +148,11 @@ def _check_drafters(settings: Settings) -> Sources:
             fail(f"--drafter {name} drafts trees, but analyze measures chains")
         if makes_forward(name):
             fail(
-                f"--drafter {name} cannot be analyzed: it computes a part of the target's forward "
-                "and drafts within its rounds only; layers:N has the distribution of early_exit:N"
+                f"--drafter {name} cannot be analyzed: it runs the target within its rounds"
+                + (
+                    "; layers:N has the distribution of early_exit:N"
+                    * name.startswith("early_exit")
+                )
             )
         alone = replace(settings, drafter=[name], sampling=dict(settings.sampling))
         found.append(check(alone))
