@@ -158,6 +158,19 @@ def test_a_head_does_not_draft_on_wrong_packed_weights(check, target, head, monk
         )  # fmt: skip
 
 
+@pytest.mark.parametrize("check", [True, False])
+def test_without_graphs_a_head_drafts_on_packed_weights_that_are_right(
+    target, head, monkeypatch, check
+):
+    eager = decode(target, Eagle3Drafter(head))
+    assert not any("unpacked" in note for note in eager.stats.notes)
+    monkeypatch.setattr(PackedLinear, "forward", wrong_rows)
+    out = decode(target, Eagle3Drafter(head), self_check=check)
+    assert any("the head drafts on unpacked weights" in note for note in out.stats.notes) == check
+    assert torch.equal(out.sequences, eager.sequences)
+    assert (out.stats.accepted == eager.stats.accepted) == check
+
+
 def test_what_failed_is_not_compiled_again_in_each_call(target, head, monkeypatch):
     only_the_head(monkeypatch)
     tries = []

@@ -201,13 +201,19 @@ def demo_command(
     prompts: options.PromptFile = None,
     max_new_tokens: options.MaxNewTokens = 128,
     limit: options.Limit = None,
+    compile: options.CompileOrNot = True,
     json_file: options.JsonFile = None,
 ) -> None:
-    """Answer the shipped prompts greedily, with all defaults."""
+    """Answer the shipped prompts greedily, with compiled forwards."""
     if prompt is None and prompts is None:
         prompts = str(shipped_prompts())
     generate_command(
-        prompt, prompts, max_new_tokens=max_new_tokens, limit=limit, json_file=json_file
+        prompt,
+        prompts,
+        max_new_tokens=max_new_tokens,
+        limit=limit,
+        compile=compile,
+        json_file=json_file,
     )
 
 

@@ -148,6 +148,13 @@ FixedWidth = Annotated[
         help="Give every forward N tokens, so that speculation changes no text in bfloat16 either.",
     ),
 ]
+CompileOrNot = Annotated[
+    bool,
+    typer.Option(
+        "--compile/--no-compile",
+        help="Run forwards on packed weights and compiled layers; the first one takes longer.",
+    ),
+]
 Limit = Annotated[
     int | None, typer.Option("--limit", metavar="N", help="Only the first N prompts.")
 ]

@@ -58,6 +58,7 @@ class CompiledStep:
         self.seconds = 0.0
         self._run = _step_graphs(self.packed.dtype, forward.BACKEND).of(self.packed)
         self._warm: dict[bool, WarmUp] = {}
+        self._compared = False
         self._lock = threading.Lock()
 
     @property
@@ -102,6 +103,18 @@ class CompiledStep:
             self._warm[several] = WarmUp(reason, check)
             return reason
 
+    def compare(self, head: Eagle3Head) -> str | None:
+        """Compare logits of `packed` with the head's own; gives the reason of a first failure."""
+        with self._lock, torch.inference_mode():
+            if self._compared:
+                return None
+            self._compared = True
+            own = Eagle3Step(head)
+            if (reason := _difference(self.packed, own, 1)) is None:
+                return None
+            self.eager = own
+            return f"on packed weights {reason}"
+
     def _difference(self, own: Eagle3Step, batch_size: int, check: bool) -> str | None:
         if check and (reason := _difference(self.packed, own, batch_size)):
             self.eager = own
@@ -136,16 +149,37 @@ def compiled_step(
         check: whether the first use of a head compares logits with its own.
         note: told why the call has no graph from a failure on.
     """
-    made = _steps.get(head)
-    if made is None:
-        with torch.inference_mode(False), torch.no_grad():
-            made = _steps[head] = CompiledStep(head)
+    made = _made_for(head)
     before = made.seconds
     reason = made.warm_up(head, several=several, check=check)
     stats = CompileStats(made.graphs, made.seconds - before)
     if reason is not None:
         run_eagerly(made.eager, stats, reason)
     return CompiledCall(made.eager, made, stats, note)
+
+
+def packed_step(head: Eagle3Head, *, check: bool, note: Callable[[str], None]) -> Any:
+    """The step of a head on packed weights where it drafts on a CPU, else on its own.
+
+    Args:
+        head: whose weights no longer change.
+        check: whether the first use of a head compares logits with its own.
+        note: told where they differ; the head then drafts on its own weights.
+    """
+    if head.fc.weight.device.type != "cpu":
+        return Eagle3Step(head)
+    made = _made_for(head)
+    if check and (reason := made.compare(head)) is not None:
+        note(f"the head drafts on unpacked weights: {reason}")
+    return made.eager
+
+
+def _made_for(head: Eagle3Head) -> CompiledStep:
+    made = _steps.get(head)
+    if made is None:
+        with torch.inference_mode(False), torch.no_grad():
+            made = _steps[head] = CompiledStep(head)
+    return made
 
 
 @functools.cache

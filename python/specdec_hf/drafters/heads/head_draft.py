@@ -11,11 +11,10 @@ from numpy.typing import NDArray
 from specdec_hf.cache.protocol import Lengths, context_length
 from specdec_hf.compiled.call import CompiledCall, CompileStats
 from specdec_hf.drafters.context import DraftContext, History
-from specdec_hf.drafters.heads.compiled_step import compiled_step, takes
+from specdec_hf.drafters.heads.compiled_step import compiled_step, packed_step, takes
 from specdec_hf.drafters.row_sampler import RowSampler
 from specdec_hf.heads.cache import HeadCache
 from specdec_hf.heads.eagle3 import Eagle3Head
-from specdec_hf.heads.step import Eagle3Step
 from specdec_kernels import tree_attention
 
 # Rotary embeddings whose angles depend on the largest place of a forward.
@@ -57,7 +56,7 @@ class HeadDraft:
         self._rope_type: str = rope["rope_type"]
         if self._rope_type not in NO_TABLE:
             self._turns(256)
-        self._step = Eagle3Step(head)
+        self._step = packed_step(head, check=context.self_check, note=context.note)
         self._compiled: CompiledCall | None = None
         if context.compile and self._rope_type in NO_TABLE:
             reason = f"angles of its rotary embedding {self._rope_type!r} depend on the text"
