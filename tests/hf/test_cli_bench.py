@@ -108,6 +108,8 @@ def test_each_drafter_is_measured_with_the_schedule_that_it_has_by_default():
     schedules = [[one.num_assistant_tokens_schedule for one in each] for each in chosen]
     assert schedules[0] == ["optimal", "constant", "constant"]
     assert schedules[1] == ["optimal", "heuristic", "optimal", "optimal"]
+    (chains,) = bench_configs.settings_of(Settings(fixed_width=8), ["auto"], (), None)
+    assert chains.num_assistant_tokens_schedule == "constant"
 
 
 def test_texts_must_equal_those_of_the_reference(monkeypatch):
@@ -335,10 +337,6 @@ def test_wrong_synthetic_input_is_one_line(monkeypatch, arguments, message):
         (
             ["--questions", "Q", "--num-assistant-tokens-schedule", "egag"],
             "egag needs a drafter with a draft distribution or a confidence, got --drafter prom",
-        ),
-        (
-            ["--questions", "Q", "--fixed-width", "8", "--drafter", "auto"],
-            "--fixed-width must not be given with --drafter auto, which drafts trees",
         ),
         (
             ["--questions", "Q", "--compile", "--drafter", "early_exit:1"],

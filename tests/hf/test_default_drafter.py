@@ -3,11 +3,13 @@
 import inspect
 import json
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 from specdec_hf import AutoDrafter, SpeculativeDecoder, SuffixAutomatonDrafter, generate
-from specdec_hf.cli.options import DEFAULT_DRAFTERS
+from specdec_hf.cli.options import CLI_NUM_ASSISTANT_TOKENS, DEFAULT_DRAFTERS
+from specdec_hf.decode import choose_drafter
 from specdec_hf.decode.session import Options
 from specdec_hf.decode.streaming import run_stream
 from specdec_hf.drafters.registry import AUTO
@@ -81,7 +83,6 @@ TREES_REFUSED = {
         "generation_config": GenerationConfig(num_assistant_tokens=3, pad_token_id=0)
     },
     "schedule": {"num_assistant_tokens_schedule": "heuristic"},
-    "threshold": {"assistant_confidence_threshold": 0.3},
     "token": {"rule": "token"},
     "block": {"rule": "block"},
 }
@@ -98,6 +99,23 @@ def test_calls_that_refuse_trees_get_chains(model, lengths, case):
     assert choice_in(out.stats.notes) == [CHAINS + str(refused.value)]
     assert out.stats.accepted > 0
     assert out.sequences.tolist() == run(model, lengths, **options, drafter=None).sequences.tolist()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"assistant_confidence_threshold": 0.3},
+        {"assistant_confidence_threshold": 0.3, "num_assistant_tokens_schedule": "confidence"},
+        {"assistant_confidence_threshold": 7.0},
+    ],
+    ids=["alone", "schedule", "out of range"],
+)
+def test_a_threshold_is_for_drafters_that_were_named(model, options):
+    out, plain = (run(model, **GREEDY, **options, drafter=drafter) for drafter in (AUTO, None))
+    assert out.sequences.tolist() == plain.sequences.tolist()
+    if len(options) > 1 or options["assistant_confidence_threshold"] > 1:
+        with pytest.raises(ValueError):
+            run(model, **GREEDY, **options, drafter="suffix_automaton")
 
 
 def test_traced_calls_get_chains(model):
@@ -119,6 +137,8 @@ def test_sampled_chains_have_the_text_of_plain_decoding_with_rule_match(model, l
     out = run(model, lengths, **SAMPLED, cache="aligned")
     plain = run(model, lengths, **SAMPLED, cache="aligned", drafter=None, rule="match")
     assert (out.stats.drafter, out.stats.rule) == ("suffix_automaton", "match")
+    (note,) = choice_in(out.stats.notes)
+    assert note.startswith("drafter 'auto' drafts chains with suffix_automaton and rule 'match': ")
     assert out.stats.accepted > 0
     assert out.sequences.tolist() == plain.sequences.tolist()
 
@@ -221,6 +241,22 @@ def test_half_precision_leaves_one_note_that_names_fixed_width(dtype):
     assert not notes(fixed_width=4)
 
 
+def test_autocast_and_tf32_leave_the_note_too(monkeypatch):
+    def noted(device):
+        model = SimpleNamespace(dtype=torch.float32, device=torch.device(device))
+        return choose_drafter._rounding(model, Options())
+
+    assert not noted("cpu")
+    assert not noted("cuda")
+    with torch.autocast("cpu", torch.bfloat16):
+        assert "in bfloat16 a forward" in noted("cpu")[0]
+        assert not noted("cuda")
+    matmul = SimpleNamespace(fp32_precision="tf32")
+    monkeypatch.setattr(torch.backends.cuda, "matmul", matmul)
+    assert "in TF32 a forward" in noted("cuda")[0]
+    assert not noted("cpu")
+
+
 @pytest.mark.parametrize("lengths", LENGTHS, ids=["alone", "ragged"])
 def test_with_fixed_width_bfloat16_text_is_that_of_plain_decoding(lengths):
     model = hf_models.build("llama", vocab_size=11).to(torch.bfloat16)
@@ -240,4 +276,9 @@ def test_options_that_trees_refuse_let_the_default_drafter_draft_chains(folder, 
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     assert says(result, "drafts chains with suffix_automaton")
-    assert json.loads(path.read_text())["summary"]["drafter"] == "suffix_automaton"
+    report = json.loads(path.read_text())
+    assert report["summary"]["drafter"] == "suffix_automaton"
+    chosen = chains[1] if chains[0] == "--gamma" else CLI_NUM_ASSISTANT_TOKENS
+    assert report["num_assistant_tokens"] == chosen
+    if chains[0] in ("--fixed-width", "--rule", SCHEDULE):
+        assert says(result, chains[0].strip("-").replace("-", "_"))

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from specdec_hf.cli.checks import Settings, has_own_tree
+from specdec_hf.cli.checks import Settings, chains_of_auto, has_own_tree
 from specdec_hf.cli.prompts import Prompt
 from specdec_hf.cli.run import encode, make_decoder
 from specdec_hf.cli.sources import Source
@@ -39,7 +39,8 @@ def settings_of(
     for name in dict.fromkeys(drafters):
         parts = merged(name)
         own_tree = len(parts) == 1 and has_own_tree(parts[0])
-        default = "optimal" if parts == [AUTO] else "constant"
+        trees_of_auto = parts == [AUTO] and chains_of_auto(common) is None
+        default = "optimal" if trees_of_auto else "constant"
         for schedule in _schedules(parts, list(dict.fromkeys(schedules)) or [default]):
             chosen.append(
                 replace(

@@ -140,6 +140,8 @@ def _check_drafting(settings: Settings) -> None:
         if given and "none" in settings.drafter:
             fail(f"{option} needs a drafter, but --drafter is none")
         chains_serve = option == "--num-assistant-tokens" and _is_auto(settings)
+        if given and option == "--tree" and _is_auto(settings):
+            fail("--tree needs --drafter prompt_lookup or a draft model, such as layers:4")
         if given and own_tree and option != SCHEDULE and not chains_serve:
             fail(
                 f"{option} must not be given with --drafter {settings.drafter[0]}, which drafts "
@@ -158,7 +160,7 @@ def _check_drafting(settings: Settings) -> None:
         depth = drafts or CLI_NUM_ASSISTANT_TOKENS
         settings.tree = TrieTree(TREE_CHAINS, depth, max(TREE_NODES, depth))
         settings.num_assistant_tokens = None
-    elif settings.tree is None and drafts is None and not own_tree:
+    elif settings.tree is None and drafts is None and (not own_tree or chains_of_auto(settings)):
         settings.num_assistant_tokens = CLI_NUM_ASSISTANT_TOKENS
 
 
@@ -218,8 +220,10 @@ def _check_rule(settings: Settings, drafters: list[Source | None]) -> None:
     named = [entry for entry in map(_named, settings.drafter) if entry is not None]
     rules: tuple[str, ...]
     if _is_auto(settings):
-        only_trees = () if settings.num_assistant_tokens is not None else COPY_TREE_RULES
-        rules, which = tuple(dict.fromkeys((*CHAIN_RULES, *only_trees))), ""
+        option = chains_of_auto(settings)
+        only_trees = () if option else COPY_TREE_RULES
+        rules = tuple(dict.fromkeys((*CHAIN_RULES, *only_trees)))
+        which = f" with {option}, which trees do not take" if option else ""
     elif settings.tree is None and not any(entry.own_tree for entry in named):
         rules, which = CHAIN_RULES, ""
     elif any(not entry.draws for entry in named):
@@ -240,6 +244,18 @@ def _check_rule(settings: Settings, drafters: list[Source | None]) -> None:
 def _is_auto(settings: Settings) -> bool:
     """Whether the loop chooses the drafter, by the other options too."""
     return list(settings.drafter) == [AUTO]
+
+
+def chains_of_auto(settings: Settings) -> str | None:
+    """The option with which drafter "auto" drafts chains; None where it may draft trees."""
+    schedule = (settings.num_assistant_tokens_schedule or "constant").partition(":")[0]
+    given = {
+        "--fixed-width": settings.fixed_width is not None,
+        f"{SCHEDULE} {schedule}": schedule not in tree_schedules(),
+        f"--rule {settings.rule}": settings.rule in ("token", "block"),
+        "--num-assistant-tokens": settings.num_assistant_tokens is not None,
+    }
+    return next((option for option, is_given in given.items() if is_given), None)
 
 
 def has_own_tree(name: str) -> bool:

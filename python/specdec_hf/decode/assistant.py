@@ -48,7 +48,8 @@ def with_assistant(options: Options, assistant: Assistant) -> Options:
         )
     if schedule is None and not (assistant.from_model and options.tree is not None):
         schedule = assistant.schedule
-    if assistant.confidence_threshold is not None and drafter is not None:
+    named = drafter is not None and drafter != AUTO
+    if assistant.confidence_threshold is not None and named:
         schedule = with_threshold(schedule or "constant", assistant.confidence_threshold)
     return replace(
         options,

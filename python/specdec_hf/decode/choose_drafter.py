@@ -48,7 +48,10 @@ def choose_drafter(model: Any, call: Call, options: Options) -> tuple[Options, l
             reason = str(error)
         try:
             chains = _served(model, call, _with_chains(call, options))
-            note = f"drafter {AUTO!r} drafts chains with {chains.drafter.name}: {reason}"
+            drafts = f"drafts chains with {chains.drafter.name}"
+            if chains.rule != options.rule:
+                drafts += f" and rule {chains.rule!r}"
+            note = f"drafter {AUTO!r} {drafts}: {reason}"
             return chains, [note, *_rounding(model, options)]
         except (ValueError, ImportError) as error:
             reason = str(error)
@@ -93,9 +96,9 @@ def _with_chains(call: Call, options: Options) -> Options:
 def _served(model: Any, call: Call, options: Options) -> Options:
     """The same options; ValueError where the call or the model refuses their drafter."""
     drafter = options.drafter
-    check_options(call, options, drafter)
     resolve_rule(options.rule, call.do_sample, drafter.rules)
     check_schedule(make_schedule(options.num_assistant_tokens_schedule or "constant"), drafter)
+    check_options(call, options, drafter)
     choose_kind(
         model,
         len(call.mask),
@@ -110,10 +113,21 @@ def _served(model: Any, call: Call, options: Options) -> Options:
 
 def _rounding(model: Any, options: Options) -> list[str]:
     """A note where drafts may change the text, because wider forwards round otherwise."""
-    if model.dtype not in (torch.bfloat16, torch.float16) or options.fixed_width is not None:
+    dtype = _coarse_arithmetic(model)
+    if dtype is None or options.fixed_width is not None:
         return []
-    dtype = str(model.dtype).removeprefix("torch.")
     return [
         f"in {dtype} a forward of several tokens rounds unlike one of one token, so near ties may "
         "fall otherwise than in plain decoding, and depend on timing; fixed_width prevents it"
     ]
+
+
+def _coarse_arithmetic(model: Any) -> str | None:
+    """In what a model's products are made, where that is coarser than float32."""
+    kind = model.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else model.dtype
+    if dtype in (torch.bfloat16, torch.float16):
+        return str(dtype).removeprefix("torch.")
+    if kind == "cuda" and torch.backends.cuda.matmul.fp32_precision == "tf32":
+        return "TF32"
+    return None
