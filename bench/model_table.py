@@ -53,7 +53,7 @@ for all {number} classes that generate text. Tiny random models in float32 conti
 tokens, greedily, and the text of the loop is compared with that of `model.generate`."""
 LEGEND = """A class is *equal* if no call gave other tokens or an error from inside the model, and a
 call with drafts on one prompt gave the tokens of plain generation. What a model does not allow is
-refused by name. *Equal, without drafts*: only `drafter=None` runs.
+refused by name. *Equal, without drafts*: it decodes plainly, and refuses named drafters.
 
 Each column has five signs: for `drafter=None`, for drafts of which every third token is wrong, for
 a tree of such drafts, for `custom_generate` first without and then with drafts, and for drafts with

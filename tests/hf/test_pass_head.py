@@ -165,7 +165,7 @@ def test_a_tree_without_its_drafts_accepts_nothing(target, monkeypatch):
         assert_greedy_identical(lambda: [drafter], target, tree=TrieTree(1, 4))
 
 
-# What it does not go with.
+# The arguments that refuse this drafter.
 
 
 def test_what_does_not_go_is_refused_by_name(target, tmp_path):

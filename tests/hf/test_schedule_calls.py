@@ -348,3 +348,17 @@ def test_measurements_are_an_average_and_a_copy():
     known.costs.observe(0, 0, 0.0, 9.0)
     assert measurements.recall(model, drafter, 1).costs.plain == 1.0
     assert not measurements.recall(model, Draft, 1).trusted
+
+
+def test_one_unlucky_call_does_not_outweigh_what_was_expected():
+    class Thing:
+        pass
+
+    model, drafter = Thing(), Thing()
+    trusted = []
+    for _ in range(2):
+        measurements.remember(model, drafter, 1, measurements.Costs(), 0.8, 1.5)
+        trusted.append(measurements.recall(model, drafter, 1).trusted)
+    assert trusted == [True, False]
+    measurements.remember(model, drafter, 2, measurements.Costs(), 0.8)
+    assert not measurements.recall(model, drafter, 2).trusted

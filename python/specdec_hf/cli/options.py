@@ -83,7 +83,7 @@ NumAssistantTokens = Annotated[
         "--gamma",
         metavar="N",
         help="Tokens to draft per round, with which auto drafts chains.  "
-        f"[default: {CLI_NUM_ASSISTANT_TOKENS}, but auto chooses itself]",
+        f"[default: {CLI_NUM_ASSISTANT_TOKENS}; auto chooses by itself]",
     ),
 ]
 TreeShape = Annotated[

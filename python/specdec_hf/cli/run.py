@@ -223,7 +223,7 @@ def _report_difference(loaded: Loaded, settings: Settings, baseline: str) -> Non
 
 
 def progress() -> Progress:
-    """What a command does, and for how long."""
+    """The bar that shows what a command does, and for how long."""
     text = TextColumn("{task.description}", markup=False)
     return bar(SpinnerColumn(), text, BarColumn(), TimeElapsedColumn())
 

@@ -225,4 +225,5 @@ class DraftLengthPolicy:
                     "text allows; guard=False drafts from the first round"
                 )
         if self.remembers:
-            remember(self.model, self.drafts, self.shape, self.costs, benefit)
+            expected = self.drafter.expected_benefit
+            remember(self.model, self.drafts, self.shape, self.costs, benefit, expected)

@@ -110,7 +110,7 @@ class PassHead(WholeVocabularyHead):
         self._target = weakref.ref(model)  # a copy of the head is not to copy the target
 
     def states(self, embeddings: torch.Tensor, cuts: torch.Tensor, steps: int) -> torch.Tensor:
-        """What the output matrix reads, in training; `begin_as` must have been called.
+        """The states that the output matrix reads in training; `begin_as` must have been called.
 
         One forward of the target serves all places: each group of look-ahead embeddings follows its
         own place and sees neither what the text goes on with nor other groups.

@@ -21,7 +21,7 @@ HEAD_FOLDER = "specdec_head"  # in the folder of a target
 SHIPPED = Path(__file__).parent / "shipped"  # a folder for each head
 TARGET = "target_digest"  # in config.json
 
-# Of each model: the state of its weights, and their digest.
+# By model: the state of its weights, and their digest.
 _digests: weakref.WeakKeyDictionary[Any, tuple[Any, str]] = weakref.WeakKeyDictionary()
 
 

@@ -61,9 +61,22 @@ def recall(model: Any, drafts: Any, shape: Hashable) -> Measurements:
     return Measurements() if found is None else copy.deepcopy(found)
 
 
-def remember(model: Any, drafts: Any, shape: Hashable, costs: Costs, benefit: float | None) -> None:
-    """Keep the measurements of a call; without a benefit, the earlier one stays."""
+def remember(
+    model: Any,
+    drafts: Any,
+    shape: Hashable,
+    costs: Costs,
+    benefit: float | None,
+    expected: float | None = None,
+) -> None:
+    """Keep the measurements of a call; without a benefit, the earlier one stays.
+
+    ``expected`` is the benefit of the drafter's calls before the first one, of which a single
+    unlucky text is not to be the measure.
+    """
     earlier = recall(model, drafts, shape).benefit
+    if earlier is None:
+        earlier = expected
     if benefit is None:
         benefit = earlier
     elif earlier is not None:

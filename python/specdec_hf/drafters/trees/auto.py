@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 CHAINS, DEPTH, NODES = 4, 5, 15
 # A node costs about 4 % of the time of a token, and a level of the head's tree 15 %.
 HEAD_TREE = EagleTree(width=4, depth=DEPTH, size=12, least=0.15)
-BENEFIT_OF_HEAD = 1.2  # at least, of a head that is shipped, with the target that it serves
+BENEFIT_OF_HEAD = 1.5  # of a head that is shipped, with the target that it serves
 TREE = TrieTree(CHAINS, DEPTH, NODES, least=0.04)
 
 # By target: its head, with the folder and files that it was read from. All calls draft with the
