@@ -57,6 +57,22 @@ def test_control_c_is_one_line_at_any_moment(folder, moment):  # noqa: F811
         assert process.returncode == 130
 
 
+def test_an_interruption_inside_of_exec_has_the_same_exit_code(tmp_path):
+    """Python ends by the signal once exec() was interrupted, whoever caught that."""
+    program = """
+import os, signal
+from specdec_hf.cli import interrupt
+with interrupt.in_one_line():
+    exec("os.kill(os.getpid(), signal.SIGINT)\\nwhile True: pass")
+"""
+    (tmp_path / "interrupted.py").write_text(program)
+    done = subprocess.run(
+        [sys.executable, "-m", "interrupted"], capture_output=True, text=True, env=environment(),
+        cwd=tmp_path, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (130, "error: interrupted\n")
+
+
 def test_a_reader_that_goes_away_is_no_error_message(folder):  # noqa: F811
     process = begin("generate", "--model", folder, "--prompt", "abc", "--max-new-tokens", 8)
     assert process.stdout

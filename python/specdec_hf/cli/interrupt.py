@@ -5,6 +5,7 @@ It is loaded before everything else, so it imports next to nothing.
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import sys
@@ -36,6 +37,7 @@ def in_one_line() -> Iterator[None]:
     """Run the block; Ctrl-C ends the process with one line, whatever it interrupts."""
     signal.signal(signal.SIGINT, _on_signal)
     sys.unraisablehook = _on_unraisable
+    atexit.register(_on_exit)  # the first one, which is called last
     try:
         yield
     except BaseException as error:
@@ -60,6 +62,13 @@ def _on_unraisable(error: Any) -> None:
     if issubclass(error.exc_type, KeyboardInterrupt):
         _leave()
     sys.__unraisablehook__(error)
+
+
+def _on_exit() -> None:
+    """Where exec() was interrupted, Python would end by the signal, whatever the exit code."""
+    if State.told:
+        sys.stdout.flush()
+        os._exit(EXIT)
 
 
 def _leave() -> None:
