@@ -108,9 +108,9 @@ def use_compiled(
     except ValueError as error:
         run_eagerly(model, stats, str(error))
         return stats
-    before = forward.seconds
+    before = forward.warm_ups.seconds
     reason = forward.warm_up(model, padded=len(cache.lengths) > 1, tree=tree, check=check)
-    stats.graphs, stats.seconds = forward.graphs, forward.seconds - before
+    stats.graphs, stats.seconds = forward.graphs, forward.warm_ups.seconds - before
     if reason is not None:
         run_eagerly(model, stats, reason)
         return stats

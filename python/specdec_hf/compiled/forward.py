@@ -8,20 +8,16 @@ it, and their logits are compared with those of the model itself.
 from __future__ import annotations
 
 import threading
-import time
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
-import torch.fx.experimental._config as shape_settings
 from torch._dynamo.utils import counters
 
 from specdec_hf.cache.check_plan import CheckPlan
 from specdec_hf.cache.fit import beyond_rounding, tolerance_of
-from specdec_hf.cache.own_logits import PASSING, logits_alone, one_line
+from specdec_hf.cache.own_logits import logits_alone
 from specdec_hf.cache.self_check import largest_difference
 from specdec_hf.cache.spec_cache import SpecCache
 from specdec_hf.cache.spec_layer import SpecLayer
@@ -34,29 +30,10 @@ from specdec_hf.compiled.layers import (
     replaced_layer,
 )
 from specdec_hf.compiled.twin import make_twin, structure_of, twin_reason
+from specdec_hf.compiled.warm_up import WarmUps
 
-# Dynamo gives up beyond this number of graphs of one function. A model needs four for each type of
-# its layers: for one token and for several, of one sequence and of a batch.
-MOST_GRAPHS = 64
 BACKEND = "inductor"  # of torch.compile
 _forwards: weakref.WeakKeyDictionary[Any, CompiledForward] = weakref.WeakKeyDictionary()
-
-
-@dataclass(frozen=True)
-class WarmUp:
-    """The outcome of a warm-up.
-
-    Attributes:
-        reason: why there are no graphs, or None.
-        checked: whether logits were compared.
-    """
-
-    reason: str | None
-    checked: bool
-
-    def settles(self, check: bool) -> bool:
-        """Whether a call, with or without a comparison of logits, needs no other warm-up."""
-        return self.reason is not None or self.checked or not check
 
 
 class CompiledForward:
@@ -67,11 +44,11 @@ class CompiledForward:
 
     Attributes:
         graphs: how many were made.
-        seconds: how long the warm-ups took.
+        warm_ups: those of the calls so far.
     """
 
     def __init__(self, model: Any) -> None:
-        self.graphs, self.seconds = 0, 0.0
+        self.graphs, self.warm_ups = 0, WarmUps()
         self.made_for = structure_of(model)
         self._place, self._buffers = Place(), list[LayerBuffers]()
         self._graphs = LayerGraphs(model.dtype, BACKEND)
@@ -79,7 +56,6 @@ class CompiledForward:
         self._twin.eval()
         # Keys and values [1, H, 0, D] of each layer; None for one without a cache of its own.
         self._like: list[tuple[torch.Tensor, torch.Tensor] | None] = []
-        self._warm: dict[tuple[bool, bool], WarmUp] = {}
         self._lock = threading.RLock()  # the place and the buffers are those of one forward
 
     def _replace(self, number: int, layer: Any) -> Any:
@@ -131,26 +107,13 @@ class CompiledForward:
         """
         changed = [layer.refresh() for layer in self._packed]
         if any(changed):
-            self._warm = {key: made for key, made in self._warm.items() if made.reason is None}
-        key = (padded, tree)
+            self.warm_ups.forget_failures()
         if model.training:
             return "it is in training mode"
-        known = self._warm.get(key)
-        if known is not None and known.settles(check):
-            return known.reason
-        started = time.perf_counter()
-        try:
-            # In this order: a check of another thread runs forwards while it holds the model.
-            with undisturbed(model), self._lock, compile_settings(), torch.inference_mode():
-                reason = self._difference(model, padded, tree, check)
-        except PASSING:
-            raise
-        except Exception as error:
-            reason = f"torch.compile raised {one_line(error)}"
-        finally:
-            self.seconds += time.perf_counter() - started
-        self._warm[key] = WarmUp(reason, check)
-        return reason
+        difference = partial(self._difference, model, padded, tree, check)
+        # In this order: a check of another thread runs forwards while it holds the model.
+        held = undisturbed(model), self._lock
+        return self.warm_ups.run((padded, tree), check, difference, *held)
 
     def _difference(self, model: Any, padded: bool, tree: bool, check: bool) -> str | None:
         plan = CheckPlan(model, 1 + padded, padded, tree)
@@ -186,14 +149,6 @@ def compiled_forward(model: Any) -> CompiledForward:
         if made is None or made.made_for != structure_of(model):
             made = _forwards[model] = CompiledForward(model)
     return made
-
-
-@contextmanager
-def compile_settings() -> Iterator[None]:
-    """Settings of a warm-up, in which each size of a shape is a symbol of its own."""
-    limit = torch._dynamo.config.patch(recompile_limit=MOST_GRAPHS)
-    with limit, shape_settings.patch(use_duck_shape=False):  # type: ignore[attr-defined]
-        yield
 
 
 def graphs_made() -> int:

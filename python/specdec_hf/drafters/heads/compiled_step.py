@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import threading
-import time
 import weakref
 from collections import Counter
 from collections.abc import Callable
@@ -18,14 +17,13 @@ from typing import Any
 import torch
 
 from specdec_hf.cache.fit import beyond_rounding, distance, tolerance_of
-from specdec_hf.cache.own_logits import PASSING, one_line
 from specdec_hf.cache.widths import BUCKETS
 from specdec_hf.compiled import forward
 from specdec_hf.compiled.call import CompiledCall, CompileStats, run_eagerly
-from specdec_hf.compiled.forward import WarmUp
 from specdec_hf.compiled.layers import LayerForward, LayerGraphs
 from specdec_hf.compiled.packed_linear import PackedLinear
 from specdec_hf.compiled.twin import packed_copy
+from specdec_hf.compiled.warm_up import WarmUps
 from specdec_hf.heads.eagle3 import Eagle3Head
 from specdec_hf.heads.step import Eagle3Step
 
@@ -49,15 +47,14 @@ class CompiledStep:
         packed: the step on packed weights, without a graph.
         eager: what drafts where graphs do not: ``packed``, or the step on the head's own weights
             where logits of ``packed`` were found to be wrong.
-        seconds: how long the warm-ups took.
+        warm_ups: those of the calls so far.
     """
 
     def __init__(self, head: Eagle3Head) -> None:
         self.packed: Any = packed_copy(Eagle3Step(head), dict[int, PackedLinear]())
         self.eager = self.packed
-        self.seconds = 0.0
+        self.warm_ups = WarmUps()
         self._run = _step_graphs(self.packed.dtype, forward.BACKEND).of(self.packed)
-        self._warm: dict[bool, WarmUp] = {}
         self._compared = False
         self._lock = threading.Lock()
 
@@ -86,22 +83,8 @@ class CompiledStep:
             Why this step does not serve such a call, or None. A reason is kept, so that what failed
             is not compiled again in each call.
         """
-        with self._lock:
-            known = self._warm.get(several)
-            if known is not None and known.settles(check):
-                return known.reason
-            started = time.perf_counter()
-            try:
-                with forward.compile_settings(), torch.inference_mode():
-                    reason = self._difference(Eagle3Step(head), 1 + several, check)
-            except PASSING:
-                raise
-            except Exception as error:
-                reason = f"torch.compile raised {one_line(error)}"
-            finally:
-                self.seconds += time.perf_counter() - started
-            self._warm[several] = WarmUp(reason, check)
-            return reason
+        difference = functools.partial(self._difference, head, 1 + several, check)
+        return self.warm_ups.run(several, check, difference, self._lock)
 
     def compare(self, head: Eagle3Head) -> str | None:
         """Compare logits of `packed` with the head's own; gives the reason of a first failure."""
@@ -115,7 +98,8 @@ class CompiledStep:
             self.eager = own
             return f"on packed weights {reason}"
 
-    def _difference(self, own: Eagle3Step, batch_size: int, check: bool) -> str | None:
+    def _difference(self, head: Eagle3Head, batch_size: int, check: bool) -> str | None:
+        own = Eagle3Step(head)
         if check and (reason := _difference(self.packed, own, batch_size)):
             self.eager = own
             return f"on packed weights {reason}"
@@ -150,9 +134,9 @@ def compiled_step(
         note: told why the call has no graph from a failure on.
     """
     made = _made_for(head)
-    before = made.seconds
+    before = made.warm_ups.seconds
     reason = made.warm_up(head, several=several, check=check)
-    stats = CompileStats(made.graphs, made.seconds - before)
+    stats = CompileStats(made.graphs, made.warm_ups.seconds - before)
     if reason is not None:
         run_eagerly(made.eager, stats, reason)
     return CompiledCall(made.eager, made, stats, note)
