@@ -221,6 +221,15 @@ def test_every_folder_of_the_loop_has_its_place():
     assert folders == {*LOOP, "cli"}
 
 
+def test_the_documents_list_the_folders_of_the_loop():
+    text = (ROOT / "docs/design/loop.md").read_text()
+    rows = re.findall(r"^\| `([\w/]+)/` \| [^|]+ \| ([^|]*)\|$", text, re.MULTILINE)
+    listed = {folder: set(re.findall(r"`(\w+)`", below)) for folder, below in rows}
+    packages = LOOP_FOLDER.glob("*/**/__init__.py")
+    assert listed.keys() == {path.parent.relative_to(LOOP_FOLDER).as_posix() for path in packages}
+    assert {folder: listed[folder] for folder in LOOP} == LOOP
+
+
 def test_the_loop_does_not_know_the_drafters_of_heads():
     for module, path in MODULES.items():
         if module.startswith(("specdec_hf.decode", "specdec_hf.heads")):

@@ -6,4 +6,5 @@
   drafter.
 - model_free/: drafters that copy or count tokens. models/: drafters that run a model, such as a
   draft model or some layers of the target, and cascades. trees/: drafters of trees.
+  heads/: drafters whose module was trained for the target.
 """
