@@ -71,7 +71,7 @@ class SplitModel:
                 f"layers must be in [1, {len(layers) - 1}] for {type(model).__name__} of "
                 f"{len(layers)} layers, got {shared if shared == resume else (shared, resume)}"
             )
-        self.model, self.total = model, len(layers)
+        self.model = model
         self._tap = _Tap()
         types = getattr(model.config, "layer_types", None) or ["full_attention"] * len(layers)
         added = [self._tap] if exit_module is None else [self._tap, exit_module]
@@ -83,6 +83,12 @@ class SplitModel:
             [*layers[:shared], self._tap], [*types[:shared], types[shared - 1]]
         )
         self._second = self._view(layers[shared:], types[shared:], continues=True)
+
+    @property
+    def first_share(self) -> float:
+        """Parameters of the first part by those of the model."""
+        first, whole = (sum(x.numel() for x in m.parameters()) for m in (self._first, self.model))
+        return float(first / whole)
 
     def first(
         self, cache: SpecCache, tokens: torch.Tensor, starts: Lengths

@@ -72,9 +72,9 @@ class Head(nn.Module):
             )
         return rows
 
-    def share_of(self, model: Any) -> float:
-        """Its parameters and its output matrix by the target's parameters."""
-        ours = sum(x.numel() for x in self.parameters()) + self.lm_head.numel()
+    def share_of(self, model: Any, outputs: int = 1) -> float:
+        """Its parameters and ``outputs`` times its output matrix by the target's parameters."""
+        ours = sum(x.numel() for x in self.parameters()) + outputs * self.lm_head.numel()
         theirs = sum(x.numel() for x in model.parameters())
         return float(ours / max(theirs, 1))
 

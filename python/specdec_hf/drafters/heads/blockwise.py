@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from specdec_hf.drafters.context import DraftContext, History
+from specdec_hf.drafters.context import History
 from specdec_hf.drafters.drafter import Draft, Drafter
-from specdec_hf.drafters.heads.head_drafter import HeadDrafter
-from specdec_hf.drafters.heads.parallel_draft import ParallelDraft
+from specdec_hf.drafters.heads.parallel_draft import ParallelDrafter
 from specdec_hf.heads.blockwise import BlockwiseHeads
 from specdec_hf.heads.parallel_files import load_blockwise
 
 
-class BlockwiseDrafter(HeadDrafter[BlockwiseHeads], Drafter):
+class BlockwiseDrafter(ParallelDrafter[BlockwiseHeads], Drafter):
     """Trained heads, each of which drafts its most likely token.
 
     Args:
@@ -27,9 +26,6 @@ class BlockwiseDrafter(HeadDrafter[BlockwiseHeads], Drafter):
 
     name = "blockwise"
     kind, load = BlockwiseHeads, staticmethod(load_blockwise)
-
-    def draft_with(self, head: BlockwiseHeads, context: DraftContext) -> ParallelDraft:
-        return ParallelDraft(head, context)
 
     def propose(self, history: History, gamma: int) -> Draft | None:
         counts = self._draft.room(history, gamma)

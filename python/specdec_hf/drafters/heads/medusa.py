@@ -8,9 +8,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specdec_hf.drafters.context import DraftContext, History
-from specdec_hf.drafters.heads.head_drafter import HeadDrafter
-from specdec_hf.drafters.heads.parallel_draft import ParallelDraft
+from specdec_hf.drafters.context import History
+from specdec_hf.drafters.heads.parallel_draft import ParallelDrafter
 from specdec_hf.drafters.tensors import mask_below_limits
 from specdec_hf.drafters.tree_drafter import TreeDraft, TreeDrafter
 from specdec_hf.heads.medusa import MedusaHeads
@@ -23,7 +22,7 @@ _ACCURACIES = ((0.5, 0.12, 0.06, 0.04), (0.3, 0.1, 0.05), (0.2, 0.08), (0.15,), 
 DEFAULT_TREE = TreeSpec.medusa(_RANKS, 12, _ACCURACIES)
 
 
-class MedusaDrafter(HeadDrafter[MedusaHeads], TreeDrafter):
+class MedusaDrafter(ParallelDrafter[MedusaHeads], TreeDrafter):
     """Trained heads, each of which offers its most likely tokens at one depth of a fixed tree.
 
     Rule typical, which must be asked for, is that of the source and lossy; the other rules are not.
@@ -53,9 +52,6 @@ class MedusaDrafter(HeadDrafter[MedusaHeads], TreeDrafter):
         if self.tree.depth > heads:
             raise ValueError(f"tree must be at most {heads} deep, got {self.tree.depth}")
         self.size, self.depth = self.tree.size, self.tree.depth
-
-    def draft_with(self, head: MedusaHeads, context: DraftContext) -> ParallelDraft:
-        return ParallelDraft(head, context)
 
     def propose(self, history: History, limits: NDArray[np.int64]) -> TreeDraft | None:
         limits = self._draft.room(history, limits)

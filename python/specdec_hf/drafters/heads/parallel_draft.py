@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
 from specdec_hf.drafters.context import DraftContext, History
+from specdec_hf.drafters.heads.head_drafter import HeadDrafter
 from specdec_hf.heads.parallel import ParallelHeads
+
+P = TypeVar("P", bound=ParallelHeads)
 
 
 class ParallelDraft:
@@ -23,7 +28,9 @@ class ParallelDraft:
         self.head = head
         text = context.model.config.get_text_config(decoder=True)
         self._states = context.keep_states((text.num_hidden_layers,))
-        self.relative_cost = head.share_of(context.model) / head.config.num_heads
+        # Where the heads share an output matrix, each of them reads it.
+        outputs = head.config.num_heads if head.lm_head.dim() == 2 else 1
+        self.relative_cost = head.share_of(context.model, outputs)
 
     def room(self, history: History, limits: NDArray[np.int64] | int) -> NDArray[np.int64]:
         """[B], how many of ``limits`` tokens each sequence can draft.
@@ -45,3 +52,13 @@ class ParallelDraft:
         logits = self.head.logits(states[:, k], k)
         ids = logits.topk(min(width, logits.shape[-1]), dim=-1).indices
         return functional.pad(self.head.tokens[ids], (0, width - ids.shape[1]), value=-1)
+
+
+class ParallelDrafter(HeadDrafter[P]):
+    """Base class of drafters with such heads beside that of chain or tree drafters."""
+
+    drafts_at_once = True
+    reads_prompt = False  # but for the state of its last token
+
+    def draft_with(self, head: P, context: DraftContext) -> ParallelDraft:
+        return ParallelDraft(head, context)

@@ -74,7 +74,7 @@ class OwnLayersDrafter(OwnCacheDrafter):
         if context.self_check:
             check_split(model, split, shared, resume)
         self._draft = OwnLayers(context, split)
-        self.relative_cost = 1 - (resume - shared) / split.total
+        self.relative_cost = split.first_share
 
     def propose(self, history: History, gamma: int) -> Draft | None:
         if self._context.cache.hidden_states is not None:
