@@ -133,6 +133,11 @@ if "$python" -c 'import triton' 2>/dev/null; then
 else
   note "ABSENT   triton: its ops were not run"
 fi
+if "$python" -c 'import transformers, triton' 2>/dev/null; then
+  part "CUDA graphs of forwards" 90 190 "${on_device[@]}" tests/device/compiled_on_device.py
+else
+  note "ABSENT   transformers or triton: no forwards were recorded"
+fi
 
 if ! sanitizer=$(command -v compute-sanitizer || command -v /usr/local/cuda/bin/compute-sanitizer)
 then

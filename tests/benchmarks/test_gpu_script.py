@@ -75,6 +75,7 @@ def test_the_gpu_script_goes_on_after_a_failure_and_reports_it(gpu):
         "Triton trees on the device",
         "Triton cache ops on the device",
         "layout of trees on the device",
+        "CUDA graphs of forwards",
         "sweep of verify_chain",
         "sweep of verify_tree",
         "sweep of kv_compact_",

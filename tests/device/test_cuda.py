@@ -170,7 +170,9 @@ def test_cache_ops_agree_with_the_cpu(case):
     same_tensors(case.op, (got, op(*got)), (want, op(*want)))
 
 
-@pytest.mark.parametrize("file", ["on_device.py", "trees_on_device.py", "kv_on_device.py"])
+@pytest.mark.parametrize(
+    "file", ["on_device.py", "trees_on_device.py", "kv_on_device.py", "compiled_on_device.py"]
+)
 def test_triton_ops_on_the_device(file):
     """Triton's compiler needs a process in which its interpreter is off."""
     done = subprocess.run(

@@ -26,15 +26,25 @@ Row = tuple[int, int, torch.Tensor]
 
 
 class CheckPlan:
-    """The tokens of the self-check, and in which steps they go through a cache."""
+    """The tokens of the self-check, and in which steps they go through a cache.
 
-    def __init__(self, model: Any, num_sequences: int, padded: bool, tree: bool) -> None:
+    Args:
+        model: that of the cache.
+        num_sequences: 1 or 2.
+        padded: whether the sequences differ in length.
+        tree: whether a tree is fed.
+        number: plans of other numbers have other tokens at other positions.
+    """
+
+    def __init__(
+        self, model: Any, num_sequences: int, padded: bool, tree: bool, number: int = 0
+    ) -> None:
         self.model, self.padded, self.tree = model, padded, tree
         windows = sorted(_attention_windows(model))
-        prompt, self.remark = _LONG, None
+        prompt, self.remark = _LONG + number, None
         for window in windows:
             if window <= LARGEST_WINDOW:
-                prompt = max(prompt, window + 2)
+                prompt = max(prompt, window + 2 + number)
             else:
                 self.remark = f"attention beyond a window of {window} tokens is not covered"
         self.context = context_length(model)
@@ -50,7 +60,7 @@ class CheckPlan:
         self.kept = (
             np.array([_DRAFTS, 1][:num_sequences]), np.array([0, _DRAFTS][:num_sequences])
         )  # fmt: skip
-        draw = torch.Generator("cpu").manual_seed(7)
+        draw = torch.Generator("cpu").manual_seed(7 + number)
         ids = _ordinary_ids(model)
         shape = (num_sequences, prompt + 3 * extra)
         self._ids = ids[torch.randint(len(ids), shape, generator=draw, device="cpu")]

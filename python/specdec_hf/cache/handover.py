@@ -183,7 +183,7 @@ def export_cache(model: Any, cache: RollbackCache, mask: NDArray[np.bool_]) -> A
         if isinstance(target, DynamicSlidingWindowLayer):
             target.lazy_initialization(entries[0], entries[1])
             keep = min(target.sliding_window - 1, columns)
-            target.keys, target.values = (x[:, :, columns - keep :] for x in entries)
+            target.keys, target.values = (x[:, :, columns - keep :].clone() for x in entries)
             target.cumulative_length = columns
         else:
             target.update(entries[0], entries[1])

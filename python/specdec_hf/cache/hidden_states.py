@@ -37,12 +37,12 @@ def keep_hidden_states(
             add_hidden_states(one, own)
 
 
-def add_hidden_states(cache: Any, states: Sequence[torch.Tensor]) -> None:
+def add_hidden_states(cache: Any, states: Sequence[torch.Tensor] | HiddenStates) -> None:
     """Keep what was asked for of one forward.
 
     Args:
         cache: of the forward.
-        states: [B, n, H] of the embeddings and of each layer.
+        states: [B, n, H] of the embeddings and of each layer, or those that were asked for.
     """
     layers = range(len(states)) if cache.hidden_layers is None else cache.hidden_layers
     cache.hidden_states.append({layer: states[layer] for layer in layers})

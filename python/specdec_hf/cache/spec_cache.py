@@ -231,7 +231,7 @@ class SpecCache(Cache):
     ) -> torch.Tensor:
         """Logits of the last ``keep`` tokens, or of all of them where there is padding."""
         width = tokens.shape[1] + padding
-        if keep and (padding or (self.widths is not None and self.widths.fixed is not None)):
+        if keep and (padding or (self.widths is not None and self.widths.keeps_all(width))):
             keep = width  # the head too has one width
         logits = run_model(self._model, self, padded(tokens, width), inputs, max(keep, 1))
         if padding and self.hidden_states is not None:
@@ -260,8 +260,8 @@ class SpecCache(Cache):
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self._cursor.past
 
-    def _grow(self, needed: int) -> None:
-        capacity = max(needed, self._cursor.capacity + self._cursor.capacity // 2)
+    def grow(self, capacity: int) -> None:
+        """Make room for ``capacity`` slots, which are not fewer than there are."""
         self._cursor.capacity = capacity
         for layer in self.spec_layers:
             layer.grow(capacity)
@@ -271,7 +271,7 @@ class SpecCache(Cache):
         """Tell all layers which slots the next forward writes and sees."""
         if visible >= self._cursor.capacity:
             # One slot stays unseen: a graph is made again where a forward sees all of a buffer.
-            self._grow(visible + 1)
+            self.grow(max(visible + 1, self._cursor.capacity + self._cursor.capacity // 2))
         self._cursor.starts = starts
         self._cursor.past = max(past, 0)
         self._cursor.visible = visible

@@ -71,13 +71,25 @@ class SpecLayer(CacheLayerMixin):
         return self.keys, self.values
 
     def grow(self, capacity: int) -> None:
-        """Move the buffers into larger ones of ``capacity`` slots."""
-        if self.is_initialized:
+        """Move the buffers into larger ones of ``capacity`` slots, if they are smaller."""
+        if self.is_initialized and self.buffers[0].shape[2] < capacity:
             with torch.inference_mode(False):
                 self.keys, self.values = (
                     torch.nn.functional.pad(x, (0, 0, 0, capacity - x.shape[2]))
                     for x in self.buffers
                 )
+
+    def move_to(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Move into buffers that are large enough, whose other slots become zero."""
+        for new, old in ((keys, self.keys), (values, self.values)):
+            new.zero_()
+            if old is not None:
+                new[:, :, : old.shape[2]] = old
+        self.keys, self.values, self.is_initialized = keys, values, True
+
+    def drop(self) -> None:
+        """Hold no buffers any more."""
+        self.keys, self.values, self.is_initialized = None, None, False
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.cursor.visible, 0

@@ -17,6 +17,8 @@ BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
 # Attention on CPUs reads slots in blocks of this size. A whole block more, of hidden slots alone,
 # changes no sum; a part of one may.
 BLOCK = 512
+# CUDA graphs see at least this many slots, and else a power of two.
+LEAST_SLOTS = 1024
 
 
 @dataclass(frozen=True)
@@ -26,16 +28,22 @@ class Widths:
     Attributes:
         fixed: every forward has this many tokens a row; None is the next of `BUCKETS`.
         spare_blocks: with ``fixed``, blocks of slots that forwards see beyond those they need.
+        few_slots: forwards see one of few numbers of slots, also without ``fixed``.
     """
 
     fixed: int | None = None
     spare_blocks: int = 0
+    few_slots: bool = False
 
     def of(self, size: int) -> int:
         """The width of a forward of ``size`` tokens a row."""
         if self.fixed is not None:
             return self.fixed
         return next((width for width in BUCKETS if width >= size), size)
+
+    def keeps_all(self, width: int) -> bool:
+        """Whether a forward of this width gives the logits of all its tokens, wanted or not."""
+        return self.fixed is not None or (self.few_slots and width <= BUCKETS[-1])
 
     def pieces(self, size: int) -> Iterator[tuple[int, int]]:
         """Begin and end of the forwards that ``size`` tokens a row are fed in."""
@@ -45,7 +53,7 @@ class Widths:
     def visible(self, slots: int) -> int:
         """How many slots a forward sees that needs the first ``slots``."""
         if self.fixed is None:
-            return slots
+            return max(LEAST_SLOTS, 1 << (slots - 1).bit_length()) if self.few_slots else slots
         return (-(-slots // BLOCK) + self.spare_blocks) * BLOCK
 
 

@@ -11,6 +11,8 @@ from specdec_hf.cache.own_logits import PASSING, one_line
 from specdec_hf.cache.protocol import RollbackCache
 from specdec_hf.cache.spec_cache import SpecCache
 from specdec_hf.cache.widths import Widths
+from specdec_hf.compiled.borrow import borrow_graphs
+from specdec_hf.compiled.cuda_graphs import Borrower, CudaGraphs, Replayed
 from specdec_hf.compiled.forward import compiled_forward
 
 
@@ -19,11 +21,14 @@ class CompileStats:
     """What ``compile=True`` did in one call.
 
     Attributes:
-        graphs: graphs of the model that exist, those of earlier calls included.
+        graphs: graphs of torch.compile for the model that exist, those of earlier calls included.
         seconds: how long the warm-up of this call took, with its self-check; 0 after the first
             call with a model.
         recompilations: graphs that were made after the warm-up.
         eager: why forwards ran eagerly, empty where they did not.
+        cuda_graphs: forwards that are recorded as CUDA graphs, those of earlier calls included.
+        replayed: forwards of the call that replayed one.
+        without_cuda_graphs: why forwards on a CUDA device replayed none, empty where they did.
         drafts: the same for each draft model and each EAGLE-3 head of the call.
     """
 
@@ -31,6 +36,9 @@ class CompileStats:
     seconds: float = 0.0
     recompilations: int = 0
     eager: str = ""
+    cuda_graphs: int = 0
+    replayed: int = 0
+    without_cuda_graphs: str = ""
     drafts: list[CompileStats] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
@@ -43,7 +51,12 @@ class Compiled(Protocol):
 
     @property
     def graphs(self) -> int:
-        """The number of graphs that were made."""
+        """The number of graphs that torch.compile made."""
+        ...
+
+    @property
+    def cuda_graphs(self) -> CudaGraphs | None:
+        """The forwards that are replayed; None where none ever are."""
         ...
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -70,7 +83,10 @@ class CompiledCall:
         if not self.stats.eager:
             before = self.forward.graphs
             try:
-                return self.forward(**inputs)
+                output = self.forward(**inputs)
+                if self.forward.cuda_graphs is not None:
+                    self._count(self.forward.cuda_graphs, output)
+                return output
             except PASSING:
                 raise
             except Exception as error:
@@ -81,6 +97,12 @@ class CompiledCall:
                 self.stats.recompilations += self.forward.graphs - before
         return self.model(**inputs)
 
+    def _count(self, graphs: CudaGraphs, output: Any) -> None:
+        self.stats.cuda_graphs = len(graphs)
+        self.stats.replayed += isinstance(output, Replayed)
+        if graphs.reason and not self.stats.without_cuda_graphs:
+            run_without_graphs(self.model, self.stats, graphs.reason, self.note)
+
 
 def use_compiled(
     model: Any,
@@ -89,6 +111,7 @@ def use_compiled(
     tree: bool,
     check: bool,
     note: Callable[[str], None],
+    borrower: Borrower | None,
 ) -> CompileStats:
     """Let the forwards through a cache run compiled, or warn why they run eagerly.
 
@@ -98,6 +121,8 @@ def use_compiled(
         tree: whether trees will be fed.
         check: whether the first use of a model compares logits with the model's own.
         note: told of a forward that fails later in the call.
+        borrower: the call, to which CUDA graphs and their buffers are lent until it ends; None
+            runs without.
     """
     stats = CompileStats()
     if not isinstance(cache, SpecCache):
@@ -110,13 +135,17 @@ def use_compiled(
         return stats
     before = forward.warm_ups.seconds
     reason = forward.warm_up(model, padded=len(cache.lengths) > 1, tree=tree, check=check)
-    stats.graphs, stats.seconds = forward.graphs, forward.warm_ups.seconds - before
-    if reason is not None:
+    if reason is None:
+        cache.compiled = CompiledCall(model, forward, stats, note)
+        cache.widths = cache.widths or Widths(few_slots=forward.cuda_graphs is not None)
+        cache.omits_mask = frozenset()
+        without = borrow_graphs(forward, model, cache, borrower, tree=tree, check=check)
+        stats.cuda_graphs = len(forward.cuda_graphs or ())
+        if without:
+            run_without_graphs(model, stats, without, note)
+    else:
         run_eagerly(model, stats, reason)
-        return stats
-    cache.compiled = CompiledCall(model, forward, stats, note)
-    cache.widths = cache.widths or Widths()
-    cache.omits_mask = frozenset()
+    stats.graphs, stats.seconds = forward.graphs, forward.warm_ups.seconds - before
     return stats
 
 
@@ -124,3 +153,11 @@ def run_eagerly(model: Any, stats: CompileStats, reason: str) -> None:
     """Say why the forwards of a call run without graphs."""
     stats.eager = reason
     warnings.warn(f"{type(model).__name__} runs eagerly: {reason}", stacklevel=2)
+
+
+def run_without_graphs(
+    model: Any, stats: CompileStats, reason: str, note: Callable[[str], None]
+) -> None:
+    """Say why the forwards of a call on a CUDA device replay no CUDA graphs."""
+    stats.without_cuda_graphs = reason
+    note(f"{type(model).__name__} runs without CUDA graphs: {reason}")

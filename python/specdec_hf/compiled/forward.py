@@ -23,12 +23,14 @@ from specdec_hf.cache.spec_cache import SpecCache
 from specdec_hf.cache.spec_layer import SpecLayer
 from specdec_hf.cache.undisturbed import changing, undisturbed
 from specdec_hf.cache.widths import BUCKETS, Widths
+from specdec_hf.compiled.cuda_graphs import Borrower, CudaGraphs, RecordedCache
 from specdec_hf.compiled.layers import (
     LayerBuffers,
     LayerGraphs,
     Place,
     replaced_layer,
 )
+from specdec_hf.compiled.recorder import recorder_for
 from specdec_hf.compiled.twin import make_twin, structure_of, twin_reason
 from specdec_hf.compiled.warm_up import WarmUps
 
@@ -43,7 +45,8 @@ class CompiledForward:
         model: the causal language model, for which `twin_reason` is None; it is not changed.
 
     Attributes:
-        graphs: how many were made.
+        graphs: how many torch.compile made.
+        cuda_graphs: replays forwards on a CUDA device; None on others.
         warm_ups: those of the calls so far.
     """
 
@@ -56,6 +59,8 @@ class CompiledForward:
         self._twin.eval()
         # Keys and values [1, H, 0, D] of each layer; None for one without a cache of its own.
         self._like: list[tuple[torch.Tensor, torch.Tensor] | None] = []
+        recorder = recorder_for(model.device)
+        self.cuda_graphs = None if recorder is None else CudaGraphs(recorder, tolerance_of(model))
         self._lock = threading.RLock()  # the place and the buffers are those of one forward
 
     def _replace(self, number: int, layer: Any) -> Any:
@@ -64,19 +69,25 @@ class CompiledForward:
 
     def __call__(self, *, past_key_values: SpecCache, attention_mask: Any, **inputs: Any) -> Any:
         """As the model's forward, with the inputs that the cache made."""
+        inputs["attention_mask"] = attention_mask
         with self._lock:
-            self._point_to(past_key_values, inputs["input_ids"].shape[1])
-            before = graphs_made()
-            try:
-                return self._twin(
-                    past_key_values=past_key_values, attention_mask=attention_mask, **inputs
-                )
-            finally:
-                self.graphs += graphs_made() - before
-                for buffers in self._buffers:
-                    buffers.keys = buffers.values = None  # they belong to the caller
+            if self.cuda_graphs is not None:
+                output = self.cuda_graphs.run(self._forward, past_key_values, inputs)
+                if output is not None:
+                    return output
+            return self._forward(past_key_values, **inputs)
 
-    def _point_to(self, cache: SpecCache, width: int) -> None:
+    def _forward(self, past_key_values: SpecCache | RecordedCache, **inputs: Any) -> Any:
+        self._point_to(past_key_values, inputs["input_ids"].shape[1])
+        before = graphs_made()
+        try:
+            return self._twin(past_key_values=past_key_values, **inputs)
+        finally:
+            self.graphs += graphs_made() - before
+            for buffers in self._buffers:
+                buffers.keys = buffers.values = None  # they belong to the caller
+
+    def _point_to(self, cache: SpecCache | RecordedCache, width: int) -> None:
         """Let the layers write where the cache's cursor points, and read its buffers."""
         cursor, place = cache.cursor, self._place
         slots = cursor.starts[:, None] + torch.arange(width, device=cursor.starts.device)
@@ -85,12 +96,16 @@ class CompiledForward:
         place.slots = torch.where(slots < 0, cursor.visible - 1, slots)
         place.rows = torch.arange(len(slots), device=slots.device)[:, None]
         place.visible = slots.new_empty(cursor.visible)
-        for i, layer in enumerate(cache.spec_layers):
-            like = self._like[i] if self._like else None
-            if like is not None and not layer.is_initialized:
-                layer.lazy_initialization(*(x.expand(len(slots), -1, -1, -1) for x in like))
+        self._initialize(cache.spec_layers, len(slots))
+        for buffers, layer in zip(self._buffers, cache.spec_layers, strict=False):
             if layer.is_initialized:
-                self._buffers[i].keys, self._buffers[i].values = layer.buffers
+                buffers.keys, buffers.values = layer.buffers
+
+    def _initialize(self, layers: list[SpecLayer], batch_size: int) -> None:
+        """Make the buffers of an empty cache."""
+        for layer, like in zip(layers, self._like, strict=False):
+            if like is not None and not layer.is_initialized:
+                layer.lazy_initialization(*(x.expand(batch_size, -1, -1, -1) for x in like))
 
     def warm_up(self, model: Any, *, padded: bool, tree: bool, check: bool) -> str | None:
         """Make all graphs for one sequence, or for a batch, and compare logits with the model's.
@@ -125,14 +140,21 @@ class CompiledForward:
             self._like = [_without_slots(layer) for layer in cache.spec_layers]
         cache = SpecCache(model, len(plan.prompts), plan.capacity + BUCKETS[-1])
         cache.compiled, cache.widths = self, Widths()
-        rows = plan.run(cache)
-        if not check:
-            return None
-        own = [logits_alone(model, text) for text in plan.texts]
-        difference, tolerance = largest_difference(rows, own), tolerance_of(model)
-        if difference <= tolerance:
-            return None
-        return f"its logits differ from the model's own {beyond_rounding(difference, tolerance)}"
+        return difference_in(cache, model, plan, check)
+
+    def lend(self, cache: SpecCache, borrower: Borrower) -> str:
+        """As `CudaGraphs.lend`."""
+        assert self.cuda_graphs is not None
+        with self._lock:
+            return self.cuda_graphs.lend(cache, borrower, self._weights(), self._initialize)
+
+    def has_graphs_for(self, cache: SpecCache) -> bool:
+        """Whether CUDA graphs of all widths exist for buffers that suffice a cache."""
+        graphs = self.cuda_graphs
+        return graphs is not None and graphs.complete and graphs.fit(cache, self._weights())
+
+    def _weights(self) -> tuple[int, ...]:
+        return tuple(x.data_ptr() for x in (*self._twin.parameters(), *self._twin.buffers()))
 
 
 def compiled_forward(model: Any) -> CompiledForward:
@@ -149,6 +171,25 @@ def compiled_forward(model: Any) -> CompiledForward:
         if made is None or made.made_for != structure_of(model):
             made = _forwards[model] = CompiledForward(model)
     return made
+
+
+def difference_in(cache: SpecCache, model: Any, plan: CheckPlan, check: bool) -> str | None:
+    """How logits of a plan's texts, fed through an empty cache, differ from the model's own.
+
+    Args:
+        cache: its forwards run compiled.
+        model: that of the cache.
+        plan: what is fed.
+        check: whether logits are compared.
+    """
+    rows = plan.run(cache)
+    if not check:
+        return None
+    own = [logits_alone(model, text) for text in plan.texts]
+    difference, tolerance = largest_difference(rows, own), tolerance_of(model)
+    if difference <= tolerance:
+        return None
+    return f"its logits differ from the model's own {beyond_rounding(difference, tolerance)}"
 
 
 def graphs_made() -> int:

@@ -74,7 +74,7 @@ class WarmUps:
         started = time.perf_counter()
         try:
             with ExitStack() as stack:
-                for context in (*held, _compile_settings(), torch.inference_mode()):
+                for context in (*held, compile_settings(), torch.inference_mode()):
                     stack.enter_context(context)
                 reason = difference()
         except PASSING:
@@ -92,7 +92,7 @@ class WarmUps:
 
 
 @contextmanager
-def _compile_settings() -> Iterator[None]:
+def compile_settings() -> Iterator[None]:
     """Settings of a warm-up, in which each size of a shape is a symbol of its own."""
     limit = torch._dynamo.config.patch(recompile_limit=MOST_GRAPHS)
     with limit, shape_settings.patch(use_duck_shape=False):  # type: ignore[attr-defined]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -52,9 +53,13 @@ def begin(model: Any, call: Call, options: Options) -> Session:
     plan = _plan(model, call, options)
     cache, first_logits, notes = _make_cache(plan)
     stats = _statistics(plan, cache, notes)
-    _choose_forwards(plan, cache, stats)
     lease = Lease(parts_of(plan.drafter))
-    context = _start_drafter(plan, cache, stats, lease)
+    try:
+        _choose_forwards(plan, cache, stats, lease)
+        context = _start_drafter(plan, cache, stats, lease)
+    except BaseException:
+        lease.release()  # at once, since the traceback keeps it alive
+        raise
     length_policy = DraftLengthPolicy(
         plan.schedule, plan.costs, options.guard, plan.drafter, model=model, rule=plan.rule,
         budget=int(plan.budgets.max()), stats=stats, clock=options.clock,
@@ -205,7 +210,7 @@ def _statistics(plan: _Plan, cache: RollbackCache, notes: list[str]) -> SpecStat
     )
 
 
-def _choose_forwards(plan: _Plan, cache: RollbackCache, stats: SpecStats) -> None:
+def _choose_forwards(plan: _Plan, cache: RollbackCache, stats: SpecStats, lease: Lease) -> None:
     """Give the forwards their width, and let them run compiled, as the options say."""
     model, options = plan.model, plan.options
     if options.fixed_width is not None:
@@ -213,7 +218,7 @@ def _choose_forwards(plan: _Plan, cache: RollbackCache, stats: SpecStats) -> Non
     if options.compile:
         tree = isinstance(plan.drafter, TreeDrafter)
         stats.compiled = use_compiled(
-            model, cache, tree=tree, check=options.self_check, note=stats.note
+            model, cache, tree=tree, check=options.self_check, note=stats.note, borrower=lease
         )
         if stats.compiled.eager:
             stats.note(f"{type(model).__name__} runs eagerly: {stats.compiled.eager}")
@@ -240,6 +245,7 @@ def _start_drafter(
         self_check=plan.options.self_check,
         compile=plan.options.compile,
         compiled=None if stats.compiled is None else stats.compiled.drafts,
+        lease=weakref.ref(lease),  # the drafter keeps the context after the call
         encoder=call.encoder,
         cache=cache,
         kept_states=[],
@@ -247,13 +253,9 @@ def _start_drafter(
         round_noise=plan.schedule.reads_token_stats and plan.rule != "match",
     )
     tokenizer = call.assistant.target_tokenizer
-    try:
-        for part in parts_of(drafter) if tokenizer is not None else ():
-            part.check_tokenizer(tokenizer)
-        drafter.start(context)
-    except BaseException:
-        lease.release()  # at once, since the traceback keeps it alive
-        raise
+    for part in parts_of(drafter) if tokenizer is not None else ():
+        part.check_tokenizer(tokenizer)
+    drafter.start(context)
     return context
 
 

@@ -183,7 +183,13 @@ class DraftLengthPolicy:
         return np.minimum(self.schedule.cut(token_stats, counts, drawn=drawn), counts)
 
     def learn(
-        self, record: RoundRecord, outcome: Outcome, width: int, *, reads_prompt: bool
+        self,
+        record: RoundRecord,
+        outcome: Outcome,
+        width: int,
+        *,
+        reads_prompt: bool,
+        recorded: bool = False,
     ) -> None:
         """Learn from a round.
 
@@ -192,6 +198,7 @@ class DraftLengthPolicy:
             outcome: of its drafts.
             width: drafted tokens that the target's forward read for each sequence.
             reads_prompt: whether the round read the prompt too.
+            recorded: whether CUDA graphs were recorded in the round, whose times then say nothing.
         """
         if self.drafter is None:
             return
@@ -199,10 +206,10 @@ class DraftLengthPolicy:
         rest = record.target + record.after_target
         if reads_prompt:
             self.costs.prefill += rest
-        else:
+        elif not recorded:
             self.costs.observe(int(outcome.drafted.max()), width, record.draft, rest)
         self.schedule.observe(outcome)
-        if self.guard is None or reads_prompt:
+        if self.guard is None or reads_prompt or recorded:
             return
         emitted = [n for n in record.emitted if n]
         note = self.guard.observe(

@@ -78,6 +78,7 @@ def step(session: Session) -> list[Step]:
     # The first round also reads the prompt, or takes the logits of a prefill that has read it. It
     # says nothing about the time of later ones.
     reads_prompt = int((s.history.lengths - s.cache.lengths).max()) != 1
+    graphs = s.stats.cuda_graphs
     this: Round = TreeRound(s) if isinstance(s.drafter, TreeDrafter) else ChainRound(s)
     limits = draft_limits(s)
     if limits.any():
@@ -133,7 +134,8 @@ def step(session: Session) -> list[Step]:
         accepted=kept,
         rejected=(counts.tried > kept) & active & ~undecided,
     )
-    s.length_policy.learn(record, outcome, drafted, reads_prompt=reads_prompt)
+    recorded = s.stats.cuda_graphs != graphs
+    s.length_policy.learn(record, outcome, drafted, reads_prompt=reads_prompt, recorded=recorded)
     phases.end_if_real("host")
     record.host = phases.seconds["host"]
     if s.trace is not None:

@@ -186,6 +186,12 @@ class SpecStats:
         return total
 
     @property
+    def cuda_graphs(self) -> int:
+        """CUDA graphs of the model and of draft models."""
+        made = self.compiled
+        return 0 if made is None else sum(one.cuda_graphs for one in (made, *made.drafts))
+
+    @property
     def new_tokens(self) -> int:
         """Tokens generated over all sequences."""
         return sum(one.new_tokens for one in self.sequences)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from specdec_hf.cache.committed_states import CommittedStates
 from specdec_hf.cache.hidden_states import keep_hidden_states
 from specdec_hf.compiled.call import CompileStats
+from specdec_hf.drafters.lease import Lease
 from specdec_hf.hf_arguments.encoder import EncoderSource
 from specdec_hf.schedules.base import TokenStats
 from specdec_kernels import (
@@ -70,6 +71,7 @@ class DraftContext:
         self_check: whether a draft model's cache is checked before its first use.
         compile: whether draft models and EAGLE-3 heads run compiled; see `generate`.
         compiled: what that did for each of them; None where nobody asks.
+        lease: refers to the lease that is held until the call ends; gives None where there is none.
         encoder: what the encoder of an encoder-decoder read, or None. `EncoderSource.texts` gives
             its ids, to copy from, and `EncoderSource.encode` what another encoder makes of it.
         cache: the target's cache. Only a drafter that computes a part of the target's forward, see
@@ -100,6 +102,7 @@ class DraftContext:
     self_check: bool = True
     compile: bool = False
     compiled: list[CompileStats] | None = None
+    lease: Callable[[], Lease | None] = lambda: None
     encoder: EncoderSource | None = None
     cache: Any = None
     round_noise: bool = False

@@ -38,6 +38,11 @@ class Lease:
                 "make one for each call"
             )
 
+    @property
+    def held(self) -> bool:
+        """Whether it has not been released."""
+        return self._finalizer.alive
+
     def release(self) -> None:
         """Let other calls have the drafters. Another release does nothing."""
         self._finalizer()

@@ -48,7 +48,10 @@ class CompiledStep:
         eager: what drafts where graphs do not: ``packed``, or the step on the head's own weights
             where logits of ``packed`` were found to be wrong.
         warm_ups: those of the calls so far.
+        cuda_graphs: None: a step is not recorded.
     """
+
+    cuda_graphs = None
 
     def __init__(self, head: Eagle3Head) -> None:
         self.packed: Any = packed_copy(Eagle3Step(head), dict[int, PackedLinear]())

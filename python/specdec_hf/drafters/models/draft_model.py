@@ -67,8 +67,9 @@ class DraftModel:
             context.note(f"draft model {note}")
         if context.compile:
             made = use_compiled(
-                model, self.cache, tree=tree, check=context.self_check, note=context.note
-            )
+                model, self.cache, tree=tree, check=context.self_check, note=context.note,
+                borrower=context.lease(),
+            )  # fmt: skip
             context.report_compiled(f"draft model {type(model).__name__}", made)
         self.sampler = RowSampler(context, self.device)
         self._context_length = context_length(model)

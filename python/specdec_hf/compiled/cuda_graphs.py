@@ -1,0 +1,212 @@
+"""Forwards over the buffers of a `SpecCache` as CUDA graphs, and the buffers that graphs belong to.
+
+A graph writes to the addresses that it was recorded with, so buffers outlive the calls: each call
+borrows them for its cache. A graph is recorded at the first forward of its kind and compared there
+with the forward itself.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from transformers.cache_utils import Cache
+
+from specdec_hf.cache.spec_cache import SpecCache
+from specdec_hf.cache.spec_layer import Cursor, SpecLayer
+from specdec_hf.cache.widths import BUCKETS, Widths
+from specdec_hf.compiled.recorder import Recorder
+from specdec_hf.compiled.recordings import Recordings
+
+
+class Borrower(Protocol):
+    """A call, or what ends with it."""
+
+    @property
+    def held(self) -> bool:
+        """Whether the call still runs."""
+        ...
+
+
+@dataclass
+class Replayed:
+    """What a replayed forward gives, under the names of a model's output.
+
+    Attributes:
+        logits: [B, keep, V].
+        hidden_states: [B, n, H] each, those that the cache asks for, by number.
+    """
+
+    logits: torch.Tensor
+    hidden_states: dict[int, torch.Tensor]
+
+
+class RecordedCache(Cache):
+    """In the place of the cache while a forward is recorded, with the cursor of the recording.
+
+    What changes in every round and is no tensor would stay as it was then, so it is refused.
+    """
+
+    def __init__(self, starts: torch.Tensor, visible: int, layers: list[SpecLayer]) -> None:
+        super().__init__(layers=list(layers))
+        self.spec_layers = layers
+        self.cursor = Cursor()
+        self.cursor.starts, self.cursor.visible = starts, visible
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        raise NotImplementedError("the model reads the cache's length, which changes in each round")
+
+
+class CudaGraphs:
+    """The recorded forwards of a model, over buffers that one call at a time borrows.
+
+    Args:
+        recorder: of the model's device.
+        tolerance: largest distance of logits that rounding explains.
+
+    Attributes:
+        checked: for which calls, of several sequences and with trees, logits were compared.
+        complete: whether forwards of all widths are recorded over the buffers.
+    """
+
+    def __init__(self, recorder: Recorder, tolerance: float) -> None:
+        self.complete = False
+        self.checked = set[tuple[bool, bool]]()
+        self._recorder, self._recordings = recorder, Recordings(recorder, tolerance)
+        self._buffers: list[tuple[torch.Tensor, torch.Tensor] | None] = []
+        self._batch_size = self._capacity = 0
+        self._weights: tuple[int, ...] = ()
+        self._cache: Callable[[], SpecCache | None] = lambda: None
+        self._borrower: Callable[[], Borrower | None] = lambda: None
+
+    def __len__(self) -> int:
+        return len(self._recordings)
+
+    @property
+    def reason(self) -> str:
+        """Why no forward is recorded any more, or ""."""
+        return self._recordings.reason
+
+    def refuse(self, reason: str) -> None:
+        """Record no forward any more."""
+        self._recordings.reason = reason
+        self._recordings.clear()
+
+    def lend(
+        self,
+        cache: SpecCache,
+        borrower: Borrower,
+        weights: tuple[int, ...],
+        initialize: Callable[[list[SpecLayer], int], None],
+    ) -> str:
+        """Give a cache the buffers until its call ends, or say why it cannot have them.
+
+        Args:
+            cache: its ``widths`` are those of the call.
+            borrower: the call.
+            weights: addresses of all that graphs read beside their inputs.
+            initialize: makes the buffers of layers that have none, for a number of sequences.
+        """
+        if self.reason:
+            self._buffers = []
+            return self.reason
+        if not self._recorder.here():
+            return "the call runs on another CUDA stream than the first one"
+        last, call = self._cache(), self._borrower()
+        if last is not None and last is not cache:
+            if call is not None and call.held:
+                return "another cache has the buffers that the graphs belong to"
+            for layer in last.spec_layers:
+                layer.drop()  # its call has ended, and another one writes there now
+        if self.fit(cache, weights):
+            for layer, held in zip(cache.spec_layers, self._buffers, strict=True):
+                if held is not None:
+                    layer.move_to(*held)
+            cache.grow(self._capacity)
+        else:
+            self._recordings.clear()
+            self._buffers, self._capacity = [], 0  # before others are made
+            cache.grow(_slots_of(cache))
+            initialize(cache.spec_layers, len(cache.lengths))
+            self._take_buffers(cache)
+        self._weights = weights
+        self._cache, self._borrower = weakref.ref(cache), weakref.ref(borrower)
+        return ""
+
+    def fit(self, cache: SpecCache, weights: tuple[int, ...]) -> bool:
+        """Whether the buffers suffice a cache, and graphs read the weights where they are now."""
+        return (
+            weights == self._weights
+            and len(cache.lengths) == self._batch_size
+            and _slots_of(cache) <= self._capacity
+        )
+
+    def _take_buffers(self, cache: SpecCache) -> None:
+        """Keep the buffers of a cache in the place of those before, with no graphs yet."""
+        self._recordings.clear()
+        self.complete = False
+        self._buffers = [x.buffers if x.is_initialized else None for x in cache.spec_layers]
+        self._batch_size, self._capacity = len(cache.lengths), cache.cursor.capacity
+
+    def _has_moved(self, cache: SpecCache) -> bool:
+        """Whether a layer of the cache has other buffers than those kept."""
+        return any(
+            layer.keys is not (held and held[0]) or layer.values is not (held and held[1])
+            for layer, held in zip(cache.spec_layers, self._buffers, strict=True)
+        )
+
+    def run(
+        self, forward: Callable[..., Any], cache: SpecCache, inputs: dict[str, Any]
+    ) -> Replayed | None:
+        """Replay a forward, which is recorded first if it is the first of its kind.
+
+        Args:
+            forward: takes a cache and the inputs, by name.
+            cache: tells where the forward writes.
+            inputs: of the model's forward, without the cache.
+
+        Returns:
+            None where ``forward`` itself must run: it is a prompt's, or the cache is that of a call
+            without the buffers, or the forward cannot be recorded.
+        """
+        if self.reason or self._cache() is not cache or not self._recorder.here():
+            return None
+        if inputs["input_ids"].shape[1] > BUCKETS[-1]:
+            return None
+        if self._has_moved(cache):  # it has grown
+            self._take_buffers(cache)
+        visible, wanted = cache.cursor.visible, cache.hidden_layers
+
+        def run(given: dict[str, Any]) -> list[torch.Tensor]:
+            recorded = RecordedCache(given.pop("starts"), visible, cache.spec_layers)
+            output = forward(past_key_values=recorded, **given)
+            states = output.hidden_states or ()
+            chosen = states if wanted is None else [states[n] for n in sorted(wanted)]
+            return [output.logits, *chosen]
+
+        given = {**inputs, "starts": cache.cursor.starts}
+        outputs = self._recordings.run(run, given, visible, wanted, _settings(cache.device))
+        if outputs is None:
+            return None
+        logits, *states = outputs
+        numbers = range(len(states)) if wanted is None else sorted(wanted)
+        return Replayed(logits, dict(zip(numbers, states, strict=True)))
+
+
+def _slots_of(cache: SpecCache) -> int:
+    """Slots of buffers for a cache; one stays unseen, see `SpecCache`."""
+    return 1 + (cache.widths or Widths(few_slots=True)).visible(cache.cursor.capacity)
+
+
+def _settings(device: torch.device) -> tuple[Any, ...]:
+    """Settings of PyTorch that choose other kernels."""
+    return (
+        torch.is_autocast_enabled(device.type),
+        torch.get_autocast_dtype(device.type),
+        torch.get_float32_matmul_precision(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_inference_mode_enabled(),
+    )

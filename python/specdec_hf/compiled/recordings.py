@@ -1,0 +1,140 @@
+"""Functions of tensors that are recorded once for each kind of inputs, and then replayed.
+
+A recording has inputs of its own, to which new values are copied, and gives copies of its outputs.
+It is compared with the function itself before it is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from specdec_hf.cache.fit import beyond_rounding, distance
+from specdec_hf.cache.own_logits import one_line
+from specdec_hf.compiled.recorder import Recorder
+
+# Widths, numbers of slots, and whether hidden states are wanted make fewer kinds than that.
+MOST_RECORDINGS = 128
+_PLAIN = (bool, int, float, str, type(None))
+
+
+class Recording:
+    """A recorded function.
+
+    Args:
+        recorder: of the device.
+        function: gives tensors from inputs, some of which are tensors.
+        inputs: those of the recording. Other inputs of a call must be alike: tensors of the same
+            shapes and dtypes, and equal values in the other places.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        function: Callable[[list[Any]], list[torch.Tensor]],
+        inputs: Sequence[Any],
+    ) -> None:
+        self._inputs = [
+            x.clone(memory_format=torch.contiguous_format) if isinstance(x, torch.Tensor) else x
+            for x in inputs
+        ]
+        self._outputs, self._replay = recorder.record(lambda: function(self._inputs))
+
+    def __call__(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
+        for own, given in zip(self._inputs, inputs, strict=True):
+            if isinstance(own, torch.Tensor):
+                own.copy_(given, non_blocking=True)
+        self._replay()
+        # The next replay, of any recording, may write to the same memory.
+        return [x.clone() for x in self._outputs]
+
+
+class Recordings:
+    """The recordings of a function, one for each kind of inputs.
+
+    Args:
+        recorder: of the device.
+        tolerance: largest distance of logits that rounding explains.
+
+    Attributes:
+        reason: why nothing is recorded any more, or "".
+    """
+
+    def __init__(self, recorder: Recorder, tolerance: float) -> None:
+        self.reason = ""
+        self._recorder, self._tolerance = recorder, tolerance
+        self._made: dict[Any, Recording] = {}
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+    def clear(self) -> None:
+        """Forget all, because memory that they read or write has moved."""
+        self._made.clear()
+
+    def run(
+        self,
+        function: Callable[[dict[str, Any]], list[torch.Tensor]],
+        inputs: dict[str, Any],
+        *more: Any,
+    ) -> list[torch.Tensor] | None:
+        """Replay a function, which is recorded first if its inputs are the first of their kind.
+
+        Args:
+            function: gives logits [..., V] and other tensors. What it reads beside ``inputs`` has
+                the same memory in every call.
+            inputs: by name, tensors among them, also in nested dicts.
+            more: what else tells kinds apart.
+
+        Returns:
+            None where the function itself must run: nothing is recorded any more, or there are too
+            many kinds.
+        """
+        leaves, structure = tree_flatten(inputs)
+        key = (str(structure), tuple(map(_kind, leaves)), more)
+        made = self._made.get(key)
+        if made is None:
+            if self.reason or len(self._made) >= MOST_RECORDINGS:
+                return None
+            try:
+                made = self._record(lambda x: function(tree_unflatten(x, structure)), leaves)
+            except Exception as error:
+                self.reason = one_line(error)
+                self.clear()
+                return None
+            self._made[key] = made
+        return made(leaves)
+
+    def _record(
+        self, function: Callable[[list[Any]], list[torch.Tensor]], leaves: list[Any]
+    ) -> Recording:
+        """Record a function, and compare the logits of a replay with its own.
+
+        Raises:
+            Exception: it cannot be recorded; the message says why.
+        """
+        for leaf in leaves:
+            if not isinstance(leaf, (torch.Tensor, *_PLAIN)):
+                raise TypeError(f"an input of the forward is a {type(leaf).__name__}")
+        own = function(leaves)[0].float()
+        made = Recording(self._recorder, function, leaves)
+        replayed = made(leaves)[0].float()
+        # Logits of padding may be all alike, and then have no deviation to measure by.
+        equal = (replayed == own).all(dim=-1)
+        difference = float(distance(replayed, own).masked_fill(equal, 0).max())
+        if not difference <= self._tolerance:
+            raise ValueError(
+                "logits of a replay differ from the forward's own "
+                + beyond_rounding(difference, self._tolerance)
+            )
+        return made
+
+
+def _kind(leaf: Any) -> Any:
+    """What two inputs that share a recording have in common."""
+    if isinstance(leaf, torch.Tensor):
+        return leaf.shape, leaf.dtype, leaf.device
+    return type(leaf), leaf if isinstance(leaf, _PLAIN) else None

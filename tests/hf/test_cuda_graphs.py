@@ -1,0 +1,383 @@
+"""Forwards that are replayed: their text, how few are recorded, and what refuses them.
+
+Recorded ops of the CPU take the place of CUDA graphs; they keep tensors and numbers as these do.
+"""
+
+import gc
+import weakref
+
+import pytest
+import torch
+from specdec_hf import SpeculativeDecoder, generate
+from specdec_hf.cache import widths
+from specdec_hf.compiled import borrow, cuda_graphs, recorder, recordings
+from specdec_hf.compiled import forward as compiled
+from specdec_hf.decode import begin
+from specdec_hf.drafters.models.model import ModelDrafter
+from support.heads import head_folder
+from support.hf_models import (  # noqa: F401  # one_thread is autouse here
+    build,
+    one_thread,
+    prompts,
+    with_noise,
+)
+from support.recorded_ops import OpRecorder
+
+WIDTHS = len(widths.BUCKETS)
+
+
+@pytest.fixture(autouse=True)
+def recorded(monkeypatch):
+    """Ops are recorded, and layers run as they are: torch.compile gives no ops to record."""
+    monkeypatch.setattr(compiled, "recorder_for", lambda device: OpRecorder())
+    monkeypatch.setattr(compiled.LayerGraphs, "of", lambda self, layer: eagerly)
+
+
+def eagerly(layer, *args, **kwargs):
+    return type(layer).forward(layer, *args, **kwargs)
+
+
+@pytest.fixture
+def llama():
+    return build("llama")
+
+
+def decode(model, lengths=(9,), **settings):
+    settings = {
+        "max_new_tokens": 16,
+        "do_sample": False,
+        "guard": False,
+        "drafter": None,
+        **settings,
+    }
+    return generate(model, **prompts(lengths), return_dict_in_generate=True, **settings)
+
+
+def fast(model, lengths=(9,), **settings):
+    return decode(model, lengths, compile=True, **settings)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lengths", [(9,), (12, 4, 7)], ids=["single", "ragged"])
+@pytest.mark.parametrize("kind", ["chain", "tree", "plain", "sampled"])
+def test_the_text_is_that_without_graphs(llama, kind, lengths):
+    settings = {
+        "chain": {"drafter": with_noise(llama, 0.05)},
+        "tree": {"drafter": with_noise(llama, 0.05), "tree": (2, 1, 1)},
+        "plain": {},
+        "sampled": {"drafter": "prompt_lookup", "do_sample": True, "temperature": 0.7, "seed": 3},
+    }[kind]
+    eager = decode(llama, lengths, **settings)
+    for _ in range(2):
+        out = fast(llama, lengths, **settings)
+        made = out.stats.compiled
+        assert torch.equal(out.sequences, eager.sequences)
+        assert (made.eager, made.without_cuda_graphs) == ("", "")
+        assert out.stats.notes == eager.stats.notes
+        assert made.replayed == out.stats.rounds
+        assert made.cuda_graphs == WIDTHS
+        for draft in made.drafts:
+            assert draft.replayed > 0
+            assert draft.cuda_graphs == WIDTHS
+
+
+@pytest.mark.slow
+def test_models_of_other_layers_are_replayed():
+    for name in ("gpt2", "gemma2"):
+        model = build(name)
+        out = fast(model, (9, 4))
+        assert torch.equal(out.sequences, decode(model, (9, 4)).sequences)
+        assert out.stats.compiled.replayed == out.stats.rounds
+
+
+def few_slots(monkeypatch):
+    """Let the slots that a forward sees, and the buffers, grow several times in a call."""
+    monkeypatch.setattr(widths, "LEAST_SLOTS", 16)
+    monkeypatch.setattr(begin, "SLOTS_AHEAD", 2)
+    monkeypatch.setattr(borrow, "BUCKETS", (1, 2, 4))
+
+
+def graphs_of(model):
+    return compiled._forwards[model].cuda_graphs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("forgotten", [True, False], ids=["forgotten", "kept"])
+def test_buffers_that_grow_get_graphs_of_their_own(llama, monkeypatch, forgotten):
+    few_slots(monkeypatch)
+    take = cuda_graphs.CudaGraphs._take_buffers
+
+    def keep_graphs(self, cache):
+        """Negative control: graphs outlive their buffers."""
+        made = dict(self._recordings._made)
+        take(self, cache)
+        self._recordings._made, self.complete = made, True
+
+    short, long = ({"lengths": (70,), "max_new_tokens": n} for n in (12, 100))
+    assert torch.equal(fast(llama, **short).sequences, decode(llama, **short).sequences)
+    before = graphs_of(llama)._capacity
+    if not forgotten:
+        monkeypatch.setattr(cuda_graphs.CudaGraphs, "_take_buffers", keep_graphs)
+    out = fast(llama, **long)
+    assert torch.equal(out.sequences, decode(llama, **long).sequences)
+    assert graphs_of(llama)._capacity > before
+    assert out.stats.compiled.cuda_graphs <= 2 * WIDTHS
+    assert out.stats.compiled.replayed == out.stats.rounds - 1  # the prompt is not
+    short["lengths"] = (69,)  # the text of other tokens is in no memory
+    again = fast(llama, **short)
+    assert again.stats.compiled.replayed == again.stats.rounds - 1
+    assert torch.equal(again.sequences, decode(llama, **short).sequences) == forgotten
+
+
+@pytest.mark.slow
+def test_few_forwards_are_recorded_in_many_rounds(llama, monkeypatch):
+    monkeypatch.setattr(widths, "LEAST_SLOTS", 16)
+    settings = {"drafter": with_noise(llama, 0.05), "max_new_tokens": 100}
+    for tree in (None, (2, 1, 1), (3, 2)):
+        out = fast(llama, tree=tree, **settings)
+    slots = 4  # 16, 32, 64 and 128
+    assert out.stats.compiled.cuda_graphs <= WIDTHS * slots
+    monkeypatch.setattr(recordings, "MOST_RECORDINGS", 3)
+    other = build("llama")
+    out = fast(other, max_new_tokens=100)
+    assert out.stats.compiled.cuda_graphs == 3
+    assert torch.equal(out.sequences, decode(llama, max_new_tokens=100).sequences)
+
+
+def test_of_two_calls_at_once_one_runs_without_graphs(llama):
+    eager = decode(llama)
+    rounds = SpeculativeDecoder(None, compile=True).stream(
+        llama, **prompts((9,)), max_new_tokens=16, do_sample=False
+    )
+    tokens = list(next(rounds).tokens)
+    with_other = fast(llama, (7,))
+    assert torch.equal(with_other.sequences, decode(llama, (7,)).sequences)
+    assert with_other.stats.compiled.replayed == 0
+    reason = "another cache has the buffers that the graphs belong to"
+    assert with_other.stats.compiled.without_cuda_graphs == reason
+    assert f"LlamaForCausalLM runs without CUDA graphs: {reason}" in with_other.stats.notes
+    for step in rounds:
+        tokens += step.tokens
+    assert tokens == eager.sequences[0, 9:].tolist()
+    assert fast(llama, (7,)).stats.compiled.replayed > 0
+
+
+def test_a_model_that_drafts_for_itself_has_one_cache_with_graphs(llama):
+    out = fast(llama, drafter=llama)
+    assert torch.equal(out.sequences, decode(llama).sequences)
+    assert out.stats.compiled.replayed == out.stats.rounds
+    assert "another cache" in out.stats.compiled.drafts[0].without_cuda_graphs
+
+
+@pytest.mark.slow
+def test_a_drafter_that_is_kept_has_graphs_in_each_call(llama):
+    drafter = ModelDrafter(with_noise(llama, 0.05))
+    for _ in range(2):
+        assert fast(llama, drafter=drafter).stats.compiled.drafts[0].replayed > 0
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+def test_a_cache_that_the_caller_keeps_stays_as_it_is(name):
+    model = build(name)
+    kept = fast(model).past_key_values
+    before = [(layer.keys.clone(), layer.values.clone()) for layer in kept.layers]
+    assert fast(model, (7,)).stats.compiled.replayed > 0
+    for layer, (keys, values) in zip(kept.layers, before, strict=True):
+        assert torch.equal(layer.keys, keys)
+        assert torch.equal(layer.values, values)
+
+
+class Abort(Exception):
+    pass
+
+
+class Aborting:
+    def put(self, value):
+        if value.numel() < 9:
+            raise Abort
+
+    def end(self):
+        pass
+
+
+def test_a_call_that_is_broken_off_gives_the_buffers_back(llama):
+    with pytest.raises(Abort) as caught:
+        fast(llama, streamer=Aborting())
+    again = fast(llama)
+    assert caught.tb is not None  # it refers to the call
+    assert again.stats.compiled.replayed == again.stats.rounds
+    assert torch.equal(again.sequences, decode(llama).sequences)
+
+
+@pytest.mark.slow
+def test_hidden_states_are_replayed_and_recording_them_says_nothing_of_times(
+    llama, tmp_path, monkeypatch
+):
+    model = build("llama", layers=4)
+    settings = {"drafter": f"eagle3:{head_folder(model, tmp_path)}", "max_new_tokens": 24}
+    eager, seen = decode(model, (9, 5), **settings), []
+    learn = begin.DraftLengthPolicy.learn
+
+    def spied(self, *args, recorded, **kwargs):
+        seen.append(recorded)
+        learn(self, *args, recorded=recorded, **kwargs)
+
+    monkeypatch.setattr(begin.DraftLengthPolicy, "learn", spied)
+    for expected in (True, False):
+        out = fast(model, (9, 5), **settings)
+        assert torch.equal(out.sequences, eager.sequences)
+        assert out.stats.accepted == eager.stats.accepted > 0
+        assert out.stats.compiled.replayed == out.stats.rounds
+        assert any(seen) == expected
+        seen.clear()
+    states, own = (f(model, output_hidden_states=True).hidden_states for f in (fast, decode))
+    for ours, theirs in zip(states, own, strict=True):
+        for a, b in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+def test_a_prompt_of_many_tokens_is_not_recorded(llama):
+    out = fast(llama, (80,))
+    assert out.stats.compiled.replayed == out.stats.rounds - 1
+
+
+@pytest.mark.parametrize("moved", [True, False], ids=["seen", "unseen"])
+def test_weights_that_move_end_the_graphs(llama, monkeypatch, moved):
+    if not moved:  # negative control
+        monkeypatch.setattr(compiled.CompiledForward, "_weights", lambda self: ())
+    fast(llama)
+    llama.lm_head.weight.data = llama.lm_head.weight.data.flip(0)
+    out = fast(llama)
+    assert out.stats.compiled.replayed > 0
+    assert torch.equal(out.sequences, decode(llama).sequences) == moved
+
+
+def test_settings_of_pytorch_have_graphs_of_their_own(llama):
+    before = fast(llama).stats.compiled.cuda_graphs
+    torch.use_deterministic_algorithms(True)  # conftest.py restores it
+    out = fast(llama)
+    assert torch.equal(out.sequences, decode(llama).sequences)
+    assert out.stats.compiled.cuda_graphs > before
+
+
+def test_another_stream_runs_without_graphs(llama, monkeypatch):
+    fast(llama)
+    graphs_of(llama)._recorder.is_here = False
+    out = fast(llama)
+    assert out.stats.compiled.replayed == 0
+    assert "another CUDA stream" in out.stats.compiled.without_cuda_graphs
+
+
+def test_one_width_runs_without_graphs(llama):
+    out = fast(llama, fixed_width=4)
+    assert "fixed_width compares" in out.stats.compiled.without_cuda_graphs
+    assert torch.equal(out.sequences, decode(llama).sequences)
+
+
+def test_without_a_recorder_nothing_is_recorded(llama, monkeypatch):
+    monkeypatch.setattr(compiled, "recorder_for", recorder.recorder_for)
+    made = fast(llama).stats.compiled
+    assert (made.cuda_graphs, made.replayed, made.without_cuda_graphs) == (0, 0, "")
+
+
+# What cannot be recorded, and what would be replayed wrongly.
+
+
+def reads_the_device(module, args, kwargs):
+    int(kwargs["position_ids"].max())
+
+
+def reads_the_length(module, args, kwargs):
+    if kwargs["past_key_values"] is not None:
+        kwargs["past_key_values"].get_seq_length()
+
+
+def test_what_reads_while_it_runs_is_not_recorded(llama, monkeypatch):
+    cases = (
+        (type(llama.model.rotary_emb), reads_the_device, "cannot be recorded"),
+        (type(llama.model), reads_the_length, "the model reads the cache's length"),
+    )
+    eager = decode(llama)
+    for owner, reads, reason in cases:
+        model, forward = build("llama"), owner.forward
+
+        def reading(self, *args, reads=reads, forward=forward, **kwargs):
+            reads(self, args, kwargs)
+            return forward(self, *args, **kwargs)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, "forward", reading)
+            for _ in range(2):
+                out = fast(model)
+                assert reason in out.stats.compiled.without_cuda_graphs
+                assert out.stats.compiled.eager == ""
+                assert torch.equal(out.sequences, eager.sequences)
+                assert any("runs without CUDA graphs" in note for note in out.stats.notes)
+
+
+@pytest.mark.slow
+def test_a_recorder_that_fails_in_a_round_is_asked_no_more(llama, monkeypatch):
+    monkeypatch.setattr(widths, "LEAST_SLOTS", 128)
+    fast(llama)
+
+    def failing(run):
+        raise torch.OutOfMemoryError("no memory left")
+
+    graphs_of(llama)._recorder.record = failing
+    out = fast(llama, (120,), max_new_tokens=40)
+    assert torch.equal(out.sequences, decode(llama, (120,), max_new_tokens=40).sequences)
+    assert "no memory left" in out.stats.compiled.without_cuda_graphs
+    assert out.stats.compiled.eager == ""
+    assert "no memory left" in fast(llama).stats.compiled.without_cuda_graphs
+
+
+class Forgetful(OpRecorder):
+    """Negative control: a replay leaves out the last ops."""
+
+    def record(self, run):
+        outputs, _ = super().record(run)
+        return outputs, lambda: None
+
+
+def test_a_replay_that_gives_other_logits_is_found(llama, monkeypatch):
+    monkeypatch.setattr(compiled, "recorder_for", lambda device: Forgetful())
+    out = fast(llama)
+    assert "logits of a replay differ" in out.stats.compiled.without_cuda_graphs
+    assert torch.equal(out.sequences, decode(llama).sequences)
+
+
+INPUTS = ("tokens", "positions", "mask", "starts")
+
+
+@pytest.mark.parametrize("left_out", [*INPUTS, "copies"])
+def test_the_self_check_finds_what_a_replay_leaves_out(llama, monkeypatch, left_out):
+    """Negative controls: an input keeps the value of the recording, or outputs are not copied."""
+
+    def stale(self, inputs):
+        pairs = [
+            p for p in zip(self._inputs, inputs, strict=True) if isinstance(p[0], torch.Tensor)
+        ]
+        assert len(pairs) == len(INPUTS)
+        for name, (own, given) in zip(INPUTS, pairs, strict=True):
+            if name != left_out:
+                own.copy_(given)
+        self._replay()
+        return self._outputs if left_out == "copies" else [x.clone() for x in self._outputs]
+
+    monkeypatch.setattr(recordings.Recording, "__call__", stale)
+    settings = {}
+    if left_out == "copies":
+        settings = {"drafter": with_noise(llama, 0.05), "tree": (2, 1)}
+    out = fast(llama, **settings)
+    assert "its logits differ from the model's own" in out.stats.compiled.without_cuda_graphs
+    assert out.stats.compiled.eager == ""
+    assert torch.equal(out.sequences, decode(llama).sequences)
+
+
+def test_graphs_go_with_the_model():
+    model = build("llama")
+    fast(model)
+    gone = weakref.ref(graphs_of(model))
+    del model
+    gc.collect()
+    assert gone() is None

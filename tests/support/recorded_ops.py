@@ -1,0 +1,81 @@
+"""A stand-in for CUDA graphs: it records the ops of a function on the CPU, and replays them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from support.device_reads import spied_reads
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+# What would wait for a device, or copy from the host.
+FORBIDDEN = ("_local_scalar_dense", "item", "is_nonzero", "equal", "nonzero", "lift_fresh")
+
+
+class Tape(TorchDispatchMode):
+    """Notes each op with the tensors and numbers that it was called with, and its results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ops: list[tuple[Any, Any, Any, Any]] = []
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if op.overloadpacket.__name__ in FORBIDDEN:
+            raise RuntimeError(f"{op} cannot be recorded")
+        kwargs = kwargs or {}
+        result = op(*args, **kwargs)
+        # A tensor may get other memory later; a graph keeps the address.
+        args, kwargs = tree_map_only(torch.Tensor, torch.Tensor.detach, (args, kwargs))
+        self.ops.append((op, args, kwargs, result))
+        return result
+
+
+class OpRecorder:
+    """Replays ops on the tensors of the recording, as a CUDA graph does.
+
+    Results go to the memory of the recording. A replay overwrites the outputs of all other
+    recordings, as those of graphs may be that share memory.
+    """
+
+    def __init__(self) -> None:
+        self.outputs: list[list[torch.Tensor]] = []
+        self.replays = 0
+        self.is_here = True
+
+    def here(self) -> bool:
+        return self.is_here
+
+    def record(
+        self, run: Callable[[], list[torch.Tensor]]
+    ) -> tuple[list[torch.Tensor], Callable[[], None]]:
+        with spied_reads() as (_, reads), Tape() as tape:
+            outputs = run()
+        if reads:
+            raise RuntimeError(f"{reads[0]} cannot be recorded")
+        mine = list(outputs)
+        self.outputs.append(mine)
+        overwrite(mine)  # a graph runs at its first replay
+
+        def replay() -> None:
+            self.replays += 1
+            for others in self.outputs:
+                if others is not mine:
+                    overwrite(others)
+            for op, args, kwargs, result in tape.ops:
+                write(result, op(*args, **kwargs))
+
+        return outputs, replay
+
+
+def overwrite(outputs: list[torch.Tensor]) -> None:
+    for x in outputs:
+        x.fill_(torch.nan)
+
+
+def write(recorded: Any, computed: Any) -> None:
+    """Move results to the memory of the recording, where they are no views of it."""
+    for old, new in zip(tree_leaves(recorded), tree_leaves(computed), strict=True):
+        if isinstance(old, torch.Tensor) and old.data_ptr() != new.data_ptr():
+            old.copy_(new)
