@@ -16,6 +16,7 @@ from specdec_hf.schedules.benefit_guard import BenefitGuard
 from support import hf_models
 from support.heads import head_for
 from support.hf_models import one_thread  # noqa: F401  # autouse here
+from transformers import StoppingCriteria, StoppingCriteriaList
 
 SAMPLED = {"do_sample": True, "seed": [1, 2, 3]}
 COPYING = "prompt_lookup, suffix_automaton"
@@ -137,6 +138,13 @@ def test_the_drafts_of_a_head_are_no_time_of_the_loop(target, tmp_path):
     assert not drafts_on_host("auto", AutoDrafter(), target)
 
 
+class Soon(StoppingCriteria):
+    """Ends a text long before its budget, which the benefit guard goes by."""
+
+    def __call__(self, input_ids, scores, **kwargs):
+        return torch.full((len(input_ids),), input_ids.shape[1] > 40)
+
+
 def test_the_first_call_with_a_shipped_head_drafts_at_once(target, tmp_path, monkeypatch):
     """Drafts of other heads wait until the text has earned what they may lose."""
     save_head(head_for(target, noise=0.1), tmp_path / HEAD_FOLDER, torch.float32)
@@ -144,7 +152,10 @@ def test_the_first_call_with_a_shipped_head_drafts_at_once(target, tmp_path, mon
 
     def begins():
         guard = BenefitGuard(max_loss=0.02)
-        out = run(target, "auto", guard=guard, clock=lambda: float(next(ticks)), max_new_tokens=400)
+        out = run(
+            target, "auto", guard=guard, clock=lambda: float(next(ticks)), max_new_tokens=400,
+            stopping_criteria=StoppingCriteriaList([Soon()]),
+        )  # fmt: skip
         drafting = (n for n, record in enumerate(out.stats.round_log) if any(record.drafted))
         return next(drafting, math.inf)
 

@@ -20,7 +20,7 @@ from transformers import GenerationConfig
 
 from bench.tiny_models.build import build
 
-NEW = 24
+NEW = 16
 LENGTHS = [(9,), (9, 4, 12)]
 GREEDY = {"do_sample": False}
 SAMPLED = {"do_sample": True, "temperature": 0.7, "top_k": 5, "seed": 3}

@@ -8,7 +8,7 @@ from specdec_hf.cache.spec_cache import SpecCache
 from specdec_hf.cache.widths import BUCKETS, Widths, padded
 from support.hf_models import build, one_thread, prompts, with_noise  # noqa: F401  # autouse here
 
-NEW = 40
+NEW = 24
 
 
 @pytest.fixture(scope="module")

@@ -36,7 +36,7 @@ def head(target):
 
 
 def decode(target, drafter, lengths=(9,), **settings):
-    settings = {"max_new_tokens": 20, "do_sample": False, "guard": False, "seed": 0, **settings}
+    settings = {"max_new_tokens": 12, "do_sample": False, "guard": False, "seed": 0, **settings}
     inputs = hf_models.prompts(lengths)
     return generate(target, **inputs, drafter=drafter, return_dict_in_generate=True, **settings)
 

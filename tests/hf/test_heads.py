@@ -65,17 +65,17 @@ def drafted(monkeypatch, kind, target, head, lengths=(9, 4, 12), **kwargs):
     module = f"specdec_hf.drafters.heads.{kind.name}"
     monkeypatch.setattr(f"{module}.HeadDraft", Recorded)
     inputs = hf_models.prompts(lengths, vocab_size=target.config.vocab_size)
-    generate(target, **inputs, drafter=kind(head), max_new_tokens=12, guard=False, **kwargs)
+    generate(target, **inputs, drafter=kind(head), max_new_tokens=8, guard=False, **kwargs)
     return seen
 
 
 def largest_difference(target, head, seen):
     differences = []
-    for committed, path, row in seen:
+    for committed, path, row in seen[:: 1 + len(seen) // 64]:
         want = expected_logits(target, head, committed, path)
         got = row[head.tokens] if len(row) != len(want) else row
         differences.append(float((got - want).abs().max()))
-    assert len(seen) > 20
+    assert len(seen) > 15
     assert {len(path) for _, path, _ in seen} >= {0, 1, 2}
     return max(differences)
 

@@ -24,13 +24,13 @@ def given_other_memory(target):
 
 @pytest.mark.parametrize("change", [converted, changed_in_place, given_other_memory])
 def test_a_drafter_drafts_for_a_changed_target_as_a_new_one_does(change):
-    target = hf_models.build("llama", layers=8)
+    target = hf_models.build("llama", layers=4)
     head = head_for(target)
     drafter = Eagle3Drafter(head)
 
     def decode(drafter):
         return generate(
-            target, **hf_models.prompts((9,)), drafter=drafter, max_new_tokens=24, guard=False,
+            target, **hf_models.prompts((9,)), drafter=drafter, max_new_tokens=12, guard=False,
             do_sample=False, return_dict_in_generate=True,
         )  # fmt: skip
 
@@ -45,6 +45,6 @@ def test_a_drafter_drafts_for_a_changed_target_as_a_new_one_does(change):
 
 
 def test_the_copy_is_kept_while_the_target_stays_as_it_is():
-    target = hf_models.build("llama", layers=8)
+    target = hf_models.build("llama", layers=4)
     drafter = Eagle3Drafter(head_for(target))
     assert drafter._head.on(target) is drafter._head.on(target)

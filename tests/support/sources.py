@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -36,6 +37,7 @@ def module_name(path):
 MODULES = {module_name(p): p for p in PYTHON if relative(p).startswith(("specdec_", "python/"))}
 
 
+@functools.cache
 def imports(path, *, top_level=False):
     """Dotted names that a file imports: of modules, or of names in modules.
 
