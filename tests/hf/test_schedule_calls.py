@@ -315,7 +315,7 @@ def test_calls_learn_from_earlier_ones_and_only_by_the_real_clock():
     guard = BenefitGuard(max_loss=0.02)
 
     def plain(target=model, size=1):
-        return measurements.recall(target, drafter.model, (size, "")).costs.plain
+        return measurements.recall(target, drafter.model, (size, "", False, 1)).costs.plain
 
     inputs = {**hf_models.prompts((9,)), "max_new_tokens": 12, "do_sample": False, "guard": guard}
     generate(model, **inputs, drafter=drafter, clock=lambda: time.perf_counter() * 9)

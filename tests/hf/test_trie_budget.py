@@ -19,7 +19,7 @@ from specdec_hf import (
     generate,
 )
 from specdec_hf.drafters.trees.chain_source import TreeSource, agreement
-from specdec_hf.drafters.trees.node_budget import NodeBudget
+from specdec_hf.drafters.trees.node_budget import EXPLORE_EVERY, NodeBudget
 from support import hf_models
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 
@@ -260,6 +260,36 @@ def test_nodes_go_by_what_the_drafter_says_of_them():
     # Drawn drafts are not chosen by their probability, which would bias the text.
     drawn = budget.cut(chains, 3, merge=False, values=values)
     assert drawn.tolist() == budget.cut(chains, 3, merge=False).tolist()
+
+
+def test_a_schedule_says_how_many_of_the_nodes_are_taken():
+    budget = NodeBudget([0, 1, 0], 2)
+    chains = np.array([[[1, 2, 3], [1, 5, 6], [7, -1, -1]]] * 2)
+    chains[1, 1:] = -1
+    values = np.array([[[0.9, 0.2, 0.1], [0.9, 0.7, 0.6], [np.nan] * 3]] * 2)
+    asked = []
+
+    def three(found):
+        asked.append(found)
+        return 3
+
+    wanted = [[1, -1, -1], [1, 5, 6], [-1, -1, -1]]
+    for cut in range(1, 25):
+        for _ in range(5):
+            budget.observe(chains, np.array([[3, 3, 0], [3, 3, 0]]))
+        got = budget.cut(chains, 9, values=values, nodes=three)
+        assert got[1].tolist() == [[1, 2, 3], [-1] * 3, [-1] * 3]
+        # The third chain has no values: every eighth tree tries its first node.
+        if cut % EXPLORE_EVERY:
+            assert got[0].tolist() == wanted
+            assert (np.diff(asked[-1], axis=1) <= 0).all()
+        else:
+            assert got[0].tolist() == [[1, -1, -1], [1, 5, -1], [7, -1, -1]]
+    assert [len(row[row > 0]) for row in asked[0]] == [6, 3]
+    assert budget.cut(chains, 9, values=values, nodes=lambda found: 0).max() == -1
+    # What is kept of drawn chains must not depend on the time that they take.
+    drawn = budget.cut(chains, 9, merge=False, values=values, nodes=lambda found: 0)
+    assert (drawn == chains).all()
 
 
 def test_unlikely_nodes_are_left_out_but_for_a_first_one_of_unknown_value():

@@ -66,6 +66,8 @@ def begin(model: Any, call: Call, options: Options) -> Session:
     )  # fmt: skip
     if context is not None and plan.schedule.reads_token_stats:
         context.goes_on = length_policy.goes_on
+    if context is not None and plan.schedule.sizes_trees:
+        context.nodes = plan.schedule.nodes
     return Session(
         model=model,
         call=call,
@@ -222,6 +224,8 @@ def _choose_forwards(plan: _Plan, cache: RollbackCache, stats: SpecStats, lease:
         )
         if stats.compiled.eager:
             stats.note(f"{type(model).__name__} runs eagerly: {stats.compiled.eager}")
+    if isinstance(cache, SpecCache) and cache.widths is not None:
+        plan.costs.padded = cache.widths.of
     if options.fixed_width is not None and options.self_check:
         check_fixed_width(model, cast(SpecCache, cache))
 

@@ -89,7 +89,8 @@ class DraftLengthPolicy:
         self.model, self.rule, self.stats = model, rule, stats
         self.batch_size = len(stats.sequences)
         self.drafts = what_drafts(drafter)
-        self.shape = (self.batch_size, stats.tree)
+        compiled = stats.compiled is not None and not stats.compiled.eager
+        self.shape = (self.batch_size, stats.tree, compiled, costs.padded(1))
         self.remembers = clock is time.perf_counter
         self.guard: BenefitGuard | None = None
         if drafter is None:

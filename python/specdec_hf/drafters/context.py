@@ -82,6 +82,8 @@ class DraftContext:
             token drawn last and its `TokenStats`, it says for each sequence [B] whether to draw
             another one. A token is never taken back. None where the schedule reads no
             token statistics, which cost a read from the device each.
+        nodes: `Schedule.nodes`, for trees on the host whose drafts no rule reads; set after
+            `start`. None takes all nodes.
         first_draft_index: index of this drafter's first draft in the round. Only the loop sets it.
         asked_for_noise: whether `noise_positions` was called in this round.
         limits: [B], how many of the round's gamma tokens each sequence can use; None means all.
@@ -107,6 +109,7 @@ class DraftContext:
     cache: Any = None
     round_noise: bool = False
     goes_on: Callable[[int, TokenStats], NDArray[np.bool_]] | None = None
+    nodes: Callable[[int, NDArray[np.float64]], int] | None = None
     first_draft_index: int = 0
     asked_for_noise: bool = False
     limits: NDArray[np.int64] | None = None

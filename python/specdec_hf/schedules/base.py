@@ -105,6 +105,7 @@ class Schedule(ABC):
         reads_clock: whether decisions depend on measured times.
         mixes_sequences: whether decisions about a sequence depend on the others of its batch.
         trees: whether it can choose the depth of trees.
+        sizes_trees: whether `nodes` is called.
         max_draft: no sequence drafts more tokens; `start` sets it.
     """
 
@@ -113,6 +114,7 @@ class Schedule(ABC):
     reads_clock = False
     mixes_sequences = False
     trees = False
+    sizes_trees = False
     max_draft = 0
 
     def start(self, context: ScheduleContext) -> None:
@@ -153,6 +155,16 @@ class Schedule(ABC):
             kept = np.where(asked if drawn else on, i + 1, kept)
             on &= counts > i + 1
         return self.settle(kept)
+
+    def nodes(self, depth: int, values: NDArray[np.float64]) -> int:
+        """How many nodes of a drafted tree to verify, the same number for each sequence.
+
+        Args:
+            depth: of the draft.
+            values: [B, N], the probability that each node is committed, the largest first; 0 where
+                a sequence has fewer nodes.
+        """
+        return values.shape[1]
 
     def settle(self, counts: Lengths) -> Lengths:
         """The last word on a draft [B] that `goes_on` has ended; it may only be shortened."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from statistics import median
 
 # Until a wider forward was measured, it is taken to cost this many times one of a single token.
@@ -41,6 +42,11 @@ class MonotoneCost:
     def median(self, n: int) -> float | None:
         """The median at one number, None where it was not measured."""
         return median(self._times[n]) if n in self._times else None
+
+    @property
+    def largest(self) -> int:
+        """The largest number that was measured, 0 before any."""
+        return max(self._times, default=0)
 
     def medians(self) -> dict[int, float]:
         """The median at each number that was measured."""
@@ -92,6 +98,7 @@ class Costs:
     Attributes:
         drafted: whether a round with drafts was measured.
         prefill: seconds of the target's forward that read the prompt; the loop adds them.
+        padded: the width of a forward of so many tokens, padding included; the loop sets it.
     """
 
     def __init__(
@@ -102,6 +109,7 @@ class Costs:
         reads_prompt: bool = True,
     ) -> None:
         self.prefill = 0.0
+        self.padded: Callable[[int], int] = _unpadded
         self._expect(relative_cost, drafts_at_once, reads_prompt)
         self.drafted = False
         self._draft = MonotoneCost(from_zero=True)
@@ -141,7 +149,7 @@ class Costs:
             draft: seconds of drafting.
             rest: seconds of the other phases.
         """
-        self._forward.observe(1 + width, rest)
+        self._forward.observe(self.padded(1 + width), rest)
         if width == 0:
             return
         self._width.observe(length, width)
@@ -154,7 +162,7 @@ class Costs:
     @property
     def plain(self) -> float | None:
         """Median seconds of a round without drafts, None before one was seen."""
-        return self._forward.median(1)
+        return self._forward.median(self.padded(1))
 
     def round(self, length: int) -> float | None:
         """Seconds of a round that drafts ``length`` tokens, None before any round was seen."""
@@ -164,3 +172,19 @@ class Costs:
             return self.plain
         steps = 1 if self.drafts_at_once else length
         return self.plain * (UNKNOWN_RATIO + self.relative_cost * steps)
+
+    def tree(self, depth: int, nodes: int) -> float | None:
+        """Seconds of a round that drafts so deep and verifies so many nodes of the draft.
+
+        None before a round with drafts was measured. A forward wider than the widest one is taken
+        to cost as much, up to twice its width, and no more than that is known.
+        """
+        width = self.padded(1 + nodes)
+        widest = self._forward.largest
+        if not self.drafted or width > 2 * widest:
+            return None
+        return self._draft.at(depth) + self._forward.at(min(width, widest))
+
+
+def _unpadded(size: int) -> int:
+    return size

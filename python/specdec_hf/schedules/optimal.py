@@ -59,7 +59,8 @@ class OptimalSchedule(Schedule):
     drafting, and F(n), that of a target's forward of n tokens, are measured as well (`Costs`). It
     is Theorem 3.8 of Leviathan et al. 2023 (arXiv 2211.17192) with a verification that is not free.
     One length serves the whole batch, because the forward is as wide as its longest draft. In trees
-    it is the depth, and n the nodes down to it.
+    it is the depth, and n the nodes down to it. Of the nodes of a tree it then takes as many as
+    maximise the same ratio, E being one and the sum of the probabilities that they are committed.
 
     Every eighth round tries another length, half or twice the best one or next to it, if that is
     expected to be at least 0.9 times as fast. Such a round may last twice as long, so trying costs
@@ -78,6 +79,7 @@ class OptimalSchedule(Schedule):
     reads_clock = True
     mixes_sequences = True
     trees = True
+    sizes_trees = True
 
     def __init__(self, longest: int | None = None) -> None:
         self.longest = check_length("longest", longest)
@@ -112,6 +114,17 @@ class OptimalSchedule(Schedule):
             fast = EXPLORE_AT_LEAST * speeds[best - 1]
             worth = (g for g in others if 1 <= g <= self.max_draft and speeds[g - 1] >= fast)
             self._length = next(worth, best)
+
+    def nodes(self, depth: int, values: NDArray[np.float64]) -> int:
+        active = values[values.any(axis=1)]
+        most = values.shape[1]
+        seconds = [self.context.costs.tree(depth, n) for n in range(most + 1)]
+        known = [s for s in seconds if s is not None]
+        if not known or not len(active):
+            # No round with drafts was measured: the sequences share the tokens of one alone.
+            return max((1 + most) // len(values) - 1, 1)
+        tokens = 1 + np.concatenate([[0.0], active.cumsum(axis=1).mean(axis=0)])
+        return int((tokens[: len(known)] / np.maximum(known, 1e-12)).argmax())
 
     def speeds(self) -> NDArray[np.float64]:
         """[longest], expected tokens per second by draft length 1, 2, ..."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,8 @@ MEMORY = 0.95  # weight of a round against the next one
 PRIOR_ROUNDS = 2.0
 PRIOR = 0.6  # acceptance of the first chain before anything was measured
 PRIOR_OF_NEXT = 0.6  # acceptance of each further chain of a drafter, relative to the one before
+# In every so many rounds a drafter that gives no probabilities has its first node in the tree.
+EXPLORE_EVERY = 8
 
 
 class NodeBudget:
@@ -34,6 +37,7 @@ class NodeBudget:
         shape = (batch_size, len(ranks), DEPTHS)
         self._tried = np.full(shape, PRIOR_ROUNDS)
         self._accepted = PRIOR_ROUNDS * np.broadcast_to(prior[:, None], shape)
+        self._cuts = 0
 
     def acceptance(self) -> NDArray[np.float64]:
         """[B, K, DEPTHS], measured share of tokens that were committed where their prefix was."""
@@ -48,6 +52,7 @@ class NodeBudget:
         merge: bool = True,
         values: NDArray[np.float64] | None = None,
         least: float = 0.0,
+        nodes: Callable[[NDArray[np.float64]], int] | None = None,
     ) -> NDArray[np.int64]:
         """Chains [B, K, L] with -1 after the tokens that ``size`` nodes have room for.
 
@@ -61,6 +66,9 @@ class NodeBudget:
                 acceptance. Only with ``merge``.
             least: nodes of less value are left out, but for the first of a drafter that gives no
                 values, whose acceptance could not be measured again otherwise.
+            nodes: how many of ``size`` nodes are worth their time, by the values [B, n] of those
+                that each sequence has, falling; 0 where one has fewer. None takes all. Only with
+                ``merge``. Every eighth tree begins with the first nodes of drafters without values.
         """
         cut = chains.copy()
         depths = np.minimum(np.arange(chains.shape[2]), DEPTHS - 1)
@@ -69,19 +77,22 @@ class NodeBudget:
         if values is not None:
             worth = np.where(given, values, worth)
         ends = np.minimum.accumulate(chains >= 0, axis=2).sum(axis=2)
-        for b in range(len(chains)):
-            nodes: set[Any] = set()
-            kept = np.zeros(chains.shape[1], dtype=np.int64)
-            order = np.argsort(-worth[b], axis=None, kind="stable")
-            for k, depth in zip(*np.unravel_index(order, worth[b].shape), strict=True):
-                first = depth == 0 and self._ranks[k] == 0 and not given[b, k, 0]
-                if depth >= ends[b, k] or (worth[b, k, depth] < least and not first):
-                    continue
-                node = tuple(chains[b, k, : depth + 1].tolist()) if merge else (k, depth)
-                if node in nodes or len(nodes) < size:
-                    nodes.add(node)
-                    kept[k] = max(kept[k], depth + 1)
-            cut[b][np.arange(chains.shape[2]) >= kept[:, None]] = -1
+        first = np.zeros(worth.shape, dtype=bool)
+        first[:, :, 0] = (np.array(self._ranks) == 0) & ~given[:, :, 0]
+        worth[np.arange(chains.shape[2]) >= ends[:, :, None]] = -1
+        worth[(worth < least) & ~first] = -1
+        self._cuts += 1
+        explores = nodes is not None and self._cuts % EXPLORE_EVERY == 0
+        order = np.where(first & (worth >= 0), 1.0, worth) if explores else worth
+        taken = [_in_order(*rows, size, merge) for rows in zip(chains, worth, order, strict=True)]
+        most = size
+        if nodes is not None and merge:
+            found = np.zeros((len(chains), max(len(gains) for _, gains in taken)))
+            for b, (_, gains) in enumerate(taken):
+                found[b, : len(gains)] = gains
+            most = max(nodes(found), int(explores)) if found.size else size
+        for b, (numbers, _) in enumerate(taken):
+            cut[b][(numbers < 0) | (numbers >= most)] = -1
         return cut
 
     def observe(self, chains: NDArray[np.int64], accepted: NDArray[np.int64]) -> None:
@@ -93,3 +104,39 @@ class NodeBudget:
             trials, hits = self._tried[:, :, bucket], self._accepted[:, :, bucket]
             trials[tried] = trials[tried] * memory + 1
             hits[tried] = hits[tried] * memory + (accepted > depth)[tried]
+
+
+def _in_order(
+    chains: NDArray[np.int64],
+    worth: NDArray[np.float64],
+    order: NDArray[np.float64],
+    size: int,
+    merge: bool,
+) -> tuple[NDArray[np.int64], list[float]]:
+    """The nodes of the chains [K, L] of one sequence, the most valuable first.
+
+    Args:
+        chains, worth: a token of negative worth is no node.
+        order: which comes first, by falling numbers.
+        size: most nodes.
+        merge: whether equal prefixes share their nodes.
+
+    Returns:
+        [K, L], the number of each token's node, -1 for tokens without one; and the worth of each
+        node.
+    """
+    numbers = [[-1] * chains.shape[1] for _ in chains]
+    rows, values = chains.tolist(), worth.tolist()
+    number_of, gains = dict[Any, int](), list[float]()
+    for place in np.argsort(-order, axis=None, kind="stable").tolist():
+        k, depth = divmod(place, chains.shape[1])
+        if values[k][depth] < 0:
+            break
+        node = tuple(rows[k][: depth + 1]) if merge else (k, depth)
+        if node not in number_of:
+            if len(gains) == size:
+                continue
+            number_of[node] = len(gains)
+            gains.append(values[k][depth])
+        numbers[k][depth] = number_of[node]
+    return np.array(numbers), gains

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -37,8 +38,9 @@ class TrieDrafter(TreeDrafter):
 
     A tree of limited size takes the nodes that are most likely to be committed: by a head's own
     probabilities, and by the acceptance measured so far for drafters that give none; see
-    `NodeBudget`. Drafts on a device are not cut so: they would have to be read
-    first.
+    `NodeBudget`. With schedule "optimal" it takes as many of them as are worth their time, where
+    the rule does not read the draft distribution. Drafts on a device are not cut so: they would
+    have to be read first.
 
     Args:
         drafters: those with `Drafter.several` draft several chains, each other drafter one. The
@@ -110,9 +112,13 @@ class TrieDrafter(TreeDrafter):
         chains = chains.masked_fill(too_deep, -1)
         merge = not reads_draft(self._context.rule)
         if on_host and self.layout.size is not None:
+            nodes = None
+            if self._context.nodes is not None and merge:
+                nodes = functools.partial(self._context.nodes, depth)
             cut = self._budget.cut(
-                chains.numpy(), self.size, merge=merge, values=values, least=self.layout.least
-            )
+                chains.numpy(), self.size, merge=merge, values=values, least=self.layout.least,
+                nodes=nodes,
+            )  # fmt: skip
             chains = torch.from_numpy(cut)
         trie = build_trie(chains, size=self.size, merge=merge)
         # The number of nodes is known where the trie is on the host. On a device it would take one
