@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache
 
+from specdec_hf.compiled.attention import share_reads
+
 LayerForward = Callable[..., Any]
 
 
@@ -116,6 +118,7 @@ def replaced_layer(layer: Any, buffers: LayerBuffers, graphs: LayerGraphs) -> An
     for module in layer.modules():
         if "layer_idx" in vars(module):
             module.layer_idx = 0  # a number of its own would need a graph of its own
+        share_reads(module)
         # Transformers collects outputs by hooks, which cannot be traced. Those of the whole layer
         # run outside of the graph.
         hooks = module._forward_hooks
