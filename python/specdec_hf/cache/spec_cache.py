@@ -18,9 +18,10 @@ from transformers.cache_utils import Cache, get_layer_types_and_kwargs
 from specdec_hf.cache.hidden_states import HiddenStates
 from specdec_hf.cache.model_call import run_model
 from specdec_hf.cache.protocol import Lengths, context_length
+from specdec_hf.cache.ragged_prompts import read_alone, reads_alone
 from specdec_hf.cache.spec_layer import Cursor, SpecLayer
 from specdec_hf.cache.stopwatch import Stopwatch, timed
-from specdec_hf.cache.widths import Widths, padded
+from specdec_hf.cache.widths import BUCKETS, Widths, padded
 from specdec_kernels import kv_compact_, tree_attention
 
 # A "dummy" layer has no cache of its own: it reads that of an earlier layer, or attends to nothing.
@@ -53,7 +54,8 @@ class SpecCache(Cache):
         omitted: the kinds of forwards that had no mask.
         widths: which widths forwards have; None leaves each as wide as its tokens.
         watch: measures the work of the cache itself.
-        compiled: runs the forwards in the model's place, or None; see specdec_hf/compiled.
+        compiled: runs forwards of up to 64 tokens in the model's place, or None; see
+            specdec_hf/compiled.
 
     Raises:
         ValueError: the model's attention or layer types cannot take such a mask.
@@ -203,6 +205,8 @@ class SpecCache(Cache):
     def forward(self, tokens: torch.Tensor, starts: Lengths, keep: int) -> torch.Tensor:
         """Feed the next tokens of every sequence; arguments and result as in `forward_window`."""
         size, widths = tokens.shape[1], self.widths
+        if reads_alone(self, starts, size, keep):
+            return read_alone(self, tokens, starts)
         if widths is None:
             return run_model(self._model, self, tokens, self.window(starts, size), keep)
         logits = []
@@ -239,6 +243,10 @@ class SpecCache(Cache):
             self.hidden_states[-1] = {n: states[:, :-padding] for n, states in last.items()}
         return logits[:, : keep - padding]
 
+    def runs_compiled(self, size: int) -> bool:
+        """Whether a forward of so many tokens a sequence runs compiled; prompts gain nothing."""
+        return self.compiled is not None and size <= BUCKETS[-1]
+
     def _visible(self, slots: int) -> int:
         """How many slots a forward sees that needs the first ``slots``."""
         return slots if self.widths is None else self.widths.visible(slots)
@@ -256,6 +264,30 @@ class SpecCache(Cache):
                 layer.update(*held)
         self.lengths = lengths
         self._cursor.past = int(lengths.max())
+
+    def of_one_sequence(self, capacity: int) -> SpecCache:
+        """An empty cache for a sequence of this one, whose forwards are the model's own."""
+        row = type(self)(self._model, 1, capacity + 1)
+        row.omits_mask = self.omits_mask
+        if self.hidden_states is not None:
+            row.hidden_states, row.hidden_layers = [], self.hidden_layers
+        return row
+
+    def adopt(self, b: int, row: SpecCache) -> None:
+        """Take over the keys and values of sequence ``b`` from a cache of it alone."""
+        length = int(row.lengths[0])
+        if length >= self._cursor.capacity:
+            self._grow(length + 1)
+        for mine, its in zip(self.spec_layers, row.spec_layers, strict=True):
+            if not its.is_initialized:
+                continue  # without a cache of its own
+            if not mine.is_initialized:
+                like = (x.expand(len(self.lengths), -1, -1, -1) for x in its.buffers)
+                mine.lazy_initialization(*like)
+            for into, taken in zip(mine.buffers, its.buffers, strict=True):
+                into[b, :, :length] = taken[0, :, :length]
+        self.lengths[b] = length
+        self._cursor.past = int(self.lengths.max())
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self._cursor.past
@@ -279,8 +311,9 @@ class SpecCache(Cache):
     def _mask(
         self, position_ids: torch.Tensor, starts: Lengths, visible: int
     ) -> torch.Tensor | dict[str, torch.Tensor] | None:
-        kind = self._causal_kind(starts, position_ids.shape[1], visible)
-        if kind in self.omits_mask:
+        size = position_ids.shape[1]
+        kind = self._causal_kind(starts, size, visible)
+        if kind in self.omits_mask and not self.runs_compiled(size):
             self.omitted.add(kind)
             return None
         queries = position_ids[:, None, :, None]  # [B, 1, n, 1]
@@ -299,7 +332,7 @@ class SpecCache(Cache):
         if self._sliding_window and visible >= self._sliding_window:
             return ""
         if starts[0] == 0:
-            return FIRST
+            return FIRST if visible == size else ""
         return SINGLE if size == 1 and not self._masked_is_faster else ""
 
     def _by_layer_type(

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from specdec_hf.cache.own_logits import PASSING, one_line
 from specdec_hf.cache.protocol import RollbackCache
-from specdec_hf.cache.spec_cache import SpecCache
+from specdec_hf.cache.spec_cache import FIRST, SpecCache
 from specdec_hf.cache.widths import Widths
 from specdec_hf.compiled.borrow import borrow_graphs
 from specdec_hf.compiled.cuda_graphs import Borrower, CudaGraphs, Replayed
@@ -138,7 +138,7 @@ def use_compiled(
     if reason is None:
         cache.compiled = CompiledCall(model, forward, stats, note)
         cache.widths = cache.widths or Widths(few_slots=forward.cuda_graphs is not None)
-        cache.omits_mask = frozenset()
+        cache.omits_mask &= {FIRST}
         without = borrow_graphs(forward, model, cache, borrower, tree=tree, check=check)
         stats.cuda_graphs = len(forward.cuda_graphs or ())
         if without:

@@ -25,12 +25,12 @@ from specdec_hf.trees.layouts import EagleTree, TrieTree
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-CHAINS, DEPTH, NODES = 4, 5, 15
+CHAINS, DEPTH, NODES = 4, 6, 31
 # Below these a node, or a level of the head's tree, is expected to cost more time than it saves: an
 # estimate for compiled forwards on two CPU cores.
-HEAD_TREE = EagleTree(width=4, depth=DEPTH, size=12, least=0.15)
+HEAD_TREE = EagleTree(width=4, depth=DEPTH, size=24, least=0.12)
 BENEFIT_OF_HEAD = 1.5  # of a head that is shipped, with the target that it serves
-TREE = TrieTree(CHAINS, DEPTH, NODES, least=0.04)
+TREE = TrieTree(CHAINS, DEPTH, NODES, least=0.02)
 
 # By target: its head, with the folder and files that it was read from. All calls draft with the
 # same copy, so that only the first one makes it, packs it and compiles it.

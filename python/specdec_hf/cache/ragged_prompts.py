@@ -1,0 +1,58 @@
+"""Prompts of very different lengths, which a batch reads one sequence at a time.
+
+A forward of the whole batch is as wide as its longest prompt, and a CPU computes the padding of the
+others like tokens. Each sequence alone costs one more pass over the weights, which takes about as
+long as `TOKENS_OF_A_PASS` tokens.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn.functional import pad
+
+from specdec_hf.cache.protocol import Lengths
+
+if TYPE_CHECKING:
+    from specdec_hf.cache.spec_cache import SpecCache
+
+TOKENS_OF_A_PASS = 48
+
+
+def reads_alone(cache: SpecCache, starts: Lengths, size: int, keep: int) -> bool:
+    """Whether the sequences of an empty cache are read one by one.
+
+    Args:
+        starts: [B], position of each sequence's first token; negative ones are padding.
+        size: tokens of each sequence, padding included.
+        keep: rows of logits that are wanted.
+    """
+    padding = -int(starts.sum())
+    return (
+        not cache.lengths.any()
+        and keep == 1
+        and cache.device.type == "cpu"
+        and cache.later_inputs is None
+        and (cache.widths is None or cache.widths.fixed is None)
+        and bool((-size < starts).all() and (starts <= 0).all())
+        and padding > TOKENS_OF_A_PASS * (len(starts) - 1)
+    )
+
+
+def read_alone(cache: SpecCache, tokens: torch.Tensor, starts: Lengths) -> torch.Tensor:
+    """Logits [B, 1, V] of the last tokens; keys, values and hidden states go to the cache."""
+    logits, hidden = [], []
+    for b, padding in enumerate((-starts).tolist()):
+        row = cache.of_one_sequence(tokens.shape[1] - padding)
+        logits.append(row.forward(tokens[b : b + 1, padding:], starts[b : b + 1] * 0, 1))
+        cache.adopt(b, row)
+        hidden += [
+            {layer: pad(states, (0, 0, padding, 0)) for layer, states in one.items()}
+            for one in row.hidden_states or ()
+        ]
+    if cache.hidden_states is not None:
+        cache.hidden_states.append(
+            {layer: torch.cat([one[layer] for one in hidden]) for layer in hidden[0]}
+        )
+    return torch.cat(logits)
