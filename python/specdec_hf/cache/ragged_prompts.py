@@ -31,21 +31,21 @@ def reads_alone(cache: SpecCache, starts: Lengths, size: int, keep: int) -> bool
     padding = -int(starts.sum())
     return (
         not cache.lengths.any()
-        and keep == 1
+        and keep <= size + int(starts.min())
         and cache.device.type == "cpu"
         and cache.later_inputs is None
         and (cache.widths is None or cache.widths.fixed is None)
-        and bool((-size < starts).all() and (starts <= 0).all())
+        and int(starts.max()) <= 0
         and padding > TOKENS_OF_A_PASS * (len(starts) - 1)
     )
 
 
-def read_alone(cache: SpecCache, tokens: torch.Tensor, starts: Lengths) -> torch.Tensor:
-    """Logits [B, 1, V] of the last tokens; keys, values and hidden states go to the cache."""
+def read_alone(cache: SpecCache, tokens: torch.Tensor, starts: Lengths, keep: int) -> torch.Tensor:
+    """Logits [B, keep, V] of the last tokens; keys, values and hidden states go to the cache."""
     logits, hidden = [], []
     for b, padding in enumerate((-starts).tolist()):
         row = cache.of_one_sequence(tokens.shape[1] - padding)
-        logits.append(row.forward(tokens[b : b + 1, padding:], starts[b : b + 1] * 0, 1))
+        logits.append(row.forward(tokens[b : b + 1, padding:], starts[b : b + 1] * 0, keep))
         cache.adopt(b, row)
         hidden += [
             {layer: pad(states, (0, 0, padding, 0)) for layer, states in one.items()}

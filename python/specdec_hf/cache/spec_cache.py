@@ -206,7 +206,7 @@ class SpecCache(Cache):
         """Feed the next tokens of every sequence; arguments and result as in `forward_window`."""
         size, widths = tokens.shape[1], self.widths
         if reads_alone(self, starts, size, keep):
-            return read_alone(self, tokens, starts)
+            return read_alone(self, tokens, starts, keep)
         if widths is None:
             return run_model(self._model, self, tokens, self.window(starts, size), keep)
         logits = []

@@ -56,7 +56,9 @@ def attend(
         dropout_p=dropout,
         scale=scaling,
     )
-    return attended.reshape(batch_size, -1, size, value.shape[-1]).transpose(1, 2).contiguous(), None
+    return attended.reshape(batch_size, -1, size, value.shape[-1]).transpose(
+        1, 2
+    ).contiguous(), None
 
 
 AttentionInterface.register(NAME, attend)

@@ -1,0 +1,116 @@
+"""The attention of compiled layers: heads that share keys read them once."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from specdec_hf import generate
+from specdec_hf.compiled import attention, layers
+from specdec_hf.compiled import forward as compiled
+from support import hf_models
+from support.hf_models import one_thread  # noqa: F401  # autouse here
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+GROUPS, KEYS, SLOTS, SIZE = 3, 2, 11, 16
+
+
+@pytest.fixture(autouse=True)
+def traced_only(monkeypatch):
+    monkeypatch.setattr(compiled, "BACKEND", "eager")
+
+
+class Module(torch.nn.Module):
+    num_key_value_groups = GROUPS
+    is_causal = True
+
+
+def inputs(rows, size, dtype=torch.float32, heads=1):
+    generator = torch.Generator().manual_seed(rows + size)
+    query = torch.randn(rows, size, GROUPS * KEYS, SIZE, generator=generator).transpose(1, 2)
+    buffers = torch.randn(2, rows, KEYS, 2 * SLOTS, SIZE, generator=generator)
+    mask = torch.rand(rows, heads, size, SLOTS, generator=generator) < 0.6
+    mask[..., 0] = True
+    key, value = buffers.to(dtype)[..., :SLOTS, :]
+    return query.to(dtype), key, value, mask
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("rows", "size"), [(1, 1), (1, 5), (3, 1), (3, 4)])
+@pytest.mark.parametrize("additive", [False, True])
+def test_it_is_transformers_own(rows, size, dtype, additive):
+    query, key, value, mask = inputs(rows, size, dtype)
+    if additive:
+        mask = torch.where(mask, 0.0, torch.finfo(dtype).min).to(dtype)
+    for scaling in (None, 0.3):
+        given = Module(), query, key, value, mask, 0.0, scaling
+        ours, own = attention.attend(*given)[0], sdpa_attention_forward(*given)[0]
+        assert ours.shape == own.shape
+        assert ours.is_contiguous()
+        tolerance = 1e-6 if dtype == torch.float32 else 2e-2
+        assert torch.allclose(ours.float(), own.float(), atol=tolerance)
+
+
+@pytest.mark.parametrize("other", ["no mask", "heads", "position_bias", "softcap"])
+def test_what_it_does_not_serve_goes_to_transformers(other):
+    query, key, value, mask = inputs(2, 4, heads=GROUPS * KEYS if other == "heads" else 1)
+    mask = None if other == "no mask" else mask
+    options = {"softcap": 1.0} if other == "softcap" else {}
+    if other == "position_bias":
+        options = {"position_bias": torch.randn(2, GROUPS * KEYS, 4, SLOTS)}
+    if other == "softcap":
+        with pytest.raises(ValueError, match="softcap"):
+            attention.attend(Module(), query, key, value, mask, **options)
+        return
+    got = attention.attend(Module(), query, key, value, mask, **options)[0]
+    own = sdpa_attention_forward(Module(), query, key, value, mask, **options)[0]
+    assert torch.equal(got, own)
+
+
+def test_grouped_heads_of_a_twin_alone_attend_so(monkeypatch):
+    model = hf_models.build("llama")
+    swapped, share = [], layers.share_reads
+
+    def spied(module):
+        share(module)
+        if hasattr(module, "num_key_value_groups"):
+            swapped.append(module.config._attn_implementation)
+
+    monkeypatch.setattr(layers, "share_reads", spied)
+    settings = {"max_new_tokens": 8, "do_sample": False}
+    plain = model.generate(**hf_models.prompts((9,)), **settings)
+    settings |= {"drafter": "prompt_lookup", "compile": True, "return_dict_in_generate": True}
+    out = generate(model, **hf_models.prompts((9,)), **settings)
+    assert torch.equal(out.sequences, plain)
+    assert out.stats.compiled.eager == ""
+    assert swapped == [attention.NAME] * model.config.num_hidden_layers
+    assert model.config._attn_implementation == "sdpa"
+    layer = model.model.layers[0].self_attn
+    assert layer.config is model.config
+
+    for change in ("ungrouped", "eager", "own functions"):
+        module = copy.copy(layer)
+        config = module.config = copy.copy(module.config)
+        if change == "ungrouped":
+            module.num_key_value_groups = 1
+        elif change == "eager":
+            config._attn_implementation_internal = "eager"
+        else:
+            monkeypatch.setitem(attention.AttentionInterface._global_mapping, "sdpa", print)
+        attention.share_reads(module)
+        assert module.config is config
+
+
+def test_a_wrong_order_of_heads_is_found_by_the_self_check(monkeypatch):
+    """Negative control."""
+    model, attend = hf_models.build("llama"), attention.attend
+
+    def wrong(*args, **kwargs):
+        return attend(*args, **kwargs)[0].flip(2), None
+
+    monkeypatch.setitem(attention.AttentionInterface._global_mapping, attention.NAME, wrong)
+    settings = {"max_new_tokens": 4, "do_sample": False, "return_dict_in_generate": True}
+    with pytest.warns(UserWarning, match="its logits differ from the model's own"):
+        out = generate(model, **hf_models.prompts((9,)), **settings, drafter=None, compile=True)
+    assert "its logits differ" in out.stats.compiled.eager
