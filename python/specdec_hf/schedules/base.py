@@ -164,7 +164,8 @@ class Schedule(ABC):
             values: [B, N], the probability that each node is committed, the largest first; 0 where
                 a sequence has fewer nodes.
         """
-        return values.shape[1]
+        most: int = values.shape[1]
+        return most
 
     def settle(self, counts: Lengths) -> Lengths:
         """The last word on a draft [B] that `goes_on` has ended; it may only be shortened."""

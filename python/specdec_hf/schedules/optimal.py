@@ -117,7 +117,7 @@ class OptimalSchedule(Schedule):
 
     def nodes(self, depth: int, values: NDArray[np.float64]) -> int:
         active = values[values.any(axis=1)]
-        most = values.shape[1]
+        most: int = values.shape[1]
         seconds = [self.context.costs.tree(depth, n) for n in range(most + 1)]
         known = [s for s in seconds if s is not None]
         if not known or not len(active):
