@@ -7,23 +7,21 @@ long as `TOKENS_OF_A_PASS` tokens.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch.nn.functional import pad
 
 from specdec_hf.cache.protocol import Lengths
 
-if TYPE_CHECKING:
-    from specdec_hf.cache.spec_cache import SpecCache
-
 TOKENS_OF_A_PASS = 48
 
 
-def reads_alone(cache: SpecCache, starts: Lengths, size: int, keep: int) -> bool:
+def reads_alone(cache: Any, starts: Lengths, size: int, keep: int) -> bool:
     """Whether the sequences of an empty cache are read one by one.
 
     Args:
+        cache: a `SpecCache`.
         starts: [B], position of each sequence's first token; negative ones are padding.
         size: tokens of each sequence, padding included.
         keep: rows of logits that are wanted.
@@ -40,7 +38,7 @@ def reads_alone(cache: SpecCache, starts: Lengths, size: int, keep: int) -> bool
     )
 
 
-def read_alone(cache: SpecCache, tokens: torch.Tensor, starts: Lengths, keep: int) -> torch.Tensor:
+def read_alone(cache: Any, tokens: torch.Tensor, starts: Lengths, keep: int) -> torch.Tensor:
     """Logits [B, keep, V] of the last tokens; keys, values and hidden states go to the cache."""
     logits, hidden = [], []
     for b, padding in enumerate((-starts).tolist()):

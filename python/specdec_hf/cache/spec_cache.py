@@ -277,7 +277,7 @@ class SpecCache(Cache):
         """Take over the keys and values of sequence ``b`` from a cache of it alone."""
         length = int(row.lengths[0])
         if length >= self._cursor.capacity:
-            self._grow(length + 1)
+            self.grow(length + 1)
         for mine, its in zip(self.spec_layers, row.spec_layers, strict=True):
             if not its.is_initialized:
                 continue  # without a cache of its own
