@@ -13,6 +13,8 @@ pytest.importorskip("transformers")
 pytest.importorskip("triton")
 
 from specdec_hf import generate
+from specdec_hf.drafters.heads.eagle3 import Eagle3Drafter
+from support.heads import head_for
 from support.hf_models import build, prompts, with_noise
 
 
@@ -39,6 +41,19 @@ def test_the_text_is_that_without_graphs(llama, lengths, tree):
         assert (made.eager, made.without_cuda_graphs, made.recompilations) == ("", "", 0)
         assert made.replayed == out.stats.rounds
         assert made.drafts[0].replayed > 0
+
+
+def test_a_head_drafts_as_without_graphs():
+    model = build("llama", layers=4).to("cuda")
+    head = head_for(build("llama", layers=4)).requires_grad_(False)
+    eager, drafter = decode(model, drafter=Eagle3Drafter(head)), Eagle3Drafter(head)
+    for _ in range(2):
+        out = decode(model, drafter=drafter, compile=True)
+        (made,) = out.stats.compiled.drafts
+        assert torch.equal(out.sequences, eager.sequences)
+        assert out.stats.accepted == eager.stats.accepted
+        assert (made.eager, made.without_cuda_graphs, made.recompilations) == ("", "", 0)
+        assert made.replayed > 0
 
 
 def test_plain_rounds_are_replayed_in_16_bits():

@@ -13,6 +13,7 @@ from specdec_hf.cache import widths
 from specdec_hf.compiled import borrow, cuda_graphs, recorder, recordings
 from specdec_hf.compiled import forward as compiled
 from specdec_hf.decode import begin
+from specdec_hf.drafters.heads.eagle3 import Eagle3Drafter
 from specdec_hf.drafters.models.model import ModelDrafter
 from support.heads import head_folder
 from support.hf_models import (  # noqa: F401  # one_thread is autouse here
@@ -21,20 +22,14 @@ from support.hf_models import (  # noqa: F401  # one_thread is autouse here
     prompts,
     with_noise,
 )
-from support.recorded_ops import OpRecorder
+from support.recorded_ops import OpRecorder, record_ops
 
 WIDTHS = len(widths.BUCKETS)
 
 
 @pytest.fixture(autouse=True)
 def recorded(monkeypatch):
-    """Ops are recorded, and layers run as they are: torch.compile gives no ops to record."""
-    monkeypatch.setattr(compiled, "recorder_for", lambda device: OpRecorder())
-    monkeypatch.setattr(compiled.LayerGraphs, "of", lambda self, layer: eagerly)
-
-
-def eagerly(layer, *args, **kwargs):
-    return type(layer).forward(layer, *args, **kwargs)
+    record_ops(monkeypatch)
 
 
 @pytest.fixture
@@ -214,7 +209,7 @@ def test_hidden_states_are_replayed_and_recording_them_says_nothing_of_times(
     llama, tmp_path, monkeypatch
 ):
     model = build("llama", layers=4)
-    settings = {"drafter": f"eagle3:{head_folder(model, tmp_path)}", "max_new_tokens": 24}
+    settings = {"drafter": Eagle3Drafter(head_folder(model, tmp_path)), "max_new_tokens": 24}
     eager, seen = decode(model, (9, 5), **settings), []
     learn = begin.DraftLengthPolicy.learn
 

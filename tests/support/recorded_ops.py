@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
+from specdec_hf.compiled import forward
+from specdec_hf.drafters.heads import compiled_step
 from support.device_reads import spied_reads
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -79,3 +82,14 @@ def write(recorded: Any, computed: Any) -> None:
     for old, new in zip(tree_leaves(recorded), tree_leaves(computed), strict=True):
         if isinstance(old, torch.Tensor) and old.data_ptr() != new.data_ptr():
             old.copy_(new)
+
+
+def record_ops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Record ops, and let layers run as they are: torch.compile gives no ops to record."""
+    for module in (forward, compiled_step):
+        monkeypatch.setattr(module, "recorder_for", lambda device: OpRecorder())
+    monkeypatch.setattr(forward.LayerGraphs, "of", lambda self, layer: _eagerly)
+
+
+def _eagerly(layer: Any, *args: Any, **kwargs: Any) -> Any:
+    return type(layer).forward(layer, *args, **kwargs)

@@ -58,8 +58,8 @@ class Widths:
 
 
 def padded(tokens: torch.Tensor, width: int) -> torch.Tensor:
-    """Tokens [B, n] with the last of each row repeated up to [B, width]."""
+    """Tokens [B, n, ...] with the last of each row repeated up to [B, width, ...]."""
     missing = width - tokens.shape[1]
     if missing == 0:
         return tokens
-    return torch.cat([tokens, tokens[:, -1:].expand(-1, missing)], dim=1)
+    return torch.cat([tokens, tokens[:, -1:].expand(-1, missing, *tokens.shape[2:])], dim=1)

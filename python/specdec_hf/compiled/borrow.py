@@ -13,13 +13,13 @@ from specdec_hf.cache.own_logits import one_line
 from specdec_hf.cache.spec_cache import SpecCache
 from specdec_hf.cache.undisturbed import undisturbed
 from specdec_hf.cache.widths import BUCKETS, Widths
-from specdec_hf.compiled.cuda_graphs import Borrower
 from specdec_hf.compiled.forward import CompiledForward, difference_in
+from specdec_hf.compiled.loan import Borrower
 from specdec_hf.compiled.warm_up import compile_settings
 
 
 @dataclass(eq=False)
-class _WarmUp:
+class WarmUpCall:
     """Borrows buffers while nothing of a call runs."""
 
     held: bool = True
@@ -103,7 +103,7 @@ def _warm_up(
 
 def _cache_for(
     forward: CompiledForward, model: Any, batch_size: int, capacity: int
-) -> tuple[SpecCache, _WarmUp]:
+) -> tuple[SpecCache, WarmUpCall]:
     cache = SpecCache(model, batch_size, capacity)
     cache.compiled, cache.widths = forward, Widths(few_slots=True)
-    return cache, _WarmUp()
+    return cache, WarmUpCall()

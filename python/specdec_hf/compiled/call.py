@@ -12,8 +12,8 @@ from specdec_hf.cache.protocol import RollbackCache
 from specdec_hf.cache.spec_cache import FIRST, SpecCache
 from specdec_hf.cache.widths import Widths
 from specdec_hf.compiled.borrow import borrow_graphs
-from specdec_hf.compiled.cuda_graphs import Borrower, CudaGraphs, Replayed
 from specdec_hf.compiled.forward import compiled_forward
+from specdec_hf.compiled.loan import Borrower
 
 
 @dataclass
@@ -46,6 +46,19 @@ class CompileStats:
         return asdict(self)
 
 
+class Replays(Protocol):
+    """What replays forwards as CUDA graphs."""
+
+    @property
+    def reason(self) -> str:
+        """Why it records none any more, or ""."""
+        ...
+
+    def __len__(self) -> int:
+        """The number of CUDA graphs."""
+        ...
+
+
 class Compiled(Protocol):
     """What runs in a model's place, with the model's arguments."""
 
@@ -55,8 +68,8 @@ class Compiled(Protocol):
         ...
 
     @property
-    def cuda_graphs(self) -> CudaGraphs | None:
-        """The forwards that are replayed; None where none ever are."""
+    def cuda_graphs(self) -> Replays | None:
+        """The forwards that are replayed; None where the device has none."""
         ...
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -97,9 +110,9 @@ class CompiledCall:
                 self.stats.recompilations += self.forward.graphs - before
         return self.model(**inputs)
 
-    def _count(self, graphs: CudaGraphs, output: Any) -> None:
+    def _count(self, graphs: Replays, output: Any) -> None:
         self.stats.cuda_graphs = len(graphs)
-        self.stats.replayed += isinstance(output, Replayed)
+        self.stats.replayed += getattr(output, "replayed", False)
         if graphs.reason and not self.stats.without_cuda_graphs:
             run_without_graphs(self.model, self.stats, graphs.reason, self.note)
 

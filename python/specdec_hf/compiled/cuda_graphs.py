@@ -7,10 +7,9 @@ with the forward itself.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import torch
 from transformers.cache_utils import Cache
@@ -18,17 +17,9 @@ from transformers.cache_utils import Cache
 from specdec_hf.cache.spec_cache import SpecCache
 from specdec_hf.cache.spec_layer import Cursor, SpecLayer
 from specdec_hf.cache.widths import BUCKETS, Widths
+from specdec_hf.compiled.loan import Borrower, Loan
 from specdec_hf.compiled.recorder import Recorder
 from specdec_hf.compiled.recordings import Recordings
-
-
-class Borrower(Protocol):
-    """A call, or what ends with it."""
-
-    @property
-    def held(self) -> bool:
-        """Whether the call still runs."""
-        ...
 
 
 @dataclass
@@ -42,6 +33,7 @@ class Replayed:
 
     logits: torch.Tensor
     hidden_states: dict[int, torch.Tensor]
+    replayed: ClassVar[bool] = True
 
 
 class RecordedCache(Cache):
@@ -79,8 +71,7 @@ class CudaGraphs:
         self._buffers: list[tuple[torch.Tensor, torch.Tensor] | None] = []
         self._batch_size = self._capacity = 0
         self._weights: tuple[int, ...] = ()
-        self._cache: Callable[[], SpecCache | None] = lambda: None
-        self._borrower: Callable[[], Borrower | None] = lambda: None
+        self._loan = Loan()
 
     def __len__(self) -> int:
         return len(self._recordings)
@@ -92,8 +83,7 @@ class CudaGraphs:
 
     def refuse(self, reason: str) -> None:
         """Record no forward any more."""
-        self._recordings.reason = reason
-        self._recordings.clear()
+        self._recordings.refuse(reason)
 
     def lend(
         self,
@@ -115,10 +105,10 @@ class CudaGraphs:
             return self.reason
         if not self._recorder.here():
             return "the call runs on another CUDA stream than the first one"
-        last, call = self._cache(), self._borrower()
+        if reason := self._loan.refusal(cache):
+            return reason
+        last: SpecCache | None = self._loan.user
         if last is not None and last is not cache:
-            if call is not None and call.held:
-                return "another cache has the buffers that the graphs belong to"
             for layer in last.spec_layers:
                 layer.drop()  # its call has ended, and another one writes there now
         if self.fit(cache, weights):
@@ -133,7 +123,7 @@ class CudaGraphs:
             initialize(cache.spec_layers, len(cache.lengths))
             self._take_buffers(cache)
         self._weights = weights
-        self._cache, self._borrower = weakref.ref(cache), weakref.ref(borrower)
+        self._loan.begin(cache, borrower)
         return ""
 
     def fit(self, cache: SpecCache, weights: tuple[int, ...]) -> bool:
@@ -172,7 +162,7 @@ class CudaGraphs:
             None where ``forward`` itself must run: it is a prompt's, or the cache is that of a call
             without the buffers, or the forward cannot be recorded.
         """
-        if self.reason or self._cache() is not cache or not self._recorder.here():
+        if self.reason or self._loan.user is not cache or not self._recorder.here():
             return None
         if inputs["input_ids"].shape[1] > BUCKETS[-1]:
             return None

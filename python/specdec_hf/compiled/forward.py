@@ -23,13 +23,14 @@ from specdec_hf.cache.spec_cache import SpecCache
 from specdec_hf.cache.spec_layer import SpecLayer
 from specdec_hf.cache.undisturbed import changing, undisturbed
 from specdec_hf.cache.widths import BUCKETS, Widths
-from specdec_hf.compiled.cuda_graphs import Borrower, CudaGraphs, RecordedCache
+from specdec_hf.compiled.cuda_graphs import CudaGraphs, RecordedCache
 from specdec_hf.compiled.layers import (
     LayerBuffers,
     LayerGraphs,
     Place,
     replaced_layer,
 )
+from specdec_hf.compiled.loan import Borrower
 from specdec_hf.compiled.recorder import recorder_for
 from specdec_hf.compiled.twin import make_twin, structure_of, twin_reason
 from specdec_hf.compiled.warm_up import WarmUps

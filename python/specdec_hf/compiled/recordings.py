@@ -71,6 +71,11 @@ class Recordings:
     def __len__(self) -> int:
         return len(self._made)
 
+    def refuse(self, reason: str) -> None:
+        """Record nothing any more."""
+        self.reason = reason
+        self.clear()
+
     def clear(self) -> None:
         """Forget all, because memory that they read or write has moved."""
         self._made.clear()
@@ -102,8 +107,7 @@ class Recordings:
             try:
                 made = self._record(lambda x: function(tree_unflatten(x, structure)), leaves)
             except Exception as error:
-                self.reason = one_line(error)
-                self.clear()
+                self.refuse(one_line(error))
                 return None
             self._made[key] = made
         return made(leaves)

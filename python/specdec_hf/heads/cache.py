@@ -27,6 +27,21 @@ class HeadCache:
         with torch.inference_mode(False):
             self._keys, self._values = like.new_zeros(shape), like.new_zeros(shape)
 
+    @property
+    def batch_size(self) -> int:
+        """The number of sequences."""
+        return self._keys.shape[0]
+
+    def suffices(self, other: HeadCache) -> bool:
+        """Whether it holds as many sequences as another one, and as many slots."""
+        mine, theirs = self._keys.shape, other._keys.shape
+        return mine[0] == theirs[0] and mine[2] >= theirs[2]
+
+    def clear(self) -> None:
+        """Set all slots to zero."""
+        self._keys.zero_()
+        self._values.zero_()
+
     def buffers(self, slots: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values with room for more than this many slots, as in `SpecCache`."""
         capacity = self._keys.shape[2]

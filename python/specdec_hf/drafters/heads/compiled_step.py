@@ -17,17 +17,24 @@ from typing import Any
 import torch
 
 from specdec_hf.cache.fit import beyond_rounding, distance, tolerance_of
+from specdec_hf.cache.own_logits import one_line
 from specdec_hf.cache.widths import BUCKETS
 from specdec_hf.compiled import forward
-from specdec_hf.compiled.call import CompiledCall, CompileStats, run_eagerly
+from specdec_hf.compiled.borrow import WarmUpCall
+from specdec_hf.compiled.call import CompiledCall, CompileStats, run_eagerly, run_without_graphs
 from specdec_hf.compiled.layers import LayerForward, LayerGraphs
+from specdec_hf.compiled.loan import Borrower
 from specdec_hf.compiled.packed_linear import PackedLinear
+from specdec_hf.compiled.recorder import recorder_for
 from specdec_hf.compiled.twin import packed_copy
-from specdec_hf.compiled.warm_up import WarmUps
+from specdec_hf.compiled.warm_up import WarmUps, compile_settings
+from specdec_hf.drafters.heads.step_graphs import StepGraphs
+from specdec_hf.heads.cache import HeadCache
 from specdec_hf.heads.eagle3 import Eagle3Head
 from specdec_hf.heads.step import Eagle3Step
 
 PAIRS = (1, 5)  # of a sequence: each has a graph
+SLOTS = 12  # that the compared pairs see
 _steps: weakref.WeakKeyDictionary[Eagle3Head, CompiledStep] = weakref.WeakKeyDictionary()
 _graphs_of: Counter[LayerForward] = Counter()
 
@@ -48,18 +55,21 @@ class CompiledStep:
         eager: what drafts where graphs do not: ``packed``, or the step on the head's own weights
             where logits of ``packed`` were found to be wrong.
         warm_ups: those of the calls so far.
-        cuda_graphs: None: a step is not recorded.
+        cuda_graphs: replays steps on a CUDA device; None on others.
     """
-
-    cuda_graphs = None
 
     def __init__(self, head: Eagle3Head) -> None:
         self.packed: Any = packed_copy(Eagle3Step(head), dict[int, PackedLinear]())
         self.eager = self.packed
         self.warm_ups = WarmUps()
         self._run = _step_graphs(self.packed.dtype, forward.BACKEND).of(self.packed)
+        recorder = recorder_for(self.packed.device)
+        self.cuda_graphs: StepGraphs | None = None
+        if recorder is not None:
+            self.cuda_graphs = StepGraphs(recorder, tolerance_of(self.packed))
+        self._checked = set[int]()
         self._compared = False
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     @property
     def graphs(self) -> int:
@@ -68,6 +78,12 @@ class CompiledStep:
 
     def __call__(self, **inputs: Any) -> Any:
         """As `Eagle3Step.forward`."""
+        output = None
+        if self.cuda_graphs is not None:
+            output = self.cuda_graphs.run(self._forward, inputs)
+        return self._forward(**inputs) if output is None else output
+
+    def _forward(self, **inputs: Any) -> Any:
         before = forward.graphs_made()
         try:
             return self._run(self.packed, **inputs)
@@ -88,6 +104,30 @@ class CompiledStep:
         """
         difference = functools.partial(self._difference, head, 1 + several, check)
         return self.warm_ups.run(several, check, difference, self._lock)
+
+    def lend(self, cache: HeadCache, user: Any, borrower: Borrower) -> HeadCache | str:
+        """As `StepGraphs.lend`."""
+        assert self.cuda_graphs is not None
+        weights = tuple(x.data_ptr() for x in self.packed.parameters())
+        with self._lock:
+            return self.cuda_graphs.lend(cache, user, borrower, weights)
+
+    def check_replays(self, head: Eagle3Head, batch_size: int) -> None:
+        """Compare logits of replayed steps with the head's own, with new inputs in each replay."""
+        graphs, own, call = self.cuda_graphs, Eagle3Step(head), WarmUpCall()
+        if graphs is None or graphs.reason or batch_size in self._checked:
+            return
+        with self._lock, compile_settings(), torch.inference_mode():
+            cache = self.lend(HeadCache(head.config, batch_size, head.fc.weight, 24), call, call)
+            if isinstance(cache, str):
+                return  # another call has the buffers, so that this one runs without graphs
+            try:
+                reasons = [_difference(self, own, batch_size, seed, cache) for seed in range(2)]
+            except Exception as error:
+                reasons = [one_line(error)]
+            if reason := next(filter(None, reasons), ""):
+                graphs.refuse(reason)
+        self._checked.add(batch_size)
 
     def compare(self, head: Eagle3Head) -> str | None:
         """Compare logits of `packed` with the head's own; gives the reason of a first failure."""
@@ -113,12 +153,27 @@ class CompiledStep:
         return None
 
 
-def _difference(step: Any, own: Eagle3Step, batch_size: int) -> str | None:
-    """How logits of a step differ from those of the head's own, or None."""
+def _difference(
+    step: Any, own: Eagle3Step, batch_size: int, seed: int = 0, cache: HeadCache | None = None
+) -> str | None:
+    """How logits of a step differ from those of the head's own, or None.
+
+    Args:
+        step: what is compared.
+        own: the head's own step.
+        batch_size: number of sequences.
+        seed: of the inputs.
+        cache: gives the step its buffers.
+    """
     tolerance = tolerance_of(own)
     for pairs in PAIRS:
-        _, got = step(**_inputs(own, batch_size, pairs))
-        _, want = own(**_inputs(own, batch_size, pairs))
+        inputs = _inputs(own, batch_size, pairs, seed)
+        if cache is not None:
+            for name, kept in zip(("keys", "values"), cache.buffers(0), strict=True):
+                inputs[name] = kept.zero_()
+                kept[:, :, : 2 * SLOTS] = _inputs(own, batch_size, pairs, seed)[name]
+        _, got = step(**inputs)
+        _, want = own(**_inputs(own, batch_size, pairs, seed))
         difference = float(distance(got.float(), want.float()).max())
         if not difference <= tolerance:
             return f"its logits differ from the head's own {beyond_rounding(difference, tolerance)}"
@@ -143,6 +198,41 @@ def compiled_step(
     if reason is not None:
         run_eagerly(made.eager, stats, reason)
     return CompiledCall(made.eager, made, stats, note)
+
+
+def borrow_graphs(
+    call: CompiledCall,
+    head: Eagle3Head,
+    cache: HeadCache,
+    user: Any,
+    borrower: Borrower | None,
+    *,
+    check: bool,
+) -> HeadCache:
+    """The cache for the steps of a call, which are replayed as CUDA graphs where they can be.
+
+    Args:
+        call: of the head.
+        head: that drafts.
+        cache: empty; it is that of the call where no graphs are.
+        user: drafts until the call ends.
+        borrower: the call.
+        check: whether the first use of a head compares logits of replayed steps with its own.
+    """
+    step = call.forward
+    assert isinstance(step, CompiledStep)
+    if step.cuda_graphs is None:
+        return cache
+    lent: HeadCache | str = "nothing says when the call ends"
+    if borrower is not None:
+        if check:
+            step.check_replays(head, cache.batch_size)
+        lent = step.lend(cache, user, borrower)
+    if isinstance(lent, str):
+        run_without_graphs(step.packed, call.stats, lent, call.note)
+        return cache
+    call.stats.cuda_graphs = len(step.cuda_graphs)
+    return lent
 
 
 def packed_step(head: Eagle3Head, *, check: bool, note: Callable[[str], None]) -> Any:
@@ -174,17 +264,17 @@ def _step_graphs(dtype: torch.dtype, backend: str) -> LayerGraphs:
     return LayerGraphs(dtype, backend)
 
 
-def _inputs(step: Eagle3Step, batch_size: int, pairs: int, slots: int = 12) -> dict[str, Any]:
-    """Inputs of `Eagle3Step.states` for pairs after a few others, the same in each call."""
-    layer, device = step.midlayer, step.device
-    generator = torch.Generator("cpu").manual_seed(0)
+def _inputs(step: Eagle3Step, batch_size: int, pairs: int, seed: int = 0) -> dict[str, Any]:
+    """Inputs of `Eagle3Step.states` for pairs after a few others, the same for the same seed."""
+    layer, device, slots = step.midlayer, step.device, SLOTS - seed
+    generator = torch.Generator("cpu").manual_seed(seed)
 
     def noise(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator, device="cpu").to(device, step.dtype)
 
     starts = torch.arange(batch_size, device=device) + slots - pairs - batch_size
     places = starts[:, None] + torch.arange(pairs, device=device)
-    kept = (batch_size, layer.projected[1] // layer.head_dim, 2 * slots, layer.head_dim)
+    kept = (batch_size, layer.projected[1] // layer.head_dim, 2 * SLOTS, layer.head_dim)
     inputs: dict[str, Any] = {
         "embeddings": noise(batch_size, pairs, step.output.in_features),
         "hidden": noise(batch_size, pairs, step.output.in_features),

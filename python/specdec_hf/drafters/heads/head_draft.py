@@ -11,7 +11,12 @@ from numpy.typing import NDArray
 from specdec_hf.cache.protocol import Lengths, context_length
 from specdec_hf.compiled.call import CompiledCall, CompileStats
 from specdec_hf.drafters.context import DraftContext, History
-from specdec_hf.drafters.heads.compiled_step import compiled_step, packed_step, takes
+from specdec_hf.drafters.heads.compiled_step import (
+    borrow_graphs,
+    compiled_step,
+    packed_step,
+    takes,
+)
 from specdec_hf.drafters.row_sampler import RowSampler
 from specdec_hf.heads.cache import HeadCache
 from specdec_hf.heads.eagle3 import Eagle3Head
@@ -69,6 +74,9 @@ class HeadDraft:
             context.report_compiled("head", call.stats)
             if not call.stats.eager:
                 self._compiled = call
+                self._cache = borrow_graphs(
+                    call, head, self._cache, self, context.lease(), check=context.self_check
+                )
         self._context_length = context_length(context.model)
         self._hidden = torch.empty(0)  # [B, n, H] of the root and of the drafts fed in this round
 

@@ -1,0 +1,123 @@
+"""Draft steps of an EAGLE-3 head that are replayed; recorded ops take the place of CUDA graphs."""
+
+import functools
+
+import pytest
+import torch
+from specdec_hf import generate
+from specdec_hf.cache.widths import BUCKETS
+from specdec_hf.compiled import recordings
+from specdec_hf.compiled.borrow import WarmUpCall
+from specdec_hf.drafters.heads import compiled_step, head_draft
+from specdec_hf.drafters.heads.eagle3 import Eagle3Drafter
+from specdec_hf.drafters.heads.eagle3_chain import Eagle3ChainDrafter
+from specdec_hf.heads.cache import HeadCache
+from support import hf_models
+from support.heads import head_for
+from support.hf_models import one_thread  # noqa: F401  # autouse here
+from support.recorded_ops import record_ops
+
+
+@pytest.fixture(autouse=True)
+def recorded(monkeypatch):
+    record_ops(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def target():
+    return hf_models.build("llama", layers=4)
+
+
+@pytest.fixture
+def head(target):
+    return head_for(target).requires_grad_(False)
+
+
+def decode(target, drafter, lengths=(9,), **settings):
+    settings = {"max_new_tokens": 20, "do_sample": False, "guard": False, "seed": 0, **settings}
+    inputs = hf_models.prompts(lengths)
+    return generate(target, **inputs, drafter=drafter, return_dict_in_generate=True, **settings)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lengths", [(9,), (9, 4, 12)], ids=["single", "ragged"])
+@pytest.mark.parametrize("kind", [Eagle3Drafter, Eagle3ChainDrafter])
+def test_drafts_are_those_without_graphs(target, head, kind, lengths):
+    eager, drafter = decode(target, kind(head), lengths), kind(head)
+    graphs = []
+    for _ in range(2):
+        out = decode(target, drafter, lengths, compile=True)
+        assert torch.equal(out.sequences, eager.sequences)
+        assert out.stats.accepted == eager.stats.accepted > 0
+        (made,) = out.stats.compiled.drafts
+        assert (made.eager, made.without_cuda_graphs) == ("", "")
+        assert made.replayed > 0
+        graphs.append(made.cuda_graphs)
+    assert graphs[0] == graphs[1] <= len(BUCKETS)
+
+
+@pytest.mark.slow
+def test_buffers_that_grow_get_graphs_of_their_own(target, head, monkeypatch):
+    monkeypatch.setattr(head_draft, "HeadCache", functools.partial(HeadCache, capacity=20))
+    drafter, long = Eagle3Drafter(head), {"max_new_tokens": 60}
+    for settings in ({}, long, {}):
+        eager = decode(target, Eagle3Drafter(head), **settings)
+        out = decode(target, drafter, compile=True, **settings)
+        assert torch.equal(out.sequences, eager.sequences)
+        assert out.stats.accepted == eager.stats.accepted
+        assert out.stats.compiled.drafts[0].replayed > 0
+
+
+def test_one_call_at_a_time_has_the_buffers(head):
+    step = compiled_step._made_for(head)
+    calls = [WarmUpCall() for _ in range(3)]
+    caches = [HeadCache(head.config, size, head.fc.weight) for size in (1, 1, 2)]
+    assert step.lend(caches[0], calls[0], calls[0]) is caches[0]
+    assert "another cache has" in step.lend(caches[1], calls[1], calls[1])
+    calls[0].held = False
+    caches[0].buffers(0)[0].fill_(torch.nan)
+    assert step.lend(caches[1], calls[1], calls[1]) is caches[0]
+    assert not caches[0].buffers(0)[0].any()
+    calls[1].held = False
+    assert step.lend(caches[2], calls[2], calls[2]) is caches[2]
+
+
+@pytest.mark.parametrize("left_out", ["embeddings", "hidden", "starts", "mask", "cosines"])
+def test_the_self_check_finds_what_a_replay_leaves_out(target, head, monkeypatch, left_out):
+    """Negative controls: an input keeps the value of the recording."""
+    names = ("embeddings", "hidden", "places", "starts", "mask", "cosines", "sines")
+
+    def stale(self, inputs):
+        for name, own, given in zip(names, self._inputs, inputs, strict=True):
+            if name != left_out:
+                own.copy_(given)
+        self._replay()
+        return [x.clone() for x in self._outputs]
+
+    step = compiled_step._made_for(head)
+    with monkeypatch.context() as patch:
+        patch.setattr(recordings.Recording, "__call__", stale)
+        step.check_replays(head, 2)
+    assert "its logits differ from the head's own" in step.cuda_graphs.reason
+    drafter = Eagle3Drafter(head)
+    out = decode(target, drafter, compile=True)
+    assert torch.equal(out.sequences, decode(target, Eagle3Drafter(head)).sequences)
+
+
+@pytest.mark.slow
+def test_a_step_that_reads_is_not_recorded(target, head, monkeypatch):
+    forward = compiled_step.Eagle3Step.forward
+
+    def reading(self, **inputs):
+        int(inputs["starts"].max())
+        return forward(self, **inputs)
+
+    eager = decode(target, Eagle3Drafter(head))
+    monkeypatch.setattr(compiled_step.Eagle3Step, "forward", reading)
+    out = decode(target, Eagle3Drafter(head), compile=True)
+    assert torch.equal(out.sequences, eager.sequences)
+    assert out.stats.accepted == eager.stats.accepted
+    (made,) = out.stats.compiled.drafts
+    assert "cannot be recorded" in made.without_cuda_graphs
+    assert (made.eager, made.replayed) == ("", 0)
+    assert any("Eagle3Step runs without CUDA graphs" in note for note in out.stats.notes)
