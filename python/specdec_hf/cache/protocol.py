@@ -49,6 +49,11 @@ def vocab_size_of(model: Any) -> int:
     return size
 
 
+def num_parameters(module: Any) -> int:
+    """The number of parameters of a module; those that several of its modules share count once."""
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
 def context_length(model: Any) -> int | None:
     """The number of positions the model was made for, None when its config does not say."""
     config = model.config.get_text_config(decoder=True)

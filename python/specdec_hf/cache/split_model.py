@@ -20,7 +20,7 @@ from specdec_hf.cache.forward import forward_embeddings, forward_window
 from specdec_hf.cache.known_fits import configuration
 from specdec_hf.cache.model_call import run_inputs
 from specdec_hf.cache.own_logits import one_line
-from specdec_hf.cache.protocol import Lengths, vocab_size_of
+from specdec_hf.cache.protocol import Lengths, num_parameters, vocab_size_of
 from specdec_hf.cache.spec_cache import FIRST, SINGLE, SpecCache
 from specdec_hf.cache.undisturbed import undisturbed
 
@@ -87,8 +87,7 @@ class SplitModel:
     @property
     def first_share(self) -> float:
         """Parameters of the first part by those of the model."""
-        first, whole = (sum(x.numel() for x in m.parameters()) for m in (self._first, self.model))
-        return float(first / whole)
+        return num_parameters(self._first) / num_parameters(self.model)
 
     def first(
         self, cache: SpecCache, tokens: torch.Tensor, starts: Lengths

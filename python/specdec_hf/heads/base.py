@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+
+from specdec_hf.cache.protocol import num_parameters
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 def state_of(weight: torch.Tensor) -> tuple[Any, ...]:
     """What differs after a weight was moved, converted, or changed in place."""
     version = 0 if weight.is_inference() else weight._version  # inference tensors count none
     return weight.device, weight.dtype, weight.data_ptr(), version
+
+
+class FinalStateConfig:
+    """Base class of configs of heads that read the final hidden state of a target alone."""
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The layers that training stores beside that state: none."""
+        return ()
+
+    def on(self, total: int) -> Self:
+        """For a target of ``total`` layers: the same."""
+        return self
 
 
 class Head(nn.Module):
@@ -74,9 +92,8 @@ class Head(nn.Module):
 
     def share_of(self, model: Any, outputs: int = 1) -> float:
         """Its parameters and ``outputs`` times its output matrix by the target's parameters."""
-        ours = sum(x.numel() for x in self.parameters()) + outputs * self.lm_head.numel()
-        theirs = sum(x.numel() for x in model.parameters())
-        return float(ours / max(theirs, 1))
+        ours = num_parameters(self) + outputs * self.lm_head.numel()
+        return ours / max(num_parameters(model), 1)
 
     def begin_as(self, model: Any) -> None:
         """Set the weights that training begins with."""

@@ -13,11 +13,11 @@ import torch
 from torch.nn import functional
 
 from specdec_hf.cache.protocol import vocab_size_of
-from specdec_hf.heads.base import Head
+from specdec_hf.heads.base import FinalStateConfig, Head
 
 
 @dataclass(frozen=True)
-class ParallelConfig:
+class ParallelConfig(FinalStateConfig):
     """Sizes of such heads.
 
     Attributes:
@@ -42,15 +42,6 @@ class ParallelConfig:
         """Heads for a target."""
         size = model.config.get_text_config(decoder=True).hidden_size
         return cls(size, num_heads, inner, vocab_size_of(model), draft_vocab_size)
-
-    @property
-    def layers(self) -> tuple[int, ...]:
-        """The layers that training stores beside the final hidden state: none."""
-        return ()
-
-    def on(self, total: int) -> ParallelConfig:
-        """For a target of ``total`` layers: the same."""
-        return self
 
 
 class ParallelHeads(Head):

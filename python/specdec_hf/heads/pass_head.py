@@ -24,14 +24,14 @@ from specdec_hf.arguments import check_integer
 from specdec_hf.cache.model_call import forward_arguments
 from specdec_hf.cache.protocol import vocab_size_of
 from specdec_hf.cache.spec_cache import SpecCache
-from specdec_hf.heads.base import WholeVocabularyHead
+from specdec_hf.heads.base import FinalStateConfig, WholeVocabularyHead
 from specdec_hf.heads.own_files import load_own, save_own
 
 _SIZES = ("hidden_size", "vocab_size", "num_embeddings")
 
 
 @dataclass(frozen=True)
-class PassConfig:
+class PassConfig(FinalStateConfig):
     """Sizes of look-ahead embeddings.
 
     Attributes:
@@ -53,18 +53,9 @@ class PassConfig:
         return cls(size, vocab_size_of(model), number)
 
     @property
-    def layers(self) -> tuple[int, ...]:
-        """The layers that training stores beside the final hidden state: none."""
-        return ()
-
-    @property
     def draft_vocab_size(self) -> int:
         """The whole vocabulary."""
         return self.vocab_size
-
-    def on(self, total: int) -> PassConfig:
-        """For a target of ``total`` layers: the same."""
-        return self
 
 
 def check_takes_embeddings(model: Any, size: int) -> None:

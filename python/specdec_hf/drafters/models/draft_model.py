@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from specdec_hf.cache.choose import choose_cache
 from specdec_hf.cache.encoded import Encoded, is_encoder_decoder
 from specdec_hf.cache.forward import forward_tree, forward_window
-from specdec_hf.cache.protocol import Lengths, context_length, vocab_size_of
+from specdec_hf.cache.protocol import Lengths, context_length, num_parameters, vocab_size_of
 from specdec_hf.cache.spec_cache import SpecCache
 from specdec_hf.compiled.call import use_compiled
 from specdec_hf.drafters.context import DraftContext, History
@@ -91,17 +91,8 @@ class DraftModel:
 
     @property
     def relative_cost(self) -> float:
-        """Its parameters by those of the target: about the cost of a forward, by memory traffic.
-
-        0 where the target's parameters are unknown, as in the server of a `RemoteDrafter`.
-        """
-        if not hasattr(self.context.model, "parameters"):
-            return 0.0
-        ours, theirs = (
-            float(sum(parameter.numel() for parameter in model.parameters()))
-            for model in (self.model, self.context.model)
-        )
-        return ours / max(theirs, 1)
+        """Its parameters by those of the target: about the cost of a forward, by memory traffic."""
+        return num_parameters(self.model) / max(num_parameters(self.context.model), 1)
 
     def room(self, history: History, limits: NDArray[np.int64] | int) -> NDArray[np.int64]:
         """[B], how many of ``limits`` tokens each sequence can draft within its context."""

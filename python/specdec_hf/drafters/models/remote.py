@@ -16,6 +16,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from specdec_hf.arguments import check_integer
+from specdec_hf.cache.protocol import num_parameters
 from specdec_hf.drafters.checks import usable_lengths
 from specdec_hf.drafters.context import Candidates, DraftContext, History
 from specdec_hf.drafters.drafter import Draft, Drafter
@@ -81,7 +82,7 @@ class RemoteDrafter(Drafter):
             "max_draft", "self_check", "round_noise", "first_draft_index",
         )  # fmt: skip
         values = {name: _on_host(getattr(context, name)) for name in fields}
-        size = sum(parameter.numel() for parameter in context.model.parameters())
+        size = num_parameters(context.model)
         values |= {"config": context.model.config, "size": size}
         self.relative_cost = self._ask("start", values)
 

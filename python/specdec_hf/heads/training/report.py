@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import transformers
 
+from specdec_hf.cache.protocol import num_parameters
 from specdec_hf.heads.base import Head
 from specdec_hf.heads.training.kinds import KINDS
 from specdec_hf.heads.training.pipeline import MEASURED, Pipeline
@@ -51,7 +52,7 @@ def collect_report(
         "greedy_acceptance": curves.greedy[-1],
         "sampled_acceptance": curves.shared[-1],
         "curves": asdict(curves),
-        "parameters": sum(x.numel() for x in head.parameters()),
+        "parameters": num_parameters(head),
         "bytes": (pipeline.folder / KINDS[pipeline.settings.head].weights).stat().st_size,
         "dtype": str(pipeline.model.dtype).removeprefix("torch."),
         "device": str(pipeline.model.device),
