@@ -58,12 +58,22 @@ class CudaRecorder:
                 run()
             self._stream.wait_stream(self._side)
             graph = torch.cuda.CUDAGraph()
-            # Other threads may go on to allocate memory.
-            with torch.cuda.graph(
-                graph, pool=self._pool, stream=self._side, capture_error_mode="thread_local"
-            ):
-                outputs = run()
+            try:
+                # Other threads may go on to allocate memory.
+                with torch.cuda.graph(
+                    graph, pool=self._pool, stream=self._side, capture_error_mode="thread_local"
+                ):
+                    outputs = run()
+            except BaseException:
+                self._restore()
+                raise
         return outputs, graph.replay
+
+    def _restore(self) -> None:
+        """Undo what a failed recording leaves: the side stream, and a generator that records."""
+        torch.cuda.set_stream(self._stream)
+        generator: Any = torch.cuda.default_generators[torch.cuda.current_device()]
+        generator.graphsafe_set_state(generator.clone_state())
 
 
 def recorder_for(device: torch.device) -> Recorder | None:
