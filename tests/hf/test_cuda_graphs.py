@@ -376,3 +376,22 @@ def test_graphs_go_with_the_model():
     del model
     gc.collect()
     assert gone() is None
+
+
+def test_casts_that_autocast_frees_are_not_recorded():
+    """A graph that reads a kept cast of a weight would read freed memory in the next call."""
+    kept = []
+
+    class Recorder:
+        def record(self, run):
+            kept.append(torch.is_autocast_cache_enabled())
+            return run(), lambda: None
+
+    made = recordings.Recordings(Recorder(), 1.0)
+    with torch.autocast("cpu", torch.bfloat16):
+        made.run(lambda given: [given["x"] * 2], {"x": torch.ones(1, 3)})
+        assert torch.is_autocast_cache_enabled()
+    made.run(lambda given: [given["x"] * 2], {"x": torch.ones(1, 3)})
+    assert kept == [False, False]
+    assert len(made) == 2, "one with autocast and one without"
+    assert made.reason == ""

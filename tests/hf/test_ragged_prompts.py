@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from specdec_hf import generate
-from specdec_hf.cache import ragged_prompts
+from specdec_hf.cache import model_call, ragged_prompts, spec_cache
 from specdec_hf.cache.spec_cache import SpecCache
+from specdec_hf.compiled import forward as compiled
 from support import hf_models
 from support.heads import head_folder
 from support.hf_models import one_thread  # noqa: F401  # autouse here
@@ -72,3 +73,26 @@ def test_hidden_states_are_those_of_prompts_read_together(tmp_path, monkeypatch)
     assert first.shape == other.shape
     for b, length in enumerate(RAGGED):
         assert torch.allclose(first[b, -length:], other[b, -length:], atol=1e-5)
+
+
+@pytest.mark.parametrize("length", [64, 100])
+def test_long_prompts_are_read_by_the_model_itself(forwards, monkeypatch, length):
+    monkeypatch.setattr(compiled, "BACKEND", "eager")
+    model, shapes = forwards
+    inputs, settings = hf_models.prompts((length,)), {**SETTINGS, "max_new_tokens": 4}
+    plain = model.generate(**inputs, **settings)
+    model._forward_pre_hooks.clear()  # a model with hooks is not compiled
+    model._forward_pre_hooks_with_kwargs.clear()
+    masks, run = [], model_call.run_model
+
+    def spied(model, cache, tokens, given, keep):
+        if not cache.runs_compiled(tokens.shape[1]):
+            masks.append((tokens.shape[1], given["attention_mask"]))
+        return run(model, cache, tokens, given, keep)
+
+    monkeypatch.setattr(spec_cache, "run_model", spied)
+    settings |= {"drafter": None, "compile": True, "return_dict_in_generate": True}
+    out = generate(model, **inputs, **settings)
+    assert torch.equal(out.sequences, plain)
+    assert out.stats.compiled.eager == ""
+    assert masks == ([(100, None)] if length > 64 else [])

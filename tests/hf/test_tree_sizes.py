@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
+import torch
+from specdec_hf import Drafter, History, TrieTree
+from specdec_hf.drafters.trees.node_budget import NodeBudget
+from specdec_hf.drafters.trees.trie import TrieDrafter
 from specdec_hf.schedules.base import ScheduleContext
 from specdec_hf.schedules.costs import Costs
 from specdec_hf.schedules.optimal import OptimalSchedule
@@ -30,10 +36,11 @@ def begin(rows=1, padded=None):
     return schedule, costs
 
 
-def rounds(machine, alpha, rows=1, count=12):
+def rounds(machine, alpha, rows=1, count=12, plain=True):
     """How many nodes each round takes."""
     schedule, costs = begin(rows)
-    costs.observe(0, 0, 0.0, machine(rows))
+    if plain:
+        costs.observe(0, 0, 0.0, machine(rows))
     taken = []
     for _ in range(count):
         taken.append(schedule.nodes(DEPTH, values_of(alpha, rows)))
@@ -58,12 +65,29 @@ def test_the_nodes_that_are_worth_their_time_are_taken(name, alpha, rows):
     assert speeds[taken[-1]] > 0.97 * speeds[number], (taken, number)
 
 
-def test_machines_get_trees_of_their_own():
-    """Negative control: one number of nodes for all would fail the test above."""
-    numbers = {name: best(machine, 0.9, 4)[0] for name, machine in MACHINES.items()}
-    assert numbers["flat"] > 20
-    assert numbers["steep"] < 6
-    assert best(MACHINES["jump"], 0.2)[0] == 0
+@pytest.mark.parametrize("nodes", [1, 4, NODES])
+def test_one_size_for_all_machines_would_be_found(nodes):
+    """Negative control."""
+    shares = []
+    for machine in MACHINES.values():
+        number, speeds = best(machine, 0.9, 4)
+        shares.append(speeds[nodes] / speeds[number])
+    assert min(shares) < 0.97
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_narrower_trees_are_tried_where_no_plain_round_was_seen(name):
+    taken = rounds(MACHINES[name], 0.6, plain=False, count=24)
+    number, speeds = best(MACHINES[name], 0.6)
+    assert speeds[taken[-1]] > 0.9 * speeds[number], (taken, number)
+
+
+def test_drafts_are_charged_for_padding():
+    _, costs = begin(padded=lambda size: -(-size // 8) * 8)
+    for nodes, seconds in ((0, 0.03), (7, 0.03), (15, 0.06)):
+        costs.observe(nodes, nodes, 0.0, seconds)
+    assert costs.round(5) == costs.round(7) == 0.03
+    assert costs.round(9) == 0.06
 
 
 def test_the_first_trees_are_small_in_a_batch():
@@ -86,12 +110,30 @@ def test_nodes_that_padding_would_take_are_taken():
     assert 1 + taken in (8, 16)
 
 
-def test_ended_sequences_have_no_say():
-    schedule, costs = begin(rows=2)
-    costs.observe(0, 0, 0.0, 0.03)
-    for nodes in (1, 2, 4, 8, 16, 32):
-        costs.observe(DEPTH, nodes, DRAFT, MACHINES["steep"](1 + nodes))
-    alone = schedule.nodes(DEPTH, values_of(0.8))
-    ended = schedule.nodes(DEPTH, np.concatenate([values_of(0.8), np.zeros((1, NODES))]))
-    assert alone == ended > 1
-    assert schedule.nodes(DEPTH, np.zeros((2, 3))) == 1
+def test_ended_sequences_have_no_say_and_those_without_drafts_do():
+    """Through the drafter, which knows both."""
+    asked = []
+
+    def nodes(depth, values):
+        asked.append(values)
+        return values.shape[1]
+
+    drafter = TrieDrafter([Chains()], TrieTree(1, 3, 4))
+    context = SimpleNamespace(
+        model=SimpleNamespace(device=torch.device("cpu")), batch_size=3, rule="greedy", nodes=nodes
+    )
+    drafter._context, drafter._budget = context, NodeBudget([0], 3)
+    tokens, lengths = np.zeros((3, 8), dtype=np.int64), np.array([4, 4, 4])
+    history = History(tokens, lengths, np.array([True, False, True]))
+    drafter.propose(history, np.array([3, 0, 3]))
+    (values,) = asked
+    assert values.shape == (2, 3)
+    assert values[0].all()
+    assert not values[1].any()
+
+
+class Chains(Drafter):
+    """Drafts for the first sequence alone."""
+
+    def propose(self, history, gamma):
+        return [[5, 6, 7], [], []]

@@ -112,6 +112,8 @@ class CheckPlan:
 
     def run(self, cache: Any) -> list[Row]:
         """Sequence, position and logits [V] of each row that the cache gave for a kept token."""
+        if isinstance(cache, SpecCache):
+            cache.one_by_one = False  # the padding of prompts is to be checked
         return [row for step in self._steps for row in step(cache)]
 
 

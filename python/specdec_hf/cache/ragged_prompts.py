@@ -28,7 +28,8 @@ def reads_alone(cache: Any, starts: Lengths, size: int, keep: int) -> bool:
     """
     padding = -int(starts.sum())
     return (
-        not cache.lengths.any()
+        cache.one_by_one
+        and not cache.lengths.any()
         and keep <= size + int(starts.min())
         and cache.device.type == "cpu"
         and cache.later_inputs is None

@@ -54,8 +54,9 @@ class SpecCache(Cache):
         omitted: the kinds of forwards that had no mask.
         widths: which widths forwards have; None leaves each as wide as its tokens.
         watch: measures the work of the cache itself.
-        compiled: runs forwards of up to 64 tokens in the model's place, or None; see
+        compiled: runs forwards other than those of long prompts in the model's place, or None; see
             specdec_hf/compiled.
+        one_by_one: whether prompts of very different lengths may be read so; see ragged_prompts.py.
 
     Raises:
         ValueError: the model's attention or layer types cannot take such a mask.
@@ -81,6 +82,8 @@ class SpecCache(Cache):
         self.watch = Stopwatch()
         self.widths: Widths | None = None
         self.compiled: Any = None
+        self.one_by_one = True
+        self._was_empty = True
         self.later_inputs: Any = None
         self.hidden_states: list[HiddenStates] | None = None
         self.hidden_layers: frozenset[int] | None = None
@@ -118,6 +121,7 @@ class SpecCache(Cache):
             ``past_key_values``, ``position_ids`` [B, size] and ``attention_mask``, which may be
             None.
         """
+        self._was_empty = not self.lengths.any()
         visible = self._visible(int(starts.max()) + size)
         first_slots = torch.from_numpy(starts.copy()).to(self.device, non_blocking=True)
         self._move_cursor(first_slots, int(starts.max()), visible)
@@ -152,6 +156,7 @@ class SpecCache(Cache):
         Returns:
             As `window`, for N + 1 - skip tokens per sequence.
         """
+        self._was_empty = False
         visible = self._visible(int(roots.max()) + parents.shape[1] + 1)
         lengths = torch.from_numpy(roots.copy()).to(self.device, non_blocking=True)
         self._move_cursor(lengths + skip, int(roots.max()) + skip, visible)
@@ -244,8 +249,14 @@ class SpecCache(Cache):
         return logits[:, : keep - padding]
 
     def runs_compiled(self, size: int) -> bool:
-        """Whether a forward of so many tokens a sequence runs compiled; prompts gain nothing."""
-        return self.compiled is not None and size <= BUCKETS[-1]
+        """Whether the forward under way runs compiled; long prompts gain nothing.
+
+        Args:
+            size: tokens of each sequence.
+        """
+        fixed = self.widths is not None and self.widths.fixed is not None
+        long_prompt = self._was_empty and size > BUCKETS[-1] and not fixed
+        return self.compiled is not None and not long_prompt
 
     def _visible(self, slots: int) -> int:
         """How many slots a forward sees that needs the first ``slots``."""
@@ -268,11 +279,12 @@ class SpecCache(Cache):
     def of_one_sequence(self, capacity: int) -> SpecCache:
         """An empty cache for a sequence of this one, whose forwards are the model's own."""
         row = type(self)(self._model, 1, capacity + 1)
-        row.omits_mask = self.omits_mask
+        row.omits_mask, row.omitted, row.watch = self.omits_mask, self.omitted, self.watch
         if self.hidden_states is not None:
             row.hidden_states, row.hidden_layers = [], self.hidden_layers
         return row
 
+    @timed
     def adopt(self, b: int, row: SpecCache) -> None:
         """Take over the keys and values of sequence ``b`` from a cache of it alone."""
         length = int(row.lengths[0])

@@ -10,6 +10,7 @@ queries as of keys.
 from __future__ import annotations
 
 import copy
+import inspect
 import sys
 from typing import Any
 
@@ -64,6 +65,14 @@ def attend(
 AttentionInterface.register(NAME, attend)
 
 
+def _only_looks_up(forward: Any) -> bool:
+    """Whether a forward reads the name of its attention once, to look it up, and decides no more."""
+    try:
+        return inspect.getsource(forward).count("_attn_implementation") == 1
+    except OSError:  # made at run time
+        return False
+
+
 def share_reads(module: Any) -> None:
     """Let a module of a twin attend as `attend` does, if it is one that gains by it.
 
@@ -79,6 +88,7 @@ def share_reads(module: Any) -> None:
         weights is not None
         and weights.device.type == "cpu"
         and getattr(config, "_attn_implementation", None) == "sdpa"
+        and _only_looks_up(type(module).forward)
         # A model may put a function of its own in the place of the common one.
         and functions.get("sdpa") is sdpa_attention_forward
     ):

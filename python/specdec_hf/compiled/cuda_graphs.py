@@ -178,7 +178,7 @@ class CudaGraphs:
             return [output.logits, *chosen]
 
         given = {**inputs, "starts": cache.cursor.starts}
-        outputs = self._recordings.run(run, given, visible, wanted, _settings(cache.device))
+        outputs = self._recordings.run(run, given, visible, wanted)
         if outputs is None:
             return None
         logits, *states = outputs
@@ -189,14 +189,3 @@ class CudaGraphs:
 def _slots_of(cache: SpecCache) -> int:
     """Slots of buffers for a cache; one stays unseen, see `SpecCache`."""
     return 1 + (cache.widths or Widths(few_slots=True)).visible(cache.cursor.capacity)
-
-
-def _settings(device: torch.device) -> tuple[Any, ...]:
-    """Settings of PyTorch that choose other kernels."""
-    return (
-        torch.is_autocast_enabled(device.type),
-        torch.get_autocast_dtype(device.type),
-        torch.get_float32_matmul_precision(),
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_inference_mode_enabled(),
-    )

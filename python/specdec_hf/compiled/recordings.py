@@ -6,7 +6,8 @@ It is compared with the function itself before it is used.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -99,13 +100,15 @@ class Recordings:
             many kinds.
         """
         leaves, structure = tree_flatten(inputs)
-        key = (str(structure), tuple(map(_kind, leaves)), more)
+        settings = {_settings(x.device) for x in leaves if isinstance(x, torch.Tensor)}
+        key = (str(structure), tuple(map(_kind, leaves)), frozenset(settings), more)
         made = self._made.get(key)
         if made is None:
             if self.reason or len(self._made) >= MOST_RECORDINGS:
                 return None
             try:
-                made = self._record(lambda x: function(tree_unflatten(x, structure)), leaves)
+                with _no_kept_casts():
+                    made = self._record(lambda x: function(tree_unflatten(x, structure)), leaves)
             except Exception as error:
                 self.refuse(one_line(error))
                 return None
@@ -142,3 +145,25 @@ def _kind(leaf: Any) -> Any:
     if isinstance(leaf, torch.Tensor):
         return leaf.shape, leaf.dtype, leaf.device
     return type(leaf), leaf if isinstance(leaf, _PLAIN) else None
+
+
+def _settings(device: torch.device) -> tuple[Any, ...]:
+    """Settings of PyTorch that choose other kernels."""
+    return (
+        torch.is_autocast_enabled(device.type),
+        torch.get_autocast_dtype(device.type),
+        torch.get_float32_matmul_precision(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_inference_mode_enabled(),
+    )
+
+
+@contextmanager
+def _no_kept_casts() -> Iterator[None]:
+    """Let autocast cast weights anew: it frees the casts that it keeps when its block ends."""
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)

@@ -161,8 +161,8 @@ class Schedule(ABC):
 
         Args:
             depth: of the draft.
-            values: [B, N], the probability that each node is committed, the largest first; 0 where
-                a sequence has fewer nodes.
+            values: [A, N] of the sequences that have not ended, the probability that each node is
+                committed, in the order in which they are taken; 0 where one has fewer nodes.
         """
         most: int = values.shape[1]
         return most

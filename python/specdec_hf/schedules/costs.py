@@ -32,25 +32,28 @@ class MonotoneCost:
     def __init__(self, kept: int = 9, *, from_zero: bool = False) -> None:
         self._kept = kept
         self._times: dict[int, deque[float]] = {0: deque([0.0])} if from_zero else {}
+        self._medians: dict[int, float] = {0: 0.0} if from_zero else {}
         self._line: list[tuple[int, float]] | None = None
 
     def observe(self, n: int, seconds: float) -> None:
         """Record one measurement."""
-        self._times.setdefault(n, deque(maxlen=self._kept)).append(seconds)
+        times = self._times.setdefault(n, deque(maxlen=self._kept))
+        times.append(seconds)
+        self._medians[n] = median(times)
         self._line = None
 
     def median(self, n: int) -> float | None:
         """The median at one number, None where it was not measured."""
-        return median(self._times[n]) if n in self._times else None
+        return self._medians.get(n)
 
     @property
-    def largest(self) -> int:
-        """The largest number that was measured, 0 before any."""
-        return max(self._times, default=0)
+    def measured(self) -> tuple[int, int]:
+        """The smallest and the largest number that was measured, 0 before any."""
+        return min(self._times, default=0), max(self._times, default=0)
 
     def medians(self) -> dict[int, float]:
         """The median at each number that was measured."""
-        return {n: median(times) for n, times in sorted(self._times.items())}
+        return dict(sorted(self._medians.items()))
 
     def scaled(self, factor: float) -> MonotoneCost:
         """The medians, ``factor`` times as long."""
@@ -77,7 +80,7 @@ class MonotoneCost:
     def _fitted(self) -> list[tuple[int, float]]:
         blocks: list[tuple[float, int, list[int]]] = []  # mean, weight, numbers
         for n in sorted(self._times):
-            mean, weight, numbers = median(self._times[n]), len(self._times[n]), [n]
+            mean, weight, numbers = self._medians[n], len(self._times[n]), [n]
             while blocks and blocks[-1][0] > mean:
                 before, heavier, earlier = blocks.pop()
                 mean = (mean * weight + before * heavier) / (weight + heavier)
@@ -167,23 +170,36 @@ class Costs:
     def round(self, length: int) -> float | None:
         """Seconds of a round that drafts ``length`` tokens, None before any round was seen."""
         if self.drafted:
-            return self._draft.at(length) + self._forward.at(1 + self._width.at(length))
+            width = self.padded(1 + round(self._width.at(length)))
+            return self._draft.at(length) + self._forward.at(width)
         if self.plain is None or length == 0:
             return self.plain
         steps = 1 if self.drafts_at_once else length
         return self.plain * (UNKNOWN_RATIO + self.relative_cost * steps)
 
-    def tree(self, depth: int, nodes: int) -> float | None:
-        """Seconds of a round that drafts so deep and verifies so many nodes of the draft.
+    def trees(self, depth: int, most: int) -> list[float]:
+        """Seconds of rounds that draft so deep and verify 0, 1, ... ``most`` nodes of the draft.
 
-        None before a round with drafts was measured. A forward wider than the widest one is taken
-        to cost as much, up to twice its width, and no more than that is known.
+        The list is empty before a round with drafts was measured. A forward wider than the widest
+        one is taken to cost as much, up to twice its width, where the list ends. Below the
+        narrowest one the cost is taken to fall as `UNKNOWN_RATIO` says, so that narrower trees are
+        tried.
         """
-        width = self.padded(1 + nodes)
-        widest = self._forward.largest
-        if not self.drafted or width > 2 * widest:
-            return None
-        return self._draft.at(depth) + self._forward.at(min(width, widest))
+        if not self.drafted:
+            return []
+        narrowest, widest = self._forward.measured
+        draft, forward = self._draft.at(depth), dict[int, float]()
+        seconds = []
+        for nodes in range(most + 1):
+            width = self.padded(1 + nodes)
+            if width > 2 * widest:
+                break
+            if width not in forward:
+                forward[width] = self._forward.at(min(width, widest))
+                if width < narrowest:
+                    forward[width] /= 1 + (UNKNOWN_RATIO - 1) * (narrowest - width) / narrowest
+            seconds.append(draft + forward[width])
+        return seconds
 
 
 def _unpadded(size: int) -> int:

@@ -55,7 +55,7 @@ def recall(model: Any, drafts: Any, shape: Hashable) -> Measurements:
     Args:
         model: the target.
         drafts: from `what_drafts`.
-        shape: of a round: batch size and tree.
+        shape: of a round: batch size, tree, whether it is compiled, and its least width.
     """
     found = _seen.get(model, {}).get(drafts, {}).get(shape)
     return Measurements() if found is None else copy.deepcopy(found)

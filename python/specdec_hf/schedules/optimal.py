@@ -116,15 +116,13 @@ class OptimalSchedule(Schedule):
             self._length = next(worth, best)
 
     def nodes(self, depth: int, values: NDArray[np.float64]) -> int:
-        active = values[values.any(axis=1)]
         most: int = values.shape[1]
-        seconds = [self.context.costs.tree(depth, n) for n in range(most + 1)]
-        known = [s for s in seconds if s is not None]
-        if not known or not len(active):
+        seconds = self.context.costs.trees(depth, most)
+        if not seconds:
             # No round with drafts was measured: the sequences share the tokens of one alone.
-            return max((1 + most) // len(values) - 1, 1)
-        tokens = 1 + np.concatenate([[0.0], active.cumsum(axis=1).mean(axis=0)])
-        return int((tokens[: len(known)] / np.maximum(known, 1e-12)).argmax())
+            return max((1 + most) // self.context.batch_size - 1, 1)
+        tokens = 1 + np.concatenate([[0.0], values.cumsum(axis=1).mean(axis=0)])
+        return int((tokens[: len(seconds)] / np.maximum(seconds, 1e-12)).argmax())
 
     def speeds(self) -> NDArray[np.float64]:
         """[longest], expected tokens per second by draft length 1, 2, ..."""

@@ -24,7 +24,7 @@ class NodeBudget:
     drafter gives one, as heads do. Otherwise it is the product of the measured acceptance of its
     chain over the depths above it. It never rises along a chain, so the best nodes are the
     beginnings of chains. Acceptance is measured by committed text alone, for each sequence by
-    itself, so that the drafts of a sequence depend neither on time nor on the rest of the batch.
+    itself: only ``nodes`` may let drafts depend on time and on the rest of the batch.
 
     Args:
         ranks: [K], for each chain its number among those of its drafter.
@@ -67,8 +67,9 @@ class NodeBudget:
             least: nodes of less value are left out, but for the first of a drafter that gives no
                 values, whose acceptance could not be measured again otherwise.
             nodes: how many of ``size`` nodes are worth their time, by the values [B, n] of those
-                that each sequence has, falling; 0 where one has fewer. None takes all. Only with
-                ``merge``. Every eighth tree begins with the first nodes of drafters without values.
+                that each sequence has, in the order in which they are taken; 0 where one has fewer.
+                None takes all. Only with ``merge``. Every eighth tree begins with the first nodes
+                of drafters without values, else the values fall.
         """
         cut = chains.copy()
         depths = np.minimum(np.arange(chains.shape[2]), DEPTHS - 1)

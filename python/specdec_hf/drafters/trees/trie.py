@@ -114,7 +114,7 @@ class TrieDrafter(TreeDrafter):
         if on_host and self.layout.size is not None:
             nodes = None
             if self._context.nodes is not None and merge:
-                nodes = functools.partial(self._context.nodes, depth)
+                nodes = functools.partial(self._nodes, depth, history.active)
             cut = self._budget.cut(
                 chains.numpy(), self.size, merge=merge, values=values, least=self.layout.least,
                 nodes=nodes,
@@ -142,6 +142,11 @@ class TrieDrafter(TreeDrafter):
             rows = _draft_rows(trie.nodes, self.size, distributions)
             proposed.draft_rows = rows[:, :size].to(target, non_blocking=True)
         return proposed
+
+    def _nodes(self, depth: int, active: NDArray[np.bool_], values: NDArray[np.float64]) -> int:
+        """`Schedule.nodes` for the values [B, N] of a round."""
+        assert self._context.nodes is not None
+        return self._context.nodes(depth, values[active])
 
     def _chain_ranges(self) -> list[slice]:
         """For each drafter, the range of its chains among those of all."""
