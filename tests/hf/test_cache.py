@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from specdec_hf import EagleTree, SpecCache, TreeSpec, generate
-from specdec_hf.cache import spec_layer
+from specdec_hf.cache import spec_cache, spec_layer
 from specdec_hf.cache.check_plan import LARGEST_WINDOW
 from specdec_hf.cache.choose import choose_cache
 from specdec_hf.cache.forward import forward_window
@@ -48,8 +48,11 @@ def test_a_round_reads_from_the_device_once(drafter, tree):
     size = {} if tree is None else {"num_assistant_tokens": None, "tree": tree}
     session = begin(model, inputs, drafter=hf_models.drafter_for("llama", drafter), **size)
     # A draft's tokens are read where they are on the host, which this test's are.
-    # Scores of a growing tree are too, and on a CPU alone.
-    allowed = (rounds, "read_verdict"), (checks, "read_draft"), (GrowingTreeDrafter, "_goes_on")
+    # Scores of a growing tree and accepted paths are too, and on a CPU alone.
+    allowed = (
+        (rounds, "read_verdict"), (checks, "read_draft"), (GrowingTreeDrafter, "_goes_on"),
+        (spec_cache, "_is_in_place"),
+    )  # fmt: skip
     with spied_reads(*allowed) as (calls, others):
         while not session.done:
             rounds.step(session)

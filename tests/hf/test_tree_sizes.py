@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 from specdec_hf import Drafter, History, TrieTree
 from specdec_hf.drafters.trees.node_budget import NodeBudget
 from specdec_hf.drafters.trees.trie import TrieDrafter
@@ -120,9 +119,14 @@ def test_ended_sequences_have_no_say_and_those_without_drafts_do():
 
     drafter = TrieDrafter([Chains()], TrieTree(1, 3, 4))
     context = SimpleNamespace(
-        model=SimpleNamespace(device=torch.device("cpu")), batch_size=3, rule="greedy", nodes=nodes
+        model=hf_models.tiny("llama"),
+        batch_size=3,
+        rule="greedy",
+        nodes=nodes,
+        note=print,
     )
     drafter._context, drafter._budget = context, NodeBudget([0], 3)
+    drafter._sources[0].context = context
     tokens, lengths = np.zeros((3, 8), dtype=np.int64), np.array([4, 4, 4])
     history = History(tokens, lengths, np.array([True, False, True]))
     drafter.propose(history, np.array([3, 0, 3]))

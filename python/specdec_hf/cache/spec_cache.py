@@ -183,6 +183,8 @@ class SpecCache(Cache):
             base: [B] int64, slot of node 0.
             path: [B, P], numbers of the nodes on the path from the root down, then -1.
         """
+        if path.device.type == "cpu" and _is_in_place(path):
+            return
         by_device: dict[torch.device, list[torch.Tensor]] = {}
         for layer in self.spec_layers:
             if not layer.is_initialized:
@@ -368,6 +370,12 @@ class SpecCache(Cache):
             return mask
         zero = torch.zeros((), dtype=self._additive, device=mask.device)
         return torch.where(mask, zero, torch.finfo(self._additive).min)
+
+
+def _is_in_place(path: torch.Tensor) -> bool:
+    """Whether no node of a path [B, P] on the host has to move."""
+    nodes = path.numpy()
+    return not ((nodes >= 0) & (nodes != np.arange(nodes.shape[1]))).any()
 
 
 def unsupported_reason(model: Any) -> str | None:

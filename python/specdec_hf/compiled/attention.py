@@ -66,7 +66,7 @@ AttentionInterface.register(NAME, attend)
 
 
 def _only_looks_up(forward: Any) -> bool:
-    """Whether a forward reads the name of its attention once, to look it up, and decides no more."""
+    """Whether a forward reads the name of its attention only once, to look it up."""
     try:
         return inspect.getsource(forward).count("_attn_implementation") == 1
     except OSError:  # made at run time

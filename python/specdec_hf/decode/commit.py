@@ -63,7 +63,7 @@ class DraftCounts:
 
 
 def read_verdict(verdict: Verdict | TreeVerdict, *extra: torch.Tensor) -> HostVerdict:
-    """The loop's one read of a round, packed into one tensor.
+    """The loop's one read of a round; from a device it is packed into one tensor.
 
     Logits processors, token statistics and some drafters read more.
 
@@ -72,6 +72,11 @@ def read_verdict(verdict: Verdict | TreeVerdict, *extra: torch.Tensor) -> HostVe
         extra: more integer tensors [B, E] that the host needs.
     """
     width = verdict.tokens.shape[1]
+    if verdict.tokens.device.type == "cpu":
+        return HostVerdict(
+            _integers(verdict.tokens), _integers(verdict.num_accepted), _integers(verdict.status),
+            verdict.logprobs.numpy(), [_integers(x) for x in extra],
+        )  # fmt: skip
     packed = torch.cat(
         [
             verdict.tokens.to(torch.int64),
@@ -91,6 +96,10 @@ def read_verdict(verdict: Verdict | TreeVerdict, *extra: torch.Tensor) -> HostVe
         logprobs=host[:, width + 2 : ends[0]].astype(np.int32).view(np.float32),
         extra=[host[:, a:b] for a, b in pairwise(ends.tolist())],
     )
+
+
+def _integers(values: torch.Tensor) -> NDArray[np.int64]:
+    return values.numpy().astype(np.int64)
 
 
 def commit(
