@@ -12,6 +12,7 @@ from specdec_hf.drafters.trees.trie import TrieDrafter
 from specdec_hf.schedules.base import ScheduleContext
 from specdec_hf.schedules.costs import Costs
 from specdec_hf.schedules.optimal import OptimalSchedule
+from support import hf_models
 
 DEPTH, NODES, DRAFT = 5, 32, 0.004
 MACHINES = {
