@@ -17,6 +17,9 @@ from specdec_hf.schedules.costs import Costs
 
 # Earlier benefit from which on a call may begin to draft at once.
 TRUSTED_BENEFIT = 1.05
+# How much the last call counts against all before it. The benefit of one short text is noisy: where
+# a drafter is known to fit its target, several calls must disagree.
+WEIGHT_OF_A_CALL, WEIGHT_BESIDE_EXPECTED = 0.5, 0.25
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,8 @@ def remember(
     if benefit is None:
         benefit = earlier
     elif earlier is not None:
-        benefit = (earlier + benefit) / 2
+        weight = WEIGHT_OF_A_CALL if expected is None else WEIGHT_BESIDE_EXPECTED
+        benefit = earlier + weight * (benefit - earlier)
     by_drafter = _seen.setdefault(model, WeakKeyDictionary())
     by_shape = by_drafter.setdefault(drafts, {})
     by_shape[shape] = Measurements(copy.deepcopy(costs), benefit)
