@@ -29,7 +29,9 @@ CHAINS, DEPTH, NODES = 4, 6, 31
 # Below these a node, or a level of the head's tree, is expected to cost more time than it saves: an
 # estimate for compiled forwards on two CPU cores.
 HEAD_TREE = EagleTree(width=4, depth=DEPTH, size=24, least=0.12)
-BENEFIT_OF_HEAD = 1.5  # of a head that is shipped, with the target that it serves
+# Of a head that is shipped, with the target that it serves. In a batch forwards of several tokens
+# cost more, and nothing is expected.
+BENEFIT_OF_HEAD = 1.5
 TREE = TrieTree(CHAINS, DEPTH, NODES, least=0.02)
 
 # By target: its head, with the folder and files that it was read from. All calls draft with the
@@ -79,7 +81,8 @@ class AutoDrafter(TreeDrafter):
         self.chosen = self._merged.name
         self.relative_cost = self._merged.relative_cost
         shipped = head is not None and is_shipped(_heads[context.model][0][0])
-        self.expected_benefit = BENEFIT_OF_HEAD if shipped else None
+        alone = context.batch_size == 1
+        self.expected_benefit = BENEFIT_OF_HEAD if shipped and alone else None
 
     def propose(self, history: History, limits: NDArray[np.int64]) -> TreeDraft | None:
         return self._merged.propose(history, limits)
