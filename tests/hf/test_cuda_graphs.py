@@ -100,19 +100,11 @@ def graphs_of(model):
 @pytest.mark.parametrize("forgotten", [True, False], ids=["forgotten", "kept"])
 def test_buffers_that_grow_get_graphs_of_their_own(llama, monkeypatch, forgotten):
     few_slots(monkeypatch)
-    take = cuda_graphs.CudaGraphs._take_buffers
-
-    def keep_graphs(self, cache):
-        """Negative control: graphs outlive their buffers."""
-        made = dict(self._recordings._made)
-        take(self, cache)
-        self._recordings._made, self.complete = made, True
-
     short, long = ({"lengths": (70,), "max_new_tokens": n} for n in (12, 100))
     assert torch.equal(fast(llama, **short).sequences, decode(llama, **short).sequences)
     before = graphs_of(llama)._capacity
-    if not forgotten:
-        monkeypatch.setattr(cuda_graphs.CudaGraphs, "_take_buffers", keep_graphs)
+    if not forgotten:  # negative control
+        monkeypatch.setattr(cuda_graphs.CudaGraphs, "clear", lambda self: None)
     out = fast(llama, **long)
     assert torch.equal(out.sequences, decode(llama, **long).sequences)
     assert graphs_of(llama)._capacity > before
@@ -389,9 +381,9 @@ def test_casts_that_autocast_frees_are_not_recorded():
 
     made = recordings.Recordings(Recorder(), 1.0)
     with torch.autocast("cpu", torch.bfloat16):
-        made.run(lambda given: [given["x"] * 2], {"x": torch.ones(1, 3)})
+        made.replay(lambda given: [given["x"] * 2], {"x": torch.ones(1, 3)})
         assert torch.is_autocast_cache_enabled()
-    made.run(lambda given: [given["x"] * 2], {"x": torch.ones(1, 3)})
+    made.replay(lambda given: [given["x"] * 2], {"x": torch.ones(1, 3)})
     assert kept == [False, False]
     assert len(made) == 2, "one with autocast and one without"
     assert made.reason == ""

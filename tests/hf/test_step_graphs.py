@@ -82,6 +82,18 @@ def test_one_call_at_a_time_has_the_buffers(head):
     assert step.lend(caches[2], calls[2], calls[2]) is caches[2]
 
 
+@pytest.mark.parametrize("moved", [True, False])
+def test_weights_that_move_end_the_graphs(head, moved):
+    step, call = compiled_step._made_for(head), WarmUpCall()
+    step.check_replays(head, 1)
+    made = len(step.cuda_graphs)
+    if moved:
+        head.norm.weight.data = head.norm.weight.data.clone()
+    step.lend(HeadCache(head.config, 1, head.fc.weight, 24), call, call)
+    assert len(step.cuda_graphs) == (0 if moved else made)
+    assert made > 0
+
+
 @pytest.mark.parametrize("left_out", ["embeddings", "hidden", "starts", "mask", "cosines"])
 def test_the_self_check_finds_what_a_replay_leaves_out(target, head, monkeypatch, left_out):
     """Negative controls: an input keeps the value of the recording."""

@@ -17,9 +17,8 @@ from transformers.cache_utils import Cache
 from specdec_hf.cache.spec_cache import SpecCache
 from specdec_hf.cache.spec_layer import Cursor, SpecLayer
 from specdec_hf.cache.widths import BUCKETS, Widths
-from specdec_hf.compiled.loan import Borrower, Loan
+from specdec_hf.compiled.lent_graphs import Borrower, LentGraphs
 from specdec_hf.compiled.recorder import Recorder
-from specdec_hf.compiled.recordings import Recordings
 
 
 @dataclass
@@ -52,7 +51,7 @@ class RecordedCache(Cache):
         raise NotImplementedError("the model reads the cache's length, which changes in each round")
 
 
-class CudaGraphs:
+class CudaGraphs(LentGraphs):
     """The recorded forwards of a model, over buffers that one call at a time borrows.
 
     Args:
@@ -65,25 +64,14 @@ class CudaGraphs:
     """
 
     def __init__(self, recorder: Recorder, tolerance: float) -> None:
+        super().__init__(recorder, tolerance)
         self.complete = False
         self.checked = set[tuple[bool, bool]]()
-        self._recorder, self._recordings = recorder, Recordings(recorder, tolerance)
-        self._buffers: list[tuple[torch.Tensor, torch.Tensor] | None] = []
         self._batch_size = self._capacity = 0
-        self._weights: tuple[int, ...] = ()
-        self._loan = Loan()
 
-    def __len__(self) -> int:
-        return len(self._recordings)
-
-    @property
-    def reason(self) -> str:
-        """Why no forward is recorded any more, or ""."""
-        return self._recordings.reason
-
-    def refuse(self, reason: str) -> None:
-        """Record no forward any more."""
-        self._recordings.refuse(reason)
+    def clear(self) -> None:
+        super().clear()
+        self.complete = False
 
     def lend(
         self,
@@ -100,14 +88,9 @@ class CudaGraphs:
             weights: addresses of all that graphs read beside their inputs.
             initialize: makes the buffers of layers that have none, for a number of sequences.
         """
-        if self.reason:
-            self._buffers = []
-            return self.reason
-        if not self._recorder.here():
-            return "the call runs on another CUDA stream than the first one"
-        if reason := self._loan.refusal(cache):
+        if reason := self.refusal(cache):
             return reason
-        last: SpecCache | None = self._loan.user
+        last: SpecCache | None = self.user
         if last is not None and last is not cache:
             for layer in last.spec_layers:
                 layer.drop()  # its call has ended, and another one writes there now
@@ -117,13 +100,12 @@ class CudaGraphs:
                     layer.move_to(*held)
             cache.grow(self._capacity)
         else:
-            self._recordings.clear()
-            self._buffers, self._capacity = [], 0  # before others are made
+            self.keep(())  # before others are made
+            self._capacity = 0
             cache.grow(_slots_of(cache))
             initialize(cache.spec_layers, len(cache.lengths))
-            self._take_buffers(cache)
-        self._weights = weights
-        self._loan.begin(cache, borrower)
+            self._keep_those_of(cache)
+        self.begin(cache, borrower, weights)
         return ""
 
     def fit(self, cache: SpecCache, weights: tuple[int, ...]) -> bool:
@@ -134,19 +116,10 @@ class CudaGraphs:
             and _slots_of(cache) <= self._capacity
         )
 
-    def _take_buffers(self, cache: SpecCache) -> None:
-        """Keep the buffers of a cache in the place of those before, with no graphs yet."""
-        self._recordings.clear()
-        self.complete = False
-        self._buffers = [x.buffers if x.is_initialized else None for x in cache.spec_layers]
+    def _keep_those_of(self, cache: SpecCache) -> None:
+        """Record over the buffers of a cache."""
+        self.keep([x.buffers if x.is_initialized else None for x in cache.spec_layers])
         self._batch_size, self._capacity = len(cache.lengths), cache.cursor.capacity
-
-    def _has_moved(self, cache: SpecCache) -> bool:
-        """Whether a layer of the cache has other buffers than those kept."""
-        return any(
-            layer.keys is not (held and held[0]) or layer.values is not (held and held[1])
-            for layer, held in zip(cache.spec_layers, self._buffers, strict=True)
-        )
 
     def run(
         self, forward: Callable[..., Any], cache: SpecCache, inputs: dict[str, Any]
@@ -162,12 +135,11 @@ class CudaGraphs:
             None where ``forward`` itself must run: it is a prompt's, or the cache is that of a call
             without the buffers, or the forward cannot be recorded.
         """
-        if self.reason or self._loan.user is not cache or not self._recorder.here():
+        if self.reason or self.user is not cache or not self._recorder.here():
             return None
         if inputs["input_ids"].shape[1] > BUCKETS[-1]:
             return None
-        if self._has_moved(cache):  # it has grown
-            self._take_buffers(cache)
+        self._keep_those_of(cache)  # it may have grown
         visible, wanted = cache.cursor.visible, cache.hidden_layers
 
         def run(given: dict[str, Any]) -> list[torch.Tensor]:
@@ -178,7 +150,7 @@ class CudaGraphs:
             return [output.logits, *chosen]
 
         given = {**inputs, "starts": cache.cursor.starts}
-        outputs = self._recordings.run(run, given, visible, wanted)
+        outputs = self.replay(run, given, visible, wanted)
         if outputs is None:
             return None
         logits, *states = outputs

@@ -30,7 +30,7 @@ from specdec_hf.compiled.layers import (
     Place,
     replaced_layer,
 )
-from specdec_hf.compiled.loan import Borrower
+from specdec_hf.compiled.lent_graphs import Borrower
 from specdec_hf.compiled.recorder import recorder_for
 from specdec_hf.compiled.twin import make_twin, structure_of, twin_reason
 from specdec_hf.compiled.warm_up import WarmUps

@@ -54,7 +54,7 @@ class Recording:
 
 
 class Recordings:
-    """The recordings of a function, one for each kind of inputs.
+    """The recordings of functions, one for each kind of inputs.
 
     Args:
         recorder: of the device.
@@ -81,7 +81,7 @@ class Recordings:
         """Forget all, because memory that they read or write has moved."""
         self._made.clear()
 
-    def run(
+    def replay(
         self,
         function: Callable[[dict[str, Any]], list[torch.Tensor]],
         inputs: dict[str, Any],

@@ -9,9 +9,7 @@ import torch
 from torch.nn.functional import pad
 
 from specdec_hf.cache.widths import Widths, padded
-from specdec_hf.compiled.loan import Borrower, Loan
-from specdec_hf.compiled.recorder import Recorder
-from specdec_hf.compiled.recordings import Recordings
+from specdec_hf.compiled.lent_graphs import Borrower, LentGraphs
 from specdec_hf.heads.cache import HeadCache
 
 # Inputs of a step with a row for each pair.
@@ -24,34 +22,13 @@ class ReplayedStep(tuple[torch.Tensor, torch.Tensor]):
     replayed = True
 
 
-class StepGraphs:
+class StepGraphs(LentGraphs):
     """The recorded steps of a head, over the buffers of a `HeadCache` that one call borrows.
 
     A step sees all slots of the buffers but the last one, and has one of `BUCKETS` pairs.
-
-    Args:
-        recorder: of the head's device.
-        tolerance: largest distance of logits that rounding explains.
     """
 
-    def __init__(self, recorder: Recorder, tolerance: float) -> None:
-        self._recorder, self._recordings = recorder, Recordings(recorder, tolerance)
-        self._loan = Loan()
-        self._cache: HeadCache | None = None
-        self._buffers: tuple[torch.Tensor, torch.Tensor] | None = None
-        self._weights: tuple[int, ...] = ()
-
-    def __len__(self) -> int:
-        return len(self._recordings)
-
-    @property
-    def reason(self) -> str:
-        """Why no step is recorded any more, or ""."""
-        return self._recordings.reason
-
-    def refuse(self, reason: str) -> None:
-        """Record no step any more."""
-        self._recordings.refuse(reason)
+    _cache: HeadCache | None = None
 
     def lend(
         self, cache: HeadCache, user: Any, borrower: Borrower, weights: tuple[int, ...]
@@ -64,26 +41,14 @@ class StepGraphs:
             borrower: the call.
             weights: addresses of the head's.
         """
-        reason = self.reason or self._loan.refusal(user)
-        if not reason and not self._recorder.here():
-            reason = "the call runs on another CUDA stream than the first one"
-        if reason:
+        if reason := self.refusal(user):
             return reason
-        if weights != self._weights:
-            self._recordings.clear()
         if self._cache is None or not self._cache.suffices(cache):
             self._cache = cache
         self._cache.clear()
-        self._weights = weights
-        self._loan.begin(user, borrower)
-        self._take(*self._cache.buffers(0))
+        self.keep([self._cache.buffers(0)])
+        self.begin(user, borrower, weights)
         return self._cache
-
-    def _take(self, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Record steps over these buffers from now on."""
-        if self._buffers is None or self._buffers[0] is not keys or self._buffers[1] is not values:
-            self._recordings.clear()
-        self._buffers = keys, values
 
     def run(self, step: Callable[..., Any], inputs: dict[str, Any]) -> Any:
         """Replay a step, which is recorded first if it is the first of its kind.
@@ -101,7 +66,7 @@ class StepGraphs:
             return None
         if self.reason or not self._recorder.here():
             return None
-        self._take(keys, values)  # they may have grown
+        self.keep([(keys, values)])  # they may have grown
         size = inputs["places"].shape[1]
         width = Widths().of(size)
         hidden = keys.shape[2] - 1 - inputs["mask"].shape[2]
@@ -119,7 +84,7 @@ class StepGraphs:
             states, logits = step(**given, keys=keys, values=values)
             return [logits, states]
 
-        outputs = self._recordings.run(run, given)
+        outputs = self.replay(run, given)
         if outputs is None:
             return None
         logits, states = outputs
