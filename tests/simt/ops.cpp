@@ -19,6 +19,7 @@
 #include "../../csrc/torch/tensor.cpp"
 #include "cuda/launch.cuh"
 #include "cuda_runtime.h"
+#include "row_parts.h"
 
 namespace specdec {
 

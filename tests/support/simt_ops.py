@@ -72,6 +72,9 @@ class Library:
         self._native.simt_order.argtypes = [ctypes.c_bool, ctypes.c_uint64]
         self._native.simt_workspace.argtypes = [ctypes.c_uint64]
         self._native.simt_next_launch.restype = ctypes.c_uint64
+        self._native.simt_choose.argtypes = [
+            *(ctypes.c_void_p, ctypes.c_int64, ctypes.c_double, ctypes.c_void_p),
+        ]
 
     def op(self, name: str):
         return getattr(torch.ops.specdec_kernels_simt, name).default
@@ -100,6 +103,13 @@ class Library:
 
     def next_launch(self) -> int:
         return self._native.simt_next_launch()
+
+    def choose(self, units: list[int], u: float) -> tuple[int, int]:
+        """The warp tile that a draw with `u` finds, and the mass in it before the point drawn."""
+        out = (ctypes.c_int64 * 2)()
+        status = self._native.simt_choose((ctypes.c_int64 * len(units))(*units), len(units), u, out)
+        assert status == 0
+        return out[0], out[1]
 
     def last_plan(self) -> Plan:
         """The plan of the last launch."""

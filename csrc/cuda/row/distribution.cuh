@@ -203,9 +203,12 @@ class WarpTileMasses {
   __device__ double sum() const { return scale_.sum(total_); }
 
   // The warp tile in which the running mass passes u times the total; `rest` becomes the mass
-  // between the start of this tile and that point, in the units of the tile.
+  // between the start of this tile and that point, in the units of the tile. A u outside [0, 1)
+  // counts as the nearest one inside, NaN as the largest: otherwise no thread would find its tile.
   __device__ int64_t choose(const BlockGroup& group, double u, int64_t& rest) const {
-    auto target = static_cast<int64_t>(u * static_cast<double>(total_));
+    const auto total = static_cast<double>(total_);
+    const double point = u * total;
+    int64_t target = point < total ? static_cast<int64_t>(fmax(point, 0.0)) : total_;
     if (target >= total_) target = total_ - 1;
     if (before_ <= target && target < before_ + mine_) {
       int64_t running = before_, i = begin_;

@@ -1,0 +1,36 @@
+#pragma once
+// Parts of csrc/cuda/row in kernels of their own, for arguments that no call of an op can give them.
+#include "cuda/launch.cuh"
+
+namespace specdec::cuda {
+
+template <class... Params, class... Args>
+int launch_one_block(void (*kernel)(Params...), Args... args) {
+  GroupConfig launch(1, false);
+  launch.config.gridDim = dim3(1);
+  return cudaLaunchKernelEx(&launch.config, kernel, args...);
+}
+
+// out: the tile that `choose` finds for u, and the mass of that tile before the point.
+__global__ void choose_kernel(TileStats tile_stats, int64_t warp_tiles, double u, int64_t* out) {
+  BlockGroup group = BlockGroup::mine();
+  const WarpTileMasses masses(group, tile_stats, warp_tiles, 0.0f, 1.0f);
+  int64_t rest = 0;
+  const int64_t warp_tile = masses.choose(group, u, rest);
+  if (thread_id() == 0) {
+    out[0] = warp_tile;
+    out[1] = rest;
+  }
+}
+
+}  // namespace specdec::cuda
+
+#define SPECDEC_EXPORT extern "C" __attribute__((visibility("default")))
+
+// The tiles have masses of `units`, relative to the same maximum.
+SPECDEC_EXPORT int simt_choose(int64_t* units, int64_t warp_tiles, double u, int64_t* out) {
+  std::vector<float> maxima(static_cast<size_t>(warp_tiles), 0.0f);
+  return specdec::cuda::launch_one_block(specdec::cuda::choose_kernel,
+                                         specdec::cuda::TileStats{units, nullptr, maxima.data()},
+                                         warp_tiles, u, out);
+}
