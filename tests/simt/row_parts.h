@@ -1,5 +1,5 @@
 #pragma once
-// Parts of csrc/cuda/row in kernels of their own, for arguments that no call of an op can give them.
+// Parts of csrc/cuda/row in kernels of their own, for arguments that no call of an op can give.
 #include "cuda/launch.cuh"
 
 namespace specdec::cuda {
@@ -23,6 +23,14 @@ __global__ void choose_kernel(TileStats tile_stats, int64_t warp_tiles, double u
   }
 }
 
+// out: the mass of a warp tile in which every weight is `weight`, in units.
+__global__ void warp_mass_kernel(float weight, int64_t* out) {
+  float weights[kPerLane];
+  for (float& w : weights) w = weight;
+  const int64_t mass = warp_mass(lane_units(weights));
+  if (thread_id() == 0) *out = mass;
+}
+
 }  // namespace specdec::cuda
 
 #define SPECDEC_EXPORT extern "C" __attribute__((visibility("default")))
@@ -33,4 +41,10 @@ SPECDEC_EXPORT int simt_choose(int64_t* units, int64_t warp_tiles, double u, int
   return specdec::cuda::launch_one_block(specdec::cuda::choose_kernel,
                                          specdec::cuda::TileStats{units, nullptr, maxima.data()},
                                          warp_tiles, u, out);
+}
+
+// Returns the number of units in a weight of 1.
+SPECDEC_EXPORT double simt_warp_mass(float weight, int64_t* out) {
+  specdec::cuda::launch_one_block(specdec::cuda::warp_mass_kernel, weight, out);
+  return specdec::cuda::kUnit;
 }

@@ -1,4 +1,4 @@
-"""Parts of csrc/cuda/row by themselves, with arguments that no call of an op can give them."""
+"""Parts of csrc/cuda/row by themselves, with arguments that no call of an op can give."""
 
 from __future__ import annotations
 
@@ -26,3 +26,9 @@ def test_a_draw_stays_in_the_row_whatever_the_uniform(simt, u, tile):
     chosen, before = simt.choose(UNITS, u)
     assert chosen == tile
     assert 0 <= before < MASS
+
+
+@pytest.mark.parametrize("weight", [1.0, 1 - 2**-24, 1 + 2**-23, 1 + 2**-20, 1.5])
+def test_a_tile_of_weights_about_1_has_their_sum(simt, weight):
+    """An approximate exponential of a number just below 0 may come out above 1."""
+    assert simt.warp_mass(weight) == 512 * weight

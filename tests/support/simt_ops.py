@@ -72,6 +72,8 @@ class Library:
         self._native.simt_order.argtypes = [ctypes.c_bool, ctypes.c_uint64]
         self._native.simt_workspace.argtypes = [ctypes.c_uint64]
         self._native.simt_next_launch.restype = ctypes.c_uint64
+        self._native.simt_warp_mass.restype = ctypes.c_double
+        self._native.simt_warp_mass.argtypes = [ctypes.c_float, ctypes.c_void_p]
         self._native.simt_choose.argtypes = [
             *(ctypes.c_void_p, ctypes.c_int64, ctypes.c_double, ctypes.c_void_p),
         ]
@@ -110,6 +112,11 @@ class Library:
         status = self._native.simt_choose((ctypes.c_int64 * len(units))(*units), len(units), u, out)
         assert status == 0
         return out[0], out[1]
+
+    def warp_mass(self, weight: float) -> float:
+        """The mass of a warp tile whose entries all have this weight, in units of the weight 1."""
+        out = ctypes.c_int64()
+        return self._native.simt_warp_mass(weight, ctypes.byref(out)) ** -1 * out.value
 
     def last_plan(self) -> Plan:
         """The plan of the last launch."""

@@ -9,7 +9,7 @@
 //   direct           said of a row whose entries are the probabilities, used as they are
 //   weight           a number proportional to the probability of an entry
 //   units, mass      a sum of weights as an integer, see weights.cuh
-//   scale            the weight that counts as 2^50 units
+//   scale            the weight that counts as kUnit units
 #include "cuda/row/weights.cuh"
 #include "specdec/filter.h"
 #include "specdec/row_stats.h"
@@ -167,7 +167,7 @@ class WarpTileScale {
 
   // The sum of weights whose masses add up to `total`.
   __device__ double sum(int64_t total) const {
-    return static_cast<double>(total) * (0x1p-50 / unit_) * (linear_ ? max_ : 1.0);
+    return static_cast<double>(total) * (1.0 / kUnit / unit_) * (linear_ ? max_ : 1.0);
   }
   __device__ double factor(int64_t i) const {
     const double own = tile_stats_.maxima[i];

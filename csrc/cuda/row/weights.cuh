@@ -74,9 +74,9 @@ inline __device__ float rate_of(float inverse_temperature) {
 }
 
 // A mass is a sum of weights. It is an integer number of units, so that it does not depend on the
-// order of summation; one unit is 2^-50 of the largest weight. Four neighbours are added as floats
+// order of summation; one unit is 2^-49 of the largest weight. Four neighbours are added as floats
 // first; every sum of those is exact.
-constexpr float kUnit = 0x1p50f;
+constexpr float kUnit = 0x1p49f;
 
 inline __device__ int64_t units_of(float weight) { return static_cast<int64_t>(weight * kUnit); }
 
@@ -109,16 +109,15 @@ inline __device__ int64_t warp_sum(int64_t value) {
   return value;
 }
 
-// The sum over a warp whose largest weight is 1: it is above 0 and at most 2^59, a lane's part at
-// most 2^54. It is taken in two limbs, 32 of which add up within 32 bits; only a sum of 2^59 wraps,
-// to 0.
+// The sum over a warp whose largest weight is 1: at most 2^58, a lane's part at most 2^53. It is
+// taken in two limbs, 32 of which add up within 32 bits, even if every weight is a little above 1:
+// the specification of ex2.approx does not exclude that.
 inline __device__ int64_t warp_mass(int64_t units) {
   constexpr int kLimb = 27;
   const auto low = static_cast<unsigned>(units) & ((1u << kLimb) - 1);
   const uint64_t lows = __reduce_add_sync(kAllLanes, low);
   const uint64_t highs = __reduce_add_sync(kAllLanes, static_cast<unsigned>(units >> kLimb));
-  const uint64_t sum = (highs << kLimb) + lows;
-  return static_cast<int64_t>(sum != 0 ? sum : uint64_t{1} << 59);
+  return static_cast<int64_t>((highs << kLimb) + lows);
 }
 
 // Packs a score and its index into an integer that is larger for a better score, and among equals

@@ -190,7 +190,7 @@ class ResidualScan {
     }
   }
 
-  // Sums of min(Q, P / rho). Each is at most 1, so units of 2^-50 fit an integer.
+  // Sums of min(Q, P / rho). Each is at most 1, so the units of a row fit an integer.
   __device__ void store_overlaps(int64_t warp_tile, const float (&q)[kPerLane]) const {
     const float* const p = held();
 #pragma unroll 1
@@ -279,7 +279,7 @@ class ResidualScan {
         int64_t units = 0;
         for (int64_t s = thread_id(); s < warp_tiles; s += kThreads) units += tile_stats.units[s];
         units = group_.sum(units);
-        if (thread_id() == 0) t_.overlaps[i] = fmin(1.0, static_cast<double>(units) * 0x1p-50);
+        if (thread_id() == 0) t_.overlaps[i] = fmin(1.0, static_cast<double>(units) / kUnit);
       }
     }
     const bool excludes = t_.scan == ScanKind::kExcluding || t_.scan == ScanKind::kRemainingMass;
