@@ -21,7 +21,7 @@ from specdec_hf.cache.protocol import Lengths, context_length
 from specdec_hf.cache.ragged_prompts import read_alone, reads_alone
 from specdec_hf.cache.spec_layer import Cursor, SpecLayer
 from specdec_hf.cache.stopwatch import Stopwatch, timed
-from specdec_hf.cache.widths import BUCKETS, Widths, padded
+from specdec_hf.cache.widths import Widths, is_long, padded
 from specdec_kernels import kv_compact_, tree_attention
 
 # A "dummy" layer has no cache of its own: it reads that of an earlier layer, or attends to nothing.
@@ -251,13 +251,13 @@ class SpecCache(Cache):
         return logits[:, : keep - padding]
 
     def runs_compiled(self, size: int) -> bool:
-        """Whether the forward under way runs compiled; long prompts gain nothing.
+        """Whether the forward under way runs compiled, as all but those of long prompts.
 
         Args:
             size: tokens of each sequence.
         """
         fixed = self.widths is not None and self.widths.fixed is not None
-        long_prompt = self._was_empty and size > BUCKETS[-1] and not fixed
+        long_prompt = self._was_empty and is_long(size) and not fixed
         return self.compiled is not None and not long_prompt
 
     def _visible(self, slots: int) -> int:

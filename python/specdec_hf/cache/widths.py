@@ -43,7 +43,7 @@ class Widths:
 
     def keeps_all(self, width: int) -> bool:
         """Whether a forward of this width gives the logits of all its tokens, wanted or not."""
-        return self.fixed is not None or (self.few_slots and width <= BUCKETS[-1])
+        return self.fixed is not None or (self.few_slots and not is_long(width))
 
     def pieces(self, size: int) -> Iterator[tuple[int, int]]:
         """Begin and end of the forwards that ``size`` tokens a row are fed in."""
@@ -55,6 +55,11 @@ class Widths:
         if self.fixed is None:
             return max(LEAST_SLOTS, 1 << (slots - 1).bit_length()) if self.few_slots else slots
         return (-(-slots // BLOCK) + self.spare_blocks) * BLOCK
+
+
+def is_long(size: int) -> bool:
+    """Whether forwards of so many tokens a row gain nothing by a graph, as those of prompts."""
+    return size > BUCKETS[-1]
 
 
 def padded(tokens: torch.Tensor, width: int) -> torch.Tensor:

@@ -16,7 +16,7 @@ from transformers.cache_utils import Cache
 
 from specdec_hf.cache.spec_cache import SpecCache
 from specdec_hf.cache.spec_layer import Cursor, SpecLayer
-from specdec_hf.cache.widths import BUCKETS, Widths
+from specdec_hf.cache.widths import Widths, is_long
 from specdec_hf.compiled.lent_graphs import Borrower, LentGraphs
 from specdec_hf.compiled.recorder import Recorder
 
@@ -137,7 +137,7 @@ class CudaGraphs(LentGraphs):
         """
         if self.reason or self.user is not cache or not self._recorder.here():
             return None
-        if inputs["input_ids"].shape[1] > BUCKETS[-1]:
+        if is_long(inputs["input_ids"].shape[1]):
             return None
         self._keep_those_of(cache)  # it may have grown
         visible, wanted = cache.cursor.visible, cache.hidden_layers

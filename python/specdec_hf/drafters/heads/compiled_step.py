@@ -18,7 +18,7 @@ import torch
 
 from specdec_hf.cache.fit import beyond_rounding, distance, tolerance_of
 from specdec_hf.cache.own_logits import one_line
-from specdec_hf.cache.widths import BUCKETS
+from specdec_hf.cache.widths import is_long
 from specdec_hf.compiled import forward
 from specdec_hf.compiled.borrow import WarmUpCall
 from specdec_hf.compiled.call import CompiledCall, CompileStats, run_eagerly, run_without_graphs
@@ -40,8 +40,8 @@ _graphs_of: Counter[LayerForward] = Counter()
 
 
 def takes(pairs: int, slots: int) -> bool:
-    """Whether a step of so many pairs of each sequence runs compiled; prompts do not."""
-    return pairs <= BUCKETS[-1] and slots > 1
+    """Whether a step of so many pairs of each sequence runs compiled."""
+    return not is_long(pairs) and slots > 1
 
 
 class CompiledStep:
