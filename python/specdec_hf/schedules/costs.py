@@ -19,7 +19,7 @@ class MonotoneCost:
 
     Args:
         kept: how many times are kept for each number.
-        from_zero: whether no tokens cost nothing.
+        from_zero: whether no tokens cost nothing; it may be changed.
 
     Example:
         >>> cost = MonotoneCost()
@@ -30,9 +30,9 @@ class MonotoneCost:
     """
 
     def __init__(self, kept: int = 9, *, from_zero: bool = False) -> None:
-        self._kept = kept
-        self._times: dict[int, deque[float]] = {0: deque([0.0])} if from_zero else {}
-        self._medians: dict[int, float] = {0: 0.0} if from_zero else {}
+        self._kept, self.from_zero = kept, from_zero
+        self._times: dict[int, deque[float]] = {}
+        self._medians: dict[int, float] = {}
         self._line: list[tuple[int, float]] | None = None
 
     def observe(self, n: int, seconds: float) -> None:
@@ -66,7 +66,7 @@ class MonotoneCost:
         """Seconds for ``n`` tokens; something must have been measured."""
         if self._line is None:
             self._line = self._fitted()
-        line = self._line
+        line = [(0, 0.0), *self._line] if self.from_zero else self._line
         if n <= line[0][0] or len(line) == 1:
             return line[0][1]
         if n >= line[-1][0]:
@@ -113,15 +113,15 @@ class Costs:
     ) -> None:
         self.prefill = 0.0
         self.padded: Callable[[int], int] = _unpadded
-        self._expect(relative_cost, drafts_at_once, reads_prompt)
         self.drafted = False
-        self._draft = MonotoneCost(from_zero=True)
-        self._forward = MonotoneCost()
+        self._draft, self._forward = MonotoneCost(), MonotoneCost()
         self._width = MonotoneCost(from_zero=True)  # tokens of a tree by its depth
+        self._expect(relative_cost, drafts_at_once, reads_prompt)
 
     def _expect(self, relative_cost: float, drafts_at_once: bool, reads_prompt: bool) -> None:
         self.relative_cost, self.drafts_at_once = relative_cost, drafts_at_once
         self.reads_prompt = reads_prompt and relative_cost > 0
+        self._draft.from_zero = not drafts_at_once
         # A draft model reads the whole prompt in its first round, which says nothing about others.
         self._next_reads_prompt = self.reads_prompt
 
@@ -139,9 +139,9 @@ class Costs:
         reads_prompt: bool = True,
     ) -> None:
         """Begin a call, with the times of earlier ones."""
-        self._expect(relative_cost, drafts_at_once, reads_prompt)
         self.drafted = earlier.drafted
         self._draft, self._forward, self._width = earlier._draft, earlier._forward, earlier._width
+        self._expect(relative_cost, drafts_at_once, reads_prompt)
 
     def observe(self, length: int, width: int, draft: float, rest: float) -> None:
         """Record one round.
@@ -169,7 +169,7 @@ class Costs:
 
     def round(self, length: int) -> float | None:
         """Seconds of a round that drafts ``length`` tokens, None before any round was seen."""
-        if self.drafted:
+        if self.drafted and length:
             width = self.padded(1 + round(self._width.at(length)))
             return self._draft.at(length) + self._forward.at(width)
         if self.plain is None or length == 0:
