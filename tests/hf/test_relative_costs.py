@@ -1,4 +1,4 @@
-"""What drafters with trained heads say of their cost before one is measured."""
+"""What drafters say of their cost before one is measured: those with heads, and those of others."""
 
 import pytest
 import torch
@@ -6,12 +6,18 @@ from specdec_hf import (
     BlockwiseDrafter,
     EarlyExitDrafter,
     ExitHeadDrafter,
+    HorizontalCascade,
     LayerSkipDrafter,
     MedusaDrafter,
     PassHeadDrafter,
+    RemoteDrafter,
+    TrieTree,
     generate,
 )
+from specdec_hf.drafters.drafter import Drafter
 from specdec_hf.drafters.heads.eagle3 import Eagle3Drafter
+from specdec_hf.drafters.models import remote
+from specdec_hf.drafters.trees.trie import TrieDrafter
 from specdec_hf.heads.blockwise import BlockwiseHeads
 from specdec_hf.heads.medusa import MedusaHeads
 from specdec_hf.schedules.costs import Costs
@@ -90,3 +96,58 @@ def test_a_draft_costs_the_weights_that_it_reads(
     share = (weights(target) if callable(weights) else weights) / size(target)
     assert costs.relative_cost == pytest.approx(share)
     assert (costs.drafts_at_once, costs.reads_prompt) == (at_once, reads_prompt)
+
+
+class Stated(Drafter):
+    """A drafter of which only the costs matter."""
+
+    rolls_back = True
+
+    def __init__(self, cost, at_once, reads_prompt):
+        self.costs = cost, at_once, reads_prompt
+
+    def start(self, context):
+        self.relative_cost, self.drafts_at_once, self.reads_prompt = self.costs
+
+    def propose(self, history, gamma):
+        return None
+
+
+AT_ONCE, STEPS, FREE = (0.2, True, False), (0.3, False, True), (0.0, False, True)
+
+
+@pytest.mark.parametrize(
+    ("stated", "expected", "merged"),
+    [
+        ((AT_ONCE, AT_ONCE), (0.4, True, False), 0.4),
+        ((STEPS, STEPS), (0.3, False, True), 0.6),
+        ((STEPS, AT_ONCE), (0.3, False, True), 0.5),
+        ((AT_ONCE, FREE), (0.2, True, False), 0.2),
+        ((FREE, FREE), (0, False, False), 0),
+    ],
+    ids=["at-once", "steps", "both", "free", "none"],
+)
+def test_costs_of_several_drafters_follow_from_theirs(
+    stated, expected, merged, target, monkeypatch
+):
+    """In a cascade a step is one drafter's; in a merged tree it is one of each."""
+    cascade = HorizontalCascade([Stated(*one) for one in stated], [1])
+    tree = TrieDrafter([Stated(*one) for one in stated], TrieTree())
+    for drafter, cost in ((cascade, expected[0]), (tree, merged)):
+        with monkeypatch.context() as patch:
+            costs = costs_of(target, drafter, patch)
+        assert costs.relative_cost == pytest.approx(cost)
+        assert (costs.drafts_at_once, costs.reads_prompt) == expected[1:]
+
+
+@pytest.mark.parametrize("stated", [AT_ONCE, STEPS])
+def test_a_drafter_elsewhere_costs_what_it_says_there(stated, target, monkeypatch):
+    server = remote._Server(Stated(*stated))
+    monkeypatch.setattr(
+        RemoteDrafter, "_ask", lambda self, what, value: getattr(server, what)(value)
+    )
+    monkeypatch.setattr(remote, "_check_initialized", lambda name: None)
+    monkeypatch.setattr(remote.dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(remote.dist, "get_rank", lambda: 0)
+    costs = costs_of(target, RemoteDrafter(1), monkeypatch)
+    assert (costs.relative_cost, costs.drafts_at_once, costs.reads_prompt) == stated

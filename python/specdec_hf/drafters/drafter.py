@@ -17,6 +17,7 @@ was kept.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -98,6 +99,13 @@ class DrafterBase:
 
     def start(self, context: DraftContext) -> None:
         """Begin a new call."""
+
+    def add_up_costs(self, drafters: Sequence[DrafterBase]) -> None:
+        """Take over the costs of the drafters of this one, of which a round asks all."""
+        costly = [drafter for drafter in drafters if drafter.relative_cost > 0]
+        self.relative_cost = sum(drafter.relative_cost for drafter in costly)
+        self.drafts_at_once = all(drafter.drafts_at_once for drafter in costly or drafters)
+        self.reads_prompt = any(drafter.reads_prompt for drafter in costly)
 
     def observe(self, history: History, candidates: Candidates) -> None:
         """Learn the target's most likely next tokens of a round; called before `commit`.

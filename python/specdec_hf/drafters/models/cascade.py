@@ -171,7 +171,9 @@ class HorizontalCascade(Cascade):
         self._contexts = [level_context(context, k) for k in range(len(self.drafters))]
         for drafter, mine in zip(self.drafters, self._contexts, strict=True):
             drafter.start(mine)
-        self.relative_cost = max(drafter.relative_cost for drafter in self.drafters)
+        self.add_up_costs(self.drafters)
+        if not self.drafts_at_once:  # each step is one drafter's
+            self.relative_cost = max(drafter.relative_cost for drafter in self.drafters)
 
     def propose(self, history: History, gamma: int) -> Draft | None:
         batch_size = len(history.lengths)

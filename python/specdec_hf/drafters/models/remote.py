@@ -25,6 +25,7 @@ from specdec_hf.hf_arguments.language_model import RULE, is_language_model
 from specdec_kernels import SampledDraft
 
 _ATTRIBUTES = ("rules", "noise", "draws", "candidates", "reports_confidence")
+_COSTS = ("relative_cost", "drafts_at_once", "reads_prompt")  # of a call
 
 
 @dataclass
@@ -62,8 +63,7 @@ class RemoteDrafter(Drafter):
         if rank not in others:
             raise ValueError(f"rank must be one of {sorted(others)}, got {rank}")
         self._group: Any = group
-        for name, value in self._ask("describe", None).items():
-            setattr(self, name, value)
+        vars(self).update(self._ask("describe", None))
 
     def start(self, context: DraftContext) -> None:
         """Begin a new call there.
@@ -84,7 +84,7 @@ class RemoteDrafter(Drafter):
         values = {name: _on_host(getattr(context, name)) for name in fields}
         size = num_parameters(context.model)
         values |= {"config": context.model.config, "size": size}
-        self.relative_cost = self._ask("start", values)
+        vars(self).update(self._ask("start", values))
 
     def propose(self, history: History, gamma: int) -> Draft | None:
         shown = (history.tokens.copy(), history.lengths.copy(), history.active.copy())
@@ -174,7 +174,7 @@ class _Server:
         known = {name: getattr(self.drafter, name, None) for name in _ATTRIBUTES}
         return {name: value for name, value in known.items() if value is not None}
 
-    def start(self, values: dict[str, Any]) -> float:
+    def start(self, values: dict[str, Any]) -> dict[str, Any]:
         device = getattr(getattr(self.drafter, "model", None), "device", torch.device("cpu"))
         target = _Target(values.pop("config"), device, values.pop("size"))
         moved: dict[str, Any] = {
@@ -183,7 +183,7 @@ class _Server:
         }
         self.context = DraftContext(target, **moved, note=self.notes_append)
         self.drafter.start(self.context)
-        return self.drafter.relative_cost
+        return {name: getattr(self.drafter, name) for name in _COSTS}
 
     def notes_append(self, text: str) -> None:
         self.notes.append(text)

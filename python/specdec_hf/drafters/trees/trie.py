@@ -84,10 +84,7 @@ class TrieDrafter(TreeDrafter):
                 # tokens are the best drafts and nothing need be drawn.
                 mine.temperature = 0.0
             source.start(mine)
-        self.relative_cost = sum(drafter.relative_cost for drafter in self.drafters)
-        costly = [drafter for drafter in self.drafters if drafter.relative_cost > 0]
-        self.drafts_at_once = all(drafter.drafts_at_once for drafter in costly)
-        self.reads_prompt = any(drafter.reads_prompt for drafter in costly)
+        self.add_up_costs(self.drafters)
 
     def propose(self, history: History, limits: NDArray[np.int64]) -> TreeDraft | None:
         limits = np.minimum(limits, self.depth)
