@@ -49,13 +49,15 @@ class CommittedStates:
         emitted = (rows >= 0).sum(axis=1)
         if hidden:
             before = hidden[self.layers[0]].shape[1] - scored
-            # Column `before` holds the pending token, at position lengths - 1.
-            positions = lengths[:, None] - 1 - before + np.arange(before)
-            columns = np.concatenate([np.tile(np.arange(before), (len(rows), 1)), rows + before], 1)
-            new = (positions >= self._known[:, None]) & (emitted > 0)[:, None]
-            self._rounds.append(
-                self._gathered(hidden, columns, np.concatenate([new, rows >= 0], 1))
-            )
+            columns, counts = rows, emitted
+            if before:
+                # Column `before` holds the pending token, at position lengths - 1.
+                positions = lengths[:, None] - 1 - before + np.arange(before)
+                new = (positions >= self._known[:, None]) & (emitted > 0)[:, None]
+                earlier = np.where(new, np.arange(before), -1)
+                later = np.where(rows < 0, -1, rows + before)
+                columns, counts = _first(np.concatenate([earlier, later], axis=1))
+            self._rounds.append((self._gathered(hidden, columns[:, : counts.max()]), counts))
         self._known = np.where(emitted > 0, lengths - 1 + emitted, self._known)
 
     def take(self) -> tuple[torch.Tensor, NDArray[np.int64]]:
@@ -67,37 +69,28 @@ class CommittedStates:
         rounds, self._rounds = self._rounds, []
         if len(rounds) == 1:
             return rounds[0]
-        states = torch.cat([states for states, _ in rounds], dim=1)
-        chosen = [np.arange(states.shape[1]) < counts[:, None] for states, counts in rounds]
-        return self._packed(states, np.concatenate(chosen, axis=1))
+        columns, end = [], 0
+        for states, counts in rounds:
+            numbers = np.arange(states.shape[1])
+            columns.append(np.where(numbers < counts[:, None], end + numbers, -1))
+            end += states.shape[1]
+        taken, counts = _first(np.concatenate(columns, axis=1))
+        return _at(torch.cat([states for states, _ in rounds], dim=1), taken), counts
 
-    def _gathered(
-        self, hidden: HiddenStates, columns: NDArray[np.int64], chosen: NDArray[np.bool_]
-    ) -> tuple[torch.Tensor, NDArray[np.int64]]:
-        """Side by side, the states of some columns of a forward."""
-        index, counts = _first(columns, chosen)
-        device = hidden[self.layers[0]].device
-        taken = torch.from_numpy(index).to(device, non_blocking=True)[:, :, None]
-        parts = [
-            hidden[layer].gather(1, taken.expand(-1, -1, hidden[layer].shape[2]))
-            for layer in self.layers
-        ]
-        return torch.cat(parts, dim=-1), counts
-
-    def _packed(
-        self, states: torch.Tensor, chosen: NDArray[np.bool_]
-    ) -> tuple[torch.Tensor, NDArray[np.int64]]:
-        columns = np.tile(np.arange(states.shape[1]), (len(chosen), 1))
-        index, counts = _first(columns, chosen)
-        taken = torch.from_numpy(index).to(states.device, non_blocking=True)[:, :, None]
-        return states.gather(1, taken.expand(-1, -1, states.shape[2])), counts
+    def _gathered(self, hidden: HiddenStates, columns: NDArray[np.int64]) -> torch.Tensor:
+        """Side by side, the states of some columns [B, n] of a forward; anything for -1."""
+        return torch.cat([_at(hidden[layer], columns) for layer in self.layers], dim=-1)
 
 
-def _first(
-    columns: NDArray[np.int64], chosen: NDArray[np.bool_]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The chosen columns of each row first, cut to the longest row, and how many they are."""
-    order = np.argsort(~chosen, axis=1, kind="stable")
-    counts = chosen.sum(axis=1)
-    index = np.take_along_axis(columns, order, axis=1)[:, : int(counts.max())]
-    return np.maximum(index, 0), counts
+def _at(states: torch.Tensor, columns: NDArray[np.int64]) -> torch.Tensor:
+    """States [B, n, H] of some columns [B, n]; anything for -1."""
+    taken = torch.from_numpy(columns.clip(0)).to(states.device, non_blocking=True)
+    sequences = torch.arange(len(columns), device=states.device)
+    return states[sequences[:, None], taken]
+
+
+def _first(columns: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The columns of each row that are not -1 first, cut to the longest row, and how many."""
+    order = np.argsort(columns < 0, axis=1, kind="stable")
+    counts = (columns >= 0).sum(axis=1)
+    return np.take_along_axis(columns, order, axis=1)[:, : counts.max()], counts

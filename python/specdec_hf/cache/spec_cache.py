@@ -374,8 +374,7 @@ class SpecCache(Cache):
 
 def _is_in_place(path: torch.Tensor) -> bool:
     """Whether no node of a path [B, P] on the host has to move."""
-    nodes = path.numpy()
-    return not ((nodes >= 0) & (nodes != np.arange(nodes.shape[1]))).any()
+    return all(node in (n, -1) for nodes in path.tolist() for n, node in enumerate(nodes))
 
 
 def unsupported_reason(model: Any) -> str | None:

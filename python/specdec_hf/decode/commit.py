@@ -138,7 +138,8 @@ def commit(
             s.stats.sequences[b].stop_reason = reason
         kinds = step_kinds(count, accepted, int(counts.tried[b]))
         steps.append(Step(b, tokens, kinds, logprobs, reason))
-        _note_draft_faults(s, Status(int(verdict.status[b])))
+        if verdict.status[b]:
+            _note_draft_faults(s, Status(int(verdict.status[b])))
     s.cache.truncate(history.lengths - 1)
     return steps, kept_drafts
 

@@ -85,20 +85,19 @@ class TreeRound:
         drafted = np.zeros(len(path), dtype=np.int64)
         depths, tried = drafted.copy(), drafted.copy()
         for b in np.flatnonzero(self.session.history.active).tolist():
-            children, drafted[b], depths[b] = _children(tokens[b].tolist(), parents[b].tolist())
+            nodes, above = tokens[b].tolist(), parents[b].tolist()
+            children, drafted[b], depths[b] = _children(nodes, above)
             accepted = int(verdict.num_accepted[b])
-            rejected = self._count_trials(
-                b, path[b, :accepted].tolist(), tokens[b], parents[b], children
-            )
-            tried[b] = accepted + rejected
+            taken = path[b, :accepted].tolist()
+            tried[b] = accepted + self._count_trials(b, taken, nodes, above, children)
         return DraftCounts(drafted, depths, tried)
 
     def _count_trials(
         self,
         b: int,
         path: list[int],
-        tokens: NDArray[np.int64],
-        parents: NDArray[np.int64],
+        tokens: list[int],
+        parents: list[int],
         children: dict[int, list[int]],
     ) -> bool:
         """Count the trials of the verification along a path.
@@ -112,23 +111,24 @@ class TreeRound:
         for above, node in zip([-1, *path], [*path, None], strict=True):
             if rule == "traversal":
                 # Traversal keeps the subtrees of equal siblings apart, except where it is greedy.
-                members = [above if node is None else int(parents[node])]
+                members = [above if node is None else parents[node]]
             siblings = sorted(n for m in members for n in children.get(m, ()))
-            listed = [int(tokens[n]) for n in siblings]
+            listed = [tokens[n] for n in siblings]
             if node is None:
                 stats.record_trials(len(listed if tries_equal else set(listed)), None)
                 return len(siblings) > 0
-            token = int(tokens[node])
+            token = tokens[node]
             trial = (
                 siblings.index(node) if tries_equal else list(dict.fromkeys(listed)).index(token)
             )
             stats.record_trials(trial + 1, trial)
-            members = [n for n in siblings if int(tokens[n]) == token]
+            members = [n for n in siblings if tokens[n] == token]
         return False
 
     def rows(self, verdict: HostVerdict) -> NDArray[np.int64]:
         # The root's row comes first, then those of the nodes.
-        return np.pad(verdict.extra[0] + 1, ((0, 0), (1, 0)))
+        path = verdict.extra[0]
+        return np.concatenate([np.zeros((len(path), 1), np.int64), path + 1], axis=1)
 
     def inform_drafter(self, verdict: HostVerdict, kept: NDArray[np.int64]) -> None:
         outcome = None

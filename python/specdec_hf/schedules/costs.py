@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
 from statistics import median
@@ -71,11 +73,10 @@ class MonotoneCost:
             return line[0][1]
         if n >= line[-1][0]:
             (a, low), (b, high) = line[0], line[-1]
-        else:
-            k = next(i for i, (m, _) in enumerate(line) if m > n)
-            (a, low), (b, high) = line[k - 1], line[k]
-            return low + (high - low) * (n - a) / (b - a)
-        return high + (high - low) * (n - b) / (b - a)
+            return high + (high - low) * (n - b) / (b - a)
+        k = bisect_right(line, (n, math.inf))
+        (a, low), (b, high) = line[k - 1], line[k]
+        return low + (high - low) * (n - a) / (b - a)
 
     def _fitted(self) -> list[tuple[int, float]]:
         blocks: list[tuple[float, int, list[int]]] = []  # mean, weight, numbers
@@ -166,6 +167,11 @@ class Costs:
     def plain(self) -> float | None:
         """Median seconds of a round without drafts, None before one was seen."""
         return self._forward.median(self.padded(1))
+
+    @property
+    def known(self) -> bool:
+        """Whether any round was seen that did not read the prompt."""
+        return self.drafted or self.plain is not None
 
     def round(self, length: int) -> float | None:
         """Seconds of a round that drafts ``length`` tokens, None before any round was seen."""

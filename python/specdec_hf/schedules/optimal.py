@@ -31,24 +31,25 @@ class AcceptanceByPosition:
     """
 
     def __init__(self, longest: int) -> None:
-        self._tried = np.zeros(longest)
-        self._accepted = np.zeros(longest)
+        self._tried = [0.0] * longest
+        self._accepted = [0.0] * longest
 
     def observe(self, outcome: Outcome) -> None:
         """Count the drafts of a round that the verification decided about."""
-        self._tried *= FORGETTING
-        self._accepted *= FORGETTING
-        for accepted, rejected in zip(outcome.accepted, outcome.rejected, strict=True):
-            self._accepted[:accepted] += 1
-            self._tried[: accepted + int(rejected)] += 1
+        accepted = outcome.accepted.tolist()
+        tried = (outcome.accepted + outcome.rejected).tolist()
+        for counts, lengths in ((self._accepted, accepted), (self._tried, tried)):
+            for i, count in enumerate(counts):
+                counts[i] = FORGETTING * count + sum(n > i for n in lengths)
 
-    def expected_tokens(self) -> NDArray[np.float64]:
+    def expected_tokens(self) -> list[float]:
         """[longest + 1], expected tokens of a round by draft length 0, 1, ..."""
         weight = PRIOR_WEIGHT
-        overall = (self._accepted.sum() + 0.5 * weight) / (self._tried.sum() + weight)
-        rates = (self._accepted + weight * overall) / (self._tried + weight)
-        reached = np.concatenate([[1.0], rates.cumprod()])
-        expected: NDArray[np.float64] = reached.cumsum()
+        overall = (sum(self._accepted) + 0.5 * weight) / (sum(self._tried) + weight)
+        reached, expected = 1.0, [1.0]
+        for accepted, tried in zip(self._accepted, self._tried, strict=True):
+            reached *= (accepted + weight * overall) / (tried + weight)
+            expected.append(expected[-1] + reached)
         return expected
 
 
@@ -102,12 +103,12 @@ class OptimalSchedule(Schedule):
         self._acceptance.observe(outcome)
         self._rounds += 1
         self._measured = max(self._measured, int(outcome.drafted.max()))
-        if self.context.costs.round(1) is None:  # only the round that read the prompt was seen
+        if not self.context.costs.known:  # only the round that read the prompt was seen
             return
         speeds = self.speeds()
         # Times far beyond the measured ones are guesses.
-        best = 1 + int(speeds[: 2 * self._measured].argmax())
-        self._length = best
+        measured = speeds[: 2 * self._measured]
+        self._length = best = 1 + measured.index(max(measured))
         if self._rounds % EXPLORE_EVERY == 0:
             others = deque((best + 1, best - 1, 2 * best, best // 2))
             others.rotate(self._rounds // EXPLORE_EVERY)
@@ -124,12 +125,10 @@ class OptimalSchedule(Schedule):
         tokens = 1 + np.concatenate([[0.0], values.cumsum(axis=1).mean(axis=0)])
         return int((tokens[: len(seconds)] / np.maximum(seconds, 1e-12)).argmax())
 
-    def speeds(self) -> NDArray[np.float64]:
+    def speeds(self) -> list[float]:
         """[longest], expected tokens per second by draft length 1, 2, ..."""
-        tokens = self._acceptance.expected_tokens()[1:]
-        seconds = [self.context.costs.round(g) or 0.0 for g in range(1, self.max_draft + 1)]
-        speeds: NDArray[np.float64] = tokens / np.maximum(seconds, 1e-12)
-        return speeds
+        costs, tokens = self.context.costs, self._acceptance.expected_tokens()
+        return [tokens[g] / max(costs.round(g) or 0.0, 1e-12) for g in range(1, self.max_draft + 1)]
 
     def record(self) -> dict[str, Any]:
         return {"gamma": self._length}
