@@ -336,3 +336,18 @@ def test_earlier_benefit_lets_a_call_begin_at_once():
         guard = BenefitGuard(max_loss=0.02)
         guard.start(costs, 200, trusted=Measurements(costs, benefit).trusted)
         assert (guard.affordable(1, 5) > 0) == begins
+
+
+def test_one_unlucky_round_does_not_end_the_drafts_of_a_trusted_drafter():
+    costs = Costs()
+    costs.observe(0, 0, 0.0, 1.0)
+    costs.observe(5, 5, 0.0, 1.5)
+    for trusted in (True, False):
+        guard = BenefitGuard(max_loss=0.02)
+        guard.start(costs, 60, trusted=trusted)
+        guard.observe(0, 1.0, 1.0)
+        guard.observe(5, 1.0, 3.0)  # the first draft, which nothing was accepted of
+        assert bool(guard.affordable(2, 5)) == trusted
+        for _ in range(6):
+            guard.observe(5, 1.0, 1.5)
+        assert not guard.affordable(8, 5), "2 % of 256 plain rounds are five of them"

@@ -57,7 +57,8 @@ class CommittedStates:
                 earlier = np.where(new, np.arange(before), -1)
                 later = np.where(rows < 0, -1, rows + before)
                 columns, counts = _first(np.concatenate([earlier, later], axis=1))
-            self._rounds.append((self._gathered(hidden, columns[:, : counts.max()]), counts))
+            states = [hidden[layer] for layer in self.layers]
+            self._rounds.append((_at(states, columns[:, : counts.max()]), counts))
         self._known = np.where(emitted > 0, lengths - 1 + emitted, self._known)
 
     def take(self) -> tuple[torch.Tensor, NDArray[np.int64]]:
@@ -75,18 +76,15 @@ class CommittedStates:
             columns.append(np.where(numbers < counts[:, None], end + numbers, -1))
             end += states.shape[1]
         taken, counts = _first(np.concatenate(columns, axis=1))
-        return _at(torch.cat([states for states, _ in rounds], dim=1), taken), counts
-
-    def _gathered(self, hidden: HiddenStates, columns: NDArray[np.int64]) -> torch.Tensor:
-        """Side by side, the states of some columns [B, n] of a forward; anything for -1."""
-        return torch.cat([_at(hidden[layer], columns) for layer in self.layers], dim=-1)
+        return _at([torch.cat([states for states, _ in rounds], dim=1)], taken), counts
 
 
-def _at(states: torch.Tensor, columns: NDArray[np.int64]) -> torch.Tensor:
-    """States [B, n, H] of some columns [B, n]; anything for -1."""
-    taken = torch.from_numpy(columns.clip(0)).to(states.device, non_blocking=True)
-    sequences = torch.arange(len(columns), device=states.device)
-    return states[sequences[:, None], taken]
+def _at(states: list[torch.Tensor], columns: NDArray[np.int64]) -> torch.Tensor:
+    """Side by side, states [B, n, H] of some columns [B, n]; anything for -1."""
+    device = states[0].device
+    taken = torch.from_numpy(columns.clip(0)).to(device, non_blocking=True)
+    sequences = torch.arange(len(columns), device=device)[:, None]
+    return torch.cat([layer[sequences, taken] for layer in states], dim=-1)
 
 
 def _first(columns: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -157,15 +157,19 @@ class SpecCache(Cache):
             As `window`, for N + 1 - skip tokens per sequence.
         """
         self._was_empty = False
-        visible = self._visible(int(roots.max()) + parents.shape[1] + 1)
+        longest = int(roots.max())
+        visible = self._visible(longest + parents.shape[1] + 1)
         lengths = torch.from_numpy(roots.copy()).to(self.device, non_blocking=True)
-        self._move_cursor(lengths + skip, int(roots.max()) + skip, visible)
+        self._move_cursor(lengths + skip, longest + skip, visible)
+        tree = tree_attention(parents, lengths, slots=visible)
 
         def mask_of(sliding: int) -> torch.Tensor:
-            tree = tree_attention(parents, lengths, slots=visible, window=sliding)
-            return tree.mask[:, None, skip:]
+            mask = tree.mask
+            if sliding:
+                mask = tree_attention(parents, lengths, slots=visible, window=sliding).mask
+            return mask[:, None, skip:]
 
-        positions = tree_attention(parents, lengths, slots=0).positions[:, skip:]
+        positions = tree.positions[:, skip:]
         if self._context is not None:
             positions = positions.clamp(max=self._context - 1)
         self.lengths = np.maximum(self.lengths, roots + parents.shape[1] + 1 - padding)

@@ -81,7 +81,8 @@ class SequenceStats:
             tried: how many of them were tried, the accepted one included.
             accepted: number of the trial that accepted, None where all rejected.
         """
-        self.trials.update(range(tried))
+        for trial in range(tried):
+            self.trials[trial] += 1
         if accepted is not None:
             self.accepted_trials[accepted] += 1
 

@@ -14,7 +14,8 @@ from specdec_hf.schedules.costs import Costs
 # about 1 %.
 MAX_LOSS = 0.02
 # Tokens that a text is expected to have before it has them: of any text, and of one whose drafter
-# has been worth it in earlier calls.
+# has been worth it in earlier calls. One unlucky round may cost two plain ones, in a new process
+# more, and is not to end the drafts of a short text.
 HORIZON = 32
 TRUSTED_HORIZON = 256
 # A machine changes its speed within a call and between calls. So the last few plain rounds of a
@@ -52,8 +53,8 @@ class BenefitGuard:
         pause: number of plain rounds in the first pause.
         stops: False measures and reports but never pauses.
         max_loss: share of the seconds of plain decoding that drafting may lose, at least 0; None is
-            0.02. A text that ends before 32 tokens counts as one of 32. ``math.inf`` drafts at
-            once, and only pauses.
+            0.02. A text that ends before 32 tokens counts as one of 32, or of 256 with a drafter
+            that was worth it in earlier calls. ``math.inf`` drafts at once, and only pauses.
 
     Raises:
         TypeError: an argument of a wrong type, by name.
@@ -84,7 +85,7 @@ class BenefitGuard:
             trusted: whether drafting had a benefit in earlier calls.
         """
         self.costs = costs
-        self._horizon = min(budget, TRUSTED_HORIZON if trusted else HORIZON)
+        self._horizon = TRUSTED_HORIZON if trusted else min(budget, HORIZON)
         self._trusted = trusted
         self._plain_times: deque[float] = deque(maxlen=MOST_PLAIN_ROUNDS)  # of this call
         self._rounds_since_plain = 0
@@ -152,8 +153,11 @@ class BenefitGuard:
         left = self.max_loss * earned - self._lost
         if not self._drafts:
             left -= costs.draft_prefill
-        lengths = range(1, length + 1)
-        return bisect_right(lengths, left, key=lambda n: (costs.round(n) or plain) - plain)
+
+        def loss(length: int) -> float:
+            return (costs.round(length) or plain) - plain
+
+        return length if loss(length) <= left else bisect_right(range(1, length), left, key=loss)
 
     @property
     def _needs_plain_round(self) -> bool:

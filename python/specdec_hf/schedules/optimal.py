@@ -19,6 +19,9 @@ from specdec_hf.schedules.heuristic import LONGEST
 
 FORGETTING = 0.97
 PRIOR_WEIGHT = 2.0
+# The length is chosen anew in each of the first eight rounds and in every fourth after them, which
+# is as good and spares the host some time.
+CHOOSE_EVERY = 4
 EXPLORE_EVERY = 8
 EXPLORE_AT_LEAST = 0.9
 
@@ -92,7 +95,7 @@ class OptimalSchedule(Schedule):
         self.max_draft = min(number, most) if context.tree else most
         self._acceptance = AcceptanceByPosition(self.max_draft)
         self._rounds = 0
-        self._length = self._measured = min(number, self.max_draft)
+        self._length = self._best = self._measured = min(number, self.max_draft)
 
     def lengths(self, most: Lengths) -> Lengths:
         return np.minimum(self._length, most)
@@ -103,13 +106,18 @@ class OptimalSchedule(Schedule):
         self._acceptance.observe(outcome)
         self._rounds += 1
         self._measured = max(self._measured, int(outcome.drafted.max()))
+        self._length = self._best
+        explores = self._rounds % EXPLORE_EVERY == 0
+        early = self._rounds <= EXPLORE_EVERY
+        if not (early or explores or self._rounds % CHOOSE_EVERY == 0):
+            return
         if not self.context.costs.known:  # only the round that read the prompt was seen
             return
         speeds = self.speeds()
         # Times far beyond the measured ones are guesses.
         measured = speeds[: 2 * self._measured]
-        self._length = best = 1 + measured.index(max(measured))
-        if self._rounds % EXPLORE_EVERY == 0:
+        self._length = self._best = best = 1 + measured.index(max(measured))
+        if explores:
             others = deque((best + 1, best - 1, 2 * best, best // 2))
             others.rotate(self._rounds // EXPLORE_EVERY)
             fast = EXPLORE_AT_LEAST * speeds[best - 1]
