@@ -10,6 +10,7 @@ import torch
 from specdec_hf.compiled import forward
 from specdec_hf.drafters.heads import compiled_step
 from support.device_reads import spied_reads
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -17,22 +18,60 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 FORBIDDEN = ("_local_scalar_dense", "item", "is_nonzero", "equal", "nonzero", "lift_fresh")
 
 
+class FreedMemory(BaseException):
+    """A replay reads what is freed: no fallback may hide it."""
+
+
+class Place:
+    """Where a tensor lies in memory of others, which it does not keep: a graph has the address."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self._storage = StorageWeakRef(x.untyped_storage())
+        self._layout = x.storage_offset(), x.shape, x.stride()
+        self._like = x.new_empty(0)
+
+    def tensor(self) -> torch.Tensor:
+        storage = torch.UntypedStorage._new_with_weak_ptr(self._storage.cdata)
+        if storage is None:
+            raise FreedMemory(f"a tensor of shape {tuple(self._layout[1])}")
+        return self._like.detach().set_(storage, *self._layout)
+
+
 class Tape(TorchDispatchMode):
-    """Notes each op with the tensors and numbers that it was called with, and its results."""
+    """Notes each op with the tensors and numbers that it was called with, and its results.
+
+    It keeps what the ops made, as the memory of a graph does, and nothing else.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.ops: list[tuple[Any, Any, Any, Any]] = []
+        self._others: dict[int, StorageWeakRef] = {}
+        self._made: set[int] = set()
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if op.overloadpacket.__name__ in FORBIDDEN:
             raise RuntimeError(f"{op} cannot be recorded")
-        kwargs = kwargs or {}
-        result = op(*args, **kwargs)
-        # A tensor may get other memory later; a graph keeps the address.
-        args, kwargs = tree_map_only(torch.Tensor, torch.Tensor.detach, (args, kwargs))
-        self.ops.append((op, args, kwargs, result))
+        given = tree_map_only(torch.Tensor, self._noted, (args, kwargs or {}))
+        result = op(*args, **(kwargs or {}))
+        for x in tree_leaves(result):
+            if isinstance(x, torch.Tensor) and (number := number_of(x)) not in self._others:
+                self._made.add(number)
+        self.ops.append((op, *given, tree_map_only(torch.Tensor, self._noted, result)))
         return result
+
+    def _noted(self, x: torch.Tensor) -> torch.Tensor | Place:
+        number = number_of(x)
+        if number in self._made:
+            # It may get other memory later; a graph keeps the address.
+            return x.detach()
+        # A number that has a weak reference is given to no other storage.
+        self._others.setdefault(number, StorageWeakRef(x.untyped_storage()))
+        return Place(x)
+
+
+def number_of(x: torch.Tensor) -> int:
+    return x.untyped_storage()._cdata
 
 
 class OpRecorder:
@@ -66,7 +105,8 @@ class OpRecorder:
             for others in self.outputs:
                 if others is not mine:
                     overwrite(others)
-            for op, args, kwargs, result in tape.ops:
+            for op, *noted in tape.ops:
+                args, kwargs, result = tree_map_only(Place, Place.tensor, noted)
                 write(result, op(*args, **kwargs))
 
         return outputs, replay
