@@ -197,18 +197,18 @@ struct BlockGroup {
 constexpr int64_t kMostArrivals = 0xffff;
 
 // Counts arrivals without a launch that clears the counter first: the upper 48 bits are the id of
-// the launch, and any word that this launch cannot have written counts as zero, whatever memory
-// held before. The last arrival writes zero, for a CUDA graph that replays the same launch.
+// the launch, and a word without it counts as zero, whatever memory held before. Only one arrival
+// can replace that word; the others add to it, so that no arrival waits for another. The last one
+// writes zero, for a CUDA graph that replays the same launch.
 inline __device__ bool arrive(unsigned long long* ticket, uint64_t launch_id, unsigned count) {
-  unsigned long long seen = *static_cast<volatile unsigned long long*>(ticket);
-  for (;;) {
-    const bool ours = seen >> 16 == launch_id && (seen & 0xffff) < count;
-    const uint64_t arrived = (ours ? seen & 0xffff : 0) + 1;
-    const unsigned long long next = arrived == count ? 0 : launch_id << 16 | arrived;
-    const unsigned long long old = atomicCAS(ticket, seen, next);
-    if (old == seen) return arrived == count;
-    seen = old;
-  }
+  if (count == 1) return true;
+  const unsigned long long seen = *static_cast<volatile unsigned long long*>(ticket);
+  const unsigned long long first = launch_id << 16 | 1;
+  if (seen >> 16 != launch_id && atomicCAS(ticket, seen, first) == seen) return false;
+  const unsigned long long before = atomicAdd(ticket, 1ull);
+  if ((before & 0xffff) + 1 != count) return false;
+  *ticket = 0;
+  return true;
 }
 
 // Whether this group is the last of `count` to arrive; then what the others wrote is visible.
@@ -218,10 +218,10 @@ inline __device__ bool last_group(BlockGroup& group, unsigned long long* ticket,
   if (group.rank == 0 && thread_id() == 0) {
     __threadfence();  // publishes the writes of the whole group
     const bool last = arrive(ticket, launch_id, count);
+    __threadfence();  // acquires those of the other groups, for all threads behind the barrier
     for (unsigned r = 0; r < group.size; ++r) *group.remote(&group.shared->last, r) = last;
   }
   group.sync();
-  __threadfence();
   return group.shared->last != 0;
 }
 
