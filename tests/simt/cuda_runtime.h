@@ -5,8 +5,9 @@
 // them. The threads of a cluster are fibers on one operating-system thread, which meet at barriers
 // and in warp-wide operations as on a device. Launches that would fail or hang on a device fail
 // with a message. The emulator does not show faults of memory order, because every write is visible
-// at once; it does not support loops that wait for memory without an atomic; and it runs blocks of
-// different clusters at the same time only in a cooperative launch.
+// at once; and it does not support loops that wait for memory without an atomic. It runs as many
+// clusters in turns as a test asks for, one after the other by default; threads of different
+// clusters take turns at barriers and at atomics.
 //
 // fiber.h     stacks, and switching between them
 // schedule.h  which thread runs next

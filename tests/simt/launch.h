@@ -1,5 +1,7 @@
 #pragma once
 // A launch: it is checked as a device would check it, then runs one wave of blocks after another.
+#include <algorithm>
+#include <numeric>
 #include <vector>
 
 #include "barrier.h"
@@ -64,14 +66,17 @@ inline cudaError_t check(const WeightParams& s, const FunctionLimits& limits,
   return cudaSuccess;
 }
 
-// The blocks that run at the same time: one cluster, or all blocks of a cooperative launch.
+// The blocks that run at the same time: `clusters_at_once` clusters, or all of a cooperative
+// launch.
 class Wave {
  public:
   explicit Wave(const WeightParams& shape)
       : shape_(shape),
         clusters_of_grid_(shape.grid.x / shape.cluster.x, shape.grid.y / shape.cluster.y,
                           shape.grid.z / shape.cluster.z),
-        clusters_(shape.cooperative ? volume(clusters_of_grid_) : 1),
+        clusters_(shape.cooperative
+                      ? volume(clusters_of_grid_)
+                      : std::min<uint64_t>(clusters_at_once, volume(clusters_of_grid_))),
         blocks_(clusters_.size() * volume(shape.cluster)),
         warps_(blocks_.size() * warps_per_block()) {
     scheduler.threads.assign(blocks_.size() * volume(shape.block), Thread{});
@@ -87,15 +92,17 @@ class Wave {
     }
   }
 
-  uint64_t count() const { return volume(clusters_of_grid_) / clusters_.size(); }
+  uint64_t clusters_of_launch() const { return volume(clusters_of_grid_); }
+  size_t clusters_at_most() const { return clusters_.size(); }
   Barrier& grid() { return grid_; }
 
-  // `number` counts the waves of a launch.
-  void place_at(uint64_t number) {
+  // Chooses the clusters of the wave; one of the waves of a launch may have fewer than the others.
+  void place_at(const uint64_t* numbers, size_t count) {
     const unsigned threads = static_cast<unsigned>(volume(shape_.block));
     const unsigned size = static_cast<unsigned>(volume(shape_.cluster));
-    for (size_t c = 0; c < clusters_.size(); ++c) {
-      const dim3 cluster = place(number + c, clusters_of_grid_);
+    scheduler.threads.resize(count * size * threads);
+    for (size_t c = 0; c < count; ++c) {
+      const dim3 cluster = place(numbers[c], clusters_of_grid_);
       Thread* const first = &scheduler.threads[c * size * threads];
       clusters_[c] = {{first, size * threads}, &blocks_[c * size], size};
       for (unsigned rank = 0; rank < size; ++rank) {
@@ -155,11 +162,13 @@ inline cudaError_t run(const WeightParams& shape, Scheduler::Body body, const vo
   Wave wave(shape);
   running = &wave;
   cooperative = shape.cooperative;
-  std::vector<uint64_t> shuffled(shuffle_seed ? wave.count() : 0);
-  for (uint64_t i = 0; i < shuffled.size(); ++i) shuffled[i] = i;
-  scheduler.shuffle(shuffled);
-  for (uint64_t i = 0; i < wave.count(); ++i) {
-    wave.place_at(shuffle_seed ? shuffled[i] : reverse ? wave.count() - 1 - i : i);
+  std::vector<uint64_t> order(wave.clusters_of_launch());
+  std::iota(order.begin(), order.end(), 0);
+  scheduler.shuffle(order);
+  const size_t size = wave.clusters_at_most(), waves = (order.size() + size - 1) / size;
+  for (size_t i = 0; i < waves; ++i) {
+    const size_t first = (reverse && !shuffle_seed ? waves - 1 - i : i) * size;
+    wave.place_at(&order[first], std::min(size, order.size() - first));
     message = wave.run(body, context);
     if (!message.empty()) return cudaErrorLaunchFailure;
   }

@@ -74,9 +74,11 @@ Parallel torch_parallel() { return serial(); }
 
 }  // namespace specdec
 
-extern "C" __attribute__((visibility("default"))) void simt_order(bool reverse, uint64_t seed) {
+extern "C" __attribute__((visibility("default"))) void simt_order(bool reverse, uint64_t seed,
+                                                                  unsigned clusters) {
   simt::reverse = reverse;
   simt::shuffle_seed = seed;
+  simt::clusters_at_once = clusters;
 }
 
 extern "C" __attribute__((visibility("default"))) void simt_device(int multiprocessors,

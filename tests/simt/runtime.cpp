@@ -100,14 +100,24 @@ __global__ void cluster_kernel(const int* in, int* out) {
   if (LastSync) cluster.sync();
 }
 
+// The number of blocks that have taken a ticket before. In two steps, two blocks may get the same.
+template <bool OneStep>
+__device__ unsigned take(unsigned* ticket) {
+  if (OneStep) return atomicInc(ticket, gridDim.x - 1);
+  const unsigned before = atomicAdd(ticket, 0u);
+  atomicExch(ticket, before + 1 == gridDim.x ? 0u : before + 1);
+  return before;
+}
+
 // The block that finishes last adds up the sums of all blocks.
+template <bool OneStep>
 __global__ void ticket_kernel(const int* in, int* sums, unsigned* ticket, int* out) {
   const int sum = block_sum<true>(in[blockIdx.x * blockDim.x + threadIdx.x], shared<int>());
   bool last = false;
   if (threadIdx.x == 0) {
     sums[blockIdx.x] = sum;
     __threadfence();
-    last = atomicInc(ticket, gridDim.x - 1) == gridDim.x - 1;
+    last = take<OneStep>(ticket) == gridDim.x - 1;
   }
   if (!__syncthreads_or(last)) return;
   __threadfence();
@@ -311,8 +321,9 @@ int run_cluster(const int* in, int* out, unsigned grid, unsigned block, unsigned
   return launch(last_sync ? cluster_kernel<true> : cluster_kernel<false>, grid, block, cluster, 256,
                 false, in, out);
 }
-int run_ticket(const int* in, int* sums, unsigned* ticket, int* out, unsigned grid) {
-  return launch(ticket_kernel, grid, 128, 1, 256, false, in, sums, ticket, out);
+int run_ticket(const int* in, int* sums, unsigned* ticket, int* out, unsigned grid, bool one_step) {
+  return launch(one_step ? ticket_kernel<true> : ticket_kernel<false>, grid, 128, 1, 256, false, in,
+                sums, ticket, out);
 }
 int run_grid(const int* in, int* sums, int* out, unsigned grid) {
   return launch(grid_kernel, grid, 64, 1, 64, true, in, sums, out);
@@ -377,9 +388,10 @@ const char* error_string(int status) {
 }
 
 #ifndef __CUDACC__
-void set_order(bool reverse, uint64_t seed) {
+void set_order(bool reverse, uint64_t seed, unsigned clusters) {
   simt::reverse = reverse;
   simt::shuffle_seed = seed;
+  simt::clusters_at_once = clusters;
 }
 void set_device(int multiprocessors, int major) {
   simt::multiprocessors = multiprocessors;

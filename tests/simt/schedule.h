@@ -1,6 +1,6 @@
 #pragma once
-// The scheduler of the fibers. A wave is the set of blocks that run at the same time: one cluster,
-// or the whole grid of a cooperative launch. A thread runs until it has to wait for another one.
+// The scheduler of the fibers. A wave is the set of blocks that run in turns: some clusters, or the
+// whole grid of a cooperative launch. A thread runs until it has to wait for another one.
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -18,6 +18,7 @@ namespace simt {
 
 inline bool reverse = false;       // threads run from the last one of the last block to the first
 inline uint64_t shuffle_seed = 0;  // if not 0, threads run in a random order, new at every barrier
+inline unsigned clusters_at_once = 1;  // how many clusters of a launch run in turns
 
 struct Collective;
 struct Block;

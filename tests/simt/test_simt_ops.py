@@ -84,7 +84,7 @@ def test_every_order_of_threads_gives_the_same_bits(simt, case, order):
         assert_outputs_equal(case.op, outputs(simt, case, args, **share, order=order), want)
 
 
-@pytest.mark.parametrize("order", ["reverse", "seed-1"])
+@pytest.mark.parametrize("order", ["reverse", "seed-1", "interleaved-1"])
 @pytest.mark.parametrize("case", [LARGE[0], LARGE[3], LARGE[5]], ids=str)
 def test_every_order_of_threads_gives_the_same_bits_for_a_large_row(simt, case, order):
     share = {"schedule": "parallel", "group": 8}
@@ -169,10 +169,14 @@ def test_launch_numbers_are_never_small_integers(simt):
 def test_the_workspace_may_hold_anything(simt, case, fill):
     args = case.args()
     want = outputs(simt, case, args, schedule="lazy", group=1)
-    for schedule, group in (("lazy", 2), ("parallel", 1), ("parallel", 8)):
-        assert_outputs_equal(
-            case.op, outputs(simt, case, args, schedule=schedule, group=group, fill=fill), want
-        )
+    for schedule, group, order in (
+        ("lazy", 2, "forward"),
+        ("parallel", 8, "forward"),
+        ("parallel", 1, "interleaved-1"),
+        ("parallel", 1, "interleaved-2"),
+    ):
+        share = {"schedule": schedule, "group": group, "order": order, "fill": fill}
+        assert_outputs_equal(case.op, outputs(simt, case, args, **share), want)
 
 
 def _moved(op, args, offset):

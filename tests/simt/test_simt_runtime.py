@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.shared_build import built_once
+from support.simt_ops import ORDERS
 
 ROOT = Path(__file__).resolve().parents[2]
 SANITIZE = ["-fsanitize=undefined", "-fno-sanitize=vptr"]
 INVALID_VALUE, INVALID_CONFIGURATION, LAUNCH_FAILURE = 1, 9, 719
 COOPERATIVE_TOO_LARGE, INVALID_CLUSTER = 720, 912
-ORDERS = {"forward": (False, 0), "reverse": (True, 0), "seed-1": (False, 1), "seed-2": (False, 2)}
 
 pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")
 
@@ -41,7 +41,7 @@ def build(out):
 def built():
     library = ctypes.CDLL(str(built_once("libruntime_simt.so", build)))
     library.error_string.restype = ctypes.c_char_p
-    library.set_order.argtypes = [ctypes.c_bool, ctypes.c_uint64]
+    library.set_order.argtypes = [ctypes.c_bool, ctypes.c_uint64, ctypes.c_uint]
     library.active_blocks.argtypes = [ctypes.c_int, ctypes.c_size_t]
     library.run_empty.argtypes = [ctypes.c_uint] * 3 + [ctypes.c_size_t]
     return library
@@ -97,7 +97,7 @@ def test_without_a_barrier_results_depend_on_the_order(library):
 
 def test_a_seed_gives_the_same_order_again(library):
     x = integers(512)
-    library.set_order(False, 7)
+    library.set_order(False, 7, 1)
     first = block_sums(library, x, 1, barrier=False)
     np.testing.assert_array_equal(block_sums(library, x, 1, barrier=False), first)
 
@@ -132,15 +132,31 @@ def test_cluster_sum(library, cluster):
     np.testing.assert_array_equal(out, sums * 16 + np.arange(16) % cluster)
 
 
-@pytest.mark.usefixtures("order")
-def test_the_last_block_finishes(library):
+def last_block_finishes(library, one_step=True):
+    """Whether the last of 100 blocks adds up the sums of all, in each of two launches."""
     x = integers(100 * 128)
     sums, ticket, out = np.zeros(100, np.int32), np.zeros(1, np.uint32), np.zeros(1, np.int32)
+    good = True
     for _ in range(2):  # the ticket is zero again afterwards
         arguments = pointer(x), pointer(sums), pointer(ticket), pointer(out)
-        assert library.run_ticket(*arguments, 100) == 0
-        assert out[0] == x.sum()
-        assert ticket[0] == 0
+        assert library.run_ticket(*arguments, 100, one_step) == 0
+        good &= out[0] == x.sum() and ticket[0] == 0
+        sums[:] = out[:] = 0
+    return good
+
+
+@pytest.mark.usefixtures("order")
+def test_the_last_block_finishes(library):
+    assert last_block_finishes(library)
+
+
+def test_interleaved_blocks_show_that_a_ticket_is_not_taken_in_one_step(library):
+    """Blocks that run one after the other do not."""
+    right = {}
+    for name, order in ORDERS.items():
+        library.set_order(*order)
+        right[name] = last_block_finishes(library, one_step=False)
+    assert right == {name: not name.startswith("interleaved") for name in ORDERS}
 
 
 @pytest.mark.usefixtures("order")

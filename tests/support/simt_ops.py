@@ -36,9 +36,18 @@ COMPILE = (
     *("-isystem", str(TORCH / "include")),
 )  # fmt: skip
 
-# So few multiprocessors that small cases fill them, and the orders in which threads can run.
+# So few multiprocessors that small cases fill them.
 MULTIPROCESSORS = 4
-ORDERS = {"forward": (False, 0), "reverse": (True, 0), "seed-1": (False, 1), "seed-2": (False, 2)}
+# The orders in which threads can run: whether from the last to the first, the seed of a random
+# order or 0, and how many block groups take turns; the others run one group after the other.
+ORDERS = {
+    "forward": (False, 0, 1),
+    "reverse": (True, 0, 1),
+    "seed-1": (False, 1, 1),
+    "seed-2": (False, 2, 1),
+    "interleaved-1": (False, 3, 8),
+    "interleaved-2": (False, 4, 8),
+}
 ALL_ONES = 2**64 - 1
 # Schedules and group sizes; group size 0 lets the plan choose.
 SHARES = {
@@ -69,7 +78,7 @@ class Library:
     def __init__(self, path: Path) -> None:
         torch.ops.load_library(path)
         self._native = ctypes.CDLL(str(path))
-        self._native.simt_order.argtypes = [ctypes.c_bool, ctypes.c_uint64]
+        self._native.simt_order.argtypes = [ctypes.c_bool, ctypes.c_uint64, ctypes.c_uint]
         self._native.simt_workspace.argtypes = [ctypes.c_uint64]
         self._native.simt_next_launch.restype = ctypes.c_uint64
         self._native.simt_warp_mass.restype = ctypes.c_double
