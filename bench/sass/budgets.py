@@ -1,0 +1,92 @@
+"""What the loops of verify_chain and sample cost now, and what they should cost.
+
+A work describes a loop by what it does, not by where it is: whoever changes what a loop loads,
+computes or stores for its entries changes its work here, and lowers its ceiling to the new count.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bench.sass.loops import Work
+
+CHAIN, SAMPLE = "chain_kernel", "sample_kernel"
+
+_EXP = r"MUFU\.EX2"
+_LOG = r"MUFU\.LG2"
+_LOAD = r"LDG\S*\.128"
+_FAR_LOAD = r"LDG\S*\.128\S* .*\+0x[46]00"  # a float32 warp tile is 2 KiB, others are 1 KiB
+_OTHER_LOAD = r"LDG?\b(?!\S*\.128)"
+_STORE = r"(STG|ST)\b"
+_UNITS = r"F2I"
+_REDUCTION = r"REDUX"
+_VOTE = r"VOTE"
+_UNPACK_BF16 = r"LOP3.*0xffff0000|PRMT|H(FMA|ADD)2\.BF16"
+_NEGATIVE_PART = r"FMNMX\S* R\d+, RZ, -"  # only rule block sums it
+
+
+def _fill(name: str, loads: int, far: int, unpacked: int) -> Work:
+    """The maximum and the mass of a warp tile."""
+    return Work(
+        name,
+        exactly={_EXP: 16, _LOG: 0, _OTHER_LOAD: 0, _VOTE: 0},
+        loads={_LOAD: loads, _FAR_LOAD: far},
+        at_least={_STORE: 2, _UNITS: 1, _REDUCTION: 1, _UNPACK_BF16: unpacked},
+    )
+
+
+FILL_BF16 = _fill("fill from bfloat16 logits", 2, 0, 8)
+FILL_F32 = _fill("fill from float32 logits", 4, 2, 0)
+RESIDUAL_BF16 = Work(
+    "residual from bfloat16 logits",
+    exactly={_EXP: 32, _LOG: 0, _OTHER_LOAD: 0, _STORE: 2, _NEGATIVE_PART: 0},
+    loads={_LOAD: 4, _FAR_LOAD: 0},
+    at_least={_UNITS: 1, _UNPACK_BF16: 16},
+    rounds=(1,),
+)
+# The target's row is not read before, so that its own mass is summed too. Entries of both rows are
+# compared with 0.
+RESIDUAL_PROBS = Work(
+    "residual from float32 probabilities",
+    exactly={_UNITS: 8, _STORE: 4, _EXP: 0, _OTHER_LOAD: 0, _NEGATIVE_PART: 0},
+    loads={_LOAD: 8},
+    at_least={"FSETP": 32},
+    rounds=(1,),
+)
+
+
+@dataclass(frozen=True)
+class LoopBudget:
+    """Warp instructions for 512 entries of a row: at most `ceiling` now, `goal` in the end."""
+
+    kernel: str
+    work: Work
+    ceiling: float
+    goal: float
+
+
+@dataclass(frozen=True)
+class KernelBudget:
+    """What a kernel needs at most now, and the goal."""
+
+    kernel: str
+    registers: int
+    least_blocks: int  # that run at once on a multiprocessor
+    code_kib: float
+    goal_registers: int = 64
+    goal_blocks: int = 4
+    goal_code_kib: float = 150
+
+
+GOAL_FILL_BF16, GOAL_FILL_F32 = 7.0 * 16, 8.5 * 16  # 16 entries of the 512 are a lane's
+GOAL_RESIDUAL_BF16, GOAL_RESIDUAL_PROBS = 280, 220
+LOOPS = (
+    LoopBudget(CHAIN, FILL_BF16, 282, GOAL_FILL_BF16),
+    LoopBudget(CHAIN, FILL_F32, 266.5, GOAL_FILL_F32),
+    LoopBudget(SAMPLE, FILL_BF16, 274.5, GOAL_FILL_BF16),
+    LoopBudget(SAMPLE, FILL_F32, 265.5, GOAL_FILL_F32),
+    LoopBudget(CHAIN, RESIDUAL_BF16, 716, GOAL_RESIDUAL_BF16),
+    LoopBudget(CHAIN, RESIDUAL_PROBS, 642, GOAL_RESIDUAL_PROBS),
+)
+KERNELS = (KernelBudget(CHAIN, 128, 2, 718), KernelBudget(SAMPLE, 120, 2, 190))
+SOURCES = {CHAIN: "chain/verify_chain.cu", SAMPLE: "row/sample.cu"}

@@ -1,0 +1,207 @@
+"""The loops of the CUDA kernels issue no more instructions than bench/sass/budgets.py allows.
+
+The figures are read from the machine code in `_C.so`, or from the sources if these are newer.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+
+import pytest
+
+import specdec_kernels
+from bench.sass import budgets
+from bench.sass.code import parse_graph
+from bench.sass.kernels import (
+    FLAGS,
+    NVCC,
+    ROOT,
+    blocks_per_multiprocessor,
+    compiled,
+    cubins,
+    library_is_current,
+    read_kernels,
+    shared_bytes,
+)
+from bench.sass.loops import Work, find_loops
+
+needs_nvcc = pytest.mark.skipif(not NVCC, reason="needs nvcc")
+
+# Basic blocks -> (instructions, successors). An iteration loads for two rounds at once.
+BLOCKS = {
+    "entry": (["MOV R1, 0x1"], ["head"]),
+    "head": (["LDG.E.128 R4, desc[UR4][R2.64]", "LDG.E.128 R12, desc[UR4][R2.64]"], ["round"]),
+    "round": (["@!P1 MUFU.EX2 R8, R4", "@P0 BRA `(slow)"], ["slow", "fast"]),
+    "slow": (["MUFU.LG2 R8, R8", "BRA `(fast)"], ["fast"]),
+    "fast": (
+        ["FADD R9, R8, R9", "STG.E desc[UR4][R2.64], R9", "@P3 BRA `(round)"],
+        ["round", "tail"],
+    ),
+    "tail": (["@P4 BRA `(head)"], ["head", "end"]),
+    "end": (["EXIT"], []),
+}
+WORK = Work("test", {r"MUFU\.EX2": 1, r"STG": 1}, {r"LDG\S*\.128": 1}, entries=32)
+
+
+def graph(blocks):
+    """What nvdisasm writes for basic blocks."""
+    lines, offset = ['subgraph "cluster_kernel" {'], 0
+    for name, (instructions, successors) in blocks.items():
+        label = "<entry>"
+        for text in instructions:
+            label += f"{offset:04x}:   {text} ;".replace(" ", r"\ ") + r"\l"
+            offset += 16
+        lines += [f'"{name}"', f'[label="{{{label}}}"]']
+        lines += [f'"{name}":exit0:e -> "{to}":entry:n [style=solid];' for to in successors]
+    return "\n".join([*lines, "}"])
+
+
+SUMS = """
+__global__ void kernel(const float4* in, float* out, int n) {
+  #pragma unroll 1
+  for (int i = threadIdx.x; i < n; i += 256) {
+    float4 v = in[i];
+    float sum = v.x + v.z + v.w;
+    #pragma unroll
+    for (int k = 0; k < ADDITIONS; ++k) asm volatile("add.f32 %0, %0, %1;" : "+f"(sum) : "f"(v.y));
+    out[i] = sum;
+  }
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def kernels():
+    """The kernels of this project, from the library if it was built from these sources."""
+    library = specdec_kernels.has_cuda_kernels() and library_is_current()
+    if not library and not NVCC:
+        pytest.skip("needs nvcc, or a library with CUDA kernels that is newer than their sources")
+    with cubins(list(budgets.SOURCES.values()), library=library) as files:
+        return [kernel for file in files for kernel in read_kernels(file)]
+
+
+def named(kernels, name):
+    found = [kernel for kernel in kernels if name in kernel.code.name]
+    assert found, f"no kernel is called {name}"
+    return found
+
+
+def excess(kernels, budget):
+    """The kernels in which a loop costs more than its ceiling, or cannot be found."""
+    counted = [next(iter(find_loops(k.code, budget.work)), None) for k in kernels]
+    return [loop for loop in counted if loop is None or loop.per_512 > budget.ceiling]
+
+
+@pytest.mark.cuda_compile
+@pytest.mark.parametrize("budget", budgets.LOOPS, ids=lambda b: f"{b.kernel} {b.work.name}")
+def test_a_loop_keeps_to_its_ceiling(kernels, budget):
+    assert not excess(named(kernels, budget.kernel), budget)
+    assert budget.ceiling >= budget.goal
+
+
+@pytest.mark.cuda_compile
+@needs_nvcc
+@pytest.mark.parametrize("budget", budgets.KERNELS, ids=lambda b: b.kernel)
+def test_a_kernel_keeps_to_its_ceilings(kernels, budget, tmp_path):
+    shared = shared_bytes(tmp_path)
+    for kernel in named(kernels, budget.kernel):
+        assert kernel.registers <= budget.registers
+        assert blocks_per_multiprocessor(kernel.registers, shared) >= budget.least_blocks
+        assert kernel.code.size <= budget.code_kib * 1024
+        assert kernel.stack == kernel.local_accesses == 0
+
+
+@pytest.mark.cuda_compile
+def test_one_more_instruction_in_a_loop_is_found(kernels):
+    budget = next(b for b in budgets.LOOPS if b.kernel == budgets.SAMPLE)
+    mutants = copy.deepcopy(named(kernels, budget.kernel))
+    before = [find_loops(kernel.code, budget.work)[0] for kernel in mutants]
+    for kernel, loop in zip(mutants, before, strict=True):
+        kernel.code.blocks[loop.path[0].name].instructions.insert(0, "FADD R0, R0, R0")
+    for kernel, loop in zip(mutants, before, strict=True):
+        assert find_loops(kernel.code, budget.work)[0].per_512 == loop.per_512 + 1
+    at_its_ceiling = dataclasses.replace(budget, ceiling=max(loop.per_512 for loop in before))
+    assert excess(mutants, at_its_ceiling)
+
+
+@pytest.mark.cuda_compile
+@needs_nvcc
+def test_instructions_of_a_compiled_loop_are_counted(tmp_path):
+    source = tmp_path / "sums.cu"
+    source.write_text(SUMS)
+    work = Work("sums", {"STG": 1}, {r"LDG\S*\.128": 1}, entries=32, rounds=(1,))
+
+    def loop(additions):
+        [kernel] = read_kernels(compiled(source, tmp_path, f"-DADDITIONS={additions}"))
+        return find_loops(kernel.code, work)[0]
+
+    assert loop(40).opcodes["FADD"] == 42
+    assert loop(41).instructions == loop(40).instructions + 1
+    assert loop(41).per_512 == 16 * loop(41).instructions
+
+
+def test_the_cheapest_path_that_does_the_work_is_counted():
+    [kernel] = parse_graph(graph(BLOCKS))
+    assert kernel.size == 16 * 12
+    [loop] = find_loops(kernel, WORK)
+    assert (loop.rounds, loop.instructions) == (2, 2 + 2 * 5 + 1)
+    assert loop.per_512 == 13 * 512 / 64
+    assert loop.opcodes["STG"] == 2
+    # Nothing is loaded in a path round the inner loop alone.
+    [inner] = find_loops(kernel, dataclasses.replace(WORK, loads={}))
+    assert inner.instructions == 5
+    [slow] = find_loops(kernel, dataclasses.replace(WORK, at_least={r"MUFU\.LG2": 1}))
+    assert slow.instructions == 2 + 2 * 7 + 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"exactly": {r"MUFU\.EX2": 1, "STG": 2}},
+        {"exactly": {r"MUFU\.EX2": 1, "BAR": 1}},
+        {"at_least": {"FADD": 2}},
+        {"loads": {r"LDG\S*\.128": 3}},
+        {"rounds": (1,)},
+    ],
+    ids=str,
+)
+def test_work_that_no_loop_does_is_not_found(change):
+    [kernel] = parse_graph(graph(BLOCKS))
+    assert not find_loops(kernel, dataclasses.replace(WORK, **change))
+
+
+def test_a_path_that_calls_a_function_is_no_path_of_a_loop():
+    blocks = {**BLOCKS, "fast": (["CALL.REL.NOINC `(f)", *BLOCKS["fast"][0]], BLOCKS["fast"][1])}
+    [kernel] = parse_graph(graph(blocks))
+    assert not find_loops(kernel, WORK)
+
+
+def test_a_second_kernel_begins_at_its_own_first_instruction():
+    helper = 'subgraph "cluster_$helper" {\n"h"\n[label="{<entry>00c0:\\ RET\\ ;\\l}"]\n}\n'
+    kernels = parse_graph(f"{graph(BLOCKS)}\n{helper}{graph(BLOCKS)}")
+    assert [kernel.size for kernel in kernels] == [16 * 13, 16 * 12]
+
+
+@pytest.mark.parametrize(
+    ("registers", "shared", "blocks"),
+    [
+        (128, 25504, 2),
+        (120, 25504, 2),
+        (80, 25504, 3),
+        (64, 25504, 4),
+        (32, 0, 8),
+        (32, 60000, 3),
+        (255, 0, 1),
+    ],
+)
+def test_blocks_of_a_multiprocessor(registers, shared, blocks):
+    assert blocks_per_multiprocessor(registers, shared) == blocks
+
+
+def test_the_flags_are_those_of_the_build():
+    build = (ROOT / "CMakeLists.txt").read_text()
+    assert "-fmad=false" in FLAGS
+    assert "-fmad=false" in build
+    assert "CUDA_STANDARD 17" in build
+    assert "-std=c++17" in FLAGS
