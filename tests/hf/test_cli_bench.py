@@ -228,6 +228,7 @@ def test_a_peer_that_fails_is_left_out_and_a_config_of_ours_is_not(monkeypatch):
         bench_runs.run_configs(loaded, [Config(PLAIN), Config("x")], [batch], arguments, 1, str)
 
 
+@pytest.mark.slow
 def test_a_plus_in_the_path_of_a_file_or_folder_merges_nothing(
     folder,  # noqa: F811
     questions,

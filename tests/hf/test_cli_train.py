@@ -35,6 +35,7 @@ def test_train_writes_a_head_that_drafts(folder, tmp_path):  # noqa: F811
     assert result.exit_code == 0, result.output
 
 
+@pytest.mark.slow
 def test_given_texts_and_prompts_are_read(folder, tmp_path):  # noqa: F811
     texts, prompts = tmp_path / "a.txt", tmp_path / "prompts.jsonl"
     texts.write_text("one two three " * 80)

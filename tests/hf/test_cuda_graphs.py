@@ -154,6 +154,7 @@ def test_of_two_calls_at_once_one_runs_without_graphs(llama):
     assert fast(llama, (7,)).stats.compiled.replayed > 0
 
 
+@pytest.mark.slow
 def test_a_model_that_drafts_for_itself_has_one_cache_with_graphs(llama):
     out = fast(llama, drafter=llama)
     assert torch.equal(out.sequences, decode(llama).sequences)
@@ -192,6 +193,7 @@ class Aborting:
         pass
 
 
+@pytest.mark.slow
 def test_a_call_that_is_broken_off_gives_the_buffers_back(llama):
     with pytest.raises(Abort) as caught:
         fast(llama, streamer=Aborting())
@@ -228,6 +230,7 @@ def test_hidden_states_are_replayed_and_recording_them_says_nothing_of_times(
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_prompt_of_many_tokens_is_not_recorded(llama):
     out = fast(llama, (80,))
     assert out.stats.compiled.replayed == out.stats.rounds - 1
@@ -245,6 +248,7 @@ def test_weights_that_move_end_the_graphs(llama):
     assert torch.equal(out.sequences, decode(llama).sequences)
 
 
+@pytest.mark.slow
 def test_graphs_that_outlive_their_weights_read_freed_memory(llama, monkeypatch):
     """Negative control."""
     monkeypatch.setattr(compiled.CompiledForward, "_weights", lambda self: ())
@@ -252,6 +256,7 @@ def test_graphs_that_outlive_their_weights_read_freed_memory(llama, monkeypatch)
         fast(moved_weights(llama))
 
 
+@pytest.mark.slow
 def test_settings_of_pytorch_have_graphs_of_their_own(llama):
     before = fast(llama).stats.compiled.cuda_graphs
     torch.use_deterministic_algorithms(True)  # conftest.py restores it
@@ -260,6 +265,7 @@ def test_settings_of_pytorch_have_graphs_of_their_own(llama):
     assert out.stats.compiled.cuda_graphs > before
 
 
+@pytest.mark.slow
 def test_another_stream_runs_without_graphs(llama, monkeypatch):
     fast(llama)
     graphs_of(llama)._recorder.is_here = False
@@ -374,6 +380,7 @@ def test_the_self_check_finds_what_a_replay_leaves_out(llama, monkeypatch, left_
     assert torch.equal(out.sequences, decode(llama).sequences)
 
 
+@pytest.mark.slow
 def test_graphs_go_with_the_model():
     model = build("llama")
     fast(model)

@@ -112,6 +112,7 @@ def test_another_target_is_refused(target, tmp_path):
         ExitConfig.for_target(target, 4)
 
 
+@pytest.mark.slow
 def test_a_head_learns_texts_by_heart(tmp_path):
     target = hf_models.build("llama", vocab_size=END + 1, layers=3)
     settings = TrainingSettings(

@@ -68,6 +68,7 @@ def test_what_it_does_not_serve_goes_to_transformers(other):
     assert torch.equal(got, own)
 
 
+@pytest.mark.slow
 def test_grouped_heads_of_a_twin_alone_attend_so(monkeypatch):
     model = hf_models.build("llama")
     swapped, share = [], layers.share_reads
@@ -102,6 +103,7 @@ def test_grouped_heads_of_a_twin_alone_attend_so(monkeypatch):
         assert module.config is config
 
 
+@pytest.mark.slow
 def test_a_wrong_order_of_heads_is_found_by_the_self_check(monkeypatch):
     """Negative control."""
     model, attend = hf_models.build("llama"), attention.attend

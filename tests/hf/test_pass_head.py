@@ -320,6 +320,7 @@ def test_the_labels_are_the_targets_probabilities_at_the_drafted_places(target):
     assert all(weight.grad is None and weight.requires_grad for weight in target.parameters())
 
 
+@pytest.mark.slow
 def test_embeddings_learn_texts_by_heart(tmp_path):
     target = hf_models.build("llama", vocab_size=END + 1)
     settings = TrainingSettings(

@@ -75,6 +75,7 @@ def test_hidden_states_are_those_of_prompts_read_together(tmp_path, monkeypatch)
         assert torch.allclose(first[b, -length:], other[b, -length:], atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [64, 100])
 def test_long_prompts_are_read_by_the_model_itself(forwards, monkeypatch, length):
     monkeypatch.setattr(compiled, "BACKEND", "eager")
