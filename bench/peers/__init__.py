@@ -10,6 +10,7 @@ from bench.peers import (
     eager_rule,
     eager_tree,
     flashinfer_chain,
+    flashinfer_headers,
     hf,
     kv_copy,
     ours,
@@ -19,7 +20,16 @@ from bench.peers import (
 )
 from bench.peers.base import Peer, Unsupported
 
-MODULES = (ours, eager_rule, compiled, hf, vllm_v1, vllm_v2, flashinfer_chain)
+MODULES = (
+    ours,
+    eager_rule,
+    compiled,
+    hf,
+    vllm_v1,
+    vllm_v2,
+    flashinfer_chain,
+    flashinfer_headers,
+)
 PEERS: tuple[Peer, ...] = tuple(peer for module in MODULES for peer in module.PEERS)
 TREE_PEERS: tuple[Peer, ...] = (*ours.TREE_PEERS, *eager_tree.PEERS, *sglang_tree.PEERS)
 KV_PEERS: tuple[Peer, ...] = (*ours.KV_PEERS, *kv_copy.PEERS)

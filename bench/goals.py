@@ -1,0 +1,95 @@
+"""Times the configs that have a performance target, and writes a line of JSON after each of them.
+
+    python -m bench.goals [--device cuda] [--only cuda] [--out FOLDER] [--budget 80]
+
+The file, DEVICE-goals.jsonl, is only added to: a run that is cut off leaves what it has measured. A
+line holds one key: "machine", "row" (a row of bench.results), "left_out" or "failed".
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from bench import sweep
+from bench.configs import HEADLINE, Config
+from bench.peers import PEERS
+from bench.predict import predict
+from bench.results import Run, machine
+from bench.workloads import WORKLOADS
+
+Line = dict[str, Any]
+
+
+def keep(path: Path, line: Line) -> None:
+    """Add a line to the file and print it; it is on the disk when this returns."""
+    text = json.dumps(line, allow_nan=False)
+    with path.open("a") as file:
+        file.write(text + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    print(text, flush=True)
+
+
+def lines(
+    configs: Iterable[Config], device: str, only: list[str], *, seconds: float, budget: float
+) -> Iterator[Line]:
+    """What is known after each config. `seconds` of a config go to timing, about."""
+    begin = time.monotonic()
+    run = Run({**machine(device), "op": "verify_chain"})
+    yield {"machine": run.machine}
+    present = []
+    for peer in PEERS:
+        reason = "not asked for" if peer.name not in only else peer.available(device)
+        if not reason:
+            present.append(peer)
+        elif peer.name in only:
+            yield {"left_out": {"provider": peer.name, "reason": reason}}
+    work = dataclasses.replace(WORKLOADS["verify_chain"], peers=tuple(present))
+    for config in configs if present else ():
+        if time.monotonic() - begin > budget:
+            yield {"left_out": {"config": config.id, "reason": f"{budget:g} s were spent"}}
+            continue
+        skipped = len(run.skipped)
+        try:
+            rows = sweep.measure_config(config, work, run, device, seconds=seconds, compiled=False)
+        except Exception as error:
+            yield {"failed": {"config": config.id, "reason": f"{type(error).__name__}: {error}"}}
+            continue
+        for row in rows:
+            yield {"row": {**dataclasses.asdict(row), **_predicted(config, device)}}
+        for left in run.skipped[skipped:]:
+            yield {"left_out": left}
+
+
+def _predicted(config: Config, device: str) -> Line:
+    return {"predicted_us": round(predict(config).us, 1)} if device == "cuda" else {}
+
+
+def main(
+    device: Annotated[str, typer.Option(help="cpu or cuda")] = "cuda",
+    only: Annotated[list[str] | None, typer.Option(help="Peers; cuda by default.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder of the file.")] = Path("bench/results"),
+    seconds: Annotated[float, typer.Option(help="For each config and way of timing.")] = 1.0,
+    budget: Annotated[float, typer.Option(help="Seconds after which no config begins.")] = 80.0,
+) -> None:
+    """Time the goal configs one after the other."""
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / f"{device}-goals.jsonl"
+    names, failed, measured = only or ["cuda"], 0, 0
+    for line in lines(HEADLINE[device], device, names, seconds=seconds, budget=budget):
+        keep(path, line)
+        failed += "failed" in line
+        measured += "row" in line
+    raise typer.Exit(code=int(failed > 0 or measured == 0))
+
+
+if __name__ == "__main__":
+    typer.run(main)

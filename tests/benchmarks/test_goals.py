@@ -1,0 +1,142 @@
+"""What bench/gpu.sh runs before the tests: launches, goals, stages, and FlashInfer's kernel."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+
+import pytest
+
+from bench import goals, measure, smoke, stages
+from bench.configs import Config
+from bench.peers import flashinfer_headers
+
+NVCC = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
+TINY = [Config(batch=b, gamma=2, vocabulary=521) for b in (1, 3)]
+# The public function of FlashInfer's header, with the types of its arguments.
+STAND_IN = """
+#include <cstdint>
+#include <cuda_runtime.h>
+namespace flashinfer::sampling {
+template <typename DType, typename IdType>
+cudaError_t ChainSpeculativeSampling(
+    DType* draft_probs, IdType* draft_ids, DType* target_probs, IdType* tokens, IdType* accepted,
+    IdType* emitted, uint32_t batch, uint32_t gamma, uint32_t vocab, bool deterministic,
+    uint64_t* seeds, uint64_t seed, uint64_t* offsets, uint64_t offset, cudaStream_t stream = 0) {
+  return batch == 3 && gamma == 2 && vocab == 5 && deterministic && seeds == (uint64_t*)7 &&
+                 offsets == (uint64_t*)8 && stream == (cudaStream_t)9
+             ? cudaSuccess
+             : cudaErrorInvalidValue;
+}
+}
+"""
+CALLER = """
+import ctypes, sys
+f = ctypes.CDLL(sys.argv[1]).flashinfer_chain
+pointers, sizes = map(ctypes.c_void_p, range(1, 7)), map(ctypes.c_uint32, (3, 2, 5))
+print(f(*pointers, *sizes, *map(ctypes.c_void_p, (7, 8, 9))))
+"""
+
+
+@pytest.fixture(autouse=True)
+def bandwidth(monkeypatch):
+    monkeypatch.setattr(measure, "read_bandwidth", lambda device: 1e10)
+
+
+def timed(configs, **arguments):
+    return list(
+        goals.lines(configs, "cpu", ["cpp"], **{"seconds": 0.01, "budget": 60, **arguments})
+    )
+
+
+def test_each_config_gives_a_line_with_its_times(monkeypatch):
+    monkeypatch.setenv("SPECDEC_COMMIT", "c0ffee")
+    machine, *rows = timed(TINY)
+    assert machine["machine"]["commit"] == "c0ffee"
+    assert [line["row"]["config"]["id"] for line in rows] == [config.id for config in TINY]
+    assert all(line["row"]["us"] > 0 and line["row"]["provider"] == "cpp" for line in rows)
+    assert "predicted" not in json.dumps(rows)  # there is a prediction for GPUs alone
+
+
+def test_a_line_is_in_the_file_before_the_next_config_begins(monkeypatch, tmp_path):
+    seen = []
+
+    def measured(config, work, run, *rest, **others):
+        path = tmp_path / "cpu-goals.jsonl"
+        seen.append(len(path.read_text().splitlines()))
+        return real(config, work, run, *rest, **others)
+
+    real = goals.sweep.measure_config
+    monkeypatch.setattr(goals.sweep, "measure_config", measured)
+    monkeypatch.setitem(goals.HEADLINE, "cpu", TINY)
+    with pytest.raises(goals.typer.Exit) as done:
+        goals.main("cpu", ["cpp"], tmp_path, 0.01, 60)
+    assert done.value.exit_code == 0
+    assert seen == [1, 2]
+
+
+def test_a_config_that_fails_is_recorded_and_the_next_one_is_timed(monkeypatch):
+    def measured(config, *rest, **others):
+        if config.batch == 1:
+            raise RuntimeError("an illegal memory access")
+        return real(config, *rest, **others)
+
+    real = goals.sweep.measure_config
+    monkeypatch.setattr(goals.sweep, "measure_config", measured)
+    _, failed, row = timed(TINY)
+    reason = "RuntimeError: an illegal memory access"
+    assert failed == {"failed": {"config": TINY[0].id, "reason": reason}}
+    assert row["row"]["config"]["id"] == TINY[1].id
+
+
+def test_what_is_not_timed_is_named():
+    _, *left = timed(TINY, budget=-1)
+    assert [line["left_out"]["config"] for line in left] == [config.id for config in TINY]
+    _, absent = goals.lines(TINY, "cpu", ["flashinfer_headers"], seconds=1, budget=1)
+    assert absent["left_out"] == {"provider": "flashinfer_headers", "reason": "runs on cuda"}
+
+
+def test_every_kind_of_kernel_is_launched():
+    for op in smoke.OPS:
+        smoke.launch(op, "cpu")
+
+
+def test_launches_are_read_from_a_trace():
+    kernel = {"cat": "kernel", "name": "void chain_kernel(", "args": {"grid": [192, 1, 1], "x": 1}}
+    others = [{"cat": "cpu_op", "name": "chain_kernel"}, {"cat": "kernel", "name": "fill"}]
+    assert smoke.launched([*others, kernel], 8) == [{"batch": 8, "grid": [192, 1, 1]}]
+
+
+def test_stages_are_timed_under_the_schedules_that_they_name(monkeypatch):
+    forced = []
+    monkeypatch.setattr(stages, "force", lambda *choice: forced.append(choice))
+    monkeypatch.setattr(stages, "timed", lambda f, device, seconds: (f(), 2.0)[1])
+    monkeypatch.setattr(stages, "VOCABULARY", 521)
+    monkeypatch.setitem(stages.BASE, "cuda", TINY[0])
+    lines = [line["stage"] for line in stages.stages("cpu", "cpp", 0.1, (1, 3))]
+    assert [line["bytes_per_s"] for line in lines[:2]] == [521e6, 3 * 521e6]
+    named = [(line["schedule"], line["group"]) for line in lines[2:]]
+    assert named == forced[::2]
+    assert set(forced[1::2]) == {("auto", 0)}
+
+
+@pytest.mark.cuda_compile
+@pytest.mark.skipif(not NVCC, reason="needs nvcc")
+def test_the_wrapper_hands_all_arguments_to_flashinfer(tmp_path, monkeypatch):
+    (tmp_path / "flashinfer").mkdir()
+    (tmp_path / "flashinfer/sampling.cuh").write_text(STAND_IN)
+    monkeypatch.setenv("SPECDEC_FLASHINFER", str(tmp_path))
+    library = tmp_path / "flashinfer_chain.so"
+    options = ("-arch=sm_90", "-Xcompiler=-Wno-int-to-pointer-cast")
+    command = [*flashinfer_headers.command(NVCC, *options), "-o", library]
+    subprocess.run(command, check=True)
+    done = subprocess.run(
+        ["python", "-c", CALLER, library], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "0\n"
+
+
+def test_accepted_drafts_are_the_tokens_before_the_last_one():
+    tokens = goals.sweep.torch.tensor([[4, -1, -1], [4, 5, -1], [4, 5, 6]])
+    assert flashinfer_headers._accepted(tokens).tolist() == [0, 1, 2]
