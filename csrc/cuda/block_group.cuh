@@ -225,11 +225,4 @@ inline __device__ bool last_group(BlockGroup& group, unsigned long long* ticket,
   return group.shared->last != 0;
 }
 
-// A launch may overlap the one before it, which may still be writing the inputs.
-inline __device__ void wait_for_inputs() {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-  cudaGridDependencySynchronize();
-#endif
-}
-
 }  // namespace specdec::cuda

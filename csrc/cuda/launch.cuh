@@ -20,7 +20,7 @@ constexpr int kGroupSizes = 4;  // 1, 2, 4, 8
 
 struct Device {
   int processors;
-  bool clusters;  // thread-block clusters, programmatic dependent launch
+  bool clusters;  // whether it has thread-block clusters
   // How many groups of 1 << i blocks run at once. These are fewer than the multiprocessors suggest,
   // because a cluster must fit within one GPU processing cluster.
   int groups[kGroupSizes];
@@ -42,21 +42,19 @@ inline bool needs_best(const SamplingParams& s, bool gumbel) {
 
 // The configuration of a launch, except for its grid.
 struct GroupConfig {
-  cudaLaunchAttribute attributes[2] = {};
+  cudaLaunchAttribute cluster = {};
   cudaLaunchConfig_t config = {};
 
   GroupConfig(int group, bool clusters) {
     config.blockDim = dim3(kThreads);
     config.dynamicSmemBytes = sizeof(Shared);
-    config.attrs = attributes;
+    config.attrs = &cluster;
     if (!clusters) return;
-    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[0].val.programmaticStreamSerializationAllowed = 1;
-    attributes[1].id = cudaLaunchAttributeClusterDimension;
-    attributes[1].val.clusterDim.x = static_cast<unsigned>(group);
-    attributes[1].val.clusterDim.y = 1;
-    attributes[1].val.clusterDim.z = 1;
-    config.numAttrs = 2;
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim.x = static_cast<unsigned>(group);
+    cluster.val.clusterDim.y = 1;
+    cluster.val.clusterDim.z = 1;
+    config.numAttrs = 1;
   }
   GroupConfig(const GroupConfig&) = delete;
 };

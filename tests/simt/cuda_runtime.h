@@ -40,6 +40,3 @@
 #include "scalar.h"
 #include "vector_types.h"
 #include "warp.h"
-
-inline void cudaGridDependencySynchronize() {}
-inline void cudaTriggerProgrammaticLaunchCompletion() {}

@@ -42,7 +42,6 @@ enum cudaLaunchAttributeID {
   cudaLaunchAttributeIgnore = 0,
   cudaLaunchAttributeCooperative = 2,
   cudaLaunchAttributeClusterDimension = 4,
-  cudaLaunchAttributeProgrammaticStreamSerialization = 6,
 };
 
 union cudaLaunchAttributeValue {
@@ -50,7 +49,6 @@ union cudaLaunchAttributeValue {
     unsigned x, y, z;
   } clusterDim;
   int cooperative;
-  int programmaticStreamSerializationAllowed;
 };
 
 struct cudaLaunchAttribute {

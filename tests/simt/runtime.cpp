@@ -203,7 +203,6 @@ __device__ __noinline__ void multiply(unsigned long long* address, unsigned long
 }
 
 __global__ void atomics_kernel(const int* __restrict__ in, Totals* t) {
-  cudaGridDependencySynchronize();
   const int x = __ldcs(&in[blockIdx.x * blockDim.x + threadIdx.x]);
   atomicAdd(&t->sum, x);
   atomicMin(&t->least, x);
@@ -213,7 +212,6 @@ __global__ void atomics_kernel(const int* __restrict__ in, Totals* t) {
   multiply(&t->swaps, kFactors[x & 3]);
   atomicMax(&t->greatest, static_cast<unsigned long long>(x & 0xFF) << 40);
   atomicAdd(&t->real, 0.5 * x);
-  cudaTriggerProgrammaticLaunchCompletion();
 }
 
 // Writes the initial contents of a block's shared memory, and then fills it.
@@ -282,20 +280,18 @@ __global__ void fault_kernel(int fault, unsigned* flag) {
 template <class... KernelParams, class... Args>
 int launch(void (*kernel)(KernelParams...), unsigned grid, unsigned block, unsigned cluster,
            size_t shared_bytes, bool cooperative, Args... args) {
-  cudaLaunchAttribute attributes[3] = {};
+  cudaLaunchAttribute attributes[2] = {};
   attributes[0].id = cudaLaunchAttributeClusterDimension;
   attributes[0].val.clusterDim.x = cluster;
   attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
-  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[1].val.programmaticStreamSerializationAllowed = 1;
-  attributes[2].id = cudaLaunchAttributeCooperative;
-  attributes[2].val.cooperative = 1;
+  attributes[1].id = cudaLaunchAttributeCooperative;
+  attributes[1].val.cooperative = 1;
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(grid);
   config.blockDim = dim3(block);
   config.dynamicSmemBytes = shared_bytes;
   config.attrs = attributes;
-  config.numAttrs = cooperative ? 3 : 2;
+  config.numAttrs = cooperative ? 2 : 1;
   return cudaLaunchKernelEx(&config, kernel, args...);
 }
 

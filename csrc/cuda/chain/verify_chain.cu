@@ -91,7 +91,6 @@ __forceinline__ __device__ void verify(BlockGroup& group, const ChainJob& job, i
 
 __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
     chain_kernel(const __grid_constant__ ChainJob job) {
-  wait_for_inputs();
   BlockGroup group = BlockGroup::mine();
   if (thread_id() == 0) {
     group.task<ChainTask>().stats_buffer = 0;

@@ -81,7 +81,6 @@ __device__ void finish(BlockGroup& group, const SampleParams& p, int64_t r) {
 
 __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
     sample_kernel(const __grid_constant__ SampleJob job) {
-  wait_for_inputs();
   BlockGroup group = BlockGroup::mine();
   const bool parallel = job.plan.parallel;
   const int splits = job.plan.splits;

@@ -7,7 +7,6 @@ namespace {
 
 __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
     tree_kernel(const __grid_constant__ TreeJob job) {
-  wait_for_inputs();
   BlockGroup group = BlockGroup::mine();
   if (thread_id() == 0) {
     TreeTask& t = group.task<TreeTask>();
