@@ -16,14 +16,13 @@ namespace specdec::cuda {
 constexpr int kMaxGroupSize = 8;
 constexpr int kBlocksPerProcessor = 2;
 
-constexpr int kGroupSizes = 4;  // 1, 2, 4, 8
-
 struct Device {
   int processors;
   bool clusters;  // whether it has thread-block clusters
-  // How many groups of 1 << i blocks run at once. These are fewer than the multiprocessors suggest,
-  // because a cluster must fit within one GPU processing cluster.
-  int groups[kGroupSizes];
+  // How many groups of each size run at once; 0 for sizes that the device does not have.
+  // They are fewer than the multiprocessors suggest, because a cluster must fit within one GPU
+  // processing cluster, and the processing clusters of one and the same product differ in size.
+  int groups[kMaxGroupSize + 1];
 };
 
 inline int64_t round_up(int64_t bytes) { return (bytes + 15) / 16 * 16; }
@@ -74,13 +73,15 @@ cudaError_t ask_device(Kernel* kernel, int index, Device* out) {
   if (status != cudaSuccess) return status;
   out->clusters = major >= 9 && attributes.ptxVersion >= 90;
   const int room = kBlocksPerProcessor * out->processors;
-  out->groups[0] = room;
-  for (int i = 1; i < kGroupSizes && out->clusters; ++i) {
-    GroupConfig launch(1 << i, true);
-    launch.config.gridDim = dim3(1u << i);
-    status = cudaOccupancyMaxActiveClusters(&out->groups[i], kernel, &launch.config);
-    if (status != cudaSuccess) return status;
-    out->groups[i] = std::min(out->groups[i], room >> i);
+  out->groups[1] = room;
+  for (int size = 2; size <= kMaxGroupSize && out->clusters; ++size) {
+    GroupConfig launch(size, true);
+    launch.config.gridDim = dim3(static_cast<unsigned>(size));
+    int fit = 0;
+    status = cudaOccupancyMaxActiveClusters(&fit, kernel, &launch.config);
+    // A device, or a partition of one, that is too small for the size may answer with an error.
+    if (status != cudaSuccess) cudaGetLastError();
+    out->groups[size] = status == cudaSuccess ? std::min(fit, room / size) : 0;
   }
   return cudaSuccess;
 }
@@ -125,24 +126,29 @@ inline CudaPlan make_plan(const CudaRequest& request, const Device& device, int6
   const int64_t whole_row = (warp_tiles + kWarps - 1) / kWarps;
   CudaPlan plan = {};
   if (sequences * rows == 0) return plan;
-  const auto largest_group = [&](int64_t sequences_at_once) {
-    int i = 0;
-    while (i + 1 < kGroupSizes && 2 << i <= whole_row &&
-           device.groups[i + 1] >= std::max<int64_t>(1, sequences_at_once)) {
-      ++i;
-    }
-    return i;
+  // The largest group of which so many run at once. Every size counts: if the next one below 8 were
+  // 4, a device that runs 31 groups of 8 would leave half of its blocks idle with 32 sequences.
+  const auto largest_group = [&](int64_t at_once) {
+    auto size = static_cast<int>(std::clamp<int64_t>(whole_row, 1, kMaxGroupSize));
+    while (size > 1 && device.groups[size] < at_once) --size;
+    return size;
+  };
+  // The last group to finish reads rows again by itself, so that it should not be much smaller than
+  // it can be; if that takes a second wave of groups, so be it.
+  const auto largest_group_of_rows = [&] {
+    const int at_once = largest_group(sequences * rows), largest = largest_group(1);
+    return at_once * 2 >= largest ? at_once : largest;
   };
   // A ticket counts the groups of a sequence in 16 bits.
   const int64_t most_splits = kMostArrivals / rows;
   plan.parallel = most_splits > 0 && (request.schedule == Schedule::kParallel ||
                                       (request.schedule == Schedule::kAuto && whole_row > 1 &&
                                        row_parallel_pays(device, sequences, rows)));
-  int size = plan.parallel ? reads_again ? largest_group(1) : 0 : largest_group(sequences);
+  int size = !plan.parallel ? largest_group(sequences) : reads_again ? largest_group_of_rows() : 1;
   if (request.group_size > 0) {
-    for (size = 0; 2 << size <= request.group_size && device.groups[size + 1] > 0;) ++size;
+    for (size = request.group_size; size > 1 && device.groups[size] == 0;) --size;
   }
-  plan.group_size = 1 << size;
+  plan.group_size = size;
   const int64_t room = std::max(1, device.groups[size]);
   if (!plan.parallel) {
     plan.splits = 1;

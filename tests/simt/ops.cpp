@@ -108,13 +108,13 @@ extern "C" __attribute__((visibility("default"))) uint64_t simt_next_launch() {
   return specdec::cuda::next_launch_id();
 }
 
-// The plan for a device that has so many multiprocessors and runs so many groups of 1, 2, 4 and 8
-// blocks at once.
+// The plan for a device of so many multiprocessors, which runs device[n] groups of n blocks at
+// once.
 extern "C" __attribute__((visibility("default"))) void simt_plan(const int32_t* device,
                                                                  int64_t sequences, int64_t rows,
                                                                  int64_t warp_tiles, int64_t* out) {
-  specdec::cuda::Device d = {
-      device[0], device[2] > 0, {device[1], device[2], device[3], device[4]}};
+  specdec::cuda::Device d = {device[0], device[2] > 0, {}};
+  std::copy_n(device + 1, specdec::cuda::kMaxGroupSize, d.groups + 1);
   write_plan(
       specdec::cuda::make_plan(specdec::cuda_request(), d, sequences, rows, warp_tiles, true), out);
 }

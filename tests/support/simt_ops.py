@@ -52,7 +52,7 @@ ALL_ONES = 2**64 - 1
 # Schedules and group sizes; group size 0 lets the plan choose.
 SHARES = {
     "lazy-1": ("lazy", 1),
-    "lazy-2": ("lazy", 2),
+    "lazy-7": ("lazy", 7),
     "lazy-8": ("lazy", 8),
     "parallel-1": ("parallel", 1),
     "parallel-8": ("parallel", 8),
@@ -106,10 +106,10 @@ class Library:
             self._native.simt_workspace(ALL_ONES)
 
     def plan(self, device, sequences: int, rows: int, warp_tiles: int) -> Plan:
-        """`device`: multiprocessors, then how many groups of 1, 2, 4 and 8 blocks run at once."""
+        """`device`: multiprocessors, then how many groups of 1 to 8 blocks run at once."""
         out = (ctypes.c_int64 * 5)()
         sizes = [ctypes.c_int64(n) for n in (sequences, rows, warp_tiles)]
-        self._native.simt_plan((ctypes.c_int32 * 5)(*device), *sizes, out)
+        self._native.simt_plan((ctypes.c_int32 * 9)(*device), *sizes, out)
         return Plan(*out)
 
     def next_launch(self) -> int:

@@ -10,9 +10,9 @@ inline __device__ void merge_bins(const BlockGroup& group) {
   unsigned long long* const bins = group.shared->bins;
   group.sync();
   if (group.size == 1) return;
-  const unsigned slice = kBins / group.size;
-  for (unsigned i = thread_id(); i < slice; i += kThreads) {
-    const unsigned bin = group.rank * slice + i;
+  const unsigned slice = (kBins + group.size - 1) / group.size;
+  const unsigned begin = group.rank * slice, end = begin + slice < kBins ? begin + slice : kBins;
+  for (unsigned bin = begin + thread_id(); bin < end; bin += kThreads) {
     uint64_t sum = 0;
     for (unsigned r = 0; r < group.size; ++r) sum += group.remote(bins, r)[bin];
     bins[bin] = sum;

@@ -14,7 +14,7 @@ enum class Schedule : int32_t { kAuto, kLazy, kParallel };
 
 struct CudaRequest {
   Schedule schedule;
-  int32_t group_size;  // blocks in a group: 1, 2, 4 or 8; 0 lets the launcher choose
+  int32_t group_size;  // blocks in a group, 1 to 8; 0 lets the launcher choose
 };
 
 struct CudaPlan {

@@ -1,0 +1,111 @@
+"""How a launch of the CUDA kernels shares its work, on devices that are made up."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from support import simt_ops
+
+pytestmark = pytest.mark.skipif(
+    not simt_ops.available, reason="needs g++ and the sources of the CUDA kernels"
+)
+
+TILES = 297  # of a row of 151,936 entries
+SIZES = range(1, 9)
+
+
+def device(*processors, sizes=SIZES):
+    """A device whose GPU processing clusters have so many multiprocessors, each for two blocks.
+
+    A group of blocks fits within one processing cluster. The result is as Library.plan takes it.
+    """
+    fit = {n: sum(2 * p // n for p in processors) for n in sizes}
+    return (sum(processors), *(fit.get(n, 0) for n in SIZES))
+
+
+# Dies of 132 multiprocessors: by chance some are cut off, and not as many in each cluster.
+H200 = device(*[16] * 6, 18, 18)
+DIES = {
+    "32-groups-of-8": H200,
+    "31-groups-of-8": device(*[18] * 4, 16, 16, 16, 12),
+    "31-others": device(18, 18, 18, *[16] * 4, 14),
+    "29-groups-of-8": device(*[18] * 5, 14, 14, 14),
+}
+A100 = device(108, sizes=[1])
+OTHERS = {"small": device(10, 10), "one-cluster": device(7), "no-clusters": A100}
+on_each_die = pytest.mark.parametrize("die", DIES.values(), ids=DIES)
+
+
+def test_the_dies_differ_in_groups_of_8():
+    assert [die[8] for die in DIES.values()] == [32, 31, 31, 29]
+
+
+@on_each_die
+def test_one_more_sequence_makes_groups_no_more_than_one_block_smaller(simt, die):
+    plans = [simt.plan(die, b, 6, TILES) for b in range(1, 300)]
+    lazy = [plan.group_size for plan in plans if not plan.parallel]
+    assert all(a - 1 <= b <= a for a, b in itertools.pairwise(lazy))
+    assert lazy[-1] == 1
+
+
+@on_each_die
+def test_32_sequences_keep_every_die_of_132_multiprocessors_busy(simt, die):
+    plan = simt.plan(die, 32, 6, TILES)
+    assert plan.groups == 32
+    assert plan.group_size >= 7
+
+
+def test_with_powers_of_two_alone_32_sequences_would_leave_half_of_a_die_idle(simt):
+    """The tests above find a plan that skips sizes."""
+    die = device(*[18] * 4, 16, 16, 16, 12, sizes=[1, 2, 4, 8])
+    assert [simt.plan(die, b, 6, TILES).group_size for b in (31, 32)] == [8, 4]
+
+
+@pytest.mark.parametrize("die", [*DIES.values(), *OTHERS.values()], ids=[*DIES, *OTHERS])
+def test_no_plan_has_more_groups_than_run_at_once_unless_rows_do(simt, die):
+    for b in (1, 2, 5, 8, 16, 31, 32, 33, 64, 65, 133, 1000):
+        plan = simt.plan(die, b, 6, TILES)
+        assert die[plan.group_size] > 0
+        assert plan.groups <= max(die[plan.group_size], 6 * b if plan.parallel else 0)
+
+
+def test_rows_are_split_if_few_sequences_would_leave_the_device_idle(simt):
+    assert [b for b in range(1, 65) if simt.plan(H200, b, 6, TILES).parallel] == list(range(1, 9))
+    one = simt.plan(H200, 1, 6, TILES)
+    assert (one.group_size, one.splits) == (8, 4)
+    assert simt.plan(H200, 1000, 6, TILES).groups == 264
+    assert simt.plan(A100, 32, 6, TILES) == (0, 32, 1, 1, 0)
+
+
+@on_each_die
+def test_the_rows_of_few_sequences_are_read_in_one_wave(simt, die):
+    """6 sequences of 6 rows do not fit as groups of 8; a fourth of that size would read slowly."""
+    for b in range(1, 9):
+        plan = simt.plan(die, b, 6, TILES)
+        assert plan.parallel
+        assert plan.groups <= die[plan.group_size]
+        assert plan.group_size >= 4
+    assert simt.plan(die, 8, 31, TILES).group_size == 8
+
+
+def test_a_group_has_no_more_blocks_than_a_row_has_work_for(simt):
+    # A block takes eight tiles at once.
+    assert [simt.plan(H200, 20, 1, tiles).group_size for tiles in (1, 8, 9, 40, 41, 64, 65)] == [
+        *(1, 1, 2, 5, 6, 8, 8),
+    ]
+
+
+def test_a_plan_does_not_overflow_the_ticket_counter(simt):
+    with simt.sharing("parallel"):
+        assert simt.plan(H200, 1, 65_536, TILES).parallel == 0
+        plan = simt.plan(tuple(1000 * n for n in H200), 1, 16_383, TILES)
+    assert plan.parallel
+    assert 16_383 * plan.splits < 65_536
+
+
+@pytest.mark.parametrize(("asked", "got"), [(8, 8), (5, 4), (3, 2), (1, 1)])
+def test_a_forced_group_size_is_the_next_one_that_the_device_has(simt, asked, got):
+    with simt.sharing("lazy", asked):
+        die = device(*[16] * 8, sizes=[1, 2, 4, 8])
+        assert simt.plan(die, 3, 1, TILES).group_size == got
