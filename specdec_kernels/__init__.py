@@ -6,6 +6,7 @@ rejected tokens from the KV cache.
 """
 
 from specdec_kernels._library import cpu_capability, has_cuda_kernels, providers
+from specdec_kernels._warm_up import warm_up
 from specdec_kernels.arguments.draft_forms import DraftMap, SampledDraft, SparseDraft
 from specdec_kernels.arguments.noise import RULES_NEEDING_ROUND_NOISE, draft_positions
 from specdec_kernels.arguments.rules import (
@@ -92,4 +93,5 @@ __all__ = [
     "tree_attention",
     "verify_chain",
     "verify_tree",
+    "warm_up",
 ]

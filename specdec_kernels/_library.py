@@ -72,7 +72,7 @@ _load()
 
 
 def has_cuda_kernels() -> bool:
-    """Whether `_C.so` was built with its CUDA kernels."""
+    """Whether `_C.so` was built with its CUDA kernels. Whether they run here, `warm_up` tells."""
     return bool(torch.ops.specdec_kernels.built_with_cuda.default())
 
 

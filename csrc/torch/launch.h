@@ -3,6 +3,7 @@
 #include <torch/csrc/stable/accelerator.h>
 
 #include "arguments/checks.h"
+#include "specdec/cuda_error.h"
 #include "specdec/cuda_plan.h"
 #include "torch/cuda_stream.h"
 #include "torch/parallel.h"
@@ -44,7 +45,7 @@ void start_on_cuda([[maybe_unused]] const Tensor& of, [[maybe_unused]] Start sta
   const int32_t device = of.get_device_index();
   const torch::stable::accelerator::DeviceGuard guard(device);
   const int status = start(current_cuda_stream(device));
-  SPECDEC_CHECK(status == 0, "the CUDA kernel launch failed with cudaError_t ", status);
+  SPECDEC_CHECK(status == 0, "the CUDA kernel launch failed: ", cuda::describe_error(status));
 #else
   SPECDEC_CHECK(false, "specdec_kernels was built without CUDA kernels");
 #endif

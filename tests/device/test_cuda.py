@@ -110,6 +110,26 @@ def _capture(f):
     return graph
 
 
+CAPTURES_AT_ONCE = """
+import torch, specdec_kernels as sk
+sk.warm_up()
+logits, seeds = torch.eye(8, device="cuda")[:3] * 90, torch.arange(3, device="cuda")
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    tokens = sk.sample(logits, seeds=seeds, positions=seeds).tokens
+    verdict = sk.verify_chain(logits[None], tokens[None, :2], seeds=seeds[:1], positions=seeds[:1])
+graph.replay()
+print(tokens.tolist(), verdict.tokens.tolist())
+"""
+
+
+def test_after_warm_up_a_new_process_captures_at_once():
+    done = subprocess.run(
+        [sys.executable, "-c", CAPTURES_AT_ONCE], capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "[0, 1, 2] [[0, 1, 2]]\n", done.stderr
+
+
 @pytest.mark.parametrize("count", [2, 100, 300])
 def test_a_captured_round_replays_with_other_lengths(count):
     """One captured round, replayed with positions and lengths that change on the device."""

@@ -15,6 +15,7 @@ enum cudaError_t {
   cudaSuccess = 0,
   cudaErrorInvalidValue = 1,
   cudaErrorInvalidConfiguration = 9,
+  cudaErrorInsufficientDriver = 35,
   cudaErrorLaunchFailure = 719,
   cudaErrorCooperativeLaunchTooLarge = 720,
   cudaErrorInvalidClusterSize = 912,
@@ -71,6 +72,8 @@ inline int capability_major = 9, capability_minor = 0;
 inline int max_shared_per_block = 232448;  // for a function that opted in
 inline int max_shared_per_multiprocessor = 233472;
 inline int64_t launches = 0;
+constexpr int kRuntimeVersion = 13000;  // CUDA 13.0
+inline int driver_version = kRuntimeVersion;
 
 constexpr int kMaxSharedByDefault = 49152;
 constexpr int kSharedReservedPerBlock = 1024;
@@ -107,6 +110,8 @@ inline const char* cudaGetErrorString(cudaError_t status) {
       return "invalid argument";
     case cudaErrorInvalidConfiguration:
       return "invalid configuration argument";
+    case cudaErrorInsufficientDriver:
+      return "CUDA driver version is insufficient for CUDA runtime version";
     case cudaErrorCooperativeLaunchTooLarge:
       return "too many blocks in cooperative launch";
     case cudaErrorInvalidClusterSize:
@@ -116,8 +121,32 @@ inline const char* cudaGetErrorString(cudaError_t status) {
   }
 }
 
+inline const char* cudaGetErrorName(cudaError_t status) {
+  switch (status) {
+    case cudaErrorInsufficientDriver:
+      return "cudaErrorInsufficientDriver";
+    case cudaErrorLaunchFailure:
+      return "cudaErrorLaunchFailure";
+    default:
+      return "another error";
+  }
+}
+
+inline cudaError_t cudaDriverGetVersion(int* version) {
+  *version = simt::driver_version;
+  return cudaSuccess;
+}
+
+inline cudaError_t cudaRuntimeGetVersion(int* version) {
+  *version = simt::kRuntimeVersion;
+  return cudaSuccess;
+}
+
 // Each compute capability is another device, because hosts keep the attributes of a device.
 inline cudaError_t cudaGetDevice(int* device) {
+  if (simt::driver_version < simt::kRuntimeVersion) {
+    return simt::report(cudaErrorInsufficientDriver);
+  }
   *device = simt::capability_major;
   return cudaSuccess;
 }

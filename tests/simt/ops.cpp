@@ -29,8 +29,7 @@ static uint64_t workspace_word = ~uint64_t{0};
 static CudaPlan last_plan = {};
 
 static void check_launch(int status) {
-  SPECDEC_CHECK(status == 0,
-                "the launch failed: ", cudaGetErrorString(static_cast<cudaError_t>(status)));
+  SPECDEC_CHECK(status == 0, "the CUDA kernel launch failed: ", cuda::describe_error(status));
 }
 
 // No CUDA device: every tensor is on the CPU, and these functions take the place of the CPU
@@ -85,6 +84,11 @@ extern "C" __attribute__((visibility("default"))) void simt_device(int multiproc
                                                                    int capability) {
   simt::multiprocessors = multiprocessors;
   simt::capability_major = capability;
+}
+
+// The CUDA version that the driver supports, as cudaDriverGetVersion gives it.
+extern "C" __attribute__((visibility("default"))) void simt_driver(int version) {
+  simt::driver_version = version;
 }
 
 extern "C" __attribute__((visibility("default"))) void simt_workspace(uint64_t word) {

@@ -181,6 +181,24 @@ def test_the_rest_of_the_batch_changes_no_bit(simt, schedule):
         assert_outputs_equal(case.op, got, [t[b : b + 1] for t in whole])
 
 
+def test_a_driver_that_is_too_old_is_named(simt):
+    case = SMALL[0]
+    with (
+        simt.driver(12_080),
+        pytest.raises(
+            RuntimeError,
+            match=r"the CUDA kernel launch failed: CUDA driver version is insufficient for CUDA "
+            r"runtime version \(cudaErrorInsufficientDriver\); the driver supports CUDA 12\.8, the "
+            r"kernels were built with CUDA 13\.0: update the driver, build with an older CUDA, or "
+            r"set SPECDEC_CUDA_PROVIDER=triton$",
+        ),
+    ):
+        outputs(simt, case)
+    with simt.driver(0), pytest.raises(RuntimeError, match="there is no CUDA driver, the kernels"):
+        outputs(simt, case)
+    outputs(simt, case)
+
+
 def test_a_forced_schedule_is_validated(simt):
     share = torch.ops.specdec_kernels_simt.set_cuda_schedule.default
     with pytest.raises(RuntimeError, match=r"schedule must be in \[0, 2\], got 3"):

@@ -25,6 +25,7 @@ SOURCES = (
     "csrc/cuda/chain/verify_chain.cu",
     "csrc/cuda/tree/verify_tree.cu",
     "csrc/cuda/history/ngram_propose.cu",
+    "csrc/cuda/error.cu",
     "tests/simt/ops.cpp",
 )
 TORCH = Path(torch.__file__).parent
@@ -89,6 +90,15 @@ class Library:
 
     def op(self, name: str):
         return getattr(torch.ops.specdec_kernels_simt, name).default
+
+    @contextlib.contextmanager
+    def driver(self, version: int = 13_000):
+        """Launches under a driver for this version of CUDA; the kernels are built with 13.0."""
+        self._native.simt_driver(version)
+        try:
+            yield
+        finally:
+            self._native.simt_driver(13_000)
 
     @contextlib.contextmanager
     def sharing(self, schedule="auto", group=0, *, order="forward", capability=9, fill=ALL_ONES):

@@ -1,0 +1,90 @@
+"""`warm_up`, with a CPU in place of the CUDA device."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+import specdec_kernels as sk
+from specdec_kernels import testing
+from specdec_kernels._library import CACHE_OPS, OPS
+
+
+@pytest.fixture
+def stand_in(monkeypatch):
+    """Cases stay on the CPU, and torch.cuda says that there is a device and that it waits."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    waits = []
+    monkeypatch.setattr(torch.cuda, "synchronize", waits.append)
+    args = testing.Case.args
+    monkeypatch.setattr(testing.Case, "args", lambda case, device: args(case))
+    served = {op: {"cpu": "cpp", "cuda": "cuda"} for op in OPS}
+    monkeypatch.setattr("specdec_kernels._warm_up.providers", lambda: served)
+    return waits
+
+
+class Recorded(torch.utils._python_dispatch.TorchDispatchMode):
+    """The calls of this library's ops: name and arguments."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace == "specdec_kernels":
+            self.calls.append((func._schema.name.split("::")[1], args))
+        return func(*args, **(kwargs or {}))
+
+
+def test_every_op_runs_with_few_and_with_many_caches_and_is_waited_for(stand_in):
+    with Recorded() as recorded:
+        sk.warm_up()
+    assert {op for op, _ in recorded.calls} == set(OPS)
+    assert stand_in == [torch.device("cuda")] * len(OPS)
+    for op in CACHE_OPS:
+        few, many = (args for name, args in recorded.calls if name == op)
+        lists = [[len(a) for a in args if isinstance(a, (list, tuple))] for args in (few, many)]
+        assert all(n <= 64 for n in lists[0]), op
+        assert all(n > 64 for n in lists[1]), op
+
+
+def test_ops_without_a_provider_are_left_out(stand_in, monkeypatch):
+    served = {"sample": {"cuda": "cuda"}, "tree_attention": {"cuda": "none"}}
+    monkeypatch.setattr("specdec_kernels._warm_up.providers", lambda: served)
+    with Recorded() as recorded:
+        sk.warm_up("cuda:1")
+    assert {op for op, _ in recorded.calls} == {"sample"}
+    assert stand_in == [torch.device("cuda:1")]
+    served["sample"]["cuda"] = "none"
+    with pytest.raises(RuntimeError, match=r"no op runs on cuda: _C\.so has no CUDA kernels"):
+        sk.warm_up()
+
+
+def test_an_op_that_does_not_run_is_named(stand_in, monkeypatch):
+    def fail(device):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", fail)
+    message = "sample does not run on cuda:0: CUDA error: an illegal memory access was encountered"
+    with pytest.raises(RuntimeError, match=re.escape(message)):
+        sk.warm_up("cuda:0")
+
+
+def test_a_capture_under_way_is_refused(stand_in, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with pytest.raises(RuntimeError, match="must be called before the capture of a CUDA graph"):
+        sk.warm_up()
+
+
+def test_another_device_is_refused():
+    with pytest.raises(ValueError, match="device must be a CUDA device, got cpu"):
+        sk.warm_up("cpu")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="torch sees a CUDA device")
+def test_without_a_device_the_error_says_so():
+    with pytest.raises(RuntimeError, match="device is cuda, but torch sees no CUDA device"):
+        sk.warm_up()
