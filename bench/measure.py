@@ -131,10 +131,13 @@ def capture(f: Call, variants: int) -> Call:
     return lambda: next(turns).replay()
 
 
-def device_activity(f: Call, calls: int) -> tuple[float, float]:
+def device_activity(f: Call, calls: int, named: str = "") -> tuple[float, float]:
     """(launches, microseconds on the device), the mean over some calls.
 
     Launches are kernels, copies and fills. Every call follows a flush, which is not counted.
+
+    named: what the names of all kernels of f contain. If it is given, launches with this in their
+        name are counted where flushes cannot be told from calls.
     """
     flush()
     torch.cuda.synchronize()
@@ -144,19 +147,30 @@ def device_activity(f: Call, calls: int) -> tuple[float, float]:
             flush()
             f()
         torch.cuda.synchronize()
-    kept = _without_flushes(profile.events(), calls)
+    kept = _of_calls(profile.events(), calls, named)
     return len(kept) / calls, sum(event.time_range.elapsed_us() for event in kept) / calls
+
+
+def _on_device(events: Iterable[Any]) -> list[Any]:
+    return [e for e in events if e.device_type.name == "CUDA" and not e.is_user_annotation]
+
+
+def _of_calls(events: Iterable[Any], flushes: int, named: str) -> list[Any]:
+    """The device events of the calls between flushes, by their order or else by their name."""
+    known = list(events)
+    try:
+        return _without_flushes(known, flushes)
+    except RuntimeError:
+        own = [event for event in _on_device(known) if named and named in event.name]
+        if not own:
+            raise
+        return own
 
 
 def _without_flushes(events: Iterable[Any], flushes: int) -> list[Any]:
     """The device events that belong to no flush; raises if flushes cannot be told apart."""
-    on_device = [
-        event
-        for event in events
-        if event.device_type.name == "CUDA" and not event.is_user_annotation
-    ]
     kept, seen, inside = [], 0, False
-    for event in sorted(on_device, key=lambda event: event.time_range.start):
+    for event in sorted(_on_device(events), key=lambda event: event.time_range.start):
         name = event.name.lower().replace("_", "")
         inside = inside or _FLUSH_BEGINS in name
         if not inside:

@@ -32,7 +32,7 @@ from bench.configs import FILTERS, HEADLINE, Config
 from bench.sass import budgets
 
 FILTER_PASSES = 3
-GROUP = 8  # the most blocks of a group, and the number of warps of a block
+GROUP = 8  # the most blocks of a group
 BLOCKS = 2  # of a multiprocessor
 COUNTED = {(b.kernel, b.work.name): b.ceiling for b in budgets.LOOPS}
 
@@ -62,9 +62,9 @@ class Trips:
     end: int
 
 
-# docs/design/cuda.md counts them. A ticket takes one more for each group that takes it.
+# docs/design/cuda.md counts those of the row-parallel schedule; the others follow the same steps.
 LAZY = Trips(begin=3, row=10, end=9)
-PARALLEL = Trips(begin=14, row=3, end=9)
+PARALLEL = Trips(begin=16, row=3, end=9)
 PROBS = Trips(begin=6, row=0, end=14)
 
 
@@ -119,7 +119,6 @@ def demand(config: Config, gpu: Gpu) -> Demand:
     if 2 * config.batch * GROUP <= gpu.processors:
         rows = 2 * config.gamma + 1 + passes * tested
         trips = PARALLEL.begin + PARALLEL.row * tested + PARALLEL.end + passes * tested
-        trips += arrivals(config, gpu)
         return Demand("row-parallel", rows, rejected, passes * tested, 1, trips)
     longest = mean_accepted(config.acceptance, config.gamma, config.batch)
     trips = LAZY.begin + (LAZY.row + passes) * (longest + 1) + LAZY.end
@@ -142,7 +141,7 @@ def predict(config: Config, gpu: Gpu | None = None) -> Prediction:
     tiles = -(-config.vocabulary // 512)
     each = tiles * (wanted.rows * fill + wanted.residuals * residual)
     own = tiles * (wanted.slowest_rows * fill + wanted.slowest_residuals * residual)
-    group = group_size(config.batch, gpu)
+    group = group_size(config, gpu, wanted.schedule == "row-parallel")
     busy = min(gpu.processors, config.batch * group)
     # Blocks of a group share multiprocessors only where there are more blocks than these.
     processors_of_group = min(group, gpu.processors / config.batch)
@@ -160,19 +159,15 @@ def predict(config: Config, gpu: Gpu | None = None) -> Prediction:
     )
 
 
-def group_size(batch: int, gpu: Gpu) -> int:
-    """The blocks of a group: the largest power of two for which all sequences have room at once."""
-    size = GROUP
-    while size > 1 and batch * size > BLOCKS * gpu.processors:
-        size //= 2
-    return size
+def group_size(config: Config, gpu: Gpu, parallel: bool) -> int:
+    """The blocks of a group: as many as let all of them run at once, as csrc/cuda/launch.cuh plans.
 
-
-def arrivals(config: Config, gpu: Gpu) -> int:
-    """The groups that take the ticket of a sequence in the row-parallel schedule."""
-    rows, blocks_of_row = config.gamma + 1, -(-config.vocabulary // (512 * GROUP))
-    room = BLOCKS * gpu.processors // GROUP // (config.batch * rows)
-    return rows * max(1, min(room, blocks_of_row // GROUP))
+    In the row-parallel schedule there is a group for each row at least; less than half of the
+    largest group is too small there for what the last one reads again.
+    """
+    rows = config.batch * (config.gamma + 1 if parallel else 1)
+    size = max(1, min(GROUP, BLOCKS * gpu.processors // rows))
+    return GROUP if parallel and 2 * size < GROUP else size
 
 
 def measured(path: Path) -> dict[str, dict[str, Any]]:

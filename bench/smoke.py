@@ -10,6 +10,7 @@ of `verify_chain`, as the profiler of PyTorch saw them.
 from __future__ import annotations
 
 import json
+import platform
 import tempfile
 from pathlib import Path
 from typing import Annotated, Any
@@ -71,6 +72,7 @@ def main(
     show: Annotated[bool, typer.Option("--launches", help="Print grids and registers.")] = False,
 ) -> None:
     """Launch a kernel of each kind."""
+    print(f"python {platform.python_version()}, torch {torch.__version__}", flush=True)
     for op in OPS:
         launch(op, device)
         print(f"{op} runs on {device}, served by {sk.providers()[op][device]}", flush=True)

@@ -141,7 +141,8 @@ def _row(
     kernel_us: float | None = None
     bytes_read: float | None = None
     if device == "cuda":
-        activity = e.attempt("profiler", lambda: measure.device_activity(e.call, GRAPHS))
+        own = "specdec::cuda" if e.peer.name == "cuda" else ""
+        activity = e.attempt("profiler", lambda: measure.device_activity(e.call, GRAPHS, own))
         launches, kernel_us = activity or (None, None)
     elif e.peer.compiles:
         e.notes.append("launches: compiled code dispatches no ops")

@@ -164,6 +164,13 @@ def test_a_profile_does_not_count_cache_flushes():
         measure._without_flushes(events, 3)
     with pytest.raises(RuntimeError, match="no work of the calls"):
         measure._without_flushes([_event(*pair) for pair in flush], 1)
+    # Where flushes have other names, those of the calls tell.
+    assert measure._of_calls(events, 2, "chain_kernel") == kept
+    found = measure._of_calls(events, 3, "chain_kernel")
+    assert [event.name for event in found] == ["chain_kernel"] * 2
+    for unknown in ("", "tree_kernel"):
+        with pytest.raises(RuntimeError, match="2 of 3 flushes"):
+            measure._of_calls(events, 3, unknown)
 
 
 def test_rounds_alternate_and_stop_at_the_budget():
@@ -252,7 +259,7 @@ def test_a_device_gets_graphs_and_kernel_times(monkeypatch):
         "sync": lambda device: None,
         "rounds": on_cpu,
         "capture": lambda f, variants: f,
-        "device_activity": lambda f, calls: (7.0, 2.5),
+        "device_activity": lambda f, calls, named: (7.0, 2.5),
         "read_bandwidth": lambda device: 1e12,
         "peak_extra": lambda f, device: 0,
     }.items():

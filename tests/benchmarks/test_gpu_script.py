@@ -131,6 +131,10 @@ def test_a_library_that_does_not_launch_is_built_again(gpu):
     assert "FAILED   build: a hang" in said
     assert "FAILED   launch of the kernels built here: exit status 1" in said
     assert "passed   goals" in said
+    status, said = gpu(simulated=True, CLEAN="1", HANGING="bench.smoke")
+    assert status == 1
+    assert "FAILED   launch of the kernels of _C.so: a hang" in said
+    assert "build" not in said
 
 
 def test_the_kernel_of_flashinfer_is_compiled_and_timed_where_its_headers_are(gpu, tmp_path):
@@ -189,7 +193,7 @@ def test_the_gpu_script_reports_that_the_sanitizer_does_not_support_the_device(g
 
 
 def test_the_gpu_script_keeps_to_its_budget(gpu):
-    status, said = gpu(CLEAN="1", SLOW="1", BUDGET="127")
+    status, said = gpu(CLEAN="1", SLOW="1", BUDGET="126")
     assert status == 1
     # On a very slow machine no time is left to start the tests at all.
     assert "CUDA tests: a hang, or too slow" in said or "CUDA tests: no time left" in said
