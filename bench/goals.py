@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import time
 from collections.abc import Iterable, Iterator
@@ -29,13 +30,24 @@ Line = dict[str, Any]
 
 
 def keep(path: Path, line: Line) -> None:
-    """Add a line to the file and print it; it is on the disk when this returns."""
-    text = json.dumps(line, allow_nan=False)
+    """Add a line to the file and print it; it is on the disk when this returns.
+
+    Numbers that are not finite become null, so that any reader of JSON takes the line.
+    """
+    text = json.dumps(_finite(line), allow_nan=False)
     with path.open("a") as file:
         file.write(text + "\n")
         file.flush()
         os.fsync(file.fileno())
     print(text, flush=True)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def lines(
@@ -57,6 +69,7 @@ def lines(
         if time.monotonic() - begin > budget:
             yield {"left_out": {"config": config.id, "reason": f"{budget:g} s were spent"}}
             continue
+        print(f"timing {config.id}", flush=True)  # the last such line tells where a run hangs
         skipped = len(run.skipped)
         try:
             rows = sweep.measure_config(config, work, run, device, seconds=seconds, compiled=False)

@@ -90,6 +90,18 @@ def test_a_config_that_fails_is_recorded_and_the_next_one_is_timed(monkeypatch):
     assert row["row"]["config"]["id"] == TINY[1].id
 
 
+def test_a_number_that_is_not_finite_is_no_reason_to_lose_a_line(tmp_path):
+    path = tmp_path / "cuda-goals.jsonl"
+    goals.keep(path, {"row": {"us": float("nan"), "low": [1.5, float("inf")], "rounds": 3}})
+    assert json.loads(path.read_text()) == {"row": {"us": None, "low": [1.5, None], "rounds": 3}}
+
+
+def test_the_log_says_which_config_is_being_timed(monkeypatch, capsys):
+    monkeypatch.setattr(goals.sweep, "measure_config", lambda *rest, **others: 1 / 0)
+    timed(TINY)
+    assert capsys.readouterr().out.splitlines() == [f"timing {config.id}" for config in TINY]
+
+
 def test_what_is_not_timed_is_named():
     _, *left = timed(TINY, budget=-1)
     assert [line["left_out"]["config"] for line in left] == [config.id for config in TINY]
