@@ -96,7 +96,7 @@ class Wave {
   size_t clusters_at_most() const { return clusters_.size(); }
   Barrier& grid() { return grid_; }
 
-  // Chooses the clusters of the wave; one of the waves of a launch may have fewer than the others.
+  // Chooses the clusters of the wave; the last wave of a launch may have fewer than the others.
   void place_at(const uint64_t* numbers, size_t count) {
     const unsigned threads = static_cast<unsigned>(volume(shape_.block));
     const unsigned size = static_cast<unsigned>(volume(shape_.cluster));
@@ -165,10 +165,10 @@ inline cudaError_t run(const WeightParams& shape, Scheduler::Body body, const vo
   std::vector<uint64_t> order(wave.clusters_of_launch());
   std::iota(order.begin(), order.end(), 0);
   scheduler.shuffle(order);
-  const size_t size = wave.clusters_at_most(), waves = (order.size() + size - 1) / size;
-  for (size_t i = 0; i < waves; ++i) {
-    const size_t first = (reverse && !shuffle_seed ? waves - 1 - i : i) * size;
-    wave.place_at(&order[first], std::min(size, order.size() - first));
+  const bool last_first = reverse && !shuffle_seed;
+  for (size_t left = order.size(), size = wave.clusters_at_most(); left > 0; left -= size) {
+    size = std::min(size, left);
+    wave.place_at(&order[last_first ? left - size : order.size() - left], size);
     message = wave.run(body, context);
     if (!message.empty()) return cudaErrorLaunchFailure;
   }

@@ -150,6 +150,12 @@ def test_the_last_block_finishes(library):
     assert last_block_finishes(library)
 
 
+@pytest.mark.parametrize("order", [(False, 0, 3), (True, 0, 3), (False, 5, 3)])
+def test_the_last_of_the_blocks_that_take_turns_may_be_fewer(library, order):
+    library.set_order(*order)
+    assert last_block_finishes(library)
+
+
 def test_interleaved_blocks_show_that_a_ticket_is_not_taken_in_one_step(library):
     """Blocks that run one after the other do not."""
     right = {}
