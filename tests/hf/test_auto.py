@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 from specdec_hf import generate
+from specdec_hf.analysis.efficiency import predict
 from specdec_hf.cli.bench_configs import drafts_on_host
 from specdec_hf.drafters.trees import auto
 from specdec_hf.drafters.trees.auto import AutoDrafter
@@ -13,6 +14,7 @@ from specdec_hf.heads import shipped
 from specdec_hf.heads.files import save_head
 from specdec_hf.heads.shipped import HEAD_FOLDER
 from specdec_hf.schedules.benefit_guard import BenefitGuard
+from specdec_hf.schedules.costs import MonotoneCost
 from support import hf_models
 from support.heads import head_for
 from support.hf_models import one_thread  # noqa: F401  # autouse here
@@ -30,6 +32,12 @@ def target(tmp_path):
     return model
 
 
+def forward():
+    cost = MonotoneCost()
+    cost.observe(1, 1.0)
+    return cost
+
+
 def run(target, drafter, lengths=(9, 4, 12), **kwargs):
     inputs = hf_models.prompts(lengths, vocab_size=11)
     how = dict(max_new_tokens=16, guard=False, return_dict_in_generate=True) | kwargs
@@ -41,6 +49,8 @@ def test_it_copies_where_there_is_no_head(target):
     out = run(target, drafter)
     assert drafter.chosen == COPYING
     assert out.stats.drafter == "auto"
+    assert out.stats.tree == "that of auto"
+    assert predict([out.stats], forward(), drafts_on_host=True).alpha is None, "it drafts trees"
     assert out.sequences.tolist() == run(target, None).sequences.tolist()
 
 

@@ -1,5 +1,6 @@
 """The schedule "optimal" and the benefit guard, on made-up machines whose times are formulas."""
 
+import copy
 import math
 
 import numpy as np
@@ -338,16 +339,30 @@ def test_earlier_benefit_lets_a_call_begin_at_once():
         assert (guard.affordable(1, 5) > 0) == begins
 
 
-def test_one_unlucky_round_does_not_end_the_drafts_of_a_trusted_drafter():
+@pytest.mark.parametrize(("budget", "times"), [(8, 4), (16, 4), (60, 4), (500, 0.512)])
+def test_one_unlucky_round_does_not_end_the_drafts_of_a_trusted_drafter(budget, times):
+    """It may lose as much as a text may that is several times as long, of at most 256 tokens."""
     costs = Costs()
     costs.observe(0, 0, 0.0, 1.0)
     costs.observe(5, 5, 0.0, 1.5)
-    for trusted in (True, False):
+    for trusted, horizon in ((True, times * budget), (False, min(budget, 32))):
         guard = BenefitGuard(max_loss=0.02)
-        guard.start(costs, 60, trusted=trusted)
+        guard.start(costs, budget, trusted=trusted)
         guard.observe(0, 1.0, 1.0)
-        guard.observe(5, 1.0, 3.0)  # the first draft, which nothing was accepted of
-        assert bool(guard.affordable(2, 5)) == trusted
-        for _ in range(6):
-            guard.observe(5, 1.0, 1.5)
-        assert not guard.affordable(8, 5), "2 % of 256 plain rounds are five of them"
+        spare = 0.02 * horizon - 0.1  # plain rounds, beside what one more token costs
+        for slower, drafts in ((0.9, True), (1.1, False)):
+            after = copy.deepcopy(guard)
+            after.observe(5, 1.0, 1.0 + slower * spare)  # none of the draft was accepted
+            assert bool(after.affordable(2, 1)) == drafts
+
+
+def test_the_length_is_chosen_in_the_first_rounds_and_in_every_fourth():
+    machine = Machine(0.8, 0.001, wide)
+    speeds, chosen = machine.schedule.speeds, []
+    machine.schedule.speeds = lambda: chosen.append(len(machine.lengths) + 1) or speeds()
+    machine.run(32)
+    assert chosen == [*range(2, 9), 12, 16, 20, 24, 28, 32], "the first round reads the prompt"
+    for explored in (8, 16, 24):
+        tried, *after = machine.lengths[explored : explored + 4]
+        assert len(set(after)) == 1
+        assert tried != after[0], "another length has one round"

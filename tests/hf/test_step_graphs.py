@@ -111,6 +111,7 @@ def test_the_self_check_finds_what_a_replay_leaves_out(target, head, monkeypatch
         patch.setattr(recordings.Recording, "__call__", stale)
         step.check_replays(head, 2)
     assert "its logits differ from the head's own" in step.cuda_graphs.reason
+    assert step.cuda_graphs._cache is None, "buffers that are lent no more are not kept"
     drafter = Eagle3Drafter(head)
     out = decode(target, drafter, compile=True)
     assert torch.equal(out.sequences, decode(target, Eagle3Drafter(head)).sequences)

@@ -80,7 +80,7 @@ class CommittedStates:
 
 
 def _at(states: list[torch.Tensor], columns: NDArray[np.int64]) -> torch.Tensor:
-    """Side by side, states [B, n, H] of some columns [B, n]; anything for -1."""
+    """Gather columns [B, n] of each layer's states and join them; -1 gives any state."""
     device = states[0].device
     taken = torch.from_numpy(columns.clip(0)).to(device, non_blocking=True)
     sequences = torch.arange(len(columns), device=device)[:, None]
@@ -88,7 +88,7 @@ def _at(states: list[torch.Tensor], columns: NDArray[np.int64]) -> torch.Tensor:
 
 
 def _first(columns: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The columns of each row that are not -1 first, cut to the longest row, and how many."""
+    """Move the columns that are not -1 to the front of each row, and count them."""
     order = np.argsort(columns < 0, axis=1, kind="stable")
     counts = (columns >= 0).sum(axis=1)
     return np.take_along_axis(columns, order, axis=1)[:, : counts.max()], counts

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from specdec_hf.cli.bench_runs import Batch, Config
     from specdec_hf.cli.load import Loaded
 
-# Of Llama 3: hidden size, size of the feed-forward layer, layers, attention heads, key-value heads.
+# Sizes of Llama 3: hidden states, feed-forward layer, layers, attention heads, key-value heads.
 SHAPES = {
     "tiny": (64, 128, 2, 4, 2),
     "1B": (2048, 8192, 16, 32, 8),

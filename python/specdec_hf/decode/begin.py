@@ -200,13 +200,16 @@ def _make_cache(plan: _Plan) -> tuple[RollbackCache, torch.Tensor | None, list[s
 
 def _statistics(plan: _Plan, cache: RollbackCache, notes: list[str]) -> SpecStats:
     options, drafter, rule = plan.options, plan.drafter, plan.rule
+    tree = "" if options.tree is None else str(options.tree)
+    if not tree and isinstance(drafter, TreeDrafter):
+        tree = f"that of {drafter.name}"
     return SpecStats(
         sequences=[SequenceStats(prompt_tokens=int(n)) for n in plan.lengths],
         rule=rule,
         lossless=rule in LOSSLESS_RULES or rule in LOSSLESS_TREE_RULES,
         drafter="none" if drafter is None else drafter.name,
         cache=cache.kind,
-        tree="" if options.tree is None else str(options.tree),
+        tree=tree,
         seeds=plan.seeds,
         notes=[*plan.call.notes, *plan.notes, *notes],
     )

@@ -122,8 +122,8 @@ def generate(
             ``stats.seeds`` holds the seeds; with ``seed=stats.seeds`` the same call gives the same
             text again. See docs/loop.md#seeds.
         guard: whether drafting waits or pauses, so that it loses at most about 3 % of the seconds
-            of plain decoding (of 32 tokens, where a text is shorter, and of 256 with a head that
-            this package ships or drafts that paid in earlier calls). None: yes where the text
+            of plain decoding, of 8 % where drafts paid in earlier calls or are those of "auto" with
+            a head that this package ships; see docs/loop.md. None: yes where the text
             cannot change by it (greedy, match, target_only), else the guard only adds a note to the
             statistics. True: always; where that changes the text, which then depends on timing, a
             note says so. False: never, and drafting begins at once. A `BenefitGuard` has limits of

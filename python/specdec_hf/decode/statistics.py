@@ -141,7 +141,7 @@ class SpecStats:
         rule: acceptance rule of the call, never "auto".
         lossless: whether the rule keeps the target's distribution, or its greedy text.
         drafter: `Drafter.name`, or "none".
-        tree: the layout of the draft tree as text, empty for chains.
+        tree: the layout of the draft tree as text, or whose own tree it is; empty for chains.
         cache: kind of the target's cache, see docs/loop.md#caches.
         seeds: of each sequence; the same call with ``seed=seeds`` gives the same text.
         gammas: drafted tokens that the target's forward read for each sequence, per round.

@@ -101,7 +101,7 @@ class DrafterBase:
         """Begin a new call."""
 
     def add_up_costs(self, drafters: Sequence[DrafterBase]) -> None:
-        """Take over the costs of the drafters of this one, of which a round asks all."""
+        """Take as its own the costs of drafters that a round asks together."""
         costly = [drafter for drafter in drafters if drafter.relative_cost > 0]
         self.relative_cost = sum(drafter.relative_cost for drafter in costly)
         self.drafts_at_once = all(drafter.drafts_at_once for drafter in costly or drafters)

@@ -22,7 +22,7 @@ _SIZES = (
 _REFUSED = ("norm_before_fc", "fc_norm", "norm_output", "attention_bias", "mlp_bias")
 _LAYERS = "eagle_aux_hidden_state_layer_ids"
 DEFAULT_LAYERS = 3
-# What Transformers raises for fields of wrong types and for rotary embeddings that it lacks.
+# Transformers raises these for fields of wrong types and for rotary embeddings that it lacks.
 _UNREADABLE = (
     StrictDataclassError, ValueError, TypeError, KeyError, AttributeError, ArithmeticError,
 )  # fmt: skip

@@ -13,11 +13,11 @@ from specdec_hf.schedules.costs import Costs
 # Share of the seconds of plain decoding that drafting may lose. The inaccuracy of the clock may add
 # about 1 %.
 MAX_LOSS = 0.02
-# Tokens that a text is expected to have before it has them: of any text, and of one whose drafter
-# has been worth it in earlier calls. One unlucky round may cost two plain ones, in a new process
-# more, and is not to end the drafts of a short text.
+# A shorter text counts as one of so many tokens, if so many are asked for.
 HORIZON = 32
-TRUSTED_HORIZON = 256
+# Where drafting paid in earlier calls, it counts as several times what is asked for, up to a limit:
+# one unlucky round may cost two plain ones, and is not to end the drafts of a short text.
+TRUSTED_HORIZON, TRUSTED_TIMES = 256, 4
 # A machine changes its speed within a call and between calls. So the last few plain rounds of a
 # call count, and drafting without a clear benefit goes on for a few rounds only without another.
 # Where these few were slow by chance, drafts look cheap and are made: of them and the last
@@ -53,8 +53,10 @@ class BenefitGuard:
         pause: number of plain rounds in the first pause.
         stops: False measures and reports but never pauses.
         max_loss: share of the seconds of plain decoding that drafting may lose, at least 0; None is
-            0.02. A text that ends before 32 tokens counts as one of 32, or of 256 with a drafter
-            that was worth it in earlier calls. ``math.inf`` drafts at once, and only pauses.
+            0.02. A text that ends before 32 tokens counts as one of 32, or of as many as were
+            asked for where these are fewer; with a drafter that was worth it in earlier calls it
+            counts as one of four times as many as were asked for, at most 256. ``math.inf`` drafts
+            at once, and only pauses.
 
     Raises:
         TypeError: an argument of a wrong type, by name.
@@ -85,7 +87,9 @@ class BenefitGuard:
             trusted: whether drafting had a benefit in earlier calls.
         """
         self.costs = costs
-        self._horizon = TRUSTED_HORIZON if trusted else min(budget, HORIZON)
+        self._horizon = min(budget, HORIZON)
+        if trusted:
+            self._horizon = min(TRUSTED_TIMES * budget, TRUSTED_HORIZON)
         self._trusted = trusted
         self._plain_times: deque[float] = deque(maxlen=MOST_PLAIN_ROUNDS)  # of this call
         self._rounds_since_plain = 0

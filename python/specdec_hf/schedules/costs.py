@@ -21,7 +21,7 @@ class MonotoneCost:
 
     Args:
         kept: how many times are kept for each number.
-        from_zero: whether no tokens cost nothing; it may be changed.
+        from_zero: whether zero tokens take zero seconds.
 
     Example:
         >>> cost = MonotoneCost()
@@ -32,10 +32,14 @@ class MonotoneCost:
     """
 
     def __init__(self, kept: int = 9, *, from_zero: bool = False) -> None:
-        self._kept, self.from_zero = kept, from_zero
+        self._kept, self._from_zero = kept, from_zero
         self._times: dict[int, deque[float]] = {}
         self._medians: dict[int, float] = {}
         self._line: list[tuple[int, float]] | None = None
+
+    def begin_at_zero(self, begins: bool) -> None:
+        """Say anew whether zero tokens take zero seconds."""
+        self._from_zero, self._line = begins, None
 
     def observe(self, n: int, seconds: float) -> None:
         """Record one measurement."""
@@ -68,7 +72,7 @@ class MonotoneCost:
         """Seconds for ``n`` tokens; something must have been measured."""
         if self._line is None:
             self._line = self._fitted()
-        line = [(0, 0.0), *self._line] if self.from_zero else self._line
+        line = self._line
         if n <= line[0][0] or len(line) == 1:
             return line[0][1]
         if n >= line[-1][0]:
@@ -87,7 +91,8 @@ class MonotoneCost:
                 mean = (mean * weight + before * heavier) / (weight + heavier)
                 weight, numbers = weight + heavier, earlier + numbers
             blocks.append((mean, weight, numbers))
-        return [(n, mean) for mean, _, numbers in blocks for n in numbers]
+        line = [(n, mean) for mean, _, numbers in blocks for n in numbers]
+        return [(0, 0.0), *line] if self._from_zero else line
 
 
 class Costs:
@@ -122,7 +127,7 @@ class Costs:
     def _expect(self, relative_cost: float, drafts_at_once: bool, reads_prompt: bool) -> None:
         self.relative_cost, self.drafts_at_once = relative_cost, drafts_at_once
         self.reads_prompt = reads_prompt and relative_cost > 0
-        self._draft.from_zero = not drafts_at_once
+        self._draft.begin_at_zero(not drafts_at_once)
         # A draft model reads the whole prompt in its first round, which says nothing about others.
         self._next_reads_prompt = self.reads_prompt
 

@@ -19,9 +19,9 @@ from specdec_hf.schedules.heuristic import LONGEST
 
 FORGETTING = 0.97
 PRIOR_WEIGHT = 2.0
-# The length is chosen anew in each of the first eight rounds and in every fourth after them, which
-# is as good and spares the host some time.
-CHOOSE_EVERY = 4
+# The length is chosen anew in each of the first rounds and in every fourth after them, because
+# acceptance and costs change slowly and choosing takes the host 0.1 ms.
+FIRST_ROUNDS, CHOOSE_EVERY = 8, 4
 EXPLORE_EVERY = 8
 EXPLORE_AT_LEAST = 0.9
 
@@ -108,7 +108,7 @@ class OptimalSchedule(Schedule):
         self._measured = max(self._measured, int(outcome.drafted.max()))
         self._length = self._best
         explores = self._rounds % EXPLORE_EVERY == 0
-        early = self._rounds <= EXPLORE_EVERY
+        early = self._rounds <= FIRST_ROUNDS
         if not (early or explores or self._rounds % CHOOSE_EVERY == 0):
             return
         if not self.context.costs.known:  # only the round that read the prompt was seen

@@ -30,6 +30,10 @@ class StepGraphs(LentGraphs):
 
     _cache: HeadCache | None = None
 
+    def refuse(self, reason: str) -> None:
+        super().refuse(reason)
+        self._cache = None
+
     def lend(
         self, cache: HeadCache, user: Any, borrower: Borrower, weights: tuple[int, ...]
     ) -> HeadCache | str:

@@ -29,10 +29,10 @@ CHAINS, DEPTH, NODES = 4, 6, 31
 # Below these a node, or a level of the head's tree, is expected to cost more time than it saves: an
 # estimate for compiled forwards on two CPU cores.
 HEAD_TREE = EagleTree(width=4, depth=DEPTH, size=24, least=0.12)
-# Of a head that is shipped, with the target that it serves. In a batch forwards of several tokens
-# cost more, and nothing is expected.
-BENEFIT_OF_HEAD = 1.5
 TREE = TrieTree(CHAINS, DEPTH, NODES, least=0.02)
+# A shipped head is expected to give this benefit with the target that it serves. In a batch
+# forwards of several tokens cost more, and nothing is expected.
+BENEFIT_OF_HEAD = 1.5
 
 # By target: its head, with the folder and files that it was read from. All calls draft with the
 # same copy, so that only the first one makes it, packs it and compiles it.
@@ -79,7 +79,7 @@ class AutoDrafter(TreeDrafter):
         self._merged = TrieDrafter(drafters, TREE)
         self._merged.start(context)
         self.chosen = self._merged.name
-        self.relative_cost = self._merged.relative_cost
+        self.add_up_costs([self._merged])
         shipped = head is not None and is_shipped(_heads[context.model][0][0])
         alone = context.batch_size == 1
         self.expected_benefit = BENEFIT_OF_HEAD if shipped and alone else None
