@@ -97,7 +97,6 @@ def excess(kernels, budget):
 @pytest.mark.parametrize("budget", budgets.LOOPS, ids=lambda b: f"{b.kernel} {b.work.name}")
 def test_a_loop_keeps_to_its_ceiling(kernels, budget):
     assert not excess(named(kernels, budget.kernel), budget)
-    assert budget.ceiling >= budget.goal
 
 
 @pytest.mark.cuda_compile
@@ -120,7 +119,7 @@ def test_one_more_instruction_in_a_loop_is_found(kernels):
     for kernel, loop in zip(mutants, before, strict=True):
         kernel.code.blocks[loop.path[0].name].instructions.insert(0, "FADD R0, R0, R0")
     for kernel, loop in zip(mutants, before, strict=True):
-        assert find_loops(kernel.code, budget.work)[0].per_512 == loop.per_512 + 1
+        assert find_loops(kernel.code, budget.work)[0].instructions == loop.instructions + 1
     at_its_ceiling = dataclasses.replace(budget, ceiling=max(loop.per_512 for loop in before))
     assert excess(mutants, at_its_ceiling)
 

@@ -27,7 +27,7 @@ __global__ void choose_kernel(TileStats tile_stats, int64_t warp_tiles, double u
 __global__ void warp_mass_kernel(float weight, int64_t* out) {
   float weights[kPerLane];
   for (float& w : weights) w = weight;
-  const int64_t mass = warp_mass(lane_units(weights));
+  const int64_t mass = warp_mass(lane_units(weights, true));
   if (thread_id() == 0) *out = mass;
 }
 

@@ -2,6 +2,7 @@
 // The actions of a group. The kernel calls each at one place, because code that is inlined twice
 // costs registers.
 #include "cuda/chain/block.cuh"
+#include "cuda/row/fill.cuh"
 #include "cuda/row/filter.cuh"
 
 namespace specdec::cuda {
@@ -96,27 +97,15 @@ class ChainActions {
       if (thread_id() == 0) t_.valid = true;
       return;
     }
-    const TileStats positive = extra_tile_stats(kPositive), negative = extra_tile_stats(kNegative);
-    const int64_t warp_tiles = t_.row.warp_tiles(), step = group_.warp_tile_step(1);
-    // While one warp tile is summed, the next one of both rows is already being loaded.
-    Packed next, next_draft = {};
-    int64_t warp_tile = group_.first_warp_tile(0);
-    if (warp_tile < warp_tiles) load_both(warp_tile, entropy, next, next_draft);
-    for (; warp_tile < warp_tiles; warp_tile += step) {
-      float values[kPerLane];
-      unpack(t_.row, next, values);
-      const Packed draft = next_draft;
-      if (warp_tile + step < warp_tiles) load_both(warp_tile + step, entropy, next, next_draft);
-      if (t_.direct) fill_direct(warp_tile, values);
-      bool valid = true;
-      if (entropy) {
-        weigh_entropy(values, t_.stats);
-      } else {
-        valid = subtract(warp_tile, draft, values);
-      }
-      valid = __all_sync(kAllLanes, valid);
-      if (job_.p.rule == Rule::kBlock) store_positive(negative, warp_tile, values, -1.0f, true);
-      store_positive(positive, warp_tile, values, 1.0f, valid);
+    const ScaledTarget target(t_.stats, t_.direct || entropy, t_.c);
+    const auto step = static_cast<int>(group_.warp_tile_step(1));
+    auto warp_tile = static_cast<int>(group_.first_warp_tile(0));
+    const bool fast =
+        !entropy && job_.p.rule != Rule::kBlock && ResidualRows::serves(t_.row, target, t_.draft);
+    for (;; warp_tile += step) {
+      if (fast) warp_tile = sum_whole_tiles(target, warp_tile, step);
+      if (warp_tile >= t_.row.warp_tiles()) break;
+      sum_tile(target, warp_tile, entropy);
     }
     if (!entropy) sum_beyond();
     group_.sync();
@@ -136,9 +125,9 @@ class ChainActions {
     load_both(warp_tile, !t_.residual, row, draft);
     unpack(t_.row, row, values);
     if (t_.residual) {
-      subtract(warp_tile, draft, values);
+      subtract(ScaledTarget(t_.stats, t_.direct, t_.c), warp_tile, draft, values);
     } else if (!linear) {
-      weigh(values, {tile_stats.maxima[warp_tile], rate_of(t_.stats.inv_t), t_.stats.threshold});
+      weigh_tile(values, tile_stats.maxima[warp_tile], rate_of(t_.stats.inv_t), t_.stats.threshold);
     }
     if (linear) {
       const float inverse = inverse_scale(tile_stats.maxima[warp_tile]);
@@ -192,28 +181,57 @@ class ChainActions {
     if (!target_alone) load_draft(t_.draft, t_.row.vocab, t_.row.wide(), warp_tile, draft);
   }
 
-  // Turns a warp tile of the target into cP - lQ, with the draft's warp tile that `load_both` read.
-  __device__ bool subtract(int64_t warp_tile, const Packed& draft,
-                           float (&values)[kPerLane]) const {
-    if (t_.direct) {
-#pragma unroll
-      for (int j = 0; j < kPerLane; ++j) values[j] = static_cast<float>(t_.c * values[j]);
-    } else {
-      weigh(values, {t_.stats.max, rate_of(t_.stats.inv_t), t_.stats.threshold});
-      const auto scale = static_cast<float>(exp(-t_.stats.log_sum) * t_.c);
-#pragma unroll
-      for (int j = 0; j < kPerLane; ++j) values[j] *= scale;
+  __device__ int sum_whole_tiles(const ScaledTarget& target, int warp_tile, int step) const {
+    const ResidualRows rows(t_.row, target, t_.draft, job_.p.lenience);
+    const TileStats positive = extra_tile_stats(kPositive), direct = t_.tile_stats;
+    const auto sum = [&](auto type, auto probs) {
+      return sum_residual<decltype(type)::value, decltype(probs)::value>(rows, warp_tile, step,
+                                                                         positive, direct);
+    };
+    if (t_.direct) return sum(DTypeOf<DType::kFloat32>(), std::true_type());
+    switch (t_.row.dtype) {
+      case DType::kFloat32:
+        return sum(DTypeOf<DType::kFloat32>(), std::false_type());
+      case DType::kBFloat16:
+        return sum(DTypeOf<DType::kBFloat16>(), std::false_type());
+      default:
+        return sum(DTypeOf<DType::kFloat16>(), std::false_type());
     }
+  }
+
+  // Sums one warp tile of any rows.
+  __device__ void sum_tile(const ScaledTarget& target, int warp_tile, bool entropy) const {
+    float values[kPerLane];
+    Packed row, draft = {};
+    load_both(warp_tile, entropy, row, draft);
+    unpack(t_.row, row, values);
+    if (t_.direct) fill_direct(warp_tile, values);
+    bool valid = true;
+    if (entropy) {
+      weigh_entropy(values, t_.stats);
+    } else {
+      valid = subtract(target, warp_tile, draft, values);
+    }
+    valid = __all_sync(kAllLanes, valid);
+    const bool wide = t_.row.wide();
+    if (job_.p.rule == Rule::kBlock) {
+      store_positive(extra_tile_stats(kNegative), warp_tile, values, wide, -1.0f, true);
+    }
+    store_positive(extra_tile_stats(kPositive), warp_tile, values, wide, 1.0f, valid);
+  }
+
+  // Turns a warp tile of the target into cP - lQ, with the draft's warp tile that `load_both` read.
+  __device__ bool subtract(const ScaledTarget& target, int64_t warp_tile, const Packed& draft,
+                           float (&values)[kPerLane]) const {
+    target.normalise_all(values);
     return subtract_draft(t_.draft, job_.p.lenience, t_.row.vocab, t_.row.wide(), warp_tile, draft,
                           values);
   }
 
   // Computes the tile statistics of a direct row, of which only one entry was read before.
   __device__ void fill_direct(int64_t warp_tile, const float (&values)[kPerLane]) const {
-    float top = warp_tile_max(values), w[kPerLane];
-#pragma unroll
-    for (int j = 0; j < kPerLane; ++j) w[j] = values[j];
-    const int64_t units = linear_units(w, top);
+    float top = warp_tile_max(values);
+    const int64_t units = linear_units(values, t_.row.wide(), top);
     if (lane_id() != 0) return;
     t_.tile_stats.maxima[warp_tile] = top;
     t_.tile_stats.units[warp_tile] = units;
@@ -231,8 +249,9 @@ class ChainActions {
          warp_tile += step) {
       float values[kPerLane];
       read_warp_tile(columns, warp_tile, values);
-      const float top = d.weigh_all(values);
-      store_positive(tile_stats, warp_tile, values, 1.0f, __all_sync(kAllLanes, top < INFINITY));
+      const float top = d.normalise_all(values);
+      store_positive(tile_stats, warp_tile, values, columns.wide(), 1.0f,
+                     __all_sync(kAllLanes, top < INFINITY));
     }
   }
 

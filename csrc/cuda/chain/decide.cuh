@@ -63,7 +63,7 @@ class ChainVerifier {
     const bool accepted = !draft.invalid_at_token && p_x < INFINITY && a.accepted;
     if (accepted && emit) {
       record_accept_prob(i, a.probability);
-      write(i, x, log(p_x));
+      write(i, x, log_of(p_x));
     }
     return accepted;
   }
@@ -127,7 +127,7 @@ class ChainVerifier {
     if (t_.x < 0) return draw(false);
     if (p_.reads_draft()) return accepts_ratio() ? accept() : reject();
     if (p_.rule == Rule::kSynthetic) return accepts_at_rate() ? accept() : draw(false);
-    const double p_x = exp(target_logprob(t_.x));
+    const double p_x = exp_of(target_logprob(t_.x));
     if (!typical_needs_entropy(p_x, p_.typical_epsilon)) return accept_or_draw(p_x > 0);
     t_.action = Action::kEntropy;
   }
@@ -138,7 +138,7 @@ class ChainVerifier {
   }
 
   __device__ void decide_typical() {
-    accept_or_draw(exp(target_logprob(t_.x)) >
+    accept_or_draw(exp_of(target_logprob(t_.x)) >
                    typical_bound(p_.typical_epsilon, p_.typical_delta, t_.entropy));
   }
 

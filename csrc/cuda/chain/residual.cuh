@@ -3,12 +3,40 @@
 // P in rules block and traversal, l the lenience; each is 1 for other rules. It is summed by warp
 // tile, and the warp tile that is drawn from is computed again: the values are never stored.
 #include "cuda/chain/target.cuh"
+#include "cuda/row/words.cuh"
 
 namespace specdec::cuda {
 
+// Turns entries of a target row into cP. A loop makes it once, because the normalisation takes an
+// exponential in float64, and because fields in shared memory would be read for each entry.
+struct ScaledTarget {
+  bool direct;
+  double c;
+  WeightParams weight_params = {};  // of logits
+  float scale = 1;                  // makes the weights sum to c
+
+  __device__ ScaledTarget(const RowStats& stats, bool direct, double c) : direct(direct), c(c) {
+    if (direct) return;
+    weight_params = {stats.max, rate_of(stats.inv_t), stats.threshold};
+    scale = static_cast<float>(exp_of(-stats.log_sum) * c);
+  }
+
+  __device__ void normalise_all(float (&values)[kPerLane]) const {
+    if (!direct) {
+      weigh(values, weight_params);
+#pragma unroll
+      for (int j = 0; j < kPerLane; ++j) values[j] *= scale;
+    } else if (c != 1) {
+#pragma unroll
+      for (int j = 0; j < kPerLane; ++j) values[j] = static_cast<float>(c * values[j]);
+    }
+  }
+};
+
 // Stores the sum of the positive part of `sign` times the values of a warp tile.
 inline __device__ void store_positive(const TileStats& tile_stats, int64_t warp_tile,
-                                      const float (&values)[kPerLane], float sign, bool valid) {
+                                      const float (&values)[kPerLane], bool wide, float sign,
+                                      bool valid) {
   float w[kPerLane];
   uint32_t best = 0;
 #pragma unroll
@@ -18,10 +46,106 @@ inline __device__ void store_positive(const TileStats& tile_stats, int64_t warp_
     best = bits > best ? bits : best;
   }
   float top = bits_as<float>(warp_max(best));
-  const int64_t units = linear_units(w, top);
+  const int64_t units = linear_units(w, wide, top);
   if (lane_id() != 0) return;
   tile_stats.maxima[warp_tile] = valid ? top : NAN;
   tile_stats.units[warp_tile] = units;
+}
+
+// The rows of a residual as a loop over whole warp tiles reads them.
+struct ResidualRows {
+  const void* target;
+  const void* draft;
+  int whole_tiles;
+  float rate, offset, scale;                    // of logits of the target
+  float draft_rate, draft_offset, draft_scale;  // of the draft; draft_scale includes the lenience
+
+  // Whether the loop serves these rows: entries of one dtype at aligned addresses that need neither
+  // a map nor a threshold.
+  static __device__ bool serves(const RowView& row, const ScaledTarget& target,
+                                const DraftDistribution& d) {
+    const bool same = d.pairs(row.wide()) && d.row.dtype == row.dtype && d.probs == target.direct;
+    if (!same || !row.aligned() || !d.row.aligned()) return false;
+    if (target.direct) return target.c == 1 && row.wide();
+    const WeightParams &p = target.weight_params, &q = d.weight_params;
+    return p.threshold == -INFINITY && q.threshold == -INFINITY;
+  }
+
+  __device__ ResidualRows(const RowView& row, const ScaledTarget& p, const DraftDistribution& d,
+                          float lenience)
+      : target(row.data),
+        draft(d.row.data),
+        whole_tiles(
+            static_cast<int>((d.row.vocab < row.vocab ? d.row.vocab : row.vocab) / kWarpTile)),
+        rate(p.weight_params.rate),
+        offset(p.weight_params.offset),
+        scale(p.scale),
+        draft_rate(d.weight_params.rate),
+        draft_offset(d.weight_params.offset),
+        draft_scale(d.weight_scale() * lenience) {}
+};
+
+// Stores the sum of non-negative values with the maximum `top`.
+template <DType kType>
+inline __device__ void store_linear(const TileStats& tile_stats, int warp_tile,
+                                    const float (&w)[kPerLane], float top) {
+  const float scale = scale_of(top);
+  const int64_t units = warp_mass(lane_units<run_of(Words<kType>::kWide)>(w, inverse_scale(scale)));
+  if (lane_id() != 0) return;
+  tile_stats.maxima[warp_tile] = scale;
+  tile_stats.units[warp_tile] = units;
+}
+
+// Sums max(P - lQ, 0) over every `step`-th whole warp tile from `warp_tile` on, and over a direct
+// row P too. Returns the first tile that it leaves to others: the end, or one with an entry that is
+// not valid. Bit for bit what `subtract_draft` and `store_positive` compute.
+template <DType kType, bool kProbs>
+__forceinline__ __device__ int sum_residual(const ResidualRows& rows, int warp_tile, int step,
+                                            const TileStats& positive, const TileStats& direct) {
+  const char* const target = whole_address(static_cast<const char*>(rows.target) + lane_id() * 16);
+  const char* const draft = whole_address(static_cast<const char*>(rows.draft) + lane_id() * 16);
+  if (warp_tile >= rows.whole_tiles) return warp_tile;
+  Words<kType> p, q;
+  p.load(target, warp_tile);
+  q.load(draft, warp_tile);
+  for (;;) {
+    float values[kPerLane];
+    if constexpr (kProbs) {
+      // The bits of probabilities have the order of the numbers, and those of anything else, also
+      // of -0, are above them.
+      const uint32_t top = warp_max(p.max_bits());
+      const uint32_t largest = bits_as<uint32_t>(kLargest);
+      if (__any_sync(kAllLanes, top > largest || q.max_bits() > largest)) return warp_tile;
+#pragma unroll
+      for (int j = 0; j < kPerLane; ++j) values[j] = p[j];
+      store_linear<kType>(direct, warp_tile, values, bits_as<float>(top));
+#pragma unroll
+      for (int j = 0; j < kPerLane; ++j) values[j] = __fmaf_rn(q[j], -rows.draft_scale, values[j]);
+    } else {
+      if (!__all_sync(kAllLanes, q.max() < INFINITY)) return warp_tile;
+#pragma unroll
+      for (int j = 0; j < kPerLane; ++j) {
+        const float w = exp2_fast((p[j] - rows.offset) * rows.rate) * rows.scale;
+        const float v = exp2_fast((q[j] - rows.draft_offset) * rows.draft_rate);
+        values[j] = __fmaf_rn(v, -rows.draft_scale, w);
+      }
+    }
+    const int next = warp_tile + step;
+    if (next < rows.whole_tiles) {
+      p.load(target, next);
+      q.load(draft, next);
+    }
+    uint32_t top = 0;
+#pragma unroll
+    for (int j = 0; j < kPerLane; ++j) {
+      values[j] = fmaxf(values[j], 0.0f);  // NaN becomes 0
+      const auto bits = bits_as<uint32_t>(values[j]);
+      top = bits > top ? bits : top;
+    }
+    store_linear<kType>(positive, warp_tile, values, bits_as<float>(warp_max(top)));
+    warp_tile = next;
+    if (warp_tile >= rows.whole_tiles) return warp_tile;
+  }
 }
 
 // The sum over the row of the values stored; NaN if a warp tile was not valid.
@@ -59,7 +183,7 @@ inline __device__ void sum_residual_of_few(BlockGroup& group, const DraftDistrib
       q += static_cast<double>(at(d.row, j));
     }
     if (again) continue;
-    const double p = id < row.vocab ? exp(stats.logprob(at(row, id))) : 0;
+    const double p = id < row.vocab ? exp_of(stats.logprob(at(row, id))) : 0;
     covered += p;
     const double gap = c * p - q;
     positive += fmax(gap, 0.0);

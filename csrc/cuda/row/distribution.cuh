@@ -10,8 +10,9 @@
 //   weight           a number proportional to the probability of an entry
 //   units, mass      a sum of weights as an integer, see weights.cuh
 //   scale            the weight that counts as kUnit units
-#include "cuda/row/weights.cuh"
+#include "cuda/row/draw.cuh"
 #include "specdec/filter.h"
+#include "specdec/math.h"
 #include "specdec/row_stats.h"
 #include "specdec/sequence_params.h"
 
@@ -43,7 +44,6 @@ struct TileStatsArray {
   }
 };
 
-inline __device__ bool is_finite(float x) { return x >= -kLargest && x <= kLargest; }
 inline __device__ bool is_finite(double x) { return fabs(x) < INFINITY; }
 
 // The use that a row is read for: to draw by mass (kLinear: in a direct row), by Gumbel-max
@@ -63,7 +63,7 @@ struct RowStats {
     return one_hot && l >= threshold ? 0.0 : entry_logprob(*this, l);
   }
   // The entropy of P, from the sum of what `weigh_entropy` gives.
-  __device__ double entropy(double sum) const { return log_sum + inv_t * sum * exp(-log_sum); }
+  __device__ double entropy(double sum) const { return log_sum + inv_t * sum * exp_of(-log_sum); }
 };
 
 // Turns the logits l of a warp tile into exp((l - max) * inv_t) * (max - l).
@@ -77,46 +77,14 @@ inline __device__ void weigh_entropy(float (&values)[kPerLane], const RowStats& 
 }
 
 // The mass of non-negative weights in integer units. `top` is their maximum and becomes their
-// scale, or NaN if it is not finite. Overwrites the weights.
-inline __device__ int64_t linear_units(float (&w)[kPerLane], float& top) {
+// scale, or NaN if it is not finite.
+inline __device__ int64_t linear_units(const float (&w)[kPerLane], bool wide, float& top) {
   if (!is_finite(top)) {
     top = NAN;
     return 0;
   }
   top = scale_of(top);
-  const float inverse = inverse_scale(top);
-#pragma unroll
-  for (int j = 0; j < kPerLane; ++j) w[j] *= inverse;
-  return warp_sum(lane_units(w));
-}
-
-// Computes the tile statistics of a row, or of one split of it.
-inline __device__ void fill_tile_stats(const BlockGroup& group, const RowView& row,
-                                       const TileStats& tile_stats, Want want, float inv_t,
-                                       const GumbelNoise& noise, int split = 0, int splits = 1) {
-  const float rate = rate_of(inv_t);
-  each_warp_tile(group, row, split, splits, [&](int64_t warp_tile, float (&values)[kPerLane]) {
-    float top = warp_tile_max(values);
-    uint64_t best = 0;
-    int64_t units = 0;
-    if (want == Want::kLinear) {
-      units = linear_units(values, top);
-    } else if (want == Want::kArgmax) {
-      int first = -1;
-#pragma unroll
-      for (int j = kPerLane - 1; j >= 0; --j) first = values[j] == top ? j : first;
-      best = warp_best(first < 0 ? 0 : pack_best(1.0f, place(row.wide(), first)));
-    } else if (is_finite(top)) {
-#pragma unroll
-      for (int j = 0; j < kPerLane; ++j) values[j] = exp2_fast((values[j] - top) * rate);
-      units = warp_mass(lane_units(values));
-      if (want == Want::kGumbel) best = warp_tile_gumbel(values, row.wide(), warp_tile, noise);
-    }
-    if (lane_id() != 0) return;
-    tile_stats.maxima[warp_tile] = top;
-    if (want != Want::kArgmax) tile_stats.units[warp_tile] = units;
-    if (want == Want::kGumbel || want == Want::kArgmax) tile_stats.best[warp_tile] = best;
-  });
+  return warp_mass(lane_units(w, wide, inverse_scale(top)));
 }
 
 // Computes the masses again for the survivors alone. Warp tiles without any are not read.
@@ -131,8 +99,8 @@ inline __device__ void filter_tile_stats(const BlockGroup& group, const RowView&
     if (top >= threshold) {
       float values[kPerLane];
       read_warp_tile(row, warp_tile, values);
-      weigh(values, {top, rate_of(inv_t), threshold});
-      units = warp_mass(lane_units(values));
+      weigh_tile(values, top, rate_of(inv_t), threshold);
+      units = warp_mass(lane_units(values, row.wide()));
       if (want == Want::kGumbel) best = warp_tile_gumbel(values, row.wide(), warp_tile, noise);
     }
     if (lane_id() != 0) continue;
@@ -161,7 +129,7 @@ class WarpTileScale {
                            bool linear)
       : tile_stats_(tile_stats),
         max_(max),
-        inv_t_(inv_t),
+        rate_(rate_of(inv_t)),
         linear_(linear),
         unit_(1.0 / static_cast<double>(int64_t{1} << ceil_log2(warp_tiles))) {}
 
@@ -170,8 +138,9 @@ class WarpTileScale {
     return static_cast<double>(total) * (1.0 / kUnit / unit_) * (linear_ ? max_ : 1.0);
   }
   __device__ double factor(int64_t i) const {
-    const double own = tile_stats_.maxima[i];
-    return unit_ * (linear_ ? own / max_ : exp((own - max_) * inv_t_));
+    const float own = tile_stats_.maxima[i];
+    return unit_ *
+           (linear_ ? static_cast<double>(own) / max_ : exp2(tile_exponent(own, rate_, max_)));
   }
   __device__ int64_t mass(int64_t i) const {
     const int64_t units = tile_stats_.units[i];
@@ -180,7 +149,7 @@ class WarpTileScale {
 
  private:
   const TileStats tile_stats_;
-  const double max_, inv_t_;
+  const float max_, rate_;
   const bool linear_;
   const double unit_;
 };
@@ -260,7 +229,7 @@ inline __device__ RowStats warp_row_stats(const TileStats& tile_stats, int64_t w
   for (int64_t i = lane_id(); i < warp_tiles; i += kLanes) mass += scale.mass(i);
   const double sum = scale.sum(warp_sum(mass));
   stats.valid = sum > 0;
-  stats.log_sum = log(sum);
+  stats.log_sum = log_of(sum);
   return stats;
 }
 
@@ -273,8 +242,8 @@ inline __device__ int64_t gumbel_winner(BlockGroup& group, const TileStats& tile
   for (int64_t i = thread_id(); i < warp_tiles; i += kThreads) {
     const uint64_t packed = tile_stats.best[i];
     if (packed == 0) continue;
-    const double gap = static_cast<double>(tile_stats.maxima[i]) - stats.max;
-    const double score = score_of(packed) * exp(gap * stats.inv_t);
+    const double score = score_of(packed) *
+                         exp2(tile_exponent(tile_stats.maxima[i], rate_of(stats.inv_t), stats.max));
     if (!(score > best)) continue;
     best = score;
     winner = i;

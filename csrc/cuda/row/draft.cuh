@@ -33,18 +33,22 @@ struct DraftDistribution {
     return !lists_tokens() && columns == nullptr && row.wide() == wide;
   }
   __device__ int64_t id(int64_t k) const { return id_at(ids, ids_are_int64, k); }
-  __device__ float weight(float value) const {
-    return probs ? value : weight_params.weight(value) * scale;
-  }
-  // Turns entries of the row into Q; returns the largest entry, NaN if one is.
+  // A number proportional to Q, and what it must be multiplied by.
+  __device__ float weight(float value) const { return probs ? value : weight_params.weight(value); }
+  __device__ float weight_scale() const { return probs ? 1.0f : scale; }
+  // Turns entries of the row into weights; returns the largest entry, NaN if one is.
   __device__ float weigh_all(float (&values)[kPerLane]) const {
     float top = values[0];
 #pragma unroll
     for (int j = 1; j < kPerLane; ++j) top = max_or_nan(top, values[j]);
-    if (probs) return top;
-    weigh(values, weight_params);
+    if (!probs) weigh(values, weight_params);
+    return top;
+  }
+  // Turns entries of the row into Q; returns the same.
+  __device__ float normalise_all(float (&values)[kPerLane]) const {
+    const float top = weigh_all(values);
 #pragma unroll
-    for (int j = 0; j < kPerLane; ++j) values[j] *= scale;
+    for (int j = 0; j < kPerLane; ++j) values[j] *= weight_scale();
     return top;
   }
 
@@ -55,10 +59,10 @@ struct DraftDistribution {
     invalid_at_token |= inside && !(value < INFINITY);
     if (probs) {
       q_x = value + 0.0f;  // -0 becomes 0: P / -0 would be -inf
-      log_q_x = log(q_x);
+      log_q_x = log_of(q_x);
     } else {
       log_q_x = inside ? stats.logprob(value) : -INFINITY;
-      q_x = exp(log_q_x);
+      q_x = exp_of(log_q_x);
     }
   }
 
@@ -66,7 +70,7 @@ struct DraftDistribution {
   __device__ void set(const RowStats& stats) {
     invalid_at_token |= !stats.valid;
     weight_params = {stats.max, rate_of(stats.inv_t), stats.threshold};
-    scale = static_cast<float>(exp(-stats.log_sum));
+    scale = static_cast<float>(exp_of(-stats.log_sum));
     if (!invalid_at_token) look_up(stats);
   }
 };
@@ -121,7 +125,7 @@ inline __device__ void look_up_sparse(BlockGroup& group, DraftDistribution& d) {
   if (thread_id() == 0) {
     d.invalid_at_token = faults > 0;
     d.q_x = mass;
-    d.log_q_x = log(mass);
+    d.log_q_x = log_of(mass);
   }
   __syncthreads();
 }
@@ -152,12 +156,13 @@ inline __device__ bool subtract_draft(const DraftDistribution& d, float factor, 
     }
     return true;
   }
+  const float weight_factor = d.weight_scale() * factor;
   if (d.pairs(wide)) {
     float q[kPerLane];
     unpack(d.row, loaded, q);
     const float top = d.weigh_all(q);
 #pragma unroll
-    for (int j = 0; j < kPerLane; ++j) values[j] -= q[j] * factor;
+    for (int j = 0; j < kPerLane; ++j) values[j] = __fmaf_rn(q[j], -weight_factor, values[j]);
     return top < INFINITY;
   }
   // One element at a time: columns are mapped, or spread over the lanes in another way.
@@ -176,7 +181,7 @@ inline __device__ bool subtract_draft(const DraftDistribution& d, float factor, 
       if (column >= 0 && column < d.row.vocab) {
         const float q = at(d.row, column);
         top = max_or_nan(top, q);
-        values[j] -= d.weight(q) * factor;
+        values[j] = __fmaf_rn(d.weight(q), -weight_factor, values[j]);
       }
     }
     rotate(values);

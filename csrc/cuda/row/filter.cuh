@@ -188,7 +188,7 @@ inline __device__ void filter_row(BlockGroup& group, const RowView& row,
       if (low == ordered_key(-INFINITY)) {
         // Entries under (1-p)/V of the largest weight hold less than 1-p of the mass together.
         const double share = (1.0 - params.top_p) / static_cast<double>(row.vocab);
-        const double cut = stats.max + params.temperature * log(share);
+        const double cut = stats.max + params.temperature * log_of(share);
         low = ordered_key(fmaxf(static_cast<float>(cut), -kLargest));
         const double sum =
             WarpTileMasses(group, tile_stats, row.warp_tiles(), stats.max, stats.inv_t).sum();
@@ -232,9 +232,9 @@ inline __device__ RowStats read_row_stats(BlockGroup& group, const RowView& row,
   stats.direct = want == Want::kLinear;
   const double sum =
       WarpTileMasses(group, tile_stats, warp_tiles, stats.max, stats.inv_t, stats.direct).sum();
+  if (want == Want::kGumbel) token = gumbel_winner(group, tile_stats, warp_tiles, stats);
   stats.valid = sum > 0;
   stats.log_sum = log(sum);
-  if (want == Want::kGumbel) token = gumbel_winner(group, tile_stats, warp_tiles, stats);
   return stats;
 }
 

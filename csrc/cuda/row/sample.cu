@@ -1,5 +1,6 @@
 // The op sample on CUDA devices.
 #include "cuda/launch.cuh"
+#include "cuda/row/fill.cuh"
 #include "cuda/row/filter.cuh"
 #include "specdec/sample.h"
 
@@ -51,7 +52,7 @@ __device__ int64_t draw(const BlockGroup& group, const SampleTask& task,
   const int64_t warp_tile = masses.choose(group, u, rest);
   float values[kPerLane];
   read_warp_tile(task.row, warp_tile, values);
-  weigh(values, {task.tile_stats.maxima[warp_tile], rate_of(stats.inv_t), stats.threshold});
+  weigh_tile(values, task.tile_stats.maxima[warp_tile], rate_of(stats.inv_t), stats.threshold);
   return warp_tile * kWarpTile + warp_tile_pick(values, task.row.wide(), rest);
 }
 
@@ -70,7 +71,7 @@ __device__ void finish(BlockGroup& group, const SampleParams& p, int64_t r) {
     filter_row(group, task.row, task.tile_stats, task.params, want(p, task), task.noise, stats);
   }
   const WarpTileMasses masses(group, task.tile_stats, warp_tiles, stats.max, stats.inv_t);
-  stats.log_sum = log(masses.sum());
+  stats.log_sum = log_of(masses.sum());
   const GumbelNoise& noise = task.noise;
   const int64_t token = p.gumbel ? gumbel_winner(group, task.tile_stats, warp_tiles, stats)
                                  : draw(group, task, masses, stats,

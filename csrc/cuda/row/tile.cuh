@@ -2,8 +2,11 @@
 // One warp tile: the 512 entries of a row that a warp reads at once, 16 in each lane. The map from
 // entries to lanes depends on the dtype alone.
 #include <cmath>
+#include <type_traits>
 
 #include "cuda/block_group.cuh"
+#include "specdec/host_device.h"
+#include "specdec/math.h"
 #include "specdec/sampling.h"
 
 namespace specdec::cuda {
@@ -48,6 +51,13 @@ struct RowView {
   }
 };
 
+// A dtype as an argument from which a template deduces it.
+template <DType kType>
+using DTypeOf = std::integral_constant<DType, kType>;
+
+// How many neighbours a lane holds in a row: a lane loads 16 bytes at once.
+SPECDEC_HD constexpr int run_of(bool wide) { return wide ? 4 : 8; }
+
 // The lane that holds entry `index` of a warp tile, and which of its elements that is.
 inline __device__ int holder(bool wide, int index) {
   return wide ? index % 128 / 4 : index % 256 / 8;
@@ -72,13 +82,24 @@ inline __device__ float from_bfloat16(uint32_t h) { return bits_as<float>(h << 1
 
 // The multiplication corrects the bias of the exponent, also for subnormals.
 inline __device__ float from_float16(uint32_t h) {
+#ifdef __CUDA_ARCH__
+  float value;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(static_cast<uint16_t>(h)));
+  return value;
+#else
   const float magnitude = bits_as<float>((h & 0x7fffu) << 13) * 0x1p112f;
   const uint32_t special = (h & 0x7c00u) == 0x7c00u ? 0x7f800000u : 0;
   return bits_as<float>(bits_as<uint32_t>(magnitude) | special | (h & 0x8000u) << 16);
+#endif
+}
+
+template <DType kType>
+inline __device__ float from_bits(uint32_t h) {
+  return kType == DType::kBFloat16 ? from_bfloat16(h) : from_float16(h);
 }
 
 inline __device__ float as_wanted(Read read, float value) {
-  if (read == Read::kLogOfProbs) return logf(value);
+  if (read == Read::kLogOfProbs) return log_of(value);
   return read == Read::kProbs && !(value >= 0) ? NAN : value;
 }
 
@@ -175,7 +196,7 @@ inline __device__ void unpack(const RowView& row, const Packed& in, float (&out)
 #pragma unroll 1
     for (int quad = 0; quad < kQuads; ++quad) {
 #pragma unroll
-      for (int j = 0; j < 4; ++j) out[j] = logf(out[j]);
+      for (int j = 0; j < 4; ++j) out[j] = log_of(out[j]);
       rotate(out);
     }
   } else if (row.read == Read::kProbs) {
@@ -189,44 +210,6 @@ inline __device__ void read_warp_tile(const RowView& row, int64_t warp_tile,
   Packed packed;
   load_warp_tile(row, warp_tile, packed);
   unpack(row, packed, out);
-}
-
-// Loads two warp tiles of a 16-bit row, `step` apart, so that as many bytes are under way as for
-// float32.
-inline __device__ void load_ahead(const RowView& row, int64_t warp_tile, int64_t step,
-                                  Packed& out) {
-  load_warp_tile(row, warp_tile, out);
-  if (row.wide() || warp_tile + step >= row.warp_tiles()) return;
-  Packed second;
-  load_warp_tile(row, warp_tile + step, second);
-#pragma unroll
-  for (int w = 0; w < kPerLane / 2; ++w) out.word[w + kPerLane / 2] = second.word[w];
-}
-
-// Calls f(warp_tile, values) for the warp tiles of this warp, while the loads of the next ones are
-// under way.
-template <class F>
-inline __device__ void each_warp_tile(const BlockGroup& group, const RowView& row, int split,
-                                      int splits, F f) {
-  const int64_t warp_tiles = row.warp_tiles(), step = group.warp_tile_step(splits);
-  const int at_once = row.wide() ? 1 : 2;
-  int64_t warp_tile = group.first_warp_tile(split);
-  if (warp_tile >= warp_tiles) return;
-  Packed next;
-  load_ahead(row, warp_tile, step, next);
-  while (warp_tile < warp_tiles) {
-    Packed now = next;
-    if (warp_tile + at_once * step < warp_tiles)
-      load_ahead(row, warp_tile + at_once * step, step, next);
-#pragma unroll 1
-    for (int i = 0; i < at_once && warp_tile < warp_tiles; ++i, warp_tile += step) {
-      float values[kPerLane];
-      unpack(row, now, values);
-      f(warp_tile, values);
-#pragma unroll
-      for (int w = 0; w < kPerLane / 2; ++w) now.word[w] = now.word[w + kPerLane / 2];
-    }
-  }
 }
 
 }  // namespace specdec::cuda

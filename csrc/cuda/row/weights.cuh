@@ -1,13 +1,14 @@
 #pragma once
-// Arithmetic on one warp tile: maxima, weights, masses, Gumbel-max sampling, the inverse CDF.
+// Arithmetic on one warp tile: maxima, weights, masses.
 #include "cuda/row/tile.cuh"
 #include "specdec/ordered_key.h"
-#include "specdec/philox.h"
 
 namespace specdec::cuda {
 
 constexpr float kLargest = 3.402823466e38f;
 constexpr float kLog2E = 1.44269504088896341f;
+
+inline __device__ bool is_finite(float x) { return x >= -kLargest && x <= kLargest; }
 
 // The larger; NaN if either is.
 inline __device__ float max_or_nan(float a, float b) {
@@ -18,6 +19,30 @@ inline __device__ float max_or_nan(float a, float b) {
 #else
   if (a != a || b != b) return NAN;
   return a > b ? a : b;
+#endif
+}
+
+// The same for the halves of two words, each a pair of 16-bit floats.
+template <DType kType>
+inline __device__ uint32_t max_of_pairs(uint32_t a, uint32_t b) {
+#ifdef __CUDA_ARCH__
+  uint32_t out;
+  if constexpr (kType == DType::kBFloat16) {
+    asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(out) : "r"(a), "r"(b));
+  } else {
+    asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(out) : "r"(a), "r"(b));
+  }
+  return out;
+#else
+  constexpr uint32_t kNaN = kType == DType::kBFloat16 ? 0x7fc0 : 0x7e00;
+  uint32_t out = 0;
+  for (int shift = 0; shift < 32; shift += 16) {
+    const uint32_t x = a >> shift & 0xffffu, y = b >> shift & 0xffffu;
+    const float f = from_bits<kType>(x), g = from_bits<kType>(y);
+    const uint32_t best = f != f || g != g ? kNaN : f > g ? x : y;
+    out |= best << shift;
+  }
+  return out;
 #endif
 }
 
@@ -33,12 +58,17 @@ inline __device__ uint32_t warp_max(uint32_t value) {
 #endif
 }
 
+// The largest of a warp, NaN if one is; in every lane.
+inline __device__ float warp_max(float value) {
+  return from_ordered_key(warp_max(ordered_bits(value)));
+}
+
 // The largest entry of a warp tile, NaN if one is; in every lane.
 inline __device__ float warp_tile_max(const float (&values)[kPerLane]) {
   float best = values[0];
 #pragma unroll
   for (int j = 1; j < kPerLane; ++j) best = max_or_nan(best, values[j]);
-  return from_ordered_key(warp_max(ordered_key(best)));
+  return warp_max(best);
 }
 
 // 2^x within two units in the last place; 0 where it would be subnormal.
@@ -73,22 +103,72 @@ inline __device__ float rate_of(float inverse_temperature) {
   return fminf(inverse_temperature * kLog2E, kLargest);
 }
 
+// The weights of a warp tile with the maximum `top` are 2^(l * rate - offset), one fused
+// multiply-add each. The offset is top * rate rounded to float, so `top` itself weighs a little
+// more or less than 1, at most 2^(1/16). A larger offset would be too coarse; then they are 2^((l -
+// top) * rate).
+inline __device__ bool fuses(float offset) { return fabsf(offset) <= 0x1p20f; }
+
+// Turns the entries of a warp tile into weights relative to their maximum; into 0 below the
+// threshold, and if the maximum is not finite.
+inline __device__ void weigh_tile(float (&values)[kPerLane], float top, float rate,
+                                  float threshold = -INFINITY) {
+  float offset = top * rate;
+  if (threshold > -INFINITY) {
+#pragma unroll
+    for (int j = 0; j < kPerLane; ++j) {
+      values[j] = values[j] >= threshold ? values[j] : -INFINITY;
+    }
+  }
+  if (!fuses(offset)) {
+    const bool finite = is_finite(top);
+#pragma unroll
+    for (int j = 0; j < kPerLane; ++j) values[j] = finite ? values[j] - top : -INFINITY;
+    offset = 0;
+  }
+#pragma unroll
+  for (int j = 0; j < kPerLane; ++j) {
+    values[j] = exp2_fast(__fmaf_rn(values[j], rate, -offset));
+  }
+}
+
+// The binary logarithm of what a weight relative to `top` must be multiplied by to become
+// 2^((l - max) * rate).
+inline __device__ double tile_exponent(float top, float rate, float max) {
+  const float offset = top * rate;
+  const double m = max, r = rate;
+  return fuses(offset) ? offset - m * r : (top - m) * r;
+}
+
 // A mass is a sum of weights. It is an integer number of units, so that it does not depend on the
-// order of summation; one unit is 2^-49 of the largest weight. Four neighbours are added as floats
-// first; every sum of those is exact.
-constexpr float kUnit = 0x1p49f;
+// order of summation; one unit is 2^-48 of the largest weight. The neighbours that a lane holds,
+// see `run_of`, are added as floats first; every sum of those is exact.
+constexpr float kUnit = 0x1p48f;
 
 inline __device__ int64_t units_of(float weight) { return static_cast<int64_t>(weight * kUnit); }
 
-inline __device__ int64_t quad_units(const float (&w)[kPerLane], int quad) {
-  return units_of((w[quad * 4] + w[quad * 4 + 1]) + (w[quad * 4 + 2] + w[quad * 4 + 3]));
+// The sum of run i of kRun neighbours.
+template <int kRun>
+inline __device__ int64_t run_units(const float (&w)[kPerLane], int i, float inverse_scale = 1) {
+  float pairs[kRun / 2];
+#pragma unroll
+  for (int j = 0; j < kRun / 2; ++j) pairs[j] = w[i * kRun + 2 * j] + w[i * kRun + 2 * j + 1];
+  const float first = pairs[0] + pairs[1];
+  const float sum = kRun == 4 ? first : first + (pairs[kRun / 2 - 2] + pairs[kRun / 2 - 1]);
+  return units_of(sum * inverse_scale);
 }
 
-inline __device__ int64_t lane_units(const float (&w)[kPerLane]) {
+template <int kRun>
+inline __device__ int64_t lane_units(const float (&w)[kPerLane], float inverse_scale = 1) {
   int64_t sum = 0;
 #pragma unroll
-  for (int q = 0; q < kQuads; ++q) sum += quad_units(w, q);
+  for (int i = 0; i < kPerLane / kRun; ++i) sum += run_units<kRun>(w, i, inverse_scale);
   return sum;
+}
+inline __device__ int64_t lane_units(const float (&w)[kPerLane], bool wide,
+                                     float inverse_scale = 1) {
+  return wide ? lane_units<run_of(true)>(w, inverse_scale)
+              : lane_units<run_of(false)>(w, inverse_scale);
 }
 
 // A power of two near the largest of non-negative weights, and its inverse: both normal floats.
@@ -109,115 +189,14 @@ inline __device__ int64_t warp_sum(int64_t value) {
   return value;
 }
 
-// The sum over a warp whose largest weight is 1: at most 2^58, a lane's part at most 2^53. It is
-// taken in two limbs, 32 of which add up within 32 bits, even if every weight is a little above 1:
-// the specification of ex2.approx does not exclude that.
+// The sum over a warp of non-negative weights below 4: at most 2^59, a lane's part below 2^54. It
+// is taken in two limbs, 32 of which add up within 32 bits.
 inline __device__ int64_t warp_mass(int64_t units) {
   constexpr int kLimb = 27;
   const auto low = static_cast<unsigned>(units) & ((1u << kLimb) - 1);
   const uint64_t lows = __reduce_add_sync(kAllLanes, low);
   const uint64_t highs = __reduce_add_sync(kAllLanes, static_cast<unsigned>(units >> kLimb));
   return static_cast<int64_t>((highs << kLimb) + lows);
-}
-
-// Packs a score and its index into an integer that is larger for a better score, and among equals
-// for a lower index. Scores are not negative.
-inline __device__ uint64_t pack_best(float score, int index) {
-  return uint64_t{bits_as<uint32_t>(score)} << 32 | static_cast<uint32_t>(kWarpTile - 1 - index);
-}
-inline __device__ float score_of(uint64_t packed) {
-  return bits_as<float>(static_cast<uint32_t>(packed >> 32));
-}
-inline __device__ int index_of(uint64_t packed) {
-  return kWarpTile - 1 - static_cast<int>(static_cast<uint32_t>(packed));
-}
-
-inline __device__ uint64_t warp_best(uint64_t value) {
-  for (int step = kLanes / 2; step > 0; step /= 2) {
-    const uint64_t other = __shfl_xor_sync(kAllLanes, value, step);
-    value = other > value ? other : value;
-  }
-  return value;
-}
-
-// E = -log1p(-u) with u = (x + 1/2) / 2^32, exponentially distributed; -log(E) is Gumbel noise.
-// Each half of the range keeps its relative precision. A small x takes 32 more bits; there
-// -log1p(-u) is u to the last bit of a float.
-inline __device__ float exponential(uint32_t x, int word, const GumbelNoise& noise,
-                                    uint32_t counter) {
-  if (x < 256) {
-    const Words more =
-        philox(noise.seed, counter, noise.position, noise.stream + uint32_t{kTailStreams});
-    const uint32_t low = word == 0   ? more.word[0]
-                         : word == 1 ? more.word[1]
-                         : word == 2 ? more.word[2]
-                                     : more.word[3];
-    return static_cast<float>((x * 0x1p32 + low + 0.5) * 0x1p-64);
-  }
-  const bool upper = x >> 31;
-  const float h = (static_cast<float>(upper ? ~x : x) + 0.5f) * 0x1p-32f;
-  return upper ? -logf(h) : -log1pf(-h);
-}
-
-// The best score w / E of a warp tile, packed with its index; 0 if nothing has weight. It has the
-// same argmax as log(w) + Gumbel noise.
-inline __device__ uint64_t warp_tile_gumbel(float (&w)[kPerLane], bool wide, int64_t warp_tile,
-                                            const GumbelNoise& noise) {
-  uint64_t best = 0;
-#pragma unroll 1
-  for (int q = 0; q < kQuads; ++q) {
-    const int first = first_of_quad(wide, q);
-    const auto counter = static_cast<uint32_t>((warp_tile * kWarpTile + first) / 4);
-    const Words x = philox(noise.seed, counter, noise.position, noise.stream);
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      if (w[j] > 0) {
-        const uint64_t packed =
-            pack_best(w[j] / exponential(x.word[j], j, noise, counter), first + j);
-        best = packed > best ? packed : best;
-      }
-    }
-    rotate(w);
-  }
-  return warp_best(best);
-}
-
-// Index in the warp tile of the first entry at which the running sum of units passes `target`; else
-// of the last one with weight. In every lane.
-inline __device__ int warp_tile_pick(const float (&w)[kPerLane], bool wide, int64_t target) {
-  const bool pair = !wide;  // two quads of a lane are neighbours
-  int64_t running = 0;
-  int chosen = -1, last = -1;  // elements of this lane
-#pragma unroll
-  for (int q = 0; q < kQuads; ++q) {
-    const int64_t mine = quad_units(w, q);
-    const int64_t whole = pair ? mine + quad_units(w, q ^ 1) : mine;
-    int64_t upto = whole;
-#pragma unroll
-    for (int step = 1; step < kLanes; step *= 2) {
-      const int64_t other = __shfl_up_sync(kAllLanes, upto, step);
-      if (lane_id() >= step) upto += other;
-    }
-    const int64_t all = __shfl_sync(kAllLanes, upto, kLanes - 1);
-    const int64_t before = running + upto - (pair && q % 2 ? mine : whole);
-    const bool here = before <= target && target < before + mine;
-    float sum = 0;
-#pragma unroll
-    for (int j = q * 4; j < q * 4 + 4; ++j) {
-      sum += w[j];
-      if (w[j] > 0) last = j;
-      if (here && chosen < 0 && before + units_of(sum) > target) chosen = j;
-    }
-    // Because of rounding the running sum of the four may stay below their rounded sum.
-    if (here && chosen < 0) chosen = last;
-    if (!pair || q % 2) running += all;
-  }
-  const int none = kWarpTile;
-  const int mine = chosen < 0 ? none : place(wide, chosen);
-  const auto found = static_cast<int>(~warp_max(~static_cast<uint32_t>(mine)));
-  if (found < none) return found;
-  const int end = last < 0 ? 0 : place(wide, last) + 1;
-  return static_cast<int>(warp_max(static_cast<uint32_t>(end))) - 1;
 }
 
 }  // namespace specdec::cuda

@@ -102,17 +102,12 @@ class ResidualScan {
       return;
     }
     const bool own = draws() && !t_.from_residual;  // relative to the maximum of this warp tile
-    if (t_.direct) {
-      const double c = own ? 1.0 : t_.target_scale;
-#pragma unroll
-      for (int j = 0; j < kPerLane; ++j) values[j] = static_cast<float>(c * values[j]);
-      return;
+    if (!own) {
+      ScaledTarget(t_.stats, t_.direct, t_.target_scale).normalise_all(values);
+    } else if (!t_.direct) {
+      weigh_tile(values, t_.tile_stats.maxima[warp_tile], rate_of(t_.stats.inv_t),
+                 t_.stats.threshold);
     }
-    weigh(values, {own ? t_.tile_stats.maxima[warp_tile] : t_.stats.max, rate_of(t_.stats.inv_t),
-                   t_.stats.threshold});
-    const float scale = own ? 1.0f : static_cast<float>(exp(-t_.stats.log_sum) * t_.target_scale);
-#pragma unroll
-    for (int j = 0; j < kPerLane; ++j) values[j] *= scale;
   }
 
   // Subtracts the draft of a record. The last one is subtracted after clipping at 0; for all kinds
@@ -166,7 +161,8 @@ class ResidualScan {
 #pragma unroll
     for (int j = 0; j < kPerLane; ++j) q[j] = excluded_from_draft >> j & 1 ? 0.0f : q[j];
     if (t_.action == TreeAction::kScanResidual) {
-      store_positive(scan_stats(kSecond), warp_tile, q, 1.0f, __all_sync(kAllLanes, valid));
+      store_positive(scan_stats(kSecond), warp_tile, q, t_.row.wide(), 1.0f,
+                     __all_sync(kAllLanes, valid));
     }
     // The top tokens of rule top_k_plus_one remain in the residual.
     if (job_.p.rule != TreeRule::kMultiDraftWor) excluded = 0;
@@ -199,16 +195,16 @@ class ResidualScan {
       float least[kPerLane];
 #pragma unroll
       for (int j = 0; j < kPerLane; ++j) least[j] = fminf(q[j], p[j * kThreads] * inverse);
-      const int64_t units = warp_sum(lane_units(least));
+      const int64_t units = warp_mass(lane_units(least, t_.row.wide()));
       if (lane_id() == 0) scan_stats(kOverlap + i).units[warp_tile] = units;
     }
   }
 
   __device__ void store(int64_t warp_tile, const float (&values)[kPerLane], bool valid) const {
     if (job_.p.rule == TreeRule::kTraversal) {
-      store_positive(scan_stats(kSecond), warp_tile, values, -1.0f, true);
+      store_positive(scan_stats(kSecond), warp_tile, values, t_.row.wide(), -1.0f, true);
     }
-    store_positive(scan_stats(kPositive), warp_tile, values, 1.0f, valid);
+    store_positive(scan_stats(kPositive), warp_tile, values, t_.row.wide(), 1.0f, valid);
   }
 
   // Takes the value at the child's token, or the token where the running mass passes `units`.
@@ -246,10 +242,10 @@ class ResidualScan {
          warp_tile += step) {
       float values[kPerLane];
       read_warp_tile(columns, warp_tile, values);
-      const float top = d.weigh_all(values);
+      const float top = d.normalise_all(values);
       if (d.columns == nullptr)
         zero_excluded(columns.wide(), begin + warp_tile * kWarpTile, values);
-      store_positive(scan_stats(kBeyond), warp_tile, values, 1.0f,
+      store_positive(scan_stats(kBeyond), warp_tile, values, columns.wide(), 1.0f,
                      __all_sync(kAllLanes, top < INFINITY));
     }
   }

@@ -1,5 +1,6 @@
 #pragma once
 // One sequence from its first target row to its outputs: one thread decides, all threads act.
+#include "cuda/row/fill.cuh"
 #include "cuda/row/filter.cuh"
 #include "cuda/tree/decide.cuh"
 #include "cuda/tree/residual.cuh"
@@ -15,15 +16,14 @@ class RowMeasurement {
       : group_(group), job_(job), t_(group.task<TreeTask>()) {}
 
   __device__ void run() {
-    const GumbelNoise noise{t_.seed, t_.position + t_.depth, kSharedStream};
     fill_tile_stats(group_, t_.measured_row, t_.measured_tile_stats,
                     first_want(want(), filters(), !t_.measures_draft && t_.greedy),
-                    inverse_temperature(params().temperature), noise);
+                    inverse_temperature(params().temperature), noise());
     group_.sync();
     group_.exchange_buffer = 0;
     int64_t token;
     const RowStats stats = read_row_stats(group_, t_.measured_row, t_.measured_tile_stats, params(),
-                                          filters(), want(), noise, token);
+                                          filters(), want(), noise(), token);
     if (thread_id() != 0) return;
     if (t_.measures_draft) {
       t_.q_stats = stats;
@@ -36,6 +36,8 @@ class RowMeasurement {
   }
 
  private:
+  // Made again at each use, because it would occupy registers in between.
+  __device__ GumbelNoise noise() const { return {t_.seed, t_.position + t_.depth, kSharedStream}; }
   __device__ bool filters() const { return !t_.measures_draft && t_.filtered; }
   __device__ SequenceParams params() const {
     return t_.measures_draft ? SequenceParams{t_.draft_temperature, 0, 1, 0} : t_.params;

@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "specdec/host_device.h"
+#include "specdec/math.h"
 
 namespace specdec {
 
@@ -32,7 +33,7 @@ SPECDEC_HD inline Acceptance accept_ratio(double u, double p_x, double q_x) {
 // not underflow. Where P(x) and Q(x) are both 0 the difference is NaN, and x is rejected.
 SPECDEC_HD inline Acceptance accept_log_ratio(double u, double log_p, double log_q) {
   const double log_ratio = log_p - log_q;
-  return {log(u) < log_ratio, log_p == -INFINITY ? 0 : exp(fmin(0.0, log_ratio))};
+  return {log_of(u) < log_ratio, log_p == -INFINITY ? 0 : exp_of(fmin(0.0, log_ratio))};
 }
 
 // The ratio test of a drafted token. `direct` says that the target row holds the probabilities:
@@ -41,7 +42,7 @@ template <class DraftDistribution>
 SPECDEC_HD inline Acceptance accept_draft(bool direct, double u, double p_x, double log_p,
                                           double scale, const DraftDistribution& draft) {
   return direct ? accept_ratio(u, p_x, scale * draft.q_x)
-                : accept_log_ratio(u, log_p, log(scale) + draft.log_q_x);
+                : accept_log_ratio(u, log_p, log_of(scale) + draft.log_q_x);
 }
 
 // P(x) / Q(x), and 0 wherever P(x) is 0.
@@ -49,7 +50,7 @@ SPECDEC_HD inline double probability_ratio(double p_x, double q_x) {
   return p_x > 0 ? p_x / q_x : 0;
 }
 SPECDEC_HD inline double probability_ratio_of_logs(double log_p, double log_q) {
-  return log_p > -INFINITY ? exp(log_p - log_q) : 0;
+  return log_p > -INFINITY ? exp_of(log_p - log_q) : 0;
 }
 
 // P(x) / Q(x) of a drafted token; the arguments are those of `accept_draft` without u and scale.
@@ -73,13 +74,13 @@ SPECDEC_HD inline double block_accept_prob(double c, double positive, double neg
   return negative > 0 ? fmin(1.0, positive / negative) : c;
 }
 
-// Rule typical accepts x if P(x) > min(epsilon, delta * exp(-H(P))). The entropy H costs a pass
+// Rule typical accepts x if P(x) > min(epsilon, delta * exp_of(-H(P))). The entropy H costs a pass
 // over the row. It is not needed where P(x) > epsilon (accepted) or P(x) = 0 (rejected).
 SPECDEC_HD inline bool typical_needs_entropy(double p_x, double epsilon) {
   return p_x > 0 && !(p_x > epsilon);
 }
 SPECDEC_HD inline double typical_bound(double epsilon, double delta, double entropy) {
-  return fmin(epsilon, delta * exp(-entropy));
+  return fmin(epsilon, delta * exp_of(-entropy));
 }
 
 // Rule synthetic accepts with a probability that the caller gives; NaN accepts nothing.
@@ -91,7 +92,7 @@ SPECDEC_HD inline Acceptance accept_at_rate(double u, float rate) {
 // `value` and `max` are what the row holds.
 SPECDEC_HD inline bool accept_near_maximum(double value, double max, double lenience,
                                            bool probabilities) {
-  return probabilities ? value >= lenience * max : value - max >= log(lenience);
+  return probabilities ? value >= lenience * max : value - max >= log_of(lenience);
 }
 
 // Rule k_seq (Sun et al. 2023): 1 - (1 - beta)^K, the probability that at least one of K siblings

@@ -1,0 +1,111 @@
+#pragma once
+// Draws from one warp tile: Gumbel-max sampling, the inverse CDF.
+#include "cuda/row/weights.cuh"
+#include "specdec/philox.h"
+
+namespace specdec::cuda {
+
+// Packs a score and its index into an integer that is larger for a better score, and among equals
+// for a lower index. Scores are not negative.
+inline __device__ uint64_t pack_best(float score, int index) {
+  return uint64_t{bits_as<uint32_t>(score)} << 32 | static_cast<uint32_t>(kWarpTile - 1 - index);
+}
+inline __device__ float score_of(uint64_t packed) {
+  return bits_as<float>(static_cast<uint32_t>(packed >> 32));
+}
+inline __device__ int index_of(uint64_t packed) {
+  return kWarpTile - 1 - static_cast<int>(static_cast<uint32_t>(packed));
+}
+
+inline __device__ uint64_t warp_best(uint64_t value) {
+  for (int step = kLanes / 2; step > 0; step /= 2) {
+    const uint64_t other = __shfl_xor_sync(kAllLanes, value, step);
+    value = other > value ? other : value;
+  }
+  return value;
+}
+
+// E = -log1p(-u) with u = (x + 1/2) / 2^32, exponentially distributed; -log(E) is Gumbel noise.
+// Each half of the range keeps its relative precision. A small x takes 32 more bits; there
+// -log1p(-u) is u to the last bit of a float.
+inline __device__ float exponential(uint32_t x, int word, const GumbelNoise& noise,
+                                    uint32_t counter) {
+  if (x < 256) {
+    const Words more =
+        philox(noise.seed, counter, noise.position, noise.stream + uint32_t{kTailStreams});
+    const uint32_t low = word == 0   ? more.word[0]
+                         : word == 1 ? more.word[1]
+                         : word == 2 ? more.word[2]
+                                     : more.word[3];
+    return static_cast<float>((x * 0x1p32 + low + 0.5) * 0x1p-64);
+  }
+  const bool upper = x >> 31;
+  const float h = (static_cast<float>(upper ? ~x : x) + 0.5f) * 0x1p-32f;
+  return upper ? -logf(h) : -log1pf(-h);
+}
+
+// The best score w / E of a warp tile, packed with its index; 0 if nothing has weight. It has the
+// same argmax as log(w) + Gumbel noise.
+inline __device__ uint64_t warp_tile_gumbel(float (&w)[kPerLane], bool wide, int64_t warp_tile,
+                                            const GumbelNoise& noise) {
+  uint64_t best = 0;
+#pragma unroll 1
+  for (int q = 0; q < kQuads; ++q) {
+    const int first = first_of_quad(wide, q);
+    const auto counter = static_cast<uint32_t>((warp_tile * kWarpTile + first) / 4);
+    const Words x = philox(noise.seed, counter, noise.position, noise.stream);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      if (w[j] > 0) {
+        const uint64_t packed =
+            pack_best(w[j] / exponential(x.word[j], j, noise, counter), first + j);
+        best = packed > best ? packed : best;
+      }
+    }
+    rotate(w);
+  }
+  return warp_best(best);
+}
+
+template <int kRun>
+inline __device__ int warp_tile_pick(const float (&w)[kPerLane], int64_t target) {
+  constexpr bool kWide = kRun == run_of(true);
+  int64_t running = 0;
+  int chosen = -1, last = -1;  // elements of this lane
+#pragma unroll
+  for (int i = 0; i < kPerLane / kRun; ++i) {
+    const int64_t mine = run_units<kRun>(w, i);
+    int64_t upto = mine;
+#pragma unroll
+    for (int step = 1; step < kLanes; step *= 2) {
+      const int64_t other = __shfl_up_sync(kAllLanes, upto, step);
+      if (lane_id() >= step) upto += other;
+    }
+    const int64_t before = running + upto - mine;
+    const bool here = before <= target && target < before + mine;
+    float sum = 0;
+#pragma unroll
+    for (int j = i * kRun; j < (i + 1) * kRun; ++j) {
+      sum += w[j];
+      if (w[j] > 0) last = j;
+      if (here && chosen < 0 && before + units_of(sum) > target) chosen = j;
+    }
+    // Because of rounding the running sum may stay below the rounded sum of the run.
+    if (here && chosen < 0) chosen = last;
+    running += __shfl_sync(kAllLanes, upto, kLanes - 1);
+  }
+  const int none = kWarpTile;
+  const int mine = chosen < 0 ? none : place(kWide, chosen);
+  const auto found = static_cast<int>(~warp_max(~static_cast<uint32_t>(mine)));
+  if (found < none) return found;
+  const int end = last < 0 ? 0 : place(kWide, last) + 1;
+  return static_cast<int>(warp_max(static_cast<uint32_t>(end))) - 1;
+}
+
+// Index in the warp tile of the first entry at which the running sum of units passes `target`; else
+// of the last one with weight. In every lane.
+inline __device__ int warp_tile_pick(const float (&w)[kPerLane], bool wide, int64_t target) {
+  return wide ? warp_tile_pick<run_of(true)>(w, target) : warp_tile_pick<run_of(false)>(w, target);
+}
+
+}  // namespace specdec::cuda

@@ -1,0 +1,71 @@
+#pragma once
+// A whole warp tile at an aligned address, for loops that know the dtype at compile time.
+#include "cuda/row/weights.cuh"
+
+namespace specdec::cuda {
+
+// Keeps the compiler from adding up the parts of an address again at each use.
+inline __device__ const char* whole_address(const char* address) {
+#ifdef __CUDA_ARCH__
+  asm volatile("" : "+l"(address));
+#endif
+  return address;
+}
+
+// The elements of a lane as they lie in memory.
+template <DType kType>
+struct Words {
+  static constexpr bool kWide = kType == DType::kFloat32;
+  static constexpr int kCount = kWide ? kPerLane : kPerLane / 2;
+  uint32_t word[kCount];
+
+  // Loads a whole warp tile; `lane` is the address of this lane's first element in the row.
+  __device__ void load(const char* lane, int warp_tile) {
+    constexpr int kBytes = kWarpTile * (kWide ? 4 : 2);
+    const auto* const from = reinterpret_cast<const uint4*>(lane + int64_t{warp_tile} * kBytes);
+#pragma unroll
+    for (int i = 0; i < kCount / 4; ++i) {
+      const uint4 v = __ldg(from + i * kLanes);
+      word[i * 4] = v.x;
+      word[i * 4 + 1] = v.y;
+      word[i * 4 + 2] = v.z;
+      word[i * 4 + 3] = v.w;
+    }
+  }
+
+  __device__ float operator[](int j) const {
+    if constexpr (kWide) {
+      return bits_as<float>(word[j]);
+    } else if constexpr (kType == DType::kBFloat16) {
+      return bits_as<float>(j % 2 != 0 ? word[j / 2] & 0xffff0000u : word[j / 2] << 16);
+    } else {
+      return from_float16(word[j / 2] >> (j % 2 * 16) & 0xffffu);
+    }
+  }
+
+  // The largest element of this lane as an unsigned integer.
+  __device__ uint32_t max_bits() const {
+    uint32_t best = word[0];
+#pragma unroll
+    for (int w = 1; w < kCount; ++w) best = word[w] > best ? word[w] : best;
+    return best;
+  }
+
+  // The largest element of this lane, NaN if one is.
+  __device__ float max() const {
+    if constexpr (kWide) {
+      float best = (*this)[0];
+#pragma unroll
+      for (int j = 1; j < kPerLane; ++j) best = max_or_nan(best, (*this)[j]);
+      return best;
+    } else {
+      Words best;
+      best.word[0] = word[0];
+#pragma unroll
+      for (int w = 1; w < kCount; ++w) best.word[0] = max_of_pairs<kType>(best.word[0], word[w]);
+      return max_or_nan(best[0], best[1]);
+    }
+  }
+};
+
+}  // namespace specdec::cuda
