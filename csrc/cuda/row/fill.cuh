@@ -9,23 +9,26 @@ namespace specdec::cuda {
 
 // Computes the tile statistics of every `step`-th whole warp tile from `warp_tile` on, and returns
 // the first one that it leaves to others.
-template <DType kType>
+template <DType kType, bool kAligned>
 __forceinline__ __device__ int fill_masses(const void* row, int whole_tiles, int warp_tile,
                                            int step, float rate, int64_t* units, float* maxima) {
   constexpr bool kWide = Words<kType>::kWide;
   // So many bytes are under way for each dtype.
-  constexpr int kBuffers = kWide ? 1 : 2;
+  constexpr int kBuffers = kWide || !kAligned ? 1 : 2;
+  using Buffer = std::conditional_t<kAligned, Words<kType>, UnalignedWords<kType>>;
   if (warp_tile >= whole_tiles) return warp_tile;
-  const char* const lane = whole_address(static_cast<const char*>(row) + lane_id() * 16);
+  const unsigned begin = kAligned ? 0 : reinterpret_cast<uintptr_t>(row) % 16;
+  const char* const lane = whole_address(static_cast<const char*>(row) - begin + lane_id() * 16);
   const bool stores = lane_id() == 0;
   // Measures the warp tile that a buffer holds and loads the next one into it.
-  const auto fill_one = [&](Words<kType>& words) {
+  const auto fill_one = [&](Buffer& buffer) {
+    const Words<kType> words = lane_words(buffer, begin);
     const float top = warp_max(words.max());
     float weights[kPerLane];
 #pragma unroll
     for (int j = 0; j < kPerLane; ++j) weights[j] = words[j];
     const int next = warp_tile + kBuffers * step;
-    if (next < whole_tiles) words.load(lane, next);
+    if (next < whole_tiles) buffer.load(lane, next);
     weigh_tile(weights, top, rate);
     const int64_t mass = warp_mass(lane_units<run_of(kWide)>(weights));
     if (stores) {
@@ -35,7 +38,7 @@ __forceinline__ __device__ int fill_masses(const void* row, int whole_tiles, int
     warp_tile += step;
     return warp_tile < whole_tiles;
   };
-  Words<kType> first, second;
+  Buffer first, second;
   first.load(lane, warp_tile);
   if (kBuffers == 2 && warp_tile + step < whole_tiles) second.load(lane, warp_tile + step);
   while (fill_one(first) && (kBuffers == 1 || fill_one(second))) {
@@ -79,22 +82,22 @@ inline __device__ void fill_tile_stats(const BlockGroup& group, const RowView& r
   const float rate = rate_of(inv_t);
   const auto step = static_cast<int>(group.warp_tile_step(splits));
   auto warp_tile = static_cast<int>(group.first_warp_tile(split));
-  if (want == Want::kMass && row.read == Read::kLogits && row.aligned()) {
+  if (want == Want::kMass && row.read == Read::kLogits) {
     const auto whole_tiles = static_cast<int>(row.vocab / kWarpTile);
-    const auto fill = [&](auto type) {
-      warp_tile = fill_masses<decltype(type)::value>(row.data, whole_tiles, warp_tile, step, rate,
-                                                     tile_stats.units, tile_stats.maxima);
+    const auto fill = [&](auto type, auto aligned) {
+      warp_tile = fill_masses<decltype(type)::value, decltype(aligned)::value>(
+          row.data, whole_tiles, warp_tile, step, rate, tile_stats.units, tile_stats.maxima);
     };
-    switch (row.dtype) {
-      case DType::kFloat32:
-        fill(DTypeOf<DType::kFloat32>());
-        break;
-      case DType::kBFloat16:
-        fill(DTypeOf<DType::kBFloat16>());
-        break;
-      case DType::kFloat16:
-        fill(DTypeOf<DType::kFloat16>());
-        break;
+    const std::true_type aligned;
+    const std::false_type unaligned;
+    if (row.dtype == DType::kBFloat16) {
+      const DTypeOf<DType::kBFloat16> type;
+      row.aligned() ? fill(type, aligned) : fill(type, unaligned);
+    } else if (row.dtype == DType::kFloat16) {
+      const DTypeOf<DType::kFloat16> type;
+      row.aligned() ? fill(type, aligned) : fill(type, unaligned);
+    } else if (row.aligned()) {
+      fill(DTypeOf<DType::kFloat32>(), aligned);
     }
   }
   if (warp_tile < row.warp_tiles()) {

@@ -68,4 +68,58 @@ struct Words {
   }
 };
 
+// The same for a 16-bit row at another address: the aligned words around each 16 bytes of a lane,
+// from which `shifted` takes those of the lane.
+template <DType kType>
+struct UnalignedWords {
+  static constexpr int kPieces = kPerLane / 8;
+  uint32_t word[kPieces][8];
+
+  // `lane` is the multiple of 16 bytes before this lane's first element.
+  __device__ void load(const char* lane, int warp_tile) {
+    const auto* const from =
+        reinterpret_cast<const uint4*>(lane + int64_t{warp_tile} * (kWarpTile * 2));
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+      const uint4 a = __ldg(from + i * kLanes), b = __ldg(from + i * kLanes + 1);
+      word[i][0] = a.x;
+      word[i][1] = a.y;
+      word[i][2] = a.z;
+      word[i][3] = a.w;
+      word[i][4] = b.x;
+      word[i][5] = b.y;
+      word[i][6] = b.z;
+      word[i][7] = b.w;
+    }
+  }
+
+  // The elements from byte `begin` of the words on, which is the same in all lanes.
+  __device__ Words<kType> shifted(unsigned begin) const {
+    const bool two = (begin & 8) != 0, one = (begin & 4) != 0;
+    Words<kType> out;
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+      uint32_t from[6];
+#pragma unroll
+      for (int w = 0; w < 6; ++w) from[w] = two ? word[i][w + 2] : word[i][w];
+#pragma unroll
+      for (int w = 0; w < 5; ++w) from[w] = one ? from[w + 1] : from[w];
+#pragma unroll
+      for (int w = 0; w < 4; ++w) {
+        out.word[i * 4 + w] = __funnelshift_r(from[w], from[w + 1], begin % 4 * 8);
+      }
+    }
+    return out;
+  }
+};
+
+template <DType kType>
+inline __device__ const Words<kType>& lane_words(const Words<kType>& words, unsigned) {
+  return words;
+}
+template <DType kType>
+inline __device__ Words<kType> lane_words(const UnalignedWords<kType>& words, unsigned begin) {
+  return words.shifted(begin);
+}
+
 }  // namespace specdec::cuda
