@@ -353,7 +353,9 @@ def test_the_draft_distribution_is_that_of_the_dtype_sampled_from(name, dtype):
     logits = testing.zipf_logits(6, 257, torch.Generator().manual_seed(4)).to(dtype)
     low = sample(provider("sample", name), logits, temperature=0.8, top_k=40)
     full = sample(provider("sample", name), logits.float(), temperature=0.8, top_k=40)
-    assert_outputs_equal("sample", low, full)
+    # The CUDA kernels add four neighbours of float32 as floats, and eight of a 16-bit dtype.
+    agree = assert_outputs_close if name == "cuda" else assert_outputs_equal
+    agree("sample", low, full)
 
 
 def test_filters_may_keep_different_tokens_of_target_and_draft():
