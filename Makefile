@@ -8,7 +8,7 @@ JOBS   ?= 2
 TORCH  ?= torch==2.13.0
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.specdec-installed
-NATIVE  := $(shell find csrc tests/simt -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
+NATIVE  := $(shell find csrc tests/simt bench -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 SOURCES := pyproject.toml setup.py CMakeLists.txt $(shell find csrc -type f)
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 

@@ -1,6 +1,5 @@
 // FlashInfer's chain speculative sampling for callers without C++, compiled against its headers.
 #include <cstdint>
-
 #include <flashinfer/sampling.cuh>
 
 // Probabilities are [batch, gamma, vocab] of the draft and [batch, gamma+1, vocab] of the target.
