@@ -63,9 +63,9 @@ class Trips:
 
 
 # docs/design/cuda.md counts those of the row-parallel schedule; the others follow the same steps.
-LAZY = Trips(begin=3, row=10, end=9)
-PARALLEL = Trips(begin=16, row=3, end=9)
-PROBS = Trips(begin=6, row=0, end=14)
+LAZY = Trips(begin=2, row=9, end=9)
+PARALLEL = Trips(begin=17, row=0, end=9)
+PROBS = Trips(begin=4, row=0, end=13)
 
 
 @dataclass(frozen=True)

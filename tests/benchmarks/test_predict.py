@@ -49,8 +49,8 @@ def test_a_single_sequence_from_probabilities():
         bytes_us=204800 * 1.5 / 1e6,
         issue_us=100 * (0.5 * 100 + 0.5 * 200) / (8 * 4) / 1e3,
         slowest_us=100 * 200 / (8 * 4) / 1e3,
-        trips=20,
-        us=0.625 + 20 + 2,
+        trips=4 + 13,
+        us=0.625 + 17 + 2,
     )
 
 
@@ -62,8 +62,8 @@ def test_a_single_sequence_from_logits():
         bytes_us=102400 * 4 / 1e6,
         issue_us=100 * (3 * 100 + 0.5 * 200) / (132 * 4) / 1e3,
         slowest_us=100 * 200 / (8 * 4) / 1e3,
-        trips=16 + 3 * 1 + 9,  # one draft is tested
-        us=0.625 + 28 + 2,
+        trips=17 + 9,  # however many drafts are tested
+        us=0.625 + 26 + 2,
     )
 
 
@@ -76,7 +76,7 @@ def test_a_batch_from_logits():
         bytes_us=32 * 102400 * (1.5 + 1 + 2 * 0.5) / 1e6,
         issue_us=32 * 100 * (2.5 * 100 + 0.5 * 200) / (132 * 4) / 1e3,
         slowest_us=100 * (2 * longest + 1) * 100 / (132 / 32 * 4) / 1e3,
-        trips=3 + 10 * (longest + 1) + 9,
+        trips=2 + 9 * (longest + 1) + 9,
     )
 
 

@@ -37,6 +37,8 @@ LARGE = [
     chain_case(1, 2, V, torch.float16, rule="block", draft="mapped"),
     chain_case(1, 2, V, rule="typical", draft="none", filters="warm"),
     chain_case(1, 2, V, rule="match", draft="none"),
+    # More drafts than the kernel keeps in shared memory.
+    chain_case(2, 40, 131, acceptance=0.99),
 ]
 # Some cases of each op and rule that are small enough to run in every order of threads.
 SMALL = [

@@ -9,6 +9,7 @@ namespace specdec::cuda {
 
 constexpr size_t kBinBytes = sizeof(Shared::bins);
 constexpr int64_t kMaxRowStatsInBins = kBinBytes / sizeof(RowStats);
+static_assert(kMaxRowStatsInBins <= kCandidates, "the entries of as many rows fit in candidates");
 
 class ChainActions {
  public:
@@ -43,8 +44,9 @@ class ChainActions {
     }
   }
 
-  // Computes the statistics of all rows from their tile statistics, one warp for each row. The
-  // result for a draft row that was not read has no meaning and is not used.
+  // Computes the statistics of all rows from their tile statistics, one warp for each row, and
+  // reads their entries of the drafted tokens. The result for a draft row that was not read has no
+  // meaning and is not used.
   __device__ void measure_all() {
     const ChainParams& p = job_.p;
     if (!t_.all_measured) return;
@@ -52,13 +54,17 @@ class ChainActions {
     const int64_t drafts = p.reads_draft() && p.draft.form == DraftForm::kRows ? t_.num_drafts : 0;
     for (int64_t i = warp_id(); i < targets + drafts; i += kWarps) {
       const bool of_draft = i >= targets;
+      // Read for all rows here: no test of a draft waits for its entries.
+      const float entry = of_draft ? draft_entry(i - targets) : target_entry(i);
       const int64_t at = of_draft ? job_.row_tile_stats() + i - targets : i;
       const TileStats tile_stats = job_.tile_stats_array[context_ * job_.context_tile_stats() + at];
       const int64_t vocab = of_draft ? p.draft.vocab : p.vocab;
       const RowStats stats =
           warp_row_stats(tile_stats, (vocab + kWarpTile - 1) / kWarpTile,
                          of_draft ? t_.draft_temperature : t_.params.temperature);
-      if (lane_id() == 0) all_stats()[at] = stats;
+      if (lane_id() != 0) continue;
+      all_stats()[at] = stats;
+      all_entries()[at] = entry;
     }
   }
 
@@ -70,19 +76,21 @@ class ChainActions {
     for (int which = kTarget; which <= kDraft; ++which) {
       const bool target = which == kTarget;
       if (!measures(which)) continue;
+      int64_t token = -1;
+      RowStats stats;
+      const float* entry = nullptr;
       if (t_.prefilled && t_.all_measured) {
-        if (thread_id() == 0) {
-          set_stats(which, all_stats()[t_.i + (target ? 0 : job_.row_tile_stats())], -1);
-        }
-        continue;
+        const int64_t at = t_.i + (target ? 0 : job_.row_tile_stats());
+        stats = all_stats()[at];
+        entry = &all_entries()[at];
+      } else {
+        stats = read_row_stats(group_, target ? t_.row : t_.draft.row,
+                               target ? t_.tile_stats : t_.draft_tile_stats,
+                               target ? t_.params : SequenceParams{t_.draft_temperature, 0, 1, 0},
+                               target && t_.filtered, target ? target_want() : Want::kMass,
+                               {t_.seed, t_.position + t_.i, kSharedStream}, token);
       }
-      int64_t token;
-      const RowStats stats = read_row_stats(
-          group_, target ? t_.row : t_.draft.row, target ? t_.tile_stats : t_.draft_tile_stats,
-          target ? t_.params : SequenceParams{t_.draft_temperature, 0, 1, 0}, target && t_.filtered,
-          target ? target_want() : Want::kMass, {t_.seed, t_.position + t_.i, kSharedStream},
-          token);
-      if (thread_id() == 0) set_stats(which, stats, token);
+      if (thread_id() == 0) set_stats(which, stats, token, entry);
     }
     if (sparse) look_up_sparse(group_, t_.draft);
   }
@@ -158,20 +166,42 @@ class ChainActions {
         .tile_stats_array[context_ * job_.context_tile_stats() + 2 * job_.row_tile_stats() + sum];
   }
 
-  // The statistics of all target and draft rows. They lie in the histogram of the top-k and top-p
-  // selection, which is free because `all_measured` excludes filters.
+  // The statistics of all target and draft rows, and their entries of the drafted tokens. They lie
+  // where a top-k or top-p selection has its histogram and its candidates, which is free because
+  // `all_measured` excludes filters.
   __device__ RowStats* all_stats() const {
     return reinterpret_cast<RowStats*>(group_.shared->bins);
   }
 
-  __device__ void set_stats(int which, const RowStats& stats, int64_t token) {
+  __device__ float* all_entries() const {
+    return reinterpret_cast<float*>(group_.shared->candidates);
+  }
+
+  // The entries of drafted token i in its target row and in its draft row of logits, 0 if it has
+  // none there.
+  __device__ float target_entry(int64_t i) const {
+    const int64_t x = i < t_.num_drafts ? drafted_token(job_.p, t_, i) : -1;
+    return x >= 0 && x < job_.p.vocab ? at(target_row(job_.p, t_, i), x) : 0;
+  }
+  __device__ float draft_entry(int64_t i) const {
+    const DraftParams& source = job_.p.draft;
+    const int64_t row = draft_row(job_.p, t_, i);
+    const int64_t column = column_of(source.columns, source.vocab, drafted_token(job_.p, t_, i));
+    if (!has_row(source, row) || column < 0) return 0;
+    return at(row_of(source, t_.b, row, Read::kLogits), column);
+  }
+
+  // `entry`: of the drafted token, if it was read with the statistics.
+  __device__ void set_stats(int which, const RowStats& stats, int64_t token, const float* entry) {
     if (which == kTarget) {
       t_.stats = stats;
       t_.token = token;
+      t_.has_entry = entry != nullptr;
+      if (t_.has_entry) t_.entry = *entry;
       return;
     }
     t_.draft.row_checked = stats.valid;
-    t_.draft.set(stats);
+    t_.draft.set(stats, entry);
   }
 
   // Loads a warp tile of the target and, unless `target_alone`, of the draft.

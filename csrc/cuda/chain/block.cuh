@@ -9,6 +9,7 @@ namespace specdec::cuda {
 // drafted from there on.
 inline __device__ void ChainVerifier::record_row() {
   const int64_t i = t_.i;
+  read_entry();
   if (t_.reads_one_entry) check_entry();
   t_.block_fault = !t_.stats.valid ? kTargetInvalid : t_.draft.invalid_at_token ? kDraftInvalid : 0;
   if (t_.block_fault != 0) {
@@ -18,10 +19,10 @@ inline __device__ void ChainVerifier::record_row() {
   ChainRecord& now = row_record(i);
   now.stats = t_.stats;
   now.draft = t_.draft;
-  now.logprob = target_logprob(t_.x);
+  now.logprob = drafted_logprob();
   double ratio = 0;
   if (t_.x < p_.vocab) {
-    ratio = ratio_of_draft(t_.direct, at(t_.row, t_.x), now.logprob, t_.draft);
+    ratio = ratio_of_draft(t_.direct, t_.entry, now.logprob, t_.draft);
   }
   row_record(i + 1).p_scale = next_p_scale(now.p_scale, ratio);
   i + 1 < t_.num_drafts ? open_row_and_draft(i + 1) : search_from_end(i + 1);

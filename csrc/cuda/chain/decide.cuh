@@ -55,7 +55,7 @@ class ChainVerifier {
   // to the outputs. Any thread may call this: the test reads one entry of the target row and one of
   // the draft row, so all drafts are tested at once.
   __device__ bool accepts_by_entry(int64_t i, bool emit) const {
-    const int64_t x = p_.drafted(t_.b, i);
+    const int64_t x = drafted_token(p_, t_, i);
     DraftDistribution draft;
     open_draft(p_, t_, i, x, draft);
     const double p_x = x < p_.vocab ? at(target_row(p_, t_, i), x) : 0.0f;
@@ -68,10 +68,17 @@ class ChainVerifier {
     return accepted;
   }
 
+  // Looks up the drafted token of row i, which is opened next. Here and not where a row is opened,
+  // because the kernel opens rows at many places.
+  __device__ void look_ahead(int64_t i) const {
+    t_.next_x = i < t_.num_drafts ? drafted_token(p_, t_, i) : -1;
+  }
+
   // Has row i and its draft measured.
   __device__ void open_row_and_draft(int64_t i) {
     open_row(i);
-    t_.x = i < t_.num_drafts ? p_.drafted(t_.b, i) : -1;
+    t_.x = t_.next_x;
+    t_.has_entry = false;
     t_.reads_one_entry = t_.direct && t_.x >= 0;
     t_.has_draft = t_.x >= 0 && p_.reads_draft() && !t_.greedy;
     t_.prefilled = job_.plan.parallel;
@@ -118,16 +125,18 @@ class ChainVerifier {
   }
 
   __device__ void decide_row() {
+    const bool chooses = t_.greedy || p_.rule == Rule::kMatch;
+    if (t_.x >= 0 && !chooses) read_entry();
     if (t_.reads_one_entry) check_entry();
     if (!t_.stats.valid) {
       t_.status |= kTargetInvalid;
       return finish();
     }
-    if (t_.greedy || p_.rule == Rule::kMatch) return accept_target_token();
+    if (chooses) return accept_target_token();
     if (t_.x < 0) return draw(false);
     if (p_.reads_draft()) return accepts_ratio() ? accept() : reject();
     if (p_.rule == Rule::kSynthetic) return accepts_at_rate() ? accept() : draw(false);
-    const double p_x = exp_of(target_logprob(t_.x));
+    const double p_x = exp_of(drafted_logprob());
     if (!typical_needs_entropy(p_x, p_.typical_epsilon)) return accept_or_draw(p_x > 0);
     t_.action = Action::kEntropy;
   }
@@ -138,7 +147,7 @@ class ChainVerifier {
   }
 
   __device__ void decide_typical() {
-    accept_or_draw(exp_of(target_logprob(t_.x)) >
+    accept_or_draw(exp_of(drafted_logprob()) >
                    typical_bound(p_.typical_epsilon, p_.typical_delta, t_.entropy));
   }
 
@@ -167,8 +176,8 @@ class ChainVerifier {
 
   __device__ bool accepts_ratio() const {
     if (t_.draft.invalid_at_token) return false;
-    return record(test_draft(t_, t_.row, t_.stats, t_.x, accept_uniform(p_, t_, t_.i), p_.lenience,
-                             t_.draft));
+    return record(accept_draft(t_.direct, accept_uniform(p_, t_, t_.i), t_.entry,
+                               t_.direct ? -INFINITY : drafted_logprob(), p_.lenience, t_.draft));
   }
 
   __device__ bool record(const Acceptance& a) const {
@@ -177,7 +186,7 @@ class ChainVerifier {
   }
 
   __device__ void accept() {
-    write(t_.i, t_.x, target_logprob(t_.x));
+    write(t_.i, t_.x, drafted_logprob());
     ++t_.accepted;
     next_row(t_.i + 1);
   }
@@ -233,12 +242,19 @@ class ChainVerifier {
   __device__ void restore_row(int64_t i);
   __device__ void end_block(bool residual_is_summed);
 
+  __device__ void read_entry() {
+    if (!t_.has_entry) t_.entry = t_.x < p_.vocab ? at(t_.row, t_.x) : 0;
+  }
+
   // A direct row is read at the drafted token alone until that is rejected.
   __device__ void check_entry() {
-    const float value = t_.x < p_.vocab ? at(t_.row, t_.x) : 0;
     t_.stats = {};
     t_.stats.direct = true;
-    t_.stats.valid = value < INFINITY;
+    t_.stats.valid = t_.entry < INFINITY;
+  }
+
+  __device__ double drafted_logprob() const {
+    return t_.x < p_.vocab ? t_.stats.logprob(t_.entry) : -INFINITY;
   }
 
   __device__ double target_logprob(int64_t token) const {

@@ -28,7 +28,8 @@ struct ChainRecord {
 };
 
 struct ChainTask : SequenceState {
-  int64_t num_drafts;  // drafts to verify, as `find_drafts` counts them
+  int64_t first_drafted[kLanes];  // the first drafted tokens, as the caller gave them
+  int64_t num_drafts;             // drafts to verify, as `find_drafts` counts them
   int32_t status, accepted;
   int32_t status_after_drafts;  // reported if all drafts are accepted
   bool no_bonus;                // no bonus token may follow the last draft
@@ -42,6 +43,9 @@ struct ChainTask : SequenceState {
   State state;
   Action action;
   int64_t i, x;          // x: drafted token, or -1
+  int64_t next_x;        // of the row that is opened next
+  float entry;           // of x in the target row, 0 if it has none
+  bool has_entry;        // `entry` was read before the decision
   bool reads_one_entry;  // read at the drafted token alone
   bool has_draft;        // Q is needed
   bool prefilled;        // the tile statistics are there already
@@ -85,6 +89,11 @@ inline __device__ void open_draft(const ChainParams& p, const ChainTask& t, int6
   open_draft(p.draft, t.b, draft_row(p, t, i), draft_statistic(p, t, i), x, t.draft_temperature, d);
 }
 
+// Drafted token i.
+inline __device__ int64_t drafted_token(const ChainParams& p, const ChainTask& t, int64_t i) {
+  return i < kLanes ? t.first_drafted[i] : p.drafted(t.b, i);
+}
+
 // For one thread.
 inline __device__ void open_sequence(const ChainParams& p, int64_t b, ChainTask& t) {
   t.num_drafts = t.block_fault = t.accepted = 0;
@@ -102,7 +111,7 @@ inline __device__ void find_drafts(const ChainParams& p, ChainTask& t) {
   bool no_bonus = t.no_bonus, outside = false;
   for (int64_t first = 0; first < num_drafts; first += kLanes) {
     const int64_t i = first + lane_id();
-    const int64_t x = i < num_drafts ? p.drafted(t.b, i) : 0;
+    const int64_t x = i < num_drafts ? drafted_token(p, t, i) : 0;
     const bool before = i < num_drafts && (x < 0 || x >= p.id_limit());
     const bool after = i < num_drafts && (i + 1 >= most || is_eos(p, x));
     const unsigned stops = __ballot_sync(kAllLanes, before || after);

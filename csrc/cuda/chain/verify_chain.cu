@@ -24,7 +24,10 @@ __forceinline__ __device__ void verify(BlockGroup& group, const ChainJob& job, i
   if (!filling) clear_outputs(group, job.p, b);
   __syncthreads();
   if (warp_id() == 0) {
+    // Read once: no row that is opened later waits for its token.
+    const int64_t drafted = lane_id() < job.p.gamma ? job.p.drafted(b, lane_id()) : -1;
     if (lane_id() == 0) open_sequence(job.p, b, t);
+    t.first_drafted[lane_id()] = drafted;
     __syncwarp();
     find_drafts(job.p, t);
     __syncwarp();
@@ -32,6 +35,7 @@ __forceinline__ __device__ void verify(BlockGroup& group, const ChainJob& job, i
       t.all_measured = filling && !t.nothing_to_verify && !t.greedy && !t.direct && !t.filtered &&
                        job.p.rule != Rule::kMatch && 2 * job.row_tile_stats() <= kMaxRowStatsInBins;
       t.action = Action::kDone;
+      verifier.look_ahead(filling ? row : 0);
       if (!filling) {
         verifier.begin();
       } else if (!t.nothing_to_verify &&
@@ -58,7 +62,10 @@ __forceinline__ __device__ void verify(BlockGroup& group, const ChainJob& job, i
       clear_outputs(group, job.p, b);
       __syncthreads();
       actions.measure_all();
-      if (thread_id() == 0) verifier.begin();
+      if (thread_id() == 0) {
+        verifier.look_ahead(0);
+        verifier.begin();
+      }
       __syncthreads();
       continue;
     }
@@ -81,7 +88,10 @@ __forceinline__ __device__ void verify(BlockGroup& group, const ChainJob& job, i
         break;
     }
     __syncthreads();
-    if (thread_id() == 0) verifier.go_on();
+    if (thread_id() == 0) {
+      verifier.look_ahead(t.action == Action::kCheckEntries ? t.accepted_ahead : t.i + 1);
+      verifier.go_on();
+    }
     __syncthreads();
   }
   if (group.rank != 0 || thread_id() != 0) return;

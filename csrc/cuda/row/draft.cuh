@@ -5,6 +5,12 @@
 
 namespace specdec::cuda {
 
+// The column of a token in a draft row, -1 if it has none.
+inline __device__ int64_t column_of(const int32_t* columns, int64_t size, int64_t token) {
+  const int64_t column = columns != nullptr ? columns[token] : token;
+  return column >= 0 && column < size ? column : -1;
+}
+
 struct DraftDistribution {
   DraftForm form;
   bool invalid_at_token;  // the row is not valid, or its entry of the drafted token
@@ -52,10 +58,11 @@ struct DraftDistribution {
     return top;
   }
 
-  __device__ void look_up(const RowStats& stats) {
-    const int64_t column = columns != nullptr ? columns[token] : token;
-    const bool inside = column >= 0 && column < row.vocab;
-    const float value = inside ? at(row, column) : 0;
+  // `known`: the token's entry of the row, if it was read before.
+  __device__ void look_up(const RowStats& stats, const float* known = nullptr) {
+    const int64_t column = column_of(columns, row.vocab, token);
+    const bool inside = column >= 0;
+    const float value = known != nullptr ? *known : inside ? at(row, column) : 0;
     invalid_at_token |= inside && !(value < INFINITY);
     if (probs) {
       q_x = value + 0.0f;  // -0 becomes 0: P / -0 would be -inf
@@ -67,13 +74,22 @@ struct DraftDistribution {
   }
 
   // Sets the statistics of logits and looks up the drafted token.
-  __device__ void set(const RowStats& stats) {
+  __device__ void set(const RowStats& stats, const float* known = nullptr) {
     invalid_at_token |= !stats.valid;
     weight_params = {stats.max, rate_of(stats.inv_t), stats.threshold};
     scale = static_cast<float>(exp_of(-stats.log_sum));
-    if (!invalid_at_token) look_up(stats);
+    if (!invalid_at_token) look_up(stats, known);
   }
 };
+
+// The index of a row may be data.
+inline __device__ bool has_row(const DraftParams& source, int64_t row) {
+  return row >= 0 && row < source.num_rows;
+}
+
+inline __device__ RowView row_of(const DraftParams& source, int64_t b, int64_t row, Read read) {
+  return RowView(source.rows, source.flat ? 0 : b, row, source.vocab, read);
+}
 
 // Opens row `row` of sequence b, or of all sequences if the source is flat, and looks up the
 // drafted token x; but rows of logits must be measured first, and a sparse draft is looked up by
@@ -87,12 +103,11 @@ inline __device__ void open_draft(const DraftParams& source, int64_t b, int64_t 
   d.token = x;
   d.q_x = 1;
   if (d.form == DraftForm::kOneHot) return;
-  d.invalid_at_token = row < 0 || row >= source.num_rows;  // the index of the row may be data
+  d.invalid_at_token = !has_row(source, row);
   if (d.invalid_at_token) return;
   d.probs =
       d.form == DraftForm::kSparse || (d.form == DraftForm::kRows && source.kind == Kind::kProbs);
-  d.row = RowView(source.rows, source.flat ? 0 : b, row, source.vocab,
-                  d.probs ? Read::kProbs : Read::kLogits);
+  d.row = row_of(source, b, row, d.probs ? Read::kProbs : Read::kLogits);
   d.columns = source.columns;
   if (d.form == DraftForm::kSparse) {
     const int64_t at_row = source.flat ? row : b * source.num_rows + row;

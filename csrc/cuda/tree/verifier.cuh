@@ -6,6 +6,15 @@
 
 namespace specdec::cuda {
 
+// The ratio test of a drafted token with the acceptance uniform u; `scale` is the factor of Q.
+__forceinline__ __device__ Acceptance test_draft(const SequenceState& s, const RowView& row,
+                                                 const RowStats& stats, int64_t token, double u,
+                                                 double scale, const DraftDistribution& draft) {
+  const float p_x = s.direct && token < row.vocab ? at(row, token) : 0.0f;
+  const double log_p = s.direct ? -INFINITY : target_logprob(row, stats, token);
+  return accept_draft(s.direct, u, p_x, log_p, scale, draft);
+}
+
 class TreeVerifier {
  public:
   __device__ TreeVerifier(const TreeJob& job, TreeTask& task) : job_(job), p_(job.p), t_(task) {}
