@@ -128,6 +128,11 @@ def record_ops(monkeypatch: pytest.MonkeyPatch) -> None:
     """Record ops, and let layers run as they are: torch.compile gives no ops to record."""
     for module in (forward, compiled_step):
         monkeypatch.setattr(module, "recorder_for", lambda device: OpRecorder())
+    run_layers_as_they_are(monkeypatch)
+
+
+def run_layers_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a compiled forward trace nothing, which takes most of its tests' time."""
     monkeypatch.setattr(forward.LayerGraphs, "of", lambda self, layer: _eagerly)
 
 
