@@ -56,9 +56,9 @@ TARGETS = {
     "hip:gfx942": GPUTarget("hip", "gfx942", 64),
 }
 EVERYWHERE = {
-    "cdf-tiles", "gumbel-lazy", "match-tiles", "sampled-lazy-filters",
+    "cdf-tiles", "gumbel-lazy", "match-tiles", "synthetic-row-parallel",
     "attention", "rerank-score", "rerank-choose", "rerank-place", "trie-compare", "trie-number",
-    "expand-tiles", "expand-rows", "expand-frontier", "tree-multi-logits",
+    "expand-tiles", "expand-rows", "expand-frontier", "tree-typical",
     "kv-row", "kv-append-8", "kv-zero-8", "kv-lengths", "kv-compact-8", "kv-realign-8",
     "ring-lengths", "paged-truncate", "ngram",
 }  # fmt: skip
