@@ -30,7 +30,7 @@ struct Shared {
   uint32_t last;
   // The state of the sequence that the kernel works on. It is kept here because the loops over
   // entries need the registers.
-  alignas(16) unsigned char task[768];
+  alignas(16) unsigned char task[1088];
 };
 
 inline __device__ Shared* shared_memory() {
@@ -75,8 +75,25 @@ struct Cluster {
 };
 #else
 struct Cluster {
-  __device__ unsigned rank() const { return cooperative_groups::this_cluster().block_rank(); }
-  __device__ unsigned size() const { return cooperative_groups::this_cluster().num_blocks(); }
+  // Read at every use, like the thread's id.
+  __device__ unsigned rank() const {
+#ifdef __CUDA_ARCH__
+    unsigned rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+#else
+    return cooperative_groups::this_cluster().block_rank();
+#endif
+  }
+  __device__ unsigned size() const {
+#ifdef __CUDA_ARCH__
+    unsigned size;
+    asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
+    return size;
+#else
+    return cooperative_groups::this_cluster().num_blocks();
+#endif
+  }
   __device__ void sync() const { cooperative_groups::this_cluster().sync(); }
   template <class T>
   __device__ T* remote(T* mine, unsigned rank) const {
@@ -85,21 +102,33 @@ struct Cluster {
 };
 #endif
 
-// Every thread of every block of a group holds one; all its fields but `rank` are the same in all
-// of them. All blocks also compute the same results of reductions, and so make the same decisions:
+// Every thread of every block of a group holds one; its fields are the same in all of
+// them. All blocks also compute the same results of reductions, and so make the same decisions:
 // no block waits for the decision of another.
 struct BlockGroup {
   Shared* shared;
-  unsigned rank, size;
   unsigned exchange_buffer;  // which buffer of Shared::exchange the next reduction writes
 
   static __device__ BlockGroup mine() {
-    const Cluster cluster;
-    return {shared_memory(), cluster.rank(), cluster.size(), 0};
+    return {shared_memory(), 0};
+  }
+
+  __device__ unsigned rank() const { return Cluster().rank(); }
+  __device__ unsigned size() const { return Cluster().size(); }
+
+  // The number of this group in the grid.
+  __device__ unsigned index() const {
+#ifdef __CUDA_ARCH__
+    unsigned block;
+    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
+    return block / size();
+#else
+    return blockIdx.x / size();
+#endif
   }
 
   __device__ void sync() const {
-    if (size == 1) {
+    if (size() == 1) {
       __syncthreads();
     } else {
       Cluster().sync();
@@ -120,9 +149,9 @@ struct BlockGroup {
 
   // The first warp tile of this warp and the step to its next one, if `splits` groups share a row.
   __device__ int64_t first_warp_tile(int split) const {
-    return (int64_t{split} * size + rank) * kWarps + warp_id();
+    return (int64_t{split} * size() + rank()) * kWarps + warp_id();
   }
-  __device__ int64_t warp_tile_step(int splits) const { return int64_t{splits} * size * kWarps; }
+  __device__ int64_t warp_tile_step(int splits) const { return int64_t{splits} * size() * kWarps; }
 
   // Folds one value of each warp, in the order of the warps. Calls alternate between two buffers,
   // so that each needs one barrier only.
@@ -215,11 +244,11 @@ inline __device__ bool arrive(unsigned long long* ticket, uint64_t launch_id, un
 inline __device__ bool last_group(BlockGroup& group, unsigned long long* ticket, uint64_t launch_id,
                                   unsigned count) {
   group.sync();
-  if (group.rank == 0 && thread_id() == 0) {
+  if (group.rank() == 0 && thread_id() == 0) {
     __threadfence();  // publishes the writes of the whole group
     const bool last = arrive(ticket, launch_id, count);
     __threadfence();  // acquires those of the other groups, for all threads behind the barrier
-    for (unsigned r = 0; r < group.size; ++r) *group.remote(&group.shared->last, r) = last;
+    for (unsigned r = 0; r < group.size(); ++r) *group.remote(&group.shared->last, r) = last;
   }
   group.sync();
   return group.shared->last != 0;

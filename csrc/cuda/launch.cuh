@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <atomic>
+#include <map>
 #include <mutex>
 #include <random>
+#include <utility>
 
 #include "cuda/row/distribution.cuh"
 #include "specdec/cuda_plan.h"
@@ -14,10 +16,12 @@
 namespace specdec::cuda {
 
 constexpr int kMaxGroupSize = 8;
-constexpr int kBlocksPerProcessor = 2;
+constexpr int kBlocksPerProcessor = 2;  // unless a kernel says otherwise
 
+// What is known of a device and a kernel.
 struct Device {
   int processors;
+  int blocks;     // that run at once on it
   bool clusters;  // whether it has thread-block clusters
   // How many groups of each size run at once; 0 for sizes that the device does not have.
   // They are fewer than the multiprocessors suggest, because a cluster must fit within one GPU
@@ -59,7 +63,7 @@ struct GroupConfig {
 };
 
 template <class Kernel>
-cudaError_t ask_device(Kernel* kernel, int index, Device* out) {
+cudaError_t ask_device(Kernel* kernel, int blocks_per_processor, int index, Device* out) {
   *out = {};
   int major = 0;
   cudaError_t status =
@@ -72,8 +76,8 @@ cudaError_t ask_device(Kernel* kernel, int index, Device* out) {
   status = cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel));
   if (status != cudaSuccess) return status;
   out->clusters = major >= 9 && attributes.ptxVersion >= 90;
-  const int room = kBlocksPerProcessor * out->processors;
-  out->groups[1] = room;
+  out->blocks = blocks_per_processor * out->processors;
+  out->groups[1] = out->blocks;
   for (int size = 2; size <= kMaxGroupSize && out->clusters; ++size) {
     GroupConfig launch(size, true);
     launch.config.gridDim = dim3(static_cast<unsigned>(size));
@@ -81,32 +85,32 @@ cudaError_t ask_device(Kernel* kernel, int index, Device* out) {
     status = cudaOccupancyMaxActiveClusters(&fit, kernel, &launch.config);
     // A device, or a partition of one, that is too small for the size may answer with an error.
     if (status != cudaSuccess) cudaGetLastError();
-    out->groups[size] = status == cudaSuccess ? std::min(fit, room / size) : 0;
+    out->groups[size] = status == cudaSuccess ? std::min(fit, out->blocks / size) : 0;
   }
   return cudaSuccess;
 }
 
 // Asks once for each device and kernel, because the driver takes long to answer.
 template <class Kernel>
-cudaError_t current_device(Kernel* kernel, Device* out) {
-  constexpr int kKnown = 64;
-  static Device known[kKnown];
-  static std::atomic<bool> asked[kKnown];
+cudaError_t current_device(Kernel* kernel, int blocks_per_processor, Device* out) {
   static std::mutex asking;
+  static std::map<std::pair<Kernel*, int>, Device> known;
   int index = 0;
   cudaError_t status = cudaGetDevice(&index);
   if (status != cudaSuccess) return status;
-  if (index >= kKnown) return ask_device(kernel, index, out);
-  if (!asked[index]) {
-    const std::lock_guard<std::mutex> lock(asking);
-    if (!asked[index]) {
-      status = ask_device(kernel, index, &known[index]);
-      if (status != cudaSuccess) return status;
-      asked[index] = true;
-    }
+  const std::lock_guard<std::mutex> lock(asking);
+  const auto found = known.find({kernel, index});
+  if (found != known.end()) {
+    *out = found->second;
+    return cudaSuccess;
   }
-  *out = known[index];
-  return cudaSuccess;
+  status = ask_device(kernel, blocks_per_processor, index, out);
+  if (status == cudaSuccess) known[{kernel, index}] = *out;
+  return status;
+}
+template <class Kernel>
+cudaError_t current_device(Kernel* kernel, Device* out) {
+  return current_device(kernel, kBlocksPerProcessor, out);
 }
 
 // Row-parallel reads all rows of a sequence, while row-lazy stops after half of them or so but has
@@ -115,7 +119,7 @@ cudaError_t current_device(Kernel* kernel, Device* out) {
 // costs a few microseconds. With one row for each sequence nothing is read in vain.
 inline bool row_parallel_pays(const Device& device, int64_t sequences, int64_t rows) {
   const int64_t busy = sequences * kMaxGroupSize;
-  return rows == 1 ? busy < kBlocksPerProcessor * device.processors : busy * 2 <= device.processors;
+  return rows == 1 ? busy < device.blocks : busy * 2 <= device.processors;
 }
 
 // Plans for `sequences` with `rows` of `warp_tiles` each. reads_again: the last group reads rows a

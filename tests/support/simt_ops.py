@@ -22,7 +22,7 @@ from specdec_kernels.arguments.rules import SCHEDULES
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = (
     "csrc/cuda/row/sample.cu",
-    "csrc/cuda/chain/verify_chain.cu",
+    *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "csrc/cuda/chain").glob("*.cu")),
     "csrc/cuda/tree/verify_tree.cu",
     "csrc/cuda/history/ngram_propose.cu",
     "csrc/cuda/error.cu",

@@ -7,7 +7,8 @@ namespace specdec::cuda {
 
 // Records a drafted row. A row that is not valid ends the block before it, as if nothing had been
 // drafted from there on.
-inline __device__ void ChainVerifier::record_row() {
+template <Variant kVariant>
+__device__ void ChainVerifier<kVariant>::record_row() {
   const int64_t i = t_.i;
   read_entry();
   if (t_.reads_one_entry) check_entry();
@@ -25,11 +26,12 @@ inline __device__ void ChainVerifier::record_row() {
     ratio = ratio_of_draft(t_.direct, t_.entry, now.logprob, t_.draft);
   }
   row_record(i + 1).p_scale = next_p_scale(now.p_scale, ratio);
-  i + 1 < t_.num_drafts ? open_row_and_draft(i + 1) : search_from_end(i + 1);
+  i + 1 < t_.num_drafts ? open_next(i + 1) : search_from_end(i + 1);
 }
 
 // Looks for tau from the end, so that only the rows after it are read twice.
-inline __device__ void ChainVerifier::search_from_end(int64_t tau) {
+template <Variant kVariant>
+__device__ void ChainVerifier<kVariant>::search_from_end(int64_t tau) {
   t_.tau = tau;
   for (; t_.tau > 0; --t_.tau) {
     const double c = row_record(t_.tau).p_scale;
@@ -43,7 +45,8 @@ inline __device__ void ChainVerifier::search_from_end(int64_t tau) {
   end_block(false);
 }
 
-inline __device__ void ChainVerifier::decide_from_end() {
+template <Variant kVariant>
+__device__ void ChainVerifier<kVariant>::decide_from_end() {
   double h = t_.c;
   t_.block_fault = !t_.stats.valid ? kTargetInvalid : t_.valid ? 0 : kDraftInvalid;
   if (t_.block_fault != 0) {
@@ -54,19 +57,22 @@ inline __device__ void ChainVerifier::decide_from_end() {
   accepts_block(h) ? end_block(true) : search_from_end(t_.tau - 1);
 }
 
-inline __device__ bool ChainVerifier::accepts_block(double h) const {
+template <Variant kVariant>
+__device__ bool ChainVerifier<kVariant>::accepts_block(double h) const {
   record_accept_prob(t_.tau - 1, h);
   return block_accept_uniform(p_, t_, t_.tau - 1) < h;
 }
 
-inline __device__ void ChainVerifier::restore_row(int64_t i) {
+template <Variant kVariant>
+__device__ void ChainVerifier<kVariant>::restore_row(int64_t i) {
   open_row(i);
   t_.stats = row_record(i).stats;
   t_.draft = row_record(i).draft;
 }
 
 // residual_is_summed: the last action summed the residual of row tau.
-inline __device__ void ChainVerifier::end_block(bool residual_is_summed) {
+template <Variant kVariant>
+__device__ void ChainVerifier<kVariant>::end_block(bool residual_is_summed) {
   const int64_t tau = t_.tau;
   t_.accepted = static_cast<int32_t>(tau);
   for (int64_t i = 0; i < tau; ++i) write(i, p_.drafted(t_.b, i), row_record(i).logprob);
@@ -76,11 +82,8 @@ inline __device__ void ChainVerifier::end_block(bool residual_is_summed) {
     t_.status |= t_.block_fault != 0 ? t_.block_fault : t_.status_after_drafts;
     if (t_.block_fault == kTargetInvalid) return finish();
     t_.i = tau;
-    measure_whole(State::kBlockFollow);
     // The tile statistics of a bonus row have not been overwritten.
-    t_.prefilled = job_.plan.parallel && tau == t_.num_drafts;
-    t_.fills = !t_.prefilled;
-    return;
+    return tau == t_.num_drafts ? open_next(tau) : measure_whole(State::kBlockFollow);
   }
   if (residual_is_summed && !t_.sums_residual_of_few()) return after_residual();
   restore_row(tau);

@@ -3,52 +3,24 @@
 // that needs all threads is an action: the verifier sets t_.action and returns, and `go_on` resumes
 // it when the action is done. All blocks of a group make the same decisions. The same decisions as
 // straight-line code are in csrc/cpu/chain/decide.cpp. Rule block is in block.cuh.
-#include "cuda/chain/sequence.cuh"
+#include "cuda/chain/view.cuh"
 
 namespace specdec::cuda {
 
-class ChainVerifier {
+template <Variant kVariant>
+class ChainVerifier : ChainView<kVariant> {
+  SPECDEC_CHAIN_VIEW(kVariant);
+
  public:
-  __device__ ChainVerifier(const ChainJob& job, ChainTask& task, int64_t context, unsigned rank)
-      : job_(job), p_(job.p), t_(task), context_(context), rank_(rank) {}
+  __device__ ChainVerifier(const ChainJob& job, ChainTask& task) : View(job, task) {}
 
-  __device__ void begin() {
-    t_.state = State::kInOrder;
-    if (t_.nothing_to_verify) return finish();
-    if (p_.rule != Rule::kBlock || t_.greedy) {
-      const bool reads_single_entries =
-          t_.direct && t_.num_drafts > 1 && p_.draft.form != DraftForm::kSparse;
-      if (!reads_single_entries) return next_row(0);
-      t_.action = Action::kCheckEntries;
-      return;
-    }
-    t_.state = State::kBlockRows;
-    t_.end = t_.num_drafts;
-    row_record(0).p_scale = 1;
-    t_.num_drafts > 0 ? open_row_and_draft(0) : search_from_end(0);
-  }
-
-  // Goes on after the action.
+  // Decides on what the action has found, and sets the next one. The kernel calls this at one
+  // place, and rows are opened at one place: what is inlined twice makes it larger.
   __device__ void go_on() {
-    if (t_.action == Action::kDraw) return drawn();
-    if (t_.action == Action::kCheckEntries) {
-      t_.accepted = static_cast<int32_t>(t_.accepted_ahead);
-      return next_row(t_.accepted_ahead);
-    }
-    switch (t_.state) {
-      case State::kInOrder:
-        return t_.action == Action::kMeasure   ? decide_row()
-               : t_.action == Action::kEntropy ? decide_typical()
-                                               : after_residual();
-      case State::kRejected:
-        return draw_from_target();
-      case State::kBlockRows:
-        return record_row();
-      case State::kBlockFromEnd:
-        return decide_from_end();
-      case State::kBlockFollow:
-        return t_.action == Action::kMeasure ? draw_from_target() : after_residual();
-    }
+    t_.next_row = kNone;
+    t_.next_whole = false;
+    t_.filling ? fill_own_row() : decide();
+    if (t_.next_row != kNone) open_row_and_draft();
   }
 
   // Whether the ratio test accepts draft i of a direct target; with `emit`, writes an accepted one
@@ -57,7 +29,7 @@ class ChainVerifier {
   __device__ bool accepts_by_entry(int64_t i, bool emit) const {
     const int64_t x = drafted_token(p_, t_, i);
     DraftDistribution draft;
-    open_draft(p_, t_, i, x, draft);
+    open_draft(i, x, draft);
     const double p_x = x < p_.vocab ? at(target_row(p_, t_, i), x) : 0.0f;
     const Acceptance a = accept_ratio(accept_uniform(p_, t_, i), p_x, p_.lenience * draft.q_x);
     const bool accepted = !draft.invalid_at_token && p_x < INFINITY && a.accepted;
@@ -68,25 +40,75 @@ class ChainVerifier {
     return accepted;
   }
 
-  // Looks up the drafted token of row i, which is opened next. Here and not where a row is opened,
-  // because the kernel opens rows at many places.
-  __device__ void look_ahead(int64_t i) const {
-    t_.next_x = i < t_.num_drafts ? drafted_token(p_, t_, i) : -1;
-  }
-
-  // Has row i and its draft measured.
-  __device__ void open_row_and_draft(int64_t i) {
-    open_row(i);
-    t_.x = t_.next_x;
-    t_.has_entry = false;
-    t_.reads_one_entry = t_.direct && t_.x >= 0;
-    t_.has_draft = t_.x >= 0 && p_.reads_draft() && !t_.greedy;
-    t_.prefilled = job_.plan.parallel;
-    if (t_.has_draft) open_draft(p_, t_, i, t_.x, t_.draft);
-    measure(!t_.prefilled && (!t_.reads_one_entry || (t_.has_draft && t_.draft.unmeasured())));
-  }
-
  private:
+  static constexpr int64_t kNone = -1;
+
+  // Row-parallel: has the tile statistics of this group's own row computed, if it is needed.
+  __device__ void fill_own_row() {
+    const int64_t row = t_.own_row;
+    const bool needed = !t_.nothing_to_verify &&
+                        (row < t_.num_drafts || (row == t_.num_drafts && !t_.no_bonus));
+    needed && t_.state == State::kBegin ? open_next(row) : finish();
+    t_.state = State::kInOrder;
+  }
+
+  __device__ void decide() {
+    if (t_.state == State::kBegin) return begin();
+    if (t_.action == Action::kChoose) return draw();
+    if (t_.action == Action::kDraw) return drawn();
+    if (t_.action == Action::kCheckEntries) {
+      t_.accepted = static_cast<int32_t>(t_.accepted_ahead);
+      return next_row(t_.accepted_ahead);
+    }
+    if (t_.state == State::kRejected) return draw_from_target();
+    if constexpr (kGeneral) {
+      if (t_.state == State::kBlockRows) return record_row();
+      if (t_.state == State::kBlockFromEnd) return decide_from_end();
+      if (t_.state == State::kBlockFollow && t_.action == Action::kMeasure) {
+        return draw_from_target();
+      }
+      if (t_.action == Action::kEntropy) return decide_typical();
+    }
+    t_.action == Action::kMeasure ? decide_row() : after_residual();
+  }
+
+  __device__ void begin() {
+    if (t_.all_measured && t_.action != Action::kMeasureAll) {
+      t_.action = Action::kMeasureAll;
+      return;
+    }
+    t_.state = State::kInOrder;
+    if (t_.nothing_to_verify) return finish();
+    if (rule_is(Rule::kBlock) && !t_.greedy) {
+      t_.state = State::kBlockRows;
+      t_.end = t_.num_drafts;
+      row_record(0).p_scale = 1;
+      return t_.num_drafts > 0 ? open_next(0) : search_from_end(0);
+    }
+    const bool reads_single_entries = direct() && t_.num_drafts > 1 && !this->sparse();
+    if (!reads_single_entries) return next_row(0);
+    t_.action = Action::kCheckEntries;
+  }
+
+  // Has row t_.next_row and its draft measured.
+  __device__ void open_row_and_draft() {
+    const int64_t i = t_.next_row;
+    open_row(i);
+    t_.x = i < t_.num_drafts && !t_.next_whole ? drafted_token(p_, t_, i) : -1;
+    t_.has_entry = false;
+    t_.reads_one_entry = direct() && t_.x >= 0;
+    t_.has_draft = t_.x >= 0 && reads_draft() && !t_.greedy;
+    t_.prefilled = job_.plan.parallel && !t_.filling && !t_.next_whole;
+    if (t_.has_draft) open_draft(i, t_.x, t_.draft);
+    t_.fills =
+        !t_.prefilled && (!t_.reads_one_entry || (t_.has_draft && t_.draft.unmeasured()));
+    t_.stats_filled |= t_.fills;
+    t_.action = Action::kMeasure;
+  }
+
+  __device__ void open_next(int64_t i) { t_.next_row = i; }
+
+  // Opens row i.
   __device__ void open_row(int64_t i) {
     t_.i = i;
     t_.row = target_row(p_, t_, i);
@@ -96,15 +118,9 @@ class ChainVerifier {
     if (t_.stats_filled) t_.stats_buffer ^= 1;
     t_.stats_filled = false;
     const int64_t at =
-        context_ * job_.context_tile_stats() + (job_.plan.parallel ? i : t_.stats_buffer);
+        t_.context * job_.context_tile_stats() + (job_.plan.parallel ? i : t_.stats_buffer);
     t_.tile_stats = job_.tile_stats_array[at];
     t_.draft_tile_stats = job_.tile_stats_array[at + job_.row_tile_stats()];
-  }
-
-  __device__ void measure(bool fills) {
-    t_.fills = fills;
-    t_.stats_filled |= fills;
-    t_.action = Action::kMeasure;
   }
 
   __device__ void finish() { t_.action = Action::kDone; }
@@ -112,20 +128,18 @@ class ChainVerifier {
   __device__ void next_row(int64_t i) {
     if (i > t_.num_drafts || (i == t_.num_drafts && t_.no_bonus)) return finish();
     if (i == t_.num_drafts) t_.status |= t_.status_after_drafts;
-    open_row_and_draft(i);
+    open_next(i);
   }
 
   // Has the whole row measured, so that a token can be drawn from it.
   __device__ void measure_whole(State state) {
-    open_row(t_.i);
-    t_.x = -1;
-    t_.reads_one_entry = t_.has_draft = t_.prefilled = false;
+    open_next(t_.i);
+    t_.next_whole = true;
     t_.state = state;
-    measure(true);
   }
 
   __device__ void decide_row() {
-    const bool chooses = t_.greedy || p_.rule == Rule::kMatch;
+    const bool chooses = t_.greedy || rule_is(Rule::kMatch);
     if (t_.x >= 0 && !chooses) read_entry();
     if (t_.reads_one_entry) check_entry();
     if (!t_.stats.valid) {
@@ -133,12 +147,17 @@ class ChainVerifier {
       return finish();
     }
     if (chooses) return accept_target_token();
-    if (t_.x < 0) return draw(false);
-    if (p_.reads_draft()) return accepts_ratio() ? accept() : reject();
-    if (p_.rule == Rule::kSynthetic) return accepts_at_rate() ? accept() : draw(false);
+    if (t_.x < 0) return draw_p();
+    if (!kGeneral || reads_draft()) return decide_by_ratio();
+    if (rule_is(Rule::kSynthetic)) return accepts_at_rate() ? accept(drafted_logprob()) : draw_p();
     const double p_x = exp_of(drafted_logprob());
     if (!typical_needs_entropy(p_x, p_.typical_epsilon)) return accept_or_draw(p_x > 0);
     t_.action = Action::kEntropy;
+  }
+
+  __device__ void decide_by_ratio() {
+    const double logprob = drafted_logprob();
+    accepts_ratio(logprob) ? accept(logprob) : reject();
   }
 
   // Rule synthetic, at every temperature.
@@ -153,17 +172,17 @@ class ChainVerifier {
 
   __device__ void accept_or_draw(bool accepted) {
     record_accept_prob(t_.i, accepted);
-    accepted ? accept() : draw(false);
+    accepted ? accept(drafted_logprob()) : draw_p();
   }
 
   // The target chose t_.token, by its maximum or by the shared noise.
   __device__ void accept_target_token() {
     bool accepted = t_.x == t_.token;
-    if (p_.rule == Rule::kLenient && t_.x >= 0 && t_.x < p_.vocab) {
+    if (rule_is(Rule::kLenient) && t_.x >= 0 && t_.x < p_.vocab) {
       accepted |=
-          accept_near_maximum(at(t_.row, t_.x), t_.stats.max, p_.lenience, p_.kind == Kind::kProbs);
+          accept_near_maximum(call_at<Reads>(t_.row, t_.x), t_.stats.max, p_.lenience, p_.kind == Kind::kProbs);
     }
-    if (p_.rule == Rule::kSynthetic) {
+    if (rule_is(Rule::kSynthetic)) {
       accepted = t_.x >= 0 && accepts_at_rate();
     } else if (t_.x >= 0) {
       record_accept_prob(t_.i, accepted);
@@ -174,10 +193,10 @@ class ChainVerifier {
     next_row(t_.i + 1);
   }
 
-  __device__ bool accepts_ratio() const {
+  __device__ bool accepts_ratio(double logprob) const {
     if (t_.draft.invalid_at_token) return false;
-    return record(accept_draft(t_.direct, accept_uniform(p_, t_, t_.i), t_.entry,
-                               t_.direct ? -INFINITY : drafted_logprob(), p_.lenience, t_.draft));
+    return record(accept_draft(direct(), accept_uniform(p_, t_, t_.i), t_.entry, logprob,
+                               p_.lenience, t_.draft));
   }
 
   __device__ bool record(const Acceptance& a) const {
@@ -185,8 +204,8 @@ class ChainVerifier {
     return a.accepted;
   }
 
-  __device__ void accept() {
-    write(t_.i, t_.x, drafted_logprob());
+  __device__ void accept(double logprob) {
+    write(t_.i, t_.x, logprob);
     ++t_.accepted;
     next_row(t_.i + 1);
   }
@@ -199,7 +218,7 @@ class ChainVerifier {
 
   __device__ void subtract(double c) {
     t_.c = c;
-    t_.stats_filled |= t_.direct;
+    t_.stats_filled |= direct();
     t_.action = Action::kResidual;
   }
 
@@ -209,10 +228,11 @@ class ChainVerifier {
       t_.status |= kTargetInvalid;
       return finish();
     }
-    if (t_.valid && t_.positive > 0) return draw(true);
+    t_.residual = t_.valid && t_.positive > 0;
+    if (t_.residual) return draw();
     t_.status |= t_.valid ? kEmptyResidual : kDraftInvalid;
     // Rule block has filled the tile statistics with those of another row since.
-    t_.state == State::kBlockFollow ? measure_whole(State::kBlockFollow) : draw(false);
+    t_.state == State::kBlockFollow ? measure_whole(State::kBlockFollow) : draw_p();
   }
 
   __device__ void draw_from_target() {
@@ -221,13 +241,15 @@ class ChainVerifier {
       return finish();
     }
     if (t_.state == State::kRejected) t_.status |= kDraftInvalid;
-    draw(false);
+    draw_p();
   }
 
-  __device__ void draw(bool residual) {
-    t_.residual = residual;
-    t_.action = Action::kDraw;
+  __device__ void draw_p() {
+    t_.residual = false;
+    t_.action = Action::kChoose;
   }
+
+  __device__ void draw() { t_.action = Action::kDraw; }
 
   __device__ void drawn() {
     write(t_.i, t_.token, target_logprob(t_.token));
@@ -243,7 +265,7 @@ class ChainVerifier {
   __device__ void end_block(bool residual_is_summed);
 
   __device__ void read_entry() {
-    if (!t_.has_entry) t_.entry = t_.x < p_.vocab ? at(t_.row, t_.x) : 0;
+    if (!t_.has_entry) t_.entry = t_.x < p_.vocab ? call_at<Reads>(t_.row, t_.x) : 0;
   }
 
   // A direct row is read at the drafted token alone until that is rejected.
@@ -258,29 +280,23 @@ class ChainVerifier {
   }
 
   __device__ double target_logprob(int64_t token) const {
-    return cuda::target_logprob(t_.row, t_.stats, token);
+    return token < p_.vocab ? t_.stats.logprob(call_at<Reads>(t_.row, token)) : -INFINITY;
   }
 
   __device__ void write(int64_t i, int64_t token, double logprob) const {
-    if (rank_ != 0) return;
+    if (t_.rank != 0) return;
     const int64_t at = t_.b * (p_.gamma + 1) + i;
     put_id(p_.tokens, p_.ids_are_int64, at, token);
     if (p_.logprobs != nullptr) p_.logprobs[at] = static_cast<float>(logprob);
   }
 
   __device__ void record_accept_prob(int64_t i, double probability) const {
-    cuda::record_accept_prob(p_, rank_, t_.b * p_.gamma + i, probability);
+    cuda::record_accept_prob(p_, t_.rank, t_.b * p_.gamma + i, probability);
   }
 
   __device__ ChainRecord& row_record(int64_t i) const {
-    return job_.records[(context_ * job_.plan.group_size + rank_) * (p_.gamma + 1) + i];
+    return job_.records[(t_.context * job_.plan.group_size + t_.rank) * (p_.gamma + 1) + i];
   }
-
-  const ChainJob& job_;
-  const ChainParams& p_;
-  ChainTask& t_;
-  const int64_t context_;
-  const unsigned rank_;
 };
 
 }  // namespace specdec::cuda

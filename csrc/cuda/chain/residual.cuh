@@ -7,15 +7,17 @@
 
 namespace specdec::cuda {
 
-// Turns entries of a target row into cP. A loop makes it once, because the normalisation takes an
-// exponential in float64, and because fields in shared memory would be read for each entry.
+// Turns entries of a target row into cP. It is made once a row, because the normalisation takes an
+// exponential in float64.
 struct ScaledTarget {
   bool direct;
   double c;
-  WeightParams weight_params = {};  // of logits
-  float scale = 1;                  // makes the weights sum to c
+  WeightParams weight_params;  // of logits
+  float scale;                 // makes the weights sum to c
 
-  __device__ ScaledTarget(const RowStats& stats, bool direct, double c) : direct(direct), c(c) {
+  ScaledTarget() = default;
+  __device__ ScaledTarget(const RowStats& stats, bool direct, double c)
+      : direct(direct), c(c), weight_params{}, scale(1) {
     if (direct) return;
     weight_params = {stats.max, rate_of(stats.inv_t), stats.threshold};
     scale = static_cast<float>(exp_of(-stats.log_sum) * c);
@@ -52,11 +54,15 @@ inline __device__ void store_positive(const TileStats& tile_stats, int64_t warp_
   tile_stats.units[warp_tile] = units;
 }
 
-// The rows of a residual as a loop over whole warp tiles reads them.
+// The rows of a residual as a loop over whole warp tiles reads them. It lies in shared memory and is
+// read anew for each warp tile: in registers the loop would need more than 64.
 struct ResidualRows {
-  const void* target;
-  const void* draft;
+  const char* target;
+  const char* draft;
+  TileStats positive;  // of the residual
+  TileStats direct;    // of a direct target row, which was not read before
   int whole_tiles;
+  int step;  // from one warp tile of a warp to its next one
   float rate, offset, scale;                    // of logits of the target
   float draft_rate, draft_offset, draft_scale;  // of the draft; draft_scale includes the lenience
 
@@ -71,12 +77,16 @@ struct ResidualRows {
     return p.threshold == -INFINITY && q.threshold == -INFINITY;
   }
 
+  ResidualRows() = default;
   __device__ ResidualRows(const RowView& row, const ScaledTarget& p, const DraftDistribution& d,
-                          float lenience)
-      : target(row.data),
-        draft(d.row.data),
+                          float lenience, const TileStats& positive, const TileStats& direct, int step)
+      : target(static_cast<const char*>(row.data)),
+        draft(static_cast<const char*>(d.row.data)),
+        positive(positive),
+        direct(direct),
         whole_tiles(
             static_cast<int>((d.row.vocab < row.vocab ? d.row.vocab : row.vocab) / kWarpTile)),
+        step(step),
         rate(p.weight_params.rate),
         offset(p.weight_params.offset),
         scale(p.scale),
@@ -96,18 +106,15 @@ inline __device__ void store_linear(const TileStats& tile_stats, int warp_tile,
   tile_stats.units[warp_tile] = units;
 }
 
-// Sums max(P - lQ, 0) over every `step`-th whole warp tile from `warp_tile` on, and over a direct
+// Sums max(P - lQ, 0) over every step-th whole warp tile from `warp_tile` on, and over a direct
 // row P too. Returns the first tile that it leaves to others: the end, or one with an entry that is
 // not valid. Bit for bit what `subtract_draft` and `store_positive` compute.
 template <DType kType, bool kProbs>
-__forceinline__ __device__ int sum_residual(const ResidualRows& rows, int warp_tile, int step,
-                                            const TileStats& positive, const TileStats& direct) {
-  const char* const target = whole_address(static_cast<const char*>(rows.target) + lane_id() * 16);
-  const char* const draft = whole_address(static_cast<const char*>(rows.draft) + lane_id() * 16);
+__forceinline__ __device__ int sum_residual(const ResidualRows& rows, int warp_tile) {
   if (warp_tile >= rows.whole_tiles) return warp_tile;
   Words<kType> p, q;
-  p.load(target, warp_tile);
-  q.load(draft, warp_tile);
+  p.load(rows.target + lane_id() * 16, warp_tile);
+  q.load(rows.draft + lane_id() * 16, warp_tile);
   for (;;) {
     float values[kPerLane];
     if constexpr (kProbs) {
@@ -118,7 +125,7 @@ __forceinline__ __device__ int sum_residual(const ResidualRows& rows, int warp_t
       if (__any_sync(kAllLanes, top > largest || q.max_bits() > largest)) return warp_tile;
 #pragma unroll
       for (int j = 0; j < kPerLane; ++j) values[j] = p[j];
-      store_linear<kType>(direct, warp_tile, values, bits_as<float>(top));
+      store_linear<kType>(rows.direct, warp_tile, values, bits_as<float>(top));
 #pragma unroll
       for (int j = 0; j < kPerLane; ++j) values[j] = __fmaf_rn(q[j], -rows.draft_scale, values[j]);
     } else {
@@ -130,10 +137,10 @@ __forceinline__ __device__ int sum_residual(const ResidualRows& rows, int warp_t
         values[j] = __fmaf_rn(v, -rows.draft_scale, w);
       }
     }
-    const int next = warp_tile + step;
+    const int next = warp_tile + rows.step;
     if (next < rows.whole_tiles) {
-      p.load(target, next);
-      q.load(draft, next);
+      p.load(rows.target + lane_id() * 16, next);
+      q.load(rows.draft + lane_id() * 16, next);
     }
     uint32_t top = 0;
 #pragma unroll
@@ -142,7 +149,7 @@ __forceinline__ __device__ int sum_residual(const ResidualRows& rows, int warp_t
       const auto bits = bits_as<uint32_t>(values[j]);
       top = bits > top ? bits : top;
     }
-    store_linear<kType>(positive, warp_tile, values, bits_as<float>(warp_max(top)));
+    store_linear<kType>(rows.positive, warp_tile, values, bits_as<float>(warp_max(top)));
     warp_tile = next;
     if (warp_tile >= rows.whole_tiles) return warp_tile;
   }

@@ -2,16 +2,26 @@
 // The state of one sequence while a group verifies it. Every block keeps it in its own shared
 // memory.
 #include "cuda/chain/residual.cuh"
+#include "cuda/row/fill.cuh"
 #include "specdec/chain.h"
 
 namespace specdec::cuda {
 
-// The work of all threads of a group between two decisions. kCheckEntries tests the drafts of a
-// direct target; kMeasure computes row statistics; kEntropy and kResidual sum over the row.
-enum class Action : int32_t { kCheckEntries, kMeasure, kEntropy, kResidual, kDraw, kDone };
+// The work of all threads of a group between two decisions.
+enum class Action : int32_t {
+  kCheckEntries,  // tests the drafts of a direct target
+  kMeasureAll,    // computes the statistics of all rows
+  kMeasure,       // those of the current row and its draft
+  kEntropy,       // sums over the row
+  kResidual,      // sums over the row, and chooses the warp tile to draw from
+  kChoose,        // chooses the warp tile to draw from in P
+  kDraw,          // draws from that warp tile
+  kDone
+};
 
 // The step of the decision that the action serves.
 enum class State : int32_t {
+  kBegin,
   kInOrder,    // decides on the next draft
   kRejected,   // has rejected a draft of a direct row, and measures the whole row to draw from it
   kBlockRows,  // rule block: measures each drafted row
@@ -39,18 +49,30 @@ struct ChainTask : SequenceState {
   // Rule block.
   int64_t end, tau;
   int32_t block_fault;
+  int64_t context;  // see ChainJob
+  unsigned rank;    // this block's place in the group
+  // Row-parallel: whether this group still computes the tile statistics of its own row, or of its
+  // split of it.
+  bool filling;
+  int64_t own_row;
+  int own_split;
+  // The row to open next, or -1; `whole`: to draw from it, without its draft.
+  int64_t next_row;
+  bool next_whole;
   // The current row.
   State state;
   Action action;
   int64_t i, x;          // x: drafted token, or -1
-  int64_t next_x;        // of the row that is opened next
   float entry;           // of x in the target row, 0 if it has none
   bool has_entry;        // `entry` was read before the decision
   bool reads_one_entry;  // read at the drafted token alone
   bool has_draft;        // Q is needed
   bool prefilled;        // the tile statistics are there already
   bool fills;            // kMeasure computes them
+  RowFill row_fills[2];  // what it then computes: those of the target row and of the draft row
   bool residual;         // kDraw draws from the residual, else from P
+  int64_t chosen_tile;   // the warp tile to draw from
+  int64_t chosen_rest;   // the mass in it before the point drawn, see WarpTileMasses::choose
   bool valid;            // the draft row is valid, as far as kResidual has read it
   int stats_buffer;      // which of two sets of tile statistics a row uses
   bool stats_filled;     // that set was filled for this row
@@ -59,6 +81,9 @@ struct ChainTask : SequenceState {
   RowStats stats;
   DraftDistribution draft;
   double c;                   // factor of P in the residual
+  ScaledTarget scaled_target;
+  ResidualRows residual_rows;
+  bool residual_loops;  // loops over whole warp tiles serve these rows
   double positive, negative;  // sums of max(cP - lQ, 0) and max(lQ - cP, 0)
   double entropy;
   int64_t token;  // the target's choice, or the token drawn
@@ -82,12 +107,6 @@ struct ChainJob {
   SPECDEC_HD int64_t row_tile_stats() const { return plan.parallel ? p.gamma + 1 : 2; }
   SPECDEC_HD int64_t context_tile_stats() const { return 2 * row_tile_stats() + 3; }
 };
-
-// Q of draft i at the drafted token x.
-inline __device__ void open_draft(const ChainParams& p, const ChainTask& t, int64_t i, int64_t x,
-                                  DraftDistribution& d) {
-  open_draft(p.draft, t.b, draft_row(p, t, i), draft_statistic(p, t, i), x, t.draft_temperature, d);
-}
 
 // Drafted token i.
 inline __device__ int64_t drafted_token(const ChainParams& p, const ChainTask& t, int64_t i) {
@@ -130,8 +149,9 @@ inline __device__ void find_drafts(const ChainParams& p, ChainTask& t) {
 }
 
 // Fills the outputs as if no token were emitted and no draft decided on.
-inline __device__ void clear_outputs(const BlockGroup& group, const ChainParams& p, int64_t b) {
-  if (group.rank != 0) return;
+inline __device__ void clear_outputs(const ChainParams& p, const ChainTask& t) {
+  if (t.rank != 0) return;
+  const int64_t b = t.b;
   for (int64_t i = thread_id(); i <= p.gamma; i += kThreads) {
     const int64_t at = b * (p.gamma + 1) + i;
     put_id(p.tokens, p.ids_are_int64, at, -1);

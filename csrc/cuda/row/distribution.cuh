@@ -87,39 +87,37 @@ inline __device__ int64_t linear_units(const float (&w)[kPerLane], bool wide, fl
   return warp_mass(lane_units(w, wide, inverse_scale(top)));
 }
 
-// Computes the masses again for the survivors alone. Warp tiles without any are not read.
-inline __device__ void filter_tile_stats(const BlockGroup& group, const RowView& row,
-                                         const TileStats& tile_stats, Want want, float inv_t,
-                                         float threshold, const GumbelNoise& noise) {
-  const int64_t warp_tiles = row.warp_tiles(), step = group.warp_tile_step(1);
-  for (int64_t warp_tile = group.first_warp_tile(0); warp_tile < warp_tiles; warp_tile += step) {
-    const float top = tile_stats.maxima[warp_tile];
-    uint64_t best = 0;
-    int64_t units = 0;
-    if (top >= threshold) {
-      float values[kPerLane];
-      read_warp_tile(row, warp_tile, values);
-      weigh_tile(values, top, rate_of(inv_t), threshold);
-      units = warp_mass(lane_units(values, row.wide()));
-      if (want == Want::kGumbel) best = warp_tile_gumbel(values, row.wide(), warp_tile, noise);
+// How many statistics of warp tiles a thread loads at once.
+constexpr int kLoadedAtOnce = 4;
+
+// The key of the largest of maxima[begin], maxima[begin + step] and so on before `end`.
+inline __device__ uint32_t largest_key(const float* maxima, int begin, int end, int step) {
+  uint32_t best = 0;
+#pragma unroll 1
+  for (int first = begin; first < end; first += kLoadedAtOnce * step) {
+#pragma unroll
+    for (int k = 0; k < kLoadedAtOnce; ++k) {
+      const int i = first + k * step;
+      const uint32_t key = i < end ? ordered_key(maxima[i]) : 0;
+      best = key > best ? key : best;
     }
-    if (lane_id() != 0) continue;
-    tile_stats.units[warp_tile] = units;
-    if (want == Want::kGumbel) tile_stats.best[warp_tile] = best;
   }
+  return best;
 }
 
 // The maximum of a row; NaN if one tile has NaN.
 inline __device__ float max_of(BlockGroup& group, const float* maxima, int64_t warp_tiles) {
-  uint32_t best = 0;
-  for (int64_t i = thread_id(); i < warp_tiles; i += kThreads) {
-    const uint32_t key = ordered_key(maxima[i]);
-    best = key > best ? key : best;
-  }
+  const uint32_t best =
+      largest_key(maxima, thread_id(), static_cast<int>(warp_tiles), kThreads);
   return from_ordered_key(static_cast<uint32_t>(group.max(best)));
 }
 
 inline __device__ int ceil_log2(int64_t n) { return n <= 1 ? 0 : 64 - __clzll(n - 1); }
+
+// 2^exponent, a normal number.
+inline __device__ double power_of_2(int exponent) {
+  return bits_as<double>(static_cast<int64_t>(1023 + exponent) << 52);
+}
 
 // The masses of the warp tiles of a row on one scale.
 class WarpTileScale {
@@ -131,27 +129,59 @@ class WarpTileScale {
         max_(max),
         rate_(rate_of(inv_t)),
         linear_(linear),
-        unit_(1.0 / static_cast<double>(int64_t{1} << ceil_log2(warp_tiles))) {}
+        log2_(ceil_log2(warp_tiles)) {}
 
   // The sum of weights whose masses add up to `total`.
   __device__ double sum(int64_t total) const {
-    return static_cast<double>(total) * (1.0 / kUnit / unit_) * (linear_ ? max_ : 1.0);
+    return static_cast<double>(total) * (1.0 / kUnit * power_of_2(log2_)) *
+           (linear_ ? max_ : 1.0);
   }
-  __device__ double factor(int64_t i) const {
-    const float own = tile_stats_.maxima[i];
-    return unit_ *
-           (linear_ ? static_cast<double>(own) / max_ : exp2(tile_exponent(own, rate_, max_)));
+  // What the units of a tile with the maximum, or the scale, `own` count.
+  __device__ double factor(float own) const {
+    return power_of_2(-log2_) * (linear_ ? static_cast<double>(own) * inverse_scale(max_)
+                                         : exp2_of(tile_exponent(own, rate_, max_)));
   }
-  __device__ int64_t mass(int64_t i) const {
-    const int64_t units = tile_stats_.units[i];
-    return units == 0 ? 0 : static_cast<int64_t>(static_cast<double>(units) * factor(i));
+  __device__ double factor_of(int i) const { return factor(tile_stats_.maxima[i]); }
+
+  __device__ int64_t mass(int64_t units, float own) const {
+    return units == 0 ? 0 : static_cast<int64_t>(static_cast<double>(units) * factor(own));
+  }
+  __device__ int64_t mass_of(int i) const {
+    return mass(tile_stats_.units[i], tile_stats_.maxima[i]);
+  }
+
+  // The masses of tiles begin, begin + step and so on before `end`.
+  __device__ int64_t mass_of(int begin, int end, int step) const {
+    int64_t sum = 0;
+#pragma unroll 1
+    for (int first = begin; first < end; first += kLoadedAtOnce * step) {
+      int64_t units[kLoadedAtOnce];
+      float maxima[kLoadedAtOnce];
+#pragma unroll
+      for (int k = 0; k < kLoadedAtOnce; ++k) {
+        const int i = first + k * step;
+        units[k] = i < end ? tile_stats_.units[i] : 0;
+        maxima[k] = i < end ? tile_stats_.maxima[i] : 0;
+      }
+      // The loads are moved to the front one after the other, so that this code is there once.
+#pragma unroll 1
+      for (int k = 0; k < kLoadedAtOnce; ++k) {
+        sum += mass(units[0], maxima[0]);
+#pragma unroll
+        for (int next = 1; next < kLoadedAtOnce; ++next) {
+          units[next - 1] = units[next];
+          maxima[next - 1] = maxima[next];
+        }
+      }
+    }
+    return sum;
   }
 
  private:
-  const TileStats tile_stats_;
+  const TileStats& tile_stats_;
   const float max_, rate_;
   const bool linear_;
-  const double unit_;
+  const int log2_;
 };
 
 // The same masses, where each thread of a block holds a run of them.
@@ -160,13 +190,10 @@ class WarpTileMasses {
   __device__ WarpTileMasses(BlockGroup& group, const TileStats& tile_stats, int64_t warp_tiles,
                             float max, float inv_t, bool linear = false)
       : scale_(tile_stats, warp_tiles, max, inv_t, linear) {
-    const int64_t run = (warp_tiles + kThreads - 1) / kThreads;
-    begin_ = thread_id() * run < warp_tiles ? thread_id() * run : warp_tiles;
-    end_ = begin_ + run < warp_tiles ? begin_ + run : warp_tiles;
-    int64_t mine = 0;
-    for (int64_t i = begin_; i < end_; ++i) mine += scale_.mass(i);
-    mine_ = mine;
-    before_ = group.sum_before(mine, total_);
+    const auto tiles = static_cast<int>(warp_tiles), run = (tiles + kThreads - 1) / kThreads;
+    begin_ = thread_id() * run < tiles ? thread_id() * run : tiles;
+    mine_ = scale_.mass_of(begin_, begin_ + run < tiles ? begin_ + run : tiles, 1);
+    before_ = group.sum_before(mine_, total_);
   }
 
   __device__ double sum() const { return scale_.sum(total_); }
@@ -180,11 +207,17 @@ class WarpTileMasses {
     int64_t target = point < total ? static_cast<int64_t>(fmax(point, 0.0)) : total_;
     if (target >= total_) target = total_ - 1;
     if (before_ <= target && target < before_ + mine_) {
-      int64_t running = before_, i = begin_;
-      for (; running + scale_.mass(i) <= target; ++i) running += scale_.mass(i);
+      int64_t running = before_;
+      int i = begin_;
+#pragma unroll 1
+      for (;; ++i) {
+        const int64_t mass = scale_.mass_of(i);
+        if (running + mass > target) break;
+        running += mass;
+      }
       group.shared->broadcast[0] = i;
       group.shared->broadcast[1] =
-          static_cast<int64_t>(static_cast<double>(target - running) / scale_.factor(i));
+          static_cast<int64_t>(static_cast<double>(target - running) / scale_.factor_of(i));
     }
     __syncthreads();
     rest = group.shared->broadcast[1];
@@ -195,7 +228,8 @@ class WarpTileMasses {
 
  private:
   const WarpTileScale scale_;
-  int64_t begin_, end_, mine_, before_, total_;
+  int begin_;
+  int64_t mine_, before_, total_;
 };
 
 // Statistics of a row before any filter, except log_sum. Temperature 0 leaves only the maximum.
@@ -210,24 +244,40 @@ inline __device__ RowStats row_stats_of(BlockGroup& group, const TileStats& tile
   return stats;
 }
 
-// Statistics of a row without filters, computed by one warp and bit for bit what a block computes.
-// In every lane.
-inline __device__ RowStats warp_row_stats(const TileStats& tile_stats, int64_t warp_tiles,
-                                          float temperature) {
-  uint32_t best = 0;
+// The lowest id of the maximum, computed by one warp; in every lane.
+inline __device__ int64_t warp_argmax(const TileStats& tile_stats, int64_t warp_tiles, float max) {
+  uint32_t first = ~0u;
   for (int64_t i = lane_id(); i < warp_tiles; i += kLanes) {
-    const uint32_t key = ordered_key(tile_stats.maxima[i]);
-    best = key > best ? key : best;
+    if (tile_stats.maxima[i] != max) continue;
+    first = static_cast<uint32_t>(i);
+    break;
   }
+  const int64_t warp_tile = ~warp_max(~first);
+  return warp_tile * kWarpTile + index_of(tile_stats.best[warp_tile]);
+}
+
+// Statistics of a row without filters, computed by one warp and bit for bit what a block computes.
+// In every lane. `token` becomes the maximum's if all mass is on it, else -1.
+inline __device__ RowStats warp_row_stats(const TileStats& tile_stats, int64_t warp_tiles,
+                                          float temperature, bool direct, bool probabilities,
+                                          int64_t& token) {
+  const auto tiles = static_cast<int>(warp_tiles);
   RowStats stats = {};
-  stats.max = from_ordered_key(warp_max(best));
+  stats.max = from_ordered_key(warp_max(largest_key(tile_stats.maxima, lane_id(), tiles, kLanes)));
   stats.inv_t = inverse_temperature(temperature);
-  stats.threshold = -INFINITY;
+  stats.one_hot = temperature == 0;
+  stats.threshold = stats.one_hot ? stats.max : -INFINITY;
+  token = -1;
   if (!is_finite(stats.max)) return stats;
-  const WarpTileScale scale(tile_stats, warp_tiles, stats.max, stats.inv_t, false);
-  int64_t mass = 0;
-  for (int64_t i = lane_id(); i < warp_tiles; i += kLanes) mass += scale.mass(i);
-  const double sum = scale.sum(warp_sum(mass));
+  if (stats.one_hot) {
+    // Probabilities that are all 0 are not valid.
+    stats.valid = !probabilities || stats.max > 0;
+    token = warp_argmax(tile_stats, warp_tiles, stats.max);
+    return stats;
+  }
+  stats.direct = direct;
+  const WarpTileScale scale(tile_stats, warp_tiles, stats.max, stats.inv_t, direct);
+  const double sum = scale.sum(warp_sum(scale.mass_of(lane_id(), tiles, kLanes)));
   stats.valid = sum > 0;
   stats.log_sum = log_of(sum);
   return stats;
@@ -243,7 +293,7 @@ inline __device__ int64_t gumbel_winner(BlockGroup& group, const TileStats& tile
     const uint64_t packed = tile_stats.best[i];
     if (packed == 0) continue;
     const double score = score_of(packed) *
-                         exp2(tile_exponent(tile_stats.maxima[i], rate_of(stats.inv_t), stats.max));
+                         exp2_of(tile_exponent(tile_stats.maxima[i], rate_of(stats.inv_t), stats.max));
     if (!(score > best)) continue;
     best = score;
     winner = i;

@@ -151,36 +151,40 @@ inline __device__ void load_draft(const DraftDistribution& d, int64_t vocab, boo
   if (d.pairs(wide)) load_warp_tile(d.row.part(0, vocab), warp_tile, out);
 }
 
-// Subtracts `factor` times Q over a warp tile of `vocab` target tokens from values that are spread
-// over the lanes as a row of the target's dtype is. Returns false in some lane if what was read is
-// not valid.
-inline __device__ bool subtract_draft(const DraftDistribution& d, float factor, int64_t vocab,
-                                      bool wide, int64_t warp_tile, const Packed& loaded,
-                                      float (&values)[kPerLane]) {
-  const int64_t begin = warp_tile * kWarpTile;
-  if (d.lists_tokens()) {
-    const int64_t n = d.form == DraftForm::kOneHot ? 1 : d.row.vocab;
-    for (int64_t k = 0; k < n; ++k) {
-      const int64_t index = (n == 1 && d.ids == nullptr ? d.token : d.id(k)) - begin;
-      if (index < 0 || index >= kWarpTile || index + begin >= vocab) continue;
-      if (holder(wide, static_cast<int>(index)) != lane_id()) continue;
-      const int mine = element(wide, static_cast<int>(index));
-      const float q = (d.ids == nullptr ? 1.0f : at(d.row, k)) * factor;
-#pragma unroll
-      for (int j = 0; j < kPerLane; ++j) values[j] -= j == mine ? q : 0.0f;
-    }
-    return true;
-  }
+// Subtracts `factor` times Q from values, where q holds the draft's entries of the same tokens.
+// Returns false in some lane if one of them is not valid.
+inline __device__ bool subtract_entries(const DraftDistribution& d, float factor,
+                                        float (&q)[kPerLane], float (&values)[kPerLane]) {
   const float weight_factor = d.weight_scale() * factor;
-  if (d.pairs(wide)) {
-    float q[kPerLane];
-    unpack(d.row, loaded, q);
-    const float top = d.weigh_all(q);
+  const float top = d.weigh_all(q);
 #pragma unroll
-    for (int j = 0; j < kPerLane; ++j) values[j] = __fmaf_rn(q[j], -weight_factor, values[j]);
-    return top < INFINITY;
+  for (int j = 0; j < kPerLane; ++j) values[j] = __fmaf_rn(q[j], -weight_factor, values[j]);
+  return top < INFINITY;
+}
+
+// Subtracts `factor` times Q over a warp tile of `vocab` target tokens from values that are spread
+// over the lanes as a row of the target's dtype is. The draft lists its tokens.
+inline __device__ void subtract_listed(const DraftDistribution& d, float factor, int64_t vocab,
+                                       bool wide, int64_t warp_tile, float (&values)[kPerLane]) {
+  const int64_t begin = warp_tile * kWarpTile;
+  const int64_t n = d.form == DraftForm::kOneHot ? 1 : d.row.vocab;
+  for (int64_t k = 0; k < n; ++k) {
+    const int64_t index = (n == 1 && d.ids == nullptr ? d.token : d.id(k)) - begin;
+    if (index < 0 || index >= kWarpTile || index + begin >= vocab) continue;
+    if (holder(wide, static_cast<int>(index)) != lane_id()) continue;
+    const int mine = element(wide, static_cast<int>(index));
+    const float q = (d.ids == nullptr ? 1.0f : at(d.row, k)) * factor;
+#pragma unroll
+    for (int j = 0; j < kPerLane; ++j) values[j] -= j == mine ? q : 0.0f;
   }
-  // One element at a time: columns are mapped, or spread over the lanes in another way.
+}
+
+// The same for a draft whose columns are mapped, or spread over the lanes in another way: they are
+// read one at a time. Returns false in some lane if what was read is not valid.
+inline __device__ bool subtract_columns(const DraftDistribution& d, float factor, int64_t vocab,
+                                        bool wide, int64_t warp_tile, float (&values)[kPerLane]) {
+  const int64_t begin = warp_tile * kWarpTile;
+  const float weight_factor = d.weight_scale() * factor;
   float top = -INFINITY;
 #pragma unroll 1
   for (int quad = 0; quad < kQuads; ++quad) {
@@ -202,6 +206,20 @@ inline __device__ bool subtract_draft(const DraftDistribution& d, float factor, 
     rotate(values);
   }
   return top < INFINITY;
+}
+
+// The same for any draft, whose entries `load_draft` has loaded if its row pairs with the target's.
+inline __device__ bool subtract_draft(const DraftDistribution& d, float factor, int64_t vocab,
+                                      bool wide, int64_t warp_tile, const Packed& loaded,
+                                      float (&values)[kPerLane]) {
+  if (d.lists_tokens()) {
+    subtract_listed(d, factor, vocab, wide, warp_tile, values);
+    return true;
+  }
+  if (!d.pairs(wide)) return subtract_columns(d, factor, vocab, wide, warp_tile, values);
+  float q[kPerLane];
+  unpack(d.row, loaded, q);
+  return subtract_entries(d, factor, q, values);
 }
 
 }  // namespace specdec::cuda

@@ -67,45 +67,62 @@ inline __device__ uint64_t warp_tile_gumbel(float (&w)[kPerLane], bool wide, int
   return warp_best(best);
 }
 
-template <int kRun>
-inline __device__ int warp_tile_pick(const float (&w)[kPerLane], int64_t target) {
-  constexpr bool kWide = kRun == run_of(true);
-  int64_t running = 0;
-  int chosen = -1, last = -1;  // elements of this lane
+// Index in the warp tile of the first entry at which the running sum of units passes `target`; else
+// of the last one with weight. In every lane. The units of a run of neighbours are those of their
+// sum, as in `lane_units`.
+inline __device__ int warp_tile_pick(float (&w)[kPerLane], bool wide, int64_t target) {
+  const int run = run_of(wide);
+  float quads[kQuads];
 #pragma unroll
-  for (int i = 0; i < kPerLane / kRun; ++i) {
-    const int64_t mine = run_units<kRun>(w, i);
+  for (int q = 0; q < kQuads; ++q) {
+    quads[q] = (w[q * 4] + w[q * 4 + 1]) + (w[q * 4 + 2] + w[q * 4 + 3]);
+  }
+  // The first element of the run of this lane in which the sum passes the target, and the sum
+  // before it.
+  int begin = kPerLane;
+  int64_t running = 0, sum_before = 0;
+#pragma unroll 1
+  for (int first = 0; first < kPerLane; first += run) {
+    const int64_t mine = units_of(wide ? quads[0] : quads[0] + quads[1]);
     int64_t upto = mine;
-#pragma unroll
+#pragma unroll 1
     for (int step = 1; step < kLanes; step *= 2) {
       const int64_t other = __shfl_up_sync(kAllLanes, upto, step);
       if (lane_id() >= step) upto += other;
     }
     const int64_t before = running + upto - mine;
-    const bool here = before <= target && target < before + mine;
-    float sum = 0;
-#pragma unroll
-    for (int j = i * kRun; j < (i + 1) * kRun; ++j) {
-      sum += w[j];
-      if (w[j] > 0) last = j;
-      if (here && chosen < 0 && before + units_of(sum) > target) chosen = j;
+    if (before <= target && target < before + mine) {
+      begin = first;
+      sum_before = before;
     }
-    // Because of rounding the running sum may stay below the rounded sum of the run.
-    if (here && chosen < 0) chosen = last;
     running += __shfl_sync(kAllLanes, upto, kLanes - 1);
+    quads[0] = wide ? quads[1] : quads[2];
+    quads[1] = wide ? quads[2] : quads[3];
+    quads[2] = quads[3];
   }
+  // Because of rounding the running sum may stay below the rounded sum of the run: then the last
+  // entry with weight is chosen.
+  int chosen = -1, last = -1;
+  float sum = 0;
+#pragma unroll 1
+  for (int first = 0; first < kPerLane; first += 4) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      if (first + j >= begin + run) break;
+      if (w[j] > 0) last = first + j;
+      if (first + j < begin) continue;
+      sum += w[j];
+      if (chosen < 0 && sum_before + units_of(sum) > target) chosen = first + j;
+    }
+    rotate(w);
+  }
+  if (begin < kPerLane && chosen < 0) chosen = last;
   const int none = kWarpTile;
-  const int mine = chosen < 0 ? none : place(kWide, chosen);
+  const int mine = chosen < 0 ? none : place(wide, chosen);
   const auto found = static_cast<int>(~warp_max(~static_cast<uint32_t>(mine)));
   if (found < none) return found;
-  const int end = last < 0 ? 0 : place(kWide, last) + 1;
+  const int end = last < 0 ? 0 : place(wide, last) + 1;
   return static_cast<int>(warp_max(static_cast<uint32_t>(end))) - 1;
-}
-
-// Index in the warp tile of the first entry at which the running sum of units passes `target`; else
-// of the last one with weight. In every lane.
-inline __device__ int warp_tile_pick(const float (&w)[kPerLane], bool wide, int64_t target) {
-  return wide ? warp_tile_pick<run_of(true)>(w, target) : warp_tile_pick<run_of(false)>(w, target);
 }
 
 }  // namespace specdec::cuda

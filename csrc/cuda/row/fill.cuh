@@ -20,6 +20,9 @@ __forceinline__ __device__ int fill_masses(const void* row, int whole_tiles, int
   const unsigned begin = kAligned ? 0 : reinterpret_cast<uintptr_t>(row) % 16;
   const char* const lane = whole_address(static_cast<const char*>(row) - begin + lane_id() * 16);
   const bool stores = lane_id() == 0;
+  // Instead of tiles beyond the last one that one is loaded again: a load that may not happen would
+  // have to keep the words of the one before it.
+  const int last = whole_tiles - 1;
   // Measures the warp tile that a buffer holds and loads the next one into it.
   const auto fill_one = [&](Buffer& buffer) {
     const Words<kType> words = lane_words(buffer, begin);
@@ -28,7 +31,7 @@ __forceinline__ __device__ int fill_masses(const void* row, int whole_tiles, int
 #pragma unroll
     for (int j = 0; j < kPerLane; ++j) weights[j] = words[j];
     const int next = warp_tile + kBuffers * step;
-    if (next < whole_tiles) buffer.load(lane, next);
+    buffer.load(lane, next < last ? next : last);
     weigh_tile(weights, top, rate);
     const int64_t mass = warp_mass(lane_units<run_of(kWide)>(weights));
     if (stores) {
@@ -36,73 +39,91 @@ __forceinline__ __device__ int fill_masses(const void* row, int whole_tiles, int
       units[warp_tile] = mass;
     }
     warp_tile += step;
-    return warp_tile < whole_tiles;
+    return warp_tile <= last;
   };
   Buffer first, second;
   first.load(lane, warp_tile);
-  if (kBuffers == 2 && warp_tile + step < whole_tiles) second.load(lane, warp_tile + step);
+  if (kBuffers == 2) second.load(lane, warp_tile + step < last ? warp_tile + step : last);
   while (fill_one(first) && (kBuffers == 1 || fill_one(second))) {
   }
   return warp_tile;
 }
 
-// Computes the tile statistics of every `step`-th warp tile from `warp_tile` on.
-inline __device__ void fill_any(const RowView& row, const TileStats& tile_stats, Want want,
-                                float rate, const GumbelNoise& noise, int64_t warp_tile,
-                                int64_t step) {
-  for (; warp_tile < row.warp_tiles(); warp_tile += step) {
-    float values[kPerLane];
-    read_warp_tile(row, warp_tile, values);
+// A row whose tile statistics are computed, or one split of it. It lies in shared memory and is read
+// again when needed, because the loops need the registers.
+struct RowFill {
+  RowView row;
+  TileStats tile_stats;
+  float rate;
+  Want want;
+  GumbelNoise noise;
+  int split, splits;
+};
+
+// Computes the tile statistics of the row's warp tiles from `warp_tile` on. `gumbel` says whether the
+// noise may be wanted.
+template <class Reads>
+inline __device__ void fill_any(const BlockGroup& group, const RowFill& fill, bool gumbel,
+                                int warp_tile) {
+  for (; warp_tile < fill.row.warp_tiles();
+       warp_tile += static_cast<int>(group.warp_tile_step(fill.splits))) {
+    const bool wide = fill.row.wide();
+    TileValues tile = call_read_warp_tile<Reads>(fill.row, warp_tile);
+    float(&values)[kPerLane] = tile.values;
     float top = warp_tile_max(values);
     uint64_t best = 0;
     int64_t units = 0;
-    if (want == Want::kLinear) {
-      units = linear_units(values, row.wide(), top);
-    } else if (want == Want::kArgmax) {
+    if (fill.want == Want::kLinear) {
+      units = linear_units(values, wide, top);
+    } else if (fill.want == Want::kArgmax) {
       int first = -1;
 #pragma unroll
       for (int j = kPerLane - 1; j >= 0; --j) first = values[j] == top ? j : first;
-      best = warp_best(first < 0 ? 0 : pack_best(1.0f, place(row.wide(), first)));
+      best = warp_best(first < 0 ? 0 : pack_best(1.0f, place(wide, first)));
     } else if (is_finite(top)) {
-      weigh_tile(values, top, rate);
-      units = warp_mass(lane_units(values, row.wide()));
-      if (want == Want::kGumbel) best = warp_tile_gumbel(values, row.wide(), warp_tile, noise);
+      weigh_tile(values, top, fill.rate);
+      units = warp_mass(lane_units(values, wide));
+      if (gumbel && fill.want == Want::kGumbel) {
+        best = warp_tile_gumbel(values, wide, warp_tile, fill.noise);
+      }
     }
     if (lane_id() != 0) continue;
-    tile_stats.maxima[warp_tile] = top;
-    if (want != Want::kArgmax) tile_stats.units[warp_tile] = units;
-    if (want == Want::kGumbel || want == Want::kArgmax) tile_stats.best[warp_tile] = best;
+    fill.tile_stats.maxima[warp_tile] = top;
+    if (fill.want != Want::kArgmax) fill.tile_stats.units[warp_tile] = units;
+    if (fill.want == Want::kGumbel || fill.want == Want::kArgmax) {
+      fill.tile_stats.best[warp_tile] = best;
+    }
   }
 }
 
-// Computes the tile statistics of a row, or of one split of it.
-inline __device__ void fill_tile_stats(const BlockGroup& group, const RowView& row,
-                                       const TileStats& tile_stats, Want want, float inv_t,
-                                       const GumbelNoise& noise, int split = 0, int splits = 1) {
-  const float rate = rate_of(inv_t);
-  const auto step = static_cast<int>(group.warp_tile_step(splits));
-  auto warp_tile = static_cast<int>(group.first_warp_tile(split));
-  if (want == Want::kMass && row.read == Read::kLogits) {
+// Computes the tile statistics of a row, or of one split of it. `gumbel` says whether the noise may
+// be wanted.
+template <class Reads>
+inline __device__ void fill_tile_stats(const BlockGroup& group, const RowFill& fill,
+                                       bool gumbel = true) {
+  const RowView& row = fill.row;
+  const auto step = static_cast<int>(group.warp_tile_step(fill.splits));
+  auto warp_tile = static_cast<int>(group.first_warp_tile(fill.split));
+  if (fill.want == Want::kMass && Reads::of(row.read) == Read::kLogits) {
     const auto whole_tiles = static_cast<int>(row.vocab / kWarpTile);
-    const auto fill = [&](auto type, auto aligned) {
+    const auto whole = [&](auto type, auto aligned) {
       warp_tile = fill_masses<decltype(type)::value, decltype(aligned)::value>(
-          row.data, whole_tiles, warp_tile, step, rate, tile_stats.units, tile_stats.maxima);
+          row.data, whole_tiles, warp_tile, step, fill.rate, fill.tile_stats.units,
+          fill.tile_stats.maxima);
     };
     const std::true_type aligned;
     const std::false_type unaligned;
     if (row.dtype == DType::kBFloat16) {
       const DTypeOf<DType::kBFloat16> type;
-      row.aligned() ? fill(type, aligned) : fill(type, unaligned);
+      row.aligned() ? whole(type, aligned) : whole(type, unaligned);
     } else if (row.dtype == DType::kFloat16) {
       const DTypeOf<DType::kFloat16> type;
-      row.aligned() ? fill(type, aligned) : fill(type, unaligned);
+      row.aligned() ? whole(type, aligned) : whole(type, unaligned);
     } else if (row.aligned()) {
-      fill(DTypeOf<DType::kFloat32>(), aligned);
+      whole(DTypeOf<DType::kFloat32>(), aligned);
     }
   }
-  if (warp_tile < row.warp_tiles()) {
-    fill_any(row, tile_stats, want, rate, noise, warp_tile, step);
-  }
+  fill_any<Reads>(group, fill, gumbel, warp_tile);
 }
 
 }  // namespace specdec::cuda

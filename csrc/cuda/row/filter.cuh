@@ -9,18 +9,18 @@ namespace specdec::cuda {
 inline __device__ void merge_bins(const BlockGroup& group) {
   unsigned long long* const bins = group.shared->bins;
   group.sync();
-  if (group.size == 1) return;
-  const unsigned slice = (kBins + group.size - 1) / group.size;
-  const unsigned begin = group.rank * slice, end = begin + slice < kBins ? begin + slice : kBins;
+  if (group.size() == 1) return;
+  const unsigned slice = (kBins + group.size() - 1) / group.size();
+  const unsigned begin = group.rank() * slice, end = begin + slice < kBins ? begin + slice : kBins;
   for (unsigned bin = begin + thread_id(); bin < end; bin += kThreads) {
     uint64_t sum = 0;
-    for (unsigned r = 0; r < group.size; ++r) sum += group.remote(bins, r)[bin];
+    for (unsigned r = 0; r < group.size(); ++r) sum += group.remote(bins, r)[bin];
     bins[bin] = sum;
   }
   group.sync();
   for (unsigned bin = thread_id(); bin < kBins; bin += kThreads) {
     const unsigned owner = bin / slice;
-    if (owner != group.rank) bins[bin] = group.remote(bins, owner)[bin];
+    if (owner != group.rank()) bins[bin] = group.remote(bins, owner)[bin];
   }
   group.sync();
 }
@@ -142,8 +142,8 @@ class Selection {
     const int64_t warp_tiles = row_.warp_tiles(), step = group_.warp_tile_step(1);
     for (int64_t warp_tile = group_.first_warp_tile(0); warp_tile < warp_tiles; warp_tile += step) {
       if (ordered_key(tile_stats_.maxima[warp_tile]) < low_) continue;
-      float values[kPerLane];
-      read_warp_tile(row_, warp_tile, values);
+      TileValues tile = call_read_warp_tile<AnyRead>(row_, warp_tile);
+      float(&values)[kPerLane] = tile.values;
       // Entries beyond the end have the lowest key, which changes no answer.
 #pragma unroll 1
       for (int q = 0; q < kQuads; ++q) {
@@ -169,11 +169,33 @@ class Selection {
   int shift_ = 0;
 };
 
-// Sets stats.threshold. The tile statistics hold the masses of all entries, afterwards those of the
+// Computes the masses again for the survivors alone. Warp tiles without any are not read.
+inline __device__ void filter_tile_stats(const BlockGroup& group, const RowView& row,
+                                         const TileStats& tile_stats, Want want, const RowStats& stats,
+                                         float threshold, const GumbelNoise& noise) {
+  for (auto warp_tile = static_cast<int>(group.first_warp_tile(0)); warp_tile < row.warp_tiles();
+       warp_tile += static_cast<int>(group.warp_tile_step(1))) {
+    if (!(tile_stats.maxima[warp_tile] >= threshold)) {
+      if (lane_id() != 0) continue;
+      tile_stats.units[warp_tile] = 0;
+      if (want == Want::kGumbel) tile_stats.best[warp_tile] = 0;
+      continue;
+    }
+    TileValues tile = call_read_warp_tile<AnyRead>(row, warp_tile);
+    weigh_tile(tile.values, tile_stats.maxima[warp_tile], rate_of(stats.inv_t), threshold);
+    const int64_t units = warp_mass(lane_units(tile.values, row.wide()));
+    if (lane_id() == 0) tile_stats.units[warp_tile] = units;
+    if (want != Want::kGumbel) continue;
+    const uint64_t best = warp_tile_gumbel(tile.values, row.wide(), warp_tile, noise);
+    if (lane_id() == 0) tile_stats.best[warp_tile] = best;
+  }
+}
+
+// Returns the threshold. The tile statistics hold the masses of all entries, afterwards those of the
 // survivors.
-inline __device__ void filter_row(BlockGroup& group, const RowView& row,
+inline __device__ float filter_row(BlockGroup& group, const RowView& row,
                                   const TileStats& tile_stats, const SequenceParams& params,
-                                  Want want, const GumbelNoise& noise, RowStats& stats) {
+                                  Want want, const GumbelNoise& noise, const RowStats& stats) {
   const uint32_t high = ordered_key(stats.max);
   uint32_t low = ordered_key(-INFINITY);
   Selection selection(group, row, tile_stats, {stats.max, rate_of(stats.inv_t), -INFINITY});
@@ -201,10 +223,12 @@ inline __device__ void filter_row(BlockGroup& group, const RowView& row,
     low = selection.select(stage, low, high, need, params.top_p);
   }
   const float keep = from_ordered_key(low);
-  stats.threshold = fmaxf(keep, min_p_threshold(stats.max, params.temperature, params.min_p));
+  const float threshold =
+      fmaxf(keep, min_p_threshold(stats.max, params.temperature, params.min_p));
   group.sync();
-  filter_tile_stats(group, row, tile_stats, want, stats.inv_t, stats.threshold, noise);
+  filter_tile_stats(group, row, tile_stats, want, stats, threshold, noise);
   group.sync();
+  return threshold;
 }
 
 // The use that tile statistics are first computed for, before filters.
@@ -228,7 +252,9 @@ inline __device__ RowStats read_row_stats(BlockGroup& group, const RowView& row,
     token = argmax(group, tile_stats, warp_tiles, stats.max);
     return stats;
   }
-  if (filtered) filter_row(group, row, tile_stats, params, want, noise, stats);
+  if (filtered) {
+    stats.threshold = filter_row(group, row, tile_stats, params, want, noise, stats);
+  }
   stats.direct = want == Want::kLinear;
   const double sum =
       WarpTileMasses(group, tile_stats, warp_tiles, stats.max, stats.inv_t, stats.direct).sum();

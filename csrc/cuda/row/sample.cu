@@ -7,6 +7,8 @@
 namespace specdec::cuda {
 namespace {
 
+constexpr int kSampleBlocksPerProcessor = 4;
+
 struct SampleJob {
   SampleParams p;
   CudaPlan plan;
@@ -17,18 +19,11 @@ struct SampleJob {
 
 // The row that a group samples from and its parameters, in shared memory.
 struct SampleTask {
+  int64_t r;
   SequenceParams params;
-  RowView row;
-  TileStats tile_stats;
-  GumbelNoise noise;
+  RowFill fill;
   bool filtered;
-
-  __device__ SampleTask(const SampleParams& p, int64_t r, const TileStats& tile_stats)
-      : params(params_of(p.sampling, r)),
-        row(p.logits, r, 0, p.vocab),
-        tile_stats(tile_stats),
-        noise{static_cast<uint64_t>(p.seeds[r]), static_cast<uint64_t>(p.positions[r]), p.stream},
-        filtered(params.temperature > 0 && params.filters(p.vocab)) {}
+  RowStats stats;
 };
 
 __device__ Want want(const SampleParams& p, const SampleTask& task) {
@@ -36,77 +31,99 @@ __device__ Want want(const SampleParams& p, const SampleTask& task) {
   return p.gumbel ? Want::kGumbel : Want::kMass;
 }
 
-__device__ void write(const BlockGroup& group, const SampleParams& p, int64_t r, int64_t token,
-                      double logprob, double logsumexp, float threshold, int32_t status) {
-  if (group.rank != 0 || thread_id() != 0) return;
-  p.tokens[r] = token;
-  p.logprobs[r] = static_cast<float>(logprob);
-  p.logsumexp[r] = logsumexp;
-  p.threshold[r] = threshold;
-  p.status[r] = status;
-}
-
-__device__ int64_t draw(const BlockGroup& group, const SampleTask& task,
-                        const WarpTileMasses& masses, const RowStats& stats, double u) {
-  int64_t rest;
-  const int64_t warp_tile = masses.choose(group, u, rest);
-  float values[kPerLane];
-  read_warp_tile(task.row, warp_tile, values);
-  weigh_tile(values, task.tile_stats.maxima[warp_tile], rate_of(stats.inv_t), stats.threshold);
-  return warp_tile * kWarpTile + warp_tile_pick(values, task.row.wide(), rest);
-}
-
-// Draws the token from complete tile statistics.
-__device__ void finish(BlockGroup& group, const SampleParams& p, int64_t r) {
-  const SampleTask& task = group.task<SampleTask>();
-  if (!task.params.in_range()) return write(group, p, r, -1, 0, 0, 0, kBadParameter);
-  const int64_t warp_tiles = task.row.warp_tiles();
-  RowStats stats = row_stats_of(group, task.tile_stats, warp_tiles, task.params.temperature);
-  if (!stats.valid) return write(group, p, r, -1, 0, 0, 0, kTargetInvalid);
-  if (stats.one_hot) {
-    return write(group, p, r, argmax(group, task.tile_stats, warp_tiles, stats.max), 0, 0,
-                 stats.max, 0);
-  }
-  if (task.filtered) {
-    filter_row(group, task.row, task.tile_stats, task.params, want(p, task), task.noise, stats);
-  }
-  const WarpTileMasses masses(group, task.tile_stats, warp_tiles, stats.max, stats.inv_t);
-  stats.log_sum = log_of(masses.sum());
-  const GumbelNoise& noise = task.noise;
-  const int64_t token = p.gumbel ? gumbel_winner(group, task.tile_stats, warp_tiles, stats)
-                                 : draw(group, task, masses, stats,
-                                        uniform(noise.seed, noise.position, noise.stream));
-  write(group, p, r, token, stats.logprob(at(task.row, token)), row_logsumexp(stats),
-        stats.threshold, 0);
-}
-
-__global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
-    sample_kernel(const __grid_constant__ SampleJob job) {
-  BlockGroup group = BlockGroup::mine();
-  const bool parallel = job.plan.parallel;
-  const int splits = job.plan.splits;
-  const int64_t first = blockIdx.x / group.size, groups = gridDim.x / group.size;
+// Opens row r. For one thread.
+__device__ void open(const SampleJob& job, int64_t r, int64_t group, int64_t groups,
+                     SampleTask& task) {
+  const SampleParams& p = job.p;
+  task.r = r;
+  task.params = params_of(p.sampling, r);
+  task.filtered = task.params.temperature > 0 && task.params.filters(p.vocab);
   // Row-lazy: rows alternate between two sets of tile statistics, because a block that is ahead
   // fills the next one while others still read.
-  int64_t tile_stats = parallel ? first / splits : first * 2;
-  for (int64_t r = first / splits; r < job.p.num_rows; r += groups) {
-    SampleTask& task = group.task<SampleTask>();
+  const int64_t at = job.plan.parallel ? r : group * 2 + r / groups % 2;
+  task.fill = {RowView(p.logits, r, 0, p.vocab),
+               job.tile_stats_array[at],
+               rate_of(inverse_temperature(task.params.temperature)),
+               task.filtered ? Want::kMass : want(p, task),
+               {static_cast<uint64_t>(p.seeds[r]), static_cast<uint64_t>(p.positions[r]), p.stream},
+               static_cast<int>(group % job.plan.splits),
+               job.plan.splits};
+}
+
+struct Sampled {
+  int64_t token;
+  double logprob, logsumexp;
+  float threshold;
+  int32_t status;
+};
+
+__device__ Sampled fault(int32_t status) { return {-1, 0, 0, 0, status}; }
+
+__device__ int64_t draw(const BlockGroup& group, const RowFill& fill, const WarpTileMasses& masses,
+                        const RowStats& stats, double u) {
+  int64_t rest;
+  const int64_t warp_tile = masses.choose(group, u, rest);
+  TileValues tile = call_read_warp_tile<KnownRead<Read::kLogits>>(fill.row, warp_tile);
+  weigh_tile(tile.values, fill.tile_stats.maxima[warp_tile], rate_of(stats.inv_t),
+             stats.threshold);
+  return warp_tile * kWarpTile + warp_tile_pick(tile.values, fill.row.wide(), rest);
+}
+
+// Draws the token from complete tile statistics. Only the first thread returns it.
+__device__ Sampled finish(BlockGroup& group, const SampleParams& p, SampleTask& task) {
+  if (!task.params.in_range()) return fault(kBadParameter);
+  const RowFill& fill = task.fill;
+  const RowStats& stats = task.stats;
+  {
+    const RowStats unfiltered =
+        row_stats_of(group, fill.tile_stats, fill.row.warp_tiles(), task.params.temperature);
+    if (thread_id() == 0) task.stats = unfiltered;
     __syncthreads();
-    if (thread_id() == 0) task = SampleTask(job.p, r, job.tile_stats_array[tile_stats]);
+  }
+  if (!stats.valid) return fault(kTargetInvalid);
+  if (stats.one_hot) {
+    return {argmax(group, fill.tile_stats, fill.row.warp_tiles(), stats.max), 0, 0, stats.max, 0};
+  }
+  if (task.filtered) {
+    const float threshold = filter_row(group, fill.row, fill.tile_stats, task.params,
+                                       want(p, task), fill.noise, stats);
+    if (thread_id() == 0) task.stats.threshold = threshold;
     __syncthreads();
-    if (task.params.in_range()) {
-      fill_tile_stats(group, task.row, task.tile_stats,
-                      task.filtered ? Want::kMass : want(job.p, task),
-                      inverse_temperature(task.params.temperature), task.noise,
-                      static_cast<int>(first % splits), splits);
-    }
-    if (!parallel) {
+  }
+  const WarpTileMasses masses(group, fill.tile_stats, fill.row.warp_tiles(), stats.max,
+                              stats.inv_t);
+  if (thread_id() == 0) task.stats.log_sum = log_of(masses.sum());
+  const GumbelNoise& noise = fill.noise;
+  const int64_t token =
+      p.gumbel ? gumbel_winner(group, fill.tile_stats, fill.row.warp_tiles(), stats)
+               : draw(group, fill, masses, stats, uniform(noise.seed, noise.position, noise.stream));
+  if (thread_id() != 0) return {};
+  return {token, stats.logprob(call_at<KnownRead<Read::kLogits>>(fill.row, token)), row_logsumexp(stats), stats.threshold, 0};
+}
+
+__global__ void __launch_bounds__(kThreads, kSampleBlocksPerProcessor)
+    sample_kernel(const __grid_constant__ SampleJob job) {
+  BlockGroup group = BlockGroup::mine();
+  SampleTask& task = group.task<SampleTask>();
+  for (int64_t r = group.index() / job.plan.splits; r < job.p.num_rows;
+       r = task.r + gridDim.x / group.size()) {
+    __syncthreads();
+    if (thread_id() == 0) open(job, r, group.index(), gridDim.x / group.size(), task);
+    __syncthreads();
+    if (task.params.in_range()) fill_tile_stats<KnownRead<Read::kLogits>>(group, task.fill);
+    if (!job.plan.parallel) {
       group.sync();
-      tile_stats ^= 1;
-    } else if (!last_group(group, job.tickets + r, job.launch_id, splits)) {
+    } else if (!last_group(group, job.tickets + task.r, job.launch_id, job.plan.splits)) {
       return;
     }
-    finish(group, job.p, r);
+    const Sampled sampled = finish(group, job.p, task);
+    if (group.rank() != 0 || thread_id() != 0) continue;
+    const SampleParams& p = job.p;
+    p.tokens[task.r] = sampled.token;
+    p.logprobs[task.r] = static_cast<float>(sampled.logprob);
+    p.logsumexp[task.r] = sampled.logsumexp;
+    p.threshold[task.r] = sampled.threshold;
+    p.status[task.r] = sampled.status;
   }
 }
 
@@ -114,7 +131,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
 
 int plan_sample(const SampleParams& p, const CudaRequest& request, CudaPlan* plan) {
   Device device;
-  const cudaError_t status = current_device(sample_kernel, &device);
+  const cudaError_t status = current_device(sample_kernel, kSampleBlocksPerProcessor, &device);
   if (status != cudaSuccess) return status;
   const SamplingParams& s = p.sampling;
   const bool reads_again = s.top_ks != nullptr || s.top_ps != nullptr || s.min_ps != nullptr ||
@@ -131,7 +148,7 @@ int plan_sample(const SampleParams& p, const CudaRequest& request, CudaPlan* pla
 int sample(const SampleParams& p, const CudaPlan& plan, void* workspace, void* stream) {
   if (p.num_rows == 0) return cudaSuccess;
   Device device;
-  const cudaError_t status = current_device(sample_kernel, &device);
+  const cudaError_t status = current_device(sample_kernel, kSampleBlocksPerProcessor, &device);
   if (status != cudaSuccess) return status;
   SampleJob job = {};
   job.p = p;

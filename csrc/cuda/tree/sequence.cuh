@@ -162,7 +162,7 @@ inline __device__ void check_nodes(BlockGroup& group, const TreeParams& p, TreeT
 
 // Fills the outputs as if nothing were emitted and no node tested.
 inline __device__ void clear_outputs(const BlockGroup& group, const TreeParams& p, int64_t b) {
-  if (group.rank != 0) return;
+  if (group.rank() != 0) return;
   for (int64_t i = thread_id(); i <= p.max_depth; i += kThreads) {
     const int64_t at = b * (p.max_depth + 1) + i;
     if (i < p.max_depth) put_id(p.path, p.parents_are_int64, b * p.max_depth + i, -1);

@@ -75,7 +75,7 @@ class Siblings {
           score = ordered_key(value);
         }
       }
-      record_accept_prob(p_, group_.rank, t_.b * p_.nodes + n, probability);
+      record_accept_prob(p_, group_.rank(), t_.b * p_.nodes + n, probability);
       const uint64_t key = uint64_t{score} << 32 | static_cast<uint32_t>(~n);
       if (accepted && key > best) best = key;
     }

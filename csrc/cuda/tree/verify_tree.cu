@@ -11,17 +11,17 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
   if (thread_id() == 0) {
     TreeTask& t = group.task<TreeTask>();
     t.stats_buffer = t.draft_stats_buffer = 0;
-    t.rank = group.rank;
-    t.context = blockIdx.x / group.size;
+    t.rank = group.rank();
+    t.context = blockIdx.x / group.size();
     t.records = job.records + blockIdx.x * (job.p.nodes + 1);
     t.excluded = job.excluded + blockIdx.x * job.p.nodes;
     t.node_sets = job.node_sets + blockIdx.x * 3 * job.words();
   }
   __syncthreads();
-  int64_t b = blockIdx.x / group.size;
+  int64_t b = blockIdx.x / group.size();
   while (b < job.p.batch) {
     verify(group, job, b);
-    b = group.task<TreeTask>().b + gridDim.x / group.size;
+    b = group.task<TreeTask>().b + gridDim.x / group.size();
   }
 }
 

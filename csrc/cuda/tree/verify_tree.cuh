@@ -16,9 +16,14 @@ class RowMeasurement {
       : group_(group), job_(job), t_(group.task<TreeTask>()) {}
 
   __device__ void run() {
-    fill_tile_stats(group_, t_.measured_row, t_.measured_tile_stats,
-                    first_want(want(), filters(), !t_.measures_draft && t_.greedy),
-                    inverse_temperature(params().temperature), noise());
+    const RowFill fill = {t_.measured_row,
+                          t_.measured_tile_stats,
+                          rate_of(inverse_temperature(params().temperature)),
+                          first_want(want(), filters(), !t_.measures_draft && t_.greedy),
+                          noise(),
+                          0,
+                          1};
+    fill_tile_stats<AnyRead>(group_, fill);
     group_.sync();
     group_.exchange_buffer = 0;
     int64_t token;
@@ -117,7 +122,7 @@ __forceinline__ __device__ void verify(BlockGroup& group, const TreeJob& job, in
     }
     __syncthreads();
   }
-  if (group.rank != 0 || thread_id() != 0) return;
+  if (group.rank() != 0 || thread_id() != 0) return;
   job.p.num_accepted[t.b] = t.accepted;
   job.p.status[t.b] = t.status;
 }

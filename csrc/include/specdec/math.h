@@ -9,6 +9,7 @@ namespace specdec {
 
 SPECDEC_HD SPECDEC_NOINLINE inline double log_of(double x) { return log(x); }
 SPECDEC_HD SPECDEC_NOINLINE inline double exp_of(double x) { return exp(x); }
+SPECDEC_HD SPECDEC_NOINLINE inline double exp2_of(double x) { return exp2(x); }
 SPECDEC_HD SPECDEC_NOINLINE inline float log_of(float x) { return logf(x); }
 
 }  // namespace specdec

@@ -1,0 +1,115 @@
+#pragma once
+// The kernel of verify_chain, one for each variant.
+//   group            the thread blocks that work on one sequence, see cuda/block_group.cuh
+//   direct           said of a row of probabilities that is used as P itself, see SequenceState
+//   tile statistics  maxima and masses of the 512-entry warp tiles of a row, in global memory
+//   decision         what the ChainVerifier does, in one thread of each block, between two actions
+//   action           a piece of work for all threads of the group, see ChainActions and ChainSums
+//   row-lazy, row-parallel  the schedules kLazy and kParallel of specdec/cuda_plan.h
+#include "cuda/chain/sums.cuh"
+#include "cuda/launch.cuh"
+
+namespace specdec::cuda {
+
+// Opens sequence b.
+__forceinline__ __device__ void open(const BlockGroup& group, const ChainJob& job, int64_t b,
+                                     ChainTask& t) {
+  if (warp_id() != 0) return;
+  // Read once: no row that is opened later waits for its token.
+  const int64_t drafted = lane_id() < job.p.gamma ? job.p.drafted(b, lane_id()) : -1;
+  if (lane_id() == 0) open_sequence(job.p, b, t);
+  t.first_drafted[lane_id()] = drafted;
+  __syncwarp();
+  find_drafts(job.p, t);
+  __syncwarp();
+  if (lane_id() != 0) return;
+  t.all_measured = job.plan.parallel && !t.nothing_to_verify && !t.direct && !t.filtered &&
+                   job.p.rule != Rule::kMatch && 2 * job.row_tile_stats() <= kMostMeasuredRows;
+  t.filling = job.plan.parallel;
+  t.context = t.filling ? b : group.index();
+  const auto splits = static_cast<unsigned>(job.plan.splits);
+  t.own_split = static_cast<int>(group.index() % splits);
+  t.own_row = group.index() / splits % (job.p.gamma + 1);
+  t.state = State::kBegin;
+  t.action = Action::kDone;
+}
+
+// Verifies the sequence that was opened. In the row-parallel schedule a group first computes the
+// tile statistics of its own row, or of its split of it; the last group to finish goes on and
+// decides. Little is kept in registers from one action to the next: the loops need them.
+template <Variant kVariant>
+__forceinline__ __device__ void verify(BlockGroup& group, const ChainJob& job) {
+  ChainTask& t = group.task<ChainTask>();
+  ChainVerifier<kVariant> verifier(job, t);
+  ChainActions<kVariant> actions(group, job);
+  ChainSums<kVariant> sums(group, job);
+  for (;;) {
+    __syncthreads();
+    if (t.state == State::kBegin && !t.filling) clear_outputs(job.p, t);
+    __syncthreads();
+    if (thread_id() == 0) verifier.go_on();
+    __syncthreads();
+    // After a barrier either exchange buffer may be used next. Choosing a fixed one here saves the
+    // register that would keep the choice through an iteration.
+    group.exchange_buffer = 0;
+    switch (t.action) {
+      case Action::kCheckEntries:
+        if constexpr (kVariant != Variant::kLogits) actions.check_entries(verifier);
+        break;
+      case Action::kMeasure:
+        if (t.fills) {
+          // Afterwards no block reads these tile statistics any more.
+          if (!t.filling && job.plan.parallel) group.sync();
+          actions.fill();
+          if (!t.filling) group.sync();
+        }
+        if (t.filling) break;
+        [[fallthrough]];
+      case Action::kMeasureAll:
+        actions.measure();
+        break;
+      case Action::kEntropy:
+      case Action::kResidual:
+      case Action::kChoose:
+      case Action::kDraw:
+        sums.sum_or_draw();
+        break;
+      case Action::kDone: {
+        if (!t.filling) {
+          if (t.rank != 0 || thread_id() != 0) return;
+          job.p.num_accepted[t.b] = t.accepted;
+          job.p.status[t.b] = t.status;
+          return;
+        }
+        const auto count = static_cast<unsigned>((job.p.gamma + 1) * job.plan.splits);
+        if (!last_group(group, job.tickets + t.b, job.launch_id, count)) return;
+        if (thread_id() != 0) break;
+        t.filling = false;
+        t.state = State::kBegin;
+        break;
+      }
+    }
+  }
+}
+
+// The kernels of all variants have this name, so that a profile shows the op.
+template <Variant kVariant>
+__global__ void __launch_bounds__(kThreads, blocks_per_processor(kVariant))
+    chain_kernel(const __grid_constant__ ChainJob job) {
+  BlockGroup group = BlockGroup::mine();
+  ChainTask& t = group.task<ChainTask>();
+  if (thread_id() == 0) {
+    t.rank = group.rank();
+    t.stats_buffer = 0;
+    t.stats_filled = false;
+  }
+  unsigned first = group.index();
+  if (job.plan.parallel) first /= static_cast<unsigned>(job.plan.splits * (job.p.gamma + 1));
+  for (int64_t b = first; b < job.p.batch; b = t.b + gridDim.x / group.size()) {
+    __syncthreads();
+    open(group, job, b, t);
+    verify<kVariant>(group, job);
+  }
+}
+
+}  // namespace specdec::cuda

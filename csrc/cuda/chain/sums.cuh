@@ -1,0 +1,287 @@
+#pragma once
+// The actions that sum over a row or draw from it: kEntropy, kResidual, kChoose and kDraw. They
+// share the code that reads warp tiles, and the code that adds up what is known of them.
+#include "cuda/chain/actions.cuh"
+
+namespace specdec::cuda {
+
+template <Variant kVariant>
+class ChainSums : ChainView<kVariant> {
+  SPECDEC_CHAIN_VIEW(kVariant);
+
+ public:
+  __device__ ChainSums(BlockGroup& group, const ChainJob& job)
+      : View(job, group.task<ChainTask>()), group_(group) {}
+
+  __device__ void sum_or_draw() {
+    const bool chooses = action_is(Action::kChoose), draws = action_is(Action::kDraw);
+    if (!chooses && !draws) {
+      if (thread_id() == 0) prepare();
+      group_.sync();  // no block reads these tile statistics any more
+    }
+    if constexpr (kGeneral) {
+      if (action_is(Action::kResidual) && t_.state == State::kBlockFromEnd &&
+          t_.sums_residual_of_few()) {
+        sum_residual_of_few(group_, t_.draft, t_.row, t_.stats, t_.c, t_.positive, t_.negative);
+        if (thread_id() == 0) t_.valid = true;
+        return;
+      }
+    }
+    if (!chooses) visit_tiles();
+    if (draws) return;
+    if (!chooses) {
+      if (kGeneral && action_is(Action::kResidual)) sum_beyond();
+      group_.sync();
+    }
+    add_up();
+  }
+
+ private:
+  // The sums over a row: the first three have tile statistics of their own.
+  enum Sum { kPositive, kNegative, kBeyond, kDirect, kTarget };
+
+  __device__ bool entropy() const { return kGeneral && action_is(Action::kEntropy); }
+
+  __device__ TileStats tile_stats_of(int sum) const {
+    if (sum >= kDirect) return t_.tile_stats;
+    return job_
+        .tile_stats_array[t_.context * job_.context_tile_stats() + 2 * job_.row_tile_stats() + sum];
+  }
+
+  // The tokens of which P or Q is summed. Beyond the target's vocabulary P is 0; the general kernel
+  // sums Q there by itself, because only it needs that sum.
+  __device__ int64_t tokens() const {
+    const int64_t vocab = t_.row.vocab, columns = p_.draft.vocab;
+    const bool longer = !kGeneral && action_is(Action::kResidual) && columns > vocab &&
+                        t_.draft.form != DraftForm::kOneHot;
+    return longer ? columns : vocab;
+  }
+  __device__ int warp_tiles() const {
+    return static_cast<int>((tokens() + kWarpTile - 1) / kWarpTile);
+  }
+
+  // What the loops over warp tiles need. For one thread.
+  __device__ void prepare() const {
+    t_.scaled_target = ScaledTarget(t_.stats, direct() || entropy(), t_.c);
+    t_.residual_loops = action_is(Action::kResidual) && !rule_is(Rule::kBlock) &&
+                        ResidualRows::serves(row(), t_.scaled_target, draft());
+    t_.residual_rows = ResidualRows(row(), t_.scaled_target, draft(), p_.lenience,
+                                    tile_stats_of(kPositive), t_.tile_stats,
+                                    static_cast<int>(group_.warp_tile_step(1)));
+  }
+
+  // Reads warp tiles of the row, and of the draft's. kEntropy and kResidual store the sum of each;
+  // kDraw reads the chosen one and picks the token.
+  __device__ void visit_tiles() const {
+    auto warp_tile = static_cast<int>(action_is(Action::kDraw) ? t_.chosen_tile
+                                                               : group_.first_warp_tile(0));
+    for (;; warp_tile += static_cast<int>(group_.warp_tile_step(1))) {
+      if (action_is(Action::kResidual) && t_.residual_loops) {
+        warp_tile = sum_whole_tiles(warp_tile);
+      }
+      if (warp_tile >= warp_tiles()) break;
+      float values[kPerLane];
+      const bool valid = read_values(warp_tile, values);
+      if (action_is(Action::kDraw)) return pick(warp_tile, values);
+      store(warp_tile, values, __all_sync(kAllLanes, valid));
+    }
+  }
+
+  __device__ int sum_whole_tiles(int warp_tile) const {
+    const ResidualRows& rows = t_.residual_rows;
+    const auto sum = [&](auto type, auto probs) {
+      return sum_residual<decltype(type)::value, decltype(probs)::value>(rows, warp_tile);
+    };
+    if (kVariant == Variant::kProbs || direct()) {
+      if constexpr (kVariant == Variant::kLogits) return warp_tile;
+      return sum(DTypeOf<DType::kFloat32>(), std::true_type());
+    }
+    switch (t_.row.dtype) {
+      case DType::kFloat32:
+        return sum(DTypeOf<DType::kFloat32>(), std::false_type());
+      case DType::kBFloat16:
+        return sum(DTypeOf<DType::kBFloat16>(), std::false_type());
+      default:
+        return warp_tile;
+    }
+  }
+
+  // The values of a warp tile: cP - lQ, P on the scale of its tile statistics, or the terms of the
+  // entropy. Returns false in some lane if the draft row is not valid there.
+  __device__ bool read_values(int warp_tile, float (&values)[kPerLane]) const {
+    Packed draft_words;
+    if constexpr (kGeneral) {
+      Packed words;
+      load_warp_tile(row(), warp_tile, words);
+      draft_words = {};
+      if (!target_alone()) {
+        load_draft(draft(), tokens(), t_.row.wide(), warp_tile, draft_words);
+      }
+      unpack(row(), words, values);
+    } else {
+      const TileValues tile = read(row(), t_.row.vocab, warp_tile);
+#pragma unroll
+      for (int j = 0; j < kPerLane; ++j) values[j] = tile.values[j];
+    }
+    if (direct() && !action_is(Action::kDraw)) fill_direct(warp_tile, values);
+    if (entropy()) {
+      weigh_entropy(values, t_.stats);
+    } else if (!target_alone()) {
+      t_.scaled_target.normalise_all(values);
+      return subtract(warp_tile, draft_words, values);
+    } else if (!direct()) {
+      weigh_tile(values, t_.tile_stats.maxima[warp_tile], rate_of(t_.stats.inv_t),
+                 filtered() ? t_.stats.threshold : -INFINITY);
+    }
+    return true;
+  }
+
+  // The entries of a warp tile of a row, of which the first `size` count.
+  __device__ TileValues read(const RowView& row, int64_t size, int warp_tile) const {
+    return call_read_warp_tile<Reads>(row.data, row.vocab < size ? row.vocab : size, row.dtype, row.read,
+                               warp_tile);
+  }
+
+  __device__ bool subtract(int warp_tile, const Packed& draft_words,
+                           float (&values)[kPerLane]) const {
+    const bool wide = t_.row.wide();
+    if constexpr (kGeneral) {
+      return subtract_draft(draft(), p_.lenience, tokens(), wide, warp_tile, draft_words, values);
+    }
+    if (draft().lists_tokens()) {
+      subtract_listed(draft(), p_.lenience, tokens(), wide, warp_tile, values);
+      return true;
+    }
+    TileValues q = read(draft().row, tokens(), warp_tile);
+    return subtract_entries(draft(), p_.lenience, q.values, values);
+  }
+
+  // Whether an action reads no draft.
+  __device__ bool target_alone() const {
+    return entropy() || (action_is(Action::kDraw) && !t_.residual);
+  }
+
+  __device__ void store(int warp_tile, const float (&values)[kPerLane], bool valid) const {
+    const bool wide = t_.row.wide();
+    if (rule_is(Rule::kBlock)) {
+      store_positive(tile_stats_of(kNegative), warp_tile, values, wide, -1.0f, true);
+    }
+    store_positive(tile_stats_of(kPositive), warp_tile, values, wide, 1.0f, valid);
+  }
+
+  __device__ void pick(int warp_tile, float (&values)[kPerLane]) const {
+    if (t_.residual || direct()) {
+      const float scale = tile_stats_of(t_.residual ? kPositive : kTarget).maxima[warp_tile];
+      const float inverse = inverse_scale(scale);
+#pragma unroll
+      for (int j = 0; j < kPerLane; ++j) values[j] = values[j] > 0 ? values[j] * inverse : 0.0f;
+    }
+    const int index = warp_tile_pick(values, t_.row.wide(), t_.chosen_rest);
+    if (thread_id() == 0) t_.token = int64_t{warp_tile} * kWarpTile + index;
+  }
+
+  // Computes the tile statistics of a direct row, of which only one entry was read before.
+  __device__ void fill_direct(int64_t warp_tile, const float (&values)[kPerLane]) const {
+    float top = warp_tile_max(values);
+    const int64_t units = linear_units(values, t_.row.wide(), top);
+    if (lane_id() != 0) return;
+    t_.tile_stats.maxima[warp_tile] = top;
+    t_.tile_stats.units[warp_tile] = units;
+  }
+
+  // Sums Q over the last `columns_beyond` columns of the draft row.
+  __device__ void sum_beyond() const {
+    const DraftDistribution& d = t_.draft;
+    const int64_t size = columns_beyond(d, t_.row.vocab);
+    if (size == 0) return;
+    const TileStats tile_stats = tile_stats_of(kBeyond);
+    const RowView columns = d.row.part(d.row.vocab - size, size);
+    const int64_t step = group_.warp_tile_step(1);
+    for (int64_t warp_tile = group_.first_warp_tile(0); warp_tile < columns.warp_tiles();
+         warp_tile += step) {
+      float values[kPerLane];
+      read_warp_tile(columns, warp_tile, values);
+      const float top = d.normalise_all(values);
+      store_positive(tile_stats, warp_tile, values, columns.wide(), 1.0f,
+                     __all_sync(kAllLanes, top < INFINITY));
+    }
+  }
+
+  // Adds up what was stored of each warp tile, and chooses the tile to draw from.
+  __device__ void add_up() {
+    const bool chooses = action_is(Action::kChoose);
+    const int64_t warp_tiles_beyond =
+        kGeneral && action_is(Action::kResidual)
+            ? (columns_beyond(t_.draft, t_.row.vocab) + kWarpTile - 1) / kWarpTile
+            : 0;
+    double positive = 0, negative = 0, mass_beyond = 0, direct_mass = 0;
+#pragma unroll 1
+    for (int which = chooses ? kTarget : kPositive; which <= (chooses ? kTarget : kDirect);
+         ++which) {
+      if ((which == kNegative && !rule_is(Rule::kBlock)) ||
+          (which == kBeyond && warp_tiles_beyond == 0) || (which == kDirect && !direct())) {
+        continue;
+      }
+      const double sum =
+          sum_and_choose(which, which == kBeyond ? warp_tiles_beyond : warp_tiles());
+      if (which == kPositive) positive = sum;
+      if (which == kNegative) negative = sum;
+      if (which == kBeyond) mass_beyond = sum;
+      if (which == kDirect) direct_mass = sum;
+    }
+    if (chooses) return;
+    if constexpr (kGeneral) {
+      if (action_is(Action::kResidual) && this->sparse()) mass_beyond = sparse_mass_beyond();
+    }
+    if (thread_id() != 0) return;
+    if (entropy()) {
+      t_.entropy = t_.stats.entropy(positive);
+      return;
+    }
+    if (direct()) {
+      t_.stats = {};
+      t_.stats.direct = true;
+      t_.stats.valid = direct_mass > 0;
+    }
+    t_.positive = positive;
+    t_.valid = is_finite(positive) && is_finite(mass_beyond);
+    if (!kGeneral) return;
+    if (t_.draft.form == DraftForm::kOneHot && t_.draft.token >= t_.row.vocab) mass_beyond = 1;
+    // With a map from tokens to columns `mass_beyond` is the sum of the whole row, which was read
+    // only to validate it; `negative` has counted Q token by token already.
+    const bool mapped = t_.draft.columns != nullptr && !t_.draft.lists_tokens();
+    t_.negative = negative + (mapped ? 0.0 : mass_beyond);
+  }
+
+  // The sum over the row of what was stored; NaN if a warp tile was not valid.
+  __device__ double sum_and_choose(int which, int64_t warp_tiles) {
+    const TileStats tile_stats = tile_stats_of(which);
+    const bool linear = which != kTarget || direct();
+    const float max = linear ? max_of(group_, tile_stats.maxima, warp_tiles) : t_.stats.max;
+    if (!is_finite(max)) return NAN;
+    const WarpTileMasses masses(group_, tile_stats, warp_tiles, max,
+                                linear ? 1.0f : t_.stats.inv_t, linear);
+    const double sum = masses.sum();
+    if (((which == kPositive && !entropy()) || which == kTarget) && sum > 0) {
+      int64_t rest;
+      const int64_t tile = masses.choose(group_, residual_uniform(p_, t_, t_.i), rest);
+      if (thread_id() == 0) {
+        t_.chosen_tile = tile;
+        t_.chosen_rest = rest;
+      }
+    }
+    return sum;
+  }
+
+  __device__ double sparse_mass_beyond() {
+    double mass = 0;
+    for (int64_t k = thread_id(); k < t_.draft.row.vocab; k += kThreads) {
+      if (t_.draft.id(k) >= t_.row.vocab) mass += static_cast<double>(at(t_.draft.row, k));
+    }
+    return group_.sum(mass);
+  }
+
+  BlockGroup& group_;
+};
+
+}  // namespace specdec::cuda
