@@ -113,19 +113,24 @@ cudaError_t current_device(Kernel* kernel, Device* out) {
   return current_device(kernel, kBlocksPerProcessor, out);
 }
 
-// Row-parallel reads all rows of a sequence, while row-lazy stops after half of them or so but has
-// at most eight blocks for a sequence. So row-parallel pays if row-lazy would leave half of the
-// device idle or more: with up to 8 sequences on 132 multiprocessors, where reading rows in vain
-// costs a few microseconds. With one row for each sequence nothing is read in vain.
-inline bool row_parallel_pays(const Device& device, int64_t sequences, int64_t rows) {
+// Row-lazy stops at the first rejection, which is after half of the rows or so, but has at most
+// eight blocks for a sequence, and the sequence with most accepted drafts sets its time. With one row
+// for each sequence row-parallel reads nothing in vain, and pays until the device is full. If
+// `stops`, groups of later rows stop at a rejection that they learn of, and it pays as long as a
+// level, one row of all sequences, is a wave of groups or less: with up to 66 sequences on 132
+// multiprocessors. Else it reads all rows, and pays if row-lazy would leave half of the device idle
+// or more: with up to 8 sequences, where reading rows in vain costs a few microseconds.
+inline bool row_parallel_pays(const Device& device, int64_t sequences, int64_t rows, bool stops) {
   const int64_t busy = sequences * kMaxGroupSize;
-  return rows == 1 ? busy < device.blocks : busy * 2 <= device.processors;
+  return rows == 1 ? busy < device.blocks : stops ? busy <= device.blocks
+                                                  : busy * 2 <= device.processors;
 }
 
 // Plans for `sequences` with `rows` of `warp_tiles` each. reads_again: the last group reads rows a
-// second time, so that a larger group pays in the row-parallel schedule too.
+// second time, so that a larger group pays in the row-parallel schedule too. stops: as in
+// `row_parallel_pays`.
 inline CudaPlan make_plan(const CudaRequest& request, const Device& device, int64_t sequences,
-                          int64_t rows, int64_t warp_tiles, bool reads_again) {
+                          int64_t rows, int64_t warp_tiles, bool reads_again, bool stops = false) {
   // Blocks that one pass over a row keeps busy.
   const int64_t whole_row = (warp_tiles + kWarps - 1) / kWarps;
   CudaPlan plan = {};
@@ -147,7 +152,7 @@ inline CudaPlan make_plan(const CudaRequest& request, const Device& device, int6
   const int64_t most_splits = kMostArrivals / rows;
   plan.parallel = most_splits > 0 && (request.schedule == Schedule::kParallel ||
                                       (request.schedule == Schedule::kAuto && whole_row > 1 &&
-                                       row_parallel_pays(device, sequences, rows)));
+                                       row_parallel_pays(device, sequences, rows, stops)));
   int size = !plan.parallel ? largest_group(sequences) : reads_again ? largest_group_of_rows() : 1;
   if (request.group_size > 0) {
     for (size = request.group_size; size > 1 && device.groups[size] == 0;) --size;

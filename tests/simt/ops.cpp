@@ -25,8 +25,10 @@ namespace specdec {
 
 // Before a launch the workspace is filled with this word.
 static uint64_t workspace_word = ~uint64_t{0};
-// The plan of the last launch, for simt_last_plan.
+// The plan of the last launch, and how many bytes of the workspace it wrote.
 static CudaPlan last_plan = {};
+static int64_t last_written = 0;
+static std::vector<uint64_t> last_words;  // of the workspace after it
 
 static void check_launch(int status) {
   SPECDEC_CHECK(status == 0, "the CUDA kernel launch failed: ", cuda::describe_error(status));
@@ -45,6 +47,11 @@ void run_in_shim(const OpParams& p, int (*plan)(const OpParams&, const CudaReque
   unsigned char* const end = workspace + how.workspace_bytes;
   std::memset(end, 0xff, 16);
   if (status == 0) status = launch(p, how, workspace, nullptr);
+  last_written = 0;
+  for (int64_t i = 0; i < how.workspace_bytes; ++i) {
+    last_written += workspace[i] != reinterpret_cast<unsigned char*>(&workspace_word)[i % 8];
+  }
+  last_words.assign(words.begin(), words.end());
   for (int i = 0; i < 16; ++i) SPECDEC_CHECK(end[i] == 0xff, "written beyond the workspace");
   check_launch(status);
 }
@@ -108,6 +115,14 @@ extern "C" __attribute__((visibility("default"))) void simt_last_plan(int64_t* o
   write_plan(specdec::last_plan, out);
 }
 
+extern "C" __attribute__((visibility("default"))) int64_t simt_last_written() {
+  return specdec::last_written;
+}
+
+extern "C" __attribute__((visibility("default"))) void simt_first_words(int64_t n, uint64_t* out) {
+  std::copy_n(specdec::last_words.begin(), n, out);
+}
+
 extern "C" __attribute__((visibility("default"))) uint64_t simt_next_launch() {
   return specdec::cuda::next_launch_id();
 }
@@ -116,9 +131,11 @@ extern "C" __attribute__((visibility("default"))) uint64_t simt_next_launch() {
 // once.
 extern "C" __attribute__((visibility("default"))) void simt_plan(const int32_t* device,
                                                                  int64_t sequences, int64_t rows,
-                                                                 int64_t warp_tiles, int64_t* out) {
-  specdec::cuda::Device d = {device[0], 2 * device[0], device[2] > 0, {}};
+                                                                 int64_t warp_tiles, bool stops,
+                                                                 int64_t* out) {
+  specdec::cuda::Device d = {device[0], device[1], device[2] > 0, {}};
   std::copy_n(device + 1, specdec::cuda::kMaxGroupSize, d.groups + 1);
   write_plan(
-      specdec::cuda::make_plan(specdec::cuda_request(), d, sequences, rows, warp_tiles, true), out);
+      specdec::cuda::make_plan(specdec::cuda_request(), d, sequences, rows, warp_tiles, true, stops),
+      out);
 }

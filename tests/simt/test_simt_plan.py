@@ -15,12 +15,12 @@ TILES = 297  # of a row of 151,936 entries
 SIZES = range(1, 9)
 
 
-def device(*processors, sizes=SIZES):
-    """A device whose GPU processing clusters have so many multiprocessors, each for two blocks.
+def device(*processors, sizes=SIZES, blocks=2):
+    """A device whose GPU processing clusters have so many multiprocessors, each for `blocks`.
 
     A group of blocks fits within one processing cluster. The result is as Library.plan takes it.
     """
-    fit = {n: sum(2 * p // n for p in processors) for n in sizes}
+    fit = {n: sum(blocks * p // n for p in processors) for n in sizes}
     return (sum(processors), *(fit.get(n, 0) for n in SIZES))
 
 
@@ -76,6 +76,18 @@ def test_rows_are_split_if_few_sequences_would_leave_the_device_idle(simt):
     assert (one.group_size, one.splits) == (8, 4)
     assert simt.plan(H200, 1000, 6, TILES).groups == 264
     assert simt.plan(A100, 32, 6, TILES) == (0, 32, 1, 1, 0)
+
+
+def test_rows_in_parallel_pay_longer_if_groups_learn_of_a_rejection(simt):
+    die = device(*[16] * 6, 18, 18, blocks=4)
+    parallel = [b for b in range(1, 200) if simt.plan(die, b, 6, TILES, stops=True).parallel]
+    assert parallel == list(range(1, 67))
+    plan = simt.plan(die, 32, 6, TILES, stops=True)
+    assert (plan.group_size, plan.splits, plan.groups) == (8, 1, 32 * 6)
+    # All groups of a sequence share one row: it is split as long as there is room.
+    one_row = [simt.plan(die, b, 1, TILES) for b in (1, 16, 32, 65, 66)]
+    assert [p.splits for p in one_row] == [4, 4, 2, 1, 1]
+    assert [p.parallel for p in one_row] == [1, 1, 1, 1, 0]
 
 
 @on_each_die

@@ -82,6 +82,7 @@ class Library:
         self._native.simt_order.argtypes = [ctypes.c_bool, ctypes.c_uint64, ctypes.c_uint]
         self._native.simt_workspace.argtypes = [ctypes.c_uint64]
         self._native.simt_next_launch.restype = ctypes.c_uint64
+        self._native.simt_last_written.restype = ctypes.c_int64
         self._native.simt_warp_mass.restype = ctypes.c_double
         self._native.simt_warp_mass.argtypes = [ctypes.c_float, ctypes.c_void_p]
         self._native.simt_choose.argtypes = [
@@ -115,12 +116,27 @@ class Library:
             self._native.simt_order(*ORDERS["forward"])
             self._native.simt_workspace(ALL_ONES)
 
-    def plan(self, device, sequences: int, rows: int, warp_tiles: int) -> Plan:
-        """`device`: multiprocessors, then how many groups of 1 to 8 blocks run at once."""
+    def plan(
+        self, device, sequences: int, rows: int, warp_tiles: int, *, stops: bool = False
+    ) -> Plan:
+        """`device`: multiprocessors, then how many groups of 1 to 8 blocks run at once.
+
+        stops: groups of later rows learn of a rejection.
+        """
         out = (ctypes.c_int64 * 5)()
         sizes = [ctypes.c_int64(n) for n in (sequences, rows, warp_tiles)]
-        self._native.simt_plan((ctypes.c_int32 * 9)(*device), *sizes, out)
+        self._native.simt_plan((ctypes.c_int32 * 9)(*device), *sizes, ctypes.c_bool(stops), out)
         return Plan(*out)
+
+    def last_written(self) -> int:
+        """How many bytes of the workspace the last launch wrote, with another value than before."""
+        return self._native.simt_last_written()
+
+    def first_words(self, n: int) -> list[int]:
+        """The first words of the workspace after the last launch."""
+        out = (ctypes.c_uint64 * n)()
+        self._native.simt_first_words(ctypes.c_int64(n), out)
+        return list(out)
 
     def next_launch(self) -> int:
         return self._native.simt_next_launch()

@@ -28,7 +28,7 @@ class ChainActions : ChainView<kVariant> {
   __device__ void check_entries(const ChainVerifier<kVariant>& verifier) {
     int64_t first = t_.num_drafts;
 #pragma unroll 1
-    for (int emit = 0; emit < 2; ++emit) {
+    for (int emit = 0; emit < (t_.filling ? 1 : 2); ++emit) {
       for (int64_t i = thread_id(); i < first; i += kThreads) {
         if (!verifier.accepts_by_entry(i, emit != 0)) first = i;
       }

@@ -19,7 +19,10 @@ class ChainVerifier : ChainView<kVariant> {
   __device__ void go_on() {
     t_.next_row = kNone;
     t_.next_whole = false;
-    t_.filling ? fill_own_row() : decide();
+    const bool own_row = t_.filling && t_.decides_own_row && t_.fills &&
+                         t_.state != State::kBegin && t_.action == Action::kMeasure;
+    t_.filling && !own_row ? fill() : decide();
+    if (own_row) note_own_row();
     if (t_.next_row != kNone) open_row_and_draft();
   }
 
@@ -43,13 +46,41 @@ class ChainVerifier : ChainView<kVariant> {
  private:
   static constexpr int64_t kNone = -1;
 
-  // Row-parallel: has the tile statistics of this group's own row computed, if it is needed.
-  __device__ void fill_own_row() {
-    const int64_t row = t_.own_row;
-    const bool needed = !t_.nothing_to_verify &&
-                        (row < t_.num_drafts || (row == t_.num_drafts && !t_.no_bonus));
-    needed && t_.state == State::kBegin ? open_next(row) : finish();
+  // Row-parallel: what a group does before the last one decides.
+  __device__ void fill() {
+    const bool begins = t_.state == State::kBegin;
     t_.state = State::kInOrder;
+    if (t_.nothing_to_verify) return finish();
+    if constexpr (kVariant != Variant::kLogits) {
+      if (job_.finds_row()) return fill_row_to_draw_from(begins);
+    }
+    const int64_t row = t_.own_row;
+    const bool exists = row < t_.num_drafts || (row == t_.num_drafts && !t_.no_bonus);
+    if (begins && exists) return open_next(row);
+    finish();
+  }
+
+  // After a decision on the group's own row, which is no decision on the sequence.
+  __device__ void note_own_row() {
+    if (t_.next_row == kNone && t_.rank == 0) {
+      note_last_row(job_.last_rows + t_.b, job_.launch_id, t_.own_row);
+    }
+    t_.next_row = kNone;
+    finish();
+  }
+
+  // Row-parallel, direct: every group tests the drafts by their entries. All groups then share the
+  // row in which a draft was rejected, or that of the bonus token.
+  __device__ void fill_row_to_draw_from(bool begins) {
+    if (begins) {
+      t_.action = Action::kCheckEntries;
+    } else if (t_.action == Action::kCheckEntries) {
+      next_row(t_.accepted_ahead);
+    } else if (t_.action == Action::kMeasure && t_.x >= 0 && !t_.draft.invalid_at_token) {
+      subtract(1.0);
+    } else {
+      finish();
+    }
   }
 
   __device__ void decide() {
@@ -85,7 +116,8 @@ class ChainVerifier : ChainView<kVariant> {
       row_record(0).p_scale = 1;
       return t_.num_drafts > 0 ? open_next(0) : search_from_end(0);
     }
-    const bool reads_single_entries = direct() && t_.num_drafts > 1 && !this->sparse();
+    const bool reads_single_entries =
+        direct() && (t_.num_drafts > 1 || job_.finds_row()) && !sparse_source();
     if (!reads_single_entries) return next_row(0);
     t_.action = Action::kCheckEntries;
   }
@@ -100,8 +132,9 @@ class ChainVerifier : ChainView<kVariant> {
     t_.has_draft = t_.x >= 0 && reads_draft() && !t_.greedy;
     t_.prefilled = job_.plan.parallel && !t_.filling && !t_.next_whole;
     if (t_.has_draft) open_draft(i, t_.x, t_.draft);
-    t_.fills =
-        !t_.prefilled && (!t_.reads_one_entry || (t_.has_draft && t_.draft.unmeasured()));
+    t_.fills = !t_.prefilled &&
+               (!t_.reads_one_entry || (t_.has_draft && t_.draft.unmeasured())) &&
+               !(t_.filling && i > t_.last_row);
     t_.stats_filled |= t_.fills;
     t_.action = Action::kMeasure;
   }
@@ -118,7 +151,8 @@ class ChainVerifier : ChainView<kVariant> {
     if (t_.stats_filled) t_.stats_buffer ^= 1;
     t_.stats_filled = false;
     const int64_t at =
-        t_.context * job_.context_tile_stats() + (job_.plan.parallel ? i : t_.stats_buffer);
+        t_.context * job_.context_tile_stats() +
+        (!job_.plan.parallel ? t_.stats_buffer : job_.finds_row() ? 0 : i);
     t_.tile_stats = job_.tile_stats_array[at];
     t_.draft_tile_stats = job_.tile_stats_array[at + job_.row_tile_stats()];
   }
@@ -284,13 +318,14 @@ class ChainVerifier : ChainView<kVariant> {
   }
 
   __device__ void write(int64_t i, int64_t token, double logprob) const {
-    if (t_.rank != 0) return;
+    if (t_.rank != 0 || t_.filling) return;
     const int64_t at = t_.b * (p_.gamma + 1) + i;
     put_id(p_.tokens, p_.ids_are_int64, at, token);
     if (p_.logprobs != nullptr) p_.logprobs[at] = static_cast<float>(logprob);
   }
 
   __device__ void record_accept_prob(int64_t i, double probability) const {
+    if (t_.filling) return;
     cuda::record_accept_prob(p_, t_.rank, t_.b * p_.gamma + i, probability);
   }
 

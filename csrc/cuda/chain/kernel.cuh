@@ -29,7 +29,18 @@ __forceinline__ __device__ void open(const BlockGroup& group, const ChainJob& jo
   t.context = t.filling ? b : group.index();
   const auto splits = static_cast<unsigned>(job.plan.splits);
   t.own_split = static_cast<int>(group.index() % splits);
-  t.own_row = group.index() / splits % (job.p.gamma + 1);
+  t.own_row = group.index() / splits / job.p.batch;
+  t.decides_own_row = job.decides_rows && t.all_measured;
+  t.last_row = t.decides_own_row ? noted_last_row(job.last_rows + b, job.launch_id) : kNoRow;
+  t.state = State::kBegin;
+  t.action = Action::kDone;
+}
+
+// What a group found out about its own row is forgotten.
+__forceinline__ __device__ void begin_decisions(ChainTask& t) {
+  t.filling = false;
+  t.accepted = 0;
+  if (!t.nothing_to_verify) t.status = 0;
   t.state = State::kBegin;
   t.action = Action::kDone;
 }
@@ -61,9 +72,10 @@ __forceinline__ __device__ void verify(BlockGroup& group, const ChainJob& job) {
           // Afterwards no block reads these tile statistics any more.
           if (!t.filling && job.plan.parallel) group.sync();
           actions.fill();
-          if (!t.filling) group.sync();
         }
-        if (t.filling) break;
+        // The blocks of a group may know different last rows, but meet at the same barriers.
+        if (t.filling ? t.decides_own_row : t.fills) group.sync();
+        if (t.filling && !(t.decides_own_row && t.fills)) break;
         [[fallthrough]];
       case Action::kMeasureAll:
         actions.measure();
@@ -81,11 +93,11 @@ __forceinline__ __device__ void verify(BlockGroup& group, const ChainJob& job) {
           job.p.status[t.b] = t.status;
           return;
         }
-        const auto count = static_cast<unsigned>((job.p.gamma + 1) * job.plan.splits);
+        const auto count = static_cast<unsigned>(job.rows * job.plan.splits);
         if (!last_group(group, job.tickets + t.b, job.launch_id, count)) return;
         if (thread_id() != 0) break;
-        t.filling = false;
-        t.state = State::kBegin;
+        if (t.rank == 0 && job.decides_rows) job.last_rows[t.b] = 0;  // for a replay
+        begin_decisions(t);
         break;
       }
     }
@@ -103,8 +115,10 @@ __global__ void __launch_bounds__(kThreads, blocks_per_processor(kVariant))
     t.stats_buffer = 0;
     t.stats_filled = false;
   }
-  unsigned first = group.index();
-  if (job.plan.parallel) first /= static_cast<unsigned>(job.plan.splits * (job.p.gamma + 1));
+  // Row-parallel: the first rows of all sequences come first, so that the groups of later ones may
+  // find that these are not needed.
+  const int64_t first =
+      job.plan.parallel ? group.index() / job.plan.splits % job.p.batch : group.index();
   for (int64_t b = first; b < job.p.batch; b = t.b + gridDim.x / group.size()) {
     __syncthreads();
     open(group, job, b, t);

@@ -54,8 +54,10 @@ struct ChainTask : SequenceState {
   // Row-parallel: whether this group still computes the tile statistics of its own row, or of its
   // split of it.
   bool filling;
+  bool decides_own_row;  // to tell the groups of later rows that they are not needed
   int64_t own_row;
   int own_split;
+  int64_t last_row;  // the first row of the sequence that was found to end it, as far as is known
   // The row to open next, or -1; `whole`: to draw from it, without its draft.
   int64_t next_row;
   bool next_whole;
@@ -99,14 +101,38 @@ struct ChainJob {
   ChainParams p;
   CudaPlan plan;
   TileStatsArray tile_stats_array;
-  ChainRecord* records;         // [contexts, group_size, gamma+1], rule block
-  unsigned long long* tickets;  // [B], row-parallel
+  ChainRecord* records;           // [contexts, group_size, gamma+1], rule block
+  unsigned long long* tickets;    // [B], row-parallel
+  unsigned long long* last_rows;  // [B], row-parallel, see `note_last_row`
   uint64_t launch_id;
+  // Row-parallel: the rows of a sequence that groups share. It is 1 if every group finds the row to
+  // draw from by itself, from single entries.
+  int64_t rows;
+  bool decides_rows;  // groups decide on their own rows, because later ones have not begun
 
   // A context has tile statistics for target rows, for draft rows, then three for a residual.
-  SPECDEC_HD int64_t row_tile_stats() const { return plan.parallel ? p.gamma + 1 : 2; }
+  SPECDEC_HD int64_t row_tile_stats() const { return plan.parallel ? rows : 2; }
+  __device__ bool finds_row() const { return plan.parallel && rows == 1 && p.gamma > 0; }
   SPECDEC_HD int64_t context_tile_stats() const { return 2 * row_tile_stats() + 3; }
 };
+
+// The row of a sequence that is known to end it: there a draft is rejected, or none is left. Groups
+// of later rows need not read them. Like a ticket, a word without the launch's id says nothing.
+// Whatever the groups know, the last one decides on all rows again, so no result depends on it.
+constexpr int64_t kNoRow = kMostArrivals;
+inline __device__ int64_t noted_last_row(const unsigned long long* word, uint64_t launch_id) {
+  const unsigned long long seen = *static_cast<const volatile unsigned long long*>(word);
+  return seen >> 16 == launch_id ? static_cast<int64_t>(seen & 0xffff) : kNoRow;
+}
+inline __device__ void note_last_row(unsigned long long* word, uint64_t launch_id, int64_t row) {
+  const unsigned long long mine = launch_id << 16 | static_cast<unsigned long long>(row);
+  unsigned long long seen = *static_cast<volatile unsigned long long*>(word);
+  while (seen >> 16 != launch_id || seen > mine) {
+    const unsigned long long before = atomicCAS(word, seen, mine);
+    if (before == seen) return;
+    seen = before;
+  }
+}
 
 // Drafted token i.
 inline __device__ int64_t drafted_token(const ChainParams& p, const ChainTask& t, int64_t i) {

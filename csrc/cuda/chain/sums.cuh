@@ -27,8 +27,10 @@ class ChainSums : ChainView<kVariant> {
         return;
       }
     }
-    if (!chooses) visit_tiles();
-    if (draws) return;
+    // All groups have summed the residual of a row that they found together.
+    const bool summed = action_is(Action::kResidual) && t_.prefilled && job_.finds_row();
+    if (!chooses && !summed) visit_tiles();
+    if (draws || t_.filling) return;
     if (!chooses) {
       if (kGeneral && action_is(Action::kResidual)) sum_beyond();
       group_.sync();
@@ -67,15 +69,21 @@ class ChainSums : ChainView<kVariant> {
                         ResidualRows::serves(row(), t_.scaled_target, draft());
     t_.residual_rows = ResidualRows(row(), t_.scaled_target, draft(), p_.lenience,
                                     tile_stats_of(kPositive), t_.tile_stats,
-                                    static_cast<int>(group_.warp_tile_step(1)));
+                                    step());
+  }
+
+  // From one warp tile of a warp to its next one.
+  __device__ int step() const {
+    return static_cast<int>(group_.warp_tile_step(t_.filling ? job_.plan.splits : 1));
   }
 
   // Reads warp tiles of the row, and of the draft's. kEntropy and kResidual store the sum of each;
   // kDraw reads the chosen one and picks the token.
   __device__ void visit_tiles() const {
     auto warp_tile = static_cast<int>(action_is(Action::kDraw) ? t_.chosen_tile
-                                                               : group_.first_warp_tile(0));
-    for (;; warp_tile += static_cast<int>(group_.warp_tile_step(1))) {
+                                      : t_.filling ? group_.first_warp_tile(t_.own_split)
+                                                   : group_.first_warp_tile(0));
+    for (;; warp_tile += step()) {
       if (action_is(Action::kResidual) && t_.residual_loops) {
         warp_tile = sum_whole_tiles(warp_tile);
       }

@@ -8,13 +8,19 @@
 namespace specdec::cuda {
 namespace {
 
-// Direct rows are read at single entries: there is nothing to compute for all rows beforehand.
+// Whether all target rows are direct and read at single entries: then there is nothing to compute for
+// all rows beforehand.
 bool reads_single_entries(const ChainParams& p) {
   const SamplingParams& s = p.sampling;
   const bool vectors = s.temperatures != nullptr || s.top_ks != nullptr || s.top_ps != nullptr ||
                        s.min_ps != nullptr;
   return p.kind == Kind::kProbs && p.reads_draft() && !vectors && s.temperature == 1 &&
-         (s.top_k == 0 || s.top_k >= p.vocab) && s.top_p == 1 && s.min_p == 0;
+         !params_of(s, 0).filters(p.vocab);
+}
+
+// Whether groups that share a sequence find the row to draw from by single entries, and share that.
+bool finds_row(const ChainParams& p) {
+  return reads_single_entries(p) && p.rule != Rule::kBlock && p.draft.form != DraftForm::kSparse;
 }
 
 bool needs_best(const ChainParams& p) {
@@ -23,11 +29,13 @@ bool needs_best(const ChainParams& p) {
 
 // Offsets in the workspace, which begins with the tickets.
 struct WorkspaceLayout {
-  int64_t records, tile_stats_array, bytes;
+  int64_t last_rows, records, tile_stats_array, bytes;
 
-  WorkspaceLayout(const ChainParams& p, const ChainJob& job) {
+  explicit WorkspaceLayout(const ChainJob& job) {
+    const ChainParams& p = job.p;
     const int64_t contexts = job.plan.parallel ? p.batch : job.plan.groups;
-    records = round_up(p.batch * 8);
+    last_rows = p.batch * 8;
+    records = p.batch * 16;
     tile_stats_array = records;
     if (p.rule == Rule::kBlock) {
       tile_stats_array += round_up(contexts * job.plan.group_size * (p.gamma + 1) *
@@ -38,38 +46,48 @@ struct WorkspaceLayout {
   }
 };
 
+ChainJob job_of(const ChainParams& p, const CudaPlan& plan) {
+  ChainJob job = {};
+  job.p = p;
+  job.plan = plan;
+  job.rows = finds_row(p) ? 1 : p.gamma + 1;
+  return job;
+}
+
 }  // namespace
 
 int plan_verify_chain(const ChainParams& p, const CudaRequest& request, CudaPlan* plan) {
   Device device;
-  const ChainKernel kernel = chain_kernel_of(variant_of(p));
+  const Variant variant = variant_of(p);
+  const ChainKernel kernel = chain_kernel_of(variant);
   const cudaError_t status = current_device(kernel.entry, kernel.blocks_per_processor, &device);
   if (status != cudaSuccess) return status;
   CudaRequest wanted = request;
-  if (wanted.schedule == Schedule::kAuto && reads_single_entries(p))
+  if (wanted.schedule == Schedule::kAuto && reads_single_entries(p) && !finds_row(p)) {
     wanted.schedule = Schedule::kLazy;
-  *plan = make_plan(wanted, device, p.batch, p.gamma + 1, warp_tiles_of(p), true);
-  ChainJob job = {};
-  job.p = p;
-  job.plan = *plan;
-  plan->workspace_bytes = WorkspaceLayout(p, job).bytes;
+  }
+  *plan = make_plan(wanted, device, p.batch, job_of(p, {}).rows, warp_tiles_of(p), true,
+                    variant != Variant::kGeneral);
+  plan->workspace_bytes = WorkspaceLayout(job_of(p, *plan)).bytes;
   return cudaSuccess;
 }
 
 int verify_chain(const ChainParams& p, const CudaPlan& plan, void* workspace, void* stream) {
   if (p.batch == 0) return cudaSuccess;
   Device device;
-  const ChainKernel kernel = chain_kernel_of(variant_of(p));
+  const Variant variant = variant_of(p);
+  const ChainKernel kernel = chain_kernel_of(variant);
   const cudaError_t status = current_device(kernel.entry, kernel.blocks_per_processor, &device);
   if (status != cudaSuccess) return status;
-  ChainJob job = {};
-  job.p = p;
-  job.plan = plan;
-  const WorkspaceLayout layout(p, job);
+  ChainJob job = job_of(p, plan);
+  const WorkspaceLayout layout(job);
   char* const memory = static_cast<char*>(workspace);
   job.tickets = reinterpret_cast<unsigned long long*>(memory);
+  job.last_rows = reinterpret_cast<unsigned long long*>(memory + layout.last_rows);
   job.records = reinterpret_cast<ChainRecord*>(memory + layout.records);
   job.tile_stats_array = {memory + layout.tile_stats_array, warp_tiles_of(p), needs_best(p)};
+  job.decides_rows = variant != Variant::kGeneral && plan.parallel && plan.splits == 1 &&
+                     job.rows > 1 && plan.groups > device.groups[plan.group_size];
   job.launch_id = next_launch_id();
   return launch_groups(kernel.entry, job, plan, device, stream);
 }

@@ -66,6 +66,7 @@ class ChainView {
     return kGeneral ? t_.direct : kVariant == Variant::kProbs && !t_.greedy;
   }
   __device__ bool sparse() const { return kGeneral && t_.draft.form == DraftForm::kSparse; }
+  __device__ bool sparse_source() const { return kGeneral && p_.draft.form == DraftForm::kSparse; }
 
   // The current row.
   __device__ RowView row() const {
@@ -129,6 +130,7 @@ class ChainView {
   using View::filtered;                  \
   using View::direct;                    \
   using View::sparse;                    \
+  using View::sparse_source;             \
   using View::row;                       \
   using View::draft_source;              \
   using View::open_draft;                \

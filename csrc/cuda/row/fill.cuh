@@ -79,7 +79,10 @@ inline __device__ void fill_any(const BlockGroup& group, const RowFill& fill, bo
       int first = -1;
 #pragma unroll
       for (int j = kPerLane - 1; j >= 0; --j) first = values[j] == top ? j : first;
-      best = warp_best(first < 0 ? 0 : pack_best(1.0f, place(wide, first)));
+      // The lowest index is the largest distance from the end.
+      const auto from_end =
+          warp_max(first < 0 ? 0u : static_cast<uint32_t>(kWarpTile - place(wide, first)));
+      best = from_end == 0 ? 0 : pack_best(1.0f, kWarpTile - static_cast<int>(from_end));
     } else if (is_finite(top)) {
       weigh_tile(values, top, fill.rate);
       units = warp_mass(lane_units(values, wide));

@@ -26,6 +26,7 @@ SPECDEC_HD inline bool uniforms_in_range(const OpParams& p, int64_t b) {
   if (p.uniforms == nullptr) return true;
   const int64_t columns = p.uniforms_per_sequence();
   bool good = true;
+  SPECDEC_ROLLED
   for (int64_t i = b * columns; i < (b + 1) * columns; ++i) {
     good = good && p.uniforms[i] >= 0 && p.uniforms[i] < 1;
   }
@@ -86,6 +87,7 @@ SPECDEC_HD inline int64_t most_new_tokens(const VerifyParams& p, const SequenceS
 
 SPECDEC_HD inline bool is_eos(const VerifyParams& p, int64_t token) {
   bool found = false;
+  SPECDEC_ROLLED
   for (int64_t e = 0; e < p.num_eos; ++e) found |= token == p.eos_token_ids[e];
   return found;
 }

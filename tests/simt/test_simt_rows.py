@@ -1,0 +1,102 @@
+"""Which rows of a sequence the groups of the row-parallel schedule read.
+
+A group that decides on its own row notes where the sequence ends, and groups of later rows that
+begin after that read nothing. From probabilities every group finds the row to draw from by itself,
+and all groups read that row alone.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support import simt_ops
+from support.providers import assert_outputs_close, assert_outputs_equal
+
+from specdec_kernels import testing
+from specdec_kernels.testing import chain_case
+
+pytestmark = pytest.mark.skipif(
+    not simt_ops.available, reason="needs g++ and the sources of the CUDA kernels"
+)
+
+V = 512 * 9 + 3
+ROW_BYTES = 10 * 12  # of the statistics of the ten tiles of a row
+PARALLEL = {"schedule": "parallel", "group": 2}
+
+
+def outputs(simt, case, **sharing):
+    with simt.sharing(**sharing):
+        got = simt.op("verify_chain")(*case.args())
+    assert_outputs_close("verify_chain", got, testing.providers("verify_chain")["cpp"](*case.args()))
+    return got
+
+
+def rows_written(simt, b):
+    """Rows of statistics that the last launch wrote for each sequence, to the nearest half."""
+    return round(2 * simt.last_written() / (b * ROW_BYTES)) / 2
+
+
+@pytest.mark.parametrize("rule", ["token", "lenient", "greedy"])
+def test_rows_after_a_rejection_are_not_read(simt, rule):
+    b, gamma = 8, 5
+    # Rule greedy reads no draft and has no residual.
+    rows, residual = (1, 0) if rule == "greedy" else (2, 1)
+    for acceptance in (0.0, 1.0):
+        case = chain_case(b, gamma, V, rule=rule, acceptance=acceptance)
+        accepted = outputs(simt, case, **PARALLEL)[1].double()
+        if acceptance == 0:
+            assert not accepted.any()
+            assert rows_written(simt, b) <= rows + residual + 0.5
+        else:
+            assert accepted.mean() > gamma / 2
+            assert rows_written(simt, b) >= rows * accepted.mean()
+
+
+@pytest.mark.parametrize("order", list(simt_ops.ORDERS))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("acceptance", [0.3, 0.8])
+def test_groups_that_stop_early_change_no_bit(simt, order, dtype, acceptance):
+    case = chain_case(9, 4, V, dtype, acceptance=acceptance)
+    want = outputs(simt, case, schedule="lazy", group=2)
+    assert_outputs_equal("verify_chain", outputs(simt, case, **PARALLEL, order=order), want)
+
+
+def test_a_replayed_launch_forgets_where_its_sequences_ended(simt):
+    """The words that it leaves in the workspace are those of no launch."""
+    case = chain_case(8, 5, V, acceptance=0.0)
+    with simt.sharing(**PARALLEL, fill=0):
+        simt.op("verify_chain")(*case.args())
+    assert simt.first_words(2 * 8) == [0] * 16
+
+
+@pytest.mark.parametrize("acceptance", [0.0, 0.7, 1.0])
+@pytest.mark.parametrize("gamma", [1, 5])
+@pytest.mark.parametrize("order", ["forward", "interleaved-1"])
+def test_all_groups_share_the_row_to_draw_from(simt, gamma, acceptance, order):
+    case = chain_case(2, gamma, V, kind="probs", acceptance=acceptance)
+    want = outputs(simt, case, schedule="lazy", group=1)
+    got = outputs(simt, case, schedule="parallel", group=1, order=order)
+    plan = simt.last_plan()
+    assert plan.splits > 1
+    assert plan.groups == 2 * plan.splits
+    assert rows_written(simt, 2) <= 2  # P and the residual
+    assert_outputs_equal("verify_chain", got, want)
+
+
+@pytest.mark.parametrize("value", [float("nan"), -1.0])
+@pytest.mark.parametrize("index", ["drafted", 700, V - 1])
+def test_a_shared_row_that_is_not_valid_is_reported(simt, value, index):
+    """At the drafted token all groups see it, elsewhere only the one that reads it."""
+    case = chain_case(2, 3, V, kind="probs", acceptance=0.0)
+    for which in (0, 1):
+        args = list(case.args())
+        rows = [i for i, a in enumerate(args) if isinstance(a, torch.Tensor) and a.dim() == 3]
+        faulty = args[rows[which]].clone()
+        tokens = next(a for a in args if isinstance(a, torch.Tensor) and a.dtype == torch.int64)
+        faulty[1, 0, tokens[1, 0] if index == "drafted" else index] = value
+        args[rows[which]] = faulty
+        with simt.sharing("parallel", 1):
+            got = simt.op("verify_chain")(*args)
+        assert got[2][1] != 0
+        want = testing.providers("verify_chain")["cpp"](*args)
+        assert_outputs_close("verify_chain", got, want)
