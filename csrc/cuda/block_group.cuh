@@ -109,9 +109,7 @@ struct BlockGroup {
   Shared* shared;
   unsigned exchange_buffer;  // which buffer of Shared::exchange the next reduction writes
 
-  static __device__ BlockGroup mine() {
-    return {shared_memory(), 0};
-  }
+  static __device__ BlockGroup mine() { return {shared_memory(), 0}; }
 
   __device__ unsigned rank() const { return Cluster().rank(); }
   __device__ unsigned size() const { return Cluster().size(); }

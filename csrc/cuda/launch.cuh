@@ -114,16 +114,17 @@ cudaError_t current_device(Kernel* kernel, Device* out) {
 }
 
 // Row-lazy stops at the first rejection, which is after half of the rows or so, but has at most
-// eight blocks for a sequence, and the sequence with most accepted drafts sets its time. With one row
-// for each sequence row-parallel reads nothing in vain, and pays until the device is full. If
+// eight blocks for a sequence, and the sequence with most accepted drafts sets its time. With one
+// row for each sequence row-parallel reads nothing in vain, and pays until the device is full. If
 // `stops`, groups of later rows stop at a rejection that they learn of, and it pays as long as a
 // level, one row of all sequences, is a wave of groups or less: with up to 66 sequences on 132
 // multiprocessors. Else it reads all rows, and pays if row-lazy would leave half of the device idle
 // or more: with up to 8 sequences, where reading rows in vain costs a few microseconds.
 inline bool row_parallel_pays(const Device& device, int64_t sequences, int64_t rows, bool stops) {
   const int64_t busy = sequences * kMaxGroupSize;
-  return rows == 1 ? busy < device.blocks : stops ? busy <= device.blocks
-                                                  : busy * 2 <= device.processors;
+  return rows == 1 ? busy < device.blocks
+         : stops   ? busy <= device.blocks
+                   : busy * 2 <= device.processors;
 }
 
 // Plans for `sequences` with `rows` of `warp_tiles` each. reads_again: the last group reads rows a

@@ -135,7 +135,7 @@ extern "C" __attribute__((visibility("default"))) void simt_plan(const int32_t* 
                                                                  int64_t* out) {
   specdec::cuda::Device d = {device[0], device[1], device[2] > 0, {}};
   std::copy_n(device + 1, specdec::cuda::kMaxGroupSize, d.groups + 1);
-  write_plan(
-      specdec::cuda::make_plan(specdec::cuda_request(), d, sequences, rows, warp_tiles, true, stops),
-      out);
+  write_plan(specdec::cuda::make_plan(specdec::cuda_request(), d, sequences, rows, warp_tiles, true,
+                                      stops),
+             out);
 }

@@ -37,6 +37,8 @@ LARGE = [
     chain_case(1, 2, V, torch.float16, rule="block", draft="mapped"),
     chain_case(1, 2, V, rule="typical", draft="none", filters="warm"),
     chain_case(1, 2, V, rule="match", draft="none"),
+    # Kernels of their own serve the ratio test, but not this pair of kinds or dtypes.
+    chain_case(3, 3, 4097, kind="probs", draft="sampled"),
     # More groups than run at once: those of later rows may find that they are not needed.
     chain_case(5, 3, 4097, torch.bfloat16),
     # More drafts than the kernel keeps in shared memory.

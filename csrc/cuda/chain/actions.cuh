@@ -107,9 +107,9 @@ class ChainActions : ChainView<kVariant> {
                              {t_.seed, t_.position + t_.i, kSharedStream},
                              split,
                              splits};
-    t_.row_fills[kDraft] = {t_.draft.row, t_.draft_tile_stats, rate(t_.draft_temperature),
-                            Want::kMass,  {},                  split,
-                            splits};
+    t_.row_fills[kDraft] = {
+        t_.draft.row, t_.draft_tile_stats, rate(t_.draft_temperature), Want::kMass, {}, split,
+        splits};
   }
 
   // Measures all rows, or the current one and its draft, a warp each. No test of a draft then waits
@@ -124,7 +124,7 @@ class ChainActions : ChainView<kVariant> {
       const int64_t row = (all ? 0 : t_.i) + (of_draft ? i - targets : i);
       const int64_t slot = (all ? row : 0) + (of_draft ? job_.row_tile_stats() : 0);
       const TileStats tile_stats =
-          all ? job_.tile_stats_array[t_.context * job_.context_tile_stats() + slot]
+          all        ? job_.tile_stats_array[t_.context * job_.context_tile_stats() + slot]
           : of_draft ? t_.draft_tile_stats
                      : t_.tile_stats;
       MeasuredRow measured;

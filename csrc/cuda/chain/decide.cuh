@@ -132,8 +132,7 @@ class ChainVerifier : ChainView<kVariant> {
     t_.has_draft = t_.x >= 0 && reads_draft() && !t_.greedy;
     t_.prefilled = job_.plan.parallel && !t_.filling && !t_.next_whole;
     if (t_.has_draft) open_draft(i, t_.x, t_.draft);
-    t_.fills = !t_.prefilled &&
-               (!t_.reads_one_entry || (t_.has_draft && t_.draft.unmeasured())) &&
+    t_.fills = !t_.prefilled && (!t_.reads_one_entry || (t_.has_draft && t_.draft.unmeasured())) &&
                !(t_.filling && i > t_.last_row);
     t_.stats_filled |= t_.fills;
     t_.action = Action::kMeasure;
@@ -151,8 +150,9 @@ class ChainVerifier : ChainView<kVariant> {
     if (t_.stats_filled) t_.stats_buffer ^= 1;
     t_.stats_filled = false;
     const int64_t at =
-        t_.context * job_.context_tile_stats() +
-        (!job_.plan.parallel ? t_.stats_buffer : job_.finds_row() ? 0 : i);
+        t_.context * job_.context_tile_stats() + (!job_.plan.parallel ? t_.stats_buffer
+                                                  : job_.finds_row()  ? 0
+                                                                      : i);
     t_.tile_stats = job_.tile_stats_array[at];
     t_.draft_tile_stats = job_.tile_stats_array[at + job_.row_tile_stats()];
   }
@@ -213,8 +213,8 @@ class ChainVerifier : ChainView<kVariant> {
   __device__ void accept_target_token() {
     bool accepted = t_.x == t_.token;
     if (rule_is(Rule::kLenient) && t_.x >= 0 && t_.x < p_.vocab) {
-      accepted |=
-          accept_near_maximum(call_at<Reads>(t_.row, t_.x), t_.stats.max, p_.lenience, p_.kind == Kind::kProbs);
+      accepted |= accept_near_maximum(call_at<Reads>(t_.row, t_.x), t_.stats.max, p_.lenience,
+                                      p_.kind == Kind::kProbs);
     }
     if (rule_is(Rule::kSynthetic)) {
       accepted = t_.x >= 0 && accepts_at_rate();

@@ -54,15 +54,15 @@ inline __device__ void store_positive(const TileStats& tile_stats, int64_t warp_
   tile_stats.units[warp_tile] = units;
 }
 
-// The rows of a residual as a loop over whole warp tiles reads them. It lies in shared memory and is
-// read anew for each warp tile: in registers the loop would need more than 64.
+// The rows of a residual as a loop over whole warp tiles reads them. It lies in shared memory and
+// is read anew for each warp tile: in registers the loop would need more than 64.
 struct ResidualRows {
   const char* target;
   const char* draft;
   TileStats positive;  // of the residual
   TileStats direct;    // of a direct target row, which was not read before
   int whole_tiles;
-  int step;  // from one warp tile of a warp to its next one
+  int step;                                     // from one warp tile of a warp to its next one
   float rate, offset, scale;                    // of logits of the target
   float draft_rate, draft_offset, draft_scale;  // of the draft; draft_scale includes the lenience
 
@@ -79,7 +79,8 @@ struct ResidualRows {
 
   ResidualRows() = default;
   __device__ ResidualRows(const RowView& row, const ScaledTarget& p, const DraftDistribution& d,
-                          float lenience, const TileStats& positive, const TileStats& direct, int step)
+                          float lenience, const TileStats& positive, const TileStats& direct,
+                          int step)
       : target(static_cast<const char*>(row.data)),
         draft(static_cast<const char*>(d.row.data)),
         positive(positive),

@@ -82,10 +82,10 @@ struct ChainTask : SequenceState {
   TileStats tile_stats, draft_tile_stats;
   RowStats stats;
   DraftDistribution draft;
-  double c;                   // factor of P in the residual
+  double c;  // factor of P in the residual
   ScaledTarget scaled_target;
   ResidualRows residual_rows;
-  bool residual_loops;  // loops over whole warp tiles serve these rows
+  bool residual_loops;        // loops over whole warp tiles serve these rows
   double positive, negative;  // sums of max(cP - lQ, 0) and max(lQ - cP, 0)
   double entropy;
   int64_t token;  // the target's choice, or the token drawn

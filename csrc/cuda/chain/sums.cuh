@@ -68,8 +68,7 @@ class ChainSums : ChainView<kVariant> {
     t_.residual_loops = action_is(Action::kResidual) && !rule_is(Rule::kBlock) &&
                         ResidualRows::serves(row(), t_.scaled_target, draft());
     t_.residual_rows = ResidualRows(row(), t_.scaled_target, draft(), p_.lenience,
-                                    tile_stats_of(kPositive), t_.tile_stats,
-                                    step());
+                                    tile_stats_of(kPositive), t_.tile_stats, step());
   }
 
   // From one warp tile of a warp to its next one.
@@ -146,8 +145,8 @@ class ChainSums : ChainView<kVariant> {
 
   // The entries of a warp tile of a row, of which the first `size` count.
   __device__ TileValues read(const RowView& row, int64_t size, int warp_tile) const {
-    return call_read_warp_tile<Reads>(row.data, row.vocab < size ? row.vocab : size, row.dtype, row.read,
-                               warp_tile);
+    return call_read_warp_tile<Reads>(row.data, row.vocab < size ? row.vocab : size, row.dtype,
+                                      row.read, warp_tile);
   }
 
   __device__ bool subtract(int warp_tile, const Packed& draft_words,
@@ -230,8 +229,7 @@ class ChainSums : ChainView<kVariant> {
           (which == kBeyond && warp_tiles_beyond == 0) || (which == kDirect && !direct())) {
         continue;
       }
-      const double sum =
-          sum_and_choose(which, which == kBeyond ? warp_tiles_beyond : warp_tiles());
+      const double sum = sum_and_choose(which, which == kBeyond ? warp_tiles_beyond : warp_tiles());
       if (which == kPositive) positive = sum;
       if (which == kNegative) negative = sum;
       if (which == kBeyond) mass_beyond = sum;
@@ -267,8 +265,8 @@ class ChainSums : ChainView<kVariant> {
     const bool linear = which != kTarget || direct();
     const float max = linear ? max_of(group_, tile_stats.maxima, warp_tiles) : t_.stats.max;
     if (!is_finite(max)) return NAN;
-    const WarpTileMasses masses(group_, tile_stats, warp_tiles, max,
-                                linear ? 1.0f : t_.stats.inv_t, linear);
+    const WarpTileMasses masses(group_, tile_stats, warp_tiles, max, linear ? 1.0f : t_.stats.inv_t,
+                                linear);
     const double sum = masses.sum();
     if (((which == kPositive && !entropy()) || which == kTarget) && sum > 0) {
       int64_t rest;

@@ -8,8 +8,8 @@
 namespace specdec::cuda {
 namespace {
 
-// Whether all target rows are direct and read at single entries: then there is nothing to compute for
-// all rows beforehand.
+// Whether all target rows are direct and read at single entries: then there is nothing to compute
+// for all rows beforehand.
 bool reads_single_entries(const ChainParams& p) {
   const SamplingParams& s = p.sampling;
   const bool vectors = s.temperatures != nullptr || s.top_ks != nullptr || s.top_ps != nullptr ||

@@ -13,9 +13,7 @@ enum class Variant {
 };
 
 // How many blocks run at once on a multiprocessor: the registers of a thread are limited to that.
-constexpr int blocks_per_processor(Variant variant) {
-  return variant == Variant::kGeneral ? 2 : 4;
-}
+constexpr int blocks_per_processor(Variant variant) { return variant == Variant::kGeneral ? 2 : 4; }
 
 // The kernel without filters that serves a call, or the general one. The latter serves drafts that
 // are sparse, have a map from tokens to columns, or rows of another dtype than the target's.
@@ -30,10 +28,10 @@ inline Variant variant_of(const ChainParams& p) {
       (p.draft.form != DraftForm::kOneHot && p.draft.rows.dtype != p.target.dtype);
   if (!ratio_test || filters || any_draft) return Variant::kGeneral;
   if (p.kind == Kind::kLogits) return Variant::kLogits;
-  const bool as_they_are =
-      p.rule == Rule::kGreedy ||
-      (s.temperatures == nullptr && (s.temperature == 1 || s.temperature == 0));
-  return as_they_are ? Variant::kProbs : Variant::kGeneral;
+  const bool as_they_are = p.rule == Rule::kGreedy || (s.temperatures == nullptr &&
+                                                       (s.temperature == 1 || s.temperature == 0));
+  // A draft with the statistics of `sample` has rows of logits.
+  return as_they_are && p.draft.form != DraftForm::kSampled ? Variant::kProbs : Variant::kGeneral;
 }
 
 // The task as the code of a variant sees it: answers that the variant implies are constants.
@@ -42,12 +40,11 @@ class ChainView {
  protected:
   static constexpr bool kGeneral = kVariant == Variant::kGeneral;
   // How rows are read. A row that is not the target's is never read as something else.
-  using Reads = std::conditional_t<
-      kGeneral, AnyRead,
-      KnownRead<kVariant == Variant::kLogits ? Read::kLogits : Read::kProbs>>;
+  using Reads =
+      std::conditional_t<kGeneral, AnyRead,
+                         KnownRead<kVariant == Variant::kLogits ? Read::kLogits : Read::kProbs>>;
 
-  __device__ ChainView(const ChainJob& job, ChainTask& task)
-      : job_(job), p_(job.p), t_(task) {}
+  __device__ ChainView(const ChainJob& job, ChainTask& task) : job_(job), p_(job.p), t_(task) {}
 
   // Read anew at each use, because it would occupy a register throughout.
   __device__ bool action_is(Action action) const {
@@ -117,23 +114,23 @@ class ChainView {
 };
 
 // Makes the names of the base class known to a class template that inherits it.
-#define SPECDEC_CHAIN_VIEW(variant)      \
-  using View = ChainView<variant>;       \
-  using View::kGeneral;                  \
-  using Reads = typename View::Reads;    \
-  using View::job_;                      \
-  using View::p_;                        \
-  using View::t_;                        \
-  using View::action_is;                 \
-  using View::rule_is;                   \
-  using View::reads_draft;               \
-  using View::filtered;                  \
-  using View::direct;                    \
-  using View::sparse;                    \
-  using View::sparse_source;             \
-  using View::row;                       \
-  using View::draft_source;              \
-  using View::open_draft;                \
+#define SPECDEC_CHAIN_VIEW(variant)   \
+  using View = ChainView<variant>;    \
+  using View::kGeneral;               \
+  using Reads = typename View::Reads; \
+  using View::job_;                   \
+  using View::p_;                     \
+  using View::t_;                     \
+  using View::action_is;              \
+  using View::rule_is;                \
+  using View::reads_draft;            \
+  using View::filtered;               \
+  using View::direct;                 \
+  using View::sparse;                 \
+  using View::sparse_source;          \
+  using View::row;                    \
+  using View::draft_source;           \
+  using View::open_draft;             \
   using View::draft
 
 }  // namespace specdec::cuda

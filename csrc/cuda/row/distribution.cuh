@@ -107,8 +107,7 @@ inline __device__ uint32_t largest_key(const float* maxima, int begin, int end, 
 
 // The maximum of a row; NaN if one tile has NaN.
 inline __device__ float max_of(BlockGroup& group, const float* maxima, int64_t warp_tiles) {
-  const uint32_t best =
-      largest_key(maxima, thread_id(), static_cast<int>(warp_tiles), kThreads);
+  const uint32_t best = largest_key(maxima, thread_id(), static_cast<int>(warp_tiles), kThreads);
   return from_ordered_key(static_cast<uint32_t>(group.max(best)));
 }
 
@@ -133,8 +132,7 @@ class WarpTileScale {
 
   // The sum of weights whose masses add up to `total`.
   __device__ double sum(int64_t total) const {
-    return static_cast<double>(total) * (1.0 / kUnit * power_of_2(log2_)) *
-           (linear_ ? max_ : 1.0);
+    return static_cast<double>(total) * (1.0 / kUnit * power_of_2(log2_)) * (linear_ ? max_ : 1.0);
   }
   // What the units of a tile with the maximum, or the scale, `own` count.
   __device__ double factor(float own) const {
@@ -292,8 +290,8 @@ inline __device__ int64_t gumbel_winner(BlockGroup& group, const TileStats& tile
   for (int64_t i = thread_id(); i < warp_tiles; i += kThreads) {
     const uint64_t packed = tile_stats.best[i];
     if (packed == 0) continue;
-    const double score = score_of(packed) *
-                         exp2_of(tile_exponent(tile_stats.maxima[i], rate_of(stats.inv_t), stats.max));
+    const double score = score_of(packed) * exp2_of(tile_exponent(tile_stats.maxima[i],
+                                                                  rate_of(stats.inv_t), stats.max));
     if (!(score > best)) continue;
     best = score;
     winner = i;

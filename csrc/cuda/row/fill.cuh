@@ -49,8 +49,8 @@ __forceinline__ __device__ int fill_masses(const void* row, int whole_tiles, int
   return warp_tile;
 }
 
-// A row whose tile statistics are computed, or one split of it. It lies in shared memory and is read
-// again when needed, because the loops need the registers.
+// A row whose tile statistics are computed, or one split of it. It lies in shared memory and is
+// read again when needed, because the loops need the registers.
 struct RowFill {
   RowView row;
   TileStats tile_stats;
@@ -60,8 +60,8 @@ struct RowFill {
   int split, splits;
 };
 
-// Computes the tile statistics of the row's warp tiles from `warp_tile` on. `gumbel` says whether the
-// noise may be wanted.
+// Computes the tile statistics of the row's warp tiles from `warp_tile` on. `gumbel` says whether
+// the noise may be wanted.
 template <class Reads>
 inline __device__ void fill_any(const BlockGroup& group, const RowFill& fill, bool gumbel,
                                 int warp_tile) {
@@ -69,7 +69,7 @@ inline __device__ void fill_any(const BlockGroup& group, const RowFill& fill, bo
        warp_tile += static_cast<int>(group.warp_tile_step(fill.splits))) {
     const bool wide = fill.row.wide();
     TileValues tile = call_read_warp_tile<Reads>(fill.row, warp_tile);
-    float(&values)[kPerLane] = tile.values;
+    float (&values)[kPerLane] = tile.values;
     float top = warp_tile_max(values);
     uint64_t best = 0;
     int64_t units = 0;

@@ -143,7 +143,7 @@ class Selection {
     for (int64_t warp_tile = group_.first_warp_tile(0); warp_tile < warp_tiles; warp_tile += step) {
       if (ordered_key(tile_stats_.maxima[warp_tile]) < low_) continue;
       TileValues tile = call_read_warp_tile<AnyRead>(row_, warp_tile);
-      float(&values)[kPerLane] = tile.values;
+      float (&values)[kPerLane] = tile.values;
       // Entries beyond the end have the lowest key, which changes no answer.
 #pragma unroll 1
       for (int q = 0; q < kQuads; ++q) {
@@ -171,8 +171,9 @@ class Selection {
 
 // Computes the masses again for the survivors alone. Warp tiles without any are not read.
 inline __device__ void filter_tile_stats(const BlockGroup& group, const RowView& row,
-                                         const TileStats& tile_stats, Want want, const RowStats& stats,
-                                         float threshold, const GumbelNoise& noise) {
+                                         const TileStats& tile_stats, Want want,
+                                         const RowStats& stats, float threshold,
+                                         const GumbelNoise& noise) {
   for (auto warp_tile = static_cast<int>(group.first_warp_tile(0)); warp_tile < row.warp_tiles();
        warp_tile += static_cast<int>(group.warp_tile_step(1))) {
     if (!(tile_stats.maxima[warp_tile] >= threshold)) {
@@ -191,11 +192,11 @@ inline __device__ void filter_tile_stats(const BlockGroup& group, const RowView&
   }
 }
 
-// Returns the threshold. The tile statistics hold the masses of all entries, afterwards those of the
-// survivors.
+// Returns the threshold. The tile statistics hold the masses of all entries, afterwards those of
+// the survivors.
 inline __device__ float filter_row(BlockGroup& group, const RowView& row,
-                                  const TileStats& tile_stats, const SequenceParams& params,
-                                  Want want, const GumbelNoise& noise, const RowStats& stats) {
+                                   const TileStats& tile_stats, const SequenceParams& params,
+                                   Want want, const GumbelNoise& noise, const RowStats& stats) {
   const uint32_t high = ordered_key(stats.max);
   uint32_t low = ordered_key(-INFINITY);
   Selection selection(group, row, tile_stats, {stats.max, rate_of(stats.inv_t), -INFINITY});
@@ -223,8 +224,7 @@ inline __device__ float filter_row(BlockGroup& group, const RowView& row,
     low = selection.select(stage, low, high, need, params.top_p);
   }
   const float keep = from_ordered_key(low);
-  const float threshold =
-      fmaxf(keep, min_p_threshold(stats.max, params.temperature, params.min_p));
+  const float threshold = fmaxf(keep, min_p_threshold(stats.max, params.temperature, params.min_p));
   group.sync();
   filter_tile_stats(group, row, tile_stats, want, stats, threshold, noise);
   group.sync();

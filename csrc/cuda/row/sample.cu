@@ -64,8 +64,7 @@ __device__ int64_t draw(const BlockGroup& group, const RowFill& fill, const Warp
   int64_t rest;
   const int64_t warp_tile = masses.choose(group, u, rest);
   TileValues tile = call_read_warp_tile<KnownRead<Read::kLogits>>(fill.row, warp_tile);
-  weigh_tile(tile.values, fill.tile_stats.maxima[warp_tile], rate_of(stats.inv_t),
-             stats.threshold);
+  weigh_tile(tile.values, fill.tile_stats.maxima[warp_tile], rate_of(stats.inv_t), stats.threshold);
   return warp_tile * kWarpTile + warp_tile_pick(tile.values, fill.row.wide(), rest);
 }
 
@@ -85,8 +84,8 @@ __device__ Sampled finish(BlockGroup& group, const SampleParams& p, SampleTask& 
     return {argmax(group, fill.tile_stats, fill.row.warp_tiles(), stats.max), 0, 0, stats.max, 0};
   }
   if (task.filtered) {
-    const float threshold = filter_row(group, fill.row, fill.tile_stats, task.params,
-                                       want(p, task), fill.noise, stats);
+    const float threshold =
+        filter_row(group, fill.row, fill.tile_stats, task.params, want(p, task), fill.noise, stats);
     if (thread_id() == 0) task.stats.threshold = threshold;
     __syncthreads();
   }
@@ -95,10 +94,12 @@ __device__ Sampled finish(BlockGroup& group, const SampleParams& p, SampleTask& 
   if (thread_id() == 0) task.stats.log_sum = log_of(masses.sum());
   const GumbelNoise& noise = fill.noise;
   const int64_t token =
-      p.gumbel ? gumbel_winner(group, fill.tile_stats, fill.row.warp_tiles(), stats)
-               : draw(group, fill, masses, stats, uniform(noise.seed, noise.position, noise.stream));
+      p.gumbel
+          ? gumbel_winner(group, fill.tile_stats, fill.row.warp_tiles(), stats)
+          : draw(group, fill, masses, stats, uniform(noise.seed, noise.position, noise.stream));
   if (thread_id() != 0) return {};
-  return {token, stats.logprob(call_at<KnownRead<Read::kLogits>>(fill.row, token)), row_logsumexp(stats), stats.threshold, 0};
+  return {token, stats.logprob(call_at<KnownRead<Read::kLogits>>(fill.row, token)),
+          row_logsumexp(stats), stats.threshold, 0};
 }
 
 __global__ void __launch_bounds__(kThreads, kSampleBlocksPerProcessor)

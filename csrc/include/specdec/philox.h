@@ -34,7 +34,7 @@ SPECDEC_HD inline Words philox(uint64_t seed, uint32_t counter, uint64_t positio
 
 // In [0, 1), a multiple of 2^-53.
 SPECDEC_HD SPECDEC_NOINLINE inline double uniform(uint64_t seed, uint64_t position, uint32_t stream,
-                                 uint32_t counter = 0) {
+                                                  uint32_t counter = 0) {
   const Words w = philox(seed, counter, position, stream);
   const uint64_t pair = uint64_t{w.word[0]} | uint64_t{w.word[1]} << 32;
   return static_cast<double>(pair >> 11) * 0x1p-53;
