@@ -29,7 +29,7 @@ __forceinline__ __device__ void open(const BlockGroup& group, const ChainJob& jo
   t.context = t.filling ? b : group.index();
   const auto splits = static_cast<unsigned>(job.plan.splits);
   t.own_split = static_cast<int>(group.index() % splits);
-  t.own_row = group.index() / splits / job.p.batch;
+  t.own_row = group.index() / splits / static_cast<unsigned>(job.p.batch);
   t.decides_own_row = job.decides_rows && t.all_measured;
   t.last_row = t.decides_own_row ? noted_last_row(job.last_rows + b, job.launch_id) : kNoRow;
   t.state = State::kBegin;
@@ -117,8 +117,10 @@ __global__ void __launch_bounds__(kThreads, blocks_per_processor(kVariant))
   }
   // Row-parallel: the first rows of all sequences come first, so that the groups of later ones may
   // find that these are not needed.
-  const int64_t first =
-      job.plan.parallel ? group.index() / job.plan.splits % job.p.batch : group.index();
+  unsigned first = group.index();
+  if (job.plan.parallel) {
+    first = first / static_cast<unsigned>(job.plan.splits) % static_cast<unsigned>(job.p.batch);
+  }
   for (int64_t b = first; b < job.p.batch; b = t.b + gridDim.x / group.size()) {
     __syncthreads();
     open(group, job, b, t);

@@ -109,7 +109,8 @@ class ChainSums : ChainView<kVariant> {
       case DType::kBFloat16:
         return sum(DTypeOf<DType::kBFloat16>(), std::false_type());
       default:
-        return warp_tile;
+        if constexpr (!kGeneral) return warp_tile;
+        return sum(DTypeOf<DType::kFloat16>(), std::false_type());
     }
   }
 
