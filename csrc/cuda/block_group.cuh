@@ -221,31 +221,70 @@ struct BlockGroup {
   }
 };
 
+inline __device__ unsigned long long acquire_cas(unsigned long long* word,
+                                                 unsigned long long compare,
+                                                 unsigned long long value) {
+#ifdef __CUDA_ARCH__
+  unsigned long long before;
+  asm volatile("atom.acquire.gpu.global.cas.b64 %0, [%1], %2, %3;"
+               : "=l"(before)
+               : "l"(__cvta_generic_to_global(word)), "l"(compare), "l"(value)
+               : "memory");
+  return before;
+#else
+  return atomicCAS(word, compare, value);
+#endif
+}
+
+inline __device__ unsigned long long acquire_add(unsigned long long* word,
+                                                 unsigned long long value) {
+#ifdef __CUDA_ARCH__
+  unsigned long long before;
+  asm volatile("atom.acquire.gpu.global.add.u64 %0, [%1], %2;"
+               : "=l"(before)
+               : "l"(__cvta_generic_to_global(word)), "l"(value)
+               : "memory");
+  return before;
+#else
+  return atomicAdd(word, value);
+#endif
+}
+
+// What other groups may be changing.
+inline __device__ unsigned long long word_of(const unsigned long long* word) {
+  return *static_cast<const volatile unsigned long long*>(word);
+}
+
 constexpr int64_t kMostArrivals = 0xffff;
 
 // Counts arrivals without a launch that clears the counter first: the upper 48 bits are the id of
 // the launch, and a word without it counts as zero, whatever memory held before. Only one arrival
 // can replace that word; the others add to it, so that no arrival waits for another. The last one
-// writes zero, for a CUDA graph that replays the same launch.
-inline __device__ bool arrive(unsigned long long* ticket, uint64_t launch_id, unsigned count) {
+// writes zero, for a CUDA graph that replays the same launch. `seen` is what the word was when it
+// was read long before, so that the arrival does not wait for that. The atomics acquire what was
+// written before other arrivals.
+inline __device__ bool arrive(unsigned long long* ticket, unsigned long long seen,
+                              uint64_t launch_id, unsigned count) {
   if (count == 1) return true;
-  const unsigned long long seen = *static_cast<volatile unsigned long long*>(ticket);
   const unsigned long long first = launch_id << 16 | 1;
-  if (seen >> 16 != launch_id && atomicCAS(ticket, seen, first) == seen) return false;
-  const unsigned long long before = atomicAdd(ticket, 1ull);
+  if (seen >> 16 != launch_id) {
+    const unsigned long long before = acquire_cas(ticket, seen, first);
+    if (before == seen) return false;
+  }
+  const unsigned long long before = acquire_add(ticket, 1);
   if ((before & 0xffff) + 1 != count) return false;
   *ticket = 0;
   return true;
 }
 
 // Whether this group is the last of `count` to arrive; then what the others wrote is visible.
-inline __device__ bool last_group(BlockGroup& group, unsigned long long* ticket, uint64_t launch_id,
-                                  unsigned count) {
+// `seen`: the word of the ticket as the first block read it before.
+inline __device__ bool last_group(BlockGroup& group, unsigned long long* ticket,
+                                  unsigned long long seen, uint64_t launch_id, unsigned count) {
   group.sync();
   if (group.rank() == 0 && thread_id() == 0) {
     __threadfence();  // publishes the writes of the whole group
-    const bool last = arrive(ticket, launch_id, count);
-    __threadfence();  // acquires those of the other groups, for all threads behind the barrier
+    const bool last = arrive(ticket, seen, launch_id, count);
     for (unsigned r = 0; r < group.size(); ++r) *group.remote(&group.shared->last, r) = last;
   }
   group.sync();

@@ -4,10 +4,8 @@
 
 #include <algorithm>
 #include <atomic>
-#include <map>
 #include <mutex>
 #include <random>
-#include <utility>
 
 #include "cuda/row/distribution.cuh"
 #include "specdec/cuda_plan.h"
@@ -16,7 +14,6 @@
 namespace specdec::cuda {
 
 constexpr int kMaxGroupSize = 8;
-constexpr int kBlocksPerProcessor = 2;  // unless a kernel says otherwise
 
 // What is known of a device and a kernel.
 struct Device {
@@ -76,12 +73,15 @@ cudaError_t ask_device(Kernel* kernel, int blocks_per_processor, int index, Devi
   status = cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel));
   if (status != cudaSuccess) return status;
   out->clusters = major >= 9 && attributes.ptxVersion >= 90;
-  out->blocks = blocks_per_processor * out->processors;
+  // A device may have less shared memory than these blocks need.
+  int fit = 0;
+  status = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&fit, kernel, kThreads, sizeof(Shared));
+  if (status != cudaSuccess) return status;
+  out->blocks = std::min(fit, blocks_per_processor) * out->processors;
   out->groups[1] = out->blocks;
   for (int size = 2; size <= kMaxGroupSize && out->clusters; ++size) {
     GroupConfig launch(size, true);
     launch.config.gridDim = dim3(static_cast<unsigned>(size));
-    int fit = 0;
     status = cudaOccupancyMaxActiveClusters(&fit, kernel, &launch.config);
     // A device, or a partition of one, that is too small for the size may answer with an error.
     if (status != cudaSuccess) cudaGetLastError();
@@ -90,28 +90,34 @@ cudaError_t ask_device(Kernel* kernel, int blocks_per_processor, int index, Devi
   return cudaSuccess;
 }
 
-// Asks once for each device and kernel, because the driver takes long to answer.
-template <class Kernel>
-cudaError_t current_device(Kernel* kernel, int blocks_per_processor, Device* out) {
-  static std::mutex asking;
-  static std::map<std::pair<Kernel*, int>, Device> known;
-  int index = 0;
-  cudaError_t status = cudaGetDevice(&index);
-  if (status != cudaSuccess) return status;
-  const std::lock_guard<std::mutex> lock(asking);
-  const auto found = known.find({kernel, index});
-  if (found != known.end()) {
-    *out = found->second;
+// What is known of the devices for one kernel. Each is asked once, because the driver takes long to
+// answer.
+class Devices {
+ public:
+  template <class Kernel>
+  cudaError_t current(Kernel* kernel, int blocks_per_processor, Device* out) {
+    int index = 0;
+    cudaError_t status = cudaGetDevice(&index);
+    if (status != cudaSuccess) return status;
+    if (index >= kKnown) return ask_device(kernel, blocks_per_processor, index, out);
+    if (!asked_[index]) {
+      const std::lock_guard<std::mutex> lock(asking_);
+      if (!asked_[index]) {
+        status = ask_device(kernel, blocks_per_processor, index, &known_[index]);
+        if (status != cudaSuccess) return status;
+        asked_[index] = true;
+      }
+    }
+    *out = known_[index];
     return cudaSuccess;
   }
-  status = ask_device(kernel, blocks_per_processor, index, out);
-  if (status == cudaSuccess) known[{kernel, index}] = *out;
-  return status;
-}
-template <class Kernel>
-cudaError_t current_device(Kernel* kernel, Device* out) {
-  return current_device(kernel, kBlocksPerProcessor, out);
-}
+
+ private:
+  static constexpr int kKnown = 64;
+  Device known_[kKnown];
+  std::atomic<bool> asked_[kKnown];
+  std::mutex asking_;
+};
 
 // Row-lazy stops at the first rejection, which is after half of the rows or so, but has at most
 // eight blocks for a sequence, and the sequence with most accepted drafts sets its time. With one

@@ -27,7 +27,9 @@ PARALLEL = {"schedule": "parallel", "group": 2}
 def outputs(simt, case, **sharing):
     with simt.sharing(**sharing):
         got = simt.op("verify_chain")(*case.args())
-    assert_outputs_close("verify_chain", got, testing.providers("verify_chain")["cpp"](*case.args()))
+    assert_outputs_close(
+        "verify_chain", got, testing.providers("verify_chain")["cpp"](*case.args())
+    )
     return got
 
 

@@ -62,7 +62,7 @@ class ChainActions : ChainView<kVariant> {
       const bool target = which == kTarget;
       if (!measures(which)) continue;
       if (!kGeneral || known) {
-        const int64_t at = (known ? t_.i : 0) + (target ? 0 : job_.row_tile_stats());
+        const int64_t at = known ? t_.i + (target ? 0 : job_.row_tile_stats()) : which;
         if (thread_id() == 0) set_stats(which, measured_rows()[at], true);
         continue;
       }
@@ -77,7 +77,7 @@ class ChainActions : ChainView<kVariant> {
       }
     }
     if constexpr (kGeneral) {
-      if (t_.has_draft && this->sparse() && !t_.draft.invalid_at_token) {
+      if (t_.has_draft && sparse() && !t_.draft.invalid_at_token) {
         look_up_sparse(group_, t_.draft);
       }
     }
@@ -122,7 +122,7 @@ class ChainActions : ChainView<kVariant> {
       const bool of_draft = i >= targets;
       if (!all && !measures(of_draft ? kDraft : kTarget)) continue;
       const int64_t row = (all ? 0 : t_.i) + (of_draft ? i - targets : i);
-      const int64_t slot = (all ? row : 0) + (of_draft ? job_.row_tile_stats() : 0);
+      const int64_t slot = all ? row + (of_draft ? job_.row_tile_stats() : 0) : of_draft;
       const TileStats tile_stats =
           all        ? job_.tile_stats_array[t_.context * job_.context_tile_stats() + slot]
           : of_draft ? t_.draft_tile_stats
@@ -144,16 +144,22 @@ class ChainActions : ChainView<kVariant> {
     return reinterpret_cast<MeasuredRow*>(group_.shared->bins);
   }
 
+  // An entry, read in place: the wait for it is the one for the row's statistics.
+  __device__ float known_at(RowView row, int64_t index) const {
+    row.read = Reads::of(row.read);
+    return at(row, index);
+  }
+
   // The entry of drafted token i in its target row or in its draft row of logits, 0 if there is
   // none.
   __device__ float entry_of_draft(int64_t i, bool of_draft) const {
     const int64_t x = i < t_.num_drafts ? drafted_token(p_, t_, i) : -1;
-    if (!of_draft) return x >= 0 && x < p_.vocab ? call_at<Reads>(target_row(p_, t_, i), x) : 0;
+    if (!of_draft) return x >= 0 && x < p_.vocab ? known_at(target_row(p_, t_, i), x) : 0;
     const DraftParams source = draft_source();
     const int64_t row = draft_row(p_, t_, i);
     if (x < 0 || !has_row(source, row)) return 0;
     const int64_t column = column_of(source.columns, source.vocab, x);
-    return column < 0 ? 0 : call_at<Reads>(row_of(source, t_.b, row, Read::kLogits), column);
+    return column < 0 ? 0 : known_at(row_of(source, t_.b, row, Read::kLogits), column);
   }
 
   // with_entry: the entry of the drafted token was read with the statistics.

@@ -52,7 +52,7 @@ class ChainVerifier : ChainView<kVariant> {
     t_.state = State::kInOrder;
     if (t_.nothing_to_verify) return finish();
     if constexpr (kVariant != Variant::kLogits) {
-      if (job_.finds_row()) return fill_row_to_draw_from(begins);
+      if (job_.shares_found_row) return fill_row_to_draw_from(begins);
     }
     const int64_t row = t_.own_row;
     const bool exists = row < t_.num_drafts || (row == t_.num_drafts && !t_.no_bonus);
@@ -117,7 +117,7 @@ class ChainVerifier : ChainView<kVariant> {
       return t_.num_drafts > 0 ? open_next(0) : search_from_end(0);
     }
     const bool reads_single_entries =
-        direct() && (t_.num_drafts > 1 || job_.finds_row()) && !sparse_source();
+        direct() && (t_.num_drafts > 1 || job_.shares_found_row) && !sparse_source();
     if (!reads_single_entries) return next_row(0);
     t_.action = Action::kCheckEntries;
   }
@@ -150,9 +150,9 @@ class ChainVerifier : ChainView<kVariant> {
     if (t_.stats_filled) t_.stats_buffer ^= 1;
     t_.stats_filled = false;
     const int64_t at =
-        t_.context * job_.context_tile_stats() + (!job_.plan.parallel ? t_.stats_buffer
-                                                  : job_.finds_row()  ? 0
-                                                                      : i);
+        t_.context * job_.context_tile_stats() + (!job_.plan.parallel     ? t_.stats_buffer
+                                                  : job_.shares_found_row ? 0
+                                                                          : i);
     t_.tile_stats = job_.tile_stats_array[at];
     t_.draft_tile_stats = job_.tile_stats_array[at + job_.row_tile_stats()];
   }

@@ -5,7 +5,8 @@
 namespace specdec::cuda {
 
 ChainKernel general_chain_kernel() {
-  return {chain_kernel<Variant::kGeneral>, blocks_per_processor(Variant::kGeneral)};
+  static Devices devices;
+  return {chain_kernel<Variant::kGeneral>, blocks_per_processor(Variant::kGeneral), &devices};
 }
 
 }  // namespace specdec::cuda

@@ -17,7 +17,15 @@ __forceinline__ __device__ void open(const BlockGroup& group, const ChainJob& jo
   if (warp_id() != 0) return;
   // Read once: no row that is opened later waits for its token.
   const int64_t drafted = lane_id() < job.p.gamma ? job.p.drafted(b, lane_id()) : -1;
-  if (lane_id() == 0) open_sequence(job.p, b, t);
+  if (lane_id() == 0) {
+    // These loads are under way together with those of the sequence.
+    const bool shares = job.plan.parallel;
+    const unsigned long long ticket = shares ? word_of(job.tickets + b) : 0;
+    const unsigned long long noted = shares ? word_of(job.last_rows + b) : 0;
+    open_sequence(job.p, b, t);
+    t.ticket_word = ticket;
+    t.last_row = job.stops_early ? noted_last_row(noted, job.launch_id) : kNoRow;
+  }
   t.first_drafted[lane_id()] = drafted;
   __syncwarp();
   find_drafts(job.p, t);
@@ -30,8 +38,8 @@ __forceinline__ __device__ void open(const BlockGroup& group, const ChainJob& jo
   const auto splits = static_cast<unsigned>(job.plan.splits);
   t.own_split = static_cast<int>(group.index() % splits);
   t.own_row = group.index() / splits / static_cast<unsigned>(job.p.batch);
-  t.decides_own_row = job.decides_rows && t.all_measured;
-  t.last_row = t.decides_own_row ? noted_last_row(job.last_rows + b, job.launch_id) : kNoRow;
+  t.decides_own_row = job.stops_early && t.all_measured;
+  if (!t.decides_own_row) t.last_row = kNoRow;
   t.state = State::kBegin;
   t.action = Action::kDone;
 }
@@ -94,9 +102,9 @@ __forceinline__ __device__ void verify(BlockGroup& group, const ChainJob& job) {
           return;
         }
         const auto count = static_cast<unsigned>(job.rows * job.plan.splits);
-        if (!last_group(group, job.tickets + t.b, job.launch_id, count)) return;
+        if (!last_group(group, job.tickets + t.b, t.ticket_word, job.launch_id, count)) return;
         if (thread_id() != 0) break;
-        if (t.rank == 0 && job.decides_rows) job.last_rows[t.b] = 0;  // for a replay
+        if (t.rank == 0 && job.stops_early) job.last_rows[t.b] = 0;  // for a replay
         begin_decisions(t);
         break;
       }

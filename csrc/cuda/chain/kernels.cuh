@@ -1,12 +1,18 @@
 #pragma once
 // The kernels of verify_chain, each compiled by itself.
 #include "cuda/chain/view.cuh"
+#include "cuda/launch.cuh"
 
 namespace specdec::cuda {
 
 struct ChainKernel {
   void (*entry)(ChainJob);
   int blocks_per_processor;  // that run at once on a multiprocessor
+  Devices* devices;
+
+  cudaError_t device(Device* out) const {
+    return devices->current(entry, blocks_per_processor, out);
+  }
 };
 
 ChainKernel general_chain_kernel();

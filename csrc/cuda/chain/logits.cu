@@ -5,7 +5,8 @@
 namespace specdec::cuda {
 
 ChainKernel logits_chain_kernel() {
-  return {chain_kernel<Variant::kLogits>, blocks_per_processor(Variant::kLogits)};
+  static Devices devices;
+  return {chain_kernel<Variant::kLogits>, blocks_per_processor(Variant::kLogits), &devices};
 }
 
 }  // namespace specdec::cuda

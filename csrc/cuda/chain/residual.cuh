@@ -156,14 +156,6 @@ __forceinline__ __device__ int sum_residual(const ResidualRows& rows, int warp_t
   }
 }
 
-// The sum over the row of the values stored; NaN if a warp tile was not valid.
-inline __device__ double stored_sum(BlockGroup& group, const TileStats& tile_stats,
-                                    int64_t warp_tiles) {
-  const float max = max_of(group, tile_stats.maxima, warp_tiles);
-  return is_finite(max) ? WarpTileMasses(group, tile_stats, warp_tiles, max, 1.0f, true).sum()
-                        : NAN;
-}
-
 // How many columns of a draft row must be read for the mass of Q beyond the target's vocabulary.
 // With a map from tokens to columns it is all of them, because the pass over the target's tokens
 // has not read every column and cannot tell whether the row is valid.

@@ -15,9 +15,11 @@ class ChainSums : ChainView<kVariant> {
 
   __device__ void sum_or_draw() {
     const bool chooses = action_is(Action::kChoose), draws = action_is(Action::kDraw);
+    // All groups have summed the residual of a row that they found together.
+    const bool summed = action_is(Action::kResidual) && t_.prefilled && job_.shares_found_row;
     if (!chooses && !draws) {
       if (thread_id() == 0) prepare();
-      group_.sync();  // no block reads these tile statistics any more
+      if (!summed) group_.sync();  // no block reads these tile statistics any more
     }
     if constexpr (kGeneral) {
       if (action_is(Action::kResidual) && t_.state == State::kBlockFromEnd &&
@@ -27,14 +29,10 @@ class ChainSums : ChainView<kVariant> {
         return;
       }
     }
-    // All groups have summed the residual of a row that they found together.
-    const bool summed = action_is(Action::kResidual) && t_.prefilled && job_.finds_row();
     if (!chooses && !summed) visit_tiles();
     if (draws || t_.filling) return;
-    if (!chooses) {
-      if (kGeneral && action_is(Action::kResidual)) sum_beyond();
-      group_.sync();
-    }
+    if (kGeneral && action_is(Action::kResidual)) sum_beyond();
+    if (!chooses && (kGeneral || !summed)) group_.sync();
     add_up();
   }
 
@@ -65,8 +63,10 @@ class ChainSums : ChainView<kVariant> {
   // What the loops over warp tiles need. For one thread.
   __device__ void prepare() const {
     t_.scaled_target = ScaledTarget(t_.stats, direct() || entropy(), t_.c);
-    t_.residual_loops = action_is(Action::kResidual) && !rule_is(Rule::kBlock) &&
-                        ResidualRows::serves(row(), t_.scaled_target, draft());
+    t_.residual_loops = false;
+    if (!action_is(Action::kResidual)) return;
+    t_.residual_loops =
+        !rule_is(Rule::kBlock) && ResidualRows::serves(row(), t_.scaled_target, draft());
     t_.residual_rows = ResidualRows(row(), t_.scaled_target, draft(), p_.lenience,
                                     tile_stats_of(kPositive), t_.tile_stats, step());
   }
@@ -238,7 +238,7 @@ class ChainSums : ChainView<kVariant> {
     }
     if (chooses) return;
     if constexpr (kGeneral) {
-      if (action_is(Action::kResidual) && this->sparse()) mass_beyond = sparse_mass_beyond();
+      if (action_is(Action::kResidual) && sparse()) mass_beyond = sparse_mass_beyond();
     }
     if (thread_id() != 0) return;
     if (entropy()) {

@@ -17,11 +17,6 @@ __forceinline__ __device__ RowView target_row(const VerifyParams& p, const Seque
   return RowView(p.target, at.sequence, at.row, p.vocab, read);
 }
 
-__forceinline__ __device__ double target_logprob(const RowView& row, const RowStats& stats,
-                                                 int64_t token) {
-  return token < row.vocab ? stats.logprob(at(row, token)) : -INFINITY;
-}
-
 // Writes entry `at` of accept_probs; only the first block of a group does.
 __forceinline__ __device__ void record_accept_prob(const VerifyParams& p, unsigned rank, int64_t at,
                                                    double probability) {

@@ -10,7 +10,7 @@ namespace {
 
 // Whether all target rows are direct and read at single entries: then there is nothing to compute
 // for all rows beforehand.
-bool reads_single_entries(const ChainParams& p) {
+bool all_direct(const ChainParams& p) {
   const SamplingParams& s = p.sampling;
   const bool vectors = s.temperatures != nullptr || s.top_ks != nullptr || s.top_ps != nullptr ||
                        s.min_ps != nullptr;
@@ -19,8 +19,8 @@ bool reads_single_entries(const ChainParams& p) {
 }
 
 // Whether groups that share a sequence find the row to draw from by single entries, and share that.
-bool finds_row(const ChainParams& p) {
-  return reads_single_entries(p) && p.rule != Rule::kBlock && p.draft.form != DraftForm::kSparse;
+bool shares_found_row(const ChainParams& p) {
+  return all_direct(p) && p.rule != Rule::kBlock && p.draft.form != DraftForm::kSparse;
 }
 
 bool needs_best(const ChainParams& p) {
@@ -50,7 +50,8 @@ ChainJob job_of(const ChainParams& p, const CudaPlan& plan) {
   ChainJob job = {};
   job.p = p;
   job.plan = plan;
-  job.rows = finds_row(p) ? 1 : p.gamma + 1;
+  job.shares_found_row = plan.parallel && shares_found_row(p);
+  job.rows = shares_found_row(p) ? 1 : p.gamma + 1;
   return job;
 }
 
@@ -60,10 +61,10 @@ int plan_verify_chain(const ChainParams& p, const CudaRequest& request, CudaPlan
   Device device;
   const Variant variant = variant_of(p);
   const ChainKernel kernel = chain_kernel_of(variant);
-  const cudaError_t status = current_device(kernel.entry, kernel.blocks_per_processor, &device);
+  const cudaError_t status = kernel.device(&device);
   if (status != cudaSuccess) return status;
   CudaRequest wanted = request;
-  if (wanted.schedule == Schedule::kAuto && reads_single_entries(p) && !finds_row(p)) {
+  if (wanted.schedule == Schedule::kAuto && all_direct(p) && !shares_found_row(p)) {
     wanted.schedule = Schedule::kLazy;
   }
   *plan = make_plan(wanted, device, p.batch, job_of(p, {}).rows, warp_tiles_of(p), true,
@@ -77,7 +78,7 @@ int verify_chain(const ChainParams& p, const CudaPlan& plan, void* workspace, vo
   Device device;
   const Variant variant = variant_of(p);
   const ChainKernel kernel = chain_kernel_of(variant);
-  const cudaError_t status = current_device(kernel.entry, kernel.blocks_per_processor, &device);
+  const cudaError_t status = kernel.device(&device);
   if (status != cudaSuccess) return status;
   ChainJob job = job_of(p, plan);
   const WorkspaceLayout layout(job);
@@ -86,8 +87,8 @@ int verify_chain(const ChainParams& p, const CudaPlan& plan, void* workspace, vo
   job.last_rows = reinterpret_cast<unsigned long long*>(memory + layout.last_rows);
   job.records = reinterpret_cast<ChainRecord*>(memory + layout.records);
   job.tile_stats_array = {memory + layout.tile_stats_array, warp_tiles_of(p), needs_best(p)};
-  job.decides_rows = variant != Variant::kGeneral && plan.parallel && plan.splits == 1 &&
-                     job.rows > 1 && plan.groups > device.groups[plan.group_size];
+  job.stops_early = variant != Variant::kGeneral && plan.parallel && plan.splits == 1 &&
+                    job.rows > 1 && plan.groups > device.groups[plan.group_size];
   job.launch_id = next_launch_id();
   return launch_groups(kernel.entry, job, plan, device, stream);
 }

@@ -23,10 +23,10 @@ inline Variant variant_of(const ChainParams& p) {
       p.rule == Rule::kToken || p.rule == Rule::kLenient || p.rule == Rule::kGreedy;
   const bool filters = s.top_ks != nullptr || s.top_ps != nullptr || s.min_ps != nullptr ||
                        SequenceParams{1, s.top_k, s.top_p, s.min_p}.filters(p.vocab);
-  const bool any_draft =
+  const bool needs_any_reader =
       p.draft.columns != nullptr || p.draft.form == DraftForm::kSparse ||
       (p.draft.form != DraftForm::kOneHot && p.draft.rows.dtype != p.target.dtype);
-  if (!ratio_test || filters || any_draft) return Variant::kGeneral;
+  if (!ratio_test || filters || needs_any_reader) return Variant::kGeneral;
   if (p.kind == Kind::kLogits) return Variant::kLogits;
   const bool as_they_are = p.rule == Rule::kGreedy || (s.temperatures == nullptr &&
                                                        (s.temperature == 1 || s.temperature == 0));

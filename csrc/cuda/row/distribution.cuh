@@ -87,16 +87,19 @@ inline __device__ int64_t linear_units(const float (&w)[kPerLane], bool wide, fl
   return warp_mass(lane_units(w, wide, inverse_scale(top)));
 }
 
-// How many statistics of warp tiles a thread loads at once.
-constexpr int kLoadedAtOnce = 4;
+// How many statistics of warp tiles a thread loads at once. A row of 151,936 entries has 297: two
+// for each thread of a block, ten for each lane of a warp that is alone. The registers do for ten
+// maxima, and for four with their masses.
+constexpr int kLoadedByThread = 2, kMaximaByLane = 10, kMassesByLane = 4;
 
 // The key of the largest of maxima[begin], maxima[begin + step] and so on before `end`.
+template <int kAtOnce>
 inline __device__ uint32_t largest_key(const float* maxima, int begin, int end, int step) {
   uint32_t best = 0;
 #pragma unroll 1
-  for (int first = begin; first < end; first += kLoadedAtOnce * step) {
+  for (int first = begin; first < end; first += kAtOnce * step) {
 #pragma unroll
-    for (int k = 0; k < kLoadedAtOnce; ++k) {
+    for (int k = 0; k < kAtOnce; ++k) {
       const int i = first + k * step;
       const uint32_t key = i < end ? ordered_key(maxima[i]) : 0;
       best = key > best ? key : best;
@@ -107,7 +110,8 @@ inline __device__ uint32_t largest_key(const float* maxima, int begin, int end, 
 
 // The maximum of a row; NaN if one tile has NaN.
 inline __device__ float max_of(BlockGroup& group, const float* maxima, int64_t warp_tiles) {
-  const uint32_t best = largest_key(maxima, thread_id(), static_cast<int>(warp_tiles), kThreads);
+  const uint32_t best =
+      largest_key<kLoadedByThread>(maxima, thread_id(), static_cast<int>(warp_tiles), kThreads);
   return from_ordered_key(static_cast<uint32_t>(group.max(best)));
 }
 
@@ -149,26 +153,28 @@ class WarpTileScale {
   }
 
   // The masses of tiles begin, begin + step and so on before `end`.
+  template <int kAtOnce>
   __device__ int64_t mass_of(int begin, int end, int step) const {
     int64_t sum = 0;
 #pragma unroll 1
-    for (int first = begin; first < end; first += kLoadedAtOnce * step) {
-      int64_t units[kLoadedAtOnce];
-      float maxima[kLoadedAtOnce];
+    for (int first = begin; first < end; first += kAtOnce * step) {
+      int64_t units[kAtOnce];
+      float maxima[kAtOnce];
 #pragma unroll
-      for (int k = 0; k < kLoadedAtOnce; ++k) {
+      for (int k = 0; k < kAtOnce; ++k) {
         const int i = first + k * step;
         units[k] = i < end ? tile_stats_.units[i] : 0;
         maxima[k] = i < end ? tile_stats_.maxima[i] : 0;
       }
-      // The loads are moved to the front one after the other, so that this code is there once.
+      // They are moved to the front two by two, so that this code is not there for each of them.
+      // Two exponentials are computed side by side.
 #pragma unroll 1
-      for (int k = 0; k < kLoadedAtOnce; ++k) {
-        sum += mass(units[0], maxima[0]);
+      for (int k = 0; k < kAtOnce && first + k * step < end; k += 2) {
+        sum += mass(units[0], maxima[0]) + mass(units[1], maxima[1]);
 #pragma unroll
-        for (int next = 1; next < kLoadedAtOnce; ++next) {
-          units[next - 1] = units[next];
-          maxima[next - 1] = maxima[next];
+        for (int next = 2; next < kAtOnce; ++next) {
+          units[next - 2] = units[next];
+          maxima[next - 2] = maxima[next];
         }
       }
     }
@@ -190,7 +196,7 @@ class WarpTileMasses {
       : scale_(tile_stats, warp_tiles, max, inv_t, linear) {
     const auto tiles = static_cast<int>(warp_tiles), run = (tiles + kThreads - 1) / kThreads;
     begin_ = thread_id() * run < tiles ? thread_id() * run : tiles;
-    mine_ = scale_.mass_of(begin_, begin_ + run < tiles ? begin_ + run : tiles, 1);
+    mine_ = scale_.mass_of<kLoadedByThread>(begin_, begin_ + run < tiles ? begin_ + run : tiles, 1);
     before_ = group.sum_before(mine_, total_);
   }
 
@@ -261,7 +267,8 @@ inline __device__ RowStats warp_row_stats(const TileStats& tile_stats, int64_t w
                                           int64_t& token) {
   const auto tiles = static_cast<int>(warp_tiles);
   RowStats stats = {};
-  stats.max = from_ordered_key(warp_max(largest_key(tile_stats.maxima, lane_id(), tiles, kLanes)));
+  stats.max = from_ordered_key(
+      warp_max(largest_key<kMaximaByLane>(tile_stats.maxima, lane_id(), tiles, kLanes)));
   stats.inv_t = inverse_temperature(temperature);
   stats.one_hot = temperature == 0;
   stats.threshold = stats.one_hot ? stats.max : -INFINITY;
@@ -275,7 +282,7 @@ inline __device__ RowStats warp_row_stats(const TileStats& tile_stats, int64_t w
   }
   stats.direct = direct;
   const WarpTileScale scale(tile_stats, warp_tiles, stats.max, stats.inv_t, direct);
-  const double sum = scale.sum(warp_sum(scale.mass_of(lane_id(), tiles, kLanes)));
+  const double sum = scale.sum(warp_sum(scale.mass_of<kMassesByLane>(lane_id(), tiles, kLanes)));
   stats.valid = sum > 0;
   stats.log_sum = log_of(sum);
   return stats;

@@ -22,6 +22,7 @@ struct SampleTask {
   int64_t r;
   SequenceParams params;
   RowFill fill;
+  unsigned long long ticket_word;  // as it was when this group opened the row
   bool filtered;
   RowStats stats;
 };
@@ -36,6 +37,7 @@ __device__ void open(const SampleJob& job, int64_t r, int64_t group, int64_t gro
                      SampleTask& task) {
   const SampleParams& p = job.p;
   task.r = r;
+  if (job.plan.parallel) task.ticket_word = word_of(job.tickets + r);
   task.params = params_of(p.sampling, r);
   task.filtered = task.params.temperature > 0 && task.params.filters(p.vocab);
   // Row-lazy: rows alternate between two sets of tile statistics, because a block that is ahead
@@ -114,7 +116,8 @@ __global__ void __launch_bounds__(kThreads, kSampleBlocksPerProcessor)
     if (task.params.in_range()) fill_tile_stats<KnownRead<Read::kLogits>>(group, task.fill);
     if (!job.plan.parallel) {
       group.sync();
-    } else if (!last_group(group, job.tickets + task.r, job.launch_id, job.plan.splits)) {
+    } else if (!last_group(group, job.tickets + task.r, task.ticket_word, job.launch_id,
+                           job.plan.splits)) {
       return;
     }
     const Sampled sampled = finish(group, job.p, task);
@@ -128,11 +131,13 @@ __global__ void __launch_bounds__(kThreads, kSampleBlocksPerProcessor)
   }
 }
 
+Devices devices;
+
 }  // namespace
 
 int plan_sample(const SampleParams& p, const CudaRequest& request, CudaPlan* plan) {
   Device device;
-  const cudaError_t status = current_device(sample_kernel, kSampleBlocksPerProcessor, &device);
+  const cudaError_t status = devices.current(sample_kernel, kSampleBlocksPerProcessor, &device);
   if (status != cudaSuccess) return status;
   const SamplingParams& s = p.sampling;
   const bool reads_again = s.top_ks != nullptr || s.top_ps != nullptr || s.min_ps != nullptr ||
@@ -149,7 +154,7 @@ int plan_sample(const SampleParams& p, const CudaRequest& request, CudaPlan* pla
 int sample(const SampleParams& p, const CudaPlan& plan, void* workspace, void* stream) {
   if (p.num_rows == 0) return cudaSuccess;
   Device device;
-  const cudaError_t status = current_device(sample_kernel, kSampleBlocksPerProcessor, &device);
+  const cudaError_t status = devices.current(sample_kernel, kSampleBlocksPerProcessor, &device);
   if (status != cudaSuccess) return status;
   SampleJob job = {};
   job.p = p;

@@ -5,6 +5,14 @@
 
 namespace specdec::cuda {
 
+// The sum over the row of the values stored; NaN if a warp tile was not valid.
+inline __device__ double stored_sum(BlockGroup& group, const TileStats& tile_stats,
+                                    int64_t warp_tiles) {
+  const float max = max_of(group, tile_stats.maxima, warp_tiles);
+  return is_finite(max) ? WarpTileMasses(group, tile_stats, warp_tiles, max, 1.0f, true).sum()
+                        : NAN;
+}
+
 class ResidualScan {
  public:
   __device__ ResidualScan(BlockGroup& group, const TreeJob& job)

@@ -6,6 +6,11 @@
 
 namespace specdec::cuda {
 
+__forceinline__ __device__ double target_logprob(const RowView& row, const RowStats& stats,
+                                                 int64_t token) {
+  return token < row.vocab ? stats.logprob(at(row, token)) : -INFINITY;
+}
+
 // The ratio test of a drafted token with the acceptance uniform u; `scale` is the factor of Q.
 __forceinline__ __device__ Acceptance test_draft(const SequenceState& s, const RowView& row,
                                                  const RowStats& stats, int64_t token, double u,

@@ -5,7 +5,9 @@
 namespace specdec::cuda {
 namespace {
 
-__global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
+constexpr int kTreeBlocksPerProcessor = 2;
+
+__global__ void __launch_bounds__(kThreads, kTreeBlocksPerProcessor)
     tree_kernel(const __grid_constant__ TreeJob job) {
   BlockGroup group = BlockGroup::mine();
   if (thread_id() == 0) {
@@ -48,11 +50,13 @@ struct WorkspaceLayout {
   }
 };
 
+Devices devices;
+
 }  // namespace
 
 int plan_verify_tree(const TreeParams& p, const CudaRequest& request, CudaPlan* plan) {
   Device device;
-  const cudaError_t status = current_device(tree_kernel, &device);
+  const cudaError_t status = devices.current(tree_kernel, kTreeBlocksPerProcessor, &device);
   if (status != cudaSuccess) return status;
   CudaRequest wanted = request;
   wanted.schedule = Schedule::kLazy;  // most rows of a tree are not on the path
@@ -67,7 +71,7 @@ int plan_verify_tree(const TreeParams& p, const CudaRequest& request, CudaPlan* 
 int verify_tree(const TreeParams& p, const CudaPlan& plan, void* workspace, void* stream) {
   if (p.batch == 0) return cudaSuccess;
   Device device;
-  const cudaError_t status = current_device(tree_kernel, &device);
+  const cudaError_t status = devices.current(tree_kernel, kTreeBlocksPerProcessor, &device);
   if (status != cudaSuccess) return status;
   TreeJob job = {};
   job.p = p;
