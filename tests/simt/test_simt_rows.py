@@ -104,3 +104,10 @@ def test_a_shared_row_that_is_not_valid_is_reported(simt, value, index):
         assert got[2][1] != 0
         want = testing.providers("verify_chain")["cpp"](*args)
         assert_outputs_close("verify_chain", got, want)
+
+
+def test_rows_of_more_drafts_than_can_be_measured_at_once_are_measured_one_by_one(simt):
+    """A block has room for the statistics of a few hundred rows."""
+    case = chain_case(1, 650, 67, acceptance=0.95)
+    want = outputs(simt, case, schedule="lazy", group=1)
+    assert_outputs_equal("verify_chain", outputs(simt, case, schedule="parallel", group=1), want)

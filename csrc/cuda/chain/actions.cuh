@@ -116,7 +116,9 @@ class ChainActions : ChainView<kVariant> {
   // for its entries. The result for a row that was not filled has no meaning and is not used.
   __device__ void measure_by_warps(bool all) const {
     const int64_t targets = all ? t_.num_drafts + (t_.no_bonus ? 0 : 1) : 1;
-    const bool draft_rows = reads_draft() && !t_.greedy && p_.draft.form == DraftForm::kRows;
+    // Rows of probabilities are not measured.
+    const bool draft_rows = kVariant != Variant::kProbs && reads_draft() && !t_.greedy &&
+                            p_.draft.form == DraftForm::kRows;
     const int64_t drafts = !draft_rows ? 0 : all ? t_.num_drafts : 1;
     for (int64_t i = warp_id(); i < targets + drafts; i += kWarps) {
       const bool of_draft = i >= targets;
