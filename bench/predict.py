@@ -9,10 +9,20 @@ which of its assumptions is wrong. The assumptions:
   issue slots, one a clock for each of four schedulers, a share `issued` is used.
 - Memory gives `bandwidth` whatever is read; what is read twice comes from memory twice.
 - A load, barrier or atomic that the next step depends on takes `trip` seconds. How many there are
-  is counted in docs/design/cuda.md; nothing else is done in the meantime.
+  is counted in docs/design/cuda.md; nothing else is done in the meantime. What the table calls
+  "overlapped" assumes the opposite: some groups always read while others wait.
+- A warp waits one trip for each round of warp tiles. The first round is among the trips that are
+  counted there; the others take as long as they do, or as their instructions if that is longer.
+- Block groups of every size fit the device without a rest. The plan is that of
+  csrc/cuda/launch.cuh and csrc/cuda/chain/verify_chain.cu.
 - Each draft is accepted with the probability that the config states, independently.
-- The slowest sequence of the row-lazy schedule tests as many drafts as the mean maximum over the
-  batch. Its group has the issue slots of its own blocks alone.
+- Row-lazy: the slowest sequence tests as many drafts as the mean maximum over the batch. Its group
+  has the issue slots of its own blocks alone.
+- Row-parallel, with more groups than run at once: the groups run in waves, first rows of all
+  sequences first. No group begins before the wave before it has ended, and all rejections that a
+  wave found are known to the next one. So the rows of a wave after the rejected one are read in
+  vain, and later ones are not read. A group that reads nothing takes no time, though it opens its
+  sequence and takes a ticket. The sequences that go on are their mean number, and rows a fraction.
 - A filter reads a target row FILTER_PASSES times more, at the instructions of a fill.
 - A launch takes `launch` seconds from its start to its first and from its last instruction.
 """
@@ -33,7 +43,9 @@ from bench.sass import budgets
 
 FILTER_PASSES = 3
 GROUP = 8  # the most blocks of a group
-BLOCKS = 2  # of a multiprocessor
+WARPS = 8  # of a block
+# Blocks that run at once on a multiprocessor.
+BLOCKS = {b.kernel: b.least_blocks for b in budgets.KERNELS}
 COUNTED = {(b.kernel, b.work.name): b.ceiling for b in budgets.LOOPS}
 
 
@@ -53,19 +65,25 @@ class Gpu:
         return instructions / (processors * 4 * self.clock * self.issued)
 
 
-@dataclass(frozen=True)
-class Trips:
-    """Round trips that wait for each other: to begin, for each tested draft, and to end."""
+# Round trips that wait for each other, as docs/design/cuda.md counts them.
+OPEN = 2  # the drafted tokens; the seed, position and temperature
+FILL = 2  # the first warp tiles of the target row, then those of the draft row
+BARRIER = 1
+ARRIVE = 7  # barrier; fence, word; ticket, at most two; fence, answer
+READ_NOTE, NOTE = 1, 2  # a word that tells the last row; that word and its compare-and-swap
+RESIDUAL = 5  # barrier, first warp tiles, barrier, maxima, masses
+DRAW = 2  # the chosen warp tile of the target, then of the draft
+ENTRIES = 2  # probabilities: Q, then P of the drafted tokens
+DIRECT = 2  # probabilities: maxima and masses of the target row
+# The general kernel: the first warp tiles of both rows, a barrier, maxima and masses of both, and
+# two entries; it loads the warp tiles that it draws from side by side.
+GENERAL_ROW = FILL + BARRIER + 6
+GENERAL_END = RESIDUAL + 1
 
-    begin: int
-    row: int
-    end: int
 
-
-# docs/design/cuda.md counts those of the row-parallel schedule; the others follow the same steps.
-LAZY = Trips(begin=2, row=9, end=9)
-PARALLEL = Trips(begin=17, row=0, end=9)
-PROBS = Trips(begin=4, row=0, end=13)
+def measure_trips(tiles: int) -> int:
+    """To measure a row by a warp: the entry, then maxima and masses, four of each lane at once."""
+    return 1 + 2 * -(-tiles // 128)
 
 
 @dataclass(frozen=True)
@@ -84,6 +102,12 @@ class Prediction:
     def us(self) -> float:
         return max(self.bytes_us, self.issue_us, self.slowest_us) + self.trips_us + self.launch_us
 
+    @property
+    def overlapped_us(self) -> float:
+        """The time if some groups always read while others wait: bounds the prediction below."""
+        chain = self.slowest_us + self.trips_us
+        return max(self.bytes_us, self.issue_us, chain) + self.launch_us
+
 
 def mean_accepted(acceptance: float, gamma: int, batch: int = 1) -> float:
     """The mean of the largest number of accepted drafts in a batch of independent sequences."""
@@ -91,83 +115,184 @@ def mean_accepted(acceptance: float, gamma: int, batch: int = 1) -> float:
 
 
 @dataclass(frozen=True)
+class Plan:
+    """How a launch shares its work.
+
+    rows: those of a sequence that groups share; 1 in the row-lazy schedule.
+    splits: how many groups share a row.
+    at_once: how many groups run at once.
+    """
+
+    kernel: str
+    parallel: bool
+    rows: int
+    group: int
+    splits: int
+    at_once: int
+
+    @property
+    def schedule(self) -> str:
+        return "row-parallel" if self.parallel else "row-lazy"
+
+    def waves(self, batch: int) -> bool:
+        """Whether the groups of all rows do not run at once."""
+        return self.parallel and batch * self.rows * self.splits > self.at_once
+
+
+def plan(config: Config, gpu: Gpu) -> Plan:
+    """The plan of csrc/cuda/launch.cuh on a device that groups of every size fill."""
+    filtered = filters(config)
+    kernel = budgets.GENERAL if filtered else budgets.LOGITS
+    rows = config.gamma + 1
+    if config.start == "probs":
+        kernel, rows = budgets.PROBS, 1
+    blocks = BLOCKS[kernel] * gpu.processors
+    busy = config.batch * GROUP
+    if rows == 1:
+        parallel = busy < blocks
+    else:
+        parallel = 2 * busy <= gpu.processors if filtered else busy <= blocks
+    rows = rows if parallel else 1
+    size = max(1, min(GROUP, blocks // (config.batch * rows)))
+    # Too small for what the last group reads again.
+    if parallel and 2 * size < GROUP:
+        size = GROUP
+    at_once = blocks // size
+    useful = -(-tiles_of(config) // WARPS) // size
+    splits = max(1, min(at_once // (config.batch * rows), useful)) if parallel else 1
+    return Plan(kernel, parallel, rows, size, splits, at_once)
+
+
+def filters(config: Config) -> bool:
+    return config.start != "probs" and FILTERS[config.filters][1:] != (0, 1.0)
+
+
+def tiles_of(config: Config) -> int:
+    return -(-config.vocabulary // 512)
+
+
+def rows_in_waves(config: Config, at_once: int) -> tuple[float, int]:
+    """(rows that a sequence has read in the mean, waves), if so many groups run at once."""
+    gamma, row, rows, waves = config.gamma, 0.0, 0.0, 0
+    while row < gamma + 1 and config.acceptance**row > 0:
+        going_on = config.batch * config.acceptance**row
+        levels = min(at_once / going_on, gamma + 1 - row)
+        # There is no draft row for the bonus token.
+        both = levels + min(row + levels, gamma) - min(row, gamma)
+        rows += going_on / config.batch * both
+        row += levels
+        waves += 1
+    return rows, waves
+
+
+@dataclass(frozen=True)
 class Demand:
     """What a sequence asks for, in the mean, and what the slowest one does.
 
-    rows: rows that are read to be measured; `slowest_rows`, one after the other in one sequence.
-    residuals: passes over a target and a draft row at once; `slowest_residuals` likewise.
+    rows: rows that are read to be measured.
+    residuals: passes over a target and a draft row at once.
+    slowest_rows, slowest_residuals: those that one group of the slowest sequence reads by itself,
+        one after the other.
+    rounds: of warp tiles after the first one of each row, one after the other.
     trips: round trips of the slowest sequence that wait for each other.
     """
 
-    schedule: str
     rows: float
     residuals: float
     slowest_rows: float
     slowest_residuals: float
+    rounds: float
     trips: float
 
 
-def demand(config: Config, gpu: Gpu) -> Demand:
-    rejected = 1 - config.acceptance**config.gamma
-    tested = mean_accepted(config.acceptance, config.gamma) + rejected
+def demand(config: Config, planned: Plan) -> Demand:
+    gamma, tiles = config.gamma, tiles_of(config)
+    measure = measure_trips(tiles)
+    # One warp tile of both rows is on its way, or two of a row of 16-bit logits.
+    warps, at_once = WARPS * planned.group, 1 if config.element == 4 else 2
+    fill_rounds = later_rounds(tiles, warps * planned.splits * at_once)
+    residual_rounds = later_rounds(tiles, warps)
+    rejected = 1 - config.acceptance**gamma
+    accepted = mean_accepted(config.acceptance, gamma)
+    tested = accepted + rejected
     if config.start == "probs":
         # Drafts are tested by single entries; then the residual or the bonus token's row is read.
-        trips = PROBS.begin + PROBS.end
-        return Demand("row-lazy", 1 - rejected, rejected, 0, 1, trips)
-    filtered = FILTERS[config.filters][1:] != (0, 1.0)
-    passes = FILTER_PASSES if filtered else 0
-    if 2 * config.batch * GROUP <= gpu.processors:
-        rows = 2 * config.gamma + 1 + passes * tested
-        trips = PARALLEL.begin + PARALLEL.row * tested + PARALLEL.end + passes * tested
-        return Demand("row-parallel", rows, rejected, passes * tested, 1, trips)
-    longest = mean_accepted(config.acceptance, config.gamma, config.batch)
-    trips = LAZY.begin + (LAZY.row + passes) * (longest + 1) + LAZY.end
-    accepted = mean_accepted(config.acceptance, config.gamma)
+        trips: float = OPEN + ENTRIES + RESIDUAL + DIRECT + DRAW
+        if planned.parallel:  # the last group tests the drafts again, and does not read the row
+            trips += BARRIER + ARRIVE + ENTRIES
+        rounds: float = later_rounds(tiles, warps * planned.splits)
+        return Demand(1 - rejected, rejected, 0, 1 / planned.splits, rounds, trips)
+    passes = FILTER_PASSES if filters(config) else 0
+    if planned.parallel and passes:
+        of_row = GENERAL_ROW - FILL - BARRIER + passes
+        trips = OPEN + FILL + ARRIVE + of_row * (accepted + 1) + GENERAL_END
+        rounds = 2 * fill_rounds + passes * tested * residual_rounds + residual_rounds
+        rows = 2 * gamma + 1 + passes * tested
+        return Demand(rows, rejected, passes * tested, 1, rounds, trips)
+    if planned.parallel:
+        rows, waves = 2.0 * gamma + 1, 1
+        each: float = OPEN + FILL + ARRIVE
+        noted = 0
+        if planned.waves(config.batch):
+            rows, waves = rows_in_waves(config, planned.at_once)
+            each += READ_NOTE + BARRIER + measure  # a group decides on its own row
+            noted = NOTE
+        turns = -(-(2 * gamma + 1) // WARPS)
+        trips = waves * each + noted + turns * measure + RESIDUAL + DRAW
+        rounds = 2 * waves * fill_rounds + residual_rounds
+        return Demand(rows, rejected, 0, 1, rounds, trips)
+    longest = mean_accepted(config.acceptance, gamma, config.batch)
+    each, end = FILL + BARRIER + measure, RESIDUAL + DRAW
+    if passes:
+        each, end = GENERAL_ROW + passes, GENERAL_END
+    trips = OPEN + each * (longest + 1) + end
     rows = accepted + 1 + tested + passes * (accepted + 1)
     # The bonus token of a sequence that accepts everything has a target row alone.
     slowest = 2 * longest + 1 + passes * (longest + 1)
-    return Demand("row-lazy", rows, rejected, slowest, 0, trips)
+    return Demand(rows, rejected, slowest, 0, slowest * fill_rounds, trips)
 
 
 def predict(config: Config, gpu: Gpu | None = None) -> Prediction:
     """The predicted time of one call of this project's CUDA kernel."""
     gpu = gpu or Gpu()
-    wanted = demand(config, gpu)
-    if config.element == 4:
-        works = budgets.FILL_F32, budgets.RESIDUAL_PROBS
-    else:
-        works = budgets.FILL_BF16, budgets.RESIDUAL_BF16
-    fill, residual = (COUNTED[budgets.CHAIN, work.name] for work in works)
-    tiles = -(-config.vocabulary // 512)
+    planned = plan(config, gpu)
+    wanted = demand(config, planned)
+    fill, residual = instructions(config, planned.kernel)
+    tiles = tiles_of(config)
     each = tiles * (wanted.rows * fill + wanted.residuals * residual)
     own = tiles * (wanted.slowest_rows * fill + wanted.slowest_residuals * residual)
-    group = group_size(config, gpu, wanted.schedule == "row-parallel")
-    busy = min(gpu.processors, config.batch * group)
-    # Blocks of a group share multiprocessors only where there are more blocks than these.
-    processors_of_group = min(group, gpu.processors / config.batch)
-    everywhere = gpu.processors if wanted.schedule == "row-parallel" else busy
+    groups = min(planned.at_once, config.batch * planned.rows * planned.splits)
+    busy = min(gpu.processors, groups * planned.group)
+    # Blocks of a group share multiprocessors only where there are more blocks than these. Rows
+    # that one group reads by itself are read when one group of each sequence is left.
+    processors_of_group = min(planned.group, gpu.processors / min(groups, config.batch))
     row = config.vocabulary * config.element
     read = config.batch * row * (wanted.rows + 2 * wanted.residuals)
     return Prediction(
-        wanted.schedule,
+        planned.schedule,
         bytes_us=read / gpu.bandwidth * 1e6,
-        issue_us=gpu.issue(config.batch * each, everywhere) * 1e6,
-        slowest_us=gpu.issue(own, processors_of_group) * 1e6,
+        issue_us=gpu.issue(config.batch * each, busy) * 1e6,
+        slowest_us=max(gpu.issue(own, processors_of_group), wanted.rounds * gpu.trip) * 1e6,
         trips=wanted.trips,
         trips_us=wanted.trips * gpu.trip * 1e6,
         launch_us=gpu.launch * 1e6,
     )
 
 
-def group_size(config: Config, gpu: Gpu, parallel: bool) -> int:
-    """The blocks of a group: as many as let all of them run at once, as csrc/cuda/launch.cuh plans.
+def instructions(config: Config, kernel: str) -> tuple[float, float]:
+    """A warp's for a warp tile: to measure it, and for a residual."""
+    if config.start == "probs":
+        # The row of a bonus token is read as the target's row of a residual is, at most.
+        both = COUNTED[kernel, budgets.RESIDUAL_PROBS.name]
+        return both, both
+    fill = budgets.FILL_F32 if config.element == 4 else budgets.FILL_BF16
+    # Nobody counts the residual from float32 logits: it computes what that from bfloat16 does.
+    return COUNTED[kernel, fill.name], COUNTED[kernel, budgets.RESIDUAL_BF16.name]
 
-    In the row-parallel schedule there is a group for each row at least; less than half of the
-    largest group is too small there for what the last one reads again.
-    """
-    rows = config.batch * (config.gamma + 1 if parallel else 1)
-    size = max(1, min(GROUP, BLOCKS * gpu.processors // rows))
-    return GROUP if parallel and 2 * size < GROUP else size
+
+def later_rounds(tiles: int, at_once: int) -> int:
+    """The rounds after the first one in which so many warp tiles are read at once."""
+    return -(-tiles // at_once) - 1
 
 
 def measured(path: Path) -> dict[str, dict[str, Any]]:
@@ -185,15 +310,16 @@ def table(rows: dict[str, dict[str, Any]]) -> Table:
     out = Table(title="verify_chain on an H200: predicted, not measured, unless a heading says so")
     for heading in ("config", "schedule"):
         out.add_column(heading)
-    for heading in ("bytes", "issue", "slowest", "trips", "predicted us", "measured us"):
+    parts = "bytes", "issue", "slowest", "trips"
+    for heading in (*parts, "overlapped us", "predicted us", "measured us"):
         out.add_column(heading, justify="right")
     for config in HEADLINE["cuda"]:
         p, row = predict(config), rows.get(config.id, {})
-        times = [row[k] for k in ("kernel_us", "graph_us", "us") if row.get(k) is not None]
-        parts = [f"{us:.1f}" for us in (p.bytes_us, p.issue_us, p.slowest_us)]
+        seen = [row[k] for k in ("kernel_us", "graph_us", "us") if row.get(k) is not None]
+        shares = [f"{us:.1f}" for us in (p.bytes_us, p.issue_us, p.slowest_us)]
         trips = f"{p.trips_us:.1f} ({p.trips:.0f})"
-        seen = f"{times[0]:.1f}" if times else "-"
-        out.add_row(config.id, p.schedule, *parts, trips, f"{p.us:.1f}", seen)
+        times = [f"{p.overlapped_us:.1f}", f"{p.us:.1f}", f"{seen[0]:.1f}" if seen else "-"]
+        out.add_row(config.id, p.schedule, *shares, trips, *times)
     return out
 
 
@@ -201,7 +327,7 @@ def main(
     results: Annotated[Path | None, typer.Argument(help="A results file of a GPU.")] = None,
 ) -> None:
     """Print predicted times, and measured ones beside them."""
-    Console(width=150).print(table(measured(results) if results else {}))
+    Console(width=165).print(table(measured(results) if results else {}))
 
 
 if __name__ == "__main__":

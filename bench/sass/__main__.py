@@ -2,7 +2,7 @@
 
     python -m bench.sass [--library] [--opcodes]
 
-Nothing runs on a GPU. The sources in csrc/cuda are compiled for sm_90, which takes half a minute;
+Nothing runs on a GPU. The sources in csrc/cuda are compiled for sm_90, which takes a minute;
 --library reads specdec_kernels/_C.so instead.
 """
 
@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from bench.sass.budgets import KERNELS, LOOPS, SOURCES
+from bench.sass.budgets import KERNELS, LOOPS, NAMES, SOURCES
 from bench.sass.kernels import (
     Kernel,
     blocks_per_multiprocessor,
@@ -34,11 +34,15 @@ def loops_table(kernels: list[Kernel], *, opcodes: bool) -> Table:
     for budget in LOOPS:
         for kernel in (k for k in kernels if budget.kernel in k.code.name):
             loop = next(iter(find_loops(kernel.code, budget.work)), None)
-            row = [f"{budget.ceiling:g}", f"{budget.goal:g}"]
+            row = [f"{budget.ceiling:g}", _goal(budget.goal)]
             counted = [f"{loop.per_512:g}", f"{loop.per_element:.2f}"] if loop else ["none", "none"]
             name = budget.work.name + ("\n" + _opcodes(loop) if opcodes and loop else "")
-            table.add_row(budget.kernel, name, *counted, *row)
+            table.add_row(NAMES[budget.kernel], name, *counted, *row)
     return table
+
+
+def _goal(goal: float | None) -> str:
+    return "-" if goal is None else f"{goal:g}"
 
 
 def _opcodes(loop: Loop) -> str:
@@ -48,22 +52,32 @@ def _opcodes(loop: Loop) -> str:
 
 def kernels_table(kernels: list[Kernel], shared: int) -> Table:
     table = Table(
-        title=f"Kernels for sm_90; a block has 256 threads and {shared} B of shared memory"
+        title=f"Kernels for sm_90: counted (ceiling, goal). "
+        f"A block has 256 threads and {shared} B of shared memory."
     )
-    for heading in ("kernel", "registers", "stack", "LDL, STL", "blocks a processor", "code"):
+    for heading in (
+        "kernel",
+        "registers",
+        "blocks a multiprocessor",
+        "KiB of code",
+        "stack; LDL, STL",
+    ):
         table.add_column(heading, justify="left" if heading == "kernel" else "right")
     for budget in KERNELS:
         for kernel in (k for k in kernels if budget.kernel in k.code.name):
             blocks = blocks_per_multiprocessor(kernel.registers, shared)
-            table.add_row(
-                kernel.code.name[-40:],
-                f"{kernel.registers} ({budget.registers}, goal {budget.goal_registers})",
-                f"{kernel.stack} B",
-                str(kernel.local_accesses),
-                f"{blocks} ({budget.least_blocks}, goal {budget.goal_blocks})",
-                f"{kernel.code.size / 1024:.1f} KiB ({budget.code_kib:g}, "
-                f"goal {budget.goal_code_kib:g})",
+            counted = (
+                (f"{kernel.registers}", f"{budget.registers}", _goal(budget.goal_registers)),
+                (f"{blocks}", f"{budget.least_blocks}", _goal(budget.goal_blocks)),
+                (
+                    f"{kernel.code.size / 1024:.1f}",
+                    f"{budget.code_kib:g}",
+                    _goal(budget.goal_code_kib),
+                ),
             )
+            registers, held, code = ("{} ({}, {})".format(*texts) for texts in counted)
+            stack = f"{kernel.stack} B; {kernel.local_accesses}"
+            table.add_row(NAMES[budget.kernel], registers, held, code, stack)
     return table
 
 

@@ -10,7 +10,22 @@ from dataclasses import dataclass
 
 from bench.sass.loops import Work
 
-CHAIN, SAMPLE = "chain_kernel", "sample_kernel"
+# A part of the mangled name of each kernel; verify_chain has one for each Variant of
+# csrc/cuda/chain/view.cuh.
+GENERAL, LOGITS, PROBS = (f"chain_kernelILNS0_7VariantE{n}E" for n in range(3))
+SAMPLE = "sample_kernel"
+NAMES = {
+    LOGITS: "verify_chain, logits",
+    PROBS: "verify_chain, probs",
+    GENERAL: "verify_chain, general",
+    SAMPLE: "sample",
+}
+SOURCES = {
+    LOGITS: "chain/logits.cu",
+    PROBS: "chain/probs.cu",
+    GENERAL: "chain/general.cu",
+    SAMPLE: "row/sample.cu",
+}
 
 _EXP = r"MUFU\.EX2"
 _LOG = r"MUFU\.LG2"
@@ -65,37 +80,51 @@ RESIDUAL_PROBS = Work(
 
 @dataclass(frozen=True)
 class LoopBudget:
-    """Warp instructions for 512 entries of a row: at most `ceiling`; `goal` was set before."""
+    """Warp instructions for 512 entries of a row: at most `ceiling`.
+
+    goal: set before the loop was written; None if none was set.
+    """
 
     kernel: str
     work: Work
     ceiling: float
-    goal: float
+    goal: float | None
 
 
 @dataclass(frozen=True)
 class KernelBudget:
-    """What a kernel needs at most now, and the goal."""
+    """What a kernel needs at most now, and the goals; None where none was set."""
 
     kernel: str
     registers: int
     least_blocks: int  # that run at once on a multiprocessor
     code_kib: float
-    goal_registers: int = 64
-    goal_blocks: int = 4
-    goal_code_kib: float = 150
+    goal_registers: int | None = None
+    goal_blocks: int | None = None
+    goal_code_kib: float | None = None
 
 
 GOAL_FILL_BF16, GOAL_FILL_F32 = 7.0 * 16, 8.5 * 16  # 16 entries of the 512 are a lane's
 GOAL_RESIDUAL_BF16, GOAL_RESIDUAL_PROBS = 280, 220
 LOOPS = (
-    LoopBudget(CHAIN, FILL_BF16, 111.5, GOAL_FILL_BF16),
-    LoopBudget(CHAIN, FILL_BF16_UNALIGNED, 142, 142),  # none was set
-    LoopBudget(CHAIN, FILL_F32, 126, GOAL_FILL_F32),
-    LoopBudget(SAMPLE, FILL_BF16, 110.5, GOAL_FILL_BF16),
-    LoopBudget(SAMPLE, FILL_F32, 126, GOAL_FILL_F32),
-    LoopBudget(CHAIN, RESIDUAL_BF16, 253, GOAL_RESIDUAL_BF16),
-    LoopBudget(CHAIN, RESIDUAL_PROBS, 166, GOAL_RESIDUAL_PROBS),
+    LoopBudget(LOGITS, FILL_BF16, 111, GOAL_FILL_BF16),
+    LoopBudget(LOGITS, FILL_BF16_UNALIGNED, 146, None),
+    LoopBudget(LOGITS, FILL_F32, 125, GOAL_FILL_F32),
+    LoopBudget(LOGITS, RESIDUAL_BF16, 276, GOAL_RESIDUAL_BF16),
+    LoopBudget(PROBS, RESIDUAL_PROBS, 195, GOAL_RESIDUAL_PROBS),
+    LoopBudget(SAMPLE, FILL_BF16, 110, GOAL_FILL_BF16),
+    LoopBudget(SAMPLE, FILL_BF16_UNALIGNED, 145, None),
+    LoopBudget(SAMPLE, FILL_F32, 123, GOAL_FILL_F32),
+    # The general kernel serves what the others do not. No goal was set for it.
+    LoopBudget(GENERAL, FILL_BF16, 111.5, None),
+    LoopBudget(GENERAL, FILL_BF16_UNALIGNED, 144, None),
+    LoopBudget(GENERAL, FILL_F32, 126, None),
+    LoopBudget(GENERAL, RESIDUAL_BF16, 275, None),
+    LoopBudget(GENERAL, RESIDUAL_PROBS, 195, None),
 )
-KERNELS = (KernelBudget(CHAIN, 128, 2, 608), KernelBudget(SAMPLE, 118, 2, 197))
-SOURCES = {CHAIN: "chain/verify_chain.cu", SAMPLE: "row/sample.cu"}
+KERNELS = (
+    KernelBudget(LOGITS, 64, 4, 143.3, 64, 4, 150),
+    KernelBudget(PROBS, 64, 4, 125, 64, 4, 150),
+    KernelBudget(SAMPLE, 64, 4, 160.6, 64, 4),
+    KernelBudget(GENERAL, 108, 2, 384.3),
+)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -11,21 +14,18 @@ from bench import predict
 from bench.configs import HEADLINE, Config
 from bench.sass import budgets
 
+ROOT = Path(__file__).resolve().parents[2]
+
 # A multiprocessor issues four instructions a nanosecond, memory gives a terabyte a second.
 GPU = predict.Gpu(processors=132, clock=1e9, issued=1, bandwidth=1e12, trip=1e-6, launch=2e-6)
-CHAIN = budgets.CHAIN
 BF16 = Config(1, 1, 51200, "bfloat16", acceptance=0.5)  # 100 warp tiles
 
 
 @pytest.fixture(autouse=True)
 def counted(monkeypatch):
-    for work, count in (
-        (budgets.FILL_BF16, 100),
-        (budgets.FILL_F32, 100),
-        (budgets.RESIDUAL_BF16, 200),
-        (budgets.RESIDUAL_PROBS, 200),
-    ):
-        monkeypatch.setitem(predict.COUNTED, (CHAIN, work.name), count)
+    for kernel, work in predict.COUNTED:
+        count = 200 if work.startswith("residual") else 100
+        monkeypatch.setitem(predict.COUNTED, (kernel, work), count)
 
 
 def check(found, schedule, **wanted):
@@ -42,69 +42,157 @@ def test_the_mean_number_of_accepted_drafts():
 
 def test_a_single_sequence_from_probabilities():
     config = Config(1, 1, 51200, acceptance=0.5, start="probs")
+    # 13 blocks would read the row at once: one group of 8.
+    assert predict.plan(config, GPU) == predict.Plan(budgets.PROBS, True, 1, 8, 1, 66)
     check(
         predict.predict(config, GPU),
-        "row-lazy",
+        "row-parallel",
         # Half of the time two rows of 204800 bytes, else one; on the 8 multiprocessors of a group.
         bytes_us=204800 * 1.5 / 1e6,
-        issue_us=100 * (0.5 * 100 + 0.5 * 200) / (8 * 4) / 1e3,
-        slowest_us=100 * 200 / (8 * 4) / 1e3,
-        trips=4 + 13,
-        us=0.625 + 17 + 2,
+        issue_us=100 * 200 / (8 * 4) / 1e3,
+        # The second round of 64 warps waits longer than all take to issue.
+        slowest_us=1,
+        trips=2 + 2 + 9 + (1 + 7 + 2),
+        us=1 + 23 + 2,
     )
 
 
+def test_a_large_batch_from_probabilities():
+    config = Config(66, 1, 51200, acceptance=0.5, start="probs")
+    check(
+        predict.predict(config, GPU),
+        "row-lazy",
+        bytes_us=66 * 204800 * 1.5 / 1e6,
+        issue_us=66 * 100 * 200 / (132 * 4) / 1e3,
+        slowest_us=100 * 200 / (2 * 4) / 1e3,
+        trips=2 + 2 + 5 + 2 + 2,
+        us=20.2752 + 13 + 2,
+    )
+
+
+def test_groups_share_the_row_that_all_of_them_find():
+    config = Config(1, 5, 128256, start="probs")
+    assert predict.plan(config, GPU).splits == 32 // 8
+    assert predict.plan(replace(config, batch=32), GPU).splits == 66 // 32
+    # 251 warp tiles for 32 * 8 warps: no warp has a second one.
+    assert predict.predict(config, GPU).slowest_us == 251 * 200 / 4 / (8 * 4) / 1e3
+
+
 def test_a_single_sequence_from_logits():
+    assert predict.plan(BF16, GPU) == predict.Plan(budgets.LOGITS, True, 2, 8, 1, 66)
     check(
         predict.predict(BF16, GPU),
         "row-parallel",
         # Three rows, and two again after a rejection.
         bytes_us=102400 * 4 / 1e6,
-        issue_us=100 * (3 * 100 + 0.5 * 200) / (132 * 4) / 1e3,
-        slowest_us=100 * 200 / (8 * 4) / 1e3,
-        trips=17 + 9,  # however many drafts are tested
-        us=0.625 + 26 + 2,
+        # On the 16 multiprocessors of two groups.
+        issue_us=100 * (3 * 100 + 0.5 * 200) / (16 * 4) / 1e3,
+        # 64 warps sum the residual of 100 warp tiles in two rounds. 128 warp tiles are on their way
+        # at once when a row is measured.
+        slowest_us=1,
+        trips=2 + 2 + 7 + 3 + 5 + 2,  # however many drafts are tested
+        us=1 + 21 + 2,
+        overlapped_us=1 + 21 + 2,
     )
 
 
+def test_the_documented_round_trips():
+    """Those that docs/design/cuda.md adds up."""
+    for config, trips in zip(HEADLINE["cuda"][2:4], (32, 23), strict=True):
+        assert config.batch == 1
+        assert predict.predict(config).trips == trips
+        text = (ROOT / "docs/design/cuda.md").read_text()
+        assert re.search(rf"^\| together, .*\| {trips} \|$", text, re.MULTILINE)
+
+
+def test_rows_after_a_rejection_are_read_if_they_run_with_it():
+    config = Config(64, 3, 51200, "bfloat16", acceptance=0.5)
+    # Waves of 64 groups. The first rows of all sequences: a target and a draft row each. Then 32 go
+    # on, with two rows each; then 8, with the bonus token's row alone.
+    assert predict.rows_in_waves(config, 64) == (2 + 0.5 * 4 + 0.125 * 1, 3)
+    # Two rows of 32 sequences; 8 go on, with two rows each, one of them the bonus token's.
+    assert predict.rows_in_waves(replace(config, batch=32), 64) == (4 + 0.25 * 3, 2)
+    # All rows at once.
+    assert predict.rows_in_waves(replace(config, batch=16), 64) == (7, 1)
+    everything = predict.rows_in_waves(replace(config, acceptance=1.0), 64)
+    assert everything == (7, 4)
+    assert predict.rows_in_waves(replace(config, acceptance=0.0), 64) == (2, 1)
+
+
 def test_a_batch_from_logits():
-    config = Config(32, 1, 51200, "bfloat16", acceptance=0.5)
-    longest = 1 - 0.5**32
+    config = Config(66, 2, 51200, "bfloat16", acceptance=0.5)
+    planned = predict.plan(config, GPU)
+    assert planned == predict.Plan(budgets.LOGITS, True, 3, 8, 1, 66)
+    assert planned.waves(66)
+    # The first rows of all; then half of the sequences have both other rows read, one of them that
+    # of the bonus token. A quarter rejects no draft, and reads no row again.
+    rows, residuals = 2 + 0.5 * 3, 0.75
+    check(
+        predict.predict(config, GPU),
+        "row-parallel",
+        bytes_us=66 * 102400 * (rows + 2 * residuals) / 1e6,
+        issue_us=66 * 100 * (rows * 100 + residuals * 200) / (132 * 4) / 1e3,
+        # The residual of one sequence, on two multiprocessors.
+        slowest_us=100 * 200 / (2 * 4) / 1e3,
+        trips=2 * (2 + 1 + 2 + 1 + 3 + 7) + 2 + 3 + 5 + 2,
+        us=33.792 + 44 + 2,
+        overlapped_us=2.5 + 44 + 2,
+    )
+
+
+def test_a_large_batch_from_logits():
+    config = Config(132, 1, 51200, "bfloat16", acceptance=0.5)
+    longest = 1 - 0.5**132
     check(
         predict.predict(config, GPU),
         "row-lazy",
-        bytes_us=32 * 102400 * (1.5 + 1 + 2 * 0.5) / 1e6,
-        issue_us=32 * 100 * (2.5 * 100 + 0.5 * 200) / (132 * 4) / 1e3,
-        slowest_us=100 * (2 * longest + 1) * 100 / (132 / 32 * 4) / 1e3,
-        trips=2 + 9 * (longest + 1) + 9,
+        bytes_us=132 * 102400 * (1.5 + 1 + 2 * 0.5) / 1e6,
+        issue_us=132 * 100 * (2.5 * 100 + 0.5 * 200) / (132 * 4) / 1e3,
+        # 4 blocks have 64 warp tiles on their way, and 100 tiles take two rounds.
+        slowest_us=100 * (2 * longest + 1) * 100 / 4 / 1e3,
+        trips=2 + (2 + 1 + 3) * (longest + 1) + 5 + 2,
     )
 
 
 def test_filters_read_target_rows_again():
-    plain = predict.predict(Config(32, 1, 51200, "bfloat16", acceptance=0.5), GPU)
-    config = Config(32, 1, 51200, "bfloat16", "t.8-k50-p.9", acceptance=0.5)
+    config = Config(132, 1, 51200, "bfloat16", "t.8-k50-p.9", acceptance=0.5)
     filtered = predict.predict(config, GPU)
-    again = 32 * 102400 * 1.5 * predict.FILTER_PASSES
+    assert predict.plan(config, GPU).kernel == budgets.GENERAL
+    plain = predict.predict(replace(config, filters="off"), GPU)
+    again = 132 * 102400 * 1.5 * predict.FILTER_PASSES
     assert math.isclose(filtered.bytes_us - plain.bytes_us, again / 1e6)
     assert filtered.trips > plain.trips
 
 
-@pytest.mark.parametrize(("batch", "size"), [(1, 8), (32, 8), (33, 8), (34, 7), (256, 1), (512, 1)])
+@pytest.mark.parametrize(("filters", "batches"), [("off", 66), ("t.8-k50-p.9", 8)])
+def test_the_schedule_depends_on_the_kernel(filters, batches):
+    configs = [Config(b, 5, 151936, "bfloat16", filters) for b in range(1, 200)]
+    assert [c.batch for c in configs if predict.plan(c, GPU).parallel] == [*range(1, batches + 1)]
+    probs = [replace(c, start="probs", dtype="float32") for c in configs]
+    assert [c.batch for c in probs if predict.plan(c, GPU).parallel] == [*range(1, 66)]
+
+
+@pytest.mark.parametrize(("batch", "size"), [(67, 7), (88, 6), (256, 2), (512, 1), (1000, 1)])
 def test_as_many_blocks_are_in_a_group_as_run_at_once(batch, size):
-    config = Config(batch, 5, 151936, "bfloat16")
-    assert predict.group_size(config, GPU, parallel=False) == size
+    planned = predict.plan(Config(batch, 5, 151936, "bfloat16"), GPU)
+    assert (planned.schedule, planned.group, planned.splits) == ("row-lazy", size, 1)
 
 
-@pytest.mark.parametrize(("batch", "size"), [(1, 8), (6, 7), (8, 5), (16, 8)])
-def test_the_last_group_of_the_row_parallel_schedule_is_not_small(batch, size):
-    config = Config(batch, 5, 151936, "bfloat16")
-    assert predict.group_size(config, GPU, parallel=True) == size
+@pytest.mark.parametrize(
+    ("batch", "size", "splits"), [(1, 8, 4), (8, 8, 1), (12, 7, 1), (22, 4, 1), (23, 8, 1)]
+)
+def test_the_last_group_of_the_row_parallel_schedule_is_not_small(batch, size, splits):
+    planned = predict.plan(Config(batch, 5, 151936, "bfloat16"), GPU)
+    assert (planned.schedule, planned.group, planned.splits) == ("row-parallel", size, splits)
+    # With 22 sequences the groups of all rows run at once.
+    assert planned.waves(batch) == (batch > 22)
 
 
 def test_a_faster_loop_is_predicted_to_take_less(monkeypatch):
-    monkeypatch.setitem(predict.COUNTED, (CHAIN, budgets.FILL_BF16.name), 400)
+    fill = budgets.LOGITS, budgets.FILL_BF16.name
+    monkeypatch.setitem(predict.COUNTED, fill, 400)
     before = predict.predict(HEADLINE["cuda"][0])
-    monkeypatch.setitem(predict.COUNTED, (CHAIN, budgets.FILL_BF16.name), 50)
+    monkeypatch.setitem(predict.COUNTED, fill, 50)
     after = predict.predict(HEADLINE["cuda"][0])
     assert after.us < before.us
     assert after.bytes_us == before.bytes_us

@@ -94,7 +94,9 @@ def excess(kernels, budget):
 
 
 @pytest.mark.cuda_compile
-@pytest.mark.parametrize("budget", budgets.LOOPS, ids=lambda b: f"{b.kernel} {b.work.name}")
+@pytest.mark.parametrize(
+    "budget", budgets.LOOPS, ids=lambda b: f"{budgets.NAMES[b.kernel]}: {b.work.name}"
+)
 def test_a_loop_keeps_to_its_ceiling(kernels, budget):
     assert not excess(named(kernels, budget.kernel), budget)
     # With room below its ceiling, a loop could become slower unseen.
@@ -105,7 +107,7 @@ def test_a_loop_keeps_to_its_ceiling(kernels, budget):
 
 @pytest.mark.cuda_compile
 @needs_nvcc
-@pytest.mark.parametrize("budget", budgets.KERNELS, ids=lambda b: b.kernel)
+@pytest.mark.parametrize("budget", budgets.KERNELS, ids=lambda b: budgets.NAMES[b.kernel])
 def test_a_kernel_keeps_to_its_ceilings(kernels, budget, tmp_path):
     shared = shared_bytes(tmp_path)
     for kernel in named(kernels, budget.kernel):

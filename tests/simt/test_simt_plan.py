@@ -7,6 +7,9 @@ import itertools
 import pytest
 from support import simt_ops
 
+from bench import predict
+from bench.configs import Config
+
 pytestmark = pytest.mark.skipif(
     not simt_ops.available, reason="needs g++ and the sources of the CUDA kernels"
 )
@@ -121,3 +124,13 @@ def test_a_forced_group_size_is_the_next_one_that_the_device_has(simt, asked, go
     with simt.sharing("lazy", asked):
         die = device(*[16] * 8, sizes=[1, 2, 4, 8])
         assert simt.plan(die, 3, 1, TILES).group_size == got
+
+
+@pytest.mark.parametrize("start", ["logits", "probs"])
+@pytest.mark.parametrize("b", [1, 4, 8, 12, 22, 23, 32, 65, 66, 67, 256, 1000])
+def test_predictions_assume_the_plan_of_the_launcher(simt, b, start):
+    die = (132, *(4 * 132 // size for size in SIZES))  # groups of every size fill it
+    want = predict.plan(Config(b, 5, 151936, start=start), predict.Gpu())
+    got = simt.plan(die, b, 1 if start == "probs" else 6, TILES, stops=True)
+    assert got[2:4] == (want.group, want.splits)
+    assert got.parallel == want.parallel
