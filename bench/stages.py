@@ -19,7 +19,7 @@ import typer
 
 import specdec_kernels as sk
 from bench import measure
-from bench.configs import BASE, build
+from bench.configs import BASE, Config, build
 from bench.goals import Line, keep
 from bench.peers import PEERS
 from specdec_kernels.arguments.rules import SCHEDULES
@@ -47,16 +47,23 @@ def timed(f: Callable[[], Any], device: str, seconds: float) -> float:
     return statistics.median(measure.rounds({"call": f}, device, budget=seconds)["call"])
 
 
+def shared() -> list[tuple[Config, str, int]]:
+    """Configs, schedules and sizes of block groups; 0 lets the launcher choose."""
+    base = BASE["cuda"]
+    probs = [replace(base, batch=b, dtype="float32", start="probs") for b in (1, 16)]
+    both = [replace(base, batch=1), base, *probs]
+    return [
+        *((config, schedule, 0) for config in both for schedule in ("lazy", "parallel")),
+        *((base, "lazy", group) for group in (1, 2, 4, 8)),
+    ]
+
+
 def stages(device: str, provider: str, seconds: float, rows: tuple[int, ...]) -> Iterator[Line]:
     for count in rows:
         us = timed(sampling(count, device), device, seconds)
         read = count * VOCABULARY * 2
         yield {"stage": {"op": "sample", "rows": count, "us": us, "bytes_per_s": read / us * 1e6}}
-    for batch, schedule, group in [
-        *((1, schedule, 0) for schedule in ("lazy", "parallel")),
-        *((32, "lazy", group) for group in (1, 2, 4, 8)),
-    ]:
-        config = replace(BASE["cuda"], batch=batch)
+    for config, schedule, group in shared():
         call = OURS[provider].build(build(config, device))
         force(schedule, group)
         try:

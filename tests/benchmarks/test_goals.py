@@ -115,9 +115,15 @@ def test_every_kind_of_kernel_is_launched():
 
 
 def test_launches_are_read_from_a_trace():
-    kernel = {"cat": "kernel", "name": "void chain_kernel(", "args": {"grid": [192, 1, 1], "x": 1}}
+    name = "chain_kernel<(specdec::cuda::Variant)1>"
+    kernel = {
+        "cat": "kernel",
+        "name": f"void specdec::cuda::{name}(specdec::cuda::ChainJob)",
+        "args": {"grid": [192, 1, 1], "x": 1},
+    }
     others = [{"cat": "cpu_op", "name": "chain_kernel"}, {"cat": "kernel", "name": "fill"}]
-    assert smoke.launched([*others, kernel], 8) == [{"batch": 8, "grid": [192, 1, 1]}]
+    [line] = smoke.launched([*others, kernel], 8)
+    assert line == {"batch": 8, "kernel": name, "grid": [192, 1, 1]}
 
 
 def test_stages_are_timed_under_the_schedules_that_they_name(monkeypatch):
