@@ -66,11 +66,11 @@ class Gpu:
 
 
 # Round trips that wait for each other, as docs/design/cuda.md counts them.
-OPEN = 2  # the drafted tokens; the seed, position and temperature
+OPEN = 2  # the drafted tokens; the seed, position and temperature, ticket and note
 FILL = 2  # the first warp tiles of the target row, then those of the draft row
 BARRIER = 1
-ARRIVE = 7  # barrier; fence, word; ticket, at most two; fence, answer
-READ_NOTE, NOTE = 1, 2  # a word that tells the last row; that word and its compare-and-swap
+ARRIVE = 5  # barrier; fence; ticket, at most two; answer
+NOTE = 2  # the word that tells the last row, and its compare-and-swap
 RESIDUAL = 5  # barrier, first warp tiles, barrier, maxima, masses
 DRAW = 2  # the chosen warp tile of the target, then of the draft
 ENTRIES = 2  # probabilities: Q, then P of the drafted tokens
@@ -82,8 +82,8 @@ GENERAL_END = RESIDUAL + 1
 
 
 def measure_trips(tiles: int) -> int:
-    """To measure a row by a warp: the entry, then maxima and masses, four of each lane at once."""
-    return 1 + 2 * -(-tiles // 128)
+    """To measure a row by a warp: ten maxima of each lane at once, then four masses at once."""
+    return -(-tiles // 320) + -(-tiles // 128)
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,7 @@ def demand(config: Config, planned: Plan) -> Demand:
         # Drafts are tested by single entries; then the residual or the bonus token's row is read.
         trips: float = OPEN + ENTRIES + RESIDUAL + DIRECT + DRAW
         if planned.parallel:  # the last group tests the drafts again, and does not read the row
-            trips += BARRIER + ARRIVE + ENTRIES
+            trips += ARRIVE + ENTRIES - BARRIER
         rounds: float = later_rounds(tiles, warps * planned.splits)
         return Demand(1 - rejected, rejected, 0, 1 / planned.splits, rounds, trips)
     passes = FILTER_PASSES if filters(config) else 0
@@ -235,7 +235,7 @@ def demand(config: Config, planned: Plan) -> Demand:
         noted = 0
         if planned.waves(config.batch):
             rows, waves = rows_in_waves(config, planned.at_once)
-            each += READ_NOTE + BARRIER + measure  # a group decides on its own row
+            each += BARRIER + measure  # a group decides on its own row
             noted = NOTE
         turns = -(-(2 * gamma + 1) // WARPS)
         trips = waves * each + noted + turns * measure + RESIDUAL + DRAW

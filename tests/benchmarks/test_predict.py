@@ -52,8 +52,8 @@ def test_a_single_sequence_from_probabilities():
         issue_us=100 * 200 / (8 * 4) / 1e3,
         # The second round of 64 warps waits longer than all take to issue.
         slowest_us=1,
-        trips=2 + 2 + 9 + (1 + 7 + 2),
-        us=1 + 23 + 2,
+        trips=2 + 2 + 9 + (5 + 2 - 1),
+        us=1 + 19 + 2,
     )
 
 
@@ -90,15 +90,15 @@ def test_a_single_sequence_from_logits():
         # 64 warps sum the residual of 100 warp tiles in two rounds. 128 warp tiles are on their way
         # at once when a row is measured.
         slowest_us=1,
-        trips=2 + 2 + 7 + 3 + 5 + 2,  # however many drafts are tested
-        us=1 + 21 + 2,
-        overlapped_us=1 + 21 + 2,
+        trips=2 + 2 + 5 + 2 + 5 + 2,  # however many drafts are tested
+        us=1 + 18 + 2,
+        overlapped_us=1 + 18 + 2,
     )
 
 
 def test_the_documented_round_trips():
     """Those that docs/design/cuda.md adds up."""
-    for config, trips in zip(HEADLINE["cuda"][2:4], (32, 23), strict=True):
+    for config, trips in zip(HEADLINE["cuda"][2:4], (24, 19), strict=True):
         assert config.batch == 1
         assert predict.predict(config).trips == trips
         text = (ROOT / "docs/design/cuda.md").read_text()
@@ -134,9 +134,9 @@ def test_a_batch_from_logits():
         issue_us=66 * 100 * (rows * 100 + residuals * 200) / (132 * 4) / 1e3,
         # The residual of one sequence, on two multiprocessors.
         slowest_us=100 * 200 / (2 * 4) / 1e3,
-        trips=2 * (2 + 1 + 2 + 1 + 3 + 7) + 2 + 3 + 5 + 2,
-        us=33.792 + 44 + 2,
-        overlapped_us=2.5 + 44 + 2,
+        trips=2 * (2 + 2 + 1 + 2 + 5) + 2 + 2 + 5 + 2,
+        us=33.792 + 35 + 2,
+        overlapped_us=2.5 + 35 + 2,
     )
 
 
@@ -150,7 +150,7 @@ def test_a_large_batch_from_logits():
         issue_us=132 * 100 * (2.5 * 100 + 0.5 * 200) / (132 * 4) / 1e3,
         # 4 blocks have 64 warp tiles on their way, and 100 tiles take two rounds.
         slowest_us=100 * (2 * longest + 1) * 100 / 4 / 1e3,
-        trips=2 + (2 + 1 + 3) * (longest + 1) + 5 + 2,
+        trips=2 + (2 + 1 + 2) * (longest + 1) + 5 + 2,
     )
 
 
