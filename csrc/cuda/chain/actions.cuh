@@ -14,7 +14,8 @@ struct MeasuredRow {
   int64_t token;  // the target's choice, or -1
 };
 
-constexpr int64_t kMostMeasuredRows = sizeof(Shared::bins) / (sizeof(MeasuredRow));
+constexpr size_t kBytesForRows = sizeof(Shared::bins);
+constexpr int64_t kMostMeasuredRows = kBytesForRows / sizeof(MeasuredRow);
 
 template <Variant kVariant>
 class ChainActions : ChainView<kVariant> {

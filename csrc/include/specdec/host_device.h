@@ -4,9 +4,12 @@
 #ifdef __CUDACC__
 #define SPECDEC_HD __host__ __device__
 #define SPECDEC_NOINLINE __noinline__
-#define SPECDEC_ROLLED _Pragma("unroll 1")
 #else
 #define SPECDEC_HD
 #define SPECDEC_NOINLINE
+#endif
+#ifdef __CUDA_ARCH__
+#define SPECDEC_ROLLED _Pragma("unroll 1")
+#else
 #define SPECDEC_ROLLED
 #endif
