@@ -14,6 +14,13 @@
 namespace specdec::cuda {
 
 constexpr int kMaxGroupSize = 8;
+// Blocks that run at once on a multiprocessor, for kernels whose loops do with 64 registers. With
+// as few, code for other devices than sm_90 spills. The launcher asks the device how many fit.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 900
+constexpr int kBlocksWithFewRegisters = 3;
+#else
+constexpr int kBlocksWithFewRegisters = 4;
+#endif
 
 // What is known of a device and a kernel.
 struct Device {

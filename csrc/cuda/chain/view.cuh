@@ -2,6 +2,7 @@
 // What a kernel of verify_chain is compiled for. All kernels come from the same code; what a
 // variant excludes is left out of its kernel at compile time.
 #include "cuda/chain/sequence.cuh"
+#include "cuda/launch.cuh"
 
 namespace specdec::cuda {
 
@@ -13,7 +14,9 @@ enum class Variant {
 };
 
 // How many blocks run at once on a multiprocessor: the registers of a thread are limited to that.
-constexpr int blocks_per_processor(Variant variant) { return variant == Variant::kGeneral ? 2 : 4; }
+constexpr int blocks_per_processor(Variant variant) {
+  return variant == Variant::kGeneral ? 2 : kBlocksWithFewRegisters;
+}
 
 // The kernel without filters that serves a call, or the general one. The latter serves drafts that
 // are sparse, have a map from tokens to columns, or rows of another dtype than the target's.

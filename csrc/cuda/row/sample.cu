@@ -7,7 +7,7 @@
 namespace specdec::cuda {
 namespace {
 
-constexpr int kSampleBlocksPerProcessor = 4;
+constexpr int kSampleBlocksPerProcessor = kBlocksWithFewRegisters;
 
 struct SampleJob {
   SampleParams p;
