@@ -66,24 +66,18 @@ class Gpu:
 
 
 # Round trips that wait for each other, as docs/design/cuda.md counts them.
-OPEN = 2  # the drafted tokens; the seed, position and temperature, ticket and note
-FILL = 2  # the first warp tiles of the target row, then those of the draft row
+OPEN = 1  # the drafted tokens, seed, position and temperature, ticket and note
+FILL = 1  # the first warp tiles of the target row and of the draft row
 BARRIER = 1
-ARRIVE = 5  # barrier; fence; ticket, at most two; answer
+ARRIVE = 4  # barrier; fence; ticket; answer
 NOTE = 2  # the word that tells the last row, and its compare-and-swap
-RESIDUAL = 5  # barrier, first warp tiles, barrier, maxima, masses
+MEASURE = 1  # the statistics of two warp tiles a thread, with the entry of the drafted token
+RESIDUAL = 3  # first warp tiles, barrier, sums
 DRAW = 2  # the chosen warp tile of the target, then of the draft
-ENTRIES = 2  # probabilities: Q, then P of the drafted tokens
-DIRECT = 2  # probabilities: maxima and masses of the target row
-# The general kernel: the first warp tiles of both rows, a barrier, maxima and masses of both, and
-# two entries; it loads the warp tiles that it draws from side by side.
-GENERAL_ROW = FILL + BARRIER + 6
-GENERAL_END = RESIDUAL + 1
-
-
-def measure_trips(tiles: int) -> int:
-    """To measure a row by a warp: ten maxima of each lane at once, then four masses at once."""
-    return -(-tiles // 320) + -(-tiles // 128)
+ENTRIES = 1  # probabilities: Q and P of the drafted tokens
+# The general kernel waits before it writes the sums of a residual, and loads the warp tiles that it
+# draws from side by side.
+GENERAL_END = BARRIER + RESIDUAL + 1
 
 
 @dataclass(frozen=True)
@@ -158,8 +152,10 @@ def plan(config: Config, gpu: Gpu) -> Plan:
     if parallel and 2 * size < GROUP:
         size = GROUP
     at_once = blocks // size
-    useful = -(-tiles_of(config) // WARPS) // size
+    useful = -(-tiles_of(config) * (1 if rows == 1 else 2) // (WARPS * size))
     splits = max(1, min(at_once // (config.batch * rows), useful)) if parallel else 1
+    # A group that shares its row with no other needs no ticket.
+    parallel = parallel and (rows > 1 or splits > 1)
     return Plan(kernel, parallel, rows, size, splits, at_once)
 
 
@@ -207,26 +203,28 @@ class Demand:
 
 def demand(config: Config, planned: Plan) -> Demand:
     gamma, tiles = config.gamma, tiles_of(config)
-    measure = measure_trips(tiles)
     # One warp tile of both rows is on its way, or two of a row of 16-bit logits.
     warps, at_once = WARPS * planned.group, 1 if config.element == 4 else 2
-    fill_rounds = later_rounds(tiles, warps * planned.splits * at_once)
+    # Half of the warps read the target row, the others the draft row.
+    fill_rounds = later_rounds(tiles, warps * planned.splits * at_once // 2)
     residual_rounds = later_rounds(tiles, warps)
     rejected = 1 - config.acceptance**gamma
     accepted = mean_accepted(config.acceptance, gamma)
     tested = accepted + rejected
     if config.start == "probs":
         # Drafts are tested by single entries; then the residual or the bonus token's row is read.
-        trips: float = OPEN + ENTRIES + RESIDUAL + DIRECT + DRAW
-        if planned.parallel:  # the last group tests the drafts again, and does not read the row
-            trips += ARRIVE + ENTRIES - BARRIER
+        trips: float = OPEN + ENTRIES + RESIDUAL + DRAW
+        # The sums of a residual that groups share are added up after the ticket. Alone, a group
+        # waits for the readers of the sums of the sequence before.
+        trips += ARRIVE - BARRIER if planned.parallel else BARRIER
         rounds: float = later_rounds(tiles, warps * planned.splits)
         return Demand(1 - rejected, rejected, 0, 1 / planned.splits, rounds, trips)
     passes = FILTER_PASSES if filters(config) else 0
+    # After the filters the statistics of the target row are read again.
+    of_row = 2 * MEASURE + (passes + MEASURE if passes else 0)
     if planned.parallel and passes:
-        of_row = GENERAL_ROW - FILL - BARRIER + passes
         trips = OPEN + FILL + ARRIVE + of_row * (accepted + 1) + GENERAL_END
-        rounds = 2 * fill_rounds + passes * tested * residual_rounds + residual_rounds
+        rounds = fill_rounds + passes * tested * residual_rounds + residual_rounds
         rows = 2 * gamma + 1 + passes * tested
         return Demand(rows, rejected, passes * tested, 1, rounds, trips)
     if planned.parallel:
@@ -235,21 +233,21 @@ def demand(config: Config, planned: Plan) -> Demand:
         noted = 0
         if planned.waves(config.batch):
             rows, waves = rows_in_waves(config, planned.at_once)
-            each += BARRIER + measure  # a group decides on its own row
+            each += BARRIER + 2 * MEASURE  # a group decides on its own row
             noted = NOTE
-        turns = -(-(2 * gamma + 1) // WARPS)
-        trips = waves * each + noted + turns * measure + RESIDUAL + DRAW
-        rounds = 2 * waves * fill_rounds + residual_rounds
+        # The blocks of the last group take turns, and then tell each other.
+        turns = -(-(2 * gamma + 1) // planned.group)
+        trips = waves * each + noted + turns * MEASURE + BARRIER + RESIDUAL + DRAW
+        rounds = waves * fill_rounds + residual_rounds
         return Demand(rows, rejected, 0, 1, rounds, trips)
     longest = mean_accepted(config.acceptance, gamma, config.batch)
-    each, end = FILL + BARRIER + measure, RESIDUAL + DRAW
-    if passes:
-        each, end = GENERAL_ROW + passes, GENERAL_END
-    trips = OPEN + each * (longest + 1) + end
+    each = FILL + BARRIER + of_row
+    trips = OPEN + each * (longest + 1) + (GENERAL_END if passes else RESIDUAL + DRAW)
     rows = accepted + 1 + tested + passes * (accepted + 1)
     # The bonus token of a sequence that accepts everything has a target row alone.
     slowest = 2 * longest + 1 + passes * (longest + 1)
-    return Demand(rows, rejected, slowest, 0, slowest * fill_rounds, trips)
+    rounds = (longest + 1) * fill_rounds + passes * (longest + 1) * residual_rounds
+    return Demand(rows, rejected, slowest, 0, rounds, trips)
 
 
 def predict(config: Config, gpu: Gpu | None = None) -> Prediction:

@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "specdec/host_device.h"
+
 #ifdef __CUDACC__
 extern __shared__ __align__(16) unsigned char specdec_dynamic_shared[];
 #endif
@@ -30,7 +32,7 @@ struct Shared {
   uint32_t last;
   // The state of the sequence that the kernel works on. It is kept here because the loops over
   // entries need the registers.
-  alignas(16) unsigned char task[1088];
+  alignas(16) unsigned char task[1152];
 };
 
 inline __device__ Shared* shared_memory() {
@@ -74,6 +76,11 @@ struct Cluster {
   }
 };
 #else
+// Not inlined: it takes 60 instructions, and a kernel has several of them.
+inline SPECDEC_NOINLINE __device__ void sync_cluster() {
+  cooperative_groups::this_cluster().sync();
+}
+
 struct Cluster {
   // Read at every use, like the thread's id.
   __device__ unsigned rank() const {
@@ -94,13 +101,26 @@ struct Cluster {
     return cooperative_groups::this_cluster().num_blocks();
 #endif
   }
-  __device__ void sync() const { cooperative_groups::this_cluster().sync(); }
+  __device__ void sync() const { sync_cluster(); }
   template <class T>
   __device__ T* remote(T* mine, unsigned rank) const {
     return cooperative_groups::this_cluster().map_shared_rank(mine, rank);
   }
 };
 #endif
+
+// The largest of a warp; in every lane.
+inline __device__ uint32_t warp_max(uint32_t value) {
+#ifdef __CUDA_ARCH__
+  return __reduce_max_sync(kAllLanes, value);
+#else
+  for (int step = kLanes / 2; step > 0; step /= 2) {
+    const uint32_t other = __shfl_xor_sync(kAllLanes, value, step);
+    value = other > value ? other : value;
+  }
+  return value;
+#endif
+}
 
 // Every thread of every block of a group holds one; its fields are the same in all of
 // them. All blocks also compute the same results of reductions, and so make the same decisions:
@@ -195,7 +215,13 @@ struct BlockGroup {
     return fold_warps(value, [](double a, double b) { return a + b; });
   }
 
-  // The smallest and the largest unsigned key of the block.
+  // The largest key of the block.
+  __device__ uint32_t max_key(uint32_t key) {
+    uint64_t* const buffer = exchange(uint64_t{warp_max(key)});
+    return warp_max(static_cast<uint32_t>(buffer[lane_id() % kWarps]));
+  }
+
+  // The smallest and the largest unsigned number of the block.
   __device__ uint64_t min(uint64_t value) { return ~max(~value); }
   __device__ uint64_t max(uint64_t value) {
     for (int step = kLanes / 2; step > 0; step /= 2) {
@@ -221,21 +247,6 @@ struct BlockGroup {
   }
 };
 
-inline __device__ unsigned long long acquire_cas(unsigned long long* word,
-                                                 unsigned long long compare,
-                                                 unsigned long long value) {
-#ifdef __CUDA_ARCH__
-  unsigned long long before;
-  asm volatile("atom.acquire.gpu.global.cas.b64 %0, [%1], %2, %3;"
-               : "=l"(before)
-               : "l"(__cvta_generic_to_global(word)), "l"(compare), "l"(value)
-               : "memory");
-  return before;
-#else
-  return atomicCAS(word, compare, value);
-#endif
-}
-
 inline __device__ unsigned long long acquire_add(unsigned long long* word,
                                                  unsigned long long value) {
 #ifdef __CUDA_ARCH__
@@ -250,6 +261,15 @@ inline __device__ unsigned long long acquire_add(unsigned long long* word,
 #endif
 }
 
+// Asks for the cache line of `address`. Nothing waits for it.
+inline __device__ void prefetch_to_l2(const void* address) {
+#ifdef __CUDA_ARCH__
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(address)));
+#else
+  static_cast<void>(*static_cast<const volatile unsigned char*>(address));  // it lies in a tensor
+#endif
+}
+
 // What other groups may be changing.
 inline __device__ unsigned long long word_of(const unsigned long long* word) {
   return *static_cast<const volatile unsigned long long*>(word);
@@ -257,34 +277,32 @@ inline __device__ unsigned long long word_of(const unsigned long long* word) {
 
 constexpr int64_t kMostArrivals = 0xffff;
 
-// Counts arrivals without a launch that clears the counter first: the upper 48 bits are the id of
-// the launch, and a word without it counts as zero, whatever memory held before. Only one arrival
-// can replace that word; the others add to it, so that no arrival waits for another. The last one
-// writes zero, for a CUDA graph that replays the same launch. `seen` is what the word was when it
-// was read long before, so that the arrival does not wait for that. The atomics acquire what was
-// written before other arrivals.
-inline __device__ bool arrive(unsigned long long* ticket, unsigned long long seen,
-                              uint64_t launch_id, unsigned count) {
+// Arrivals are counted without a launch that clears the counter first: the upper 48 bits of a
+// ticket are the id of the launch, and a word without it counts as zero, whatever memory held
+// before. Every group begins the count when it starts, long before it arrives; `seen` is what it
+// then read. A swap that fails needs no answer, because only another group of the launch can have
+// changed the word. For one thread of each block.
+inline __device__ void begin_arrivals(const BlockGroup& group, unsigned long long* ticket,
+                                      unsigned long long seen, uint64_t launch_id, unsigned count) {
+  const bool begins = group.rank() == 0 && count > 1 && seen >> 16 != launch_id;
+  if (begins) atomicCAS(ticket, seen, launch_id << 16);
+}
+
+// Whether this is the last of `count` arrivals: it acquires what was written before the others, and
+// writes zero, for a CUDA graph that replays the same launch.
+inline __device__ bool arrive(unsigned long long* ticket, unsigned count) {
   if (count == 1) return true;
-  const unsigned long long first = launch_id << 16 | 1;
-  if (seen >> 16 != launch_id) {
-    const unsigned long long before = acquire_cas(ticket, seen, first);
-    if (before == seen) return false;
-  }
-  const unsigned long long before = acquire_add(ticket, 1);
-  if ((before & 0xffff) + 1 != count) return false;
+  if ((acquire_add(ticket, 1) & 0xffff) + 1 != count) return false;
   *ticket = 0;
   return true;
 }
 
 // Whether this group is the last of `count` to arrive; then what the others wrote is visible.
-// `seen`: the word of the ticket as the first block read it before.
-inline __device__ bool last_group(BlockGroup& group, unsigned long long* ticket,
-                                  unsigned long long seen, uint64_t launch_id, unsigned count) {
+inline __device__ bool last_group(BlockGroup& group, unsigned long long* ticket, unsigned count) {
   group.sync();
   if (group.rank() == 0 && thread_id() == 0) {
     __threadfence();  // publishes the writes of the whole group
-    const bool last = arrive(ticket, seen, launch_id, count);
+    const bool last = arrive(ticket, count);
     for (unsigned r = 0; r < group.size(); ++r) *group.remote(&group.shared->last, r) = last;
   }
   group.sync();

@@ -140,13 +140,20 @@ inline bool row_parallel_pays(const Device& device, int64_t sequences, int64_t r
                    : busy * 2 <= device.processors;
 }
 
-// Plans for `sequences` with `rows` of `warp_tiles` each. reads_again: the last group reads rows a
-// second time, so that a larger group pays in the row-parallel schedule too. stops: as in
-// `row_parallel_pays`.
-inline CudaPlan make_plan(const CudaRequest& request, const Device& device, int64_t sequences,
-                          int64_t rows, int64_t warp_tiles, bool reads_again, bool stops = false) {
+// What a launch has to do.
+struct Work {
+  int64_t sequences;
+  int64_t rows;         // of each sequence
+  int64_t warp_tiles;   // of a row
+  bool reads_again;     // the last group reads rows a second time: a larger group pays
+  bool stops = false;   // as in `row_parallel_pays`
+  bool drafts = false;  // a row is read beside one of the draft, by other warps
+};
+
+inline CudaPlan make_plan(const CudaRequest& request, const Device& device, const Work& work) {
+  const int64_t sequences = work.sequences, rows = work.rows;
   // Blocks that one pass over a row keeps busy.
-  const int64_t whole_row = (warp_tiles + kWarps - 1) / kWarps;
+  const int64_t whole_row = (work.warp_tiles + kWarps - 1) / kWarps;
   CudaPlan plan = {};
   if (sequences * rows == 0) return plan;
   // The largest group of which so many run at once. Every size counts: if the next one below 8 were
@@ -166,8 +173,10 @@ inline CudaPlan make_plan(const CudaRequest& request, const Device& device, int6
   const int64_t most_splits = kMostArrivals / rows;
   plan.parallel = most_splits > 0 && (request.schedule == Schedule::kParallel ||
                                       (request.schedule == Schedule::kAuto && whole_row > 1 &&
-                                       row_parallel_pays(device, sequences, rows, stops)));
-  int size = !plan.parallel ? largest_group(sequences) : reads_again ? largest_group_of_rows() : 1;
+                                       row_parallel_pays(device, sequences, rows, work.stops)));
+  int size = !plan.parallel     ? largest_group(sequences)
+             : work.reads_again ? largest_group_of_rows()
+                                : 1;
   if (request.group_size > 0) {
     for (size = request.group_size; size > 1 && device.groups[size] == 0;) --size;
   }
@@ -178,9 +187,15 @@ inline CudaPlan make_plan(const CudaRequest& request, const Device& device, int6
     plan.groups = std::min(sequences, room);
     return plan;
   }
-  const int64_t share = room / (sequences * rows), useful = whole_row / plan.group_size;
+  const int64_t share = room / (sequences * rows), warps = kWarps * plan.group_size;
+  // A further split would have nothing to read.
+  const int64_t useful = (work.warp_tiles * (work.drafts ? 2 : 1) + warps - 1) / warps;
   plan.splits = static_cast<int32_t>(std::max<int64_t>(1, std::min({share, useful, most_splits})));
   plan.groups = sequences * rows * plan.splits;
+  if (request.schedule == Schedule::kAuto && rows == 1 && plan.splits == 1) {
+    // A group that shares its row with no other needs no ticket.
+    return make_plan({Schedule::kLazy, request.group_size}, device, work);
+  }
   return plan;
 }
 

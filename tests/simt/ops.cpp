@@ -17,6 +17,7 @@
 #include "../../csrc/torch/ops/verify_tree.cpp"
 #include "../../csrc/torch/schedule.cpp"
 #include "../../csrc/torch/tensor.cpp"
+#include "cuda/chain/view.cuh"
 #include "cuda/launch.cuh"
 #include "cuda_runtime.h"
 #include "row_parts.h"
@@ -25,6 +26,8 @@ namespace specdec {
 
 // Before a launch the workspace is filled with this word.
 static uint64_t workspace_word = ~uint64_t{0};
+// The kernel of the last call of verify_chain, a cuda::Variant.
+static int last_variant = -1;
 // The plan of the last launch, and how many bytes of the workspace it wrote.
 static CudaPlan last_plan = {};
 static int64_t last_written = 0;
@@ -63,6 +66,7 @@ void sample(const SampleParams& p, const Parallel&) {
 }
 
 void verify_chain(const ChainParams& p, const Parallel&) {
+  last_variant = static_cast<int>(cuda::variant_of(p));
   run_in_shim(p, cuda::plan_verify_chain, cuda::verify_chain);
 }
 
@@ -115,6 +119,10 @@ extern "C" __attribute__((visibility("default"))) void simt_last_plan(int64_t* o
   write_plan(specdec::last_plan, out);
 }
 
+extern "C" __attribute__((visibility("default"))) int simt_last_variant() {
+  return specdec::last_variant;
+}
+
 extern "C" __attribute__((visibility("default"))) int64_t simt_last_written() {
   return specdec::last_written;
 }
@@ -132,10 +140,9 @@ extern "C" __attribute__((visibility("default"))) uint64_t simt_next_launch() {
 extern "C" __attribute__((visibility("default"))) void simt_plan(const int32_t* device,
                                                                  int64_t sequences, int64_t rows,
                                                                  int64_t warp_tiles, bool stops,
-                                                                 int64_t* out) {
+                                                                 bool drafts, int64_t* out) {
   specdec::cuda::Device d = {device[0], device[1], device[2] > 0, {}};
   std::copy_n(device + 1, specdec::cuda::kMaxGroupSize, d.groups + 1);
-  write_plan(specdec::cuda::make_plan(specdec::cuda_request(), d, sequences, rows, warp_tiles, true,
-                                      stops),
-             out);
+  const specdec::cuda::Work work = {sequences, rows, warp_tiles, true, stops, drafts};
+  write_plan(specdec::cuda::make_plan(specdec::cuda_request(), d, work), out);
 }

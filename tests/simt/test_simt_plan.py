@@ -76,7 +76,7 @@ def test_no_plan_has_more_groups_than_run_at_once_unless_rows_do(simt, die):
 def test_rows_are_split_if_few_sequences_would_leave_the_device_idle(simt):
     assert [b for b in range(1, 65) if simt.plan(H200, b, 6, TILES).parallel] == list(range(1, 9))
     one = simt.plan(H200, 1, 6, TILES)
-    assert (one.group_size, one.splits) == (8, 4)
+    assert (one.group_size, one.splits) == (8, 5)
     assert simt.plan(H200, 1000, 6, TILES).groups == 264
     assert simt.plan(A100, 32, 6, TILES) == (0, 32, 1, 1, 0)
 
@@ -88,9 +88,16 @@ def test_rows_in_parallel_pay_longer_if_groups_learn_of_a_rejection(simt):
     plan = simt.plan(die, 32, 6, TILES, stops=True)
     assert (plan.group_size, plan.splits, plan.groups) == (8, 1, 32 * 6)
     # All groups of a sequence share one row: it is split as long as there is room.
-    one_row = [simt.plan(die, b, 1, TILES) for b in (1, 16, 32, 65, 66)]
-    assert [p.splits for p in one_row] == [4, 4, 2, 1, 1]
-    assert [p.parallel for p in one_row] == [1, 1, 1, 1, 0]
+    one_row = [simt.plan(die, b, 1, TILES) for b in (1, 16, 33, 34, 65)]
+    assert [p.splits for p in one_row] == [5, 4, 2, 1, 1]
+    assert [p.parallel for p in one_row] == [1, 1, 1, 0, 0]
+
+
+def test_a_row_beside_one_of_the_draft_has_work_for_twice_as_many_groups(simt):
+    die = device(*[16] * 6, 18, 18, blocks=4)
+    plans = [simt.plan(die, b, 6, TILES, stops=True, drafts=True) for b in (1, 2, 3)]
+    assert [p.splits for p in plans] == [10, 5, 3]  # a warp tile of 594 for each of 640 warps
+    assert simt.plan(die, 1, 6, TILES, stops=True).splits == 5
 
 
 @on_each_die
@@ -127,10 +134,11 @@ def test_a_forced_group_size_is_the_next_one_that_the_device_has(simt, asked, go
 
 
 @pytest.mark.parametrize("start", ["logits", "probs"])
-@pytest.mark.parametrize("b", [1, 4, 8, 12, 22, 23, 32, 65, 66, 67, 256, 1000])
+@pytest.mark.parametrize("b", [1, 2, 4, 8, 12, 22, 23, 32, 33, 34, 65, 66, 67, 256, 1000])
 def test_predictions_assume_the_plan_of_the_launcher(simt, b, start):
     die = (132, *(4 * 132 // size for size in SIZES))  # groups of every size fill it
     want = predict.plan(Config(b, 5, 151936, start=start), predict.Gpu())
-    got = simt.plan(die, b, 1 if start == "probs" else 6, TILES, stops=True)
+    rows = 1 if start == "probs" else 6
+    got = simt.plan(die, b, rows, TILES, stops=True, drafts=start == "logits")
     assert got[2:4] == (want.group, want.splits)
     assert got.parallel == want.parallel

@@ -50,6 +50,7 @@ ORDERS = {
     "interleaved-2": (False, 4, 8),
 }
 ALL_ONES = 2**64 - 1
+CHAIN_KERNELS = ("general", "logits", "probs")  # in the order of cuda::Variant
 # Schedules and group sizes; group size 0 lets the plan choose.
 SHARES = {
     "lazy-1": ("lazy", 1),
@@ -117,16 +118,29 @@ class Library:
             self._native.simt_workspace(ALL_ONES)
 
     def plan(
-        self, device, sequences: int, rows: int, warp_tiles: int, *, stops: bool = False
+        self,
+        device,
+        sequences: int,
+        rows: int,
+        warp_tiles: int,
+        *,
+        stops: bool = False,
+        drafts: bool = False,
     ) -> Plan:
         """`device`: multiprocessors, then how many groups of 1 to 8 blocks run at once.
 
         stops: groups of later rows learn of a rejection.
+        drafts: each row is read beside one of the draft.
         """
         out = (ctypes.c_int64 * 5)()
         sizes = [ctypes.c_int64(n) for n in (sequences, rows, warp_tiles)]
-        self._native.simt_plan((ctypes.c_int32 * 9)(*device), *sizes, ctypes.c_bool(stops), out)
+        flags = [ctypes.c_bool(b) for b in (stops, drafts)]
+        self._native.simt_plan((ctypes.c_int32 * 9)(*device), *sizes, *flags, out)
         return Plan(*out)
+
+    def last_chain_kernel(self) -> str:
+        """The kernel that served the last call of verify_chain."""
+        return CHAIN_KERNELS[self._native.simt_last_variant()]
 
     def last_written(self) -> int:
         """How many bytes of the workspace the last launch wrote, with another value than before."""
@@ -147,6 +161,18 @@ class Library:
         status = self._native.simt_choose((ctypes.c_int64 * len(units))(*units), len(units), u, out)
         assert status == 0
         return out[0], out[1]
+
+    def arrive(self, ticket: int, seen: int, launch: int, count: int) -> tuple[bool, int]:
+        """Whether a group that once read `seen` is the last to arrive; and the ticket after it."""
+        word = ctypes.c_uint64(ticket)
+        words = [ctypes.c_uint64(n) for n in (seen, launch)]
+        last = self._native.simt_arrive(ctypes.byref(word), *words, ctypes.c_uint(count))
+        return bool(last), word.value
+
+    def largest(self, maxima: list[float]) -> float:
+        """The maximum of a row whose warp tiles have these."""
+        self._native.simt_largest.restype = ctypes.c_float
+        return self._native.simt_largest((ctypes.c_float * len(maxima))(*maxima), len(maxima))
 
     def warp_mass(self, weight: float) -> float:
         """The mass of a warp tile whose entries all have this weight, in units of the weight 1."""

@@ -7,7 +7,7 @@
 
 namespace specdec::cuda {
 
-// What a warp finds out about a row.
+// What is found out about a row.
 struct MeasuredRow {
   RowStats stats;
   float entry;    // of the drafted token, 0 if it has none
@@ -29,56 +29,30 @@ class ChainActions : ChainView<kVariant> {
   __device__ void check_entries(const ChainVerifier<kVariant>& verifier) {
     int64_t first = t_.num_drafts;
 #pragma unroll 1
-    for (int emit = 0; emit < (t_.filling ? 1 : 2); ++emit) {
+    for (int emit = 0; emit < (t_.writes ? 2 : 1); ++emit) {
       for (int64_t i = thread_id(); i < first; i += kThreads) {
         if (!verifier.accepts_by_entry(i, emit != 0)) first = i;
       }
-      if (emit == 0) first = static_cast<int64_t>(group_.min(static_cast<uint64_t>(first)));
+      if (emit == 0) first = ~group_.max_key(~static_cast<uint32_t>(first));
     }
     if (thread_id() == 0) t_.accepted_ahead = first;
   }
 
-  // Computes the tile statistics of the current row and of its draft.
+  // Computes the tile statistics of the current row and of its draft, side by side.
   __device__ void fill() const {
     if (thread_id() == 0) prepare_fills();
     __syncthreads();
-#pragma unroll 1
-    for (int which = kTarget; which <= kDraft; ++which) {
-      if (!measures(which)) continue;
-      fill_tile_stats<Reads>(group_, t_.row_fills[which], kGeneral);
-    }
+    const int which = t_.row_fills[kTarget].beside_another ? warp_id() % 2
+                      : measures(kTarget)                  ? kTarget
+                                                           : kDraft;
+    fill_tile_stats<Reads>(group_, t_.row_fills[which], kGeneral);
   }
 
   // kMeasureAll and kMeasure: computes row statistics from tile statistics.
   __device__ void measure() {
-    const bool all = action_is(Action::kMeasureAll);
-    const bool known = !all && t_.prefilled && t_.all_measured;
-    if (!known && (!kGeneral || all)) {
-      measure_by_warps(all);
-      __syncthreads();
-    }
-    if (all) return;
-#pragma unroll 1
-    for (int which = kTarget; which <= kDraft; ++which) {
-      const bool target = which == kTarget;
-      if (!measures(which)) continue;
-      if (!kGeneral || known) {
-        const int64_t at = known ? t_.i + (target ? 0 : job_.row_tile_stats()) : which;
-        if (thread_id() == 0) set_stats(which, measured_rows()[at], true);
-        continue;
-      }
-      if constexpr (kGeneral) {
-        MeasuredRow measured = {};
-        measured.stats = read_row_stats(
-            group_, target ? t_.row : t_.draft.row, target ? t_.tile_stats : t_.draft_tile_stats,
-            target ? t_.params : SequenceParams{t_.draft_temperature, 0, 1, 0},
-            target && t_.filtered, target ? target_want() : Want::kMass,
-            {t_.seed, t_.position + t_.i, kSharedStream}, measured.token);
-        if (thread_id() == 0) set_stats(which, measured, false);
-      }
-    }
+    measure_rows();
     if constexpr (kGeneral) {
-      if (t_.has_draft && sparse() && !t_.draft.invalid_at_token) {
+      if (!measures_all() && t_.has_draft && sparse() && !t_.draft.invalid_at_token) {
         look_up_sparse(group_, t_.draft);
       }
     }
@@ -100,6 +74,7 @@ class ChainActions : ChainView<kVariant> {
   // For one thread.
   __device__ void prepare_fills() const {
     const int split = t_.filling ? t_.own_split : 0, splits = t_.filling ? job_.plan.splits : 1;
+    const bool both = measures(kTarget) && measures(kDraft);
     const auto rate = [](float temperature) { return rate_of(inverse_temperature(temperature)); };
     t_.row_fills[kTarget] = {t_.row,
                              t_.tile_stats,
@@ -107,44 +82,93 @@ class ChainActions : ChainView<kVariant> {
                              first_want(target_want(), filtered(), t_.greedy),
                              {t_.seed, t_.position + t_.i, kSharedStream},
                              split,
-                             splits};
-    t_.row_fills[kDraft] = {
-        t_.draft.row, t_.draft_tile_stats, rate(t_.draft_temperature), Want::kMass, {}, split,
-        splits};
+                             splits,
+                             both};
+    t_.row_fills[kDraft] = {t_.draft.row,
+                            t_.draft_tile_stats,
+                            rate(t_.draft_temperature),
+                            Want::kMass,
+                            {},
+                            split,
+                            splits,
+                            both};
   }
 
-  // Measures all rows, or the current one and its draft, a warp each. No test of a draft then waits
-  // for its entries. The result for a row that was not filled has no meaning and is not used.
-  __device__ void measure_by_warps(bool all) const {
-    const int64_t targets = all ? t_.num_drafts + (t_.no_bonus ? 0 : 1) : 1;
+  __device__ bool measures_all() const { return action_is(Action::kMeasureAll); }
+
+  // Measures the current row and its draft, or all rows: then the blocks of the group take turns,
+  // and each tells the others what it found. With the statistics the entry of the drafted token is
+  // read, so that no test waits for it. The result for a row that was not filled has no meaning and
+  // is not used.
+  __device__ void measure_rows() {
+    const bool known = !measures_all() && t_.prefilled && t_.all_measured;
+    if (known && thread_id() != 0) return;
+    const int blocks = measures_all() ? static_cast<int>(group_.size()) : 1;
+#pragma unroll 1
+    for (int turn = measures_all() ? static_cast<int>(group_.rank()) : 0; turn < turns();
+         turn += blocks) {
+      const Which which = turn < targets() ? kTarget : kDraft;
+      if (!measures_all() && !measures(which)) continue;
+      const int64_t row = row_of_turn(turn);
+      MeasuredRow measured;
+      if (known) {
+        measured = *measured_row(row, which);
+      } else {
+        measured = measure_row(row, which);
+      }
+      if (!measures_all()) {
+        if (thread_id() == 0) set_stats(which, measured);
+      } else if (thread_id() < blocks) {
+        *group_.remote(measured_row(row, which), thread_id()) = measured;
+      }
+    }
+    if (measures_all()) group_.sync();
+  }
+
+  // Target rows come first.
+  __device__ int targets() const {
+    return measures_all() ? static_cast<int>(t_.num_drafts) + (t_.no_bonus ? 0 : 1) : 1;
+  }
+  __device__ int turns() const {
     // Rows of probabilities are not measured.
     const bool draft_rows = kVariant != Variant::kProbs && reads_draft() && !t_.greedy &&
                             p_.draft.form == DraftForm::kRows;
-    const int64_t drafts = !draft_rows ? 0 : all ? t_.num_drafts : 1;
-    for (int64_t i = warp_id(); i < targets + drafts; i += kWarps) {
-      const bool of_draft = i >= targets;
-      if (!all && !measures(of_draft ? kDraft : kTarget)) continue;
-      const int64_t row = (all ? 0 : t_.i) + (of_draft ? i - targets : i);
-      const int64_t slot = all ? row + (of_draft ? job_.row_tile_stats() : 0) : of_draft;
-      const TileStats tile_stats =
-          all        ? job_.tile_stats_array[t_.context * job_.context_tile_stats() + slot]
-          : of_draft ? t_.draft_tile_stats
-                     : t_.tile_stats;
-      MeasuredRow measured;
-      measured.entry = entry_of_draft(row, of_draft);
-      const int64_t vocab = of_draft ? p_.draft.vocab : p_.vocab;
-      measured.stats =
-          warp_row_stats(tile_stats, (vocab + kWarpTile - 1) / kWarpTile,
-                         of_draft ? t_.draft_temperature : t_.params.temperature,
-                         direct() && !of_draft, p_.kind == Kind::kProbs, measured.token);
-      if (lane_id() == 0) measured_rows()[slot] = measured;
-    }
+    return targets() + (!draft_rows ? 0 : measures_all() ? static_cast<int>(t_.num_drafts) : 1);
+  }
+  __device__ int64_t row_of_turn(int turn) const {
+    return (measures_all() ? 0 : t_.i) + (turn < targets() ? turn : turn - targets());
   }
 
-  // They lie where a top-k or top-p selection has its histogram, which is free because rows are
-  // measured by warps only without filters.
-  __device__ MeasuredRow* measured_rows() const {
-    return reinterpret_cast<MeasuredRow*>(group_.shared->bins);
+  __device__ MeasuredRow measure_row(int64_t row, Which which) {
+    RowView view = which == kTarget
+                       ? target_row(p_, t_, row)
+                       : row_of(draft_source(), t_.b, draft_row(p_, t_, row), Read::kLogits);
+    view.read = Reads::of(view.read);
+    const TileStats tile_stats = tile_stats_of(row, which);
+    // The entry is loaded while these are under way.
+    const TileRun run(tile_stats, view.warp_tiles());
+    MeasuredRow measured;
+    measured.entry = entry_of_draft(row, which);
+    measured.stats = read_row_stats(
+        group_, view, tile_stats, run,
+        which == kTarget ? t_.params : SequenceParams{t_.draft_temperature, 0, 1, 0},
+        which == kTarget && filtered(), which == kTarget ? target_want() : Want::kMass,
+        {t_.seed, t_.position + static_cast<uint64_t>(row), kSharedStream}, measured.token);
+    return measured;
+  }
+
+  __device__ TileStats tile_stats_of(int64_t row, Which which) const {
+    if (!measures_all()) return which == kTarget ? t_.tile_stats : t_.draft_tile_stats;
+    return job_.tile_stats_array[t_.context * job_.context_tile_stats() + slot_of(row, which)];
+  }
+  __device__ int64_t slot_of(int64_t row, Which which) const {
+    return row + (which == kTarget ? 0 : job_.row_tile_stats());
+  }
+
+  // They lie where a top-k or top-p selection has its histogram, which is free because all rows are
+  // measured at once only without filters.
+  __device__ MeasuredRow* measured_row(int64_t row, Which which) const {
+    return reinterpret_cast<MeasuredRow*>(group_.shared->bins) + slot_of(row, which);
   }
 
   // An entry, read in place: the wait for it is the one for the row's statistics.
@@ -155,9 +179,9 @@ class ChainActions : ChainView<kVariant> {
 
   // The entry of drafted token i in its target row or in its draft row of logits, 0 if there is
   // none.
-  __device__ float entry_of_draft(int64_t i, bool of_draft) const {
+  __device__ float entry_of_draft(int64_t i, Which which) const {
     const int64_t x = i < t_.num_drafts ? drafted_token(p_, t_, i) : -1;
-    if (!of_draft) return x >= 0 && x < p_.vocab ? known_at(target_row(p_, t_, i), x) : 0;
+    if (which == kTarget) return x >= 0 && x < p_.vocab ? known_at(target_row(p_, t_, i), x) : 0;
     const DraftParams source = draft_source();
     const int64_t row = draft_row(p_, t_, i);
     if (x < 0 || !has_row(source, row)) return 0;
@@ -165,17 +189,17 @@ class ChainActions : ChainView<kVariant> {
     return column < 0 ? 0 : known_at(row_of(source, t_.b, row, Read::kLogits), column);
   }
 
-  // with_entry: the entry of the drafted token was read with the statistics.
-  __device__ void set_stats(int which, const MeasuredRow& measured, bool with_entry) {
+  // For one thread.
+  __device__ void set_stats(Which which, const MeasuredRow& measured) {
     if (which == kTarget) {
       t_.stats = measured.stats;
       t_.token = measured.token;
-      t_.has_entry = with_entry;
-      if (with_entry) t_.entry = measured.entry;
+      t_.entry = measured.entry;
+      t_.has_entry = true;
       return;
     }
     t_.draft.row_checked = measured.stats.valid;
-    t_.draft.set(measured.stats, with_entry ? &measured.entry : nullptr);
+    t_.draft.set(measured.stats, &measured.entry);
   }
 
   BlockGroup& group_;

@@ -17,6 +17,7 @@ class ChainVerifier : ChainView<kVariant> {
   // Decides on what the action has found, and sets the next one. The kernel calls this at one
   // place, and rows are opened at one place: what is inlined twice makes it larger.
   __device__ void go_on() {
+    t_.clears = false;
     t_.next_row = kNone;
     t_.next_whole = false;
     const bool own_row = t_.filling && t_.decides_own_row && t_.fills &&
@@ -31,14 +32,18 @@ class ChainVerifier : ChainView<kVariant> {
   // the draft row, so all drafts are tested at once.
   __device__ bool accepts_by_entry(int64_t i, bool emit) const {
     const int64_t x = drafted_token(p_, t_, i);
+    // Read as it is and before Q, so that both loads are under way: the test fails where P is not
+    // valid, and what is not valid is reported when the row is read.
+    RowView row = target_row(p_, t_, i);
+    row.read = Read::kLogits;
+    const float p_x = x < p_.vocab ? at(row, x) : 0;
     DraftDistribution draft;
     open_draft(i, x, draft);
-    const double p_x = x < p_.vocab ? at(target_row(p_, t_, i), x) : 0.0f;
     const Acceptance a = accept_ratio(accept_uniform(p_, t_, i), p_x, p_.lenience * draft.q_x);
     const bool accepted = !draft.invalid_at_token && p_x < INFINITY && a.accepted;
     if (accepted && emit) {
       record_accept_prob(i, a.probability);
-      write(i, x, log_of(p_x));
+      write(i, x, log_of(static_cast<double>(p_x)));
     }
     return accepted;
   }
@@ -77,6 +82,8 @@ class ChainVerifier : ChainView<kVariant> {
     } else if (t_.action == Action::kCheckEntries) {
       next_row(t_.accepted_ahead);
     } else if (t_.action == Action::kMeasure && t_.x >= 0 && !t_.draft.invalid_at_token) {
+      read_entry();
+      t_.has_entry = true;
       subtract(1.0);
     } else {
       finish();
@@ -87,10 +94,7 @@ class ChainVerifier : ChainView<kVariant> {
     if (t_.state == State::kBegin) return begin();
     if (t_.action == Action::kChoose) return draw();
     if (t_.action == Action::kDraw) return drawn();
-    if (t_.action == Action::kCheckEntries) {
-      t_.accepted = static_cast<int32_t>(t_.accepted_ahead);
-      return next_row(t_.accepted_ahead);
-    }
+    if (t_.action == Action::kCheckEntries) return follow_checked_entries();
     if (t_.state == State::kRejected) return draw_from_target();
     if constexpr (kGeneral) {
       if (t_.state == State::kBlockRows) return record_row();
@@ -116,10 +120,16 @@ class ChainVerifier : ChainView<kVariant> {
       row_record(0).p_scale = 1;
       return t_.num_drafts > 0 ? open_next(0) : search_from_end(0);
     }
-    const bool reads_single_entries =
-        direct() && (t_.num_drafts > 1 || job_.shares_found_row) && !sparse_source();
+    if (kVariant != Variant::kLogits && job_.shares_found_row) return follow_checked_entries();
+    const bool reads_single_entries = direct() && t_.num_drafts > 1 && !sparse_source();
     if (!reads_single_entries) return next_row(0);
     t_.action = Action::kCheckEntries;
+  }
+
+  // The leading drafts that were accepted by their entries have been written.
+  __device__ void follow_checked_entries() {
+    t_.accepted = static_cast<int32_t>(t_.accepted_ahead);
+    next_row(t_.accepted_ahead);
   }
 
   // Has row t_.next_row and its draft measured.
@@ -127,11 +137,14 @@ class ChainVerifier : ChainView<kVariant> {
     const int64_t i = t_.next_row;
     open_row(i);
     t_.x = i < t_.num_drafts && !t_.next_whole ? drafted_token(p_, t_, i) : -1;
-    t_.has_entry = false;
+    // The last of the groups that shared a row knows Q and the entry of P at the token already.
+    const bool again =
+        kVariant != Variant::kLogits && job_.shares_found_row && !t_.filling && !t_.next_whole;
+    if (!again) t_.has_entry = false;
     t_.reads_one_entry = direct() && t_.x >= 0;
     t_.has_draft = t_.x >= 0 && reads_draft() && !t_.greedy;
     t_.prefilled = job_.plan.parallel && !t_.filling && !t_.next_whole;
-    if (t_.has_draft) open_draft(i, t_.x, t_.draft);
+    if (t_.has_draft && !again) open_draft(i, t_.x, t_.draft);
     t_.fills = !t_.prefilled && (!t_.reads_one_entry || (t_.has_draft && t_.draft.unmeasured())) &&
                !(t_.filling && i > t_.last_row);
     t_.stats_filled |= t_.fills;
@@ -318,14 +331,14 @@ class ChainVerifier : ChainView<kVariant> {
   }
 
   __device__ void write(int64_t i, int64_t token, double logprob) const {
-    if (t_.rank != 0 || t_.filling) return;
+    if (!t_.writes) return;
     const int64_t at = t_.b * (p_.gamma + 1) + i;
     put_id(p_.tokens, p_.ids_are_int64, at, token);
     if (p_.logprobs != nullptr) p_.logprobs[at] = static_cast<float>(logprob);
   }
 
   __device__ void record_accept_prob(int64_t i, double probability) const {
-    if (t_.filling) return;
+    if (!t_.writes) return;
     cuda::record_accept_prob(p_, t_.rank, t_.b * p_.gamma + i, probability);
   }
 

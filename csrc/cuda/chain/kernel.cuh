@@ -11,23 +11,53 @@
 
 namespace specdec::cuda {
 
-// Opens sequence b.
+// Row-parallel: how many groups share a sequence; the row of this group, and its split of it.
+__forceinline__ __device__ unsigned sharing_groups(const ChainJob& job) {
+  return static_cast<unsigned>(job.rows * job.plan.splits);
+}
+__forceinline__ __device__ int64_t own_row(const BlockGroup& group, const ChainJob& job) {
+  return group.index() / static_cast<unsigned>(job.plan.splits) /
+         static_cast<unsigned>(job.p.batch);
+}
+__forceinline__ __device__ int own_split(const BlockGroup& group, const ChainJob& job) {
+  return static_cast<int>(group.index() % static_cast<unsigned>(job.plan.splits));
+}
+
+// Row-parallel: brings the first warp tile of each warp from memory to the L2 cache while the
+// sequence is opened. Where its row lies is then known only if the target is not ragged, and that
+// it is needed only if no group stops early.
+__forceinline__ __device__ void prefetch_own_row(const BlockGroup& group, const ChainJob& job,
+                                                 int64_t b) {
+  const ChainParams& p = job.p;
+  if (!job.plan.parallel || job.stops_early || p.target_indptr != nullptr) return;
+  const int64_t row = own_row(group, job);
+  const bool both = p.reads_draft() && p.draft.form == DraftForm::kRows && row < p.gamma;
+  const RowView view = both && warp_id() % 2 == 1 ? row_of(p.draft, b, row, Read::kLogits)
+                                                  : RowView(p.target, b, row, p.vocab);
+  const int64_t warp_tile = share_of_warps(group.first_warp_tile(own_split(group, job)), both);
+  const int line = 128 / (view.wide() ? 4 : 2), begin = lane_id() * line;
+  const int64_t first = warp_tile * kWarpTile + begin;
+  if (begin < kWarpTile && first < view.vocab) prefetch_to_l2(view.part(first, 1).data);
+}
+
+// Opens sequence b. Loads of drafted tokens, seed, position, sampling parameters and offsets are
+// under way together.
 __forceinline__ __device__ void open(const BlockGroup& group, const ChainJob& job, int64_t b,
                                      ChainTask& t) {
-  if (warp_id() != 0) return;
-  // Read once: no row that is opened later waits for its token.
-  const int64_t drafted = lane_id() < job.p.gamma ? job.p.drafted(b, lane_id()) : -1;
-  if (lane_id() == 0) {
-    // These loads are under way together with those of the sequence.
+  if (warp_id() == 1) {
+    // Read once: no row that is opened later waits for its token.
+    t.first_drafted[lane_id()] = lane_id() < job.p.gamma ? job.p.drafted(b, lane_id()) : -1;
+  }
+  if (thread_id() == 0) {
     const bool shares = job.plan.parallel;
     const unsigned long long ticket = shares ? word_of(job.tickets + b) : 0;
     const unsigned long long noted = shares ? word_of(job.last_rows + b) : 0;
     open_sequence(job.p, b, t);
-    t.ticket_word = ticket;
+    if (shares) begin_arrivals(group, job.tickets + b, ticket, job.launch_id, sharing_groups(job));
     t.last_row = job.stops_early ? noted_last_row(noted, job.launch_id) : kNoRow;
   }
-  t.first_drafted[lane_id()] = drafted;
-  __syncwarp();
+  __syncthreads();
+  if (warp_id() != 0) return;
   find_drafts(job.p, t);
   __syncwarp();
   if (lane_id() != 0) return;
@@ -35,18 +65,21 @@ __forceinline__ __device__ void open(const BlockGroup& group, const ChainJob& jo
                    job.p.rule != Rule::kMatch && 2 * job.row_tile_stats() <= kMostMeasuredRows;
   t.filling = job.plan.parallel;
   t.context = t.filling ? b : group.index();
-  const auto splits = static_cast<unsigned>(job.plan.splits);
-  t.own_split = static_cast<int>(group.index() % splits);
-  t.own_row = group.index() / splits / static_cast<unsigned>(job.p.batch);
+  t.own_split = own_split(group, job);
+  t.own_row = own_row(group, job);
+  t.clears = t.writes = t.rank == 0 && (!t.filling || (job.shares_found_row && t.own_split == 0));
   t.decides_own_row = job.stops_early && t.all_measured;
   if (!t.decides_own_row) t.last_row = kNoRow;
   t.state = State::kBegin;
   t.action = Action::kDone;
 }
 
-// What a group found out about its own row is forgotten.
-__forceinline__ __device__ void begin_decisions(ChainTask& t) {
+// What a group found out about its own row is forgotten; the drafts that it accepted by their
+// entries are not, and have been written by the group of the first split.
+__forceinline__ __device__ void begin_decisions(const ChainJob& job, ChainTask& t) {
   t.filling = false;
+  t.writes = t.rank == 0;
+  t.clears = t.writes && !job.shares_found_row;
   t.accepted = 0;
   if (!t.nothing_to_verify) t.status = 0;
   t.state = State::kBegin;
@@ -64,7 +97,7 @@ __forceinline__ __device__ void verify(BlockGroup& group, const ChainJob& job) {
   ChainSums<kVariant> sums(group, job);
   for (;;) {
     __syncthreads();
-    if (t.state == State::kBegin && !t.filling) clear_outputs(job.p, t);
+    if (t.clears) clear_outputs(job.p, t);
     __syncthreads();
     if (thread_id() == 0) verifier.go_on();
     __syncthreads();
@@ -101,11 +134,10 @@ __forceinline__ __device__ void verify(BlockGroup& group, const ChainJob& job) {
           job.p.status[t.b] = t.status;
           return;
         }
-        const auto count = static_cast<unsigned>(job.rows * job.plan.splits);
-        if (!last_group(group, job.tickets + t.b, t.ticket_word, job.launch_id, count)) return;
+        if (!last_group(group, job.tickets + t.b, sharing_groups(job))) return;
         if (thread_id() != 0) break;
         if (t.rank == 0 && job.stops_early) job.last_rows[t.b] = 0;  // for a replay
-        begin_decisions(t);
+        begin_decisions(job, t);
         break;
       }
     }
@@ -130,6 +162,7 @@ __global__ void __launch_bounds__(kThreads, blocks_per_processor(kVariant))
     first = first / static_cast<unsigned>(job.plan.splits) % static_cast<unsigned>(job.p.batch);
   }
   for (int64_t b = first; b < job.p.batch; b = t.b + gridDim.x / group.size()) {
+    if (kVariant == Variant::kLogits) prefetch_own_row(group, job, b);
     __syncthreads();
     open(group, job, b, t);
     verify<kVariant>(group, job);

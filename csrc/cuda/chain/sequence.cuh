@@ -51,13 +51,14 @@ struct ChainTask : SequenceState {
   int32_t block_fault;
   int64_t context;  // see ChainJob
   unsigned rank;    // this block's place in the group
+  bool clears;      // the outputs are to be cleared before the next decision
+  bool writes;      // this block writes the outputs
   // Row-parallel: whether this group still computes the tile statistics of its own row, or of its
   // split of it.
   bool filling;
   bool decides_own_row;  // to tell the groups of later rows that they are not needed
   int64_t own_row;
   int own_split;
-  unsigned long long ticket_word;  // of the sequence, as it was when this group opened it
   int64_t last_row;  // the first row of the sequence that was found to end it, as far as is known
   // The row to open next, or -1; `whole`: to draw from it, without its draft.
   int64_t next_row;
@@ -87,6 +88,7 @@ struct ChainTask : SequenceState {
   ScaledTarget scaled_target;
   ResidualRows residual_rows;
   bool residual_loops;        // loops over whole warp tiles serve these rows
+  double sums[4];             // what kEntropy or kResidual added up, see ChainSums
   double positive, negative;  // sums of max(cP - lQ, 0) and max(lQ - cP, 0)
   double entropy;
   int64_t token;  // the target's choice, or the token drawn
@@ -181,7 +183,6 @@ inline __device__ void find_drafts(const ChainParams& p, ChainTask& t) {
 
 // Fills the outputs as if no token were emitted and no draft decided on.
 inline __device__ void clear_outputs(const ChainParams& p, const ChainTask& t) {
-  if (t.rank != 0) return;
   const int64_t b = t.b;
   for (int64_t i = thread_id(); i <= p.gamma; i += kThreads) {
     const int64_t at = b * (p.gamma + 1) + i;

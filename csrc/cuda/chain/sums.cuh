@@ -14,12 +14,12 @@ class ChainSums : ChainView<kVariant> {
       : View(job, group.task<ChainTask>()), group_(group) {}
 
   __device__ void sum_or_draw() {
-    const bool chooses = action_is(Action::kChoose), draws = action_is(Action::kDraw);
+    const bool draws = action_is(Action::kDraw);
     // All groups have summed the residual of a row that they found together.
     const bool summed = action_is(Action::kResidual) && t_.prefilled && job_.shares_found_row;
-    if (!chooses && !draws) {
+    if (!chooses() && !draws) {
       if (thread_id() == 0) prepare();
-      if (!summed) group_.sync();  // no block reads these tile statistics any more
+      if (!summed) wait_for_readers();
     }
     if constexpr (kGeneral) {
       if (action_is(Action::kResidual) && t_.state == State::kBlockFromEnd &&
@@ -29,18 +29,32 @@ class ChainSums : ChainView<kVariant> {
         return;
       }
     }
-    if (!chooses && !summed) visit_tiles();
+    if (!chooses() && !summed) visit_tiles();
     if (draws || t_.filling) return;
     if (kGeneral && action_is(Action::kResidual)) sum_beyond();
-    if (!chooses && (kGeneral || !summed)) group_.sync();
+    if (!chooses() && (kGeneral || !summed)) group_.sync();
     add_up();
   }
 
  private:
+  // Afterwards no block reads the tile statistics that are written next. In the logits kernel a
+  // sequence has one residual, and a barrier of the group lies between it and the one before. What
+  // a group writes before it takes its ticket nobody has read.
+  __device__ void wait_for_readers() const {
+    kVariant == Variant::kLogits || t_.filling ? __syncthreads() : group_.sync();
+  }
+
   // The sums over a row: the first three have tile statistics of their own.
   enum Sum { kPositive, kNegative, kBeyond, kDirect, kTarget };
 
   __device__ bool entropy() const { return kGeneral && action_is(Action::kEntropy); }
+  __device__ bool chooses() const { return action_is(Action::kChoose); }
+
+  __device__ int64_t warp_tiles_beyond() const {
+    return kGeneral && action_is(Action::kResidual)
+               ? (columns_beyond(t_.draft, t_.row.vocab) + kWarpTile - 1) / kWarpTile
+               : 0;
+  }
 
   __device__ TileStats tile_stats_of(int sum) const {
     if (sum >= kDirect) return t_.tile_stats;
@@ -115,7 +129,8 @@ class ChainSums : ChainView<kVariant> {
   }
 
   // The values of a warp tile: cP - lQ, P on the scale of its tile statistics, or the terms of the
-  // entropy. Returns false in some lane if the draft row is not valid there.
+  // entropy. Returns false in some lane if the draft row, or a direct target row, is not valid
+  // there.
   __device__ bool read_values(int warp_tile, float (&values)[kPerLane]) const {
     Packed draft_words;
     if constexpr (kGeneral) {
@@ -131,12 +146,12 @@ class ChainSums : ChainView<kVariant> {
 #pragma unroll
       for (int j = 0; j < kPerLane; ++j) values[j] = tile.values[j];
     }
-    if (direct() && !action_is(Action::kDraw)) fill_direct(warp_tile, values);
+    const bool valid = !direct() || action_is(Action::kDraw) || fill_direct(warp_tile, values);
     if (entropy()) {
       weigh_entropy(values, t_.stats);
     } else if (!target_alone()) {
       t_.scaled_target.normalise_all(values);
-      return subtract(warp_tile, draft_words, values);
+      return subtract(warp_tile, draft_words, values) && valid;
     } else if (!direct()) {
       weigh_tile(values, t_.tile_stats.maxima[warp_tile], rate_of(t_.stats.inv_t),
                  filtered() ? t_.stats.threshold : -INFINITY);
@@ -188,13 +203,16 @@ class ChainSums : ChainView<kVariant> {
     if (thread_id() == 0) t_.token = int64_t{warp_tile} * kWarpTile + index;
   }
 
-  // Computes the tile statistics of a direct row, of which only one entry was read before.
-  __device__ void fill_direct(int64_t warp_tile, const float (&values)[kPerLane]) const {
+  // Computes the tile statistics of a direct row, of which only one entry was read before. Returns
+  // whether the warp tile is valid.
+  __device__ bool fill_direct(int64_t warp_tile, const float (&values)[kPerLane]) const {
     float top = warp_tile_max(values);
     const int64_t units = linear_units(values, t_.row.wide(), top);
-    if (lane_id() != 0) return;
-    t_.tile_stats.maxima[warp_tile] = top;
-    t_.tile_stats.units[warp_tile] = units;
+    if (lane_id() == 0) {
+      t_.tile_stats.maxima[warp_tile] = top;
+      t_.tile_stats.units[warp_tile] = units;
+    }
+    return is_finite(top);
   }
 
   // Sums Q over the last `columns_beyond` columns of the draft row.
@@ -217,30 +235,29 @@ class ChainSums : ChainView<kVariant> {
 
   // Adds up what was stored of each warp tile, and chooses the tile to draw from.
   __device__ void add_up() {
-    const bool chooses = action_is(Action::kChoose);
-    const int64_t warp_tiles_beyond =
-        kGeneral && action_is(Action::kResidual)
-            ? (columns_beyond(t_.draft, t_.row.vocab) + kWarpTile - 1) / kWarpTile
-            : 0;
-    double positive = 0, negative = 0, mass_beyond = 0, direct_mass = 0;
+    bool proves_mass = false;
 #pragma unroll 1
-    for (int which = chooses ? kTarget : kPositive; which <= (chooses ? kTarget : kDirect);
+    for (int which = chooses() ? kTarget : kPositive; which <= (chooses() ? kTarget : kDirect);
          ++which) {
+      // A residual above 0 has no entry of P that is not valid, and proves that P has mass.
       if ((which == kNegative && !rule_is(Rule::kBlock)) ||
-          (which == kBeyond && warp_tiles_beyond == 0) || (which == kDirect && !direct())) {
+          (which == kBeyond && warp_tiles_beyond() == 0) ||
+          (which == kDirect && (!direct() || proves_mass))) {
         continue;
       }
-      const double sum = sum_and_choose(which, which == kBeyond ? warp_tiles_beyond : warp_tiles());
-      if (which == kPositive) positive = sum;
-      if (which == kNegative) negative = sum;
-      if (which == kBeyond) mass_beyond = sum;
-      if (which == kDirect) direct_mass = sum;
+      const double sum =
+          sum_and_choose(which, which == kBeyond ? warp_tiles_beyond() : warp_tiles());
+      proves_mass |= which == kPositive && sum > 0;
+      if (thread_id() == 0 && which <= kDirect) t_.sums[which] = sum;
     }
-    if (chooses) return;
+    if (chooses()) return;
+    double mass_beyond = 0;
     if constexpr (kGeneral) {
       if (action_is(Action::kResidual) && sparse()) mass_beyond = sparse_mass_beyond();
     }
     if (thread_id() != 0) return;
+    if (!(kGeneral && sparse()) && warp_tiles_beyond() > 0) mass_beyond = t_.sums[kBeyond];
+    const double positive = t_.sums[kPositive];
     if (entropy()) {
       t_.entropy = t_.stats.entropy(positive);
       return;
@@ -248,7 +265,7 @@ class ChainSums : ChainView<kVariant> {
     if (direct()) {
       t_.stats = {};
       t_.stats.direct = true;
-      t_.stats.valid = direct_mass > 0;
+      t_.stats.valid = positive > 0 || t_.sums[kDirect] > 0;
     }
     t_.positive = positive;
     t_.valid = is_finite(positive) && is_finite(mass_beyond);
@@ -257,17 +274,16 @@ class ChainSums : ChainView<kVariant> {
     // With a map from tokens to columns `mass_beyond` is the sum of the whole row, which was read
     // only to validate it; `negative` has counted Q token by token already.
     const bool mapped = t_.draft.columns != nullptr && !t_.draft.lists_tokens();
-    t_.negative = negative + (mapped ? 0.0 : mass_beyond);
+    t_.negative = (rule_is(Rule::kBlock) ? t_.sums[kNegative] : 0) + (mapped ? 0.0 : mass_beyond);
   }
 
   // The sum over the row of what was stored; NaN if a warp tile was not valid.
   __device__ double sum_and_choose(int which, int64_t warp_tiles) {
     const TileStats tile_stats = tile_stats_of(which);
     const bool linear = which != kTarget || direct();
-    const float max = linear ? max_of(group_, tile_stats.maxima, warp_tiles) : t_.stats.max;
-    if (!is_finite(max)) return NAN;
-    const WarpTileMasses masses(group_, tile_stats, warp_tiles, max, linear ? 1.0f : t_.stats.inv_t,
-                                linear);
+    const TileRun run(tile_stats, warp_tiles);
+    const float max = linear ? run.largest(group_, tile_stats) : t_.stats.max;
+    const WarpTileMasses masses(group_, tile_stats, warp_tiles, run, max, t_.stats.inv_t, linear);
     const double sum = masses.sum();
     if (((which == kPositive && !entropy()) || which == kTarget) && sum > 0) {
       int64_t rest;

@@ -67,8 +67,11 @@ int plan_verify_chain(const ChainParams& p, const CudaRequest& request, CudaPlan
   if (wanted.schedule == Schedule::kAuto && all_direct(p) && !shares_found_row(p)) {
     wanted.schedule = Schedule::kLazy;
   }
-  *plan = make_plan(wanted, device, p.batch, job_of(p, {}).rows, warp_tiles_of(p), true,
-                    variant != Variant::kGeneral);
+  const bool measures_drafts =
+      p.reads_draft() && p.kind == Kind::kLogits && p.draft.form == DraftForm::kRows;
+  *plan = make_plan(wanted, device,
+                    {p.batch, job_of(p, {}).rows, warp_tiles_of(p), true,
+                     variant != Variant::kGeneral, measures_drafts});
   plan->workspace_bytes = WorkspaceLayout(job_of(p, *plan)).bytes;
   return cudaSuccess;
 }

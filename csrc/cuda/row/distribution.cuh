@@ -87,33 +87,43 @@ inline __device__ int64_t linear_units(const float (&w)[kPerLane], bool wide, fl
   return warp_mass(lane_units(w, wide, inverse_scale(top)));
 }
 
-// How many statistics of warp tiles a thread loads at once. A row of 151,936 entries has 297: two
-// for each thread of a block, ten for each lane of a warp that is alone. The registers do for ten
-// maxima, and for four with their masses.
-constexpr int kLoadedByThread = 2, kMaximaByLane = 10, kMassesByLane = 4;
+// The warp tiles of a thread, where each thread of a block has a run of them, and the statistics of
+// the first two, loaded at once. Rows of up to 262,144 entries have no more for a thread.
+struct TileRun {
+  static constexpr int kLoaded = 2;
+  int begin, end;
+  float maxima[kLoaded];
+  int64_t units[kLoaded];
 
-// The key of the largest of maxima[begin], maxima[begin + step] and so on before `end`.
-template <int kAtOnce>
-inline __device__ uint32_t largest_key(const float* maxima, int begin, int end, int step) {
-  uint32_t best = 0;
-#pragma unroll 1
-  for (int first = begin; first < end; first += kAtOnce * step) {
+  __device__ TileRun(const TileStats& tile_stats, int64_t warp_tiles) {
+    const auto tiles = static_cast<int>(warp_tiles), length = (tiles + kThreads - 1) / kThreads;
+    begin = thread_id() * length < tiles ? thread_id() * length : tiles;
+    end = begin + length < tiles ? begin + length : tiles;
+    load(tile_stats, begin);
+  }
+
+  __device__ void load(const TileStats& tile_stats, int first) {
 #pragma unroll
-    for (int k = 0; k < kAtOnce; ++k) {
-      const int i = first + k * step;
-      const uint32_t key = i < end ? ordered_key(maxima[i]) : 0;
-      best = key > best ? key : best;
+    for (int k = 0; k < kLoaded; ++k) {
+      const bool inside = first + k < end;
+      maxima[k] = inside ? tile_stats.maxima[first + k] : -INFINITY;
+      units[k] = inside ? tile_stats.units[first + k] : 0;
     }
   }
-  return best;
-}
 
-// The maximum of a row; NaN if one tile has NaN.
-inline __device__ float max_of(BlockGroup& group, const float* maxima, int64_t warp_tiles) {
-  const uint32_t best =
-      largest_key<kLoadedByThread>(maxima, thread_id(), static_cast<int>(warp_tiles), kThreads);
-  return from_ordered_key(static_cast<uint32_t>(group.max(best)));
-}
+  // The maximum of the row, or its largest scale; NaN if one tile has NaN.
+  __device__ float largest(BlockGroup& group, const TileStats& tile_stats) const {
+    uint32_t best = 0;
+    const auto add = [&](float max) {
+      const uint32_t key = ordered_key(max);
+      best = key > best ? key : best;
+    };
+    for (const float max : maxima) add(max);
+#pragma unroll 1
+    for (int i = begin + kLoaded; i < end; ++i) add(tile_stats.maxima[i]);
+    return from_ordered_key(group.max_key(best));
+  }
+};
 
 inline __device__ int ceil_log2(int64_t n) { return n <= 1 ? 0 : 64 - __clzll(n - 1); }
 
@@ -152,33 +162,16 @@ class WarpTileScale {
     return mass(tile_stats_.units[i], tile_stats_.maxima[i]);
   }
 
-  // The masses of tiles begin, begin + step and so on before `end`.
-  template <int kAtOnce>
-  __device__ int64_t mass_of(int begin, int end, int step) const {
+  // The mass of a thread's tiles.
+  __device__ int64_t mass_of(TileRun run) const {
+    if (!is_finite(max_)) return 0;
     int64_t sum = 0;
 #pragma unroll 1
-    for (int first = begin; first < end; first += kAtOnce * step) {
-      int64_t units[kAtOnce];
-      float maxima[kAtOnce];
-#pragma unroll
-      for (int k = 0; k < kAtOnce; ++k) {
-        const int i = first + k * step;
-        units[k] = i < end ? tile_stats_.units[i] : 0;
-        maxima[k] = i < end ? tile_stats_.maxima[i] : 0;
-      }
-      // They are moved to the front two by two, so that this code is not there for each of them.
-      // Two exponentials are computed side by side.
-#pragma unroll 1
-      for (int k = 0; k < kAtOnce && first + k * step < end; k += 2) {
-        sum += mass(units[0], maxima[0]) + mass(units[1], maxima[1]);
-#pragma unroll
-        for (int next = 2; next < kAtOnce; ++next) {
-          units[next - 2] = units[next];
-          maxima[next - 2] = maxima[next];
-        }
-      }
+    for (int first = run.begin;; run.load(tile_stats_, first)) {
+      sum += mass(run.units[0], run.maxima[0]) + mass(run.units[1], run.maxima[1]);
+      first += TileRun::kLoaded;
+      if (first >= run.end) return sum;
     }
-    return sum;
   }
 
  private:
@@ -188,18 +181,19 @@ class WarpTileScale {
   const int log2_;
 };
 
-// The same masses, where each thread of a block holds a run of them.
+// The same masses, and a choice among them.
 class WarpTileMasses {
  public:
+  // `max` as for WarpTileScale.
   __device__ WarpTileMasses(BlockGroup& group, const TileStats& tile_stats, int64_t warp_tiles,
-                            float max, float inv_t, bool linear = false)
-      : scale_(tile_stats, warp_tiles, max, inv_t, linear) {
-    const auto tiles = static_cast<int>(warp_tiles), run = (tiles + kThreads - 1) / kThreads;
-    begin_ = thread_id() * run < tiles ? thread_id() * run : tiles;
-    mine_ = scale_.mass_of<kLoadedByThread>(begin_, begin_ + run < tiles ? begin_ + run : tiles, 1);
+                            const TileRun& run, float max, float inv_t, bool linear = false)
+      : scale_(tile_stats, warp_tiles, max, inv_t, linear),
+        begin_(run.begin),
+        mine_(scale_.mass_of(run)) {
     before_ = group.sum_before(mine_, total_);
   }
 
+  // NaN if `linear` and the largest scale is.
   __device__ double sum() const { return scale_.sum(total_); }
 
   // The warp tile in which the running mass passes u times the total; `rest` becomes the mass
@@ -238,53 +232,13 @@ class WarpTileMasses {
 
 // Statistics of a row before any filter, except log_sum. Temperature 0 leaves only the maximum.
 inline __device__ RowStats row_stats_of(BlockGroup& group, const TileStats& tile_stats,
-                                        int64_t warp_tiles, float temperature) {
+                                        const TileRun& run, float temperature) {
   RowStats stats = {};
-  stats.max = max_of(group, tile_stats.maxima, warp_tiles);
+  stats.max = run.largest(group, tile_stats);
   stats.inv_t = inverse_temperature(temperature);
   stats.one_hot = temperature == 0;
   stats.threshold = stats.one_hot ? stats.max : -INFINITY;
   stats.valid = is_finite(stats.max);
-  return stats;
-}
-
-// The lowest id of the maximum, computed by one warp; in every lane.
-inline __device__ int64_t warp_argmax(const TileStats& tile_stats, int64_t warp_tiles, float max) {
-  uint32_t first = ~0u;
-  for (int64_t i = lane_id(); i < warp_tiles; i += kLanes) {
-    if (tile_stats.maxima[i] != max) continue;
-    first = static_cast<uint32_t>(i);
-    break;
-  }
-  const int64_t warp_tile = ~warp_max(~first);
-  return warp_tile * kWarpTile + index_of(tile_stats.best[warp_tile]);
-}
-
-// Statistics of a row without filters, computed by one warp and bit for bit what a block computes.
-// In every lane. `token` becomes the maximum's if all mass is on it, else -1.
-inline __device__ RowStats warp_row_stats(const TileStats& tile_stats, int64_t warp_tiles,
-                                          float temperature, bool direct, bool probabilities,
-                                          int64_t& token) {
-  const auto tiles = static_cast<int>(warp_tiles);
-  RowStats stats = {};
-  stats.max = from_ordered_key(
-      warp_max(largest_key<kMaximaByLane>(tile_stats.maxima, lane_id(), tiles, kLanes)));
-  stats.inv_t = inverse_temperature(temperature);
-  stats.one_hot = temperature == 0;
-  stats.threshold = stats.one_hot ? stats.max : -INFINITY;
-  token = -1;
-  if (!is_finite(stats.max)) return stats;
-  if (stats.one_hot) {
-    // Probabilities that are all 0 are not valid.
-    stats.valid = !probabilities || stats.max > 0;
-    token = warp_argmax(tile_stats, warp_tiles, stats.max);
-    return stats;
-  }
-  stats.direct = direct;
-  const WarpTileScale scale(tile_stats, warp_tiles, stats.max, stats.inv_t, direct);
-  const double sum = scale.sum(warp_sum(scale.mass_of<kMassesByLane>(lane_id(), tiles, kLanes)));
-  stats.valid = sum > 0;
-  stats.log_sum = log_of(sum);
   return stats;
 }
 
@@ -312,14 +266,14 @@ inline __device__ int64_t gumbel_winner(BlockGroup& group, const TileStats& tile
 // Lowest id of the maximum.
 inline __device__ int64_t argmax(BlockGroup& group, const TileStats& tile_stats, int64_t warp_tiles,
                                  float max) {
-  uint64_t first = ~uint64_t{0};
-  for (int64_t i = thread_id(); i < warp_tiles; i += kThreads) {
+  uint32_t first = ~0u;
+  for (auto i = static_cast<uint32_t>(thread_id()); i < warp_tiles; i += kThreads) {
     if (tile_stats.maxima[i] != max) continue;
-    first = static_cast<uint64_t>(i);
+    first = i;
     break;
   }
-  const auto warp_tile = static_cast<int64_t>(group.min(first));
-  return warp_tile * kWarpTile + index_of(tile_stats.best[warp_tile]);
+  const uint32_t warp_tile = ~group.max_key(~first);
+  return int64_t{warp_tile} * kWarpTile + index_of(tile_stats.best[warp_tile]);
 }
 
 }  // namespace specdec::cuda

@@ -49,6 +49,12 @@ __forceinline__ __device__ int fill_masses(const void* row, int whole_tiles, int
   return warp_tile;
 }
 
+// Of the warps that share a row: all, or if `beside_another` half of each block, every other one;
+// the other half then works on another row.
+inline __device__ int share_of_warps(int64_t warps, bool beside_another) {
+  return static_cast<int>(beside_another ? warps >> 1 : warps);
+}
+
 // A row whose tile statistics are computed, or one split of it. It lies in shared memory and is
 // read again when needed, because the loops need the registers.
 struct RowFill {
@@ -58,6 +64,15 @@ struct RowFill {
   Want want;
   GumbelNoise noise;
   int split, splits;
+  bool beside_another = false;
+
+  // The first warp tile of this warp, and the step to its next one.
+  __device__ int first_warp_tile(const BlockGroup& group) const {
+    return share_of_warps(group.first_warp_tile(split), beside_another);
+  }
+  __device__ int step(const BlockGroup& group) const {
+    return share_of_warps(group.warp_tile_step(splits), beside_another);
+  }
 };
 
 // Computes the tile statistics of the row's warp tiles from `warp_tile` on. `gumbel` says whether
@@ -65,8 +80,7 @@ struct RowFill {
 template <class Reads>
 inline __device__ void fill_any(const BlockGroup& group, const RowFill& fill, bool gumbel,
                                 int warp_tile) {
-  for (; warp_tile < fill.row.warp_tiles();
-       warp_tile += static_cast<int>(group.warp_tile_step(fill.splits))) {
+  for (; warp_tile < fill.row.warp_tiles(); warp_tile += fill.step(group)) {
     const bool wide = fill.row.wide();
     TileValues tile = call_read_warp_tile<Reads>(fill.row, warp_tile);
     float (&values)[kPerLane] = tile.values;
@@ -105,8 +119,8 @@ template <class Reads>
 inline __device__ void fill_tile_stats(const BlockGroup& group, const RowFill& fill,
                                        bool gumbel = true) {
   const RowView& row = fill.row;
-  const auto step = static_cast<int>(group.warp_tile_step(fill.splits));
-  auto warp_tile = static_cast<int>(group.first_warp_tile(fill.split));
+  const int step = fill.step(group);
+  int warp_tile = fill.first_warp_tile(group);
   if (fill.want == Want::kMass && Reads::of(row.read) == Read::kLogits) {
     const auto whole_tiles = static_cast<int>(row.vocab / kWarpTile);
     const auto whole = [&](auto type, auto aligned) {

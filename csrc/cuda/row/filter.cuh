@@ -213,8 +213,10 @@ inline __device__ float filter_row(BlockGroup& group, const RowView& row,
         const double share = (1.0 - params.top_p) / static_cast<double>(row.vocab);
         const double cut = stats.max + params.temperature * log_of(share);
         low = ordered_key(fmaxf(static_cast<float>(cut), -kLargest));
+        const int64_t warp_tiles = row.warp_tiles();
+        const TileRun run(tile_stats, warp_tiles);
         const double sum =
-            WarpTileMasses(group, tile_stats, row.warp_tiles(), stats.max, stats.inv_t).sum();
+            WarpTileMasses(group, tile_stats, warp_tiles, run, stats.max, stats.inv_t).sum();
         need = static_cast<int64_t>(ceil(params.top_p * sum * selection.unit()));
       }
     } else if (!top_k || (stage == Stage::kFloor && params.top_k > row.warp_tiles())) {
@@ -236,14 +238,14 @@ inline __device__ Want first_want(Want want, bool filtered, bool one_hot) {
   return one_hot ? Want::kArgmax : filtered ? Want::kMass : want;
 }
 
-// Row statistics from tile statistics. `token` becomes the choice of a one-hot distribution or of
-// Gumbel-max sampling, else -1.
+// Row statistics from tile statistics, of which `run` was loaded. `token` becomes the choice of a
+// one-hot distribution or of Gumbel-max sampling, else -1.
 inline __device__ RowStats read_row_stats(BlockGroup& group, const RowView& row,
-                                          const TileStats& tile_stats, const SequenceParams& params,
-                                          bool filtered, Want want, const GumbelNoise& noise,
-                                          int64_t& token) {
+                                          const TileStats& tile_stats, TileRun run,
+                                          const SequenceParams& params, bool filtered, Want want,
+                                          const GumbelNoise& noise, int64_t& token) {
   const int64_t warp_tiles = row.warp_tiles();
-  RowStats stats = row_stats_of(group, tile_stats, warp_tiles, params.temperature);
+  RowStats stats = row_stats_of(group, tile_stats, run, params.temperature);
   // Probabilities that are all 0 are not valid either.
   if (stats.one_hot && row.read == Read::kProbs) stats.valid &= stats.max > 0;
   token = -1;
@@ -254,13 +256,15 @@ inline __device__ RowStats read_row_stats(BlockGroup& group, const RowView& row,
   }
   if (filtered) {
     stats.threshold = filter_row(group, row, tile_stats, params, want, noise, stats);
+    run = TileRun(tile_stats, warp_tiles);
   }
   stats.direct = want == Want::kLinear;
   const double sum =
-      WarpTileMasses(group, tile_stats, warp_tiles, stats.max, stats.inv_t, stats.direct).sum();
+      WarpTileMasses(group, tile_stats, warp_tiles, run, stats.max, stats.inv_t, stats.direct)
+          .sum();
   if (want == Want::kGumbel) token = gumbel_winner(group, tile_stats, warp_tiles, stats);
   stats.valid = sum > 0;
-  stats.log_sum = log(sum);
+  stats.log_sum = log_of(sum);
   return stats;
 }
 

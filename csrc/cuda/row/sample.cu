@@ -22,7 +22,6 @@ struct SampleTask {
   int64_t r;
   SequenceParams params;
   RowFill fill;
-  unsigned long long ticket_word;  // as it was when this group opened the row
   bool filtered;
   RowStats stats;
 };
@@ -33,23 +32,26 @@ __device__ Want want(const SampleParams& p, const SampleTask& task) {
 }
 
 // Opens row r. For one thread.
-__device__ void open(const SampleJob& job, int64_t r, int64_t group, int64_t groups,
-                     SampleTask& task) {
+__device__ void open(const BlockGroup& group, const SampleJob& job, int64_t r, SampleTask& task) {
   const SampleParams& p = job.p;
+  const unsigned long long seen = job.plan.parallel ? word_of(job.tickets + r) : 0;
   task.r = r;
-  if (job.plan.parallel) task.ticket_word = word_of(job.tickets + r);
   task.params = params_of(p.sampling, r);
   task.filtered = task.params.temperature > 0 && task.params.filters(p.vocab);
   // Row-lazy: rows alternate between two sets of tile statistics, because a block that is ahead
   // fills the next one while others still read.
-  const int64_t at = job.plan.parallel ? r : group * 2 + r / groups % 2;
+  const int64_t groups = gridDim.x / group.size();
+  const int64_t at = job.plan.parallel ? r : group.index() * 2 + r / groups % 2;
   task.fill = {RowView(p.logits, r, 0, p.vocab),
                job.tile_stats_array[at],
                rate_of(inverse_temperature(task.params.temperature)),
                task.filtered ? Want::kMass : want(p, task),
                {static_cast<uint64_t>(p.seeds[r]), static_cast<uint64_t>(p.positions[r]), p.stream},
-               static_cast<int>(group % job.plan.splits),
+               static_cast<int>(group.index() % job.plan.splits),
                job.plan.splits};
+  if (job.plan.parallel) {
+    begin_arrivals(group, job.tickets + r, seen, job.launch_id, job.plan.splits);
+  }
 }
 
 struct Sampled {
@@ -75,9 +77,9 @@ __device__ Sampled finish(BlockGroup& group, const SampleParams& p, SampleTask& 
   if (!task.params.in_range()) return fault(kBadParameter);
   const RowFill& fill = task.fill;
   const RowStats& stats = task.stats;
+  TileRun run(fill.tile_stats, fill.row.warp_tiles());
   {
-    const RowStats unfiltered =
-        row_stats_of(group, fill.tile_stats, fill.row.warp_tiles(), task.params.temperature);
+    const RowStats unfiltered = row_stats_of(group, fill.tile_stats, run, task.params.temperature);
     if (thread_id() == 0) task.stats = unfiltered;
     __syncthreads();
   }
@@ -90,8 +92,9 @@ __device__ Sampled finish(BlockGroup& group, const SampleParams& p, SampleTask& 
         filter_row(group, fill.row, fill.tile_stats, task.params, want(p, task), fill.noise, stats);
     if (thread_id() == 0) task.stats.threshold = threshold;
     __syncthreads();
+    run = TileRun(fill.tile_stats, fill.row.warp_tiles());
   }
-  const WarpTileMasses masses(group, fill.tile_stats, fill.row.warp_tiles(), stats.max,
+  const WarpTileMasses masses(group, fill.tile_stats, fill.row.warp_tiles(), run, stats.max,
                               stats.inv_t);
   if (thread_id() == 0) task.stats.log_sum = log_of(masses.sum());
   const GumbelNoise& noise = fill.noise;
@@ -111,13 +114,12 @@ __global__ void __launch_bounds__(kThreads, kSampleBlocksPerProcessor)
   for (int64_t r = group.index() / job.plan.splits; r < job.p.num_rows;
        r = task.r + gridDim.x / group.size()) {
     __syncthreads();
-    if (thread_id() == 0) open(job, r, group.index(), gridDim.x / group.size(), task);
+    if (thread_id() == 0) open(group, job, r, task);
     __syncthreads();
     if (task.params.in_range()) fill_tile_stats<KnownRead<Read::kLogits>>(group, task.fill);
     if (!job.plan.parallel) {
       group.sync();
-    } else if (!last_group(group, job.tickets + task.r, task.ticket_word, job.launch_id,
-                           job.plan.splits)) {
+    } else if (!last_group(group, job.tickets + task.r, job.plan.splits)) {
       return;
     }
     const Sampled sampled = finish(group, job.p, task);
@@ -143,7 +145,7 @@ int plan_sample(const SampleParams& p, const CudaRequest& request, CudaPlan* pla
   const bool reads_again = s.top_ks != nullptr || s.top_ps != nullptr || s.min_ps != nullptr ||
                            s.top_k > 0 || s.top_p < 1 || s.min_p > 0;
   const int64_t warp_tiles = warp_tiles_of(p.vocab);
-  *plan = make_plan(request, device, p.num_rows, 1, warp_tiles, reads_again);
+  *plan = make_plan(request, device, {p.num_rows, 1, warp_tiles, reads_again});
   const int64_t tile_stats_array = plan->parallel ? p.num_rows : 2 * plan->groups;
   plan->workspace_bytes =
       tile_stats_array * TileStatsArray::bytes(warp_tiles, needs_best(p.sampling, p.gumbel)) +

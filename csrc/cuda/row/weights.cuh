@@ -46,18 +46,6 @@ inline __device__ uint32_t max_of_pairs(uint32_t a, uint32_t b) {
 #endif
 }
 
-inline __device__ uint32_t warp_max(uint32_t value) {
-#ifdef __CUDA_ARCH__
-  return __reduce_max_sync(kAllLanes, value);
-#else
-  for (int step = kLanes / 2; step > 0; step /= 2) {
-    const uint32_t other = __shfl_xor_sync(kAllLanes, value, step);
-    value = other > value ? other : value;
-  }
-  return value;
-#endif
-}
-
 // The largest of a warp, NaN if one is; in every lane.
 inline __device__ float warp_max(float value) {
   return from_ordered_key(warp_max(ordered_bits(value)));

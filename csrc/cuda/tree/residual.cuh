@@ -8,9 +8,9 @@ namespace specdec::cuda {
 // The sum over the row of the values stored; NaN if a warp tile was not valid.
 inline __device__ double stored_sum(BlockGroup& group, const TileStats& tile_stats,
                                     int64_t warp_tiles) {
-  const float max = max_of(group, tile_stats.maxima, warp_tiles);
-  return is_finite(max) ? WarpTileMasses(group, tile_stats, warp_tiles, max, 1.0f, true).sum()
-                        : NAN;
+  const TileRun run(tile_stats, warp_tiles);
+  const float max = run.largest(group, tile_stats);
+  return WarpTileMasses(group, tile_stats, warp_tiles, run, max, 1.0f, true).sum();
 }
 
 class ResidualScan {
@@ -34,8 +34,10 @@ class ResidualScan {
     int64_t warp_tile = t_.x / kWarpTile, units = 0;
     if (action == TreeAction::kDraw) {
       const TileStats tile_stats = drawn_tile_stats();
-      const float max = linear() ? max_of(group_, tile_stats.maxima, warp_tiles) : t_.stats.max;
-      const WarpTileMasses masses(group_, tile_stats, warp_tiles, max, t_.stats.inv_t, linear());
+      const TileRun run(tile_stats, warp_tiles);
+      const float max = linear() ? run.largest(group_, tile_stats) : t_.stats.max;
+      const WarpTileMasses masses(group_, tile_stats, warp_tiles, run, max, t_.stats.inv_t,
+                                  linear());
       warp_tile = masses.choose(group_, residual_uniform(job_.p, t_, t_.depth), units);
     }
     pass(warp_tile, 1, warp_tile + 1, units);

@@ -60,7 +60,7 @@ int plan_verify_tree(const TreeParams& p, const CudaRequest& request, CudaPlan* 
   if (status != cudaSuccess) return status;
   CudaRequest wanted = request;
   wanted.schedule = Schedule::kLazy;  // most rows of a tree are not on the path
-  *plan = make_plan(wanted, device, p.batch, 1, warp_tiles_of(p), true);
+  *plan = make_plan(wanted, device, {p.batch, 1, warp_tiles_of(p), true});
   TreeJob job = {};
   job.p = p;
   job.plan = *plan;

@@ -27,8 +27,9 @@ class RowMeasurement {
     group_.sync();
     group_.exchange_buffer = 0;
     int64_t token;
-    const RowStats stats = read_row_stats(group_, t_.measured_row, t_.measured_tile_stats, params(),
-                                          filters(), want(), noise(), token);
+    const TileRun run(t_.measured_tile_stats, t_.measured_row.warp_tiles());
+    const RowStats stats = read_row_stats(group_, t_.measured_row, t_.measured_tile_stats, run,
+                                          params(), filters(), want(), noise(), token);
     if (thread_id() != 0) return;
     if (t_.measures_draft) {
       t_.q_stats = stats;

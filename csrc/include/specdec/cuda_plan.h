@@ -8,8 +8,8 @@ namespace specdec {
 
 // kAuto chooses by the number of sequences and the size of the device.
 // kLazy, for many sequences: a group reads the rows of a sequence in order and stops at the first
-// rejection. kParallel, for few: the device reads all rows at once, and the last group to finish
-// decides from their statistics.
+// rejection. kParallel, for few: several groups share the rows of a sequence, and the last one to
+// finish decides from their statistics.
 enum class Schedule : int32_t { kAuto, kLazy, kParallel };
 
 struct CudaRequest {

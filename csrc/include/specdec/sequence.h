@@ -39,6 +39,9 @@ SPECDEC_HD inline bool uniforms_in_range(const OpParams& p, int64_t b) {
 template <class OpParams>
 SPECDEC_HD inline int32_t open_sequence(const OpParams& p, bool greedy, int64_t b, int64_t most,
                                         SequenceState& s) {
+  const bool ragged = p.target_indptr != nullptr;
+  // Loaded first, because a GPU loads what follows at the same time.
+  const int32_t begin = ragged ? p.target_indptr[b] : 0, end = ragged ? p.target_indptr[b + 1] : 0;
   s.b = b;
   s.begin = 0;
   s.rows = most;
@@ -55,14 +58,13 @@ SPECDEC_HD inline int32_t open_sequence(const OpParams& p, bool greedy, int64_t 
   s.greedy = s.params.temperature == 0;
   s.filtered = !s.greedy && s.params.filters(p.vocab);
   s.direct = p.kind == Kind::kProbs && p.reads_draft() && s.params.temperature == 1 && !s.filtered;
-  if (p.target_indptr != nullptr) {
+  if (ragged) {
     // The offsets are data: whatever they hold, no row beyond the target is read.
-    const auto row_at = [&](int64_t i, int64_t low) {
-      const int64_t row = p.target_indptr[i];
+    const auto inside = [&](int64_t row, int64_t low) {
       return row < low ? low : row > p.num_rows ? p.num_rows : row;
     };
-    s.begin = row_at(b, 0);
-    const int64_t rows = row_at(b + 1, s.begin) - s.begin;
+    s.begin = inside(begin, 0);
+    const int64_t rows = inside(end, s.begin) - s.begin;
     s.rows = rows < most ? rows : most;
   }
   const int32_t status = !valid ? kBadParameter : s.rows == 0 ? kTargetInvalid : 0;
