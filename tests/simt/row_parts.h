@@ -14,13 +14,30 @@ int launch_one_block(void (*kernel)(Params...), Args... args) {
 // out: the tile that `choose` finds for u, and the mass of that tile before the point.
 __global__ void choose_kernel(TileStats tile_stats, int64_t warp_tiles, double u, int64_t* out) {
   BlockGroup group = BlockGroup::mine();
-  const WarpTileMasses masses(group, tile_stats, warp_tiles, 0.0f, 1.0f);
+  const TileRun run(tile_stats, warp_tiles);
+  const WarpTileMasses masses(group, tile_stats, warp_tiles, run, 0.0f, 1.0f);
   int64_t rest = 0;
   const int64_t warp_tile = masses.choose(group, u, rest);
   if (thread_id() == 0) {
     out[0] = warp_tile;
     out[1] = rest;
   }
+}
+
+__global__ void largest_kernel(TileStats tile_stats, int64_t warp_tiles, float* out) {
+  BlockGroup group = BlockGroup::mine();
+  const TileRun run(tile_stats, warp_tiles);
+  const float largest = run.largest(group, tile_stats);
+  if (thread_id() == 0) *out = largest;
+}
+
+// A group that read `seen` begins a count of arrivals, and arrives. out: whether it is the last.
+__global__ void arrive_kernel(unsigned long long* ticket, unsigned long long seen,
+                              uint64_t launch_id, unsigned count, int* out) {
+  const BlockGroup group = BlockGroup::mine();
+  if (thread_id() != 0) return;
+  begin_arrivals(group, ticket, seen, launch_id, count);
+  *out = arrive(ticket, count);
 }
 
 // out: the mass of a warp tile in which every weight is `weight`, in units.
@@ -41,6 +58,27 @@ SPECDEC_EXPORT int simt_choose(int64_t* units, int64_t warp_tiles, double u, int
   return specdec::cuda::launch_one_block(specdec::cuda::choose_kernel,
                                          specdec::cuda::TileStats{units, nullptr, maxima.data()},
                                          warp_tiles, u, out);
+}
+
+// Returns 1 for the last of `count` arrivals.
+SPECDEC_EXPORT int simt_arrive(uint64_t* ticket, uint64_t seen, uint64_t launch_id,
+                               unsigned count) {
+  unsigned long long word = *ticket;
+  int out = 0;
+  specdec::cuda::launch_one_block(specdec::cuda::arrive_kernel, &word,
+                                  static_cast<unsigned long long>(seen), launch_id, count, &out);
+  *ticket = word;
+  return out;
+}
+
+// Returns the largest maximum, NaN if one is.
+SPECDEC_EXPORT float simt_largest(float* maxima, int64_t warp_tiles) {
+  std::vector<int64_t> units(static_cast<size_t>(warp_tiles), 0);
+  float out = 0;
+  specdec::cuda::launch_one_block(specdec::cuda::largest_kernel,
+                                  specdec::cuda::TileStats{units.data(), nullptr, maxima},
+                                  warp_tiles, &out);
+  return out;
 }
 
 // Returns the number of units in a weight of 1.

@@ -174,6 +174,26 @@ def test_the_alignment_of_rows_changes_no_bit(simt, case, offset):
     assert_outputs_equal(case.op, outputs(simt, case, _moved(case.op, args, offset)), want)
 
 
+@pytest.mark.parametrize(
+    ("kernel", "how"),
+    [
+        *(("logits", {"rule": rule}) for rule in ("token", "lenient", "greedy")),
+        *(("logits", {"draft": draft}) for draft in ("none", "sampled", "wide", "narrow")),
+        ("logits", {"layout": "ragged", "limits": True}),
+        *(("probs", {"kind": "probs", "rule": rule}) for rule in ("token", "lenient", "greedy")),
+        ("probs", {"kind": "probs", "draft": "none"}),
+        *(("general", {"rule": rule}) for rule in ("block", "match", "typical", "synthetic")),
+        *(("general", {"draft": draft}) for draft in ("sparse", "mapped")),
+        *(("general", {"filters": filters}) for filters in ("scalar", "tensor")),
+        ("general", {"kind": "probs", "filters": "warm"}),
+    ],
+    ids=str,
+)
+def test_each_call_is_served_by_the_smallest_kernel_that_can(simt, kernel, how):
+    outputs(simt, chain_case(2, 2, 67, **how))
+    assert simt.last_chain_kernel() == kernel
+
+
 @pytest.mark.parametrize("schedule", ["lazy", "parallel"])
 def test_the_rest_of_the_batch_changes_no_bit(simt, schedule):
     case = chain_case(7, 4, 517, rule="block")

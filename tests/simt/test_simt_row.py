@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from support import simt_ops
 
@@ -26,6 +28,35 @@ def test_a_draw_stays_in_the_row_whatever_the_uniform(simt, u, tile):
     chosen, before = simt.choose(UNITS, u)
     assert chosen == tile
     assert 0 <= before < MASS
+
+
+@pytest.mark.parametrize("before", [0, 5, simt_ops.ALL_ONES, 17 << 16 | 2])
+def test_a_group_that_read_its_ticket_long_ago_forgets_no_arrival(simt, before):
+    """All groups read the ticket before the first one begins the count."""
+    launch, count = 0x123456789ABC, 5
+    ticket = before
+    for n in range(1, count):
+        last, ticket = simt.arrive(ticket, before, launch, count)
+        assert (last, ticket) == (False, launch << 16 | n)
+    assert simt.arrive(ticket, before, launch, count) == (True, 0)
+    # A group that begins later reads the count itself.
+    assert simt.arrive(launch << 16 | 3, launch << 16 | 2, launch, count)[1] == launch << 16 | 4
+    assert simt.arrive(before, before, launch, 1) == (True, before)
+
+
+@pytest.mark.parametrize("tiles", [1, 2, 256, 257, 512, 513, 1300])
+def test_every_tile_counts_however_many_a_thread_has(simt, tiles):
+    """A thread loads two at once, which is enough for rows of 262,144 entries."""
+    for at in {0, tiles // 3, tiles - 2, tiles - 1} & set(range(tiles)):
+        maxima = [-INF] * tiles
+        maxima[at] = -3.5
+        assert simt.largest(maxima) == -3.5
+        maxima[at] = NAN
+        assert math.isnan(simt.largest(maxima))
+        units = [0] * tiles
+        units[at] = MASS
+        assert simt.choose(units, 0.5)[0] == at
+    assert simt.choose([MASS] * tiles, 0.999)[0] == int(0.999 * tiles)
 
 
 @pytest.mark.parametrize("weight", [1.0, 1 - 2**-24, 1 + 2**-23, 1 + 2**-20, 1.5])

@@ -87,6 +87,27 @@ def test_all_groups_share_the_row_to_draw_from(simt, gamma, acceptance, order):
     assert_outputs_equal("verify_chain", got, want)
 
 
+def test_a_draft_has_one_logprob_however_it_is_tested(simt):
+    """By itself, or from its entry alone. One in a thousand differs if one of them rounds again."""
+    case = chain_case(4000, 1, 67, kind="probs", acceptance=0.95)
+    want = outputs(simt, case, schedule="lazy", group=1)
+    assert_outputs_equal("verify_chain", outputs(simt, case, schedule="parallel", group=1), want)
+
+
+@pytest.mark.parametrize("kind", ["logits", "probs"])
+@pytest.mark.parametrize("order", list(simt_ops.ORDERS))
+def test_a_block_that_is_ahead_disturbs_no_other_one(simt, kind, order):
+    """From probabilities only the barrier before a residual keeps the blocks of a group together.
+
+    Each of two groups goes through several sequences.
+    """
+    case = chain_case(9, 2, V, kind=kind, acceptance=0.3)
+    want = outputs(simt, case, schedule="lazy", group=1)
+    got = outputs(simt, case, schedule="lazy", group=8, order=order)
+    assert simt.last_plan().groups < 9
+    assert_outputs_equal("verify_chain", got, want)
+
+
 @pytest.mark.parametrize("value", [float("nan"), -1.0])
 @pytest.mark.parametrize("index", ["drafted", 700, V - 1])
 def test_a_shared_row_that_is_not_valid_is_reported(simt, value, index):
