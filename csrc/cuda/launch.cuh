@@ -126,29 +126,30 @@ class Devices {
   std::mutex asking_;
 };
 
-// Row-lazy stops at the first rejection, which is after half of the rows or so, but has at most
-// eight blocks for a sequence, and the sequence with most accepted drafts sets its time. With one
-// row for each sequence row-parallel reads nothing in vain, and pays until the device is full. If
-// `stops`, groups of later rows stop at a rejection that they learn of, and it pays as long as a
-// level, one row of all sequences, is a wave of groups or less: with up to 66 sequences on 132
-// multiprocessors. Else it reads all rows, and pays if row-lazy would leave half of the device idle
-// or more: with up to 8 sequences, where reading rows in vain costs a few microseconds.
-inline bool row_parallel_pays(const Device& device, int64_t sequences, int64_t rows, bool stops) {
-  const int64_t busy = sequences * kMaxGroupSize;
-  return rows == 1 ? busy < device.blocks
-         : stops   ? busy <= device.blocks
-                   : busy * 2 <= device.processors;
-}
-
 // What a launch has to do.
 struct Work {
   int64_t sequences;
   int64_t rows;         // of each sequence
   int64_t warp_tiles;   // of a row
   bool reads_again;     // the last group reads rows a second time: a larger group pays
-  bool stops = false;   // as in `row_parallel_pays`
+  bool stops = false;   // groups of later rows stop at a rejection that they learn of
   bool drafts = false;  // a row is read beside one of the draft, by other warps
 };
+
+// Row-lazy stops at the first rejection, which is after half of the rows or so, but has at most
+// eight blocks for a sequence, and the sequence with most accepted drafts sets its time.
+// Row-parallel pays
+//   with one row for each sequence, until the device is full: nothing is read in vain;
+//   if groups stop, as long as a level, one row of all sequences, is a wave of groups or less: with
+//   up to 66 sequences on 132 multiprocessors;
+//   else if row-lazy would leave half of the device idle or more, with up to 8 sequences: then rows
+//   read in vain, or what the last group does alone, cost less than that.
+inline bool row_parallel_pays(const Device& device, const Work& work) {
+  const int64_t busy = work.sequences * kMaxGroupSize;
+  if (work.rows == 1 && !work.reads_again) return busy < device.blocks;
+  if (work.rows > 1 && work.stops) return busy <= device.blocks;
+  return busy * 2 <= device.processors;
+}
 
 inline CudaPlan make_plan(const CudaRequest& request, const Device& device, const Work& work) {
   const int64_t sequences = work.sequences, rows = work.rows;
@@ -171,9 +172,10 @@ inline CudaPlan make_plan(const CudaRequest& request, const Device& device, cons
   };
   // A ticket counts the groups of a sequence in 16 bits.
   const int64_t most_splits = kMostArrivals / rows;
-  plan.parallel = most_splits > 0 && (request.schedule == Schedule::kParallel ||
-                                      (request.schedule == Schedule::kAuto && whole_row > 1 &&
-                                       row_parallel_pays(device, sequences, rows, work.stops)));
+  plan.parallel =
+      most_splits > 0 &&
+      (request.schedule == Schedule::kParallel ||
+       (request.schedule == Schedule::kAuto && whole_row > 1 && row_parallel_pays(device, work)));
   int size = !plan.parallel     ? largest_group(sequences)
              : work.reads_again ? largest_group_of_rows()
                                 : 1;

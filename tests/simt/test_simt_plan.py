@@ -87,10 +87,19 @@ def test_rows_in_parallel_pay_longer_if_groups_learn_of_a_rejection(simt):
     assert parallel == list(range(1, 67))
     plan = simt.plan(die, 32, 6, TILES, stops=True)
     assert (plan.group_size, plan.splits, plan.groups) == (8, 1, 32 * 6)
-    # All groups of a sequence share one row: it is split as long as there is room.
-    one_row = [simt.plan(die, b, 1, TILES) for b in (1, 16, 33, 34, 65)]
-    assert [p.splits for p in one_row] == [5, 4, 2, 1, 1]
-    assert [p.parallel for p in one_row] == [1, 1, 1, 0, 0]
+    # All groups of a sequence share one row.
+    one_row = [simt.plan(die, b, 1, TILES, stops=True) for b in (1, 8, 9, 32, 66)]
+    assert [p.splits for p in one_row] == [5, 5, 1, 1, 1]
+    assert [p.parallel for p in one_row] == [1, 1, 0, 0, 0]
+    # A group of 8 blocks has a warp for each of 64 warp tiles: there is nothing to share.
+    assert [simt.plan(die, 1, 1, tiles).parallel for tiles in (64, 65)] == [0, 1]
+
+
+def test_one_row_for_each_sequence_is_split_until_the_device_is_full(simt):
+    """That nothing reads again, such as a row that `sample` does not filter."""
+    die = device(*[16] * 6, 18, 18, blocks=4)
+    plans = [simt.plan(die, b, 1, TILES, again=False) for b in (1, 14, 65, 66)]
+    assert [(p.group_size, p.splits) for p in plans] == [(1, 38), (1, 37), (1, 8), (8, 1)]
 
 
 def test_a_row_beside_one_of_the_draft_has_work_for_twice_as_many_groups(simt):
