@@ -319,7 +319,9 @@ def table(rows: dict[str, dict[str, Any]]) -> Table:
 
 
 def main(
-    results: Annotated[Path | None, typer.Argument(help="A results file of a GPU.")] = None,
+    results: Annotated[
+        Path | None, typer.Argument(help="A results file of a GPU.", exists=True, dir_okay=False)
+    ] = None,
 ) -> None:
     """Print predicted times, and measured ones beside them."""
     Console(width=165).print(table(measured(results) if results else {}))
