@@ -14,6 +14,7 @@ struct MeasuredRow {
   int64_t token;  // the target's choice, or -1
 };
 
+// By itself, because a compiler takes the quotient of the two sizes for a count of bins, and warns.
 constexpr size_t kBytesForRows = sizeof(Shared::bins);
 constexpr int64_t kMostMeasuredRows = kBytesForRows / sizeof(MeasuredRow);
 
