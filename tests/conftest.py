@@ -166,7 +166,8 @@ def pytest_configure(config):
 
 @pytest.fixture(autouse=True)
 def _global_state():
-    """Restore thread count and determinism settings, which tests may change."""
+    """Seed the default generator; restore thread count and determinism, which tests may change."""
+    torch.manual_seed(0)
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)

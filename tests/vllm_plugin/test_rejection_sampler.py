@@ -245,12 +245,13 @@ def test_acceptance_rates_of_a_synthetic_benchmark_hold(plugin):
         rejection_sample_method="synthetic", synthetic_acceptance_rates=[0.8, 0.4], spec=None
     )
     sampler = stock.RejectionSampler(Sampler(), config, torch.device("cpu"))
-    given = sampling(4000, temperature=1.0)
-    out = sampler(metadata([[1, 2]] * 4000), None, torch.zeros(12000, V), given).sampled_token_ids
-    assert (out[:, 0] == 1).float().mean().item() == pytest.approx(0.8, abs=0.03)
-    assert ((out[:, 0] == 1) & (out[:, 1] == 2)).float().mean().item() == pytest.approx(
-        0.4, abs=0.03
-    )
+    given = sampling(COPIES, temperature=1.0)
+    logits = torch.zeros(3 * COPIES, V)
+    out = sampler(metadata([[1, 2]] * COPIES), None, logits, given).sampled_token_ids
+    # Not by the ids: the token after a rejected draft is drawn from the target, which may repeat it.
+    accepted = (out >= 0).sum(1) - 1
+    seen, shares = torch.bincount(accepted, minlength=3), torch.tensor([0.2, 0.4, 0.4])
+    assert chisquare(seen, shares.double() * COPIES).pvalue > 1e-4
 
 
 @pytest.mark.parametrize("method", ["standard", "block"])
