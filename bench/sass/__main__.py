@@ -86,7 +86,7 @@ def main(
     opcodes: Annotated[bool, typer.Option(help="also count each opcode of the loops")] = False,
 ) -> None:
     with cubins(list(SOURCES.values()), library=library) as files:
-        kernels = [kernel for file in files for kernel in read_kernels(file)]
+        kernels = [kernel for file in files for kernel in read_kernels(file, NAMES)]
     with tempfile.TemporaryDirectory() as folder:
         shared = shared_bytes(Path(folder))
     console = Console(width=160)

@@ -63,8 +63,8 @@ def enumerate_distribution(
         draft: gamma conditionals, draft[i] [V] * (i + 1) float64, that the drafts are drawn from.
         target: gamma + 1 conditionals of the same form.
         steps: bisection steps; an edge is known to 2^-steps.
-        like: a faster verifier whose edges are tried first: if `verify` turns within 2^-22 of each
-            of them, it is not bisected itself.
+        like: a faster verifier whose edges are tried first: where `verify` turns within 2^-22 of
+            one, it is not bisected itself.
 
     Raises:
         ValueError: two inner places of one cell give different answers.
@@ -106,28 +106,36 @@ def enumerate_distribution(
 
 
 def bisect(
-    inside: Callable[[Tensor], Tensor], n: int, steps: int, guess: Tensor | None = None
+    inside: Callable[[Tensor, Tensor], Tensor], n: int, steps: int, guess: Tensor | None = None
 ) -> Tensor:
     """[n] float64: where the interval from 0 on which `inside` holds ends; 1 if it holds for all.
 
-    guess: [n] edges, returned if `inside` turns near all of them.
+    inside: (rows [M] int64, which of the n; places [M] float64) -> [M] bool.
+    guess: [n] edges, each returned if `inside` turns near it.
     """
-    low = torch.zeros(n, dtype=torch.float64)
-    high = torch.full((n,), LARGEST_UNIFORM, dtype=torch.float64)
+    edges = torch.empty(n, dtype=torch.float64)
+    rows = torch.arange(n)
     if guess is not None:
-        near, far = (guess - _NEAR).clamp(min=0), (guess + _NEAR).clamp(max=LARGEST_UNIFORM)
-        turns_after = inside(near) | (guess < _NEAR)
-        turns_before = ~inside(far) | (guess > 1 - _NEAR)
-        if bool((turns_after & turns_before).all()):
-            # A cell narrower than 2^-22 may be due to the rounding of the other verifier alone.
-            guess = torch.where(guess < _NEAR, 0.0, guess)
-            return torch.where(guess > 1 - _NEAR, 1.0, guess)
-    starts, ends = inside(low), inside(high)
+        # A cell narrower than 2^-22 may be due to the rounding of the other verifier alone.
+        edges = torch.where(guess < _NEAR, 0.0, torch.where(guess > 1 - _NEAR, 1.0, guess))
+        before, after = rows[edges > 0], rows[edges < 1]
+        turns = torch.ones(n, dtype=torch.bool)
+        if len(before) > 0:
+            turns[before] = inside(before, guess[before] - _NEAR)
+        if len(after) > 0:
+            turns[after] &= ~inside(after, guess[after] + _NEAR)
+        rows = rows[~turns]
+    if len(rows) == 0:
+        return edges
+    low = torch.zeros(len(rows), dtype=torch.float64)
+    high = torch.full((len(rows),), LARGEST_UNIFORM, dtype=torch.float64)
+    starts, ends = inside(rows, low), inside(rows, high)
     for _ in range(steps):
         middle = (low + high) / 2
-        here = inside(middle)
+        here = inside(rows, middle)
         low, high = torch.where(here, middle, low), torch.where(here, high, middle)
-    return torch.where(starts, torch.where(ends, 1.0, high), 0.0)
+    edges[rows] = torch.where(starts, torch.where(ends, 1.0, high), 0.0)
+    return edges
 
 
 def _acceptance_cells(
@@ -175,13 +183,16 @@ def _acceptance_edges(
     uniforms = uniforms.flatten(0, 1)
     repeated = drafts.repeat_interleave(len(contexts), 0)
 
-    def accepted(u: Tensor) -> Tensor:
-        uniforms[:, i] = u
-        return verify(repeated, uniforms)[1]
+    uniforms[:, i] = 0
+    at_zero = verify(repeated, uniforms)[1]
 
-    at_zero = accepted(torch.zeros(len(repeated), dtype=torch.float64))
+    def as_at_zero(rows: Tensor, u: Tensor) -> Tensor:
+        moved = uniforms[rows]
+        moved[:, i] = u
+        return verify(repeated[rows], moved)[1] == at_zero[rows]
+
     guess = None if guess is None else guess.flatten()
-    return bisect(lambda u: accepted(u) == at_zero, len(repeated), steps, guess).view(n, -1)
+    return bisect(as_at_zero, len(repeated), steps, guess).view(n, -1)
 
 
 def _token_cells(
@@ -195,21 +206,23 @@ def _token_cells(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Splits every cell where the last token changes with the last uniform."""
     n = len(drafts)
-    repeated = drafts.repeat_interleave(v, 0)
-    uniforms = torch.cat([(lows + highs) / 2, torch.zeros(n, 1, dtype=torch.float64)], -1)
-    uniforms = uniforms.repeat_interleave(v, 0)
-    ids = torch.arange(v).repeat(n)
+    middle = torch.cat([(lows + highs) / 2, torch.zeros(n, 1, dtype=torch.float64)], -1)
 
-    def at_most(u: Tensor, verifier: Verify = verify) -> Tensor:
+    def at_most(rows: Tensor, u: Tensor, verifier: Verify = verify) -> Tensor:
+        """Whether cell rows // (v-1) gives a token up to rows % (v-1); all give one up to v-1."""
+        cells, ids = rows // (v - 1), rows % (v - 1)
+        uniforms = middle[cells]
         uniforms[:, -1] = u
-        tokens, accepted = verifier(repeated, uniforms)
+        tokens, accepted = verifier(drafts[cells], uniforms)
         return tokens.gather(1, accepted.long()[:, None])[:, 0] <= ids
 
-    guess = bisect(lambda u: at_most(u, like), n * v, steps) if like else None
-    edges = bisect(at_most, n * v, steps, guess).view(n, v)
+    count = n * (v - 1)
+    guess = bisect(lambda rows, u: at_most(rows, u, like), count, steps) if like else None
+    found = bisect(at_most, count, steps, guess).view(n, v - 1)
+    edges = torch.cat([found, torch.ones(n, 1, dtype=torch.float64)], -1)
     begin = torch.cat([torch.zeros(n, 1, dtype=torch.float64), edges[:, :-1]], -1).flatten()
     end = edges.flatten()
     wide = end - begin > 2.0 ** (2 - steps)
     low = torch.cat([lows.repeat_interleave(v, 0), begin[:, None]], -1)[wide]
     high = torch.cat([highs.repeat_interleave(v, 0), end[:, None]], -1)[wide]
-    return repeated[wide], low, high
+    return drafts.repeat_interleave(v, 0)[wide], low, high

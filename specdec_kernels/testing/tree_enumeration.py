@@ -118,6 +118,8 @@ def enumerate_tree_distribution(
 def _joint(tokens: Tensor, volume: Tensor, target: Sequence[Tensor]) -> Tensor:
     """Joint distribution; the target's own distribution goes on after the emitted tokens."""
     v = target[0].shape[-1]
+    if bool((tokens >= v).any()):
+        raise ValueError(f"a token is outside of the vocabulary of {v}: {int(tokens.max())}")
     emitted = (tokens >= 0).sum(-1)
     joint = torch.zeros((), dtype=torch.float64)
     for length in range(len(target) + 1):
@@ -262,7 +264,7 @@ class _Splitter:
                 f"is accepted by its uniform only for some of the uniforms that come later"
             )
         moving, moved = cells.take(turns), node[turns]
-        edge = bisect(lambda u: accepted(moving, moved, u, 0.5, 0.5), len(moved), self.steps)
+        edge = bisect(lambda _, u: accepted(moving, moved, u, 0.5, 0.5), len(moved), self.steps)
         self.decisions.append(Decisions(moving.drafts, moving.uniforms(0.5, 0.5), moved, edge))
         below = moving.cut(moved, torch.zeros_like(edge), edge)
         above = moving.cut(moved, edge, torch.ones_like(edge))
@@ -293,20 +295,22 @@ class _Splitter:
     def _draw(self, cells: _Cells, column: Tensor) -> tuple[_Cells, Tensor]:
         """Splits at the uniform that draws a token; also [S], whether the rule ends with it."""
         s, v = len(column), self.v
-        repeated = cells.take(torch.arange(s).repeat_interleave(v))
-        columns = column.repeat_interleave(v)[:, None]
-        depths = repeated.depth[:, None]
-        ids = torch.arange(v).repeat(s)
+        cell = torch.arange(s).repeat_interleave(v - 1)  # all tokens are at most v-1
+        ids = torch.arange(v - 1).repeat(s)
+        tried, columns = cells.take(cell), column[cell][:, None]
 
-        def at_most(u: Tensor) -> Tensor:
-            uniforms = repeated.uniforms(0.5, 0.5).scatter(1, columns, u[:, None])
-            return self.verify(repeated.drafts, uniforms)[1].gather(1, depths)[:, 0] <= ids
+        def at_most(_: Tensor, u: Tensor) -> Tensor:
+            uniforms = tried.uniforms(0.5, 0.5).scatter(1, columns, u[:, None])
+            tokens = self.verify(tried.drafts, uniforms)[1]
+            return tokens.gather(1, tried.depth[:, None])[:, 0] <= ids
 
-        edges = bisect(at_most, s * v, self.steps).view(s, v)
+        found = bisect(at_most, len(ids), self.steps).view(s, v - 1)
+        edges = torch.nn.functional.pad(found, (0, 1), value=1.0)
         begin = torch.nn.functional.pad(edges[:, :-1], (1, 0)).flatten()
         end = edges.flatten()
         wide = end - begin > self.narrow
-        out = repeated.cut(columns[:, 0], begin, end).take(wide)
+        whole = torch.arange(s).repeat_interleave(v)[wide]
+        out = cells.take(whole).cut(column[whole], begin[wide], end[wide])
         path, tokens = self.verify(out.drafts, out.uniforms(0.5, 0.5))
         over = (path >= 0).sum(-1) <= out.depth
         if self.upward:

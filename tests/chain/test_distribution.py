@@ -22,6 +22,7 @@ from support.providers import (
     verify,
 )
 from support.toy_chain import (
+    BOUNDARY_PROVIDER,
     TOLERANCE,
     ToyChain,
     assert_target_distribution,
@@ -150,10 +151,11 @@ def test_parameters_of_one_sequence_do_not_change_its_neighbours_distribution():
 def test_a_missing_draft_or_an_invalid_draft_row_keeps_the_targets_distribution(name, rule):
     toy = ToyChain(rule=rule)
     last = toy.gamma - 1
-    op = provider("verify_chain", name)
-    for poison in (False, True):
 
-        def run(drafts, uniforms, poison=poison):
+    def verifier(name, poison):
+        op = provider("verify_chain", name)
+
+        def run(drafts, uniforms):
             arguments = toy.arguments(drafts, name)
             tokens = drafts.clone()
             if poison:
@@ -162,10 +164,14 @@ def test_a_missing_draft_or_an_invalid_draft_row_keeps_the_targets_distribution(
                 tokens[:, last] = -1
             return verify(op, tokens=tokens, uniforms=uniforms, **arguments)[:2]
 
-        assert_target_distribution(
-            testing.enumerate_distribution(run, toy.draft_probs, toy.target_probs, steps=23),
-            toy,
+        return run
+
+    for poison in (False, True):
+        like = None if name == BOUNDARY_PROVIDER else verifier(BOUNDARY_PROVIDER, poison)
+        realized = testing.enumerate_distribution(
+            verifier(name, poison), toy.draft_probs, toy.target_probs, like=like
         )
+        assert_target_distribution(realized, toy)
 
 
 EDGES = {  # target row, draft row, uniform, whether draft 0 is accepted

@@ -248,7 +248,7 @@ def test_acceptance_rates_of_a_synthetic_benchmark_hold(plugin):
     given = sampling(COPIES, temperature=1.0)
     logits = torch.zeros(3 * COPIES, V)
     out = sampler(metadata([[1, 2]] * COPIES), None, logits, given).sampled_token_ids
-    # Not by the ids: the token after a rejected draft is drawn from the target, which may repeat it.
+    # Not by ids: the token after a rejected draft is drawn from the target, which may repeat it.
     accepted = (out >= 0).sum(1) - 1
     seen, shares = torch.bincount(accepted, minlength=3), torch.tensor([0.2, 0.4, 0.4])
     assert chisquare(seen, shares.double() * COPIES).pvalue > 1e-4
