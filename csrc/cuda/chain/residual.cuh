@@ -165,6 +165,29 @@ inline __device__ int64_t columns_beyond(const DraftDistribution& d, int64_t voc
   return d.row.vocab > vocab ? d.row.vocab - vocab : 0;
 }
 
+// Stores the sums of Q over the warp tiles of the last `columns_beyond` columns of the draft row.
+// `exclude(first, wide, values)` may set some of them to 0 in a warp tile whose first column is
+// `first`.
+template <class Exclude>
+inline __device__ void sum_beyond(const BlockGroup& group, const DraftDistribution& d,
+                                  int64_t vocab, const TileStats& tile_stats,
+                                  const Exclude& exclude) {
+  const int64_t size = columns_beyond(d, vocab);
+  if (size == 0) return;
+  const int64_t begin = d.row.vocab - size;
+  const RowView columns = d.row.part(begin, size);
+  const int64_t step = group.warp_tile_step(1);
+  for (int64_t warp_tile = group.first_warp_tile(0); warp_tile < columns.warp_tiles();
+       warp_tile += step) {
+    float values[kPerLane];
+    read_warp_tile(columns, warp_tile, values);
+    const float top = d.normalise_all(values);
+    exclude(begin + warp_tile * kWarpTile, columns.wide(), values);
+    store_positive(tile_stats, warp_tile, values, columns.wide(), 1.0f,
+                   __all_sync(kAllLanes, top < INFINITY));
+  }
+}
+
 // Sums of max(cP - Q, 0) and max(Q - cP, 0) for a draft that lists its tokens. P is read at these
 // alone, because elsewhere Q is 0. For the whole block.
 inline __device__ void sum_residual_of_few(BlockGroup& group, const DraftDistribution& d,

@@ -31,7 +31,10 @@ class ChainSums : ChainView<kVariant> {
     }
     if (!chooses() && !summed) visit_tiles();
     if (draws || t_.filling) return;
-    if (kGeneral && action_is(Action::kResidual)) sum_beyond();
+    if (kGeneral && action_is(Action::kResidual)) {
+      sum_beyond(group_, t_.draft, t_.row.vocab, tile_stats_of(kBeyond),
+                 [](int64_t, bool, float (&)[kPerLane]) {});
+    }
     if (!chooses() && (kGeneral || !summed)) group_.sync();
     add_up();
   }
@@ -213,24 +216,6 @@ class ChainSums : ChainView<kVariant> {
       t_.tile_stats.units[warp_tile] = units;
     }
     return is_finite(top);
-  }
-
-  // Sums Q over the last `columns_beyond` columns of the draft row.
-  __device__ void sum_beyond() const {
-    const DraftDistribution& d = t_.draft;
-    const int64_t size = columns_beyond(d, t_.row.vocab);
-    if (size == 0) return;
-    const TileStats tile_stats = tile_stats_of(kBeyond);
-    const RowView columns = d.row.part(d.row.vocab - size, size);
-    const int64_t step = group_.warp_tile_step(1);
-    for (int64_t warp_tile = group_.first_warp_tile(0); warp_tile < columns.warp_tiles();
-         warp_tile += step) {
-      float values[kPerLane];
-      read_warp_tile(columns, warp_tile, values);
-      const float top = d.normalise_all(values);
-      store_positive(tile_stats, warp_tile, values, columns.wide(), 1.0f,
-                     __all_sync(kAllLanes, top < INFINITY));
-    }
   }
 
   // Adds up what was stored of each warp tile, and chooses the tile to draw from.

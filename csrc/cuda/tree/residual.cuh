@@ -26,7 +26,7 @@ class ResidualScan {
     if (action == TreeAction::kScanResidual) {
       group_.sync();  // no block reads these tile statistics any more
       pass(group_.first_warp_tile(0), group_.warp_tile_step(1), warp_tiles, 0);
-      sum_beyond();
+      sum_columns_beyond();
       group_.sync();
       group_.exchange_buffer = 0;
       return add_up();
@@ -240,24 +240,13 @@ class ResidualScan {
   }
 
   // Sums Q over the columns that no target token has, without the excluded tokens there.
-  __device__ void sum_beyond() const {
+  __device__ void sum_columns_beyond() const {
     if (t_.last_draft < 0 || t_.scan == ScanKind::kEntropy) return;
     const DraftDistribution& d = t_.records[t_.last_draft].draft;
-    const int64_t size = columns_beyond(d, t_.row.vocab);
-    if (size == 0) return;
-    const int64_t begin = d.row.vocab - size;
-    const RowView columns = d.row.part(begin, size);
-    const int64_t step = group_.warp_tile_step(1);
-    for (int64_t warp_tile = group_.first_warp_tile(0); warp_tile < columns.warp_tiles();
-         warp_tile += step) {
-      float values[kPerLane];
-      read_warp_tile(columns, warp_tile, values);
-      const float top = d.normalise_all(values);
-      if (d.columns == nullptr)
-        zero_excluded(columns.wide(), begin + warp_tile * kWarpTile, values);
-      store_positive(scan_stats(kBeyond), warp_tile, values, columns.wide(), 1.0f,
-                     __all_sync(kAllLanes, top < INFINITY));
-    }
+    sum_beyond(group_, d, t_.row.vocab, scan_stats(kBeyond),
+               [&](int64_t first, bool wide, float (&values)[kPerLane]) {
+                 if (d.columns == nullptr) zero_excluded(wide, first, values);
+               });
   }
 
   __device__ void zero_excluded(bool wide, int64_t begin, float (&values)[kPerLane]) const {
