@@ -12,7 +12,6 @@ from specdec_hf.drafters.heads import compiled_step
 from support.device_reads import spied_reads
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 # What would wait for a device, or copy from the host.
 FORBIDDEN = ("_local_scalar_dense", "item", "is_nonzero", "equal", "nonzero", "lift_fresh")
@@ -52,12 +51,12 @@ class Tape(TorchDispatchMode):
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if op.overloadpacket.__name__ in FORBIDDEN:
             raise RuntimeError(f"{op} cannot be recorded")
-        given = tree_map_only(torch.Tensor, self._noted, (args, kwargs or {}))
+        given = mapped(torch.Tensor, self._noted, (args, kwargs or {}))
         result = op(*args, **(kwargs or {}))
-        for x in tree_leaves(result):
-            if isinstance(x, torch.Tensor) and (number := number_of(x)) not in self._others:
+        for x in tensors_in(result):
+            if (number := number_of(x)) not in self._others:
                 self._made.add(number)
-        self.ops.append((op, *given, tree_map_only(torch.Tensor, self._noted, result)))
+        self.ops.append((op, *given, [self._noted(x) for x in tensors_in(result)]))
         return result
 
     def _noted(self, x: torch.Tensor) -> torch.Tensor | Place:
@@ -106,8 +105,8 @@ class OpRecorder:
                 if others is not mine:
                     overwrite(others)
             for op, *noted in tape.ops:
-                args, kwargs, result = tree_map_only(Place, Place.tensor, noted)
-                write(result, op(*args, **kwargs))
+                args, kwargs, results = mapped(Place, Place.tensor, noted)
+                write(results, op(*args, **kwargs))
 
         return outputs, replay
 
@@ -117,11 +116,29 @@ def overwrite(outputs: list[torch.Tensor]) -> None:
         x.fill_(torch.nan)
 
 
-def write(recorded: Any, computed: Any) -> None:
+def write(recorded: list[torch.Tensor], computed: Any) -> None:
     """Move results to the memory of the recording, where they are no views of it."""
-    for old, new in zip(tree_leaves(recorded), tree_leaves(computed), strict=True):
-        if isinstance(old, torch.Tensor) and old.data_ptr() != new.data_ptr():
+    for old, new in zip(recorded, tensors_in(computed), strict=True):
+        if old.data_ptr() != new.data_ptr():
             old.copy_(new)
+
+
+def mapped(kind: type, function: Callable[[Any], Any], x: Any) -> Any:
+    """`tree_map_only` for what ops are called with, without its search for types of nodes."""
+    if isinstance(x, kind):
+        return function(x)
+    if isinstance(x, list | tuple):
+        return [mapped(kind, function, one) for one in x]
+    return {k: mapped(kind, function, v) for k, v in x.items()} if isinstance(x, dict) else x
+
+
+def tensors_in(result: Any) -> list[torch.Tensor]:
+    """The tensors that an op gave: one, or those of a sequence."""
+    if isinstance(result, torch.Tensor):
+        return [result]
+    return (
+        [x for one in result for x in tensors_in(one)] if isinstance(result, list | tuple) else []
+    )
 
 
 def record_ops(monkeypatch: pytest.MonkeyPatch) -> None:
