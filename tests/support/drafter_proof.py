@@ -113,6 +113,7 @@ def joint_p_value(
     texts: int = 6000,
     ragged: bool = False,
     alone: bool = False,
+    prompt: int = 0,
     **kwargs: Any,
 ) -> float:
     """The probability that texts of the target's distribution lie as far from it as those drafted.
@@ -125,12 +126,14 @@ def joint_p_value(
         texts: how many are generated, as one batch.
         alone: whether each text is that of a call of its own, in place of one batch.
         ragged: whether the batch has three prompts of different lengths, each a third of the texts.
+        prompt: which of `PROMPTS` all texts begin with, where the batch is not ragged.
         kwargs: of `generate`.
     """
-    prompts = PROMPTS if ragged else PROMPTS[:1]
+    numbers = list(range(len(PROMPTS))) if ragged else [prompt]
+    prompts = [PROMPTS[number] for number in numbers]
     width = max(map(len, prompts))
-    ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
-    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    ids = torch.tensor([[0] * (width - len(one)) + one for one in prompts])
+    mask = torch.tensor([[0] * (width - len(one)) + [1] * len(one) for one in prompts])
     each = texts // len(prompts)
     model, _ = target(name)
     ids, mask, seeds = ids.repeat(each, 1), mask.repeat(each, 1), range(each * len(prompts))
@@ -149,7 +152,8 @@ def joint_p_value(
     first = torch.cat([out.sequences for out in calls])[:, width:][:, :LENGTH]
     codes = (first * VOCAB ** torch.arange(LENGTH - 1, -1, -1)).sum(dim=1)
     p_values = [
-        chi_square(codes[b :: len(prompts)], target(name, b)[1]) for b in range(len(prompts))
+        chi_square(codes[b :: len(prompts)], target(name, number)[1])
+        for b, number in enumerate(numbers)
     ]
     return min(1.0, min(p_values) * len(prompts))
 
