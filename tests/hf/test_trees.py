@@ -113,7 +113,7 @@ DISTRIBUTION_CASES = [
 ]
 
 
-def text_p_value(tree, rule, temperature=1.3, texts=6000):
+def text_p_value(tree, rule, temperature=1.3, texts=3000):
     """Chi-square p-value of the first three tokens of many texts under the target."""
     tokens, sampling = 6, {"temperature": temperature, "top_k": 5}
     model = hf_models.build("llama", vocab_size=tokens)
