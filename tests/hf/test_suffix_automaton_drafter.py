@@ -113,4 +113,4 @@ def test_greedy_equals_plain_generation_merged_with_prompt_lookup():
 def test_sampled_texts_have_the_targets_distribution(tree):
     drafter = SuffixAutomatonDrafter(CORPUS, min_match=1)
     settings = {} if tree is None else {"rule": "target_only", "tree": tree, "gamma": None}
-    assert joint_p_value(drafter, **settings) > SIGNIFICANCE
+    assert joint_p_value(drafter, texts=1500, **settings) > SIGNIFICANCE
