@@ -11,6 +11,7 @@ from specdec_hf.compiled import attention, layers
 from specdec_hf.compiled import forward as compiled
 from support import hf_models
 from support.hf_models import one_thread  # noqa: F401  # autouse here
+from support.recorded_ops import run_layers_as_they_are
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 GROUPS, KEYS, SLOTS, SIZE = 3, 2, 11, 16
@@ -70,6 +71,8 @@ def test_what_it_does_not_serve_goes_to_transformers(other):
 
 @pytest.mark.slow
 def test_grouped_heads_of_a_twin_alone_attend_so(monkeypatch):
+    """In a trace they attend in test_compile.py, as the heads of its models are grouped."""
+    run_layers_as_they_are(monkeypatch)
     model = hf_models.build("llama")
     swapped, share = [], layers.share_reads
 
@@ -106,6 +109,7 @@ def test_grouped_heads_of_a_twin_alone_attend_so(monkeypatch):
 @pytest.mark.slow
 def test_a_wrong_order_of_heads_is_found_by_the_self_check(monkeypatch):
     """Negative control."""
+    run_layers_as_they_are(monkeypatch)
     model, attend = hf_models.build("llama"), attention.attend
 
     def wrong(*args, **kwargs):

@@ -7,10 +7,10 @@ import torch
 from specdec_hf import generate
 from specdec_hf.cache import model_call, ragged_prompts, spec_cache
 from specdec_hf.cache.spec_cache import SpecCache
-from specdec_hf.compiled import forward as compiled
 from support import hf_models
 from support.heads import head_folder
 from support.hf_models import one_thread  # noqa: F401  # autouse here
+from support.recorded_ops import run_layers_as_they_are
 
 RAGGED, ALIKE = (9, 200, 5), (60, 64, 50)
 SETTINGS = {"max_new_tokens": 12, "do_sample": False}
@@ -78,7 +78,7 @@ def test_hidden_states_are_those_of_prompts_read_together(tmp_path, monkeypatch)
 @pytest.mark.slow
 @pytest.mark.parametrize("length", [64, 100])
 def test_long_prompts_are_read_by_the_model_itself(forwards, monkeypatch, length):
-    monkeypatch.setattr(compiled, "BACKEND", "eager")
+    run_layers_as_they_are(monkeypatch)
     model, _ = forwards
     inputs, settings = hf_models.prompts((length,)), {**SETTINGS, "max_new_tokens": 4}
     plain = model.generate(**inputs, **settings)
