@@ -103,15 +103,15 @@ def shared_bytes(folder: Path) -> int:
     return int(re.search(r"GLOBAL:(\d+)", report)[1])  # type: ignore[index]
 
 
-def read_kernels(cubin: Path, names: Iterable[str] = ("",)) -> list[Kernel]:
-    """The kernels in a cubin, if the name of one of them contains one of these."""
+def read_kernels(cubin: Path, names: Iterable[str] | None = None) -> list[Kernel]:
+    """All kernels of a cubin; none where `names` are given and no kernel's name contains one."""
     needs = {
         name: (int(registers), int(stack))
         for name, registers, stack in re.findall(
             r"Function (\S+):\s+REG:(\d+) STACK:(\d+)", _resource_report(cubin)
         )
     }
-    if not any(part in name for name in needs for part in names):
+    if names is not None and not any(part in name for name in needs for part in names):
         return []  # to read all of a large library would take long
     codes = read_code(triton.knobs.nvidia.nvdisasm.path, cubin)
     return [Kernel(code, *needs[code.name]) for code in codes]

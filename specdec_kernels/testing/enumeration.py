@@ -67,7 +67,8 @@ def enumerate_distribution(
             one, it is not bisected itself.
 
     Raises:
-        ValueError: two inner places of one cell give different answers.
+        ValueError: two inner places of one cell give different answers, the last token falls as
+            the last uniform grows, or a token is outside of the vocabulary.
 
     >>> def verify(drafts, uniforms):
     ...     return (uniforms >= 0.25).long(), torch.zeros(len(uniforms), dtype=torch.int32)
@@ -106,12 +107,17 @@ def enumerate_distribution(
 
 
 def bisect(
-    inside: Callable[[Tensor, Tensor], Tensor], n: int, steps: int, guess: Tensor | None = None
+    inside: Callable[[Tensor, Tensor], Tensor],
+    n: int,
+    steps: int,
+    guess: Tensor | None = None,
+    together: int = 1,
 ) -> Tensor:
     """[n] float64: where the interval from 0 on which `inside` holds ends; 1 if it holds for all.
 
     inside: (rows [M] int64, which of the n; places [M] float64) -> [M] bool.
-    guess: [n] edges, each returned if `inside` turns near it.
+    guess: [n] edges. So many neighbours `together` are returned if `inside` turns near each of
+        them: of the edges of one row, a guess may lie above the next one if that is measured.
     """
     edges = torch.empty(n, dtype=torch.float64)
     rows = torch.arange(n)
@@ -123,8 +129,8 @@ def bisect(
         if len(before) > 0:
             turns[before] = inside(before, guess[before] - _NEAR)
         if len(after) > 0:
-            turns[after] &= ~inside(after, guess[after] + _NEAR)
-        rows = rows[~turns]
+            turns[after] &= ~inside(after, (guess[after] + _NEAR).clamp(max=LARGEST_UNIFORM))
+        rows = rows[~turns.view(-1, together).all(-1).repeat_interleave(together)]
     if len(rows) == 0:
         return edges
     low = torch.zeros(len(rows), dtype=torch.float64)
@@ -136,6 +142,13 @@ def bisect(
         low, high = torch.where(here, middle, low), torch.where(here, high, middle)
     edges[rows] = torch.where(starts, torch.where(ends, 1.0, high), 0.0)
     return edges
+
+
+def check_in_vocabulary(tokens: Tensor, v: int) -> None:
+    """Raises ValueError if a token is negative or not less than v."""
+    outside = tokens[(tokens < 0) | (tokens >= v)]
+    if len(outside):
+        raise ValueError(f"a token is outside of the vocabulary of {v}: {int(outside[0])}")
 
 
 def _acceptance_cells(
@@ -209,20 +222,43 @@ def _token_cells(
     middle = torch.cat([(lows + highs) / 2, torch.zeros(n, 1, dtype=torch.float64)], -1)
 
     def at_most(rows: Tensor, u: Tensor, verifier: Verify = verify) -> Tensor:
-        """Whether cell rows // (v-1) gives a token up to rows % (v-1); all give one up to v-1."""
+        """Whether cell rows // (v-1) gives a token up to rows % (v-1)."""
         cells, ids = rows // (v - 1), rows % (v - 1)
         uniforms = middle[cells]
         uniforms[:, -1] = u
-        tokens, accepted = verifier(drafts[cells], uniforms)
-        return tokens.gather(1, accepted.long()[:, None])[:, 0] <= ids
+        return _last_token(verifier, drafts[cells], uniforms) <= ids
 
     count = n * (v - 1)
     guess = bisect(lambda rows, u: at_most(rows, u, like), count, steps) if like else None
-    found = bisect(at_most, count, steps, guess).view(n, v - 1)
-    edges = torch.cat([found, torch.ones(n, 1, dtype=torch.float64)], -1)
+    found = bisect(at_most, count, steps, guess, together=max(v - 1, 1)).view(n, v - 1)
+    _check_ends(verify, drafts, middle, found)
+    edges = torch.cat([found, torch.ones(n, 1, dtype=torch.float64)], -1)  # no token is above v-1
     begin = torch.cat([torch.zeros(n, 1, dtype=torch.float64), edges[:, :-1]], -1).flatten()
     end = edges.flatten()
     wide = end - begin > 2.0 ** (2 - steps)
     low = torch.cat([lows.repeat_interleave(v, 0), begin[:, None]], -1)[wide]
     high = torch.cat([highs.repeat_interleave(v, 0), end[:, None]], -1)[wide]
     return drafts.repeat_interleave(v, 0)[wide], low, high
+
+
+def _check_ends(verify: Verify, drafts: Tensor, middle: Tensor, edges: Tensor) -> None:
+    """Where the last uniform is smallest and largest, cells give the tokens that the edges say."""
+    v = edges.shape[1] + 1
+    for end in (0.0, LARGEST_UNIFORM):
+        uniforms = middle.clone()
+        uniforms[:, -1] = end
+        token = _last_token(verify, drafts, uniforms)
+        check_in_vocabulary(token, v)
+        at_most = token[:, None] <= torch.arange(v - 1)
+        wrong = at_most & (edges < 1 - _NEAR) if end else ~at_most & (edges > _NEAR)
+        if bool(wrong.any()):
+            c = int(wrong.any(-1).nonzero()[0])
+            raise ValueError(
+                f"the last token of draft {drafts[c].tolist()} falls as the last uniform grows: "
+                f"it is {int(token[c])} at {end}"
+            )
+
+
+def _last_token(verify: Verify, drafts: Tensor, uniforms: Tensor) -> Tensor:
+    tokens, accepted = verify(drafts, uniforms)
+    return tokens.gather(1, accepted.long()[:, None])[:, 0]

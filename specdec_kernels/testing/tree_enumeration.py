@@ -14,7 +14,12 @@ import torch
 from torch import Tensor
 
 from specdec_kernels.testing.drawn_trees import lineage
-from specdec_kernels.testing.enumeration import LARGEST_UNIFORM, RealizedDistribution, bisect
+from specdec_kernels.testing.enumeration import (
+    LARGEST_UNIFORM,
+    RealizedDistribution,
+    bisect,
+    check_in_vocabulary,
+)
 
 TreeVerify = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
@@ -83,7 +88,8 @@ def enumerate_tree_distribution(
 
     Raises:
         ValueError: an acceptance uniform decides only for some values of uniforms that come later,
-            or two inner places of one cell give different answers.
+            two inner places of one cell give different answers, or a token is outside of the
+            vocabulary.
 
     >>> def verify(drafts, uniforms):
     ...     token = (uniforms[:, 1:2] >= 0.25).long()
@@ -118,8 +124,7 @@ def enumerate_tree_distribution(
 def _joint(tokens: Tensor, volume: Tensor, target: Sequence[Tensor]) -> Tensor:
     """Joint distribution; the target's own distribution goes on after the emitted tokens."""
     v = target[0].shape[-1]
-    if bool((tokens >= v).any()):
-        raise ValueError(f"a token is outside of the vocabulary of {v}: {int(tokens.max())}")
+    check_in_vocabulary(tokens[tokens >= 0], v)
     emitted = (tokens >= 0).sum(-1)
     joint = torch.zeros((), dtype=torch.float64)
     for length in range(len(target) + 1):
@@ -295,7 +300,11 @@ class _Splitter:
     def _draw(self, cells: _Cells, column: Tensor) -> tuple[_Cells, Tensor]:
         """Splits at the uniform that draws a token; also [S], whether the rule ends with it."""
         s, v = len(column), self.v
-        cell = torch.arange(s).repeat_interleave(v - 1)  # all tokens are at most v-1
+        last = torch.full((s, 1), LARGEST_UNIFORM, dtype=torch.float64)
+        uniforms = cells.uniforms(0.5, 0.5).scatter(1, column[:, None], last)
+        highest = self.verify(cells.drafts, uniforms)[1].gather(1, cells.depth[:, None])
+        check_in_vocabulary(highest[highest >= 0], v)  # -1 where the path ended before
+        cell = torch.arange(s).repeat_interleave(v - 1)
         ids = torch.arange(v - 1).repeat(s)
         tried, columns = cells.take(cell), column[cell][:, None]
 
@@ -333,7 +342,10 @@ def _differs(answer: tuple[Tensor, Tensor], path: Tensor, tokens: Tensor) -> Ten
 
 
 def _agrees(verify: TreeVerify, cells: _Cells, path: Tensor, tokens: Tensor, steps: int) -> bool:
-    """Whether a verifier gives these answers in the middle of all cells and near their faces."""
+    """Whether a verifier gives these answers in all cells: in the middle, near faces, at the ends.
+
+    The ends are uniforms of 0 and the largest one.
+    """
     generator = torch.Generator().manual_seed(0)
     columns = cells.low.shape[1]
     rows, uniforms = [], []
@@ -342,8 +354,11 @@ def _agrees(verify: TreeVerify, cells: _Cells, path: Tensor, tokens: Tensor, ste
     volume = width.prod(-1, keepdim=True)
     off = torch.minimum(_NEAR * width / volume, width / 4)
     large = volume[:, 0] > _NEAR  # smaller cells may be due to the rounding of one verifier
-    rows.append(large.nonzero()[:, 0])
-    uniforms.append(cells.middle()[large])
+    lowest = torch.where(cells.low == 0, 0.0, _inner(cells, generator, steps))
+    highest = torch.where(cells.high == 1, LARGEST_UNIFORM, _inner(cells, generator, steps))
+    for places in (cells.middle(), lowest, highest):
+        rows.append(large.nonzero()[:, 0])
+        uniforms.append(places[large])
     for column in range(columns):
         for face, inward in ((cells.low, off), (cells.high, -off)):
             here = (large & (face[:, column] > 0) & (face[:, column] < 1)).nonzero()[:, 0]

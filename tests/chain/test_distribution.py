@@ -300,6 +300,27 @@ def test_the_enumeration_passes_a_correct_verifier():
     assert_target_distribution(*enumerated())
 
 
+@pytest.mark.parametrize("with_like", [False, True])
+@pytest.mark.parametrize(
+    ("token", "words"), [(3, "outside of the vocabulary of 3"), (0, "falls|not constant")]
+)
+@pytest.mark.parametrize("gamma", [0, 2])
+def test_the_enumeration_rejects_a_cdf_that_ends_below_1(gamma, token, words, with_like):
+    toy = ToyChain(gamma=gamma)
+    right = toy.verifier("cpp")
+
+    def wrong(drafts, uniforms):
+        tokens, accepted = right(drafts, uniforms)
+        late = uniforms[:, -1] > 1 - 1e-6
+        tokens[late, accepted[late].long()] = token
+        return tokens, accepted
+
+    with pytest.raises(ValueError, match=words):
+        testing.enumerate_distribution(
+            wrong, toy.draft_probs, toy.target_probs, like=right if with_like else None
+        )
+
+
 @pytest.mark.parametrize("wrong", WRONG)
 def test_the_enumeration_rejects_a_verifier_with(wrong):
     assert_wrong_distribution(*enumerated(**WRONG[wrong]))

@@ -71,7 +71,7 @@ def test_what_it_does_not_serve_goes_to_transformers(other):
 
 @pytest.mark.slow
 def test_grouped_heads_of_a_twin_alone_attend_so(monkeypatch):
-    """In a trace they attend in test_compile.py, as the heads of its models are grouped."""
+    """The tests of compiled models cover traced layers: the heads of these models are grouped."""
     run_layers_as_they_are(monkeypatch)
     model = hf_models.build("llama")
     swapped, share = [], layers.share_reads

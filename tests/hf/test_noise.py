@@ -18,7 +18,7 @@ from support.providers import SIGNIFICANCE, chi_square
 from specdec_kernels import RULES_NEEDING_ROUND_NOISE, SampledDraft, draft_positions, sample
 
 VOCAB, LENGTH, GAMMA = 4, 4, 3
-# As many as reject the wrong noise under the rule; the bias is least under rule block.
+# The fewer, the more the wrong noise biases the texts of a rule. Rule token has none.
 TEXTS = {"token": 8000, "block": 8000, "traversal": 6000, "multi_draft": 4000}
 PROMPT = torch.tensor([[1, 2, 1]])
 TREE = TrieTree(depth=GAMMA)

@@ -84,7 +84,7 @@ def test_seconds_are_counted_to_the_phase_that_took_them(monkeypatch, phase):
     original = getattr(owner, name)
 
     def slow(*args, **kwargs):
-        time.sleep(0.04)
+        time.sleep(0.1)
         return original(*args, **kwargs)
 
     model = hf_models.tiny("llama")

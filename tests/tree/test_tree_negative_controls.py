@@ -233,6 +233,25 @@ def verifier(rule, wrong=None):
     return traversal(wrong) if rule == "traversal" else top_down(RULES[rule], wrong)
 
 
+@pytest.mark.parametrize("with_like", [False, True])
+@pytest.mark.parametrize("rule", ["target_only", "multi_draft", "traversal"])
+def test_a_cdf_that_ends_below_1_is_rejected(rule, with_like):
+    setting = ToyTree(rule, tree="21")
+    right, nodes = setting.verifier("cpp"), len(setting.parents)
+
+    def wrong(drafts, uniforms):
+        path, tokens = right(drafts, uniforms)
+        late = (uniforms[:, nodes:] > 1 - 1e-5).any(-1)
+        tokens[late, (tokens[late] >= 0).sum(-1) - 1] = setting.v
+        return path, tokens
+
+    with pytest.raises(ValueError, match="outside of the vocabulary"):
+        testing.enumerate_tree_distribution(
+            wrong, setting.parents, setting.drafts, setting.weights, setting.target_probs,
+            upward=rule == "traversal", steps=26, like=right if with_like else None,
+        )  # fmt: skip
+
+
 @pytest.mark.parametrize("rule", [*RULES, "traversal"])
 @pytest.mark.parametrize("tree", ["21", "3"])
 def test_a_correct_rule_passes(rule, tree):
