@@ -64,7 +64,7 @@ def enumerate_distribution(
         target: gamma + 1 conditionals of the same form.
         steps: bisection steps; an edge is known to 2^-steps.
         like: a faster verifier whose edges are tried first: where `verify` turns within 2^-22 of
-            one, it is not bisected itself.
+            an edge, that edge is not searched by bisection.
 
     Raises:
         ValueError: two inner places of one cell give different answers, the last token falls as
@@ -116,8 +116,9 @@ def bisect(
     """[n] float64: where the interval from 0 on which `inside` holds ends; 1 if it holds for all.
 
     inside: (rows [M] int64, which of the n; places [M] float64) -> [M] bool.
-    guess: [n] edges. So many neighbours `together` are returned if `inside` turns near each of
-        them: of the edges of one row, a guess may lie above the next one if that is measured.
+    guess: [n] edges; where `inside` turns near one, that edge is returned and not searched.
+    together: guesses are kept or dropped in groups of this many. Edges of one cell form a group,
+        because a guessed one may lie above a searched one that should follow it.
     """
     edges = torch.empty(n, dtype=torch.float64)
     rows = torch.arange(n)

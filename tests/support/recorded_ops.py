@@ -124,7 +124,10 @@ def write(recorded: list[torch.Tensor], computed: Any) -> None:
 
 
 def mapped(kind: type, function: Callable[[Any], Any], x: Any) -> Any:
-    """`tree_map_only` for what ops are called with, without its search for types of nodes."""
+    """`x` with `function` applied to all objects of a type in lists, tuples (as lists) and dicts.
+
+    torch's `tree_map_only` does the same for more containers and took half of the tests' time.
+    """
     if isinstance(x, kind):
         return function(x)
     if isinstance(x, list | tuple):
