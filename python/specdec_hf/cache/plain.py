@@ -120,6 +120,7 @@ class PlainCache:
         if kind in ("dynamic", "aligned"):
             self.cache.activate_past_recording()
         self._held = self.lengths.copy()  # tokens in the cache, those to be rolled back included
+        self._may_drop = True  # what left a sliding window: nothing before it will be asked for
         shape = (batch_size, columns)
         self._mask = np.ones(shape, dtype=bool) if prompt is None else prompt.mask[:, :columns]
         ids = np.zeros(shape, dtype=np.int64) if prompt is None else prompt.input_ids[:, :columns]
@@ -178,6 +179,7 @@ class PlainCache:
     def truncate(self, lengths: Lengths) -> None:
         """Keep the first ``lengths[b]`` tokens of each sequence."""
         self.lengths = lengths.astype(np.int64, copy=True)
+        self._may_drop = True
 
     def release(self) -> Any:
         """The cache as plain ``generate`` would leave it; this object must not be used after."""
@@ -278,7 +280,10 @@ class PlainCache:
             self._realign(starts, ends, shifts)
         if self.cache is not None:
             # Even crop(0) has an effect: a sliding layer drops what left its window only in crop.
-            self.cache.crop(width - columns)
+            # Between the forwards of a draft it must not, or the draft could not be rolled back.
+            if width < columns or self._may_drop:
+                self.cache.crop(width - columns)
+            self._may_drop = False
         source = np.arange(width) - shifts[:, None]  # [B, width] the column each comes from
         valid = source >= starts[:, None] if shifts.any() else np.ones_like(source, dtype=bool)
         index = np.clip(source, 0, columns - 1)
