@@ -19,7 +19,7 @@ def token_stats(
 
     Args:
         logits: [B, m, V] that the tokens were drawn from.
-        tokens: [B, m] int64; the statistics of -1 mean nothing.
+        tokens: [B, m] int64; the statistics of -1, which is no draft, are NaN.
         temperature: float, or [B]. At 0 they are those of the softmax of all logits.
         threshold: [B, m], of the raw logits, below which the filters dropped tokens; see `sample`.
 
@@ -36,7 +36,8 @@ def token_stats(
     drawn = probs.gather(2, tokens.clamp(min=0)[..., None].to(device))[..., 0]
     # 0 * log(0) is 0 here.
     entropy = -(probs * logprobs.clamp(min=torch.finfo(torch.float32).min)).sum(dim=-1)
-    read = torch.stack([drawn, probs.amax(dim=-1), entropy]).cpu().numpy()
+    stats = torch.stack([drawn, probs.amax(dim=-1), entropy])
+    read = stats.masked_fill(tokens.to(device) < 0, torch.nan).cpu().numpy()
     return [TokenStats(*np.ascontiguousarray(read[:, :, i])) for i in range(tokens.shape[1])]
 
 

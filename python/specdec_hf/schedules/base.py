@@ -38,7 +38,8 @@ class TokenStats:
     """The statistics of one drafted token of each sequence, [B] float32 each.
 
     Sampled sequences have those of the draft distribution Q, greedy ones those of the softmax of
-    the drafter's logits. A drafter that reports only a confidence has no entropy (NaN).
+    the drafter's logits. A drafter that reports only a confidence has no entropy (NaN). A sequence
+    whose draft has ended before this token has NaN everywhere.
 
     Attributes:
         probability: of the drafted token.
@@ -135,7 +136,7 @@ class Schedule(ABC):
 
         Args:
             number: from 0.
-            stats: entries of sequences that have stopped mean nothing.
+            stats: of token ``number``; NaN where the drafter itself ended a draft before it.
         """
         return np.ones(len(stats.probability), dtype=bool)
 

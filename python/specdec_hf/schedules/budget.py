@@ -65,6 +65,7 @@ class BudgetSchedule(Schedule):
 
     def goes_on(self, number: int, stats: TokenStats) -> Flags:
         self._stats.append(stats)
+        self._on &= ~np.isnan(stats.probability)  # what a drafter ended by itself takes no budget
         self._scores.append(np.where(self._on, self._before * stats.largest, -1.0))
         self._before = self._before * stats.probability
         best = np.sort(np.concatenate(self._scores))[::-1][: self._tokens]

@@ -81,7 +81,7 @@ class EgagSchedule(Schedule):
         self._h_norm = h_norm.clip(0, 1)
         mixed = self.beta * self._average + (1 - self.beta) * self._h_norm
         mixed = np.where(np.isnan(self._average), self._h_norm, mixed)
-        drafts = self._most > 0
+        drafts = (self._most > 0) & ~np.isnan(h_norm)
         self._average = np.where(drafts, mixed, self._average)
         shortest = min(self.gamma_min, self.max_draft)
         gamma = np.rint(self.max_draft - (self.max_draft - shortest) * np.nan_to_num(mixed))

@@ -67,7 +67,7 @@ class RowDrafter(Drafter):
             counts += goes_on
             if self.context.goes_on is not None:
                 stats = token_stats(
-                    torch.from_numpy(rows[:, i : i + 1]), drawn.tokens,
+                    torch.from_numpy(rows[:, i : i + 1]), torch.from_numpy(tokens[:, i : i + 1]),
                     self.sampler.sampling["temperature"], drawn.threshold,
                 )  # fmt: skip
                 goes_on &= self.context.goes_on(i, stats[0])

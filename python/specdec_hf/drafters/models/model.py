@@ -81,9 +81,10 @@ class ModelDrafter(Drafter):
                 sums.append(sampled.logsumexp[:, 0])
                 thresholds.append(sampled.threshold[:, 0])
             if self._context.goes_on is not None:
+                ended = torch.from_numpy(counts <= i).to(draft.device, non_blocking=True)
                 stats = token_stats(
-                    logits[:, None], sampled.tokens, draft.sampler.sampling["temperature"],
-                    sampled.threshold,
+                    logits[:, None], sampled.tokens.masked_fill(ended[:, None], -1),
+                    draft.sampler.sampling["temperature"], sampled.threshold,
                 )  # fmt: skip
                 goes_on = self._context.goes_on(i, stats[0])
                 counts = np.where(goes_on, counts, np.minimum(counts, i + 1))
