@@ -8,7 +8,7 @@ rejected tokens from the KV cache.
 from specdec_kernels._library import cpu_capability, has_cuda_kernels, providers
 from specdec_kernels._warm_up import warm_up
 from specdec_kernels.arguments.draft_forms import DraftMap, SampledDraft, SparseDraft
-from specdec_kernels.arguments.noise import RULES_NEEDING_ROUND_NOISE, draft_positions
+from specdec_kernels.arguments.noise import draft_positions
 from specdec_kernels.arguments.rules import (
     LOSSLESS_RULES,
     LOSSLESS_TREE_RULES,
@@ -53,7 +53,6 @@ __all__ = [
     "LOSSLESS_RULES",
     "LOSSLESS_TREE_RULES",
     "RULES",
-    "RULES_NEEDING_ROUND_NOISE",
     "RULES_READING_DRAFT",
     "TREE_RULES",
     "TREE_RULES_READING_DRAFT",

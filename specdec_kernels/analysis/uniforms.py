@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specdec_kernels import RULES_NEEDING_ROUND_NOISE
 from specdec_kernels.reference.row.noise import ACCEPT, RESIDUAL, uniform
 
 
@@ -28,7 +27,7 @@ def acceptance_uniforms(
     >>> acceptance_uniforms(torch.tensor([7]), torch.tensor([3]), 2)
     tensor([[0.0030, 0.9574]], dtype=torch.float64)
     """
-    of_round = rule in RULES_NEEDING_ROUND_NOISE
+    of_round = rule == "block"
     rows = [
         [
             uniform(seed, begin if of_round else begin + i, ACCEPT, i if of_round else 0)

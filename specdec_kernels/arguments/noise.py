@@ -7,11 +7,7 @@ from torch import Tensor
 
 from specdec_kernels.arguments import conversion
 from specdec_kernels.arguments.checks import check_typed, require, shape
-from specdec_kernels.arguments.rules import RULES, TREE_RULES, TREE_RULES_READING_DRAFT
-
-# The outcome of a round depends on drafts that no emitted token stems from: those after the one at
-# which the rule stops, or rejected siblings. Their noise must not draw again.
-RULES_NEEDING_ROUND_NOISE: tuple[str, ...] = ("block", *TREE_RULES_READING_DRAFT)
+from specdec_kernels.arguments.rules import RULES, TREE_RULES
 
 
 def draft_positions(positions: Tensor, number: int, *, rule: str) -> Tensor:
@@ -24,11 +20,10 @@ def draft_positions(positions: Tensor, number: int, *, rule: str) -> Tensor:
         rule: the rule that verifies them.
 
     Returns:
-        [B, number] int64. Draft i of a chain, or node i of a tree, takes its noise from
-        ``positions + ((i + 1) << 32)`` where the rule needs noise of the round (block, and the
-        rules of trees that read a draft distribution). For other rules draft i of a chain takes
-        that of its own position, ``positions + i``; a node of a tree that is drawn for rule match
-        takes ``positions + depth - 1`` instead.
+        [B, number] int64. Draft i of a chain, or node i of a tree, takes noise of the round, which
+        no other round draws with: ``positions + ((i + 1) << 32)``. Rule match alone shares the
+        noise of the position with the drafter: draft i of a chain takes ``positions + i``, and a
+        node of a tree takes ``positions + depth - 1`` instead.
 
     Raises:
         ValueError: unknown rule, or a negative number.
@@ -37,11 +32,11 @@ def draft_positions(positions: Tensor, number: int, *, rule: str) -> Tensor:
 
     Source: docs/rules.md#noise.
 
-    >>> draft_positions(torch.tensor([10, 20]), 3, rule="token")
+    >>> draft_positions(torch.tensor([10]), 2, rule="token") - 10 >> 32
+    tensor([[1, 2]])
+    >>> draft_positions(torch.tensor([10, 20]), 3, rule="match")
     tensor([[10, 11, 12],
             [20, 21, 22]])
-    >>> draft_positions(torch.tensor([10]), 2, rule="block") - 10 >> 32
-    tensor([[1, 2]])
     """
     conversion.require_tensor(positions, "positions")
     conversion.require_integer(number, "number")
@@ -52,6 +47,6 @@ def draft_positions(positions: Tensor, number: int, *, rule: str) -> Tensor:
     if number < 0:
         raise ValueError(f"number must be at least 0, got {number}")
     drafts = torch.arange(number, device=positions.device)
-    if rule in RULES_NEEDING_ROUND_NOISE:
+    if rule != "match":
         drafts = (drafts + 1) << 32
     return positions[:, None] + drafts

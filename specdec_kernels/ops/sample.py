@@ -62,11 +62,10 @@ def sample(
             largest probabilities whose sum reaches top_p, with ties.
         min_p: scalar or [R] in [0, 1]; keeps `p >= min_p * max(p)`.
         seeds: [R] int64.
-        positions: [R] int64, the absolute index of the token that is sampled. Drafts for rule block
-            and for the rules of trees that read a draft distribution need other positions, which
-            `draft_positions` gives for each rule; see docs/rules.md#noise. Apart from `noise` and
-            `method`, the token depends on the row, its sampling parameters, seed and position, and
-            on nothing else.
+        positions: [R] int64, the absolute index of the token that is sampled. Drafts need
+            other positions, which `draft_positions` gives; see docs/rules.md#noise. Apart from
+            `noise` and `method`, the token depends on the row, its sampling parameters, seed and
+            position, and on nothing else.
         noise: the noise stream that the random numbers come from. Streams are independent of each
             other: "draft" is for drafters, "residual" is that of recovered and bonus tokens, and
             "shared" is for drafts that rule `match` verifies.

@@ -120,8 +120,8 @@ def verify_chain(
         seeds: [B] int64.
         positions: [B] int64, the absolute index of the first drafted token. Row i takes its
             randomness from (seed, position + i), except the acceptance uniforms of rule block,
-            which all come from (seed, position). So the result does not depend on the batch. For
-            rule block, draft at the positions of `draft_positions`; see docs/rules.md#noise.
+            which all come from (seed, position). So the result does not depend on the batch.
+            Drafts are drawn at the positions of `draft_positions`; see docs/rules.md#noise.
         target_indptr: [B+1] int32; row target_indptr[b]+i verifies draft i of sequence b.
         uniforms: [B, gamma+1] float64 in [0, 1), in place of random numbers, for tests. Column
             i < gamma is the acceptance uniform of draft i, the last column draws the recovered or

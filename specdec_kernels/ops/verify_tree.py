@@ -133,8 +133,8 @@ def verify_tree(
         seeds: [B] int64.
         positions: [B] int64, the absolute index of the root's children. A token at depth d takes
             its randomness from (seed, position + d), except the acceptance uniforms of rule
-            traversal, which belong to the round. Rules that read Q need drafts drawn at the
-            positions of `draft_positions`; see docs/rules.md#noise.
+            traversal, which belong to the round. Drafts are drawn at the positions of
+            `draft_positions`; see docs/rules.md#noise.
         target_indptr: [B+1] int32; row target_indptr[b] is the root's, row target_indptr[b]+n+1
             that of node n. Nodes without a row are absent.
         uniforms: [B, 2N+1] float64 in [0, 1), in place of random numbers, for tests. Column n is

@@ -1,8 +1,9 @@
-"""The noise of custom drafters: exact, or refused, under the rules that need noise of the round.
+"""The noise of custom drafters: exact, or refused, under rules that read the draft distribution.
 
-These rules look at drafts that no emitted token stems from: block and traversal at those after the
-one at which they stop, the rules of trees at rejected siblings. A drafter that draws with the noise
-of each token's own position gives a biased text under them, although nothing looks wrong.
+A later round drafts again at the positions of drafts that were rejected. If it met the noise that
+drew them again, and knew anything of them, its text would be biased, although nothing looks wrong.
+Block and traversal decide by drafts after the one at which they stop, the rules of trees by
+rejected siblings; under rule token it takes a drafter that remembers.
 """
 
 import functools
@@ -15,11 +16,18 @@ from support import hf_models
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 from support.providers import SIGNIFICANCE, chi_square
 
-from specdec_kernels import RULES_NEEDING_ROUND_NOISE, SampledDraft, draft_positions, sample
+from specdec_kernels import (
+    RULES_READING_DRAFT,
+    TREE_RULES_READING_DRAFT,
+    SampledDraft,
+    draft_positions,
+    sample,
+)
 
 VOCAB, LENGTH, GAMMA = 4, 4, 3
-# The fewer, the more the wrong noise biases the texts of a rule. Rule token has none.
+# The fewer, the more the wrong noise biases the texts of a rule.
 TEXTS = {"token": 8000, "block": 8000, "traversal": 6000, "multi_draft": 4000}
+READING = (*RULES_READING_DRAFT, *TREE_RULES_READING_DRAFT)
 PROMPT = torch.tensor([[1, 2, 1]])
 TREE = TrieTree(depth=GAMMA)
 
@@ -43,6 +51,10 @@ class Markov(Drafter):
     def start(self, context):
         self.context = context
 
+    def row(self, history, i, last):
+        """The logits [B, V] of draft i after the tokens ``last`` [B]."""
+        return self.table[last % VOCAB]
+
     def positions(self, lengths, i):
         if self.kind == "context":
             return self.context.noise_positions(lengths, i)
@@ -53,7 +65,7 @@ class Markov(Drafter):
     def propose(self, history, gamma):
         tokens, rows, drawn = torch.from_numpy(history.last(1)), [], []
         for i in range(gamma):
-            rows.append(self.table[tokens[:, -1] % VOCAB])
+            rows.append(self.row(history, i, tokens[:, -1]))
             drawn.append(
                 sample(
                     rows[-1],
@@ -68,6 +80,42 @@ class Markov(Drafter):
         )
         distribution = SampledDraft(torch.stack(rows, dim=1), sums, thresholds, 1.0)
         return Draft(tokens[:, 1:], distribution)
+
+
+class Remembers(Markov):
+    """What it drafted for a position before, and was rejected, is likelier there now."""
+
+    def start(self, context):
+        super().start(context)
+        self.rejected = None
+
+    def row(self, history, i, last):
+        rows = super().row(history, i, last)
+        if self.rejected is not None:
+            lengths, tokens = self.rejected
+            at = torch.from_numpy(history.lengths - lengths + i)
+            known = (at < tokens.shape[1]).nonzero()[:, 0]
+            rows = rows.clone()
+            rows[known, tokens[known, at[known]].clamp(min=0)] += 2.5
+        return rows
+
+    def propose(self, history, gamma):
+        draft = super().propose(history, gamma)
+        self.rejected = history.lengths.copy(), draft.tokens
+        return draft
+
+
+class LearnsFromCandidates(Remembers):
+    """It learns of rejected drafts by what the loop tells it."""
+
+    candidates = 1
+
+    def propose(self, history, gamma):
+        return Markov.propose(self, history, gamma)
+
+    def observe(self, history, candidates):
+        if candidates.tokens.shape[1] > 1:
+            self.rejected = history.lengths.copy(), torch.from_numpy(candidates.tokens[:, 1:])
 
 
 @functools.cache
@@ -93,15 +141,17 @@ def call(drafters, rule, texts=1, **kwargs):
     )  # fmt: skip
 
 
-def p_value(drafters, rule):
-    out = call(drafters, rule, TEXTS[rule])
-    assert out.stats.accepted > TEXTS[rule]
+def p_value(drafters, rule, texts=None):
+    texts = TEXTS[rule] if texts is None else texts
+    out = call(drafters, rule, texts)
+    assert out.stats.accepted > texts / 2
     first = out.sequences[:, PROMPT.shape[1] :][:, :LENGTH]
     codes = (first * VOCAB ** torch.arange(LENGTH - 1, -1, -1)).sum(dim=1)
     return chi_square(codes, target()[1])
 
 
 CASES = [("block", 1), ("traversal", 2), ("multi_draft", 2)]
+REMEMBERING = pytest.mark.parametrize("kind", [Remembers, LearnsFromCandidates])
 
 
 @pytest.mark.slow
@@ -116,8 +166,16 @@ def test_noise_that_is_the_drafters_own_gives_the_targets_distribution():
 
 
 @pytest.mark.slow
-def test_rule_token_may_use_the_noise_of_positions():
-    assert p_value([Markov("position")], "token") > SIGNIFICANCE
+@REMEMBERING
+def test_a_drafter_may_remember_what_was_rejected(kind):
+    assert p_value([kind("context")], "token", texts=20_000) > 1e-3
+
+
+@pytest.mark.slow
+@REMEMBERING
+def test_noise_of_positions_biases_rule_token_where_a_drafter_remembers(kind):
+    """Negative control: the same drafter, which hides its noise by a wrong declaration."""
+    assert p_value([kind("position", "independent")], "token") < SIGNIFICANCE
 
 
 @pytest.mark.slow
@@ -128,11 +186,11 @@ def test_noise_of_positions_is_biased_where_a_wrong_declaration_hides_it(rule, c
     assert p_value(drafters, rule) < SIGNIFICANCE
 
 
-@pytest.mark.parametrize(("rule", "count"), CASES)
+@pytest.mark.parametrize(("rule", "count"), [("token", 1), *CASES])
 def test_noise_of_positions_is_refused_by_name(rule, count):
     message = (
         rf"Markov.propose must draw at positions from context.noise_positions\(history.lengths, i\)"
-        f" under rule '{rule}', which needs noise of the round, but did not ask for them"
+        f" under rule '{rule}', but did not ask for them"
     )
     with pytest.raises(ValueError, match=message):
         call([Markov("position") for _ in range(count)], rule)
@@ -142,7 +200,7 @@ class AsksOnce(Markov):
     """Asks in its first round only."""
 
     def positions(self, lengths, i):
-        if lengths[0] == PROMPT.shape[1]:
+        if lengths[0] == PROMPT.shape[1] + 1:
             return self.context.noise_positions(lengths, i)
         return torch.from_numpy(lengths + i)
 
@@ -174,8 +232,8 @@ def test_drafts_without_a_distribution_need_no_noise(rule):
     assert call([Deterministic()], rule).stats.drafted > 0
 
 
-@pytest.mark.parametrize("rule", ["token", "match", "target_only"])
-def test_rules_without_noise_of_the_round_ask_for_nothing(rule):
+@pytest.mark.parametrize("rule", ["match", "target_only"])
+def test_rules_that_do_not_read_the_distribution_ask_for_nothing(rule):
     assert call([Markov("position")], rule).stats.drafted > 0
 
 
@@ -192,16 +250,15 @@ def context_for(rule, **kwargs):
     return DraftContext(None, rule, 1.0, 0, 1.0, 0.0, seeds, 2, 99, 16, **kwargs)
 
 
-@pytest.mark.parametrize("rule", ["token", "match", "greedy", *RULES_NEEDING_ROUND_NOISE])
+@pytest.mark.parametrize("rule", ["match", "greedy", "target_only", *READING])
 def test_noise_positions_are_those_of_the_ops(rule):
     context, lengths = context_for(rule), np.array([10, 20])
     expected = draft_positions(torch.from_numpy(lengths), 3, rule=rule)
     assert torch.equal(context.noise_positions(lengths, range(3)), expected)
     for i in range(3):
         assert torch.equal(context.noise_positions(torch.tensor([10, 20]), i), expected[:, i])
-    own = rule in RULES_NEEDING_ROUND_NOISE
     assert len(expected.flatten().unique()) == 6
-    assert (expected[:, 0] == torch.tensor([10, 20])).all() == (not own)
+    assert (expected[:, 0] == torch.tensor([10, 20])).all() == (rule == "match")
 
 
 def test_noise_positions_of_trees_follow_number_or_depth():

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from specdec_hf import RemoteDrafter, generate, serve_drafter
+from specdec_hf import ModelDrafter, RemoteDrafter, TrieTree, generate, serve_drafter
 from support import hf_models
 from support.drafter_proof import assert_greedy_identical, joint_p_value
 from support.drafter_server import serve
@@ -43,6 +43,12 @@ def test_a_drafter_of_another_rank_loses_nothing(server):
         here = generate(model, **inputs, **sampled, rule=rule, drafter=near)
         there = generate(model, **inputs, **sampled, rule=rule, drafter=drafter)
         assert torch.equal(here, there)
+    # Each drafter of a tree has noise of its own.
+    sampled |= {"tree": TrieTree(depth=3), "rule": "multi_draft"}
+    first = hf_models.build("llama", 1)
+    here = generate(model, **inputs, **sampled, drafter=[first, near])
+    there = generate(model, **inputs, **sampled, drafter=[ModelDrafter(first), drafter])
+    assert torch.equal(here, there)
     drafter.close()
     drafter = RemoteDrafter(1)
     assert joint_p_value(drafter, "block", texts=1500, ragged=True) > SIGNIFICANCE

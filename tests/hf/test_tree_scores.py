@@ -1,9 +1,11 @@
 """The probabilities that a growing tree gives to its nodes, and how far it grows by them."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
-from specdec_hf import EagleTree, TrieTree, generate
+from specdec_hf import EagleTree, History, TrieTree, generate
 from specdec_hf.drafters.heads.eagle3 import Eagle3Drafter
 from specdec_hf.drafters.heads.head_draft import HeadDraft
 from specdec_hf.drafters.tree_drafter import TreeDraft, TreeDrafter
@@ -93,7 +95,10 @@ def test_the_paths_of_a_tree_keep_their_probabilities():
         torch.tensor([[5, 6, 7, -1], [5, 6, 7, 8]]), torch.tensor([[-1, -1, 0, 0], [-1, 0, 1, -1]]),
         3, scores=scores,
     )  # fmt: skip
-    chains = TreeSource(Listed(draft)).propose(None, np.array([3, 3]))
+    model, history = hf_models.tiny("llama"), History(np.zeros((2, 5), int), np.full(2, 5), None)
+    source = TreeSource(Listed(draft))
+    source.start(SimpleNamespace(model=model))
+    chains = source.propose(history, np.array([3, 3]))
     assert chains.tokens.tolist() == [[[6, -1, -1], [5, 7, -1]], [[5, 6, 7], [8, -1, -1]]]
     got = np.log(chains.values)
     assert got[0, 1, :2] == pytest.approx([-0.1, -0.3])
@@ -101,7 +106,7 @@ def test_the_paths_of_a_tree_keep_their_probabilities():
     assert got[1, 0] == pytest.approx([-0.2, -0.5, -0.9])
     assert got[1, 1, 0] == pytest.approx(-9.0)
     draft.scores = None
-    assert TreeSource(Listed(draft)).propose(None, np.array([3, 3])).values is None
+    assert source.propose(history, np.array([3, 3])).values is None
 
 
 def test_unlikely_nodes_are_not_verified():

@@ -163,6 +163,7 @@ def test_noise_that_depends_on_the_position_alone_is_detected(rule, monkeypatch)
     """Negative control: siblings share their noise, and the next round draws with it again."""
 
     def shared(self, children):
+        self.draft.context.asked_for_noise = True
         return (self.start[:, None] + self.depth - 1).expand(-1, len(children))
 
     monkeypatch.setattr("specdec_hf.drafters.trees.children._Level.noise_positions", shared)

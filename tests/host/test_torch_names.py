@@ -6,7 +6,7 @@ import pytest
 import specdec_host as host
 
 import specdec_kernels as kernels
-from specdec_kernels.arguments import noise, rules
+from specdec_kernels.arguments import rules
 
 TUPLES = ("RULES", "TREE_RULES", "KINDS", "NOISES", "METHODS")
 
@@ -14,11 +14,6 @@ TUPLES = ("RULES", "TREE_RULES", "KINDS", "NOISES", "METHODS")
 @pytest.mark.parametrize("name", TUPLES)
 def test_names_have_the_same_numbers(name):
     assert getattr(host.arguments.rules, name) == getattr(rules, name)
-
-
-def test_the_rules_that_need_noise_of_the_round_are_the_same():
-    ours = host.arguments.rules.RULES_NEEDING_ROUND_NOISE
-    assert ours == noise.RULES_NEEDING_ROUND_NOISE
 
 
 def test_the_bits_of_the_status_are_the_same():

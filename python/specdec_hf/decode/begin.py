@@ -256,8 +256,6 @@ def _start_drafter(
         encoder=call.encoder,
         cache=cache,
         kept_states=[],
-        # Noise of the round is exact with any drafts.
-        round_noise=plan.schedule.reads_token_stats and plan.rule != "match",
     )
     tokenizer = call.assistant.target_tokenizer
     for part in parts_of(drafter) if tokenizer is not None else ():

@@ -13,6 +13,7 @@ from specdec_hf.cache.protocol import vocab_size_of
 from specdec_hf.cache.spec_cache import SpecCache
 from specdec_hf.decode.commit import DraftCounts, HostVerdict
 from specdec_hf.decode.session import Session
+from specdec_hf.drafters.checks import ask
 from specdec_hf.drafters.tree_drafter import TreeDraft, TreeDrafter, TreeOutcome
 from specdec_kernels import Tree, TreeRule, TreeVerdict, verify_tree
 
@@ -36,9 +37,11 @@ class TreeRound:
         self.tree = Tree(empty, empty)
 
     def draft(self, limits: NDArray[np.int64]) -> None:
-        self.proposed = self.drafter.propose(self.session.history.shown(), limits)
+        s = self.session
+        assert s.context is not None
+        self.proposed = ask(self.drafter, s.history.shown(), limits, s.context)
         if self.proposed is not None:
-            device = self.session.model.device
+            device = s.model.device
             self.tree = Tree(
                 self.proposed.tokens.to(device, non_blocking=True),
                 self.proposed.parents.to(device, non_blocking=True),

@@ -1,4 +1,4 @@
-"""Checks of the drafts that a `Drafter` returns.
+"""Checks of the chains and trees that drafters return.
 
 A fault of the program, such as tokens of a wrong type, raises and names the drafter. A fault that
 can come and go with the text leaves a note in the statistics, and the drafts count as absent: text
@@ -7,16 +7,18 @@ is never lost to a bad draft.
 
 from __future__ import annotations
 
-from typing import Any, TypeGuard
+from dataclasses import replace
+from typing import Any, TypeGuard, overload
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specdec_hf.arguments import check_integers
+from specdec_hf.arguments import check_integer, check_integers
 from specdec_hf.cache.protocol import vocab_size_of
-from specdec_hf.drafters.context import DraftContext, History
-from specdec_hf.drafters.drafter import Draft, Drafter
+from specdec_hf.drafters.context import DraftContext, History, reads_draft
+from specdec_hf.drafters.drafter import Draft, Drafter, DrafterBase
+from specdec_hf.drafters.tree_drafter import TreeDraft, TreeDrafter
 from specdec_kernels import SampledDraft
 
 IGNORED = "those drafts count as absent"
@@ -28,29 +30,75 @@ def describe(drafter: Any) -> str:
     return f"drafter {drafter.name} ({type(drafter).__name__})"
 
 
+@overload
 def ask(
     drafter: Drafter, history: History, limits: NDArray[np.int64] | int, context: DraftContext
-) -> Draft | None:
+) -> Draft | None: ...
+@overload
+def ask(
+    drafter: TreeDrafter, history: History, limits: NDArray[np.int64] | int, context: DraftContext
+) -> TreeDraft | None: ...
+def ask(
+    drafter: Drafter | TreeDrafter,
+    history: History,
+    limits: NDArray[np.int64] | int,
+    context: DraftContext,
+) -> Draft | TreeDraft | None:
     """A drafter's proposal of one round, checked; None where it drafts nothing.
 
     Args:
         drafter: asked once.
-        history: argument of `Drafter.propose`.
-        limits: how many tokens each sequence can use, or [B] of them; gamma is the largest.
+        history: argument of ``propose``.
+        limits: how many tokens, or levels of a tree, each sequence can use, or [B] of them; gamma
+            is the largest.
         context: the one that the drafter was started with.
 
     Raises:
         TypeError: not a draft, or one that holds something of a wrong type.
-        ValueError: tokens of a wrong shape, a tensor on a wrong device, or a distribution that was
-            drawn from with noise that the rule does not allow.
+        ValueError: tokens of a wrong shape, a tensor on a wrong device, or a distribution that may
+            have been drawn from with noise that other rounds use.
     """
-    context.asked_for_noise = False
-    context.limits = np.broadcast_to(limits, history.lengths.shape)
-    gamma = int(np.max(limits))
-    draft = read_draft(drafter, drafter.propose(history, gamma), history, gamma, context)
+    gamma = _begin_proposal(history, limits, context)
+    draft: Draft | TreeDraft | None
+    if isinstance(drafter, TreeDrafter):
+        assert context.limits is not None
+        draft = _read_tree(drafter, drafter.propose(history, context.limits), history, context)
+    else:
+        draft = read_draft(drafter, drafter.propose(history, gamma), history, gamma, context)
     if draft is not None and draft.distribution is not None:
         _check_noise(drafter, context)
     return draft
+
+
+def ask_several(
+    drafter: Drafter, history: History, limits: NDArray[np.int64], context: DraftContext, count: int
+) -> torch.Tensor | None:
+    """Up to ``count`` chains [B, K, L] of each sequence, checked; arguments as in `ask`.
+
+    Raises:
+        TypeError: no tensor of integers.
+        ValueError: a tensor of a wrong shape or on a wrong device.
+    """
+    gamma = _begin_proposal(history, limits, context)
+    chains: Any = drafter.propose_several(history, gamma, count)
+    if chains is None:
+        return None
+    name, batch_size = f"{type(drafter).__name__}.propose_several", len(history.lengths)
+    _check_tensor(name, "tokens", chains, context)
+    shape = list(chains.shape)
+    if len(shape) != 3 or shape[0] != batch_size or shape[1] > count or shape[2] > gamma:
+        raise ValueError(
+            f"{name} must return tokens [{batch_size}, 0..{count}, 0..{gamma}], got {shape}"
+        )
+    return chains.to(torch.int64) if chains.numel() else None
+
+
+def _begin_proposal(
+    history: History, limits: NDArray[np.int64] | int, context: DraftContext
+) -> int:
+    context.asked_for_noise = False
+    context.limits = np.broadcast_to(limits, history.lengths.shape)
+    return int(np.max(limits))
 
 
 def usable_lengths(context: DraftContext, history: History, gamma: int) -> NDArray[np.int64]:
@@ -63,18 +111,18 @@ def usable_lengths(context: DraftContext, history: History, gamma: int) -> NDArr
     return np.where(history.active, most, 0)
 
 
-def _check_noise(drafter: Drafter, context: DraftContext) -> None:
+def _check_noise(drafter: DrafterBase, context: DraftContext) -> None:
     if drafter.noise not in ("context", "independent"):
         raise ValueError(
             f"{type(drafter).__name__}.noise must be 'context' or 'independent', "
             f"got {drafter.noise!r}"
         )
-    if context.needs_round_noise and drafter.noise == "context" and not context.asked_for_noise:
+    if reads_draft(context.rule) and drafter.noise == "context" and not context.asked_for_noise:
         raise ValueError(
             f"{type(drafter).__name__}.propose must draw at positions from "
-            f"context.noise_positions(history.lengths, i) under rule {context.rule!r}, which needs "
-            "noise of the round, but did not ask for them; a drafter whose random numbers are its "
-            "own, none used twice, sets noise = 'independent'"
+            f"context.noise_positions(history.lengths, i) under rule {context.rule!r}, but did not "
+            "ask for them; a drafter whose random numbers are its own, none used twice, sets "
+            "noise = 'independent'"
         )
 
 
@@ -144,6 +192,57 @@ def read_draft(
         return None
     confidence = _read_confidence(name, draft.confidence, (batch_size, size))
     return Draft(tokens, draft.distribution, counts, confidence)
+
+
+def _read_tree(
+    drafter: TreeDrafter, proposed: Any, history: History, context: DraftContext
+) -> TreeDraft | None:
+    """Check a drafter's tree; None for no drafts. The op finds ids and parents out of range."""
+    if proposed is None:
+        return None
+    name, batch_size = f"{type(drafter).__name__}.propose", len(history.lengths)
+    if not isinstance(proposed, TreeDraft):
+        raise TypeError(f"{name} must return None or a TreeDraft, got {type(proposed).__name__}")
+    _check_tensor(name, "tokens", proposed.tokens, context)
+    if proposed.tokens.ndim != 2 or len(proposed.tokens) != batch_size:
+        got = list(proposed.tokens.shape)
+        raise ValueError(f"{name} must return tokens [{batch_size}, N], got {got}")
+    shape = (batch_size, size) = tuple(proposed.tokens.shape)
+    for field in ("parents", "draft_rows", "scores"):
+        value = getattr(proposed, field)
+        if value is None and field != "parents":
+            continue
+        _check_tensor(name, field, value, context, integers=field != "scores")
+        if value.shape != shape:
+            raise ValueError(f"{name} must return {field} {list(shape)}, got {list(value.shape)}")
+    if proposed.carried is not None:
+        _check_tensor(name, "carried", proposed.carried, context)
+    check_integer(f"depth of {name}", proposed.depth, 0)
+    distribution, rows = proposed.distribution, size
+    if proposed.draft_rows is not None and isinstance(distribution, SampledDraft):
+        rows = distribution.logits.shape[1]
+    if not _check_distribution(name, distribution, (batch_size, rows), context.model.device):
+        context.note(f"{describe(drafter)} gave a distribution that is not [B, M, V]; {IGNORED}")
+        return None
+    if size == 0:
+        return None
+    return replace(proposed, tokens=proposed.tokens.to(torch.int64))
+
+
+def _check_tensor(
+    name: str, field: str, value: Any, context: DraftContext, *, integers: bool = True
+) -> None:
+    """Raises for no tensor of integers, or of floats, on the host or the target's device."""
+    kind = "integers" if integers else "floats"
+    fits = _holds_integers(value) if integers else isinstance(value, torch.Tensor)
+    if not fits or (not integers and not value.is_floating_point()):
+        got = value.dtype if isinstance(value, torch.Tensor) else type(value).__name__
+        raise TypeError(f"{name} must return {field} as a tensor of {kind}, got {got}")
+    if value.device.type != "cpu" and value.device != context.model.device:
+        raise ValueError(
+            f"{name} must return {field} on the host or on the target's device "
+            f"{context.model.device}, got {value.device}"
+        )
 
 
 def _read_tokens(name: str, given: Any, batch_size: int, gamma: int) -> torch.Tensor:

@@ -16,11 +16,7 @@ from specdec_hf.compiled.call import CompileStats
 from specdec_hf.drafters.lease import Lease
 from specdec_hf.hf_arguments.encoder import EncoderSource
 from specdec_hf.schedules.base import TokenStats
-from specdec_kernels import (
-    RULES_NEEDING_ROUND_NOISE,
-    RULES_READING_DRAFT,
-    TREE_RULES_READING_DRAFT,
-)
+from specdec_kernels import RULES_READING_DRAFT, TREE_RULES_READING_DRAFT
 
 MAX_DRAFTS_PER_ROUND = 2**16  # drafts of one drafter in one round
 
@@ -76,8 +72,6 @@ class DraftContext:
             its ids, to copy from, and `EncoderSource.encode` what another encoder makes of it.
         cache: the target's cache. Only a drafter that computes a part of the target's forward, see
             `Drafter.forward`, may use it.
-        round_noise: whether drafts are drawn with noise of the round under every rule but match,
-            because the schedule looks at drafts after rejected ones.
         goes_on: for drafters that draw token by token; set after `start`. Given the index of the
             token drawn last and its `TokenStats`, it says for each sequence [B] whether to draw
             another one. A token is never taken back. None where the schedule reads no
@@ -107,7 +101,6 @@ class DraftContext:
     lease: Callable[[], Lease | None] = lambda: None
     encoder: EncoderSource | None = None
     cache: Any = None
-    round_noise: bool = False
     goes_on: Callable[[int, TokenStats], NDArray[np.bool_]] | None = None
     nodes: Callable[[int, NDArray[np.float64]], int] | None = None
     first_draft_index: int = 0
@@ -141,11 +134,6 @@ class DraftContext:
         self.kept_states.append(CommittedStates(layers, self.cache.lengths))
         return self.kept_states[-1]
 
-    @property
-    def needs_round_noise(self) -> bool:
-        """Whether no two rounds may draw a draft with the same noise."""
-        return self.round_noise or self.rule in RULES_NEEDING_ROUND_NOISE
-
     def noise_positions(
         self,
         lengths: NDArray[np.int64] | torch.Tensor,
@@ -155,8 +143,9 @@ class DraftContext:
     ) -> torch.Tensor:
         """The ``positions`` that `specdec_kernels.sample` draws a draft at.
 
-        They are those that the rule of the call needs; see docs/rules.md#noise. A drafter that
-        returns a distribution calls this in every round, or declares `Drafter.noise`.
+        They give noise of the round, and under rule match that of the token's position; see
+        docs/rules.md#noise. A drafter that returns a distribution calls this in every round, or
+        declares `DrafterBase.noise`.
 
         Args:
             lengths: [B] int64, `History.lengths` of the round.
@@ -178,7 +167,7 @@ class DraftContext:
             raise ValueError(f"index must be in [0, {MAX_DRAFTS_PER_ROUND}), got {index!r}")
         if not isinstance(lengths, torch.Tensor):
             lengths = torch.from_numpy(lengths.copy()).to(self.seeds.device, non_blocking=True)
-        if self.needs_round_noise:
+        if self.rule != "match":
             offsets = (self.first_draft_index + indices + 1) << 32
         else:
             offsets = indices if depth is None else np.full_like(indices, depth - 1)

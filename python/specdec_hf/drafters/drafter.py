@@ -70,6 +70,11 @@ class DrafterBase:
         drafts_at_once: whether that is what all drafts of a round take together.
         reads_prompt: whether a drafter with a ``relative_cost`` reads the prompt before its first
             draft, as a draft model does.
+        noise: where the random numbers come from that draw the drafts. "context": `sample` takes
+            them at the positions of `DraftContext.noise_positions`. "independent": they are the
+            drafter's own, and none is used twice. Rules that read the draft distribution refuse one
+            of a drafter that has neither asked in this round nor declared "independent", because
+            other noise may bias the text. Drafts without a distribution need no noise.
         expected_benefit: tokens a second over those of plain decoding that the benefit guard goes
             by in the first call, or None: drafts then wait until a text has earned what they may
             lose.
@@ -77,6 +82,7 @@ class DrafterBase:
 
     name = "custom"
     candidates = 0
+    noise: Literal["context", "independent"] = "context"
     relative_cost = 0.0
     drafts_at_once = False
     reads_prompt = True
@@ -124,12 +130,6 @@ class Drafter(DrafterBase, ABC):
     Attributes:
         rules: acceptance rules that its drafts can be verified with; the first is rule "auto" of
             sampled calls.
-        noise: where the random numbers come from that draw the drafts. "context": `sample` takes
-            them at the positions of `DraftContext.noise_positions`. "independent": they are the
-            drafter's own, and none is used twice. Rule block and the rules of trees that read the
-            draft distribution refuse a distribution of a drafter that has neither asked in this
-            round nor declared "independent", because with other noise the text would be biased.
-            Drafts without a distribution need no noise.
         draws: whether every draft comes with the distribution that it was drawn from.
         reports_confidence: whether every draft comes with `Draft.confidence`.
         several: whether `propose_several` is overridden, which `TrieTree` then calls.
@@ -141,7 +141,6 @@ class Drafter(DrafterBase, ABC):
     """
 
     rules: tuple[str, ...] = LOSSLESS_RULES
-    noise: Literal["context", "independent"] = "context"
     draws = False
     reports_confidence = False
     several = False

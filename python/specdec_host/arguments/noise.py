@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from specdec_host.arguments import conversion
 from specdec_host.arguments.arrays import Array, require_array, shape
-from specdec_host.arguments.rules import RULES, RULES_NEEDING_ROUND_NOISE, TREE_RULES
+from specdec_host.arguments.rules import RULES, TREE_RULES
 
 
 def draft_positions(positions: Array, number: int, *, rule: str) -> NDArray[np.int64]:
@@ -20,10 +20,9 @@ def draft_positions(positions: Array, number: int, *, rule: str) -> NDArray[np.i
         rule: the rule that verifies them.
 
     Returns:
-        [B, number] int64: ``positions + ((i + 1) << 32)`` for draft or node i where the rule needs
-        noise of the round (block, and the rules of trees that read a draft distribution), else
-        ``positions + i``. A node of a tree that is drawn for rule match takes
-        ``positions + depth - 1`` instead.
+        [B, number] int64: noise of the round, ``positions + ((i + 1) << 32)`` for draft or node i,
+        which no other round draws with. Rule match alone shares the noise of the position with the
+        drafter: ``positions + i``, and for a node of a tree ``positions + depth - 1`` instead.
 
     Raises:
         ValueError: unknown rule, or a negative number.
@@ -32,7 +31,9 @@ def draft_positions(positions: Array, number: int, *, rule: str) -> NDArray[np.i
 
     Source: docs/rules.md#noise.
 
-    >>> draft_positions(np.array([10, 20]), 3, rule="token").tolist()
+    >>> (draft_positions(np.array([10]), 2, rule="token") - 10 >> 32).tolist()
+    [[1, 2]]
+    >>> draft_positions(np.array([10, 20]), 3, rule="match").tolist()
     [[10, 11, 12], [20, 21, 22]]
     """
     first = require_array(positions, "positions")
@@ -46,6 +47,6 @@ def draft_positions(positions: Array, number: int, *, rule: str) -> NDArray[np.i
     if number < 0:
         raise ValueError(f"number must be at least 0, got {number}")
     drafts = np.arange(number, dtype=np.int64)
-    if rule in RULES_NEEDING_ROUND_NOISE:
+    if rule != "match":
         drafts = (drafts + 1) << 32
     return first[:, None] + drafts

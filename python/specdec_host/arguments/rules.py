@@ -16,11 +16,6 @@ TreeRule = Literal[
     "k_seq", "traversal", "typical",
 ]  # fmt: skip
 TREE_RULES: tuple[TreeRule, ...] = get_args(TreeRule)
-# The outcome of a round depends on drafts that no emitted token stems from, so their noise must
-# not draw again.
-RULES_NEEDING_ROUND_NOISE: tuple[str, ...] = (
-    "block", "multi_draft", "multi_draft_wor", "top_k_plus_one", "k_seq", "traversal",
-)  # fmt: skip
 
 Kind = Literal["logits", "probs"]
 KINDS: tuple[Kind, ...] = get_args(Kind)

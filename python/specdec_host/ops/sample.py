@@ -57,7 +57,7 @@ def sample(
         min_p: scalar or [R] in [0, 1]; keeps `p >= min_p * max(p)`.
         seeds: [R] int64.
         positions: [R] int64, the absolute index of the token that is sampled; `draft_positions`
-            gives that of drafts for each rule.
+            gives those of drafts.
         noise: the noise stream: "draft" is for drafters, "residual" is that of recovered and bonus
             tokens, and "shared" is for drafts that rule `match` verifies.
         method: "cdf" (inverse CDF of one uniform) or "gumbel" (Gumbel-max sampling). None means

@@ -81,8 +81,8 @@ def verify_chain(
         temperature, top_k, top_p, min_p: scalar or [B], the sampling parameters of the target, as
             in `sample`.
         seeds: [B] int64.
-        positions: [B] int64, the absolute index of the first drafted token. Drafts for rule block
-            need the positions of `draft_positions`; see docs/rules.md#noise.
+        positions: [B] int64, the absolute index of the first drafted token. Drafts are drawn at
+            the positions of `draft_positions`; see docs/rules.md#noise.
         target_indptr: [B+1] int32; row target_indptr[b]+i verifies draft i of sequence b.
         uniforms: [B, gamma+1] float64 in [0, 1), in place of random numbers, for tests.
         draft_map: for draft rows over a smaller vocabulary of the draft model.

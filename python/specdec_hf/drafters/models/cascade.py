@@ -35,20 +35,14 @@ class LevelContext(DraftContext):
 
     Attributes:
         parent: the context of the cascade.
-        of_the_round: whether all noise is that of the round, whatever the rule.
         round_lengths: [B] committed tokens of each sequence when the round began. Noise of the
             round belongs to them, not to the drafts between, whose number a later round may repeat.
         drawn: [B] tokens that this drafter has been asked for before in the round.
     """
 
     parent: DraftContext | None = None
-    of_the_round: bool = False
     round_lengths: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     drawn: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-
-    @property
-    def needs_round_noise(self) -> bool:
-        return self.of_the_round or super().needs_round_noise
 
     def begin(self, history: History) -> None:
         """Begin a proposal of the cascade, which another cascade may ask for again in a round."""
@@ -66,7 +60,7 @@ class LevelContext(DraftContext):
         *,
         depth: int | None = None,
     ) -> torch.Tensor:
-        if not self.needs_round_noise:
+        if self.rule == "match":
             return super().noise_positions(lengths, index, depth=depth)
         self.asked_for_noise = True
         device = lengths.device if isinstance(lengths, torch.Tensor) else self.seeds.device
@@ -83,8 +77,6 @@ def level_context(context: DraftContext, level: int, **changes: Any) -> LevelCon
     share the target's, and the text is that noise's whatever is drafted.
     """
     values = {f.name: getattr(context, f.name) for f in dataclasses.fields(DraftContext)}
-    if isinstance(context, LevelContext):
-        values["of_the_round"] = context.of_the_round
     values |= changes
     if values["rule"] != "match":
         seeds = derived_seeds(context.seeds.cpu(), level, context.first_draft_index)

@@ -79,7 +79,7 @@ class RemoteDrafter(Drafter):
         self._context = context
         fields = (
             "rule", "temperature", "top_k", "top_p", "min_p", "seeds", "batch_size", "max_length",
-            "max_draft", "self_check", "round_noise", "first_draft_index",
+            "max_draft", "self_check", "first_draft_index",
         )  # fmt: skip
         values = {name: _on_host(getattr(context, name)) for name in fields}
         size = num_parameters(context.model)

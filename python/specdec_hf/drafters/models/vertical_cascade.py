@@ -76,9 +76,13 @@ class VerticalCascade(Cascade):
         if context.rule == "match" or reads_draft(context.rule):
             rule = "match" if context.rule == "match" else "token"
         self._inner = level_context(
-            context, 0, model=self.model, cache=None, rule=rule, of_the_round=rule == "token",
+            context,
+            0,
+            model=self.model,
+            cache=None,
+            rule=rule,
             seeds=context.seeds.to(self._draft.device),
-        )  # fmt: skip
+        )
         self._seeds = context.seeds.cpu()
         self.drafters[0].start(self._inner)
 

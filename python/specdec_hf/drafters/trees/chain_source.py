@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specdec_hf.drafters.checks import OUTSIDE, ask, describe
+from specdec_hf.drafters.checks import OUTSIDE, ask, ask_several, describe
 from specdec_hf.drafters.context import Candidates, DraftContext, History
 from specdec_hf.drafters.drafter import Drafter
 from specdec_hf.drafters.tree_drafter import TreeDraft, TreeDrafter, TreeOutcome
@@ -52,7 +52,7 @@ class ChainSource:
     def propose(self, history: History, limits: NDArray[np.int64]) -> Chains | None:
         """Ask the drafter; chains may be longer than the limits [B] of their sequences."""
         if self.drafter.several:
-            chains = self.drafter.propose_several(history, int(limits.max()), self.count)
+            chains = ask_several(self.drafter, history, limits, self.context, self.count)
             return None if chains is None else Chains(chains)
         draft = ask(self.drafter, history, limits, self.context)
         if draft is None:
@@ -94,12 +94,13 @@ class TreeSource:
         self.count = drafter.size
 
     def start(self, context: DraftContext) -> None:
+        self.context = context
         self._draft: TreeDraft | None = None  # of the round that was not committed yet
         self.drafter.start(context)
 
     def propose(self, history: History, limits: NDArray[np.int64]) -> Chains | None:
         """Ask the drafter; raises ValueError for a tree with a distribution or on a device."""
-        self._draft = draft = self.drafter.propose(history, limits)
+        self._draft = draft = ask(self.drafter, history, limits, self.context)
         if draft is None:
             return None
         name = type(self.drafter).__name__

@@ -89,6 +89,7 @@ class TrieDrafter(TreeDrafter):
     def propose(self, history: History, limits: NDArray[np.int64]) -> TreeDraft | None:
         limits = np.minimum(limits, self.depth)
         answers = [source.propose(history, limits) for source in self._sources]
+        self._context.asked_for_noise = True  # `ask` has checked each drafter's noise
         given = [answer.tokens for answer in answers if answer is not None]
         if not given:
             return None
